@@ -1,0 +1,26 @@
+# Flags that every target of Moiety shares.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
+endif()
+# -O2 with line tables: fast enough to measure with, small enough to link often.
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
+set(CMAKE_CXX_FLAGS_RELEASE "-O2")
+
+# Results are bits (design.md): no contraction of a*b+c; an fma stands only where the source says so.
+add_compile_options(-Wall -Wextra -ffp-contract=off)
+if(MOIETY_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(MOIETY_SANITIZE)
+  add_compile_options(-fsanitize=${MOIETY_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${MOIETY_SANITIZE})
+  # The resolvers of multiversioned functions run before a sanitizer's run time is up.
+  add_compile_definitions(MOIETY_NO_SIMD_CLONES)
+endif()
+
+# Compilations are cached outside the clone, so a fresh clone of the same tree builds quickly.
+find_program(MOIETY_CCACHE ccache)
+if(MOIETY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${MOIETY_CCACHE})
+endif()

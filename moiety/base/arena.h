@@ -1,0 +1,64 @@
+// Memory for activations and workspace, with the discipline of a stack: what is allocated last is
+// released first. The first step finds out how much is needed (memory comes in chunks); `settle`
+// then makes one block of the peak, after which the same sequence of calls gives the same
+// addresses, so a step can be captured. A later step that needs more grows again and says so.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "moiety/base/buffer.h"
+
+namespace moiety {
+
+class Arena {
+ public:
+  explicit Arena(std::string name, int64_t chunk_bytes = int64_t{16} << 20)
+      : name_(std::move(name)), chunk_bytes_(chunk_bytes) {}
+
+  // `bytes` bytes aligned to 64, contents unspecified. Zero bytes give a unique legal pointer.
+  std::byte* allocate(int64_t bytes);
+  TensorView tensor(DType dtype, std::initializer_list<int64_t> sizes);
+
+  // Everything allocated after `mark` is given back by `release(mark)`.
+  struct Mark {
+    size_t chunk = 0;
+    int64_t used = 0;
+    int64_t in_use = 0;
+  };
+  Mark mark() const;
+  void release(const Mark& mark);
+
+  // Between steps, with nothing in use: folds the chunks into one block of the peak.
+  void settle();
+
+  int64_t in_use() const { return in_use_; }
+  int64_t peak() const { return peak_; }
+  int64_t reserved() const;
+
+ private:
+  std::string name_;
+  int64_t chunk_bytes_;
+  std::vector<Buffer> chunks_;
+  size_t chunk_ = 0;    // the chunk that is being filled
+  int64_t used_ = 0;    // bytes of it
+  int64_t in_use_ = 0;  // bytes over all chunks, gaps at chunk ends not counted
+  int64_t peak_ = 0;
+};
+
+// Releases what was allocated during its lifetime.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.release(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  Arena::Mark mark_;
+};
+
+}  // namespace moiety

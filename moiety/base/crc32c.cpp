@@ -1,0 +1,66 @@
+#include "moiety/base/crc32c.h"
+
+#include <array>
+#include <cstring>
+
+namespace moiety {
+namespace {
+
+// Slicing by 8: table[k][b] is the remainder of byte b followed by k zero bytes.
+constexpr std::array<std::array<uint32_t, 256>, 8> make_tables() {
+  std::array<std::array<uint32_t, 256>, 8> t{};
+  for (uint32_t b = 0; b < 256; ++b) {
+    uint32_t c = b;
+    for (int i = 0; i < 8; ++i) c = (c >> 1) ^ (c & 1 ? 0x82F63B78u : 0);
+    t[0][b] = c;
+  }
+  for (uint32_t b = 0; b < 256; ++b) {
+    for (int k = 1; k < 8; ++k) t[k][b] = (t[k - 1][b] >> 8) ^ t[0][t[k - 1][b] & 255];
+  }
+  return t;
+}
+constexpr auto kTables = make_tables();
+
+uint32_t update_portable(uint32_t crc, const unsigned char* p, size_t n) {
+  while (n >= 8) {
+    uint64_t w;
+    std::memcpy(&w, p, 8);
+    w ^= crc;
+    crc = 0;
+    for (int k = 0; k < 8; ++k) crc ^= kTables[7 - k][(w >> (8 * k)) & 255];
+    p += 8;
+    n -= 8;
+  }
+  while (n--) crc = (crc >> 8) ^ kTables[0][(crc ^ *p++) & 255];
+  return crc;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) uint32_t update_sse42(uint32_t crc, const unsigned char* p,
+                                                        size_t n) {
+  uint64_t c = crc;
+  while (n >= 8) {
+    uint64_t w;
+    std::memcpy(&w, p, 8);
+    c = __builtin_ia32_crc32di(c, w);
+    p += 8;
+    n -= 8;
+  }
+  uint32_t out = static_cast<uint32_t>(c);
+  while (n--) out = __builtin_ia32_crc32qi(out, *p++);
+  return out;
+}
+#endif
+
+}  // namespace
+
+uint32_t crc32c(const void* data, size_t bytes, uint32_t previous) {
+  const auto* p = static_cast<const unsigned char*>(data);
+  uint32_t crc = ~previous;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("sse4.2")) return ~update_sse42(crc, p, bytes);
+#endif
+  return ~update_portable(crc, p, bytes);
+}
+
+}  // namespace moiety

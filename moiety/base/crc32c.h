@@ -1,0 +1,15 @@
+// CRC-32C (Castagnoli: reflected polynomial 0x82F63B78, initial and final xor 0xFFFFFFFF).
+// crc32c("123456789") = 0xE3069283.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace moiety {
+
+// The checksum of `bytes` bytes, or its continuation: crc32c(b, n, crc32c(a, m)) is that of a + b.
+uint32_t crc32c(const void* data, size_t bytes, uint32_t previous = 0);
+inline uint32_t crc32c(std::string_view s) { return crc32c(s.data(), s.size()); }
+
+}  // namespace moiety

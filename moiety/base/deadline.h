@@ -1,0 +1,35 @@
+// Time limits and polite polling. Every wait of the library has a deadline.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace moiety {
+
+using Seconds = std::chrono::duration<double>;
+
+class Deadline {
+ public:
+  explicit Deadline(Seconds limit) : start_(Clock::now()), limit_(limit) {}
+  bool expired() const { return elapsed() >= limit_; }
+  Seconds elapsed() const { return Clock::now() - start_; }
+  Seconds limit() const { return limit_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_;
+  Seconds limit_;
+};
+
+// One pause of a polling loop: first 1000 processor pauses, then yields, then sleeps of 20 us, so
+// that ranks which share a core let each other run.
+class Backoff {
+ public:
+  void pause();
+  int64_t polls() const { return polls_; }
+
+ private:
+  int64_t polls_ = 0;
+};
+
+}  // namespace moiety

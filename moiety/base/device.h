@@ -1,0 +1,16 @@
+// Where memory lies and work runs.
+#pragma once
+
+#include <cstdint>
+
+namespace moiety {
+
+enum class DeviceType : uint8_t { kCpu, kCuda };
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+}  // namespace moiety

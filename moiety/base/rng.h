@@ -1,0 +1,52 @@
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+// 1, 2, 3", SC 2011). A number is a function of seed, domain and position alone, so it does not
+// depend on layout, order or device. The domains never share a stream (design.md).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace moiety {
+
+using PhiloxKey = std::array<uint32_t, 2>;
+using PhiloxBlock = std::array<uint32_t, 4>;
+
+enum class RngDomain : uint32_t {
+  kStochasticRounding = 0,
+  kInit = 1,
+  kMoments = 2,
+  kShuffle = 3,
+  kValidationSplit = 4,
+  kGeneration = 5,
+};
+
+constexpr PhiloxKey rng_key(uint64_t seed, RngDomain domain) {
+  return {static_cast<uint32_t>(seed),
+          static_cast<uint32_t>(seed >> 32) ^ (static_cast<uint32_t>(domain) * 0x9E3779B9u)};
+}
+
+constexpr PhiloxBlock philox(PhiloxKey key, PhiloxBlock counter) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t b = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
+               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
+    key[0] += 0x9E3779B9u;
+    key[1] += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// crc32c of the checkpoint name (of a gradient: name + ".dy").
+uint32_t tensor_id(std::string_view name);
+
+// Standard normal number of a 32-bit word: the inverse of the normal distribution at
+// (word + 1/2) / 2^32 (Wichura's AS 241, double precision), with a logarithm of our own, so that
+// all devices give the same bits. Never infinite.
+float normal_from_word(uint32_t word);
+
+// Element i of the logical tensor under domain kInit: standard normal.
+float init_normal(uint64_t seed, uint32_t tensor, uint64_t i);
+
+}  // namespace moiety

@@ -1,0 +1,13 @@
+// Marks a function of a fast CPU path to be compiled for several instruction sets, the best of which
+// is chosen when the program starts. Contraction is off everywhere, so all of them give the same
+// bits; what they call must be inlined into them (MOIETY_INLINE) to be vectorized with them.
+#pragma once
+
+#define MOIETY_INLINE inline __attribute__((always_inline))
+
+#if defined(__x86_64__) && !defined(MOIETY_NO_SIMD_CLONES)
+#define MOIETY_SIMD_CLONES \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define MOIETY_SIMD_CLONES
+#endif
