@@ -1,0 +1,82 @@
+// Collective operations among the ranks of a group. All ranks issue the same operations in the same
+// order with the same sizes.
+//
+// An operation returns a Ticket at once; its outputs are valid, and its inputs free, after
+// `ticket.wait()`. Waiting completes the operations issued earlier on the communicator first, so
+// tickets may be waited for in any order; a ticket that is dropped waits in its destructor.
+//
+// Sums are taken in rank order in fp32 (fp64 and integers in their own type) and rounded once to the
+// tensor's dtype, so results are the same bits on every rank and in every run. Tensors are
+// contiguous. Element types: float64, float32, bfloat16, float16, int32, int64; the operations that
+// only move bytes take any type.
+//
+// Errors: Error(InvalidArgument) for views that do not fit; Error(Comm) naming communicator,
+// operation, rank and peer when a peer is late (the deadline), issues something else, or aborted.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "moiety/base/deadline.h"
+#include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
+#include "moiety/comm/bootstrap.h"
+
+namespace moiety::comm {
+
+enum class ReduceOp { kSum, kMax, kMin };
+
+class Ticket {
+ public:
+  class Operation {
+   public:
+    virtual ~Operation() = default;
+    virtual void wait() = 0;
+  };
+
+  Ticket() = default;
+  explicit Ticket(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  Ticket(Ticket&&) = default;
+  Ticket& operator=(Ticket&& other);
+  ~Ticket();
+
+  // Blocks until the operation is complete. A ticket without operation is complete.
+  void wait();
+
+ private:
+  std::shared_ptr<Operation> operation_;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::string& name() const = 0;
+  // The group's own bootstrap (ranks and size are those of the group).
+  virtual Bootstrap& bootstrap() = 0;
+
+  // x := op over ranks of x.
+  virtual Ticket all_reduce(TensorView x, ReduceOp op, Stream stream) = 0;
+  // recv [size * n] := the ranks' send [n], by rank. send may be the own part of recv.
+  virtual Ticket all_gather(TensorView send, TensorView recv, Stream stream) = 0;
+  // recv [n] := op over ranks of part `rank` of send [size * n]. recv may be that part of send.
+  virtual Ticket reduce_scatter(TensorView send, TensorView recv, ReduceOp op, Stream stream) = 0;
+  // send_counts[r] leading-dimension rows go to rank r, recv_counts[r] come from it, both packed by
+  // rank. The counts of two ranks must agree about each other.
+  virtual Ticket all_to_all(TensorView send, std::span<const int64_t> send_counts, TensorView recv,
+                            std::span<const int64_t> recv_counts, Stream stream) = 0;
+  // x := x of rank root.
+  virtual Ticket broadcast(TensorView x, int root, Stream stream) = 0;
+  // Returns when all ranks have entered.
+  virtual void barrier() = 0;
+
+  // Sub-groups: ranks that pass the same color form one, ordered by (key, rank). Collective. A
+  // negative color takes part and gets null.
+  virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
+};
+
+}  // namespace moiety::comm

@@ -1,0 +1,61 @@
+// What optimizer, checkpoint and initialization know about a parameter: its matrix in memory, the
+// logical (checkpoint) tensors whose rows that matrix holds, and how its gradient is summed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moiety/base/tensor_view.h"
+
+namespace moiety::optim {
+
+// A tensor as a checkpoint names it: uncut, unpadded, in plain row order. Rank 1 to 3; `shape` of
+// experts is [E, N, K]. Its rows are those of the matrix [product of all but the last, last];
+// a vector [D] is one row of D elements.
+struct LogicalTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t row_elements() const { return shape.back(); }
+};
+
+// `rows` consecutive rows of the parameter's matrix hold as many consecutive rows of tensor `tensor`.
+// (A fused q-k-v weight has one run per head group and part; local experts have one run.)
+struct RowRun {
+  int64_t memory_row = 0;
+  int tensor = 0;
+  int64_t logical_row = 0;
+  int64_t rows = 0;
+};
+
+enum class InitKind { kNormal, kOnes, kZeros };
+enum class ParameterClass { kDense, kExpert, kRouter, kEmbedding };  // norms are reported per class
+
+struct ParamSpec {
+  std::string name;  // of the parameter in memory; the logical name unless several are fused
+  std::vector<LogicalTensor> tensors;
+  std::vector<RowRun> row_map;  // ascending memory rows, covers [0, rows)
+  int64_t rows = 0;             // of the matrix in memory, on this rank
+  int64_t row_elements = 0;
+  std::vector<int64_t> shape;   // of the weight view that the model reads, rows * row_elements in all
+  InitKind init = InitKind::kNormal;
+  float init_std = 0;
+  bool decay = true;            // weight decay applies
+  bool expert = false;          // cut by ep: gradients are summed over edp, else over all ranks
+  ParameterClass kind = ParameterClass::kDense;
+
+  int64_t numel() const { return rows * row_elements; }
+};
+
+// A parameter bound to memory: `weight` in the storage dtype, `grad` (main_grad, fp32).
+// Undefined `grad`: the parameter is not trained here (evaluation).
+struct Parameter {
+  ParamSpec spec;
+  TensorView weight;
+  TensorView grad;
+  // The next contribution overwrites `grad`; set at the start of a step, cleared by the first
+  // contribution. (So there is no pass that zeroes gradients.)
+  bool overwrite = true;
+};
+
+}  // namespace moiety::optim
