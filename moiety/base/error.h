@@ -37,8 +37,8 @@ template <class... Args>
 }  // namespace moiety
 
 // Throws Error(InvalidArgument) with the formatted text unless `cond` holds.
-#define MOIETY_CHECK(cond, ...)                                                \
-  do {                                                                         \
-    if (!(cond)) [[unlikely]]                                                  \
-      ::moiety::fail(::moiety::ErrorKind::kInvalidArgument, __VA_ARGS__);      \
+#define MOIETY_CHECK(cond, ...)                                           \
+  do {                                                                    \
+    if (!(cond)) [[unlikely]]                                             \
+      ::moiety::fail(::moiety::ErrorKind::kInvalidArgument, __VA_ARGS__); \
   } while (false)

@@ -20,8 +20,7 @@ class FormatArg {
 
   FormatArg(bool v) : value_(v) {}
   template <std::integral I>
-    requires(!std::same_as<I, bool>)
-  FormatArg(I v)
+  requires(!std::same_as<I, bool>) FormatArg(I v)
       : value_(std::in_place_type<std::conditional_t<std::is_signed_v<I>, int64_t, uint64_t>>, v) {}
   template <std::floating_point F>
   FormatArg(F v) : value_(static_cast<double>(v)) {}

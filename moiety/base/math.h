@@ -68,7 +68,8 @@ inline float log(float x) {
 inline double log(double x) { return std::log(x); }
 
 // Sums of a row in the order of spec ep 3.2: 32 lanes, lane l takes the groups of 8 elements i with
-// i mod 32 = l, ascending; the lanes are then folded 16, 8, 4, 2, 1. term(v, i) adds element i to v.
+// i mod 32 = l, ascending; the lanes are then folded 16, 8, 4, 2, 1. term(v, i) adds element i to
+// v.
 template <class T, class Term>
 MOIETY_INLINE T lane_sum(int64_t n, Term&& term) {
   std::array<T, 32> lanes{};

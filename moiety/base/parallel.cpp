@@ -2,9 +2,8 @@
 
 #include <exception>
 #include <mutex>
-#include <thread>
-
 #include <sched.h>
+#include <thread>
 #ifdef _OPENMP
 #include <omp.h>
 #endif

@@ -9,7 +9,8 @@
 
 namespace moiety {
 
-// Threads that loops of the calling thread use: at first all cores. Set per host thread; at least 1.
+// Threads that loops of the calling thread use: at first all cores. Set per host thread; at
+// least 1.
 int thread_budget();
 void set_thread_budget(int threads);
 // Cores that this process may run on.
@@ -19,8 +20,8 @@ namespace detail {
 void parallel_tasks(int64_t tasks, void (*body)(void*, int64_t), void* context);
 }
 
-// body(i) for i in [0, tasks), each once, spread dynamically. Exceptions of a body are rethrown (one
-// of them) after all bodies ended. Nested calls run serially.
+// body(i) for i in [0, tasks), each once, spread dynamically. Exceptions of a body are rethrown
+// (one of them) after all bodies ended. Nested calls run serially.
 template <class Body>
 void parallel_tasks(int64_t tasks, Body&& body) {
   using B = std::remove_reference_t<Body>;

@@ -19,8 +19,8 @@ struct LogicalTensor {
   int64_t row_elements() const { return shape.back(); }
 };
 
-// `rows` consecutive rows of the parameter's matrix hold as many consecutive rows of tensor `tensor`.
-// (A fused q-k-v weight has one run per head group and part; local experts have one run.)
+// `rows` consecutive rows of the parameter's matrix hold as many consecutive rows of tensor
+// `tensor`. (A fused q-k-v weight has one run per head group and part; local experts have one run.)
 struct RowRun {
   int64_t memory_row = 0;
   int tensor = 0;
@@ -37,11 +37,12 @@ struct ParamSpec {
   std::vector<RowRun> row_map;  // ascending memory rows, covers [0, rows)
   int64_t rows = 0;             // of the matrix in memory, on this rank
   int64_t row_elements = 0;
-  std::vector<int64_t> shape;   // of the weight view that the model reads, rows * row_elements in all
+  std::vector<int64_t>
+      shape;  // of the weight view that the model reads, rows * row_elements in all
   InitKind init = InitKind::kNormal;
   float init_std = 0;
-  bool decay = true;            // weight decay applies
-  bool expert = false;          // cut by ep: gradients are summed over edp, else over all ranks
+  bool decay = true;    // weight decay applies
+  bool expert = false;  // cut by ep: gradients are summed over edp, else over all ranks
   ParameterClass kind = ParameterClass::kDense;
 
   int64_t numel() const { return rows * row_elements; }

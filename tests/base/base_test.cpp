@@ -45,7 +45,9 @@ TEST(TensorView, SliceSelectReshape) {
   EXPECT_EQ(error_of([&] { column.reshape({6}); }),
             "reshape: float32[3, 2] with strides [4, 1] is not contiguous");
   EXPECT_EQ(error_of([&] { t.data<bf16>(); }), "tensor is float32, accessed as bfloat16");
-  EXPECT_EQ(error_of([&] { check_tensor("gemm", "b", t, DType::kFloat32, {-1, 8}); }),
+  EXPECT_EQ(error_of([&] {
+              check_tensor("gemm", "b", t, DType::kFloat32, {-1, 8});
+            }),
             "gemm: b is float32[3, 4], expected float32[*, 8]");
   EXPECT_EQ(TensorView().numel(), 0);
   EXPECT_EQ(TensorView(nullptr, DType::kFloat32, {0, 4}).slice(0, 0, 0).numel(), 0);
@@ -104,10 +106,9 @@ TEST(Parallel, EachTaskOnceAndErrorsArrive) {
       for (int64_t i = begin; i < end; ++i) ++seen[i];
     });
     for (const auto& s : seen) ASSERT_EQ(s, 1);
-    EXPECT_EQ(error_of([] {
-                parallel_tasks(8, [](int64_t i) { MOIETY_CHECK(i != 5, "task {}", i); });
-              }),
-              "task 5");
+    EXPECT_EQ(
+        error_of([] { parallel_tasks(8, [](int64_t i) { MOIETY_CHECK(i != 5, "task {}", i); }); }),
+        "task 5");
     parallel_for(0, 16, [](int64_t, int64_t) { FAIL(); });
   }
   set_thread_budget(core_count());

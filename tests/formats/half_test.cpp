@@ -52,9 +52,7 @@ TEST(Fp16, OverflowsToInfinity) {
   EXPECT_EQ(fp16(-1e30f).bits, 0xFC00);
 }
 
-TEST(Bf16, OverflowsToInfinity) {
-  EXPECT_EQ(bf16(std::numeric_limits<float>::max()).bits, 0x7F80);
-}
+TEST(Bf16, OverflowsToInfinity) { EXPECT_EQ(bf16(std::numeric_limits<float>::max()).bits, 0x7F80); }
 
 }  // namespace
 }  // namespace moiety

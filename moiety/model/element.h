@@ -1,0 +1,45 @@
+// Element types that the operations of the model are instantiated for: storage is float or bf16
+// (arithmetic in float); double is there for gradient checks.
+#pragma once
+
+#include "moiety/base/dtype.h"
+#include "moiety/base/error.h"
+#include "moiety/formats/bf16.h"
+
+namespace moiety::model {
+
+template <class T>
+struct ComputeOf {
+  using type = float;
+};
+template <>
+struct ComputeOf<double> {
+  using type = double;
+};
+// What arithmetic on stored T is done in.
+template <class T>
+using Compute = typename ComputeOf<T>::type;
+
+// The dtype of gradients of parameters (main_grad) and of row statistics for storage `d`.
+constexpr DType compute_dtype(DType d) {
+  return d == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+inline void check_element(const char* operation, DType d) {
+  MOIETY_CHECK(d == DType::kFloat32 || d == DType::kBFloat16 || d == DType::kFloat64,
+               "{}: {} elements, expected float32 or bfloat16", operation, name(d));
+}
+
+// f(T{}) for the T that `d` names. The dtype has been checked.
+template <class F>
+void with_element(DType d, F&& f) {
+  if (d == DType::kBFloat16) {
+    f(bf16{});
+  } else if (d == DType::kFloat64) {
+    f(double{});
+  } else {
+    f(float{});
+  }
+}
+
+}  // namespace moiety::model

@@ -1,0 +1,46 @@
+// RMSNorm (Zhang and Sennrich, 2019) over rows: r = 1/sqrt(mean_d x^2 + eps), y = x r g, and its
+// backward pass. The same operation normalizes tokens (rows of D) and heads (rows of C, one g).
+//
+// x, y, dy, dx: storage dtype, the same sizes, any number of dimensions; the last one is the row and
+// is contiguous, the others may be strided and are counted row-major. Arithmetic is fp32; row sums
+// take the order of base/math's lane_sum with fma; every stored element is rounded once.
+#pragma once
+
+#include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
+
+namespace moiety::model {
+
+struct NormArgs {
+  TensorView x;
+  TensorView weight_D;  // storage
+  TensorView y;         // may be x
+  float eps = 1e-6f;
+};
+void norm(const NormArgs& args, Stream stream);
+
+// With u = g dy: dx = addend + (r u - (r^3/D) x sum_d(u x)), grad (+)= sum_rows dy x r.
+// The sum over rows: blocks of 64 rows ascending from +0, then the block sums ascending.
+struct NormBackwardArgs {
+  TensorView x;
+  TensorView weight_D;
+  TensorView dy;
+  TensorView addend;  // optional, storage: the gradient that arrives past the norm
+  TensorView dx;      // may be dy or addend
+  TensorView grad_D;  // fp32
+  TensorView workspace;  // fp32 [norm_blocks(rows), D]
+  float eps = 1e-6f;
+  bool accumulate = false;  // add to grad, else overwrite it
+};
+void norm_backward(const NormBackwardArgs& args, Stream stream);
+
+inline constexpr int64_t kNormBlockRows = 64;
+constexpr int64_t norm_blocks(int64_t rows) { return (rows + kNormBlockRows - 1) / kNormBlockRows; }
+
+// The scalar reference (also double) and the fast path, which gives the same bits.
+void norm_ref(const NormArgs& args);
+void norm_backward_ref(const NormBackwardArgs& args);
+void norm_cpu(const NormArgs& args);
+void norm_backward_cpu(const NormBackwardArgs& args);
+
+}  // namespace moiety::model
