@@ -52,7 +52,29 @@ __attribute__((target("sse4.2"))) uint32_t update_sse42(uint32_t crc, const unsi
 }
 #endif
 
+constexpr uint32_t kOne = 0x80000000u;  // polynomials are reflected: x^0 is the highest bit
+
+// a * b modulo the polynomial.
+uint32_t multiply(uint32_t a, uint32_t b) {
+  uint32_t product = 0;
+  for (uint32_t bit = kOne; bit != 0; bit >>= 1) {
+    if (a & bit) product ^= b;
+    b = (b >> 1) ^ (b & 1 ? 0x82F63B78u : 0);
+  }
+  return product;
+}
+
 }  // namespace
+
+uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t b_bytes) {
+  // b_bytes zero bytes behind a multiply it by x^(8 * b_bytes).
+  uint32_t power = kOne >> 8, shift = kOne;
+  for (; b_bytes != 0; b_bytes >>= 1) {
+    if (b_bytes & 1) shift = multiply(power, shift);
+    power = multiply(power, power);
+  }
+  return multiply(shift, a) ^ b;
+}
 
 uint32_t crc32c(const void* data, size_t bytes, uint32_t previous) {
   const auto* p = static_cast<const unsigned char*>(data);

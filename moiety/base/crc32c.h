@@ -10,6 +10,8 @@ namespace moiety {
 
 // The checksum of `bytes` bytes, or its continuation: crc32c(b, n, crc32c(a, m)) is that of a + b.
 uint32_t crc32c(const void* data, size_t bytes, uint32_t previous = 0);
+// The checksum of a + b from those of a and of b, which has b_bytes bytes.
+uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t b_bytes);
 inline uint32_t crc32c(std::string_view s) { return crc32c(s.data(), s.size()); }
 
 }  // namespace moiety

@@ -5,8 +5,8 @@
 // `ticket.wait()`. Waiting completes the operations issued earlier on the communicator first, so
 // tickets may be waited for in any order; a ticket that is dropped waits in its destructor.
 //
-// Sums are taken in rank order in fp32 (fp64 and integers in their own type) and rounded once to the
-// tensor's dtype, so results are the same bits on every rank and in every run. Tensors are
+// Sums are taken in rank order in fp32 (fp64 and integers in their own type) and rounded once to
+// the tensor's dtype, so results are the same bits on every rank and in every run. Tensors are
 // contiguous. Element types: float64, float32, bfloat16, float16, int32, int64; the operations that
 // only move bytes take any type.
 //
@@ -28,7 +28,7 @@ namespace moiety::comm {
 
 enum class ReduceOp { kSum, kMax, kMin };
 
-class Ticket {
+class [[nodiscard]] Ticket {
  public:
   class Operation {
    public:

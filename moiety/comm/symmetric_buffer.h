@@ -25,8 +25,10 @@ class SymmetricBuffer {
   bool contains(const void* p, int64_t bytes) const;
   explicit operator bool() const { return impl_ != nullptr; }
 
-  // Collective: barrier, unmap peers, barrier, free. The destructor does the same unless the group
-  // has aborted; then it frees only what no living peer can still write.
+  // Collective: returns when all ranks are here, so that nobody uses the buffer any more, then lets
+  // go of it. Copies of this handle, and the destructor, let go without waiting: memory lives until
+  // its last user among the ranks has let go, so what a late peer stores always has a place to
+  // land.
   void close();
 
  private:

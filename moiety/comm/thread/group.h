@@ -1,0 +1,86 @@
+// What ranks that are threads of one process share: the abort of their world, the rounds of the
+// bootstrap's all-gather, the operations that are under way, and the sub-groups being made.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moiety/comm/bootstrap.h"
+
+namespace moiety::comm::thread {
+
+class SharedOperation;
+
+// One per world, shared by all groups split from it.
+struct World {
+  std::mutex mutex;  // guards abort_text and the rounds of all groups
+  std::condition_variable changed;
+  std::atomic<bool> aborted{false};
+  std::string abort_text;
+};
+
+struct Group {
+  Group(std::shared_ptr<World> world, std::string name, std::vector<int> world_ranks,
+        Seconds deadline);
+
+  const std::shared_ptr<World> world;
+  const std::string name;
+  const std::vector<int> world_ranks;  // of the group's ranks
+  const Seconds deadline;
+  int size() const { return static_cast<int>(world_ranks.size()); }
+
+  // Operation `number` of the group; the first rank to ask makes it, the last to ask takes it off
+  // the list.
+  std::shared_ptr<SharedOperation> operation(uint64_t number);
+  // The sub-group of color `color` in the group's split `number`, made and listed in the same way.
+  std::shared_ptr<Group> child(uint64_t number, int color, const std::string& name,
+                               const std::vector<int>& members);
+
+  // The bootstrap's rounds: a rank may be one round ahead of its peers, hence two sets of slots.
+  // Guarded by world->mutex.
+  std::vector<uint64_t> entered;  // rounds entered, by rank
+  std::array<std::vector<std::string>, 2> slots;
+  std::string failure;  // of a round that passed its deadline: nobody comes back from it
+
+ private:
+  template <class T>
+  struct Listed {
+    std::shared_ptr<T> item;
+    int asked = 0;
+  };
+  template <class T, class Key, class Make>
+  std::shared_ptr<T> take(std::map<Key, Listed<T>>& list, const Key& key, int users, Make&& make);
+
+  std::mutex mutex_;  // guards the lists
+  std::map<uint64_t, Listed<SharedOperation>> operations_;
+  std::map<std::pair<uint64_t, int>, Listed<Group>> children_;
+};
+
+class ThreadBootstrap final : public Bootstrap {
+ public:
+  ThreadBootstrap(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return group_->size(); }
+  std::vector<std::string> all_gather(std::string_view bytes) override;
+  void abort(std::string_view text) noexcept override;
+  std::optional<std::string> aborted() const override;
+  Seconds deadline() const override { return group_->deadline; }
+
+ private:
+  // Those that have not entered round `round`: "rank 2", "ranks 1, 2".
+  std::string missing(uint64_t round) const;
+
+  std::shared_ptr<Group> group_;
+  int rank_;
+};
+
+}  // namespace moiety::comm::thread

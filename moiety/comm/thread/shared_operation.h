@@ -1,0 +1,62 @@
+// One collective operation of a group while its ranks carry it out: what each rank asks for and how
+// far it has come. The ranks divide the work and read each other's tensors directly.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "moiety/comm/collective.h"
+
+namespace moiety::comm::thread {
+
+// A rank passes the stages in order. It goes on when all ranks have reached its stage, and is done
+// when all have reached its last one.
+enum class Stage : int { kNone, kPosted, kWorked, kShared };
+
+enum class Progress { kNone, kMoved, kDone };
+
+class SharedOperation {
+ public:
+  // `label` opens the texts of errors: `communicator "world", operation 3`.
+  SharedOperation(int ranks, std::string label)
+      : label_(std::move(label)), calls_(ranks), stages_(ranks) {}
+
+  const std::string& label() const { return label_; }
+
+  // Rank `rank` takes part; from now on peers may read its tensors.
+  void post(int rank, CollectiveCall call);
+  // Takes the rank as far as it can go without waiting. Throws Error(Comm) if the calls do not fit
+  // each other or a peer gave up.
+  Progress advance(int rank);
+  // The rank gives up for this reason: returns when no peer touches its tensors, and none will.
+  void give_up(const std::string& reason);
+
+  // The first rank that `rank` waits for; -1 if none.
+  int waits_for(int rank) const;
+
+ private:
+  struct alignas(64) RankStage {
+    std::atomic<Stage> value{Stage::kNone};
+  };
+  Stage stage(int rank) const { return stages_[rank].value.load(std::memory_order_acquire); }
+  void work(int rank);   // stage kWorked: reductions into the own part, all copies
+  void share(int rank);  // stage kShared: the other ranks' parts of an all_reduce
+  void begin_touching();
+  void end_touching();
+  [[noreturn]] void throw_failure();
+
+  const std::string label_;
+  std::vector<CollectiveCall> calls_;  // by rank, constant once posted
+  std::vector<RankStage> stages_;
+
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  int busy_ = 0;  // ranks that touch peers' tensors
+  std::atomic<bool> failed_{false};
+  std::string failure_;
+};
+
+}  // namespace moiety::comm::thread

@@ -1,0 +1,138 @@
+// Symmetric memory between threads, the barrier in it, and waits on its words.
+#include "moiety/comm/symmetric_buffer.h"
+
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "moiety/base/rng.h"
+#include "moiety/comm/agree.h"
+#include "moiety/comm/barrier.h"
+#include "moiety/comm/thread/thread_group.h"
+
+namespace moiety::comm {
+namespace {
+
+constexpr Seconds kPatience{60};
+
+std::string error_of(auto&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(SymmetricBuffer, PeersReachEachOthersMemory) {
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    run_thread_ranks(ranks, {kPatience}, [&](Communicator& comm) {
+      SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 10000);
+      EXPECT_EQ(buffer.bytes(), 10000);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.local()) % 4096, 0u);
+      EXPECT_EQ(buffer.local(), buffer.peer(comm.rank()));
+      for (int64_t i = 0; i < 10000; ++i) ASSERT_EQ(buffer.local()[i], std::byte{0});
+      comm.barrier();
+      for (int r = 0; r < ranks; ++r) buffer.peer(r)[10 * comm.rank()] = std::byte(r + 1);
+      comm.barrier();
+      for (int r = 0; r < ranks; ++r) EXPECT_EQ(buffer.local()[10 * r], std::byte(comm.rank() + 1));
+      EXPECT_TRUE(buffer.contains(buffer.local() + 9999, 1));
+      EXPECT_FALSE(buffer.contains(buffer.local() + 9999, 2));
+      EXPECT_FALSE(buffer.contains(buffer.local() - 1, 1));
+      EXPECT_FALSE(buffer.contains(&ranks, 4));
+      buffer.close();
+      EXPECT_FALSE(buffer);
+    });
+  }
+}
+
+TEST(SymmetricBuffer, LivesUntilItsLastUser) {
+  run_thread_ranks(2, {kPatience}, [](Communicator& comm) {
+    SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 4096);
+    comm.barrier();
+    if (comm.rank() == 0) return;  // lets go of it, unlike rank 1
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    buffer.peer(0)[0] = std::byte{1};
+  });
+}
+
+TEST(SymmetricBuffer, AFailureIsTheSameErrorEverywhere) {
+  run_thread_ranks(3, {kPatience}, [](Communicator& comm) {
+    EXPECT_EQ(error_of([&] { SymmetricBuffer::create(comm, "huge", int64_t{1} << 60); }),
+              "symmetric buffer \"huge\": rank 0 could not allocate 1048576.0 TiB: out of memory");
+    EXPECT_EQ(
+        error_of([&] { SymmetricBuffer::create(comm, "uneven", comm.rank() == 2 ? 8192 : 4096); }),
+        "symmetric buffer \"uneven\": rank 0 asks for 4096 bytes, rank 2 for 8192");
+    EXPECT_EQ(error_of([&] { agree(comm.bootstrap(), comm.rank() == 1 ? "rank 1: no disk" : ""); }),
+              "rank 1: no disk");
+    SymmetricBuffer::create(comm, "good", 0).close();  // the group is as good as before
+  });
+}
+
+TEST(Barrier, SeparatesEpochs) {
+  constexpr int kEpochs = 300;
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    run_thread_ranks(ranks, {kPatience}, [&](Communicator& comm) {
+      const int64_t words = Barrier::bytes(ranks);
+      SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 3 * words);
+      Barrier before(comm, buffer, 0, "before"), after(comm, buffer, words, "after");
+      const auto slot = [&](int owner, int writer) -> int64_t& {
+        return reinterpret_cast<int64_t*>(buffer.peer(owner) + 2 * words)[writer];
+      };
+      for (int e = 1; e <= kEpochs; ++e) {
+        for (int r = 0; r < ranks; ++r) slot(r, comm.rank()) = e;
+        before.arrive_and_wait();
+        for (int r = 0; r < ranks; ++r) ASSERT_EQ(slot(comm.rank(), r), e);
+        after.arrive_and_wait();
+      }
+      EXPECT_EQ(before.epoch(), uint64_t{kEpochs});
+      buffer.close();
+    });
+  }
+}
+
+TEST(Barrier, NamesThePeerThatDoesNotArrive) {
+  run_thread_ranks(3, {Seconds(0.3)}, [](Communicator& comm) {
+    SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 64);
+    Barrier barrier(comm, buffer, 8, "moe");
+    barrier.arrive_and_wait();
+    if (comm.rank() == 2) return;
+    EXPECT_EQ(
+        error_of([&] { barrier.arrive_and_wait(); }),
+        text("barrier \"moe\", epoch 2: rank {} waited 0.3 s for rank 2 (word at 1)", comm.rank()));
+  });
+  run_thread_ranks(1, {}, [](Communicator& comm) {
+    SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 8);
+    EXPECT_EQ(error_of([&] { Barrier(comm, buffer, 8, "moe"); }),
+              "barrier \"moe\": offset 8 with 1 ranks in a buffer of 8 bytes");
+  });
+}
+
+TEST(Barrier, StopsWhenAPeerFails) {
+  std::string seen;
+  EXPECT_EQ(error_of([&] {
+              run_thread_ranks(2, {kPatience}, [&](Communicator& comm) {
+                SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 64);
+                Barrier barrier(comm, buffer, 0, "moe");
+                if (comm.rank() == 1) fail(ErrorKind::kIo, "disk full");
+                seen = error_of([&] { barrier.arrive_and_wait(); });
+              });
+            }),
+            "disk full");
+  EXPECT_EQ(
+      seen,
+      "barrier \"moe\", epoch 1: rank 0 stopped waiting for rank 1: rank 1 failed: disk full");
+}
+
+TEST(Wait, EndsForEveryReason) {
+  uint64_t word = 4, poison = 0;
+  WaitLimits limits{.deadline = Seconds(0.02), .poison = &poison};
+  EXPECT_EQ(wait_at_least(word, 4, limits), WaitResult::kReady);
+  EXPECT_EQ(wait_at_least(word, 5, limits), WaitResult::kExpired);
+  poison = 1;
+  EXPECT_EQ(wait_at_least(word, 5, limits), WaitResult::kPoisoned);
+  EXPECT_EQ(wait_at_least(word, 4, limits), WaitResult::kReady);
+}
+
+}  // namespace
+}  // namespace moiety::comm
