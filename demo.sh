@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# README's first command: sets up, builds, prepares English text, trains a small mixture-of-experts
+# model on two CPU ranks into runs/demo, and shows what it has learned. Run again, it continues or,
+# when the run is complete, goes straight to the results.
+#   bash demo.sh [--section.key=value ...]   further options go to `moiety train`
+set -euo pipefail
+cd "$(dirname "$0")"
+say() { printf '\n== %s\n' "$*" >&2; }
+
+say "setting up"
+bash setup.sh --corpus
+
+say "building"
+cmake --preset cpu >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
+rm -f build-configure.log
+cmake --build build/cpu --target moiety_cli
+moiety=build/cpu/bin/moiety
+
+data=runs/demo-data
+if [ ! -f $data/demo.valid.tok ]; then
+  say "collecting and preparing text"
+  bash tools/demo_corpus.sh $data/text
+  $moiety prepare $data/text --tokenizer bytes --valid-fraction 0.02 --out $data/demo
+fi
+
+say "training (two to three minutes on two cores)"
+$moiety train --config configs/demo.toml --run runs/demo \
+  --data.train="['$data/demo.train.tok']" --data.valid="['$data/demo.valid.tok']" "$@"
+
+say "validation"
+$moiety eval runs/demo --data $data/demo.valid.tok
+
+say "a sample"
+$moiety generate runs/demo --prompt "The " --tokens 400 --temperature 0.7 --seed 1
+echo
+
+cat >&2 <<END
+
+What to try next
+  $moiety generate runs/demo --prompt "A hacker is" --tokens 300 --temperature 0.8
+  $moiety train --config configs/demo.toml --run runs/longer --train.steps=3000 \\
+      --data.train="['$data/demo.train.tok']" --data.valid="['$data/demo.valid.tok']"
+  $moiety train --help        every option, its default and its range
+  less runs/demo/metrics.jsonl
+END
