@@ -1,0 +1,88 @@
+// Activations of a range of rows by the calling thread, and their formulas. Internal to
+// moiety/gemm. Contract: swiglu.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "moiety/base/math.h"
+#include "moiety/gemm/swiglu.h"
+
+namespace moiety::gemm {
+
+struct ActivationBlock {
+  Activation activation;
+  int64_t interleave = 0;
+  int64_t ffn = 0;
+  DType dtype = DType::kFloat32;
+  int64_t begin = 0, rows = 0;  // rows of all the buffers below; strides in elements
+  const void* h = nullptr;
+  int64_t h_stride = 0;
+  const void* prob = nullptr;  // float, double with fp64; null: 1
+  void* a = nullptr;           // backward: optional
+  int64_t a_stride = 0;
+  const void* da = nullptr;  // from here on: backward alone
+  int64_t da_stride = 0;
+  void* dh = nullptr;
+  int64_t dh_stride = 0;
+  void* dprob = nullptr;  // optional, like prob
+};
+
+// Throws unless s is 0 or a multiple of 8 that divides F.
+void check_interleave(const char* operation, int64_t interleave, int64_t ffn);
+
+void activation_forward_reference(const ActivationBlock& block);
+void activation_backward_reference(const ActivationBlock& block);
+void activation_forward_cpu(const ActivationBlock& block);  // fp32 and bf16
+void activation_backward_cpu(const ActivationBlock& block);
+
+// The column of H that holds element f of half h.
+MOIETY_INLINE int64_t hidden_column(int64_t h, int64_t f, int64_t ffn, int64_t interleave) {
+  if (interleave == 0) return h * ffn + f;
+  return f / interleave * 2 * interleave + h * interleave + f % interleave;
+}
+
+template <class Math>
+struct ActivationGradient {
+  Math a, b;
+};
+
+template <class Math>
+MOIETY_INLINE Math glu_linear(const Activation& p, Math b) {
+  const Math limit = p.limit;
+  const Math b1 = b > limit ? limit : b < -limit ? -limit : b;
+  return p.offset == 0 ? b1 : b1 + static_cast<Math>(p.offset);
+}
+
+template <class Math>
+MOIETY_INLINE Math glu(const Activation& p, Math a, Math b) {
+  const Math a1 = a > static_cast<Math>(p.limit) ? static_cast<Math>(p.limit) : a;
+  const Math g = a1 * sigmoid(static_cast<Math>(p.alpha) * a1);
+  return g * glu_linear(p, b);
+}
+
+// t: the gradient of y.
+template <class Math>
+MOIETY_INLINE ActivationGradient<Math> glu_gradient(const Activation& p, Math a, Math b, Math t) {
+  const Math limit = p.limit, alpha = p.alpha;
+  const Math a1 = a > limit ? limit : a;
+  const Math s = sigmoid(alpha * a1);
+  const Math g = a1 * s;
+  const Math d = std::fma(alpha * g, 1 - s, s);
+  const Math da = t * (d * glu_linear(p, b)), db = t * g;
+  return {a > limit ? 0 : da, std::fabs(b) > limit ? 0 : db};
+}
+
+template <class Math>
+MOIETY_INLINE Math squared_relu(Math a) {
+  const Math r = a < 0 ? 0 : a;
+  return r * r;
+}
+
+template <class Math>
+MOIETY_INLINE Math squared_relu_gradient(Math a, Math t) {
+  const Math r = a < 0 ? 0 : a;
+  return t * (r + r);
+}
+
+}  // namespace moiety::gemm

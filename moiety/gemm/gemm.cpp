@@ -1,0 +1,150 @@
+#include "moiety/gemm/gemm.h"
+
+#include <algorithm>
+
+#include "moiety/base/parallel.h"
+#include "moiety/gemm/gemm_block.h"
+
+namespace moiety::gemm {
+namespace {
+
+struct Shape {
+  int64_t m, n, k;
+};
+
+Shape check(const GemmArgs& args) {
+  const TensorView &a = args.a, &b = args.b, &out = args.out;
+  MOIETY_CHECK(a.dims() == 2 && b.dims() == 2 && out.dims() == 2,
+               "gemm: a is {}, b is {}, out is {}", a.describe(), b.describe(), out.describe());
+  const bool a_transposed = args.op == GemmOp::kNT, b_transposed = args.op == GemmOp::kTN;
+  const Shape s = {a.size(a_transposed ? 1 : 0), b.size(b_transposed ? 0 : 1),
+                   a.size(a_transposed ? 0 : 1)};
+  MOIETY_CHECK(b.size(b_transposed ? 1 : 0) == s.k, "gemm: a is {}, b is {}: reduction {} and {}",
+               a.describe(), b.describe(), s.k, b.size(b_transposed ? 1 : 0));
+  MOIETY_CHECK(out.size(0) == s.m && out.size(1) == s.n, "gemm: out is {}, expected [{}, {}]",
+               out.describe(), s.m, s.n);
+
+  const DType dtype = a.dtype();
+  const bool fp64 = dtype == DType::kFloat64;
+  MOIETY_CHECK(fp64 || dtype == DType::kFloat32 || dtype == DType::kBFloat16,
+               "gemm: a is {}, expected float32 or bfloat16", a.describe());
+  MOIETY_CHECK(b.dtype() == dtype, "gemm: a is {}, b is {}: dtypes differ", a.describe(),
+               b.describe());
+  const auto check_side = [&](const char* what, const TensorView& x) {
+    const bool ok =
+        fp64 ? x.dtype() == dtype : x.dtype() == DType::kFloat32 || x.dtype() == DType::kBFloat16;
+    MOIETY_CHECK(ok, "gemm: {} is {} with operands {}", what, x.describe(), name(dtype));
+  };
+  check_side("out", out);
+  if (args.beta != 0 && args.c.defined()) {
+    check_side("c", args.c);
+    MOIETY_CHECK(args.c.dims() == 2 && args.c.size(0) == s.m && args.c.size(1) == s.n,
+                 "gemm: c is {}, expected [{}, {}]", args.c.describe(), s.m, s.n);
+  }
+  for (const TensorView* x : {&a, &b, &out, &args.c}) {
+    MOIETY_CHECK(x->dims() < 2 || x->stride(1) == 1 || x->size(1) <= 1,
+                 "gemm: {} has columns that are not contiguous", x->describe());
+  }
+  return s;
+}
+
+// Tasks of at least this much work (multiply-adds) and this many rows and columns.
+constexpr int64_t kTaskWork = 1 << 18;
+constexpr int64_t kTaskRows = 96;
+constexpr int64_t kTaskColumns = 64;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void spread(const BlockGemm& whole) {
+  const int64_t work = whole.m * whole.n * std::max<int64_t>(whole.k, 1);
+  const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 1, thread_budget());
+  // Rows first: every row block packs its columns of b again, which rows amortize.
+  const int64_t row_tasks = std::clamp<int64_t>(whole.m / kTaskRows, 1, wanted);
+  const int64_t column_tasks =
+      std::clamp<int64_t>(whole.n / kTaskColumns, 1, divide_up(wanted, row_tasks));
+  const int64_t rows = divide_up(whole.m, row_tasks), columns = divide_up(whole.n, column_tasks);
+  parallel_tasks(row_tasks * column_tasks, [&](int64_t task) {
+    BlockGemm part = whole;
+    part.row = task / column_tasks * rows;
+    part.column = task % column_tasks * columns;
+    part.m = std::clamp<int64_t>(whole.m - part.row, 0, rows);
+    part.n = std::clamp<int64_t>(whole.n - part.column, 0, columns);
+    block_gemm(part);
+  });
+}
+
+}  // namespace
+
+const char* name(GemmEngine engine) {
+  switch (engine) {
+    case GemmEngine::kAuto:
+      return "auto";
+    case GemmEngine::kReference:
+      return "reference";
+    case GemmEngine::kVector:
+      return avx512_available() ? "avx512" : "avx2";
+    case GemmEngine::kOneDnn:
+      return "onednn";
+  }
+  return "?";
+}
+
+bool engine_available(GemmEngine engine, DType dtype) {
+  switch (engine) {
+    case GemmEngine::kVector:
+      return dtype != DType::kFloat64 && (avx512_available() || avx2_available());
+    case GemmEngine::kOneDnn:
+      return onednn_support(dtype).works;
+    default:
+      return true;
+  }
+}
+
+GemmEngine automatic_engine(DType dtype) {
+  if (onednn_support(dtype).native) return GemmEngine::kOneDnn;
+  for (GemmEngine engine : {GemmEngine::kVector, GemmEngine::kOneDnn}) {
+    if (engine_available(engine, dtype)) return engine;
+  }
+  return GemmEngine::kReference;
+}
+
+void block_gemm(const BlockGemm& block, GemmEngine engine) {
+  if (block.m == 0 || block.n == 0) return;
+  if (engine == GemmEngine::kAuto) engine = automatic_engine(block.dtype);
+  if (!engine_available(engine, block.dtype)) {
+    fail(ErrorKind::kUnsupported, "gemm: engine {} does not multiply {} on this machine",
+         name(engine), name(block.dtype));
+  }
+  switch (engine) {
+    case GemmEngine::kVector:
+      return avx512_available() ? block_gemm_avx512(block) : block_gemm_avx2(block);
+    case GemmEngine::kOneDnn:
+      return block_gemm_onednn(block);
+    default:
+      return block_gemm_reference(block);
+  }
+}
+
+void gemm(const GemmArgs& args, Stream stream) {
+  const Shape s = check(args);
+  BlockGemm g;
+  g.op = args.op;
+  g.dtype = args.a.dtype();
+  g.m = s.m;
+  g.n = s.n;
+  g.k = s.k;
+  g.a = {args.a.raw(), args.a.stride(0)};
+  g.b = {args.b.raw(), args.b.stride(0)};
+  const TensorView& old = args.c.defined() ? args.c : args.out;
+  g.epilogue.alpha = args.alpha;
+  g.epilogue.beta = args.beta;
+  g.epilogue.out = args.out.raw();
+  g.epilogue.out_dtype = args.out.dtype();
+  g.epilogue.out_stride = args.out.stride(0);
+  g.epilogue.old = old.raw();
+  g.epilogue.old_dtype = old.dtype();
+  g.epilogue.old_stride = old.stride(0);
+  stream.run([g] { spread(g); });
+}
+
+}  // namespace moiety::gemm

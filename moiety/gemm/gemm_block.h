@@ -1,0 +1,164 @@
+// One matrix product computed by the calling thread: what gemm, grouped_gemm and the grouped MLP
+// are made of. Internal to moiety/gemm. Notation, epilogue and bits: gemm.h, grouped_gemm.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "moiety/base/dtype.h"
+#include "moiety/base/simd.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/gemm/gemm.h"
+
+namespace moiety::gemm {
+
+// A row-major operand. With `source` (a, and b of kNT), row r is row source[r] of data, zeros
+// unless 0 <= source[r] < sources.
+struct BlockOperand {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements from row to row
+  const int32_t* source = nullptr;
+  int64_t sources = 0;
+  int64_t first = 0;  // added to every row index
+
+  template <class T>
+  const T* row(int64_t r) const {  // null: a row of zeros
+    r += first;
+    if (source) {
+      r = source[r];
+      if (r < 0 || r >= sources) return nullptr;
+    }
+    return static_cast<const T*>(data) + r * stride;
+  }
+};
+
+// What happens to an accumulator on its way out.
+struct BlockEpilogue {
+  float alpha = 1;
+  float beta = 0;
+  void* out = nullptr;
+  DType out_dtype = DType::kFloat32;
+  int64_t out_stride = 0;
+  const void* old = nullptr;  // read if beta != 0
+  DType old_dtype = DType::kFloat32;
+  int64_t old_stride = 0;
+  const void* bias = nullptr;  // one per column, of the operands' dtype
+  DType bias_dtype = DType::kFloat32;
+  const void* bias_scale = nullptr;  // one per row, float; double with double operands
+};
+
+// Rows [row, row + m) and columns [column, column + n) of a product.
+struct BlockGemm {
+  GemmOp op = GemmOp::kTN;
+  DType dtype = DType::kFloat32;  // of a and b
+  int64_t row = 0, m = 0;
+  int64_t column = 0, n = 0;
+  int64_t k = 0;
+  BlockOperand a, b;
+  BlockEpilogue epilogue;
+};
+
+// kVector: code of this folder for AVX2 or AVX-512, the bits of the reference. kOneDnn: for bf16
+// where the CPU multiplies bf16 itself.
+enum class GemmEngine { kAuto, kReference, kVector, kOneDnn };
+const char* name(GemmEngine engine);
+
+// What kAuto means for operands of this dtype on this machine.
+GemmEngine automatic_engine(DType dtype);
+bool engine_available(GemmEngine engine, DType dtype);
+
+// Throws Unsupported unless the engine is available. Zero sizes are legal.
+void block_gemm(const BlockGemm& block, GemmEngine engine = GemmEngine::kAuto);
+
+// The engines.
+void block_gemm_reference(const BlockGemm& block);
+bool avx2_available();
+void block_gemm_avx2(const BlockGemm& block);
+bool avx512_available();
+void block_gemm_avx512(const BlockGemm& block);
+struct OneDnnSupport {
+  bool works = false;   // built in, and multiplies this dtype on this machine
+  bool native = false;  // in instructions of its own
+};
+OneDnnSupport onednn_support(DType dtype);
+void block_gemm_onednn(const BlockGemm& block);
+
+// ---- The epilogue of a tile: rows [i, i + rows), columns [j, j + n). `v` holds the accumulators,
+// `stride` apart from row to row, and is overwritten.
+template <class Math>
+struct AccTile {
+  Math* v;
+  int64_t stride;
+  int64_t i, rows, j, n;
+};
+
+namespace detail {
+
+template <class Math, class Old>
+MOIETY_INLINE void add_old(const AccTile<Math>& t, Math beta, const void* old, int64_t old_stride) {
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const Old* p = static_cast<const Old*>(old) + (t.i + r) * old_stride + t.j;
+    Math* v = t.v + r * t.stride;
+    for (int64_t x = 0; x < t.n; ++x) v[x] = std::fma(beta, static_cast<Math>(p[x]), v[x]);
+  }
+}
+
+template <class Math, class Bias>
+MOIETY_INLINE void add_bias(const AccTile<Math>& t, const void* bias, const Math* scale) {
+  const Bias* p = static_cast<const Bias*>(bias) + t.j;
+  for (int64_t r = 0; r < t.rows; ++r) {
+    Math* v = t.v + r * t.stride;
+    if (scale) {
+      const Math s = scale[t.i + r];
+      for (int64_t x = 0; x < t.n; ++x) v[x] = std::fma(static_cast<Math>(p[x]), s, v[x]);
+    } else {
+      for (int64_t x = 0; x < t.n; ++x) v[x] = v[x] + static_cast<Math>(p[x]);
+    }
+  }
+}
+
+template <class Math, class Out>
+MOIETY_INLINE void store(const AccTile<Math>& t, void* out, int64_t out_stride) {
+  for (int64_t r = 0; r < t.rows; ++r) {
+    Out* p = static_cast<Out*>(out) + (t.i + r) * out_stride + t.j;
+    const Math* v = t.v + r * t.stride;
+    for (int64_t x = 0; x < t.n; ++x) p[x] = static_cast<Out>(v[x]);
+  }
+}
+
+}  // namespace detail
+
+// Storage: what operands, old, bias and out may be: float and bf16, or double alone.
+template <class Math>
+MOIETY_INLINE void finish_tile(const BlockEpilogue& e, const AccTile<Math>& t) {
+  using namespace detail;
+  using Half = std::conditional_t<std::is_same_v<Math, float>, bf16, Math>;
+  if (e.alpha != 1) {
+    for (int64_t r = 0; r < t.rows; ++r) {
+      for (int64_t x = 0; x < t.n; ++x) t.v[r * t.stride + x] *= e.alpha;
+    }
+  }
+  if (e.beta != 0) {
+    if (e.old_dtype == dtype_of<Math>) {
+      add_old<Math, Math>(t, e.beta, e.old, e.old_stride);
+    } else {
+      add_old<Math, Half>(t, e.beta, e.old, e.old_stride);
+    }
+  }
+  if (e.bias) {
+    const Math* scale = static_cast<const Math*>(e.bias_scale);
+    if (e.bias_dtype == dtype_of<Math>) {
+      add_bias<Math, Math>(t, e.bias, scale);
+    } else {
+      add_bias<Math, Half>(t, e.bias, scale);
+    }
+  }
+  if (e.out_dtype == dtype_of<Math>) {
+    store<Math, Math>(t, e.out, e.out_stride);
+  } else {
+    store<Math, Half>(t, e.out, e.out_stride);
+  }
+}
+
+}  // namespace moiety::gemm

@@ -1,0 +1,209 @@
+#include "moiety/gemm/grouped_gemm.h"
+
+#include <vector>
+
+#include "moiety/gemm/grouped_block.h"
+
+namespace moiety::gemm {
+namespace {
+
+bool is_storage(DType t) { return t == DType::kFloat32 || t == DType::kBFloat16; }
+
+// Whether an output or bias gradient of dtype `t` goes with operands of dtype `operands`.
+bool goes_with(DType t, DType operands) {
+  return operands == DType::kFloat64 ? t == operands : is_storage(t);
+}
+
+DType check_dtype(const char* operation, const TensorView& x) {
+  MOIETY_CHECK(x.dims() == 2 && (x.dtype() == DType::kFloat64 || is_storage(x.dtype())),
+               "{}: rows are {}, expected float32[*, *] or bfloat16[*, *]", operation,
+               x.describe());
+  return x.dtype();
+}
+
+void check_bias(const GroupedGemmArgs& args, DType dtype, int64_t columns) {
+  if (!args.bias_EN.defined()) {
+    MOIETY_CHECK(!args.bias_scale_R.defined(), "grouped_gemm: bias_scale_R without bias_EN");
+    return;
+  }
+  MOIETY_CHECK(args.op == GroupedOp::kForward,
+               "grouped_gemm: a bias with an op other than kForward");
+  check_tensor("grouped_gemm", "bias_EN", args.bias_EN, dtype, {args.groups.experts, columns});
+  MOIETY_CHECK(args.bias_EN.contiguous(), "grouped_gemm: bias_EN is {}", args.bias_EN.describe());
+  if (args.bias_scale_R.defined()) {
+    check_tensor("grouped_gemm", "bias_scale_R", args.bias_scale_R,
+                 dtype == DType::kFloat64 ? dtype : DType::kFloat32, {args.groups.capacity});
+  }
+}
+
+DType check(const GroupedGemmArgs& args) {
+  const char* op = "grouped_gemm";
+  const DType dtype = check_dtype(op, args.a.data);
+  const Groups& groups = args.groups;
+  check_groups(op, groups);
+  check_scalar(op, "alpha", args.alpha, groups.experts);
+  check_scalar(op, "beta", args.beta, groups.experts);
+  check_rows(op, "a", args.a, dtype, groups.capacity, -1);
+  const int64_t inner = args.a.data.size(1);
+  if (args.op == GroupedOp::kWgrad) {
+    check_rows(op, "b", args.b, dtype, groups.capacity, -1);
+    MOIETY_CHECK(!args.out.defined(), "grouped_gemm: kWgrad writes w, out is {}",
+                 args.out.describe());
+    MOIETY_CHECK(goes_with(args.w.dtype(), dtype) || groups.experts == 0,
+                 "grouped_gemm: the gradient is {} with {} rows", name(args.w.dtype()),
+                 name(dtype));
+    args.w.check(op, "w", args.w.dtype(), groups.experts, inner, args.b.data.size(1));
+  } else {
+    MOIETY_CHECK(!args.b.data.defined(), "grouped_gemm: b is for kWgrad");
+    MOIETY_CHECK(goes_with(args.out.dtype(), dtype), "grouped_gemm: out is {} with {} rows",
+                 args.out.describe(), name(dtype));
+    check_rows(op, "out", {args.out, {}}, args.out.dtype(), groups.capacity, -1);
+    const bool forward = args.op == GroupedOp::kForward;
+    const int64_t outer = args.out.size(1);
+    args.w.check(op, "w", dtype, groups.experts, forward ? outer : inner, forward ? inner : outer);
+  }
+  check_bias(args, dtype, args.op == GroupedOp::kForward ? args.out.size(1) : 0);
+  return dtype;
+}
+
+}  // namespace
+
+void check_rows(const char* operation, const char* argument, const GroupedTensor& x, DType dtype,
+                int64_t capacity, int64_t columns) {
+  if (x.source_R.defined()) {
+    check_tensor(operation, "source_R", x.source_R, DType::kInt32, {capacity});
+    MOIETY_CHECK(x.source_R.contiguous(), "{}: source_R is {}", operation, x.source_R.describe());
+  }
+  check_tensor(operation, argument, x.data, dtype, {x.source_R.defined() ? -1 : capacity, columns});
+  MOIETY_CHECK(x.data.stride(1) == 1 || x.data.size(1) <= 1,
+               "{}: {} {} has columns that are not contiguous", operation, argument,
+               x.data.describe());
+}
+
+void check_scalar(const char* operation, const char* argument, const GroupScalar& scalar,
+                  int64_t experts) {
+  const TensorView& x = scalar.per_group;
+  if (!x.defined()) return;
+  check_tensor(operation, argument, x, DType::kFloat32, {-1});
+  MOIETY_CHECK((x.size(0) == 1 || x.size(0) == experts) && x.contiguous(),
+               "{}: {} is {}, expected [1] or [{}]", operation, argument, x.describe(), experts);
+}
+
+std::span<const RowTile> row_tiles(const Groups& groups, int64_t height) {
+  thread_local std::vector<RowTile> tiles;
+  tiles.clear();
+  for (int64_t e = 0; e < groups.experts; ++e) {
+    const RowRange range = group_rows(groups, e);
+    for (int64_t r = 0; r < range.rows; r += height) {
+      tiles.push_back({e, range.begin + r, std::min(height, range.rows - r)});
+    }
+  }
+  return tiles;
+}
+
+BlockOperand block_operand(const GroupedTensor& x) {
+  const int32_t* source = x.source_R.defined() ? x.source_R.data<int32_t>() : nullptr;
+  return {x.data.raw(), x.data.stride(0), source, x.data.size(0)};
+}
+
+BlockGemm group_product(const GroupedGemmArgs& args, int64_t e) {
+  const RowRange range = group_rows(args.groups, e);
+  const TensorView w = args.w[e];
+  BlockGemm g;
+  g.dtype = args.a.data.dtype();
+  g.a = block_operand(args.a);
+  TensorView out = args.out;
+  if (args.op == GroupedOp::kWgrad) {
+    g.op = GemmOp::kNT;
+    g.m = w.size(0);
+    g.n = w.size(1);
+    g.k = range.rows;
+    g.b = block_operand(args.b);
+    g.a.first = g.b.first = range.begin;
+    out = w;
+  } else {
+    const bool forward = args.op == GroupedOp::kForward;
+    g.op = forward ? GemmOp::kTN : GemmOp::kNN;
+    g.row = range.begin;
+    g.m = range.rows;
+    g.n = w.size(forward ? 0 : 1);
+    g.k = w.size(forward ? 1 : 0);
+    g.b = {w.raw(), w.stride(0)};
+  }
+  BlockEpilogue& epilogue = g.epilogue;
+  epilogue.alpha = args.alpha.of(e);
+  epilogue.beta = args.beta.of(e);
+  epilogue.out = out.raw();
+  epilogue.out_dtype = out.dtype();
+  epilogue.out_stride = out.stride(0);
+  epilogue.old = epilogue.out;
+  epilogue.old_dtype = epilogue.out_dtype;
+  epilogue.old_stride = epilogue.out_stride;
+  if (args.bias_EN.defined()) {
+    epilogue.bias = args.bias_EN.select(e).raw();
+    epilogue.bias_dtype = args.bias_EN.dtype();
+    epilogue.bias_scale = args.bias_scale_R.raw();
+  }
+  return g;
+}
+
+BlockGemm tile_product(const GroupedGemmArgs& args, const RowTile& tile) {
+  BlockGemm g = group_product(args, tile.group);
+  g.row = tile.begin;
+  g.m = tile.rows;
+  return g;
+}
+
+void grouped_gemm(const GroupedGemmArgs& args, Stream stream) {
+  const DType dtype = check(args);
+  stream.run([args, dtype] {
+    for (const GroupedTensor* x : {&args.a, &args.b}) {
+      record_faults(args.groups, OperationId::kGroupedGemm, x->source_R, x->data.size(0));
+    }
+    if (dtype == DType::kFloat64) {
+      grouped_gemm_reference(args);
+    } else {
+      grouped_gemm_cpu(args, GemmEngine::kAuto);
+    }
+  });
+}
+
+void grouped_bias_grad(const GroupedBiasGradArgs& args, Stream stream) {
+  const char* op = "grouped_bias_grad";
+  const DType dtype = check_dtype(op, args.dy.data);
+  check_groups(op, args.groups);
+  check_scalar(op, "beta", args.beta, args.groups.experts);
+  check_rows(op, "dy", args.dy, dtype, args.groups.capacity, -1);
+  MOIETY_CHECK(goes_with(args.dbias_EN.dtype(), dtype), "{}: dbias_EN is {} with {} rows", op,
+               args.dbias_EN.describe(), name(dtype));
+  check_tensor(op, "dbias_EN", args.dbias_EN, args.dbias_EN.dtype(),
+               {args.groups.experts, args.dy.data.size(1)});
+  MOIETY_CHECK(args.dbias_EN.contiguous(), "{}: dbias_EN is {}", op, args.dbias_EN.describe());
+  if (args.scale_R.defined()) {
+    check_tensor(op, "scale_R", args.scale_R, dtype == DType::kFloat64 ? dtype : DType::kFloat32,
+                 {args.groups.capacity});
+  }
+  stream.run([args] {
+    record_faults(args.groups, OperationId::kGroupedBiasGrad, args.dy.source_R,
+                  args.dy.data.size(0));
+    grouped_bias_grad_reference(args);
+  });
+}
+
+void grouped_scale_grad(const GroupedScaleGradArgs& args, Stream stream) {
+  const char* op = "grouped_scale_grad";
+  const DType dtype = check_dtype(op, args.dy.data);
+  check_groups(op, args.groups);
+  check_rows(op, "dy", args.dy, dtype, args.groups.capacity, -1);
+  check_tensor(op, "bias_EN", args.bias_EN, dtype, {args.groups.experts, args.dy.data.size(1)});
+  check_tensor(op, "dscale_R", args.dscale_R, dtype == DType::kFloat64 ? dtype : DType::kFloat32,
+               {args.groups.capacity});
+  MOIETY_CHECK(args.bias_EN.contiguous(), "{}: bias_EN is {}", op, args.bias_EN.describe());
+  stream.run([args] {
+    record_faults(args.groups, OperationId::kGroupedBiasGrad, args.dy.source_R,
+                  args.dy.data.size(0));
+    grouped_scale_grad_reference(args);
+  });
+}
+
+}  // namespace moiety::gemm

@@ -1,0 +1,75 @@
+// Grouped linear: one matrix product per expert over groups of rows whose sizes are data.
+//
+//   kForward  out[r, n] = sum_c a[r, c] . w[e, n, c]            x, w -> y
+//   kDgrad    out[r, c] = sum_n a[r, n] . w[e, n, c]            dy, w -> dx
+//   kWgrad    w[e, n, c] = sum_{r in e} a[r, n] . b[r, c]       dy, x -> dw
+//
+// Epilogue, per element, in fp32 and in this order: v = alpha_e * acc; if beta_e != 0 then
+// v = fma(beta_e, old, v), old being the element of the output; bias v = v + bias[e, n], or with
+// bias_scale v = fma(bias[e, n], bias_scale[r], v); one rounding. beta_e = 0 never reads old.
+//
+// Operands are all fp32 or all bf16, outputs fp32 or bf16 (all fp64: the reference, for gradient
+// checks). Columns are contiguous, row strides free; outputs overlap no input. An empty group:
+// kForward and kDgrad write nothing, kWgrad runs its epilogue on acc = +0 (so beta = 0 writes +0,
+// and alpha 1, beta 1 keep the bits). Inf and NaN of a live row stay in its row or expert.
+//
+// Bits are those of gemm.h: of group e they depend on its rows and weight alone, not on other
+// groups, begin, capacity, expected_rows, packed or indexed, threads. Faults: grouped_tensor.h.
+#pragma once
+
+#include "moiety/gemm/grouped_tensor.h"
+
+namespace moiety::gemm {
+
+enum class GroupedOp { kForward, kDgrad, kWgrad };
+
+// A factor of every group: one number, or read when the operation runs from float32 [1] or [E].
+struct GroupScalar {
+  float value = 1;
+  TensorView per_group;  // optional, instead of `value`
+
+  float of(int64_t e) const {
+    if (!per_group.defined()) return value;
+    return per_group.data<float>()[per_group.numel() == 1 ? 0 : e];
+  }
+};
+
+struct GroupedGemmArgs {
+  GroupedOp op = GroupedOp::kForward;
+  Groups groups;
+  GroupedTensor a;          // kForward x [., C], kDgrad and kWgrad dy [., N]
+  GroupedTensor b;          // kWgrad x [., C]
+  GroupedWeight w;          // kForward and kDgrad: read; kWgrad: the gradient that is written
+  TensorView out;           // kForward [capacity, N], kDgrad [capacity, C]
+  TensorView bias_EN;       // kForward, optional: dtype of the operands
+  TensorView bias_scale_R;  // float32 [capacity], optional, only with bias
+  GroupScalar alpha = {1, {}};
+  GroupScalar beta = {0, {}};
+};
+
+void grouped_gemm(const GroupedGemmArgs& args, Stream stream);
+
+// Bias gradient: dbias[e, n] = sum_r dy[r, n], with `scale_R` the sum of fma(dy, scale[r], acc), in
+// blocks of 128 rows from the group's start, ascending from +0, then block sums ascending; then the
+// epilogue (alpha 1, beta) above.
+struct GroupedBiasGradArgs {
+  Groups groups;
+  GroupedTensor dy;     // [., N]
+  TensorView scale_R;   // float32 [capacity], optional
+  TensorView dbias_EN;  // float32 or the dtype of dy
+  GroupScalar beta = {0, {}};
+};
+void grouped_bias_grad(const GroupedBiasGradArgs& args, Stream stream);
+
+// Probability gradient of a scaled bias: dscale[r] = old + canonical row dot of dy[r, :] and
+// bias[e, :] (swiglu.h); without `accumulate` dscale[r] is that dot alone.
+struct GroupedScaleGradArgs {
+  Groups groups;
+  GroupedTensor dy;     // [., N]
+  TensorView bias_EN;   // dtype of dy
+  TensorView dscale_R;  // float32 [capacity]
+  bool accumulate = false;
+};
+void grouped_scale_grad(const GroupedScaleGradArgs& args, Stream stream);
+
+}  // namespace moiety::gemm

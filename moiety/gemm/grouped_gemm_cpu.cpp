@@ -1,0 +1,27 @@
+#include <algorithm>
+
+#include "moiety/base/parallel.h"
+#include "moiety/gemm/grouped_block.h"
+
+namespace moiety::gemm {
+
+// A task is kTileRows rows of the output within an expert: enough of them for all cores also where
+// experts are small, and each the same whatever the number of threads.
+void grouped_gemm_cpu(const GroupedGemmArgs& args, GemmEngine engine) {
+  if (args.op == GroupedOp::kWgrad) {
+    const int64_t rows = args.a.data.size(1);
+    const int64_t blocks = (rows + kTileRows - 1) / kTileRows;
+    parallel_tasks(args.groups.experts * blocks, [&](int64_t task) {
+      BlockGemm g = group_product(args, task / blocks);
+      g.row = task % blocks * kTileRows;
+      g.m = std::min(kTileRows, rows - g.row);
+      block_gemm(g, engine);
+    });
+    return;
+  }
+  const std::span<const RowTile> tiles = row_tiles(args.groups, kTileRows);
+  parallel_tasks(static_cast<int64_t>(tiles.size()),
+                 [&](int64_t task) { block_gemm(tile_product(args, tiles[task]), engine); });
+}
+
+}  // namespace moiety::gemm

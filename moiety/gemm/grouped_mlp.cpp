@@ -1,0 +1,322 @@
+#include "moiety/gemm/grouped_mlp.h"
+
+#include "moiety/gemm/mlp_steps.h"
+
+namespace moiety::gemm {
+namespace {
+
+constexpr const char* kName = "grouped_mlp";
+
+// What the shapes of the arguments say.
+struct Sizes {
+  DType dtype;
+  int64_t capacity, tokens, model, ffn, hidden;
+  bool maps;
+};
+
+DType scalar_dtype(DType storage) { return storage == DType::kFloat64 ? storage : DType::kFloat32; }
+
+void check_matrix(const char* argument, const TensorView& x, DType dtype, int64_t rows,
+                  int64_t columns) {
+  check_tensor(kName, argument, x, dtype, {rows, columns});
+  MOIETY_CHECK(x.stride(1) == 1 || columns <= 1, "{}: {} {} has columns that are not contiguous",
+               kName, argument, x.describe());
+}
+
+void check_maps(const MlpInput& input) {
+  const TensorView &source = input.source_R, &row = input.row_TK;
+  MOIETY_CHECK(source.defined() == row.defined(),
+               "{}: source_R is {}, row_TK is {}: give both or none", kName, source.describe(),
+               row.describe());
+  if (!row.defined()) return;
+  check_tensor(kName, "row_TK", row, DType::kInt32, {input.x.size(0), -1});
+  MOIETY_CHECK(row.stride(1) == 1 || row.size(1) <= 1, "{}: row_TK is {}", kName, row.describe());
+}
+
+// Sizes, from x and `h` (H or dH), after checks of what every call has.
+Sizes check(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
+  const TensorView& x = input.x;
+  MOIETY_CHECK(x.dims() == 2 && h.dims() == 2, "{}: x is {}, h is {}", kName, x.describe(),
+               h.describe());
+  check_groups(kName, input.groups);
+  const int64_t capacity = input.groups.capacity, hidden = h.size(1);
+  const int64_t parts = mlp.activation.hidden(1);
+  MOIETY_CHECK(hidden % parts == 0, "{}: h is {}, an odd number of columns", kName, h.describe());
+  const Sizes s = {
+      x.dtype(), capacity, x.size(0), x.size(1), hidden / parts, hidden, input.row_TK.defined()};
+  MOIETY_CHECK(
+      s.dtype == DType::kFloat32 || s.dtype == DType::kBFloat16 || s.dtype == DType::kFloat64,
+      "{}: x is {}, expected float32 or bfloat16", kName, x.describe());
+  MOIETY_CHECK(mlp.path == MlpPath::kReference || s.dtype != DType::kFloat64, "{}: path {} with {}",
+               kName, name(mlp.path), name(s.dtype));
+  check_maps(input);
+  check_rows(kName, "x", {x, input.source_R}, s.dtype, capacity, s.model);
+  check_matrix("h", h, s.dtype, capacity, hidden);
+  check_interleave(kName, mlp.interleave, s.ffn);
+  const int64_t experts = input.groups.experts;
+  mlp.w1.check(kName, "w1", s.dtype, experts, hidden, s.model);
+  mlp.w2.check(kName, "w2", s.dtype, experts, s.model, s.ffn);
+  if (mlp.b1_EH.defined()) check_matrix("b1_EH", mlp.b1_EH, s.dtype, experts, hidden);
+  if (mlp.b2_ED.defined()) check_matrix("b2_ED", mlp.b2_ED, s.dtype, experts, s.model);
+  if (input.prob_R.defined()) {
+    check_tensor(kName, "prob_R", input.prob_R, scalar_dtype(s.dtype), {capacity});
+  }
+  return s;
+}
+
+// The two transient buffers: [R_cap, F] and, with the maps, [R_cap, D]. Without experts no row
+// lives.
+struct Transients {
+  TensorView ffn, model;
+};
+
+int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes& s,
+                      const TensorView& workspace) {
+  const int64_t need = grouped_mlp_workspace(mlp, input);
+  MOIETY_CHECK(need == 0 || (workspace.dtype() == DType::kUInt8 && workspace.contiguous() &&
+                             workspace.numel() >= need),
+               "{}: workspace is {}, expected uint8[{}]", kName, workspace.describe(), need);
+  std::byte* base = static_cast<std::byte*>(workspace.raw());
+  const int64_t rows = input.groups.experts > 0 ? s.capacity : 0;
+  Transients out;
+  out.ffn = TensorView(base, s.dtype, {rows, s.ffn});
+  if (s.maps) {
+    out.model = TensorView(base + padded(out.ffn.bytes()), s.dtype, {rows, s.model});
+  }
+  return out;
+}
+
+GroupedGemmArgs linear(GroupedOp op, const Groups& groups, const GroupedTensor& a,
+                       const GroupedWeight& w, const TensorView& out) {
+  GroupedGemmArgs args;
+  args.op = op;
+  args.groups = groups;
+  args.a = a;
+  args.w = w;
+  args.out = out;
+  return args;
+}
+
+GroupedGemmArgs fc1(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
+  GroupedGemmArgs args =
+      linear(GroupedOp::kForward, input.groups, {input.x, input.source_R}, mlp.w1, h);
+  args.bias_EN = mlp.b1_EH;
+  return args;
+}
+
+ActivationBlock activation(const GroupedMlp& mlp, const MlpInput& input, const Sizes& s,
+                           const TensorView& h, const TensorView& a) {
+  ActivationBlock block;
+  block.activation = mlp.activation;
+  block.interleave = mlp.interleave;
+  block.ffn = s.ffn;
+  block.dtype = s.dtype;
+  block.h = h.raw();
+  block.h_stride = h.stride(0);
+  block.prob = input.prob_R.raw();
+  if (a.defined()) {
+    block.a = a.raw();
+    block.a_stride = a.stride(0);
+  }
+  return block;
+}
+
+void run_linear(const GroupedMlp& mlp, const GroupedGemmArgs& args) {
+  if (mlp.path == MlpPath::kReference) {
+    grouped_gemm_reference(args);
+  } else {
+    grouped_gemm_cpu(args, GemmEngine::kAuto);
+  }
+}
+
+void record_input_faults(const MlpInput& input) {
+  record_faults(input.groups, OperationId::kGroupedMlp, input.source_R, input.x.size(0));
+}
+
+// Faults of the indices, and the sums.
+void run_sum_rows(const TensorView& rows, const TensorView& row_TK, const TensorView& out,
+                  const TensorView& status) {
+  for (int64_t t = 0; status.defined() && t < row_TK.size(0); ++t) {
+    for (int64_t k = 0; k < row_TK.size(1); ++k) {
+      const int32_t i = row_TK.data<int32_t>()[t * row_TK.stride(0) + k];
+      if (i < -1 || i >= rows.size(0)) {
+        record_fault(status, kFaultIndex, OperationId::kSumRows, t, i);
+      }
+    }
+  }
+  sum_rows_reference(rows, row_TK, out);
+}
+
+void check_gradients(const GroupedMlp& mlp, const MlpInput& input, const MlpGradients& g,
+                     const Sizes& s) {
+  check_matrix("h", g.h, s.dtype, s.capacity, s.hidden);
+  check_matrix("d_o", g.d_o, s.dtype, s.tokens, s.model);
+  check_matrix("dx", g.dx, s.dtype, s.tokens, s.model);
+  if (g.a.defined()) check_matrix("a", g.a, s.dtype, s.capacity, s.ffn);
+  if (g.dprob_R.defined()) {
+    check_tensor(kName, "dprob_R", g.dprob_R, scalar_dtype(s.dtype), {s.capacity});
+  }
+  MOIETY_CHECK(!g.db1_EH.defined() || mlp.b1_EH.defined(), "{}: db1 without b1", kName);
+  MOIETY_CHECK(!g.db2_ED.defined() || mlp.b2_ED.defined(), "{}: db2 without b2", kName);
+  check_scalar(kName, "bias_beta", g.bias_beta, input.groups.experts);
+}
+
+// B3, and the part of dprob that comes from b2.
+void bias_gradients(const GroupedMlp& mlp, const MlpInput& input, const MlpGradients& g) {
+  const GroupedTensor d_o = {g.d_o, input.source_R};
+  if (mlp.b2_ED.defined() && g.dprob_R.defined()) {
+    grouped_scale_grad({input.groups, d_o, mlp.b2_ED, g.dprob_R, true}, Stream());
+  }
+  if (g.db2_ED.defined()) {
+    grouped_bias_grad({input.groups, d_o, input.prob_R, g.db2_ED, g.bias_beta}, Stream());
+  }
+  if (g.db1_EH.defined()) {
+    grouped_bias_grad({input.groups, {g.dh, {}}, {}, g.db1_EH, g.bias_beta}, Stream());
+  }
+}
+
+GroupedGemmArgs wgrad(const MlpInput& input, const GroupedTensor& dy, const GroupedTensor& x,
+                      const GradTarget& target, int64_t rows, int64_t columns) {
+  target.grad.check(kName, "gradient", target.grad.dtype(), input.groups.experts, rows, columns);
+  check_scalar(kName, "beta", target.beta, input.groups.experts);
+  GroupedGemmArgs args = linear(GroupedOp::kWgrad, input.groups, dy, target.grad, {});
+  args.b = x;
+  args.beta = target.beta;
+  return args;
+}
+
+}  // namespace
+
+void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorView status,
+              Stream stream) {
+  const char* op = "sum_rows";
+  check_tensor(op, "row_TK", row_TK, DType::kInt32, {-1, -1});
+  check_tensor(op, "rows_RD", rows_RD, out_TD.dtype(), {-1, -1});
+  check_tensor(op, "out_TD", out_TD, out_TD.dtype(), {row_TK.size(0), rows_RD.size(1)});
+  if (status.defined()) check_tensor(op, "status", status, DType::kUInt32, {4});
+  for (const TensorView* x : {&rows_RD, &row_TK, &out_TD}) {
+    MOIETY_CHECK(x->stride(1) == 1 || x->size(1) <= 1, "{}: {} has columns that are not contiguous",
+                 op, x->describe());
+  }
+  stream.run([=] { run_sum_rows(rows_RD, row_TK, out_TD, status); });
+}
+
+const char* name(MlpPath path) { return path == MlpPath::kCpu ? "cpu" : "reference"; }
+
+void PathReport::require(MlpPath required) const {
+  if (path == required) return;
+  std::string why;
+  for (const Rejected& r : rejected) why += text("; {}: {}", name(r.path), r.reason);
+  fail(ErrorKind::kUnsupported, "{}: path {} is required, {} was chosen{}", kName, name(required),
+       name(path), why);
+}
+
+PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device) {
+  MOIETY_CHECK(device.type == DeviceType::kCpu, "{}: no path for this kind of device", kName);
+  MOIETY_CHECK(desc.model >= 1 && desc.ffn >= 1, "{}: D={}, F={}", kName, desc.model, desc.ffn);
+  PathReport report;
+  if (desc.dtype != DType::kFloat32 && desc.dtype != DType::kBFloat16) {
+    report.rejected.push_back(
+        {MlpPath::kCpu, text("dtype {} is not float32 or bfloat16", name(desc.dtype))});
+  } else if (automatic_engine(desc.dtype) == GemmEngine::kReference) {
+    report.rejected.push_back(
+        {MlpPath::kCpu, text("this CPU has no AVX2 with FMA, and no oneDNN is built in that "
+                             "multiplies {}",
+                             name(desc.dtype))});
+  } else {
+    report.path = MlpPath::kCpu;
+  }
+  return report;
+}
+
+int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input) {
+  if (mlp.w2.experts() == 0) return 0;
+  const DType dtype = input.x.dtype();
+  const int64_t capacity = input.groups.capacity, ffn = mlp.w2[0].size(1);
+  const int64_t model = input.row_TK.defined() ? input.x.size(1) : 0;
+  return padded(byte_size(dtype, capacity * ffn)) + padded(byte_size(dtype, capacity * model));
+}
+
+void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,
+                         TensorView workspace, Stream stream) {
+  const Sizes s = check(mlp, input, h);
+  check_matrix("o", o, s.dtype, s.tokens, s.model);
+  const Transients t = transients(mlp, input, s, workspace);
+  MlpForwardSteps steps;
+  steps.fc1 = fc1(mlp, input, h);
+  steps.activation = activation(mlp, input, s, h, t.ffn);
+  steps.fc2 = linear(GroupedOp::kForward, input.groups, {t.ffn, {}}, mlp.w2, s.maps ? t.model : o);
+  if (mlp.b2_ED.defined()) {
+    steps.fc2.bias_EN = mlp.b2_ED;
+    steps.fc2.bias_scale_R = input.prob_R;
+  }
+  stream.run([=, path = mlp.path] {
+    record_input_faults(input);
+    if (path == MlpPath::kReference) {
+      grouped_mlp_forward_reference(steps);
+    } else {
+      grouped_mlp_forward_cpu(steps);
+    }
+    if (s.maps) run_sum_rows(t.model, input.row_TK, o, input.groups.status);
+  });
+}
+
+void grouped_mlp_hidden(const GroupedMlp& mlp, const MlpInput& input, TensorView h, Stream stream) {
+  check(mlp, input, h);
+  stream.run([=] {
+    record_input_faults(input);
+    run_linear(mlp, fc1(mlp, input, h));
+  });
+}
+
+void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
+                               const MlpGradients& gradients, TensorView workspace, Stream stream) {
+  const MlpGradients& g = gradients;
+  const Sizes s = check(mlp, input, g.dh);
+  check_gradients(mlp, input, g, s);
+  const Transients t = transients(mlp, input, s, workspace);
+  MlpBackwardSteps steps;
+  steps.fc2_dgrad = linear(GroupedOp::kDgrad, input.groups, {g.d_o, input.source_R}, mlp.w2, t.ffn);
+  steps.activation = activation(mlp, input, s, g.h, g.a);
+  steps.activation.da = t.ffn.raw();
+  steps.activation.da_stride = t.ffn.stride(0);
+  steps.activation.dh = g.dh.raw();
+  steps.activation.dh_stride = g.dh.stride(0);
+  steps.activation.dprob = g.dprob_R.raw();
+  steps.fc1_dgrad =
+      linear(GroupedOp::kDgrad, input.groups, {g.dh, {}}, mlp.w1, s.maps ? t.model : g.dx);
+  stream.run([=] {
+    record_input_faults(input);
+    if (mlp.path == MlpPath::kReference) {
+      grouped_mlp_backward_reference(steps);
+    } else {
+      grouped_mlp_backward_cpu(steps);
+    }
+    if (s.maps) run_sum_rows(t.model, input.row_TK, g.dx, input.groups.status);
+    bias_gradients(mlp, input, g);
+  });
+}
+
+void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,
+                                  const MlpGradients& gradients, const GradTarget& w2,
+                                  const GradTarget& w1, Stream stream) {
+  const Sizes s = check(mlp, input, gradients.dh);
+  GroupedGemmArgs g2, g1;
+  if (w2.grad.defined()) {
+    check_matrix("d_o", gradients.d_o, s.dtype, s.tokens, s.model);
+    check_matrix("a", gradients.a, s.dtype, s.capacity, s.ffn);
+    g2 = wgrad(input, {gradients.d_o, input.source_R}, {gradients.a, {}}, w2, s.model, s.ffn);
+  }
+  if (w1.grad.defined()) {
+    g1 = wgrad(input, {gradients.dh, {}}, {input.x, input.source_R}, w1, s.hidden, s.model);
+  }
+  stream.run([=] {
+    record_input_faults(input);
+    if (w2.grad.defined()) run_linear(mlp, g2);
+    if (w1.grad.defined()) run_linear(mlp, g1);
+  });
+}
+
+}  // namespace moiety::gemm

@@ -1,0 +1,109 @@
+// The experts: FC1, activation with the router's probability, FC2, over groups of rows whose sizes
+// are data (spec grouped, section 4). T source rows, R_cap rows of the buffers, D model, F ffn
+// size.
+//
+//   F1  H = round(X[source] w1^T + b1)          B1  dA = round(dO[source] w2)
+//   F2  A = round(y(H) * p)                     B2  dH, A, dprob from dA, p, H (+ dO[source] . b2)
+//   F3  Y = round(A w2^T + b2 * p)              B3  db2 = sum p dO[source], db1 = sum dH
+//   F4  O[t] = round(sum_k Y[row[t, k]])        B4  dX[t] = round(sum_k round(dH w1)[row[t, k]])
+//   G2  dW2[e] = sum dO[source]^T A             G1  dW1[e] = sum dH^T X[source]
+//
+// Rounding points are contract: every named tensor is rounded once to the storage dtype. The
+// probability sits between the linears only. Without the maps (expert-major input) F3 writes O and
+// B4 writes dX, whose dead rows are not written.
+//
+// Storage dtype: fp32 or bf16 (fp64: the reference, for gradient checks). All paths give the same
+// bits as long as the products of gemm.h do.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "moiety/gemm/grouped_gemm.h"
+#include "moiety/gemm/swiglu.h"
+
+namespace moiety::gemm {
+
+// F4: out[t] = round(sum_k rows[row_TK[t, k]]), ascending k in fp32 from the first term that is
+// alive (index not -1); none alive: +0. An index outside [-1, rows) is a fault and not alive.
+void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorView status,
+              Stream stream);
+
+// ---- Choice of path: a pure function, made once per layer, never changed during a run.
+enum class MlpPath { kReference, kCpu };
+const char* name(MlpPath path);
+
+struct PathReport {
+  struct Rejected {
+    MlpPath path;
+    std::string reason;  // the first condition that failed, with its values
+  };
+  MlpPath path = MlpPath::kReference;
+  std::vector<Rejected> rejected;  // every better path
+
+  // Throws Unsupported with the reasons unless `path` is the one required.
+  void require(MlpPath required) const;
+};
+
+struct GroupedMlpDesc {
+  DType dtype = DType::kFloat32;
+  int64_t model = 0;  // D
+  int64_t ffn = 0;    // F
+};
+PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device);
+
+// ---- The operation.
+struct GroupedMlp {
+  MlpPath path = MlpPath::kReference;  // from choose_grouped_mlp
+  Activation activation;
+  int64_t interleave = 0;
+  GroupedWeight w1;  // [E, 2F, D]; squared ReLU [E, F, D]
+  GroupedWeight w2;  // [E, D, F]
+  TensorView b1_EH;  // [E, 2F], optional
+  TensorView b2_ED;  // [E, D], optional
+};
+
+struct MlpInput {
+  Groups groups;
+  TensorView x;         // [R_cap, D], or [T, D] with the maps
+  TensorView prob_R;    // float32 [R_cap], optional
+  TensorView source_R;  // int32 [R_cap], optional, together with
+  TensorView row_TK;    // int32 [T, K], its inverse: -1 where a pair is not alive
+};
+
+// Bytes of `workspace` (uint8 [bytes], aligned to 64): forward keeps A there and, with the maps, Y;
+// backward_data dA and, with the maps, dXr.
+int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input);
+
+// Writes h [R_cap, 2F], to be kept for backward, and o: [T, D], without the maps [R_cap, D].
+void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,
+                         TensorView workspace, Stream stream);
+// F1 alone, the same bits: for layers that keep only their input.
+void grouped_mlp_hidden(const GroupedMlp& mlp, const MlpInput& input, TensorView h, Stream stream);
+
+struct MlpGradients {
+  TensorView d_o;      // in: [T, D], without the maps [R_cap, D]
+  TensorView h;        // in: [R_cap, 2F]
+  TensorView dh;       // out: [R_cap, 2F]; may be h exactly
+  TensorView a;        // out: [R_cap, F], for backward_weights
+  TensorView dx;       // out: like x
+  TensorView dprob_R;  // out, optional: float32 [R_cap]
+  TensorView db1_EH;   // out, optional: float32 or the storage dtype
+  TensorView db2_ED;   // out, optional
+  GroupScalar bias_beta = {0, {}};
+};
+void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
+                               const MlpGradients& gradients, TensorView workspace, Stream stream);
+
+// Where a weight gradient goes: fp32 or bf16 main_grad. beta 0 overwrites, 1 adds.
+struct GradTarget {
+  GroupedWeight grad;
+  GroupScalar beta = {0, {}};
+};
+// G2, then G1. Reads x, maps and groups of `input` and d_o, dh, a as backward_data left them; may
+// run any time after it. An undefined target is skipped (frozen weight).
+void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,
+                                  const MlpGradients& gradients, const GradTarget& w2,
+                                  const GradTarget& w1, Stream stream);
+
+}  // namespace moiety::gemm

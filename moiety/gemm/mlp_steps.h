@@ -1,0 +1,30 @@
+// The steps of the grouped MLP as operations on the caller's buffers, which the paths then run in
+// their own order. Internal to moiety/gemm.
+#pragma once
+
+#include "moiety/gemm/activation_block.h"
+#include "moiety/gemm/grouped_block.h"
+
+namespace moiety::gemm {
+
+struct MlpForwardSteps {
+  GroupedGemmArgs fc1;         // F1
+  ActivationBlock activation;  // F2, rows left open
+  GroupedGemmArgs fc2;         // F3
+};
+
+struct MlpBackwardSteps {
+  GroupedGemmArgs fc2_dgrad;   // B1
+  ActivationBlock activation;  // B2, rows left open
+  GroupedGemmArgs fc1_dgrad;   // B4
+};
+
+void grouped_mlp_forward_reference(const MlpForwardSteps& steps);
+void grouped_mlp_forward_cpu(const MlpForwardSteps& steps);
+void grouped_mlp_backward_reference(const MlpBackwardSteps& steps);
+void grouped_mlp_backward_cpu(const MlpBackwardSteps& steps);
+
+void sum_rows_reference(const TensorView& rows_RD, const TensorView& row_TK,
+                        const TensorView& out_TD);
+
+}  // namespace moiety::gemm

@@ -1,0 +1,13 @@
+// Linked where oneDNN is not built.
+#include "moiety/base/error.h"
+#include "moiety/gemm/gemm_block.h"
+
+namespace moiety::gemm {
+
+OneDnnSupport onednn_support(DType) { return {}; }
+
+void block_gemm_onednn(const BlockGemm&) {
+  fail(ErrorKind::kUnsupported, "gemm: this build has no oneDNN");
+}
+
+}  // namespace moiety::gemm

@@ -1,0 +1,467 @@
+// The grouped MLP: fused against reference against the steps one by one, gradients against finite
+// differences in double, and the contracts on memory and maps.
+#include "moiety/gemm/grouped_mlp.h"
+
+#include "moiety/base/parallel.h"
+#include "moiety/gemm/gemm_block.h"
+#include "tests/gemm/support.h"
+
+namespace moiety::gemm {
+namespace {
+
+constexpr double kSentinel = 77;
+
+struct Options {
+  DType dtype = DType::kFloat32;
+  MlpPath path = MlpPath::kCpu;
+  Activation activation = swiglu();
+  int64_t interleave = 0;
+  bool biases = false, maps = false;
+  int64_t model = 24, ffn = 40;
+};
+
+// Expert rows of tokens: with maps row r is token r * 7 % T, otherwise row r itself.
+struct Problem {
+  TestGroups groups;
+  Options o;
+  int64_t hidden, tokens;
+  Tensor w1, w2, b1, b2, x, prob, d_o, source, row;
+  Tensor h, out, dh, a, dx, dprob, db1, db2, dw1, dw2, workspace;
+  GroupedMlp mlp;
+  MlpInput input;
+  MlpGradients gradients;
+
+  Problem(const GroupCase& c, const Options& options) : groups(c), o(options) {
+    const int64_t capacity = groups.capacity(), experts = groups.experts();
+    hidden = o.activation.hidden(o.ffn);
+    tokens = o.maps ? capacity / 2 + 1 : capacity;
+    const DType scalar = o.dtype == DType::kFloat64 ? o.dtype : DType::kFloat32;
+    w1 = normal(o.dtype, {experts, hidden, o.model}, 1);
+    w2 = normal(o.dtype, {experts, o.model, o.ffn}, 2);
+    x = normal(o.dtype, {tokens, o.model}, 3);
+    d_o = normal(o.dtype, {tokens, o.model}, 4);
+    prob = normal(scalar, {capacity}, 5);
+    h = Tensor(o.dtype, {capacity, hidden});
+    dh = Tensor(o.dtype, {capacity, hidden});
+    a = Tensor(o.dtype, {capacity, o.ffn});
+    out = Tensor(o.dtype, {tokens, o.model});
+    dx = Tensor(o.dtype, {tokens, o.model});
+    dprob = Tensor(scalar, {capacity});
+    dw1 = Tensor(scalar, {experts, hidden, o.model});
+    dw2 = Tensor(scalar, {experts, o.model, o.ffn});
+    mlp = {.path = o.path,
+           .activation = o.activation,
+           .interleave = o.interleave,
+           .w1 = w1.view(),
+           .w2 = w2.view(),
+           .b1_EH = {},
+           .b2_ED = {}};
+    input = {.groups = groups(), .x = x, .prob_R = prob, .source_R = {}, .row_TK = {}};
+    gradients = {.d_o = d_o,
+                 .h = h,
+                 .dh = dh,
+                 .a = a,
+                 .dx = dx,
+                 .dprob_R = dprob,
+                 .db1_EH = {},
+                 .db2_ED = {}};
+    if (o.biases) add_biases(scalar);
+    if (o.maps) add_maps();
+    if (!o.maps) {
+      for (const Tensor* t : {&x, &d_o}) groups.fill_dead_rows(*t, NAN);
+    }
+    groups.fill_dead_rows(prob, NAN);
+    for (const Tensor* t : {&h, &out, &dh, &a, &dx, &dprob, &dw1, &dw2}) fill(*t, kSentinel);
+    workspace = Tensor(DType::kUInt8, {grouped_mlp_workspace(mlp, input)});
+  }
+
+  void add_biases(DType scalar) {
+    b1 = normal(o.dtype, {groups.experts(), hidden}, 6);
+    b2 = normal(o.dtype, {groups.experts(), o.model}, 7);
+    db1 = Tensor(scalar, {groups.experts(), hidden});
+    db2 = Tensor(scalar, {groups.experts(), o.model});
+    mlp.b1_EH = b1;
+    mlp.b2_ED = b2;
+    gradients.db1_EH = db1;
+    gradients.db2_ED = db2;
+  }
+
+  // Every token has up to 3 pairs; the rows it does not use stay -1.
+  void add_maps() {
+    source = Tensor(DType::kInt32, {groups.capacity()});
+    row = Tensor(DType::kInt32, {tokens, 3});
+    std::fill_n(row.data<int32_t>(), tokens * 3, -1);
+    const std::vector<int64_t> owner = groups.owners();
+    for (int64_t r = 0; r < groups.capacity(); ++r) {
+      source.data<int32_t>()[r] = -1;
+      if (owner[r] < 0) continue;
+      const int64_t t = r * 7 % tokens;
+      for (int64_t k = 2; k >= 0; --k) {  // from the end: ascending k is not ascending row
+        if (row.data<int32_t>()[t * 3 + k] >= 0) continue;
+        row.data<int32_t>()[t * 3 + k] = static_cast<int32_t>(r);
+        source.data<int32_t>()[r] = static_cast<int32_t>(t);
+        break;
+      }
+    }
+    input.source_R = source;
+    input.row_TK = row;
+  }
+
+  void forward() const { grouped_mlp_forward(mlp, input, h, out, workspace, Stream()); }
+  void backward_data() const {
+    grouped_mlp_backward_data(mlp, input, gradients, workspace, Stream());
+  }
+  void backward_weights(float beta = 0) const {
+    grouped_mlp_backward_weights(mlp, input, gradients, {dw2.view(), {beta, {}}},
+                                 {dw1.view(), {beta, {}}}, Stream());
+  }
+  void run() const {
+    forward();
+    backward_data();
+    backward_weights();
+  }
+  std::vector<std::pair<const char*, const Tensor*>> results() const {
+    return {{"H", &h},         {"O", &out},   {"dH", &dh},   {"A'", &a},    {"dX", &dx},
+            {"dprob", &dprob}, {"dW1", &dw1}, {"dW2", &dw2}, {"db1", &db1}, {"db2", &db2}};
+  }
+};
+
+// All results of two problems: equal bits where the products are, otherwise close.
+void expect_equal(const Problem& p, const Problem& q) {
+  const auto mine = p.results(), theirs = q.results();
+  const bool exact = automatic_engine(p.o.dtype) != GemmEngine::kOneDnn;
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const TensorView x = *mine[i].second, y = *theirs[i].second;
+    if (exact) {
+      EXPECT_TRUE(same_bits(x, y)) << mine[i].first;
+      continue;
+    }
+    double scale = 0;
+    for (int64_t j = 0; j < y.numel(); ++j) scale = std::max(scale, std::fabs(get(y, j)));
+    for (int64_t j = 0; j < y.numel(); ++j) ASSERT_NEAR(get(x, j), get(y, j), 0x1p-6 * scale);
+  }
+}
+
+class GroupedMlpCases : public testing::TestWithParam<GroupCase> {};
+
+TEST_P(GroupedMlpCases, FusedEqualsReference) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (bool maps : {false, true}) {
+      for (bool biases : {false, true}) {
+        SCOPED_TRACE(text("{} maps {} biases {}", name(dtype), maps, biases));
+        Options o{.dtype = dtype, .biases = biases, .maps = maps};
+        if (biases) o.activation = {ActivationKind::kGlu, 1.702f, 2, 1};
+        const Problem fused(GetParam(), o);
+        o.path = MlpPath::kReference;
+        const Problem reference(GetParam(), o);
+        fused.run();
+        reference.run();
+        expect_equal(fused, reference);
+        EXPECT_EQ(fused.groups.status()[0], 0u);
+        const std::vector<int64_t> owner = fused.groups.owners();
+        for (int64_t r = 0; r < fused.groups.capacity(); ++r) {
+          ASSERT_EQ(get(fused.dprob, r) == kSentinel, owner[r] < 0);
+          for (int64_t c = 0; c < fused.hidden; ++c) {
+            ASSERT_EQ(get(fused.h, r, c) == kSentinel, owner[r] < 0);
+            ASSERT_EQ(get(fused.dh, r, c) == kSentinel, owner[r] < 0);
+          }
+          for (int64_t c = 0; !maps && c < o.model; ++c) {
+            ASSERT_EQ(get(fused.out, r, c) == kSentinel, owner[r] < 0);
+            ASSERT_EQ(get(fused.dx, r, c) == kSentinel, owner[r] < 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GroupedMlpCases, testing::ValuesIn(group_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// The contract's rounding points: H, A, Y, dA, dH, dXr are the tensors that the single operations
+// store.
+TEST(GroupedMlp, IsTheCompositionOfItsSteps) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Problem p({"", {5, 0, 41, 8}, 3}, {.dtype = dtype, .biases = true, .maps = true});
+    p.run();
+    const int64_t capacity = p.groups.capacity();
+    const Tensor h(dtype, {capacity, p.hidden}), a(dtype, {capacity, p.o.ffn});
+    const Tensor y(dtype, {capacity, p.o.model}), out(dtype, {p.tokens, p.o.model});
+    GroupedGemmArgs f1;
+    f1.groups = p.groups();
+    f1.a = {p.x, p.source};
+    f1.w = p.w1.view();
+    f1.out = h;
+    f1.bias_EN = p.b1;
+    grouped_gemm(f1, Stream());
+    const ActivationArgs f2{p.o.activation, 0, p.groups(), h, p.prob};
+    activation_forward(f2, a, Stream());
+    GroupedGemmArgs f3;
+    f3.groups = p.groups();
+    f3.a.data = a;
+    f3.w = p.w2.view();
+    f3.out = y;
+    f3.bias_EN = p.b2;
+    f3.bias_scale_R = p.prob;
+    grouped_gemm(f3, Stream());
+    sum_rows(y, p.row, out, {}, Stream());
+    EXPECT_TRUE(same_bits(out, p.out));
+
+    const Tensor da(dtype, {capacity, p.o.ffn}), dh(dtype, {capacity, p.hidden});
+    const Tensor again(dtype, {capacity, p.o.ffn}), dxr(dtype, {capacity, p.o.model});
+    const Tensor dprob(DType::kFloat32, {capacity}), dx(dtype, {p.tokens, p.o.model});
+    GroupedGemmArgs b1;
+    b1.op = GroupedOp::kDgrad;
+    b1.groups = p.groups();
+    b1.a = {p.d_o, p.source};
+    b1.w = p.w2.view();
+    b1.out = da;
+    grouped_gemm(b1, Stream());
+    activation_backward(f2, da, dh, again, dprob, Stream());
+    grouped_scale_grad({p.groups(), {p.d_o, p.source}, p.b2, dprob, true}, Stream());
+    b1.a = {dh, {}};
+    b1.w = p.w1.view();
+    b1.out = dxr;
+    grouped_gemm(b1, Stream());
+    sum_rows(dxr, p.row, dx, {}, Stream());
+    EXPECT_TRUE(same_bits(dx, p.dx));
+    const std::vector<int64_t> owner = p.groups.owners();
+    for (int64_t r = 0; r < capacity; ++r) {
+      if (owner[r] < 0) continue;
+      ASSERT_EQ(get(dprob, r), get(p.dprob, r));
+      for (int64_t f = 0; f < p.o.ffn; ++f) {
+        ASSERT_EQ(get(p.a, r, f), get(a, r, f));
+        ASSERT_EQ(get(p.a, r, f), get(again, r, f));
+      }
+    }
+  }
+}
+
+TEST(GroupedMlp, GradientsMatchFiniteDifferences) {
+  for (bool maps : {false, true}) {
+    for (const Activation& activation : {swiglu(), clamped_swiglu(1.5f), squared_relu()}) {
+      const Problem p({"", {3, 0, 4}}, {.dtype = DType::kFloat64,
+                                        .path = MlpPath::kReference,
+                                        .activation = activation,
+                                        .biases = true,
+                                        .maps = maps,
+                                        .model = 4,
+                                        .ffn = 3});
+      p.run();
+      const auto loss = [&] {
+        p.forward();
+        double sum = 0;
+        for (int64_t i = 0; i < p.out.view().numel(); ++i) sum += get(p.out, i) * get(p.d_o, i);
+        return sum;
+      };
+      const std::vector<std::tuple<const char*, const Tensor*, const Tensor*>> pairs = {
+          {"x", &p.x, &p.dx},    {"prob", &p.prob, &p.dprob}, {"w1", &p.w1, &p.dw1},
+          {"w2", &p.w2, &p.dw2}, {"b1", &p.b1, &p.db1},       {"b2", &p.b2, &p.db2}};
+      const std::vector<int64_t> owner = p.groups.owners();
+      for (const auto& [what, input, gradient] : pairs) {
+        for (int64_t i = 0; i < input->view().numel(); ++i) {
+          // With maps a row that found no place at its token (-1) reads zeros and is in no sum.
+          if (input == &p.prob && maps && p.source.data<int32_t>()[i] < 0) continue;
+          constexpr double kStep = 1e-5;
+          const double v = get(*input, i);
+          put(*input, i, v + kStep);
+          const double up = loss();
+          put(*input, i, v - kStep);
+          const double down = loss();
+          put(*input, i, v);
+          const double expected = (up - down) / (2 * kStep);
+          ASSERT_NEAR(get(*gradient, i), expected, 1e-6 * (1 + std::fabs(expected))) << what << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(GroupedMlp, Fp32IsCloseToDouble) {
+  const GroupCase c{"", {9, 0, 30}};
+  const Problem p(c, {.biases = true, .maps = true});
+  const Problem exact(
+      c, {.dtype = DType::kFloat64, .path = MlpPath::kReference, .biases = true, .maps = true});
+  p.run();
+  exact.run();
+  const auto mine = p.results(), theirs = exact.results();
+  for (size_t i = 0; i < mine.size(); ++i) {
+    for (int64_t j = 0; j < mine[i].second->view().numel(); ++j) {
+      const double v = get(*theirs[i].second, j);
+      ASSERT_NEAR(get(*mine[i].second, j), v, 2e-3 * (1 + std::fabs(v))) << mine[i].first;
+    }
+  }
+}
+
+TEST(GroupedMlp, HiddenGradientMayTakeThePlaceOfHidden) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Problem p({"", {9, 0, 30}}, {.dtype = dtype}), q({"", {9, 0, 30}}, {.dtype = dtype});
+    p.run();
+    q.gradients.dh = q.h;
+    q.run();
+    EXPECT_TRUE(same_bits(p.dh, q.h));
+    for (auto [x, y] :
+         {std::pair(&p.dx, &q.dx), {&p.dw1, &q.dw1}, {&p.dw2, &q.dw2}, {&p.a, &q.a}}) {
+      EXPECT_TRUE(same_bits(*x, *y));
+    }
+  }
+}
+
+TEST(GroupedMlp, HiddenAloneHasTheSameBits) {
+  const Problem p({"", {9, 0, 30}, 2}, {.dtype = DType::kBFloat16, .biases = true});
+  p.forward();
+  const Tensor h(DType::kBFloat16, p.h.view().sizes());
+  fill(h, kSentinel);
+  grouped_mlp_hidden(p.mlp, p.input, h, Stream());
+  EXPECT_TRUE(same_bits(h, p.h));
+}
+
+TEST(GroupedMlp, IdentityMapEqualsNoMap) {
+  const GroupCase c{"", {9, 0, 30}};
+  Problem plain(c, {.dtype = DType::kBFloat16}), q(c, {.dtype = DType::kBFloat16});
+  q.source = Tensor(DType::kInt32, {39});
+  q.row = Tensor(DType::kInt32, {39, 1});
+  for (int32_t r = 0; r < 39; ++r) q.source.data<int32_t>()[r] = q.row.data<int32_t>()[r] = r;
+  q.input.source_R = q.source;
+  q.input.row_TK = q.row;
+  q.workspace = Tensor(DType::kUInt8, {grouped_mlp_workspace(q.mlp, q.input)});
+  plain.run();
+  q.run();
+  expect_equal(plain, q);
+}
+
+TEST(GroupedMlp, InterleavedWeightsGiveTheSameOutputs) {
+  constexpr int64_t s = 8, ffn = 40, model = 24;
+  const GroupCase c{"", {9, 0, 30}};
+  const Problem plain(c, {.dtype = DType::kBFloat16}),
+      woven(c, {.dtype = DType::kBFloat16, .interleave = s});
+  const auto row = [&](int64_t i) { return i % ffn / s * 2 * s + i / ffn * s + i % s; };
+  for (int64_t e = 0; e < 3; ++e) {
+    for (int64_t i = 0; i < 2 * ffn; ++i) {
+      for (int64_t d = 0; d < model; ++d) {
+        put(woven.w1, (e * 2 * ffn + row(i)) * model + d,
+            get(plain.w1, (e * 2 * ffn + i) * model + d));
+      }
+    }
+  }
+  plain.run();
+  woven.run();
+  EXPECT_TRUE(same_bits(plain.out, woven.out));
+  EXPECT_TRUE(same_bits(plain.a, woven.a));
+  EXPECT_TRUE(same_bits(plain.dprob, woven.dprob));
+  EXPECT_TRUE(same_bits(plain.dw2, woven.dw2));
+  for (int64_t e = 0; e < 3; ++e) {
+    for (int64_t i = 0; i < 2 * ffn; ++i) {
+      for (int64_t d = 0; d < model; ++d) {
+        ASSERT_EQ(get(woven.dw1, (e * 2 * ffn + row(i)) * model + d),
+                  get(plain.dw1, (e * 2 * ffn + i) * model + d));
+      }
+    }
+  }
+}
+
+TEST(GroupedMlp, WeightGradientsAccumulateAndMayBeDelayed) {
+  const GroupCase c{"", {9, 0, 300}};
+  const Problem p(c, {.dtype = DType::kBFloat16});
+  p.run();
+  const Tensor once1 = copy_of(p.dw1), once2 = copy_of(p.dw2);
+  fill(p.workspace.view().reshape({p.workspace.view().numel()}), 0);  // transients are gone by then
+  p.backward_weights(1);
+  for (int64_t i = 0; i < once1.view().numel(); ++i) ASSERT_EQ(get(p.dw1, i), 2 * get(once1, i));
+  for (int64_t i = 0; i < once2.view().numel(); ++i) ASSERT_EQ(get(p.dw2, i), 2 * get(once2, i));
+  fill(p.dw1, kSentinel);
+  grouped_mlp_backward_weights(p.mlp, p.input, p.gradients, {p.dw2.view(), {}}, {}, Stream());
+  EXPECT_TRUE(same_bits(p.dw2, once2));
+  EXPECT_EQ(get(p.dw1, 0), kSentinel) << "a frozen weight has no gradient";
+}
+
+TEST(GroupedMlp, BitsDoNotDependOnThreads) {
+  const int threads = thread_budget();
+  const GroupCase c{"", {90, 0, 700, 3}};
+  set_thread_budget(1);
+  const Problem one(c, {.dtype = DType::kBFloat16});
+  one.run();
+  set_thread_budget(3);
+  const Problem three(c, {.dtype = DType::kBFloat16});
+  three.run();
+  set_thread_budget(threads);
+  const auto mine = one.results(), theirs = three.results();
+  for (size_t i = 0; i < mine.size(); ++i) {
+    EXPECT_TRUE(same_bits(*mine[i].second, *theirs[i].second)) << mine[i].first;
+  }
+}
+
+TEST(GroupedMlp, WorkspaceAndSavedStateHaveTheBytesOfTheFormulas) {
+  for (bool maps : {false, true}) {
+    const Problem p({"", {64, 64}},
+                    {.dtype = DType::kBFloat16, .maps = maps, .model = 32, .ffn = 64});
+    const int64_t capacity = 128, transients = 2 * capacity * 64 + (maps ? 2 * capacity * 32 : 0);
+    EXPECT_EQ(grouped_mlp_workspace(p.mlp, p.input), transients);
+    EXPECT_EQ(p.x.view().bytes() + p.h.view().bytes(), 2 * p.tokens * 32 + 4 * capacity * 64);
+  }
+}
+
+TEST(GroupedMlp, DeferredStreamGivesTheSameBits) {
+  const GroupCase c{"", {9, 0, 30}};
+  const Problem now(c, {}), later(c, {});
+  now.run();
+  const Stream stream = Stream::deferred();
+  grouped_mlp_forward(later.mlp, later.input, later.h, later.out, later.workspace, stream);
+  grouped_mlp_backward_data(later.mlp, later.input, later.gradients, later.workspace, stream);
+  grouped_mlp_backward_weights(later.mlp, later.input, later.gradients, {later.dw2.view(), {}},
+                               {later.dw1.view(), {}}, stream);
+  EXPECT_EQ(get(later.out, 0), kSentinel);
+  stream.synchronize();
+  expect_equal(now, later);
+}
+
+TEST(SumRows, FromTheFirstLivingTermInOrder) {
+  const Tensor rows = normal(DType::kFloat32, {4, 5}, 1), out(DType::kFloat32, {4, 5});
+  const Tensor map(DType::kInt32, {4, 3}), status(DType::kUInt32, {4});
+  const int32_t values[] = {2, 0, 3, -1, 1, -1, -1, -1, -1, 9, 1, 0};
+  std::copy_n(values, 12, map.data<int32_t>());
+  put(rows, 1 * 5 + 2, -0.0);
+  sum_rows(rows, map, out, status, Stream());
+  const auto at = [&](int64_t r, int64_t c) { return rows.data<float>()[r * 5 + c]; };
+  for (int64_t c = 0; c < 5; ++c) {
+    EXPECT_EQ(out.data<float>()[c], (at(2, c) + at(0, c)) + at(3, c));
+    EXPECT_EQ(out.data<float>()[5 + c], at(1, c));
+    EXPECT_EQ(out.data<float>()[10 + c], 0);
+    EXPECT_EQ(out.data<float>()[15 + c], at(1, c) + at(0, c));
+  }
+  EXPECT_TRUE(std::signbit(out.data<float>()[5 + 2])) << "one term is not added to +0";
+  EXPECT_EQ(status.data<uint32_t>()[0], kFaultIndex);
+  EXPECT_EQ(status.data<uint32_t>()[3], 9u);
+}
+
+TEST(GroupedMlpPath, IsReportedWithReasons) {
+  const PathReport report = choose_grouped_mlp({DType::kFloat64, 8, 8}, Device{});
+  EXPECT_EQ(report.path, MlpPath::kReference);
+  ASSERT_EQ(report.rejected.size(), 1u);
+  EXPECT_NE(report.rejected[0].reason.find("float64"), std::string::npos);
+  EXPECT_NO_THROW(report.require(MlpPath::kReference));
+  try {
+    report.require(MlpPath::kCpu);
+    FAIL() << "nothing thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+    EXPECT_NE(std::string(e.what()).find("float64"), std::string::npos) << e.what();
+  }
+  if (engine_available(GemmEngine::kVector, DType::kFloat32)) {
+    EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 8}, Device{}).path, MlpPath::kCpu);
+  }
+}
+
+TEST(GroupedMlpErrors, NameTheArgument) {
+  Problem p({"", {4, 5}}, {});
+  const TensorView short_workspace = p.workspace.view().slice(0, 0, p.workspace.view().numel() - 1);
+  EXPECT_THROW(grouped_mlp_forward(p.mlp, p.input, p.h, p.out, short_workspace, Stream()), Error);
+  p.mlp.interleave = 16;
+  EXPECT_THROW(p.forward(), Error);
+  p.mlp.interleave = 0;
+  p.mlp.w2 = p.w1.view();
+  EXPECT_THROW(p.forward(), Error);
+}
+
+}  // namespace
+}  // namespace moiety::gemm

@@ -1,0 +1,158 @@
+// Groups as data: offsets, faults, and views of weights.
+#include "moiety/gemm/grouped_tensor.h"
+
+#include <limits>
+
+#include "tests/gemm/support.h"
+
+namespace moiety::gemm {
+namespace {
+
+Tensor counts_of(const std::vector<int64_t>& values, DType dtype) {
+  Tensor out(dtype, {std::ssize(values)});
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kInt64) {
+      out.data<int64_t>()[i] = values[i];
+    } else {
+      out.data<int32_t>()[i] = static_cast<int32_t>(values[i]);
+    }
+  }
+  return out;
+}
+
+int64_t integer(const TensorView& x, int64_t i) {
+  return x.dtype() == DType::kInt64 ? x.data<int64_t>()[i] : x.data<int32_t>()[i];
+}
+
+class Offsets : public testing::TestWithParam<std::tuple<int64_t, DType, DType>> {};
+
+TEST_P(Offsets, SixteenOutputsFromOneScan) {
+  const auto [experts, in, out] = GetParam();
+  std::vector<int64_t> counts(experts);
+  int64_t capacity = 0;
+  for (int64_t e = 0; e < experts; ++e) capacity += counts[e] = (e * 37 + 5) % 11 * (e % 3);
+  const Tensor count_E = counts_of(counts, in), status(DType::kUInt32, {4});
+  std::vector<OffsetSpec> specs;
+  std::vector<Tensor> tensors;
+  for (int64_t i = 0; i < 16; ++i) {
+    const bool leading_zero = i % 2 == 0;
+    const int64_t div = i < 4 ? 1 : (i + 1) * 8, mul = i < 8 ? 1 : i;
+    tensors.emplace_back(out, std::initializer_list<int64_t>{experts + (leading_zero ? 1 : 0)});
+    specs.push_back({div, mul, leading_zero, tensors.back()});
+  }
+  grouped_offsets(count_E, specs, capacity, status, Stream());
+  for (const OffsetSpec& spec : specs) {
+    int64_t total = 0, i = 0;
+    if (spec.leading_zero) {
+      ASSERT_EQ(integer(spec.out, i++), 0);
+    }
+    for (int64_t n : counts) {
+      total += (n + spec.div - 1) / spec.div * spec.mul;
+      ASSERT_EQ(integer(spec.out, i++), total);
+    }
+    ASSERT_LE(total, offsets_bound(capacity, experts, spec.div, spec.mul));
+  }
+  EXPECT_EQ(status.data<uint32_t>()[0], 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Offsets,
+                         testing::Combine(testing::Values(0, 1, 255, 256, 257, 5000),
+                                          testing::Values(DType::kInt32, DType::kInt64),
+                                          testing::Values(DType::kInt32, DType::kInt64)));
+
+TEST(OffsetsFaults, SaturateAndSayWhere) {
+  const Tensor count_E = counts_of({1, 2, 3}, DType::kInt64), status(DType::kUInt32, {4});
+  const Tensor narrow(DType::kInt32, {4}), wide(DType::kInt64, {4});
+  const int64_t max64 = std::numeric_limits<int64_t>::max();
+  const OffsetSpec specs[] = {{1, 1 << 30, true, narrow}, {1, max64 / 2, true, wide}};
+  grouped_offsets(count_E, specs, 10, status, Stream());
+  const int32_t max32 = std::numeric_limits<int32_t>::max();
+  EXPECT_EQ(narrow.data<int32_t>()[1], 1 << 30);
+  EXPECT_EQ(narrow.data<int32_t>()[2], max32);
+  EXPECT_EQ(narrow.data<int32_t>()[3], max32);
+  EXPECT_EQ(wide.data<int64_t>()[1], max64 / 2);
+  EXPECT_EQ(wide.data<int64_t>()[2], max64);
+  const uint32_t* s = status.data<uint32_t>();
+  EXPECT_EQ(s[0], kFaultSaturated);
+  EXPECT_EQ(s[1], static_cast<uint32_t>(OperationId::kGroupedOffsets));
+  EXPECT_EQ(s[2], 1u);
+  EXPECT_THROW(throw_on_fault(status), Error);
+}
+
+TEST(OffsetsFaults, NegativeAndTooLargeCountsAreEmpty) {
+  const Tensor count_E = counts_of({4, -1, 9, 6}, DType::kInt32), status(DType::kUInt32, {4});
+  const Tensor out(DType::kInt64, {5});
+  const OffsetSpec specs[] = {{1, 1, true, out}};
+  grouped_offsets(count_E, specs, 10, status, Stream());
+  const std::vector<int64_t> expected = {0, 4, 4, 4, 10};
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(out.data<int64_t>()[i], expected[i]);
+  EXPECT_EQ(status.data<uint32_t>()[2], 1u);
+  EXPECT_EQ(status.data<uint32_t>()[3], static_cast<uint32_t>(-1));
+}
+
+TEST(Groups, CountsMayBeAbsent) {
+  TestGroups owner({"", {3, 0, 5}});
+  Groups groups = owner();
+  groups.count_E = {};
+  EXPECT_EQ(group_rows(groups, 0).rows, 3);
+  EXPECT_EQ(group_rows(groups, 1).rows, 0);
+  EXPECT_EQ(group_rows(groups, 2).begin, 3);
+  EXPECT_EQ(group_rows(groups, 2).rows, 5);
+}
+
+TEST(Groups, FaultyGroupsAreEmptyAndTheFirstIsRecorded) {
+  struct Fault {
+    const char* name;
+    int group;
+    int64_t count, begin;  // what is written over group `group`
+  };
+  const int64_t min64 = std::numeric_limits<int64_t>::min();
+  const int64_t max64 = std::numeric_limits<int64_t>::max();
+  for (const Fault& f :
+       {Fault{"negative count", 1, -3, 4}, Fault{"most negative count", 1, min64, 4},
+        Fault{"overlaps the next", 1, 6, 4}, Fault{"huge count", 2, max64, 9},
+        Fault{"past the capacity", 2, 4, 9}, Fault{"negative begin", 0, 4, -1},
+        Fault{"decreasing begin", 1, 5, 10}}) {
+    SCOPED_TRACE(f.name);
+    TestGroups groups({"", {4, 5, 3}});
+    groups.count()[f.group] = f.count;
+    groups.begin()[f.group] = f.begin;
+    if (f.group == 2) groups.begin()[3] = 100;
+    EXPECT_EQ(group_rows(groups(), f.group).rows, 0);
+    record_faults(groups(), OperationId::kGroupedGemm, {}, 0);
+    EXPECT_EQ(groups.status()[0], kFaultGroup);
+    EXPECT_EQ(groups.status()[1], static_cast<uint32_t>(OperationId::kGroupedGemm));
+    EXPECT_EQ(groups.status()[2], static_cast<uint32_t>(f.group));
+    try {
+      throw_on_fault(groups().status);
+      FAIL() << "nothing thrown";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(text("grouped_gemm: group {}", f.group)),
+                std::string::npos)
+          << e.what();
+    }
+  }
+}
+
+TEST(Groups, WithoutFaultNothingIsThrown) {
+  TestGroups groups({"", {4, 5, 3}, 2});
+  record_faults(groups(), OperationId::kGroupedGemm, {}, 0);
+  EXPECT_EQ(groups.status()[0], 0u);
+  EXPECT_NO_THROW(throw_on_fault(groups().status));
+}
+
+TEST(GroupedWeight, PackedAndIndexedAreTheSameMatrices) {
+  const Tensor packed = normal(DType::kFloat32, {3, 4, 5}, 1);
+  std::vector<TensorView> views;
+  for (int64_t e = 0; e < 3; ++e) views.push_back(packed.view().select(e));
+  const GroupedWeight a(packed.view()), b{std::span<const TensorView>(views)};
+  for (int64_t e = 0; e < 3; ++e) EXPECT_EQ(a[e].raw(), b[e].raw());
+  EXPECT_NO_THROW(b.check("op", "w", DType::kFloat32, 3, 4, 5));
+  EXPECT_THROW(b.check("op", "w", DType::kFloat32, 2, 4, 5), Error);
+  EXPECT_THROW(a.check("op", "w", DType::kFloat32, 3, 5, 4), Error);
+  EXPECT_THROW(a.check("op", "w", DType::kBFloat16, 3, 4, 5), Error);
+  EXPECT_THROW(GroupedWeight(packed.view().select(0)), Error);
+}
+
+}  // namespace
+}  // namespace moiety::gemm
