@@ -1,0 +1,42 @@
+// dispatch moves token rows to the experts that they chose; dispatch_backward brings the gradients
+// of those rows home and sums them (spec ep, 3.2).
+//
+// Rows are bfloat16, float16 or float32, D elements, D within the group's limits; a row is
+// contiguous, rows may be strided. With T = 0 or C = 0 null pointers are fine. Collective; D, dtype
+// and the presence of weights are equal on all ranks.
+#pragma once
+
+#include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
+#include "moiety/moe/combine.h"
+#include "moiety/moe/ep_group.h"
+#include "moiety/moe/prepare.h"
+
+namespace moiety::moe {
+
+// rows[slot] = x[t] and slot_w[slot] = w[t, k], by bytes, for every pair alive. Rows between
+// rows_real and rows_padded of an expert are zero, in slot_w too. Rows from info[0] to C are left
+// alone unless zero_tail.
+struct DispatchArgs {
+  TensorView x_TD;
+  TensorView w_TK = {};    // optional, float32
+  TensorView rows_CD;      // out, x's type
+  TensorView slot_w = {};  // out, float32 [C], exactly if there is w_TK
+  bool zero_tail = false;
+};
+void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream);
+
+// gx[t] = sum of g_rows over the pairs alive of t (by `reduction`, without weights) + addend;
+// gw[t, k] = g_slot_w[slot] by bits, 0 for a pair not alive.
+struct DispatchBackwardArgs {
+  TensorView g_rows_CD;
+  TensorView g_slot_w = {};  // optional, float32 [C]
+  TensorView addend = {};    // optional, [T, D] of g_rows' type or float32; may be gx itself
+  Reduction reduction = Reduction::kRank;
+  TensorView gx_TD;       // out, g_rows' type or float32
+  TensorView gw_TK = {};  // out, float32, exactly if there is g_slot_w
+};
+void dispatch_backward(EpGroup& group, const EpPlan& plan, const DispatchBackwardArgs& args,
+                       Stream stream);
+
+}  // namespace moiety::moe

@@ -1,0 +1,492 @@
+// The movers of rows on a CPU. Rows are stored straight into the peer's memory, so every row is
+// copied twice on its way (into the region, out of it) and own rows once.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "moiety/base/math.h"
+#include "moiety/base/parallel.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/formats/fp16.h"
+#include "moiety/moe/exchange.h"
+
+namespace moiety::moe {
+namespace {
+
+constexpr int64_t kTaskBytes = 64 << 10;  // that a task of a loop moves, about
+constexpr int kTile = 512;                // elements of a row that are summed in cache
+
+int64_t element_bytes(DType type) { return bits(type) / 8; }
+int64_t rows_per_task(int64_t row_bytes) {
+  return std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(row_bytes, 64));
+}
+
+uint32_t load32(const std::byte* p) {
+  uint32_t out;
+  std::memcpy(&out, p, 4);
+  return out;
+}
+void store32(std::byte* p, uint32_t value) { std::memcpy(p, &value, 4); }
+float load_float(const std::byte* p) { return std::bit_cast<float>(load32(p)); }
+
+template <class F>
+MOIETY_INLINE void with_type(DType type, F&& f) {
+  if (type == DType::kBFloat16) {
+    f(bf16{});
+  } else if (type == DType::kFloat16) {
+    f(fp16{});
+  } else {
+    f(float{});
+  }
+}
+
+enum class Step { kSet, kAdd, kSetScaled, kAddScaled };
+
+// acc := x | acc + x | w x | fma(w, x, acc)
+MOIETY_SIMD_CLONES
+void accumulate(DType type, Step step, float w, const std::byte* x, float* __restrict acc, int n) {
+  with_type(type, [&]<class T>(T) {
+    const T* __restrict v = reinterpret_cast<const T*>(x);
+    switch (step) {
+      case Step::kSet:
+        for (int i = 0; i < n; ++i) acc[i] = static_cast<float>(v[i]);
+        break;
+      case Step::kAdd:
+        for (int i = 0; i < n; ++i) acc[i] += static_cast<float>(v[i]);
+        break;
+      case Step::kSetScaled:
+        for (int i = 0; i < n; ++i) acc[i] = w * static_cast<float>(v[i]);
+        break;
+      case Step::kAddScaled:
+        for (int i = 0; i < n; ++i) acc[i] = std::fma(w, static_cast<float>(v[i]), acc[i]);
+        break;
+    }
+  });
+}
+
+MOIETY_SIMD_CLONES
+void round_to(DType type, const float* __restrict acc, std::byte* out, int n) {
+  with_type(type, [&]<class T>(T) {
+    T* __restrict o = reinterpret_cast<T*>(out);
+    for (int i = 0; i < n; ++i) o[i] = T(acc[i]);
+  });
+}
+
+struct Term {
+  const std::byte* row;
+  DType type;
+  float weight;
+};
+
+// Up to one term per choice or per rank; on the stack, so nothing of it is initialized in vain.
+class Terms {
+ public:
+  explicit Terms(bool weighted) : weighted_(weighted) {}
+  void add(const Term& term) { term_[count_++] = term; }
+  int count() const { return count_; }
+  const Term& operator[](int i) const { return term_[i]; }
+  bool weighted() const { return weighted_; }
+
+ private:
+  bool weighted_;
+  int count_ = 0;
+  Term term_[kMaxRanks];
+};
+
+// The recurrence of spec ep 3.2: the first term, then the others in their order, then the addend
+// (null: none); rounded once.
+void sum_terms(const Terms& terms, const std::byte* addend, DType addend_type, std::byte* out,
+               DType out_type, int64_t n) {
+  if (terms.count() == 0 && !addend) {
+    std::memset(out, 0, n * element_bytes(out_type));
+    return;
+  }
+  const Step first = terms.weighted() ? Step::kSetScaled : Step::kSet;
+  const Step next = terms.weighted() ? Step::kAddScaled : Step::kAdd;
+  alignas(64) float acc[kTile];
+  for (int64_t d = 0; d < n; d += kTile) {
+    const int width = static_cast<int>(std::min<int64_t>(kTile, n - d));
+    for (int i = 0; i < terms.count(); ++i) {
+      const Term& t = terms[i];
+      accumulate(t.type, i == 0 ? first : next, t.weight, t.row + d * element_bytes(t.type), acc,
+                 width);
+    }
+    if (addend) {
+      accumulate(addend_type, terms.count() == 0 ? Step::kSet : Step::kAdd, 1,
+                 addend + d * element_bytes(addend_type), acc, width);
+    }
+    round_to(out_type, acc, out + d * element_bytes(out_type), width);
+  }
+}
+
+// A term that is the whole sum keeps its bytes. On the wire it may have become fp32, exactly.
+void copy_term(const Term& term, std::byte* out, DType out_type, int64_t n) {
+  if (term.type == out_type) {
+    std::memcpy(out, term.row, n * element_bytes(out_type));
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t x = load32(term.row + 4 * i);
+    uint16_t narrow = static_cast<uint16_t>(x >> 16);
+    if (out_type == DType::kFloat16) {
+      const bool nan = (x & 0x7FFFFFFFu) > 0x7F800000u;  // its payload came from 10 bits
+      narrow = nan ? static_cast<uint16_t>((x >> 16 & 0x8000u) | 0x7C00u | (x >> 13 & 0x3FFu))
+                   : fp16(std::bit_cast<float>(x)).bits;
+    }
+    std::memcpy(out + 2 * i, &narrow, 2);
+  }
+}
+
+std::byte* scratch_row(int64_t bytes) {
+  thread_local std::vector<std::byte> scratch;
+  if (static_cast<int64_t>(scratch.size()) < bytes) scratch.resize(bytes);
+  return scratch.data();
+}
+
+// The maps of a plan, as the movers read them.
+struct Maps {
+  explicit Maps(const EpPlan& plan)
+      : topk(plan.topk),
+        tokens_max(plan.tokens_max),
+        ranks(static_cast<int>(plan.rows_RR.size(0))),
+        slot_TK(plan.slot_TK.data<int32_t>()),
+        row_TR(plan.row_TR.data<int32_t>()),
+        recv_token(plan.recv_token.data<int32_t>()),
+        recv_slot(plan.recv_slot.data<int32_t>()),
+        rows_RR(plan.rows_RR.data<int32_t>()),
+        row_end_BR(plan.row_end_BR.data<int32_t>()) {}
+
+  const int32_t* slots(int s, int64_t j) const { return recv_slot + (s * tokens_max + j) * topk; }
+  int32_t token(int s, int64_t j) const { return recv_token[s * tokens_max + j]; }
+  int64_t rows(int from, int to) const { return rows_RR[from * ranks + to]; }
+  bool alive(const int32_t* slot_K) const {
+    return std::any_of(slot_K, slot_K + topk, [](int32_t slot) { return slot >= 0; });
+  }
+
+  int topk;
+  int64_t tokens_max;
+  int ranks;
+  const int32_t *slot_TK, *row_TR, *recv_token, *recv_slot, *rows_RR, *row_end_BR;
+};
+
+// body(peer, chunk, first row, end row) for all chunks of n(peer) rows, peers interleaved.
+template <class Rows, class Body>
+void for_chunks(const Exchange& exchange, const Rows& n, const Body& body) {
+  const int peers = exchange.ranks() - 1;
+  int64_t most = 0;
+  for (int i = 0; i < peers; ++i) most = std::max<int64_t>(most, n(exchange.peer(i)));
+  parallel_tasks(exchange.chunks(most) * peers, [&](int64_t task) {
+    const int r = exchange.peer(static_cast<int>(task % peers));
+    const int64_t chunk = task / peers, begin = chunk * exchange.chunk_rows();
+    if (begin >= n(r) || exchange.failed()) return;
+    body(r, chunk, begin, std::min<int64_t>(begin + exchange.chunk_rows(), n(r)));
+  });
+}
+
+// send(token, row) for the tokens of rows [begin, end) of this rank at r that have a pair alive.
+template <class Send>
+void for_tokens(const Maps& maps, int64_t tokens, int r, int64_t begin, int64_t end, Send&& send) {
+  const auto row_end = [&](int64_t block) { return maps.row_end_BR[block * maps.ranks + r]; };
+  const int64_t blocks = ceil_div(tokens, kTokenBlock);
+  int64_t first = 0;  // block that ends behind `begin`
+  for (int64_t count = blocks; count > 0;) {
+    const int64_t half = count / 2;
+    const bool before = row_end(first + half) <= begin;
+    first += before ? half + 1 : 0;
+    count = before ? count - half - 1 : half;
+  }
+  for (int64_t t = first * kTokenBlock; t < tokens; ++t) {
+    const int32_t row = maps.row_TR[t * maps.ranks + r];
+    if (row >= begin && row < end) send(t, row);
+    if (row >= end - 1) return;
+    if ((t + 1) % kTokenBlock == 0 && row_end(t / kTokenBlock) >= end) return;
+  }
+}
+
+}  // namespace
+
+void scale_row(DType type, float weight, const std::byte* x, std::byte* out, int64_t n) {
+  Terms terms(true);
+  terms.add({x, type, weight});
+  sum_terms(terms, nullptr, type, out, type, n);
+}
+
+MOIETY_SIMD_CLONES
+float dot_row(DType type, const std::byte* x, const std::byte* y, int64_t n) {
+  float out = 0;
+  with_type(type, [&]<class T>(T) {
+    const T* a = reinterpret_cast<const T*>(x);
+    const T* b = reinterpret_cast<const T*>(y);
+    out = lane_sum<float>(n, [&](float v, int64_t i) {
+      return std::fma(static_cast<float>(a[i]), static_cast<float>(b[i]), v);
+    });
+  });
+  return out;
+}
+
+void copy_rows(Exchange& exchange, const EpPlan& plan, const TensorView& x_TD,
+               const TensorView& w_TK, const ExpandRow& expand) {
+  const Maps maps(plan);
+  const Rows x(x_TD), w(w_TK);
+  const bool weights = w_TK.defined();
+  const int me = exchange.rank();
+  const int64_t bytes = byte_size(x_TD.dtype(), x_TD.size(1));
+  const int64_t stride = record_bytes(bytes, maps.topk), side = side_offset(bytes);
+
+  const auto sent = [&](int r) { return maps.rows(me, r); };
+  for_chunks(exchange, sent, [&](int r, int64_t chunk, int64_t begin, int64_t end) {
+    exchange.before_store();
+    for_tokens(maps, plan.tokens, r, begin, end, [&](int64_t t, int64_t j) {
+      std::byte* record = exchange.record(r, me, j, stride);
+      std::memcpy(record, x[t], bytes);
+      if (weights) std::memcpy(record + side, w[t], maps.topk * sizeof(float));
+    });
+    exchange.announce(r, chunk);
+  });
+
+  parallel_for(maps.rows(me, me), rows_per_task(bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      const int32_t* slots = maps.slots(me, j);
+      const int32_t t = maps.token(me, j);
+      if (maps.alive(slots)) expand(x[t], weights ? w.as<float>(t) : nullptr, slots);
+    }
+  });
+
+  const auto received = [&](int s) { return maps.rows(s, me); };
+  for_chunks(exchange, received, [&](int s, int64_t chunk, int64_t begin, int64_t end) {
+    if (!exchange.await(s, chunk, exchange.chunks(received(s)))) return;
+    for (int64_t j = begin; j < end; ++j) {
+      const int32_t* slots = maps.slots(s, j);
+      const std::byte* record = exchange.record(me, s, j, stride);
+      if (!maps.alive(slots)) continue;
+      expand(record, weights ? reinterpret_cast<const float*>(record + side) : nullptr, slots);
+    }
+  });
+}
+
+void zero_padding(const EpPlan& plan, const TensorView& rows_CD, const TensorView& values_C,
+                  bool tail) {
+  const Rows rows(rows_CD), values(values_C);
+  const int64_t bytes = byte_size(rows_CD.dtype(), rows_CD.size(1));
+  const auto zero = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memset(rows[i], 0, bytes);
+      if (values_C.defined()) *values.as<float>(i) = 0;
+    }
+  };
+  const int64_t* offset = plan.offset.data<int64_t>();
+  const int64_t experts = plan.rows_real.size(0);
+  for (int64_t e = 0; e < experts; ++e) {
+    zero(offset[e] + plan.rows_real.data<int64_t>()[e], offset[e + 1]);
+  }
+  if (tail) zero(offset[experts], plan.capacity);
+}
+
+namespace {
+
+// combine and dispatch_backward: what owners send home and how homes sum it.
+class RowSum {
+ public:
+  RowSum(Exchange& exchange, const EpPlan& plan, const SumArgs& args)
+      : exchange_(exchange),
+        plan_(plan),
+        args_(args),
+        maps_(plan),
+        y_(args.y_CD),
+        slot_w_(args.slot_w),
+        side_(args.side),
+        addend_(args.addend),
+        out_(args.out_TD),
+        side_TK_(args.side_TK),
+        type_(args.y_CD.dtype()),
+        wire_(args.reduction == Reduction::kRankFp32 ? DType::kFloat32 : type_),
+        out_type_(args.out_TD.dtype()),
+        model_(args.y_CD.size(1)),
+        weighted_(args.slot_w.defined()),
+        by_token_(args.reduction == Reduction::kToken) {
+    const int64_t bytes = byte_size(wire_, model_);
+    side_at_ = side_offset(bytes);
+    stride_ = by_token_ ? pair_record_bytes(bytes) : record_bytes(bytes, maps_.topk);
+  }
+
+  void run() {
+    const auto received = [&](int home) { return maps_.rows(home, exchange_.rank()); };
+    for_chunks(exchange_, received, [&](int home, int64_t chunk, int64_t begin, int64_t end) {
+      exchange_.before_store();
+      for (int64_t j = begin; j < end; ++j) {
+        by_token_ ? send_pairs(home, j) : send_partial(home, j);
+      }
+      exchange_.announce(home, chunk);
+    });
+    const int64_t grain = rows_per_task(byte_size(type_, model_));
+    parallel_for(plan_.tokens, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end && !exchange_.failed(); ++t) {
+        by_token_ ? sum_pairs(t) : sum_ranks(t);
+      }
+    });
+    // Chunks without a row alive, too, must have come before their half is given back.
+    for_chunks(
+        exchange_, [&](int r) { return maps_.rows(exchange_.rank(), r); },
+        [&](int r, int64_t chunk, int64_t, int64_t) { await(r, chunk); });
+  }
+
+ private:
+  int rank() const { return exchange_.rank(); }
+  Term own_term(int32_t slot) const {
+    return {y_[slot], type_, weighted_ ? load_float(slot_w_[slot]) : 1};
+  }
+  Terms own_terms(const int32_t* slot_K) const {
+    Terms terms(weighted_);
+    for (int k = 0; k < maps_.topk; ++k) {
+      if (slot_K[k] >= 0) terms.add(own_term(slot_K[k]));
+    }
+    return terms;
+  }
+  bool await(int r, int64_t chunk) {
+    return exchange_.await(r, chunk, exchange_.chunks(maps_.rows(rank(), r)));
+  }
+  bool await_row(int r, int64_t j) { return await(r, j / exchange_.chunk_rows()); }
+
+  void send_partial(int home, int64_t j) {
+    const int32_t* slot_K = maps_.slots(home, j);
+    const Terms terms = own_terms(slot_K);
+    if (terms.count() == 0) return;
+    std::byte* record = exchange_.record(home, rank(), j, stride_);
+    partial(terms, record);
+    if (!args_.side.defined()) return;
+    for (int k = 0; k < maps_.topk; ++k) {
+      store32(record + side_at_ + 4 * k, slot_K[k] < 0 ? 0 : load32(side_[slot_K[k]]));
+    }
+  }
+
+  void send_pairs(int home, int64_t j) {
+    const int32_t* slot_K = maps_.slots(home, j);
+    const int64_t t = maps_.token(home, j);
+    for (int k = 0; k < maps_.topk; ++k) {
+      const int32_t slot = slot_K[k];
+      if (slot < 0) continue;
+      std::byte* record = exchange_.pair_record(home, t * maps_.topk + k, stride_);
+      std::memcpy(record, y_[slot], byte_size(type_, model_));
+      const Rows& value = weighted_ ? slot_w_ : side_;
+      if (weighted_ || args_.side.defined()) std::memcpy(record + side_at_, value[slot], 4);
+    }
+  }
+
+  // A rank's part of a token's sum, as it goes over the wire.
+  void partial(const Terms& terms, std::byte* out) const {
+    if (terms.count() == 1 && !weighted_ && wire_ == type_) {
+      copy_term(terms[0], out, wire_, model_);
+    } else {
+      sum_terms(terms, nullptr, wire_, out, wire_, model_);
+    }
+  }
+
+  void sum_ranks(int64_t t) {
+    const int32_t* row_R = maps_.row_TR + t * maps_.ranks;
+    const int32_t* own_K = row_R[rank()] < 0 ? nullptr : maps_.slots(rank(), row_R[rank()]);
+    const Terms own = own_K ? own_terms(own_K) : Terms(weighted_);
+    if (args_.side.defined()) begin_side(t, own_K);
+    if (own.count() == alive(t) && own.count() > 0 && sums_once()) {
+      store(own, t);
+      return;
+    }
+    Terms ranks(false);
+    for (int r = 0; r < maps_.ranks; ++r) {
+      if (row_R[r] < 0) continue;
+      if (r == rank()) {
+        ranks.add(own_partial(own));
+        continue;
+      }
+      if (!await_row(r, row_R[r])) return;
+      const std::byte* record = exchange_.record(rank(), r, row_R[r], stride_);
+      ranks.add({record, wire_, 1});
+      if (args_.side.defined()) add_side(t, record + side_at_);
+    }
+    store(ranks, t);
+  }
+
+  // Rounding the partial, then the sum, is one rounding: nothing comes between, or the first is
+  // none.
+  bool sums_once() const {
+    return wire_ == DType::kFloat32 || (out_type_ == wire_ && !args_.addend.defined());
+  }
+
+  Term own_partial(const Terms& own) const {
+    if (own.count() == 1 && !weighted_) return own[0];
+    std::byte* scratch = scratch_row(byte_size(wire_, model_));
+    partial(own, scratch);
+    return {scratch, wire_, 1};
+  }
+
+  void sum_pairs(int64_t t) {
+    const int32_t* row_R = maps_.row_TR + t * maps_.ranks;
+    const int32_t* own_K = row_R[rank()] < 0 ? nullptr : maps_.slots(rank(), row_R[rank()]);
+    if (args_.side.defined()) begin_side(t, own_K);
+    for (int r = 0; r < maps_.ranks; ++r) {
+      if (r != rank() && row_R[r] >= 0 && !await_row(r, row_R[r])) return;
+    }
+    Terms pairs(weighted_);
+    for (int k = 0; k < maps_.topk; ++k) {
+      if (maps_.slot_TK[t * maps_.topk + k] < 0) continue;
+      if (own_K && own_K[k] >= 0) {
+        pairs.add(own_term(own_K[k]));
+        continue;
+      }
+      const std::byte* record = exchange_.pair_record(rank(), t * maps_.topk + k, stride_);
+      const std::byte* value = record + side_at_;
+      pairs.add({record, type_, weighted_ ? load_float(value) : 1});
+      if (args_.side.defined()) store32(side_TK_[t] + 4 * k, load32(value));
+    }
+    store(pairs, t);
+  }
+
+  int alive(int64_t t) const {
+    const int32_t* slot_K = maps_.slot_TK + t * maps_.topk;
+    return static_cast<int>(
+        std::count_if(slot_K, slot_K + maps_.topk, [](int32_t slot) { return slot >= 0; }));
+  }
+
+  void store(const Terms& terms, int64_t t) const {
+    const bool add = args_.addend.defined();
+    if (alive(t) == 1 && !weighted_ && !add && out_type_ == type_) {
+      copy_term(terms[0], out_[t], out_type_, model_);
+    } else {
+      sum_terms(terms, add ? addend_[t] : nullptr, args_.addend.dtype(), out_[t], out_type_,
+                model_);
+    }
+  }
+
+  // The side values of own pairs, 0 for all others; then those that a rank sent, 0 where not its.
+  void begin_side(int64_t t, const int32_t* own_K) const {
+    for (int k = 0; k < maps_.topk; ++k) {
+      const bool own = own_K && own_K[k] >= 0;
+      store32(side_TK_[t] + 4 * k, own ? load32(side_[own_K[k]]) : 0);
+    }
+  }
+  void add_side(int64_t t, const std::byte* values) const {
+    std::byte* out = side_TK_[t];
+    for (int k = 0; k < maps_.topk; ++k) {
+      store32(out + 4 * k, load32(out + 4 * k) | load32(values + 4 * k));
+    }
+  }
+
+  Exchange& exchange_;
+  const EpPlan& plan_;
+  const SumArgs& args_;
+  const Maps maps_;
+  const Rows y_, slot_w_, side_, addend_, out_, side_TK_;
+  const DType type_, wire_, out_type_;
+  const int64_t model_;
+  const bool weighted_, by_token_;
+  int64_t side_at_ = 0, stride_ = 0;
+};
+
+}  // namespace
+
+void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args) {
+  RowSum(exchange, plan, args).run();
+}
+
+}  // namespace moiety::moe

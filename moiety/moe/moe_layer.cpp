@@ -1,0 +1,196 @@
+#include "moiety/moe/moe_layer.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "moiety/base/error.h"
+#include "moiety/moe/dispatch.h"
+
+namespace moiety::moe {
+namespace {
+
+constexpr int64_t kInfoWords = 16;
+
+TensorView bytes(Arena& arena, int64_t n) { return arena.tensor(DType::kUInt8, {n}); }
+
+}  // namespace
+
+MoeStats moe_stats(const TensorView& info) {
+  check_tensor("moe_stats", "info", info, DType::kInt64, {kInfoWords});
+  const int64_t* word = info.data<int64_t>();
+  return {.required = word[kInfoGroupRequired],
+          .capacity = word[kInfoCapacity],
+          .dropped = word[kInfoGroupDropped],
+          .overflow = word[kInfoGroupOverflow] != 0};
+}
+
+EpLimits moe_limits(const MoeConfig& config, int64_t tokens_max) {
+  return {.tokens = tokens_max,
+          .model = config.model,
+          .topk = static_cast<int>(config.router.top_k),
+          .widest = config.dtype == DType::kFloat32 ? PayloadFormat::kFP32 : PayloadFormat::kBF16,
+          .rank_fp32 = config.reduction == Reduction::kRankFp32,
+          .token_order = config.reduction == Reduction::kToken};
+}
+
+MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), group_(&group) {
+  check(config.router);
+  MOIETY_CHECK(config.dtype == DType::kFloat32 || config.dtype == DType::kBFloat16,
+               "moe_layer: dtype {} must be float32 or bfloat16", name(config.dtype));
+  MOIETY_CHECK(config.alignment >= 1, "moe_layer: alignment={} must be positive", config.alignment);
+  MOIETY_CHECK(group.map().experts() == config.router.experts,
+               "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
+               group.map().experts(), config.router.experts);
+  path_ = gemm::choose_grouped_mlp(
+      {.dtype = config.dtype, .model = config.model, .ffn = config.ffn}, Device{});
+}
+
+int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
+  return moe::capacity_for(factor, group_tokens, static_cast<int>(config_.router.top_k),
+                           group_->ranks(), group_->local_experts(), config_.alignment);
+}
+
+gemm::GroupedMlp MoeLayer::mlp(const MoeWeights& weights) const {
+  return {.path = path_.path,
+          .activation = config_.activation,
+          .interleave = 0,
+          .w1 = weights.w1,
+          .w2 = weights.w2,
+          .b1_EH = weights.b1_LH,
+          .b2_ED = weights.b2_LD};
+}
+
+gemm::MlpInput MoeLayer::mlp_input(const MoeSaved& saved) const {
+  return {.groups = {.count_E = saved.plan.rows_real,
+                     .begin_E1 = saved.plan.offset,
+                     .status = {},
+                     .experts = group_->local_experts(),
+                     .capacity = saved.plan.capacity,
+                     .expected_rows = 0},
+          .x = saved.rows_CD,
+          .prob_R = saved.slot_w,
+          .source_R = {},
+          .row_TK = {}};
+}
+
+void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena,
+                       Stream stream) const {
+  const RouterConfig& router = config_.router;
+  check_tensor("moe_layer", "h_TD", args.h_TD, config_.dtype, {-1, config_.model});
+  if (args.info.defined()) {
+    check_tensor("moe_layer", "info", args.info, DType::kInt64, {kInfoWords});
+  }
+  const int64_t tokens = args.h_TD.size(0);
+  std::optional<ArenaScope> all;
+  if (!saved) all.emplace(arena);
+  PrepareArgs prepare_args{.idx_TK = arena.tensor(DType::kInt32, {tokens, router.top_k}),
+                           .alignment = config_.alignment,
+                           .capacity = args.capacity,
+                           .capacity_limit = {},
+                           .overflow = config_.overflow};
+  const TensorView plan_memory =
+      bytes(arena, plan_bytes(group_->map(), group_->limits(), prepare_args));
+  MoeSaved s{.plan = {},
+             .logits_TE = arena.tensor(DType::kFloat32, {tokens, router.experts}),
+             .idx_TK = prepare_args.idx_TK,
+             .rows_CD = arena.tensor(config_.dtype, {args.capacity, config_.model}),
+             .slot_w = arena.tensor(DType::kFloat32, {args.capacity}),
+             .hidden_CH = arena.tensor(config_.dtype,
+                                       {args.capacity, config_.activation.hidden(config_.ffn)})};
+
+  ArenaScope temporaries(arena);
+  const TensorView weight_TK = arena.tensor(DType::kFloat32, {tokens, router.top_k});
+  const int64_t segments = args.stats.count.size(0);
+  router_forward(router,
+                 {.h_TD = args.h_TD,
+                  .w_ED = args.weights.router_ED,
+                  .bias_E = args.weights.router_bias_E,
+                  .mask_T = args.mask_T,
+                  .logits_TE = s.logits_TE,
+                  .idx_TK = s.idx_TK,
+                  .weight_TK = weight_TK,
+                  .stats = args.stats,
+                  .workspace = bytes(arena, router_forward_workspace(router, tokens, segments))},
+                 stream);
+  s.plan = prepare(*group_, prepare_args, plan_memory, stream);
+  if (args.info.defined()) {
+    stream.run([from = s.plan.info, to = args.info] {
+      std::copy_n(from.data<int64_t>(), kInfoWords, to.data<int64_t>());
+    });
+  }
+  dispatch(*group_, s.plan,
+           {.x_TD = args.h_TD, .w_TK = weight_TK, .rows_CD = s.rows_CD, .slot_w = s.slot_w},
+           stream);
+  const gemm::GroupedMlp experts = mlp(args.weights);
+  const gemm::MlpInput input = mlp_input(s);
+  const TensorView y_CD = arena.tensor(config_.dtype, {args.capacity, config_.model});
+  gemm::grouped_mlp_forward(experts, input, s.hidden_CH, y_CD,
+                            bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  combine(*group_, s.plan,
+          {.y_CD = y_CD,
+           .slot_w = {},
+           .addend = args.addend,
+           .reduction = config_.reduction,
+           .out_TD = args.out_TD},
+          stream);
+  if (saved) *saved = s;
+}
+
+void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
+                        Stream stream) const {
+  const RouterConfig& router = config_.router;
+  const int64_t tokens = saved.plan.tokens, capacity = saved.plan.capacity;
+  check_tensor("moe_layer", "h_TD", args.h_TD, config_.dtype, {tokens, config_.model});
+  check_tensor("moe_layer", "dout_TD", args.dout_TD, config_.dtype, {tokens, config_.model});
+  check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
+  ArenaScope temporaries(arena);
+  const gemm::GroupedMlp experts = mlp(args.weights);
+  const gemm::MlpInput input = mlp_input(saved);
+  const gemm::MlpGradients gradients{.d_o = arena.tensor(config_.dtype, {capacity, config_.model}),
+                                     .h = saved.hidden_CH,
+                                     .dh = saved.hidden_CH,
+                                     .a = arena.tensor(config_.dtype, {capacity, config_.ffn}),
+                                     .dx = arena.tensor(config_.dtype, {capacity, config_.model}),
+                                     .dprob_R = arena.tensor(DType::kFloat32, {capacity}),
+                                     .db1_EH = args.grads.b1_LH,
+                                     .db2_ED = args.grads.b2_LD,
+                                     .bias_beta = args.grads.bias_beta};
+  combine_backward(
+      *group_, saved.plan,
+      {.g_TD = args.dout_TD, .slot_w = {}, .y_CD = {}, .gy_CD = gradients.d_o, .g_slot_w = {}},
+      stream);
+  gemm::grouped_mlp_backward_data(
+      experts, input, gradients, bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  // The part of dh through the experts stays float32 until the router's part is added.
+  const TensorView gx_TD = config_.dtype == DType::kFloat32
+                               ? args.dh_TD
+                               : arena.tensor(DType::kFloat32, {tokens, config_.model});
+  const TensorView dweight_TK = arena.tensor(DType::kFloat32, {tokens, router.top_k});
+  dispatch_backward(*group_, saved.plan,
+                    {.g_rows_CD = gradients.dx,
+                     .g_slot_w = gradients.dprob_R,
+                     .addend = args.addend,
+                     .reduction = config_.reduction,
+                     .gx_TD = gx_TD,
+                     .gw_TK = dweight_TK},
+                    stream);
+  gemm::grouped_mlp_backward_weights(experts, input, gradients, args.grads.w2, args.grads.w1,
+                                     stream);
+  router_backward(router,
+                  {.h_TD = args.h_TD,
+                   .w_ED = args.weights.router_ED,
+                   .logits_TE = saved.logits_TE,
+                   .idx_TK = saved.idx_TK,
+                   .dweight_TK = dweight_TK,
+                   .count = args.count,
+                   .scope = args.scope,
+                   .dw_ED = args.grads.router_ED,
+                   .dw_beta = args.grads.router_beta,
+                   .addend_TD = gx_TD,
+                   .dh_TD = args.dh_TD,
+                   .workspace = bytes(arena, router_backward_workspace(router, config_.dtype,
+                                                                       tokens, config_.model))},
+                  stream);
+}
+
+}  // namespace moiety::moe

@@ -1,0 +1,123 @@
+// One mixture-of-experts layer: router, dispatch, experts, combine, and the way back (spec trainer
+// 4.3 step 6). It owns its configuration alone: weights, gradients and activations are views, and
+// one EpGroup serves all layers of a model.
+//
+//   h -> router -> idx, w -> prepare -> dispatch h, w -> grouped MLP with p = w -> combine -> out
+//
+// What backward needs lies on the caller's arena, allocated first, until the caller releases it
+// after backward; temporaries are given back before the call returns. Collective over the group,
+// with T = 0 on a rank too. Letters as in router.h; L local experts, F ffn size, H columns of the
+// hidden activation (2F or F), C capacity in rows.
+#pragma once
+
+#include <cstdint>
+
+#include "moiety/base/arena.h"
+#include "moiety/base/stream.h"
+#include "moiety/gemm/grouped_mlp.h"
+#include "moiety/moe/combine.h"
+#include "moiety/moe/ep_group.h"
+#include "moiety/moe/expert_map.h"
+#include "moiety/moe/router.h"
+
+namespace moiety::moe {
+
+struct MoeConfig {
+  DType dtype = DType::kFloat32;  // of activations and weights: float32 or bfloat16
+  int64_t model = 0;              // D
+  int64_t ffn = 0;                // F
+  RouterConfig router;
+  gemm::Activation activation = gemm::swiglu();
+  Reduction reduction = Reduction::kRank;
+  OverflowPolicy overflow = OverflowPolicy::kError;
+  int64_t alignment = 1;  // of an expert's rows
+};
+
+struct MoeWeights {
+  TensorView router_ED;
+  TensorView router_bias_E;  // float32, optional
+  gemm::GroupedWeight w1;    // [L, H, D]
+  gemm::GroupedWeight w2;    // [L, D, F]
+  TensorView b1_LH, b2_LD;   // optional
+};
+
+// main_grad, float32. A target that is not defined is not computed. beta: 0 overwrites, 1 adds.
+struct MoeGrads {
+  TensorView router_ED;
+  float router_beta = 0;
+  gemm::GradTarget w1, w2;
+  TensorView b1_LH, b2_LD;
+  gemm::GroupScalar bias_beta = {0, {}};
+};
+
+// From forward to backward of one layer: views into the arena, and the plan.
+struct MoeSaved {
+  EpPlan plan;
+  TensorView logits_TE, idx_TK;
+  TensorView rows_CD;    // the tokens that came to this rank's experts
+  TensorView slot_w;     // [C] and their weights
+  TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
+};
+
+// How the group fared, from the info words of a forward pass.
+struct MoeStats {
+  int64_t required = 0;  // rows that the fullest rank of the group needs to drop nothing
+  int64_t capacity = 0;  // rows of this rank
+  int64_t dropped = 0;   // pairs dropped in the group
+  bool overflow = false;
+};
+MoeStats moe_stats(const TensorView& info);
+
+// What the group must hold for such layers and `tokens_max` tokens of a rank.
+EpLimits moe_limits(const MoeConfig& config, int64_t tokens_max);
+
+struct MoeForwardArgs {
+  MoeWeights weights;
+  TensorView h_TD;
+  TensorView mask_T;     // uint8, optional: router.h
+  TensorView addend;     // optional [T, D]: out = y + addend with one rounding (combine.h)
+  int64_t capacity = 0;  // C
+  TensorView out_TD;     // of the layer's dtype or float32
+  RouterStats stats;     // out
+  TensorView info;       // out, optional: int64 [16], the plan's info words (InfoWord)
+};
+
+struct MoeBackwardArgs {
+  MoeWeights weights;
+  MoeGrads grads;
+  TensorView h_TD;     // as in forward
+  TensorView dout_TD;  // of the layer's dtype
+  TensorView addend;   // optional [T, D], the layer's dtype or float32: added to dh
+  TensorView count;    // int64 [S, E+1], of the scope of the losses (router.h)
+  TensorView scope;    // int64 [2]
+  TensorView dh_TD;    // out, of the layer's dtype, one rounding
+};
+
+class MoeLayer {
+ public:
+  // Borrows the group, whose experts, model size, K and reduction must suffice.
+  MoeLayer(const MoeConfig& config, EpGroup& group);
+
+  // Fills `saved` with tensors on the arena; without it (evaluation) nothing stays.
+  // Under kError the caller asks `group.check(saved.plan.epoch)` once per step.
+  void forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena, Stream stream) const;
+  // Consumes `saved`.
+  void backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
+                Stream stream) const;
+
+  const MoeConfig& config() const { return config_; }
+  // Rows for `factor` times the balanced load of `group_tokens` tokens.
+  int64_t capacity_for(double factor, int64_t group_tokens) const;
+  // Why this path computes the experts.
+  const gemm::PathReport& path() const { return path_; }
+
+ private:
+  gemm::GroupedMlp mlp(const MoeWeights& weights) const;
+  gemm::MlpInput mlp_input(const MoeSaved& saved) const;
+
+  MoeConfig config_;
+  EpGroup* group_;
+  gemm::PathReport path_;
+};
+
+}  // namespace moiety::moe

@@ -1,0 +1,124 @@
+#include "moiety/moe/prepare.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <climits>
+
+#include "moiety/base/error.h"
+#include "moiety/moe/exchange.h"
+
+namespace moiety::moe {
+namespace {
+
+// Takes the parts of plan memory one after the other.
+class Parts {
+ public:
+  explicit Parts(std::byte* base) : base_(base) {}
+  // Room for `most` elements, of which `sizes` are used.
+  TensorView take(DType dtype, int64_t most, std::initializer_list<int64_t> sizes) {
+    std::byte* here = base_ ? base_ + bytes_ : nullptr;
+    bytes_ += round_up(byte_size(dtype, most), 128);
+    return {here, dtype, sizes};
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  int64_t bytes_ = 0;
+};
+
+// The plan's tensors in plan memory; `bytes`: how much they take. Null memory only measures.
+EpPlan lay_out(std::byte* memory, const ExpertMap& map, int rank, int64_t tokens_max,
+               const PrepareArgs& args, int64_t* bytes) {
+  constexpr DType kI32 = DType::kInt32, kI64 = DType::kInt64;
+  const int64_t ranks = map.ranks(), experts = map.experts(), local = map.local_count(rank);
+  const int64_t most = map.local_max(), blocks = ceil_div(tokens_max, kTokenBlock);
+  const int64_t tokens = args.idx_TK.size(0), topk = args.idx_TK.size(1), rows = ranks * tokens_max;
+  EpPlan p;
+  p.tokens = tokens;
+  p.tokens_max = tokens_max;
+  p.topk = static_cast<int>(topk);
+  p.capacity = args.capacity;
+  Parts parts(memory);
+  p.info = parts.take(kI64, 16, {16});
+  p.rows_real = parts.take(kI64, most, {local});
+  p.rows_padded = parts.take(kI64, most, {local});
+  p.rows_before = parts.take(kI64, most, {local});
+  p.offset = parts.take(kI64, most + 1, {local + 1});
+  p.count_RE = parts.take(kI32, ranks * experts, {ranks, experts});
+  p.rows_RR = parts.take(kI32, ranks * ranks, {ranks, ranks});
+  p.tokens_R = parts.take(kI32, ranks, {ranks});
+  p.slot_TK = parts.take(kI32, tokens_max * topk, {tokens, topk});
+  p.row_TR = parts.take(kI32, tokens_max * ranks, {tokens, ranks});
+  p.recv_token = parts.take(kI32, rows, {ranks, tokens_max});
+  p.recv_slot = parts.take(kI32, rows * topk, {ranks, tokens_max, topk});
+  p.slot_row = parts.take(kI32, args.capacity, {args.capacity});
+  p.row_end_BR = parts.take(kI32, blocks * ranks, {blocks, ranks});
+  p.pair_end_BE = parts.take(kI32, blocks * experts, {blocks, experts});
+  *bytes = parts.bytes();
+  return p;
+}
+
+void check_args(const PrepareArgs& args) {
+  const TensorView& idx = args.idx_TK;
+  MOIETY_CHECK(idx.defined() && idx.dims() == 2 &&
+                   (idx.dtype() == DType::kInt32 || idx.dtype() == DType::kInt64),
+               "ep prepare: idx is {}, expected int32 or int64 [T, K]", idx.describe());
+  MOIETY_CHECK(args.alignment >= 1 && args.alignment <= INT_MAX,
+               "ep prepare: alignment {} is outside [1, {}]", args.alignment, INT_MAX);
+  MOIETY_CHECK(args.capacity >= 0 && args.capacity <= INT_MAX,
+               "ep prepare: capacity {} is outside [0, {}]", args.capacity, INT_MAX);
+  if (args.capacity_limit.defined()) {
+    check_tensor("ep prepare", "capacity_limit", args.capacity_limit, DType::kInt64, {1});
+  }
+}
+
+}  // namespace
+
+int64_t plan_bytes(const ExpertMap& map, const EpLimits& limits, const PrepareArgs& args) {
+  check_args(args);
+  int64_t bytes = 0;
+  lay_out(nullptr, map, 0, limits.tokens, args, &bytes);
+  return bytes;
+}
+
+EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, Stream stream) {
+  const EpGroup::Impl& g = *group.impl();
+  g.check_usable("ep prepare");
+  check_args(args);
+  const int64_t tokens = args.idx_TK.size(0), topk = args.idx_TK.size(1);
+  MOIETY_CHECK(tokens <= g.limits.tokens, "ep prepare, group \"{}\": {} tokens, reserved are {}",
+               group.name(), tokens, g.limits.tokens);
+  MOIETY_CHECK(topk >= 1 && topk <= g.limits.topk,
+               "ep prepare, group \"{}\": K={} is outside [1, {}]", group.name(), topk,
+               g.limits.topk);
+  int64_t bytes = 0;
+  lay_out(nullptr, g.map, g.rank, g.limits.tokens, args, &bytes);
+  check_tensor("ep prepare", "plan_memory", plan_memory, DType::kUInt8, {-1});
+  MOIETY_CHECK(plan_memory.size(0) >= bytes && plan_memory.contiguous() &&
+                   reinterpret_cast<uintptr_t>(plan_memory.raw()) % 64 == 0,
+               "ep prepare: plan_memory is {} at {}, expected {} bytes aligned to 64",
+               plan_memory.describe(), plan_memory.raw(), bytes);
+  EpPlan plan = lay_out(static_cast<std::byte*>(plan_memory.raw()), g.map, g.rank, g.limits.tokens,
+                        args, &bytes);
+  plan.epoch = issue(group, {.op = OpKind::kPrepare}, stream,
+                     [plan, args](Exchange& exchange) { make_plan(exchange, plan, args); });
+  return plan;
+}
+
+int64_t worst_capacity(int ranks, int64_t tokens_max, int topk, int local_experts,
+                       int64_t alignment, bool repeats) {
+  const int64_t choices = repeats && local_experts > 0 ? topk : std::min(topk, local_experts);
+  const int64_t rows = ranks * tokens_max * choices;
+  return rows + (alignment - 1) * std::min<int64_t>(local_experts, rows);
+}
+
+int64_t capacity_for(double factor, int64_t group_tokens, int topk, int ranks, int local_experts,
+                     int64_t alignment) {
+  const double balanced = factor * static_cast<double>(group_tokens) * topk / ranks;
+  const auto rows = static_cast<int64_t>(std::ceil(balanced)) + local_experts * (alignment - 1);
+  return round_up(rows, alignment);
+}
+
+}  // namespace moiety::moe

@@ -1,0 +1,109 @@
+// From the routing of a batch to the plan that moves its tokens (spec ep, 3.1).
+//
+// Letters: R ranks, E experts, L experts of this rank, K choices per token, T tokens of this rank
+// (uneven over the ranks, may be 0), T_max their declared bound, C capacity in rows, a alignment.
+// A pair is a choice k of a token t of a rank s. It is valid if 0 <= idx < E; a negative idx is
+// masked (there is no such pair), idx >= E is masked too and an error (EpGroup::check(epoch)). The
+// same expert twice in one token is two pairs.
+//
+// The pairs of an expert are ordered by (s, t, k); the first kept_e of them are alive and get the
+// slots offset[e] ... of the expert-major output of the owner, so slots depend on the routing
+// alone. Experts are trimmed only if the owner's capacity is short, the longest first. Every
+// expert's rows are padded to a multiple of a.
+//
+// A row (s, j) at a rank is the one copy of a token of s that it receives; j numbers the tokens of
+// s with a valid pair there.
+#pragma once
+
+#include <cstdint>
+
+#include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
+#include "moiety/moe/ep_group.h"
+
+namespace moiety::moe {
+
+// What happens when an owner's capacity is short. In all cases memory stays safe and dead pairs
+// contribute nothing, forward or backward.
+enum class OverflowPolicy : uint8_t {
+  kError,   // EpGroup::check(epoch) throws, on every rank
+  kDrop,    // the info words tell
+  kReport,  // as kDrop, and counted for EpGroup::take_report
+};
+
+struct PrepareArgs {
+  TensorView idx_TK;      // int32 or int64 [T, K]; rows may be strided
+  int64_t alignment = 1;  // a >= 1; equal on all ranks
+  int64_t capacity = 0;   // C >= 0: rows of this rank's expert-major tensors; may differ by rank
+  TensorView capacity_limit =
+      {};  // optional int64 [1]: lowers the capacity in force, read when it runs
+  OverflowPolicy overflow = OverflowPolicy::kError;  // equal on all ranks
+};
+
+// Words of EpPlan::info. Those of the group are equal on all ranks.
+enum InfoWord : int {
+  kInfoPadded = 0,          // rows in use, the sum of rows_padded
+  kInfoKept = 1,            // pairs alive here, the sum of rows_real
+  kInfoRequired = 2,        // rows without any drop, the sum of ceil(c / a) a
+  kInfoDropped = 3,         // pairs dropped here
+  kInfoCapacity = 4,        // capacity in force
+  kInfoGroupTokens = 5,     // sum of T over the ranks
+  kInfoOwnDropped = 6,      // pairs of this rank's tokens dropped anywhere
+  kInfoOwnMasked = 7,       // idx < 0 here
+  kInfoOwnBad = 8,          // idx >= E here
+  kInfoGroupRequired = 9,   // largest required of a rank
+  kInfoGroupDropped = 10,   // pairs dropped in the group
+  kInfoGroupOverflow = 11,  // 1 if any were
+  kInfoLargestRows = 12,    // most rows that one rank sends to another
+};
+
+// The plan of one batch: a value, views into the caller's plan memory and a few host integers,
+// immutable after `prepare`. Any number of operations may use it in any order, and any number of
+// plans may be in flight. Plan memory lives until the plan's last operation has run.
+// What lies beyond T, or beyond the rows in use of recv_*, is unspecified.
+struct EpPlan {
+  Epoch epoch = 0;         // of the prepare: argument of EpGroup::check
+  int64_t tokens = 0;      // T
+  int64_t tokens_max = 0;  // T_max when the plan was made
+  int topk = 0;            // K
+  int64_t capacity = 0;    // C
+
+  TensorView info;         // int64 [16], see InfoWord
+  TensorView rows_real;    // int64 [L] kept_e
+  TensorView rows_padded;  // int64 [L] the split sizes of a grouped GEMM
+  TensorView rows_before;  // int64 [L] pairs before any drop
+  TensorView offset;       // int64 [L + 1] exclusive sum of rows_padded
+
+  // Of this rank's tokens.
+  TensorView slot_TK;  // int32 [T, K] slot at the expert's owner, -1 if not alive
+  TensorView row_TR;   // int32 [T, R] row of the token at each rank, -1 without a pair alive there
+  // Of the rows that this rank receives, its own tokens among them.
+  TensorView recv_token;  // int32 [R, T_max] token of row (s, j)
+  TensorView recv_slot;   // int32 [R, T_max, K] slots of row (s, j), -1 where not alive or not here
+  TensorView slot_row;    // int32 [C] row s T_max + j of a slot, -1 for padding and tail
+  // Of all ranks.
+  TensorView count_RE;  // int32 [R, E] valid pairs of a rank for an expert
+  TensorView rows_RR;   // int32 [R, R] rows that a rank sends to a rank
+  TensorView tokens_R;  // int32 [R]
+
+  // Rows sent to each rank after each block of 256 tokens: finds the tokens of a run of rows.
+  TensorView row_end_BR;   // int32 [ceil(T_max / 256), R]
+  TensorView pair_end_BE;  // int32 [ceil(T_max / 256), E], the same of pairs and experts
+};
+
+// Bytes of plan memory for these arguments, exactly. Of `args` K and the capacity count.
+int64_t plan_bytes(const ExpertMap& map, const EpLimits& limits, const PrepareArgs& args);
+
+// Makes the plan of a batch. Collective; asynchronous in the stream, so the plan's tensors are
+// valid in stream order. `plan_memory` is uint8 of at least plan_bytes, aligned to 64.
+EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, Stream stream);
+
+// Rows that always suffice at a rank of `local_experts`: every token of the group picks its
+// experts. `repeats`: a token may choose the same expert more than once.
+int64_t worst_capacity(int ranks, int64_t tokens_max, int topk, int local_experts,
+                       int64_t alignment, bool repeats = false);
+// Rows for `factor` times the balanced load, a multiple of the alignment.
+int64_t capacity_for(double factor, int64_t group_tokens, int topk, int ranks, int local_experts,
+                     int64_t alignment);
+
+}  // namespace moiety::moe

@@ -1,0 +1,287 @@
+#include "moiety/moe/router.h"
+
+#include <algorithm>
+#include <array>
+
+#include "moiety/base/error.h"
+#include "moiety/base/parallel.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/gemm/gemm.h"
+#include "moiety/moe/router_block.h"
+
+namespace moiety::moe {
+namespace {
+
+using detail::kBlock;
+
+// The blocks of tokens over which statistics are summed: they start anew at each segment.
+struct Blocks {
+  int64_t segment_tokens;
+  int64_t per_segment;
+  int64_t count;
+
+  Blocks(int64_t tokens, int64_t segments)
+      : segment_tokens(segments > 0 ? tokens / segments : 0),
+        per_segment((segment_tokens + kBlock - 1) / kBlock),
+        count(per_segment * segments) {}
+  int64_t segment(int64_t i) const { return i / per_segment; }
+  int64_t begin(int64_t i) const { return segment(i) * segment_tokens + i % per_segment * kBlock; }
+  int64_t end(int64_t i) const {
+    return std::min(begin(i) + kBlock, (segment(i) + 1) * segment_tokens);
+  }
+};
+
+void check_workspace(const char* op, const TensorView& workspace, int64_t bytes) {
+  MOIETY_CHECK(
+      workspace.defined() && workspace.dtype() == DType::kUInt8 && workspace.numel() >= bytes,
+      "{}: workspace is {}, expected uint8[{}]", op, workspace.describe(), bytes);
+}
+
+void check_operands(const char* op, const RouterConfig& config, const TensorView& h,
+                    const TensorView& w) {
+  check(config);
+  MOIETY_CHECK(h.dtype() == DType::kFloat32 || h.dtype() == DType::kBFloat16,
+               "{}: h_TD is {}, expected float32 or bfloat16", op, h.describe());
+  check_tensor(op, "h_TD", h, h.dtype(), {-1, -1});
+  check_tensor(op, "w_ED", w, h.dtype(), {config.experts, h.size(1)});
+}
+
+void check_contiguous(const char* op, const char* argument, const TensorView& x, DType dtype,
+                      std::initializer_list<int64_t> sizes) {
+  check_tensor(op, argument, x, dtype, sizes);
+  MOIETY_CHECK(x.contiguous(), "{}: {} is {}, expected contiguous", op, argument, x.describe());
+}
+
+void check_count(const char* op, const RouterConfig& config, const TensorView& count) {
+  check_contiguous(op, "count", count, DType::kInt64, {-1, config.experts + 1});
+  const int64_t segments = count.size(0);
+  MOIETY_CHECK(segments >= 1 && (config.aux == AuxLoss::kSequence || segments == 1),
+               "{}: count has {} segments; only the loss of sequences has several", op, segments);
+}
+
+void check_segments(const char* op, int64_t tokens, int64_t segments) {
+  MOIETY_CHECK(tokens % segments == 0, "{}: {} tokens are not {} sequences of equal length", op,
+               tokens, segments);
+}
+
+// stats := block sums, ascending.
+template <class Block, class Out>
+void add_blocks(const Blocks& blocks, const Block* block, int64_t columns, Out* stats) {
+  const int64_t segments = blocks.per_segment > 0 ? blocks.count / blocks.per_segment : 0;
+  for (int64_t s = 0; s < segments; ++s) {
+    for (int64_t i = 0; i < blocks.per_segment; ++i) {
+      const Block* row = block + (s * blocks.per_segment + i) * columns;
+      for (int64_t e = 0; e < columns; ++e) stats[s * columns + e] += row[e];
+    }
+  }
+}
+
+void widen(const TensorView& x, float* out) {
+  const int64_t columns = x.size(1);
+  parallel_for(x.size(0), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const bf16* row = x.data<bf16>() + i * x.stride(0);
+      for (int64_t j = 0; j < columns; ++j) out[i * columns + j] = row[j];
+    }
+  });
+}
+
+// dlogits from the gradient of the weights and the slopes of the losses.
+void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args, float* dlogits) {
+  const int64_t segments = args.count.size(0), experts = config.experts;
+  const Blocks blocks(args.logits_TE.size(0), segments);
+  const detail::BackwardRows<float> rows{config, args.logits_TE.data<float>(),
+                                         args.idx_TK.data<int32_t>(), args.dweight_TK.data<float>(),
+                                         dlogits};
+  const auto targets = static_cast<double>(args.scope.data<int64_t>()[0]);
+  const int64_t scope_tokens = args.scope.data<int64_t>()[1];
+  const bool has_aux = config.aux != AuxLoss::kNone && config.aux_coef != 0;
+  const double z =
+      scope_tokens > 0 ? 2.0 * config.z_coef * (targets / static_cast<double>(scope_tokens)) : 0.0;
+  parallel_tasks(blocks.count, [&](int64_t i) {
+    std::array<float, detail::kMaxExperts> dq;
+    const int64_t* count = args.count.data<int64_t>() + blocks.segment(i) * (experts + 1);
+    const int64_t tokens = detail::aux_tokens(config, count[experts], scope_tokens);
+    const double factor =
+        tokens > 0 ? config.aux_coef * (targets / static_cast<double>(tokens)) : 0.0;
+    for (int64_t e = 0; has_aux && e < experts; ++e) {
+      dq[e] = static_cast<float>(factor * detail::aux_slope(config, count[e], count[experts]));
+    }
+    detail::backward_block_cpu(rows, blocks.begin(i), blocks.end(i), has_aux ? dq.data() : nullptr,
+                               static_cast<float>(z));
+  });
+}
+
+}  // namespace
+
+void check(const RouterConfig& c) {
+  MOIETY_CHECK(c.experts >= 1 && c.experts <= detail::kMaxExperts,
+               "router: experts={} must be in [1, {}]", c.experts, detail::kMaxExperts);
+  MOIETY_CHECK(c.top_k >= 1 && c.top_k <= std::min(c.experts, detail::kMaxTopK),
+               "router: top_k={} must be in [1, {}]", c.top_k,
+               std::min(c.experts, detail::kMaxTopK));
+  MOIETY_CHECK(c.scale > 0, "router: scale={} must be positive", c.scale);
+  MOIETY_CHECK(c.groups >= 1 && c.experts % c.groups == 0,
+               "router: groups={} must divide experts={}", c.groups, c.experts);
+  MOIETY_CHECK(c.group_top_k >= 1 && c.group_top_k <= c.groups,
+               "router: group_top_k={} must be in [1, {}]", c.group_top_k, c.groups);
+  MOIETY_CHECK(c.group_top_k * (c.experts / c.groups) >= c.top_k,
+               "router: group_top_k={} groups of {} experts are fewer than top_k={}", c.group_top_k,
+               c.experts / c.groups, c.top_k);
+}
+
+int64_t router_forward_workspace(const RouterConfig& config, int64_t tokens, int64_t segments) {
+  return Blocks(tokens, segments).count * (config.experts + 1) * (sizeof(int32_t) + sizeof(float));
+}
+
+int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64_t tokens,
+                                  int64_t model) {
+  const int64_t widened = dtype == DType::kFloat32 ? 0 : (tokens + config.experts) * model;
+  return (tokens * config.experts + widened) * sizeof(float);
+}
+
+void router_forward(const RouterConfig& config, const RouterForwardArgs& args, Stream stream) {
+  const char* op = "router_forward";
+  check_operands(op, config, args.h_TD, args.w_ED);
+  const int64_t tokens = args.h_TD.size(0), experts = config.experts;
+  check_count(op, config, args.stats.count);
+  const int64_t segments = args.stats.count.size(0);
+  check_segments(op, tokens, segments);
+  check_contiguous(op, "stats.sum", args.stats.sum, DType::kFloat64, {segments, experts + 1});
+  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, experts});
+  check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
+  check_contiguous(op, "weight_TK", args.weight_TK, DType::kFloat32, {tokens, config.top_k});
+  if (args.bias_E.defined()) {
+    check_contiguous(op, "bias_E", args.bias_E, DType::kFloat32, {experts});
+  }
+  if (args.mask_T.defined()) {
+    check_contiguous(op, "mask_T", args.mask_T, DType::kUInt8, {tokens});
+  }
+  check_workspace(op, args.workspace, router_forward_workspace(config, tokens, segments));
+
+  gemm::gemm(
+      {.op = gemm::GemmOp::kTN, .a = args.h_TD, .b = args.w_ED, .out = args.logits_TE, .c = {}},
+      stream);
+  stream.run([=] {
+    const Blocks blocks(tokens, segments);
+    auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
+    auto* block_sum = reinterpret_cast<float*>(block_count + blocks.count * (experts + 1));
+    const detail::ForwardRows<float> rows{
+        config,
+        args.logits_TE.data<float>(),
+        args.bias_E.defined() ? args.bias_E.data<float>() : nullptr,
+        args.mask_T.defined() ? args.mask_T.data<uint8_t>() : nullptr,
+        args.idx_TK.data<int32_t>(),
+        args.weight_TK.data<float>()};
+    parallel_tasks(blocks.count, [&](int64_t i) {
+      detail::forward_block_cpu(rows, blocks.begin(i), blocks.end(i),
+                                block_count + i * (experts + 1), block_sum + i * (experts + 1));
+    });
+    int64_t* count = args.stats.count.data<int64_t>();
+    double* sum = args.stats.sum.data<double>();
+    std::fill_n(count, segments * (experts + 1), 0);
+    std::fill_n(sum, segments * (experts + 1), 0.0);
+    add_blocks(blocks, block_count, experts + 1, count);
+    add_blocks(blocks, block_sum, experts + 1, sum);
+  });
+}
+
+void router_losses(const RouterConfig& config, const RouterLossArgs& args, Stream stream) {
+  const char* op = "router_losses";
+  check(config);
+  check_count(op, config, args.stats.count);
+  const int64_t segments = args.stats.count.size(0), experts = config.experts;
+  check_contiguous(op, "stats.sum", args.stats.sum, DType::kFloat64, {segments, experts + 1});
+  check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
+  check_contiguous(op, "loss_2", args.loss_2, DType::kFloat64, {2});
+  stream.run([=] {
+    const int64_t scope_tokens = args.scope.data<int64_t>()[1];
+    double aux = 0, lse2 = 0;
+    for (int64_t s = 0; s < segments; ++s) {
+      const int64_t* count = args.stats.count.data<int64_t>() + s * (experts + 1);
+      const double* sum = args.stats.sum.data<double>() + s * (experts + 1);
+      const int64_t tokens = detail::aux_tokens(config, count[experts], scope_tokens);
+      double segment = 0;
+      for (int64_t e = 0; e < experts; ++e) {
+        segment += detail::aux_slope(config, count[e], count[experts]) * sum[e];
+      }
+      if (tokens > 0) aux += segment / static_cast<double>(tokens);
+      lse2 += sum[experts];
+    }
+    double* loss = args.loss_2.data<double>();
+    if (config.aux != AuxLoss::kNone) loss[0] += aux;
+    if (scope_tokens > 0) loss[1] += lse2 / static_cast<double>(scope_tokens);
+  });
+}
+
+void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream) {
+  const char* op = "router_backward";
+  check_operands(op, config, args.h_TD, args.w_ED);
+  const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
+  const DType dtype = args.h_TD.dtype();
+  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, experts});
+  check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
+  check_contiguous(op, "dweight_TK", args.dweight_TK, DType::kFloat32, {tokens, config.top_k});
+  check_count(op, config, args.count);
+  check_segments(op, tokens, args.count.size(0));
+  check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
+  check_tensor(op, "dh_TD", args.dh_TD, dtype, {tokens, model});
+  if (args.addend_TD.defined()) {
+    const DType addend = args.addend_TD.dtype();
+    check_tensor(op, "addend_TD", args.addend_TD, addend == dtype ? dtype : DType::kFloat32,
+                 {tokens, model});
+  }
+  if (args.dw_ED.defined()) {
+    check_tensor(op, "dw_ED", args.dw_ED, DType::kFloat32, {experts, model});
+  }
+  check_workspace(op, args.workspace, router_backward_workspace(config, dtype, tokens, model));
+
+  auto* floats = reinterpret_cast<float*>(args.workspace.raw());
+  const TensorView dlogits(floats, DType::kFloat32, {tokens, experts});
+  stream.run([=] { backward_rows(config, args, dlogits.data<float>()); });
+  // The gradient of the logits stays float32, so the operands that it meets are widened.
+  TensorView h = args.h_TD, w = args.w_ED;
+  if (dtype != DType::kFloat32) {
+    h = TensorView(floats + tokens * experts, DType::kFloat32, {tokens, model});
+    w = TensorView(floats + tokens * (experts + model), DType::kFloat32, {experts, model});
+    stream.run([=] {
+      widen(args.h_TD, h.data<float>());
+      widen(args.w_ED, w.data<float>());
+    });
+  }
+  gemm::gemm({.op = gemm::GemmOp::kNN,
+              .a = dlogits,
+              .b = w,
+              .out = args.dh_TD,
+              .beta = args.addend_TD.defined() ? 1.0f : 0.0f,
+              .c = args.addend_TD},
+             stream);
+  if (args.dw_ED.defined()) {
+    gemm::gemm({.op = gemm::GemmOp::kNT,
+                .a = dlogits,
+                .b = h,
+                .out = args.dw_ED,
+                .beta = args.dw_beta,
+                .c = {}},
+               stream);
+  }
+}
+
+void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream) {
+  const char* op = "router_update_bias";
+  check_contiguous(op, "bias_E", bias_E, DType::kFloat32, {-1});
+  const int64_t experts = bias_E.size(0);
+  check_contiguous(op, "count_E", count_E, DType::kInt64, {experts});
+  stream.run([=] {
+    const int64_t* count = count_E.data<int64_t>();
+    int64_t total = 0;
+    for (int64_t e = 0; e < experts; ++e) total += count[e];
+    for (int64_t e = 0; e < experts; ++e) {
+      // The sign of mean - c_e, in integers.
+      const int64_t lack = total - experts * count[e];
+      if (lack != 0) bias_E.data<float>()[e] += lack > 0 ? rate : -rate;
+    }
+  });
+}
+
+}  // namespace moiety::moe

@@ -1,0 +1,245 @@
+// The protocol of spec ep 5.1 and 5.2 as a small transition system, run through all interleavings:
+// no rank ever reads a row that has been overwritten or is being written, no head is overwritten
+// while its reader needs it, and there is always a step to take. With an edge of the protocol taken
+// away the explorer must find what goes wrong.
+//
+// A rank has two roles inside an operation, one that stores and one that reads, as kernels have;
+// the CPU path, which stores first, is one of the interleavings.
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace moiety::moe {
+namespace {
+
+constexpr int kMaxRanks = 3, kMaxDepth = 2;
+
+enum class Op : uint8_t {
+  kPrepare,  // messages
+  kCopy,     // rows from all to all
+  kToHot,    // all rows go to rank 0
+  kFromHot,  // and come back
+  kToken,    // as a reduction in token order: one array for the rows of all senders
+};
+constexpr int kOps = 5;
+
+enum class Fault {
+  kNone,
+  kNoCredits,        // stores without waiting for credits
+  kCreditTooOld,     // waits for the credit of epoch n - depth - 1
+  kCreditPerSender,  // gives a sender its credit when that sender's rows are read, not all
+  kNoReady,          // reads without waiting for the flag
+  kFlagFirst,        // flag before data
+  kCreditTooNew,     // waits for the credit of its own epoch
+  kReadThenStore,    // stores nothing before it has all rows of the epoch
+};
+
+struct Protocol {
+  int ranks, depth;
+  std::vector<Op> ops;
+  Fault fault = Fault::kNone;
+};
+
+// Words and cells hold epochs. All members are bytes, so a state is hashed as bytes.
+struct State {
+  struct Rank {
+    uint8_t done, heads, stored, read, credits;  // operations; steps of the current one
+  } rank[kMaxRanks];
+  uint8_t credit[kMaxRanks][kMaxRanks];                // [at][from]
+  uint8_t head[kMaxDepth][kMaxRanks][kMaxRanks];       // [half][at][from]
+  uint8_t ready[2][kMaxDepth][kMaxRanks][kMaxRanks];   // [data, messages][half][at][from]
+  uint8_t memory[2][kMaxDepth][kMaxRanks][kMaxRanks];  // [data, messages][half][at][place]
+};
+constexpr uint8_t kTorn = 0x80;  // a cell that is being written
+
+class Explorer {
+ public:
+  explicit Explorer(Protocol p) : p_(std::move(p)) {}
+
+  // What is wrong with the protocol; "ok" if nothing.
+  std::string run() {
+    State start;
+    std::memset(&start, 0, sizeof(start));
+    visit(start);
+    while (!open_.empty() && error_.empty()) {
+      const State state = open_.back();
+      open_.pop_back();
+      bool stuck = true, ended = true;
+      for (int a = 0; a < p_.ranks; ++a) {
+        ended = ended && state.rank[a].done == p_.ops.size();
+        for (const bool reader : {false, true}) {
+          State next = state;
+          if (!step(next, a, reader)) continue;
+          stuck = false;
+          visit(next);
+        }
+      }
+      if (stuck && !ended) error_ = "deadlock";
+    }
+    return error_.empty() ? "ok" : error_;
+  }
+  size_t states() const { return seen_.size(); }
+
+ private:
+  // States are told apart by 64 bits of hash: of a million, two are alike once in 10^7 runs.
+  void visit(const State& s) {
+    const std::string_view bytes(reinterpret_cast<const char*>(&s), sizeof(s));
+    if (seen_.insert(std::hash<std::string_view>()(bytes)).second) open_.push_back(s);
+  }
+  void expect(bool holds, const char* text) {
+    if (!holds) error_ = text;
+  }
+
+  int peer(int a, int i) const { return (a + 1 + i) % p_.ranks; }
+  static bool sends(Op op, int from, int to) {
+    return (op != Op::kToHot || to == 0) && (op != Op::kFromHot || from == 0);
+  }
+  // Where the rows of sender s lie: those of kToken move about.
+  int place(Op op, int s) const { return op == Op::kToken ? (s + 1) % p_.ranks : s; }
+  // The epoch whose words and rows a rank may still look at.
+  int reading(const State& s, int r) const {
+    const State::Rank& rank = s.rank[r];
+    const int steps = 2 * (p_.ranks - 1);
+    const bool ended = rank.heads == p_.ranks - 1 && rank.stored == steps && rank.read == steps;
+    return rank.done + (ended ? 2 : 1);
+  }
+
+  // The next step of a role of rank a; false if it has none or must wait.
+  bool step(State& s, int a, bool reader) {
+    State::Rank& me = s.rank[a];
+    if (me.done == p_.ops.size()) return false;
+    const int peers = p_.ranks - 1, n = me.done + 1, half = n % p_.depth;
+    const bool in_data = me.heads == peers && (me.stored < 2 * peers || me.read < 2 * peers);
+    if (in_data) return reader ? read(s, a, n, half) : store(s, a, n, half);
+    if (reader) return false;
+    if (me.heads < peers) return post_head(s, a, n, half);
+    return post_credit(s, a, n);
+  }
+
+  bool post_head(State& s, int a, int n, int half) {
+    State::Rank& me = s.rank[a];
+    int wanted = n - p_.depth;
+    if (p_.fault == Fault::kCreditTooOld) wanted -= 1;
+    if (p_.fault == Fault::kCreditTooNew) wanted = n;
+    for (int r = 0; r < p_.ranks; ++r) {
+      if (r != a && p_.fault != Fault::kNoCredits && s.credit[a][r] < wanted) return false;
+    }
+    const int r = peer(a, me.heads++);
+    s.head[half][r][a] = static_cast<uint8_t>(n);
+    const bool wanted_head = p_.fault == Fault::kNone && reading(s, r) <= n - p_.depth;
+    expect(!wanted_head, "a head is overwritten that its reader needs");
+    return true;
+  }
+
+  bool store(State& s, int a, int n, int half) {
+    State::Rank& me = s.rank[a];
+    const int peers = p_.ranks - 1;
+    if (me.stored == 2 * peers) return false;
+    if (p_.fault == Fault::kReadThenStore && me.read < 2 * peers) return false;
+    const Op op = p_.ops[n - 1];
+    const int kind = op == Op::kPrepare, r = peer(a, me.stored / 2);
+    uint8_t& cell = s.memory[kind][half][r][place(op, a)];
+    uint8_t& ready = s.ready[kind][half][r][a];
+    const bool begins = me.stored++ % 2 == 0;
+    if (!sends(op, a, r)) return true;
+    cell = static_cast<uint8_t>(begins ? n | kTorn : n);
+    if (begins == (p_.fault == Fault::kFlagFirst)) ready = static_cast<uint8_t>(n);
+    return true;
+  }
+
+  bool read(State& s, int a, int n, int half) {
+    State::Rank& me = s.rank[a];
+    const int peers = p_.ranks - 1;
+    if (me.read == 2 * peers) return false;
+    const Op op = p_.ops[n - 1];
+    const int kind = op == Op::kPrepare, i = me.read / 2;
+    // Sums are taken over the ranks ascending, copies as they come.
+    const bool sums = op == Op::kFromHot || op == Op::kToken;
+    const int from = sums ? (i < a ? i : i + 1) : peer(a, i);
+    const int ready = s.ready[kind][half][a][from];
+    if (sends(op, from, a)) {
+      if (ready < n && p_.fault != Fault::kNoReady) return false;
+      expect(ready <= n, "a flag is newer than its epoch");
+      expect(s.memory[kind][half][a][place(op, from)] == n, "an overwritten row is read");
+    }
+    const bool ends = me.read++ % 2 == 1;
+    if (ends && p_.fault == Fault::kCreditPerSender) s.credit[from][a] = static_cast<uint8_t>(n);
+    return true;
+  }
+
+  bool post_credit(State& s, int a, int n) {
+    State::Rank& me = s.rank[a];
+    if (p_.fault != Fault::kCreditPerSender) {
+      s.credit[peer(a, me.credits)][a] = static_cast<uint8_t>(n);
+    }
+    if (++me.credits == p_.ranks - 1) {
+      me = {.done = static_cast<uint8_t>(n), .heads = 0, .stored = 0, .read = 0, .credits = 0};
+    }
+    return true;
+  }
+
+  Protocol p_;
+  std::string error_;
+  std::vector<State> open_;
+  std::unordered_set<uint64_t> seen_;
+};
+
+// Mixtures of four operations, every `stride`-th of all.
+std::vector<std::vector<Op>> mixtures(int stride) {
+  std::vector<std::vector<Op>> out;
+  for (int i = 0; i < kOps * kOps * kOps * kOps; i += stride) {
+    auto& ops = out.emplace_back();
+    for (int rest = i, j = 0; j < 4; ++j, rest /= kOps) ops.push_back(static_cast<Op>(rest % kOps));
+  }
+  return out;
+}
+
+size_t expect_ok(int ranks, int depth, int stride) {
+  size_t states = 0;
+  for (const auto& ops : mixtures(stride)) {
+    Explorer explorer({ranks, depth, ops});
+    EXPECT_EQ(explorer.run(), "ok") << int(ops[0]) << int(ops[1]) << int(ops[2]) << int(ops[3]);
+    states += explorer.states();
+  }
+  return states;
+}
+
+TEST(Explorer, TwoRanks) {
+  for (const int depth : {1, 2}) EXPECT_GT(expect_ok(2, depth, 1), 100000u);
+}
+
+TEST(Explorer, ThreeRanks) {
+  for (const int depth : {1, 2}) EXPECT_GT(expect_ok(3, depth, 89), 100000u);
+}
+
+// Whether the fault shows as `error` in one of the mixtures.
+bool finds(int ranks, int depth, Fault fault, const std::string& error) {
+  for (const auto& ops : mixtures(ranks == 2 ? 7 : 67)) {
+    if (Explorer({ranks, depth, ops, fault}).run() == error) return true;
+  }
+  return false;
+}
+
+TEST(Explorer, FindsWhatMissingEdgesBreak) {
+  const std::string overwritten = "an overwritten row is read";
+  for (const int ranks : {2, 3}) {
+    for (const int depth : {1, 2}) {
+      EXPECT_TRUE(finds(ranks, depth, Fault::kNoCredits, overwritten));
+      EXPECT_TRUE(finds(ranks, depth, Fault::kCreditTooOld, overwritten));
+      EXPECT_TRUE(finds(ranks, depth, Fault::kNoReady, overwritten));
+      EXPECT_TRUE(finds(ranks, depth, Fault::kFlagFirst, overwritten));
+      EXPECT_TRUE(finds(ranks, depth, Fault::kCreditTooNew, "deadlock"));
+      EXPECT_TRUE(finds(ranks, depth, Fault::kReadThenStore, "deadlock"));
+    }
+  }
+  // A credit must speak for the rows of all senders, since kToken lays them out anew.
+  EXPECT_TRUE(finds(3, 1, Fault::kCreditPerSender, overwritten));
+  EXPECT_TRUE(finds(3, 2, Fault::kCreditPerSender, overwritten));
+}
+
+}  // namespace
+}  // namespace moiety::moe

@@ -1,0 +1,200 @@
+// What the tests of expert parallelism share: transports, poisoned matrices, random inputs, and the
+// comparison of a plan with the oracle's.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "moiety/base/buffer.h"
+#include "moiety/comm/communicator.h"
+#include "moiety/comm/thread/thread_group.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/formats/fp16.h"
+#include "moiety/moe/combine.h"
+#include "moiety/moe/dispatch.h"
+#include "moiety/moe/ep_group.h"
+#include "moiety/moe/prepare.h"
+#include "tests/moe/exchange_ref.h"
+
+namespace moiety::moe {
+
+// A transport of the conformance suite: runs body(world) on so many ranks.
+struct Threads {
+  static void run(int ranks, const std::function<void(comm::Communicator&)>& body,
+                  Seconds deadline = Seconds(60)) {
+    comm::run_thread_ranks(ranks, {.deadline = deadline}, body);
+  }
+};
+
+template <class F>
+std::string error_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+inline PayloadFormat format_of(DType t) {
+  if (t == DType::kFloat32) return PayloadFormat::kFP32;
+  return t == DType::kFloat16 ? PayloadFormat::kFP16 : PayloadFormat::kBF16;
+}
+
+template <class T>
+T poison() {
+  T out;
+  std::memset(static_cast<void*>(&out), 0xFF, sizeof(T));
+  return out;
+}
+
+template <class T>
+bool same_bytes(const T& a, const T& b) {
+  return std::memcmp(&a, &b, sizeof(T)) == 0;
+}
+template <class T>
+bool is_nan(const T& x) {
+  return std::isnan(static_cast<float>(x));
+}
+
+// A matrix whose every element is poison at first. `odd`: its base and its rows are off by some
+// elements, and what lies between the rows must stay poison.
+template <class T>
+class Mat {
+ public:
+  Mat(int64_t rows, int64_t cols, bool odd = false)
+      : rows_(rows),
+        cols_(cols),
+        stride_(cols + (odd ? 3 : 0)),
+        first_(odd ? 1 : 0),
+        data_(first_ + rows * stride_ + 1, poison<T>()) {}
+  Mat(const std::vector<T>& values, int64_t cols, bool odd = false)
+      : Mat(static_cast<int64_t>(values.size()) / cols, cols, odd) {
+    for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i)
+      at(i / cols, i % cols) = values[i];
+  }
+
+  T& at(int64_t r, int64_t c) { return data_[first_ + r * stride_ + c]; }
+  const T& at(int64_t r, int64_t c) const { return data_[first_ + r * stride_ + c]; }
+  TensorView view() {
+    const int64_t sizes[] = {rows_, cols_}, strides[] = {stride_, 1};
+    return {rows_ ? &data_[first_] : nullptr, dtype_of<T>, sizes, strides};
+  }
+  // The matrix [n, 1] as a vector [n], with a stride if `odd`.
+  TensorView vector() {
+    const int64_t sizes[] = {rows_}, strides[] = {stride_};
+    return {rows_ ? &data_[first_] : nullptr, dtype_of<T>, sizes, strides};
+  }
+
+  // By bytes; `arithmetic`: any NaN equals any NaN.
+  void expect(const std::vector<T>& expected, bool arithmetic, const std::string& what) const {
+    ASSERT_EQ(static_cast<int64_t>(expected.size()), rows_ * cols_) << what;
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t c = 0; c < cols_; ++c) {
+        const T& a = at(r, c);
+        const T& b = expected[r * cols_ + c];
+        if (same_bytes(a, b) || (arithmetic && is_nan(a) && is_nan(b))) continue;
+        FAIL() << what << " [" << r << ", " << c << "] is " << static_cast<double>(a)
+               << ", expected " << static_cast<double>(b);
+      }
+      for (int64_t c = cols_; c < stride_; ++c) {
+        ASSERT_TRUE(same_bytes(at(r, c), poison<T>())) << what << " behind row " << r;
+      }
+    }
+    ASSERT_TRUE(same_bytes(data_.back(), poison<T>())) << what << ", behind the end";
+  }
+
+ private:
+  int64_t rows_, cols_, stride_, first_;
+  std::vector<T> data_;
+};
+
+// Memory of one plan, poisoned.
+class PlanMemory {
+ public:
+  PlanMemory(const ExpertMap& map, const EpLimits& limits, const PrepareArgs& args)
+      : buffer_(plan_bytes(map, limits, args)) {
+    std::memset(buffer_.data(), 0xFF, buffer_.bytes());
+  }
+  TensorView view() const { return buffer_.view(DType::kUInt8, {buffer_.bytes()}); }
+
+ private:
+  Buffer buffer_;
+};
+
+enum class Routing {
+  kRandom,
+  kOneRank,
+  kOneExpert,
+  kNotRankZero,
+  kAllMasked,
+  kSomeMasked,
+  kDuplicates,
+};
+
+// Routing of every rank; distinct experts per token where the kind allows it.
+inline ref::PerRank<int64_t> make_routing(Routing kind, const std::vector<int64_t>& tokens,
+                                          int topk, const ExpertMap& map, std::mt19937& rng) {
+  std::vector<int64_t> pool;
+  for (int e = 0; e < map.experts(); ++e) {
+    if (kind == Routing::kNotRankZero && map.owner(e) == 0) continue;
+    if (kind == Routing::kOneRank && map.owner(e) != map.owner(map.experts() / 2)) continue;
+    if (kind == Routing::kOneExpert && e != map.experts() / 3) continue;
+    pool.push_back(e);
+  }
+  ref::PerRank<int64_t> out;
+  for (const int64_t n : tokens) {
+    auto& idx = out.emplace_back();
+    for (int64_t t = 0; t < n; ++t) {
+      const size_t start = rng(), step = 1 + rng() % std::max<size_t>(1, pool.size() / topk);
+      for (int k = 0; k < topk; ++k) {
+        const bool masked = kind == Routing::kAllMasked || pool.empty() ||
+                            (kind == Routing::kSomeMasked && rng() % 10 < 3);
+        const size_t pick = kind == Routing::kDuplicates ? k / 2 : k;
+        idx.push_back(masked ? -1 - static_cast<int64_t>(rng() % 3)
+                             : pool[(start + pick * step) % pool.size()]);
+      }
+    }
+  }
+  return out;
+}
+
+inline void expect_plan(const EpPlan& plan, const ref::Plan& all, int me) {
+  const ref::Plan::Rank& expected = all.rank[me];
+  const int ranks = all.in.map.ranks(), topk = all.in.topk;
+  const auto words = [](const TensorView& x) {
+    return std::vector<int64_t>(x.data<int64_t>(), x.data<int64_t>() + x.numel());
+  };
+  const auto ints = [](const TensorView& x) {
+    return std::vector<int32_t>(x.data<int32_t>(), x.data<int32_t>() + x.numel());
+  };
+  EXPECT_EQ(words(plan.rows_real), expected.real);
+  EXPECT_EQ(words(plan.rows_padded), expected.padded);
+  EXPECT_EQ(words(plan.rows_before), expected.before);
+  EXPECT_EQ(words(plan.offset), expected.offset);
+  EXPECT_EQ(words(plan.info), std::vector<int64_t>(expected.info.begin(), expected.info.end()));
+  EXPECT_EQ(ints(plan.slot_TK), expected.slot_TK);
+  EXPECT_EQ(ints(plan.row_TR), expected.row_TR);
+  for (int s = 0; s < ranks; ++s) {
+    const auto n = static_cast<int64_t>(expected.token[s].size());
+    EXPECT_EQ(plan.rows_RR.data<int32_t>()[s * ranks + me], n);
+    EXPECT_EQ(plan.tokens_R.data<int32_t>()[s], all.in.tokens(s));
+    const int32_t* token = plan.recv_token.data<int32_t>() + s * plan.tokens_max;
+    EXPECT_EQ(std::vector<int32_t>(token, token + n), expected.token[s]);
+    const int32_t* slot = plan.recv_slot.data<int32_t>() + s * plan.tokens_max * topk;
+    EXPECT_EQ(std::vector<int32_t>(slot, slot + n * topk), expected.slot_K[s]);
+  }
+  std::vector<int32_t> slot_row;
+  for (const auto& [s, j] : expected.slot_row) {
+    slot_row.push_back(s < 0 ? -1 : static_cast<int32_t>(s * plan.tokens_max + j));
+  }
+  EXPECT_EQ(ints(plan.slot_row), slot_row);
+}
+
+}  // namespace moiety::moe

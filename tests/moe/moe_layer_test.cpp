@@ -1,0 +1,570 @@
+// The MoE layer on 1 to 4 ranks against a dense computation in double, and against itself.
+#include "moiety/moe/moe_layer.h"
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "moiety/comm/thread/thread_group.h"
+#include "tests/moe/router_helpers.h"
+
+namespace moiety::moe {
+namespace {
+
+using Values = std::vector<double>;
+
+// The layer over all tokens and all experts; values are those that the dtype stores.
+struct Problem {
+  MoeConfig config;
+  int64_t tokens = 0;
+  Values h, dout, router, router_bias, w1, w2, b1, b2, addend, dh_addend;
+  std::vector<uint8_t> mask;
+  int64_t experts() const { return config.router.experts; }
+};
+
+// What a forward and a backward pass give, over all tokens and experts.
+struct Result {
+  Values out, dh, d_router, dw1, dw2, db1, db2;
+};
+
+Values stored(DType dtype, Values v) {
+  if (dtype == DType::kBFloat16) {
+    for (double& x : v) x = static_cast<float>(bf16(static_cast<float>(x)));
+  } else {
+    for (double& x : v) x = static_cast<float>(x);
+  }
+  return v;
+}
+
+Problem make_problem(const MoeConfig& config, int64_t tokens) {
+  const int64_t d = config.model, f = config.ffn, e = config.router.experts;
+  const auto values = [&](int64_t n, uint32_t seed, double spread) {
+    return stored(config.dtype, random_values(n, seed, spread));
+  };
+  return {.config = config,
+          .tokens = tokens,
+          .h = values(tokens * d, 1, 1),
+          .dout = values(tokens * d, 2, 1),
+          .router = values(e * d, 3, 0.3),
+          .router_bias = {},
+          .w1 = values(e * 2 * f * d, 4, 0.3),
+          .w2 = values(e * d * f, 5, 0.3),
+          .b1 = {},
+          .b2 = {},
+          .addend = {},
+          .dh_addend = {},
+          .mask = std::vector<uint8_t>(tokens, 1)};
+}
+
+MoeConfig small_config(DType dtype, Reduction reduction) {
+  MoeConfig config;
+  config.dtype = dtype;
+  config.model = 16;
+  config.ffn = 8;
+  config.reduction = reduction;
+  config.router = {.experts = 6,
+                   .top_k = 2,
+                   .scale = 1.5f,
+                   .aux = AuxLoss::kSwitch,
+                   .aux_coef = 0.05f,
+                   .z_coef = 0.01f};
+  return config;
+}
+
+// ---- The dense computation: loops over tokens, choices, columns.
+
+// One pair (token, choice): SwiGLU expert e with weight w, forward and backward.
+struct Pair {
+  const Problem& p;
+  int64_t t, e;
+  double w;
+  Values a, b, y;  // [F]
+
+  Pair(const Problem& problem, int64_t token, int64_t expert, double weight)
+      : p(problem), t(token), e(expert), w(weight) {
+    const int64_t f = p.config.ffn;
+    for (int64_t i = 0; i < f; ++i) {
+      a.push_back(hidden(i));
+      b.push_back(hidden(f + i));
+      y.push_back(a[i] * sigmoid(a[i]) * b[i]);
+    }
+  }
+  const double* w1(int64_t row) const {
+    return p.w1.data() + (e * 2 * p.config.ffn + row) * p.config.model;
+  }
+  const double* w2(int64_t row) const {
+    return p.w2.data() + (e * p.config.model + row) * p.config.ffn;
+  }
+  double hidden(int64_t row) const {
+    double v = p.b1.empty() ? 0 : p.b1[e * 2 * p.config.ffn + row];
+    for (int64_t d = 0; d < p.config.model; ++d) {
+      v += w1(row)[d] * p.h[t * p.config.model + d];
+    }
+    return v;
+  }
+  void add_output(Values& out) const {
+    for (int64_t d = 0; d < p.config.model; ++d) {
+      double v = p.b2.empty() ? 0 : p.b2[e * p.config.model + d];
+      for (int64_t i = 0; i < p.config.ffn; ++i) v += w2(d)[i] * y[i];
+      out[t * p.config.model + d] += w * v;
+    }
+  }
+  // Adds to the gradients; returns that of the weight.
+  double add_gradients(Result& r) const {
+    const int64_t model = p.config.model, ffn = p.config.ffn;
+    const double* dout = p.dout.data() + t * model;
+    double dweight = 0;
+    for (int64_t d = 0; d < model; ++d) {
+      r.db2[e * model + d] += w * dout[d];
+      if (!p.b2.empty()) dweight += dout[d] * p.b2[e * model + d];
+    }
+    for (int64_t i = 0; i < ffn; ++i) {
+      double dy = 0;
+      for (int64_t d = 0; d < model; ++d) {
+        dy += dout[d] * w2(d)[i];
+        r.dw2[(e * model + d) * ffn + i] += dout[d] * w * y[i];
+      }
+      dweight += dy * y[i];
+      const double s = sigmoid(a[i]);
+      add_hidden_gradient(r, i, dy * w * b[i] * s * (1 + a[i] * (1 - s)));
+      add_hidden_gradient(r, ffn + i, dy * w * a[i] * s);
+    }
+    return dweight;
+  }
+  void add_hidden_gradient(Result& r, int64_t row, double g) const {
+    const int64_t model = p.config.model, at = e * 2 * p.config.ffn + row;
+    r.db1[at] += g;
+    for (int64_t d = 0; d < model; ++d) {
+      r.dw1[at * model + d] += g * p.h[t * model + d];
+      r.dh[t * model + d] += g * w1(row)[d];
+    }
+  }
+};
+
+Result expected(const Problem& p) {
+  const RouterConfig& router = p.config.router;
+  const int64_t experts = p.experts(), model = p.config.model, top_k = router.top_k;
+  Values logits(p.tokens * experts);
+  for (int64_t i = 0; i < p.tokens * experts; ++i) {
+    for (int64_t d = 0; d < model; ++d) {
+      logits[i] += p.h[i / experts * model + d] * p.router[i % experts * model + d];
+    }
+  }
+  const Routed<double> r = route(router, logits, 1, p.router_bias, p.mask);
+  Result out{.out = p.addend.empty() ? Values(p.h.size()) : p.addend,
+             .dh = p.dh_addend.empty() ? Values(p.h.size()) : p.dh_addend,
+             .d_router = Values(p.router.size()),
+             .dw1 = Values(p.w1.size()),
+             .dw2 = Values(p.w2.size()),
+             .db1 = Values(experts * 2 * p.config.ffn),
+             .db2 = Values(experts * model)};
+  Values dweight(r.weight.size()), dlogits(logits.size()), dq(experts);
+  for (size_t i = 0; i < r.idx.size(); ++i) {
+    if (r.idx[i] < 0) continue;
+    const Pair pair(p, i / top_k, r.idx[i], r.weight[i]);
+    pair.add_output(out.out);
+    dweight[i] = pair.add_gradients(out);
+  }
+  // As many valid targets as tokens: n / N = 1.
+  for (int64_t e = 0; e < experts; ++e) {
+    dq[e] = router.aux_coef * detail::aux_slope(router, r.count[e], r.count[experts]);
+  }
+  detail::backward_block<double>(
+      {router, logits.data(), r.idx.data(), dweight.data(), dlogits.data()}, 0, p.tokens, dq.data(),
+      2 * router.z_coef);
+  for (int64_t i = 0; i < p.tokens * experts; ++i) {
+    for (int64_t d = 0; d < model; ++d) {
+      out.d_router[i % experts * model + d] += dlogits[i] * p.h[i / experts * model + d];
+      out.dh[i / experts * model + d] += dlogits[i] * p.router[i % experts * model + d];
+    }
+  }
+  return out;
+}
+
+// ---- The layer on ranks that are threads.
+
+struct Layout {
+  std::string name;
+  std::vector<int64_t> tokens;  // of each rank
+};
+
+const std::vector<Layout>& layouts() {
+  static const std::vector<Layout> all = {{"one rank", {24}},
+                                          {"two ranks", {11, 13}},
+                                          {"a rank without tokens", {10, 0, 14}},
+                                          {"four ranks", {6, 1, 9, 8}}};
+  return all;
+}
+
+Tensor tensor_of(DType dtype, std::initializer_list<int64_t> sizes, const Values& v,
+                 int64_t begin = 0) {
+  Tensor t(dtype, sizes);
+  const int64_t n = t.view().numel();
+  Router::fill(t, Values(v.begin() + begin, v.begin() + begin + n));
+  return t;
+}
+
+// One rank's share of a problem, and one layer on it.
+struct Rank {
+  const Problem& p;
+  MoeConfig config;
+  comm::Communicator& world;
+  int64_t first, tokens, first_expert, local;
+  EpGroup group;
+  MoeLayer layer;
+  Arena arena{"test"};
+  MoeSaved saved;
+  Tensor h, dout, addend, dh_addend, mask, router, router_bias, w1, w2, b1, b2;
+  Tensor out, dh, d_router, dw1, dw2, db1, db2, count, sum, scope, info;
+
+  Rank(const Problem& problem, const Layout& layout, comm::Communicator& w)
+      : p(problem),
+        config(problem.config),
+        world(w),
+        first(std::accumulate(layout.tokens.begin(), layout.tokens.begin() + w.rank(), int64_t{0})),
+        tokens(layout.tokens[w.rank()]),
+        group(EpGroup::create(
+            w, ExpertMap(static_cast<int>(p.experts()), w.size()),
+            moe_limits(config, *std::max_element(layout.tokens.begin(), layout.tokens.end())), {})),
+        layer(config, group) {
+    const int64_t d = config.model, f = config.ffn;
+    local = group.local_experts();
+    first_expert = local > 0 ? group.map().experts_of(w.rank())[0] : 0;
+    const DType dtype = config.dtype;
+    h = tensor_of(dtype, {tokens, d}, p.h, first * d);
+    dout = tensor_of(dtype, {tokens, d}, p.dout, first * d);
+    if (!p.addend.empty()) addend = tensor_of(DType::kFloat32, {tokens, d}, p.addend, first * d);
+    if (!p.dh_addend.empty()) dh_addend = tensor_of(dtype, {tokens, d}, p.dh_addend, first * d);
+    mask = Tensor(DType::kUInt8, {tokens});
+    std::copy_n(p.mask.begin() + first, tokens, mask.data<uint8_t>());
+    router = tensor_of(dtype, {p.experts(), d}, p.router);
+    if (!p.router_bias.empty())
+      router_bias = tensor_of(DType::kFloat32, {p.experts()}, p.router_bias);
+    w1 = tensor_of(dtype, {local, 2 * f, d}, p.w1, first_expert * 2 * f * d);
+    w2 = tensor_of(dtype, {local, d, f}, p.w2, first_expert * d * f);
+    if (!p.b1.empty()) b1 = tensor_of(dtype, {local, 2 * f}, p.b1, first_expert * 2 * f);
+    if (!p.b2.empty()) b2 = tensor_of(dtype, {local, d}, p.b2, first_expert * d);
+    out = Tensor(dtype, {tokens, d});
+    dh = Tensor(dtype, {tokens, d});
+    d_router = Tensor(DType::kFloat32, {p.experts(), d});
+    dw1 = Tensor(DType::kFloat32, {local, 2 * f, d});
+    dw2 = Tensor(DType::kFloat32, {local, d, f});
+    db1 = Tensor(DType::kFloat32, {local, 2 * f});
+    db2 = Tensor(DType::kFloat32, {local, d});
+    count = Tensor(DType::kInt64, {1, p.experts() + 1});
+    sum = Tensor(DType::kFloat64, {1, p.experts() + 1});
+    scope = Tensor(DType::kInt64, {2});
+    info = Tensor(DType::kInt64, {16});
+  }
+  int64_t ample() const {
+    return worst_capacity(group.ranks(), group.limits().tokens,
+                          static_cast<int>(config.router.top_k), static_cast<int>(local),
+                          config.alignment);
+  }
+  MoeWeights weights() const {
+    return {.router_ED = router,
+            .router_bias_E = router_bias,
+            .w1 = w1.view(),
+            .w2 = w2.view(),
+            .b1_LH = b1,
+            .b2_LD = b2};
+  }
+  MoeStats forward(int64_t capacity, bool save = true) {
+    layer.forward({.weights = weights(),
+                   .h_TD = h,
+                   .mask_T = mask,
+                   .addend = addend,
+                   .capacity = capacity,
+                   .out_TD = out,
+                   .stats = {count, sum},
+                   .info = info},
+                  save ? &saved : nullptr, arena, {});
+    return moe_stats(info);
+  }
+  // The losses are taken over the tokens of all ranks.
+  void backward(float beta = 0) {
+    world.all_reduce(count, comm::ReduceOp::kSum, {}).wait();
+    std::fill_n(scope.data<int64_t>(), 2, count.data<int64_t>()[p.experts()]);
+    const gemm::GroupScalar scalar{beta, {}};
+    layer.backward({.weights = weights(),
+                    .grads = {.router_ED = d_router,
+                              .router_beta = beta,
+                              .w1 = {dw1.view(), scalar},
+                              .w2 = {dw2.view(), scalar},
+                              .b1_LH = b1.view().defined() ? db1.view() : TensorView{},
+                              .b2_LD = b2.view().defined() ? db2.view() : TensorView{},
+                              .bias_beta = scalar},
+                    .h_TD = h,
+                    .dout_TD = dout,
+                    .addend = dh_addend,
+                    .count = count,
+                    .scope = scope,
+                    .dh_TD = dh},
+                   saved, arena, {});
+  }
+  // Puts this rank's part where it belongs; the router's gradient is summed over the ranks.
+  void collect(Result& r) {
+    const int64_t d = config.model, f = config.ffn;
+    world.all_reduce(d_router, comm::ReduceOp::kSum, {}).wait();
+    const auto put = [](Values& to, int64_t at, const TensorView& from) {
+      const Values v = Router::read(from);
+      std::copy(v.begin(), v.end(), to.begin() + at);
+    };
+    put(r.out, first * d, out);
+    put(r.dh, first * d, dh);
+    put(r.dw1, first_expert * 2 * f * d, dw1);
+    put(r.dw2, first_expert * d * f, dw2);
+    put(r.db1, first_expert * 2 * f, db1);
+    put(r.db2, first_expert * d, db2);
+    if (world.rank() == 0) put(r.d_router, 0, d_router);
+  }
+};
+
+void on_ranks(const Problem& p, const Layout& layout, const std::function<void(Rank&)>& body) {
+  comm::run_thread_ranks(static_cast<int>(layout.tokens.size()), {},
+                         [&](comm::Communicator& world) {
+                           Rank rank(p, layout, world);
+                           body(rank);
+                           rank.group.close();
+                         });
+}
+
+Result empty_result(const Problem& p) {
+  return {.out = Values(p.h.size()),
+          .dh = Values(p.h.size()),
+          .d_router = Values(p.router.size()),
+          .dw1 = Values(p.w1.size()),
+          .dw2 = Values(p.w2.size()),
+          .db1 = Values(p.experts() * 2 * p.config.ffn),
+          .db2 = Values(p.experts() * p.config.model)};
+}
+
+Result computed(const Problem& p, const Layout& layout) {
+  Result result = empty_result(p);
+  on_ranks(p, layout, [&](Rank& rank) {
+    const MoeStats stats = rank.forward(rank.ample());
+    EXPECT_FALSE(stats.overflow);
+    EXPECT_EQ(stats.dropped, 0);
+    rank.backward();
+    rank.collect(result);
+  });
+  return result;
+}
+
+// The norm of the difference over the norm of what is wanted.
+double distance(const Values& got, const Values& want) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(difference) / std::max(std::sqrt(norm), 1e-30);
+}
+
+void expect_near(const Problem& p, const Result& got, const Result& want, double bound) {
+  EXPECT_LT(distance(got.out, want.out), bound);
+  EXPECT_LT(distance(got.dh, want.dh), bound);
+  EXPECT_LT(distance(got.d_router, want.d_router), bound);
+  EXPECT_LT(distance(got.dw1, want.dw1), bound);
+  EXPECT_LT(distance(got.dw2, want.dw2), bound);
+  if (p.b1.empty()) return;
+  EXPECT_LT(distance(got.db1, want.db1), bound);
+  EXPECT_LT(distance(got.db2, want.db2), bound);
+}
+
+double bound_of(DType dtype) { return dtype == DType::kFloat32 ? 1e-6 : 8e-3; }
+
+TEST(MoeLayer, EveryLayoutEqualsTheDenseComputation) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Reduction reduction : {Reduction::kRank, Reduction::kRankFp32, Reduction::kToken}) {
+      const Problem p = make_problem(small_config(dtype, reduction), 24);
+      const Result want = expected(p);
+      for (const Layout& layout : layouts()) {
+        SCOPED_TRACE(text("{}, {}, reduction {}", layout.name, name(dtype), int(reduction)));
+        expect_near(p, computed(p, layout), want, bound_of(dtype));
+      }
+    }
+  }
+}
+
+// With kToken a token's sum does not depend on the ranks, and an expert's rows have one order.
+TEST(MoeLayer, TokenOrderGivesTheSameBitsInEveryLayout) {
+  const Problem p = make_problem(small_config(DType::kFloat32, Reduction::kToken), 24);
+  const Result one = computed(p, layouts()[0]);
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    const Result r = computed(p, layout);
+    EXPECT_EQ(r.out, one.out);
+    EXPECT_EQ(r.dh, one.dh);
+    EXPECT_EQ(r.dw1, one.dw1);
+    EXPECT_EQ(r.dw2, one.dw2);
+    EXPECT_LT(distance(r.d_router, one.d_router), 1e-6);
+  }
+}
+
+struct Variant {
+  const char* name;
+  std::function<void(Problem&)> change;
+};
+
+TEST(MoeLayer, Variants) {
+  const std::vector<Variant> variants = {
+      {"biases",
+       [](Problem& p) {
+         p.b1 = stored(p.config.dtype, random_values(p.experts() * 2 * p.config.ffn, 6));
+         p.b2 = stored(p.config.dtype, random_values(p.experts() * p.config.model, 7));
+       }},
+      {"addends",
+       [](Problem& p) {
+         p.addend = stored(DType::kFloat32, random_values(p.h.size(), 8));
+         p.dh_addend = stored(p.config.dtype, random_values(p.h.size(), 9));
+       }},
+      {"masked tokens", [](Problem& p) { p.mask[0] = p.mask[11] = p.mask[12] = 0; }},
+      {"all masked", [](Problem& p) { std::fill(p.mask.begin(), p.mask.end(), 0); }},
+      {"one hot expert", [](Problem& p) { p.router_bias = {0, 0, 0, 9, 0, 0}; }},
+      {"sigmoid in groups",
+       [](Problem& p) {
+         p.config.router.score = Score::kSigmoid;
+         p.config.router.groups = 3;
+         p.config.router.group_top_k = 2;
+         p.router_bias = stored(DType::kFloat32, random_values(6, 10, 0.1));
+       }},
+      {"aligned rows", [](Problem& p) { p.config.alignment = 16; }},
+      {"every expert", [](Problem& p) { p.config.router.top_k = 6; }},
+      {"one choice",
+       [](Problem& p) {
+         p.config.router.top_k = 1;
+         p.config.router.renormalize = false;
+       }},
+  };
+  for (const Variant& variant : variants) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const Layout& layout : {layouts()[0], layouts()[2]}) {
+        SCOPED_TRACE(text("{}, {}, {}", variant.name, layout.name, name(dtype)));
+        Problem p = make_problem(small_config(dtype, Reduction::kRank), 24);
+        variant.change(p);
+        expect_near(p, computed(p, layout), expected(p), bound_of(dtype));
+      }
+    }
+  }
+}
+
+// More ranks than experts: some own none.
+TEST(MoeLayer, RanksWithoutExperts) {
+  MoeConfig config = small_config(DType::kFloat32, Reduction::kRank);
+  config.router.experts = 2;
+  config.router.top_k = 1;
+  const Problem p = make_problem(config, 24);
+  expect_near(p, computed(p, layouts()[3]), expected(p), bound_of(DType::kFloat32));
+}
+
+TEST(MoeLayer, SecondMicroBatchAddsToTheGradients) {
+  const Problem p = make_problem(small_config(DType::kFloat32, Reduction::kRank), 24);
+  Result once = empty_result(p), twice = once;
+  on_ranks(p, layouts()[1], [&](Rank& rank) {
+    std::fill_n(rank.dw1.data<float>(), rank.dw1.view().numel(), NAN);
+    for (int pass = 0; pass < 2; ++pass) {
+      rank.forward(rank.ample());
+      rank.backward(pass == 0 ? 0.0f : 1.0f);
+      if (pass == 0) {
+        rank.collect(once);
+        // Back to this rank's own share.
+        const float share = 1.0f / rank.group.ranks();
+        for (int64_t i = 0; i < rank.d_router.view().numel(); ++i) {
+          rank.d_router.data<float>()[i] *= share;
+        }
+      }
+    }
+    rank.collect(twice);
+  });
+  for (const auto member : {&Result::dw1, &Result::dw2}) {
+    for (size_t i = 0; i < (once.*member).size(); ++i) {
+      EXPECT_EQ((twice.*member)[i], 2 * (once.*member)[i]);
+    }
+  }
+  for (size_t i = 0; i < once.d_router.size(); ++i) {
+    EXPECT_NEAR(twice.d_router[i], 2 * once.d_router[i], 1e-5);
+  }
+}
+
+TEST(MoeLayer, EvaluationKeepsNothingAndGivesTheSame) {
+  const Problem p = make_problem(small_config(DType::kBFloat16, Reduction::kRank), 24);
+  on_ranks(p, layouts()[2], [&](Rank& rank) {
+    rank.forward(rank.ample(), false);
+    EXPECT_EQ(rank.arena.in_use(), 0);
+    const Values out = Router::read(rank.out);
+    const Arena::Mark before = rank.arena.mark();
+    rank.forward(rank.ample());
+    EXPECT_EQ(Router::read(rank.out), out);
+    const int64_t kept = rank.arena.in_use();
+    EXPECT_GT(kept, 0);
+    rank.backward();
+    EXPECT_EQ(rank.arena.in_use(), kept);
+    rank.arena.release(before);
+    EXPECT_EQ(rank.arena.in_use(), 0);
+  });
+}
+
+// Too little capacity is reported alike on all ranks; with what was required nothing is dropped and
+// the result is that of ample capacity.
+TEST(MoeLayer, OverflowIsReportedAndRepeatedWithMore) {
+  MoeConfig config = small_config(DType::kFloat32, Reduction::kRank);
+  config.overflow = OverflowPolicy::kReport;
+  Problem p = make_problem(config, 24);
+  p.router_bias = {0, 0, 0, 9, 0, 0};  // all tokens choose expert 3
+  const Result want = computed(p, layouts()[3]);
+  Result dropped = empty_result(p), repeated = dropped;
+  on_ranks(p, layouts()[3], [&](Rank& rank) {
+    const int64_t balanced = rank.layer.capacity_for(1.25, 24);
+    EXPECT_EQ(balanced, 15);  // 1.25 * 24 tokens * 2 choices / 4 ranks
+    MoeStats stats = rank.forward(balanced);
+    EXPECT_TRUE(stats.overflow);
+    EXPECT_EQ(stats.capacity, balanced);
+    EXPECT_GE(stats.required, 24);
+    EXPECT_GE(stats.dropped, stats.required - balanced);
+    rank.backward();
+    rank.collect(dropped);
+    stats = rank.forward(stats.required);
+    EXPECT_FALSE(stats.overflow);
+    EXPECT_EQ(stats.dropped, 0);
+    rank.backward();
+    rank.collect(repeated);
+  });
+  EXPECT_EQ(repeated.out, want.out);
+  EXPECT_EQ(repeated.dh, want.dh);
+  EXPECT_EQ(repeated.dw1, want.dw1);
+  EXPECT_NE(dropped.out, want.out);
+  for (double x : dropped.dh) EXPECT_TRUE(std::isfinite(x));
+}
+
+TEST(MoeLayer, OverflowIsAnErrorByDefault) {
+  const Problem p = make_problem(small_config(DType::kFloat32, Reduction::kRank), 24);
+  on_ranks(p, layouts()[1], [&](Rank& rank) {
+    rank.forward(3);
+    const std::string message = error_of([&] { rank.group.check(rank.saved.plan.epoch); });
+    EXPECT_NE(message.find("capacity 3"), std::string::npos) << message;
+  });
+}
+
+TEST(MoeLayer, ErrorsNameTheArgument) {
+  const Problem p = make_problem(small_config(DType::kFloat32, Reduction::kRank), 24);
+  on_ranks(p, layouts()[0], [&](Rank& rank) {
+    MoeConfig other = p.config;
+    other.router.experts = 8;
+    EXPECT_EQ(error_of([&] { MoeLayer(other, rank.group); }),
+              "moe_layer: group \"ep\" has 6 experts, the router 8");
+    other = p.config;
+    other.dtype = DType::kFloat16;
+    EXPECT_EQ(error_of([&] { MoeLayer(other, rank.group); }),
+              "moe_layer: dtype float16 must be float32 or bfloat16");
+    rank.h = Tensor(DType::kBFloat16, {24, 16});
+    EXPECT_EQ(error_of([&] { rank.forward(rank.ample()); }),
+              "moe_layer: h_TD is bfloat16[24, 16], expected float32[*, 16]");
+  });
+}
+
+}  // namespace
+}  // namespace moiety::moe
