@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "moiety/base/parallel.h"
+#include "moiety/optim/adamw.h"
+#include "moiety/optim/stochastic_bf16.h"
+
+namespace moiety::optim::detail {
+namespace {
+
+constexpr int64_t kTile = 1024;       // elements whose random words stay in the nearest cache
+constexpr int64_t kGrain = 64 << 10;  // elements of a task
+
+// Random words of the elements [logical, logical + n); element k's is word (logical & 3) + k.
+struct TileWords {
+  alignas(64) std::array<uint32_t, kTile + 8> words;
+};
+
+MOIETY_INLINE void fill_words(TileWords& tile, const AdamWConstants& c, uint32_t tensor_id,
+                              uint64_t logical, int64_t n, Moment which) {
+  const PhiloxKey key = rng_key(c.seed, RngDomain::kMoments);
+  const uint64_t first = logical >> 2;
+  const uint64_t blocks = ((logical + n + 3) >> 2) - first;
+  for (uint64_t b = 0; b < blocks; ++b) {
+    const PhiloxBlock words = philox(key, moment_counter(first + b, tensor_id, c.t, which));
+    for (int k = 0; k < 4; ++k) tile.words[4 * b + k] = words[k];
+  }
+}
+
+// Elements [begin, end) of one run; all pointers begin at the segment.
+template <class M, class W>
+MOIETY_INLINE void update_range(const AdamWConstants& c, const AdamWArgs& a, const ElementRun& run,
+                                int64_t begin, int64_t end) {
+  constexpr bool kStochastic = std::is_same_v<M, bf16>;
+  const float* __restrict grad = static_cast<const float*>(a.grad.raw());
+  float* __restrict master = static_cast<float*>(a.master.raw());
+  M* __restrict exp_avg = static_cast<M*>(a.exp_avg.raw());
+  M* __restrict exp_avg_sq = static_cast<M*>(a.exp_avg_sq.raw());
+  W* __restrict weight = static_cast<W*>(a.weight.raw());
+  const AdamWConstants k = c;
+  const float wd = run.decay ? k.wd : 0.0f;
+  TileWords avg_words, sq_words;
+  for (int64_t at = begin; at < end; at += kTile) {
+    const int64_t stop = std::min(end, at + kTile);
+    const uint64_t logical = run.logical + (at - run.begin);
+    if constexpr (kStochastic) {
+      fill_words(avg_words, k, run.tensor_id, logical, stop - at, Moment::kExpAvg);
+      fill_words(sq_words, k, run.tensor_id, logical, stop - at, Moment::kExpAvgSq);
+    }
+    const uint32_t* avg_word = avg_words.words.data() + (logical & 3);
+    const uint32_t* sq_word = sq_words.words.data() + (logical & 3);
+    for (int64_t i = at; i < stop; ++i) {
+      const float g = grad[i] * k.s;
+      const float m = std::fma(k.b1, static_cast<float>(exp_avg[i]), k.c1 * g);
+      const float v = std::fma(k.b2, static_cast<float>(exp_avg_sq[i]), (k.c2 * g) * g);
+      const float u = (m * k.k1) / (std::sqrt(v * k.k2) + k.eps);
+      const float p = std::fma(-k.lr, std::fma(wd, master[i], u), master[i]);
+      if constexpr (kStochastic) {
+        exp_avg[i] = round_stochastic(m, avg_word[i - at]);
+        exp_avg_sq[i] = round_stochastic(v, sq_word[i - at]);
+      } else {
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+      }
+      master[i] = p;
+      weight[i] = static_cast<W>(p);
+    }
+  }
+}
+
+using UpdateRange = void (*)(const AdamWConstants&, const AdamWArgs&, const ElementRun&, int64_t,
+                             int64_t);
+
+MOIETY_SIMD_CLONES
+void float_moments_float(const AdamWConstants& c, const AdamWArgs& a, const ElementRun& run,
+                         int64_t begin, int64_t end) {
+  update_range<float, float>(c, a, run, begin, end);
+}
+MOIETY_SIMD_CLONES
+void float_moments_bf16(const AdamWConstants& c, const AdamWArgs& a, const ElementRun& run,
+                        int64_t begin, int64_t end) {
+  update_range<float, bf16>(c, a, run, begin, end);
+}
+MOIETY_SIMD_CLONES
+void bf16_moments_float(const AdamWConstants& c, const AdamWArgs& a, const ElementRun& run,
+                        int64_t begin, int64_t end) {
+  update_range<bf16, float>(c, a, run, begin, end);
+}
+MOIETY_SIMD_CLONES
+void bf16_moments_bf16(const AdamWConstants& c, const AdamWArgs& a, const ElementRun& run,
+                       int64_t begin, int64_t end) {
+  update_range<bf16, bf16>(c, a, run, begin, end);
+}
+
+UpdateRange choose(DType moments, DType weights) {
+  if (moments == DType::kFloat32) {
+    return weights == DType::kFloat32 ? float_moments_float : float_moments_bf16;
+  }
+  return weights == DType::kFloat32 ? bf16_moments_float : bf16_moments_bf16;
+}
+
+}  // namespace
+
+void adamw_cpu(const AdamWConstants& c, const AdamWArgs& a) {
+  const UpdateRange update = choose(a.exp_avg.dtype(), a.weight.dtype());
+  for (const ElementRun& run : a.runs) {
+    parallel_for(run.end - run.begin, kGrain, [&](int64_t begin, int64_t end) {
+      update(c, a, run, run.begin + begin, run.begin + end);
+    });
+  }
+}
+
+}  // namespace moiety::optim::detail

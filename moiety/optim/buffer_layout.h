@@ -1,0 +1,66 @@
+// How parameters lie in the optimizer's flat buffers, and which elements a rank owns (spec
+// optimizer_checkpoint, sections 1 and 2). Pure functions of the parameter list.
+//
+// Parameters whose gradients are summed over the same ranks (the domain: all ranks, or those that
+// hold the same experts) share buckets, in reverse order of construction, which is close to the
+// order of backward. A bucket is divided evenly: rank i of P owns [i*L/P, (i+1)*L/P) of it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "moiety/optim/parameter.h"
+
+namespace moiety::optim {
+
+inline constexpr int64_t kParameterAlignment = 128;  // elements
+inline constexpr int64_t kBucketElements = int64_t{32} << 20;
+
+struct BucketLayout {
+  struct Slot {
+    int parameter = 0;  // index into the specs
+    int64_t start = 0;  // element of the bucket, a multiple of kParameterAlignment
+  };
+  bool expert = false;  // the domain is that of the experts
+  int ranks = 1;        // P, of the domain
+  int64_t length = 0;   // elements, a multiple of kParameterAlignment * ranks
+  std::vector<Slot> slots;
+
+  int64_t segment() const { return length / ranks; }  // elements that a rank owns
+};
+
+// Dense buckets first. A parameter never spans buckets; one that is larger stands alone.
+std::vector<BucketLayout> layout_buffers(std::span<const ParamSpec> specs, int dense_ranks,
+                                         int expert_ranks,
+                                         int64_t bucket_elements = kBucketElements);
+
+// The parameter's tensor in the bucket's memory `flat`, [length].
+TensorView slot_view(const TensorView& flat, const BucketLayout::Slot& slot, const ParamSpec& spec);
+
+// Consecutive elements of a segment that hold consecutive elements of a logical tensor. What lies
+// between runs is padding: zero in weights, gradients and state.
+struct ElementRun {
+  int64_t begin = 0;  // elements of the segment
+  int64_t end = 0;
+  int parameter = 0;       // index into the specs
+  int tensor = 0;          // index into the parameter's tensors
+  int64_t logical = 0;     // row-major index of the first element in the logical tensor
+  uint32_t tensor_id = 0;  // of base/rng
+  bool decay = true;
+  ParameterClass kind = ParameterClass::kDense;
+};
+
+// The runs that rank `rank` of the bucket's domain owns, ascending.
+std::vector<ElementRun> segment_runs(std::span<const ParamSpec> specs, const BucketLayout& bucket,
+                                     int rank);
+
+// Throws Error(InvalidArgument) naming the first spec that does not fit itself: a row map with
+// holes or outside its tensors, a shape of another size; or two tensors with one name or tensor_id.
+void check_specs(std::span<const ParamSpec> specs);
+
+// Equal on all ranks of a domain that agree about its parameters, their rows and their places.
+uint32_t layout_hash(std::span<const ParamSpec> specs, std::span<const BucketLayout> buckets,
+                     bool expert);
+
+}  // namespace moiety::optim

@@ -1,0 +1,141 @@
+// The optimizer whose state is divided among the ranks (after ZeRO, Rajbhandari et al., SC 2020,
+// and Megatron's distributed optimizer): it owns weights and gradients of the model in flat buckets
+// (buffer_layout.h) and, of the own segment of each bucket, fp32 masters and moments.
+//
+// A step: gradients are summed over the ranks that hold the parameter (dense: all of `world`;
+// experts: `experts`) by a reduce-scatter; statistics of all ranks are gathered and combined in
+// rank order, so that all decide alike (step_rule.h); AdamW on the own segment; all-gather of the
+// weights.
+//
+// Nothing is scaled before the update: backward gives gradients of a sum over tokens, and 1/tokens
+// is applied once, with the clip factor. A skipped step changes nothing but `skips_in_row` and
+// `halt`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "moiety/base/buffer.h"
+#include "moiety/base/stream.h"
+#include "moiety/comm/communicator.h"
+#include "moiety/optim/adamw.h"
+#include "moiety/optim/buffer_layout.h"
+#include "moiety/optim/parameter.h"
+#include "moiety/optim/state_view.h"
+#include "moiety/optim/step_rule.h"
+
+namespace moiety::optim {
+
+struct OptimizerConfig {
+  AdamW adam{};
+  DType weights = DType::kBFloat16;  // storage of the weights: bfloat16 or float32
+  DType moments = DType::kFloat32;   // or bfloat16, stochastically rounded
+  uint64_t seed = 0;                 // of that rounding
+  NanGuard guard = NanGuard::kStep;
+  int max_skips = 3;
+  double spike_sigma = 0;
+  int64_t bucket_elements = kBucketElements;
+};
+
+// What a rank brings to a step. lr, weight_decay and clip are the same on all ranks, and so is the
+// number of losses.
+struct StepInput {
+  double lr = 0;
+  double weight_decay = 0;
+  double clip = 0;               // of the norm; 0: none
+  int64_t tokens = 0;            // loss tokens of this rank
+  std::vector<double> losses{};  // sums over this rank's tokens; the first is watched for spikes
+  bool overflow = false;         // this rank's capacity did not suffice: skip, halt, repeat
+  int64_t required = 0;          // the capacity that it needed
+  uint32_t flags = 0;            // anything that one rank must be able to tell all
+};
+
+// The same on all ranks.
+struct StepReport {
+  float norm = 0;  // L2 norm of the mean gradient, before clipping
+  std::array<float, kParameterClasses> class_norms{};
+  double coef = 1;  // of clipping
+  bool skip = false;
+  bool halt = false;
+  int skips_in_row = 0;
+  int64_t bad = 0;            // non-finite gradient elements
+  std::string bad_parameter;  // the first that has one, and the first rank that found it
+  int bad_rank = -1;
+  int64_t t = 0;  // applied steps
+  double lr = 0;
+  int64_t tokens = 0;
+  std::vector<double> losses{};  // summed over ranks
+  bool overflow = false;         // on some rank
+  int64_t required = 0;          // the largest
+  uint32_t flags = 0;            // or-ed
+};
+
+class DistributedOptimizer {
+ public:
+  // Collective. All ranks pass the same parameters in the same order, but for which experts they
+  // hold; `experts` are the ranks that hold the same ones. Communicators must outlive the
+  // optimizer. Weights and state are zero. Throws, on every rank, if the ranks disagree about the
+  // layout (Comm) or if an element of a logical tensor has no owner or several (InvalidArgument).
+  DistributedOptimizer(std::vector<ParamSpec> specs, const OptimizerConfig& config,
+                       comm::Communicator& world, comm::Communicator& experts);
+  DistributedOptimizer(const DistributedOptimizer&) = delete;
+  DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
+
+  // In the order of the specs; addresses do not change. Backward adds to `grad` (or overwrites it,
+  // see Parameter::overwrite) any number of times before a step; a parameter without contribution
+  // counts as gradient zero.
+  std::span<Parameter> parameters() { return parameters_; }
+
+  // Collective: initial masters, zero moments, t = 0, published weights.
+  void initialize(uint64_t seed, Stream stream);
+
+  // Collective. Afterwards gradients begin anew.
+  StepReport step(const StepInput& input, Stream stream);
+
+  // Masters ("weight") and moments of this rank.
+  StateView state_view();
+  // The rest of the state: the same on all ranks.
+  const StepState& step_state() const { return state_; }
+  // `t`, `skips_in_row`, `halt` and `losses` of a state that was saved; the powers follow from t.
+  void restore(StepState state);
+  void clear_halt() { state_.halt = false; }
+  // Collective, after masters were loaded: weights := masters rounded, on all ranks.
+  void publish(Stream stream);
+
+ private:
+  struct Bucket {
+    BucketLayout layout;
+    comm::Communicator* comm = nullptr;
+    std::vector<ElementRun> runs;  // of the own segment
+    Buffer weight_memory, grad_memory, shard_memory, state_memory;
+    TensorView weights, grads;               // [length]
+    TensorView own_weights;                  // [segment], part of weights
+    TensorView shard;                        // [segment], the reduced gradient
+    TensorView master, exp_avg, exp_avg_sq;  // [segment]
+  };
+
+  Bucket make_bucket(const BucketLayout& layout);
+  void check_layouts() const;
+  void check_owners() const;
+  void zero_missing(Stream stream);
+  StepStatistics reduce_and_measure(const StepInput& input, Stream stream);
+  StepStatistics combine(const std::vector<double>& all, size_t width) const;
+  StepLimits limits(double clip) const;
+  void update(const StepInput& input, const StepDecision& decision, Stream stream);
+  void gather_weights(Stream stream);
+  StepReport report(const StepInput& input, const StepDecision& decision,
+                    const StepStatistics& statistics) const;
+
+  std::vector<ParamSpec> specs_;
+  OptimizerConfig config_;
+  comm::Communicator& world_;
+  comm::Communicator& experts_;
+  std::vector<Bucket> buckets_;
+  std::vector<Parameter> parameters_;
+  StepState state_;
+};
+
+}  // namespace moiety::optim

@@ -1,0 +1,136 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "moiety/base/parallel.h"
+#include "moiety/base/simd.h"
+#include "moiety/optim/grad_norm.h"
+
+namespace moiety::optim::detail {
+namespace {
+
+constexpr int64_t kGrain = 16;  // blocks of a task
+
+struct BlockSum {
+  double sumsq = 0;
+  int64_t bad = 0;
+};
+
+// A whole block. Lanes are summed 16 at a time, so that their sums stay in registers.
+MOIETY_SIMD_CLONES
+BlockSum sum_block(const float* x) {
+  constexpr int64_t kStrip = 16;
+  std::array<double, kNormLanes> lanes;
+  int32_t bad = 0;
+  for (int64_t l = 0; l < kNormLanes; l += kStrip) {
+    std::array<double, kStrip> sum{};
+    for (int64_t i = l; i < kNormBlock; i += kNormLanes) {
+      for (int64_t k = 0; k < kStrip; ++k) {
+        const double v = x[i + k];
+        sum[k] += v * v;
+        bad += (std::bit_cast<uint32_t>(x[i + k]) & 0x7F800000u) == 0x7F800000u;
+      }
+    }
+    for (int64_t k = 0; k < kStrip; ++k) lanes[l + k] = sum[k];
+  }
+  for (int64_t o = kNormLanes / 2; o >= 1; o /= 2) {
+    for (int64_t l = 0; l < o; ++l) lanes[l] += lanes[l + o];
+  }
+  return {lanes[0], bad};
+}
+
+// The sums of all blocks, by class and, last, of all classes.
+struct Sums {
+  explicit Sums(int64_t blocks) {
+    for (auto& x : by_class) x.resize(blocks);
+  }
+  std::array<std::vector<double>, kParameterClasses + 1> by_class;
+};
+
+// Copies the elements of block `at` that are in runs (of class `kind`, if it is not negative) and
+// zeros in place of the others.
+void copy_masked(const float* grad, int64_t at, std::span<const ElementRun> runs, int kind,
+                 float* tile) {
+  std::fill(tile, tile + kNormBlock, 0.0f);
+  for (const ElementRun& run : runs) {
+    if (kind >= 0 && static_cast<int>(run.kind) != kind) continue;
+    const int64_t begin = std::max(run.begin, at);
+    const int64_t end = std::min(run.end, at + kNormBlock);
+    if (begin < end) std::copy(grad + begin, grad + end, tile + (begin - at));
+  }
+}
+
+int first_bad_parameter(const float* grad, int64_t at, std::span<const ElementRun> runs) {
+  int first = -1;
+  for (const ElementRun& run : runs) {
+    if (first >= 0 && run.parameter >= first) continue;
+    const int64_t begin = std::max(run.begin, at);
+    const int64_t end = std::min(run.end, at + kNormBlock);
+    for (int64_t i = begin; i < end; ++i) {
+      if (std::isfinite(grad[i])) continue;
+      first = run.parameter;
+      break;
+    }
+  }
+  return first;
+}
+
+// Block `b`, whose elements lie in `runs` (and nowhere else).
+GradStatistics add_block(const float* grad, int64_t b, std::span<const ElementRun> runs,
+                         Sums& sums) {
+  const int64_t at = b * kNormBlock;
+  BlockSum all;
+  if (runs.size() == 1 && runs[0].begin <= at && at + kNormBlock <= runs[0].end) {
+    all = sum_block(grad + at);
+    sums.by_class[static_cast<int>(runs[0].kind)][b] = all.sumsq;
+  } else {
+    std::array<float, kNormBlock> tile;
+    for (int c = 0; c < kParameterClasses; ++c) {
+      copy_masked(grad, at, runs, c, tile.data());
+      sums.by_class[c][b] = sum_block(tile.data()).sumsq;
+    }
+    copy_masked(grad, at, runs, -1, tile.data());
+    all = sum_block(tile.data());
+  }
+  sums.by_class[kParameterClasses][b] = all.sumsq;
+  GradStatistics out;
+  out.bad = all.bad;
+  if (all.bad > 0) out.bad_parameter = first_bad_parameter(grad, at, runs);
+  return out;
+}
+
+// The runs that touch [begin, end); runs are ascending.
+std::span<const ElementRun> runs_within(std::span<const ElementRun> runs, int64_t begin,
+                                        int64_t end) {
+  const auto first = std::partition_point(runs.begin(), runs.end(),
+                                          [&](const ElementRun& r) { return r.end <= begin; });
+  const auto last =
+      std::partition_point(first, runs.end(), [&](const ElementRun& r) { return r.begin < end; });
+  return {first, last};
+}
+
+}  // namespace
+
+GradStatistics grad_statistics_cpu(TensorView grad, std::span<const ElementRun> runs) {
+  const float* data = grad.data<float>();
+  const int64_t blocks = (grad.numel() + kNormBlock - 1) / kNormBlock;
+  Sums sums(blocks);
+  std::vector<GradStatistics> tasks((blocks + kGrain - 1) / kGrain);
+  parallel_for(blocks, kGrain, [&](int64_t begin, int64_t end) {
+    GradStatistics task;
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t at = b * kNormBlock;
+      task.add(add_block(data, b, runs_within(runs, at, at + kNormBlock), sums));
+    }
+    tasks[begin / kGrain] = task;
+  });
+  GradStatistics out;
+  for (const GradStatistics& task : tasks) out.add(task);  // counts; the sums follow
+  for (int c = 0; c < kParameterClasses; ++c) {
+    out.class_sumsq[c] = fold_block_sums(std::move(sums.by_class[c]));
+  }
+  out.sumsq = fold_block_sums(std::move(sums.by_class[kParameterClasses]));
+  return out;
+}
+
+}  // namespace moiety::optim::detail

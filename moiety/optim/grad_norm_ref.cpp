@@ -1,0 +1,48 @@
+#include <cmath>
+
+#include "moiety/optim/grad_norm.h"
+
+namespace moiety::optim::detail {
+namespace {
+
+// `counts(run)` says whether the elements of a run are summed.
+template <class Counts>
+double sum_of_squares(const std::vector<float>& x, std::span<const ElementRun> runs,
+                      Counts&& counts) {
+  std::vector<double> squares(x.size());
+  for (const ElementRun& run : runs) {
+    if (!counts(run)) continue;
+    for (int64_t i = run.begin; i < run.end; ++i) {
+      squares[i] = static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    }
+  }
+  std::vector<double> sums;
+  const int64_t n = static_cast<int64_t>(x.size());
+  for (int64_t at = 0; at < n; at += kNormBlock) {
+    sums.push_back(
+        block_sum(std::min(kNormBlock, n - at), [&](int64_t i) { return squares[at + i]; }));
+  }
+  return fold_block_sums(std::move(sums));
+}
+
+}  // namespace
+
+GradStatistics grad_statistics_ref(TensorView grad, std::span<const ElementRun> runs) {
+  const float* data = grad.data<float>();
+  const std::vector<float> x(data, data + grad.numel());
+  GradStatistics out;
+  out.sumsq = sum_of_squares(x, runs, [](const ElementRun&) { return true; });
+  for (int c = 0; c < kParameterClasses; ++c) {
+    out.class_sumsq[c] = sum_of_squares(
+        x, runs, [c](const ElementRun& run) { return static_cast<int>(run.kind) == c; });
+  }
+  for (const ElementRun& run : runs) {
+    for (int64_t i = run.begin; i < run.end; ++i) {
+      if (std::isfinite(x[i])) continue;
+      out.add({.bad = 1, .bad_parameter = run.parameter});
+    }
+  }
+  return out;
+}
+
+}  // namespace moiety::optim::detail

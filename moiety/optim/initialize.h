@@ -1,0 +1,21 @@
+// Initial weights (spec trainer 4.8, gtp 3): an element is a function of seed, logical tensor and
+// index, so every layout draws the same weights.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "moiety/base/stream.h"
+#include "moiety/optim/buffer_layout.h"
+
+namespace moiety::optim {
+
+// The elements of `runs` in master (float32 [n]) := ones, zeros, or init_std * normal numbers of
+// rng domain 1. The runs are those of `specs`.
+void initialize(std::span<const ParamSpec> specs, std::span<const ElementRun> runs, uint64_t seed,
+                TensorView master, Stream stream);
+
+// weight (float32 or bfloat16 [n]) := master (float32 [n]), rounded to nearest even.
+void round_weights(TensorView master, TensorView weight, Stream stream);
+
+}  // namespace moiety::optim

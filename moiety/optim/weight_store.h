@@ -1,0 +1,50 @@
+// Weights without an optimizer, for evaluation and generation: every rank holds all elements of its
+// parameters, in the storage dtype. A checkpoint's fp32 weights are loaded through `state_view` and
+// rounded by `publish`.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "moiety/base/buffer.h"
+#include "moiety/base/stream.h"
+#include "moiety/optim/buffer_layout.h"
+#include "moiety/optim/parameter.h"
+#include "moiety/optim/state_view.h"
+
+namespace moiety::optim {
+
+class WeightStore {
+ public:
+  // `storage` is float32 or bfloat16. Weights are zero.
+  WeightStore(std::vector<ParamSpec> specs, DType storage);
+  WeightStore(const WeightStore&) = delete;
+  WeightStore& operator=(const WeightStore&) = delete;
+
+  // In the order of the specs, without `grad`.
+  std::span<Parameter> parameters() { return parameters_; }
+
+  // Pieces of slot "weight", float32. They are valid until `publish`, which takes what was written
+  // to them.
+  StateView state_view();
+  void publish(Stream stream);
+
+  // The weights that an optimizer starts from.
+  void initialize(uint64_t seed, Stream stream);
+
+ private:
+  struct Bucket {
+    BucketLayout layout;
+    std::vector<ElementRun> runs;
+    Buffer memory, staging_memory;
+    TensorView weights;  // [length]
+    TensorView staging;  // float32 [length]; the weights themselves if they are float32
+  };
+  void stage();
+
+  std::vector<ParamSpec> specs_;
+  std::vector<Bucket> buckets_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace moiety::optim

@@ -1,0 +1,589 @@
+// The distributed optimizer under many layouts: the same bits wherever sums are exact.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "moiety/base/rng.h"
+#include "moiety/comm/thread/thread_group.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/optim/distributed_optimizer.h"
+#include "moiety/optim/weight_store.h"
+#include "tests/optim/model_specs.h"
+
+namespace moiety::optim {
+namespace {
+
+using comm::Communicator;
+
+struct Layout {
+  int ranks, ep;
+};
+constexpr std::array<Layout, 8> kLayouts{
+    {{1, 1}, {2, 1}, {2, 2}, {3, 1}, {3, 3}, {4, 1}, {4, 2}, {4, 4}}};
+
+// Whole logical tensors by "slot/name", put together from the pieces of all ranks.
+using Whole = std::map<std::string, std::vector<float>>;
+
+float read(const StatePiece& piece, int64_t i) {
+  return piece.dtype == DType::kFloat32 ? static_cast<const float*>(piece.data)[i]
+                                        : static_cast<const bf16*>(piece.data)[i];
+}
+
+// f(element of the piece, logical index).
+void for_each_in_piece(const StatePiece& piece, const std::function<void(int64_t, int64_t)>& f) {
+  std::array<int64_t, 3> shape{1, 1, 1}, start{}, size{1, 1, 1};
+  for (int d = 0; d < piece.box.rank; ++d) {
+    shape[d] = piece.shape[d];
+    start[d] = piece.box.start[d];
+    size[d] = piece.box.size[d];
+  }
+  int64_t k = 0;
+  for (int64_t a = start[0]; a < start[0] + size[0]; ++a) {
+    for (int64_t b = start[1]; b < start[1] + size[1]; ++b) {
+      for (int64_t c = start[2]; c < start[2] + size[2]; ++c, ++k) {
+        f(k, (a * shape[1] + b) * shape[2] + c);
+      }
+    }
+  }
+}
+
+void put_together(const StateView& view, Whole& whole) {
+  for (const StatePiece& piece : view) {
+    auto& tensor = whole[piece.slot + "/" + piece.tensor];
+    int64_t n = 1;
+    for (const int64_t size : piece.shape) n *= size;
+    tensor.resize(n, std::nanf(""));
+    for_each_in_piece(piece, [&](int64_t k, int64_t i) { tensor[i] = read(piece, k); });
+  }
+}
+
+bool same_bits(const Whole& a, const Whole& b) {
+  if (a.size() != b.size()) return false;
+  for (const auto& [name, x] : a) {
+    const auto it = b.find(name);
+    if (it == b.end() || it->second.size() != x.size()) return false;
+    if (std::memcmp(x.data(), it->second.data(), x.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+// What token batch `batch` of step `step` adds to an element's gradient.
+using Gradient = std::function<float(const LogicalTensor&, int64_t i, int step, int batch)>;
+constexpr int kBatches = 12;
+
+float small_integer(const LogicalTensor& tensor, int64_t i, int step, int batch) {
+  const PhiloxBlock w = philox({9, 9}, {static_cast<uint32_t>(i), static_cast<uint32_t>(step),
+                                        static_cast<uint32_t>(batch), tensor_id(tensor.name)});
+  return static_cast<float>(static_cast<int>(w[0] % 15) - 7);
+}
+
+// Random, but each element's whole gradient comes from one batch, so that sums over ranks are
+// exact.
+float lone_normal(const LogicalTensor& tensor, int64_t i, int step, int batch) {
+  const PhiloxBlock w = philox(
+      {8, 8}, {static_cast<uint32_t>(i), static_cast<uint32_t>(step), 0, tensor_id(tensor.name)});
+  return static_cast<int>(w[1] % kBatches) == batch ? normal_from_word(w[0]) : 0.0f;
+}
+
+// One rank of a layout with its optimizer.
+class Rank {
+ public:
+  Rank(Communicator& world, int ep_ranks, const OptimizerConfig& config)
+      : ep_(world.rank() % ep_ranks),
+        edp_(world.split(ep_, world.rank(), "edp")),
+        optimizer_(model_specs(ep_, ep_ranks), config, world, *edp_),
+        world_(world) {}
+
+  DistributedOptimizer& optimizer() { return optimizer_; }
+  Parameter& parameter(const std::string& name) {
+    for (Parameter& p : optimizer_.parameters()) {
+      if (p.spec.name == name) return p;
+    }
+    throw std::runtime_error(name);
+  }
+
+  // Backward of the batches of this rank: dense parameters see those of the rank, experts those
+  // that any rank of their ep group has.
+  void backward(int step, const Gradient& gradient) {
+    for (int batch = 0; batch < kBatches; ++batch) {
+      for (Parameter& p : optimizer_.parameters()) {
+        const Communicator& domain = p.spec.expert ? *edp_ : world_;
+        if (batch % domain.size() == domain.rank()) contribute(p, step, batch, gradient);
+      }
+    }
+  }
+  static void contribute(Parameter& p, int step, int batch, const Gradient& gradient) {
+    float* grad = p.grad.data<float>();
+    for_each_element(p.spec, [&](int64_t at, const LogicalTensor& tensor, int64_t i) {
+      const float g = gradient(tensor, i, step, batch);
+      grad[at] = p.overwrite ? g : grad[at] + g;
+    });
+    p.overwrite = false;
+  }
+
+  // The weights are the masters, rounded: everywhere.
+  void check_weights(const Whole& whole) {
+    for (Parameter& p : optimizer_.parameters()) {
+      for_each_element(p.spec, [&](int64_t at, const LogicalTensor& tensor, int64_t i) {
+        const float master = whole.at("weight/" + tensor.name)[i];
+        if (p.weight.dtype() == DType::kFloat32) {
+          ASSERT_EQ(p.weight.data<float>()[at], master) << tensor.name << " " << i;
+        } else {
+          ASSERT_EQ(p.weight.data<bf16>()[at].bits, bf16(master).bits) << tensor.name << " " << i;
+        }
+      });
+    }
+  }
+
+ private:
+  int ep_;
+  std::unique_ptr<Communicator> edp_;
+  DistributedOptimizer optimizer_;
+  Communicator& world_;
+};
+
+constexpr uint64_t kSeed = 1234;
+
+OptimizerConfig small_buckets(DType weights = DType::kBFloat16, DType moments = DType::kFloat32) {
+  return {.weights = weights, .moments = moments, .seed = kSeed, .bucket_elements = 700};
+}
+
+StepInput input(int64_t tokens = 1) {
+  return {.lr = 1e-2, .weight_decay = 0.1, .clip = 1.0, .tokens = tokens, .losses = {0.5, 2.0}};
+}
+
+// Runs the body on every rank of a layout; the whole state at its end.
+Whole run_layout(Layout layout, const OptimizerConfig& config,
+                 const std::function<void(Rank&, Communicator&)>& body) {
+  Whole whole;
+  std::mutex mutex;
+  comm::run_thread_ranks(layout.ranks, {Seconds(60)}, [&](Communicator& world) {
+    Rank rank(world, layout.ep, config);
+    rank.optimizer().initialize(kSeed, Stream());
+    body(rank, world);
+    {
+      const std::lock_guard lock(mutex);
+      put_together(rank.optimizer().state_view(), whole);
+    }
+    world.barrier();
+    rank.check_weights(whole);
+  });
+  return whole;
+}
+
+void for_each_layout(const std::function<void(Layout)>& body) {
+  for (const Layout layout : kLayouts) {
+    SCOPED_TRACE(text("{} ranks, ep {}", layout.ranks, layout.ep));
+    body(layout);
+  }
+}
+
+TEST(Distributed, InitialWeightsAreThoseOfTheLogicalTensors) {
+  for_each_layout([](Layout layout) {
+    const Whole whole = run_layout(layout, small_buckets(), [](Rank&, Communicator&) {});
+    for (const ParamSpec& spec : model_specs(0, 1)) {
+      for (const LogicalTensor& tensor : spec.tensors) {
+        const auto& w = whole.at("weight/" + tensor.name);
+        ASSERT_EQ(static_cast<int64_t>(w.size()), numel(tensor));
+        for (int64_t i = 0; i < numel(tensor); ++i) {
+          const float expected = spec.init == InitKind::kOnes
+                                     ? 1.0f
+                                     : 0.02f * init_normal(kSeed, tensor_id(tensor.name), i);
+          ASSERT_EQ(w[i], expected) << tensor.name << " " << i;
+          ASSERT_EQ(whole.at("exp_avg/" + tensor.name)[i], 0);
+        }
+      }
+    }
+  });
+}
+
+// Integer gradients add up exactly in any order: every layout gives the same bits, with fp32 and
+// with stochastically rounded moments.
+TEST(Distributed, LayoutsGiveTheSameBits) {
+  for (const DType moments : {DType::kFloat32, DType::kBFloat16}) {
+    Whole expected;
+    std::vector<float> norms;
+    for_each_layout([&](Layout layout) {
+      const Whole whole = run_layout(
+          layout, small_buckets(DType::kBFloat16, moments), [&](Rank& rank, Communicator& world) {
+            for (int step = 0; step < 3; ++step) {
+              rank.backward(step, small_integer);
+              const StepReport report = rank.optimizer().step(input(24 / world.size()), Stream());
+              EXPECT_EQ(report.t, step + 1);
+              EXPECT_EQ(report.tokens, 24);
+              EXPECT_EQ(report.losses,
+                        (std::vector<double>{0.5 * world.size(), 2.0 * world.size()}));
+              EXPECT_LT(report.coef, 1.0);
+              if (layout.ranks == 1) norms.push_back(report.norm);
+              EXPECT_EQ(report.norm, norms[step]);
+            }
+          });
+      if (layout.ranks == 1) expected = whole;
+      EXPECT_TRUE(same_bits(whole, expected));
+    });
+  }
+}
+
+// The norm, and that of each class, counts every logical element once.
+TEST(Distributed, NormsAreThoseOfOneProcess) {
+  struct Case {
+    Gradient gradient;
+    double tolerance;
+  };
+  for (const auto& [gradient, tolerance] : {Case{small_integer, 1e-14}, Case{lone_normal, 1e-12}}) {
+    std::array<double, kParameterClasses> sumsq{};
+    for (const ParamSpec& spec : model_specs(0, 1)) {
+      for_each_element(spec, [&](int64_t, const LogicalTensor& tensor, int64_t i) {
+        double sum = 0;
+        for (int batch = 0; batch < kBatches; ++batch) sum += gradient(tensor, i, 0, batch);
+        sumsq[static_cast<int>(spec.kind)] += sum * sum;
+      });
+    }
+    const double total = sumsq[0] + sumsq[1] + sumsq[2] + sumsq[3];
+    for_each_layout([&](Layout layout) {
+      run_layout(layout, small_buckets(), [&](Rank& rank, Communicator& world) {
+        rank.backward(0, gradient);
+        StepInput in = input(world.rank() == 0 ? 3 : 0);
+        const double limit = std::sqrt(total) / 6;  // half the norm: coef shows it in double
+        in.clip = limit;
+        const StepReport report = rank.optimizer().step(in, Stream());
+        const double norm = limit / report.coef - 1e-6;
+        EXPECT_NEAR(norm, std::sqrt(total) / 3, tolerance * norm);
+        EXPECT_EQ(report.norm, static_cast<float>(1.0 / 3 * std::sqrt(total)));
+        for (int c = 0; c < kParameterClasses; ++c) {
+          EXPECT_FLOAT_EQ(report.class_norms[c], static_cast<float>(std::sqrt(sumsq[c]) / 3));
+        }
+      });
+    });
+  }
+}
+
+// SGD-like check of scale against the textbook in double: Adam hides factors, its moments do not.
+TEST(Distributed, MomentsHoldTheMeanGradient) {
+  for_each_layout([](Layout layout) {
+    const Whole whole =
+        run_layout(layout, small_buckets(DType::kFloat32), [](Rank& rank, Communicator& world) {
+          for (int step = 0; step < 2; ++step) {
+            rank.backward(step, small_integer);
+            StepInput in = input(12 / world.size());
+            in.clip = 0;
+            rank.optimizer().step(in, Stream());
+          }
+        });
+    for (const auto& [key, exp_avg] : whole) {
+      if (key.rfind("exp_avg/", 0) != 0) continue;
+      const LogicalTensor tensor{key.substr(8), {}};
+      for (size_t i = 0; i < exp_avg.size(); ++i) {
+        std::array<double, 2> g{};
+        for (int step = 0; step < 2; ++step) {
+          for (int batch = 0; batch < kBatches; ++batch) {
+            g[step] += small_integer(tensor, i, step, batch) / 12.0;
+          }
+        }
+        ASSERT_NEAR(exp_avg[i], 0.1 * (0.9 * g[0] + g[1]), 1e-6) << key;
+        ASSERT_NEAR(whole.at("exp_avg_sq/" + tensor.name)[i],
+                    0.05 * (0.95 * g[0] * g[0] + g[1] * g[1]), 1e-6);
+      }
+    }
+  });
+}
+
+TEST(Distributed, ParametersWithoutContributionCountAsZero) {
+  for (const Layout layout : {Layout{1, 1}, Layout{3, 1}, Layout{4, 2}}) {
+    const auto run = [&](bool explicit_zeros) {
+      return run_layout(layout, small_buckets(), [&](Rank& rank, Communicator&) {
+        rank.backward(0, small_integer);
+        rank.optimizer().step(input(), Stream());
+        // Only `head` on rank 0's side, and experts not at all.
+        Parameter& head = rank.parameter("head.weight");
+        for (Parameter& p : rank.optimizer().parameters()) {
+          EXPECT_TRUE(p.overwrite);
+          if (explicit_zeros) {
+            Rank::contribute(p, 1, 0, [](const LogicalTensor&, int64_t, int, int) { return 0.0f; });
+          }
+        }
+        Rank::contribute(head, 1, 0, small_integer);
+        rank.optimizer().step(input(), Stream());
+      });
+    };
+    EXPECT_TRUE(same_bits(run(false), run(true)));
+  }
+}
+
+using Poison = std::function<void(Rank&, Communicator&)>;
+
+struct BadValue {
+  const char* name;
+  Poison poison;
+  const char* parameter;
+};
+
+void set(Rank& rank, const std::string& name, int64_t i, float value) {
+  Parameter& p = rank.parameter(name);
+  if (i < p.grad.numel()) p.grad.data<float>()[i] = value;
+}
+
+// A step with a bad gradient changes nothing, on any rank; the next one is as if it had not been.
+TEST(Distributed, BadGradientsAreSkipped) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<BadValue> cases{
+      {"nan on one rank",
+       [](Rank& r, Communicator& w) {
+         if (w.rank() == w.size() - 1) set(r, "router.weight", 3, std::nanf(""));
+       },
+       "router.weight"},
+      {"inf and -inf that a sum would make nan",
+       [inf](Rank& r, Communicator& w) { set(r, "norm.weight", 5, w.rank() == 0 ? inf : -inf); },
+       "norm.weight"},
+      {"two parameters, the first is named",
+       [inf](Rank& r, Communicator&) {
+         set(r, "experts.fc2.weight", 100, -inf);
+         set(r, "experts.fc1.weight", 185, inf);
+       },
+       "experts.fc1.weight"}};
+  for (const BadValue& bad : cases) {
+    SCOPED_TRACE(bad.name);
+    for_each_layout([&](Layout layout) {
+      const auto run = [&](bool with_bad) {
+        return run_layout(layout, small_buckets(), [&](Rank& rank, Communicator& world) {
+          rank.backward(0, small_integer);
+          rank.optimizer().step(input(), Stream());
+          if (with_bad) {
+            Whole before, after;
+            put_together(rank.optimizer().state_view(), before);
+            rank.backward(7, small_integer);
+            bad.poison(rank, world);
+            const StepReport report = rank.optimizer().step(input(), Stream());
+            EXPECT_TRUE(report.skip);
+            EXPECT_FALSE(report.halt);
+            EXPECT_EQ(report.t, 1);
+            EXPECT_EQ(report.skips_in_row, 1);
+            EXPECT_GE(report.bad, 1);
+            EXPECT_EQ(report.bad_parameter, bad.parameter);
+            EXPECT_GE(report.bad_rank, 0);
+            EXPECT_LT(report.bad_rank, world.size());
+            put_together(rank.optimizer().state_view(), after);
+            EXPECT_TRUE(same_bits(before, after));
+          }
+          rank.backward(1, small_integer);
+          const StepReport report = rank.optimizer().step(input(), Stream());
+          EXPECT_FALSE(report.skip);
+          EXPECT_EQ(report.t, 2);
+          EXPECT_EQ(report.bad_parameter, "");
+        });
+      };
+      EXPECT_TRUE(same_bits(run(true), run(false)));
+    });
+  }
+}
+
+TEST(Distributed, ABadElementIsFoundByItsOwner) {
+  run_layout({4, 1}, small_buckets(), [](Rank& rank, Communicator& world) {
+    rank.backward(0, small_integer);
+    if (world.rank() == 2) set(rank, "embed.weight", 245, std::nanf(""));  // its last element
+    const StepReport report = rank.optimizer().step(input(), Stream());
+    EXPECT_EQ(report.bad, 1);
+    int owner = -1;
+    for (const StatePiece& piece : rank.optimizer().state_view()) {
+      if (piece.tensor == "embed.weight" && piece.slot == "weight" &&
+          piece.box.start[0] + piece.box.size[0] == 41 &&
+          piece.box.start[1] + piece.box.size[1] == kModel) {
+        owner = world.rank();
+      }
+    }
+    EXPECT_TRUE(owner < 0 || report.bad_rank == owner) << report.bad_rank;
+  });
+}
+
+TEST(Distributed, PaddingIsNotLookedAt) {
+  run_layout({3, 1}, small_buckets(), [](Rank& rank, Communicator&) {
+    rank.backward(0, small_integer);
+    Parameter& norm = rank.parameter("norm.weight");  // 6 elements, the next starts at 128
+    norm.grad.data<float>()[kModel] = std::nanf("");
+    const StepReport report = rank.optimizer().step(input(), Stream());
+    EXPECT_EQ(report.bad, 0);
+    EXPECT_FALSE(report.skip);
+    EXPECT_TRUE(std::isfinite(report.norm));
+  });
+}
+
+TEST(Distributed, TokensMayBeMissingOnOneRankButNotOnAll) {
+  run_layout({3, 3}, small_buckets(), [](Rank& rank, Communicator& world) {
+    rank.backward(0, small_integer);
+    StepReport report = rank.optimizer().step(input(world.rank() == 1 ? 5 : 0), Stream());
+    EXPECT_FALSE(report.skip);
+    EXPECT_EQ(report.tokens, 5);
+    rank.backward(1, small_integer);
+    report = rank.optimizer().step(input(0), Stream());
+    EXPECT_TRUE(report.skip);
+    EXPECT_EQ(report.t, 1);
+  });
+}
+
+TEST(Distributed, OverflowHaltsAllRanksUntilTheStepIsRepeated) {
+  const auto run = [](bool overflow) {
+    return run_layout({4, 2}, small_buckets(), [&](Rank& rank, Communicator& world) {
+      if (overflow) {
+        rank.backward(0, lone_normal);
+        StepInput in = input();
+        in.overflow = world.rank() == 2;
+        in.required = 100 + world.rank() * (world.rank() == 2 ? 50 : 1);
+        in.flags = 1u << world.rank();
+        StepReport report = rank.optimizer().step(in, Stream());
+        EXPECT_TRUE(report.skip && report.halt && report.overflow);
+        EXPECT_EQ(report.required, 200);
+        EXPECT_EQ(report.flags, 15u);
+        EXPECT_EQ(report.skips_in_row, 0);
+        rank.backward(0, small_integer);  // enqueued before the host looked
+        report = rank.optimizer().step(input(), Stream());
+        EXPECT_TRUE(report.skip && report.halt);
+        EXPECT_FALSE(report.overflow);
+        rank.optimizer().clear_halt();
+      }
+      rank.backward(0, small_integer);
+      EXPECT_FALSE(rank.optimizer().step(input(), Stream()).skip);
+    });
+  };
+  EXPECT_TRUE(same_bits(run(true), run(false)));
+}
+
+// State saved under one layout and loaded under another goes on as if nothing had been.
+TEST(Distributed, StateMovesBetweenLayouts) {
+  const OptimizerConfig config = small_buckets(DType::kBFloat16, DType::kBFloat16);
+  StepState saved;
+  const Whole middle = run_layout({4, 2}, config, [&](Rank& rank, Communicator& world) {
+    for (int step = 0; step < 2; ++step) {
+      rank.backward(step, small_integer);
+      rank.optimizer().step(input(24 / world.size()), Stream());
+    }
+    if (world.rank() == 0) saved = rank.optimizer().step_state();
+  });
+  const Whole expected = run_layout({1, 1}, config, [](Rank& rank, Communicator&) {
+    for (int step = 0; step < 3; ++step) {
+      rank.backward(step, small_integer);
+      rank.optimizer().step(input(24), Stream());
+    }
+  });
+  for_each_layout([&](Layout layout) {
+    const Whole resumed = run_layout(layout, config, [&](Rank& rank, Communicator& world) {
+      for (const StatePiece& piece : rank.optimizer().state_view()) {
+        const auto& from = middle.at(piece.slot + "/" + piece.tensor);
+        for_each_in_piece(piece, [&](int64_t k, int64_t i) {
+          if (piece.dtype == DType::kFloat32) {
+            static_cast<float*>(piece.data)[k] = from[i];
+          } else {
+            static_cast<bf16*>(piece.data)[k] = bf16(from[i]);
+          }
+        });
+      }
+      rank.optimizer().publish(Stream());
+      StepState state;
+      state.t = saved.t;
+      state.losses = saved.losses;
+      rank.optimizer().restore(state);
+      EXPECT_EQ(rank.optimizer().step_state().b2pow, saved.b2pow);
+      rank.check_weights(middle);
+      rank.backward(2, small_integer);
+      EXPECT_EQ(rank.optimizer().step(input(24 / world.size()), Stream()).t, 3);
+    });
+    EXPECT_TRUE(same_bits(resumed, expected));
+  });
+}
+
+TEST(WeightStore, RoundsWhatIsLoadedAndStartsLikeTheOptimizer) {
+  const Whole whole = run_layout({2, 1}, small_buckets(), [](Rank& rank, Communicator&) {
+    rank.backward(0, small_integer);
+    rank.optimizer().step(input(), Stream());
+  });
+  const Whole fresh = run_layout({1, 1}, small_buckets(), [](Rank&, Communicator&) {});
+  for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int ep : {0, 1}) {
+      WeightStore store(model_specs(ep, 2), storage);
+      const auto check = [&](const Whole& expected) {
+        for (const Parameter& p : store.parameters()) {
+          EXPECT_FALSE(p.grad.defined());
+          for_each_element(p.spec, [&](int64_t at, const LogicalTensor& tensor, int64_t i) {
+            const float w = expected.at("weight/" + tensor.name)[i];
+            if (storage == DType::kFloat32) {
+              ASSERT_EQ(p.weight.data<float>()[at], w);
+            } else {
+              ASSERT_EQ(p.weight.data<bf16>()[at].bits, bf16(w).bits);
+            }
+          });
+        }
+      };
+      for (const StatePiece& piece : store.state_view()) {
+        ASSERT_EQ(piece.slot, "weight");
+        ASSERT_EQ(piece.dtype, DType::kFloat32);
+        for_each_in_piece(piece, [&](int64_t k, int64_t i) {
+          static_cast<float*>(piece.data)[k] = whole.at("weight/" + piece.tensor)[i];
+        });
+      }
+      store.publish(Stream());
+      check(whole);
+      store.initialize(kSeed, Stream());
+      check(fresh);
+      EXPECT_THROW(store.publish(Stream()), Error);
+    }
+  }
+}
+
+// The error that every rank sees.
+std::string construction_error(int ranks, const std::function<std::vector<ParamSpec>(int)>& specs,
+                               bool one_expert_domain) {
+  std::mutex mutex;
+  std::map<std::string, int> errors;
+  comm::run_thread_ranks(ranks, {Seconds(60)}, [&](Communicator& world) {
+    const auto edp = world.split(one_expert_domain ? 0 : world.rank(), 0, "edp");
+    std::string error = "none";
+    try {
+      DistributedOptimizer(specs(world.rank()), small_buckets(), world, *edp);
+    } catch (const Error& e) {
+      error = e.what();
+    }
+    const std::lock_guard lock(mutex);
+    ++errors[error];
+  });
+  return errors.size() == 1 ? errors.begin()->first : "different errors";
+}
+
+TEST(Distributed, ConstructionFindsWrongOwners) {
+  EXPECT_EQ(construction_error(
+                2, [](int) { return model_specs(0, 1); }, true),
+            "none");
+  // Both ranks hold all experts, but do not share them.
+  EXPECT_EQ(construction_error(
+                2, [](int) { return model_specs(0, 1); }, false),
+            "optimizer: experts.fc1.weight has 744 elements, the ranks own 1488");
+  // Nobody holds the second half.
+  EXPECT_EQ(construction_error(
+                2, [](int) { return model_specs(0, 2); }, true),
+            "optimizer: experts.fc1.weight has 744 elements, the ranks own 372");
+  // One domain, but different experts.
+  EXPECT_EQ(construction_error(
+                2, [](int rank) { return model_specs(rank, 2); }, true),
+            "optimizer: ranks 0 and 1 of \"edp\" have different expert parameters");
+  const auto other_decay = [](int rank) {
+    auto specs = model_specs(0, 1);
+    specs[4].decay = rank != 2;
+    specs[0].decay = rank != 2;
+    return specs;
+  };
+  EXPECT_EQ(construction_error(3, other_decay, true),
+            "optimizer: ranks 0 and 2 of \"world\" have different dense parameters");
+  const auto other_tensor = [](int rank) {
+    auto specs = model_specs(0, 1);
+    if (rank == 1) specs[0].tensors[0].name = "embedding.weight";
+    return specs;
+  };
+  EXPECT_EQ(construction_error(3, other_tensor, true),
+            "optimizer: ranks 0 and 1 of \"world\" have different tensors");
+}
+
+}  // namespace
+}  // namespace moiety::optim

@@ -1,0 +1,205 @@
+// Where parameters lie, who owns what, and the boxes that follow.
+#include <algorithm>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "moiety/base/buffer.h"
+#include "moiety/base/rng.h"
+#include "moiety/optim/buffer_layout.h"
+#include "moiety/optim/state_pieces.h"
+#include "tests/optim/model_specs.h"
+
+namespace moiety::optim {
+namespace {
+
+TEST(Layout, BoundariesAreEvenAndInBounds) {
+  for (const int64_t n : {1, 127, 128, 129, 384, 40960}) {
+    for (const int ranks : {1, 2, 3, 6, 7, 8}) {
+      const std::vector<ParamSpec> specs{matrix_spec("a", n, 1), matrix_spec("b", 1, n)};
+      const auto buckets = layout_buffers(specs, ranks, 1);
+      ASSERT_EQ(buckets.size(), 1u);
+      const BucketLayout& bucket = buckets[0];
+      EXPECT_EQ(bucket.length % (128 * ranks), 0);
+      EXPECT_EQ(bucket.segment() * ranks, bucket.length);
+      ASSERT_EQ(bucket.slots.size(), 2u);
+      EXPECT_EQ(bucket.slots[0].parameter, 1);  // reverse order of construction
+      EXPECT_EQ(bucket.slots[0].start, 0);
+      EXPECT_EQ(bucket.slots[1].start, (n + 127) / 128 * 128);
+      EXPECT_LE(bucket.slots[1].start + n, bucket.length);
+      EXPECT_LT(bucket.length - bucket.slots[1].start - n, 128 * ranks);
+    }
+  }
+}
+
+TEST(Layout, BucketsCloseAndLargeParametersStandAlone) {
+  std::vector<ParamSpec> specs;
+  for (const int64_t n : {300, 100, 2000, 200, 500}) {
+    specs.push_back(matrix_spec("p" + std::to_string(specs.size()), 1, n));
+  }
+  specs.push_back(expert_spec("e", 0, 2));
+  specs.push_back(matrix_spec("last", 1, 384));
+  const auto buckets = layout_buffers(specs, 2, 3, 1024);
+  std::vector<std::vector<int>> members;
+  for (const BucketLayout& b : buckets) {
+    members.emplace_back();
+    for (const auto& slot : b.slots) members.back().push_back(slot.parameter);
+  }
+  EXPECT_EQ(members, (std::vector<std::vector<int>>{{6, 4}, {3}, {2}, {1, 0}, {5}}));
+  EXPECT_EQ(buckets[0].slots[1].start, 384);
+  EXPECT_EQ(buckets[0].length, 1024);
+  EXPECT_EQ(buckets[2].length, 2048);
+  EXPECT_TRUE(buckets[4].expert);
+  EXPECT_EQ(buckets[4].length, 384);
+  EXPECT_FALSE(buckets[3].expert);
+}
+
+TEST(Layout, RunsMergeAndFollowTheRowMap) {
+  const std::vector<ParamSpec> specs{qkv_spec()};
+  const auto buckets = layout_buffers(specs, 1, 1);
+  const auto runs = segment_runs(specs, buckets[0], 0);
+  ASSERT_EQ(runs.size(), 6u);
+  EXPECT_EQ(runs[3].begin, 12 * kModel);
+  EXPECT_EQ(runs[3].tensor, 0);
+  EXPECT_EQ(runs[3].logical, 6 * kModel);
+  // Rows that continue each other are one run.
+  std::vector<ParamSpec> split{matrix_spec("a", 10, 4)};
+  split[0].row_map = {{0, 0, 0, 3}, {3, 0, 3, 7}};
+  EXPECT_EQ(segment_runs(split, layout_buffers(split, 1, 1)[0], 0).size(), 1u);
+}
+
+// Every element of every logical tensor lies in exactly one box of one rank, at the address that
+// the row map says.
+void check_ownership(int ranks, int ep_ranks) {
+  SCOPED_TRACE(text("{} ranks, {} expert ranks", ranks, ep_ranks));
+  std::map<std::string, std::vector<int>> owners;
+  bool segment_without_parameter = false, border_inside_row = false, expert_over_two = false;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto specs = model_specs(rank % ep_ranks, ep_ranks);
+    std::map<std::string, int> fc1_segments;
+    for (const BucketLayout& bucket : layout_buffers(specs, ranks, ranks / ep_ranks, 700)) {
+      const int place = bucket.expert ? rank / ep_ranks : rank;
+      // Elements of the bucket hold tensor and logical index, to be found through the boxes.
+      Tensor memory(DType::kInt64, {bucket.length});
+      std::fill_n(memory.data<int64_t>(), bucket.length, -1);
+      for (const auto& slot : bucket.slots) {
+        for_each_element(specs[slot.parameter], [&](int64_t at, const LogicalTensor& tensor,
+                                                    int64_t logical) {
+          memory.data<int64_t>()[slot.start + at] = int64_t{tensor_id(tensor.name)} << 16 | logical;
+        });
+      }
+      const auto runs = segment_runs(specs, bucket, place);
+      segment_without_parameter |= runs.empty() && bucket.length > 0;
+      for (const ElementRun& run : runs) border_inside_row |= run.logical % kModel != 0;
+      const TensorView segment =
+          memory.view().slice(0, place * bucket.segment(), (place + 1) * bucket.segment());
+      StateView view;
+      append_pieces(specs, runs, "weight", segment, view);
+      for (const StatePiece& piece : view) {
+        expert_over_two |= piece.shape.size() == 3 && ranks > ep_ranks && piece.box.size[1] != 31;
+        const auto* data = static_cast<const int64_t*>(piece.data);
+        std::array<int64_t, 3> extent{1, 1, 1}, size{1, 1, 1}, start{};
+        for (int d = 0; d < piece.box.rank; ++d) {
+          extent[d] = piece.shape[d];
+          size[d] = piece.box.size[d];
+          start[d] = piece.box.start[d];
+        }
+        auto& owned = owners[piece.tensor];
+        owned.resize(extent[0] * extent[1] * extent[2]);
+        int64_t k = 0;
+        for (int64_t a = 0; a < size[0]; ++a) {
+          for (int64_t b = 0; b < size[1]; ++b) {
+            for (int64_t c = 0; c < size[2]; ++c, ++k) {
+              const int64_t i =
+                  ((start[0] + a) * extent[1] + start[1] + b) * extent[2] + start[2] + c;
+              ++owned[i];
+              ASSERT_EQ(data[k], int64_t{tensor_id(piece.tensor)} << 16 | i) << piece.tensor;
+            }
+          }
+        }
+      }
+    }
+  }
+  int64_t total = 0;
+  for (const auto& [name, counts] : owners) {
+    for (const int count : counts) EXPECT_EQ(count, 1) << name;
+    total += static_cast<int64_t>(counts.size());
+  }
+  EXPECT_EQ(total, 2 * 41 * kModel + kModel + 24 * kModel + kExperts * kModel +
+                       2 * kExperts * kExpertRows * kModel + 1);
+  // The hard shapes did occur.
+  EXPECT_TRUE(segment_without_parameter || ranks < 8);
+  EXPECT_TRUE(border_inside_row || ranks == 1);
+  EXPECT_TRUE(expert_over_two || ranks == ep_ranks);
+}
+
+TEST(Layout, SegmentsTileTheTensors) {
+  for (const auto& [ranks, ep] :
+       {std::pair{1, 1}, std::pair{2, 1}, std::pair{2, 2}, std::pair{3, 1}, std::pair{3, 3},
+        std::pair{4, 1}, std::pair{4, 2}, std::pair{4, 4}, std::pair{6, 3}, std::pair{8, 1}}) {
+    check_ownership(ranks, ep);
+  }
+}
+
+std::string box_text(std::span<const int64_t> shape, int64_t begin, int64_t end) {
+  std::string out;
+  for (const Box& box : boxes_of_range(shape, begin, end)) {
+    out += out.empty() ? "[" : " [";
+    for (int d = 0; d < box.rank; ++d) {
+      out += text("{}{}:{}", d ? "," : "", box.start[d], box.start[d] + box.size[d]);
+    }
+    out += "]";
+  }
+  return out;
+}
+
+TEST(Boxes, PartialRowsAreBoxesOfTheirOwn) {
+  const std::array<int64_t, 1> line{10};
+  const std::array<int64_t, 2> plane{4, 5};
+  const std::array<int64_t, 3> solid{3, 4, 5};
+  EXPECT_EQ(box_text(line, 2, 7), "[2:7]");
+  EXPECT_EQ(box_text(line, 3, 3), "");
+  EXPECT_EQ(box_text(plane, 0, 20), "[0:4,0:5]");
+  EXPECT_EQ(box_text(plane, 6, 8), "[1:2,1:3]");
+  EXPECT_EQ(box_text(plane, 6, 10), "[1:2,1:5]");
+  EXPECT_EQ(box_text(plane, 3, 17), "[0:1,3:5] [1:3,0:5] [3:4,0:2]");
+  EXPECT_EQ(box_text(plane, 3, 7), "[0:1,3:5] [1:2,0:2]");
+  EXPECT_EQ(box_text(solid, 0, 40), "[0:2,0:4,0:5]");
+  EXPECT_EQ(box_text(solid, 7, 47),
+            "[0:1,1:2,2:5] [0:1,2:4,0:5] [1:2,0:4,0:5] [2:3,0:1,0:5] [2:3,1:2,0:2]");
+  EXPECT_EQ(box_text(solid, 20, 25), "[1:2,0:1,0:5]");
+}
+
+std::string fault(std::vector<ParamSpec> specs) {
+  try {
+    check_specs(specs);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "none";
+}
+
+TEST(Specs, FaultsAreNamed) {
+  EXPECT_EQ(fault(model_specs(1, 3)), "none");
+  ParamSpec spec = qkv_spec();
+  spec.shape = {23, kModel};
+  EXPECT_EQ(fault({spec}),
+            "parameter attn.qkv.weight: its shape has 138 elements, its matrix is 24 x 6");
+  spec = qkv_spec();
+  spec.row_map.pop_back();
+  EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: its row runs cover 21 of 24 rows");
+  spec = qkv_spec();
+  spec.row_map[2].memory_row = 10;
+  EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: a row run at 10 follows 9");
+  spec = qkv_spec();
+  spec.row_map[5].logical_row = 4;
+  EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: rows [4, 7) are outside of attn.v.weight");
+  spec = qkv_spec();
+  spec.tensors[2].name = "attn.k.weight";
+  EXPECT_EQ(fault({spec}),
+            "parameter attn.qkv.weight: tensors attn.k.weight and attn.k.weight have the same "
+            "tensor id");
+}
+
+}  // namespace
+}  // namespace moiety::optim
