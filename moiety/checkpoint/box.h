@@ -1,0 +1,61 @@
+// Boxes: ranges in every dimension of a logical tensor. Their volumes, intersections and covers,
+// and how their elements lie in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "moiety/optim/state_view.h"
+
+namespace moiety::checkpoint {
+
+using optim::Box;
+using optim::kMaxBoxRank;
+using optim::StatePiece;
+using optim::StateView;
+
+int64_t volume(const Box& box);
+// Why a tensor of this shape cannot be stored: more than kMaxBoxRank dimensions, a negative one,
+// more than 2^59 elements. Null if it can.
+const char* shape_fault(std::span<const int64_t> shape);
+// All of a tensor. Throws Error(InvalidArgument) if shape_fault.
+Box whole(std::span<const int64_t> shape);
+bool contains(const Box& outer, const Box& inner);
+// Empty if nothing is common.
+std::optional<Box> intersect(const Box& a, const Box& b);
+// "[0:16,4:8]".
+std::string describe(const Box& box);
+// "[16,8]".
+std::string shape_text(std::span<const int64_t> shape);
+
+// What keeps `boxes`, all of them in `target`, from covering every element of it exactly once:
+// "[0:1,4:8] is not covered", "[0:1,4:8] is covered twice". Empty if nothing does.
+std::optional<std::string> cover_fault(const Box& target, std::span<const Box> boxes);
+
+// Elements of `inner` that lie one behind the other when `outer` is stored row-major: `count` runs
+// of `length` elements. Run k begins at element `outer_offset(k)` of outer, and at k * length of
+// inner.
+class BoxRuns {
+ public:
+  BoxRuns(const Box& outer, const Box& inner);
+  int64_t count() const { return count_; }
+  int64_t length() const { return length_; }
+  int64_t outer_offset(int64_t k) const;
+
+ private:
+  int dims_ = 0;  // leading dimensions that runs are counted over
+  int64_t first_ = 0;
+  int64_t count_ = 0;
+  int64_t length_ = 0;
+  std::array<int64_t, kMaxBoxRank> size_{};
+  std::array<int64_t, kMaxBoxRank> stride_{};
+};
+
+// Copies the elements of `region` from a row-major box to another one that both contain it.
+void copy_region(const Box& region, int64_t element_bytes, const Box& from, const std::byte* source,
+                 const Box& to, std::byte* destination);
+
+}  // namespace moiety::checkpoint

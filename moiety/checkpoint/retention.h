@@ -1,0 +1,37 @@
+// The directory of a run's checkpoints: which are complete, which go.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "moiety/checkpoint/file_system.h"
+
+namespace moiety::checkpoint {
+
+// "step-00001000", and back (empty if it is no such name).
+std::string step_name(int64_t step);
+std::optional<int64_t> step_of(std::string_view name);
+
+struct CheckpointList {
+  std::vector<std::string> complete;  // paths, newest first
+  std::vector<std::string> damaged;   // a sentence for each step-<n> that is not complete
+};
+// Complete: named step-<n>, COMMIT matches the manifest, every file has its size.
+CheckpointList list_checkpoints(const std::string& directory, FileSystem& files = posix());
+// Damaged ones that are newer are named in the log.
+std::optional<std::string> find_newest_complete(const std::string& directory,
+                                                FileSystem& files = posix());
+
+// For rank 0, when a run starts and holds its lock: removes what interrupted saves left. A
+// checkpoint that was moved away for a newer one of its step gets its name back if that one never
+// came.
+void recover(const std::string& directory, FileSystem& files = posix());
+
+// Removes complete checkpoints but the newest `keep_last` (0: keeps all), those whose step is a
+// multiple of `keep_every` (0: none), and `keep_step`.
+void prune(const std::string& directory, int keep_last, int keep_every, int64_t keep_step,
+           FileSystem& files = posix());
+
+}  // namespace moiety::checkpoint

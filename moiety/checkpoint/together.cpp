@@ -1,0 +1,73 @@
+#include "moiety/checkpoint/together.h"
+
+#include <cstring>
+#include <new>
+
+#include "moiety/checkpoint/checkpoint_error.h"
+
+namespace moiety::checkpoint {
+namespace {
+
+// A report is the kind of the error, as a letter, and its text; empty if all is well.
+constexpr char kCheckpoint = 'C';
+
+std::string report_of(const std::function<void()>& body) {
+  try {
+    body();
+    return {};
+  } catch (const CheckpointError& e) {
+    return std::string(1, kCheckpoint) + e.what();
+  } catch (const Error& e) {
+    return std::string(1, static_cast<char>('0' + static_cast<int>(e.kind()))) + e.what();
+  } catch (const std::bad_alloc&) {
+    return std::string(1, static_cast<char>('0' + static_cast<int>(ErrorKind::kOutOfMemory))) +
+           "checkpoint: out of memory";
+  }
+}
+
+}  // namespace
+
+void together(comm::Bootstrap& bootstrap, const std::function<void()>& body) {
+  const auto reports = gather(bootstrap, report_of(body));
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const std::string& report = reports[rank];
+    if (report.empty()) continue;
+    std::string what = report.substr(1);
+    if (reports.size() > 1) what = text("rank {}: {}", rank, what);
+    if (report[0] == kCheckpoint) throw CheckpointError(what);
+    throw Error(static_cast<ErrorKind>(report[0] - '0'), what);
+  }
+}
+
+std::vector<std::string> gather(comm::Bootstrap& bootstrap, std::string_view bytes) {
+  constexpr size_t kPart = 32 << 10;  // what one call surely carries
+  std::vector<std::string> out(static_cast<size_t>(bootstrap.size()));
+  for (bool more = true; more;) {
+    // A part begins with a letter that says whether another one follows.
+    const std::string_view part = bytes.substr(0, kPart);
+    bytes.remove_prefix(part.size());
+    const auto parts = bootstrap.all_gather((bytes.empty() ? "-" : "+") + std::string(part));
+    more = false;
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      more = more || parts[rank][0] == '+';
+      out[rank] += parts[rank].substr(1);
+    }
+  }
+  return out;
+}
+
+std::vector<uint64_t> sum_over_ranks(comm::Bootstrap& bootstrap,
+                                     const std::vector<uint64_t>& words) {
+  const size_t bytes = words.size() * sizeof(uint64_t);
+  std::vector<uint64_t> sum(words.size(), 0), part(words.size());
+  for (const std::string& theirs :
+       gather(bootstrap, {reinterpret_cast<const char*>(words.data()), bytes})) {
+    MOIETY_CHECK(theirs.size() == bytes, "checkpoint: ranks sum {} and {} bytes", bytes,
+                 theirs.size());
+    std::memcpy(part.data(), theirs.data(), bytes);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+  }
+  return sum;
+}
+
+}  // namespace moiety::checkpoint

@@ -1,0 +1,228 @@
+#include "tests/checkpoint/state_testing.h"
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <unistd.h>
+
+#include "moiety/base/rng.h"
+#include "moiety/checkpoint/box.h"
+
+namespace moiety::checkpoint {
+namespace {
+
+// The bits of an element, cut to its size.
+uint64_t bits_of(const StatePiece& p, int64_t i, int version) {
+  const PhiloxBlock block = philox({tensor_id(p.slot + "/" + p.tensor), uint32_t(version)},
+                                   {uint32_t(i), uint32_t(i >> 32), 0, 0});
+  return uint64_t{block[1]} << 32 | block[0];
+}
+
+// element(bytes of it, its index in the logical tensor) for all of a piece.
+template <class F>
+void for_each_element(const StatePiece& p, F&& element) {
+  const BoxRuns runs(whole(p.shape), p.box);
+  const int64_t bytes = bits(p.dtype) / 8;
+  auto* at = static_cast<std::byte*>(p.data);
+  for (int64_t k = 0; k < runs.count(); ++k) {
+    for (int64_t i = 0; i < runs.length(); ++i, at += bytes) element(at, runs.outer_offset(k) + i);
+  }
+}
+
+// The part of [0, n) that belongs to a rank.
+std::pair<int64_t, int64_t> share(int64_t n, int rank, int ranks) {
+  return {n * rank / ranks, n * (rank + 1) / ranks};
+}
+
+std::vector<Box> cut_boxes(const std::vector<int64_t>& shape, Cut cut, int rank, int ranks) {
+  const Box all = whole(shape);
+  if (cut == Cut::kLast || all.rank == 0 || volume(all) == 0) {
+    return rank == ranks - 1 ? std::vector{all} : std::vector<Box>{};
+  }
+  if (cut == Cut::kFlat) {
+    const auto [begin, end] = share(volume(all), rank, ranks);
+    return boxes_of_range(shape, begin, end);
+  }
+  if (cut == Cut::kBlocks && all.rank > 1) {
+    std::vector<Box> out;
+    for (int i = 0; i < ranks; ++i) {
+      Box box = all;
+      for (const auto& [d, part] : {std::pair(0, i), {1, (i + rank) % ranks}}) {
+        const auto [begin, end] = share(shape[d], part, ranks);
+        box.start[d] = begin;
+        box.size[d] = end - begin;
+      }
+      out.push_back(box);
+    }
+    return out;
+  }
+  const int d = cut == Cut::kColumns ? all.rank - 1 : 0;
+  const auto [begin, end] = share(shape[d], rank, ranks);
+  Box box = all;
+  box.start[d] = begin;
+  box.size[d] = end - begin;
+  return {box};
+}
+
+}  // namespace
+
+TemporaryDirectory::TemporaryDirectory() {
+  // In memory where that can be had: thousands of files are synchronized.
+  const std::filesystem::path memory = "/dev/shm";
+  const bool in_memory = ::access(memory.c_str(), W_OK) == 0;
+  std::string name =
+      ((in_memory ? memory : std::filesystem::temp_directory_path()) / "moiety-test-XXXXXX")
+          .string();
+  path_ = ::mkdtemp(name.data());
+}
+TemporaryDirectory::~TemporaryDirectory() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+const std::vector<LogicalState>& small_state() {
+  static const std::vector<LogicalState> state = [] {
+    std::vector<LogicalState> s;
+    for (const char* slot : {"weight", "exp_avg", "exp_avg_sq"}) {
+      s.push_back({"embed.weight", slot, DType::kFloat32, {7, 8}});
+      s.push_back({"layers.0.moe.experts.fc1.weight", slot, DType::kFloat32, {3, 5, 6}});
+      s.push_back({"layers.0.attn_norm.weight", slot, DType::kFloat32, {5}});
+      s.push_back({"one_element", slot, DType::kFloat32, {1}});
+    }
+    s.push_back({"scalar", "weight", DType::kFloat32, {}});
+    s.push_back({"no_rows", "weight", DType::kFloat32, {0, 4}});
+    s.push_back({"one_expert", "weight", DType::kFloat32, {1, 1, 9}});
+    s.push_back({"half", "exp_avg", DType::kBFloat16, {6, 3}});
+    s.push_back({"counters", "state", DType::kInt64, {3}});
+    s.push_back({"bytes", "state", DType::kUInt8, {2, 2, 2, 3}});
+    return s;
+  }();
+  return state;
+}
+
+std::vector<Box> boxes_of_range(const std::vector<int64_t>& shape, int64_t begin, int64_t end) {
+  // Of all prefixes of the range that are boxes, the longest is taken, again and again.
+  std::vector<Box> out;
+  const int rank = static_cast<int>(shape.size());
+  while (begin < end) {
+    Box box;
+    box.rank = rank;
+    int64_t rest = begin, inner = 1;
+    for (int d = rank - 1; d >= 0; --d) {
+      box.start[d] = rest % shape[d];
+      box.size[d] = 1;
+      rest /= shape[d];
+    }
+    for (int d = rank - 1; d >= 0; --d) {
+      const int64_t n = std::min(shape[d] - box.start[d], (end - begin) / inner);
+      if (n == 0) break;
+      box.size[d] = n;
+      if (n < shape[d]) break;
+      inner *= shape[d];
+    }
+    out.push_back(box);
+    begin += volume(box);
+  }
+  return out;
+}
+
+RankState::RankState(const std::vector<LogicalState>& state, Cut cut, int rank, int ranks) {
+  for (const LogicalState& s : state) {
+    for (const Box& box : cut_boxes(s.shape, cut, rank, ranks)) {
+      memory_.emplace_back(byte_size(s.dtype, volume(box)));
+      view_.push_back({s.tensor, s.slot, s.dtype, s.shape, box, memory_.back().data()});
+    }
+  }
+}
+
+void RankState::fill(int version) {
+  for (const StatePiece& p : view_) {
+    for_each_element(p, [&](std::byte* at, int64_t i) {
+      const uint64_t word = bits_of(p, i, version);
+      std::memcpy(at, &word, size_t(bits(p.dtype) / 8));
+    });
+  }
+}
+
+void RankState::poison() {
+  for (const Buffer& b : memory_) std::memset(b.data(), 0xA5, size_t(b.bytes()));
+}
+
+int64_t RankState::differences(int version) const {
+  int64_t count = 0;
+  for (const StatePiece& p : view_) {
+    for_each_element(p, [&](std::byte* at, int64_t i) {
+      const uint64_t word = bits_of(p, i, version);
+      count += std::memcmp(at, &word, size_t(bits(p.dtype) / 8)) != 0;
+    });
+  }
+  return count;
+}
+
+RunState run_state(int64_t step, int ranks) {
+  RunState run;
+  run.step = step;
+  run.tokens = step * 4096;
+  run.seed = 0xFEDCBA9876543210u;
+  run.adam_t = step - 1;
+  run.layout.ranks = run.layout.dp = run.layout.ep = ranks;
+  run.config = R"({"optim.lr":3e-4,"data.train":["a.tok"]})";
+  run.state = R"({"sampler":{"next":9007199254740993},"losses":[5.5,0.1]})";
+  return run;
+}
+
+void on_ranks(int ranks, const std::function<void(int, comm::Bootstrap&)>& body) {
+  comm::run_thread_ranks(ranks, {Seconds(30)},
+                         [&](comm::Communicator& world) { body(world.rank(), world.bootstrap()); });
+}
+
+SaveResult save_small(const std::string& directory, Cut cut, int ranks, int64_t step, int version,
+                      SaveOptions options, FileSystem& files) {
+  SaveResult result;
+  on_ranks(ranks, [&](int rank, comm::Bootstrap& bootstrap) {
+    RankState state(small_state(), cut, rank, ranks);
+    state.fill(version);
+    Saver saver(directory, bootstrap, options, files);
+    const SaveResult mine = saver.save(state.view(), run_state(step, ranks), Stream());
+    if (rank == 0) result = mine;
+  });
+  return result;
+}
+
+int64_t load_small(const std::string& path, Cut cut, int ranks, int version, LoadOptions options) {
+  std::atomic<int64_t> differences = 0;
+  on_ranks(ranks, [&](int rank, comm::Bootstrap& bootstrap) {
+    RankState state(small_state(), cut, rank, ranks);
+    state.poison();
+    load(rank == 0 ? path : "", state.view(), options, bootstrap);
+    differences += state.differences(version);
+  });
+  return differences;
+}
+
+SaveOptions small_pieces() {
+  SaveOptions options;
+  options.piece_bytes = 48;
+  return options;
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write_file(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+}  // namespace moiety::checkpoint

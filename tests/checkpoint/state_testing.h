@@ -1,0 +1,85 @@
+// A small training state, cut in several ways over ranks, for the tests of saving and loading.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "moiety/base/buffer.h"
+#include "moiety/checkpoint/loader.h"
+#include "moiety/checkpoint/saver.h"
+#include "moiety/comm/thread/thread_group.h"
+
+namespace moiety::checkpoint {
+
+// A directory that disappears with the object.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory();
+  ~TemporaryDirectory();
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// How a logical tensor is divided.
+enum class Cut {
+  kRows,     // the first dimension
+  kColumns,  // the last dimension
+  kFlat,     // ranges of elements, which begin and end inside of rows
+  kBlocks,   // both of the first two dimensions, every second block to the next rank
+  kLast,     // everything on the last rank
+};
+
+struct LogicalState {
+  std::string tensor, slot;
+  DType dtype;
+  std::vector<int64_t> shape;
+};
+
+// Names of the hard cases are in their tensors' names.
+const std::vector<LogicalState>& small_state();
+
+// What one rank owns of a state.
+class RankState {
+ public:
+  RankState(const std::vector<LogicalState>& state, Cut cut, int rank, int ranks);
+  const StateView& view() const { return view_; }
+  // Element i of a tensor gets a value that only its name, i and `version` decide.
+  void fill(int version);
+  void poison();
+  // How many elements are not those of `version`.
+  int64_t differences(int version) const;
+
+ private:
+  StateView view_;
+  std::vector<Buffer> memory_;
+};
+
+// Boxes of the elements [begin, end) of a tensor, in row-major order.
+std::vector<Box> boxes_of_range(const std::vector<int64_t>& shape, int64_t begin, int64_t end);
+
+RunState run_state(int64_t step, int ranks);
+
+// Body(rank, bootstrap) on so many thread ranks.
+void on_ranks(int ranks, const std::function<void(int, comm::Bootstrap&)>& body);
+
+// Saves `version` of small_state from a cut over ranks.
+SaveResult save_small(const std::string& directory, Cut cut, int ranks, int64_t step, int version,
+                      SaveOptions options = {}, FileSystem& files = posix());
+// Loads small_state under a cut; how many elements are not those of `version`.
+int64_t load_small(const std::string& path, Cut cut, int ranks, int version,
+                   LoadOptions options = {});
+
+// Few bytes a piece, so that small tensors have many.
+SaveOptions small_pieces();
+
+std::string read_file(const std::string& path);
+void write_file(const std::string& path, const std::string& bytes);
+// Text of the Error that body throws; "" if it throws none.
+std::string error_of(const std::function<void()>& body);
+
+}  // namespace moiety::checkpoint
