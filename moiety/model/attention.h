@@ -2,21 +2,23 @@
 // made block by block and never stored (Dao et al., "FlashAttention", 2022).
 //
 // B sequences; Sq queries and Sk >= Sq keys each; the queries are the last Sq of the Sk positions
-// (training: Sq = Sk; decoding: keys from a cache). G key/value heads, M query heads per group; query
-// head j = g M + m uses kv head g. Views may be strided but for the last dimension.
-//   s_ij = C^(-1/2) q_i.k_j for document_start_i <= j <= position_i, p = softmax_j(s), o_i = sum_j p_ij v_j
-//   lse_i = log sum_j exp(s_ij)
-// Backward: delta = dO.O; P = exp(s - lse); dV = P^T dO; dS = C^(-1/2) P (dO V^T - delta); dQ = dS K;
-// dK = dS^T Q; dK and dV sum the heads of a group in ascending order. Given the same inputs the
+// (training: Sq = Sk; decoding: keys from a cache). G key/value heads, M query heads per group;
+// query head j = g M + m uses kv head g. Views may be strided but for the last dimension.
+//   s_ij = C^(-1/2) q_i.k_j for document_start_i <= j <= position_i, p = softmax_j(s), o_i = sum_j
+//   p_ij v_j lse_i = log sum_j exp(s_ij)
+// Backward: delta = dO.O; P = exp(s - lse); dV = P^T dO; dS = C^(-1/2) P (dO V^T - delta); dQ = dS
+// K; dK = dS^T Q; dK and dV sum the heads of a group in ascending order. Given the same inputs the
 // results are the same bits for any number of threads.
 //
 // Bound of reference and fast path against exact arithmetic on the same stored inputs, with u =
-// 2^-23, N = Sk, a_i = C^(-1/2) max_j sum_c |q_ic k_jc|, e_i = u (2 (C + 4) a_i + N + 16 + 2 |lse_i|),
-// b_i = max_j sum_c |dO_ic v_jc| + sum_c |dO_ic O_ic|, and r = half an ulp of the stored result:
+// 2^-23, N = Sk, a_i = C^(-1/2) max_j sum_c |q_ic k_jc|, e_i = u (2 (C + 4) a_i + N + 16 + 2
+// |lse_i|), b_i = max_j sum_c |dO_ic v_jc| + sum_c |dO_ic O_ic|, and r = half an ulp of the stored
+// result:
 //   lse: e_i + half an ulp   o: r + e_i max_j |v_jc|        (j over the keys that i sees)
 //   dV_jc: r + sum_i (e_i + u N M) p_ij |dO_ic|
 //   dQ_ic: r + sum_j t_ij |k_jc|     dK_jc: r + sum_i t_ij |q_ic|
-// with t_ij = C^(-1/2) p_ij b_i (e_i + u (C + N M + 16)); sums over i run over the group's heads too.
+// with t_ij = C^(-1/2) p_ij b_i (e_i + u (C + N M + 16)); sums over i run over the group's heads
+// too.
 #pragma once
 
 #include "moiety/base/stream.h"

@@ -1,9 +1,9 @@
 // RMSNorm (Zhang and Sennrich, 2019) over rows: r = 1/sqrt(mean_d x^2 + eps), y = x r g, and its
 // backward pass. The same operation normalizes tokens (rows of D) and heads (rows of C, one g).
 //
-// x, y, dy, dx: storage dtype, the same sizes, any number of dimensions; the last one is the row and
-// is contiguous, the others may be strided and are counted row-major. Arithmetic is fp32; row sums
-// take the order of base/math's lane_sum with fma; every stored element is rounded once.
+// x, y, dy, dx: storage dtype, the same sizes, any number of dimensions; the last one is the row
+// and is contiguous, the others may be strided and are counted row-major. Arithmetic is fp32; row
+// sums take the order of base/math's lane_sum with fma; every stored element is rounded once.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -25,9 +25,9 @@ struct NormBackwardArgs {
   TensorView x;
   TensorView weight_D;
   TensorView dy;
-  TensorView addend;  // optional, storage: the gradient that arrives past the norm
-  TensorView dx;      // may be dy or addend
-  TensorView grad_D;  // fp32
+  TensorView addend;     // optional, storage: the gradient that arrives past the norm
+  TensorView dx;         // may be dy or addend
+  TensorView grad_D;     // fp32
   TensorView workspace;  // fp32 [norm_blocks(rows), D]
   float eps = 1e-6f;
   bool accumulate = false;  // add to grad, else overwrite it

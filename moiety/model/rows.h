@@ -18,7 +18,7 @@ class RowCursor {
  public:
   // At row `row` of `x`. An absent view gives null rows.
   RowCursor(const TensorView& x, int64_t row) : x_(&x), data_(x.data<T>()) {
-    for (int d = x.dims() - 2; d >= 0; --d) {
+    for (int d = x.dims() - 2; d >= 0 && row > 0; --d) {
       index_[d] = row % x.size(d);
       row /= x.size(d);
       offset_ += index_[d] * x.stride(d);

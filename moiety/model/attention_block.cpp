@@ -1,0 +1,200 @@
+#include "moiety/model/attention_block.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "moiety/model/block_ops.h"
+#include "moiety/model/rope.h"
+
+namespace moiety::model {
+namespace {
+
+// One parameter that holds q, k and v: for each group its query heads, key head and value head.
+optim::ParamSpec qkv_spec(const std::string& prefix, int64_t heads, int64_t kv_heads,
+                          int64_t head_dim, int64_t d_model, float std) {
+  const int64_t query_rows = heads / kv_heads * head_dim;
+  optim::ParamSpec spec =
+      matrix_spec(prefix + "qkv.weight", (heads + 2 * kv_heads) * head_dim, d_model, std);
+  spec.tensors = {{prefix + "q.weight", {heads * head_dim, d_model}},
+                  {prefix + "k.weight", {kv_heads * head_dim, d_model}},
+                  {prefix + "v.weight", {kv_heads * head_dim, d_model}}};
+  spec.row_map.clear();
+  for (int64_t g = 0; g < kv_heads; ++g) {
+    const int64_t row = g * (query_rows + 2 * head_dim);
+    spec.row_map.push_back({row, 0, g * query_rows, query_rows});
+    spec.row_map.push_back({row + query_rows, 1, g * head_dim, head_dim});
+    spec.row_map.push_back({row + query_rows + head_dim, 2, g * head_dim, head_dim});
+  }
+  return spec;
+}
+
+// Rows of `from` [n, G, C] to rows [begin, begin + n) of `to` [P, G, C], both strided.
+void copy_rows(TensorView from, TensorView to, int64_t begin, Stream stream) {
+  stream.run([=] {
+    const int64_t head = byte_size(from.dtype(), from.size(2));
+    for (int64_t i = 0; i < from.size(0); ++i) {
+      for (int64_t g = 0; g < from.size(1); ++g) {
+        std::memcpy(to.select(begin + i).select(g).raw(), from.select(i).select(g).raw(), head);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+AttentionBlock::AttentionBlock(const Config& c, int64_t layer)
+    : layer_(layer),
+      d_model_(c.d_model),
+      heads_(c.heads),
+      kv_heads_(c.kv_heads),
+      head_dim_(c.head_size()),
+      eps_(c.norm_eps),
+      std_(c.init_std),
+      out_std_(residual_std(c)),
+      qk_norm_(c.qk_norm) {}
+
+std::vector<optim::ParamSpec> AttentionBlock::specs() const {
+  const std::string layer = layer_prefix(layer_), attn = layer + "attn.";
+  std::vector<optim::ParamSpec> specs{
+      norm_spec(layer + "attn_norm.weight", d_model_),
+      qkv_spec(attn, heads_, kv_heads_, head_dim_, d_model_, std_),
+      matrix_spec(attn + "o.weight", d_model_, heads_ * head_dim_, out_std_)};
+  if (qk_norm_) {
+    specs.push_back(norm_spec(attn + "q_norm.weight", head_dim_));
+    specs.push_back(norm_spec(attn + "k_norm.weight", head_dim_));
+  }
+  return specs;
+}
+
+void AttentionBlock::bind(ParameterCursor& parameters) {
+  const std::string layer = layer_prefix(layer_), attn = layer + "attn.";
+  norm_ = parameters.next(layer + "attn_norm.weight");
+  qkv_ = parameters.next(attn + "qkv.weight");
+  o_ = parameters.next(attn + "o.weight");
+  if (qk_norm_) {
+    q_norm_ = parameters.next(attn + "q_norm.weight");
+    k_norm_ = parameters.next(attn + "k_norm.weight");
+  }
+}
+
+QkvHeads AttentionBlock::split(const Pass& pass, TensorView qkv) const {
+  return split_heads(qkv, pass.sequences, heads_, kv_heads_, head_dim_);
+}
+
+void AttentionBlock::rotate(const Pass& pass, TensorView qkv, bool inverse) const {
+  rope({.x_TGNC = split(pass, qkv).qk_TGNC,
+        .table = pass.rope_table,
+        .position_T = pass.position_T,
+        .seq_len = pass.seq_len,
+        .inverse = inverse},
+       pass.stream);
+}
+
+void AttentionBlock::project(const Pass& pass, TensorView x_TD, TensorView qkv) const {
+  apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
+  linear(pass.h_TD, qkv_->weight, qkv, {}, pass.stream);
+  if (!qk_norm_) rotate(pass, qkv, false);
+}
+
+QkvHeads AttentionBlock::heads(const Pass& pass, TensorView qkv) const {
+  const QkvHeads raw = split(pass, qkv);
+  if (!qk_norm_) return raw;
+  const TensorView rotated = pass.tensor({qkv.size(0), qkv.size(1)});
+  QkvHeads out = split(pass, rotated);
+  apply_norm(pass, raw.q_BSGMC, *q_norm_, eps_, out.q_BSGMC);
+  apply_norm(pass, raw.k_BSGC, *k_norm_, eps_, out.k_BSGC);
+  rotate(pass, rotated, false);
+  out.v_BSGC = raw.v_BSGC;
+  return out;
+}
+
+AttentionBlock::Saved AttentionBlock::forward(const Pass& pass, TensorView x_TD,
+                                              TensorView out_TD) const {
+  const int64_t per_group = heads_ / kv_heads_;
+  const Saved s{.qkv = pass.tensor({pass.tokens(), (heads_ + 2 * kv_heads_) * head_dim_}),
+                .o = pass.tensor({pass.tokens(), heads_ * head_dim_}),
+                .lse_BGMS = pass.arena.tensor(
+                    DType::kFloat32, {pass.sequences, kv_heads_, per_group, pass.seq_len})};
+  project(pass, x_TD, s.qkv);
+  ArenaScope temporaries(pass.arena);
+  attention(attention_args(pass, heads(pass, s.qkv), s), pass.stream);
+  linear(s.o, o_->weight, out_TD, x_TD, pass.stream);
+  return s;
+}
+
+AttentionArgs AttentionBlock::attention_args(const Pass& pass, const QkvHeads& h,
+                                             const Saved& s) const {
+  return {.q_BSGMC = h.q_BSGMC,
+          .k_BSGC = h.k_BSGC,
+          .v_BSGC = h.v_BSGC,
+          .document_start_BS = pass.document_start_BS,
+          .o_BSGMC = head_rows(pass, s.o),
+          .lse_BGMS = s.lse_BGMS};
+}
+
+TensorView AttentionBlock::head_rows(const Pass& pass, TensorView o) const {
+  return o.reshape({pass.sequences, pass.seq_len, kv_heads_, heads_ / kv_heads_, head_dim_});
+}
+
+void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
+                              TensorView d_TD) const {
+  ArenaScope temporaries(pass.arena);
+  const TensorView dqkv = pass.tensor({s.qkv.size(0), s.qkv.size(1)});
+  {
+    ArenaScope inner(pass.arena);
+    const TensorView d_o = pass.tensor({s.o.size(0), s.o.size(1)});
+    linear_input_gradient(d_TD, o_->weight, d_o, {}, pass.stream);
+    add_weight_gradient(pass, d_TD, s.o, *o_);
+    const QkvHeads d = split(pass, dqkv);
+    attention_backward({.forward = attention_args(pass, heads(pass, s.qkv), s),
+                        .do_BSGMC = head_rows(pass, d_o),
+                        .dq_BSGMC = d.q_BSGMC,
+                        .dk_BSGC = d.k_BSGC,
+                        .dv_BSGC = d.v_BSGC},
+                       pass.stream);
+    rotate(pass, dqkv, true);
+    if (qk_norm_) {
+      const QkvHeads raw = split(pass, s.qkv);
+      norm_gradient(pass, {raw.q_BSGMC, d.q_BSGMC, {}, d.q_BSGMC}, eps_, *q_norm_);
+      norm_gradient(pass, {raw.k_BSGC, d.k_BSGC, {}, d.k_BSGC}, eps_, *k_norm_);
+    }
+  }
+  apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
+  add_weight_gradient(pass, dqkv, pass.h_TD, *qkv_);
+  const TensorView dh_TD = pass.h_TD;  // h is used up
+  linear_input_gradient(dqkv, qkv_->weight, dh_TD, {}, pass.stream);
+  norm_gradient(pass, {x_TD, dh_TD, d_TD, d_TD}, eps_, *norm_);
+}
+
+void AttentionBlock::forward_cached(const Pass& pass, std::span<const CacheRun> runs,
+                                    const KvCache& cache, TensorView x_TD,
+                                    TensorView out_TD) const {
+  ArenaScope temporaries(pass.arena);
+  const int64_t per_group = heads_ / kv_heads_;
+  const TensorView qkv = pass.tensor({pass.tokens(), (heads_ + 2 * kv_heads_) * head_dim_});
+  const TensorView o = pass.tensor({pass.tokens(), heads_ * head_dim_});
+  project(pass, x_TD, qkv);
+  const QkvHeads h = heads(pass, qkv);
+  const TensorView o_heads = head_rows(pass, o);
+  int64_t row = 0;
+  for (const CacheRun& run : runs) {
+    const int64_t b = run.sequence, end = row + run.rows, keys = run.length + run.rows;
+    copy_rows(h.k_BSGC.select(0).slice(0, row, end), cache.k_BPGC.view().select(b), run.length,
+              pass.stream);
+    copy_rows(h.v_BSGC.select(0).slice(0, row, end), cache.v_BPGC.view().select(b), run.length,
+              pass.stream);
+    const TensorView lse = pass.arena.tensor(DType::kFloat32, {1, kv_heads_, per_group, run.rows});
+    attention({.q_BSGMC = h.q_BSGMC.slice(1, row, end),
+               .k_BSGC = cache.k_BPGC.view().slice(0, b, b + 1).slice(1, 0, keys),
+               .v_BSGC = cache.v_BPGC.view().slice(0, b, b + 1).slice(1, 0, keys),
+               .document_start_BS = {},
+               .o_BSGMC = o_heads.slice(1, row, end),
+               .lse_BGMS = lse},
+              pass.stream);
+    row = end;
+  }
+  linear(o, o_->weight, out_TD, x_TD, pass.stream);
+}
+
+}  // namespace moiety::model

@@ -1,0 +1,71 @@
+// The first half of a layer: out = x + o(attention(rope(qk_norm(qkv(norm(x)))))).
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "moiety/base/buffer.h"
+#include "moiety/model/attention.h"
+#include "moiety/model/config.h"
+#include "moiety/model/parameters.h"
+#include "moiety/model/pass.h"
+
+namespace moiety::model {
+
+// Keys and values of earlier tokens, of one layer: P positions for each of B sequences.
+struct KvCache {
+  Tensor k_BPGC;
+  Tensor v_BPGC;
+};
+
+// Consecutive rows of a pass that continue a sequence of the cache at its position `length`.
+struct CacheRun {
+  int64_t sequence = 0;
+  int64_t length = 0;
+  int64_t rows = 0;
+};
+
+class AttentionBlock {
+ public:
+  AttentionBlock(const Config& config, int64_t layer);
+
+  // norm, fused qkv in kv-group order, o, and with qk_norm q_norm and k_norm.
+  std::vector<optim::ParamSpec> specs() const;
+  void bind(ParameterCursor& parameters);
+
+  // What backward needs besides x; on the arena.
+  struct Saved {
+    TensorView qkv;  // before qk_norm and rope; without qk_norm: after rope
+    TensorView o;
+    TensorView lse_BGMS;
+  };
+  Saved forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
+  // d_TD: the gradient of out, replaced by that of x.
+  void backward(const Pass& pass, TensorView x_TD, const Saved& saved, TensorView d_TD) const;
+
+  // Forward of tokens whose earlier keys lie in the cache, which takes theirs. The runs cover the
+  // rows of the pass, whose positions are given.
+  void forward_cached(const Pass& pass, std::span<const CacheRun> runs, const KvCache& cache,
+                      TensorView x_TD, TensorView out_TD) const;
+
+ private:
+  // norm and the projection; without qk_norm also rope.
+  void project(const Pass& pass, TensorView x_TD, TensorView qkv) const;
+  // The heads that attention reads; with qk_norm normalized and rotated copies of q and k.
+  QkvHeads heads(const Pass& pass, TensorView qkv) const;
+  QkvHeads split(const Pass& pass, TensorView qkv) const;
+  void rotate(const Pass& pass, TensorView qkv, bool inverse) const;
+  TensorView head_rows(const Pass& pass, TensorView o) const;
+  AttentionArgs attention_args(const Pass& pass, const QkvHeads& heads, const Saved& saved) const;
+
+  int64_t layer_, d_model_, heads_, kv_heads_, head_dim_;
+  float eps_, std_, out_std_;
+  bool qk_norm_;
+  optim::Parameter* norm_ = nullptr;
+  optim::Parameter* qkv_ = nullptr;
+  optim::Parameter* o_ = nullptr;
+  optim::Parameter* q_norm_ = nullptr;
+  optim::Parameter* k_norm_ = nullptr;
+};
+
+}  // namespace moiety::model

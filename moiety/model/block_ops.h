@@ -1,0 +1,46 @@
+// Operations with a parameter, in the form that the blocks use them in: gradients land in the
+// parameter's main_grad, which they overwrite or add to.
+#pragma once
+
+#include "moiety/model/linear.h"
+#include "moiety/model/norm.h"
+#include "moiety/model/parameters.h"
+#include "moiety/model/pass.h"
+#include "moiety/model/rows.h"
+
+namespace moiety::model {
+
+// grad of `p` (+)= dy^T x.
+inline void add_weight_gradient(const Pass& pass, TensorView dy, TensorView x,
+                                optim::Parameter& p) {
+  linear_weight_gradient(dy, x, p.grad, take_accumulate(p), pass.stream);
+}
+
+inline void apply_norm(const Pass& pass, TensorView x, const optim::Parameter& p, float eps,
+                       TensorView y) {
+  norm({.x = x, .weight_D = p.weight, .y = y, .eps = eps}, pass.stream);
+}
+
+// dx = addend + the gradient of the norm's input x, given dy, that of its output.
+struct NormGradient {
+  TensorView x;
+  TensorView dy;
+  TensorView addend;  // optional
+  TensorView dx;
+};
+inline void norm_gradient(const Pass& pass, const NormGradient& g, float eps, optim::Parameter& p) {
+  ArenaScope workspace(pass.arena);
+  const int64_t blocks = norm_blocks(row_count(g.x));
+  norm_backward({.x = g.x,
+                 .weight_D = p.weight,
+                 .dy = g.dy,
+                 .addend = g.addend,
+                 .dx = g.dx,
+                 .grad_D = p.grad,
+                 .workspace = pass.arena.tensor(DType::kFloat32, {blocks, g.x.size(-1)}),
+                 .eps = eps,
+                 .accumulate = take_accumulate(p)},
+                pass.stream);
+}
+
+}  // namespace moiety::model

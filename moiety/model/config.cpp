@@ -1,0 +1,134 @@
+#include "moiety/model/config.h"
+
+#include <algorithm>
+
+#include "moiety/base/error.h"
+
+namespace moiety::model {
+namespace {
+
+// Weight elements of one token's way through a layer's linears.
+struct LayerSizes {
+  int64_t attention, router, expert, shared, dense;
+};
+
+LayerSizes layer_sizes(const Config& c) {
+  const int64_t d = c.d_model;
+  return {.attention = (c.qkv_size() + c.heads * c.head_size()) * d,
+          .router = d * c.router.experts,
+          .expert = (c.activation.hidden(c.d_ffn) + c.d_ffn) * d,
+          .shared = 3 * d * c.shared_d_ffn,
+          .dense = 3 * d * c.d_ffn_dense};
+}
+
+void check_range(const char* key, int64_t value, int64_t low, int64_t high) {
+  MOIETY_CHECK(value >= low && value <= high, "{}={} must be in {}..{}", key, value, low, high);
+}
+
+void check_layers(const Config& c) {
+  check_range("model.moe_every", c.moe_every, 1, c.layers);
+  for (const int64_t layer : c.dense_layers) {
+    check_range("model.dense_layers", layer, 0, c.layers - 1);
+  }
+  MOIETY_CHECK(c.moe_layers() == c.layers || c.d_ffn_dense >= 1,
+               "model.d_ffn_dense={} is needed by {} dense layers", c.d_ffn_dense,
+               c.layers - c.moe_layers());
+}
+
+void check_moe(const Config& c) {
+  check_range("moe.experts", c.router.experts, 1, 4096);
+  check_range("moe.top_k", c.router.top_k, 1, std::min<int64_t>(c.router.experts, 32));
+  moe::check(c.router);
+  MOIETY_CHECK(c.d_ffn >= 8 && c.d_ffn % 8 == 0, "moe.d_ffn={} must be a multiple of 8", c.d_ffn);
+  MOIETY_CHECK(c.shared_d_ffn >= 0, "moe.shared_d_ffn={} must not be negative", c.shared_d_ffn);
+  MOIETY_CHECK(!c.shared_gate || c.shared_d_ffn > 0,
+               "moe.shared_gate=true needs moe.shared_d_ffn > 0");
+}
+
+}  // namespace
+
+bool Config::is_moe(int64_t layer) const {
+  return (layer + 1) % moe_every == 0 &&
+         std::find(dense_layers.begin(), dense_layers.end(), layer) == dense_layers.end();
+}
+
+int64_t Config::moe_layers() const {
+  int64_t n = 0;
+  for (int64_t l = 0; l < layers; ++l) n += is_moe(l);
+  return n;
+}
+
+void check(const Config& c) {
+  check_range("model.vocab", c.vocab, 2, int64_t{1} << 24);
+  check_range("model.d_model", c.d_model, 8, 65536);
+  MOIETY_CHECK(c.d_model % 8 == 0, "model.d_model={} must be a multiple of 8", c.d_model);
+  check_range("model.layers", c.layers, 1, 1024);
+  check_range("model.heads", c.heads, 1, 1024);
+  check_range("model.kv_heads", c.kv_heads, 1, c.heads);
+  MOIETY_CHECK(c.heads % c.kv_heads == 0, "model.kv_heads={} must divide model.heads={}",
+               c.kv_heads, c.heads);
+  MOIETY_CHECK(c.head_dim != 0 || c.d_model % c.heads == 0,
+               "model.head_dim=0 needs model.heads={} to divide model.d_model={}", c.heads,
+               c.d_model);
+  MOIETY_CHECK(c.head_size() % 2 == 0, "model.head_dim={} must be even", c.head_size());
+  check_range("model.head_dim", c.head_size(), 8, 256);
+  MOIETY_CHECK(c.rope_theta > 1, "model.rope_theta={} must be above 1", c.rope_theta);
+  MOIETY_CHECK(c.norm_eps >= 1e-12f && c.norm_eps <= 1e-2f,
+               "model.norm_eps={} must be in 1e-12..1e-2", c.norm_eps);
+  check_layers(c);
+  if (c.moe_layers() > 0) check_moe(c);
+  MOIETY_CHECK(c.init_std >= 0, "init.std={} must not be negative", c.init_std);
+  MOIETY_CHECK(c.loss_z_coef >= 0, "train.loss_z_coef={} must not be negative", c.loss_z_coef);
+  MOIETY_CHECK(c.loss_chunk >= 0, "memory.loss_chunk={} must not be negative", c.loss_chunk);
+}
+
+Config preset(std::string_view name) {
+  Config c;
+  if (name == "tiny") return c;
+  c.router.aux = moe::AuxLoss::kHf;
+  c.head_dim = 128;
+  if (name == "mixtral-8x7b") {
+    c.vocab = 32000;
+    c.d_model = 4096;
+    c.layers = 32;
+    c.heads = 32;
+    c.kv_heads = 8;
+    c.qk_norm = false;
+    c.norm_eps = 1e-5f;
+    c.d_ffn = 14336;
+    c.router.aux_coef = 0.02f;
+    return c;
+  }
+  const bool small = name == "qwen3-30b-a3b";
+  MOIETY_CHECK(small || name == "qwen3-235b-a22b",
+               "model.preset={}: there are tiny, qwen3-30b-a3b, qwen3-235b-a22b, mixtral-8x7b",
+               name);
+  c.vocab = 151936;
+  c.d_model = small ? 2048 : 4096;
+  c.layers = small ? 48 : 94;
+  c.heads = small ? 32 : 64;
+  c.kv_heads = 4;
+  c.d_ffn = small ? 768 : 1536;
+  c.router.experts = 128;
+  c.router.top_k = 8;
+  return c;
+}
+
+int64_t parameter_count(const Config& c) {
+  const LayerSizes size = layer_sizes(c);
+  const int64_t d = c.d_model, norms = 2 * d + (c.qk_norm ? 2 * c.head_size() : 0);
+  const int64_t moe =
+      size.router + c.router.experts * size.expert + size.shared + (c.shared_gate ? d : 0);
+  return (c.tie_embeddings ? 1 : 2) * c.vocab * d + c.layers * (size.attention + norms) +
+         c.moe_layers() * moe + (c.layers - c.moe_layers()) * size.dense + d;
+}
+
+double flops_per_token(const Config& c, int64_t seq_len, bool causal) {
+  const LayerSizes size = layer_sizes(c);
+  const int64_t core = (causal ? 1 : 2) * c.heads * c.head_size() * seq_len;
+  const int64_t moe = size.router + c.router.top_k * size.expert + size.shared;
+  return 6 * static_cast<double>(c.layers * (size.attention + core) + c.moe_layers() * moe +
+                                 (c.layers - c.moe_layers()) * size.dense + c.vocab * c.d_model);
+}
+
+}  // namespace moiety::model

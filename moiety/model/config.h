@@ -1,0 +1,74 @@
+// What a model is: sizes, kinds of layers, routing. One struct for the trainer, the plan and the
+// model itself; the names in error texts are the keys of the trainer's configuration.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "moiety/gemm/swiglu.h"
+#include "moiety/moe/combine.h"
+#include "moiety/moe/prepare.h"
+#include "moiety/moe/router.h"
+
+namespace moiety::model {
+
+// Tokens over which the routing losses are taken: those of one data rank's micro-batch, or those of
+// all data ranks of the micro-step.
+enum class AuxScope { kMicroBatch, kGlobal };
+
+struct Config {
+  // [model]
+  int64_t vocab = 0;  // V
+  int64_t d_model = 256;
+  int64_t layers = 4;
+  int64_t heads = 8;
+  int64_t kv_heads = 2;
+  int64_t head_dim = 0;  // 0: d_model / heads
+  bool qk_norm = true;
+  double rope_theta = 1e6;
+  float norm_eps = 1e-6f;
+  bool tie_embeddings = false;
+  std::vector<int64_t> dense_layers;
+  int64_t moe_every = 1;    // layer l has experts if (l + 1) % moe_every == 0 and it is not dense
+  int64_t d_ffn_dense = 0;  // Fd
+
+  // [moe] and [router]; experts, top_k and the losses are in `router`.
+  moe::RouterConfig router{
+      .experts = 8, .top_k = 2, .aux = moe::AuxLoss::kSwitch, .aux_coef = 1e-3f};
+  AuxScope aux_scope = AuxScope::kMicroBatch;
+  int64_t d_ffn = 512;       // F
+  int64_t shared_d_ffn = 0;  // Fs; 0: no shared expert
+  bool shared_gate = false;
+  gemm::Activation activation = gemm::swiglu();  // of the experts
+  moe::Reduction combine = moe::Reduction::kRank;
+  moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
+
+  // [init], [optim], [train], [memory]
+  float init_std = 0.02f;
+  bool residual_scale = true;  // attn.o and every fc2: std / sqrt(2 layers)
+  bool decay_embeddings = true;
+  float loss_z_coef = 0;
+  int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: as fit in 256 MiB
+
+  int64_t head_size() const { return head_dim ? head_dim : d_model / heads; }
+  int64_t qkv_size() const { return (heads + 2 * kv_heads) * head_size(); }
+  bool is_moe(int64_t layer) const;
+  int64_t moe_layers() const;
+};
+
+// Throws Error(InvalidArgument) naming the first key whose value is out of range.
+void check(const Config& config);
+
+// "tiny" (the defaults), "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b".
+Config preset(std::string_view name);
+
+// Trained numbers; the router's bias is not one of them.
+int64_t parameter_count(const Config& config);
+
+// Model FLOPs of one training step per token of sequences of `seq_len` tokens: 3 times the matrix
+// products of the forward pass, 2 per multiply-add. `causal` counts the half of the scores that the
+// mask leaves.
+double flops_per_token(const Config& config, int64_t seq_len, bool causal = true);
+
+}  // namespace moiety::model

@@ -1,0 +1,105 @@
+#include "moiety/model/embedding.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "moiety/base/parallel.h"
+#include "moiety/model/element.h"
+#include "moiety/model/scratch.h"
+
+namespace moiety::model {
+namespace {
+
+constexpr int64_t kBlock = 64;  // occurrences per partial sum
+
+void check_tokens(const char* operation, const TensorView& token_T, int64_t vocabulary) {
+  const int32_t* token = token_T.data<int32_t>();
+  for (int64_t t = 0; t < token_T.numel(); ++t) {
+    MOIETY_CHECK(token[t] >= 0 && token[t] < vocabulary,
+                 "{}: token {} at position {} is outside the vocabulary of {}", operation, token[t],
+                 t, vocabulary);
+  }
+}
+
+// Sum of the rows dout[position] of one token, in the order of the header, into `sum`; `block` is
+// scratch of the same length.
+template <class T, class A>
+void sum_rows(const T* dout, int64_t d_model, const int64_t* key_begin, const int64_t* key_end,
+              A* block, A* sum) {
+  std::fill_n(sum, d_model, A(0));
+  for (const int64_t* b = key_begin; b < key_end; b += kBlock) {
+    std::fill_n(block, d_model, A(0));
+    for (const int64_t* key = b; key < std::min(b + kBlock, key_end); ++key) {
+      const T* row = dout + (*key & 0xFFFFFFFF) * d_model;
+      for (int64_t d = 0; d < d_model; ++d) block[d] += static_cast<A>(row[d]);
+    }
+    for (int64_t d = 0; d < d_model; ++d) sum[d] += block[d];
+  }
+}
+
+template <class T>
+void backward(const EmbeddingBackwardArgs& a) {
+  using A = Compute<T>;
+  const int64_t tokens = a.token_T.size(0), d_model = a.dout_TD.size(1);
+  const int64_t vocabulary = a.grad_VD.size(0);
+  const T* dout = a.dout_TD.data<T>();
+  A* grad = a.grad_VD.data<A>();
+  // Sorted by (token, position): one key holds both.
+  int64_t* key = a.workspace.data<int64_t>();
+  for (int64_t t = 0; t < tokens; ++t) key[t] = (int64_t{a.token_T.data<int32_t>()[t]} << 32) | t;
+  std::sort(key, key + tokens);
+  parallel_for(vocabulary, 64, [&](int64_t begin, int64_t end) {
+    A* block = thread_scratch<A>(2 * d_model);
+    A* sum = block + d_model;
+    const int64_t* next = std::lower_bound(key, key + tokens, begin << 32);
+    for (int64_t v = begin; v < end; ++v) {
+      const int64_t* first = next;
+      while (next < key + tokens && (*next >> 32) == v) ++next;
+      A* row = grad + v * d_model;
+      if (first == next) {
+        if (!a.accumulate) std::fill_n(row, d_model, A(0));
+        continue;
+      }
+      sum_rows(dout, d_model, first, next, block, sum);
+      for (int64_t d = 0; d < d_model; ++d) row[d] = a.accumulate ? row[d] + sum[d] : sum[d];
+    }
+  });
+}
+
+}  // namespace
+
+void embedding(const EmbeddingArgs& a, Stream stream) {
+  check_element("embedding", a.table_VD.dtype());
+  check_tensor("embedding", "table", a.table_VD, a.table_VD.dtype(), {-1, -1});
+  check_tensor("embedding", "token", a.token_T, DType::kInt32, {-1});
+  check_tensor("embedding", "out", a.out_TD, a.table_VD.dtype(),
+               {a.token_T.size(0), a.table_VD.size(1)});
+  MOIETY_CHECK(a.table_VD.contiguous() && a.token_T.contiguous() && a.out_TD.contiguous(),
+               "embedding: table, token and out must be contiguous");
+  stream.run([=] {
+    check_tokens("embedding", a.token_T, a.table_VD.size(0));
+    const int64_t row = byte_size(a.table_VD.dtype(), a.table_VD.size(1));
+    const auto* table = static_cast<const std::byte*>(a.table_VD.raw());
+    auto* out = static_cast<std::byte*>(a.out_TD.raw());
+    for (int64_t t = 0; t < a.token_T.size(0); ++t) {
+      std::memcpy(out + t * row, table + a.token_T.data<int32_t>()[t] * row, row);
+    }
+  });
+}
+
+void embedding_backward(const EmbeddingBackwardArgs& a, Stream stream) {
+  check_element("embedding_backward", a.dout_TD.dtype());
+  check_tensor("embedding_backward", "dout", a.dout_TD, a.dout_TD.dtype(), {-1, -1});
+  check_tensor("embedding_backward", "token", a.token_T, DType::kInt32, {a.dout_TD.size(0)});
+  check_tensor("embedding_backward", "grad", a.grad_VD, compute_dtype(a.dout_TD.dtype()),
+               {-1, a.dout_TD.size(1)});
+  check_tensor("embedding_backward", "workspace", a.workspace, DType::kInt64, {a.dout_TD.size(0)});
+  MOIETY_CHECK(a.dout_TD.contiguous() && a.token_T.contiguous() && a.grad_VD.contiguous(),
+               "embedding_backward: dout, token and grad must be contiguous");
+  stream.run([=] {
+    check_tokens("embedding_backward", a.token_T, a.grad_VD.size(0));
+    with_element(a.dout_TD.dtype(), [&](auto element) { backward<decltype(element)>(a); });
+  });
+}
+
+}  // namespace moiety::model

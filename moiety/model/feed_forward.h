@@ -1,0 +1,71 @@
+// SwiGLU feed-forward network, fc2(swiglu(fc1(h))): the body of a dense layer and of the shared
+// expert.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "moiety/model/config.h"
+#include "moiety/model/parameters.h"
+#include "moiety/model/pass.h"
+
+namespace moiety::model {
+
+class FeedForward {
+ public:
+  // Parameters are named prefix + "fc1.weight" and "fc2.weight".
+  FeedForward(const Config& config, std::string prefix, int64_t ffn);
+
+  std::vector<optim::ParamSpec> specs() const;
+  void bind(ParameterCursor& parameters);
+
+  struct Forward {
+    TensorView h_TD;
+    TensorView
+        prob_T;  // optional, fp32: scales the output of a token (it multiplies the activation)
+    TensorView residual_TD;  // added to the output
+    TensorView out_TD;       // storage or fp32
+  };
+  // Returns fc1's output, which backward needs; on the arena.
+  TensorView forward(const Pass& pass, const Forward& args) const;
+
+  struct Backward {
+    TensorView h_TD;
+    TensorView prob_T;
+    TensorView hidden;   // consumed
+    TensorView dout_TD;  // storage
+    TensorView dh_TD;    // out, storage or fp32
+    TensorView dprob_T;  // out, exactly if there is prob
+  };
+  void backward(const Pass& pass, const Backward& args) const;
+
+ private:
+  std::string prefix_;
+  int64_t d_model_, ffn_;
+  float std_, out_std_;
+  optim::Parameter* fc1_ = nullptr;
+  optim::Parameter* fc2_ = nullptr;
+};
+
+// The second half of a dense layer: out = x + ffn(norm(x)).
+class DenseBlock {
+ public:
+  DenseBlock(const Config& config, int64_t layer);
+
+  std::vector<optim::ParamSpec> specs() const;
+  void bind(ParameterCursor& parameters);
+
+  // Returns what backward needs besides x.
+  TensorView forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
+  // d_TD: the gradient of out, replaced by that of x.
+  void backward(const Pass& pass, TensorView x_TD, TensorView hidden, TensorView d_TD) const;
+
+ private:
+  std::string norm_name_;
+  int64_t d_model_;
+  float eps_;
+  optim::Parameter* norm_ = nullptr;
+  FeedForward ffn_;
+};
+
+}  // namespace moiety::model

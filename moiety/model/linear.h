@@ -1,0 +1,44 @@
+// A linear layer without bias, y = x w^T, and its backward pass: the products of gemm.h.
+#pragma once
+
+#include "moiety/gemm/gemm.h"
+
+namespace moiety::model {
+
+// y = round(x w^T + residual). x [T, K], w [N, K], y [T, N]; the residual is optional, storage or
+// fp32, and may be y. y is storage or fp32.
+inline void linear(TensorView x, TensorView w, TensorView y, TensorView residual, Stream stream) {
+  gemm::gemm({.op = gemm::GemmOp::kTN,
+              .a = x,
+              .b = w,
+              .out = y,
+              .beta = residual.defined() ? 1.0f : 0.0f,
+              .c = residual},
+             stream);
+}
+
+// dx = round(dy w + addend); the addend is optional and may be dx.
+inline void linear_input_gradient(TensorView dy, TensorView w, TensorView dx, TensorView addend,
+                                  Stream stream) {
+  gemm::gemm({.op = gemm::GemmOp::kNN,
+              .a = dy,
+              .b = w,
+              .out = dx,
+              .beta = addend.defined() ? 1.0f : 0.0f,
+              .c = addend},
+             stream);
+}
+
+// grad = dy^T x, added to what is there if `accumulate`. grad [N, K] fp32.
+inline void linear_weight_gradient(TensorView dy, TensorView x, TensorView grad, bool accumulate,
+                                   Stream stream) {
+  gemm::gemm({.op = gemm::GemmOp::kNT,
+              .a = dy,
+              .b = x,
+              .out = grad,
+              .beta = accumulate ? 1.0f : 0.0f,
+              .c = {}},
+             stream);
+}
+
+}  // namespace moiety::model

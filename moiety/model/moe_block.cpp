@@ -1,0 +1,181 @@
+#include "moiety/model/moe_block.h"
+
+#include "moiety/base/math.h"
+#include "moiety/model/block_ops.h"
+#include "moiety/model/element.h"
+
+namespace moiety::model {
+namespace {
+
+void apply_sigmoid(TensorView x_T, Stream stream) {
+  stream.run([=] {
+    float* x = x_T.data<float>();
+    for (int64_t t = 0; t < x_T.numel(); ++t) x[t] = sigmoid(x[t]);
+  });
+}
+
+// dx = round(dy s (1 - s)), s the sigmoid's value.
+void sigmoid_gradient(TensorView s_T, TensorView dy_T, TensorView dx_T, Stream stream) {
+  stream.run([=] {
+    const float* s = s_T.data<float>();
+    const float* dy = dy_T.data<float>();
+    with_element(dx_T.dtype(), [&](auto element) {
+      using T = decltype(element);
+      T* dx = dx_T.data<T>();
+      for (int64_t t = 0; t < s_T.numel(); ++t) dx[t] = static_cast<T>(dy[t] * s[t] * (1 - s[t]));
+    });
+  });
+}
+
+gemm::GradTarget grad_target(optim::Parameter& p) {
+  return {.grad = p.grad, .beta = {take_accumulate(p) ? 1.0f : 0.0f, {}}};
+}
+
+}  // namespace
+
+moe::MoeConfig moe_config(const Config& c, DType storage) {
+  return {.dtype = storage,
+          .model = c.d_model,
+          .ffn = c.d_ffn,
+          .router = c.router,
+          .activation = c.activation,
+          .reduction = c.combine,
+          .overflow = c.overflow};
+}
+
+MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group)
+    : prefix_(layer_prefix(layer)),
+      d_model_(c.d_model),
+      d_ffn_(c.d_ffn),
+      eps_(c.norm_eps),
+      std_(c.init_std),
+      out_std_(residual_std(c)),
+      group_(&group),
+      layer_(moe_config(c, storage), group),
+      bias_E_(DType::kFloat32, {c.router.experts}, "router bias"),
+      gated_(c.shared_gate) {
+  if (c.shared_d_ffn > 0) shared_.emplace(c, prefix_ + "moe.shared.", c.shared_d_ffn);
+}
+
+// The rows of this rank's experts, in their local order.
+optim::ParamSpec MoeBlock::expert_spec(const char* name, int64_t rows, int64_t columns,
+                                       float std) const {
+  const int64_t local = group_->local_experts();
+  optim::ParamSpec spec =
+      matrix_spec(prefix_ + "moe.experts." + name + ".weight", local * rows, columns, std);
+  spec.tensors[0].shape = {group_->map().experts(), rows, columns};
+  spec.shape = {local, rows, columns};
+  spec.row_map.clear();
+  for (const int32_t expert : group_->map().experts_of(group_->rank())) {
+    const int64_t memory_row = static_cast<int64_t>(spec.row_map.size()) * rows;
+    spec.row_map.push_back({memory_row, 0, expert * rows, rows});
+  }
+  spec.expert = true;
+  spec.kind = optim::ParameterClass::kExpert;
+  return spec;
+}
+
+std::vector<optim::ParamSpec> MoeBlock::specs() const {
+  const int64_t hidden = layer_.config().activation.hidden(d_ffn_);
+  optim::ParamSpec router =
+      matrix_spec(prefix_ + "moe.router.weight", group_->map().experts(), d_model_, std_);
+  router.kind = optim::ParameterClass::kRouter;
+  std::vector<optim::ParamSpec> specs{norm_spec(prefix_ + "mlp_norm.weight", d_model_), router,
+                                      expert_spec("fc1", hidden, d_model_, std_),
+                                      expert_spec("fc2", d_model_, d_ffn_, out_std_)};
+  if (shared_) {
+    for (const optim::ParamSpec& spec : shared_->specs()) specs.push_back(spec);
+    if (gated_) specs.push_back(matrix_spec(prefix_ + "moe.shared.gate.weight", 1, d_model_, std_));
+  }
+  return specs;
+}
+
+void MoeBlock::bind(ParameterCursor& parameters) {
+  norm_ = parameters.next(prefix_ + "mlp_norm.weight");
+  router_ = parameters.next(prefix_ + "moe.router.weight");
+  fc1_ = parameters.next(prefix_ + "moe.experts.fc1.weight");
+  fc2_ = parameters.next(prefix_ + "moe.experts.fc2.weight");
+  if (shared_) {
+    shared_->bind(parameters);
+    if (gated_) gate_ = parameters.next(prefix_ + "moe.shared.gate.weight");
+  }
+}
+
+moe::MoeWeights MoeBlock::weights() const {
+  return {.router_ED = router_->weight,
+          .router_bias_E = bias_E_,
+          .w1 = fc1_->weight,
+          .w2 = fc2_->weight,
+          .b1_LH = {},
+          .b2_LD = {}};
+}
+
+void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
+  apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
+  Saved s;
+  const TensorView addend = shared_ ? add_shared(pass, a.x_TD, s) : a.x_TD;
+  layer_.forward({.weights = weights(),
+                  .h_TD = pass.h_TD,
+                  .mask_T = {},
+                  .addend = addend,
+                  .capacity = a.capacity,
+                  .out_TD = a.out_TD,
+                  .stats = a.stats,
+                  .info = a.info},
+                 saved ? &s.experts : nullptr, pass.arena, pass.stream);
+  if (saved) *saved = s;
+}
+
+TensorView MoeBlock::add_shared(const Pass& pass, TensorView x_TD, Saved& saved) const {
+  if (gated_) {
+    const TensorView logit_T1 = pass.arena.tensor(DType::kFloat32, {x_TD.size(0), 1});
+    linear(pass.h_TD, gate_->weight, logit_T1, {}, pass.stream);
+    saved.gate_T = logit_T1.reshape({x_TD.size(0)});
+    apply_sigmoid(saved.gate_T, pass.stream);
+  }
+  saved.shared_hidden = shared_->forward(
+      pass,
+      {.h_TD = pass.h_TD, .prob_T = saved.gate_T, .residual_TD = x_TD, .out_TD = pass.wide_TD});
+  return pass.wide_TD;
+}
+
+void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& saved) const {
+  ArenaScope temporaries(pass.arena);
+  const int64_t tokens = d_TD.size(0);
+  const TensorView dprob_T = gated_ ? pass.arena.tensor(DType::kFloat32, {tokens}) : TensorView();
+  shared_->backward(pass, {.h_TD = pass.h_TD,
+                           .prob_T = saved.gate_T,
+                           .hidden = saved.shared_hidden,
+                           .dout_TD = d_TD,
+                           .dh_TD = pass.wide_TD,
+                           .dprob_T = dprob_T});
+  if (!gated_) return;
+  const TensorView dlogit_T1 = pass.tensor({tokens, 1});
+  sigmoid_gradient(saved.gate_T, dprob_T, dlogit_T1, pass.stream);
+  add_weight_gradient(pass, dlogit_T1, pass.h_TD, *gate_);
+  linear_input_gradient(dlogit_T1, gate_->weight, pass.wide_TD, pass.wide_TD, pass.stream);
+}
+
+void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
+  ArenaScope temporaries(pass.arena);
+  apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
+  if (shared_) shared_backward(pass, a.d_TD, saved);
+  const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
+  layer_.backward({.weights = weights(),
+                   .grads = {.router_ED = router_->grad,
+                             .router_beta = take_accumulate(*router_) ? 1.0f : 0.0f,
+                             .w1 = grad_target(*fc1_),
+                             .w2 = grad_target(*fc2_),
+                             .b1_LH = {},
+                             .b2_LD = {}},
+                   .h_TD = pass.h_TD,
+                   .dout_TD = a.d_TD,
+                   .addend = shared_ ? pass.wide_TD : TensorView(),
+                   .count = a.count,
+                   .scope = a.scope,
+                   .dh_TD = dh_TD},
+                  saved.experts, pass.arena, pass.stream);
+  norm_gradient(pass, {a.x_TD, dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);
+}
+
+}  // namespace moiety::model

@@ -1,0 +1,76 @@
+// The second half of a layer with experts: out = x + experts(h) + shared(h), h = norm(x), with one
+// rounding. The shared expert, if there is one, is sigmoid(h gate^T) ffn(h), the gate optional; the
+// gate's value multiplies the activation, as the router's probabilities do.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "moiety/base/buffer.h"
+#include "moiety/model/feed_forward.h"
+#include "moiety/moe/moe_layer.h"
+
+namespace moiety::model {
+
+// The layer of moiety/moe that a config describes.
+moe::MoeConfig moe_config(const Config& config, DType storage);
+
+class MoeBlock {
+ public:
+  // Borrows the group, which has the config's experts.
+  MoeBlock(const Config& config, DType storage, int64_t layer, moe::EpGroup& group);
+
+  // norm, router, this rank's experts, shared expert.
+  std::vector<optim::ParamSpec> specs() const;
+  void bind(ParameterCursor& parameters);
+  // The bias of the router's choice: state, moved by balance and not by gradients.
+  const Tensor& router_bias() const { return bias_E_; }
+  std::string router_bias_name() const { return prefix_ + "moe.router.bias"; }
+
+  struct Forward {
+    TensorView x_TD;
+    TensorView out_TD;
+    int64_t capacity = 0;
+    moe::RouterStats stats;  // out
+    TensorView info;         // out, int64 [16]
+  };
+  struct Saved {
+    moe::MoeSaved experts;
+    TensorView shared_hidden;
+    TensorView gate_T;  // fp32, the gate's sigmoid
+  };
+  // Without `saved` (evaluation) backward cannot follow, and the caller releases the arena.
+  void forward(const Pass& pass, const Forward& args, Saved* saved) const;
+
+  struct Backward {
+    TensorView x_TD;
+    TensorView d_TD;   // the gradient of out, replaced by that of x
+    TensorView count;  // int64 [S, E+1], of the scope of the losses
+    TensorView scope;  // int64 [2]
+  };
+  void backward(const Pass& pass, const Backward& args, const Saved& saved) const;
+
+ private:
+  optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std) const;
+  moe::MoeWeights weights() const;
+  // pass.wide = x + shared(h); fills the shared part of `saved`.
+  TensorView add_shared(const Pass& pass, TensorView x_TD, Saved& saved) const;
+  // pass.wide = the gradient of h through the shared expert.
+  void shared_backward(const Pass& pass, TensorView d_TD, const Saved& saved) const;
+
+  std::string prefix_;
+  int64_t d_model_, d_ffn_;
+  float eps_, std_, out_std_;
+  const moe::EpGroup* group_;
+  moe::MoeLayer layer_;
+  Tensor bias_E_;
+  bool gated_;
+  std::optional<FeedForward> shared_;
+  optim::Parameter* norm_ = nullptr;
+  optim::Parameter* router_ = nullptr;
+  optim::Parameter* fc1_ = nullptr;
+  optim::Parameter* fc2_ = nullptr;
+  optim::Parameter* gate_ = nullptr;
+};
+
+}  // namespace moiety::model

@@ -1,0 +1,47 @@
+#include "moiety/model/parameters.h"
+
+#include <cmath>
+
+namespace moiety::model {
+
+optim::ParamSpec matrix_spec(const std::string& name, int64_t rows, int64_t columns, float std) {
+  optim::ParamSpec spec;
+  spec.name = name;
+  spec.tensors = {{name, {rows, columns}}};
+  spec.row_map = {{.memory_row = 0, .tensor = 0, .logical_row = 0, .rows = rows}};
+  spec.rows = rows;
+  spec.row_elements = columns;
+  spec.shape = {rows, columns};
+  spec.init_std = std;
+  return spec;
+}
+
+optim::ParamSpec norm_spec(const std::string& name, int64_t n) {
+  optim::ParamSpec spec = matrix_spec(name, 1, n, 0);
+  spec.tensors[0].shape = {n};
+  spec.shape = {n};
+  spec.init = optim::InitKind::kOnes;
+  spec.decay = false;
+  return spec;
+}
+
+float residual_std(const Config& c) {
+  return c.residual_scale ? c.init_std / std::sqrt(2 * static_cast<float>(c.layers)) : c.init_std;
+}
+
+optim::Parameter* ParameterCursor::next(const std::string& name) {
+  MOIETY_CHECK(next_ < parameters_.size(), "model: parameter {} is missing", name);
+  optim::Parameter& p = parameters_[next_++];
+  MOIETY_CHECK(p.spec.name == name, "model: parameter {} stands in the place of {}", p.spec.name,
+               name);
+  const TensorView& w = p.weight;
+  bool fits = w.defined() && w.contiguous() && w.dims() == static_cast<int>(p.spec.shape.size());
+  for (int d = 0; fits && d < w.dims(); ++d) fits = w.size(d) == p.spec.shape[d];
+  MOIETY_CHECK(fits, "model: weight of {} is {}", name, w.describe());
+  MOIETY_CHECK(!p.grad.defined() || (p.grad.dtype() == DType::kFloat32 && p.grad.contiguous() &&
+                                     p.grad.numel() == w.numel()),
+               "model: gradient of {} is {}", name, p.grad.describe());
+  return &p;
+}
+
+}  // namespace moiety::model

@@ -1,0 +1,42 @@
+// Building and binding of parameters, shared by the blocks of the model. Every block lists its
+// parameters in an order and takes them back in the same order.
+#pragma once
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moiety/base/error.h"
+#include "moiety/model/config.h"
+#include "moiety/optim/parameter.h"
+
+namespace moiety::model {
+
+// "layers.3."
+inline std::string layer_prefix(int64_t layer) { return "layers." + std::to_string(layer) + "."; }
+
+// A matrix [rows, columns] that is one logical tensor.
+optim::ParamSpec matrix_spec(const std::string& name, int64_t rows, int64_t columns, float std);
+// The weight [n] of a norm: ones, no decay.
+optim::ParamSpec norm_spec(const std::string& name, int64_t n);
+
+// The standard deviation of what is added to the residual stream: attn.o and every fc2.
+float residual_std(const Config& config);
+
+// Hands out the parameters that a model was built from, checking that they are the expected ones.
+class ParameterCursor {
+ public:
+  explicit ParameterCursor(std::span<optim::Parameter> parameters) : parameters_(parameters) {}
+  optim::Parameter* next(const std::string& name);
+  bool at_end() const { return next_ == parameters_.size(); }
+
+ private:
+  std::span<optim::Parameter> parameters_;
+  size_t next_ = 0;
+};
+
+// Whether the contribution that is about to be made adds to the gradient; later ones do.
+inline bool take_accumulate(optim::Parameter& p) { return !std::exchange(p.overwrite, false); }
+
+}  // namespace moiety::model

@@ -1,0 +1,27 @@
+// What one pass over a micro-batch carries from block to block.
+#pragma once
+
+#include "moiety/base/arena.h"
+#include "moiety/base/stream.h"
+
+namespace moiety::model {
+
+struct Pass {
+  Arena& arena;
+  Stream stream;
+  DType storage = DType::kFloat32;
+  int64_t sequences = 0;
+  int64_t seq_len = 0;
+  TensorView rope_table;
+  TensorView position_T;         // optional int32: positions that are not t mod seq_len
+  TensorView document_start_BS;  // optional int32: attention.h
+  TensorView h_TD;     // workspace of all blocks, storage: the norm's output, anew in backward
+  TensorView wide_TD;  // workspace, fp32, if there are shared experts
+
+  int64_t tokens() const { return sequences * seq_len; }
+  TensorView tensor(std::initializer_list<int64_t> sizes) const {
+    return arena.tensor(storage, sizes);
+  }
+};
+
+}  // namespace moiety::model

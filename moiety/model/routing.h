@@ -1,0 +1,47 @@
+// The routing statistics of all MoE layers in one micro-batch: what the layers count, the sums over
+// the data ranks where the losses' scope is all of them, and the values of the losses.
+#pragma once
+
+#include <vector>
+
+#include "moiety/comm/communicator.h"
+#include "moiety/model/config.h"
+#include "moiety/model/pass.h"
+#include "moiety/model/step_stats.h"
+
+namespace moiety::model {
+
+class Routing {
+ public:
+  Routing() = default;
+  // Tensors on the pass's arena. `target_T`, `mask_T` as in loss.h: they give the scope.
+  Routing(const Config& config, const Pass& pass, TensorView target_T, TensorView mask_T);
+
+  // Of the MoE layer `index`: where its forward writes, what its backward reads.
+  moe::RouterStats stats_of(int64_t index) const;
+  TensorView info(int64_t index) const { return info_LW_.select(index); }
+  TensorView loss_count(int64_t index) const;
+  TensorView scope() const { return scope_; }
+
+  // After the last layer's forward: adds what was counted to `stats`; starts the sums over `data`
+  // (not null if the scope is global).
+  void count(StepStats& stats, comm::Communicator* data, Stream stream);
+  // Ends the sums, adds the losses to `stats`.
+  void losses(StepStats& stats, Stream stream);
+
+ private:
+  bool pooled() const { return router_.aux == moe::AuxLoss::kHf; }
+  bool by_sequence() const { return router_.aux == moe::AuxLoss::kSequence; }
+
+  moe::RouterConfig router_;
+  bool global_ = false;
+  int64_t layers_ = 0;
+  TensorView count_LSE_, sum_LSE_;              // RouterStats of all layers
+  TensorView pooled_count_SE_, pooled_sum_SE_;  // kind hf: their sums over the layers
+  TensorView info_LW_;                          // int64 [L, 16]
+  TensorView scope_, own_scope_;                // int64 [2]: valid targets, tokens
+  TensorView loss_2_;                           // float64: aux, z
+  std::vector<comm::Ticket> tickets_;
+};
+
+}  // namespace moiety::model

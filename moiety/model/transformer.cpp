@@ -1,0 +1,294 @@
+#include "moiety/model/transformer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "moiety/model/block_ops.h"
+#include "moiety/model/embedding.h"
+#include "moiety/model/loss.h"
+#include "moiety/model/rope.h"
+
+namespace moiety::model {
+namespace {
+
+// First key that each query sees: the start of its document.
+void document_starts(TensorView position_BS, TensorView start_BS, Stream stream) {
+  stream.run([=] {
+    const int64_t seq_len = position_BS.size(1);
+    for (int64_t i = 0; i < position_BS.numel(); ++i) {
+      const auto s = static_cast<int32_t>(i % seq_len);
+      start_BS.data<int32_t>()[i] = s - position_BS.data<int32_t>()[i];
+    }
+  });
+}
+
+TensorView flat(const TensorView& x_BS) {
+  return x_BS.defined() ? x_BS.reshape({x_BS.numel()}) : TensorView();
+}
+
+}  // namespace
+
+moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens) {
+  return moe::moe_limits(moe_config(config, storage), tokens);
+}
+
+Transformer::Transformer(const Config& config, DType storage, const ModelContext& context)
+    : config_(config), storage_(storage), context_(context) {
+  check(config_);
+  MOIETY_CHECK(storage == DType::kFloat32 || storage == DType::kBFloat16,
+               "model: storage {} must be float32 or bfloat16", name(storage));
+  const int64_t moe_layers = config_.moe_layers();
+  MOIETY_CHECK(moe_layers == 0 || context_.experts, "model: {} MoE layers need an expert group",
+               moe_layers);
+  MOIETY_CHECK(moe_layers == 0 || config_.aux_scope == AuxScope::kMicroBatch || context_.data,
+               "model: router.aux_scope=global needs the communicator of the data ranks");
+  int64_t moe_index = 0;
+  for (int64_t l = 0; l < config_.layers; ++l) {
+    if (config_.is_moe(l)) {
+      layers_.push_back({AttentionBlock(config_, l),
+                         MoeBlock(config_, storage_, l, *context_.experts), moe_index++});
+    } else {
+      layers_.push_back({AttentionBlock(config_, l), DenseBlock(config_, l), -1});
+    }
+  }
+}
+
+std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
+  std::vector<optim::ParamSpec> specs{
+      matrix_spec("embed.weight", config_.vocab, config_.d_model, config_.init_std)};
+  specs[0].kind = optim::ParameterClass::kEmbedding;
+  specs[0].decay = config_.decay_embeddings;
+  const auto append = [&](std::vector<optim::ParamSpec> more) {
+    std::move(more.begin(), more.end(), std::back_inserter(specs));
+  };
+  for (const Layer& layer : layers_) {
+    append(layer.attention.specs());
+    append(std::visit([](const auto& ffn) { return ffn.specs(); }, layer.ffn));
+  }
+  append({norm_spec("final_norm.weight", config_.d_model)});
+  if (!config_.tie_embeddings) {
+    append({matrix_spec("head.weight", config_.vocab, config_.d_model, config_.init_std)});
+  }
+  return specs;
+}
+
+void Transformer::bind(std::span<optim::Parameter> parameters) {
+  ParameterCursor cursor(parameters);
+  embed_ = cursor.next("embed.weight");
+  for (Layer& layer : layers_) {
+    layer.attention.bind(cursor);
+    std::visit([&](auto& ffn) { ffn.bind(cursor); }, layer.ffn);
+  }
+  final_norm_ = cursor.next("final_norm.weight");
+  if (!config_.tie_embeddings) head_ = cursor.next("head.weight");
+  MOIETY_CHECK(cursor.at_end(), "model: {} parameters are too many", parameters.size());
+  trainable_ = true;
+  for (const optim::Parameter& p : parameters) {
+    MOIETY_CHECK(p.weight.dtype() == storage_, "model: weight of {} is {}, expected {}",
+                 p.spec.name, p.weight.describe(), name(storage_));
+    trainable_ = trainable_ && p.grad.defined();
+  }
+}
+
+std::vector<Transformer::State> Transformer::states() const {
+  std::vector<State> states;
+  for (const Layer& layer : layers_) {
+    if (const auto* moe = std::get_if<MoeBlock>(&layer.ffn)) {
+      states.push_back({moe->router_bias_name(), moe->router_bias()});
+    }
+  }
+  return states;
+}
+
+void Transformer::update_router_bias(TensorView pairs_LE, float rate, Stream stream) {
+  check_tensor("update_router_bias", "pairs", pairs_LE, DType::kInt64,
+               {config_.moe_layers(), config_.router.experts});
+  int64_t l = 0;
+  for (const State& bias : states()) {
+    moe::router_update_bias(bias.view, pairs_LE.select(l++), rate, stream);
+  }
+}
+
+int64_t Transformer::moe_capacity(double factor, int64_t tokens) const {
+  if (config_.moe_layers() == 0) return 0;
+  const moe::EpGroup& group = *context_.experts;
+  const int topk = static_cast<int>(config_.router.top_k);
+  if (factor < 0) {
+    return moe::worst_capacity(group.ranks(), tokens, topk, group.local_experts(), 1);
+  }
+  return moe::capacity_for(factor, tokens * group.ranks(), topk, group.ranks(),
+                           group.local_experts(), 1);
+}
+
+void Transformer::check_batch(const Batch& batch) const {
+  MOIETY_CHECK(embed_, "model: no parameters are bound");
+  check_tensor("model", "token", batch.token_BS, DType::kInt32, {-1, -1});
+  const int64_t sequences = batch.token_BS.size(0), seq_len = batch.token_BS.size(1);
+  MOIETY_CHECK(sequences >= 1 && seq_len >= 1, "model: token is {}", batch.token_BS.describe());
+  check_tensor("model", "target", batch.target_BS, DType::kInt32, {sequences, seq_len});
+  if (batch.mask_BS.defined()) {
+    check_tensor("model", "mask", batch.mask_BS, DType::kUInt8, {sequences, seq_len});
+  }
+  if (batch.position_BS.defined()) {
+    check_tensor("model", "position", batch.position_BS, DType::kInt32, {sequences, seq_len});
+  }
+}
+
+void Transformer::grow_rope_table(int64_t positions) {
+  const TensorView& table = rope_table_.view();
+  if (table.defined() && table.size(0) >= positions) return;
+  rope_table_ = rope_table(positions, config_.head_size(), config_.rope_theta);
+}
+
+Pass Transformer::begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream) {
+  grow_rope_table(seq_len);
+  Pass pass{.arena = arena,
+            .stream = stream,
+            .storage = storage_,
+            .sequences = sequences,
+            .seq_len = seq_len,
+            .rope_table = rope_table_,
+            .position_T = {},
+            .document_start_BS = {},
+            .h_TD = arena.tensor(storage_, {sequences * seq_len, config_.d_model}),
+            .wide_TD = {}};
+  if (config_.shared_d_ffn > 0 && config_.moe_layers() > 0) {
+    pass.wide_TD = arena.tensor(DType::kFloat32, {pass.tokens(), config_.d_model});
+  }
+  return pass;
+}
+
+Pass Transformer::begin_pass(const Batch& batch, Arena& arena, Stream stream) {
+  check_batch(batch);
+  const int64_t sequences = batch.token_BS.size(0), seq_len = batch.token_BS.size(1);
+  Pass pass = begin_pass(sequences, seq_len, arena, stream);
+  if (batch.position_BS.defined()) {
+    pass.position_T = flat(batch.position_BS);
+    pass.document_start_BS = arena.tensor(DType::kInt32, {sequences, seq_len});
+    document_starts(batch.position_BS, pass.document_start_BS, stream);
+  }
+  return pass;
+}
+
+void Transformer::ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
+                              const FfnForward& a) const {
+  if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
+    const TensorView hidden = dense->forward(pass, a.x_TD, a.out_TD);
+    if (a.saved) a.saved->dense = hidden;
+    return;
+  }
+  std::get<MoeBlock>(layer.ffn).forward(pass,
+                                        {.x_TD = a.x_TD,
+                                         .out_TD = a.out_TD,
+                                         .capacity = a.capacity,
+                                         .stats = routing.stats_of(layer.moe_index),
+                                         .info = routing.info(layer.moe_index)},
+                                        a.saved ? &a.saved->moe : nullptr);
+}
+
+void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
+                       StepStats& stats) const {
+  ArenaScope temporaries(pass.arena);
+  apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
+  const int64_t tokens = pass.tokens();
+  const int64_t chunk = loss_chunk(config_.loss_chunk, tokens, config_.vocab);
+  LinearCrossEntropyArgs args{
+      .x_TD = pass.h_TD,
+      .head_VD = head().weight,
+      .target_T = flat(batch.target_BS),
+      .mask_T = flat(batch.mask_BS),
+      .loss_T = pass.arena.tensor(DType::kFloat32, {tokens}),
+      .dx_TD = d_TD,
+      .grad_VD = {},
+      .workspace = pass.arena.tensor(DType::kFloat32, {chunk, config_.vocab}),
+      .z_coef = config_.loss_z_coef};
+  if (d_TD.defined()) {
+    args.grad_VD = head().grad;
+    args.accumulate = take_accumulate(head());
+  }
+  linear_cross_entropy(args, pass.stream);
+  pass.stream.run([&stats, loss_T = args.loss_T] {
+    double sum = 0;
+    for (int64_t t = 0; t < loss_T.numel(); ++t) sum += loss_T.data<float>()[t];
+    stats.loss_sum += sum;
+  });
+}
+
+void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
+                          Stream stream) {
+  MOIETY_CHECK(trainable_, "model: forward for training needs gradients; evaluate does not");
+  const Pass pass = begin_pass(batch, arena, stream);
+  const int64_t tokens = pass.tokens();
+  saved_ = std::make_unique<Saved>(
+      Saved{.pass = pass,
+            .layers = std::vector<LayerSaved>(layers_.size()),
+            .routing = Routing(config_, pass, flat(batch.target_BS), flat(batch.mask_BS)),
+            .x_TD = {},
+            .d_TD = pass.tensor({tokens, config_.d_model})});
+  TensorView x_TD = pass.tensor({tokens, config_.d_model});
+  embedding({.table_VD = embed_->weight, .token_T = flat(batch.token_BS), .out_TD = x_TD}, stream);
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    LayerSaved& saved = saved_->layers[l];
+    saved.x_TD = x_TD;
+    saved.mid_TD = pass.tensor({tokens, config_.d_model});
+    saved.attention = layers_[l].attention.forward(pass, x_TD, saved.mid_TD);
+    x_TD = pass.tensor({tokens, config_.d_model});
+    ffn_forward(pass, layers_[l], saved_->routing,
+                {.x_TD = saved.mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = &saved});
+  }
+  saved_->x_TD = x_TD;
+  saved_->routing.count(stats, context_.data, stream);
+  loss(pass, batch, x_TD, saved_->d_TD, stats);
+  saved_->routing.losses(stats, stream);
+}
+
+void Transformer::backward(const Batch& batch, Stream stream) {
+  MOIETY_CHECK(saved_, "model: backward without a forward");
+  const Pass& pass = saved_->pass;
+  const TensorView d_TD = saved_->d_TD;
+  norm_gradient(pass, {saved_->x_TD, d_TD, {}, d_TD}, config_.norm_eps, *final_norm_);
+  for (int64_t l = config_.layers - 1; l >= 0; --l) {
+    const Layer& layer = layers_[l];
+    const LayerSaved& saved = saved_->layers[l];
+    if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
+      dense->backward(pass, saved.mid_TD, saved.dense, d_TD);
+    } else {
+      std::get<MoeBlock>(layer.ffn).backward(pass,
+                                             {.x_TD = saved.mid_TD,
+                                              .d_TD = d_TD,
+                                              .count = saved_->routing.loss_count(layer.moe_index),
+                                              .scope = saved_->routing.scope()},
+                                             saved.moe);
+    }
+    layer.attention.backward(pass, saved.x_TD, saved.attention, d_TD);
+  }
+  ArenaScope workspace(pass.arena);
+  embedding_backward({.dout_TD = d_TD,
+                      .token_T = flat(batch.token_BS),
+                      .grad_VD = embed_->grad,
+                      .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
+                      .accumulate = take_accumulate(*embed_)},
+                     stream);
+  saved_.reset();
+}
+
+void Transformer::evaluate(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
+                           Stream stream) {
+  ArenaScope all(arena);
+  const Pass pass = begin_pass(batch, arena, stream);
+  Routing routing(config_, pass, flat(batch.target_BS), flat(batch.mask_BS));
+  const TensorView x_TD = pass.tensor({pass.tokens(), config_.d_model});
+  const TensorView mid_TD = pass.tensor({pass.tokens(), config_.d_model});
+  embedding({.table_VD = embed_->weight, .token_T = flat(batch.token_BS), .out_TD = x_TD}, stream);
+  for (const Layer& layer : layers_) {
+    ArenaScope temporaries(arena);
+    layer.attention.forward(pass, x_TD, mid_TD);
+    ffn_forward(pass, layer, routing,
+                {.x_TD = mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = nullptr});
+  }
+  routing.count(stats, context_.data, stream);
+  loss(pass, batch, x_TD, {}, stats);
+  routing.losses(stats, stream);
+}
+
+}  // namespace moiety::model

@@ -1,0 +1,139 @@
+// The model: embedding, layers of attention and experts (or a dense network), norm, head and loss,
+// forward and backward written out. After Qwen3-MoE and Mixtral.
+//
+// The model reads weights and writes gradients of parameters that somebody else owns (the
+// optimizer, or a test): parameter_specs says which, bind says where. Gradients are those of
+//   sum_t CE_t + loss_z_coef sum_t lse_t^2 + n (aux_coef aux + z_coef z)
+// over the micro-batch, n its valid targets, without any scale; they are added to main_grad, or
+// overwrite it where Parameter::overwrite is set, which is then cleared.
+//
+// A step: forward and backward for every micro-batch, in turns. Activations lie on the arena, above
+// what the caller had there; they may be released after backward. Both are collective over the
+// expert-parallel group and, with AuxScope::kGlobal, the data ranks.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "moiety/model/attention_block.h"
+#include "moiety/model/config.h"
+#include "moiety/model/feed_forward.h"
+#include "moiety/model/moe_block.h"
+#include "moiety/model/routing.h"
+#include "moiety/model/step_stats.h"
+
+namespace moiety::model {
+
+// B sequences of S tokens.
+struct Batch {
+  TensorView token_BS;     // int32
+  TensorView target_BS;    // int32; kIgnoredTarget: none
+  TensorView mask_BS;      // optional, uint8; 0: no target. Attention and routing see the token.
+  TensorView position_BS;  // optional, int32: place in the token's document; the query at s attends
+                           // to the keys s - position ... s of its sequence
+};
+
+// What the model borrows from the rank it runs on.
+struct ModelContext {
+  moe::EpGroup* experts = nullptr;     // needed if there are MoE layers
+  comm::Communicator* data = nullptr;  // needed for AuxScope::kGlobal
+};
+
+// What the group of a model must hold for `tokens` tokens of a rank.
+moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens);
+
+class Transformer {
+ public:
+  // `storage` of activations and weights is float32 or bfloat16. Throws naming the key if the
+  // config is not legal.
+  Transformer(const Config& config, DType storage, const ModelContext& context);
+
+  // The parameters of this rank, all of them but for the experts of other ranks.
+  std::vector<optim::ParamSpec> parameter_specs() const;
+  // In the order of the specs; the memory outlives the model's use. Parameters without gradient
+  // allow evaluation alone.
+  void bind(std::span<optim::Parameter> parameters);
+
+  // State that is no parameter and is always saved: the router's bias of every MoE layer, float32
+  // [E], at first 0.
+  struct State {
+    std::string name;
+    TensorView view;
+  };
+  std::vector<State> states() const;
+  // Aux-loss-free balance, after an optimizer step: `pairs` [MoE layers, E] int64, of the whole
+  // global batch.
+  void update_router_bias(TensorView pairs_LE, float rate, Stream stream);
+
+  // `capacity`: rows that this rank's experts take, per layer. Adds to `stats` in stream order. The
+  // head's gradient is formed here, with the loss.
+  void forward(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena, Stream stream);
+  // Of the batch of the last forward, on its arena, which still holds what forward left.
+  void backward(const Batch& batch, Stream stream);
+  // The losses alone; nothing stays on the arena.
+  void evaluate(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
+                Stream stream);
+
+  // Rows for `factor` times the balanced load if every rank has `tokens` tokens; factor < 0: rows
+  // that suffice for any routing.
+  int64_t moe_capacity(double factor, int64_t tokens) const;
+
+  const Config& config() const { return config_; }
+  DType storage() const { return storage_; }
+
+ private:
+  friend class Decoder;
+
+  struct Layer {
+    AttentionBlock attention;
+    std::variant<DenseBlock, MoeBlock> ffn;
+    int64_t moe_index = -1;  // among the MoE layers
+  };
+  struct LayerSaved {
+    TensorView x_TD, mid_TD;
+    AttentionBlock::Saved attention;
+    TensorView dense;
+    MoeBlock::Saved moe;
+  };
+  struct Saved {
+    Pass pass;
+    std::vector<LayerSaved> layers;
+    Routing routing;
+    TensorView x_TD;  // after the last layer
+    TensorView d_TD;  // the gradient on its way back
+  };
+
+  struct FfnForward {
+    TensorView x_TD;
+    TensorView out_TD;
+    int64_t capacity = 0;
+    LayerSaved* saved = nullptr;  // null: evaluation
+  };
+
+  void check_batch(const Batch& batch) const;
+  void grow_rope_table(int64_t positions);
+  Pass begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream);
+  Pass begin_pass(const Batch& batch, Arena& arena, Stream stream);
+  void ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
+                   const FfnForward& args) const;
+  // loss and, if `d_TD` is defined, the gradient of the last norm's output and of the head.
+  void loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
+            StepStats& stats) const;
+  optim::Parameter& head() const { return config_.tie_embeddings ? *embed_ : *head_; }
+
+  Config config_;
+  DType storage_;
+  ModelContext context_;
+  std::vector<Layer> layers_;
+  optim::Parameter* embed_ = nullptr;
+  optim::Parameter* final_norm_ = nullptr;
+  optim::Parameter* head_ = nullptr;
+  bool trainable_ = false;
+  Tensor rope_table_;             // for the longest sequence so far
+  std::unique_ptr<Saved> saved_;  // of a forward that waits for its backward
+};
+
+}  // namespace moiety::model
