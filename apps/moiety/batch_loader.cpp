@@ -1,0 +1,177 @@
+#include "apps/moiety/batch_loader.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
+
+namespace moiety::app {
+namespace {
+
+void check(const LoaderConfig& c) {
+  MOIETY_CHECK(
+      c.micro_batch >= 1 && c.prefetch >= 1 && c.data_rank >= 0 && c.data_rank < c.data_ranks,
+      "batch loader: micro_batch {}, prefetch {}, data rank {} of {}", c.micro_batch, c.prefetch,
+      c.data_rank, c.data_ranks);
+  const int64_t micro_step = c.micro_batch * c.data_ranks;
+  MOIETY_CHECK(c.global_batch >= 1 && c.global_batch % micro_step == 0,
+               "batch loader: global_batch={} must be a multiple of micro_batch x data ranks = "
+               "{} x {}",
+               c.global_batch, c.micro_batch, c.data_ranks);
+}
+
+// The samples of a data rank's micro-step m, of a list that all data ranks share.
+std::span<const SampleRef> share(std::span<const SampleRef> samples, int64_t m,
+                                 const LoaderConfig& c) {
+  const int64_t size = static_cast<int64_t>(samples.size());
+  const int64_t begin = std::min((m * c.data_ranks + c.data_rank) * c.micro_batch, size);
+  return samples.subspan(begin, std::min(c.micro_batch, size - begin));
+}
+
+}  // namespace
+
+BatchBuffer::BatchBuffer(int64_t micro_batch, int64_t seq_len, bool document_mask)
+    : token_(DType::kInt32, {micro_batch, seq_len}, "batch"),
+      target_(DType::kInt32, {micro_batch, seq_len}, "batch"),
+      sample_(seq_len + 1) {
+  batch_.token_BS = token_;
+  batch_.target_BS = target_;
+  if (document_mask) {
+    position_ = Tensor(DType::kInt32, {micro_batch, seq_len}, "batch");
+    sample_position_.resize(seq_len + 1);
+    batch_.position_BS = position_;
+  }
+}
+
+void BatchBuffer::fill(const SampleSource& source, std::span<const SampleRef> samples) {
+  const int64_t S = batch_.token_BS.size(1);
+  const int64_t rows = static_cast<int64_t>(samples.size());
+  int32_t* token = token_.data<int32_t>();
+  int32_t* target = target_.data<int32_t>();
+  int32_t* position = batch_.position_BS.defined() ? position_.data<int32_t>() : nullptr;
+  batch_.targets = 0;
+  for (int64_t b = 0; b < rows; ++b, token += S, target += S) {
+    source.read(samples[b], sample_, sample_position_);
+    std::copy_n(sample_.begin(), S, token);
+    std::copy_n(sample_.begin() + 1, S, target);
+    batch_.targets += S;
+    if (position == nullptr) continue;
+    std::copy_n(sample_position_.begin(), S, position);
+    position += S;
+    for (int64_t s = 0; s < S; ++s) {
+      if (sample_position_[s + 1] != 0) continue;
+      target[s] = kNoTarget;
+      --batch_.targets;
+    }
+  }
+  const int64_t empty = (batch_.token_BS.size(0) - rows) * S;
+  std::fill_n(token, empty, 0);
+  std::fill_n(target, empty, kNoTarget);
+  if (position != nullptr) std::fill_n(position, empty, 0);
+}
+
+BatchLoader::BatchLoader(std::shared_ptr<const SampleSource> source, Sampler sampler,
+                         const LoaderConfig& config)
+    : source_(std::move(source)),
+      sampler_(std::move(sampler)),
+      config_(config),
+      state_(sampler_.state()) {
+  check(config_);
+  for (int i = 0; i <= config_.prefetch; ++i) {
+    slots_.push_back({BatchBuffer(config_.micro_batch, source_->seq_len(), config_.document_mask)});
+  }
+  thread_ = std::thread([this] { produce(); });
+}
+
+BatchLoader::~BatchLoader() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void BatchLoader::produce() {
+  std::exception_ptr error;
+  try {
+    const int64_t micro_steps = config_.global_batch / (config_.micro_batch * config_.data_ranks);
+    std::vector<SampleRef> step;
+    while (sampler_.take(config_.global_batch, step)) {
+      for (int64_t m = 0; m < micro_steps; ++m) {
+        Slot* slot = free_slot();
+        if (slot == nullptr) return;
+        slot->buffer.fill(*source_, share(step, m, config_));
+        slot->ends_step = m + 1 == micro_steps;
+        if (slot->ends_step) slot->after = sampler_.state();
+        const std::lock_guard lock(mutex_);
+        ++made_;
+        changed_.notify_all();
+      }
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  error_ = error;
+  ended_ = true;
+  changed_.notify_all();
+}
+
+// The slot for the next batch, once the caller has let go of it; null when the loader is destroyed.
+BatchLoader::Slot* BatchLoader::free_slot() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock,
+                [&] { return stop_ || made_ - taken_ < static_cast<uint64_t>(config_.prefetch); });
+  return stop_ ? nullptr : &slots_[made_ % slots_.size()];
+}
+
+const Batch* BatchLoader::next() {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  std::unique_lock lock(mutex_);
+  const bool ready = changed_.wait_for(lock, std::chrono::duration<double>(config_.wait_limit_s),
+                                       [&] { return made_ > taken_ || ended_; });
+  waited_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  if (!ready) {
+    throw DataError("data: batch {} did not arrive within {} s: does the disk answer?", taken_,
+                    config_.wait_limit_s);
+  }
+  if (made_ == taken_) {
+    if (error_) std::rethrow_exception(error_);
+    return nullptr;
+  }
+  Slot& slot = slots_[taken_ % slots_.size()];
+  ++taken_;
+  changed_.notify_all();
+  if (slot.ends_step) state_ = slot.after;
+  return &slot.buffer.batch();
+}
+
+ValidationSet::ValidationSet(std::shared_ptr<const SampleSource> source, int64_t samples,
+                             const LoaderConfig& config)
+    : source_(std::move(source)),
+      config_(config),
+      buffer_(config.micro_batch, source_->seq_len(), config.document_mask) {
+  MOIETY_CHECK(samples >= 1, "validation: {} samples", samples);
+  const std::vector<SamplerSource> sources = source_->sources();
+  for (int s = 0; s < static_cast<int>(sources.size()); ++s) {
+    const uint64_t n = std::min(sources[s].samples, static_cast<uint64_t>(samples));
+    for (uint64_t i = 0; i < n; ++i) samples_.push_back({s, i});
+    source_bytes_ += source_->bytes_per_token(s) *
+                     static_cast<double>(n * static_cast<uint64_t>(source_->seq_len()));
+  }
+}
+
+int64_t ValidationSet::batches() const {
+  const int64_t micro_step = config_.micro_batch * config_.data_ranks;
+  return (static_cast<int64_t>(samples_.size()) + micro_step - 1) / micro_step;
+}
+
+const Batch& ValidationSet::batch(int64_t k) {
+  buffer_.fill(*source_, share(samples_, k, config_));
+  return buffer_.batch();
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,70 @@
+#include "apps/moiety/byte_source.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "apps/moiety/errors.h"
+
+namespace moiety::app {
+namespace {
+
+class FileSource : public ByteSource {
+ public:
+  explicit FileSource(const std::string& path) : path_(path) {
+    fd_ = path == "-" ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd_ < 0) throw DataError("{}: cannot open: {}", path_, std::strerror(errno));
+    try {
+      for (size_t n = 1; n > 0 && head_bytes_ < sizeof(head_); head_bytes_ += n) {
+        n = read_file(head_ + head_bytes_, sizeof(head_) - head_bytes_);
+      }
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+  ~FileSource() override { close(); }
+
+  bool is_gzip() const {
+    return head_bytes_ == 2 && static_cast<unsigned char>(head_[0]) == 0x1f &&
+           static_cast<unsigned char>(head_[1]) == 0x8b;
+  }
+
+  size_t read(char* to, size_t bytes) override {
+    if (head_taken_ == head_bytes_) return read_file(to, bytes);
+    const size_t n = std::min(bytes, head_bytes_ - head_taken_);
+    std::memcpy(to, head_ + head_taken_, n);
+    head_taken_ += n;
+    return n;
+  }
+
+ private:
+  size_t read_file(char* to, size_t bytes) {
+    while (true) {
+      const ssize_t n = ::read(fd_, to, bytes);
+      if (n >= 0) return static_cast<size_t>(n);
+      if (errno != EINTR) throw DataError("{}: cannot read: {}", path_, std::strerror(errno));
+    }
+  }
+  void close() {
+    if (fd_ != STDIN_FILENO) ::close(fd_);
+  }
+
+  std::string path_;
+  int fd_ = -1;
+  char head_[2];  // read ahead to recognize gzip
+  size_t head_bytes_ = 0, head_taken_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
+  auto file = std::make_unique<FileSource>(path);
+  if (!file->is_gzip()) return file;
+  return open_gzip(std::move(file), path);
+}
+
+}  // namespace moiety::app

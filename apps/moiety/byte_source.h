@@ -1,0 +1,26 @@
+// Bytes of an input of `prepare`: a file or standard input, decompressed if it is gzip (.gz, .dz),
+// which is seen by its first two bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace moiety::app {
+
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  // Up to `bytes` bytes; 0 only at the end. DataError names the file.
+  virtual size_t read(char* to, size_t bytes) = 0;
+};
+
+// "-" is standard input. A file that cannot be opened is a DataError.
+std::unique_ptr<ByteSource> open_bytes(const std::string& path);
+
+// gzip.cpp (zlib), or no_gzip.cpp where zlib was not found: a DataError that says so. All members
+// of a file are read one after the other; a cut or damaged stream is a DataError.
+std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource> compressed, std::string path);
+
+}  // namespace moiety::app

@@ -1,0 +1,38 @@
+#include "apps/moiety/command_line.h"
+
+#include <algorithm>
+#include <map>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/errors.h"
+#include "moiety/base/log.h"
+
+namespace moiety::app {
+
+bool parse_command_line(CLI::App& app, std::vector<std::string> arguments, bool* quiet) {
+  bool is_quiet = false;
+  LogLevel level = LogLevel::kInfo;
+  const std::map<std::string, LogLevel> levels{{"debug", LogLevel::kDebug},
+                                               {"info", LogLevel::kInfo},
+                                               {"warning", LogLevel::kWarning},
+                                               {"error", LogLevel::kError}};
+  app.set_version_flag("--version", "moiety " MOIETY_VERSION);
+  app.add_flag("--quiet", is_quiet, "warnings and errors alone");
+  app.add_option("--log-level", level, "debug, info, warning or error")
+      ->transform(CLI::CheckedTransformer(levels, CLI::ignore_case).description(""));
+  try {
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    app.parse(std::move(arguments));
+  } catch (const CLI::Success& e) {
+    app.exit(e);  // prints help or version
+    return false;
+  } catch (const CLI::ParseError& e) {
+    throw UsageError("{} (moiety {} --help)", e.what(), app.get_name());
+  }
+  set_log_level(is_quiet ? LogLevel::kWarning : level);
+  if (quiet) *quiet = is_quiet;
+  return true;
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,19 @@
+// Arguments of a command, with the flags that every command has: --help, --version, --quiet,
+// --log-level. CLI11 is used by the commands' own files only.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace moiety::app {
+
+// Adds the common flags, parses, and sets the log level (--quiet: warnings and errors alone; more
+// in `quiet` for what is not a log line). False: help or version was printed to stdout, and there
+// is nothing left to do. Throws UsageError for arguments that do not fit.
+bool parse_command_line(CLI::App& app, std::vector<std::string> arguments, bool* quiet = nullptr);
+
+}  // namespace moiety::app

@@ -1,0 +1,16 @@
+// What the machine can do, for MFU.
+#pragma once
+
+#include "moiety/base/dtype.h"
+
+namespace moiety::app {
+
+// TFLOP/s of a matrix product of float32 or bfloat16 on the calling thread's budget of cores, the
+// best of about `seconds`.
+double measured_tflops(DType dtype, double seconds = 0.2);
+
+// Bytes of this process in memory, and of the machine.
+double resident_bytes();
+double machine_bytes();
+
+}  // namespace moiety::app

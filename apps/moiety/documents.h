@@ -1,0 +1,83 @@
+// Inputs of `prepare` cut into blocks of whole documents, and blocks turned into tokens. Blocks are
+// independent of each other, so they are encoded in parallel.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/moiety/byte_source.h"
+#include "apps/moiety/tokenizer.h"
+
+namespace moiety::app {
+
+enum class InputFormat { kAuto, kText, kJsonl };
+
+struct DocumentRules {
+  InputFormat format = InputFormat::kAuto;  // kAuto: JSONL if the name ends in .jsonl[.gz|.dz]
+  std::string text_key = "text";            // of a JSONL object
+  std::string split;                        // what separates documents of a text file; empty: none
+  bool bos = false;
+  bool skip_bad = false;
+};
+
+// The files of the inputs, in order: a file or "-" stands for itself, a directory for the files
+// below it, sorted by path, without hidden and .tok files. A file that comes twice is taken once;
+// `repeated` counts the others. A missing path is a DataError.
+std::vector<std::string> list_inputs(const std::vector<std::string>& inputs, int64_t& repeated);
+
+// Consecutive whole documents of one file.
+struct Block {
+  std::string path;
+  bool jsonl = false;
+  std::string bytes;
+  uint64_t offset = 0;  // of bytes[0] in the (decompressed) file
+  uint64_t line = 1;    // of bytes[0]
+};
+
+// Reads one file as blocks of about `block_bytes` bytes (longer where a document is longer).
+class BlockReader {
+ public:
+  BlockReader(const std::string& path, const DocumentRules& rules, size_t block_bytes = 1 << 20);
+  // The next block, or nothing at the end of the file.
+  std::optional<Block> next();
+
+ private:
+  void find_cut();
+
+  std::string path_;
+  bool jsonl_;
+  std::string separator_;
+  size_t block_bytes_;
+  std::unique_ptr<ByteSource> source_;
+  std::string rest_;
+  size_t cut_ = 0;       // whole documents in rest_: the end of its last separator
+  size_t searched_ = 0;  // no separator begins in [cut_, searched_)
+  uint64_t offset_ = 0;
+  uint64_t line_ = 1;
+  bool end_ = false;
+};
+
+struct EncodedBlock {
+  struct Document {
+    uint64_t tokens = 0;
+    uint64_t source_bytes = 0;
+  };
+  std::vector<uint32_t> ids;  // of all documents
+  std::vector<Document> documents;
+  uint64_t bytes = 0;  // of input
+  int64_t bad = 0;     // documents skipped because of bad JSON or UTF-8
+  int64_t empty = 0;   // documents without text, left out
+};
+
+// Encodes a block. Bad JSON or UTF-8: a DataError with file, line and byte, or counted in `bad`.
+EncodedBlock encode(const Block& block, const DocumentRules& rules, const Tokenizer& tokenizer);
+
+// The first byte of `s` that is not part of well-formed UTF-8 (no overlong forms, no surrogates,
+// nothing above U+10FFFF), or npos.
+size_t find_bad_utf8(std::string_view s);
+
+}  // namespace moiety::app

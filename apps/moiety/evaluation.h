@@ -1,0 +1,30 @@
+// The loss of a model on validation samples.
+#pragma once
+
+#include <vector>
+
+#include "apps/moiety/batch_loader.h"
+#include "apps/moiety/expert_capacity.h"
+#include "apps/moiety/rank_model.h"
+#include "moiety/base/arena.h"
+
+namespace moiety::app {
+
+struct EvaluationResult {
+  double loss = 0;           // mean cross-entropy, nats per token
+  double bits_per_byte = 0;  // of the text; NaN where the samples have none
+  int64_t tokens = 0;
+  std::vector<double> balance;  // by MoE layer: pairs of the busiest expert / mean
+};
+
+// Collective; the same result on every rank. The arena is given back as it was.
+EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
+                          Arena& arena);
+
+// The batch as the model takes it.
+model::Batch model_batch(const Batch& batch);
+// Largest need of a rank if a pass with these statistics lost pairs on any rank, else 0.
+// Collective.
+int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world);
+
+}  // namespace moiety::app

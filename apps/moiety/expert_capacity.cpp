@@ -1,0 +1,39 @@
+#include "apps/moiety/expert_capacity.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/moiety/errors.h"
+#include "moiety/base/log.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr double kFirstFactor = 1.25;
+constexpr double kGrowth = 1.1;
+
+}  // namespace
+
+ExpertCapacity::ExpertCapacity(const Options& options, const model::Transformer& model,
+                               int64_t tokens)
+    : automatic_(options.moe.capacity_factor == 0),
+      error_(options.moe.overflow == "error"),
+      rows_(model.moe_capacity(automatic_ ? kFirstFactor : options.moe.capacity_factor, tokens)),
+      most_(model.moe_capacity(-1, tokens)) {}
+
+void ExpertCapacity::grow(int64_t required) {
+  if (!automatic_) {
+    throw UsageError(
+        "moe.capacity_factor: an expert-parallel rank needs {} rows and has {}; raise it, set it "
+        "to 0 (automatic), or allow drops with moe.overflow = \"drop\"",
+        required, rows_);
+  }
+  const int64_t rows = std::min(int64_t(std::ceil(kGrowth * double(required))), most_);
+  if (log_rank() <= 0) {
+    log(LogLevel::kInfo, "expert capacity grows from {} to {} rows a rank; the step is repeated",
+        rows_, rows);
+  }
+  rows_ = rows;
+}
+
+}  // namespace moiety::app

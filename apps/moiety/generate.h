@@ -1,0 +1,11 @@
+// `moiety generate`: continues a text, token by token.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace moiety::app {
+
+int generate_command(const std::vector<std::string>& arguments);
+
+}  // namespace moiety::app

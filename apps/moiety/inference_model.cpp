@@ -1,0 +1,29 @@
+#include "apps/moiety/inference_model.h"
+
+#include "apps/moiety/model_options.h"
+#include "apps/moiety/tokenizer.h"
+#include "moiety/base/log.h"
+#include "moiety/comm/thread/thread_group.h"
+
+namespace moiety::app {
+
+InferenceModel::InferenceModel(const CheckpointInfo& checkpoint, int64_t tokens,
+                               comm::Communicator& world)
+    : model_(model_config(checkpoint.options,
+                          Tokenizer::load(checkpoint.options.data.tokenizer).vocab()),
+             storage_dtype(checkpoint.options), Grid(), tokens,
+             checkpoint.options.guard.comm_timeout_s, world),
+      weights_(transformer().parameter_specs(), storage_dtype(checkpoint.options)) {
+  transformer().bind(weights_.parameters());
+  load_weights(checkpoint.path, weights_.state_view(), model_);
+  weights_.publish(Stream());
+}
+
+void run_alone(const std::function<void(comm::Communicator& world)>& body) {
+  comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
+    set_log_rank(-1);
+    body(world);
+  });
+}
+
+}  // namespace moiety::app

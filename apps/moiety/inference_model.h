@@ -1,0 +1,28 @@
+// A checkpoint's model on one rank, to evaluate it or to generate with it.
+#pragma once
+
+#include <functional>
+
+#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/rank_model.h"
+#include "moiety/optim/weight_store.h"
+
+namespace moiety::app {
+
+class InferenceModel {
+ public:
+  // `tokens`: the most of a pass. `world` has one rank. Throws what checkpoint::load throws.
+  InferenceModel(const CheckpointInfo& checkpoint, int64_t tokens, comm::Communicator& world);
+
+  RankModel& model() { return model_; }
+  model::Transformer& transformer() { return model_.transformer(); }
+
+ private:
+  RankModel model_;
+  optim::WeightStore weights_;
+};
+
+// Runs body(world) as the only rank.
+void run_alone(const std::function<void(comm::Communicator& world)>& body);
+
+}  // namespace moiety::app

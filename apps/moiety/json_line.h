@@ -1,0 +1,39 @@
+// One JSON object on one line, keys in the order in which they are added: records of metrics.jsonl,
+// results on stdout. Numbers are the shortest text that reads back to the same double; "nan", "inf"
+// and "-inf" are strings.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace moiety::app {
+
+class JsonLine {
+ public:
+  JsonLine& add(std::string_view key, std::string_view value);
+  JsonLine& add(std::string_view key, const char* value) {
+    return add(key, std::string_view(value));
+  }
+  JsonLine& add(std::string_view key, double value);
+  template <std::integral I>
+  JsonLine& add(std::string_view key, I value) {
+    return std::same_as<I, bool> ? raw(key, value ? "true" : "false")
+                                 : raw(key, std::to_string(value));
+  }
+  JsonLine& add(std::string_view key, std::span<const double> values);
+  // `json` is JSON text.
+  JsonLine& raw(std::string_view key, std::string_view json);
+  // The keys of another object.
+  JsonLine& append(const JsonLine& other);
+
+  // "{...}", without newline.
+  std::string text() const { return body_ + "}"; }
+
+ private:
+  std::string body_ = "{";
+};
+
+}  // namespace moiety::app

@@ -1,0 +1,72 @@
+// What is said about a step: one line for people, one record of metrics.jsonl (spec trainer, 3).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moiety::app {
+
+struct StepRecord {
+  int64_t step = 0;    // completed steps
+  int64_t steps = 0;   // of the whole run
+  int64_t tokens = 0;  // trained on so far
+  double loss = 0;     // mean cross-entropy of the valid targets, nats
+  double aux = 0;      // load-balancing loss and z loss of the router, unweighted
+  double z = 0;
+  double grad_norm = 0;  // of the mean gradient, before clipping
+  double lr = 0;
+  double step_s = 0;  // evaluation and checkpoints excluded
+  double tokens_per_s = 0;
+  double tflops = 0;      // model FLOPs of one rank per second / 1e12
+  double mfu = 0;         // %, of the bf16 peak
+  double mfu_recipe = 0;  // %, of the recipe's peak
+  double memory = 0;      // bytes
+  double memory_total = 0;
+  std::vector<double> balance;       // by MoE layer: pairs of the busiest expert / mean
+  std::vector<double> rank_balance;  // by MoE layer: pairs of the busiest ep rank / mean
+  double entropy = 0;   // of the experts' shares / ln E, mean over layers; 1 is balanced
+  int64_t dropped = 0;  // (token, expert) pairs
+  double data_wait_ms = 0;
+  bool skipped = false;
+  bool forced = false;  // the router balances by force
+  std::string recipe;
+};
+
+// "step 120/1000 loss 3.4125 aux 1.031 gnorm 0.84 lr 2.9e-04 tok/s 41.2k TFLOP/s 312.4 MFU 31.6
+// mem 61.3/79.6G bal 1.18/1.42 drop 0 eta 2m05s"; z behind aux where `with_z`.
+std::string step_line(const StepRecord& record, bool with_z, double eta_s);
+// The record's fields, `time` in Unix seconds.
+std::string step_json(const StepRecord& record, double time);
+
+// Pairs of a layer's experts -> busiest / mean over `parts` equal parts of the experts; 1 is
+// balanced.
+double imbalance(const int64_t* pairs, int64_t experts, int64_t parts);
+// Entropy of the experts' shares / ln E.
+double balance_entropy(const int64_t* pairs, int64_t experts);
+
+// "41.2k", "1.31M": three significant digits.
+std::string si_text(double value);
+
+// How long the rest takes: step time smoothed over about 50 steps, and the mean cost of the
+// evaluations and of the checkpoints so far.
+class Eta {
+ public:
+  void add_step(double seconds);
+  void add_evaluation(double seconds) { evaluation_.add(seconds); }
+  void add_checkpoint(double seconds) { checkpoint_.add(seconds); }
+  double seconds(int64_t steps, int64_t evaluations, int64_t checkpoints) const;
+
+ private:
+  struct Mean {
+    double sum = 0;
+    int64_t count = 0;
+    void add(double x) { sum += x, ++count; }
+    double value() const { return count > 0 ? sum / double(count) : 0; }
+  };
+  double step_ = 0;
+  int64_t steps_ = 0;
+  Mean evaluation_, checkpoint_;
+};
+
+}  // namespace moiety::app

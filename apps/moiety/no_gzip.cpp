@@ -1,0 +1,11 @@
+#include "apps/moiety/byte_source.h"
+#include "apps/moiety/errors.h"
+
+namespace moiety::app {
+
+std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource>, std::string path) {
+  throw DataError("{}: gzip input needs a build with zlib (Debian: zlib1g-dev); or use gunzip",
+                  path);
+}
+
+}  // namespace moiety::app

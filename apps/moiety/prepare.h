@@ -1,0 +1,47 @@
+// `moiety prepare`: text or JSONL to token files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/moiety/documents.h"
+
+namespace moiety::app {
+
+struct PrepareOptions {
+  std::vector<std::string> inputs;
+  std::string tokenizer = "bytes";
+  std::string out;            // PREFIX: PREFIX.tok, or PREFIX.train.tok and PREFIX.valid.tok
+  double valid_fraction = 0;  // 0: one file
+  DocumentRules rules;
+  int workers = 0;       // 0: one per core; the output does not depend on it
+  bool progress = true;  // a line on stderr
+};
+
+struct PrepareSummary {
+  struct File {
+    std::string path;
+    uint64_t documents = 0;
+    uint64_t tokens = 0;
+    uint64_t source_bytes = 0;
+  };
+  std::vector<File> files;  // train before valid
+  int64_t inputs = 0;
+  int64_t repeated = 0;  // inputs that were named twice and taken once
+  int64_t bad = 0;       // documents left out by skip_bad
+  int64_t empty = 0;     // documents without text, left out
+};
+
+// Document d (counted from 0 over what is kept, in the order of the inputs) goes to the validation
+// file iff its random number is below valid_fraction, so it stays there when input is appended.
+bool is_validation_document(uint64_t d, double valid_fraction);
+
+// Throws DataError (nothing is written), UsageError or DiskError.
+PrepareSummary prepare(const PrepareOptions& options);
+
+// The command, with the arguments behind `prepare`: throws what prepare() throws, prints the
+// summary to stdout, returns the exit code.
+int prepare_command(const std::vector<std::string>& arguments);
+
+}  // namespace moiety::app

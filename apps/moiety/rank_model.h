@@ -1,0 +1,42 @@
+// The model on one rank: its groups of ranks, and the transformer. Training, evaluation and
+// generation build on it.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "apps/moiety/options_check.h"
+#include "moiety/comm/communicator.h"
+#include "moiety/model/transformer.h"
+#include "moiety/moe/ep_group.h"
+#include "moiety/optim/state_view.h"
+
+namespace moiety::app {
+
+class RankModel {
+ public:
+  // Collective over `world`, which outlives it. `tokens`: the most of a rank's pass.
+  RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
+            double deadline_s, comm::Communicator& world);
+
+  model::Transformer& transformer() { return *transformer_; }
+  comm::Communicator& world() { return world_; }
+  // The ranks that hold the same experts.
+  comm::Communicator& expert_copies() { return *expert_copies_; }
+
+  // The routers' biases as a checkpoint has them. All ranks hold them; rank 0 saves them.
+  optim::StateView router_biases() const;
+  // (Token, expert) pairs by MoE layer and expert, int64 [L, E], of all ranks. Collective.
+  Tensor pairs_of_all_ranks(const model::StepStats& stats);
+
+  // Collective, at a good end.
+  void close();
+
+ private:
+  comm::Communicator& world_;
+  std::unique_ptr<comm::Communicator> expert_parallel_, expert_copies_;
+  std::optional<moe::EpGroup> group_;
+  std::optional<model::Transformer> transformer_;
+};
+
+}  // namespace moiety::app

@@ -1,0 +1,69 @@
+#include "apps/moiety/reporter.h"
+
+#include "apps/moiety/cpu_peak.h"
+
+namespace moiety::app {
+namespace {
+
+double unix_time() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+// How many of the steps after `step` up to `last` are multiples of `every`, the last one included.
+int64_t occasions(int64_t step, int64_t last, int64_t every) {
+  if (step >= last) return 0;
+  if (every == 0) return 1;
+  return last / every - step / every + (last % every != 0);
+}
+
+}  // namespace
+
+Reporter::Reporter(const Options& options, int64_t steps, RunDirectory& directory, Console& console)
+    : options_(options), steps_(steps), directory_(directory), console_(console) {}
+
+double Reporter::eta_seconds(int64_t step) const {
+  const int64_t evaluations =
+      options_.data.valid.empty() ? 0 : occasions(step, steps_, options_.eval.every);
+  return eta_.seconds(steps_ - step, evaluations,
+                      occasions(step, steps_, options_.checkpoint.interval));
+}
+
+void Reporter::step(StepRecord record, const Work& work) {
+  eta_.add_step(work.seconds);
+  since_line_.seconds += work.seconds;
+  since_line_.tokens += work.tokens;
+  since_line_.flops += work.flops;
+  since_line_.data_wait_ms += work.data_wait_ms;
+  ++steps_since_line_;
+  const bool due = record.step % options_.log.every == 0 || record.step == steps_;
+
+  const double seconds = since_line_.seconds;
+  record.steps = steps_;
+  record.step_s = seconds / double(steps_since_line_);
+  record.data_wait_ms = since_line_.data_wait_ms / double(steps_since_line_);
+  record.tokens_per_s = since_line_.tokens / seconds;
+  record.tflops = since_line_.flops / seconds * 1e-12;
+  record.mfu = 100 * record.tflops / peak_;
+  record.mfu_recipe = 100 * record.tflops / recipe_peak_;
+  record.memory = resident_bytes();
+  record.memory_total = machine_bytes();
+  record.forced = options_.router.force_balance;
+  record.recipe = options_.precision.recipe;
+  const std::string line = step_line(record, options_.router.z_coef > 0, eta_seconds(record.step));
+  console_.status(double(record.step) / double(steps_), line);
+  if (!due) return;
+  if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);
+  directory_.log().add(line);
+  directory_.metrics().add(step_json(record, unix_time()));
+  since_line_ = {};
+  steps_since_line_ = 0;
+}
+
+void Reporter::event(std::string_view name, int64_t step, const JsonLine& fields) {
+  JsonLine json;
+  json.add("v", 1).add("t", unix_time()).add("event", name).add("step", step).append(fields);
+  directory_.metrics().add(json.text());
+}
+
+}  // namespace moiety::app

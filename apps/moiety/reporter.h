@@ -1,0 +1,66 @@
+// What rank 0 says about a training run: step lines with progress, metrics.jsonl, events.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "apps/moiety/console.h"
+#include "apps/moiety/json_line.h"
+#include "apps/moiety/metrics.h"
+#include "apps/moiety/options.h"
+#include "apps/moiety/run_directory.h"
+
+namespace moiety::app {
+
+class Reporter {
+ public:
+  Reporter(const Options& options, int64_t steps, RunDirectory& directory, Console& console);
+
+  // Every `log.every` steps (and the last) a line and a record, with the mean time since the last
+  // ones. `record` holds what belongs to the step; times and rates are filled in here: `seconds` of
+  // the step, its tokens, model FLOPs of one rank, milliseconds that it waited for data.
+  struct Work {
+    double seconds = 0;
+    double tokens = 0;
+    double flops = 0;
+    double data_wait_ms = 0;
+  };
+  void step(StepRecord record, const Work& work);
+
+  // A record of an event. `fields` go behind v, t, event and step.
+  void event(std::string_view name, int64_t step, const JsonLine& fields = {});
+  void evaluation(double seconds) { eta_.add_evaluation(seconds); }
+  void checkpoint(double seconds) { eta_.add_checkpoint(seconds); }
+
+  // TFLOP/s of a rank that MFU refers to: bf16, and the recipe's.
+  void set_peaks(double bf16, double recipe) { peak_ = bf16, recipe_peak_ = recipe; }
+
+ private:
+  double eta_seconds(int64_t step) const;
+
+  const Options& options_;
+  int64_t steps_;
+  RunDirectory& directory_;
+  Console& console_;
+  Eta eta_;
+  double peak_ = 0, recipe_peak_ = 0;
+  Work since_line_;
+  int64_t steps_since_line_ = 0;
+};
+
+// Seconds between calls.
+class Stopwatch {
+ public:
+  double lap() {
+    const auto now = Clock::now();
+    const std::chrono::duration<double> d = now - start_;
+    start_ = now;
+    return d.count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace moiety::app

@@ -1,0 +1,50 @@
+// Where samples come from: token files, or made-up tokens for benchmarks and tests.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/moiety/sampler.h"
+#include "apps/moiety/sha256.h"
+
+namespace moiety::app {
+
+// Samples of S+1 tokens, of several sources. Reading is safe from several threads.
+class SampleSource {
+ public:
+  virtual ~SampleSource() = default;
+
+  virtual int64_t seq_len() const = 0;
+  // For the sampler.
+  virtual std::vector<SamplerSource> sources() const = 0;
+  // tokens: S+1 ids. positions: empty, or S+1 positions that restart at 0 with each document.
+  virtual void read(SampleRef sample, std::span<int32_t> tokens,
+                    std::span<int32_t> positions) const = 0;
+  // Bytes of text per token of a source; 0 if there is no text.
+  virtual double bytes_per_token(int source) const = 0;
+};
+
+struct WeightedPath {
+  std::string path;
+  double weight = 1;
+};
+
+// Sample i of a file: tokens [i*S, i*S + S], N = floor((tokens - 1) / S). DataError for a file that
+// is unreadable, too short for one sample, or of another tokenizer than `identity`, and for files
+// with ids that do not fit `vocab`.
+std::shared_ptr<const SampleSource> open_token_files(std::span<const WeightedPath> files,
+                                                     int64_t seq_len, uint32_t vocab,
+                                                     const Sha256& identity);
+
+// Endless samples, functions of (seed, index). `kind`:
+//   uniform: independent ids below vocab: the best loss is ln(vocab).
+//   copy: the second half of a sample repeats its first half: half the targets can be learnt.
+//   markov: an id is followed by one of four that belong to it: the best loss is at most ln 4.
+std::shared_ptr<const SampleSource> synthetic_source(std::string_view kind, int64_t seq_len,
+                                                     uint32_t vocab, uint64_t seed);
+
+}  // namespace moiety::app

@@ -1,0 +1,31 @@
+// The next token of a generated text.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace moiety::app {
+
+struct ChoiceRules {
+  double temperature = 0;  // 0: the likeliest token
+  int64_t top_k = 0;       // only the k likeliest; 0: all
+  double top_p = 1;        // of those the fewest that together have at least this share
+  uint64_t seed = 0;
+};
+
+class TokenChoice {
+ public:
+  explicit TokenChoice(const ChoiceRules& rules) : rules_(rules) {}
+
+  // Temperature, then top-k, then top-p. Equal logits go by ascending index. Token `n` of sequence
+  // `b` has a random number of its own (design.md, domain 5), so choices do not depend on batching.
+  int32_t choose(std::span<const float> logits, uint32_t n, uint32_t b = 0);
+
+ private:
+  ChoiceRules rules_;
+  std::vector<int32_t> order_;
+  std::vector<double> weight_;
+};
+
+}  // namespace moiety::app

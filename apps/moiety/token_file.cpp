@@ -1,0 +1,193 @@
+#include "apps/moiety/token_file.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "apps/moiety/errors.h"
+#include "apps/moiety/token_file_layout.h"
+#include "moiety/base/crc32c.h"
+#include "moiety/base/error.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr uint64_t kVerifyAtOpen = uint64_t{256} << 20;  // bytes: a fraction of a second
+constexpr uint64_t kChunkTokens = 1 << 16;
+
+uint64_t file_size(int fd, const std::string& path) {
+  struct stat info;
+  if (::fstat(fd, &info) != 0) throw DataError("{}: {}", path, std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) throw DataError("{}: not a file", path);
+  return static_cast<uint64_t>(info.st_size);
+}
+
+}  // namespace
+
+std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path) {
+  const std::shared_ptr<TokenFile> file(new TokenFile);
+  file->path_ = path;
+  file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file->fd_ < 0) throw DataError("{}: cannot open: {}", path, std::strerror(errno));
+  file->bytes_ = file_size(file->fd_, path);
+  if (file->bytes_ < tok::kHeaderBytes) {
+    throw DataError("{}: not a token file: {} bytes, less than its header of {}", path,
+                    file->bytes_, tok::kHeaderBytes);
+  }
+  void* data = ::mmap(nullptr, file->bytes_, PROT_READ, MAP_SHARED, file->fd_, 0);
+  if (data == MAP_FAILED) throw DataError("{}: cannot map: {}", path, std::strerror(errno));
+  file->data_ = static_cast<const unsigned char*>(data);
+  file->check_header();
+  file->check_table();
+  if (file->bytes_ <= kVerifyAtOpen) file->verify();
+  return file;
+}
+
+TokenFile::~TokenFile() {
+  if (data_ != nullptr) ::munmap(const_cast<unsigned char*>(data_), bytes_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void TokenFile::check_header() {
+  const unsigned char* p = data_;
+  if (std::memcmp(p, tok::kMagic, 8) != 0) {
+    throw DataError(
+        "{}: not a token file: it does not begin with {} (make one with: moiety "
+        "prepare)",
+        path_, std::string_view(tok::kMagic, 8));
+  }
+  const uint32_t header_bytes = tok::load<uint32_t>(p + tok::kHeaderBytesAt);
+  if (header_bytes != tok::kHeaderBytes) {
+    throw DataError("{}: its header has {} bytes, this version reads {}", path_, header_bytes,
+                    tok::kHeaderBytes);
+  }
+  const uint32_t crc = tok::load<uint32_t>(p + tok::kHeaderCrcAt);
+  const uint32_t expected = crc32c(p, tok::kHeaderCrcAt);
+  if (crc != expected) {
+    throw DataError("{}: the header is damaged: crc32c {:08x}, of its bytes {:08x}", path_, crc,
+                    expected);
+  }
+  const unsigned char* rest = p + tok::kHeaderCrcAt + 4;
+  const unsigned char* end = p + tok::kHeaderBytes;
+  const unsigned char* odd = std::find_if(rest, end, [](unsigned char b) { return b != 0; });
+  if (odd != end) {
+    throw DataError("{}: the header is damaged: byte {} is {}, not 0", path_, odd - p, *odd);
+  }
+  header_ = tok::decode_header(p);
+
+  const tok::Layout layout = tok::layout(header_);
+  table_offset_ = layout.table_offset;
+  const uint64_t token_offset = tok::load<uint64_t>(p + tok::kTokenOffsetAt);
+  const uint64_t table_offset = tok::load<uint64_t>(p + tok::kTableOffsetAt);
+  if (header_.vocab == 0 || header_.token_bytes != tok::token_bytes(header_.vocab) ||
+      header_.tokens > tok::kMostTokens || header_.documents > tok::kMostTokens ||
+      token_offset != tok::kHeaderBytes || table_offset != layout.table_offset) {
+    throw DataError(
+        "{}: the header contradicts itself: vocabulary {}, {} bytes a token, {} tokens at {}, "
+        "table of {} documents at {}",
+        path_, header_.vocab, header_.token_bytes, header_.tokens, token_offset, header_.documents,
+        table_offset);
+  }
+  if (bytes_ != layout.file_bytes) {
+    throw DataError("{}: the file has {} bytes, its header says {}: it was {}", path_, bytes_,
+                    layout.file_bytes, bytes_ < layout.file_bytes ? "cut off" : "added to");
+  }
+}
+
+void TokenFile::check_table() const {
+  const uint64_t entries = header_.documents + 1;
+  const uint32_t crc = crc32c(data_ + table_offset_, entries * 8);
+  if (crc != header_.table_crc32c) {
+    throw DataError("{}: the document table is damaged: crc32c {:08x}, the header says {:08x}",
+                    path_, crc, header_.table_crc32c);
+  }
+  for (uint64_t d = 0; d < entries; ++d) {
+    const uint64_t start = document_start(d);
+    const uint64_t low = d == 0 ? 0 : document_start(d - 1);
+    const bool right = d == 0 ? start == 0 : start >= low;
+    if (!right || (d + 1 == entries && start != header_.tokens)) {
+      throw DataError("{}: entry {} of the document table is {}, behind {} and with {} tokens",
+                      path_, d, start, low, header_.tokens);
+    }
+  }
+}
+
+void TokenFile::check_size() const {
+  const uint64_t now = file_size(fd_, path_);
+  if (now != bytes_) {
+    throw DataError("{}: the file had {} bytes when it was opened and has {} now", path_, bytes_,
+                    now);
+  }
+}
+
+void TokenFile::verify() const {
+  std::vector<int32_t> chunk;
+  uint32_t crc = 0;
+  for (uint64_t begin = 0; begin < header_.tokens; begin += chunk.size()) {
+    chunk.resize(std::min(kChunkTokens, header_.tokens - begin));
+    read(begin, chunk);
+    crc = crc32c(data_ + tok::kHeaderBytes + begin * header_.token_bytes,
+                 chunk.size() * header_.token_bytes, crc);
+  }
+  if (crc != header_.crc32c) {
+    throw DataError("{}: the tokens are damaged: crc32c {:08x}, the header says {:08x}", path_, crc,
+                    header_.crc32c);
+  }
+  const unsigned char* gap = data_ + tok::kHeaderBytes + header_.tokens * header_.token_bytes;
+  const unsigned char* end = data_ + table_offset_;
+  const unsigned char* odd = std::find_if(gap, end, [](unsigned char b) { return b != 0; });
+  if (odd != end) {
+    throw DataError("{}: byte {} between tokens and table is {}, not 0", path_, odd - data_, *odd);
+  }
+}
+
+uint32_t TokenFile::token(uint64_t i) const {
+  const unsigned char* p = data_ + tok::kHeaderBytes + i * header_.token_bytes;
+  return header_.token_bytes == 2 ? tok::load<uint16_t>(p) : tok::load<uint32_t>(p);
+}
+
+uint64_t TokenFile::document_start(uint64_t d) const {
+  return tok::load<uint64_t>(data_ + table_offset_ + d * 8);
+}
+
+void TokenFile::read(uint64_t begin, std::span<int32_t> out) const {
+  MOIETY_CHECK(begin <= header_.tokens && out.size() <= header_.tokens - begin,
+               "{}: tokens [{}, {} + {}) of {}", path_, begin, begin, out.size(), header_.tokens);
+  check_size();
+  for (size_t i = 0; i < out.size(); ++i) {
+    const uint32_t id = token(begin + i);
+    if (id >= header_.vocab) [[unlikely]] {
+      throw DataError("{}: token {} is {}, the vocabulary has {}", path_, begin + i, id,
+                      header_.vocab);
+    }
+    out[i] = static_cast<int32_t>(id);
+  }
+}
+
+void TokenFile::positions(uint64_t begin, std::span<int32_t> out) const {
+  check_size();
+  // The first document that starts behind `begin`.
+  uint64_t low = 0, high = header_.documents;
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (document_start(middle) > begin) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  uint64_t start = begin;
+  for (size_t i = 0; i < out.size(); ++i) {
+    for (; low < header_.documents && document_start(low) <= begin + i; ++low) {
+      start = document_start(low);
+    }
+    out[i] = static_cast<int32_t>(begin + i - start);
+  }
+}
+
+}  // namespace moiety::app

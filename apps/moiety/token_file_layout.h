@@ -1,0 +1,74 @@
+// Byte positions in a token file (spec trainer, 5), shared by its reader and its writer.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "apps/moiety/token_file.h"
+
+namespace moiety::app::tok {
+
+static_assert(std::endian::native == std::endian::little, "token files are mapped as they are");
+
+inline constexpr char kMagic[] = "MOIETOK1";
+inline constexpr uint32_t kHeaderBytes = 4096;
+inline constexpr int kHeaderBytesAt = 8;
+inline constexpr int kTokenBytesAt = 12;
+inline constexpr int kTokensAt = 16;
+inline constexpr int kDocumentsAt = 24;
+inline constexpr int kTokenOffsetAt = 32;
+inline constexpr int kTableOffsetAt = 40;
+inline constexpr int kVocabAt = 48;
+inline constexpr int kEosAt = 52;
+inline constexpr int kBosAt = 56;
+inline constexpr int kFlagsAt = 60;
+inline constexpr int kTokenizerAt = 64;
+inline constexpr int kTokenCrcAt = 96;
+inline constexpr int kTableCrcAt = 100;
+inline constexpr int kSourceBytesAt = 104;
+inline constexpr int kHeaderCrcAt = 112;
+
+template <class T>
+T load(const unsigned char* p) {
+  T value;
+  std::memcpy(&value, p, sizeof(T));
+  return value;
+}
+
+template <class T>
+void store(unsigned char* p, T value) {
+  std::memcpy(p, &value, sizeof(T));
+}
+
+inline constexpr uint64_t kMostTokens = uint64_t{1} << 48;  // and documents: no sum overflows
+
+constexpr uint32_t token_bytes(uint32_t vocab) { return vocab <= 65536 ? 2 : 4; }
+
+struct Layout {
+  uint64_t table_offset = 0;
+  uint64_t file_bytes = 0;
+};
+// Of a file with this header, whose counts are at most kMostTokens.
+constexpr Layout layout(const TokenFileHeader& h) {
+  const uint64_t table = (kHeaderBytes + h.tokens * h.token_bytes + 63) / 64 * 64;
+  return {table, table + (h.documents + 1) * 8};
+}
+
+inline TokenFileHeader decode_header(const unsigned char* p) {
+  TokenFileHeader h;
+  h.token_bytes = load<uint32_t>(p + kTokenBytesAt);
+  h.tokens = load<uint64_t>(p + kTokensAt);
+  h.documents = load<uint64_t>(p + kDocumentsAt);
+  h.vocab = load<uint32_t>(p + kVocabAt);
+  h.eos = load<uint32_t>(p + kEosAt);
+  h.bos = load<uint32_t>(p + kBosAt);
+  h.flags = load<uint32_t>(p + kFlagsAt);
+  std::memcpy(h.tokenizer.data(), p + kTokenizerAt, h.tokenizer.size());
+  h.crc32c = load<uint32_t>(p + kTokenCrcAt);
+  h.table_crc32c = load<uint32_t>(p + kTableCrcAt);
+  h.source_bytes = load<uint64_t>(p + kSourceBytesAt);
+  return h;
+}
+
+}  // namespace moiety::app::tok

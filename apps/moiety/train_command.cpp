@@ -1,0 +1,83 @@
+// Arguments of `moiety train`.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/command_line.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/train.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "Trains a mixture-of-experts model. Continues by itself if the run directory holds a complete\n"
+    "checkpoint. Results go to the run directory, progress to stderr.\n\n"
+    "Configuration: defaults, then model.preset, then the --config files in order, then\n"
+    "--section.key=value. --section.key alone is true.";
+
+// Processes started by a launcher would be that many trainers in one directory.
+void refuse_launchers() {
+  for (const char* variable :
+       {"SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"}) {
+    const char* value = std::getenv(variable);
+    if (value && std::atol(value) > 1) {
+      throw UsageError(
+          "{} = {}: started as one of several processes, which this version does not join; "
+          "ranks are threads: start one process with --ranks {}",
+          variable, value, value);
+    }
+  }
+}
+
+// Splits off --section.key[=value], which the table parses.
+std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
+  std::vector<std::string> overrides;
+  const auto is_override = [](const std::string& s) {
+    const std::string name = s.substr(0, s.find('='));
+    return name.starts_with("--") && name.find('.') != std::string::npos;
+  };
+  const auto rest = std::stable_partition(arguments.begin(), arguments.end(),
+                                          [&](const std::string& s) { return !is_override(s); });
+  overrides.assign(rest, arguments.end());
+  arguments.erase(rest, arguments.end());
+  return overrides;
+}
+
+}  // namespace
+
+int train_command(const std::vector<std::string>& given) {
+  if (std::find(given.begin(), given.end(), "--help=markdown") != given.end()) {
+    std::fputs(options_markdown().c_str(), stdout);
+    return kExitDone;
+  }
+  std::vector<std::string> arguments = given;
+  std::vector<std::string> overrides = take_overrides(arguments);
+  std::vector<std::string> files;
+  std::string run, ranks;
+  bool print = false;
+  TrainFlags flags;
+  CLI::App app(kAbout, "moiety train");
+  app.footer([] { return options_help(); });
+  app.add_option("--config", files, "TOML file; several are read in order")
+      ->take_all()
+      ->expected(1);
+  app.add_option("--run", run, "run directory: run.dir");
+  app.add_option("--ranks", ranks, "ranks, as threads of this process: run.ranks");
+  app.add_flag("--print-config", print, "print every key with its value and source, and stop");
+  app.add_flag("--dry-run", flags.dry_run, "check and set up everything, and stop before step 1");
+  if (!parse_command_line(app, arguments, &flags.quiet)) return kExitDone;
+  if (!run.empty()) overrides.push_back("--run.dir=" + run);
+  if (!ranks.empty()) overrides.push_back("--run.ranks=" + ranks);
+  const Config config = load_config(files, overrides);
+  if (print) {
+    std::fputs(print_config(config).c_str(), stdout);
+    return kExitDone;
+  }
+  refuse_launchers();
+  return train(config, flags);
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,226 @@
+#include "apps/moiety/trainer.h"
+
+#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/signals.h"
+#include "apps/moiety/training_state.h"
+#include "moiety/base/log.h"
+
+namespace moiety::app {
+
+int Trainer::run() {
+  while (step_ < plan_.steps && !plan_.dry_run) {
+    Stopwatch watch;
+    const double waited_ms = loader_->waited_ms();
+    const std::optional<optim::StepReport> report = make_step();
+    if (!report) {
+      if (leads()) log(LogLevel::kInfo, "the data has ended after step {}", step_);
+      break;
+    }
+    ++step_;
+    step_seconds_ = watch.lap();
+    after_step(*report, step_seconds_, loader_->waited_ms() - waited_ms);
+    if (report->flags & kStop && step_ < plan_.steps) return finish(true);
+  }
+  return finish(false);
+}
+
+std::optional<optim::StepReport> Trainer::make_step() {
+  const SamplerState before = loader_->state();
+  for (;;) {
+    stats_ = {};
+    if (!accumulate(stats_)) return std::nullopt;
+    const optim::StepReport report = optimizer_.step(step_input(stats_), Stream());
+    arena_.settle();
+    if (!report.overflow) return report;
+    optimizer_.clear_halt();
+    capacity_.grow(report.required);
+    start_data(&before);
+  }
+}
+
+bool Trainer::accumulate(model::StepStats& stats) {
+  const int64_t micro_steps =
+      options().train.global_batch / (options().train.micro_batch * world_.size());
+  model::Transformer& model = model_.transformer();
+  for (int64_t m = 0; m < micro_steps; ++m) {
+    const Batch* batch = loader_->next();
+    if (!batch) return false;
+    const ArenaScope activations(arena_);
+    const model::Batch tokens = model_batch(*batch);
+    model.forward(tokens, capacity_.rows(), stats, arena_, Stream());
+    model.backward(tokens, Stream());
+  }
+  return true;
+}
+
+optim::StepInput Trainer::step_input(const model::StepStats& stats) const {
+  optim::StepInput input;
+  input.lr = optim::learning_rate(schedule_, step_);
+  input.weight_decay = options().optim.weight_decay;
+  input.clip = options().train.grad_clip;
+  input.tokens = stats.targets;
+  input.losses = {stats.loss_sum, stats.aux_sum, stats.z_sum};
+  input.overflow = capacity_.refuses_drops() && stats.overflow();
+  input.required = stats.required();
+  input.flags = requests();
+  return input;
+}
+
+uint32_t Trainer::requests() const {
+  uint32_t requests = 0;
+  const SignalRequest signal = SignalHandlers::take();
+  if (signal == SignalRequest::kSave) requests |= kSave;
+  if (signal == SignalRequest::kStop) requests |= kStop;
+  const double left = (time_limit_.limit() - time_limit_.elapsed()).count();
+  if (options().run.max_hours > 0 && left < 2 * step_seconds_ + save_seconds_) requests |= kStop;
+  return requests;
+}
+
+void Trainer::after_step(const optim::StepReport& report, double seconds, double data_wait_ms) {
+  const auto& o = options();
+  trained_tokens_ += o.train.global_batch * o.data.seq_len;
+  const Tensor pairs_LE = model_.pairs_of_all_ranks(stats_);
+  if (o.router.bias_rate > 0 && !report.skip) {
+    model_.transformer().update_router_bias(pairs_LE, float(o.router.bias_rate), Stream());
+  }
+  report_step(report, pairs_LE, seconds, data_wait_ms);
+  check_guard(report);
+  if (o.eval.every > 0 && step_ % o.eval.every == 0) evaluate();
+  const bool due = o.checkpoint.interval > 0 && step_ % o.checkpoint.interval == 0;
+  if (due || report.flags & kSave) save(false);
+}
+
+void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_LE, double seconds,
+                          double data_wait_ms) {
+  // Every rank of an expert-parallel group counts the group's dropped pairs; its first rank tells.
+  int64_t dropped = 0;
+  if (world_.rank() % plan_.grid.ep == 0) {
+    for (const model::MoeLayerStats& layer : stats_.moe) dropped += layer.dropped;
+  }
+  world_.all_reduce(TensorView(&dropped, DType::kInt64, {1}), comm::ReduceOp::kSum, Stream())
+      .wait();
+  if (!leads()) return;
+  StepRecord r;
+  r.step = step_;
+  r.tokens = trained_tokens_;
+  const double targets = double(report.tokens);
+  r.loss = report.losses[0] / targets;
+  r.aux = report.losses[1] / targets;
+  r.z = report.losses[2] / targets;
+  r.grad_norm = report.norm;
+  r.lr = report.lr;
+  r.dropped = dropped;
+  r.skipped = report.skip;
+  const model::Config& c = plan_.model;
+  const int64_t experts = c.router.experts, layers = c.moe_layers();
+  for (int64_t l = 0; l < layers; ++l) {
+    const int64_t* pairs = pairs_LE.data<int64_t>() + l * experts;
+    r.balance.push_back(imbalance(pairs, experts, experts));
+    r.rank_balance.push_back(imbalance(pairs, experts, plan_.grid.ep));
+    r.entropy += balance_entropy(pairs, experts) / double(layers);
+  }
+  const double tokens = double(options().train.global_batch * options().data.seq_len);
+  const double per_token =
+      model::flops_per_token(c, options().data.seq_len, options().log.flops == "causal");
+  const double per_pair = 6 * double(c.d_model) * double(c.d_ffn);
+  const double flops = 3 * (per_token * tokens - per_pair * double(dropped));
+  plan_.reporter.step(std::move(r), {.seconds = seconds,
+                                     .tokens = tokens,
+                                     .flops = flops / world_.size(),
+                                     .data_wait_ms = data_wait_ms});
+  if (dropped > 0 && options().moe.overflow == "report") {
+    log(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step_, dropped);
+  }
+}
+
+void Trainer::check_guard(const optim::StepReport& report) const {
+  if (!report.skip) return;
+  const std::string why =
+      report.bad > 0 ? text("{} non-finite gradient values, first in {} on rank {}", report.bad,
+                            report.bad_parameter, report.bad_rank)
+      : report.tokens == 0 ? std::string("no valid target")
+                           : text("loss {:.4f} is a spike", report.losses[0] / report.tokens);
+  if (leads()) {
+    log(LogLevel::kWarning, "step {} was skipped: {}", step_, why);
+    plan_.reporter.event("skip", step_, JsonLine().add("why", why));
+  }
+  if (report.halt) {
+    throw ExitError(kExitNumerical, text("step {}: {} steps in a row were skipped; the last: {}",
+                                         step_, report.skips_in_row, why));
+  }
+}
+
+void Trainer::evaluate() {
+  if (!validation_ || evaluated_step_ == step_) return;
+  Stopwatch watch;
+  const EvaluationResult result = app::evaluate(model_, *validation_, capacity_, arena_);
+  arena_.settle();
+  evaluated_step_ = step_;
+  if (!leads()) return;
+  const double seconds = watch.lap();
+  plan_.reporter.evaluation(seconds);
+  log(LogLevel::kInfo, "step {}: validation loss {:.4f}, {:.4f} bits per byte, {} tokens, {:.1f} s",
+      step_, result.loss, result.bits_per_byte, result.tokens, seconds);
+  plan_.reporter.event("eval", step_,
+                       JsonLine()
+                           .add("loss", result.loss)
+                           .add("bits_per_byte", result.bits_per_byte)
+                           .add("tokens", result.tokens)
+                           .add("seconds", seconds));
+}
+
+void Trainer::save(bool final) {
+  if (saved_step_ == step_) return;
+  Stopwatch watch;
+  optim::StateView view = optimizer_.state_view();
+  if (leads()) {
+    const optim::StateView biases = model_.router_biases();
+    view.insert(view.end(), biases.begin(), biases.end());
+  }
+  checkpoint::RunState run;
+  run.step = step_;
+  run.tokens = trained_tokens_;
+  run.seed = uint64_t(options().run.seed);
+  run.adam_t = optimizer_.step_state().t;
+  run.layout = rank_layout(plan_.grid);
+  run.config = config_to_json(plan_.config);
+  run.state = to_json({loader_->state(), optimizer_.step_state()});
+  try {
+    const checkpoint::SaveResult result = saver_.save(view, run, Stream());
+    saved_step_ = step_;
+    save_seconds_ = watch.lap();
+    if (!leads()) return;
+    plan_.reporter.checkpoint(save_seconds_);
+    log(LogLevel::kInfo, "step {}: saved {} ({}, {:.1f} s)", step_, result.path,
+        bytes_text(int64_t(result.bytes)), save_seconds_);
+    plan_.reporter.event(
+        "checkpoint", step_,
+        JsonLine().add("path", result.path).add("bytes", result.bytes).add("id", result.id));
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kIo) throw;
+    if (final) throw DiskError("{}", e.what());
+    if (leads()) {
+      log(LogLevel::kWarning, "the checkpoint of step {} failed and is tried again later: {}",
+          step_, e.what());
+    }
+  }
+}
+
+int Trainer::finish(bool stopped) {
+  if (plan_.dry_run) {
+    if (leads())
+      log(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}", step_ + 1);
+  } else {
+    if (!stopped) evaluate();
+    save(true);
+    if (leads()) {
+      plan_.reporter.event("stop", step_, JsonLine().add("complete", !stopped));
+      if (stopped) log(LogLevel::kInfo, "stopped after step {}; start again to go on", step_);
+    }
+  }
+  model_.close();
+  return stopped ? kExitStartAgain : kExitDone;
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,155 @@
+// How training begins on a rank: groups, memory, weights, data.
+#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/cpu_peak.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/model_options.h"
+#include "apps/moiety/resume.h"
+#include "apps/moiety/trainer.h"
+#include "apps/moiety/training_state.h"
+#include "moiety/base/log.h"
+#include "moiety/checkpoint/checkpoint_error.h"
+#include "moiety/checkpoint/loader.h"
+
+namespace moiety::app {
+namespace {
+
+optim::OptimizerConfig optimizer_config(const Options& o) {
+  optim::OptimizerConfig c;
+  c.adam.beta1 = o.optim.beta1;
+  c.adam.beta2 = o.optim.beta2;
+  c.adam.eps = o.optim.eps;
+  c.weights = storage_dtype(o);
+  c.moments = o.optim.state_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
+  c.seed = uint64_t(o.run.seed);
+  c.guard = o.guard.nan == "off" ? optim::NanGuard::kOff : optim::NanGuard::kStep;
+  c.max_skips = int(o.guard.max_skips);
+  c.spike_sigma = o.guard.spike_sigma;
+  return c;
+}
+
+optim::Schedule schedule(const Options& o, int64_t steps) {
+  optim::Schedule s;
+  s.kind = o.optim.schedule == "constant" ? optim::ScheduleKind::kConstant
+           : o.optim.schedule == "linear" ? optim::ScheduleKind::kLinear
+           : o.optim.schedule == "wsd"    ? optim::ScheduleKind::kWsd
+                                          : optim::ScheduleKind::kCosine;
+  s.lr = o.optim.lr;
+  s.min_lr = o.optim.min_lr;
+  s.steps = steps;
+  s.warmup_steps = o.optim.warmup_steps;
+  s.decay_steps = o.optim.decay_steps;
+  return s;
+}
+
+LoaderConfig loader_config(const Options& o, const comm::Communicator& world) {
+  LoaderConfig c;
+  c.micro_batch = o.train.micro_batch;
+  c.global_batch = o.train.global_batch;
+  c.data_rank = world.rank();
+  c.data_ranks = world.size();
+  c.document_mask = o.data.document_mask;
+  c.prefetch = int(o.data.prefetch);
+  c.wait_limit_s = o.guard.comm_timeout_s;
+  return c;
+}
+
+checkpoint::SaveOptions save_options(const Options& o) {
+  checkpoint::SaveOptions s;
+  s.keep_last = int(o.checkpoint.keep_last);
+  s.keep_every = int(o.checkpoint.keep_every);
+  s.verify = o.checkpoint.verify;
+  return s;
+}
+
+}  // namespace
+
+Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world)
+    : plan_(plan),
+      world_(world),
+      tokens_(options().train.micro_batch * options().data.seq_len),
+      model_(plan.model, storage_dtype(options()), plan.grid, tokens_,
+             options().guard.comm_timeout_s, world),
+      optimizer_(model_.transformer().parameter_specs(), optimizer_config(options()), world,
+                 model_.expert_copies()),
+      capacity_(options(), model_.transformer(), tokens_),
+      arena_("activations"),
+      saver_(plan.directory.checkpoints().string(), world.bootstrap(), save_options(options())),
+      schedule_(schedule(options(), plan.steps)),
+      time_limit_(Seconds(3600 * options().run.max_hours)) {
+  model_.transformer().bind(optimizer_.parameters());
+  if (plan.valid) {
+    validation_.emplace(plan.valid, options().eval.samples, loader_config(options(), world));
+  }
+  initialize_or_load();
+  measure_peaks();
+}
+
+void Trainer::initialize_or_load() {
+  for (const std::string& path : plan_.resume_from) {
+    if (load(path)) return;
+  }
+  if (!plan_.resume_from.empty()) {
+    throw CheckpointError("{}: no checkpoint could be read",
+                          plan_.directory.checkpoints().string());
+  }
+  optimizer_.initialize(uint64_t(options().run.seed), Stream());
+  if (!plan_.init_from.empty()) {
+    load_weights(plan_.init_from, optimizer_.state_view(), model_);
+    optimizer_.publish(Stream());
+    if (leads()) log(LogLevel::kInfo, "weights from {}", plan_.init_from);
+  }
+  start_data(nullptr);
+  if (leads()) plan_.reporter.event("start", 0);
+}
+
+// False if the checkpoint is damaged and there is another one to try.
+bool Trainer::load(const std::string& path) {
+  optim::StateView view = optimizer_.state_view();
+  const optim::StateView biases = model_.router_biases();
+  view.insert(view.end(), biases.begin(), biases.end());
+  checkpoint::RunState run;
+  try {
+    run = checkpoint::load(path, view, {}, world_.bootstrap());
+  } catch (const checkpoint::CheckpointError& e) {
+    if (path == plan_.resume_from.back()) throw;
+    if (leads()) log(LogLevel::kWarning, "{}; trying an older checkpoint", e.what());
+    return false;
+  }
+  if (leads()) {
+    compare_for_resume(parse_config_json(run.config, path), options(), path);
+  }
+  TrainingState state = parse_training_state(run.state);
+  state.guard.t = run.adam_t;
+  optimizer_.restore(std::move(state.guard));
+  optimizer_.publish(Stream());
+  start_data(&state.sampler);
+  step_ = saved_step_ = run.step;
+  trained_tokens_ = run.tokens;
+  if (leads()) {
+    log(LogLevel::kInfo, "resumed from {}{}", path,
+        run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
+    plan_.reporter.event("resume", step_);
+  }
+  return true;
+}
+
+void Trainer::start_data(const SamplerState* from) {
+  const auto& data = options().data;
+  Sampler sampler(plan_.train->sources(), uint64_t(options().run.seed), data.shuffle,
+                  uint64_t(data.epochs));
+  if (from) sampler.restore(*from);
+  loader_ = std::make_unique<BatchLoader>(plan_.train, std::move(sampler),
+                                          loader_config(options(), world_));
+}
+
+// All ranks measure at the same time, as they compute at the same time.
+void Trainer::measure_peaks() {
+  const double given = options().log.peak_tflops;
+  world_.barrier();
+  const double bf16 = given > 0 ? given : measured_tflops(DType::kBFloat16);
+  const bool same = given > 0 || storage_dtype(options()) == DType::kBFloat16;
+  const double recipe = same ? bf16 : measured_tflops(DType::kFloat32);
+  if (leads()) plan_.reporter.set_peaks(bf16, recipe);
+}
+
+}  // namespace moiety::app

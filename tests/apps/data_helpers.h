@@ -1,0 +1,77 @@
+// What the tests of the data side share: a directory that goes away, files, errors as text.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "apps/moiety/errors.h"
+#include "apps/moiety/token_file.h"
+#include "apps/moiety/tokenizer.h"
+
+namespace moiety::app {
+
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = testing::TempDir() + "moiety-data-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp " + name);
+    path_ = name;
+  }
+  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  // Writes a file (and the directories above it) and gives its path.
+  std::string write(const std::string& name, const std::string& bytes) const {
+    const std::string path = path_ + "/" + name;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string read_all(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// "<exit code>: <text>" of the ExitError that f throws.
+template <class F>
+std::string exit_of(F&& f) {
+  try {
+    f();
+  } catch (const ExitError& e) {
+    return std::to_string(e.code) + ": " + e.what();
+  }
+  return "no error";
+}
+
+// A token file of the byte tokenizer with these documents.
+inline std::string write_tokens(const std::string& path,
+                                const std::vector<std::vector<uint32_t>>& documents) {
+  TokenFileWriter writer(path, Tokenizer::load("bytes"), kDocumentsEndInEos);
+  for (const auto& d : documents) writer.add(d, d.size() - 1);
+  writer.finish();
+  writer.publish();
+  return path;
+}
+
+// One document of `n` tokens: i * factor mod 251.
+inline std::vector<uint32_t> ramp(int64_t n, uint32_t factor = 1) {
+  std::vector<uint32_t> ids(n);
+  for (int64_t i = 0; i < n; ++i) ids[i] = static_cast<uint32_t>(i * factor % 251);
+  return ids;
+}
+
+}  // namespace moiety::app

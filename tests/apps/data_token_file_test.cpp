@@ -1,0 +1,269 @@
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "apps/moiety/token_file.h"
+#include "moiety/base/crc32c.h"
+#include "moiety/base/error.h"
+#include "tests/apps/data_helpers.h"
+
+namespace moiety::app {
+namespace {
+
+template <class T>
+void put(std::string& bytes, size_t at, T value) {
+  if (bytes.size() < at + sizeof(T)) bytes.resize(at + sizeof(T));
+  std::memcpy(bytes.data() + at, &value, sizeof(T));
+}
+
+void seal(std::string& file) { put<uint32_t>(file, 112, crc32c(file.data(), 112)); }
+
+// Documents "ab" and "c", each with eos: the file as the specification spells it.
+std::string golden() {
+  std::string f(4096, '\0');
+  std::memcpy(f.data(), "MOIETOK1", 8);
+  put<uint32_t>(f, 8, 4096);
+  put<uint32_t>(f, 12, 2);
+  put<uint64_t>(f, 16, 5);
+  put<uint64_t>(f, 24, 2);
+  put<uint64_t>(f, 32, 4096);
+  put<uint64_t>(f, 40, 4160);
+  put<uint32_t>(f, 48, 264);
+  put<uint32_t>(f, 52, 256);
+  put<uint32_t>(f, 56, 257);
+  put<uint32_t>(f, 60, 1);
+  const Sha256 identity = Tokenizer::load("bytes").identity();
+  std::memcpy(f.data() + 64, identity.data(), 32);
+  put<uint64_t>(f, 104, 3);
+  size_t at = 4096;
+  for (const uint16_t id : {97, 98, 256, 99, 256}) {
+    put<uint16_t>(f, at, id);
+    at += 2;
+  }
+  put<uint32_t>(f, 96, crc32c(f.data() + 4096, 10));
+  put<uint64_t>(f, 4160, 0);
+  put<uint64_t>(f, 4168, 3);
+  put<uint64_t>(f, 4176, 5);
+  put<uint32_t>(f, 100, crc32c(f.data() + 4160, 24));
+  seal(f);
+  return f;
+}
+
+TEST(TokenFile, WriterMakesTheGoldenBytes) {
+  const TemporaryDirectory dir;
+  write_tokens(dir / "a.tok", {{97, 98, 256}, {99, 256}});
+  EXPECT_EQ(read_all(dir / "a.tok"), golden());
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir / ""), {}), 1);
+}
+
+TEST(TokenFile, ReadsTheGoldenBytes) {
+  const TemporaryDirectory dir;
+  const auto file = TokenFile::open(dir.write("a.tok", golden()));
+  EXPECT_EQ(file->header().tokens, 5u);
+  EXPECT_EQ(file->header().documents, 2u);
+  EXPECT_EQ(file->header().vocab, 264u);
+  EXPECT_EQ(file->header().source_bytes, 3u);
+  EXPECT_EQ(file->header().tokenizer, Tokenizer::load("bytes").identity());
+  std::vector<int32_t> ids(5);
+  file->read(0, ids);
+  EXPECT_EQ(ids, (std::vector<int32_t>{97, 98, 256, 99, 256}));
+  ids.resize(2);
+  file->read(2, ids);
+  EXPECT_EQ(ids, (std::vector<int32_t>{256, 99}));
+  EXPECT_THROW(file->read(4, ids), Error);
+}
+
+TEST(TokenFile, FourByteTokens) {
+  const TemporaryDirectory dir;
+  std::string f = golden();
+  f.resize(4096);
+  put<uint32_t>(f, 12, 4);
+  put<uint32_t>(f, 48, 100000);
+  const std::vector<uint32_t> ids{97, 99999, 256, 70000, 256};
+  for (size_t i = 0; i < ids.size(); ++i) put<uint32_t>(f, 4096 + 4 * i, ids[i]);
+  put<uint32_t>(f, 96, crc32c(f.data() + 4096, 20));
+  put<uint64_t>(f, 4160, 0);
+  put<uint64_t>(f, 4168, 3);
+  put<uint64_t>(f, 4176, 5);
+  seal(f);
+  const auto file = TokenFile::open(dir.write("a.tok", f));
+  std::vector<int32_t> got(5);
+  file->read(0, got);
+  EXPECT_EQ(got, (std::vector<int32_t>{97, 99999, 256, 70000, 256}));
+}
+
+TEST(TokenFile, PositionsRestartWithDocuments) {
+  const TemporaryDirectory dir;
+  const auto file =
+      TokenFile::open(write_tokens(dir / "a.tok", {ramp(3), ramp(1), ramp(4), ramp(2)}));
+  const std::vector<int32_t> whole{0, 1, 2, 0, 0, 1, 2, 3, 0, 1};
+  for (size_t begin = 0; begin < 10; ++begin) {
+    std::vector<int32_t> got(10 - begin);
+    file->positions(begin, got);
+    std::vector<int32_t> expected(whole.begin() + begin, whole.end());
+    const int32_t first = expected[0];  // the document that has started before counts from `begin`
+    for (size_t i = 0; i < expected.size() && expected[i] == first + static_cast<int32_t>(i); ++i) {
+      expected[i] -= first;
+    }
+    EXPECT_EQ(got, expected) << begin;
+  }
+}
+
+TEST(TokenFile, EveryDamagedByteIsFound) {
+  const TemporaryDirectory dir;
+  const std::string good = golden();
+  for (size_t at = 0; at < good.size(); at += at < 128 || at >= 4080 ? 1 : 97) {
+    std::string bad = good;
+    bad[at] ^= 0x10;
+    const std::string error = exit_of([&] { TokenFile::open(dir.write("bad.tok", bad)); });
+    EXPECT_EQ(error.substr(0, 3), "3: ") << "byte " << at << ": " << error;
+  }
+}
+
+TEST(TokenFile, EveryLengthIsChecked) {
+  const TemporaryDirectory dir;
+  const std::string good = golden();
+  const auto open = [&](const std::string& bytes) {
+    const std::string path = dir.write("x.tok", bytes);
+    return exit_of([&] { TokenFile::open(path); }).substr(3 + path.size() + 2);
+  };
+  for (const size_t size : {0, 1, 8, 112, 4095}) {
+    EXPECT_EQ(open(good.substr(0, size)),
+              "not a token file: " + std::to_string(size) + " bytes, less than its header of 4096");
+  }
+  for (const size_t size : {4096, 4100, 4160, 4183}) {
+    EXPECT_EQ(open(good.substr(0, size)), "the file has " + std::to_string(size) +
+                                              " bytes, its header says 4184: it was cut off");
+  }
+  EXPECT_EQ(open(good + "x"), "the file has 4185 bytes, its header says 4184: it was added to");
+}
+
+// Files with right checksums and wrong contents.
+TEST(TokenFile, ContradictionsAreRefused) {
+  struct Case {
+    const char* name;
+    std::function<void(std::string&)> change;
+    const char* error;
+  };
+  const std::vector<Case> cases{
+      {"magic", [](std::string& f) { f[7] = '2'; }, "not a token file: it does not begin with"},
+      {"header size", [](std::string& f) { put<uint32_t>(f, 8, 8192); },
+       "its header has 8192 bytes, this version reads 4096"},
+      {"token bytes", [](std::string& f) { put<uint32_t>(f, 12, 4); },
+       "the header contradicts itself: vocabulary 264, 4 bytes a token"},
+      {"vocabulary", [](std::string& f) { put<uint32_t>(f, 48, 0); },
+       "the header contradicts itself: vocabulary 0"},
+      {"token offset", [](std::string& f) { put<uint64_t>(f, 32, 4098); },
+       "the header contradicts itself"},
+      {"table offset", [](std::string& f) { put<uint64_t>(f, 40, 4224); },
+       "the header contradicts itself"},
+      {"tokens that overflow", [](std::string& f) { put<uint64_t>(f, 16, (1ull << 63) + 5); },
+       "the header contradicts itself"},
+      {"documents that overflow", [](std::string& f) { put<uint64_t>(f, 24, ~0ull); },
+       "the header contradicts itself"},
+      {"more documents", [](std::string& f) { put<uint64_t>(f, 24, 3); },
+       "the file has 4184 bytes, its header says 4192"},
+      {"rest of the header", [](std::string& f) { f[4000] = 1; },
+       "the header is damaged: byte 4000 is 1, not 0"},
+      {"table start",
+       [](std::string& f) {
+         put<uint64_t>(f, 4160, 1);
+         put<uint32_t>(f, 100, crc32c(f.data() + 4160, 24));
+       },
+       "entry 0 of the document table is 1, behind 0 and with 5 tokens"},
+      {"table order",
+       [](std::string& f) {
+         put<uint64_t>(f, 4168, 6);
+         put<uint32_t>(f, 100, crc32c(f.data() + 4160, 24));
+       },
+       "entry 2 of the document table is 5, behind 6 and with 5 tokens"},
+      {"table end",
+       [](std::string& f) {
+         put<uint64_t>(f, 4176, 4);
+         put<uint32_t>(f, 100, crc32c(f.data() + 4160, 24));
+       },
+       "entry 2 of the document table is 4, behind 3 and with 5 tokens"},
+      {"id beyond the vocabulary",
+       [](std::string& f) {
+         put<uint16_t>(f, 4098, 264);
+         put<uint32_t>(f, 96, crc32c(f.data() + 4096, 10));
+       },
+       "token 1 is 264, the vocabulary has 264"},
+      {"gap", [](std::string& f) { f[4110] = 1; },
+       "byte 4110 between tokens and table is 1, not 0"},
+      {"token checksum", [](std::string& f) { put<uint32_t>(f, 96, 0); },
+       "the tokens are damaged: crc32c"},
+  };
+  const TemporaryDirectory dir;
+  for (const Case& c : cases) {
+    std::string f = golden();
+    c.change(f);
+    seal(f);
+    const std::string path = dir.write("x.tok", f);
+    const std::string error = exit_of([&] { TokenFile::open(path); });
+    EXPECT_EQ(error.substr(0, 3 + path.size() + 2 + std::strlen(c.error)),
+              "3: " + path + ": " + c.error)
+        << c.name;
+  }
+}
+
+TEST(TokenFile, MissingFileAndDirectory) {
+  const TemporaryDirectory dir;
+  EXPECT_EQ(exit_of([&] { TokenFile::open(dir / "no.tok"); }),
+            "3: " + (dir / "no.tok") + ": cannot open: No such file or directory");
+  EXPECT_EQ(exit_of([&] { TokenFile::open(dir / ""); }), "3: " + (dir / "") + ": not a file");
+}
+
+TEST(TokenFile, ChangedSizeIsAnErrorNotACrash) {
+  const TemporaryDirectory dir;
+  const std::string path = write_tokens(dir / "a.tok", {ramp(100000)});
+  const auto file = TokenFile::open(path);
+  const auto size = std::filesystem::file_size(path);
+  std::vector<int32_t> ids(10);
+  for (const uintmax_t changed : {uintmax_t{0}, uintmax_t{4096}, size - 1, size + 1}) {
+    std::filesystem::resize_file(path, changed);
+    const std::string expected = "3: " + path + ": the file had " + std::to_string(size) +
+                                 " bytes when it was opened and has " + std::to_string(changed) +
+                                 " now";
+    EXPECT_EQ(exit_of([&] { file->read(90000, ids); }), expected);
+    EXPECT_EQ(exit_of([&] { file->positions(90000, ids); }), expected);
+  }
+}
+
+TEST(TokenFileWriter, NothingRemainsWithoutPublish) {
+  const TemporaryDirectory dir;
+  const std::string old = dir.write("a.tok", "old");
+  {
+    TokenFileWriter writer(dir / "a.tok", Tokenizer::load("bytes"), kDocumentsEndInEos);
+    writer.add(ramp(10), 9);
+    writer.finish();
+  }
+  EXPECT_EQ(read_all(old), "old");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir / ""), {}), 1);
+}
+
+TEST(TokenFileWriter, LongFilesAreWrittenInPieces) {
+  const TemporaryDirectory dir;
+  std::vector<std::vector<uint32_t>> documents;
+  for (uint32_t d = 1; d <= 100; ++d) documents.push_back(ramp(20000, d));
+  const auto file = TokenFile::open(write_tokens(dir / "a.tok", documents));
+  EXPECT_EQ(file->header().tokens, 2000000u);
+  std::vector<int32_t> ids(20000);
+  for (uint32_t d = 0; d < 100; ++d) {
+    file->read(d * 20000, ids);
+    EXPECT_TRUE(std::equal(ids.begin(), ids.end(), documents[d].begin())) << d;
+  }
+}
+
+TEST(TokenFileWriter, DiskErrors) {
+  const Tokenizer bytes = Tokenizer::load("bytes");
+  EXPECT_EQ(exit_of([&] { TokenFileWriter("/nonexistent/a.tok", bytes, 0); }).substr(0, 3), "4: ");
+  EXPECT_THROW(TokenFileWriter("/tmp/x", bytes, 0).add(std::vector<uint32_t>{264}, 0), Error);
+}
+
+}  // namespace
+}  // namespace moiety::app

@@ -1,0 +1,322 @@
+#include "apps/moiety/options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "apps/moiety/errors.h"
+#include "apps/moiety/model_options.h"
+#include "apps/moiety/options_check.h"
+#include "tests/apps/data_helpers.h"
+
+namespace moiety::app {
+namespace {
+
+Config from_arguments(const std::vector<std::string>& arguments) {
+  return load_config({}, arguments);
+}
+
+// The text of the UsageError, or what was there instead.
+template <class F>
+std::string error_of(F f) {
+  try {
+    f();
+  } catch (const UsageError& e) {
+    return e.what();
+  }
+  return "(no error)";
+}
+std::string argument_error(const std::string& argument) {
+  return error_of([&] { from_arguments({argument}); });
+}
+std::string file_error(const std::string& toml) {
+  return error_of([&] { parse_config(toml, "c.toml"); });
+}
+
+TEST(Options, DefaultsObeyTheirRules) {
+  const Options defaults;
+  for (const Key& key : option_keys()) {
+    const std::string argument = "--" + key.full_name() + "=" + value_text(key, defaults);
+    const Config config = from_arguments({argument});
+    EXPECT_EQ(value_text(key, config.options), value_text(key, defaults)) << argument;
+    EXPECT_EQ(config.source[&key - option_keys().data()], "command line");
+  }
+}
+
+TEST(Options, NamesAreUniqueAndDescribed) {
+  std::set<std::string> names;
+  for (const Key& key : option_keys()) {
+    EXPECT_TRUE(names.insert(key.full_name()).second) << key.full_name();
+    EXPECT_FALSE(key.help.empty()) << key.full_name();
+  }
+  size_t in_sections = 0;
+  for (const Section& section : option_sections()) in_sections += section.keys.size();
+  EXPECT_EQ(in_sections, option_keys().size());
+}
+
+// Arguments that a key must refuse because of its type.
+std::vector<std::string> wrong_types(const Key& key) {
+  Options options;
+  switch (key.field(options).index()) {
+    case 0:
+      return {"1", "yes", "\"true\""};
+    case 1:
+      return {"1.5", "1.0", "true", "\"1\"", "ten", "99999999999999999999"};
+    case 2:
+      return {"true", "nan", "inf", "-inf", "\"1\"", "fast"};
+    case 3:
+      return {"[1]", "\"a\\nb\""};
+    case 4:
+      return {"1", "[1.5]", "[\"a\"]", "[[1]]"};
+    case 5:
+      return {"[1]", "[true]", "{path = \"a\"}"};
+    default:
+      return {"[1]", "[{path = 1}]", "[{path = \"a\", weight = 0}]", "[{file = \"a\"}]",
+              "[{path = \"a\", weight = nan}]"};
+  }
+}
+
+// Values just outside of a key's range.
+std::vector<std::string> out_of_range(const Key& key) {
+  Options options;
+  const Rule& rule = key.rule;
+  const size_t type = key.field(options).index();
+  std::vector<std::string> values;
+  const auto add = [&](double v) {
+    if (!(rule.zero && v == 0)) {
+      values.push_back(type == 2 ? std::to_string(v) : std::to_string(int64_t(v)));
+    }
+  };
+  if (type == 1 || type == 2) {
+    if (std::isfinite(rule.min)) add(rule.open_min ? rule.min : rule.min - 1);
+    if (std::isfinite(rule.max)) add(rule.open_max ? rule.max : rule.max + 1);
+    if (rule.multiple > 1) add(std::max(rule.min, double(rule.multiple)) + 1);
+  }
+  if (!rule.choices.empty()) values.insert(values.end(), {"\"nonsense\"", "nonsense"});
+  return values;
+}
+
+TEST(Options, EveryKeyRefusesWrongTypesAndValues) {
+  for (const Key& key : option_keys()) {
+    std::vector<std::string> values = wrong_types(key);
+    const std::vector<std::string> outside = out_of_range(key);
+    values.insert(values.end(), outside.begin(), outside.end());
+    for (const std::string& value : values) {
+      const std::string argument = "--" + key.full_name() + "=" + value;
+      const std::string error = argument_error(argument);
+      EXPECT_EQ(error.rfind(argument, 0), 0u) << error;  // begins with the argument
+      EXPECT_NE(error.find(key.full_name()), std::string::npos) << error;
+    }
+    for (const std::string_view planned : key.rule.planned) {
+      const std::string error = argument_error("--" + key.full_name() + "=" + std::string(planned));
+      EXPECT_NE(error.find("not available in this version"), std::string::npos) << error;
+    }
+  }
+}
+
+struct BadInput {
+  const char* toml;
+  const char* error;
+};
+
+TEST(Options, ErrorsOfFilesNameTheLine) {
+  const BadInput cases[] = {
+      {"[model]\n\nd_modle = 8\n",
+       "c.toml:3: unknown key 'model.d_modle'; did you mean 'model.d_model'?"},
+      {"[model]\nlr = 1\n", "c.toml:2: unknown key 'model.lr'; did you mean 'optim.lr'?"},
+      {"[moe]\nexperts = 0\n", "c.toml:2: moe.experts = 0: must be an integer, 1..4096"},
+      {"[model]\nd_model = 12\n",
+       "c.toml:2: model.d_model = 12: must be an integer, 8..65536, a multiple of 8"},
+      {"[model]\nvocab = 1\n", "c.toml:2: model.vocab = 1: must be an integer, 0 or 2..16777216"},
+      {"[optim]\nbeta1 = 1.0\n", "c.toml:2: optim.beta1 = 1.0: must be a number, 0..<1"},
+      {"[optim]\nlr = nan\n", "c.toml:2: optim.lr = nan: must be a number, >= 0"},
+      {"[data]\nseq_len = \"long\"\n",
+       "c.toml:2: data.seq_len = 'long': must be an integer, 1..1048576"},
+      {"[optim]\nschedule = \"cos\"\n",
+       "c.toml:2: optim.schedule = 'cos': must be one of constant | linear | cosine | wsd"},
+      {"[parallel]\ntp = 2\n", "c.toml:2: parallel.tp is not available in this version of Moiety"},
+      {"[parallel]\npp = 2\n", "c.toml:2: parallel.pp is not supported"},
+      {"[precision]\nrecipe = \"nvfp4\"\n",
+       "c.toml:2: precision.recipe = \"nvfp4\" is not available in this version of Moiety"},
+      {"[model.layers]\nx = 1\n", "c.toml:1: model.layers = {...}: must be an integer"},
+      {"seed = 1\n", "c.toml:1: 'seed' stands outside a section such as [model]"},
+      {"[model]\nlayers = 1\nlayers = 2\n", "c.toml:3: "},
+      {"[model\n", "c.toml:1: "},
+  };
+  for (const BadInput& c : cases) {
+    const std::string error = file_error(c.toml);
+    EXPECT_EQ(error.rfind(c.error, 0), 0u) << error << "\nexpected " << c.error;
+  }
+  EXPECT_EQ(error_of([] { load_config(std::vector<std::string>{"/nowhere.toml"}, {}); }),
+            "/nowhere.toml: the config file cannot be read");
+}
+
+TEST(Options, ErrorsOfArgumentsNameTheArgument) {
+  EXPECT_EQ(argument_error("--moe.exprets=4"),
+            "--moe.exprets=4: unknown key 'moe.exprets'; did you mean 'moe.experts'?");
+  EXPECT_EQ(argument_error("--moe.experts"),
+            "--moe.experts: moe.experts = true: must be an integer, 1..4096");
+  EXPECT_EQ(argument_error("--train.steps=1\nseed = 2").rfind("--train.steps=1\n", 0), 0u);
+}
+
+TEST(Options, ArgumentsAreTomlOrRawText) {
+  const Options o =
+      from_arguments({"--run.dir=runs/7", "--run.resume=\"must\"", "--model.rope_theta=10000",
+                      "--model.tie_embeddings", "--model.qk_norm=false",
+                      "--model.dense_layers=[0, 2]", "--data.train=a.tok", "--data.valid=[\"b\"]"})
+          .options;
+  EXPECT_EQ(o.run.dir, "runs/7");
+  EXPECT_EQ(o.run.resume, "must");
+  EXPECT_EQ(o.model.rope_theta, 10000.0);
+  EXPECT_TRUE(o.model.tie_embeddings);
+  EXPECT_FALSE(o.model.qk_norm);
+  EXPECT_EQ(o.model.dense_layers, (std::vector<int64_t>{0, 2}));
+  ASSERT_EQ(o.data.train.size(), 1u);
+  EXPECT_EQ(o.data.train[0].path, "a.tok");
+  EXPECT_EQ(o.data.valid, std::vector<std::string>{"b"});
+  EXPECT_EQ(from_arguments({"--run.dir=12"}).options.run.dir, "12");
+  const auto weighted =
+      from_arguments({"--data.train=[\"a\", {path = \"b\", weight = 2}]"}).options.data.train;
+  ASSERT_EQ(weighted.size(), 2u);
+  EXPECT_EQ(weighted[0].weight, 1.0);
+  EXPECT_EQ(weighted[1].path, "b");
+  EXPECT_EQ(weighted[1].weight, 2.0);
+}
+
+TEST(Options, LaterSourcesWin) {
+  const TemporaryDirectory dir;
+  dir.write("a.toml", "[model]\npreset = \"mixtral-8x7b\"\nlayers = 3\nheads = 16\n");
+  dir.write("b.toml", "[model]\nlayers = 5\n");
+  const std::vector<std::string> files{dir / "a.toml", dir / "b.toml"};
+  const Config c = load_config(files, std::vector<std::string>{"--model.d_model=512"});
+  EXPECT_EQ(c.options.model.kv_heads, 8);  // preset
+  EXPECT_EQ(c.options.model.heads, 16);
+  EXPECT_EQ(c.options.model.layers, 5);
+  EXPECT_EQ(c.options.model.d_model, 512);
+  const auto source = [&](const std::string& name) {
+    for (const Key& key : option_keys()) {
+      if (key.full_name() == name) return c.source[&key - option_keys().data()];
+    }
+    return std::string("?");
+  };
+  EXPECT_EQ(source("model.kv_heads"), "preset mixtral-8x7b");
+  EXPECT_EQ(source("model.heads"), files[0] + ":4");
+  EXPECT_EQ(source("model.layers"), files[1] + ":2");
+  EXPECT_EQ(source("model.d_model"), "command line");
+  EXPECT_EQ(source("optim.lr"), "default");
+}
+
+std::string without_comments(const std::string& toml) {
+  std::string out;
+  std::istringstream in(toml);
+  for (std::string line; std::getline(in, line);) {
+    line.erase(std::min(line.find("  # "), line.size()));
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+TEST(Options, PrintedConfigReadsBackTheSame) {
+  const std::vector<std::vector<std::string>> cases{
+      {},
+      {"--model.preset=qwen3-235b-a22b", "--optim.lr=1e-7", "--optim.eps=1.2345678901234567e-8"},
+      {"--run.dir=a \"quoted\" \\ path # not a comment", "--model.dense_layers=[1,2]",
+       "--data.train=[{path = \"x y\", weight = 0.1}, \"z\"]", "--data.valid=[\"p\", \"q\"]",
+       "--run.seed=9223372036854775807", "--moe.capacity_factor=-1", "--model.preset="}};
+  for (const auto& arguments : cases) {
+    const Config config = from_arguments(arguments);
+    const std::string printed = print_config(config);
+    const std::string again = print_config(parse_config(printed, "p.toml"));
+    EXPECT_EQ(without_comments(again), without_comments(printed));
+    // Read under the same name, it prints the same to the letter.
+    EXPECT_EQ(print_config(parse_config(again, "p.toml")), again);
+  }
+}
+
+TEST(Options, HelpAndMarkdownHoldEveryKey) {
+  const std::string help = options_help(), markdown = options_markdown();
+  for (const Key& key : option_keys()) {
+    EXPECT_NE(help.find("--" + key.full_name() + "="), std::string::npos) << key.full_name();
+    EXPECT_NE(markdown.find("| `" + std::string(key.name) + "` |"), std::string::npos);
+  }
+}
+
+TEST(Options, DocumentationIsCurrent) {
+  EXPECT_EQ(read_all(MOIETY_SOURCE_DIR "/docs/config.md"), options_markdown())
+      << "run: build/cpu/bin/moiety train --help=markdown > docs/config.md";
+}
+
+struct CrossCheck {
+  std::vector<std::string> arguments;
+  const char* error;
+};
+
+TEST(Options, KeysAreCheckedTogether) {
+  const std::vector<std::string> base{"--run.dir=r", "--data.train=a.tok"};
+  const CrossCheck cases[] = {
+      {{}, "(no error)"},
+      {{"--model.heads=6"}, "model.head_dim=0 needs model.heads=6 to divide model.d_model=256"},
+      {{"--model.kv_heads=3"}, "model.kv_heads=3 must divide model.heads=8"},
+      {{"--model.dense_layers=[4]", "--model.d_ffn_dense=8"}, "model.dense_layers=4 must be"},
+      {{"--model.dense_layers=[1]"}, "model.d_ffn_dense=0 is needed by 1 dense layers"},
+      {{"--model.moe_every=2"}, "model.d_ffn_dense=0 is needed by 2 dense layers"},
+      {{"--model.vocab=100"}, "model.vocab = 100: the tokenizer \"bytes\" has 264 ids"},
+      {{"--moe.top_k=9"}, "moe.top_k=9 must be in 1..8"},
+      {{"--moe.shared_gate"}, "moe.shared_gate=true needs moe.shared_d_ffn > 0"},
+      {{"--moe.capacity_factor=-0.5"}, "moe.capacity_factor = -0.5: 0 (automatic)"},
+      {{"--router.groups=3"}, "router"},
+      {{"--router.groups=2", "--router.group_top_k=3"}, "router"},
+      {{"--router.groups=8", "--router.group_top_k=1"}, "router"},
+      {{"--data.tokenizer=gpt2"}, "data.tokenizer = \"gpt2\": only"},
+      {{"--parallel.ep=2"}, "layout: run.ranks = 1 must be dp 1 x gtp 1 x tp 1 and edp 1 / 2 x"},
+      {{"--run.ranks=4", "--parallel.dp=2"}, "layout: run.ranks = 4 must be dp 2 x gtp 1 x tp 1"},
+      {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
+       "parallel.ep = 3: must divide moe.experts = 8"},
+      {{"--run.ranks=3"}, "train.global_batch = 8: must be a multiple of train.micro_batch x"},
+      {{"--train.steps=1", "--train.tokens=1"}, "train.steps = 1 and train.tokens = 1"},
+      {{"--data.train=[]"}, "data.train = []: token files to train on are missing"},
+      {{"--data.synthetic=copy"}, "data.train and data.synthetic = \"copy\" are given"},
+      {{"--run.dir="}, "no run directory: --run DIR"},
+  };
+  for (const CrossCheck& c : cases) {
+    std::vector<std::string> arguments = base;
+    arguments.insert(arguments.end(), c.arguments.begin(), c.arguments.end());
+    const std::string error = error_of([&] {
+      const Options options = from_arguments(arguments).options;
+      model_config(options, 264);
+      check_training(options, check_layout(options));
+    });
+    EXPECT_EQ(error.rfind(c.error, 0), 0u) << error << "\nexpected " << c.error;
+  }
+}
+
+TEST(Options, PresetsAreTheModelsPresets) {
+  for (const char* name : {"tiny", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b"}) {
+    const Options o = from_arguments({std::string("--model.preset=") + name}).options;
+    const model::Config got = model_config(o, 264);
+    model::Config expected = model::preset(name);
+    if (expected.vocab == 0) expected.vocab = 264;
+    EXPECT_EQ(model::parameter_count(got), model::parameter_count(expected)) << name;
+    EXPECT_EQ(got.qk_norm, expected.qk_norm);
+    EXPECT_EQ(got.norm_eps, expected.norm_eps);
+    EXPECT_EQ(got.router.top_k, expected.router.top_k);
+    EXPECT_EQ(got.router.aux, expected.router.aux);
+    EXPECT_EQ(got.router.aux_coef, expected.router.aux_coef);
+  }
+}
+
+TEST(Options, LengthOfTheRun) {
+  Options o;
+  EXPECT_EQ(total_steps(o), 1000);
+  o.train.steps = 7;
+  EXPECT_EQ(total_steps(o), 7);
+  o.train.steps = 0;
+  o.train.tokens = 8 * 1024 * 3 + 1;
+  EXPECT_EQ(total_steps(o), 4);
+}
+
+}  // namespace
+}  // namespace moiety::app

@@ -1,0 +1,67 @@
+#include "apps/moiety/run_directory.h"
+
+#include <gtest/gtest.h>
+
+#include "apps/moiety/errors.h"
+#include "tests/apps/data_helpers.h"
+
+namespace moiety::app {
+namespace {
+
+TEST(RunDirectory, SecondTrainerIsRefused) {
+  const TemporaryDirectory dir;
+  {
+    const RunDirectory first(dir / "run");
+    try {
+      const RunDirectory second(dir / "run");
+      FAIL();
+    } catch (const UsageError& e) {
+      EXPECT_NE(std::string(e.what()).find(std::to_string(getpid())), std::string::npos);
+    }
+  }
+  const RunDirectory third(dir / "run");  // the lock went with its holder
+}
+
+TEST(RunDirectory, ConfigIsWrittenAgainOnlyWhenItChanges) {
+  const TemporaryDirectory dir;
+  RunDirectory run(dir / "run");
+  Config config;
+  run.write_config(config);
+  run.write_config(config);
+  EXPECT_FALSE(std::filesystem::exists(dir / "run/config.2.toml"));
+  config.options.optim.lr = 1;
+  run.write_config(config);
+  run.write_config(config);
+  EXPECT_TRUE(std::filesystem::exists(dir / "run/config.2.toml"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "run/config.3.toml"));
+  const std::vector<std::string> file{dir / "run/config.2.toml"};
+  EXPECT_EQ(load_config(file, {}).options.optim.lr, 1);
+}
+
+TEST(RunDirectory, LinesAreAppended) {
+  const TemporaryDirectory dir;
+  for (const char* line : {"a", "b"}) {
+    RunDirectory run(dir / "run");
+    run.metrics().add(line);
+  }
+  EXPECT_EQ(read_all(dir / "run/metrics.jsonl"), "a\nb\n");
+}
+
+TEST(RunDirectory, UnusableDirectoryIsADiskError) {
+  const TemporaryDirectory dir;
+  dir.write("file", "");
+  EXPECT_THROW(RunDirectory(dir / "file/run"), DiskError);
+}
+
+TEST(RunDirectory, FullDiskDoesNotThrow) {
+  LineFile full("/dev/full");
+  testing::internal::CaptureStderr();
+  full.add("a");
+  full.add("b");
+  const std::string warnings = testing::internal::GetCapturedStderr();
+  EXPECT_NE(warnings.find("/dev/full: a line could not be written"), std::string::npos);
+  EXPECT_EQ(std::count(warnings.begin(), warnings.end(), '\n'), 1);
+}
+
+}  // namespace
+}  // namespace moiety::app
