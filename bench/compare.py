@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Runs one of our benchmarks and its peer alternately and prints both, with ratios.
+
+Prints the rows (JSON, one a line; design.md, Measuring), ours with `ratio`, the time of the fastest
+peer over our time, `against`, that peer, and `target`; then a table. Options that are not listed
+here go to both programs, such as --dtype fp32.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+TARGETS = {"train_step": 1.3, "grouped_gemm": 1.0}
+
+
+def stop(sentence):
+    print(f"compare: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def peer_python(given):
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    python = Path(given) if given else cache / "moiety/torch-venv/bin/python"
+    if not python.exists():
+        stop(f"the peers' Python {python} is missing; bench/setup_peers.sh makes it")
+    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode != 0:
+        stop(f"{python} has no working torch; bench/setup_peers.sh installs it")
+    return python
+
+
+class Peer:
+    """A program of bench/peers, paused between rounds."""
+
+    def __init__(self, command, environment):
+        self.process = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE)
+        self.read_line()  # ready
+
+    def read_line(self):
+        line = self.process.stdout.readline()
+        if not line:
+            stop(f"the peer ended with exit code {self.process.wait()}; its messages are above")
+        return line.strip()
+
+    def round(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return [json.loads(line) for line in iter(self.read_line, "")]
+
+
+def our_round(command, environment):
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        stop(f"{command[0]} ended with exit code {done.returncode}; its messages are above")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def merge(rounds):
+    """The rows of several rounds, each figure the median, with its spread where over 5 %."""
+    rows = {}
+    for row in (row for rows_of_round in rounds for row in rows_of_round):
+        rows.setdefault((row["name"], row["case"], row.get("peer")), []).append(row)
+    merged = []
+    for same in rows.values():
+        times = [row["ms"] for row in same]
+        row = dict(same[0], ms=statistics.median(times),
+                   value=statistics.median(row["value"] for row in same))
+        spread = (max(times) - min(times)) / row["ms"]
+        if spread > 0.05:
+            row["spread"] = round(spread, 3)
+        merged.append(row)
+    return merged
+
+
+def compare(ours, peers, target):
+    for row in ours:
+        rivals = [p for p in peers if (p["name"], p["case"]) == (row["name"], row["case"])]
+        if rivals:
+            best = min(rivals, key=lambda p: p["ms"])
+            row |= {"ratio": round(best["ms"] / row["ms"], 3), "against": best["peer"],
+                    "target": target}
+        yield [row, *rivals]
+
+
+def table(groups):
+    lines = [("name", "case", "who", "value", "unit", "ms", "spread", "ratio")]
+    for ours, *rivals in groups:
+        for row in (ours, *rivals):
+            mine = row is ours
+            ratio = ""
+            if mine and "ratio" in row:
+                ratio = f"{row['ratio']:.2f} ({'>=' if row['ratio'] >= row['target'] else '< '} "
+                ratio += f"{row['target']:g})"
+            lines.append((row["name"] if mine else "", row["case"] if mine else "",
+                          row.get("peer", "moiety"), f"{row['value']:g}", row["unit"],
+                          f"{row['ms']:.3f}", f"{row['spread']:.0%}" if "spread" in row else "",
+                          ratio))
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
+                     for line in lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("name", choices=sorted(TARGETS))
+    parser.add_argument("--device", choices=["cpu"], default="cpu")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds (default 3)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="of both programs (default: the cores)")
+    parser.add_argument("--ranks", type=int, help="of ours, sharing the threads")
+    parser.add_argument("--bin", type=Path, default=BENCH.parent / "build/cpu/bin",
+                        help="folder of our programs (default build/cpu/bin)")
+    parser.add_argument("--python", help="that runs the peers (default: of bench/setup_peers.sh)")
+    a, both = parser.parse_known_args()
+
+    ours = a.bin / f"{a.name}_bench"
+    if not ours.exists():
+        stop(f"{ours} is missing; build it: cmake --preset cpu && cmake --build build/cpu --target "
+             f"{ours.name}")
+    python = peer_python(a.python)
+    both = ["--threads", str(a.threads), *both]
+    environment = dict(os.environ, OMP_NUM_THREADS=str(a.threads))
+    peer = Peer([python, BENCH / "peers" / f"{a.name}.py", "--bench", ours, *both], environment)
+    command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
+
+    our_rounds, peer_rounds = [], []
+    for k in range(a.repeat):
+        print(f"round {k + 1} of {a.repeat}", file=sys.stderr)
+        our_rounds.append(our_round(command, environment))
+        peer_rounds.append(peer.round())
+    groups = list(compare(merge(our_rounds), merge(peer_rounds), TARGETS[a.name]))
+    for group in groups:
+        for row in group:
+            print(json.dumps(row))
+    print("\n" + table(groups))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""What peers share: the conversation with compare.py.
+
+A peer prints a line "ready" when its set-up is done. For every line on its standard input it runs
+one round of measurements, prints a row (a JSON object on a line) per figure and then an empty line.
+A row has name, case, device, value, unit, ms like a benchmark's own rows, and `peer`, who it is.
+"""
+
+import argparse
+import json
+import os
+import sys
+
+
+def parser():
+    p = argparse.ArgumentParser()
+    p.add_argument("--threads", type=int, default=os.cpu_count())
+    p.add_argument("--bench", help="our binary of the same benchmark")
+    return p
+
+
+def serve(round_of_rows):
+    rows_out = sys.stdout
+    sys.stdout = sys.stderr  # libraries that print must not disturb the rows
+    print("ready", file=rows_out, flush=True)
+    for _ in sys.stdin:
+        for row in round_of_rows():
+            print(json.dumps(row), file=rows_out)
+        print(file=rows_out, flush=True)
