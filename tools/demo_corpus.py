@@ -39,7 +39,7 @@ def clean(raw):
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
-        text = raw.decode("latin-1")
+        text = raw.decode("cp1252", errors="ignore")
     text = DOUBLE_ENCODED.sub(decode_once_more, text)
     text = OVERSTRIKE.sub("", text)
     text = CONTROL.sub("", text)

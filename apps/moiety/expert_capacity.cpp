@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "apps/moiety/errors.h"
-#include "moiety/base/log.h"
 
 namespace moiety::app {
 namespace {
@@ -28,12 +27,7 @@ void ExpertCapacity::grow(int64_t required) {
         "to 0 (automatic), or allow drops with moe.overflow = \"drop\"",
         required, rows_);
   }
-  const int64_t rows = std::min(int64_t(std::ceil(kGrowth * double(required))), most_);
-  if (log_rank() <= 0) {
-    log(LogLevel::kInfo, "expert capacity grows from {} to {} rows a rank; the step is repeated",
-        rows_, rows);
-  }
-  rows_ = rows;
+  rows_ = std::min(int64_t(std::ceil(kGrowth * double(required))), most_);
 }
 
 }  // namespace moiety::app

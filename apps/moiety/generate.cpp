@@ -17,7 +17,8 @@ namespace moiety::app {
 namespace {
 
 constexpr const char* kAbout =
-    "Continues a text: prints the prompt and, as they come, the tokens behind it, until the end of\n"
+    "Continues a text: prints the prompt and, as they come, the tokens behind it, until the end "
+    "of\n"
     "a document or --tokens. Without a prompt a new document begins.";
 
 void print(const std::string& bytes) {

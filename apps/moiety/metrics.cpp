@@ -32,9 +32,9 @@ std::string step_line(const StepRecord& r, bool with_z, double eta_s) {
   if (with_z) line += text(" z {:.3f}", r.z);
   const double worst =
       r.balance.empty() ? 1 : *std::max_element(r.balance.begin(), r.balance.end());
-  line += text(" gnorm {} lr {:.1e} tok/s {} TFLOP/s {} MFU {:.1f} mem {:.1f}/{:.1f}G",
+  line += text(" gnorm {} lr {:.1e} tok/s {} TFLOP/s {} MFU {:.1f} mem {:.{}f}/{:.1f}G",
                short_text(r.grad_norm), r.lr, si_text(r.tokens_per_s), short_text(r.tflops), r.mfu,
-               r.memory / kGiga, r.memory_total / kGiga);
+               r.memory / kGiga, r.memory < kGiga ? 2 : 1, r.memory_total / kGiga);
   line += text(" bal {:.2f}/{:.2f} drop {} eta {}", mean(r.balance), worst, r.dropped,
                duration_text(eta_s));
   if (r.skipped) line += " SKIPPED";

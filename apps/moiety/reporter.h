@@ -9,6 +9,7 @@
 #include "apps/moiety/metrics.h"
 #include "apps/moiety/options.h"
 #include "apps/moiety/run_directory.h"
+#include "moiety/base/log.h"
 
 namespace moiety::app {
 
@@ -26,6 +27,15 @@ class Reporter {
     double data_wait_ms = 0;
   };
   void step(StepRecord record, const Work& work);
+
+  // A line of the run, not of rank 0.
+  template <class... Args>
+  void say(LogLevel level, std::string_view format, const Args&... args) {
+    const int rank = log_rank();
+    set_log_rank(-1);
+    log_line(level, text(format, args...));
+    set_log_rank(rank);
+  }
 
   // A record of an event. `fields` go behind v, t, event and step.
   void event(std::string_view name, int64_t step, const JsonLine& fields = {});

@@ -4,7 +4,6 @@
 #include "apps/moiety/errors.h"
 #include "apps/moiety/signals.h"
 #include "apps/moiety/training_state.h"
-#include "moiety/base/log.h"
 
 namespace moiety::app {
 
@@ -14,7 +13,7 @@ int Trainer::run() {
     const double waited_ms = loader_->waited_ms();
     const std::optional<optim::StepReport> report = make_step();
     if (!report) {
-      if (leads()) log(LogLevel::kInfo, "the data has ended after step {}", step_);
+      if (leads()) plan_.reporter.say(LogLevel::kInfo, "the data has ended after step {}", step_);
       break;
     }
     ++step_;
@@ -35,6 +34,10 @@ std::optional<optim::StepReport> Trainer::make_step() {
     if (!report.overflow) return report;
     optimizer_.clear_halt();
     capacity_.grow(report.required);
+    if (leads()) {
+      plan_.reporter.say(LogLevel::kInfo, "step {} is made again: experts now take {} rows a rank",
+                         step_ + 1, capacity_.rows());
+    }
     start_data(&before);
   }
 }
@@ -130,7 +133,8 @@ void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_L
                                      .flops = flops / world_.size(),
                                      .data_wait_ms = data_wait_ms});
   if (dropped > 0 && options().moe.overflow == "report") {
-    log(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step_, dropped);
+    plan_.reporter.say(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step_,
+                       dropped);
   }
 }
 
@@ -142,7 +146,7 @@ void Trainer::check_guard(const optim::StepReport& report) const {
       : report.tokens == 0 ? std::string("no valid target")
                            : text("loss {:.4f} is a spike", report.losses[0] / report.tokens);
   if (leads()) {
-    log(LogLevel::kWarning, "step {} was skipped: {}", step_, why);
+    plan_.reporter.say(LogLevel::kWarning, "step {} was skipped: {}", step_, why);
     plan_.reporter.event("skip", step_, JsonLine().add("why", why));
   }
   if (report.halt) {
@@ -160,8 +164,9 @@ void Trainer::evaluate() {
   if (!leads()) return;
   const double seconds = watch.lap();
   plan_.reporter.evaluation(seconds);
-  log(LogLevel::kInfo, "step {}: validation loss {:.4f}, {:.4f} bits per byte, {} tokens, {:.1f} s",
-      step_, result.loss, result.bits_per_byte, result.tokens, seconds);
+  plan_.reporter.say(LogLevel::kInfo,
+                     "step {}: validation loss {:.4f}, {:.4f} bits per byte, {} tokens, {:.1f} s",
+                     step_, result.loss, result.bits_per_byte, result.tokens, seconds);
   plan_.reporter.event("eval", step_,
                        JsonLine()
                            .add("loss", result.loss)
@@ -192,8 +197,8 @@ void Trainer::save(bool final) {
     save_seconds_ = watch.lap();
     if (!leads()) return;
     plan_.reporter.checkpoint(save_seconds_);
-    log(LogLevel::kInfo, "step {}: saved {} ({}, {:.1f} s)", step_, result.path,
-        bytes_text(int64_t(result.bytes)), save_seconds_);
+    plan_.reporter.say(LogLevel::kInfo, "step {}: saved {} ({}, {:.1f} s)", step_, result.path,
+                       bytes_text(int64_t(result.bytes)), save_seconds_);
     plan_.reporter.event(
         "checkpoint", step_,
         JsonLine().add("path", result.path).add("bytes", result.bytes).add("id", result.id));
@@ -201,8 +206,9 @@ void Trainer::save(bool final) {
     if (e.kind() != ErrorKind::kIo) throw;
     if (final) throw DiskError("{}", e.what());
     if (leads()) {
-      log(LogLevel::kWarning, "the checkpoint of step {} failed and is tried again later: {}",
-          step_, e.what());
+      plan_.reporter.say(LogLevel::kWarning,
+                         "the checkpoint of step {} failed and is tried again later: {}", step_,
+                         e.what());
     }
   }
 }
@@ -210,13 +216,15 @@ void Trainer::save(bool final) {
 int Trainer::finish(bool stopped) {
   if (plan_.dry_run) {
     if (leads())
-      log(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}", step_ + 1);
+      plan_.reporter.say(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}",
+                         step_ + 1);
   } else {
     if (!stopped) evaluate();
     save(true);
     if (leads()) {
       plan_.reporter.event("stop", step_, JsonLine().add("complete", !stopped));
-      if (stopped) log(LogLevel::kInfo, "stopped after step {}; start again to go on", step_);
+      if (stopped)
+        plan_.reporter.say(LogLevel::kInfo, "stopped after step {}; start again to go on", step_);
     }
   }
   model_.close();

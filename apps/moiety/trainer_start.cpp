@@ -6,7 +6,6 @@
 #include "apps/moiety/resume.h"
 #include "apps/moiety/trainer.h"
 #include "apps/moiety/training_state.h"
-#include "moiety/base/log.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/loader.h"
 
@@ -96,7 +95,7 @@ void Trainer::initialize_or_load() {
   if (!plan_.init_from.empty()) {
     load_weights(plan_.init_from, optimizer_.state_view(), model_);
     optimizer_.publish(Stream());
-    if (leads()) log(LogLevel::kInfo, "weights from {}", plan_.init_from);
+    if (leads()) plan_.reporter.say(LogLevel::kInfo, "weights from {}", plan_.init_from);
   }
   start_data(nullptr);
   if (leads()) plan_.reporter.event("start", 0);
@@ -104,6 +103,12 @@ void Trainer::initialize_or_load() {
 
 // False if the checkpoint is damaged and there is another one to try.
 bool Trainer::load(const std::string& path) {
+  if (leads()) {
+    const CheckpointInfo saved = read_checkpoint_info(path);
+    for (const std::string& change : compare_for_resume(saved.options, options(), path)) {
+      plan_.reporter.say(LogLevel::kInfo, "{}", change);
+    }
+  }
   optim::StateView view = optimizer_.state_view();
   const optim::StateView biases = model_.router_biases();
   view.insert(view.end(), biases.begin(), biases.end());
@@ -112,11 +117,8 @@ bool Trainer::load(const std::string& path) {
     run = checkpoint::load(path, view, {}, world_.bootstrap());
   } catch (const checkpoint::CheckpointError& e) {
     if (path == plan_.resume_from.back()) throw;
-    if (leads()) log(LogLevel::kWarning, "{}; trying an older checkpoint", e.what());
+    if (leads()) plan_.reporter.say(LogLevel::kWarning, "{}; trying an older checkpoint", e.what());
     return false;
-  }
-  if (leads()) {
-    compare_for_resume(parse_config_json(run.config, path), options(), path);
   }
   TrainingState state = parse_training_state(run.state);
   state.guard.t = run.adam_t;
@@ -126,7 +128,8 @@ bool Trainer::load(const std::string& path) {
   step_ = saved_step_ = run.step;
   trained_tokens_ = run.tokens;
   if (leads()) {
-    log(LogLevel::kInfo, "resumed from {}{}", path,
+    plan_.reporter.say(
+        LogLevel::kInfo, "resumed from {}{}", path,
         run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
     plan_.reporter.event("resume", step_);
   }

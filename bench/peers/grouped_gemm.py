@@ -1,7 +1,8 @@
 """Peer of grouped_gemm_bench: the same products in PyTorch, as torch._grouped_mm and as a loop.
 
 Cases come from `grouped_gemm_bench --list`. Weights are [E, N, D]; x is [R, D], y and dy [R, N], rows
-sorted by expert. The loop writes into outputs that exist already.
+sorted by expert. The loop writes into outputs that exist already. Gradients of bf16 weights are bf16
+here (PyTorch has no fp32 output for bf16 operands), fp32 in ours.
 """
 
 import json
@@ -56,7 +57,7 @@ class Case:
 
     def milliseconds(self, product, seconds=0.3):
         times, start = [], time.perf_counter()
-        while len(times) < 5 or time.perf_counter() - start < seconds:
+        while len(times) < 3 or time.perf_counter() - start < seconds:
             operands = self.operands[len(times) % len(self.operands)]
             begin = time.perf_counter()
             product(*operands)
@@ -76,9 +77,12 @@ def peers_of(case):
 
 
 def main():
-    a = parser().parse_args()
+    p = parser()
+    p.add_argument("--dtype", choices=sorted(DTYPES), help="cases of this dtype alone")
+    a = p.parse_args()
     torch.set_num_threads(a.threads)
-    listing = subprocess.run([a.bench, "--list"], check=True, capture_output=True, text=True).stdout
+    command = [a.bench, "--list", *(["--dtype", a.dtype] if a.dtype else [])]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     generator = torch.Generator().manual_seed(1)
     specs = [json.loads(line) for line in listing.splitlines()]
 

@@ -98,12 +98,12 @@ std::string rank_file_name(int rank, int ranks);
 // "<slot>/<tensor>[<start>:<end>/<extent>,...]".
 std::string piece_key(const std::string& slot, const std::string& tensor,
                       std::span<const int64_t> shape, const Box& box);
-// Throws CheckpointError naming `file` if `key` is none.
 struct PieceName {
   std::string slot, tensor;
   std::vector<int64_t> shape;
   Box box;
 };
+// Throws CheckpointError naming `file` if `key` is none.
 PieceName parse_piece_key(const std::string& file, std::string_view key);
 // Of rank `rank`'s file. Rank 0's holds the run's state.
 Metadata file_metadata(const Manifest& manifest, int rank);

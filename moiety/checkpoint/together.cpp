@@ -59,13 +59,16 @@ std::vector<std::string> gather(comm::Bootstrap& bootstrap, std::string_view byt
 std::vector<uint64_t> sum_over_ranks(comm::Bootstrap& bootstrap,
                                      const std::vector<uint64_t>& words) {
   const size_t bytes = words.size() * sizeof(uint64_t);
-  std::vector<uint64_t> sum(words.size(), 0), part(words.size());
+  std::vector<uint64_t> sum(words.size(), 0);
   for (const std::string& theirs :
        gather(bootstrap, {reinterpret_cast<const char*>(words.data()), bytes})) {
     MOIETY_CHECK(theirs.size() == bytes, "checkpoint: ranks sum {} and {} bytes", bytes,
                  theirs.size());
-    std::memcpy(part.data(), theirs.data(), bytes);
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+    for (size_t i = 0; i < sum.size(); ++i) {
+      uint64_t word;
+      std::memcpy(&word, theirs.data() + i * sizeof word, sizeof word);
+      sum[i] += word;
+    }
   }
   return sum;
 }

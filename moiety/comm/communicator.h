@@ -3,7 +3,8 @@
 //
 // An operation returns a Ticket at once; its outputs are valid, and its inputs free, after
 // `ticket.wait()`. Waiting completes the operations issued earlier on the communicator first, so
-// tickets may be waited for in any order; a ticket that is dropped waits in its destructor.
+// tickets may be waited for in any order. A ticket that is dropped waits in its destructor, which
+// can only log an error. After an error every later operation of the communicator throws it again.
 //
 // Sums are taken in rank order in fp32 (fp64 and integers in their own type) and rounded once to
 // the tensor's dtype, so results are the same bits on every rank and in every run. Tensors are

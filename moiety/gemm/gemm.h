@@ -33,7 +33,7 @@ struct GemmArgs {
   TensorView out;
   float alpha = 1;
   float beta = 0;
-  TensorView c;  // optional
+  TensorView c = {};  // optional
 };
 
 void gemm(const GemmArgs& args, Stream stream);

@@ -25,8 +25,8 @@ enum class GroupedOp { kForward, kDgrad, kWgrad };
 
 // A factor of every group: one number, or read when the operation runs from float32 [1] or [E].
 struct GroupScalar {
-  float value = 1;
-  TensorView per_group;  // optional, instead of `value`
+  float value = 0;
+  TensorView per_group = {};  // optional, instead of `value`
 
   float of(int64_t e) const {
     if (!per_group.defined()) return value;
@@ -37,14 +37,14 @@ struct GroupScalar {
 struct GroupedGemmArgs {
   GroupedOp op = GroupedOp::kForward;
   Groups groups;
-  GroupedTensor a;          // kForward x [., C], kDgrad and kWgrad dy [., N]
-  GroupedTensor b;          // kWgrad x [., C]
-  GroupedWeight w;          // kForward and kDgrad: read; kWgrad: the gradient that is written
-  TensorView out;           // kForward [capacity, N], kDgrad [capacity, C]
-  TensorView bias_EN;       // kForward, optional: dtype of the operands
-  TensorView bias_scale_R;  // float32 [capacity], optional, only with bias
-  GroupScalar alpha = {1, {}};
-  GroupScalar beta = {0, {}};
+  GroupedTensor a;               // kForward x [., C], kDgrad and kWgrad dy [., N]
+  GroupedTensor b = {};          // kWgrad x [., C]
+  GroupedWeight w;               // kForward and kDgrad: read; kWgrad: the gradient that is written
+  TensorView out = {};           // kForward [capacity, N], kDgrad [capacity, C]
+  TensorView bias_EN = {};       // kForward, optional: dtype of the operands
+  TensorView bias_scale_R = {};  // float32 [capacity], optional, only with bias
+  GroupScalar alpha = {.value = 1};
+  GroupScalar beta = {};
 };
 
 void grouped_gemm(const GroupedGemmArgs& args, Stream stream);
@@ -54,10 +54,10 @@ void grouped_gemm(const GroupedGemmArgs& args, Stream stream);
 // epilogue (alpha 1, beta) above.
 struct GroupedBiasGradArgs {
   Groups groups;
-  GroupedTensor dy;     // [., N]
-  TensorView scale_R;   // float32 [capacity], optional
-  TensorView dbias_EN;  // float32 or the dtype of dy
-  GroupScalar beta = {0, {}};
+  GroupedTensor dy;         // [., N]
+  TensorView scale_R = {};  // float32 [capacity], optional
+  TensorView dbias_EN;      // float32 or the dtype of dy
+  GroupScalar beta = {};
 };
 void grouped_bias_grad(const GroupedBiasGradArgs& args, Stream stream);
 
@@ -65,9 +65,9 @@ void grouped_bias_grad(const GroupedBiasGradArgs& args, Stream stream);
 // bias[e, :] (swiglu.h); without `accumulate` dscale[r] is that dot alone.
 struct GroupedScaleGradArgs {
   Groups groups;
-  GroupedTensor dy;     // [., N]
-  TensorView bias_EN;   // dtype of dy
-  TensorView dscale_R;  // float32 [capacity]
+  GroupedTensor dy;         // [., N]
+  TensorView bias_EN = {};  // dtype of dy
+  TensorView dscale_R;      // float32 [capacity]
   bool accumulate = false;
 };
 void grouped_scale_grad(const GroupedScaleGradArgs& args, Stream stream);

@@ -57,18 +57,18 @@ struct GroupedMlp {
   MlpPath path = MlpPath::kReference;  // from choose_grouped_mlp
   Activation activation;
   int64_t interleave = 0;
-  GroupedWeight w1;  // [E, 2F, D]; squared ReLU [E, F, D]
-  GroupedWeight w2;  // [E, D, F]
-  TensorView b1_EH;  // [E, 2F], optional
-  TensorView b2_ED;  // [E, D], optional
+  GroupedWeight w1;       // [E, 2F, D]; squared ReLU [E, F, D]
+  GroupedWeight w2;       // [E, D, F]
+  TensorView b1_EH = {};  // [E, 2F], optional
+  TensorView b2_ED = {};  // [E, D], optional
 };
 
 struct MlpInput {
   Groups groups;
-  TensorView x;         // [R_cap, D], or [T, D] with the maps
-  TensorView prob_R;    // float32 [R_cap], optional
-  TensorView source_R;  // int32 [R_cap], optional, together with
-  TensorView row_TK;    // int32 [T, K], its inverse: -1 where a pair is not alive
+  TensorView x;              // [R_cap, D], or [T, D] with the maps
+  TensorView prob_R = {};    // float32 [R_cap], optional
+  TensorView source_R = {};  // int32 [R_cap], optional, together with
+  TensorView row_TK = {};    // int32 [T, K], its inverse: -1 where a pair is not alive
 };
 
 // Bytes of `workspace` (uint8 [bytes], aligned to 64): forward keeps A there and, with the maps, Y;
@@ -82,15 +82,15 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
 void grouped_mlp_hidden(const GroupedMlp& mlp, const MlpInput& input, TensorView h, Stream stream);
 
 struct MlpGradients {
-  TensorView d_o;      // in: [T, D], without the maps [R_cap, D]
-  TensorView h;        // in: [R_cap, 2F]
-  TensorView dh;       // out: [R_cap, 2F]; may be h exactly
-  TensorView a;        // out: [R_cap, F], for backward_weights
-  TensorView dx;       // out: like x
-  TensorView dprob_R;  // out, optional: float32 [R_cap]
-  TensorView db1_EH;   // out, optional: float32 or the storage dtype
-  TensorView db2_ED;   // out, optional
-  GroupScalar bias_beta = {0, {}};
+  TensorView d_o;           // in: [T, D], without the maps [R_cap, D]
+  TensorView h;             // in: [R_cap, 2F]
+  TensorView dh;            // out: [R_cap, 2F]; may be h exactly
+  TensorView a = {};        // out: [R_cap, F], for backward_weights; absent if w2 is frozen
+  TensorView dx;            // out: like x
+  TensorView dprob_R = {};  // out, optional: float32 [R_cap]
+  TensorView db1_EH = {};   // out, optional: float32 or the storage dtype
+  TensorView db2_ED = {};   // out, optional
+  GroupScalar bias_beta = {};
 };
 void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
                                const MlpGradients& gradients, TensorView workspace, Stream stream);
@@ -98,7 +98,7 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
 // Where a weight gradient goes: fp32 or bf16 main_grad. beta 0 overwrites, 1 adds.
 struct GradTarget {
   GroupedWeight grad;
-  GroupScalar beta = {0, {}};
+  GroupScalar beta = {};
 };
 // G2, then G1. Reads x, maps and groups of `input` and d_o, dh, a as backward_data left them; may
 // run any time after it. An undefined target is skipped (frozen weight).

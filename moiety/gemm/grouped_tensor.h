@@ -30,9 +30,10 @@ inline constexpr uint32_t kFaultSaturated = 2;  // an offset did not fit its typ
 inline constexpr uint32_t kFaultIndex = 4;  // a gather index out of range: read as a row of zeros
 
 struct Groups {
-  TensorView count_E;   // int64, optional: absent means n_e = begin[e + 1] - begin[e]
-  TensorView begin_E1;  // int64 [E + 1]; with counts, gaps between groups are legal
-  TensorView status;    // uint32 [4], optional: {bits, operation, group, value} of the first fault
+  TensorView count_E = {};  // int64, optional: absent means n_e = begin[e + 1] - begin[e]
+  TensorView begin_E1;      // int64 [E + 1]; with counts, gaps between groups are legal
+  TensorView status =
+      {};  // uint32 [4], optional: {bits, operation, group, value} of the first fault
   int64_t experts = 0;
   int64_t capacity = 0;       // rows of the buffers
   int64_t expected_rows = 0;  // a hint that cannot change a result
@@ -80,7 +81,8 @@ int64_t offsets_bound(int64_t capacity, int64_t experts, int64_t div, int64_t mu
 // Rows of a grouped operation: [capacity, C], or, read through `source_R`, [T, C].
 struct GroupedTensor {
   TensorView data;
-  TensorView source_R;  // int32 [capacity], optional: row r is row source_R[r] of data; -1: zeros
+  TensorView source_R =
+      {};  // int32 [capacity], optional: row r is row source_R[r] of data; -1: zeros
 };
 
 // One matrix [N, C] for each expert, columns contiguous: one view [E, N, C] or E views.

@@ -49,9 +49,9 @@ constexpr Activation squared_relu() {
 struct ActivationArgs {
   Activation activation;
   int64_t interleave = 0;
-  Groups groups;      // optional (begin_E1 not defined): every row is live
-  TensorView h;       // fp32 or bf16 [rows, 2F] (fp64: the reference, for gradient checks)
-  TensorView prob_R;  // float32 [rows], optional (fp64 with fp64)
+  Groups groups = {};      // optional (begin_E1 not defined): every row is live
+  TensorView h;            // fp32 or bf16 [rows, 2F] (fp64: the reference, for gradient checks)
+  TensorView prob_R = {};  // float32 [rows], optional (fp64 with fp64)
 };
 
 // a [rows, F], dtype of h.

@@ -8,7 +8,8 @@
 //   p_ij v_j lse_i = log sum_j exp(s_ij)
 // Backward: delta = dO.O; P = exp(s - lse); dV = P^T dO; dS = C^(-1/2) P (dO V^T - delta); dQ = dS
 // K; dK = dS^T Q; dK and dV sum the heads of a group in ascending order. Given the same inputs the
-// results are the same bits for any number of threads.
+// results are the same bits for any number of threads. (What is Inf or NaN in a key or value may,
+// on the fast path, also reach queries of its sequence that do not see it.)
 //
 // Bound of reference and fast path against exact arithmetic on the same stored inputs, with u =
 // 2^-23, N = Sk, a_i = C^(-1/2) max_j sum_c |q_ic k_jc|, e_i = u (2 (C + 4) a_i + N + 16 + 2

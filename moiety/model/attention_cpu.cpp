@@ -79,8 +79,8 @@ MOIETY_SIMD_CLONES void store(const float* rows, int64_t row_stride, const float
 void make_panels(const float* rows, int64_t stride, int64_t padded, int64_t n, float* panels) {
   for (int64_t p = 0; p < padded; p += kPanel) {
     for (int64_t c = 0; c < n; ++c) {
-      for (int64_t l = 0; l < kPanel; ++l)
-        panels[p * n + c * kPanel + l] = rows[(p + l) * stride + c];
+      float* out = panels + p * n + c * kPanel;
+      for (int64_t l = 0; l < kPanel; ++l) out[l] = rows[(p + l) * stride + c];
     }
   }
 }
@@ -100,6 +100,16 @@ struct Shape {
   int64_t padded_keys, padded_n;
   float scale;
 };
+
+const int32_t* document_starts(const AttentionArgs& a, int64_t b) {
+  const TensorView& start = a.document_start_BS;
+  return start.defined() ? start.data<int32_t>() + b * start.size(1) : nullptr;
+}
+
+float* lse_row(const AttentionArgs& a, int64_t b, int64_t g, int64_t m) {
+  const TensorView& lse = a.lse_BGMS;
+  return lse.data<float>() + ((b * lse.size(1) + g) * lse.size(2) + m) * lse.size(3);
+}
 
 // The keys that the queries of a block see: row r those of columns [low[r], high[r]) + key 0 of the
 // sequence; padding rows see none.
@@ -176,6 +186,14 @@ MOIETY_SIMD_CLONES void softmax_block(const Window& w, int64_t key, int64_t colu
   }
 }
 
+// lse of finished rows; their sums become the factors of o.
+MOIETY_SIMD_CLONES void finish_rows(int64_t rows, Softmax& state, float* lse) {
+  for (int64_t r = 0; r < rows; ++r) {
+    lse[r] = state.max[r] + log(state.sum[r]);
+    state.sum[r] = 1.0f / state.sum[r];
+  }
+}
+
 // s: scores to P; dp to dS = scale P (dP - delta).
 MOIETY_SIMD_CLONES void gradient_block(const Window& w, int64_t key, int64_t columns, float scale,
                                        const float* lse, const float* delta, float* s, float* dp) {
@@ -217,10 +235,8 @@ BlockProduct scores(const Shape& s, const Window& w, const float* rows, const fl
 void forward_head(const AttentionArgs& a, int64_t b, int64_t g, int64_t m) {
   const Shape s(a);
   const StoredRows q(a.q_BSGMC, b, g, m), o(a.o_BSGMC, b, g, m);
-  const int32_t* start =
-      a.document_start_BS.defined() ? a.document_start_BS.data<int32_t>() + b * s.queries : nullptr;
-  float* lse =
-      a.lse_BGMS.data<float>() + ((b * a.q_BSGMC.size(2) + g) * a.q_BSGMC.size(3) + m) * s.queries;
+  const int32_t* start = document_starts(a, b);
+  float* lse = lse_row(a, b, g, m);
   float* v_rows = thread_scratch<float>(2 * s.padded_keys * s.padded_n + 2 * kQueries * s.padded_n +
                                         kQueries * kKeys);
   float* k_panels = v_rows + s.padded_keys * s.padded_n;
@@ -253,10 +269,7 @@ void forward_head(const AttentionArgs& a, int64_t b, int64_t g, int64_t m) {
                      .c_m = s.padded_n,
                      .accumulate = true});
     }
-    for (int64_t r = 0; r < w.rows; ++r) {
-      lse[query + r] = state.max[r] + log(state.sum[r]);
-      state.sum[r] = 1.0f / state.sum[r];
-    }
+    finish_rows(w.rows, state, lse + query);
     store(o_rows, s.padded_n, state.sum, o, query, w.rows, s.n);
   }
 }
@@ -266,8 +279,9 @@ struct Backward {
   explicit Backward(const Shape& s) {
     const int64_t keys = s.padded_keys * s.padded_n, block = kQueries * s.padded_n;
     float* next = thread_scratch<float>(5 * keys + 4 * block + 2 * kQueries * kKeys);
-    for (float** p : {&k_rows, &k_panels, &v_panels, &dk, &dv})
+    for (float** p : {&k_rows, &k_panels, &v_panels, &dk, &dv}) {
       *p = std::exchange(next, next + keys);
+    }
     for (float** p : {&q, &o, &d_out, &dq}) *p = std::exchange(next, next + block);
     score = next;
     d_score = next + kQueries * kKeys;
@@ -315,10 +329,8 @@ void backward_block(const Shape& s, const Window& w, const Backward& x, int64_t 
 void backward_head(const AttentionBackwardArgs& a, const Shape& s, const Backward& x, int64_t b,
                    int64_t g, int64_t m) {
   const AttentionArgs& f = a.forward;
-  const int32_t* start =
-      f.document_start_BS.defined() ? f.document_start_BS.data<int32_t>() + b * s.queries : nullptr;
-  const float* lse =
-      f.lse_BGMS.data<float>() + ((b * f.q_BSGMC.size(2) + g) * f.q_BSGMC.size(3) + m) * s.queries;
+  const int32_t* start = document_starts(f, b);
+  const float* lse = lse_row(f, b, g, m);
   const StoredRows q(f.q_BSGMC, b, g, m), o(f.o_BSGMC, b, g, m), d_out(a.do_BSGMC, b, g, m);
   const StoredRows dq(a.dq_BSGMC, b, g, m);
   for (int64_t query = 0; query < s.queries; query += kQueries) {

@@ -19,5 +19,7 @@ struct BlockProduct {
   bool accumulate = false;
 };
 void block_product(const BlockProduct& p);
+// The same without vector instructions.
+void block_product_portable(const BlockProduct& p);
 
 }  // namespace moiety::model

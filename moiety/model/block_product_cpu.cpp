@@ -11,20 +11,6 @@ namespace {
 
 constexpr int kRows = 4, kColumns = 16;
 
-void product_portable(const BlockProduct& p) {
-  for (int64_t i = 0; i < p.m; ++i) {
-    for (int64_t j = 0; j < p.n; ++j) {
-      const float* b = p.b + j / kColumns * p.b_n + j % kColumns;
-      float& c = p.c[i * p.c_m + j];
-      float sum = p.accumulate ? c : 0.0f;
-      for (int64_t k = 0; k < p.k; ++k) {
-        sum = std::fma(p.a[i * p.a_m + k * p.a_k], b[k * p.b_k], sum);
-      }
-      c = sum;
-    }
-  }
-}
-
 #if defined(__x86_64__)
 #define MOIETY_AVX2 __attribute__((target("avx2,fma")))
 
@@ -60,15 +46,29 @@ MOIETY_AVX2 void product_avx2(const BlockProduct& p) {
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #else
-void product_avx2(const BlockProduct& p) { product_portable(p); }
+void product_avx2(const BlockProduct& p) { block_product_portable(p); }
 bool has_avx2() { return false; }
 #endif
 
 }  // namespace
 
+void block_product_portable(const BlockProduct& p) {
+  for (int64_t i = 0; i < p.m; ++i) {
+    for (int64_t j = 0; j < p.n; ++j) {
+      const float* b = p.b + j / kColumns * p.b_n + j % kColumns;
+      float& c = p.c[i * p.c_m + j];
+      float sum = p.accumulate ? c : 0.0f;
+      for (int64_t k = 0; k < p.k; ++k) {
+        sum = std::fma(p.a[i * p.a_m + k * p.a_k], b[k * p.b_k], sum);
+      }
+      c = sum;
+    }
+  }
+}
+
 void block_product(const BlockProduct& p) {
   static const bool fast = has_avx2();
-  fast ? product_avx2(p) : product_portable(p);
+  fast ? product_avx2(p) : block_product_portable(p);
 }
 
 }  // namespace moiety::model

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "moiety/base/math.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
 #include "moiety/model/element.h"
@@ -13,21 +12,39 @@
 namespace moiety::model {
 namespace {
 
-struct RowArgs {
-  const void* x = nullptr;
-  const void* g = nullptr;
-  const void* dy = nullptr;
-  const void* addend = nullptr;
-  void* out = nullptr;
-  float* dg = nullptr;
+// Some rows of one call, at most a block.
+struct Rows {
+  const void* x[kNormBlockRows];
+  const void* dy[kNormBlockRows];      // backward
+  const void* addend[kNormBlockRows];  // backward; null: none
+  void* out[kNormBlockRows];
+  int64_t rows = 0;
   int64_t n = 0;
   float eps = 0;
+  const float* g = nullptr;
+  float* dg = nullptr;       // backward: the block's sum
+  float* scratch = nullptr;  // [2, n]
 };
 
+// lane_sum of fma(a, b), whole groups of 8 first, which the compiler unrolls. Lanes that no group
+// reaches would hold +0, and none ever holds -0, so leaving them out changes no bit.
 MOIETY_INLINE float dot(const float* a, const float* b, int64_t n) {
-  return lane_sum<float>(
-      n, [&](float v, int64_t i)
-             __attribute__((always_inline)) { return std::fma(a[i], b[i], v); });
+  constexpr int64_t kLanes = 32, kGroup = 8;
+  float lane[kLanes];
+  const int64_t whole = n / kGroup, groups = (n + kGroup - 1) / kGroup;
+  for (int64_t l = 0; l < std::min(groups, kLanes); ++l) lane[l] = 0.0f;
+  for (int64_t g = 0; g < whole; ++g, a += kGroup, b += kGroup) {
+    float v = lane[g % kLanes];
+    for (int64_t i = 0; i < kGroup; ++i) v = std::fma(a[i], b[i], v);
+    lane[g % kLanes] = v;
+  }
+  for (int64_t i = 0; i < n % kGroup; ++i) {
+    lane[whole % kLanes] = std::fma(a[i], b[i], lane[whole % kLanes]);
+  }
+  for (int64_t o = kLanes / 2; o >= 1; o /= 2) {
+    for (int64_t l = 0; l < o && l + o < groups; ++l) lane[l] += lane[l + o];
+  }
+  return lane[0];
 }
 
 MOIETY_INLINE float inverse_rms(const float* x, int64_t n, float eps) {
@@ -35,77 +52,95 @@ MOIETY_INLINE float inverse_rms(const float* x, int64_t n, float eps) {
 }
 
 template <class T>
-MOIETY_INLINE void forward_row(const RowArgs& a, float* scratch) {
-  const T* x = static_cast<const T*>(a.x);
-  const T* g = static_cast<const T*>(a.g);
-  T* y = static_cast<T*>(a.out);
-  for (int64_t d = 0; d < a.n; ++d) scratch[d] = static_cast<float>(x[d]);
-  const float r = inverse_rms(scratch, a.n, a.eps);
-  for (int64_t d = 0; d < a.n; ++d)
-    y[d] = static_cast<T>(scratch[d] * r * static_cast<float>(g[d]));
+MOIETY_INLINE void forward_rows(const Rows& a) {
+  const int64_t n = a.n;
+  float* x = a.scratch;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const T* in = static_cast<const T*>(a.x[row]);
+    T* y = static_cast<T*>(a.out[row]);
+    for (int64_t d = 0; d < n; ++d) x[d] = static_cast<float>(in[d]);
+    const float r = inverse_rms(x, n, a.eps);
+    for (int64_t d = 0; d < n; ++d) y[d] = static_cast<T>(x[d] * r * a.g[d]);
+  }
 }
 
 template <class T>
-MOIETY_INLINE void backward_row(const RowArgs& a, float* scratch) {
-  const T* x_in = static_cast<const T*>(a.x);
-  const T* g = static_cast<const T*>(a.g);
-  const T* dy = static_cast<const T*>(a.dy);
-  const T* addend = static_cast<const T*>(a.addend);
-  T* dx = static_cast<T*>(a.out);
-  float* x = scratch;
-  float* u = scratch + a.n;
-  for (int64_t d = 0; d < a.n; ++d) x[d] = static_cast<float>(x_in[d]);
-  for (int64_t d = 0; d < a.n; ++d) u[d] = static_cast<float>(g[d]) * static_cast<float>(dy[d]);
-  const float r = inverse_rms(x, a.n, a.eps);
-  const float c = r * r * r / static_cast<float>(a.n) * dot(u, x, a.n);
-  for (int64_t d = 0; d < a.n; ++d) {
-    a.dg[d] = std::fma(static_cast<float>(dy[d]), x[d] * r, a.dg[d]);
-  }
-  if (addend) {
-    for (int64_t d = 0; d < a.n; ++d) {
-      dx[d] = static_cast<T>(static_cast<float>(addend[d]) + (r * u[d] - c * x[d]));
+MOIETY_INLINE void backward_rows(const Rows& a) {
+  const int64_t n = a.n;
+  float* x = a.scratch;
+  float* u = a.scratch + n;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const T* in = static_cast<const T*>(a.x[row]);
+    const T* dy = static_cast<const T*>(a.dy[row]);
+    const T* addend = static_cast<const T*>(a.addend[row]);
+    T* dx = static_cast<T*>(a.out[row]);
+    for (int64_t d = 0; d < n; ++d) x[d] = static_cast<float>(in[d]);
+    const float r = inverse_rms(x, n, a.eps);
+    for (int64_t d = 0; d < n; ++d) {
+      u[d] = a.g[d] * static_cast<float>(dy[d]);
+      a.dg[d] = std::fma(static_cast<float>(dy[d]), x[d] * r, a.dg[d]);
     }
-  } else {
-    for (int64_t d = 0; d < a.n; ++d) dx[d] = static_cast<T>(r * u[d] - c * x[d]);
+    const float c = r * r * r / static_cast<float>(n) * dot(u, x, n);
+    if (addend) {
+      for (int64_t d = 0; d < n; ++d) {
+        dx[d] = static_cast<T>(static_cast<float>(addend[d]) + (r * u[d] - c * x[d]));
+      }
+    } else {
+      for (int64_t d = 0; d < n; ++d) dx[d] = static_cast<T>(r * u[d] - c * x[d]);
+    }
   }
 }
 
-using RowFunction = void (*)(const RowArgs&, float*);
-MOIETY_SIMD_CLONES void forward_f32(const RowArgs& a, float* s) { forward_row<float>(a, s); }
-MOIETY_SIMD_CLONES void forward_bf16(const RowArgs& a, float* s) { forward_row<bf16>(a, s); }
-MOIETY_SIMD_CLONES void backward_f32(const RowArgs& a, float* s) { backward_row<float>(a, s); }
-MOIETY_SIMD_CLONES void backward_bf16(const RowArgs& a, float* s) { backward_row<bf16>(a, s); }
+using RowsFunction = void (*)(const Rows&);
+MOIETY_SIMD_CLONES void forward_f32(const Rows& a) { forward_rows<float>(a); }
+MOIETY_SIMD_CLONES void forward_bf16(const Rows& a) { forward_rows<bf16>(a); }
+MOIETY_SIMD_CLONES void backward_f32(const Rows& a) { backward_rows<float>(a); }
+MOIETY_SIMD_CLONES void backward_bf16(const Rows& a) { backward_rows<bf16>(a); }
 
 template <class T>
-void forward(const NormArgs& a, RowFunction run) {
-  const int64_t n = a.x.size(-1);
+void collect(const TensorView& x, int64_t begin, int64_t rows, const void** out) {
+  RowCursor<T> cursor(x, begin);
+  for (int64_t i = 0; i < rows; ++i, cursor.next()) out[i] = cursor.row();
+}
+
+// Rows [begin, begin + rows) of an operation on x that writes `out`; with the weight widened.
+template <class T>
+Rows make_rows(const TensorView& x, const TensorView& weight_D, const TensorView& out,
+               int64_t begin, int64_t end) {
+  Rows r;
+  r.rows = end - begin;
+  r.n = x.size(-1);
+  r.scratch = thread_scratch<float>(3 * r.n);
+  float* g = r.scratch + 2 * r.n;
+  for (int64_t d = 0; d < r.n; ++d) g[d] = static_cast<float>(weight_D.data<T>()[d]);
+  r.g = g;
+  collect<T>(x, begin, r.rows, r.x);
+  RowCursor<T> cursor(out, begin);
+  for (int64_t i = 0; i < r.rows; ++i, cursor.next()) r.out[i] = cursor.row();
+  return r;
+}
+
+template <class T>
+void forward(const NormArgs& a, RowsFunction run) {
   parallel_for(row_count(a.x), kNormBlockRows, [&](int64_t begin, int64_t end) {
-    RowCursor<T> x(a.x, begin), y(a.y, begin);
-    RowArgs row{.g = a.weight_D.raw(), .n = n, .eps = a.eps};
-    for (int64_t i = begin; i < end; ++i, x.next(), y.next()) {
-      row.x = x.row();
-      row.out = y.row();
-      run(row, thread_scratch<float>(n));
-    }
+    Rows rows = make_rows<T>(a.x, a.weight_D, a.y, begin, end);
+    rows.eps = a.eps;
+    run(rows);
   });
 }
 
 template <class T>
-void backward(const NormBackwardArgs& a, RowFunction run) {
-  const int64_t n = a.x.size(-1), rows = row_count(a.x), blocks = norm_blocks(rows);
+void backward(const NormBackwardArgs& a, RowsFunction run) {
+  const int64_t n = a.x.size(-1), count = row_count(a.x), blocks = norm_blocks(count);
   float* partial = a.workspace.data<float>();
-  parallel_for(rows, kNormBlockRows, [&](int64_t begin, int64_t end) {
-    RowCursor<T> x(a.x, begin), dy(a.dy, begin), addend(a.addend, begin), dx(a.dx, begin);
-    RowArgs row{.g = a.weight_D.raw(), .n = n, .eps = a.eps};
-    row.dg = partial + begin / kNormBlockRows * n;
-    std::fill_n(row.dg, n, 0.0f);
-    for (int64_t i = begin; i < end; ++i, x.next(), dy.next(), addend.next(), dx.next()) {
-      row.x = x.row();
-      row.dy = dy.row();
-      row.addend = addend.row();
-      row.out = dx.row();
-      run(row, thread_scratch<float>(2 * n));
-    }
+  parallel_for(count, kNormBlockRows, [&](int64_t begin, int64_t end) {
+    Rows rows = make_rows<T>(a.x, a.weight_D, a.dx, begin, end);
+    rows.eps = a.eps;
+    collect<T>(a.dy, begin, rows.rows, rows.dy);
+    collect<T>(a.addend, begin, rows.rows, rows.addend);
+    rows.dg = partial + begin / kNormBlockRows * n;
+    std::fill_n(rows.dg, n, 0.0f);
+    run(rows);
   });
   float* total = thread_scratch<float>(n);
   std::fill_n(total, n, 0.0f);

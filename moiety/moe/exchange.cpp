@@ -69,8 +69,7 @@ void EpGroup::Impl::check_poison() const {
   if (!memory) return;
   const uint64_t p = comm::load_relaxed(word(rank, layout.poison, 0));
   if (p == 0) return;
-  auto& self = const_cast<Impl&>(*this);
-  const std::lock_guard lock(self.mutex);
+  const std::lock_guard lock(mutex);
   throw Error(ErrorKind::kComm, failure.empty() ? poison_text(options.name, p) : failure);
 }
 

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,8 +91,8 @@ struct EpGroup::Impl {
   Epoch running = 0;  // stream order
   Event last;         // after the operation issued last
 
-  std::mutex mutex;     // guards failure
-  std::string failure;  // why the group is poisoned
+  mutable std::mutex mutex;  // guards failure
+  std::string failure;       // why the group is poisoned
 
   std::vector<RecordedError> errors;
   std::array<int64_t, 3> report{};
@@ -212,11 +211,6 @@ void check_record(const char* operation, const EpGroup& group, const EpPlan& pla
 
 // Fills the plan's tensors.
 void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args);
-
-// kept[e] <= count[e] for the experts of one rank with `capacity` rows in blocks of `alignment`:
-// everything if it fits; else blocks are taken from the longest experts first.
-void trim(std::span<const int64_t> count, int64_t capacity, int64_t alignment,
-          std::span<int64_t> kept);
 
 // Sends x[t] (and the K weights of t) once to every rank with a pair alive of t. For every row that
 // arrives with a pair alive, own tokens' included: expand(row, weights or null, its K slots). Rows

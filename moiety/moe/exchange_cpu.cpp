@@ -1,142 +1,20 @@
 // The movers of rows on a CPU. Rows are stored straight into the peer's memory, so every row is
 // copied twice on its way (into the region, out of it) and own rows once.
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <span>
 #include <vector>
 
-#include "moiety/base/math.h"
 #include "moiety/base/parallel.h"
-#include "moiety/formats/bf16.h"
-#include "moiety/formats/fp16.h"
 #include "moiety/moe/exchange.h"
+#include "moiety/moe/row_sum.h"
 
 namespace moiety::moe {
 namespace {
 
 constexpr int64_t kTaskBytes = 64 << 10;  // that a task of a loop moves, about
-constexpr int kTile = 512;                // elements of a row that are summed in cache
 
-int64_t element_bytes(DType type) { return bits(type) / 8; }
 int64_t rows_per_task(int64_t row_bytes) {
   return std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(row_bytes, 64));
-}
-
-uint32_t load32(const std::byte* p) {
-  uint32_t out;
-  std::memcpy(&out, p, 4);
-  return out;
-}
-void store32(std::byte* p, uint32_t value) { std::memcpy(p, &value, 4); }
-float load_float(const std::byte* p) { return std::bit_cast<float>(load32(p)); }
-
-template <class F>
-MOIETY_INLINE void with_type(DType type, F&& f) {
-  if (type == DType::kBFloat16) {
-    f(bf16{});
-  } else if (type == DType::kFloat16) {
-    f(fp16{});
-  } else {
-    f(float{});
-  }
-}
-
-enum class Step { kSet, kAdd, kSetScaled, kAddScaled };
-
-// acc := x | acc + x | w x | fma(w, x, acc)
-MOIETY_SIMD_CLONES
-void accumulate(DType type, Step step, float w, const std::byte* x, float* __restrict acc, int n) {
-  with_type(type, [&]<class T>(T) {
-    const T* __restrict v = reinterpret_cast<const T*>(x);
-    switch (step) {
-      case Step::kSet:
-        for (int i = 0; i < n; ++i) acc[i] = static_cast<float>(v[i]);
-        break;
-      case Step::kAdd:
-        for (int i = 0; i < n; ++i) acc[i] += static_cast<float>(v[i]);
-        break;
-      case Step::kSetScaled:
-        for (int i = 0; i < n; ++i) acc[i] = w * static_cast<float>(v[i]);
-        break;
-      case Step::kAddScaled:
-        for (int i = 0; i < n; ++i) acc[i] = std::fma(w, static_cast<float>(v[i]), acc[i]);
-        break;
-    }
-  });
-}
-
-MOIETY_SIMD_CLONES
-void round_to(DType type, const float* __restrict acc, std::byte* out, int n) {
-  with_type(type, [&]<class T>(T) {
-    T* __restrict o = reinterpret_cast<T*>(out);
-    for (int i = 0; i < n; ++i) o[i] = T(acc[i]);
-  });
-}
-
-struct Term {
-  const std::byte* row;
-  DType type;
-  float weight;
-};
-
-// Up to one term per choice or per rank; on the stack, so nothing of it is initialized in vain.
-class Terms {
- public:
-  explicit Terms(bool weighted) : weighted_(weighted) {}
-  void add(const Term& term) { term_[count_++] = term; }
-  int count() const { return count_; }
-  const Term& operator[](int i) const { return term_[i]; }
-  bool weighted() const { return weighted_; }
-
- private:
-  bool weighted_;
-  int count_ = 0;
-  Term term_[kMaxRanks];
-};
-
-// The recurrence of spec ep 3.2: the first term, then the others in their order, then the addend
-// (null: none); rounded once.
-void sum_terms(const Terms& terms, const std::byte* addend, DType addend_type, std::byte* out,
-               DType out_type, int64_t n) {
-  if (terms.count() == 0 && !addend) {
-    std::memset(out, 0, n * element_bytes(out_type));
-    return;
-  }
-  const Step first = terms.weighted() ? Step::kSetScaled : Step::kSet;
-  const Step next = terms.weighted() ? Step::kAddScaled : Step::kAdd;
-  alignas(64) float acc[kTile];
-  for (int64_t d = 0; d < n; d += kTile) {
-    const int width = static_cast<int>(std::min<int64_t>(kTile, n - d));
-    for (int i = 0; i < terms.count(); ++i) {
-      const Term& t = terms[i];
-      accumulate(t.type, i == 0 ? first : next, t.weight, t.row + d * element_bytes(t.type), acc,
-                 width);
-    }
-    if (addend) {
-      accumulate(addend_type, terms.count() == 0 ? Step::kSet : Step::kAdd, 1,
-                 addend + d * element_bytes(addend_type), acc, width);
-    }
-    round_to(out_type, acc, out + d * element_bytes(out_type), width);
-  }
-}
-
-// A term that is the whole sum keeps its bytes. On the wire it may have become fp32, exactly.
-void copy_term(const Term& term, std::byte* out, DType out_type, int64_t n) {
-  if (term.type == out_type) {
-    std::memcpy(out, term.row, n * element_bytes(out_type));
-    return;
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t x = load32(term.row + 4 * i);
-    uint16_t narrow = static_cast<uint16_t>(x >> 16);
-    if (out_type == DType::kFloat16) {
-      const bool nan = (x & 0x7FFFFFFFu) > 0x7F800000u;  // its payload came from 10 bits
-      narrow = nan ? static_cast<uint16_t>((x >> 16 & 0x8000u) | 0x7C00u | (x >> 13 & 0x3FFu))
-                   : fp16(std::bit_cast<float>(x)).bits;
-    }
-    std::memcpy(out + 2 * i, &narrow, 2);
-  }
 }
 
 std::byte* scratch_row(int64_t bytes) {
@@ -206,25 +84,6 @@ void for_tokens(const Maps& maps, int64_t tokens, int r, int64_t begin, int64_t 
 }
 
 }  // namespace
-
-void scale_row(DType type, float weight, const std::byte* x, std::byte* out, int64_t n) {
-  Terms terms(true);
-  terms.add({x, type, weight});
-  sum_terms(terms, nullptr, type, out, type, n);
-}
-
-MOIETY_SIMD_CLONES
-float dot_row(DType type, const std::byte* x, const std::byte* y, int64_t n) {
-  float out = 0;
-  with_type(type, [&]<class T>(T) {
-    const T* a = reinterpret_cast<const T*>(x);
-    const T* b = reinterpret_cast<const T*>(y);
-    out = lane_sum<float>(n, [&](float v, int64_t i) {
-      return std::fma(static_cast<float>(a[i]), static_cast<float>(b[i]), v);
-    });
-  });
-  return out;
-}
 
 void copy_rows(Exchange& exchange, const EpPlan& plan, const TensorView& x_TD,
                const TensorView& w_TK, const ExpandRow& expand) {

@@ -35,8 +35,8 @@ struct PrepareArgs {
   TensorView idx_TK;      // int32 or int64 [T, K]; rows may be strided
   int64_t alignment = 1;  // a >= 1; equal on all ranks
   int64_t capacity = 0;   // C >= 0: rows of this rank's expert-major tensors; may differ by rank
-  TensorView capacity_limit =
-      {};  // optional int64 [1]: lowers the capacity in force, read when it runs
+  // Optional, int64 [1]: lowers the capacity in force; read when the operation runs.
+  TensorView capacity_limit = {};
   OverflowPolicy overflow = OverflowPolicy::kError;  // equal on all ranks
 };
 
@@ -86,9 +86,9 @@ struct EpPlan {
   TensorView rows_RR;   // int32 [R, R] rows that a rank sends to a rank
   TensorView tokens_R;  // int32 [R]
 
-  // Rows sent to each rank after each block of 256 tokens: finds the tokens of a run of rows.
+  // Up to the end of each block of 256 tokens: rows sent to each rank, pairs for each expert.
   TensorView row_end_BR;   // int32 [ceil(T_max / 256), R]
-  TensorView pair_end_BE;  // int32 [ceil(T_max / 256), E], the same of pairs and experts
+  TensorView pair_end_BE;  // int32 [ceil(T_max / 256), E]
 };
 
 // Bytes of plan memory for these arguments, exactly. Of `args` K and the capacity count.

@@ -10,6 +10,7 @@
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
 #include "moiety/moe/exchange.h"
+#include "moiety/moe/trim.h"
 
 namespace moiety::moe {
 namespace {
@@ -39,12 +40,6 @@ struct BlockFindings {
   int64_t masked = 0, bad = 0;
   int32_t bad_token = -1, bad_choice = -1;
   int64_t bad_index = 0;
-};
-
-// Experts of all ranks after trimming; indices are experts of the group.
-struct Trimmed {
-  std::vector<int64_t> count, kept, offset;
-  std::vector<int64_t> required, dropped;  // by rank
 };
 
 class Prepare {
@@ -288,31 +283,13 @@ void Prepare::compare_heads() {
   }
 }
 
-// The same on every rank: what each owner keeps, and where.
 void Prepare::trim_all() {
-  trimmed_ = {std::vector<int64_t>(experts_), std::vector<int64_t>(experts_),
-              std::vector<int64_t>(experts_), std::vector<int64_t>(ranks_),
-              std::vector<int64_t>(ranks_)};
+  std::vector<int64_t> count(experts_), capacity(ranks_);
   for (int s = 0; s < ranks_; ++s) {
-    for (int e = 0; e < experts_; ++e) trimmed_.count[e] += count_RE_[int64_t{s} * experts_ + e];
+    capacity[s] = heads_[s].capacity;
+    for (int e = 0; e < experts_; ++e) count[e] += count_RE_[int64_t{s} * experts_ + e];
   }
-  const int64_t a = args_.alignment;
-  std::vector<int64_t> count, kept;
-  for (int r = 0; r < ranks_; ++r) {
-    const auto experts = map_.experts_of(r);
-    count.resize(experts.size());
-    kept.resize(experts.size());
-    for (size_t i = 0; i < experts.size(); ++i) count[i] = trimmed_.count[experts[i]];
-    trim(count, heads_[r].capacity, a, kept);
-    int64_t offset = 0;
-    for (size_t i = 0; i < experts.size(); ++i) {
-      trimmed_.kept[experts[i]] = kept[i];
-      trimmed_.offset[experts[i]] = offset;
-      offset += round_up(kept[i], a);
-      trimmed_.required[r] += round_up(count[i], a);
-      trimmed_.dropped[r] += count[i] - kept[i];
-    }
-  }
+  trimmed_ = trim(map_, std::move(count), capacity, args_.alignment);
 }
 
 // Own pairs: their position among all ranks' pairs of the expert, hence their slot.
@@ -459,39 +436,6 @@ void Prepare::record_errors() {
 }
 
 }  // namespace
-
-void trim(std::span<const int64_t> count, int64_t capacity, int64_t alignment,
-          std::span<int64_t> kept) {
-  const int64_t blocks = capacity / alignment;
-  int64_t most = 0, wanted = 0;
-  for (const int64_t c : count) {
-    most = std::max(most, ceil_div(c, alignment));
-    wanted += ceil_div(c, alignment);
-  }
-  const auto used = [&](int64_t limit) {
-    int64_t sum = 0;
-    for (const int64_t c : count) sum += std::min(ceil_div(c, alignment), limit);
-    return sum;
-  };
-  int64_t limit = most, rest = 0;
-  if (wanted > blocks) {
-    int64_t low = 0;  // used(low) <= blocks < used(limit)
-    while (limit - low > 1) {
-      const int64_t middle = (low + limit) / 2;
-      (used(middle) <= blocks ? low : limit) = middle;
-    }
-    limit = low;
-    rest = blocks - used(limit);
-  }
-  for (size_t e = 0; e < count.size(); ++e) {
-    int64_t mine = std::min(ceil_div(count[e], alignment), limit);
-    if (ceil_div(count[e], alignment) > limit && rest > 0) {
-      ++mine;
-      --rest;
-    }
-    kept[e] = std::min(count[e], mine * alignment);
-  }
-}
 
 void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args) {
   Prepare(exchange, plan, args).run();

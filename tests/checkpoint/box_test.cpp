@@ -122,14 +122,21 @@ TEST(Copy, EveryRegionBetweenTwoBoxes) {
   }
 }
 
-TEST(Crc32c, GoldenAndCombined) {
+TEST(Crc32c, GoldenCombinedAndLong) {
   EXPECT_EQ(crc32c("123456789"), 0xE3069283u);
   std::mt19937 random(3);
-  std::string s(5000, '\0');
+  std::string s(150'000, '\0');  // long enough for every way to compute it
   for (char& c : s) c = char(random());
-  for (const size_t at : {0, 1, 7, 64, 4999, 5000}) {
-    EXPECT_EQ(crc32c_combine(crc32c(s.substr(0, at)), crc32c(s.substr(at)), s.size() - at),
-              crc32c(s));
+  uint32_t bitwise = ~0u;
+  for (const char c : s) {
+    bitwise ^= uint8_t(c);
+    for (int i = 0; i < 8; ++i) bitwise = (bitwise >> 1) ^ (bitwise & 1 ? 0x82F63B78u : 0);
+  }
+  EXPECT_EQ(crc32c(s), ~bitwise);
+  for (const size_t at : {0, 1, 7, 64, 49151, 49153, 149'999, 150'000}) {
+    const std::string a = s.substr(0, at), b = s.substr(at);
+    EXPECT_EQ(crc32c_combine(crc32c(a), crc32c(b), b.size()), ~bitwise);
+    EXPECT_EQ(crc32c(b.data(), b.size(), crc32c(a)), ~bitwise);
   }
 }
 

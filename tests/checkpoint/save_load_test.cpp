@@ -91,7 +91,7 @@ TEST(SaveLoad, BigPiecesAreCutAlongTheFirstDimensionWithMoreThanOneIndex) {
   SaveOptions options;
   options.piece_bytes =
       100;  // 25 floats: four rows of [1, 9, 6], and one of them is not in a piece
-  const std::vector<LogicalState> state{{"t", "weight", DType::kFloat32, {2, 9, 6}}};
+  const State state{{"t", "weight", DType::kFloat32, {2, 9, 6}}};
   on_ranks(1, [&](int, comm::Bootstrap& bootstrap) {
     RankState mine(state, Cut::kRows, 0, 1);
     Saver(directory / "c", bootstrap, options).save(mine.view(), run_state(1, 1), Stream());
@@ -123,8 +123,8 @@ TEST(SaveLoad, SameStepIsReplacedAndOldOnesArePruned) {
 }
 
 // One rank whose view is not the whole state.
-std::string load_error(const std::string& path, const std::vector<LogicalState>& state,
-                       LoadOptions options = {}, int ranks = 2) {
+std::string load_error(const std::string& path, const State& state, LoadOptions options = {},
+                       int ranks = 2) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   on_ranks(ranks, [&](int rank, comm::Bootstrap& bootstrap) {
     RankState mine(state, Cut::kRows, rank, ranks);
@@ -147,7 +147,7 @@ std::string load_error(const std::string& path, const std::vector<LogicalState>&
 TEST(Load, ListsWhatDoesNotFit) {
   const TemporaryDirectory directory;
   const std::string path = save_small(directory / "c", Cut::kRows, 2, 5, 1).path;
-  std::vector<LogicalState> state = small_state();
+  State state = small_state();
   EXPECT_EQ(load_error(path, state), "");
   EXPECT_EQ(state[0].tensor, "embed.weight");
   state[0].tensor = "embedding.weight";
@@ -169,7 +169,7 @@ TEST(Load, ListsWhatDoesNotFit) {
 TEST(Load, LongListsAreCountedAndCut) {
   const TemporaryDirectory directory;
   const std::string path = save_small(directory / "c", Cut::kRows, 1, 5, 1).path;
-  std::vector<LogicalState> state = small_state();
+  State state = small_state();
   for (int i = 0; i < 1000; ++i) {
     state.push_back({text("extra.{:04}", i), "weight", DType::kFloat32, {2}});
   }
@@ -182,7 +182,7 @@ TEST(Load, LongListsAreCountedAndCut) {
 TEST(Load, WeightsOnly) {
   const TemporaryDirectory directory;
   const std::string path = save_small(directory / "c", Cut::kFlat, 3, 5, 1).path;
-  std::vector<LogicalState> weights;
+  State weights;
   for (const LogicalState& s : small_state()) {
     if (s.slot == "weight") weights.push_back(s);
   }
@@ -261,7 +261,7 @@ TEST(Load, HeadersMustSayWhatTheManifestSays) {
   m = good;
   m.tensors.erase("scalar");
   rewrite_manifest(path, m);
-  std::vector<LogicalState> others = small_state();
+  State others = small_state();
   std::erase_if(others, [](const LogicalState& s) { return s.tensor == "scalar"; });
   const std::string error = load_error(path, others);
   EXPECT_NE(error.find("\"weight/scalar[]\" is not in the manifest"), std::string::npos) << error;
@@ -349,15 +349,47 @@ TEST(Reshard, NamesWhatIsNotCovered) {
             std::string::npos);
 }
 
+// Reads every piece with the Python package and compares it with the bytes that the manifest points
+// to.
+constexpr const char* kPython = R"py(
+import json
+import pathlib
+import struct
+import sys
+
+import numpy
+from safetensors import safe_open
+
+directory = pathlib.Path(sys.argv[1])
+manifest = json.loads((directory / "manifest.json").read_text())
+types = {"F32": numpy.float32, "I64": numpy.int64, "U8": numpy.uint8}
+read = 0
+for name, tensor in manifest["tensors"].items():
+    for slot, entry in tensor["slots"].items():
+        if entry["dtype"] not in types:
+            continue  # numpy has no bfloat16
+        for file, start, size, begin, end, _ in entry["pieces"]:
+            path = directory / manifest["files"][file]["name"]
+            box = ",".join(f"{a}:{a + n}/{e}" for a, n, e in zip(start, size, tensor["shape"]))
+            raw = path.read_bytes()
+            data = raw[8 + struct.unpack("<Q", raw[:8])[0]:][begin:end]
+            with safe_open(path, framework="numpy") as f:
+                got = f.get_tensor(f"{slot}/{name}[{box}]")
+                assert f.metadata()["id"] == manifest["id"]
+            assert list(got.shape) == size and got.dtype == types[entry["dtype"]]
+            assert got.tobytes() == data
+            read += 1
+assert read > 10, read
+)py";
+
 TEST(PythonPackage, ReadsTheFiles) {
   if (std::system("python3 -c 'import safetensors, numpy' 2>/dev/null") != 0) {
     GTEST_SKIP() << "the Python packages safetensors and numpy are not here";
   }
   const TemporaryDirectory directory;
   const std::string path = save_small(directory / "c", Cut::kFlat, 2, 5, 1, small_pieces()).path;
-  const std::string script =
-      (std::filesystem::path(__FILE__).parent_path() / "read_checkpoint.py").string();
-  EXPECT_EQ(std::system(text("python3 {} {}", script, path).c_str()), 0);
+  write_file(directory / "read.py", kPython);
+  EXPECT_EQ(std::system(text("python3 {} {}", directory / "read.py", path).c_str()), 0);
 }
 
 }  // namespace

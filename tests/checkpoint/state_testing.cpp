@@ -81,9 +81,9 @@ TemporaryDirectory::~TemporaryDirectory() {
   std::filesystem::remove_all(path_, ignored);
 }
 
-const std::vector<LogicalState>& small_state() {
-  static const std::vector<LogicalState> state = [] {
-    std::vector<LogicalState> s;
+const State& small_state() {
+  static const State state = [] {
+    State s;
     for (const char* slot : {"weight", "exp_avg", "exp_avg_sq"}) {
       s.push_back({"embed.weight", slot, DType::kFloat32, {7, 8}});
       s.push_back({"layers.0.moe.experts.fc1.weight", slot, DType::kFloat32, {3, 5, 6}});
@@ -98,6 +98,13 @@ const std::vector<LogicalState>& small_state() {
     s.push_back({"bytes", "state", DType::kUInt8, {2, 2, 2, 3}});
     return s;
   }();
+  return state;
+}
+
+const State& tiny_state() {
+  static const State state{{"matrix", "weight", DType::kFloat32, {3, 4}},
+                           {"no_rows", "weight", DType::kFloat32, {0, 4}},
+                           {"half", "exp_avg", DType::kBFloat16, {5}}};
   return state;
 }
 
@@ -127,7 +134,7 @@ std::vector<Box> boxes_of_range(const std::vector<int64_t>& shape, int64_t begin
   return out;
 }
 
-RankState::RankState(const std::vector<LogicalState>& state, Cut cut, int rank, int ranks) {
+RankState::RankState(const State& state, Cut cut, int rank, int ranks) {
   for (const LogicalState& s : state) {
     for (const Box& box : cut_boxes(s.shape, cut, rank, ranks)) {
       memory_.emplace_back(byte_size(s.dtype, volume(box)));
@@ -146,7 +153,7 @@ void RankState::fill(int version) {
 }
 
 void RankState::poison() {
-  for (const Buffer& b : memory_) std::memset(b.data(), 0xA5, size_t(b.bytes()));
+  for (const Buffer& b : memory_) std::fill_n(b.data(), b.bytes(), std::byte{0xA5});
 }
 
 int64_t RankState::differences(int version) const {
@@ -177,28 +184,37 @@ void on_ranks(int ranks, const std::function<void(int, comm::Bootstrap&)>& body)
                          [&](comm::Communicator& world) { body(world.rank(), world.bootstrap()); });
 }
 
-SaveResult save_small(const std::string& directory, Cut cut, int ranks, int64_t step, int version,
-                      SaveOptions options, FileSystem& files) {
+SaveResult save_state(const State& state, const std::string& directory, Cut cut, int ranks,
+                      int64_t step, int version, SaveOptions options, FileSystem& files) {
   SaveResult result;
   on_ranks(ranks, [&](int rank, comm::Bootstrap& bootstrap) {
-    RankState state(small_state(), cut, rank, ranks);
-    state.fill(version);
+    RankState own(state, cut, rank, ranks);
+    own.fill(version);
     Saver saver(directory, bootstrap, options, files);
-    const SaveResult mine = saver.save(state.view(), run_state(step, ranks), Stream());
+    const SaveResult mine = saver.save(own.view(), run_state(step, ranks), Stream());
     if (rank == 0) result = mine;
   });
   return result;
 }
 
-int64_t load_small(const std::string& path, Cut cut, int ranks, int version, LoadOptions options) {
+int64_t load_state(const State& state, const std::string& path, Cut cut, int ranks, int version,
+                   LoadOptions options) {
   std::atomic<int64_t> differences = 0;
   on_ranks(ranks, [&](int rank, comm::Bootstrap& bootstrap) {
-    RankState state(small_state(), cut, rank, ranks);
-    state.poison();
-    load(rank == 0 ? path : "", state.view(), options, bootstrap);
-    differences += state.differences(version);
+    RankState own(state, cut, rank, ranks);
+    own.poison();
+    load(rank == 0 ? path : "", own.view(), options, bootstrap);
+    differences += own.differences(version);
   });
   return differences;
+}
+
+SaveResult save_small(const std::string& directory, Cut cut, int ranks, int64_t step, int version,
+                      SaveOptions options) {
+  return save_state(small_state(), directory, cut, ranks, step, version, options);
+}
+int64_t load_small(const std::string& path, Cut cut, int ranks, int version, LoadOptions options) {
+  return load_state(small_state(), path, cut, ranks, version, options);
 }
 
 SaveOptions small_pieces() {

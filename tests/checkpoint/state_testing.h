@@ -40,13 +40,17 @@ struct LogicalState {
   std::vector<int64_t> shape;
 };
 
+using State = std::vector<LogicalState>;
+
 // Names of the hard cases are in their tensors' names.
-const std::vector<LogicalState>& small_state();
+const State& small_state();
+// Three tensors, for tests that save and load thousands of times.
+const State& tiny_state();
 
 // What one rank owns of a state.
 class RankState {
  public:
-  RankState(const std::vector<LogicalState>& state, Cut cut, int rank, int ranks);
+  RankState(const State& state, Cut cut, int rank, int ranks);
   const StateView& view() const { return view_; }
   // Element i of a tensor gets a value that only its name, i and `version` decide.
   void fill(int version);
@@ -67,10 +71,16 @@ RunState run_state(int64_t step, int ranks);
 // Body(rank, bootstrap) on so many thread ranks.
 void on_ranks(int ranks, const std::function<void(int, comm::Bootstrap&)>& body);
 
-// Saves `version` of small_state from a cut over ranks.
+// Saves `version` of a state from a cut over ranks.
+SaveResult save_state(const State& state, const std::string& directory, Cut cut, int ranks,
+                      int64_t step, int version, SaveOptions options = {},
+                      FileSystem& files = posix());
+// Loads it under a cut; how many elements are not those of `version`.
+int64_t load_state(const State& state, const std::string& path, Cut cut, int ranks, int version,
+                   LoadOptions options = {});
+// The same with small_state.
 SaveResult save_small(const std::string& directory, Cut cut, int ranks, int64_t step, int version,
-                      SaveOptions options = {}, FileSystem& files = posix());
-// Loads small_state under a cut; how many elements are not those of `version`.
+                      SaveOptions options = {});
 int64_t load_small(const std::string& path, Cut cut, int ranks, int version,
                    LoadOptions options = {});
 

@@ -101,7 +101,7 @@ TEST(ThreadFailure, ARankThatNeverArrives) {
   EXPECT_TRUE(allowed.count(out.errors[1])) << out.errors[1];
   EXPECT_EQ(out.errors[2], "");
   EXPECT_GE(out.seconds, 0.3);
-  EXPECT_LT(out.seconds, 1.3);
+  EXPECT_LT(out.seconds, 5.0);
 }
 
 TEST(ThreadFailure, ARankThatNeverArrivesAtTheBootstrap) {
@@ -109,7 +109,7 @@ TEST(ThreadFailure, ARankThatNeverArrivesAtTheBootstrap) {
     if (comm.rank() == 1) comm.bootstrap().all_gather("here");
   });
   EXPECT_EQ(out.rethrown, "bootstrap of \"world\": rank 1 waited 0.3 s for ranks 0, 2");
-  EXPECT_LT(out.seconds, 1.3);
+  EXPECT_LT(out.seconds, 5.0);
 }
 
 TEST(ThreadFailure, ARankThatThrows) {
@@ -124,7 +124,7 @@ TEST(ThreadFailure, ARankThatThrows) {
   EXPECT_EQ(out.errors[2],
             "communicator \"world\", operation 1: all_reduce(float32[16], sum) stopped: rank 1 "
             "failed: disk full");
-  EXPECT_LT(out.seconds, 1.0);
+  EXPECT_LT(out.seconds, 5.0);
 }
 
 TEST(ThreadFailure, ARankThatThrowsStopsSubGroupsToo) {
@@ -142,7 +142,7 @@ TEST(ThreadFailure, ARankThatThrowsStopsSubGroupsToo) {
             "communicator \"half\", operation 1: barrier stopped: rank 3 failed: disk full");
   EXPECT_EQ(out.errors[0],
             "communicator \"world\", operation 1: barrier stopped: rank 3 failed: disk full");
-  EXPECT_LT(out.seconds, 1.0);
+  EXPECT_LT(out.seconds, 5.0);
 }
 
 struct Mismatch {

@@ -11,7 +11,6 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr double kSentinel = 77;
 constexpr GroupedOp kOps[] = {GroupedOp::kForward, GroupedOp::kDgrad, GroupedOp::kWgrad};
 
 struct Widths {
@@ -85,6 +84,7 @@ TEST_P(GroupedGemm, EveryOpDtypeAndEngine) {
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (DType out_dtype : {DType::kFloat32, DType::kBFloat16}) {
       for (bool integers : {true, false}) {
+        if (!integers && GetParam().counts.size() > 1000) continue;  // slow, and no other code
         const Problem p(GetParam(), {19, 24}, dtype, out_dtype, integers);
         for (GroupedOp op : kOps) {
           SCOPED_TRACE(
@@ -125,6 +125,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, GroupedGemm, testing::ValuesIn(group_cases()),
 
 // The reference against sums written out here, epilogue included.
 TEST(GroupedGemmReference, IsTheDefinition) {
+  constexpr double kOld = 7;
   const Problem p({"", {3, 0, 5, 2}, 2}, {7, 9}, DType::kFloat32, DType::kFloat32, false);
   const std::vector<int64_t> owner = p.groups.owners();
   const Tensor alpha = normal(DType::kFloat32, {4}, 20), beta = normal(DType::kFloat32, {4}, 21);
@@ -136,13 +137,14 @@ TEST(GroupedGemmReference, IsTheDefinition) {
       args.bias_EN = p.bias;
       args.bias_scale_R = p.scale;
     }
+    fill(p.out(op), kOld);
     grouped_gemm_reference(args);
   }
   const auto w = [&](int64_t e, int64_t n, int64_t c) { return get(p.w, (e * 9 + n) * 7 + c); };
   for (int64_t r = 0; r < p.groups.capacity(); ++r) {
     const int64_t e = owner[r];
     if (e < 0) continue;
-    const double a = get(alpha, e), b = get(beta, e) * kSentinel;
+    const double a = get(alpha, e), b = get(beta, e) * kOld;
     for (int64_t n = 0; n < 9; ++n) {
       double sum = 0;
       for (int64_t c = 0; c < 7; ++c) sum += get(p.x, r, c) * w(e, n, c);
@@ -161,7 +163,7 @@ TEST(GroupedGemmReference, IsTheDefinition) {
         for (int64_t r = 0; r < p.groups.capacity(); ++r) {
           if (owner[r] == e) sum += get(p.dy, r, n) * get(p.x, r, c);
         }
-        ASSERT_NEAR(get(p.dw, (e * 9 + n) * 7 + c), get(alpha, e) * sum + get(beta, e) * kSentinel,
+        ASSERT_NEAR(get(p.dw, (e * 9 + n) * 7 + c), get(alpha, e) * sum + get(beta, e) * kOld,
                     1e-4);
       }
     }
@@ -169,7 +171,7 @@ TEST(GroupedGemmReference, IsTheDefinition) {
 }
 
 TEST(GroupedGemmWidths, NarrowWideAndZero) {
-  const GroupCase groups{"", {5, 0, 17, 130}};
+  const GroupCase groups{"", {5, 0, 17, 40}};
   for (Widths width : {Widths{0, 24}, {7, 1}, {8, 1}, {40, 2880}, {2880, 24}}) {
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       const Problem p(groups, width, dtype, DType::kFloat32, true);
@@ -288,7 +290,7 @@ TEST(GroupedGemmScalars, HostOneAndPerGroupAgree) {
     for (const TensorView& view : {TensorView(), one.view(), each.view()}) {
       GroupedGemmArgs args = p.args(op);
       args.alpha = args.beta = {0.375f, view};
-      p.poison();
+      fill(p.out(op), 7);
       grouped_gemm(args, Stream());
       results.push_back(copy_of(p.out(op)));
     }

@@ -9,8 +9,6 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr double kSentinel = 77;
-
 struct Options {
   DType dtype = DType::kFloat32;
   MlpPath path = MlpPath::kCpu;
@@ -142,6 +140,13 @@ void expect_equal(const Problem& p, const Problem& q) {
   }
 }
 
+// The table without the cases of very many experts, which grouped_gemm's test has.
+std::vector<GroupCase> mlp_cases() {
+  std::vector<GroupCase> cases = group_cases();
+  std::erase_if(cases, [](const GroupCase& c) { return c.counts.size() > 100; });
+  return cases;
+}
+
 class GroupedMlpCases : public testing::TestWithParam<GroupCase> {};
 
 TEST_P(GroupedMlpCases, FusedEqualsReference) {
@@ -175,7 +180,7 @@ TEST_P(GroupedMlpCases, FusedEqualsReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, GroupedMlpCases, testing::ValuesIn(group_cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, GroupedMlpCases, testing::ValuesIn(mlp_cases()),
                          [](const auto& info) { return info.param.name; });
 
 // The contract's rounding points: H, A, Y, dA, dH, dXr are the tensors that the single operations
@@ -365,7 +370,7 @@ TEST(GroupedMlp, WeightGradientsAccumulateAndMayBeDelayed) {
   const Problem p(c, {.dtype = DType::kBFloat16});
   p.run();
   const Tensor once1 = copy_of(p.dw1), once2 = copy_of(p.dw2);
-  fill(p.workspace.view().reshape({p.workspace.view().numel()}), 0);  // transients are gone by then
+  std::memset(p.workspace.view().raw(), 0xFF, p.workspace.view().bytes());  // its time is over
   p.backward_weights(1);
   for (int64_t i = 0; i < once1.view().numel(); ++i) ASSERT_EQ(get(p.dw1, i), 2 * get(once1, i));
   for (int64_t i = 0; i < once2.view().numel(); ++i) ASSERT_EQ(get(p.dw2, i), 2 * get(once2, i));

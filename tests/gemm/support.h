@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@
 #include "moiety/gemm/grouped_tensor.h"
 
 namespace moiety::gemm {
+
+// What outputs are poisoned with: exact in every dtype, and no result of these tests.
+inline constexpr double kSentinel = -0x1p100;
 
 inline double get(const TensorView& x, int64_t i) {
   switch (x.dtype()) {
@@ -96,6 +100,8 @@ struct GroupCase {
   int64_t gap = 0;         // dead rows before group e: e % (gap + 1), then `gap` after the last
   int64_t extra_rows = 0;  // of the buffers
 };
+
+inline void PrintTo(const GroupCase& c, std::ostream* out) { *out << c.name; }
 
 // The table of the spec; widths and dtypes are the test's.
 inline std::vector<GroupCase> group_cases() {

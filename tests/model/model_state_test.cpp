@@ -140,6 +140,24 @@ TEST(ModelState, ThreadsDoNotChangeTheBits) {
   });
 }
 
+TEST(ModelState, NothingIsReadBeforeTheStreamHasRun) {
+  const Config c = full_config();
+  on_ranks(1, [&](comm::Communicator& world) {
+    const TestBatch batch(c, 2, 10, true, 1);
+    ModelHarness h(c, DType::kFloat32, world, 20), deferred(c, DType::kFloat32, world, 20);
+    const StepStats expected = h.step(batch.batch);
+    const Stream stream = Stream::deferred();
+    StepStats stats;
+    deferred.model->forward(batch.batch, deferred.capacity, stats, deferred.arena, stream);
+    deferred.model->backward(batch.batch, stream);
+    EXPECT_EQ(stats.targets, 0) << "not yet";
+    stream.synchronize();
+    EXPECT_EQ(stats.loss_sum, expected.loss_sum);
+    EXPECT_EQ(stats.aux_sum, expected.aux_sum);
+    EXPECT_EQ(deferred.gradients(), h.gradients());
+  });
+}
+
 TEST(ModelState, BindRefusesWhatItDidNotAskFor) {
   on_ranks(1, [&](comm::Communicator& world) {
     ModelHarness h(small_config(), DType::kFloat32, world, 4);

@@ -94,11 +94,7 @@ std::vector<Case> all_cases() {
 }
 
 // Big shapes are named by one factor; together they would take minutes, so the largest give way.
-#ifdef MOIETY_NO_SIMD_CLONES  // under a sanitizer
-constexpr int64_t kMostElements = 1 << 14;
-#else
-constexpr int64_t kMostElements = 1 << 17;
-#endif
+constexpr int64_t kMostElements = kSanitized ? 1 << 14 : 1 << 18;
 
 void shrink(Case& c) {
   const auto elements = [&] { return c.ranks * c.tokens * std::min(c.topk, c.experts) * c.model; };

@@ -24,6 +24,13 @@
 
 namespace moiety::moe {
 
+// Sanitizers make everything ten times slower: less of the same is run under them.
+#ifdef MOIETY_NO_SIMD_CLONES
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // A transport of the conformance suite: runs body(world) on so many ranks.
 struct Threads {
   static void run(int ranks, const std::function<void(comm::Communicator&)>& body,

@@ -204,17 +204,19 @@ int64_t resident_bytes() {
 TEST(EpLifecycle, CreateAndCloseReturnAllMemory) {
   Threads::run(2, [&](comm::Communicator& world) {
     const ExpertMap map(4, 2);
-    const EpLimits limits{.tokens = 512, .model = 2000, .topk = 2};  // 4 MB
+    const EpLimits limits{.tokens = 256, .model = 1000, .topk = 2};  // 1 MB
     int64_t before = 0;
     for (int i = 0; i < 100; ++i) {
       if (i == 5) before = resident_bytes();
       EpGroup group = EpGroup::create(world, map, limits, {});
-      ASSERT_GT(group.bytes().total, 4 << 20);
+      ASSERT_GT(group.bytes().total, 1 << 20);
       if (i % 2) group.close();  // the destructor does it, too
     }
     world.barrier();
-    // Of 800 MB; the address sanitizer holds freed memory back for a while.
-    EXPECT_LT(resident_bytes() - before, 400 << 20);
+    // Sanitizers hold freed memory back, and find leaks themselves.
+    if (!kSanitized) {
+      EXPECT_LT(resident_bytes() - before, 50 << 20);  // of 200 MB
+    }
   });
 }
 
@@ -229,7 +231,7 @@ TEST(EpLifecycle, ManyOperations) {
       auto runs = runs_of(batches, world.rank());
       for (BatchRun& run : runs) run.prepare_plan(group);
       std::mt19937 rng(4);  // the same on all ranks
-      for (int i = 0; i < 300; ++i) {
+      for (int i = 0; i < (kSanitized ? 300 : 3000); ++i) {
         BatchRun& run = runs[rng() % 3];
         switch (rng() % 4) {
           case 0:

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "moiety/moe/exchange.h"
+#include "moiety/moe/trim.h"
 #include "tests/moe/ep_helpers.h"
 
 namespace moiety::moe {

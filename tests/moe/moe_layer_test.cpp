@@ -380,6 +380,8 @@ double bound_of(DType dtype) { return dtype == DType::kFloat32 ? 1e-6 : 8e-3; }
 TEST(MoeLayer, EveryLayoutEqualsTheDenseComputation) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const Reduction reduction : {Reduction::kRank, Reduction::kRankFp32, Reduction::kToken}) {
+      // Partial sums of float32 rows are float32 anyway.
+      if (dtype == DType::kFloat32 && reduction == Reduction::kRankFp32) continue;
       const Problem p = make_problem(small_config(dtype, reduction), 24);
       const Result want = expected(p);
       for (const Layout& layout : layouts()) {
@@ -440,14 +442,13 @@ TEST(MoeLayer, Variants) {
          p.config.router.renormalize = false;
        }},
   };
+  const Layout& layout = layouts()[2];
   for (const Variant& variant : variants) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      for (const Layout& layout : {layouts()[0], layouts()[2]}) {
-        SCOPED_TRACE(text("{}, {}, {}", variant.name, layout.name, name(dtype)));
-        Problem p = make_problem(small_config(dtype, Reduction::kRank), 24);
-        variant.change(p);
-        expect_near(p, computed(p, layout), expected(p), bound_of(dtype));
-      }
+      SCOPED_TRACE(text("{}, {}", variant.name, name(dtype)));
+      Problem p = make_problem(small_config(dtype, Reduction::kRank), 24);
+      variant.change(p);
+      expect_near(p, computed(p, layout), expected(p), bound_of(dtype));
     }
   }
 }

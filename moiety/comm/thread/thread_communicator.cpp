@@ -46,19 +46,23 @@ void Lane::wait(uint64_t number) {
       fail_with(text("{}: {} stopped: {}", front.operation->label(), describe(front.call),
                      ThreadBootstrap(group_, rank_).aborted().value_or("")));
     } else if (backoff.polls() % 256 == 255 && deadline.expired()) {
-      fail_with(late());
+      const std::string reason = late();
+      if (!reason.empty()) fail_with(reason);
+      backoff.pause();
     } else {
       backoff.pause();
     }
   }
 }
 
+// Empty if the peers arrived just now.
 std::string Lane::late() const {
   const Pending& front = pending_.front();
-  const int peer = front.operation->waits_for(rank_);
+  const int peer = front.posted ? front.operation->waits_for(rank_) : rank_;
+  if (peer < 0) return "";
   return text("{}: rank {} waited {:.1f} s in {} for {}", front.operation->label(), rank_,
               group_->deadline.count(), describe(front.call),
-              front.posted && peer >= 0 ? text("rank {}", peer) : "its own stream");
+              front.posted ? text("rank {}", peer) : "its own stream");
 }
 
 bool Lane::advance() {

@@ -1,0 +1,140 @@
+// Kernels over one row. Sums run over tiles that stay in cache, up to four terms in one pass.
+#include <algorithm>
+
+#include "moiety/base/math.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/formats/fp16.h"
+#include "moiety/moe/row_sum.h"
+
+namespace moiety::moe {
+namespace {
+
+constexpr int kTile = 1024;  // elements
+
+template <class F>
+MOIETY_INLINE void with_type(DType type, F&& f) {
+  if (type == DType::kBFloat16) {
+    f(bf16{});
+  } else if (type == DType::kFloat16) {
+    f(fp16{});
+  } else {
+    f(float{});
+  }
+}
+
+// acc := acc (nothing if kFirst) + terms 0 .. N - 1, each in its turn; weighted with an fma.
+template <class T, int N, bool kFirst, bool kWeighted>
+MOIETY_INLINE void add_terms(const Term* terms, int64_t d, float* __restrict acc, int n) {
+  const T* x[N];
+  float w[N];
+  for (int j = 0; j < N; ++j) {
+    x[j] = reinterpret_cast<const T*>(terms[j].row) + d;
+    w[j] = terms[j].weight;
+  }
+  for (int i = 0; i < n; ++i) {
+    float v = kFirst ? 0.0f : acc[i];
+    for (int j = 0; j < N; ++j) {
+      const float f = static_cast<float>(x[j][i]);
+      if (kFirst && j == 0) {
+        v = kWeighted ? w[j] * f : f;
+      } else {
+        v = kWeighted ? std::fma(w[j], f, v) : v + f;
+      }
+    }
+    acc[i] = v;
+  }
+}
+
+template <class T, bool kFirst>
+MOIETY_INLINE void add_some(const Term* terms, int count, bool weighted, int64_t d, float* acc,
+                            int n) {
+  if (weighted) {
+    add_terms<T, 1, kFirst, true>(terms, d, acc, n);
+  } else if (count == 4) {
+    add_terms<T, 4, kFirst, false>(terms, d, acc, n);
+  } else if (count == 2) {
+    add_terms<T, 2, kFirst, false>(terms, d, acc, n);
+  } else {
+    add_terms<T, 1, kFirst, false>(terms, d, acc, n);
+  }
+}
+
+// count: 1, 2 or 4 terms of one type; 1 if weighted.
+MOIETY_SIMD_CLONES
+void accumulate(const Term* terms, int count, bool first, bool weighted, int64_t d, float* acc,
+                int n) {
+  with_type(
+      terms->type, [&]<class T>(T) __attribute__((always_inline)) {
+        first ? add_some<T, true>(terms, count, weighted, d, acc, n)
+              : add_some<T, false>(terms, count, weighted, d, acc, n);
+      });
+}
+
+MOIETY_SIMD_CLONES
+void round_to(DType type, const float* __restrict acc, std::byte* out, int n) {
+  with_type(
+      type, [&]<class T>(T) __attribute__((always_inline)) {
+        T* __restrict o = reinterpret_cast<T*>(out);
+        for (int i = 0; i < n; ++i) o[i] = T(acc[i]);
+      });
+}
+
+}  // namespace
+
+void sum_terms(const Terms& terms, const std::byte* addend, DType addend_type, std::byte* out,
+               DType out_type, int64_t n) {
+  if (terms.count() == 0 && !addend) {
+    std::memset(out, 0, n * element_bytes(out_type));
+    return;
+  }
+  const Term last{addend, addend_type, 1};
+  alignas(64) float acc[kTile];
+  for (int64_t d = 0; d < n; d += kTile) {
+    const int width = static_cast<int>(std::min<int64_t>(kTile, n - d));
+    for (int i = 0, run = 0; i < terms.count(); i += run) {
+      run = terms.run(i);
+      accumulate(&terms[i], run, i == 0, terms.weighted(), d, acc, width);
+    }
+    if (addend) accumulate(&last, 1, terms.count() == 0, false, d, acc, width);
+    round_to(out_type, acc, out + d * element_bytes(out_type), width);
+  }
+}
+
+void copy_term(const Term& term, std::byte* out, DType out_type, int64_t n) {
+  if (term.type == out_type) {
+    std::memcpy(out, term.row, n * element_bytes(out_type));
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t x = load32(term.row + 4 * i);
+    uint16_t narrow = static_cast<uint16_t>(x >> 16);
+    if (out_type == DType::kFloat16) {
+      const bool nan = (x & 0x7FFFFFFFu) > 0x7F800000u;  // its payload came from 10 bits
+      narrow = nan ? static_cast<uint16_t>((x >> 16 & 0x8000u) | 0x7C00u | (x >> 13 & 0x3FFu))
+                   : fp16(std::bit_cast<float>(x)).bits;
+    }
+    std::memcpy(out + 2 * i, &narrow, 2);
+  }
+}
+
+void scale_row(DType type, float weight, const std::byte* x, std::byte* out, int64_t n) {
+  Terms terms(true);
+  terms.add({x, type, weight});
+  sum_terms(terms, nullptr, type, out, type, n);
+}
+
+MOIETY_SIMD_CLONES
+float dot_row(DType type, const std::byte* x, const std::byte* y, int64_t n) {
+  float out = 0;
+  with_type(
+      type, [&]<class T>(T) __attribute__((always_inline)) {
+        const T* a = reinterpret_cast<const T*>(x);
+        const T* b = reinterpret_cast<const T*>(y);
+        out = lane_sum<float>(n, [&](float v, int64_t i) {
+          return std::fma(static_cast<float>(a[i]), static_cast<float>(b[i]), v);
+        });
+      });
+  return out;
+}
+
+}  // namespace moiety::moe

@@ -1,0 +1,104 @@
+// Small training runs through the program itself, and what they leave behind.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "apps/moiety/program.h"
+#include "moiety/checkpoint/manifest.h"
+#include "tests/apps/data_helpers.h"
+
+namespace moiety::app {
+
+struct ProgramResult {
+  int code = 0;
+  std::string out, err;
+
+  std::string last_line() const {
+    std::string text = err.substr(0, err.find_last_not_of('\n') + 1);
+    return text.substr(text.rfind('\n') + 1);
+  }
+};
+
+inline ProgramResult run(const std::vector<std::string>& arguments) {
+  ProgramResult result;
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  result.code = run_program(arguments);
+  result.out = testing::internal::GetCapturedStdout();
+  result.err = testing::internal::GetCapturedStderr();
+  return result;
+}
+
+using Arguments = std::vector<std::string>;
+
+inline Arguments operator+(Arguments a, const Arguments& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// A model and a batch that a step takes milliseconds for; the whole batch in one micro-step.
+inline Arguments tiny(const std::string& directory, int ranks = 1, int ep = 1) {
+  return {"train",
+          "--run=" + directory,
+          "--ranks=" + std::to_string(ranks),
+          "--parallel.ep=" + std::to_string(ep),
+          "--train.micro_batch=" + std::to_string(8 / ranks),
+          "--train.global_batch=8",
+          "--train.steps=6",
+          "--model.d_model=32",
+          "--model.layers=2",
+          "--model.heads=4",
+          "--moe.experts=4",
+          "--moe.d_ffn=32",
+          "--router.aux_scope=global",
+          "--data.synthetic=markov",
+          "--data.seq_len=16",
+          "--optim.lr=0.01",
+          "--optim.warmup_steps=3",
+          "--precision.recipe=fp32",
+          "--log.peak_tflops=1"};
+}
+
+inline std::vector<nlohmann::json> records(const std::string& directory) {
+  std::vector<nlohmann::json> list;
+  std::istringstream lines(read_all(directory + "/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) list.push_back(nlohmann::json::parse(line));
+  return list;
+}
+
+// By step, the last record of each.
+inline std::map<int64_t, nlohmann::json> steps(const std::string& directory) {
+  std::map<int64_t, nlohmann::json> by_step;
+  for (const nlohmann::json& r : records(directory)) {
+    if (!r.contains("event")) by_step[r.at("step").get<int64_t>()] = r;
+  }
+  return by_step;
+}
+
+inline std::vector<nlohmann::json> events(const std::string& directory, const std::string& name) {
+  std::vector<nlohmann::json> list;
+  for (const nlohmann::json& r : records(directory)) {
+    if (r.contains("event") && r["event"] == name) list.push_back(r);
+  }
+  return list;
+}
+
+inline std::string checkpoint_path(const std::string& directory, int64_t step) {
+  return directory + text("/checkpoints/step-{:08}", step);
+}
+
+// Digests of all tensors and slots: equal exactly if every element is the same bits.
+inline std::map<std::string, uint64_t> digests(const std::string& path) {
+  std::map<std::string, uint64_t> all;
+  for (const auto& [name, tensor] : checkpoint::read_manifest(path).tensors) {
+    for (const auto& [slot, entry] : tensor.slots) all[slot + "/" + name] = entry.digest;
+  }
+  return all;
+}
+
+}  // namespace moiety::app
