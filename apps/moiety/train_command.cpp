@@ -69,8 +69,9 @@ int train_command(const std::vector<std::string>& given) {
   app.add_flag("--print-config", print, "print every key with its value and source, and stop");
   app.add_flag("--dry-run", flags.dry_run, "check and set up everything, and stop before step 1");
   if (!parse_command_line(app, arguments, &flags.quiet)) return kExitDone;
-  if (!run.empty()) overrides.push_back("--run.dir=" + run);
-  if (!ranks.empty()) overrides.push_back("--run.ranks=" + ranks);
+  // The short forms come first: a key that is spelled out wins.
+  if (!ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + ranks);
+  if (!run.empty()) overrides.insert(overrides.begin(), "--run.dir=" + run);
   const Config config = load_config(files, overrides);
   if (print) {
     std::fputs(print_config(config).c_str(), stdout);

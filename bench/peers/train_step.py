@@ -180,13 +180,15 @@ def milliseconds(trainer, steps):
 def fastest(dtype, compiled):
     """A trainer with the fastest products of those that work here."""
     best, best_ms = None, math.inf
-    for wide in [False, True] if dtype == torch.bfloat16 else [False]:
+    for wide in [True, False] if dtype == torch.bfloat16 else [False]:
         for experts in experts_grouped, experts_loop:
             what = f"compiled={compiled} wide={wide} {experts.__name__}"
             try:
                 trainer = Trainer(dtype, Products(experts, wide), compiled)
                 first = trainer.step()
-                ms = min(milliseconds(trainer, 1) for _ in range(2))
+                ms = milliseconds(trainer, 1)
+                if ms < 3 * best_ms:
+                    ms = min(ms, milliseconds(trainer, 1))
                 if not trainer.step() < first:
                     raise RuntimeError("the loss does not fall")
             except Exception as error:  # torch.compile has no fp32 _grouped_mm on CPUs, for example

@@ -177,12 +177,12 @@ TEST(Train, ResumeKeyDecides) {
 TEST(Train, InitFromTakesWeightsAlone) {
   const TemporaryDirectory dir;
   ASSERT_EQ(run(tiny(dir / "a") + Arguments{"--train.steps=30"}).code, kExitDone);
-  const Arguments from{"--run.init_from=" + (dir / "a"), "--run.seed=5"};
+  const Arguments from{"--run.init_from=" + (dir / "a")};
   ASSERT_EQ(run(tiny(dir / "b", 2, 2) + from).code, kExitDone);
-  const double trained = steps(dir / "a").at(30)["loss"].get<double>();
+  const double untrained = steps(dir / "a").at(1)["loss"].get<double>();
   EXPECT_EQ(steps(dir / "b").begin()->first, 1);
   EXPECT_EQ(steps(dir / "b").at(1)["tokens"], 128);
-  EXPECT_NEAR(steps(dir / "b").at(1)["loss"].get<double>(), trained, 0.15);
+  EXPECT_LT(steps(dir / "b").at(1)["loss"].get<double>(), untrained - 1);
 }
 
 TEST(Train, CapacityGrowsAndNothingIsLost) {

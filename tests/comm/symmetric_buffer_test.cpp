@@ -92,14 +92,14 @@ TEST(Barrier, SeparatesEpochs) {
 }
 
 TEST(Barrier, NamesThePeerThatDoesNotArrive) {
-  run_thread_ranks(3, {Seconds(0.3)}, [](Communicator& comm) {
+  run_thread_ranks(3, {Seconds(1.0)}, [](Communicator& comm) {
     SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 64);
     Barrier barrier(comm, buffer, 8, "moe");
     barrier.arrive_and_wait();
     if (comm.rank() == 2) return;
     EXPECT_EQ(
         error_of([&] { barrier.arrive_and_wait(); }),
-        text("barrier \"moe\", epoch 2: rank {} waited 0.3 s for rank 2 (word at 1)", comm.rank()));
+        text("barrier \"moe\", epoch 2: rank {} waited 1.0 s for rank 2 (word at 1)", comm.rank()));
   });
   run_thread_ranks(1, {}, [](Communicator& comm) {
     SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 8);

@@ -35,12 +35,14 @@ void Lane::wait(uint64_t number) {
   Backoff backoff;
   while (completed_ < number) {
     if (!failure_.empty()) throw Error(ErrorKind::kComm, failure_);
+    // Read before `advance`: a peer that failed in this operation left its reason there first.
+    const bool aborted = group_->world->aborted;
     bool moved = false;
     for (size_t i = 0; i < lanes_->size(); ++i) moved |= (*lanes_)[i]->advance();
     if (moved) {
       deadline = Deadline(group_->deadline);
       backoff = Backoff();
-    } else if (group_->world->aborted) {
+    } else if (aborted) {
       // No rank of our own in the text: peers that hear of it from us say the same.
       const Pending& front = pending_.front();
       fail_with(text("{}: {} stopped: {}", front.operation->label(), describe(front.call),
