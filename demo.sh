@@ -13,7 +13,7 @@ bash setup.sh --corpus
 say "building"
 cmake --preset cpu >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
 rm -f build-configure.log
-cmake --build build/cpu --target moiety_cli
+cmake --build build/cpu --target moiety_program
 moiety=build/cpu/bin/moiety
 
 data=runs/demo-data
