@@ -9,6 +9,7 @@ here go to both programs, such as --dtype fp32.
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -39,13 +40,19 @@ class Peer:
     def __init__(self, command, environment):
         self.process = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE)
-        self.read_line()  # ready
+
+    def wait_until_ready(self):
+        self.read_line()
 
     def read_line(self):
         line = self.process.stdout.readline()
         if not line:
             stop(f"the peer ended with exit code {self.process.wait()}; its messages are above")
         return line.strip()
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
 
     def round(self):
         self.process.stdin.write("\n")
@@ -106,6 +113,7 @@ def table(groups):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peer ends too
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name", choices=sorted(TARGETS))
     parser.add_argument("--device", choices=["cpu"], default="cpu")
@@ -129,10 +137,14 @@ def main():
     command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
 
     our_rounds, peer_rounds = [], []
-    for k in range(a.repeat):
-        print(f"round {k + 1} of {a.repeat}", file=sys.stderr)
-        our_rounds.append(our_round(command, environment))
-        peer_rounds.append(peer.round())
+    try:
+        peer.wait_until_ready()
+        for k in range(a.repeat):
+            print(f"round {k + 1} of {a.repeat}", file=sys.stderr)
+            our_rounds.append(our_round(command, environment))
+            peer_rounds.append(peer.round())
+    finally:
+        peer.end()
     groups = list(compare(merge(our_rounds), merge(peer_rounds), TARGETS[a.name]))
     for group in groups:
         for row in group:

@@ -99,7 +99,6 @@ int train(const Config& config, const TrainFlags& flags) {
         .directory = directory,
         .reporter = reporter,
         .dry_run = flags.dry_run};
-    if (!flags.dry_run) directory.write_config(config);
     announce(plan);
     return run_ranks(plan);
   } catch (const std::exception& e) {

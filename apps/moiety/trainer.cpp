@@ -8,12 +8,13 @@
 namespace moiety::app {
 
 int Trainer::run() {
+  if (step_ >= plan_.steps) say(LogLevel::kInfo, "all {} steps are done already", plan_.steps);
   while (step_ < plan_.steps && !plan_.dry_run) {
     Stopwatch watch;
     const double waited_ms = loader_->waited_ms();
     const std::optional<optim::StepReport> report = make_step();
     if (!report) {
-      if (leads()) plan_.reporter.say(LogLevel::kInfo, "the data has ended after step {}", step_);
+      say(LogLevel::kInfo, "the data has ended after step {}", step_);
       break;
     }
     ++step_;
@@ -34,10 +35,8 @@ std::optional<optim::StepReport> Trainer::make_step() {
     if (!report.overflow) return report;
     optimizer_.clear_halt();
     capacity_.grow(report.required);
-    if (leads()) {
-      plan_.reporter.say(LogLevel::kInfo, "step {} is made again: experts now take {} rows a rank",
-                         step_ + 1, capacity_.rows());
-    }
+    say(LogLevel::kInfo, "step {} is made again: experts now take {} rows a rank", step_ + 1,
+        capacity_.rows());
     start_data(&before);
   }
 }
@@ -94,85 +93,21 @@ void Trainer::after_step(const optim::StepReport& report, double seconds, double
   if (due || report.flags & kSave) save(false);
 }
 
-void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_LE, double seconds,
-                          double data_wait_ms) {
-  // Every rank of an expert-parallel group counts the group's dropped pairs; its first rank tells.
-  int64_t dropped = 0;
-  if (world_.rank() % plan_.grid.ep == 0) {
-    for (const model::MoeLayerStats& layer : stats_.moe) dropped += layer.dropped;
-  }
-  world_.all_reduce(TensorView(&dropped, DType::kInt64, {1}), comm::ReduceOp::kSum, Stream())
-      .wait();
-  if (!leads()) return;
-  StepRecord r;
-  r.step = step_;
-  r.tokens = trained_tokens_;
-  const double targets = double(report.tokens);
-  r.loss = report.losses[0] / targets;
-  r.aux = report.losses[1] / targets;
-  r.z = report.losses[2] / targets;
-  r.grad_norm = report.norm;
-  r.lr = report.lr;
-  r.dropped = dropped;
-  r.skipped = report.skip;
-  const model::Config& c = plan_.model;
-  const int64_t experts = c.router.experts, layers = c.moe_layers();
-  for (int64_t l = 0; l < layers; ++l) {
-    const int64_t* pairs = pairs_LE.data<int64_t>() + l * experts;
-    r.balance.push_back(imbalance(pairs, experts, experts));
-    r.rank_balance.push_back(imbalance(pairs, experts, plan_.grid.ep));
-    r.entropy += balance_entropy(pairs, experts) / double(layers);
-  }
-  const double tokens = double(options().train.global_batch * options().data.seq_len);
-  const double per_token =
-      model::flops_per_token(c, options().data.seq_len, options().log.flops == "causal");
-  const double per_pair = 6 * double(c.d_model) * double(c.d_ffn);
-  const double flops = 3 * (per_token * tokens - per_pair * double(dropped));
-  plan_.reporter.step(std::move(r), {.seconds = seconds,
-                                     .tokens = tokens,
-                                     .flops = flops / world_.size(),
-                                     .data_wait_ms = data_wait_ms});
-  if (dropped > 0 && options().moe.overflow == "report") {
-    plan_.reporter.say(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step_,
-                       dropped);
-  }
-}
-
-void Trainer::check_guard(const optim::StepReport& report) const {
-  if (!report.skip) return;
-  const std::string why =
-      report.bad > 0 ? text("{} non-finite gradient values, first in {} on rank {}", report.bad,
-                            report.bad_parameter, report.bad_rank)
-      : report.tokens == 0 ? std::string("no valid target")
-                           : text("loss {:.4f} is a spike", report.losses[0] / report.tokens);
-  if (leads()) {
-    plan_.reporter.say(LogLevel::kWarning, "step {} was skipped: {}", step_, why);
-    plan_.reporter.event("skip", step_, JsonLine().add("why", why));
-  }
-  if (report.halt) {
-    throw ExitError(kExitNumerical, text("step {}: {} steps in a row were skipped; the last: {}",
-                                         step_, report.skips_in_row, why));
-  }
-}
-
 void Trainer::evaluate() {
   if (!validation_ || evaluated_step_ == step_) return;
   Stopwatch watch;
   const EvaluationResult result = app::evaluate(model_, *validation_, capacity_, arena_);
   arena_.settle();
   evaluated_step_ = step_;
-  if (!leads()) return;
   const double seconds = watch.lap();
-  plan_.reporter.evaluation(seconds);
-  plan_.reporter.say(LogLevel::kInfo,
-                     "step {}: validation loss {:.4f}, {:.4f} bits per byte, {} tokens, {:.1f} s",
-                     step_, result.loss, result.bits_per_byte, result.tokens, seconds);
-  plan_.reporter.event("eval", step_,
-                       JsonLine()
-                           .add("loss", result.loss)
-                           .add("bits_per_byte", result.bits_per_byte)
-                           .add("tokens", result.tokens)
-                           .add("seconds", seconds));
+  if (leads()) plan_.reporter.evaluation(seconds);
+  say(LogLevel::kInfo, "step {}: validation loss {:.4f}, {:.4f} bits per byte, {} tokens, {:.1f} s",
+      step_, result.loss, result.bits_per_byte, result.tokens, seconds);
+  event("eval", JsonLine()
+                    .add("loss", result.loss)
+                    .add("bits_per_byte", result.bits_per_byte)
+                    .add("tokens", result.tokens)
+                    .add("seconds", seconds));
 }
 
 void Trainer::save(bool final) {
@@ -195,37 +130,27 @@ void Trainer::save(bool final) {
     const checkpoint::SaveResult result = saver_.save(view, run, Stream());
     saved_step_ = step_;
     save_seconds_ = watch.lap();
-    if (!leads()) return;
-    plan_.reporter.checkpoint(save_seconds_);
-    plan_.reporter.say(LogLevel::kInfo, "step {}: saved {} ({}, {:.1f} s)", step_, result.path,
-                       bytes_text(int64_t(result.bytes)), save_seconds_);
-    plan_.reporter.event(
-        "checkpoint", step_,
-        JsonLine().add("path", result.path).add("bytes", result.bytes).add("id", result.id));
+    if (leads()) plan_.reporter.checkpoint(save_seconds_);
+    say(LogLevel::kInfo, "step {}: saved {} ({}, {:.1f} s)", step_, result.path,
+        bytes_text(int64_t(result.bytes)), save_seconds_);
+    event("checkpoint",
+          JsonLine().add("path", result.path).add("bytes", result.bytes).add("id", result.id));
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kIo) throw;
     if (final) throw DiskError("{}", e.what());
-    if (leads()) {
-      plan_.reporter.say(LogLevel::kWarning,
-                         "the checkpoint of step {} failed and is tried again later: {}", step_,
-                         e.what());
-    }
+    say(LogLevel::kWarning, "the checkpoint of step {} failed and is tried again later: {}", step_,
+        e.what());
   }
 }
 
 int Trainer::finish(bool stopped) {
   if (plan_.dry_run) {
-    if (leads())
-      plan_.reporter.say(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}",
-                         step_ + 1);
+    say(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}", step_ + 1);
   } else {
     if (!stopped) evaluate();
     save(true);
-    if (leads()) {
-      plan_.reporter.event("stop", step_, JsonLine().add("complete", !stopped));
-      if (stopped)
-        plan_.reporter.say(LogLevel::kInfo, "stopped after step {}; start again to go on", step_);
-    }
+    event("stop", JsonLine().add("complete", !stopped));
+    if (stopped) say(LogLevel::kInfo, "stopped after step {}; start again to go on", step_);
   }
   model_.close();
   return stopped ? kExitStartAgain : kExitDone;

@@ -71,6 +71,14 @@ class Trainer {
   int finish(bool stopped);
 
   bool leads() const { return world_.rank() == 0; }
+  // A line of the run, once for all ranks.
+  template <class... Args>
+  void say(LogLevel level, std::string_view format, const Args&... args) const {
+    if (leads()) plan_.reporter.say(level, format, args...);
+  }
+  void event(std::string_view name, const JsonLine& fields = {}) const {
+    if (leads()) plan_.reporter.event(name, step_, fields);
+  }
   const Options& options() const { return plan_.config.options; }
 
   const TrainingPlan& plan_;

@@ -80,6 +80,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world)
     validation_.emplace(plan.valid, options().eval.samples, loader_config(options(), world));
   }
   initialize_or_load();
+  if (leads() && !plan_.dry_run) plan_.directory.write_config(plan_.config);
   measure_peaks();
 }
 
@@ -95,10 +96,10 @@ void Trainer::initialize_or_load() {
   if (!plan_.init_from.empty()) {
     load_weights(plan_.init_from, optimizer_.state_view(), model_);
     optimizer_.publish(Stream());
-    if (leads()) plan_.reporter.say(LogLevel::kInfo, "weights from {}", plan_.init_from);
+    say(LogLevel::kInfo, "weights from {}", plan_.init_from);
   }
   start_data(nullptr);
-  if (leads()) plan_.reporter.event("start", 0);
+  event("start");
 }
 
 // False if the checkpoint is damaged and there is another one to try.
@@ -106,7 +107,7 @@ bool Trainer::load(const std::string& path) {
   if (leads()) {
     const CheckpointInfo saved = read_checkpoint_info(path);
     for (const std::string& change : compare_for_resume(saved.options, options(), path)) {
-      plan_.reporter.say(LogLevel::kInfo, "{}", change);
+      say(LogLevel::kInfo, "{}", change);
     }
   }
   optim::StateView view = optimizer_.state_view();
@@ -117,7 +118,7 @@ bool Trainer::load(const std::string& path) {
     run = checkpoint::load(path, view, {}, world_.bootstrap());
   } catch (const checkpoint::CheckpointError& e) {
     if (path == plan_.resume_from.back()) throw;
-    if (leads()) plan_.reporter.say(LogLevel::kWarning, "{}; trying an older checkpoint", e.what());
+    say(LogLevel::kWarning, "{}; trying an older checkpoint", e.what());
     return false;
   }
   TrainingState state = parse_training_state(run.state);
@@ -127,12 +128,9 @@ bool Trainer::load(const std::string& path) {
   start_data(&state.sampler);
   step_ = saved_step_ = run.step;
   trained_tokens_ = run.tokens;
-  if (leads()) {
-    plan_.reporter.say(
-        LogLevel::kInfo, "resumed from {}{}", path,
-        run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
-    plan_.reporter.event("resume", step_);
-  }
+  say(LogLevel::kInfo, "resumed from {}{}", path,
+      run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
+  event("resume");
   return true;
 }
 

@@ -16,13 +16,6 @@ bool avx2_available() { return __builtin_cpu_supports("avx2") && __builtin_cpu_s
 #pragma GCC target("avx2,fma")
 namespace {
 
-// Eight elements as floats.
-MOIETY_INLINE __m256 load8(const float* p) { return _mm256_loadu_ps(p); }
-MOIETY_INLINE __m256 load8(const bf16* p) {
-  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
-}
-
 struct Simd {
   using Vector = __m256;
   static constexpr int kLanes = 8;
@@ -32,13 +25,6 @@ struct Simd {
   MOIETY_INLINE static Vector broadcast(const float* p) { return _mm256_broadcast_ss(p); }
   MOIETY_INLINE static void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
   MOIETY_INLINE static Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-  // The first kRows of kLanes elements, as floats.
-  template <class T>
-  MOIETY_INLINE static void store_rows(float* out, const T* in) {
-    const __m256 v = load8(in);
-    _mm_storeu_ps(out, _mm256_castps256_ps128(v));
-    _mm_storel_pi(reinterpret_cast<__m64*>(out + 4), _mm256_extractf128_ps(v, 1));
-  }
 };
 
 #include "moiety/gemm/gemm_vector.inc"

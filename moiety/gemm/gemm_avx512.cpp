@@ -20,13 +20,6 @@ bool avx512_available() {
 #pragma GCC target("avx2,fma,avx512f,avx512vl,avx512bw,avx512dq")
 namespace {
 
-// Eight elements as floats.
-MOIETY_INLINE __m256 load8(const float* p) { return _mm256_loadu_ps(p); }
-MOIETY_INLINE __m256 load8(const bf16* p) {
-  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
-}
-
 struct Simd {
   using Vector = __m512;
   static constexpr int kLanes = 16;
@@ -36,12 +29,6 @@ struct Simd {
   MOIETY_INLINE static Vector broadcast(const float* p) { return _mm512_set1_ps(*p); }
   MOIETY_INLINE static void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
   MOIETY_INLINE static Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-  // The first kRows of kLanes elements, as floats.
-  template <class T>
-  MOIETY_INLINE static void store_rows(float* out, const T* in) {
-    _mm256_storeu_ps(out, load8(in));
-    _mm_storeu_ps(out + 8, _mm256_castps256_ps128(load8(in + 8)));
-  }
 };
 
 #include "moiety/gemm/gemm_vector.inc"

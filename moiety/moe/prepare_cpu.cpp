@@ -5,8 +5,6 @@
 #include <numeric>
 #include <vector>
 
-#include <climits>
-
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
 #include "moiety/moe/exchange.h"
@@ -17,7 +15,8 @@ namespace {
 
 // The head of prepare's message (spec ep, 4). Behind it: count[E], rows[R], then the rows' records:
 // token, 0, and per choice {local expert or -1, index among the sender's pairs of that expert}.
-// Bytes 48 to 63 name the first bad index, so that all ranks can tell of it.
+// layout and cut are of other kinds of plans. Bytes 48 to 63 name the first bad index, so that all
+// ranks can tell of it.
 struct MessageHead {
   char magic[8] = {'M', 'E', 'P', 1};
   int64_t capacity = 0;
@@ -101,7 +100,7 @@ class Prepare {
   int32_t& recv_token(int s, int64_t j) const {
     return plan_.recv_token.data<int32_t>()[s * plan_.tokens_max + j];
   }
-  const std::byte* row_message(const std::byte* message, int64_t j) const {
+  std::byte* row_message(std::byte* message, int64_t j) const {
     return message + 128 + round_up(4 * (experts_ + ranks_), 128) + j * row_message_bytes(topk_);
   }
 
@@ -206,7 +205,7 @@ void Prepare::number_blocks() {
           recv_token(me_, row_R[r]) = static_cast<int32_t>(t);
           continue;
         }
-        auto* out = const_cast<std::byte*>(row_message(message_R[r], row_R[r]));
+        std::byte* out = row_message(message_R[r], row_R[r]);
         const int32_t head[2] = {static_cast<int32_t>(t), 0};
         std::memcpy(out, head, sizeof(head));
         for (int k = 0; k < topk_; ++k) {
@@ -275,6 +274,7 @@ void Prepare::compare_heads() {
                exchange_.group().options.name, exchange_.epoch(), what, a, r, b));
     };
     const MessageHead& head = heads_[r];
+    compare("message version", int{first.magic[3]}, int{head.magic[3]});
     compare("K", first.topk, head.topk);
     compare("E", first.experts, head.experts);
     compare("alignment", first.alignment, head.alignment);
@@ -326,7 +326,7 @@ void Prepare::find_received() {
   const auto experts = map_.experts_of(me_);
   std::vector<int64_t> before_L(experts.size());
   for (int s = 0; s < ranks_; ++s) {
-    const std::byte* message = s == me_ ? nullptr : exchange_.message(me_, s);
+    std::byte* message = s == me_ ? nullptr : exchange_.message(me_, s);
     parallel_for(rows_RR_[s * ranks_ + me_], kTokenBlock, [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j) {
         int32_t* slot_K = recv_slots(s, j);

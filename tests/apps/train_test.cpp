@@ -5,7 +5,7 @@
 #include <thread>
 #include <unistd.h>
 
-#include "apps/moiety/run_directory.h"
+#include "apps/moiety/signals.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
@@ -267,6 +267,26 @@ TEST(Train, SignalsSaveAndStop) {
   ASSERT_EQ(saved.size(), 2u);
   EXPECT_EQ(saved[1]["step"], steps(dir / "r").rbegin()->first);
   EXPECT_EQ(events(dir / "r", "stop").at(0)["complete"], false);
+}
+
+TEST(Train, ASecondInterruptEndsAtOnce) {
+  const auto interrupt_twice = [] {
+    const SignalHandlers handlers;
+    raise(SIGINT);
+    raise(SIGINT);
+  };
+  EXPECT_EXIT(interrupt_twice(), testing::ExitedWithCode(kExitInterrupted), "");
+}
+
+TEST(Train, ASaveThatFailsIsTriedAgain) {
+  const TemporaryDirectory dir;
+  dir.write("r/checkpoints", "a file where the directory should be");
+  const ProgramResult result = run(tiny(dir / "r", 2, 2) + Arguments{"--checkpoint.interval=4"});
+  EXPECT_EQ(result.code, kExitDisk);
+  EXPECT_NE(result.err.find("the checkpoint of step 4 failed and is tried again later"),
+            std::string::npos)
+      << result.err;
+  EXPECT_EQ(steps(dir / "r").size(), 6u);
 }
 
 TEST(Train, EvaluatesAtIntervalsAndAtTheEnd) {

@@ -135,8 +135,9 @@ std::string load_error(const std::string& path, const State& state, LoadOptions 
       poisoned.poison();
       for (size_t i = 0; i < mine.view().size(); ++i) {  // nothing was touched
         const StatePiece& p = mine.view()[i];
-        const size_t n = size_t(byte_size(p.dtype, volume(p.box)));
-        EXPECT_EQ(std::memcmp(p.data, poisoned.view()[i].data, n), 0);
+        const auto* bytes = static_cast<const std::byte*>(p.data);
+        EXPECT_TRUE(std::equal(bytes, bytes + byte_size(p.dtype, volume(p.box)),
+                               static_cast<const std::byte*>(poisoned.view()[i].data)));
       }
     }
   });

@@ -8,6 +8,7 @@
 
 #include "moiety/base/rng.h"
 #include "moiety/checkpoint/box.h"
+#include "moiety/optim/state_pieces.h"
 
 namespace moiety::checkpoint {
 namespace {
@@ -42,7 +43,7 @@ std::vector<Box> cut_boxes(const std::vector<int64_t>& shape, Cut cut, int rank,
   }
   if (cut == Cut::kFlat) {
     const auto [begin, end] = share(volume(all), rank, ranks);
-    return boxes_of_range(shape, begin, end);
+    return optim::boxes_of_range(shape, begin, end);
   }
   if (cut == Cut::kBlocks && all.rank > 1) {
     std::vector<Box> out;
@@ -106,32 +107,6 @@ const State& tiny_state() {
                            {"no_rows", "weight", DType::kFloat32, {0, 4}},
                            {"half", "exp_avg", DType::kBFloat16, {5}}};
   return state;
-}
-
-std::vector<Box> boxes_of_range(const std::vector<int64_t>& shape, int64_t begin, int64_t end) {
-  // Of all prefixes of the range that are boxes, the longest is taken, again and again.
-  std::vector<Box> out;
-  const int rank = static_cast<int>(shape.size());
-  while (begin < end) {
-    Box box;
-    box.rank = rank;
-    int64_t rest = begin, inner = 1;
-    for (int d = rank - 1; d >= 0; --d) {
-      box.start[d] = rest % shape[d];
-      box.size[d] = 1;
-      rest /= shape[d];
-    }
-    for (int d = rank - 1; d >= 0; --d) {
-      const int64_t n = std::min(shape[d] - box.start[d], (end - begin) / inner);
-      if (n == 0) break;
-      box.size[d] = n;
-      if (n < shape[d]) break;
-      inner *= shape[d];
-    }
-    out.push_back(box);
-    begin += volume(box);
-  }
-  return out;
 }
 
 RankState::RankState(const State& state, Cut cut, int rank, int ranks) {

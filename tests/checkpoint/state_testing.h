@@ -63,9 +63,6 @@ class RankState {
   std::vector<Buffer> memory_;
 };
 
-// Boxes of the elements [begin, end) of a tensor, in row-major order.
-std::vector<Box> boxes_of_range(const std::vector<int64_t>& shape, int64_t begin, int64_t end);
-
 RunState run_state(int64_t step, int ranks);
 
 // Body(rank, bootstrap) on so many thread ranks.
