@@ -20,6 +20,7 @@ bool parse_command_line(CLI::App& app, std::vector<std::string> arguments, bool*
   app.set_version_flag("--version", "moiety " MOIETY_VERSION);
   app.add_flag("--quiet", is_quiet, "warnings and errors alone");
   app.add_option("--log-level", level, "debug, info, warning or error")
+      ->type_name("LEVEL")
       ->transform(CLI::CheckedTransformer(levels, CLI::ignore_case).description(""));
   try {
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -28,7 +29,7 @@ bool parse_command_line(CLI::App& app, std::vector<std::string> arguments, bool*
     app.exit(e);  // prints help or version
     return false;
   } catch (const CLI::ParseError& e) {
-    throw UsageError("{} (moiety {} --help)", e.what(), app.get_name());
+    throw UsageError("{} ({} --help)", e.what(), app.get_name());
   }
   set_log_level(is_quiet ? LogLevel::kWarning : level);
   if (quiet) *quiet = is_quiet;

@@ -26,7 +26,7 @@ double mean(const std::vector<double>& v) {
 
 }  // namespace
 
-std::string step_line(const StepRecord& r, bool with_z, double eta_s) {
+std::string step_line(const StepRecord& r, bool with_z, std::optional<double> eta_s) {
   constexpr double kGiga = 1 << 30;
   std::string line = text("step {}/{} loss {:.4f} aux {:.3f}", r.step, r.steps, r.loss, r.aux);
   if (with_z) line += text(" z {:.3f}", r.z);
@@ -35,8 +35,8 @@ std::string step_line(const StepRecord& r, bool with_z, double eta_s) {
   line += text(" gnorm {} lr {:.1e} tok/s {} TFLOP/s {} MFU {:.1f} mem {:.{}f}/{:.1f}G",
                short_text(r.grad_norm), r.lr, si_text(r.tokens_per_s), short_text(r.tflops), r.mfu,
                r.memory / kGiga, r.memory < kGiga ? 2 : 1, r.memory_total / kGiga);
-  line += text(" bal {:.2f}/{:.2f} drop {} eta {}", mean(r.balance), worst, r.dropped,
-               duration_text(eta_s));
+  line += text(" bal {:.2f}/{:.2f} drop {}", mean(r.balance), worst, r.dropped);
+  if (eta_s) line += text(" eta {}", duration_text(*eta_s));
   if (r.skipped) line += " SKIPPED";
   if (r.forced) line += " FORCED";
   return line;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,9 @@ struct StepRecord {
 };
 
 // "step 120/1000 loss 3.4125 aux 1.031 gnorm 0.84 lr 2.9e-04 tok/s 41.2k TFLOP/s 312.4 MFU 31.6
-// mem 61.3/79.6G bal 1.18/1.42 drop 0 eta 2m05s"; z behind aux where `with_z`.
-std::string step_line(const StepRecord& record, bool with_z, double eta_s);
+// mem 61.3/79.6G bal 1.18/1.42 drop 0 eta 2m05s"; z behind aux where `with_z`,
+// and no eta where there is none.
+std::string step_line(const StepRecord& record, bool with_z, std::optional<double> eta_s);
 // The record's fields, `time` in Unix seconds.
 std::string step_json(const StepRecord& record, double time);
 

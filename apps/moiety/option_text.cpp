@@ -10,13 +10,23 @@
 namespace moiety::app {
 namespace {
 
-std::string number(double v) {
-  return std::floor(v) == v && std::fabs(v) < 1e15 ? std::to_string(int64_t(v)) : number_text(v);
+// "1e6" for 1e+06.
+std::string plain_exponent(std::string s) {
+  const size_t e = s.find('e');
+  if (e == std::string::npos) return s;
+  const size_t digits = s.find_first_not_of("+-0", e + 1);
+  return s.substr(0, e + 1) + (s[e + 1] == '-' ? "-" : "") + s.substr(digits);
 }
 
 std::string toml_float(double v) {
-  std::string s = number_text(v);
+  const std::string s = plain_exponent(number_text(v));
   return s.find_first_of(".e") == std::string::npos ? s + ".0" : s;
+}
+
+// Of a range, which may belong to integers.
+std::string number(double v) {
+  const bool whole = std::floor(v) == v && std::fabs(v) < 1e15;
+  return whole ? std::to_string(int64_t(v)) : plain_exponent(number_text(v));
 }
 
 std::string toml_string(std::string_view s) {

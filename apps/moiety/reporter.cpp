@@ -50,9 +50,13 @@ void Reporter::step(StepRecord record, const Work& work) {
   record.memory_total = machine_bytes();
   record.forced = options_.router.force_balance;
   record.recipe = options_.precision.recipe;
-  const std::string line = step_line(record, options_.router.z_coef > 0, eta_seconds(record.step));
-  console_.status(double(record.step) / double(steps_), line);
+  const bool with_z = options_.router.z_coef > 0;
+  const double eta = eta_seconds(record.step);
+  // The end of a status line may be cut.
+  console_.status(double(record.step) / double(steps_),
+                  text("eta {} {}", duration_text(eta), step_line(record, with_z, std::nullopt)));
   if (!due) return;
+  const std::string line = step_line(record, with_z, eta);
   if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);
   directory_.log().add(line);
   directory_.metrics().add(step_json(record, unix_time()));

@@ -42,9 +42,10 @@ MOIETY_INLINE int64_t hidden_column(int64_t h, int64_t f, int64_t ffn, int64_t i
   return f / interleave * 2 * interleave + h * interleave + f % interleave;
 }
 
+// y, and the gradients of a and b.
 template <class Math>
 struct ActivationGradient {
-  Math a, b;
+  Math y, a, b;
 };
 
 template <class Math>
@@ -69,8 +70,9 @@ MOIETY_INLINE ActivationGradient<Math> glu_gradient(const Activation& p, Math a,
   const Math s = sigmoid(alpha * a1);
   const Math g = a1 * s;
   const Math d = std::fma(alpha * g, 1 - s, s);
-  const Math da = t * (d * glu_linear(p, b)), db = t * g;
-  return {a > limit ? 0 : da, std::fabs(b) > limit ? 0 : db};
+  const Math b1 = glu_linear(p, b);
+  const Math da = t * (d * b1), db = t * g;
+  return {g * b1, a > limit ? 0 : da, std::fabs(b) > limit ? 0 : db};
 }
 
 template <class Math>

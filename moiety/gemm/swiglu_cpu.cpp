@@ -53,17 +53,21 @@ struct Segment {
       for (int64_t i = 0; i < kSegment; ++i) y[i] = squared_relu(a[i]);
     }
   }
-  // a, b become their gradients.
+  // y, and a, b become their gradients.
   MOIETY_INLINE void differentiate(const Activation& p, const float* prob) {
     for (int64_t i = 0; i < kSegment; ++i) scaled[i] = prob ? da[i] * *prob : da[i];
     if (p.kind == ActivationKind::kGlu) {
       for (int64_t i = 0; i < kSegment; ++i) {
         const ActivationGradient<float> d = glu_gradient(p, a[i], b[i], scaled[i]);
+        y[i] = d.y;
         a[i] = d.a;
         b[i] = d.b;
       }
     } else {
-      for (int64_t i = 0; i < kSegment; ++i) a[i] = squared_relu_gradient(a[i], scaled[i]);
+      for (int64_t i = 0; i < kSegment; ++i) {
+        y[i] = squared_relu(a[i]);
+        a[i] = squared_relu_gradient(a[i], scaled[i]);
+      }
     }
   }
   template <class T>
@@ -120,10 +124,9 @@ MOIETY_INLINE void backward(const ActivationBlock& block) {
       move_half<false>(block, h, 0, f, n, s.a);
       if (gated) move_half<false>(block, h, 1, f, n, s.b);
       load(da + f, n, s.da);
-      if (block.a || block.dprob) s.activate(block.activation);
+      s.differentiate(block.activation, prob);
       if (block.a) s.store_a(prob, n, static_cast<T*>(block.a) + r * block.a_stride + f);
       if (block.dprob) dprob += s.dot(n);
-      s.differentiate(block.activation, prob);
       move_half<true>(block, dh, 0, f, n, s.a);
       if (gated) move_half<true>(block, dh, 1, f, n, s.b);
     }

@@ -1,8 +1,7 @@
 #include "moiety/moe/ep_group.h"
 
 #include <algorithm>
-
-#include <climits>
+#include <cstdint>
 
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
@@ -21,12 +20,12 @@ void check_limits(const ExpertMap& map, const EpLimits& l, const EpOptions& o) {
                  o.name, what, value, low, high);
   };
   in("ranks", map.ranks(), 1, kMaxRanks);
-  in("tokens", l.tokens, 0, INT_MAX);
+  in("tokens", l.tokens, 0, INT32_MAX);
   in("model", l.model, 1, int64_t{1} << 40);
   in("topk", l.topk, 1, kMaxTopk);
   in("depth", l.depth, 1, 2);
-  in("chunk_rows", o.chunk_rows, 1, INT_MAX);
-  in("ranks x tokens x topk", map.ranks() * l.tokens * l.topk, 0, INT_MAX);
+  in("chunk_rows", o.chunk_rows, 1, INT32_MAX);
+  in("ranks x tokens x topk", map.ranks() * l.tokens * l.topk, 0, INT32_MAX);
 }
 
 bool fits(const EpLimits& wanted, const EpLimits& have) {

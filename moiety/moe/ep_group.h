@@ -48,7 +48,7 @@ struct EpOptions {
   std::string name = "ep";
   Seconds deadline{100};  // of every wait inside an operation
   int chunk_rows = 16;    // rows that are announced to the receiver together
-  // Tests: called before every store into a peer's memory.
+  // Tests: called before stores into a peer's memory, by the thread that is about to make them.
   std::function<void()> before_store = {};
 };
 

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-
-#include <climits>
+#include <cstdint>
 
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange.h"
@@ -65,10 +64,10 @@ void check_args(const PrepareArgs& args) {
   MOIETY_CHECK(idx.defined() && idx.dims() == 2 &&
                    (idx.dtype() == DType::kInt32 || idx.dtype() == DType::kInt64),
                "ep prepare: idx is {}, expected int32 or int64 [T, K]", idx.describe());
-  MOIETY_CHECK(args.alignment >= 1 && args.alignment <= INT_MAX,
-               "ep prepare: alignment {} is outside [1, {}]", args.alignment, INT_MAX);
-  MOIETY_CHECK(args.capacity >= 0 && args.capacity <= INT_MAX,
-               "ep prepare: capacity {} is outside [0, {}]", args.capacity, INT_MAX);
+  MOIETY_CHECK(args.alignment >= 1 && args.alignment <= INT32_MAX,
+               "ep prepare: alignment {} is outside [1, {}]", args.alignment, INT32_MAX);
+  MOIETY_CHECK(args.capacity >= 0 && args.capacity <= INT32_MAX,
+               "ep prepare: capacity {} is outside [0, {}]", args.capacity, INT32_MAX);
   if (args.capacity_limit.defined()) {
     check_tensor("ep prepare", "capacity_limit", args.capacity_limit, DType::kInt64, {1});
   }

@@ -39,6 +39,11 @@ TEST(Metrics, StepLine) {
             "TFLOP/s 312.4 MFU 31.6 mem 61.3/79.6G bal 1.18/1.42 drop 0 eta 2m56s");
 }
 
+TEST(Metrics, StepLineWithoutEtaEndsBeforeIt) {
+  const std::string line = step_line(example(), false, std::nullopt);
+  EXPECT_EQ(line.substr(line.size() - 7), " drop 0");
+}
+
 TEST(Metrics, StepLineSaysWhatIsUnusual) {
   StepRecord r = example();
   r.z = 12.5;

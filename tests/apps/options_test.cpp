@@ -236,6 +236,14 @@ TEST(Options, PrintedConfigReadsBackTheSame) {
   }
 }
 
+TEST(Options, NumbersArePrintedShort) {
+  const std::string printed = print_config(from_arguments({"--optim.lr=0.00030"}));
+  for (const char* line : {"rope_theta = 1e6 ", "norm_eps = 1e-6 ", "lr = 3e-4 ", "std = 0.02 ",
+                           "scale = 1.0 ", "grad_clip = 1.0 "}) {
+    EXPECT_NE(printed.find(line), std::string::npos) << line << printed;
+  }
+}
+
 TEST(Options, HelpAndMarkdownHoldEveryKey) {
   const std::string help = options_help(), markdown = options_markdown();
   for (const Key& key : option_keys()) {

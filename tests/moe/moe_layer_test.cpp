@@ -215,7 +215,7 @@ struct Rank {
   int64_t first, tokens, first_expert, local;
   EpGroup group;
   MoeLayer layer;
-  Arena arena{"test"};
+  Arena arena{"test", 1 << 16};
   MoeSaved saved;
   Tensor h, dout, addend, dh_addend, mask, router, router_bias, w1, w2, b1, b2;
   Tensor out, dh, d_router, dw1, dw2, db1, db2, count, sum, scope, info;
