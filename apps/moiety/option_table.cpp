@@ -1,3 +1,8 @@
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+#include "apps/moiety/errors.h"
 #include "apps/moiety/options.h"
 
 namespace moiety::app {
@@ -38,6 +43,80 @@ const std::vector<Key>& table() {
   return keys;
 }
 
+// Keys of the design that this version does not have yet.
+constexpr std::string_view kPlanned[] = {"moe.activation",
+                                         "moe.act_alpha",
+                                         "moe.act_limit",
+                                         "moe.act_offset",
+                                         "moe.expert_bias",
+                                         "moe.path",
+                                         "moe.delay_wgrad",
+                                         "moe.glu_interleave",
+                                         "moe.expert_weights",
+                                         "ep.comm_sms",
+                                         "ep.depth",
+                                         "ep.zero_copy",
+                                         "ep.overlap",
+                                         "train.cuda_graph",
+                                         "optim.grad_dtype",
+                                         "parallel.layout",
+                                         "parallel.tp",
+                                         "parallel.gtp",
+                                         "parallel.egtp",
+                                         "memory.recompute",
+                                         "precision.keep_first",
+                                         "precision.keep_last",
+                                         "precision.attention_linears",
+                                         "precision.dispatch",
+                                         "precision.grad_reduce",
+                                         "precision.rht",
+                                         "precision.stochastic",
+                                         "precision.weight_2d",
+                                         "precision.pow2_scales",
+                                         "precision.switch_step",
+                                         "precision.switch_recipe",
+                                         "checkpoint.async",
+                                         "profile.steps",
+                                         "log.tensorboard",
+                                         "log.plot_every",
+                                         "guard.watchdog_s"};
+// Parallelism that the design leaves out.
+constexpr std::string_view kUnsupported[] = {"parallel.pp", "parallel.cp", "parallel.etp"};
+
+bool contains(std::span<const std::string_view> list, std::string_view name) {
+  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
+// Insertions, deletions and replacements that make b of a.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string nearest_key(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  std::string best;
+  size_t best_distance = std::string::npos;
+  for (const Key& key : option_keys()) {
+    // The right name in the wrong section is nearer than any misspelling.
+    const size_t distance = key.name == last ? 0 : edit_distance(name, key.full_name());
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = key.full_name();
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 Rule Rule::or_zero() const {
@@ -57,6 +136,17 @@ Rule Rule::without_max() const {
 }
 
 std::span<const Key> option_keys() { return table(); }
+
+const Key& find_key(std::string_view name, const std::string& where) {
+  for (const Key& key : option_keys()) {
+    if (key.full_name() == name) return key;
+  }
+  if (contains(kPlanned, name)) {
+    throw UsageError("{}: {} is not available in this version of Moiety", where, name);
+  }
+  if (contains(kUnsupported, name)) throw UsageError("{}: {} is not supported", where, name);
+  throw UsageError("{}: unknown key '{}'; did you mean '{}'?", where, name, nearest_key(name));
+}
 
 const std::vector<Section>& option_sections() {
 #define SECTION(section, help) {#section, help, {}},

@@ -76,6 +76,9 @@ struct Section {
 
 // The table.
 std::span<const Key> option_keys();
+// Throws UsageError, which begins with `where`, for a name that is not in it: with the nearest
+// name, or that it belongs to a later version.
+const Key& find_key(std::string_view name, const std::string& where);
 const std::vector<Section>& option_sections();
 
 // Options and where each value comes from.

@@ -47,46 +47,68 @@ MOIETY_INLINE float dot(const float* a, const float* b, int64_t n) {
   return lane[0];
 }
 
-MOIETY_INLINE float inverse_rms(const float* x, int64_t n, float eps) {
-  return 1.0f / std::sqrt(dot(x, x, n) / static_cast<float>(n) + eps);
+// sum[i] := 1 / sqrt(mean + eps).
+MOIETY_INLINE void inverse_rms(const Rows& a, float* sum) {
+  const auto n = static_cast<float>(a.n);
+  for (int64_t i = 0; i < a.rows; ++i) sum[i] = 1.0f / std::sqrt(sum[i] / n + a.eps);
 }
 
+// All sums first: their chains of additions and the divisions overlap from row to row.
 template <class T>
 MOIETY_INLINE void forward_rows(const Rows& a) {
-  const int64_t n = a.n;
-  float* x = a.scratch;
+  float r[kNormBlockRows];
   for (int64_t row = 0; row < a.rows; ++row) {
-    const T* in = static_cast<const T*>(a.x[row]);
+    const T* x = static_cast<const T*>(a.x[row]);
+    float* wide = a.scratch;
+    for (int64_t d = 0; d < a.n; ++d) wide[d] = static_cast<float>(x[d]);
+    r[row] = dot(wide, wide, a.n);
+  }
+  inverse_rms(a, r);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const T* x = static_cast<const T*>(a.x[row]);
     T* y = static_cast<T*>(a.out[row]);
-    for (int64_t d = 0; d < n; ++d) x[d] = static_cast<float>(in[d]);
-    const float r = inverse_rms(x, n, a.eps);
-    for (int64_t d = 0; d < n; ++d) y[d] = static_cast<T>(x[d] * r * a.g[d]);
+    const float r_row = r[row];
+    // y may be x, exactly.
+#pragma GCC ivdep
+    for (int64_t d = 0; d < a.n; ++d)
+      y[d] = static_cast<T>(static_cast<float>(x[d]) * r_row * a.g[d]);
   }
 }
 
 template <class T>
 MOIETY_INLINE void backward_rows(const Rows& a) {
+  float r[kNormBlockRows], dots[kNormBlockRows];
   const int64_t n = a.n;
   float* x = a.scratch;
   float* u = a.scratch + n;
-  for (int64_t row = 0; row < a.rows; ++row) {
+  const auto widen = [&](int64_t row) __attribute__((always_inline)) {
     const T* in = static_cast<const T*>(a.x[row]);
+    const T* dy = static_cast<const T*>(a.dy[row]);
+    for (int64_t d = 0; d < n; ++d) x[d] = static_cast<float>(in[d]);
+    for (int64_t d = 0; d < n; ++d) u[d] = a.g[d] * static_cast<float>(dy[d]);
+  };
+  for (int64_t row = 0; row < a.rows; ++row) {
+    widen(row);
+    r[row] = dot(x, x, n);
+    dots[row] = dot(u, x, n);
+  }
+  inverse_rms(a, r);
+  for (int64_t row = 0; row < a.rows; ++row) {
     const T* dy = static_cast<const T*>(a.dy[row]);
     const T* addend = static_cast<const T*>(a.addend[row]);
     T* dx = static_cast<T*>(a.out[row]);
-    for (int64_t d = 0; d < n; ++d) x[d] = static_cast<float>(in[d]);
-    const float r = inverse_rms(x, n, a.eps);
+    const float r_row = r[row], c = r_row * r_row * r_row / static_cast<float>(n) * dots[row];
+    widen(row);
     for (int64_t d = 0; d < n; ++d) {
-      u[d] = a.g[d] * static_cast<float>(dy[d]);
-      a.dg[d] = std::fma(static_cast<float>(dy[d]), x[d] * r, a.dg[d]);
+      a.dg[d] = std::fma(static_cast<float>(dy[d]), x[d] * r_row, a.dg[d]);
     }
-    const float c = r * r * r / static_cast<float>(n) * dot(u, x, n);
     if (addend) {
+#pragma GCC ivdep
       for (int64_t d = 0; d < n; ++d) {
-        dx[d] = static_cast<T>(static_cast<float>(addend[d]) + (r * u[d] - c * x[d]));
+        dx[d] = static_cast<T>(static_cast<float>(addend[d]) + (r_row * u[d] - c * x[d]));
       }
     } else {
-      for (int64_t d = 0; d < n; ++d) dx[d] = static_cast<T>(r * u[d] - c * x[d]);
+      for (int64_t d = 0; d < n; ++d) dx[d] = static_cast<T>(r_row * u[d] - c * x[d]);
     }
   }
 }
