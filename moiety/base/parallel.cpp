@@ -33,6 +33,8 @@ void set_thread_budget(int threads) {
 
 #ifdef _OPENMP
 
+const char* loop_engine() { return "OpenMP"; }
+
 void detail::parallel_tasks(int64_t tasks, void (*body)(void*, int64_t), void* context) {
   const int threads = static_cast<int>(std::min<int64_t>(thread_budget(), tasks));
   if (threads <= 1 || omp_in_parallel()) {
@@ -54,6 +56,8 @@ void detail::parallel_tasks(int64_t tasks, void (*body)(void*, int64_t), void* c
 }
 
 #else
+
+const char* loop_engine() { return "serial"; }
 
 void detail::parallel_tasks(int64_t tasks, void (*body)(void*, int64_t), void* context) {
   for (int64_t i = 0; i < tasks; ++i) body(context, i);

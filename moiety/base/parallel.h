@@ -15,6 +15,8 @@ int thread_budget();
 void set_thread_budget(int threads);
 // Cores that this process may run on.
 int core_count();
+// What runs the loops: "OpenMP" or "serial".
+const char* loop_engine();
 
 namespace detail {
 void parallel_tasks(int64_t tasks, void (*body)(void*, int64_t), void* context);

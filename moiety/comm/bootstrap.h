@@ -24,12 +24,19 @@ class Bootstrap {
   virtual std::vector<std::string> all_gather(std::string_view bytes) = 0;
 
   // Says that this rank fails; its peers stop within a second. The first text wins. Never throws.
+  // Like all of this, for the rank's thread alone.
   virtual void abort(std::string_view text) noexcept = 0;
-  // The text of the first abort, which names the rank that called it; empty while all is well.
+  // The text of the first abort, which names the rank that called it, or of a rank that was found
+  // dead; empty while all is well.
   virtual std::optional<std::string> aborted() const = 0;
 
   // Limit of every wait of the group.
   virtual Seconds deadline() const = 0;
 };
+
+// Throws Error(InvalidArgument) if an all-gather cannot take this many bytes of a rank.
+void check_all_gather(std::string_view bytes);
+// "rank 2", "ranks 1, 2".
+std::string rank_list(const std::vector<int>& ranks);
 
 }  // namespace moiety::comm

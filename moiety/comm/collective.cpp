@@ -1,8 +1,11 @@
 #include "moiety/comm/collective.h"
 
+#include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "moiety/base/error.h"
+#include "moiety/base/parallel.h"
 
 namespace moiety::comm {
 namespace {
@@ -86,6 +89,23 @@ const char* name(Collective kind) {
   return "unknown";
 }
 
+ElementRange part_of(int64_t n, int rank, int ranks) {
+  const int64_t length = ((n + ranks - 1) / ranks + 63) / 64 * 64;
+  return {std::min(n, rank * length), std::min(n, (rank + 1) * length)};
+}
+
+int64_t rows_before(const std::vector<int64_t>& rows, int rank) {
+  return std::accumulate(rows.begin(), rows.begin() + rank, int64_t{0});
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (to == from) return;
+  constexpr int64_t kGrain = 1 << 20;
+  parallel_for(bytes, kGrain, [&](int64_t begin, int64_t end) {
+    std::memcpy(to + begin, from + begin, end - begin);
+  });
+}
+
 CollectiveCall all_reduce_call(const TensorView& x, ReduceOp op) {
   check_contiguous("all_reduce", "x", x);
   check_reducible("all_reduce", x);
@@ -163,6 +183,12 @@ std::string describe(const CollectiveCall& call) {
 }
 
 std::optional<std::string> mismatch(std::span<const CollectiveCall> calls) {
+  if (const auto difference = call_mismatch(calls)) return difference;
+  if (calls[0].kind != Collective::kAllToAll) return std::nullopt;
+  return row_mismatch(calls);
+}
+
+std::optional<std::string> call_mismatch(std::span<const CollectiveCall> calls) {
   const auto same = [](const CollectiveCall& a, const CollectiveCall& b) {
     return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
            a.elements == b.elements;
@@ -172,7 +198,10 @@ std::optional<std::string> mismatch(std::span<const CollectiveCall> calls) {
       return text("rank 0 runs {}, rank {} runs {}", describe(calls[0]), r, describe(calls[r]));
     }
   }
-  if (calls[0].kind != Collective::kAllToAll) return std::nullopt;
+  return std::nullopt;
+}
+
+std::optional<std::string> row_mismatch(std::span<const CollectiveCall> calls) {
   for (size_t from = 0; from < calls.size(); ++from) {
     for (size_t to = 0; to < calls.size(); ++to) {
       const int64_t sent = calls[from].send_rows[to];

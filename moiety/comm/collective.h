@@ -39,6 +39,17 @@ struct CollectiveCall {
   int64_t bytes() const { return byte_size(dtype, elements); }
 };
 
+// How an all_reduce of n elements is divided among ranks: part `rank`, in whole cache lines.
+struct ElementRange {
+  int64_t begin = 0, end = 0;
+};
+ElementRange part_of(int64_t n, int rank, int ranks);
+// The sum of rows[0, rank).
+int64_t rows_before(const std::vector<int64_t>& rows, int rank);
+
+// Copies with the calling thread's budget of cores; nothing to do if `to` is `from`.
+void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes);
+
 // They check the arguments of the Communicator's operation of that name, for `rank` of `size`;
 // Error(InvalidArgument) names operation and argument.
 CollectiveCall all_reduce_call(const TensorView& x, ReduceOp op);
@@ -56,5 +67,8 @@ std::string describe(const CollectiveCall& call);
 // If the calls of the ranks do not fit each other: a sentence that is the same on every rank, such
 // as "rank 0 runs all_reduce(float32[16], sum), rank 1 runs broadcast(float32[16], root 0)".
 std::optional<std::string> mismatch(std::span<const CollectiveCall> calls);
+// Its two halves: all but the rows; the rows of calls that are all_to_all of the same tensors.
+std::optional<std::string> call_mismatch(std::span<const CollectiveCall> calls);
+std::optional<std::string> row_mismatch(std::span<const CollectiveCall> calls);
 
 }  // namespace moiety::comm

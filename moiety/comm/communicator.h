@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -59,6 +60,8 @@ class Communicator {
   virtual const std::string& name() const = 0;
   // The group's own bootstrap (ranks and size are those of the group).
   virtual Bootstrap& bootstrap() = 0;
+  // False keeps symmetric memory off even where the ranks could map it.
+  virtual bool may_map_memory() const { return true; }
 
   // x := op over ranks of x.
   virtual Ticket all_reduce(TensorView x, ReduceOp op, Stream stream) = 0;
@@ -78,6 +81,10 @@ class Communicator {
   // Sub-groups: ranks that pass the same color form one, ordered by (key, rank). Collective. A
   // negative color takes part and gets null.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
+
+ private:
+  friend bool mappable(Communicator& comm);  // moiety/comm/symmetric_buffer.h
+  std::optional<bool> mappable_;             // once it is known
 };
 
 }  // namespace moiety::comm

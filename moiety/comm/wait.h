@@ -17,9 +17,9 @@ struct WaitLimits {
 
 enum class WaitResult { kReady, kExpired, kPoisoned, kAborted };
 
-// Polls `ready()` until it is true. Clock, poison and abort are looked at every 256 polls, so a
-// wait that is nearly over costs nothing but its polls. The caller words the error: it knows who is
-// waited for.
+// Polls `ready()` until it is true. Clock, poison and abort are looked at every 256 polls at first,
+// so a wait that is nearly over costs nothing but its polls. The caller words the error: it knows
+// who is waited for.
 template <class Ready>
 WaitResult wait_until(Ready&& ready, const WaitLimits& limits) {
   if (ready()) return WaitResult::kReady;
@@ -28,7 +28,7 @@ WaitResult wait_until(Ready&& ready, const WaitLimits& limits) {
   while (true) {
     backoff.pause();
     if (ready()) return WaitResult::kReady;
-    if (backoff.polls() % 256 != 0) continue;
+    if (!backoff.time_to_look()) continue;
     if (limits.poison && load_relaxed(*limits.poison) != 0) return WaitResult::kPoisoned;
     if (limits.bootstrap && limits.bootstrap->aborted()) return WaitResult::kAborted;
     if (deadline.expired()) return WaitResult::kExpired;

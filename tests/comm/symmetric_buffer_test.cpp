@@ -1,13 +1,20 @@
-// Symmetric memory between threads, the barrier in it, and waits on its words.
+// Symmetric memory between threads, the barrier in it, waits on its words, and the exchange of
+// memory that processes use.
 #include "moiety/comm/symmetric_buffer.h"
 
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
-#include "moiety/base/rng.h"
+#include "moiety/base/log.h"
 #include "moiety/comm/agree.h"
 #include "moiety/comm/barrier.h"
+#include "moiety/comm/memory_exchange.h"
 #include "moiety/comm/thread/thread_group.h"
 
 namespace moiety::comm {
@@ -66,6 +73,85 @@ TEST(SymmetricBuffer, AFailureIsTheSameErrorEverywhere) {
     EXPECT_EQ(error_of([&] { agree(comm.bootstrap(), comm.rank() == 1 ? "rank 1: no disk" : ""); }),
               "rank 1: no disk");
     SymmetricBuffer::create(comm, "good", 0).close();  // the group is as good as before
+  });
+}
+
+TEST(SymmetricBuffer, NotWhereRanksWereToldNotTo) {
+  run_thread_ranks(2, {.deadline = kPatience}, [](Communicator& comm) {
+    EXPECT_TRUE(mappable(comm));
+    EXPECT_TRUE(mappable(*comm.split(0, 0, "again")));
+  });
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines.emplace_back(line);
+  });
+  const ThreadGroupOptions options{.deadline = kPatience, .map_memory = false};
+  run_thread_ranks(2, options, [](Communicator& comm) {
+    EXPECT_FALSE(mappable(comm));
+    EXPECT_FALSE(mappable(comm));
+    EXPECT_FALSE(mappable(*comm.split(comm.rank(), 0, "alone")));
+    EXPECT_EQ(error_of([&] { SymmetricBuffer::create(comm, "moe", 64); }),
+              "symmetric buffer \"moe\": the ranks do not map each other's memory: rank 0 was told "
+              "not to");
+  });
+  set_log_sink({});
+  EXPECT_EQ(lines.size(), 3u);  // rank 0 of each group says it once
+  EXPECT_EQ(
+      std::count(lines.begin(), lines.end(),
+                 "[rank 0] communicator \"world\" works without symmetric memory: symmetric "
+                 "buffer \"probe\": the ranks do not map each other's memory: rank 0 was told "
+                 "not to"),
+      1);
+}
+
+std::vector<Nonce> all_nonces(Communicator& comm, const Nonce& mine) {
+  std::vector<Nonce> out(comm.size());
+  const auto all =
+      comm.bootstrap().all_gather({reinterpret_cast<const char*>(&mine), sizeof(mine)});
+  for (int r = 0; r < comm.size(); ++r) std::memcpy(&out[r], all[r].data(), sizeof(Nonce));
+  return out;
+}
+
+// What processes do, among threads: every rank maps the memory of all at addresses of its own.
+TEST(MemoryExchange, MapsTheMemoryOfAllRanks) {
+  run_thread_ranks(3, {kPatience}, [](Communicator& comm) {
+    const std::vector<Nonce> nonces = all_nonces(comm, random_nonce());
+    const std::vector<Memory> memory = exchange_memory(comm.bootstrap(), "test", 5000, nonces);
+    for (int i = 0; i < 5000; ++i) ASSERT_EQ(memory[comm.rank()].get()[i], std::byte{0});
+    comm.barrier();
+    for (int r = 0; r < 3; ++r) memory[r].get()[4990 + comm.rank()] = std::byte(r + 1);
+    comm.barrier();
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(memory[comm.rank()].get()[4990 + r], std::byte(comm.rank() + 1));
+    }
+  });
+}
+
+TEST(MemoryExchange, AFailureIsTheSameErrorEverywhere) {
+  run_thread_ranks(3, {kPatience}, [](Communicator& comm) {
+    const auto exchange = [&](int64_t bytes, const std::vector<Nonce>& nonces) {
+      return error_of([&] { exchange_memory(comm.bootstrap(), "test", bytes, nonces); });
+    };
+    std::vector<Nonce> nonces = all_nonces(comm, random_nonce());
+    // Ranks 1 and 2 want one name.
+    std::vector<Nonce> same{nonces[0], nonces[1], nonces[1]};
+    const std::string error = exchange(64, same);
+    EXPECT_TRUE(error ==
+                    "test: rank 1 could not open a socket and memory: bind: Address already in "
+                    "use" ||
+                error ==
+                    "test: rank 2 could not open a socket and memory: bind: Address already in "
+                    "use")
+        << error;
+    // Nobody listens where rank 0 looks for rank 2.
+    nonces = all_nonces(comm, random_nonce());
+    if (comm.rank() == 0) nonces[2][0] ^= 1;
+    EXPECT_EQ(exchange(64, nonces),
+              "test: rank 0 could not hand over its memory: connect: Connection refused");
+    // Nothing of that is left.
+    EXPECT_EQ(exchange(64, all_nonces(comm, random_nonce())), "no error");
   });
 }
 

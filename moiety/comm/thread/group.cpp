@@ -28,11 +28,9 @@ std::shared_ptr<T> Group::take(std::map<Key, Listed<T>>& list, const Key& key, i
   return out;
 }
 
-std::shared_ptr<SharedOperation> Group::operation(uint64_t number) {
-  return take(operations_, number, size(), [&] {
-    return std::make_shared<SharedOperation>(
-        size(), text("communicator \"{}\", operation {}", name, number));
-  });
+std::shared_ptr<SharedOperation> Group::operation(uint64_t number, const std::string& label) {
+  return take(operations_, number, size(),
+              [&] { return std::make_shared<SharedOperation>(size(), label); });
 }
 
 std::shared_ptr<Group> Group::child(uint64_t number, int color, const std::string& child_name,
@@ -45,8 +43,7 @@ std::shared_ptr<Group> Group::child(uint64_t number, int color, const std::strin
 }
 
 std::vector<std::string> ThreadBootstrap::all_gather(std::string_view bytes) {
-  MOIETY_CHECK(bytes.size() <= 64 << 10, "bootstrap all_gather: {} bytes, at most 65536",
-               bytes.size());
+  check_all_gather(bytes);
   World& world = *group_->world;
   std::unique_lock lock(world.mutex);
   const uint64_t round = group_->entered[rank_] + 1;
@@ -73,13 +70,11 @@ std::vector<std::string> ThreadBootstrap::all_gather(std::string_view bytes) {
 }
 
 std::string ThreadBootstrap::missing(uint64_t round) const {
-  std::string out;
-  int count = 0;
+  std::vector<int> out;
   for (int r = 0; r < size(); ++r) {
-    if (group_->entered[r] >= round) continue;
-    out += (count++ ? ", " : "") + std::to_string(r);
+    if (group_->entered[r] < round) out.push_back(r);
   }
-  return (count == 1 ? "rank " : "ranks ") + out;
+  return rank_list(out);
 }
 
 void ThreadBootstrap::abort(std::string_view reason) noexcept {

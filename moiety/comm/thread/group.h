@@ -21,6 +21,7 @@ class SharedOperation;
 
 // One per world, shared by all groups split from it.
 struct World {
+  bool map_memory = true;
   std::mutex mutex;  // guards abort_text and the rounds of all groups
   std::condition_variable changed;
   std::atomic<bool> aborted{false};
@@ -38,8 +39,8 @@ struct Group {
   int size() const { return static_cast<int>(world_ranks.size()); }
 
   // Operation `number` of the group; the first rank to ask makes it, the last to ask takes it off
-  // the list.
-  std::shared_ptr<SharedOperation> operation(uint64_t number);
+  // the list. `label` opens the texts of its errors.
+  std::shared_ptr<SharedOperation> operation(uint64_t number, const std::string& label);
   // The sub-group of color `color` in the group's split `number`, made and listed in the same way.
   std::shared_ptr<Group> child(uint64_t number, int color, const std::string& name,
                                const std::vector<int>& members);
@@ -76,7 +77,7 @@ class ThreadBootstrap final : public Bootstrap {
   Seconds deadline() const override { return group_->deadline; }
 
  private:
-  // Those that have not entered round `round`: "rank 2", "ranks 1, 2".
+  // Those that have not entered round `round`.
   std::string missing(uint64_t round) const;
 
   std::shared_ptr<Group> group_;

@@ -1,37 +1,10 @@
 #include "moiety/comm/thread/shared_operation.h"
 
-#include <algorithm>
-#include <cstring>
-#include <numeric>
-
 #include "moiety/base/error.h"
-#include "moiety/base/parallel.h"
 #include "moiety/comm/reduce.h"
 
 namespace moiety::comm::thread {
 namespace {
-
-void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  if (to == from) return;
-  constexpr int64_t kGrain = 1 << 20;
-  parallel_for(bytes, kGrain, [&](int64_t begin, int64_t end) {
-    std::memcpy(to + begin, from + begin, end - begin);
-  });
-}
-
-struct Range {
-  int64_t begin, end;
-};
-
-// Part `rank` of `ranks` of n elements, on cache lines.
-Range part(int64_t n, int rank, int ranks) {
-  const int64_t length = ((n + ranks - 1) / ranks + 63) / 64 * 64;
-  return {std::min(n, rank * length), std::min(n, (rank + 1) * length)};
-}
-
-int64_t rows_before(const std::vector<int64_t>& rows, int rank) {
-  return std::accumulate(rows.begin(), rows.begin() + rank, int64_t{0});
-}
 
 Stage last_stage(Collective kind) {
   switch (kind) {
@@ -112,7 +85,7 @@ void SharedOperation::work(int rank) {
   const CollectiveCall& mine = calls_[rank];
   const int ranks = static_cast<int>(calls_.size());
   const int64_t bytes = mine.bytes();
-  const auto reduce_part = [&](std::byte* to, Range range) {
+  const auto reduce_part = [&](std::byte* to, ElementRange range) {
     const int64_t offset = byte_size(mine.dtype, range.begin);
     std::vector<const void*> sources;
     for (const CollectiveCall& call : calls_) sources.push_back(call.send + offset);
@@ -120,7 +93,7 @@ void SharedOperation::work(int rank) {
   };
   switch (mine.kind) {
     case Collective::kAllReduce: {
-      const Range own = part(mine.elements, rank, ranks);
+      const ElementRange own = part_of(mine.elements, rank, ranks);
       reduce_part(mine.recv + byte_size(mine.dtype, own.begin), own);
       break;
     }
@@ -149,7 +122,7 @@ void SharedOperation::share(int rank) {
   const CollectiveCall& mine = calls_[rank];
   const int ranks = static_cast<int>(calls_.size());
   for (int r = 0; r < ranks; ++r) {
-    const Range range = part(mine.elements, r, ranks);
+    const ElementRange range = part_of(mine.elements, r, ranks);
     const int64_t offset = byte_size(mine.dtype, range.begin);
     copy_bytes(mine.recv + offset, calls_[r].recv + offset,
                byte_size(mine.dtype, range.end - range.begin));

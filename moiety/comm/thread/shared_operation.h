@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "moiety/comm/collective.h"
+#include "moiety/comm/lane.h"
 
 namespace moiety::comm::thread {
 
@@ -16,15 +17,11 @@ namespace moiety::comm::thread {
 // when all have reached its last one.
 enum class Stage : int { kNone, kPosted, kWorked, kShared };
 
-enum class Progress { kNone, kMoved, kDone };
-
 class SharedOperation {
  public:
   // `label` opens the texts of errors: `communicator "world", operation 3`.
   SharedOperation(int ranks, std::string label)
       : label_(std::move(label)), calls_(ranks), stages_(ranks) {}
-
-  const std::string& label() const { return label_; }
 
   // Rank `rank` takes part; from now on peers may read its tensors.
   void post(int rank, CollectiveCall call);

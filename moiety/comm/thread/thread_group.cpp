@@ -10,7 +10,7 @@
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
-#include "moiety/comm/thread/thread_communicator.h"
+#include "moiety/comm/thread/thread_endpoint.h"
 
 namespace moiety::comm {
 namespace {
@@ -34,16 +34,19 @@ void run_thread_ranks(int ranks, const ThreadGroupOptions& options,
   MOIETY_CHECK(ranks >= 1, "run_thread_ranks: {} ranks", ranks);
   std::vector<int> members(ranks);
   std::iota(members.begin(), members.end(), 0);
-  const auto group = std::make_shared<thread::Group>(std::make_shared<thread::World>(), "world",
-                                                     members, options.deadline);
+  const auto shared = std::make_shared<thread::World>();
+  shared->map_memory = options.map_memory;
+  const auto group = std::make_shared<thread::Group>(shared, "world", members, options.deadline);
   const int budget = std::max(1, core_count() / ranks);
   FirstFailure failure;
   const auto run_rank = [&](int rank) {
     set_thread_budget(budget);
+    set_crowded(ranks > core_count());
     set_log_rank(rank);
     thread::ThreadBootstrap bootstrap(group, rank);
     try {
-      thread::ThreadCommunicator world(group, rank, std::make_shared<thread::RankLanes>());
+      LaneCommunicator world(std::make_shared<thread::ThreadEndpoint>(group, rank),
+                             std::make_shared<RankLanes>());
       body(world);
     } catch (const std::exception& e) {
       failure.take(bootstrap, e.what());

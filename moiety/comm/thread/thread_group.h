@@ -10,7 +10,8 @@
 namespace moiety::comm {
 
 struct ThreadGroupOptions {
-  Seconds deadline{100};  // of every wait
+  Seconds deadline{100};   // of every wait
+  bool map_memory = true;  // false: no symmetric memory (an option for tests)
 };
 
 // Runs body(world) on `ranks` new threads, each with its own communicator, log rank and thread

@@ -1,0 +1,113 @@
+// What a rank's thread does and when, for a profile; and how long it stands at waits for its peers.
+//
+// An operation opens a span where it runs: `const TraceSpan span(TraceLane::kCompute, "gemm",
+// {{"m", m}, {"flops", 2 * m * n * k}});`. While the thread has a Trace the span becomes an event
+// of it; else a span costs the load of a thread-local pointer. Spans of a thread nest. Worker
+// threads of parallel loops have no trace: their work belongs to the span that the loop stands in.
+//
+// Waits for peers are timed always, since every step line tells their share.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+namespace moiety {
+
+// The rows of a rank in a profile. kEp and kDp are also the axes of waiting: kEp for expert
+// parallelism, kDp for all else that ranks do together.
+enum class TraceLane : uint8_t { kHost, kCompute, kEp, kDp, kData };
+inline constexpr int kTraceLanes = 5;
+const char* name(TraceLane lane);
+
+// A number that belongs to a span: a size, "flops" or "bytes" of the work (from which a profile
+// tells rates), ... `name` lives as long as the program.
+struct TraceArg {
+  const char* name = nullptr;
+  double value = 0;
+
+  TraceArg() = default;
+  template <class T>
+  TraceArg(const char* n, T v) : name(n), value(static_cast<double>(v)) {}
+};
+
+// Times are nanoseconds of the machine's steady clock, which its processes share.
+int64_t trace_clock();
+
+struct TraceEvent {
+  static constexpr int kMaxArgs = 6;
+  const char* name = nullptr;
+  TraceLane lane = TraceLane::kHost;
+  int64_t begin = 0;
+  int64_t end = 0;                        // 0: still open
+  std::array<TraceArg, kMaxArgs> args{};  // those with a name
+};
+
+// A quantity over time, such as memory.
+struct TraceSample {
+  const char* name = nullptr;
+  int64_t time = 0;
+  double value = 0;
+};
+
+// Read, emptied or destroyed while none of its spans is open.
+struct Trace {
+  std::vector<TraceEvent> events;  // in the order of their beginnings
+  std::vector<TraceSample> samples;
+};
+
+namespace detail {
+inline constinit thread_local Trace* current_trace = nullptr;
+}
+
+// The trace of the calling thread; null: none.
+inline Trace* current_trace() { return detail::current_trace; }
+inline void set_current_trace(Trace* trace) { detail::current_trace = trace; }
+
+class TraceSpan {
+ public:
+  // More arguments than fit are dropped.
+  TraceSpan(TraceLane lane, const char* name, std::initializer_list<TraceArg> args = {})
+      : trace_(current_trace()) {
+    if (trace_) [[unlikely]]
+      begin(lane, name, args);
+  }
+  ~TraceSpan() {
+    if (trace_) [[unlikely]]
+      end();
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+
+  bool recording() const { return trace_ != nullptr; }
+  // What is known only when the work is done.
+  void add(const TraceArg& arg);
+
+ private:
+  void begin(TraceLane lane, const char* name, std::initializer_list<TraceArg> args);
+  void end();
+
+  Trace* trace_;
+  size_t event_;  // of the trace
+};
+
+// Nanoseconds that the calling thread has stood at waits for peers on this axis, since it started.
+int64_t waited_ns(TraceLane axis);
+
+// A span during which the thread stands at a wait for peers. Inside another one it counts nothing.
+class WaitSpan {
+ public:
+  WaitSpan(TraceLane axis, const char* name, std::initializer_list<TraceArg> args = {});
+  ~WaitSpan();
+  WaitSpan(const WaitSpan&) = delete;
+  WaitSpan& operator=(const WaitSpan&) = delete;
+
+ private:
+  TraceSpan span_;
+  TraceLane axis_;
+  int64_t begin_;
+};
+
+}  // namespace moiety

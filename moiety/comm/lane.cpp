@@ -1,0 +1,189 @@
+#include "moiety/comm/lane.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "moiety/base/error.h"
+#include "moiety/base/trace.h"
+
+namespace moiety::comm {
+
+Lane::Lane(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<RankLanes> lanes)
+    : endpoint_(std::move(endpoint)), lanes_(std::move(lanes)) {
+  lanes_->push_back(this);
+}
+
+Lane::~Lane() { std::erase(*lanes_, this); }
+
+uint64_t Lane::issue(CollectiveCall call, const Stream& stream) {
+  if (!failure_.empty()) throw Error(ErrorKind::kComm, failure_);
+  Pending p;
+  p.call = std::move(call);
+  p.inputs.record(stream);
+  p.label = text("communicator \"{}\", operation {}", endpoint_->name(), issued_ + 1);
+  p.operation = endpoint_->operation(issued_ + 1, p.label);
+  pending_.push_back(std::move(p));
+  ++issued_;
+  advance();
+  return issued_;
+}
+
+void Lane::wait(uint64_t number) {
+  // Runs what a deferred stream holds back; copies, since that may wait on this lane too.
+  std::vector<Event> inputs;
+  for (uint64_t n = completed_; n < number; ++n) inputs.push_back(pending_[n - completed_].inputs);
+  for (const Event& event : inputs) event.wait();
+
+  Bootstrap& bootstrap = endpoint_->bootstrap();
+  Deadline deadline(bootstrap.deadline());
+  Backoff backoff;
+  while (completed_ < number) {
+    if (!failure_.empty()) throw Error(ErrorKind::kComm, failure_);
+    // Read before `advance`: a peer that failed in this operation left its reason there first.
+    const std::optional<std::string> aborted = bootstrap.aborted();
+    bool moved = false;
+    for (size_t i = 0; i < lanes_->size(); ++i) moved |= (*lanes_)[i]->advance();
+    if (moved) {
+      deadline = Deadline(bootstrap.deadline());
+      backoff = Backoff();
+    } else if (aborted) {
+      // No rank of our own in the text: peers that hear of it from us say the same.
+      const Pending& front = pending_.front();
+      fail_with(text("{}: {} stopped: {}", front.label, describe(front.call), *aborted));
+    } else {
+      backoff.pause();
+      if (!backoff.time_to_look() || !deadline.expired()) continue;
+      const std::string reason = late();
+      if (!reason.empty()) fail_with(reason);
+    }
+  }
+}
+
+// Empty if the peers arrived just now.
+std::string Lane::late() const {
+  const Pending& front = pending_.front();
+  Bootstrap& bootstrap = endpoint_->bootstrap();
+  const int peer = front.posted ? front.operation->waits_for() : bootstrap.rank();
+  if (peer < 0) return "";
+  return text("{}: rank {} waited {:.1f} s in {} for {}", front.label, bootstrap.rank(),
+              bootstrap.deadline().count(), describe(front.call),
+              front.posted ? text("rank {}", peer) : "its own stream");
+}
+
+bool Lane::advance() {
+  bool moved = false;
+  try {
+    while (failure_.empty() && !pending_.empty()) {
+      const Progress progress = advance_front();
+      moved |= progress != Progress::kNone;
+      if (progress != Progress::kDone) break;
+      pending_.pop_front();
+      ++completed_;
+    }
+  } catch (const std::exception& e) {
+    fail_with(e.what());
+    moved = true;
+  }
+  return moved;
+}
+
+Progress Lane::advance_front() {
+  Pending& front = pending_.front();
+  if (!front.posted) {
+    if (!front.inputs.complete()) return Progress::kNone;
+    front.posted = true;
+    front.operation->post(front.call);
+  }
+  return front.operation->advance();
+}
+
+void Lane::fail_with(const std::string& reason) {
+  failure_ = reason;
+  if (pending_.front().posted) pending_.front().operation->give_up(reason);
+}
+
+namespace {
+
+class LaneTicket final : public Ticket::Operation {
+ public:
+  LaneTicket(std::shared_ptr<Lane> lane, uint64_t number, const char* operation, int64_t bytes)
+      : lane_(std::move(lane)), number_(number), operation_(operation), bytes_(bytes) {}
+  void wait() override {
+    const WaitSpan span(TraceLane::kDp, operation_, {{"bytes", bytes_}});
+    lane_->wait(number_);
+  }
+
+ private:
+  std::shared_ptr<Lane> lane_;
+  uint64_t number_;
+  const char* operation_;
+  int64_t bytes_;
+};
+
+// What ranks tell each other in a split.
+struct Choice {
+  int color = 0, key = 0;
+  uint64_t proposal = 0;
+};
+
+}  // namespace
+
+LaneCommunicator::LaneCommunicator(std::shared_ptr<Endpoint> endpoint,
+                                   std::shared_ptr<RankLanes> lanes)
+    : lane_(std::make_shared<Lane>(std::move(endpoint), std::move(lanes))) {}
+
+Ticket LaneCommunicator::issue(CollectiveCall call, const Stream& stream) {
+  const char* operation = comm::name(call.kind);
+  const int64_t bytes = call.bytes();
+  const uint64_t number = lane_->issue(std::move(call), stream);
+  return Ticket(std::make_shared<LaneTicket>(lane_, number, operation, bytes));
+}
+
+Ticket LaneCommunicator::all_reduce(TensorView x, ReduceOp op, Stream stream) {
+  return issue(all_reduce_call(x, op), stream);
+}
+
+Ticket LaneCommunicator::all_gather(TensorView send, TensorView recv, Stream stream) {
+  return issue(all_gather_call(size(), send, recv), stream);
+}
+
+Ticket LaneCommunicator::reduce_scatter(TensorView send, TensorView recv, ReduceOp op,
+                                        Stream stream) {
+  return issue(reduce_scatter_call(size(), send, recv, op), stream);
+}
+
+Ticket LaneCommunicator::all_to_all(TensorView send, std::span<const int64_t> send_counts,
+                                    TensorView recv, std::span<const int64_t> recv_counts,
+                                    Stream stream) {
+  return issue(all_to_all_call(size(), send, send_counts, recv, recv_counts), stream);
+}
+
+Ticket LaneCommunicator::broadcast(TensorView x, int root, Stream stream) {
+  return issue(broadcast_call(size(), x, root), stream);
+}
+
+void LaneCommunicator::barrier() { issue(CollectiveCall{}, Stream()).wait(); }
+
+std::unique_ptr<Communicator> LaneCommunicator::split(int color, int key, const std::string& name) {
+  Endpoint& endpoint = lane_->endpoint();
+  const Choice mine{color, key, endpoint.proposal()};
+  const auto all =
+      endpoint.bootstrap().all_gather({reinterpret_cast<const char*>(&mine), sizeof(mine)});
+  std::vector<std::pair<int, int>> members;  // (key, rank) of this color
+  uint64_t largest = 0;
+  for (int r = 0; r < size(); ++r) {
+    Choice theirs;
+    std::memcpy(&theirs, all[r].data(), sizeof(theirs));
+    if (theirs.color == color) members.emplace_back(theirs.key, r);
+    largest = std::max(largest, theirs.proposal);
+  }
+  std::sort(members.begin(), members.end());
+  std::vector<int> ranks;
+  for (const auto& [unused, r] : members) ranks.push_back(r);
+  const auto group = endpoint.split(++splits_, color, name, ranks, largest);
+  if (!group) return nullptr;
+  return std::make_unique<LaneCommunicator>(group, lane_->lanes());
+}
+
+}  // namespace moiety::comm

@@ -1,0 +1,125 @@
+// The order of a rank's operations on a communicator, whatever carries them out.
+//
+// Operations of a communicator are carried out in the order of issue, and only while a rank waits:
+// a CPU lane is an order, not a thread. A rank that waits for one communicator carries on the
+// operations of its others too, so ranks may wait for different ones.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "moiety/comm/collective.h"
+#include "moiety/comm/communicator.h"
+
+namespace moiety::comm {
+
+enum class Progress { kNone, kMoved, kDone };
+
+// A rank's side of one collective operation. `advance` and `waits_for` follow `post`.
+class RankOperation {
+ public:
+  virtual ~RankOperation() = default;
+  // The rank takes part; from now on its tensors are in use.
+  virtual void post(CollectiveCall call) = 0;
+  // Takes the rank as far as it can go without waiting. Throws Error(Comm) if the calls of the
+  // ranks do not fit each other or a peer gave up.
+  virtual Progress advance() = 0;
+  // The first rank that this one waits for; -1 if none.
+  virtual int waits_for() const = 0;
+  // The rank gives up for this reason: returns when nobody touches its tensors, and nobody will.
+  virtual void give_up(const std::string& reason) = 0;
+};
+
+// A rank's end of a group: where its operations come from. A backend is a class of endpoints.
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+  virtual const std::string& name() const = 0;
+  virtual Bootstrap& bootstrap() = 0;
+  virtual bool may_map_memory() const = 0;
+  // The rank's side of operation `number` of the group, from 1; `label` opens its errors.
+  virtual std::unique_ptr<RankOperation> operation(uint64_t number, const std::string& label) = 0;
+  // Every rank of a split tells this number; the largest is passed to `split`.
+  virtual uint64_t proposal() const { return 0; }
+  // The rank's end of its sub-group in split `number` of the group: that of this color, made of
+  // these ranks of the group in this order. Null for a negative color.
+  virtual std::shared_ptr<Endpoint> split(uint64_t number, int color, const std::string& name,
+                                          const std::vector<int>& ranks,
+                                          uint64_t largest_proposal) = 0;
+};
+
+class Lane;
+// The lanes of one rank, those of its sub-groups included; used by the rank's thread alone.
+using RankLanes = std::vector<Lane*>;
+
+// A rank's operations on one communicator: issued, not yet complete. Tickets keep it alive.
+class Lane {
+ public:
+  Lane(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<RankLanes> lanes);
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  Endpoint& endpoint() const { return *endpoint_; }
+  const std::shared_ptr<RankLanes>& lanes() const { return lanes_; }
+
+  // Returns the operation's number, from 1. Throws if an earlier operation failed.
+  uint64_t issue(CollectiveCall call, const Stream& stream);
+  // Returns when operations up to `number` are complete; throws what made one fail.
+  void wait(uint64_t number);
+
+ private:
+  struct Pending {
+    CollectiveCall call;
+    Event inputs;  // what the stream ran before the issue
+    std::string label;
+    std::unique_ptr<RankOperation> operation;
+    bool posted = false;
+  };
+
+  // Takes the operations as far as they go without waiting; true if something moved. A failure is
+  // kept for those who wait for this lane.
+  bool advance();
+  Progress advance_front();
+  // After it all waits and issues of this lane throw. Peers stop touching this rank's tensors.
+  void fail_with(const std::string& reason);
+  std::string late() const;
+
+  std::shared_ptr<Endpoint> endpoint_;
+  std::shared_ptr<RankLanes> lanes_;
+  std::deque<Pending> pending_;
+  uint64_t issued_ = 0;
+  uint64_t completed_ = 0;
+  std::string failure_;
+};
+
+// The communicator over a lane.
+class LaneCommunicator final : public Communicator {
+ public:
+  LaneCommunicator(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<RankLanes> lanes);
+
+  int rank() const override { return lane_->endpoint().bootstrap().rank(); }
+  int size() const override { return lane_->endpoint().bootstrap().size(); }
+  const std::string& name() const override { return lane_->endpoint().name(); }
+  Bootstrap& bootstrap() override { return lane_->endpoint().bootstrap(); }
+  bool may_map_memory() const override { return lane_->endpoint().may_map_memory(); }
+
+  Ticket all_reduce(TensorView x, ReduceOp op, Stream stream) override;
+  Ticket all_gather(TensorView send, TensorView recv, Stream stream) override;
+  Ticket reduce_scatter(TensorView send, TensorView recv, ReduceOp op, Stream stream) override;
+  Ticket all_to_all(TensorView send, std::span<const int64_t> send_counts, TensorView recv,
+                    std::span<const int64_t> recv_counts, Stream stream) override;
+  Ticket broadcast(TensorView x, int root, Stream stream) override;
+  void barrier() override;
+  std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
+
+ private:
+  Ticket issue(CollectiveCall call, const Stream& stream);
+
+  std::shared_ptr<Lane> lane_;
+  uint64_t splits_ = 0;
+};
+
+}  // namespace moiety::comm

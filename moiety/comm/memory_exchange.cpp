@@ -1,0 +1,251 @@
+#include "moiety/comm/memory_exchange.h"
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <fcntl.h>
+#include <poll.h>
+#include <random>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <utility>
+
+#include "moiety/base/error.h"
+#include "moiety/comm/agree.h"
+
+namespace moiety::comm {
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+[[noreturn]] void fail_with_errno(const char* what) {
+  fail(ErrorKind::kUnsupported, "{}: {}", what, std::strerror(errno));
+}
+
+struct Address {
+  sockaddr_un name{};
+  socklen_t length = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
+};
+
+Address socket_address(const Nonce& nonce) {
+  const std::string name = text("moiety-{:016x}{:016x}", nonce[0], nonce[1]);
+  Address out;
+  out.name.sun_family = AF_UNIX;
+  // The leading zero makes it an abstract name: no file.
+  std::memcpy(out.name.sun_path + 1, name.data(), name.size());
+  out.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return out;
+}
+
+Descriptor new_socket() {
+  Descriptor out(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (out.get() < 0) fail_with_errno("socket");
+  return out;
+}
+
+Descriptor listen_as(const Nonce& nonce, int peers) {
+  Descriptor out = new_socket();
+  const Address address = socket_address(nonce);
+  if (::bind(out.get(), address.get(), address.length) != 0) fail_with_errno("bind");
+  if (::listen(out.get(), peers) != 0) fail_with_errno("listen");
+  return out;
+}
+
+Memory map(const Descriptor& file, int64_t bytes) {
+  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (p == MAP_FAILED) fail_with_errno("mmap");
+  return Memory(static_cast<std::byte*>(p), [bytes](std::byte* q) { ::munmap(q, bytes); });
+}
+
+Descriptor open_memory() {
+  Descriptor out(::memfd_create("moiety", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (out.get() < 0) fail_with_errno("memfd_create");
+  return out;
+}
+
+// The pages are taken now, since a page that cannot be had later ends the process without a word.
+void allocate(const Descriptor& file, int64_t bytes) {
+  int error = 0;
+  do {
+    error = ::posix_fallocate(file.get(), 0, bytes);
+  } while (error == EINTR);
+  if (error == ENOMEM || error == ENOSPC) fail(ErrorKind::kOutOfMemory, "out of memory");
+  if (error != 0) fail(ErrorKind::kOutOfMemory, "{}", std::strerror(error));
+}
+
+// No peer can shorten what others have mapped.
+void seal(const Descriptor& file) {
+  if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    fail_with_errno("sealing");
+  }
+}
+
+// What goes with a descriptor.
+struct Greeting {
+  uint64_t magic = 0x314d454d59544945ull;
+  int64_t rank = 0;
+};
+
+union Control {
+  cmsghdr header;
+  char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+// A connection waits in the peer's queue until the peer accepts it, and so does what is sent on it.
+void send_descriptor(const Nonce& peer, int rank, const Descriptor& file) {
+  const Descriptor connection = new_socket();
+  const Address address = socket_address(peer);
+  if (::connect(connection.get(), address.get(), address.length) != 0) fail_with_errno("connect");
+  Greeting greeting{.rank = rank};
+  iovec data{&greeting, sizeof(greeting)};
+  Control control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof(control.bytes);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = file.get();
+  std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
+  if (::sendmsg(connection.get(), &message, MSG_NOSIGNAL) != ssize_t{sizeof(greeting)}) {
+    fail_with_errno("sendmsg");
+  }
+}
+
+bool is_own_user(const Descriptor& connection) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
+    fail_with_errno("the peer's credentials");
+  }
+  return credentials.uid == ::getuid();
+}
+
+// The next connection of this user; whoever else found the socket is not heard. All peers have sent
+// already, so a wait is a fault.
+Descriptor accept_peer(const Descriptor& listener) {
+  constexpr int kMilliseconds = 1000;
+  while (true) {
+    pollfd waiting{listener.get(), POLLIN, 0};
+    if (::poll(&waiting, 1, kMilliseconds) != 1) {
+      fail(ErrorKind::kUnsupported, "a connection is missing");
+    }
+    Descriptor connection(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (connection.get() < 0) fail_with_errno("accept");
+    if (is_own_user(connection)) return connection;
+  }
+}
+
+struct Received {
+  int rank = -1;
+  Descriptor file;
+};
+
+Received receive_descriptor(const Descriptor& listener) {
+  const Descriptor connection = accept_peer(listener);
+  Greeting greeting;
+  iovec data{&greeting, sizeof(greeting)};
+  Control control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof(control.bytes);
+  const ssize_t bytes = ::recvmsg(connection.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (bytes < 0) fail_with_errno("recvmsg");
+  Received out;
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int))) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
+    out.file = Descriptor(fd);
+  }
+  if (bytes != ssize_t{sizeof(greeting)} || greeting.magic != Greeting().magic ||
+      out.file.get() < 0) {
+    fail(ErrorKind::kUnsupported, "a message of {} bytes is not a peer's", bytes);
+  }
+  out.rank = static_cast<int>(greeting.rank);
+  return out;
+}
+
+Memory map_received(const Received& received, int64_t bytes) {
+  struct stat file {};
+  if (::fstat(received.file.get(), &file) != 0) fail_with_errno("fstat");
+  if (file.st_size < bytes) {
+    fail(ErrorKind::kUnsupported, "rank {} sent {} bytes of memory, expected {}", received.rank,
+         file.st_size, bytes);
+  }
+  return map(received.file, bytes);
+}
+
+}  // namespace
+
+Nonce random_nonce() {
+  std::random_device random;
+  Nonce out;
+  for (uint64_t& word : out) word = uint64_t{random()} << 32 | random();
+  return out;
+}
+
+std::vector<Memory> exchange_memory(Bootstrap& bootstrap, const std::string& what, int64_t bytes,
+                                    const std::vector<Nonce>& nonces) {
+  const int me = bootstrap.rank(), ranks = bootstrap.size();
+  std::vector<Memory> out(ranks);
+  Descriptor listener, file;
+  const auto step = [&](const std::string& doing, ErrorKind kind, auto&& run) {
+    std::string error;
+    try {
+      run();
+    } catch (const Error& e) {
+      error = text("{}: rank {} could not {}: {}", what, me, doing, e.what());
+    }
+    agree(bootstrap, error, kind);
+  };
+  step("open a socket and memory", ErrorKind::kUnsupported, [&] {
+    listener = listen_as(nonces[me], ranks);
+    file = open_memory();
+  });
+  step(text("allocate {}", bytes_text(bytes)), ErrorKind::kOutOfMemory,
+       [&] { allocate(file, bytes); });
+  step("map its memory", ErrorKind::kUnsupported, [&] {
+    seal(file);
+    out[me] = map(file, bytes);
+  });
+  step("hand over its memory", ErrorKind::kUnsupported, [&] {
+    for (int i = 1; i < ranks; ++i) send_descriptor(nonces[(me + i) % ranks], me, file);
+  });
+  step("map its peers' memory", ErrorKind::kUnsupported, [&] {
+    for (int i = 1; i < ranks; ++i) {
+      const Received received = receive_descriptor(listener);
+      if (received.rank < 0 || received.rank >= ranks || out[received.rank]) {
+        fail(ErrorKind::kUnsupported, "rank {} sent its memory twice", received.rank);
+      }
+      out[received.rank] = map_received(received, bytes);
+    }
+  });
+  return out;
+}
+
+}  // namespace moiety::comm

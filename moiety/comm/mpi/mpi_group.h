@@ -1,0 +1,82 @@
+// Ranks as processes that an MPI launcher started: mpirun -np 8 moiety train ...
+//
+// MPI is a module that is opened at run time (mpi/loader.h), so the program runs where no MPI is.
+// MPI serves as bootstrap and carrier of bytes; sums are Moiety's own, so results are the bits of
+// ranks that are threads. Only the thread that calls run_mpi_rank (or `processes`, if that came
+// first) ever calls MPI.
+//
+// How a program is made of it:
+//
+//   try {
+//     comm::run_mpi_rank(options, [&](comm::Communicator& world) { code = train(world); });
+//   } catch (const std::exception& e) {       // peers have been told, and stop within a second
+//     print(e.what());
+//     comm::mpi::end_process(exit_code(e));  // no destructor of MPI's, nothing that could hang
+//   }
+//   return code;                             // MPI is shut down already
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "moiety/base/deadline.h"
+#include "moiety/comm/communicator.h"
+
+namespace moiety::comm {
+
+struct MpiGroupOptions {
+  Seconds deadline{100};  // of every wait
+  // False: ranks do not map each other's memory even where they could (an option for tests).
+  bool map_memory = true;
+  // Longer tensors travel in several messages; MPI counts bytes with an int.
+  int64_t largest_message = int64_t{1} << 30;
+};
+
+// Runs body(world) on the calling thread as one rank of all processes that the launcher started.
+// Once per process. The thread's log rank is that of the world, its thread budget the cores that
+// the ranks of this host may use, divided by these ranks, at least 1; both are put back at the end.
+//
+// - The body returns: all ranks meet in a barrier with the deadline, then MPI is shut down, so no
+//   rank ends while a peer still needs it. A rank that does not come is Error(Comm).
+// - The body throws: the peers are told the text (Bootstrap::abort), then the exception is
+//   rethrown. MPI stays up, as shutting it down would wait for the peers: the caller ends the
+//   process with `mpi::end_process`.
+// - A rank that dies without a word (kill -9) is found by its peers on the same host within a
+//   second, in any wait: Error(Comm) with `rank 2 (process 1234) has ended`.
+//
+// Error(Unsupported) if MPI is not available, with the sentence of mpi::status().
+void run_mpi_rank(const MpiGroupOptions& options,
+                  const std::function<void(Communicator& world)>& body);
+
+namespace mpi {
+
+// Whether MPI can be used, without starting it. `text` is what `moiety doctor` prints: the library
+// found and where, or what is missing and what to install.
+struct Status {
+  bool available = false;
+  std::string text;
+};
+Status status();
+
+// What MPI says about the launch: this process's rank and how many there are. Starts MPI if need
+// be, so call it only where a launcher is at work; one process means that the launcher is not
+// MPI's. Error(Unsupported) as above.
+struct Processes {
+  int rank = 0, size = 1;
+};
+Processes processes();
+
+// Whether the run is over because of a rank, and which: `rank 2 (process 1234) has ended`, or
+// `rank 2 failed: TEXT` if it said so (Bootstrap::aborted). Unlike that, this looks at the
+// processes of this host at once. For the rank's thread, at any time, also after a failure; nothing
+// while all is well and outside run_mpi_rank.
+std::optional<std::string> dead_peer();
+
+// Ends the process with this exit code at once: flushes stdout and stderr, runs no destructors and
+// no handlers, leaves MPI as it is.
+[[noreturn]] void end_process(int code);
+
+}  // namespace mpi
+}  // namespace moiety::comm

@@ -1,0 +1,36 @@
+// Who a process is, as peers are told when a group of processes is set up: whether two ranks share
+// a process, a host or a network namespace, run the same code, and whether a peer still lives.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace moiety::comm {
+
+// Travels as its bytes.
+struct ProcessIdentity {
+  uint64_t nonce[2] = {};  // drawn at random by the process
+  int64_t pid = 0;
+  uint64_t start_time =
+      0;  // /proc/PID/stat, field 22: tells a process from a later one of that pid
+  uint64_t pid_namespace = 0;
+  uint64_t network_namespace = 0;
+  uint32_t uid = 0;
+  uint32_t unused = 0;
+  char boot[40] = {};   // the kernel's boot id: the host, and its run
+  char build[48] = {};  // the linker's id of the code; empty if there is none
+};
+
+const ProcessIdentity& this_process();
+
+bool same_process(const ProcessIdentity& a, const ProcessIdentity& b);
+bool same_host(const ProcessIdentity& a, const ProcessIdentity& b);
+// Empty if processes a and b can hand each other memory; else what keeps them apart.
+std::string what_separates(const ProcessIdentity& a, const ProcessIdentity& b);
+
+// Whether /proc of this process shows p.
+bool is_visible(const ProcessIdentity& p);
+// Whether p, which is visible, has ended; a zombie has. False in doubt.
+bool has_ended(const ProcessIdentity& p);
+
+}  // namespace moiety::comm
