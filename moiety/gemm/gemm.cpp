@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "moiety/base/parallel.h"
+#include "moiety/base/trace.h"
 #include "moiety/gemm/gemm_block.h"
 
 namespace moiety::gemm {
@@ -144,7 +145,11 @@ void gemm(const GemmArgs& args, Stream stream) {
   g.epilogue.old = old.raw();
   g.epilogue.old_dtype = old.dtype();
   g.epilogue.old_stride = old.stride(0);
-  stream.run([g] { spread(g); });
+  stream.run([g] {
+    const TraceSpan span(TraceLane::kCompute, "gemm",
+                         {{"m", g.m}, {"n", g.n}, {"k", g.k}, {"flops", 2.0 * g.m * g.n * g.k}});
+    spread(g);
+  });
 }
 
 }  // namespace moiety::gemm

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 #include "moiety/base/dtype.h"
@@ -82,6 +83,7 @@ struct OneDnnSupport {
   bool native = false;  // in instructions of its own
 };
 OneDnnSupport onednn_support(DType dtype);
+std::string onednn_version();  // "3.1.1"; empty: not built in
 void block_gemm_onednn(const BlockGemm& block);
 
 // ---- The epilogue of a tile: rows [i, i + rows), columns [j, j + n). `v` holds the accumulators,

@@ -13,6 +13,7 @@
 #include <omp.h>
 #endif
 
+#include "moiety/base/format.h"
 #include "moiety/gemm/gemm_block.h"
 
 namespace moiety::gemm {
@@ -183,6 +184,11 @@ void product(const BlockGemm& g) {
 }
 
 }  // namespace
+
+std::string onednn_version() {
+  const dnnl_version_t& v = *dnnl_version();
+  return text("{}.{}.{}", v.major, v.minor, v.patch);
+}
 
 OneDnnSupport onednn_support(DType dtype) {
   if (dtype == DType::kFloat32) return {true, false};

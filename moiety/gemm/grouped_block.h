@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "moiety/base/trace.h"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/gemm/grouped_gemm.h"
 
@@ -12,6 +13,9 @@ namespace moiety::gemm {
 struct RowTile {
   int64_t group, begin, rows;
 };
+
+// Adds experts, their rows and the work that these are to a span of the profile.
+void trace_rows(TraceSpan& span, const Groups& groups, double flops_per_row);
 
 // The live rows as tiles of `height` rows from each group's start. Kept for this thread until its
 // next call.

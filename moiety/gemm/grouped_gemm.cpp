@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "moiety/base/trace.h"
 #include "moiety/gemm/grouped_block.h"
 
 namespace moiety::gemm {
@@ -89,6 +90,15 @@ void check_scalar(const char* operation, const char* argument, const GroupScalar
                "{}: {} is {}, expected [1] or [{}]", operation, argument, x.describe(), experts);
 }
 
+void trace_rows(TraceSpan& span, const Groups& groups, double flops_per_row) {
+  if (!span.recording()) return;
+  int64_t rows = 0;
+  for (int64_t e = 0; e < groups.experts; ++e) rows += group_rows(groups, e).rows;
+  span.add({"experts", groups.experts});
+  span.add({"rows", rows});
+  span.add({"flops", flops_per_row * double(rows)});
+}
+
 std::span<const RowTile> row_tiles(const Groups& groups, int64_t height) {
   thread_local std::vector<RowTile> tiles;
   tiles.clear();
@@ -157,6 +167,10 @@ BlockGemm tile_product(const GroupedGemmArgs& args, const RowTile& tile) {
 void grouped_gemm(const GroupedGemmArgs& args, Stream stream) {
   const DType dtype = check(args);
   stream.run([args, dtype] {
+    TraceSpan span(TraceLane::kCompute, "grouped_gemm");
+    trace_rows(span, args.groups,
+               2.0 * args.a.data.size(1) *
+                   (args.op == GroupedOp::kWgrad ? args.b.data : args.out).size(1));
     for (const GroupedTensor* x : {&args.a, &args.b}) {
       record_faults(args.groups, OperationId::kGroupedGemm, x->source_R, x->data.size(0));
     }

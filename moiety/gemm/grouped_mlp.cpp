@@ -131,6 +131,9 @@ void run_linear(const GroupedMlp& mlp, const GroupedGemmArgs& args) {
   }
 }
 
+// Both products, forward or backward.
+double flops_per_row(const Sizes& s) { return 2.0 * s.model * (s.hidden + s.ffn); }
+
 void record_input_faults(const MlpInput& input) {
   record_faults(input.groups, OperationId::kGroupedMlp, input.source_R, input.x.size(0));
 }
@@ -253,6 +256,8 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
     steps.fc2.bias_scale_R = input.prob_R;
   }
   stream.run([=, path = mlp.path] {
+    TraceSpan span(TraceLane::kCompute, "grouped_mlp");
+    trace_rows(span, input.groups, flops_per_row(s));
     record_input_faults(input);
     if (path == MlpPath::kReference) {
       grouped_mlp_forward_reference(steps);
@@ -288,6 +293,8 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
   steps.fc1_dgrad =
       linear(GroupedOp::kDgrad, input.groups, {g.dh, {}}, mlp.w1, s.maps ? t.model : g.dx);
   stream.run([=] {
+    TraceSpan span(TraceLane::kCompute, "grouped_mlp_backward_data");
+    trace_rows(span, input.groups, flops_per_row(s));
     record_input_faults(input);
     if (mlp.path == MlpPath::kReference) {
       grouped_mlp_backward_reference(steps);
@@ -313,6 +320,8 @@ void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,
     g1 = wgrad(input, {gradients.dh, {}}, {input.x, input.source_R}, w1, s.hidden, s.model);
   }
   stream.run([=] {
+    TraceSpan span(TraceLane::kCompute, "grouped_mlp_backward_weights");
+    trace_rows(span, input.groups, flops_per_row(s));
     record_input_faults(input);
     if (w2.grad.defined()) run_linear(mlp, g2);
     if (w1.grad.defined()) run_linear(mlp, g1);

@@ -5,6 +5,7 @@
 namespace moiety::gemm {
 
 OneDnnSupport onednn_support(DType) { return {}; }
+std::string onednn_version() { return {}; }
 
 void block_gemm_onednn(const BlockGemm&) {
   fail(ErrorKind::kUnsupported, "gemm: this build has no oneDNN");

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "moiety/base/parallel.h"
+#include "moiety/base/trace.h"
 #include "moiety/gemm/activation_block.h"
 #include "moiety/gemm/grouped_block.h"
 
@@ -87,6 +88,7 @@ void activation_forward(const ActivationArgs& args, TensorView a, Stream stream)
   block.a = a.raw();
   block.a_stride = a.stride(0);
   stream.run([args, block] {
+    const TraceSpan span(TraceLane::kCompute, "activation", {{"rows", args.h.size(0)}});
     for_live_rows(args, block, [](const ActivationBlock& b) {
       b.dtype == DType::kFloat64 ? activation_forward_reference(b) : activation_forward_cpu(b);
     });
@@ -111,6 +113,7 @@ void activation_backward(const ActivationArgs& args, TensorView da, TensorView d
   block.dh_stride = dh.stride(0);
   block.dprob = dprob_R.raw();
   stream.run([args, block] {
+    const TraceSpan span(TraceLane::kCompute, "activation_backward", {{"rows", args.h.size(0)}});
     for_live_rows(args, block, [](const ActivationBlock& b) {
       b.dtype == DType::kFloat64 ? activation_backward_reference(b) : activation_backward_cpu(b);
     });

@@ -1,5 +1,6 @@
 #include "moiety/model/attention.h"
 
+#include "moiety/base/trace.h"
 #include "moiety/model/element.h"
 
 namespace moiety::model {
@@ -49,11 +50,20 @@ void check_documents(const char* operation, const AttentionArgs& a) {
   }
 }
 
+// Of the two products of forward; half of the keys are behind a query. For profiles.
+double causal_flops(const AttentionArgs& a) {
+  return 2.0 * double(a.q_BSGMC.numel()) * double(a.k_BSGC.size(1));
+}
+
 }  // namespace
 
 void attention(const AttentionArgs& a, Stream stream) {
   check_forward("attention", a);
   stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, "attention",
+                         {{"sequences", a.q_BSGMC.size(0)},
+                          {"queries", a.q_BSGMC.size(1)},
+                          {"flops", causal_flops(a)}});
     check_documents("attention", a);
     a.q_BSGMC.dtype() == DType::kFloat64 ? attention_ref(a) : attention_cpu(a);
   });
@@ -71,6 +81,10 @@ void attention_backward(const AttentionBackwardArgs& a, Stream stream) {
   check_heads(operation, "dk", a.dk_BSGC, q.dtype(), like_k);
   check_heads(operation, "dv", a.dv_BSGC, q.dtype(), like_k);
   stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, operation,
+                         {{"sequences", q.size(0)},
+                          {"queries", q.size(1)},
+                          {"flops", 2.5 * causal_flops(a.forward)}});
     check_documents(operation, a.forward);
     q.dtype() == DType::kFloat64 ? attention_backward_ref(a) : attention_backward_cpu(a);
   });

@@ -89,11 +89,13 @@ void AttentionBlock::rotate(const Pass& pass, TensorView qkv, bool inverse) cons
         .seq_len = pass.seq_len,
         .inverse = inverse},
        pass.stream);
+  pass.stored("rope", inverse ? "dq, dk" : "q, k", split(pass, qkv).qk_TGNC);
 }
 
 void AttentionBlock::project(const Pass& pass, TensorView x_TD, TensorView qkv) const {
   apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
   linear(pass.h_TD, qkv_->weight, qkv, {}, pass.stream);
+  pass.stored("attn.qkv", "qkv", qkv, pass.h_TD, qkv_->weight);
   if (!qk_norm_) rotate(pass, qkv, false);
 }
 
@@ -119,7 +121,9 @@ AttentionBlock::Saved AttentionBlock::forward(const Pass& pass, TensorView x_TD,
   project(pass, x_TD, s.qkv);
   ArenaScope temporaries(pass.arena);
   attention(attention_args(pass, heads(pass, s.qkv), s), pass.stream);
+  pass.stored("attention", "o", s.o, s.qkv);
   linear(s.o, o_->weight, out_TD, x_TD, pass.stream);
+  pass.stored("attn.o", "x", out_TD, s.o, o_->weight, x_TD);
   return s;
 }
 
@@ -145,6 +149,7 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
     ArenaScope inner(pass.arena);
     const TensorView d_o = pass.tensor({s.o.size(0), s.o.size(1)});
     linear_input_gradient(d_TD, o_->weight, d_o, {}, pass.stream);
+    pass.stored("attn.o", "do", d_o, d_TD, o_->weight);
     add_weight_gradient(pass, d_TD, s.o, *o_);
     const QkvHeads d = split(pass, dqkv);
     attention_backward({.forward = attention_args(pass, heads(pass, s.qkv), s),
@@ -153,6 +158,7 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
                         .dk_BSGC = d.k_BSGC,
                         .dv_BSGC = d.v_BSGC},
                        pass.stream);
+    pass.stored("attention", "dq, dk, dv", dqkv, d_o, s.qkv);
     rotate(pass, dqkv, true);
     if (qk_norm_) {
       const QkvHeads raw = split(pass, s.qkv);
@@ -164,6 +170,7 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
   add_weight_gradient(pass, dqkv, pass.h_TD, *qkv_);
   const TensorView dh_TD = pass.h_TD;  // h is used up
   linear_input_gradient(dqkv, qkv_->weight, dh_TD, {}, pass.stream);
+  pass.stored("attn.qkv", "dh", dh_TD, dqkv, qkv_->weight);
   norm_gradient(pass, {x_TD, dh_TD, d_TD, d_TD}, eps_, *norm_);
 }
 

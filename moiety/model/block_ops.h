@@ -14,11 +14,13 @@ namespace moiety::model {
 inline void add_weight_gradient(const Pass& pass, TensorView dy, TensorView x,
                                 optim::Parameter& p) {
   linear_weight_gradient(dy, x, p.grad, take_accumulate(p), pass.stream);
+  pass.stored(p.spec.name, "gradient", p.grad, dy, x);
 }
 
 inline void apply_norm(const Pass& pass, TensorView x, const optim::Parameter& p, float eps,
                        TensorView y) {
   norm({.x = x, .weight_D = p.weight, .y = y, .eps = eps}, pass.stream);
+  pass.stored(p.spec.name, "h", y, x, p.weight);
 }
 
 // dx = addend + the gradient of the norm's input x, given dy, that of its output.
@@ -41,6 +43,8 @@ inline void norm_gradient(const Pass& pass, const NormGradient& g, float eps, op
                  .eps = eps,
                  .accumulate = take_accumulate(p)},
                 pass.stream);
+  pass.stored(p.spec.name, "dx", g.dx, g.dy, p.weight);
+  pass.stored(p.spec.name, "gradient", p.grad, g.dy);
 }
 
 }  // namespace moiety::model

@@ -131,4 +131,6 @@ double flops_per_token(const Config& c, int64_t seq_len, bool causal) {
                                  (c.layers - c.moe_layers()) * size.dense + c.vocab * c.d_model);
 }
 
+double flops_per_pair(const Config& c) { return 6 * static_cast<double>(layer_sizes(c).expert); }
+
 }  // namespace moiety::model

@@ -70,5 +70,7 @@ int64_t parameter_count(const Config& config);
 // products of the forward pass, 2 per multiply-add. `causal` counts the half of the scores that the
 // mask leaves.
 double flops_per_token(const Config& config, int64_t seq_len, bool causal = true);
+// The share of one (token, expert) pair in them.
+double flops_per_pair(const Config& config);
 
 }  // namespace moiety::model

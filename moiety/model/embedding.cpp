@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "moiety/base/parallel.h"
+#include "moiety/base/trace.h"
 #include "moiety/model/element.h"
 #include "moiety/model/scratch.h"
 
@@ -77,6 +78,7 @@ void embedding(const EmbeddingArgs& a, Stream stream) {
   MOIETY_CHECK(a.table_VD.contiguous() && a.token_T.contiguous() && a.out_TD.contiguous(),
                "embedding: table, token and out must be contiguous");
   stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, "embedding", {{"tokens", a.token_T.size(0)}});
     check_tokens("embedding", a.token_T, a.table_VD.size(0));
     const int64_t row = byte_size(a.table_VD.dtype(), a.table_VD.size(1));
     const auto* table = static_cast<const std::byte*>(a.table_VD.raw());
@@ -97,6 +99,8 @@ void embedding_backward(const EmbeddingBackwardArgs& a, Stream stream) {
   MOIETY_CHECK(a.dout_TD.contiguous() && a.token_T.contiguous() && a.grad_VD.contiguous(),
                "embedding_backward: dout, token and grad must be contiguous");
   stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, "embedding_backward",
+                         {{"tokens", a.token_T.size(0)}});
     check_tokens("embedding_backward", a.token_T, a.grad_VD.size(0));
     with_element(a.dout_TD.dtype(), [&](auto element) { backward<decltype(element)>(a); });
   });

@@ -38,8 +38,11 @@ TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
   ArenaScope temporaries(pass.arena);
   const TensorView activated = pass.tensor({tokens, ffn_});
   linear(a.h_TD, fc1_->weight, hidden, {}, pass.stream);
+  pass.stored("ffn.fc1", "hidden", hidden, a.h_TD, fc1_->weight);
   gemm::activation_forward(swiglu_args(hidden, a.prob_T), activated, pass.stream);
+  pass.stored("ffn.swiglu", "a", activated, hidden);
   linear(activated, fc2_->weight, a.out_TD, a.residual_TD, pass.stream);
+  pass.stored("ffn.fc2", "x", a.out_TD, activated, fc2_->weight, a.residual_TD);
   return hidden;
 }
 
@@ -49,11 +52,14 @@ void FeedForward::backward(const Pass& pass, const Backward& a) const {
   const TensorView activated = pass.tensor({tokens, ffn_});
   const TensorView d_activated = pass.tensor({tokens, ffn_});
   linear_input_gradient(a.dout_TD, fc2_->weight, d_activated, {}, pass.stream);
+  pass.stored("ffn.fc2", "da", d_activated, a.dout_TD, fc2_->weight);
   gemm::activation_backward(swiglu_args(a.hidden, a.prob_T), d_activated, a.hidden, activated,
                             a.dprob_T, pass.stream);
+  pass.stored("ffn.swiglu", "dhidden", a.hidden, d_activated);
   add_weight_gradient(pass, a.dout_TD, activated, *fc2_);
   add_weight_gradient(pass, a.hidden, a.h_TD, *fc1_);
   linear_input_gradient(a.hidden, fc1_->weight, a.dh_TD, {}, pass.stream);
+  pass.stored("ffn.fc1", "dh", a.dh_TD, a.hidden, fc1_->weight);
 }
 
 DenseBlock::DenseBlock(const Config& c, int64_t layer)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "moiety/base/trace.h"
 #include "moiety/model/element.h"
 #include "moiety/model/linear.h"
 
@@ -60,6 +61,8 @@ void cross_entropy(const CrossEntropyArgs& a, Stream stream) {
                  {rows, vocabulary});
   }
   stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, "cross_entropy",
+                         {{"tokens", rows}, {"vocabulary", vocabulary}});
     check_targets(a.target_N, vocabulary);
     compute == DType::kFloat64 ? cross_entropy_ref(a) : cross_entropy_cpu(a);
   });

@@ -121,7 +121,8 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
                   .capacity = a.capacity,
                   .out_TD = a.out_TD,
                   .stats = a.stats,
-                  .info = a.info},
+                  .info = a.info,
+                  .probe = pass.probe},
                  saved ? &s.experts : nullptr, pass.arena, pass.stream);
   if (saved) *saved = s;
 }
@@ -132,6 +133,7 @@ TensorView MoeBlock::add_shared(const Pass& pass, TensorView x_TD, Saved& saved)
     linear(pass.h_TD, gate_->weight, logit_T1, {}, pass.stream);
     saved.gate_T = logit_T1.reshape({x_TD.size(0)});
     apply_sigmoid(saved.gate_T, pass.stream);
+    pass.stored("shared.gate", "gate", saved.gate_T, pass.h_TD, gate_->weight);
   }
   saved.shared_hidden = shared_->forward(
       pass,
@@ -154,6 +156,7 @@ void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& s
   sigmoid_gradient(saved.gate_T, dprob_T, dlogit_T1, pass.stream);
   add_weight_gradient(pass, dlogit_T1, pass.h_TD, *gate_);
   linear_input_gradient(dlogit_T1, gate_->weight, pass.wide_TD, pass.wide_TD, pass.stream);
+  pass.stored("shared.gate", "dh", pass.wide_TD, dlogit_T1, gate_->weight);
 }
 
 void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
@@ -173,8 +176,14 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
                    .addend = shared_ ? pass.wide_TD : TensorView(),
                    .count = a.count,
                    .scope = a.scope,
-                   .dh_TD = dh_TD},
+                   .dh_TD = dh_TD,
+                   .probe = pass.probe},
                   saved.experts, pass.arena, pass.stream);
+  pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
+  const ExpertRows own{{}, {}, group_->map().experts_of(group_->rank())};
+  for (const optim::Parameter* fc : {fc2_, fc1_}) {
+    show_rows(pass.probe, pass.stream, own, fc->spec.name, "gradient", fc->grad);
+  }
   norm_gradient(pass, {a.x_TD, dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);
 }
 

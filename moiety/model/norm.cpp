@@ -1,5 +1,6 @@
 #include "moiety/model/norm.h"
 
+#include "moiety/base/trace.h"
 #include "moiety/model/element.h"
 #include "moiety/model/rows.h"
 
@@ -23,7 +24,10 @@ void norm(const NormArgs& a, Stream stream) {
   check_like("norm", "x", a.x, a.x);
   check_like("norm", "y", a.y, a.x);
   check_tensor("norm", "weight", a.weight_D, a.x.dtype(), {a.x.size(-1)});
-  stream.run([=] { a.x.dtype() == DType::kFloat64 ? norm_ref(a) : norm_cpu(a); });
+  stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, "norm", {{"rows", row_count(a.x)}});
+    a.x.dtype() == DType::kFloat64 ? norm_ref(a) : norm_cpu(a);
+  });
 }
 
 void norm_backward(const NormBackwardArgs& a, Stream stream) {
@@ -38,7 +42,10 @@ void norm_backward(const NormBackwardArgs& a, Stream stream) {
   check_tensor("norm_backward", "grad", a.grad_D, compute, {a.x.size(-1)});
   check_tensor("norm_backward", "workspace", a.workspace, compute,
                {norm_blocks(row_count(a.x)), a.x.size(-1)});
-  stream.run([=] { a.x.dtype() == DType::kFloat64 ? norm_backward_ref(a) : norm_backward_cpu(a); });
+  stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, "norm_backward", {{"rows", row_count(a.x)}});
+    a.x.dtype() == DType::kFloat64 ? norm_backward_ref(a) : norm_backward_cpu(a);
+  });
 }
 
 }  // namespace moiety::model

@@ -3,6 +3,7 @@
 
 #include "moiety/base/arena.h"
 #include "moiety/base/stream.h"
+#include "moiety/base/tensor_probe.h"
 
 namespace moiety::model {
 
@@ -17,10 +18,17 @@ struct Pass {
   TensorView document_start_BS;  // optional int32: attention.h
   TensorView h_TD;     // workspace of all blocks, storage: the norm's output, anew in backward
   TensorView wide_TD;  // workspace, fp32, if there are shared experts
+  TensorProbe* probe = nullptr;
 
   int64_t tokens() const { return sequences * seq_len; }
   TensorView tensor(std::initializer_list<int64_t> sizes) const {
     return arena.tensor(storage, sizes);
+  }
+  // Shows the probe what an operation has stored, and from what.
+  template <class... Inputs>
+  void stored(std::string_view operation, std::string_view name, const TensorView& view,
+              const Inputs&... inputs) const {
+    show(probe, stream, operation, name, view, inputs...);
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "moiety/base/trace.h"
 #include "moiety/model/element.h"
 
 namespace moiety::model {
@@ -38,6 +39,7 @@ void rope(const RopeArgs& a, Stream stream) {
                  a.seq_len, limit);
   }
   stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, "rope", {{"tokens", tokens}});
     for (int64_t t = 0; t < a.position_T.numel(); ++t) {
       const int32_t position = a.position_T.data<int32_t>()[t];
       MOIETY_CHECK(position >= 0 && position < limit, "rope: position {} at {}, the table has {}",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "moiety/base/trace.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/model/embedding.h"
 #include "moiety/model/loss.h"
@@ -151,7 +152,8 @@ Pass Transformer::begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, S
             .position_T = {},
             .document_start_BS = {},
             .h_TD = arena.tensor(storage_, {sequences * seq_len, config_.d_model}),
-            .wide_TD = {}};
+            .wide_TD = {},
+            .probe = probe_};
   if (config_.shared_d_ffn > 0 && config_.moe_layers() > 0) {
     pass.wide_TD = arena.tensor(DType::kFloat32, {pass.tokens(), config_.d_model});
   }
@@ -207,6 +209,11 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
     args.accumulate = take_accumulate(head());
   }
   linear_cross_entropy(args, pass.stream);
+  pass.stored("loss", "loss", args.loss_T, pass.h_TD, head().weight);
+  if (d_TD.defined()) {
+    pass.stored("loss", "dh", d_TD, pass.h_TD, head().weight);
+    pass.stored(head().spec.name, "gradient", head().grad, pass.h_TD);
+  }
   pass.stream.run([&stats, loss_T = args.loss_T] {
     double sum = 0;
     for (int64_t t = 0; t < loss_T.numel(); ++t) sum += loss_T.data<float>()[t];
@@ -217,6 +224,7 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
 void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
                           Stream stream) {
   MOIETY_CHECK(trainable_, "model: forward for training needs gradients; evaluate does not");
+  const TraceSpan span(TraceLane::kHost, "forward");
   const Pass pass = begin_pass(batch, arena, stream);
   const int64_t tokens = pass.tokens();
   saved_ = std::make_unique<Saved>(
@@ -226,8 +234,12 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
             .x_TD = {},
             .d_TD = pass.tensor({tokens, config_.d_model})});
   TensorView x_TD = pass.tensor({tokens, config_.d_model});
+  enter(-1, false);
   embedding({.table_VD = embed_->weight, .token_T = flat(batch.token_BS), .out_TD = x_TD}, stream);
+  pass.stored("embedding", "x", x_TD, embed_->weight);
   for (size_t l = 0; l < layers_.size(); ++l) {
+    const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
+    enter(static_cast<int64_t>(l), false);
     LayerSaved& saved = saved_->layers[l];
     saved.x_TD = x_TD;
     saved.mid_TD = pass.tensor({tokens, config_.d_model});
@@ -237,6 +249,7 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
                 {.x_TD = saved.mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = &saved});
   }
   saved_->x_TD = x_TD;
+  enter(-1, false);
   saved_->routing.count(stats, context_.data, stream);
   loss(pass, batch, x_TD, saved_->d_TD, stats);
   saved_->routing.losses(stats, stream);
@@ -244,10 +257,14 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
 
 void Transformer::backward(const Batch& batch, Stream stream) {
   MOIETY_CHECK(saved_, "model: backward without a forward");
+  const TraceSpan span(TraceLane::kHost, "backward");
   const Pass& pass = saved_->pass;
   const TensorView d_TD = saved_->d_TD;
+  enter(-1, true);
   norm_gradient(pass, {saved_->x_TD, d_TD, {}, d_TD}, config_.norm_eps, *final_norm_);
   for (int64_t l = config_.layers - 1; l >= 0; --l) {
+    const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
+    enter(l, true);
     const Layer& layer = layers_[l];
     const LayerSaved& saved = saved_->layers[l];
     if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
@@ -262,6 +279,7 @@ void Transformer::backward(const Batch& batch, Stream stream) {
     }
     layer.attention.backward(pass, saved.x_TD, saved.attention, d_TD);
   }
+  enter(-1, true);
   ArenaScope workspace(pass.arena);
   embedding_backward({.dout_TD = d_TD,
                       .token_T = flat(batch.token_BS),
@@ -269,11 +287,13 @@ void Transformer::backward(const Batch& batch, Stream stream) {
                       .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
                       .accumulate = take_accumulate(*embed_)},
                      stream);
+  pass.stored(embed_->spec.name, "gradient", embed_->grad, d_TD);
   saved_.reset();
 }
 
 void Transformer::evaluate(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
                            Stream stream) {
+  const TraceSpan span(TraceLane::kHost, "evaluate");
   ArenaScope all(arena);
   const Pass pass = begin_pass(batch, arena, stream);
   Routing routing(config_, pass, flat(batch.target_BS), flat(batch.mask_BS));

@@ -77,6 +77,9 @@ class Transformer {
   void evaluate(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
                 Stream stream);
 
+  // From now on `probe` (null: none) sees what forward and backward store. It outlives its use.
+  void set_probe(TensorProbe* probe) { probe_ = probe; }
+
   // Rows for `factor` times the balanced load if every rank has `tokens` tokens; factor < 0: rows
   // that suffice for any routing.
   int64_t moe_capacity(double factor, int64_t tokens) const;
@@ -119,6 +122,9 @@ class Transformer {
   Pass begin_pass(const Batch& batch, Arena& arena, Stream stream);
   void ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
                    const FfnForward& args) const;
+  void enter(int64_t layer, bool backward) const {
+    if (probe_) probe_->enter(layer, backward);
+  }
   // loss and, if `d_TD` is defined, the gradient of the last norm's output and of the head.
   void loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
             StepStats& stats) const;
@@ -132,6 +138,7 @@ class Transformer {
   optim::Parameter* final_norm_ = nullptr;
   optim::Parameter* head_ = nullptr;
   bool trainable_ = false;
+  TensorProbe* probe_ = nullptr;
   Tensor rope_table_;             // for the longest sequence so far
   std::unique_ptr<Saved> saved_;  // of a forward that waits for its backward
 };

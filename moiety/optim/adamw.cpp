@@ -1,5 +1,7 @@
 #include "moiety/optim/adamw.h"
 
+#include "moiety/base/trace.h"
+
 namespace moiety::optim {
 namespace {
 
@@ -44,7 +46,10 @@ detail::AdamWConstants::AdamWConstants(const AdamW& adam, const AdamWStep& step)
 
 void adamw(const AdamW& adam, const AdamWStep& step, const AdamWArgs& args, Stream stream) {
   check_arguments(adam, args);
-  stream.run([c = detail::AdamWConstants(adam, step), args] { detail::adamw_cpu(c, args); });
+  stream.run([c = detail::AdamWConstants(adam, step), args] {
+    const TraceSpan span(TraceLane::kCompute, "adamw", {{"elements", args.grad.numel()}});
+    detail::adamw_cpu(c, args);
+  });
 }
 
 void adamw_reference(const AdamW& adam, const AdamWStep& step, const AdamWArgs& args,

@@ -9,6 +9,7 @@
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
+#include "moiety/base/trace.h"
 #include "moiety/comm/agree.h"
 #include "moiety/optim/grad_norm.h"
 #include "moiety/optim/initialize.h"
@@ -192,6 +193,7 @@ StepLimits DistributedOptimizer::limits(double clip) const {
 
 StepReport DistributedOptimizer::step(const StepInput& input, Stream stream) {
   MOIETY_CHECK(input.tokens >= 0, "optimizer: {} tokens", input.tokens);
+  const TraceSpan span(TraceLane::kHost, "optimizer");
   zero_missing(stream);
   const StepStatistics statistics = reduce_and_measure(input, stream);
   const StepDecision decision = decide(limits(input.clip), statistics, state_);
@@ -229,7 +231,7 @@ StepStatistics DistributedOptimizer::reduce_and_measure(const StepInput& input, 
   std::vector<double> mine(kWords);
   mine[kSumsq] = sum.sumsq;
   std::copy(sum.class_sumsq.begin(), sum.class_sumsq.end(), mine.begin() + kClassSumsq);
-  mine[kBad] = static_cast<double>(sum.bad);
+  mine[kBad] = static_cast<double>(sum.bad + input.bad);
   mine[kBadParameter] = sum.bad_parameter;
   mine[kTokens] = static_cast<double>(input.tokens);
   mine[kOverflow] = input.overflow;
@@ -309,7 +311,7 @@ StepReport DistributedOptimizer::report(const StepInput& input, const StepDecisi
   for (int c = 0; c < kParameterClasses; ++c) {
     out.class_norms[c] = static_cast<float>(decision.scale * std::sqrt(statistics.class_sumsq[c]));
   }
-  if (statistics.bad > 0) out.bad_parameter = specs_[statistics.bad_parameter].name;
+  if (statistics.bad_parameter >= 0) out.bad_parameter = specs_[statistics.bad_parameter].name;
   return out;
 }
 

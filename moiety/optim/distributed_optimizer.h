@@ -48,6 +48,7 @@ struct StepInput {
   double clip = 0;               // of the norm; 0: none
   int64_t tokens = 0;            // loss tokens of this rank
   std::vector<double> losses{};  // sums over this rank's tokens; the first is watched for spikes
+  int64_t bad = 0;               // non-finite values that this rank saw elsewhere: count as its own
   bool overflow = false;         // this rank's capacity did not suffice: skip, halt, repeat
   int64_t required = 0;          // the capacity that it needed
   uint32_t flags = 0;            // anything that one rank must be able to tell all
@@ -61,8 +62,8 @@ struct StepReport {
   bool skip = false;
   bool halt = false;
   int skips_in_row = 0;
-  int64_t bad = 0;            // non-finite gradient elements
-  std::string bad_parameter;  // the first that has one, and the first rank that found it
+  int64_t bad = 0;            // non-finite gradient elements, and StepInput::bad
+  std::string bad_parameter;  // the first with such a gradient, and the first rank that found it
   int bad_rank = -1;
   int64_t t = 0;  // applied steps
   double lr = 0;

@@ -1,5 +1,7 @@
 #include "moiety/optim/grad_norm.h"
 
+#include "moiety/base/trace.h"
+
 namespace moiety::optim {
 namespace {
 
@@ -44,7 +46,10 @@ double detail::fold_block_sums(std::vector<double> sums) {
 void grad_statistics(TensorView grad, std::span<const ElementRun> runs, GradStatistics* out,
                      Stream stream) {
   check_arguments(grad, runs);
-  stream.run([=] { *out = detail::grad_statistics_cpu(grad, runs); });
+  stream.run([=] {
+    const TraceSpan span(TraceLane::kCompute, "grad_statistics", {{"elements", grad.numel()}});
+    *out = detail::grad_statistics_cpu(grad, runs);
+  });
 }
 
 void grad_statistics_reference(TensorView grad, std::span<const ElementRun> runs,

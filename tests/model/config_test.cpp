@@ -25,6 +25,13 @@ TEST(Config, FlopsOfTheFullSquareCountScoresTwice) {
   EXPECT_EQ(flops_per_token(c, 4096, false) - flops_per_token(c, 4096), core);
 }
 
+TEST(Config, FlopsOfAPair) {
+  Config c = preset("mixtral-8x7b");
+  const double before = flops_per_token(c, 4096);
+  ++c.router.top_k;
+  EXPECT_EQ(flops_per_token(c, 4096) - before, c.moe_layers() * flops_per_pair(c));
+}
+
 TEST(Config, LayersWithExperts) {
   Config c;
   c.layers = 6;
