@@ -1,11 +1,14 @@
 // Expert parallelism on the CPU: prepare, dispatch, combine and their backward passes, with ranks
-// as threads (spec ep, 9). Prints rows (design.md, Measuring). The value of a data operation is the
-// rate of the bytes of all pairs' rows, and its ratio is to a copy of as many bytes in the same
-// run.
+// as threads or processes, mapped or over collectives (spec ep, 9). Prints rows (design.md,
+// Measuring). The value of a data operation is the rate of the bytes of all pairs' rows, and its
+// ratio is to a copy of as many bytes in the same run.
 //
 //   ep_bench [--ranks N] [--tokens T] [--model D] [--topk K] [--experts E] [--repeat N]
+//            [--transport mapped|collectives]
+//   mpirun -np N ep_bench --launcher mpi [...]
 //
-// Without shape options, a table of shapes on 1 and 2 ranks.
+// Without shape options, a table of shapes on 1 and 2 ranks, or on those of the launcher; without a
+// transport, both.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,6 +22,7 @@
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"
+#include "moiety/comm/mpi/mpi_group.h"
 #include "moiety/comm/thread/thread_group.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/moe/combine.h"
@@ -26,6 +30,8 @@
 
 namespace moiety::moe {
 namespace {
+
+enum class Launcher { kThreads, kMpi };
 
 struct Shape {
   int ranks;
@@ -41,13 +47,14 @@ uint32_t random_word(int rank, int64_t i) {
 // One rank: its tensors, and the operations to be timed.
 class Rank {
  public:
-  Rank(const Shape& shape, comm::Communicator& world)
+  Rank(const Shape& shape, EpTransport transport, comm::Communicator& world)
       : shape_(shape),
         map_(shape.experts, shape.ranks),
         capacity_(capacity_for(1.5, shape.tokens * shape.ranks, shape.topk, shape.ranks,
                                map_.local_count(world.rank()), kAlignment)),
-        group_(EpGroup::create(
-            world, map_, {.tokens = shape.tokens, .model = shape.model, .topk = shape.topk}, {})),
+        group_(EpGroup::create(world, map_,
+                               {.tokens = shape.tokens, .model = shape.model, .topk = shape.topk},
+                               {.transport = transport})),
         idx_(DType::kInt32, {shape.tokens, shape.topk}),
         x_(DType::kBFloat16, {shape.tokens, shape.model}),
         out_(DType::kBFloat16, {shape.tokens, shape.model}),
@@ -132,42 +139,45 @@ struct Result {
   int64_t bytes = 0;  // of all ranks
 };
 
-Result measure(const Shape& shape, int repeat) {
+// Collective; the same on all ranks.
+Result measure(const Shape& shape, EpTransport transport, int repeat, comm::Communicator& world) {
   constexpr size_t kCount = std::size(kOperations) + 1;
-  std::vector<std::vector<std::vector<double>>> times(shape.ranks,
-                                                      std::vector<std::vector<double>>(kCount));
-  std::vector<int64_t> bytes(shape.ranks);
-  comm::run_thread_ranks(shape.ranks, {}, [&](comm::Communicator& world) {
-    Rank rank(shape, world);
-    rank.check();
-    bytes[world.rank()] = rank.row_bytes();
-    for (int i = 0; i < repeat; ++i) {
-      for (size_t op = 0; op < kCount; ++op) {
-        world.barrier();
-        const auto start = std::chrono::steady_clock::now();
-        (rank.*(op == 0 ? kCopy : kOperations[op - 1]).run)();
-        const std::chrono::duration<double, std::milli> took =
-            std::chrono::steady_clock::now() - start;
-        times[world.rank()][op].push_back(took.count());
-      }
+  Rank rank(shape, transport, world);
+  rank.check();
+  // This rank's row bytes, then its times by operation.
+  std::vector<double> mine{double(rank.row_bytes())};
+  mine.resize(1 + kCount * repeat);
+  for (int i = 0; i < repeat; ++i) {
+    for (size_t op = 0; op < kCount; ++op) {
+      world.barrier();
+      const auto start = std::chrono::steady_clock::now();
+      (rank.*(op == 0 ? kCopy : kOperations[op - 1]).run)();
+      const std::chrono::duration<double, std::milli> took =
+          std::chrono::steady_clock::now() - start;
+      mine[1 + op * repeat + i] = took.count();
     }
-    world.barrier();
-    rank.close();
-  });
+  }
+  rank.close();
+
+  std::vector<double> slowest(mine.size());
   Result out{std::vector<double>(kCount), 0};
-  for (const int64_t n : bytes) out.bytes += n;
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()),
+                               mine.size() * sizeof(double));
+  for (const std::string& all : world.bootstrap().all_gather(bytes)) {
+    std::vector<double> theirs(mine.size());
+    std::memcpy(theirs.data(), all.data(), all.size());
+    out.bytes += static_cast<int64_t>(theirs[0]);
+    for (size_t i = 1; i < theirs.size(); ++i) slowest[i] = std::max(slowest[i], theirs[i]);
+  }
   for (size_t op = 0; op < kCount; ++op) {
-    std::vector<double> slowest(repeat);
-    for (const auto& rank : times) {
-      for (int i = 0; i < repeat; ++i) slowest[i] = std::max(slowest[i], rank[op][i]);
-    }
-    std::nth_element(slowest.begin(), slowest.begin() + repeat / 2, slowest.end());
-    out.ms[op] = slowest[repeat / 2];
+    const auto begin = slowest.begin() + 1 + op * repeat;
+    std::nth_element(begin, begin + repeat / 2, begin + repeat);
+    out.ms[op] = begin[repeat / 2];
   }
   return out;
 }
 
-void print(const Shape& shape, const Result& result) {
+void print(const Shape& shape, const std::string& how, const Result& result) {
   for (size_t i = 0; i < std::size(kOperations); ++i) {
     const double ms = result.ms[i + 1];
     std::string value = text("\"value\": {:.1f}, \"unit\": \"us\"", 1000 * ms);
@@ -176,51 +186,98 @@ void print(const Shape& shape, const Result& result) {
     }
     std::string ratio;
     if (i > 0) ratio = text(", \"ratio\": {:.3f}, \"against\": \"copy\"", result.ms[0] / ms);
-    std::puts(text("{{\"name\": \"{}\", \"case\": \"R={} T={} D={} K={} E={} bf16\", \"device\": "
-                   "\"cpu\", {}, \"ms\": {:.4f}{}}}",
-                   kOperations[i].name, shape.ranks, shape.tokens, shape.model, shape.topk,
-                   shape.experts, value, ms, ratio)
-                  .c_str());
+    std::puts(
+        text("{{\"name\": \"{}\", \"case\": \"R={} T={} D={} K={} E={} bf16 {}\", \"device\": "
+             "\"cpu\", {}, \"ms\": {:.4f}{}}}",
+             kOperations[i].name, shape.ranks, shape.tokens, shape.model, shape.topk, shape.experts,
+             how, value, ms, ratio)
+            .c_str());
   }
 }
 
-int run(int argc, char** argv) {
-  Shape one{0, 1024, 2048, 8, 64};
+struct Options {
+  Launcher launcher = Launcher::kThreads;
+  std::vector<EpTransport> transports{EpTransport::kMapped, EpTransport::kCollectives};
+  Shape shape{0, 1024, 2048, 8, 64};  // 0 ranks: a table
   int repeat = 21;
+};
+
+// All transports of a shape, on every rank of `world`.
+void run_shape(const Options& options, const Shape& shape, comm::Communicator& world) {
+  for (const EpTransport transport : options.transports) {
+    if (shape.ranks == 1 && transport == EpTransport::kCollectives) continue;
+    const Result result = measure(shape, transport, options.repeat, world);
+    const std::string how = text("{} {}", options.launcher == Launcher::kMpi ? "mpi" : "threads",
+                                 transport == EpTransport::kMapped ? "mapped" : "collectives");
+    if (world.rank() == 0) print(shape, how, result);
+  }
+}
+
+std::vector<Shape> shapes(const Options& options, int ranks) {
+  if (options.shape.ranks > 0) return {options.shape};
+  if (options.launcher == Launcher::kMpi) {
+    return {{ranks, 1024, 256, 2, 8}, {ranks, 512, 2048, 8, 64}, {ranks, 512, 7168, 8, 256}};
+  }
+  return {{1, 2048, 256, 2, 8},
+          {2, 1024, 256, 2, 8},  // the demo's model
+          {1, 1024, 2048, 8, 64},
+          {2, 512, 2048, 8, 64},
+          {2, 512, 7168, 8, 256}};
+}
+
+Options parse(int argc, char** argv) {
+  Options out;
   for (int i = 1; i < argc; i += 2) {
     const std::string key = argv[i];
     MOIETY_CHECK(i + 1 < argc, "{} needs a value", key);
-    const int value = std::atoi(argv[i + 1]);
-    MOIETY_CHECK(value > 0, "{} {} is not a positive number", key, argv[i + 1]);
-    if (key == "--repeat") {
-      repeat = value;
+    const std::string value = argv[i + 1];
+    const int number = std::atoi(value.c_str());
+    if (key == "--launcher") {
+      MOIETY_CHECK(value == "threads" || value == "mpi", "{} is threads or mpi", key);
+      out.launcher = value == "mpi" ? Launcher::kMpi : Launcher::kThreads;
       continue;
     }
-    if (one.ranks == 0) one.ranks = 1;
+    if (key == "--transport") {
+      MOIETY_CHECK(value == "mapped" || value == "collectives", "{} is mapped or collectives", key);
+      out.transports = {value == "mapped" ? EpTransport::kMapped : EpTransport::kCollectives};
+      continue;
+    }
+    MOIETY_CHECK(number > 0, "{} {} is not a positive number", key, value);
+    if (key == "--repeat") {
+      out.repeat = number;
+      continue;
+    }
+    if (out.shape.ranks == 0) out.shape.ranks = 1;
     if (key == "--ranks") {
-      one.ranks = value;
+      out.shape.ranks = number;
     } else if (key == "--tokens") {
-      one.tokens = value;
+      out.shape.tokens = number;
     } else if (key == "--model") {
-      one.model = value;
+      out.shape.model = number;
     } else if (key == "--topk") {
-      one.topk = value;
+      out.shape.topk = number;
     } else if (key == "--experts") {
-      one.experts = value;
+      out.shape.experts = number;
     } else {
       MOIETY_CHECK(false, "unknown option {}", key);
     }
   }
-  std::vector<Shape> shapes{one};
-  if (one.ranks == 0) {
-    shapes = {{1, 2048, 256, 2, 8},
-              {2, 1024, 256, 2, 8},  // the demo's model
-              {1, 1024, 2048, 8, 64},
-              {2, 512, 2048, 8, 64},
-              {2, 512, 7168, 8, 256}};
+  return out;
+}
+
+void run(int argc, char** argv) {
+  Options options = parse(argc, argv);
+  if (options.launcher == Launcher::kMpi) {
+    comm::run_mpi_rank({}, [&](comm::Communicator& world) {
+      if (options.shape.ranks > 0) options.shape.ranks = world.size();
+      for (const Shape& shape : shapes(options, world.size())) run_shape(options, shape, world);
+    });
+    return;
   }
-  for (const Shape& shape : shapes) print(shape, measure(shape, repeat));
-  return 0;
+  for (const Shape& shape : shapes(options, 0)) {
+    comm::run_thread_ranks(shape.ranks, {},
+                           [&](comm::Communicator& world) { run_shape(options, shape, world); });
+  }
 }
 
 }  // namespace
@@ -228,9 +285,10 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return moiety::moe::run(argc, argv);
+    moiety::moe::run(argc, argv);
   } catch (const moiety::Error& e) {
     std::fprintf(stderr, "ep_bench: %s\n", e.what());
-    return 2;
+    moiety::comm::mpi::end_process(2);
   }
+  return 0;
 }

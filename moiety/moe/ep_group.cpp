@@ -5,33 +5,23 @@
 
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
-#include "moiety/moe/exchange.h"
+#include "moiety/comm/symmetric_buffer.h"
+#include "moiety/moe/exchange_collective.h"
+#include "moiety/moe/exchange_mapped.h"
 
 namespace moiety::moe {
 namespace {
 
-constexpr int64_t kPage = 4096;
-
 int64_t element_bytes(PayloadFormat format) { return format == PayloadFormat::kFP32 ? 4 : 2; }
 
-void check_limits(const ExpertMap& map, const EpLimits& l, const EpOptions& o) {
-  const auto in = [&](const char* what, int64_t value, int64_t low, int64_t high) {
-    MOIETY_CHECK(value >= low && value <= high, "ep, group \"{}\": {} {} is outside [{}, {}]",
-                 o.name, what, value, low, high);
-  };
-  in("ranks", map.ranks(), 1, kMaxRanks);
-  in("tokens", l.tokens, 0, INT32_MAX);
-  in("model", l.model, 1, int64_t{1} << 40);
-  in("topk", l.topk, 1, kMaxTopk);
-  in("depth", l.depth, 1, 2);
-  in("chunk_rows", o.chunk_rows, 1, INT32_MAX);
-  in("ranks x tokens x topk", map.ranks() * l.tokens * l.topk, 0, INT32_MAX);
-}
+// 0 is more than any number of rows.
+int64_t peer_rows(const EpLimits& l) { return l.peer_rows == 0 ? INT64_MAX : l.peer_rows; }
 
 bool fits(const EpLimits& wanted, const EpLimits& have) {
   return wanted.tokens <= have.tokens && wanted.model <= have.model && wanted.topk <= have.topk &&
          element_bytes(wanted.widest) <= element_bytes(have.widest) && wanted.depth <= have.depth &&
-         wanted.rank_fp32 <= have.rank_fp32 && wanted.token_order <= have.token_order;
+         wanted.rank_fp32 <= have.rank_fp32 && wanted.token_order <= have.token_order &&
+         peer_rows(wanted) <= peer_rows(have);
 }
 
 EpLimits larger(const EpLimits& a, const EpLimits& b) {
@@ -41,7 +31,13 @@ EpLimits larger(const EpLimits& a, const EpLimits& b) {
           .widest = element_bytes(a.widest) >= element_bytes(b.widest) ? a.widest : b.widest,
           .depth = std::max(a.depth, b.depth),
           .rank_fp32 = a.rank_fp32 || b.rank_fp32,
-          .token_order = a.token_order || b.token_order};
+          .token_order = a.token_order || b.token_order,
+          .peer_rows = peer_rows(a) >= peer_rows(b) ? a.peer_rows : b.peer_rows};
+}
+
+const char* transport_name(EpTransport transport) {
+  static constexpr const char* kNames[] = {"kAuto", "kMapped", "kCollectives"};
+  return kNames[static_cast<int>(transport)];
 }
 
 std::string describe(const ExpertMap& map, const EpLimits& l, const EpOptions& o) {
@@ -52,54 +48,27 @@ std::string describe(const ExpertMap& map, const EpLimits& l, const EpOptions& o
   }
   return text(
       "group \"{}\" of {} experts (owners {:08x}), {} tokens, model {}, topk {}, {} bytes an "
-      "element, depth {}, rank_fp32 {}, token_order {}, chunks of {}",
+      "element, depth {}, rank_fp32 {}, token_order {}, peer_rows {}, chunks of {}, transport {}",
       o.name, map.experts(), owners, l.tokens, l.model, l.topk, element_bytes(l.widest), l.depth,
-      l.rank_fp32, l.token_order, o.chunk_rows);
+      l.rank_fp32, l.token_order, l.peer_rows, o.chunk_rows, transport_name(o.transport));
+}
+
+// Collective, unless the transport is given.
+std::unique_ptr<Exchange> make_exchange(comm::Communicator& comm, const ExpertMap& map,
+                                        const EpOptions& options) {
+  const bool collectives = options.transport == EpTransport::kAuto
+                               ? !comm::mappable(comm)
+                               : options.transport == EpTransport::kCollectives;
+  if (collectives) return std::make_unique<CollectiveExchange>(comm, map, options);
+  return std::make_unique<MappedExchange>(comm, map, options);
 }
 
 }  // namespace
 
-EpLayout ep_layout(const ExpertMap& map, const EpLimits& l, const EpOptions& o) {
-  check_limits(map, l, o);
-  const int64_t ranks = map.ranks(), experts = map.experts(), b = element_bytes(l.widest);
-  EpLayout out;
-  out.chunks = ceil_div(l.tokens, o.chunk_rows);
-  EpBytes& bytes = out.bytes;
-  bytes.record = record_bytes(l.model * b, l.topk);
-  bytes.record_reduce = record_bytes(l.model * (l.rank_fp32 ? 4 : b), l.topk);
-  bytes.pair = l.token_order ? pair_record_bytes(l.model * b) : 0;
-
-  // Far below 2^63 as far as memories go; a product that is not is caught here.
-  const double regions = 2.0 * ranks * l.tokens * l.topk * (4.0 * l.model + 256);
-  MOIETY_CHECK(regions < 0x1p62, "ep, group \"{}\": {} tokens of {} elements are too many", o.name,
-               l.tokens, l.model);
-  out.half = (ranks - 1) * l.tokens * std::max(bytes.record, bytes.record_reduce);
-  if (ranks > 1) out.half = std::max(out.half, l.tokens * l.topk * bytes.pair);
-  out.message = 128 + round_up(4 * (experts + ranks), 128) + l.tokens * (8 + 8 * l.topk);
-  bytes.regions = l.depth * out.half;
-  bytes.meta = l.depth * (ranks - 1) * out.message;
-
-  int64_t end = 0;
-  const auto place = [&](int64_t& where, int64_t size) {
-    where = end;
-    end += round_up(size, 128);
-  };
-  place(out.addr, 8 * l.depth * ranks);
-  place(out.width, 8 * l.depth * ranks);
-  place(out.head, 8 * l.depth * ranks);
-  place(out.ready, 8 * l.depth * ranks * (out.chunks + 1));
-  place(out.credit, 8 * ranks);
-  place(out.poison, 8);
-  bytes.words = end;
-  place(out.meta, bytes.meta);
-  place(out.regions, bytes.regions);
-  bytes.total = round_up(end, kPage);
-  bytes.loss = bytes.total - bytes.words - bytes.meta - bytes.regions;
-  return out;
-}
-
 EpBytes EpGroup::bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
-  return ep_layout(map, limits, options).bytes;
+  return options.transport == EpTransport::kCollectives
+             ? collective_layout(map, limits, options).bytes
+             : mapped_layout(map, limits, options).bytes;
 }
 
 EpGroup::EpGroup(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -114,34 +83,28 @@ EpGroup EpGroup::create(comm::Communicator& comm, ExpertMap map, const EpLimits&
   return out;
 }
 
-void EpGroup::reserve(const EpLimits& limits) {
-  Impl& g = *impl_;
-  MOIETY_CHECK(g.state != Impl::State::kClosed, "ep, group \"{}\": closed", name());
-  g.check_poison();
-  g.last.wait();
-  const std::string mine = describe(g.map, limits, g.options);
-  const std::vector<std::string> all = g.comm->bootstrap().all_gather(mine);
+void EpGroup::Impl::compare(const EpLimits& wanted) const {
+  const std::vector<std::string> all = comm->bootstrap().all_gather(describe(map, wanted, options));
   for (size_t r = 1; r < all.size(); ++r) {
     if (all[r] != all[0]) {
       fail(ErrorKind::kComm, "ep: rank 0 asks for {}; rank {} asks for {}", all[0], r, all[r]);
     }
   }
-  const bool open = g.state == Impl::State::kOpen;
-  if (open && fits(limits, g.limits)) return;
-  g.allocate(open ? larger(limits, g.limits) : limits);
 }
 
-// All ranks are between operations here: they have exchanged their limits.
-void EpGroup::Impl::allocate(const EpLimits& wanted) {
-  const EpLayout next = ep_layout(map, wanted, options);
-  auto fresh = comm::SymmetricBuffer::create(*comm, options.name, next.bytes.total);
-  comm::SymmetricBuffer old = std::exchange(memory, fresh);
-  limits = wanted;
-  layout = next;
-  state = State::kOpen;
-  for (int r = 0; r < ranks(); ++r) word(rank, layout.credit, r) = static_cast<uint64_t>(running);
-  comm->barrier();
-  old.close();
+void EpGroup::reserve(const EpLimits& limits) {
+  Impl& g = *impl_;
+  MOIETY_CHECK(g.state != Impl::State::kClosed, "ep, group \"{}\": closed", name());
+  g.check_poison();
+  g.last.wait();
+  g.compare(limits);
+  const bool open = g.state == Impl::State::kOpen;
+  if (open && fits(limits, g.limits)) return;
+  const EpLimits wanted = open ? larger(limits, g.limits) : limits;
+  if (!g.exchange) g.exchange = make_exchange(*g.comm, g.map, g.options);
+  g.exchange->allocate(wanted);
+  g.limits = wanted;
+  g.state = Impl::State::kOpen;
 }
 
 void EpGroup::release() {
@@ -150,10 +113,9 @@ void EpGroup::release() {
   g.check_poison();
   g.last.wait();
   if (g.state == Impl::State::kReleased) return;
-  g.memory.close();
+  g.exchange->release();
   g.state = Impl::State::kReleased;
   g.limits = {};
-  g.layout = {};
 }
 
 void EpGroup::close() {
@@ -161,7 +123,7 @@ void EpGroup::close() {
   if (g.state == Impl::State::kClosed) return;
   g.last.wait();
   g.state = Impl::State::kClosed;
-  g.memory.close();
+  g.exchange->release();
 }
 
 void EpGroup::check() const { impl_->check_poison(); }
@@ -170,11 +132,12 @@ void EpGroup::check(Epoch epoch) {
   Impl& g = *impl_;
   g.last.wait();
   g.check_poison();
-  const auto end = std::find_if(g.errors.begin(), g.errors.end(),
+  std::vector<RecordedError>& errors = g.findings.errors;
+  const auto end = std::find_if(errors.begin(), errors.end(),
                                 [&](const RecordedError& e) { return e.epoch > epoch; });
-  if (end == g.errors.begin()) return;
-  const std::string first = g.errors.front().text;
-  g.errors.erase(g.errors.begin(), end);
+  if (end == errors.begin()) return;
+  const std::string first = errors.front().text;
+  errors.erase(errors.begin(), end);
   throw Error(ErrorKind::kInvalidArgument, first);
 }
 
@@ -182,17 +145,18 @@ void EpGroup::take_report(TensorView report, Stream stream) {
   check_tensor("ep take_report", "report", report, DType::kInt64, {3});
   stream.run([impl = impl_, report] {
     for (int i = 0; i < 3; ++i) {
-      report.data<int64_t>()[i * report.stride(0)] = std::exchange(impl->report[i], 0);
+      report.data<int64_t>()[i * report.stride(0)] = std::exchange(impl->findings.report[i], 0);
     }
   });
 }
 
 const std::string& EpGroup::name() const { return impl_->options.name; }
-int EpGroup::rank() const { return impl_->rank; }
-int EpGroup::ranks() const { return impl_->ranks(); }
+int EpGroup::rank() const { return impl_->exchange->rank(); }
+int EpGroup::ranks() const { return impl_->map.ranks(); }
 const ExpertMap& EpGroup::map() const { return impl_->map; }
+EpTransport EpGroup::transport() const { return impl_->exchange->transport(); }
 const EpLimits& EpGroup::limits() const { return impl_->limits; }
-EpBytes EpGroup::bytes() const { return impl_->layout.bytes; }
+EpBytes EpGroup::bytes() const { return impl_->exchange->bytes(); }
 Epoch EpGroup::epoch() const { return impl_->issued; }
 
 }  // namespace moiety::moe

@@ -1,7 +1,10 @@
 // A group of ranks that exchange tokens and expert outputs: its life, its memory, its errors
 // (spec ep, 1, 5.4 and 8). The operations are in prepare.h, dispatch.h and combine.h.
 //
-// A group borrows a communicator (which must outlive it) and owns symmetric memory and an epoch.
+// A group borrows a communicator (which must outlive it) and owns memory and an epoch. Ranks that
+// can map each other's memory store rows straight into it; others exchange them by collectives of a
+// communicator that the group splits off for itself. The results are the same bits.
+//
 // One group serves all layers of a model; a process may hold any number of groups. All ranks issue
 // the same operations on a group in the same order, each after the last (by an event if the stream
 // changes). After an operation, in stream order, the caller may overwrite every input and read
@@ -11,8 +14,9 @@
 //
 // Errors. Arguments are checked when an operation is called: Error(InvalidArgument) on the ranks
 // where they are wrong. A peer that is late, gone, or runs something else poisons the group:
-// Error(Comm) on every rank, from the operation that noticed and from every later call but close. A
-// lost capacity under kError and indices >= E are recorded with their epoch: check(epoch).
+// Error(Comm) on every rank, from the operation that noticed and from every later call but close.
+// Over collectives a rank that runs nothing hears of it only when it takes part again. A lost
+// capacity under kError and indices >= E are recorded with their epoch: check(epoch).
 #pragma once
 
 #include <cstdint>
@@ -42,26 +46,38 @@ struct EpLimits {
   int depth = 2;             // 1 or 2 halves: 2 hides a latency, 1 takes half the memory
   bool rank_fp32 = false;    // Reduction::kRankFp32 is used
   bool token_order = false;  // Reduction::kToken is used
+  // P: rows that a rank may send to another, 0 for all of them. A token whose row there would be
+  // number P or later loses its pairs of that rank before anything is counted; the overflow policy
+  // of prepare says what that means.
+  int64_t peer_rows = 0;
+};
+
+// How rows move. Equal on all ranks.
+enum class EpTransport : uint8_t {
+  kAuto,         // kMapped where the ranks can map each other's memory, else kCollectives
+  kMapped,       // stores into the peers' memory; at most 64 ranks
+  kCollectives,  // all-to-all of the communicator, whose deadline holds; at most 1024 ranks
 };
 
 struct EpOptions {
   std::string name = "ep";
   Seconds deadline{100};  // of every wait inside an operation
   int chunk_rows = 16;    // rows that are announced to the receiver together
-  // Tests: called before stores into a peer's memory, by the thread that is about to make them.
+  EpTransport transport = EpTransport::kAuto;
+  // Tests: called before something goes to a peer, by the thread that is about to send it.
   std::function<void()> before_store = {};
 };
 
-// Bytes of symmetric memory per rank, exactly.
+// Bytes of a rank's memory, exactly.
 struct EpBytes {
   int64_t record = 0;         // one row of dispatch with its side part
   int64_t record_reduce = 0;  // one row of combine
   int64_t pair = 0;           // one row of Reduction::kToken, 0 without token_order
-  int64_t regions = 0;        // the receive regions of all halves
-  int64_t meta = 0;           // the routing messages of prepare
-  int64_t words = 0;          // flags
-  int64_t loss = 0;           // rounding up to whole pages
-  int64_t total = 0;          // of the symmetric buffer: regions + meta + words + loss
+  int64_t regions = 0;        // mapped: what peers store into, of all halves; else packed rows
+  int64_t meta = 0;           // prepare's messages; over collectives also headers and an index
+  int64_t words = 0;          // flags, mapped only
+  int64_t loss = 0;           // rounding up
+  int64_t total = 0;          // regions + meta + words + loss
 };
 
 // A handle to move. Its destructor lets go without waiting for peers: what they still store has a
@@ -70,6 +86,7 @@ class EpGroup {
  public:
   static EpGroup create(comm::Communicator& comm, ExpertMap map, const EpLimits& limits,
                         const EpOptions& options);
+  // Pure; kAuto counts as kMapped.
   static EpBytes bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
 
   // Grows the memory to hold `limits` too; nothing happens if they fit. Plans stay valid.
@@ -79,7 +96,7 @@ class EpGroup {
   // Frees the memory when all ranks are here; the end of a group, poisoned or not.
   void close();
 
-  // Throws if the group is poisoned. No wait.
+  // Throws if the group is known to be poisoned. No wait.
   void check() const;
   // Waits for the operation `epoch`; throws the first error recorded at or before it (a lost
   // capacity under kError, an index >= E), the same on every rank, and forgets those records.
@@ -93,6 +110,8 @@ class EpGroup {
   int ranks() const;
   const ExpertMap& map() const;
   int local_experts() const { return map().local_count(rank()); }
+  // kMapped or kCollectives.
+  EpTransport transport() const;
   // What the memory is made for, and its bytes; zero while released.
   const EpLimits& limits() const;
   EpBytes bytes() const;

@@ -1,22 +1,23 @@
-// Inside expert parallelism: a group's symmetric memory, the words that order its use, and the two
-// movers of rows that the data operations are made of (spec ep, 5).
+// Inside expert parallelism: how records get from rank to rank, and the two movers of rows that the
+// data operations are made of (spec ep, 5 and 7).
 //
-// A row on the wire is a record: its data, then a side part of K floats, in a region that only its
-// sender writes. Flags are words: word(n) = n 2^20 + signature, so a peer that runs something else
-// in epoch n is seen at once. Half h = n mod depth of all regions belongs to epoch n: a rank stores
-// into a peer's half only when the peer's credit says that it has read all of epoch n - depth.
+// A row on the wire is a record: its data, then a side part of K floats. The movers store records
+// where an Exchange says, announce them, and read what came. Where that is and what must happen in
+// between is all that differs between ranks that map each other's memory (exchange_mapped.h) and
+// ranks that do not (exchange_collective.h).
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "moiety/comm/flags.h"
-#include "moiety/comm/symmetric_buffer.h"
+#include "moiety/base/trace.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/ep_group.h"
 
@@ -24,7 +25,6 @@ namespace moiety::moe {
 
 inline constexpr int kTokenBlock = 256;  // tokens of one task of prepare's scan
 inline constexpr int kMaxTopk = 32;
-inline constexpr int kMaxRanks = 64;
 
 constexpr int64_t ceil_div(int64_t n, int64_t q) { return (n + q - 1) / q; }
 constexpr int64_t round_up(int64_t n, int64_t q) { return ceil_div(n, q) * q; }
@@ -48,10 +48,15 @@ struct Signature {
   uint64_t bits() const;
 };
 
-// "dispatch(bf16, 14336 B, weights)"
-std::string describe(uint64_t signature_bits, int64_t row_bytes);
+// word(n) = n 2^20 + signature, so a peer that runs something else in epoch n is seen at once.
+inline constexpr int kSignatureBits = 20;
+constexpr Epoch epoch_of(uint64_t word) { return static_cast<Epoch>(word >> kSignatureBits); }
 
-// Sizes of one row with its side part.
+// "dispatch(bf16, 14336 B, weights)"
+std::string describe(uint64_t word, int64_t row_bytes);
+const char* op_name(uint64_t word);
+
+// Sizes of one row with its side part. A pair's side part is its value and its number t K + k.
 constexpr int64_t side_offset(int64_t data_bytes) { return round_up(data_bytes, 16); }
 constexpr int64_t record_bytes(int64_t data_bytes, int topk) {
   return round_up(side_offset(data_bytes) + round_up(4 * topk, 16), 128);
@@ -59,16 +64,138 @@ constexpr int64_t record_bytes(int64_t data_bytes, int topk) {
 constexpr int64_t pair_record_bytes(int64_t data_bytes) {
   return round_up(side_offset(data_bytes) + 16, 128);
 }
+inline constexpr int64_t kPairNumber = 4;  // its place in the side part
 
-// Where things are in every rank's memory, in bytes from its base.
-struct EpLayout {
-  EpBytes bytes;
-  int64_t chunks = 0;  // flags of a sender in a half, without prepare's
-  int64_t addr = 0, width = 0, head = 0, ready = 0, credit = 0, poison = 0;
-  int64_t meta = 0, message = 0;  // of all messages, of one
-  int64_t regions = 0, half = 0;
+// prepare's message: a head with counts that is the same for all peers, then a record for each row.
+constexpr int64_t head_bytes(int experts, int ranks) {
+  return 128 + round_up(4 * (int64_t{experts} + ranks), 128);
+}
+constexpr int64_t routing_bytes(int topk) { return 8 + 8 * topk; }
+
+// The rows that memory for `limits` holds of a rank for another.
+constexpr int64_t rows_max(const EpLimits& limits) {
+  const bool all = limits.peer_rows == 0 || limits.peer_rows > limits.tokens;
+  return all ? limits.tokens : limits.peer_rows;
+}
+// The records' sizes among EpBytes; checks what the limits of both transports have in common.
+EpBytes record_sizes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options,
+                     int most_ranks);
+
+// What an operation sends.
+enum class Box : uint8_t {
+  kRouting,  // prepare's records
+  kRows,     // rows j
+  kPairs,    // the pairs alive of each row: Reduction::kToken
 };
-EpLayout ep_layout(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
+
+// How the ranks of one group reach each other: the group's memory, and the operation that runs.
+class Exchange {
+ public:
+  Exchange(comm::Communicator& comm, const ExpertMap& map, const EpOptions& options);
+  virtual ~Exchange() = default;
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  virtual EpTransport transport() const = 0;
+  int rank() const { return rank_; }
+  int ranks() const { return map_.ranks(); }
+  const ExpertMap& map() const { return map_; }
+  const std::string& name() const { return options_.name; }
+  // Of the operation that runs, or ran last.
+  Epoch epoch() const { return epoch_; }
+
+  // -- The group's memory; all ranks are between operations.
+
+  // Collective: memory for `limits` in place of what there was. Throws the same on all ranks; then
+  // nothing has changed.
+  virtual void allocate(const EpLimits& limits) = 0;
+  // Collective: returns when all ranks are here, and lets go of the memory.
+  virtual void release() = 0;
+  const EpBytes& bytes() const { return bytes_; }
+  // Why the group is poisoned; empty while all is well.
+  virtual std::string failure() const;
+
+  // -- An operation. Its functions return at once when the group is poisoned. All but out, in,
+  // before_store and announce are for the rank's thread: what waits may call its communicator.
+
+  // Takes the next epoch. May wait for peers to end older ones, so everything may be stored
+  // afterwards without waiting.
+  void begin(const Signature& signature);
+  // All that peers sent has been read. Throws if the group is poisoned.
+  void finish();
+
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+  // Peer i of ranks() - 1, in an order that spreads the ranks' stores over their receivers.
+  int peer(int i) const { return (rank() + 1 + i) % ranks(); }
+  int64_t chunk_rows() const { return options_.chunk_rows; }
+  int64_t chunks(int64_t rows) const { return ceil_div(rows, chunk_rows()); }
+  int64_t rows_max() const { return moe::rows_max(limits_); }
+
+  // Makes room for this operation's records of `stride` bytes, sent_R[r] of them for rank r. The
+  // own rank's entry does not count, here and below.
+  void open(Box box, int64_t stride, std::span<const int64_t> sent_R);
+  // What the operation sends.
+  int64_t sent_bytes() const { return sent_bytes_; }
+  // Where record i for `to` is to be stored; for Box::kPairs, pair number t K + k at home, which is
+  // the i-th for `to`.
+  std::byte* out(int to, int64_t i) const { return out_R_[to] + i * stride_; }
+  std::byte* pair_out(int to, int64_t pair, int64_t i) const {
+    return out(to, place_of_pair_ ? i : pair);
+  }
+  // To be called before records are stored (EpOptions::before_store).
+  void before_store() const;
+  // Chunk `chunk` for `to` is stored.
+  virtual void announce(int to, int64_t chunk) = 0;
+  // prepare: all records are stored; sends the head.
+  virtual void send_head(const std::byte* head) = 0;
+  // The head of a peer; null if the group is poisoned.
+  virtual const std::byte* await_head(int from) = 0;
+  // All records are stored. Returns when those of received_R[s] rows are here from every rank s.
+  virtual void transfer(std::span<const int64_t> received_R) = 0;
+  // What came.
+  const std::byte* in(int from, int64_t i) const { return in_R_[from] + i * stride_; }
+  const std::byte* pair_in(int64_t pair) const {
+    return pairs_in_ + (place_of_pair_ ? place_of_pair_[pair] : pair) * stride_;
+  }
+
+  // Stops this rank, and as far as the transport can all others, with a short form of `why`.
+  enum class Failure : uint8_t { kLate = 1, kMismatch, kPrepare, kProtocol, kAborted };
+  void poison(Failure failure, int about, const std::string& why);
+
+ protected:
+  virtual void enter() = 0;
+  virtual void leave() = 0;
+  // Says where this operation's records are stored.
+  virtual void place() = 0;
+  virtual void spread_poison(Failure, int /*about*/) {}
+  // A peer is in this epoch with another signature.
+  bool differs(uint64_t word) const { return epoch_of(word) == epoch_ && word != word_; }
+  // The peer runs something else.
+  void poison_mismatch(int peer, uint64_t word, int64_t row_bytes);
+
+  comm::Communicator& comm_;
+  const ExpertMap& map_;
+  const EpOptions& options_;
+  const int rank_;
+  EpLimits limits_;
+  EpBytes bytes_;
+
+  Epoch epoch_ = 0;  // in stream order
+  Signature signature_;
+  uint64_t word_ = 0;
+  std::atomic<bool> failed_{false};
+
+  Box box_ = Box::kRows;
+  int64_t stride_ = 0, sent_bytes_ = 0;
+  std::vector<int64_t> sent_R_;  // records; 0 for the own rank
+  std::vector<std::byte*> out_R_, in_R_;
+  std::byte* pairs_in_ = nullptr;
+  int32_t* place_of_pair_ = nullptr;  // null: pairs lie at their numbers
+
+ private:
+  mutable std::mutex mutex_;  // guards failure_
+  std::string failure_;
+};
 
 // An error of the caller's data that a prepare found: equal on all ranks.
 struct RecordedError {
@@ -76,97 +203,32 @@ struct RecordedError {
   std::string text;
 };
 
+// What prepares leave for EpGroup::check and take_report.
+struct Findings {
+  std::vector<RecordedError> errors;
+  std::array<int64_t, 3> report{};
+};
+
 struct EpGroup::Impl {
   comm::Communicator* comm = nullptr;
   ExpertMap map;
   EpOptions options;
-  int rank = 0;
 
   enum class State { kOpen, kReleased, kClosed } state = State::kReleased;
   EpLimits limits;
-  EpLayout layout;
-  comm::SymmetricBuffer memory;
+  std::unique_ptr<Exchange> exchange;
 
-  Epoch issued = 0;   // host order
-  Epoch running = 0;  // stream order
-  Event last;         // after the operation issued last
-
-  mutable std::mutex mutex;  // guards failure
-  std::string failure;       // why the group is poisoned
-
-  std::vector<RecordedError> errors;
-  std::array<int64_t, 3> report{};
+  Epoch issued = 0;  // host order
+  Event last;        // after the operation issued last
+  Findings findings;
 
   Impl(comm::Communicator& c, ExpertMap m, const EpOptions& o)
-      : comm(&c), map(std::move(m)), options(o), rank(c.rank()) {}
-  int ranks() const { return map.ranks(); }
-  int half() const { return static_cast<int>(running % limits.depth); }
-  // Element `index` of an array of words at a rank.
-  uint64_t& word(int at, int64_t array, int64_t index) const {
-    return reinterpret_cast<uint64_t*>(memory.peer(at) + array)[index];
-  }
+      : comm(&c), map(std::move(m)), options(o) {}
   // Throws unless an operation may be issued: open, not poisoned.
   void check_usable(const char* operation) const;
   void check_poison() const;
-  void allocate(const EpLimits& wanted);
-};
-
-// One operation of a group while it runs. Its functions return at once when the group is poisoned.
-class Exchange {
- public:
-  // Takes the next epoch, waits until all peers have ended epoch n - depth, and tells them that
-  // this rank has entered. So everything may be stored afterwards without waiting.
-  Exchange(EpGroup::Impl& group, const Signature& signature);
-
-  EpGroup::Impl& group() const { return group_; }
-  int rank() const { return group_.rank; }
-  int ranks() const { return group_.ranks(); }
-  // Peer i of ranks() - 1, in an order that spreads the ranks' stores over their receivers.
-  int peer(int i) const { return (rank() + 1 + i) % ranks(); }
-  Epoch epoch() const { return epoch_; }
-  bool failed() const { return failed_.load(std::memory_order_relaxed); }
-
-  int64_t chunk_rows() const { return group_.options.chunk_rows; }
-  int64_t chunks(int64_t rows) const { return ceil_div(rows, chunk_rows()); }
-  // Row j that `from` sends to `at`, for records of `stride` bytes.
-  std::byte* record(int at, int from, int64_t j, int64_t stride) const;
-  // Record `index` of the half's region taken as one array: pair t K + k of Reduction::kToken.
-  std::byte* pair_record(int at, int64_t index, int64_t stride) const;
-  // prepare's message.
-  std::byte* message(int at, int from) const;
-
-  // To be called before data is stored into a peer's memory (EpOptions::before_store).
-  void before_store() const;
-  // Chunk `chunk` for `to` is complete.
-  void announce(int to, int64_t chunk);
-  // Blocks until it is; false if the group is poisoned.
-  bool await(int from, int64_t chunk, int64_t chunks_of_sender);
-  void announce_message(int to) { announce(to, group_.layout.chunks); }
-  bool await_message(int from) { return await(from, group_.layout.chunks, 0); }
-
-  // Stops all ranks: `why` here, a short form of it at the peers.
-  enum class Failure : uint8_t { kLate = 1, kMismatch, kPrepare, kProtocol, kAborted };
-  void poison(Failure failure, int about, const std::string& why);
-
-  // All that peers stored in this epoch has been seen and read. Throws if the group is poisoned.
-  void finish();
-
- private:
-  struct Awaited {
-    int from;
-    int64_t chunk = -1, of = 0;  // a credit; a message
-  };
-  bool wait(uint64_t& word, int shift, Epoch wanted, const Awaited& awaited);
-  void post(uint64_t& word, uint64_t value) const;
-  std::string late_text(uint64_t word, int shift, Epoch wanted, const Awaited& awaited) const;
-  std::string mismatch_text(int peer, uint64_t seen) const;
-
-  EpGroup::Impl& group_;
-  Signature signature_;
-  Epoch epoch_;
-  int half_;
-  uint64_t word_;  // word(n)
-  std::atomic<bool> failed_{false};
+  // Collective: all ranks ask for the same.
+  void compare(const EpLimits& wanted) const;
 };
 
 // Runs body(Exchange&) as the group's next operation.
@@ -175,9 +237,12 @@ Epoch issue(EpGroup& group, const Signature& signature, const Stream& stream, Bo
   const std::shared_ptr<EpGroup::Impl>& impl = group.impl();
   const Epoch epoch = ++impl->issued;
   stream.run([impl, signature, body = std::forward<Body>(body)] {
-    Exchange exchange(*impl, signature);
+    Exchange& exchange = *impl->exchange;
+    TraceSpan span(TraceLane::kEp, op_name(static_cast<uint64_t>(signature.op)));
+    exchange.begin(signature);
     if (!exchange.failed()) body(exchange);
     exchange.finish();
+    span.add({"bytes", exchange.sent_bytes()});
   });
   impl->last.record(stream);
   return epoch;
@@ -210,7 +275,7 @@ void check_record(const char* operation, const EpGroup& group, const EpPlan& pla
                   const TensorView& rows, Reduction reduction);
 
 // Fills the plan's tensors.
-void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args);
+void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings);
 
 // Sends x[t] (and the K weights of t) once to every rank with a pair alive of t. For every row that
 // arrives with a pair alive, own tokens' included: expand(row, weights or null, its K slots). Rows

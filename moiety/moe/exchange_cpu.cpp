@@ -1,5 +1,5 @@
-// The movers of rows on a CPU. Rows are stored straight into the peer's memory, so every row is
-// copied twice on its way (into the region, out of it) and own rows once.
+// The movers of rows on a CPU. Every row is copied twice on its way (into a record, out of it), by
+// collectives once more, and own rows once.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -39,8 +39,20 @@ struct Maps {
   const int32_t* slots(int s, int64_t j) const { return recv_slot + (s * tokens_max + j) * topk; }
   int32_t token(int s, int64_t j) const { return recv_token[s * tokens_max + j]; }
   int64_t rows(int from, int to) const { return rows_RR[from * ranks + to]; }
+  std::vector<int64_t> sent_by(int rank) const {
+    return {rows_RR + rank * ranks, rows_RR + (rank + 1) * ranks};
+  }
+  std::vector<int64_t> sent_to(int rank) const {
+    std::vector<int64_t> out(ranks);
+    for (int s = 0; s < ranks; ++s) out[s] = rows(s, rank);
+    return out;
+  }
   bool alive(const int32_t* slot_K) const {
     return std::any_of(slot_K, slot_K + topk, [](int32_t slot) { return slot >= 0; });
+  }
+  int count_alive(const int32_t* slot_K) const {
+    return static_cast<int>(
+        std::count_if(slot_K, slot_K + topk, [](int32_t slot) { return slot >= 0; }));
   }
 
   int topk;
@@ -94,11 +106,12 @@ void copy_rows(Exchange& exchange, const EpPlan& plan, const TensorView& x_TD,
   const int64_t bytes = byte_size(x_TD.dtype(), x_TD.size(1));
   const int64_t stride = record_bytes(bytes, maps.topk), side = side_offset(bytes);
 
+  exchange.open(Box::kRows, stride, maps.sent_by(me));
   const auto sent = [&](int r) { return maps.rows(me, r); };
   for_chunks(exchange, sent, [&](int r, int64_t chunk, int64_t begin, int64_t end) {
     exchange.before_store();
     for_tokens(maps, plan.tokens, r, begin, end, [&](int64_t t, int64_t j) {
-      std::byte* record = exchange.record(r, me, j, stride);
+      std::byte* record = exchange.out(r, j);
       std::memcpy(record, x[t], bytes);
       if (weights) std::memcpy(record + side, w[t], maps.topk * sizeof(float));
     });
@@ -113,12 +126,12 @@ void copy_rows(Exchange& exchange, const EpPlan& plan, const TensorView& x_TD,
     }
   });
 
+  exchange.transfer(maps.sent_to(me));
   const auto received = [&](int s) { return maps.rows(s, me); };
-  for_chunks(exchange, received, [&](int s, int64_t chunk, int64_t begin, int64_t end) {
-    if (!exchange.await(s, chunk, exchange.chunks(received(s)))) return;
+  for_chunks(exchange, received, [&](int s, int64_t, int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; ++j) {
       const int32_t* slots = maps.slots(s, j);
-      const std::byte* record = exchange.record(me, s, j, stride);
+      const std::byte* record = exchange.in(s, j);
       if (!maps.alive(slots)) continue;
       expand(record, weights ? reinterpret_cast<const float*>(record + side) : nullptr, slots);
     }
@@ -171,24 +184,14 @@ class RowSum {
   }
 
   void run() {
-    const auto received = [&](int home) { return maps_.rows(home, exchange_.rank()); };
-    for_chunks(exchange_, received, [&](int home, int64_t chunk, int64_t begin, int64_t end) {
-      exchange_.before_store();
-      for (int64_t j = begin; j < end; ++j) {
-        by_token_ ? send_pairs(home, j) : send_partial(home, j);
-      }
-      exchange_.announce(home, chunk);
-    });
+    by_token_ ? send_all_pairs() : send_all_partials();
+    exchange_.transfer(maps_.sent_by(rank()));
     const int64_t grain = rows_per_task(byte_size(type_, model_));
     parallel_for(plan_.tokens, grain, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end && !exchange_.failed(); ++t) {
         by_token_ ? sum_pairs(t) : sum_ranks(t);
       }
     });
-    // Chunks without a row alive, too, must have come before their half is given back.
-    for_chunks(
-        exchange_, [&](int r) { return maps_.rows(exchange_.rank(), r); },
-        [&](int r, int64_t chunk, int64_t, int64_t) { await(r, chunk); });
   }
 
  private:
@@ -203,16 +206,27 @@ class RowSum {
     }
     return terms;
   }
-  bool await(int r, int64_t chunk) {
-    return exchange_.await(r, chunk, exchange_.chunks(maps_.rows(rank(), r)));
+  // send(home, row, chunk) for the rows that came here, in chunks.
+  template <class Send>
+  void for_received(const Send& send) {
+    const auto received = [&](int home) { return maps_.rows(home, rank()); };
+    for_chunks(exchange_, received, [&](int home, int64_t chunk, int64_t begin, int64_t end) {
+      exchange_.before_store();
+      for (int64_t j = begin; j < end; ++j) send(home, j, chunk);
+      exchange_.announce(home, chunk);
+    });
   }
-  bool await_row(int r, int64_t j) { return await(r, j / exchange_.chunk_rows()); }
+
+  void send_all_partials() {
+    exchange_.open(Box::kRows, stride_, maps_.sent_to(rank()));
+    for_received([&](int home, int64_t j, int64_t) { send_partial(home, j); });
+  }
 
   void send_partial(int home, int64_t j) {
     const int32_t* slot_K = maps_.slots(home, j);
     const Terms terms = own_terms(slot_K);
     if (terms.count() == 0) return;
-    std::byte* record = exchange_.record(home, rank(), j, stride_);
+    std::byte* record = exchange_.out(home, j);
     partial(terms, record);
     if (!args_.side.defined()) return;
     for (int k = 0; k < maps_.topk; ++k) {
@@ -220,16 +234,35 @@ class RowSum {
     }
   }
 
-  void send_pairs(int home, int64_t j) {
+  void send_all_pairs() {
+    // Number of each home's pairs, and of those before each of its chunks.
+    std::vector<int64_t> count_R(maps_.ranks);
+    std::vector<std::vector<int64_t>> before_RC(maps_.ranks);
+    for (int home = 0; home < maps_.ranks; ++home) {
+      const int64_t rows = home == rank() ? 0 : maps_.rows(home, rank());
+      for (int64_t j = 0; j < rows; ++j) {
+        if (j % exchange_.chunk_rows() == 0) before_RC[home].push_back(count_R[home]);
+        count_R[home] += maps_.count_alive(maps_.slots(home, j));
+      }
+    }
+    exchange_.open(Box::kPairs, stride_, count_R);
+    for_received(
+        [&](int home, int64_t j, int64_t chunk) { send_pairs(home, j, before_RC[home][chunk]); });
+  }
+
+  // `next`: number of the first pair among those for the home; afterwards, of the row after it.
+  void send_pairs(int home, int64_t j, int64_t& next) {
     const int32_t* slot_K = maps_.slots(home, j);
     const int64_t t = maps_.token(home, j);
     for (int k = 0; k < maps_.topk; ++k) {
       const int32_t slot = slot_K[k];
       if (slot < 0) continue;
-      std::byte* record = exchange_.pair_record(home, t * maps_.topk + k, stride_);
+      const int64_t pair = t * maps_.topk + k;
+      std::byte* record = exchange_.pair_out(home, pair, next++);
       std::memcpy(record, y_[slot], byte_size(type_, model_));
       const Rows& value = weighted_ ? slot_w_ : side_;
       if (weighted_ || args_.side.defined()) std::memcpy(record + side_at_, value[slot], 4);
+      store32(record + side_at_ + kPairNumber, static_cast<uint32_t>(pair));
     }
   }
 
@@ -258,8 +291,7 @@ class RowSum {
         ranks.add(own_partial(own));
         continue;
       }
-      if (!await_row(r, row_R[r])) return;
-      const std::byte* record = exchange_.record(rank(), r, row_R[r], stride_);
+      const std::byte* record = exchange_.in(r, row_R[r]);
       ranks.add({record, wire_, 1});
       if (args_.side.defined()) add_side(t, record + side_at_);
     }
@@ -283,9 +315,6 @@ class RowSum {
     const int32_t* row_R = maps_.row_TR + t * maps_.ranks;
     const int32_t* own_K = row_R[rank()] < 0 ? nullptr : maps_.slots(rank(), row_R[rank()]);
     if (args_.side.defined()) begin_side(t, own_K);
-    for (int r = 0; r < maps_.ranks; ++r) {
-      if (r != rank() && row_R[r] >= 0 && !await_row(r, row_R[r])) return;
-    }
     Terms pairs(weighted_);
     for (int k = 0; k < maps_.topk; ++k) {
       if (maps_.slot_TK[t * maps_.topk + k] < 0) continue;
@@ -293,7 +322,7 @@ class RowSum {
         pairs.add(own_term(own_K[k]));
         continue;
       }
-      const std::byte* record = exchange_.pair_record(rank(), t * maps_.topk + k, stride_);
+      const std::byte* record = exchange_.pair_in(t * maps_.topk + k);
       const std::byte* value = record + side_at_;
       pairs.add({record, type_, weighted_ ? load_float(value) : 1});
       if (args_.side.defined()) store32(side_TK_[t] + 4 * k, load32(value));
@@ -301,11 +330,7 @@ class RowSum {
     store(pairs, t);
   }
 
-  int alive(int64_t t) const {
-    const int32_t* slot_K = maps_.slot_TK + t * maps_.topk;
-    return static_cast<int>(
-        std::count_if(slot_K, slot_K + maps_.topk, [](int32_t slot) { return slot >= 0; }));
-  }
+  int alive(int64_t t) const { return maps_.count_alive(maps_.slot_TK + t * maps_.topk); }
 
   void store(const Terms& terms, int64_t t) const {
     const bool add = args_.addend.defined();

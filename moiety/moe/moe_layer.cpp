@@ -73,6 +73,10 @@ gemm::MlpInput MoeLayer::mlp_input(const MoeSaved& saved) const {
           .row_TK = {}};
 }
 
+ExpertRows MoeLayer::expert_rows(const MoeSaved& saved) const {
+  return {saved.plan.offset, saved.plan.rows_real, group_->map().experts_of(group_->rank())};
+}
+
 void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena,
                        Stream stream) const {
   const RouterConfig& router = config_.router;
@@ -112,6 +116,8 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
                   .stats = args.stats,
                   .workspace = bytes(arena, router_forward_workspace(router, tokens, segments))},
                  stream);
+  show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
+  show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);
   s.plan = prepare(*group_, prepare_args, plan_memory, stream);
   if (args.info.defined()) {
     stream.run([from = s.plan.info, to = args.info] {
@@ -121,11 +127,15 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
   dispatch(*group_, s.plan,
            {.x_TD = args.h_TD, .w_TK = weight_TK, .rows_CD = s.rows_CD, .slot_w = s.slot_w},
            stream);
+  const ExpertRows alive = expert_rows(s);
+  show_rows(args.probe, stream, alive, "dispatch", "rows", s.rows_CD, args.h_TD);
   const gemm::GroupedMlp experts = mlp(args.weights);
   const gemm::MlpInput input = mlp_input(s);
   const TensorView y_CD = arena.tensor(config_.dtype, {args.capacity, config_.model});
   gemm::grouped_mlp_forward(experts, input, s.hidden_CH, y_CD,
                             bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  show_rows(args.probe, stream, alive, "experts.fc1", "hidden", s.hidden_CH, s.rows_CD);
+  show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, s.hidden_CH, s.slot_w);
   combine(*group_, s.plan,
           {.y_CD = y_CD,
            .slot_w = {},
@@ -133,6 +143,7 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
            .reduction = config_.reduction,
            .out_TD = args.out_TD},
           stream);
+  show(args.probe, stream, "combine", "x", args.out_TD, args.addend);
   if (saved) *saved = s;
 }
 
@@ -159,8 +170,12 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
       *group_, saved.plan,
       {.g_TD = args.dout_TD, .slot_w = {}, .y_CD = {}, .gy_CD = gradients.d_o, .g_slot_w = {}},
       stream);
+  const ExpertRows alive = expert_rows(saved);
+  show_rows(args.probe, stream, alive, "combine", "dy", gradients.d_o, args.dout_TD);
   gemm::grouped_mlp_backward_data(
       experts, input, gradients, bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
+  show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
   // The part of dh through the experts stays float32 until the router's part is added.
   const TensorView gx_TD = config_.dtype == DType::kFloat32
                                ? args.dh_TD
@@ -174,6 +189,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                      .gx_TD = gx_TD,
                      .gw_TK = dweight_TK},
                     stream);
+  show(args.probe, stream, "dispatch", "dh", gx_TD, args.dout_TD);
   gemm::grouped_mlp_backward_weights(experts, input, gradients, args.grads.w2, args.grads.w1,
                                      stream);
   router_backward(router,
@@ -191,6 +207,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                    .workspace = bytes(arena, router_backward_workspace(router, config_.dtype,
                                                                        tokens, config_.model))},
                   stream);
+  show(args.probe, stream, "router", "dh", args.dh_TD, dweight_TK, gx_TD);
 }
 
 }  // namespace moiety::moe

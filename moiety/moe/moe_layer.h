@@ -14,6 +14,7 @@
 
 #include "moiety/base/arena.h"
 #include "moiety/base/stream.h"
+#include "moiety/base/tensor_probe.h"
 #include "moiety/gemm/grouped_mlp.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/ep_group.h"
@@ -80,6 +81,7 @@ struct MoeForwardArgs {
   TensorView out_TD;     // of the layer's dtype or float32
   RouterStats stats;     // out
   TensorView info;       // out, optional: int64 [16], the plan's info words (InfoWord)
+  TensorProbe* probe = nullptr;
 };
 
 struct MoeBackwardArgs {
@@ -91,6 +93,7 @@ struct MoeBackwardArgs {
   TensorView count;    // int64 [S, E+1], of the scope of the losses (router.h)
   TensorView scope;    // int64 [2]
   TensorView dh_TD;    // out, of the layer's dtype, one rounding
+  TensorProbe* probe = nullptr;
 };
 
 class MoeLayer {
@@ -114,6 +117,7 @@ class MoeLayer {
  private:
   gemm::GroupedMlp mlp(const MoeWeights& weights) const;
   gemm::MlpInput mlp_input(const MoeSaved& saved) const;
+  ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;
   EpGroup* group_;

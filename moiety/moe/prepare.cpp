@@ -28,15 +28,17 @@ class Parts {
 };
 
 // The plan's tensors in plan memory; `bytes`: how much they take. Null memory only measures.
-EpPlan lay_out(std::byte* memory, const ExpertMap& map, int rank, int64_t tokens_max,
+EpPlan lay_out(std::byte* memory, const ExpertMap& map, int rank, const EpLimits& limits,
                const PrepareArgs& args, int64_t* bytes) {
   constexpr DType kI32 = DType::kInt32, kI64 = DType::kInt64;
   const int64_t ranks = map.ranks(), experts = map.experts(), local = map.local_count(rank);
+  const int64_t tokens_max = limits.tokens;
   const int64_t most = map.local_max(), blocks = ceil_div(tokens_max, kTokenBlock);
   const int64_t tokens = args.idx_TK.size(0), topk = args.idx_TK.size(1), rows = ranks * tokens_max;
   EpPlan p;
   p.tokens = tokens;
   p.tokens_max = tokens_max;
+  p.rows_max = rows_max(limits);
   p.topk = static_cast<int>(topk);
   p.capacity = args.capacity;
   Parts parts(memory);
@@ -78,7 +80,7 @@ void check_args(const PrepareArgs& args) {
 int64_t plan_bytes(const ExpertMap& map, const EpLimits& limits, const PrepareArgs& args) {
   check_args(args);
   int64_t bytes = 0;
-  lay_out(nullptr, map, 0, limits.tokens, args, &bytes);
+  lay_out(nullptr, map, 0, limits, args, &bytes);
   return bytes;
 }
 
@@ -92,17 +94,20 @@ EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, 
   MOIETY_CHECK(topk >= 1 && topk <= g.limits.topk,
                "ep prepare, group \"{}\": K={} is outside [1, {}]", group.name(), topk,
                g.limits.topk);
+  const int rank = group.rank();
   int64_t bytes = 0;
-  lay_out(nullptr, g.map, g.rank, g.limits.tokens, args, &bytes);
+  lay_out(nullptr, g.map, rank, g.limits, args, &bytes);
   check_tensor("ep prepare", "plan_memory", plan_memory, DType::kUInt8, {-1});
   MOIETY_CHECK(plan_memory.size(0) >= bytes && plan_memory.contiguous() &&
                    reinterpret_cast<uintptr_t>(plan_memory.raw()) % 64 == 0,
                "ep prepare: plan_memory is {} at {}, expected {} bytes aligned to 64",
                plan_memory.describe(), plan_memory.raw(), bytes);
-  EpPlan plan = lay_out(static_cast<std::byte*>(plan_memory.raw()), g.map, g.rank, g.limits.tokens,
-                        args, &bytes);
+  EpPlan plan =
+      lay_out(static_cast<std::byte*>(plan_memory.raw()), g.map, rank, g.limits, args, &bytes);
   plan.epoch = issue(group, {.op = OpKind::kPrepare}, stream,
-                     [plan, args](Exchange& exchange) { make_plan(exchange, plan, args); });
+                     [impl = group.impl(), plan, args](Exchange& exchange) {
+                       make_plan(exchange, plan, args, impl->findings);
+                     });
   return plan;
 }
 

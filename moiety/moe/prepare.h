@@ -12,7 +12,8 @@
 // expert's rows are padded to a multiple of a.
 //
 // A row (s, j) at a rank is the one copy of a token of s that it receives; j numbers the tokens of
-// s with a valid pair there.
+// s with a valid pair there. Rows to another rank from EpLimits::peer_rows on do not exist: their
+// pairs are cut, as if masked, before all of the above, but count as dropped.
 #pragma once
 
 #include <cstdint>
@@ -48,13 +49,13 @@ enum InfoWord : int {
   kInfoDropped = 3,         // pairs dropped here
   kInfoCapacity = 4,        // capacity in force
   kInfoGroupTokens = 5,     // sum of T over the ranks
-  kInfoOwnDropped = 6,      // pairs of this rank's tokens dropped anywhere
+  kInfoOwnDropped = 6,      // pairs of this rank's tokens dropped or cut anywhere
   kInfoOwnMasked = 7,       // idx < 0 here
   kInfoOwnBad = 8,          // idx >= E here
   kInfoGroupRequired = 9,   // largest required of a rank
-  kInfoGroupDropped = 10,   // pairs dropped in the group
+  kInfoGroupDropped = 10,   // pairs dropped or cut in the group
   kInfoGroupOverflow = 11,  // 1 if any were
-  kInfoLargestRows = 12,    // most rows that one rank sends to another
+  kInfoLargestRows = 12,    // most rows of one rank for another, before any cut
 };
 
 // The plan of one batch: a value, views into the caller's plan memory and a few host integers,
@@ -65,6 +66,7 @@ struct EpPlan {
   Epoch epoch = 0;         // of the prepare: argument of EpGroup::check
   int64_t tokens = 0;      // T
   int64_t tokens_max = 0;  // T_max when the plan was made
+  int64_t rows_max = 0;    // of a rank for another, then
   int topk = 0;            // K
   int64_t capacity = 0;    // C
 

@@ -15,8 +15,8 @@ namespace {
 
 // The head of prepare's message (spec ep, 4). Behind it: count[E], rows[R], then the rows' records:
 // token, 0, and per choice {local expert or -1, index among the sender's pairs of that expert}.
-// layout and cut are of other kinds of plans. Bytes 48 to 63 name the first bad index, so that all
-// ranks can tell of it.
+// layout is of other kinds of plans. Bytes 48 to 63 name the first bad index and bytes 64 to 71 the
+// rank that most rows are for, before any cut, and their number: so all ranks can tell of them.
 struct MessageHead {
   char magic[8] = {'M', 'E', 'P', 1};
   int64_t capacity = 0;
@@ -24,7 +24,8 @@ struct MessageHead {
   int32_t layout = 0, policy = 0, bad = 0, cut = 0;
   int32_t bad_token = -1, bad_choice = -1;
   int64_t bad_index = 0;
-  char rest[64] = {};
+  int32_t most_rows = 0, most_rows_to = 0;
+  char rest[56] = {};
 };
 static_assert(sizeof(MessageHead) == 128);
 
@@ -32,22 +33,26 @@ struct Choice {
   int32_t expert = -1, pair = 0;
 };
 
-constexpr int64_t row_message_bytes(int topk) { return 8 + 8 * topk; }
-
-// What one block of tokens found wrong.
+// What is wrong in one block of tokens.
 struct BlockFindings {
-  int64_t masked = 0, bad = 0;
+  int64_t masked = 0, bad = 0, cut = 0;
   int32_t bad_token = -1, bad_choice = -1;
   int64_t bad_index = 0;
 };
 
+// The pairs of a token: expert and rank, -1 where there is none.
+struct TokenPairs {
+  int expert_K[kMaxTopk], owner_K[kMaxTopk];
+};
+
 class Prepare {
  public:
-  Prepare(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args)
+  Prepare(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings)
       : exchange_(exchange),
-        map_(exchange.group().map),
+        map_(exchange.map()),
         plan_(plan),
         args_(args),
+        findings_(findings),
         me_(exchange.rank()),
         ranks_(exchange.ranks()),
         experts_(map_.experts()),
@@ -55,7 +60,9 @@ class Prepare {
         blocks_(ceil_div(plan.tokens, kTokenBlock)),
         wide_(args.idx_TK.dtype() == DType::kInt64),
         heads_(ranks_),
-        findings_(blocks_),
+        found_(blocks_),
+        sent_R_(ranks_),
+        received_R_(ranks_),
         count_RE_(plan.count_RE.data<int32_t>()),
         rows_RR_(plan.rows_RR.data<int32_t>()),
         slot_TK_(plan.slot_TK.data<int32_t>()),
@@ -65,10 +72,11 @@ class Prepare {
 
   void run() {
     count_blocks();
-    add_up_blocks();
+    number_rows_of_blocks();
+    add_up(pair_end_BE_, experts_, count_RE_ + int64_t{me_} * experts_);
     number_blocks();
-    send_heads();
-    if (!receive_heads()) return;
+    send_head();
+    if (!receive_heads() || !receive_rows()) return;
     trim_all();
     find_slots();
     find_received();
@@ -100,15 +108,18 @@ class Prepare {
   int32_t& recv_token(int s, int64_t j) const {
     return plan_.recv_token.data<int32_t>()[s * plan_.tokens_max + j];
   }
-  std::byte* row_message(std::byte* message, int64_t j) const {
-    return message + 128 + round_up(4 * (experts_ + ranks_), 128) + j * row_message_bytes(topk_);
-  }
+  // Rows that there may be for a rank.
+  int64_t most_rows(int r) const { return r == me_ ? plan_.tokens_max : plan_.rows_max; }
 
   void count_blocks();
-  void add_up_blocks();
+  void add_up(int32_t* counts, int64_t n, int32_t* total) const;
+  void number_rows_of_blocks();
+  void cut_rows();
+  void number_rows(int64_t t, int32_t* rows_R, int32_t* row_R, TokenPairs& pairs) const;
   void number_blocks();
-  void send_heads();
+  void send_head();
   bool receive_heads();
+  bool receive_rows();
   void compare_heads();
   void trim_all();
   void find_slots();
@@ -121,11 +132,13 @@ class Prepare {
   const ExpertMap& map_;
   const EpPlan& plan_;
   const PrepareArgs& args_;
+  Findings& findings_;
   const int me_, ranks_, experts_, topk_;
   const int64_t blocks_;
   const bool wide_;
   std::vector<MessageHead> heads_;  // by rank
-  std::vector<BlockFindings> findings_;
+  std::vector<BlockFindings> found_;
+  std::vector<int64_t> sent_R_, received_R_;  // rows
   Trimmed trimmed_;
   int32_t *const count_RE_, *const rows_RR_, *const slot_TK_, *const row_TR_;
   int32_t *const row_end_BR_, *const pair_end_BE_;
@@ -138,9 +151,9 @@ void Prepare::count_blocks() {
     int32_t* rows_R = row_end_BR_ + b * ranks_;
     std::fill_n(pairs_E, experts_, 0);
     std::fill_n(rows_R, ranks_, 0);
+    std::vector<int64_t> last_token_R(ranks_, -1);
     BlockFindings found;
     for (int64_t t = begin; t < end; ++t) {
-      uint64_t owners = 0;
       for (int k = 0; k < topk_; ++k) {
         const int64_t e = index(t, k);
         if (e < 0) {
@@ -154,50 +167,95 @@ void Prepare::count_blocks() {
         } else {
           ++pairs_E[e];
           const int r = map_.owner(static_cast<int>(e));
-          rows_R[r] += (owners >> r & 1) == 0;
-          owners |= uint64_t{1} << r;
+          rows_R[r] += std::exchange(last_token_R[r], t) != t;
         }
       }
     }
-    findings_[b] = found;
+    found_[b] = found;
   });
 }
 
-// Counts become the number of pairs and rows before each block, and the totals.
-void Prepare::add_up_blocks() {
-  const auto add_up = [&](int32_t* counts, int64_t n, int32_t* total) {
-    std::fill_n(total, n, 0);
-    for (int64_t b = 0; b < blocks_; ++b) {
-      for (int64_t i = 0; i < n; ++i) {
-        total[i] += std::exchange(counts[b * n + i], total[i]);
-      }
+// Counts of n things in each block become their numbers before it; and the totals.
+void Prepare::add_up(int32_t* counts, int64_t n, int32_t* total) const {
+  std::fill_n(total, n, 0);
+  for (int64_t b = 0; b < blocks_; ++b) {
+    for (int64_t i = 0; i < n; ++i) {
+      total[i] += std::exchange(counts[b * n + i], total[i]);
     }
-  };
-  add_up(pair_end_BE_, experts_, count_RE_ + int64_t{me_} * experts_);
-  add_up(row_end_BR_, ranks_, rows_RR_ + int64_t{me_} * ranks_);
+  }
 }
 
-// Numbers own pairs (for now in slot_TK) and rows, and sends every rank the rows that concern it.
+void Prepare::number_rows_of_blocks() {
+  int32_t* rows_R = rows_RR_ + int64_t{me_} * ranks_;
+  add_up(row_end_BR_, ranks_, rows_R);
+  MessageHead& head = heads_[me_];
+  for (int r = 0; r < ranks_; ++r) {
+    if (r == me_ || rows_R[r] <= head.most_rows) continue;
+    head.most_rows = rows_R[r];
+    head.most_rows_to = r;
+  }
+  if (head.most_rows > plan_.rows_max) cut_rows();
+  std::copy_n(rows_R, ranks_, sent_R_.begin());
+}
+
+// There are more rows than may be sent: counts again, without the pairs of rows too many.
+void Prepare::cut_rows() {
+  int32_t* total_R = rows_RR_ + int64_t{me_} * ranks_;
+  for (int r = 0; r < ranks_; ++r) {
+    const auto most = static_cast<int32_t>(most_rows(r));
+    total_R[r] = std::min(total_R[r], most);
+    for (int64_t b = 0; b < blocks_; ++b) {
+      row_end_BR_[b * ranks_ + r] = std::min(row_end_BR_[b * ranks_ + r], most);
+    }
+  }
+  for_blocks([&](int64_t b, int64_t begin, int64_t end) {
+    int32_t* pairs_E = pair_end_BE_ + b * experts_;
+    std::fill_n(pairs_E, experts_, 0);
+    const int32_t* before = row_end_BR_ + b * ranks_;
+    std::vector<int32_t> rows_R(before, before + ranks_), row_R(ranks_);
+    TokenPairs pairs;
+    for (int64_t t = begin; t < end; ++t) {
+      number_rows(t, rows_R.data(), row_R.data(), pairs);
+      for (int k = 0; k < topk_; ++k) {
+        const int e = pairs.expert_K[k];
+        if (e >= 0) ++pairs_E[e];
+        found_[b].cut += e < 0 && expert(t, k) >= 0;
+      }
+    }
+  });
+}
+
+// The rows of a token at all ranks, numbered on from rows_R, -1 where there is none; and its pairs
+// that have one.
+void Prepare::number_rows(int64_t t, int32_t* rows_R, int32_t* row_R, TokenPairs& pairs) const {
+  std::fill_n(row_R, ranks_, -1);
+  for (int k = 0; k < topk_; ++k) {
+    const int e = expert(t, k);
+    pairs.expert_K[k] = pairs.owner_K[k] = -1;
+    if (e < 0) continue;
+    const int r = map_.owner(e);
+    if (row_R[r] < 0 && rows_R[r] < most_rows(r)) row_R[r] = rows_R[r]++;
+    if (row_R[r] < 0) continue;
+    pairs.expert_K[k] = e;
+    pairs.owner_K[k] = r;
+  }
+}
+
+// Numbers own pairs (for now in slot_TK) and rows, and stores the rows that concern a peer for it.
 // The counters of a block run from its beginning to its end.
 void Prepare::number_blocks() {
-  std::vector<std::byte*> message_R(ranks_);
-  for (int r = 0; r < ranks_; ++r) {
-    if (r != me_) message_R[r] = exchange_.message(r, me_);
-  }
+  exchange_.open(Box::kRouting, routing_bytes(topk_), sent_R_);
   exchange_.before_store();
   for_blocks([&](int64_t b, int64_t begin, int64_t end) {
     int32_t* pairs_E = pair_end_BE_ + b * experts_;
     int32_t* rows_R = row_end_BR_ + b * ranks_;
+    TokenPairs pairs;
     for (int64_t t = begin; t < end; ++t) {
       int32_t* pair_K = slot_TK_ + t * topk_;
       int32_t* row_R = row_TR_ + t * ranks_;
-      std::fill_n(row_R, ranks_, -1);
-      int owner_K[kMaxTopk];
+      number_rows(t, rows_R, row_R, pairs);
       for (int k = 0; k < topk_; ++k) {
-        const int e = expert(t, k);
-        owner_K[k] = e < 0 ? -1 : map_.owner(e);
-        pair_K[k] = e < 0 ? -1 : pairs_E[e]++;
-        if (e >= 0 && row_R[owner_K[k]] < 0) row_R[owner_K[k]] = rows_R[owner_K[k]]++;
+        pair_K[k] = pairs.expert_K[k] < 0 ? -1 : pairs_E[pairs.expert_K[k]]++;
       }
       for (int r = 0; r < ranks_; ++r) {
         if (row_R[r] < 0) continue;
@@ -205,12 +263,12 @@ void Prepare::number_blocks() {
           recv_token(me_, row_R[r]) = static_cast<int32_t>(t);
           continue;
         }
-        std::byte* out = row_message(message_R[r], row_R[r]);
+        std::byte* out = exchange_.out(r, row_R[r]);
         const int32_t head[2] = {static_cast<int32_t>(t), 0};
         std::memcpy(out, head, sizeof(head));
         for (int k = 0; k < topk_; ++k) {
           Choice choice;
-          if (owner_K[k] == r) choice = {map_.local_index(expert(t, k)), pair_K[k]};
+          if (pairs.owner_K[k] == r) choice = {map_.local_index(pairs.expert_K[k]), pair_K[k]};
           std::memcpy(out + 8 + 8 * k, &choice, sizeof(choice));
         }
       }
@@ -218,7 +276,7 @@ void Prepare::number_blocks() {
   });
 }
 
-void Prepare::send_heads() {
+void Prepare::send_head() {
   MessageHead& head = heads_[me_];
   const auto limit = [&] {
     return std::clamp<int64_t>(*args_.capacity_limit.data<int64_t>(), 0, args_.capacity);
@@ -229,35 +287,41 @@ void Prepare::send_heads() {
   head.experts = experts_;
   head.alignment = static_cast<int32_t>(args_.alignment);
   head.policy = static_cast<int32_t>(args_.overflow);
-  for (const BlockFindings& found : findings_) {
+  for (const BlockFindings& found : found_) {
     if (head.bad == 0 && found.bad > 0) {
       head.bad_token = found.bad_token;
       head.bad_choice = found.bad_choice;
       head.bad_index = found.bad_index;
     }
     head.bad += static_cast<int32_t>(found.bad);
+    head.cut += static_cast<int32_t>(found.cut);
   }
-  for (int i = 0; i + 1 < ranks_; ++i) {
-    const int r = exchange_.peer(i);
-    std::byte* out = exchange_.message(r, me_);
-    std::memcpy(out, &head, sizeof(head));
-    std::memcpy(out + 128, count_RE_ + int64_t{me_} * experts_, 4 * experts_);
-    std::memcpy(out + 128 + 4 * experts_, rows_RR_ + int64_t{me_} * ranks_, 4 * ranks_);
-    exchange_.announce_message(r);
-  }
+  std::vector<std::byte> message(head_bytes(experts_, ranks_));
+  std::memcpy(message.data(), &head, sizeof(head));
+  std::byte* counts = message.data() + sizeof(head);
+  std::memcpy(counts, count_RE_ + int64_t{me_} * experts_, 4 * experts_);
+  std::memcpy(counts + 4 * experts_, rows_RR_ + int64_t{me_} * ranks_, 4 * ranks_);
+  exchange_.send_head(message.data());
 }
 
 bool Prepare::receive_heads() {
   for (int i = 0; i + 1 < ranks_; ++i) {
     const int s = exchange_.peer(i);
-    if (!exchange_.await_message(s)) return false;
-    const std::byte* in = exchange_.message(me_, s);
+    const std::byte* in = exchange_.await_head(s);
+    if (!in) return false;
     std::memcpy(&heads_[s], in, sizeof(MessageHead));
-    std::memcpy(count_RE_ + int64_t{s} * experts_, in + 128, 4 * experts_);
-    std::memcpy(rows_RR_ + int64_t{s} * ranks_, in + 128 + 4 * experts_, 4 * ranks_);
+    const std::byte* counts = in + sizeof(MessageHead);
+    std::memcpy(count_RE_ + int64_t{s} * experts_, counts, 4 * experts_);
+    std::memcpy(rows_RR_ + int64_t{s} * ranks_, counts + 4 * experts_, 4 * ranks_);
   }
   for (int s = 0; s < ranks_; ++s) plan_.tokens_R.data<int32_t>()[s] = heads_[s].tokens;
   compare_heads();
+  return !exchange_.failed();
+}
+
+bool Prepare::receive_rows() {
+  for (int s = 0; s < ranks_; ++s) received_R_[s] = rows_RR_[int64_t{s} * ranks_ + me_];
+  exchange_.transfer(received_R_);
   return !exchange_.failed();
 }
 
@@ -271,7 +335,7 @@ void Prepare::compare_heads() {
           Exchange::Failure::kPrepare, me_ == r ? 0 : r,
           text("ep prepare, group \"{}\", epoch {}: {} differs: rank 0 has {}, rank {} "
                "has {}",
-               exchange_.group().options.name, exchange_.epoch(), what, a, r, b));
+               exchange_.name(), exchange_.epoch(), what, a, r, b));
     };
     const MessageHead& head = heads_[r];
     compare("message version", int{first.magic[3]}, int{head.magic[3]});
@@ -299,21 +363,21 @@ void Prepare::find_slots() {
     for (int e = 0; e < experts_; ++e) before_E[e] += count_RE_[int64_t{s} * experts_ + e];
   }
   for_blocks([&](int64_t, int64_t begin, int64_t end) {
+    std::vector<int64_t> last_token_R(ranks_, -1);  // with a pair alive there
     for (int64_t t = begin; t < end; ++t) {
-      uint64_t owners = 0;
       const int32_t own_row = row_TR_[t * ranks_ + me_];
       for (int k = 0; k < topk_; ++k) {
         int32_t& slot = slot_TK_[t * topk_ + k];
-        const int e = expert(t, k);
+        const int e = slot < 0 ? -1 : expert(t, k);  // masked and cut pairs have no number
         const int64_t position = e < 0 ? 0 : before_E[e] + slot;
         const bool alive = e >= 0 && position < trimmed_.kept[e];
         slot = alive ? static_cast<int32_t>(trimmed_.offset[e] + position) : -1;
         const int r = alive ? map_.owner(e) : -1;
-        if (alive) owners |= uint64_t{1} << r;
+        if (alive) last_token_R[r] = t;
         if (own_row >= 0) recv_slots(me_, own_row)[k] = r == me_ ? slot : -1;
       }
       for (int r = 0; r < ranks_; ++r) {
-        if ((owners >> r & 1) == 0) row_TR_[t * ranks_ + r] = -1;
+        if (last_token_R[r] != t) row_TR_[t * ranks_ + r] = -1;
       }
     }
   });
@@ -326,12 +390,11 @@ void Prepare::find_received() {
   const auto experts = map_.experts_of(me_);
   std::vector<int64_t> before_L(experts.size());
   for (int s = 0; s < ranks_; ++s) {
-    std::byte* message = s == me_ ? nullptr : exchange_.message(me_, s);
     parallel_for(rows_RR_[s * ranks_ + me_], kTokenBlock, [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j) {
         int32_t* slot_K = recv_slots(s, j);
         if (s != me_) {
-          const std::byte* in = row_message(message, j);
+          const std::byte* in = exchange_.in(s, j);
           std::memcpy(&recv_token(s, j), in, sizeof(int32_t));
           for (int k = 0; k < topk_; ++k) {
             Choice choice;
@@ -382,63 +445,69 @@ void Prepare::write_info() {
   info[kInfoCapacity] = heads_[me_].capacity;
   for (const MessageHead& head : heads_) info[kInfoGroupTokens] += head.tokens;
   info[kInfoOwnDropped] = std::accumulate(count_RE_ + int64_t{me_} * experts_,
-                                          count_RE_ + int64_t{me_ + 1} * experts_, int64_t{0}) -
+                                          count_RE_ + int64_t{me_ + 1} * experts_, int64_t{0}) +
+                          heads_[me_].cut -
                           std::count_if(slot_TK_, slot_TK_ + plan_.tokens * topk_,
                                         [](int32_t slot) { return slot >= 0; });
-  for (const BlockFindings& found : findings_) {
+  for (const BlockFindings& found : found_) {
     info[kInfoOwnMasked] += found.masked;
     info[kInfoOwnBad] += found.bad;
   }
   for (int r = 0; r < ranks_; ++r) {
     info[kInfoGroupRequired] = std::max(info[kInfoGroupRequired], trimmed_.required[r]);
-    info[kInfoGroupDropped] += trimmed_.dropped[r];
-    for (int s = 0; s < ranks_; ++s) {
-      const int64_t rows = s == r ? 0 : rows_RR_[s * ranks_ + r];
-      info[kInfoLargestRows] = std::max(info[kInfoLargestRows], rows);
-    }
+    info[kInfoGroupDropped] += trimmed_.dropped[r] + heads_[r].cut;
+    info[kInfoLargestRows] = std::max<int64_t>(info[kInfoLargestRows], heads_[r].most_rows);
   }
   info[kInfoGroupOverflow] = info[kInfoGroupDropped] > 0;
 }
 
 // Equal on all ranks, since all know the heads and counts of all.
 void Prepare::record_errors() {
-  EpGroup::Impl& g = exchange_.group();
-  const auto record = [&](std::string text) {
+  const std::string where = text("ep prepare, group \"{}\": ", exchange_.name());
+  const auto record = [&](const std::string& what) {
     constexpr size_t kMost = 64;  // somebody who never asks must not fill the memory
-    if (g.errors.size() < kMost) g.errors.push_back({exchange_.epoch(), std::move(text)});
+    if (findings_.errors.size() < kMost) {
+      findings_.errors.push_back({exchange_.epoch(), where + what});
+    }
   };
   for (int r = 0; r < ranks_; ++r) {
     const MessageHead& head = heads_[r];
     if (head.bad == 0) continue;
-    record(
-        text("ep prepare, group \"{}\": rank {}, token {}, choice {}: expert {} is outside [0, {})",
-             g.options.name, r, head.bad_token, head.bad_choice, head.bad_index, experts_));
+    record(text("rank {}, token {}, choice {}: expert {} is outside [0, {})", r, head.bad_token,
+                head.bad_choice, head.bad_index, experts_));
   }
   const int64_t* info = plan_.info.data<int64_t>();
   if (info[kInfoGroupOverflow] == 0) return;
   if (args_.overflow == OverflowPolicy::kReport) {
-    ++g.report[0];
-    g.report[1] = std::max(g.report[1], info[kInfoGroupRequired]);
-    g.report[2] += info[kInfoGroupDropped];
+    ++findings_.report[0];
+    findings_.report[1] = std::max(findings_.report[1], info[kInfoGroupRequired]);
+    findings_.report[2] += info[kInfoGroupDropped];
   }
   if (args_.overflow != OverflowPolicy::kError) return;
-  int receiver = 0;
-  while (trimmed_.dropped[receiver] == 0) ++receiver;
-  const auto experts = map_.experts_of(receiver);
-  const int largest = *std::max_element(experts.begin(), experts.end(), [&](int a, int b) {
-    return trimmed_.count[a] < trimmed_.count[b];
-  });
-  record(
-      text("ep prepare, group \"{}\": rank {} needs {} rows, capacity {}; largest is expert {} "
-           "with {}",
-           g.options.name, receiver, trimmed_.required[receiver], heads_[receiver].capacity,
-           largest, trimmed_.count[largest]));
+  for (int r = 0; r < ranks_; ++r) {
+    const MessageHead& head = heads_[r];
+    if (head.cut == 0) continue;
+    record(text("rank {} has {} rows for rank {}, peer_rows is {}", r, head.most_rows,
+                head.most_rows_to, plan_.rows_max));
+    break;
+  }
+  for (int r = 0; r < ranks_; ++r) {
+    if (trimmed_.dropped[r] == 0) continue;
+    const auto experts = map_.experts_of(r);
+    const int largest = *std::max_element(experts.begin(), experts.end(), [&](int a, int b) {
+      return trimmed_.count[a] < trimmed_.count[b];
+    });
+    record(text("rank {} needs {} rows, capacity {}; largest is expert {} with {}", r,
+                trimmed_.required[r], heads_[r].capacity, largest, trimmed_.count[largest]));
+    break;
+  }
 }
 
 }  // namespace
 
-void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args) {
-  Prepare(exchange, plan, args).run();
+void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args,
+               Findings& findings) {
+  Prepare(exchange, plan, args, findings).run();
 }
 
 }  // namespace moiety::moe

@@ -5,6 +5,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
+#include "moiety/base/trace.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/gemm.h"
 #include "moiety/moe/router_block.h"
@@ -159,6 +160,7 @@ void router_forward(const RouterConfig& config, const RouterForwardArgs& args, S
   }
   check_workspace(op, args.workspace, router_forward_workspace(config, tokens, segments));
 
+  const TraceSpan span(TraceLane::kCompute, op, {{"tokens", tokens}, {"experts", experts}});
   gemm::gemm(
       {.op = gemm::GemmOp::kTN, .a = args.h_TD, .b = args.w_ED, .out = args.logits_TE, .c = {}},
       stream);
@@ -236,6 +238,7 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   }
   check_workspace(op, args.workspace, router_backward_workspace(config, dtype, tokens, model));
 
+  const TraceSpan span(TraceLane::kCompute, op, {{"tokens", tokens}, {"experts", experts}});
   auto* floats = reinterpret_cast<float*>(args.workspace.raw());
   const TensorView dlogits(floats, DType::kFloat32, {tokens, experts});
   stream.run([=] { backward_rows(config, args, dlogits.data<float>()); });

@@ -26,7 +26,7 @@ struct Term {
   float weight;
 };
 
-// Up to one term per choice or per rank; on the stack, so nothing of it is initialized in vain.
+// Up to one term per choice, hence per rank; on the stack, so nothing of it is initialized in vain.
 class Terms {
  public:
   explicit Terms(bool weighted) : weighted_(weighted) {}
@@ -45,7 +45,7 @@ class Terms {
  private:
   bool weighted_;
   int count_ = 0;
-  Term term_[kMaxRanks];
+  Term term_[kMaxTopk];
 };
 
 // out := the first term, then the others in their order, then the addend (null: none), rounded

@@ -123,18 +123,65 @@ void scale_row(DType type, float weight, const std::byte* x, std::byte* out, int
   sum_terms(terms, nullptr, type, out, type, n);
 }
 
+namespace {
+
+// The order of lane_sum, a group of 256 elements at a time. A lane's eight elements stand next to
+// each other in the row; they are transposed, so that the lanes do.
+constexpr int kLanes = 32, kGroup = 8 * kLanes;
+using Eight = float __attribute__((vector_size(32)));
+
+// to[i][l] := element i of lane l.
+template <class T>
+MOIETY_INLINE void load_lanes(const T* from, float (&to)[8][kLanes]) {
+  alignas(64) float x[kGroup];
+  for (int i = 0; i < kGroup; ++i) x[i] = static_cast<float>(from[i]);
+  for (int l = 0; l < kLanes; l += 8) {
+    Eight r[8], pairs[8];
+    std::memcpy(r, x + 8 * l, sizeof(r));
+    for (int i = 0; i < 8; i += 2) {
+      pairs[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+      pairs[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+    for (int i : {0, 1, 4, 5}) {
+      r[i] = __builtin_shufflevector(pairs[i], pairs[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      r[i + 2] = __builtin_shufflevector(pairs[i], pairs[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int i = 0; i < 4; ++i) {
+      const Eight low = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+      const Eight high = __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+      std::memcpy(&to[i][l], &low, sizeof(low));
+      std::memcpy(&to[i + 4][l], &high, sizeof(high));
+    }
+  }
+}
+
+}  // namespace
+
 MOIETY_SIMD_CLONES
 float dot_row(DType type, const std::byte* x, const std::byte* y, int64_t n) {
-  float out = 0;
+  alignas(64) float lanes[kLanes] = {};
   with_type(
       type, [&]<class T>(T) __attribute__((always_inline)) {
         const T* a = reinterpret_cast<const T*>(x);
         const T* b = reinterpret_cast<const T*>(y);
-        out = lane_sum<float>(n, [&](float v, int64_t i) {
-          return std::fma(static_cast<float>(a[i]), static_cast<float>(b[i]), v);
-        });
+        alignas(64) float at[8][kLanes], bt[8][kLanes];
+        int64_t d = 0;
+        for (; d + kGroup <= n; d += kGroup) {
+          load_lanes(a + d, at);
+          load_lanes(b + d, bt);
+          for (int i = 0; i < 8; ++i) {
+            for (int l = 0; l < kLanes; ++l) lanes[l] = std::fma(at[i][l], bt[i][l], lanes[l]);
+          }
+        }
+        for (int64_t i = d; i < n; ++i) {
+          float& v = lanes[(i - d) / 8];
+          v = std::fma(static_cast<float>(a[i]), static_cast<float>(b[i]), v);
+        }
       });
-  return out;
+  for (int o = kLanes / 2; o >= 1; o /= 2) {
+    for (int l = 0; l < o; ++l) lanes[l] += lanes[l + o];
+  }
+  return lanes[0];
 }
 
 }  // namespace moiety::moe

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "moiety/base/parallel.h"
-#include "moiety/moe/exchange.h"
+#include "moiety/comm/flags.h"
 #include "tests/moe/ep_batch.h"
 
 namespace moiety::moe {
@@ -132,8 +132,8 @@ TEST(EpFailure, ARankThatNeverEnds) {
     run.prepare_plan(group);
     world.barrier();
     // As if its credit for epoch 1 had not come.
-    EpGroup::Impl& g = *group.impl();
-    if (me != 1) g.word(me, g.layout.credit, 1) = 0;
+    MappedExchange& e = mapped(group);
+    if (me != 1) e.word(me, e.layout().credit, 1) = 0;
     if (me != 1) texts[me] = error_of([&] { run.dispatch_rows(group); });
     world.barrier();
     group.close();
@@ -227,10 +227,10 @@ TEST(EpFailure, AnotherPrepare) {
 TEST(EpFailure, AFlagOfALaterEpoch) {
   const Outcome out = fail_with(
       [](int rank, EpGroup& group, BatchRun& run) {
-        EpGroup::Impl& g = *group.impl();
+        MappedExchange& e = mapped(group);
         if (rank == 1) {  // as if rank 2 had run ahead
-          const int64_t flags = g.layout.chunks + 1;
-          comm::store_release(g.word(1, g.layout.ready, (0 * kRanks + 2) * flags), 9ull << 20);
+          const int64_t flags = e.layout().chunks + 1;
+          comm::store_release(e.word(1, e.layout().ready, (0 * kRanks + 2) * flags), 9ull << 20);
         }
         // Rank 2 itself stays away, so that its own flag does not take the place of that one.
         while (rank == 2) {

@@ -19,6 +19,8 @@
 #include "moiety/moe/combine.h"
 #include "moiety/moe/dispatch.h"
 #include "moiety/moe/ep_group.h"
+#include "moiety/moe/exchange_collective.h"
+#include "moiety/moe/exchange_mapped.h"
 #include "moiety/moe/prepare.h"
 #include "tests/moe/exchange_ref.h"
 
@@ -31,13 +33,45 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// A transport of the conformance suite: runs body(world) on so many ranks.
-struct Threads {
+// Where a suite runs: its ranks, and how their groups reach each other. Such a type has
+//   static constexpr EpTransport kTransport;
+//   static constexpr int kManyOperations;  // of a test that runs very many
+//   static bool has(int ranks);  // false: it cannot run that many
+//   static void run(int ranks, body, deadline);  // body(world) on each
+template <EpTransport transport>
+struct ThreadRanks {
+  static constexpr EpTransport kTransport = transport;
+  static constexpr int kManyOperations = kSanitized ? 300 : 3000;
+  static bool has(int) { return true; }
   static void run(int ranks, const std::function<void(comm::Communicator&)>& body,
                   Seconds deadline = Seconds(60)) {
     comm::run_thread_ranks(ranks, {.deadline = deadline}, body);
   }
 };
+using Threads = ThreadRanks<EpTransport::kMapped>;
+using ThreadCollectives = ThreadRanks<EpTransport::kCollectives>;
+
+// What a rank of a group holds for its peers, for tests that look into it.
+inline MappedExchange& mapped(const EpGroup& group) {
+  return dynamic_cast<MappedExchange&>(*group.impl()->exchange);
+}
+
+// What its memory really takes.
+inline int64_t memory_bytes(const EpGroup& group) {
+  if (group.transport() == EpTransport::kMapped) return mapped(group).memory().bytes();
+  return dynamic_cast<CollectiveExchange&>(*group.impl()->exchange).memory().bytes();
+}
+
+// Fills what records go through, so that reading what nobody stored shows.
+inline void poison_memory(const EpGroup& group) {
+  if (group.transport() == EpTransport::kMapped) {
+    const MappedExchange& e = mapped(group);
+    std::memset(e.memory().local() + e.layout().meta, 0xFF, e.bytes().total - e.layout().meta);
+  } else {
+    const auto& e = dynamic_cast<CollectiveExchange&>(*group.impl()->exchange);
+    std::memset(e.memory().data(), 0xFF, e.memory().bytes());
+  }
+}
 
 template <class F>
 std::string error_of(F&& f) {

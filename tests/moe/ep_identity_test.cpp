@@ -216,8 +216,31 @@ TEST(EpIdentity, ReferenceGradientsAgainstFiniteDifferences) {
 }
 
 template <class T>
-class OneChoice : public testing::Test {};
+class OneRow : public testing::Test {};
 using Payloads = testing::Types<bf16, fp16, float>;
+TYPED_TEST_SUITE(OneRow, Payloads);
+
+// Whole groups of lanes and parts of one, at any alignment of elements.
+TYPED_TEST(OneRow, DotProductAddsInTheOrderOfLanes) {
+  using T = TypeParam;
+  std::mt19937 rng(3);
+  std::vector<T> a, b;
+  for (int i = 0; i < 2100; ++i) {
+    a.push_back(T(std::normal_distribution<float>()(rng)));
+    b.push_back(T(std::normal_distribution<float>()(rng)));
+  }
+  for (const int64_t n : {0, 1, 7, 8, 9, 255, 256, 257, 511, 512, 1000, 2047}) {
+    for (const int64_t at : {0, 1, 3}) {
+      const float dot = dot_row(dtype_of<T>, reinterpret_cast<const std::byte*>(&a[at]),
+                                reinterpret_cast<const std::byte*>(&b[2 * at]), n);
+      const float expected = ref::dot<T, float>(&a[at], &b[2 * at], n);
+      EXPECT_TRUE(same_bytes(dot, expected)) << n << ": " << dot << ", expected " << expected;
+    }
+  }
+}
+
+template <class T>
+class OneChoice : public testing::Test {};
 TYPED_TEST_SUITE(OneChoice, Payloads);
 
 // With one pair alive the bytes survive: signed zeros, subnormals and the payload of a NaN.

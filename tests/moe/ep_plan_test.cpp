@@ -1,7 +1,6 @@
 // Expert maps, trimming, memory formulas, plans in named situations, and the errors of prepare.
 #include <numeric>
 
-#include "moiety/moe/exchange.h"
 #include "moiety/moe/trim.h"
 #include "tests/moe/ep_helpers.h"
 
@@ -106,6 +105,36 @@ TEST(Memory, BytesFollowTheFormulas) {
   EXPECT_EQ(EpGroup::bytes(ExpertMap(64, 8), big, {}).regions >> 20, 791);
 }
 
+TEST(Memory, BytesOverCollectivesFollowTheFormulas) {
+  const auto up = [](int64_t n, int64_t q) { return (n + q - 1) / q * q; };
+  const EpOptions options{.transport = EpTransport::kCollectives};
+  const ExpertMap map(64, 5);
+  for (const int64_t peer_rows : {0, 7, 1000}) {
+    for (const bool token_order : {false, true}) {
+      const int64_t t = 100, d = 33, k = 8, r = 5, e = 64;
+      const int64_t rows = (r - 1) * (peer_rows == 7 ? 7 : t);
+      const EpLimits limits{.tokens = t,
+                            .model = d,
+                            .topk = k,
+                            .rank_fp32 = true,
+                            .token_order = token_order,
+                            .peer_rows = peer_rows};
+      const int64_t record = up(up(4 * d, 16) + up(4 * k, 16), 128);
+      const int64_t pair = token_order ? up(up(2 * d, 16) + 16, 128) : 0;
+      const EpBytes bytes = EpGroup::bytes(map, limits, options);
+      EXPECT_EQ(bytes.record_reduce, record);
+      EXPECT_EQ(bytes.pair, pair);
+      EXPECT_EQ(bytes.regions, std::max(rows * record, rows * k * pair) +
+                                   std::max(rows * record, std::min(rows, t) * k * pair));
+      EXPECT_EQ(bytes.meta,
+                2 * r * 24 + r * (128 + up(4 * (e + r), 128)) + (token_order ? 4 * t * k : 0));
+      EXPECT_EQ(bytes.words, 0);
+      EXPECT_EQ(bytes.total, bytes.regions + bytes.meta + bytes.loss);
+      EXPECT_LT(bytes.loss, 5 * 128);
+    }
+  }
+}
+
 TEST(Memory, PlanBytesFollowTheFormula) {
   const auto up = [](int64_t n) { return (n + 127) / 128 * 128; };
   const ExpertMap map({0, 0, 0, 1, 2, 0}, 3);
@@ -188,6 +217,57 @@ TEST(Plan, CapacityLimitIsReadWhenItRuns) {
       EXPECT_EQ(plan.rows_real.data<int64_t>()[0], (kept + 1) / 2);  // the first expert wins ties
     }
   });
+}
+
+// Rank 0 has 5 rows for rank 1, two of them too many; one takes two pairs with it, and the pair
+// that the other has at its own rank stays.
+TEST(Plan, RowsOverPeerRowsAreCut) {
+  const ref::PerRank<int64_t> idx{{2, 0, 2, 3, 3, 2, 1, 3, 2, 2, 0, 1}, {0, 3, -1, 1}};
+  const ExpertMap map(4, 2);
+  for (const OverflowPolicy policy :
+       {OverflowPolicy::kError, OverflowPolicy::kDrop, OverflowPolicy::kReport}) {
+    Threads::run(2, [&](comm::Communicator& world) {
+      const int me = world.rank();
+      const EpLimits limits{.tokens = 6, .model = 1, .topk = 2, .peer_rows = 3};
+      EpGroup group = EpGroup::create(world, map, limits, {.name = "moe"});
+      Mat<int64_t> mine(idx[me], 2);
+      const PrepareArgs args{.idx_TK = mine.view(), .capacity = 20, .overflow = policy};
+      const PlanMemory memory(map, limits, args);
+      const EpPlan plan = prepare(group, args, memory.view(), {});
+      const auto info = [&](InfoWord word) { return plan.info.data<int64_t>()[word]; };
+      EXPECT_EQ(info(kInfoOwnDropped), me == 0 ? 3 : 0);
+      EXPECT_EQ(info(kInfoDropped), 0);
+      EXPECT_EQ(info(kInfoGroupDropped), 3);
+      EXPECT_EQ(info(kInfoGroupOverflow), 1);
+      EXPECT_EQ(info(kInfoLargestRows), 5);  // would have been enough
+      EXPECT_EQ(info(kInfoRequired), 6);
+      if (me == 0) {
+        // Slots without holes: experts 2 and 3 have 3 and 3 pairs, one of them of rank 1.
+        const std::vector<int32_t> slots(plan.slot_TK.data<int32_t>(),
+                                         plan.slot_TK.data<int32_t>() + 12);
+        EXPECT_EQ(slots, (std::vector<int32_t>{0, 0, 1, 3, 4, 2, 3, -1, -1, -1, 1, 4}));
+      }
+      const bool fails = policy == OverflowPolicy::kError;
+      EXPECT_EQ(error_of([&] { group.check(plan.epoch); }),
+                fails ? "ep prepare, group \"moe\": rank 0 has 5 rows for rank 1, peer_rows is 3"
+                      : "no error");
+      group.reserve({.tokens = 6, .model = 1, .topk = 2, .peer_rows = 5});
+      EXPECT_EQ(group.limits().peer_rows, 5);
+      const EpPlan whole = prepare(group, args, memory.view(), {});
+      EXPECT_EQ(whole.info.data<int64_t>()[kInfoGroupOverflow], 0);
+      group.reserve({.tokens = 3, .model = 1, .topk = 1});  // 0: all rows
+      EXPECT_EQ(group.limits().peer_rows, 0);
+      group.release();
+      group.reserve(limits);
+      Mat<bf16> x(6, 1), rows(20, 1);
+      x = Mat<bf16>(std::vector<bf16>(plan.tokens), 1);
+      EXPECT_EQ(
+          error_of([&] { dispatch(group, whole, {.x_TD = x.view(), .rows_CD = rows.view()}, {}); }),
+          "ep dispatch, group \"moe\": the plan is for up to 5 rows to a rank, reserved are "
+          "3 (EpLimits peer_rows)");
+      group.close();
+    });
+  }
 }
 
 TEST(Plan, BadIndexIsNamedOnEveryRank) {

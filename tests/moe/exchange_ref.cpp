@@ -24,12 +24,43 @@ std::vector<int64_t> trim(const std::vector<int64_t>& count, int64_t capacity, i
   return kept;
 }
 
+// Of the rows of rank s for every other rank, those from the P-th on are cut: their pairs become
+// masked. Counts them, and the rows that there were.
+struct Cut {
+  PerRank<int64_t> idx;
+  std::vector<int64_t> pairs;  // by rank
+  int64_t largest = 0;
+};
+
+Cut cut(const PlanInput& in) {
+  Cut out{in.idx, std::vector<int64_t>(in.idx.size())};
+  for (int s = 0; s < in.map.ranks(); ++s) {
+    for (int r = 0; r < in.map.ranks(); ++r) {
+      int64_t rows = 0;
+      for (int64_t t = 0; t < in.tokens(s) && r != s; ++t) {
+        std::vector<int64_t> pairs;
+        for (int64_t i = t * in.topk; i < (t + 1) * in.topk; ++i) {
+          const int64_t e = in.idx[s][i];
+          const bool valid = e >= 0 && e < in.map.experts();
+          if (valid && in.map.owner(static_cast<int>(e)) == r) pairs.push_back(i);
+        }
+        if (pairs.empty() || ++rows <= in.peer_rows || in.peer_rows == 0) continue;
+        for (const int64_t i : pairs) out.idx[s][i] = -1;
+        out.pairs[s] += static_cast<int64_t>(pairs.size());
+      }
+      out.largest = std::max(out.largest, rows);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
   const int ranks = in.map.ranks(), experts = in.map.experts();
   const int64_t a = in.alignment;
   Plan out{in, std::vector<Plan::Rank>(ranks)};
+  const Cut left = cut(in);
 
   // All valid pairs, sorted by (e, s, t, k): the position in the run of an expert is the pair's.
   std::vector<std::tuple<int, int, int64_t, int>> pairs;
@@ -40,11 +71,12 @@ Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
     home.row_TR.assign(in.tokens(s) * ranks, -1);
     home.token.resize(ranks);
     home.slot_K.resize(ranks);
+    home.info[kInfoOwnDropped] = left.pairs[s];
     for (int64_t i = 0; i < static_cast<int64_t>(in.idx[s].size()); ++i) {
       const int64_t e = in.idx[s][i];
       home.info[kInfoOwnMasked] += e < 0;
       home.info[kInfoOwnBad] += e >= experts;
-      if (e < 0 || e >= experts) continue;
+      if (left.idx[s][i] < 0 || e >= experts) continue;
       pairs.emplace_back(static_cast<int>(e), s, i / in.topk, static_cast<int>(i % in.topk));
       ++count[e];
     }
@@ -52,7 +84,8 @@ Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
   std::sort(pairs.begin(), pairs.end());
 
   std::vector<int64_t> kept(experts), offset(experts);
-  int64_t required_most = 0, dropped_all = 0, tokens_all = 0, largest = 0;
+  int64_t required_most = 0, tokens_all = 0;
+  int64_t dropped_all = std::accumulate(left.pairs.begin(), left.pairs.end(), int64_t{0});
   for (int r = 0; r < ranks; ++r) {
     Plan::Rank& rank = out.rank[r];
     std::vector<int64_t> local;
@@ -96,7 +129,7 @@ Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
         bool valid = false, alive = false;
         std::vector<int32_t> slot_K(in.topk, -1);
         for (int k = 0; k < in.topk; ++k) {
-          const int64_t e = in.idx[s][t * in.topk + k];
+          const int64_t e = left.idx[s][t * in.topk + k];
           if (e < 0 || e >= experts || in.map.owner(static_cast<int>(e)) != r) continue;
           valid = true;
           slot_K[k] = out.slots(s, t)[k];
@@ -111,7 +144,6 @@ Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
           if (slot >= 0 && !rows.empty()) to.slot_row[slot] = {s, j};
         }
       }
-      if (s != r) largest = std::max(largest, static_cast<int64_t>(to.token[s].size()));
     }
   }
   for (Plan::Rank& rank : out.rank) {
@@ -119,7 +151,7 @@ Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
     rank.info[kInfoGroupRequired] = required_most;
     rank.info[kInfoGroupDropped] = dropped_all;
     rank.info[kInfoGroupOverflow] = dropped_all > 0;
-    rank.info[kInfoLargestRows] = largest;
+    rank.info[kInfoLargestRows] = left.largest;
   }
   return out;
 }

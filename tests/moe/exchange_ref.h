@@ -25,6 +25,7 @@ struct PlanInput {
   int64_t alignment = 1;
   std::vector<int64_t> capacity;  // in force, by rank
   PerRank<int64_t> idx;           // [T_s, K]
+  int64_t peer_rows = 0;          // P; 0: all
   int64_t tokens(int s) const { return static_cast<int64_t>(idx[s].size()) / topk; }
 };
 

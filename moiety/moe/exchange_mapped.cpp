@@ -1,0 +1,260 @@
+#include "moiety/moe/exchange_mapped.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "moiety/base/error.h"
+#include "moiety/comm/flags.h"
+#include "moiety/comm/wait.h"
+
+namespace moiety::moe {
+namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr uint64_t kStaged = ~uint64_t{0};  // addr: the operand is not in an attached buffer
+
+// The poison word: {failure, origin, about, epoch}.
+uint64_t poison_word(Exchange::Failure failure, int origin, int about, Epoch epoch) {
+  return static_cast<uint64_t>(failure) | uint64_t(origin) << 3 | uint64_t(about) << 13 |
+         uint64_t(epoch) << 23;
+}
+
+std::string poison_text(const std::string& group, uint64_t word) {
+  static constexpr const char* kWhy[] = {"",
+                                         "which waited for rank {}",
+                                         "which runs another operation than rank {}",
+                                         "whose prepare differs from that of rank {}",
+                                         "which saw a flag of rank {} out of order",
+                                         "which saw rank {} abort"};
+  return text("ep, group \"{}\", epoch {}: stopped by rank {}, ", group, word >> 23,
+              word >> 3 & 1023) +
+         text(kWhy[word & 7], word >> 13 & 1023);
+}
+
+}  // namespace
+
+MappedLayout mapped_layout(const ExpertMap& map, const EpLimits& l, const EpOptions& o) {
+  const int64_t ranks = map.ranks();
+  MappedLayout out;
+  EpBytes& bytes = out.bytes = record_sizes(map, l, o, kMostMappedRanks);
+  out.chunks = ceil_div(rows_max(l), o.chunk_rows);
+  out.half = (ranks - 1) * rows_max(l) * std::max(bytes.record, bytes.record_reduce);
+  if (ranks > 1) out.half = std::max(out.half, l.tokens * l.topk * bytes.pair);
+  out.message = head_bytes(map.experts(), map.ranks()) + rows_max(l) * routing_bytes(l.topk);
+  bytes.regions = l.depth * out.half;
+  bytes.meta = l.depth * (ranks - 1) * out.message;
+
+  int64_t end = 0;
+  const auto place = [&](int64_t& where, int64_t size) {
+    where = end;
+    end += round_up(size, 128);
+  };
+  place(out.addr, 8 * l.depth * ranks);
+  place(out.width, 8 * l.depth * ranks);
+  place(out.head, 8 * l.depth * ranks);
+  place(out.ready, 8 * l.depth * ranks * (out.chunks + 1));
+  place(out.credit, 8 * ranks);
+  place(out.poison, 8);
+  bytes.words = end;
+  place(out.meta, bytes.meta);
+  place(out.regions, bytes.regions);
+  bytes.total = round_up(end, kPage);
+  bytes.loss = bytes.total - bytes.words - bytes.meta - bytes.regions;
+  return out;
+}
+
+void MappedExchange::allocate(const EpLimits& limits) {
+  const MappedLayout next = mapped_layout(map_, limits, options_);
+  auto fresh = comm::SymmetricBuffer::create(comm_, name(), next.bytes.total);
+  comm::SymmetricBuffer old = std::exchange(memory_, fresh);
+  limits_ = limits;
+  layout_ = next;
+  bytes_ = next.bytes;
+  for (int r = 0; r < ranks(); ++r) word(rank(), layout_.credit, r) = static_cast<uint64_t>(epoch_);
+  comm_.barrier();
+  old.close();
+}
+
+void MappedExchange::release() {
+  memory_.close();
+  limits_ = {};
+  layout_ = {};
+  bytes_ = {};
+}
+
+std::string MappedExchange::failure() const {
+  if (!memory_) return {};
+  const uint64_t p = comm::load_relaxed(word(rank(), layout_.poison, 0));
+  if (p == 0) return {};
+  const std::string own = Exchange::failure();
+  return own.empty() ? poison_text(name(), p) : own;
+}
+
+void MappedExchange::enter() {
+  half_ = static_cast<int>(epoch_ % limits_.depth);
+  const Epoch freed = epoch_ - limits_.depth;
+  for (int i = 0; i + 1 < ranks(); ++i) {
+    const int r = peer(i);
+    if (!wait(word(rank(), layout_.credit, r), 0, freed, {.from = r})) return;
+  }
+  const int64_t mine = half_ * ranks() + rank();
+  for (int i = 0; i + 1 < ranks(); ++i) {
+    const int r = peer(i);
+    before_store();
+    comm::store_relaxed(word(r, layout_.addr, mine), kStaged);
+    comm::store_relaxed(word(r, layout_.width, mine), uint64_t(signature_.row_bytes));
+    post(word(r, layout_.head, mine), word_);
+  }
+}
+
+void MappedExchange::leave() {
+  for (int i = 0; i + 1 < ranks(); ++i) {
+    post(word(peer(i), layout_.credit, rank()), uint64_t(epoch_));
+  }
+}
+
+std::byte* MappedExchange::message(int at, int from) const {
+  const int64_t slot = from < at ? from : from - 1;
+  return memory_.peer(at) + layout_.meta + (half_ * (ranks() - 1) + slot) * layout_.message;
+}
+
+void MappedExchange::place() {
+  const auto records = [&](int at, int from) {
+    if (box_ == Box::kRouting) return message(at, from) + head_bytes(map_.experts(), ranks());
+    const int64_t slot = box_ == Box::kPairs ? 0 : from < at ? from : from - 1;
+    return memory_.peer(at) + layout_.regions + half_ * layout_.half + slot * rows_max() * stride_;
+  };
+  for (int i = 0; i + 1 < ranks(); ++i) {
+    const int r = peer(i);
+    out_R_[r] = records(r, rank());
+    in_R_[r] = records(rank(), r);
+    pairs_in_ = in_R_[r];
+  }
+}
+
+void MappedExchange::post(uint64_t& word, uint64_t value) const {
+  before_store();
+  comm::store_release(word, value);
+}
+
+uint64_t& MappedExchange::ready_word(int at, int from, int64_t chunk) const {
+  return word(at, layout_.ready, (half_ * ranks() + from) * (layout_.chunks + 1) + chunk);
+}
+
+void MappedExchange::announce(int to, int64_t chunk) { post(ready_word(to, rank(), chunk), word_); }
+
+// Chunks without a row alive, too, must have come before their half is given back.
+void MappedExchange::transfer(std::span<const int64_t> received_R) {
+  if (box_ == Box::kRouting) return;  // they came before the heads
+  for (int i = 0; i + 1 < ranks(); ++i) {
+    const int64_t of = chunks(received_R[peer(i)]);
+    for (int64_t chunk = 0; chunk < of; ++chunk) {
+      if (!await(peer(i), chunk, of)) return;
+    }
+  }
+}
+
+bool MappedExchange::await(int from, int64_t chunk, int64_t of) {
+  return wait(ready_word(rank(), from, chunk), kSignatureBits, epoch_,
+              {.from = from, .chunk = chunk, .of = of});
+}
+
+void MappedExchange::send_head(const std::byte* head) {
+  for (int i = 0; i + 1 < ranks(); ++i) {
+    before_store();
+    std::memcpy(message(peer(i), rank()), head, head_bytes(map_.experts(), ranks()));
+    announce(peer(i), layout_.chunks);
+  }
+}
+
+const std::byte* MappedExchange::await_head(int from) {
+  return await(from, layout_.chunks, 0) ? message(rank(), from) : nullptr;
+}
+
+// Waits until the word's epoch (its bits from `shift` on) is at least `wanted`. A peer that has
+// entered this epoch with another signature will never post what is waited for.
+bool MappedExchange::wait(uint64_t& word, int shift, Epoch wanted, const Awaited& awaited) {
+  if (failed()) return false;
+  uint64_t& head = this->word(rank(), layout_.head, half_ * ranks() + awaited.from);
+  uint64_t seen = 0, entered = 0;
+  const auto done = [&] {
+    seen = comm::load_acquire(word);
+    if (static_cast<Epoch>(seen >> shift) >= wanted) return true;
+    entered = comm::load_acquire(head);
+    return differs(entered);
+  };
+  const auto stand = [&] {
+    const WaitSpan span(TraceLane::kEp, "wait", {{"for rank", awaited.from}});
+    return comm::wait_until(done, {.deadline = options_.deadline,
+                                   .bootstrap = &comm_.bootstrap(),
+                                   .poison = &this->word(rank(), layout_.poison, 0)});
+  };
+  const comm::WaitResult result = done() ? comm::WaitResult::kReady : stand();
+  switch (result) {
+    case comm::WaitResult::kReady:
+      break;
+    case comm::WaitResult::kPoisoned:
+      failed_ = true;
+      return false;
+    case comm::WaitResult::kAborted:
+      poison(Failure::kAborted, awaited.from,
+             text("ep {}, group \"{}\", epoch {}: rank {} stopped: {}", op_name(word_), name(),
+                  epoch_, rank(), comm_.bootstrap().aborted().value_or("")));
+      return false;
+    case comm::WaitResult::kExpired:
+      poison(Failure::kLate, awaited.from, late_text(seen, shift, wanted, awaited));
+      return false;
+  }
+  if (static_cast<Epoch>(seen >> shift) < wanted) {
+    poison_mismatch_of(awaited.from, entered);
+    return false;
+  }
+  if (shift == 0 || seen == word_) return true;
+  if (differs(seen)) {
+    poison_mismatch_of(awaited.from, seen);
+  } else {
+    poison(Failure::kProtocol, awaited.from,
+           text("ep {}, group \"{}\", epoch {}: rank {} sees a flag of rank {} of epoch {}",
+                op_name(word_), name(), epoch_, rank(), awaited.from, epoch_of(seen)));
+  }
+  return false;
+}
+
+std::string MappedExchange::late_text(uint64_t word, int shift, Epoch wanted,
+                                      const Awaited& awaited) const {
+  std::string what = text("chunk {} of {}", awaited.chunk + 1, awaited.of);
+  if (shift == 0) {
+    what = text("credit {}", wanted);
+  } else if (awaited.of == 0) {
+    what = "its routing";
+  }
+  uint64_t newest = 0;
+  for (int h = 0; h < limits_.depth; ++h) {
+    const int64_t from = h * ranks() + awaited.from;
+    newest = std::max(newest, comm::load_acquire(this->word(rank(), layout_.head, from)));
+  }
+  const std::string seen = newest == 0 ? text("rank {} not seen yet", awaited.from)
+                                       : text("rank {} last seen in {}, {}", awaited.from,
+                                              op_name(newest), epoch_of(newest));
+  return text(
+      "ep {}, group \"{}\", epoch {}: rank {} waited {:.1f} s for rank {}, {} (word at {}); {}",
+      op_name(word_), name(), epoch_, rank(), options_.deadline.count(), awaited.from, what,
+      word >> shift, seen);
+}
+
+void MappedExchange::poison_mismatch_of(int peer, uint64_t seen) {
+  const uint64_t width = comm::load_relaxed(word(rank(), layout_.width, half_ * ranks() + peer));
+  poison_mismatch(peer, seen, static_cast<int64_t>(width));
+}
+
+void MappedExchange::spread_poison(Failure failure, int about) {
+  const uint64_t value = poison_word(failure, rank(), about, epoch_);
+  for (int r = 0; r < ranks(); ++r) {
+    // An abort is seen by every rank itself, with its reason.
+    if (failure == Failure::kAborted && r != rank()) continue;
+    uint64_t& word = this->word(r, layout_.poison, 0);
+    if (comm::load_relaxed(word) == 0) comm::store_relaxed(word, value);
+  }
+}
+
+}  // namespace moiety::moe
