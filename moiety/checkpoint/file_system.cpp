@@ -83,6 +83,12 @@ class Posix : public FileSystem {
       if (name != "." && name != "..") names.push_back(name);
     }
   }
+  void write_back(int fd, off_t offset, off_t bytes) override {
+    ::sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
+  }
+  void read_ahead(int fd, off_t offset, off_t bytes) override {
+    ::posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED);
+  }
 };
 
 [[noreturn]] void io_error(const char* call, const std::string& path, int64_t negative_errno) {
@@ -143,6 +149,13 @@ void File::write(uint64_t offset, std::string_view bytes) const {
     if (n <= 0) io_error("write", path_, n < 0 ? n : -EIO);
     done += static_cast<size_t>(n);
   }
+}
+
+void File::write_back(uint64_t offset, uint64_t bytes) const {
+  files_->write_back(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+}
+void File::read_ahead(uint64_t offset, uint64_t bytes) const {
+  files_->read_ahead(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
 }
 
 void File::allocate(uint64_t bytes) const {

@@ -32,6 +32,10 @@ class FileSystem {
   virtual int size(const std::string& path, uint64_t& bytes) = 0;
   // Names in a directory, without "." and "..".
   virtual int list(const std::string& path, std::vector<std::string>& names) = 0;
+  // Hints, so that the disk works while the caller computes: what was written shall go to it, what
+  // will be read shall come.
+  virtual void write_back(int /*fd*/, off_t /*offset*/, off_t /*bytes*/) {}
+  virtual void read_ahead(int /*fd*/, off_t /*offset*/, off_t /*bytes*/) {}
 };
 
 // The operating system's.
@@ -53,6 +57,9 @@ class File {
   // One call's worth; 0 at the end of the file.
   size_t read_some(uint64_t offset, std::span<std::byte> out) const;
   void write(uint64_t offset, std::string_view bytes) const;
+  // Hints.
+  void write_back(uint64_t offset, uint64_t bytes) const;
+  void read_ahead(uint64_t offset, uint64_t bytes) const;
   void allocate(uint64_t bytes) const;
   void sync_data() const;
   void sync() const;

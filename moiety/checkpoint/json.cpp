@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -59,19 +60,19 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   bool start_array(size_t) override { return open(JsonArray{}); }
   bool end_array() override { return close(); }
   bool key(string_t& v) override {
-    std::get<JsonObject>(open_.back()->value).emplace_back(std::move(v), JsonValue{});
+    std::get<JsonObject>(open_.back()->value).push_back({std::move(v), {}});
     return true;
   }
   bool end_object() override {
     auto& members = std::get<JsonObject>(open_.back()->value);
     std::sort(members.begin(), members.end(),
-              [](const auto& a, const auto& b) { return a.first < b.first; });
+              [](const auto& a, const auto& b) { return a.key < b.key; });
     const auto twice =
         std::adjacent_find(members.begin(), members.end(),
-                           [](const auto& a, const auto& b) { return a.first == b.first; });
+                           [](const auto& a, const auto& b) { return a.key == b.key; });
     if (twice != members.end()) {
-      document_.refuse(std::max(twice->second.end, std::next(twice)->second.end),
-                       "duplicate key " + json_string(twice->first));
+      document_.refuse(std::max(twice->value.end, std::next(twice)->value.end),
+                       "duplicate key " + json_string(twice->key));
     }
     return close();
   }
@@ -91,7 +92,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   JsonValue& place() {
     if (open_.empty()) return root_;
     if (auto* array = std::get_if<JsonArray>(&open_.back()->value)) return array->emplace_back();
-    return std::get<JsonObject>(open_.back()->value).back().second;
+    return std::get<JsonObject>(open_.back()->value).back().value;
   }
   template <class T>
   bool add(T&& v) {
@@ -181,8 +182,8 @@ uint64_t JsonDocument::hex(const JsonValue& v, int digits) const {
 const JsonValue* JsonDocument::find(const JsonValue& v, std::string_view key) const {
   const JsonObject& members = object(v);
   const auto at = std::lower_bound(members.begin(), members.end(), key,
-                                   [](const auto& m, std::string_view k) { return m.first < k; });
-  return at != members.end() && at->first == key ? &at->second : nullptr;
+                                   [](const auto& m, std::string_view k) { return m.key < k; });
+  return at != members.end() && at->key == key ? &at->value : nullptr;
 }
 
 const JsonValue& JsonDocument::member(const JsonValue& v, std::string_view key) const {

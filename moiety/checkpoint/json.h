@@ -5,21 +5,26 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
 #include <vector>
 
 namespace moiety::checkpoint {
 
 struct JsonValue;
+struct JsonMember;
 using JsonArray = std::vector<JsonValue>;
-using JsonObject = std::vector<std::pair<std::string, JsonValue>>;  // sorted by key
+using JsonObject = std::vector<JsonMember>;  // sorted by key
 
 // An integer beyond int64 is kept as double, thus as no integer.
 struct JsonValue {
   std::variant<std::monostate, bool, int64_t, double, std::string, JsonArray, JsonObject> value;
   // Bytes of the text; of values other than arrays and objects both are the end.
   size_t begin = 0, end = 0;
+};
+
+struct JsonMember {
+  std::string key;
+  JsonValue value;
 };
 
 // Every refusal is a CheckpointError: "<file>: byte <n>: ...".

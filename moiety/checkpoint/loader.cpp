@@ -148,10 +148,17 @@ void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copie
     pieces.push_back(copies.subspan(i, n));
   }
   constexpr int kInFlight = 4;
+  const auto announce = [&](size_t i) {
+    if (i >= pieces.size()) return;
+    const Piece& piece = pieces[i][0].piece;
+    reader.read_ahead(piece.begin, piece.end - piece.begin);
+  };
+  for (size_t i = 0; i < kInFlight; ++i) announce(i);
   std::atomic<size_t> next = 0;
   parallel_tasks(std::min<int64_t>(kInFlight, thread_budget()), [&](int64_t) {
     Buffer buffer;
     for (size_t i; (i = next++) < pieces.size();) {
+      announce(i + kInFlight);
       const Piece& piece = pieces[i][0].piece;
       const uint64_t bytes = piece.end - piece.begin;
       if (buffer.bytes() < static_cast<int64_t>(bytes)) {

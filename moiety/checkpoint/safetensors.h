@@ -66,6 +66,10 @@ class SafetensorsReader {
 
   // Bytes [begin, begin + out.size()) of the data.
   void read(uint64_t begin, std::span<std::byte> out) const;
+  // A hint that these bytes of the data will be read.
+  void read_ahead(uint64_t begin, uint64_t bytes) const {
+    file_.read_ahead(data_begin_ + begin, bytes);
+  }
 
  private:
   SafetensorsReader(File file, SafetensorsHeader header, uint64_t data_begin, uint64_t data_bytes);

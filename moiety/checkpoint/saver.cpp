@@ -1,112 +1,108 @@
 #include "moiety/checkpoint/saver.h"
 
-#include <algorithm>
-#include <fcntl.h>
-#include <random>
-#include <tuple>
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 
-#include "moiety/base/crc32c.h"
+#include "moiety/base/error.h"
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
-#include "moiety/checkpoint/checkpoint_error.h"
-#include "moiety/checkpoint/digest.h"
-#include "moiety/checkpoint/json.h"
 #include "moiety/checkpoint/retention.h"
+#include "moiety/checkpoint/save_task.h"
 #include "moiety/checkpoint/together.h"
 
 namespace moiety::checkpoint {
 namespace {
 
-std::string random_id() {
-  std::random_device random;
-  std::string id;
-  for (int i = 0; i < 4; ++i) id += text("{:08x}", static_cast<uint32_t>(random()));
-  return id;
-}
+using Clock = std::chrono::steady_clock;
 
-// A part of a rank's state that becomes one tensor of its file.
-struct OwnPiece {
-  const StatePiece* of;
-  Box box;
-  uint64_t bytes() const { return static_cast<uint64_t>(byte_size(of->dtype, volume(box))); }
-  // Pieces are cut along the first dimension with more than one index, so they lie in one run.
-  std::string_view data() const {
-    if (bytes() == 0) return {};
-    const int64_t first = BoxRuns(of->box, box).outer_offset(0);
-    return {static_cast<const char*>(of->data) + byte_size(of->dtype, first), bytes()};
-  }
-};
-
-void cut(const StatePiece& of, const Box& box, int64_t limit, std::vector<OwnPiece>& out) {
-  int d = 0;
-  while (d < box.rank && box.size[d] == 1) ++d;
-  const int64_t bytes = byte_size(of.dtype, volume(box));
-  if (bytes <= limit || d == box.rank) {
-    out.push_back({&of, box});
-    return;
-  }
-  const int64_t step = std::max<int64_t>(1, limit / (bytes / box.size[d]));
-  const int64_t end = box.start[d] + box.size[d];
-  for (int64_t at = box.start[d]; at < end; at += step) {
-    Box part = box;
-    part.start[d] = at;
-    part.size[d] = std::min(step, end - at);
-    cut(of, part, limit, out);
-  }
-}
-
-// In the order of the file: falling element size, so that each element is aligned to its size.
-std::vector<OwnPiece> own_pieces(const StateView& view, int64_t limit) {
-  std::vector<OwnPiece> pieces;
+uint64_t bytes_of(const StateView& view) {
+  uint64_t bytes = 0;
   for (const StatePiece& p : view) {
-    const char* fault = name_fault(p.tensor);
-    if (!fault) fault = name_fault(p.slot);
-    if (!fault && p.slot.find('/') != std::string::npos) fault = "a slot with a slash";
-    if (!fault) fault = shape_fault(p.shape);
-    if (!fault && !contains(whole(p.shape), p.box)) fault = "a box outside of the shape";
-    if (!fault && bits(p.dtype) < 8) fault = "elements of less than a byte";
-    if (!fault && !p.data && volume(p.box) > 0) fault = "no memory";
-    MOIETY_CHECK(!fault, "save: {}/{}: {}", p.slot, p.tensor, fault);
-    // A box without elements says something only of a tensor without elements.
-    if (volume(p.box) > 0 || volume(whole(p.shape)) == 0) cut(p, p.box, limit, pieces);
+    bytes += static_cast<uint64_t>(byte_size(p.dtype, volume(p.box)));
   }
-  std::sort(pieces.begin(), pieces.end(), [](const OwnPiece& a, const OwnPiece& b) {
-    const int wide_a = -bits(a.of->dtype), wide_b = -bits(b.of->dtype);
-    return std::tie(wide_a, a.of->tensor, a.of->slot, a.box.start) <
-           std::tie(wide_b, b.of->tensor, b.of->slot, b.box.start);
-  });
-  return pieces;
-}
-
-std::vector<Entry> entries_of(const std::vector<OwnPiece>& pieces) {
-  std::vector<Entry> entries;
-  uint64_t at = 0;
-  for (const OwnPiece& p : pieces) {
-    entries.push_back({piece_key(p.of->slot, p.of->tensor, p.of->shape, p.box),
-                       &stored_type(p.of->dtype),
-                       {p.box.size.begin(), p.box.size.begin() + p.box.rank},
-                       at,
-                       at + p.bytes()});
-    at += p.bytes();
-  }
-  return entries;
-}
-
-// A rank's word, for rank 0, that its file is on the disk.
-std::string done_path(const std::string& temporary, int rank) {
-  return text("{}/rank-{}.done", temporary, rank);
-}
-
-void log_failure(const char* what, const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    log(LogLevel::kWarning, "checkpoint: {}: {}", what, e.what());
-  }
+  return bytes;
 }
 
 }  // namespace
+
+// A save under way on this rank, on a thread of its own or on the caller's.
+class Saver::Job {
+ public:
+  Job(Clock::time_point called, RankFile file, const Manifest& head, int rank,
+      const std::string& directory, const SaveOptions& options, FileSystem& files)
+      : task(std::move(file), head, rank, directory, options, files), called_(called) {
+    report_.result.step = head.run.step;
+    report_.result.id = head.id;
+    report_.result.path = task.path();
+  }
+  ~Job() { join(); }
+
+  SaveTask task;
+
+  void run() {
+    uint64_t bytes = 0;
+    const std::string error = report_of([&] { bytes = task.run(); });
+    const std::lock_guard lock(mutex_);
+    report_.result.bytes = bytes;
+    report_.result.seconds = elapsed();
+    error_ = error;
+    ended_ = true;
+    wake_.notify_all();
+  }
+
+  void run_beside() {
+    try {
+      thread_ = std::thread([this, rank = log_rank()] {
+        set_log_rank(rank);
+        set_thread_budget(1);  // the cores are the training's
+        run();
+      });
+    } catch (const std::system_error& e) {
+      log(LogLevel::kWarning, "checkpoint: no thread to write with ({}): training waits", e.what());
+      run();
+    }
+  }
+
+  void caller_goes_on() {
+    const std::lock_guard lock(mutex_);
+    report_.result.blocked_seconds = elapsed();
+  }
+
+  // Whether it has ended, after at most so long.
+  bool ended_within(Seconds limit) const {
+    std::unique_lock lock(mutex_);
+    return wake_.wait_for(lock, limit, [&] { return ended_; });
+  }
+
+  // Once it has ended.
+  SaveReport report() const {
+    SaveReport report = report_;
+    if (!error_.empty()) report.error = error_.substr(1);
+    return report;
+  }
+  const std::string& error() const { return error_; }
+  int64_t step() const { return report_.result.step; }
+
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  double elapsed() const { return Seconds(Clock::now() - called_).count(); }
+
+  Clock::time_point called_;
+  std::thread thread_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable wake_;
+  bool ended_ = false;
+  SaveReport report_;
+  std::string error_;  // as report_of has it
+};
 
 Saver::Saver(std::string directory, comm::Bootstrap& bootstrap, SaveOptions options,
              FileSystem& files)
@@ -116,140 +112,128 @@ Saver::Saver(std::string directory, comm::Bootstrap& bootstrap, SaveOptions opti
                options.keep_every, options.piece_bytes);
 }
 
-SaveResult Saver::save(const StateView& view, const RunState& run, Stream stream) {
-  stream.synchronize();
+Saver::~Saver() {
+  if (!job_) return;
+  if (!job_->ended_within(Seconds(2))) {
+    log(LogLevel::kWarning, "checkpoint: the save of step {} is given up: the run has ended",
+        job_->step());
+    job_->task.stop();
+  }
+  finish();
+}
+
+std::unique_ptr<Saver::Job> Saver::agree(const StateView& view, const RunState& run) {
+  const Clock::time_point called = Clock::now();
+  if (job_ && bootstrap_.rank() == 0 && !job_->ended_within(Seconds(0))) {
+    log(LogLevel::kInfo, "checkpoint: the save of step {} waits for that of step {}", run.step,
+        job_->step());
+  }
+  finish();
   const auto proposals = gather(bootstrap_, text("{} {}", random_id(), run.step));
   Manifest head;
   head.id = proposals[0].substr(0, 32);
   head.run = run;
-  const std::string temporary = text("{}/.tmp-{}-{}", directory_, step_name(run.step), head.id);
-  SaveResult result{directory_ + "/" + step_name(run.step), head.id, 0};
-  const bool first = bootstrap_.rank() == 0;
+  const std::string temporary = SaveTask::temporary_path(directory_, head);
+  const int rank = bootstrap_.rank();
+  std::unique_ptr<Job> job;
   try {
     together(bootstrap_, [&] {
       MOIETY_CHECK(run.layout.ranks == bootstrap_.size(), "save: a layout of {} ranks on {}",
                    run.layout.ranks, bootstrap_.size());
+      MOIETY_CHECK(run.step >= 0 && run.tokens >= 0 && run.adam_t >= 0,
+                   "save: step {}, tokens {}, adam_t {}", run.step, run.tokens, run.adam_t);
       MOIETY_CHECK(proposals[0].substr(32) == text(" {}", run.step),
                    "save: this rank is at step {}, rank 0 at{}", run.step, proposals[0].substr(32));
-      if (!first) return;
+      job = std::make_unique<Job>(called, RankFile(view, head, rank, options_.piece_bytes), head,
+                                  rank, directory_, options_, files_);
+      if (rank > 0) return;
       if (!size_of(files_, directory_)) {
         make_directory(files_, directory_);
         sync_directory(files_, directory_ + "/..");
       }
       make_directory(files_, temporary);
     });
-    together(bootstrap_, [&] { report(write_file(view, head, temporary), temporary); });
     together(bootstrap_, [&] {
-      if (first) commit(head, temporary, result);
+      MOIETY_CHECK(size_of(files_, temporary),
+                   "save: rank 0 made {}, which is not to be seen here: the directory must be one "
+                   "file system for all ranks",
+                   temporary);
     });
   } catch (const Error&) {
-    if (first) log_failure("clearing a failed save", [&] { remove(files_, temporary); });
+    if (job && rank == 0) job->task.discard();
     throw;
   }
-  if (first) tidy(head);
-  result.bytes = sum_over_ranks(bootstrap_, {result.bytes})[0];
-  return result;
+  return job;
 }
 
-Manifest Saver::write_file(const StateView& view, const Manifest& head,
-                           const std::string& temporary) const {
-  MOIETY_CHECK(size_of(files_, temporary),
-               "save: rank 0 made {}, which is not to be seen here: the directory must be one file "
-               "system for all ranks",
-               temporary);
-  const int rank = bootstrap_.rank();
-  const std::string name = rank_file_name(rank, head.run.layout.ranks);
-  const std::vector<OwnPiece> pieces = own_pieces(view, options_.piece_bytes);
-  const std::vector<Entry> entries = entries_of(pieces);
-  const std::string header = encode_header(entries, file_metadata(head, rank));
-  const uint64_t bytes = header.size() + (entries.empty() ? 0 : entries.back().end);
-
-  File file(files_, temporary + "/" + name, O_WRONLY | O_CREAT | O_EXCL);
-  file.allocate(bytes);
-  file.write(0, header);
-  struct Sums {
-    uint32_t crc32c;
-    uint64_t digest;
-  };
-  std::vector<Sums> sums(pieces.size());
-  parallel_tasks(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
-    const OwnPiece& p = pieces[i];
-    const std::string_view data = p.data();
-    sums[i] = {crc32c(data), digest(data.data(), p.of->dtype, p.box, p.of->shape)};
-    file.write(header.size() + entries[i].begin, data);
-  });
-  file.sync_data();
-  file.close();
-
-  Manifest part;
-  part.id = head.id;
-  part.run.step = head.run.step;
-  uint32_t crc = crc32c(header);
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const StatePiece& of = *pieces[i].of;
-    SlotEntry& slot = slot_of(part, of.tensor, of.slot, of.shape, of.dtype);
-    slot.digest += sums[i].digest;
-    slot.pieces.push_back({0, pieces[i].box, entries[i].begin, entries[i].end, sums[i].crc32c});
-    crc = crc32c_combine(crc, sums[i].crc32c, pieces[i].bytes());
+void Saver::start(const StateView& view, const RunState& run, Stream stream) {
+  stream.synchronize();
+  std::unique_ptr<Job> job = agree(view, run);
+  RankFile& file = job->task.file();
+  if (reserve(file.data_bytes())) {
+    file.take_copy(snapshot_.data());
+    job->run_beside();
+  } else {
+    log(LogLevel::kWarning,
+        "checkpoint: no memory for a copy of {}: training waits until they are written",
+        bytes_text(static_cast<int64_t>(file.data_bytes())));
+    job->run();
   }
-  part.files.push_back({name, bytes, crc});
-  return part;
+  job->caller_goes_on();
+  job_ = std::move(job);
 }
 
-void Saver::report(const Manifest& part, const std::string& temporary) const {
-  const FileEntry& file = part.files[0];
-  if (options_.verify) {
-    const std::string path = temporary + "/" + file.name;
-    const uint32_t got = checksum(files_, path);
-    if (got != file.crc32c) {
-      fail(ErrorKind::kIo, "{} reads back with crc32c {:08x}, written was {:08x}", path, got,
-           file.crc32c);
-    }
-  }
-  const std::string done = done_path(temporary, bootstrap_.rank());
-  write_text(files_, done + ".part", encode_manifest(part));
-  rename(files_, done + ".part", done);
+SaveResult Saver::save(const StateView& view, const RunState& run, Stream stream) {
+  stream.synchronize();
+  job_ = agree(view, run);
+  job_->run();
+  job_->caller_goes_on();
+  return *wait();
 }
 
-void Saver::commit(Manifest head, const std::string& temporary, SaveResult& result) const {
-  for (int rank = 0; rank < head.run.layout.ranks; ++rank) {
-    const std::string done = done_path(temporary, rank);
-    merge(head, parse_manifest(read_text(files_, done, kLongestManifest), done));
-  }
-  check_tiling(head);
-  const std::string json = encode_manifest(head);
-  write_text(files_, temporary + "/manifest.json", json);
-  write_text(files_, temporary + "/COMMIT", encode_commit(head, json));
-  for (int rank = 0; rank < head.run.layout.ranks; ++rank)
-    remove(files_, done_path(temporary, rank));
-  sync_directory(files_, temporary);
+std::optional<SaveReport> Saver::poll() {
+  if (job_ && job_->ended_within(Seconds(0))) finish();
+  if (std::exchange(told_, true)) return std::nullopt;
+  return last_;
+}
 
-  const std::string old = old_path(head);
-  const bool replaces = size_of(files_, result.path).has_value();
-  if (replaces) rename(files_, result.path, old);
+std::optional<SaveResult> Saver::wait() {
+  finish();
+  if (!last_) return std::nullopt;
+  told_ = true;
+  // Rank 0 has made the checkpoint or given it up.
+  const std::string word = gather(bootstrap_, text("{} {}", last_->result.bytes, last_report_))[0];
+  const size_t space = word.find(' ');
+  std::from_chars(word.data(), word.data() + space, last_->result.bytes);
+  if (space + 1 < word.size()) throw_report(std::string_view(word).substr(space + 1));
+  return last_->result;
+}
+
+void Saver::finish() {
+  if (!job_) return;
+  job_->join();
+  if (!told_ && !last_->error.empty()) {
+    log(LogLevel::kWarning, "checkpoint: the save of step {} failed: {}", last_->result.step,
+        last_->error);
+  }
+  last_ = job_->report();
+  last_report_ = job_->error();
+  told_ = false;
+  job_.reset();
+}
+
+void Saver::reserve(const StateView& view) { reserve(bytes_of(view)); }
+
+bool Saver::reserve(uint64_t bytes) {
+  if (static_cast<uint64_t>(snapshot_.bytes()) >= bytes) return true;
   try {
-    rename(files_, temporary, result.path);
-  } catch (const Error&) {
-    if (replaces)
-      log_failure("putting the old one back", [&] { rename(files_, old, result.path); });
-    throw;
+    snapshot_ = {};
+    snapshot_ = Buffer(static_cast<int64_t>(bytes), "copy of the training state");
+    return true;
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kOutOfMemory) throw;
+    return false;
   }
-  sync_directory(files_, directory_);
-  for (const FileEntry& file : head.files) result.bytes += file.bytes;
 }
-
-void Saver::tidy(const Manifest& head) const {
-  log_failure("writing `latest`", [&] {
-    const std::string latest = directory_ + "/.tmp-latest";
-    write_text(files_, latest, step_name(head.run.step) + "\n");
-    rename(files_, latest, directory_ + "/latest");
-  });
-  log_failure("removing the old one", [&] { remove(files_, old_path(head)); });
-  log_failure("pruning", [&] {
-    prune(directory_, options_.keep_last, options_.keep_every, head.run.step, files_);
-  });
-}
-
-std::string Saver::old_path(const Manifest& head) const { return directory_ + "/.old-" + head.id; }
 
 }  // namespace moiety::checkpoint

@@ -1,11 +1,25 @@
-// Writes checkpoints. Every rank writes what it owns into a file of its own, all of it under a
-// temporary name; the directory gets its name when everything is on the disk. A crash at any point
-// leaves the old checkpoints, or the old and the new one, never a mixture.
+// Writes checkpoints, beside training or while it waits. Every rank writes what it owns into a file
+// of its own, all of it under a temporary name; the directory gets its name when everything is on
+// the disk. A crash at any point leaves the old checkpoints, or the old and the new one, never a
+// mixture.
+//
+//   Saver saver("runs/x/checkpoints", world.bootstrap());
+//   saver.start(view, run, stream);            // returns after a copy of the state was made
+//   ... training steps; at every step border:
+//   if (auto report = saver.poll()) ...        // tells once how a save ended
+//   saver.wait();                              // before the end: the same answer on all ranks
+//
+// The background never communicates: ranks tell each other through files (save_task.h), so ranks
+// may be threads or processes. One save runs at a time.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "moiety/base/buffer.h"
+#include "moiety/base/deadline.h"
 #include "moiety/base/stream.h"
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/comm/bootstrap.h"
@@ -17,12 +31,23 @@ struct SaveOptions {
   int keep_every = 0;  // steps whose multiples are kept besides; 0: none
   bool verify = true;  // read every file back
   int64_t piece_bytes = int64_t{64} << 20;  // limit of a piece
+  Seconds deadline{3600};                   // for the slowest rank's file
 };
 
 struct SaveResult {
+  int64_t step = 0;
   std::string path;
   std::string id;
-  uint64_t bytes = 0;  // of all files
+  uint64_t bytes = 0;          // of all files; before wait() only rank 0 knows the others'
+  double seconds = 0;          // from the call to the end of the save
+  double blocked_seconds = 0;  // of these, how long the caller was held up
+};
+
+// How a save ended: good if `error` is empty. On rank 0 the error names the rank that failed, its
+// file and the system's words; the others may know only that rank 0 gave the checkpoint up.
+struct SaveReport {
+  SaveResult result;
+  std::string error;
 };
 
 class Saver {
@@ -30,26 +55,53 @@ class Saver {
   // `directory` ("runs/x/checkpoints") is one file system for all ranks; its parent exists.
   Saver(std::string directory, comm::Bootstrap& bootstrap, SaveOptions options = {},
         FileSystem& files = posix());
+  // Gives a save under way two seconds to end, then gives it up: peers may be gone. Call wait()
+  // where it is to be kept.
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
 
-  // Collective. Returns when step-<n> is on the disk and older checkpoints are pruned; a checkpoint
-  // of the same step is replaced. The config and state of rank 0 are saved. If one rank fails, all
-  // throw the same Error, the temporary directory is removed, and older checkpoints stay. What
-  // fails behind the commit (`latest`, pruning) is logged as a warning.
+  // Collective. Returns when the state was copied; it is then free to change. A checkpoint of the
+  // same step is replaced, older ones are pruned. The config and state of rank 0 are saved. Waits
+  // (logged) for a save that is still under way. Where there is no memory for the copy, returns
+  // when this rank's file is written (logged). Throws, the same on all ranks, if ranks disagree, an
+  // argument is wrong, or the temporary directory cannot be made; nothing is left then. Everything
+  // later comes from poll() and wait().
+  void start(const StateView& view, const RunState& run, Stream stream);
+
+  // How the last save ended: once, when it is known. Never waits, not collective. To be called at
+  // least once between two starts, on the ranks that want to know.
+  std::optional<SaveReport> poll();
+
+  // Collective. Waits for the save that was started last. All ranks return rank 0's result or throw
+  // the same error: the checkpoint is complete, or nothing of it is left and older ones stay. What
+  // fails behind the commit (`latest`, pruning) is logged as a warning. Empty if none was started.
+  // Says the same if it is called again.
+  std::optional<SaveResult> wait();
+
+  // start() and wait() without the copy: the caller's threads write.
   SaveResult save(const StateView& view, const RunState& run, Stream stream);
 
+  // Takes the memory for the copy of such a state beforehand. No error if there is too little.
+  void reserve(const StateView& view);
+
  private:
-  // Writes this rank's file; what is in it, as a manifest of one file.
-  Manifest write_file(const StateView& view, const Manifest& head,
-                      const std::string& temporary) const;
-  void report(const Manifest& part, const std::string& temporary) const;
-  void commit(Manifest head, const std::string& temporary, SaveResult& result) const;
-  void tidy(const Manifest& head) const;
-  std::string old_path(const Manifest& head) const;
+  class Job;
+  // The collective part of a save.
+  std::unique_ptr<Job> agree(const StateView& view, const RunState& run);
+  // Waits for the job under way and takes over what it came to.
+  void finish();
+  bool reserve(uint64_t bytes);
 
   std::string directory_;
   comm::Bootstrap& bootstrap_;
   SaveOptions options_;
   FileSystem& files_;
+  Buffer snapshot_;
+  std::unique_ptr<Job> job_;  // under way, reads the snapshot
+  std::optional<SaveReport> last_;
+  std::string last_report_;  // of its error (together.h)
+  bool told_ = true;         // last_ was returned by poll() or wait()
 };
 
 }  // namespace moiety::checkpoint

@@ -2,14 +2,21 @@
 
 #include <cstring>
 #include <new>
+#include <random>
 
 #include "moiety/checkpoint/checkpoint_error.h"
 
 namespace moiety::checkpoint {
 namespace {
 
-// A report is the kind of the error, as a letter, and its text; empty if all is well.
+// A report is the kind of the error, as a letter, and its text.
 constexpr char kCheckpoint = 'C';
+
+std::string report_line(ErrorKind kind, const char* what) {
+  return std::string(1, static_cast<char>('0' + static_cast<int>(kind))) + what;
+}
+
+}  // namespace
 
 std::string report_of(const std::function<void()>& body) {
   try {
@@ -18,25 +25,35 @@ std::string report_of(const std::function<void()>& body) {
   } catch (const CheckpointError& e) {
     return std::string(1, kCheckpoint) + e.what();
   } catch (const Error& e) {
-    return std::string(1, static_cast<char>('0' + static_cast<int>(e.kind()))) + e.what();
+    return report_line(e.kind(), e.what());
   } catch (const std::bad_alloc&) {
-    return std::string(1, static_cast<char>('0' + static_cast<int>(ErrorKind::kOutOfMemory))) +
-           "checkpoint: out of memory";
+    return report_line(ErrorKind::kOutOfMemory, "checkpoint: out of memory");
+  } catch (const std::exception& e) {
+    return report_line(ErrorKind::kInvalidArgument, e.what());
   }
 }
 
-}  // namespace
+void throw_report(std::string_view report, const std::string& prefix) {
+  const std::string what = prefix + std::string(report.substr(1));
+  const int kind = report[0] - '0';
+  const bool known = kind >= 0 && kind <= static_cast<int>(ErrorKind::kOutOfMemory);
+  if (report[0] == kCheckpoint || !known) throw CheckpointError(what);
+  throw Error(static_cast<ErrorKind>(kind), what);
+}
 
 void together(comm::Bootstrap& bootstrap, const std::function<void()>& body) {
   const auto reports = gather(bootstrap, report_of(body));
   for (size_t rank = 0; rank < reports.size(); ++rank) {
-    const std::string& report = reports[rank];
-    if (report.empty()) continue;
-    std::string what = report.substr(1);
-    if (reports.size() > 1) what = text("rank {}: {}", rank, what);
-    if (report[0] == kCheckpoint) throw CheckpointError(what);
-    throw Error(static_cast<ErrorKind>(report[0] - '0'), what);
+    if (reports[rank].empty()) continue;
+    throw_report(reports[rank], reports.size() > 1 ? text("rank {}: ", rank) : "");
   }
+}
+
+std::string random_id() {
+  std::random_device random;
+  std::string id;
+  for (int i = 0; i < 4; ++i) id += text("{:08x}", static_cast<uint32_t>(random()));
+  return id;
 }
 
 std::vector<std::string> gather(comm::Bootstrap& bootstrap, std::string_view bytes) {

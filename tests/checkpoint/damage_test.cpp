@@ -1,11 +1,7 @@
-// Damaged checkpoints are refused by name; failing disks and killed writers leave the old
-// checkpoint or the new one.
-#include <atomic>
-
+// Damaged checkpoints are refused by name, and what is removed is what should be.
 #include <gtest/gtest.h>
 
 #include "moiety/base/log.h"
-#include "moiety/base/parallel.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/retention.h"
 #include "tests/checkpoint/faulty_files.h"
@@ -20,33 +16,10 @@ class Damage : public ::testing::Test {
   void TearDown() override { set_log_level(LogLevel::kInfo); }
 };
 
-// A load of the state on the calling thread's one rank, as cheap as it can be: thousands are tried.
-class OneRank {
- public:
-  OneRank() : state_(tiny_state(), Cut::kRows, 0, 1) {}
-  // Runs body(bootstrap) with a group of one.
-  static void run(const std::function<void(comm::Bootstrap&)>& body) {
-    on_ranks(1, [&](int, comm::Bootstrap& bootstrap) { body(bootstrap); });
-  }
-  // The version of the state that a checkpoint holds; throws if it holds none of [0, 4).
-  int version(const std::string& path, comm::Bootstrap& bootstrap) {
-    state_.poison();
-    load(path, state_.view(), {}, bootstrap);
-    for (int v = 0; v < 4; ++v) {
-      if (state_.differences(v) == 0) return v;
-    }
-    throw std::runtime_error("a mixture");
-  }
-
- private:
-  RankState state_;
-};
-
 TEST_F(Damage, AnyFlippedBitIsFound) {
   const TemporaryDirectory directory;
   const std::string path = save_state(tiny_state(), directory / "c", Cut::kFlat, 2, 5, 1).path;
-  OneRank::run([&](comm::Bootstrap& bootstrap) {
-    OneRank one;
+  on_ranks(1, [&](int, comm::Bootstrap& bootstrap) {
     int tried = 0;
     for (const std::string& name : list(posix(), path)) {
       const std::string file = path + "/" + name;
@@ -56,7 +29,7 @@ TEST_F(Damage, AnyFlippedBitIsFound) {
         bad[i] = char(bad[i] ^ (1 << (i * 5 % 8)));
         write_file(file, bad);
         try {
-          one.version(path, bootstrap);
+          version_of(path, bootstrap);
           ADD_FAILURE() << name << " byte " << i;
         } catch (const CheckpointError& e) {
           EXPECT_NE(std::string(e.what()).find(path), std::string::npos) << e.what();
@@ -66,7 +39,7 @@ TEST_F(Damage, AnyFlippedBitIsFound) {
       write_file(file, good);
     }
     EXPECT_GT(tried, 2000);
-    EXPECT_EQ(one.version(path, bootstrap), 1);
+    EXPECT_EQ(version_of(path, bootstrap), 1);
   });
 }
 
@@ -74,8 +47,7 @@ TEST_F(Damage, CutGrownAndMissingFilesAreFound) {
   const TemporaryDirectory directory;
   save_state(tiny_state(), directory / "c", Cut::kRows, 2, 4, 1);
   const std::string path = save_state(tiny_state(), directory / "c", Cut::kRows, 2, 5, 2).path;
-  OneRank::run([&](comm::Bootstrap& bootstrap) {
-    OneRank one;
+  on_ranks(1, [&](int, comm::Bootstrap& bootstrap) {
     for (const std::string& name : list(posix(), path)) {
       const std::string file = path + "/" + name;
       const std::string good = read_file(file);
@@ -87,7 +59,7 @@ TEST_F(Damage, CutGrownAndMissingFilesAreFound) {
         } else {
           write_file(file, good + "x");
         }
-        EXPECT_THROW(one.version(path, bootstrap), CheckpointError) << name << " " << change;
+        EXPECT_THROW(version_of(path, bootstrap), CheckpointError) << name << " " << change;
         // The newest complete one is the one before.
         const CheckpointList found = list_checkpoints(directory / "c");
         EXPECT_EQ(found.complete, std::vector<std::string>{directory / "c/step-00000004"});
@@ -107,37 +79,6 @@ TEST_F(Damage, ACheckpointUnderAnotherStepsNameIsNotComplete) {
   std::filesystem::rename(path, directory / "c/step-00000006");
   EXPECT_EQ(find_newest_complete(directory / "c"), std::nullopt);
   EXPECT_EQ(find_newest_complete(directory / "none"), std::nullopt);
-}
-
-TEST_F(Damage, OneRanksFailureIsEverybodys) {
-  const TemporaryDirectory directory;
-  save_state(tiny_state(), directory / "c", Cut::kRows, 3, 4, 1);
-  // On rank 1 the disk is full at some call; calls vary with threads' timing by none: one rank's
-  // own.
-  int failed = 0;
-  for (int n = 0;; ++n) {
-    std::atomic<int> reached = 0;
-    std::vector<std::string> errors(3);
-    on_ranks(3, [&](int rank, comm::Bootstrap& bootstrap) {
-      FaultyFiles files(Fault::kFail, rank == 1 ? n : -1);
-      RankState state(tiny_state(), Cut::kRows, rank, 3);
-      state.fill(2);
-      Saver saver(directory / "c", bootstrap, {}, files);
-      errors[size_t(rank)] = error_of([&] { saver.save(state.view(), run_state(5, 3), Stream()); });
-      if (rank == 1) reached = files.calls();
-    });
-    EXPECT_EQ(errors[0], errors[1]);
-    EXPECT_EQ(errors[0], errors[2]);
-    if (reached <= n) break;
-    ++failed;
-    EXPECT_EQ(errors[0].find("rank 1: "), 0u) << errors[0];
-    EXPECT_NE(errors[0].find("No space left"), std::string::npos) << errors[0];
-    EXPECT_EQ(list(posix(), directory / "c"),
-              (std::vector<std::string>{"latest", "step-00000004"}));
-  }
-  EXPECT_GT(failed, 15);
-  EXPECT_EQ(load_state(tiny_state(), directory / "c/step-00000004", Cut::kFlat, 2, 1), 0);
-  EXPECT_EQ(load_state(tiny_state(), directory / "c/step-00000005", Cut::kFlat, 2, 2), 0);
 }
 
 // A disk that says nothing and stores something else.
@@ -223,115 +164,6 @@ TEST_F(Damage, RanksMustAgreeOnTheStepAndOwnEveryElementOnce) {
               run.config = "{\"a\":1,\"a\":2}";
             }).find("duplicate key"),
             std::string::npos);
-}
-
-// Runs a save with the n-th call going wrong for all n, each from the same start, and looks at what
-// a new start then finds.
-void crash_everywhere(Fault fault, const std::function<void(const std::string&)>& prepare,
-                      int64_t step, int new_version, const SaveOptions& options,
-                      const std::vector<int>& legal) {
-  int calls = 0;
-  bool finished = false;
-  set_thread_budget(1);
-  for (int n = 0; !finished; ++n) {
-    const TemporaryDirectory directory;
-    const std::string c = directory / "c";
-    OneRank::run([&](comm::Bootstrap& bootstrap) {
-      prepare(c);
-      RankState state(tiny_state(), Cut::kRows, 0, 1);
-      state.fill(new_version);
-      FaultyFiles files(fault, n);
-      const std::string error = error_of([&] {
-        Saver(c, bootstrap, options, files).save(state.view(), run_state(step, 1), Stream());
-      });
-      calls = files.calls();
-      finished = calls <= n;
-      if (fault == Fault::kPowerLoss && !finished) files.lose();
-
-      // A first start may be killed as well.
-      if (fault != Fault::kFail && n % 3 == 0) {
-        FaultyFiles again(fault, n / 3 % 7);
-        error_of([&] { recover(c, again); });
-        if (fault == Fault::kPowerLoss) again.lose();
-      }
-      recover(c);
-      const auto newest = find_newest_complete(c);
-      const int found = newest ? OneRank().version(*newest, bootstrap) : -1;
-      EXPECT_NE(std::find(legal.begin(), legal.end(), found), legal.end()) << n << ": " << found;
-      if (error.empty()) {
-        EXPECT_EQ(found, new_version) << n;
-      } else {
-        EXPECT_NE(error.find("c"), std::string::npos);
-      }
-      for (const std::string& name : list(posix(), c)) {
-        EXPECT_TRUE(name == "latest" || step_of(name)) << n << ": " << name;
-      }
-    });
-  }
-  EXPECT_GT(calls, 40);
-}
-
-std::string fault_name(Fault fault) {
-  if (fault == Fault::kFail) return "Fail";
-  return fault == Fault::kKill ? "Kill" : "PowerLoss";
-}
-
-class Crash : public ::testing::TestWithParam<Fault> {
- protected:
-  void SetUp() override { set_log_level(LogLevel::kOff); }
-  void TearDown() override { set_log_level(LogLevel::kInfo); }
-};
-
-// Three pieces of a file and a few more calls are enough.
-SaveOptions crash_options() {
-  SaveOptions options;
-  options.keep_last = 2;
-  return options;
-}
-
-void save_on_one(const std::string& c, int64_t step, int version) {
-  save_state(tiny_state(), c, Cut::kRows, 1, step, version, crash_options());
-}
-
-TEST_P(Crash, TheFirstSave) {
-  crash_everywhere(GetParam(), [](const std::string&) {}, 5, 1, crash_options(), {-1, 1});
-}
-
-TEST_P(Crash, ANewStepWithPruning) {
-  crash_everywhere(GetParam(),
-                   [](const std::string& c) {
-                     save_on_one(c, 3, 3);
-                     save_on_one(c, 4, 0);
-                   },
-                   5, 1, crash_options(), {0, 1});
-}
-
-TEST_P(Crash, TheSameStepAgain) {
-  crash_everywhere(GetParam(), [](const std::string& c) { save_on_one(c, 5, 0); }, 5, 1,
-                   crash_options(), {0, 1});
-}
-
-INSTANTIATE_TEST_SUITE_P(Faults, Crash,
-                         ::testing::Values(Fault::kFail, Fault::kKill, Fault::kPowerLoss),
-                         [](const auto& info) { return fault_name(info.param); });
-
-TEST_F(Damage, TwoRanksKilledTogether) {
-  bool finished = false;
-  for (int n = 0; !finished; n += 3) {
-    const TemporaryDirectory directory;
-    const std::string c = directory / "c";
-    save_state(tiny_state(), c, Cut::kFlat, 2, 5, 0);
-    FaultyFiles files(Fault::kKill, n);
-    error_of([&] { save_state(tiny_state(), c, Cut::kFlat, 2, 5, 1, {}, files); });
-    finished = files.calls() <= n;
-    recover(c);
-    const auto newest = find_newest_complete(c);
-    ASSERT_TRUE(newest.has_value());
-    OneRank::run([&](comm::Bootstrap& bootstrap) {
-      const int found = OneRank().version(*newest, bootstrap);
-      EXPECT_TRUE(found == 1 || (found == 0 && !finished)) << found;
-    });
-  }
 }
 
 TEST_F(Damage, RecoverRemovesOnlyLeftovers) {

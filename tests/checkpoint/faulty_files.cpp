@@ -1,6 +1,7 @@
 #include "tests/checkpoint/faulty_files.h"
 
 #include <cerrno>
+#include <csignal>
 #include <fcntl.h>
 #include <filesystem>
 #include <unistd.h>
@@ -12,11 +13,20 @@ FaultyFiles::~FaultyFiles() {
   for (const int second : lost_files_) ::close(second);
 }
 
-int FaultyFiles::next() {
+int FaultyFiles::next(bool takes_space) {
   const int call = calls_++;
   if (n_ < 0 || call < n_) return 0;
-  if (call == n_ && fault_ == Fault::kFail) return -ENOSPC;
-  return fault_ == Fault::kFail ? 0 : -EIO;
+  switch (fault_) {
+    case Fault::kFail:
+      return call == n_ ? -ENOSPC : 0;
+    case Fault::kFull:
+      return takes_space ? -ENOSPC : 0;
+    case Fault::kSigkill:
+      ::raise(SIGKILL);
+      [[fallthrough]];
+    default:
+      return -EIO;
+  }
 }
 
 void FaultyFiles::lose() {
@@ -68,8 +78,9 @@ ssize_t FaultyFiles::pread(int fd, void* data, size_t bytes, off_t offset) {
 }
 
 ssize_t FaultyFiles::pwrite(int fd, const void* data, size_t bytes, off_t offset) {
+  if (fault_ == Fault::kSigkill && calls_ == n_) posix().pwrite(fd, data, bytes / 2, offset);
   const bool was_dead = dead();
-  const int error = next();
+  const int error = next(true);
   if (!was_dead) {
     const std::lock_guard lock(mutex_);
     if (!unsynced_.contains(fd)) unsynced_[fd] = ::dup(fd);
@@ -81,7 +92,7 @@ ssize_t FaultyFiles::pwrite(int fd, const void* data, size_t bytes, off_t offset
 }
 
 int FaultyFiles::fallocate(int fd, off_t bytes) {
-  if (const int error = next()) return error;
+  if (const int error = next(true)) return error;
   return posix().fallocate(fd, bytes);
 }
 
@@ -96,7 +107,7 @@ int FaultyFiles::fdatasync(int fd) {
 }
 
 int FaultyFiles::fsync(int fd) {
-  if (const int error = fdatasync(fd)) return error;
+  if (const int error = FaultyFiles::fdatasync(fd)) return error;
   const std::lock_guard lock(mutex_);
   const std::string& directory = paths_[fd];
   const auto within = [&](const std::string& path) {

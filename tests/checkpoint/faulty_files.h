@@ -14,6 +14,8 @@ enum class Fault {
   kFail,       // the n-th call fails with "no space left", later ones work
   kKill,       // the n-th call and all later ones do nothing, as after a kill; a write is half done
   kPowerLoss,  // kKill, then what was not synchronized is lost: data, new names, renames
+  kFull,       // from the n-th call on there is no space for another byte
+  kSigkill,    // the n-th call kills the process; a write is half done
 };
 
 // Counts calls, whoever makes them; call number `n` (from 0) goes wrong. A negative n: none does.
@@ -41,9 +43,11 @@ class FaultyFiles : public FileSystem {
 
  private:
   // 0, or the negative errno of a call that goes wrong.
-  int next();
+  int next(bool takes_space = false);
   void forget(const std::string& path);
-  bool dead() const { return fault_ != Fault::kFail && n_ >= 0 && calls_ > n_; }
+  bool dead() const {
+    return (fault_ == Fault::kKill || fault_ == Fault::kPowerLoss) && n_ >= 0 && calls_ > n_;
+  }
 
   Fault fault_;
   int n_;

@@ -383,14 +383,28 @@ for name, tensor in manifest["tensors"].items():
 assert read > 10, read
 )py";
 
-TEST(PythonPackage, ReadsTheFiles) {
-  if (std::system("python3 -c 'import safetensors, numpy' 2>/dev/null") != 0) {
-    GTEST_SKIP() << "the Python packages safetensors and numpy are not here";
+// A Python that has the package: the system's, or a virtual environment that was made with
+// python3 -m venv ~/.cache/moiety/safetensors-venv
+// ~/.cache/moiety/safetensors-venv/bin/pip install safetensors numpy
+std::string python_with_package() {
+  const char* home = std::getenv("HOME");
+  for (const std::string& python :
+       {std::string("python3"),
+        std::string(home ? home : "") + "/.cache/moiety/safetensors-venv/bin/python3"}) {
+    if (std::system((python + " -c 'import safetensors, numpy' 2>/dev/null").c_str()) == 0) {
+      return python;
+    }
   }
+  return "";
+}
+
+TEST(PythonPackage, ReadsTheFiles) {
+  const std::string python = python_with_package();
+  if (python.empty()) GTEST_SKIP() << "the Python packages safetensors and numpy are not here";
   const TemporaryDirectory directory;
   const std::string path = save_small(directory / "c", Cut::kFlat, 2, 5, 1, small_pieces()).path;
   write_file(directory / "read.py", kPython);
-  EXPECT_EQ(std::system(text("python3 {} {}", directory / "read.py", path).c_str()), 0);
+  EXPECT_EQ(std::system(text("{} {} {}", python, directory / "read.py", path).c_str()), 0);
 }
 
 }  // namespace

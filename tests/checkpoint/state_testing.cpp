@@ -109,6 +109,26 @@ const State& tiny_state() {
   return state;
 }
 
+void fill(const StateView& view, int version) {
+  for (const StatePiece& p : view) {
+    for_each_element(p, [&](std::byte* at, int64_t i) {
+      const uint64_t word = bits_of(p, i, version);
+      std::memcpy(at, &word, size_t(bits(p.dtype) / 8));
+    });
+  }
+}
+
+int64_t differences(const StateView& view, int version) {
+  int64_t count = 0;
+  for (const StatePiece& p : view) {
+    for_each_element(p, [&](std::byte* at, int64_t i) {
+      const uint64_t word = bits_of(p, i, version);
+      count += std::memcmp(at, &word, size_t(bits(p.dtype) / 8)) != 0;
+    });
+  }
+  return count;
+}
+
 RankState::RankState(const State& state, Cut cut, int rank, int ranks) {
   for (const LogicalState& s : state) {
     for (const Box& box : cut_boxes(s.shape, cut, rank, ranks)) {
@@ -118,28 +138,8 @@ RankState::RankState(const State& state, Cut cut, int rank, int ranks) {
   }
 }
 
-void RankState::fill(int version) {
-  for (const StatePiece& p : view_) {
-    for_each_element(p, [&](std::byte* at, int64_t i) {
-      const uint64_t word = bits_of(p, i, version);
-      std::memcpy(at, &word, size_t(bits(p.dtype) / 8));
-    });
-  }
-}
-
 void RankState::poison() {
   for (const Buffer& b : memory_) std::fill_n(b.data(), b.bytes(), std::byte{0xA5});
-}
-
-int64_t RankState::differences(int version) const {
-  int64_t count = 0;
-  for (const StatePiece& p : view_) {
-    for_each_element(p, [&](std::byte* at, int64_t i) {
-      const uint64_t word = bits_of(p, i, version);
-      count += std::memcmp(at, &word, size_t(bits(p.dtype) / 8)) != 0;
-    });
-  }
-  return count;
 }
 
 RunState run_state(int64_t step, int ranks) {
@@ -190,6 +190,16 @@ SaveResult save_small(const std::string& directory, Cut cut, int ranks, int64_t 
 }
 int64_t load_small(const std::string& path, Cut cut, int ranks, int version, LoadOptions options) {
   return load_state(small_state(), path, cut, ranks, version, options);
+}
+
+int version_of(const std::string& path, comm::Bootstrap& bootstrap) {
+  RankState state(tiny_state(), Cut::kRows, 0, 1);
+  state.poison();
+  load(path, state.view(), {}, bootstrap);
+  for (int v = 0; v < 4; ++v) {
+    if (state.differences(v) == 0) return v;
+  }
+  throw std::runtime_error("a mixture");
 }
 
 SaveOptions small_pieces() {

@@ -47,16 +47,19 @@ const State& small_state();
 // Three tensors, for tests that save and load thousands of times.
 const State& tiny_state();
 
+// Element i of a tensor gets a value that only its name, i and `version` decide.
+void fill(const StateView& view, int version);
+// How many elements are not those of `version`.
+int64_t differences(const StateView& view, int version);
+
 // What one rank owns of a state.
 class RankState {
  public:
   RankState(const State& state, Cut cut, int rank, int ranks);
   const StateView& view() const { return view_; }
-  // Element i of a tensor gets a value that only its name, i and `version` decide.
-  void fill(int version);
+  void fill(int version) { checkpoint::fill(view_, version); }
   void poison();
-  // How many elements are not those of `version`.
-  int64_t differences(int version) const;
+  int64_t differences(int version) const { return checkpoint::differences(view_, version); }
 
  private:
   StateView view_;
@@ -80,6 +83,11 @@ SaveResult save_small(const std::string& directory, Cut cut, int ranks, int64_t 
                       SaveOptions options = {});
 int64_t load_small(const std::string& path, Cut cut, int ranks, int version,
                    LoadOptions options = {});
+
+// The version of tiny_state that a checkpoint holds, of [0, 4); throws Error if it cannot be
+// loaded, std::runtime_error if it holds none of them. `bootstrap` is of one rank. Cheap: thousands
+// are tried.
+int version_of(const std::string& path, comm::Bootstrap& bootstrap);
 
 // Few bytes a piece, so that small tensors have many.
 SaveOptions small_pieces();

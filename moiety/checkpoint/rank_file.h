@@ -1,0 +1,60 @@
+// One rank's file of a checkpoint: the pieces it holds, and how they get to the disk.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moiety/checkpoint/manifest.h"
+
+namespace moiety::checkpoint {
+
+class RankFile {
+ public:
+  // What rank `rank` owns, cut into pieces of at most `piece_bytes` (or one index of the last
+  // dimension). `head` has id and run. Throws Error(InvalidArgument) for a piece of the view that
+  // cannot be stored, naming it.
+  RankFile(StateView view, const Manifest& head, int rank, int64_t piece_bytes);
+
+  uint64_t bytes() const { return header_.size() + data_bytes_; }
+  uint64_t data_bytes() const { return data_bytes_; }
+
+  // Copies the pieces' elements to `memory`, of data_bytes(), and holds these from now on.
+  void take_copy(std::byte* memory);
+
+  // Writes the file into `directory`, where it must not be, brings it to the disk and, with
+  // `verify`, reads it back. Returns what is in it, as a manifest of one file. Throws Error(Io),
+  // also soon after `stop` has become true.
+  Manifest write(const std::string& directory, bool verify, FileSystem& files,
+                 const std::atomic<bool>& stop) const;
+  const std::string& name() const { return name_; }
+
+ private:
+  struct Piece {
+    int of = 0;  // index into view_
+    Box box;
+    const char* data = nullptr;
+    uint64_t begin = 0, end = 0;  // bytes of the data
+
+    std::string_view content() const { return {data, end - begin}; }
+  };
+  struct Sums {
+    uint32_t crc32c = 0;
+    uint64_t digest = 0;
+  };
+
+  void cut(int of, const Box& box, int64_t limit);
+  Sums write_piece(const File& file, const Piece& piece, const std::atomic<bool>& stop) const;
+
+  StateView view_;
+  std::string id_;
+  int64_t step_;
+  std::string name_;
+  std::string header_;
+  uint64_t data_bytes_ = 0;
+  std::vector<Piece> pieces_;  // in the order of the file
+};
+
+}  // namespace moiety::checkpoint

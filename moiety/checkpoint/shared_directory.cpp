@@ -1,0 +1,36 @@
+#include "moiety/checkpoint/shared_directory.h"
+
+#include "moiety/base/error.h"
+#include "moiety/base/log.h"
+#include "moiety/checkpoint/together.h"
+
+namespace moiety::checkpoint {
+
+void check_shared_directory(const std::string& directory, comm::Bootstrap& bootstrap,
+                            FileSystem& files) {
+  const std::string nonce = gather(bootstrap, random_id())[0];
+  const std::string path = directory + "/.probe-" + nonce;
+  const bool first = bootstrap.rank() == 0;
+  std::string seen;
+  const std::string error = report_of([&] {
+    together(bootstrap, [&] {
+      if (first) write_text(files, path, nonce);
+    });
+    together(bootstrap, [&] {
+      if (size_of(files, path)) seen = read_text(files, path, nonce.size());
+      if (seen != nonce) {
+        fail(ErrorKind::kIo,
+             "{} is not the directory that rank 0 sees there: it must be one file system for all "
+             "ranks",
+             directory);
+      }
+    });
+  });
+  if (first) {
+    const std::string left = report_of([&] { remove(files, path); });
+    if (!left.empty()) log(LogLevel::kWarning, "checkpoint: {}", left.substr(1));
+  }
+  if (!error.empty()) throw_report(error);
+}
+
+}  // namespace moiety::checkpoint
