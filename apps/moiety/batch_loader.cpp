@@ -5,6 +5,7 @@
 
 #include "apps/moiety/errors.h"
 #include "moiety/base/error.h"
+#include "moiety/base/trace.h"
 
 namespace moiety::app {
 namespace {
@@ -128,6 +129,7 @@ BatchLoader::Slot* BatchLoader::free_slot() {
 }
 
 const Batch* BatchLoader::next() {
+  const TraceSpan span(TraceLane::kData, "wait for a batch");
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   std::unique_lock lock(mutex_);

@@ -41,6 +41,8 @@ std::string text_of_json(std::string_view line, size_t begin, const std::string&
     const size_t reason = what.find(": ");
     throw BadDocument{begin + std::min(e.byte > 0 ? e.byte - 1 : 0, line.size()),
                       text("bad JSON: {}", reason == what.npos ? what : what.substr(reason + 2))};
+  } catch (const nlohmann::json::out_of_range& e) {
+    throw BadDocument{begin, text("bad JSON: {}", e.what())};  // a number beyond double
   }
 }
 

@@ -1,5 +1,5 @@
 // Errors of the program: a sentence for the user and the exit code (spec trainer, 1) that goes with
-// it. Errors of the library (moiety::Error) are mapped to codes in one place, main.
+// it. Errors of the library (moiety::Error) are mapped to codes in one place, current_failure.
 #pragma once
 
 #include <stdexcept>
@@ -42,5 +42,22 @@ using UsageError = ErrorOf<kExitUsage>;
 using DataError = ErrorOf<kExitData>;
 using DiskError = ErrorOf<kExitDisk>;
 using CheckpointError = ErrorOf<kExitCheckpoint>;
+using NumericalError = ErrorOf<kExitNumerical>;
+using MemoryError = ErrorOf<kExitMemory>;
+
+struct Failure {
+  ExitCode code = kExitInternal;
+  std::string text;
+};
+// The exception that is being handled.
+Failure current_failure();
+
+// A failure on its way to the other ranks, which get texts alone: "... (exit code 3)", and back. A
+// text without the ending is one of communication.
+std::string to_peers(const Failure& failure);
+Failure from_peers(std::string_view text);
+
+// The last line on stderr.
+void print_failure(const Failure& failure);
 
 }  // namespace moiety::app

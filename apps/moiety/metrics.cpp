@@ -20,22 +20,18 @@ std::string short_text(double v) {
   return text("{:.{}f}", v, a >= 1 ? 2 : 2 - int64_t(std::floor(std::log10(a))));
 }
 
-double mean(const std::vector<double>& v) {
-  return v.empty() ? 1 : std::accumulate(v.begin(), v.end(), 0.0) / double(v.size());
-}
-
 }  // namespace
 
 std::string step_line(const StepRecord& r, bool with_z, std::optional<double> eta_s) {
   constexpr double kGiga = 1 << 30;
   std::string line = text("step {}/{} loss {:.4f} aux {:.3f}", r.step, r.steps, r.loss, r.aux);
   if (with_z) line += text(" z {:.3f}", r.z);
-  const double worst =
-      r.balance.empty() ? 1 : *std::max_element(r.balance.begin(), r.balance.end());
+  const Balance balance = balance_of(r.balance);
   line += text(" gnorm {} lr {:.1e} tok/s {} TFLOP/s {} MFU {:.1f} mem {:.{}f}/{:.1f}G",
                short_text(r.grad_norm), r.lr, si_text(r.tokens_per_s), short_text(r.tflops), r.mfu,
                r.memory / kGiga, r.memory < kGiga ? 2 : 1, r.memory_total / kGiga);
-  line += text(" bal {:.2f}/{:.2f} drop {}", mean(r.balance), worst, r.dropped);
+  line += text(" bal {:.2f}/{:.2f} drop {} comm {:.1f}", balance.mean, balance.worst, r.dropped,
+               r.comm);
   if (eta_s) line += text(" eta {}", duration_text(*eta_s));
   if (r.skipped) line += " SKIPPED";
   if (r.forced) line += " FORCED";
@@ -49,6 +45,8 @@ std::string step_json(const StepRecord& r, double time) {
   json.add("lr", r.lr).add("tok_s", r.tokens_per_s).add("tflops", r.tflops).add("mfu", r.mfu);
   json.add("mfu_recipe", r.mfu_recipe).add("mem", r.memory).add("drop", r.dropped);
   json.add("step_ms", r.step_s * 1e3).add("data_wait_ms", r.data_wait_ms);
+  json.add("comm", r.comm)
+      .raw("exposed_ms", JsonLine().add("ep", r.ep_wait_ms).add("dp", r.dp_wait_ms).text());
   json.add("bal", std::span<const double>(r.balance));
   json.add("rank_bal", std::span<const double>(r.rank_balance));
   json.add("entropy", r.entropy).add("skipped", r.skipped).add("recipe", r.recipe);
@@ -64,6 +62,12 @@ double imbalance(const int64_t* pairs, int64_t experts, int64_t parts) {
     most = std::max(most, sum);
   }
   return total > 0 ? double(most) * double(parts) / double(total) : 1;
+}
+
+Balance balance_of(const std::vector<double>& layers) {
+  if (layers.empty()) return {1, 1};
+  return {std::accumulate(layers.begin(), layers.end(), 0.0) / double(layers.size()),
+          *std::max_element(layers.begin(), layers.end())};
 }
 
 double balance_entropy(const int64_t* pairs, int64_t experts) {

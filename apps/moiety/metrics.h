@@ -29,14 +29,17 @@ struct StepRecord {
   double entropy = 0;   // of the experts' shares / ln E, mean over layers; 1 is balanced
   int64_t dropped = 0;  // (token, expert) pairs
   double data_wait_ms = 0;
+  // Milliseconds of the step at waits for other ranks, by axis; mean over ranks.
+  double ep_wait_ms = 0, dp_wait_ms = 0;
+  double comm = 0;  // %, these waits in the step
   bool skipped = false;
   bool forced = false;  // the router balances by force
   std::string recipe;
 };
 
 // "step 120/1000 loss 3.4125 aux 1.031 gnorm 0.84 lr 2.9e-04 tok/s 41.2k TFLOP/s 312.4 MFU 31.6
-// mem 61.3/79.6G bal 1.18/1.42 drop 0 eta 2m05s"; z behind aux where `with_z`,
-// and no eta where there is none.
+// mem 61.3/79.6G bal 1.18/1.42 drop 0 comm 4.1 eta 2m05s"; z behind aux where `with_z`, and no eta
+// where there is none.
 std::string step_line(const StepRecord& record, bool with_z, std::optional<double> eta_s);
 // The record's fields, `time` in Unix seconds.
 std::string step_json(const StepRecord& record, double time);
@@ -44,6 +47,11 @@ std::string step_json(const StepRecord& record, double time);
 // Pairs of a layer's experts -> busiest / mean over `parts` equal parts of the experts; 1 is
 // balanced.
 double imbalance(const int64_t* pairs, int64_t experts, int64_t parts);
+// Of the layers; 1 where there is none.
+struct Balance {
+  double mean, worst;
+};
+Balance balance_of(const std::vector<double>& layers);
 // Entropy of the experts' shares / ln E.
 double balance_entropy(const int64_t* pairs, int64_t experts);
 

@@ -74,12 +74,7 @@ constexpr std::string_view kPlanned[] = {"moe.activation",
                                          "precision.weight_2d",
                                          "precision.pow2_scales",
                                          "precision.switch_step",
-                                         "precision.switch_recipe",
-                                         "checkpoint.async",
-                                         "profile.steps",
-                                         "log.tensorboard",
-                                         "log.plot_every",
-                                         "guard.watchdog_s"};
+                                         "precision.switch_recipe"};
 // Parallelism that the design leaves out.
 constexpr std::string_view kUnsupported[] = {"parallel.pp", "parallel.cp", "parallel.etp"};
 

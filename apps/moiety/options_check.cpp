@@ -1,6 +1,7 @@
 #include "apps/moiety/options_check.h"
 
 #include "apps/moiety/errors.h"
+#include "apps/moiety/profile.h"
 
 namespace moiety::app {
 namespace {
@@ -44,6 +45,7 @@ void check_training(const Options& o, const Grid& grid) {
   require(o.train.global_batch % slice == 0,
           "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",
           o.train.global_batch, o.train.micro_batch, grid.dp);
+  parse_profile_steps(o.profile.steps);
   const bool files = !o.data.train.empty();
   require(
       files != (o.data.synthetic != "none"),

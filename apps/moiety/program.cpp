@@ -1,15 +1,14 @@
 #include "apps/moiety/program.h"
 
 #include <cstdio>
-#include <new>
 
+#include "apps/moiety/doctor.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/eval.h"
 #include "apps/moiety/generate.h"
+#include "apps/moiety/plot.h"
 #include "apps/moiety/prepare.h"
 #include "apps/moiety/train.h"
-#include "moiety/base/error.h"
-#include "moiety/checkpoint/checkpoint_error.h"
 
 namespace moiety::app {
 namespace {
@@ -25,6 +24,8 @@ constexpr Command kCommands[] = {
     {"eval", "loss, perplexity, bits per byte and expert balance of a checkpoint", eval_command},
     {"generate", "continue a text", generate_command},
     {"prepare", "text or JSONL to token files", prepare_command},
+    {"plot", "curves of one or several runs in one picture", plot_command},
+    {"doctor", "what this machine offers to training, and what to do", doctor_command},
 };
 
 std::string usage() {
@@ -33,24 +34,6 @@ std::string usage() {
                     "usage: moiety COMMAND ...      (moiety COMMAND --help)\n\n";
   for (const Command& command : kCommands) out += text("  {:<10} {}\n", command.name, command.help);
   return out;
-}
-
-ExitCode exit_code(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kUnsupported:
-      return kExitUsage;
-    case ErrorKind::kCuda:
-      return kExitDevice;
-    case ErrorKind::kComm:
-      return kExitComm;
-    case ErrorKind::kIo:
-      return kExitDisk;
-    case ErrorKind::kOutOfMemory:
-      return kExitMemory;
-    case ErrorKind::kInvalidArgument:
-      return kExitInternal;  // what the user gives is checked before
-  }
-  return kExitInternal;
 }
 
 int dispatch(const std::vector<std::string>& arguments) {
@@ -66,12 +49,10 @@ int dispatch(const std::vector<std::string>& arguments) {
   for (const Command& command : kCommands) {
     if (name == command.name) return command.run({arguments.begin() + 1, arguments.end()});
   }
-  throw UsageError("unknown command '{}'; the commands are train, eval, generate, prepare", name);
-}
-
-int report(ExitCode code, const char* what) {
-  std::fprintf(stderr, "moiety: %s\n", what);
-  return code;
+  std::string names;
+  for (const Command& command : kCommands)
+    names += text("{}{}", names.empty() ? "" : ", ", command.name);
+  throw UsageError("unknown command '{}'; the commands are {}", name, names);
 }
 
 }  // namespace
@@ -79,16 +60,10 @@ int report(ExitCode code, const char* what) {
 int run_program(const std::vector<std::string>& arguments) {
   try {
     return dispatch(arguments);
-  } catch (const ExitError& e) {
-    return report(e.code, e.what());
-  } catch (const checkpoint::CheckpointError& e) {
-    return report(kExitCheckpoint, e.what());
-  } catch (const Error& e) {
-    return report(exit_code(e.kind()), e.what());
-  } catch (const std::bad_alloc&) {
-    return report(kExitMemory, "out of memory");
-  } catch (const std::exception& e) {
-    return report(kExitInternal, e.what());
+  } catch (...) {
+    const Failure failure = current_failure();
+    print_failure(failure);
+    return failure.code;
   }
 }
 

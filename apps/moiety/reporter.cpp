@@ -1,6 +1,8 @@
 #include "apps/moiety/reporter.h"
 
 #include "apps/moiety/cpu_peak.h"
+#include "apps/moiety/doctor.h"
+#include "apps/moiety/run_plots.h"
 
 namespace moiety::app {
 namespace {
@@ -29,19 +31,14 @@ double Reporter::eta_seconds(int64_t step) const {
                       occasions(step, steps_, options_.checkpoint.interval));
 }
 
-void Reporter::step(StepRecord record, const Work& work) {
-  eta_.add_step(work.seconds);
-  since_line_.seconds += work.seconds;
-  since_line_.tokens += work.tokens;
-  since_line_.flops += work.flops;
-  since_line_.data_wait_ms += work.data_wait_ms;
-  ++steps_since_line_;
-  const bool due = record.step % options_.log.every == 0 || record.step == steps_;
-
-  const double seconds = since_line_.seconds;
+void Reporter::fill_in(StepRecord& record) const {
+  const double seconds = since_line_.seconds, steps = double(steps_since_line_);
   record.steps = steps_;
-  record.step_s = seconds / double(steps_since_line_);
-  record.data_wait_ms = since_line_.data_wait_ms / double(steps_since_line_);
+  record.step_s = seconds / steps;
+  record.data_wait_ms = since_line_.data_wait_ms / steps;
+  record.ep_wait_ms = since_line_.ep_wait_ms / steps;
+  record.dp_wait_ms = since_line_.dp_wait_ms / steps;
+  record.comm = 0.1 * (since_line_.ep_wait_ms + since_line_.dp_wait_ms) / seconds;
   record.tokens_per_s = since_line_.tokens / seconds;
   record.tflops = since_line_.flops / seconds * 1e-12;
   record.mfu = 100 * record.tflops / peak_;
@@ -50,24 +47,81 @@ void Reporter::step(StepRecord record, const Work& work) {
   record.memory_total = machine_bytes();
   record.forced = options_.router.force_balance;
   record.recipe = options_.precision.recipe;
+}
+
+void Reporter::step(StepRecord record, const Work& work) {
+  eta_.add_step(work.seconds);
+  since_line_.seconds += work.seconds;
+  since_line_.tokens += work.tokens;
+  since_line_.flops += work.flops;
+  since_line_.data_wait_ms += work.data_wait_ms;
+  since_line_.ep_wait_ms += work.ep_wait_ms;
+  since_line_.dp_wait_ms += work.dp_wait_ms;
+  ++steps_since_line_;
+  const bool due = record.step % options_.log.every == 0 || record.step == steps_;
+  fill_in(record);
   const bool with_z = options_.router.z_coef > 0;
   const double eta = eta_seconds(record.step);
   // The end of a status line may be cut.
   console_.status(double(record.step) / double(steps_),
                   text("eta {} {}", duration_text(eta), step_line(record, with_z, std::nullopt)));
-  if (!due) return;
-  const std::string line = step_line(record, with_z, eta);
-  if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);
-  directory_.log().add(line);
-  directory_.metrics().add(step_json(record, unix_time()));
-  since_line_ = {};
-  steps_since_line_ = 0;
+  if (due) {
+    const std::string line = step_line(record, with_z, eta);
+    if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);
+    directory_.log().add(line);
+    const std::string json = step_json(record, unix_time());
+    directory_.metrics().add(json);
+    add_record(json, history_);
+    if (tensorboard_) add_step(record, *tensorboard_);
+    plots_are_old_ = true;
+    since_line_ = {};
+    steps_since_line_ = 0;
+  }
+  const int64_t plot_every = options_.log.plot_every;
+  if (plot_every > 0 && record.step % plot_every == 0) draw_plots();
 }
 
 void Reporter::event(std::string_view name, int64_t step, const JsonLine& fields) {
   JsonLine json;
   json.add("v", 1).add("t", unix_time()).add("event", name).add("step", step).append(fields);
   directory_.metrics().add(json.text());
+  if (name == "start" || name == "resume") return open(step);
+  add_record(json.text(), history_);
+  if (name == "eval") {
+    plots_are_old_ = true;
+    const Scalar loss{"loss/validation", history_.evaluations().back().loss};
+    if (tensorboard_) tensorboard_->add(step, {&loss, 1});
+  }
+  if (name == "stop") draw_plots();
 }
+
+void Reporter::open(int64_t step) {
+  const std::filesystem::path& run = directory_.path();
+  try {
+    history_ = read_history(run);
+    replace_file(run / "env.json", checks_json(examine(run, false)) + "\n");
+    if (options_.log.tensorboard) tensorboard_.emplace(run / "tb", step + 1);
+  } catch (const std::exception& e) {
+    say(LogLevel::kWarning, "training goes on without some of its records: {}", e.what());
+  }
+}
+
+void Reporter::draw_plots() {
+  if (!plots_are_old_) return;
+  plots_are_old_ = false;
+  const std::filesystem::path folder = directory_.path() / "plots";
+  const PlotRun run{run_name(directory_.path()), &history_};
+  try {
+    std::filesystem::create_directories(folder);
+    for (const char* which : {"loss", "throughput", "balance"}) {
+      replace_file(folder / text("{}.svg", which), draw(run_chart(which, {&run, 1}, {})));
+    }
+  } catch (const std::exception& e) {
+    if (!plots_failed_) say(LogLevel::kWarning, "no plots: {}", e.what());
+    plots_failed_ = true;
+  }
+}
+
+Reporter::~Reporter() { draw_plots(); }
 
 }  // namespace moiety::app

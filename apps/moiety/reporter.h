@@ -1,30 +1,42 @@
-// What rank 0 says about a training run: step lines with progress, metrics.jsonl, events.
+// What rank 0 says about a training run: step lines with progress, metrics.jsonl, event files for
+// TensorBoard, plots.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 
 #include "apps/moiety/console.h"
 #include "apps/moiety/json_line.h"
 #include "apps/moiety/metrics.h"
 #include "apps/moiety/options.h"
 #include "apps/moiety/run_directory.h"
+#include "apps/moiety/run_history.h"
+#include "apps/moiety/tensorboard.h"
 #include "moiety/base/log.h"
 
 namespace moiety::app {
 
 class Reporter {
  public:
+  // Touches no file before the first event.
   Reporter(const Options& options, int64_t steps, RunDirectory& directory, Console& console);
+  // However the run ends, its plots are drawn.
+  ~Reporter();
+  Reporter(const Reporter&) = delete;
+  Reporter& operator=(const Reporter&) = delete;
 
   // Every `log.every` steps (and the last) a line and a record, with the mean time since the last
   // ones. `record` holds what belongs to the step; times and rates are filled in here: `seconds` of
-  // the step, its tokens, model FLOPs of one rank, milliseconds that it waited for data.
+  // the step, its tokens, model FLOPs of one rank, milliseconds that it waited for data and, mean
+  // over ranks, for other ranks.
   struct Work {
     double seconds = 0;
     double tokens = 0;
     double flops = 0;
     double data_wait_ms = 0;
+    double ep_wait_ms = 0;
+    double dp_wait_ms = 0;
   };
   void step(StepRecord record, const Work& work);
 
@@ -37,7 +49,8 @@ class Reporter {
     set_log_rank(rank);
   }
 
-  // A record of an event. `fields` go behind v, t, event and step.
+  // A record of an event. `fields` go behind v, t, event and step. The first one is start or
+  // resume.
   void event(std::string_view name, int64_t step, const JsonLine& fields = {});
   void evaluation(double seconds) { eta_.add_evaluation(seconds); }
   void checkpoint(double seconds) { eta_.add_checkpoint(seconds); }
@@ -47,6 +60,10 @@ class Reporter {
 
  private:
   double eta_seconds(int64_t step) const;
+  void fill_in(StepRecord& record) const;
+  // What training that goes on behind `step` adds to.
+  void open(int64_t step);
+  void draw_plots();
 
   const Options& options_;
   int64_t steps_;
@@ -56,6 +73,9 @@ class Reporter {
   double peak_ = 0, recipe_peak_ = 0;
   Work since_line_;
   int64_t steps_since_line_ = 0;
+  RunHistory history_;
+  bool plots_are_old_ = false, plots_failed_ = false;
+  std::optional<EventWriter> tensorboard_;
 };
 
 // Seconds between calls.

@@ -1,5 +1,6 @@
 #include "apps/moiety/run_directory.h"
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -39,24 +40,53 @@ bool same_values(const fs::path& file, const Options& options) {
 
 }  // namespace
 
-LineFile::LineFile(const fs::path& path) : path_(path.string()) {
+RecordFile::RecordFile(const fs::path& path) : path_(path.string()) {
   fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (fd_ < 0) throw DiskError("{}: cannot open: {}", path_, std::strerror(errno));
 }
 
-LineFile::~LineFile() {
+RecordFile::~RecordFile() {
   ::close(fd_);
-  if (lost_ > 1) log(LogLevel::kWarning, "{}: {} lines could not be written", path_, lost_);
+  if (lost_ > 1) log(LogLevel::kWarning, "{}: {} records could not be written", path_, lost_);
 }
 
-void LineFile::add(std::string_view line) {
-  const std::string whole = std::string(line) + "\n";
+void RecordFile::add(std::string_view record) {
   const std::lock_guard lock(mutex_);
-  if (::write(fd_, whole.data(), whole.size()) == ssize_t(whole.size())) return;
+  const ssize_t written = ::write(fd_, record.data(), record.size());
+  if (written == ssize_t(record.size())) return;
+  std::string why = written < 0 ? std::strerror(errno) : "no space left";
+  if (written > 0 && ::ftruncate(fd_, ::lseek(fd_, 0, SEEK_END) - written) != 0) {
+    why += "; a part of it stays";
+  }
   if (lost_++ > 0) return;
   // Not through the log, which may be this file.
-  std::fprintf(stderr, "warning: %s: a line could not be written: %s\n", path_.c_str(),
-               std::strerror(errno));
+  std::fprintf(stderr, "warning: %s: a record could not be written: %s\n", path_.c_str(),
+               why.c_str());
+}
+
+LineFile::LineFile(const fs::path& path) : file_(path) {
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  if (in.tellg() <= 0) return;
+  in.seekg(-1, std::ios::end);
+  if (in.get() != '\n') file_.add("\n");  // the machine stopped while a line was written
+}
+
+void replace_file(const fs::path& path, std::string_view bytes) {
+  static std::atomic<int> calls{0};  // threads may write the same file
+  const std::string temporary = text("{}.{}-{}.tmp", path.string(), ::getpid(), calls++);
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) throw DiskError("{}: cannot open: {}", temporary, std::strerror(errno));
+  int error = 0;
+  while (!bytes.empty() && error == 0) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written > 0) bytes.remove_prefix(size_t(written));
+    if (written <= 0 && errno != EINTR) error = written < 0 ? errno : ENOSPC;
+  }
+  if (::close(fd) != 0 && error == 0) error = errno;
+  if (error == 0 && ::rename(temporary.c_str(), path.c_str()) == 0) return;
+  if (error == 0) error = errno;
+  ::unlink(temporary.c_str());
+  throw DiskError("{}: cannot be written: {}", path.string(), std::strerror(error));
 }
 
 DirectoryLock::DirectoryLock(const fs::path& directory) {

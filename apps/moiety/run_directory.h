@@ -1,4 +1,5 @@
-// The directory of a run: the lock, the configuration, log.txt, metrics.jsonl, checkpoints/.
+// The directory of a run: the lock, the configuration, log.txt, metrics.jsonl, tb/, plots/,
+// profile/, checkpoints/.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +12,18 @@
 
 namespace moiety::app {
 
-// A file that grows by whole lines, each one `write`. A line that cannot be written is counted and
-// the first one is warned of: a full disk does not stop training.
-class LineFile {
+// A file that grows by whole records, each one `write`. A record that cannot be written leaves
+// nothing of itself; it is counted and the first one is warned of: a full disk does not stop
+// training.
+class RecordFile {
  public:
   // Throws DiskError if the file cannot be opened.
-  explicit LineFile(const std::filesystem::path& path);
-  ~LineFile();
-  LineFile(const LineFile&) = delete;
-  LineFile& operator=(const LineFile&) = delete;
+  explicit RecordFile(const std::filesystem::path& path);
+  ~RecordFile();
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
 
-  void add(std::string_view line);
+  void add(std::string_view record);
 
  private:
   std::string path_;
@@ -29,6 +31,19 @@ class LineFile {
   int64_t lost_ = 0;
   std::mutex mutex_;
 };
+
+// A RecordFile of lines. A last line that was cut off stays by itself.
+class LineFile {
+ public:
+  explicit LineFile(const std::filesystem::path& path);
+  void add(std::string_view line) { file_.add(std::string(line) + "\n"); }
+
+ private:
+  RecordFile file_;
+};
+
+// Readers see the old bytes or the new ones, whole. Throws DiskError.
+void replace_file(const std::filesystem::path& path, std::string_view bytes);
 
 // The kernel's lock on DIR/lock: it ends with the process, so it is never stale.
 class DirectoryLock {

@@ -54,7 +54,11 @@ SamplerState parse_sampler_state(std::string_view json) {
       source.identity.crc32c = parse_crc(s.at("crc32c").get<std::string>());
       source.identity.tokens = count(s, "tokens");
       source.identity.weight = count(s, "weight");
-      s.at("credit").get_to(source.credit);
+      const nlohmann::json& credit = s.at("credit");
+      if (!credit.is_number_integer()) {
+        throw CheckpointError("sampler state: credit is {}, not an integer", credit.dump());
+      }
+      credit.get_to(source.credit);
       source.epoch = count(s, "epoch");
       source.position = count(s, "position");
     }

@@ -1,7 +1,6 @@
 // Arguments of `moiety train`.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 
 #include <CLI/CLI.hpp>
 
@@ -17,20 +16,6 @@ constexpr const char* kAbout =
     "checkpoint. Results go to the run directory, progress to stderr.\n\n"
     "Configuration: defaults, then model.preset, then the --config files in order, then\n"
     "--section.key=value. --section.key alone is true.";
-
-// Processes started by a launcher would be that many trainers in one directory.
-void refuse_launchers() {
-  for (const char* variable :
-       {"SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"}) {
-    const char* value = std::getenv(variable);
-    if (value && std::atol(value) > 1) {
-      throw UsageError(
-          "{} = {}: started as one of several processes, which this version does not join; "
-          "ranks are threads: start one process with --ranks {}",
-          variable, value, value);
-    }
-  }
-}
 
 // Splits off --section.key[=value], which the table parses.
 std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
@@ -65,7 +50,8 @@ int train_command(const std::vector<std::string>& given) {
       ->take_all()
       ->expected(1);
   app.add_option("--run", run, "run directory: run.dir");
-  app.add_option("--ranks", ranks, "ranks, as threads of this process: run.ranks");
+  app.add_option("--ranks", ranks,
+                 "ranks, as threads of this process (mpirun starts processes instead): run.ranks");
   app.add_flag("--print-config", print, "print every key with its value and source, and stop");
   app.add_flag("--dry-run", flags.dry_run, "check and set up everything, and stop before step 1");
   if (!parse_command_line(app, arguments, &flags.quiet)) return kExitDone;
@@ -77,7 +63,6 @@ int train_command(const std::vector<std::string>& given) {
     std::fputs(print_config(config).c_str(), stdout);
     return kExitDone;
   }
-  refuse_launchers();
   return train(config, flags);
 }
 

@@ -9,8 +9,13 @@
 #include "apps/moiety/batch_loader.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
+#include "apps/moiety/launch.h"
+#include "apps/moiety/profile.h"
 #include "apps/moiety/rank_model.h"
-#include "apps/moiety/reporter.h"
+#include "apps/moiety/replay.h"
+#include "apps/moiety/run_files.h"
+#include "apps/moiety/tensor_check.h"
+#include "apps/moiety/watchdog.h"
 #include "moiety/base/arena.h"
 #include "moiety/base/deadline.h"
 #include "moiety/checkpoint/saver.h"
@@ -19,25 +24,26 @@
 
 namespace moiety::app {
 
-// What the ranks of a run share.
+// What the ranks of a process share.
 struct TrainingPlan {
   const Config& config;
+  Launch launch;
   Grid grid;
   model::Config model;
   int64_t steps = 0;
   std::shared_ptr<const SampleSource> train;
   std::shared_ptr<const SampleSource> valid;  // null: none
-  std::vector<std::string> resume_from;       // best first
+  std::vector<std::string> resume_from;       // best first; rank 0's counts
   std::string init_from;                      // a checkpoint, or empty
-  RunDirectory& directory;
-  Reporter& reporter;
+  Watchdog& watchdog;
+  RunFiles* files = nullptr;  // of rank 0; null in other processes
   bool dry_run = false;
 };
 
 class Trainer {
  public:
   // Collective over `world`: allocates, and loads or draws the weights.
-  Trainer(const TrainingPlan& plan, comm::Communicator& world);
+  Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat& heartbeat);
 
   // kExitDone, or kExitStartAgain after a signal or at run.max_hours.
   int run();
@@ -48,41 +54,64 @@ class Trainer {
 
   // trainer_start.cpp: where the weights come from, and the first batch.
   void initialize_or_load();
-  bool load(const std::string& path);
+  std::vector<std::string> resume_candidates_of_rank_0();
+  bool load(const std::string& path, bool last);
   void start_data(const SamplerState* from);
   void measure_peaks();
 
   // One step, made again until every expert had room. Empty: the data has ended.
   std::optional<optim::StepReport> make_step();
+  // Forward, backward, optimizer; with guard.nan = tensor a look at every stored tensor.
+  std::optional<optim::StepReport> attempt();
   // Forward and backward of the step's micro-batches; false: the data has ended.
   bool accumulate(model::StepStats& stats);
   optim::StepInput step_input(const model::StepStats& stats) const;
   uint32_t requests() const;
+  bool checks_tensors() const { return options().guard.nan == "tensor"; }
 
   // What a step leads to: the router's bias, a line and a record, the guard, evaluation,
   // checkpoint.
   void after_step(const optim::StepReport& report, double seconds, double data_wait_ms);
   void report_step(const optim::StepReport& report, const Tensor& pairs_LE, double seconds,
                    double data_wait_ms);
-  void check_guard(const optim::StepReport& report) const;
+  void check_guard(const optim::StepReport& report);
   void evaluate();
-  // `final`: a failure ends the run, else it is tried again at the next interval.
-  void save(bool final);
   int finish(bool stopped);
+
+  // trainer_replay.cpp: the step that the guard halted at, made again under a probe. Collective;
+  // the verdict of all ranks.
+  std::string replay(const optim::StepReport& report);
+  uint32_t checksum();
+
+  // trainer_save.cpp. An interval's or a signal's checkpoint is written beside the next steps; one
+  // that fails is tried again at the next interval.
+  void save();
+  // The last one of the run: waits for it, and its failure ends the run.
+  void save_for_good();
+  void start_saving();
+  void wait_for_save();
+  bool saved_well();
+  // At every step border: rank 0 says how a save ended.
+  void hear_of_saves();
+  void tell(const checkpoint::SaveResult& result);
+  void tell_of_failure(int64_t step, std::string_view error);
+  checkpoint::RunState run_state() const;
+  optim::StateView saved_state();
 
   bool leads() const { return world_.rank() == 0; }
   // A line of the run, once for all ranks.
   template <class... Args>
   void say(LogLevel level, std::string_view format, const Args&... args) const {
-    if (leads()) plan_.reporter.say(level, format, args...);
+    if (leads()) plan_.files->reporter.say(level, format, args...);
   }
   void event(std::string_view name, const JsonLine& fields = {}) const {
-    if (leads()) plan_.reporter.event(name, step_, fields);
+    if (leads() && !plan_.dry_run) plan_.files->reporter.event(name, step_, fields);
   }
   const Options& options() const { return plan_.config.options; }
 
   const TrainingPlan& plan_;
   comm::Communicator& world_;
+  Heartbeat& heartbeat_;
   int64_t tokens_;  // of a pass
   RankModel model_;
   optim::DistributedOptimizer optimizer_;
@@ -92,11 +121,20 @@ class Trainer {
   std::unique_ptr<BatchLoader> loader_;
   checkpoint::Saver saver_;
   optim::Schedule schedule_;
-  model::StepStats stats_;  // of the last step, this rank's
+  model::StepStats stats_;        // of the last step, this rank's
+  SamplerState step_start_;       // before that step
+  std::optional<Finding> found_;  // in it, with guard.nan = tensor
+  uint32_t asked_ = 0;            // requests that wait for the end of a step
+
+  Profiler profiler_;
+  PeerWaits waits_;  // of the last step
 
   int64_t step_ = 0;  // completed
   int64_t trained_tokens_ = 0;
-  int64_t saved_step_ = -1, evaluated_step_ = -1;
+  int64_t evaluated_step_ = -1;
+  int64_t loaded_step_ = -1;   // of the checkpoint that the run continues
+  int64_t save_started_ = -1;  // step of the newest save
+  int64_t told_of_save_ = -1;
   Deadline time_limit_;
   double step_seconds_ = 0, save_seconds_ = 0;  // of the last ones
 };

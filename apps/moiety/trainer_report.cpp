@@ -1,4 +1,7 @@
 // What is said about a step, and what stops a bad run.
+#include <algorithm>
+#include <cmath>
+
 #include "apps/moiety/errors.h"
 #include "apps/moiety/trainer.h"
 
@@ -11,8 +14,9 @@ void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_L
   if (world_.rank() % plan_.grid.ep == 0) {
     for (const model::MoeLayerStats& layer : stats_.moe) dropped += layer.dropped;
   }
-  world_.all_reduce(TensorView(&dropped, DType::kInt64, {1}), comm::ReduceOp::kSum, Stream())
-      .wait();
+  int64_t sums[] = {dropped, waits_.ep_ns, waits_.dp_ns, std::llround(1e9 * seconds)};
+  world_.all_reduce(TensorView(sums, DType::kInt64, {4}), comm::ReduceOp::kSum, Stream()).wait();
+  dropped = sums[0];
   if (!leads()) return;
   StepRecord r;
   r.step = step_;
@@ -36,30 +40,43 @@ void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_L
   const double tokens = double(options().train.global_batch * options().data.seq_len);
   const double per_token =
       model::flops_per_token(c, options().data.seq_len, options().log.flops == "causal");
-  const double per_pair = 6 * double(c.d_model) * double(c.d_ffn);
-  const double flops = 3 * (per_token * tokens - per_pair * double(dropped));
-  plan_.reporter.step(std::move(r), {.seconds = seconds,
-                                     .tokens = tokens,
-                                     .flops = flops / world_.size(),
-                                     .data_wait_ms = data_wait_ms});
+  const double flops = per_token * tokens - model::flops_per_pair(c) * double(dropped);
+  // The share of all ranks' time, of a step: ranks begin and end it at slightly different times.
+  const auto exposed_ms = [&](int64_t waited) {
+    return 1e3 * seconds * double(waited) / double(std::max<int64_t>(sums[3], 1));
+  };
+  plan_.files->reporter.step(std::move(r), {.seconds = seconds,
+                                            .tokens = tokens,
+                                            .flops = flops / world_.size(),
+                                            .data_wait_ms = data_wait_ms,
+                                            .ep_wait_ms = exposed_ms(sums[1]),
+                                            .dp_wait_ms = exposed_ms(sums[2])});
   if (dropped > 0 && options().moe.overflow == "report") {
     say(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step_, dropped);
   }
 }
 
-void Trainer::check_guard(const optim::StepReport& report) const {
+void Trainer::check_guard(const optim::StepReport& report) {
   if (!report.skip) return;
-  const std::string why =
-      report.bad > 0 ? text("{} non-finite gradient values, first in {} on rank {}", report.bad,
-                            report.bad_parameter, report.bad_rank)
-      : report.tokens == 0 ? std::string("no valid target")
-                           : text("loss {:.4f} is a spike", report.losses[0] / report.tokens);
+  std::string why;
+  if (report.bad > 0 && !report.bad_parameter.empty()) {
+    why = text("{} non-finite gradient values, first in {} on rank {}", report.bad,
+               report.bad_parameter, report.bad_rank);
+  } else if (report.bad > 0) {
+    why = text("{} non-finite values", report.bad);
+  } else if (report.tokens == 0) {
+    why = "no valid target";
+  } else {
+    why = text("loss {:.4f} is a spike", report.losses[0] / double(report.tokens));
+  }
   say(LogLevel::kWarning, "step {} was skipped: {}", step_, why);
   event("skip", JsonLine().add("why", why));
-  if (report.halt) {
-    throw ExitError(kExitNumerical, text("step {}: {} steps in a row were skipped; the last: {}",
-                                         step_, report.skips_in_row, why));
-  }
+  if (!report.halt) return;
+  const std::string verdict = replay(report);
+  event("halt", JsonLine().add("why", why).add("verdict", verdict));
+  throw NumericalError("step {}: {} step{} in a row {} skipped; the last: {}; replay: {}", step_,
+                       report.skips_in_row, report.skips_in_row == 1 ? "" : "s",
+                       report.skips_in_row == 1 ? "was" : "were", why, verdict);
 }
 
 }  // namespace moiety::app

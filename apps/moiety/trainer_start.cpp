@@ -1,4 +1,6 @@
 // How training begins on a rank: groups, memory, weights, data.
+#include <sstream>
+
 #include "apps/moiety/checkpoints.h"
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
@@ -8,6 +10,7 @@
 #include "apps/moiety/training_state.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/loader.h"
+#include "moiety/checkpoint/together.h"
 
 namespace moiety::app {
 namespace {
@@ -20,7 +23,9 @@ optim::OptimizerConfig optimizer_config(const Options& o) {
   c.weights = storage_dtype(o);
   c.moments = o.optim.state_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
   c.seed = uint64_t(o.run.seed);
-  c.guard = o.guard.nan == "off" ? optim::NanGuard::kOff : optim::NanGuard::kStep;
+  c.guard = o.guard.nan == "off"      ? optim::NanGuard::kOff
+            : o.guard.nan == "tensor" ? optim::NanGuard::kTensor
+                                      : optim::NanGuard::kStep;
   c.max_skips = int(o.guard.max_skips);
   c.spike_sigma = o.guard.spike_sigma;
   return c;
@@ -62,9 +67,10 @@ checkpoint::SaveOptions save_options(const Options& o) {
 
 }  // namespace
 
-Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world)
+Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat& heartbeat)
     : plan_(plan),
       world_(world),
+      heartbeat_(heartbeat),
       tokens_(options().train.micro_batch * options().data.seq_len),
       model_(plan.model, storage_dtype(options()), plan.grid, tokens_,
              options().guard.comm_timeout_s, world),
@@ -72,25 +78,38 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world)
                  model_.expert_copies()),
       capacity_(options(), model_.transformer(), tokens_),
       arena_("activations"),
-      saver_(plan.directory.checkpoints().string(), world.bootstrap(), save_options(options())),
+      saver_(options().run.dir + "/checkpoints", world.bootstrap(), save_options(options())),
       schedule_(schedule(options(), plan.steps)),
+      profiler_(parse_profile_steps(options().profile.steps), options().run.dir, world),
       time_limit_(Seconds(3600 * options().run.max_hours)) {
   model_.transformer().bind(optimizer_.parameters());
   if (plan.valid) {
     validation_.emplace(plan.valid, options().eval.samples, loader_config(options(), world));
   }
+  heartbeat_.phase("loading");
   initialize_or_load();
-  if (leads() && !plan_.dry_run) plan_.directory.write_config(plan_.config);
+  if (leads() && !plan_.dry_run) plan_.files->directory.write_config(plan_.config);
+  if (options().checkpoint.async) saver_.reserve(saved_state());
   measure_peaks();
 }
 
+// Rank 0's list, which other processes may not even be able to read.
+std::vector<std::string> Trainer::resume_candidates_of_rank_0() {
+  std::string lines;
+  for (const std::string& path : plan_.resume_from) lines += path + "\n";
+  std::istringstream stream(checkpoint::gather(world_.bootstrap(), lines)[0]);
+  std::vector<std::string> list;
+  for (std::string path; std::getline(stream, path);) list.push_back(path);
+  return list;
+}
+
 void Trainer::initialize_or_load() {
-  for (const std::string& path : plan_.resume_from) {
-    if (load(path)) return;
+  const std::vector<std::string> candidates = resume_candidates_of_rank_0();
+  for (const std::string& path : candidates) {
+    if (load(path, path == candidates.back())) return;
   }
-  if (!plan_.resume_from.empty()) {
-    throw CheckpointError("{}: no checkpoint could be read",
-                          plan_.directory.checkpoints().string());
+  if (!candidates.empty()) {
+    throw CheckpointError("{}/checkpoints: no checkpoint could be read", options().run.dir);
   }
   optimizer_.initialize(uint64_t(options().run.seed), Stream());
   if (!plan_.init_from.empty()) {
@@ -103,7 +122,7 @@ void Trainer::initialize_or_load() {
 }
 
 // False if the checkpoint is damaged and there is another one to try.
-bool Trainer::load(const std::string& path) {
+bool Trainer::load(const std::string& path, bool last) {
   if (leads()) {
     const CheckpointInfo saved = read_checkpoint_info(path);
     for (const std::string& change : compare_for_resume(saved.options, options(), path)) {
@@ -117,7 +136,7 @@ bool Trainer::load(const std::string& path) {
   try {
     run = checkpoint::load(path, view, {}, world_.bootstrap());
   } catch (const checkpoint::CheckpointError& e) {
-    if (path == plan_.resume_from.back()) throw;
+    if (last) throw;
     say(LogLevel::kWarning, "{}; trying an older checkpoint", e.what());
     return false;
   }
@@ -126,7 +145,7 @@ bool Trainer::load(const std::string& path) {
   optimizer_.restore(std::move(state.guard));
   optimizer_.publish(Stream());
   start_data(&state.sampler);
-  step_ = saved_step_ = run.step;
+  step_ = loaded_step_ = run.step;
   trained_tokens_ = run.tokens;
   say(LogLevel::kInfo, "resumed from {}{}", path,
       run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
@@ -150,7 +169,7 @@ void Trainer::measure_peaks() {
   const double bf16 = given > 0 ? given : measured_tflops(DType::kBFloat16);
   const bool same = given > 0 || storage_dtype(options()) == DType::kBFloat16;
   const double recipe = same ? bf16 : measured_tflops(DType::kFloat32);
-  if (leads()) plan_.reporter.set_peaks(bf16, recipe);
+  if (leads()) plan_.files->reporter.set_peaks(bf16, recipe);
 }
 
 }  // namespace moiety::app

@@ -1,11 +1,34 @@
 #include "apps/moiety/training_state.h"
 
+#include <limits>
+
+#include <climits>
 #include <nlohmann/json.hpp>
 
 #include "apps/moiety/errors.h"
 #include "apps/moiety/json_line.h"
 
 namespace moiety::app {
+namespace {
+
+int parse_count(const nlohmann::json& value) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > INT_MAX) {
+    throw CheckpointError("state of the checkpoint: {} is not a count", value.dump());
+  }
+  return value.get<int>();
+}
+
+double parse_loss(const nlohmann::json& loss) {
+  if (loss.is_number()) return loss.get<double>();
+  // JSON has no numbers for these.
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (loss == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (loss == "inf") return kInfinity;
+  if (loss == "-inf") return -kInfinity;
+  throw CheckpointError("state of the checkpoint: {} is not a loss", loss.dump());
+}
+
+}  // namespace
 
 std::string to_json(const TrainingState& state) {
   return JsonLine()
@@ -20,11 +43,9 @@ TrainingState parse_training_state(std::string_view text) {
   try {
     const nlohmann::json json = nlohmann::json::parse(text);
     state.sampler = parse_sampler_state(json.at("sampler").dump());
-    json.at("skips_in_row").get_to(state.guard.skips_in_row);
+    state.guard.skips_in_row = parse_count(json.at("skips_in_row"));
     for (const nlohmann::json& loss : json.at("losses")) {
-      // "nan" and "inf" are strings.
-      state.guard.losses.push_back(loss.is_string() ? std::stod(loss.get<std::string>())
-                                                    : loss.get<double>());
+      state.guard.losses.push_back(parse_loss(loss));
     }
   } catch (const nlohmann::json::exception& e) {
     throw CheckpointError("state of the checkpoint: {}", e.what());

@@ -29,6 +29,9 @@ StepRecord example() {
   r.balance = {1.0, 1.12, 1.42};
   r.rank_balance = {1.0, 1.1, 1.05};
   r.entropy = 0.99;
+  r.comm = 4.06;
+  r.ep_wait_ms = 5.5;
+  r.dp_wait_ms = 2.62;
   r.recipe = "bf16";
   return r;
 }
@@ -36,12 +39,12 @@ StepRecord example() {
 TEST(Metrics, StepLine) {
   EXPECT_EQ(step_line(example(), false, 176),
             "step 120/1000 loss 3.4125 aux 1.031 gnorm 0.844 lr 2.9e-04 tok/s 41.2k "
-            "TFLOP/s 312.4 MFU 31.6 mem 61.3/79.6G bal 1.18/1.42 drop 0 eta 2m56s");
+            "TFLOP/s 312.4 MFU 31.6 mem 61.3/79.6G bal 1.18/1.42 drop 0 comm 4.1 eta 2m56s");
 }
 
 TEST(Metrics, StepLineWithoutEtaEndsBeforeIt) {
   const std::string line = step_line(example(), false, std::nullopt);
-  EXPECT_EQ(line.substr(line.size() - 7), " drop 0");
+  EXPECT_EQ(line.substr(line.size() - 9), " comm 4.1");
 }
 
 TEST(Metrics, StepLineSaysWhatIsUnusual) {
@@ -54,7 +57,7 @@ TEST(Metrics, StepLineSaysWhatIsUnusual) {
   r.dropped = 17;
   EXPECT_EQ(step_line(r, true, 0),
             "step 120/1000 loss nan aux 1.031 z 12.500 gnorm inf lr 2.9e-04 tok/s 41.2k "
-            "TFLOP/s 0.0314 MFU 31.6 mem 61.3/79.6G bal 1.18/1.42 drop 17 eta 0s "
+            "TFLOP/s 0.0314 MFU 31.6 mem 61.3/79.6G bal 1.18/1.42 drop 17 comm 4.1 eta 0s "
             "SKIPPED FORCED");
 }
 
@@ -73,6 +76,8 @@ TEST(Metrics, JsonRecordReadsBackExactly) {
   EXPECT_EQ(json["gnorm"], "-inf");
   EXPECT_EQ(json["z"], "nan");
   EXPECT_EQ(json["bal"].get<std::vector<double>>(), r.balance);
+  EXPECT_EQ(json["comm"], 4.06);
+  EXPECT_EQ(json["exposed_ms"], (nlohmann::json{{"ep", 5.5}, {"dp", 2.62}}));
   EXPECT_EQ(json["skipped"], false);
   EXPECT_EQ(json["recipe"], "bf16");
   EXPECT_EQ(text.rfind("{\"v\":1,\"t\":1700000000.123456,\"step\":120,", 0), 0u) << text;

@@ -59,7 +59,7 @@ TEST(RunDirectory, FullDiskDoesNotThrow) {
   full.add("a");
   full.add("b");
   const std::string warnings = testing::internal::GetCapturedStderr();
-  EXPECT_NE(warnings.find("/dev/full: a line could not be written"), std::string::npos);
+  EXPECT_NE(warnings.find("/dev/full: a record could not be written"), std::string::npos);
   EXPECT_EQ(std::count(warnings.begin(), warnings.end(), '\n'), 1);
 }
 

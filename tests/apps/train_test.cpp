@@ -5,6 +5,7 @@
 #include <thread>
 #include <unistd.h>
 
+#include "apps/moiety/model_options.h"
 #include "apps/moiety/signals.h"
 #include "tests/apps/train_helpers.h"
 
@@ -232,9 +233,34 @@ TEST(Train, NonFiniteGradientsAreSkippedThenStop) {
   EXPECT_EQ(result.code, kExitNumerical) << result.err;
   EXPECT_NE(result.last_line().find("2 steps in a row were skipped"), std::string::npos)
       << result.err;
+  // The replay names the first tensor, on some rank; both ranks leave what they know.
+  EXPECT_NE(result.last_line().find("; replay: rank "), std::string::npos) << result.err;
+  const auto halt = events(dir / "r", "halt");
+  ASSERT_EQ(halt.size(), 1u);
+  const int64_t halted = halt[0]["step"].get<int64_t>();
+  for (int rank : {0, 1}) {
+    const auto failure =
+        nlohmann::json::parse(read_all(dir / text("r/failures/rank{}-step{}.json", rank, halted)));
+    EXPECT_EQ(failure["kind"], "nan");
+    EXPECT_EQ(failure["verdict"], halt[0]["verdict"]);
+    EXPECT_EQ(failure["checksum"], failure["checksum_of_replay"]);
+    EXPECT_TRUE(failure.contains("inputs"));
+  }
   EXPECT_EQ(events(dir / "r", "skip").size(), 2u);
   const auto last = steps(dir / "r").rbegin()->second;
   EXPECT_EQ(last["skipped"], true);
+}
+
+TEST(Train, TheStepLineCountsModelFlopsOfARank) {
+  const TemporaryDirectory dir;
+  ASSERT_EQ(run(tiny(dir / "r", 2, 2)).code, kExitDone);
+  const Config config = load_config(std::vector{dir / "r/config.toml"}, {});
+  const model::Config model = model_config(config.options, 264);
+  const double flops = model::flops_per_token(model, 16) * 8 * 16 / 2;
+  const auto last = steps(dir / "r").rbegin()->second;
+  const double seconds = last["step_ms"].get<double>() * 1e-3;
+  EXPECT_NEAR(last["tflops"].get<double>() * 1e12 * seconds, flops, 1e-6 * flops);
+  EXPECT_DOUBLE_EQ(last["mfu"].get<double>(), 100 * last["tflops"].get<double>());
 }
 
 TEST(Train, StopsAtTheHourAndGoesOn) {

@@ -1,0 +1,33 @@
+// What this machine, this build and a directory's disk offer to training, and what to do about what
+// they lack: `moiety doctor`, and env.json of a run.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "apps/moiety/json_line.h"
+
+namespace moiety::app {
+
+enum class Health { kOk, kInfo, kWarn, kFail };
+
+struct HealthCheck {
+  Health health = Health::kOk;
+  std::string name;  // "cpu", "memory", ...
+  std::string text{};
+  std::string fix{};  // empty: nothing to do
+  JsonLine facts{};   // the same for programs
+};
+
+// Looks, without changing anything; `measure` also times products of matrices and the disk, which
+// takes about two seconds.
+std::vector<HealthCheck> examine(const std::filesystem::path& directory, bool measure);
+
+// {"v":1,"version":...,"t":...,"host":...,"ok":...,"checks":[{"name":...,"status":"OK","text":...,
+// "fix":...}, ...]}: one line, every check with its facts.
+std::string checks_json(const std::vector<HealthCheck>& checks);
+
+int doctor_command(const std::vector<std::string>& arguments);
+
+}  // namespace moiety::app

@@ -1,0 +1,17 @@
+// failures/rank<r>-step<n>.json of a run directory: what a rank knew when the run went wrong.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "apps/moiety/json_line.h"
+
+namespace moiety::app {
+
+// One JSON object: v, t, kind, rank, step, process, host, and `fields`. A later failure of the same
+// rank and step replaces the file. Gives its path; empty, with a warning, if it cannot be written.
+std::string write_failure(const std::filesystem::path& run_directory, std::string_view kind,
+                          int rank, int64_t step, const JsonLine& fields);
+
+}  // namespace moiety::app

@@ -1,0 +1,180 @@
+#include "apps/moiety/memory_estimate.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <sys/resource.h>
+
+#include "apps/moiety/cpu_peak.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/model_options.h"
+#include "moiety/base/error.h"
+#include "moiety/model/loss.h"
+#include "moiety/model/transformer.h"
+#include "moiety/moe/prepare.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr double kFirstCapacity = 1.25;  // expert_capacity.h
+constexpr int64_t kFloat = 4;
+
+// Sizes of a pass on one rank, in elements unless bytes are said.
+struct PassSizes {
+  PassSizes(const Options& options, const model::Config& c, const Grid& grid)
+      : tokens(options.train.micro_batch * options.data.seq_len),
+        item(byte_size(storage_dtype(options), 1)),
+        d(c.d_model),
+        qkv((c.heads + 2 * c.kv_heads) * c.head_size()),
+        o(c.heads * c.head_size()),
+        hidden(c.activation.hidden(c.d_ffn)) {
+    const auto experts = static_cast<int>(c.router.experts),
+               topk = static_cast<int>(c.router.top_k);
+    const int local = experts / grid.ep;
+    const double factor =
+        options.moe.capacity_factor == 0 ? kFirstCapacity : options.moe.capacity_factor;
+    capacity = factor < 0 ? moe::worst_capacity(grid.ep, tokens, topk, local, 1)
+                          : moe::capacity_for(factor, tokens * grid.ep, topk, grid.ep, local, 1);
+  }
+  int64_t tokens, item, d, qkv, o, hidden, capacity = 0;
+};
+
+// What forward leaves for backward.
+int64_t activation_bytes(const model::Config& c, const Grid& grid, DType storage,
+                         const PassSizes& s) {
+  const int64_t moe_layers = c.moe_layers(), dense_layers = c.layers - moe_layers;
+  const int64_t x = s.tokens * s.d * s.item;
+  int64_t bytes = 3 * x;  // h, the gradient, the embedding's output
+  if (c.shared_d_ffn > 0) bytes += s.tokens * s.d * kFloat;
+  bytes += c.layers * (2 * x + s.tokens * ((s.qkv + s.o) * s.item + c.heads * kFloat));
+  bytes += dense_layers * s.tokens * 2 * c.d_ffn_dense * s.item;
+  if (moe_layers == 0) return bytes;
+  moe::PrepareArgs args;
+  args.idx_TK = TensorView(nullptr, DType::kInt32, {s.tokens, c.router.top_k});
+  args.capacity = s.capacity;
+  const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
+  const int64_t plan = moe::plan_bytes(map, model::ep_limits(c, storage, s.tokens), args);
+  const int64_t routed = s.capacity * ((s.d + s.hidden) * s.item + kFloat);
+  const int64_t router = s.tokens * (c.router.experts + c.router.top_k) * kFloat;
+  const int64_t shared = s.tokens * (2 * c.shared_d_ffn * s.item + (c.shared_gate ? kFloat : 0));
+  return bytes + moe_layers * (plan + routed + router + shared);
+}
+
+// The largest of what the blocks take beside that while they run.
+int64_t temporary_bytes(const model::Config& c, const PassSizes& s) {
+  const int64_t attention = s.tokens * (2 * s.qkv + s.o) * s.item;
+  const int64_t dense = s.tokens * (2 * c.d_ffn_dense + s.d) * s.item;
+  if (c.moe_layers() == 0) return std::max(attention, dense);
+  const int64_t widened = s.item == kFloat ? 0 : (2 * s.tokens + c.router.experts) * s.d * kFloat;
+  const int64_t experts = s.tokens * s.d * s.item +
+                          s.capacity * ((2 * s.d + 2 * c.d_ffn) * s.item + kFloat) + widened +
+                          s.tokens * (c.router.experts + c.router.top_k) * kFloat;
+  return std::max({attention, c.moe_layers() < c.layers ? dense : 0, experts});
+}
+
+int64_t control_group_limit() {
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    int64_t bytes = 0;
+    if (file >> bytes && bytes > 0) return bytes;
+  }
+  return std::numeric_limits<int64_t>::max();
+}
+
+}  // namespace
+
+MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const Grid& grid) {
+  const DType storage = storage_dtype(o);
+  const PassSizes s(o, c, grid);
+  const int64_t expert = c.moe_layers() * c.router.experts * (s.hidden + c.d_ffn) * c.d_model;
+  const int64_t dense = model::parameter_count(c) - expert;
+  const int64_t held = dense + expert / grid.ep;
+  const int64_t owned = (dense + expert) / grid.ranks;  // of what a rank's optimizer updates
+  const bool summed = grid.ranks > 1;
+
+  MemoryEstimate m;
+  m.parameters = held * s.item;
+  m.main_grad = (held + (summed ? owned : 0)) * kFloat;
+  m.master = owned * kFloat;
+  m.moments = 2 * owned * (o.optim.state_dtype == "fp32" ? kFloat : 2);
+  m.activations = activation_bytes(c, grid, storage, s);
+  const int64_t chunk = model::loss_chunk(c.loss_chunk, s.tokens, c.vocab);
+  m.logits = chunk * c.vocab * kFloat + s.tokens * kFloat;
+  m.workspace = std::max<int64_t>(0, temporary_bytes(c, s) - m.logits);
+  if (c.moe_layers() > 0) {
+    m.expert_parallel =
+        moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),
+                            model::ep_limits(c, storage, s.tokens), {})
+            .total;
+  }
+  if (o.checkpoint.async) m.snapshot = m.master + m.moments;
+  return m;
+}
+
+int64_t memory_of_rank(const Launch& launch) {
+  int64_t bytes = std::min(static_cast<int64_t>(machine_bytes()), control_group_limit()) /
+                  launch.ranks_on_machine;
+  rlimit limit{};
+  for (const auto kind : {RLIMIT_AS, RLIMIT_DATA}) {
+    if (::getrlimit(kind, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+    const int ranks_of_process = launch.processes ? 1 : launch.ranks;
+    bytes = std::min(bytes, static_cast<int64_t>(limit.rlim_cur) / ranks_of_process);
+  }
+  return bytes;
+}
+
+std::optional<std::string> nearest_fit(const Options& options, const model::Config& model,
+                                       const Grid& grid, int64_t limit) {
+  const int64_t tokens = options.train.micro_batch * options.data.seq_len;
+  const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(tokens, 256));
+  const auto fits = [&](int64_t micro_batch, int64_t loss_chunk, bool async) {
+    Options o = options;
+    o.train.micro_batch = micro_batch;
+    o.checkpoint.async = async;
+    model::Config c = model;
+    c.loss_chunk = loss_chunk;
+    return estimate_memory(o, c, grid).total() <= limit;
+  };
+  const bool async = options.checkpoint.async;
+  if (fits(options.train.micro_batch, chunk, async)) return text("memory.loss_chunk = {}", chunk);
+  if (async && fits(options.train.micro_batch, model.loss_chunk, false)) {
+    return "checkpoint.async = false";
+  }
+  for (int64_t micro_batch = options.train.micro_batch - 1; micro_batch >= 1; --micro_batch) {
+    if (options.train.micro_batch % micro_batch != 0) continue;
+    if (fits(micro_batch, model.loss_chunk, async)) {
+      return text("train.micro_batch = {}", micro_batch);
+    }
+  }
+  if (fits(1, std::min<int64_t>(chunk, options.data.seq_len), false)) {
+    return text("train.micro_batch = 1, memory.loss_chunk = {} and checkpoint.async = false",
+                std::min<int64_t>(chunk, options.data.seq_len));
+  }
+  return std::nullopt;
+}
+
+std::string memory_report(const Options& options, const model::Config& model, const Grid& grid,
+                          int64_t limit) {
+  const MemoryEstimate m = estimate_memory(options, model, grid);
+  const std::optional<std::string> change =
+      nearest_fit(options, model, grid, std::min(limit, m.total() / 10 * 9));
+  return text(
+      "a rank needs {}: parameters {}, main_grad {}, master {}, moments {}, activations {}, EP {}, "
+      "logits {}, workspace {}, snapshot {}; it may take {}; {}",
+      bytes_text(m.total()), bytes_text(m.parameters), bytes_text(m.main_grad),
+      bytes_text(m.master), bytes_text(m.moments), bytes_text(m.activations),
+      bytes_text(m.expert_parallel), bytes_text(m.logits), bytes_text(m.workspace),
+      bytes_text(m.snapshot), bytes_text(limit),
+      change ? "the nearest change that fits: " + *change
+             : std::string("no batch fits: a smaller model, or more ranks on other machines"));
+}
+
+void check_memory(const Options& options, const model::Config& model, const Grid& grid,
+                  int64_t limit) {
+  if (estimate_memory(options, model, grid).total() > limit) {
+    fail(ErrorKind::kOutOfMemory, "out of memory before the first step");
+  }
+}
+
+}  // namespace moiety::app

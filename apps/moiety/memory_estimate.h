@@ -1,0 +1,54 @@
+// The memory of a rank, by what it is for, from the sizes that modules and arena use; and what to
+// do when it is more than there is.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "apps/moiety/launch.h"
+#include "apps/moiety/options.h"
+#include "apps/moiety/options_check.h"
+#include "moiety/model/config.h"
+
+namespace moiety::app {
+
+// Bytes. What temporaries take beyond the logits counts as workspace: they share memory.
+struct MemoryEstimate {
+  int64_t parameters = 0;
+  int64_t main_grad = 0;  // and the shard of its sum
+  int64_t master = 0;
+  int64_t moments = 0;
+  int64_t activations = 0;
+  int64_t expert_parallel = 0;
+  int64_t logits = 0;
+  int64_t workspace = 0;
+  int64_t snapshot = 0;  // of an asynchronous checkpoint
+
+  int64_t arena() const { return activations + logits + workspace; }
+  int64_t total() const {
+    return parameters + main_grad + master + moments + arena() + expert_parallel + snapshot;
+  }
+};
+MemoryEstimate estimate_memory(const Options& options, const model::Config& model,
+                               const Grid& grid);
+
+// What a rank may take: its share of the machine's or the control group's memory, and of the limits
+// of its process.
+int64_t memory_of_rank(const Launch& launch);
+
+// The smallest change of the options that brings a rank below `limit`: "train.micro_batch = 2".
+std::optional<std::string> nearest_fit(const Options& options, const model::Config& model,
+                                       const Grid& grid, int64_t limit);
+
+// One line for an error: bytes by class, the limit, and the nearest change that fits (or, where the
+// limit alone does not explain it, that needs a tenth less).
+std::string memory_report(const Options& options, const model::Config& model, const Grid& grid,
+                          int64_t limit);
+
+// Throws Error(OutOfMemory) if a rank cannot fit: the system would otherwise give out the memory
+// and end the process when it is used.
+void check_memory(const Options& options, const model::Config& model, const Grid& grid,
+                  int64_t limit);
+
+}  // namespace moiety::app

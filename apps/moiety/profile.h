@@ -1,0 +1,77 @@
+// Traces of the steps that profile.steps names, as Chrome trace JSON: profile/steps-a-b.json, for
+// Perfetto (ui.perfetto.dev) or chrome://tracing.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "moiety/base/trace.h"
+#include "moiety/comm/communicator.h"
+
+namespace moiety::app {
+
+// Steps begin ... end - 1; the first step of a run is 1.
+struct ProfileSteps {
+  int64_t begin = 0, end = 0;
+};
+// "a:b"; empty: none. Throws UsageError.
+ProfileSteps parse_profile_steps(const std::string& text);
+
+// How long the calling thread has stood at waits for other ranks.
+struct PeerWaits {
+  int64_t ep_ns = 0, dp_ns = 0;
+
+  static PeerWaits now() { return {waited_ns(TraceLane::kEp), waited_ns(TraceLane::kDp)}; }
+  PeerWaits operator-(const PeerWaits& b) const { return {ep_ns - b.ep_ns, dp_ns - b.dp_ns}; }
+};
+
+// A rank's profile. Every rank writes its own file beside the whole; whichever is the last finds
+// those of all the others and joins them, so nobody waits.
+class Profiler {
+ public:
+  Profiler(const ProfileSteps& steps, const std::filesystem::path& run_directory,
+           comm::Communicator& world);
+  // Writes what has been recorded, if training ended earlier.
+  ~Profiler();
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
+
+  // The calling thread records during its lifetime, if the step is one of them. On every rank:
+  // the first one is a barrier.
+  class Step {
+   public:
+    Step(Profiler& profiler, int64_t step);
+    ~Step();
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    Profiler& profiler_;
+    std::optional<TraceSpan> span_;
+    int64_t step_;
+  };
+
+ private:
+  void align_clocks();
+  void write() noexcept;
+  // This rank's file; gives what the files of these steps are called.
+  std::string write_own() const;
+  void join(const std::string& stem) const;
+
+  ProfileSteps steps_;
+  std::filesystem::path directory_;
+  comm::Communicator& world_;
+  int64_t origin_ = 0;            // of the clock, at the begin of the trace
+  int64_t first_ = 0, last_ = 0;  // steps recorded
+  Trace trace_;
+};
+
+// A sample of the process's memory in the trace of the calling thread, if it has one.
+void trace_memory();
+
+// The events of a rank, each one line of JSON, behind one another with commas.
+std::string trace_events(const Trace& trace, int rank, int64_t origin);
+
+}  // namespace moiety::app

@@ -1,0 +1,80 @@
+// What metrics.jsonl tells of a run, as plots need it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace moiety::app {
+
+enum class Metric {
+  kLoss,
+  kAux,
+  kZ,
+  kGradNorm,
+  kLr,
+  kTokensPerSecond,
+  kTflops,
+  kMfu,
+  kStepMs,
+  kDataWaitMs,
+  kComm,
+  kMemory,
+  kBalanceMean,   // over layers
+  kBalanceWorst,  // layer
+  kEntropy,
+  kDropped,
+};
+inline constexpr int kMetrics = 16;
+
+// The value of a quantity that a record does not tell of.
+inline constexpr float kAbsent = std::numeric_limits<float>::lowest();
+
+struct StepPoint {
+  int64_t step = 0;
+  double tokens = 0;
+  double time = 0;  // of the clock; in a RunHistory: seconds of training, pauses left out
+  std::array<float, kMetrics> value{};
+
+  float& of(Metric m) { return value[static_cast<int>(m)]; }
+  float of(Metric m) const { return value[static_cast<int>(m)]; }
+};
+
+struct EvaluationPoint {
+  int64_t step = 0;
+  double tokens = 0;  // trained on at this step
+  double time = 0;
+  double loss = 0;
+};
+
+class RunHistory {
+ public:
+  // The run starts or continues behind `step`: what is recorded of later steps is dropped.
+  void restart(int64_t step, double time);
+  // A step that is not behind the last one begins anew there too.
+  void add(StepPoint point);
+  void add_evaluation(int64_t step, double time, double loss);
+
+  std::span<const StepPoint> steps() const { return steps_; }
+  std::span<const EvaluationPoint> evaluations() const { return evaluations_; }
+
+ private:
+  void drop_after(int64_t step);
+
+  std::vector<StepPoint> steps_;
+  std::vector<EvaluationPoint> evaluations_;
+  double pause_ = 0;  // clock - seconds of training
+  bool running_ = false;
+};
+
+// One record. False if the line is not one, as the last line of a run that was killed.
+bool add_record(std::string_view line, RunHistory& history);
+
+// The records of DIR/metrics.jsonl (or of a file of that kind). Throws DataError if there is none.
+RunHistory read_history(const std::filesystem::path& path);
+
+}  // namespace moiety::app

@@ -1,0 +1,59 @@
+// Values that are not finite: in weights, and in what the operations of a pass store.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "apps/moiety/json_line.h"
+#include "moiety/base/tensor_probe.h"
+#include "moiety/optim/parameter.h"
+
+namespace moiety::app {
+
+struct TensorStatistics {
+  std::string tensor;  // "float32[128, 32]"
+  int64_t elements = 0, nan = 0, infinite = 0;
+  double min = 0, max = 0, mean = 0, rms = 0;  // of the finite ones
+};
+// Of float32, bfloat16 and float64, any strides; other types have no elements. With `rows` the rows
+// of experts alone.
+TensorStatistics tensor_statistics(const TensorView& x, const ExpertRows* rows = nullptr);
+
+// Where the first such value is.
+struct Finding {
+  int64_t order = 0;  // of the tensor among those that the step has stored; 0: a weight, before all
+  int64_t layer = -1;
+  int expert = -1;
+  bool backward = false;
+  std::string operation;  // "weight", or what stored the tensor
+  std::string tensor;
+  std::vector<int64_t> index;
+  double value = 0;
+  TensorStatistics statistics;
+  std::vector<TensorStatistics> inputs;  // of the operation
+
+  // "layer 1, expert 3: weight layers.1.moe.experts.fc2.weight is nan at [3, 0, 5]".
+  std::string sentence() const;
+  JsonLine json() const;
+};
+
+// Keeps the first non-finite value that it is shown.
+class FirstNonFinite final : public TensorProbe {
+ public:
+  void enter(int64_t layer, bool backward) override { layer_ = layer, backward_ = backward; }
+  void stored(const StoredTensor& tensor) override;
+  // The weights as they are, by their logical names and indices.
+  void look_at_weights(std::span<const optim::Parameter> parameters);
+
+  const std::optional<Finding>& finding() const { return finding_; }
+
+ private:
+  int64_t layer_ = -1, order_ = 0;
+  bool backward_ = false;
+  std::optional<Finding> finding_;
+};
+
+}  // namespace moiety::app

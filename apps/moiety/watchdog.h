@@ -1,0 +1,97 @@
+// Ends a process whose ranks make no progress: what every rank stands at goes to stderr and to
+// failures/, then the process ends with kExitComm by _exit, since a rank that hangs cannot be
+// unwound. One thread, which never communicates.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <mutex>
+#include <pthread.h>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "apps/moiety/json_line.h"
+#include "moiety/base/deadline.h"
+
+namespace moiety::app {
+
+class Watchdog;
+
+// What a rank does, told by its thread.
+class Heartbeat {
+ public:
+  // Of the calling thread, until its end.
+  Heartbeat(Watchdog& watchdog, int rank);
+  ~Heartbeat();
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  // A step is complete (or training begins after it).
+  void step(int64_t completed);
+  // A part of the step; `name` lives as long as the program.
+  void phase(const char* name) { phase_.store(name, std::memory_order_relaxed); }
+
+  // Evaluation, checkpoints, loading: has kPatience times as long, and does not count as the step's
+  // time.
+  class Aside {
+   public:
+    Aside(Heartbeat& heartbeat, const char* name) : heartbeat_(heartbeat) {
+      heartbeat.begin_aside(name);
+    }
+    ~Aside() { heartbeat_.end_aside(); }
+
+   private:
+    Heartbeat& heartbeat_;
+  };
+  static constexpr int kPatience = 10;
+
+  int rank() const { return rank_; }
+  int64_t completed() const { return step_; }
+  const char* phase() const { return phase_.load(std::memory_order_relaxed); }
+  double silent_seconds() const;
+
+ private:
+  friend class Watchdog;
+  void begin_aside(const char* name);
+  void end_aside();
+  void restart();
+
+  Watchdog& watchdog_;
+  const int rank_;
+  const pthread_t thread_;
+  std::atomic<int64_t> step_{0};
+  std::atomic<const char*> phase_{"start"};
+  std::atomic<int64_t> since_;  // ns of the steady clock
+  std::atomic<int> patience_{kPatience};
+};
+
+class Watchdog {
+ public:
+  // `limit`: seconds without a completed step.
+  Watchdog(Seconds limit, std::filesystem::path run_directory);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  friend class Heartbeat;
+  void watch();
+  [[noreturn]] void end(const Heartbeat& silent);
+
+  const Seconds limit_;
+  const std::filesystem::path run_directory_;
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stop_ = false;
+  std::vector<Heartbeat*> ranks_;
+  std::thread thread_;
+};
+
+// Where a thread of this process stands: frames as "binary(function+offset)", innermost first.
+// Empty if it does not answer within a fifth of a second.
+std::vector<std::string> stack_of(pthread_t thread);
+
+}  // namespace moiety::app

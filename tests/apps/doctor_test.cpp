@@ -1,0 +1,53 @@
+#include "apps/moiety/doctor.h"
+
+#include "tests/apps/train_helpers.h"
+
+namespace moiety::app {
+namespace {
+
+TEST(Doctor, SaysEveryCheckInLines) {
+  const TemporaryDirectory dir;
+  const ProgramResult result = run({"doctor", "--dir", dir / "."});
+  EXPECT_EQ(result.code, kExitDone) << result.out;
+  for (const char* name : {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi",
+                           "gpu", "open files", "disk"}) {
+    EXPECT_NE(result.out.find(text("  {} ", name)), std::string::npos) << name << "\n"
+                                                                       << result.out;
+  }
+  EXPECT_EQ(result.out.find("FAIL"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::is_empty(dir / ".")) << "left something behind";
+}
+
+TEST(Doctor, JsonHasTheFacts) {
+  const TemporaryDirectory dir;
+  const ProgramResult result = run({"doctor", "--json", "--dir", dir / "."});
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1);
+  const nlohmann::json json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["v"], 1);
+  EXPECT_EQ(json["ok"], true);
+  std::map<std::string, nlohmann::json> checks;
+  for (const nlohmann::json& check : json["checks"]) {
+    checks[check["name"]] = check;
+    const std::string status = check["status"];
+    EXPECT_TRUE(status == "OK" || status == "INFO" || status == "WARN") << check;
+    // Whoever is warned is told what to do.
+    EXPECT_TRUE(status != "WARN" || check.contains("fix")) << check;
+  }
+  EXPECT_GE(checks.at("cores")["usable"], 1);
+  EXPECT_GT(checks.at("memory")["total"], checks.at("memory")["available"]);
+  EXPECT_GT(checks.at("disk")["write_mb_s"], 0);
+  EXPECT_EQ(checks.at("disk")["locks"], true);
+  EXPECT_EQ(checks.at("shared memory")["works"], true);
+  EXPECT_EQ(checks.at("gpu")["cuda"], false);
+  EXPECT_TRUE(checks.at("mpi").contains("available"));
+}
+
+TEST(Doctor, ADirectoryThatCannotBeWrittenFails) {
+  const ProgramResult result = run({"doctor", "--dir", "/proc"});
+  EXPECT_EQ(result.code, kExitDevice);
+  EXPECT_NE(result.out.find("FAIL  disk"), std::string::npos) << result.out;
+  EXPECT_EQ(run({"doctor", "--dir", "/nowhere"}).code, kExitDevice);
+}
+
+}  // namespace
+}  // namespace moiety::app

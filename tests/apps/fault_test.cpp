@@ -1,0 +1,440 @@
+// What a run knows about its faults: findings, verdicts, memory, stacks. What processes do when
+// they are killed or stopped is in faults.py.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "apps/moiety/memory_estimate.h"
+#include "apps/moiety/model_options.h"
+#include "apps/moiety/replay.h"
+#include "apps/moiety/tensor_check.h"
+#include "apps/moiety/trainer.h"
+#include "moiety/base/parallel.h"
+#include "moiety/comm/thread/thread_group.h"
+#include "moiety/formats/bf16.h"
+#include "tests/apps/train_helpers.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+TEST(TensorCheck, StatisticsLeaveOutWhatIsNotFinite) {
+  std::vector<float> x{1, kNan, -3, kInf, 2, -kInf};
+  const TensorStatistics s = tensor_statistics(TensorView(x.data(), DType::kFloat32, {2, 3}));
+  EXPECT_EQ(s.tensor, "float32[2, 3]");
+  EXPECT_EQ(s.elements, 6);
+  EXPECT_EQ(s.nan, 1);
+  EXPECT_EQ(s.infinite, 2);
+  EXPECT_EQ(s.min, -3);
+  EXPECT_EQ(s.max, 2);
+  EXPECT_EQ(s.mean, 0);
+  EXPECT_DOUBLE_EQ(s.rms, std::sqrt(14.0 / 3));
+}
+
+TEST(TensorCheck, TheFirstFindingIsKept) {
+  std::vector<float> fine(12, 1), bad = fine;
+  bad[7] = kInf;
+  FirstNonFinite probe;
+  probe.enter(2, false);
+  probe.stored({"attention", "o", TensorView(fine.data(), DType::kFloat32, {3, 4}), {}});
+  EXPECT_FALSE(probe.finding());
+  const TensorView input(fine.data(), DType::kFloat32, {12});
+  probe.stored({"attn.o", "x", TensorView(bad.data(), DType::kFloat32, {3, 4}), {input, {}}});
+  bad[0] = kNan;
+  probe.enter(3, true);
+  probe.stored({"norm", "h", TensorView(bad.data(), DType::kFloat32, {3, 4}), {}});
+  ASSERT_TRUE(probe.finding());
+  const Finding& f = *probe.finding();
+  EXPECT_EQ(f.order, 2);
+  EXPECT_EQ(f.sentence(), "layer 2: attn.o (forward) stored inf at [1, 3] of x");
+  EXPECT_EQ(f.inputs.size(), 1u);
+  const auto json = nlohmann::json::parse(f.json().text());
+  EXPECT_EQ(json["index"], nlohmann::json({1, 3}));
+  EXPECT_EQ(json["value"], "inf");
+  EXPECT_EQ(json["inputs"][0]["max"], 1.0);
+}
+
+TEST(TensorCheck, ViewsWithGapsAndShortFloats) {
+  std::vector<bf16> x(24, bf16(1.0f));
+  x[1] = bf16(kNan);  // in a gap
+  x[2 * 8 + 4] = bf16(kNan);
+  const std::array<int64_t, 2> sizes{3, 4}, strides{8, 2};
+  FirstNonFinite probe;
+  probe.stored({"rope", "q", TensorView(x.data(), DType::kBFloat16, sizes, strides), {}});
+  ASSERT_TRUE(probe.finding());
+  EXPECT_EQ(probe.finding()->index, (std::vector<int64_t>{2, 2}));
+}
+
+TEST(TensorCheck, RowsOfExperts) {
+  // Two local experts, numbers 6 and 3: rows 0-1 and 4-5; the others hold nothing.
+  std::vector<float> x(8 * 2, 0);
+  x[2 * 2] = kNan;
+  x[5 * 2 + 1] = kInf;
+  std::vector<int64_t> begin{0, 4, 6}, count{2, 2};
+  const std::vector<int32_t> experts{6, 3};
+  const ExpertRows rows{TensorView(begin.data(), DType::kInt64, {3}),
+                        TensorView(count.data(), DType::kInt64, {2}), experts};
+  FirstNonFinite probe;
+  probe.enter(1, true);
+  probe.stored(
+      {"experts.fc2", "dhidden", TensorView(x.data(), DType::kFloat32, {8, 2}), {}, &rows});
+  ASSERT_TRUE(probe.finding());
+  EXPECT_EQ(probe.finding()->sentence(),
+            "layer 1, expert 3: experts.fc2 (backward) stored inf at [5, 1] of dhidden");
+  EXPECT_EQ(probe.finding()->statistics.elements, 8);
+  // A gradient [L, N, K] has a matrix for each.
+  FirstNonFinite gradients;
+  const ExpertRows own{{}, {}, experts};
+  gradients.stored({"experts", "fc1", TensorView(x.data(), DType::kFloat32, {2, 4, 2}), {}, &own});
+  EXPECT_EQ(gradients.finding()->expert, 6);
+}
+
+TEST(TensorCheck, WeightsAreNamedAsInACheckpoint) {
+  optim::Parameter p;
+  p.spec.name = "layers.4.attn.qkv.weight";
+  p.spec.tensors = {{"layers.4.attn.q.weight", {4, 2}}, {"layers.4.attn.k.weight", {2, 2}}};
+  p.spec.row_map = {{0, 0, 0, 2}, {2, 1, 0, 1}, {3, 0, 2, 2}, {5, 1, 1, 1}};
+  p.spec.rows = 6;
+  p.spec.row_elements = 2;
+  p.spec.shape = {6, 2};
+  std::vector<float> x(12, 0);
+  x[4 * 2 + 1] = -kInf;
+  p.weight = TensorView(x.data(), DType::kFloat32, {6, 2});
+  FirstNonFinite probe;
+  probe.look_at_weights(std::span(&p, 1));
+  ASSERT_TRUE(probe.finding());
+  EXPECT_EQ(probe.finding()->sentence(),
+            "layer 4: weight layers.4.attn.q.weight is -inf at [3, 1]");
+}
+
+TEST(Replay, TheEarliestTensorOfTheLowestRankIsNamed) {
+  const std::vector<RankReplay> ranks{{.order = 9, .finding = "late"},
+                                      {.order = 4, .finding = "early"},
+                                      {.order = 4, .finding = "also early"}};
+  EXPECT_EQ(replay_verdict(ranks, "x"), "rank 1: early");
+  EXPECT_EQ(parse_rank_replay(to_json(ranks[1])).finding, "early");
+}
+
+TEST(Replay, AFaultThatDoesNotComeAgainAccusesTheHardware) {
+  std::vector<RankReplay> ranks{{.first = 0x1a, .again = 0x1a},
+                                {.first = 0x2b, .again = 0xffffffff}};
+  EXPECT_EQ(replay_verdict(ranks, ""),
+            "not reproduced: suspect hardware; checksums of the step and of its replay: rank 0 "
+            "0000001a 0000001a, rank 1 0000002b ffffffff");
+  EXPECT_EQ(replay_verdict(ranks, "head.weight"),
+            "the gradient of head.weight is finite on every rank and overflows in their sum");
+  ranks[1].again = ranks[1].first;
+  EXPECT_EQ(replay_verdict(ranks, ""), "the replay gives the same bits, all of them finite");
+  ranks[0].before = "layer 0: norm";
+  EXPECT_NE(replay_verdict(ranks, "").find("; the step had rank 0: layer 0: norm"),
+            std::string::npos);
+}
+
+TEST(Errors, TravelWithTheirExitCode) {
+  const Failure f =
+      from_peers("rank 2 failed: " + to_peers({kExitData, "t.tok (exit code 9) is cut"}));
+  EXPECT_EQ(f.code, kExitData);
+  EXPECT_EQ(f.text, "rank 2 failed: t.tok (exit code 9) is cut");
+  EXPECT_EQ(from_peers("rank 1 has ended").code, kExitComm);
+}
+
+TEST(Watchdog, SeesWhereAThreadStands) {
+  const TemporaryDirectory dir;
+  const Watchdog installs_the_handler(Seconds(100), dir / "r");
+  std::atomic<bool> stop{false};
+  std::thread sleeper([&] {
+    while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  });
+  const std::vector<std::string> stack = stack_of(sleeper.native_handle());
+  stop = true;
+  sleeper.join();
+  EXPECT_GE(stack.size(), 2u);
+}
+
+std::vector<std::string> options_arguments(const Arguments& arguments) {
+  std::vector<std::string> overrides;
+  for (const std::string& a : arguments) {
+    if (a.starts_with("--") && a.find('.') < a.find('=')) overrides.push_back(a);
+    if (a.starts_with("--run=")) overrides.push_back("--run.dir=" + a.substr(6));
+  }
+  return overrides;
+}
+
+Options options_of(const Arguments& arguments) {
+  return load_config({}, options_arguments(arguments)).options;
+}
+
+// What a pass shows: "0 attn.qkv", "0 back attention", ...
+class Recorder final : public TensorProbe {
+ public:
+  void enter(int64_t layer, bool backward) override { layer_ = layer, backward_ = backward; }
+  void stored(const StoredTensor& t) override {
+    seen.push_back(text("{} {}{}", layer_, backward_ ? "back " : "", t.operation));
+  }
+  // Whether the list holds these, in this order.
+  bool has_in_order(const std::vector<std::string>& wanted) const {
+    auto at = seen.begin();
+    for (const std::string& w : wanted) {
+      at = std::find(at, seen.end(), w);
+      if (at == seen.end()) return false;
+    }
+    return true;
+  }
+  std::vector<std::string> seen;
+
+ private:
+  int64_t layer_ = -1;
+  bool backward_ = false;
+};
+
+TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
+  const Options o = options_of(tiny("r"));
+  const model::Config config = model_config(o, 264);
+  comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
+    RankModel model(config, DType::kFloat32, Grid{}, 128, 100, world);
+    model::Transformer& transformer = model.transformer();
+    optim::DistributedOptimizer optimizer(
+        transformer.parameter_specs(), {.weights = DType::kFloat32}, world, model.expert_copies());
+    transformer.bind(optimizer.parameters());
+    optimizer.initialize(1, Stream());
+    BatchBuffer batch(8, 16, false);
+    batch.fill(*synthetic_source("uniform", 16, 264, 1), std::vector<SampleRef>(8));
+    Arena arena("activations");
+    Recorder probe;
+    std::vector<double> losses;
+    for (TensorProbe* p : {static_cast<TensorProbe*>(nullptr), static_cast<TensorProbe*>(&probe)}) {
+      const ArenaScope scope(arena);
+      model::StepStats stats;
+      transformer.set_probe(p);
+      transformer.forward(model_batch(batch.batch()), 512, stats, arena, Stream());
+      transformer.backward(model_batch(batch.batch()), Stream());
+      losses.push_back(stats.loss_sum);
+    }
+    EXPECT_EQ(losses[0], losses[1]);
+    EXPECT_TRUE(probe.has_in_order({"-1 embedding",
+                                    "0 layers.0.attn_norm.weight",
+                                    "0 attn.qkv",
+                                    "0 rope",
+                                    "0 attention",
+                                    "0 attn.o",
+                                    "0 router",
+                                    "0 dispatch",
+                                    "0 experts.fc1",
+                                    "0 experts.fc2",
+                                    "0 combine",
+                                    "1 attn.qkv",
+                                    "1 combine",
+                                    "-1 final_norm.weight",
+                                    "-1 loss",
+                                    "-1 back final_norm.weight",
+                                    "1 back combine",
+                                    "1 back experts.fc2",
+                                    "1 back dispatch",
+                                    "1 back layers.1.moe.experts.fc2.weight",
+                                    "1 back attention",
+                                    "0 back router",
+                                    "0 back attn.qkv",
+                                    "0 back layers.0.attn_norm.weight",
+                                    "-1 back embed.weight"}));
+    model.close();
+  });
+}
+
+struct MemoryCase {
+  const char* name;
+  int ranks, ep;
+  Arguments more;
+};
+
+TEST(Memory, TheEstimateIsWhatARankTakes) {
+  const Arguments large{"--data.seq_len=128", "--model.d_model=64", "--train.micro_batch=4",
+                        "--train.global_batch=16"};
+  const MemoryCase cases[] = {
+      {"fp32", 1, 1, {}},
+      {"bf16", 1, 1, {"--precision.recipe=bf16", "--optim.state_dtype=bf16"}},
+      {"ep", 4, 2, {}},
+      {"ep bf16", 2, 2, {"--precision.recipe=bf16"}},
+      {"shared", 1, 1, {"--moe.shared_d_ffn=64", "--moe.shared_gate", "--model.tie_embeddings"}},
+      {"dense", 1, 1, {"--model.dense_layers=[0,1]", "--model.d_ffn_dense=128"}},
+  };
+  for (const MemoryCase& c : cases) {
+    Options o = options_of(tiny("r", c.ranks, c.ep) + large + c.more);
+    o.run.ranks = c.ranks;
+    const Grid grid = check_layout(o);
+    const model::Config config = model_config(o, 264);
+    const MemoryEstimate m = estimate_memory(o, config, grid);
+    std::atomic<int64_t> master{0}, moments{0};
+    comm::run_thread_ranks(c.ranks, {}, [&](comm::Communicator& world) {
+      const int64_t tokens = 4 * 128;
+      RankModel model(config, storage_dtype(o), grid, tokens, 100, world);
+      optim::OptimizerConfig oc;
+      oc.weights = storage_dtype(o);
+      oc.moments = o.optim.state_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
+      optim::DistributedOptimizer optimizer(model.transformer().parameter_specs(), oc, world,
+                                            model.expert_copies());
+      model.transformer().bind(optimizer.parameters());
+      optimizer.initialize(1, Stream());
+      int64_t weights = 0;
+      for (const optim::Parameter& p : optimizer.parameters()) weights += p.weight.bytes();
+      EXPECT_EQ(weights, m.parameters) << c.name;
+      for (const optim::StatePiece& p : optimizer.state_view()) {
+        const int64_t bytes =
+            byte_size(p.dtype, std::accumulate(p.box.size.begin(), p.box.size.begin() + p.box.rank,
+                                               int64_t{1}, std::multiplies<>()));
+        (p.slot == "weight" ? master : moments) += bytes;
+      }
+      const auto source = synthetic_source("uniform", 128, 264, 1);
+      BatchBuffer batch(4, 128, false);
+      const std::vector<SampleRef> samples{{0, 1}, {0, 2}, {0, 3}, {0, 4}};
+      batch.fill(*source, samples);
+      ExpertCapacity capacity(o, model.transformer(), tokens);
+      Arena arena("activations");
+      model::StepStats stats;
+      {
+        const ArenaScope scope(arena);
+        model.transformer().forward(model_batch(batch.batch()), capacity.rows(), stats, arena,
+                                    Stream());
+        model.transformer().backward(model_batch(batch.batch()), Stream());
+      }
+      EXPECT_NEAR(double(arena.peak()), double(m.arena()), 0.03 * double(m.arena())) << c.name;
+      model.close();
+    });
+    EXPECT_EQ(master, m.master * c.ranks) << c.name;
+    EXPECT_EQ(moments, m.moments * c.ranks) << c.name;
+  }
+}
+
+TEST(Memory, TheNearestChangeFits) {
+  Options o = options_of(tiny("r") + Arguments{"--train.micro_batch=8", "--data.seq_len=512",
+                                               "--model.vocab=8192", "--memory.loss_chunk=4096"});
+  const Grid grid = check_layout(o);
+  const auto fit = [&](double share) {
+    const model::Config model = model_config(o, 264);
+    const int64_t needed = estimate_memory(o, model, grid).total();
+    return nearest_fit(o, model, grid, int64_t(share * double(needed))).value_or("none");
+  };
+  EXPECT_EQ(fit(0.99), "memory.loss_chunk = 256");
+  o.memory.loss_chunk = 64;
+  EXPECT_EQ(fit(0.99), "checkpoint.async = false");
+  const std::string smaller = fit(0.7);
+  ASSERT_TRUE(smaller.starts_with("train.micro_batch = ")) << smaller;
+  const auto needs = [&](int64_t micro_batch) {
+    Options changed = o;
+    changed.train.micro_batch = micro_batch;
+    return double(estimate_memory(changed, model_config(o, 264), grid).total());
+  };
+  const int64_t micro_batch = std::stoll(smaller.substr(20));
+  EXPECT_LE(needs(micro_batch), 0.7 * needs(8));
+  EXPECT_GT(needs(2 * micro_batch), 0.7 * needs(8));
+  EXPECT_EQ(fit(0.01), "none");
+  const std::string report = memory_report(o, model_config(o, 264), grid, 1 << 20);
+  EXPECT_NE(report.find("; it may take 1.0 MiB; no batch fits"), std::string::npos) << report;
+}
+
+TEST(Memory, MoreThanTheMachineHasEndsTheRunAtOnce) {
+  const TemporaryDirectory dir;
+  const ProgramResult result =
+      run(tiny(dir / "r", 2, 1) + Arguments{"--model.d_model=8192", "--model.layers=200",
+                                            "--model.heads=64", "--moe.d_ffn=16384"});
+  EXPECT_EQ(result.code, kExitMemory);
+  const std::string line = result.last_line();
+  EXPECT_NE(line.find(" failed: out of memory before the first step; a rank needs "),
+            std::string::npos)
+      << line;
+  EXPECT_NE(line.find("no batch fits"), std::string::npos) << line;
+}
+
+// The same tokens in every sample, but for one step's, which are random: always, or (fickle) only
+// the first time that they are read, as if the memory had been wrong.
+class DisturbedSource final : public SampleSource {
+ public:
+  DisturbedSource(uint64_t first, uint64_t count, bool fickle)
+      : first_(first), count_(count), fickle_(fickle) {}
+  int64_t seq_len() const override { return 16; }
+  std::vector<SamplerSource> sources() const override {
+    return {{{1, 1 << 20, uint64_t{1} << 32}, 1 << 16}};
+  }
+  double bytes_per_token(int) const override { return 0; }
+  void read(SampleRef sample, std::span<int32_t> tokens, std::span<int32_t>) const override {
+    const bool disturbed =
+        sample.index - first_ < count_ && !(fickle_ && read_before(sample.index));
+    for (size_t s = 0; s < tokens.size(); ++s) {
+      tokens[s] = disturbed ? int32_t((sample.index * 131 + s * s * 7919) % 251) : int32_t(s);
+    }
+  }
+
+ private:
+  bool read_before(uint64_t index) const { return !seen_.insert(index).second; }
+
+  uint64_t first_, count_;
+  bool fickle_;
+  mutable std::set<uint64_t> seen_;
+};
+
+// The message of a run whose loss jumps at step 140; empty if it does not end by it.
+std::string disturbed_run(const std::string& directory, bool fickle, int max_skips) {
+  const std::vector<std::string> overrides =
+      options_arguments(tiny(directory) + Arguments{"--guard.spike_sigma=20", "--train.steps=150",
+                                                    text("--guard.max_skips={}", max_skips),
+                                                    "--data.shuffle=false", "--log.progress=off"});
+  const Config config = load_config({}, overrides);
+  const Options& o = config.options;
+  Watchdog watchdog(Seconds(100), directory);
+  RunFiles files(o, 150, true);
+  TrainingPlan plan{.config = config,
+                    .launch = {},
+                    .grid = check_layout(o),
+                    .model = model_config(o, 264),
+                    .steps = 150,
+                    .train = std::make_shared<DisturbedSource>(139 * 8, 8, fickle),
+                    .valid = nullptr,
+                    .resume_from = {},
+                    .init_from = {},
+                    .watchdog = watchdog,
+                    .files = &files};
+  try {
+    comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
+      set_thread_budget(1);  // small steps, and perhaps a busy machine
+      Heartbeat heartbeat(watchdog, 0);
+      Trainer(plan, world, heartbeat).run();
+    });
+    return "";
+  } catch (const ExitError& e) {
+    return e.what();
+  }
+}
+
+TEST(Guard, ALossThatJumpsIsSkipped) {
+  const TemporaryDirectory dir;
+  EXPECT_EQ(disturbed_run(dir / "r", false, 3), "");
+  const auto skips = events(dir / "r", "skip");
+  ASSERT_EQ(skips.size(), 1u);
+  EXPECT_EQ(skips[0]["step"], 140);
+  EXPECT_NE(skips[0]["why"].get<std::string>().find(" is a spike"), std::string::npos);
+  const auto by_step = steps(dir / "r");
+  EXPECT_EQ(by_step.at(140)["skipped"], true);
+  EXPECT_EQ(by_step.at(141)["skipped"], false);
+  // The spike has changed nothing.
+  EXPECT_NEAR(by_step.at(141)["loss"].get<double>(), by_step.at(139)["loss"].get<double>(), 0.01);
+}
+
+TEST(Guard, TheReplayTellsDataFromHardware) {
+  const TemporaryDirectory dir;
+  const std::string same = disturbed_run(dir / "same", false, 1);
+  EXPECT_NE(same.find("step 140: 1 step in a row was skipped; the last: loss "), std::string::npos);
+  EXPECT_NE(same.find("the replay gives the same bits"), std::string::npos) << same;
+  const std::string other = disturbed_run(dir / "other", true, 1);
+  EXPECT_NE(other.find("not reproduced: suspect hardware; checksums"), std::string::npos) << other;
+  const auto failure = nlohmann::json::parse(read_all(dir / "other/failures/rank0-step140.json"));
+  EXPECT_EQ(failure["kind"], "nan");
+  EXPECT_NE(failure["checksum"], failure["checksum_of_replay"]);
+}
+
+}  // namespace
+}  // namespace moiety::app
