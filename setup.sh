@@ -7,7 +7,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache git python3 clang-format
   libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev zlib1g-dev
-  libdnnl-dev libgtest-dev libbenchmark-dev)
+  libdnnl-dev libopenmpi-dev openmpi-bin libgtest-dev libbenchmark-dev)
 for argument in "$@"; do
   case "$argument" in
     --corpus) packages+=(fortunes dict-jargon) ;;

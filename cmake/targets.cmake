@@ -1,9 +1,15 @@
 # One function per kind of target, so that a folder's CMakeLists.txt is one line.
 
-# moiety_folder(NAME [EXCLUDE file...]): the library code of one folder of moiety/.
-# Layers are checked by tools/check_layers.py; all folders link into the one library `moiety`.
+# The forms of the one library; the same objects go into each.
+set(moiety_libraries moiety)
+if(MOIETY_SHARED)
+  list(APPEND moiety_libraries moiety_shared)
+endif()
+
+# moiety_folder(NAME [EXCLUDE file...] [LINK library...]): the library code of one folder of
+# moiety/. Layers are checked by tools/check_layers.py; all folders link into the one library.
 function(moiety_folder name)
-  cmake_parse_arguments(ARG "" "" "EXCLUDE" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "EXCLUDE;LINK" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   foreach(excluded ${ARG_EXCLUDE})
     list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${excluded})
@@ -16,7 +22,11 @@ function(moiety_folder name)
   endforeach()
   add_library(moiety_${name} OBJECT ${sources})
   target_include_directories(moiety_${name} PUBLIC ${CMAKE_SOURCE_DIR})
-  target_sources(moiety PRIVATE $<TARGET_OBJECTS:moiety_${name}>)
+  target_link_libraries(moiety_${name} PRIVATE ${ARG_LINK})
+  foreach(library ${moiety_libraries})
+    target_sources(${library} PRIVATE $<TARGET_OBJECTS:moiety_${name}>)
+    target_link_libraries(${library} PRIVATE ${ARG_LINK})
+  endforeach()
 endfunction()
 
 # moiety_tests(FOLDER): tests/FOLDER/*_test.cpp as one GoogleTest binary, one ctest entry.
@@ -27,6 +37,31 @@ function(moiety_tests folder)
   target_link_libraries(tests_${folder} PRIVATE moiety GTest::gtest GTest::gtest_main)
   add_test(NAME ${folder} COMMAND tests_${folder})
   set_tests_properties(${folder} PROPERTIES TIMEOUT 900)
+endfunction()
+
+# moiety_mpi_tests(FOLDER): tests/FOLDER_mpi/*.cpp as one GoogleTest program of processes, run on 2, 3
+# and 4 of them, and without symmetric memory; not without MPI. With --enable-recovery mpirun would
+# exit with 0 whatever its processes do.
+function(moiety_mpi_tests folder)
+  if(NOT MPI_CXX_FOUND OR NOT MPIEXEC_EXECUTABLE)
+    return()
+  endif()
+  set(target tests_${folder}_mpi)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_mpi/*.cpp)
+  add_executable(${target} ${sources} ${CMAKE_CURRENT_SOURCE_DIR}/mpi/main.cpp)
+  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${target} PRIVATE moiety GTest::gtest)
+  foreach(variant 2 3 4 "3;--no-map;--pieces")
+    list(POP_FRONT variant ranks)
+    string(JOIN "" suffix ${ranks} ${variant})
+    set(name ${folder}_mpi_${suffix})
+    add_test(NAME ${name}
+             COMMAND ${MPIEXEC_EXECUTABLE} -np ${ranks} --allow-run-as-root --oversubscribe
+                     --bind-to none $<TARGET_FILE:${target}> ${variant})
+    # Open MPI keeps memory that belongs to parts which it has closed, so their names are gone.
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300 PROCESSORS ${ranks}
+      ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
+  endforeach()
 endfunction()
 
 # moiety_bench(FOLDER/NAME): bench/FOLDER/NAME_bench.cpp.

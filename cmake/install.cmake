@@ -1,0 +1,33 @@
+# cmake --install: program, library in both forms, headers, and the package that
+# find_package(moiety COMPONENTS static|shared) finds.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/moiety)
+set(moiety_forms "")
+foreach(library ${moiety_libraries})
+  set(form static)
+  if(library STREQUAL moiety_shared)
+    set(form shared)
+  endif()
+  list(APPEND moiety_forms ${form})
+  set_target_properties(${library} PROPERTIES EXPORT_NAME ${form})
+  install(TARGETS ${library} EXPORT moiety_${form} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT moiety_${form} NAMESPACE moiety:: DESTINATION ${package_folder})
+endforeach()
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/moiety DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "*.h")
+if(TARGET moiety_program)
+  install(TARGETS moiety_program)
+endif()
+if(TARGET moiety_mpi)
+  install(TARGETS moiety_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+configure_package_config_file(cmake/moiety-config.cmake.in ${CMAKE_BINARY_DIR}/moiety-config.cmake
+  INSTALL_DESTINATION ${package_folder})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/moiety-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/moiety-config.cmake ${CMAKE_BINARY_DIR}/moiety-config-version.cmake
+        DESTINATION ${package_folder})
