@@ -88,8 +88,7 @@ class Trainer {
   void save();
   // The last one of the run: waits for it, and its failure ends the run.
   void save_for_good();
-  void start_saving();
-  void wait_for_save();
+  void write_checkpoint(bool in_background);
   bool saved_well();
   // At every step border: rank 0 says how a save ended.
   void hear_of_saves();

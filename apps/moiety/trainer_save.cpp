@@ -29,8 +29,12 @@ checkpoint::RunState Trainer::run_state() const {
   return run;
 }
 
-void Trainer::start_saving() {
-  saver_.start(saved_state(), run_state(), Stream());
+void Trainer::write_checkpoint(bool in_background) {
+  if (in_background) {
+    saver_.start(saved_state(), run_state(), Stream());
+  } else {
+    tell(saver_.save(saved_state(), run_state(), Stream()));
+  }
   save_started_ = step_;
 }
 
@@ -40,8 +44,7 @@ void Trainer::save() {
   const TraceSpan span(TraceLane::kHost, "checkpoint");
   Stopwatch watch;
   try {
-    start_saving();
-    if (!options().checkpoint.async) wait_for_save();
+    write_checkpoint(options().checkpoint.async);
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kIo) throw;
     tell_of_failure(step_, e.what());
@@ -53,9 +56,8 @@ void Trainer::save() {
 void Trainer::save_for_good() {
   const Heartbeat::Aside aside(heartbeat_, "checkpoint");
   try {
-    if (save_started_ == step_ && saved_well()) return;
-    start_saving();
-    wait_for_save();
+    if (saved_well() && save_started_ == step_) return;
+    write_checkpoint(false);
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kIo) throw;
     throw DiskError("{}", e.what());
@@ -65,17 +67,13 @@ void Trainer::save_for_good() {
 // Of the newest save; the same on all ranks.
 bool Trainer::saved_well() {
   try {
-    wait_for_save();
+    if (const auto result = saver_.wait()) tell(*result);
     return true;
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kIo) throw;
-    tell_of_failure(step_, e.what());
+    tell_of_failure(save_started_, e.what());
     return false;
   }
-}
-
-void Trainer::wait_for_save() {
-  if (const auto result = saver_.wait()) tell(*result);
 }
 
 void Trainer::hear_of_saves() {

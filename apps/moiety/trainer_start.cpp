@@ -10,6 +10,7 @@
 #include "apps/moiety/training_state.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/loader.h"
+#include "moiety/checkpoint/shared_directory.h"
 #include "moiety/checkpoint/together.h"
 
 namespace moiety::app {
@@ -87,6 +88,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
     validation_.emplace(plan.valid, options().eval.samples, loader_config(options(), world));
   }
   heartbeat_.phase("loading");
+  checkpoint::check_shared_directory(options().run.dir, world.bootstrap());
   initialize_or_load();
   if (leads() && !plan_.dry_run) plan_.files->directory.write_config(plan_.config);
   if (options().checkpoint.async) saver_.reserve(saved_state());
