@@ -84,9 +84,10 @@ void TokenFile::check_header() {
   table_offset_ = layout.table_offset;
   const uint64_t token_offset = tok::load<uint64_t>(p + tok::kTokenOffsetAt);
   const uint64_t table_offset = tok::load<uint64_t>(p + tok::kTableOffsetAt);
-  if (header_.vocab == 0 || header_.token_bytes != tok::token_bytes(header_.vocab) ||
-      header_.tokens > tok::kMostTokens || header_.documents > tok::kMostTokens ||
-      token_offset != tok::kHeaderBytes || table_offset != layout.table_offset) {
+  if (header_.vocab == 0 || header_.vocab > tok::kMostVocab ||
+      header_.token_bytes != tok::token_bytes(header_.vocab) || header_.tokens > tok::kMostTokens ||
+      header_.documents > tok::kMostTokens || token_offset != tok::kHeaderBytes ||
+      table_offset != layout.table_offset) {
     throw DataError(
         "{}: the header contradicts itself: vocabulary {}, {} bytes a token, {} tokens at {}, "
         "table of {} documents at {}",

@@ -41,6 +41,7 @@ void store(unsigned char* p, T value) {
   std::memcpy(p, &value, sizeof(T));
 }
 
+inline constexpr uint32_t kMostVocab = 1u << 24;            // as model.vocab: ids fit int32
 inline constexpr uint64_t kMostTokens = uint64_t{1} << 48;  // and documents: no sum overflows
 
 constexpr uint32_t token_bytes(uint32_t vocab) { return vocab <= 65536 ? 2 : 4; }
