@@ -28,10 +28,10 @@ $moiety train --config configs/demo.toml --run runs/demo \
   --data.train="['$data/demo.train.tok']" --data.valid="['$data/demo.valid.tok']" "$@"
 
 say "validation"
-$moiety eval runs/demo --data $data/demo.valid.tok
+$moiety eval runs/demo --data $data/demo.valid.tok --samples 320
 
 say "a sample"
-$moiety generate runs/demo --prompt "The " --tokens 400 --temperature 0.7 --seed 1
+$moiety generate runs/demo --prompt "The " --tokens 400 --temperature 0.6 --seed 3
 echo
 
 cat >&2 <<END
@@ -41,5 +41,5 @@ What to try next
   $moiety train --config configs/demo.toml --run runs/longer --train.steps=3000 \\
       --data.train="['$data/demo.train.tok']" --data.valid="['$data/demo.valid.tok']"
   $moiety train --help        every option, its default and its range
-  less runs/demo/metrics.jsonl
+  runs/demo/plots/loss.svg    the curve, in any browser; docs/getting-started.md goes on from here
 END
