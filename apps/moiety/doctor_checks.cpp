@@ -9,18 +9,19 @@
 #include <optional>
 #include <sstream>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/doctor.h"
 #include "moiety/base/deadline.h"
+#include "moiety/base/error.h"
 #include "moiety/base/format.h"
 #include "moiety/base/parallel.h"
+#include "moiety/comm/memory_exchange.h"
 #include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/thread/thread_group.h"
 #include "moiety/gemm/gemm_block.h"
 
 namespace moiety::app {
@@ -157,39 +158,23 @@ HealthCheck memory() {
   return f;
 }
 
-// Whether a memfd sent through a unix socket is the same memory; else what failed.
+// Two ranks hand each other memory in the way of processes; what failed, if it does not work.
 std::string hand_over_memory() {
-  const Descriptor memory(::memfd_create("moiety-doctor", MFD_CLOEXEC));
-  if (!memory || ::ftruncate(memory.get(), 4096) != 0) return "memfd_create";
-  int pair[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) return "socketpair";
-  const Descriptor left(pair[0]), right(pair[1]);
-  char byte = 1;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  const int sent = memory.get();
-  std::memcpy(CMSG_DATA(header), &sent, sizeof(int));
-  if (::sendmsg(left.get(), &message, 0) != 1) return "sendmsg of a descriptor";
-  if (::recvmsg(right.get(), &message, MSG_CMSG_CLOEXEC) != 1) return "recvmsg of a descriptor";
-  header = CMSG_FIRSTHDR(&message);
-  if (!header || header->cmsg_type != SCM_RIGHTS) return "recvmsg of a descriptor";
-  int got = -1;
-  std::memcpy(&got, CMSG_DATA(header), sizeof(int));
-  const Descriptor received(got);
-  void* mapped = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, got, 0);
-  if (mapped == MAP_FAILED) return "mmap of a memfd";
-  *static_cast<char*>(mapped) = 42;
-  ::munmap(mapped, 4096);
-  return ::pread(memory.get(), &byte, 1, 0) == 1 && byte == 42 ? "" : "memory of a memfd";
+  const std::vector<comm::Nonce> nonces{comm::random_nonce(), comm::random_nonce()};
+  try {
+    comm::run_thread_ranks(2, {.deadline = Seconds(5)}, [&](comm::Communicator& world) {
+      const int me = world.rank(), peer = 1 - me;
+      const auto memory = comm::exchange_memory(world.bootstrap(), "memfd", 4096, nonces);
+      memory[peer].get()[me] = std::byte{42};
+      world.barrier();
+      if (memory[me].get()[peer] != std::byte{42}) {
+        fail(ErrorKind::kUnsupported, "memfd: what one rank stores does not reach the other");
+      }
+    });
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
 }
 
 HealthCheck shared_memory() {
@@ -200,7 +185,7 @@ HealthCheck shared_memory() {
     f.text = "processes of this host can map each other's memory";
   } else {
     f.health = Health::kWarn;
-    f.text = text("{} does not work: {}", failed, std::strerror(errno));
+    f.text = text("processes cannot map each other's memory: {}", failed);
     f.fix =
         "ranks that are processes use MPI's collectives instead, which is slower; look at what "
         "the sandbox forbids (seccomp), or use --ranks";

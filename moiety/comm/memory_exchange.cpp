@@ -5,7 +5,6 @@
 #include <cstring>
 #include <fcntl.h>
 #include <poll.h>
-#include <random>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -105,9 +104,21 @@ struct Greeting {
   int64_t rank = 0;
 };
 
-union Control {
-  cmsghdr header;
-  char bytes[CMSG_SPACE(sizeof(int))];
+// A greeting with room for one descriptor.
+struct Message {
+  Greeting greeting;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec data{&greeting, sizeof(greeting)};
+  msghdr header{};
+
+  Message() {
+    header.msg_iov = &data;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+  }
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
 };
 
 // A connection waits in the peer's queue until the peer accepts it, and so does what is sent on it.
@@ -115,21 +126,15 @@ void send_descriptor(const Nonce& peer, int rank, const Descriptor& file) {
   const Descriptor connection = new_socket();
   const Address address = socket_address(peer);
   if (::connect(connection.get(), address.get(), address.length) != 0) fail_with_errno("connect");
-  Greeting greeting{.rank = rank};
-  iovec data{&greeting, sizeof(greeting)};
-  Control control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof(control.bytes);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  Message message;
+  message.greeting.rank = rank;
+  cmsghdr* header = CMSG_FIRSTHDR(&message.header);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   const int fd = file.get();
   std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  if (::sendmsg(connection.get(), &message, MSG_NOSIGNAL) != ssize_t{sizeof(greeting)}) {
+  if (::sendmsg(connection.get(), &message.header, MSG_NOSIGNAL) != ssize_t{sizeof(Greeting)}) {
     fail_with_errno("sendmsg");
   }
 }
@@ -165,28 +170,22 @@ struct Received {
 
 Received receive_descriptor(const Descriptor& listener) {
   const Descriptor connection = accept_peer(listener);
-  Greeting greeting;
-  iovec data{&greeting, sizeof(greeting)};
-  Control control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof(control.bytes);
-  const ssize_t bytes = ::recvmsg(connection.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  Message message;
+  const ssize_t bytes =
+      ::recvmsg(connection.get(), &message.header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (bytes < 0) fail_with_errno("recvmsg");
   Received out;
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  const cmsghdr* header = CMSG_FIRSTHDR(&message.header);
   if (header && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int))) {
     int fd = -1;
     std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
     out.file = Descriptor(fd);
   }
-  if (bytes != ssize_t{sizeof(greeting)} || greeting.magic != Greeting().magic ||
+  if (bytes != ssize_t{sizeof(Greeting)} || message.greeting.magic != Greeting().magic ||
       out.file.get() < 0) {
     fail(ErrorKind::kUnsupported, "a message of {} bytes is not a peer's", bytes);
   }
-  out.rank = static_cast<int>(greeting.rank);
+  out.rank = static_cast<int>(message.greeting.rank);
   return out;
 }
 
@@ -201,13 +200,6 @@ Memory map_received(const Received& received, int64_t bytes) {
 }
 
 }  // namespace
-
-Nonce random_nonce() {
-  std::random_device random;
-  Nonce out;
-  for (uint64_t& word : out) word = uint64_t{random()} << 32 | random();
-  return out;
-}
 
 std::vector<Memory> exchange_memory(Bootstrap& bootstrap, const std::string& what, int64_t bytes,
                                     const std::vector<Nonce>& nonces) {

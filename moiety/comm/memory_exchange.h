@@ -4,26 +4,23 @@
 // the last process that maps it lets go of it or ends.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "moiety/comm/bootstrap.h"
+#include "moiety/comm/process.h"
 
 namespace moiety::comm {
 
 // The start of a rank's memory; the last owner frees or unmaps it.
 using Memory = std::shared_ptr<std::byte>;
 
-// Names a rank's socket; drawn at random for every exchange.
-using Nonce = std::array<uint64_t, 2>;
-Nonce random_nonce();
-
-// Collective: `bytes` zeroed bytes of every rank, by rank. `nonces` are those of all ranks, the
-// same everywhere. If one rank fails, all free what they have and throw the same text, which begins
-// with `what`: Error(OutOfMemory), or Error(Unsupported) where memory cannot be handed over.
+// Collective: `bytes` zeroed bytes of every rank, by rank. `nonces` name the ranks' sockets: drawn
+// for every exchange by each rank, and the same everywhere. If one rank fails, all free what they
+// have and throw the same text, which begins with `what`: Error(OutOfMemory), or Error(Unsupported)
+// where memory cannot be handed over.
 std::vector<Memory> exchange_memory(Bootstrap& bootstrap, const std::string& what, int64_t bytes,
                                     const std::vector<Nonce>& nonces);
 

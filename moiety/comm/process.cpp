@@ -116,8 +116,7 @@ std::optional<ProcessState> process_state(int64_t pid) {
 
 ProcessIdentity make_identity() {
   ProcessIdentity out;
-  std::random_device random;
-  for (uint64_t& word : out.nonce) word = uint64_t{random()} << 32 | random();
+  out.nonce = random_nonce();
   out.pid = getpid();
   if (const auto state = process_state(out.pid)) out.start_time = state->start_time;
   out.pid_namespace = inode("/proc/self/ns/pid");
@@ -130,14 +129,19 @@ ProcessIdentity make_identity() {
 
 }  // namespace
 
+Nonce random_nonce() {
+  std::random_device random;
+  Nonce out;
+  for (uint64_t& word : out) word = uint64_t{random()} << 32 | random();
+  return out;
+}
+
 const ProcessIdentity& this_process() {
   static const ProcessIdentity identity = make_identity();
   return identity;
 }
 
-bool same_process(const ProcessIdentity& a, const ProcessIdentity& b) {
-  return a.nonce[0] == b.nonce[0] && a.nonce[1] == b.nonce[1];
-}
+bool same_process(const ProcessIdentity& a, const ProcessIdentity& b) { return a.nonce == b.nonce; }
 
 bool same_host(const ProcessIdentity& a, const ProcessIdentity& b) {
   return std::string_view(a.boot) == b.boot;

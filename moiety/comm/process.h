@@ -2,14 +2,19 @@
 // a process, a host or a network namespace, run the same code, and whether a peer still lives.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
 namespace moiety::comm {
 
+// A random name, different each time.
+using Nonce = std::array<uint64_t, 2>;
+Nonce random_nonce();
+
 // Travels as its bytes.
 struct ProcessIdentity {
-  uint64_t nonce[2] = {};  // drawn at random by the process
+  Nonce nonce = {};  // drawn by the process
   int64_t pid = 0;
   uint64_t start_time =
       0;  // /proc/PID/stat, field 22: tells a process from a later one of that pid
