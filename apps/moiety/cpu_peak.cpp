@@ -39,6 +39,13 @@ double measured_tflops(DType dtype, double seconds) {
   return 2e-12 * kSize * kSize * kSize / best;
 }
 
+double mapped_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  double size = 0;
+  statm >> size;
+  return size * double(sysconf(_SC_PAGESIZE));
+}
+
 double resident_bytes() {
   std::ifstream statm("/proc/self/statm");
   double size = 0, resident = 0;

@@ -9,7 +9,8 @@ namespace moiety::app {
 // best of about `seconds`.
 double measured_tflops(DType dtype, double seconds = 0.2);
 
-// Bytes of this process in memory, and of the machine.
+// Bytes of this process in its address space and in memory, and of the machine's memory.
+double mapped_bytes();
 double resident_bytes();
 double machine_bytes();
 

@@ -18,6 +18,9 @@ namespace {
 
 constexpr double kFirstCapacity = 1.25;  // expert_capacity.h
 constexpr int64_t kFloat = 4;
+// What the threads of a rank reserve of a limited address space before they hold a tensor: four
+// stacks (8 MiB) with an allocator's heap each (64 MiB), and the heap that is being aligned.
+constexpr int64_t kAddressesOfRank = (4 * (8 + 64) + 128) << 20;
 
 // Sizes of a pass on one rank, in elements unless bytes are said.
 struct PassSizes {
@@ -119,7 +122,8 @@ int64_t memory_of_rank(const Launch& launch) {
   for (const auto kind : {RLIMIT_AS, RLIMIT_DATA}) {
     if (::getrlimit(kind, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
     const int ranks_of_process = launch.processes ? 1 : launch.ranks;
-    bytes = std::min(bytes, static_cast<int64_t>(limit.rlim_cur) / ranks_of_process);
+    const int64_t free = static_cast<int64_t>(limit.rlim_cur) - static_cast<int64_t>(mapped_bytes());
+    bytes = std::min(bytes, std::max<int64_t>(0, free / ranks_of_process - kAddressesOfRank));
   }
   return bytes;
 }

@@ -33,8 +33,9 @@ struct MemoryEstimate {
 MemoryEstimate estimate_memory(const Options& options, const model::Config& model,
                                const Grid& grid);
 
-// What a rank may take: its share of the machine's or the control group's memory, and of the limits
-// of its process.
+// What a rank may take: its share of the machine's or the control group's memory, and of what the
+// limits of its process leave beside what the process has mapped and its threads reserve. To be
+// asked before the ranks take memory.
 int64_t memory_of_rank(const Launch& launch);
 
 // The smallest change of the options that brings a rank below `limit`: "train.micro_batch = 2".

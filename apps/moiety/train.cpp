@@ -48,7 +48,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& wat
   check_training(o, grid);
   const model::Config model = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
   return {.config = config,
-          .launch = launch,
+          .memory_of_rank = memory_of_rank(launch),
           .grid = grid,
           .model = model,
           .steps = total_steps(o),
@@ -96,8 +96,8 @@ void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
   } catch (...) {
     Failure failure = current_failure();
     if (failure.code == kExitMemory) {
-      failure.text += "; " + memory_report(plan.config.options, plan.model, plan.grid,
-                                           memory_of_rank(plan.launch));
+      failure.text +=
+          "; " + memory_report(plan.config.options, plan.model, plan.grid, plan.memory_of_rank);
     }
     if (world.size() > 1) {
       world.bootstrap().abort(to_peers(failure));
@@ -115,7 +115,7 @@ int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
   std::unique_ptr<Trainer> trainer;  // taken apart when the peers have heard of a failure
   try {
     as_one(plan, world, [&] {
-      check_memory(plan.config.options, plan.model, plan.grid, memory_of_rank(plan.launch));
+      check_memory(plan.config.options, plan.model, plan.grid, plan.memory_of_rank);
       trainer = std::make_unique<Trainer>(plan, world, heartbeat);
       code = trainer->run();
     });

@@ -9,7 +9,6 @@
 #include "apps/moiety/batch_loader.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
-#include "apps/moiety/launch.h"
 #include "apps/moiety/profile.h"
 #include "apps/moiety/rank_model.h"
 #include "apps/moiety/replay.h"
@@ -27,7 +26,7 @@ namespace moiety::app {
 // What the ranks of a process share.
 struct TrainingPlan {
   const Config& config;
-  Launch launch;
+  int64_t memory_of_rank = 0;  // bytes that one may take
   Grid grid;
   model::Config model;
   int64_t steps = 0;
