@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -186,8 +187,13 @@ void measure_rank(const Settings& s, comm::Communicator& world, Times& times) {
   saver.reserve(state.view());
   const std::string plain = text("{}/plain-{}", s.directory, rank);
   Buffer to(state.bytes(), "copy"), chunk(16 << 20, "reads");
-  const auto timed = [&](std::vector<double>& into, const std::function<void()>& body) {
+  // A disk that has just taken a burst is slower for a while.
+  const auto settle = [&] {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
     world.barrier();
+  };
+  const auto timed = [&](std::vector<double>& into, const std::function<void()>& body) {
+    settle();
     const double ms = milliseconds([&] {
       body();
       world.barrier();
@@ -209,6 +215,7 @@ void measure_rank(const Settings& s, comm::Communicator& world, Times& times) {
         at += n;
       }
     });
+    settle();
     saver.start(state.view(), run_state(ranks), Stream());
     const SaveResult result = *saver.wait();
     if (rank == 0) {

@@ -13,6 +13,17 @@ namespace moiety {
 // least 1.
 int thread_budget();
 void set_thread_budget(int threads);
+// A budget for a scope; the one before comes back at its end.
+class ThreadBudget {
+ public:
+  explicit ThreadBudget(int threads) : before_(thread_budget()) { set_thread_budget(threads); }
+  ~ThreadBudget() { set_thread_budget(before_); }
+  ThreadBudget(const ThreadBudget&) = delete;
+  ThreadBudget& operator=(const ThreadBudget&) = delete;
+
+ private:
+  int before_;
+};
 // Cores that this process may run on.
 int core_count();
 // What runs the loops: "OpenMP" or "serial".

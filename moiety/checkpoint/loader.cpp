@@ -155,7 +155,9 @@ void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copie
   };
   for (size_t i = 0; i < kInFlight; ++i) announce(i);
   std::atomic<size_t> next = 0;
-  parallel_tasks(std::min<int64_t>(kInFlight, thread_budget()), [&](int64_t) {
+  // Two at least, also where a rank has one core: one waits for the disk while the other computes.
+  const ThreadBudget readers(std::clamp(thread_budget(), 2, kInFlight));
+  parallel_tasks(thread_budget(), [&](int64_t) {
     Buffer buffer;
     for (size_t i; (i = next++) < pieces.size();) {
       announce(i + kInFlight);
