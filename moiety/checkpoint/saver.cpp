@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <sys/resource.h>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -59,7 +60,10 @@ class Saver::Job {
     try {
       thread_ = std::thread([this, rank = log_rank()] {
         set_log_rank(rank);
-        set_thread_budget(1);  // the cores are the training's
+        // The cores are the training's: one thread, which takes what training leaves (Linux has a
+        // nice value per thread).
+        set_thread_budget(1);
+        ::setpriority(PRIO_PROCESS, 0, 19);
         run();
       });
     } catch (const std::system_error& e) {
