@@ -113,6 +113,15 @@ class Run:
                 pids[int(rank[1])] = int(entry)
         return [pids[r] for r in sorted(pids)]
 
+    def kill_ranks(self, one):
+        """kill -9 for all ranks, or for one of them."""
+        pids = self.rank_pids()
+        for pid in pids[:1] if one else pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
 
 def train(arguments, **how):
     run = Run(arguments, **how)
@@ -531,33 +540,42 @@ class Faults(unittest.TestCase):
     # ---- Crashes.
 
     def test_kill_at_random_moments(self):
-        saves = dict(checkpoint__interval=5, checkpoint__keep_last=2)
+        saves = dict(checkpoint__interval=5, checkpoint__keep_last=2, guard__comm_timeout_s=8)
         whole, run = self.trained("whole", 2, 2, 60, **SLOWER, **saves)
         seconds = time.monotonic() - run.started
-        kills = resumed = unfinished = runs = 0
+        kills = processes = resumed = unfinished = runs = 0
         while kills < KILLS:
             path = f"{self.dir}/r{runs}"
             runs += 1
             code = None
             while code != 0:
-                run = Run(tiny(path, 2, 2, 60, **SLOWER, **saves), ranks=2)
+                how = random.choice(self.launchers())
+                run = Run(tiny(path, 2, 2, 60, **SLOWER, **saves), ranks=2, **how)
                 if kills < KILLS:
+                    wait_for(lambda: len(run.rank_pids()) == (2 if how["mpi"] else 1)
+                             or run.process.poll() is not None)
                     end = time.monotonic() + random.uniform(0, 0.3 * seconds)
                     # Every other kill aims at a save under way.
                     while time.monotonic() < end and not (kills % 2 and saving(path)):
                         time.sleep(0.001)
                     time.sleep(random.uniform(0, 0.01))
-                    run.process.kill()
+                    run.kill_ranks(how["mpi"] and random.randrange(2))
                 code = run.wait()
                 if code != 0:
-                    self.assertEqual(code, -signal.SIGKILL, run.tail())
+                    if not how["mpi"]:
+                        self.assertEqual(code, -signal.SIGKILL, run.tail())
+                    else:  # 7: the one that was left, 0: it was done
+                        codes = set(code) if isinstance(code, list) else {code}
+                        self.assertIn(128 + signal.SIGKILL, codes, run.tail())
+                        self.assertLessEqual(codes, {128 + signal.SIGKILL, 7, 0}, run.tail())
+                        processes += 1
                     kills += 1
                     unfinished += saving(path)
                     resumed += bool(checkpoint_names(path, "step-"))
             self.assertEqual(steps(path), steps(whole))
             shutil.rmtree(path)
-        print(f"{kills} kills in {runs} runs, {resumed} with a checkpoint to go on from, "
-              f"{unfinished} in the middle of a save", file=sys.stderr)
+        print(f"{kills} kills in {runs} runs, {processes} of processes, {resumed} with a checkpoint "
+              f"to go on from, {unfinished} in the middle of a save", file=sys.stderr)
 
 
 def main():

@@ -38,11 +38,41 @@ Process& process() {
   return it;
 }
 
-void start() {
+// MPI's own start and end wait for all processes without a limit; this sets one.
+class CallLimit {
+ public:
+  CallLimit(const char* what, Seconds limit)
+      : thread_([this, what, limit] { watch(what, limit); }) {}
+  ~CallLimit() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void watch(const char* what, Seconds limit) {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, limit, [&] { return over_; })) return;
+    log(LogLevel::kError, "MPI did not {} in {:.1f} s; a process of this launch may have ended",
+        what, limit.count());
+    end_process(kExitCommunication);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+void start(Seconds limit) {
   Process& p = process();
   if (p.functions) return;
   const Module& module = load();
   if (!module.functions) throw Error(ErrorKind::kUnsupported, module.text);
+  const CallLimit call("start", limit);
   const int code = module.functions->start(&p.launched.rank, &p.launched.size, &p.largest_tag);
   if (code != 0) {
     char reason[512];
@@ -126,33 +156,6 @@ class ThreadState {
   int budget_, rank_;
 };
 
-// MPI's own end waits for all processes without a limit; this sets one.
-class EndLimit {
- public:
-  explicit EndLimit(Seconds limit) : thread_([this, limit] { watch(limit); }) {}
-  ~EndLimit() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
- private:
-  void watch(Seconds limit) {
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, limit, [&] { return over_; })) return;
-    log(LogLevel::kError, "MPI did not shut down in {:.1f} s", limit.count());
-    end_process(kExitCommunication);
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::thread thread_;
-};
-
 void run(const std::shared_ptr<World>& state, const std::function<void(Communicator&)>& body) {
   LaneCommunicator world(MpiEndpoint::whole(state), std::make_shared<RankLanes>());
   const std::vector<Hello> hellos = greet(world.bootstrap());
@@ -172,8 +175,8 @@ Status status() {
   return {module.functions != nullptr, module.text};
 }
 
-Processes processes() {
-  start();
+Processes processes(Seconds deadline) {
+  start(deadline);
   return process().launched;
 }
 
@@ -196,7 +199,7 @@ void run_mpi_rank(const MpiGroupOptions& options,
   MOIETY_CHECK(!p.has_run, "run_mpi_rank: a process is a rank once");
   MOIETY_CHECK(options.largest_message >= 1 && options.largest_message <= INT32_MAX,
                "run_mpi_rank: largest_message {}", options.largest_message);
-  mpi::start();
+  mpi::start(options.deadline);
   p.has_run = true;
   p.world = std::make_shared<mpi::World>(*p.functions, options, p.launched, p.largest_tag);
   const mpi::ThreadState thread_state;
@@ -210,7 +213,7 @@ void run_mpi_rank(const MpiGroupOptions& options,
     p.world->abort("an exception without a text");
     throw;
   }
-  const mpi::EndLimit limit(options.deadline);
+  const mpi::CallLimit limit("shut down", options.deadline);
   p.world->check(p.functions->finish(), "MPI does not shut down");
   p.world.reset();
 }

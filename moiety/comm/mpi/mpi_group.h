@@ -62,11 +62,12 @@ Status status();
 
 // What MPI says about the launch: this process's rank and how many there are. Starts MPI if need
 // be, so call it only where a launcher is at work; one process means that the launcher is not
-// MPI's. Error(Unsupported) as above.
+// MPI's. Error(Unsupported) as above. MPI's own start waits for every process: if it takes longer
+// than the deadline, the process says so and ends with exit code 7.
 struct Processes {
   int rank = 0, size = 1;
 };
-Processes processes();
+Processes processes(Seconds deadline = Seconds(100));
 
 // Whether the run is over because of a rank, and which: `rank 2 (process 1234) has ended`, or
 // `rank 2 failed: TEXT` if it said so (Bootstrap::aborted). Unlike that, this looks at the
