@@ -90,8 +90,8 @@ Axis::Axis(Range range, double begin, double end, bool logarithmic)
   // Less than this is noise of the arithmetic.
   const double least = 1e-9 * std::max(std::fabs(range.low), std::fabs(range.high));
   if (range_.high - range_.low > least) return;
-  const double room = range.high == 0 ? 1 : 0.1 * std::fabs(range.high);
-  range_ = {range.low - room, range.high + room};
+  const double room = 0.1 * std::fabs(range.high);
+  range_ = range.high == 0 ? Range{0, 1} : Range{range.low - room, range.high + room};
 }
 
 double Axis::scaled(double x) const { return logarithmic_ ? std::log10(x) : x; }

@@ -13,7 +13,8 @@ int Trainer::run() {
     const Profiler::Step profiled(profiler_, step_ + 1);
     Stopwatch watch;
     const PeerWaits waits = PeerWaits::now();
-    const double waited_ms = loader_->waited_ms();
+    const BatchLoader* const loader = loader_.get();  // a step that is repeated gets a new one
+    const double waited_ms = loader->waited_ms();
     const std::optional<optim::StepReport> report = make_step();
     if (!report) {
       say(LogLevel::kInfo, "the data has ended after step {}", step_);
@@ -23,7 +24,8 @@ int Trainer::run() {
     step_seconds_ = watch.lap();
     waits_ = PeerWaits::now() - waits;
     heartbeat_.step(step_);
-    after_step(*report, step_seconds_, loader_->waited_ms() - waited_ms);
+    after_step(*report, step_seconds_,
+               loader_->waited_ms() - (loader_.get() == loader ? waited_ms : 0));
     if (asked_ & kStop && step_ < plan_.steps) return finish(true);
   }
   return finish(false);
