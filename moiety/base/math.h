@@ -41,7 +41,7 @@ inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 // Natural logarithm in double with fixed bits: only exact scaling, +, *, / and fma. Positive normal
 // arguments; relative error below 4 * 2^-53 away from 1, absolute error below 2^-53 near it.
-inline double log_positive(double x) {
+MOIETY_INLINE double log_positive(double x) {
   const uint64_t b = std::bit_cast<uint64_t>(x);
   int exponent = static_cast<int>(b >> 52) - 1023;
   double m = std::bit_cast<double>((b & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull);

@@ -4,6 +4,7 @@
 
 #include "moiety/base/crc32c.h"
 #include "moiety/base/math.h"
+#include "moiety/base/simd.h"
 
 namespace moiety {
 namespace {
@@ -26,17 +27,13 @@ constexpr std::array<double, 8> kTailDen{1.05075007164441684324e-9, 5.4759380849
                                          6.89767334985100004550e-1, 1.67638483018380384940e+0,
                                          2.05319162663775882187e+0, 1.0};
 
-double polynomial(const std::array<double, 8>& c, double r) {
+MOIETY_INLINE double polynomial(const std::array<double, 8>& c, double r) {
   double v = c[0];
   for (int i = 1; i < 8; ++i) v = std::fma(v, r, c[i]);
   return v;
 }
 
-}  // namespace
-
-uint32_t tensor_id(std::string_view name) { return crc32c(name); }
-
-float normal_from_word(uint32_t word) {
+MOIETY_INLINE float normal(uint32_t word) {
   const double p = (static_cast<double>(word) + 0.5) * 0x1p-32;  // exact
   const double q = p - 0.5;
   if (std::fabs(q) <= 0.425) {
@@ -49,12 +46,30 @@ float normal_from_word(uint32_t word) {
   return static_cast<float>(q < 0 ? -x : x);
 }
 
+MOIETY_INLINE PhiloxBlock init_words(uint64_t seed, uint32_t tensor, uint64_t block) {
+  return philox(rng_key(seed, RngDomain::kInit),
+                {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), tensor, 0});
+}
+
+}  // namespace
+
+uint32_t tensor_id(std::string_view name) { return crc32c(name); }
+
+float normal_from_word(uint32_t word) { return normal(word); }
+
 float init_normal(uint64_t seed, uint32_t tensor, uint64_t i) {
-  const uint64_t block = i >> 2;
-  const PhiloxBlock words =
-      philox(rng_key(seed, RngDomain::kInit),
-             {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), tensor, 0});
-  return normal_from_word(words[i & 3]);
+  return normal(init_words(seed, tensor, i >> 2)[i & 3]);
+}
+
+// The clones have an instruction for fma; elsewhere it is a call.
+MOIETY_SIMD_CLONES
+void init_normals(uint64_t seed, uint32_t tensor, uint64_t first, int64_t n, float scale,
+                  float* out) {
+  for (int64_t i = 0; i < n;) {
+    const uint64_t at = first + static_cast<uint64_t>(i);
+    const PhiloxBlock words = init_words(seed, tensor, at >> 2);
+    for (uint64_t w = at & 3; w < 4 && i < n; ++w, ++i) out[i] = scale * normal(words[w]);
+  }
 }
 
 }  // namespace moiety

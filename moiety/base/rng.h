@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "moiety/base/host_device.h"
+
 namespace moiety {
 
 using PhiloxKey = std::array<uint32_t, 2>;
@@ -21,12 +23,12 @@ enum class RngDomain : uint32_t {
   kGeneration = 5,
 };
 
-constexpr PhiloxKey rng_key(uint64_t seed, RngDomain domain) {
+MOIETY_HD constexpr PhiloxKey rng_key(uint64_t seed, RngDomain domain) {
   return {static_cast<uint32_t>(seed),
           static_cast<uint32_t>(seed >> 32) ^ (static_cast<uint32_t>(domain) * 0x9E3779B9u)};
 }
 
-constexpr PhiloxBlock philox(PhiloxKey key, PhiloxBlock counter) {
+MOIETY_HD_INLINE constexpr PhiloxBlock philox(PhiloxKey key, PhiloxBlock counter) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * counter[0];
     const uint64_t b = uint64_t{0xCD9E8D57} * counter[2];
@@ -48,5 +50,8 @@ float normal_from_word(uint32_t word);
 
 // Element i of the logical tensor under domain kInit: standard normal.
 float init_normal(uint64_t seed, uint32_t tensor, uint64_t i);
+// out[i] = scale * init_normal(seed, tensor, first + i) for i in [0, n), several times faster.
+void init_normals(uint64_t seed, uint32_t tensor, uint64_t first, int64_t n, float scale,
+                  float* out);
 
 }  // namespace moiety

@@ -16,9 +16,8 @@ constexpr int64_t kGrain = 16 << 10;
 void fill_normal(uint64_t seed, uint32_t tensor_id, float std, int64_t begin, int64_t end,
                  float* out) {
   parallel_for(end - begin, kGrain, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      out[i] = std * init_normal(seed, tensor_id, static_cast<uint64_t>(begin + i));
-    }
+    init_normals(seed, tensor_id, static_cast<uint64_t>(begin + first), last - first, std,
+                 out + first);
   });
 }
 

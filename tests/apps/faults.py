@@ -63,7 +63,7 @@ class Run:
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.err_file,
                                         env=environment, preexec_fn=preexec)
-        self.mpi = mpi
+        self.mpi, self.ranks = mpi, ranks
 
     def __del__(self):
         self.err_file.close()
@@ -72,7 +72,10 @@ class Run:
         """The exit code of all ranks (or, if they differ, the list); what does not end in time is
         killed."""
         try:
-            self.process.wait(limit)
+            if self.mpi:
+                self.wait_for_mpirun(limit)
+            else:
+                self.process.wait(limit)
         except subprocess.TimeoutExpired:
             for pid in self.rank_pids():
                 os.kill(pid, signal.SIGKILL)
@@ -81,8 +84,26 @@ class Run:
             raise AssertionError("did not end within %s s:\n%s" % (limit, self.tail()))
         if not self.mpi:
             return self.process.returncode
-        codes = [int(c) for c in re.findall(r"^ended: (\d+)$", self.err(), re.M)]
+        codes = self.codes()
         return codes[0] if len(set(codes)) == 1 else codes
+
+    def wait_for_mpirun(self, limit):
+        """Open MPI 4's mpirun now and then stays when ranks are killed while they connect to it:
+        what counts is that the ranks have ended."""
+        end = time.monotonic() + limit
+        alone = None
+        while self.process.poll() is None:
+            if alone is None and len(self.codes()) == self.ranks:
+                alone = time.monotonic() + 5
+            if alone and time.monotonic() > alone:
+                self.process.kill()
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("mpirun", limit)
+            time.sleep(0.01)
+
+    def codes(self):
+        """How the ranks under mpirun have ended so far."""
+        return [int(c) for c in re.findall(r"^ended: (\d+)$", self.err(), re.M)]
 
     def err(self):
         self.err_file.seek(0)

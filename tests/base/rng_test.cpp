@@ -1,6 +1,7 @@
 #include "moiety/base/rng.h"
 
 #include <cmath>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -43,6 +44,19 @@ TEST(Rng, InitIsStandardNormal) {
   }
   EXPECT_NEAR(sum / n, 0, 4 / std::sqrt(double(n)));
   EXPECT_NEAR(squares / n, 1, 6 / std::sqrt(double(n)));
+}
+
+TEST(Rng, RunsOfInitialWeightsAreTheirElements) {
+  const uint32_t id = tensor_id("layers.0.attn.q.weight");
+  std::vector<float> run(1001);
+  for (const uint64_t first : {uint64_t{0}, uint64_t{3}, uint64_t{1} << 34}) {
+    for (const int64_t n : {0, 1, 2, 5, 1000}) {
+      run[n] = 7;
+      init_normals(9, id, first, n, 0.02f, run.data());
+      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(run[i], 0.02f * init_normal(9, id, first + i)) << i;
+      EXPECT_EQ(run[n], 7);
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,24 @@
+// Marks functions that run on the host and on the device: one source for both, so both give the
+// same bits. Device code is compiled with --expt-relaxed-constexpr, so they may call constexpr
+// functions of the standard library.
+#pragma once
+
+#include "moiety/base/simd.h"
+
+#ifdef __CUDACC__
+#define MOIETY_HD __host__ __device__
+#else
+#define MOIETY_HD
+#endif
+
+// For what is called from vectorized loops and from kernels.
+#define MOIETY_HD_INLINE MOIETY_HD MOIETY_INLINE
+
+// Before a loop of at most 16 iterations over values that live in registers.
+#if defined(__CUDA_ARCH__)
+#define MOIETY_UNROLL _Pragma("unroll")
+#elif defined(__CUDACC__)
+#define MOIETY_UNROLL
+#else
+#define MOIETY_UNROLL _Pragma("GCC unroll 16")
+#endif
