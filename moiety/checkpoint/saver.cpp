@@ -56,14 +56,14 @@ class Saver::Job {
     wake_.notify_all();
   }
 
-  void run_beside() {
+  // On a thread of its own. In the background the cores are the training's: one thread, which takes
+  // what training leaves (Linux has a nice value per thread).
+  void start(bool background) {
     try {
-      thread_ = std::thread([this, rank = log_rank()] {
+      thread_ = std::thread([=, this, rank = log_rank(), budget = thread_budget()] {
         set_log_rank(rank);
-        // The cores are the training's: one thread, which takes what training leaves (Linux has a
-        // nice value per thread).
-        set_thread_budget(1);
-        ::setpriority(PRIO_PROCESS, 0, 19);
+        set_thread_budget(background ? 1 : budget);
+        if (background) ::setpriority(PRIO_PROCESS, 0, 19);
         run();
       });
     } catch (const std::system_error& e) {
@@ -92,11 +92,19 @@ class Saver::Job {
   const std::string& error() const { return error_; }
   int64_t step() const { return report_.result.step; }
 
-  void join() {
-    if (thread_.joinable()) thread_.join();
+  // Until it has ended. When the run is over because of another rank it is given up: that rank's
+  // part would not come. Looking at the ranks is for the caller's thread, the job never does.
+  void wait(const comm::Bootstrap& bootstrap) {
+    while (!ended_within(Seconds(0.05))) {
+      if (bootstrap.aborted()) task.stop();
+    }
+    join();
   }
 
  private:
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
   double elapsed() const { return Seconds(Clock::now() - called_).count(); }
 
   Clock::time_point called_;
@@ -176,12 +184,13 @@ void Saver::start(const StateView& view, const RunState& run, Stream stream) {
   RankFile& file = job->task.file();
   if (reserve(file.data_bytes())) {
     file.take_copy(snapshot_.data());
-    job->run_beside();
+    job->start(true);
   } else {
     log(LogLevel::kWarning,
         "checkpoint: no memory for a copy of {}: training waits until they are written",
         bytes_text(static_cast<int64_t>(file.data_bytes())));
-    job->run();
+    job->start(false);
+    job->wait(bootstrap_);
   }
   job->caller_goes_on();
   job_ = std::move(job);
@@ -190,7 +199,8 @@ void Saver::start(const StateView& view, const RunState& run, Stream stream) {
 SaveResult Saver::save(const StateView& view, const RunState& run, Stream stream) {
   stream.synchronize();
   job_ = agree(view, run);
-  job_->run();
+  job_->start(false);
+  job_->wait(bootstrap_);
   job_->caller_goes_on();
   return *wait();
 }
@@ -215,7 +225,7 @@ std::optional<SaveResult> Saver::wait() {
 
 void Saver::finish() {
   if (!job_) return;
-  job_->join();
+  job_->wait(bootstrap_);
   if (!told_ && !last_->error.empty()) {
     log(LogLevel::kWarning, "checkpoint: the save of step {} failed: {}", last_->result.step,
         last_->error);
