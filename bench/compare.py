@@ -2,8 +2,9 @@
 """Runs one of our benchmarks and its peer alternately and prints both, with ratios.
 
 Prints the rows (JSON, one a line; design.md, Measuring), ours with `ratio`, the time of the fastest
-peer over our time, `against`, that peer, and `target`; then a table. Options that are not listed
-here go to both programs, such as --dtype fp32.
+peer over our time, `against`, that peer, and `target`; then a table. Where a row has a ceiling of its
+own as ratio (quantize: a copy), that stays, and the peer's is `peer_ratio`. Options that are not
+listed here go to both programs, such as --dtype fp32.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
-TARGETS = {"train_step": 1.3, "grouped_gemm": 1.0}
+TARGETS = {"train_step": 1.3, "grouped_gemm": 1.0, "quantize": 1.0}
 
 
 def stop(sentence):
@@ -75,8 +76,10 @@ def merge(rounds):
     merged = []
     for same in rows.values():
         times = [row["ms"] for row in same]
-        row = dict(same[0], ms=statistics.median(times),
-                   value=statistics.median(row["value"] for row in same))
+        row = dict(same[0], ms=statistics.median(times))
+        row.pop("spread", None)  # within a round
+        for figure in {"value", "ratio"} & row.keys():
+            row[figure] = statistics.median(row[figure] for row in same)
         spread = (max(times) - min(times)) / row["ms"]
         if spread > 0.05:
             row["spread"] = round(spread, 3)
@@ -89,24 +92,28 @@ def compare(ours, peers, target):
         rivals = [p for p in peers if (p["name"], p["case"]) == (row["name"], row["case"])]
         if rivals:
             best = min(rivals, key=lambda p: p["ms"])
-            row |= {"ratio": round(best["ms"] / row["ms"], 3), "against": best["peer"],
-                    "target": target}
+            ratio = round(best["ms"] / row["ms"], 3)
+            if "ratio" in row:
+                row["peer_ratio"] = ratio
+            else:
+                row |= {"ratio": ratio, "against": best["peer"], "target": target}
         yield [row, *rivals]
 
 
 def table(groups):
-    lines = [("name", "case", "who", "value", "unit", "ms", "spread", "ratio")]
+    lines = [("name", "case", "who", "value", "unit", "ms", "spread", "ratio", "to peer")]
     for ours, *rivals in groups:
         for row in (ours, *rivals):
             mine = row is ours
             ratio = ""
-            if mine and "ratio" in row:
-                ratio = f"{row['ratio']:.2f} ({'>=' if row['ratio'] >= row['target'] else '< '} "
-                ratio += f"{row['target']:g})"
+            if "ratio" in row:
+                ratio = f"{row['ratio']:.2f}"
+            if "target" in row:
+                ratio += f" ({'>=' if row['ratio'] >= row['target'] else '< '} {row['target']:g})"
             lines.append((row["name"] if mine else "", row["case"] if mine else "",
                           row.get("peer", "moiety"), f"{row['value']:g}", row["unit"],
                           f"{row['ms']:.3f}", f"{row['spread']:.0%}" if "spread" in row else "",
-                          ratio))
+                          ratio, f"{row['peer_ratio']:.2f}" if "peer_ratio" in row else ""))
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
                      for line in lines)
@@ -116,22 +123,25 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peer ends too
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name", choices=sorted(TARGETS))
-    parser.add_argument("--device", choices=["cpu"], default="cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--repeat", type=int, default=3, help="rounds (default 3)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                         help="of both programs (default: the cores)")
     parser.add_argument("--ranks", type=int, help="of ours, sharing the threads")
-    parser.add_argument("--bin", type=Path, default=BENCH.parent / "build/cpu/bin",
-                        help="folder of our programs (default build/cpu/bin)")
+    parser.add_argument("--bin", type=Path,
+                        help="folder of our programs (default build/cpu/bin or build/gpu/bin)")
     parser.add_argument("--python", help="that runs the peers (default: of bench/setup_peers.sh)")
     a, both = parser.parse_known_args()
 
-    ours = a.bin / f"{a.name}_bench"
+    preset = "gpu" if a.device == "cuda" else "cpu"
+    ours = (a.bin or BENCH.parent / f"build/{preset}/bin") / f"{a.name}_bench"
     if not ours.exists():
-        stop(f"{ours} is missing; build it: cmake --preset cpu && cmake --build build/cpu --target "
-             f"{ours.name}")
+        stop(f"{ours} is missing; build it: cmake --preset {preset} && cmake --build "
+             f"build/{preset} --target {ours.name}")
     python = peer_python(a.python)
     both = ["--threads", str(a.threads), *both]
+    if a.device != "cpu":
+        both += ["--device", a.device]
     environment = dict(os.environ, OMP_NUM_THREADS=str(a.threads))
     peer = Peer([python, BENCH / "peers" / f"{a.name}.py", "--bench", ours, *both], environment)
     command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]

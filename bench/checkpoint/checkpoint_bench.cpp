@@ -8,14 +8,8 @@
 //   checkpoint.load      a load under another layout, digests included, against plain reads
 //   crc32c, digest.*     of one core
 //
-//   checkpoint_bench [--directory DIR] [--mib N] [--ranks N] [--repeat N] [--verify 0|1]
-//
-// --mib 0 leaves the disk out.//
 // Files are dropped from the system's cache before they are read.
-#include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
@@ -26,11 +20,9 @@
 #include <unistd.h>
 #include <vector>
 
-#include "moiety/base/buffer.h"
+#include "bench/harness.h"
 #include "moiety/base/crc32c.h"
-#include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
-#include "moiety/base/rng.h"
 #include "moiety/checkpoint/digest.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/retention.h"
@@ -40,20 +32,15 @@
 namespace moiety::checkpoint {
 namespace {
 
+using bench::milliseconds;
+
 struct Settings {
   std::string directory = ".";
   int64_t mib = 512;
   int ranks = 2;
   int repeat = 5;
-  bool verify = true;
+  int verify = 1;
 };
-
-double milliseconds(const std::function<void()>& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
 
 // Of the calling thread alone: what a core can do, whatever else runs.
 double cpu_milliseconds(const std::function<void()>& body) {
@@ -65,11 +52,6 @@ double cpu_milliseconds(const std::function<void()>& body) {
   const double start = now();
   body();
   return now() - start;
-}
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + ptrdiff_t(v.size() / 2), v.end());
-  return v[v.size() / 2];
 }
 
 // Master and moments of a model of 24 matrices, divided evenly over ranks as flat ranges of rows.
@@ -150,18 +132,16 @@ void drop_directory(const std::string& path) {
 }
 
 void print(const char* name, const std::string& shape, double bytes, const std::vector<double>& ms,
-           const std::vector<double>& against_ms, const char* against, double target) {
-  const double m = median(ms);
-  std::string compared;
+           const std::vector<double>& against_ms = {}, const char* against = "",
+           double target = 0) {
+  const bench::Timing time = bench::timing(ms);
+  bench::Row row{name, shape, bench::giga(bytes, time.ms), "GB/s", time};
   if (!against_ms.empty()) {
-    compared = text(", \"ratio\": {:.3f}, \"against\": \"{}\", \"target\": {}",
-                    median(against_ms) / m, against, target);
+    row.against = against;
+    row.ratio = bench::timing(against_ms).ms / time.ms;
+    row.target = target;
   }
-  const auto [low, high] = std::minmax_element(ms.begin(), ms.end());
-  std::puts(text("{{\"name\": \"{}\", \"case\": \"{}\", \"device\": \"cpu\", \"value\": {:.3f}, "
-                 "\"unit\": \"GB/s\", \"ms\": {:.3f}, \"spread\": {:.3f}{}}}",
-                 name, shape, bytes / m / 1e6, m, (*high - *low) / m, compared)
-                .c_str());
+  bench::print(row);
 }
 
 RunState run_state(int ranks) {
@@ -182,7 +162,7 @@ void measure_rank(const Settings& s, comm::Communicator& world, Times& times) {
   RankMemory state(s.mib, rank, ranks), other(s.mib, ranks - 1 - rank, ranks);
   state.fill();
   SaveOptions options;
-  options.verify = s.verify;
+  options.verify = s.verify != 0;
   Saver saver(s.directory + "/checkpoints", world.bootstrap(), options);
   saver.reserve(state.view());
   const std::string plain = text("{}/plain-{}", s.directory, rank);
@@ -236,13 +216,13 @@ void measure_disk(const Settings& s) {
   Times t;
   comm::run_thread_ranks(s.ranks, {Seconds(600)},
                          [&](comm::Communicator& world) { measure_rank(s, world, t); });
-  const std::string shape = text("{} MiB, R={}, verify {}", s.mib, s.ranks, int(s.verify));
+  const std::string shape = text("{} MiB, R={}, verify {}", s.mib, s.ranks, s.verify);
   const auto bytes = static_cast<double>(t.bytes);
-  print("disk.write", shape, bytes, t.plain_write, {}, "", 0);
+  print("disk.write", shape, bytes, t.plain_write);
   print("checkpoint.save", shape, bytes, t.save, t.plain_write, "plain write", 0.85);
   print("checkpoint.write", shape, bytes, t.write, t.plain_write, "plain write", 0.85);
   print("checkpoint.copy", shape, bytes, t.copy, t.memory, "memcpy", 0.8);
-  print("disk.read", shape, bytes, t.plain_read, {}, "", 0);
+  print("disk.read", shape, bytes, t.plain_read);
   print("checkpoint.load", shape, bytes, t.load, t.plain_read, "plain read", 0.7);
 }
 
@@ -276,42 +256,28 @@ void measure_checksums(int repeat) {
   }
 }
 
-int run(int argc, char** argv) {
+void run(bench::Options& options) {
   Settings s;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string key = argv[i];
-    MOIETY_CHECK(i + 1 < argc, "{} needs a value", key);
-    const std::string value = argv[i + 1];
-    if (key == "--directory") {
-      s.directory = value;
-    } else if (key == "--mib") {
-      s.mib = std::stoll(value);
-    } else if (key == "--ranks") {
-      s.ranks = std::stoi(value);
-    } else if (key == "--repeat") {
-      s.repeat = std::stoi(value);
-    } else {
-      MOIETY_CHECK(key == "--verify", "unknown option {}", key);
-      s.verify = value != "0";
-    }
-  }
+  options.word("--directory", s.directory, "on the disk that is meant")
+      .number("--mib", s.mib, "of state; 0 leaves the disk out", int64_t{0})
+      .number("--ranks", s.ranks, "that save and load, threads")
+      .number("--repeat", s.repeat, "rounds")
+      .number("--verify", s.verify, "0: saves do not read what they wrote", 0);
+  if (!options.parse()) return;
   s.directory =
       (std::filesystem::path(s.directory) / text("checkpoint-bench-{}", ::getpid())).string();
   std::filesystem::create_directories(s.directory);
   measure_checksums(s.repeat);
   if (s.mib > 0) measure_disk(s);
   std::filesystem::remove_all(s.directory);
-  return 0;
 }
 
 }  // namespace
 }  // namespace moiety::checkpoint
 
 int main(int argc, char** argv) {
-  try {
-    return moiety::checkpoint::run(argc, argv);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "checkpoint_bench: %s\n", e.what());
-    return 1;
-  }
+  return moiety::bench::run_main(argc, argv,
+                                 "Saves and loads of checkpoints against plain files, their "
+                                 "copies against memcpy, checksums of one core.",
+                                 moiety::checkpoint::run);
 }

@@ -1,31 +1,18 @@
-// Collective operations among CPU ranks: threads of this process, or processes of mpirun. Prints
-// rows (design.md, Measuring). The value is the bytes of the operation's larger tensor on one rank
-// over its time, the slowest rank's; the ratio is to a copy of as many bytes by every rank at once.
-//
-//   comm_bench [--ranks N] [--kib N] [--repeat N]
-//   mpirun -np N comm_bench [--kib N] [--repeat N]
-//
-// Without --kib, a table of sizes. Without --ranks or mpirun, 2 and 4 ranks.
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
+// Collective operations among CPU ranks: threads of this process, or processes of mpirun. The value
+// is the bytes of the operation's larger tensor on one rank over its time, the slowest rank's; the
+// ratio is to a copy of as many bytes by every rank at once.
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "moiety/base/buffer.h"
-#include "moiety/base/error.h"
-#include "moiety/base/rng.h"
+#include "bench/harness.h"
 #include "moiety/comm/collective.h"
 #include "moiety/comm/mpi/mpi_group.h"
 #include "moiety/comm/thread/thread_group.h"
 
 namespace moiety::comm {
 namespace {
-
-constexpr int64_t kRotatedBytes = int64_t{64} << 20;  // tensors of a case, past the caches
-constexpr int64_t kMaxCopies = 64;
 
 struct Settings {
   std::vector<int64_t> kib{16, 256, 4096, 65536};
@@ -45,7 +32,7 @@ class Rank {
   Rank(Communicator& comm, int64_t bytes)
       : comm_(&comm),
         part_elements_(bytes / 4 / comm.size()),
-        copies_(std::clamp<int64_t>(kRotatedBytes / bytes, 2, kMaxCopies)),
+        copies_(bench::copies(2 * bytes, 64)),
         whole_(DType::kFloat32, {copies_, comm.size() * part_elements_}),
         other_(DType::kFloat32, {copies_, comm.size() * part_elements_}),
         part_(DType::kFloat32, {copies_, part_elements_}) {
@@ -128,7 +115,7 @@ constexpr Operation kOperations[] = {{"copy", &Rank::copy},
                                      {"comm.all_to_all", &Rank::all_to_all}};
 constexpr size_t kCount = std::size(kOperations);
 
-// Milliseconds of each repetition, the slowest rank's, sorted.
+// Milliseconds of each repetition, the slowest rank's.
 std::vector<double> slowest(Communicator& comm, const std::vector<double>& mine) {
   std::vector<double> out(mine.size());
   for (const std::string& bytes :
@@ -139,16 +126,12 @@ std::vector<double> slowest(Communicator& comm, const std::vector<double>& mine)
       out[i] = std::max(out[i], ms);
     }
   }
-  std::sort(out.begin(), out.end());
   return out;
 }
 
 double time_ms(Communicator& comm, Rank& rank, const Operation& operation, int64_t i) {
   comm.barrier();
-  const auto start = std::chrono::steady_clock::now();
-  (rank.*operation.run)(i);
-  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-  return took.count();
+  return bench::milliseconds([&] { (rank.*operation.run)(i); });
 }
 
 void measure(Communicator& comm, const char* kind, const Settings& settings) {
@@ -163,44 +146,29 @@ void measure(Communicator& comm, const char* kind, const Settings& settings) {
     }
     double copy = 0;
     for (size_t op = 0; op < kCount; ++op) {
-      const std::vector<double> ms = slowest(comm, times[op]);
-      const double median = ms[ms.size() / 2];
-      const double spread = (ms[ms.size() * 3 / 4] - ms[ms.size() / 4]) / median;
-      if (op == 0) copy = median;
+      const bench::Timing time = bench::timing(slowest(comm, times[op]));
+      if (op == 0) copy = time.ms;
       if (comm.rank() != 0) continue;
-      std::string more;
-      if (op > 0) more = text(", \"ratio\": {:.3f}, \"against\": \"copy\"", copy / median);
-      if (spread > 0.05) more += text(", \"spread\": {:.2f}", spread);
-      std::puts(text("{{\"name\": \"{}\", \"case\": \"R={} {} {} KiB float32\", \"device\": "
-                     "\"cpu\", \"value\": {:.3f}, \"unit\": \"GB/s\", \"ms\": {:.4f}{}}}",
-                     kOperations[op].name, comm.size(), kind, kib,
-                     double(rank.bytes()) / median / 1e6, median, more)
-                    .c_str());
+      bench::Row row{kOperations[op].name, text("R={} {} {} KiB float32", comm.size(), kind, kib),
+                     bench::giga(double(rank.bytes()), time.ms), "GB/s", time};
+      if (op > 0) {
+        row.against = "copy";
+        row.ratio = copy / time.ms;
+      }
+      bench::print(row);
     }
   }
 }
 
-Settings parse(int argc, char** argv) {
-  Settings out;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string key = argv[i];
-    MOIETY_CHECK(i + 1 < argc, "{} needs a value", key);
-    const int number = std::atoi(argv[i + 1]);
-    MOIETY_CHECK(number > 0, "{} {} is not a positive number", key, argv[i + 1]);
-    if (key == "--ranks") {
-      out.ranks = number;
-    } else if (key == "--kib") {
-      out.kib = {number};
-    } else if (key == "--repeat") {
-      out.repeat = std::min(number, 8192);  // times of a rank travel in 64 KiB
-    } else {
-      MOIETY_CHECK(false, "unknown option {}", key);
-    }
-  }
-  return out;
-}
-
-void run(const Settings& settings) {
+void run(bench::Options& options) {
+  Settings settings;
+  int64_t kib = 0;
+  options.number("--ranks", settings.ranks, "threads; without it and mpirun, 2 and 4")
+      .number("--kib", kib, "of a tensor; without it a table of sizes")
+      .number("--repeat", settings.repeat, "rounds");
+  if (!options.parse()) return;
+  if (kib > 0) settings.kib = {kib};
+  settings.repeat = std::min(settings.repeat, 8192);  // times of a rank travel in 64 KiB
   if (std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMI_SIZE")) {
     MOIETY_CHECK(settings.ranks == 0, "--ranks is for threads, the launcher says how many");
     run_mpi_rank({}, [&](Communicator& world) { measure(world, "processes", settings); });
@@ -216,11 +184,8 @@ void run(const Settings& settings) {
 }  // namespace moiety::comm
 
 int main(int argc, char** argv) {
-  try {
-    moiety::comm::run(moiety::comm::parse(argc, argv));
-  } catch (const moiety::Error& e) {
-    std::fprintf(stderr, "comm_bench: %s\n", e.what());
-    moiety::comm::mpi::end_process(2);
-  }
-  return 0;
+  return moiety::bench::run_main(argc, argv,
+                                 "Collective operations among ranks on the CPU, threads or "
+                                 "processes (mpirun -np N comm_bench).",
+                                 moiety::comm::run, moiety::comm::mpi::end_process);
 }

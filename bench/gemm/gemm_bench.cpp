@@ -1,11 +1,6 @@
 // Dense products of the shapes of a small MoE model, one thread, against the rate at which the core
 // multiplies and adds in registers.
-//
-//   gemm_bench [--engine auto|vector|onednn]
-#include <cstring>
-
-#include "bench/gemm/measure.h"
-#include "moiety/base/error.h"
+#include "bench/harness.h"
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
 
@@ -48,12 +43,11 @@ __attribute__((target("avx512f"))) void chains_avx512() {
 // TFLOP/s of one core; 0 where this is not known how to measure.
 double fma_peak() {
 #if defined(__x86_64__)
-  if (gemm::avx512_available()) {
-    return 2.0 * 16 * kChains * kRounds / median_ms([](int64_t) { chains_avx512(); }) / 1e9;
-  }
-  if (gemm::avx2_available()) {
-    return 2.0 * 8 * kChains * kRounds / median_ms([](int64_t) { chains_avx2(); }) / 1e9;
-  }
+  const auto rate = [](int width, void (*chains)()) {
+    return tera(2.0 * width * kChains * kRounds, measure([&](int64_t) { chains(); }).ms);
+  };
+  if (gemm::avx512_available()) return rate(16, chains_avx512);
+  if (gemm::avx2_available()) return rate(8, chains_avx2);
 #endif
   return 0;
 }
@@ -80,7 +74,7 @@ constexpr Kind kKinds[] = {
     {"gemm.nt.bf16", GemmOp::kNT, DType::kBFloat16, DType::kFloat32, 0.75},
 };
 
-void measure(const Kind& kind, const Shape& s, GemmEngine engine, double peak) {
+void measure_shape(const Kind& kind, const Shape& s, GemmEngine engine, double peak) {
   const bool a_transposed = kind.op == GemmOp::kNT, b_transposed = kind.op == GemmOp::kTN;
   const int64_t bytes = byte_size(kind.dtype, s.k * (s.m + s.n)) + byte_size(kind.out, s.m * s.n);
   std::vector<Tensor> as, bs, outs;
@@ -105,44 +99,43 @@ void measure(const Kind& kind, const Shape& s, GemmEngine engine, double peak) {
     g.epilogue.out_stride = s.n;
     blocks.push_back(g);
   }
-  const double ms =
-      median_ms([&](int64_t i) { gemm::block_gemm(blocks[i % std::ssize(blocks)], engine); });
-  const double flop = 2.0 * static_cast<double>(s.m * s.n * s.k);
-  std::string more =
+  const Timing time =
+      measure([&](int64_t i) { gemm::block_gemm(blocks[i % std::ssize(blocks)], engine); });
+  Row row{kind.name, text("{}x{}x{}", s.m, s.n, s.k),
+          tera(2.0 * static_cast<double>(s.m * s.n * s.k), time.ms), "TFLOP/s", time};
+  row.more =
       text("\"engine\": \"{}\"",
            gemm::name(engine == GemmEngine::kAuto ? gemm::automatic_engine(kind.dtype) : engine));
   if (peak > 0) {
-    more += text(", \"ratio\": {:.3f}, \"against\": \"fp32 fma peak\", \"target\": {}",
-                 flop / ms / 1e9 / peak, kind.target);
+    row.against = "fp32 fma peak";
+    row.ratio = row.value / peak;
+    row.target = kind.target;
   }
-  print_row(kind.name, text("{}x{}x{}", s.m, s.n, s.k), flop, ms, more);
+  print(row);
 }
 
-int run(int argc, char** argv) {
-  GemmEngine engine = GemmEngine::kAuto;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--engine") != 0) continue;
-    if (std::strcmp(argv[i + 1], "vector") == 0) engine = GemmEngine::kVector;
-    if (std::strcmp(argv[i + 1], "onednn") == 0) engine = GemmEngine::kOneDnn;
-  }
+void run(Options& options) {
+  std::string engine_name = "auto";
+  options.choice("--engine", engine_name, {"auto", "vector", "onednn"}, "what multiplies");
+  if (!options.parse()) return;
+  const GemmEngine engine = engine_name == "vector"   ? GemmEngine::kVector
+                            : engine_name == "onednn" ? GemmEngine::kOneDnn
+                                                      : GemmEngine::kAuto;
   set_thread_budget(1);
   const double peak = fma_peak();
-  print_row("gemm.fma_peak", "registers", peak * 1e9, 1);
+  print({"gemm.fma_peak", "registers", peak, "TFLOP/s", {1}});
   for (const Kind& kind : kKinds) {
     if (!engine_available(engine, kind.dtype)) continue;
-    for (const Shape& s : kShapes) measure(kind, s, engine, peak);
+    for (const Shape& s : kShapes) measure_shape(kind, s, engine, peak);
   }
-  return 0;
 }
 
 }  // namespace
 }  // namespace moiety::bench
 
 int main(int argc, char** argv) {
-  try {
-    return moiety::bench::run(argc, argv);
-  } catch (const moiety::Error& e) {
-    std::fprintf(stderr, "gemm_bench: %s\n", e.what());
-    return 1;
-  }
+  return moiety::bench::run_main(argc, argv,
+                                 "Dense products on one core, against its rate of fp32 "
+                                 "multiply-adds in registers.",
+                                 moiety::bench::run);
 }

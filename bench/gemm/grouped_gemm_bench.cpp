@@ -1,15 +1,8 @@
-// Grouped products of many small experts. The peer is bench/peers/grouped_gemm.py.
-//
-//   grouped_gemm_bench [--threads N] [--dtype bf16|fp32] [--list]
-//
-// --list prints the cases instead: {name, case, E, D, N, counts, dtype, op}, one JSON object a
-// line.
+// Grouped products of many small experts. The peer is bench/peers/grouped_gemm.py, which takes the
+// cases from --list: {name, case, E, D, N, counts, dtype, op}, one JSON object a line.
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 
-#include "bench/gemm/measure.h"
-#include "moiety/base/error.h"
+#include "bench/harness.h"
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/gemm/grouped_block.h"
@@ -178,16 +171,15 @@ void print_case(const Shape& s, DType dtype, const Op& op) {
       dtype_label(dtype), op.name);
 }
 
-int run(int argc, char** argv) {
+void run(Options& options) {
+  int threads = thread_budget();
   bool list = false;
   std::string only;
-  for (int i = 1; i < argc; ++i) {
-    const bool has_value = i + 1 < argc;
-    if (std::strcmp(argv[i], "--list") == 0) list = true;
-    if (std::strcmp(argv[i], "--threads") == 0 && has_value)
-      set_thread_budget(std::atoi(argv[++i]));
-    if (std::strcmp(argv[i], "--dtype") == 0 && has_value) only = argv[++i];
-  }
+  options.number("--threads", threads, "of the products")
+      .choice("--dtype", only, {"bf16", "fp32"}, "cases of this dtype alone")
+      .flag("--list", list, "print the cases instead");
+  if (!options.parse()) return;
+  set_thread_budget(threads);
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     if (!only.empty() && only != dtype_label(dtype)) continue;
     for (const Shape& s : kShapes) {
@@ -198,22 +190,18 @@ int run(int argc, char** argv) {
         }
         const Case c(s, dtype, op);
         c.check();
-        const double ms = median_ms([&](int64_t i) { c.run(i); });
-        print_row(text("grouped_gemm.{}", op.name), label(s, dtype), c.flop(), ms);
+        const Timing time = measure([&](int64_t i) { c.run(i); });
+        print({text("grouped_gemm.{}", op.name), label(s, dtype), tera(c.flop(), time.ms),
+               "TFLOP/s", time});
       }
     }
   }
-  return 0;
 }
 
 }  // namespace
 }  // namespace moiety::bench
 
 int main(int argc, char** argv) {
-  try {
-    return moiety::bench::run(argc, argv);
-  } catch (const moiety::Error& e) {
-    std::fprintf(stderr, "grouped_gemm_bench: %s\n", e.what());
-    return 1;
-  }
+  return moiety::bench::run_main(argc, argv, "Grouped products of many small experts.",
+                                 moiety::bench::run);
 }

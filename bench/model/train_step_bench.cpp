@@ -1,21 +1,13 @@
-// A training step of the demo's model: forward, backward, clipping, AdamW on fp32 masters. Prints
-// one row (design.md, Measuring); the peer is bench/peers/train_step.py.
-//
-//   train_step_bench [--threads N] [--dtype bf16|fp32] [--ranks N] [--steps N]
-//
-// Ranks are threads that share the experts (ep = ranks), the batch and the N threads.
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
+// A training step of the demo's model: forward, backward, clipping, AdamW on fp32 masters. The peer
+// is bench/peers/train_step.py. Ranks are threads that share the experts (ep = ranks), the batch
+// and the program's threads.
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "bench/harness.h"
 #include "moiety/base/arena.h"
-#include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
-#include "moiety/base/rng.h"
 #include "moiety/comm/thread/thread_group.h"
 #include "moiety/model/transformer.h"
 #include "moiety/optim/distributed_optimizer.h"
@@ -123,67 +115,43 @@ std::vector<double> measure(const Settings& settings, comm::Communicator& world)
   for (int i = 0; i < 2; ++i) last = rank.step();
   std::vector<double> ms;
   for (int i = 0; i < settings.steps; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    last = rank.step();
-    ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-                     .count());
+    ms.push_back(bench::milliseconds([&] { last = rank.step(); }));
   }
   MOIETY_CHECK(last < first, "the loss went from {} to {}", first, last);
   rank.close();
   return ms;
 }
 
-Settings parse(int argc, char** argv) {
-  Settings s;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string key = argv[i];
-    MOIETY_CHECK(i + 1 < argc, "{} needs a value", key);
-    const std::string value = argv[i + 1];
-    if (key == "--dtype") {
-      MOIETY_CHECK(value == "bf16" || value == "fp32", "--dtype {} is not bf16 or fp32", value);
-      s.dtype = value == "bf16" ? DType::kBFloat16 : DType::kFloat32;
-      continue;
-    }
-    int* number = key == "--threads" ? &s.threads
-                  : key == "--ranks" ? &s.ranks
-                  : key == "--steps" ? &s.steps
-                                     : nullptr;
-    MOIETY_CHECK(number != nullptr, "unknown option {}", key);
-    *number = std::atoi(value.c_str());
-    MOIETY_CHECK(*number >= 1, "{} is {}", key, value);
-  }
-  MOIETY_CHECK(kBatch % s.ranks == 0, "--ranks {} does not divide the batch of {}", s.ranks,
-               kBatch);
-  return s;
-}
-
-void run(const Settings& settings) {
+void run(bench::Options& options) {
+  Settings settings;
+  std::string dtype = "bf16";
+  options.number("--threads", settings.threads, "that the ranks share")
+      .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
+      .number("--ranks", settings.ranks, "that share the experts and the batch")
+      .number("--steps", settings.steps, "that are timed");
+  if (!options.parse()) return;
+  settings.dtype = dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+  MOIETY_CHECK(kBatch % settings.ranks == 0, "--ranks {} does not divide the batch of {}",
+               settings.ranks, kBatch);
   std::vector<double> ms;
   comm::run_thread_ranks(settings.ranks, {}, [&](comm::Communicator& world) {
     std::vector<double> mine = measure(settings, world);
     if (world.rank() == 0) ms = std::move(mine);
   });
-  std::nth_element(ms.begin(), ms.begin() + ms.size() / 2, ms.end());
-  const double median = ms[ms.size() / 2];
+  const bench::Timing time = bench::timing(ms);
   const model::Config config = demo_model();
-  const std::string row =
-      text(R"({{"name": "train_step", "case": "d{}.l{}.e{}k{}f{}.b{}x{}.{}", "device": "cpu", )"
-           R"("value": {:.1f}, "unit": "bytes/s", "ms": {:.3f}, "ranks": {}, "threads": {}}})",
-           config.d_model, config.layers, config.router.experts, config.router.top_k, config.d_ffn,
-           kBatch, kSeqLen, settings.dtype == DType::kBFloat16 ? "bf16" : "fp32",
-           kBatch * kSeqLen * 1e3 / median, median, settings.ranks, settings.threads);
-  std::puts(row.c_str());
+  bench::Row row{
+      "train_step",
+      text("d{}.l{}.e{}k{}f{}.b{}x{}.{}", config.d_model, config.layers, config.router.experts,
+           config.router.top_k, config.d_ffn, kBatch, kSeqLen, dtype),
+      kBatch * kSeqLen * 1e3 / time.ms, "bytes/s", time};
+  row.more = text(R"("ranks": {}, "threads": {})", settings.ranks, settings.threads);
+  bench::print(row);
 }
 
 }  // namespace
 }  // namespace moiety
 
 int main(int argc, char** argv) {
-  try {
-    moiety::run(moiety::parse(argc, argv));
-    return 0;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "train_step_bench: %s\n", e.what());
-    return 1;
-  }
+  return moiety::bench::run_main(argc, argv, "A training step of the demo's model.", moiety::run);
 }

@@ -1,30 +1,15 @@
 // Expert parallelism on the CPU: prepare, dispatch, combine and their backward passes, with ranks
-// as threads or processes, mapped or over collectives (spec ep, 9). Prints rows (design.md,
-// Measuring). The value of a data operation is the rate of the bytes of all pairs' rows, and its
-// ratio is to a copy of as many bytes in the same run.
-//
-//   ep_bench [--ranks N] [--tokens T] [--model D] [--topk K] [--experts E] [--repeat N]
-//            [--transport mapped|collectives]
-//   mpirun -np N ep_bench --launcher mpi [...]
-//
-// Without shape options, a table of shapes on 1 and 2 ranks, or on those of the launcher; without a
-// transport, both.
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
+// as threads or processes, mapped or over collectives (spec ep, 9). The value of a data operation
+// is the rate of the bytes of all pairs' rows, and its ratio is to a copy of as many bytes in the
+// same run.
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "moiety/base/buffer.h"
-#include "moiety/base/error.h"
+#include "bench/harness.h"
 #include "moiety/base/parallel.h"
-#include "moiety/base/rng.h"
 #include "moiety/comm/mpi/mpi_group.h"
 #include "moiety/comm/thread/thread_group.h"
-#include "moiety/formats/bf16.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/dispatch.h"
 
@@ -133,9 +118,9 @@ constexpr Operation kOperations[] = {{"ep.prepare", &Rank::prepare_plan},
                                      {"ep.combine_backward", &Rank::backward_copy},
                                      {"ep.dispatch_backward", &Rank::backward_sum}};
 
-// Milliseconds of each operation: the median of the slowest rank's. The copy comes first.
+// Of each operation, the slowest rank's. The copy comes first.
 struct Result {
-  std::vector<double> ms;
+  std::vector<bench::Timing> times;
   int64_t bytes = 0;  // of all ranks
 };
 
@@ -150,17 +135,14 @@ Result measure(const Shape& shape, EpTransport transport, int repeat, comm::Comm
   for (int i = 0; i < repeat; ++i) {
     for (size_t op = 0; op < kCount; ++op) {
       world.barrier();
-      const auto start = std::chrono::steady_clock::now();
-      (rank.*(op == 0 ? kCopy : kOperations[op - 1]).run)();
-      const std::chrono::duration<double, std::milli> took =
-          std::chrono::steady_clock::now() - start;
-      mine[1 + op * repeat + i] = took.count();
+      mine[1 + op * repeat + i] =
+          bench::milliseconds([&] { (rank.*(op == 0 ? kCopy : kOperations[op - 1]).run)(); });
     }
   }
   rank.close();
 
   std::vector<double> slowest(mine.size());
-  Result out{std::vector<double>(kCount), 0};
+  Result out;
   const std::string_view bytes(reinterpret_cast<const char*>(mine.data()),
                                mine.size() * sizeof(double));
   for (const std::string& all : world.bootstrap().all_gather(bytes)) {
@@ -171,51 +153,49 @@ Result measure(const Shape& shape, EpTransport transport, int repeat, comm::Comm
   }
   for (size_t op = 0; op < kCount; ++op) {
     const auto begin = slowest.begin() + 1 + op * repeat;
-    std::nth_element(begin, begin + repeat / 2, begin + repeat);
-    out.ms[op] = begin[repeat / 2];
+    out.times.push_back(bench::timing({begin, begin + repeat}));
   }
   return out;
 }
 
 void print(const Shape& shape, const std::string& how, const Result& result) {
   for (size_t i = 0; i < std::size(kOperations); ++i) {
-    const double ms = result.ms[i + 1];
-    std::string value = text("\"value\": {:.1f}, \"unit\": \"us\"", 1000 * ms);
+    const bench::Timing& time = result.times[i + 1];
+    bench::Row row{kOperations[i].name,
+                   text("R={} T={} D={} K={} E={} bf16 {}", shape.ranks, shape.tokens, shape.model,
+                        shape.topk, shape.experts, how),
+                   1000 * time.ms, "us", time};
     if (i > 0) {
-      value = text("\"value\": {:.2f}, \"unit\": \"GB/s\"", double(result.bytes) / ms / 1e6);
+      row.value = bench::giga(double(result.bytes), time.ms);
+      row.unit = "GB/s";
+      row.against = "copy";
+      row.ratio = result.times[0].ms / time.ms;
     }
-    std::string ratio;
-    if (i > 0) ratio = text(", \"ratio\": {:.3f}, \"against\": \"copy\"", result.ms[0] / ms);
-    std::puts(
-        text("{{\"name\": \"{}\", \"case\": \"R={} T={} D={} K={} E={} bf16 {}\", \"device\": "
-             "\"cpu\", {}, \"ms\": {:.4f}{}}}",
-             kOperations[i].name, shape.ranks, shape.tokens, shape.model, shape.topk, shape.experts,
-             how, value, ms, ratio)
-            .c_str());
+    bench::print(row);
   }
 }
 
-struct Options {
+struct Settings {
   Launcher launcher = Launcher::kThreads;
   std::vector<EpTransport> transports{EpTransport::kMapped, EpTransport::kCollectives};
-  Shape shape{0, 1024, 2048, 8, 64};  // 0 ranks: a table
+  Shape shape{0, 0, 0, 0, 0};  // 0 ranks: a table
   int repeat = 21;
 };
 
 // All transports of a shape, on every rank of `world`.
-void run_shape(const Options& options, const Shape& shape, comm::Communicator& world) {
-  for (const EpTransport transport : options.transports) {
+void run_shape(const Settings& settings, const Shape& shape, comm::Communicator& world) {
+  for (const EpTransport transport : settings.transports) {
     if (shape.ranks == 1 && transport == EpTransport::kCollectives) continue;
-    const Result result = measure(shape, transport, options.repeat, world);
-    const std::string how = text("{} {}", options.launcher == Launcher::kMpi ? "mpi" : "threads",
+    const Result result = measure(shape, transport, settings.repeat, world);
+    const std::string how = text("{} {}", settings.launcher == Launcher::kMpi ? "mpi" : "threads",
                                  transport == EpTransport::kMapped ? "mapped" : "collectives");
     if (world.rank() == 0) print(shape, how, result);
   }
 }
 
-std::vector<Shape> shapes(const Options& options, int ranks) {
-  if (options.shape.ranks > 0) return {options.shape};
-  if (options.launcher == Launcher::kMpi) {
+std::vector<Shape> shapes(const Settings& settings, int ranks) {
+  if (settings.shape.ranks > 0) return {settings.shape};
+  if (settings.launcher == Launcher::kMpi) {
     return {{ranks, 1024, 256, 2, 8}, {ranks, 512, 2048, 8, 64}, {ranks, 512, 7168, 8, 256}};
   }
   return {{1, 2048, 256, 2, 8},
@@ -225,58 +205,51 @@ std::vector<Shape> shapes(const Options& options, int ranks) {
           {2, 512, 7168, 8, 256}};
 }
 
-Options parse(int argc, char** argv) {
-  Options out;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string key = argv[i];
-    MOIETY_CHECK(i + 1 < argc, "{} needs a value", key);
-    const std::string value = argv[i + 1];
-    const int number = std::atoi(value.c_str());
-    if (key == "--launcher") {
-      MOIETY_CHECK(value == "threads" || value == "mpi", "{} is threads or mpi", key);
-      out.launcher = value == "mpi" ? Launcher::kMpi : Launcher::kThreads;
-      continue;
-    }
-    if (key == "--transport") {
-      MOIETY_CHECK(value == "mapped" || value == "collectives", "{} is mapped or collectives", key);
-      out.transports = {value == "mapped" ? EpTransport::kMapped : EpTransport::kCollectives};
-      continue;
-    }
-    MOIETY_CHECK(number > 0, "{} {} is not a positive number", key, value);
-    if (key == "--repeat") {
-      out.repeat = number;
-      continue;
-    }
-    if (out.shape.ranks == 0) out.shape.ranks = 1;
-    if (key == "--ranks") {
-      out.shape.ranks = number;
-    } else if (key == "--tokens") {
-      out.shape.tokens = number;
-    } else if (key == "--model") {
-      out.shape.model = number;
-    } else if (key == "--topk") {
-      out.shape.topk = number;
-    } else if (key == "--experts") {
-      out.shape.experts = number;
-    } else {
-      MOIETY_CHECK(false, "unknown option {}", key);
-    }
+// What is not given of a shape is that of the table's third; false: help was printed.
+bool parse(bench::Options& options, Settings& settings) {
+  std::string launcher = "threads", transport;
+  Shape& shape = settings.shape;
+  options.choice("--launcher", launcher, {"threads", "mpi"}, "ranks are")
+      .choice("--transport", transport, {"mapped", "collectives"}, "this one alone")
+      .number("--ranks", shape.ranks, "threads; without shape options a table of shapes")
+      .number("--tokens", shape.tokens, "of a rank")
+      .number("--model", shape.model, "columns")
+      .number("--topk", shape.topk, "experts of a token")
+      .number("--experts", shape.experts, "of all ranks")
+      .number("--repeat", settings.repeat, "rounds");
+  if (!options.parse()) return false;
+  settings.launcher = launcher == "mpi" ? Launcher::kMpi : Launcher::kThreads;
+  if (!transport.empty()) {
+    settings.transports = {transport == "mapped" ? EpTransport::kMapped
+                                                 : EpTransport::kCollectives};
   }
-  return out;
+  if (shape.ranks > 0 || shape.tokens > 0 || shape.model > 0 || shape.topk > 0 ||
+      shape.experts > 0) {
+    const auto or_else = [](auto& value, auto usual) {
+      if (value == 0) value = usual;
+    };
+    or_else(shape.ranks, 1);
+    or_else(shape.tokens, 1024);
+    or_else(shape.model, 2048);
+    or_else(shape.topk, 8);
+    or_else(shape.experts, 64);
+  }
+  return true;
 }
 
-void run(int argc, char** argv) {
-  Options options = parse(argc, argv);
-  if (options.launcher == Launcher::kMpi) {
+void run(bench::Options& options) {
+  Settings settings;
+  if (!parse(options, settings)) return;
+  if (settings.launcher == Launcher::kMpi) {
     comm::run_mpi_rank({}, [&](comm::Communicator& world) {
-      if (options.shape.ranks > 0) options.shape.ranks = world.size();
-      for (const Shape& shape : shapes(options, world.size())) run_shape(options, shape, world);
+      if (settings.shape.ranks > 0) settings.shape.ranks = world.size();
+      for (const Shape& shape : shapes(settings, world.size())) run_shape(settings, shape, world);
     });
     return;
   }
-  for (const Shape& shape : shapes(options, 0)) {
+  for (const Shape& shape : shapes(settings, 0)) {
     comm::run_thread_ranks(shape.ranks, {},
-                           [&](comm::Communicator& world) { run_shape(options, shape, world); });
+                           [&](comm::Communicator& world) { run_shape(settings, shape, world); });
   }
 }
 
@@ -284,11 +257,8 @@ void run(int argc, char** argv) {
 }  // namespace moiety::moe
 
 int main(int argc, char** argv) {
-  try {
-    moiety::moe::run(argc, argv);
-  } catch (const moiety::Error& e) {
-    std::fprintf(stderr, "ep_bench: %s\n", e.what());
-    moiety::comm::mpi::end_process(2);
-  }
-  return 0;
+  return moiety::bench::run_main(argc, argv,
+                                 "Expert parallelism on the CPU, ranks as threads or processes "
+                                 "(mpirun -np N ep_bench --launcher mpi).",
+                                 moiety::moe::run, moiety::comm::mpi::end_process);
 }
