@@ -13,12 +13,3 @@
 
 // For what is called from vectorized loops and from kernels.
 #define MOIETY_HD_INLINE MOIETY_HD MOIETY_INLINE
-
-// Before a loop of at most 16 iterations over values that live in registers.
-#if defined(__CUDA_ARCH__)
-#define MOIETY_UNROLL _Pragma("unroll")
-#elif defined(__CUDACC__)
-#define MOIETY_UNROLL
-#else
-#define MOIETY_UNROLL _Pragma("GCC unroll 16")
-#endif

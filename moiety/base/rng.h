@@ -28,14 +28,17 @@ MOIETY_HD constexpr PhiloxKey rng_key(uint64_t seed, RngDomain domain) {
           static_cast<uint32_t>(seed >> 32) ^ (static_cast<uint32_t>(domain) * 0x9E3779B9u)};
 }
 
+inline constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53, kPhiloxMultiplier2 = 0xCD9E8D57;
+MOIETY_HD_INLINE constexpr PhiloxKey next_round_key(PhiloxKey key) {
+  return {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
+}
 MOIETY_HD_INLINE constexpr PhiloxBlock philox(PhiloxKey key, PhiloxBlock counter) {
   for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53} * counter[0];
-    const uint64_t b = uint64_t{0xCD9E8D57} * counter[2];
+    const uint64_t a = uint64_t{kPhiloxMultiplier0} * counter[0];
+    const uint64_t b = uint64_t{kPhiloxMultiplier2} * counter[2];
     counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
                static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
-    key[0] += 0x9E3779B9u;
-    key[1] += 0xBB67AE85u;
+    key = next_round_key(key);
   }
   return counter;
 }

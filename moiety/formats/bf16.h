@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "moiety/base/simd.h"
+#include "moiety/base/host_device.h"
 
 namespace moiety {
 
@@ -13,20 +13,27 @@ struct bf16 {
   uint16_t bits = 0;
 
   bf16() = default;
-  constexpr explicit bf16(float x) : bits(encode(x)) {}
-  MOIETY_INLINE constexpr operator float() const {
+  MOIETY_HD_INLINE constexpr explicit bf16(float x) : bits(encode(x)) {}
+  MOIETY_HD_INLINE constexpr operator float() const {
     return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
   }
 
-  static constexpr bf16 from_bits(uint16_t b) {
+  MOIETY_HD static constexpr bf16 from_bits(uint16_t b) {
     bf16 out;
     out.bits = b;
     return out;
   }
-  MOIETY_INLINE static constexpr uint16_t encode(float x) {
+  MOIETY_HD_INLINE static constexpr uint16_t encode(float x) {
     const uint32_t b = std::bit_cast<uint32_t>(x);
     const uint32_t rounded = (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
     return static_cast<uint16_t>((b & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : rounded);
+  }
+  // Adds r16 below the kept bits and cuts: away from zero with the probability of the fraction that
+  // is lost. Infinities and NaN as `encode`.
+  MOIETY_HD_INLINE static constexpr uint16_t encode_stochastic(float x, uint16_t r16) {
+    const uint32_t b = std::bit_cast<uint32_t>(x);
+    const bool finite = (b & 0x7F800000u) != 0x7F800000u;
+    return finite ? static_cast<uint16_t>((b + r16) >> 16) : encode(x);
   }
 };
 

@@ -9,39 +9,6 @@
 namespace moiety::gemm {
 namespace {
 
-const char* name(OperationId operation) {
-  switch (operation) {
-    case OperationId::kGroupedOffsets:
-      return "grouped_offsets";
-    case OperationId::kGroupedGemm:
-      return "grouped_gemm";
-    case OperationId::kGroupedBiasGrad:
-      return "grouped_bias_grad";
-    case OperationId::kActivation:
-      return "activation";
-    case OperationId::kGroupedMlp:
-      return "grouped_mlp";
-    case OperationId::kSumRows:
-      return "sum_rows";
-  }
-  return "an unknown operation";
-}
-
-// What group e claims to be, and whether that is possible.
-struct Claim {
-  int64_t begin, rows;
-  bool valid;
-};
-
-Claim claim(const Groups& g, int64_t e) {
-  const int64_t* begin = g.begin_E1.data<int64_t>();
-  const int64_t first = begin[e], next = begin[e + 1];
-  const bool ordered = first >= 0 && next >= first;
-  const int64_t room = ordered ? next - first : 0;
-  const int64_t rows = g.count_E.defined() ? g.count_E.data<int64_t>()[e] : room;
-  return {first, rows, ordered && rows >= 0 && rows <= room && first <= g.capacity - rows};
-}
-
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 int64_t saturating_mul(int64_t a, int64_t b) {
@@ -108,62 +75,19 @@ struct Scan {
 
 }  // namespace
 
-void record_fault(const TensorView& status, uint32_t bit, OperationId operation, int64_t group,
-                  int64_t value) {
-  if (!status.defined()) return;
-  uint32_t* s = status.data<uint32_t>();
-  if (s[0] == 0) {
-    s[1] = static_cast<uint32_t>(operation);
-    s[2] = static_cast<uint32_t>(group);
-    s[3] = static_cast<uint32_t>(value);
-  }
-  s[0] |= bit;
-}
-
-RowRange group_rows(const Groups& groups, int64_t e) {
-  const Claim c = claim(groups, e);
-  return c.valid ? RowRange{c.begin, c.rows} : RowRange{};
-}
-
-void check_groups(const char* operation, const Groups& g) {
-  MOIETY_CHECK(g.experts >= 0 && g.capacity >= 0, "{}: {} experts, capacity {}", operation,
-               g.experts, g.capacity);
-  check_tensor(operation, "groups.begin_E1", g.begin_E1, DType::kInt64, {g.experts + 1});
-  if (g.count_E.defined()) {
-    check_tensor(operation, "groups.count_E", g.count_E, DType::kInt64, {g.experts});
-  }
-  if (g.status.defined()) check_tensor(operation, "groups.status", g.status, DType::kUInt32, {4});
-}
-
 void record_faults(const Groups& groups, OperationId operation, const TensorView& source_R,
                    int64_t sources) {
-  if (!groups.status.defined()) return;
+  quant::record_faults(groups, operation);
+  if (!groups.status.defined() || !source_R.defined()) return;
+  const int32_t* source = source_R.data<int32_t>();
   for (int64_t e = 0; e < groups.experts; ++e) {
-    const Claim c = claim(groups, e);
-    if (!c.valid) {
-      record_fault(groups.status, kFaultGroup, operation, e, c.rows);
-      continue;
-    }
-    if (!source_R.defined()) continue;
-    const int32_t* source = source_R.data<int32_t>();
-    for (int64_t r = c.begin; r < c.begin + c.rows; ++r) {
+    const auto [begin, rows] = group_rows(groups, e);
+    for (int64_t r = begin; r < begin + rows; ++r) {
       if (source[r] < -1 || source[r] >= sources) {
         record_fault(groups.status, kFaultIndex, operation, e, source[r]);
       }
     }
   }
-}
-
-void throw_on_fault(const TensorView& status) {
-  check_tensor("throw_on_fault", "status", status, DType::kUInt32, {4});
-  const uint32_t* s = status.data<uint32_t>();
-  if (s[0] == 0) return;
-  std::string what;
-  if (s[0] & kFaultGroup) what += "; a group is out of bounds and was treated as empty";
-  if (s[0] & kFaultSaturated) what += "; an offset did not fit its type";
-  if (s[0] & kFaultIndex) what += "; a row index is out of range and was read as zeros";
-  fail(ErrorKind::kInvalidArgument, "{}: group {}, value {}{}",
-       name(static_cast<OperationId>(s[1])), s[2], static_cast<int32_t>(s[3]), what);
 }
 
 void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, int64_t capacity,

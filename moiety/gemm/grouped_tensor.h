@@ -1,9 +1,4 @@
-// Tensors whose rows belong to groups (experts) with sizes that are data: the host knows how many
-// groups there are and how many rows the buffer has, and nothing else (spec grouped, section 1).
-//
-// Group e holds rows [begin[e], begin[e] + n_e). Rows outside every group are dead: no operation
-// writes them, and what they hold (NaN too) influences nothing. No operation asks for padding,
-// alignment or a minimum of rows, or limits the number of groups.
+// Tensors whose rows belong to groups (quant/row_groups.h), their offsets, and weights of experts.
 #pragma once
 
 #include <cstdint>
@@ -11,53 +6,25 @@
 
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
+#include "moiety/quant/row_groups.h"
 
 namespace moiety::gemm {
 
-// Operations as they are recorded in `status`.
-enum class OperationId : uint32_t {
-  kGroupedOffsets = 1,
-  kGroupedGemm,
-  kGroupedBiasGrad,
-  kActivation,
-  kGroupedMlp,
-  kSumRows,
-};
+using quant::kFaultGroup;
+using quant::kFaultIndex;
+using quant::kFaultSaturated;
+using quant::OperationId;
+using quant::RowRange;
+using Groups = quant::RowGroups;
+using quant::check_groups;
+using quant::group_rows;
+using quant::record_fault;
+using quant::throw_on_fault;
 
-// Bits of status[0].
-inline constexpr uint32_t kFaultGroup = 1;  // bad count or begin, past the capacity: group is empty
-inline constexpr uint32_t kFaultSaturated = 2;  // an offset did not fit its type
-inline constexpr uint32_t kFaultIndex = 4;  // a gather index out of range: read as a row of zeros
-
-struct Groups {
-  TensorView count_E = {};  // int64, optional: absent means n_e = begin[e + 1] - begin[e]
-  TensorView begin_E1;      // int64 [E + 1]; with counts, gaps between groups are legal
-  TensorView status =
-      {};  // uint32 [4], optional: {bits, operation, group, value} of the first fault
-  int64_t experts = 0;
-  int64_t capacity = 0;       // rows of the buffers
-  int64_t expected_rows = 0;  // a hint that cannot change a result
-};
-
-struct RowRange {
-  int64_t begin = 0;
-  int64_t rows = 0;
-};
-
-// The rows of group e as the data says now; a faulty group is empty.
-RowRange group_rows(const Groups& groups, int64_t e);
-
-// Throws unless the views of `groups` have the dtypes and sizes above.
-void check_groups(const char* operation, const Groups& groups);
 // Records the faults of the data: of the groups and, if `source_R` is defined, of the indices of
 // live rows, which must lie in [-1, sources).
 void record_faults(const Groups& groups, OperationId operation, const TensorView& source_R,
                    int64_t sources);
-// Keeps the first fault in `status`, if that is defined; the bits of later ones are added to it.
-void record_fault(const TensorView& status, uint32_t bit, OperationId operation, int64_t group,
-                  int64_t value);
-// For the owner of `status`, where the step synchronizes anyway: throws if a fault was recorded.
-void throw_on_fault(const TensorView& status);
 
 // One output of `grouped_offsets`. With v_e = ceil(n_e / div) * mul it holds the exclusive scan and
 // the total (E + 1 values; leading_zero) or the inclusive scan (E values), int32 or int64. A value

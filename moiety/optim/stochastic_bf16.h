@@ -1,7 +1,6 @@
 // Storing moments: as they are, or as bf16 with stochastic rounding.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "moiety/base/rng.h"
@@ -18,13 +17,9 @@ MOIETY_INLINE PhiloxBlock moment_counter(uint64_t block, uint32_t tensor_id, uin
           2 * t + static_cast<uint32_t>(which)};
 }
 
-// Adds the low 16 bits of the random word below the kept ones and cuts: rounds up with the
-// probability of the fraction that is lost.
+// With the low 16 bits of the random word.
 MOIETY_INLINE bf16 round_stochastic(float x, uint32_t word) {
-  const uint32_t b = std::bit_cast<uint32_t>(x);
-  const uint32_t sum = (b + (word & 0xFFFFu)) >> 16;
-  const bool finite = (b & 0x7F800000u) != 0x7F800000u;
-  return bf16::from_bits(finite ? static_cast<uint16_t>(sum) : bf16::encode(x));
+  return bf16::from_bits(bf16::encode_stochastic(x, static_cast<uint16_t>(word)));
 }
 
 }  // namespace moiety::optim

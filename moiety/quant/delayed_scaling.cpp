@@ -1,0 +1,81 @@
+#include "moiety/quant/delayed_scaling.h"
+
+#include <vector>
+
+#include "moiety/base/trace.h"
+
+namespace moiety::quant {
+namespace {
+
+// A larger one makes the scales of ordinary maxima overflow or vanish.
+constexpr int kMaxMargin = 64;
+
+void check_state(const char* operation, const DelayedScaling& state) {
+  check_tensor(operation, "history", state.history, DType::kFloat32, {-1});
+  MOIETY_CHECK(state.history.size(0) >= 1 && state.history.contiguous(),
+               "{}: history is {}, expected at least one value without gaps", operation,
+               state.history.describe());
+  check_tensor(operation, "position", state.position, DType::kInt32, {1});
+  check_tensor(operation, "scale", state.scale, DType::kFloat32, {1});
+  check_tensor(operation, "scale_inv", state.scale_inv, DType::kFloat32, {1});
+  check_tensor(operation, "step_amax", state.step_amax, DType::kFloat32, {1});
+  for (const TensorView* x :
+       {&state.history, &state.position, &state.scale, &state.scale_inv, &state.step_amax}) {
+    if (x->device().type != DeviceType::kCpu) {
+      fail(ErrorKind::kUnsupported, "{}: {} lies on a GPU, where this operation does not run",
+           operation, x->describe());
+    }
+  }
+}
+
+}  // namespace
+
+struct DelayedScalingTable::Impl {
+  std::vector<DelayedScalingItem> items;
+  AmaxAlgorithm algorithm;
+  int margin;
+  std::shared_ptr<const Device> device;  // none on a CPU
+};
+
+DelayedScalingTable::DelayedScalingTable(std::span<const DelayedScalingItem> items,
+                                         AmaxAlgorithm algorithm, int margin)
+    : impl_(new Impl{{items.begin(), items.end()}, algorithm, margin, {}}) {
+  const char* op = "DelayedScalingTable";
+  MOIETY_CHECK(margin >= -kMaxMargin && margin <= kMaxMargin, "{}: margin={} is not in [-{}, {}]",
+               op, margin, kMaxMargin, kMaxMargin);
+  for (const DelayedScalingItem& item : items) {
+    check_state(op, item.state);
+    MOIETY_CHECK(item.element == DType::kE4M3 || item.element == DType::kE5M2,
+                 "{}: element is {}, expected e4m3 or e5m2", op, name(item.element));
+    if (item.flags.defined()) check_tensor(op, "flags", item.flags, DType::kUInt32, {1});
+  }
+}
+
+DelayedScalingTable::~DelayedScalingTable() = default;
+DelayedScalingTable::DelayedScalingTable(DelayedScalingTable&&) noexcept = default;
+DelayedScalingTable& DelayedScalingTable::operator=(DelayedScalingTable&&) noexcept = default;
+
+std::span<const DelayedScalingItem> DelayedScalingTable::items() const { return impl_->items; }
+AmaxAlgorithm DelayedScalingTable::algorithm() const { return impl_->algorithm; }
+int DelayedScalingTable::margin() const { return impl_->margin; }
+const DelayedScalingTable::Device* DelayedScalingTable::device() const {
+  return impl_->device.get();
+}
+
+void update_delayed_scales(const DelayedScalingTable& table, Stream stream) {
+  stream.run([&table] {
+    const TraceSpan span(TraceLane::kCompute, "update_delayed_scales",
+                         {{"tensors", static_cast<int64_t>(table.items().size())}});
+    detail::update_delayed_scales_cpu(table);
+  });
+}
+
+void oldest_first(const DelayedScaling& state, TensorView out_L, Stream stream) {
+  const char* op = "oldest_first";
+  check_state(op, state);
+  check_tensor(op, "out_L", out_L, DType::kFloat32, {state.history.size(0)});
+  MOIETY_CHECK(out_L.contiguous(), "{}: out_L is {}", op, out_L.describe());
+  stream.run([state, out_L] { detail::oldest_first_cpu(state, out_L); });
+}
+
+}  // namespace moiety::quant

@@ -1,0 +1,69 @@
+// Delayed scaling of FP8 tensors: the scale of a step comes from the maxima of steps before it
+// (Micikevicius et al., "FP8 formats for deep learning", 2022; spec formats, section 11).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
+
+namespace moiety::quant {
+
+// The state of one tensor, float32 unless said; at first history, position and step_amax 0, scale
+// and scale_inv 1. Checkpoints store the history oldest first (oldest_first below).
+struct DelayedScaling {
+  TensorView history;    // [L], a ring
+  TensorView position;   // int32 [1]: where the next value goes
+  TensorView scale;      // [1], codes = encode(x * scale)
+  TensorView scale_inv;  // [1], decode scale; tensors keep a copy of it
+  TensorView step_amax;  // [1], the largest |x| since the last update (maximum of bits)
+};
+
+enum class AmaxAlgorithm : uint8_t { kMax, kNewest };
+
+struct DelayedScalingItem {
+  DelayedScaling state;
+  DType element = DType::kE4M3;
+  TensorView flags = {};  // uint32 [1], optional: kFlagNonFinite if step_amax was not finite
+};
+// Copies what it is given; lives on the tensors' device.
+class DelayedScalingTable {
+ public:
+  // margin: scales are smaller by 2^margin.
+  explicit DelayedScalingTable(std::span<const DelayedScalingItem> items,
+                               AmaxAlgorithm algorithm = AmaxAlgorithm::kMax, int margin = 0);
+  ~DelayedScalingTable();
+  DelayedScalingTable(DelayedScalingTable&&) noexcept;
+  DelayedScalingTable& operator=(DelayedScalingTable&&) noexcept;
+
+  std::span<const DelayedScalingItem> items() const;
+  AmaxAlgorithm algorithm() const;
+  int margin() const;
+  struct Device;
+  const Device* device() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Once a step, one launch for all tensors, after step_amax was reduced over ranks (integer
+// maximum). A step_amax of 0 or not finite leaves history and scale alone; else it is pushed,
+// a = the maximum of the history or its newest value, and
+// scale = RN(RN(max * 2^-margin) / a), at most FLT_MAX; scale_inv = RN(1 / scale). step_amax is 0
+// afterwards.
+void update_delayed_scales(const DelayedScalingTable& table, Stream stream);
+
+// The history in the order of time, out_L float32 [L], as checkpoints keep it: with it and position
+// 0 a state goes on as if it had never stopped.
+void oldest_first(const DelayedScaling& state, TensorView out_L, Stream stream);
+
+namespace detail {
+
+void update_delayed_scales_cpu(const DelayedScalingTable& table);
+void oldest_first_cpu(const DelayedScaling& state, TensorView out_L);
+
+}  // namespace detail
+}  // namespace moiety::quant

@@ -1,0 +1,72 @@
+#include <algorithm>
+#include <cmath>
+
+#include "moiety/base/parallel.h"
+#include "moiety/formats/e5m2.h"
+#include "moiety/formats/quantized.h"
+#include "moiety/quant/delayed_scaling.h"
+#include "moiety/quant/ieee_scope.h"
+#include "moiety/quant/scale_math.h"
+
+namespace moiety::quant::detail {
+namespace {
+
+// Values of a history are finite and not negative, so their bits are in the order of their values.
+MOIETY_SIMD_CLONES
+float largest(const float* history, int64_t length) {
+  uint32_t amax = 0;
+  for (int64_t i = 0; i < length; ++i) {
+    const uint32_t a = abs_bits(history[i]);
+    amax = a > amax ? a : amax;
+  }
+  return std::bit_cast<float>(amax);
+}
+
+int64_t ring_position(const DelayedScaling& state) {
+  return static_cast<uint32_t>(*state.position.data<int32_t>()) % state.history.size(0);
+}
+
+void push(const DelayedScaling& state, float value) {
+  const int64_t at = ring_position(state);
+  state.history.data<float>()[at] = value;
+  *state.position.data<int32_t>() = static_cast<int32_t>((at + 1) % state.history.size(0));
+}
+
+void update(const DelayedScalingItem& item, AmaxAlgorithm algorithm, int margin) {
+  const DelayedScaling& state = item.state;
+  float& step_amax = *state.step_amax.data<float>();
+  const float newest = step_amax;
+  step_amax = 0;
+  if (!is_finite(newest)) {
+    if (item.flags.defined()) *item.flags.data<uint32_t>() |= kFlagNonFinite;
+    return;
+  }
+  if (newest == 0) return;
+  push(state, newest);
+  const float* history = state.history.data<float>();
+  const float amax =
+      algorithm == AmaxAlgorithm::kMax ? largest(history, state.history.size(0)) : newest;
+  const float fp8_max = item.element == DType::kE4M3 ? E4M3::kMax : E5M2::kMax;
+  const Fp8Scale scale = fp8_scale_of(capped_quotient(std::ldexp(fp8_max, -margin), amax));
+  *state.scale.data<float>() = scale.encode;
+  *state.scale_inv.data<float>() = scale.decode;
+}
+
+}  // namespace
+
+void update_delayed_scales_cpu(const DelayedScalingTable& table) {
+  constexpr int64_t kGrain = 64;  // tensors of a task
+  const auto items = table.items();
+  parallel_for(static_cast<int64_t>(items.size()), kGrain, [&](int64_t begin, int64_t end) {
+    const IeeeScope ieee;
+    for (int64_t i = begin; i < end; ++i) update(items[i], table.algorithm(), table.margin());
+  });
+}
+
+void oldest_first_cpu(const DelayedScaling& state, TensorView out_L) {
+  const float* history = state.history.data<float>();
+  const float* oldest = history + ring_position(state);
+  std::rotate_copy(history, oldest, history + state.history.size(0), out_L.data<float>());
+}
+
+}  // namespace moiety::quant::detail

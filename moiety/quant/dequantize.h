@@ -1,0 +1,30 @@
+// From quantized tensors back to matrices (spec formats, section 7).
+#pragma once
+
+#include "moiety/base/stream.h"
+#include "moiety/formats/quantized.h"
+
+namespace moiety::quant {
+
+struct DequantizeOptions {
+  bool undo_rht = false;  // rht_col views, col direction: the transform is taken back
+};
+
+// out [M, K] of the row direction; of the col direction X transposed, [K, M] (MXFP8: [M, K]), and
+// [K][16 * ceil(M / 16)] of an rht_col view unless it is undone. NVFP4: RN(RN(q * s) * g); others:
+// RN(q * scale); out is float32, or bf16: the encoding of that. Overflow is inf. Columns of out are
+// contiguous, row stride free. Scales must be compact.
+void dequantize(const QuantizedView& x, Direction direction, TensorView out,
+                const DequantizeOptions& options, Stream stream);
+
+// The bf16 matrix for GEMMs without block-scaled matrix instructions, exact (docs/numerics.md, Low-
+// precision formats); shapes as above. What it leaves out goes to the accumulators:
+//   kNvfp4*              q * s; tensor_scale of both operands, one after the other, in the epilogue
+//   kMxfp8*              q * 2^e: nothing is left
+//   FP8 block, pow2      q * scale: nothing is left
+//   FP8 block, other     q; the block scales, per 128 of the reduction
+//   kFp8Tensor           q; tensor_scale, in the epilogue
+void dequantize_operand(const QuantizedView& x, Direction direction, TensorView out_bf16,
+                        Stream stream);
+
+}  // namespace moiety::quant

@@ -1,0 +1,38 @@
+// One direction of a quantized tensor as a matrix of codes and where the scale of each lies.
+// Internal to moiety/quant; contract: dequantize.h.
+#pragma once
+
+#include <cstdint>
+
+#include "moiety/base/stream.h"
+#include "moiety/formats/quantized.h"
+
+namespace moiety::quant {
+
+enum class Dequantized : uint8_t { kValues, kOperand };
+
+struct DequantizeJob {
+  QuantSpec spec;
+  Dequantized what = Dequantized::kValues;
+  bool undo_rht = false;
+  const uint8_t* codes = nullptr;  // [rows, cols], `pitch` bytes a row
+  int64_t rows = 0, cols = 0, pitch = 0;
+  // Element (r, c) has scale (r / block_rows) * row_stride + (c / block_cols) * col_stride.
+  const void* scales = nullptr;  // null: none, or none are applied
+  int64_t block_rows = 1, block_cols = 1, row_stride = 0, col_stride = 0;
+  const float* tensor_scale = nullptr;  // of row r: r * tensor_stride; null: none is applied
+  int64_t tensor_stride = 0;
+  void* out = nullptr;  // [rows, out_cols]; more than `cols` are codes too: a rotated tail
+  DType dtype = DType::kFloat32;
+  int64_t out_cols = 0, out_stride = 0;
+};
+
+DequantizeJob make_dequantize_job(const char* operation, const QuantizedView& x,
+                                  Direction direction, const TensorView& out, Dequantized what,
+                                  bool undo_rht);
+
+void dequantize_reference(const DequantizeJob& job);
+void dequantize_cpu(const DequantizeJob& job);
+void dequantize_cuda(const DequantizeJob& job, const Stream& stream);
+
+}  // namespace moiety::quant

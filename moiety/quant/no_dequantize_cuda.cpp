@@ -1,0 +1,9 @@
+// Linked where CUDA is not built.
+#include "moiety/base/gpu.h"
+#include "moiety/quant/dequantize_job.h"
+
+namespace moiety::quant {
+
+void dequantize_cuda(const DequantizeJob&, const Stream&) { fail_without_cuda("dequantize"); }
+
+}  // namespace moiety::quant
