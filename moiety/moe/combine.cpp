@@ -1,7 +1,5 @@
 #include "moiety/moe/combine.h"
 
-#include <cstring>
-
 #include "moiety/moe/exchange.h"
 
 namespace moiety::moe {
@@ -24,43 +22,47 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
                       Stream stream) {
   constexpr const char* kName = "ep combine_backward";
   check_plan(kName, group, plan);
-  check_rows(kName, "g", args.g_TD, plan.tokens, -1);
-  const DType dtype = args.g_TD.dtype();
-  const int64_t model = args.g_TD.size(1);
-  const auto check_expert_rows = [&](const char* argument, const TensorView& x) {
-    check_rows(kName, argument, x, plan.capacity, model);
-    check_tensor(kName, argument, x, dtype, {-1, -1});
-  };
-  check_expert_rows("gy", args.gy_CD);
+  const SourceRows g = source_rows(kName, "g", args.g_TD, plan.tokens);
   const bool weights = args.slot_w.defined(), dots = args.y_CD.defined();
   MOIETY_CHECK(weights || !dots, "{}: y is given without slot_w", kName);
   MOIETY_CHECK(dots == args.g_slot_w.defined(), "{}: y and g_slot_w go together", kName);
+  if (weights && g.quantized()) {
+    fail(ErrorKind::kUnsupported,
+         "{}: g is {}, which slot_w cannot scale: rows are not requantized", kName,
+         describe(args.g_TD));
+  }
   if (weights) check_tensor(kName, "slot_w", args.slot_w, DType::kFloat32, {plan.capacity});
   if (dots) {
-    check_expert_rows("y", args.y_CD);
+    check_rows(kName, "y", args.y_CD, plan.capacity, g.model);
+    check_tensor(kName, "y", args.y_CD, std::get<TensorView>(args.g_TD).dtype(), {-1, -1});
     check_tensor(kName, "g_slot_w", args.g_slot_w, DType::kFloat32, {plan.capacity});
   }
-  check_record(kName, group, plan, args.g_TD, Reduction::kRank);
+  const ExpertRows gy = expert_rows(kName, "gy", args.gy_CD, args.g_TD, plan, args.g_slot_w);
+  check_record(kName, group, args.g_TD, g.parts.record(plan.topk));
 
-  const int64_t row_bytes = byte_size(dtype, model);
-  const Signature signature{
-      .op = OpKind::kCombineBackward, .dtype = dtype, .weights = weights, .row_bytes = row_bytes};
+  const Signature signature{.op = OpKind::kCombineBackward,
+                            .format = g.format,
+                            .weights = weights,
+                            .row_bytes = g.parts.bytes()};
+  if (!weights) {
+    issue(group, signature, stream, [=](Exchange& exchange) {
+      copy_rows(exchange, plan, g, {}, gy);
+      zero_padding(plan, gy, false);
+    });
+    return;
+  }
+  const Rows y(args.y_CD), slot_w(args.slot_w);
+  const DType dtype = std::get<TensorView>(args.g_TD).dtype();
   issue(group, signature, stream, [=](Exchange& exchange) {
-    const Rows gy(args.gy_CD), y(args.y_CD), slot_w(args.slot_w), g_slot_w(args.g_slot_w);
-    const auto expand = [&](const std::byte* g, const float*, const int32_t* slot_K) {
+    expand_rows(exchange, plan, g, [&](const Row& row, const int32_t* slot_K) {
       for (int k = 0; k < plan.topk; ++k) {
         const int32_t slot = slot_K[k];
         if (slot < 0) continue;
-        if (dots) *g_slot_w.as<float>(slot) = dot_row(dtype, y[slot], g, model);
-        if (weights) {
-          scale_row(dtype, *slot_w.as<float>(slot), g, gy[slot], model);
-        } else {
-          std::memcpy(gy[slot], g, row_bytes);
-        }
+        if (dots) *gy.values.as<float>(slot) = dot_row(dtype, y[slot], row.data, g.model);
+        scale_row(dtype, *slot_w.as<float>(slot), row.data, gy.data[slot], g.model);
       }
-    };
-    copy_rows(exchange, plan, args.g_TD, {}, std::ref(expand));
-    zero_padding(plan, args.gy_CD, args.g_slot_w, false);
+    });
+    zero_padding(plan, gy, false);
   });
 }
 

@@ -2,13 +2,15 @@
 // of the sum to the experts (spec ep, 3.2).
 //
 // Rows are bfloat16, float16 or float32, D elements, D within the group's limits; a row is
-// contiguous, rows may be strided. With T = 0 or C = 0 null pointers are fine. Collective; D,
-// dtype, reduction and the presence of weights are equal on all ranks.
+// contiguous, rows may be strided. Sums of quantized rows: Unsupported. combine_backward without
+// weights takes quantized gradients, too (payload.h). With T = 0 or C = 0 null pointers are fine.
+// Collective; D, format, reduction and the presence of weights are equal on all ranks.
 #pragma once
 
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 #include "moiety/moe/ep_group.h"
+#include "moiety/moe/payload.h"
 #include "moiety/moe/prepare.h"
 
 namespace moiety::moe {
@@ -35,12 +37,12 @@ void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream
 
 // gy[slot] = g[t] by bytes; with slot_w round(slot_w[slot] g[t]), and with y too g_slot_w[slot] =
 // dot(y[slot], g[t]) in the order of lane_sum (base/math.h) with fma. Padding rows are zero, in
-// g_slot_w too. Rows from info[0] to C are left alone.
+// scales and g_slot_w too. Rows from info[0] to C are left alone.
 struct CombineBackwardArgs {
-  TensorView g_TD;
-  TensorView slot_w = {};    // optional, float32 [C]
+  Payload g_TD;
+  TensorView slot_w = {};    // optional, float32 [C]; with a quantized g: Unsupported
   TensorView y_CD = {};      // optional, with slot_w; g's type
-  TensorView gy_CD;          // out, g's type; may be y itself
+  Payload gy_CD;             // out, g's type; may be y itself
   TensorView g_slot_w = {};  // out, float32 [C], exactly if there is y
 };
 void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardArgs& args,

@@ -1,7 +1,5 @@
 #include "moiety/moe/dispatch.h"
 
-#include <cstring>
-
 #include "moiety/moe/exchange.h"
 
 namespace moiety::moe {
@@ -9,11 +7,7 @@ namespace moiety::moe {
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream) {
   constexpr const char* kName = "ep dispatch";
   check_plan(kName, group, plan);
-  check_rows(kName, "x", args.x_TD, plan.tokens, -1);
-  const DType dtype = args.x_TD.dtype();
-  const int64_t model = args.x_TD.size(1);
-  check_rows(kName, "rows", args.rows_CD, plan.capacity, model);
-  check_tensor(kName, "rows", args.rows_CD, dtype, {-1, -1});
+  const SourceRows x = source_rows(kName, "x", args.x_TD, plan.tokens);
   const bool weights = args.w_TK.defined();
   MOIETY_CHECK(weights == args.slot_w.defined(), "{}: w and slot_w go together", kName);
   if (weights) {
@@ -21,23 +15,18 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
     check_tensor(kName, "slot_w", args.slot_w, DType::kFloat32, {plan.capacity});
     check_rows(kName, "w", args.w_TK, plan.tokens, plan.topk);
   }
-  check_record(kName, group, plan, args.x_TD, Reduction::kRank);
+  const ExpertRows rows = expert_rows(kName, "rows", args.rows_CD, args.x_TD, plan, args.slot_w);
+  check_record(kName, group, args.x_TD, x.parts.record(plan.topk));
 
-  const int64_t row_bytes = byte_size(dtype, model);
-  const Signature signature{
-      .op = OpKind::kDispatch, .dtype = dtype, .weights = weights, .row_bytes = row_bytes};
-  issue(group, signature, stream, [plan, args, row_bytes](Exchange& exchange) {
-    const Rows rows(args.rows_CD), slot_w(args.slot_w);
-    const auto expand = [&](const std::byte* row, const float* w, const int32_t* slot_K) {
-      for (int k = 0; k < plan.topk; ++k) {
-        if (slot_K[k] < 0) continue;
-        std::memcpy(rows[slot_K[k]], row, row_bytes);
-        if (w) std::memcpy(slot_w[slot_K[k]], w + k, sizeof(float));
-      }
-    };
-    copy_rows(exchange, plan, args.x_TD, args.w_TK, std::ref(expand));
-    zero_padding(plan, args.rows_CD, args.slot_w, args.zero_tail);
-  });
+  const Signature signature{.op = OpKind::kDispatch,
+                            .format = x.format,
+                            .weights = weights,
+                            .row_bytes = x.parts.bytes()};
+  issue(group, signature, stream,
+        [plan, x, w_TK = args.w_TK, rows, tail = args.zero_tail](Exchange& exchange) {
+          copy_rows(exchange, plan, x, w_TK, rows);
+          zero_padding(plan, rows, tail);
+        });
 }
 
 void dispatch_backward(EpGroup& group, const EpPlan& plan, const DispatchBackwardArgs& args,

@@ -1,26 +1,28 @@
 // dispatch moves token rows to the experts that they chose; dispatch_backward brings the gradients
 // of those rows home and sums them (spec ep, 3.2).
 //
-// Rows are bfloat16, float16 or float32, D elements, D within the group's limits; a row is
-// contiguous, rows may be strided. With T = 0 or C = 0 null pointers are fine. Collective; D, dtype
-// and the presence of weights are equal on all ranks.
+// dispatch moves rows of any payload (payload.h): bfloat16, float16, float32 or quantized, D
+// elements, D within the group's limits. dispatch_backward sums, so its rows are not quantized
+// (Unsupported). With T = 0 or C = 0 null pointers are fine. Collective; D, format, pow2_scales and
+// the presence of weights are equal on all ranks.
 #pragma once
 
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/ep_group.h"
+#include "moiety/moe/payload.h"
 #include "moiety/moe/prepare.h"
 
 namespace moiety::moe {
 
 // rows[slot] = x[t] and slot_w[slot] = w[t, k], by bytes, for every pair alive. Rows between
-// rows_real and rows_padded of an expert are zero, in slot_w too. Rows from info[0] to C are left
-// alone unless zero_tail.
+// rows_real and rows_padded of an expert are zero, in scales and slot_w too. Rows from info[0] to C
+// are left alone unless zero_tail.
 struct DispatchArgs {
-  TensorView x_TD;
+  Payload x_TD;
   TensorView w_TK = {};    // optional, float32
-  TensorView rows_CD;      // out, x's type
+  Payload rows_CD;         // out, x's type
   TensorView slot_w = {};  // out, float32 [C], exactly if there is w_TK
   bool zero_tail = false;
 };

@@ -12,14 +12,12 @@
 namespace moiety::moe {
 namespace {
 
-int64_t element_bytes(PayloadFormat format) { return format == PayloadFormat::kFP32 ? 4 : 2; }
-
 // 0 is more than any number of rows.
 int64_t peer_rows(const EpLimits& l) { return l.peer_rows == 0 ? INT64_MAX : l.peer_rows; }
 
 bool fits(const EpLimits& wanted, const EpLimits& have) {
   return wanted.tokens <= have.tokens && wanted.model <= have.model && wanted.topk <= have.topk &&
-         element_bytes(wanted.widest) <= element_bytes(have.widest) && wanted.depth <= have.depth &&
+         !wider(wanted.widest, have.widest) && wanted.depth <= have.depth &&
          wanted.rank_fp32 <= have.rank_fp32 && wanted.token_order <= have.token_order &&
          peer_rows(wanted) <= peer_rows(have);
 }
@@ -28,7 +26,7 @@ EpLimits larger(const EpLimits& a, const EpLimits& b) {
   return {.tokens = std::max(a.tokens, b.tokens),
           .model = std::max(a.model, b.model),
           .topk = std::max(a.topk, b.topk),
-          .widest = element_bytes(a.widest) >= element_bytes(b.widest) ? a.widest : b.widest,
+          .widest = wider(b.widest, a.widest) ? b.widest : a.widest,
           .depth = std::max(a.depth, b.depth),
           .rank_fp32 = a.rank_fp32 || b.rank_fp32,
           .token_order = a.token_order || b.token_order,
@@ -47,9 +45,9 @@ std::string describe(const ExpertMap& map, const EpLimits& l, const EpOptions& o
     owners = crc32c(&owner, sizeof(owner), owners);
   }
   return text(
-      "group \"{}\" of {} experts (owners {:08x}), {} tokens, model {}, topk {}, {} bytes an "
-      "element, depth {}, rank_fp32 {}, token_order {}, peer_rows {}, chunks of {}, transport {}",
-      o.name, map.experts(), owners, l.tokens, l.model, l.topk, element_bytes(l.widest), l.depth,
+      "group \"{}\" of {} experts (owners {:08x}), {} tokens, model {}, topk {}, rows of {}, "
+      "depth {}, rank_fp32 {}, token_order {}, peer_rows {}, chunks of {}, transport {}",
+      o.name, map.experts(), owners, l.tokens, l.model, l.topk, name(l.widest), l.depth,
       l.rank_fp32, l.token_order, l.peer_rows, o.chunk_rows, transport_name(o.transport));
 }
 

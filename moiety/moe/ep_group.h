@@ -28,21 +28,21 @@
 #include "moiety/base/stream.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/moe/expert_map.h"
+#include "moiety/moe/payload.h"
 
 namespace moiety::moe {
 
 // Number of an operation within a group, from 1.
 using Epoch = int64_t;
 
-// What a row is made of.
-enum class PayloadFormat : uint8_t { kBF16, kFP16, kFP32 };
-
 // The largest batch that the group's memory is made for. Equal on all ranks.
 struct EpLimits {
-  int64_t tokens = 0;                           // T_max of a rank
-  int64_t model = 0;                            // D
-  int topk = 0;                                 // K, at most 32
-  PayloadFormat widest = PayloadFormat::kBF16;  // format of the largest row
+  int64_t tokens = 0;  // T_max of a rank
+  int64_t model = 0;   // D
+  int topk = 0;        // K, at most 32
+  // Format of the largest row. Rows of all formats that are no longer fit, too; sums are of
+  // floating point rows, so memory for quantized ones alone may be too short for them.
+  PayloadFormat widest = PayloadFormat::kBF16;
   int depth = 2;             // 1 or 2 halves: 2 hides a latency, 1 takes half the memory
   bool rank_fp32 = false;    // Reduction::kRankFp32 is used
   bool token_order = false;  // Reduction::kToken is used

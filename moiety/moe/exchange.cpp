@@ -9,26 +9,18 @@ namespace {
 
 constexpr const char* kOpNames[] = {"nothing",          "prepare",           "dispatch", "combine",
                                     "combine_backward", "dispatch_backward", "?",        "?"};
-constexpr const char* kFormatNames[] = {"bf16", "fp16", "fp32", "?", "?", "?", "?", "?"};
 constexpr const char* kReductionNames[] = {"kRank", "kRankFp32", "kToken", "?"};
 
-PayloadFormat format_of(DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return PayloadFormat::kBF16;
-    case DType::kFloat16:
-      return PayloadFormat::kFP16;
-    default:
-      return PayloadFormat::kFP32;
-  }
+// Of an element of rows that can be summed; 0 of quantized ones.
+int64_t sum_bytes(PayloadFormat format) {
+  return format == PayloadFormat::kFP32 ? 4 : format > PayloadFormat::kFP32 ? 0 : 2;
 }
 
 }  // namespace
 
 uint64_t Signature::bits() const {
-  return static_cast<uint64_t>(op) | static_cast<uint64_t>(format_of(dtype)) << 3 |
-         uint64_t{weights} << 6 | static_cast<uint64_t>(reduction) << 7 |
-         static_cast<uint64_t>(row_bytes % 1021) << 10;
+  return static_cast<uint64_t>(op) | static_cast<uint64_t>(format) << 3 | uint64_t{weights} << 6 |
+         static_cast<uint64_t>(reduction) << 7 | static_cast<uint64_t>(row_bytes % 1021) << 10;
 }
 
 const char* op_name(uint64_t word) { return kOpNames[word & 7]; }
@@ -37,8 +29,8 @@ std::string describe(uint64_t word, int64_t row_bytes) {
   const auto op = static_cast<OpKind>(word & 7);
   if (op == OpKind::kPrepare) return "prepare";
   const bool sums = op == OpKind::kCombine || op == OpKind::kDispatchBackward;
-  return text("{}({}, {} B{}{}{})", op_name(word), kFormatNames[word >> 3 & 7], row_bytes,
-              word >> 6 & 1 ? ", weights" : "", sums ? ", " : "",
+  return text("{}({}, {} B{}{}{})", op_name(word), name(static_cast<PayloadFormat>(word >> 3 & 7)),
+              row_bytes, word >> 6 & 1 ? ", weights" : "", sums ? ", " : "",
               sums ? kReductionNames[word >> 7 & 3] : "");
 }
 
@@ -60,10 +52,10 @@ EpBytes record_sizes(const ExpertMap& map, const EpLimits& l, const EpOptions& o
   MOIETY_CHECK(regions < 0x1p62, "ep, group \"{}\": {} tokens of {} elements are too many", o.name,
                l.tokens, l.model);
 
-  const int64_t b = l.widest == PayloadFormat::kFP32 ? 4 : 2;
+  const int64_t b = sum_bytes(l.widest);
   EpBytes out;
-  out.record = record_bytes(l.model * b, l.topk);
-  out.record_reduce = record_bytes(l.model * (l.rank_fp32 ? 4 : b), l.topk);
+  out.record = largest_record(l.widest, l.model, l.topk);
+  out.record_reduce = RowParts{l.model * (l.rank_fp32 ? 4 : b)}.record(l.topk);
   out.pair = l.token_order ? pair_record_bytes(l.model * b) : 0;
   return out;
 }
@@ -154,37 +146,32 @@ void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan)
                operation, group.name(), plan.rows_max, rows_max(g.limits));
 }
 
-void check_rows(const char* operation, const char* argument, const TensorView& x, int64_t rows,
-                int64_t model) {
-  const bool payload =
-      x.dtype() == DType::kBFloat16 || x.dtype() == DType::kFloat16 || x.dtype() == DType::kFloat32;
-  if (x.defined() && !payload) {
-    fail(ErrorKind::kUnsupported, "{}: {} is {}; rows are bfloat16, float16 or float32", operation,
-         argument, x.describe());
-  }
-  check_tensor(operation, argument, x, x.dtype(), {rows, model});
-  MOIETY_CHECK(x.size(0) == 0 || x.size(1) <= 1 || x.stride(1) == 1,
-               "{}: {} is {}; a row must be contiguous", operation, argument, x.describe());
-}
-
-void check_record(const char* operation, const EpGroup& group, const EpPlan& plan,
-                  const TensorView& rows, Reduction reduction) {
+void check_record(const char* operation, const EpGroup& group, const Payload& rows, int64_t bytes) {
   const EpBytes& reserved = group.impl()->exchange->bytes();
-  const int64_t model = rows.size(1), data = byte_size(rows.dtype(), model);
-  if (reduction == Reduction::kToken) {
-    MOIETY_CHECK(pair_record_bytes(data) <= reserved.pair,
-                 "{}, group \"{}\": kToken of {} needs {} bytes a pair, reserved are {} (EpLimits "
-                 "token_order, model, widest)",
-                 operation, group.name(), rows.describe(), pair_record_bytes(data), reserved.pair);
-    return;
-  }
-  const int64_t wire = reduction == Reduction::kRankFp32 ? 4 * model : data;
   const int64_t have = std::max(reserved.record, reserved.record_reduce);
-  MOIETY_CHECK(record_bytes(wire, plan.topk) <= have,
+  MOIETY_CHECK(bytes <= have,
                "{}, group \"{}\": {} needs {} bytes a row, reserved are {} (EpLimits model, topk, "
                "widest, rank_fp32)",
-               operation, group.name(), rows.describe(), record_bytes(wire, plan.topk), have);
+               operation, group.name(), describe(rows), bytes, have);
 }
+
+namespace {
+
+void check_sum_record(const char* operation, const EpGroup& group, const EpPlan& plan,
+                      const TensorView& rows, Reduction reduction) {
+  const int64_t model = rows.size(1), data = byte_size(rows.dtype(), model);
+  if (reduction != Reduction::kToken) {
+    const int64_t wire = reduction == Reduction::kRankFp32 ? 4 * model : data;
+    return check_record(operation, group, rows, RowParts{wire}.record(plan.topk));
+  }
+  const int64_t have = group.impl()->exchange->bytes().pair;
+  MOIETY_CHECK(pair_record_bytes(data) <= have,
+               "{}, group \"{}\": kToken of {} needs {} bytes a pair, reserved are {} (EpLimits "
+               "token_order, model, widest)",
+               operation, group.name(), rows.describe(), pair_record_bytes(data), have);
+}
+
+}  // namespace
 
 void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
                const Stream& stream) {
@@ -200,9 +187,9 @@ void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const 
   };
   check_home(names.out, args.out_TD);
   if (args.addend.defined()) check_home("addend", args.addend);
-  check_record(op, group, plan, args.y_CD, args.reduction);
+  check_sum_record(op, group, plan, args.y_CD, args.reduction);
   const Signature signature{.op = names.kind,
-                            .dtype = dtype,
+                            .format = payload_format(dtype),
                             .weights = args.slot_w.defined() || args.side.defined(),
                             .reduction = args.reduction,
                             .row_bytes = byte_size(dtype, model)};

@@ -1,7 +1,7 @@
 // Inside expert parallelism: how records get from rank to rank, and the two movers of rows that the
 // data operations are made of (spec ep, 5 and 7).
 //
-// A row on the wire is a record: its data, then a side part of K floats. The movers store records
+// A row on the wire is a record: its parts, then a side part of K floats. The movers store records
 // where an Exchange says, announce them, and read what came. Where that is and what must happen in
 // between is all that differs between ranks that map each other's memory (exchange_mapped.h) and
 // ranks that do not (exchange_collective.h).
@@ -20,14 +20,12 @@
 #include "moiety/base/trace.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/ep_group.h"
+#include "moiety/moe/payload_rows.h"
 
 namespace moiety::moe {
 
 inline constexpr int kTokenBlock = 256;  // tokens of one task of prepare's scan
 inline constexpr int kMaxTopk = 32;
-
-constexpr int64_t ceil_div(int64_t n, int64_t q) { return (n + q - 1) / q; }
-constexpr int64_t round_up(int64_t n, int64_t q) { return ceil_div(n, q) * q; }
 
 enum class OpKind : uint8_t {
   kPrepare = 1,
@@ -40,7 +38,7 @@ enum class OpKind : uint8_t {
 // What must be equal on all ranks for their rows to fit together.
 struct Signature {
   OpKind op = OpKind::kPrepare;
-  DType dtype = DType::kBFloat16;
+  PayloadFormat format = PayloadFormat::kBF16;
   bool weights = false;  // with a side part or with weights
   Reduction reduction = Reduction::kRank;
   int64_t row_bytes = 0;
@@ -56,13 +54,9 @@ constexpr Epoch epoch_of(uint64_t word) { return static_cast<Epoch>(word >> kSig
 std::string describe(uint64_t word, int64_t row_bytes);
 const char* op_name(uint64_t word);
 
-// Sizes of one row with its side part. A pair's side part is its value and its number t K + k.
-constexpr int64_t side_offset(int64_t data_bytes) { return round_up(data_bytes, 16); }
-constexpr int64_t record_bytes(int64_t data_bytes, int topk) {
-  return round_up(side_offset(data_bytes) + round_up(4 * topk, 16), 128);
-}
-constexpr int64_t pair_record_bytes(int64_t data_bytes) {
-  return round_up(side_offset(data_bytes) + 16, 128);
+// A pair's record: data, then a side part of its value and its number t K + k.
+constexpr int64_t pair_record_bytes(int64_t data) {
+  return round_up(RowParts{data}.side_at() + 16, 128);
 }
 inline constexpr int64_t kPairNumber = 4;  // its place in the side part
 
@@ -248,46 +242,27 @@ Epoch issue(EpGroup& group, const Signature& signature, const Stream& stream, Bo
   return epoch;
 }
 
-// The rows of a matrix, the elements of a vector, of a view that may be strided or absent.
-class Rows {
- public:
-  explicit Rows(const TensorView& x)
-      : base_(static_cast<std::byte*>(x.raw())),
-        stride_(x.defined() ? x.stride(0) * bits(x.dtype()) / 8 : 0) {}
-  std::byte* operator[](int64_t i) const { return base_ + i * stride_; }
-  template <class T>
-  T* as(int64_t i) const {
-    return reinterpret_cast<T*>((*this)[i]);
-  }
-
- private:
-  std::byte* base_;
-  int64_t stride_;
-};
-
 // Throws unless the group may run, the plan is one of its plans and fits its memory.
 void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan);
-// Throws unless `x` is [rows, D] of a payload type, each row contiguous. `model` -1: any.
-void check_rows(const char* operation, const char* argument, const TensorView& x, int64_t rows,
-                int64_t model);
-// Throws unless a row of the operation fits the records that were reserved.
-void check_record(const char* operation, const EpGroup& group, const EpPlan& plan,
-                  const TensorView& rows, Reduction reduction);
+// Throws unless a record of `bytes`, with a row of `rows`, fits those that were reserved.
+void check_record(const char* operation, const EpGroup& group, const Payload& rows, int64_t bytes);
 
 // Fills the plan's tensors.
 void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings);
 
-// Sends x[t] (and the K weights of t) once to every rank with a pair alive of t. For every row that
-// arrives with a pair alive, own tokens' included: expand(row, weights or null, its K slots). Rows
-// are expanded in any order and by several threads.
-using ExpandRow =
-    std::function<void(const std::byte* row, const float* weights, const int32_t* slot_K)>;
-void copy_rows(Exchange& exchange, const EpPlan& plan, const TensorView& x_TD,
-               const TensorView& w_TK, const ExpandRow& expand);
+// Sends x[t] (and the K weights of t) once to every rank with a pair alive of t. Every row that
+// arrives with a pair alive, own tokens' included, goes by bytes to its slots among `rows`.
+void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
+               const ExpertRows& rows);
+// The same, but for expand(row, its K slots) in place of copying; x is floating point. Rows are
+// expanded in any order and by several threads.
+using ExpandRow = std::function<void(const Row& row, const int32_t* slot_K)>;
+void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
+                 const ExpandRow& expand);
 
-// Zeroes the padding rows of every local expert, and the tail up to C if asked; in `values` too.
-void zero_padding(const EpPlan& plan, const TensorView& rows_CD, const TensorView& values_C,
-                  bool tail);
+// Zeroes the padding rows of every local expert, the tail up to C if asked, and what the layout of
+// scales adds.
+void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail);
 
 // out[t] := sum of y over the pairs alive of t, weighted by slot_w if given, + addend; and
 // side_TK[t, k] := side[slot], 0 for pairs not alive. At most one of slot_w and side is given.

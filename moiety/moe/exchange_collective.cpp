@@ -190,7 +190,7 @@ void CollectiveExchange::transfer(std::span<const int64_t> received_R) {
 // Pairs come in the order of their owners' rows, and say which they are.
 void CollectiveExchange::index_pairs() {
   pairs_in_ = in_R_[0];
-  const int64_t number = side_offset(signature_.row_bytes) + kPairNumber;
+  const int64_t number = RowParts{signature_.row_bytes}.side_at() + kPairNumber;
   int32_t place = 0;
   for (int s = 0; s < ranks(); ++s) {
     for (int64_t i = 0; i < received_R_[s]; ++i) {

@@ -95,34 +95,46 @@ void for_tokens(const Maps& maps, int64_t tokens, int r, int64_t begin, int64_t 
   }
 }
 
-}  // namespace
-
-void copy_rows(Exchange& exchange, const EpPlan& plan, const TensorView& x_TD,
-               const TensorView& w_TK, const ExpandRow& expand) {
+// Sends x and calls expand(row, its K slots) for what arrives.
+template <bool quantized, class Expand>
+void send_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
+               const Expand& expand) {
   const Maps maps(plan);
-  const Rows x(x_TD), w(w_TK);
+  const Rows w(w_TK);
   const bool weights = w_TK.defined();
   const int me = exchange.rank();
-  const int64_t bytes = byte_size(x_TD.dtype(), x_TD.size(1));
-  const int64_t stride = record_bytes(bytes, maps.topk), side = side_offset(bytes);
+  const RowParts& parts = x.parts;
+  const int64_t side = parts.side_at();
 
-  exchange.open(Box::kRows, stride, maps.sent_by(me));
+  exchange.open(Box::kRows, parts.record(maps.topk), maps.sent_by(me));
   const auto sent = [&](int r) { return maps.rows(me, r); };
   for_chunks(exchange, sent, [&](int r, int64_t chunk, int64_t begin, int64_t end) {
     exchange.before_store();
     for_tokens(maps, plan.tokens, r, begin, end, [&](int64_t t, int64_t j) {
       std::byte* record = exchange.out(r, j);
-      std::memcpy(record, x[t], bytes);
+      std::memcpy(record, x.data[t], parts.data);
+      if constexpr (quantized) {
+        std::memcpy(record + parts.scales_at(), x.scales[t], parts.scales);
+        if (parts.row_scale) {
+          std::memcpy(record + parts.row_scale_at(), x.row_scale[t], sizeof(float));
+        }
+      }
       if (weights) std::memcpy(record + side, w[t], maps.topk * sizeof(float));
     });
     exchange.announce(r, chunk);
   });
 
-  parallel_for(maps.rows(me, me), rows_per_task(bytes), [&](int64_t begin, int64_t end) {
+  parallel_for(maps.rows(me, me), rows_per_task(parts.data), [&](int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; ++j) {
       const int32_t* slots = maps.slots(me, j);
+      if (!maps.alive(slots)) continue;
       const int32_t t = maps.token(me, j);
-      if (maps.alive(slots)) expand(x[t], weights ? w.as<float>(t) : nullptr, slots);
+      Row row{x.data[t], weights ? w.as<float>(t) : nullptr};
+      if constexpr (quantized) {
+        row.scales = x.scales[t];
+        row.row_scale = parts.row_scale ? x.row_scale[t] : nullptr;
+      }
+      expand(row, slots);
     }
   });
 
@@ -131,22 +143,44 @@ void copy_rows(Exchange& exchange, const EpPlan& plan, const TensorView& x_TD,
   for_chunks(exchange, received, [&](int s, int64_t, int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; ++j) {
       const int32_t* slots = maps.slots(s, j);
-      const std::byte* record = exchange.in(s, j);
       if (!maps.alive(slots)) continue;
-      expand(record, weights ? reinterpret_cast<const float*>(record + side) : nullptr, slots);
+      const std::byte* record = exchange.in(s, j);
+      Row row{record, weights ? reinterpret_cast<const float*>(record + side) : nullptr};
+      if constexpr (quantized) {
+        row.scales = record + parts.scales_at();
+        row.row_scale = parts.row_scale ? record + parts.row_scale_at() : nullptr;
+      }
+      expand(row, slots);
     }
   });
 }
 
-void zero_padding(const EpPlan& plan, const TensorView& rows_CD, const TensorView& values_C,
-                  bool tail) {
-  const Rows rows(rows_CD), values(values_C);
-  const int64_t bytes = byte_size(rows_CD.dtype(), rows_CD.size(1));
-  const auto zero = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      std::memset(rows[i], 0, bytes);
-      if (values_C.defined()) *values.as<float>(i) = 0;
+template <bool quantized>
+void copy_rows_of(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
+                  const TensorView& w_TK, const ExpertRows& rows) {
+  send_rows<quantized>(exchange, plan, x, w_TK, [&](const Row& row, const int32_t* slot_K) {
+    for (int k = 0; k < plan.topk; ++k) {
+      if (slot_K[k] >= 0) rows.put<quantized>(slot_K[k], row, k);
     }
+  });
+}
+
+}  // namespace
+
+void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
+               const ExpertRows& rows) {
+  x.quantized() ? copy_rows_of<true>(exchange, plan, x, w_TK, rows)
+                : copy_rows_of<false>(exchange, plan, x, w_TK, rows);
+}
+
+void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
+                 const ExpandRow& expand) {
+  send_rows<false>(exchange, plan, x, {}, expand);
+}
+
+void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail) {
+  const auto zero = [&](int64_t begin, int64_t end) {
+    for (int64_t slot = begin; slot < end; ++slot) rows.zero(slot);
   };
   const int64_t* offset = plan.offset.data<int64_t>();
   const int64_t experts = plan.rows_real.size(0);
@@ -154,6 +188,7 @@ void zero_padding(const EpPlan& plan, const TensorView& rows_CD, const TensorVie
     zero(offset[e] + plan.rows_real.data<int64_t>()[e], offset[e + 1]);
   }
   if (tail) zero(offset[experts], plan.capacity);
+  rows.scales.zero_pads();
 }
 
 namespace {
@@ -179,8 +214,8 @@ class RowSum {
         weighted_(args.slot_w.defined()),
         by_token_(args.reduction == Reduction::kToken) {
     const int64_t bytes = byte_size(wire_, model_);
-    side_at_ = side_offset(bytes);
-    stride_ = by_token_ ? pair_record_bytes(bytes) : record_bytes(bytes, maps_.topk);
+    side_at_ = RowParts{bytes}.side_at();
+    stride_ = by_token_ ? pair_record_bytes(bytes) : RowParts{bytes}.record(maps_.topk);
   }
 
   void run() {

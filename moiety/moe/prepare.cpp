@@ -41,6 +41,7 @@ EpPlan lay_out(std::byte* memory, const ExpertMap& map, int rank, const EpLimits
   p.rows_max = rows_max(limits);
   p.topk = static_cast<int>(topk);
   p.capacity = args.capacity;
+  p.alignment = args.alignment;
   Parts parts(memory);
   p.info = parts.take(kI64, 16, {16});
   p.rows_real = parts.take(kI64, most, {local});

@@ -69,6 +69,7 @@ struct EpPlan {
   int64_t rows_max = 0;    // of a rank for another, then
   int topk = 0;            // K
   int64_t capacity = 0;    // C
+  int64_t alignment = 1;   // a
 
   TensorView info;         // int64 [16], see InfoWord
   TensorView rows_real;    // int64 [L] kept_e

@@ -197,7 +197,7 @@ TYPED_TEST_P(EpLifecycle, RanksMustAgree) {
     const ExpertMap map(4, 2);
     const EpLimits limits{.tokens = 8, .model = 16, .topk = 2};
     const std::string asked =
-        "group \"moe\" of 4 experts (owners {}), 8 tokens, model 16, topk {}, 2 bytes an element, "
+        "group \"moe\" of 4 experts (owners {}), 8 tokens, model 16, topk {}, rows of bf16, "
         "depth 2, rank_fp32 false, token_order false, peer_rows {}, chunks of 16, transport {}";
     const auto expect = [&](const EpLimits& mine, const EpOptions& options, auto rank0,
                             auto rank1) {

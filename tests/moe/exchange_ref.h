@@ -57,6 +57,25 @@ template <class T, class Acc>
 void dispatch(const Plan& plan, int64_t model, const PerRank<T>& x, const PerRank<Acc>* w,
               bool zero_tail, PerRank<T>& rows, PerRank<Acc>& slot_w);
 
+// Rows in a low-precision format (spec ep, 4): the bytes of each part, scales compact.
+struct QuantizedRows {
+  PerRank<uint8_t> data, scales, row_scale;
+};
+struct QuantizedBytes {
+  int64_t data = 0, scales = 0, row_scale = 0;  // of a row
+};
+void dispatch(const Plan& plan, const QuantizedBytes& bytes, const QuantizedRows& x,
+              const PerRank<float>* w, bool zero_tail, QuantizedRows& rows, PerRank<float>& slot_w);
+
+// The scales of a rank's `capacity` rows in a layout of GEMMs, from compact ones, `cols` a
+// row: bytes, or floats by column. Bytes that stay as they were are `before`.
+std::vector<uint8_t> swizzled_scales(const Plan::Rank& rank, int64_t capacity, int64_t cols,
+                                     bool zero_tail, const std::vector<uint8_t>& compact,
+                                     uint8_t before);
+std::vector<uint8_t> column_major_scales(const Plan::Rank& rank, int64_t capacity, int64_t cols,
+                                         bool zero_tail, const std::vector<uint8_t>& compact,
+                                         uint8_t before);
+
 // `addend` is given in Acc: its conversion is exact.
 template <class T, class Acc, class Out>
 PerRank<Out> combine(const Plan& plan, int64_t model, const PerRank<T>& y,

@@ -2,6 +2,7 @@
 // with, so processes and threads are the same bits.
 #include "tests/moe/ep_conformance.h"
 
+#include "tests/moe/ep_quantized.h"
 #include "tests/moe_mpi/processes.h"
 
 namespace moiety::moe {
@@ -13,6 +14,13 @@ TEST(EpConformance, ProcessesThatMapEachOther) {
 }
 
 TEST(EpConformance, ProcessesOverCollectives) { conformance::run_cases<CollectiveProcesses>(1000); }
+
+TEST(EpQuantized, ProcessesThatMapEachOther) {
+  if (!MappedProcesses::available()) GTEST_SKIP() << "told not to map";
+  quantized::run_cases<MappedProcesses>(0);
+}
+
+TEST(EpQuantized, ProcessesOverCollectives) { quantized::run_cases<CollectiveProcesses>(1000); }
 
 TEST(EpTransport, IsChosenByWhatTheProcessesCan) {
   comm::Communicator& world = comm::testing::world();

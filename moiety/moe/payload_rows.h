@@ -1,0 +1,141 @@
+// Inside expert parallelism: the rows of a payload part by part, as they are read, as a record
+// holds them on the wire, and as they are written (spec ep, 4).
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+#include "moiety/moe/payload.h"
+#include "moiety/moe/prepare.h"
+
+namespace moiety::moe {
+
+constexpr int64_t ceil_div(int64_t n, int64_t q) { return (n + q - 1) / q; }
+constexpr int64_t round_up(int64_t n, int64_t q) { return ceil_div(n, q) * q; }
+
+// The rows of a matrix, the elements of a vector, of a view that may be strided or absent.
+class Rows {
+ public:
+  Rows() = default;
+  explicit Rows(const TensorView& x)
+      : base_(static_cast<std::byte*>(x.raw())),
+        stride_(x.defined() ? x.stride(0) * bits(x.dtype()) / 8 : 0) {}
+  // One that stands for all.
+  static Rows repeated(const TensorView& one) {
+    Rows out(one);
+    out.stride_ = 0;
+    return out;
+  }
+  std::byte* operator[](int64_t i) const { return base_ + i * stride_; }
+  template <class T>
+  T* as(int64_t i) const {
+    return reinterpret_cast<T*>((*this)[i]);
+  }
+
+ private:
+  std::byte* base_ = nullptr;
+  int64_t stride_ = 0;
+};
+
+// Bytes of a row's parts and their places in a record: data, scales, then the row's own scale with
+// the side part, K floats. A row of floating point numbers is data alone.
+struct RowParts {
+  int64_t data = 0, scales = 0, row_scale = 0;
+
+  constexpr int64_t bytes() const { return data + scales + row_scale; }
+  constexpr int64_t scales_at() const { return round_up(data, 16); }
+  constexpr int64_t row_scale_at() const { return scales_at() + round_up(scales, 16); }
+  constexpr int64_t side_at() const { return row_scale_at() + row_scale; }
+  constexpr int64_t record(int topk) const {
+    return round_up(row_scale_at() + round_up(row_scale + 4 * topk, 16), 128);
+  }
+};
+RowParts row_parts(PayloadFormat format, int64_t model);
+// The largest record of a format with rows no longer than those of `widest`.
+int64_t largest_record(PayloadFormat widest, int64_t model, int topk);
+// By the length of long rows.
+bool wider(PayloadFormat a, PayloadFormat b);
+
+PayloadFormat payload_format(DType dtype);
+std::string describe(const Payload& x);
+
+// One row's parts, wherever they are.
+struct Row {
+  const std::byte* data;
+  const float* weights;                  // null: none
+  const std::byte* scales = nullptr;     // of quantized rows
+  const std::byte* row_scale = nullptr;  // of NVFP4
+};
+
+// Rows that are sent.
+struct SourceRows {
+  PayloadFormat format = PayloadFormat::kBF16;
+  int64_t model = 0;
+  RowParts parts;
+  Rows data, scales, row_scale;
+  bool quantized() const { return parts.scales > 0; }
+};
+// Throws unless `x` is a payload of `rows` rows that may be sent.
+SourceRows source_rows(const char* operation, const char* argument, const Payload& x, int64_t rows);
+
+// The scales of received rows, in the layout of the output.
+class ScaleRows {
+ public:
+  ScaleRows() = default;
+  explicit ScaleRows(const QuantizedView& x);
+  void put(int64_t r, const std::byte* scales) const {
+    if (layout_ == ScaleLayout::kCompact) {
+      std::memcpy(compact_[r], scales, bytes_);
+      return;
+    }
+    std::byte* to = word(r);
+    int64_t i = 0;
+    for (; i + 4 <= bytes_; i += 4, to += step_) std::memcpy(to, scales + i, 4);
+    if (i == bytes_) return;
+    std::memset(to, 0, 4);
+    std::memcpy(to, scales + i, bytes_ - i);
+  }
+  void zero(int64_t r) const;
+  // Of rows that the layout adds.
+  void zero_pads() const;
+
+ private:
+  // The layouts of GEMMs keep a row's scales in words of 4 bytes, `step_` apart.
+  std::byte* word(int64_t r) const;
+
+  ScaleLayout layout_ = ScaleLayout::kCompact;
+  Rows compact_;
+  int64_t rows_ = 0, cols_ = 0, bytes_ = 0, step_ = 0;
+};
+
+// Where received rows go, by slot; with them a value for each, if there is such a vector.
+struct ExpertRows {
+  RowParts parts;
+  Rows data, row_scale, values;
+  ScaleRows scales;
+  bool has_values = false;
+
+  // Row and weight k.
+  template <bool quantized>
+  void put(int64_t slot, const Row& row, int k) const {
+    std::memcpy(data[slot], row.data, parts.data);
+    if constexpr (quantized) {
+      scales.put(slot, row.scales);
+      if (row.row_scale) std::memcpy(row_scale[slot], row.row_scale, sizeof(float));
+    }
+    if (row.weights) std::memcpy(values[slot], row.weights + k, sizeof(float));
+  }
+  void zero(int64_t slot) const;
+};
+// Throws unless `rows` can receive the rows of `from`, which source_rows accepted, at the plan's
+// capacity. `values_C` has been checked.
+ExpertRows expert_rows(const char* operation, const char* argument, const Payload& rows,
+                       const Payload& from, const EpPlan& plan, const TensorView& values_C);
+
+// Throws unless `x` is [rows, D] of a floating point payload type, each row contiguous. `model` -1:
+// any.
+void check_rows(const char* operation, const char* argument, const TensorView& x, int64_t rows,
+                int64_t model);
+
+}  // namespace moiety::moe
