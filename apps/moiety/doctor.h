@@ -20,9 +20,13 @@ struct HealthCheck {
   JsonLine facts{};   // the same for programs
 };
 
-// Looks, without changing anything; `measure` also times products of matrices and the disk, which
-// takes about two seconds.
+// Looks, without changing anything; `measure` also times products of matrices and the disk and
+// opens the libraries for GPUs, which takes about two seconds.
 std::vector<HealthCheck> examine(const std::filesystem::path& directory, bool measure);
+
+// Of those, what is known of GPUs, and of the libraries that work on GPUs needs at run time.
+HealthCheck gpu_check();
+HealthCheck gpu_library_check();
 
 // {"v":1,"version":...,"t":...,"host":...,"ok":...,"checks":[{"name":...,"status":"OK","text":...,
 // "fix":...}, ...]}: one line, every check with its facts.

@@ -268,14 +268,6 @@ HealthCheck disk(const fs::path& directory, bool measure) {
   return f;
 }
 
-HealthCheck gpu() {
-  HealthCheck f{.health = Health::kInfo,
-                .name = "gpu",
-                .text = "CUDA and NCCL are not built into this version"};
-  f.facts.add("cuda", false).add("nccl", false);
-  return f;
-}
-
 HealthCheck build() {
 #ifdef __clang__
   const std::string compiler = __VERSION__;
@@ -300,8 +292,11 @@ HealthCheck build() {
 }  // namespace
 
 std::vector<HealthCheck> examine(const fs::path& directory, bool measure) {
-  return {build(), cpu(),   products(measure),       cores(), memory(), shared_memory(), mpi(),
-          gpu(),   files(), disk(directory, measure)};
+  std::vector<HealthCheck> checks{
+      build(),         cpu(), products(measure), cores(), memory(),
+      shared_memory(), mpi(), gpu_check(),       files(), disk(directory, measure)};
+  if (measure) checks.push_back(gpu_library_check());
+  return checks;
 }
 
 }  // namespace moiety::app

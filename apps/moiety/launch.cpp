@@ -52,7 +52,8 @@ Launch find_launch(Config& config) {
         "{}: started as one of several processes, which need MPI to find each other: {}",
         seen->text(), mpi.text);
   }
-  const comm::mpi::Processes started = comm::mpi::processes(Seconds(config.options.guard.comm_timeout_s));
+  const comm::mpi::Processes started =
+      comm::mpi::processes(Seconds(config.options.guard.comm_timeout_s));
   if (started.size == 1) {
     throw UsageError(
         "{}: started as one of several processes, but MPI reports one: the launcher belongs to "

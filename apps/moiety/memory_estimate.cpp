@@ -122,7 +122,8 @@ int64_t memory_of_rank(const Launch& launch) {
   for (const auto kind : {RLIMIT_AS, RLIMIT_DATA}) {
     if (::getrlimit(kind, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
     const int ranks_of_process = launch.processes ? 1 : launch.ranks;
-    const int64_t free = static_cast<int64_t>(limit.rlim_cur) - static_cast<int64_t>(mapped_bytes());
+    const int64_t free =
+        static_cast<int64_t>(limit.rlim_cur) - static_cast<int64_t>(mapped_bytes());
     bytes = std::min(bytes, std::max<int64_t>(0, free / ranks_of_process - kAddressesOfRank));
   }
   return bytes;

@@ -2,6 +2,7 @@
 
 #include "apps/moiety/errors.h"
 #include "apps/moiety/profile.h"
+#include "moiety/base/gpu.h"
 
 namespace moiety::app {
 namespace {
@@ -9,6 +10,13 @@ namespace {
 template <class... Args>
 void require(bool condition, std::string_view format, const Args&... args) {
   if (!condition) throw UsageError(format, args...);
+}
+
+void check_device(const Options& o) {
+  if (o.run.device != "cuda") return;
+  const char* what = "run.device = \"cuda\"";
+  require_device(what, {DeviceType::kCuda, 0});
+  require(false, "{}: training on GPUs is not available in this version of Moiety", what);
 }
 
 }  // namespace
@@ -32,6 +40,7 @@ Grid check_layout(const Options& o) {
 }
 
 void check_training(const Options& o, const Grid& grid) {
+  check_device(o);
   require(o.data.tokenizer == "bytes",
           "data.tokenizer = \"{}\": only \"bytes\" is available in this version of Moiety",
           o.data.tokenizer);

@@ -8,6 +8,7 @@
 #include "apps/moiety/generate.h"
 #include "apps/moiety/plot.h"
 #include "apps/moiety/prepare.h"
+#include "apps/moiety/quantize.h"
 #include "apps/moiety/train.h"
 
 namespace moiety::app {
@@ -25,6 +26,8 @@ constexpr Command kCommands[] = {
     {"generate", "continue a text", generate_command},
     {"prepare", "text or JSONL to token files", prepare_command},
     {"plot", "curves of one or several runs in one picture", plot_command},
+    {"quantize", "a NumPy matrix to one of the low-precision formats", quantize_command},
+    {"dequantize", "what quantize wrote, back to a NumPy matrix", dequantize_command},
     {"doctor", "what this machine offers to training, and what to do", doctor_command},
 };
 

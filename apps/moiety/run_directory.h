@@ -42,8 +42,9 @@ class LineFile {
   RecordFile file_;
 };
 
-// Readers see the old bytes or the new ones, whole. Throws DiskError.
-void replace_file(const std::filesystem::path& path, std::string_view bytes);
+// Readers see the old bytes or the new ones (with `more` behind them), whole. Throws DiskError.
+void replace_file(const std::filesystem::path& path, std::string_view bytes,
+                  std::string_view more = {});
 
 // The kernel's lock on DIR/lock: it ends with the process, so it is never stale.
 class DirectoryLock {

@@ -1,5 +1,6 @@
 #include "apps/moiety/doctor.h"
 
+#include "moiety/base/gpu.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
@@ -10,7 +11,7 @@ TEST(Doctor, SaysEveryCheckInLines) {
   const ProgramResult result = run({"doctor", "--dir", dir / "."});
   EXPECT_EQ(result.code, kExitDone) << result.out;
   for (const char* name : {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi",
-                           "gpu", "open files", "disk"}) {
+                           "gpu", "gpu libraries", "open files", "disk"}) {
     EXPECT_NE(result.out.find(text("  {} ", name)), std::string::npos) << name << "\n"
                                                                        << result.out;
   }
@@ -38,7 +39,23 @@ TEST(Doctor, JsonHasTheFacts) {
   EXPECT_GT(checks.at("disk")["write_mb_s"], 0);
   EXPECT_EQ(checks.at("disk")["locks"], true);
   EXPECT_EQ(checks.at("shared memory")["works"], true);
-  EXPECT_EQ(checks.at("gpu")["cuda"], false);
+  const GpuStatus& gpus = gpu_status();
+  EXPECT_EQ(checks.at("gpu")["cuda"], gpus.built);
+  EXPECT_EQ(checks.at("gpu")["gpus"], gpus.count);
+  if (gpus.count == 0) {
+    EXPECT_EQ(checks.at("gpu")["text"].get<std::string>().find(gpus.text), 0u);
+  } else {
+    EXPECT_EQ(checks.at("gpu")["gpu0_memory"], gpu_properties(0).memory);
+  }
+  // Each library of GPUs with its version, or that it is missing.
+  for (const char* library : {"cuBLASLt", "cuDNN", "NCCL"}) {
+    const std::string text = checks.at("gpu libraries")["text"];
+    EXPECT_NE(text.find(library), std::string::npos) << text;
+    EXPECT_EQ(checks.at("gpu libraries").contains(library),
+              text.find(std::string("no ") + library) == std::string::npos &&
+                  text.find("is needed") == std::string::npos)
+        << text;
+  }
   EXPECT_TRUE(checks.at("mpi").contains("available"));
 }
 

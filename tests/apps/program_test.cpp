@@ -5,13 +5,14 @@
 #include <cstdlib>
 
 #include "apps/moiety/run_directory.h"
+#include "moiety/base/gpu.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
 namespace {
 
 TEST(Program, HelpAndVersionGoToStdout) {
-  for (const char* command : {"train", "eval", "generate", "prepare"}) {
+  for (const char* command : {"train", "eval", "generate", "prepare", "quantize", "dequantize"}) {
     const ProgramResult help = run({command, "--help"});
     EXPECT_EQ(help.code, kExitDone);
     EXPECT_EQ(help.err, "");
@@ -78,6 +79,18 @@ TEST(Program, BadInputIsOneMessageAndAnExitCode) {
     EXPECT_EQ(result.last_line().rfind(std::string("moiety: ") + c.message, 0), 0u) << all << "\n"
                                                                                     << result.err;
   }
+}
+
+TEST(Program, AGpuThatIsNotThereIsRefusedWithTheReason) {
+  const TemporaryDirectory dir;
+  const ProgramResult result = run(tiny(dir / "r") + Arguments{"--run.device=cuda"});
+  EXPECT_EQ(result.code, kExitUsage);
+  const GpuStatus& gpus = gpu_status();
+  EXPECT_EQ(result.last_line(),
+            "moiety: run.device = \"cuda\": " +
+                (gpus.count == 0 ? "cuda:0 was asked for, but " + gpus.text
+                                 : "training on GPUs is not available in this version of Moiety"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "r")) << "left something behind";
 }
 
 TEST(Program, ALauncherOfSeveralProcessesIsRefused) {
