@@ -3,48 +3,80 @@
 # none is.
 #   bash setup.sh           compiler, libraries, tools
 #   bash setup.sh --corpus  also the packages that hold the demo's English text
+#   bash setup.sh --gpu     also CUDA's compiler, if there is none: 100 MB from PyPI into ~/.cache/moiety
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache git python3 clang-format
   libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev zlib1g-dev
   libdnnl-dev libopenmpi-dev openmpi-bin libgtest-dev libbenchmark-dev)
+gpu=0
 for argument in "$@"; do
   case "$argument" in
     --corpus) packages+=(fortunes dict-jargon) ;;
-    --help | -h) sed -n '2,5s/^# \?//p' "$0"; exit 0 ;;
-    *) echo "setup.sh: unknown argument '$argument' (known: --corpus)" >&2; exit 2 ;;
+    --gpu) gpu=1; packages+=(python3-pip) ;;
+    --help | -h) sed -n '2,6s/^# \?//p' "$0"; exit 0 ;;
+    *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --gpu)" >&2; exit 2 ;;
   esac
 done
 
-missing=()
-for package in "${packages[@]}"; do
-  case "$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null || true)" in
-    *"install ok installed") ;;
-    *) missing+=("$package") ;;
-  esac
-done
-if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
+install_debian() {
+  local missing=() package as_root=() log
+  for package in "${packages[@]}"; do
+    case "$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null || true)" in
+      *"install ok installed") ;;
+      *) missing+=("$package") ;;
+    esac
+  done
+  if [ ${#missing[@]} -eq 0 ]; then return; fi
 
-if ! command -v apt-get >/dev/null; then
-  echo "setup.sh: this is not a Debian-like system; please install the counterparts of:" \
-    "${missing[*]}" >&2
-  exit 1
-fi
-as_root=()
-if [ "$(id -u)" -ne 0 ]; then
-  if ! command -v sudo >/dev/null; then
-    echo "setup.sh: not root, and no sudo; as root run: apt-get install ${missing[*]}" >&2
+  if ! command -v apt-get >/dev/null; then
+    echo "setup.sh: this is not a Debian-like system; please install the counterparts of:" \
+      "${missing[*]}" >&2
     exit 1
   fi
-  as_root=(sudo)
-fi
-echo "setup.sh: installing ${missing[*]}" >&2
-log=$(mktemp)
-if ! { "${as_root[@]}" apt-get update -qq &&
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-    --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
-  tail -n 20 "$log" >&2
-  echo "setup.sh: apt-get failed; its whole output is in $log" >&2
-  exit 1
-fi
-rm -f "$log"
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null; then
+      echo "setup.sh: not root, and no sudo; as root run: apt-get install ${missing[*]}" >&2
+      exit 1
+    fi
+    as_root=(sudo)
+  fi
+  echo "setup.sh: installing ${missing[*]}" >&2
+  log=$(mktemp)
+  if ! { "${as_root[@]}" apt-get update -qq &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+      --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    echo "setup.sh: apt-get failed; its whole output is in $log" >&2
+    exit 1
+  fi
+  rm -f "$log"
+}
+
+# CUDA 13.0 as cmake/cuda.cmake finds it: the compiler, the static run time, CCCL and NVTX. The
+# wheels lack two links that a toolkit has.
+install_nvcc() {
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/moiety/cuda-13.0 packages=() package partial
+  if [ -n "${CUDACXX:-}" ] || command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] ||
+    [ -x "$cache/nvidia/cu13/bin/nvcc" ]; then
+    return
+  fi
+  for package in nvcc nvvm crt runtime cccl nvtx; do
+    case "$package" in
+      nvvm | nvtx) packages+=("nvidia-$package==13.0.*") ;;
+      *) packages+=("nvidia-cuda-$package==13.0.*") ;;
+    esac
+  done
+  echo "setup.sh: CUDA's compiler goes to $cache" >&2
+  mkdir -p "$(dirname "$cache")"
+  partial=$(mktemp -d "$cache.XXXXXX")
+  trap "rm -rf '$partial'" EXIT
+  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps \
+    --only-binary=:all: --target "$partial" "${packages[@]}"
+  ln -s lib "$partial/nvidia/cu13/lib64"
+  ln -s libcudart.so.13 "$partial/nvidia/cu13/lib/libcudart.so"
+  mv -T "$partial" "$cache"
+}
+
+install_debian
+if [ $gpu -eq 1 ]; then install_nvcc; fi

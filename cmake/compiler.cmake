@@ -8,20 +8,25 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2")
 
 # Results are bits (design.md): no contraction of a*b+c; an fma stands only where the source says so.
 # Nobody reads errno or the exception flags of arithmetic; keeping them up hinders the vectorizer.
-add_compile_options(-Wall -Wextra -ffp-contract=off -fno-math-errno -fno-trapping-math)
+set(moiety_warnings -Wall -Wextra)
+set(moiety_cxx_options ${moiety_warnings} -ffp-contract=off -fno-math-errno -fno-trapping-math)
 if(MOIETY_WERROR)
-  add_compile_options(-Werror)
+  list(APPEND moiety_cxx_options -Werror)
 endif()
 if(MOIETY_SANITIZE)
-  add_compile_options(-fsanitize=${MOIETY_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  list(APPEND moiety_cxx_options -fsanitize=${MOIETY_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${MOIETY_SANITIZE})
   # The resolvers of multiversioned functions run before a sanitizer's run time is up.
   add_compile_definitions(MOIETY_NO_SIMD_CLONES)
 endif()
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${moiety_cxx_options}>")
 
 # Compilations are cached outside the clone, so a fresh clone of the same tree builds quickly.
 find_program(MOIETY_CCACHE ccache)
-if(MOIETY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER
+if(MOIETY_CCACHE)
+  set(moiety_launcher
       ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${MOIETY_CCACHE})
+endif()
+if(moiety_launcher AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${moiety_launcher})
 endif()

@@ -6,14 +6,40 @@ if(MOIETY_SHARED)
   list(APPEND moiety_libraries moiety_shared)
 endif()
 
+# moiety_choose_cuda(LIST): of x_cuda.cpp and no_x_cuda.cpp keeps the one that this build has.
+function(moiety_choose_cuda list)
+  set(absent ${${list}})
+  set(present ${absent})
+  list(FILTER absent INCLUDE REGEX "/no_[^/]*_cuda\\.cpp$")
+  list(FILTER present INCLUDE REGEX "_cuda\\.cpp$")
+  list(REMOVE_ITEM present ${absent})
+  if(moiety_cuda)
+    moiety_cuda_sources(${present})
+    list(REMOVE_ITEM ${list} ${absent})
+  else()
+    list(REMOVE_ITEM ${list} ${present})
+  endif()
+  set(${list} ${${list}} PARENT_SCOPE)
+endfunction()
+
 # moiety_folder(NAME [EXCLUDE file...] [LINK library...]): the library code of one folder of
 # moiety/. Layers are checked by tools/check_layers.py; all folders link into the one library.
+# A folder may be headers alone.
 function(moiety_folder name)
   cmake_parse_arguments(ARG "" "" "EXCLUDE;LINK" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   foreach(excluded ${ARG_EXCLUDE})
     list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${excluded})
   endforeach()
+  moiety_choose_cuda(sources)
+  if(moiety_cuda)
+    file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cu)
+    moiety_cuda_sources(${kernels})
+    list(APPEND sources ${kernels})
+  endif()
+  if(NOT sources)
+    return()
+  endif()
   # Loops of the fast CPU paths are written for the vectorizer.
   foreach(source ${sources})
     if(source MATCHES "_cpu\\.cpp$")
@@ -35,8 +61,24 @@ function(moiety_tests folder)
   add_executable(tests_${folder} ${sources})
   target_include_directories(tests_${folder} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(tests_${folder} PRIVATE moiety GTest::gtest GTest::gtest_main)
-  add_test(NAME ${folder} COMMAND tests_${folder})
+  # From there the paths of sources are right that ccache makes relative.
+  add_test(NAME ${folder} COMMAND tests_${folder} WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
   set_tests_properties(${folder} PROPERTIES TIMEOUT 900)
+endfunction()
+
+# moiety_gpu_tests(FOLDER): tests/FOLDER_gpu/*.cpp and *.cu as one GoogleTest binary. Its tests are
+# skipped where no GPU is visible.
+function(moiety_gpu_tests folder)
+  set(target tests_${folder}_gpu)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_gpu/*.cpp
+       ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_gpu/*.cu)
+  moiety_cuda_sources(${sources})
+  add_executable(${target} ${sources})
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
+  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${target} PRIVATE moiety CUDA::cudart_static GTest::gtest GTest::gtest_main)
+  add_test(NAME ${folder}_gpu COMMAND ${target} WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
+  set_tests_properties(${folder}_gpu PROPERTIES TIMEOUT 900)
 endfunction()
 
 # moiety_mpi_tests(FOLDER): tests/FOLDER_mpi/*.cpp as one GoogleTest program of processes, run on 2, 3

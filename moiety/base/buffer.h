@@ -1,4 +1,5 @@
-// Owned memory, aligned to 64 bytes and zeroed.
+// Owned memory, zeroed: of the host (aligned to 64 bytes), of a GPU (to 256), or pinned, which is
+// memory of the host that copies to and from a GPU need to run beside other work.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +17,14 @@ class Buffer {
   // `alignment` is a power of two, at least 64. Throws Error naming `what` and the bytes if memory
   // is short.
   explicit Buffer(int64_t bytes, const char* what = "buffer", int64_t alignment = 64);
+  // Throws as `require_device` too. Waits for the GPU, as its destructor does: not within a step.
+  Buffer(int64_t bytes, Device device, const char* what = "buffer");
+  // In a build or on a machine without a GPU there is no pinned memory: Error(kUnsupported).
+  static Buffer pinned(int64_t bytes, const char* what = "buffer");
 
   std::byte* data() const { return data_.get(); }
   int64_t bytes() const { return bytes_; }
+  Device device() const { return data_.get_deleter().device; }
   // The first elements of the buffer as a row-major tensor.
   TensorView view(DType dtype, std::initializer_list<int64_t> sizes) const {
     return view(dtype, std::span(sizes.begin(), sizes.size()));
@@ -27,6 +33,8 @@ class Buffer {
 
  private:
   struct Free {
+    Device device;
+    bool pinned;
     void operator()(std::byte* p) const;
   };
   std::unique_ptr<std::byte, Free> data_;
@@ -39,7 +47,17 @@ class Tensor {
   Tensor() = default;
   Tensor(DType dtype, std::initializer_list<int64_t> sizes, const char* what = "tensor")
       : Tensor(dtype, std::span(sizes.begin(), sizes.size()), what) {}
-  Tensor(DType dtype, std::span<const int64_t> sizes, const char* what = "tensor");
+  Tensor(DType dtype, std::span<const int64_t> sizes, const char* what = "tensor")
+      : Tensor(dtype, sizes, Device{}, what) {}
+  Tensor(DType dtype, std::initializer_list<int64_t> sizes, Device device,
+         const char* what = "tensor")
+      : Tensor(dtype, std::span(sizes.begin(), sizes.size()), device, what) {}
+  Tensor(DType dtype, std::span<const int64_t> sizes, Device device, const char* what = "tensor");
+  static Tensor pinned(DType dtype, std::span<const int64_t> sizes, const char* what = "tensor");
+  static Tensor pinned(DType dtype, std::initializer_list<int64_t> sizes,
+                       const char* what = "tensor") {
+    return pinned(dtype, std::span(sizes.begin(), sizes.size()), what);
+  }
 
   const TensorView& view() const { return view_; }
   operator const TensorView&() const { return view_; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace moiety {
 
@@ -12,5 +13,8 @@ struct Device {
   int index = 0;
   friend bool operator==(const Device&, const Device&) = default;
 };
+
+// "cpu", "cuda:0".
+std::string name(Device device);
 
 }  // namespace moiety

@@ -82,7 +82,8 @@ TensorView TensorView::as(DType dtype) const {
 std::string TensorView::describe() const {
   if (!defined()) return "no tensor";
   std::string out = name(dtype_) + shape_text(sizes());
-  return contiguous() ? out : out + " with strides " + shape_text(strides());
+  if (!contiguous()) out += " with strides " + shape_text(strides());
+  return device_.type == DeviceType::kCpu ? out : out + " on " + name(device_);
 }
 
 void check_tensor(const char* operation, const char* argument, const TensorView& x, DType dtype,

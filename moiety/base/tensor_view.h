@@ -58,7 +58,8 @@ class TensorView {
   // The same bytes as another dtype of equal width.
   TensorView as(DType dtype) const;
 
-  // "bfloat16[4, 128]", with strides if they are not the contiguous ones.
+  // "bfloat16[4, 128]", with strides if they are not the contiguous ones, with the device if it is
+  // a GPU.
   std::string describe() const;
 
  private:

@@ -21,6 +21,8 @@ int64_t trace_clock() {
 }
 
 void TraceSpan::begin(TraceLane lane, const char* name, std::initializer_list<TraceArg> args) {
+  if (range_) detail::push_range(name);
+  if (!trace_) return;
   event_ = trace_->events.size();
   TraceEvent& event = trace_->events.emplace_back();
   event.name = name;
@@ -30,7 +32,10 @@ void TraceSpan::begin(TraceLane lane, const char* name, std::initializer_list<Tr
   event.begin = trace_clock();
 }
 
-void TraceSpan::end() { trace_->events[event_].end = trace_clock(); }
+void TraceSpan::end() {
+  if (range_) detail::pop_range();
+  if (trace_) trace_->events[event_].end = trace_clock();
+}
 
 void TraceSpan::add(const TraceArg& arg) {
   if (!trace_) return;

@@ -4,6 +4,8 @@
 // {{"m", m}, {"flops", 2 * m * n * k}});`. While the thread has a Trace the span becomes an event
 // of it; else a span costs the load of a thread-local pointer. Spans of a thread nest. Worker
 // threads of parallel loops have no trace: their work belongs to the span that the loop stands in.
+// In a build with CUDA that runs under a profiler of NVTX ranges (Nsight Systems) every span is
+// also a range of the domain "moiety".
 //
 // Waits for peers are timed always, since every step line tells their share.
 #pragma once
@@ -60,7 +62,16 @@ struct Trace {
 
 namespace detail {
 inline constinit thread_local Trace* current_trace = nullptr;
+
+// NVTX (trace_cuda.cpp, no_trace_cuda.cpp).
+bool find_range_listener();
+void push_range(const char* name);
+void pop_range();
+inline bool has_range_listener() {
+  static const bool has = find_range_listener();
+  return has;
 }
+}  // namespace detail
 
 // The trace of the calling thread; null: none.
 inline Trace* current_trace() { return detail::current_trace; }
@@ -70,12 +81,12 @@ class TraceSpan {
  public:
   // More arguments than fit are dropped.
   TraceSpan(TraceLane lane, const char* name, std::initializer_list<TraceArg> args = {})
-      : trace_(current_trace()) {
-    if (trace_) [[unlikely]]
+      : trace_(current_trace()), range_(detail::has_range_listener()) {
+    if (trace_ || range_) [[unlikely]]
       begin(lane, name, args);
   }
   ~TraceSpan() {
-    if (trace_) [[unlikely]]
+    if (trace_ || range_) [[unlikely]]
       end();
   }
   TraceSpan(const TraceSpan&) = delete;
@@ -91,6 +102,7 @@ class TraceSpan {
 
   Trace* trace_;
   size_t event_;  // of the trace
+  bool range_;
 };
 
 // Nanoseconds that the calling thread has stood at waits for peers on this axis, since it started.

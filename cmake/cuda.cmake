@@ -1,0 +1,92 @@
+# CUDA code, where MOIETY_CUDA asks for it and nvcc is there. Sets moiety_cuda, and
+# moiety_cuda_summary for the configure summary; a compiler that is missing is a line there.
+#
+# A GPU binary links the static CUDA run time and nothing else of the GPU: the driver and the
+# vendor's libraries are opened at run time (docs/gpu.md).
+set(moiety_cuda FALSE)
+set(moiety_cuda_summary "no (cmake --preset gpu)")
+if(NOT MOIETY_CUDA)
+  return()
+endif()
+# On PATH, where toolkits are installed, or where setup.sh --gpu puts it.
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  set(cache "$ENV{XDG_CACHE_HOME}")
+  if(NOT cache)
+    set(cache "$ENV{HOME}/.cache")
+  endif()
+  find_program(MOIETY_NVCC nvcc PATHS /usr/local/cuda/bin ${cache}/moiety/cuda-13.0/nvidia/cu13/bin)
+  if(MOIETY_NVCC)
+    set(ENV{CUDACXX} ${MOIETY_NVCC})
+  endif()
+endif()
+include(CheckLanguage)
+# Each file names its architectures itself.
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  set(moiety_cuda_summary "no: no working nvcc (bash setup.sh --gpu); built for CPUs alone")
+  unset(CMAKE_CUDA_COMPILER CACHE)  # the next configuration looks again
+  return()
+endif()
+# Linked by name, as CUDA::cudart_static.
+set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+# -lineinfo: profilers and compute-sanitizer name the line.
+set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O2 -Xcompiler=-g1 -lineinfo")
+set(CMAKE_CUDA_FLAGS_RELEASE "-O2")
+if(moiety_launcher AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${moiety_launcher})
+endif()
+enable_language(CUDA)
+# CMake 3.25 does not know yet that nvcc speaks it.
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+# nvcc's host compiler has them, in an order that must stay.
+list(APPEND CMAKE_CUDA_IMPLICIT_INCLUDE_DIRECTORIES ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
+find_package(CUDAToolkit QUIET)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13 OR NOT TARGET CUDA::cudart_static)
+  set(moiety_cuda_summary "no: ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}, at least 13.0 with \
+libcudart_static.a is needed; built for CPUs alone")
+  return()
+endif()
+set(moiety_cuda TRUE)
+get_filename_component(moiety_cuda_root ${CUDAToolkit_BIN_DIR} DIRECTORY)
+set(moiety_cuda_summary "${CMAKE_CUDA_COMPILER_VERSION}, sm_90 + PTX, sm_90a, sm_100a")
+
+list(JOIN moiety_warnings "," host_options)
+string(APPEND host_options ",-ffp-contract=off")
+if(MOIETY_WERROR)
+  string(APPEND host_options ",-Werror")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
+endif()
+add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=${host_options}>")
+# Programs take the libraries that travel with them from ../lib, theirs and those that these need
+# (tools/gpu): RPATH, since RUNPATH would not serve the latter. What a program does not use, such as
+# oneDNN, it does not name.
+set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")
+add_link_options(-Wl,--disable-new-dtags -Wl,--as-needed)
+
+# moiety_cuda_sources(FILE...): flags of .cu files (architectures by suffix) and of the C++ files
+# that call the CUDA run time.
+function(moiety_cuda_sources)
+  foreach(source ${ARGN})
+    if(source MATCHES "\\.cpp$")
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS "-isystem${CUDAToolkit_INCLUDE_DIRS}")
+      continue()
+    elseif(source MATCHES "_sm90\\.cu$")
+      set(options -gencode=arch=compute_90a,code=sm_90a)
+    elseif(source MATCHES "_sm100\\.cu$")
+      set(options -gencode=arch=compute_100a,code=sm_100a)
+    else()
+      set(options -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90)
+    endif()
+    # The bits of quantized tensors are IEEE fp32 with gradual underflow, an fma only where written.
+    if(source MATCHES "/quant(_gpu)?/[^/]*$")
+      list(APPEND options --fmad=false --ftz=false --prec-div=true)
+    endif()
+    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${options})
+  endforeach()
+endfunction()

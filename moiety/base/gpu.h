@@ -1,0 +1,44 @@
+// The GPUs of this process: which there are, or why there are none.
+//
+// Nothing here creates a context on a GPU or needs one: a build without CUDA, and a build with CUDA
+// on a machine without a GPU, answer too.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "moiety/base/device.h"
+
+namespace moiety {
+
+struct GpuStatus {
+  bool built = false;  // CUDA code is in this build
+  int runtime = 0;     // version of the CUDA run time in it; 13000 is 13.0
+  int driver = 0;      // newest CUDA version that the driver supports; 0: no driver
+  int count = 0;       // GPUs that can be used
+  std::string text;    // if there are none: why, in the driver's words
+};
+// Looked up at the first call.
+const GpuStatus& gpu_status();
+
+struct GpuProperties {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  int64_t memory = 0;        // bytes
+  int64_t l2 = 0;            // bytes of the second-level cache
+  int64_t shared_block = 0;  // bytes of shared memory that a block may ask for
+};
+// Looked up once per GPU. Throws as `require_device`.
+const GpuProperties& gpu_properties(int index);
+// Bytes that are free now. Creates a context.
+int64_t gpu_free_memory(int index);
+
+// Throws Error(kUnsupported) with the reason unless `device` is a CPU or a GPU that is there. The
+// text begins with `what`: "buffer: cuda:0 was asked for, but this build has no CUDA (...)".
+void require_device(const char* what, Device device);
+
+// For no_x_cuda.cpp: throws Error(kUnsupported), "quantize: this build has no CUDA (...)".
+[[noreturn]] void fail_without_cuda(const char* operation);
+
+}  // namespace moiety

@@ -1,0 +1,61 @@
+// What buffers, streams, events and graphs need of the CUDA run time, behind plain pointers: the
+// seam between code that knows no CUDA header and gpu_runtime_cuda.cpp (no_gpu_runtime_cuda.cpp).
+// Errors are Error(kCuda), which name the call and the error; those of `free` and `destroy` are
+// logged. Handles come from the functions here or are the caller's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moiety/base/gpu.h"
+
+namespace moiety::gpu {
+
+// What gpu_status and gpu_properties keep.
+GpuStatus find_gpus();
+GpuProperties find_properties(int index);
+int64_t free_memory(int device);
+
+// Zeroed, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and what is free.
+void* allocate(int device, int64_t bytes, const char* what);
+void free(int device, void* data) noexcept;
+// Zeroed host memory that GPUs read and write directly.
+void* allocate_pinned(int64_t bytes, const char* what);
+void free_pinned(void* data) noexcept;
+
+// A stream that neither waits for the legacy default stream nor holds it up.
+void* create_stream(int device);
+void destroy_stream(int device, void* stream) noexcept;
+void synchronize_stream(int device, void* stream);
+
+void* create_event(int device, bool timed);
+void destroy_event(int device, void* event) noexcept;
+void record_event(int device, void* event, void* stream);
+bool event_complete(int device, void* event);
+void synchronize_event(int device, void* event);
+void stream_wait(int device, void* stream, void* event);
+double elapsed_ms(void* begin, void* end);
+
+// `count` rows of `bytes` bytes each, which begin `pitch` bytes apart; not empty.
+struct Rows {
+  std::byte* data;
+  int64_t bytes, pitch, count;
+  bool dense() const { return count == 1 || bytes == pitch; }
+};
+void copy_rows(int device, const Rows& to, const Rows& from, void* stream);
+void fill_rows(int device, const Rows& to, uint8_t value, void* stream);
+
+// Captures in thread-local mode. `end_capture` gives a graph; after an error it gives null if
+// `failing`, else throws.
+void begin_capture(int device, void* stream);
+void* end_capture(int device, void* stream, bool failing);
+void destroy_graph(void* graph) noexcept;
+int64_t graph_nodes(void* graph);
+// An executable copy of the graph, uploaded.
+void* instantiate(int device, void* graph, void* stream);
+void destroy_executable(void* executable) noexcept;
+// False if the graph has another shape than the executable.
+bool update_executable(void* executable, void* graph);
+void launch_executable(int device, void* executable, void* stream);
+
+}  // namespace moiety::gpu

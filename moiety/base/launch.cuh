@@ -1,0 +1,72 @@
+// Launches kernels: sizes in 64 bits, the stream's device current, errors that name the kernel.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <limits>
+#include <utility>
+
+#include "moiety/base/cuda_check.cuh"
+#include "moiety/base/gpu.h"
+#include "moiety/base/stream.h"
+
+namespace moiety {
+
+// Kernels have one grid dimension, which alone goes past 65535, and find their tile from it.
+struct LaunchShape {
+  int64_t blocks = 0;  // 0: nothing is launched
+  int threads = 256;
+  int64_t shared_bytes = 0;  // dynamic
+};
+
+constexpr int64_t blocks_for(int64_t items, int64_t items_a_block) {
+  return (items + items_a_block - 1) / items_a_block;
+}
+
+namespace detail {
+template <class Kernel>
+void allow_shared(Kernel* kernel, int64_t bytes) {
+  // More than 48 KiB must be asked for; asking again costs less than remembering.
+  if (bytes > 48 * 1024) {
+    MOIETY_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(bytes)));
+  }
+}
+}  // namespace detail
+
+// `name` is for errors: "quantize_rows: launch of 3 blocks of 2048 threads: ...".
+template <class... Params, class... Args>
+void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape,
+            const Stream& stream, Args&&... args) {
+  if (shape.blocks == 0) return;
+  MOIETY_CHECK(shape.blocks > 0 && shape.blocks <= std::numeric_limits<int32_t>::max(),
+               "{}: {} blocks", name, shape.blocks);
+  const CudaDeviceGuard guard(stream.device().index);
+  detail::allow_shared(kernel, shape.shared_bytes);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream.cuda_stream());
+  const cudaError_t result = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+  if (result == cudaSuccess) [[likely]]
+    return;
+  cudaGetLastError();
+  fail(ErrorKind::kCuda, "{}: launch of {} blocks of {} threads with {} bytes shared: {} ({})",
+       name, shape.blocks, shape.threads, shape.shared_bytes, cudaGetErrorString(result),
+       cudaGetErrorName(result));
+}
+
+// Blocks of the kernel that run on the stream's GPU at a time: the grid of a persistent kernel.
+template <class... Params>
+int64_t resident_blocks(void (*kernel)(Params...), int threads, int64_t shared_bytes,
+                        const Stream& stream) {
+  const CudaDeviceGuard guard(stream.device().index);
+  detail::allow_shared(kernel, shared_bytes);
+  int blocks = 0;
+  MOIETY_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &blocks, kernel, threads, static_cast<size_t>(shared_bytes)));
+  return int64_t{blocks} * gpu_properties(stream.device().index).multiprocessors;
+}
+
+}  // namespace moiety

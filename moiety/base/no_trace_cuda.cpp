@@ -1,0 +1,10 @@
+// Linked where CUDA is not built: nobody listens.
+#include "moiety/base/trace.h"
+
+namespace moiety::detail {
+
+bool find_range_listener() { return false; }
+void push_range(const char*) {}
+void pop_range() {}
+
+}  // namespace moiety::detail
