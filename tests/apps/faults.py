@@ -51,11 +51,13 @@ class Run:
 
     def __init__(self, arguments, ranks=1, mpi=False, prefix=(), env=None, preexec=None):
         command = list(prefix) + [PROGRAM] + arguments
-        self.err_file = tempfile.NamedTemporaryFile(mode="a+b")
+        number, self.err_path = tempfile.mkstemp()  # several processes append to it
+        os.close(number)
+        self.err_file = open(self.err_path, "a+b")
         if mpi:
             # With recovery mpirun does not say how ranks ended, and what it is told to pass on is
             # lost when it hangs itself, so ranks write to the file.
-            tell_code = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "ended: $?" >&2', self.err_file.name]
+            tell_code = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "ended: $?" >&2', self.err_path]
             command = MPIRUN + ["-np", str(ranks)] + tell_code + command
         elif ranks > 1:
             command.append(f"--ranks={ranks}")
@@ -69,6 +71,7 @@ class Run:
 
     def __del__(self):
         self.err_file.close()
+        os.unlink(self.err_path)
 
     def wait(self, limit=LIMIT):
         """The exit code of all ranks (or, if they differ, the list); what does not end in time is
