@@ -29,6 +29,17 @@ __device__ void load_units(const QuantizeJob& job, const Place& place, Unit<T> (
   }
 }
 
+// Codes of the unit from (r, c) to the row data; those past the end are 0.
+template <Format F>
+__device__ void store_row_codes(const QuantizeJob& job, const Codes& codes, int64_t r, int64_t c) {
+  uint8_t* row = job.row.data + r * job.row.pitch;
+  if constexpr (is_fp4(F)) {
+    store_codes<8>(row + c / 2, codes, 8, true);
+  } else {
+    store_codes<16>(row + c, codes, job.cols - c, job.row.pitch % 16 == 0);
+  }
+}
+
 // Row direction of one unit; all lanes call it. Returns the bits of its block's amax.
 template <Format F, class C, bool kStochastic, class T>
 __device__ uint32_t cast_row_unit(const QuantizeJob& job, const TensorFactors<F>& tensor,
@@ -47,13 +58,8 @@ __device__ uint32_t cast_row_unit(const QuantizeJob& job, const TensorFactors<F>
     block = job.position(Direction::kRow).block(r, c / kUnit);
   }
   Codes codes = encode_unit<C, kStochastic>(x, factor.encode, stream, block);
-  if constexpr (is_fp4(F)) {
-    clear_past<8>(&codes, job.cols - c);
-    store_codes<8>(job.row.data + r * job.row.pitch + c / 2, codes, 8, true);
-  } else {
-    store_codes<16>(job.row.data + r * job.row.pitch + c, codes, job.cols - c,
-                    job.row.pitch % 16 == 0);
-  }
+  if constexpr (is_fp4(F)) clear_past<8>(&codes, job.cols - c);
+  store_row_codes<F>(job, codes, r, c);
   return amax;
 }
 

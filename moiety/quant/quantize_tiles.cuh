@@ -52,13 +52,7 @@ __device__ Codes cast_tile_unit(const QuantizeJob& job, float factor, const Unit
   }
   Codes codes = encode_unit<C, kStochastic>(x, factor, stream, block);
   clear_past<is_fp4(F) ? 8 : 16>(&codes, r < job.rows ? job.cols - c : 0);
-  if (!job.row.data || r >= job.rows || c >= job.cols) return codes;
-  if constexpr (is_fp4(F)) {
-    store_codes<8>(job.row.data + r * job.row.pitch + c / 2, codes, 8, true);
-  } else {
-    store_codes<16>(job.row.data + r * job.row.pitch + c, codes, job.cols - c,
-                    job.row.pitch % 16 == 0);
-  }
+  if (job.row.data && r < job.rows && c < job.cols) store_row_codes<F>(job, codes, r, c);
   return codes;
 }
 

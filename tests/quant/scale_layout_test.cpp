@@ -4,6 +4,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/quant/scale_layout_job.h"
 #include "tests/quant/cases.h"
+#include "tests/quant/layout_cases.h"
 
 namespace moiety::quant {
 namespace {
@@ -29,26 +30,6 @@ TEST(ScaleLayout, SwizzledPlaces) {
     convert_scales(q, Direction::kRow, ScaleLayout::kSm100Swizzled, out, Stream());
     for (int64_t i = 0; i < 2048; ++i) EXPECT_EQ(raw(out)[i], i == p.at ? 77 : 0);
   }
-}
-
-struct LayoutCase {
-  Format format;
-  Direction direction;
-  ScaleLayout layout;
-};
-std::vector<LayoutCase> layout_cases() {
-  std::vector<LayoutCase> out;
-  for (const Direction d : {Direction::kRow, Direction::kCol}) {
-    for (const Format f : {Format::kFp8Block1x128, Format::kFp8Block128x128}) {
-      out.push_back({f, d, ScaleLayout::kSm90MnMajor});
-    }
-    for (const Format f :
-         {Format::kMxfp8, Format::kMxfp8Tile32, Format::kNvfp4, Format::kNvfp4Tile16}) {
-      out.push_back({f, d, ScaleLayout::kSm100Swizzled});
-      out.push_back({f, d, ScaleLayout::kPadded});
-    }
-  }
-  return out;
 }
 
 // Every case with R x C scales, distinct in their bytes.

@@ -4,6 +4,7 @@
 #include "moiety/quant/dequantize_job.h"
 #include "moiety/quant/scale_layout.h"
 #include "moiety/quant/scale_layout_job.h"
+#include "tests/quant/layout_cases.h"
 #include "tests/quant_gpu/gpu_cases.h"
 
 namespace moiety::quant {
@@ -91,26 +92,6 @@ TEST_P(DequantizeGpu, EqualsReferenceOnAnyBytes) {
     gpu.set(host);
     ASSERT_NO_FATAL_FAILURE(check(host, gpu, 0));
   }
-}
-
-struct LayoutCase {
-  Format format;
-  Direction direction;
-  ScaleLayout layout;
-};
-std::vector<LayoutCase> layout_cases() {
-  std::vector<LayoutCase> out;
-  for (const Direction d : {Direction::kRow, Direction::kCol}) {
-    for (const Format f : {Format::kFp8Block1x128, Format::kFp8Block128x128}) {
-      out.push_back({f, d, ScaleLayout::kSm90MnMajor});
-    }
-    for (const Format f :
-         {Format::kMxfp8, Format::kMxfp8Tile32, Format::kNvfp4, Format::kNvfp4Tile16}) {
-      out.push_back({f, d, ScaleLayout::kSm100Swizzled});
-      out.push_back({f, d, ScaleLayout::kPadded});
-    }
-  }
-  return out;
 }
 
 class LayoutsGpu : public QuantGpuTest {
