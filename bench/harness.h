@@ -16,6 +16,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/error.h"
+#include "moiety/base/graph.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"
 #include "moiety/base/stream.h"
@@ -123,23 +124,35 @@ double milliseconds(Run&& run) {
 }
 
 // Of run(i), which puts work on `stream`, for i = 0, 1, ... over at least `seconds` after the
-// first. Calls that are too short for the clock are timed in batches.
+// first. Calls that are too short for the clock are timed in batches; on a GPU batches are graphs
+// that are replayed, so that the host's launches do not count.
 template <class Run>
 Timing measure(Run&& run, const Stream& stream = Stream(), double seconds = 0.3) {
+  const bool gpu = stream.device().type == DeviceType::kCuda;
   int64_t i = 0;
   Event begin = Event::timed(), end = Event::timed();
-  const auto batch_ms = [&](int64_t calls) {
+  const auto ms_of = [&](auto&& work) {
     begin.record(stream);
-    for (int64_t n = 0; n < calls; ++n) run(i++);
+    work();
     end.record(stream);
     stream.synchronize();
-    return elapsed_ms(begin, end) / static_cast<double>(calls);
+    return elapsed_ms(begin, end);
   };
-  const auto batch = std::max<int64_t>(1, static_cast<int64_t>(0.05 / std::max(batch_ms(1), 1e-6)));
+  const double first = std::max(ms_of([&] { run(i++); }), 1e-6);
+  const auto batch =
+      static_cast<int64_t>(gpu ? std::clamp(2.0 / first, 8.0, 256.0) : std::max(1.0, 0.05 / first));
+  const auto calls = [&] {
+    for (int64_t n = 0; n < batch; ++n) run(i++);
+  };
+  Graph graph;
+  if (gpu) graph = Graph(stream, calls);
+  const auto replay = [&] { gpu ? graph.launch(stream) : calls(); };
+  if (gpu) ms_of(replay);  // the first launch of a graph uploads it
   std::vector<double> times;
   for (double total = 0; times.size() < 5 || total < 1e3 * seconds;) {
-    times.push_back(batch_ms(batch));
-    total += times.back() * static_cast<double>(batch);
+    const double ms = ms_of(replay);
+    times.push_back(ms / static_cast<double>(batch));
+    total += ms;
   }
   return timing(std::move(times));
 }
