@@ -40,9 +40,11 @@ function(moiety_folder name)
   if(NOT sources)
     return()
   endif()
-  # Loops of the fast CPU paths are written for the vectorizer.
+  # Loops of the fast CPU paths are written for the vectorizer; x_avx2_cpu.cpp says what runs where.
   foreach(source ${sources})
-    if(source MATCHES "_cpu\\.cpp$")
+    if(source MATCHES "_avx2_cpu\\.cpp$" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-O3;-mavx2")
+    elseif(source MATCHES "_cpu\\.cpp$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-O3")
     endif()
   endforeach()

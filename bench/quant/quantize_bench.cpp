@@ -152,6 +152,11 @@ void expect_equal(const std::string& what, const TensorView& got, const TensorVi
   }
 }
 
+// The reference's result; on a GPU that of the CPU, which equals it and takes less time.
+void run_on_host(const Machine& m, const QuantizeJob& job) {
+  m.on_gpu() ? quantize_cpu({&job, 1}) : quantize_reference(job);
+}
+
 // The arrays of `got`, wherever they are, against those of a tensor on the host.
 void expect_equal(const Machine& m, const std::string& what, const QuantizedView& got,
                   const QuantizedView& expected) {
@@ -208,7 +213,7 @@ class Cast {
     for (int64_t i = 0; i < std::ssize(out_); ++i) run(i);
     m_->stream().synchronize();
   }
-  // The first result against the reference, or on a GPU against the CPU, which equals it.
+  // The first result.
   void check(const std::string& what) const {
     m_->poison(out(0));
     run(0);
@@ -220,7 +225,7 @@ class Cast {
     QuantizeOptions o = options({});
     if (spec_.rounding == Rounding::kStochastic) o.rng = &state;
     const QuantizeJob job = make_quantize_job("quantize_bench", in_->first, out, o);
-    m_->on_gpu() ? quantize_cpu({&job, 1}) : quantize_reference(job);
+    run_on_host(*m_, job);
     return out;
   }
 
@@ -410,21 +415,21 @@ class Partial {
   double amax_bytes() const { return bytes_of(host_); }
   double cast_bytes() const { return bytes_of(host_) + bytes_of(reduction_) + written_; }
 
-  // Every tensor against a cast of the whole.
-  void check(const std::string& what) const {
+  // Tensors of all formats and shapes against casts of the whole.
+  void check(const PartialCase& c) const {
     for (const QuantizedTensor& out : out_) m_->poison(out);
     amax();
     cast();
     const float* master = host_.data<float>();
-    for (const QuantizedTensor& out : out_) {
-      const QuantizedView& v = out;
+    for (size_t i = 0; i < std::size(kPartialFormats) * c.shapes.size(); ++i) {
+      const QuantizedView& v = out_[i];
       const Tensor x(DType::kBFloat16, {v.rows, v.cols});
       for (int64_t i = 0; i < v.rows * v.cols; ++i) x.data<bf16>()[i] = bf16(*master++);
       const QuantizedTensor expected(v.spec, v.rows, v.cols,
                                      {true, v.spec.format == Format::kMxfp8});
       const QuantizeJob job = make_quantize_job("quantize_bench", x, expected, {});
-      quantize_reference(job);
-      expect_equal(*m_, text("{} of {}", what, moiety::name(v.spec.format)), out, expected);
+      run_on_host(*m_, job);
+      expect_equal(*m_, text("{} of {}", c.label, moiety::name(v.spec.format)), v, expected);
     }
   }
 
@@ -441,7 +446,7 @@ class Partial {
 void partial(const Machine& m, const PartialCase& c) {
   if (!m.wanted("partial_amax") && !m.wanted("partial_cast")) return;
   const Partial p(m, c);
-  p.check(c.label);
+  p.check(c);
   m.report("partial_amax", c.label, p.amax_bytes(), c.target, [&](int64_t) { p.amax(); });
   p.amax();
   m.report("partial_cast", c.label, p.cast_bytes(), c.target, [&](int64_t) { p.cast(); });

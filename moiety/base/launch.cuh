@@ -17,6 +17,9 @@ struct LaunchShape {
   int64_t blocks = 0;  // 0: nothing is launched
   int threads = 256;
   int64_t shared_bytes = 0;  // dynamic
+  // Begins while the kernel before it on the stream still runs, if that lets it: what the other
+  // writes must not be touched before cudaGridDependencySynchronize(), which some block must call.
+  bool early = false;
 };
 
 constexpr int64_t blocks_for(int64_t items, int64_t items_a_block) {
@@ -48,6 +51,11 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream.cuda_stream());
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = shape.early ? 1 : 0;
   const cudaError_t result = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   if (result == cudaSuccess) [[likely]]
     return;

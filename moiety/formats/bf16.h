@@ -26,7 +26,7 @@ struct bf16 {
   MOIETY_HD_INLINE static constexpr uint16_t encode(float x) {
     const uint32_t b = std::bit_cast<uint32_t>(x);
     const uint32_t rounded = (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
-    return static_cast<uint16_t>((b & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : rounded);
+    return static_cast<uint16_t>(x != x ? 0x7FFFu : rounded);
   }
   // Adds r16 below the kept bits and cuts: away from zero with the probability of the fraction that
   // is lost. Infinities and NaN as `encode`.

@@ -8,7 +8,7 @@ namespace moiety {
 
 struct E2M1 : Minifloat<1, 0, 0x40C00000u, 0x7, 0x8> {
   // Of the low nibble.
-  MOIETY_HD_INLINE static constexpr float decode(uint8_t code) { return value(code); }
+  MOIETY_HD_INLINE static constexpr float decode(uint32_t code) { return decode_finite(code); }
 
   // Element 2i lies in the low nibble of byte i, element 2i + 1 in the high one.
   MOIETY_HD_INLINE static constexpr uint8_t pack(uint8_t even, uint8_t odd) {

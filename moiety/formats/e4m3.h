@@ -8,9 +8,10 @@
 namespace moiety {
 
 struct E4M3 : Minifloat<3, -6, 0x43E00000u, 0x7F, 0x80> {
-  MOIETY_HD_INLINE static constexpr float decode(uint8_t code) {
-    const float number = value(code);
-    return abs_bits(number) > std::bit_cast<uint32_t>(kMax) ? kCanonicalNan : number;
+  // Of the low byte.
+  MOIETY_HD_INLINE static constexpr float decode(uint32_t code) {
+    const float number = decode_finite(code);
+    return std::bit_cast<float>(abs_bits(number)) > kMax ? kCanonicalNan : number;
   }
 };
 

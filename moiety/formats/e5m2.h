@@ -9,8 +9,9 @@
 namespace moiety {
 
 struct E5M2 : Minifloat<2, -14, 0x47600000u, 0x7F, 0x80> {
-  MOIETY_HD_INLINE static constexpr float decode(uint8_t code) {
-    const float number = value(code);
+  // Of the low byte.
+  MOIETY_HD_INLINE static constexpr float decode(uint32_t code) {
+    const float number = decode_finite(code);
     constexpr uint32_t kPastMax = 0x47800000u;  // 65536, the infinity's place
     const float infinity = std::bit_cast<float>(std::bit_cast<uint32_t>(number) | 0x7F800000u);
     const float extended = abs_bits(number) == kPastMax ? infinity : number;

@@ -17,7 +17,7 @@ inline constexpr float kMaxFloat = std::bit_cast<float>(0x7F7FFFFFu);
 MOIETY_HD_INLINE constexpr uint32_t abs_bits(float x) {
   return std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu;
 }
-MOIETY_HD_INLINE constexpr bool is_nan(float x) { return abs_bits(x) > 0x7F800000u; }
+MOIETY_HD_INLINE constexpr bool is_nan(float x) { return x != x; }
 MOIETY_HD_INLINE constexpr bool is_finite(float x) { return abs_bits(x) < 0x7F800000u; }
 MOIETY_HD_INLINE constexpr float canonical(float x) { return is_nan(x) ? kCanonicalNan : x; }
 

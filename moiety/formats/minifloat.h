@@ -4,6 +4,8 @@
 // loops over elements vectorize; no result depends on a flush mode of subnormals.
 #pragma once
 
+#include <type_traits>
+
 #include "moiety/formats/fp32.h"
 
 namespace moiety {
@@ -21,58 +23,88 @@ struct Minifloat {
   static constexpr float kMax = std::bit_cast<float>(kMaxBits);
   static constexpr uint8_t kMaxCode =
       static_cast<uint8_t>((kMaxBits - kMinBinade + (1u << 23)) >> kDropped);
-  static constexpr uint8_t kNan = kNanCode;
+  static constexpr uint8_t kNan = kNanCode, kSignBit = kSign;
+  static constexpr int kMantissaBits = kMantissa;
+  static constexpr float kLeastNormal = std::bit_cast<float>(kMinBinade);
 
   // To nearest, ties to even; saturates.
   MOIETY_HD_INLINE static constexpr uint8_t encode(float x) {
-    const uint32_t a = clamped(x);
-    const uint32_t e = binade(a);
-    // The last bit of |x| + 2^(e + kDropped) is worth one step, so the addition rounds. It leaves
-    // the steps in the low bits, on top of the sign and of the code of 2^e less the steps of 2^e.
-    const uint32_t magic = e + (static_cast<uint32_t>(kDropped) << 23) + first_code(e) + sign(x);
-    return finish(x, std::bit_cast<float>(a) + std::bit_cast<float>(magic));
+    return finish(x, rounded<float>(clamped(abs_bits(x)), sign(x)));
   }
 
   // Up or down by the random byte r8; values of the format stay. The largest magnitude that is at
   // most |x| + u steps, u = (2 r8 + 1) / 512; saturates. In units of a step all but the sum is
   // exact, so the sum rounds as fma(u, step, |x|).
   MOIETY_HD_INLINE static constexpr uint8_t encode_stochastic(float x, uint8_t r8) {
-    const uint32_t a = clamped(x);
-    const uint32_t e = binade(a);
-    const float per_step = std::bit_cast<float>(((254u + kMantissa) << 23) - e);
-    const float u = std::bit_cast<float>(0x3F804000u | static_cast<uint32_t>(r8) << 15) - 1.0f;
-    const float steps = std::bit_cast<float>(a) * per_step + u;
-    const uint32_t code = static_cast<uint32_t>(static_cast<int32_t>(steps)) + first_code(e);
-    return finish(x, std::bit_cast<float>(code + sign(x)));
+    return finish(x,
+                  std::bit_cast<float>(cut<float>(clamped(abs_bits(x)), uint32_t{r8}) + sign(x)));
   }
 
- protected:
-  // The value of a code; those past the largest magnitude go on as the others.
-  MOIETY_HD_INLINE static constexpr float value(uint32_t code) {
+  // The same of magnitudes, x >= 0: the code is in the low 16 bits, those above mean nothing. For
+  // loops that know that there is no NaN, and move signs by themselves; also of vectors.
+  template <class Word = uint32_t, class Float = float>
+  MOIETY_HD_INLINE static constexpr Word encode_magnitude(Float x) {
+    return std::bit_cast<Word>(rounded<Float>(clamped(std::bit_cast<Word>(x)), Word{}));
+  }
+  template <class Word = uint32_t, class Float = float>
+  MOIETY_HD_INLINE static constexpr Word encode_magnitude_stochastic(Float x, Word r8) {
+    return cut<Float>(clamped(std::bit_cast<Word>(x)), r8);
+  }
+
+  // The value of the code in the low bits; those past the largest magnitude go on as the others.
+  MOIETY_HD_INLINE static constexpr float decode_finite(uint32_t code) {
     const uint32_t magnitude = (code & (kSign - 1u)) << kDropped;
-    const float normal = std::bit_cast<float>(magnitude + (kMinBinade - (1u << 23)));
-    const float subnormal =
-        std::bit_cast<float>(magnitude + kMinBinade) - std::bit_cast<float>(kMinBinade);
-    const float absolute = magnitude < (1u << 23) ? subnormal : normal;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(absolute) |
-                                (code << kSignShift & (1u << 31)));
+    // With the implied bit that subnormals do not have; twice as much without it is what they are,
+    // and less there and more elsewhere. Neither is negative, so their bits compare as they do.
+    const uint32_t normal = magnitude + (kMinBinade - (1u << 23));
+    const auto subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude + kMinBinade) -
+                                                   std::bit_cast<float>(kMinBinade));
+    const uint32_t absolute = subnormal < normal ? subnormal : normal;
+    return std::bit_cast<float>(absolute | (code << kSignShift & (1u << 31)));
   }
 
  private:
-  MOIETY_HD_INLINE static constexpr uint32_t clamped(float x) {
-    const uint32_t a = abs_bits(x);
-    return a < kMaxBits ? a : kMaxBits;
-  }
   MOIETY_HD_INLINE static constexpr uint32_t sign(float x) {
     return std::bit_cast<uint32_t>(x) >> kSignShift & kSign;
   }
-  MOIETY_HD_INLINE static constexpr uint32_t binade(uint32_t a) {
-    const uint32_t e = a & 0x7F800000u;
-    return e > kMinBinade ? e : kMinBinade;
+
+  // Word: uint32_t or a vector of them, Float: as many floats.
+  template <class Word>
+  MOIETY_HD_INLINE static constexpr Word clamped(Word a) {
+    return a > kMaxBits ? Word{} + kMaxBits : a;
+  }
+  template <class Word>
+  MOIETY_HD_INLINE static constexpr Word binade(Word a) {
+    const Word e = a & 0x7F800000u;
+    return e > kMinBinade ? e : Word{} + kMinBinade;
   }
   // Code of 2^e less the steps of 2^e.
-  MOIETY_HD_INLINE static constexpr uint32_t first_code(uint32_t e) {
+  template <class Word>
+  MOIETY_HD_INLINE static constexpr Word first_code(Word e) {
     return (e >> kDropped) - (kMinBinade >> kDropped);
+  }
+  // The last bit of a + 2^(e + kDropped) is worth one step, so the addition rounds. It leaves the
+  // steps in the low bits, on top of `low` and of the code of 2^e less the steps of 2^e.
+  template <class Float, class Word>
+  MOIETY_HD_INLINE static constexpr Float rounded(Word a, Word low) {
+    const Word e = binade(a);
+    const Word magic = e + (static_cast<uint32_t>(kDropped) << 23) + first_code(e) + low;
+    return std::bit_cast<Float>(a) + std::bit_cast<Float>(magic);
+  }
+  template <class Float, class Word>
+  MOIETY_HD_INLINE static constexpr Word cut(Word a, Word r8) {
+    const Word e = binade(a);
+    const Float per_step = std::bit_cast<Float>(((254u + kMantissa) << 23) - e);
+    const Float u = std::bit_cast<Float>(0x3F804000u | r8 << 15) - 1.0f;
+    return truncated<Word>(std::bit_cast<Float>(a) * per_step + u) + first_code(e);
+  }
+  template <class Word, class Float>
+  MOIETY_HD_INLINE static constexpr Word truncated(Float x) {
+    if constexpr (std::is_same_v<Float, float>) {
+      return static_cast<uint32_t>(static_cast<int32_t>(x));
+    } else {
+      return Word(__builtin_convertvector(x, decltype(Word{} > Word{})));
+    }
   }
   // The low byte, unless x is NaN. The select is one of floats so that vectorizers, which push the
   // narrowing to bytes up through integer operations, narrow once.

@@ -1,4 +1,5 @@
-// Matrices of bytes, transposed in registers. Internal to the CPU paths of moiety/quant.
+// Matrices of bytes and of nibbles, transposed in registers. Internal to the CPU paths of
+// moiety/quant.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,17 @@ namespace moiety::quant {
 
 using Bytes16 __attribute__((vector_size(16))) = uint8_t;
 
-// out[c * out_pitch + r] = in[r * in_pitch + c], r, c < 16.
-MOIETY_INLINE void transpose_16x16(const uint8_t* in, int64_t in_pitch, uint8_t* out,
-                                   int64_t out_pitch) {
+MOIETY_INLINE Bytes16 load_bytes(const uint8_t* at) {
+  Bytes16 out;
+  std::memcpy(&out, at, sizeof out);
+  return out;
+}
+
+// out[c * out_pitch + r] = byte c of row(r), r, c < 16.
+template <class Row>
+MOIETY_INLINE void transpose_16x16(Row&& row, uint8_t* out, int64_t out_pitch) {
   Bytes16 a[16], b[16];
-  for (int i = 0; i < 16; ++i) std::memcpy(&a[i], in + i * in_pitch, 16);
+  for (int i = 0; i < 16; ++i) a[i] = row(i);
   // A step interleaves the two halves of the rows; after four the indices have changed places.
   const auto step = [](const Bytes16* from, Bytes16* to) __attribute__((always_inline)) {
     for (int i = 0; i < 8; ++i) {
@@ -31,12 +38,31 @@ MOIETY_INLINE void transpose_16x16(const uint8_t* in, int64_t in_pitch, uint8_t*
   for (int i = 0; i < 16; ++i) std::memcpy(out + i * out_pitch, &a[i], 16);
 }
 
-// The same of rows x cols bytes, both multiples of 16.
+// out[c * out_pitch + r] = in[r * in_pitch + c] of rows x cols bytes, both multiples of 16.
 MOIETY_INLINE void transpose_bytes(const uint8_t* in, int64_t in_pitch, int64_t rows, int64_t cols,
                                    uint8_t* out, int64_t out_pitch) {
   for (int64_t c = 0; c < cols; c += 16) {
     for (int64_t r = 0; r < rows; r += 16) {
-      transpose_16x16(in + r * in_pitch + c, in_pitch, out + c * out_pitch + r, out_pitch);
+      const uint8_t* from = in + r * in_pitch + c;
+      transpose_16x16([&](int i) { return load_bytes(from + i * in_pitch); },
+                      out + c * out_pitch + r, out_pitch);
+    }
+  }
+}
+
+// The same of nibbles, low ones first; rows and cols (in nibbles) are multiples of 32. Two rows and
+// two columns share bytes on either side.
+MOIETY_INLINE void transpose_nibbles(const uint8_t* in, int64_t in_pitch, int64_t rows,
+                                     int64_t cols, uint8_t* out, int64_t out_pitch) {
+  for (int64_t c = 0; c < cols; c += 32) {
+    for (int64_t r = 0; r < rows; r += 32) {
+      const uint8_t* from = in + r * in_pitch + c / 2;
+      uint8_t* to = out + c * out_pitch + r / 2;
+      const auto upper = [&](int i) { return load_bytes(from + 2 * i * in_pitch); };
+      const auto lower = [&](int i) { return load_bytes(from + (2 * i + 1) * in_pitch); };
+      transpose_16x16([&](int i) { return (upper(i) & 15) | (lower(i) << 4); }, to, 2 * out_pitch);
+      transpose_16x16([&](int i) { return (upper(i) >> 4) | (lower(i) & 0xF0); }, to + out_pitch,
+                      2 * out_pitch);
     }
   }
 }

@@ -2,7 +2,9 @@
 
 #include <vector>
 
+#include "moiety/base/gpu.h"
 #include "moiety/base/trace.h"
+#include "moiety/quant/delayed_scaling_cuda.h"
 
 namespace moiety::quant {
 namespace {
@@ -19,14 +21,18 @@ void check_state(const char* operation, const DelayedScaling& state) {
   check_tensor(operation, "scale", state.scale, DType::kFloat32, {1});
   check_tensor(operation, "scale_inv", state.scale_inv, DType::kFloat32, {1});
   check_tensor(operation, "step_amax", state.step_amax, DType::kFloat32, {1});
+}
+
+void check_devices(const char* operation, const DelayedScalingItem& item, Device place) {
+  const DelayedScaling& s = item.state;
   for (const TensorView* x :
-       {&state.history, &state.position, &state.scale, &state.scale_inv, &state.step_amax}) {
-    if (x->device().type != DeviceType::kCpu) {
-      fail(ErrorKind::kUnsupported, "{}: {} lies on a GPU, where this operation does not run",
-           operation, x->describe());
-    }
+       {&s.history, &s.position, &s.scale, &s.scale_inv, &s.step_amax, &item.flags}) {
+    MOIETY_CHECK(!x->defined() || x->device() == place, "{}: {} is on {}, others on {}", operation,
+                 x->describe(), name(x->device()), name(place));
   }
 }
+
+bool on_gpu(const Device& device) { return device.type == DeviceType::kCuda; }
 
 }  // namespace
 
@@ -34,21 +40,27 @@ struct DelayedScalingTable::Impl {
   std::vector<DelayedScalingItem> items;
   AmaxAlgorithm algorithm;
   int margin;
-  std::shared_ptr<const Device> device;  // none on a CPU
+  moiety::Device place;                  // of all states
+  std::shared_ptr<const Device> device;  // if that is a GPU
 };
 
 DelayedScalingTable::DelayedScalingTable(std::span<const DelayedScalingItem> items,
                                          AmaxAlgorithm algorithm, int margin)
-    : impl_(new Impl{{items.begin(), items.end()}, algorithm, margin, {}}) {
+    : impl_(new Impl{{items.begin(), items.end()}, algorithm, margin, {}, {}}) {
   const char* op = "DelayedScalingTable";
   MOIETY_CHECK(margin >= -kMaxMargin && margin <= kMaxMargin, "{}: margin={} is not in [-{}, {}]",
                op, margin, kMaxMargin, kMaxMargin);
+  if (!items.empty()) impl_->place = items[0].state.history.device();
   for (const DelayedScalingItem& item : items) {
     check_state(op, item.state);
+    check_devices(op, item, impl_->place);
     MOIETY_CHECK(item.element == DType::kE4M3 || item.element == DType::kE5M2,
                  "{}: element is {}, expected e4m3 or e5m2", op, name(item.element));
     if (item.flags.defined()) check_tensor(op, "flags", item.flags, DType::kUInt32, {1});
   }
+  if (!on_gpu(impl_->place)) return;
+  require_device(op, impl_->place);
+  impl_->device = detail::make_delayed_scaling_table(impl_->items, algorithm, margin, impl_->place);
 }
 
 DelayedScalingTable::~DelayedScalingTable() = default;
@@ -63,6 +75,10 @@ const DelayedScalingTable::Device* DelayedScalingTable::device() const {
 }
 
 void update_delayed_scales(const DelayedScalingTable& table, Stream stream) {
+  if (table.items().empty()) return;
+  const TensorView& any = table.items()[0].state.history;
+  check_device("update_delayed_scales", "history", any, stream);
+  if (table.device()) return detail::update_delayed_scales_cuda(*table.device(), stream);
   stream.run([&table] {
     const TraceSpan span(TraceLane::kCompute, "update_delayed_scales",
                          {{"tensors", static_cast<int64_t>(table.items().size())}});
@@ -75,6 +91,9 @@ void oldest_first(const DelayedScaling& state, TensorView out_L, Stream stream) 
   check_state(op, state);
   check_tensor(op, "out_L", out_L, DType::kFloat32, {state.history.size(0)});
   MOIETY_CHECK(out_L.contiguous(), "{}: out_L is {}", op, out_L.describe());
+  check_devices(op, {state}, stream.device());
+  check_device(op, "out_L", out_L, stream);
+  if (on_gpu(stream.device())) return detail::oldest_first_cuda(state, out_L, stream);
   stream.run([state, out_L] { detail::oldest_first_cpu(state, out_L); });
 }
 

@@ -28,7 +28,7 @@ struct DelayedScalingItem {
   DType element = DType::kE4M3;
   TensorView flags = {};  // uint32 [1], optional: kFlagNonFinite if step_amax was not finite
 };
-// Copies what it is given; lives on the tensors' device.
+// Copies what it is given; lives on the device that all tensors are on. Making it waits for a GPU.
 class DelayedScalingTable {
  public:
   // margin: scales are smaller by 2^margin.

@@ -46,7 +46,7 @@ void update(const DelayedScalingItem& item, AmaxAlgorithm algorithm, int margin)
   const float* history = state.history.data<float>();
   const float amax =
       algorithm == AmaxAlgorithm::kMax ? largest(history, state.history.size(0)) : newest;
-  const float fp8_max = item.element == DType::kE4M3 ? E4M3::kMax : E5M2::kMax;
+  const float fp8_max = fp8_max_of(item.element);
   const Fp8Scale scale = fp8_scale_of(capped_quotient(std::ldexp(fp8_max, -margin), amax));
   *state.scale.data<float>() = scale.encode;
   *state.scale_inv.data<float>() = scale.decode;

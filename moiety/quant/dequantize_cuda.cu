@@ -1,5 +1,6 @@
 // Dequantization on GPUs. A thread takes as many codes of a row as make 16 bytes of output, so that
-// a warp's stores are one run of 512 bytes, and does so in four rows, for loads that wait together.
+// a warp's stores are one run of 512 bytes, and does so twice in two rows, for loads that wait
+// together.
 #include <bit>
 #include <type_traits>
 
@@ -13,8 +14,8 @@ namespace moiety::quant {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsOfThread = 4;
-constexpr int kTileRows = kThreads / 32 * kRowsOfThread;
+constexpr int kRunsOfThread = 4;  // two by two
+constexpr int kTileRows = kThreads / 32 * 2;
 
 // What a code is multiplied with: where its scale lies, and what it is.
 enum class Scales { kNone, kFloat, kE4M3, kUE8M0, kUE8M0Columns };
@@ -23,79 +24,136 @@ struct Params {
   DequantizeJob job;
   int row_shift, col_shift;  // of a block of scales
   uint32_t tile_columns;
+  // What a thread takes at a time is aligned in every row.
+  bool vector_codes, vector_scales, vector_out;
+  device::ByteRange all_codes, all_scales;
 };
-
-template <Scales kScales>
-__device__ float scale_at(const Params& p, int64_t r, int64_t c) {
-  const int64_t i = (r >> p.row_shift) * p.job.row_stride + (c >> p.col_shift) * p.job.col_stride;
-  if constexpr (kScales == Scales::kFloat) return static_cast<const float*>(p.job.scales)[i];
-  const uint8_t byte = static_cast<const uint8_t*>(p.job.scales)[i];
-  return kScales == Scales::kE4M3 ? E4M3::decode(byte) : UE8M0::decode(byte);
-}
 
 // Codes c to c + n - 1 of row r and what they are multiplied with.
 template <class C, Scales kScales, int n>
 struct Run {
-  static constexpr int kFactors = kScales == Scales::kUE8M0Columns ? n : 1;
-  device::CodeRun<C, n> codes;
-  float scale[kFactors], tensor_scale;
+  static constexpr bool kFp4 = C::kMaxCode == E2M1::kMaxCode;
+  static constexpr bool kByColumn = kScales == Scales::kUE8M0Columns;
+  static constexpr int kBytes = kFp4 ? n / 2 : n;
+  device::ByteRun<kBytes> codes;
+  device::ByteRun<kByColumn ? n : 4> column_scales;
+  uint32_t stored_scale;
+  float tensor_scale;
 
-  // `valid` of them exist. A row of FP4 is whole blocks.
-  __device__ void load(const Params& p, int64_t r, int64_t c, int64_t valid) {
-    codes.load(p.job.codes + r * p.job.pitch + (codes.kFp4 ? c / 2 : c), valid);
-    if constexpr (kScales != Scales::kNone) {
-#pragma unroll
-      for (int i = 0; i < kFactors; ++i) {
-        scale[i] = i < valid ? scale_at<kScales>(p, r, c + i) : 0.0f;
-      }
+  __device__ void load(const Params& p, int64_t r, int64_t c) {
+    const DequantizeJob& job = p.job;
+    codes.load(job.codes + r * job.pitch + (kFp4 ? c / 2 : c), p.all_codes, kFp4 || p.vector_codes);
+    const int64_t i = (r >> p.row_shift) * job.row_stride + (c >> p.col_shift) * job.col_stride;
+    const auto* bytes = static_cast<const uint8_t*>(job.scales);
+    if constexpr (kByColumn) {
+      column_scales.load(bytes + i, p.all_scales, p.vector_scales);
+    } else if constexpr (kScales == Scales::kFloat) {
+      stored_scale = static_cast<const uint32_t*>(job.scales)[i];
+    } else if constexpr (kScales != Scales::kNone) {
+      stored_scale = bytes[i];
     }
-    if (p.job.tensor_scale) tensor_scale = p.job.tensor_scale[r * p.job.tensor_stride];
+    if (job.tensor_scale) tensor_scale = job.tensor_scale[r * job.tensor_stride];
+  }
+  __device__ float scale() const {
+    if constexpr (kScales == Scales::kFloat) return __uint_as_float(stored_scale);
+    if constexpr (kScales == Scales::kE4M3) return device::decode_pair<E4M3>(stored_scale).x;
+    return UE8M0::decode(uint8_t(stored_scale));
   }
   __device__ void values(const Params& p, float (&v)[n]) const {
-    codes.decode(v);
+    uint32_t word[decltype(codes)::kWords];
+    codes.words(word, kFp4 || p.vector_codes);
+    device::decode<C>(word, v);
+    uint32_t scale_word[decltype(column_scales)::kWords];
+    if constexpr (kByColumn) column_scales.words(scale_word, p.vector_scales);
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      if constexpr (kScales != Scales::kNone) v[i] *= scale[i % kFactors];
+      if constexpr (kByColumn) {
+        v[i] *= UE8M0::decode(uint8_t(scale_word[i / 4] >> 8 * (i % 4)));
+      } else if constexpr (kScales != Scales::kNone) {
+        v[i] *= scale();
+      }
       if (p.job.tensor_scale) v[i] *= tensor_scale;
     }
   }
+  // The values as T.
+  template <class T>
+  __device__ void pack(const Params& p, uint32_t (&out)[4]) const {
+    if constexpr (kFp4 && sizeof(T) == 2) {
+      if (!p.job.tensor_scale) return device::scaled_e2m1(codes.window.raw[0], scale(), out);
+    }
+    float v[n];
+    values(p, v);
+    device::pack_values<T>(v, 0, out);
+  }
 };
 
-// kUndo: n is 16, the values of a rotated block.
+// kUndo: n is 16, the values of a rotated block; else they are 16 bytes.
 template <class C, class T, Scales kScales, int n, bool kUndo>
 __global__ void __launch_bounds__(kThreads) dequantize_tiles(const __grid_constant__ Params p) {
+  using CodeRun = Run<C, kScales, n>;
+  constexpr int kPiece = 16 / int(sizeof(T));
   const DequantizeJob& job = p.job;
   const uint32_t tile_row = blockIdx.x / p.tile_columns;
   const uint32_t tile_column = blockIdx.x - tile_row * p.tile_columns;
-  const int64_t c = (int64_t{tile_column} * 32 + threadIdx.x % 32) * n;
+  const int64_t c0 = (int64_t{tile_column} * 64 + threadIdx.x % 32) * n;
   const int64_t r0 = int64_t{tile_row} * kTileRows + threadIdx.x / 32;
-  const int64_t valid = job.out_cols - c;
-  if (valid <= 0) return;
-  Run<C, kScales, n> runs[kRowsOfThread];
+  const auto row = [&](int i) { return r0 + i / 2 * (kThreads / 32); };
+  const auto column = [&](int i) { return c0 + i % 2 * (32 * n); };
+  CodeRun runs[kRunsOfThread];
 #pragma unroll
-  for (int i = 0; i < kRowsOfThread; ++i) {
-    const int64_t r = r0 + i * (kThreads / 32);
-    if (r < job.rows) runs[i].load(p, r, c, valid);
+  for (int i = 0; i < kRunsOfThread; ++i) {
+    if (row(i) < job.rows && column(i) < job.out_cols) runs[i].load(p, row(i), column(i));
   }
-  T* out = static_cast<T*>(job.out) + c;
+  // The same for all of a warp.
+  const bool whole = p.vector_out && int64_t{tile_column + 1} * 64 * n <= job.out_cols;
 #pragma unroll
-  for (int i = 0; i < kRowsOfThread; ++i) {
-    const int64_t r = r0 + i * (kThreads / 32);
-    if (r >= job.rows) return;
-    float v[n];
-    runs[i].values(p, v);
-    if constexpr (kUndo) undo_rht(v, job.spec.rht_signs);
-    device::store_values(out + r * job.out_stride, v, valid);
+  for (int i = 0; i < kRunsOfThread; ++i) {
+    if (row(i) >= job.rows) return;
+    const int64_t valid = job.out_cols - column(i);
+    alignas(16) uint32_t piece[4];
+    auto* to =
+        reinterpret_cast<uint8_t*>(static_cast<T*>(job.out) + row(i) * job.out_stride + column(i));
+    if constexpr (kUndo) {
+      float v[n];
+      runs[i].values(p, v);
+      undo_rht(v, job.spec.rht_signs);
+#pragma unroll
+      for (int k = 0; k < n; k += kPiece) {
+        device::pack_values<T>(v, k, piece);
+        if (p.vector_out && valid >= k + kPiece) {
+          *reinterpret_cast<uint4*>(to + k * sizeof(T)) = *reinterpret_cast<const uint4*>(piece);
+        } else {
+          device::store_bytes(to + k * sizeof(T), piece, (valid - k) * int64_t{sizeof(T)});
+        }
+      }
+      continue;
+    }
+    runs[i].template pack<T>(p, piece);
+    if (whole) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(piece);
+    } else {
+      device::store_run<32>(to, piece, valid * int64_t{sizeof(T)});
+    }
   }
 }
 
 template <class C, class T, Scales kScales, bool kUndo>
 void launch_tiles(const DequantizeJob& job, const Stream& stream) {
   constexpr int n = kUndo ? 16 : 16 / int(sizeof(T));
-  const int64_t columns = blocks_for(job.out_cols, 32 * n);
-  const Params p{job, std::countr_zero(static_cast<uint64_t>(job.block_rows)),
+  const int64_t columns = blocks_for(job.out_cols, 64 * n);
+  const auto* scales = static_cast<const uint8_t*>(job.scales);
+  const auto aligned = [](const void* base, int64_t pitch, int64_t bytes) {
+    return (std::bit_cast<uintptr_t>(base) | static_cast<uintptr_t>(pitch)) % bytes == 0;
+  };
+  const Params p{job,
+                 std::countr_zero(static_cast<uint64_t>(job.block_rows)),
                  std::countr_zero(static_cast<uint64_t>(job.block_cols)),
-                 static_cast<uint32_t>(columns)};
+                 static_cast<uint32_t>(columns),
+                 aligned(job.codes, job.pitch, n),
+                 aligned(scales, job.row_stride, n),
+                 aligned(job.out, job.out_stride * int64_t{sizeof(T)}, 16),
+                 {job.codes, job.codes + job.rows * job.pitch},
+                 {scales, scales + blocks_for(job.rows, job.block_rows) * job.row_stride}};
   launch(job.what == Dequantized::kOperand ? "dequantize_operand" : "dequantize",
          dequantize_tiles<C, T, kScales, n, kUndo>,
          {blocks_for(job.rows, kTileRows) * columns, kThreads}, stream, p);

@@ -53,23 +53,17 @@ MOIETY_HD_INLINE constexpr void round_to_bf16(float (&x)[16],
   ((x[kElement] = bf16(x[kElement])), ...);
 }
 
-template <int kLanes, int... kElement>
-MOIETY_INLINE void load_lane(float (&w)[16], const float (&x)[16][kLanes], int lane,
-                             std::integer_sequence<int, kElement...>) {
-  ((w[kElement] = x[kElement][lane]), ...);
-}
-template <int kLanes, int... kElement>
-MOIETY_INLINE void store_lane(float (&x)[16][kLanes], const float (&w)[16], int lane,
-                              std::integer_sequence<int, kElement...>) {
-  ((x[kElement][lane] = w[kElement]), ...);
-}
-
 }  // namespace detail
 
-// x holds BF16 values, +0.0 past the end; becomes the rotated block, rounded to BF16.
-MOIETY_HD_INLINE constexpr void apply_rht(float (&x)[16], uint16_t signs) {
+// x holds BF16 values, +0.0 past the end; becomes the rotated block before it is rounded.
+MOIETY_HD_INLINE constexpr void rotate_unrounded(float (&x)[16], uint16_t signs) {
   detail::flip(x, signs, detail::Elements{});
   detail::quarter_hadamard(x, detail::Elements{});
+}
+
+// The rotated block, rounded to BF16.
+MOIETY_HD_INLINE constexpr void apply_rht(float (&x)[16], uint16_t signs) {
+  rotate_unrounded(x, signs);
   detail::round_to_bf16(x, detail::Elements{});
 }
 
@@ -77,17 +71,6 @@ MOIETY_HD_INLINE constexpr void apply_rht(float (&x)[16], uint16_t signs) {
 MOIETY_HD_INLINE constexpr void undo_rht(float (&y)[16], uint16_t signs) {
   detail::quarter_hadamard(y, detail::Elements{});
   detail::flip(y, signs, detail::Elements{});
-}
-
-// kLanes blocks side by side, x[i] element i of each: the form that vectorizes.
-template <int kLanes>
-MOIETY_INLINE void apply_rht(float (&x)[16][kLanes], uint16_t signs) {
-  for (int lane = 0; lane < kLanes; ++lane) {
-    float w[16];
-    detail::load_lane(w, x, lane, detail::Elements{});
-    apply_rht(w, signs);
-    detail::store_lane(x, w, lane, detail::Elements{});
-  }
 }
 
 }  // namespace moiety::quant

@@ -2,8 +2,9 @@
 
 #include <cstring>
 
+#include "moiety/base/gpu.h"
 #include "moiety/base/trace.h"
-#include "moiety/quant/partial_cast_plan.h"
+#include "moiety/quant/partial_cast_cuda.h"
 
 namespace moiety::quant {
 namespace {
@@ -58,14 +59,22 @@ void check_arrays(const PartialCastItem& item, const PartialCastArrays& a, size_
                kTable, i, item.delayed ? "" : "not ");
 }
 
-void check_devices(const PartialCastArrays& a) {
+// Where an item's arrays lie.
+Device place_of(const PartialCastArrays& a) {
   const QuantizedView& v = a.out;
-  for (const TensorView* x : {&a.master, &v.row_data, &v.row_scales, &v.col_data, &v.col_scales,
-                              &v.amax, &v.tensor_scale, &v.flags}) {
-    if (x->device().type != DeviceType::kCpu) {
-      fail(ErrorKind::kUnsupported, "{}: {} lies on a GPU, where this operation does not run",
-           kTable, x->describe());
-    }
+  return v.row_scales.defined() ? v.row_scales.device() : v.tensor_scale.device();
+}
+
+void check_devices(const PartialCastArrays& a, Device place, size_t i) {
+  const QuantizedView& v = a.out;
+  std::vector<const TensorView*> all = {&a.master,     &v.row_data, &v.row_scales,   &v.col_data,
+                                        &v.col_scales, &v.amax,     &v.tensor_scale, &v.flags};
+  if (a.delayed) {
+    all.insert(all.end(), {&a.delayed->scale, &a.delayed->scale_inv, &a.delayed->step_amax});
+  }
+  for (const TensorView* x : all) {
+    MOIETY_CHECK(!x->defined() || x->device() == place, "{}: {} of item {} is on {}, others on {}",
+                 kTable, x->describe(), i, name(x->device()), name(place));
   }
 }
 
@@ -99,9 +108,14 @@ detail::PartialArrays resolve(const detail::PartialItem& item, const PartialCast
 }
 
 std::byte* check_call(const char* operation, const PartialCastPlan& plan,
-                      const PartialCastTable& table, const TensorView& reduction) {
+                      const PartialCastTable& table, const TensorView& reduction,
+                      const Stream& stream) {
   MOIETY_CHECK(table.impl().plan == &plan.impl(), "{}: the table was made for another plan",
                operation);
+  MOIETY_CHECK(plan.items().empty() || stream.device() == table.impl().place,
+               "{}: the tensors are on {}, the stream on {}", operation, name(table.impl().place),
+               name(stream.device()));
+  check_device(operation, "reduction", reduction, stream);
   check_tensor(operation, "reduction", reduction, DType::kUInt8, {plan.reduction_bytes()});
   MOIETY_CHECK(reduction.contiguous() && reinterpret_cast<uintptr_t>(reduction.raw()) % 16 == 0,
                "{}: reduction is not aligned to 16 bytes", operation);
@@ -112,14 +126,19 @@ std::byte* check_call(const char* operation, const PartialCastPlan& plan,
 
 PartialCastTable::PartialCastTable(const PartialCastPlan& plan,
                                    std::span<const PartialCastArrays> arrays)
-    : impl_(new Impl{&plan.impl(), {}}) {
+    : impl_(new Impl) {
+  impl_->plan = &plan.impl();
   MOIETY_CHECK(arrays.size() == plan.items().size(), "{}: {} arrays for {} items", kTable,
                arrays.size(), plan.items().size());
+  if (!arrays.empty()) impl_->place = place_of(arrays[0]);
   for (size_t i = 0; i < arrays.size(); ++i) {
-    check_devices(arrays[i]);
     check_arrays(plan.items()[i], arrays[i], i);
+    check_devices(arrays[i], impl_->place, i);
     impl_->arrays.push_back(resolve(plan.impl().items[i], arrays[i]));
   }
+  if (impl_->place.type == DeviceType::kCpu) return;
+  require_device(kTable, impl_->place);
+  impl_->gpu = detail::make_partial_gpu_table(*impl_, impl_->place);
 }
 
 PartialCastTable::~PartialCastTable() = default;
@@ -128,7 +147,9 @@ PartialCastTable& PartialCastTable::operator=(PartialCastTable&&) noexcept = def
 
 void partial_amax(const PartialCastPlan& plan, const PartialCastTable& table, TensorView reduction,
                   Stream stream) {
-  std::byte* const words = check_call("partial_amax", plan, table, reduction);
+  std::byte* const words = check_call("partial_amax", plan, table, reduction, stream);
+  if (plan.items().empty()) return;
+  if (table.impl().gpu) return detail::partial_amax_cuda(*table.impl().gpu, reduction, stream);
   stream.run([work = &table.impl(), words] {
     const TraceSpan span(TraceLane::kCompute, "partial_amax",
                          {{"tensors", work->plan->items.size()}});
@@ -138,7 +159,9 @@ void partial_amax(const PartialCastPlan& plan, const PartialCastTable& table, Te
 
 void partial_cast(const PartialCastPlan& plan, const PartialCastTable& table, TensorView reduction,
                   Stream stream) {
-  const std::byte* const words = check_call("partial_cast", plan, table, reduction);
+  const std::byte* const words = check_call("partial_cast", plan, table, reduction, stream);
+  if (plan.items().empty()) return;
+  if (table.impl().gpu) return detail::partial_cast_cuda(*table.impl().gpu, reduction, stream);
   stream.run([work = &table.impl(), words] {
     const TraceSpan span(TraceLane::kCompute, "partial_cast",
                          {{"tensors", work->plan->items.size()}});

@@ -91,7 +91,8 @@ struct PartialCastArrays {
   bool shard_only = false;
   const DelayedScaling* delayed = nullptr;
 };
-// Copies what it is given; the plan must outlive it, and both the operations that use them.
+// Copies what it is given; the plan must outlive it, and both the operations that use them. All
+// arrays are on one device, and so is the table, whose making waits for a GPU.
 class PartialCastTable {
  public:
   PartialCastTable(const PartialCastPlan& plan, std::span<const PartialCastArrays> arrays);

@@ -1,182 +1,177 @@
-// Threads take tiles and pieces of scales. A tile has a scale for every column side by side, so
-// that one loop serves blocks of all shapes.
+// Threads take tiles and pieces of scales. A tile has a factor for every pair of columns side by
+// side, so that the loops of the quantizers serve blocks of all shapes.
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "moiety/base/parallel.h"
 #include "moiety/quant/ieee_scope.h"
 #include "moiety/quant/partial_cast_scales.h"
+#include "moiety/quant/quantize_loops.h"
+#include "moiety/quant/stream_bytes.h"
 
 namespace moiety::quant::detail {
 namespace {
 
 constexpr int64_t kItemGrain = 64;
+constexpr int64_t kGroup = 16;  // elements that are encoded together
 
-template <int kWidth>
-MOIETY_INLINE void spread(const float* __restrict scale, int64_t blocks, float* __restrict out) {
-  for (int64_t b = 0; b < blocks; ++b) {
-    for (int i = 0; i < kWidth; ++i) out[b * kWidth + i] = scale[b];
-  }
+// What pairs of a tile's columns are multiplied with, of the row or of the col direction; whether
+// all of it is finite.
+struct TileFactors {
+  alignas(64) float even[kMaxTileCols / 2];
+  alignas(64) float odd[kMaxTileCols / 2];  // not used by rows: blocks hold whole pairs
+  bool finite;
+};
+
+bool all_finite(const float* factor, int64_t n) {
+  return loops::largest(reinterpret_cast<const uint32_t*>(factor), n) < 0x7F800000u;
 }
 
-template <class Rule>
-MOIETY_INLINE void spread_scales(const Rule& rule, const std::byte* at, int64_t blocks,
-                                 int64_t width, float* __restrict out) {
-  const auto* words = reinterpret_cast<const typename Rule::Word*>(at);
-  alignas(64) float scale[kMaxTileCols / 16];
-  for (int64_t b = 0; b < blocks; ++b) scale[b] = rule.encode(words[b]);
-  if (width == 16) {
-    spread<16>(scale, blocks, out);
-  } else if (width == 32) {
-    spread<32>(scale, blocks, out);
-  } else {
-    spread<128>(scale, blocks, out);
-  }
-}
-
-// What codes are multiplied with: out[c] for the columns of `n` blocks, the first of which is
-// number `first`.
+// out[b] = what the codes of block first + b are multiplied with.
 MOIETY_SIMD_CLONES
-void load_scales(const PartialItem& item, const std::byte* reduction, int64_t first, int64_t n,
-                 float* out) {
+void block_factors(const PartialItem& item, const std::byte* reduction, int64_t first, int64_t n,
+                   float* __restrict out) {
   with_rule(
       item, reduction, [&]<class Rule>(const Rule& rule) __attribute__((always_inline)) {
-        const std::byte* at =
-            reduction + item.row.offset + first * int64_t{sizeof(typename Rule::Word)};
-        spread_scales(rule, at, n, item.block_cols, out);
+        const auto* words =
+            reinterpret_cast<const typename Rule::Word*>(reduction + item.row.offset) + first;
+        for (int64_t b = 0; b < n; ++b) out[b] = rule.encode(words[b]);
       });
+}
+
+// Of `n` blocks from number `first` on.
+void load_row_factors(const PartialItem& item, const std::byte* reduction, int64_t first, int64_t n,
+                      TileFactors* out) {
+  alignas(64) float factor[kMaxTileCols / 16];
+  block_factors(item, reduction, first, n, factor);
+  out->finite = all_finite(factor, n);
+  loops::spread(factor, static_cast<int>(item.block_cols), n, out->even);
 }
 
 // The same for blocks of the col direction, one for each column.
 MOIETY_SIMD_CLONES
-void load_col_scales(const uint8_t* __restrict words, int64_t n, float* __restrict out) {
+void inverses(const uint8_t* __restrict words, int64_t n, float* __restrict out) {
   for (int64_t c = 0; c < n; ++c) out[c] = UE8M0::inverse(words[c]);
 }
+void load_col_factors(const uint8_t* words, int64_t n, TileFactors* out) {
+  alignas(64) float factor[kMaxTileCols + 1];
+  inverses(words, n, factor);
+  out->finite = all_finite(factor, n);
+  factor[n] = 1;
+  loops::split(factor, n + n % 2, out->even, out->odd);
+}
 
-template <class F, class T, bool kThroughBf16>
-MOIETY_INLINE void encode_row(const void* row, const float* __restrict scale, int64_t n,
-                              uint8_t* __restrict codes) {
-  const T* __restrict x = static_cast<const T*>(row);
-  for (int64_t i = 0; i < n; ++i) {
-    const float value = static_cast<float>(x[i]);
-    const float rounded = kThroughBf16 ? static_cast<float>(bf16(value)) : value;
-    codes[i] = F::encode(rounded * scale[i]);
+// Owned elements of a row of a tile and what fills up groups of 16 of its columns, which counts for
+// nothing.
+class OwnedRow {
+ public:
+  // Columns [begin, end) of the tile.
+  loops::Rows load(const PartialItem& item, const PartialArrays& arrays, const void* x,
+                   int64_t begin, int64_t end) {
+    const bool round = item.spec.through_bf16 && !arrays.bf16_master;
+    const DType dtype = round || arrays.bf16_master ? DType::kBFloat16 : DType::kFloat32;
+    const int64_t first = begin / kGroup * kGroup;
+    const int64_t n = (end - first + kGroup - 1) / kGroup * kGroup;
+    std::byte* copy = memory_ + (begin - first) * byte_size(dtype, 1);
+    if (round) {
+      loops::round_to_bf16(static_cast<const float*>(x), end - begin,
+                           reinterpret_cast<bf16*>(copy));
+    } else if (begin == first && n == end - begin) {
+      return {dtype, x, 0, 1, n};
+    } else {
+      std::memcpy(copy, x, static_cast<size_t>(byte_size(dtype, end - begin)));
+    }
+    return {dtype, memory_, 0, 1, n};
   }
-}
 
-using EncodeRow = void (*)(const void* row, const float* scale, int64_t n, uint8_t* codes);
+ private:
+  alignas(64) std::byte memory_[kMaxTileCols * sizeof(float)] = {};
+};
 
-MOIETY_SIMD_CLONES
-void float_to_e4m3(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E4M3, float, false>(row, scale, n, codes);
-}
-MOIETY_SIMD_CLONES
-void float_through_bf16_to_e4m3(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E4M3, float, true>(row, scale, n, codes);
-}
-MOIETY_SIMD_CLONES
-void bf16_to_e4m3(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E4M3, bf16, false>(row, scale, n, codes);
-}
-MOIETY_SIMD_CLONES
-void float_to_e5m2(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E5M2, float, false>(row, scale, n, codes);
-}
-MOIETY_SIMD_CLONES
-void float_through_bf16_to_e5m2(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E5M2, float, true>(row, scale, n, codes);
-}
-MOIETY_SIMD_CLONES
-void bf16_to_e5m2(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E5M2, bf16, false>(row, scale, n, codes);
-}
-MOIETY_SIMD_CLONES
-void float_to_e2m1(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E2M1, float, false>(row, scale, n, codes);
-}
-MOIETY_SIMD_CLONES
-void float_through_bf16_to_e2m1(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E2M1, float, true>(row, scale, n, codes);
-}
-MOIETY_SIMD_CLONES
-void bf16_to_e2m1(const void* row, const float* scale, int64_t n, uint8_t* codes) {
-  encode_row<E2M1, bf16, false>(row, scale, n, codes);
-}
-
-// A bf16 master is not rounded again: only NaNs would change, and all of them have one code.
-EncodeRow choose_encode(const PartialItem& item, const PartialArrays& arrays) {
-  const auto choose = [&](EncodeRow plain, EncodeRow through, EncodeRow from_bf16) {
-    return arrays.bf16_master ? from_bf16 : item.spec.through_bf16 ? through : plain;
-  };
-  switch (item.spec.element) {
-    case DType::kE2M1:
-      return choose(float_to_e2m1, float_through_bf16_to_e2m1, bf16_to_e2m1);
-    case DType::kE5M2:
-      return choose(float_to_e5m2, float_through_bf16_to_e5m2, bf16_to_e5m2);
-    default:
-      return choose(float_to_e4m3, float_through_bf16_to_e4m3, bf16_to_e4m3);
-  }
-}
-
-MOIETY_SIMD_CLONES
-void pack_pairs(const uint8_t* __restrict codes, int64_t pairs, uint8_t* __restrict out) {
-  for (int64_t i = 0; i < pairs; ++i) out[i] = E2M1::pack(codes[2 * i], codes[2 * i + 1]);
-}
-
-// Codes of columns [begin, end) into the nibbles of a row, `out` the byte of column `begin`; of a
-// byte that is not wholly theirs the other nibble stays.
-void store_nibbles(const PartialItem& item, int64_t begin, int64_t end, const uint8_t* codes,
-                   uint8_t* out) {
+// Codes of columns [begin, end) into the nibbles of a row, `codes` and `out` the bytes of column
+// `begin`; of a byte that is not wholly theirs the other nibble stays.
+void store_nibbles(const PartialItem& item, const ByteWriter& writer, int64_t begin, int64_t end,
+                   const uint8_t* codes, uint8_t* out) {
   if (begin % 2 != 0) {
-    *out = E2M1::pack(*out & 15, *codes);
+    *out = static_cast<uint8_t>((*out & 15) | (*codes & 0xF0));
     ++begin, ++codes, ++out;
   }
   const int64_t pairs = (end - begin) / 2;
-  pack_pairs(codes, pairs, out);
+  writer.write(out, codes, pairs);
   const bool closes = end == item.cols;
   if ((end - begin) % 2 != 0) {
-    out[pairs] = E2M1::pack(codes[2 * pairs], closes ? 0 : out[pairs] >> 4);
+    out[pairs] = static_cast<uint8_t>((codes[pairs] & 15) | (closes ? 0 : out[pairs] & 0xF0));
   }
   if (!closes) return;
   const int64_t written = (end + 1) / 2;
   std::fill_n(out + (written - begin / 2), item.pitch - written, uint8_t{0});
 }
 
+// Casts the rows of a tile.
+class TileCaster {
+ public:
+  TileCaster(const PartialItem& item, const PartialArrays& arrays, const PartialTile& tile,
+             const ByteWriter& writer)
+      : item_(item), arrays_(arrays), tile_(tile), writer_(writer) {}
+
+  // Row r; `col` null if there are no codes of columns.
+  void cast_row(int64_t r, const TileFactors& row, const TileFactors* col) {
+    const OwnedColumns owned = owned_columns(item_, tile_, r);
+    if (owned.begin >= owned.end) return;
+    const int64_t begin = owned.begin - tile_.col, end = owned.end - tile_.col;
+    const int64_t byte = position(item_, r * item_.cols + owned.begin) - origin_;
+    const loops::Rows x =
+        elements_.load(item_, arrays_, owned_elements(item_, arrays_, r, owned.begin), begin, end);
+    const int64_t pair = begin / kGroup * (kGroup / 2), at = begin % kGroup;
+    encode(x, {row.even + pair, row.even + pair}, row.finite);
+    if (is_fp4(item_.spec.format)) {
+      return store_nibbles(item_, writer_, owned.begin, owned.end, codes_ + at / 2,
+                           arrays_.row + byte);
+    }
+    writer_.write(arrays_.row + byte, codes_ + at, end - begin);
+    if (!col) return;
+    encode(x, {col->even + pair, col->odd + pair}, col->finite);
+    writer_.write(arrays_.col + byte, codes_ + at, end - begin);
+  }
+
+ private:
+  void encode(const loops::Rows& x, const loops::PairFactors& factors, bool finite) {
+    loops::encode(x.dtype, item_.spec.element, false, finite)(x, factors, nullptr, codes_);
+  }
+
+  const PartialItem& item_;
+  const PartialArrays& arrays_;
+  const PartialTile& tile_;
+  const ByteWriter& writer_;
+  const int64_t origin_ = position(item_, item_.start);
+  OwnedRow elements_;
+  alignas(64) uint8_t codes_[kMaxTileCols];
+};
+
 void cast_tile(const PartialItem& item, const PartialArrays& arrays, const PartialTile& tile,
-               const std::byte* reduction) {
-  // Blocks may reach past the tile, at most to the next multiple of 128.
-  alignas(64) float row_scale[kMaxTileCols], col_scale[kMaxTileCols];
-  alignas(64) uint8_t codes[kMaxTileCols];
-  const EncodeRow encode = choose_encode(item, arrays);
-  const int64_t origin = position(item, item.start);
+               const std::byte* reduction, const ByteWriter& writer) {
+  TileFactors row, col;
+  TileCaster caster(item, arrays, tile, writer);
   const int64_t blocks = (tile.cols + item.block_cols - 1) / item.block_cols;
   if (item.row.size() == 0) {
-    std::fill_n(row_scale, tile.cols, fp8_tensor_scale(item, arrays, reduction).encode);
+    const float factor = fp8_tensor_scale(item, arrays, reduction).encode;
+    std::fill_n(row.even, kMaxTileCols / 2, factor);
+    row.finite = all_finite(&factor, 1) && is_finite(tensor_amax(item, reduction));
   }
   for (int64_t band = tile.row; band < tile.row + tile.rows; band += item.band) {
     const int64_t band_end = std::min(band + item.band, tile.row + tile.rows);
     if (item.want_col) {
       const int64_t first = item.col.offset + band / 32 * item.col.cols + tile.col;
-      load_col_scales(reinterpret_cast<const uint8_t*>(reduction + first), tile.cols, col_scale);
+      load_col_factors(reinterpret_cast<const uint8_t*>(reduction + first), tile.cols, &col);
     }
     for (int64_t r0 = band; r0 < band_end; r0 += item.block_rows) {
       if (item.row.size() > 0) {
         const int64_t first = r0 / item.block_rows * item.row.cols + tile.col / item.block_cols;
-        load_scales(item, reduction, first, blocks, row_scale);
+        load_row_factors(item, reduction, first, blocks, &row);
       }
       for (int64_t r = r0; r < std::min(r0 + item.block_rows, band_end); ++r) {
-        const OwnedColumns owned = owned_columns(item, tile, r);
-        if (owned.begin >= owned.end) continue;
-        const int64_t n = owned.end - owned.begin, at = owned.begin - tile.col;
-        const void* x = owned_elements(item, arrays, r, owned.begin);
-        const int64_t byte = position(item, r * item.cols + owned.begin) - origin;
-        if (is_fp4(item.spec.format)) {
-          encode(x, row_scale + at, n, codes);
-          store_nibbles(item, owned.begin, owned.end, codes, arrays.row + byte);
-          continue;
-        }
-        encode(x, row_scale + at, n, arrays.row + byte);
-        if (item.want_col) encode(x, col_scale + at, n, arrays.col + byte);
+        caster.cast_row(r, row, item.want_col ? &col : nullptr);
       }
     }
   }
@@ -243,13 +238,17 @@ void partial_cast_cpu(const PartialCastTable::Impl& table, const std::byte* redu
   });
   const auto pieces = static_cast<int64_t>(plan.scales.size());
   const auto tiles = static_cast<int64_t>(plan.tiles.size());
+  int64_t elements = 0;
+  for (const PartialItem& item : plan.items) elements += item.end - item.start;
+  const ByteWriter writer(elements);
   parallel_tasks(tiles + pieces, [&](int64_t i) {
     const IeeeScope ieee;
     if (i < tiles) {
       const PartialTile& tile = plan.tiles[i];
       const PartialItem& item = plan.items[tile.item];
       const PartialArrays& arrays = table.arrays[tile.item];
-      cast_tile(item, arrays, tile, reduction);
+      cast_tile(item, arrays, tile, reduction, writer);
+      ByteWriter::finish();
     } else {
       const PartialScales& piece = plan.scales[i - tiles];
       const PartialArrays& arrays = table.arrays[piece.item];

@@ -11,8 +11,7 @@ using detail::PartialScales;
 using detail::PartialTile;
 
 constexpr const char* kOperation = "PartialCastPlan";
-constexpr int64_t kTileElements = 64 << 10;  // of a tile, roughly
-constexpr int64_t kTileScales = 16 << 10;    // of a piece of scales
+constexpr int64_t kTileScales = 16 << 10;  // of a piece of scales
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -155,20 +154,6 @@ bool owns_any(const PartialItem& item, const PartialTile& tile) {
   return false;
 }
 
-void add_tiles(std::vector<PartialTile>& out, const PartialItem& item, int32_t index) {
-  if (item.start == item.end) return;
-  const int64_t width = std::min(detail::kMaxTileCols, round_up(item.cols, 128));
-  const int64_t height = std::max<int64_t>(kTileElements / width / item.band, 1) * item.band;
-  const int64_t bottom = std::min(item.rows, round_up(divide_up(item.end, item.cols), item.band));
-  for (int64_t r = item.start / item.cols / item.band * item.band; r < bottom; r += height) {
-    for (int64_t c = 0; c < item.cols; c += width) {
-      const PartialTile tile{index, r, c, std::min(height, bottom - r),
-                             std::min(width, item.cols - c)};
-      if (owns_any(item, tile)) out.push_back(tile);
-    }
-  }
-}
-
 void add_scales(std::vector<PartialScales>& out, const PartialBlocks& blocks, int32_t index,
                 bool col) {
   for (int64_t b = blocks.begin; b < blocks.end; b += kTileScales) {
@@ -177,6 +162,22 @@ void add_scales(std::vector<PartialScales>& out, const PartialBlocks& blocks, in
 }
 
 }  // namespace
+
+void detail::add_tiles(std::vector<PartialTile>& out, const PartialItem& item, int32_t index,
+                       const PartialTiling& tiling) {
+  if (item.start == item.end) return;
+  const int64_t band = std::min(item.band, tiling.band);
+  const int64_t width = std::min(tiling.cols, round_up(item.cols, 128));
+  const int64_t height = std::max<int64_t>(tiling.elements / width / band, 1) * band;
+  const int64_t bottom = std::min(item.rows, round_up(divide_up(item.end, item.cols), band));
+  for (int64_t r = item.start / item.cols / band * band; r < bottom; r += height) {
+    for (int64_t c = 0; c < item.cols; c += width) {
+      const PartialTile tile{index, r, c, std::min(height, bottom - r),
+                             std::min(width, item.cols - c)};
+      if (owns_any(item, tile)) out.push_back(tile);
+    }
+  }
+}
 
 PartialCastPlan::PartialCastPlan(std::span<const PartialCastItem> items, bool aligned)
     : impl_(new Impl) {
@@ -191,7 +192,7 @@ PartialCastPlan::PartialCastPlan(std::span<const PartialCastItem> items, bool al
   for (size_t i = 0; i < items.size(); ++i) {
     const PartialItem& item = impl_->items[i];
     const auto index = static_cast<int32_t>(i);
-    add_tiles(impl_->tiles, item, index);
+    detail::add_tiles(impl_->tiles, item, index, detail::kTiles);
     add_scales(impl_->scales, item.row, index, false);
     add_scales(impl_->scales, item.col, index, true);
   }

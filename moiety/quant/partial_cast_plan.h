@@ -16,7 +16,7 @@ struct PartialBlocks {
   int64_t offset = -1;  // of the first word (int32) or byte (MXFP8) in the reduction buffer
   int64_t begin = 0;    // the scales that this rank writes: all, or those of its rows if the
   int64_t end = 0;      // shards are aligned
-  int64_t size() const { return rows * cols; }
+  MOIETY_HD_INLINE constexpr int64_t size() const { return rows * cols; }
 };
 
 // An item, as a matrix whose rows are cut into blocks. kFp8Tensor has no scales of blocks and its
@@ -46,6 +46,15 @@ struct PartialTile {
   int64_t row, col, rows, cols;
 };
 inline constexpr int64_t kMaxTileCols = 1024;
+
+// How tiles are cut: at most so many columns, about so many elements, bands of at most so many
+// rows. kStrips: what a warp of a GPU takes; blocks of more rows lie in several of them.
+struct PartialTiling {
+  int64_t cols, elements, band;
+};
+inline constexpr int kStripRows = 32, kStripCols = 128;
+inline constexpr PartialTiling kTiles{kMaxTileCols, 64 << 10, 128};
+inline constexpr PartialTiling kStrips{kStripCols, kStripRows* kStripCols, kStripRows};
 
 // A range of the scales that this rank writes.
 struct PartialScales {
@@ -102,12 +111,22 @@ struct PartialCastPlan::Impl {
   int64_t reduction_bytes = 0;
 };
 
+namespace detail {
+struct PartialGpuTable;
+}
+
 struct PartialCastTable::Impl {
   const PartialCastPlan::Impl* plan = nullptr;
   std::vector<detail::PartialArrays> arrays;
+  Device place = {};                                   // of all arrays
+  std::shared_ptr<const detail::PartialGpuTable> gpu;  // if that is a GPU
 };
 
 namespace detail {
+
+// Adds the tiles of an item, whose number is `index`.
+void add_tiles(std::vector<PartialTile>& out, const PartialItem& item, int32_t index,
+               const PartialTiling& tiling);
 
 // partial_amax zeroes `reduction`.
 void partial_amax_ref(const PartialCastTable::Impl& table, std::byte* reduction);

@@ -56,10 +56,6 @@ struct Nvfp4Rule {
   }
 };
 
-MOIETY_HD_INLINE constexpr float fp8_max_of(const QuantSpec& spec) {
-  return spec.element == DType::kE5M2 ? E5M2::kMax : E4M3::kMax;
-}
-
 // The reduced amax of a tensor-scaled item.
 MOIETY_HD_INLINE float tensor_amax(const PartialItem& item, const std::byte* reduction) {
   return *reinterpret_cast<const float*>(reduction + item.tensor_word);
@@ -69,8 +65,8 @@ MOIETY_HD_INLINE float tensor_amax(const PartialItem& item, const std::byte* red
 MOIETY_HD_INLINE Fp8Scale fp8_tensor_scale(const PartialItem& item, const PartialArrays& arrays,
                                            const std::byte* reduction) {
   if (item.delayed) return {*arrays.delayed_scale, *arrays.delayed_scale_inv};
-  return fp8_scale(tensor_amax(item, reduction), fp8_max_of(item.spec), item.spec.amax_floor,
-                   item.spec.pow2_scales);
+  return fp8_scale(tensor_amax(item, reduction), fp8_max_of(item.spec.element),
+                   item.spec.amax_floor, item.spec.pow2_scales);
 }
 
 // What is stored as tensor_scale.
@@ -92,7 +88,7 @@ MOIETY_HD_INLINE void with_rule(const PartialItem& item, const std::byte* reduct
   } else if (is_fp4(spec.format)) {
     body(Nvfp4Rule{nvfp4_tensor_scale(tensor_amax(item, reduction))});
   } else {
-    body(Fp8BlockRule{fp8_max_of(spec), spec.amax_floor, spec.pow2_scales});
+    body(Fp8BlockRule{fp8_max_of(spec.element), spec.amax_floor, spec.pow2_scales});
   }
 }
 

@@ -10,13 +10,14 @@
 #include "moiety/quant/ieee_scope.h"
 #include "moiety/quant/quantize_task.h"
 #include "moiety/quant/scale_math.h"
+#include "moiety/quant/stream_bytes.h"
 
 namespace moiety::quant {
 namespace {
 
 constexpr int64_t kTaskRows = 128;
 constexpr int64_t kTaskCols = 2048;
-constexpr int64_t kScaledRows = 16;  // of row-scaled jobs
+constexpr int64_t kRowElements = 1 << 16;  // of tasks of whole rows
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -25,8 +26,10 @@ struct Cut {
   int64_t rows, cols;  // of a task
 
   static Cut of(const QuantizeJob& job) {
-    if (job.spec.row_scaled) return {kScaledRows, std::max<int64_t>(job.cols, 1)};
-    return {kTaskRows, kTaskCols};
+    if (job.want_col || is_tile(job.spec.format)) return {kTaskRows, kTaskCols};
+    // Whole rows: memory in the order in which it lies is read fastest.
+    const int64_t cols = std::max<int64_t>(job.cols, 1);
+    return {std::clamp<int64_t>(kRowElements / cols, 1, kTaskRows), cols};
   }
   int64_t tasks(const QuantizeJob& job) const {
     // Rows without columns still have scalars if they are scaled by themselves.
@@ -112,37 +115,24 @@ void measure_all(std::span<const QuantizeJob> jobs, Wanted&& wanted) {
 
 void clear(uint8_t* at, int64_t bytes) { std::memset(at, 0, static_cast<size_t>(bytes)); }
 
-// Rows past the end that the col arrays of a group have, in the task's columns.
+// Rows past the end that the MXFP8 col arrays of a group have, in the task's columns.
 void clear_pads(const QuantizeTask& task) {
   const QuantizeJob& job = *task.job;
-  if (!job.col.data || task.r1 != job.rows || job.padded_rows == job.rows) return;
+  if (job.spec.format != Format::kMxfp8 || !job.col.data || task.r1 != job.rows) return;
   auto* scales = static_cast<uint8_t*>(job.col.scales);
   const int64_t cols = task.c1 - task.c0;
-  if (job.spec.format == Format::kMxfp8) {
-    for (int64_t r = job.rows; r < job.padded_rows; ++r) {
-      clear(job.col.data + r * job.col.pitch + task.c0, cols);
-    }
-    for (int64_t b = ceil_div(job.rows, 32); b < job.padded_rows / 32; ++b) {
-      clear(scales + b * job.col.scale_pitch + task.c0, cols);
-    }
-    return;
+  for (int64_t r = job.rows; r < job.padded_rows; ++r) {
+    clear(job.col.data + r * job.col.pitch + task.c0, cols);
   }
-  const bool fp4 = is_fp4(job.spec.format);
-  const int64_t blocks = ceil_div(job.rows, 16), all_blocks = job.padded_rows / 16;
-  for (int64_t c = task.c0; c < task.c1; ++c) {
-    uint8_t* row = job.col.data + c * job.col.pitch;
-    if (fp4) {
-      clear(row + 8 * blocks, 8 * (all_blocks - blocks));
-      clear(scales + c * job.col.scale_pitch + blocks, all_blocks - blocks);
-    } else {
-      clear(row + job.rows, job.padded_rows - job.rows);
-    }
+  for (int64_t b = ceil_div(job.rows, 32); b < job.padded_rows / 32; ++b) {
+    clear(scales + b * job.col.scale_pitch + task.c0, cols);
   }
 }
 
 void run_task(const QuantizeTask& task) {
   const QuantizeJob& job = *task.job;
   const uint32_t amax = cast_task(task);
+  ByteWriter::finish();
   clear_pads(task);
   set_flag(job, amax);
   if (!job.delayed_scale) return;
@@ -155,7 +145,7 @@ float decode_scale(const QuantizeJob& job, float amax) {
   if (is_fp4(job.spec.format)) return nvfp4_tensor_scale(amax).decode;
   if (job.spec.format != Format::kFp8Tensor) return 1;
   if (job.delayed_scale) return *job.delayed_scale_inv;
-  const float fp8_max = job.spec.element == DType::kE5M2 ? E5M2::kMax : E4M3::kMax;
+  const float fp8_max = fp8_max_of(job.spec.element);
   return fp8_scale(amax, fp8_max, job.spec.amax_floor, job.spec.pow2_scales).decode;
 }
 

@@ -1,5 +1,6 @@
 // Host side of quantization on GPUs: which kernels run, over which source.
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -20,17 +21,16 @@ using device::Tiling;
 // More tiles than this are walked over.
 constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
 
-// Slots that maxima are added to begin at 0.
-__device__ void clear_amax(const QuantizeJob& job, bool measure) {
+// Slots that maxima are added to begin at 0; of groups those of group e.
+__device__ void clear_amax(const QuantizeJob& job, bool measure, int64_t e) {
   if (job.spec.row_scaled || !(measure || job.delayed_scale)) return;
   for (int i = 0; i < 2; ++i) {
-    if ((i == 0 ? job.want_row : job.want_col) && job.amax[i]) *job.amax[i] = 0;
+    if ((i == 0 ? job.want_row : job.want_col) && job.amax[i]) job.amax[i][e] = 0;
   }
 }
 
 // As record_fault of row_groups.h, by one thread.
 __device__ void record_device_fault(uint32_t* status, int64_t group, int64_t value) {
-  if (!status) return;
   if (status[0] == 0) {
     status[1] = static_cast<uint32_t>(OperationId::kQuantizeGrouped);
     status[2] = static_cast<uint32_t>(group);
@@ -39,35 +39,41 @@ __device__ void record_device_fault(uint32_t* status, int64_t group, int64_t val
   status[0] |= kFaultGroup;
 }
 
-__global__ void __launch_bounds__(device::kThreads)
-    begin_jobs(const __grid_constant__ Source source, bool measure) {
-  const bool clear = !(source.skip && *source.skip != 0);
-  if (source.kind == Source::Kind::kSingle) {
-    if (clear && threadIdx.x == 0) clear_amax(source.job, measure);
-  } else if (source.kind == Source::Kind::kMany) {
-    const int64_t i = int64_t{blockIdx.x} * device::kThreads + threadIdx.x;
-    if (clear && i < source.count) clear_amax(source.jobs[i], measure);
-  } else if (threadIdx.x < 32) {
-    // Claims that cannot be come before groups that overlap.
-    const auto ignore = [](int64_t, int64_t, int64_t, int64_t) {};
-    device::walk_groups(source, ignore, [&](int64_t e, int64_t rows, bool late) {
-      if (!late) record_device_fault(source.status, e, rows);
-    });
+// Claims that cannot be come before groups that overlap. By a warp.
+__device__ void record_device_faults(const Source& source) {
+  for (const bool overlaps : {false, true}) {
     device::walk_groups(
-        source,
-        [&](int64_t e, int64_t begin, int64_t rows, int64_t column) {
-          if (!clear || rows < 0) return;
-          clear_amax(group_job(source.job, e, begin, rows, column), measure);
-        },
+        source, [](int64_t, int64_t, int64_t, int64_t) {},
         [&](int64_t e, int64_t rows, bool late) {
-          if (late) record_device_fault(source.status, e, rows);
+          if (late == overlaps) record_device_fault(source.status, e, rows);
         });
   }
 }
 
+// A thread a job, or one block for all groups.
+__global__ void __launch_bounds__(device::kThreads)
+    begin_jobs(const __grid_constant__ Source source, bool measure) {
+  cudaTriggerProgrammaticLaunchCompletion();
+  const bool clear = !(source.skip && *source.skip != 0);
+  const int64_t i = int64_t{blockIdx.x} * device::kThreads + threadIdx.x;
+  if (source.kind == Source::Kind::kSingle) {
+    if (clear && i == 0) clear_amax(source.job, measure, 0);
+  } else if (source.kind == Source::Kind::kMany) {
+    if (clear && i < source.count) clear_amax(source.jobs[i], measure, 0);
+  } else {
+    bool fault = false;
+    for (int64_t e = i; e < source.experts; e += device::kThreads) {
+      if (clear) clear_amax(source.job, measure, e);
+      fault = fault || !device::claim_of(source, e).valid;
+    }
+    // Claims that are all valid do not overlap either.
+    if (__syncthreads_or(fault) && source.status && i < 32) record_device_faults(source);
+  }
+}
+
 Tiling tiling_of(const CastKind& kind) {
-  // A row has one tile, however many columns it has.
-  if (kind.row_scaled) return {1, std::numeric_limits<int64_t>::max() / 2};
+  // A tile has whole rows, however many columns they have.
+  if (kind.row_scaled) return {device::kScaledRows, std::numeric_limits<int64_t>::max() / 2};
   return {};
 }
 
@@ -102,11 +108,10 @@ void begin(const Source& source, bool measure, const Stream& stream) {
   launch("quantize", begin_jobs, {blocks, device::kThreads}, stream, source, measure);
 }
 
-void measure(const CastKind& kind, const Source& source, bool row, bool col, int64_t blocks,
+void measure(const CastKind& kind, const Source& source, bool col, int64_t blocks,
              const Stream& stream) {
   if (kind.row_scaled) return device::launch_scaled_rows(kind, source, false, blocks, stream);
-  if (row || (col && !kind.rotated)) device::launch_measure(kind, false, source, blocks, stream);
-  if (col && kind.rotated) device::launch_measure(kind, true, source, blocks, stream);
+  device::launch_measure(kind, col && kind.rotated, source, blocks, stream);
 }
 
 void cast(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream) {
@@ -121,16 +126,28 @@ void cast(const CastKind& kind, const Source& source, int64_t blocks, const Stre
   }
 }
 
-// `jobs` stand for all of the source: they are alike in what is looked at here.
-void run(const Source& source, const QuantizeJob& like, bool only_measure, const Stream& stream) {
+// `like` stands for all jobs of the source: they are alike in what is looked at here.
+void run(Source source, const QuantizeJob& like, bool only_measure, const Stream& stream) {
   const CastKind kind = device::kind_of(like);
-  const int64_t blocks = std::min(source.tiles, kMostBlocks);
   const bool measures = only_measure || (like.measures_first() && !kind.row_scaled);
-  if (measures || like.delayed_scale || source.kind == Source::Kind::kGroups) {
+  const bool single = source.kind == Source::Kind::kSingle,
+             groups = source.kind == Source::Kind::kGroups;
+  // Several tiles a block, where each costs a search, or one more word to the same address.
+  const auto most = static_cast<uint64_t>(std::clamp<int64_t>(source.tiles / 2048, 1, 8));
+  const auto several = static_cast<int64_t>(std::bit_floor(most));
+  source.run = single ? 1 : several;
+  const auto blocks = [&](int64_t tiles) {
+    return std::min(blocks_for(source.tiles, tiles), kMostBlocks);
+  };
+  if (measures || like.delayed_scale || groups) {
     begin(source, measures, stream);
+    source.early = true;
   }
-  if (measures) measure(kind, source, like.want_row, like.want_col, blocks, stream);
-  if (!only_measure) cast(kind, source, blocks, stream);
+  if (measures) {
+    measure(kind, source, like.want_col, blocks(several), stream);
+    source.early = true;
+  }
+  if (!only_measure) cast(kind, source, blocks(source.run), stream);
 }
 
 }  // namespace

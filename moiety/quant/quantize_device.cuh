@@ -1,34 +1,17 @@
-// What the quantization kernels share: units of sixteen elements in registers, their amax, and
-// their codes. The arithmetic is that of scale_math.h, rounding.h, hadamard.h and the codecs; what
-// is here takes the hardware's conversions where they give the same bits (tests/quant_gpu).
+// What the quantization kernels share: the amax of units of sixteen elements, and their codes. The
+// arithmetic is that of scale_math.h, rounding.h, hadamard.h and the codecs; what is here takes the
+// hardware's conversions where they give the same bits (tests/quant_gpu).
 #pragma once
 
 #include <cstdint>
 
-#include "moiety/formats/bf16.h"
 #include "moiety/formats/e2m1.h"
 #include "moiety/formats/e4m3.h"
 #include "moiety/formats/e5m2.h"
+#include "moiety/quant/quantize_memory.cuh"
 #include "moiety/quant/rounding.h"
 
 namespace moiety::quant::device {
-
-constexpr int kUnit = 16;  // elements of a row that one thread holds: a block of NVFP4
-
-// Elements as they lie in memory: two bf16 or one float32 a word.
-template <class T>
-struct Unit {
-  static constexpr int kWords = kUnit * int(sizeof(T)) / 4;
-  uint32_t word[kWords];
-
-  __device__ float operator[](int i) const {
-    if constexpr (sizeof(T) == 4) {
-      return __uint_as_float(word[i]);
-    } else {
-      return __uint_as_float(i % 2 ? word[i / 2] & 0xFFFF0000u : word[i / 2] << 16);
-    }
-  }
-};
 
 // Bits of the largest magnitude.
 template <class T>
@@ -46,36 +29,6 @@ __device__ uint32_t amax_bits(const Unit<T>& x) {
   return max(m & 0xFFFF0000u, m << 16);
 }
 
-// The unit at p, of which `valid` (perhaps <= 0) elements exist; the others are +0. `vector`: p is
-// aligned to 16 bytes.
-template <class T>
-__device__ Unit<T> load_unit(const T* p, int64_t valid, bool vector) {
-  Unit<T> out;
-  if (valid >= kUnit && vector) {
-    const uint4* from = reinterpret_cast<const uint4*>(p);
-#pragma unroll
-    for (int i = 0; i < Unit<T>::kWords / 4; ++i) {
-      const uint4 v = __ldg(from + i);
-      out.word[4 * i] = v.x;
-      out.word[4 * i + 1] = v.y;
-      out.word[4 * i + 2] = v.z;
-      out.word[4 * i + 3] = v.w;
-    }
-    return out;
-  }
-#pragma unroll
-  for (int i = 0; i < Unit<T>::kWords; ++i) {
-    if constexpr (sizeof(T) == 4) {
-      out.word[i] = i < valid ? __float_as_uint(p[i]) : 0;
-    } else {
-      const uint32_t low = 2 * i < valid ? p[2 * i].bits : 0;
-      const uint32_t high = 2 * i + 1 < valid ? p[2 * i + 1].bits : 0;
-      out.word[i] = low | high << 16;
-    }
-  }
-  return out;
-}
-
 // Two FP8 codes, the first in the low byte. Saturates; NaN gives 0x7F.
 template <class F>
 __device__ uint32_t encode_pair(float first, float second) {
@@ -88,22 +41,95 @@ __device__ uint32_t encode_pair(float first, float second) {
   return codes;
 }
 
-// E2M1 without a conversion instruction. The code is a concave function of the magnitude: the least
-// of what each binade's step gives. Sums near 2^23 round to whole steps, ties to even.
+// What is the same in all lanes of a warp, by all of them: as a uniform register.
+__device__ inline uint32_t uniform(uint32_t v) { return __reduce_or_sync(0xFFFFFFFFu, v); }
+
+// RandomStream::block for kernels: round keys are added up once a thread, and 32 x 32 bits make one
+// instruction.
+class DeviceRandom {
+ public:
+  DeviceRandom() = default;
+  __device__ explicit DeviceRandom(const RandomStream& s) : stream_(s) {
+    for (uint32_t& word : stream_.key) word = uniform(word);
+  }
+  __device__ PhiloxBlock block(uint64_t b) const {
+    PhiloxKey key = stream_.key;
+    PhiloxBlock c = {uint32_t(b), (uint32_t(b >> 32) & 0x7FFFu) | stream_.upper, stream_.tensor_id,
+                     stream_.draw};
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+      uint32_t low[2], high[2];
+      multiply(kPhiloxMultiplier0, c[0], &low[0], &high[0]);
+      multiply(kPhiloxMultiplier2, c[2], &low[1], &high[1]);
+      c = {high[1] ^ c[1] ^ key[0], low[1], high[0] ^ c[3] ^ key[1], low[0]};
+      key = next_round_key(key);
+    }
+    return c;
+  }
+
+ private:
+  static __device__ void multiply(uint32_t a, uint32_t b, uint32_t* low, uint32_t* high) {
+    uint64_t product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(b), "r"(a));
+    *low = uint32_t(product);
+    *high = uint32_t(product >> 32);
+  }
+  RandomStream stream_;
+};
+
+// E2M1 without a conversion instruction. Sums near 2^23 and 2^24 round to a step, ties to even, and
+// to twice that from the power of two on, so their bits count codes: those of `fine` up to 4, those
+// of `coarse` from 2 on. Beyond, both grow too fast: the code is the lesser.
+constexpr int kE2m1Base = 0x4AFFFFFC;  // bits of 2^23 - 2
+// kE2m1Base + the code of |x|, which is less than 7.
+__device__ inline int count_e2m1(float x) {
+  const int fine = __float_as_int(__fadd_rn(fabsf(x), 0x1p23f - 2.0f));    // 0.5, from 2 on 1
+  const int coarse = __float_as_int(__fadd_rn(fabsf(x), 0x1p24f - 4.0f));  // 1, from 4 on 2
+  constexpr int kCoarseBase = 0x4B7FFFFC - 2;
+  return __viaddmin_s32(coarse, kE2m1Base - kCoarseBase, fine);
+}
 __device__ inline uint32_t encode_e2m1(float x) {
-  const float a = fabsf(x);
-  const int low = __float_as_int(__fmaf_rn(a, 2.0f, 0x1p23f));          // steps of 0.5
-  const int middle = __float_as_int(__fadd_rn(a, 0x1p23f + 2.0f));      // of 1
-  const int high = __float_as_int(__fmaf_rn(a, 0.5f, 0x1p23f + 4.0f));  // of 2
-  constexpr int kSix = 0x4B000007;                                      // 2^23 + 7
-  const int code = min(min(low, middle), min(high, kSix));
-  return (uint32_t(code) & 7u) | (__float_as_uint(x) >> 28 & 8u);
+  const uint32_t code = count_e2m1(fminf(fabsf(x), E2M1::kMax)) - kE2m1Base;  // of NaN that of 6
+  return code | (__float_as_uint(x) >> 28 & 8u);
 }
 
-// Codes of sixteen values in order: 16 bytes, or 8 with two codes a byte.
-struct Codes {
-  uint32_t word[4];
+// Rounds up or down by random bytes: Minifloat::encode_stochastic on the bits of |x|, which grow by
+// one step from code to code. Below the least normal magnitude those of |x| plus that one do.
+template <class F>
+struct StochasticCode {
+  static constexpr int kShift = F::kMantissaBits + 1;  // puts codes into the top byte
+  static constexpr uint32_t kOne = 1u << 23;           // from one binade to the next
+
+  // In the top byte: the code of |x|, past the largest those that would follow. What is below was
+  // cut off.
+  static __device__ uint32_t of(float x, uint32_t random, int byte) {
+    constexpr uint32_t kLeastNormal = std::bit_cast<uint32_t>(F::kLeastNormal);
+    // The reference rounds |x| + u steps, which carries it to a value of the format only at one
+    // step, by up to 2^-25 steps.
+    constexpr uint32_t kCarry = kLeastNormal - kOne * (F::kMantissaBits + 25);
+    const float a = __fadd_rz(fabsf(x), __uint_as_float(kCarry));
+    const int subnormal = __float_as_int(__fadd_rz(a, F::kLeastNormal));
+    const uint32_t level = __viaddmax_s32(subnormal, -int(kOne), __float_as_int(a));
+    // (2 r8 + 1) / 512 steps, and the level of code 0 off.
+    constexpr uint32_t kRest = 0x8000u - (kLeastNormal - kOne << kShift);
+    static_assert((kRest & 0x00FF00FFu) == 0);
+    return (level << kShift) + __byte_perm(random, kRest, 0x7054u | byte << 8);
+  }
 };
+
+// The top bytes of four words.
+__device__ inline uint32_t top_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  return __byte_perm(__byte_perm(a, b, 0x0073), __byte_perm(c, d, 0x0073), 0x5410);
+}
+// In the top bits of the bytes: the signs of elements i to i + 3.
+template <class T>
+__device__ uint32_t sign_bytes(const Unit<T>& x, int i) {
+  if constexpr (sizeof(T) == 4) {
+    return top_bytes(x.word[i], x.word[i + 1], x.word[i + 2], x.word[i + 3]);
+  } else {
+    return __byte_perm(x.word[i / 2], x.word[i / 2 + 1], 0x7531);
+  }
+}
 
 template <class F>
 struct Encoder;
@@ -111,8 +137,8 @@ struct Encoder;
 template <class F>
 struct Fp8Encoder {
   static constexpr int kBytes = 16;
-  template <class Values>
-  static __device__ Codes nearest(const Values& x, float factor) {
+  template <class T>
+  static __device__ Codes nearest(const Unit<T>& x, float factor, uint32_t) {
     Codes out;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -122,13 +148,36 @@ struct Fp8Encoder {
     }
     return out;
   }
-  template <class Values>
-  static __device__ Codes stochastic(const Values& x, float factor, const PhiloxBlock& bits) {
-    Codes out{};
+  // kBounded: no product is larger than F::kMax by a 2^-20th of it or more, and all are numbers if
+  // the factor is one.
+  template <bool kBounded, class T>
+  static __device__ Codes stochastic(const Unit<T>& x, float factor, uint32_t,
+                                     const PhiloxBlock& bits) {
+    Codes out;
+    float nan = factor;  // or NaN, if one of the products is
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      const uint32_t code = F::encode_stochastic(x[i] * factor, random_byte(bits, i));
-      out.word[i / 4] |= code << 8 * (i % 4);
+    for (int w = 0; w < 4; ++w) {
+      uint32_t code[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float y = x[4 * w + i] * factor;
+        if constexpr (!kBounded) {
+          nan = __fmaf_rn(y, 0.0f, nan);
+          y = fminf(fabsf(y), F::kMax);
+        }
+        code[i] = StochasticCode<F>::of(y, bits[w], i);
+      }
+      out.word[w] =
+          top_bytes(code[0], code[1], code[2], code[3]) | (sign_bytes(x, 4 * w) & 0x80808080u);
+    }
+    if (is_nan(nan)) {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        if (is_nan(x[i] * factor)) {
+          const uint32_t byte = 0xFFu << 8 * (i % 4);
+          out.word[i / 4] = (out.word[i / 4] & ~byte) | (F::kNan * 0x01010101u & byte);
+        }
+      }
     }
     return out;
   }
@@ -138,61 +187,74 @@ struct Encoder<E4M3> : Fp8Encoder<E4M3> {};
 template <>
 struct Encoder<E5M2> : Fp8Encoder<E5M2> {};
 
+// The factor is NaN if an element is not finite.
 template <>
 struct Encoder<E2M1> {
   static constexpr int kBytes = 8;
-  template <class Values>
-  static __device__ Codes nearest(const Values& x, float factor) {
-    Codes out{};
+  static constexpr uint32_t kAllNan = E2M1::kNan * 0x11111111u;
+
+  // `amax`: bits of a magnitude that no element exceeds.
+  template <class T>
+  static __device__ Codes nearest(Unit<T> x, float factor, uint32_t amax) {
+    clamp(&x, factor, amax);
+    Codes out;
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      out.word[i / 8] |= encode_e2m1(x[i] * factor) << 4 * (i % 8);
+    for (int w = 0; w < 2; ++w) {
+      uint32_t code = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        code += uint32_t(count_e2m1(x[8 * w + i] * factor)) << 4 * i;
+      }
+      out.word[w] = with_signs(code - kE2m1Base * 0x11111111u, x, w, factor);
     }
     return out;
   }
-  template <class Values>
-  static __device__ Codes stochastic(const Values& x, float factor, const PhiloxBlock& bits) {
-    Codes out{};
+  template <bool kBounded, class T>
+  static __device__ Codes stochastic(Unit<T> x, float factor, uint32_t amax,
+                                     const PhiloxBlock& bits) {
+    clamp(&x, factor, amax);
+    Codes out;
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      const uint32_t code = E2M1::encode_stochastic(x[i] * factor, random_byte(bits, i));
-      out.word[i / 8] |= code << 4 * (i % 8);
+    for (int w = 0; w < 2; ++w) {
+      uint32_t code[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        code[i] = StochasticCode<E2M1>::of(x[8 * w + i] * factor, bits[2 * w + i / 4], i % 4);
+      }
+      const uint32_t even = top_bytes(code[0], code[2], code[4], code[6]);
+      const uint32_t odd = top_bytes(code[1], code[3], code[5], code[7]);
+      const uint32_t all = even + (odd << 4);  // each at most 8, which is to be 7
+      out.word[w] = with_signs(all - (all >> 3 & 0x11111111u), x, w, factor);
     }
     return out;
+  }
+
+ private:
+  // Products of 7 or more, if there are any, become about 6.9, which has the same code.
+  template <class T>
+  static __device__ void clamp(Unit<T>* x, float factor, uint32_t amax) {
+    if (__uint_as_float(amax) * factor < 7) return;
+    float inverse;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(factor));
+    const uint32_t limit = __float_as_uint(6.9f * inverse);
+#pragma unroll
+    for (uint32_t& word : x->word) {
+      if constexpr (sizeof(T) == 4) {
+        word = min(word & 0x7FFFFFFFu, limit) | (word & 0x80000000u);
+      } else {
+        word = __vminu2(word & 0x7FFF7FFFu, __byte_perm(limit, 0, 0x3232)) | (word & 0x80008000u);
+      }
+    }
+  }
+  // Eight codes of magnitudes and the signs of their elements.
+  template <class T>
+  static __device__ uint32_t with_signs(uint32_t codes, const Unit<T>& x, int w, float factor) {
+    const uint32_t low = sign_bytes(x, 8 * w), high = sign_bytes(x, 8 * w + 4);
+    const uint32_t even = __byte_perm(low, high, 0x6420), odd = __byte_perm(low, high, 0x7531);
+    const uint32_t signs = (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
+    return is_nan(factor) ? kAllNan : codes | signs;
   }
 };
-
-// Keeps the first `valid` codes; the others become 0.
-template <int kBytes>
-__device__ void clear_past(Codes* codes, int64_t valid) {
-  constexpr int kBits = kBytes / 2;  // of a code: 8 or 4
-#pragma unroll
-  for (int w = 0; w < kBytes / 4; ++w) {
-    const int64_t keep = valid - w * (32 / kBits);
-    if (keep <= 0) {
-      codes->word[w] = 0;
-    } else if (keep < 32 / kBits) {
-      codes->word[w] &= (1u << kBits * int(keep)) - 1;
-    }
-  }
-}
-
-// `bytes` of them (at most kBytes) to p. `vector`: p is aligned to kBytes.
-template <int kBytes>
-__device__ void store_codes(uint8_t* p, const Codes& codes, int64_t bytes, bool vector) {
-  if (bytes >= kBytes && vector) {
-    if constexpr (kBytes == 16) {
-      *reinterpret_cast<uint4*>(p) = *reinterpret_cast<const uint4*>(codes.word);
-    } else {
-      *reinterpret_cast<uint2*>(p) = make_uint2(codes.word[0], codes.word[1]);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kBytes; ++i) {
-    if (i < bytes) p[i] = uint8_t(codes.word[i / 4] >> 8 * (i % 4));
-  }
-}
 
 // Maximum over lanes that differ in these bits of their number.
 template <int kMask>

@@ -11,7 +11,7 @@ void launch_tiles(const CastKind& kind, const Source& source, int64_t blocks,
     using T = decltype(element);
     const auto kernel = kind.col ? cast_tiles<F, T, stochastic.value, true>
                                  : cast_tiles<F, T, stochastic.value, false>;
-    launch("quantize", kernel, {blocks, kThreads}, stream, source);
+    launch("quantize", kernel, {blocks, kThreads, 0, source.early}, stream, source);
   });
 }
 
@@ -27,13 +27,7 @@ void launch_fp8(const CastKind& kind, const Source& source, int64_t blocks, cons
   constexpr Format F = Format::kFp8Block1x128;
   with_kernel_types(kind, [&](auto element, auto stochastic) {
     using T = decltype(element);
-    if (kind.col) {
-      launch("quantize", cast_blocks<F, T, stochastic.value, true>,
-             {blocks, kThreads, ColumnTile<F, T>::kBytes}, stream, source);
-    } else {
-      launch("quantize", cast_blocks<F, T, stochastic.value, false>, {blocks, kThreads}, stream,
-             source);
-    }
+    launch_blocks<F, T, stochastic.value>(kind, source, blocks, stream);
   });
 }
 

@@ -7,6 +7,8 @@
 
 namespace moiety::quant::device {
 
+constexpr int kScaledRows = 4;  // of a tile of row-scaled jobs
+
 // Which kernel serves a source: the same for all its jobs.
 struct CastKind {
   Format format;
@@ -25,7 +27,7 @@ inline CastKind kind_of(const QuantizeJob& job) {
           job.spec.rht_col};
 }
 
-// All of them take `blocks` blocks and walk over the source's tiles.
+// All of them take at most `blocks` blocks and walk over the source's tiles.
 void launch_fp8(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);
 void launch_mxfp8(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);
 void launch_nvfp4(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);

@@ -1,6 +1,7 @@
 // The loops over elements of the CPU quantizers, each compiled for several instruction sets; what
-// calls them is scalar code that moves through a matrix in pieces that stay in the cache. Internal
-// to moiety/quant; the bits are those of quantize_ref.cpp.
+// calls them is scalar code that moves through a matrix in pieces that stay in the cache. Elements
+// are taken in pairs, whose codes are a half-word, or a byte of two nibbles. Internal to
+// moiety/quant; the bits are those of quantize_ref.cpp.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +14,26 @@ namespace moiety::quant::loops {
 
 constexpr int64_t kPanel = 128;  // rows and columns of a panel
 
-void widen(const bf16* x, int64_t n, float* out);
+// Rows of n elements, float32 or bf16; n is a multiple of 16.
+struct Rows {
+  DType dtype;
+  const void* x;
+  int64_t pitch;  // bytes
+  int64_t rows, n;
+
+  const void* row(int64_t r) const { return static_cast<const std::byte*>(x) + r * pitch; }
+};
+
+// out[i] = bf16(x[i]).
+void round_to_bf16(const float* x, int64_t n, bf16* out);
 
 // Bits of the largest |x|.
-uint32_t amax(const float* x, int64_t n);
-uint32_t amax(const bf16* x, int64_t n);
+uint32_t amax(DType dtype, const void* x, int64_t n);
 uint32_t largest(const uint32_t* amax, int64_t n);
 // Of each block of 16, 32 or 128 elements.
-void block_amax(const float* x, int block, int64_t blocks, uint32_t* out);
-void block_amax(const bf16* x, int block, int64_t blocks, uint32_t* out);
-// Of each column of x [rows, 128], `stride` elements a row.
-void column_amax(const float* x, int64_t stride, int64_t rows, uint32_t* out);
-void column_amax(const bf16* x, int64_t stride, int64_t rows, uint32_t* out);
+void block_amax(DType dtype, const void* x, int block, int64_t blocks, uint32_t* out);
+// Of each column, n = 128.
+void column_amax(const Rows& x, uint32_t* out);
 
 // Scales of n blocks, and the factors that elements are multiplied with.
 void fp8_scales(const uint32_t* amax, int64_t n, float fp8_max, float amax_floor, bool pow2,
@@ -32,24 +41,31 @@ void fp8_scales(const uint32_t* amax, int64_t n, float fp8_max, float amax_floor
 void mxfp8_scales(const uint32_t* amax, int64_t n, bool e5m2, float* factor, uint8_t* scale);
 void nvfp4_scales(const uint32_t* amax, int64_t n, const Nvfp4TensorScale& tensor, float* factor,
                   uint8_t* scale);
-// out[i] = factor[i / block].
+
+// What the elements of pair i are multiplied with.
+struct PairFactors {
+  const float* even;
+  const float* odd;
+};
+// out[i] = the factor of the block of pair i, which both of its elements have.
 void spread(const float* factor, int block, int64_t blocks, float* out);
+// Of elements that have a factor each.
+void split(const float* factor, int64_t n, float* even, float* odd);
 
-// codes[i] = encode(RN(x[i] * factor[i])), x float32 or bf16 as `input` says; `random` is not read
-// unless rounding is stochastic.
-using Encode = void (*)(const void* x, const float* factor, const uint8_t* random, int64_t n,
+// Codes of x[r][i] * factor of i, rounded; rows of n codes lie one after the other, those of
+// `random` (read only if rounding is stochastic) too. With `finite`, elements are finite and
+// factors are finite and positive.
+using Encode = void (*)(const Rows& x, const PairFactors& factor, const uint8_t* random,
                         uint8_t* codes);
-Encode encode(DType input, DType element, bool stochastic);
+Encode encode(DType input, DType element, bool stochastic, bool finite);
 
-// out[i] = codes 2i and 2i + 1, i < n / 2; or code i of two rows, i < 128.
-void pack_pairs(const uint8_t* codes, int64_t n, uint8_t* out);
-void pack_rows(const uint8_t* even, const uint8_t* odd, uint8_t* out);
+// Columns of 16 rows of 128 elements, rounded to BF16, transformed; and the largest |y| of that.
+void rotate(const Rows& x, uint16_t signs, bf16 (*y)[kPanel]);
+uint32_t rotated_amax(const Rows& x, uint16_t signs);
 
-// Columns of x [16, 128], rounded to BF16, transformed.
-void rotate(float (&x)[16][kPanel], uint16_t signs);
-
-// out[c * out_pitch + r] = in[r * in_pitch + c]; rows and cols are multiples of 16.
-void transpose(const uint8_t* in, int64_t in_pitch, int64_t rows, int64_t cols, uint8_t* out,
-               int64_t out_pitch);
+// Panels of 128 x 128 codes; of nibbles rows have 64 bytes. The third: of 16 x 128 bytes.
+void transpose(const uint8_t* in, uint8_t* out);
+void transpose_nibbles(const uint8_t* in, uint8_t* out);
+void transpose_16(const uint8_t* in, uint8_t* out);
 
 }  // namespace moiety::quant::loops

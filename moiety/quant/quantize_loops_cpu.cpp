@@ -1,9 +1,9 @@
 #include <bit>
 
-#include "moiety/formats/e5m2.h"
 #include "moiety/quant/byte_transpose.h"
 #include "moiety/quant/hadamard.h"
-#include "moiety/quant/quantize_loops.h"
+#include "moiety/quant/quantize_encode.h"
+#include "moiety/quant/quantize_loops_avx2.h"
 
 namespace moiety::quant::loops {
 namespace {
@@ -22,7 +22,8 @@ MOIETY_INLINE M larger(M a, M b) {
 }
 
 template <class T>
-MOIETY_INLINE uint32_t amax_of(const T* __restrict x, int64_t n) {
+MOIETY_INLINE uint32_t amax_of(const void* input, int64_t n) {
+  const T* __restrict x = static_cast<const T*>(input);
   Magnitude<T> m = 0;
   for (int64_t i = 0; i < n; ++i) m = larger(m, magnitude(x[i]));
   return fp32_bits(m);
@@ -39,18 +40,19 @@ MOIETY_INLINE void amax_of_blocks(const T* __restrict x, int64_t blocks, uint32_
   }
 }
 template <class T>
-MOIETY_INLINE void amax_by_block(const T* x, int block, int64_t blocks, uint32_t* out) {
+MOIETY_INLINE void amax_by_block(const void* input, int block, int64_t blocks, uint32_t* out) {
+  const T* x = static_cast<const T*>(input);
   if (block == 16) amax_of_blocks<16>(x, blocks, out);
   if (block == 32) amax_of_blocks<32>(x, blocks, out);
   if (block == 128) amax_of_blocks<128>(x, blocks, out);
 }
 
 template <class T>
-MOIETY_INLINE void amax_of_columns(const T* __restrict x, int64_t stride, int64_t rows,
-                                   uint32_t* __restrict out) {
+MOIETY_INLINE void amax_of_columns(const Rows& rows, uint32_t* __restrict out) {
   alignas(64) Magnitude<T> m[kPanel] = {};
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < kPanel; ++c) m[c] = larger(m[c], magnitude(x[r * stride + c]));
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    const T* __restrict x = static_cast<const T*>(rows.row(r));
+    for (int64_t c = 0; c < kPanel; ++c) m[c] = larger(m[c], magnitude(x[c]));
   }
   for (int64_t c = 0; c < kPanel; ++c) out[c] = fp32_bits(m[c]);
 }
@@ -60,78 +62,104 @@ MOIETY_INLINE void spread_blocks(const float* __restrict factor, int64_t blocks,
                                  float* __restrict out) {
   for (int64_t b = 0; b < blocks; ++b) {
 #pragma GCC unroll 1
-    for (int i = 0; i < kBlock; ++i) out[b * kBlock + i] = factor[b];
+    for (int i = 0; i < kBlock / 2; ++i) out[b * (kBlock / 2) + i] = factor[b];
   }
 }
 
 template <class F>
 MOIETY_INLINE void mxfp8_blocks(const uint32_t* __restrict amax, int64_t n,
                                 float* __restrict factor, uint8_t* __restrict scale) {
-  for (int64_t i = 0; i < n; ++i) {
-    scale[i] = mxfp8_scale<F>(std::bit_cast<float>(amax[i]));
-    factor[i] = UE8M0::inverse(scale[i]);
+  for (int64_t i = 0; i < n; ++i) scale[i] = mxfp8_scale<F>(std::bit_cast<float>(amax[i]));
+  for (int64_t i = 0; i < n; ++i) factor[i] = UE8M0::inverse(scale[i]);
+}
+
+// Elements of a pair as BF16 has them.
+struct Values {
+  float even, odd;
+};
+MOIETY_INLINE Values values(const bf16* row, int64_t i) {
+  const uint32_t w = reinterpret_cast<const Word32*>(row)[i];
+  return {std::bit_cast<float>(w << 16), std::bit_cast<float>(w & 0xFFFF0000u)};
+}
+MOIETY_INLINE Values values(const float* row, int64_t i) {
+  return {bf16(row[2 * i]), bf16(row[2 * i + 1])};
+}
+
+// Column pair i of 16 rows. Indices of rows are constants, so that columns are registers.
+template <class T>
+struct ColumnPair {
+  float even[16], odd[16];
+
+  template <int... kRow>
+  MOIETY_INLINE void load(const Rows& rows, int64_t i, std::integer_sequence<int, kRow...>) {
+    ((even[kRow] = values(static_cast<const T*>(rows.row(kRow)), i).even,
+      odd[kRow] = values(static_cast<const T*>(rows.row(kRow)), i).odd),
+     ...);
+  }
+  template <int... kRow>
+  MOIETY_INLINE void store(bf16 (*y)[kPanel], int64_t i,
+                           std::integer_sequence<int, kRow...>) const {
+    ((reinterpret_cast<Word32*>(y[kRow])[i] =
+          std::bit_cast<uint32_t>(even[kRow]) >> 16 | std::bit_cast<uint32_t>(odd[kRow])),
+     ...);
+  }
+  template <int... kRow>
+  MOIETY_INLINE uint32_t largest(std::integer_sequence<int, kRow...>) const {
+    uint32_t m = 0;
+    ((m = larger(m, larger(abs_bits(even[kRow]), abs_bits(odd[kRow])))), ...);
+    return m;
+  }
+};
+
+template <class T>
+MOIETY_INLINE void rotate_columns(Rows rows, uint16_t signs, bf16 (*y)[kPanel]) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < kPanel / 2; ++i) {
+    ColumnPair<T> w;
+    w.load(rows, i, detail::Elements{});
+    apply_rht(w.even, signs);
+    apply_rht(w.odd, signs);
+    w.store(y, i, detail::Elements{});
   }
 }
 
-template <class T, class F>
-MOIETY_INLINE void nearest(const void* input, const float* __restrict factor, int64_t n,
-                           uint8_t* __restrict codes) {
-  const T* __restrict x = static_cast<const T*>(input);
-  for (int64_t i = 0; i < n; ++i) codes[i] = F::encode(static_cast<float>(x[i]) * factor[i]);
-}
-template <class T, class F>
-MOIETY_INLINE void stochastic(const void* input, const float* __restrict factor,
-                              const uint8_t* __restrict random, int64_t n,
-                              uint8_t* __restrict codes) {
-  const T* __restrict x = static_cast<const T*>(input);
-  for (int64_t i = 0; i < n; ++i) {
-    codes[i] = F::encode_stochastic(static_cast<float>(x[i]) * factor[i], random[i]);
+// Rounding is monotone, so it may come after the maximum.
+template <class T>
+MOIETY_INLINE uint32_t amax_of_rotated(Rows rows, uint16_t signs) {
+  uint32_t m = 0;
+  for (int64_t i = 0; i < kPanel / 2; ++i) {
+    ColumnPair<T> w;
+    w.load(rows, i, detail::Elements{});
+    rotate_unrounded(w.even, signs);
+    rotate_unrounded(w.odd, signs);
+    m = larger(m, w.largest(detail::Elements{}));
   }
+  return abs_bits(bf16(std::bit_cast<float>(m)));
 }
-
-// Functions of several instruction sets cannot be templates.
-#define MOIETY_ENCODE_LOOPS(T, F)                                                                  \
-  MOIETY_SIMD_CLONES void nearest_##T##_##F(const void* x, const float* factor, const uint8_t*,    \
-                                            int64_t n, uint8_t* codes) {                           \
-    nearest<T, F>(x, factor, n, codes);                                                            \
-  }                                                                                                \
-  MOIETY_SIMD_CLONES void stochastic_##T##_##F(const void* x, const float* factor,                 \
-                                               const uint8_t* random, int64_t n, uint8_t* codes) { \
-    stochastic<T, F>(x, factor, random, n, codes);                                                 \
-  }
-MOIETY_ENCODE_LOOPS(float, E2M1)
-MOIETY_ENCODE_LOOPS(float, E4M3)
-MOIETY_ENCODE_LOOPS(float, E5M2)
-MOIETY_ENCODE_LOOPS(bf16, E2M1)
-MOIETY_ENCODE_LOOPS(bf16, E4M3)
-MOIETY_ENCODE_LOOPS(bf16, E5M2)
-#undef MOIETY_ENCODE_LOOPS
 
 }  // namespace
 
-MOIETY_SIMD_CLONES void widen(const bf16* __restrict x, int64_t n, float* __restrict out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = x[i];
+MOIETY_SIMD_CLONES void round_to_bf16(const float* __restrict x, int64_t n, bf16* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = bf16(x[i]);
 }
 
-MOIETY_SIMD_CLONES uint32_t amax(const float* x, int64_t n) { return amax_of(x, n); }
-MOIETY_SIMD_CLONES uint32_t amax(const bf16* x, int64_t n) { return amax_of(x, n); }
+MOIETY_SIMD_CLONES uint32_t amax(DType dtype, const void* x, int64_t n) {
+  return dtype == DType::kBFloat16 ? amax_of<bf16>(x, n) : amax_of<float>(x, n);
+}
 MOIETY_SIMD_CLONES uint32_t largest(const uint32_t* amax, int64_t n) {
   uint32_t m = 0;
   for (int64_t i = 0; i < n; ++i) m = larger(m, amax[i]);
   return m;
 }
-
-MOIETY_SIMD_CLONES void block_amax(const float* x, int block, int64_t blocks, uint32_t* out) {
-  amax_by_block(x, block, blocks, out);
+MOIETY_SIMD_CLONES void block_amax(DType dtype, const void* x, int block, int64_t blocks,
+                                   uint32_t* out) {
+  if (dtype == DType::kFloat32) return amax_by_block<float>(x, block, blocks, out);
+  const bf16* from = static_cast<const bf16*>(x);
+  const int64_t done = block_amax_avx2(from, block, blocks, out);
+  amax_by_block<bf16>(from + done * block, block, blocks - done, out + done);
 }
-MOIETY_SIMD_CLONES void block_amax(const bf16* x, int block, int64_t blocks, uint32_t* out) {
-  amax_by_block(x, block, blocks, out);
-}
-MOIETY_SIMD_CLONES void column_amax(const float* x, int64_t stride, int64_t rows, uint32_t* out) {
-  amax_of_columns(x, stride, rows, out);
-}
-MOIETY_SIMD_CLONES void column_amax(const bf16* x, int64_t stride, int64_t rows, uint32_t* out) {
-  amax_of_columns(x, stride, rows, out);
+MOIETY_SIMD_CLONES void column_amax(const Rows& x, uint32_t* out) {
+  x.dtype == DType::kBFloat16 ? amax_of_columns<bf16>(x, out) : amax_of_columns<float>(x, out);
 }
 
 MOIETY_SIMD_CLONES void fp8_scales(const uint32_t* __restrict amax, int64_t n, float fp8_max,
@@ -157,46 +185,37 @@ MOIETY_SIMD_CLONES void nvfp4_scales(const uint32_t* __restrict amax, int64_t n,
     scale[i] = s.code;
   }
 }
+
 MOIETY_SIMD_CLONES void spread(const float* factor, int block, int64_t blocks, float* out) {
   if (block == 16) spread_blocks<16>(factor, blocks, out);
   if (block == 32) spread_blocks<32>(factor, blocks, out);
   if (block == 128) spread_blocks<128>(factor, blocks, out);
 }
-
-Encode encode(DType input, DType element, bool stochastic) {
-  const bool wide = input == DType::kFloat32;
-  switch (element) {
-    case DType::kE2M1:
-      return stochastic ? (wide ? stochastic_float_E2M1 : stochastic_bf16_E2M1)
-                        : (wide ? nearest_float_E2M1 : nearest_bf16_E2M1);
-    case DType::kE5M2:
-      return stochastic ? (wide ? stochastic_float_E5M2 : stochastic_bf16_E5M2)
-                        : (wide ? nearest_float_E5M2 : nearest_bf16_E5M2);
-    default:
-      return stochastic ? (wide ? stochastic_float_E4M3 : stochastic_bf16_E4M3)
-                        : (wide ? nearest_float_E4M3 : nearest_bf16_E4M3);
+MOIETY_SIMD_CLONES void split(const float* __restrict factor, int64_t n, float* __restrict even,
+                              float* __restrict odd) {
+  for (int64_t i = 0; i < n / 2; ++i) {
+    even[i] = factor[2 * i];
+    odd[i] = factor[2 * i + 1];
   }
 }
 
-MOIETY_SIMD_CLONES void pack_pairs(const uint8_t* __restrict codes, int64_t n,
-                                   uint8_t* __restrict out) {
-  for (int64_t i = 0; i < n / 2; ++i) out[i] = E2M1::pack(codes[2 * i], codes[2 * i + 1]);
+MOIETY_SIMD_CLONES void rotate(const Rows& x, uint16_t signs, bf16 (*y)[kPanel]) {
+  x.dtype == DType::kBFloat16 ? rotate_columns<bf16>(x, signs, y)
+                              : rotate_columns<float>(x, signs, y);
 }
-MOIETY_SIMD_CLONES void pack_rows(const uint8_t* __restrict even, const uint8_t* __restrict odd,
-                                  uint8_t* __restrict out) {
-  for (int64_t c = 0; c < kPanel; ++c) out[c] = E2M1::pack(even[c], odd[c]);
-}
-
-MOIETY_SIMD_CLONES void rotate(float (&x)[16][kPanel], uint16_t signs) {
-  for (auto& row : x) {
-    for (float& v : row) v = bf16(v);
-  }
-  apply_rht(x, signs);
+MOIETY_SIMD_CLONES uint32_t rotated_amax(const Rows& x, uint16_t signs) {
+  return x.dtype == DType::kBFloat16 ? amax_of_rotated<bf16>(x, signs)
+                                     : amax_of_rotated<float>(x, signs);
 }
 
-void transpose(const uint8_t* in, int64_t in_pitch, int64_t rows, int64_t cols, uint8_t* out,
-               int64_t out_pitch) {
-  transpose_bytes(in, in_pitch, rows, cols, out, out_pitch);
+MOIETY_SIMD_CLONES void transpose(const uint8_t* in, uint8_t* out) {
+  transpose_bytes(in, kPanel, kPanel, kPanel, out, kPanel);
+}
+MOIETY_SIMD_CLONES void transpose_nibbles(const uint8_t* in, uint8_t* out) {
+  quant::transpose_nibbles(in, kPanel / 2, kPanel, kPanel, out, kPanel / 2);
+}
+MOIETY_SIMD_CLONES void transpose_16(const uint8_t* in, uint8_t* out) {
+  transpose_bytes(in, kPanel, 16, kPanel, out, 16);
 }
 
 }  // namespace moiety::quant::loops

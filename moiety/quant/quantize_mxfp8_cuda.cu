@@ -7,16 +7,11 @@ void launch_mxfp8(const CastKind& kind, const Source& source, int64_t blocks,
                   const Stream& stream) {
   with_kernel_types(kind, [&](auto element, auto stochastic) {
     using T = decltype(element);
-    constexpr Format F = Format::kMxfp8;
     if (kind.format == Format::kMxfp8Tile32) {
       launch("quantize", cast_tiles<Format::kMxfp8Tile32, T, stochastic.value, false>,
-             {blocks, kThreads}, stream, source);
-    } else if (kind.col) {
-      launch("quantize", cast_blocks<F, T, stochastic.value, true>,
-             {blocks, kThreads, ColumnTile<F, T>::kBytes}, stream, source);
+             {blocks, kThreads, 0, source.early}, stream, source);
     } else {
-      launch("quantize", cast_blocks<F, T, stochastic.value, false>, {blocks, kThreads}, stream,
-             source);
+      launch_blocks<Format::kMxfp8, T, stochastic.value>(kind, source, blocks, stream);
     }
   });
 }

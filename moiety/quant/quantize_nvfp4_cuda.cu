@@ -8,17 +8,12 @@ void launch_nvfp4(const CastKind& kind, const Source& source, int64_t blocks,
                   const Stream& stream) {
   with_kernel_types(kind, [&](auto element, auto stochastic) {
     using T = decltype(element);
-    constexpr Format F = Format::kNvfp4;
     if (kind.format == Format::kNvfp4Tile16) {
       const auto kernel = kind.col ? cast_tiles<Format::kNvfp4Tile16, T, stochastic.value, true>
                                    : cast_tiles<Format::kNvfp4Tile16, T, stochastic.value, false>;
-      launch("quantize", kernel, {blocks, kThreads}, stream, source);
-    } else if (kind.col) {
-      launch("quantize", cast_blocks<F, T, stochastic.value, true>,
-             {blocks, kThreads, ColumnTile<F, T>::kBytes}, stream, source);
+      launch("quantize", kernel, {blocks, kThreads, 0, source.early}, stream, source);
     } else {
-      launch("quantize", cast_blocks<F, T, stochastic.value, false>, {blocks, kThreads}, stream,
-             source);
+      launch_blocks<Format::kNvfp4, T, stochastic.value>(kind, source, blocks, stream);
     }
   });
 }
@@ -27,8 +22,8 @@ void launch_scaled_rows(const CastKind& kind, const Source& source, bool cast, i
                         const Stream& stream) {
   with_kernel_types(kind, [&](auto element, auto stochastic) {
     using T = decltype(element);
-    launch("quantize", cast_scaled_rows<T, stochastic.value>, {blocks, kThreads}, stream, source,
-           cast);
+    launch("quantize", cast_scaled_rows<T, stochastic.value>, {blocks, kThreads, 0, source.early},
+           stream, source, cast);
   });
 }
 
@@ -36,12 +31,8 @@ void launch_measure(const CastKind& kind, bool rotated, const Source& source, in
                     const Stream& stream) {
   const auto with = [&](auto element) {
     using T = decltype(element);
-    if (rotated) {
-      launch("compute_amax", measure_tiles<T, true>,
-             {blocks, kThreads, ColumnTile<Format::kNvfp4, T>::kBytes}, stream, source);
-    } else {
-      launch("compute_amax", measure_tiles<T, false>, {blocks, kThreads}, stream, source);
-    }
+    launch("compute_amax", rotated ? measure_tiles<T, true> : measure_tiles<T, false>,
+           {blocks, kThreads, 0, source.early}, stream, source);
   };
   kind.dtype == DType::kFloat32 ? with(float{}) : with(bf16{});
 }

@@ -102,10 +102,6 @@ struct TensorScale {
   float decode = 1;
 };
 
-float fp8_max(const QuantSpec& spec) {
-  return spec.element == DType::kE5M2 ? E5M2::kMax : E4M3::kMax;
-}
-
 TensorScale tensor_scale(const QuantizeJob& job, float amax) {
   TensorScale out;
   out.amax = amax;
@@ -113,9 +109,9 @@ TensorScale tensor_scale(const QuantizeJob& job, float amax) {
     out.nvfp4 = nvfp4_tensor_scale(amax);
     out.decode = out.nvfp4.decode;
   } else if (job.spec.format == Format::kFp8Tensor) {
-    out.fp8 = job.delayed_scale
-                  ? Fp8Scale{*job.delayed_scale, *job.delayed_scale_inv}
-                  : fp8_scale(amax, fp8_max(job.spec), job.spec.amax_floor, job.spec.pow2_scales);
+    out.fp8 = job.delayed_scale ? Fp8Scale{*job.delayed_scale, *job.delayed_scale_inv}
+                                : fp8_scale(amax, fp8_max_of(job.spec.element), job.spec.amax_floor,
+                                            job.spec.pow2_scales);
     out.decode = out.fp8.decode;
   }
   return out;
@@ -126,7 +122,7 @@ float store_scale(const QuantSpec& spec, const TensorScale& tensor, float amax, 
                   int64_t i) {
   if (spec.format == Format::kFp8Tensor) return tensor.fp8.encode;
   if (is_fp8_block(spec.format)) {
-    const Fp8Scale s = fp8_scale(amax, fp8_max(spec), spec.amax_floor, spec.pow2_scales);
+    const Fp8Scale s = fp8_scale(amax, fp8_max_of(spec.element), spec.amax_floor, spec.pow2_scales);
     static_cast<float*>(scales)[i] = s.decode;
     return s.encode;
   }

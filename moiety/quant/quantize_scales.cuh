@@ -1,14 +1,21 @@
 // Scales of blocks and tensors, as the kernels need them; arithmetic of scale_math.h.
 #pragma once
 
+#include "moiety/quant/dequantize_device.cuh"
 #include "moiety/quant/quantize_device.cuh"
 #include "moiety/quant/quantize_job.h"
 #include "moiety/quant/scale_math.h"
 
 namespace moiety::quant::device {
 
-__device__ inline float fp8_max(const QuantSpec& spec) {
-  return spec.element == DType::kE5M2 ? E5M2::kMax : E4M3::kMax;
+// nvfp4_block_scale with the hardware's conversions.
+__device__ inline Nvfp4BlockScale convert_block_scale(float amax, const Nvfp4TensorScale& tensor) {
+  const float d = __fmaf_rn(amax, 0.0f, amax * tensor.block);  // NaN of an infinite amax
+  const uint32_t code = encode_pair<E4M3>(d, 0.0f);
+  const float inverse = 1.0f / (decode_pair<E4M3>(code).x * tensor.decode);
+  float encode;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(encode) : "f"(inverse), "f"(kMaxFloat));
+  return {uint8_t(code), encode};
 }
 
 // What scales of blocks depend on beside their amax.
@@ -40,7 +47,7 @@ struct TensorFactors {
 
  private:
   static __device__ Fp8Scale scale(const QuantizeJob& job, int direction) {
-    return fp8_scale(*job.amax[job.amax_index(Direction(direction))], fp8_max(job.spec),
+    return fp8_scale(*job.amax[job.amax_index(Direction(direction))], fp8_max_of(job.spec.element),
                      job.spec.amax_floor, job.spec.pow2_scales);
   }
 };
@@ -58,14 +65,14 @@ struct BlockFactor {
       return {0, tensor.fp8};
     } else if constexpr (is_fp8_block(F)) {
       const Fp8Scale s =
-          fp8_scale(amax, fp8_max(job.spec), job.spec.amax_floor, job.spec.pow2_scales);
+          fp8_scale(amax, fp8_max_of(job.spec.element), job.spec.amax_floor, job.spec.pow2_scales);
       return {__float_as_uint(s.decode), s.encode};
     } else if constexpr (is_mxfp8(F)) {
       const uint8_t e =
           job.spec.element == DType::kE5M2 ? mxfp8_scale<E5M2>(amax) : mxfp8_scale<E4M3>(amax);
       return {e, UE8M0::inverse(e)};
     } else {
-      const Nvfp4BlockScale s = nvfp4_block_scale(amax, tensor.nvfp4);
+      const Nvfp4BlockScale s = convert_block_scale(amax, tensor.nvfp4);
       return {s.code, s.encode};
     }
   }
@@ -131,14 +138,28 @@ __device__ void with_codec_of(const QuantSpec& spec, Body&& body) {
   }
 }
 
-// Codes of a unit, rounded as the job says. `block`: the number of its sixteen elements.
-template <class C, bool kStochastic, class Values>
-__device__ Codes encode_unit(const Values& x, float factor, const RandomStream& stream,
-                             uint64_t block) {
+// Where random bits come from, by all lanes of a warp, and those of a block of sixteen elements.
+template <bool kStochastic>
+__device__ DeviceRandom device_random(const QuantizeJob& job, Direction direction) {
+  if constexpr (kStochastic) return DeviceRandom(job.random_stream(direction));
+  return {};
+}
+template <bool kStochastic>
+__device__ PhiloxBlock random_bits(const DeviceRandom& random, uint64_t block) {
+  if constexpr (kStochastic) return random.block(block);
+  return {};
+}
+
+// Codes of a unit. `amax`: bits of a magnitude that no element exceeds, not looked at where all of
+// the tensor has one scale.
+template <Format F, class C, bool kStochastic, class T>
+__device__ Codes encode_unit(const Unit<T>& x, float factor, uint32_t amax,
+                             const PhiloxBlock& random) {
+  constexpr bool kBounded = F != Format::kFp8Tensor;  // the scale is that of the amax
   if constexpr (kStochastic) {
-    return Encoder<C>::stochastic(x, factor, stream.block(block));
+    return Encoder<C>::template stochastic<kBounded>(x, factor, amax, random);
   } else {
-    return Encoder<C>::nearest(x, factor);
+    return Encoder<C>::nearest(x, factor, amax);
   }
 }
 

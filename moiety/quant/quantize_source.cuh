@@ -7,6 +7,7 @@
 
 #include "moiety/quant/quantize_group.h"
 #include "moiety/quant/quantize_job.h"
+#include "moiety/quant/quantize_memory.cuh"
 
 namespace moiety::quant::device {
 
@@ -41,6 +42,8 @@ struct Source {
   const uint32_t* skip = nullptr;  // may be null
   QuantizeJob job;                 // the one, or the whole of the groups
   int64_t tiles = 0;               // kSingle, kMany; of kGroups a bound for valid groups
+  int64_t run = 1;                 // of kMany, kGroups: tiles that a block takes in a row; 2^n
+  bool early = false;              // another kernel of the call is before this one (launch.cuh)
   // kMany: jobs, and the first tile of each with the total at the end.
   const QuantizeJob* jobs = nullptr;
   const int64_t* first_tile = nullptr;
@@ -50,6 +53,13 @@ struct Source {
   const int64_t* begin_E1 = nullptr;
   uint32_t* status = nullptr;  // may be null
   int64_t experts = 0, capacity = 0;
+
+  // Nothing is to be done. Then too a kernel ends after the one before it.
+  __device__ bool skipped() const {
+    if (!skip || *skip == 0) return false;
+    cudaGridDependencySynchronize();
+    return true;
+  }
 };
 
 // Where a block is at work.
@@ -62,8 +72,6 @@ __device__ inline Place place_of(int64_t tile, int64_t columns, const Tiling& ti
   const int64_t r = quotient(tile, columns);
   return {r * tiling.rows, (tile - r * columns) * tiling.cols, tile == 0};
 }
-
-constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 // Inclusive sum over the lanes.
 __device__ inline int64_t warp_scan(int64_t x) {
@@ -126,50 +134,112 @@ __device__ inline int64_t job_of(const int64_t* first_tile, int64_t count, int64
   return low;
 }
 
+// The group of a tile, by all threads of a block: its job to `job` and its tiles to `range`, which
+// is {0, 0} if no group has the tile.
+class GroupSearch {
+ public:
+  __device__ GroupSearch(const Source& s, int64_t tile, QuantizeJob* job, int64_t* range)
+      : s_(s),
+        columns_(tiles_of(1, s.job.cols, s.tiling).cols),
+        wanted_(quotient(tile, columns_)),
+        job_(job),
+        range_(range) {}
+
+  // A thread a group, as many groups at a time as there are threads. Claims that are all valid
+  // ascend and do not overlap.
+  __device__ void run() const {
+    if (threadIdx.x == 0) range_[0] = range_[1] = 0;
+    __shared__ int64_t sums[kThreads / 32][2];
+    int64_t seen = 0, column = 0;  // tile rows and columns of the groups so far
+    for (int64_t base = 0; base < s_.experts && seen <= wanted_; base += kThreads) {
+      const int64_t e = base + threadIdx.x;
+      Claim c{0, 0, true};
+      if (e < s_.experts) c = claim_of(s_, e);
+      if (__syncthreads_or(!c.valid)) return run_warp();
+      const int64_t mine = e < s_.experts ? tiles_of(c.rows, 1, s_.tiling).rows : 0;
+      const int64_t size = padded_group_rows(c.rows);
+      int64_t first = warp_scan(mine), begin = warp_scan(size);
+      if (threadIdx.x % 32 == 31) {
+        sums[threadIdx.x / 32][0] = first;
+        sums[threadIdx.x / 32][1] = begin;
+      }
+      first += seen - mine;
+      begin += column - size;
+      __syncthreads();
+      for (int w = 0; w < kThreads / 32; ++w) {
+        if (w < int(threadIdx.x / 32)) {
+          first += sums[w][0];
+          begin += sums[w][1];
+        }
+        seen += sums[w][0];
+        column += sums[w][1];
+      }
+      visit(e, c.rows > 0 ? c.begin : 0, c.rows, begin, first, mine);
+    }
+  }
+
+ private:
+  // Where some claim is not.
+  __device__ void run_warp() const {
+    if (threadIdx.x >= 32) return;
+    int64_t seen = 0;
+    walk_groups(
+        s_,
+        [&](int64_t e, int64_t begin, int64_t rows, int64_t column) {
+          const int64_t mine = rows < 0 ? 0 : tiles_of(rows, 1, s_.tiling).rows;
+          const int64_t end = seen + warp_scan(mine);
+          visit(e, begin, rows, column, end - mine, mine);
+          seen = __shfl_sync(kWarp, end, 31);
+        },
+        [](int64_t, int64_t, bool) {});
+  }
+  // By the thread of group e, whose tile rows are `count` from `first` on.
+  __device__ void visit(int64_t e, int64_t begin, int64_t rows, int64_t column, int64_t first,
+                        int64_t count) const {
+    if (wanted_ < first || wanted_ >= first + count) return;
+    *job_ = group_job(s_.job, e, begin, rows, column);
+    range_[0] = first * columns_;
+    range_[1] = (first + count) * columns_;
+  }
+
+  const Source& s_;
+  int64_t columns_, wanted_;
+  QuantizeJob* job_;
+  int64_t* range_;
+};
+
+// The i-th tile of a block.
+__device__ inline int64_t block_tile(const Source& s, int i) {
+  const int within = i & (int(s.run) - 1);
+  return blockIdx.x * s.run + int64_t{gridDim.x} * (i - within) + within;
+}
+
 // The job and place of a tile; false: there is no such tile. To be called by all threads of a
-// block; the job of kMany and kGroups is put into `shared`, valid until the next call.
+// block, for its tiles in order; the job of kMany and kGroups is put into `shared`, valid until the
+// next call.
 __device__ inline bool find_tile(const Source& s, int64_t tile, QuantizeJob* shared, Place* place) {
   if (s.kind == Source::Kind::kSingle) {
     if (tile >= s.tiles) return false;
-    *place = place_of(tile, tiles_of(s.job.padded_rows, s.job.cols, s.tiling).cols, s.tiling);
+    *place = place_of(tile, tiles_of(1, s.job.cols, s.tiling).cols, s.tiling);
     return true;
   }
-  __shared__ int64_t found_tile;
-  __syncthreads();  // the last tile's job is done with
-  if (s.kind == Source::Kind::kMany) {
-    if (tile >= s.tiles) return false;
-    const int64_t job = job_of(s.first_tile, s.count, tile);
-    const auto* from = reinterpret_cast<const uint32_t*>(s.jobs + job);
-    auto* to = reinterpret_cast<uint32_t*>(shared);
-    for (int i = threadIdx.x; i < int(sizeof(QuantizeJob) / 4); i += kThreads) to[i] = from[i];
-    if (threadIdx.x == 0) found_tile = tile - s.first_tile[job];
-    __syncthreads();
-  } else {
-    if (threadIdx.x == 0) found_tile = -1;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-      const int64_t columns = tiles_of(1, s.job.cols, s.tiling).cols;
-      const int64_t wanted = quotient(tile, columns);
-      int64_t seen = 0;  // tile rows of the groups before these thirty-two
-      walk_groups(
-          s,
-          [&](int64_t e, int64_t begin, int64_t rows, int64_t column) {
-            const int64_t mine = rows < 0 ? 0 : tiles_of(rows, 1, s.tiling).rows;
-            const int64_t end = warp_scan(mine);
-            const int64_t first = seen + end - mine;
-            if (wanted >= first && wanted < first + mine) {
-              *shared = group_job(s.job, e, begin, rows, column);
-              found_tile = (wanted - first) * columns + tile - wanted * columns;
-            }
-            seen += __shfl_sync(kWarp, end, 31);
-          },
-          [](int64_t, int64_t, bool) {});
+  __shared__ int64_t range[2];  // tiles of the job in `shared`, from the second call on
+  if (tile == blockIdx.x * s.run || tile < range[0] || tile >= range[1]) {
+    __syncthreads();  // the last tile's job is done with
+    if (s.kind == Source::Kind::kGroups) {
+      GroupSearch(s, tile, shared, range).run();
+    } else {
+      if (tile >= s.tiles) return false;
+      const int64_t i = job_of(s.first_tile, s.count, tile);
+      const auto* from = reinterpret_cast<const uint32_t*>(s.jobs + i);
+      auto* to = reinterpret_cast<uint32_t*>(shared);
+      for (int w = threadIdx.x; w < int(sizeof(QuantizeJob) / 4); w += kThreads) to[w] = from[w];
+      if (threadIdx.x < 2) range[threadIdx.x] = s.first_tile[i + threadIdx.x];
     }
     __syncthreads();
-    if (found_tile < 0) return false;
+    if (tile >= range[1]) return false;
   }
-  *place =
-      place_of(found_tile, tiles_of(shared->padded_rows, shared->cols, s.tiling).cols, s.tiling);
+  *place = place_of(tile - range[0], tiles_of(1, shared->cols, s.tiling).cols, s.tiling);
   return true;
 }
 

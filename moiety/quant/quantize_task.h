@@ -6,7 +6,7 @@
 namespace moiety::quant {
 
 // Rows [r0, r1), at most 128 from a multiple of 128 on, and columns [c0, c1) from a multiple of 128
-// on, to one or to the end. Tasks of row-scaled jobs have whole rows.
+// on, to one or to the end. Or, if rows alone are asked for, and not in tiles, any whole rows.
 struct QuantizeTask {
   const QuantizeJob* job;
   int64_t r0, r1, c0, c1;

@@ -1,18 +1,21 @@
 // Rows in segments of 1024 elements; columns and tiles in panels of 128 x 128, a row of blocks at a
-// time. Ragged blocks are filled up with zeros, and their codes cleared.
+// time. Ragged blocks are filled up with zeros, and their codes cleared. Codes go through buffers,
+// from where they are written in long runs.
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 
-#include "moiety/formats/e5m2.h"
 #include "moiety/quant/quantize_loops.h"
 #include "moiety/quant/quantize_task.h"
 #include "moiety/quant/random_bytes.h"
+#include "moiety/quant/stream_bytes.h"
 
 namespace moiety::quant {
 namespace {
 
 using loops::kPanel;
+using loops::Rows;
 constexpr int64_t kSegment = 1024;
 
 int64_t up(int64_t n, int64_t block) { return (n + block - 1) / block * block; }
@@ -23,35 +26,37 @@ const void* element(const QuantizeJob& job, int64_t r, int64_t c) {
 
 // From the amax of blocks to their scales.
 struct Rule {
-  Format format;
-  bool e5m2;
-  float amax_floor;
-  bool pow2;
+  QuantSpec spec;
   Nvfp4TensorScale nvfp4{};
-  float tensor_encode = 1;  // kFp8Tensor
+  float tensor_encode = 1;            // kFp8Tensor
+  std::optional<uint32_t> amax = {};  // kFp8Tensor, if X was measured
 
   static Rule of(const QuantizeJob& job, float amax) {
-    const QuantSpec& spec = job.spec;
-    Rule rule{spec.format, spec.element == DType::kE5M2, spec.amax_floor, spec.pow2_scales};
-    if (is_fp4(spec.format)) rule.nvfp4 = nvfp4_tensor_scale(amax);
-    if (spec.format == Format::kFp8Tensor) {
-      rule.tensor_encode = job.delayed_scale
-                               ? *job.delayed_scale
-                               : fp8_scale(amax, rule.fp8_max(), rule.amax_floor, rule.pow2).encode;
+    Rule rule{job.spec};
+    if (is_fp4(job.spec.format)) rule.nvfp4 = nvfp4_tensor_scale(amax);
+    if (job.spec.format == Format::kFp8Tensor) {
+      rule.tensor_encode = job.delayed_scale ? *job.delayed_scale
+                                             : fp8_scale(amax, fp8_max_of(job.spec.element),
+                                                         job.spec.amax_floor, job.spec.pow2_scales)
+                                                   .encode;
     }
     return rule;
   }
-  float fp8_max() const { return e5m2 ? E5M2::kMax : E4M3::kMax; }
+  // Whether factors of finite blocks are finite and positive.
+  bool finite() const {
+    const float tensor = is_fp4(spec.format) ? nvfp4.encode : tensor_encode;
+    return std::bit_cast<uint32_t>(tensor) < 0x7F800000u;
+  }
   int64_t stored_bytes() const {
-    return format == Format::kFp8Tensor ? 0 : is_fp8_block(format) ? 4 : 1;
+    return spec.format == Format::kFp8Tensor ? 0 : is_fp8_block(spec.format) ? 4 : 1;
   }
   void apply(const uint32_t* amax, int64_t n, float* factor, uint8_t* stored) const {
-    if (is_fp8_block(format)) {
-      loops::fp8_scales(amax, n, fp8_max(), amax_floor, pow2, factor,
-                        reinterpret_cast<float*>(stored));
-    } else if (is_mxfp8(format)) {
-      loops::mxfp8_scales(amax, n, e5m2, factor, stored);
-    } else if (is_fp4(format)) {
+    if (is_fp8_block(spec.format)) {
+      loops::fp8_scales(amax, n, fp8_max_of(spec.element), spec.amax_floor, spec.pow2_scales,
+                        factor, reinterpret_cast<float*>(stored));
+    } else if (is_mxfp8(spec.format)) {
+      loops::mxfp8_scales(amax, n, spec.element == DType::kE5M2, factor, stored);
+    } else if (is_fp4(spec.format)) {
       loops::nvfp4_scales(amax, n, nvfp4, factor, stored);
     } else {
       std::fill(factor, factor + n, tensor_encode);
@@ -68,31 +73,54 @@ Rule rule_of(const QuantizeJob& job, Direction direction) {
 struct Caster {
   const QuantizeJob& job;
   Rule rule;
-  loops::Encode encode, encode_floats;
-  bool fp4, stochastic;
+  bool fp4, stochastic, finite;
   int block;  // elements along the direction that share a scale
   BlockPosition position;
   RandomStream stream{};
+  ByteWriter row_writer, col_writer;
 
   Caster(const QuantizeJob& job, Direction direction, const Rule& rule)
       : job(job),
         rule(rule),
-        encode(loops::encode(job.dtype, job.spec.element, job.stochastic())),
-        encode_floats(loops::encode(DType::kFloat32, job.spec.element, job.stochastic())),
         fp4(is_fp4(job.spec.format)),
         stochastic(job.stochastic()),
+        finite(rule.finite()),
         block(job.spec.format == Format::kFp8Tensor ? 128 : block_shape(job.spec.format).cols),
-        position(job.position(direction)) {
+        position(job.position(direction)),
+        row_writer(job.rows * job.row.pitch),
+        col_writer((job.spec.format == Format::kMxfp8 ? job.rows : job.cols) * job.col.pitch) {
     if (stochastic) stream = job.random_stream(direction);
+  }
+
+  // The largest |x| (bits) of blocks and of columns.
+  void block_amax(const void* x, int64_t blocks, uint32_t* out) const {
+    if (rule.amax) return void(std::fill(out, out + blocks, *rule.amax));
+    loops::block_amax(job.dtype, x, block, blocks, out);
+  }
+  void column_amax(const Rows& x, uint32_t* out) const {
+    if (rule.amax) return void(std::fill(out, out + kPanel, *rule.amax));
+    loops::column_amax(x, out);
+  }
+  // Bytes of n codes; n is even.
+  int64_t bytes(int64_t n) const { return fp4 ? n / 2 : n; }
+  void encode(const Rows& x, uint32_t amax, const loops::PairFactors& factor, const uint8_t* random,
+              uint8_t* codes) const {
+    const bool all_finite = finite && amax < 0x7F800000u;
+    loops::encode(x.dtype, job.spec.element, stochastic, all_finite)(x, factor, random, codes);
+  }
+  // Codes n to `padded` of a row.
+  void clear(uint8_t* codes, int64_t n, int64_t padded) const {
+    if (fp4 && n % 2 != 0) codes[n / 2] &= 15;
+    std::fill(codes + bytes(up(n, 2)), codes + bytes(padded), uint8_t{0});
   }
 };
 
 // Columns [c0, c1) of row r.
 uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
-  alignas(64) float factor[kSegment / 16], spread[kSegment];
+  alignas(64) float factor[kSegment / 16], spread[kSegment / 2];
   alignas(64) std::byte copy[kSegment * sizeof(float)];
   alignas(64) uint32_t amax[kSegment / 16];
-  alignas(64) uint8_t codes[kSegment], random[kSegment], stored[kSegment / 16];
+  alignas(64) uint8_t codes[kSegment], random[kSegment], stored[kSegment / 4];
   const QuantizeJob& job = cast.job;
   const int64_t width = cast.rule.stored_bytes();
   uint32_t largest = 0;
@@ -106,179 +134,162 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
       std::memset(copy + bytes, 0, static_cast<size_t>(byte_size(job.dtype, padded)) - bytes);
       x = copy;
     }
-    if (job.dtype == DType::kBFloat16) {
-      loops::block_amax(static_cast<const bf16*>(x), cast.block, blocks, amax);
-    } else {
-      loops::block_amax(static_cast<const float*>(x), cast.block, blocks, amax);
-    }
-    largest = std::max(largest, loops::largest(amax, blocks));
+    cast.block_amax(x, blocks, amax);
+    const uint32_t segment_amax = loops::largest(amax, blocks);
+    largest = std::max(largest, segment_amax);
     cast.rule.apply(amax, blocks, factor, stored);
     loops::spread(factor, cast.block, blocks, spread);
     if (cast.stochastic) {
-      random_bytes(cast.stream, cast.position.block(r, c / 16), up(n, 16) / 16, random);
+      random_bytes(cast.stream, {cast.position.block(r, c / 16), 0, 1, up(n, 16) / 16}, random, 0);
     }
-    cast.encode(x, spread, random, n, codes);
+    cast.encode({job.dtype, x, 0, 1, padded}, segment_amax, {spread, spread}, random, codes);
+    cast.clear(codes, n, padded);
     if (width) {
       std::memcpy(static_cast<uint8_t*>(job.row.scales) +
                       (r * job.row.scale_pitch + c / cast.block) * width,
                   stored, static_cast<size_t>(blocks * width));
     }
-    uint8_t* out = job.row.data + r * job.row.pitch;
-    if (cast.fp4) {
-      std::fill(codes + n, codes + padded, uint8_t{0});
-      loops::pack_pairs(codes, padded, out + c / 2);
-    } else {
-      std::memcpy(out + c, codes, static_cast<size_t>(n));
-    }
+    cast.row_writer.write(job.row.data + r * job.row.pitch + cast.bytes(c), codes,
+                          cast.fp4 ? padded / 2 : n);
   }
   return largest;
 }
 
-// A part of X of up to 128 rows and columns.
+// A part of X of up to 128 rows and columns. Transposed it has `padded` columns: those of whole
+// blocks of nibbles, and at the end of a group all that the group has.
 struct Panel {
-  int64_t r0, c0, rows, cols;
+  int64_t r0, c0, rows, cols, padded;
+
+  static Panel of(const QuantizeJob& job, int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+    const int64_t rows = is_fp4(job.spec.format) ? up(r1 - r0, 16) : r1 - r0;
+    return {r0, c0, r1 - r0, c1 - c0, r1 == job.rows ? std::max(rows, job.padded_rows - r0) : rows};
+  }
 };
 struct alignas(64) PanelBytes {
   uint8_t at[kPanel * kPanel];
-  uint8_t* row(int64_t r) { return at + r * kPanel; }
 };
 
-// Rows of a panel, where they are in X or, filled up with zeros or rotated, as float32 in `copy`.
-struct Strip {
-  const void* x;
-  int64_t pitch;  // bytes
-  int64_t rows;
-  bool in_place;
-  alignas(64) float copy[kPanel][kPanel];
-
+// Rows of a panel, where they are in X, or filled up with zeros or rotated in `copy`.
+class Strip {
+ public:
   // `count` rows from row r of the panel on.
-  void load(const QuantizeJob& job, const Panel& panel, int64_t r, int64_t count, bool rotate) {
-    rows = count;
-    in_place = !rotate && panel.cols == kPanel && r + count <= panel.rows;
-    if (in_place) {
-      x = element(job, panel.r0 + r, panel.c0);
-      pitch = byte_size(job.dtype, job.stride);
-      return;
+  Rows load(const QuantizeJob& job, const Panel& panel, int64_t r, int64_t count) {
+    const int64_t pitch = byte_size(job.dtype, job.stride);
+    if (panel.cols == kPanel && r + count <= panel.rows) {
+      return {job.dtype, element(job, panel.r0 + r, panel.c0), pitch, count, kPanel};
     }
+    const auto row = static_cast<size_t>(byte_size(job.dtype, kPanel));
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t n = r + i < panel.rows ? panel.cols : 0;
-      const void* from = element(job, panel.r0 + r + i, panel.c0);
-      if (n > 0 && job.dtype == DType::kBFloat16) {
-        loops::widen(static_cast<const bf16*>(from), n, copy[i]);
-      } else if (n > 0) {
-        std::memcpy(copy[i], from, static_cast<size_t>(n) * sizeof(float));
-      }
-      std::fill(copy[i] + n, copy[i] + kPanel, 0.0f);
+      const auto bytes =
+          static_cast<size_t>(r + i < panel.rows ? byte_size(job.dtype, panel.cols) : 0);
+      std::byte* to = copy_ + static_cast<size_t>(i) * row;
+      if (bytes > 0) std::memcpy(to, element(job, panel.r0 + r + i, panel.c0), bytes);
+      std::memset(to + bytes, 0, row - bytes);
     }
-    if (rotate) loops::rotate(*reinterpret_cast<float(*)[16][kPanel]>(copy), job.spec.rht_signs);
-    x = copy;
-    pitch = sizeof copy[0];
+    return {job.dtype, copy_, static_cast<int64_t>(row), count, kPanel};
   }
-  void column_amax(const QuantizeJob& job, uint32_t* out) const {
-    if (in_place && job.dtype == DType::kBFloat16) {
-      loops::column_amax(static_cast<const bf16*>(x), job.stride, rows, out);
-    } else {
-      loops::column_amax(static_cast<const float*>(x), in_place ? job.stride : kPanel, rows, out);
-    }
+  Rows load_rotated(const QuantizeJob& job, const Panel& panel, int64_t r) {
+    loops::rotate(load(job, panel, r, 16), job.spec.rht_signs, rotated_);
+    return {DType::kBFloat16, rotated_, sizeof rotated_[0], 16, kPanel};
   }
-  // Codes [rows, 128] of columns that have a factor each.
-  void encode(const Caster& cast, const float* factor, const uint8_t* random,
-              uint8_t* codes) const {
-    const loops::Encode run = in_place ? cast.encode : cast.encode_floats;
-    for (int64_t i = 0; i < rows; ++i) {
-      run(static_cast<const std::byte*>(x) + i * pitch, factor, random + i * kPanel, kPanel,
-          codes + i * kPanel);
-    }
-  }
+
+ private:
+  alignas(64) std::byte copy_[kPanel * kPanel * sizeof(float)];
+  alignas(64) bf16 rotated_[16][kPanel];
 };
 
-// Codes [rows, 128] as the rows of X transposed.
-void store_transposed(const Caster& cast, const Panel& panel, PanelBytes& codes, int64_t rows) {
+// Codes of a panel as the rows of X transposed; rows from number `filled` on are pads.
+void store_transposed(const Caster& cast, const Panel& panel, PanelBytes& codes, int64_t filled) {
   const QuantizeJob& job = cast.job;
-  int64_t bytes = rows;
-  if (cast.fp4) {
-    bytes = rows / 2;
-    // In place: row i comes from rows 2i and 2i + 1.
-    PanelBytes packed;
-    for (int64_t i = 0; i < bytes; ++i) {
-      loops::pack_rows(codes.row(2 * i), codes.row(2 * i + 1), packed.row(i));
-    }
-    std::memcpy(codes.at, packed.at, static_cast<size_t>(bytes * kPanel));
-  }
-  uint8_t* out = job.col.data + panel.c0 * job.col.pitch + (cast.fp4 ? panel.r0 / 2 : panel.r0);
-  if (bytes % 16 == 0 && panel.cols == kPanel) {
-    loops::transpose(codes.at, kPanel, bytes, kPanel, out, job.col.pitch);
-    return;
-  }
+  const int64_t width = cast.bytes(kPanel);
+  std::fill(codes.at + filled * width, codes.at + panel.padded * width, uint8_t{0});
   PanelBytes turned;
-  loops::transpose(codes.at, kPanel, up(bytes, 16), kPanel, turned.at, kPanel);
+  (cast.fp4 ? loops::transpose_nibbles : loops::transpose)(codes.at, turned.at);
+  uint8_t* out = job.col.data + panel.c0 * job.col.pitch + cast.bytes(panel.r0);
   for (int64_t c = 0; c < panel.cols; ++c) {
-    std::memcpy(out + c * job.col.pitch, turned.row(c), static_cast<size_t>(bytes));
+    cast.col_writer.write(out + c * job.col.pitch, turned.at + c * width,
+                          cast.fp4 ? panel.padded / 2 : panel.padded);
   }
 }
 
 // Random bytes of a panel, by row of X; `turned`: those of the rows of X transposed.
 void panel_random(const Caster& cast, const Panel& panel, bool turned, PanelBytes& out) {
   if (!turned) {
-    for (int64_t r = 0; r < panel.rows; ++r) {
-      random_bytes(cast.stream, cast.position.block(panel.r0 + r, panel.c0 / 16),
-                   up(panel.cols, 16) / 16, out.row(r));
-    }
-    return;
+    const RandomBlocks blocks{cast.position.block(panel.r0, panel.c0 / 16),
+                              static_cast<uint64_t>(cast.position.blocks_per_row), panel.rows,
+                              up(panel.cols, 16) / 16};
+    return random_bytes(cast.stream, blocks, out.at, kPanel);
   }
   PanelBytes columns;
-  for (int64_t c = 0; c < panel.cols; ++c) {
-    random_bytes(cast.stream, cast.position.block(panel.c0 + c, panel.r0 / 16),
-                 up(panel.rows, 16) / 16, columns.row(c));
-  }
-  loops::transpose(columns.at, kPanel, kPanel, kPanel, out.at, kPanel);
+  const RandomBlocks blocks{cast.position.block(panel.c0, panel.r0 / 16),
+                            static_cast<uint64_t>(cast.position.blocks_per_row), panel.cols,
+                            up(panel.rows, 16) / 16};
+  random_bytes(cast.stream, blocks, columns.at, kPanel);
+  loops::transpose(columns.at, out.at);
 }
 
-void store_column_scales(const Caster& cast, const Panel& panel, int64_t r, const uint8_t* stored) {
-  const QuantizeJob& job = cast.job;
-  const int64_t block = (panel.r0 + r) / cast.block, pitch = job.col.scale_pitch;
-  if (job.spec.format == Format::kMxfp8) {
-    std::memcpy(static_cast<uint8_t*>(job.col.scales) + block * pitch + panel.c0, stored,
-                static_cast<size_t>(panel.cols));
-  } else if (is_fp8_block(job.spec.format)) {
-    const float* from = reinterpret_cast<const float*>(stored);
-    float* out = static_cast<float*>(job.col.scales) + panel.c0 * pitch + block;
-    for (int64_t c = 0; c < panel.cols; ++c) out[c * pitch] = from[c];
-  } else {
-    uint8_t* out = static_cast<uint8_t*>(job.col.scales) + panel.c0 * pitch + block;
-    for (int64_t c = 0; c < panel.cols; ++c) out[c * pitch] = stored[c];
+// Scales of the blocks of a panel's columns, [blocks along M, 128].
+struct ColumnScales {
+  alignas(64) uint8_t at[16 * kPanel];  // at most 8 bytes, or a float32, a column
+
+  void store(const Caster& cast, const Panel& panel) {
+    const QuantizeJob& job = cast.job;
+    const int64_t block = panel.r0 / cast.block, pitch = job.col.scale_pitch;
+    const int64_t blocks = up(panel.rows, cast.block) / cast.block;
+    if (job.spec.format == Format::kMxfp8) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        std::memcpy(static_cast<uint8_t*>(job.col.scales) + (block + b) * pitch + panel.c0,
+                    at + b * kPanel, static_cast<size_t>(panel.cols));
+      }
+    } else if (is_fp8_block(job.spec.format)) {
+      const float* from = reinterpret_cast<const float*>(at);
+      float* out = static_cast<float*>(job.col.scales) + panel.c0 * pitch + block;
+      for (int64_t c = 0; c < panel.cols; ++c) out[c * pitch] = from[c];
+    } else {
+      alignas(64) uint8_t turned[16 * kPanel];
+      const int64_t all = panel.padded / 16;
+      std::fill(at + blocks * kPanel, at + all * kPanel, uint8_t{0});
+      loops::transpose_16(at, turned);
+      uint8_t* out = static_cast<uint8_t*>(job.col.scales) + panel.c0 * pitch + block;
+      for (int64_t c = 0; c < panel.cols; ++c) {
+        std::memcpy(out + c * pitch, turned + 16 * c, static_cast<size_t>(all));
+      }
+    }
   }
-}
+};
 
 // The col direction of a one-dimensional format.
 uint32_t cast_columns(const Caster& cast, const Panel& panel) {
   const QuantizeJob& job = cast.job;
   const bool rotated = job.spec.rht_col;
   Strip strip;
-  alignas(64) float factor[kPanel];
+  ColumnScales scales;
+  alignas(64) float factor[kPanel], even[kPanel / 2], odd[kPanel / 2];
   alignas(64) uint32_t amax[kPanel];
-  alignas(64) uint8_t stored[kPanel * sizeof(float)];
   PanelBytes codes, random;
   if (cast.stochastic) panel_random(cast, panel, true, random);
   uint32_t largest = 0;
   for (int64_t r = 0; r < panel.rows; r += cast.block) {
-    strip.load(job, panel, r, cast.block, rotated);
-    strip.column_amax(job, amax);
-    largest = std::max(largest, loops::largest(amax, kPanel));
-    cast.rule.apply(amax, kPanel, factor, stored);
-    store_column_scales(cast, panel, r, stored);
-    strip.encode(cast, factor, random.row(r), codes.row(r));
+    const Rows x = rotated
+                       ? strip.load_rotated(job, panel, r)
+                       : strip.load(job, panel, r, std::min<int64_t>(cast.block, panel.rows - r));
+    cast.column_amax(x, amax);
+    const uint32_t strip_amax = loops::largest(amax, kPanel);
+    largest = std::max(largest, strip_amax);
+    cast.rule.apply(amax, kPanel, factor, scales.at + r / cast.block * kPanel);
+    loops::split(factor, kPanel, even, odd);
+    cast.encode(x, strip_amax, {even, odd}, random.at + r * kPanel,
+                codes.at + r * cast.bytes(kPanel));
   }
+  scales.store(cast, panel);
   if (job.spec.format == Format::kMxfp8) {
     for (int64_t r = 0; r < panel.rows; ++r) {
-      std::memcpy(job.col.data + (panel.r0 + r) * job.col.pitch + panel.c0, codes.row(r),
-                  static_cast<size_t>(panel.cols));
+      cast.col_writer.write(job.col.data + (panel.r0 + r) * job.col.pitch + panel.c0,
+                            codes.at + r * kPanel, panel.cols);
     }
     return largest;
   }
-  const int64_t rows = cast.fp4 ? up(panel.rows, 16) : panel.rows;
-  if (!rotated) std::fill(codes.row(panel.rows), codes.row(rows), uint8_t{0});
-  store_transposed(cast, panel, codes, rows);
+  store_transposed(cast, panel, codes, rotated ? up(panel.rows, 16) : panel.rows);
   return largest;
 }
 
@@ -305,31 +316,27 @@ void tile_factors(const Caster& cast, const Panel& panel, int64_t r, const uint3
 uint32_t cast_shared(const Caster& cast, const Panel& panel) {
   const QuantizeJob& job = cast.job;
   Strip strip;
-  alignas(64) float factor[kPanel];
+  alignas(64) float factor[kPanel / 2];
   alignas(64) uint32_t amax[kPanel];
   PanelBytes codes, random;
   if (cast.stochastic) panel_random(cast, panel, false, random);
+  const int64_t width = cast.bytes(kPanel);  // of a row of codes
   uint32_t largest = 0;
   for (int64_t r = 0; r < panel.rows; r += cast.block) {
-    strip.load(job, panel, r, cast.block, false);
-    strip.column_amax(job, amax);
-    largest = std::max(largest, loops::largest(amax, kPanel));
+    const Rows x = strip.load(job, panel, r, std::min<int64_t>(cast.block, panel.rows - r));
+    cast.column_amax(x, amax);
+    const uint32_t strip_amax = loops::largest(amax, kPanel);
+    largest = std::max(largest, strip_amax);
     tile_factors(cast, panel, r, amax, factor);
-    strip.encode(cast, factor, random.row(r), codes.row(r));
+    cast.encode(x, strip_amax, {factor, factor}, random.at + r * kPanel, codes.at + r * width);
   }
-  const int64_t rows = cast.fp4 ? up(panel.rows, 16) : panel.rows;
-  for (int64_t r = 0; r < rows; ++r) {
-    std::fill(codes.row(r) + (r < panel.rows ? panel.cols : 0), codes.row(r + 1), uint8_t{0});
-  }
+  for (int64_t r = 0; r < panel.rows; ++r) cast.clear(codes.at + r * width, panel.cols, kPanel);
+  const int64_t bytes = cast.fp4 ? up(panel.cols, 16) / 2 : panel.cols;
   for (int64_t r = 0; job.row.data && r < panel.rows; ++r) {
-    uint8_t* out = job.row.data + (panel.r0 + r) * job.row.pitch;
-    if (cast.fp4) {
-      loops::pack_pairs(codes.row(r), up(panel.cols, 16), out + panel.c0 / 2);
-    } else {
-      std::memcpy(out + panel.c0, codes.row(r), static_cast<size_t>(panel.cols));
-    }
+    cast.row_writer.write(job.row.data + (panel.r0 + r) * job.row.pitch + cast.bytes(panel.c0),
+                          codes.at + r * width, bytes);
   }
-  if (job.col.data) store_transposed(cast, panel, codes, rows);
+  if (job.col.data) store_transposed(cast, panel, codes, panel.rows);
   return largest;
 }
 
@@ -338,7 +345,7 @@ template <class Body>
 uint32_t for_panels(const QuantizeTask& task, int64_t c0, int64_t c1, Body&& body) {
   uint32_t largest = 0;
   for (int64_t c = c0; c < c1; c += kPanel) {
-    const Panel panel{task.r0, c, task.r1 - task.r0, std::min(kPanel, c1 - c)};
+    const Panel panel = Panel::of(*task.job, task.r0, task.r1, c, std::min(c + kPanel, c1));
     largest = std::max(largest, body(panel));
   }
   return largest;
@@ -368,9 +375,7 @@ uint32_t measure_task(const QuantizeTask& task) {
   for (int64_t r = task.r0; r < task.r1; ++r) {
     const void* x = element(job, r, task.c0);
     const int64_t n = task.c1 - task.c0;
-    largest = std::max(largest, job.dtype == DType::kBFloat16
-                                    ? loops::amax(static_cast<const bf16*>(x), n)
-                                    : loops::amax(static_cast<const float*>(x), n));
+    largest = std::max(largest, loops::amax(job.dtype, x, n));
   }
   return largest;
 }
@@ -380,8 +385,8 @@ uint32_t measure_rotated_task(const QuantizeTask& task) {
   return for_panels(task, task.c0, task.c1, [&](const Panel& panel) {
     uint32_t largest = 0;
     for (int64_t r = 0; r < panel.rows; r += 16) {
-      strip.load(*task.job, panel, r, 16, true);
-      largest = std::max(largest, loops::amax(strip.copy[0], 16 * kPanel));
+      const Rows x = strip.load(*task.job, panel, r, 16);
+      largest = std::max(largest, loops::rotated_amax(x, task.job->spec.rht_signs));
     }
     return largest;
   });
@@ -400,8 +405,8 @@ uint32_t cast_task(const QuantizeTask& task) {
   }
   const Caster row(job, Direction::kRow, rule_of(job, Direction::kRow));
   const Caster col(job, Direction::kCol, rule_of(job, Direction::kCol));
-  // Rows in parts of 512 columns, so that the panels of the col direction find them in the cache.
-  const int64_t part = row_alone ? task.c1 - task.c0 : 4 * kPanel;
+  // Rows in parts, so that the panels of the col direction find them in the cache.
+  const int64_t part = row_alone ? task.c1 - task.c0 : kSegment;
   uint32_t largest = 0;
   for (int64_t c0 = task.c0; c0 < task.c1; c0 += part) {
     const int64_t c1 = std::min(task.c1, c0 + part);

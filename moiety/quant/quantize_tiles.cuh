@@ -41,34 +41,23 @@ __device__ void store_tile_scale(const QuantizeJob& job, const Place& place,
   }
 }
 
-template <Format F, class C, bool kStochastic, class T>
-__device__ Codes cast_tile_unit(const QuantizeJob& job, float factor, const Unit<T>& x, int64_t r,
-                                int64_t c) {
-  RandomStream stream{};
-  uint64_t block = 0;
-  if constexpr (kStochastic) {
-    stream = job.random_stream(Direction::kRow);
-    block = job.position(Direction::kRow).block(r, c / kUnit);
-  }
-  Codes codes = encode_unit<C, kStochastic>(x, factor, stream, block);
-  clear_past<is_fp4(F) ? 8 : 16>(&codes, r < job.rows ? job.cols - c : 0);
-  if (job.row.data && r < job.rows && c < job.cols) store_row_codes<F>(job, codes, r, c);
-  return codes;
-}
-
 template <Format F, class T, bool kStochastic, bool kCol>
-__global__ void __launch_bounds__(kThreads) cast_tiles(const __grid_constant__ Source source) {
-  __shared__ QuantizeJob shared_job;
+__global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
+    cast_tiles(const __grid_constant__ Source source) {
+  __shared__ QuantizeJob job;
+  __shared__ TensorFactors<F> factors[2];
   __shared__ uint32_t warps[kThreads / 32 * 4];
   __shared__ uint4 codes_memory[kCol ? CodeTile<is_fp4(F)>::kBytes / 16 : 1];
-  if (source.skip && *source.skip != 0) return;
+  if (source.skipped()) return;
   const CodeTile<is_fp4(F)> tile{reinterpret_cast<uint32_t*>(codes_memory)};
   Place place;
-  for (int64_t t = blockIdx.x; find_tile(source, t, &shared_job, &place); t += gridDim.x) {
-    const QuantizeJob& job = source.kind == Source::Kind::kSingle ? source.job : shared_job;
-    if (place.first && threadIdx.x == 0) write_scalars<F>(job);
+  share_job(source, &job);
+  for (int i = 0; second_pass_tile(source, i, &job, &place); ++i) {
     Unit<T> x[kUnits];
     load_units(job, place, x);
+    cudaGridDependencySynchronize();
+    if (place.first && threadIdx.x == 0) write_scalars<F>(job);
+    if (i == 0 || source.kind != Source::Kind::kSingle) share_factors<F>(job, factors);
     uint32_t amax = 0;
     if (F != Format::kFp8Tensor || job.delayed_scale || job.flags) {
 #pragma unroll
@@ -76,17 +65,26 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(const __grid_constant__ S
     }
     const uint32_t met = amax;
     if constexpr (F != Format::kFp8Tensor) amax = tile_amax<F>(amax, warps);
-    const auto tensor = TensorFactors<F>::of(job, job.want_row ? 0 : 1);
-    const auto factor = BlockFactor<F>::of(job, tensor, amax);
+    const auto factor = BlockFactor<F>::of(job, factors[job.want_row ? 0 : 1], amax);
     store_tile_scale<F>(job, place, factor);
     if constexpr (kCol) __syncthreads();  // the last tile's columns are out
     with_codec_of<F>(job.spec, [&](auto codec) {
       using C = decltype(codec);
+      const Extent extent = Extent::of(job, place);
+      RowOutput<F> out(job, place.row + unit_row(0), place.col + unit_col(), kUnitStep, 0);
+      const auto random = device_random<kStochastic>(job, Direction::kRow);
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
-        const Codes codes = cast_tile_unit<F, C, kStochastic>(
-            job, factor.encode, x[i], place.row + unit_row(i), place.col + unit_col());
-        if constexpr (kCol) tile.put(unit_row(i), unit_col() / kUnit, codes);
+        Codes codes = encode_unit<F, C, kStochastic>(x[i], factor.encode, amax,
+                                                     random_bits<kStochastic>(random, out.block()));
+        const bool exists = unit_row(i) < extent.rows;
+        if (job.row.data) out.store(codes, exists);
+        if constexpr (kCol) {
+          const int valid = exists ? extent.cols - unit_col() : 0;
+          if (valid < kUnit) clear_past<is_fp4(F) ? 8 : 16>(&codes, valid);
+          tile.put(unit_row(i), unit_col() / kUnit, codes);
+        }
+        out.next();
       }
     });
     report_amax<F>(job, met);
@@ -104,44 +102,96 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(const __grid_constant__ S
   }
 }
 
-// Adds to the amax slots of the job. kRotated: the amax of the rotated columns, amax[1].
+// Largest of all threads, in every one of the first warp; `warps` is shared memory of a word a
+// warp. All threads call it.
+__device__ inline uint32_t first_warp_max(uint32_t v, uint32_t* warps) {
+  v = lane_max<31>(v);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
+  __syncthreads();
+  return threadIdx.x < 32 ? lane_max<kThreads / 32 - 1>(warps[threadIdx.x % (kThreads / 32)]) : v;
+}
+
+// Sixteen rows of columns c and c + 1 of X, from row r; what lies outside of X is +0. `vector`:
+// both columns may be read at once.
+template <class T>
+__device__ ColumnPair<T> load_columns(const QuantizeJob& job, int64_t r, int64_t c, bool vector) {
+  using Row = typename ColumnPair<T>::Row;
+  const T* p = static_cast<const T*>(job.x) + r * job.stride + c;
+  const int rows = int(min(job.rows - r, int64_t{kUnit}));
+  const int cols = int(min(job.cols - c, int64_t{2}));
+  ColumnPair<T> out;
+  if (vector && rows == kUnit && cols == 2) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      out.row[i] = __ldg(reinterpret_cast<const Row*>(p + i * job.stride));
+    }
+    return out;
+  }
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    out.row[i] = Row{};
+    if (i >= rows) continue;
+    const T* from = p + i * job.stride;
+    if constexpr (sizeof(T) == 2) {
+      if (cols > 0) out.row[i] = from[0].bits;
+      if (cols > 1) out.row[i] |= uint32_t{from[1].bits} << 16;
+    } else {
+      if (cols > 0) out.row[i].x = __float_as_uint(from[0]);
+      if (cols > 1) out.row[i].y = __float_as_uint(from[1]);
+    }
+  }
+  return out;
+}
+
+// Adds to the amax slots of the job. kRotated: amax[1] is that of the rotated columns.
 template <class T, bool kRotated>
-__global__ void __launch_bounds__(kThreads) measure_tiles(const __grid_constant__ Source source) {
-  extern __shared__ uint4 memory[];
-  __shared__ QuantizeJob shared_job;
-  if (source.skip && *source.skip != 0) return;
-  const ColumnTile<Format::kNvfp4, T> tile{reinterpret_cast<uint8_t*>(memory)};
-  Place place;
-  for (int64_t t = blockIdx.x; find_tile(source, t, &shared_job, &place); t += gridDim.x) {
-    const QuantizeJob& job = source.kind == Source::Kind::kSingle ? source.job : shared_job;
-    Unit<T> x[kUnits];
-    load_units(job, place, x);
-    uint32_t amax = 0;
+__global__ void __launch_bounds__(kThreads, kResident<T, false>)
+    measure_tiles(const __grid_constant__ Source source) {
+  __shared__ QuantizeJob job;
+  __shared__ uint32_t warps[2][kThreads / 32];
+  cudaTriggerProgrammaticLaunchCompletion();
+  if (source.skipped()) return;
+  uint32_t amax = 0, rotated = 0;
+  const auto report = [&] {
+    cudaGridDependencySynchronize();
+    __syncthreads();  // `warps` is used again
+    amax = first_warp_max(amax, warps[0]);
+    if constexpr (kRotated) rotated = first_warp_max(rotated, warps[1]);
+    if (threadIdx.x == 0) {
+      if (job.want_row) raise(job.amax[0], amax);
+      if (job.want_col && kRotated) raise(job.amax[1], rotated);
+      if (job.want_col && !kRotated && !job.spec.rht_col) raise(job.amax[1], amax);
+    }
+    amax = rotated = 0;
+  };
+  share_job(source, &job);
+  TileWalk walk(source);
+  for (Place place; walk.next(&job, &place);) {
     if constexpr (kRotated) {
-      __syncthreads();
-      tile.put(x);
-      __syncthreads();
       const ColumnPart part = ColumnPart::mine();
+      const auto base = reinterpret_cast<uintptr_t>(job.x);
+      const bool vector = (base | uintptr_t(job.stride) * sizeof(T)) % (2 * sizeof(T)) == 0;
+      const uint32_t signs = uniform(job.spec.rht_signs);
+#pragma unroll 1
       for (int b = 0; b < 2; ++b) {
-        float v[2][kUnit];
-        tile.get(part.row + 16 * b, part.col, v);
-        for (int j = 0; j < 2; ++j) {
-          rotate(v[j], job.spec.rht_signs);
-          amax = max(amax, amax_bits(v[j]));
-        }
+        auto x =
+            load_columns<T>(job, place.row + part.row + kUnit * b, place.col + part.col, vector);
+        uint32_t both[2] = {amax, amax};
+        x.raise(both);
+        amax = max(both[0], both[1]);
+        x.flip(signs);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) rotated = max(rotated, amax_bits(x.rotated(j)));
       }
     } else {
+      Unit<T> x[kUnits];
+      load_units(job, place, x);
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) amax = max(amax, amax_bits(x[i]));
     }
-    amax = lane_max<31>(amax);
-    if (threadIdx.x % 32 != 0 || amax == 0) continue;
-    for (int i = 0; i < 2; ++i) {
-      const bool wanted = i == 0 ? job.want_row : job.want_col;
-      if (!wanted || kRotated != (i == 1 && job.spec.rht_col)) continue;
-      raise(job.amax[i], amax);
-    }
+    if (source.kind != Source::Kind::kSingle) report();
   }
+  if (source.kind == Source::Kind::kSingle) report();
 }
 
 }  // namespace moiety::quant::device

@@ -7,7 +7,14 @@
 
 namespace moiety::quant {
 
-// out[16 i] to out[16 i + 15] = the bytes of stream.block(first_block + i), i < blocks.
-void random_bytes(const RandomStream& stream, uint64_t first_block, int64_t blocks, uint8_t* out);
+// Blocks of some rows: the first one of row r is `first` + r * `step`.
+struct RandomBlocks {
+  uint64_t first, step;
+  int64_t rows, blocks;  // blocks of a row
+};
+
+// out[r * pitch + 16 i] and the 15 behind it = the bytes of block i of row r.
+void random_bytes(const RandomStream& stream, const RandomBlocks& which, uint8_t* out,
+                  int64_t pitch);
 
 }  // namespace moiety::quant

@@ -9,11 +9,14 @@
 namespace moiety::quant {
 namespace {
 
-void random_bytes_portable(const RandomStream& stream, uint64_t first_block, int64_t blocks,
-                           uint8_t* out) {
-  for (int64_t i = 0; i < blocks; ++i) {
-    const PhiloxBlock block = stream.block(first_block + static_cast<uint64_t>(i));
-    for (int byte = 0; byte < 16; ++byte) out[16 * i + byte] = random_byte(block, byte);
+void random_bytes_portable(const RandomStream& stream, const RandomBlocks& which, uint8_t* out,
+                           int64_t pitch) {
+  for (int64_t r = 0; r < which.rows; ++r, out += pitch) {
+    const uint64_t first = which.first + static_cast<uint64_t>(r) * which.step;
+    for (int64_t i = 0; i < which.blocks; ++i) {
+      const PhiloxBlock block = stream.block(first + static_cast<uint64_t>(i));
+      for (int byte = 0; byte < 16; ++byte) out[16 * i + byte] = random_byte(block, byte);
+    }
   }
 }
 
@@ -55,8 +58,8 @@ MOIETY_AVX2 MOIETY_INLINE void store(const Words (&w)[4], uint8_t* out) {
   }
 }
 
-MOIETY_AVX2 void random_bytes_avx2(const RandomStream& stream, uint64_t first_block, int64_t blocks,
-                                   uint8_t* out) {
+MOIETY_AVX2 void random_bytes_avx2(const RandomStream& stream, const RandomBlocks& which,
+                                   uint8_t* out, int64_t pitch) {
   __m256i keys[20];
   PhiloxKey key = stream.key;
   for (int round = 0; round < 10; ++round) {
@@ -65,24 +68,27 @@ MOIETY_AVX2 void random_bytes_avx2(const RandomStream& stream, uint64_t first_bl
     key = next_round_key(key);
   }
   const __m256i upper = _mm256_set1_epi64x(stream.upper);
-  __m256i b = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<int64_t>(first_block)),
-                               _mm256_setr_epi64x(0, 1, 2, 3));
-  for (int64_t i = 0; i < blocks; i += kLanes) {
-    Words words[4];
-    for (int v = 0; v < kVectors; ++v) {
-      words[0][v] = b;
-      words[1][v] = _mm256_or_si256(_mm256_srli_epi64(b, 32), upper);
-      words[2][v] = _mm256_set1_epi64x(stream.tensor_id);
-      words[3][v] = _mm256_set1_epi64x(stream.draw);
-      b = _mm256_add_epi64(b, _mm256_set1_epi64x(4));
-    }
-    philox_lanes(keys, words);
-    if (blocks - i >= kLanes) {
-      store(words, out + 16 * i);
-    } else {
-      uint8_t rest[16 * kLanes];
-      store(words, rest);
-      std::memcpy(out + 16 * i, rest, static_cast<size_t>(16 * (blocks - i)));
+  for (int64_t r = 0; r < which.rows; ++r, out += pitch) {
+    const uint64_t first = which.first + static_cast<uint64_t>(r) * which.step;
+    __m256i b = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<int64_t>(first)),
+                                 _mm256_setr_epi64x(0, 1, 2, 3));
+    for (int64_t i = 0; i < which.blocks; i += kLanes) {
+      Words words[4];
+      for (int v = 0; v < kVectors; ++v) {
+        words[0][v] = b;
+        words[1][v] = _mm256_or_si256(_mm256_srli_epi64(b, 32), upper);
+        words[2][v] = _mm256_set1_epi64x(stream.tensor_id);
+        words[3][v] = _mm256_set1_epi64x(stream.draw);
+        b = _mm256_add_epi64(b, _mm256_set1_epi64x(4));
+      }
+      philox_lanes(keys, words);
+      if (which.blocks - i >= kLanes) {
+        store(words, out + 16 * i);
+      } else {
+        uint8_t rest[16 * kLanes];
+        store(words, rest);
+        std::memcpy(out + 16 * i, rest, static_cast<size_t>(16 * (which.blocks - i)));
+      }
     }
   }
 }
@@ -90,12 +96,13 @@ MOIETY_AVX2 void random_bytes_avx2(const RandomStream& stream, uint64_t first_bl
 
 }  // namespace
 
-void random_bytes(const RandomStream& stream, uint64_t first_block, int64_t blocks, uint8_t* out) {
+void random_bytes(const RandomStream& stream, const RandomBlocks& which, uint8_t* out,
+                  int64_t pitch) {
 #if defined(__x86_64__)
   static const bool fast = __builtin_cpu_supports("avx2");
-  if (fast) return random_bytes_avx2(stream, first_block, blocks, out);
+  if (fast) return random_bytes_avx2(stream, which, out, pitch);
 #endif
-  random_bytes_portable(stream, first_block, blocks, out);
+  random_bytes_portable(stream, which, out, pitch);
 }
 
 }  // namespace moiety::quant

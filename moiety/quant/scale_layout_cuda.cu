@@ -1,111 +1,184 @@
-// Layouts of scales on GPUs, in tiles that pass through shared memory: scales are read along the
-// rows of one side and written along those of the other.
+// Layouts of scales on GPUs. The arrays are small, so that what counts is how many loads wait at a
+// time.
+#include <bit>
+
 #include "moiety/base/launch.cuh"
+#include "moiety/quant/quantize_memory.cuh"
 #include "moiety/quant/scale_layout_job.h"
+#include "moiety/quant/transpose_device.cuh"
 
 namespace moiety::quant {
 namespace {
 
+using device::Window;
+
 constexpr int kThreads = 256;
 
-// Tiles of byte scales: 128 rows of 32 words of four scales, placed so that neither words of a row,
-// nor those of rows 32 apart, nor words of consecutive rows share a bank.
-constexpr int kByteRows = 128, kQuads = 32, kPitch = kQuads + 1;
-__device__ int place_of(int row, int quad) { return row * kPitch + (quad + row / 32 * 8) % kQuads; }
+// A scale matrix as kernels read it.
+struct Scales {
+  ScaleMatrix m;
+  int row_shift;  // of a block of rows
+  device::ByteRange all;
 
-// Byte scales (r, c) to (r, c + 3); 0 outside of the matrix. `words`: they can be read as one.
-__device__ uint32_t load_quad(const ScaleMatrix& in, int64_t r, int64_t c, bool words) {
-  if (r >= in.rows) return 0;
-  const uint8_t* from = in.data + in.index(r, c);
-  if (words && c + 4 <= in.cols) return *reinterpret_cast<const uint32_t*>(from);
-  uint32_t out = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (c + i < in.cols) out |= uint32_t{from[i * in.col_stride]} << 8 * i;
+  explicit Scales(const ScaleMatrix& in)
+      : m(in), row_shift(std::countr_zero(static_cast<uint64_t>(in.row_block))) {
+    const int64_t lines = blocks_for(in.rows, in.row_block);
+    all = {in.data,
+           in.data + in.width * ((lines - 1) * in.row_stride + (in.cols - 1) * in.col_stride + 1)};
   }
-  return out;
-}
-
-// A matrix whose columns are contiguous: four rows are one word. Eight lanes read 32 bytes of a
-// column, and the lanes of four columns write into the same words.
-__device__ void load_columns(const ScaleMatrix& in, int64_t r0, int64_t c0, uint32_t* tile) {
-  const int lane = threadIdx.x % 32;
-  auto* bytes = reinterpret_cast<uint8_t*>(tile);
-  for (int i = threadIdx.x / 32; i < 4 * kQuads; i += kThreads / 32) {
-    const int quad = i / 4, row = i % 4 * 32 + lane % 8 * 4;
-    const int64_t r = r0 + row, c = c0 + 4 * quad + lane / 8;
-    uint32_t rows = 0;
-    if (c < in.cols && r < in.rows) {
-      const uint8_t* from = in.data + in.index(r, c);
-      if (r + 4 <= in.rows && reinterpret_cast<uintptr_t>(from) % 4 == 0) {
-        rows = *reinterpret_cast<const uint32_t*>(from);
-      } else {
-        for (int k = 0; k < 4; ++k) {
-          if (r + k < in.rows) rows |= uint32_t{from[k]} << 8 * k;
-        }
+  __device__ int64_t index(int64_t r, int64_t c) const {
+    return (r >> row_shift) * m.row_stride + c * m.col_stride;
+  }
+  // Sixteen byte scales of n rows, `step` apart from r on, from column c on, where columns lie
+  // together; 0 outside.
+  template <int n>
+  __device__ void load_rows(int64_t r, int step, int64_t c, uint32_t (&out)[n][4]) const {
+    Window<4> window[n];
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const int64_t row = r + k * step;
+      if (row < m.rows && c < m.cols) window[k].load(m.data + index(row, c), all);
+    }
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      window[k].words(out[k]);
+      device::keep_first<8>(out[k], m.cols - c);
+    }
+  }
+  // Byte scales of n times rows r to r + 3 (of blocks), `step` apart, and columns c to c + 3, where
+  // rows lie together: a word a row; 0 outside.
+  template <int n>
+  __device__ void load_columns(int64_t r, int step, int64_t c, uint32_t (&out)[n][4]) const {
+    Window<1> window[n][4];
+    const int64_t lines = blocks_for(m.rows, m.row_block);
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const int64_t line = r + k * step;
+        const bool exists = line < lines && c + b < m.cols;
+        if (exists) window[k][b].load(m.data + line + (c + b) * m.col_stride, all);
       }
     }
 #pragma unroll
+    for (int k = 0; k < n; ++k) {
+      uint32_t column[4];
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        uint32_t word[1];
+        window[k][b].words(word);
+        device::keep_first<8>(word, lines - (r + k * step));
+        column[b] = word[0];
+      }
+      device::transpose_bytes(column, out[k]);
+    }
+  }
+};
+
+// How a matrix of byte scales lies: rows that are contiguous, columns that are, or columns that are
+// and whose scales stand for a block of rows each.
+enum class Lie { kRows, kColumns, kColumnsOfTiles };
+
+// A warp takes 128 rows of four words of four scales; a lane four rows, 32 apart, of each word, or
+// with kColumns of one word four such fours of rows.
+template <Lie kLie, bool kSwizzled>
+__global__ void __launch_bounds__(kThreads)
+    convert_bytes(const __grid_constant__ Scales in, uint32_t warp_columns, int64_t warps,
+                  uint32_t* out) {
+  __shared__ uint4 tiles[kThreads / 32][8];
+  const int64_t i = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  if (i >= warps) return;
+  const int lane = threadIdx.x % 32;
+  const uint32_t tile = uint32_t(i) / warp_columns;
+  const int64_t r0 = int64_t{tile} * 128, quad0 = (uint32_t(i) - tile * warp_columns) * 4;
+  const int64_t quads = (in.m.cols + 3) / 4;
+  uint32_t word[4][4];
+  if constexpr (kLie == Lie::kColumnsOfTiles) {
+    auto& blocks = tiles[threadIdx.x / 32];
+    if (lane < 8) {
+      uint32_t rows[1][4];
+      in.load_columns((r0 >> in.row_shift) + lane / 4 * 4, 0, 4 * (quad0 + lane % 4), rows);
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        reinterpret_cast<uint32_t*>(&blocks[lane / 4 * 4 + b])[lane % 4] = rows[0][b];
+      }
+    }
+    __syncwarp();
+#pragma unroll
     for (int k = 0; k < 4; ++k) {
-      bytes[place_of(row + k, quad) * 4 + lane / 8] = uint8_t(rows >> 8 * k);
+      const int row_here = 32 * k + lane;
+      const bool inside = r0 + row_here < in.m.rows;
+      const uint4 row = inside ? blocks[row_here >> in.row_shift] : make_uint4(0, 0, 0, 0);
+      word[k][0] = row.x;
+      word[k][1] = row.y;
+      word[k][2] = row.z;
+      word[k][3] = row.w;
     }
-  }
-}
-
-template <bool kSwizzled>
-__global__ void __launch_bounds__(kThreads)
-    convert_bytes(const __grid_constant__ ScaleMatrix in, uint32_t tile_columns, uint32_t* out) {
-  __shared__ uint32_t tile[kByteRows * kPitch];
-  const uint32_t tile_row = blockIdx.x / tile_columns;
-  const uint32_t tile_column = blockIdx.x - tile_row * tile_columns;
-  const int64_t r0 = int64_t{tile_row} * kByteRows, c0 = int64_t{tile_column} * (4 * kQuads);
-  const int64_t quads = (in.cols + 3) / 4, q0 = c0 / 4;
-  const int64_t here = min(int64_t{kQuads}, quads - q0);
-  if (in.row_stride == 1 && in.row_block == 1) {
-    load_columns(in, r0, c0, tile);
+  } else if constexpr (kLie == Lie::kRows) {
+    in.load_rows(r0 + lane, 32, 4 * quad0, word);
   } else {
-    const bool words = in.col_stride == 1 && in.row_stride % 4 == 0 &&
-                       reinterpret_cast<uintptr_t>(in.data) % 4 == 0;
-    for (int i = threadIdx.x; i < kByteRows * kQuads; i += kThreads) {
-      const int row = i / kQuads, quad = i % kQuads;
-      tile[place_of(row, quad)] = load_quad(in, r0 + row, c0 + 4 * quad, words);
-    }
+    in.load_columns(r0 + lane % 8 * 4, 32, 4 * (quad0 + lane / 8), word);
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < kByteRows * kQuads; i += kThreads) {
+#pragma unroll
+  for (int x = 0; x < 4; ++x) {
+    const int64_t quad = quad0 + (kLie == Lie::kColumns ? lane / 8 : x);
+    const int row = kLie == Lie::kColumns ? lane % 8 * 4 + x : lane;
+    if (quad >= quads) continue;
     if constexpr (kSwizzled) {
-      // Word i of the 512-byte tiles in order: row i / 4 % 32 of quarter i % 4.
-      const int quad = i / kByteRows, row = i / 4 % 32 + i % 4 * 32;
-      if (quad >= here) return;
-      out[(int64_t{tile_row} * quads + q0) * kByteRows + i] = tile[place_of(row, quad)];
+      reinterpret_cast<uint4*>(out)[(tile * quads + quad) * 32 + row] =
+          make_uint4(word[0][x], word[1][x], word[2][x], word[3][x]);
     } else {
-      const int row = i / kQuads, quad = i % kQuads;
-      if (quad < here) out[(r0 + row) * quads + q0 + quad] = tile[place_of(row, quad)];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) out[(r0 + 32 * k + row) * quads + quad] = word[k][x];
     }
   }
 }
 
-// Tiles of float32 scales: 128 rows of 32.
-constexpr int kFloatCols = 32;
+// kPadded, of rows: a thread copies sixteen scales.
+__global__ void __launch_bounds__(kThreads)
+    pad_rows(const __grid_constant__ Scales in, uint32_t row_threads, int64_t threads,
+             uint32_t* out) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= threads) return;
+  const uint32_t r = uint32_t(i) / row_threads;
+  const int64_t quad = (uint32_t(i) - r * row_threads) * 4, quads = (in.m.cols + 3) / 4;
+  uint32_t word[1][4];
+  in.load_rows(r, 0, 4 * quad, word);
+  uint32_t* to = out + r * quads + quad;
+  if (quads % 4 == 0) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(word[0]);
+  } else {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if (quad + w < quads) to[w] = word[0][w];
+    }
+  }
+}
+
+// Tiles of float32 scales: 64 rows of 32.
+constexpr int kFloatRows = 64, kFloatCols = 32;
 
 __global__ void __launch_bounds__(kThreads)
-    convert_floats(const __grid_constant__ ScaleMatrix in, uint32_t tile_columns, uint32_t* out) {
-  __shared__ uint32_t tile[kFloatCols * (kByteRows + 1)];
+    convert_floats(const __grid_constant__ Scales in, uint32_t tile_columns, uint32_t* out) {
+  __shared__ uint32_t tile[kFloatCols * (kFloatRows + 1)];
+  constexpr int kEach = kFloatRows * kFloatCols / kThreads;
   const uint32_t tile_row = blockIdx.x / tile_columns;
   const uint32_t tile_column = blockIdx.x - tile_row * tile_columns;
-  const int64_t r0 = int64_t{tile_row} * kByteRows, c0 = int64_t{tile_column} * kFloatCols;
-  const auto* from = reinterpret_cast<const uint32_t*>(in.data);
-  for (int i = threadIdx.x; i < kByteRows * kFloatCols; i += kThreads) {
-    const int row = i / kFloatCols, column = i % kFloatCols;
-    const bool inside = r0 + row < in.rows && c0 + column < in.cols;
-    tile[column * (kByteRows + 1) + row] = inside ? from[in.index(r0 + row, c0 + column)] : 0;
+  const int64_t r0 = int64_t{tile_row} * kFloatRows, c0 = int64_t{tile_column} * kFloatCols;
+  const auto* from = reinterpret_cast<const uint32_t*>(in.m.data);
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const int i = k * kThreads + int(threadIdx.x), row = i / kFloatCols, column = i % kFloatCols;
+    const bool inside = r0 + row < in.m.rows && c0 + column < in.m.cols;
+    tile[column * (kFloatRows + 1) + row] = inside ? from[in.index(r0 + row, c0 + column)] : 0;
   }
   __syncthreads();
-  const int64_t pitch = (in.rows + 3) / 4 * 4;
-  for (int i = threadIdx.x; i < kByteRows * kFloatCols; i += kThreads) {
-    const int column = i / kByteRows, row = i % kByteRows;
-    if (c0 + column >= in.cols || r0 + row >= pitch) continue;
-    out[(c0 + column) * pitch + r0 + row] = tile[column * (kByteRows + 1) + row];
+  const int64_t pitch = (in.m.rows + 3) / 4 * 4;
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const int i = k * kThreads + int(threadIdx.x), column = i / kFloatRows, row = i % kFloatRows;
+    if (c0 + column >= in.m.cols || r0 + row >= pitch) continue;
+    out[(c0 + column) * pitch + r0 + row] = tile[column * (kFloatRows + 1) + row];
   }
 }
 
@@ -147,13 +220,30 @@ __global__ void __launch_bounds__(kThreads)
 
 void convert_scales_cuda(const ScaleMatrix& in, ScaleLayout layout, uint8_t* out,
                          const Stream& stream) {
-  const bool floats = layout == ScaleLayout::kSm90MnMajor;
-  const int64_t columns = blocks_for(in.cols, floats ? kFloatCols : 4 * kQuads);
-  const auto kernel = floats                                  ? convert_floats
-                      : layout == ScaleLayout::kSm100Swizzled ? convert_bytes<true>
-                                                              : convert_bytes<false>;
-  launch("convert_scales", kernel, {blocks_for(in.rows, kByteRows) * columns, kThreads}, stream, in,
-         static_cast<uint32_t>(columns), reinterpret_cast<uint32_t*>(out));
+  const char* name = "convert_scales";
+  const Scales scales(in);
+  auto* words = reinterpret_cast<uint32_t*>(out);
+  if (layout == ScaleLayout::kSm90MnMajor) {
+    const int64_t columns = blocks_for(in.cols, kFloatCols);
+    return launch(name, convert_floats, {blocks_for(in.rows, kFloatRows) * columns, kThreads},
+                  stream, scales, static_cast<uint32_t>(columns), words);
+  }
+  const bool swizzled = layout == ScaleLayout::kSm100Swizzled;
+  const int64_t columns = blocks_for(in.cols, 16), tiles = blocks_for(in.rows, 128);
+  if (in.col_stride == 1 && !swizzled) {
+    const int64_t threads = tiles * 128 * columns;
+    return launch(name, pad_rows, {blocks_for(threads, kThreads), kThreads}, stream, scales,
+                  static_cast<uint32_t>(columns), threads, words);
+  }
+  const auto kernel =
+      in.col_stride == 1 ? convert_bytes<Lie::kRows, true>
+      : in.row_block == 1
+          ? (swizzled ? convert_bytes<Lie::kColumns, true> : convert_bytes<Lie::kColumns, false>)
+          : (swizzled ? convert_bytes<Lie::kColumnsOfTiles, true>
+                      : convert_bytes<Lie::kColumnsOfTiles, false>);
+  const int64_t warps = tiles * columns;
+  launch(name, kernel, {blocks_for(warps, kThreads / 32), kThreads}, stream, scales,
+         static_cast<uint32_t>(columns), warps, words);
 }
 
 void compact_scales_cuda(const uint8_t* in, ScaleLayout layout, const ScaleMatrix& out,

@@ -7,11 +7,18 @@
 // non-finite amax is NaN, and so is every code under it.
 #pragma once
 
+#include "moiety/base/dtype.h"
 #include "moiety/formats/e2m1.h"
 #include "moiety/formats/e4m3.h"
+#include "moiety/formats/e5m2.h"
 #include "moiety/formats/ue8m0.h"
 
 namespace moiety::quant {
+
+// The largest value of FP8 codes.
+MOIETY_HD_INLINE constexpr float fp8_max_of(DType element) {
+  return element == DType::kE5M2 ? E5M2::kMax : E4M3::kMax;
+}
 
 // RN(numerator / denominator), at most the largest finite value; both are finite and not negative.
 MOIETY_HD_INLINE constexpr float capped_quotient(float numerator, float denominator) {
@@ -30,7 +37,7 @@ MOIETY_HD_INLINE constexpr Fp8Scale fp8_scale_of(float encode) {
   return {encode, canonical(1.0f / encode)};
 }
 
-// fp8_max: E4M3::kMax or E5M2::kMax. pow2 rounds the scale down to a power of two. amax_floor:
+// pow2 rounds the scale down to a power of two. amax_floor:
 // smaller amax count as this one.
 MOIETY_HD_INLINE constexpr Fp8Scale fp8_scale(float amax, float fp8_max, float amax_floor,
                                               bool pow2) {
@@ -73,7 +80,7 @@ MOIETY_HD_INLINE constexpr Nvfp4BlockScale nvfp4_block_scale(float amax,
                                                              const Nvfp4TensorScale& tensor) {
   const float product = amax * tensor.block;
   const float d = product < kMaxFloat ? product : kMaxFloat;
-  const uint8_t code = E4M3::encode(d);
+  const auto code = static_cast<uint8_t>(E4M3::encode_magnitude(d));
   const float encode = capped_quotient(1.0f, E4M3::decode(code) * tensor.decode);
   const bool finite = is_finite(amax) && is_finite(tensor.encode);
   return {finite ? code : E4M3::kNan, finite ? encode : kCanonicalNan};

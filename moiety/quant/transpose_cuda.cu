@@ -21,72 +21,70 @@ struct TransposeTable {
 namespace {
 
 using device::Codes;
-using device::CodeTile;
 using device::kThreads;
-using device::kTile;
 using device::kUnit;
 
-// The unit of codes at p, of which `valid` (perhaps <= 0) exist; the others are 0. A row of FP4 is
-// whole units.
-template <bool kFp4>
-__device__ Codes load_codes(const uint8_t* p, int64_t valid) {
-  Codes out{};
-  if (valid <= 0) return out;
-  constexpr int kBytes = CodeTile<kFp4>::kUnitBytes;
-  if ((kFp4 || valid >= kUnit) && reinterpret_cast<uintptr_t>(p) % kBytes == 0) {
-    if constexpr (kFp4) {
-      const uint2 v = __ldg(reinterpret_cast<const uint2*>(p));
-      out.word[0] = v.x;
-      out.word[1] = v.y;
-    } else {
-      const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
-      out.word[0] = v.x;
-      out.word[1] = v.y;
-      out.word[2] = v.z;
-      out.word[3] = v.w;
-    }
-    return out;
-  }
-#pragma unroll
-  for (int i = 0; i < kBytes; ++i) {
-    if (kFp4 || i < valid) out.word[i / 4] |= uint32_t{p[i]} << 8 * (i % 4);
-  }
-  return out;
-}
+// Of codes that are a half as large twice the side: runs of 128 bytes.
+constexpr int side_of(bool fp4) { return fp4 ? 256 : 128; }
+constexpr device::Tiling tiling_of(bool fp4) { return {side_of(fp4), side_of(fp4)}; }
 
 template <bool kFp4>
 __global__ void __launch_bounds__(kThreads)
     transpose_tiles(const TransposeJob* jobs, const int64_t* first_tile, int64_t count,
                     int64_t tiles) {
-  __shared__ uint4 memory[CodeTile<kFp4>::kBytes / 16];
-  const CodeTile<kFp4> tile{reinterpret_cast<uint32_t*>(memory)};
+  constexpr int kSide = side_of(kFp4);
+  constexpr device::Tiling kTiling = tiling_of(kFp4);
+  using Tile = device::CodeTile<kFp4, kSide>;
+  __shared__ uint4 memory[Tile::kBytes / 16];
+  const Tile tile{reinterpret_cast<uint32_t*>(memory)};
   constexpr int kHalf = kFp4 ? 2 : 1;
+  // A thread's units are in one column of them.
+  constexpr int kRows = kThreads / Tile::kParts, kUnits = kSide / kRows;
+  const int row = threadIdx.x / Tile::kParts, unit = threadIdx.x % Tile::kParts;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const int64_t j = device::job_of(first_tile, count, t);
     const TransposeJob job = jobs[j];
-    const device::Place place =
-        device::place_of(t - first_tile[j], device::tiles_of(job.rows, job.cols, {}).cols, {});
+    const device::Place place = device::place_of(
+        t - first_tile[j], device::tiles_of(job.rows, job.cols, kTiling).cols, kTiling);
     if (place.first && threadIdx.x < 2) {
       float* pair = threadIdx.x == 0 ? job.amax : job.tensor_scale;
       if (pair) pair[1] = pair[0];
     }
-    Codes codes[device::kUnits];
-    const int64_t c = place.col + device::unit_col();
+    const int64_t c = place.col + unit * kUnit;
+    // A row of FP4 is whole units.
+    const bool vector = kFp4 || job.in_pitch % 16 == 0;
+    const device::ByteRange all{job.in, job.in + job.rows * job.in_pitch};
+    const uint8_t* from = job.in + (place.row + row) * job.in_pitch + c / kHalf;
+    const auto exists = [&](int i) {
+      return place.row + row + i * kRows < job.rows && c < job.cols;
+    };
+    Codes codes[kUnits] = {};
+    if (vector) {
 #pragma unroll
-    for (int i = 0; i < device::kUnits; ++i) {
-      const int64_t r = place.row + device::unit_row(i);
-      codes[i] =
-          load_codes<kFp4>(job.in + r * job.in_pitch + c / kHalf, r < job.rows ? job.cols - c : 0);
+      for (int i = 0; i < kUnits; ++i) {
+        if (exists(i)) {
+          codes[i] = device::load_codes<Tile::kUnitBytes>(from + i * kRows * job.in_pitch);
+        }
+      }
+    } else if constexpr (!kFp4) {
+      device::Window<4> window[kUnits];
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        if (exists(i)) window[i].load(from + i * kRows * job.in_pitch, all);
+      }
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        window[i].words(codes[i].word);
+        device::clear_past<16>(&codes[i], job.cols - c);
+      }
     }
     __syncthreads();  // the last tile is out
 #pragma unroll
-    for (int i = 0; i < device::kUnits; ++i) {
-      tile.put(device::unit_row(i), device::unit_col() / kUnit, codes[i]);
-    }
+    for (int i = 0; i < kUnits; ++i) tile.put(row + i * kRows, unit, codes[i]);
     __syncthreads();
-    const int64_t rows = min(int64_t{kTile}, job.rows - place.row);
+    const int64_t rows = min(int64_t{kSide}, job.rows - place.row);
     tile.write(job.out + place.col * job.out_pitch + place.row / kHalf, job.out_pitch,
-               min(int64_t{kTile}, job.cols - place.col), kFp4 ? (rows + 15) / 16 * 8 : rows);
+               min(int64_t{kSide}, job.cols - place.col), kFp4 ? (rows + 15) / 16 * 8 : rows);
   }
 }
 
@@ -99,7 +97,7 @@ TransposeTable::Batch make_batch(std::span<const TransposeJob> all, bool fp4,
     if (job.fp4 != fp4) continue;
     jobs.push_back(job);
     first_tile.push_back(batch.tiles);
-    batch.tiles += device::tiles_of(job.rows, job.cols, {}).count();
+    batch.tiles += device::tiles_of(job.rows, job.cols, tiling_of(fp4)).count();
   }
   batch.count = static_cast<int64_t>(jobs.size());
   if (jobs.empty()) return batch;

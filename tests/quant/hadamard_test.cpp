@@ -100,19 +100,15 @@ TEST(Hadamard, RoundsInTheStatedOrder) {
   EXPECT_GT(inexact, 100);
 }
 
-TEST(Hadamard, LanesAreBlocksSideBySide) {
+TEST(Hadamard, RoundingComesLast) {
   std::mt19937 random(4);
-  float lanes[16][8], blocks[8][16];
+  float unrounded[16], x[16];
   for (int i = 0; i < 16; ++i) {
-    for (int lane = 0; lane < 8; ++lane) {
-      lanes[i][lane] = blocks[lane][i] = bf16(static_cast<float>(random() % 100000) / 7);
-    }
+    unrounded[i] = x[i] = bf16(static_cast<float>(random() % 100000) / 7);
   }
-  apply_rht(lanes, kSigns);
-  for (int lane = 0; lane < 8; ++lane) {
-    apply_rht(blocks[lane], kSigns);
-    for (int i = 0; i < 16; ++i) EXPECT_EQ(lanes[i][lane], blocks[lane][i]) << i << ' ' << lane;
-  }
+  rotate_unrounded(unrounded, kSigns);
+  apply_rht(x, kSigns);
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(x[i], bf16(unrounded[i])) << i;
 }
 
 TEST(Hadamard, NanAndInfinityReachEveryElement) {

@@ -4,7 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/format.h"
 #include "moiety/base/parallel.h"
 #include "moiety/formats/bf16.h"
@@ -28,6 +30,7 @@ struct DelayedState {
   }
 };
 constexpr float kDelayedScale = 37.5f;
+constexpr int64_t kMasterRoom = 4;  // elements of a master's memory that are not its own
 
 int64_t pitch_of(const PartialWeight& w) {
   return is_fp4(w.spec.format) ? (w.cols + 15) / 16 * 8 : w.cols;
@@ -92,6 +95,64 @@ QuantizedSizes rank_sizes(const PartialWeight& w, int64_t start, int64_t end, bo
   return sizes;
 }
 
+// Arrays of the host with bytes around them, and where they are on a device: on a GPU copies with
+// the same alignment, on a CPU themselves.
+class Image {
+ public:
+  explicit Image(Device device) : stream_(Stream::on(device)) {}
+
+  void add(const TensorView& host, int64_t around) {
+    if (!host.defined() || there_.count(host.raw())) return;
+    const int64_t shift = reinterpret_cast<uintptr_t>(host.raw()) % 64;
+    there_[host.raw()] = used_ + around + shift;
+    parts_.push_back(
+        {static_cast<std::byte*>(host.raw()) - around, used_ + shift, host.bytes() + 2 * around});
+    used_ += (shift + host.bytes() + 2 * around + 63) / 64 * 64;
+  }
+  // To be called once, before the others.
+  void upload() {
+    if (!on_gpu()) return;
+    memory_ = Buffer(used_, stream_.device());
+    staging_ = Buffer(used_);
+    for (const Part& p : parts_) std::memcpy(staging_.data() + p.at, p.host, p.bytes);
+    copy(whole(memory_), whole(staging_), stream_);
+  }
+  TensorView there(const TensorView& host) const {
+    if (!on_gpu() || !host.defined()) return host;
+    return {memory_.data() + there_.at(host.raw()), host.dtype(), host.sizes(), stream_.device()};
+  }
+  void download() {
+    if (!on_gpu()) return;
+    copy(whole(staging_), whole(memory_), stream_);
+    stream_.synchronize();
+    for (const Part& p : parts_) std::memcpy(p.host, staging_.data() + p.at, p.bytes);
+  }
+  // Of one array alone.
+  void send(const TensorView& host) const {
+    if (on_gpu()) copy(there(host), host, stream_);
+  }
+  void fetch(const TensorView& host) const {
+    if (!on_gpu()) return;
+    copy(host, there(host), stream_);
+    stream_.synchronize();
+  }
+  const Stream& stream() const { return stream_; }
+
+ private:
+  struct Part {
+    std::byte* host;
+    int64_t at, bytes;
+  };
+  static TensorView whole(const Buffer& b) { return b.view(DType::kUInt8, {b.bytes()}); }
+  bool on_gpu() const { return stream_.device().type == DeviceType::kCuda; }
+
+  Stream stream_;
+  int64_t used_ = 0;
+  std::vector<Part> parts_;
+  std::map<const void*, int64_t> there_;
+  Buffer memory_, staging_;
+};
+
 // One weight on one rank.
 struct RankWeight {
   RankWeight(const PartialWeight& w, const TensorView& elements, int64_t first, int64_t last,
@@ -101,7 +162,7 @@ struct RankWeight {
         end(last),
         shard_only(only_shard),
         poison(poison_byte),
-        master(w.master, {last - first + 1}),
+        master(w.master, {last - first + kMasterRoom}),
         memory(w.spec, w.rows, w.cols, rank_sizes(w, first, last, only_shard), 1, poison_byte),
         state(kDelayedScale),
         delayed(state.view()) {
@@ -112,17 +173,39 @@ struct RankWeight {
   }
   RankWeight(const RankWeight&) = delete;
 
-  // Aligned to its elements and no more, up to the end of the memory.
-  TensorView own_master() const { return master.view().slice(0, 1, end - start + 1); }
+  // With some weights aligned to its elements and no more.
+  TensorView own_master() const {
+    const int64_t at = weight.seed % kMasterRoom;
+    return master.view().slice(0, at, at + end - start);
+  }
   PartialCastItem item() const {
     return {weight.spec, weight.rows, weight.cols, start, end, weight.col, weight.delayed};
   }
-  PartialCastArrays arrays() const {
+  void add_to(Image& image) {
+    const QuantizedView& v = memory;
+    for (const TensorView* x : {&v.row_data, &v.row_scales, &v.col_data, &v.col_scales, &v.amax,
+                                &v.tensor_scale, &v.flags}) {
+      image.add(*x, Guarded::kGuard);
+    }
+    if (start < end) image.add(own_master(), 0);
+    for (const TensorView* x : {&delayed.scale, &delayed.scale_inv, &delayed.step_amax}) {
+      image.add(*x, 0);
+    }
+  }
+  PartialCastArrays arrays(const Image& image) {
     PartialCastArrays a;
-    if (start < end) a.master = own_master();
+    if (start < end) a.master = image.there(own_master());
     a.out = memory;
+    for (TensorView* x : {&a.out.row_data, &a.out.row_scales, &a.out.col_data, &a.out.col_scales,
+                          &a.out.amax, &a.out.tensor_scale, &a.out.flags}) {
+      *x = image.there(*x);
+    }
     a.shard_only = shard_only;
-    a.delayed = weight.delayed ? &delayed : nullptr;
+    for (TensorView DelayedScaling::*x :
+         {&DelayedScaling::scale, &DelayedScaling::scale_inv, &DelayedScaling::step_amax}) {
+      there.*x = image.there(delayed.*x);
+    }
+    if (weight.delayed) a.delayed = &there;
     return a;
   }
 
@@ -134,7 +217,7 @@ struct RankWeight {
   Tensor master;
   Guarded memory;
   DelayedState state;
-  DelayedScaling delayed;
+  DelayedScaling delayed, there;  // there: on the device
 };
 
 const uint8_t* bytes_of(const TensorView& x) { return static_cast<const uint8_t*>(x.raw()); }
@@ -237,36 +320,50 @@ class Simulation {
  public:
   Simulation(const std::vector<PartialWeight>& weights, const std::vector<Tensor>& elements,
              const PartialRun& run, uint8_t poison)
-      : run_(run) {
-    for (size_t r = 0; r + 1 < weights[0].cuts.size(); ++r) {
-      std::vector<PartialCastItem> items;
-      std::vector<PartialCastArrays> arrays;
+      : run_(run), image_(run.device) {
+    const size_t ranks = weights[0].cuts.size() - 1;
+    std::vector<std::vector<PartialCastItem>> items(ranks);
+    for (size_t r = 0; r < ranks; ++r) {
       auto& own = ranks_.emplace_back();
       for (size_t i = 0; i < weights.size(); ++i) {
         const PartialWeight& w = weights[i];
         own.push_back(std::make_unique<RankWeight>(w, elements[i], w.cuts[r], w.cuts[r + 1],
                                                    run.shard_only, poison));
-        items.push_back(own.back()->item());
-        arrays.push_back(own.back()->arrays());
+        own.back()->add_to(image_);
+        items[r].push_back(own.back()->item());
       }
-      plans_.push_back(std::make_unique<PartialCastPlan>(items, run.aligned));
-      tables_.emplace_back(*plans_.back(), arrays);
+      plans_.push_back(std::make_unique<PartialCastPlan>(items[r], run.aligned));
       const int64_t bytes = plans_.back()->reduction_bytes();
       reductions_.emplace_back(DType::kUInt8, std::initializer_list<int64_t>{bytes});
-      std::fill_n(static_cast<uint8_t*>(reductions_.back().view().raw()), bytes, poison);
+      std::fill_n(reductions_.back().data<uint8_t>(), bytes, poison);
+      image_.add(reductions_.back(), 0);
+    }
+    image_.upload();
+    for (size_t r = 0; r < ranks; ++r) {
+      std::vector<PartialCastArrays> arrays;
+      for (const auto& own : ranks_[r]) arrays.push_back(own->arrays(image_));
+      tables_.emplace_back(*plans_[r], arrays);
     }
   }
 
-  void cast() {
+  // `filled`: the reduction buffers of another run, which these must equal; empty: they become so.
+  std::string cast(std::vector<Tensor>& filled) {
+    std::string bad;
     std::vector<std::byte*> buffers;
     for (size_t r = 0; r < ranks_.size(); ++r) {
-      auto* buffer = static_cast<std::byte*>(reductions_[r].view().raw());
+      auto* buffer = reinterpret_cast<std::byte*>(reductions_[r].data<uint8_t>());
       if (run_.reference) {
         detail::partial_amax_ref(tables_[r].impl(), buffer);
       } else {
-        partial_amax(*plans_[r], tables_[r], reductions_[r], Stream());
+        partial_amax(*plans_[r], tables_[r], image_.there(reductions_[r]), image_.stream());
+        image_.fetch(reductions_[r]);
       }
       buffers.push_back(buffer);
+      if (filled.size() == r) {
+        filled.emplace_back(DType::kUInt8, reductions_[r].view().sizes());
+        copy(filled[r], reductions_[r], Stream());
+      }
+      if (!same_bytes(filled[r], reductions_[r])) bad += text(" reduction buffer of rank {}", r);
     }
     for (const auto over : {PartialReduction::Over::kTensor, PartialReduction::Over::kShard}) {
       reduce_max(plans_[0]->reductions(), over, buffers);
@@ -275,9 +372,12 @@ class Simulation {
       if (run_.reference) {
         detail::partial_cast_ref(tables_[r].impl(), buffers[r]);
       } else {
-        partial_cast(*plans_[r], tables_[r], reductions_[r], Stream());
+        image_.send(reductions_[r]);
+        partial_cast(*plans_[r], tables_[r], image_.there(reductions_[r]), image_.stream());
       }
     }
+    image_.download();
+    return bad;
   }
 
   std::string compare(size_t i, const PartialWeight& w, const Expected& expected) {
@@ -300,6 +400,7 @@ class Simulation {
 
  private:
   PartialRun run_;
+  Image image_;
   std::vector<std::vector<std::unique_ptr<RankWeight>>> ranks_;
   std::vector<std::unique_ptr<PartialCastPlan>> plans_;
   std::vector<PartialCastTable> tables_;
@@ -359,15 +460,16 @@ std::string run_partial_cast(const std::vector<PartialWeight>& weights,
     expected.push_back(quantize_whole(w, elements.back()));
   }
   std::string out;
+  std::vector<Tensor> filled[2];  // of unaligned and aligned shards
   for (size_t n = 0; n < 2 * runs.size(); ++n) {
     const PartialRun& run = runs[n / 2];
     const ThreadBudget threads(run.threads);
     Simulation simulation(weights, elements, run, n % 2 ? 0xA5 : 0x5A);
-    simulation.cast();
+    const std::string unlike = simulation.cast(filled[run.aligned]);
     for (size_t i = 0; i < weights.size() && out.size() < 4000; ++i) {
-      const std::string difference = simulation.compare(i, weights[i], expected[i]);
+      const std::string difference = unlike + simulation.compare(i, weights[i], expected[i]);
       if (difference.empty()) continue;
-      out += text("{}{}{}: {}:{}\n", run.reference ? "reference" : "fast",
+      out += text("{}{}{}: {}:{}\n", run.reference ? "reference" : name(run.device),
                   run.aligned ? " aligned" : "", run.shard_only ? " shard_only" : "",
                   weights[i].describe(), difference);
     }

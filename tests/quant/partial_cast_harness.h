@@ -30,6 +30,7 @@ struct PartialRun {
   bool shard_only = false;
   bool reference = false;  // the scalar reference instead of the fast path
   int threads = 1;
+  Device device = {};  // where the ranks' arrays are
 };
 
 // The weight's elements, [rows, cols] of its master's dtype.

@@ -15,47 +15,10 @@
 #include "moiety/quant/partial_cast_plan.h"
 #include "moiety/quant/quantize.h"
 #include "moiety/quant/scale_math.h"
-#include "tests/quant/partial_cast_harness.h"
+#include "tests/quant/partial_cast_cases.h"
 
 namespace moiety::quant {
 namespace {
-
-struct Kind {
-  Format format;
-  DType element;
-  bool col = false, delayed = false, pow2 = false;
-};
-const std::vector<Kind> kKinds = {
-    {Format::kFp8Tensor, DType::kE4M3},
-    {Format::kFp8Tensor, DType::kE5M2, false, false, true},
-    {Format::kFp8Tensor, DType::kE4M3, false, true},
-    {Format::kFp8Block1x128, DType::kE4M3, false, false, true},
-    {Format::kFp8Block1x128, DType::kE5M2},
-    {Format::kFp8Block128x128, DType::kE4M3, false, false, true},
-    {Format::kFp8Block128x128, DType::kE5M2},
-    {Format::kMxfp8, DType::kE4M3},
-    {Format::kMxfp8, DType::kE4M3, true},
-    {Format::kMxfp8, DType::kE5M2, true},
-    {Format::kMxfp8Tile32, DType::kE4M3},
-    {Format::kMxfp8Tile32, DType::kE5M2},
-    {Format::kNvfp4, DType::kE2M1},
-    {Format::kNvfp4Tile16, DType::kE2M1},
-};
-
-PartialWeight make(const Kind& kind, int64_t rows, int64_t cols, std::vector<int64_t> cuts,
-                   uint32_t seed = 1) {
-  PartialWeight w;
-  w.spec = QuantSpec::of(kind.format);
-  w.spec.element = kind.element;
-  w.spec.pow2_scales = kind.pow2;
-  w.rows = rows;
-  w.cols = cols;
-  w.cuts = std::move(cuts);
-  w.col = kind.col;
-  w.delayed = kind.delayed;
-  w.seed = seed;
-  return w;
-}
 
 // Both implementations, and the fast one in shard-only buffers.
 std::string run_all(const std::vector<PartialWeight>& weights, bool aligned = false) {
@@ -64,128 +27,25 @@ std::string run_all(const std::vector<PartialWeight>& weights, bool aligned = fa
                                     {.aligned = aligned, .reference = true}});
 }
 
-TEST(PartialCast, EvenAndRandomShardsEqualQuantize) {
-  for (const Kind& kind : kKinds) {
-    for (const Shape s : {Shape{1, 1}, {17, 33}, {48, 112}, {64, 80}, {130, 129}, {33, 1100}}) {
-      for (const int ranks : {1, 2, 3, 5, 8}) {
-        const int64_t n = s.rows * s.cols;
-        PartialWeight w = make(kind, s.rows, s.cols, even_cuts(n, ranks));
-        EXPECT_EQ(run_all({w}), "");
-        w.cuts = random_cuts(n, ranks, static_cast<uint64_t>(n + ranks));
-        EXPECT_EQ(run_all({w}), "");
-      }
-    }
-  }
+void expect_all(const PartialProblems& problems) {
+  for (const PartialProblem& p : problems) EXPECT_EQ(run_all(p.weights, p.aligned), "");
 }
 
-TEST(PartialCast, MastersAndRoundingThroughBf16) {
-  for (const Kind& kind : kKinds) {
-    for (const DType master : {DType::kFloat32, DType::kBFloat16}) {
-      for (const bool through : {false, true}) {
-        for (const Data data : kAllData) {
-          PartialWeight w =
-              make(kind, 45, 147, random_cuts(45 * 147, 3, static_cast<uint64_t>(data)));
-          w.spec.through_bf16 = through;
-          w.master = master;
-          w.data = data;
-          EXPECT_EQ(run_all({w}), "");
-        }
-      }
-    }
-  }
-}
-
-TEST(PartialCast, OddBoundaries) {
-  struct Case {
-    int64_t rows, cols;
-    std::vector<int64_t> cuts;
-  };
-  const std::vector<Case> cases = {
-      {32, 64, {0, 31, 34, 2048}},   // 3 elements from 31 on
-      {64, 64, {0, 1, 4095, 4096}},  // 4094 elements from 1 on
-      {16, 16, {0, 1, 256}},         // starts 1, 3, 15
-      {16, 16, {0, 3, 256}},
-      {16, 16, {0, 15, 256}},
-      {1, 16, {0, 15, 16}},              // the last nibble of a row alone
-      {3, 17, {0, 16, 17, 18, 34, 51}},  // an odd row: its last element brings pads
-      {5, 1, {0, 1, 2, 5}},
-      {40, 40, {0, 165, 166, 1600}},  // one element, inside a tile
-      {40, 40, {0, 165, 203, 1600}},  // inside one row, both nibbles at the ends shared
-      {7, 13, {0, 5, 6, 7, 8, 9, 10, 11, 91}},
-      {256, 40, {0, 39, 41, 10240}},  // the end of a row and the beginning of the next
-      {3, 2050, {0, 2049, 2051, 6150}},
-  };
-  for (const Kind& kind : kKinds) {
-    for (const Case& c : cases) EXPECT_EQ(run_all({make(kind, c.rows, c.cols, c.cuts)}), "");
-  }
-}
-
-TEST(PartialCast, EmptyRanksAndEmptyTensors) {
-  for (const Kind& kind : kKinds) {
-    EXPECT_EQ(run_all({make(kind, 20, 50, {0, 0, 333, 333, 333, 1000, 1000})}), "");
-    EXPECT_EQ(run_all({make(kind, 20, 50, {0, 0, 1000})}), "");
-    EXPECT_EQ(run_all({make(kind, 0, 50, {0, 0, 0})}), "");
-    EXPECT_EQ(run_all({make(kind, 20, 0, {0, 0, 0})}), "");
-  }
-}
-
-// The NaN lies with one rank; the others must give NaN for their part of the block or tensor.
-TEST(PartialCast, NanOfOneRankReachesAll) {
-  for (const Kind& kind : kKinds) {
-    for (const Data data : {Data::kOneNan, Data::kOneInf}) {
-      for (uint32_t seed = 1; seed <= 5; ++seed) {
-        PartialWeight w = make(kind, 40, 200, random_cuts(8000, 8, seed), seed);
-        w.data = data;
-        EXPECT_EQ(run_all({w}), "");
-      }
-    }
-  }
-}
-
-TEST(PartialCast, AlignedShardsEqualQuantize) {
-  for (const Kind& kind : kKinds) {
-    const int64_t block = kind.col ? 32 : block_shape(kind.format).rows;
-    for (const Shape s : {Shape{300, 75}, {256, 128}, {7, 40}}) {
-      const int64_t unit = std::max<int64_t>(block, 1) * s.cols;
-      for (const int ranks : {1, 2, 3, 5}) {
-        std::vector<int64_t> cuts = even_cuts(s.rows * s.cols, ranks);
-        for (int r = 1; r < ranks; ++r) cuts[r] = cuts[r] / unit * unit;
-        for (const Data data : {Data::kNormal, Data::kOneNan}) {
-          PartialWeight w = make(kind, s.rows, s.cols, cuts);
-          w.data = data;
-          EXPECT_EQ(run_all({w}, true), "");
-        }
-      }
-    }
-  }
-}
-
-std::vector<PartialWeight> mixed_weights(int count, int ranks, uint64_t seed) {
-  std::vector<PartialWeight> out;
-  for (int i = 0; i < count; ++i) {
-    const uint64_t z = mix(seed, i);
-    const auto rows = static_cast<int64_t>(z % 70), cols = static_cast<int64_t>((z >> 8) % 150);
-    PartialWeight w = make(kKinds[(z >> 16) % kKinds.size()], rows, cols,
-                           random_cuts(rows * cols, ranks, z), static_cast<uint32_t>(z));
-    w.master = z >> 20 & 1 ? DType::kFloat32 : DType::kBFloat16;
-    w.spec.through_bf16 = (z >> 21 & 1) != 0;
-    w.data = kAllData[(z >> 24) % std::size(kAllData)];
-    out.push_back(std::move(w));
-  }
-  return out;
-}
+TEST(PartialCast, EvenAndRandomShardsEqualQuantize) { expect_all(even_and_random_shards()); }
+TEST(PartialCast, MastersAndRoundingThroughBf16) { expect_all(masters_and_data()); }
+TEST(PartialCast, OddBoundaries) { expect_all(odd_boundaries()); }
+TEST(PartialCast, EmptyRanksAndEmptyTensors) { expect_all(empty_ranks_and_tensors()); }
+TEST(PartialCast, NanOfOneRankReachesAll) { expect_all(nan_of_one_rank()); }
+TEST(PartialCast, AlignedShardsEqualQuantize) { expect_all(aligned_shards()); }
 
 // Each must equal its own quantize(), so many together equal one by one.
-TEST(PartialCast, ManyMixedTensorsInOneCall) {
-  const std::vector<PartialWeight> weights = mixed_weights(300, 3, 9);
-  EXPECT_EQ(run_all(weights), "");
-}
+TEST(PartialCast, ManyMixedTensorsInOneCall) { EXPECT_EQ(run_all(mixed_weights(300, 3, 9)), ""); }
 
 // The scale words that a rank's phases exchange, as the caller sees them.
 TEST(PartialCast, BytesOfMxfp8AreTheBytesOfTheMaxima) {
   const int64_t rows = 40, cols = 70, ranks = 3;
-  PartialWeight w =
-      make({Format::kMxfp8, DType::kE4M3, true}, rows, cols, random_cuts(rows * cols, ranks, 5));
+  PartialWeight w = make_weight({Format::kMxfp8, DType::kE4M3, true}, rows, cols,
+                                random_cuts(rows * cols, ranks, 5));
   w.data = Data::kHugeAndTiny;
   w.spec.through_bf16 = false;
   const Tensor elements = make_elements(w);
@@ -230,9 +90,9 @@ TEST(PartialCast, BytesOfMxfp8AreTheBytesOfTheMaxima) {
 // ranks: tensor words go over all four, block words over two.
 TEST(PartialCast, TensorWordsGoOverAllHoldersOfTheUncutTensor) {
   const int64_t rows = 96, cols = 56, half = rows / 2 * cols;
-  for (const Kind& kind :
-       {Kind{Format::kNvfp4Tile16, DType::kE2M1}, Kind{Format::kFp8Tensor, DType::kE4M3}}) {
-    PartialWeight w = make(kind, rows, cols, {});
+  for (const PartialKind& kind : {PartialKind{Format::kNvfp4Tile16, DType::kE2M1},
+                                  PartialKind{Format::kFp8Tensor, DType::kE4M3}}) {
+    PartialWeight w = make_weight(kind, rows, cols, {});
     w.spec.through_bf16 = false;
     const Tensor elements = make_elements(w);
     const QuantizedTensor whole(w.spec, rows, cols, {.row = true});
@@ -280,7 +140,7 @@ TEST(PartialCast, TensorWordsGoOverAllHoldersOfTheUncutTensor) {
 TEST(PartialCast, ThreadsDoNotChangeBits) {
   const std::vector<PartialWeight> weights = mixed_weights(20, 2, 4);
   PartialWeight large =
-      make({Format::kNvfp4Tile16, DType::kE2M1}, 500, 1300, random_cuts(500 * 1300, 2, 3));
+      make_weight({Format::kNvfp4Tile16, DType::kE2M1}, 500, 1300, random_cuts(500 * 1300, 2, 3));
   PartialWeight flat = large;
   flat.spec = QuantSpec::of(Format::kFp8Tensor);
   std::vector<PartialWeight> all = weights;
@@ -292,8 +152,8 @@ TEST(PartialCast, ThreadsDoNotChangeBits) {
 #if defined(__x86_64__)
 TEST(PartialCast, FlushModesOfTheCallerChangeNothing) {
   std::vector<PartialWeight> weights;
-  for (const Kind& kind : kKinds) {
-    PartialWeight w = make(kind, 40, 70, random_cuts(2800, 2, 3));
+  for (const PartialKind& kind : kPartialKinds) {
+    PartialWeight w = make_weight(kind, 40, 70, random_cuts(2800, 2, 3));
     w.data = Data::kSubnormalAmax;
     w.spec.through_bf16 = false;
     weights.push_back(w);
@@ -348,7 +208,7 @@ TEST(PartialCast, ArgumentsAreChecked) {
   EXPECT_THROW(partial_cast(plan, table, Tensor(DType::kUInt8, {1}), Stream()), Error);
 }
 
-// Random formats, shapes, cuts, data and options, for as many seconds as MOIETY_FUZZ_SECONDS says.
+// Random problems, for as many seconds as MOIETY_FUZZ_SECONDS says.
 TEST(PartialCast, Fuzz) {
   const char* seconds = std::getenv("MOIETY_FUZZ_SECONDS");
   const char* first = std::getenv("MOIETY_FUZZ_SEED");
@@ -357,36 +217,10 @@ TEST(PartialCast, Fuzz) {
   uint64_t seed = first ? std::strtoull(first, nullptr, 10) : 1;
   int64_t cases = 0;
   for (; std::chrono::steady_clock::now() - begin < limit; ++seed) {
-    const auto dice = [&](uint64_t which, uint64_t sides) {
-      return mix(seed, 1000 + which) % sides;
-    };
-    const int ranks = 1 + static_cast<int>(dice(0, 8));
-    std::vector<PartialWeight> weights;
-    const bool aligned = dice(1, 4) == 0;
-    for (uint64_t i = 0; i < 1 + dice(2, 4); ++i) {
-      const Kind& kind = kKinds[dice(10 * i + 10, kKinds.size())];
-      const int64_t rows =
-          dice(10 * i + 11, 5) == 0 ? dice(10 * i + 12, 600) : dice(10 * i + 12, 70);
-      const int64_t cols =
-          dice(10 * i + 13, 8) == 0 ? dice(10 * i + 14, 2500) : dice(10 * i + 14, 200);
-      PartialWeight w = make(kind, rows, cols, random_cuts(rows * cols, ranks, mix(seed, i)),
-                             static_cast<uint32_t>(mix(seed, 100 + i)));
-      if (aligned) {
-        const int64_t unit =
-            std::max<int64_t>(kind.col ? 32 : block_shape(kind.format).rows, 1) * cols;
-        for (int r = 1; r < ranks && unit > 0; ++r) w.cuts[r] = w.cuts[r] / unit * unit;
-      }
-      const uint64_t options = dice(10 * i + 15, 1 << 16);
-      w.master = options & 1 ? DType::kFloat32 : DType::kBFloat16;
-      w.spec.through_bf16 = (options & 2) != 0;
-      w.data = kAllData[(options >> 2) % std::size(kAllData)];
-      const bool floor = is_fp8_block(kind.format) || kind.format == Format::kFp8Tensor;
-      if (floor && (options >> 8 & 3) == 0) w.spec.amax_floor = 0x1p-6f;
-      weights.push_back(std::move(w));
-    }
-    const PartialRun run{aligned, dice(3, 2) == 0, dice(4, 4) == 0};
-    ASSERT_EQ(run_partial_cast(weights, {run}), "") << "seed " << seed;
-    cases += static_cast<int64_t>(weights.size());
+    const PartialProblem problem = random_problem(seed);
+    const PartialRun run{problem.aligned, mix(seed, 1003) % 2 == 0, mix(seed, 1004) % 4 == 0};
+    ASSERT_EQ(run_partial_cast(problem.weights, {run}), "") << "seed " << seed;
+    cases += std::ssize(problem.weights);
   }
   RecordProperty("cases", static_cast<int>(cases));
   std::printf("%lld weights cast, next seed %llu\n", static_cast<long long>(cases),

@@ -50,7 +50,7 @@ TEST(Rounding, ManyBlocksAtOnce) {
   for (uint64_t first : {0ull, 3ull, 0xFFFF'FFFEull, (1ull << 47) - 9}) {
     for (int64_t blocks : {0, 1, 2, 3, 4, 5, 7, 8, 9}) {
       std::vector<uint8_t> got(16 * blocks + 1, 0xA5), want;
-      random_bytes(stream, first, blocks, got.data());
+      random_bytes(stream, {first, 0, 1, blocks}, got.data(), 0);
       for (int64_t b = 0; b < blocks; ++b) {
         for (int byte : bytes(stream.block(first + static_cast<uint64_t>(b)))) {
           want.push_back(static_cast<uint8_t>(byte));

@@ -72,6 +72,20 @@ TEST_P(DequantizeGpu, EqualsReference) {
   }
 }
 
+// Codes and values whose rows begin anywhere.
+TEST_P(DequantizeGpu, AnyAlignment) {
+  const Directions both{true, !spec().row_scaled};
+  for (int64_t i = 0; i < 16; ++i) {
+    const Shape shape{35 + i, 600 + i};
+    const Input x(DType::kBFloat16, shape, Data::kNormal);
+    const Guarded host = reference(x, spec(), both, test_options());
+    GpuGuarded gpu(spec(), shape.rows, shape.cols, both, stream);
+    gpu.set(host);
+    SCOPED_TRACE(name(shape));
+    ASSERT_NO_FATAL_FAILURE(check(host, gpu, (i * 3 + 1) % 16));
+  }
+}
+
 // Random codes and scales: NaN, infinity (E5M2) and negative scales among them.
 TEST_P(DequantizeGpu, EqualsReferenceOnAnyBytes) {
   const Directions both{true, !spec().row_scaled};

@@ -7,6 +7,7 @@
 #include "moiety/quant/dequantize_job.h"
 #include "moiety/quant/quantize.h"
 #include "tests/quant/grouped_cases.h"
+#include "tests/quant/partial_cast_cases.h"
 #include "tests/quant_gpu/gpu_cases.h"
 
 namespace moiety::quant {
@@ -94,6 +95,13 @@ class FuzzGpu : public QuantGpuTest {
     ASSERT_EQ(difference("status", to_host(status, stream), p.status), "");
   }
 
+  void partial(int64_t seed) {
+    const PartialProblem p = random_problem(static_cast<uint64_t>(seed));
+    const PartialRun host{.aligned = p.aligned},
+        gpu{.aligned = p.aligned, .shard_only = coin(), .device = kGpu};
+    ASSERT_EQ(run_partial_cast(p.weights, {host, gpu}), "");
+  }
+
   std::mt19937_64 random_;
   const std::vector<SpecCase> specs_ = spec_cases();
 };
@@ -106,8 +114,10 @@ TEST_F(FuzzGpu, RandomProblemsEqualTheReference) {
   for (; std::chrono::steady_clock::now() < end; ++seed) {
     SCOPED_TRACE(text("MOIETY_FUZZ_SEED={}", seed));
     random_.seed(static_cast<uint64_t>(seed));
-    if (seed % 3 == 0) {
+    if (seed % 4 == 0) {
       ASSERT_NO_FATAL_FAILURE(groups());
+    } else if (seed % 4 == 1) {
+      ASSERT_NO_FATAL_FAILURE(partial(seed));
     } else {
       ASSERT_NO_FATAL_FAILURE(tensor());
     }

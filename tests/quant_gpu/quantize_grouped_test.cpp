@@ -69,6 +69,17 @@ TEST_P(GroupedGpu, EqualsReference) {
   }
 }
 
+// So many groups that a block takes several tiles, and searches for a group more than once.
+TEST_P(GroupedGpu, ManyGroups) {
+  std::vector<int64_t> counts(4200);
+  for (size_t e = 0; e < counts.size(); ++e) {
+    counts[e] = e % 41 == 7 ? 33 : e == 900 ? 300 : e % 97 == 0;
+  }
+  const Problem p({"", counts, 1, 9});
+  const Tensor x = p.input(DType::kBFloat16, Data::kNormal);
+  EXPECT_EQ(compare(p, x, {true, !spec().row_scaled}), "");
+}
+
 // Claims that cannot be, in the first and in a later run of thirty-two groups, and groups that
 // overlap: the same groups are empty, and the same fault is recorded first.
 TEST_P(GroupedGpu, Faults) {

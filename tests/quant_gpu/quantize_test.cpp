@@ -66,6 +66,29 @@ TEST_P(QuantizeGpu, LongRows) {
   }
 }
 
+// Rows that begin anywhere: every misalignment of the first and of the next, of X and of codes.
+TEST_P(QuantizeGpu, AnyAlignment) {
+  const Directions both{true, !spec().row_scaled};
+  for (int64_t i = 0; i < 16; ++i) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      // More than a tile, which has neighbours, and less, which has both ends of a row.
+      const int64_t tail = i % 2 ? 128 : 0;
+      const Input x(dtype, {130 + i, tail + 144 + i}, Data::kNormal, (i * 5 + 3) % 16,
+                    static_cast<uint32_t>(i));
+      ASSERT_EQ(compare(x, both, i), "") << i << name(dtype);
+      const Input narrow(dtype, {17, 97 + i}, Data::kNormal, i / 4);
+      ASSERT_EQ(compare(narrow, both, 15 - i), "") << i << name(dtype);
+    }
+  }
+}
+
+// So many tiles that a block measures several.
+TEST_P(QuantizeGpu, ManyTiles) {
+  if (!is_tensor_scaled(spec().format)) GTEST_SKIP() << "nothing is measured";
+  const Input x(DType::kBFloat16, {1, 530001}, Data::kNormal);
+  EXPECT_EQ(compare(x, {true, !spec().row_scaled}), "");
+}
+
 TEST_P(QuantizeGpu, ShardsDrawAsTheWhole) {
   QuantizeOptions options = test_options();
   options.row0 = 48;

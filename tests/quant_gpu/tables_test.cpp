@@ -41,15 +41,15 @@ TEST_F(TablesGpu, ManyEqualOneByOne) {
   }
 }
 
-// More tensors than a few steps of the search for a tile's tensor.
-TEST_F(TablesGpu, AThousandSmallTensors) {
+// More tensors than a few steps of the search for a tile's tensor, and several tiles a block.
+TEST_F(TablesGpu, ThousandsOfSmallTensors) {
   const QuantSpec spec = QuantSpec::of(Format::kNvfp4Tile16);
   const Input x(DType::kBFloat16, {17, 150}, Data::kNormal);
   const GpuInput there(x, stream);
   const Guarded expected = reference(x, spec, {true, true}, test_options());
   std::vector<GpuGuarded> outputs;
   std::vector<QuantizeItem> items;
-  for (int i = 0; i < 1100; ++i) {
+  for (int i = 0; i < 2100; ++i) {
     outputs.emplace_back(spec, 17, 150, Directions{true, true}, stream);
     items.push_back({there, outputs.back(), gpu_options()});
   }
@@ -88,6 +88,7 @@ TEST_F(TablesGpu, DelayedScalesAndSkip) {
 TEST_F(TablesGpu, TransposesAreTheColHalfOfQuantize) {
   std::vector<Shape> shapes = small_shapes();
   shapes.insert(shapes.end(), {{300, 700}, {2, 3}, {33, 65}, {128, 128}, {256, 512}});
+  for (int64_t i = 1; i < 16; ++i) shapes.push_back({256 + i, 272 - i});  // any alignment
   std::vector<Guarded> expected;
   std::vector<GpuGuarded> moved;
   std::vector<QuantizeItem> items;

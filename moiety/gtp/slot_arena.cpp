@@ -1,0 +1,136 @@
+#include "moiety/gtp/slot_arena.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moiety::gtp {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+// What a slot takes; slots of no bytes have an address of their own too.
+int64_t room(int64_t bytes) {
+  return std::max<int64_t>(1, (bytes + kAlignment - 1) / kAlignment) * kAlignment;
+}
+
+}  // namespace
+
+Space Space::of(const SlotSpec& slot) {
+  const bool send = slot.use == SlotUse::kSend;
+  return {send, send ? slot.group : 0};
+}
+
+SlotArena::Slot SlotArena::Memory::carve(size_t block, int64_t offset, int64_t bytes) const {
+  return {blocks[block].memory.slice(0, offset, offset + bytes), static_cast<int32_t>(block),
+          offset};
+}
+
+std::optional<size_t> SlotArena::Memory::find(int64_t bytes,
+                                              const std::vector<bool>& in_use) const {
+  const auto smaller = [&](const Slot& s) { return s.memory.bytes() < bytes; };
+  size_t k = std::partition_point(slots.begin(), slots.end(), smaller) - slots.begin();
+  while (k < slots.size() && in_use[k]) ++k;
+  return k < slots.size() ? std::optional(k) : std::nullopt;
+}
+
+size_t SlotArena::add_block(Space space, int64_t bytes) {
+  Block block = allocate_(space, bytes);
+  check_tensor("gtp arena", "block", block.memory, DType::kUInt8, {bytes});
+  MOIETY_CHECK(reinterpret_cast<uintptr_t>(block.memory.raw()) % kAlignment == 0,
+               "gtp arena: block {} is not aligned to {} bytes", block.memory.raw(), kAlignment);
+  Memory& memory = spaces_[space];
+  memory.blocks.push_back(std::move(block));
+  memory.used.push_back(0);
+  return memory.blocks.size() - 1;
+}
+
+std::vector<SlotArena::Slot> SlotArena::add_slots(Space space, std::span<const int64_t> bytes) {
+  Memory& memory = spaces_[space];
+  std::vector<Slot> out(bytes.size());
+  const auto put = [&](size_t i, size_t block) {
+    out[i] = memory.carve(block, memory.used[block], bytes[i]);
+    memory.used[block] += room(bytes[i]);
+    memory.slots.push_back(out[i]);
+  };
+  std::vector<size_t> homeless;
+  int64_t needed = 0;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    size_t block = 0;
+    const auto is_full = [&] {
+      return memory.used[block] + room(bytes[i]) > memory.blocks[block].memory.bytes();
+    };
+    while (block < memory.blocks.size() && is_full()) ++block;
+    if (block < memory.blocks.size()) {
+      put(i, block);
+    } else {
+      homeless.push_back(i);
+      needed += room(bytes[i]);
+    }
+  }
+  if (!homeless.empty()) {
+    const size_t block = add_block(space, needed);
+    for (const size_t i : homeless) put(i, block);
+  }
+  std::stable_sort(memory.slots.begin(), memory.slots.end(), [](const Slot& a, const Slot& b) {
+    return a.memory.bytes() < b.memory.bytes();
+  });
+  return out;
+}
+
+std::vector<SlotArena::Slot> SlotArena::place(std::span<const SlotSpec> slots) {
+  // The largest choose first.
+  std::vector<size_t> order(slots.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return slots[a].bytes > slots[b].bytes; });
+  std::vector<Slot> out(slots.size());
+  std::map<Space, std::vector<bool>> in_use;
+  std::map<Space, std::vector<size_t>> missing;
+  for (const size_t i : order) {
+    const Space space = Space::of(slots[i]);
+    const Memory& memory = spaces_[space];
+    in_use[space].resize(memory.slots.size());
+    const auto found = memory.find(slots[i].bytes, in_use[space]);
+    if (!found) {
+      missing[space].push_back(i);
+      continue;
+    }
+    in_use[space][*found] = true;
+    out[i] = memory.slots[*found];
+    out[i].memory = out[i].memory.slice(0, 0, slots[i].bytes);
+  }
+  for (const auto& [space, items] : missing) {
+    std::vector<int64_t> bytes;
+    for (const size_t i : items) bytes.push_back(slots[i].bytes);
+    const std::vector<Slot> added = add_slots(space, bytes);
+    for (size_t k = 0; k < items.size(); ++k) out[items[k]] = added[k];
+  }
+  return out;
+}
+
+std::vector<SlotArena::Slot> SlotArena::demand(Space space, std::span<const int64_t> bytes) {
+  if (bytes.empty()) return {};
+  int64_t needed = 0;
+  for (const int64_t b : bytes) needed += room(b);
+  Memory& memory = spaces_[space];
+  size_t block = 0;
+  while (block < memory.blocks.size() && memory.blocks[block].memory.bytes() < needed) ++block;
+  if (block == memory.blocks.size()) block = add_block(space, needed);
+  std::vector<Slot> out;
+  int64_t offset = 0;
+  for (const int64_t b : bytes) {
+    out.push_back(memory.carve(block, offset, b));
+    offset += room(b);
+  }
+  return out;
+}
+
+int64_t SlotArena::bytes() const {
+  int64_t total = 0;
+  for (const auto& [space, memory] : spaces_) {
+    for (const Block& b : memory.blocks) total += b.memory.bytes();
+  }
+  return total;
+}
+
+}  // namespace moiety::gtp

@@ -1,0 +1,74 @@
+// The memory of slots: blocks that stay where they are for the life of an executor, and the slots
+// of every plan in them (spec gtp, sections 5 and 8). Plans of other steps use the same memory, and
+// so does a step without a plan.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "moiety/base/tensor_view.h"
+#include "moiety/gtp/plan.h"
+
+namespace moiety::gtp {
+
+// Gathers and scratch are for the rank alone; the send slots of a group are read by its peers, who
+// have to find them at the same offsets.
+struct Space {
+  bool send = false;
+  int group = 0;  // of send slots
+  static Space of(const SlotSpec& slot);
+  friend auto operator<=>(const Space&, const Space&) = default;
+};
+
+class SlotArena {
+ public:
+  // uint8, aligned to 256 bytes, and what keeps it. Calls depend on the plans and sizes passed in
+  // alone: where these are equal on all ranks it may be collective.
+  struct Block {
+    TensorView memory;
+    std::shared_ptr<void> owner;
+  };
+  using Allocate = std::function<Block(Space space, int64_t bytes)>;
+
+  explicit SlotArena(Allocate allocate) : allocate_(std::move(allocate)) {}
+
+  struct Slot {
+    TensorView memory;   // uint8 [bytes]
+    int32_t block = 0;   // of its space
+    int64_t offset = 0;  // in the block
+  };
+  // The slots of a plan, by number: apart from each other, never moved again. Slots of earlier
+  // plans are used again where they are large enough; blocks are added for the rest.
+  std::vector<Slot> place(std::span<const SlotSpec> slots);
+
+  // For the calls of a step without a plan: pieces of these sizes behind each other, in memory that
+  // plans use too. Grows if no block is large enough.
+  std::vector<Slot> demand(Space space, std::span<const int64_t> bytes);
+
+  int64_t bytes() const;  // of all blocks
+
+ private:
+  struct Memory {
+    std::vector<Block> blocks;
+    std::vector<int64_t> used;  // bytes of a block that slots have
+    std::vector<Slot> slots;    // of all plans, by bytes
+
+    Slot carve(size_t block, int64_t offset, int64_t bytes) const;
+    // Number of the smallest slot that is large enough and not in use.
+    std::optional<size_t> find(int64_t bytes, const std::vector<bool>& in_use) const;
+  };
+
+  // New slots of these sizes, in what is left of the blocks and then in a new one.
+  std::vector<Slot> add_slots(Space space, std::span<const int64_t> bytes);
+  size_t add_block(Space space, int64_t bytes);
+
+  Allocate allocate_;
+  std::map<Space, Memory> spaces_;
+};
+
+}  // namespace moiety::gtp

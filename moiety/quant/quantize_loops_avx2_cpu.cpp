@@ -1,0 +1,159 @@
+// What compilers vectorize less well by themselves, with AVX2: codes narrowed to bytes, maxima of
+// short blocks. The file is compiled for AVX2 as a whole, the codecs in it too: vectors are lowered
+// before functions are inlined.
+#include <bit>
+#include <cstring>
+
+#include "moiety/quant/quantize_encode.h"
+#include "moiety/quant/quantize_loops_avx2.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace moiety::quant::loops {
+
+#if defined(__x86_64__)
+namespace {
+
+using Floats __attribute__((vector_size(32))) = float;
+using Words __attribute__((vector_size(32))) = uint32_t;
+
+template <class F, bool kStochastic>
+struct Avx2 {
+  // Magnitudes of 16 elements of a row as 16-bit codes.
+  MOIETY_INLINE static __m256i magnitudes(const Row<bf16>& row, int64_t i, Words w) {
+    Floats even, odd;
+    std::memcpy(&even, row.even + i / 2, sizeof even);
+    std::memcpy(&odd, row.odd + i / 2, sizeof odd);
+    even *= reinterpret_cast<Floats>((w & 0x7FFFu) << 16);
+    odd *= reinterpret_cast<Floats>(w & 0x7FFF0000u);
+    Words a, b;
+    if constexpr (kStochastic) {
+      const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row.random + i));
+      const auto r8 = reinterpret_cast<Words>(_mm256_cvtepu8_epi16(bytes));
+      a = F::template encode_magnitude_stochastic<Words>(even, Words(r8 & 0xFFFFu));
+      b = F::template encode_magnitude_stochastic<Words>(odd, Words(r8 >> 16));
+    } else {
+      a = F::template encode_magnitude<Words>(even);
+      b = F::template encode_magnitude<Words>(odd);
+    }
+    return _mm256_blend_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b << 16),
+                              0xAA);
+  }
+  // Codes of 32 elements as bytes, in the order in which packing leaves them.
+  MOIETY_INLINE static __m256i codes32(const Row<bf16>& row, int64_t i) {
+    const auto* x = reinterpret_cast<const __m256i*>(row.x + i);
+    const __m256i low = _mm256_loadu_si256(x), high = _mm256_loadu_si256(x + 1);
+    const __m256i code =
+        _mm256_packus_epi16(magnitudes(row, i, reinterpret_cast<Words>(low)),
+                            magnitudes(row, i + 16, reinterpret_cast<Words>(high)));
+    const __m256i sign = _mm256_and_si256(_mm256_packs_epi16(low, high), _mm256_set1_epi8(-128));
+    return _mm256_or_si256(code, kBits<F> == 8 ? sign : _mm256_srli_epi16(sign, 4));
+  }
+  // Nibbles of 64 elements.
+  MOIETY_INLINE static __m256i nibbles64(const Row<bf16>& row, int64_t i) {
+    const __m256i weights = _mm256_set1_epi16(0x1001);  // of the even code 1, of the odd one 16
+    const __m256i pairs = _mm256_packus_epi16(_mm256_maddubs_epi16(codes32(row, i), weights),
+                                              _mm256_maddubs_epi16(codes32(row, i + 32), weights));
+    return _mm256_permutevar8x32_epi32(pairs, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+
+  MOIETY_INLINE static void encode(const Row<bf16>& row, uint8_t* codes) {
+    constexpr int64_t kStep = 256 / kBits<F>;
+    int64_t i = 0;
+    for (; i + kStep <= row.n; i += kStep) {
+      __m256i out;
+      if constexpr (kBits<F> == 8) {
+        out = _mm256_permute4x64_epi64(codes32(row, i), 0xD8);
+      } else {
+        out = nibbles64(row, i);
+      }
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i * kBits<F> / 8), out);
+    }
+    Finite<F, kStochastic>::encode(row.from(i), codes + i * kBits<F> / 8);
+  }
+};
+
+template <class F, bool kStochastic>
+void encode_finite(const Rows& rows, const PairFactors& factor, const uint8_t* random,
+                   uint8_t* codes) {
+  encode_rows<Avx2<F, kStochastic>, F, bf16>(rows, factor, random, codes);
+}
+
+// Magnitudes of 16 elements, the largest of each of kBlock / 16 groups.
+template <int kBlock>
+MOIETY_INLINE __m256i block_magnitudes(const bf16* x) {
+  const __m256i mask = _mm256_set1_epi16(0x7FFF);
+  __m256i out = _mm256_setzero_si256();
+  for (int i = 0; i < kBlock; i += 16) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+    out = _mm256_max_epu16(out, _mm256_and_si256(v, mask));
+  }
+  return out;
+}
+
+// Eight blocks at a time: halves of two vectors are interleaved and compared until a vector holds a
+// maximum of each.
+template <int kBlock>
+void amax_of_blocks(const bf16* x, int64_t blocks, uint32_t* out) {
+  for (int64_t b = 0; b < blocks; b += 8) {
+    __m256i m[8];
+    for (int i = 0; i < 8; ++i) m[i] = block_magnitudes<kBlock>(x + (b + i) * kBlock);
+    for (int i = 0; i < 8; i += 2) {
+      m[i] = _mm256_max_epu16(_mm256_unpacklo_epi16(m[i], m[i + 1]),
+                              _mm256_unpackhi_epi16(m[i], m[i + 1]));
+    }
+    for (int i = 0; i < 8; i += 4) {
+      m[i] = _mm256_max_epu16(_mm256_unpacklo_epi32(m[i], m[i + 2]),
+                              _mm256_unpackhi_epi32(m[i], m[i + 2]));
+    }
+    m[0] = _mm256_max_epu16(_mm256_unpacklo_epi64(m[0], m[4]), _mm256_unpackhi_epi64(m[0], m[4]));
+    const __m128i largest =
+        _mm_max_epu16(_mm256_castsi256_si128(m[0]), _mm256_extracti128_si256(m[0], 1));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + b),
+                        _mm256_slli_epi32(_mm256_cvtepu16_epi32(largest), 16));
+  }
+}
+
+bool present() {
+  static const bool out = __builtin_cpu_supports("avx2");
+  return out;
+}
+
+template <class F>
+Encode find(bool stochastic) {
+  return stochastic ? encode_finite<F, true> : encode_finite<F, false>;
+}
+
+}  // namespace
+
+Encode encode_avx2(DType element, bool stochastic) {
+  if (!present()) return nullptr;
+  switch (element) {
+    case DType::kE2M1:
+      return find<E2M1>(stochastic);
+    case DType::kE5M2:
+      return find<E5M2>(stochastic);
+    default:
+      return find<E4M3>(stochastic);
+  }
+}
+
+int64_t block_amax_avx2(const bf16* x, int block, int64_t blocks, uint32_t* out) {
+  if (!present()) return 0;
+  blocks = blocks / 8 * 8;
+  if (block == 16) amax_of_blocks<16>(x, blocks, out);
+  if (block == 32) amax_of_blocks<32>(x, blocks, out);
+  if (block == 128) amax_of_blocks<128>(x, blocks, out);
+  return blocks;
+}
+
+#else
+
+Encode encode_avx2(DType, bool) { return nullptr; }
+int64_t block_amax_avx2(const bf16*, int, int64_t, uint32_t*) { return 0; }
+
+#endif
+
+}  // namespace moiety::quant::loops
