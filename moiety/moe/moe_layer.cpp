@@ -60,6 +60,15 @@ gemm::GroupedMlp MoeLayer::mlp(const MoeWeights& weights) const {
           .b2_ED = weights.b2_LD};
 }
 
+gemm::QuantizedMlp MoeLayer::quantized_mlp(const MoeWeights& weights) const {
+  return {.activation = config_.activation,
+          .interleave = 0,
+          .fc1 = weights.quantized_1,
+          .fc2 = weights.quantized_2,
+          .b1_EH = weights.b1_LH,
+          .b2_ED = weights.b2_LD};
+}
+
 gemm::MlpInput MoeLayer::mlp_input(const MoeSaved& saved) const {
   return {.groups = {.count_E = saved.plan.rows_real,
                      .begin_E1 = saved.plan.offset,
@@ -129,11 +138,16 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
            stream);
   const ExpertRows alive = expert_rows(s);
   show_rows(args.probe, stream, alive, "dispatch", "rows", s.rows_CD, args.h_TD);
-  const gemm::GroupedMlp experts = mlp(args.weights);
   const gemm::MlpInput input = mlp_input(s);
   const TensorView y_CD = arena.tensor(config_.dtype, {args.capacity, config_.model});
-  gemm::grouped_mlp_forward(experts, input, s.hidden_CH, y_CD,
-                            bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  if (args.weights.quantized_1.recipe) {
+    gemm::quantized_mlp_forward(quantized_mlp(args.weights), input, s.hidden_CH, y_CD, arena,
+                                stream);
+  } else {
+    const gemm::GroupedMlp experts = mlp(args.weights);
+    gemm::grouped_mlp_forward(experts, input, s.hidden_CH, y_CD,
+                              bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  }
   show_rows(args.probe, stream, alive, "experts.fc1", "hidden", s.hidden_CH, s.rows_CD);
   show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, s.hidden_CH, s.slot_w);
   combine(*group_, s.plan,
@@ -155,7 +169,8 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
   check_tensor("moe_layer", "dout_TD", args.dout_TD, config_.dtype, {tokens, config_.model});
   check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
   ArenaScope temporaries(arena);
-  const gemm::GroupedMlp experts = mlp(args.weights);
+  const bool quantized = args.weights.quantized_1.recipe;
+  const gemm::GroupedMlp experts = quantized ? gemm::GroupedMlp() : mlp(args.weights);
   const gemm::MlpInput input = mlp_input(saved);
   const gemm::MlpGradients gradients{.d_o = arena.tensor(config_.dtype, {capacity, config_.model}),
                                      .h = saved.hidden_CH,
@@ -172,8 +187,13 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
       stream);
   const ExpertRows alive = expert_rows(saved);
   show_rows(args.probe, stream, alive, "combine", "dy", gradients.d_o, args.dout_TD);
-  gemm::grouped_mlp_backward_data(
-      experts, input, gradients, bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  if (quantized) {
+    gemm::quantized_mlp_backward_data(quantized_mlp(args.weights), input, gradients, arena, stream);
+  } else {
+    gemm::grouped_mlp_backward_data(experts, input, gradients,
+                                    bytes(arena, gemm::grouped_mlp_workspace(experts, input)),
+                                    stream);
+  }
   show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
   show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
   // The part of dh through the experts stays float32 until the router's part is added.
@@ -190,8 +210,13 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                      .gw_TK = dweight_TK},
                     stream);
   show(args.probe, stream, "dispatch", "dh", gx_TD, args.dout_TD);
-  gemm::grouped_mlp_backward_weights(experts, input, gradients, args.grads.w2, args.grads.w1,
-                                     stream);
+  if (quantized) {
+    gemm::quantized_mlp_backward_weights(quantized_mlp(args.weights), input, gradients,
+                                         args.grads.w2, args.grads.w1, arena, stream);
+  } else {
+    gemm::grouped_mlp_backward_weights(experts, input, gradients, args.grads.w2, args.grads.w1,
+                                       stream);
+  }
   router_backward(router,
                   {.h_TD = args.h_TD,
                    .w_ED = args.weights.router_ED,
