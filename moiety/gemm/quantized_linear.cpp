@@ -1,5 +1,7 @@
 #include "moiety/gemm/quantized_linear.h"
 
+#include <algorithm>
+
 namespace moiety::gemm {
 namespace {
 
@@ -70,6 +72,20 @@ void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, Ten
         .a_scale = a.scale,
         .b_scale = b.scale},
        stream);
+}
+
+LinearBytes quantized_linear_bytes(const Recipe& r, const LinearSize& s) {
+  const int64_t matrices = std::max<int64_t>(s.experts, 1);
+  const auto product = [&](Direction direction, const QuantSpec& spec, int64_t cols) {
+    const OperandBytes w =
+        weight_operand_bytes(r.weight, direction, s.n, s.k, matrices, s.in_format);
+    return std::max(w.peak,
+                    w.kept + operand_bytes(spec, Direction::kRow, s.rows, cols, s.experts).peak);
+  };
+  const OperandBytes dy = operand_bytes(r.gradient, Direction::kCol, s.rows, s.n, s.experts);
+  const OperandBytes x = operand_bytes(r.input, Direction::kCol, s.rows, s.k, s.experts);
+  return {product(Direction::kRow, r.input, s.k), product(Direction::kCol, r.gradient, s.n),
+          std::max(dy.peak, dy.kept + x.peak)};
 }
 
 void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups, TensorView x,

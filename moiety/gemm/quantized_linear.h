@@ -28,6 +28,17 @@ void quantized_input_gradient(const QuantizedLinear& linear, TensorView dy, Tens
 void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, TensorView x,
                                TensorView grad, bool accumulate, Arena& arena, Stream stream);
 
+// Bytes that the products take of the arena while they run. experts 0: a dense layer. rows: of x
+// and dy; of groups the capacity.
+struct LinearSize {
+  int64_t experts = 0, n = 0, k = 0, rows = 0;
+  bool in_format = true;  // the weight's owner keeps it in the recipe's format
+};
+struct LinearBytes {
+  int64_t forward = 0, input_gradient = 0, weight_gradient = 0;
+};
+LinearBytes quantized_linear_bytes(const Recipe& recipe, const LinearSize& size);
+
 // Rows of groups, [capacity, ...]; bias and beta as in grouped_gemm.h. No residual.
 void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups, TensorView x,
                                TensorView y, TensorView bias_EN, TensorView bias_scale_R,

@@ -122,6 +122,18 @@ TensorView transposed(const TensorView& x) {
                     std::array{x.stride(0), x.stride(2), x.stride(1)});
 }
 
+// What the arena takes for so many bytes.
+int64_t taken(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+int64_t code_bytes(const QuantizedSizes& s) {
+  int64_t bytes = 0;
+  for (const ArraySpec* a :
+       {&s.row_data, &s.row_scales, &s.col_data, &s.col_scales, &s.amax, &s.tensor_scale}) {
+    bytes += taken(a->bytes());
+  }
+  return bytes;
+}
+
 }  // namespace
 
 int64_t LinearWeight::experts() const {
@@ -219,6 +231,36 @@ Operand make_weight_operand(const QuantSpec& spec, Direction wanted, const Linea
     if (blocks.defined()) one.scale.block = blocks.select(e);
     fill(view, direction, 1, one, stream);
   }
+  return out;
+}
+
+OperandBytes operand_bytes(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols,
+                           int64_t groups) {
+  const bool padded = groups > 0 && direction == Direction::kCol;
+  const OperandSize size =
+      operand_size(spec, direction, padded ? grouped_columns(rows, groups) : rows, cols);
+  OperandBytes out;
+  out.kept = taken(2 * size.rows * size.columns);
+  if (is_tensor_scaled(spec.format)) out.kept += taken(4 * std::max<int64_t>(groups, 1));
+  if (leaves_block_scales(spec)) out.kept += taken(4 * size.rows * ((size.columns + 127) / 128));
+  out.peak = out.kept + code_bytes(groups > 0 ? quantized_grouped_sizes(spec, rows, cols, groups,
+                                                                        only(direction))
+                                              : quantized_sizes(spec, rows, cols, only(direction)));
+  return out;
+}
+
+OperandBytes weight_operand_bytes(const QuantSpec& spec, Direction wanted, int64_t rows,
+                                  int64_t cols, int64_t experts, bool in_format) {
+  const Direction direction = is_tile(spec.format) ? Direction::kRow : wanted;
+  const OperandSize size = operand_size(spec, direction, rows, cols);
+  OperandBytes out;
+  out.kept = taken(2 * experts * size.rows * size.columns);
+  if (is_tensor_scaled(spec.format)) out.kept += taken(4 * experts);
+  if (leaves_block_scales(spec)) {
+    out.kept += taken(4 * experts * ((rows + 127) / 128) * ((cols + 127) / 128));
+  }
+  out.peak = out.kept;
+  if (!in_format) out.peak += code_bytes(quantized_sizes(spec, rows, cols, only(direction)));
   return out;
 }
 

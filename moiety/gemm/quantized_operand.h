@@ -71,4 +71,15 @@ Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena
 Operand make_weight_operand(const QuantSpec& spec, Direction direction, const LinearWeight& w,
                             Arena& arena, Stream stream);
 
+// Bytes that an operand takes of the arena: what stays, and the most while it is made.
+struct OperandBytes {
+  int64_t kept = 0, peak = 0;
+};
+// groups 0: make_operand.
+OperandBytes operand_bytes(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols,
+                           int64_t groups);
+// `in_format`: the weight's owner keeps it so.
+OperandBytes weight_operand_bytes(const QuantSpec& spec, Direction direction, int64_t rows,
+                                  int64_t cols, int64_t experts, bool in_format);
+
 }  // namespace moiety::gemm

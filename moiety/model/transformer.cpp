@@ -1,6 +1,7 @@
 #include "moiety/model/transformer.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "moiety/base/trace.h"
@@ -98,7 +99,10 @@ void Transformer::bind(std::span<optim::Parameter> parameters) {
   if (!config_.tie_embeddings) head_ = cursor.next("head.weight");
   MOIETY_CHECK(cursor.at_end(), "model: {} parameters are too many", parameters.size());
   trainable_ = true;
+  std::set<uint32_t> gradients;  // whose random numbers must differ
   for (const optim::Parameter& p : parameters) {
+    MOIETY_CHECK(gradients.insert(tensor_id(p.spec.name + ".dy")).second,
+                 "model: the gradient of {} has the tensor id of another one", p.spec.name);
     MOIETY_CHECK(!p.quantized.empty() || p.weight.dtype() == storage_,
                  "model: weight of {} is {}, expected {}", p.spec.name, p.weight.describe(),
                  name(storage_));

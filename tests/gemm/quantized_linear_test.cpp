@@ -219,6 +219,44 @@ TEST_P(QuantizedLinears, WeightsKeptInTheFormatGiveTheSameBits) {
   }
 }
 
+// What a product takes of the arena is what quantized_linear_bytes says.
+TEST_P(QuantizedLinears, WorkspaceIsAsStated) {
+  constexpr int64_t kExperts = 3, kN = 48, kK = 80, kRows = 150;
+  const Tensor w = normal(DType::kBFloat16, {kExperts, kN, kK}, 1);
+  const Tensor x = activations(kRows, kK, 2), dy = activations(kRows, kN, 3);
+  const Tensor y(DType::kBFloat16, {kRows, kN}), dx(DType::kBFloat16, {kRows, kK}),
+      dw(DType::kFloat32, {kExperts, kN, kK}), begin(DType::kInt64, {kExperts + 1});
+  for (int64_t e = 0; e <= kExperts; ++e) begin.data<int64_t>()[e] = e * 50;
+  const Groups groups{.begin_E1 = begin, .experts = kExperts, .capacity = kRows};
+  const auto peak = [](const std::function<void(Arena&)>& product) {
+    Arena arena("test");
+    product(arena);
+    return arena.peak();
+  };
+  const RandomBits bits{&rng, kTensor};
+  const QuantizedLinear dense{&recipe(), {{}, w.view().select(0)}, bits};
+  const LinearBytes d = quantized_linear_bytes(recipe(), {0, kN, kK, kRows, false});
+  EXPECT_EQ(peak([&](Arena& a) { quantized_forward(dense, x, y, {}, a, {}); }), d.forward);
+  EXPECT_EQ(peak([&](Arena& a) { quantized_input_gradient(dense, dy, dx, {}, a, {}); }),
+            d.input_gradient);
+  EXPECT_EQ(peak([&](Arena& a) {
+              quantized_weight_gradient(dense, dy, x, dw.view().select(0), false, a, {});
+            }),
+            d.weight_gradient);
+  const QuantizedLinear experts{&recipe(), {{}, w}, bits};
+  const LinearBytes g = quantized_linear_bytes(recipe(), {kExperts, kN, kK, kRows, false});
+  EXPECT_EQ(
+      peak([&](Arena& a) { quantized_grouped_forward(experts, groups, x, y, {}, {}, a, {}); }),
+      g.forward);
+  EXPECT_EQ(
+      peak([&](Arena& a) { quantized_grouped_input_gradient(experts, groups, dy, dx, a, {}); }),
+      g.input_gradient);
+  EXPECT_EQ(peak([&](Arena& a) {
+              quantized_grouped_weight_gradient(experts, groups, dy, x, dw.view(), {}, a, {});
+            }),
+            g.weight_gradient);
+}
+
 // Groups with gaps, dead rows that hold NaN, empty groups: each group is a dense layer of its own.
 TEST_P(QuantizedLinears, GroupsAreDenseLayersOfTheirRows) {
   constexpr int64_t kN = 48, kK = 80, kCapacity = 210;
