@@ -92,7 +92,8 @@ Outcome train(int ranks, int ep_ranks, const std::optional<QuantSpec>& format,
       for (Parameter& p : optimizer.parameters()) {
         contribute(p, step, (p.spec.expert ? edp->rank() : world.rank()) == 0);
       }
-      const StepReport report = optimizer.step({.lr = 0.1, .clip = 0, .tokens = world.rank() == 0}, {});
+      const StepReport report =
+          optimizer.step({.lr = 0.1, .clip = 0, .tokens = world.rank() == 0}, {});
       if (world.rank() == 0) out.norms.push_back(report.norm);
     }
     if (after) after(optimizer);
