@@ -1,5 +1,6 @@
 #include "apps/moiety/eval.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -10,6 +11,7 @@
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/inference_model.h"
 #include "apps/moiety/json_line.h"
+#include "apps/moiety/model_options.h"
 #include "apps/moiety/tokenizer.h"
 
 namespace moiety::app {
@@ -56,6 +58,9 @@ int eval_command(const std::vector<std::string>& arguments) {
   run_alone([&](comm::Communicator& world) {
     const int64_t tokens = o.train.micro_batch * o.data.seq_len;
     InferenceModel model(checkpoint, tokens, world);
+    // As validation in the run: with the recipe of the step that the checkpoint is of.
+    model.transformer().set_precision(
+        precision_of_recipe(o, recipe_of_step(o, std::max<int64_t>(checkpoint.step, 1))));
     LoaderConfig loader;
     loader.micro_batch = o.train.micro_batch;
     loader.document_mask = o.data.document_mask;

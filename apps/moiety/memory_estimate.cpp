@@ -1,9 +1,11 @@
 #include "apps/moiety/memory_estimate.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <limits>
 #include <sys/resource.h>
+#include <vector>
 
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
@@ -63,16 +65,122 @@ int64_t activation_bytes(const model::Config& c, const Grid& grid, DType storage
   return bytes + moe_layers * (plan + routed + router + shared);
 }
 
+// The linears of a rank that a recipe may quantize: how many layers have them, and their sizes.
+struct Linears {
+  enum Name { kQkv, kO, kDense1, kDense2, kFc1, kFc2, kShared1, kShared2, kCount };
+  std::array<gemm::LinearSize, kCount> size;
+  std::array<std::vector<int64_t>, kCount> layers;
+
+  Linears(const model::Config& c, const Grid& grid, const PassSizes& s) {
+    const int64_t local = c.router.experts / grid.ep;
+    size = {{{0, s.qkv, s.d, s.tokens},
+             {0, s.d, s.o, s.tokens},
+             {0, 2 * c.d_ffn_dense, s.d, s.tokens},
+             {0, s.d, c.d_ffn_dense, s.tokens},
+             {local, s.hidden, s.d, s.capacity},
+             {local, s.d, c.d_ffn, s.capacity},
+             {0, 2 * c.shared_d_ffn, s.d, s.tokens},
+             {0, s.d, c.shared_d_ffn, s.tokens}}};
+    for (int64_t l = 0; l < c.layers; ++l) {
+      for (const Name n : {kQkv, kO}) layers[n].push_back(l);
+      for (const Name n : {kDense1, kDense2}) {
+        if (!c.is_moe(l)) layers[n].push_back(l);
+      }
+      for (const Name n : {kFc1, kFc2, kShared1, kShared2}) {
+        if (c.is_moe(l) && size[n].n * size[n].k > 0) layers[n].push_back(l);
+      }
+    }
+  }
+};
+
+// What a precision makes of them.
+class QuantizedLinears {
+ public:
+  QuantizedLinears(const model::Precision& precision, const model::Config& c, const Grid& grid,
+                   const PassSizes& s)
+      : precision_(precision), linears_(c, grid, s), config_layers_(c.layers) {
+    if (!precision_.recipe) return;
+    for (gemm::LinearSize& size : linears_.size) {
+      size.in_format = model::kept_format(*precision_.recipe, size.k).has_value();
+    }
+  }
+
+  // Layers in which the linear is quantized.
+  int64_t count(Linears::Name n) const {
+    if (!precision_.recipe || (n <= Linears::kO && !precision_.attention_linears)) return 0;
+    const model::KeptLayers& kept = precision_.kept;
+    return std::count_if(linears_.layers[n].begin(), linears_.layers[n].end(), [&](int64_t l) {
+      return l >= kept.first && l < config_layers_ - kept.last;
+    });
+  }
+  // Of the products of a linear; nothing where it is not quantized.
+  gemm::LinearBytes workspace(Linears::Name n) const {
+    if (count(n) == 0) return {};
+    return gemm::quantized_linear_bytes(*precision_.recipe, linears_.size[n]);
+  }
+  // By how much the weights of this rank differ from those in bf16.
+  int64_t weight_difference() const {
+    int64_t bytes = 0;
+    for (int i = 0; i < Linears::kCount; ++i) {
+      const auto n = static_cast<Linears::Name>(i);
+      const gemm::LinearSize& size = linears_.size[n];
+      if (count(n) == 0 || !size.in_format) continue;
+      const QuantSpec& spec = precision_.recipe->weight;
+      const QuantizedSizes sizes =
+          quantized_sizes(spec, size.n, size.k, {true, spec.format == Format::kMxfp8});
+      int64_t matrix = -2 * size.n * size.k;
+      for (const ArraySpec* a :
+           {&sizes.row_data, &sizes.row_scales, &sizes.col_data, &sizes.col_scales}) {
+        matrix += a->bytes();
+      }
+      bytes += count(n) * std::max<int64_t>(size.experts, 1) * matrix;
+    }
+    return bytes;
+  }
+
+ private:
+  model::Precision precision_;
+  Linears linears_;
+  int64_t config_layers_;
+};
+
 // The largest of what the blocks take beside that while they run.
-int64_t temporary_bytes(const model::Config& c, const PassSizes& s) {
-  const int64_t attention = s.tokens * (2 * s.qkv + s.o) * s.item;
-  const int64_t dense = s.tokens * (2 * c.d_ffn_dense + s.d) * s.item;
+int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const QuantizedLinears& q) {
+  using L = Linears;
+  const auto backward = [](const gemm::LinearBytes& w) {
+    return std::max(w.input_gradient, w.weight_gradient);
+  };
+  const gemm::LinearBytes qkv = q.workspace(L::kQkv), o = q.workspace(L::kO);
+  const int64_t attention =
+      std::max({s.tokens * (2 * s.qkv + s.o) * s.item, qkv.forward,
+                s.tokens * s.qkv * s.item + std::max(o.forward, backward(qkv)),
+                s.tokens * (s.qkv + s.o) * s.item + backward(o)});
+  // A network of two linears: forward with A, backward with A and its gradient.
+  const auto network = [&](int64_t ffn, L::Name fc1, L::Name fc2) {
+    const gemm::LinearBytes w1 = q.workspace(fc1), w2 = q.workspace(fc2);
+    return std::max(s.tokens * ffn * s.item + std::max(w1.forward, w2.forward),
+                    s.tokens * 2 * ffn * s.item + std::max(backward(w1), backward(w2)));
+  };
+  const int64_t x = s.tokens * s.d * s.item;
+  const int64_t dense = x + network(c.d_ffn_dense, L::kDense1, L::kDense2);
   if (c.moe_layers() == 0) return std::max(attention, dense);
-  const int64_t widened = s.item == kFloat ? 0 : (2 * s.tokens + c.router.experts) * s.d * kFloat;
-  const int64_t experts = s.tokens * s.d * s.item +
-                          s.capacity * ((2 * s.d + 2 * c.d_ffn) * s.item + kFloat) + widened +
-                          s.tokens * (c.router.experts + c.router.top_k) * kFloat;
-  return std::max({attention, c.moe_layers() < c.layers ? dense : 0, experts});
+  const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
+  const int64_t wide = s.item == kFloat ? 0 : s.tokens * s.d * kFloat;
+  const int64_t widened = s.item == kFloat ? 0 : wide + c.router.experts * s.d * kFloat;
+  const int64_t kept = x + s.capacity * ((2 * s.d + c.d_ffn) * s.item + kFloat);
+  const int64_t hidden = s.capacity * c.d_ffn * s.item;
+  const int64_t router = s.tokens * (c.router.experts + c.router.top_k) * kFloat;
+  const bool quantized = q.count(L::kFc1) > 0;
+  const bool plain = q.count(L::kFc1) < c.moe_layers();
+  int64_t experts = kept + wide + widened + router + (plain ? hidden : 0);
+  if (quantized) {
+    experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
+                        kept + wide + s.tokens * c.router.top_k * kFloat +
+                            std::max(w1.weight_gradient, w2.weight_gradient),
+                        s.capacity * s.d * s.item + hidden + std::max(w1.forward, w2.forward)});
+  }
+  const int64_t shared = c.shared_d_ffn > 0 ? network(c.shared_d_ffn, L::kShared1, L::kShared2) : 0;
+  return std::max({attention, c.moe_layers() < c.layers ? dense : 0, experts, shared});
 }
 
 int64_t control_group_limit() {
@@ -95,16 +203,21 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
   const int64_t held = dense + expert / grid.ep;
   const int64_t owned = (dense + expert) / grid.ranks;  // of what a rank's optimizer updates
   const bool summed = grid.ranks > 1;
+  // Of the two recipes of a run the one that needs more, by class.
+  const QuantizedLinears first(precision_of_recipe(o, o.precision.recipe), c, grid, s);
+  const QuantizedLinears last(precision_of_recipe(o, recipe_of_step(o, o.precision.switch_step)), c,
+                              grid, s);
 
   MemoryEstimate m;
-  m.parameters = held * s.item;
+  m.parameters = held * s.item + std::max(first.weight_difference(), last.weight_difference());
   m.main_grad = (held + (summed ? owned : 0)) * kFloat;
   m.master = owned * kFloat;
   m.moments = 2 * owned * (o.optim.state_dtype == "fp32" ? kFloat : 2);
   m.activations = activation_bytes(c, grid, storage, s);
   const int64_t chunk = model::loss_chunk(c.loss_chunk, s.tokens, c.vocab);
   m.logits = chunk * c.vocab * kFloat + s.tokens * kFloat;
-  m.workspace = std::max<int64_t>(0, temporary_bytes(c, s) - m.logits);
+  m.workspace = std::max<int64_t>(
+      0, std::max(temporary_bytes(c, s, first), temporary_bytes(c, s, last)) - m.logits);
   if (c.moe_layers() > 0) {
     m.expert_parallel =
         moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),

@@ -1,6 +1,8 @@
 #include "apps/moiety/model_options.h"
 
+#include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "apps/moiety/errors.h"
@@ -24,6 +26,9 @@ constexpr Names<model::AuxScope, 2> kScopes{
 constexpr Names<moe::Reduction, 3> kReductions{{{"rank", moe::Reduction::kRank},
                                                 {"rank_fp32", moe::Reduction::kRankFp32},
                                                 {"token", moe::Reduction::kToken}}};
+constexpr Names<model::RecipeKind, 3> kRecipes{{{"fp8_block", model::RecipeKind::kFp8Block},
+                                                {"mxfp8", model::RecipeKind::kMxfp8},
+                                                {"nvfp4", model::RecipeKind::kNvfp4}}};
 template <class E, size_t kCount>
 E value_of(const Names<E, kCount>& names, std::string_view name) {
   for (const auto& [text, value] : names) {
@@ -99,6 +104,45 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
 
 DType storage_dtype(const Options& o) {
   return o.precision.recipe == "fp32" ? DType::kFloat32 : DType::kBFloat16;
+}
+
+std::string_view recipe_of_step(const Options& o, int64_t step) {
+  const bool switched = o.precision.switch_step > 0 && step >= o.precision.switch_step;
+  return switched ? o.precision.switch_recipe : o.precision.recipe;
+}
+
+model::Precision precision_of_recipe(const Options& o, std::string_view recipe) {
+  model::Precision precision;
+  if (recipe == "fp32" || recipe == "bf16") return precision;
+  const model::RecipeKind kind = value_of(kRecipes, recipe);
+  model::RecipeOptions options;
+  options.pow2_scales = o.precision.pow2_scales;
+  options.rht = o.precision.rht;
+  options.stochastic = o.precision.stochastic;
+  if (o.precision.weight_2d != "auto") options.weight_2d = o.precision.weight_2d == "true";
+  precision.recipe = model::make_recipe(kind, options);
+  precision.kept = model::kept_layers(kind, o.model.layers);
+  if (o.precision.keep_first >= 0) precision.kept.first = o.precision.keep_first;
+  if (o.precision.keep_last >= 0) precision.kept.last = o.precision.keep_last;
+  precision.attention_linears = o.precision.attention_linears;
+  precision.seed = uint64_t(o.run.seed);
+  return precision;
+}
+
+std::vector<optim::ParamSpec> training_specs(const Options& o, model::Transformer& model) {
+  model.set_precision(precision_of_recipe(o, recipe_of_step(o, o.precision.switch_step)));
+  const std::vector<optim::ParamSpec> last = model.parameter_specs();
+  model.set_precision(precision_of_recipe(o, o.precision.recipe));
+  std::vector<optim::ParamSpec> specs = model.parameter_specs();
+  using Formats = std::pair<std::optional<QuantSpec>, std::optional<QuantSpec>>;
+  std::vector<Formats> classes{{}};  // the first: never in a format
+  for (size_t p = 0; p < specs.size(); ++p) {
+    const Formats formats{specs[p].format, last[p].format};
+    const auto found = std::find(classes.begin(), classes.end(), formats);
+    specs[p].format_class = int(found - classes.begin());
+    if (found == classes.end()) classes.push_back(formats);
+  }
+  return specs;
 }
 
 std::string preset_toml(std::string_view name) {

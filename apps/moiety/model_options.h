@@ -3,10 +3,12 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "apps/moiety/options.h"
 #include "moiety/base/dtype.h"
 #include "moiety/model/config.h"
+#include "moiety/model/transformer.h"
 
 namespace moiety::app {
 
@@ -14,8 +16,16 @@ namespace moiety::app {
 // naming the first key that does not fit the others.
 model::Config model_config(const Options& options, int64_t tokenizer_vocab);
 
-// Storage of weights and activations.
+// Storage of activations, and of weights that are not quantized.
 DType storage_dtype(const Options& options);
+
+// The recipe of step `step` (the first is 1), and what it means for the model.
+std::string_view recipe_of_step(const Options& options, int64_t step);
+model::Precision precision_of_recipe(const Options& options, std::string_view recipe);
+
+// The parameters of `model`, which keeps the precision of the first step, with classes of
+// formats: those that change their formats together in the run share buckets.
+std::vector<optim::ParamSpec> training_specs(const Options& options, model::Transformer& model);
 
 // The sizes of a published model (model::preset) as TOML; nothing for "tiny", the defaults, and "".
 std::string preset_toml(std::string_view name);

@@ -1,5 +1,7 @@
 #include "apps/moiety/options_check.h"
 
+#include <algorithm>
+
 #include "apps/moiety/errors.h"
 #include "apps/moiety/profile.h"
 #include "moiety/base/gpu.h"
@@ -17,6 +19,31 @@ void check_device(const Options& o) {
   const char* what = "run.device = \"cuda\"";
   require_device(what, {DeviceType::kCuda, 0});
   require(false, "{}: training on GPUs is not available in this version of Moiety", what);
+}
+
+bool is_quantized(const std::string& recipe) { return recipe != "fp32" && recipe != "bf16"; }
+
+void check_precision(const Options& o, const Grid& grid) {
+  const auto& p = o.precision;
+  const bool switches = p.switch_step > 0;
+  require(!switches || p.recipe != "fp32",
+          "precision.switch_step = {}: a run of recipe fp32 cannot switch, its activations are "
+          "stored in fp32",
+          p.switch_step);
+  const auto uses = [&](std::string_view recipe) {
+    return p.recipe == recipe || (switches && p.switch_recipe == recipe);
+  };
+  require(!uses("fp8_block") || p.weight_2d != "false",
+          "precision.weight_2d = \"false\": weights of recipe fp8_block are scaled by 128 x 128");
+  const int64_t kept = std::max<int64_t>(p.keep_first, 0) + std::max<int64_t>(p.keep_last, 0);
+  require(kept <= o.model.layers || !(is_quantized(p.recipe) || switches),
+          "precision.keep_first = {} and precision.keep_last = {}: model.layers is {}",
+          p.keep_first, p.keep_last, o.model.layers);
+  const int64_t tokens = o.train.micro_batch * o.data.seq_len;
+  require(!uses("nvfp4") || !p.stochastic || grid.dp == 1 || tokens % 16 == 0,
+          "train.micro_batch x data.seq_len = {} x {}: must be a multiple of 16 on several data "
+          "ranks, for precision.stochastic of recipe nvfp4",
+          o.train.micro_batch, o.data.seq_len);
 }
 
 }  // namespace
@@ -41,6 +68,7 @@ Grid check_layout(const Options& o) {
 
 void check_training(const Options& o, const Grid& grid) {
   check_device(o);
+  check_precision(o, grid);
   require(o.data.tokenizer == "bytes",
           "data.tokenizer = \"{}\": only \"bytes\" is available in this version of Moiety",
           o.data.tokenizer);

@@ -46,7 +46,6 @@ void Reporter::fill_in(StepRecord& record) const {
   record.memory = resident_bytes();
   record.memory_total = machine_bytes();
   record.forced = options_.router.force_balance;
-  record.recipe = options_.precision.recipe;
 }
 
 void Reporter::step(StepRecord record, const Work& work) {

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "moiety/formats/bf16.h"
+#include "moiety/formats/fp32.h"
 
 namespace moiety::app {
 namespace {
@@ -228,6 +229,18 @@ void FirstNonFinite::stored(const StoredTensor& t) {
 void FirstNonFinite::look_at_weights(std::span<const optim::Parameter> parameters) {
   for (const optim::Parameter& p : parameters) {
     if (finding_) return;
+    // A cast says which of its tensors held such a value, not which element.
+    for (size_t e = 0; e < p.quantized.size() && !finding_; ++e) {
+      const QuantizedView& q = p.quantized[e];
+      if (!(*q.flags.data<uint32_t>() & kFlagNonFinite)) continue;
+      Finding found;
+      to_logical(p.spec, int64_t(e) * q.rows * q.cols, found);
+      found.operation = "weight";
+      found.layer = layer_of(found.tensor);
+      found.value = kCanonicalNan;
+      finding_ = std::move(found);
+    }
+    if (!p.weight.defined()) continue;
     const std::optional<Place> place = first_non_finite(p.weight, nullptr);
     if (!place) continue;
     int64_t at = 0;

@@ -32,6 +32,8 @@ int Trainer::run() {
 }
 
 std::optional<optim::StepReport> Trainer::make_step() {
+  made_step_ = step_ + 1;
+  set_recipe(made_step_);
   step_start_ = loader_->state();
   for (;;) {
     const std::optional<optim::StepReport> report = attempt();
@@ -69,7 +71,10 @@ bool Trainer::accumulate(model::StepStats& stats) {
     const Batch* batch = loader_->next();
     if (!batch) return false;
     const ArenaScope activations(arena_);
-    const model::Batch tokens = model_batch(*batch);
+    model::Batch tokens = model_batch(*batch);
+    tokens.micro_step = uint64_t(made_step_ * micro_steps + m);
+    tokens.first_token = world_.rank() * tokens_;
+    tokens.all_tokens = world_.size() * tokens_;
     heartbeat_.phase("forward");
     model.forward(tokens, capacity_.rows(), stats, arena_, Stream());
     heartbeat_.phase("backward");

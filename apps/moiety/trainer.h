@@ -58,6 +58,9 @@ class Trainer {
   void start_data(const SamplerState* from);
   void measure_peaks();
 
+  // The recipe of step `step`, if another one held before; collective.
+  void set_recipe(int64_t step);
+
   // One step, made again until every expert had room. Empty: the data has ended.
   std::optional<optim::StepReport> make_step();
   // Forward, backward, optimizer; with guard.nan = tensor a look at every stored tensor.
@@ -127,7 +130,9 @@ class Trainer {
   Profiler profiler_;
   PeerWaits waits_;  // of the last step
 
-  int64_t step_ = 0;  // completed
+  int64_t step_ = 0;         // completed
+  int64_t made_step_ = 0;    // the one that is made, or was made last
+  std::string_view recipe_;  // of its weights
   int64_t trained_tokens_ = 0;
   int64_t evaluated_step_ = -1;
   int64_t loaded_step_ = -1;   // of the checkpoint that the run continues

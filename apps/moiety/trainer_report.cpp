@@ -27,6 +27,7 @@ void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_L
   r.z = report.losses[2] / targets;
   r.grad_norm = report.norm;
   r.lr = report.lr;
+  r.recipe = recipe_;
   r.dropped = dropped;
   r.skipped = report.skip;
   const model::Config& c = plan_.model;

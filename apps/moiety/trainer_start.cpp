@@ -75,13 +75,14 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
       tokens_(options().train.micro_batch * options().data.seq_len),
       model_(plan.model, storage_dtype(options()), plan.grid, tokens_,
              options().guard.comm_timeout_s, world),
-      optimizer_(model_.transformer().parameter_specs(), optimizer_config(options()), world,
-                 model_.expert_copies()),
+      optimizer_(training_specs(options(), model_.transformer()), optimizer_config(options()),
+                 world, model_.expert_copies()),
       capacity_(options(), model_.transformer(), tokens_),
       arena_("activations"),
       saver_(options().run.dir + "/checkpoints", world.bootstrap(), save_options(options())),
       schedule_(schedule(options(), plan.steps)),
       profiler_(parse_profile_steps(options().profile.steps), options().run.dir, world),
+      recipe_(options().precision.recipe),
       time_limit_(Seconds(3600 * options().run.max_hours)) {
   model_.transformer().bind(optimizer_.parameters());
   if (plan.valid) {
@@ -148,11 +149,24 @@ bool Trainer::load(const std::string& path, bool last) {
   optimizer_.publish(Stream());
   start_data(&state.sampler);
   step_ = loaded_step_ = run.step;
+  set_recipe(std::max<int64_t>(step_, 1));
   trained_tokens_ = run.tokens;
   say(LogLevel::kInfo, "resumed from {}{}", path,
       run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
   event("resume");
   return true;
+}
+
+void Trainer::set_recipe(int64_t step) {
+  const std::string_view wanted = recipe_of_step(options(), step);
+  if (wanted == recipe_) return;
+  model::Transformer& model = model_.transformer();
+  model.set_precision(precision_of_recipe(options(), wanted));
+  std::vector<std::optional<QuantSpec>> formats;
+  for (const optim::ParamSpec& spec : model.parameter_specs()) formats.push_back(spec.format);
+  optimizer_.set_formats(formats, Stream());
+  say(LogLevel::kInfo, "from step {} on: {} in place of {}", step, wanted, recipe_);
+  recipe_ = wanted;
 }
 
 void Trainer::start_data(const SamplerState* from) {

@@ -30,6 +30,7 @@ void check_reducible(const char* operation, const TensorView& x) {
     case DType::kFloat16:
     case DType::kInt64:
     case DType::kInt32:
+    case DType::kUInt8:
       return;
     default:
       fail(ErrorKind::kUnsupported, "{}: {} cannot be reduced", operation, moiety::name(x.dtype()));

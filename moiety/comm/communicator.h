@@ -8,8 +8,8 @@
 //
 // Sums are taken in rank order in fp32 (fp64 and integers in their own type) and rounded once to
 // the tensor's dtype, so results are the same bits on every rank and in every run. Tensors are
-// contiguous. Element types: float64, float32, bfloat16, float16, int32, int64; the operations that
-// only move bytes take any type.
+// contiguous. Element types: float64, float32, bfloat16, float16, int32, int64, uint8; those
+// operations that only move bytes take any type.
 //
 // Errors: Error(InvalidArgument) for views that do not fit; Error(Comm) naming communicator,
 // operation, rank and peer when a peer is late (the deadline), issues something else, or aborted.

@@ -100,6 +100,8 @@ void reduce(void* dst, std::span<const void* const> sources, int64_t n, DType dt
       return reduce_typed<int64_t>(dst, sources, n, op);
     case DType::kInt32:
       return reduce_typed<int32_t>(dst, sources, n, op);
+    case DType::kUInt8:
+      return reduce_typed<uint8_t>(dst, sources, n, op);
     default:
       fail(ErrorKind::kUnsupported, "reduce: {} cannot be reduced", name(dtype));
   }

@@ -46,6 +46,9 @@ Shape check(const GemmArgs& args) {
     MOIETY_CHECK(x->dims() < 2 || x->stride(1) == 1 || x->size(1) <= 1,
                  "gemm: {} has columns that are not contiguous", x->describe());
   }
+  check_scales("gemm", args.a_scale, args.b_scale, args.op == GemmOp::kNT);
+  check_scale("gemm", "a_scale", args.a_scale, {.rows = s.m, .reduction = s.k});
+  check_scale("gemm", "b_scale", args.b_scale, {.rows = s.n, .reduction = s.k});
   return s;
 }
 
@@ -111,6 +114,7 @@ GemmEngine automatic_engine(DType dtype) {
 
 void block_gemm(const BlockGemm& block, GemmEngine engine) {
   if (block.m == 0 || block.n == 0) return;
+  if (block.a_scales.data) return block_gemm_scaled(block, engine);
   if (engine == GemmEngine::kAuto) engine = automatic_engine(block.dtype);
   if (!engine_available(engine, block.dtype)) {
     fail(ErrorKind::kUnsupported, "gemm: engine {} does not multiply {} on this machine",
@@ -145,7 +149,11 @@ void gemm(const GemmArgs& args, Stream stream) {
   g.epilogue.old = old.raw();
   g.epilogue.old_dtype = old.dtype();
   g.epilogue.old_stride = old.stride(0);
-  stream.run([g] {
+  g.a_scales = block_scales(args.a_scale, args.a_scale.block);
+  g.b_scales = block_scales(args.b_scale, args.b_scale.block);
+  stream.run([g, a_scale = args.a_scale, b_scale = args.b_scale]() mutable {
+    g.epilogue.a_scale = tensor_scale(a_scale, 0);
+    g.epilogue.b_scale = tensor_scale(b_scale, 0);
     const TraceSpan span(TraceLane::kCompute, "gemm",
                          {{"m", g.m}, {"n", g.n}, {"k", g.k}, {"flops", 2.0 * g.m * g.n * g.k}});
     spread(g);

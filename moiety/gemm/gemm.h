@@ -8,6 +8,9 @@
 // rounding to out's dtype. `old` is the element of `c`, by default of `out`; beta = 0 reads
 // neither. So a residual is added with one rounding and without overwriting its input.
 //
+// Quantized operands are bf16 (quant/dequantize.h); what they leave to the accumulators is applied
+// first, see OperandScale.
+//
 // a and b are both fp32 or both bf16; out and c are fp32 or bf16, freely. All fp64 (for gradient
 // checks) is done by the reference. Columns are contiguous, row strides are free. Zero sizes are
 // legal: with K = 0 acc is +0 and the epilogue runs. `c` is `out` exactly or does not overlap it;
@@ -26,6 +29,18 @@ namespace moiety::gemm {
 
 enum class GemmOp { kTN, kNN, kNT };
 
+// What a quantized operand leaves to the accumulators; nothing if both are undefined.
+struct OperandScale {
+  // float32 [1], of a grouped product [E]: acc = round(round(acc * a.tensor) * b.tensor).
+  TensorView tensor = {};
+  // float32 [rows / block_rows, K / 128], both rounded up, any strides; [E, ...] of grouped
+  // weights. Rows are those of `a` or columns of `b` that meet in the output. Over slices of 128
+  // elements of the reduction, ascending: acc = fma(part, round(a.block * b.block), acc), each part
+  // from +0. Both operands have such scales or none; not with kNT.
+  TensorView block = {};
+  int64_t block_rows = 1;
+};
+
 struct GemmArgs {
   GemmOp op = GemmOp::kTN;
   TensorView a;
@@ -34,6 +49,8 @@ struct GemmArgs {
   float alpha = 1;
   float beta = 0;
   TensorView c = {};  // optional
+  OperandScale a_scale = {};
+  OperandScale b_scale = {};
 };
 
 void gemm(const GemmArgs& args, Stream stream);

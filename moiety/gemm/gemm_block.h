@@ -36,6 +36,8 @@ struct BlockOperand {
 
 // What happens to an accumulator on its way out.
 struct BlockEpilogue {
+  float a_scale = 1;  // of the whole operands, before all else
+  float b_scale = 1;
   float alpha = 1;
   float beta = 0;
   void* out = nullptr;
@@ -49,6 +51,19 @@ struct BlockEpilogue {
   const void* bias_scale = nullptr;  // one per row, float; double with double operands
 };
 
+// One scale for each block of rows and each slice of the reduction of an operand.
+struct BlockScales {
+  const float* data = nullptr;  // null: none
+  int64_t stride = 0;           // from block to block of rows
+  int64_t slice_stride = 0;
+  int64_t rows = 1;  // of a block
+
+  float at(int64_t row, int64_t slice) const {
+    return data[row / rows * stride + slice * slice_stride];
+  }
+};
+inline constexpr int64_t kScaledSlice = 128;  // elements of the reduction
+
 // Rows [row, row + m) and columns [column, column + n) of a product.
 struct BlockGemm {
   GemmOp op = GemmOp::kTN;
@@ -57,6 +72,7 @@ struct BlockGemm {
   int64_t column = 0, n = 0;
   int64_t k = 0;
   BlockOperand a, b;
+  BlockScales a_scales, b_scales;  // both or none; not for kNT
   BlockEpilogue epilogue;
 };
 
@@ -85,6 +101,25 @@ struct OneDnnSupport {
 OneDnnSupport onednn_support(DType dtype);
 std::string onednn_version();  // "3.1.1"; empty: not built in
 void block_gemm_onednn(const BlockGemm& block);
+
+// Slice by slice, with the scales of both operands.
+void block_gemm_scaled(const BlockGemm& block, GemmEngine engine);
+
+// The scales of an operand as a block product takes them; of group e. `block`: its scale.block, of
+// grouped weights that of the group.
+float tensor_scale(const OperandScale& scale, int64_t e);
+BlockScales block_scales(const OperandScale& scale, const TensorView& block);
+// Throws unless the scales fit an operand of `rows` rows and this reduction. `groups`: 1 of a dense
+// product; `each`: every group has block scales of its own.
+struct ScaledOperand {
+  int64_t rows = 0, reduction = 0, groups = 1;
+  bool each = false;
+};
+void check_scale(const char* operation, const char* argument, const OperandScale& scale,
+                 const ScaledOperand& operand);
+// Throws unless both operands have block scales or none.
+void check_scales(const char* operation, const OperandScale& a, const OperandScale& b,
+                  bool transposed_product);
 
 // ---- The epilogue of a tile: rows [i, i + rows), columns [j, j + n). `v` holds the accumulators,
 // `stride` apart from row to row, and is overwritten.
@@ -136,6 +171,12 @@ template <class Math>
 MOIETY_INLINE void finish_tile(const BlockEpilogue& e, const AccTile<Math>& t) {
   using namespace detail;
   using Half = std::conditional_t<std::is_same_v<Math, float>, bf16, Math>;
+  for (const float scale : {e.a_scale, e.b_scale}) {
+    if (scale == 1) continue;
+    for (int64_t r = 0; r < t.rows; ++r) {
+      for (int64_t x = 0; x < t.n; ++x) t.v[r * t.stride + x] *= scale;
+    }
+  }
   if (e.alpha != 1) {
     for (int64_t r = 0; r < t.rows; ++r) {
       for (int64_t x = 0; x < t.n; ++x) t.v[r * t.stride + x] *= e.alpha;

@@ -37,6 +37,32 @@ void check_bias(const GroupedGemmArgs& args, DType dtype, int64_t columns) {
   }
 }
 
+void check_wgrad(const GroupedGemmArgs& args, DType dtype) {
+  const char* op = "grouped_gemm";
+  const Groups& groups = args.groups;
+  const int width = args.transposed ? 0 : 1;  // the dimension that is not the groups'
+  for (const auto& [argument, x] : {std::pair{"a", &args.a}, std::pair{"b", &args.b}}) {
+    if (!args.transposed) {
+      check_rows(op, argument, *x, dtype, groups.capacity, -1);
+      continue;
+    }
+    MOIETY_CHECK(!x->source_R.defined(), "grouped_gemm: source_R of the transposed {}", argument);
+    check_tensor(op, argument, x->data, dtype, {-1, groups.capacity});
+    MOIETY_CHECK(x->data.stride(1) == 1 || groups.capacity <= 1,
+                 "grouped_gemm: {} {} has columns that are not contiguous", argument,
+                 x->data.describe());
+  }
+  const int64_t rows = args.a.data.size(width), columns = args.b.data.size(width);
+  MOIETY_CHECK(!args.out.defined(), "grouped_gemm: kWgrad writes w, out is {}",
+               args.out.describe());
+  MOIETY_CHECK(goes_with(args.w.dtype(), dtype) || groups.experts == 0,
+               "grouped_gemm: the gradient is {} with {} rows", name(args.w.dtype()), name(dtype));
+  args.w.check(op, "w", args.w.dtype(), groups.experts, rows, columns);
+  check_scale(op, "a_scale", args.a_scale, {rows, groups.capacity, groups.experts});
+  check_scale(op, "b_scale", args.b_scale, {columns, groups.capacity, groups.experts});
+  check_scales(op, args.a_scale, args.b_scale, !args.transposed);
+}
+
 DType check(const GroupedGemmArgs& args) {
   const char* op = "grouped_gemm";
   const DType dtype = check_dtype(op, args.a.data);
@@ -44,17 +70,12 @@ DType check(const GroupedGemmArgs& args) {
   check_groups(op, groups);
   check_scalar(op, "alpha", args.alpha, groups.experts);
   check_scalar(op, "beta", args.beta, groups.experts);
-  check_rows(op, "a", args.a, dtype, groups.capacity, -1);
-  const int64_t inner = args.a.data.size(1);
   if (args.op == GroupedOp::kWgrad) {
-    check_rows(op, "b", args.b, dtype, groups.capacity, -1);
-    MOIETY_CHECK(!args.out.defined(), "grouped_gemm: kWgrad writes w, out is {}",
-                 args.out.describe());
-    MOIETY_CHECK(goes_with(args.w.dtype(), dtype) || groups.experts == 0,
-                 "grouped_gemm: the gradient is {} with {} rows", name(args.w.dtype()),
-                 name(dtype));
-    args.w.check(op, "w", args.w.dtype(), groups.experts, inner, args.b.data.size(1));
+    check_wgrad(args, dtype);
   } else {
+    check_rows(op, "a", args.a, dtype, groups.capacity, -1);
+    const int64_t inner = args.a.data.size(1);
+    MOIETY_CHECK(!args.transposed, "grouped_gemm: transposed operands are for kWgrad");
     MOIETY_CHECK(!args.b.data.defined(), "grouped_gemm: b is for kWgrad");
     MOIETY_CHECK(goes_with(args.out.dtype(), dtype), "grouped_gemm: out is {} with {} rows",
                  args.out.describe(), name(dtype));
@@ -62,6 +83,9 @@ DType check(const GroupedGemmArgs& args) {
     const bool forward = args.op == GroupedOp::kForward;
     const int64_t outer = args.out.size(1);
     args.w.check(op, "w", dtype, groups.experts, forward ? outer : inner, forward ? inner : outer);
+    check_scale(op, "a_scale", args.a_scale, {groups.capacity, inner, groups.experts});
+    check_scale(op, "b_scale", args.b_scale, {outer, inner, groups.experts, true});
+    check_scales(op, args.a_scale, args.b_scale, false);
   }
   check_bias(args, dtype, args.op == GroupedOp::kForward ? args.out.size(1) : 0);
   return dtype;
@@ -116,6 +140,27 @@ BlockOperand block_operand(const GroupedTensor& x) {
   return {x.data.raw(), x.data.stride(0), source, x.data.size(0)};
 }
 
+namespace {
+
+// `begin`: the first row, or column, of group e.
+void set_scales(const GroupedGemmArgs& args, int64_t e, int64_t begin, BlockGemm& g) {
+  g.epilogue.a_scale = tensor_scale(args.a_scale, e);
+  g.epilogue.b_scale = tensor_scale(args.b_scale, e);
+  TensorView a = args.a_scale.block, b = args.b_scale.block;
+  if (!a.defined()) return;
+  if (args.op == GroupedOp::kWgrad) {
+    const int64_t slice = begin / kScaledSlice;
+    a = a.slice(1, slice, a.size(1));
+    b = b.slice(1, slice, b.size(1));
+  } else {
+    b = b.select(e);
+  }
+  g.a_scales = block_scales(args.a_scale, a);
+  g.b_scales = block_scales(args.b_scale, b);
+}
+
+}  // namespace
+
 BlockGemm group_product(const GroupedGemmArgs& args, int64_t e) {
   const RowRange range = group_rows(args.groups, e);
   const TensorView w = args.w[e];
@@ -124,12 +169,18 @@ BlockGemm group_product(const GroupedGemmArgs& args, int64_t e) {
   g.a = block_operand(args.a);
   TensorView out = args.out;
   if (args.op == GroupedOp::kWgrad) {
-    g.op = GemmOp::kNT;
+    g.op = args.transposed ? GemmOp::kTN : GemmOp::kNT;
     g.m = w.size(0);
     g.n = w.size(1);
     g.k = range.rows;
     g.b = block_operand(args.b);
-    g.a.first = g.b.first = range.begin;
+    if (args.transposed) {
+      for (BlockOperand* x : {&g.a, &g.b}) {
+        x->data = static_cast<const std::byte*>(x->data) + byte_size(g.dtype, range.begin);
+      }
+    } else {
+      g.a.first = g.b.first = range.begin;
+    }
     out = w;
   } else {
     const bool forward = args.op == GroupedOp::kForward;
@@ -140,6 +191,7 @@ BlockGemm group_product(const GroupedGemmArgs& args, int64_t e) {
     g.k = w.size(forward ? 1 : 0);
     g.b = {w.raw(), w.stride(0)};
   }
+  set_scales(args, e, range.begin, g);
   BlockEpilogue& epilogue = g.epilogue;
   epilogue.alpha = args.alpha.of(e);
   epilogue.beta = args.beta.of(e);
@@ -168,9 +220,10 @@ void grouped_gemm(const GroupedGemmArgs& args, Stream stream) {
   const DType dtype = check(args);
   stream.run([args, dtype] {
     TraceSpan span(TraceLane::kCompute, "grouped_gemm");
-    trace_rows(span, args.groups,
-               2.0 * args.a.data.size(1) *
-                   (args.op == GroupedOp::kWgrad ? args.b.data : args.out).size(1));
+    trace_rows(
+        span, args.groups,
+        2.0 * args.a.data.size(args.transposed ? 0 : 1) *
+            (args.op == GroupedOp::kWgrad ? args.b.data : args.out).size(args.transposed ? 0 : 1));
     for (const GroupedTensor* x : {&args.a, &args.b}) {
       record_faults(args.groups, OperationId::kGroupedGemm, x->source_R, x->data.size(0));
     }

@@ -13,10 +13,15 @@
 // kForward and kDgrad write nothing, kWgrad runs its epilogue on acc = +0 (so beta = 0 writes +0,
 // and alpha 1, beta 1 keep the bits). Inf and NaN of a live row stay in its row or expert.
 //
+// Quantized operands are bf16 matrices of quant/dequantize.h. What they leave to the accumulators
+// (gemm.h) is applied before the epilogue. The operands of kWgrad may lie transposed, as the col
+// data of grouped tensors: a [N, capacity], b [C, capacity], a group being a range of columns.
+//
 // Bits are those of gemm.h: of group e they depend on its rows and weight alone, not on other
 // groups, begin, capacity, expected_rows, packed or indexed, threads. Faults: grouped_tensor.h.
 #pragma once
 
+#include "moiety/gemm/gemm.h"
 #include "moiety/gemm/grouped_tensor.h"
 
 namespace moiety::gemm {
@@ -45,6 +50,9 @@ struct GroupedGemmArgs {
   TensorView bias_scale_R = {};  // float32 [capacity], optional, only with bias
   GroupScalar alpha = {.value = 1};
   GroupScalar beta = {};
+  bool transposed = false;    // kWgrad: a and b are; no source_R then
+  OperandScale a_scale = {};  // transposed: of rows N, slices of columns
+  OperandScale b_scale = {};  // of w for kForward and kDgrad
 };
 
 void grouped_gemm(const GroupedGemmArgs& args, Stream stream);

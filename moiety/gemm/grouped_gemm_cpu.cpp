@@ -9,7 +9,7 @@ namespace moiety::gemm {
 // experts are small, and each the same whatever the number of threads.
 void grouped_gemm_cpu(const GroupedGemmArgs& args, GemmEngine engine) {
   if (args.op == GroupedOp::kWgrad) {
-    const int64_t rows = args.a.data.size(1);
+    const int64_t rows = args.a.data.size(args.transposed ? 0 : 1);
     const int64_t blocks = (rows + kTileRows - 1) / kTileRows;
     parallel_tasks(args.groups.experts * blocks, [&](int64_t task) {
       BlockGemm g = group_product(args, task / blocks);

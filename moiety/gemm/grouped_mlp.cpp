@@ -166,20 +166,6 @@ void check_gradients(const GroupedMlp& mlp, const MlpInput& input, const MlpGrad
   check_scalar(kName, "bias_beta", g.bias_beta, input.groups.experts);
 }
 
-// B3, and the part of dprob that comes from b2.
-void bias_gradients(const GroupedMlp& mlp, const MlpInput& input, const MlpGradients& g) {
-  const GroupedTensor d_o = {g.d_o, input.source_R};
-  if (mlp.b2_ED.defined() && g.dprob_R.defined()) {
-    grouped_scale_grad({input.groups, d_o, mlp.b2_ED, g.dprob_R, true}, Stream());
-  }
-  if (g.db2_ED.defined()) {
-    grouped_bias_grad({input.groups, d_o, input.prob_R, g.db2_ED, g.bias_beta}, Stream());
-  }
-  if (g.db1_EH.defined()) {
-    grouped_bias_grad({input.groups, {g.dh, {}}, {}, g.db1_EH, g.bias_beta}, Stream());
-  }
-}
-
 GroupedGemmArgs wgrad(const MlpInput& input, const GroupedTensor& dy, const GroupedTensor& x,
                       const GradTarget& target, int64_t rows, int64_t columns) {
   target.grad.check(kName, "gradient", target.grad.dtype(), input.groups.experts, rows, columns);
@@ -191,6 +177,19 @@ GroupedGemmArgs wgrad(const MlpInput& input, const GroupedTensor& dy, const Grou
 }
 
 }  // namespace
+
+void mlp_bias_gradients(const MlpInput& input, const MlpGradients& g, const TensorView& b2_ED) {
+  const GroupedTensor d_o = {g.d_o, input.source_R};
+  if (b2_ED.defined() && g.dprob_R.defined()) {
+    grouped_scale_grad({input.groups, d_o, b2_ED, g.dprob_R, true}, Stream());
+  }
+  if (g.db2_ED.defined()) {
+    grouped_bias_grad({input.groups, d_o, input.prob_R, g.db2_ED, g.bias_beta}, Stream());
+  }
+  if (g.db1_EH.defined()) {
+    grouped_bias_grad({input.groups, {g.dh, {}}, {}, g.db1_EH, g.bias_beta}, Stream());
+  }
+}
 
 void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorView status,
               Stream stream) {
@@ -302,7 +301,7 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
       grouped_mlp_backward_cpu(steps);
     }
     if (s.maps) run_sum_rows(t.model, input.row_TK, g.dx, input.groups.status);
-    bias_gradients(mlp, input, g);
+    mlp_bias_gradients(input, g, mlp.b2_ED);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include "moiety/gemm/activation_block.h"
 #include "moiety/gemm/grouped_block.h"
+#include "moiety/gemm/grouped_mlp.h"
 
 namespace moiety::gemm {
 
@@ -23,6 +24,9 @@ void grouped_mlp_forward_reference(const MlpForwardSteps& steps);
 void grouped_mlp_forward_cpu(const MlpForwardSteps& steps);
 void grouped_mlp_backward_reference(const MlpBackwardSteps& steps);
 void grouped_mlp_backward_cpu(const MlpBackwardSteps& steps);
+
+// B3, and the part of dprob that comes from b2. By the calling thread's budget.
+void mlp_bias_gradients(const MlpInput& input, const MlpGradients& g, const TensorView& b2_ED);
 
 void sum_rows_reference(const TensorView& rows_RD, const TensorView& row_TK,
                         const TensorView& out_TD);

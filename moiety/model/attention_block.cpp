@@ -58,8 +58,8 @@ std::vector<optim::ParamSpec> AttentionBlock::specs() const {
   const std::string layer = layer_prefix(layer_), attn = layer + "attn.";
   std::vector<optim::ParamSpec> specs{
       norm_spec(layer + "attn_norm.weight", d_model_),
-      qkv_spec(attn, heads_, kv_heads_, head_dim_, d_model_, std_),
-      matrix_spec(attn + "o.weight", d_model_, heads_ * head_dim_, out_std_)};
+      qkv_.with_format(qkv_spec(attn, heads_, kv_heads_, head_dim_, d_model_, std_)),
+      o_.with_format(matrix_spec(attn + "o.weight", d_model_, heads_ * head_dim_, out_std_))};
   if (qk_norm_) {
     specs.push_back(norm_spec(attn + "q_norm.weight", head_dim_));
     specs.push_back(norm_spec(attn + "k_norm.weight", head_dim_));
@@ -70,12 +70,17 @@ std::vector<optim::ParamSpec> AttentionBlock::specs() const {
 void AttentionBlock::bind(ParameterCursor& parameters) {
   const std::string layer = layer_prefix(layer_), attn = layer + "attn.";
   norm_ = parameters.next(layer + "attn_norm.weight");
-  qkv_ = parameters.next(attn + "qkv.weight");
-  o_ = parameters.next(attn + "o.weight");
+  qkv_.bind(parameters.next(attn + "qkv.weight"));
+  o_.bind(parameters.next(attn + "o.weight"));
   if (qk_norm_) {
     q_norm_ = parameters.next(attn + "q_norm.weight");
     k_norm_ = parameters.next(attn + "k_norm.weight");
   }
+}
+
+void AttentionBlock::set_recipe(const std::optional<gemm::Recipe>& recipe) {
+  qkv_.set_recipe(recipe);
+  o_.set_recipe(recipe);
 }
 
 QkvHeads AttentionBlock::split(const Pass& pass, TensorView qkv) const {
@@ -94,8 +99,8 @@ void AttentionBlock::rotate(const Pass& pass, TensorView qkv, bool inverse) cons
 
 void AttentionBlock::project(const Pass& pass, TensorView x_TD, TensorView qkv) const {
   apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
-  linear(pass.h_TD, qkv_->weight, qkv, {}, pass.stream);
-  pass.stored("attn.qkv", "qkv", qkv, pass.h_TD, qkv_->weight);
+  qkv_.forward(pass, pass.h_TD, qkv, {});
+  pass.stored("attn.qkv", "qkv", qkv, pass.h_TD, qkv_.parameter().weight);
   if (!qk_norm_) rotate(pass, qkv, false);
 }
 
@@ -122,8 +127,8 @@ AttentionBlock::Saved AttentionBlock::forward(const Pass& pass, TensorView x_TD,
   ArenaScope temporaries(pass.arena);
   attention(attention_args(pass, heads(pass, s.qkv), s), pass.stream);
   pass.stored("attention", "o", s.o, s.qkv);
-  linear(s.o, o_->weight, out_TD, x_TD, pass.stream);
-  pass.stored("attn.o", "x", out_TD, s.o, o_->weight, x_TD);
+  o_.forward(pass, s.o, out_TD, x_TD);
+  pass.stored("attn.o", "x", out_TD, s.o, o_.parameter().weight, x_TD);
   return s;
 }
 
@@ -148,9 +153,9 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
   {
     ArenaScope inner(pass.arena);
     const TensorView d_o = pass.tensor({s.o.size(0), s.o.size(1)});
-    linear_input_gradient(d_TD, o_->weight, d_o, {}, pass.stream);
-    pass.stored("attn.o", "do", d_o, d_TD, o_->weight);
-    add_weight_gradient(pass, d_TD, s.o, *o_);
+    o_.input_gradient(pass, d_TD, d_o);
+    pass.stored("attn.o", "do", d_o, d_TD, o_.parameter().weight);
+    o_.weight_gradient(pass, d_TD, s.o);
     const QkvHeads d = split(pass, dqkv);
     attention_backward({.forward = attention_args(pass, heads(pass, s.qkv), s),
                         .do_BSGMC = head_rows(pass, d_o),
@@ -167,10 +172,10 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
     }
   }
   apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
-  add_weight_gradient(pass, dqkv, pass.h_TD, *qkv_);
+  qkv_.weight_gradient(pass, dqkv, pass.h_TD);
   const TensorView dh_TD = pass.h_TD;  // h is used up
-  linear_input_gradient(dqkv, qkv_->weight, dh_TD, {}, pass.stream);
-  pass.stored("attn.qkv", "dh", dh_TD, dqkv, qkv_->weight);
+  qkv_.input_gradient(pass, dqkv, dh_TD);
+  pass.stored("attn.qkv", "dh", dh_TD, dqkv, qkv_.parameter().weight);
   norm_gradient(pass, {x_TD, dh_TD, d_TD, d_TD}, eps_, *norm_);
 }
 
@@ -201,7 +206,7 @@ void AttentionBlock::forward_cached(const Pass& pass, std::span<const CacheRun> 
               pass.stream);
     row = end;
   }
-  linear(o, o_->weight, out_TD, x_TD, pass.stream);
+  o_.forward(pass, o, out_TD, x_TD);
 }
 
 }  // namespace moiety::model

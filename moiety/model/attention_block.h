@@ -7,6 +7,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/model/attention.h"
 #include "moiety/model/config.h"
+#include "moiety/model/linear_layer.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
 
@@ -32,6 +33,7 @@ class AttentionBlock {
   // norm, fused qkv in kv-group order, o, and with qk_norm q_norm and k_norm.
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
+  void set_recipe(const std::optional<gemm::Recipe>& recipe);
 
   // What backward needs besides x; on the arena.
   struct Saved {
@@ -62,8 +64,7 @@ class AttentionBlock {
   float eps_, std_, out_std_;
   bool qk_norm_;
   optim::Parameter* norm_ = nullptr;
-  optim::Parameter* qkv_ = nullptr;
-  optim::Parameter* o_ = nullptr;
+  LinearLayer qkv_, o_;
   optim::Parameter* q_norm_ = nullptr;
   optim::Parameter* k_norm_ = nullptr;
 };

@@ -23,13 +23,18 @@ FeedForward::FeedForward(const Config& c, std::string prefix, int64_t ffn)
       out_std_(residual_std(c)) {}
 
 std::vector<optim::ParamSpec> FeedForward::specs() const {
-  return {matrix_spec(prefix_ + "fc1.weight", 2 * ffn_, d_model_, std_),
-          matrix_spec(prefix_ + "fc2.weight", d_model_, ffn_, out_std_)};
+  return {fc1_.with_format(matrix_spec(prefix_ + "fc1.weight", 2 * ffn_, d_model_, std_)),
+          fc2_.with_format(matrix_spec(prefix_ + "fc2.weight", d_model_, ffn_, out_std_))};
 }
 
 void FeedForward::bind(ParameterCursor& parameters) {
-  fc1_ = parameters.next(prefix_ + "fc1.weight");
-  fc2_ = parameters.next(prefix_ + "fc2.weight");
+  fc1_.bind(parameters.next(prefix_ + "fc1.weight"));
+  fc2_.bind(parameters.next(prefix_ + "fc2.weight"));
+}
+
+void FeedForward::set_recipe(const std::optional<gemm::Recipe>& recipe) {
+  fc1_.set_recipe(recipe);
+  fc2_.set_recipe(recipe);
 }
 
 TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
@@ -37,12 +42,12 @@ TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
   const TensorView hidden = pass.tensor({tokens, 2 * ffn_});
   ArenaScope temporaries(pass.arena);
   const TensorView activated = pass.tensor({tokens, ffn_});
-  linear(a.h_TD, fc1_->weight, hidden, {}, pass.stream);
-  pass.stored("ffn.fc1", "hidden", hidden, a.h_TD, fc1_->weight);
+  fc1_.forward(pass, a.h_TD, hidden, {});
+  pass.stored("ffn.fc1", "hidden", hidden, a.h_TD, fc1_.parameter().weight);
   gemm::activation_forward(swiglu_args(hidden, a.prob_T), activated, pass.stream);
   pass.stored("ffn.swiglu", "a", activated, hidden);
-  linear(activated, fc2_->weight, a.out_TD, a.residual_TD, pass.stream);
-  pass.stored("ffn.fc2", "x", a.out_TD, activated, fc2_->weight, a.residual_TD);
+  fc2_.forward(pass, activated, a.out_TD, a.residual_TD);
+  pass.stored("ffn.fc2", "x", a.out_TD, activated, fc2_.parameter().weight, a.residual_TD);
   return hidden;
 }
 
@@ -51,15 +56,15 @@ void FeedForward::backward(const Pass& pass, const Backward& a) const {
   const int64_t tokens = a.h_TD.size(0);
   const TensorView activated = pass.tensor({tokens, ffn_});
   const TensorView d_activated = pass.tensor({tokens, ffn_});
-  linear_input_gradient(a.dout_TD, fc2_->weight, d_activated, {}, pass.stream);
-  pass.stored("ffn.fc2", "da", d_activated, a.dout_TD, fc2_->weight);
+  fc2_.input_gradient(pass, a.dout_TD, d_activated);
+  pass.stored("ffn.fc2", "da", d_activated, a.dout_TD, fc2_.parameter().weight);
   gemm::activation_backward(swiglu_args(a.hidden, a.prob_T), d_activated, a.hidden, activated,
                             a.dprob_T, pass.stream);
   pass.stored("ffn.swiglu", "dhidden", a.hidden, d_activated);
-  add_weight_gradient(pass, a.dout_TD, activated, *fc2_);
-  add_weight_gradient(pass, a.hidden, a.h_TD, *fc1_);
-  linear_input_gradient(a.hidden, fc1_->weight, a.dh_TD, {}, pass.stream);
-  pass.stored("ffn.fc1", "dh", a.dh_TD, a.hidden, fc1_->weight);
+  fc2_.weight_gradient(pass, a.dout_TD, activated);
+  fc1_.weight_gradient(pass, a.hidden, a.h_TD);
+  fc1_.input_gradient(pass, a.hidden, a.dh_TD);
+  pass.stored("ffn.fc1", "dh", a.dh_TD, a.hidden, fc1_.parameter().weight);
 }
 
 DenseBlock::DenseBlock(const Config& c, int64_t layer)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "moiety/model/config.h"
+#include "moiety/model/linear_layer.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
 
@@ -18,6 +19,7 @@ class FeedForward {
 
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
+  void set_recipe(const std::optional<gemm::Recipe>& recipe);
 
   struct Forward {
     TensorView h_TD;
@@ -43,8 +45,7 @@ class FeedForward {
   std::string prefix_;
   int64_t d_model_, ffn_;
   float std_, out_std_;
-  optim::Parameter* fc1_ = nullptr;
-  optim::Parameter* fc2_ = nullptr;
+  LinearLayer fc1_, fc2_;
 };
 
 // The second half of a dense layer: out = x + ffn(norm(x)).
@@ -54,6 +55,7 @@ class DenseBlock {
 
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
+  void set_recipe(const std::optional<gemm::Recipe>& recipe) { ffn_.set_recipe(recipe); }
 
   // Returns what backward needs besides x.
   TensorView forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;

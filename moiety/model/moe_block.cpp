@@ -80,9 +80,10 @@ std::vector<optim::ParamSpec> MoeBlock::specs() const {
   optim::ParamSpec router =
       matrix_spec(prefix_ + "moe.router.weight", group_->map().experts(), d_model_, std_);
   router.kind = optim::ParameterClass::kRouter;
-  std::vector<optim::ParamSpec> specs{norm_spec(prefix_ + "mlp_norm.weight", d_model_), router,
-                                      expert_spec("fc1", hidden, d_model_, std_),
-                                      expert_spec("fc2", d_model_, d_ffn_, out_std_)};
+  std::vector<optim::ParamSpec> specs{
+      norm_spec(prefix_ + "mlp_norm.weight", d_model_), router,
+      fc1_.with_format(expert_spec("fc1", hidden, d_model_, std_)),
+      fc2_.with_format(expert_spec("fc2", d_model_, d_ffn_, out_std_))};
   if (shared_) {
     for (const optim::ParamSpec& spec : shared_->specs()) specs.push_back(spec);
     if (gated_) specs.push_back(matrix_spec(prefix_ + "moe.shared.gate.weight", 1, d_model_, std_));
@@ -93,19 +94,30 @@ std::vector<optim::ParamSpec> MoeBlock::specs() const {
 void MoeBlock::bind(ParameterCursor& parameters) {
   norm_ = parameters.next(prefix_ + "mlp_norm.weight");
   router_ = parameters.next(prefix_ + "moe.router.weight");
-  fc1_ = parameters.next(prefix_ + "moe.experts.fc1.weight");
-  fc2_ = parameters.next(prefix_ + "moe.experts.fc2.weight");
+  fc1_.bind(parameters.next(prefix_ + "moe.experts.fc1.weight"));
+  fc2_.bind(parameters.next(prefix_ + "moe.experts.fc2.weight"));
   if (shared_) {
     shared_->bind(parameters);
     if (gated_) gate_ = parameters.next(prefix_ + "moe.shared.gate.weight");
   }
 }
 
-moe::MoeWeights MoeBlock::weights() const {
+void MoeBlock::set_recipe(const std::optional<gemm::Recipe>& recipe) {
+  fc1_.set_recipe(recipe);
+  fc2_.set_recipe(recipe);
+  if (shared_) shared_->set_recipe(recipe);
+}
+
+moe::MoeWeights MoeBlock::weights(const Pass& pass) const {
+  // The experts of a rank are consecutive.
+  const std::span<const int32_t> own = group_->map().experts_of(group_->rank());
+  const int32_t first = own.empty() ? 0 : own[0];
   return {.router_ED = router_->weight,
           .router_bias_E = bias_E_,
-          .w1 = fc1_->weight,
-          .w2 = fc2_->weight,
+          .w1 = fc1_.parameter().weight,
+          .w2 = fc2_.parameter().weight,
+          .quantized_1 = fc1_.quantized_experts(pass, first),
+          .quantized_2 = fc2_.quantized_experts(pass, first),
           .b1_LH = {},
           .b2_LD = {}};
 }
@@ -114,7 +126,7 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   Saved s;
   const TensorView addend = shared_ ? add_shared(pass, a.x_TD, s) : a.x_TD;
-  layer_.forward({.weights = weights(),
+  layer_.forward({.weights = weights(pass),
                   .h_TD = pass.h_TD,
                   .mask_T = {},
                   .addend = addend,
@@ -164,11 +176,11 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   if (shared_) shared_backward(pass, a.d_TD, saved);
   const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
-  layer_.backward({.weights = weights(),
+  layer_.backward({.weights = weights(pass),
                    .grads = {.router_ED = router_->grad,
                              .router_beta = take_accumulate(*router_) ? 1.0f : 0.0f,
-                             .w1 = grad_target(*fc1_),
-                             .w2 = grad_target(*fc2_),
+                             .w1 = grad_target(fc1_.parameter()),
+                             .w2 = grad_target(fc2_.parameter()),
                              .b1_LH = {},
                              .b2_LD = {}},
                    .h_TD = pass.h_TD,
@@ -181,7 +193,7 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
                   saved.experts, pass.arena, pass.stream);
   pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
   const ExpertRows own{{}, {}, group_->map().experts_of(group_->rank())};
-  for (const optim::Parameter* fc : {fc2_, fc1_}) {
+  for (const optim::Parameter* fc : {&fc2_.parameter(), &fc1_.parameter()}) {
     show_rows(pass.probe, pass.stream, own, fc->spec.name, "gradient", fc->grad);
   }
   norm_gradient(pass, {a.x_TD, dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);

@@ -23,6 +23,7 @@ class MoeBlock {
   // norm, router, this rank's experts, shared expert.
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
+  void set_recipe(const std::optional<gemm::Recipe>& recipe);
   // The bias of the router's choice: state, moved by balance and not by gradients.
   const Tensor& router_bias() const { return bias_E_; }
   std::string router_bias_name() const { return prefix_ + "moe.router.bias"; }
@@ -52,7 +53,7 @@ class MoeBlock {
 
  private:
   optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std) const;
-  moe::MoeWeights weights() const;
+  moe::MoeWeights weights(const Pass& pass) const;
   // pass.wide = x + shared(h); fills the shared part of `saved`.
   TensorView add_shared(const Pass& pass, TensorView x_TD, Saved& saved) const;
   // pass.wide = the gradient of h through the shared expert.
@@ -68,8 +69,7 @@ class MoeBlock {
   std::optional<FeedForward> shared_;
   optim::Parameter* norm_ = nullptr;
   optim::Parameter* router_ = nullptr;
-  optim::Parameter* fc1_ = nullptr;
-  optim::Parameter* fc2_ = nullptr;
+  LinearLayer fc1_, fc2_;
   optim::Parameter* gate_ = nullptr;
 };
 

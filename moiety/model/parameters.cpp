@@ -37,9 +37,11 @@ optim::Parameter* ParameterCursor::next(const std::string& name) {
   const TensorView& w = p.weight;
   bool fits = w.defined() && w.contiguous() && w.dims() == static_cast<int>(p.spec.shape.size());
   for (int d = 0; fits && d < w.dims(); ++d) fits = w.size(d) == p.spec.shape[d];
-  MOIETY_CHECK(fits, "model: weight of {} is {}", name, w.describe());
+  if (w.defined() || p.quantized.empty()) {
+    MOIETY_CHECK(fits, "model: weight of {} is {}", name, w.describe());
+  }
   MOIETY_CHECK(!p.grad.defined() || (p.grad.dtype() == DType::kFloat32 && p.grad.contiguous() &&
-                                     p.grad.numel() == w.numel()),
+                                     p.grad.numel() == p.spec.numel()),
                "model: gradient of {} is {}", name, p.grad.describe());
   return &p;
 }

@@ -4,6 +4,7 @@
 #include "moiety/base/arena.h"
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_probe.h"
+#include "moiety/quant/rounding.h"
 
 namespace moiety::model {
 
@@ -19,6 +20,9 @@ struct Pass {
   TensorView h_TD;     // workspace of all blocks, storage: the norm's output, anew in backward
   TensorView wide_TD;  // workspace, fp32, if there are shared experts
   TensorProbe* probe = nullptr;
+  const quant::RngState* rng = nullptr;  // of stochastic rounding
+  int64_t first_token = 0;               // Batch
+  int64_t all_tokens = 0;
 
   int64_t tokens() const { return sequences * seq_len; }
   TensorView tensor(std::initializer_list<int64_t> sizes) const {

@@ -1,6 +1,7 @@
 #include "moiety/model/transformer.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "moiety/base/trace.h"
@@ -54,6 +55,20 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
   }
 }
 
+void Transformer::set_precision(const Precision& precision) {
+  MOIETY_CHECK(!precision.recipe || storage_ == DType::kBFloat16,
+               "model: a recipe quantizes bfloat16, storage is {}", name(storage_));
+  MOIETY_CHECK(!saved_, "model: the recipe changes between forward and backward");
+  const KeptLayers& kept = precision.kept;
+  for (int64_t l = 0; l < config_.layers; ++l) {
+    const bool quantized = l >= kept.first && l < config_.layers - kept.last;
+    const std::optional<gemm::Recipe> recipe = quantized ? precision.recipe : std::nullopt;
+    layers_[l].attention.set_recipe(precision.attention_linears ? recipe : std::nullopt);
+    std::visit([&](auto& ffn) { ffn.set_recipe(recipe); }, layers_[l].ffn);
+  }
+  rng_.seed = precision.seed;
+}
+
 std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
   std::vector<optim::ParamSpec> specs{
       matrix_spec("embed.weight", config_.vocab, config_.d_model, config_.init_std)};
@@ -84,9 +99,13 @@ void Transformer::bind(std::span<optim::Parameter> parameters) {
   if (!config_.tie_embeddings) head_ = cursor.next("head.weight");
   MOIETY_CHECK(cursor.at_end(), "model: {} parameters are too many", parameters.size());
   trainable_ = true;
+  std::set<uint32_t> gradients;  // whose random numbers must differ
   for (const optim::Parameter& p : parameters) {
-    MOIETY_CHECK(p.weight.dtype() == storage_, "model: weight of {} is {}, expected {}",
-                 p.spec.name, p.weight.describe(), name(storage_));
+    MOIETY_CHECK(gradients.insert(tensor_id(p.spec.name + ".dy")).second,
+                 "model: the gradient of {} has the tensor id of another one", p.spec.name);
+    MOIETY_CHECK(!p.quantized.empty() || p.weight.dtype() == storage_,
+                 "model: weight of {} is {}, expected {}", p.spec.name, p.weight.describe(),
+                 name(storage_));
     trainable_ = trainable_ && p.grad.defined();
   }
 }
@@ -169,6 +188,10 @@ Pass Transformer::begin_pass(const Batch& batch, Arena& arena, Stream stream) {
     pass.document_start_BS = arena.tensor(DType::kInt32, {sequences, seq_len});
     document_starts(batch.position_BS, pass.document_start_BS, stream);
   }
+  stream.run([this, draw = batch.micro_step] { rng_.draw = draw; });
+  pass.rng = &rng_;
+  pass.first_token = batch.first_token;
+  pass.all_tokens = batch.all_tokens;
   return pass;
 }
 

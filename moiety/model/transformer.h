@@ -34,6 +34,11 @@ struct Batch {
   TensorView mask_BS;      // optional, uint8; 0: no target. Attention and routing see the token.
   TensorView position_BS;  // optional, int32: place in the token's document; the query at s attends
                            // to the keys s - position ... s of its sequence
+  // For stochastic rounding: the number of the micro-step in the run, and which tokens these are of
+  // all that data ranks have in it, so that random numbers do not depend on the layout. first_token
+  // is a multiple of 16; all_tokens 0: these.
+  uint64_t micro_step = 0;
+  int64_t first_token = 0, all_tokens = 0;
 };
 
 // What the model borrows from the rank it runs on.
@@ -50,6 +55,10 @@ class Transformer {
   // `storage` of activations and weights is float32 or bfloat16. Throws naming the key if the
   // config is not legal.
   Transformer(const Config& config, DType storage, const ModelContext& context);
+
+  // Which linears are quantized from now on; at first none. Only bf16 storage has recipes. The
+  // formats in parameter_specs() follow, and so must the parameters that are bound.
+  void set_precision(const Precision& precision);
 
   // The parameters of this rank, all of them but for the experts of other ranks.
   std::vector<optim::ParamSpec> parameter_specs() const;
@@ -139,6 +148,7 @@ class Transformer {
   optim::Parameter* head_ = nullptr;
   bool trainable_ = false;
   TensorProbe* probe_ = nullptr;
+  quant::RngState rng_;           // of the last forward
   Tensor rope_table_;             // for the longest sequence so far
   std::unique_ptr<Saved> saved_;  // of a forward that waits for its backward
 };

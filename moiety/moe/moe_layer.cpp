@@ -13,6 +13,36 @@ constexpr int64_t kInfoWords = 16;
 
 TensorView bytes(Arena& arena, int64_t n) { return arena.tensor(DType::kUInt8, {n}); }
 
+// The experts of a rank, quantized if they have a recipe.
+struct Experts {
+  gemm::GroupedMlp plain;
+  gemm::QuantizedMlp quantized;
+  bool has_recipe() const { return quantized.fc1.recipe; }
+
+  void forward(const gemm::MlpInput& input, TensorView h, TensorView y, Arena& arena,
+               Stream stream) const {
+    if (has_recipe()) return quantized_mlp_forward(quantized, input, h, y, arena, stream);
+    grouped_mlp_forward(plain, input, h, y, bytes(arena, grouped_mlp_workspace(plain, input)),
+                        stream);
+  }
+  void backward_data(const gemm::MlpInput& input, const gemm::MlpGradients& gradients, Arena& arena,
+                     Stream stream) const {
+    if (has_recipe()) {
+      return quantized_mlp_backward_data(quantized, input, gradients, arena, stream);
+    }
+    grouped_mlp_backward_data(plain, input, gradients,
+                              bytes(arena, grouped_mlp_workspace(plain, input)), stream);
+  }
+  void backward_weights(const gemm::MlpInput& input, const gemm::MlpGradients& gradients,
+                        const MoeGrads& grads, Arena& arena, Stream stream) const {
+    if (has_recipe()) {
+      return quantized_mlp_backward_weights(quantized, input, gradients, grads.w2, grads.w1, arena,
+                                            stream);
+    }
+    grouped_mlp_backward_weights(plain, input, gradients, grads.w2, grads.w1, stream);
+  }
+};
+
 }  // namespace
 
 MoeStats moe_stats(const TensorView& info) {
@@ -56,6 +86,15 @@ gemm::GroupedMlp MoeLayer::mlp(const MoeWeights& weights) const {
           .interleave = 0,
           .w1 = weights.w1,
           .w2 = weights.w2,
+          .b1_EH = weights.b1_LH,
+          .b2_ED = weights.b2_LD};
+}
+
+gemm::QuantizedMlp MoeLayer::quantized_mlp(const MoeWeights& weights) const {
+  return {.activation = config_.activation,
+          .interleave = 0,
+          .fc1 = weights.quantized_1,
+          .fc2 = weights.quantized_2,
           .b1_EH = weights.b1_LH,
           .b2_ED = weights.b2_LD};
 }
@@ -129,11 +168,10 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
            stream);
   const ExpertRows alive = expert_rows(s);
   show_rows(args.probe, stream, alive, "dispatch", "rows", s.rows_CD, args.h_TD);
-  const gemm::GroupedMlp experts = mlp(args.weights);
   const gemm::MlpInput input = mlp_input(s);
   const TensorView y_CD = arena.tensor(config_.dtype, {args.capacity, config_.model});
-  gemm::grouped_mlp_forward(experts, input, s.hidden_CH, y_CD,
-                            bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
+  experts.forward(input, s.hidden_CH, y_CD, arena, stream);
   show_rows(args.probe, stream, alive, "experts.fc1", "hidden", s.hidden_CH, s.rows_CD);
   show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, s.hidden_CH, s.slot_w);
   combine(*group_, s.plan,
@@ -155,7 +193,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
   check_tensor("moe_layer", "dout_TD", args.dout_TD, config_.dtype, {tokens, config_.model});
   check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
   ArenaScope temporaries(arena);
-  const gemm::GroupedMlp experts = mlp(args.weights);
+  const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
   const gemm::MlpInput input = mlp_input(saved);
   const gemm::MlpGradients gradients{.d_o = arena.tensor(config_.dtype, {capacity, config_.model}),
                                      .h = saved.hidden_CH,
@@ -172,8 +210,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
       stream);
   const ExpertRows alive = expert_rows(saved);
   show_rows(args.probe, stream, alive, "combine", "dy", gradients.d_o, args.dout_TD);
-  gemm::grouped_mlp_backward_data(
-      experts, input, gradients, bytes(arena, gemm::grouped_mlp_workspace(experts, input)), stream);
+  experts.backward_data(input, gradients, arena, stream);
   show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
   show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
   // The part of dh through the experts stays float32 until the router's part is added.
@@ -190,8 +227,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                      .gw_TK = dweight_TK},
                     stream);
   show(args.probe, stream, "dispatch", "dh", gx_TD, args.dout_TD);
-  gemm::grouped_mlp_backward_weights(experts, input, gradients, args.grads.w2, args.grads.w1,
-                                     stream);
+  experts.backward_weights(input, gradients, args.grads, arena, stream);
   router_backward(router,
                   {.h_TD = args.h_TD,
                    .w_ED = args.weights.router_ED,

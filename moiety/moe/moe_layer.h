@@ -15,7 +15,7 @@
 #include "moiety/base/arena.h"
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_probe.h"
-#include "moiety/gemm/grouped_mlp.h"
+#include "moiety/gemm/quantized_mlp.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/expert_map.h"
@@ -39,7 +39,9 @@ struct MoeWeights {
   TensorView router_bias_E;  // float32, optional
   gemm::GroupedWeight w1;    // [L, H, D]
   gemm::GroupedWeight w2;    // [L, D, F]
-  TensorView b1_LH, b2_LD;   // optional
+  // With a recipe these take the place of w1 and w2.
+  gemm::QuantizedLinear quantized_1 = {}, quantized_2 = {};
+  TensorView b1_LH, b2_LD;  // optional
 };
 
 // main_grad, float32. A target that is not defined is not computed. beta: 0 overwrites, 1 adds.
@@ -116,6 +118,7 @@ class MoeLayer {
 
  private:
   gemm::GroupedMlp mlp(const MoeWeights& weights) const;
+  gemm::QuantizedMlp quantized_mlp(const MoeWeights& weights) const;
   gemm::MlpInput mlp_input(const MoeSaved& saved) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
 

@@ -16,11 +16,11 @@ void check_arguments(const AdamW& adam, const AdamWArgs& a) {
   };
   check_stored("exp_avg", a.exp_avg);
   check_stored("exp_avg_sq", a.exp_avg_sq);
-  check_stored("weight", a.weight);
+  if (a.weight.defined()) check_stored("weight", a.weight);
   MOIETY_CHECK(a.exp_avg.dtype() == a.exp_avg_sq.dtype(), "adamw: exp_avg is {}, exp_avg_sq is {}",
                name(a.exp_avg.dtype()), name(a.exp_avg_sq.dtype()));
   for (const TensorView* x : {&a.grad, &a.master, &a.exp_avg, &a.exp_avg_sq, &a.weight}) {
-    MOIETY_CHECK(x->contiguous(), "adamw: {} is not contiguous", x->describe());
+    MOIETY_CHECK(!x->defined() || x->contiguous(), "adamw: {} is not contiguous", x->describe());
   }
   for (const ElementRun& run : a.runs) {
     MOIETY_CHECK(run.begin >= 0 && run.begin <= run.end && run.end <= n,

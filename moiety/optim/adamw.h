@@ -42,7 +42,7 @@ struct AdamWArgs {
   TensorView grad;                   // float32 [n]
   TensorView master;                 // float32 [n]
   TensorView exp_avg, exp_avg_sq;    // float32 or bfloat16 [n]
-  TensorView weight;                 // float32 or bfloat16 [n]
+  TensorView weight;                 // optional: float32 or bfloat16 [n]
   std::span<const ElementRun> runs;  // of the n elements; what is in no run is not touched
 };
 
@@ -58,6 +58,7 @@ struct AdamWConstants {
   uint32_t t;
   uint64_t seed;
 };
+struct NoWeight {};  // in the place of an element type: no weight is stored
 void adamw_ref(const AdamWConstants& constants, const AdamWArgs& args);
 void adamw_cpu(const AdamWConstants& constants, const AdamWArgs& args);
 }  // namespace detail

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <type_traits>
 
 #include "moiety/base/parallel.h"
 #include "moiety/optim/adamw.h"
@@ -64,7 +65,7 @@ MOIETY_INLINE void update_range(const AdamWConstants& c, const AdamWArgs& a, con
         exp_avg_sq[i] = v;
       }
       master[i] = p;
-      weight[i] = static_cast<W>(p);
+      if constexpr (!std::is_same_v<W, NoWeight>) weight[i] = static_cast<W>(p);
     }
   }
 }
@@ -93,17 +94,31 @@ void bf16_moments_bf16(const AdamWConstants& c, const AdamWArgs& a, const Elemen
   update_range<bf16, bf16>(c, a, run, begin, end);
 }
 
-UpdateRange choose(DType moments, DType weights) {
+MOIETY_SIMD_CLONES
+void float_moments_alone(const AdamWConstants& c, const AdamWArgs& a, const ElementRun& run,
+                         int64_t begin, int64_t end) {
+  update_range<float, NoWeight>(c, a, run, begin, end);
+}
+MOIETY_SIMD_CLONES
+void bf16_moments_alone(const AdamWConstants& c, const AdamWArgs& a, const ElementRun& run,
+                        int64_t begin, int64_t end) {
+  update_range<bf16, NoWeight>(c, a, run, begin, end);
+}
+
+UpdateRange choose(DType moments, const TensorView& weight) {
+  const bool wide = weight.dtype() == DType::kFloat32;
   if (moments == DType::kFloat32) {
-    return weights == DType::kFloat32 ? float_moments_float : float_moments_bf16;
+    return !weight.defined() ? float_moments_alone
+           : wide            ? float_moments_float
+                             : float_moments_bf16;
   }
-  return weights == DType::kFloat32 ? bf16_moments_float : bf16_moments_bf16;
+  return !weight.defined() ? bf16_moments_alone : wide ? bf16_moments_float : bf16_moments_bf16;
 }
 
 }  // namespace
 
 void adamw_cpu(const AdamWConstants& c, const AdamWArgs& a) {
-  const UpdateRange update = choose(a.exp_avg.dtype(), a.weight.dtype());
+  const UpdateRange update = choose(a.exp_avg.dtype(), a.weight);
   for (const ElementRun& run : a.runs) {
     parallel_for(run.end - run.begin, kGrain, [&](int64_t begin, int64_t end) {
       update(c, a, run, run.begin + begin, run.begin + end);

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <type_traits>
 
 #include "moiety/optim/adamw.h"
 #include "moiety/optim/stochastic_bf16.h"
@@ -15,13 +16,14 @@ T store_moment(float x, const AdamWConstants& c, const ElementRun& run, int64_t 
   return static_cast<T>(round_stochastic(x, words[logical & 3]));
 }
 
+// W: NoWeight where none is stored.
 template <class M, class W>
 void update(const AdamWConstants& c, const AdamWArgs& a) {
   const float* grad = a.grad.data<const float>();
   float* master = a.master.data<float>();
   M* exp_avg = a.exp_avg.data<M>();
   M* exp_avg_sq = a.exp_avg_sq.data<M>();
-  W* weight = a.weight.data<W>();
+  W* weight = static_cast<W*>(a.weight.raw());
   for (const ElementRun& run : a.runs) {
     const float wd = run.decay ? c.wd : 0.0f;
     for (int64_t i = run.begin; i < run.end; ++i) {
@@ -33,13 +35,14 @@ void update(const AdamWConstants& c, const AdamWArgs& a) {
       exp_avg[i] = store_moment<M>(m, c, run, i, Moment::kExpAvg);
       exp_avg_sq[i] = store_moment<M>(v, c, run, i, Moment::kExpAvgSq);
       master[i] = p;
-      weight[i] = static_cast<W>(p);
+      if constexpr (!std::is_same_v<W, NoWeight>) weight[i] = static_cast<W>(p);
     }
   }
 }
 
 template <class M>
 void update_moments(const AdamWConstants& c, const AdamWArgs& a) {
+  if (!a.weight.defined()) return update<M, NoWeight>(c, a);
   a.weight.dtype() == DType::kFloat32 ? update<M, float>(c, a) : update<M, bf16>(c, a);
 }
 

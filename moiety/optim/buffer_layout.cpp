@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string_view>
 
 #include "moiety/base/crc32c.h"
@@ -19,12 +20,12 @@ int64_t product(std::span<const int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-void layout_domain(std::span<const ParamSpec> specs, bool expert, int ranks,
+void layout_domain(std::span<const ParamSpec> specs, bool expert, int format_class, int ranks,
                    int64_t bucket_elements, std::vector<BucketLayout>& out) {
   const size_t first = out.size();
   int64_t end = 0;  // of the last bucket
   for (int p = static_cast<int>(specs.size()) - 1; p >= 0; --p) {
-    if (specs[p].expert != expert) continue;
+    if (specs[p].expert != expert || specs[p].format_class != format_class) continue;
     const int64_t numel = specs[p].numel();
     int64_t start = round_up(end, kParameterAlignment);
     if (out.size() == first || start + numel > bucket_elements) {
@@ -67,8 +68,13 @@ void check_spec(const ParamSpec& spec) {
 std::vector<BucketLayout> layout_buffers(std::span<const ParamSpec> specs, int dense_ranks,
                                          int expert_ranks, int64_t bucket_elements) {
   std::vector<BucketLayout> out;
-  layout_domain(specs, false, dense_ranks, bucket_elements, out);
-  layout_domain(specs, true, expert_ranks, bucket_elements, out);
+  std::set<int> classes;
+  for (const ParamSpec& spec : specs) classes.insert(spec.format_class);
+  for (const bool expert : {false, true}) {
+    for (const int c : classes) {
+      layout_domain(specs, expert, c, expert ? expert_ranks : dense_ranks, bucket_elements, out);
+    }
+  }
   return out;
 }
 

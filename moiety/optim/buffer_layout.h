@@ -2,8 +2,9 @@
 // optimizer_checkpoint, sections 1 and 2). Pure functions of the parameter list.
 //
 // Parameters whose gradients are summed over the same ranks (the domain: all ranks, or those that
-// hold the same experts) share buckets, in reverse order of construction, which is close to the
-// order of backward. A bucket is divided evenly: rank i of P owns [i*L/P, (i+1)*L/P) of it.
+// hold the same experts) and of one format class share buckets, in reverse order of construction,
+// which is close to the order of backward. A bucket is divided evenly: rank i of P owns [i*L/P,
+// (i+1)*L/P) of it.
 #pragma once
 
 #include <cstdint>

@@ -77,11 +77,8 @@ DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayou
   const int rank = b.comm->rank();
   const int64_t n = layout.segment();
   b.runs = segment_runs(specs_, layout, rank);
-  b.weight_memory = Buffer(byte_size(config_.weights, layout.length), "weights");
   b.grad_memory = Buffer(byte_size(DType::kFloat32, layout.length), "gradients");
-  b.weights = b.weight_memory.view(config_.weights, {layout.length});
   b.grads = b.grad_memory.view(DType::kFloat32, {layout.length});
-  b.own_weights = b.weights.slice(0, rank * n, (rank + 1) * n);
   b.shard = b.grads;  // alone in its domain a rank's gradient is the sum
   if (layout.ranks > 1) {
     b.shard_memory = Buffer(byte_size(DType::kFloat32, n), "gradient shard");
@@ -95,9 +92,10 @@ DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayou
   b.exp_avg_sq = TensorView(at + b.master.bytes() + moment_bytes, config_.moments, {n});
   for (const BucketLayout::Slot& slot : layout.slots) {
     Parameter& p = parameters_[slot.parameter];
-    p.weight = slot_view(b.weights, slot, p.spec);
     p.grad = slot_view(b.grads, slot, p.spec);
   }
+  b.weights = std::make_unique<BucketWeights>(specs_, layout, config_.weights, rank, b.master);
+  b.weights->bind(parameters_);
   return b;
 }
 
@@ -163,16 +161,32 @@ void DistributedOptimizer::initialize(uint64_t seed, Stream stream) {
 }
 
 void DistributedOptimizer::publish(Stream stream) {
-  for (Bucket& b : buckets_) round_weights(b.master, b.own_weights, stream);
+  for (Bucket& b : buckets_) {
+    const TensorView& own = b.weights->own_storage();
+    if (own.defined()) round_weights(b.master, own, stream);
+  }
   gather_weights(stream);
+}
+
+void DistributedOptimizer::set_formats(std::span<const std::optional<QuantSpec>> formats,
+                                       Stream stream) {
+  MOIETY_CHECK(formats.size() == specs_.size(), "optimizer: {} formats of {} parameters",
+               formats.size(), specs_.size());
+  for (size_t p = 0; p < specs_.size(); ++p) specs_[p].format = formats[p];
+  for (Bucket& b : buckets_) {
+    b.weights.reset();
+    b.weights = std::make_unique<BucketWeights>(specs_, b.layout, config_.weights, b.comm->rank(),
+                                                b.master);
+    b.weights->bind(parameters_);
+  }
+  publish(stream);
 }
 
 void DistributedOptimizer::gather_weights(Stream stream) {
   std::vector<comm::Ticket> tickets;
   for (Bucket& b : buckets_) {
-    if (b.layout.ranks > 1) {
-      tickets.push_back(b.comm->all_gather(b.own_weights, b.weights, stream));
-    }
+    b.weights->cast(*b.comm, stream);
+    b.weights->gather(*b.comm, tickets, stream);
   }
   for (comm::Ticket& ticket : tickets) ticket.wait();
 }
@@ -284,7 +298,7 @@ void DistributedOptimizer::update(const StepInput& input, const StepDecision& de
            .master = b.master,
            .exp_avg = b.exp_avg,
            .exp_avg_sq = b.exp_avg_sq,
-           .weight = b.own_weights,
+           .weight = b.weights->own_storage(),
            .runs = b.runs},
           stream);
   }

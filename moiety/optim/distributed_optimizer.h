@@ -14,6 +14,8 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +24,7 @@
 #include "moiety/base/stream.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/optim/adamw.h"
+#include "moiety/optim/bucket_weights.h"
 #include "moiety/optim/buffer_layout.h"
 #include "moiety/optim/parameter.h"
 #include "moiety/optim/state_view.h"
@@ -105,15 +108,18 @@ class DistributedOptimizer {
   void clear_halt() { state_.halt = false; }
   // Collective, after masters were loaded: weights := masters rounded, on all ranks.
   void publish(Stream stream);
+  // Collective: from now on weights are kept in these formats, by parameter. Weights of a changed
+  // format move; masters, moments and gradients stay. Parameters of one class change alike.
+  void set_formats(std::span<const std::optional<QuantSpec>> formats, Stream stream);
 
  private:
   struct Bucket {
     BucketLayout layout;
     comm::Communicator* comm = nullptr;
     std::vector<ElementRun> runs;  // of the own segment
-    Buffer weight_memory, grad_memory, shard_memory, state_memory;
-    TensorView weights, grads;               // [length]
-    TensorView own_weights;                  // [segment], part of weights
+    std::unique_ptr<BucketWeights> weights;
+    Buffer grad_memory, shard_memory, state_memory;
+    TensorView grads;                        // [length]
     TensorView shard;                        // [segment], the reduced gradient
     TensorView master, exp_avg, exp_avg_sq;  // [segment]
   };

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "moiety/base/tensor_view.h"
+#include "moiety/formats/quantized.h"
 
 namespace moiety::optim {
 
@@ -44,15 +46,21 @@ struct ParamSpec {
   bool decay = true;    // weight decay applies
   bool expert = false;  // cut by ep: gradients are summed over edp, else over all ranks
   ParameterClass kind = ParameterClass::kDense;
+  // The weight is kept in this format, one tensor for each expert, in place of the storage dtype.
+  std::optional<QuantSpec> format = {};
+  // Parameters that have equal formats at every time of a run; they share buckets.
+  int format_class = 0;
 
   int64_t numel() const { return rows * row_elements; }
 };
 
-// A parameter bound to memory: `weight` in the storage dtype, `grad` (main_grad, fp32).
+// A parameter bound to memory: `weight` in the storage dtype or, of one that is kept in a format,
+// `quantized`, one for each expert (elsewhere 1); `grad` (main_grad, fp32).
 // Undefined `grad`: the parameter is not trained here (evaluation).
 struct Parameter {
   ParamSpec spec;
   TensorView weight;
+  std::vector<QuantizedView> quantized = {};
   TensorView grad;
   // The next contribution overwrites `grad`; set at the start of a step, cleared by the first
   // contribution. (So there is no pass that zeroes gradients.)

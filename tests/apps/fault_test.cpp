@@ -262,6 +262,15 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       {"ep bf16", 2, 2, {"--precision.recipe=bf16"}},
       {"shared", 1, 1, {"--moe.shared_d_ffn=64", "--moe.shared_gate", "--model.tie_embeddings"}},
       {"dense", 1, 1, {"--model.dense_layers=[0,1]", "--model.d_ffn_dense=128"}},
+      {"fp8_block", 1, 1, {"--precision.recipe=fp8_block", "--precision.pow2_scales=false"}},
+      {"mxfp8 ep", 4, 2, {"--precision.recipe=mxfp8"}},
+      {"mxfp8 dense",
+       1,
+       1,
+       {"--precision.recipe=mxfp8", "--model.dense_layers=[0]", "--model.d_ffn_dense=256",
+        "--moe.shared_d_ffn=64"}},
+      {"nvfp4", 2, 2, {"--precision.recipe=nvfp4", "--precision.keep_last=1"}},
+      {"nvfp4 rows", 1, 1, {"--precision.recipe=nvfp4", "--precision.weight_2d=false"}},
   };
   for (const MemoryCase& c : cases) {
     Options o = options_of(tiny("r", c.ranks, c.ep) + large + c.more);
@@ -276,12 +285,19 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       optim::OptimizerConfig oc;
       oc.weights = storage_dtype(o);
       oc.moments = o.optim.state_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
-      optim::DistributedOptimizer optimizer(model.transformer().parameter_specs(), oc, world,
+      optim::DistributedOptimizer optimizer(training_specs(o, model.transformer()), oc, world,
                                             model.expert_copies());
       model.transformer().bind(optimizer.parameters());
       optimizer.initialize(1, Stream());
       int64_t weights = 0;
-      for (const optim::Parameter& p : optimizer.parameters()) weights += p.weight.bytes();
+      for (const optim::Parameter& p : optimizer.parameters()) {
+        weights += p.weight.bytes();
+        for (const QuantizedView& q : p.quantized) {
+          for (const TensorView* x : {&q.row_data, &q.row_scales, &q.col_data, &q.col_scales}) {
+            weights += x->bytes();
+          }
+        }
+      }
       EXPECT_EQ(weights, m.parameters) << c.name;
       for (const optim::StatePiece& p : optimizer.state_view()) {
         const int64_t bytes =

@@ -225,11 +225,12 @@ TEST(Train, AGivenCapacityDropsOrStops) {
   EXPECT_NE(report.err.find("256 (token, expert) pairs were dropped"), std::string::npos);
 }
 
-TEST(Train, NonFiniteGradientsAreSkippedThenStop) {
+void non_finite_gradients_stop(const std::string& recipe) {
   const TemporaryDirectory dir;
   const ProgramResult result =
       run(tiny(dir / "r", 2, 2) + Arguments{"--optim.lr=1e38", "--optim.warmup_steps=0",
-                                            "--train.steps=50", "--guard.max_skips=2"});
+                                            "--train.steps=50", "--guard.max_skips=2",
+                                            "--precision.recipe=" + recipe});
   EXPECT_EQ(result.code, kExitNumerical) << result.err;
   EXPECT_NE(result.last_line().find("2 steps in a row were skipped"), std::string::npos)
       << result.err;
@@ -250,6 +251,10 @@ TEST(Train, NonFiniteGradientsAreSkippedThenStop) {
   const auto last = steps(dir / "r").rbegin()->second;
   EXPECT_EQ(last["skipped"], true);
 }
+
+TEST(Train, NonFiniteGradientsAreSkippedThenStop) { non_finite_gradients_stop("fp32"); }
+// Stochastic rounding draws in the replay what it drew in the step.
+TEST(Train, NonFiniteGradientsOfARecipeToo) { non_finite_gradients_stop("nvfp4"); }
 
 TEST(Train, TheStepLineCountsModelFlopsOfARank) {
   const TemporaryDirectory dir;

@@ -1,0 +1,153 @@
+#include "moiety/gemm/quantized_linear.h"
+
+#include <algorithm>
+
+namespace moiety::gemm {
+namespace {
+
+// The only expert of a dense layer.
+Operand dense(Operand w) {
+  w.data = w.data.select(0);
+  if (w.scale.block.defined()) w.scale.block = w.scale.block.select(0);
+  return w;
+}
+
+void check_rows(const char* operation, const QuantizedLinear& linear, const TensorView& x,
+                int64_t columns) {
+  MOIETY_CHECK(linear.recipe, "{}: no recipe", operation);
+  check_tensor(operation, "rows", x, DType::kBFloat16, {-1, columns});
+}
+
+// A product with a dense or grouped weight operand, which may lie transposed.
+void multiply(const Operand& a, const Operand& w, TensorView out, TensorView addend,
+              Stream stream) {
+  gemm({.op = w.transposed ? GemmOp::kTN : GemmOp::kNN,
+        .a = a.data,
+        .b = w.data,
+        .out = out,
+        .beta = addend.defined() ? 1.0f : 0.0f,
+        .c = addend,
+        .a_scale = a.scale,
+        .b_scale = w.scale},
+       stream);
+}
+
+}  // namespace
+
+void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y,
+                       TensorView residual, Arena& arena, Stream stream) {
+  check_rows("quantized_forward", linear, x, linear.weight.columns());
+  ArenaScope operands(arena);
+  Operand w = dense(
+      make_weight_operand(linear.recipe->weight, Direction::kRow, linear.weight, arena, stream));
+  w.transposed = true;
+  multiply(make_operand(linear.recipe->input, Direction::kRow, x, {}, arena, stream), w, y,
+           residual, stream);
+}
+
+void quantized_input_gradient(const QuantizedLinear& linear, TensorView dy, TensorView dx,
+                              TensorView addend, Arena& arena, Stream stream) {
+  check_rows("quantized_input_gradient", linear, dy, linear.weight.rows());
+  ArenaScope operands(arena);
+  const Operand w = dense(
+      make_weight_operand(linear.recipe->weight, Direction::kCol, linear.weight, arena, stream));
+  multiply(make_operand(linear.recipe->gradient, Direction::kRow, dy, linear.gradient_bits, arena,
+                        stream),
+           w, dx, addend, stream);
+}
+
+void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, TensorView x,
+                               TensorView grad, bool accumulate, Arena& arena, Stream stream) {
+  check_rows("quantized_weight_gradient", linear, dy, linear.weight.rows());
+  check_rows("quantized_weight_gradient", linear, x, linear.weight.columns());
+  ArenaScope operands(arena);
+  const Operand a = make_operand(linear.recipe->gradient, Direction::kCol, dy, linear.gradient_bits,
+                                 arena, stream);
+  const Operand b = make_operand(linear.recipe->input, Direction::kCol, x, {}, arena, stream);
+  gemm({.op = a.transposed ? GemmOp::kTN : GemmOp::kNT,
+        .a = a.data,
+        .b = b.data,
+        .out = grad,
+        .beta = accumulate ? 1.0f : 0.0f,
+        .a_scale = a.scale,
+        .b_scale = b.scale},
+       stream);
+}
+
+LinearBytes quantized_linear_bytes(const Recipe& r, const LinearSize& s) {
+  const int64_t matrices = std::max<int64_t>(s.experts, 1);
+  const auto product = [&](Direction direction, const QuantSpec& spec, int64_t cols) {
+    const OperandBytes w =
+        weight_operand_bytes(r.weight, direction, s.n, s.k, matrices, s.in_format);
+    return std::max(w.peak,
+                    w.kept + operand_bytes(spec, Direction::kRow, s.rows, cols, s.experts).peak);
+  };
+  const OperandBytes dy = operand_bytes(r.gradient, Direction::kCol, s.rows, s.n, s.experts);
+  const OperandBytes x = operand_bytes(r.input, Direction::kCol, s.rows, s.k, s.experts);
+  return {product(Direction::kRow, r.input, s.k), product(Direction::kCol, r.gradient, s.n),
+          std::max(dy.peak, dy.kept + x.peak)};
+}
+
+void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups, TensorView x,
+                               TensorView y, TensorView bias_EN, TensorView bias_scale_R,
+                               Arena& arena, Stream stream) {
+  check_rows("quantized_grouped_forward", linear, x, linear.weight.columns());
+  ArenaScope operands(arena);
+  const Operand w =
+      make_weight_operand(linear.recipe->weight, Direction::kRow, linear.weight, arena, stream);
+  const Operand a =
+      make_grouped_operand(linear.recipe->input, Direction::kRow, x, groups, {}, arena, stream);
+  grouped_gemm({.op = GroupedOp::kForward,
+                .groups = groups,
+                .a = {a.data},
+                .w = w.data,
+                .out = y,
+                .bias_EN = bias_EN,
+                .bias_scale_R = bias_scale_R,
+                .a_scale = a.scale,
+                .b_scale = w.scale},
+               stream);
+}
+
+void quantized_grouped_input_gradient(const QuantizedLinear& linear, const Groups& groups,
+                                      TensorView dy, TensorView dx, Arena& arena, Stream stream) {
+  check_rows("quantized_grouped_input_gradient", linear, dy, linear.weight.rows());
+  ArenaScope operands(arena);
+  const Operand w =
+      make_weight_operand(linear.recipe->weight, Direction::kCol, linear.weight, arena, stream);
+  const Operand a = make_grouped_operand(linear.recipe->gradient, Direction::kRow, dy, groups,
+                                         linear.gradient_bits, arena, stream);
+  grouped_gemm({.op = w.transposed ? GroupedOp::kForward : GroupedOp::kDgrad,
+                .groups = groups,
+                .a = {a.data},
+                .w = w.data,
+                .out = dx,
+                .a_scale = a.scale,
+                .b_scale = w.scale},
+               stream);
+}
+
+void quantized_grouped_weight_gradient(const QuantizedLinear& linear, const Groups& groups,
+                                       TensorView dy, TensorView x, const GroupedWeight& grad,
+                                       const GroupScalar& beta, Arena& arena, Stream stream) {
+  check_rows("quantized_grouped_weight_gradient", linear, dy, linear.weight.rows());
+  check_rows("quantized_grouped_weight_gradient", linear, x, linear.weight.columns());
+  ArenaScope operands(arena);
+  const Recipe& recipe = *linear.recipe;
+  const Operand a = make_grouped_operand(recipe.gradient, Direction::kCol, dy, groups,
+                                         linear.gradient_bits, arena, stream);
+  const Operand b =
+      make_grouped_operand(recipe.input, Direction::kCol, x, groups, {}, arena, stream);
+  grouped_gemm({.op = GroupedOp::kWgrad,
+                .groups = grouped_operand_groups(recipe.input, groups, arena, stream),
+                .a = {a.data},
+                .b = {b.data},
+                .w = grad,
+                .beta = beta,
+                .transposed = a.transposed,
+                .a_scale = a.scale,
+                .b_scale = b.scale},
+               stream);
+}
+
+}  // namespace moiety::gemm

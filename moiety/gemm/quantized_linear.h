@@ -1,0 +1,52 @@
+// A linear layer whose operands are quantized (spec trainer, section 7), dense or for experts:
+//
+//   forward          y = round(x w^T + residual)
+//   input gradient   dx = round(dy w + addend)
+//   weight gradient  dw (+)= dy^T x
+//
+// x, y, dy, dx are bf16 (y and dx also fp32), dw fp32 or bf16 main_grad. Operands are exactly those
+// of block-scaled hardware (quantized_operand.h), products bf16 with fp32 accumulators (gemm.h), so
+// results differ from that hardware's in the order of sums alone. Workspace, the operands, is on
+// the arena and given back.
+#pragma once
+
+#include "moiety/gemm/quantized_operand.h"
+
+namespace moiety::gemm {
+
+struct QuantizedLinear {
+  const Recipe* recipe = nullptr;
+  LinearWeight weight;
+  RandomBits gradient_bits = {};
+};
+
+void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y,
+                       TensorView residual, Arena& arena, Stream stream);
+void quantized_input_gradient(const QuantizedLinear& linear, TensorView dy, TensorView dx,
+                              TensorView addend, Arena& arena, Stream stream);
+// Adds if `accumulate`, else overwrites.
+void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, TensorView x,
+                               TensorView grad, bool accumulate, Arena& arena, Stream stream);
+
+// Bytes that the products take of the arena while they run. experts 0: a dense layer. rows: of x
+// and dy; of groups the capacity.
+struct LinearSize {
+  int64_t experts = 0, n = 0, k = 0, rows = 0;
+  bool in_format = true;  // the weight's owner keeps it in the recipe's format
+};
+struct LinearBytes {
+  int64_t forward = 0, input_gradient = 0, weight_gradient = 0;
+};
+LinearBytes quantized_linear_bytes(const Recipe& recipe, const LinearSize& size);
+
+// Rows of groups, [capacity, ...]; bias and beta as in grouped_gemm.h. No residual.
+void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups, TensorView x,
+                               TensorView y, TensorView bias_EN, TensorView bias_scale_R,
+                               Arena& arena, Stream stream);
+void quantized_grouped_input_gradient(const QuantizedLinear& linear, const Groups& groups,
+                                      TensorView dy, TensorView dx, Arena& arena, Stream stream);
+void quantized_grouped_weight_gradient(const QuantizedLinear& linear, const Groups& groups,
+                                       TensorView dy, TensorView x, const GroupedWeight& grad,
+                                       const GroupScalar& beta, Arena& arena, Stream stream);
+
+}  // namespace moiety::gemm

@@ -1,0 +1,29 @@
+// The experts with quantized linears: the operation of grouped_mlp.h, whose steps, rounding points
+// and buffers are the same, for rows in the order of experts (no maps). H, A, dA and dH are bf16;
+// operands are made from these rounded values.
+#pragma once
+
+#include "moiety/gemm/grouped_mlp.h"
+#include "moiety/gemm/quantized_linear.h"
+
+namespace moiety::gemm {
+
+struct QuantizedMlp {
+  Activation activation;
+  int64_t interleave = 0;
+  QuantizedLinear fc1;    // [E, 2F, D]; squared ReLU [E, F, D]
+  QuantizedLinear fc2;    // [E, D, F]
+  TensorView b1_EH = {};  // [E, 2F], optional
+  TensorView b2_ED = {};  // [E, D], optional
+};
+
+void quantized_mlp_forward(const QuantizedMlp& mlp, const MlpInput& input, TensorView h,
+                           TensorView o, Arena& arena, Stream stream);
+void quantized_mlp_backward_data(const QuantizedMlp& mlp, const MlpInput& input,
+                                 const MlpGradients& gradients, Arena& arena, Stream stream);
+// G2, then G1.
+void quantized_mlp_backward_weights(const QuantizedMlp& mlp, const MlpInput& input,
+                                    const MlpGradients& gradients, const GradTarget& w2,
+                                    const GradTarget& w1, Arena& arena, Stream stream);
+
+}  // namespace moiety::gemm

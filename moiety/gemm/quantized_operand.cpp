@@ -1,0 +1,267 @@
+#include "moiety/gemm/quantized_operand.h"
+
+#include <algorithm>
+#include <array>
+
+#include "moiety/quant/dequantize.h"
+
+namespace moiety::gemm {
+namespace {
+
+TensorView place(const ArraySpec& array, Arena& arena) {
+  if (array.dims == 0) return {};
+  return TensorView(arena.allocate(array.bytes()), array.dtype,
+                    std::span(array.sizes.data(), array.dims));
+}
+
+QuantizedView place(const QuantSpec& spec, int64_t rows, int64_t cols, const QuantizedSizes& sizes,
+                    Arena& arena) {
+  QuantizedView view;
+  view.spec = spec;
+  view.rows = rows;
+  view.cols = cols;
+  view.row_data = place(sizes.row_data, arena);
+  view.row_scales = place(sizes.row_scales, arena);
+  view.col_data = place(sizes.col_data, arena);
+  view.col_scales = place(sizes.col_scales, arena);
+  view.amax = place(sizes.amax, arena);
+  view.tensor_scale = place(sizes.tensor_scale, arena);
+  return view;
+}
+
+Directions only(Direction direction) {
+  return {direction == Direction::kRow, direction == Direction::kCol};
+}
+
+bool lies_transposed(Format format, Direction direction) {
+  return direction == Direction::kCol && !is_mxfp8(format);
+}
+
+// FP8 block scales that the operand leaves to the accumulators.
+bool leaves_block_scales(const QuantSpec& spec) {
+  return is_fp8_block(spec.format) && !spec.pow2_scales;
+}
+
+// `to` := `from`, float32 of equal sizes, any strides.
+void copy_scales(TensorView from, TensorView to, Stream stream) {
+  stream.run([=] {
+    for (int64_t i = 0; i < to.size(0); ++i) {
+      for (int64_t j = 0; j < to.size(1); ++j) {
+        to.data<float>()[i * to.stride(0) + j * to.stride(1)] =
+            from.data<float>()[i * from.stride(0) + j * from.stride(1)];
+      }
+    }
+  });
+}
+
+// `out` := the tensor scales of the direction, of a view of `groups` groups.
+void keep_tensor_scale(const QuantizedView& view, Direction direction, int64_t groups,
+                       TensorView out, Stream stream) {
+  stream.run([from = view.tensor_scale, out, at = direction == Direction::kCol ? groups : 0] {
+    std::copy_n(from.data<float>() + at, out.numel(), out.data<float>());
+  });
+}
+
+quant::QuantizeOptions options(const QuantSpec& spec, const RandomBits& random) {
+  quant::QuantizeOptions o;
+  if (spec.rounding == Rounding::kNearest) return o;
+  o.rng = random.rng;
+  o.tensor_id = random.tensor_id;
+  o.expert = random.expert;
+  o.row0 = random.row0;
+  o.full_rows = random.full_rows;
+  return o;
+}
+
+// Rows and columns of the operand of a matrix, with the tail that a transform adds.
+struct OperandSize {
+  int64_t rows, columns;
+};
+OperandSize operand_size(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols) {
+  if (!lies_transposed(spec.format, direction)) return {rows, cols};
+  return {cols, spec.rht_col ? (rows + 15) / 16 * 16 : rows};
+}
+
+// Tensors that outlive the codes.
+Operand allocate(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols,
+                 int64_t groups, Arena& arena) {
+  const OperandSize size = operand_size(spec, direction, rows, cols);
+  Operand out;
+  out.transposed = lies_transposed(spec.format, direction);
+  out.data = arena.tensor(DType::kBFloat16, {size.rows, size.columns});
+  if (is_tensor_scaled(spec.format)) out.scale.tensor = arena.tensor(DType::kFloat32, {groups});
+  if (leaves_block_scales(spec)) {
+    out.scale.block = arena.tensor(DType::kFloat32, {size.rows, (size.columns + 127) / 128});
+  }
+  return out;
+}
+
+// `view` as a matrix whose operand fills `out`.
+void fill(const QuantizedView& view, Direction direction, int64_t groups, const Operand& out,
+          Stream stream) {
+  quant::dequantize_operand(view, direction, out.data, stream);
+  if (out.scale.tensor.defined()) {
+    keep_tensor_scale(view, direction, groups, out.scale.tensor, stream);
+  }
+  if (out.scale.block.defined()) {
+    copy_scales(direction == Direction::kRow ? view.row_scales : view.col_scales, out.scale.block,
+                stream);
+  }
+}
+
+// The whole col data of a grouped tensor, or its row data, as those of one matrix.
+QuantizedView ungrouped(QuantizedView view, int64_t rows) {
+  view.rows = rows;
+  view.amax = view.tensor_scale = view.flags = TensorView();
+  return view;
+}
+
+// [E, N, K] as [E, K, N].
+TensorView transposed(const TensorView& x) {
+  return TensorView(x.raw(), x.dtype(), std::array{x.size(0), x.size(2), x.size(1)},
+                    std::array{x.stride(0), x.stride(2), x.stride(1)});
+}
+
+// What the arena takes for so many bytes.
+int64_t taken(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+int64_t code_bytes(const QuantizedSizes& s) {
+  int64_t bytes = 0;
+  for (const ArraySpec* a :
+       {&s.row_data, &s.row_scales, &s.col_data, &s.col_scales, &s.amax, &s.tensor_scale}) {
+    bytes += taken(a->bytes());
+  }
+  return bytes;
+}
+
+}  // namespace
+
+int64_t LinearWeight::experts() const {
+  if (!quantized.empty()) return static_cast<int64_t>(quantized.size());
+  return values.dims() == 3 ? values.size(0) : 1;
+}
+int64_t LinearWeight::rows() const {
+  return quantized.empty() ? values.size(-2) : quantized[0].rows;
+}
+int64_t LinearWeight::columns() const {
+  return quantized.empty() ? values.size(-1) : quantized[0].cols;
+}
+
+Operand make_operand(const QuantSpec& spec, Direction direction, TensorView x,
+                     const RandomBits& random, Arena& arena, Stream stream) {
+  const int64_t rows = x.size(0), cols = x.size(1);
+  const Operand out = allocate(spec, direction, rows, cols, 1, arena);
+  ArenaScope codes(arena);
+  const QuantizedView view =
+      place(spec, rows, cols, quantized_sizes(spec, rows, cols, only(direction)), arena);
+  quant::quantize(x, view, options(spec, random), stream);
+  fill(view, direction, 1, out, stream);
+  return out;
+}
+
+Operand make_grouped_operand(const QuantSpec& spec, Direction direction, TensorView x,
+                             const Groups& groups, const RandomBits& random, Arena& arena,
+                             Stream stream) {
+  const int64_t capacity = groups.capacity, cols = x.size(1), experts = groups.experts;
+  const int64_t rows = direction == Direction::kRow ? capacity : grouped_columns(capacity, experts);
+  const Operand out = allocate(spec, direction, rows, cols, experts, arena);
+  ArenaScope codes(arena);
+  const QuantizedView view =
+      place(spec, capacity, cols,
+            quantized_grouped_sizes(spec, capacity, cols, experts, only(direction)), arena);
+  quant::quantize_grouped(x, groups, view, options(spec, random), stream);
+  if (out.scale.tensor.defined()) {
+    keep_tensor_scale(view, direction, experts, out.scale.tensor, stream);
+  }
+  Operand matrix = out;
+  matrix.scale.tensor = TensorView();
+  fill(ungrouped(view, rows), direction, 1, matrix, stream);
+  return out;
+}
+
+Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena& arena,
+                              Stream stream) {
+  Groups out = groups;
+  out.count_E = arena.tensor(DType::kInt64, {groups.experts});
+  out.begin_E1 = arena.tensor(DType::kInt64, {groups.experts + 1});
+  out.capacity = grouped_columns(groups.capacity, groups.experts);
+  stream.run([=, tail = spec.rht_col ? 16 : 1] {
+    int64_t begin = 0;
+    for (int64_t e = 0; e < groups.experts; ++e) {
+      const int64_t rows = group_rows(groups, e).rows;
+      out.begin_E1.data<int64_t>()[e] = begin;
+      out.count_E.data<int64_t>()[e] = (rows + tail - 1) / tail * tail;
+      begin += (rows + 127) / 128 * 128;
+    }
+    out.begin_E1.data<int64_t>()[groups.experts] = begin;
+  });
+  return out;
+}
+
+Operand make_weight_operand(const QuantSpec& spec, Direction wanted, const LinearWeight& w,
+                            Arena& arena, Stream stream) {
+  const int64_t rows = w.rows(), cols = w.columns(), experts = w.experts();
+  // Tiles have the same codes in both directions.
+  const Direction direction = is_tile(spec.format) ? Direction::kRow : wanted;
+  Operand out;
+  out.transposed = lies_transposed(spec.format, direction);
+  const OperandSize size = operand_size(spec, direction, rows, cols);
+  out.data = arena.tensor(DType::kBFloat16, {experts, size.rows, size.columns});
+  if (is_tensor_scaled(spec.format)) out.scale.tensor = arena.tensor(DType::kFloat32, {experts});
+  TensorView blocks;
+  if (leaves_block_scales(spec)) {
+    MOIETY_CHECK(spec.format == Format::kFp8Block128x128,
+                 "quantized weight: {} with scales that are no powers of two", name(spec.format));
+    blocks = arena.tensor(DType::kFloat32, {experts, (rows + 127) / 128, (cols + 127) / 128});
+    out.scale.block = wanted == Direction::kRow ? blocks : transposed(blocks);
+    out.scale.block_rows = 128;
+  }
+  for (int64_t e = 0; e < experts; ++e) {
+    ArenaScope codes(arena);
+    QuantizedView view;
+    if (!w.quantized.empty()) {
+      view = w.quantized[e];
+    } else {
+      const TensorView values = w.values.dims() == 3 ? w.values.select(e) : w.values;
+      view = place(spec, rows, cols, quantized_sizes(spec, rows, cols, only(direction)), arena);
+      quant::quantize(values, view, {}, stream);
+    }
+    Operand one{.data = out.data.select(e), .scale = {}, .transposed = out.transposed};
+    if (out.scale.tensor.defined()) one.scale.tensor = out.scale.tensor.slice(0, e, e + 1);
+    if (blocks.defined()) one.scale.block = blocks.select(e);
+    fill(view, direction, 1, one, stream);
+  }
+  return out;
+}
+
+OperandBytes operand_bytes(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols,
+                           int64_t groups) {
+  const bool padded = groups > 0 && direction == Direction::kCol;
+  const OperandSize size =
+      operand_size(spec, direction, padded ? grouped_columns(rows, groups) : rows, cols);
+  OperandBytes out;
+  out.kept = taken(2 * size.rows * size.columns);
+  if (is_tensor_scaled(spec.format)) out.kept += taken(4 * std::max<int64_t>(groups, 1));
+  if (leaves_block_scales(spec)) out.kept += taken(4 * size.rows * ((size.columns + 127) / 128));
+  out.peak = out.kept + code_bytes(groups > 0 ? quantized_grouped_sizes(spec, rows, cols, groups,
+                                                                        only(direction))
+                                              : quantized_sizes(spec, rows, cols, only(direction)));
+  return out;
+}
+
+OperandBytes weight_operand_bytes(const QuantSpec& spec, Direction wanted, int64_t rows,
+                                  int64_t cols, int64_t experts, bool in_format) {
+  const Direction direction = is_tile(spec.format) ? Direction::kRow : wanted;
+  const OperandSize size = operand_size(spec, direction, rows, cols);
+  OperandBytes out;
+  out.kept = taken(2 * experts * size.rows * size.columns);
+  if (is_tensor_scaled(spec.format)) out.kept += taken(4 * experts);
+  if (leaves_block_scales(spec)) {
+    out.kept += taken(4 * experts * ((rows + 127) / 128) * ((cols + 127) / 128));
+  }
+  out.peak = out.kept;
+  if (!in_format) out.peak += code_bytes(quantized_sizes(spec, rows, cols, only(direction)));
+  return out;
+}
+
+}  // namespace moiety::gemm

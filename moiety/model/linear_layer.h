@@ -1,0 +1,44 @@
+// A linear layer of the model with its parameter, in the storage type or quantized by a recipe.
+// Gradients land in the parameter's main_grad, which they overwrite or add to.
+#pragma once
+
+#include <optional>
+
+#include "moiety/base/rng.h"
+#include "moiety/gemm/quantized_linear.h"
+#include "moiety/model/block_ops.h"
+#include "moiety/model/precision.h"
+
+namespace moiety::model {
+
+class LinearLayer {
+ public:
+  // Without a recipe: the storage type. Concerns the parameter's spec too, see specs() of blocks.
+  void set_recipe(const std::optional<gemm::Recipe>& recipe) { recipe_ = recipe; }
+  void bind(optim::Parameter* p);
+
+  const std::optional<gemm::Recipe>& recipe() const { return recipe_; }
+  optim::Parameter& parameter() const { return *p_; }
+  // Adds to `spec` the format in which the weight is kept.
+  optim::ParamSpec with_format(optim::ParamSpec spec) const;
+
+  // y = round(x w^T + residual); the residual is optional.
+  void forward(const Pass& pass, TensorView x, TensorView y, TensorView residual) const;
+  // dx = round(dy w)
+  void input_gradient(const Pass& pass, TensorView dy, TensorView dx) const;
+  // main_grad (+)= dy^T x
+  void weight_gradient(const Pass& pass, TensorView dy, TensorView x) const;
+
+  // What the products of gemm take; of experts, `first_expert` their first global number.
+  gemm::QuantizedLinear quantized(const Pass& pass) const;
+  gemm::QuantizedLinear quantized_experts(const Pass& pass, int32_t first_expert) const;
+
+ private:
+  gemm::QuantizedLinear linear(const Pass& pass) const;
+
+  std::optional<gemm::Recipe> recipe_;
+  optim::Parameter* p_ = nullptr;
+  uint32_t gradient_id_ = 0;
+};
+
+}  // namespace moiety::model

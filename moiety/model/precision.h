@@ -1,0 +1,52 @@
+// Which linear layers are quantized, and how: the recipes of spec trainer, section 7.
+//
+//   tensor                    fp8_block         mxfp8        nvfp4 (after NVIDIA's pre-training
+//                                                            recipe, 2025)
+//   weight                    E4M3 128x128      E4M3 1x32    E2M1 16x16
+//   x for y, dy for dx        E4M3 1x128        E4M3 1x32    E2M1 1x16, dy stochastic
+//   dy and x for dw           the same, along tokens         the same, after the 16-point transform
+//   layers in bf16 at first   0, 0              0, 0         ceil(L/32), ceil(L/8); none if L < 8
+//   and last
+//
+// Linears of attention, dense and shared feed-forward networks and experts; never embedding, head,
+// norms, router, attention's products, residual, nor what travels between ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "moiety/gemm/quantized_operand.h"
+
+namespace moiety::model {
+
+enum class RecipeKind : uint8_t { kFp8Block, kMxfp8, kNvfp4 };
+
+struct RecipeOptions {
+  bool pow2_scales = true;             // kFp8Block
+  bool rht = true;                     // kNvfp4: transform of the operands of dw
+  bool stochastic = true;              // kNvfp4: rounding of dy
+  std::optional<bool> weight_2d = {};  // tiles for weights; none: kMxfp8 no, the others yes
+};
+
+// Throws Error(Unsupported) for fp8_block without tiles.
+gemm::Recipe make_recipe(RecipeKind kind, const RecipeOptions& options = {});
+
+// Layers that a recipe leaves in bf16.
+struct KeptLayers {
+  int64_t first = 0, last = 0;
+};
+KeptLayers kept_layers(RecipeKind kind, int64_t layers);
+
+struct Precision {
+  std::optional<gemm::Recipe> recipe;  // none: nothing is quantized
+  KeptLayers kept;
+  bool attention_linears = true;
+  uint64_t seed = 0;  // of stochastic rounding
+};
+
+// The format that the owner of a weight with rows of `columns` elements keeps it in; none: bf16,
+// quantized for every use, with the same bits. (1-D NVFP4, whose two directions lie in different
+// order, and rows that are no whole blocks cannot be cast from shards.)
+std::optional<QuantSpec> kept_format(const gemm::Recipe& recipe, int64_t columns);
+
+}  // namespace moiety::model

@@ -1,0 +1,167 @@
+#include "moiety/optim/bucket_weights.h"
+
+#include <algorithm>
+
+#include "moiety/base/error.h"
+
+namespace moiety::optim {
+namespace {
+
+int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// The matrices that a parameter is quantized as.
+struct Members {
+  int64_t count, rows, cols;
+};
+Members members_of(const ParamSpec& spec) {
+  if (spec.shape.size() == 3) return {spec.shape[0], spec.shape[1], spec.shape[2]};
+  return {1, spec.rows, spec.row_elements};
+}
+
+// Calls f(view, array) for the arrays of a member that are not codes.
+template <class F>
+void for_scales(QuantizedView& view, F&& f) {
+  const bool both = view.spec.format == Format::kMxfp8;
+  const QuantizedSizes sizes = quantized_sizes(view.spec, view.rows, view.cols, {true, both});
+  f(view.row_scales, sizes.row_scales);
+  f(view.col_scales, sizes.col_scales);
+  f(view.amax, sizes.amax);
+  f(view.tensor_scale, sizes.tensor_scale);
+  f(view.flags, ArraySpec{DType::kUInt32, 1, {1, 0}});
+}
+
+}  // namespace
+
+BucketWeights::BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout,
+                             DType storage, int rank, TensorView master)
+    : slots_(layout.slots) {
+  if (!slots_.empty()) format_ = specs[slots_[0].parameter].format;
+  for (const BucketLayout::Slot& slot : slots_) {
+    const ParamSpec& spec = specs[slot.parameter];
+    MOIETY_CHECK(spec.format == format_, "optimizer: {} and {} share a bucket, not a format",
+                 spec.name, specs[slots_[0].parameter].name);
+  }
+  if (format_) {
+    place_members(specs, layout, rank, master);
+    place_codes(layout, rank);
+    return;
+  }
+  memory_ = Buffer(byte_size(storage, layout.length), "weights");
+  const int64_t n = layout.segment();
+  planes_.push_back(memory_.view(storage, {layout.length}));
+  own_storage_ = planes_[0].slice(0, rank * n, (rank + 1) * n);
+  own_planes_.push_back(own_storage_);
+  for (const BucketLayout::Slot& slot : slots_) {
+    weights_.push_back(slot_view(planes_[0], slot, specs[slot.parameter]));
+  }
+}
+
+// What each member is, and which of its elements the own segment holds.
+void BucketWeights::place_members(std::span<const ParamSpec> specs, const BucketLayout& layout,
+                                  int rank, TensorView master) {
+  const int64_t segment = layout.segment(), first = rank * segment;
+  // Members begin at a multiple of 16 bytes, and no byte is split between them.
+  const int64_t aligned = is_fp4(format_->format) ? 32 : 16;
+  for (const BucketLayout::Slot& slot : slots_) {
+    const ParamSpec& spec = specs[slot.parameter];
+    const Members m = members_of(spec);
+    const int64_t size = m.rows * m.cols;
+    MOIETY_CHECK(!is_fp4(format_->format) || m.cols % 16 == 0,
+                 "optimizer: {} has rows of {} elements, {} needs multiples of 16", spec.name,
+                 m.cols, name(format_->format));
+    MOIETY_CHECK(m.count == 1 || size % aligned == 0,
+                 "optimizer: an expert of {} has {} elements, {} needs multiples of {}", spec.name,
+                 size, name(format_->format), aligned);
+    std::vector<QuantizedView>& views = members_.emplace_back();
+    for (int64_t e = 0; e < m.count; ++e) {
+      QuantizedView& view = views.emplace_back();
+      view.spec = *format_;
+      view.rows = m.rows;
+      view.cols = m.cols;
+      const int64_t start = slot.start + e * size - first;  // in the segment
+      const int64_t begin = std::clamp<int64_t>(-start, 0, size);
+      const int64_t end = std::clamp<int64_t>(segment - start, begin, size);
+      items_.push_back({*format_, m.rows, m.cols, begin, end, format_->format == Format::kMxfp8});
+      masters_.push_back(begin < end ? master.slice(0, start + begin, start + end) : TensorView());
+    }
+  }
+}
+
+void BucketWeights::place_codes(const BucketLayout& layout, int rank) {
+  const bool nibbles = is_fp4(format_->format), both = format_->format == Format::kMxfp8;
+  const auto bytes_of = [&](int64_t elements) { return nibbles ? elements / 2 : elements; };
+  const int64_t plane_bytes = padded(bytes_of(layout.length));
+  int64_t bytes = (both ? 2 : 1) * plane_bytes;
+  for (std::vector<QuantizedView>& views : members_) {
+    for (QuantizedView& view : views) {
+      for_scales(view, [&](TensorView&, const ArraySpec& a) { bytes += padded(a.bytes()); });
+    }
+  }
+  memory_ = Buffer(bytes, "quantized weights");
+  std::byte* next = memory_.data();
+  for (int p = 0; p < (both ? 2 : 1); ++p, next += plane_bytes) {
+    planes_.emplace_back(next, DType::kUInt8, std::initializer_list{bytes_of(layout.length)});
+    own_planes_.push_back(planes_[p].slice(0, bytes_of(rank * layout.segment()),
+                                           bytes_of((rank + 1) * layout.segment())));
+  }
+  std::vector<quant::PartialCastArrays> arrays;
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    int64_t at = slots_[s].start;
+    for (QuantizedView& view : members_[s]) {
+      const QuantizedSizes sizes = quantized_sizes(*format_, view.rows, view.cols, {true, both});
+      const auto codes = [&](const TensorView& plane, const ArraySpec& a) {
+        return TensorView(plane.data<uint8_t>() + bytes_of(at), a.dtype,
+                          std::span(a.sizes.data(), a.dims));
+      };
+      view.row_data = codes(planes_[0], sizes.row_data);
+      if (both) view.col_data = codes(planes_[1], sizes.col_data);
+      for_scales(view, [&](TensorView& scales, const ArraySpec& a) {
+        if (a.dims == 0) return;
+        scales = TensorView(next, a.dtype, std::span(a.sizes.data(), a.dims));
+        next += padded(a.bytes());
+      });
+      at += view.rows * view.cols;
+      const TensorView& master = masters_[arrays.size()];
+      quant::PartialCastArrays& a = arrays.emplace_back();
+      a.master = master;
+      a.out = view;
+    }
+  }
+  plan_.emplace(items_, false);
+  table_.emplace(*plan_, arrays);
+  reduction_ = Buffer(plan_->reduction_bytes(), "reduction of a cast");
+}
+
+void BucketWeights::bind(std::span<Parameter> parameters) const {
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    Parameter& p = parameters[slots_[s].parameter];
+    p.spec.format = format_;
+    p.weight = format_ ? TensorView() : weights_[s];
+    p.quantized = format_ ? members_[s] : std::vector<QuantizedView>();
+  }
+}
+
+void BucketWeights::cast(comm::Communicator& domain, Stream stream) {
+  if (!format_) return;
+  const TensorView reduction = reduction_.view(DType::kUInt8, {plan_->reduction_bytes()});
+  quant::partial_amax(*plan_, *table_, reduction, stream);
+  std::vector<comm::Ticket> tickets;
+  for (const quant::PartialReduction& part : plan_->reductions()) {
+    if (domain.size() == 1 || part.bytes == 0) continue;
+    const TensorView words(reduction_.data() + part.offset, part.dtype,
+                           {part.bytes * 8 / bits(part.dtype)});
+    tickets.push_back(domain.all_reduce(words, comm::ReduceOp::kMax, stream));
+  }
+  for (comm::Ticket& ticket : tickets) ticket.wait();
+  quant::partial_cast(*plan_, *table_, reduction, stream);
+}
+
+void BucketWeights::gather(comm::Communicator& domain, std::vector<comm::Ticket>& tickets,
+                           Stream stream) const {
+  if (domain.size() == 1) return;
+  for (size_t p = 0; p < planes_.size(); ++p) {
+    tickets.push_back(domain.all_gather(own_planes_[p], planes_[p], stream));
+  }
+}
+
+}  // namespace moiety::optim

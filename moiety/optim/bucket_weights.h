@@ -1,0 +1,62 @@
+// The weights of a bucket (buffer_layout.h) as the model reads them: in a storage dtype, or each
+// tensor in a low-precision format that is cast from the owners' masters (quant/partial_cast.h).
+// Bits do not depend on how the bucket is divided among ranks: a weight in a format is quantize()
+// of the master rounded to bf16.
+//
+// In memory the codes of a bucket lie as its elements do, a byte or a nibble each (kMxfp8: two
+// planes, one for each direction), so a rank's segment of codes is a range of bytes; scales are
+// computed by every rank and do not travel.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "moiety/base/buffer.h"
+#include "moiety/comm/communicator.h"
+#include "moiety/optim/buffer_layout.h"
+#include "moiety/quant/partial_cast.h"
+
+namespace moiety::optim {
+
+class BucketWeights {
+ public:
+  // `rank`: of the bucket's domain; `master`: float32 [segment], of the own segment. The slots'
+  // parameters have one format, or none: `storage`.
+  BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout, DType storage,
+                int rank, TensorView master);
+
+  // Points the slots' parameters at the weights. Addresses do not change.
+  void bind(std::span<Parameter> parameters) const;
+
+  // Own segment in the storage dtype, to be written by the update; undefined if kept in a format.
+  const TensorView& own_storage() const { return own_storage_; }
+  // Collective over the bucket's domain: own segment := master in the format. Nothing to do in the
+  // storage dtype.
+  void cast(comm::Communicator& domain, Stream stream);
+  // Collective: begins to fetch the segments of the other ranks.
+  void gather(comm::Communicator& domain, std::vector<comm::Ticket>& tickets, Stream stream) const;
+
+  int64_t bytes() const { return memory_.bytes(); }
+
+ private:
+  void place_members(std::span<const ParamSpec> specs, const BucketLayout& layout, int rank,
+                     TensorView master);
+  void place_codes(const BucketLayout& layout, int rank);
+
+  std::vector<BucketLayout::Slot> slots_;
+  std::optional<QuantSpec> format_;
+  Buffer memory_;
+  TensorView own_storage_;
+  std::vector<TensorView> planes_;                   // what travels: [length] or, of nibbles, half
+  std::vector<TensorView> own_planes_;               // the own segments of them
+  std::vector<TensorView> weights_;                  // by slot, in the storage dtype
+  std::vector<std::vector<QuantizedView>> members_;  // by slot, in the format
+  std::vector<quant::PartialCastItem> items_;        // of all members
+  std::vector<TensorView> masters_;                  // of each item
+  std::optional<quant::PartialCastPlan> plan_;
+  std::optional<quant::PartialCastTable> table_;
+  Buffer reduction_;
+};
+
+}  // namespace moiety::optim
