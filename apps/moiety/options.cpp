@@ -96,10 +96,6 @@ class Assign {
     const auto* v = node.as_string();
     if (!v) refuse();
     const std::string& s = v->get();
-    if (contains(rule().planned, s)) {
-      throw UsageError("{}: {} = \"{}\" is not available in this version of Moiety", entry_.where,
-                       entry_.key->full_name(), s);
-    }
     if (!rule().choices.empty() && !contains(rule().choices, s)) refuse();
     const auto control = [](char c) { return uint8_t(c) < 32 || c == 127; };
     if (find_bad_utf8(s) != std::string::npos || std::any_of(s.begin(), s.end(), control)) {

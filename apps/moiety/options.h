@@ -42,17 +42,10 @@ struct Rule {
   bool zero = false;  // 0 is legal too
   int64_t multiple = 1;
   std::vector<std::string_view> choices;  // of a string; empty: any text
-  std::vector<std::string_view> planned;  // choices of the design that this version lacks
 
   Rule or_zero() const;
   Rule multiple_of(int64_t m) const;
   Rule without_max() const;
-  template <class... Names>
-  Rule later(Names... names) const {
-    Rule rule = *this;
-    rule.planned = {names...};
-    return rule;
-  }
 };
 
 struct Key {
