@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "moiety/base/parallel.h"
 #include "moiety/quant/quantize_job.h"
 #include "tests/quant/grouped_cases.h"
 #include "tests/quant/partial_cast_cases.h"
@@ -78,9 +79,10 @@ class FuzzCases {
   const std::vector<SpecCase> specs_ = spec_cases();
 };
 
-// body(seed) of problem after problem, until one fails or the time is over.
-template <class Body>
-void for_fuzz_seconds(FuzzCases& cases, Body&& body) {
+// Problem after problem, until one fails or the time is over: runs.tensor(), runs.groups() or
+// runs.partial(seed).
+template <class Runs>
+void for_fuzz_seconds(FuzzCases& cases, Runs& runs) {
   const auto setting = [](const char* name, int64_t otherwise) {
     const char* value = std::getenv(name);
     return value ? std::strtoll(value, nullptr, 10) : otherwise;
@@ -89,10 +91,20 @@ void for_fuzz_seconds(FuzzCases& cases, Body&& body) {
       std::chrono::steady_clock::now() + std::chrono::seconds(setting("MOIETY_FUZZ_SECONDS", 2));
   const int64_t first = setting("MOIETY_FUZZ_SEED", 1);
   int64_t seed = first;
+  const auto run = [&] {
+    if (seed % 4 == 0) {
+      runs.groups();
+    } else if (seed % 4 == 1) {
+      runs.partial(seed);
+    } else {
+      runs.tensor();
+    }
+  };
   for (; std::chrono::steady_clock::now() < end; ++seed) {
     SCOPED_TRACE(text("MOIETY_FUZZ_SEED={}", seed));
     cases.seed(seed);
-    ASSERT_NO_FATAL_FAILURE(body(seed));
+    const ThreadBudget threads(1 + static_cast<int>(cases.up_to(2)));
+    ASSERT_NO_FATAL_FAILURE(run());
   }
   testing::Test::RecordProperty("problems", static_cast<int>(seed - first));
 }

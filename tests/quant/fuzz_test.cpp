@@ -1,5 +1,4 @@
 // Random problems on the fast CPU paths against the scalar reference.
-#include "moiety/base/parallel.h"
 #include "moiety/quant/dequantize.h"
 #include "moiety/quant/dequantize_job.h"
 #include "tests/quant/fuzz_cases.h"
@@ -8,7 +7,7 @@ namespace moiety::quant {
 namespace {
 
 class Fuzz : public testing::Test {
- protected:
+ public:
   void tensor() {
     const FuzzCases::TensorCase c = cases_.tensor();
     const auto guarded = [&] { return Guarded(c.spec.spec, c.shape.rows, c.shape.cols, c.wanted); };
@@ -64,21 +63,11 @@ class Fuzz : public testing::Test {
               "");
   }
 
+ protected:
   FuzzCases cases_;
 };
 
-TEST_F(Fuzz, RandomProblemsEqualTheReference) {
-  for_fuzz_seconds(cases_, [&](int64_t seed) {
-    const ThreadBudget threads(1 + static_cast<int>(cases_.up_to(2)));
-    if (seed % 4 == 0) {
-      groups();
-    } else if (seed % 4 == 1) {
-      partial(seed);
-    } else {
-      tensor();
-    }
-  });
-}
+TEST_F(Fuzz, RandomProblemsEqualTheReference) { for_fuzz_seconds(cases_, *this); }
 
 }  // namespace
 }  // namespace moiety::quant

@@ -9,7 +9,7 @@ namespace moiety::quant {
 namespace {
 
 class FuzzGpu : public QuantGpuTest {
- protected:
+ public:
   void tensor() {
     const FuzzCases::TensorCase c = cases_.tensor();
     const Guarded expected = reference(c.x, c.spec.spec, c.wanted, c.options);
@@ -61,20 +61,11 @@ class FuzzGpu : public QuantGpuTest {
     ASSERT_EQ(run_partial_cast(p.weights, {host, gpu}), "");
   }
 
+ protected:
   FuzzCases cases_;
 };
 
-TEST_F(FuzzGpu, RandomProblemsEqualTheReference) {
-  for_fuzz_seconds(cases_, [&](int64_t seed) {
-    if (seed % 4 == 0) {
-      groups();
-    } else if (seed % 4 == 1) {
-      partial(seed);
-    } else {
-      tensor();
-    }
-  });
-}
+TEST_F(FuzzGpu, RandomProblemsEqualTheReference) { for_fuzz_seconds(cases_, *this); }
 
 }  // namespace
 }  // namespace moiety::quant
