@@ -2,6 +2,7 @@
 // (spec gtp, sections 1 and 2). Pure values: no communication, no tensor.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -12,6 +13,20 @@ namespace moiety::gtp {
 
 enum class Axis : uint8_t { kTp, kGtp, kDp, kEp, kEgtp, kEdp };
 const char* name(Axis axis);
+
+// A set of axes of one grid.
+class Axes {
+ public:
+  constexpr Axes() = default;
+  constexpr Axes(std::initializer_list<Axis> axes) {
+    for (const Axis axis : axes) bits_ = static_cast<uint8_t>(bits_ | 1u << static_cast<int>(axis));
+  }
+  constexpr bool has(Axis axis) const { return (bits_ >> static_cast<int>(axis) & 1) != 0; }
+  friend constexpr auto operator<=>(Axes, Axes) = default;
+
+ private:
+  uint8_t bits_ = 0;
+};
 
 // Two grids over the same ranks, the fastest axis first:
 //   dense   rank = tp + TP * (gtp + GTP * dp)

@@ -71,6 +71,7 @@ optim::ParamSpec MoeBlock::expert_spec(const char* name, int64_t rows, int64_t c
     spec.row_map.push_back({memory_row, 0, expert * rows, rows});
   }
   spec.expert = true;
+  spec.domain = {gtp::Axis::kEdp};
   spec.kind = optim::ParameterClass::kExpert;
   return spec;
 }

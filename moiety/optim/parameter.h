@@ -9,6 +9,7 @@
 
 #include "moiety/base/tensor_view.h"
 #include "moiety/formats/quantized.h"
+#include "moiety/gtp/layout.h"
 
 namespace moiety::optim {
 
@@ -36,15 +37,21 @@ enum class ParameterClass { kDense, kExpert, kRouter, kEmbedding };  // norms ar
 struct ParamSpec {
   std::string name;  // of the parameter in memory; the logical name unless several are fused
   std::vector<LogicalTensor> tensors;
-  std::vector<RowRun> row_map;  // ascending memory rows, covers [0, rows)
-  int64_t rows = 0;             // of the matrix in memory, on this rank
+  // Ascending memory rows; rows of no run are padding: zero in weight, state and gradient, always.
+  std::vector<RowRun> row_map;
+  int64_t rows = 0;  // of the matrix in memory, on this rank
   int64_t row_elements = 0;
+  // Of the tensors, the column that the matrix's rows begin at; not 0 where TP cuts columns.
+  int64_t first_column = 0;
   std::vector<int64_t>
       shape;  // of the weight view that the model reads, rows * row_elements in all
   InitKind init = InitKind::kNormal;
   float init_std = 0;
   bool decay = true;    // weight decay applies
-  bool expert = false;  // cut by ep: gradients are summed over edp, else over all ranks
+  bool expert = false;  // of the expert grid
+  // The axes along which ranks hold this same part of the parameter and compute different terms of
+  // its gradient: the optimizer sums over them and divides its state among them.
+  gtp::Axes domain = {gtp::Axis::kTp, gtp::Axis::kGtp, gtp::Axis::kDp};
   ParameterClass kind = ParameterClass::kDense;
   // The weight is kept in this format, one tensor for each expert, in place of the storage dtype.
   std::optional<QuantSpec> format = {};
