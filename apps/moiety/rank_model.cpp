@@ -19,7 +19,7 @@ RankModel::RankModel(const model::Config& config, DType storage, const Grid& gri
   }
   transformer_.emplace(
       config, storage,
-      model::ModelContext{.experts = group_ ? &*group_ : nullptr, .data = &world_});
+      model::ModelContext{.experts = group_ ? &*group_ : nullptr, .tp = nullptr, .world = &world_});
 }
 
 optim::StateView RankModel::router_biases() const {

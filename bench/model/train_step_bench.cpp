@@ -53,7 +53,7 @@ class Rank {
         group_(moe::EpGroup::create(
             world, moe::ExpertMap(static_cast<int>(demo_model().router.experts), world.size()),
             model::ep_limits(demo_model(), settings.dtype, sequences_ * kSeqLen), {})),
-        model_(demo_model(), settings.dtype, {.experts = &group_, .data = &world}),
+        model_(demo_model(), settings.dtype, {.experts = &group_, .world = &world}),
         optimizer_(model_.parameter_specs(), {.weights = settings.dtype}, world, *copies_),
         capacity_(model_.moe_capacity(-1, sequences_ * kSeqLen)) {
     optimizer_.initialize(1, Stream());

@@ -18,10 +18,10 @@
 
 namespace moiety {
 
-// The rows of a rank in a profile. kEp and kDp are also the axes of waiting: kEp for expert
-// parallelism, kDp for all else that ranks do together.
-enum class TraceLane : uint8_t { kHost, kCompute, kEp, kDp, kData };
-inline constexpr int kTraceLanes = 5;
+// The rows of a rank in a profile. kTp, kEp and kDp are also the axes of waiting: kTp for tensor
+// parallelism, kEp for expert parallelism, kDp for all else that ranks do together.
+enum class TraceLane : uint8_t { kHost, kCompute, kTp, kEp, kDp, kData };
+inline constexpr int kTraceLanes = 6;
 const char* name(TraceLane lane);
 
 // A number that belongs to a span: a size, "flops" or "bytes" of the work (from which a profile

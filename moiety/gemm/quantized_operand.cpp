@@ -70,6 +70,8 @@ quant::QuantizeOptions options(const QuantSpec& spec, const RandomBits& random) 
   o.expert = random.expert;
   o.row0 = random.row0;
   o.full_rows = random.full_rows;
+  o.col0 = random.col0;
+  o.full_cols = random.full_cols;
   return o;
 }
 

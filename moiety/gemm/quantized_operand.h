@@ -39,12 +39,13 @@ struct LinearWeight {
 
 // Which random numbers round a gradient (quant/rounding.h): rng is null where none are needed.
 // row0 and full_rows: where its first token lies in the whole micro-step, and the tokens of that;
-// of groups, whose rows count from their own start, `expert`: global number + 1 of the first.
+// col0 and full_cols: the same of its columns, where ranks hold slices; of groups, whose rows count
+// from their own start, `expert`: global number + 1 of the first.
 struct RandomBits {
   const quant::RngState* rng = nullptr;
   uint32_t tensor_id = 0;
   int32_t expert = 0;
-  int64_t row0 = 0, full_rows = 0;
+  int64_t row0 = 0, full_rows = 0, col0 = 0, full_cols = 0;
 };
 
 struct Operand {

@@ -6,28 +6,10 @@
 
 #include "moiety/model/block_ops.h"
 #include "moiety/model/rope.h"
+#include "moiety/model/tensor_parallel.h"
 
 namespace moiety::model {
 namespace {
-
-// One parameter that holds q, k and v: for each group its query heads, key head and value head.
-optim::ParamSpec qkv_spec(const std::string& prefix, int64_t heads, int64_t kv_heads,
-                          int64_t head_dim, int64_t d_model, float std) {
-  const int64_t query_rows = heads / kv_heads * head_dim;
-  optim::ParamSpec spec =
-      matrix_spec(prefix + "qkv.weight", (heads + 2 * kv_heads) * head_dim, d_model, std);
-  spec.tensors = {{prefix + "q.weight", {heads * head_dim, d_model}},
-                  {prefix + "k.weight", {kv_heads * head_dim, d_model}},
-                  {prefix + "v.weight", {kv_heads * head_dim, d_model}}};
-  spec.row_map.clear();
-  for (int64_t g = 0; g < kv_heads; ++g) {
-    const int64_t row = g * (query_rows + 2 * head_dim);
-    spec.row_map.push_back({row, 0, g * query_rows, query_rows});
-    spec.row_map.push_back({row + query_rows, 1, g * head_dim, head_dim});
-    spec.row_map.push_back({row + query_rows + head_dim, 2, g * head_dim, head_dim});
-  }
-  return spec;
-}
 
 // Rows of `from` [n, G, C] to rows [begin, begin + n) of `to` [P, G, C], both strided.
 void copy_rows(TensorView from, TensorView to, int64_t begin, Stream stream) {
@@ -43,23 +25,44 @@ void copy_rows(TensorView from, TensorView to, int64_t begin, Stream stream) {
 
 }  // namespace
 
-AttentionBlock::AttentionBlock(const Config& c, int64_t layer)
+AttentionBlock::AttentionBlock(const Config& c, int64_t layer, TpPlace place)
     : layer_(layer),
       d_model_(c.d_model),
-      heads_(c.heads),
-      kv_heads_(c.kv_heads),
+      heads_(c.heads / place.size),
+      kv_heads_(c.kv_heads / place.size),
       head_dim_(c.head_size()),
       eps_(c.norm_eps),
       std_(c.init_std),
       out_std_(residual_std(c)),
-      qk_norm_(c.qk_norm) {}
+      qk_norm_(c.qk_norm),
+      qkv_(qkv_layout(c, place)),
+      o_(o_layout(c, place)) {}
+
+// One parameter that holds q, k and v: for each group its query heads, key head and value head.
+optim::ParamSpec AttentionBlock::qkv_spec(const std::string& prefix) const {
+  const gtp::Layout& layout = qkv_.layout();
+  const int64_t query_rows = heads_ / kv_heads_ * head_dim_;
+  const int64_t first_group = layout.tp_rank * kv_heads_, groups = layout.tp_size * kv_heads_;
+  optim::ParamSpec spec = weight_spec(prefix + "qkv.weight", layout, std_);
+  spec.tensors = {{prefix + "q.weight", {groups * query_rows, d_model_}},
+                  {prefix + "k.weight", {groups * head_dim_, d_model_}},
+                  {prefix + "v.weight", {groups * head_dim_, d_model_}}};
+  spec.row_map.clear();
+  for (int64_t g = 0; g < kv_heads_; ++g) {
+    const int64_t row = g * (query_rows + 2 * head_dim_), group = first_group + g;
+    spec.row_map.push_back({row, 0, group * query_rows, query_rows});
+    spec.row_map.push_back({row + query_rows, 1, group * head_dim_, head_dim_});
+    spec.row_map.push_back({row + query_rows + head_dim_, 2, group * head_dim_, head_dim_});
+  }
+  return spec;
+}
 
 std::vector<optim::ParamSpec> AttentionBlock::specs() const {
   const std::string layer = layer_prefix(layer_), attn = layer + "attn.";
   std::vector<optim::ParamSpec> specs{
       norm_spec(layer + "attn_norm.weight", d_model_),
-      qkv_.with_format(qkv_spec(attn, heads_, kv_heads_, head_dim_, d_model_, std_)),
-      o_.with_format(matrix_spec(attn + "o.weight", d_model_, heads_ * head_dim_, out_std_))};
+      qkv_.with_format(qkv_spec(attn)),
+      o_.with_format(weight_spec(attn + "o.weight", o_.layout(), out_std_))};
   if (qk_norm_) {
     specs.push_back(norm_spec(attn + "q_norm.weight", head_dim_));
     specs.push_back(norm_spec(attn + "k_norm.weight", head_dim_));
@@ -98,9 +101,11 @@ void AttentionBlock::rotate(const Pass& pass, TensorView qkv, bool inverse) cons
 }
 
 void AttentionBlock::project(const Pass& pass, TensorView x_TD, TensorView qkv) const {
+  ArenaScope temporaries(pass.arena);
   apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
-  qkv_.forward(pass, pass.h_TD, qkv, {});
-  pass.stored("attn.qkv", "qkv", qkv, pass.h_TD, qkv_.parameter().weight);
+  const TensorView h_TD = gather_tokens(pass, pass.h_TD);
+  qkv_.forward(pass, h_TD, qkv, {});
+  pass.stored("attn.qkv", "qkv", qkv, h_TD, qkv_.parameter().weight);
   if (!qk_norm_) rotate(pass, qkv, false);
 }
 
@@ -127,7 +132,7 @@ AttentionBlock::Saved AttentionBlock::forward(const Pass& pass, TensorView x_TD,
   ArenaScope temporaries(pass.arena);
   attention(attention_args(pass, heads(pass, s.qkv), s), pass.stream);
   pass.stored("attention", "o", s.o, s.qkv);
-  o_.forward(pass, s.o, out_TD, x_TD);
+  forward_to_own(pass, o_, s.o, out_TD, x_TD);
   pass.stored("attn.o", "x", out_TD, s.o, o_.parameter().weight, x_TD);
   return s;
 }
@@ -146,6 +151,15 @@ TensorView AttentionBlock::head_rows(const Pass& pass, TensorView o) const {
   return o.reshape({pass.sequences, pass.seq_len, kv_heads_, heads_ / kv_heads_, head_dim_});
 }
 
+void AttentionBlock::output_backward(const Pass& pass, TensorView d_TD, TensorView o,
+                                     TensorView d_o) const {
+  ArenaScope temporaries(pass.arena);
+  const TensorView dout_TD = gather_tokens(pass, d_TD);
+  o_.input_gradient(pass, dout_TD, d_o);
+  pass.stored("attn.o", "do", d_o, dout_TD, o_.parameter().weight);
+  o_.weight_gradient(pass, dout_TD, o);
+}
+
 void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
                               TensorView d_TD) const {
   ArenaScope temporaries(pass.arena);
@@ -153,9 +167,7 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
   {
     ArenaScope inner(pass.arena);
     const TensorView d_o = pass.tensor({s.o.size(0), s.o.size(1)});
-    o_.input_gradient(pass, d_TD, d_o);
-    pass.stored("attn.o", "do", d_o, d_TD, o_.parameter().weight);
-    o_.weight_gradient(pass, d_TD, s.o);
+    output_backward(pass, d_TD, s.o, d_o);
     const QkvHeads d = split(pass, dqkv);
     attention_backward({.forward = attention_args(pass, heads(pass, s.qkv), s),
                         .do_BSGMC = head_rows(pass, d_o),
@@ -172,9 +184,12 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
     }
   }
   apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
-  qkv_.weight_gradient(pass, dqkv, pass.h_TD);
+  {
+    ArenaScope inner(pass.arena);
+    qkv_.weight_gradient(pass, dqkv, gather_tokens(pass, pass.h_TD));
+  }
   const TensorView dh_TD = pass.h_TD;  // h is used up
-  qkv_.input_gradient(pass, dqkv, dh_TD);
+  input_gradient_to_own(pass, qkv_, dqkv, dh_TD);
   pass.stored("attn.qkv", "dh", dh_TD, dqkv, qkv_.parameter().weight);
   norm_gradient(pass, {x_TD, dh_TD, d_TD, d_TD}, eps_, *norm_);
 }

@@ -10,6 +10,7 @@
 #include "moiety/model/linear_layer.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
+#include "moiety/model/weight_layout.h"
 
 namespace moiety::model {
 
@@ -28,19 +29,21 @@ struct CacheRun {
 
 class AttentionBlock {
  public:
-  AttentionBlock(const Config& config, int64_t layer);
+  // Of its heads this rank has those of `place`.
+  AttentionBlock(const Config& config, int64_t layer, TpPlace place);
 
   // norm, fused qkv in kv-group order, o, and with qk_norm q_norm and k_norm.
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
   void set_recipe(const std::optional<gemm::Recipe>& recipe);
 
-  // What backward needs besides x; on the arena.
+  // What backward needs besides x: of all tokens and this rank's heads; on the arena.
   struct Saved {
     TensorView qkv;  // before qk_norm and rope; without qk_norm: after rope
     TensorView o;
     TensorView lse_BGMS;
   };
+  // x, out and d: of own tokens.
   Saved forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
   // d_TD: the gradient of out, replaced by that of x.
   void backward(const Pass& pass, TensorView x_TD, const Saved& saved, TensorView d_TD) const;
@@ -51,16 +54,20 @@ class AttentionBlock {
                       TensorView x_TD, TensorView out_TD) const;
 
  private:
-  // norm and the projection; without qk_norm also rope.
+  // norm, on own tokens, and the projection, of all; without qk_norm also rope.
   void project(const Pass& pass, TensorView x_TD, TensorView qkv) const;
   // The heads that attention reads; with qk_norm normalized and rotated copies of q and k.
   QkvHeads heads(const Pass& pass, TensorView qkv) const;
   QkvHeads split(const Pass& pass, TensorView qkv) const;
   void rotate(const Pass& pass, TensorView qkv, bool inverse) const;
   TensorView head_rows(const Pass& pass, TensorView o) const;
+  // The gradient of `o`, given that of the block's output; and of the weight.
+  void output_backward(const Pass& pass, TensorView d_TD, TensorView o, TensorView d_o) const;
   AttentionArgs attention_args(const Pass& pass, const QkvHeads& heads, const Saved& saved) const;
 
-  int64_t layer_, d_model_, heads_, kv_heads_, head_dim_;
+  optim::ParamSpec qkv_spec(const std::string& prefix) const;
+
+  int64_t layer_, d_model_, heads_, kv_heads_, head_dim_;  // heads: of this rank
   float eps_, std_, out_std_;
   bool qk_norm_;
   optim::Parameter* norm_ = nullptr;

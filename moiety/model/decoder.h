@@ -12,7 +12,7 @@ namespace moiety::model {
 class Decoder {
  public:
   // Room for `positions` tokens in each of `sequences` sequences. The model must outlive the
-  // decoder and have its parameters bound.
+  // decoder, have its parameters bound and hold its weights whole (no tensor parallelism).
   Decoder(Transformer& model, int64_t sequences, int64_t positions);
 
   struct Continuation {

@@ -13,7 +13,9 @@ namespace {
 
 constexpr int64_t kBlock = 64;  // occurrences per partial sum
 
-void check_tokens(const char* operation, const TensorView& token_T, int64_t vocabulary) {
+void check_tokens(const char* operation, const TensorView& token_T, const VocabularySlice& slice,
+                  int64_t rows) {
+  const int64_t vocabulary = slice.vocabulary > 0 ? slice.vocabulary : rows;
   const int32_t* token = token_T.data<int32_t>();
   for (int64_t t = 0; t < token_T.numel(); ++t) {
     MOIETY_CHECK(token[t] >= 0 && token[t] < vocabulary,
@@ -52,10 +54,11 @@ void backward(const EmbeddingBackwardArgs& a) {
   parallel_for(vocabulary, 64, [&](int64_t begin, int64_t end) {
     A* block = thread_scratch<A>(2 * d_model);
     A* sum = block + d_model;
-    const int64_t* next = std::lower_bound(key, key + tokens, begin << 32);
+    const int64_t token0 = a.slice.first;  // of row 0
+    const int64_t* next = std::lower_bound(key, key + tokens, (token0 + begin) << 32);
     for (int64_t v = begin; v < end; ++v) {
       const int64_t* first = next;
-      while (next < key + tokens && (*next >> 32) == v) ++next;
+      while (next < key + tokens && (*next >> 32) == token0 + v) ++next;
       A* row = grad + v * d_model;
       if (first == next) {
         if (!a.accumulate) std::fill_n(row, d_model, A(0));
@@ -79,12 +82,17 @@ void embedding(const EmbeddingArgs& a, Stream stream) {
                "embedding: table, token and out must be contiguous");
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "embedding", {{"tokens", a.token_T.size(0)}});
-    check_tokens("embedding", a.token_T, a.table_VD.size(0));
+    check_tokens("embedding", a.token_T, a.slice, a.table_VD.size(0));
     const int64_t row = byte_size(a.table_VD.dtype(), a.table_VD.size(1));
     const auto* table = static_cast<const std::byte*>(a.table_VD.raw());
     auto* out = static_cast<std::byte*>(a.out_TD.raw());
     for (int64_t t = 0; t < a.token_T.size(0); ++t) {
-      std::memcpy(out + t * row, table + a.token_T.data<int32_t>()[t] * row, row);
+      const int64_t v = a.token_T.data<int32_t>()[t] - a.slice.first;
+      if (v >= 0 && v < a.table_VD.size(0)) {
+        std::memcpy(out + t * row, table + v * row, row);
+      } else {
+        std::memset(out + t * row, 0, row);
+      }
     }
   });
 }
@@ -101,7 +109,7 @@ void embedding_backward(const EmbeddingBackwardArgs& a, Stream stream) {
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "embedding_backward",
                          {{"tokens", a.token_T.size(0)}});
-    check_tokens("embedding_backward", a.token_T, a.grad_VD.size(0));
+    check_tokens("embedding_backward", a.token_T, a.slice, a.grad_VD.size(0));
     with_element(a.dout_TD.dtype(), [&](auto element) { backward<decltype(element)>(a); });
   });
 }

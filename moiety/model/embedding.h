@@ -6,15 +6,23 @@
 
 namespace moiety::model {
 
-// out[t] = table[token[t]]. Table and out: storage dtype; tokens int32 in [0, V), checked.
+// A table may be rows [first, first + V) of a larger one, of `vocabulary` rows; vocabulary 0: it is
+// whole. Tokens: int32 in [0, vocabulary), checked.
+struct VocabularySlice {
+  int64_t first = 0;
+  int64_t vocabulary = 0;
+};
+
+// out[t] = table[token[t]]; 0 for the tokens of other slices. Table and out: storage dtype.
 struct EmbeddingArgs {
   TensorView table_VD;
   TensorView token_T;
   TensorView out_TD;
+  VocabularySlice slice = {};
 };
 void embedding(const EmbeddingArgs& args, Stream stream);
 
-// grad[v] (+)= sum over t with token[t] = v of dout[t]. The sum runs over blocks of 64 occurrences
+// grad[v] (+)= sum over t with token[t] = first + v of dout[t]. The sum runs over blocks of 64 occurrences
 // in ascending t, then over the block sums ascending, all in fp32, and is then added to grad
 // (`accumulate`) or replaces it (rows of absent tokens become 0).
 struct EmbeddingBackwardArgs {
@@ -23,6 +31,7 @@ struct EmbeddingBackwardArgs {
   TensorView grad_VD;    // fp32
   TensorView workspace;  // int64 [T]
   bool accumulate = false;
+  VocabularySlice slice = {};
 };
 void embedding_backward(const EmbeddingBackwardArgs& args, Stream stream);
 

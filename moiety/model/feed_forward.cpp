@@ -4,6 +4,7 @@
 
 #include "moiety/gemm/swiglu.h"
 #include "moiety/model/block_ops.h"
+#include "moiety/model/tensor_parallel.h"
 
 namespace moiety::model {
 namespace {
@@ -13,18 +14,33 @@ gemm::ActivationArgs swiglu_args(TensorView hidden, TensorView prob_T) {
       .activation = gemm::swiglu(), .interleave = 0, .groups = {}, .h = hidden, .prob_R = prob_T};
 }
 
+TensorView column(const TensorView& x_T) { return x_T.reshape({x_T.numel(), 1}); }
+
+// Of all tokens; absent ones stay absent.
+TensorView gather_values(const Pass& pass, TensorView own_T) {
+  if (!own_T.defined()) return own_T;
+  const TensorView all = gather_tokens(pass, column(own_T));
+  return all.reshape({all.numel()});
+}
+
 }  // namespace
 
-FeedForward::FeedForward(const Config& c, std::string prefix, int64_t ffn)
+FeedForward::FeedForward(const Config& c, std::string prefix, int64_t ffn, TpPlace place)
     : prefix_(std::move(prefix)),
-      d_model_(c.d_model),
-      ffn_(ffn),
+      ffn_(ffn / place.size),
       std_(c.init_std),
-      out_std_(residual_std(c)) {}
+      out_std_(residual_std(c)),
+      fc1_(fc1_layout(c, ffn, place)),
+      fc2_(fc2_layout(c, ffn, place)) {}
 
 std::vector<optim::ParamSpec> FeedForward::specs() const {
-  return {fc1_.with_format(matrix_spec(prefix_ + "fc1.weight", 2 * ffn_, d_model_, std_)),
-          fc2_.with_format(matrix_spec(prefix_ + "fc2.weight", d_model_, ffn_, out_std_))};
+  // Files hold all gate rows, then all up rows; a rank has its part of both.
+  const gtp::Layout& layout = fc1_.layout();
+  const int64_t gate = layout.tp_rank * ffn_, up = layout.rows / 2 + gate;
+  optim::ParamSpec fc1 = weight_spec(prefix_ + "fc1.weight", layout, std_);
+  if (layout.tp_size > 1) fc1.row_map = {{0, 0, gate, ffn_}, {ffn_, 0, up, ffn_}};
+  return {fc1_.with_format(std::move(fc1)),
+          fc2_.with_format(weight_spec(prefix_ + "fc2.weight", fc2_.layout(), out_std_))};
 }
 
 void FeedForward::bind(ParameterCursor& parameters) {
@@ -38,40 +54,61 @@ void FeedForward::set_recipe(const std::optional<gemm::Recipe>& recipe) {
 }
 
 TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
-  const int64_t tokens = a.h_TD.size(0);
-  const TensorView hidden = pass.tensor({tokens, 2 * ffn_});
+  const TensorView hidden = pass.tensor({pass.tokens(), 2 * ffn_});
   ArenaScope temporaries(pass.arena);
-  const TensorView activated = pass.tensor({tokens, ffn_});
-  fc1_.forward(pass, a.h_TD, hidden, {});
-  pass.stored("ffn.fc1", "hidden", hidden, a.h_TD, fc1_.parameter().weight);
-  gemm::activation_forward(swiglu_args(hidden, a.prob_T), activated, pass.stream);
+  const TensorView activated = pass.tensor({pass.tokens(), ffn_});
+  {
+    ArenaScope input(pass.arena);
+    const TensorView h_TD = gather_tokens(pass, a.h_TD);
+    fc1_.forward(pass, h_TD, hidden, {});
+    pass.stored("ffn.fc1", "hidden", hidden, h_TD, fc1_.parameter().weight);
+  }
+  gemm::activation_forward(swiglu_args(hidden, gather_values(pass, a.prob_T)), activated,
+                           pass.stream);
   pass.stored("ffn.swiglu", "a", activated, hidden);
-  fc2_.forward(pass, activated, a.out_TD, a.residual_TD);
+  forward_to_own(pass, fc2_, activated, a.out_TD, a.residual_TD);
   pass.stored("ffn.fc2", "x", a.out_TD, activated, fc2_.parameter().weight, a.residual_TD);
   return hidden;
 }
 
+void FeedForward::activation_backward(const Pass& pass, const Backward& a, TensorView d_activated,
+                                      TensorView activated) const {
+  ArenaScope temporaries(pass.arena);
+  const TensorView prob_T = gather_values(pass, a.prob_T);
+  const bool partial = pass.tp && a.dprob_T.defined();
+  const TensorView dprob_T =
+      partial ? pass.arena.tensor(DType::kFloat32, {pass.tokens()}) : a.dprob_T;
+  gemm::activation_backward(swiglu_args(a.hidden, prob_T), d_activated, a.hidden, activated,
+                            dprob_T, pass.stream);
+  pass.stored("ffn.swiglu", "dhidden", a.hidden, d_activated);
+  if (partial) sum_to_own(pass, column(dprob_T), {}, column(a.dprob_T));
+}
+
 void FeedForward::backward(const Pass& pass, const Backward& a) const {
   ArenaScope temporaries(pass.arena);
-  const int64_t tokens = a.h_TD.size(0);
-  const TensorView activated = pass.tensor({tokens, ffn_});
-  const TensorView d_activated = pass.tensor({tokens, ffn_});
-  fc2_.input_gradient(pass, a.dout_TD, d_activated);
-  pass.stored("ffn.fc2", "da", d_activated, a.dout_TD, fc2_.parameter().weight);
-  gemm::activation_backward(swiglu_args(a.hidden, a.prob_T), d_activated, a.hidden, activated,
-                            a.dprob_T, pass.stream);
-  pass.stored("ffn.swiglu", "dhidden", a.hidden, d_activated);
-  fc2_.weight_gradient(pass, a.dout_TD, activated);
-  fc1_.weight_gradient(pass, a.hidden, a.h_TD);
-  fc1_.input_gradient(pass, a.hidden, a.dh_TD);
+  const TensorView activated = pass.tensor({pass.tokens(), ffn_});
+  {
+    ArenaScope output(pass.arena);
+    const TensorView d_activated = pass.tensor({pass.tokens(), ffn_});
+    const TensorView dout_TD = gather_tokens(pass, a.dout_TD);
+    fc2_.input_gradient(pass, dout_TD, d_activated);
+    pass.stored("ffn.fc2", "da", d_activated, dout_TD, fc2_.parameter().weight);
+    activation_backward(pass, a, d_activated, activated);
+    fc2_.weight_gradient(pass, dout_TD, activated);
+  }
+  {
+    ArenaScope input(pass.arena);
+    fc1_.weight_gradient(pass, a.hidden, gather_tokens(pass, a.h_TD));
+  }
+  input_gradient_to_own(pass, fc1_, a.hidden, a.dh_TD);
   pass.stored("ffn.fc1", "dh", a.dh_TD, a.hidden, fc1_.parameter().weight);
 }
 
-DenseBlock::DenseBlock(const Config& c, int64_t layer)
+DenseBlock::DenseBlock(const Config& c, int64_t layer, TpPlace place)
     : norm_name_(layer_prefix(layer) + "mlp_norm.weight"),
       d_model_(c.d_model),
       eps_(c.norm_eps),
-      ffn_(c, layer_prefix(layer) + "mlp.", c.d_ffn_dense) {}
+      ffn_(c, layer_prefix(layer) + "mlp.", c.d_ffn_dense, place) {}
 
 std::vector<optim::ParamSpec> DenseBlock::specs() const {
   std::vector<optim::ParamSpec> specs = ffn_.specs();
@@ -86,8 +123,8 @@ void DenseBlock::bind(ParameterCursor& parameters) {
 
 TensorView DenseBlock::forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const {
   apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
-  return ffn_.forward(pass,
-                      {.h_TD = pass.h_TD, .prob_T = {}, .residual_TD = x_TD, .out_TD = out_TD});
+  return ffn_.forward(
+      pass, {.h_TD = pass.h_TD, .prob_T = {}, .residual_TD = x_TD, .out_TD = out_TD});
 }
 
 void DenseBlock::backward(const Pass& pass, TensorView x_TD, TensorView hidden,

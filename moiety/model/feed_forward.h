@@ -9,18 +9,21 @@
 #include "moiety/model/linear_layer.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
+#include "moiety/model/weight_layout.h"
 
 namespace moiety::model {
 
 class FeedForward {
  public:
-  // Parameters are named prefix + "fc1.weight" and "fc2.weight".
-  FeedForward(const Config& config, std::string prefix, int64_t ffn);
+  // Parameters are named prefix + "fc1.weight" and "fc2.weight". Of the network's `ffn` inner
+  // columns this rank has those of `place`.
+  FeedForward(const Config& config, std::string prefix, int64_t ffn, TpPlace place);
 
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
   void set_recipe(const std::optional<gemm::Recipe>& recipe);
 
+  // Of own tokens.
   struct Forward {
     TensorView h_TD;
     TensorView
@@ -28,13 +31,13 @@ class FeedForward {
     TensorView residual_TD;  // added to the output
     TensorView out_TD;       // storage or fp32
   };
-  // Returns fc1's output, which backward needs; on the arena.
+  // Returns fc1's output of all tokens, which backward needs; on the arena.
   TensorView forward(const Pass& pass, const Forward& args) const;
 
   struct Backward {
     TensorView h_TD;
     TensorView prob_T;
-    TensorView hidden;   // consumed
+    TensorView hidden;   // of all tokens; consumed
     TensorView dout_TD;  // storage
     TensorView dh_TD;    // out, storage or fp32
     TensorView dprob_T;  // out, exactly if there is prob
@@ -42,8 +45,12 @@ class FeedForward {
   void backward(const Pass& pass, const Backward& args) const;
 
  private:
+  // args.hidden becomes its gradient; `activated`, what fc2 read, is made anew.
+  void activation_backward(const Pass& pass, const Backward& args, TensorView d_activated,
+                           TensorView activated) const;
+
   std::string prefix_;
-  int64_t d_model_, ffn_;
+  int64_t ffn_;  // columns of this rank
   float std_, out_std_;
   LinearLayer fc1_, fc2_;
 };
@@ -51,7 +58,7 @@ class FeedForward {
 // The second half of a dense layer: out = x + ffn(norm(x)).
 class DenseBlock {
  public:
-  DenseBlock(const Config& config, int64_t layer);
+  DenseBlock(const Config& config, int64_t layer, TpPlace place);
 
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);

@@ -22,6 +22,8 @@ gemm::QuantizedLinear LinearLayer::quantized(const Pass& pass) const {
   gemm::QuantizedLinear out = linear(pass);
   out.gradient_bits.row0 = pass.first_token;
   out.gradient_bits.full_rows = pass.all_tokens;
+  out.gradient_bits.col0 = layout_.global_box(0).rows.begin;
+  out.gradient_bits.full_cols = layout_.rows;
   return out;
 }
 

@@ -13,12 +13,17 @@ namespace moiety::model {
 
 class LinearLayer {
  public:
+  LinearLayer() = default;
+  // `layout`: which part of the whole weight this rank has; only for dense ones.
+  explicit LinearLayer(const gtp::Layout& layout) : layout_(layout) {}
+
   // Without a recipe: the storage type. Concerns the parameter's spec too, see specs() of blocks.
   void set_recipe(const std::optional<gemm::Recipe>& recipe) { recipe_ = recipe; }
   void bind(optim::Parameter* p);
 
   const std::optional<gemm::Recipe>& recipe() const { return recipe_; }
   optim::Parameter& parameter() const { return *p_; }
+  const gtp::Layout& layout() const { return layout_; }
   // Adds to `spec` the format in which the weight is kept.
   optim::ParamSpec with_format(optim::ParamSpec spec) const;
 
@@ -36,6 +41,7 @@ class LinearLayer {
  private:
   gemm::QuantizedLinear linear(const Pass& pass) const;
 
+  gtp::Layout layout_;
   std::optional<gemm::Recipe> recipe_;
   optim::Parameter* p_ = nullptr;
   uint32_t gradient_id_ = 0;

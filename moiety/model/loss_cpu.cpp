@@ -7,17 +7,22 @@
 #include "moiety/base/simd.h"
 #include "moiety/model/element.h"
 #include "moiety/model/loss.h"
+#include "moiety/model/loss_rows.h"
 #include "moiety/model/scratch.h"
 
 namespace moiety::model {
 namespace {
 
-struct RowSum {
-  float max = 0, sum = 0;
-};
+template <class T>
+MOIETY_INLINE void gradient(const float* e, int64_t n, float factor, int64_t target, T* dz) {
+  const float at_target = target >= 0 && target < n ? e[target] : 0;
+  for (int64_t v = 0; v < n; ++v) dz[v] = static_cast<T>(factor * e[v]);
+  if (target >= 0 && target < n) dz[target] = static_cast<T>(factor * at_target - 1);
+}
 
-// e[v] = exp(z[v] - max).
-MOIETY_SIMD_CLONES RowSum exponentials(const float* z, int64_t n, float* e) {
+}  // namespace
+
+MOIETY_SIMD_CLONES float row_max(const float* z, int64_t n) {
   constexpr int kLanes = 32;
   float lane[kLanes];
   for (float& x : lane) x = -std::numeric_limits<float>::infinity();
@@ -28,18 +33,16 @@ MOIETY_SIMD_CLONES RowSum exponentials(const float* z, int64_t n, float* e) {
   for (; v < n; ++v) lane[0] = z[v] > lane[0] ? z[v] : lane[0];
   float max = lane[0];
   for (const float x : lane) max = x > max ? x : max;
-  for (int64_t i = 0; i < n; ++i) e[i] = exp_nonpositive(z[i] - max);
-  const float sum = lane_sum<float>(
-      n, [&](float partial, int64_t i) __attribute__((always_inline)) { return partial + e[i]; });
-  return {max, sum};
+  return max;
 }
 
-template <class T>
-MOIETY_INLINE void gradient(const float* e, int64_t n, float factor, int32_t target, T* dz) {
-  for (int64_t v = 0; v < n; ++v) dz[v] = static_cast<T>(factor * e[v]);
-  dz[target] = static_cast<T>(factor * e[target] - 1);
+MOIETY_SIMD_CLONES float row_exponentials(const float* z, int64_t n, float max, float* e) {
+  for (int64_t i = 0; i < n; ++i) e[i] = exp_nonpositive(z[i] - max);
+  return lane_sum<float>(
+      n, [&](float partial, int64_t i) __attribute__((always_inline)) { return partial + e[i]; });
 }
-MOIETY_SIMD_CLONES void gradient_row(const float* e, int64_t n, float factor, int32_t target,
+
+MOIETY_SIMD_CLONES void row_gradient(const float* e, int64_t n, float factor, int64_t target,
                                      void* dz, DType dtype) {
   if (dtype == DType::kBFloat16) {
     gradient(e, n, factor, target, static_cast<bf16*>(dz));
@@ -48,15 +51,17 @@ MOIETY_SIMD_CLONES void gradient_row(const float* e, int64_t n, float factor, in
   }
 }
 
+namespace {
+
 float row_loss(const CrossEntropyArgs& a, int64_t n, int32_t target, void* dz) {
   const float* z = a.logits_NV.data<float>() + n * a.logits_NV.stride(0);
   const int64_t vocabulary = a.logits_NV.size(1);
   float* e = thread_scratch<float>(vocabulary);
-  const RowSum row = exponentials(z, vocabulary, e);
-  const float lse = row.max + log(row.sum);
+  const float max = row_max(z, vocabulary), sum = row_exponentials(z, vocabulary, max, e);
+  const float lse = max + log(sum);
   const float loss = lse - z[target];
-  const float factor = (1 + 2 * a.z_coef * lse) * (1 / row.sum);
-  if (dz) gradient_row(e, vocabulary, factor, target, dz, a.dlogits_NV.dtype());
+  const float factor = (1 + 2 * a.z_coef * lse) * (1 / sum);
+  if (dz) row_gradient(e, vocabulary, factor, target, dz, a.dlogits_NV.dtype());
   return loss;
 }
 

@@ -43,7 +43,8 @@ moe::MoeConfig moe_config(const Config& c, DType storage) {
           .overflow = c.overflow};
 }
 
-MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group)
+MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group,
+                   TpPlace place)
     : prefix_(layer_prefix(layer)),
       d_model_(c.d_model),
       d_ffn_(c.d_ffn),
@@ -54,7 +55,7 @@ MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& 
       layer_(moe_config(c, storage), group),
       bias_E_(DType::kFloat32, {c.router.experts}, "router bias"),
       gated_(c.shared_gate) {
-  if (c.shared_d_ffn > 0) shared_.emplace(c, prefix_ + "moe.shared.", c.shared_d_ffn);
+  if (c.shared_d_ffn > 0) shared_.emplace(c, prefix_ + "moe.shared.", c.shared_d_ffn, place);
 }
 
 // The rows of this rank's experts, in their local order.

@@ -18,7 +18,8 @@ moe::MoeConfig moe_config(const Config& config, DType storage);
 class MoeBlock {
  public:
   // Borrows the group, which has the config's experts.
-  MoeBlock(const Config& config, DType storage, int64_t layer, moe::EpGroup& group);
+  // Experts have own tokens; the shared expert's inner columns are cut over tp.
+  MoeBlock(const Config& config, DType storage, int64_t layer, moe::EpGroup& group, TpPlace place);
 
   // norm, router, this rank's experts, shared expert.
   std::vector<optim::ParamSpec> specs() const;

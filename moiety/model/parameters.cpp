@@ -16,6 +16,20 @@ optim::ParamSpec matrix_spec(const std::string& name, int64_t rows, int64_t colu
   return spec;
 }
 
+optim::ParamSpec weight_spec(const std::string& name, const gtp::Layout& layout, float std) {
+  const gtp::Box box = layout.global_box(0);
+  optim::ParamSpec spec = matrix_spec(name, layout.padded_rows(), box.cols.size(), std);
+  spec.tensors[0].shape = {layout.rows, layout.cols};
+  spec.row_map = {{.memory_row = 0,
+                   .tensor = 0,
+                   .logical_row = box.rows.begin,
+                   .rows = box.rows.size()}};
+  if (box.rows.empty()) spec.row_map.clear();
+  spec.first_column = box.cols.begin;
+  if (layout.tp_size > 1) spec.domain = {gtp::Axis::kGtp, gtp::Axis::kDp};
+  return spec;
+}
+
 optim::ParamSpec norm_spec(const std::string& name, int64_t n) {
   optim::ParamSpec spec = matrix_spec(name, 1, n, 0);
   spec.tensors[0].shape = {n};

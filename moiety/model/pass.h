@@ -4,6 +4,7 @@
 #include "moiety/base/arena.h"
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_probe.h"
+#include "moiety/comm/communicator.h"
 #include "moiety/quant/rounding.h"
 
 namespace moiety::model {
@@ -14,17 +15,23 @@ struct Pass {
   DType storage = DType::kFloat32;
   int64_t sequences = 0;
   int64_t seq_len = 0;
+  comm::Communicator* tp = nullptr;  // the ranks that share the sequences; null: there is one
   TensorView rope_table;
   TensorView position_T;         // optional int32: positions that are not t mod seq_len
   TensorView document_start_BS;  // optional int32: attention.h
-  TensorView h_TD;     // workspace of all blocks, storage: the norm's output, anew in backward
-  TensorView wide_TD;  // workspace, fp32, if there are shared experts
+  // Workspace of all blocks, of own tokens, storage: the norm's output, anew in backward.
+  TensorView h_TD;
+  TensorView wide_TD;  // workspace of own tokens, fp32, if there are shared experts
   TensorProbe* probe = nullptr;
   const quant::RngState* rng = nullptr;  // of stochastic rounding
   int64_t first_token = 0;               // Batch
   int64_t all_tokens = 0;
 
   int64_t tokens() const { return sequences * seq_len; }
+  int tp_ranks() const { return tp ? tp->size() : 1; }
+  int tp_rank() const { return tp ? tp->rank() : 0; }
+  // Tokens of which this rank holds the residual stream (tensor_parallel.h).
+  int64_t own_tokens() const { return tokens() / tp_ranks(); }
   TensorView tensor(std::initializer_list<int64_t> sizes) const {
     return arena.tensor(storage, sizes);
   }

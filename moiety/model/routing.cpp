@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "moiety/base/trace.h"
 #include "moiety/model/loss.h"
 #include "moiety/moe/moe_layer.h"
 
@@ -47,6 +48,7 @@ void add_layer(TensorView count_SE, const moe::MoeStats& now, MoeLayerStats& sum
 Routing::Routing(const Config& c, const Pass& pass, TensorView target_T, TensorView mask_T)
     : router_(c.router),
       global_(c.aux_scope == AuxScope::kGlobal),
+      tp_(pass.tp),
       layers_(c.moe_layers()),
       info_LW_(pass.arena.tensor(DType::kInt64, {layers_, kInfoWords})),
       scope_(pass.arena.tensor(DType::kInt64, {2})),
@@ -58,10 +60,12 @@ Routing::Routing(const Config& c, const Pass& pass, TensorView target_T, TensorV
   sum_LSE_ = pass.arena.tensor(DType::kFloat64, {layers_, segments, columns});
   pooled_count_SE_ = pass.arena.tensor(DType::kInt64, {segments, columns});
   pooled_sum_SE_ = pass.arena.tensor(DType::kFloat64, {segments, columns});
-  pass.stream.run([target_T, mask_T, own = own_scope_, scope = scope_] {
+  // Of the ranks that share the sequences one brings them to a sum over all ranks.
+  pass.stream.run([target_T, mask_T, own = own_scope_, scope = scope_,
+                   once = !global_ || pass.tp_rank() == 0] {
     own.data<int64_t>()[0] = count_targets(target_T, mask_T);
     own.data<int64_t>()[1] = target_T.numel();
-    std::copy_n(own.data<int64_t>(), 2, scope.data<int64_t>());
+    for (int i = 0; i < 2; ++i) scope.data<int64_t>()[i] = once ? own.data<int64_t>()[i] : 0;
   });
 }
 
@@ -73,27 +77,34 @@ TensorView Routing::loss_count(int64_t index) const {
   return pooled() ? pooled_count_SE_ : count_LSE_.select(index);
 }
 
-void Routing::count(StepStats& stats, comm::Communicator* data, Stream stream) {
-  stream.run([&stats, own = own_scope_, count_LSE = count_LSE_, info_LW = info_LW_] {
-    stats.targets += own.data<int64_t>()[0];
-    stats.tokens += own.data<int64_t>()[1];
+void Routing::count(StepStats& stats, comm::Communicator* world, Stream stream) {
+  stream.run([&stats, own = own_scope_, count_LSE = count_LSE_, info_LW = info_LW_,
+              reports = reports()] {
+    if (reports) {
+      stats.targets += own.data<int64_t>()[0];
+      stats.tokens += own.data<int64_t>()[1];
+    }
     stats.moe.resize(count_LSE.size(0));
     for (int64_t l = 0; l < count_LSE.size(0); ++l) {
       add_layer(count_LSE.select(l), moe::moe_stats(info_LW.select(l)), stats.moe[l]);
     }
   });
-  if (!global_ || layers_ == 0) return;
-  // A sequence lies on one rank: of the loss of sequences only the scope is summed.
-  if (!by_sequence()) {
-    tickets_.push_back(data->all_reduce(count_LSE_, comm::ReduceOp::kSum, stream));
-    tickets_.push_back(data->all_reduce(sum_LSE_, comm::ReduceOp::kSum, stream));
+  if (layers_ == 0) return;
+  // A sequence lies on the ranks that share it: of its loss only the scope is summed over others.
+  comm::Communicator* holders = global_ && !by_sequence() ? world : tp_;
+  if (holders) {
+    tickets_.push_back(holders->all_reduce(count_LSE_, comm::ReduceOp::kSum, stream));
+    tickets_.push_back(holders->all_reduce(sum_LSE_, comm::ReduceOp::kSum, stream));
   }
-  tickets_.push_back(data->all_reduce(scope_, comm::ReduceOp::kSum, stream));
+  if (global_) tickets_.push_back(world->all_reduce(scope_, comm::ReduceOp::kSum, stream));
 }
 
 void Routing::losses(StepStats& stats, Stream stream) {
   if (layers_ == 0) return;
-  for (comm::Ticket& ticket : tickets_) ticket.wait();
+  {
+    const WaitSpan wait(global_ ? TraceLane::kDp : TraceLane::kTp, "routing losses");
+    for (comm::Ticket& ticket : tickets_) ticket.wait();
+  }
   tickets_.clear();
   stream.run([loss_2 = loss_2_] { std::fill_n(loss_2.data<double>(), 2, 0.0); });
   if (pooled()) {
@@ -113,6 +124,7 @@ void Routing::losses(StepStats& stats, Stream stream) {
   }
   // Where the sums are those of all ranks, this rank's part of the objective is its targets' share;
   // a rank's own sequences count with the targets of all.
+  if (!reports()) return;
   stream.run([&stats, weight = by_sequence() ? scope_ : own_scope_, loss_2 = loss_2_] {
     const auto n = static_cast<double>(weight.data<int64_t>()[0]);
     stats.aux_sum += n * loss_2.data<double>()[0];

@@ -14,7 +14,8 @@ namespace moiety::model {
 class Routing {
  public:
   Routing() = default;
-  // Tensors on the pass's arena. `target_T`, `mask_T` as in loss.h: they give the scope.
+  // Tensors on the pass's arena. `target_T`, `mask_T` as in loss.h, of all tokens of the pass: they
+  // give the scope.
   Routing(const Config& config, const Pass& pass, TensorView target_T, TensorView mask_T);
 
   // Of the MoE layer `index`: where its forward writes, what its backward reads.
@@ -23,18 +24,21 @@ class Routing {
   TensorView loss_count(int64_t index) const;
   TensorView scope() const { return scope_; }
 
-  // After the last layer's forward: adds what was counted to `stats`; starts the sums over `data`
-  // (not null if the scope is global).
-  void count(StepStats& stats, comm::Communicator* data, Stream stream);
+  // After the last layer's forward: adds what was counted to `stats`; starts the sums over the
+  // ranks that share the sequences, or over `world` (not null if the scope is global).
+  void count(StepStats& stats, comm::Communicator* world, Stream stream);
   // Ends the sums, adds the losses to `stats`.
   void losses(StepStats& stats, Stream stream);
 
  private:
   bool pooled() const { return router_.aux == moe::AuxLoss::kHf; }
+  // One of the ranks that share the sequences reports their targets and losses.
+  bool reports() const { return !tp_ || tp_->rank() == 0; }
   bool by_sequence() const { return router_.aux == moe::AuxLoss::kSequence; }
 
   moe::RouterConfig router_;
   bool global_ = false;
+  comm::Communicator* tp_ = nullptr;  // the ranks that share the sequences
   int64_t layers_ = 0;
   TensorView count_LSE_, sum_LSE_;              // RouterStats of all layers
   TensorView pooled_count_SE_, pooled_sum_SE_;  // kind hf: their sums over the layers

@@ -6,9 +6,10 @@
 
 #include "moiety/base/trace.h"
 #include "moiety/model/block_ops.h"
-#include "moiety/model/embedding.h"
 #include "moiety/model/loss.h"
+#include "moiety/model/parallel_loss.h"
 #include "moiety/model/rope.h"
+#include "moiety/model/tensor_parallel.h"
 
 namespace moiety::model {
 namespace {
@@ -42,23 +43,32 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
   const int64_t moe_layers = config_.moe_layers();
   MOIETY_CHECK(moe_layers == 0 || context_.experts, "model: {} MoE layers need an expert group",
                moe_layers);
-  MOIETY_CHECK(moe_layers == 0 || config_.aux_scope == AuxScope::kMicroBatch || context_.data,
-               "model: router.aux_scope=global needs the communicator of the data ranks");
+  MOIETY_CHECK(moe_layers == 0 || config_.aux_scope == AuxScope::kMicroBatch || context_.world,
+               "model: router.aux_scope=global needs the communicator of all ranks");
+  if (context_.tp && context_.tp->size() == 1) context_.tp = nullptr;
+  check_tp(config_, {}, place().size);
+  vocabulary_ = vocabulary_layout(config_, place());
   int64_t moe_index = 0;
   for (int64_t l = 0; l < config_.layers; ++l) {
     if (config_.is_moe(l)) {
-      layers_.push_back({AttentionBlock(config_, l),
-                         MoeBlock(config_, storage_, l, *context_.experts), moe_index++});
+      layers_.push_back({AttentionBlock(config_, l, place()),
+                         MoeBlock(config_, storage_, l, *context_.experts, place()), moe_index++});
     } else {
-      layers_.push_back({AttentionBlock(config_, l), DenseBlock(config_, l), -1});
+      layers_.push_back(
+          {AttentionBlock(config_, l, place()), DenseBlock(config_, l, place()), -1});
     }
   }
+}
+
+TpPlace Transformer::place() const {
+  return context_.tp ? TpPlace{context_.tp->rank(), context_.tp->size()} : TpPlace{};
 }
 
 void Transformer::set_precision(const Precision& precision) {
   MOIETY_CHECK(!precision.recipe || storage_ == DType::kBFloat16,
                "model: a recipe quantizes bfloat16, storage is {}", name(storage_));
   MOIETY_CHECK(!saved_, "model: the recipe changes between forward and backward");
+  check_tp(config_, precision, place().size);
   const KeptLayers& kept = precision.kept;
   for (int64_t l = 0; l < config_.layers; ++l) {
     const bool quantized = l >= kept.first && l < config_.layers - kept.last;
@@ -71,7 +81,7 @@ void Transformer::set_precision(const Precision& precision) {
 
 std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
   std::vector<optim::ParamSpec> specs{
-      matrix_spec("embed.weight", config_.vocab, config_.d_model, config_.init_std)};
+      weight_spec("embed.weight", vocabulary_, config_.init_std)};
   specs[0].kind = optim::ParameterClass::kEmbedding;
   specs[0].decay = config_.decay_embeddings;
   const auto append = [&](std::vector<optim::ParamSpec> more) {
@@ -83,7 +93,7 @@ std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
   }
   append({norm_spec("final_norm.weight", config_.d_model)});
   if (!config_.tie_embeddings) {
-    append({matrix_spec("head.weight", config_.vocab, config_.d_model, config_.init_std)});
+    append({weight_spec("head.weight", vocabulary_, config_.init_std)});
   }
   return specs;
 }
@@ -145,6 +155,9 @@ void Transformer::check_batch(const Batch& batch) const {
   check_tensor("model", "token", batch.token_BS, DType::kInt32, {-1, -1});
   const int64_t sequences = batch.token_BS.size(0), seq_len = batch.token_BS.size(1);
   MOIETY_CHECK(sequences >= 1 && seq_len >= 1, "model: token is {}", batch.token_BS.describe());
+  MOIETY_CHECK(seq_len % place().size == 0,
+               "model: sequences of {} tokens on {} tensor-parallel ranks, expected a multiple",
+               seq_len, place().size);
   check_tensor("model", "target", batch.target_BS, DType::kInt32, {sequences, seq_len});
   if (batch.mask_BS.defined()) {
     check_tensor("model", "mask", batch.mask_BS, DType::kUInt8, {sequences, seq_len});
@@ -167,14 +180,16 @@ Pass Transformer::begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, S
             .storage = storage_,
             .sequences = sequences,
             .seq_len = seq_len,
+            .tp = context_.tp,
             .rope_table = rope_table_,
             .position_T = {},
             .document_start_BS = {},
-            .h_TD = arena.tensor(storage_, {sequences * seq_len, config_.d_model}),
+            .h_TD = {},
             .wide_TD = {},
             .probe = probe_};
+  pass.h_TD = pass.tensor({pass.own_tokens(), config_.d_model});
   if (config_.shared_d_ffn > 0 && config_.moe_layers() > 0) {
-    pass.wide_TD = arena.tensor(DType::kFloat32, {pass.tokens(), config_.d_model});
+    pass.wide_TD = arena.tensor(DType::kFloat32, {pass.own_tokens(), config_.d_model});
   }
   return pass;
 }
@@ -211,18 +226,39 @@ void Transformer::ffn_forward(const Pass& pass, const Layer& layer, const Routin
                                         a.saved ? &a.saved->moe : nullptr);
 }
 
-void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
-                       StepStats& stats) const {
+void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) const {
   ArenaScope temporaries(pass.arena);
-  apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
-  const int64_t tokens = pass.tokens();
-  const int64_t chunk = loss_chunk(config_.loss_chunk, tokens, config_.vocab);
+  const TensorView rows = pass.tp ? pass.tensor({pass.tokens(), config_.d_model}) : x_TD;
+  embedding({.table_VD = token_rows(embed_->weight),
+             .token_T = flat(batch.token_BS),
+             .out_TD = rows,
+             .slice = vocabulary_slice()},
+            pass.stream);
+  if (pass.tp) sum_to_own(pass, rows, {}, x_TD);  // of which one is not zero
+  pass.stored("embedding", "x", x_TD, embed_->weight);
+}
+
+void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorView d_TD) const {
+  ArenaScope temporaries(pass.arena);
+  embedding_backward({.dout_TD = gather_tokens(pass, d_TD),
+                      .token_T = flat(batch.token_BS),
+                      .grad_VD = token_rows(embed_->grad),
+                      .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
+                      .accumulate = take_accumulate(*embed_),
+                      .slice = vocabulary_slice()},
+                     pass.stream);
+  pass.stored(embed_->spec.name, "gradient", embed_->grad, d_TD);
+}
+
+void Transformer::whole_loss(const Pass& pass, const Batch& batch, TensorView d_TD,
+                             TensorView loss_T) const {
+  const int64_t chunk = loss_chunk(config_.loss_chunk, pass.tokens(), config_.vocab);
   LinearCrossEntropyArgs args{
       .x_TD = pass.h_TD,
       .head_VD = head().weight,
       .target_T = flat(batch.target_BS),
       .mask_T = flat(batch.mask_BS),
-      .loss_T = pass.arena.tensor(DType::kFloat32, {tokens}),
+      .loss_T = loss_T,
       .dx_TD = d_TD,
       .grad_VD = {},
       .workspace = pass.arena.tensor(DType::kFloat32, {chunk, config_.vocab}),
@@ -232,12 +268,42 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
     args.accumulate = take_accumulate(head());
   }
   linear_cross_entropy(args, pass.stream);
-  pass.stored("loss", "loss", args.loss_T, pass.h_TD, head().weight);
+}
+
+void Transformer::parallel_loss(const Pass& pass, const Batch& batch, TensorView d_TD,
+                                TensorView loss_T) const {
+  const int64_t chunk =
+      loss_chunk(config_.loss_chunk, pass.tokens(), vocabulary_.slice_rows()) / pass.tp_ranks();
+  ParallelCrossEntropyArgs args{.x_TD = pass.h_TD,
+                                .head_VD = token_rows(head().weight),
+                                .slice = vocabulary_slice(),
+                                .target_T = flat(batch.target_BS),
+                                .mask_T = flat(batch.mask_BS),
+                                .loss_T = loss_T,
+                                .dx_TD = d_TD,
+                                .grad_VD = {},
+                                .chunk = std::max<int64_t>(1, chunk),
+                                .z_coef = config_.loss_z_coef};
+  if (d_TD.defined()) {
+    args.grad_VD = token_rows(head().grad);
+    args.accumulate = take_accumulate(head());
+  }
+  parallel_cross_entropy(pass, args);
+}
+
+void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
+                       StepStats& stats) const {
+  ArenaScope temporaries(pass.arena);
+  apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
+  const TensorView loss_T = pass.arena.tensor(DType::kFloat32, {pass.tokens()});
+  pass.tp ? parallel_loss(pass, batch, d_TD, loss_T) : whole_loss(pass, batch, d_TD, loss_T);
+  pass.stored("loss", "loss", loss_T, pass.h_TD, head().weight);
   if (d_TD.defined()) {
     pass.stored("loss", "dh", d_TD, pass.h_TD, head().weight);
     pass.stored(head().spec.name, "gradient", head().grad, pass.h_TD);
   }
-  pass.stream.run([&stats, loss_T = args.loss_T] {
+  if (pass.tp_rank() != 0) return;  // all of them know it, one reports it
+  pass.stream.run([&stats, loss_T] {
     double sum = 0;
     for (int64_t t = 0; t < loss_T.numel(); ++t) sum += loss_T.data<float>()[t];
     stats.loss_sum += sum;
@@ -249,7 +315,7 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
   MOIETY_CHECK(trainable_, "model: forward for training needs gradients; evaluate does not");
   const TraceSpan span(TraceLane::kHost, "forward");
   const Pass pass = begin_pass(batch, arena, stream);
-  const int64_t tokens = pass.tokens();
+  const int64_t tokens = pass.own_tokens();
   saved_ = std::make_unique<Saved>(
       Saved{.pass = pass,
             .layers = std::vector<LayerSaved>(layers_.size()),
@@ -258,8 +324,7 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
             .d_TD = pass.tensor({tokens, config_.d_model})});
   TensorView x_TD = pass.tensor({tokens, config_.d_model});
   enter(-1, false);
-  embedding({.table_VD = embed_->weight, .token_T = flat(batch.token_BS), .out_TD = x_TD}, stream);
-  pass.stored("embedding", "x", x_TD, embed_->weight);
+  embed(pass, batch, x_TD);
   for (size_t l = 0; l < layers_.size(); ++l) {
     const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
     enter(static_cast<int64_t>(l), false);
@@ -273,7 +338,7 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
   }
   saved_->x_TD = x_TD;
   enter(-1, false);
-  saved_->routing.count(stats, context_.data, stream);
+  saved_->routing.count(stats, context_.world, stream);
   loss(pass, batch, x_TD, saved_->d_TD, stats);
   saved_->routing.losses(stats, stream);
 }
@@ -281,7 +346,8 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
 void Transformer::backward(const Batch& batch, Stream stream) {
   MOIETY_CHECK(saved_, "model: backward without a forward");
   const TraceSpan span(TraceLane::kHost, "backward");
-  const Pass& pass = saved_->pass;
+  Pass pass = saved_->pass;
+  pass.stream = stream;
   const TensorView d_TD = saved_->d_TD;
   enter(-1, true);
   norm_gradient(pass, {saved_->x_TD, d_TD, {}, d_TD}, config_.norm_eps, *final_norm_);
@@ -303,14 +369,7 @@ void Transformer::backward(const Batch& batch, Stream stream) {
     layer.attention.backward(pass, saved.x_TD, saved.attention, d_TD);
   }
   enter(-1, true);
-  ArenaScope workspace(pass.arena);
-  embedding_backward({.dout_TD = d_TD,
-                      .token_T = flat(batch.token_BS),
-                      .grad_VD = embed_->grad,
-                      .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
-                      .accumulate = take_accumulate(*embed_)},
-                     stream);
-  pass.stored(embed_->spec.name, "gradient", embed_->grad, d_TD);
+  embed_gradient(pass, batch, d_TD);
   saved_.reset();
 }
 
@@ -320,16 +379,16 @@ void Transformer::evaluate(const Batch& batch, int64_t capacity, StepStats& stat
   ArenaScope all(arena);
   const Pass pass = begin_pass(batch, arena, stream);
   Routing routing(config_, pass, flat(batch.target_BS), flat(batch.mask_BS));
-  const TensorView x_TD = pass.tensor({pass.tokens(), config_.d_model});
-  const TensorView mid_TD = pass.tensor({pass.tokens(), config_.d_model});
-  embedding({.table_VD = embed_->weight, .token_T = flat(batch.token_BS), .out_TD = x_TD}, stream);
+  const TensorView x_TD = pass.tensor({pass.own_tokens(), config_.d_model});
+  const TensorView mid_TD = pass.tensor({pass.own_tokens(), config_.d_model});
+  embed(pass, batch, x_TD);
   for (const Layer& layer : layers_) {
     ArenaScope temporaries(arena);
     layer.attention.forward(pass, x_TD, mid_TD);
     ffn_forward(pass, layer, routing,
                 {.x_TD = mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = nullptr});
   }
-  routing.count(stats, context_.data, stream);
+  routing.count(stats, context_.world, stream);
   loss(pass, batch, x_TD, {}, stats);
   routing.losses(stats, stream);
 }

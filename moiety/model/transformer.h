@@ -9,7 +9,11 @@
 //
 // A step: forward and backward for every micro-batch, in turns. Activations lie on the arena, above
 // what the caller had there; they may be released after backward. Both are collective over the
-// expert-parallel group and, with AuxScope::kGlobal, the data ranks.
+// expert-parallel group, the tensor-parallel ranks and, with AuxScope::kGlobal, all ranks.
+//
+// Tensor parallelism (tensor_parallel.h): the ranks of ModelContext::tp see the same batch, whose
+// sequences each of them holds a part of; the gradients of weights that are not cut are then partial
+// sums too. One of them reports losses and tokens.
 #pragma once
 
 #include <memory>
@@ -20,6 +24,7 @@
 
 #include "moiety/model/attention_block.h"
 #include "moiety/model/config.h"
+#include "moiety/model/embedding.h"
 #include "moiety/model/feed_forward.h"
 #include "moiety/model/moe_block.h"
 #include "moiety/model/routing.h"
@@ -43,11 +48,12 @@ struct Batch {
 
 // What the model borrows from the rank it runs on.
 struct ModelContext {
-  moe::EpGroup* experts = nullptr;     // needed if there are MoE layers
-  comm::Communicator* data = nullptr;  // needed for AuxScope::kGlobal
+  moe::EpGroup* experts = nullptr;      // needed if there are MoE layers
+  comm::Communicator* tp = nullptr;     // the ranks that cut weights; null: there is one
+  comm::Communicator* world = nullptr;  // all ranks of a micro-step; needed for AuxScope::kGlobal
 };
 
-// What the group of a model must hold for `tokens` tokens of a rank.
+// What the group of a model must hold for `tokens` tokens of a rank, own ones.
 moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens);
 
 class Transformer {
@@ -89,8 +95,8 @@ class Transformer {
   // From now on `probe` (null: none) sees what forward and backward store. It outlives its use.
   void set_probe(TensorProbe* probe) { probe_ = probe; }
 
-  // Rows for `factor` times the balanced load if every rank has `tokens` tokens; factor < 0: rows
-  // that suffice for any routing.
+  // Rows for `factor` times the balanced load if every rank has `tokens` own tokens; factor < 0:
+  // rows that suffice for any routing.
   int64_t moe_capacity(double factor, int64_t tokens) const;
 
   const Config& config() const { return config_; }
@@ -125,6 +131,7 @@ class Transformer {
     LayerSaved* saved = nullptr;  // null: evaluation
   };
 
+  TpPlace place() const;
   void check_batch(const Batch& batch) const;
   void grow_rope_table(int64_t positions);
   Pass begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream);
@@ -134,14 +141,27 @@ class Transformer {
   void enter(int64_t layer, bool backward) const {
     if (probe_) probe_->enter(layer, backward);
   }
+  void embed(const Pass& pass, const Batch& batch, TensorView x_TD) const;
+  void embed_gradient(const Pass& pass, const Batch& batch, TensorView d_TD) const;
   // loss and, if `d_TD` is defined, the gradient of the last norm's output and of the head.
   void loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
             StepStats& stats) const;
+  void whole_loss(const Pass& pass, const Batch& batch, TensorView d_TD, TensorView loss_T) const;
+  void parallel_loss(const Pass& pass, const Batch& batch, TensorView d_TD,
+                     TensorView loss_T) const;
   optim::Parameter& head() const { return config_.tie_embeddings ? *embed_ : *head_; }
+  // Rows of an embedding's or head's weight or gradient that are tokens; padding follows.
+  TensorView token_rows(const TensorView& table) const {
+    return table.slice(0, 0, vocabulary_.real_rows());
+  }
+  VocabularySlice vocabulary_slice() const {
+    return {vocabulary_.tp_rank * vocabulary_.slice_rows(), config_.vocab};
+  }
 
   Config config_;
   DType storage_;
   ModelContext context_;
+  gtp::Layout vocabulary_;  // of embedding and head
   std::vector<Layer> layers_;
   optim::Parameter* embed_ = nullptr;
   optim::Parameter* final_norm_ = nullptr;

@@ -41,7 +41,7 @@ struct ModelHarness {
           ep_limits(config, storage, tokens), {}));
     }
     model.emplace(config, storage,
-                  ModelContext{.experts = group ? &*group : nullptr, .data = data});
+                  ModelContext{.experts = group ? &*group : nullptr, .world = data});
     for (const optim::ParamSpec& spec : model->parameter_specs()) {
       memory.emplace_back(storage, spec.shape);
       memory.emplace_back(DType::kFloat32, spec.shape);

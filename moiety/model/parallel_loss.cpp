@@ -1,0 +1,165 @@
+#include "moiety/model/parallel_loss.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "moiety/base/math.h"
+#include "moiety/base/parallel.h"
+#include "moiety/base/trace.h"
+#include "moiety/model/element.h"
+#include "moiety/model/linear.h"
+#include "moiety/model/loss.h"
+#include "moiety/model/loss_rows.h"
+#include "moiety/model/tensor_parallel.h"
+
+namespace moiety::model {
+namespace {
+
+// The tokens of a chunk, by rank: own ones of rank 0, of rank 1 ...
+struct Chunk {
+  TensorView x_ND, logits_NV, target_N, loss_N;
+  TensorView max_N;   // of a row
+  TensorView sum_2N;  // its sum of exponentials; its target's logit
+  int64_t first = 0;  // token of column 0
+
+  int64_t rows() const { return target_N.size(0); }
+  int64_t columns() const { return logits_NV.size(1); }
+  float* row(int64_t n) const { return logits_NV.data<float>() + n * columns(); }
+  // Column of the row's target; outside [0, columns()) if another rank has it or there is none.
+  int64_t target(int64_t n) const {
+    const int32_t token = target_N.data<int32_t>()[n];
+    return token == kIgnoredTarget ? -1 : token - first;
+  }
+};
+
+template <class F>
+void for_rows(const Chunk& c, F&& f) {
+  parallel_for(c.rows(), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) f(n);
+  });
+}
+
+// Targets of own tokens [begin, end) of every rank; masked ones become kIgnoredTarget.
+void chunk_targets(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t begin, int64_t end,
+                   TensorView out) {
+  const int64_t ranks = pass.tp_ranks(), run = pass.seq_len / ranks;
+  pass.stream.run([=] {
+    int32_t* to = out.data<int32_t>();
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t t = (i / run * ranks + rank) * run + i % run;
+        const int32_t target = a.target_T.data<int32_t>()[t];
+        MOIETY_CHECK(target == kIgnoredTarget || (target >= 0 && target < a.slice.vocabulary),
+                     "cross_entropy: target {} at position {} is outside the vocabulary of {}",
+                     target, t, a.slice.vocabulary);
+        const bool masked = a.mask_T.defined() && a.mask_T.data<uint8_t>()[t] == 0;
+        *to++ = masked ? kIgnoredTarget : target;
+      }
+    }
+  });
+}
+
+// The row statistics over all ranks; logits become exp(logit - max).
+void combine_rows(const Pass& pass, const Chunk& c) {
+  pass.stream.run([c] {
+    for_rows(c, [&](int64_t n) { c.max_N.data<float>()[n] = row_max(c.row(n), c.columns()); });
+  });
+  reduce_over_tp(pass, c.max_N, comm::ReduceOp::kMax);
+  pass.stream.run([c] {
+    for_rows(c, [&](int64_t n) {
+      float* z = c.row(n);
+      const int64_t y = c.target(n);
+      float* sum = c.sum_2N.data<float>() + n;
+      sum[c.rows()] = y >= 0 && y < c.columns() ? z[y] : 0;
+      sum[0] = row_exponentials(z, c.columns(), c.max_N.data<float>()[n], z);
+    });
+  });
+  reduce_over_tp(pass, c.sum_2N, comm::ReduceOp::kSum);
+}
+
+// Losses, and the gradient of logits in their place: rows of elements of `storage` that begin where
+// the logits' did.
+void finish_rows(const Pass& pass, const Chunk& c, float z_coef, bool gradient) {
+  pass.stream.run([=, storage = pass.storage] {
+    for_rows(c, [&](int64_t n) {
+      const bool counts = c.target_N.data<int32_t>()[n] != kIgnoredTarget;
+      const float* sum = c.sum_2N.data<float>() + n;
+      const float lse = c.max_N.data<float>()[n] + log(sum[0]);
+      c.loss_N.data<float>()[n] = counts ? lse - sum[c.rows()] : 0;
+      if (!gradient) return;
+      if (counts) {
+        row_gradient(c.row(n), c.columns(), (1 + 2 * z_coef * lse) * (1 / sum[0]), c.target(n),
+                     c.row(n), storage);
+      } else {
+        std::memset(c.row(n), 0, byte_size(storage, c.columns()));
+      }
+    });
+  });
+}
+
+// dx of own tokens, and main_grad.
+void chunk_gradients(const Pass& pass, const ParallelCrossEntropyArgs& a, const Chunk& c,
+                     TensorView dx, bool accumulate) {
+  ArenaScope temporaries(pass.arena);
+  const int64_t rows = c.rows(), columns = c.columns();
+  const int64_t stride = columns * bits(DType::kFloat32) / bits(pass.storage);
+  const TensorView dlogits(c.logits_NV.raw(), pass.storage, std::array{rows, columns},
+                           std::array{stride, int64_t{1}}, c.logits_NV.device());
+  const TensorView partial = pass.tensor({rows, dx.size(1)});
+  if (columns == 0) {
+    pass.stream.run([partial] { std::memset(partial.raw(), 0, partial.bytes()); });
+  } else {
+    linear_input_gradient(dlogits, a.head_VD, partial, {}, pass.stream);
+    linear_weight_gradient(dlogits, c.x_ND, a.grad_VD, accumulate, pass.stream);
+  }
+  sum_parts_to_own(pass, partial, {}, dx);
+}
+
+void chunk_loss(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t begin, int64_t end) {
+  ArenaScope temporaries(pass.arena);
+  const int64_t rows = pass.tp_ranks() * (end - begin);
+  const auto floats = [&](std::initializer_list<int64_t> sizes) {
+    return pass.arena.tensor(DType::kFloat32, sizes);
+  };
+  const Chunk c{.x_ND = pass.tensor({rows, a.x_TD.size(1)}),
+                .logits_NV = floats({rows, a.head_VD.size(0)}),
+                .target_N = pass.arena.tensor(DType::kInt32, {rows}),
+                .loss_N = a.loss_T.slice(0, pass.tp_ranks() * begin, pass.tp_ranks() * end),
+                .max_N = floats({rows}),
+                .sum_2N = floats({2, rows}),
+                .first = a.slice.first};
+  chunk_targets(pass, a, begin, end, c.target_N);
+  gather_parts(pass, a.x_TD.slice(0, begin, end), c.x_ND);
+  if (c.columns() > 0) linear(c.x_ND, a.head_VD, c.logits_NV, {}, pass.stream);
+  combine_rows(pass, c);
+  finish_rows(pass, c, a.z_coef, a.dx_TD.defined());
+  if (!a.dx_TD.defined()) return;
+  chunk_gradients(pass, a, c, a.dx_TD.slice(0, begin, end), a.accumulate || begin > 0);
+}
+
+}  // namespace
+
+void parallel_cross_entropy(const Pass& pass, const ParallelCrossEntropyArgs& a) {
+  const char* operation = "parallel_cross_entropy";
+  const int64_t own = pass.own_tokens(), d_model = a.x_TD.size(-1), columns = a.head_VD.size(0);
+  MOIETY_CHECK(a.chunk >= 1, "{}: chunk is {}", operation, a.chunk);
+  check_tensor(operation, "x", a.x_TD, pass.storage, {own, d_model});
+  check_tensor(operation, "head", a.head_VD, pass.storage, {columns, d_model});
+  check_tensor(operation, "target", a.target_T, DType::kInt32, {pass.tokens()});
+  if (a.mask_T.defined()) {
+    check_tensor(operation, "mask", a.mask_T, DType::kUInt8, {pass.tokens()});
+  }
+  check_tensor(operation, "loss", a.loss_T, DType::kFloat32, {pass.tokens()});
+  if (a.dx_TD.defined()) {
+    check_tensor(operation, "dx", a.dx_TD, pass.storage, {own, d_model});
+    check_tensor(operation, "grad", a.grad_VD, DType::kFloat32, {columns, d_model});
+  }
+  const TraceSpan span(TraceLane::kCompute, operation,
+                       {{"tokens", pass.tokens()}, {"vocabulary", columns}});
+  for (int64_t begin = 0; begin < own; begin += a.chunk) {
+    chunk_loss(pass, a, begin, std::min(begin + a.chunk, own));
+  }
+}
+
+}  // namespace moiety::model

@@ -1,0 +1,141 @@
+#include "moiety/model/tensor_parallel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "moiety/base/parallel.h"
+#include "moiety/base/trace.h"
+#include "moiety/model/element.h"
+#include "moiety/model/scratch.h"
+
+namespace moiety::model {
+namespace {
+
+enum class Order { kByRank, kBySequence };
+
+// Copies all tokens' rows, which lie in order `order` in `from`, to the other order.
+void reorder(const Pass& pass, TensorView from, Order order, TensorView to) {
+  const int64_t ranks = pass.tp_ranks(), sequences = pass.sequences;
+  const int64_t run = pass.seq_len / ranks;
+  const int64_t bytes = run * byte_size(from.dtype(), from.size(1));
+  pass.stream.run([=] {
+    const auto* source = static_cast<const std::byte*>(from.raw());
+    auto* target = static_cast<std::byte*>(to.raw());
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      for (int64_t b = 0; b < sequences; ++b) {
+        int64_t s = rank * sequences + b, t = b * ranks + rank;
+        if (order == Order::kBySequence) std::swap(s, t);
+        std::memcpy(target + t * bytes, source + s * bytes, bytes);
+      }
+    }
+  });
+}
+
+// sum[i] (+)= element first + i of x.
+void add_elements(const TensorView& x, int64_t first, int64_t n, bool overwrite, float* sum) {
+  with_element(x.dtype(), [&](auto element) {
+    using T = decltype(element);
+    const T* from = x.data<T>() + first;
+    if (overwrite) {
+      for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<float>(from[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) sum[i] += static_cast<float>(from[i]);
+    }
+  });
+}
+
+// out = round(parts of `ranks` ranks, in order, + addend).
+void add_parts(const TensorView& parts, int64_t ranks, const TensorView& addend,
+               const TensorView& out) {
+  constexpr int64_t kBlock = 2048;
+  const int64_t n = out.numel();
+  parallel_for((n + kBlock - 1) / kBlock, 16, [&](int64_t begin, int64_t end) {
+    float* sum = thread_scratch<float>(kBlock);
+    for (int64_t at = begin * kBlock; at < std::min(end * kBlock, n); at += kBlock) {
+      const int64_t count = std::min(kBlock, n - at);
+      for (int64_t r = 0; r < ranks; ++r) add_elements(parts, r * n + at, count, r == 0, sum);
+      if (addend.defined()) add_elements(addend, at, count, false, sum);
+      with_element(out.dtype(), [&](auto element) {
+        using T = decltype(element);
+        for (int64_t i = 0; i < count; ++i) out.data<T>()[at + i] = static_cast<T>(sum[i]);
+      });
+    }
+  });
+}
+
+void check_own(const char* operation, const Pass& pass, const TensorView& all,
+               const TensorView& own) {
+  MOIETY_CHECK(all.dims() == 2 && own.dims() == 2 && all.size(1) == own.size(1) &&
+                   all.size(0) == pass.tp_ranks() * own.size(0) && all.contiguous() &&
+                   own.contiguous(),
+               "{}: {} of all tokens and {} of own ones, of {} ranks", operation, all.describe(),
+               own.describe(), pass.tp_ranks());
+}
+
+}  // namespace
+
+TensorView gather_tokens(const Pass& pass, TensorView own) {
+  if (!pass.tp) return own;
+  const TensorView all = pass.arena.tensor(own.dtype(), {pass.tokens(), own.size(1)});
+  check_own("gather_tokens", pass, all, own);
+  if (pass.sequences == 1) {
+    gather_parts(pass, own, all);
+    return all;
+  }
+  ArenaScope staging(pass.arena);
+  const TensorView parts = pass.arena.tensor(own.dtype(), {pass.tokens(), own.size(1)});
+  gather_parts(pass, own, parts);
+  reorder(pass, parts, Order::kByRank, all);
+  return all;
+}
+
+void gather_parts(const Pass& pass, TensorView own, TensorView parts) {
+  const WaitSpan wait(TraceLane::kTp, "gather", {{"bytes", parts.bytes()}});
+  pass.tp->all_gather(own, parts, pass.stream).wait();
+}
+
+void reduce_over_tp(const Pass& pass, TensorView x, comm::ReduceOp op) {
+  const WaitSpan wait(TraceLane::kTp, "reduce", {{"bytes", x.bytes()}});
+  pass.tp->all_reduce(x, op, pass.stream).wait();
+}
+
+void sum_to_own(const Pass& pass, TensorView partial, TensorView addend, TensorView out) {
+  if (pass.sequences == 1) return sum_parts_to_own(pass, partial, addend, out);
+  ArenaScope staging(pass.arena);
+  const TensorView parts = pass.arena.tensor(partial.dtype(), {partial.size(0), partial.size(1)});
+  reorder(pass, partial, Order::kBySequence, parts);
+  sum_parts_to_own(pass, parts, addend, out);
+}
+
+void sum_parts_to_own(const Pass& pass, TensorView partial, TensorView addend, TensorView out) {
+  check_own("sum_to_own", pass, partial, out);
+  ArenaScope staging(pass.arena);
+  const TensorView parts = pass.arena.tensor(partial.dtype(), {partial.size(0), partial.size(1)});
+  const std::vector<int64_t> rows(pass.tp_ranks(), out.size(0));
+  {
+    const WaitSpan wait(TraceLane::kTp, "scatter", {{"bytes", parts.bytes()}});
+    pass.tp->all_to_all(partial, rows, parts, rows, pass.stream).wait();
+  }
+  pass.stream.run([=, ranks = pass.tp_ranks()] { add_parts(parts, ranks, addend, out); });
+}
+
+void forward_to_own(const Pass& pass, const LinearLayer& layer, TensorView x, TensorView y,
+                    TensorView residual) {
+  if (!pass.tp) return layer.forward(pass, x, y, residual);
+  ArenaScope temporaries(pass.arena);
+  const TensorView partial = pass.tensor({pass.tokens(), y.size(1)});
+  layer.forward(pass, x, partial, {});
+  sum_to_own(pass, partial, residual, y);
+}
+
+void input_gradient_to_own(const Pass& pass, const LinearLayer& layer, TensorView dy,
+                           TensorView dx) {
+  if (!pass.tp) return layer.input_gradient(pass, dy, dx);
+  ArenaScope temporaries(pass.arena);
+  const TensorView partial = pass.tensor({pass.tokens(), dx.size(1)});
+  layer.input_gradient(pass, dy, partial);
+  sum_to_own(pass, partial, {}, dx);
+}
+
+}  // namespace moiety::model
