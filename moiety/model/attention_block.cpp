@@ -60,8 +60,7 @@ optim::ParamSpec AttentionBlock::qkv_spec(const std::string& prefix) const {
 std::vector<optim::ParamSpec> AttentionBlock::specs() const {
   const std::string layer = layer_prefix(layer_), attn = layer + "attn.";
   std::vector<optim::ParamSpec> specs{
-      norm_spec(layer + "attn_norm.weight", d_model_),
-      qkv_.with_format(qkv_spec(attn)),
+      norm_spec(layer + "attn_norm.weight", d_model_), qkv_.with_format(qkv_spec(attn)),
       o_.with_format(weight_spec(attn + "o.weight", o_.layout(), out_std_))};
   if (qk_norm_) {
     specs.push_back(norm_spec(attn + "q_norm.weight", head_dim_));

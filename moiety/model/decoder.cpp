@@ -24,8 +24,8 @@ Decoder::Decoder(Transformer& model, int64_t sequences, int64_t positions)
   MOIETY_CHECK(sequences >= 1 && positions >= 1, "decoder: {} sequences of {} positions", sequences,
                positions);
   const Config& c = model.config();
-  MOIETY_CHECK(model.place().size == 1, "decoder: the weights are cut over {} ranks, expected whole",
-               model.place().size);
+  MOIETY_CHECK(model.place().size == 1,
+               "decoder: the weights are cut over {} ranks, expected whole", model.place().size);
   for (int64_t l = 0; l < c.layers; ++l) {
     const auto make = [&] {
       return Tensor(model.storage(), {sequences, positions, c.kv_heads, c.head_size()}, "KV cache");

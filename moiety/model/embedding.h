@@ -22,8 +22,9 @@ struct EmbeddingArgs {
 };
 void embedding(const EmbeddingArgs& args, Stream stream);
 
-// grad[v] (+)= sum over t with token[t] = first + v of dout[t]. The sum runs over blocks of 64 occurrences
-// in ascending t, then over the block sums ascending, all in fp32, and is then added to grad
+// grad[v] (+)= sum over t with token[t] = first + v of dout[t]. The sum runs over blocks of 64
+// occurrences in ascending t, then over the block sums ascending, all in fp32, and is then added to
+// grad
 // (`accumulate`) or replaces it (rows of absent tokens become 0).
 struct EmbeddingBackwardArgs {
   TensorView dout_TD;  // storage

@@ -123,8 +123,8 @@ void DenseBlock::bind(ParameterCursor& parameters) {
 
 TensorView DenseBlock::forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const {
   apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
-  return ffn_.forward(
-      pass, {.h_TD = pass.h_TD, .prob_T = {}, .residual_TD = x_TD, .out_TD = out_TD});
+  return ffn_.forward(pass,
+                      {.h_TD = pass.h_TD, .prob_T = {}, .residual_TD = x_TD, .out_TD = out_TD});
 }
 
 void DenseBlock::backward(const Pass& pass, TensorView x_TD, TensorView hidden,

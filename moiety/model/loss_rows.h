@@ -10,8 +10,8 @@ namespace moiety::model {
 
 // The largest of z[0 ... n); -inf if there is none.
 float row_max(const float* z, int64_t n);
-// e[v] = exp(z[v] - max) for a max that no z[v] exceeds; returns their sum in the order of lane_sum.
-// e may be z.
+// e[v] = exp(z[v] - max) for a max that no z[v] exceeds; returns their sum in the order of
+// lane_sum. e may be z.
 float row_exponentials(const float* z, int64_t n, float max, float* e);
 // dz[v] = round(factor e[v]), less 1 before rounding where v == target. dz may be e: bfloat16 or
 // float32.

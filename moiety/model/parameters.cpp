@@ -20,10 +20,8 @@ optim::ParamSpec weight_spec(const std::string& name, const gtp::Layout& layout,
   const gtp::Box box = layout.global_box(0);
   optim::ParamSpec spec = matrix_spec(name, layout.padded_rows(), box.cols.size(), std);
   spec.tensors[0].shape = {layout.rows, layout.cols};
-  spec.row_map = {{.memory_row = 0,
-                   .tensor = 0,
-                   .logical_row = box.rows.begin,
-                   .rows = box.rows.size()}};
+  spec.row_map = {
+      {.memory_row = 0, .tensor = 0, .logical_row = box.rows.begin, .rows = box.rows.size()}};
   if (box.rows.empty()) spec.row_map.clear();
   spec.first_column = box.cols.begin;
   if (layout.tp_size > 1) spec.domain = {gtp::Axis::kGtp, gtp::Axis::kDp};

@@ -61,12 +61,12 @@ Routing::Routing(const Config& c, const Pass& pass, TensorView target_T, TensorV
   pooled_count_SE_ = pass.arena.tensor(DType::kInt64, {segments, columns});
   pooled_sum_SE_ = pass.arena.tensor(DType::kFloat64, {segments, columns});
   // Of the ranks that share the sequences one brings them to a sum over all ranks.
-  pass.stream.run([target_T, mask_T, own = own_scope_, scope = scope_,
-                   once = !global_ || pass.tp_rank() == 0] {
-    own.data<int64_t>()[0] = count_targets(target_T, mask_T);
-    own.data<int64_t>()[1] = target_T.numel();
-    for (int i = 0; i < 2; ++i) scope.data<int64_t>()[i] = once ? own.data<int64_t>()[i] : 0;
-  });
+  pass.stream.run(
+      [target_T, mask_T, own = own_scope_, scope = scope_, once = !global_ || pass.tp_rank() == 0] {
+        own.data<int64_t>()[0] = count_targets(target_T, mask_T);
+        own.data<int64_t>()[1] = target_T.numel();
+        for (int i = 0; i < 2; ++i) scope.data<int64_t>()[i] = once ? own.data<int64_t>()[i] : 0;
+      });
 }
 
 moe::RouterStats Routing::stats_of(int64_t index) const {
@@ -78,17 +78,17 @@ TensorView Routing::loss_count(int64_t index) const {
 }
 
 void Routing::count(StepStats& stats, comm::Communicator* world, Stream stream) {
-  stream.run([&stats, own = own_scope_, count_LSE = count_LSE_, info_LW = info_LW_,
-              reports = reports()] {
-    if (reports) {
-      stats.targets += own.data<int64_t>()[0];
-      stats.tokens += own.data<int64_t>()[1];
-    }
-    stats.moe.resize(count_LSE.size(0));
-    for (int64_t l = 0; l < count_LSE.size(0); ++l) {
-      add_layer(count_LSE.select(l), moe::moe_stats(info_LW.select(l)), stats.moe[l]);
-    }
-  });
+  stream.run(
+      [&stats, own = own_scope_, count_LSE = count_LSE_, info_LW = info_LW_, reports = reports()] {
+        if (reports) {
+          stats.targets += own.data<int64_t>()[0];
+          stats.tokens += own.data<int64_t>()[1];
+        }
+        stats.moe.resize(count_LSE.size(0));
+        for (int64_t l = 0; l < count_LSE.size(0); ++l) {
+          add_layer(count_LSE.select(l), moe::moe_stats(info_LW.select(l)), stats.moe[l]);
+        }
+      });
   if (layers_ == 0) return;
   // A sequence lies on the ranks that share it: of its loss only the scope is summed over others.
   comm::Communicator* holders = global_ && !by_sequence() ? world : tp_;

@@ -1,6 +1,6 @@
-// What travels between the ranks of tensor parallelism with sequence parallelism (after Megatron-LM:
-// Shoeybi et al., 2019; Korthikanti et al., 2022). n such ranks share the sequences of a
-// micro-batch. Between blocks rank t holds tokens [t S/n, (t+1) S/n) of every sequence, its own
+// What travels between the ranks of tensor parallelism with sequence parallelism (after
+// Megatron-LM: Shoeybi et al., 2019; Korthikanti et al., 2022). n such ranks share the sequences of
+// a micro-batch. Between blocks rank t holds tokens [t S/n, (t+1) S/n) of every sequence, its own
 // tokens, [B, S/n]. A block gathers its input, computes with the rank's slice of the weights, and
 // sums the ranks' partial outputs onto own tokens; backward likewise.
 //

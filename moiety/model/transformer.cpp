@@ -54,8 +54,7 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
       layers_.push_back({AttentionBlock(config_, l, place()),
                          MoeBlock(config_, storage_, l, *context_.experts, place()), moe_index++});
     } else {
-      layers_.push_back(
-          {AttentionBlock(config_, l, place()), DenseBlock(config_, l, place()), -1});
+      layers_.push_back({AttentionBlock(config_, l, place()), DenseBlock(config_, l, place()), -1});
     }
   }
 }
@@ -80,8 +79,7 @@ void Transformer::set_precision(const Precision& precision) {
 }
 
 std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
-  std::vector<optim::ParamSpec> specs{
-      weight_spec("embed.weight", vocabulary_, config_.init_std)};
+  std::vector<optim::ParamSpec> specs{weight_spec("embed.weight", vocabulary_, config_.init_std)};
   specs[0].kind = optim::ParameterClass::kEmbedding;
   specs[0].decay = config_.decay_embeddings;
   const auto append = [&](std::vector<optim::ParamSpec> more) {

@@ -12,8 +12,8 @@
 // expert-parallel group, the tensor-parallel ranks and, with AuxScope::kGlobal, all ranks.
 //
 // Tensor parallelism (tensor_parallel.h): the ranks of ModelContext::tp see the same batch, whose
-// sequences each of them holds a part of; the gradients of weights that are not cut are then partial
-// sums too. One of them reports losses and tokens.
+// sequences each of them holds a part of; the gradients of weights that are not cut are then
+// partial sums too. One of them reports losses and tokens.
 #pragma once
 
 #include <memory>

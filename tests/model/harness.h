@@ -25,23 +25,27 @@ inline float test_weight(const optim::ParamSpec& spec, int tensor, int64_t i) {
 inline void for_each_element(const optim::ParamSpec& spec,
                              const std::function<void(int64_t, int, int64_t)>& f) {
   for (const optim::RowRun& run : spec.row_map) {
-    for (int64_t i = 0; i < run.rows * spec.row_elements; ++i) {
-      f(run.memory_row * spec.row_elements + i, run.tensor,
-        run.logical_row * spec.row_elements + i);
+    const int64_t columns = spec.tensors[run.tensor].row_elements();
+    for (int64_t row = 0; row < run.rows; ++row) {
+      for (int64_t c = 0; c < spec.row_elements; ++c) {
+        f((run.memory_row + row) * spec.row_elements + c, run.tensor,
+          (run.logical_row + row) * columns + spec.first_column + c);
+      }
     }
   }
 }
 
 struct ModelHarness {
-  ModelHarness(const Config& config, DType storage, comm::Communicator& world, int64_t tokens,
-               comm::Communicator* data = nullptr) {
+  // `tokens`: own ones of a rank.
+  ModelHarness(const Config& config, DType storage, comm::Communicator& experts, int64_t tokens,
+               comm::Communicator* world = nullptr, comm::Communicator* tp = nullptr) {
     if (config.moe_layers() > 0) {
       group.emplace(moe::EpGroup::create(
-          world, moe::ExpertMap(static_cast<int>(config.router.experts), world.size()),
+          experts, moe::ExpertMap(static_cast<int>(config.router.experts), experts.size()),
           ep_limits(config, storage, tokens), {}));
     }
     model.emplace(config, storage,
-                  ModelContext{.experts = group ? &*group : nullptr, .world = data});
+                  ModelContext{.experts = group ? &*group : nullptr, .tp = tp, .world = world});
     for (const optim::ParamSpec& spec : model->parameter_specs()) {
       memory.emplace_back(storage, spec.shape);
       memory.emplace_back(DType::kFloat32, spec.shape);
