@@ -6,16 +6,13 @@ namespace moiety::app {
 
 RankModel::RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
                      double deadline_s, comm::Communicator& world)
-    : world_(world),
-      // rank = ep + EP * edp
-      expert_parallel_(world.split(world.rank() / grid.ep, world.rank(), "ep")),
-      expert_copies_(world.split(world.rank() % grid.ep, world.rank(), "edp")) {
+    : world_(world), groups_({.dp = grid.dp, .ep = grid.ep, .edp = grid.edp}, world) {
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
     options.deadline = Seconds(deadline_s);
-    group_ =
-        moe::EpGroup::create(*expert_parallel_, moe::ExpertMap(int(config.router.experts), grid.ep),
-                             model::ep_limits(config, storage, tokens), options);
+    group_ = moe::EpGroup::create(groups_.of({gtp::Axis::kEp}),
+                                  moe::ExpertMap(int(config.router.experts), grid.ep),
+                                  model::ep_limits(config, storage, tokens), options);
   }
   transformer_.emplace(
       config, storage,

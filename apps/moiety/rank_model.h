@@ -9,6 +9,7 @@
 #include "moiety/comm/communicator.h"
 #include "moiety/model/transformer.h"
 #include "moiety/moe/ep_group.h"
+#include "moiety/optim/grid_groups.h"
 #include "moiety/optim/state_view.h"
 
 namespace moiety::app {
@@ -21,8 +22,7 @@ class RankModel {
 
   model::Transformer& transformer() { return *transformer_; }
   comm::Communicator& world() { return world_; }
-  // The ranks that hold the same experts.
-  comm::Communicator& expert_copies() { return *expert_copies_; }
+  const optim::GridGroups& groups() const { return groups_; }
 
   // The routers' biases as a checkpoint has them. All ranks hold them; rank 0 saves them.
   optim::StateView router_biases() const;
@@ -34,7 +34,7 @@ class RankModel {
 
  private:
   comm::Communicator& world_;
-  std::unique_ptr<comm::Communicator> expert_parallel_, expert_copies_;
+  optim::GridGroups groups_;
   std::optional<moe::EpGroup> group_;
   std::optional<model::Transformer> transformer_;
 };

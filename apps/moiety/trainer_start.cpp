@@ -76,7 +76,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
       model_(plan.model, storage_dtype(options()), plan.grid, tokens_,
              options().guard.comm_timeout_s, world),
       optimizer_(training_specs(options(), model_.transformer()), optimizer_config(options()),
-                 world, model_.expert_copies()),
+                 model_.groups()),
       capacity_(options(), model_.transformer(), tokens_),
       arena_("activations"),
       saver_(options().run.dir + "/checkpoints", world.bootstrap(), save_options(options())),

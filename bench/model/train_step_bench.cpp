@@ -49,12 +49,12 @@ class Rank {
  public:
   Rank(const Settings& settings, comm::Communicator& world)
       : sequences_(kBatch / world.size()),
-        copies_(world.split(world.rank(), 0, "edp")),
+        groups_({.dp = world.size(), .ep = world.size()}, world),
         group_(moe::EpGroup::create(
             world, moe::ExpertMap(static_cast<int>(demo_model().router.experts), world.size()),
             model::ep_limits(demo_model(), settings.dtype, sequences_ * kSeqLen), {})),
         model_(demo_model(), settings.dtype, {.experts = &group_, .world = &world}),
-        optimizer_(model_.parameter_specs(), {.weights = settings.dtype}, world, *copies_),
+        optimizer_(model_.parameter_specs(), {.weights = settings.dtype}, groups_),
         capacity_(model_.moe_capacity(-1, sequences_ * kSeqLen)) {
     optimizer_.initialize(1, Stream());
     model_.bind(optimizer_.parameters());
@@ -96,7 +96,7 @@ class Rank {
   Tensor ids() const { return Tensor(DType::kInt32, {sequences_, kSeqLen}); }
 
   int64_t sequences_;
-  std::unique_ptr<comm::Communicator> copies_;  // ranks that hold the same experts: itself
+  optim::GridGroups groups_;
   moe::EpGroup group_;
   model::Transformer model_;
   optim::DistributedOptimizer optimizer_;

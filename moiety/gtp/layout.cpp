@@ -1,13 +1,12 @@
 #include "moiety/gtp/layout.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "moiety/base/error.h"
 
 namespace moiety::gtp {
 namespace {
-
-bool of_experts(Axis axis) { return axis >= Axis::kEp; }
 
 // Ranks from one place of an axis to the next.
 int stride(const Grid& grid, Axis axis) {
@@ -40,23 +39,49 @@ int Grid::degree(Axis axis) const {
   return degrees[static_cast<int>(axis)];
 }
 
+std::string name(Axes axes) {
+  std::string out;
+  for (const Axis axis : kAllAxes) {
+    if (axes.has(axis)) out += (out.empty() ? "" : " x ") + std::string(name(axis));
+  }
+  return out;
+}
+
+int Grid::degree(Axes axes) const {
+  int ranks = 1;
+  for (const Axis axis : kAllAxes) {
+    if (axes.has(axis)) ranks *= degree(axis);
+  }
+  return ranks;
+}
+
+Axes Grid::several(Axes axes) const {
+  Axes out;
+  for (const Axis axis : kAllAxes) {
+    if (axes.has(axis) && degree(axis) > 1) out.add(axis);
+  }
+  return out;
+}
+
 int Grid::place(Axis axis, int rank) const { return rank / stride(*this, axis) % degree(axis); }
 
-std::vector<int> Grid::group(std::initializer_list<Axis> axes, int rank) const {
+std::vector<int> Grid::group(Axes axes, int rank) const {
   std::vector<int> out{rank};
-  for (const Axis axis : axes) {
-    MOIETY_CHECK(of_experts(axis) == of_experts(*axes.begin()),
-                 "grid: a group over {} and {}, which are axes of different grids",
-                 name(*axes.begin()), name(axis));
+  std::optional<Axis> first;
+  for (const Axis axis : kAllAxes) {
+    if (!axes.has(axis)) continue;
+    if (!first) first = axis;
+    MOIETY_CHECK(of_experts(axis) == of_experts(*first),
+                 "grid: a group over {} and {}, which are axes of different grids", name(*first),
+                 name(axis));
     const std::vector<int> before = std::move(out);
     out.clear();
     for (const int r : before) {
-      const int first = r - place(axis, r) * stride(*this, axis);
-      for (int i = 0; i < degree(axis); ++i) out.push_back(first + i * stride(*this, axis));
+      const int begin = r - place(axis, r) * stride(*this, axis);
+      for (int i = 0; i < degree(axis); ++i) out.push_back(begin + i * stride(*this, axis));
     }
   }
   std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 

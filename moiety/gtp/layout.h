@@ -12,7 +12,10 @@
 namespace moiety::gtp {
 
 enum class Axis : uint8_t { kTp, kGtp, kDp, kEp, kEgtp, kEdp };
+inline constexpr Axis kAllAxes[] = {Axis::kTp, Axis::kGtp,  Axis::kDp,
+                                    Axis::kEp, Axis::kEgtp, Axis::kEdp};
 const char* name(Axis axis);
+constexpr bool of_experts(Axis axis) { return axis >= Axis::kEp; }
 
 // A set of axes of one grid.
 class Axes {
@@ -22,11 +25,15 @@ class Axes {
     for (const Axis axis : axes) bits_ = static_cast<uint8_t>(bits_ | 1u << static_cast<int>(axis));
   }
   constexpr bool has(Axis axis) const { return (bits_ >> static_cast<int>(axis) & 1) != 0; }
+  constexpr void add(Axis axis) { *this = Axes(bits_ | Axes({axis}).bits_); }
   friend constexpr auto operator<=>(Axes, Axes) = default;
 
  private:
+  constexpr explicit Axes(int bits) : bits_(static_cast<uint8_t>(bits)) {}
   uint8_t bits_ = 0;
 };
+// "dp x tp".
+std::string name(Axes axes);
 
 // Two grids over the same ranks, the fastest axis first:
 //   dense   rank = tp + TP * (gtp + GTP * dp)
@@ -37,11 +44,15 @@ struct Grid {
   int tp = 1, gtp = 1, dp = 1, ep = 1, egtp = 1, edp = 1;
 
   int degree(Axis axis) const;
+  // Of the group over a set of axes.
+  int degree(Axes axes) const;
+  // Those of the axes that have several ranks: groups are the same without the others.
+  Axes several(Axes axes) const;
   // The rank's coordinate.
   int place(Axis axis, int rank) const;
   // The ranks, ascending, that differ from `rank` in these axes alone; `rank` is one of them. All
   // axes are of one grid.
-  std::vector<int> group(std::initializer_list<Axis> axes, int rank) const;
+  std::vector<int> group(Axes axes, int rank) const;
 };
 
 // Throws Error(InvalidArgument) naming all six degrees unless each is at least 1 and

@@ -1,5 +1,7 @@
 #include "moiety/model/linear_layer.h"
 
+#include "moiety/model/weight_layout.h"
+
 namespace moiety::model {
 
 void LinearLayer::bind(optim::Parameter* p) {
@@ -22,7 +24,7 @@ gemm::QuantizedLinear LinearLayer::quantized(const Pass& pass) const {
   gemm::QuantizedLinear out = linear(pass);
   out.gradient_bits.row0 = pass.first_token;
   out.gradient_bits.full_rows = pass.all_tokens;
-  out.gradient_bits.col0 = layout_.global_box(0).rows.begin;
+  out.gradient_bits.col0 = tp_slice(layout_).rows.begin;
   out.gradient_bits.full_cols = layout_.rows;
   return out;
 }

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "moiety/model/weight_layout.h"
+
 namespace moiety::model {
 
 optim::ParamSpec matrix_spec(const std::string& name, int64_t rows, int64_t columns, float std) {
@@ -17,13 +19,12 @@ optim::ParamSpec matrix_spec(const std::string& name, int64_t rows, int64_t colu
 }
 
 optim::ParamSpec weight_spec(const std::string& name, const gtp::Layout& layout, float std) {
-  const gtp::Box box = layout.global_box(0);
-  optim::ParamSpec spec = matrix_spec(name, layout.padded_rows(), box.cols.size(), std);
+  const gtp::Box slice = tp_slice(layout);
+  optim::ParamSpec spec = matrix_spec(name, layout.slice_rows(), slice.cols.size(), std);
   spec.tensors[0].shape = {layout.rows, layout.cols};
-  spec.row_map = {
-      {.memory_row = 0, .tensor = 0, .logical_row = box.rows.begin, .rows = box.rows.size()}};
-  if (box.rows.empty()) spec.row_map.clear();
-  spec.first_column = box.cols.begin;
+  spec.row_map.clear();
+  if (!slice.rows.empty()) spec.row_map = {{0, 0, slice.rows.begin, slice.rows.size()}};
+  spec.first_column = slice.cols.begin;
   if (layout.tp_size > 1) spec.domain = {gtp::Axis::kGtp, gtp::Axis::kDp};
   return spec;
 }

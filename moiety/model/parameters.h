@@ -18,8 +18,8 @@ inline std::string layer_prefix(int64_t layer) { return "layers." + std::to_stri
 
 // A matrix [rows, columns] that is one logical tensor.
 optim::ParamSpec matrix_spec(const std::string& name, int64_t rows, int64_t columns, float std);
-// This rank's part of a big weight, logical in the order of memory: the map of rows is that of a
-// matrix that is one logical tensor.
+// A tensor-parallel rank's slice of a big weight whose order in memory is that of its one logical
+// tensor.
 optim::ParamSpec weight_spec(const std::string& name, const gtp::Layout& layout, float std);
 // The weight [n] of a norm: ones, no decay.
 optim::ParamSpec norm_spec(const std::string& name, int64_t n);

@@ -60,6 +60,12 @@ gtp::Layout fc2_layout(const Config& c, int64_t ffn, TpPlace place) {
   return cut(c.d_model, ffn, 1, 1, place);
 }
 
+gtp::Box tp_slice(gtp::Layout layout) {
+  layout.gtp_rank = 0;
+  layout.gtp_size = 1;
+  return layout.global_box(0);
+}
+
 void check_tp(const Config& c, const Precision& precision, int ranks) {
   if (ranks == 1) return;
   MOIETY_CHECK(c.heads % ranks == 0 && c.kv_heads % ranks == 0,

@@ -28,6 +28,9 @@ gtp::Layout o_layout(const Config& config, TpPlace place);
 gtp::Layout fc1_layout(const Config& config, int64_t ffn, TpPlace place);
 gtp::Layout fc2_layout(const Config& config, int64_t ffn, TpPlace place);
 
+// What a tensor-parallel rank holds of the whole weight, over its gtp ranks: the rows that exist.
+gtp::Box tp_slice(gtp::Layout layout);
+
 // Throws Error(InvalidArgument) naming the first key or weight that so many ranks cannot cut, its
 // size and what that has to be a multiple of: heads, and whole blocks of the recipe.
 void check_tp(const Config& config, const Precision& precision, int ranks);

@@ -42,9 +42,12 @@ MOIETY_INLINE void update_range(const AdamWConstants& c, const AdamWArgs& a, con
   const AdamWConstants k = c;
   const float wd = run.decay ? k.wd : 0.0f;
   TileWords avg_words, sq_words;
-  for (int64_t at = begin; at < end; at += kTile) {
-    const int64_t stop = std::min(end, at + kTile);
-    const uint64_t logical = run.logical + (at - run.begin);
+  for (int64_t at = begin, stop; at < end; at = stop) {
+    const int64_t index = run.logical + (at - run.begin);
+    stop = std::min(end, at + kTile);
+    // Random numbers are those of consecutive elements of the tensor.
+    if constexpr (kStochastic) stop = at + run.columns.stretch(index, stop - at);
+    const uint64_t logical = run.columns.in_tensor(index);
     if constexpr (kStochastic) {
       fill_words(avg_words, k, run.tensor_id, logical, stop - at, Moment::kExpAvg);
       fill_words(sq_words, k, run.tensor_id, logical, stop - at, Moment::kExpAvgSq);

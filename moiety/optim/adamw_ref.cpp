@@ -10,7 +10,7 @@ namespace {
 template <class T>
 T store_moment(float x, const AdamWConstants& c, const ElementRun& run, int64_t i, Moment which) {
   if constexpr (std::is_same_v<T, float>) return x;
-  const uint64_t logical = run.logical + (i - run.begin);
+  const uint64_t logical = run.columns.in_tensor(run.logical + (i - run.begin));
   const PhiloxBlock words = philox(rng_key(c.seed, RngDomain::kMoments),
                                    moment_counter(logical >> 2, run.tensor_id, c.t, which));
   return static_cast<T>(round_stochastic(x, words[logical & 3]));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 
 namespace moiety::optim {
@@ -16,6 +17,22 @@ struct Members {
 Members members_of(const ParamSpec& spec) {
   if (spec.shape.size() == 3) return {spec.shape[0], spec.shape[1], spec.shape[2]};
   return {1, spec.rows, spec.row_elements};
+}
+
+std::optional<QuantSpec> format_of_slots(std::span<const ParamSpec> specs,
+                                         const BucketLayout& layout) {
+  if (layout.slots.empty()) return std::nullopt;
+  return specs[layout.slots[0].parameter].format;
+}
+
+// Planes of codes, and the bytes of one.
+int plane_count(const QuantSpec& format) { return format.format == Format::kMxfp8 ? 2 : 1; }
+int64_t code_bytes(const QuantSpec& format, int64_t elements) {
+  return is_fp4(format.format) ? elements / 2 : elements;
+}
+
+uint32_t add_bytes(const TensorView& x, uint32_t sum) {
+  return x.defined() ? crc32c(x.raw(), static_cast<size_t>(x.bytes()), sum) : sum;
 }
 
 // Calls f(view, array) for the arrays of a member that are not codes.
@@ -33,27 +50,46 @@ void for_scales(QuantizedView& view, F&& f) {
 }  // namespace
 
 BucketWeights::BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout,
-                             DType storage, int rank, TensorView master)
-    : slots_(layout.slots) {
-  if (!slots_.empty()) format_ = specs[slots_[0].parameter].format;
+                             DType storage, int rank, TensorView master, std::byte* memory)
+    : slots_(layout.slots), format_(format_of_slots(specs, layout)) {
   for (const BucketLayout::Slot& slot : slots_) {
     const ParamSpec& spec = specs[slot.parameter];
     MOIETY_CHECK(spec.format == format_, "optimizer: {} and {} share a bucket, not a format",
                  spec.name, specs[slots_[0].parameter].name);
   }
+  if (!memory) {
+    memory_ = Buffer(bytes_needed(specs, layout, storage), "weights");
+    memory = memory_.data();
+  }
   if (format_) {
     place_members(specs, layout, rank, master);
-    place_codes(layout, rank);
+    place_codes(layout, rank, memory);
     return;
   }
-  memory_ = Buffer(byte_size(storage, layout.length), "weights");
   const int64_t n = layout.segment();
-  planes_.push_back(memory_.view(storage, {layout.length}));
+  planes_.emplace_back(memory, storage, std::initializer_list{layout.length});
   own_storage_ = planes_[0].slice(0, rank * n, (rank + 1) * n);
   own_planes_.push_back(own_storage_);
   for (const BucketLayout::Slot& slot : slots_) {
     weights_.push_back(slot_view(planes_[0], slot, specs[slot.parameter]));
   }
+}
+
+int64_t BucketWeights::bytes_needed(std::span<const ParamSpec> specs, const BucketLayout& layout,
+                                    DType storage) {
+  const std::optional<QuantSpec> format = format_of_slots(specs, layout);
+  if (!format) return padded(byte_size(storage, layout.length));
+  int64_t bytes = plane_count(*format) * padded(code_bytes(*format, layout.length));
+  for (const BucketLayout::Slot& slot : layout.slots) {
+    const Members m = members_of(specs[slot.parameter]);
+    QuantizedView view;
+    view.spec = *format;
+    view.rows = m.rows;
+    view.cols = m.cols;
+    for_scales(view,
+               [&](TensorView&, const ArraySpec& a) { bytes += m.count * padded(a.bytes()); });
+  }
+  return bytes;
 }
 
 // What each member is, and which of its elements the own segment holds.
@@ -87,20 +123,12 @@ void BucketWeights::place_members(std::span<const ParamSpec> specs, const Bucket
   }
 }
 
-void BucketWeights::place_codes(const BucketLayout& layout, int rank) {
-  const bool nibbles = is_fp4(format_->format), both = format_->format == Format::kMxfp8;
-  const auto bytes_of = [&](int64_t elements) { return nibbles ? elements / 2 : elements; };
-  const int64_t plane_bytes = padded(bytes_of(layout.length));
-  int64_t bytes = (both ? 2 : 1) * plane_bytes;
-  for (std::vector<QuantizedView>& views : members_) {
-    for (QuantizedView& view : views) {
-      for_scales(view, [&](TensorView&, const ArraySpec& a) { bytes += padded(a.bytes()); });
-    }
-  }
-  memory_ = Buffer(bytes, "quantized weights");
-  std::byte* next = memory_.data();
-  for (int p = 0; p < (both ? 2 : 1); ++p, next += plane_bytes) {
-    planes_.emplace_back(next, DType::kUInt8, std::initializer_list{bytes_of(layout.length)});
+void BucketWeights::place_codes(const BucketLayout& layout, int rank, std::byte* next) {
+  const bool both = plane_count(*format_) == 2;
+  const auto bytes_of = [&](int64_t elements) { return code_bytes(*format_, elements); };
+  const int64_t plane_bytes = bytes_of(layout.length);
+  for (int p = 0; p < plane_count(*format_); ++p, next += padded(plane_bytes)) {
+    planes_.emplace_back(next, DType::kUInt8, std::initializer_list{plane_bytes});
     own_planes_.push_back(planes_[p].slice(0, bytes_of(rank * layout.segment()),
                                            bytes_of((rank + 1) * layout.segment())));
   }
@@ -141,16 +169,39 @@ void BucketWeights::bind(std::span<Parameter> parameters) const {
   }
 }
 
-void BucketWeights::cast(comm::Communicator& domain, Stream stream) {
+uint32_t BucketWeights::checksum() const {
+  uint32_t sum = 0;
+  for (const TensorView& plane : planes_) sum = add_bytes(plane, sum);
+  for (const std::vector<QuantizedView>& views : members_) {
+    for (const QuantizedView& view : views) {
+      sum = add_bytes(view.col_scales, add_bytes(view.row_scales, sum));
+    }
+  }
+  return sum;
+}
+
+uint32_t BucketWeights::tensor_checksum() const {
+  uint32_t sum = 0;
+  for (const std::vector<QuantizedView>& views : members_) {
+    for (const QuantizedView& view : views) {
+      sum = add_bytes(view.tensor_scale, add_bytes(view.amax, sum));
+    }
+  }
+  return sum;
+}
+
+void BucketWeights::cast(comm::Communicator& domain, comm::Communicator& holders, Stream stream) {
   if (!format_) return;
   const TensorView reduction = reduction_.view(DType::kUInt8, {plan_->reduction_bytes()});
   quant::partial_amax(*plan_, *table_, reduction, stream);
   std::vector<comm::Ticket> tickets;
   for (const quant::PartialReduction& part : plan_->reductions()) {
-    if (domain.size() == 1 || part.bytes == 0) continue;
+    comm::Communicator& ranks =
+        part.over == quant::PartialReduction::Over::kTensor ? holders : domain;
+    if (ranks.size() == 1 || part.bytes == 0) continue;
     const TensorView words(reduction_.data() + part.offset, part.dtype,
                            {part.bytes * 8 / bits(part.dtype)});
-    tickets.push_back(domain.all_reduce(words, comm::ReduceOp::kMax, stream));
+    tickets.push_back(ranks.all_reduce(words, comm::ReduceOp::kMax, stream));
   }
   for (comm::Ticket& ticket : tickets) ticket.wait();
   quant::partial_cast(*plan_, *table_, reduction, stream);

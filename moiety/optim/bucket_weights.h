@@ -22,27 +22,33 @@ namespace moiety::optim {
 class BucketWeights {
  public:
   // `rank`: of the bucket's domain; `master`: float32 [segment], of the own segment. The slots'
-  // parameters have one format, or none: `storage`.
+  // parameters have one format, or none: `storage`. `memory`: bytes_needed() zeroed bytes, aligned
+  // to 64; null: memory of its own.
   BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout, DType storage,
-                int rank, TensorView master);
+                int rank, TensorView master, std::byte* memory = nullptr);
+  // A multiple of 64. The place of a weight's arrays depends on the bucket's layout alone.
+  static int64_t bytes_needed(std::span<const ParamSpec> specs, const BucketLayout& layout,
+                              DType storage);
 
   // Points the slots' parameters at the weights. Addresses do not change.
   void bind(std::span<Parameter> parameters) const;
 
   // Own segment in the storage dtype, to be written by the update; undefined if kept in a format.
   const TensorView& own_storage() const { return own_storage_; }
-  // Collective over the bucket's domain: own segment := master in the format. Nothing to do in the
-  // storage dtype.
-  void cast(comm::Communicator& domain, Stream stream);
+  // Collective over the bucket's domain and over `holders`, all ranks that hold elements of the
+  // uncut weights: own segment := master in the format. Nothing to do in the storage dtype.
+  void cast(comm::Communicator& domain, comm::Communicator& holders, Stream stream);
   // Collective: begins to fetch the segments of the other ranks.
   void gather(comm::Communicator& domain, std::vector<comm::Ticket>& tickets, Stream stream) const;
 
-  int64_t bytes() const { return memory_.bytes(); }
+  // Once gathered: of what all ranks of the domain have, and of what all holders have.
+  uint32_t checksum() const;
+  uint32_t tensor_checksum() const;
 
  private:
   void place_members(std::span<const ParamSpec> specs, const BucketLayout& layout, int rank,
                      TensorView master);
-  void place_codes(const BucketLayout& layout, int rank);
+  void place_codes(const BucketLayout& layout, int rank, std::byte* memory);
 
   std::vector<BucketLayout::Slot> slots_;
   std::optional<QuantSpec> format_;

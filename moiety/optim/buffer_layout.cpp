@@ -20,16 +20,28 @@ int64_t product(std::span<const int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-void layout_domain(std::span<const ParamSpec> specs, bool expert, int format_class, int ranks,
+// Parameters that share buckets.
+struct Family {
+  explicit Family(const ParamSpec& spec, const gtp::Grid& grid)
+      : expert(spec.expert), domain(grid.several(spec.domain)), format_class(spec.format_class) {}
+  bool expert;
+  gtp::Axes domain;
+  int format_class;
+  friend auto operator<=>(const Family&, const Family&) = default;
+};
+
+void layout_family(std::span<const ParamSpec> specs, const gtp::Grid& grid, const Family& family,
                    int64_t bucket_elements, std::vector<BucketLayout>& out) {
+  const int ranks = grid.degree(family.domain);
   const size_t first = out.size();
   int64_t end = 0;  // of the last bucket
   for (int p = static_cast<int>(specs.size()) - 1; p >= 0; --p) {
-    if (specs[p].expert != expert || specs[p].format_class != format_class) continue;
+    if (Family(specs[p], grid) != family) continue;
     const int64_t numel = specs[p].numel();
     int64_t start = round_up(end, kParameterAlignment);
     if (out.size() == first || start + numel > bucket_elements) {
-      out.push_back({.expert = expert, .ranks = ranks, .slots = {}});
+      out.push_back(
+          {.expert = family.expert, .domain = family.domain, .ranks = ranks, .slots = {}});
       start = 0;
     }
     out.back().slots.push_back({p, start});
@@ -44,36 +56,55 @@ void check_spec(const ParamSpec& spec) {
                product(spec.shape), spec.rows, spec.row_elements);
   int64_t row = 0;
   for (const RowRun& run : spec.row_map) {
-    MOIETY_CHECK(run.memory_row == row && run.rows >= 0, "parameter {}: a row run at {} follows {}",
+    MOIETY_CHECK(run.memory_row >= row && run.rows >= 0, "parameter {}: a row run at {} follows {}",
                  spec.name, run.memory_row, row);
     MOIETY_CHECK(run.tensor >= 0 && run.tensor < static_cast<int>(spec.tensors.size()),
                  "parameter {}: row run of tensor {} of {}", spec.name, run.tensor,
                  spec.tensors.size());
     const LogicalTensor& tensor = spec.tensors[run.tensor];
-    MOIETY_CHECK(!tensor.shape.empty() && tensor.row_elements() == spec.row_elements,
-                 "parameter {}: rows of {} elements hold rows of {}", spec.name, spec.row_elements,
-                 tensor.name);
+    MOIETY_CHECK(!tensor.shape.empty() && spec.first_column >= 0 &&
+                     spec.first_column + spec.row_elements <= tensor.row_elements(),
+                 "parameter {}: columns [{}, {}) are outside of {}", spec.name, spec.first_column,
+                 spec.first_column + spec.row_elements, tensor.name);
     MOIETY_CHECK(run.logical_row >= 0 &&
                      (run.logical_row + run.rows) * tensor.row_elements() <= product(tensor.shape),
                  "parameter {}: rows [{}, {}) are outside of {}", spec.name, run.logical_row,
                  run.logical_row + run.rows, tensor.name);
-    row += run.rows;
+    row = run.memory_row + run.rows;
   }
-  MOIETY_CHECK(row == spec.rows, "parameter {}: its row runs cover {} of {} rows", spec.name, row,
-               spec.rows);
+  MOIETY_CHECK(row <= spec.rows, "parameter {}: its row runs end at {}, it has {} rows", spec.name,
+               row, spec.rows);
+  for (const gtp::Axis axis : gtp::kAllAxes) {
+    MOIETY_CHECK(!spec.domain.has(axis) || gtp::of_experts(axis) == spec.expert,
+                 "parameter {}: {} is not an axis of its grid", spec.name, gtp::name(axis));
+  }
+}
+
+std::string describe(std::span<const ParamSpec> specs, const BucketLayout& bucket, bool parts) {
+  std::string all = text("bucket {} {}\n", bucket.ranks, bucket.length);
+  for (const BucketLayout::Slot& slot : bucket.slots) {
+    const ParamSpec& spec = specs[slot.parameter];
+    all +=
+        text("{} {} {} {} {}\n", spec.name, slot.start, spec.rows, spec.row_elements, spec.decay);
+    if (!parts) continue;
+    all += text("{}\n", spec.first_column);
+    for (const RowRun& run : spec.row_map) {
+      all += text("{} {} {} {}\n", run.memory_row, spec.tensors[run.tensor].name, run.logical_row,
+                  run.rows);
+    }
+  }
+  return all;
 }
 
 }  // namespace
 
-std::vector<BucketLayout> layout_buffers(std::span<const ParamSpec> specs, int dense_ranks,
-                                         int expert_ranks, int64_t bucket_elements) {
+std::vector<BucketLayout> layout_buffers(std::span<const ParamSpec> specs, const gtp::Grid& grid,
+                                         int64_t bucket_elements) {
   std::vector<BucketLayout> out;
-  std::set<int> classes;
-  for (const ParamSpec& spec : specs) classes.insert(spec.format_class);
-  for (const bool expert : {false, true}) {
-    for (const int c : classes) {
-      layout_domain(specs, expert, c, expert ? expert_ranks : dense_ranks, bucket_elements, out);
-    }
+  std::set<Family> families;
+  for (const ParamSpec& spec : specs) families.emplace(spec, grid);
+  for (const Family& family : families) {
+    layout_family(specs, grid, family, bucket_elements, out);
   }
   return out;
 }
@@ -108,6 +139,8 @@ std::vector<ElementRun> segment_runs(std::span<const ParamSpec> specs, const Buc
                      .parameter = slot.parameter,
                      .tensor = rows.tensor,
                      .logical = logical,
+                     .columns = {spec.first_column, spec.row_elements,
+                                 spec.tensors[rows.tensor].row_elements()},
                      .tensor_id = tensor_id(spec.tensors[rows.tensor].name),
                      .decay = spec.decay,
                      .kind = spec.kind});
@@ -128,21 +161,12 @@ void check_specs(std::span<const ParamSpec> specs) {
   }
 }
 
-uint32_t layout_hash(std::span<const ParamSpec> specs, std::span<const BucketLayout> buckets,
-                     bool expert) {
-  std::string all;
-  for (const BucketLayout& bucket : buckets) {
-    if (bucket.expert != expert) continue;
-    all += text("bucket {} {}\n", bucket.ranks, bucket.length);
-    for (const BucketLayout::Slot& slot : bucket.slots) {
-      const ParamSpec& spec = specs[slot.parameter];
-      all += text("{} {} {} {}\n", spec.name, slot.start, spec.row_elements, spec.decay);
-      for (const RowRun& run : spec.row_map) {
-        all += text("{} {} {}\n", spec.tensors[run.tensor].name, run.logical_row, run.rows);
-      }
-    }
-  }
-  return crc32c(all);
+uint32_t size_hash(std::span<const ParamSpec> specs, const BucketLayout& bucket) {
+  return crc32c(describe(specs, bucket, false));
+}
+
+uint32_t part_hash(std::span<const ParamSpec> specs, const BucketLayout& bucket) {
+  return crc32c(describe(specs, bucket, true));
 }
 
 }  // namespace moiety::optim

@@ -1,12 +1,12 @@
 // How parameters lie in the optimizer's flat buffers, and which elements a rank owns (spec
 // optimizer_checkpoint, sections 1 and 2). Pure functions of the parameter list.
 //
-// Parameters whose gradients are summed over the same ranks (the domain: all ranks, or those that
-// hold the same experts) and of one format class share buckets, in reverse order of construction,
-// which is close to the order of backward. A bucket is divided evenly: rank i of P owns [i*L/P,
-// (i+1)*L/P) of it.
+// Parameters of one grid whose gradients are summed over the same ranks (the domain) and of one
+// format class share buckets, in reverse order of construction, which is close to the order of
+// backward. A bucket is divided evenly: rank i of P owns [i*L/P, (i+1)*L/P) of it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,7 +23,8 @@ struct BucketLayout {
     int parameter = 0;  // index into the specs
     int64_t start = 0;  // element of the bucket, a multiple of kParameterAlignment
   };
-  bool expert = false;  // the domain is that of the experts
+  bool expert = false;  // of the expert grid
+  gtp::Axes domain;     // those of its axes that have several ranks
   int ranks = 1;        // P, of the domain
   int64_t length = 0;   // elements, a multiple of kParameterAlignment * ranks
   std::vector<Slot> slots;
@@ -32,21 +33,34 @@ struct BucketLayout {
 };
 
 // Dense buckets first. A parameter never spans buckets; one that is larger stands alone.
-std::vector<BucketLayout> layout_buffers(std::span<const ParamSpec> specs, int dense_ranks,
-                                         int expert_ranks,
+std::vector<BucketLayout> layout_buffers(std::span<const ParamSpec> specs, const gtp::Grid& grid,
                                          int64_t bucket_elements = kBucketElements);
+
+// Columns [first, first + count) of a tensor that has `all`: those that a rank holds.
+struct ColumnRange {
+  int64_t first = 0, count = 1, all = 1;
+
+  bool whole() const { return count == all; }
+  // Where element i, row-major, of these columns is in the tensor.
+  int64_t in_tensor(int64_t i) const { return whole() ? i : i / count * all + first + i % count; }
+  // How many of the n elements from the i-th on follow each other in the tensor too.
+  int64_t stretch(int64_t i, int64_t n) const {
+    return whole() ? n : std::min(n, count - i % count);
+  }
+};
 
 // The parameter's tensor in the bucket's memory `flat`, [length].
 TensorView slot_view(const TensorView& flat, const BucketLayout::Slot& slot, const ParamSpec& spec);
 
-// Consecutive elements of a segment that hold consecutive elements of a logical tensor. What lies
-// between runs is padding: zero in weights, gradients and state.
+// Consecutive elements of a segment that hold consecutive elements of the columns that a rank has
+// of a logical tensor. What lies between runs is padding: zero in weights and state.
 struct ElementRun {
   int64_t begin = 0;  // elements of the segment
   int64_t end = 0;
-  int parameter = 0;       // index into the specs
-  int tensor = 0;          // index into the parameter's tensors
-  int64_t logical = 0;     // row-major index of the first element in the logical tensor
+  int parameter = 0;    // index into the specs
+  int tensor = 0;       // index into the parameter's tensors
+  int64_t logical = 0;  // row-major index of the first element in `columns` of the tensor
+  ColumnRange columns{};
   uint32_t tensor_id = 0;  // of base/rng
   bool decay = true;
   ParameterClass kind = ParameterClass::kDense;
@@ -56,12 +70,14 @@ struct ElementRun {
 std::vector<ElementRun> segment_runs(std::span<const ParamSpec> specs, const BucketLayout& bucket,
                                      int rank);
 
-// Throws Error(InvalidArgument) naming the first spec that does not fit itself: a row map with
-// holes or outside its tensors, a shape of another size; or two tensors with one name or tensor_id.
+// Throws Error(InvalidArgument) naming the first spec that does not fit itself: a row map that goes
+// back or leaves its tensors, columns outside of them, a shape of another size, a domain with axes
+// of the other grid; or two tensors with one name or tensor_id.
 void check_specs(std::span<const ParamSpec> specs);
 
-// Equal on all ranks of a domain that agree about its parameters, their rows and their places.
-uint32_t layout_hash(std::span<const ParamSpec> specs, std::span<const BucketLayout> buckets,
-                     bool expert);
+// Equal on ranks that agree about the bucket: its parameters, their sizes and places.
+uint32_t size_hash(std::span<const ParamSpec> specs, const BucketLayout& bucket);
+// Equal on all ranks of a domain that agree about the parts that they share, too.
+uint32_t part_hash(std::span<const ParamSpec> specs, const BucketLayout& bucket);
 
 }  // namespace moiety::optim

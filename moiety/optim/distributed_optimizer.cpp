@@ -3,14 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <numeric>
 
-#include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
-#include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
-#include "moiety/comm/agree.h"
 #include "moiety/optim/grad_norm.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
@@ -36,54 +31,65 @@ void check_config(const OptimizerConfig& config) {
   MOIETY_CHECK(is_stored(config.weights) && is_stored(config.moments),
                "optimizer: weights {} and moments {} must be float32 or bfloat16",
                name(config.weights), name(config.moments));
+  MOIETY_CHECK(is_stored(config.main_grad) && is_stored(config.grad_wire),
+               "optimizer: main_grad {} and the wire {} must be float32 or bfloat16",
+               name(config.main_grad), name(config.grad_wire));
   MOIETY_CHECK(config.bucket_elements > 0, "optimizer: buckets of {} elements",
                config.bucket_elements);
-}
-
-// A sentence unless all ranks of the group pass the same word.
-std::string difference(comm::Communicator& comm, uint32_t word, const char* what) {
-  const auto all =
-      comm.bootstrap().all_gather({reinterpret_cast<const char*>(&word), sizeof(word)});
-  for (int r = 1; r < comm.size(); ++r) {
-    if (all[r] != all[0]) {
-      return text("optimizer: ranks 0 and {} of \"{}\" have different {}", r, comm.name(), what);
-    }
-  }
-  return "";
 }
 
 }  // namespace
 
 DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
-                                           const OptimizerConfig& config, comm::Communicator& world,
-                                           comm::Communicator& experts)
-    : specs_(std::move(specs)), config_(config), world_(world), experts_(experts) {
+                                           const OptimizerConfig& config, const GridGroups& groups,
+                                           ShardPeers dense, ShardPeers experts)
+    : specs_(std::move(specs)),
+      config_(config),
+      groups_(groups),
+      world_(groups.world()),
+      peers_{std::move(dense), std::move(experts)},
+      bucket_index_(specs_.size()),
+      parameters_(specs_.size()),
+      reported_(specs_.size()) {
   check_config(config);
   check_specs(specs_);
-  parameters_.resize(specs_.size());
   for (size_t p = 0; p < specs_.size(); ++p) parameters_[p].spec = specs_[p];
-  for (const BucketLayout& layout :
-       layout_buffers(specs_, world.size(), experts.size(), config.bucket_elements)) {
+  for (const BucketLayout& layout : layout_buffers(specs_, groups.grid(), config.bucket_elements)) {
+    const size_t b = buckets_.size();
+    for (const BucketLayout::Slot& slot : layout.slots) bucket_index_[slot.parameter] = b;
     buckets_.push_back(make_bucket(layout));
+    forward_.push_back(b);
+    auto same = std::find_if(domains_.begin(), domains_.end(), [&](const auto& domain) {
+      return buckets_[domain[0]].domain == buckets_[b].domain;
+    });
+    if (same == domains_.end()) same = domains_.emplace(same);
+    same->push_back(b);
   }
+  // Parameters of a bucket are in reverse order.
+  std::sort(forward_.begin(), forward_.end(), [&](size_t a, size_t b) {
+    return buckets_[a].layout.slots.back().parameter < buckets_[b].layout.slots.back().parameter;
+  });
   check_layouts();
   check_owners();
+  place_weights();
+  begin_gradients();
 }
 
 DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayout& layout) {
+  using gtp::Axis;
   Bucket b;
   b.layout = layout;
-  b.comm = layout.expert ? &experts_ : &world_;
-  const int rank = b.comm->rank();
+  b.domain = &groups_.of(layout.domain);
+  b.holders = &groups_.of(layout.expert ? gtp::Axes{Axis::kEgtp, Axis::kEdp}
+                                        : gtp::Axes{Axis::kTp, Axis::kGtp, Axis::kDp});
+  const Axis cut = layout.expert ? Axis::kEgtp : Axis::kGtp;
+  b.shared = groups_.grid().degree(cut) > 1 && !layout.domain.has(cut);
+  b.peers = &peers_[layout.expert];
   const int64_t n = layout.segment();
-  b.runs = segment_runs(specs_, layout, rank);
-  b.grad_memory = Buffer(byte_size(DType::kFloat32, layout.length), "gradients");
-  b.grads = b.grad_memory.view(DType::kFloat32, {layout.length});
-  b.shard = b.grads;  // alone in its domain a rank's gradient is the sum
-  if (layout.ranks > 1) {
-    b.shard_memory = Buffer(byte_size(DType::kFloat32, n), "gradient shard");
-    b.shard = b.shard_memory.view(DType::kFloat32, {n});
-  }
+  b.runs = segment_runs(specs_, layout, b.domain->rank());
+  b.gradients = std::make_unique<BucketGradients>(
+      layout, config_.main_grad,
+      config_.main_grad == DType::kBFloat16 ? DType::kBFloat16 : config_.grad_wire, *b.domain);
   const int64_t moment_bytes = byte_size(config_.moments, n);
   b.state_memory = Buffer(byte_size(DType::kFloat32, n) + 2 * moment_bytes, "optimizer state");
   std::byte* at = b.state_memory.data();
@@ -92,61 +98,48 @@ DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayou
   b.exp_avg_sq = TensorView(at + b.master.bytes() + moment_bytes, config_.moments, {n});
   for (const BucketLayout::Slot& slot : layout.slots) {
     Parameter& p = parameters_[slot.parameter];
-    p.grad = slot_view(b.grads, slot, p.spec);
+    p.grad = slot_view(b.gradients->main_grad(), slot, p.spec);
   }
-  b.weights = std::make_unique<BucketWeights>(specs_, layout, config_.weights, rank, b.master);
-  b.weights->bind(parameters_);
   return b;
 }
 
-void DistributedOptimizer::check_layouts() const {
-  std::vector<BucketLayout> layouts;
-  for (const Bucket& b : buckets_) layouts.push_back(b.layout);
-  std::string tensors;
-  for (const ParamSpec& spec : specs_) {
-    tensors += text("{} {}\n", spec.name, static_cast<int>(spec.kind));
-    for (const LogicalTensor& tensor : spec.tensors) {
-      tensors += tensor.name;
-      for (const int64_t n : tensor.shape) tensors += text(" {}", n);
-      tensors += '\n';
-    }
+// Collective over the peers that share weights.
+void DistributedOptimizer::place_weights() {
+  const auto bytes_of = [&](const Bucket& b) {
+    return BucketWeights::bytes_needed(specs_, b.layout, config_.weights);
+  };
+  std::array<int64_t, 2> bytes{};
+  for (Bucket& b : buckets_) {
+    b.weights.reset();
+    if (b.shared) bytes[b.layout.expert] += bytes_of(b);
   }
-  std::string error = difference(world_, crc32c(tensors), "tensors");
-  const std::string dense =
-      difference(world_, layout_hash(specs_, layouts, false), "dense parameters");
-  const std::string expert =
-      difference(experts_, layout_hash(specs_, layouts, true), "expert parameters");
-  for (const std::string& next : {dense, expert}) {
-    if (error.empty()) error = next;
+  std::array<std::byte*, 2> next{};
+  for (const bool expert : {false, true}) {
+    shard_memory_[expert] = {};
+    if (!peers_[expert].allocate || bytes[expert] == 0) continue;
+    shard_memory_[expert] =
+        peers_[expert].allocate(expert ? "expert shards" : "dense shards", bytes[expert]);
+    next[expert] = static_cast<std::byte*>(shard_memory_[expert].memory.raw());
   }
-  comm::agree(world_.bootstrap(), error);
+  for (Bucket& b : buckets_) {
+    std::byte*& at = next[b.layout.expert];
+    b.weights = std::make_unique<BucketWeights>(specs_, b.layout, config_.weights, b.domain->rank(),
+                                                b.master, b.shared ? at : nullptr);
+    b.weights->bind(parameters_);
+    if (b.shared && at) at += bytes_of(b);
+  }
 }
 
-// Each element of every logical tensor has one owner: the owned counts of all ranks add up.
-void DistributedOptimizer::check_owners() const {
-  std::vector<size_t> first_tensor;  // of each parameter
-  std::vector<const LogicalTensor*> tensors;
-  for (const ParamSpec& spec : specs_) {
-    first_tensor.push_back(tensors.size());
-    for (const LogicalTensor& tensor : spec.tensors) tensors.push_back(&tensor);
-  }
-  std::vector<int64_t> owned(tensors.size());
-  for (const Bucket& b : buckets_) {
-    for (const ElementRun& run : b.runs) {
-      owned[first_tensor[run.parameter] + run.tensor] += run.end - run.begin;
-    }
-  }
-  const int64_t count = static_cast<int64_t>(owned.size());
-  world_
-      .all_reduce(TensorView(owned.data(), DType::kInt64, {count}), comm::ReduceOp::kSum, Stream())
-      .wait();
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const std::vector<int64_t>& shape = tensors[i]->shape;
-    const int64_t expected =
-        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-    MOIETY_CHECK(owned[i] == expected, "optimizer: {} has {} elements, the ranks own {}",
-                 tensors[i]->name, expected, owned[i]);
-  }
+std::optional<SharedShard> DistributedOptimizer::shared_shard(int parameter) const {
+  const size_t index = bucket_index_.at(parameter);
+  const Bucket& b = buckets_[index];
+  if (!b.shared) return std::nullopt;
+  return SharedShard{static_cast<int32_t>(index),
+                     static_cast<const std::byte*>(shard_memory_[b.layout.expert].memory.raw())};
+}
+
+void DistributedOptimizer::ensure_ready(int parameter, const Stream& stream) const {
+  stream.wait(buckets_[bucket_index_.at(parameter)].published);
 }
 
 void DistributedOptimizer::initialize(uint64_t seed, Stream stream) {
@@ -161,6 +154,7 @@ void DistributedOptimizer::initialize(uint64_t seed, Stream stream) {
 }
 
 void DistributedOptimizer::publish(Stream stream) {
+  await_drained(stream);
   for (Bucket& b : buckets_) {
     const TensorView& own = b.weights->own_storage();
     if (own.defined()) round_weights(b.master, own, stream);
@@ -173,22 +167,34 @@ void DistributedOptimizer::set_formats(std::span<const std::optional<QuantSpec>>
   MOIETY_CHECK(formats.size() == specs_.size(), "optimizer: {} formats of {} parameters",
                formats.size(), specs_.size());
   for (size_t p = 0; p < specs_.size(); ++p) specs_[p].format = formats[p];
-  for (Bucket& b : buckets_) {
-    b.weights.reset();
-    b.weights = std::make_unique<BucketWeights>(specs_, b.layout, config_.weights, b.comm->rank(),
-                                                b.master);
-    b.weights->bind(parameters_);
-  }
+  await_drained(stream);
+  place_weights();
   publish(stream);
 }
 
-void DistributedOptimizer::gather_weights(Stream stream) {
-  std::vector<comm::Ticket> tickets;
-  for (Bucket& b : buckets_) {
-    b.weights->cast(*b.comm, stream);
-    b.weights->gather(*b.comm, tickets, stream);
+void DistributedOptimizer::await_drained(Stream stream) const {
+  for (const bool expert : {false, true}) {
+    const bool shared = std::any_of(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
+      return b.shared && b.layout.expert == expert;
+    });
+    if (shared && peers_[expert].await_drained) peers_[expert].await_drained(stream);
   }
-  for (comm::Ticket& ticket : tickets) ticket.wait();
+}
+
+// In the order that a forward pass reads them.
+void DistributedOptimizer::gather_weights(Stream stream) {
+  std::vector<std::vector<comm::Ticket>> tickets(buckets_.size());
+  for (const size_t i : forward_) {
+    Bucket& b = buckets_[i];
+    b.weights->cast(*b.domain, *b.holders, stream);
+    b.weights->gather(*b.domain, tickets[i], stream);
+  }
+  for (const size_t i : forward_) {
+    Bucket& b = buckets_[i];
+    for (comm::Ticket& ticket : tickets[i]) ticket.wait();
+    b.published.record(stream);
+    if (b.shared && b.peers->publish) b.peers->publish(static_cast<int32_t>(i), stream);
+  }
 }
 
 void DistributedOptimizer::restore(StepState state) {
@@ -208,37 +214,22 @@ StepLimits DistributedOptimizer::limits(double clip) const {
 StepReport DistributedOptimizer::step(const StepInput& input, Stream stream) {
   MOIETY_CHECK(input.tokens >= 0, "optimizer: {} tokens", input.tokens);
   const TraceSpan span(TraceLane::kHost, "optimizer");
-  zero_missing(stream);
-  const StepStatistics statistics = reduce_and_measure(input, stream);
+  finish_gradients(stream);
+  const StepStatistics statistics = measure(input, stream);
   const StepDecision decision = decide(limits(input.clip), statistics, state_);
   if (!decision.skip) update(input, decision, stream);
-  for (Parameter& p : parameters_) p.overwrite = true;
+  begin_gradients();
+  if (!decision.skip && config_.compare_copies > 0 && state_.t % config_.compare_copies == 0) {
+    compare_copies();
+  }
   return report(input, decision, statistics);
 }
 
-void DistributedOptimizer::zero_missing(Stream stream) {
-  for (Parameter& p : parameters_) {
-    if (!p.overwrite) continue;
-    stream.run([grad = p.grad] {
-      auto* bytes = static_cast<std::byte*>(grad.raw());
-      parallel_for(grad.bytes(), 1 << 20,
-                   [&](int64_t begin, int64_t end) { std::memset(bytes + begin, 0, end - begin); });
-    });
-  }
-}
-
-StepStatistics DistributedOptimizer::reduce_and_measure(const StepInput& input, Stream stream) {
-  std::vector<comm::Ticket> tickets(buckets_.size());
-  for (size_t i = 0; i < buckets_.size(); ++i) {
-    const Bucket& b = buckets_[i];
-    if (b.layout.ranks == 1) continue;
-    tickets[i] = b.comm->reduce_scatter(b.grads, b.shard, comm::ReduceOp::kSum, stream);
-  }
+StepStatistics DistributedOptimizer::measure(const StepInput& input, Stream stream) {
   GradStatistics sum;
-  for (size_t i = 0; i < buckets_.size(); ++i) {
-    tickets[i].wait();
+  for (const Bucket& b : buckets_) {
     GradStatistics own;
-    grad_statistics(buckets_[i].shard, buckets_[i].runs, &own, stream);
+    grad_statistics(b.gradients->sum(), b.runs, &own, stream);
     stream.synchronize();
     sum.add(own);
   }
@@ -292,9 +283,11 @@ void DistributedOptimizer::update(const StepInput& input, const StepDecision& de
                        .weight_decay = input.weight_decay,
                        .t = state_.t,
                        .seed = config_.seed};
-  for (Bucket& b : buckets_) {
+  await_drained(stream);
+  for (const size_t i : forward_) {
+    const Bucket& b = buckets_[i];
     adamw(config_.adam, step,
-          {.grad = b.shard,
+          {.grad = b.gradients->sum(),
            .master = b.master,
            .exp_avg = b.exp_avg,
            .exp_avg_sq = b.exp_avg_sq,

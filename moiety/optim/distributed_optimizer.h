@@ -2,10 +2,9 @@
 // and Megatron's distributed optimizer): it owns weights and gradients of the model in flat buckets
 // (buffer_layout.h) and, of the own segment of each bucket, fp32 masters and moments.
 //
-// A step: gradients are summed over the ranks that hold the parameter (dense: all of `world`;
-// experts: `experts`) by a reduce-scatter; statistics of all ranks are gathered and combined in
-// rank order, so that all decide alike (step_rule.h); AdamW on the own segment; all-gather of the
-// weights.
+// A step: gradients are summed over each parameter's domain, of which every rank gets its segment;
+// statistics of all ranks are gathered and combined in rank order, so that all decide alike
+// (step_rule.h); AdamW on the own segment; all-gather of the weights.
 //
 // Nothing is scaled before the update: backward gives gradients of a sum over tokens, and 1/tokens
 // is applied once, with the clip factor. A skipped step changes nothing but `skips_in_row` and
@@ -14,6 +13,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,9 +23,12 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/stream.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/gtp/slot_arena.h"
 #include "moiety/optim/adamw.h"
+#include "moiety/optim/bucket_gradients.h"
 #include "moiety/optim/bucket_weights.h"
 #include "moiety/optim/buffer_layout.h"
+#include "moiety/optim/grid_groups.h"
 #include "moiety/optim/parameter.h"
 #include "moiety/optim/state_view.h"
 #include "moiety/optim/step_rule.h"
@@ -41,6 +44,14 @@ struct OptimizerConfig {
   int max_skips = 3;
   double spike_sigma = 0;
   int64_t bucket_elements = kBucketElements;
+  DType main_grad = DType::kFloat32;  // or bfloat16
+  DType grad_wire = DType::kFloat32;  // what ranks send of it: also bfloat16, summed in fp32
+  // Ranks compare what they have copies of after so many steps; 0: never.
+#ifdef NDEBUG
+  int64_t compare_copies = 0;
+#else
+  int64_t compare_copies = 100;
+#endif
 };
 
 // What a rank brings to a step. lr, weight_decay and clip are the same on all ranks, and so is the
@@ -77,14 +88,33 @@ struct StepReport {
   uint32_t flags = 0;            // or-ed
 };
 
+// What the optimizer asks of the transport by which (e)gtp peers gather shards (gtp/transport.h).
+// Without functions there are no such peers.
+struct ShardPeers {
+  // Collective over the peers: zeroed memory that they can gather from.
+  std::function<gtp::SlotArena::Block(const std::string& what, int64_t bytes)> allocate;
+  // What is run on the stream afterwards may overwrite shards (E7).
+  std::function<void(const Stream&)> await_drained;
+  // The bucket's shards are written (E1).
+  std::function<void(int32_t bucket, const Stream&)> publish;
+};
+
+// A parameter that (e)gtp cuts: where its peers find what they gather.
+struct SharedShard {
+  int32_t bucket = 0;  // of ShardPeers::publish
+  // Of bytes that ShardPeers::allocate gave, the first of this rank's; the same places hold the
+  // same arrays at all peers. Null if it gave none.
+  const std::byte* memory = nullptr;
+};
+
 class DistributedOptimizer {
  public:
-  // Collective. All ranks pass the same parameters in the same order, but for which experts they
-  // hold; `experts` are the ranks that hold the same ones. Communicators must outlive the
-  // optimizer. Weights and state are zero. Throws, on every rank, if the ranks disagree about the
-  // layout (Comm) or if an element of a logical tensor has no owner or several (InvalidArgument).
+  // Collective. All ranks pass the same parameters in the same order, but for which parts they
+  // hold. `groups`, and what the functions of `dense` and `experts` use, outlive the optimizer.
+  // Weights and state are zero. Throws, on every rank, if the ranks disagree about the layout
+  // (Comm) or if an element of a logical tensor has no owner or several (InvalidArgument).
   DistributedOptimizer(std::vector<ParamSpec> specs, const OptimizerConfig& config,
-                       comm::Communicator& world, comm::Communicator& experts);
+                       const GridGroups& groups, ShardPeers dense = {}, ShardPeers experts = {});
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
 
@@ -95,6 +125,18 @@ class DistributedOptimizer {
 
   // Collective: initial masters, zero moments, t = 0, published weights.
   void initialize(uint64_t seed, Stream stream);
+
+  // The gradient of a parameter is complete when `event` is. A bucket whose gradients all are is
+  // summed beside the rest of backward, in an order that is the same on all ranks; others at the
+  // step. A parameter that is never reported counts as complete then.
+  void on_grad_ready(int parameter, const Event& event);
+  // Before more is added to the gradient of a parameter that was reported in this step: from now on
+  // until the step `grad` takes what is new, which is summed in a second round and added.
+  void on_grad_late(int parameter);
+  // What is run on the stream afterwards reads the parameter's published weights.
+  void ensure_ready(int parameter, const Stream& stream) const;
+  // Of a parameter that (e)gtp cuts; its arrays are those of `parameters()`.
+  std::optional<SharedShard> shared_shard(int parameter) const;
 
   // Collective. Afterwards gradients begin anew.
   StepReport step(const StepInput& input, Stream stream);
@@ -108,40 +150,61 @@ class DistributedOptimizer {
   void clear_halt() { state_.halt = false; }
   // Collective, after masters were loaded: weights := masters rounded, on all ranks.
   void publish(Stream stream);
-  // Collective: from now on weights are kept in these formats, by parameter. Weights of a changed
-  // format move; masters, moments and gradients stay. Parameters of one class change alike.
+  // Collective: from now on weights are kept in these formats, by parameter. Weights move; masters,
+  // moments and gradients stay. Parameters of one class change alike.
   void set_formats(std::span<const std::optional<QuantSpec>> formats, Stream stream);
 
  private:
   struct Bucket {
     BucketLayout layout;
-    comm::Communicator* comm = nullptr;
-    std::vector<ElementRun> runs;  // of the own segment
+    comm::Communicator* domain = nullptr;
+    comm::Communicator* holders = nullptr;  // all that hold elements of its uncut weights
+    std::vector<ElementRun> runs;           // of the own segment
     std::unique_ptr<BucketWeights> weights;
-    Buffer grad_memory, shard_memory, state_memory;
-    TensorView grads;                        // [length]
-    TensorView shard;                        // [segment], the reduced gradient
+    std::unique_ptr<BucketGradients> gradients;
+    size_t unreported = 0;  // parameters whose gradient is not known to be complete
+    bool late = false;
+    Event published;
+    Buffer state_memory;
     TensorView master, exp_avg, exp_avg_sq;  // [segment]
+    bool shared = false;                     // (e)gtp cuts its parameters
+    const ShardPeers* peers = nullptr;       // of those
   };
 
   Bucket make_bucket(const BucketLayout& layout);
+  void place_weights();
+  // optimizer_checks.cpp
   void check_layouts() const;
   void check_owners() const;
-  void zero_missing(Stream stream);
-  StepStatistics reduce_and_measure(const StepInput& input, Stream stream);
+  void compare_copies() const;
+  // optimizer_gradients.cpp
+  Bucket& bucket_of(int parameter);
+  void zero_missing(const Bucket& bucket, Stream stream);
+  void reduce_buckets(bool all, Stream stream);
+  void finish_gradients(Stream stream);
+  void begin_gradients();
+
+  StepStatistics measure(const StepInput& input, Stream stream);
   StepStatistics combine(const std::vector<double>& all, size_t width) const;
   StepLimits limits(double clip) const;
   void update(const StepInput& input, const StepDecision& decision, Stream stream);
+  void await_drained(Stream stream) const;
   void gather_weights(Stream stream);
   StepReport report(const StepInput& input, const StepDecision& decision,
                     const StepStatistics& statistics) const;
 
   std::vector<ParamSpec> specs_;
   OptimizerConfig config_;
+  const GridGroups& groups_;
   comm::Communicator& world_;
-  comm::Communicator& experts_;
+  std::array<ShardPeers, 2> peers_;                    // of dense weights, of experts
+  std::array<gtp::SlotArena::Block, 2> shard_memory_;  // what they gave
   std::vector<Bucket> buckets_;
+  std::vector<size_t> bucket_index_;          // by parameter
+  std::vector<std::vector<size_t>> domains_;  // the buckets of each domain, ascending
+  std::vector<size_t> forward_;               // buckets in the order that a forward pass reads them
   std::vector<Parameter> parameters_;
+  std::vector<bool> reported_;  // by parameter, in this step
   StepState state_;
 };
 

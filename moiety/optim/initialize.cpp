@@ -12,12 +12,14 @@ namespace {
 
 constexpr int64_t kGrain = 16 << 10;
 
-// Elements [begin, end) of the logical tensor.
-void fill_normal(uint64_t seed, uint32_t tensor_id, float std, int64_t begin, int64_t end,
-                 float* out) {
-  parallel_for(end - begin, kGrain, [&](int64_t first, int64_t last) {
-    init_normals(seed, tensor_id, static_cast<uint64_t>(begin + first), last - first, std,
-                 out + first);
+void fill_normal(uint64_t seed, float std, const ElementRun& run, float* out) {
+  parallel_for(run.end - run.begin, kGrain, [&](int64_t first, int64_t last) {
+    for (int64_t at = first, n; at < last; at += n) {
+      const int64_t index = run.logical + at;
+      n = run.columns.stretch(index, last - at);
+      init_normals(seed, run.tensor_id, static_cast<uint64_t>(run.columns.in_tensor(index)), n, std,
+                   out + at);
+    }
   });
 }
 
@@ -30,11 +32,10 @@ void initialize(std::span<const ParamSpec> specs, std::span<const ElementRun> ru
     for (const ElementRun& run : runs) {
       const ParamSpec& spec = specs[run.parameter];
       float* out = master.data<float>() + run.begin;
-      const int64_t n = run.end - run.begin;
       if (spec.init == InitKind::kNormal) {
-        fill_normal(seed, run.tensor_id, spec.init_std, run.logical, run.logical + n, out);
+        fill_normal(seed, spec.init_std, run, out);
       } else {
-        std::fill(out, out + n, spec.init == InitKind::kOnes ? 1.0f : 0.0f);
+        std::fill(out, out + (run.end - run.begin), spec.init == InitKind::kOnes ? 1.0f : 0.0f);
       }
     }
   });

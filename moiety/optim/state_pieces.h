@@ -15,7 +15,8 @@ namespace moiety::optim {
 // those of the one before.
 std::vector<Box> boxes_of_range(std::span<const int64_t> shape, int64_t begin, int64_t end);
 
-// Appends a piece for every box that the runs hold of slot `slot`; `data` is the segment.
+// Appends a piece for every box that the runs hold of slot `slot`; `data` is the segment. Of a
+// tensor whose columns are cut a full row is one of the rank's columns.
 void append_pieces(std::span<const ParamSpec> specs, std::span<const ElementRun> runs,
                    const std::string& slot, const TensorView& data, StateView& view);
 

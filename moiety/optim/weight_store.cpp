@@ -12,7 +12,7 @@ WeightStore::WeightStore(std::vector<ParamSpec> specs, DType storage) : specs_(s
   check_specs(specs_);
   parameters_.resize(specs_.size());
   for (size_t p = 0; p < specs_.size(); ++p) parameters_[p].spec = specs_[p];
-  for (const BucketLayout& layout : layout_buffers(specs_, 1, 1)) {
+  for (const BucketLayout& layout : layout_buffers(specs_, gtp::Grid{})) {
     Bucket& b = buckets_.emplace_back();
     b.layout = layout;
     b.runs = segment_runs(specs_, layout, 0);

@@ -199,8 +199,8 @@ TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
     RankModel model(config, DType::kFloat32, Grid{}, 128, 100, world);
     model::Transformer& transformer = model.transformer();
-    optim::DistributedOptimizer optimizer(
-        transformer.parameter_specs(), {.weights = DType::kFloat32}, world, model.expert_copies());
+    optim::DistributedOptimizer optimizer(transformer.parameter_specs(),
+                                          {.weights = DType::kFloat32}, model.groups());
     transformer.bind(optimizer.parameters());
     optimizer.initialize(1, Stream());
     BatchBuffer batch(8, 16, false);
@@ -285,8 +285,8 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       optim::OptimizerConfig oc;
       oc.weights = storage_dtype(o);
       oc.moments = o.optim.state_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
-      optim::DistributedOptimizer optimizer(training_specs(o, model.transformer()), oc, world,
-                                            model.expert_copies());
+      optim::DistributedOptimizer optimizer(training_specs(o, model.transformer()), oc,
+                                            model.groups());
       model.transformer().bind(optimizer.parameters());
       optimizer.initialize(1, Stream());
       int64_t weights = 0;

@@ -1,5 +1,5 @@
-// A model's training state, as the distributed optimizer divides it, saved under each layout of 1
-// to 4 ranks and loaded under each other one.
+// A model's training state, as the distributed optimizer divides it, saved under each of 12
+// grids and loaded under each other one.
 #include <array>
 #include <map>
 #include <memory>
@@ -14,20 +14,31 @@
 namespace moiety::checkpoint {
 namespace {
 
-struct Layout {
-  int ranks, ep;
+using Layout = gtp::Grid;
+// With ep 3 a rank holds no expert, with egtp 6 and in the small vocabularies nothing but padding;
+// the vocabulary of 41 divides by none of the degrees.
+constexpr std::array kLayouts{
+    Layout{},
+    Layout{.tp = 2, .egtp = 2},
+    Layout{.gtp = 2, .ep = 2},
+    Layout{.dp = 2, .edp = 2},
+    Layout{.tp = 3, .ep = 3},
+    Layout{.gtp = 3, .egtp = 3},
+    Layout{.tp = 4, .ep = 4},
+    Layout{.gtp = 4, .egtp = 2, .edp = 2},
+    Layout{.tp = 2, .gtp = 2, .ep = 2, .edp = 2},
+    Layout{.dp = 4, .ep = 2, .egtp = 2},
+    Layout{.gtp = 3, .dp = 2, .egtp = 6},
+    Layout{.tp = 2, .gtp = 2, .dp = 2, .ep = 2, .egtp = 2, .edp = 2},
 };
-// With ep 3 and 4 a rank holds no expert; the vocabulary of 41 divides by none of them.
-constexpr std::array<Layout, 8> kLayouts{
-    {{1, 1}, {2, 1}, {2, 2}, {3, 1}, {3, 3}, {4, 1}, {4, 2}, {4, 4}}};
+int ranks_of(const Layout& layout) { return layout.tp * layout.gtp * layout.dp; }
 
 // What one rank has: the optimizer's segments, and the router's bias, of which all have copies.
 class ModelState {
  public:
   ModelState(comm::Communicator& world, const Layout& layout, DType moments)
-      : copies_(world.split(world.rank() % layout.ep, world.rank(), "edp")),
-        optimizer_(optim::model_specs(world.rank() % layout.ep, layout.ep), config(moments), world,
-                   *copies_),
+      : groups_(layout, world),
+        optimizer_(optim::model_specs(layout, world.rank()), config(moments), groups_),
         bias_(DType::kFloat32, {optim::kExperts}),
         layout_(layout) {}
 
@@ -45,8 +56,8 @@ class ModelState {
   }
 
   RunState run(int64_t step) const {
-    RunState run = run_state(step, layout_.ranks);
-    run.layout.ep = layout_.ep;
+    RunState run = run_state(step, ranks_of(layout_));
+    run.layout = {ranks_of(layout_), layout_.tp, layout_.gtp, layout_.dp, layout_.ep, layout_.egtp};
     return run;
   }
 
@@ -58,7 +69,7 @@ class ModelState {
     return config;
   }
 
-  std::unique_ptr<comm::Communicator> copies_;
+  optim::GridGroups groups_;
   optim::DistributedOptimizer optimizer_;
   Tensor bias_;
   Layout layout_;
@@ -67,7 +78,7 @@ class ModelState {
 // body(state, world) on the ranks of a layout.
 void on_layout(const Layout& layout, DType moments,
                const std::function<void(ModelState&, comm::Communicator&)>& body) {
-  comm::run_thread_ranks(layout.ranks, {Seconds(30)}, [&](comm::Communicator& world) {
+  comm::run_thread_ranks(ranks_of(layout), {Seconds(30)}, [&](comm::Communicator& world) {
     ModelState state(world, layout, moments);
     body(state, world);
     world.barrier();
@@ -126,8 +137,8 @@ TEST_P(Reshard, EveryLayoutIntoEveryOther) {
   }
   const auto path = [&](size_t a) { return saved + "/" + step_name(step_of_layout(a)); };
   const auto expected = content_of(path(0));
-  // Three slots of the ten logical tensors, and the bias.
-  EXPECT_EQ(expected.size(), 31u);
+  // Three slots of the 16 logical tensors, and the bias.
+  EXPECT_EQ(expected.size(), 49u);
   for (size_t b = 0; b < kLayouts.size(); ++b) {
     EXPECT_EQ(content_of(path(b)), expected) << "saved under layout " << b;
     const std::string again = directory / text("again-{}", b);
@@ -140,6 +151,7 @@ TEST_P(Reshard, EveryLayoutIntoEveryOther) {
         EXPECT_EQ(run.state, run_state(1, 1).state);
         EXPECT_EQ(run.step, step_of_layout(a));
         EXPECT_EQ(run.layout.ep, kLayouts[a].ep);
+        EXPECT_EQ(run.layout.gtp, kLayouts[a].gtp);
         save_beside(state, world, again, step_of_layout(a));
       }
     });
@@ -155,11 +167,11 @@ INSTANTIATE_TEST_SUITE_P(Moments, Reshard, ::testing::Values(DType::kFloat32, DT
 
 TEST(WeightsOnly, UnderAnotherLayout) {
   const TemporaryDirectory directory;
-  on_layout({4, 2}, DType::kFloat32, [&](ModelState& state, comm::Communicator& world) {
+  on_layout(kLayouts[8], DType::kFloat32, [&](ModelState& state, comm::Communicator& world) {
     fill(state.view(true), 1);
     save_beside(state, world, directory / "c", 7);
   });
-  on_layout({3, 3}, DType::kBFloat16, [&](ModelState& state, comm::Communicator& world) {
+  on_layout(kLayouts[5], DType::kBFloat16, [&](ModelState& state, comm::Communicator& world) {
     StateView weights, moments;
     for (const StatePiece& piece : state.view(true)) {
       (piece.slot == "weight" ? weights : moments).push_back(piece);

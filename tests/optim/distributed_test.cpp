@@ -20,11 +20,30 @@ namespace {
 
 using comm::Communicator;
 
-struct Layout {
-  int ranks, ep;
+using Layout = gtp::Grid;
+constexpr Layout dense_copies(int ranks, int ep) {
+  return {.dp = ranks, .ep = ep, .edp = ranks / ep};
+}
+constexpr std::array kLayouts{
+    dense_copies(1, 1),
+    dense_copies(2, 1),
+    dense_copies(2, 2),
+    dense_copies(3, 1),
+    dense_copies(3, 3),
+    dense_copies(4, 1),
+    dense_copies(4, 2),
+    dense_copies(4, 4),
+    Layout{.tp = 2, .edp = 2},
+    Layout{.gtp = 2, .ep = 2},
+    Layout{.tp = 3, .egtp = 3},
+    Layout{.tp = 4, .ep = 2, .egtp = 2},
+    Layout{.gtp = 4, .egtp = 2, .edp = 2},
+    Layout{.tp = 2, .gtp = 2, .edp = 4},
+    Layout{.gtp = 3, .dp = 2, .egtp = 6},
+    Layout{.tp = 2, .gtp = 2, .dp = 2, .ep = 2, .egtp = 2, .edp = 2},
+    Layout{.gtp = 2, .dp = 4, .ep = 4, .edp = 2},
 };
-constexpr std::array<Layout, 8> kLayouts{
-    {{1, 1}, {2, 1}, {2, 2}, {3, 1}, {3, 3}, {4, 1}, {4, 2}, {4, 4}}};
+int ranks_of(const Layout& layout) { return layout.tp * layout.gtp * layout.dp; }
 
 // Whole logical tensors by "slot/name", put together from the pieces of all ranks.
 using Whole = std::map<std::string, std::vector<float>>;
@@ -90,14 +109,23 @@ float lone_normal(const LogicalTensor& tensor, int64_t i, int step, int batch) {
   return static_cast<int>(w[1] % kBatches) == batch ? normal_from_word(w[0]) : 0.0f;
 }
 
+// Elements of rows that no run has.
+std::vector<int64_t> padding(const ParamSpec& spec) {
+  std::vector<bool> is_padding(spec.numel(), true);
+  for_each_element(spec,
+                   [&](int64_t at, const LogicalTensor&, int64_t) { is_padding[at] = false; });
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < spec.numel(); ++i) {
+    if (is_padding[i]) out.push_back(i);
+  }
+  return out;
+}
+
 // One rank of a layout with its optimizer.
 class Rank {
  public:
-  Rank(Communicator& world, int ep_ranks, const OptimizerConfig& config)
-      : ep_(world.rank() % ep_ranks),
-        edp_(world.split(ep_, world.rank(), "edp")),
-        optimizer_(model_specs(ep_, ep_ranks), config, world, *edp_),
-        world_(world) {}
+  Rank(Communicator& world, const Layout& layout, const OptimizerConfig& config)
+      : groups_(layout, world), optimizer_(model_specs(layout, world.rank()), config, groups_) {}
 
   DistributedOptimizer& optimizer() { return optimizer_; }
   Parameter& parameter(const std::string& name) {
@@ -107,12 +135,13 @@ class Rank {
     throw std::runtime_error(name);
   }
 
-  // Backward of the batches of this rank: dense parameters see those of the rank, experts those
-  // that any rank of their ep group has.
+  // Backward of the batches of this rank: parameters see those of their place in the domain. What
+  // is written to padding rows makes no difference.
   void backward(int step, const Gradient& gradient) {
-    for (int batch = 0; batch < kBatches; ++batch) {
-      for (Parameter& p : optimizer_.parameters()) {
-        const Communicator& domain = p.spec.expert ? *edp_ : world_;
+    for (Parameter& p : optimizer_.parameters()) {
+      for (const int64_t i : padding(p.spec)) p.grad.data<float>()[i] = std::nanf("");
+      const Communicator& domain = groups_.of(p.spec.domain);
+      for (int batch = 0; batch < kBatches; ++batch) {
         if (batch % domain.size() == domain.rank()) contribute(p, step, batch, gradient);
       }
     }
@@ -129,6 +158,11 @@ class Rank {
   // The weights are the masters, rounded: everywhere.
   void check_weights(const Whole& whole) {
     for (Parameter& p : optimizer_.parameters()) {
+      for (const int64_t i : padding(p.spec)) {
+        ASSERT_EQ(p.weight.dtype() == DType::kFloat32 ? p.weight.data<float>()[i]
+                                                      : float(p.weight.data<bf16>()[i]),
+                  0);
+      }
       for_each_element(p.spec, [&](int64_t at, const LogicalTensor& tensor, int64_t i) {
         const float master = whole.at("weight/" + tensor.name)[i];
         if (p.weight.dtype() == DType::kFloat32) {
@@ -141,10 +175,8 @@ class Rank {
   }
 
  private:
-  int ep_;
-  std::unique_ptr<Communicator> edp_;
+  GridGroups groups_;
   DistributedOptimizer optimizer_;
-  Communicator& world_;
 };
 
 constexpr uint64_t kSeed = 1234;
@@ -162,8 +194,8 @@ Whole run_layout(Layout layout, const OptimizerConfig& config,
                  const std::function<void(Rank&, Communicator&)>& body) {
   Whole whole;
   std::mutex mutex;
-  comm::run_thread_ranks(layout.ranks, {Seconds(60)}, [&](Communicator& world) {
-    Rank rank(world, layout.ep, config);
+  comm::run_thread_ranks(ranks_of(layout), {Seconds(60)}, [&](Communicator& world) {
+    Rank rank(world, layout, config);
     rank.optimizer().initialize(kSeed, Stream());
     body(rank, world);
     {
@@ -178,7 +210,7 @@ Whole run_layout(Layout layout, const OptimizerConfig& config,
 
 void for_each_layout(const std::function<void(Layout)>& body) {
   for (const Layout layout : kLayouts) {
-    SCOPED_TRACE(text("{} ranks, ep {}", layout.ranks, layout.ep));
+    SCOPED_TRACE(grid_text(layout));
     body(layout);
   }
 }
@@ -219,11 +251,11 @@ TEST(Distributed, LayoutsGiveTheSameBits) {
               EXPECT_EQ(report.losses,
                         (std::vector<double>{0.5 * world.size(), 2.0 * world.size()}));
               EXPECT_LT(report.coef, 1.0);
-              if (layout.ranks == 1) norms.push_back(report.norm);
+              if (ranks_of(layout) == 1) norms.push_back(report.norm);
               EXPECT_EQ(report.norm, norms[step]);
             }
           });
-      if (layout.ranks == 1) expected = whole;
+      if (ranks_of(layout) == 1) expected = whole;
       EXPECT_TRUE(same_bits(whole, expected));
     });
   }
@@ -270,7 +302,7 @@ TEST(Distributed, MomentsHoldTheMeanGradient) {
         run_layout(layout, small_buckets(DType::kFloat32), [](Rank& rank, Communicator& world) {
           for (int step = 0; step < 2; ++step) {
             rank.backward(step, small_integer);
-            StepInput in = input(12 / world.size());
+            StepInput in = input(24 / world.size());
             in.clip = 0;
             rank.optimizer().step(in, Stream());
           }
@@ -282,7 +314,7 @@ TEST(Distributed, MomentsHoldTheMeanGradient) {
         std::array<double, 2> g{};
         for (int step = 0; step < 2; ++step) {
           for (int batch = 0; batch < kBatches; ++batch) {
-            g[step] += small_integer(tensor, i, step, batch) / 12.0;
+            g[step] += small_integer(tensor, i, step, batch) / 24.0;
           }
         }
         ASSERT_NEAR(exp_avg[i], 0.1 * (0.9 * g[0] + g[1]), 1e-6) << key;
@@ -294,7 +326,7 @@ TEST(Distributed, MomentsHoldTheMeanGradient) {
 }
 
 TEST(Distributed, ParametersWithoutContributionCountAsZero) {
-  for (const Layout layout : {Layout{1, 1}, Layout{3, 1}, Layout{4, 2}}) {
+  for (const Layout layout : {kLayouts[0], kLayouts[3], kLayouts[6], kLayouts[15]}) {
     const auto run = [&](bool explicit_zeros) {
       return run_layout(layout, small_buckets(), [&](Rank& rank, Communicator&) {
         rank.backward(0, small_integer);
@@ -323,9 +355,12 @@ struct BadValue {
   const char* parameter;
 };
 
+// Element i of the tensor, where the rank has it.
 void set(Rank& rank, const std::string& name, int64_t i, float value) {
   Parameter& p = rank.parameter(name);
-  if (i < p.grad.numel()) p.grad.data<float>()[i] = value;
+  for_each_element(p.spec, [&](int64_t at, const LogicalTensor&, int64_t logical) {
+    if (logical == i) p.grad.data<float>()[at] = value;
+  });
 }
 
 // A step with a bad gradient changes nothing, on any rank; the next one is as if it had not been.
@@ -383,7 +418,7 @@ TEST(Distributed, BadGradientsAreSkipped) {
 }
 
 TEST(Distributed, ABadElementIsFoundByItsOwner) {
-  run_layout({4, 1}, small_buckets(), [](Rank& rank, Communicator& world) {
+  run_layout(dense_copies(4, 1), small_buckets(), [](Rank& rank, Communicator& world) {
     rank.backward(0, small_integer);
     if (world.rank() == 2) set(rank, "embed.weight", 245, std::nanf(""));  // its last element
     const StepReport report = rank.optimizer().step(input(), Stream());
@@ -401,7 +436,7 @@ TEST(Distributed, ABadElementIsFoundByItsOwner) {
 }
 
 TEST(Distributed, PaddingIsNotLookedAt) {
-  run_layout({3, 1}, small_buckets(), [](Rank& rank, Communicator&) {
+  run_layout(dense_copies(3, 1), small_buckets(), [](Rank& rank, Communicator&) {
     rank.backward(0, small_integer);
     Parameter& norm = rank.parameter("norm.weight");  // 6 elements, the next starts at 128
     norm.grad.data<float>()[kModel] = std::nanf("");
@@ -413,7 +448,7 @@ TEST(Distributed, PaddingIsNotLookedAt) {
 }
 
 TEST(Distributed, TokensMayBeMissingOnOneRankButNotOnAll) {
-  run_layout({3, 3}, small_buckets(), [](Rank& rank, Communicator& world) {
+  run_layout(dense_copies(3, 3), small_buckets(), [](Rank& rank, Communicator& world) {
     rank.backward(0, small_integer);
     StepReport report = rank.optimizer().step(input(world.rank() == 1 ? 5 : 0), Stream());
     EXPECT_FALSE(report.skip);
@@ -427,7 +462,7 @@ TEST(Distributed, TokensMayBeMissingOnOneRankButNotOnAll) {
 
 TEST(Distributed, OverflowHaltsAllRanksUntilTheStepIsRepeated) {
   const auto run = [](bool overflow) {
-    return run_layout({4, 2}, small_buckets(), [&](Rank& rank, Communicator& world) {
+    return run_layout(dense_copies(4, 2), small_buckets(), [&](Rank& rank, Communicator& world) {
       if (overflow) {
         rank.backward(0, lone_normal);
         StepInput in = input();
@@ -456,14 +491,14 @@ TEST(Distributed, OverflowHaltsAllRanksUntilTheStepIsRepeated) {
 TEST(Distributed, StateMovesBetweenLayouts) {
   const OptimizerConfig config = small_buckets(DType::kBFloat16, DType::kBFloat16);
   StepState saved;
-  const Whole middle = run_layout({4, 2}, config, [&](Rank& rank, Communicator& world) {
+  const Whole middle = run_layout(dense_copies(4, 2), config, [&](Rank& rank, Communicator& world) {
     for (int step = 0; step < 2; ++step) {
       rank.backward(step, small_integer);
       rank.optimizer().step(input(24 / world.size()), Stream());
     }
     if (world.rank() == 0) saved = rank.optimizer().step_state();
   });
-  const Whole expected = run_layout({1, 1}, config, [](Rank& rank, Communicator&) {
+  const Whole expected = run_layout(dense_copies(1, 1), config, [](Rank& rank, Communicator&) {
     for (int step = 0; step < 3; ++step) {
       rank.backward(step, small_integer);
       rank.optimizer().step(input(24), Stream());
@@ -496,11 +531,12 @@ TEST(Distributed, StateMovesBetweenLayouts) {
 }
 
 TEST(WeightStore, RoundsWhatIsLoadedAndStartsLikeTheOptimizer) {
-  const Whole whole = run_layout({2, 1}, small_buckets(), [](Rank& rank, Communicator&) {
-    rank.backward(0, small_integer);
-    rank.optimizer().step(input(), Stream());
-  });
-  const Whole fresh = run_layout({1, 1}, small_buckets(), [](Rank&, Communicator&) {});
+  const Whole whole =
+      run_layout(dense_copies(2, 1), small_buckets(), [](Rank& rank, Communicator&) {
+        rank.backward(0, small_integer);
+        rank.optimizer().step(input(), Stream());
+      });
+  const Whole fresh = run_layout(dense_copies(1, 1), small_buckets(), [](Rank&, Communicator&) {});
   for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
     for (const int ep : {0, 1}) {
       WeightStore store(model_specs(ep, 2), storage);
@@ -534,15 +570,15 @@ TEST(WeightStore, RoundsWhatIsLoadedAndStartsLikeTheOptimizer) {
 }
 
 // The error that every rank sees.
-std::string construction_error(int ranks, const std::function<std::vector<ParamSpec>(int)>& specs,
-                               bool one_expert_domain) {
+std::string construction_error(const Layout& layout,
+                               const std::function<std::vector<ParamSpec>(int)>& specs) {
   std::mutex mutex;
   std::map<std::string, int> errors;
-  comm::run_thread_ranks(ranks, {Seconds(60)}, [&](Communicator& world) {
-    const auto edp = world.split(one_expert_domain ? 0 : world.rank(), 0, "edp");
+  comm::run_thread_ranks(ranks_of(layout), {Seconds(60)}, [&](Communicator& world) {
+    const GridGroups groups(layout, world);
     std::string error = "none";
     try {
-      DistributedOptimizer(specs(world.rank()), small_buckets(), world, *edp);
+      DistributedOptimizer(specs(world.rank()), small_buckets(), groups);
     } catch (const Error& e) {
       error = e.what();
     }
@@ -553,20 +589,16 @@ std::string construction_error(int ranks, const std::function<std::vector<ParamS
 }
 
 TEST(Distributed, ConstructionFindsWrongOwners) {
-  EXPECT_EQ(construction_error(
-                2, [](int) { return model_specs(0, 1); }, true),
-            "none");
+  const auto all_experts = [](int) { return model_specs(0, 1); };
+  EXPECT_EQ(construction_error(dense_copies(2, 1), all_experts), "none");
   // Both ranks hold all experts, but do not share them.
-  EXPECT_EQ(construction_error(
-                2, [](int) { return model_specs(0, 1); }, false),
+  EXPECT_EQ(construction_error(dense_copies(2, 2), all_experts),
             "optimizer: experts.fc1.weight has 744 elements, the ranks own 1488");
   // Nobody holds the second half.
-  EXPECT_EQ(construction_error(
-                2, [](int) { return model_specs(0, 2); }, true),
+  EXPECT_EQ(construction_error(dense_copies(2, 1), [](int) { return model_specs(0, 2); }),
             "optimizer: experts.fc1.weight has 744 elements, the ranks own 372");
   // One domain, but different experts.
-  EXPECT_EQ(construction_error(
-                2, [](int rank) { return model_specs(rank, 2); }, true),
+  EXPECT_EQ(construction_error(dense_copies(2, 1), [](int rank) { return model_specs(rank, 2); }),
             "optimizer: ranks 0 and 1 of \"edp\" have different expert parameters");
   const auto other_decay = [](int rank) {
     auto specs = model_specs(0, 1);
@@ -574,15 +606,45 @@ TEST(Distributed, ConstructionFindsWrongOwners) {
     specs[0].decay = rank != 2;
     return specs;
   };
-  EXPECT_EQ(construction_error(3, other_decay, true),
-            "optimizer: ranks 0 and 2 of \"world\" have different dense parameters");
+  EXPECT_EQ(construction_error(dense_copies(3, 1), other_decay),
+            "optimizer: ranks 0 and 2 of \"dp\" have different dense parameters");
   const auto other_tensor = [](int rank) {
     auto specs = model_specs(0, 1);
     if (rank == 1) specs[0].tensors[0].name = "embedding.weight";
     return specs;
   };
-  EXPECT_EQ(construction_error(3, other_tensor, true),
+  EXPECT_EQ(construction_error(dense_copies(3, 1), other_tensor),
             "optimizer: ranks 0 and 1 of \"world\" have different tensors");
+  // A weight that tp and gtp cut is summed over an axis that cuts it, or not over one that does
+  // not.
+  const Layout layout{.tp = 2, .gtp = 2, .edp = 4};
+  const auto other_domain = [&](size_t parameter, gtp::Axes domain) {
+    return [=](int rank) {
+      auto specs = model_specs(layout, rank);
+      specs[parameter].domain = domain;
+      return specs;
+    };
+  };
+  using gtp::Axis;
+  EXPECT_EQ(construction_error(layout, other_domain(0, {Axis::kDp, Axis::kTp})),
+            "optimizer: ranks 0 and 1 of \"tp\" have different dense parameters");
+  EXPECT_EQ(construction_error(layout, other_domain(2, {Axis::kDp})),
+            "optimizer: attn.q.weight has 72 elements, the ranks own 144");
+  EXPECT_EQ(construction_error(layout, other_domain(1, {Axis::kGtp, Axis::kDp})),
+            "optimizer: norm.weight has 6 elements, the ranks own 12");
+  // Ranks with parts of different sizes of one weight.
+  const auto other_size = [&](int rank) {
+    auto specs = model_specs(layout, rank);
+    if (rank >= 2)
+      specs[0] = cut(matrix_spec("embed.weight", 45, kModel),
+                     {.tp_axis = 0, .align = 8, .vocabulary = true}, layout, rank);
+    specs[0].kind = ParameterClass::kEmbedding;
+    specs[0].tensors[0].shape[0] = 45;
+    specs[0].row_map.clear();
+    return specs;
+  };
+  EXPECT_EQ(construction_error(layout, other_size),
+            "optimizer: ranks 0 and 2 of \"tp x gtp\" have different dense buckets");
 }
 
 }  // namespace

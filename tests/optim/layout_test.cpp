@@ -17,7 +17,7 @@ TEST(Layout, BoundariesAreEvenAndInBounds) {
   for (const int64_t n : {1, 127, 128, 129, 384, 40960}) {
     for (const int ranks : {1, 2, 3, 6, 7, 8}) {
       const std::vector<ParamSpec> specs{matrix_spec("a", n, 1), matrix_spec("b", 1, n)};
-      const auto buckets = layout_buffers(specs, ranks, 1);
+      const auto buckets = layout_buffers(specs, gtp::Grid{.dp = ranks});
       ASSERT_EQ(buckets.size(), 1u);
       const BucketLayout& bucket = buckets[0];
       EXPECT_EQ(bucket.length % (128 * ranks), 0);
@@ -39,7 +39,7 @@ TEST(Layout, BucketsCloseAndLargeParametersStandAlone) {
   }
   specs.push_back(expert_spec("e", 0, 2));
   specs.push_back(matrix_spec("last", 1, 384));
-  const auto buckets = layout_buffers(specs, 2, 3, 1024);
+  const auto buckets = layout_buffers(specs, {.dp = 2, .edp = 3}, 1024);
   std::vector<std::vector<int>> members;
   for (const BucketLayout& b : buckets) {
     members.emplace_back();
@@ -56,7 +56,7 @@ TEST(Layout, BucketsCloseAndLargeParametersStandAlone) {
 
 TEST(Layout, RunsMergeAndFollowTheRowMap) {
   const std::vector<ParamSpec> specs{qkv_spec()};
-  const auto buckets = layout_buffers(specs, 1, 1);
+  const auto buckets = layout_buffers(specs, gtp::Grid{});
   const auto runs = segment_runs(specs, buckets[0], 0);
   ASSERT_EQ(runs.size(), 6u);
   EXPECT_EQ(runs[3].begin, 12 * kModel);
@@ -65,20 +65,33 @@ TEST(Layout, RunsMergeAndFollowTheRowMap) {
   // Rows that continue each other are one run.
   std::vector<ParamSpec> split{matrix_spec("a", 10, 4)};
   split[0].row_map = {{0, 0, 0, 3}, {3, 0, 3, 7}};
-  EXPECT_EQ(segment_runs(split, layout_buffers(split, 1, 1)[0], 0).size(), 1u);
+  EXPECT_EQ(segment_runs(split, layout_buffers(split, gtp::Grid{})[0], 0).size(), 1u);
+}
+
+// The rank's place in the domain of a bucket.
+int place_in(const BucketLayout& bucket, const gtp::Grid& grid, int rank) {
+  const std::vector<int> group = grid.group(bucket.domain, rank);
+  return static_cast<int>(std::find(group.begin(), group.end(), rank) - group.begin());
 }
 
 // Every element of every logical tensor lies in exactly one box of one rank, at the address that
 // the row map says.
-void check_ownership(int ranks, int ep_ranks) {
-  SCOPED_TRACE(text("{} ranks, {} expert ranks", ranks, ep_ranks));
+void check_ownership(const gtp::Grid& grid) {
+  SCOPED_TRACE(grid_text(grid));
+  const int ranks = grid.tp * grid.gtp * grid.dp;
   std::map<std::string, std::vector<int>> owners;
-  bool segment_without_parameter = false, border_inside_row = false, expert_over_two = false;
+  bool segment_without_parameter = false, border_inside_row = false, expert_over_two = false,
+       columns = false, nothing_but_padding = false;
   for (int rank = 0; rank < ranks; ++rank) {
-    const auto specs = model_specs(rank % ep_ranks, ep_ranks);
-    std::map<std::string, int> fc1_segments;
-    for (const BucketLayout& bucket : layout_buffers(specs, ranks, ranks / ep_ranks, 700)) {
-      const int place = bucket.expert ? rank / ep_ranks : rank;
+    const auto specs = model_specs(grid, rank);
+    check_specs(specs);
+    for (const ParamSpec& spec : specs) {
+      columns |= spec.first_column > 0;
+      nothing_but_padding |= spec.rows > 0 && spec.row_map.empty();
+    }
+    for (const BucketLayout& bucket : layout_buffers(specs, grid, 700)) {
+      ASSERT_EQ(bucket.length % (kParameterAlignment * bucket.ranks), 0);
+      const int place = place_in(bucket, grid, rank);
       // Elements of the bucket hold tensor and logical index, to be found through the boxes.
       Tensor memory(DType::kInt64, {bucket.length});
       std::fill_n(memory.data<int64_t>(), bucket.length, -1);
@@ -90,13 +103,23 @@ void check_ownership(int ranks, int ep_ranks) {
       }
       const auto runs = segment_runs(specs, bucket, place);
       segment_without_parameter |= runs.empty() && bucket.length > 0;
-      for (const ElementRun& run : runs) border_inside_row |= run.logical % kModel != 0;
+      for (const ElementRun& run : runs) {
+        border_inside_row |= run.logical % run.columns.count != 0;
+        // Elements know their place in the tensor one by one and in stretches.
+        for (int64_t i = 0, n; run.begin + i < run.end; i += n) {
+          n = run.columns.stretch(run.logical + i, run.end - run.begin - i);
+          for (int64_t k = 0; k < n; ++k) {
+            ASSERT_EQ(memory.data<int64_t>()[place * bucket.segment() + run.begin + i + k] & 0xFFFF,
+                      run.columns.in_tensor(run.logical + i) + k);
+          }
+        }
+      }
       const TensorView segment =
           memory.view().slice(0, place * bucket.segment(), (place + 1) * bucket.segment());
       StateView view;
       append_pieces(specs, runs, "weight", segment, view);
       for (const StatePiece& piece : view) {
-        expert_over_two |= piece.shape.size() == 3 && ranks > ep_ranks && piece.box.size[1] != 31;
+        expert_over_two |= piece.shape.size() == 3 && bucket.ranks > 1 && piece.box.size[1] != 31;
         const auto* data = static_cast<const int64_t*>(piece.data);
         std::array<int64_t, 3> extent{1, 1, 1}, size{1, 1, 1}, start{};
         for (int d = 0; d < piece.box.rank; ++d) {
@@ -122,23 +145,128 @@ void check_ownership(int ranks, int ep_ranks) {
   }
   int64_t total = 0;
   for (const auto& [name, counts] : owners) {
-    for (const int count : counts) EXPECT_EQ(count, 1) << name;
+    for (const int count : counts) ASSERT_EQ(count, 1) << name;
     total += static_cast<int64_t>(counts.size());
   }
-  EXPECT_EQ(total, 2 * 41 * kModel + kModel + 24 * kModel + kExperts * kModel +
-                       2 * kExperts * kExpertRows * kModel + 1);
+  int64_t expected = 0;
+  for (const ParamSpec& spec : model_specs(0, 1)) {
+    for (const LogicalTensor& tensor : spec.tensors) expected += numel(tensor);
+  }
+  EXPECT_EQ(total, expected);
   // The hard shapes did occur.
   EXPECT_TRUE(segment_without_parameter || ranks < 8);
-  EXPECT_TRUE(border_inside_row || ranks == 1);
-  EXPECT_TRUE(expert_over_two || ranks == ep_ranks);
+  EXPECT_TRUE(border_inside_row || grid.dp < 3 || grid.tp * grid.gtp > 1);
+  EXPECT_TRUE(expert_over_two || grid.edp == 1);
+  EXPECT_EQ(columns, grid.tp > 1);
+  EXPECT_TRUE(nothing_but_padding || grid.tp < 2);
 }
 
 TEST(Layout, SegmentsTileTheTensors) {
   for (const auto& [ranks, ep] :
        {std::pair{1, 1}, std::pair{2, 1}, std::pair{2, 2}, std::pair{3, 1}, std::pair{3, 3},
         std::pair{4, 1}, std::pair{4, 2}, std::pair{4, 4}, std::pair{6, 3}, std::pair{8, 1}}) {
-    check_ownership(ranks, ep);
+    check_ownership({.dp = ranks, .ep = ep, .edp = ranks / ep});
   }
+  for (const int tp : {1, 2, 3, 4}) {
+    for (const int gtp : {1, 2, 3, 4}) {
+      check_ownership({.tp = tp, .gtp = gtp, .edp = tp * gtp});
+      check_ownership({.tp = tp, .gtp = gtp, .dp = 2, .ep = tp, .egtp = 2, .edp = gtp});
+    }
+  }
+}
+
+// All grids of so many ranks.
+std::vector<gtp::Grid> grids(int ranks) {
+  std::vector<gtp::Grid> out;
+  for (int tp = 1; tp <= ranks; ++tp) {
+    for (int gtp = 1; ranks % tp == 0 && gtp <= ranks / tp; ++gtp) {
+      if (ranks / tp % gtp != 0) continue;
+      for (int ep = 1; ep <= ranks; ++ep) {
+        for (int egtp = 1; ranks % ep == 0 && egtp <= ranks / ep; ++egtp) {
+          if (ranks / ep % egtp != 0) continue;
+          out.push_back({.tp = tp,
+                         .gtp = gtp,
+                         .dp = ranks / tp / gtp,
+                         .ep = ep,
+                         .egtp = egtp,
+                         .edp = ranks / ep / egtp});
+        }
+      }
+    }
+  }
+  return out;
+}
+
+TEST(Layout, OwnedCountsAreTheParameterCounts) {
+  size_t count = 0;
+  for (int ranks = 1; ranks <= 16; ++ranks) {
+    for (const gtp::Grid& grid : grids(ranks)) {
+      ++count;
+      std::map<std::string, int64_t> owned, expected;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const auto specs = model_specs(grid, rank, 2 * grid.tp);
+        for (const BucketLayout& bucket : layout_buffers(specs, grid, 700)) {
+          for (const ElementRun& run : segment_runs(specs, bucket, place_in(bucket, grid, rank))) {
+            owned[specs[run.parameter].tensors[run.tensor].name] += run.end - run.begin;
+          }
+        }
+        for (const ParamSpec& spec : specs) {
+          for (const LogicalTensor& tensor : spec.tensors) expected[tensor.name] = numel(tensor);
+        }
+      }
+      ASSERT_EQ(owned, expected) << grid_text(grid);
+    }
+  }
+  EXPECT_EQ(count, 1100u);
+}
+
+TEST(Layout, DomainsOfOneRankMakeNoBucketsOfTheirOwn) {
+  const auto families = [](const gtp::Grid& grid) {
+    std::vector<std::string> out;
+    for (const BucketLayout& b : layout_buffers(model_specs(grid, 0), grid)) {
+      out.push_back((b.expert ? "expert " : "") + gtp::name(b.domain));
+    }
+    return out;
+  };
+  using List = std::vector<std::string>;
+  EXPECT_EQ(families({.dp = 2, .edp = 2}), (List{"dp", "expert edp"}));
+  EXPECT_EQ(families({.gtp = 2, .egtp = 2}), (List{"", "gtp", "expert "}));
+  EXPECT_EQ(families({.tp = 2, .gtp = 2, .dp = 2, .edp = 8}),
+            (List{"dp", "tp x dp", "gtp x dp", "tp x gtp x dp", "expert edp"}));
+}
+
+TEST(ShardRows, ClipsRowMapsMemberByMember) {
+  // Two experts of 5 rows, shards of 4 rows.
+  ParamSpec slice = matrix_spec("w", 10, 3);
+  slice.tensors[0].shape = {4, 5, 3};
+  slice.row_map = {{0, 0, 10, 10}};
+  slice.shape = {2, 5, 3};
+  const auto rows = [](const ParamSpec& spec) {
+    std::string out = text("{}x{}:", spec.shape.front(), spec.shape[spec.shape.size() - 2]);
+    for (const RowRun& r : spec.row_map) {
+      out += text(" {}<-{}/{}+{}", r.memory_row, r.tensor, r.logical_row, r.rows);
+    }
+    return out;
+  };
+  gtp::Layout layout{.rows = 5, .cols = 3, .gtp_size = 3, .align = 2};
+  const auto shard = [&](int g) {
+    layout.gtp_rank = g;
+    return shard_rows(slice, layout);
+  };
+  EXPECT_EQ(rows(shard(0)), "2x2: 0<-0/10+2 2<-0/15+2");
+  EXPECT_EQ(rows(shard(1)), "2x2: 0<-0/12+2 2<-0/17+2");
+  EXPECT_EQ(rows(shard(2)), "2x2: 0<-0/14+1 2<-0/19+1");
+  EXPECT_EQ(shard(1).rows, 4);
+  // Cuts inside of the runs of a fused weight; the last rank has padding alone.
+  slice = qkv_spec();
+  layout = {.rows = 24, .cols = kModel, .gtp_size = 4, .align = 10};
+  EXPECT_EQ(rows(shard(0)), "10x10: 0<-0/0+6 6<-1/0+3 9<-2/0+1");
+  EXPECT_EQ(rows(shard(1)), "10x10: 0<-2/1+2 2<-0/6+6 8<-1/3+2");
+  EXPECT_EQ(rows(shard(2)), "10x10: 0<-1/5+1 1<-2/3+3");
+  EXPECT_EQ(rows(shard(3)), "10x10:");
+  EXPECT_THROW(shard_rows(vector_spec("v", 6), layout), Error);
+  layout.cols = 5;
+  EXPECT_THROW(shard(0), Error);
 }
 
 std::string box_text(std::span<const int64_t> shape, int64_t begin, int64_t end) {
@@ -186,11 +314,21 @@ TEST(Specs, FaultsAreNamed) {
   EXPECT_EQ(fault({spec}),
             "parameter attn.qkv.weight: its shape has 138 elements, its matrix is 24 x 6");
   spec = qkv_spec();
-  spec.row_map.pop_back();
-  EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: its row runs cover 21 of 24 rows");
+  spec.row_map.pop_back();  // padding
+  EXPECT_EQ(fault({spec}), "none");
   spec = qkv_spec();
   spec.row_map[2].memory_row = 10;
-  EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: a row run at 10 follows 9");
+  EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: a row run at 12 follows 13");
+  spec = qkv_spec();
+  spec.row_map[5].memory_row = 22;
+  EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: its row runs end at 25, it has 24 rows");
+  spec = qkv_spec();
+  spec.first_column = 1;
+  EXPECT_EQ(fault({spec}),
+            "parameter attn.qkv.weight: columns [1, 7) are outside of attn.q.weight");
+  spec = qkv_spec();
+  spec.domain = {gtp::Axis::kDp, gtp::Axis::kEdp};
+  EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: edp is not an axis of its grid");
   spec = qkv_spec();
   spec.row_map[5].logical_row = 4;
   EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: rows [4, 7) are outside of attn.v.weight");

@@ -38,6 +38,7 @@ std::vector<ParamSpec> specs_of(int ep, int ep_ranks, const std::optional<QuantS
   fc.row_map = {{0, 0, ep * local * kExpertHeight, local * kExpertHeight}};
   fc.shape = {local, kExpertHeight, kColumns};
   fc.expert = true;
+  fc.domain = {gtp::Axis::kEdp};
   fc.kind = ParameterClass::kExpert;
   out.push_back(in_format(fc, format));
   return out;
@@ -83,14 +84,14 @@ Outcome train(int ranks, int ep_ranks, const std::optional<QuantSpec>& format,
   std::mutex mutex;
   comm::run_thread_ranks(ranks, {}, [&](Communicator& world) {
     const int ep = world.rank() % ep_ranks;
-    const auto edp = world.split(ep, world.rank(), "edp");
+    const GridGroups groups({.dp = ranks, .ep = ep_ranks, .edp = ranks / ep_ranks}, world);
     OptimizerConfig config;
     config.bucket_elements = 3000;  // several buckets
-    DistributedOptimizer optimizer(specs_of(ep, ep_ranks, format), config, world, *edp);
+    DistributedOptimizer optimizer(specs_of(ep, ep_ranks, format), config, groups);
     optimizer.initialize(7, {});
     for (int step = 0; step < 3; ++step) {
       for (Parameter& p : optimizer.parameters()) {
-        contribute(p, step, (p.spec.expert ? edp->rank() : world.rank()) == 0);
+        contribute(p, step, groups.of(p.spec.domain).rank() == 0);
       }
       const StepReport report =
           optimizer.step({.lr = 0.1, .clip = 0, .tokens = world.rank() == 0}, {});
@@ -208,7 +209,8 @@ TEST(QuantizedWeights, ABucketHasOneFormat) {
     std::vector<ParamSpec> specs = specs_of(0, 1, QuantSpec::of(Format::kMxfp8));
     specs[1].format = std::nullopt;
     try {
-      const DistributedOptimizer optimizer(specs, {}, world, world);
+      const GridGroups groups({}, world);
+      const DistributedOptimizer optimizer(specs, {}, groups);
       FAIL();
     } catch (const Error& e) {
       EXPECT_NE(std::string(e.what()).find("share a bucket, not a format"), std::string::npos)

@@ -1,0 +1,30 @@
+// The communicators of a rank in the grids of parallelism (gtp/layout.h), made once.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "moiety/comm/communicator.h"
+#include "moiety/gtp/layout.h"
+
+namespace moiety::optim {
+
+class GridGroups {
+ public:
+  // Collective over all ranks of the grid; `world` outlives it. Throws as gtp::check_grid.
+  GridGroups(const gtp::Grid& grid, comm::Communicator& world);
+
+  const gtp::Grid& grid() const { return grid_; }
+  comm::Communicator& world() const { return world_; }
+  // The ranks that differ from this one in these axes alone, by rank. There are those of each axis,
+  // gtp x dp, tp x dp, tp x gtp x dp and egtp x edp; axes of one rank make no difference. None of
+  // them is `world`, so that the order of operations there does not matter here.
+  comm::Communicator& of(gtp::Axes axes) const;
+
+ private:
+  gtp::Grid grid_;
+  comm::Communicator& world_;
+  std::map<gtp::Axes, std::unique_ptr<comm::Communicator>> groups_;
+};
+
+}  // namespace moiety::optim

@@ -1,0 +1,91 @@
+// From backward to sums: when the gradients of a bucket are complete they travel.
+#include <algorithm>
+#include <cstring>
+
+#include "moiety/base/error.h"
+#include "moiety/base/parallel.h"
+#include "moiety/optim/distributed_optimizer.h"
+
+namespace moiety::optim {
+
+DistributedOptimizer::Bucket& DistributedOptimizer::bucket_of(int parameter) {
+  MOIETY_CHECK(parameter >= 0 && parameter < static_cast<int>(specs_.size()),
+               "optimizer: parameter {} of {}", parameter, specs_.size());
+  return buckets_[bucket_index_[parameter]];
+}
+
+void DistributedOptimizer::on_grad_ready(int parameter, const Event& event) {
+  Bucket& b = bucket_of(parameter);
+  const Stream lane;
+  lane.wait(event);
+  parameters_[parameter].overwrite = false;
+  if (reported_[parameter]) return;  // more of one that is late
+  reported_[parameter] = true;
+  if (--b.unreported == 0) reduce_buckets(false, lane);
+}
+
+void DistributedOptimizer::on_grad_late(int parameter) {
+  Bucket& b = bucket_of(parameter);
+  MOIETY_CHECK(reported_[parameter], "optimizer: {} is late, but was not reported",
+               specs_[parameter].name);
+  b.late = true;
+  b.gradients->reopen(Stream());
+}
+
+void DistributedOptimizer::zero_missing(const Bucket& bucket, Stream stream) {
+  for (const BucketLayout::Slot& slot : bucket.layout.slots) {
+    const Parameter& p = parameters_[slot.parameter];
+    if (!p.overwrite) continue;
+    stream.run([grad = p.grad] {
+      auto* bytes = static_cast<std::byte*>(grad.raw());
+      parallel_for(grad.bytes(), 1 << 20,
+                   [&](int64_t begin, int64_t end) { std::memset(bytes + begin, 0, end - begin); });
+    });
+  }
+}
+
+// Issues what is complete, or all, in the order of the buckets of each domain.
+void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
+  for (const std::vector<size_t>& domain : domains_) {
+    for (const size_t i : domain) {
+      Bucket& b = buckets_[i];
+      if (!b.gradients->open()) continue;
+      if (!all && b.unreported > 0) break;
+      zero_missing(b, stream);
+      b.gradients->reduce(stream);
+    }
+  }
+}
+
+void DistributedOptimizer::finish_gradients(Stream stream) {
+  reduce_buckets(true, stream);
+  for (const Bucket& b : buckets_) b.gradients->finish(stream);
+  if (std::none_of(reported_.begin(), reported_.end(), [](bool x) { return x; })) return;
+  // A gradient that was late on one rank is summed once more by all.
+  for (const std::vector<size_t>& domain : domains_) {
+    std::vector<int32_t> late;
+    for (const size_t i : domain) late.push_back(buckets_[i].late);
+    comm::Communicator& ranks = *buckets_[domain[0]].domain;
+    const TensorView words(late.data(), DType::kInt32, {static_cast<int64_t>(late.size())});
+    if (ranks.size() > 1) ranks.all_reduce(words, comm::ReduceOp::kMax, stream).wait();
+    for (size_t k = 0; k < domain.size(); ++k) {
+      if (!late[k]) continue;
+      BucketGradients& gradients = *buckets_[domain[k]].gradients;
+      gradients.reopen(stream);
+      gradients.reduce(stream);
+      gradients.finish(stream);
+    }
+  }
+}
+
+void DistributedOptimizer::begin_gradients() {
+  for (Bucket& b : buckets_) {
+    b.unreported = b.layout.slots.size();
+    b.late = false;
+    b.gradients->begin();
+  }
+  for (Parameter& p : parameters_) p.overwrite = true;
+  reported_.assign(reported_.size(), false);
+}
+
+}  // namespace moiety::optim
