@@ -138,6 +138,9 @@ class Transport {
   // Checked against the bundle.
   void check_gather(const GatherJob& job) const;
   ReduceShape check_reduce(const ReduceJob& job) const;
+  // Ends a reduce: chunk j of member e lies at chunks[j] + e * stride bytes.
+  static void add_chunks(const ReduceJob& job, const ReduceShape& shape,
+                         std::span<std::byte* const> chunks, int64_t stride);
   // Remembers the first failure and throws it.
   [[noreturn]] void fail_with(const std::string& reason);
 
