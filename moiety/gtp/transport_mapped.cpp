@@ -192,15 +192,23 @@ BundleSpec::Transfer MappedTransport::reduce_transfer(const ReduceShape& s) cons
   return {shards * (ranks() - 1), shards * ranks(), 0};
 }
 
-void MappedTransport::exchange(BundleId id, const void* send, int64_t bytes,
-                               const std::function<void(std::span<std::byte* const>)>& read) {
+void MappedTransport::check_send(BundleId id, const TensorView& send) const {
+  MOIETY_CHECK(place(send.raw(), send.bytes()) >= 0,
+               "gtp \"{}\": the send slot of bundle \"{}\" is not in memory that peers map", name(),
+               bundle(id).name);
+}
+
+void MappedTransport::exchange(BundleId id, const TensorView& send,
+                               const std::function<void()>& write,
+                               const std::function<void(std::span<std::byte* const> sends)>& read) {
   const SharedBundle& b = bundle(id);
   const int produced = kProduced + b.expert, consumed = kConsumed + b.expert;
   const int place_array = kPlace + b.expert;
   const uint64_t k = own(produced) + 1;
-  // Until then a peer may still look for the place of the one before.
+  // Until then a peer may still read, or look for, what was sent before.
   await(consumed, k - 1, {"E6", "reduce", b.expert, k - 1, id});
-  const auto at = static_cast<uint64_t>(place(send, bytes));
+  write();
+  const auto at = static_cast<uint64_t>(place(send.raw(), send.bytes()));
   for (int r = 0; r < ranks(); ++r) comm::store_relaxed(word(r, place_array, rank()), at);
   tell(produced, k);
   await(produced, k, {"E4", "reduce", b.expert, k, id});
@@ -215,14 +223,13 @@ void MappedTransport::exchange(BundleId id, const void* send, int64_t bytes,
 
 void MappedTransport::reduce(const ReduceJob& job, const Stream& lane) {
   const ReduceShape s = check_reduce(job);
-  MOIETY_CHECK(place(job.send.raw(), job.send.bytes()) >= 0,
-               "gtp reduce: the send slot of bundle \"{}\" is not in memory that peers map",
-               bundle(job.bundle).name);
+  check_send(job.bundle, job.send);
   lane.run([=, this] {
     const BundleSpec::Transfer transfer = reduce_transfer(s);
     const TraceSpan span(TraceLane::kDp, "gtp reduce", {{"bytes", transfer.received}});
     const int64_t shard = byte_size(s.wire, s.shard_rows * s.cols);
-    exchange(job.bundle, job.send.raw(), job.send.bytes(), [&](std::span<std::byte* const> sends) {
+    const auto written = [] {};
+    exchange(job.bundle, job.send, written, [&](std::span<std::byte* const> sends) {
       std::vector<std::byte*> chunks;
       for (std::byte* peer : sends) chunks.push_back(peer + rank() * shard);
       add_chunks(job, s, chunks, ranks() * shard);

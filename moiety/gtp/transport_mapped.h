@@ -40,11 +40,12 @@ class MappedTransport final : public Transport {
 
   // Every rank's shard of an array of a member, by rank, once all have published it.
   std::vector<const std::byte*> await_shards(BundleId bundle, Array array, int member);
-  // Shows `send`, in memory from `allocate`, to all peers, waits for theirs, runs read(the ranks'
-  // send slots, by rank), and says that they have been read. One of the reduces of the bundle's
-  // lane.
-  void exchange(BundleId bundle, const void* send, int64_t bytes,
-                const std::function<void(std::span<std::byte* const>)>& read);
+  void check_send(BundleId bundle, const TensorView& send) const;
+  // One of the reduces of the bundle's lane: write() fills `send`, which lies in memory from
+  // `allocate`, once peers have read what the reduce before sent; when all peers have got so far,
+  // read(sends) gets their memory, by rank.
+  void exchange(BundleId bundle, const TensorView& send, const std::function<void()>& write,
+                const std::function<void(std::span<std::byte* const> sends)>& read);
   void count_received(const TransportBytes& bytes) {
     received_.gathered += bytes.gathered;
     received_.reduced += bytes.reduced;
