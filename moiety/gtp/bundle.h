@@ -48,6 +48,7 @@ class BundleLayout {
 
   int ranks() const { return spec_.group_size; }  // G
   bool trained() const { return trained_; }
+  int64_t rows() const { return rows_; }  // that exist
   const BundleSpec& spec() const { return spec_; }
   SharedBundle shared(BundleId id) const;
 
@@ -77,7 +78,7 @@ class BundleLayout {
   int32_t bucket_ = 0;
   bool trained_ = false, stack_ = false;
   std::vector<const ShardedWeight*> members_;
-  int64_t rows_ = 0, cols_ = 0;  // that exist
+  int64_t rows_ = 0, cols_ = 0;
   int64_t valid_rows_ = 0;
   BundleSpec spec_;
   std::array<std::optional<GatherLayout>, 3> gathers_;
