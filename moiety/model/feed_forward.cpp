@@ -37,13 +37,17 @@ void FeedForward::set_recipe(const std::optional<gemm::Recipe>& recipe) {
   fc2_.set_recipe(recipe);
 }
 
+TensorView FeedForward::hidden(const Pass& pass, TensorView h_TD) const {
+  const TensorView hidden = pass.tensor({h_TD.size(0), 2 * ffn_});
+  fc1_.forward(pass, h_TD, hidden, {});
+  pass.stored("ffn.fc1", "hidden", hidden, h_TD, fc1_.parameter().weight);
+  return hidden;
+}
+
 TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
-  const int64_t tokens = a.h_TD.size(0);
-  const TensorView hidden = pass.tensor({tokens, 2 * ffn_});
+  const TensorView hidden = this->hidden(pass, a.h_TD);
   ArenaScope temporaries(pass.arena);
-  const TensorView activated = pass.tensor({tokens, ffn_});
-  fc1_.forward(pass, a.h_TD, hidden, {});
-  pass.stored("ffn.fc1", "hidden", hidden, a.h_TD, fc1_.parameter().weight);
+  const TensorView activated = pass.tensor({a.h_TD.size(0), ffn_});
   gemm::activation_forward(swiglu_args(hidden, a.prob_T), activated, pass.stream);
   pass.stored("ffn.swiglu", "a", activated, hidden);
   fc2_.forward(pass, activated, a.out_TD, a.residual_TD);
@@ -54,17 +58,18 @@ TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
 void FeedForward::backward(const Pass& pass, const Backward& a) const {
   ArenaScope temporaries(pass.arena);
   const int64_t tokens = a.h_TD.size(0);
+  const TensorView hidden = a.hidden.defined() ? a.hidden : this->hidden(pass, a.h_TD);
   const TensorView activated = pass.tensor({tokens, ffn_});
   const TensorView d_activated = pass.tensor({tokens, ffn_});
   fc2_.input_gradient(pass, a.dout_TD, d_activated);
   pass.stored("ffn.fc2", "da", d_activated, a.dout_TD, fc2_.parameter().weight);
-  gemm::activation_backward(swiglu_args(a.hidden, a.prob_T), d_activated, a.hidden, activated,
+  gemm::activation_backward(swiglu_args(hidden, a.prob_T), d_activated, hidden, activated,
                             a.dprob_T, pass.stream);
-  pass.stored("ffn.swiglu", "dhidden", a.hidden, d_activated);
+  pass.stored("ffn.swiglu", "dhidden", hidden, d_activated);
   fc2_.weight_gradient(pass, a.dout_TD, activated);
-  fc1_.weight_gradient(pass, a.hidden, a.h_TD);
-  fc1_.input_gradient(pass, a.hidden, a.dh_TD);
-  pass.stored("ffn.fc1", "dh", a.dh_TD, a.hidden, fc1_.parameter().weight);
+  fc1_.weight_gradient(pass, hidden, a.h_TD);
+  fc1_.input_gradient(pass, hidden, a.dh_TD);
+  pass.stored("ffn.fc1", "dh", a.dh_TD, hidden, fc1_.parameter().weight);
 }
 
 DenseBlock::DenseBlock(const Config& c, int64_t layer)

@@ -28,13 +28,13 @@ class FeedForward {
     TensorView residual_TD;  // added to the output
     TensorView out_TD;       // storage or fp32
   };
-  // Returns fc1's output, which backward needs; on the arena.
+  // Returns fc1's output, from which backward goes on; on the arena.
   TensorView forward(const Pass& pass, const Forward& args) const;
 
   struct Backward {
     TensorView h_TD;
     TensorView prob_T;
-    TensorView hidden;   // consumed
+    TensorView hidden;   // consumed; absent: made anew of h
     TensorView dout_TD;  // storage
     TensorView dh_TD;    // out, storage or fp32
     TensorView dprob_T;  // out, exactly if there is prob
@@ -42,6 +42,8 @@ class FeedForward {
   void backward(const Pass& pass, const Backward& args) const;
 
  private:
+  TensorView hidden(const Pass& pass, TensorView h_TD) const;
+
   std::string prefix_;
   int64_t d_model_, ffn_;
   float std_, out_std_;
@@ -57,7 +59,7 @@ class DenseBlock {
   void bind(ParameterCursor& parameters);
   void set_recipe(const std::optional<gemm::Recipe>& recipe) { ffn_.set_recipe(recipe); }
 
-  // Returns what backward needs besides x.
+  // Returns what backward needs besides x, or makes anew where it is absent.
   TensorView forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
   // d_TD: the gradient of out, replaced by that of x.
   void backward(const Pass& pass, TensorView x_TD, TensorView hidden, TensorView d_TD) const;
