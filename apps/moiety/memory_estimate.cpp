@@ -44,25 +44,41 @@ struct PassSizes {
   int64_t tokens, item, d, qkv, o, hidden, capacity = 0;
 };
 
+// What a layer's parts leave for backward, unless it makes them anew.
+struct Kept {
+  Kept(const model::Config& c, const PassSizes& s)
+      : attention(s.tokens * ((s.qkv + s.o) * s.item + c.heads * kFloat)),
+        dense(s.tokens * 2 * c.d_ffn_dense * s.item),
+        rows(s.capacity * ((s.d + s.hidden) * s.item + kFloat)),
+        shared(s.tokens * 2 * c.shared_d_ffn * s.item) {}
+  int64_t attention, dense, rows, shared;
+};
+
 // What forward leaves for backward.
 int64_t activation_bytes(const model::Config& c, const Grid& grid, DType storage,
                          const PassSizes& s) {
   const int64_t moe_layers = c.moe_layers(), dense_layers = c.layers - moe_layers;
+  const bool full = c.recompute == model::Recompute::kFull;
+  const Kept kept(c, s);
   const int64_t x = s.tokens * s.d * s.item;
   int64_t bytes = 3 * x;  // h, the gradient, the embedding's output
   if (c.shared_d_ffn > 0) bytes += s.tokens * s.d * kFloat;
-  bytes += c.layers * (2 * x + s.tokens * ((s.qkv + s.o) * s.item + c.heads * kFloat));
-  bytes += dense_layers * s.tokens * 2 * c.d_ffn_dense * s.item;
+  if (full) {
+    bytes += (1 + c.layers) * x;  // the middle of a layer, and the layers' outputs
+  } else {
+    bytes += c.layers * (2 * x + kept.attention) + dense_layers * kept.dense;
+  }
   if (moe_layers == 0) return bytes;
   moe::PrepareArgs args;
   args.idx_TK = TensorView(nullptr, DType::kInt32, {s.tokens, c.router.top_k});
   args.capacity = s.capacity;
   const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
   const int64_t plan = moe::plan_bytes(map, model::ep_limits(c, storage, s.tokens), args);
-  const int64_t routed = s.capacity * ((s.d + s.hidden) * s.item + kFloat);
   const int64_t router = s.tokens * (c.router.experts + c.router.top_k) * kFloat;
-  const int64_t shared = s.tokens * (2 * c.shared_d_ffn * s.item + (c.shared_gate ? kFloat : 0));
-  return bytes + moe_layers * (plan + routed + router + shared);
+  const int64_t gate = c.shared_gate ? s.tokens * kFloat : 0;
+  const int64_t rest = c.recompute == model::Recompute::kNone ? kept.rows + kept.shared
+                                                              : s.tokens * c.router.top_k * kFloat;
+  return bytes + moe_layers * (plan + router + gate + rest);
 }
 
 // The linears of a rank that a recipe may quantize: how many layers have them, and their sizes.
@@ -144,7 +160,7 @@ class QuantizedLinears {
   int64_t config_layers_;
 };
 
-// The largest of what the blocks take beside that while they run.
+// The largest of what the blocks take beside that while they run, what they make anew included.
 int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const QuantizedLinears& q) {
   using L = Linears;
   const auto backward = [](const gemm::LinearBytes& w) {
@@ -161,9 +177,15 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
     return std::max(s.tokens * ffn * s.item + std::max(w1.forward, w2.forward),
                     s.tokens * 2 * ffn * s.item + std::max(backward(w1), backward(w2)));
   };
+  const Kept kept_else(c, s);
+  const auto anew = [&](bool made, int64_t bytes) { return made ? bytes : 0; };
+  const bool full = c.recompute == model::Recompute::kFull,
+             moe = c.recompute != model::Recompute::kNone;
+  const int64_t layer = anew(full, kept_else.attention);
   const int64_t x = s.tokens * s.d * s.item;
-  const int64_t dense = x + network(c.d_ffn_dense, L::kDense1, L::kDense2);
-  if (c.moe_layers() == 0) return std::max(attention, dense);
+  const int64_t dense =
+      x + network(c.d_ffn_dense, L::kDense1, L::kDense2) + anew(full, kept_else.dense);
+  if (c.moe_layers() == 0) return layer + std::max(attention, dense);
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
   const int64_t wide = s.item == kFloat ? 0 : s.tokens * s.d * kFloat;
   const int64_t widened = s.item == kFloat ? 0 : wide + c.router.experts * s.d * kFloat;
@@ -179,8 +201,11 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
                             std::max(w1.weight_gradient, w2.weight_gradient),
                         s.capacity * s.d * s.item + hidden + std::max(w1.forward, w2.forward)});
   }
-  const int64_t shared = c.shared_d_ffn > 0 ? network(c.shared_d_ffn, L::kShared1, L::kShared2) : 0;
-  return std::max({attention, c.moe_layers() < c.layers ? dense : 0, experts, shared});
+  const int64_t shared = c.shared_d_ffn > 0 ? network(c.shared_d_ffn, L::kShared1, L::kShared2) +
+                                                  anew(moe, kept_else.shared)
+                                            : 0;
+  return layer + std::max({attention, c.moe_layers() < c.layers ? dense : 0,
+                           experts + anew(moe, kept_else.rows), shared});
 }
 
 int64_t control_group_limit() {
@@ -246,12 +271,15 @@ std::optional<std::string> nearest_fit(const Options& options, const model::Conf
                                        const Grid& grid, int64_t limit) {
   const int64_t tokens = options.train.micro_batch * options.data.seq_len;
   const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(tokens, 256));
-  const auto fits = [&](int64_t micro_batch, int64_t loss_chunk, bool async) {
+  using model::Recompute;
+  const auto fits = [&](int64_t micro_batch, int64_t loss_chunk, bool async,
+                        std::optional<Recompute> recompute = {}) {
     Options o = options;
     o.train.micro_batch = micro_batch;
     o.checkpoint.async = async;
     model::Config c = model;
     c.loss_chunk = loss_chunk;
+    c.recompute = recompute.value_or(model.recompute);
     return estimate_memory(o, c, grid).total() <= limit;
   };
   const bool async = options.checkpoint.async;
@@ -259,15 +287,24 @@ std::optional<std::string> nearest_fit(const Options& options, const model::Conf
   if (async && fits(options.train.micro_batch, model.loss_chunk, false)) {
     return "checkpoint.async = false";
   }
+  for (const auto& [name, mode] :
+       {std::pair("moe", Recompute::kMoe), std::pair("full", Recompute::kFull)}) {
+    if (mode > model.recompute && fits(options.train.micro_batch, model.loss_chunk, async, mode)) {
+      return text("memory.recompute = {}", name);
+    }
+  }
   for (int64_t micro_batch = options.train.micro_batch - 1; micro_batch >= 1; --micro_batch) {
     if (options.train.micro_batch % micro_batch != 0) continue;
     if (fits(micro_batch, model.loss_chunk, async)) {
       return text("train.micro_batch = {}", micro_batch);
     }
   }
-  if (fits(1, std::min<int64_t>(chunk, options.data.seq_len), false)) {
-    return text("train.micro_batch = 1, memory.loss_chunk = {} and checkpoint.async = false",
-                std::min<int64_t>(chunk, options.data.seq_len));
+  const int64_t short_chunk = std::min<int64_t>(chunk, options.data.seq_len);
+  if (fits(1, short_chunk, false, Recompute::kFull)) {
+    return text(
+        "train.micro_batch = 1, memory.recompute = full, memory.loss_chunk = {} and "
+        "checkpoint.async = false",
+        short_chunk);
   }
   return std::nullopt;
 }

@@ -26,6 +26,11 @@ constexpr Names<model::AuxScope, 2> kScopes{
 constexpr Names<moe::Reduction, 3> kReductions{{{"rank", moe::Reduction::kRank},
                                                 {"rank_fp32", moe::Reduction::kRankFp32},
                                                 {"token", moe::Reduction::kToken}}};
+// Norms' outputs and activations are never kept.
+constexpr Names<model::Recompute, 4> kRecomputes{{{"none", model::Recompute::kNone},
+                                                  {"norm", model::Recompute::kNone},
+                                                  {"moe", model::Recompute::kMoe},
+                                                  {"full", model::Recompute::kFull}}};
 constexpr Names<model::RecipeKind, 3> kRecipes{{{"fp8_block", model::RecipeKind::kFp8Block},
                                                 {"mxfp8", model::RecipeKind::kMxfp8},
                                                 {"nvfp4", model::RecipeKind::kNvfp4}}};
@@ -90,6 +95,7 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   c.decay_embeddings = o.optim.decay_embeddings;
   c.loss_z_coef = float(o.train.loss_z_coef);
   c.loss_chunk = o.memory.loss_chunk;
+  c.recompute = value_of(kRecomputes, o.memory.recompute);
   try {
     model::check(c);
   } catch (const Error& e) {

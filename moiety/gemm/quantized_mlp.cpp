@@ -40,10 +40,16 @@ void quantized_mlp_forward(const QuantizedMlp& mlp, const MlpInput& input, Tenso
   check(mlp, input);
   ArenaScope temporaries(arena);
   const TensorView a = activated(mlp, input, arena);
-  quantized_grouped_forward(mlp.fc1, input.groups, input.x, h, mlp.b1_EH, {}, arena, stream);
+  quantized_mlp_hidden(mlp, input, h, arena, stream);
   activation_forward(activation(mlp, input, h), a, stream);
   quantized_grouped_forward(mlp.fc2, input.groups, a, o, mlp.b2_ED,
                             mlp.b2_ED.defined() ? input.prob_R : TensorView(), arena, stream);
+}
+
+void quantized_mlp_hidden(const QuantizedMlp& mlp, const MlpInput& input, TensorView h,
+                          Arena& arena, Stream stream) {
+  check(mlp, input);
+  quantized_grouped_forward(mlp.fc1, input.groups, input.x, h, mlp.b1_EH, {}, arena, stream);
 }
 
 void quantized_mlp_backward_data(const QuantizedMlp& mlp, const MlpInput& input,

@@ -19,6 +19,9 @@ struct QuantizedMlp {
 
 void quantized_mlp_forward(const QuantizedMlp& mlp, const MlpInput& input, TensorView h,
                            TensorView o, Arena& arena, Stream stream);
+// F1 alone, the same bits.
+void quantized_mlp_hidden(const QuantizedMlp& mlp, const MlpInput& input, TensorView h,
+                          Arena& arena, Stream stream);
 void quantized_mlp_backward_data(const QuantizedMlp& mlp, const MlpInput& input,
                                  const MlpGradients& gradients, Arena& arena, Stream stream);
 // G2, then G1.

@@ -17,6 +17,14 @@ namespace moiety::model {
 // all data ranks of the micro-step.
 enum class AuxScope { kMicroBatch, kGlobal };
 
+// What forward leaves for backward to make anew, with the same bits. Norms' outputs, activations,
+// normalized and rotated heads are never kept.
+enum class Recompute {
+  kNone,
+  kMoe,   // dispatched rows and fc1's outputs of MoE layers, which keep their routing alone
+  kFull,  // all of a layer but its input and its routing
+};
+
 struct Config {
   // [model]
   int64_t vocab = 0;  // V
@@ -50,6 +58,7 @@ struct Config {
   bool decay_embeddings = true;
   float loss_z_coef = 0;
   int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: as fit in 256 MiB
+  Recompute recompute = Recompute::kNone;
 
   int64_t head_size() const { return head_dim ? head_dim : d_model / heads; }
   int64_t qkv_size() const { return (heads + 2 * kv_heads) * head_size(); }

@@ -53,16 +53,19 @@ void FeedForward::set_recipe(const std::optional<gemm::Recipe>& recipe) {
   fc2_.set_recipe(recipe);
 }
 
-TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
+TensorView FeedForward::hidden(const Pass& pass, TensorView h_TD) const {
   const TensorView hidden = pass.tensor({pass.tokens(), 2 * ffn_});
+  ArenaScope input(pass.arena);
+  const TensorView all_TD = gather_tokens(pass, h_TD);
+  fc1_.forward(pass, all_TD, hidden, {});
+  pass.stored("ffn.fc1", "hidden", hidden, all_TD, fc1_.parameter().weight);
+  return hidden;
+}
+
+TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
+  const TensorView hidden = this->hidden(pass, a.h_TD);
   ArenaScope temporaries(pass.arena);
   const TensorView activated = pass.tensor({pass.tokens(), ffn_});
-  {
-    ArenaScope input(pass.arena);
-    const TensorView h_TD = gather_tokens(pass, a.h_TD);
-    fc1_.forward(pass, h_TD, hidden, {});
-    pass.stored("ffn.fc1", "hidden", hidden, h_TD, fc1_.parameter().weight);
-  }
   gemm::activation_forward(swiglu_args(hidden, gather_values(pass, a.prob_T)), activated,
                            pass.stream);
   pass.stored("ffn.swiglu", "a", activated, hidden);
@@ -71,21 +74,22 @@ TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
   return hidden;
 }
 
-void FeedForward::activation_backward(const Pass& pass, const Backward& a, TensorView d_activated,
-                                      TensorView activated) const {
+void FeedForward::activation_backward(const Pass& pass, const Backward& a, TensorView hidden,
+                                      TensorView d_activated, TensorView activated) const {
   ArenaScope temporaries(pass.arena);
   const TensorView prob_T = gather_values(pass, a.prob_T);
   const bool partial = pass.tp && a.dprob_T.defined();
   const TensorView dprob_T =
       partial ? pass.arena.tensor(DType::kFloat32, {pass.tokens()}) : a.dprob_T;
-  gemm::activation_backward(swiglu_args(a.hidden, prob_T), d_activated, a.hidden, activated,
-                            dprob_T, pass.stream);
-  pass.stored("ffn.swiglu", "dhidden", a.hidden, d_activated);
+  gemm::activation_backward(swiglu_args(hidden, prob_T), d_activated, hidden, activated, dprob_T,
+                            pass.stream);
+  pass.stored("ffn.swiglu", "dhidden", hidden, d_activated);
   if (partial) sum_to_own(pass, column(dprob_T), {}, column(a.dprob_T));
 }
 
 void FeedForward::backward(const Pass& pass, const Backward& a) const {
   ArenaScope temporaries(pass.arena);
+  const TensorView hidden = a.hidden.defined() ? a.hidden : this->hidden(pass, a.h_TD);
   const TensorView activated = pass.tensor({pass.tokens(), ffn_});
   {
     ArenaScope output(pass.arena);
@@ -93,15 +97,15 @@ void FeedForward::backward(const Pass& pass, const Backward& a) const {
     const TensorView dout_TD = gather_tokens(pass, a.dout_TD);
     fc2_.input_gradient(pass, dout_TD, d_activated);
     pass.stored("ffn.fc2", "da", d_activated, dout_TD, fc2_.parameter().weight);
-    activation_backward(pass, a, d_activated, activated);
+    activation_backward(pass, a, hidden, d_activated, activated);
     fc2_.weight_gradient(pass, dout_TD, activated);
   }
   {
     ArenaScope input(pass.arena);
-    fc1_.weight_gradient(pass, a.hidden, gather_tokens(pass, a.h_TD));
+    fc1_.weight_gradient(pass, hidden, gather_tokens(pass, a.h_TD));
   }
-  input_gradient_to_own(pass, fc1_, a.hidden, a.dh_TD);
-  pass.stored("ffn.fc1", "dh", a.dh_TD, a.hidden, fc1_.parameter().weight);
+  input_gradient_to_own(pass, fc1_, hidden, a.dh_TD);
+  pass.stored("ffn.fc1", "dh", a.dh_TD, hidden, fc1_.parameter().weight);
 }
 
 DenseBlock::DenseBlock(const Config& c, int64_t layer, TpPlace place)

@@ -31,13 +31,13 @@ class FeedForward {
     TensorView residual_TD;  // added to the output
     TensorView out_TD;       // storage or fp32
   };
-  // Returns fc1's output of all tokens, which backward needs; on the arena.
+  // Returns fc1's output of all tokens, from which backward goes on; on the arena.
   TensorView forward(const Pass& pass, const Forward& args) const;
 
   struct Backward {
     TensorView h_TD;
     TensorView prob_T;
-    TensorView hidden;   // of all tokens; consumed
+    TensorView hidden;   // of all tokens, consumed; absent: made anew of h
     TensorView dout_TD;  // storage
     TensorView dh_TD;    // out, storage or fp32
     TensorView dprob_T;  // out, exactly if there is prob
@@ -45,9 +45,11 @@ class FeedForward {
   void backward(const Pass& pass, const Backward& args) const;
 
  private:
-  // args.hidden becomes its gradient; `activated`, what fc2 read, is made anew.
-  void activation_backward(const Pass& pass, const Backward& args, TensorView d_activated,
-                           TensorView activated) const;
+  // fc1's output of all tokens, on the arena.
+  TensorView hidden(const Pass& pass, TensorView h_TD) const;
+  // `hidden` becomes its gradient; `activated`, what fc2 read, is made anew.
+  void activation_backward(const Pass& pass, const Backward& args, TensorView hidden,
+                           TensorView d_activated, TensorView activated) const;
 
   std::string prefix_;
   int64_t ffn_;  // columns of this rank
@@ -64,7 +66,7 @@ class DenseBlock {
   void bind(ParameterCursor& parameters);
   void set_recipe(const std::optional<gemm::Recipe>& recipe) { ffn_.set_recipe(recipe); }
 
-  // Returns what backward needs besides x.
+  // Returns what backward needs besides x, or makes anew where it is absent.
   TensorView forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
   // d_TD: the gradient of out, replaced by that of x.
   void backward(const Pass& pass, TensorView x_TD, TensorView hidden, TensorView d_TD) const;

@@ -127,7 +127,7 @@ moe::MoeWeights MoeBlock::weights(const Pass& pass) const {
 void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   Saved s;
-  const TensorView addend = shared_ ? add_shared(pass, a.x_TD, s) : a.x_TD;
+  const TensorView addend = shared_ ? add_shared(pass, a, s) : a.x_TD;
   layer_.forward({.weights = weights(pass),
                   .h_TD = pass.h_TD,
                   .mask_T = {},
@@ -136,22 +136,28 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
                   .out_TD = a.out_TD,
                   .stats = a.stats,
                   .info = a.info,
+                  .recompute = a.recompute,
                   .probe = pass.probe},
                  saved ? &s.experts : nullptr, pass.arena, pass.stream);
   if (saved) *saved = s;
 }
 
-TensorView MoeBlock::add_shared(const Pass& pass, TensorView x_TD, Saved& saved) const {
+TensorView MoeBlock::add_shared(const Pass& pass, const Forward& a, Saved& saved) const {
   if (gated_) {
-    const TensorView logit_T1 = pass.arena.tensor(DType::kFloat32, {x_TD.size(0), 1});
+    const TensorView logit_T1 = pass.arena.tensor(DType::kFloat32, {a.x_TD.size(0), 1});
     linear(pass.h_TD, gate_->weight, logit_T1, {}, pass.stream);
-    saved.gate_T = logit_T1.reshape({x_TD.size(0)});
+    saved.gate_T = logit_T1.reshape({a.x_TD.size(0)});
     apply_sigmoid(saved.gate_T, pass.stream);
     pass.stored("shared.gate", "gate", saved.gate_T, pass.h_TD, gate_->weight);
   }
+  const Arena::Mark mark = pass.arena.mark();
   saved.shared_hidden = shared_->forward(
       pass,
-      {.h_TD = pass.h_TD, .prob_T = saved.gate_T, .residual_TD = x_TD, .out_TD = pass.wide_TD});
+      {.h_TD = pass.h_TD, .prob_T = saved.gate_T, .residual_TD = a.x_TD, .out_TD = pass.wide_TD});
+  if (a.recompute) {
+    saved.shared_hidden = {};
+    pass.arena.release(mark);
+  }
   return pass.wide_TD;
 }
 

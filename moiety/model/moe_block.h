@@ -35,6 +35,7 @@ class MoeBlock {
     int64_t capacity = 0;
     moe::RouterStats stats;  // out
     TensorView info;         // out, int64 [16]
+    bool recompute = false;  // `saved` keeps the routing and the gate alone
   };
   struct Saved {
     moe::MoeSaved experts;
@@ -56,7 +57,7 @@ class MoeBlock {
   optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std) const;
   moe::MoeWeights weights(const Pass& pass) const;
   // pass.wide = x + shared(h); fills the shared part of `saved`.
-  TensorView add_shared(const Pass& pass, TensorView x_TD, Saved& saved) const;
+  TensorView add_shared(const Pass& pass, const Forward& args, Saved& saved) const;
   // pass.wide = the gradient of h through the shared expert.
   void shared_backward(const Pass& pass, TensorView d_TD, const Saved& saved) const;
 

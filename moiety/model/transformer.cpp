@@ -211,8 +211,14 @@ Pass Transformer::begin_pass(const Batch& batch, Arena& arena, Stream stream) {
 void Transformer::ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
                               const FfnForward& a) const {
   if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
+    const Arena::Mark mark = pass.arena.mark();
     const TensorView hidden = dense->forward(pass, a.x_TD, a.out_TD);
-    if (a.saved) a.saved->dense = hidden;
+    if (!a.saved) return;
+    if (full_recompute()) {
+      pass.arena.release(mark);
+    } else {
+      a.saved->dense = hidden;
+    }
     return;
   }
   std::get<MoeBlock>(layer.ffn).forward(pass,
@@ -220,8 +226,43 @@ void Transformer::ffn_forward(const Pass& pass, const Layer& layer, const Routin
                                          .out_TD = a.out_TD,
                                          .capacity = a.capacity,
                                          .stats = routing.stats_of(layer.moe_index),
-                                         .info = routing.info(layer.moe_index)},
+                                         .info = routing.info(layer.moe_index),
+                                         .recompute = config_.recompute != Recompute::kNone},
                                         a.saved ? &a.saved->moe : nullptr);
+}
+
+TensorView Transformer::layer_forward(const Layer& layer, TensorView x_TD, int64_t capacity,
+                                      LayerSaved& saved) const {
+  const Pass& pass = saved_->pass;
+  const int64_t tokens = pass.own_tokens();
+  saved.x_TD = x_TD;
+  saved.mid_TD = full_recompute() ? saved_->mid_TD : pass.tensor({tokens, config_.d_model});
+  const Arena::Mark mark = pass.arena.mark();
+  saved.attention = layer.attention.forward(pass, x_TD, saved.mid_TD);
+  if (full_recompute()) pass.arena.release(mark);
+  const TensorView out_TD = pass.tensor({tokens, config_.d_model});
+  ffn_forward(pass, layer, saved_->routing,
+              {.x_TD = saved.mid_TD, .out_TD = out_TD, .capacity = capacity, .saved = &saved});
+  return out_TD;
+}
+
+void Transformer::layer_backward(const Layer& layer, const LayerSaved& saved) const {
+  const Pass& pass = saved_->pass;
+  const TensorView d_TD = saved_->d_TD;
+  const ArenaScope temporaries(pass.arena);
+  const AttentionBlock::Saved attention =
+      full_recompute() ? layer.attention.forward(pass, saved.x_TD, saved.mid_TD) : saved.attention;
+  if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
+    dense->backward(pass, saved.mid_TD, saved.dense, d_TD);
+  } else {
+    std::get<MoeBlock>(layer.ffn).backward(pass,
+                                           {.x_TD = saved.mid_TD,
+                                            .d_TD = d_TD,
+                                            .count = saved_->routing.loss_count(layer.moe_index),
+                                            .scope = saved_->routing.scope()},
+                                           saved.moe);
+  }
+  layer.attention.backward(pass, saved.x_TD, attention, d_TD);
 }
 
 void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) const {
@@ -320,19 +361,14 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
             .routing = Routing(config_, pass, flat(batch.target_BS), flat(batch.mask_BS)),
             .x_TD = {},
             .d_TD = pass.tensor({tokens, config_.d_model})});
+  if (full_recompute()) saved_->mid_TD = pass.tensor({tokens, config_.d_model});
   TensorView x_TD = pass.tensor({tokens, config_.d_model});
   enter(-1, false);
   embed(pass, batch, x_TD);
   for (size_t l = 0; l < layers_.size(); ++l) {
     const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
     enter(static_cast<int64_t>(l), false);
-    LayerSaved& saved = saved_->layers[l];
-    saved.x_TD = x_TD;
-    saved.mid_TD = pass.tensor({tokens, config_.d_model});
-    saved.attention = layers_[l].attention.forward(pass, x_TD, saved.mid_TD);
-    x_TD = pass.tensor({tokens, config_.d_model});
-    ffn_forward(pass, layers_[l], saved_->routing,
-                {.x_TD = saved.mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = &saved});
+    x_TD = layer_forward(layers_[l], x_TD, capacity, saved_->layers[l]);
   }
   saved_->x_TD = x_TD;
   enter(-1, false);
@@ -344,27 +380,15 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
 void Transformer::backward(const Batch& batch, Stream stream) {
   MOIETY_CHECK(saved_, "model: backward without a forward");
   const TraceSpan span(TraceLane::kHost, "backward");
-  Pass pass = saved_->pass;
-  pass.stream = stream;
+  saved_->pass.stream = stream;
+  const Pass& pass = saved_->pass;
   const TensorView d_TD = saved_->d_TD;
   enter(-1, true);
   norm_gradient(pass, {saved_->x_TD, d_TD, {}, d_TD}, config_.norm_eps, *final_norm_);
   for (int64_t l = config_.layers - 1; l >= 0; --l) {
     const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
     enter(l, true);
-    const Layer& layer = layers_[l];
-    const LayerSaved& saved = saved_->layers[l];
-    if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
-      dense->backward(pass, saved.mid_TD, saved.dense, d_TD);
-    } else {
-      std::get<MoeBlock>(layer.ffn).backward(pass,
-                                             {.x_TD = saved.mid_TD,
-                                              .d_TD = d_TD,
-                                              .count = saved_->routing.loss_count(layer.moe_index),
-                                              .scope = saved_->routing.scope()},
-                                             saved.moe);
-    }
-    layer.attention.backward(pass, saved.x_TD, saved.attention, d_TD);
+    layer_backward(layers_[l], saved_->layers[l]);
   }
   enter(-1, true);
   embed_gradient(pass, batch, d_TD);

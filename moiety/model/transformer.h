@@ -110,6 +110,8 @@ class Transformer {
     std::variant<DenseBlock, MoeBlock> ffn;
     int64_t moe_index = -1;  // among the MoE layers
   };
+  // Under Recompute::kFull of these x and the routing alone outlive the layer's forward; mid is one
+  // workspace of all layers.
   struct LayerSaved {
     TensorView x_TD, mid_TD;
     AttentionBlock::Saved attention;
@@ -120,8 +122,9 @@ class Transformer {
     Pass pass;
     std::vector<LayerSaved> layers;
     Routing routing;
-    TensorView x_TD;  // after the last layer
-    TensorView d_TD;  // the gradient on its way back
+    TensorView mid_TD = {};  // kFull
+    TensorView x_TD;         // after the last layer
+    TensorView d_TD;         // the gradient on its way back
   };
 
   struct FfnForward {
@@ -136,6 +139,11 @@ class Transformer {
   void grow_rope_table(int64_t positions);
   Pass begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream);
   Pass begin_pass(const Batch& batch, Arena& arena, Stream stream);
+  bool full_recompute() const { return config_.recompute == Recompute::kFull; }
+  // Of a layer in training; returns its output.
+  TensorView layer_forward(const Layer& layer, TensorView x_TD, int64_t capacity,
+                           LayerSaved& saved) const;
+  void layer_backward(const Layer& layer, const LayerSaved& saved) const;
   void ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
                    const FfnForward& args) const;
   void enter(int64_t layer, bool backward) const {

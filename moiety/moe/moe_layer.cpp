@@ -25,6 +25,10 @@ struct Experts {
     grouped_mlp_forward(plain, input, h, y, bytes(arena, grouped_mlp_workspace(plain, input)),
                         stream);
   }
+  void hidden(const gemm::MlpInput& input, TensorView h, Arena& arena, Stream stream) const {
+    if (has_recipe()) return quantized_mlp_hidden(quantized, input, h, arena, stream);
+    grouped_mlp_hidden(plain, input, h, stream);
+  }
   void backward_data(const gemm::MlpInput& input, const gemm::MlpGradients& gradients, Arena& arena,
                      Stream stream) const {
     if (has_recipe()) {
@@ -99,17 +103,45 @@ gemm::QuantizedMlp MoeLayer::quantized_mlp(const MoeWeights& weights) const {
           .b2_ED = weights.b2_LD};
 }
 
-gemm::MlpInput MoeLayer::mlp_input(const MoeSaved& saved) const {
-  return {.groups = {.count_E = saved.plan.rows_real,
-                     .begin_E1 = saved.plan.offset,
+MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena) const {
+  MoeRows rows;
+  rows.rows_CD = arena.tensor(config_.dtype, {capacity, config_.model});
+  rows.slot_w = arena.tensor(DType::kFloat32, {capacity});
+  rows.hidden_CH = arena.tensor(config_.dtype, {capacity, config_.activation.hidden(config_.ffn)});
+  return rows;
+}
+
+gemm::MlpInput MoeLayer::mlp_input(const EpPlan& plan, const MoeRows& rows) const {
+  return {.groups = {.count_E = plan.rows_real,
+                     .begin_E1 = plan.offset,
                      .status = {},
                      .experts = group_->local_experts(),
-                     .capacity = saved.plan.capacity,
+                     .capacity = plan.capacity,
                      .expected_rows = 0},
-          .x = saved.rows_CD,
-          .prob_R = saved.slot_w,
+          .x = rows.rows_CD,
+          .prob_R = rows.slot_w,
           .source_R = {},
           .row_TK = {}};
+}
+
+void MoeLayer::send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK,
+                    const MoeRows& rows, TensorProbe* probe, Stream stream) const {
+  dispatch(*group_, saved.plan,
+           {.x_TD = h_TD, .w_TK = weight_TK, .rows_CD = rows.rows_CD, .slot_w = rows.slot_w},
+           stream);
+  show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", rows.rows_CD, h_TD);
+}
+
+MoeRows MoeLayer::rows_of(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
+                          Stream stream) const {
+  if (!saved.weight_TK.defined()) return saved.rows;
+  const MoeRows rows = make_rows(saved.plan.capacity, arena);
+  send(saved, args.h_TD, saved.weight_TK, rows, args.probe, stream);
+  const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
+  experts.hidden(mlp_input(saved.plan, rows), rows.hidden_CH, arena, stream);
+  show_rows(args.probe, stream, expert_rows(saved), "experts.fc1", "hidden", rows.hidden_CH,
+            rows.rows_CD);
+  return rows;
 }
 
 ExpertRows MoeLayer::expert_rows(const MoeSaved& saved) const {
@@ -136,13 +168,17 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
   MoeSaved s{.plan = {},
              .logits_TE = arena.tensor(DType::kFloat32, {tokens, router.experts}),
              .idx_TK = prepare_args.idx_TK,
-             .rows_CD = arena.tensor(config_.dtype, {args.capacity, config_.model}),
-             .slot_w = arena.tensor(DType::kFloat32, {args.capacity}),
-             .hidden_CH = arena.tensor(config_.dtype,
-                                       {args.capacity, config_.activation.hidden(config_.ffn)})};
-
+             .weight_TK = {},
+             .rows = {}};
+  const auto make_weights = [&] { return arena.tensor(DType::kFloat32, {tokens, router.top_k}); };
+  if (args.recompute) {
+    s.weight_TK = make_weights();
+  } else {
+    s.rows = make_rows(args.capacity, arena);
+  }
   ArenaScope temporaries(arena);
-  const TensorView weight_TK = arena.tensor(DType::kFloat32, {tokens, router.top_k});
+  const TensorView weight_TK = args.recompute ? s.weight_TK : make_weights();
+  const MoeRows rows = args.recompute ? make_rows(args.capacity, arena) : s.rows;
   const int64_t segments = args.stats.count.size(0);
   router_forward(router,
                  {.h_TD = args.h_TD,
@@ -163,17 +199,13 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
       std::copy_n(from.data<int64_t>(), kInfoWords, to.data<int64_t>());
     });
   }
-  dispatch(*group_, s.plan,
-           {.x_TD = args.h_TD, .w_TK = weight_TK, .rows_CD = s.rows_CD, .slot_w = s.slot_w},
-           stream);
+  send(s, args.h_TD, weight_TK, rows, args.probe, stream);
   const ExpertRows alive = expert_rows(s);
-  show_rows(args.probe, stream, alive, "dispatch", "rows", s.rows_CD, args.h_TD);
-  const gemm::MlpInput input = mlp_input(s);
   const TensorView y_CD = arena.tensor(config_.dtype, {args.capacity, config_.model});
   const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
-  experts.forward(input, s.hidden_CH, y_CD, arena, stream);
-  show_rows(args.probe, stream, alive, "experts.fc1", "hidden", s.hidden_CH, s.rows_CD);
-  show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, s.hidden_CH, s.slot_w);
+  experts.forward(mlp_input(s.plan, rows), rows.hidden_CH, y_CD, arena, stream);
+  show_rows(args.probe, stream, alive, "experts.fc1", "hidden", rows.hidden_CH, rows.rows_CD);
+  show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, rows.hidden_CH, rows.slot_w);
   combine(*group_, s.plan,
           {.y_CD = y_CD,
            .slot_w = {},
@@ -194,10 +226,11 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
   check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
   ArenaScope temporaries(arena);
   const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
-  const gemm::MlpInput input = mlp_input(saved);
+  const MoeRows rows = rows_of(args, saved, arena, stream);
+  const gemm::MlpInput input = mlp_input(saved.plan, rows);
   const gemm::MlpGradients gradients{.d_o = arena.tensor(config_.dtype, {capacity, config_.model}),
-                                     .h = saved.hidden_CH,
-                                     .dh = saved.hidden_CH,
+                                     .h = rows.hidden_CH,
+                                     .dh = rows.hidden_CH,
                                      .a = arena.tensor(config_.dtype, {capacity, config_.ffn}),
                                      .dx = arena.tensor(config_.dtype, {capacity, config_.model}),
                                      .dprob_R = arena.tensor(DType::kFloat32, {capacity}),

@@ -53,13 +53,19 @@ struct MoeGrads {
   gemm::GroupScalar bias_beta = {0, {}};
 };
 
+// What a rank's experts read and leave.
+struct MoeRows {
+  TensorView rows_CD;    // the tokens that came to this rank's experts
+  TensorView slot_w;     // [C] and their weights
+  TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
+};
+
 // From forward to backward of one layer: views into the arena, and the plan.
 struct MoeSaved {
   EpPlan plan;
   TensorView logits_TE, idx_TK;
-  TensorView rows_CD;    // the tokens that came to this rank's experts
-  TensorView slot_w;     // [C] and their weights
-  TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
+  TensorView weight_TK;  // with MoeForwardArgs::recompute alone
+  MoeRows rows;          // without it alone
 };
 
 // How the group fared, from the info words of a forward pass.
@@ -83,6 +89,9 @@ struct MoeForwardArgs {
   TensorView out_TD;     // of the layer's dtype or float32
   RouterStats stats;     // out
   TensorView info;       // out, optional: int64 [16], the plan's info words (InfoWord)
+  // `saved` keeps the routing alone: backward dispatches the same rows by the same plan once more
+  // and runs FC1 again, to the same bits; nothing is counted or dropped anew.
+  bool recompute = false;
   TensorProbe* probe = nullptr;
 };
 
@@ -119,7 +128,14 @@ class MoeLayer {
  private:
   gemm::GroupedMlp mlp(const MoeWeights& weights) const;
   gemm::QuantizedMlp quantized_mlp(const MoeWeights& weights) const;
-  gemm::MlpInput mlp_input(const MoeSaved& saved) const;
+  MoeRows make_rows(int64_t capacity, Arena& arena) const;
+  gemm::MlpInput mlp_input(const EpPlan& plan, const MoeRows& rows) const;
+  // Sends h and its weights to the experts.
+  void send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
+            TensorProbe* probe, Stream stream) const;
+  // As forward left them, or anew on the arena.
+  MoeRows rows_of(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
+                  Stream stream) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;

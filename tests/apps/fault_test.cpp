@@ -271,6 +271,18 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
         "--moe.shared_d_ffn=64"}},
       {"nvfp4", 2, 2, {"--precision.recipe=nvfp4", "--precision.keep_last=1"}},
       {"nvfp4 rows", 1, 1, {"--precision.recipe=nvfp4", "--precision.weight_2d=false"}},
+      {"recompute moe", 2, 2, {"--memory.recompute=moe", "--model.layers=6"}},
+      {"recompute full", 1, 1, {"--memory.recompute=full", "--model.layers=6"}},
+      {"recompute mxfp8",
+       2,
+       2,
+       {"--memory.recompute=full", "--model.layers=6", "--precision.recipe=mxfp8",
+        "--moe.shared_d_ffn=64", "--moe.shared_gate"}},
+      {"recompute dense",
+       1,
+       1,
+       {"--memory.recompute=full", "--model.layers=4", "--model.dense_layers=[0,1,2,3]",
+        "--model.d_ffn_dense=256", "--precision.recipe=fp8_block"}},
   };
   for (const MemoryCase& c : cases) {
     Options o = options_of(tiny("r", c.ranks, c.ep) + large + c.more);
@@ -351,6 +363,30 @@ TEST(Memory, TheNearestChangeFits) {
   EXPECT_EQ(fit(0.01), "none");
   const std::string report = memory_report(o, model_config(o, 264), grid, 1 << 20);
   EXPECT_NE(report.find("; it may take 1.0 MiB; no batch fits"), std::string::npos) << report;
+}
+
+TEST(Memory, RecomputationIsTriedBeforeASmallerBatch) {
+  Options o = options_of(tiny("r") + Arguments{"--train.micro_batch=8", "--data.seq_len=512",
+                                               "--model.layers=12", "--memory.loss_chunk=64",
+                                               "--checkpoint.async=false"});
+  const Grid grid = check_layout(o);
+  const auto needs = [&](const char* mode) {
+    Options changed = o;
+    changed.memory.recompute = mode;
+    return estimate_memory(changed, model_config(changed, 264), grid).total();
+  };
+  const int64_t none = needs("none"), moe = needs("moe"), full = needs("full");
+  EXPECT_EQ(needs("norm"), none);
+  EXPECT_LT(double(moe), 0.8 * double(none));
+  EXPECT_LT(double(full), 0.8 * double(moe));
+  const auto fit = [&](int64_t limit) {
+    return nearest_fit(o, model_config(o, 264), grid, limit).value_or("none");
+  };
+  EXPECT_EQ(fit(moe), "memory.recompute = moe");
+  EXPECT_EQ(fit(moe - 1), "memory.recompute = full");
+  EXPECT_TRUE(fit(full - 1).starts_with("train.micro_batch = ")) << fit(full - 1);
+  o.memory.recompute = "full";
+  EXPECT_EQ(fit(full - 1), "train.micro_batch = 4");
 }
 
 TEST(Memory, MoreThanTheMachineHasEndsTheRunAtOnce) {

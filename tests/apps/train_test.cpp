@@ -109,6 +109,35 @@ TEST(Train, ResumeIsBitwise) {
   }
 }
 
+TEST(Train, RecomputationChangesNoBit) {
+  const TemporaryDirectory dir;
+  const auto train = [&](const std::string& name, const std::string& mode) {
+    const Arguments more{"--memory.recompute=" + mode, "--router.bias_rate=0.01",
+                         "--precision.recipe=nvfp4",   "--moe.shared_d_ffn=16",
+                         "--checkpoint.interval=1",    "--checkpoint.keep_last=10",
+                         "--train.micro_batch=1",      "--guard.nan=tensor"};
+    ASSERT_EQ(run(tiny(dir / name, 2, 2) + more).code, kExitDone) << name;
+  };
+  train("none", "none");
+  const auto whole = steps(dir / "none");
+  for (const std::string mode : {"norm", "moe", "full"}) {
+    train(mode, mode);
+    stop_after(dir / "none", dir / ("resumed-" + mode), 3);
+    train("resumed-" + mode, mode);
+    for (const std::string& name : {mode, "resumed-" + mode}) {
+      const auto all = steps(dir / name);
+      EXPECT_EQ(all.begin()->first, name == mode ? 1 : 4);
+      for (const auto& [step, r] : all) {
+        for (const char* field : {"loss", "aux", "gnorm", "bal", "drop"}) {
+          EXPECT_EQ(r[field], whole.at(step)[field])
+              << field << " of step " << step << ", " << name;
+        }
+      }
+      EXPECT_EQ(digests(checkpoint_path(dir / name, 6)), digests(checkpoint_path(dir / "none", 6)));
+    }
+  }
+}
+
 TEST(Train, ResumeUnderAnotherLayout) {
   const TemporaryDirectory dir;
   const Arguments keep{"--checkpoint.interval=3", "--checkpoint.keep_last=10"};

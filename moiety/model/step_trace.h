@@ -1,0 +1,45 @@
+// The calls that one training step makes to the executor of gtp, without running it: what the
+// planner needs to plan a layout that nobody has started yet (spec trainer, 9).
+//
+// The order is that of transformer.cpp and its blocks. Of each micro-batch:
+//
+//   forward    embed; of every layer qkv, o, then fc1, fc2 of a dense layer or of the shared
+//              expert, then the experts' fc1 and fc2 in one call; head, whose gradient is formed
+//              with the loss
+//   backward   of every layer, the last one first: what memory.recompute runs again (under full
+//              qkv and o; then fc1 of what follows, before its gradients);
+//              dense or shared: fc2 dx, dw, fc1 dw, dx; experts: fc2 and fc1 dx in one call, fc2
+//              dw, fc1 dw; o dx, dw; qkv dw, dx. Last embed's dw.
+//
+// A dx reads the weight (kBwd); a dw is kGradBuffer and kGrad. Norms, router and the shared gate
+// are not cut and make no calls.
+#pragma once
+
+#include <vector>
+
+#include "moiety/gtp/layout.h"
+#include "moiety/gtp/plan.h"
+#include "moiety/model/config.h"
+#include "moiety/model/precision.h"
+
+namespace moiety::model {
+
+struct StepShape {
+  gtp::Grid grid;
+  int64_t sequences = 1, seq_len = 1;  // of a micro-batch on a data rank; tp peers share them
+  int micro_batches = 1;
+  DType storage = DType::kBFloat16;  // or float32
+};
+
+struct StepTrace {
+  // Named as the parameters; group 0 is gtp, 1 is egtp. Gradients travel in float32.
+  std::vector<gtp::BundleSpec> bundles;
+  // Work from shapes by the policy's rates; routing is taken to be balanced.
+  std::vector<gtp::TraceEvent> events;
+};
+
+// Throws Error(InvalidArgument) naming the tensor or degree if the layout does not cut the model.
+StepTrace step_trace(const Config& config, const Precision& precision, const StepShape& shape,
+                     const gtp::Policy& policy);
+
+}  // namespace moiety::model

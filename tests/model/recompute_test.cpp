@@ -1,0 +1,194 @@
+// Activation recomputation: the bits of a step do not change, what forward leaves does.
+#include <cstring>
+
+#include "moiety/model/precision.h"
+#include "tests/model/harness.h"
+#include "tests/model/model_cases.h"
+
+namespace moiety::model {
+namespace {
+
+constexpr Recompute kModes[] = {Recompute::kMoe, Recompute::kFull};
+
+template <class T>
+void append(std::string& bits, T value) {
+  bits.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+// What two micro-batches leave: losses, counts and gradients, by bytes.
+std::string step_bits(ModelHarness& h, const Batch& batch) {
+  for (optim::Parameter& p : h.parameters) p.overwrite = true;
+  std::string bits;
+  for (const uint64_t micro_step : {0, 1}) {
+    Batch next = batch;
+    next.micro_step = micro_step;
+    const StepStats stats = h.step(next);
+    for (const double sum : {stats.loss_sum, stats.aux_sum, stats.z_sum}) append(bits, sum);
+    append(bits, stats.targets);
+    for (const MoeLayerStats& layer : stats.moe) {
+      for (const int64_t pairs : layer.expert_pairs) append(bits, pairs);
+      append(bits, layer.required);
+      append(bits, layer.dropped);
+    }
+  }
+  for (const optim::Parameter& p : h.parameters) {
+    bits.append(static_cast<const char*>(p.grad.raw()), p.grad.bytes());
+  }
+  return bits;
+}
+
+struct Case {
+  ModelCase c;
+  DType storage = DType::kFloat32;
+  int ranks = 1;
+  std::optional<RecipeKind> recipe = {};
+  int64_t capacity = -1;  // -1: of any routing
+};
+
+// By rank.
+std::vector<std::string> bits_of(const Case& run, Recompute recompute) {
+  std::vector<std::string> all(run.ranks);
+  Config config = run.c.config;
+  config.recompute = recompute;
+  on_ranks(run.ranks, [&](comm::Communicator& world) {
+    const TestBatch batch(config, run.c.sequences, run.c.seq_len, run.c.documents,
+                          5 + world.rank());
+    ModelHarness h(config, run.storage, world, batch.naive.tokens());
+    if (run.capacity >= 0) h.capacity = run.capacity;
+    for (const Transformer::State& s : h.model->states()) {
+      s.view.data<float>()[0] = static_cast<float>(run.c.bias);
+    }
+    if (run.recipe) {
+      Precision precision;
+      precision.recipe = make_recipe(*run.recipe);
+      precision.seed = 17;
+      h.model->set_precision(precision);
+    }
+    all[world.rank()] = step_bits(h, batch.batch);
+  });
+  return all;
+}
+
+void expect_equal_bits(const Case& run) {
+  const std::vector<std::string> kept = bits_of(run, Recompute::kNone);
+  for (const Recompute mode : kModes) {
+    EXPECT_TRUE(bits_of(run, mode) == kept)
+        << run.c.name << ", " << name(run.storage) << ", mode " << static_cast<int>(mode);
+  }
+}
+
+class Recomputed : public testing::TestWithParam<ModelCase> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, Recomputed, testing::ValuesIn(model_cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(Recomputed, StepIsBitwiseTheSame) {
+  expect_equal_bits({GetParam()});
+  expect_equal_bits({GetParam(), DType::kBFloat16});
+}
+
+TEST(Recompute, StepOverTwoRanksIsBitwiseTheSame) {
+  for (const ModelCase& c : model_cases()) {
+    const bool spreads = c.config.moe_layers() > 0 && c.config.router.experts % 2 == 0;
+    if (spreads) expect_equal_bits({c, DType::kBFloat16, 2});
+  }
+}
+
+ModelCase all_kinds_of_layers() {
+  return model_case("all_kinds", [](Config& c) {
+    c.layers = 3;
+    c.dense_layers = {0};
+    c.d_ffn_dense = 48;
+    c.shared_d_ffn = 16;
+    c.shared_gate = true;
+    c.tie_embeddings = true;
+  });
+}
+
+TEST(Recompute, RecipesAreBitwiseTheSame) {
+  for (const RecipeKind kind : {RecipeKind::kFp8Block, RecipeKind::kMxfp8, RecipeKind::kNvfp4}) {
+    for (const int ranks : {1, 2}) {
+      expect_equal_bits({all_kinds_of_layers(), DType::kBFloat16, ranks, kind});
+    }
+  }
+}
+
+// Rows that the first routing dropped stay dropped, and are counted once.
+TEST(Recompute, DropsAreThoseOfForward) {
+  ModelCase c = all_kinds_of_layers();
+  c.config.overflow = moe::OverflowPolicy::kDrop;
+  const Case run{c, DType::kBFloat16, 2, {}, 20};
+  EXPECT_NE(bits_of(run, Recompute::kNone), bits_of({c, DType::kBFloat16, 2}, Recompute::kNone));
+  expect_equal_bits(run);
+}
+
+struct Memory {
+  int64_t kept = 0, peak = 0;
+};
+
+Memory memory_of(Config config, Recompute recompute, const TestBatch& batch) {
+  config.recompute = recompute;
+  Memory memory;
+  on_ranks(1, [&](comm::Communicator& world) {
+    ModelHarness h(config, DType::kBFloat16, world, batch.naive.tokens());
+    StepStats stats;
+    const ArenaScope activations(h.arena);
+    h.model->forward(batch.batch, h.capacity, stats, h.arena, {});
+    memory.kept = h.arena.in_use();
+    h.model->backward(batch.batch, {});
+    memory.peak = h.arena.peak();
+  });
+  return memory;
+}
+
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// A layer more keeps its input and its routing, and nothing else.
+TEST(Recompute, FullKeepsInputAndRoutingOfALayer) {
+  Config c = small_config();
+  const TestBatch batch(c, 2, 64, false, 1);
+  const int64_t tokens = 128, topk = c.router.top_k, experts = c.router.experts;
+  moe::PrepareArgs args;
+  args.idx_TK = TensorView(nullptr, DType::kInt32, {tokens, topk});
+  args.capacity = moe::worst_capacity(1, tokens, static_cast<int>(topk), 4, 1);
+  const int64_t plan = moe::plan_bytes(moe::ExpertMap(static_cast<int>(experts), 1),
+                                       ep_limits(c, DType::kBFloat16, tokens), args);
+  const int64_t x = tokens * c.d_model * 2;
+  const int64_t routing =
+      aligned(plan) + aligned(tokens * experts * 4) + 2 * aligned(tokens * topk * 4);
+  // What the model counts of a layer: pairs, sums and info words.
+  const auto layer_of = [&](Recompute recompute) {
+    c.layers = 6;
+    const int64_t six = memory_of(c, recompute, batch).kept;
+    c.layers = 38;
+    return double(memory_of(c, recompute, batch).kept - six) / 32;
+  };
+  const double statistics = 2 * 8.0 * (experts + 1) + 16 * 8;
+  EXPECT_NEAR(layer_of(Recompute::kFull), double(aligned(x) + routing) + statistics, 16);
+  const int64_t attention = aligned(tokens * c.qkv_size() * 2) +
+                            aligned(tokens * c.heads * c.head_size() * 2) +
+                            aligned(tokens * c.heads * 4);
+  EXPECT_NEAR(layer_of(Recompute::kMoe), double(2 * aligned(x) + attention + routing) + statistics,
+              16);
+}
+
+TEST(Recompute, ThePeakFalls) {
+  for (const int64_t dense : {0, 12}) {
+    Config c = all_kinds_of_layers().config;
+    c.layers = 12;
+    c.dense_layers.clear();
+    for (int64_t l = 0; l < dense; ++l) c.dense_layers.push_back(l);
+    const TestBatch batch(c, 2, 64, false, 1);
+    const int64_t none = memory_of(c, Recompute::kNone, batch).peak,
+                  moe = memory_of(c, Recompute::kMoe, batch).peak,
+                  full = memory_of(c, Recompute::kFull, batch).peak;
+    if (dense == 0) {
+      EXPECT_LT(moe, 0.75 * double(none));
+    } else {
+      EXPECT_EQ(moe, none);  // no experts
+    }
+    EXPECT_LT(full, 0.6 * double(moe));
+  }
+}
+
+}  // namespace
+}  // namespace moiety::model

@@ -1,0 +1,231 @@
+// The trace of a step that nobody runs, against one that runs: the same calls in the same order.
+#include "moiety/model/step_trace.h"
+
+#include <set>
+
+#include "tests/model/harness.h"
+#include "tests/model/model_cases.h"
+
+namespace moiety::model {
+namespace {
+
+using gtp::Kind;
+
+struct Call {
+  Kind kind;
+  std::vector<std::string> bundles;
+  friend bool operator==(const Call&, const Call&) = default;
+};
+
+std::string words(const std::vector<Call>& calls) {
+  std::string out;
+  for (const Call& call : calls) {
+    out += gtp::name(call.kind);
+    for (const std::string& b : call.bundles) out += " " + b;
+    out += "\n";
+  }
+  return out;
+}
+
+std::vector<Call> calls_of(const StepTrace& trace) {
+  std::vector<Call> calls;
+  for (const gtp::TraceEvent& e : trace.events) {
+    if (!e.same_call) calls.push_back({e.kind, {}});
+    if (e.bundle != gtp::kNoBundle) calls.back().bundles.push_back(trace.bundles[e.bundle].name);
+  }
+  return calls;
+}
+
+// Makes calls of what the passes store: a weight was read for it, or its gradient is there.
+class Listener final : public TensorProbe {
+ public:
+  Listener(const Config& config, const StepTrace& trace) : config_(config) {
+    for (const gtp::BundleSpec& b : trace.bundles) bundles_.insert(b.name);
+    calls.push_back({Kind::kBegin, {}});
+  }
+
+  void enter(int64_t layer, bool backward) override { layer_ = layer, backward_ = backward; }
+  void stored(const StoredTensor& t) override {
+    const std::string what = std::string(t.operation) + " " + std::string(t.name);
+    const std::string layer = layer_prefix(layer_), experts = layer + "moe.experts.";
+    const bool moe = layer_ >= 0 && config_.is_moe(layer_);
+    const std::string ffn = layer + (moe ? "moe.shared." : "mlp.");
+    if (what == "embedding x") reads("embed.weight");
+    if (what == "attn.qkv qkv") reads(layer + "attn.qkv.weight");
+    if (what == "attn.o x") reads(layer + "attn.o.weight");
+    if (what == "ffn.fc1 hidden") reads(ffn + "fc1.weight");
+    if (what == "ffn.fc2 x") reads(ffn + "fc2.weight");
+    if (what == "experts.fc1 hidden") reads(experts + "fc1.weight");
+    if (what == "experts.fc2 y") calls.back().bundles.push_back(experts + "fc2.weight");
+    if (what == "loss loss") reads(config_.tie_embeddings ? "embed.weight" : "head.weight");
+    if (what == "attn.qkv dh") calls.push_back({Kind::kBwd, {layer + "attn.qkv.weight"}});
+    if (what == "attn.o do") calls.push_back({Kind::kBwd, {layer + "attn.o.weight"}});
+    if (what == "ffn.fc2 da") calls.push_back({Kind::kBwd, {ffn + "fc2.weight"}});
+    if (what == "ffn.fc1 dh") calls.push_back({Kind::kBwd, {ffn + "fc1.weight"}});
+    if (what == "experts.fc2 dhidden") calls.push_back({Kind::kBwd, {experts + "fc2.weight"}});
+    if (what == "experts.fc1 drows") calls.back().bundles.push_back(experts + "fc1.weight");
+    const std::string parameter(t.operation);
+    if (t.name == "gradient" && bundles_.count(parameter)) {
+      calls.push_back({Kind::kGradBuffer, {parameter}});
+      calls.push_back({Kind::kGrad, {parameter}});
+    }
+  }
+
+  std::vector<Call> calls;
+
+ private:
+  void reads(const std::string& parameter) {
+    calls.push_back({backward_ ? Kind::kRecompute : Kind::kFwd, {parameter}});
+  }
+
+  const Config& config_;
+  std::set<std::string> bundles_;
+  int64_t layer_ = -1;
+  bool backward_ = false;
+};
+
+class Traced : public testing::TestWithParam<ModelCase> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, Traced, testing::ValuesIn(model_cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(Traced, CallsAreThoseOfAStep) {
+  const ModelCase& c = GetParam();
+  for (const Recompute mode : {Recompute::kNone, Recompute::kMoe, Recompute::kFull}) {
+    Config config = c.config;
+    config.recompute = mode;
+    const StepShape shape{.grid = {},
+                          .sequences = c.sequences,
+                          .seq_len = c.seq_len,
+                          .micro_batches = 2,
+                          .storage = DType::kFloat32};
+    const StepTrace trace = step_trace(config, {}, shape, {});
+    gtp::check_trace(trace.events, static_cast<int32_t>(trace.bundles.size()));
+    on_ranks(1, [&](comm::Communicator& world) {
+      const TestBatch batch(config, c.sequences, c.seq_len, c.documents, 5);
+      ModelHarness h(config, DType::kFloat32, world, batch.naive.tokens());
+      Listener listener(config, trace);
+      h.model->set_probe(&listener);
+      h.step(batch.batch);
+      h.step(batch.batch);
+      listener.calls.push_back({Kind::kFlush, {}});
+      EXPECT_EQ(words(calls_of(trace)), words(listener.calls)) << static_cast<int>(mode);
+      std::map<std::string, int64_t> elements;
+      for (const optim::Parameter& p : h.parameters) elements[p.spec.name] = p.grad.numel();
+      for (const gtp::BundleSpec& b : trace.bundles) {
+        EXPECT_GE(b.reduce.slot, 4 * elements.at(b.name)) << b.name;  // with padding
+      }
+    });
+  }
+}
+
+Config large_config() {
+  Config c = small_config();
+  c.vocab = 1024;
+  c.d_model = 512;
+  c.heads = 8;
+  c.kv_heads = 4;
+  c.head_dim = 128;
+  c.d_ffn = 256;
+  c.router.experts = 8;
+  c.layers = 3;
+  c.dense_layers = {0};
+  c.d_ffn_dense = 1024;
+  c.shared_d_ffn = 512;
+  return c;
+}
+
+double total_work(const StepTrace& trace) {
+  double ns = 0;
+  for (const gtp::TraceEvent& e : trace.events) ns += e.work_ns;
+  return ns;
+}
+
+// A memory and links that take no time leave the FLOPs: those of the model, and one product more
+// in the backward pass of attention, which forms the scores anew.
+TEST(StepTrace, WorkIsTheFlopsOfTheModel) {
+  Config c = large_config();
+  gtp::Policy policy;
+  policy.flops_per_ns = 1;
+  policy.memory_bytes_per_ns = policy.bytes_per_ns = 1e30;
+  for (const gtp::Grid& grid : {gtp::Grid{},
+                                {.tp = 2, .gtp = 2, .dp = 1, .ep = 4},
+                                {.tp = 1, .gtp = 4, .dp = 1, .ep = 2, .egtp = 2}}) {
+    const StepShape shape{.grid = grid, .sequences = 2, .seq_len = 64, .micro_batches = 3};
+    const double tokens = 2 * 64 * 3, scores = tokens * 64 / 2 * 8;  // of a layer
+    const double expected = flops_per_token(c, 64) * tokens + 3 * 2 * scores * 128;
+    EXPECT_NEAR(total_work(step_trace(c, {}, shape, policy)), expected / grid.tp,
+                1e-4 * expected / grid.tp);
+  }
+}
+
+const gtp::BundleSpec& bundle(const StepTrace& trace, const std::string& name) {
+  for (const gtp::BundleSpec& b : trace.bundles) {
+    if (b.name == name) return b;
+  }
+  throw std::out_of_range(name);
+}
+
+TEST(StepTrace, BundlesTravelInTheRecipesFormat) {
+  const Config c = large_config();
+  const StepShape shape{
+      .grid = {.tp = 2, .gtp = 2, .dp = 1, .ep = 2, .egtp = 2}, .sequences = 1, .seq_len = 64};
+  const auto received = [&](const Precision& precision, const char* name) {
+    return bundle(step_trace(c, precision, shape, {}), name).gather_of(gtp::kRowView).received;
+  };
+  Precision mxfp8, nvfp4;
+  mxfp8.recipe = make_recipe(RecipeKind::kMxfp8);
+  nvfp4.recipe = make_recipe(RecipeKind::kNvfp4);
+  nvfp4.kept = {.first = 1, .last = 0};
+  // A slice of qkv [2048, 512] over tp is [1024, 512], half of it comes from the peer.
+  const int64_t half = 512 * 512, expert_half = 4 * 512 * 512 / 2;
+  EXPECT_EQ(received({}, "layers.1.attn.qkv.weight"), 2 * half);
+  EXPECT_EQ(received(mxfp8, "layers.1.attn.qkv.weight"), half + half / 32);
+  EXPECT_EQ(received(nvfp4, "layers.1.attn.qkv.weight"), half / 2 + half / 256);
+  EXPECT_EQ(received(nvfp4, "layers.0.attn.qkv.weight"), 2 * half);  // kept in bf16
+  EXPECT_EQ(received({}, "layers.1.moe.experts.fc1.weight"), 2 * expert_half);
+  EXPECT_EQ(received(mxfp8, "layers.1.moe.experts.fc1.weight"), expert_half + expert_half / 32);
+  EXPECT_EQ(received(mxfp8, "embed.weight"), 2 * 256 * 512);  // never quantized
+  const StepTrace trace = step_trace(c, mxfp8, shape, {});
+  const gtp::BundleSpec& fc2 = bundle(trace, "layers.2.moe.experts.fc2.weight");
+  EXPECT_TRUE(fc2.expert && fc2.group == 1 && fc2.group_size == 2 && !fc2.one_payload);
+  EXPECT_EQ(fc2.reduce.received, 4 * 4 * 512 * 256 / 2);
+  StepShape wide = shape;
+  wide.storage = DType::kFloat32;
+  EXPECT_EQ(bundle(step_trace(c, {}, wide, {}), "layers.1.attn.o.weight").gather[0].received,
+            2 * bundle(step_trace(c, {}, shape, {}), "layers.1.attn.o.weight").gather[0].received);
+}
+
+TEST(StepTrace, MakesAPlan) {
+  Config c = large_config();
+  for (const Recompute mode : {Recompute::kNone, Recompute::kMoe, Recompute::kFull}) {
+    c.recompute = mode;
+    const StepShape shape{.grid = {.tp = 1, .gtp = 4, .dp = 1, .ep = 2, .egtp = 2},
+                          .sequences = 1,
+                          .seq_len = 64,
+                          .micro_batches = 2};
+    const StepTrace trace = step_trace(c, {}, shape, {});
+    const gtp::Plan plan = gtp::plan(trace.events, trace.bundles, {});
+    EXPECT_EQ(gtp::check_plan(plan, trace.events, trace.bundles, {}), std::nullopt);
+    EXPECT_EQ(plan.lanes.size(), 4u);
+  }
+}
+
+TEST(StepTrace, LayoutsThatDoNotCutTheModelAreNamed) {
+  const Config c = large_config();
+  const auto message = [&](const gtp::Grid& grid, int64_t seq_len) {
+    const StepShape shape{.grid = grid, .sequences = 1, .seq_len = seq_len};
+    try {
+      step_trace(c, {}, shape, {});
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(message({.tp = 8, .ep = 8}, 64).find("layers.0.attn.qkv.weight"), std::string::npos);
+  EXPECT_NE(message({.tp = 2, .ep = 2}, 63).find("tp 2 must divide 63"), std::string::npos);
+  EXPECT_NE(message({.gtp = 3, .ep = 3}, 64).find("ep 3 must divide 8"), std::string::npos);
+  EXPECT_NE(message({.gtp = 2, .ep = 4}, 64).find("must both be"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace moiety::model
