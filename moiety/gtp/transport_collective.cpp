@@ -23,21 +23,24 @@ void CollectiveTransport::run(const char* operation, BundleId id, const Stream& 
   const std::string label =
       text("gtp \"{}\", {} {} on lane \"{} {}\", bundle \"{}\"", name(), operation, ++operations_,
            bundle(id).expert ? "expert" : "dense", operation, bundle(id).name);
-  const auto guarded = [this, label](const auto& body) {
-    try {
-      body();
-    } catch (const Error& e) {
-      if (e.kind() != ErrorKind::kComm) throw;
-      fail_with(text("{}: {}", label, e.what()));
-    }
-  };
   const auto tickets = std::make_shared<Tickets>();
-  guarded([&] { issue(*tickets); });
+  try {
+    issue(*tickets);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kComm) throw;
+    fail_with(text("{}: {}", label, e.what()));
+  }
   lane.run([=, this, then = std::move(then)] {
     check();
-    guarded([&] {
-      for (comm::Ticket& ticket : *tickets) ticket.wait();
-    });
+    std::string error;
+    for (comm::Ticket& ticket : *tickets) {
+      try {
+        ticket.wait();
+      } catch (const Error& e) {
+        if (error.empty()) error = e.what();
+      }
+    }
+    if (!error.empty()) fail_with(text("{}: {}", label, error));
     then();
   });
 }

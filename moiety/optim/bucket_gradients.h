@@ -1,8 +1,10 @@
 // The gradient of a bucket (buffer_layout.h): main_grad of its parameters, and its sum over the
 // domain, of which each rank has its segment.
 //
-//   open --reduce--> reducing --finish--> reduced          reduced --reopen--> late
-//   late --reduce--> reducing --finish--> reduced          a second round, which is added
+//   open --reduce--> reducing --finish--> reduced --reopen--> open
+//
+// main_grad is never changed here: of a gradient that got more after it was summed the sum is made
+// anew, and has the bits of a sum that was made late.
 //
 // Sums are f32 in rank order (gtp/accumulate.h), whatever the dtype of what travels.
 #pragma once
@@ -22,21 +24,17 @@ class BucketGradients {
 
   const TensorView& main_grad() const { return main_grad_; }  // [length]
   const TensorView& sum() const { return sum_; }              // float32 [segment]
-  // False from the first `reduce` of a step on.
   bool open() const { return state_ == State::kOpen; }
 
   // Collective: begins to sum what is in main_grad by then.
   void reduce(Stream stream);
-  // Waits for the sum of this round, and adds it to that of earlier ones.
+  // Waits for the sum.
   void finish(Stream stream);
-  // Waits until nobody reads main_grad any more, and clears it for what comes late. Nothing to do
-  // if it was cleared already, or was not reduced yet.
-  void reopen(Stream stream);
-  // A step begins: the next round overwrites the sum.
-  void begin();
+  // Waits until nobody reads main_grad any more. The sum counts no more.
+  void reopen();
 
  private:
-  enum class State { kOpen, kReducing, kReduced, kLate };
+  enum class State { kOpen, kReducing, kReduced };
   bool alone() const { return domain_.size() == 1; }
 
   comm::Communicator& domain_;
@@ -46,9 +44,8 @@ class BucketGradients {
   TensorView sent_, received_;  // bfloat16 or float32 [ranks, segment]
   comm::Ticket ticket_;
   State state_ = State::kOpen;
-  int rounds_ = 0;          // of this step
   bool in_place_ = false;   // the sum is main_grad
-  bool scattered_ = false;  // the round under way writes the sum itself
+  bool scattered_ = false;  // what travels writes the sum itself
 };
 
 }  // namespace moiety::optim

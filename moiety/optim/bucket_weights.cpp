@@ -205,6 +205,17 @@ void BucketWeights::cast(comm::Communicator& domain, comm::Communicator& holders
   }
   for (comm::Ticket& ticket : tickets) ticket.wait();
   quant::partial_cast(*plan_, *table_, reduction, stream);
+  if (plane_count(*format_) == 2) return;
+  // Column views are made of the row codes and have their scales.
+  stream.run([this] {
+    for (const std::vector<QuantizedView>& views : members_) {
+      for (const QuantizedView& view : views) {
+        for (const TensorView* x : {&view.amax, &view.tensor_scale}) {
+          if (x->defined()) x->data<float>()[1] = x->data<float>()[0];
+        }
+      }
+    }
+  });
 }
 
 void BucketWeights::gather(comm::Communicator& domain, std::vector<comm::Ticket>& tickets,

@@ -49,8 +49,7 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
       world_(groups.world()),
       peers_{std::move(dense), std::move(experts)},
       bucket_index_(specs_.size()),
-      parameters_(specs_.size()),
-      reported_(specs_.size()) {
+      parameters_(specs_.size()) {
   check_config(config);
   check_specs(specs_);
   for (size_t p = 0; p < specs_.size(); ++p) parameters_[p].spec = specs_[p];
@@ -214,14 +213,12 @@ StepLimits DistributedOptimizer::limits(double clip) const {
 StepReport DistributedOptimizer::step(const StepInput& input, Stream stream) {
   MOIETY_CHECK(input.tokens >= 0, "optimizer: {} tokens", input.tokens);
   const TraceSpan span(TraceLane::kHost, "optimizer");
+  if (config_.compare_copies > 0 && state_.t % config_.compare_copies == 0) compare_copies();
   finish_gradients(stream);
   const StepStatistics statistics = measure(input, stream);
   const StepDecision decision = decide(limits(input.clip), statistics, state_);
   if (!decision.skip) update(input, decision, stream);
   begin_gradients();
-  if (!decision.skip && config_.compare_copies > 0 && state_.t % config_.compare_copies == 0) {
-    compare_copies();
-  }
   return report(input, decision, statistics);
 }
 

@@ -46,7 +46,7 @@ struct OptimizerConfig {
   int64_t bucket_elements = kBucketElements;
   DType main_grad = DType::kFloat32;  // or bfloat16
   DType grad_wire = DType::kFloat32;  // what ranks send of it: also bfloat16, summed in fp32
-  // Ranks compare what they have copies of after so many steps; 0: never.
+  // Before every so many steps ranks compare their copies of weights; 0: never.
 #ifdef NDEBUG
   int64_t compare_copies = 0;
 #else
@@ -128,10 +128,11 @@ class DistributedOptimizer {
 
   // The gradient of a parameter is complete when `event` is. A bucket whose gradients all are is
   // summed beside the rest of backward, in an order that is the same on all ranks; others at the
-  // step. A parameter that is never reported counts as complete then.
+  // step. A parameter that is never reported counts as complete then. If one rank of a domain
+  // reports anything in a step, all do.
   void on_grad_ready(int parameter, const Event& event);
-  // Before more is added to the gradient of a parameter that was reported in this step: from now on
-  // until the step `grad` takes what is new, which is summed in a second round and added.
+  // More is to be added to a gradient that was complete. Waits until nobody reads it; it is summed
+  // again, with the same bits as if it had not been complete.
   void on_grad_late(int parameter);
   // What is run on the stream afterwards reads the parameter's published weights.
   void ensure_ready(int parameter, const Stream& stream) const;
@@ -162,8 +163,8 @@ class DistributedOptimizer {
     std::vector<ElementRun> runs;           // of the own segment
     std::unique_ptr<BucketWeights> weights;
     std::unique_ptr<BucketGradients> gradients;
-    size_t unreported = 0;  // parameters whose gradient is not known to be complete
-    bool late = false;
+    size_t incomplete = 0;  // parameters whose gradient is not known to be complete
+    bool late = false;      // summed too early in this step
     Event published;
     Buffer state_memory;
     TensorView master, exp_avg, exp_avg_sq;  // [segment]
@@ -181,6 +182,7 @@ class DistributedOptimizer {
   Bucket& bucket_of(int parameter);
   void zero_missing(const Bucket& bucket, Stream stream);
   void reduce_buckets(bool all, Stream stream);
+  void reduce_late_buckets(Stream stream);
   void finish_gradients(Stream stream);
   void begin_gradients();
 
@@ -204,7 +206,8 @@ class DistributedOptimizer {
   std::vector<std::vector<size_t>> domains_;  // the buckets of each domain, ascending
   std::vector<size_t> forward_;               // buckets in the order that a forward pass reads them
   std::vector<Parameter> parameters_;
-  std::vector<bool> reported_;  // by parameter, in this step
+  std::vector<bool> complete_;  // by parameter, in this step
+  bool reported_ = false;       // one was, in this step
   StepState state_;
 };
 

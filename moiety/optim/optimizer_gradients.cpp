@@ -16,20 +16,25 @@ DistributedOptimizer::Bucket& DistributedOptimizer::bucket_of(int parameter) {
 
 void DistributedOptimizer::on_grad_ready(int parameter, const Event& event) {
   Bucket& b = bucket_of(parameter);
+  MOIETY_CHECK(!complete_[parameter], "optimizer: the gradient of {} is complete twice",
+               specs_[parameter].name);
   const Stream lane;
   lane.wait(event);
   parameters_[parameter].overwrite = false;
-  if (reported_[parameter]) return;  // more of one that is late
-  reported_[parameter] = true;
-  if (--b.unreported == 0) reduce_buckets(false, lane);
+  complete_[parameter] = reported_ = true;
+  if (--b.incomplete == 0) reduce_buckets(false, lane);
 }
 
 void DistributedOptimizer::on_grad_late(int parameter) {
   Bucket& b = bucket_of(parameter);
-  MOIETY_CHECK(reported_[parameter], "optimizer: {} is late, but was not reported",
+  MOIETY_CHECK(complete_[parameter], "optimizer: {} is late, but was not complete",
                specs_[parameter].name);
+  complete_[parameter] = false;
+  ++b.incomplete;
+  if (b.gradients->open()) return;
+  // Its sum is made again with that of the others, at the step.
+  b.gradients->reopen();
   b.late = true;
-  b.gradients->reopen(Stream());
 }
 
 void DistributedOptimizer::zero_missing(const Bucket& bucket, Stream stream) {
@@ -49,8 +54,8 @@ void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
   for (const std::vector<size_t>& domain : domains_) {
     for (const size_t i : domain) {
       Bucket& b = buckets_[i];
-      if (!b.gradients->open()) continue;
-      if (!all && b.unreported > 0) break;
+      if (!b.gradients->open() || b.late) continue;
+      if (!all && b.incomplete > 0) break;
       zero_missing(b, stream);
       b.gradients->reduce(stream);
     }
@@ -59,9 +64,12 @@ void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
 
 void DistributedOptimizer::finish_gradients(Stream stream) {
   reduce_buckets(true, stream);
+  if (reported_) reduce_late_buckets(stream);
   for (const Bucket& b : buckets_) b.gradients->finish(stream);
-  if (std::none_of(reported_.begin(), reported_.end(), [](bool x) { return x; })) return;
-  // A gradient that was late on one rank is summed once more by all.
+}
+
+// What was late on one rank is summed once more by all.
+void DistributedOptimizer::reduce_late_buckets(Stream stream) {
   for (const std::vector<size_t>& domain : domains_) {
     std::vector<int32_t> late;
     for (const size_t i : domain) late.push_back(buckets_[i].late);
@@ -71,21 +79,21 @@ void DistributedOptimizer::finish_gradients(Stream stream) {
     for (size_t k = 0; k < domain.size(); ++k) {
       if (!late[k]) continue;
       BucketGradients& gradients = *buckets_[domain[k]].gradients;
-      gradients.reopen(stream);
+      if (!gradients.open()) gradients.reopen();
       gradients.reduce(stream);
-      gradients.finish(stream);
     }
   }
 }
 
 void DistributedOptimizer::begin_gradients() {
   for (Bucket& b : buckets_) {
-    b.unreported = b.layout.slots.size();
+    b.incomplete = b.layout.slots.size();
     b.late = false;
-    b.gradients->begin();
+    if (!b.gradients->open()) b.gradients->reopen();
   }
   for (Parameter& p : parameters_) p.overwrite = true;
-  reported_.assign(reported_.size(), false);
+  complete_.assign(specs_.size(), false);
+  reported_ = false;
 }
 
 }  // namespace moiety::optim

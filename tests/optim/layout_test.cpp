@@ -175,32 +175,10 @@ TEST(Layout, SegmentsTileTheTensors) {
   }
 }
 
-// All grids of so many ranks.
-std::vector<gtp::Grid> grids(int ranks) {
-  std::vector<gtp::Grid> out;
-  for (int tp = 1; tp <= ranks; ++tp) {
-    for (int gtp = 1; ranks % tp == 0 && gtp <= ranks / tp; ++gtp) {
-      if (ranks / tp % gtp != 0) continue;
-      for (int ep = 1; ep <= ranks; ++ep) {
-        for (int egtp = 1; ranks % ep == 0 && egtp <= ranks / ep; ++egtp) {
-          if (ranks / ep % egtp != 0) continue;
-          out.push_back({.tp = tp,
-                         .gtp = gtp,
-                         .dp = ranks / tp / gtp,
-                         .ep = ep,
-                         .egtp = egtp,
-                         .edp = ranks / ep / egtp});
-        }
-      }
-    }
-  }
-  return out;
-}
-
 TEST(Layout, OwnedCountsAreTheParameterCounts) {
   size_t count = 0;
   for (int ranks = 1; ranks <= 16; ++ranks) {
-    for (const gtp::Grid& grid : grids(ranks)) {
+    for (const gtp::Grid& grid : all_grids(ranks)) {
       ++count;
       std::map<std::string, int64_t> owned, expected;
       for (int rank = 0; rank < ranks; ++rank) {

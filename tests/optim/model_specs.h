@@ -175,6 +175,28 @@ inline std::vector<ParamSpec> model_specs(int ep, int ep_ranks) {
   return model_specs(gtp::Grid{.dp = ep_ranks, .ep = ep_ranks}, ep);
 }
 
+// All grids of so many ranks.
+inline std::vector<gtp::Grid> all_grids(int ranks) {
+  std::vector<gtp::Grid> out;
+  for (int tp = 1; tp <= ranks; ++tp) {
+    for (int gtp = 1; ranks % tp == 0 && gtp <= ranks / tp; ++gtp) {
+      if (ranks / tp % gtp != 0) continue;
+      for (int ep = 1; ep <= ranks; ++ep) {
+        for (int egtp = 1; ranks % ep == 0 && egtp <= ranks / ep; ++egtp) {
+          if (ranks / ep % egtp != 0) continue;
+          out.push_back({.tp = tp,
+                         .gtp = gtp,
+                         .dp = ranks / tp / gtp,
+                         .ep = ep,
+                         .egtp = egtp,
+                         .edp = ranks / ep / egtp});
+        }
+      }
+    }
+  }
+  return out;
+}
+
 // f(memory index, tensor, logical index) for every element of the parameter's matrix that is no
 // padding.
 inline void for_each_element(const ParamSpec& spec,

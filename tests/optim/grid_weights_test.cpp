@@ -1,0 +1,268 @@
+// Weights in formats under every grid: a rank's shard is its part of quantize() of the uncut
+// weight. And what (e)gtp peers find where.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "moiety/base/rng.h"
+#include "moiety/comm/symmetric_buffer.h"
+#include "moiety/comm/thread/thread_group.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/gtp/codec.h"
+#include "moiety/optim/distributed_optimizer.h"
+#include "moiety/quant/quantize.h"
+#include "tests/optim/model_specs.h"
+
+namespace moiety::optim {
+namespace {
+
+using comm::Communicator;
+using gtp::Axis;
+using gtp::Grid;
+
+constexpr uint64_t kSeed = 99;
+constexpr float kStd = 0.5f;
+constexpr int64_t kColumns = 48, kHeight = 40;  // of an expert
+
+QuantSpec fp32_scales() {
+  QuantSpec spec = QuantSpec::of(Format::kFp8Block128x128);
+  spec.pow2_scales = false;
+  return spec;
+}
+std::vector<QuantSpec> formats() {
+  return {QuantSpec::of(Format::kFp8Block128x128), fp32_scales(), QuantSpec::of(Format::kMxfp8),
+          QuantSpec::of(Format::kMxfp8Tile32), QuantSpec::of(Format::kNvfp4Tile16)};
+}
+
+ParamSpec in_format(ParamSpec spec, const QuantSpec& format) {
+  spec.format = format;
+  spec.format_class = 1;
+  spec.init_std = kStd;
+  return spec;
+}
+
+// One weight of each kind of cut: by tp rows, by tp columns, by gtp alone, and grouped experts.
+std::vector<ParamSpec> specs_of(const Grid& grid, int rank, const QuantSpec& format) {
+  const int64_t block = gtp::Codec(format).block(), align = gtp::Codec(format).align();
+  const gtp::Layout rows{.tp_axis = 0, .align = align, .tp_unit = block},
+      columns{.tp_axis = 1, .align = align, .tp_unit = block}, whole{.align = align};
+  const int64_t local = kExperts / grid.ep + (kExperts % grid.ep != 0),
+                first = std::min(grid.place(Axis::kEp, rank) * local, kExperts),
+                last = std::min(first + local, kExperts);
+  ParamSpec experts = matrix_spec("experts.weight", (last - first) * kHeight, kColumns);
+  experts.tensors[0].shape = {kExperts, kHeight, kColumns};
+  experts.row_map = {{0, 0, first * kHeight, (last - first) * kHeight}};
+  experts.shape = {last - first, kHeight, kColumns};
+  experts.expert = true;
+  experts.domain = {Axis::kEdp};
+  if (grid.egtp > 1) {
+    experts = shard_rows(experts, {.rows = kHeight,
+                                   .cols = kColumns,
+                                   .gtp_rank = grid.place(Axis::kEgtp, rank),
+                                   .gtp_size = grid.egtp,
+                                   .align = align});
+  }
+  return {vector_spec("norm.weight", kColumns),
+          in_format(cut(matrix_spec("rows.weight", grid.tp * block, kColumns), rows, grid, rank),
+                    format),
+          in_format(cut(matrix_spec("columns.weight", 37, grid.tp * block), columns, grid, rank),
+                    format),
+          in_format(cut(matrix_spec("whole.weight", 70, kColumns), whole, grid, rank), format),
+          in_format(experts, format)};
+}
+
+// Matrix `member` of a logical tensor, as it is initialized, quantized whole.
+QuantizedTensor quantized_whole(const LogicalTensor& tensor, int64_t member,
+                                const QuantSpec& format) {
+  const int64_t cols = tensor.shape.back(), rows = tensor.shape[tensor.shape.size() - 2];
+  const Tensor x(DType::kBFloat16, {rows, cols});
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    x.data<bf16>()[i] =
+        bf16(kStd * init_normal(kSeed, tensor_id(tensor.name), member * rows * cols + i));
+  }
+  QuantizedTensor q(format, rows, cols, {true, format.format == Format::kMxfp8});
+  quant::quantize(x, q, {}, {});
+  return q;
+}
+
+// Element (r, c) of an array whose rows have one element for `width` columns.
+uint64_t element(const TensorView& x, int64_t r, int64_t c, bool nibbles) {
+  const int64_t row_bytes = x.bytes() / x.size(0), bits_each = nibbles ? 4 : bits(x.dtype());
+  const auto* row = static_cast<const uint8_t*>(x.raw()) + r * row_bytes;
+  if (bits_each == 4) return row[c / 2] >> (c % 2 * 4) & 15;
+  uint64_t out = 0;
+  std::memcpy(&out, row + c * bits_each / 8, static_cast<size_t>(bits_each / 8));
+  return out;
+}
+
+// Rows [0, valid) of the shard are those of the whole from row `row0`, column `col0` on.
+void expect_part(const QuantizedView& shard, const QuantizedView& whole, int64_t valid,
+                 int64_t row0, int64_t col0, const std::string& what) {
+  const BlockShape block = block_shape(shard.spec.format);
+  const bool nibbles = is_fp4(shard.spec.format);
+  int64_t wrong = 0;
+  for (int64_t r = 0; r < valid; ++r) {
+    for (int64_t c = 0; c < shard.cols; ++c) {
+      wrong += element(shard.row_data, r, c, nibbles) !=
+               element(whole.row_data, row0 + r, col0 + c, nibbles);
+      wrong += element(shard.row_scales, r / block.rows, c / block.cols, false) !=
+               element(whole.row_scales, (row0 + r) / block.rows, (col0 + c) / block.cols, false);
+      if (!shard.col_data.defined()) continue;
+      wrong += element(shard.col_data, r, c, false) !=
+               element(whole.col_data, row0 + r, col0 + c, false);
+      wrong += element(shard.col_scales, r / block.cols, c, false) !=
+               element(whole.col_scales, (row0 + r) / block.cols, col0 + c, false);
+    }
+  }
+  EXPECT_EQ(wrong, 0) << what;
+  for (int64_t r = valid; r < shard.rows; ++r) {
+    for (int64_t c = 0; c < shard.cols; ++c) wrong += element(shard.row_data, r, c, nibbles) != 0;
+  }
+  EXPECT_EQ(wrong, 0) << what << ", padding";
+  // Columns that consumers make of row codes take index 1.
+  const auto* scale = shard.tensor_scale.data<float>();
+  EXPECT_EQ(scale[0], whole.tensor_scale.data<float>()[0]) << what;
+  EXPECT_EQ(scale[1], scale[0]) << what;
+  if (!is_tensor_scaled(shard.spec.format)) return;
+  const auto* amax = shard.amax.data<float>();
+  EXPECT_EQ(amax[0], whole.amax.data<float>()[0]) << what;
+  EXPECT_EQ(amax[1], amax[0]) << what;
+}
+
+void check_grid_weights(const Grid& grid, const QuantSpec& format) {
+  const int ranks = grid.tp * grid.gtp * grid.dp;
+  const std::string what = grid_text(grid) + ", " + name(format.format);
+  std::map<std::string, QuantizedTensor> wholes;
+  for (const ParamSpec& spec : specs_of(grid, 0, format)) {
+    if (!spec.format) continue;
+    const LogicalTensor& tensor = spec.tensors[0];
+    for (int64_t e = 0; e < (tensor.shape.size() == 3 ? kExperts : 1); ++e) {
+      wholes[tensor.name + text("/{}", e)] = quantized_whole(tensor, e, format);
+    }
+  }
+  comm::run_thread_ranks(ranks, {Seconds(60)}, [&](Communicator& world) {
+    const GridGroups groups(grid, world);
+    OptimizerConfig config;
+    config.bucket_elements = 3000;
+    DistributedOptimizer optimizer(specs_of(grid, world.rank(), format), config, groups);
+    optimizer.initialize(kSeed, {});
+    for (const Parameter& p : optimizer.parameters()) {
+      const LogicalTensor& tensor = p.spec.tensors[0];
+      const int64_t height = tensor.shape.size() == 3 ? kHeight : tensor.shape[0];
+      for (size_t m = 0; m < p.quantized.size(); ++m) {
+        // The member's rows: one run, or all of it padding.
+        const int64_t rows = p.quantized[m].rows, begin = static_cast<int64_t>(m) * rows;
+        int64_t valid = 0, logical = 0;
+        for (const RowRun& run : p.spec.row_map) {
+          const int64_t from = std::max(run.memory_row, begin),
+                        to = std::min(run.memory_row + run.rows, begin + rows);
+          if (from >= to) continue;
+          ASSERT_EQ(from, begin) << what;
+          valid = to - from;
+          logical = run.logical_row + from - run.memory_row;
+        }
+        // Of one that is all padding any member will do: its tensor scale is not looked at.
+        const std::string whole = tensor.name + text("/{}", logical / height);
+        if (valid == 0 && p.quantized.size() > 1) continue;
+        expect_part(p.quantized[m], wholes.at(whole), valid, logical % height, p.spec.first_column,
+                    what + ", " + tensor.name);
+      }
+    }
+  });
+}
+
+TEST(GridWeights, ShardsAreThoseOfTheWholeUnderEveryGrid) {
+  size_t count = 0;
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (const Grid& grid : all_grids(ranks)) {
+      check_grid_weights(grid, formats()[count++ % formats().size()]);
+    }
+  }
+  EXPECT_EQ(count, 254u);
+  for (const QuantSpec& format : formats()) {
+    check_grid_weights({.tp = 2, .gtp = 2, .dp = 2, .ep = 2, .egtp = 2, .edp = 2}, format);
+    check_grid_weights({.gtp = 3, .dp = 2, .egtp = 6}, format);
+  }
+}
+
+// Shards lie in memory that the peers map, at the same places, and they are told when.
+TEST(GridWeights, PeersFindShardsInTheSharedMemory) {
+  const Grid grid{.tp = 2, .gtp = 2, .dp = 2, .ep = 2, .egtp = 4};
+  for (const bool quantized : {false, true}) {
+    comm::run_thread_ranks(8, {Seconds(60)}, [&](Communicator& world) {
+      const GridGroups groups(grid, world);
+      struct Peers {
+        comm::SymmetricBuffer memory;
+        int drains = 0;
+        std::map<int32_t, int> published{};
+      };
+      std::array<Peers, 2> peers;
+      const auto functions = [&](Axis axis, Peers& to) {
+        return ShardPeers{
+            .allocate =
+                [&groups, &to, axis](const std::string& what, int64_t bytes) {
+                  to.memory = comm::SymmetricBuffer::create(groups.of({axis}), what, bytes);
+                  return gtp::SlotArena::Block{
+                      TensorView(to.memory.local(), DType::kUInt8, {bytes}), nullptr};
+                },
+            .await_drained = [&to](const Stream&) { ++to.drains; },
+            .publish = [&to](int32_t bucket, const Stream&) { ++to.published[bucket]; }};
+      };
+      auto specs = specs_of(grid, world.rank(), QuantSpec::of(Format::kMxfp8));
+      if (!quantized) {
+        for (ParamSpec& spec : specs) spec.format = std::nullopt;
+      }
+      OptimizerConfig config;
+      config.bucket_elements = 3000;
+      DistributedOptimizer optimizer(specs, config, groups, functions(Axis::kGtp, peers[0]),
+                                     functions(Axis::kEgtp, peers[1]));
+      optimizer.initialize(kSeed, {});
+      for (Parameter& p : optimizer.parameters()) p.overwrite = false;
+      optimizer.step({.lr = 0.1, .clip = 0, .tokens = 1}, {});
+      world.barrier();
+      EXPECT_FALSE(optimizer.shared_shard(0));  // the norm
+      std::set<int32_t> buckets[2];
+      for (size_t i = 1; i < specs.size(); ++i) {
+        const Parameter& p = optimizer.parameters()[i];
+        const bool expert = p.spec.expert;
+        const Peers& shared = peers[expert];
+        const auto shard = optimizer.shared_shard(static_cast<int>(i));
+        ASSERT_TRUE(shard);
+        ASSERT_EQ(shard->memory, shared.memory.local());
+        buckets[expert].insert(shard->bucket);
+        const TensorView& array = quantized ? p.quantized[0].row_data : p.weight;
+        ASSERT_TRUE(shared.memory.contains(array.raw(), array.bytes()));
+        const int64_t offset = static_cast<const std::byte*>(array.raw()) - shard->memory;
+        // A peer's own address of its array, told to all.
+        Communicator& group = groups.of({expert ? Axis::kEgtp : Axis::kGtp});
+        const auto told =
+            group.bootstrap().all_gather({reinterpret_cast<const char*>(&offset), sizeof(offset)});
+        for (const std::string& other : told) {
+          EXPECT_EQ(std::memcmp(other.data(), &offset, sizeof(offset)), 0);
+        }
+        // What the peer maps there is its shard.
+        std::vector<char> own(static_cast<const char*>(array.raw()),
+                              static_cast<const char*>(array.raw()) + array.bytes());
+        const auto shards = group.bootstrap().all_gather({own.data(), own.size()});
+        for (int r = 0; r < group.size(); ++r) {
+          EXPECT_EQ(std::memcmp(shared.memory.peer(r) + offset, shards[r].data(), own.size()), 0);
+        }
+      }
+      for (const bool expert : {false, true}) {
+        EXPECT_EQ(peers[expert].drains, 2);
+        EXPECT_EQ(peers[expert].published.size(), buckets[expert].size());
+        for (const int32_t b : buckets[expert]) EXPECT_EQ(peers[expert].published[b], 2);
+      }
+      world.barrier();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace moiety::optim
