@@ -58,8 +58,8 @@ void quantized_input_gradient(const QuantizedLinear& linear, TensorView dy, Tens
 
 void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, TensorView x,
                                TensorView grad, bool accumulate, Arena& arena, Stream stream) {
-  check_rows("quantized_weight_gradient", linear, dy, linear.weight.rows());
-  check_rows("quantized_weight_gradient", linear, x, linear.weight.columns());
+  check_rows("quantized_weight_gradient", linear, dy, grad.size(0));
+  check_rows("quantized_weight_gradient", linear, x, grad.size(1));
   ArenaScope operands(arena);
   const Operand a = make_operand(linear.recipe->gradient, Direction::kCol, dy, linear.gradient_bits,
                                  arena, stream);

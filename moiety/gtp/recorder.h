@@ -15,6 +15,11 @@ namespace moiety::gtp {
 // What a call has the device do, from shapes.
 struct Work {
   double flops = 0, bytes = 0;
+  Work& operator+=(Work more) {
+    flops += more.flops;
+    bytes += more.bytes;
+    return *this;
+  }
 };
 
 class Recorder {

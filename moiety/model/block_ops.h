@@ -7,14 +7,17 @@
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
 #include "moiety/model/rows.h"
+#include "moiety/model/weights.h"
 
 namespace moiety::model {
 
 // grad of `p` (+)= dy^T x.
 inline void add_weight_gradient(const Pass& pass, TensorView dy, TensorView x,
                                 optim::Parameter& p) {
-  linear_weight_gradient(dy, x, p.grad, take_accumulate(p), pass.stream);
-  pass.stored(p.spec.name, "gradient", p.grad, dy, x);
+  const OpenGradient grad = open_gradient(pass, p);
+  linear_weight_gradient(dy, x, grad.view, grad.accumulate, pass.stream);
+  pass.stored(p.spec.name, "gradient", grad.view, dy, x);
+  close_gradient(pass, p);
 }
 
 inline void apply_norm(const Pass& pass, TensorView x, const optim::Parameter& p, float eps,

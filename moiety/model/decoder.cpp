@@ -92,7 +92,8 @@ void Decoder::append(std::span<const Continuation> parts, TensorView logits_PV, 
     apply_norm(pass, x_TD.slice(0, end - 1, end), *model_.final_norm_, c.norm_eps,
                mid_TD.slice(0, row, row + 1));
   }
-  linear(mid_TD.slice(0, 0, logits_PV.size(0)), model_.head().weight, logits_PV, {}, stream);
+  linear(mid_TD.slice(0, 0, logits_PV.size(0)), model_.head_parameter().weight, logits_PV, {},
+         stream);
 }
 
 }  // namespace moiety::model

@@ -89,7 +89,7 @@ void FeedForward::activation_backward(const Pass& pass, const Backward& a, Tenso
 
 void FeedForward::backward(const Pass& pass, const Backward& a) const {
   ArenaScope temporaries(pass.arena);
-  const TensorView hidden = a.hidden.defined() ? a.hidden : this->hidden(pass, a.h_TD);
+  const TensorView hidden = a.hidden.defined() ? a.hidden : this->hidden(pass.again(), a.h_TD);
   const TensorView activated = pass.tensor({pass.tokens(), ffn_});
   {
     ArenaScope output(pass.arena);

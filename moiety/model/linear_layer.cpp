@@ -1,6 +1,7 @@
 #include "moiety/model/linear_layer.h"
 
 #include "moiety/model/weight_layout.h"
+#include "moiety/model/weights.h"
 
 namespace moiety::model {
 
@@ -14,14 +15,16 @@ optim::ParamSpec LinearLayer::with_format(optim::ParamSpec spec) const {
   return spec;
 }
 
-gemm::QuantizedLinear LinearLayer::linear(const Pass& pass) const {
+gemm::QuantizedLinear LinearLayer::linear(const Pass& pass,
+                                          const gemm::LinearWeight& weight) const {
   return {.recipe = recipe_ ? &*recipe_ : nullptr,
-          .weight = {p_->quantized, p_->weight},
+          .weight = weight,
           .gradient_bits = {.rng = pass.rng, .tensor_id = gradient_id_}};
 }
 
-gemm::QuantizedLinear LinearLayer::quantized(const Pass& pass) const {
-  gemm::QuantizedLinear out = linear(pass);
+gemm::QuantizedLinear LinearLayer::quantized(const Pass& pass,
+                                             const gemm::LinearWeight& weight) const {
+  gemm::QuantizedLinear out = linear(pass, weight);
   out.gradient_bits.row0 = pass.first_token;
   out.gradient_bits.full_rows = pass.all_tokens;
   out.gradient_bits.col0 = tp_slice(layout_).rows.begin;
@@ -29,27 +32,39 @@ gemm::QuantizedLinear LinearLayer::quantized(const Pass& pass) const {
   return out;
 }
 
-gemm::QuantizedLinear LinearLayer::quantized_experts(const Pass& pass, int32_t first_expert) const {
-  gemm::QuantizedLinear out = linear(pass);
+gemm::QuantizedLinear LinearLayer::quantized_experts(const Pass& pass,
+                                                     const gemm::LinearWeight& weight,
+                                                     int32_t first_expert) const {
+  gemm::QuantizedLinear out = linear(pass, weight);
   out.gradient_bits.expert = first_expert + 1;
   return out;
 }
 
+gemm::LinearWeight LinearLayer::read(const Pass& pass, gtp::Phase phase, int64_t rows) const {
+  const int64_t item = byte_size(pass.storage, 1);
+  return read_weight(pass, *p_, phase,
+                     product_work(rows, layout_.slice_rows(), layout_.slice_cols(), item));
+}
+
 void LinearLayer::forward(const Pass& pass, TensorView x, TensorView y, TensorView residual) const {
-  if (!recipe_) return model::linear(x, p_->weight, y, residual, pass.stream);
-  gemm::quantized_forward(quantized(pass), x, y, residual, pass.arena, pass.stream);
+  const gemm::LinearWeight w = read(pass, pass.phase, x.size(0));
+  if (!recipe_) return model::linear(x, w.values, y, residual, pass.stream);
+  gemm::quantized_forward(quantized(pass, w), x, y, residual, pass.arena, pass.stream);
 }
 
 void LinearLayer::input_gradient(const Pass& pass, TensorView dy, TensorView dx) const {
-  if (!recipe_) return linear_input_gradient(dy, p_->weight, dx, {}, pass.stream);
-  gemm::quantized_input_gradient(quantized(pass), dy, dx, {}, pass.arena, pass.stream);
+  const gemm::LinearWeight w = read(pass, gtp::Phase::kBwd, dy.size(0));
+  if (!recipe_) return linear_input_gradient(dy, w.values, dx, {}, pass.stream);
+  gemm::quantized_input_gradient(quantized(pass, w), dy, dx, {}, pass.arena, pass.stream);
 }
 
 void LinearLayer::weight_gradient(const Pass& pass, TensorView dy, TensorView x) const {
   if (!recipe_) return add_weight_gradient(pass, dy, x, *p_);
-  gemm::quantized_weight_gradient(quantized(pass), dy, x, p_->grad, take_accumulate(*p_),
+  const OpenGradient grad = open_gradient(pass, *p_);
+  gemm::quantized_weight_gradient(quantized(pass, {}), dy, x, grad.view, grad.accumulate,
                                   pass.arena, pass.stream);
-  pass.stored(p_->spec.name, "gradient", p_->grad, dy, x);
+  pass.stored(p_->spec.name, "gradient", grad.view, dy, x);
+  close_gradient(pass, *p_);
 }
 
 }  // namespace moiety::model

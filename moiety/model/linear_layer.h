@@ -34,12 +34,14 @@ class LinearLayer {
   // main_grad (+)= dy^T x
   void weight_gradient(const Pass& pass, TensorView dy, TensorView x) const;
 
-  // What the products of gemm take; of experts, `first_expert` their first global number.
-  gemm::QuantizedLinear quantized(const Pass& pass) const;
-  gemm::QuantizedLinear quantized_experts(const Pass& pass, int32_t first_expert) const;
+  // What the products of gemm take of experts, `first_expert` their first global number.
+  gemm::QuantizedLinear quantized_experts(const Pass& pass, const gemm::LinearWeight& weight,
+                                          int32_t first_expert) const;
 
  private:
-  gemm::QuantizedLinear linear(const Pass& pass) const;
+  gemm::LinearWeight read(const Pass& pass, gtp::Phase phase, int64_t rows) const;
+  gemm::QuantizedLinear linear(const Pass& pass, const gemm::LinearWeight& weight) const;
+  gemm::QuantizedLinear quantized(const Pass& pass, const gemm::LinearWeight& weight) const;
 
   gtp::Layout layout_;
   std::optional<gemm::Recipe> recipe_;

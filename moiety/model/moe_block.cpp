@@ -27,8 +27,8 @@ void sigmoid_gradient(TensorView s_T, TensorView dy_T, TensorView dx_T, Stream s
   });
 }
 
-gemm::GradTarget grad_target(optim::Parameter& p) {
-  return {.grad = p.grad, .beta = {take_accumulate(p) ? 1.0f : 0.0f, {}}};
+gemm::GradTarget grad_target(const OpenGradient& g) {
+  return {.grad = g.view, .beta = {g.accumulate ? 1.0f : 0.0f, {}}};
 }
 
 }  // namespace
@@ -71,6 +71,7 @@ optim::ParamSpec MoeBlock::expert_spec(const char* name, int64_t rows, int64_t c
     const int64_t memory_row = static_cast<int64_t>(spec.row_map.size()) * rows;
     spec.row_map.push_back({memory_row, 0, expert * rows, rows});
   }
+  spec.layout = gtp::Layout{.rows = rows, .cols = columns};
   spec.expert = true;
   spec.domain = {gtp::Axis::kEdp};
   spec.kind = optim::ParameterClass::kExpert;
@@ -110,25 +111,40 @@ void MoeBlock::set_recipe(const std::optional<gemm::Recipe>& recipe) {
   if (shared_) shared_->set_recipe(recipe);
 }
 
-moe::MoeWeights MoeBlock::weights(const Pass& pass) const {
+moe::MoeWeights MoeBlock::weights(const Pass& pass, const gemm::LinearWeight& w1,
+                                  const gemm::LinearWeight& w2) const {
   // The experts of a rank are consecutive.
   const std::span<const int32_t> own = group_->map().experts_of(group_->rank());
   const int32_t first = own.empty() ? 0 : own[0];
   return {.router_ED = router_->weight,
           .router_bias_E = bias_E_,
-          .w1 = fc1_.parameter().weight,
-          .w2 = fc2_.parameter().weight,
-          .quantized_1 = fc1_.quantized_experts(pass, first),
-          .quantized_2 = fc2_.quantized_experts(pass, first),
+          .w1 = w1.values,
+          .w2 = w2.values,
+          .quantized_1 = fc1_.quantized_experts(pass, w1, first),
+          .quantized_2 = fc2_.quantized_experts(pass, w2, first),
           .b1_LH = {},
           .b2_LD = {}};
+}
+
+gtp::Work MoeBlock::fc1_work(const Pass& pass, int64_t rows) const {
+  return product_work(rows, layer_.config().activation.hidden(d_ffn_), d_model_,
+                      byte_size(pass.storage, 1), group_->local_experts());
+}
+
+moe::MoeWeights MoeBlock::read_weights(const Pass& pass, gtp::Phase phase, int64_t rows) const {
+  gtp::Work work =
+      product_work(rows, d_model_, d_ffn_, byte_size(pass.storage, 1), group_->local_experts());
+  work += fc1_work(pass, rows);
+  const auto [w1, w2] =
+      model::read_weights(pass, {&fc1_.parameter(), &fc2_.parameter()}, phase, work);
+  return weights(pass, w1, w2);
 }
 
 void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   Saved s;
   const TensorView addend = shared_ ? add_shared(pass, a, s) : a.x_TD;
-  layer_.forward({.weights = weights(pass),
+  layer_.forward({.weights = read_weights(pass, pass.phase, pairs(a.x_TD)),
                   .h_TD = pass.h_TD,
                   .mask_T = {},
                   .addend = addend,
@@ -179,18 +195,30 @@ void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& s
   pass.stored("shared.gate", "dh", pass.wide_TD, dlogit_T1, gate_->weight);
 }
 
+moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved) const {
+  if (!saved.weight_TK.defined()) return saved.rows;
+  const gemm::LinearWeight w1 =
+      read_weight(pass, fc1_.parameter(), gtp::Phase::kRecompute, fc1_work(pass, pairs(pass.h_TD)));
+  return layer_.rows_again(weights(pass, w1, {}), pass.h_TD, saved, pass.probe, pass.arena,
+                           pass.stream);
+}
+
 void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
   ArenaScope temporaries(pass.arena);
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   if (shared_) shared_backward(pass, a.d_TD, saved);
   const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
-  layer_.backward({.weights = weights(pass),
+  const moe::MoeRows rows = expert_rows(pass, saved.experts);
+  const OpenGradient grad2 = open_gradient(pass, fc2_.parameter());
+  const OpenGradient grad1 = open_gradient(pass, fc1_.parameter());
+  layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
                    .grads = {.router_ED = router_->grad,
                              .router_beta = take_accumulate(*router_) ? 1.0f : 0.0f,
-                             .w1 = grad_target(fc1_.parameter()),
-                             .w2 = grad_target(fc2_.parameter()),
+                             .w1 = grad_target(grad1),
+                             .w2 = grad_target(grad2),
                              .b1_LH = {},
                              .b2_LD = {}},
+                   .rows = rows,
                    .h_TD = pass.h_TD,
                    .dout_TD = a.d_TD,
                    .addend = shared_ ? pass.wide_TD : TensorView(),
@@ -201,9 +229,12 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
                   saved.experts, pass.arena, pass.stream);
   pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
   const ExpertRows own{{}, {}, group_->map().experts_of(group_->rank())};
-  for (const optim::Parameter* fc : {&fc2_.parameter(), &fc1_.parameter()}) {
-    show_rows(pass.probe, pass.stream, own, fc->spec.name, "gradient", fc->grad);
-  }
+  const auto close = [&](optim::Parameter& fc, const OpenGradient& grad) {
+    show_rows(pass.probe, pass.stream, own, fc.spec.name, "gradient", grad.view);
+    close_gradient(pass, fc);
+  };
+  close(fc2_.parameter(), grad2);
+  close(fc1_.parameter(), grad1);
   norm_gradient(pass, {a.x_TD, dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);
 }
 

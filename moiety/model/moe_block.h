@@ -55,7 +55,15 @@ class MoeBlock {
 
  private:
   optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std) const;
-  moe::MoeWeights weights(const Pass& pass) const;
+  moe::MoeWeights weights(const Pass& pass, const gemm::LinearWeight& w1,
+                          const gemm::LinearWeight& w2) const;
+  // Of both layers' weights for a product with `rows` routed rows.
+  moe::MoeWeights read_weights(const Pass& pass, gtp::Phase phase, int64_t rows) const;
+  gtp::Work fc1_work(const Pass& pass, int64_t rows) const;
+  // Of own tokens, as if the ranks' experts were chosen alike.
+  int64_t pairs(TensorView x_TD) const { return x_TD.size(0) * layer_.config().router.top_k; }
+  // As forward left them, or made anew of pass.h.
+  moe::MoeRows expert_rows(const Pass& pass, const moe::MoeSaved& saved) const;
   // pass.wide = x + shared(h); fills the shared part of `saved`.
   TensorView add_shared(const Pass& pass, const Forward& args, Saved& saved) const;
   // pass.wide = the gradient of h through the shared expert.

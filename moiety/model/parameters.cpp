@@ -26,6 +26,7 @@ optim::ParamSpec weight_spec(const std::string& name, const gtp::Layout& layout,
   if (!slice.rows.empty()) spec.row_map = {{0, 0, slice.rows.begin, slice.rows.size()}};
   spec.first_column = slice.cols.begin;
   if (layout.tp_size > 1) spec.domain = {gtp::Axis::kGtp, gtp::Axis::kDp};
+  spec.layout = layout;
   return spec;
 }
 

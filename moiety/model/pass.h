@@ -5,6 +5,7 @@
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_probe.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/gtp/executor.h"
 #include "moiety/quant/rounding.h"
 
 namespace moiety::model {
@@ -15,7 +16,9 @@ struct Pass {
   DType storage = DType::kFloat32;
   int64_t sequences = 0;
   int64_t seq_len = 0;
-  comm::Communicator* tp = nullptr;  // the ranks that share the sequences; null: there is one
+  comm::Communicator* tp = nullptr;     // the ranks that share the sequences; null: there is one
+  gtp::Executor* executor = nullptr;    // of weights that are cut; null: none is
+  gtp::Phase phase = gtp::Phase::kFwd;  // kRecompute: a forward pass once more
   TensorView rope_table;
   TensorView position_T;         // optional int32: positions that are not t mod seq_len
   TensorView document_start_BS;  // optional int32: attention.h
@@ -34,6 +37,12 @@ struct Pass {
   int64_t own_tokens() const { return tokens() / tp_ranks(); }
   TensorView tensor(std::initializer_list<int64_t> sizes) const {
     return arena.tensor(storage, sizes);
+  }
+  // This pass, going forward once more.
+  Pass again() const {
+    Pass pass = *this;
+    pass.phase = gtp::Phase::kRecompute;
+    return pass;
   }
   // Shows the probe what an operation has stored, and from what.
   template <class... Inputs>

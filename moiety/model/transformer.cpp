@@ -96,7 +96,8 @@ std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
   return specs;
 }
 
-void Transformer::bind(std::span<optim::Parameter> parameters) {
+void Transformer::bind(std::span<optim::Parameter> parameters, gtp::Executor* executor) {
+  executor_ = executor;
   ParameterCursor cursor(parameters);
   embed_ = cursor.next("embed.weight");
   for (Layer& layer : layers_) {
@@ -179,6 +180,7 @@ Pass Transformer::begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, S
             .sequences = sequences,
             .seq_len = seq_len,
             .tp = context_.tp,
+            .executor = executor_,
             .rope_table = rope_table_,
             .position_T = {},
             .document_start_BS = {},
@@ -251,7 +253,8 @@ void Transformer::layer_backward(const Layer& layer, const LayerSaved& saved) co
   const TensorView d_TD = saved_->d_TD;
   const ArenaScope temporaries(pass.arena);
   const AttentionBlock::Saved attention =
-      full_recompute() ? layer.attention.forward(pass, saved.x_TD, saved.mid_TD) : saved.attention;
+      full_recompute() ? layer.attention.forward(pass.again(), saved.x_TD, saved.mid_TD)
+                       : saved.attention;
   if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
     dense->backward(pass, saved.mid_TD, saved.dense, d_TD);
   } else {
@@ -268,65 +271,65 @@ void Transformer::layer_backward(const Layer& layer, const LayerSaved& saved) co
 void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) const {
   ArenaScope temporaries(pass.arena);
   const TensorView rows = pass.tp ? pass.tensor({pass.tokens(), config_.d_model}) : x_TD;
-  embedding({.table_VD = token_rows(embed_->weight),
+  const TensorView table_VD =
+      read_weight(pass, *embed_, gtp::Phase::kFwd, embedding_work(pass)).values;
+  embedding({.table_VD = token_rows(table_VD),
              .token_T = flat(batch.token_BS),
              .out_TD = rows,
              .slice = vocabulary_slice()},
             pass.stream);
   if (pass.tp) sum_to_own(pass, rows, {}, x_TD);  // of which one is not zero
-  pass.stored("embedding", "x", x_TD, embed_->weight);
+  pass.stored("embedding", "x", x_TD, table_VD);
 }
 
 void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorView d_TD) const {
   ArenaScope temporaries(pass.arena);
-  embedding_backward({.dout_TD = gather_tokens(pass, d_TD),
+  const TensorView dout_TD = gather_tokens(pass, d_TD);
+  const OpenGradient grad = open_gradient(pass, *embed_);
+  embedding_backward({.dout_TD = dout_TD,
                       .token_T = flat(batch.token_BS),
-                      .grad_VD = token_rows(embed_->grad),
+                      .grad_VD = token_rows(grad.view),
                       .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
-                      .accumulate = take_accumulate(*embed_),
+                      .accumulate = grad.accumulate,
                       .slice = vocabulary_slice()},
                      pass.stream);
-  pass.stored(embed_->spec.name, "gradient", embed_->grad, d_TD);
+  pass.stored(embed_->spec.name, "gradient", grad.view, d_TD);
+  close_gradient(pass, *embed_);
 }
 
-void Transformer::whole_loss(const Pass& pass, const Batch& batch, TensorView d_TD,
-                             TensorView loss_T) const {
+void Transformer::whole_loss(const Pass& pass, const Batch& batch, const LossHead& head,
+                             TensorView d_TD, TensorView loss_T) const {
   const int64_t chunk = loss_chunk(config_.loss_chunk, pass.tokens(), config_.vocab);
   LinearCrossEntropyArgs args{
       .x_TD = pass.h_TD,
-      .head_VD = head().weight,
+      .head_VD = head.weight_VD,
       .target_T = flat(batch.target_BS),
       .mask_T = flat(batch.mask_BS),
       .loss_T = loss_T,
       .dx_TD = d_TD,
-      .grad_VD = {},
+      .grad_VD = head.gradient.view,
       .workspace = pass.arena.tensor(DType::kFloat32, {chunk, config_.vocab}),
+      .accumulate = head.gradient.accumulate,
       .z_coef = config_.loss_z_coef};
-  if (d_TD.defined()) {
-    args.grad_VD = head().grad;
-    args.accumulate = take_accumulate(head());
-  }
   linear_cross_entropy(args, pass.stream);
 }
 
-void Transformer::parallel_loss(const Pass& pass, const Batch& batch, TensorView d_TD,
-                                TensorView loss_T) const {
+void Transformer::parallel_loss(const Pass& pass, const Batch& batch, const LossHead& head,
+                                TensorView d_TD, TensorView loss_T) const {
   const int64_t chunk =
       loss_chunk(config_.loss_chunk, pass.tokens(), vocabulary_.slice_rows()) / pass.tp_ranks();
   ParallelCrossEntropyArgs args{.x_TD = pass.h_TD,
-                                .head_VD = token_rows(head().weight),
+                                .head_VD = token_rows(head.weight_VD),
                                 .slice = vocabulary_slice(),
                                 .target_T = flat(batch.target_BS),
                                 .mask_T = flat(batch.mask_BS),
                                 .loss_T = loss_T,
                                 .dx_TD = d_TD,
                                 .grad_VD = {},
+                                .accumulate = head.gradient.accumulate,
                                 .chunk = std::max<int64_t>(1, chunk),
                                 .z_coef = config_.loss_z_coef};
-  if (d_TD.defined()) {
-    args.grad_VD = token_rows(head().grad);
-    args.accumulate = take_accumulate(head());
-  }
+  if (d_TD.defined()) args.grad_VD = token_rows(head.gradient.view);
   parallel_cross_entropy(pass, args);
 }
 
@@ -335,11 +338,19 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
   ArenaScope temporaries(pass.arena);
   apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
   const TensorView loss_T = pass.arena.tensor(DType::kFloat32, {pass.tokens()});
-  pass.tp ? parallel_loss(pass, batch, d_TD, loss_T) : whole_loss(pass, batch, d_TD, loss_T);
-  pass.stored("loss", "loss", loss_T, pass.h_TD, head().weight);
+  LossHead head;
+  if (d_TD.defined()) head.gradient = open_gradient(pass, head_parameter());
+  head.weight_VD = read_weight(pass, head_parameter(), gtp::Phase::kFwd,
+                               product_work(pass.tokens(), vocabulary_.slice_rows(),
+                                            config_.d_model, byte_size(storage_, 1)))
+                       .values;
+  pass.tp ? parallel_loss(pass, batch, head, d_TD, loss_T)
+          : whole_loss(pass, batch, head, d_TD, loss_T);
+  pass.stored("loss", "loss", loss_T, pass.h_TD, head.weight_VD);
   if (d_TD.defined()) {
-    pass.stored("loss", "dh", d_TD, pass.h_TD, head().weight);
-    pass.stored(head().spec.name, "gradient", head().grad, pass.h_TD);
+    pass.stored("loss", "dh", d_TD, pass.h_TD, head.weight_VD);
+    pass.stored(head_parameter().spec.name, "gradient", head.gradient.view, pass.h_TD);
+    close_gradient(pass, head_parameter());
   }
   if (pass.tp_rank() != 0) return;  // all of them know it, one reports it
   pass.stream.run([&stats, loss_T] {

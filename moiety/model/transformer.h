@@ -29,6 +29,7 @@
 #include "moiety/model/moe_block.h"
 #include "moiety/model/routing.h"
 #include "moiety/model/step_stats.h"
+#include "moiety/model/weights.h"
 
 namespace moiety::model {
 
@@ -69,8 +70,9 @@ class Transformer {
   // The parameters of this rank, all of them but for the experts of other ranks.
   std::vector<optim::ParamSpec> parameter_specs() const;
   // In the order of the specs; the memory outlives the model's use. Parameters without gradient
-  // allow evaluation alone.
-  void bind(std::span<optim::Parameter> parameters);
+  // allow evaluation alone. `executor`: of those that are cut (optim::Parameter::bundle); passes
+  // are inside its steps.
+  void bind(std::span<optim::Parameter> parameters, gtp::Executor* executor = nullptr);
 
   // State that is no parameter and is always saved: the router's bias of every MoE layer, float32
   // [E], at first 0.
@@ -154,10 +156,18 @@ class Transformer {
   // loss and, if `d_TD` is defined, the gradient of the last norm's output and of the head.
   void loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
             StepStats& stats) const;
-  void whole_loss(const Pass& pass, const Batch& batch, TensorView d_TD, TensorView loss_T) const;
-  void parallel_loss(const Pass& pass, const Batch& batch, TensorView d_TD,
+  struct LossHead {
+    TensorView weight_VD;
+    OpenGradient gradient;  // no view: evaluation
+  };
+  void whole_loss(const Pass& pass, const Batch& batch, const LossHead& head, TensorView d_TD,
+                  TensorView loss_T) const;
+  void parallel_loss(const Pass& pass, const Batch& batch, const LossHead& head, TensorView d_TD,
                      TensorView loss_T) const;
-  optim::Parameter& head() const { return config_.tie_embeddings ? *embed_ : *head_; }
+  gtp::Work embedding_work(const Pass& pass) const {
+    return {0, 2.0 * double(pass.tokens() * config_.d_model * byte_size(storage_, 1))};
+  }
+  optim::Parameter& head_parameter() const { return config_.tie_embeddings ? *embed_ : *head_; }
   // Rows of an embedding's or head's weight or gradient that are tokens; padding follows.
   TensorView token_rows(const TensorView& table) const {
     return table.slice(0, 0, vocabulary_.real_rows());
@@ -171,6 +181,7 @@ class Transformer {
   ModelContext context_;
   gtp::Layout vocabulary_;  // of embedding and head
   std::vector<Layer> layers_;
+  gtp::Executor* executor_ = nullptr;
   optim::Parameter* embed_ = nullptr;
   optim::Parameter* final_norm_ = nullptr;
   optim::Parameter* head_ = nullptr;

@@ -132,14 +132,14 @@ void MoeLayer::send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK
   show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", rows.rows_CD, h_TD);
 }
 
-MoeRows MoeLayer::rows_of(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
-                          Stream stream) const {
-  if (!saved.weight_TK.defined()) return saved.rows;
+MoeRows MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
+                             TensorProbe* probe, Arena& arena, Stream stream) const {
+  MOIETY_CHECK(saved.weight_TK.defined(), "moe_layer: the rows of forward were kept");
   const MoeRows rows = make_rows(saved.plan.capacity, arena);
-  send(saved, args.h_TD, saved.weight_TK, rows, args.probe, stream);
-  const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
+  send(saved, h_TD, saved.weight_TK, rows, probe, stream);
+  const Experts experts{mlp(weights), quantized_mlp(weights)};
   experts.hidden(mlp_input(saved.plan, rows), rows.hidden_CH, arena, stream);
-  show_rows(args.probe, stream, expert_rows(saved), "experts.fc1", "hidden", rows.hidden_CH,
+  show_rows(probe, stream, expert_rows(saved), "experts.fc1", "hidden", rows.hidden_CH,
             rows.rows_CD);
   return rows;
 }
@@ -226,7 +226,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
   check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
   ArenaScope temporaries(arena);
   const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
-  const MoeRows rows = rows_of(args, saved, arena, stream);
+  const MoeRows& rows = args.rows;
   const gemm::MlpInput input = mlp_input(saved.plan, rows);
   const gemm::MlpGradients gradients{.d_o = arena.tensor(config_.dtype, {capacity, config_.model}),
                                      .h = rows.hidden_CH,

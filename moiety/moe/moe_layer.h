@@ -89,8 +89,8 @@ struct MoeForwardArgs {
   TensorView out_TD;     // of the layer's dtype or float32
   RouterStats stats;     // out
   TensorView info;       // out, optional: int64 [16], the plan's info words (InfoWord)
-  // `saved` keeps the routing alone: backward dispatches the same rows by the same plan once more
-  // and runs FC1 again, to the same bits; nothing is counted or dropped anew.
+  // `saved` keeps the routing alone: `rows_again` makes the rows by the same plan once more, to the
+  // same bits; nothing is counted or dropped anew.
   bool recompute = false;
   TensorProbe* probe = nullptr;
 };
@@ -98,6 +98,7 @@ struct MoeForwardArgs {
 struct MoeBackwardArgs {
   MoeWeights weights;
   MoeGrads grads;
+  MoeRows rows;        // as forward saved them, or `rows_again`; the hidden rows are consumed
   TensorView h_TD;     // as in forward
   TensorView dout_TD;  // of the layer's dtype
   TensorView addend;   // optional [T, D], the layer's dtype or float32: added to dh
@@ -115,6 +116,10 @@ class MoeLayer {
   // Fills `saved` with tensors on the arena; without it (evaluation) nothing stays.
   // Under kError the caller asks `group.check(saved.plan.epoch)` once per step.
   void forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena, Stream stream) const;
+  // Of a forward under `recompute`, on the arena: dispatches h once more and runs FC1 again; of
+  // `weights` that is w1.
+  MoeRows rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
+                     TensorProbe* probe, Arena& arena, Stream stream) const;
   // Consumes `saved`.
   void backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
                 Stream stream) const;
@@ -133,9 +138,6 @@ class MoeLayer {
   // Sends h and its weights to the experts.
   void send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
             TensorProbe* probe, Stream stream) const;
-  // As forward left them, or anew on the arena.
-  MoeRows rows_of(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
-                  Stream stream) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;

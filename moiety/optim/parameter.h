@@ -10,6 +10,7 @@
 #include "moiety/base/tensor_view.h"
 #include "moiety/formats/quantized.h"
 #include "moiety/gtp/layout.h"
+#include "moiety/gtp/trace.h"
 
 namespace moiety::optim {
 
@@ -53,6 +54,9 @@ struct ParamSpec {
   // its gradient: the optimizer sums over them and divides its state among them.
   gtp::Axes domain = {gtp::Axis::kTp, gtp::Axis::kGtp, gtp::Axis::kDp};
   ParameterClass kind = ParameterClass::kDense;
+  // Of a big weight how tp cuts it and (e)gtp may cut the rows of what is left; of several members
+  // each. None: a part is the whole, always.
+  std::optional<gtp::Layout> layout = {};
   // The weight is kept in this format, one tensor for each expert, in place of the storage dtype.
   std::optional<QuantSpec> format = {};
   // Parameters that have equal formats at every time of a run; they share buckets.
@@ -69,6 +73,9 @@ struct Parameter {
   TensorView weight;
   std::vector<QuantizedView> quantized = {};
   TensorView grad;
+  // Of a weight that (e)gtp cuts, at the executor that gathers it: `weight` or `quantized` and
+  // `grad` are those of the own shard.
+  gtp::BundleId bundle = gtp::kNoBundle;
   // The next contribution overwrites `grad`; set at the start of a step, cleared by the first
   // contribution. (So there is no pass that zeroes gradients.)
   bool overwrite = true;
