@@ -42,12 +42,13 @@ std::string time_text(double ns) {
   return text("{:.3g} us", ns / 1e3);
 }
 
-// "layers.3.attn.qkv.weight" is "3 attn.qkv".
+// "layers.3.attn.qkv.weight" is "3 attn.qkv", "layers.3.moe.experts.fc1.weight" "3 experts.fc1".
 std::string short_name(std::string name) {
   if (name.ends_with(".weight")) name.resize(name.size() - 7);
   if (!name.starts_with("layers.")) return name;
   name.erase(0, 7);
   if (const size_t dot = name.find('.'); dot != std::string::npos) name[dot] = ' ';
+  if (const size_t moe = name.find(" moe."); moe != std::string::npos) name.erase(moe + 1, 4);
   return name;
 }
 
@@ -63,7 +64,10 @@ std::vector<Call> calls_of(const PlannedStep& step) {
     if (!e.same_call) calls.push_back({e.kind, {}});
     if (e.bundle == gtp::kNoBundle) continue;
     std::string& names = calls.back().bundles;
-    names += (names.empty() ? "" : " + ") + short_name(step.bundles[e.bundle].name);
+    const std::string name = short_name(step.bundles[e.bundle].name);
+    const size_t tail = name.rfind('.') + 1;  // 0: there is no dot
+    const bool related = !names.empty() && names.starts_with(name.substr(0, tail));
+    names += (names.empty() ? "" : " + ") + (related ? name.substr(tail) : name);
   }
   return calls;
 }
@@ -170,8 +174,11 @@ class Timeline {
       if (visible(wait)) bars.push_back(bar(wait, kWait, "", "waits for " + waited_for(p)));
       const Call& call = calls_[p];
       if (visible(work[p])) {
-        bars.push_back(bar(work[p], color_of(call.kind), call.bundles,
-                           text("{} {}", gtp::name(call.kind), call.bundles)));
+        // What follows a kGrad is no work of its bundle: the backward pass of attention, say.
+        const bool after = call.kind == Kind::kGrad;
+        bars.push_back(
+            bar(work[p], color_of(call.kind), after ? "" : call.bundles,
+                text("{}{} {}", after ? "after " : "", gtp::name(call.kind), call.bundles)));
       }
       before = work[p].end;
     }

@@ -1,6 +1,4 @@
 // Activation recomputation: the bits of a step do not change, what forward leaves does.
-#include <cstring>
-
 #include "moiety/model/precision.h"
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
@@ -119,6 +117,24 @@ TEST(Recompute, DropsAreThoseOfForward) {
   const Case run{c, DType::kBFloat16, 2, {}, 20};
   EXPECT_NE(bits_of(run, Recompute::kNone), bits_of({c, DType::kBFloat16, 2}, Recompute::kNone));
   expect_equal_bits(run);
+}
+
+TEST(Recompute, EvaluationKeepsNothingAndIsTheSame) {
+  Config c = all_kinds_of_layers().config;
+  const TestBatch batch(c, 2, 12, false, 1);
+  std::vector<double> losses;
+  for (const Recompute mode : {Recompute::kNone, Recompute::kMoe, Recompute::kFull}) {
+    c.recompute = mode;
+    on_ranks(1, [&](comm::Communicator& world) {
+      ModelHarness h(c, DType::kBFloat16, world, batch.naive.tokens());
+      StepStats stats;
+      h.model->evaluate(batch.batch, h.capacity, stats, h.arena, {});
+      EXPECT_EQ(h.arena.in_use(), 0);
+      losses.push_back(stats.loss_sum);
+      EXPECT_EQ(h.step(batch.batch).loss_sum, stats.loss_sum);
+    });
+  }
+  EXPECT_EQ(losses, std::vector<double>(3, losses[0]));
 }
 
 struct Memory {
