@@ -34,11 +34,11 @@ inline void for_each_element(const optim::ParamSpec& spec,
 
 struct ModelHarness {
   ModelHarness(const Config& config, DType storage, comm::Communicator& world, int64_t tokens,
-               comm::Communicator* data = nullptr) {
+               comm::Communicator* data = nullptr, const moe::EpOptions& ep = {}) {
     if (config.moe_layers() > 0) {
       group.emplace(moe::EpGroup::create(
           world, moe::ExpertMap(static_cast<int>(config.router.experts), world.size()),
-          ep_limits(config, storage, tokens), {}));
+          ep_limits(config, storage, tokens), ep));
     }
     model.emplace(config, storage,
                   ModelContext{.experts = group ? &*group : nullptr, .data = data});

@@ -41,6 +41,7 @@ struct Case {
   int ranks = 1;
   std::optional<RecipeKind> recipe = {};
   int64_t capacity = -1;  // -1: of any routing
+  moe::EpTransport transport = moe::EpTransport::kAuto;
 };
 
 // By rank.
@@ -51,7 +52,8 @@ std::vector<std::string> bits_of(const Case& run, Recompute recompute) {
   on_ranks(run.ranks, [&](comm::Communicator& world) {
     const TestBatch batch(config, run.c.sequences, run.c.seq_len, run.c.documents,
                           5 + world.rank());
-    ModelHarness h(config, run.storage, world, batch.naive.tokens());
+    ModelHarness h(config, run.storage, world, batch.naive.tokens(), nullptr,
+                   {.transport = run.transport});
     if (run.capacity >= 0) h.capacity = run.capacity;
     for (const Transformer::State& s : h.model->states()) {
       s.view.data<float>()[0] = static_cast<float>(run.c.bias);
@@ -100,6 +102,14 @@ ModelCase all_kinds_of_layers() {
     c.shared_gate = true;
     c.tie_embeddings = true;
   });
+}
+
+TEST(Recompute, StepOverCollectivesIsBitwiseTheSame) {
+  Case run{all_kinds_of_layers(), DType::kBFloat16, 2};
+  const std::vector<std::string> mapped = bits_of(run, Recompute::kFull);
+  run.transport = moe::EpTransport::kCollectives;
+  expect_equal_bits(run);
+  EXPECT_EQ(bits_of(run, Recompute::kFull), mapped);
 }
 
 TEST(Recompute, RecipesAreBitwiseTheSame) {
