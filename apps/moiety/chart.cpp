@@ -1,12 +1,11 @@
 #include "apps/moiety/chart.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 
 #include "apps/moiety/axis.h"
 #include "apps/moiety/metrics.h"
+#include "apps/moiety/svg.h"
 #include "moiety/base/format.h"
 
 namespace moiety::app {
@@ -19,42 +18,8 @@ constexpr double kLeft = 76, kRight = kWidth - 76, kTop = 114, kBottom = kHeight
 constexpr double kLegendTop = 62, kLegendRow = 20;
 constexpr double kCharacter = 6.7;  // width of a letter of 12 px, rather more than less
 constexpr int kColumns = int(kRight - kLeft);
-constexpr int kColors = 8;
-constexpr int kRed = 4;
 
-// The palette on a light and on a dark ground; neighbours differ for color-blind eyes too.
-constexpr std::array<const char*, kColors> kLight = {"#2a78d6", "#eb6834", "#1baf7a", "#4a3aa7",
-                                                     "#e34948", "#b07a00", "#c2508a", "#4d7c0f"};
-constexpr std::array<const char*, kColors> kDark = {"#3987e5", "#e8753f", "#23b684", "#9085e9",
-                                                    "#e66767", "#c99a1f", "#d86a9f", "#8cab3f"};
-
-struct Theme {
-  const char *ground, *ink, *quiet, *axis, *grid;
-  const std::array<const char*, kColors>& palette;
-};
-constexpr Theme kLightTheme = {"#fdfdfc", "#16181d", "#5d636f", "#b4b8c0", "#e9eaed", kLight};
-constexpr Theme kDarkTheme = {"#15171c", "#eceef2", "#9aa1ae", "#4b515d", "#282c34", kDark};
-
-std::string rules(const Theme& t) {
-  std::string css = text(
-      ".ground{{fill:{0}}}.halo{{stroke:{0}}}.ink{{fill:{1}}}.quiet{{fill:{2}}}"
-      ".axis{{stroke:{3}}}.grid{{stroke:{4}}}.lost{{stroke:{5}}}",
-      t.ground, t.ink, t.quiet, t.axis, t.grid, t.palette[kRed]);
-  for (int i = 0; i < kColors; ++i) {
-    css += text(".s{0}{{stroke:{1}}}.f{0}{{fill:{1}}}", i, t.palette[i]);
-  }
-  return css;
-}
-
-// One decimal, as short as it gets.
-std::string coordinate(double x) {
-  std::array<char, 32> buffer;
-  const double rounded = std::round(x * 10) / 10;
-  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), rounded).ptr;
-  return {buffer.data(), end};
-}
-
-int color_class(const Series& series) { return series.color % kColors; }
+int color_class(const Series& series) { return series.color % kSvgColors; }
 
 const char* mark_class(const Series& series) {
   switch (series.mark) {
@@ -184,31 +149,20 @@ Axis Drawing::y_axis() const {
 }
 
 void Drawing::label(double x, double y, const char* css, const char* anchor, std::string_view s) {
-  write(text("<text x=\"{}\" y=\"{}\" class=\"{}\"{}>{}</text>\n", coordinate(x), coordinate(y),
-             css, *anchor ? text(" text-anchor=\"{}\"", anchor) : "", xml_escape(s)));
+  write(svg_label(x, y, css, anchor, s));
 }
 
 void Drawing::line(const char* css, double x1, double y1, double x2, double y2) {
-  write(text("<path class=\"{}\" d=\"M{} {}L{} {}\"/>\n", css, coordinate(x1), coordinate(y1),
-             coordinate(x2), coordinate(y2)));
+  write(svg_line(css, x1, y1, x2, y2));
 }
 
 void Drawing::head() {
-  write(
-      text("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-           "height=\"{1}\" role=\"img\" aria-label=\"{2}\">\n<style>"
-           "text{{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,"
-           "sans-serif;font-variant-numeric:tabular-nums}}.title{{font-size:17px;"
-           "font-weight:600}}path{{fill:none}}.axis,.grid{{stroke-width:1}}"
-           ".thin{{stroke-width:1;opacity:.45;stroke-linejoin:round}}"
-           ".thick{{stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round}}"
-           ".dashed{{stroke-dasharray:5 5;stroke-width:1.8}}"
-           ".reference{{stroke-dasharray:2 4}}"
-           ".leader,.lost,.halo{{stroke-width:1.5}}\n",
-           kWidth, kHeight, xml_escape(chart_.title)));
-  write(rules(kLightTheme));
-  write(text("\n@media(prefers-color-scheme:dark){{{}}}</style>\n", rules(kDarkTheme)));
-  write(text("<rect class=\"ground\" width=\"{}\" height=\"{}\"/>\n", kWidth, kHeight));
+  write(svg_head(kWidth, kHeight, chart_.title,
+                 ".thin{stroke-width:1;opacity:.45;stroke-linejoin:round}"
+                 ".thick{stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round}"
+                 ".dashed{stroke-dasharray:5 5;stroke-width:1.8}"
+                 ".reference{stroke-dasharray:2 4}"
+                 ".leader,.lost,.halo{stroke-width:1.5}"));
   label(kMargin, 38, "title ink", "", chart_.title);
   label(kWidth - kMargin, 38, "quiet", "end", chart_.note);
 }
@@ -221,7 +175,7 @@ void Drawing::legend() {
       line("lost", item.x + 9, y - 5, item.x + 9, y + 5);
     } else if (item.series->mark == Mark::kDot) {
       write(text("<circle class=\"f{} halo\" cx=\"{}\" cy=\"{}\" r=\"4.5\"/>\n", color,
-                 coordinate(item.x + 9), coordinate(y)));
+                 svg_number(item.x + 9), svg_number(y)));
     } else {
       const std::string css = text("{} s{}", mark_class(*item.series), color);
       line(css.c_str(), item.x, y, item.x + 18, y);
@@ -267,7 +221,7 @@ void Drawing::curve(const Series& series) {
       continue;
     }
     path += pen_down ? 'L' : 'M';
-    path += coordinate(x_.position(p.x)) + " " + coordinate(y_.position(p.y));
+    path += svg_number(x_.position(p.x)) + " " + svg_number(y_.position(p.y));
     since_move = pen_down ? since_move + 1 : 1;
     pen_down = true;
   }
@@ -282,7 +236,7 @@ void Drawing::dots(const Series& series) {
     write(
         text("<circle class=\"f{} halo\" cx=\"{}\" cy=\"{}\" r=\"4.5\"><title>{}: {}</title>"
              "</circle>\n",
-             color_class(series), coordinate(x_.position(p.x)), coordinate(y_.position(p.y)),
+             color_class(series), svg_number(x_.position(p.x)), svg_number(y_.position(p.y)),
              value_label(p.x), value_label(p.y)));
   }
 }
@@ -296,7 +250,7 @@ void Drawing::lost_values(const Series& series) {
     ++count;
     const std::string x = text("{}", std::llround(x_.position(p.x)));
     if (x == last) continue;
-    path += text("M{} {}v-9", x, coordinate(kBottom - 1));
+    path += text("M{} {}v-9", x, svg_number(kBottom - 1));
     last = x;
   }
   if (count == 0) return;
@@ -325,7 +279,7 @@ void Drawing::end_labels() {
     ends.push_back({y, y, -1, chart_.reference_label});
   }
   std::sort(ends.begin(), ends.end(), [](const End& a, const End& b) { return a.y < b.y; });
-  if (ends.size() > 2 * kColors) return;
+  if (ends.size() > 2 * kSvgColors) return;
   constexpr double kApart = 15;
   for (size_t i = 1; i < ends.size(); ++i) ends[i].y = std::max(ends[i].y, ends[i - 1].y + kApart);
   double limit = kBottom;
@@ -366,33 +320,6 @@ std::string Drawing::svg() {
 }
 
 }  // namespace
-
-std::string xml_escape(std::string_view s) {
-  std::string out;
-  for (const char c : s) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        // XML has no way to write other control characters.
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return out;
-}
 
 std::string draw(const Chart& chart) { return Drawing(chart).svg(); }
 

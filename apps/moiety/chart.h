@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "apps/moiety/curve.h"
@@ -38,7 +37,5 @@ struct Chart {
 };
 
 std::string draw(const Chart& chart);
-
-std::string xml_escape(std::string_view text);
 
 }  // namespace moiety::app

@@ -10,6 +10,19 @@
 
 namespace moiety::app {
 
+std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
+  std::vector<std::string> overrides;
+  const auto is_override = [](const std::string& s) {
+    const std::string name = s.substr(0, s.find('='));
+    return name.starts_with("--") && name.find('.') != std::string::npos;
+  };
+  const auto rest = std::stable_partition(arguments.begin(), arguments.end(),
+                                          [&](const std::string& s) { return !is_override(s); });
+  overrides.assign(rest, arguments.end());
+  arguments.erase(rest, arguments.end());
+  return overrides;
+}
+
 bool parse_command_line(CLI::App& app, std::vector<std::string> arguments, bool* quiet) {
   bool is_quiet = false;
   LogLevel level = LogLevel::kInfo;

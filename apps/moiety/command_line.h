@@ -11,6 +11,9 @@ class App;
 
 namespace moiety::app {
 
+// Splits off --section.key[=value], which load_config parses.
+std::vector<std::string> take_overrides(std::vector<std::string>& arguments);
+
 // Adds the common flags, parses, and sets the log level (--quiet: warnings and errors alone; more
 // in `quiet` for what is not a log line). False: help or version was printed to stdout, and there
 // is nothing left to do. Throws UsageError for arguments that do not fit.

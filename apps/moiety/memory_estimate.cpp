@@ -177,14 +177,14 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
     return std::max(s.tokens * ffn * s.item + std::max(w1.forward, w2.forward),
                     s.tokens * 2 * ffn * s.item + std::max(backward(w1), backward(w2)));
   };
-  const Kept kept_else(c, s);
+  const Kept saved(c, s);
   const auto anew = [&](bool made, int64_t bytes) { return made ? bytes : 0; };
   const bool full = c.recompute == model::Recompute::kFull,
              moe = c.recompute != model::Recompute::kNone;
-  const int64_t layer = anew(full, kept_else.attention);
+  const int64_t layer = anew(full, saved.attention);
   const int64_t x = s.tokens * s.d * s.item;
   const int64_t dense =
-      x + network(c.d_ffn_dense, L::kDense1, L::kDense2) + anew(full, kept_else.dense);
+      x + network(c.d_ffn_dense, L::kDense1, L::kDense2) + anew(full, saved.dense);
   if (c.moe_layers() == 0) return layer + std::max(attention, dense);
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
   const int64_t wide = s.item == kFloat ? 0 : s.tokens * s.d * kFloat;
@@ -202,10 +202,10 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
                         s.capacity * s.d * s.item + hidden + std::max(w1.forward, w2.forward)});
   }
   const int64_t shared = c.shared_d_ffn > 0 ? network(c.shared_d_ffn, L::kShared1, L::kShared2) +
-                                                  anew(moe, kept_else.shared)
+                                                  anew(moe, saved.shared)
                                             : 0;
   return layer + std::max({attention, c.moe_layers() < c.layers ? dense : 0,
-                           experts + anew(moe, kept_else.rows), shared});
+                           experts + anew(moe, saved.rows), shared});
 }
 
 int64_t control_group_limit() {

@@ -6,6 +6,7 @@
 #include "apps/moiety/errors.h"
 #include "apps/moiety/eval.h"
 #include "apps/moiety/generate.h"
+#include "apps/moiety/plan.h"
 #include "apps/moiety/plot.h"
 #include "apps/moiety/prepare.h"
 #include "apps/moiety/quantize.h"
@@ -25,6 +26,7 @@ constexpr Command kCommands[] = {
     {"eval", "loss, perplexity, bits per byte and expert balance of a checkpoint", eval_command},
     {"generate", "continue a text", generate_command},
     {"prepare", "text or JSONL to token files", prepare_command},
+    {"plan", "what a layout would do, without running it", plan_command},
     {"plot", "curves of one or several runs in one picture", plot_command},
     {"quantize", "a NumPy matrix to one of the low-precision formats", quantize_command},
     {"dequantize", "what quantize wrote, back to a NumPy matrix", dequantize_command},

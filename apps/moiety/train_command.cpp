@@ -17,20 +17,6 @@ constexpr const char* kAbout =
     "Configuration: defaults, then model.preset, then the --config files in order, then\n"
     "--section.key=value. --section.key alone is true.";
 
-// Splits off --section.key[=value], which the table parses.
-std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
-  std::vector<std::string> overrides;
-  const auto is_override = [](const std::string& s) {
-    const std::string name = s.substr(0, s.find('='));
-    return name.starts_with("--") && name.find('.') != std::string::npos;
-  };
-  const auto rest = std::stable_partition(arguments.begin(), arguments.end(),
-                                          [&](const std::string& s) { return !is_override(s); });
-  overrides.assign(rest, arguments.end());
-  arguments.erase(rest, arguments.end());
-  return overrides;
-}
-
 }  // namespace
 
 int train_command(const std::vector<std::string>& given) {

@@ -38,11 +38,12 @@ inline void for_each_element(const optim::ParamSpec& spec,
 struct ModelHarness {
   // `tokens`: own ones of a rank.
   ModelHarness(const Config& config, DType storage, comm::Communicator& experts, int64_t tokens,
-               comm::Communicator* world = nullptr, comm::Communicator* tp = nullptr) {
+               comm::Communicator* world = nullptr, comm::Communicator* tp = nullptr,
+               const moe::EpOptions& ep = {}) {
     if (config.moe_layers() > 0) {
       group.emplace(moe::EpGroup::create(
           experts, moe::ExpertMap(static_cast<int>(config.router.experts), experts.size()),
-          ep_limits(config, storage, tokens), {}));
+          ep_limits(config, storage, tokens), ep));
     }
     model.emplace(config, storage,
                   ModelContext{.experts = group ? &*group : nullptr, .tp = tp, .world = world});

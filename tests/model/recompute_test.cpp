@@ -1,6 +1,4 @@
 // Activation recomputation: the bits of a step do not change, what forward leaves does.
-#include <cstring>
-
 #include "moiety/model/precision.h"
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
@@ -43,6 +41,7 @@ struct Case {
   int ranks = 1;
   std::optional<RecipeKind> recipe = {};
   int64_t capacity = -1;  // -1: of any routing
+  moe::EpTransport transport = moe::EpTransport::kAuto;
 };
 
 // By rank.
@@ -53,7 +52,8 @@ std::vector<std::string> bits_of(const Case& run, Recompute recompute) {
   on_ranks(run.ranks, [&](comm::Communicator& world) {
     const TestBatch batch(config, run.c.sequences, run.c.seq_len, run.c.documents,
                           5 + world.rank());
-    ModelHarness h(config, run.storage, world, batch.naive.tokens());
+    ModelHarness h(config, run.storage, world, batch.naive.tokens(), nullptr,
+                   {.transport = run.transport});
     if (run.capacity >= 0) h.capacity = run.capacity;
     for (const Transformer::State& s : h.model->states()) {
       s.view.data<float>()[0] = static_cast<float>(run.c.bias);
@@ -104,6 +104,14 @@ ModelCase all_kinds_of_layers() {
   });
 }
 
+TEST(Recompute, StepOverCollectivesIsBitwiseTheSame) {
+  Case run{all_kinds_of_layers(), DType::kBFloat16, 2};
+  const std::vector<std::string> mapped = bits_of(run, Recompute::kFull);
+  run.transport = moe::EpTransport::kCollectives;
+  expect_equal_bits(run);
+  EXPECT_EQ(bits_of(run, Recompute::kFull), mapped);
+}
+
 TEST(Recompute, RecipesAreBitwiseTheSame) {
   for (const RecipeKind kind : {RecipeKind::kFp8Block, RecipeKind::kMxfp8, RecipeKind::kNvfp4}) {
     for (const int ranks : {1, 2}) {
@@ -119,6 +127,24 @@ TEST(Recompute, DropsAreThoseOfForward) {
   const Case run{c, DType::kBFloat16, 2, {}, 20};
   EXPECT_NE(bits_of(run, Recompute::kNone), bits_of({c, DType::kBFloat16, 2}, Recompute::kNone));
   expect_equal_bits(run);
+}
+
+TEST(Recompute, EvaluationKeepsNothingAndIsTheSame) {
+  Config c = all_kinds_of_layers().config;
+  const TestBatch batch(c, 2, 12, false, 1);
+  std::vector<double> losses;
+  for (const Recompute mode : {Recompute::kNone, Recompute::kMoe, Recompute::kFull}) {
+    c.recompute = mode;
+    on_ranks(1, [&](comm::Communicator& world) {
+      ModelHarness h(c, DType::kBFloat16, world, batch.naive.tokens());
+      StepStats stats;
+      h.model->evaluate(batch.batch, h.capacity, stats, h.arena, {});
+      EXPECT_EQ(h.arena.in_use(), 0);
+      losses.push_back(stats.loss_sum);
+      EXPECT_EQ(h.step(batch.batch).loss_sum, stats.loss_sum);
+    });
+  }
+  EXPECT_EQ(losses, std::vector<double>(3, losses[0]));
 }
 
 struct Memory {

@@ -1,0 +1,190 @@
+// Arguments and work of `moiety plan`.
+#include <array>
+#include <charconv>
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/command_line.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/model_options.h"
+#include "apps/moiety/plan.h"
+#include "apps/moiety/plan_timeline.h"
+#include "apps/moiety/run_directory.h"
+#include "apps/moiety/tokenizer.h"
+#include "moiety/model/step_trace.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "What a layout would do to a training step, from shapes alone: no device is touched and "
+    "nothing\n"
+    "runs. --gtp plans generalized tensor parallelism with the planner that training would use:\n"
+    "gathers, reduces, slots, and what of the transfers computing has to wait for. Times are\n"
+    "estimates by the rates of --hardware.\n\n"
+    "Configuration as for moiety train: --config files, then --section.key=value.";
+
+// Dense TFLOP/s (0: not there), bytes of memory, TB/s of it, GB/s of a link and of the network per
+// rank and direction, ranks that links connect.
+struct Hardware {
+  const char* name;
+  double bf16, fp8, mxfp8, fp4;
+  int64_t memory;
+  double bandwidth, link, network;
+  int domain;
+};
+constexpr int64_t kGB = 1000000000;
+constexpr std::array<Hardware, 5> kHardware{
+    {{"a100", 312, 0, 0, 0, 80 * kGB, 2.0, 300, 25, 8},
+     {"h100", 989, 1979, 0, 0, 80 * kGB, 3.35, 450, 50, 8},
+     {"h200", 989, 1979, 0, 0, 141 * kGB, 4.8, 450, 50, 8},
+     {"b200", 2250, 4500, 4500, 9000, 180 * kGB, 8.0, 900, 50, 8},
+     {"gb200", 2500, 5000, 5000, 10000, 186 * kGB, 8.0, 900, 50, 72}}};
+// Of the peaks, until they are measured.
+constexpr double kGemmShare = 0.80, kMemoryShare = 0.90, kLinkShare = 0.82;
+
+struct Arguments {
+  std::vector<std::string> files;
+  std::string ranks, layout, hardware = "h200", out;
+  bool gtp = false;
+  double begin_ms = 0, end_ms = 0;
+};
+
+void add_options(CLI::App& app, Arguments& a) {
+  app.add_option("--config", a.files, "TOML file; several are read in order")
+      ->take_all()
+      ->expected(1);
+  app.add_option("--ranks", a.ranks, "ranks of the layout: run.ranks");
+  app.add_flag("--gtp", a.gtp, "the plan of gathers and reduces");
+  app.add_option("--layout", a.layout,
+                 "degrees that are not 1, as tp=2,gtp=4,ep=8,egtp=1; gtp and egtp are all that is "
+                 "left where they are not given, ep is parallel.ep");
+  std::vector<std::string> names;
+  for (const Hardware& h : kHardware) names.emplace_back(h.name);
+  app.add_option("--hardware", a.hardware, "a100, h100, h200, b200 or gb200")
+      ->check(CLI::IsMember(names).description(""))
+      ->capture_default_str();
+  app.add_option("--out", a.out, "an SVG picture of the step; - is stdout, in place of the report");
+  app.add_option("--from", a.begin_ms, "begin of the picture, ms of the step [0]");
+  app.add_option("--to", a.end_ms, "its end; 0 is the step's [0]");
+}
+
+// Ranks that are left for an axis; 0 if the others do not divide them.
+int left(int ranks, int a, int b = 1) { return ranks % (a * b) == 0 ? ranks / (a * b) : 0; }
+
+gtp::Grid grid_of(const std::string& layout, int ranks, int ep) {
+  gtp::Grid grid{.tp = 1, .gtp = 0, .dp = 0, .ep = ep, .egtp = 0, .edp = 0};
+  const std::array<std::pair<std::string_view, int*>, 4> axes{
+      {{"tp", &grid.tp}, {"gtp", &grid.gtp}, {"ep", &grid.ep}, {"egtp", &grid.egtp}}};
+  std::string_view rest = layout;
+  while (!rest.empty()) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), item.size() + 1));
+    const size_t equals = std::min(item.find('='), item.size());
+    bool known = false;
+    for (const auto& [name, degree] : axes) {
+      if (item.substr(0, equals) != name || equals == item.size()) continue;
+      const char* end = item.data() + item.size();
+      const auto [stop, error] = std::from_chars(item.data() + equals + 1, end, *degree);
+      known = error == std::errc() && stop == end && *degree >= 1 && *degree <= ranks;
+    }
+    if (!known) {
+      throw UsageError("--layout {}: '{}' is not one of tp, gtp, ep, egtp = 1..{}", layout, item,
+                       ranks);
+    }
+  }
+  if (grid.gtp == 0) grid.gtp = left(ranks, grid.tp);
+  if (grid.egtp == 0) grid.egtp = left(ranks, grid.ep);
+  if (grid.gtp > 0) grid.dp = left(ranks, grid.tp, grid.gtp);
+  if (grid.egtp > 0) grid.edp = left(ranks, grid.ep, grid.egtp);
+  gtp::check_grid(grid, ranks);
+  return grid;
+}
+
+gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::Grid& grid) {
+  if (recipe == "fp32") {
+    throw UsageError(
+        "precision.recipe = \"fp32\": plan has rates of bf16 and of quantized formats");
+  }
+  const double rate = recipe == "fp8_block" ? h.fp8
+                      : recipe == "mxfp8"   ? h.mxfp8
+                      : recipe == "nvfp4"   ? h.fp4
+                                            : h.bf16;
+  const bool linked = grid.tp * grid.gtp <= h.domain && grid.ep * grid.egtp <= h.domain;
+  gtp::Policy policy = gtp::Policy::for_memory(h.memory);
+  // A format that the device lacks is multiplied as bf16.
+  policy.flops_per_ns = 1e3 * kGemmShare * (rate > 0 ? rate : h.bf16);
+  policy.memory_bytes_per_ns = 1e3 * kMemoryShare * h.bandwidth;
+  policy.bytes_per_ns = kLinkShare * (linked ? h.link : h.network);
+  return policy;
+}
+
+model::StepShape shape_of(const Options& o, const gtp::Grid& grid) {
+  const int64_t slice = o.train.micro_batch * grid.dp * grid.gtp;
+  if (o.train.global_batch % slice != 0) {
+    throw UsageError(
+        "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",
+        o.train.global_batch, o.train.micro_batch, grid.dp * grid.gtp);
+  }
+  return {.grid = grid,
+          .sequences = o.train.micro_batch,
+          .seq_len = o.data.seq_len,
+          .micro_batches = int(o.train.global_batch / slice),
+          .storage = storage_dtype(o)};
+}
+
+std::string describe(const Options& o, const Hardware& h, const model::StepShape& s) {
+  const gtp::Grid& g = s.grid;
+  return text(
+      "tp {} x gtp {} x dp {}, ep {} x egtp {} x edp {}; {} micro-batches of {} tokens; {} on {}",
+      g.tp, g.gtp, g.dp, g.ep, g.egtp, g.edp, s.micro_batches, s.sequences * s.seq_len,
+      o.precision.recipe, h.name);
+}
+
+void plan_gtp(const Options& o, const Arguments& a) {
+  const Hardware& hardware = *std::find_if(kHardware.begin(), kHardware.end(),
+                                           [&](const Hardware& h) { return h.name == a.hardware; });
+  const model::Config config = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
+  const gtp::Grid grid = grid_of(a.layout, int(o.run.ranks), int(o.parallel.ep));
+  const gtp::Policy policy = policy_of(hardware, o.precision.recipe, grid);
+  const model::StepShape shape = shape_of(o, grid);
+  const model::StepTrace trace =
+      model::step_trace(config, precision_of_recipe(o, o.precision.recipe), shape, policy);
+  PlannedStep step{trace.events, trace.bundles, gtp::plan(trace.events, trace.bundles, policy), {}};
+  step.schedule = gtp::simulate(step.plan, step.trace, step.bundles, policy);
+  const std::string about = describe(o, hardware, shape);
+  if (a.out != "-") std::printf("layout     %s\n%s", about.c_str(), plan_report(step).c_str());
+  if (a.out.empty()) return;
+  TimelineOptions options{.title = "A step's plan", .note = about, .begin_ns = 1e6 * a.begin_ms};
+  if (a.end_ms > 0) options.end_ns = 1e6 * a.end_ms;
+  const std::string svg = draw_timeline(step, options);
+  if (a.out == "-") {
+    std::fputs(svg.c_str(), stdout);
+  } else {
+    replace_file(a.out, svg);
+  }
+}
+
+}  // namespace
+
+int plan_command(const std::vector<std::string>& given) {
+  std::vector<std::string> arguments = given;
+  std::vector<std::string> overrides = take_overrides(arguments);
+  Arguments a;
+  CLI::App app(kAbout, "moiety plan");
+  add_options(app, a);
+  if (!parse_command_line(app, arguments)) return kExitDone;
+  if (!a.gtp) throw UsageError("plan: --gtp is what this version of Moiety plans");
+  if (!a.ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + a.ranks);
+  const Config config = load_config(a.files, overrides);
+  try {
+    plan_gtp(config.options, a);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kInvalidArgument) throw;
+    throw UsageError("{}", e.what());  // the layout does not fit the model, or the memory
+  }
+  return kExitDone;
+}
+
+}  // namespace moiety::app
