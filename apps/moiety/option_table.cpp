@@ -50,8 +50,7 @@ constexpr std::string_view kPlanned[] = {
     "moe.delay_wgrad",      "moe.glu_interleave", "moe.expert_weights",
     "ep.comm_sms",          "ep.depth",           "ep.zero_copy",
     "ep.overlap",           "train.cuda_graph",   "optim.grad_dtype",
-    "parallel.layout",      "parallel.tp",        "parallel.gtp",
-    "parallel.egtp",        "memory.recompute",   "precision.dispatch",
+    "parallel.layout",      "memory.recompute",   "precision.dispatch",
     "precision.grad_reduce"};
 // Parallelism that the design leaves out.
 constexpr std::string_view kUnsupported[] = {"parallel.pp", "parallel.cp", "parallel.etp"};
