@@ -50,11 +50,12 @@ CheckpointInfo read_checkpoint_info(const std::string& path) {
 }
 
 checkpoint::RankLayout rank_layout(const Grid& grid) {
-  checkpoint::RankLayout layout;
-  layout.ranks = grid.ranks;
-  layout.dp = grid.dp;
-  layout.ep = grid.ep;
-  return layout;
+  return {.ranks = rank_count(grid),
+          .tp = grid.tp,
+          .gtp = grid.gtp,
+          .dp = grid.dp,
+          .ep = grid.ep,
+          .egtp = grid.egtp};
 }
 
 checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,

@@ -13,6 +13,7 @@
 #include "moiety/base/error.h"
 #include "moiety/model/loss.h"
 #include "moiety/model/transformer.h"
+#include "moiety/model/weight_layout.h"
 #include "moiety/moe/prepare.h"
 
 namespace moiety::app {
@@ -24,24 +25,38 @@ constexpr int64_t kFloat = 4;
 // stacks (8 MiB) with an allocator's heap each (64 MiB), and the heap that is being aligned.
 constexpr int64_t kAddressesOfRank = (4 * (8 + 64) + 128) << 20;
 
-// Sizes of a pass on one rank, in elements unless bytes are said.
+// Sizes of a pass on one rank, in elements unless bytes are said. Tokens: of the data rank, and own
+// ones, which the residual stream, router and experts have; columns: those that tp leaves a rank.
 struct PassSizes {
   PassSizes(const Options& options, const model::Config& c, const Grid& grid)
       : tokens(options.train.micro_batch * options.data.seq_len),
+        own(tokens / grid.tp),
+        tp(grid.tp),
         item(byte_size(storage_dtype(options), 1)),
         d(c.d_model),
-        qkv((c.heads + 2 * c.kv_heads) * c.head_size()),
-        o(c.heads * c.head_size()),
+        heads(c.heads / tp),
+        qkv(c.qkv_size() / tp),
+        o(heads * c.head_size()),
+        dense(c.d_ffn_dense / tp),
+        shared(c.shared_d_ffn / tp),
+        vocab(model::vocabulary_layout(c, {0, grid.tp}).slice_rows()),
         hidden(c.activation.hidden(c.d_ffn)) {
+    if (tp > 1) {
+      gathered = tokens * d * item;
+      staged = options.train.micro_batch > 1 ? gathered : 0;
+    }
     const auto experts = static_cast<int>(c.router.experts),
                topk = static_cast<int>(c.router.top_k);
     const int local = experts / grid.ep;
     const double factor =
         options.moe.capacity_factor == 0 ? kFirstCapacity : options.moe.capacity_factor;
-    capacity = factor < 0 ? moe::worst_capacity(grid.ep, tokens, topk, local, 1)
-                          : moe::capacity_for(factor, tokens * grid.ep, topk, grid.ep, local, 1);
+    capacity = factor < 0 ? moe::worst_capacity(grid.ep, own, topk, local, 1)
+                          : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
   }
-  int64_t tokens, item, d, qkv, o, hidden, capacity = 0;
+  int64_t tokens, own, tp, item, d, heads, qkv, o, dense, shared, vocab, hidden, capacity = 0;
+  // Bytes of a tensor of all tokens that is gathered or summed over tp, and of the copy in which
+  // several sequences change their order.
+  int64_t gathered = 0, staged = 0;
 };
 
 // What a layer's parts leave for backward, unless it makes them anew.
@@ -58,6 +73,7 @@ struct Kept {
 int64_t activation_bytes(const model::Config& c, const Grid& grid, DType storage,
                          const PassSizes& s) {
   const int64_t moe_layers = c.moe_layers(), dense_layers = c.layers - moe_layers;
+<<<<<<< HEAD
   const bool full = c.recompute == model::Recompute::kFull;
   const Kept kept(c, s);
   const int64_t x = s.tokens * s.d * s.item;
@@ -68,17 +84,33 @@ int64_t activation_bytes(const model::Config& c, const Grid& grid, DType storage
   } else {
     bytes += c.layers * (2 * x + kept.attention) + dense_layers * kept.dense;
   }
+=======
+  const int64_t x = s.own * s.d * s.item;
+  int64_t bytes = 3 * x;  // h, the gradient, the embedding's output
+  if (c.shared_d_ffn > 0) bytes += s.own * s.d * kFloat;
+  bytes += c.layers * (2 * x + s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloat));
+  bytes += dense_layers * s.tokens * 2 * s.dense * s.item;
+>>>>>>> tp
   if (moe_layers == 0) return bytes;
   moe::PrepareArgs args;
-  args.idx_TK = TensorView(nullptr, DType::kInt32, {s.tokens, c.router.top_k});
+  args.idx_TK = TensorView(nullptr, DType::kInt32, {s.own, c.router.top_k});
   args.capacity = s.capacity;
   const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
+<<<<<<< HEAD
   const int64_t plan = moe::plan_bytes(map, model::ep_limits(c, storage, s.tokens), args);
   const int64_t router = s.tokens * (c.router.experts + c.router.top_k) * kFloat;
   const int64_t gate = c.shared_gate ? s.tokens * kFloat : 0;
   const int64_t rest = c.recompute == model::Recompute::kNone ? kept.rows + kept.shared
                                                               : s.tokens * c.router.top_k * kFloat;
   return bytes + moe_layers * (plan + router + gate + rest);
+=======
+  const int64_t plan = moe::plan_bytes(map, model::ep_limits(c, storage, s.own), args);
+  const int64_t routed = s.capacity * ((s.d + s.hidden) * s.item + kFloat);
+  const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloat;
+  const int64_t shared =
+      s.tokens * 2 * s.shared * s.item + (c.shared_gate ? s.own * kFloat : int64_t{0});
+  return bytes + moe_layers * (plan + routed + router + shared);
+>>>>>>> tp
 }
 
 // The linears of a rank that a recipe may quantize: how many layers have them, and their sizes.
@@ -91,12 +123,12 @@ struct Linears {
     const int64_t local = c.router.experts / grid.ep;
     size = {{{0, s.qkv, s.d, s.tokens},
              {0, s.d, s.o, s.tokens},
-             {0, 2 * c.d_ffn_dense, s.d, s.tokens},
-             {0, s.d, c.d_ffn_dense, s.tokens},
+             {0, 2 * s.dense, s.d, s.tokens},
+             {0, s.d, s.dense, s.tokens},
              {local, s.hidden, s.d, s.capacity},
              {local, s.d, c.d_ffn, s.capacity},
-             {0, 2 * c.shared_d_ffn, s.d, s.tokens},
-             {0, s.d, c.shared_d_ffn, s.tokens}}};
+             {0, 2 * s.shared, s.d, s.tokens},
+             {0, s.d, s.shared, s.tokens}}};
     for (int64_t l = 0; l < c.layers; ++l) {
       for (const Name n : {kQkv, kO}) layers[n].push_back(l);
       for (const Name n : {kDense1, kDense2}) {
@@ -160,6 +192,7 @@ class QuantizedLinears {
   int64_t config_layers_;
 };
 
+<<<<<<< HEAD
 // The largest of what the blocks take beside that while they run, what they make anew included.
 int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const QuantizedLinears& q) {
   using L = Linears;
@@ -186,27 +219,90 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
   const int64_t dense =
       x + network(c.d_ffn_dense, L::kDense1, L::kDense2) + anew(full, saved.dense);
   if (c.moe_layers() == 0) return layer + std::max(attention, dense);
+=======
+int64_t attention_bytes(const PassSizes& s, const QuantizedLinears& q) {
+  const gemm::LinearBytes w1 = q.workspace(Linears::kQkv), w2 = q.workspace(Linears::kO);
+  const int64_t qkv = s.tokens * s.qkv * s.item, o = s.tokens * s.o * s.item;
+  return std::max(
+      {2 * qkv + o, s.gathered + std::max(w1.forward, s.staged),
+       qkv + s.gathered + std::max(w2.forward, s.gathered + s.staged),
+       qkv + o + s.gathered + std::max({w2.input_gradient, w2.weight_gradient, s.staged}),
+       qkv + s.gathered + std::max(w1.weight_gradient, s.staged),
+       qkv + s.gathered + std::max(w1.input_gradient, s.gathered + s.staged)});
+}
+
+// A network of two linears, of `ffn` inner columns.
+int64_t network_bytes(const PassSizes& s, int64_t ffn, const gemm::LinearBytes& w1,
+                      const gemm::LinearBytes& w2) {
+  const int64_t a = s.tokens * ffn * s.item;
+  return std::max({a + s.gathered + std::max(w1.forward, s.staged),
+                   a + s.gathered + std::max(w2.forward, s.gathered + s.staged),
+                   2 * a + s.gathered + std::max({w2.input_gradient, w2.weight_gradient, s.staged}),
+                   a + s.gathered + std::max(w1.weight_gradient, s.staged),
+                   a + s.gathered + std::max(w1.input_gradient, s.gathered + s.staged)});
+}
+
+// The largest of what the blocks take beside that while they run.
+int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const QuantizedLinears& q) {
+  using L = Linears;
+  const int64_t x = s.own * s.d * s.item;
+  const int64_t others = std::max(attention_bytes(s, q), 2 * s.gathered + s.staged);  // embedding
+  const int64_t dense =
+      x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2));
+  if (c.moe_layers() == 0) return std::max(others, dense);
+>>>>>>> tp
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
-  const int64_t wide = s.item == kFloat ? 0 : s.tokens * s.d * kFloat;
+  const int64_t wide = s.item == kFloat ? 0 : s.own * s.d * kFloat;
   const int64_t widened = s.item == kFloat ? 0 : wide + c.router.experts * s.d * kFloat;
   const int64_t kept = x + s.capacity * ((2 * s.d + c.d_ffn) * s.item + kFloat);
   const int64_t hidden = s.capacity * c.d_ffn * s.item;
-  const int64_t router = s.tokens * (c.router.experts + c.router.top_k) * kFloat;
+  const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloat;
   const bool quantized = q.count(L::kFc1) > 0;
   const bool plain = q.count(L::kFc1) < c.moe_layers();
   int64_t experts = kept + wide + widened + router + (plain ? hidden : 0);
   if (quantized) {
     experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
-                        kept + wide + s.tokens * c.router.top_k * kFloat +
+                        kept + wide + s.own * c.router.top_k * kFloat +
                             std::max(w1.weight_gradient, w2.weight_gradient),
                         s.capacity * s.d * s.item + hidden + std::max(w1.forward, w2.forward)});
   }
+<<<<<<< HEAD
   const int64_t shared = c.shared_d_ffn > 0 ? network(c.shared_d_ffn, L::kShared1, L::kShared2) +
                                                   anew(moe, saved.shared)
                                             : 0;
   return layer + std::max({attention, c.moe_layers() < c.layers ? dense : 0,
                            experts + anew(moe, saved.rows), shared});
+=======
+  const int64_t shared = c.shared_d_ffn > 0 ? network_bytes(s, s.shared, q.workspace(L::kShared1),
+                                                            q.workspace(L::kShared2))
+                                            : 0;
+  return std::max({others, c.moe_layers() < c.layers ? dense : 0, experts, shared});
+>>>>>>> tp
 }
+
+// Of the loss: the logits of a chunk, and over tp its tokens' inputs, row statistics and gradients.
+int64_t logits_bytes(const model::Config& c, const PassSizes& s) {
+  const int64_t chunk = model::loss_chunk(c.loss_chunk, s.tokens, s.vocab);
+  const int64_t losses = s.tokens * kFloat;
+  if (s.tp == 1) return chunk * s.vocab * kFloat + losses;
+  const int64_t rows = std::max<int64_t>(1, chunk / s.tp) * s.tp;
+  return rows * ((s.vocab + 4) * kFloat + 3 * s.d * s.item) + losses;
+}
+
+// Elements of the weights of all ranks together, by how many of them hold each.
+struct WeightCounts {
+  WeightCounts(const model::Config& c, const PassSizes& s) {
+    const int64_t tables = c.tie_embeddings ? 1 : 2;
+    expert = c.moe_layers() * c.router.experts * (s.hidden + c.d_ffn) * c.d_model;
+    copied = c.d_model * (2 * c.layers + 1) + (c.qk_norm ? 2 * c.layers * c.head_size() : 0) +
+             c.moe_layers() * c.d_model * (c.router.experts + (c.shared_gate ? 1 : 0));
+    cut = model::parameter_count(c) - expert - copied;
+    padded = tables * (s.tp * s.vocab - c.vocab) * c.d_model;
+  }
+  int64_t expert = 0, copied = 0;  // of one ep group's ranks; all of every rank
+  int64_t cut = 0;                 // of one tp group's ranks
+  int64_t padded = 0;              // rows beside them that are no tokens
+};
 
 int64_t control_group_limit() {
   for (const char* path :
@@ -223,11 +319,13 @@ int64_t control_group_limit() {
 MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const Grid& grid) {
   const DType storage = storage_dtype(o);
   const PassSizes s(o, c, grid);
-  const int64_t expert = c.moe_layers() * c.router.experts * (s.hidden + c.d_ffn) * c.d_model;
-  const int64_t dense = model::parameter_count(c) - expert;
-  const int64_t held = dense + expert / grid.ep;
-  const int64_t owned = (dense + expert) / grid.ranks;  // of what a rank's optimizer updates
-  const bool summed = grid.ranks > 1;
+  const WeightCounts w(c, s);
+  const int64_t ranks = rank_count(grid);
+  const int64_t held = w.copied + (w.cut + w.padded) / grid.tp + w.expert / grid.ep;
+  // What a rank's optimizer updates, and what of it is a sum over ranks.
+  const int64_t owned = (w.copied + w.cut + w.expert) / ranks;
+  const int64_t summed = (ranks > 1 ? w.copied : 0) + (data_ranks(grid) > 1 ? w.cut : 0) +
+                         (grid.edp > 1 ? w.expert : 0);
   // Of the two recipes of a run the one that needs more, by class.
   const QuantizedLinears first(precision_of_recipe(o, o.precision.recipe), c, grid, s);
   const QuantizedLinears last(precision_of_recipe(o, recipe_of_step(o, o.precision.switch_step)), c,
@@ -235,18 +333,17 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
 
   MemoryEstimate m;
   m.parameters = held * s.item + std::max(first.weight_difference(), last.weight_difference());
-  m.main_grad = (held + (summed ? owned : 0)) * kFloat;
+  m.main_grad = (held + summed / ranks) * kFloat;
   m.master = owned * kFloat;
   m.moments = 2 * owned * (o.optim.state_dtype == "fp32" ? kFloat : 2);
   m.activations = activation_bytes(c, grid, storage, s);
-  const int64_t chunk = model::loss_chunk(c.loss_chunk, s.tokens, c.vocab);
-  m.logits = chunk * c.vocab * kFloat + s.tokens * kFloat;
+  m.logits = logits_bytes(c, s);
   m.workspace = std::max<int64_t>(
       0, std::max(temporary_bytes(c, s, first), temporary_bytes(c, s, last)) - m.logits);
   if (c.moe_layers() > 0) {
     m.expert_parallel =
         moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),
-                            model::ep_limits(c, storage, s.tokens), {})
+                            model::ep_limits(c, storage, s.own), {})
             .total;
   }
   if (o.checkpoint.async) m.snapshot = m.master + m.moments;

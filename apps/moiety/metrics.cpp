@@ -46,7 +46,11 @@ std::string step_json(const StepRecord& r, double time) {
   json.add("mfu_recipe", r.mfu_recipe).add("mem", r.memory).add("drop", r.dropped);
   json.add("step_ms", r.step_s * 1e3).add("data_wait_ms", r.data_wait_ms);
   json.add("comm", r.comm)
-      .raw("exposed_ms", JsonLine().add("ep", r.ep_wait_ms).add("dp", r.dp_wait_ms).text());
+      .raw("exposed_ms", JsonLine()
+                             .add("tp", r.waits.tp_ms)
+                             .add("ep", r.waits.ep_ms)
+                             .add("dp", r.waits.dp_ms)
+                             .text());
   json.add("bal", std::span<const double>(r.balance));
   json.add("rank_bal", std::span<const double>(r.rank_balance));
   json.add("entropy", r.entropy).add("skipped", r.skipped).add("recipe", r.recipe);

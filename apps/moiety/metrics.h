@@ -8,6 +8,18 @@
 
 namespace moiety::app {
 
+// Milliseconds of a step at waits for other ranks, by axis; mean over ranks.
+struct WaitTimes {
+  double tp_ms = 0, ep_ms = 0, dp_ms = 0;
+
+  double sum_ms() const { return tp_ms + ep_ms + dp_ms; }
+  WaitTimes& operator+=(const WaitTimes& b) {
+    tp_ms += b.tp_ms, ep_ms += b.ep_ms, dp_ms += b.dp_ms;
+    return *this;
+  }
+  WaitTimes operator/(double n) const { return {tp_ms / n, ep_ms / n, dp_ms / n}; }
+};
+
 struct StepRecord {
   int64_t step = 0;    // completed steps
   int64_t steps = 0;   // of the whole run
@@ -29,8 +41,7 @@ struct StepRecord {
   double entropy = 0;   // of the experts' shares / ln E, mean over layers; 1 is balanced
   int64_t dropped = 0;  // (token, expert) pairs
   double data_wait_ms = 0;
-  // Milliseconds of the step at waits for other ranks, by axis; mean over ranks.
-  double ep_wait_ms = 0, dp_wait_ms = 0;
+  WaitTimes waits;
   double comm = 0;  // %, these waits in the step
   bool skipped = false;
   bool forced = false;  // the router balances by force

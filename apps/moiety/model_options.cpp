@@ -108,6 +108,17 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   return c;
 }
 
+void check_cuts(const Options& o, const model::Config& c, const Grid& grid) {
+  try {
+    for (const std::string_view recipe :
+         {std::string_view(o.precision.recipe), recipe_of_step(o, o.precision.switch_step)}) {
+      model::check_tp(c, precision_of_recipe(o, recipe), grid.tp);
+    }
+  } catch (const Error& e) {
+    throw UsageError("{}", e.what());
+  }
+}
+
 DType storage_dtype(const Options& o) {
   return o.precision.recipe == "fp32" ? DType::kFloat32 : DType::kBFloat16;
 }

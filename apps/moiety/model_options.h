@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/moiety/options.h"
+#include "apps/moiety/options_check.h"
 #include "moiety/base/dtype.h"
 #include "moiety/model/config.h"
 #include "moiety/model/transformer.h"
@@ -22,6 +23,9 @@ DType storage_dtype(const Options& options);
 // The recipe of step `step` (the first is 1), and what it means for the model.
 std::string_view recipe_of_step(const Options& options, int64_t step);
 model::Precision precision_of_recipe(const Options& options, std::string_view recipe);
+
+// Throws UsageError where the grid's tp cannot cut a weight, or parts blocks of a recipe.
+void check_cuts(const Options& options, const model::Config& model, const Grid& grid);
 
 // The parameters of `model`, which keeps the precision of the first step, with classes of
 // formats: those that change their formats together in the run share buckets.

@@ -40,7 +40,7 @@ void check_precision(const Options& o, const Grid& grid) {
           "precision.keep_first = {} and precision.keep_last = {}: model.layers is {}",
           p.keep_first, p.keep_last, o.model.layers);
   const int64_t tokens = o.train.micro_batch * o.data.seq_len;
-  require(!uses("nvfp4") || !p.stochastic || grid.dp == 1 || tokens % 16 == 0,
+  require(!uses("nvfp4") || !p.stochastic || data_ranks(grid) == 1 || tokens % 16 == 0,
           "train.micro_batch x data.seq_len = {} x {}: must be a multiple of 16 on several data "
           "ranks, for precision.stochastic of recipe nvfp4",
           o.train.micro_batch, o.data.seq_len);
@@ -56,14 +56,33 @@ int64_t total_steps(const Options& o) {
 }
 
 Grid check_layout(const Options& o) {
-  const int64_t ranks = o.run.ranks, ep = o.parallel.ep;
-  const int64_t dp = o.parallel.dp > 0 ? o.parallel.dp : ranks;
-  require(dp == ranks && ranks % ep == 0,
-          "layout: run.ranks = {} must be dp {} x gtp 1 x tp 1 and edp {} x egtp 1 x ep {}", ranks,
-          dp, ranks % ep == 0 ? std::to_string(ranks / ep) : text("{} / {}", ranks, ep), ep);
-  require(o.moe.experts % ep == 0, "parallel.ep = {}: must divide moe.experts = {}", ep,
+  const auto& p = o.parallel;
+  const int64_t ranks = o.run.ranks, slices = p.tp * p.gtp;
+  const int64_t shares = p.ep <= ranks ? p.ep * p.egtp : ranks + 1;
+  const auto what_remains = [&](int64_t taken) {
+    return ranks % taken == 0 ? std::to_string(ranks / taken) : text("{} / {}", ranks, taken);
+  };
+  const bool covered = ranks % slices == 0 && (p.dp == 0 || p.dp == ranks / slices);
+  require(covered && ranks % shares == 0,
+          "layout: run.ranks = {} must be dp {} x gtp {} x tp {} and edp {} x egtp {} x ep {}",
+          ranks, p.dp > 0 ? std::to_string(p.dp) : what_remains(slices), p.gtp, p.tp,
+          what_remains(shares), p.egtp, p.ep);
+  require(o.moe.experts % p.ep == 0, "parallel.ep = {}: must divide moe.experts = {}", p.ep,
           o.moe.experts);
-  return {int(ranks), int(dp), int(ep), int(ranks / ep)};
+  require(o.model.heads % p.tp == 0 && o.model.kv_heads % p.tp == 0 && o.data.seq_len % p.tp == 0,
+          "parallel.tp = {}: must divide model.heads = {}, model.kv_heads = {} and data.seq_len = "
+          "{}",
+          p.tp, o.model.heads, o.model.kv_heads, o.data.seq_len);
+  require(p.gtp == 1 && p.egtp == 1,
+          "parallel.gtp = {} and parallel.egtp = {}: weights sharded over ranks that gather them "
+          "are not available in this version of Moiety",
+          p.gtp, p.egtp);
+  return {.tp = int(p.tp),
+          .gtp = int(p.gtp),
+          .dp = int(ranks / slices),
+          .ep = int(p.ep),
+          .egtp = int(p.egtp),
+          .edp = int(ranks / shares)};
 }
 
 void check_training(const Options& o, const Grid& grid) {
@@ -78,10 +97,10 @@ void check_training(const Options& o, const Grid& grid) {
   require(!o.run.dir.empty(), "no run directory: --run DIR");
   require(o.train.steps == 0 || o.train.tokens == 0,
           "train.steps = {} and train.tokens = {}: one of them", o.train.steps, o.train.tokens);
-  const int64_t slice = o.train.micro_batch * grid.dp;
+  const int64_t slice = o.train.micro_batch * data_ranks(grid);
   require(o.train.global_batch % slice == 0,
           "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",
-          o.train.global_batch, o.train.micro_batch, grid.dp);
+          o.train.global_batch, o.train.micro_batch, data_ranks(grid));
   parse_profile_steps(o.profile.steps);
   const bool files = !o.data.train.empty();
   require(

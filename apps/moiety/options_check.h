@@ -5,17 +5,16 @@
 #include <cstdint>
 
 #include "apps/moiety/options.h"
+#include "moiety/gtp/layout.h"
 
 namespace moiety::app {
 
-// The grids of spec trainer, 6: rank = dp for what all ranks hold, rank = ep + EP * edp for
-// experts.
-struct Grid {
-  int ranks = 1;
-  int dp = 1;  // data ranks: all of them
-  int ep = 1;
-  int edp = 1;
-};
+using gtp::Grid;
+
+inline int rank_count(const Grid& grid) { return grid.tp * grid.gtp * grid.dp; }
+// Ranks that train on different sequences: those of one tp group share theirs.
+inline int data_ranks(const Grid& grid) { return grid.gtp * grid.dp; }
+inline int data_rank(const Grid& grid, int rank) { return rank / grid.tp; }
 
 // Each throws UsageError naming keys and values.
 Grid check_layout(const Options& options);

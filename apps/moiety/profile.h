@@ -21,10 +21,14 @@ ProfileSteps parse_profile_steps(const std::string& text);
 
 // How long the calling thread has stood at waits for other ranks.
 struct PeerWaits {
-  int64_t ep_ns = 0, dp_ns = 0;
+  int64_t tp_ns = 0, ep_ns = 0, dp_ns = 0;
 
-  static PeerWaits now() { return {waited_ns(TraceLane::kEp), waited_ns(TraceLane::kDp)}; }
-  PeerWaits operator-(const PeerWaits& b) const { return {ep_ns - b.ep_ns, dp_ns - b.dp_ns}; }
+  static PeerWaits now() {
+    return {waited_ns(TraceLane::kTp), waited_ns(TraceLane::kEp), waited_ns(TraceLane::kDp)};
+  }
+  PeerWaits operator-(const PeerWaits& b) const {
+    return {tp_ns - b.tp_ns, ep_ns - b.ep_ns, dp_ns - b.dp_ns};
+  }
 };
 
 // A rank's profile. Every rank writes its own file beside the whole; whichever is the last finds

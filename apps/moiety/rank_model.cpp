@@ -6,17 +6,19 @@ namespace moiety::app {
 
 RankModel::RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
                      double deadline_s, comm::Communicator& world)
-    : world_(world), groups_({.dp = grid.dp, .ep = grid.ep, .edp = grid.edp}, world) {
+    : world_(world), groups_(grid, world) {
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
     options.deadline = Seconds(deadline_s);
     group_ = moe::EpGroup::create(groups_.of({gtp::Axis::kEp}),
                                   moe::ExpertMap(int(config.router.experts), grid.ep),
-                                  model::ep_limits(config, storage, tokens), options);
+                                  model::ep_limits(config, storage, tokens / grid.tp), options);
   }
   transformer_.emplace(
       config, storage,
-      model::ModelContext{.experts = group_ ? &*group_ : nullptr, .tp = nullptr, .world = &world_});
+      model::ModelContext{.experts = group_ ? &*group_ : nullptr,
+                          .tp = grid.tp > 1 ? &groups_.of({gtp::Axis::kTp}) : nullptr,
+                          .world = &world_});
 }
 
 optim::StateView RankModel::router_biases() const {

@@ -16,7 +16,7 @@ namespace moiety::app {
 
 class RankModel {
  public:
-  // Collective over `world`, which outlives it. `tokens`: the most of a rank's pass.
+  // Collective over `world`, which outlives it. `tokens`: the most of a data rank's pass.
   RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
             double deadline_s, comm::Communicator& world);
 

@@ -36,9 +36,8 @@ void Reporter::fill_in(StepRecord& record) const {
   record.steps = steps_;
   record.step_s = seconds / steps;
   record.data_wait_ms = since_line_.data_wait_ms / steps;
-  record.ep_wait_ms = since_line_.ep_wait_ms / steps;
-  record.dp_wait_ms = since_line_.dp_wait_ms / steps;
-  record.comm = 0.1 * (since_line_.ep_wait_ms + since_line_.dp_wait_ms) / seconds;
+  record.waits = since_line_.waits / steps;
+  record.comm = 0.1 * since_line_.waits.sum_ms() / seconds;
   record.tokens_per_s = since_line_.tokens / seconds;
   record.tflops = since_line_.flops / seconds * 1e-12;
   record.mfu = 100 * record.tflops / peak_;
@@ -54,8 +53,7 @@ void Reporter::step(StepRecord record, const Work& work) {
   since_line_.tokens += work.tokens;
   since_line_.flops += work.flops;
   since_line_.data_wait_ms += work.data_wait_ms;
-  since_line_.ep_wait_ms += work.ep_wait_ms;
-  since_line_.dp_wait_ms += work.dp_wait_ms;
+  since_line_.waits += work.waits;
   ++steps_since_line_;
   const bool due = record.step % options_.log.every == 0 || record.step == steps_;
   fill_in(record);

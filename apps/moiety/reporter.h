@@ -35,8 +35,7 @@ class Reporter {
     double tokens = 0;
     double flops = 0;
     double data_wait_ms = 0;
-    double ep_wait_ms = 0;
-    double dp_wait_ms = 0;
+    WaitTimes waits = {};
   };
   void step(StepRecord record, const Work& work);
 

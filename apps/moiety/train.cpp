@@ -47,6 +47,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& wat
   const Grid grid = check_layout(o);
   check_training(o, grid);
   const model::Config model = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
+  check_cuts(o, model, grid);
   return {.config = config,
           .memory_of_rank = memory_of_rank(launch),
           .grid = grid,
@@ -63,10 +64,10 @@ void announce(const TrainingPlan& plan) {
   const Options& o = plan.config.options;
   plan.files->reporter.say(
       LogLevel::kInfo,
-      "{:.2f} M parameters; {} rank{} (dp {}, ep {}), {}; {} steps of {} x {} tokens",
-      1e-6 * double(model::parameter_count(plan.model)), plan.grid.ranks,
-      plan.grid.ranks == 1 ? "" : "s", plan.grid.dp, plan.grid.ep, o.precision.recipe, plan.steps,
-      o.train.global_batch, o.data.seq_len);
+      "{:.2f} M parameters; {} rank{} (dp {}, tp {}, ep {}), {}; {} steps of {} x {} tokens",
+      1e-6 * double(model::parameter_count(plan.model)), rank_count(plan.grid),
+      rank_count(plan.grid) == 1 ? "" : "s", plan.grid.dp, plan.grid.tp, plan.grid.ep,
+      o.precision.recipe, plan.steps, o.train.global_batch, o.data.seq_len);
 }
 
 // The part of rank 0's process: the run directory, and what there is to continue from.
@@ -144,7 +145,7 @@ int run_threads(TrainingPlan& plan, bool quiet) {
   comm::ThreadGroupOptions group;
   group.deadline = Seconds(plan.config.options.guard.comm_timeout_s);
   try {
-    comm::run_thread_ranks(plan.grid.ranks, group, [&](comm::Communicator& world) {
+    comm::run_thread_ranks(rank_count(plan.grid), group, [&](comm::Communicator& world) {
       const int result = run_rank(plan, world);
       if (world.rank() == 0) code = result;
     });

@@ -63,8 +63,9 @@ std::optional<optim::StepReport> Trainer::attempt() {
 }
 
 bool Trainer::accumulate(model::StepStats& stats) {
+  const Grid& grid = plan_.grid;
   const int64_t micro_steps =
-      options().train.global_batch / (options().train.micro_batch * world_.size());
+      options().train.global_batch / (options().train.micro_batch * data_ranks(grid));
   model::Transformer& model = model_.transformer();
   for (int64_t m = 0; m < micro_steps; ++m) {
     heartbeat_.phase("data");
@@ -73,8 +74,8 @@ bool Trainer::accumulate(model::StepStats& stats) {
     const ArenaScope activations(arena_);
     model::Batch tokens = model_batch(*batch);
     tokens.micro_step = uint64_t(made_step_ * micro_steps + m);
-    tokens.first_token = world_.rank() * tokens_;
-    tokens.all_tokens = world_.size() * tokens_;
+    tokens.first_token = data_rank(grid, world_.rank()) * tokens_;
+    tokens.all_tokens = data_ranks(grid) * tokens_;
     heartbeat_.phase("forward");
     model.forward(tokens, capacity_.rows(), stats, arena_, Stream());
     heartbeat_.phase("backward");

@@ -113,7 +113,7 @@ class Trainer {
   const TrainingPlan& plan_;
   comm::Communicator& world_;
   Heartbeat& heartbeat_;
-  int64_t tokens_;  // of a pass
+  int64_t tokens_;  // of a data rank's pass
   RankModel model_;
   optim::DistributedOptimizer optimizer_;
   ExpertCapacity capacity_;

@@ -46,12 +46,12 @@ optim::Schedule schedule(const Options& o, int64_t steps) {
   return s;
 }
 
-LoaderConfig loader_config(const Options& o, const comm::Communicator& world) {
+LoaderConfig loader_config(const Options& o, const Grid& grid, int rank) {
   LoaderConfig c;
   c.micro_batch = o.train.micro_batch;
   c.global_batch = o.train.global_batch;
-  c.data_rank = world.rank();
-  c.data_ranks = world.size();
+  c.data_rank = data_rank(grid, rank);
+  c.data_ranks = data_ranks(grid);
   c.document_mask = o.data.document_mask;
   c.prefetch = int(o.data.prefetch);
   c.wait_limit_s = o.guard.comm_timeout_s;
@@ -77,7 +77,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
              options().guard.comm_timeout_s, world),
       optimizer_(training_specs(options(), model_.transformer()), optimizer_config(options()),
                  model_.groups()),
-      capacity_(options(), model_.transformer(), tokens_),
+      capacity_(options(), model_.transformer(), tokens_ / plan.grid.tp),
       arena_("activations"),
       saver_(options().run.dir + "/checkpoints", world.bootstrap(), save_options(options())),
       schedule_(schedule(options(), plan.steps)),
@@ -86,7 +86,8 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
       time_limit_(Seconds(3600 * options().run.max_hours)) {
   model_.transformer().bind(optimizer_.parameters());
   if (plan.valid) {
-    validation_.emplace(plan.valid, options().eval.samples, loader_config(options(), world));
+    validation_.emplace(plan.valid, options().eval.samples,
+                        loader_config(options(), plan.grid, world.rank()));
   }
   heartbeat_.phase("loading");
   checkpoint::check_shared_directory(options().run.dir, world.bootstrap());
@@ -175,7 +176,7 @@ void Trainer::start_data(const SamplerState* from) {
                   uint64_t(data.epochs));
   if (from) sampler.restore(*from);
   loader_ = std::make_unique<BatchLoader>(plan_.train, std::move(sampler),
-                                          loader_config(options(), world_));
+                                          loader_config(options(), plan_.grid, world_.rank()));
 }
 
 // All ranks measure at the same time, as they compute at the same time.

@@ -262,6 +262,15 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       {"ep bf16", 2, 2, {"--precision.recipe=bf16"}},
       {"shared", 1, 1, {"--moe.shared_d_ffn=64", "--moe.shared_gate", "--model.tie_embeddings"}},
       {"dense", 1, 1, {"--model.dense_layers=[0,1]", "--model.d_ffn_dense=128"}},
+      {"tp", 2, 1, {"--parallel.tp=2", "--moe.shared_d_ffn=64", "--moe.shared_gate"}},
+      {"tp bf16 tied",
+       4,
+       2,
+       {"--parallel.tp=2", "--precision.recipe=bf16", "--model.tie_embeddings"}},
+      {"tp dense",
+       2,
+       1,
+       {"--parallel.tp=2", "--model.dense_layers=[0,1]", "--model.d_ffn_dense=128"}},
       {"fp8_block", 1, 1, {"--precision.recipe=fp8_block", "--precision.pow2_scales=false"}},
       {"mxfp8 ep", 4, 2, {"--precision.recipe=mxfp8"}},
       {"mxfp8 dense",
@@ -321,7 +330,7 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       BatchBuffer batch(4, 128, false);
       const std::vector<SampleRef> samples{{0, 1}, {0, 2}, {0, 3}, {0, 4}};
       batch.fill(*source, samples);
-      ExpertCapacity capacity(o, model.transformer(), tokens);
+      ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
       Arena arena("activations");
       model::StepStats stats;
       {

@@ -132,7 +132,8 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
        "c.toml:2: data.seq_len = 'long': must be an integer, 1..1048576"},
       {"[optim]\nschedule = \"cos\"\n",
        "c.toml:2: optim.schedule = 'cos': must be one of constant | linear | cosine | wsd"},
-      {"[parallel]\ntp = 2\n", "c.toml:2: parallel.tp is not available in this version of Moiety"},
+      {"[parallel]\nlayout = \"auto\"\n",
+       "c.toml:2: parallel.layout is not available in this version of Moiety"},
       {"[parallel]\npp = 2\n", "c.toml:2: parallel.pp is not supported"},
       {"[precision]\ngrad_reduce = \"bf16\"\n",
        "c.toml:2: precision.grad_reduce is not available in this version of Moiety"},
@@ -283,6 +284,22 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--data.tokenizer=gpt2"}, "data.tokenizer = \"gpt2\": only"},
       {{"--parallel.ep=2"}, "layout: run.ranks = 1 must be dp 1 x gtp 1 x tp 1 and edp 1 / 2 x"},
       {{"--run.ranks=4", "--parallel.dp=2"}, "layout: run.ranks = 4 must be dp 2 x gtp 1 x tp 1"},
+      {{"--run.ranks=6", "--parallel.tp=4"},
+       "layout: run.ranks = 6 must be dp 6 / 4 x gtp 1 x tp 4 and edp 6 x egtp 1 x ep 1"},
+      {{"--run.ranks=8", "--parallel.tp=2", "--parallel.gtp=2", "--parallel.egtp=3"},
+       "layout: run.ranks = 8 must be dp 2 x gtp 2 x tp 2 and edp 8 / 3 x egtp 3 x ep 1"},
+      {{"--run.ranks=4", "--parallel.tp=4"},
+       "parallel.tp = 4: must divide model.heads = 8, model.kv_heads = 2 and data.seq_len = 1024"},
+      {{"--run.ranks=2", "--parallel.tp=2", "--data.seq_len=33"}, "parallel.tp = 2: must divide"},
+      {{"--run.ranks=2", "--parallel.gtp=2"},
+       "parallel.gtp = 2 and parallel.egtp = 1: weights sharded over ranks that gather them"},
+      {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block"},
+       "layout of attn.qkv.weight: 384 rows cannot be cut by tp 2, expected a multiple of 768"},
+      {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block",
+        "--precision.attention_linears=false", "--moe.shared_d_ffn=128"},
+       "layout of moe.shared.fc1.weight: 256 rows cannot be cut by tp 2, expected a multiple of "
+       "512"},
+      {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "(no error)"},
       {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
        "parallel.ep = 3: must divide moe.experts = 8"},
       {{"--run.ranks=3"}, "train.global_batch = 8: must be a multiple of train.micro_batch x"},
@@ -310,8 +327,10 @@ TEST(Options, KeysAreCheckedTogether) {
     arguments.insert(arguments.end(), c.arguments.begin(), c.arguments.end());
     const std::string error = error_of([&] {
       const Options options = from_arguments(arguments).options;
-      model_config(options, 264);
-      check_training(options, check_layout(options));
+      const Grid grid = check_layout(options);
+      const model::Config model = model_config(options, 264);
+      check_training(options, grid);
+      check_cuts(options, model, grid);
     });
     EXPECT_EQ(error.rfind(c.error, 0), 0u) << error << "\nexpected " << c.error;
   }

@@ -155,9 +155,15 @@ TEST(Profile, ExposedCommunicationIsInTheRecords) {
   ASSERT_EQ(run(tiny(dir / "two", 2, 2)).code, kExitDone);
   for (const auto& [step, r] : steps(dir / "two")) {
     const double ep = r["exposed_ms"]["ep"], dp = r["exposed_ms"]["dp"], ms = r["step_ms"];
+    EXPECT_EQ(r["exposed_ms"]["tp"], 0) << step;
     EXPECT_GT(ep + dp, 0) << step;
     EXPECT_LE(ep + dp, ms) << step;
     EXPECT_NEAR(r["comm"].get<double>(), 100 * (ep + dp) / ms, 1e-9);
+  }
+  ASSERT_EQ(run(tiny(dir / "cut", 2) + Arguments{"--parallel.tp=2"}).code, kExitDone);
+  for (const auto& [step, r] : steps(dir / "cut")) {
+    EXPECT_GT(r["exposed_ms"]["tp"].get<double>(), 0) << step;
+    EXPECT_LE(r["exposed_ms"]["tp"].get<double>(), r["step_ms"].get<double>()) << step;
   }
 }
 

@@ -2,6 +2,8 @@
 #include "moiety/model/tensor_parallel.h"
 
 #include "moiety/base/error.h"
+#include "moiety/model/loss.h"
+#include "moiety/model/parallel_loss.h"
 #include "tests/model/model_cases.h"
 #include "tests/model/ranked_model.h"
 
@@ -127,6 +129,58 @@ TEST(TensorParallel, EvaluatesToTheSameLoss) {
   c.aux_scope = AuxScope::kGlobal;
   expect_equal(run_ranked(c, {}, 2, 12, true, true),
                run_ranked(c, {.ranks = 4, .tp = 2, .ep = 2}, 2, 12, true, true), 0);
+}
+
+// On one rank the loss over slices of the vocabulary has the bits of the loss over all of it.
+TEST(TensorParallel, OneSliceHasTheBitsOfTheWhole) {
+  on_ranks(1, [](comm::Communicator& world) {
+    for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
+      constexpr int64_t kTokens = 12, kModel = 24, kVocab = 75;
+      const Tensor x = normal_tensor(storage, {kTokens, kModel}, 1);
+      const Tensor head = normal_tensor(storage, {kVocab, kModel}, 2);
+      std::vector<int32_t> targets{0, 74, -100, 3, 32, 31, 33, 70, 1, -100, 5, 64};
+      const Tensor target = int32_tensor(targets);
+      Tensor loss(DType::kFloat32, {kTokens}), dx(storage, {kTokens, kModel}),
+          grad(DType::kFloat32, {kVocab, kModel}), workspace(DType::kFloat32, {5, kVocab});
+      linear_cross_entropy({.x_TD = x,
+                            .head_VD = head,
+                            .target_T = target,
+                            .mask_T = {},
+                            .loss_T = loss,
+                            .dx_TD = dx,
+                            .grad_VD = grad,
+                            .workspace = workspace,
+                            .z_coef = 0.1f},
+                           {});
+      Arena arena("test");
+      Tensor loss_cut(DType::kFloat32, {kTokens}), dx_cut(storage, {kTokens, kModel}),
+          grad_cut(DType::kFloat32, {kVocab, kModel});
+      const Pass pass{.arena = arena,
+                      .stream = {},
+                      .storage = storage,
+                      .sequences = 2,
+                      .seq_len = 6,
+                      .tp = &world,
+                      .rope_table = {},
+                      .position_T = {},
+                      .document_start_BS = {},
+                      .h_TD = {},
+                      .wide_TD = {}};
+      parallel_cross_entropy(pass, {.x_TD = x,
+                                    .head_VD = head,
+                                    .slice = {0, kVocab},
+                                    .target_T = target,
+                                    .mask_T = {},
+                                    .loss_T = loss_cut,
+                                    .dx_TD = dx_cut,
+                                    .grad_VD = grad_cut,
+                                    .chunk = 5,
+                                    .z_coef = 0.1f});
+      expect_same_bits(loss, loss_cut, "loss");
+      expect_same_bits(dx, dx_cut, "dx");
+      expect_same_bits(grad, grad_cut, "grad");
+    }
+  });
 }
 
 // Every element of every logical tensor lies on some rank, weights that are not cut on all; rows of
