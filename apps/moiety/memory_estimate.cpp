@@ -61,11 +61,11 @@ struct PassSizes {
 
 // What a layer's parts leave for backward, unless it makes them anew.
 struct Kept {
-  Kept(const model::Config& c, const PassSizes& s)
-      : attention(s.tokens * ((s.qkv + s.o) * s.item + c.heads * kFloat)),
-        dense(s.tokens * 2 * c.d_ffn_dense * s.item),
+  explicit Kept(const PassSizes& s)
+      : attention(s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloat)),
+        dense(s.tokens * 2 * s.dense * s.item),
         rows(s.capacity * ((s.d + s.hidden) * s.item + kFloat)),
-        shared(s.tokens * 2 * c.shared_d_ffn * s.item) {}
+        shared(s.tokens * 2 * s.shared * s.item) {}
   int64_t attention, dense, rows, shared;
 };
 
@@ -73,44 +73,27 @@ struct Kept {
 int64_t activation_bytes(const model::Config& c, const Grid& grid, DType storage,
                          const PassSizes& s) {
   const int64_t moe_layers = c.moe_layers(), dense_layers = c.layers - moe_layers;
-<<<<<<< HEAD
   const bool full = c.recompute == model::Recompute::kFull;
-  const Kept kept(c, s);
-  const int64_t x = s.tokens * s.d * s.item;
+  const Kept kept(s);
+  const int64_t x = s.own * s.d * s.item;
   int64_t bytes = 3 * x;  // h, the gradient, the embedding's output
-  if (c.shared_d_ffn > 0) bytes += s.tokens * s.d * kFloat;
+  if (c.shared_d_ffn > 0) bytes += s.own * s.d * kFloat;
   if (full) {
     bytes += (1 + c.layers) * x;  // the middle of a layer, and the layers' outputs
   } else {
     bytes += c.layers * (2 * x + kept.attention) + dense_layers * kept.dense;
   }
-=======
-  const int64_t x = s.own * s.d * s.item;
-  int64_t bytes = 3 * x;  // h, the gradient, the embedding's output
-  if (c.shared_d_ffn > 0) bytes += s.own * s.d * kFloat;
-  bytes += c.layers * (2 * x + s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloat));
-  bytes += dense_layers * s.tokens * 2 * s.dense * s.item;
->>>>>>> tp
   if (moe_layers == 0) return bytes;
   moe::PrepareArgs args;
   args.idx_TK = TensorView(nullptr, DType::kInt32, {s.own, c.router.top_k});
   args.capacity = s.capacity;
   const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
-<<<<<<< HEAD
-  const int64_t plan = moe::plan_bytes(map, model::ep_limits(c, storage, s.tokens), args);
-  const int64_t router = s.tokens * (c.router.experts + c.router.top_k) * kFloat;
-  const int64_t gate = c.shared_gate ? s.tokens * kFloat : 0;
-  const int64_t rest = c.recompute == model::Recompute::kNone ? kept.rows + kept.shared
-                                                              : s.tokens * c.router.top_k * kFloat;
-  return bytes + moe_layers * (plan + router + gate + rest);
-=======
   const int64_t plan = moe::plan_bytes(map, model::ep_limits(c, storage, s.own), args);
-  const int64_t routed = s.capacity * ((s.d + s.hidden) * s.item + kFloat);
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloat;
-  const int64_t shared =
-      s.tokens * 2 * s.shared * s.item + (c.shared_gate ? s.own * kFloat : int64_t{0});
-  return bytes + moe_layers * (plan + routed + router + shared);
->>>>>>> tp
+  const int64_t gate = c.shared_gate ? s.own * kFloat : 0;
+  const int64_t rest = c.recompute == model::Recompute::kNone ? kept.rows + kept.shared
+                                                              : s.own * c.router.top_k * kFloat;
+  return bytes + moe_layers * (plan + router + gate + rest);
 }
 
 // The linears of a rank that a recipe may quantize: how many layers have them, and their sizes.
@@ -192,34 +175,6 @@ class QuantizedLinears {
   int64_t config_layers_;
 };
 
-<<<<<<< HEAD
-// The largest of what the blocks take beside that while they run, what they make anew included.
-int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const QuantizedLinears& q) {
-  using L = Linears;
-  const auto backward = [](const gemm::LinearBytes& w) {
-    return std::max(w.input_gradient, w.weight_gradient);
-  };
-  const gemm::LinearBytes qkv = q.workspace(L::kQkv), o = q.workspace(L::kO);
-  const int64_t attention =
-      std::max({s.tokens * (2 * s.qkv + s.o) * s.item, qkv.forward,
-                s.tokens * s.qkv * s.item + std::max(o.forward, backward(qkv)),
-                s.tokens * (s.qkv + s.o) * s.item + backward(o)});
-  // A network of two linears: forward with A, backward with A and its gradient.
-  const auto network = [&](int64_t ffn, L::Name fc1, L::Name fc2) {
-    const gemm::LinearBytes w1 = q.workspace(fc1), w2 = q.workspace(fc2);
-    return std::max(s.tokens * ffn * s.item + std::max(w1.forward, w2.forward),
-                    s.tokens * 2 * ffn * s.item + std::max(backward(w1), backward(w2)));
-  };
-  const Kept saved(c, s);
-  const auto anew = [&](bool made, int64_t bytes) { return made ? bytes : 0; };
-  const bool full = c.recompute == model::Recompute::kFull,
-             moe = c.recompute != model::Recompute::kNone;
-  const int64_t layer = anew(full, saved.attention);
-  const int64_t x = s.tokens * s.d * s.item;
-  const int64_t dense =
-      x + network(c.d_ffn_dense, L::kDense1, L::kDense2) + anew(full, saved.dense);
-  if (c.moe_layers() == 0) return layer + std::max(attention, dense);
-=======
 int64_t attention_bytes(const PassSizes& s, const QuantizedLinears& q) {
   const gemm::LinearBytes w1 = q.workspace(Linears::kQkv), w2 = q.workspace(Linears::kO);
   const int64_t qkv = s.tokens * s.qkv * s.item, o = s.tokens * s.o * s.item;
@@ -242,15 +197,20 @@ int64_t network_bytes(const PassSizes& s, int64_t ffn, const gemm::LinearBytes& 
                    a + s.gathered + std::max(w1.input_gradient, s.gathered + s.staged)});
 }
 
-// The largest of what the blocks take beside that while they run.
+// The largest of what the blocks take beside that while they run, what they make anew included.
 int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const QuantizedLinears& q) {
   using L = Linears;
+  const Kept saved(s);
+  const auto anew = [&](bool made, int64_t bytes) { return made ? bytes : 0; };
+  const bool full = c.recompute == model::Recompute::kFull,
+             moe = c.recompute != model::Recompute::kNone;
+  const int64_t layer = anew(full, saved.attention);
   const int64_t x = s.own * s.d * s.item;
   const int64_t others = std::max(attention_bytes(s, q), 2 * s.gathered + s.staged);  // embedding
   const int64_t dense =
-      x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2));
-  if (c.moe_layers() == 0) return std::max(others, dense);
->>>>>>> tp
+      x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2)) +
+      anew(full, saved.dense);
+  if (c.moe_layers() == 0) return layer + std::max(others, dense);
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
   const int64_t wide = s.item == kFloat ? 0 : s.own * s.d * kFloat;
   const int64_t widened = s.item == kFloat ? 0 : wide + c.router.experts * s.d * kFloat;
@@ -266,18 +226,12 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
                             std::max(w1.weight_gradient, w2.weight_gradient),
                         s.capacity * s.d * s.item + hidden + std::max(w1.forward, w2.forward)});
   }
-<<<<<<< HEAD
-  const int64_t shared = c.shared_d_ffn > 0 ? network(c.shared_d_ffn, L::kShared1, L::kShared2) +
+  const int64_t shared = c.shared_d_ffn > 0 ? network_bytes(s, s.shared, q.workspace(L::kShared1),
+                                                            q.workspace(L::kShared2)) +
                                                   anew(moe, saved.shared)
                                             : 0;
-  return layer + std::max({attention, c.moe_layers() < c.layers ? dense : 0,
+  return layer + std::max({others, c.moe_layers() < c.layers ? dense : 0,
                            experts + anew(moe, saved.rows), shared});
-=======
-  const int64_t shared = c.shared_d_ffn > 0 ? network_bytes(s, s.shared, q.workspace(L::kShared1),
-                                                            q.workspace(L::kShared2))
-                                            : 0;
-  return std::max({others, c.moe_layers() < c.layers ? dense : 0, experts, shared});
->>>>>>> tp
 }
 
 // Of the loss: the logits of a chunk, and over tp its tokens' inputs, row statistics and gradients.

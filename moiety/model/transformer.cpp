@@ -309,8 +309,8 @@ void Transformer::whole_loss(const Pass& pass, const Batch& batch, const LossHea
       .dx_TD = d_TD,
       .grad_VD = head.gradient.view,
       .workspace = pass.arena.tensor(DType::kFloat32, {chunk, config_.vocab}),
-      .accumulate = head.gradient.accumulate,
-      .z_coef = config_.loss_z_coef};
+      .z_coef = config_.loss_z_coef,
+      .accumulate = head.gradient.accumulate};
   linear_cross_entropy(args, pass.stream);
 }
 
@@ -326,10 +326,10 @@ void Transformer::parallel_loss(const Pass& pass, const Batch& batch, const Loss
                                 .loss_T = loss_T,
                                 .dx_TD = d_TD,
                                 .grad_VD = {},
-                                .accumulate = head.gradient.accumulate,
                                 .chunk = std::max<int64_t>(1, chunk),
                                 .z_coef = config_.loss_z_coef};
   if (d_TD.defined()) args.grad_VD = token_rows(head.gradient.view);
+  args.accumulate = head.gradient.accumulate;
   parallel_cross_entropy(pass, args);
 }
 

@@ -52,7 +52,7 @@ std::vector<std::string> bits_of(const Case& run, Recompute recompute) {
   on_ranks(run.ranks, [&](comm::Communicator& world) {
     const TestBatch batch(config, run.c.sequences, run.c.seq_len, run.c.documents,
                           5 + world.rank());
-    ModelHarness h(config, run.storage, world, batch.naive.tokens(), nullptr,
+    ModelHarness h(config, run.storage, world, batch.naive.tokens(), nullptr, nullptr,
                    {.transport = run.transport});
     if (run.capacity >= 0) h.capacity = run.capacity;
     for (const Transformer::State& s : h.model->states()) {
