@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/harness.h"
+#include "bench/ranks.h"
 #include "moiety/comm/collective.h"
 #include "moiety/comm/mpi/mpi_group.h"
 #include "moiety/comm/thread/thread_group.h"
@@ -115,20 +116,6 @@ constexpr Operation kOperations[] = {{"copy", &Rank::copy},
                                      {"comm.all_to_all", &Rank::all_to_all}};
 constexpr size_t kCount = std::size(kOperations);
 
-// Milliseconds of each repetition, the slowest rank's.
-std::vector<double> slowest(Communicator& comm, const std::vector<double>& mine) {
-  std::vector<double> out(mine.size());
-  for (const std::string& bytes :
-       comm.bootstrap().all_gather({reinterpret_cast<const char*>(mine.data()), 8 * mine.size()})) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      double ms = 0;
-      std::memcpy(&ms, bytes.data() + 8 * i, 8);
-      out[i] = std::max(out[i], ms);
-    }
-  }
-  return out;
-}
-
 double time_ms(Communicator& comm, Rank& rank, const Operation& operation, int64_t i) {
   comm.barrier();
   return bench::milliseconds([&] { (rank.*operation.run)(i); });
@@ -146,7 +133,7 @@ void measure(Communicator& comm, const char* kind, const Settings& settings) {
     }
     double copy = 0;
     for (size_t op = 0; op < kCount; ++op) {
-      const bench::Timing time = bench::timing(slowest(comm, times[op]));
+      const bench::Timing time = bench::timing(bench::slowest(comm, times[op]));
       if (op == 0) copy = time.ms;
       if (comm.rank() != 0) continue;
       bench::Row row{kOperations[op].name, text("R={} {} {} KiB float32", comm.size(), kind, kib),

@@ -108,21 +108,23 @@ std::vector<SlotArena::Slot> SlotArena::place(std::span<const SlotSpec> slots) {
   return out;
 }
 
-std::vector<SlotArena::Slot> SlotArena::demand(Space space, std::span<const int64_t> bytes) {
-  if (bytes.empty()) return {};
-  int64_t needed = 0;
-  for (const int64_t b : bytes) needed += room(b);
+SlotArena::Slot SlotArena::demand(Space space, int64_t bytes, std::span<const Slot> apart) {
+  std::vector<Slot> taken(apart.begin(), apart.end());
+  std::sort(taken.begin(), taken.end(),
+            [](const Slot& a, const Slot& b) { return a.offset < b.offset; });
   Memory& memory = spaces_[space];
-  size_t block = 0;
-  while (block < memory.blocks.size() && memory.blocks[block].memory.bytes() < needed) ++block;
-  if (block == memory.blocks.size()) block = add_block(space, needed);
-  std::vector<Slot> out;
-  int64_t offset = 0;
-  for (const int64_t b : bytes) {
-    out.push_back(memory.carve(block, offset, b));
-    offset += room(b);
+  for (size_t block = 0; block < memory.blocks.size(); ++block) {
+    int64_t offset = 0;
+    for (const Slot& t : taken) {
+      if (t.block != static_cast<int32_t>(block)) continue;
+      if (t.offset - offset >= room(bytes)) break;
+      offset = std::max(offset, t.offset + room(t.memory.bytes()));
+    }
+    if (offset + room(bytes) <= memory.blocks[block].memory.bytes()) {
+      return memory.carve(block, offset, bytes);
+    }
   }
-  return out;
+  return memory.carve(add_block(space, room(bytes)), 0, bytes);
 }
 
 int64_t SlotArena::bytes() const {

@@ -46,9 +46,9 @@ class SlotArena {
   // plans are used again where they are large enough; blocks are added for the rest.
   std::vector<Slot> place(std::span<const SlotSpec> slots);
 
-  // For the calls of a step without a plan: pieces of these sizes behind each other, in memory that
-  // plans use too. Grows if no block is large enough.
-  std::vector<Slot> demand(Space space, std::span<const int64_t> bytes);
+  // For the calls of a step without a plan: a piece of the memory that plans use too, apart from
+  // these pieces of the same space. Grows if no gap is large enough.
+  Slot demand(Space space, int64_t bytes, std::span<const Slot> apart = {});
 
   int64_t bytes() const;  // of all blocks
 

@@ -78,21 +78,23 @@ TEST(SlotArena, AnotherPlanUsesWhatFitsAndAddsABlock) {
 // A step without a plan needs no memory beside that of the plans, and leaves room for them.
 TEST(SlotArena, DemandAndPlansShareMemory) {
   Counted c;
-  const int64_t call[] = {3000, 500, 0};
-  const auto demanded = c.arena.demand(kLocal, call);
-  ASSERT_EQ(demanded.size(), 3u);
-  expect_apart(demanded);
-  EXPECT_EQ(c.arena.bytes(), 3072 + 512 + 256);
-  const std::vector<SlotSpec> specs{slot_of(1000), slot_of(1000)};
-  c.arena.place(specs);
+  const std::vector<SlotSpec> specs{slot_of(1000), slot_of(1000), slot_of(1000)};
+  const auto placed = c.arena.place(specs);
   EXPECT_EQ(c.calls, 1);
-  EXPECT_EQ(begin_of(c.arena.demand(kLocal, call)[0]), begin_of(demanded[0]));
+  std::vector<SlotArena::Slot> pieces;
+  for (const int64_t bytes : {1500, 0, 400}) {
+    pieces.push_back(c.arena.demand(kLocal, bytes, pieces));
+    EXPECT_EQ(pieces.back().memory.bytes(), bytes);
+  }
+  expect_apart(pieces);
+  EXPECT_EQ(begin_of(pieces[0]), begin_of(c.arena.demand(kLocal, 3072)));
+  // The first gap that is large enough, between what is in use.
+  const std::vector<SlotArena::Slot> ends{placed[2], placed[0]};
+  EXPECT_EQ(begin_of(c.arena.demand(kLocal, 1024, ends)), begin_of(placed[1]));
   EXPECT_EQ(c.calls, 1);
-  const int64_t larger[] = {9000};
-  EXPECT_EQ(c.arena.demand(kLocal, larger)[0].block, 1);
+  EXPECT_EQ(c.arena.demand(kLocal, 1025, ends).block, 1);
   EXPECT_EQ(c.calls, 2);
-  EXPECT_TRUE(c.arena.demand({true, 3}, {}).empty());
-  EXPECT_EQ(c.calls, 2);
+  EXPECT_EQ(c.arena.bytes(), 3072 + 1280);
 }
 
 TEST(SlotArena, RefusesBlocksThatAreNotWhatWasAskedFor) {

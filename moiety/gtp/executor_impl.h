@@ -1,0 +1,160 @@
+// The executor. Internal to moiety/gtp; contract: executor.h.
+//
+//   executor.cpp          begin to flush: what every call does, in either mode
+//   executor_planned.cpp  calls as the plan has them; plans are made here
+//   executor_demand.cpp   calls of a step without a plan; departure from one
+#pragma once
+
+#include <atomic>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "moiety/gtp/executor.h"
+#include "moiety/gtp/executor_parts.h"
+
+namespace moiety::gtp {
+
+class Executor::Impl {
+ public:
+  Impl(std::vector<ShardedWeight> weights, std::vector<Bundle> bundles,
+       std::vector<Transport*> transports, const ExecutorOptions& options, comm::Bootstrap* ranks,
+       ParamSource& source, GradSink* sink);
+  ~Impl();
+
+  // Returns the step's number. `begin` opens the step, `enter` does its first work.
+  int64_t begin(const StepKey& key, const Stream& stream);
+  void enter_step(const Stream& stream);
+  void materialize(std::span<const BundleId> bundles, Phase phase, Work work, std::span<View> views,
+                   const Stream& stream);
+  View grad_buffer(BundleId b, const Stream& stream);
+  void reduce(BundleId b, const Stream& stream);
+  void note_work(Work work);
+  void cut();
+  void flush(const Stream& stream);
+  void abandon(int64_t step) noexcept;
+
+  const ExecutorCounts& counts() const { return counts_; }
+  const BundleSpec& spec(BundleId b) const;
+  const Plan* plan_of(const StepKey& key) const;
+
+ private:
+  static constexpr int kMostReplacements = 3;  // in a row
+
+  struct Key {
+    std::unique_ptr<StepPlan> plan;
+    int replaced = 0;        // plans, since a step followed one
+    bool on_demand = false;  // for good
+  };
+  // Calls of the executor do not overlap.
+  class Call {
+   public:
+    explicit Call(Impl& impl);
+    ~Call() { impl_.busy_ = false; }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    Impl& impl_;
+  };
+
+  // ---- executor.cpp
+  void check_weights() const;
+  void reserve();
+  const BundleLayout& checked(const char* call, BundleId b) const;
+  void enter(Kind kind, std::span<const BundleId> bundles, Work work);
+  void end_reads();
+  void see(const Stream& stream);
+  void publish(BundleId b, const Stream& stream);
+  View whole(BundleId b, Phase phase, const Stream& stream);
+  size_t lane_of(int group, bool expert, bool reduces);
+  ExecutorLane& use(size_t lane);
+  void gather(BundleId b, const Landed& landed, ExecutorLane& lane);
+  void send(BundleId b, bool first, TensorView scratch, ExecutorLane& lane, const Stream& stream);
+  void report(BundleId b, const Event& event);
+  void withdraw(BundleId b, const Stream& stream);
+  void zero_gradients(BundleId b, const Stream& stream);
+  void join_lanes(const Stream& stream);
+  void close_step();
+  StepCounts::Moved& moved(BundleId b);
+  void poison(const TensorView& memory, const Stream& stream) const;
+  SlotArena::Block allocate(Space space, int64_t bytes);
+  bool planned() const { return plan_ != nullptr; }
+
+  // ---- executor_planned.cpp
+  bool as_planned(Kind kind, std::span<const BundleId> bundles) const;
+  void begin_planned(const Stream& stream);
+  void consume_planned(std::span<const BundleId> bundles, Phase phase, std::span<View> views,
+                       const Stream& stream);
+  void end_planned_reads(int32_t p, const Stream& stream);
+  void open_planned(BundleId b, const Stream& stream);
+  void reduce_planned(BundleId b, bool first, const Stream& stream);
+  void issue(int32_t p);
+  void seal();
+  std::unique_ptr<StepPlan> compile(std::span<const TraceEvent> trace);
+  void bind(StepPlan& out);
+
+  // ---- executor_demand.cpp
+  void depart();
+  void consume_on_demand(std::span<const BundleId> bundles, Phase phase, std::span<View> views,
+                         const Stream& stream);
+  void open_on_demand(BundleId b, const Stream& stream);
+  void reduce_on_demand(BundleId b, bool first, const Stream& stream);
+  TensorView demand_scratch(BundleId b, ExecutorLane& lane);
+  void reserve_calls(const Timeline& time);
+  void report_rest(const Stream& stream);
+
+  const std::vector<ShardedWeight> weights_;
+  const std::vector<Bundle> bundles_;
+  const std::vector<Transport*> transports_;
+  ExecutorOptions options_;
+  comm::Bootstrap* ranks_;
+  ParamSource& source_;
+  GradSink* sink_;
+
+  std::vector<BundleLayout> layouts_;
+  std::vector<BundleSpec> specs_;
+  // At G == 1, by bundle: the shards, and with column views that are made of them.
+  struct Whole {
+    std::vector<QuantizedView> quantized, with_columns;
+    View view, columns;
+    std::vector<Buffer> memory;
+    std::unique_ptr<quant::QuantizeTable> transposes;
+  };
+  std::vector<Whole> wholes_;
+  void make_whole(BundleId b);
+
+  LandingTable landings_;
+  SlotArena arena_;
+  std::vector<std::unique_ptr<ExecutorLane>> lanes_;
+  std::map<StepKey, Key> keys_;
+  Recorder recorder_;
+  ExecutorCounts counts_;
+  std::atomic<bool> busy_ = false;
+
+  // ---- of the step
+  int64_t step_ = 0;
+  bool in_step_ = false;
+  const StepKey* name_ = nullptr;
+  Key* key_ = nullptr;
+  StepPlan* plan_ = nullptr;  // null: on demand
+  int32_t at_ = 0;            // position of the call
+  int32_t segment_ = 0;
+  std::vector<BundleStep> steps_;  // by bundle
+  std::vector<Stream> streams_;    // of the caller
+  Event begun_;
+  std::vector<Event> joined_;  // what streams and lanes that come up after a departure wait for
+  // The latest call, while its views are good.
+  bool reading_ = false, reading_planned_ = false;
+  Stream reader_;
+  // On demand: the memory of the latest consume, that of reduces, and the latest reader.
+  std::vector<SlotArena::Slot> pieces_, kept_;
+  Event read_;
+
+  // ---- between steps
+  std::vector<Event> debris_;  // what an abandoned step left in flight
+  Event flushed_;
+};
+
+}  // namespace moiety::gtp

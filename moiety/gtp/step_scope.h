@@ -1,0 +1,29 @@
+// The time of a step.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+namespace moiety::gtp {
+
+class Executor;
+
+// From begin_step on. Destroyed before the flush, by an exception, it abandons the step: what is
+// in flight ends before the next step begins, nothing is reported, and the executor is as before.
+// It must not outlive the executor.
+class [[nodiscard]] StepScope {
+ public:
+  StepScope(StepScope&& other) noexcept
+      : executor_(std::exchange(other.executor_, nullptr)), step_(other.step_) {}
+  StepScope& operator=(StepScope&&) = delete;
+  ~StepScope();
+
+ private:
+  friend class Executor;
+  StepScope(Executor* executor, int64_t step) : executor_(executor), step_(step) {}
+
+  Executor* executor_;
+  int64_t step_;
+};
+
+}  // namespace moiety::gtp

@@ -1,0 +1,98 @@
+// The transport of ranks that map each other's memory (spec gtp, section 10): shards and send slots
+// are read where they lie, and words that only grow order that.
+//
+//   published[b][r]   rank r has published bucket b so often
+//   drained[r]        rank r has ended so many steps' gathers
+//   produced[l][r]    rank r's send slot of exchange k of lane l is written; place[l][r] says where
+//   consumed[l][r]    rank r has read all send slots of exchange k of lane l
+//
+// Every rank has all words and polls its own copy; the rank that a word tells of stores it to all.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "moiety/comm/symmetric_buffer.h"
+#include "moiety/comm/wait.h"
+#include "moiety/gtp/transport.h"
+
+namespace moiety::gtp {
+
+class MappedTransport final : public Transport {
+ public:
+  MappedTransport(comm::Communicator& comm, TransportOptions options)
+      : Transport(comm, std::move(options)) {}
+
+  TransportKind kind() const override { return TransportKind::kMapped; }
+  bool gathers_alone() const override { return true; }
+  SlotArena::Block allocate(const std::string& what, int64_t bytes) override;
+  void gather(const GatherJob& job, const Stream& lane) override;
+  BundleSpec::Transfer reduce_transfer(const ReduceShape& shape) const override;
+  void reduce(const ReduceJob& job, const Stream& lane) override;
+  void await_readers(bool expert, const Stream& stream) override;
+  void publish(int32_t bucket, const Stream& stream) override;
+  void drain(const Stream& lane) override;
+  void await_drained(const Stream& stream) override;
+
+  // -- What operations other than gather and reduce are made of: the rows path of embeddings. These
+  // are for the body of a stream's operation.
+
+  // Every rank's shard of an array of a member, by rank, once all have published it.
+  std::vector<const std::byte*> await_shards(BundleId bundle, Array array, int member);
+  void check_send(BundleId bundle, const TensorView& send) const;
+  // One of the reduces of the bundle's lane: write() fills `send`, which lies in memory from
+  // `allocate`, once peers have read what the reduce before sent; when all peers have got so far,
+  // read(sends) gets their memory, by rank.
+  void exchange(BundleId bundle, const TensorView& send, const std::function<void()>& write,
+                const std::function<void(std::span<std::byte* const> sends)>& read);
+  void count_received(const TransportBytes& bytes) {
+    received_.gathered += bytes.gathered;
+    received_.reduced += bytes.reduced;
+  }
+
+ private:
+  struct Block {
+    comm::SymmetricBuffer memory;
+    int64_t begin = 0;  // among the bytes of all blocks
+  };
+  // What waits, for its error.
+  struct Waiting {
+    const char *edge, *operation;
+    bool expert = false;
+    uint64_t number = 0;
+    BundleId bundle = kNoBundle;
+  };
+  enum Words : int {
+    kDrained,
+    kProduced,
+    kConsumed = kProduced + 2,
+    kPlace = kConsumed + 2,
+    kPublished = kPlace + 2
+  };
+
+  void on_shared() override;
+  uint64_t place_of(const SharedBundle& bundle) const override;
+  int64_t place(const void* at, int64_t bytes) const;
+  std::byte* locate(int rank, int64_t place) const;
+
+  // Array `array` of words at rank `at`; element `of`.
+  uint64_t& word(int at, int array, int of) const;
+  uint64_t& poison_word(int at) const;
+  uint64_t own(int array) const { return comm::load_relaxed(word(rank(), array, rank())); }
+  // Stores it to all ranks.
+  void tell(int array, uint64_t value) const;
+  void await(int array, uint64_t value, const Waiting& waiting);
+  void await_peer(int peer, int array, uint64_t value, const Waiting& waiting);
+  std::string describe(const Waiting& waiting) const;
+  void await_published(const SharedBundle& bundle, const Waiting& waiting);
+  void run_gather(const GatherJob& job);
+
+  std::vector<Block> blocks_;
+  int64_t allocated_ = 0;
+  comm::SymmetricBuffer words_;
+  std::vector<uint64_t> seen_;  // by bucket: the version that all peers have published
+  uint64_t gathers_[2] = {};    // dense, expert
+};
+
+}  // namespace moiety::gtp
