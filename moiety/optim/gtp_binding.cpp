@@ -5,11 +5,11 @@
 namespace moiety::optim {
 
 ShardPeers shard_peers(gtp::Transport& transport) {
-  return {
-      .allocate = [&](const std::string& what,
-                      int64_t bytes) { return transport.allocate(what, bytes); },
-      .await_drained = [&](const Stream& stream) { transport.await_drained(stream); },
-      .publish = [&](int32_t bucket, const Stream& stream) { transport.publish(bucket, stream); }};
+  return {.allocate = [t = &transport](const std::string& what,
+                                       int64_t bytes) { return t->allocate(what, bytes); },
+          .await_drained = [t = &transport](const Stream& stream) { t->await_drained(stream); },
+          .publish = [t = &transport](int32_t bucket,
+                                      const Stream& stream) { t->publish(bucket, stream); }};
 }
 
 gtp::BundleId GtpBinding::add(int parameter, const gtp::Layout& layout, int group,
@@ -57,7 +57,9 @@ void GtpBinding::ensure_ready(gtp::BundleId bundle, const Stream& stream) {
 void GtpBinding::on_grad_ready(gtp::WeightId weight, const Event& event) {
   const gtp::BundleId bundle = bundle_of_weight_.at(weight);
   if (weight != bundles_[bundle].members.back()) return;
-  optimizer_.on_grad_ready(parameter_of_bundle_[bundle], event);
+  const int parameter = parameter_of_bundle_[bundle];
+  optimizer_.parameters()[parameter].overwrite = false;  // the executor wrote all of it
+  optimizer_.on_grad_ready(parameter, event);
 }
 
 void GtpBinding::on_grad_late(gtp::WeightId weight, const Stream&) {

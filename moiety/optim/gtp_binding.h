@@ -6,6 +6,7 @@
 //   binding.add(parameter, layout, group); gtp::Executor executor(binding.weights(),
 //   binding.bundles(), transports, options, ranks,
 //                          binding, &binding);
+//   optimizer.initialize(seed, stream);      // publishes: transports know their bundles by now
 #pragma once
 
 #include <cstdint>

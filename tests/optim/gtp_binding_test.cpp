@@ -62,7 +62,6 @@ Whole train(const Layout& grid, bool with_executor, gtp::TransportKind kind) {
                             spec.expert ? grid.place(Axis::kEp, world.rank()) * 2 : 0),
                 p - 1);
     }
-    optimizer.initialize(kSeed, Stream());
     std::unique_ptr<gtp::Executor> executor;
     if (with_executor) {
       executor = std::make_unique<gtp::Executor>(
@@ -70,6 +69,7 @@ Whole train(const Layout& grid, bool with_executor, gtp::TransportKind kind) {
           std::vector<gtp::Transport*>{transports[0].get(), transports[1].get()},
           gtp::ExecutorOptions{}, &world.bootstrap(), binding, &binding);
     }
+    optimizer.initialize(kSeed, Stream());
     const auto is_mine = [&](int batch, const Parameter& p) {
       // Dense weights see the rank's own batches, experts those of the ranks with these experts.
       const Communicator& ranks =
@@ -141,7 +141,10 @@ Whole train(const Layout& grid, bool with_executor, gtp::TransportKind kind) {
       }
       EXPECT_FALSE(optimizer.step(input(24 / world.size()), Stream()).skip);
     }
-    if (executor) EXPECT_GE(executor->counts().planned, 1);
+    if (executor) {
+      EXPECT_EQ(executor->counts().steps, 4);
+      EXPECT_GE(executor->counts().planned, 1);
+    }
     const std::lock_guard lock(mutex);
     put_together(optimizer.state_view(), whole);
   });
