@@ -131,8 +131,8 @@ void to_logical(const optim::ParamSpec& spec, int64_t at, Finding& finding) {
   });
   const optim::LogicalTensor& tensor = spec.tensors[run->tensor];
   finding.tensor = tensor.name;
-  int64_t i =
-      (run->logical_row + row - run->memory_row) * spec.row_elements + at % spec.row_elements;
+  int64_t i = (run->logical_row + row - run->memory_row) * tensor.row_elements() +
+              spec.first_column + at % spec.row_elements;
   finding.index.resize(tensor.shape.size());
   for (size_t d = tensor.shape.size(); d-- > 0; i /= tensor.shape[d]) {
     finding.index[d] = i % tensor.shape[d];

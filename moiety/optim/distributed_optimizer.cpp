@@ -213,8 +213,8 @@ StepLimits DistributedOptimizer::limits(double clip) const {
 StepReport DistributedOptimizer::step(const StepInput& input, Stream stream) {
   MOIETY_CHECK(input.tokens >= 0, "optimizer: {} tokens", input.tokens);
   const TraceSpan span(TraceLane::kHost, "optimizer");
-  if (config_.compare_copies > 0 && state_.t % config_.compare_copies == 0) compare_copies();
   finish_gradients(stream);
+  if (config_.compare_copies > 0 && state_.t % config_.compare_copies == 0) compare_copies();
   const StepStatistics statistics = measure(input, stream);
   const StepDecision decision = decide(limits(input.clip), statistics, state_);
   if (!decision.skip) update(input, decision, stream);

@@ -46,12 +46,8 @@ struct OptimizerConfig {
   int64_t bucket_elements = kBucketElements;
   DType main_grad = DType::kFloat32;  // or bfloat16
   DType grad_wire = DType::kFloat32;  // what ranks send of it: also bfloat16, summed in fp32
-  // Before every so many steps ranks compare their copies of weights; 0: never.
-#ifdef NDEBUG
-  int64_t compare_copies = 0;
-#else
+  // Every so many steps ranks compare checksums of their copies of weights; 0: never.
   int64_t compare_copies = 100;
-#endif
 };
 
 // What a rank brings to a step. lr, weight_decay and clip are the same on all ranks, and so is the

@@ -20,7 +20,6 @@ void DistributedOptimizer::on_grad_ready(int parameter, const Event& event) {
                specs_[parameter].name);
   const Stream lane;
   lane.wait(event);
-  parameters_[parameter].overwrite = false;
   complete_[parameter] = reported_ = true;
   if (--b.incomplete == 0) reduce_buckets(false, lane);
 }

@@ -127,6 +127,8 @@ int64_t step_of_layout(size_t layout) { return int64_t(layout) + 1; }
 class Reshard : public ::testing::TestWithParam<DType> {};
 
 TEST_P(Reshard, EveryLayoutIntoEveryOther) {
+  // Of bf16 moments a third of the pairs.
+  const size_t stride = GetParam() == DType::kFloat32 ? 1 : 3;
   const TemporaryDirectory directory;
   const std::string saved = directory / "saved";
   for (size_t a = 0; a < kLayouts.size(); ++a) {
@@ -144,7 +146,7 @@ TEST_P(Reshard, EveryLayoutIntoEveryOther) {
     const std::string again = directory / text("again-{}", b);
     on_layout(kLayouts[b], GetParam(), [&](ModelState& state, comm::Communicator& world) {
       const StateView view = state.view(true);
-      for (size_t a = 0; a < kLayouts.size(); ++a) {
+      for (size_t a = b % stride; a < kLayouts.size(); a += stride) {
         fill(view, 2);
         const RunState run = load(path(a), view, {}, world.bootstrap());
         EXPECT_EQ(differences(view, 1), 0) << "layout " << a << " into " << b;
@@ -155,7 +157,7 @@ TEST_P(Reshard, EveryLayoutIntoEveryOther) {
         save_beside(state, world, again, step_of_layout(a));
       }
     });
-    for (size_t a = 0; a < kLayouts.size(); ++a) {
+    for (size_t a = b % stride; a < kLayouts.size(); a += stride) {
       EXPECT_EQ(content_of(again + "/" + step_name(step_of_layout(a))), expected)
           << a << " into " << b;
     }

@@ -1,0 +1,52 @@
+// An optimizer's weights as an executor of GTP knows them (gtp/executor.h): which there are, where
+// their shards come from, and where their gradients go.
+//
+//   DistributedOptimizer optimizer(specs, config, groups, shard_peers(dense),
+//   shard_peers(experts)); GtpBinding binding(optimizer); const gtp::BundleId fc1 =
+//   binding.add(parameter, layout, group); gtp::Executor executor(binding.weights(),
+//   binding.bundles(), transports, options, ranks,
+//                          binding, &binding);
+//   optimizer.initialize(seed, stream);      // publishes: transports know their bundles by now
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "moiety/gtp/bundle.h"
+#include "moiety/gtp/grad_sink.h"
+#include "moiety/gtp/sharded_weight.h"
+#include "moiety/gtp/transport.h"
+#include "moiety/optim/distributed_optimizer.h"
+
+namespace moiety::optim {
+
+// The transport outlives the optimizer that takes them.
+ShardPeers shard_peers(gtp::Transport& transport);
+
+class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
+ public:
+  // The optimizer outlives it, and does not change formats.
+  explicit GtpBinding(DistributedOptimizer& optimizer) : optimizer_(optimizer) {}
+
+  // A bundle of the parameter's matrices: itself, or its experts, from the global number
+  // `first_expert` on. `layout` is that of each (shard_rows.h); `group`: index of the transport.
+  gtp::BundleId add(int parameter, const gtp::Layout& layout, int group, int64_t first_expert = 0,
+                    ScaleLayout scales = ScaleLayout::kCompact);
+
+  const std::vector<gtp::ShardedWeight>& weights() const { return weights_; }
+  const std::vector<gtp::Bundle>& bundles() const { return bundles_; }
+
+  void ensure_ready(gtp::BundleId bundle, const Stream& stream) override;
+  // A parameter is complete when all its matrices are; they are reported in one go.
+  void on_grad_ready(gtp::WeightId weight, const Event& event) override;
+  void on_grad_late(gtp::WeightId weight, const Stream& stream) override;
+
+ private:
+  DistributedOptimizer& optimizer_;
+  std::vector<gtp::ShardedWeight> weights_;
+  std::vector<gtp::Bundle> bundles_;
+  std::vector<int> parameter_of_bundle_;
+  std::vector<gtp::BundleId> bundle_of_weight_;
+};
+
+}  // namespace moiety::optim
