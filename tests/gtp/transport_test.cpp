@@ -13,10 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void run_threads(int ranks, const RankBody& body) {
-  comm::run_thread_ranks(ranks, {.deadline = Seconds(60)}, body);
-}
-
 TEST(Transport, MappedGathersAreTheQuantizedWhole) {
   for (const int ranks : {1, 2, 3, 4, 8})
     expect_gathers(run_threads, ranks, TransportKind::kMapped);
