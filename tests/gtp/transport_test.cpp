@@ -256,6 +256,7 @@ TEST(TransportFailure, APeerThatNeverReduces) {
       std::vector<Tensor> got = poisoned_mains(kNumberedGrad), want = poisoned_mains(kNumberedGrad);
       reducer.reduce(x, got, true);
       x.add_to(want, me, true);
+      t->await_readers(false, Stream());
       if (me == 2) {
         std::this_thread::sleep_for(Seconds(3 * kDeadline));
         return;
