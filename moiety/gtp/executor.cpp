@@ -192,7 +192,8 @@ void Executor::Impl::flush(const Stream& stream) {
                  "{} was not reduced",
                  at_ + 1, bundles_[b].name, steps_[b].opened_at);
   }
-  end_reads();
+  // Nothing is gathered any more. The reader's stream may have been joined by this one already.
+  reading_ = false;
   ++at_;
   if (planned() && at_ != plan_->plan.positions - 1) depart();
   see(stream);
