@@ -26,7 +26,20 @@ TrainingSetup small(int ranks, Pace pace = Pace::kLazy) {
 
 Program small_step() {
   TraceMaker maker(20000);
-  maker.fwd(0).fwd(1).also(2).cut().fwd(0).bwd(2).wgrad(2).bwd(1).buffer(1).bwd(0).grad(1).wgrad(0);
+  maker.fwd(0)
+      .on(1)
+      .fwd(1)
+      .also(2)
+      .on(0)
+      .cut()
+      .fwd(0)
+      .bwd(2)
+      .wgrad(2)
+      .bwd(1)
+      .buffer(1)
+      .bwd(0)
+      .grad(1)
+      .wgrad(0);
   return program_of(maker);
 }
 
@@ -210,7 +223,7 @@ TEST(ExecutorDeparture, ViewsAreGoodUntilTheNextCall) {
     for (int i = 0; i < 2; ++i) {
       const StepScope scope = rank.executor().begin_step(kTrain, rank.caller(0));
       const View a = rank.executor().materialize(0, Phase::kFwd, {}, rank.caller(0));
-      rank.executor().materialize(1, Phase::kFwd, {}, rank.caller(0));
+      rank.executor().materialize(2, Phase::kFwd, {}, rank.caller(0));
       rank.executor().flush(rank.caller(0));
       rank.synchronize();
       EXPECT_EQ(*static_cast<const uint16_t*>(a.data.raw()), 0xFFFF);

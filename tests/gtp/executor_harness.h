@@ -35,7 +35,7 @@ struct BundleCase {
 };
 
 // Which streams run as soon as something is put on them; the others when they are waited for.
-enum class Pace { kLazy, kLanes, kCallers };
+enum class Pace { kLazy, kLanes, kCallers, kOptimizer };
 
 struct TrainingSetup {
   std::vector<BundleCase> bundles;
@@ -429,6 +429,8 @@ class Rank final : public ParamSource, public GradSink {
       for (const Stream& lane : lanes_) lane.synchronize();
     } else if (setup_.pace == Pace::kCallers) {
       for (const Stream& s : callers_) s.synchronize();
+    } else if (setup_.pace == Pace::kOptimizer) {
+      opt_.synchronize();
     }
   }
   void begin_counts() {
