@@ -36,12 +36,21 @@ Stream::State::~State() {
 }
 
 void Stream::State::run_until(int64_t count) {
-  while (done < count && !pending.empty()) {
-    // Counted and removed first: the operation may itself wait on this queue.
-    std::function<void()> f = std::move(pending.front());
-    pending.pop_front();
-    ++done;
-    f();
+  // The operation that runs stays in front, empty: not done, though it may itself wait on what came
+  // before it in this queue.
+  while (done < count && !pending.empty() && pending.front()) {
+    const std::function<void()> f = std::exchange(pending.front(), nullptr);
+    const auto end = [&] {
+      pending.pop_front();
+      ++done;
+    };
+    try {
+      f();
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
   }
 }
 

@@ -1,6 +1,7 @@
 #include "moiety/gtp/executor.h"
 
 #include <algorithm>
+#include <set>
 
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
@@ -84,27 +85,26 @@ void Executor::Impl::check_weights() const {
   }
 }
 
-// The least memory for a step on demand: the largest of each piece.
+// Memory for a step on demand: the largest gather, and a send slot of every size, so that a rank
+// that has left its plan alone can plan anew without its peers.
 void Executor::Impl::reserve() {
   int64_t slot = 0, scratch = 0;
-  std::map<Space, int64_t> send;
+  std::set<SlotSpec> sends;
   for (const BundleSpec& s : specs_) {
     if (s.group_size == 1) continue;
     for (const BundleSpec::Transfer& t : s.gather) {
       slot = std::max(slot, t.slot);
       scratch = std::max(scratch, t.scratch);
     }
-    int64_t& most = send[{true, s.group}];
-    most = std::max(most, s.reduce.slot);
+    if (s.reduce.slot > 0) sends.insert({SlotUse::kSend, s.group, false, false, s.reduce.slot});
   }
   if (slot > 0) arena_.demand({}, slot + scratch);
-  for (const auto& [space, bytes] : send) {
-    if (bytes > 0) arena_.demand(space, bytes);
-  }
+  arena_.place(std::vector<SlotSpec>(sends.begin(), sends.end()));
 }
 
 SlotArena::Block Executor::Impl::allocate(Space space, int64_t bytes) {
   if (space.send) {
+    if (alone_) throw NoRoom{};
     return transports_[space.group]->allocate("send slots", bytes);
   }
   auto memory = options_.device.type == DeviceType::kCpu
@@ -192,7 +192,8 @@ void Executor::Impl::flush(const Stream& stream) {
                  "{} was not reduced",
                  at_ + 1, bundles_[b].name, steps_[b].opened_at);
   }
-  end_reads();
+  // Nothing is gathered any more. The reader's stream may have been joined by this one already.
+  reading_ = false;
   ++at_;
   if (planned() && at_ != plan_->plan.positions - 1) depart();
   see(stream);

@@ -17,8 +17,8 @@
 // The caller's streams of a step begin behind begin_step's stream and have been joined by flush's.
 // With one rank in its group a bundle is not moved at all: views are the shards and main_grads.
 //
-// A step in which there is a gradient reports all trained weights, those without contributions as
-// zero; one without (evaluation) leaves main_grads alone.
+// A step in which there is a gradient, or by its plan was to be one, reports all trained weights,
+// those without contributions as zero; any other (evaluation) leaves main_grads alone.
 //
 // One executor a model and rank; calls never overlap. Ranks make the same calls in the same order;
 // a rank alone may leave it as far as its transports gather alone and reduces keep their order.

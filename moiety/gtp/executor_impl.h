@@ -92,7 +92,8 @@ class Executor::Impl {
   void reduce_planned(BundleId b, bool first, const Stream& stream);
   void issue(int32_t p);
   void seal();
-  std::unique_ptr<StepPlan> compile(std::span<const TraceEvent> trace);
+  std::unique_ptr<StepPlan> compile(std::span<const TraceEvent> trace, const Policy& policy);
+  std::unique_ptr<StepPlan> compile_alone(std::span<const TraceEvent> trace);
   void bind(StepPlan& out);
 
   // ---- executor_demand.cpp
@@ -132,6 +133,9 @@ class Executor::Impl {
   Recorder recorder_;
   ExecutorCounts counts_;
   std::atomic<bool> busy_ = false;
+  // Peers may not be making a plan too: no memory for sends is added, which is collective.
+  bool alone_ = false;
+  struct NoRoom {};
 
   // ---- of the step
   int64_t step_ = 0;

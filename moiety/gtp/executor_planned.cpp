@@ -113,16 +113,39 @@ void Executor::Impl::seal() {
   if (ranks_ && together) {
     compare_traces(*ranks_, text("{} {}", name_->kind, name_->batches), trace);
   }
-  key_->plan = compile(trace);
+  auto made = together ? compile(trace, options_.policy) : compile_alone(trace);
+  if (!made) return;
+  key_->plan = std::move(made);
   key_->replaced += departed;
 }
 
-std::unique_ptr<StepPlan> Executor::Impl::compile(std::span<const TraceEvent> trace) {
+std::unique_ptr<StepPlan> Executor::Impl::compile(std::span<const TraceEvent> trace,
+                                                  const Policy& policy) {
   auto out = std::make_unique<StepPlan>(trace);
-  out->plan = plan(trace, specs_, options_.policy);
+  out->plan = plan(trace, specs_, policy);
   out->slots = arena_.place(out->plan.slots);
   reserve_calls(out->time);
   bind(*out);
+  return out;
+}
+
+// With the send slots that there are, if need be as few as can be; null if they are too small.
+std::unique_ptr<StepPlan> Executor::Impl::compile_alone(std::span<const TraceEvent> trace) {
+  Policy fewest = options_.policy;
+  fewest.send_bytes = 0;
+  std::unique_ptr<StepPlan> out;
+  alone_ = true;
+  for (const Policy& policy : {options_.policy, fewest}) {
+    try {
+      out = compile(trace, policy);
+      break;
+    } catch (const NoRoom&) {
+    } catch (...) {
+      alone_ = false;
+      throw;
+    }
+  }
+  alone_ = false;
   return out;
 }
 

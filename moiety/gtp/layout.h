@@ -26,6 +26,11 @@ class Axes {
   }
   constexpr bool has(Axis axis) const { return (bits_ >> static_cast<int>(axis) & 1) != 0; }
   constexpr void add(Axis axis) { *this = Axes(bits_ | Axes({axis}).bits_); }
+  constexpr Axes without(Axis axis) const {
+    Axes out = *this;
+    out.bits_ = static_cast<uint8_t>(bits_ & ~(1u << static_cast<int>(axis)));
+    return out;
+  }
   friend constexpr auto operator<=>(Axes, Axes) = default;
 
  private:

@@ -46,31 +46,28 @@ size_t SlotArena::add_block(Space space, int64_t bytes) {
 
 std::vector<SlotArena::Slot> SlotArena::add_slots(Space space, std::span<const int64_t> bytes) {
   Memory& memory = spaces_[space];
-  std::vector<Slot> out(bytes.size());
-  const auto put = [&](size_t i, size_t block) {
-    out[i] = memory.carve(block, memory.used[block], bytes[i]);
-    memory.used[block] += room(bytes[i]);
-    memory.slots.push_back(out[i]);
-  };
-  std::vector<size_t> homeless;
+  // Decided before anything is changed: there may be no memory for a block.
+  std::vector<int64_t> used = memory.used;
+  std::vector<std::pair<size_t, int64_t>> places;  // block and offset
+  const size_t added = memory.blocks.size();
   int64_t needed = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
+  for (const int64_t b : bytes) {
     size_t block = 0;
-    const auto is_full = [&] {
-      return memory.used[block] + room(bytes[i]) > memory.blocks[block].memory.bytes();
-    };
-    while (block < memory.blocks.size() && is_full()) ++block;
-    if (block < memory.blocks.size()) {
-      put(i, block);
-    } else {
-      homeless.push_back(i);
-      needed += room(bytes[i]);
-    }
+    while (block < added && used[block] + room(b) > memory.blocks[block].memory.bytes()) ++block;
+    int64_t& end = block < added ? used[block] : needed;
+    places.emplace_back(block, end);
+    end += room(b);
   }
-  if (!homeless.empty()) {
-    const size_t block = add_block(space, needed);
-    for (const size_t i : homeless) put(i, block);
+  if (needed > 0) {
+    add_block(space, needed);
+    used.push_back(needed);
   }
+  memory.used = used;
+  std::vector<Slot> out;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    out.push_back(memory.carve(places[i].first, places[i].second, bytes[i]));
+  }
+  memory.slots.insert(memory.slots.end(), out.begin(), out.end());
   std::stable_sort(memory.slots.begin(), memory.slots.end(), [](const Slot& a, const Slot& b) {
     return a.memory.bytes() < b.memory.bytes();
   });

@@ -5,13 +5,12 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
+#include "moiety/gtp/embedding_sum.h"
 #include "moiety/model/element.h"
 #include "moiety/model/scratch.h"
 
 namespace moiety::model {
 namespace {
-
-constexpr int64_t kBlock = 64;  // occurrences per partial sum
 
 void check_tokens(const char* operation, const TensorView& token_T, const VocabularySlice& slice,
                   int64_t rows) {
@@ -24,22 +23,6 @@ void check_tokens(const char* operation, const TensorView& token_T, const Vocabu
   }
 }
 
-// Sum of the rows dout[position] of one token, in the order of the header, into `sum`; `block` is
-// scratch of the same length.
-template <class T, class A>
-void sum_rows(const T* dout, int64_t d_model, const int64_t* key_begin, const int64_t* key_end,
-              A* block, A* sum) {
-  std::fill_n(sum, d_model, A(0));
-  for (const int64_t* b = key_begin; b < key_end; b += kBlock) {
-    std::fill_n(block, d_model, A(0));
-    for (const int64_t* key = b; key < std::min(b + kBlock, key_end); ++key) {
-      const T* row = dout + (*key & 0xFFFFFFFF) * d_model;
-      for (int64_t d = 0; d < d_model; ++d) block[d] += static_cast<A>(row[d]);
-    }
-    for (int64_t d = 0; d < d_model; ++d) sum[d] += block[d];
-  }
-}
-
 template <class T>
 void backward(const EmbeddingBackwardArgs& a) {
   using A = Compute<T>;
@@ -49,22 +32,24 @@ void backward(const EmbeddingBackwardArgs& a) {
   A* grad = a.grad_VD.data<A>();
   // Sorted by (token, position): one key holds both.
   int64_t* key = a.workspace.data<int64_t>();
-  for (int64_t t = 0; t < tokens; ++t) key[t] = (int64_t{a.token_T.data<int32_t>()[t]} << 32) | t;
+  for (int64_t t = 0; t < tokens; ++t) {
+    key[t] = gtp::occurrence(a.token_T.data<int32_t>()[t], t);
+  }
   std::sort(key, key + tokens);
   parallel_for(vocabulary, 64, [&](int64_t begin, int64_t end) {
     A* block = thread_scratch<A>(2 * d_model);
     A* sum = block + d_model;
     const int64_t token0 = a.slice.first;  // of row 0
-    const int64_t* next = std::lower_bound(key, key + tokens, (token0 + begin) << 32);
+    const int64_t* next = std::lower_bound(key, key + tokens, gtp::occurrence(token0 + begin, 0));
     for (int64_t v = begin; v < end; ++v) {
       const int64_t* first = next;
-      while (next < key + tokens && (*next >> 32) == token0 + v) ++next;
+      while (next < key + tokens && gtp::row_of_occurrence(*next) == token0 + v) ++next;
       A* row = grad + v * d_model;
       if (first == next) {
         if (!a.accumulate) std::fill_n(row, d_model, A(0));
         continue;
       }
-      sum_rows(dout, d_model, first, next, block, sum);
+      gtp::sum_occurrences(dout, d_model, d_model, first, next, block, sum);
       for (int64_t d = 0; d < d_model; ++d) row[d] = a.accumulate ? row[d] + sum[d] : sum[d];
     }
   });

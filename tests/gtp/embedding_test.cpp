@@ -12,10 +12,6 @@ namespace {
 
 constexpr int64_t kCapacity = 400, kCols = 20;
 
-void run_threads(int ranks, const RankBody& body) {
-  comm::run_thread_ranks(ranks, {.deadline = Seconds(60)}, body);
-}
-
 float at(const TensorView& x, int64_t i) {
   return x.dtype() == DType::kBFloat16 ? static_cast<float>(x.data<bf16>()[i]) : x.data<float>()[i];
 }

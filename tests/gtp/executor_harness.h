@@ -3,6 +3,7 @@
 // value.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -34,7 +35,7 @@ struct BundleCase {
 };
 
 // Which streams run as soon as something is put on them; the others when they are waited for.
-enum class Pace { kLazy, kLanes, kCallers };
+enum class Pace { kLazy, kLanes, kCallers, kOptimizer };
 
 struct TrainingSetup {
   std::vector<BundleCase> bundles;
@@ -125,6 +126,7 @@ class Rank final : public ParamSource, public GradSink {
   // Work of the callers and the optimizer ends before its memory does.
   ~Rank() override { synchronize(); }
 
+  int number() const { return world_.rank(); }
   Executor& executor() { return *executor_; }
   Stream& caller(int s) { return callers_[s]; }
   void drop_executor() { executor_.reset(); }
@@ -349,11 +351,13 @@ class Rank final : public ParamSource, public GradSink {
     return count;
   }
 
+  // There was a gradient, or by its plan there was to be one.
   bool trains() const {
-    for (const auto& [b, salts] : added_) {
-      if (!salts.empty()) return true;
-    }
-    return false;
+    const bool added = std::any_of(added_.begin(), added_.end(),
+                                   [](const auto& salts) { return !salts.second.empty(); });
+    const int64_t departures = executor_ ? executor_->counts().departures : departures_;
+    return added || (departures > departures_ &&
+                     std::any_of(reports_.begin(), reports_.end(), [](int n) { return n > 0; }));
   }
   using Salts = std::map<BundleId, std::vector<int64_t>>;
   float expected(WeightId w, const Salts& added, int64_t r, int64_t c) const {
@@ -425,9 +429,12 @@ class Rank final : public ParamSource, public GradSink {
       for (const Stream& lane : lanes_) lane.synchronize();
     } else if (setup_.pace == Pace::kCallers) {
       for (const Stream& s : callers_) s.synchronize();
+    } else if (setup_.pace == Pace::kOptimizer) {
+      opt_.synchronize();
     }
   }
   void begin_counts() {
+    departures_ = executor_->counts().departures;
     reports_.assign(weights_.size(), 0);
     late.assign(bundles_.size(), 0);
     made_ready.clear();
@@ -569,6 +576,7 @@ class Rank final : public ParamSource, public GradSink {
   Stream opt_, callers_[2];
   std::vector<Event> ready_;
   int64_t version_ = 0;
+  int64_t departures_ = 0;  // before the step
   std::vector<int> reports_;
   Salts added_;                       // contributions of the step
   std::map<BundleId, int64_t> open_;  // their salts

@@ -48,13 +48,21 @@ std::vector<Named> programs() {
   batches.on(0).fwd(kQkv).fwd(kFc1).fwd(kAlone).on(1).fwd(kQkv).fwd(kFc1).fwd(kAlone).cut();
   batches.on(0).bwd(kAlone).wgrad(kAlone).bwd(kFc1).wgrad(kFc1).on(1).bwd(kAlone).wgrad(kAlone);
   batches.bwd(kFc1).wgrad(kFc1).cut().on(0).bwd(kQkv).wgrad(kQkv).on(1).bwd(kQkv).wgrad(kQkv);
+  TraceMaker crossed(10000);  // what is read on one stream, and reduced and read on the other
+  crossed.on(0).fwd(kDense).on(1).fwd(kQkv).on(0).wgrad(kDense).on(1).bwd(kAlone).wgrad(kAlone);
+  crossed.on(0).bwd(kAlone).wgrad(kAlone);
   TraceMaker open(5000);  // several gradients at a time
   open.fwd(kQkv).fwd(kDense).buffer(kQkv).buffer(kDense).buffer(kHead).grad(kDense).buffer(kFc1);
   open.grad(kQkv).wgrad(kQkv).grad(kFc1).grad(kHead);
-  return {{"backward", program_of(backward)}, {"recompute", program_of(again)},
-          {"shared", program_of(shared)},     {"delayed", program_of(delayed)},
-          {"batches", program_of(batches)},   {"open", program_of(open)},
-          {"forward", program_of(plain)},     {"nothing", {}}};
+  return {{"backward", program_of(backward)},
+          {"recompute", program_of(again)},
+          {"shared", program_of(shared)},
+          {"delayed", program_of(delayed)},
+          {"crossed", program_of(crossed)},
+          {"batches", program_of(batches)},
+          {"open", program_of(open)},
+          {"forward", program_of(plain)},
+          {"nothing", {}}};
 }
 
 // Transfers take as long as work, so that some are looked ahead and some are not.
@@ -84,7 +92,7 @@ void expect_three_steps(const TrainingSetup& setup, const std::vector<Named>& pr
 
 TEST(Executor, PlannedStepsAreStepsOnDemand) {
   for (const auto& [ranks, egtp] : {std::pair{2, 2}, {3, 3}, {4, 2}, {4, 1}}) {
-    for (const Pace pace : {Pace::kLazy, Pace::kLanes, Pace::kCallers}) {
+    for (const Pace pace : {Pace::kLazy, Pace::kLanes, Pace::kCallers, Pace::kOptimizer}) {
       SCOPED_TRACE(text("{} ranks, egtp {}, pace {}", ranks, egtp, static_cast<int>(pace)));
       expect_three_steps(setup_of(ranks, egtp, pace), programs());
     }
@@ -92,10 +100,12 @@ TEST(Executor, PlannedStepsAreStepsOnDemand) {
 }
 
 TEST(Executor, OverCollectives) {
-  TrainingSetup setup = setup_of(4, 2, Pace::kLazy);
-  setup.transport = TransportKind::kAllToAll;
-  setup.poison = false;
-  expect_three_steps(setup, programs());
+  for (const Pace pace : {Pace::kLazy, Pace::kLanes}) {
+    TrainingSetup setup = setup_of(4, 2, pace);
+    setup.transport = TransportKind::kAllToAll;
+    setup.poison = false;
+    expect_three_steps(setup, programs());
+  }
 }
 
 TEST(Executor, OneRankMovesNothing) {
@@ -129,7 +139,8 @@ TEST(Executor, WeightsInFormats) {
           {.name = "experts", .rows = a * ranks, .cols = 96, .experts = 2, .codec = c.codec},
           {.name = "alone", .rows = rows, .cols = 40, .alone = true, .codec = c.codec}};
       TraceMaker maker(20000);
-      maker.fwd(0).fwd(1).fwd(2).again(1).bwd(1).also(2).wgrad(1).on(1).bwd(2).on(0).wgrad(2);
+      maker.fwd(0).fwd(1).fwd(2).again(1).bwd(1).also(2).wgrad(1).on(1).bwd(2).on(0).bwd(2).wgrad(
+          2);
       maker.bwd(0).wgrad(0);
       expect_three_steps(setup, {{"train", program_of(maker)}});
     }
@@ -141,7 +152,7 @@ TEST(Executor, RandomSteps) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
-    TrainingSetup setup = setup_of(random.of(2, 4), 1, static_cast<Pace>(random.of(0, 2)));
+    TrainingSetup setup = setup_of(random.of(2, 4), 1, static_cast<Pace>(random.of(0, 3)));
     setup.egtp = random.chance(50) ? setup.ranks : setup.ranks == 4 ? 2 : 1;
     setup.policy = random_policy(random);
     setup.policy.bytes_per_ns /= 1000;

@@ -11,6 +11,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/comm/thread/thread_group.h"
 #include "moiety/gtp/accumulate_job.h"
 #include "moiety/gtp/transport.h"
 #include "tests/gtp/quantized_weights.h"
@@ -20,6 +21,14 @@ namespace moiety::gtp {
 using RankBody = std::function<void(comm::Communicator& world)>;
 // Runs the body on so many ranks.
 using RunRanks = std::function<void(int ranks, const RankBody& body)>;
+
+// Threads; what fails on one stops the others.
+inline void run_threads(int ranks, const RankBody& body) {
+  comm::run_thread_ranks(ranks, {.deadline = Seconds(60)}, [&](comm::Communicator& world) {
+    body(world);
+    if (::testing::Test::HasFatalFailure()) fail(ErrorKind::kComm, "a rank failed");
+  });
+}
 
 inline constexpr int64_t kSlotAlignment = 256;
 inline int64_t aligned(int64_t bytes) {

@@ -13,10 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void run_threads(int ranks, const RankBody& body) {
-  comm::run_thread_ranks(ranks, {.deadline = Seconds(60)}, body);
-}
-
 TEST(Transport, MappedGathersAreTheQuantizedWhole) {
   for (const int ranks : {1, 2, 3, 4, 8})
     expect_gathers(run_threads, ranks, TransportKind::kMapped);
@@ -260,6 +256,7 @@ TEST(TransportFailure, APeerThatNeverReduces) {
       std::vector<Tensor> got = poisoned_mains(kNumberedGrad), want = poisoned_mains(kNumberedGrad);
       reducer.reduce(x, got, true);
       x.add_to(want, me, true);
+      t->await_readers(false, Stream());
       if (me == 2) {
         std::this_thread::sleep_for(Seconds(3 * kDeadline));
         return;
