@@ -16,8 +16,8 @@ namespace moiety::gtp {
 
 struct Bundle {
   std::string name;  // for errors
-  // Of equal layout but for the expert, and equal codec; consumers find them in this order. Their
-  // bf16 shards and their main_grads lie at equal distances.
+  // Of equal layout but for the expert, and equal codec; consumers find them in this order. Where
+  // the group is one rank, their bf16 shards and their main_grads lie at equal distances.
   std::vector<WeightId> members;
   int group = 0;                               // of peers; index into the transports of an executor
   bool expert = false;                         // class of its lanes
