@@ -11,11 +11,15 @@ namespace {
 
 // Adds a batch to `total`, again until no rank loses pairs (where that is asked for).
 void add_batch(RankModel& model, const Batch& batch, ExpertCapacity& capacity, Arena& arena,
-               model::StepStats& total) {
+               WeightGathering* gathering, model::StepStats& total) {
   for (;;) {
     model::StepStats stats = total;
     for (model::MoeLayerStats& layer : stats.moe) layer.overflow = false;
-    model.transformer().evaluate(model_batch(batch), capacity.rows(), stats, arena, Stream());
+    {
+      const auto step = gathering ? gathering->begin_step("eval", 1) : std::nullopt;
+      model.transformer().evaluate(model_batch(batch), capacity.rows(), stats, arena, Stream());
+      if (gathering) gathering->flush();
+    }
     const int64_t required = lost_capacity(stats, model.world());
     if (required == 0 || !capacity.refuses_drops()) {
       total = std::move(stats);
@@ -43,10 +47,10 @@ int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world) 
 }
 
 EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
-                          Arena& arena) {
+                          Arena& arena, WeightGathering* gathering) {
   model::StepStats stats;
   for (int64_t k = 0; k < samples.batches(); ++k) {
-    add_batch(model, samples.batch(k), capacity, arena, stats);
+    add_batch(model, samples.batch(k), capacity, arena, gathering, stats);
   }
   double sums[2] = {stats.loss_sum, double(stats.targets)};
   model.world()

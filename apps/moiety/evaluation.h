@@ -5,6 +5,7 @@
 
 #include "apps/moiety/batch_loader.h"
 #include "apps/moiety/expert_capacity.h"
+#include "apps/moiety/gathering.h"
 #include "apps/moiety/rank_model.h"
 #include "moiety/base/arena.h"
 
@@ -17,9 +18,10 @@ struct EvaluationResult {
   std::vector<double> balance;  // by MoE layer: pairs of the busiest expert / mean
 };
 
-// Collective; the same result on every rank. The arena is given back as it was.
+// Collective; the same result on every rank. The arena is given back as it was. `gathering`: of a
+// model whose weights are cut; null: they are whole.
 EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
-                          Arena& arena);
+                          Arena& arena, WeightGathering* gathering = nullptr);
 
 // The batch as the model takes it.
 model::Batch model_batch(const Batch& batch);

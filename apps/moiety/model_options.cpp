@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/moiety/errors.h"
+#include "apps/moiety/gathering.h"
 #include "apps/moiety/number_text.h"
 
 namespace moiety::app {
@@ -146,7 +147,8 @@ model::Precision precision_of_recipe(const Options& o, std::string_view recipe) 
   return precision;
 }
 
-std::vector<optim::ParamSpec> training_specs(const Options& o, model::Transformer& model) {
+std::vector<optim::ParamSpec> training_specs(const Options& o, model::Transformer& model,
+                                             const Grid& grid, int rank) {
   model.set_precision(precision_of_recipe(o, recipe_of_step(o, o.precision.switch_step)));
   const std::vector<optim::ParamSpec> last = model.parameter_specs();
   model.set_precision(precision_of_recipe(o, o.precision.recipe));
@@ -159,7 +161,7 @@ std::vector<optim::ParamSpec> training_specs(const Options& o, model::Transforme
     specs[p].format_class = int(found - classes.begin());
     if (found == classes.end()) classes.push_back(formats);
   }
-  return specs;
+  return shard_specs(std::move(specs), last, grid, rank);
 }
 
 std::string preset_toml(std::string_view name) {

@@ -28,8 +28,10 @@ model::Precision precision_of_recipe(const Options& options, std::string_view re
 void check_cuts(const Options& options, const model::Config& model, const Grid& grid);
 
 // The parameters of `model`, which keeps the precision of the first step, with classes of
-// formats: those that change their formats together in the run share buckets.
-std::vector<optim::ParamSpec> training_specs(const Options& options, model::Transformer& model);
+// formats: those that change their formats together in the run share buckets. Of weights that gtp
+// and egtp cut, rank's shards.
+std::vector<optim::ParamSpec> training_specs(const Options& options, model::Transformer& model,
+                                             const Grid& grid, int rank);
 
 // The sizes of a published model (model::preset) as TOML; nothing for "tiny", the defaults, and "".
 std::string preset_toml(std::string_view name);

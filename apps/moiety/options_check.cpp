@@ -73,10 +73,6 @@ Grid check_layout(const Options& o) {
           "parallel.tp = {}: must divide model.heads = {}, model.kv_heads = {} and data.seq_len = "
           "{}",
           p.tp, o.model.heads, o.model.kv_heads, o.data.seq_len);
-  require(p.gtp == 1 && p.egtp == 1,
-          "parallel.gtp = {} and parallel.egtp = {}: weights sharded over ranks that gather them "
-          "are not available in this version of Moiety",
-          p.gtp, p.egtp);
   return {.tp = int(p.tp),
           .gtp = int(p.gtp),
           .dp = int(ranks / slices),

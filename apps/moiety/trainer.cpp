@@ -67,6 +67,7 @@ bool Trainer::accumulate(model::StepStats& stats) {
   const int64_t micro_steps =
       options().train.global_batch / (options().train.micro_batch * data_ranks(grid));
   model::Transformer& model = model_.transformer();
+  const auto step = gathering_.begin_step("train", micro_steps);
   for (int64_t m = 0; m < micro_steps; ++m) {
     heartbeat_.phase("data");
     const Batch* batch = loader_->next();
@@ -81,6 +82,7 @@ bool Trainer::accumulate(model::StepStats& stats) {
     heartbeat_.phase("backward");
     model.backward(tokens, Stream());
   }
+  gathering_.flush();
   return true;
 }
 
@@ -135,7 +137,8 @@ void Trainer::evaluate() {
   const Heartbeat::Aside aside(heartbeat_, "evaluation");
   const TraceSpan span(TraceLane::kHost, "evaluation");
   Stopwatch watch;
-  const EvaluationResult result = app::evaluate(model_, *validation_, capacity_, arena_);
+  const EvaluationResult result =
+      app::evaluate(model_, *validation_, capacity_, arena_, &gathering_);
   arena_.settle();
   evaluated_step_ = step_;
   const double seconds = watch.lap();

@@ -9,6 +9,7 @@
 #include "apps/moiety/batch_loader.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
+#include "apps/moiety/gathering.h"
 #include "apps/moiety/profile.h"
 #include "apps/moiety/rank_model.h"
 #include "apps/moiety/replay.h"
@@ -115,6 +116,7 @@ class Trainer {
   Heartbeat& heartbeat_;
   int64_t tokens_;  // of a data rank's pass
   RankModel model_;
+  WeightGathering gathering_;
   optim::DistributedOptimizer optimizer_;
   ExpertCapacity capacity_;
   Arena arena_;

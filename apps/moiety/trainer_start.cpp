@@ -27,6 +27,7 @@ optim::OptimizerConfig optimizer_config(const Options& o) {
   c.guard = o.guard.nan == "off"      ? optim::NanGuard::kOff
             : o.guard.nan == "tensor" ? optim::NanGuard::kTensor
                                       : optim::NanGuard::kStep;
+  c.grad_wire = o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
   c.max_skips = int(o.guard.max_skips);
   c.spike_sigma = o.guard.spike_sigma;
   return c;
@@ -75,8 +76,10 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
       tokens_(options().train.micro_batch * options().data.seq_len),
       model_(plan.model, storage_dtype(options()), plan.grid, tokens_,
              options().guard.comm_timeout_s, world),
-      optimizer_(training_specs(options(), model_.transformer()), optimizer_config(options()),
-                 model_.groups()),
+      gathering_(options(), model_.groups(), plan.memory_of_rank),
+      optimizer_(training_specs(options(), model_.transformer(), plan.grid, world.rank()),
+                 optimizer_config(options()), model_.groups(), gathering_.peers(false),
+                 gathering_.peers(true)),
       capacity_(options(), model_.transformer(), tokens_ / plan.grid.tp),
       arena_("activations"),
       saver_(options().run.dir + "/checkpoints", world.bootstrap(), save_options(options())),
@@ -84,7 +87,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
       profiler_(parse_profile_steps(options().profile.steps), options().run.dir, world),
       recipe_(options().precision.recipe),
       time_limit_(Seconds(3600 * options().run.max_hours)) {
-  model_.transformer().bind(optimizer_.parameters());
+  model_.transformer().bind(optimizer_.parameters(), gathering_.bind(optimizer_));
   if (plan.valid) {
     validation_.emplace(plan.valid, options().eval.samples,
                         loader_config(options(), plan.grid, world.rank()));
@@ -165,7 +168,10 @@ void Trainer::set_recipe(int64_t step) {
   model.set_precision(precision_of_recipe(options(), wanted));
   std::vector<std::optional<QuantSpec>> formats;
   for (const optim::ParamSpec& spec : model.parameter_specs()) formats.push_back(spec.format);
+  gathering_.renew();
   optimizer_.set_formats(formats, Stream());
+  model.bind(optimizer_.parameters(), gathering_.bind(optimizer_));
+  optimizer_.publish(Stream());
   say(LogLevel::kInfo, "from step {} on: {} in place of {}", step, wanted, recipe_);
   recipe_ = wanted;
 }

@@ -15,7 +15,7 @@ bool alike(const Layout& a, const Layout& b) {
 
 bool alike(const Codec& a, const Codec& b) {
   return a.quantized() == b.quantized() && a.column_planes() == b.column_planes() &&
-         (!a.quantized() || a.spec() == b.spec());
+         (a.quantized() ? a.spec() == b.spec() : a.storage() == b.storage());
 }
 
 DType main_type(const ShardedWeight& w) {
@@ -66,6 +66,9 @@ BundleLayout::BundleLayout(const Bundle& bundle, std::span<const ShardedWeight> 
   spec_.group_size = ranks;
   spec_.expert = bundle.expert;
   spec_.one_payload = one.codec.one_payload();
+  spec_.rows_only = bundle.rows_only;
+  MOIETY_CHECK(!bundle.rows_only || spec_.one_payload,
+               "gtp bundle {}: {} has other codes in its column view", name_, one.codec.name());
   const GatherShape shape{one.codec, layout.shard_rows(), cols_,
                           ranks,     reduce_.members,     bundle.scales};
   for (Views v = 1; v <= (kRowView | kColView); ++v) {

@@ -23,13 +23,15 @@ struct Bundle {
   bool expert = false;                         // class of its lanes
   int32_t bucket = 0;                          // in which its shards are published (transport.h)
   ScaleLayout scales = ScaleLayout::kCompact;  // as the GEMM reads them
+  // Where the row view's codes are those of both views: dgrad reads it too, and nothing is derived.
+  bool rows_only = false;
 };
 
 // What a consume gives and what a gradient is written to. Rows are those that exist in the slice;
 // what padding follows is nobody's business.
 struct View {
-  // bf16 weights or a gradient: [rows, K]; of experts and of several members [E, rows, K]. Columns
-  // are contiguous, rows may have gaps. Undefined for weights kept in a format.
+  // Weights (bf16, fp32) or a gradient: [rows, K]; of experts and of several members [E, rows, K].
+  // Columns are contiguous, rows may have gaps. Undefined for weights kept in a format.
   TensorView data;
   // Those: one for each member. The arrays that the phase reads are there.
   std::span<const QuantizedView> quantized;

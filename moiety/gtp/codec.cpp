@@ -49,7 +49,8 @@ class LayoutMaker {
 
   GatherLayout make(Payload payload) {
     if (!out_.shape.codec.quantized()) {
-      const int64_t bytes = 2 * out_.shape.shard_rows * out_.shape.cols;
+      const int64_t bytes =
+          byte_size(out_.shape.codec.storage(), out_.shape.shard_rows * out_.shape.cols);
       out_.row_data = place(bytes * out_.shape.ranks, false);
       plane(Array::kRowData, bytes, out_.row_data);
     } else if (payload == Payload::kRow) {
@@ -122,6 +123,11 @@ class LayoutMaker {
 
 }  // namespace
 
+Codec::Codec(DType storage) : storage_(storage) {
+  MOIETY_CHECK(storage == DType::kBFloat16 || storage == DType::kFloat32,
+               "gtp codec: storage is {}, expected bfloat16 or float32", moiety::name(storage));
+}
+
 Codec::Codec(const QuantSpec& spec, bool column_planes)
     : spec_(spec), column_planes_(column_planes) {
   check_spec("gtp codec", spec);
@@ -138,7 +144,10 @@ Codec::Codec(const QuantSpec& spec, bool column_planes)
                moiety::name(spec.format));
 }
 
-const char* Codec::name() const { return spec_ ? moiety::name(spec_->format) : "bf16"; }
+const char* Codec::name() const {
+  if (spec_) return moiety::name(spec_->format);
+  return storage_ == DType::kBFloat16 ? "bf16" : "fp32";
+}
 
 int64_t Codec::align() const {
   if (!spec_) return 16;

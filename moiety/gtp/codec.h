@@ -3,7 +3,7 @@
 // bytes are those of formats/quantized.h.
 //
 //   format             row view travels as           column view travels as   finish of it
-//   bf16               data [s,K]                    the row payload          -
+//   bf16, fp32         data [s,K]                    the row payload          -
 //   kFp8Tensor         data                          the row payload          transpose
 //   kFp8Block128x128   data, f32 scales [s/128,..]   the row payload          transpose
 //   kMxfp8             data, scales [s,K/32]         data, scales [s/32,K]    -
@@ -26,14 +26,15 @@ namespace moiety::gtp {
 
 class Codec {
  public:
-  // bf16.
-  Codec() = default;
+  // Not quantized: bfloat16, or float32.
+  explicit Codec(DType storage = DType::kBFloat16);
   // A format of the table, rounded to nearest; `column_planes`: shards of kNvfp4Tile16 have column
   // codes of their own. Throws Error(Unsupported) for formats of activations.
   explicit Codec(const QuantSpec& spec, bool column_planes = false);
 
   bool quantized() const { return spec_.has_value(); }
   const QuantSpec& spec() const { return *spec_; }
+  DType storage() const { return storage_; }  // if it is not quantized
   bool column_planes() const { return column_planes_; }
   const char* name() const;
 
@@ -45,6 +46,7 @@ class Codec {
   bool one_payload() const;
 
  private:
+  DType storage_ = DType::kBFloat16;
   std::optional<QuantSpec> spec_;
   bool column_planes_ = false;
 };

@@ -10,15 +10,6 @@
 #include "moiety/quant/transpose.h"
 
 namespace moiety::gtp {
-namespace {
-
-Kind kind_of(Phase phase) {
-  constexpr Kind kKinds[] = {Kind::kFwd, Kind::kBwd, Kind::kRecompute};
-  return kKinds[static_cast<int>(phase)];
-}
-
-}  // namespace
-
 // ---- construction
 
 Executor::Impl::Impl(std::vector<ShardedWeight> weights, std::vector<Bundle> bundles,
@@ -313,7 +304,7 @@ void Executor::Impl::publish(BundleId b, const Stream& stream) {
 View Executor::Impl::whole(BundleId b, Phase phase, const Stream& stream) {
   publish(b, stream);
   const Whole& whole = wholes_[b];
-  if (phase != Phase::kBwd) return whole.view;
+  if (phase != Phase::kBwd || specs_[b].rows_only) return whole.view;
   BundleStep& state = steps_[b];
   if (whole.transposes && !state.derived) {
     quant::transpose_quantized(*whole.transposes, stream);

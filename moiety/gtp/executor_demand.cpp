@@ -26,7 +26,6 @@ void Executor::Impl::depart() {
 
 void Executor::Impl::consume_on_demand(std::span<const BundleId> bundles, Phase phase,
                                        std::span<View> views, const Stream& stream) {
-  const Views wanted = phase == Phase::kBwd ? kColView : kRowView;
   std::vector<SlotArena::Slot> apart = kept_;
   const auto piece = [&](int64_t bytes) {
     if (bytes == 0) return TensorView();
@@ -40,6 +39,7 @@ void Executor::Impl::consume_on_demand(std::span<const BundleId> bundles, Phase 
       views[i] = whole(b, phase, stream);
       continue;
     }
+    const Views wanted = specs_[b].view_of(kind_of(phase));
     const BundleSpec::Transfer& needs = specs_[b].gather_of(wanted);
     const TensorView slot = piece(needs.slot), scratch = piece(needs.scratch);
     const Landed& landed = landings_.at(b, layout, wanted, slot, scratch);
@@ -117,7 +117,7 @@ void Executor::Impl::reserve_calls(const Timeline& time) {
     std::vector<SlotArena::Slot> apart = kept;
     for (const TraceEvent& e : time.call(p)) {
       if (!is_consume(e.kind) || specs_[e.bundle].group_size == 1) continue;
-      const auto& needs = specs_[e.bundle].gather_of(e.kind == Kind::kBwd ? kColView : kRowView);
+      const auto& needs = specs_[e.bundle].gather_of(specs_[e.bundle].view_of(e.kind));
       for (const int64_t bytes : {needs.slot, needs.scratch}) {
         if (bytes > 0) apart.push_back(arena_.demand({}, bytes, apart));
       }

@@ -16,6 +16,12 @@
 
 namespace moiety::gtp {
 
+// A consume of this phase in the trace.
+constexpr Kind kind_of(Phase phase) {
+  constexpr Kind kKinds[] = {Kind::kFwd, Kind::kBwd, Kind::kRecompute};
+  return kKinds[static_cast<int>(phase)];
+}
+
 class Executor::Impl {
  public:
   Impl(std::vector<ShardedWeight> weights, std::vector<Bundle> bundles,

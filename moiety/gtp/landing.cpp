@@ -80,10 +80,10 @@ TensorView Landing::part(const Plane& plane, int g) const {
 }
 
 TensorView Landing::data(int e) const {
-  MOIETY_CHECK(!layout_.shape.codec.quantized(), "gtp landing: data of {}, expected bf16",
+  MOIETY_CHECK(!layout_.shape.codec.quantized(), "gtp landing: data of {}, expected values",
                layout_.shape.codec.name());
   const GatherShape& shape = layout_.shape;
-  return array(layout_.row_data, {DType::kBFloat16, 2, {shape.rows(), shape.cols}}, e);
+  return array(layout_.row_data, {shape.codec.storage(), 2, {shape.rows(), shape.cols}}, e);
 }
 
 void Landing::finish(Stream stream) const {

@@ -24,9 +24,10 @@ class Landing {
   void finish(Stream stream) const;
 
   // What is gathered of member e, with padding rows: the arrays of the views that the layout makes,
-  // scales as it says. amax and tensor_scale are undefined: the shard has them. bf16: undefined.
+  // scales as it says. amax and tensor_scale are undefined: the shard has them. Not quantized:
+  // undefined.
   const QuantizedView& view(int e) const { return views_[e]; }
-  // bf16 [rows, cols].
+  // Not quantized: [rows, cols] in the storage type.
   TensorView data(int e) const;
 
  private:

@@ -46,10 +46,15 @@ struct BundleSpec {
   int group_size = 1;  // G; at 1 there is nothing to move
   bool expert = false;
   bool one_payload = true;
+  bool rows_only = false;            // dgrad reads the row view too
   std::array<Transfer, 3> gather{};  // that makes the row view, the column view, both
   Transfer reduce{};                 // the slot is the send buffer
 
   const Transfer& gather_of(Views views) const { return gather[views - 1]; }
+  // The view that a consume reads.
+  Views view_of(Kind consume) const {
+    return consume == Kind::kBwd && !rows_only ? kColView : kRowView;
+  }
 };
 
 struct Policy {

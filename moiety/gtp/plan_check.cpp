@@ -72,7 +72,7 @@ class Checker {
         segment_begin_.push_back(begin_of_segment);
       }
       if (!is_consume(e.kind) || bundles_[e.bundle].group_size == 1) continue;
-      const Views view = e.kind == Kind::kBwd ? kColView : kRowView;
+      const Views view = bundles_[e.bundle].view_of(e.kind);
       const bool col = view == kColView && !bundles_[e.bundle].one_payload;
       for (const int32_t g : plan_.waits[p]) {
         const Gather& gather = plan_.gathers[g];

@@ -51,7 +51,7 @@ std::vector<Use> demand(const Problem& problem) {
   for (int32_t p = 0; p < problem.time.positions; ++p) {
     for (const TraceEvent& e : problem.time.call(p)) {
       if (!is_consume(e.kind) || problem.bundles[e.bundle].group_size == 1) continue;
-      const Views view = e.kind == Kind::kBwd ? kColView : kRowView;
+      const Views view = problem.bundles[e.bundle].view_of(e.kind);
       const bool col = view == kColView && !problem.bundles[e.bundle].one_payload;
       uses.push_back({e.bundle, col ? Payload::kCol : Payload::kRow, view, p, kNone});
     }

@@ -36,7 +36,7 @@ void check_weight(const ShardedWeight& w) {
                "{}: rows are aligned to {}, expected a multiple of {} for {}", op, w.layout.align,
                w.codec.align(), w.codec.name());
   if (!w.codec.quantized()) {
-    check_tensor(op.c_str(), "data", w.data, DType::kBFloat16, {s, K});
+    check_tensor(op.c_str(), "data", w.data, w.codec.storage(), {s, K});
     MOIETY_CHECK(w.data.contiguous(), "{}: data is {}, expected no gaps", op, w.data.describe());
   } else {
     const QuantizedView& q = w.quantized;

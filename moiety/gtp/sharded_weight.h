@@ -19,7 +19,7 @@ struct ShardedWeight {
   Layout layout;
   Codec codec;
   int64_t expert = -1;  // global number
-  // The shard, s rows of K columns, rows without gaps: bf16 [s, K],
+  // The shard, s rows of K columns, rows without gaps: bf16 or fp32 [s, K],
   TensorView data;
   // or the arrays of the codec's format, compact. amax and tensor_scale are those of the whole
   // uncut weight, in both directions also where the shard has row codes alone: index 1 is that of

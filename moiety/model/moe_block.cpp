@@ -199,7 +199,11 @@ moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved)
   if (!saved.weight_TK.defined()) return saved.rows;
   const gemm::LinearWeight w1 =
       read_weight(pass, fc1_.parameter(), gtp::Phase::kRecompute, fc1_work(pass, pairs(pass.h_TD)));
-  return layer_.rows_again(weights(pass, w1, {}), pass.h_TD, saved, pass.probe, pass.arena,
+  const gemm::LinearWeight sizes{
+      // of w2, which is not read
+      {},
+      TensorView(nullptr, pass.storage, {group_->local_experts(), d_model_, d_ffn_})};
+  return layer_.rows_again(weights(pass, w1, sizes), pass.h_TD, saved, pass.probe, pass.arena,
                            pass.stream);
 }
 

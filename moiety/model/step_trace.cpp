@@ -59,25 +59,23 @@ gtp::Layout layout_of(const Matrix& m, const gtp::Codec& codec, const gtp::Grid&
   return layout;
 }
 
-gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout,
-                        DType storage) {
+gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout) {
   gtp::BundleSpec spec;
   spec.name = m.name;
   spec.expert = m.members > 0;
   spec.group = spec.expert ? 1 : 0;
   spec.group_size = layout.gtp_size;
   spec.one_payload = codec.one_payload();
+  spec.rows_only = !codec.quantized() || is_tile(codec.spec().format);
   const gtp::GatherShape shape{.codec = codec,
                                .shard_rows = layout.shard_rows(),
                                .cols = layout.slice_cols(),
                                .ranks = layout.gtp_size,
                                .members = static_cast<int>(std::max<int64_t>(m.members, 1))};
-  const int64_t widths = codec.quantized() ? 1 : byte_size(storage, 1) / 2;  // of bf16
   const auto gather = [&](gtp::Views views) {
     const bool column = views == gtp::kColView && !spec.one_payload;
-    const gtp::BundleSpec::Transfer t =
+    spec.gather[views - 1] =
         gather_layout(shape, column ? gtp::Payload::kCol : gtp::Payload::kRow, views).transfer();
-    spec.gather[views - 1] = {widths * t.received, widths * t.slot, widths * t.scratch};
   };
   gather(gtp::kRowView);
   gather(gtp::kColView);
@@ -202,9 +200,9 @@ class StepWriter {
   Linear add(const Matrix& m, const std::optional<gemm::Recipe>& recipe) {
     std::optional<QuantSpec> format;
     if (recipe) format = kept_format(*recipe, m.cols);
-    const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec();
+    const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec(shape_.storage);
     const gtp::Layout layout = layout_of(m, codec, shape_.grid);
-    out_.bundles.push_back(spec_of(m, codec, layout, shape_.storage));
+    out_.bundles.push_back(spec_of(m, codec, layout));
     const double rows = m.members > 0 ? pairs() : tokens_;
     const auto n = double(layout.slice_rows()), k = double(layout.slice_cols());
     const double weights = n * k * double(std::max<int64_t>(m.members, 1));
@@ -244,8 +242,9 @@ class StepWriter {
   void consume(Kind kind, const Linear& l) { call(kind, {&l}); }
   void weight_gradient(const Linear& l) {
     call(Kind::kGradBuffer, {&l});
-    recorder_.call(Kind::kGrad, std::span(&l.bundle, 1));
+    end_gradient(l);
   }
+  void end_gradient(const Linear& l) { recorder_.call(Kind::kGrad, std::span(&l.bundle, 1)); }
 
   void forward() {
     recorder_.call(Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
@@ -260,9 +259,10 @@ class StepWriter {
       if (layer.experts) experts_forward(*layer.experts);
     }
     note(norm());
+    call(Kind::kGradBuffer, {&head_});
     consume(Kind::kFwd, head_);
     note(head_.product);  // dx
-    weight_gradient(head_);
+    end_gradient(head_);
   }
   Work embedding() const { return elementwise(2 * tokens_ * double(c_.d_model)); }
 
@@ -311,12 +311,14 @@ class StepWriter {
       note(exchange());
       consume(Kind::kRecompute, experts.fc1);
     }
+    call(Kind::kGradBuffer, {&experts.fc2});
+    call(Kind::kGradBuffer, {&experts.fc1});
     note(exchange());
-    call(Kind::kBwd, {&experts.fc2, &experts.fc1});
+    call(Kind::kBwd, {&experts.fc1, &experts.fc2});
     note(experts.activation);
     note(exchange());
-    weight_gradient(experts.fc2);
-    weight_gradient(experts.fc1);
+    end_gradient(experts.fc2);
+    end_gradient(experts.fc1);
     note(router());
     note(router());  // of its weight
   }

@@ -4,12 +4,12 @@
 // The order is that of transformer.cpp and its blocks. Of each micro-batch:
 //
 //   forward    embed; of every layer qkv, o, then fc1, fc2 of a dense layer or of the shared
-//              expert, then the experts' fc1 and fc2 in one call; head, whose gradient is formed
-//              with the loss
+//              expert, then the experts' fc1 and fc2 in one call; head, between the two
+//              calls of its gradient, which is formed with the loss
 //   backward   of every layer, the last one first: what memory.recompute runs again (under full
 //              qkv and o; then fc1 of what follows, before its gradients);
-//              dense or shared: fc2 dx, dw, fc1 dw, dx; experts: fc2 and fc1 dx in one call, fc2
-//              dw, fc1 dw; o dx, dw; qkv dw, dx. Last embed's dw.
+//              dense or shared: fc2 dx, dw, fc1 dw, dx; experts: between the two calls of fc2's
+//              and fc1's dw both dx in one; o dx, dw; qkv dw, dx. Last embed's dw.
 //
 // A dx reads the weight (kBwd); a dw is kGradBuffer and kGrad. Norms, router and the shared gate
 // are not cut and make no calls.

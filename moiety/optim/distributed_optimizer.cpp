@@ -168,7 +168,6 @@ void DistributedOptimizer::set_formats(std::span<const std::optional<QuantSpec>>
   for (size_t p = 0; p < specs_.size(); ++p) specs_[p].format = formats[p];
   await_drained(stream);
   place_weights();
-  publish(stream);
 }
 
 void DistributedOptimizer::await_drained(Stream stream) const {

@@ -145,10 +145,11 @@ class DistributedOptimizer {
   // `t`, `skips_in_row`, `halt` and `losses` of a state that was saved; the powers follow from t.
   void restore(StepState state);
   void clear_halt() { state_.halt = false; }
-  // Collective, after masters were loaded: weights := masters rounded, on all ranks.
+  // Collective, after masters were loaded or formats changed: weights := masters rounded, on all
+  // ranks.
   void publish(Stream stream);
-  // Collective: from now on weights are kept in these formats, by parameter. Weights move; masters,
-  // moments and gradients stay. Parameters of one class change alike.
+  // Collective: from the next publish on weights are kept in these formats, by parameter. Weights
+  // move; masters, moments and gradients stay. Parameters of one class change alike.
   void set_formats(std::span<const std::optional<QuantSpec>> formats, Stream stream);
 
  private:

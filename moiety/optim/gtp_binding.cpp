@@ -13,7 +13,7 @@ ShardPeers shard_peers(gtp::Transport& transport) {
 }
 
 gtp::BundleId GtpBinding::add(int parameter, const gtp::Layout& layout, int group,
-                              int64_t first_expert, ScaleLayout scales) {
+                              int64_t first_expert) {
   const Parameter& p = optimizer_.parameters()[parameter];
   const ParamSpec& spec = p.spec;
   const int64_t members = spec.shape.size() == 3 ? spec.shape[0] : 1;
@@ -28,7 +28,9 @@ gtp::BundleId GtpBinding::add(int parameter, const gtp::Layout& layout, int grou
                      .group = group,
                      .expert = spec.expert,
                      .bucket = 0,
-                     .scales = scales};
+                     .scales = ScaleLayout::kCompact,
+                     // Tiles are dequantized from row codes for every product.
+                     .rows_only = !spec.format || is_tile(spec.format->format)};
   if (const auto shared = optimizer_.shared_shard(parameter)) bundle.bucket = shared->bucket;
   for (int64_t e = 0; e < members; ++e) {
     const auto matrix = [&](const TensorView& x) {
@@ -37,7 +39,7 @@ gtp::BundleId GtpBinding::add(int parameter, const gtp::Layout& layout, int grou
     gtp::ShardedWeight& weight = weights_.emplace_back();
     weight.name = members > 1 ? text("{}/{}", spec.name, first_expert + e) : spec.name;
     weight.layout = layout;
-    if (spec.format) weight.codec = gtp::Codec(*spec.format);
+    weight.codec = spec.format ? gtp::Codec(*spec.format) : gtp::Codec(p.weight.dtype());
     if (spec.expert) weight.expert = first_expert + e;
     weight.data = matrix(p.weight);
     if (spec.format) weight.quantized = p.quantized[e];

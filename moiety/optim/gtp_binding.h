@@ -30,8 +30,7 @@ class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
 
   // A bundle of the parameter's matrices: itself, or its experts, from the global number
   // `first_expert` on. `layout` is that of each (shard_rows.h); `group`: index of the transport.
-  gtp::BundleId add(int parameter, const gtp::Layout& layout, int group, int64_t first_expert = 0,
-                    ScaleLayout scales = ScaleLayout::kCompact);
+  gtp::BundleId add(int parameter, const gtp::Layout& layout, int group, int64_t first_expert = 0);
 
   const std::vector<gtp::ShardedWeight>& weights() const { return weights_; }
   const std::vector<gtp::Bundle>& bundles() const { return bundles_; }

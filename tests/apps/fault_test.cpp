@@ -307,9 +307,11 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       optim::OptimizerConfig oc;
       oc.weights = storage_dtype(o);
       oc.moments = o.optim.state_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
-      optim::DistributedOptimizer optimizer(training_specs(o, model.transformer()), oc,
-                                            model.groups());
-      model.transformer().bind(optimizer.parameters());
+      WeightGathering gathering(o, model.groups(), int64_t{1} << 33);
+      optim::DistributedOptimizer optimizer(
+          training_specs(o, model.transformer(), grid, world.rank()), oc, model.groups(),
+          gathering.peers(false), gathering.peers(true));
+      model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
       optimizer.initialize(1, Stream());
       int64_t weights = 0;
       for (const optim::Parameter& p : optimizer.parameters()) {

@@ -191,6 +191,7 @@ TEST_P(QuantizedWeights, ChangeTheirFormatInARun) {
       all.push_back(p.spec.format_class == 1 ? format : std::nullopt);
     }
     optimizer.set_formats(all, {});
+    optimizer.publish({});
   };
   for (const int ranks : {1, 2}) {
     const Outcome bf16_run = train(ranks, ranks, std::nullopt);

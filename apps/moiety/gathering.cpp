@@ -1,0 +1,95 @@
+#include "apps/moiety/gathering.h"
+
+#include <algorithm>
+
+#include "moiety/optim/shard_rows.h"
+
+namespace moiety::app {
+namespace {
+
+using gtp::Axis;
+
+Axis cut_of(bool experts) { return experts ? Axis::kEgtp : Axis::kGtp; }
+
+int64_t align_of(const std::optional<QuantSpec>& format) {
+  return format ? gtp::Codec(*format).align() : gtp::Codec().align();
+}
+
+}  // namespace
+
+WeightGathering::WeightGathering(const Options& o, const optim::GridGroups& groups, int64_t memory)
+    : groups_(groups), deadline_s_(o.guard.comm_timeout_s) {
+  options_.policy = gtp::Policy::for_memory(memory);
+  options_.wire = o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+  renew();
+}
+
+void WeightGathering::renew() {
+  executor_.reset();
+  binding_.reset();
+  for (const bool experts : {false, true}) {
+    std::unique_ptr<gtp::Transport>& transport = transports_[experts];
+    transport.reset();
+    comm::Communicator& peers = groups_.of({cut_of(experts)});
+    if (peers.size() == 1) continue;
+    gtp::TransportOptions options;
+    options.name = experts ? "egtp" : "gtp";
+    options.deadline = Seconds(deadline_s_);
+    transport = gtp::make_transport(peers, options);
+  }
+}
+
+optim::ShardPeers WeightGathering::peers(bool experts) {
+  std::unique_ptr<gtp::Transport>* const transport = &transports_[experts];
+  if (!*transport) return {};
+  return {.allocate = [transport](const std::string& what,
+                                  int64_t bytes) { return (*transport)->allocate(what, bytes); },
+          .await_drained = [transport](const Stream& s) { (*transport)->await_drained(s); },
+          .publish = [transport](int32_t bucket,
+                                 const Stream& s) { (*transport)->publish(bucket, s); }};
+}
+
+gtp::Executor* WeightGathering::bind(optim::DistributedOptimizer& optimizer) {
+  if (!transports_[0] && !transports_[1]) return nullptr;
+  binding_.emplace(optimizer);
+  const std::span<optim::Parameter> parameters = optimizer.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    const optim::ParamSpec& spec = parameters[p].spec;
+    if (!spec.layout || spec.layout->gtp_size == 1) continue;
+    parameters[p].bundle = binding_->add(static_cast<int>(p), *spec.layout, spec.expert);
+  }
+  executor_ = std::make_unique<gtp::Executor>(
+      binding_->weights(), binding_->bundles(),
+      std::vector<gtp::Transport*>{transports_[0].get(), transports_[1].get()}, options_,
+      &groups_.world().bootstrap(), *binding_, &*binding_);
+  return executor_.get();
+}
+
+std::optional<gtp::StepScope> WeightGathering::begin_step(const char* kind, int64_t micro_steps) {
+  if (!executor_) return std::nullopt;
+  return executor_->begin_step({kind, micro_steps}, Stream());
+}
+
+void WeightGathering::flush() {
+  if (executor_) executor_->flush(Stream());
+}
+
+std::vector<optim::ParamSpec> shard_specs(std::vector<optim::ParamSpec> slices,
+                                          std::span<const optim::ParamSpec> last,
+                                          const gtp::Grid& grid, int rank) {
+  for (size_t p = 0; p < slices.size(); ++p) {
+    optim::ParamSpec& spec = slices[p];
+    const Axis cut = cut_of(spec.expert);
+    if (!spec.layout || grid.degree(cut) == 1) continue;
+    gtp::Layout layout = *spec.layout;
+    layout.gtp_rank = grid.place(cut, rank);
+    layout.gtp_size = grid.degree(cut);
+    layout.align = std::max(align_of(spec.format), align_of(last[p].format));
+    spec = optim::shard_rows(spec, layout);
+    spec.layout = layout;
+    spec.domain = spec.domain.without(cut);
+  }
+  return slices;
+}
+
+}  // namespace moiety::app
