@@ -306,6 +306,39 @@ __device__ inline void store_quad_rows(const Codes (&codes)[kQuad], uint8_t* to,
   }
 }
 
+// Where the scales of a thread's columns go. Of lanes that share blocks one stores the scale; with
+// 1x128 blocks each that of another column.
+template <Format F>
+class ColumnScales {
+ public:
+  __device__ ColumnScales(const QuantizeJob& job, const Place& place, const ColumnPart& part)
+      : to_(static_cast<uint8_t*>(job.col.scales)), pitch_(job.col.scale_pitch), row_(part.row) {
+    const int64_t r = place.row + part.row, c = place.col + part.col;
+    if constexpr (F == Format::kFp8Block1x128) {
+      to_ += (c * pitch_ + place.row / kTile) * 4;
+      exists_ = place.row < job.padded_rows;
+    } else {
+      to_ += F == Format::kNvfp4 ? c * pitch_ + r / kUnit : r / 32 * pitch_ + c;
+      exists_ = r < job.padded_rows && (F == Format::kNvfp4 || part.row % 32 == 0);
+    }
+  }
+  // Of column j. `empty`: the block lies past the rows.
+  __device__ void store(int j, const BlockFactor<F>& factor, bool empty) const {
+    if (!exists_) return;
+    if constexpr (F == Format::kFp8Block1x128) {
+      if (row_ == j * kUnit) factor.store(to_ + j * pitch_ * 4, 0);
+    } else {
+      to_[F == Format::kNvfp4 ? j * pitch_ : j] = empty ? 0 : uint8_t(factor.stored);
+    }
+  }
+
+ private:
+  uint8_t* to_;
+  int64_t pitch_;
+  int row_;
+  bool exists_;
+};
+
 // The col direction of a tile. Returns the largest amax that the thread met.
 template <Format F, class C, bool kStochastic, class T>
 __device__ uint32_t cast_columns(const QuantizeJob& job, TensorFactors<F> tensor,
@@ -336,21 +369,10 @@ __device__ uint32_t cast_columns(const QuantizeJob& job, TensorFactors<F> tensor
     if constexpr (F == Format::kMxfp8) magnitude.template raise_over_lanes<16>();
   }
   const int valid = rotated && rows > 0 ? kUnit : rows;
-  const int64_t pitch = job.col.pitch, scale_pitch = job.col.scale_pitch;
+  const int64_t pitch = job.col.pitch;
   const bool vector = (reinterpret_cast<uintptr_t>(job.col.data) | uintptr_t(pitch)) % kBytes == 0;
   uint8_t* to = job.col.data + (kTransposed ? c * pitch + r / (is_fp4(F) ? 2 : 1) : r * pitch + c);
-  // Of blocks that several lanes share one stores the scale; of 1x128 each lane that of a column.
-  uint8_t* scale = static_cast<uint8_t*>(job.col.scales);
-  bool stores = padded > 0;
-  if constexpr (F == Format::kNvfp4) scale += c * scale_pitch + r / kUnit;
-  if constexpr (F == Format::kMxfp8) {
-    scale += r / 32 * scale_pitch + c;
-    stores = stores && part.row % 32 == 0;
-  }
-  if constexpr (F == Format::kFp8Block1x128) {
-    scale += (c * scale_pitch + place.row / kTile) * 4;
-    stores = place.row < job.padded_rows;
-  }
+  const ColumnScales<F> scales(job, place, part);
   uint32_t largest = 0;
   Codes codes[kQuad];
 #pragma unroll
@@ -373,17 +395,9 @@ __device__ uint32_t cast_columns(const QuantizeJob& job, TensorFactors<F> tensor
       store_code_run<kBytes>(to, codes[j], j < cols ? padded : kNoRun, vector);
       to += pitch;
     }
-    if constexpr (F == Format::kFp8Block1x128) {
-      if (stores && j < cols && part.row == j * kUnit) factor.store(scale, 0);
-      scale += scale_pitch * 4;
-    } else {
-      if (stores && j < cols) *scale = rows > 0 ? uint8_t(factor.stored) : 0;
-      scale += F == Format::kNvfp4 ? scale_pitch : 1;
-    }
+    if (j < cols) scales.store(j, factor, rows <= 0);
   }
-  if constexpr (!kTransposed) {
-    store_quad_rows(codes, to, pitch, padded, cols);
-  }
+  if constexpr (!kTransposed) store_quad_rows(codes, to, pitch, padded, cols);
   return largest;
 }
 
