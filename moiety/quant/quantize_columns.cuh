@@ -312,29 +312,32 @@ template <Format F>
 class ColumnScales {
  public:
   __device__ ColumnScales(const QuantizeJob& job, const Place& place, const ColumnPart& part)
-      : to_(static_cast<uint8_t*>(job.col.scales)), pitch_(job.col.scale_pitch), row_(part.row) {
-    const int64_t r = place.row + part.row, c = place.col + part.col;
+      : to_(static_cast<uint8_t*>(job.col.scales)), row_(part.row) {
+    const int64_t r = place.row + part.row, c = place.col + part.col, pitch = job.col.scale_pitch;
     if constexpr (F == Format::kFp8Block1x128) {
-      to_ += (c * pitch_ + place.row / kTile) * 4;
+      to_ += (c * pitch + place.row / kTile) * 4;
+      step_ = pitch * 4;
       exists_ = place.row < job.padded_rows;
     } else {
-      to_ += F == Format::kNvfp4 ? c * pitch_ + r / kUnit : r / 32 * pitch_ + c;
+      to_ += F == Format::kNvfp4 ? c * pitch + r / kUnit : r / 32 * pitch + c;
+      step_ = F == Format::kNvfp4 ? pitch : 1;
       exists_ = r < job.padded_rows && (F == Format::kNvfp4 || part.row % 32 == 0);
     }
   }
-  // Of column j. `empty`: the block lies past the rows.
+  // Of column j, which has come by next(). `empty`: the block lies past the rows.
   __device__ void store(int j, const BlockFactor<F>& factor, bool empty) const {
     if (!exists_) return;
     if constexpr (F == Format::kFp8Block1x128) {
-      if (row_ == j * kUnit) factor.store(to_ + j * pitch_ * 4, 0);
+      if (row_ == j * kUnit) factor.store(to_, 0);
     } else {
-      to_[F == Format::kNvfp4 ? j * pitch_ : j] = empty ? 0 : uint8_t(factor.stored);
+      *to_ = empty ? 0 : uint8_t(factor.stored);
     }
   }
+  __device__ void next() { to_ += step_; }
 
  private:
   uint8_t* to_;
-  int64_t pitch_;
+  int64_t step_;
   int row_;
   bool exists_;
 };
@@ -372,7 +375,7 @@ __device__ uint32_t cast_columns(const QuantizeJob& job, TensorFactors<F> tensor
   const int64_t pitch = job.col.pitch;
   const bool vector = (reinterpret_cast<uintptr_t>(job.col.data) | uintptr_t(pitch)) % kBytes == 0;
   uint8_t* to = job.col.data + (kTransposed ? c * pitch + r / (is_fp4(F) ? 2 : 1) : r * pitch + c);
-  const ColumnScales<F> scales(job, place, part);
+  ColumnScales<F> scales(job, place, part);
   uint32_t largest = 0;
   Codes codes[kQuad];
 #pragma unroll
@@ -396,6 +399,7 @@ __device__ uint32_t cast_columns(const QuantizeJob& job, TensorFactors<F> tensor
       to += pitch;
     }
     if (j < cols) scales.store(j, factor, rows <= 0);
+    scales.next();
   }
   if constexpr (!kTransposed) store_quad_rows(codes, to, pitch, padded, cols);
   return largest;
