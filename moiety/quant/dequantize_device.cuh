@@ -45,7 +45,9 @@ struct ByteRun {
   Window<kWords> window;
 
   __device__ void load(const uint8_t* p, const ByteRange& all) {
-    if constexpr (kRows == Rows::kVectors) {
+    if constexpr (n < 4) {
+      window.raw[0] = *reinterpret_cast<const uint16_t*>(p);
+    } else if constexpr (kRows == Rows::kVectors) {
       const auto v = *reinterpret_cast<const Vector<kWords>*>(p);
 #pragma unroll
       for (int w = 0; w < kWords; ++w) window.raw[w] = v.word[w];
