@@ -52,10 +52,12 @@ struct ByteRun {
 #pragma unroll
       for (int w = 0; w < kWords; ++w) window.raw[w] = v.word[w];
     } else if constexpr (kRows == Rows::kWords) {
-      // Of the last run there may be one word less.
+      // Words of the last run that do not exist become the last one: a branch would make every load
+      // wait for the one before it.
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
-        if (p + 4 * w < all.end) window.raw[w] = reinterpret_cast<const uint32_t*>(p)[w];
+        const uint8_t* q = p + 4 * w < all.end ? p + 4 * w : all.end - 4;
+        window.raw[w] = *reinterpret_cast<const uint32_t*>(q);
       }
     } else {
       window.load(p, all);

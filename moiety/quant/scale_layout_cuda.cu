@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kPadThreads)
 }
 
 // Of float32 scales a thread turns four rows of four; kAcross of them lie side by side in a warp.
-constexpr int kFloatThreads = 128, kAcross = 2, kFloatRows = kFloatThreads / kAcross * 4;
+constexpr int kFloatThreads = 128, kAcross = 4, kFloatRows = kFloatThreads / kAcross * 4;
 
 template <bool kVectors>
 __global__ void __launch_bounds__(kFloatThreads)
