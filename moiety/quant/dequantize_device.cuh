@@ -130,20 +130,21 @@ __device__ void pack_values(const float (&v)[n], int first, uint32_t (&out)[4]) 
 }
 
 // Sixteen bytes a lane to a run that begins at p, of the lane, and is aligned to eight: whole
-// vectors but at its ends. All lanes of a warp call it.
+// vectors but at its ends. All lanes of a warp call it. Written with __stwb, since the compiler
+// joins plain stores of the branches and then splits them into words.
 __device__ inline void store_half_vectors(uint8_t* p, const uint32_t (&mine)[4]) {
   if (reinterpret_cast<uintptr_t>(p) % 16 == 0) {
-    *reinterpret_cast<uint4*>(p) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
+    __stwb(reinterpret_cast<uint4*>(p), make_uint4(mine[0], mine[1], mine[2], mine[3]));
     return;
   }
   const uint32_t next[] = {__shfl_down_sync(kWarp, mine[0], 1),
                            __shfl_down_sync(kWarp, mine[1], 1)};
   const int lane = threadIdx.x % 32;
-  if (lane == 0) *reinterpret_cast<uint2*>(p) = make_uint2(mine[0], mine[1]);
+  if (lane == 0) __stwb(reinterpret_cast<uint2*>(p), make_uint2(mine[0], mine[1]));
   if (lane < 31) {
-    *reinterpret_cast<uint4*>(p + 8) = make_uint4(mine[2], mine[3], next[0], next[1]);
+    __stwb(reinterpret_cast<uint4*>(p + 8), make_uint4(mine[2], mine[3], next[0], next[1]));
   } else {
-    *reinterpret_cast<uint2*>(p + 8) = make_uint2(mine[2], mine[3]);
+    __stwb(reinterpret_cast<uint2*>(p + 8), make_uint2(mine[2], mine[3]));
   }
 }
 
