@@ -7,6 +7,7 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/formats/e5m2.h"
+#include "moiety/quant/amax_sink.h"
 #include "moiety/quant/ieee_scope.h"
 #include "moiety/quant/quantize_task.h"
 #include "moiety/quant/scale_math.h"
@@ -63,13 +64,6 @@ void for_tasks(std::span<const QuantizeJob> jobs, Wanted&& wanted, Body&& body) 
   });
 }
 
-void raise(float* slot, uint32_t amax) {
-  std::atomic_ref<uint32_t> bits(*reinterpret_cast<uint32_t*>(slot));
-  uint32_t seen = bits.load(std::memory_order_relaxed);
-  while (seen < amax && !bits.compare_exchange_weak(seen, amax, std::memory_order_relaxed)) {
-  }
-}
-
 void set_flag(const QuantizeJob& job, uint32_t amax) {
   if (!job.flags || amax < 0x7F800000u) return;
   std::atomic_ref<uint32_t>(*job.flags).fetch_or(kFlagNonFinite, std::memory_order_relaxed);
@@ -85,8 +79,8 @@ void measure(const QuantizeTask& task) {
     return;
   }
   const bool own_col = job.want_col && job.spec.rht_col;
-  if (job.want_row || !own_col) raise(job.amax[job.want_row ? 0 : 1], measure_task(task));
-  if (own_col) raise(job.amax[1], measure_rotated_task(task));
+  if (job.want_row || !own_col) raise_amax(job.amax[job.want_row ? 0 : 1], measure_task(task));
+  if (own_col) raise_amax(job.amax[1], measure_rotated_task(task));
 }
 
 // Both directions have the amax of X, unless col is rotated.
@@ -136,9 +130,9 @@ void run_task(const QuantizeTask& task) {
   clear_pads(task);
   set_flag(job, amax);
   if (!job.delayed_scale) return;
-  raise(job.step_amax, amax);
-  if (job.want_row) raise(job.amax[0], amax);
-  if (job.want_col) raise(job.amax[1], amax);
+  raise_amax(job.step_amax, amax);
+  if (job.want_row) raise_amax(job.amax[0], amax);
+  if (job.want_col) raise_amax(job.amax[1], amax);
 }
 
 float decode_scale(const QuantizeJob& job, float amax) {
