@@ -79,8 +79,16 @@ void measure(const QuantizeTask& task) {
     return;
   }
   const bool own_col = job.want_col && job.spec.rht_col;
-  if (job.want_row || !own_col) raise_amax(job.amax[job.want_row ? 0 : 1], measure_task(task));
-  if (own_col) raise_amax(job.amax[1], measure_rotated_task(task));
+  // A band at a time, so that the transform finds it in the cache.
+  const int64_t band = own_col ? 16 : kTaskRows;
+  uint32_t plain = 0, rotated = 0;
+  for (int64_t r = task.r0; r < task.r1; r += band) {
+    const QuantizeTask part{&job, r, std::min(task.r1, r + band), task.c0, task.c1};
+    if (job.want_row || !own_col) plain = std::max(plain, measure_task(part));
+    if (own_col) rotated = std::max(rotated, measure_rotated_task(part));
+  }
+  raise_amax(job.amax[job.want_row ? 0 : 1], plain);
+  if (own_col) raise_amax(job.amax[1], rotated);
 }
 
 // Both directions have the amax of X, unless col is rotated.

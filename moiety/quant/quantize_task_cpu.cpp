@@ -105,8 +105,11 @@ struct Caster {
   int64_t bytes(int64_t n) const { return fp4 ? n / 2 : n; }
   void encode(const Rows& x, uint32_t amax, const loops::PairFactors& factor, const uint8_t* random,
               uint8_t* codes) const {
-    const bool all_finite = finite && amax < 0x7F800000u;
-    loops::encode(x.dtype, job.spec.element, stochastic, all_finite)(x, factor, random, codes);
+    loops::encode(x.dtype, job.spec.element, stochastic, known(amax))(x, factor, random, codes);
+  }
+  loops::Known known(uint32_t amax) const {
+    if (!finite || amax >= 0x7F800000u) return loops::Known::kNothing;
+    return has_power_scales(job.spec) ? loops::Known::kPowers : loops::Known::kFinite;
   }
   // Codes n to `padded` of a row.
   void clear(uint8_t* codes, int64_t n, int64_t padded) const {
@@ -114,6 +117,10 @@ struct Caster {
     std::fill(codes + bytes(up(n, 2)), codes + bytes(padded), uint8_t{0});
   }
 };
+
+void prefetch(const void* x) {
+  for (int64_t i = 0; i < 2048; i += 64) __builtin_prefetch(static_cast<const char*>(x) + i, 0, 2);
+}
 
 // Columns [c0, c1) of row r.
 uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
@@ -134,6 +141,7 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
       std::memset(copy + bytes, 0, static_cast<size_t>(byte_size(job.dtype, padded)) - bytes);
       x = copy;
     }
+    prefetch(element(job, r, c + 2 * kSegment));
     cast.block_amax(x, blocks, amax);
     const uint32_t segment_amax = loops::largest(amax, blocks);
     largest = std::max(largest, segment_amax);
@@ -188,8 +196,9 @@ class Strip {
     }
     return {job.dtype, copy_, static_cast<int64_t>(row), count, kPanel};
   }
-  Rows load_rotated(const QuantizeJob& job, const Panel& panel, int64_t r) {
-    loops::rotate(load(job, panel, r, 16), job.spec.rht_signs, rotated_);
+  // The same of 16 rows, rotated, with the amax of every column.
+  Rows load_rotated(const QuantizeJob& job, const Panel& panel, int64_t r, uint32_t* amax) {
+    loops::rotate(load(job, panel, r, 16), job.spec.rht_signs, rotated_, amax);
     return {DType::kBFloat16, rotated_, sizeof rotated_[0], 16, kPanel};
   }
 
@@ -271,9 +280,9 @@ uint32_t cast_columns(const Caster& cast, const Panel& panel) {
   uint32_t largest = 0;
   for (int64_t r = 0; r < panel.rows; r += cast.block) {
     const Rows x = rotated
-                       ? strip.load_rotated(job, panel, r)
+                       ? strip.load_rotated(job, panel, r, amax)
                        : strip.load(job, panel, r, std::min<int64_t>(cast.block, panel.rows - r));
-    cast.column_amax(x, amax);
+    if (!rotated) cast.column_amax(x, amax);
     const uint32_t strip_amax = loops::largest(amax, kPanel);
     largest = std::max(largest, strip_amax);
     cast.rule.apply(amax, kPanel, factor, scales.at + r / cast.block * kPanel);
