@@ -27,7 +27,8 @@ struct Cut {
   int64_t rows, cols;  // of a task
 
   static Cut of(const QuantizeJob& job) {
-    if (job.want_col || is_tile(job.spec.format)) return {kTaskRows, kTaskCols};
+    if (job.want_col) return {kTaskRows, kTaskCols};
+    if (is_tile(job.spec.format)) return {block_shape(job.spec.format).rows, kTaskCols};
     // Whole rows: memory in the order in which it lies is read fastest.
     const int64_t cols = std::max<int64_t>(job.cols, 1);
     return {std::clamp<int64_t>(kRowElements / cols, 1, kTaskRows), cols};

@@ -24,6 +24,13 @@ const void* element(const QuantizeJob& job, int64_t r, int64_t c) {
   return static_cast<const std::byte*>(job.x) + byte_size(job.dtype, r * job.stride + c);
 }
 
+// n elements that are read soon, in an order that hardware does not foresee; any address will do.
+void prefetch(const QuantizeJob& job, int64_t r, int64_t c, int64_t n) {
+  const auto* x = static_cast<const std::byte*>(element(job, r, c));
+  const int64_t bytes = byte_size(job.dtype, n);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i, 0, 2);
+}
+
 // From the amax of blocks to their scales.
 struct Rule {
   QuantSpec spec;
@@ -118,10 +125,6 @@ struct Caster {
   }
 };
 
-void prefetch(const void* x) {
-  for (int64_t i = 0; i < 2048; i += 64) __builtin_prefetch(static_cast<const char*>(x) + i, 0, 2);
-}
-
 // Columns [c0, c1) of row r.
 uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
   alignas(64) float factor[kSegment / 16], spread[kSegment / 2];
@@ -130,6 +133,7 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
   alignas(64) uint8_t codes[kSegment], random[kSegment], stored[kSegment / 4];
   const QuantizeJob& job = cast.job;
   const int64_t width = cast.rule.stored_bytes();
+  const int64_t segments = (c1 - c0 + kSegment - 1) / kSegment;
   uint32_t largest = 0;
   for (int64_t c = c0; c < c1; c += kSegment) {
     const int64_t n = std::min(kSegment, c1 - c), padded = up(n, cast.block);
@@ -141,7 +145,8 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
       std::memset(copy + bytes, 0, static_cast<size_t>(byte_size(job.dtype, padded)) - bytes);
       x = copy;
     }
-    prefetch(element(job, r, c + 2 * kSegment));
+    const int64_t next = (c - c0) / kSegment + 2;  // segment of the rows from this one on
+    prefetch(job, r + next / segments, c0 + next % segments * kSegment, kSegment);
     cast.block_amax(x, blocks, amax);
     const uint32_t segment_amax = loops::largest(amax, blocks);
     largest = std::max(largest, segment_amax);
@@ -333,6 +338,9 @@ uint32_t cast_shared(const Caster& cast, const Panel& panel) {
   uint32_t largest = 0;
   for (int64_t r = 0; r < panel.rows; r += cast.block) {
     const Rows x = strip.load(job, panel, r, std::min<int64_t>(cast.block, panel.rows - r));
+    for (int64_t i = 0; i < x.rows; ++i) {
+      prefetch(job, panel.r0 + r + i, panel.c0 + kPanel, kPanel);
+    }
     cast.column_amax(x, amax);
     const uint32_t strip_amax = loops::largest(amax, kPanel);
     largest = std::max(largest, strip_amax);
