@@ -10,6 +10,11 @@ namespace moiety::quant::loops {
 // `encode` of bf16 elements; null without AVX2, and if nothing is known.
 Encode encode_avx2(DType element, bool stochastic, Known known);
 
+// A row of n elements in blocks of 32 or 128 with a factor each, Known::kPowers, as FP8 of
+// `element`; false, and nothing, without AVX2.
+bool encode_powers_avx2(DType element, const bf16* x, const float* factor, int block, int64_t n,
+                        uint8_t* codes);
+
 // The first blocks of `block_amax`, and how many: 0 without AVX2.
 int64_t block_amax_avx2(const bf16* x, int block, int64_t blocks, uint32_t* out);
 

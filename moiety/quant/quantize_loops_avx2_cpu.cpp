@@ -155,6 +155,28 @@ void encode_powers(const Rows& rows, const PairFactors& factor, const uint8_t*, 
   }
 }
 
+// The same of a row in blocks: a factor serves whole vectors.
+template <class F, int kBlock>
+void encode_power_blocks(const bf16* x, const float* factor, int64_t n, uint8_t* codes) {
+  using P = Powers<F>;
+  const auto chunk = [&](int64_t i, int64_t m) __attribute__((always_inline)) {
+    const float* of = factor + i / kBlock;
+    __m256i offsets[P::kChunk / 16] = {};
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < m / 16; ++v) {
+      const auto bits = static_cast<int>(std::bit_cast<uint32_t>(of[16 * v / kBlock]) >> 16);
+      offsets[v] = _mm256_set1_epi16(static_cast<int16_t>(P::kBias - bits));
+    }
+    if (P::encode(x + i, offsets, m, codes + i)) return;
+    alignas(32) float pairs[P::kChunk / 2];
+    spread(of, kBlock, m / kBlock, pairs);
+    encode_chunk<F>(x + i, {pairs, pairs}, m, codes + i);
+  };
+  int64_t i = 0;
+  for (; i + P::kChunk <= n; i += P::kChunk) chunk(i, P::kChunk);
+  if (i < n) chunk(i, n - i);
+}
+
 // Magnitudes of 16 elements, the largest of each of kBlock / 16 groups.
 template <int kBlock>
 MOIETY_INLINE __m256i block_magnitudes(const bf16* x) {
@@ -218,6 +240,19 @@ Encode encode_avx2(DType element, bool stochastic, Known known) {
   }
 }
 
+bool encode_powers_avx2(DType element, const bf16* x, const float* factor, int block, int64_t n,
+                        uint8_t* codes) {
+  if (!present() || (block != 32 && block != 128)) return false;
+  if (element == DType::kE5M2) {
+    (block == 32 ? encode_power_blocks<E5M2, 32> : encode_power_blocks<E5M2, 128>)(x, factor, n,
+                                                                                   codes);
+  } else {
+    (block == 32 ? encode_power_blocks<E4M3, 32> : encode_power_blocks<E4M3, 128>)(x, factor, n,
+                                                                                   codes);
+  }
+  return true;
+}
+
 int64_t block_amax_avx2(const bf16* x, int block, int64_t blocks, uint32_t* out) {
   if (!present()) return 0;
   blocks = blocks / 8 * 8;
@@ -230,6 +265,7 @@ int64_t block_amax_avx2(const bf16* x, int block, int64_t blocks, uint32_t* out)
 #else
 
 Encode encode_avx2(DType, bool, Known) { return nullptr; }
+bool encode_powers_avx2(DType, const bf16*, const float*, int, int64_t, uint8_t*) { return false; }
 int64_t block_amax_avx2(const bf16*, int, int64_t, uint32_t*) { return 0; }
 
 #endif

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <optional>
 
-#include "moiety/quant/quantize_loops.h"
+#include "moiety/quant/quantize_loops_avx2.h"
 #include "moiety/quant/quantize_task.h"
 #include "moiety/quant/random_bytes.h"
 #include "moiety/quant/stream_bytes.h"
@@ -114,6 +114,13 @@ struct Caster {
               uint8_t* codes) const {
     loops::encode(x.dtype, job.spec.element, stochastic, known(amax))(x, factor, random, codes);
   }
+  // The same of n elements of a row, whose blocks have a factor each; false: not in this case.
+  bool encode_blocks(const void* x, uint32_t amax, const float* factor, int64_t n,
+                     uint8_t* codes) const {
+    return !stochastic && job.dtype == DType::kBFloat16 && known(amax) == loops::Known::kPowers &&
+           loops::encode_powers_avx2(job.spec.element, static_cast<const bf16*>(x), factor, block,
+                                     n, codes);
+  }
   loops::Known known(uint32_t amax) const {
     if (!finite || amax >= 0x7F800000u) return loops::Known::kNothing;
     return has_power_scales(job.spec) ? loops::Known::kPowers : loops::Known::kFinite;
@@ -151,11 +158,13 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
     const uint32_t segment_amax = loops::largest(amax, blocks);
     largest = std::max(largest, segment_amax);
     cast.rule.apply(amax, blocks, factor, stored);
-    loops::spread(factor, cast.block, blocks, spread);
     if (cast.stochastic) {
       random_bytes(cast.stream, {cast.position.block(r, c / 16), 0, 1, up(n, 16) / 16}, random, 0);
     }
-    cast.encode({job.dtype, x, 0, 1, padded}, segment_amax, {spread, spread}, random, codes);
+    if (!cast.encode_blocks(x, segment_amax, factor, padded, codes)) {
+      loops::spread(factor, cast.block, blocks, spread);
+      cast.encode({job.dtype, x, 0, 1, padded}, segment_amax, {spread, spread}, random, codes);
+    }
     cast.clear(codes, n, padded);
     if (width) {
       std::memcpy(static_cast<uint8_t*>(job.row.scales) +
