@@ -10,10 +10,10 @@ namespace moiety::quant::loops {
 // `encode` of bf16 elements; null without AVX2, and if nothing is known.
 Encode encode_avx2(DType element, bool stochastic, Known known);
 
-// A row of n elements in blocks of 32 or 128 with a factor each, Known::kPowers, as FP8 of
-// `element`; false, and nothing, without AVX2.
-bool encode_powers_avx2(DType element, const bf16* x, const float* factor, int block, int64_t n,
-                        uint8_t* codes);
+// Codes of a row of n elements in blocks with a factor each; null where `encode` has to do it.
+using EncodeBlocks = void (*)(const bf16* x, const float* factor, int64_t n, const uint8_t* random,
+                              uint8_t* codes);
+EncodeBlocks encode_blocks_avx2(DType element, int block, bool stochastic, Known known);
 
 // The first blocks of `block_amax`, and how many: 0 without AVX2.
 int64_t block_amax_avx2(const bf16* x, int block, int64_t blocks, uint32_t* out);

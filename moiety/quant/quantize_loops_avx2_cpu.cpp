@@ -20,13 +20,18 @@ namespace {
 using Floats __attribute__((vector_size(32))) = float;
 using Words __attribute__((vector_size(32))) = uint32_t;
 
-template <class F, bool kStochastic>
+// kBlock: elements that share a factor, one after the other in row.even; 0: a factor for each.
+template <class F, bool kStochastic, int kBlock = 0>
 struct Avx2 {
   // Magnitudes of 16 elements of a row as 16-bit codes.
   MOIETY_INLINE static __m256i magnitudes(const Row<bf16>& row, int64_t i, Words w) {
     Floats even, odd;
-    std::memcpy(&even, row.even + i / 2, sizeof even);
-    std::memcpy(&odd, row.odd + i / 2, sizeof odd);
+    if constexpr (kBlock == 0) {
+      std::memcpy(&even, row.even + i / 2, sizeof even);
+      std::memcpy(&odd, row.odd + i / 2, sizeof odd);
+    } else {
+      even = odd = Floats{} + row.even[i / kBlock];
+    }
     even *= reinterpret_cast<Floats>((w & 0x7FFFu) << 16);
     odd *= reinterpret_cast<Floats>(w & 0x7FFF0000u);
     Words a, b;
@@ -61,7 +66,12 @@ struct Avx2 {
   }
 
   MOIETY_INLINE static void encode(const Row<bf16>& row, uint8_t* codes) {
-    constexpr int64_t kStep = 256 / kBits<F>;
+    const int64_t i = encode_steps(row, codes);
+    Finite<F, kStochastic>::encode(row.from(i), codes + i * kBits<F> / 8);
+  }
+  // Of whole vectors of codes; returns the number of elements.
+  static constexpr int64_t kStep = 256 / kBits<F>;
+  MOIETY_INLINE static int64_t encode_steps(const Row<bf16>& row, uint8_t* codes) {
     int64_t i = 0;
     for (; i + kStep <= row.n; i += kStep) {
       __m256i out;
@@ -72,7 +82,7 @@ struct Avx2 {
       }
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i * kBits<F> / 8), out);
     }
-    Finite<F, kStochastic>::encode(row.from(i), codes + i * kBits<F> / 8);
+    return i;
   }
 };
 
@@ -80,6 +90,19 @@ template <class F, bool kStochastic>
 void encode_finite(const Rows& rows, const PairFactors& factor, const uint8_t* random,
                    uint8_t* codes) {
   encode_rows<Avx2<F, kStochastic>, F, bf16>(rows, factor, random, codes);
+}
+
+// A row in blocks.
+template <class F, bool kStochastic, int kBlock>
+void encode_blocks(const bf16* x, const float* factor, int64_t n, const uint8_t* random,
+                   uint8_t* codes) {
+  using Fast = Avx2<F, kStochastic, kBlock>;
+  const int64_t i = Fast::encode_steps({x, factor, factor, random, n}, codes);
+  alignas(32) float pairs[Fast::kStep / 2];
+  spread(factor + i / kBlock, kBlock, (n - i) / kBlock, pairs);
+  Finite<F, kStochastic>::encode(
+      Row<bf16>{x + i, pairs, pairs, kStochastic ? random + i : nullptr, n - i},
+      codes + i * kBits<F> / 8);
 }
 
 // Codes of products with powers of two, in 16-bit lanes: such a product is a BF16 value, whose
@@ -157,7 +180,8 @@ void encode_powers(const Rows& rows, const PairFactors& factor, const uint8_t*, 
 
 // The same of a row in blocks: a factor serves whole vectors.
 template <class F, int kBlock>
-void encode_power_blocks(const bf16* x, const float* factor, int64_t n, uint8_t* codes) {
+void encode_power_blocks(const bf16* x, const float* factor, int64_t n, const uint8_t*,
+                         uint8_t* codes) {
   using P = Powers<F>;
   const auto chunk = [&](int64_t i, int64_t m) __attribute__((always_inline)) {
     const float* of = factor + i / kBlock;
@@ -240,17 +264,17 @@ Encode encode_avx2(DType element, bool stochastic, Known known) {
   }
 }
 
-bool encode_powers_avx2(DType element, const bf16* x, const float* factor, int block, int64_t n,
-                        uint8_t* codes) {
-  if (!present() || (block != 32 && block != 128)) return false;
-  if (element == DType::kE5M2) {
-    (block == 32 ? encode_power_blocks<E5M2, 32> : encode_power_blocks<E5M2, 128>)(x, factor, n,
-                                                                                   codes);
-  } else {
-    (block == 32 ? encode_power_blocks<E4M3, 32> : encode_power_blocks<E4M3, 128>)(x, factor, n,
-                                                                                   codes);
+EncodeBlocks encode_blocks_avx2(DType element, int block, bool stochastic, Known known) {
+  if (!present() || known == Known::kNothing) return nullptr;
+  if (element == DType::kE2M1) {
+    if (block != 16) return nullptr;
+    return stochastic ? encode_blocks<E2M1, true, 16> : encode_blocks<E2M1, false, 16>;
   }
-  return true;
+  if (stochastic || known != Known::kPowers) return nullptr;
+  const bool e5m2 = element == DType::kE5M2;
+  if (block == 32) return e5m2 ? encode_power_blocks<E5M2, 32> : encode_power_blocks<E4M3, 32>;
+  if (block == 128) return e5m2 ? encode_power_blocks<E5M2, 128> : encode_power_blocks<E4M3, 128>;
+  return nullptr;
 }
 
 int64_t block_amax_avx2(const bf16* x, int block, int64_t blocks, uint32_t* out) {
@@ -265,7 +289,7 @@ int64_t block_amax_avx2(const bf16* x, int block, int64_t blocks, uint32_t* out)
 #else
 
 Encode encode_avx2(DType, bool, Known) { return nullptr; }
-bool encode_powers_avx2(DType, const bf16*, const float*, int, int64_t, uint8_t*) { return false; }
+EncodeBlocks encode_blocks_avx2(DType, int, bool, Known) { return nullptr; }
 int64_t block_amax_avx2(const bf16*, int, int64_t, uint32_t*) { return 0; }
 
 #endif

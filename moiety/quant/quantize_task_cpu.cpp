@@ -114,12 +114,17 @@ struct Caster {
               uint8_t* codes) const {
     loops::encode(x.dtype, job.spec.element, stochastic, known(amax))(x, factor, random, codes);
   }
-  // The same of n elements of a row, whose blocks have a factor each; false: not in this case.
-  bool encode_blocks(const void* x, uint32_t amax, const float* factor, int64_t n,
-                     uint8_t* codes) const {
-    return !stochastic && job.dtype == DType::kBFloat16 && known(amax) == loops::Known::kPowers &&
-           loops::encode_powers_avx2(job.spec.element, static_cast<const bf16*>(x), factor, block,
-                                     n, codes);
+  // The same of n elements of a row, whose blocks have a factor each.
+  void encode_blocks(const void* x, uint32_t amax, const float* factor, int64_t n,
+                     const uint8_t* random, uint8_t* codes) const {
+    const loops::EncodeBlocks fast =
+        job.dtype == DType::kBFloat16
+            ? loops::encode_blocks_avx2(job.spec.element, block, stochastic, known(amax))
+            : nullptr;
+    if (fast) return fast(static_cast<const bf16*>(x), factor, n, random, codes);
+    alignas(64) float pairs[kSegment / 2];
+    loops::spread(factor, block, n / block, pairs);
+    encode({job.dtype, x, 0, 1, n}, amax, {pairs, pairs}, random, codes);
   }
   loops::Known known(uint32_t amax) const {
     if (!finite || amax >= 0x7F800000u) return loops::Known::kNothing;
@@ -134,7 +139,7 @@ struct Caster {
 
 // Columns [c0, c1) of row r.
 uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
-  alignas(64) float factor[kSegment / 16], spread[kSegment / 2];
+  alignas(64) float factor[kSegment / 16];
   alignas(64) std::byte copy[kSegment * sizeof(float)];
   alignas(64) uint32_t amax[kSegment / 16];
   alignas(64) uint8_t codes[kSegment], random[kSegment], stored[kSegment / 4];
@@ -161,10 +166,7 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
     if (cast.stochastic) {
       random_bytes(cast.stream, {cast.position.block(r, c / 16), 0, 1, up(n, 16) / 16}, random, 0);
     }
-    if (!cast.encode_blocks(x, segment_amax, factor, padded, codes)) {
-      loops::spread(factor, cast.block, blocks, spread);
-      cast.encode({job.dtype, x, 0, 1, padded}, segment_amax, {spread, spread}, random, codes);
-    }
+    cast.encode_blocks(x, segment_amax, factor, padded, random, codes);
     cast.clear(codes, n, padded);
     if (width) {
       std::memcpy(static_cast<uint8_t*>(job.row.scales) +
