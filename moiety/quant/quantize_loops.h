@@ -60,7 +60,7 @@ using Encode = void (*)(const Rows& x, const PairFactors& factor, const uint8_t*
 enum class Known {
   kNothing,
   kFinite,  // elements are finite, factors finite and positive
-  kPowers   // factors are powers of two, too, and no product exceeds the largest code
+  kPowers   // factors are powers of two, too
 };
 Encode encode(DType input, DType element, bool stochastic, Known known);
 

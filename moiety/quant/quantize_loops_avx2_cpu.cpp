@@ -132,7 +132,8 @@ struct Powers {
     const __m256i a = _mm256_and_si256(x, _mm256_set1_epi16(0x7FFF));
     const __m256i limit = _mm256_add_epi16(offset, _mm256_set1_epi16(126));
     least = _mm256_min_epu16(least, _mm256_subs_epu16(_mm256_sub_epi16(a, one), limit));
-    const __m256i y = _mm256_subs_epu16(a, offset);
+    const __m256i y =
+        _mm256_min_epu16(_mm256_subs_epu16(a, offset), _mm256_set1_epi16(F::kMaxCode << kDropped));
     const __m256i last = _mm256_and_si256(_mm256_srli_epi16(y, kDropped), one);
     const __m256i half = _mm256_set1_epi16((1 << (kDropped - 1)) - 1);
     return _mm256_srli_epi16(_mm256_add_epi16(_mm256_add_epi16(y, half), last), kDropped);
