@@ -9,6 +9,7 @@
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu.h"
 #include "moiety/base/stream.h"
+#include "moiety/base/trace.h"
 
 namespace moiety {
 
@@ -37,11 +38,13 @@ void allow_shared(Kernel* kernel, int64_t bytes) {
 }
 }  // namespace detail
 
-// `name` is for errors: "quantize_rows: launch of 3 blocks of 2048 threads: ...".
+// `name` is for profiles, where the launch is a span of the host, and for errors: "quantize_rows:
+// launch of 3 blocks of 2048 threads: ...".
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape,
             const Stream& stream, Args&&... args) {
   if (shape.blocks == 0) return;
+  const TraceSpan span(TraceLane::kHost, name);
   MOIETY_CHECK(shape.blocks > 0 && shape.blocks <= std::numeric_limits<int32_t>::max(),
                "{}: {} blocks", name, shape.blocks);
   const CudaDeviceGuard guard(stream.device().index);

@@ -111,6 +111,10 @@ struct QuantSpec {
   static QuantSpec of(Format format);
   friend bool operator==(const QuantSpec&, const QuantSpec&) = default;
 };
+// Blocks have scales that are powers of two.
+constexpr bool has_power_scales(const QuantSpec& spec) {
+  return is_mxfp8(spec.format) || (is_fp8_block(spec.format) && spec.pow2_scales);
+}
 // Throws Error(InvalidArgument) naming `operation` if the options do not go together.
 void check_spec(const char* operation, const QuantSpec& spec);
 

@@ -43,6 +43,8 @@ ActivationBlock check(const ActivationArgs& args, const TensorView& plain) {
     MOIETY_CHECK(args.groups.capacity == rows, "activation: h is {}, the groups' capacity is {}",
                  h.describe(), args.groups.capacity);
   }
+  args.sink.check("activation", h.dtype(),
+                  args.groups.begin_E1.defined() ? args.groups.experts : 1);
   ActivationBlock block;
   block.activation = args.activation;
   block.interleave = args.interleave;
@@ -54,24 +56,29 @@ ActivationBlock check(const ActivationArgs& args, const TensorView& plain) {
   return block;
 }
 
-// run(block) for every live row, in tasks of kRows rows.
+// run(block) for every live row, in tasks of kRows rows, whose part of `stored` the sink is told.
 template <class Run>
-void for_live_rows(const ActivationArgs& args, const ActivationBlock& block, Run&& run) {
-  const auto part = [&](int64_t begin, int64_t rows) {
+void for_live_rows(const ActivationArgs& args, const ActivationBlock& block,
+                   const TensorView& stored, Run&& run) {
+  const auto part = [&](const RowTile& tile) {
     ActivationBlock b = block;
-    b.begin = begin;
-    b.rows = rows;
+    b.begin = tile.begin;
+    b.rows = tile.rows;
     run(b);
+    for (int64_t r = tile.begin; args.sink.defined() && r < tile.begin + tile.rows; ++r) {
+      args.sink.add(tile.group, stored.dtype(), stored.select(r).raw(), stored.size(1));
+    }
   };
+  args.sink.clear();
   if (!args.groups.begin_E1.defined()) {
-    parallel_for(args.h.size(0), kRows,
-                 [&](int64_t begin, int64_t end) { part(begin, end - begin); });
+    parallel_for(args.h.size(0), kRows, [&](int64_t begin, int64_t end) {
+      part({0, begin, end - begin});
+    });
     return;
   }
   record_faults(args.groups, OperationId::kActivation, {}, 0);
   const std::span<const RowTile> tiles = row_tiles(args.groups, kRows);
-  parallel_tasks(static_cast<int64_t>(tiles.size()),
-                 [&](int64_t i) { part(tiles[i].begin, tiles[i].rows); });
+  parallel_tasks(static_cast<int64_t>(tiles.size()), [&](int64_t i) { part(tiles[i]); });
 }
 
 }  // namespace
@@ -87,9 +94,9 @@ void activation_forward(const ActivationArgs& args, TensorView a, Stream stream)
   check_matrix("a", a, args.h.dtype(), args.h.size(0), a.size(1));
   block.a = a.raw();
   block.a_stride = a.stride(0);
-  stream.run([args, block] {
+  stream.run([args, block, a] {
     const TraceSpan span(TraceLane::kCompute, "activation", {{"rows", args.h.size(0)}});
-    for_live_rows(args, block, [](const ActivationBlock& b) {
+    for_live_rows(args, block, a, [](const ActivationBlock& b) {
       b.dtype == DType::kFloat64 ? activation_forward_reference(b) : activation_forward_cpu(b);
     });
   });
@@ -112,9 +119,9 @@ void activation_backward(const ActivationArgs& args, TensorView da, TensorView d
   block.dh = dh.raw();
   block.dh_stride = dh.stride(0);
   block.dprob = dprob_R.raw();
-  stream.run([args, block] {
+  stream.run([args, block, dh] {
     const TraceSpan span(TraceLane::kCompute, "activation_backward", {{"rows", args.h.size(0)}});
-    for_live_rows(args, block, [](const ActivationBlock& b) {
+    for_live_rows(args, block, dh, [](const ActivationBlock& b) {
       b.dtype == DType::kFloat64 ? activation_backward_reference(b) : activation_backward_cpu(b);
     });
   });

@@ -20,6 +20,7 @@
 #include <limits>
 
 #include "moiety/gemm/grouped_tensor.h"
+#include "moiety/quant/amax_sink.h"
 
 namespace moiety::gemm {
 
@@ -52,6 +53,8 @@ struct ActivationArgs {
   Groups groups = {};      // optional (begin_E1 not defined): every row is live
   TensorView h;            // fp32 or bf16 [rows, 2F] (fp64: the reference, for gradient checks)
   TensorView prob_R = {};  // float32 [rows], optional (fp64 with fp64)
+  // Optional, [E] with groups, else [1]: the amax of A, of backward that of dH.
+  quant::AmaxSink sink = {};
 };
 
 // a [rows, F], dtype of h.

@@ -24,8 +24,10 @@ void norm(const NormArgs& a, Stream stream) {
   check_like("norm", "x", a.x, a.x);
   check_like("norm", "y", a.y, a.x);
   check_tensor("norm", "weight", a.weight_D, a.x.dtype(), {a.x.size(-1)});
+  a.sink.check("norm", a.y.dtype(), 1);
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "norm", {{"rows", row_count(a.x)}});
+    a.sink.clear();
     a.x.dtype() == DType::kFloat64 ? norm_ref(a) : norm_cpu(a);
   });
 }

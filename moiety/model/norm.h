@@ -8,6 +8,7 @@
 
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
+#include "moiety/quant/amax_sink.h"
 
 namespace moiety::model {
 
@@ -16,6 +17,7 @@ struct NormArgs {
   TensorView weight_D;  // storage
   TensorView y;         // may be x
   float eps = 1e-6f;
+  quant::AmaxSink sink = {};  // optional, [1]: the amax of y
 };
 void norm(const NormArgs& args, Stream stream);
 

@@ -148,6 +148,9 @@ void forward(const NormArgs& a, RowsFunction run) {
     Rows rows = make_rows<T>(a.x, a.weight_D, a.y, begin, end);
     rows.eps = a.eps;
     run(rows);
+    for (int64_t i = 0; a.sink.defined() && i < rows.rows; ++i) {
+      a.sink.add(0, a.y.dtype(), rows.out[i], rows.n);
+    }
   });
 }
 

@@ -27,6 +27,7 @@ void forward(const NormArgs& a) {
     for (int64_t d = 0; d < n; ++d) {
       y.row()[d] = static_cast<T>(static_cast<A>(x.row()[d]) * r * static_cast<A>(g[d]));
     }
+    if (a.sink.defined()) a.sink.add(0, a.y.dtype(), y.row(), n);
   }
 }
 

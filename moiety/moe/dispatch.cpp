@@ -17,14 +17,21 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
   }
   const ExpertRows rows = expert_rows(kName, "rows", args.rows_CD, args.x_TD, plan, args.slot_w);
   check_record(kName, group, args.x_TD, x.parts.record(plan.topk));
+  if (args.sink.defined()) {
+    const auto* tensor = std::get_if<TensorView>(&args.x_TD);
+    MOIETY_CHECK(tensor, "{}: x is {}, whose amax is not that of its codes", kName,
+                 describe(args.x_TD));
+    args.sink.check(kName, tensor->dtype(), plan.rows_real.size(0));
+  }
 
   const Signature signature{.op = OpKind::kDispatch,
                             .format = x.format,
                             .weights = weights,
                             .row_bytes = x.parts.bytes()};
   issue(group, signature, stream,
-        [plan, x, w_TK = args.w_TK, rows, tail = args.zero_tail](Exchange& exchange) {
-          copy_rows(exchange, plan, x, w_TK, rows);
+        [plan, x, w_TK = args.w_TK, rows, tail = args.zero_tail,
+         sink = args.sink](Exchange& exchange) {
+          copy_rows(exchange, plan, x, w_TK, rows, sink);
           zero_padding(plan, rows, tail);
         });
 }

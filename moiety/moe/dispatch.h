@@ -13,6 +13,7 @@
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/payload.h"
 #include "moiety/moe/prepare.h"
+#include "moiety/quant/amax_sink.h"
 
 namespace moiety::moe {
 
@@ -25,6 +26,7 @@ struct DispatchArgs {
   Payload rows_CD;         // out, x's type
   TensorView slot_w = {};  // out, float32 [C], exactly if there is w_TK
   bool zero_tail = false;
+  quant::AmaxSink sink = {};  // optional, [L]: the amax of every local expert's rows
 };
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream);
 

@@ -21,6 +21,7 @@
 #include "moiety/moe/combine.h"
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/payload_rows.h"
+#include "moiety/quant/amax_sink.h"
 
 namespace moiety::moe {
 
@@ -251,9 +252,10 @@ void check_record(const char* operation, const EpGroup& group, const Payload& ro
 void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings);
 
 // Sends x[t] (and the K weights of t) once to every rank with a pair alive of t. Every row that
-// arrives with a pair alive, own tokens' included, goes by bytes to its slots among `rows`.
+// arrives with a pair alive, own tokens' included, goes by bytes to its slots among `rows`, whose
+// experts' amax the sink is told.
 void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
-               const ExpertRows& rows);
+               const ExpertRows& rows, const quant::AmaxSink& sink = {});
 // The same, but for expand(row, its K slots) in place of copying; x is floating point. Rows are
 // expanded in any order and by several threads.
 using ExpandRow = std::function<void(const Row& row, const int32_t* slot_K)>;

@@ -157,10 +157,18 @@ void send_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, cons
 
 template <bool quantized>
 void copy_rows_of(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
-                  const TensorView& w_TK, const ExpertRows& rows) {
+                  const TensorView& w_TK, const ExpertRows& rows, const quant::AmaxSink& sink) {
+  const int64_t* offset = plan.offset.data<int64_t>();
+  const auto expert = [&](int32_t slot) {
+    return std::upper_bound(offset, offset + plan.offset.size(0), slot) - offset - 1;
+  };
+  const DType dtype = x.format == PayloadFormat::kBF16 ? DType::kBFloat16 : DType::kFloat32;
   send_rows<quantized>(exchange, plan, x, w_TK, [&](const Row& row, const int32_t* slot_K) {
+    const uint32_t amax = sink.defined() ? quant::amax_bits(dtype, row.data, x.model) : 0;
     for (int k = 0; k < plan.topk; ++k) {
-      if (slot_K[k] >= 0) rows.put<quantized>(slot_K[k], row, k);
+      if (slot_K[k] < 0) continue;
+      rows.put<quantized>(slot_K[k], row, k);
+      if (sink.defined()) sink.raise(expert(slot_K[k]), amax);
     }
   });
 }
@@ -168,9 +176,10 @@ void copy_rows_of(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
 }  // namespace
 
 void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
-               const ExpertRows& rows) {
-  x.quantized() ? copy_rows_of<true>(exchange, plan, x, w_TK, rows)
-                : copy_rows_of<false>(exchange, plan, x, w_TK, rows);
+               const ExpertRows& rows, const quant::AmaxSink& sink) {
+  sink.clear();
+  x.quantized() ? copy_rows_of<true>(exchange, plan, x, w_TK, rows, sink)
+                : copy_rows_of<false>(exchange, plan, x, w_TK, rows, sink);
 }
 
 void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,

@@ -2,7 +2,6 @@
 // a warp's stores are one run of 512 bytes, and does so twice in two rows, for loads that wait
 // together.
 #include <bit>
-#include <type_traits>
 
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/ue8m0.h"
@@ -12,6 +11,8 @@
 
 namespace moiety::quant {
 namespace {
+
+using device::Rows;
 
 constexpr int kThreads = 256;
 constexpr int kRunsOfThread = 4;  // two by two
@@ -24,29 +25,28 @@ struct Params {
   DequantizeJob job;
   int row_shift, col_shift;  // of a block of scales
   uint32_t tile_columns;
-  // What a thread takes at a time is aligned in every row.
-  bool vector_codes, vector_scales, vector_out;
   device::ByteRange all_codes, all_scales;
 };
 
 // Codes c to c + n - 1 of row r and what they are multiplied with.
-template <class C, Scales kScales, int n>
+template <class C, Scales kScales, Rows kRows, int n>
 struct Run {
   static constexpr bool kFp4 = C::kMaxCode == E2M1::kMaxCode;
   static constexpr bool kByColumn = kScales == Scales::kUE8M0Columns;
   static constexpr int kBytes = kFp4 ? n / 2 : n;
-  device::ByteRun<kBytes> codes;
-  device::ByteRun<kByColumn ? n : 4> column_scales;
+  // Rows of FP4 are whole blocks.
+  device::ByteRun<kBytes, kFp4 ? Rows::kVectors : kRows> codes;
+  device::ByteRun<kByColumn ? n : 4, kRows> column_scales;
   uint32_t stored_scale;
   float tensor_scale;
 
   __device__ void load(const Params& p, int64_t r, int64_t c) {
     const DequantizeJob& job = p.job;
-    codes.load(job.codes + r * job.pitch + (kFp4 ? c / 2 : c), p.all_codes, kFp4 || p.vector_codes);
+    codes.load(job.codes + r * job.pitch + (kFp4 ? c / 2 : c), p.all_codes);
     const int64_t i = (r >> p.row_shift) * job.row_stride + (c >> p.col_shift) * job.col_stride;
     const auto* bytes = static_cast<const uint8_t*>(job.scales);
     if constexpr (kByColumn) {
-      column_scales.load(bytes + i, p.all_scales, p.vector_scales);
+      column_scales.load(bytes + i, p.all_scales);
     } else if constexpr (kScales == Scales::kFloat) {
       stored_scale = static_cast<const uint32_t*>(job.scales)[i];
     } else if constexpr (kScales != Scales::kNone) {
@@ -61,10 +61,10 @@ struct Run {
   }
   __device__ void values(const Params& p, float (&v)[n]) const {
     uint32_t word[decltype(codes)::kWords];
-    codes.words(word, kFp4 || p.vector_codes);
+    codes.words(word);
     device::decode<C>(word, v);
     uint32_t scale_word[decltype(column_scales)::kWords];
-    if constexpr (kByColumn) column_scales.words(scale_word, p.vector_scales);
+    if constexpr (kByColumn) column_scales.words(scale_word);
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       if constexpr (kByColumn) {
@@ -88,9 +88,9 @@ struct Run {
 };
 
 // kUndo: n is 16, the values of a rotated block; else they are 16 bytes.
-template <class C, class T, Scales kScales, int n, bool kUndo>
+template <class C, class T, Scales kScales, Rows kRows, int n, bool kUndo>
 __global__ void __launch_bounds__(kThreads) dequantize_tiles(const __grid_constant__ Params p) {
-  using CodeRun = Run<C, kScales, n>;
+  using CodeRun = Run<C, kScales, kRows, n>;
   constexpr int kPiece = 16 / int(sizeof(T));
   const DequantizeJob& job = p.job;
   const uint32_t tile_row = blockIdx.x / p.tile_columns;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_tiles(const __grid_consta
     if (row(i) < job.rows && column(i) < job.out_cols) runs[i].load(p, row(i), column(i));
   }
   // The same for all of a warp.
-  const bool whole = p.vector_out && int64_t{tile_column + 1} * 64 * n <= job.out_cols;
+  const bool whole = int64_t{tile_column + 1} * 64 * n <= job.out_cols;
 #pragma unroll
   for (int i = 0; i < kRunsOfThread; ++i) {
     if (row(i) >= job.rows) return;
@@ -120,73 +120,76 @@ __global__ void __launch_bounds__(kThreads) dequantize_tiles(const __grid_consta
 #pragma unroll
       for (int k = 0; k < n; k += kPiece) {
         device::pack_values<T>(v, k, piece);
-        if (p.vector_out && valid >= k + kPiece) {
-          *reinterpret_cast<uint4*>(to + k * sizeof(T)) = *reinterpret_cast<const uint4*>(piece);
-        } else {
-          device::store_bytes(to + k * sizeof(T), piece, (valid - k) * int64_t{sizeof(T)});
-        }
+        device::store_run_of_lane<kRows>(to + k * sizeof(T), piece,
+                                         (valid - k) * int64_t{sizeof(T)});
       }
       continue;
     }
     runs[i].template pack<T>(p, piece);
-    if (whole) {
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(piece);
-    } else {
+    if constexpr (kRows == Rows::kBytes) {
       device::store_run<32>(to, piece, valid * int64_t{sizeof(T)});
+    } else if (kRows == Rows::kWords && whole) {
+      device::store_half_vectors(to, piece);
+    } else {
+      device::store_run_of_lane<kRows>(to, piece, valid * int64_t{sizeof(T)});
     }
   }
 }
 
-template <class C, class T, Scales kScales, bool kUndo>
+template <class C, class T, Scales kScales, Rows kRows, bool kUndo>
 void launch_tiles(const DequantizeJob& job, const Stream& stream) {
   constexpr int n = kUndo ? 16 : 16 / int(sizeof(T));
   const int64_t columns = blocks_for(job.out_cols, 64 * n);
   const auto* scales = static_cast<const uint8_t*>(job.scales);
-  const auto aligned = [](const void* base, int64_t pitch, int64_t bytes) {
-    return (std::bit_cast<uintptr_t>(base) | static_cast<uintptr_t>(pitch)) % bytes == 0;
-  };
   const Params p{job,
                  std::countr_zero(static_cast<uint64_t>(job.block_rows)),
                  std::countr_zero(static_cast<uint64_t>(job.block_cols)),
                  static_cast<uint32_t>(columns),
-                 aligned(job.codes, job.pitch, n),
-                 aligned(scales, job.row_stride, n),
-                 aligned(job.out, job.out_stride * int64_t{sizeof(T)}, 16),
                  {job.codes, job.codes + job.rows * job.pitch},
                  {scales, scales + blocks_for(job.rows, job.block_rows) * job.row_stride}};
   launch(job.what == Dequantized::kOperand ? "dequantize_operand" : "dequantize",
-         dequantize_tiles<C, T, kScales, n, kUndo>,
+         dequantize_tiles<C, T, kScales, kRows, n, kUndo>,
          {blocks_for(job.rows, kTileRows) * columns, kThreads}, stream, p);
 }
 
-template <class C, Scales kScales>
-void launch_to(const DequantizeJob& job, const Stream& stream) {
-  const auto with = [&](auto undo) {
-    if (job.dtype == DType::kFloat32) {
-      launch_tiles<C, float, kScales, undo.value>(job, stream);
-    } else {
-      launch_tiles<C, bf16, kScales, undo.value>(job, stream);
-    }
+// Whether codes, scales of columns and values lie at multiples of so many bytes in every row.
+bool is_aligned(const DequantizeJob& job, uintptr_t code_bytes, uintptr_t out_bytes) {
+  const auto address = [](const void* base, int64_t pitch) {
+    return std::bit_cast<uintptr_t>(base) | static_cast<uintptr_t>(pitch);
   };
-  if constexpr (kScales == Scales::kE4M3) {
-    if (job.undo_rht) return with(std::true_type{});
+  const int64_t value = job.dtype == DType::kFloat32 ? 4 : 2;
+  uintptr_t codes = is_fp4(job.spec.format) ? 0 : address(job.codes, job.pitch);
+  if (job.block_cols == 1) codes |= address(job.scales, job.row_stride);
+  return codes % code_bytes == 0 && address(job.out, job.out_stride * value) % out_bytes == 0;
+}
+
+template <class C, Scales kScales, bool kUndo>
+void launch_to(const DequantizeJob& job, const Stream& stream) {
+  const bool vectors = is_aligned(job, job.dtype == DType::kFloat32 ? 4 : 8, 16);
+  if (job.dtype == DType::kFloat32) {
+    if (vectors) return launch_tiles<C, float, kScales, Rows::kVectors, kUndo>(job, stream);
+    return launch_tiles<C, float, kScales, Rows::kBytes, kUndo>(job, stream);
   }
-  with(std::false_type{});
+  if (vectors) return launch_tiles<C, bf16, kScales, Rows::kVectors, kUndo>(job, stream);
+  if (is_aligned(job, 4, 8))
+    return launch_tiles<C, bf16, kScales, Rows::kWords, kUndo>(job, stream);
+  launch_tiles<C, bf16, kScales, Rows::kBytes, kUndo>(job, stream);
 }
 
 template <class C>
 void launch_fp8(const DequantizeJob& job, const Stream& stream) {
-  if (!job.scales) return launch_to<C, Scales::kNone>(job, stream);
-  if (is_fp8_block(job.spec.format)) return launch_to<C, Scales::kFloat>(job, stream);
-  if (job.block_cols == 1) return launch_to<C, Scales::kUE8M0Columns>(job, stream);
-  launch_to<C, Scales::kUE8M0>(job, stream);
+  if (!job.scales) return launch_to<C, Scales::kNone, false>(job, stream);
+  if (is_fp8_block(job.spec.format)) return launch_to<C, Scales::kFloat, false>(job, stream);
+  if (job.block_cols == 1) return launch_to<C, Scales::kUE8M0Columns, false>(job, stream);
+  launch_to<C, Scales::kUE8M0, false>(job, stream);
 }
 
 }  // namespace
 
 void dequantize_cuda(const DequantizeJob& job, const Stream& stream) {
   if (is_fp4(job.spec.format)) {
-    launch_to<E2M1, Scales::kE4M3>(job, stream);
+    job.undo_rht ? launch_to<E2M1, Scales::kE4M3, true>(job, stream)
+                 : launch_to<E2M1, Scales::kE4M3, false>(job, stream);
   } else if (job.spec.element == DType::kE5M2) {
     launch_fp8<E5M2>(job, stream);
   } else {

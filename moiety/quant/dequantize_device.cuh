@@ -34,28 +34,42 @@ __device__ inline uint32_t bf16_pair(float first, float second) {
   return out;
 }
 
+// How the rows of a matrix are aligned: codes and stores of a thread to their size; codes to words
+// and values to eight bytes, as with columns that are a multiple of four; or neither.
+enum class Rows { kVectors, kWords, kBytes };
+
 // n bytes of a row, fetched in one go.
-template <int n>
+template <int n, Rows kRows>
 struct ByteRun {
   static constexpr int kWords = (n + 3) / 4;
   Window<kWords> window;
 
-  // `vector`: p is aligned to n.
-  __device__ void load(const uint8_t* p, const ByteRange& all, bool vector) {
+  __device__ void load(const uint8_t* p, const ByteRange& all) {
     if constexpr (n < 4) {
       window.raw[0] = *reinterpret_cast<const uint16_t*>(p);
-    } else if (vector) {
+    } else if constexpr (kRows == Rows::kVectors) {
       const auto v = *reinterpret_cast<const Vector<kWords>*>(p);
 #pragma unroll
       for (int w = 0; w < kWords; ++w) window.raw[w] = v.word[w];
+    } else if constexpr (kRows == Rows::kWords) {
+      // Words of the last run that do not exist become the last one: a branch would make every load
+      // wait for the one before it.
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const uint8_t* q = p + 4 * w < all.end ? p + 4 * w : all.end - 4;
+        window.raw[w] = *reinterpret_cast<const uint32_t*>(q);
+      }
     } else {
       window.load(p, all);
     }
   }
-  __device__ void words(uint32_t (&out)[kWords], bool vector) const {
-    if (!vector) return window.words(out);
+  __device__ void words(uint32_t (&out)[kWords]) const {
+    if constexpr (kRows == Rows::kBytes) {
+      window.words(out);
+    } else {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) out[w] = window.raw[w];
+      for (int w = 0; w < kWords; ++w) out[w] = window.raw[w];
+    }
   }
 };
 
@@ -111,6 +125,42 @@ __device__ void pack_values(const float (&v)[n], int first, uint32_t (&out)[4]) 
       out[w] = __float_as_uint(canonical(v[first + w]));
     } else {
       out[w] = bf16_pair(v[first + 2 * w], v[first + 2 * w + 1]);
+    }
+  }
+}
+
+// Sixteen bytes a lane to a run that begins at p, of the lane, and is aligned to eight: whole
+// vectors but at its ends. All lanes of a warp call it. Written with __stwb, since the compiler
+// joins plain stores of the branches and then splits them into words.
+__device__ inline void store_half_vectors(uint8_t* p, const uint32_t (&mine)[4]) {
+  if (reinterpret_cast<uintptr_t>(p) % 16 == 0) {
+    __stwb(reinterpret_cast<uint4*>(p), make_uint4(mine[0], mine[1], mine[2], mine[3]));
+    return;
+  }
+  const uint32_t next[] = {__shfl_down_sync(kWarp, mine[0], 1),
+                           __shfl_down_sync(kWarp, mine[1], 1)};
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) __stwb(reinterpret_cast<uint2*>(p), make_uint2(mine[0], mine[1]));
+  if (lane < 31) {
+    __stwb(reinterpret_cast<uint4*>(p + 8), make_uint4(mine[2], mine[3], next[0], next[1]));
+  } else {
+    __stwb(reinterpret_cast<uint2*>(p + 8), make_uint2(mine[2], mine[3]));
+  }
+}
+
+// The first `bytes` (perhaps <= 0) of sixteen to p.
+template <Rows kRows>
+__device__ void store_run_of_lane(uint8_t* p, const uint32_t (&word)[4], int64_t bytes) {
+  constexpr int kEach = kRows == Rows::kVectors ? 4 : 2;  // words of a store
+#pragma unroll
+  for (int w = 0; w < 4; w += kEach) {
+    Vector<kEach> part;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) part.word[i] = word[w + i];
+    if (kRows != Rows::kBytes && bytes >= 4 * (w + kEach)) {
+      *reinterpret_cast<Vector<kEach>*>(p + 4 * w) = part;
+    } else {
+      store_bytes(p + 4 * w, part.word, bytes - 4 * w);
     }
   }
 }

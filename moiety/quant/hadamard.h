@@ -29,13 +29,16 @@ MOIETY_HD_INLINE constexpr void butterfly(float (&w)[16], std::integer_sequence<
   (add_and_subtract(w[kPair + (kPair & -kDistance)], w[kPair + (kPair & -kDistance) + kDistance]),
    ...);
 }
-template <int... kElement>
-MOIETY_HD_INLINE constexpr void quarter_hadamard(float (&w)[16],
-                                                 std::integer_sequence<int, kElement...>) {
+MOIETY_HD_INLINE constexpr void hadamard(float (&w)[16]) {
   butterfly<1>(w, Pairs{});
   butterfly<2>(w, Pairs{});
   butterfly<4>(w, Pairs{});
   butterfly<8>(w, Pairs{});
+}
+template <int... kElement>
+MOIETY_HD_INLINE constexpr void quarter_hadamard(float (&w)[16],
+                                                 std::integer_sequence<int, kElement...>) {
+  hadamard(w);
   ((w[kElement] = 0.25f * w[kElement]), ...);
 }
 

@@ -137,7 +137,10 @@ class TileCaster {
 
  private:
   void encode(const loops::Rows& x, const loops::PairFactors& factors, bool finite) {
-    loops::encode(x.dtype, item_.spec.element, false, finite)(x, factors, nullptr, codes_);
+    const loops::Known known = !finite                        ? loops::Known::kNothing
+                               : has_power_scales(item_.spec) ? loops::Known::kPowers
+                                                              : loops::Known::kFinite;
+    loops::encode(x.dtype, item_.spec.element, false, known)(x, factors, nullptr, codes_);
   }
 
   const PartialItem& item_;

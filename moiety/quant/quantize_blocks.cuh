@@ -60,7 +60,7 @@ class RowOutput {
 
 // Row direction of a thread's units unit(0), unit(1), ...; all lanes call it. Returns the bits of
 // the largest amax.
-template <Format F, class C, bool kStochastic, class Units>
+template <Format F, class C, bool kStochastic, int kUnroll, class Units>
 __device__ uint32_t cast_rows(const QuantizeJob& job, TensorFactors<F> tensor, const Place& place,
                               Units&& unit) {
   constexpr int kLanes = block_shape(F).cols / kUnit;
@@ -68,7 +68,7 @@ __device__ uint32_t cast_rows(const QuantizeJob& job, TensorFactors<F> tensor, c
   const auto random = device_random<kStochastic>(job, Direction::kRow);
   RowOutput<F> out(job, place.row + unit_row(0), place.col + unit_col(), kUnitStep, 0);
   uint32_t largest = 0;
-#pragma unroll
+#pragma unroll kUnroll
   for (int i = 0; i < kUnits; ++i) {
     const auto x = unit(i);
     const uint32_t amax = lane_max<kLanes - 1>(amax_bits(x));
@@ -86,48 +86,80 @@ __device__ uint32_t cast_rows(const QuantizeJob& job, TensorFactors<F> tensor, c
   return largest;
 }
 
-template <Format F, class T, bool kStochastic, bool kCol>
+template <Format F, class T, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
-    cast_blocks(const __grid_constant__ Source source) {
-  extern __shared__ uint4 memory[];
+    cast_row_blocks(const __grid_constant__ Source source) {
   __shared__ QuantizeJob job;
   __shared__ TensorFactors<F> factors[2];
   if (source.skipped()) return;
-  const ColumnTile<F, T> tile{reinterpret_cast<uint8_t*>(memory)};
-  Place place;
+  Place place{};
   share_job(source, &job);
   for (int i = 0; second_pass_tile(source, i, &job, &place); ++i) {
     Unit<T> x[kUnits];
     load_units(job, place, x);
-    cudaGridDependencySynchronize();
-    if (place.first && threadIdx.x == 0) write_scalars<F>(job);
-    if (i == 0 || source.kind != Source::Kind::kSingle) share_factors<F>(job, factors);
-    const uint32_t signs = F == Format::kNvfp4 && job.spec.rht_col ? job.spec.rht_signs : 0;
-    if constexpr (kCol) {
-      __syncthreads();  // the last tile's columns are out
-      tile.put(x, signs);
-      __syncthreads();
-    }
-    uint32_t largest = 0;
+    begin_cast<F>(job, place, i == 0 || source.kind != Source::Kind::kSingle, factors);
+    with_codec_of<F>(job.spec, [&](auto codec) {
+      report_amax<F>(job, cast_rows<F, decltype(codec), kStochastic, kUnits>(
+                              job, factors[0], place, [&](int i) { return x[i]; }));
+    });
+  }
+}
+
+// How cast_row_col_blocks runs, as measured on an H200: `stages` tiles in shared memory (with two
+// the next one comes while one is cast), `blocks` that a multiprocessor holds, tiles of a single
+// job that a block casts in turn, units of rows at a time (more code than this leaves the
+// instruction cache).
+struct ColumnPlan {
+  int stages, blocks, run, units;
+};
+template <Format F, class T, bool kStochastic>
+constexpr ColumnPlan kColumnPlan = sizeof(T) == 4 ? ColumnPlan{1, 2, 1, kUnits}
+                                   : kStochastic  ? ColumnPlan{2, 2, 2, 2}
+                                   : is_fp4(F)    ? ColumnPlan{1, 4, 1, 1}
+                                                  : ColumnPlan{1, 3, 1, kUnits};
+
+template <Format F, class T, bool kStochastic>
+__global__ void __launch_bounds__(kThreads, kColumnPlan<F, T, kStochastic>.blocks)
+    cast_row_col_blocks(const __grid_constant__ Source source) {
+  extern __shared__ uint4 memory[];
+  constexpr ColumnPlan kPlan = kColumnPlan<F, T, kStochastic>;
+  __shared__ QuantizeJob jobs[2];
+  __shared__ TensorFactors<F> factors[2];
+  if (source.skipped()) return;
+  const auto stage = [&](int i) {
+    return StagedTile<T>{reinterpret_cast<uint8_t*>(memory) +
+                         i % kPlan.stages * StagedTile<T>::kBytes};
+  };
+  Place next{};
+  share_job(source, jobs);
+  bool more = second_pass_tile<2>(source, 0, jobs, &next);
+  if (more) stage(0).fill(jobs[next.slot], next);
+  int slot = -1;  // of the last tile
+  for (int i = 0; more; ++i) {
+    const Place place = next;
+    const QuantizeJob& job = jobs[place.slot];
+    const StagedTile<T> tile = stage(i);
+    wait_for_copies();
+    __syncthreads();
+    more = second_pass_tile<2>(source, i + 1, jobs, &next);
+    if (kPlan.stages > 1 && more) stage(i + 1).fill(jobs[next.slot], next);
+    begin_cast<F>(job, place, place.slot != slot, factors);
+    slot = place.slot;
     with_codec_of<F>(job.spec, [&](auto codec) {
       using C = decltype(codec);
-      if constexpr (kCol) {
-        // Rows come from shared memory too: that many registers would leave few warps.
-        if (job.want_row) {
-          largest = cast_rows<F, C, kStochastic>(job, factors[0], place,
-                                                 [&](int i) { return tile.unit(i, signs); });
-        }
-        if (job.want_col) {
-          largest = max(largest, cast_columns<F, C, kStochastic>(job, factors[1], place, tile));
-        }
-      } else {
-        largest = cast_rows<F, C, kStochastic>(job, factors[0], place, [&](int i) { return x[i]; });
+      uint32_t largest = 0;
+      if (job.want_row) {
+        largest = cast_rows<F, C, kStochastic, kPlan.units>(job, factors[0], place,
+                                                            [&](int i) { return tile.unit(i); });
       }
+      if (job.want_col) {
+        largest = max(largest, cast_columns<F, C, kStochastic>(job, factors[1], place, tile));
+      }
+      report_amax<F>(job, largest);
     });
-    report_amax<F>(job, largest);
-    if (kCol && job.want_col) {
+    if (kPlan.stages == 1) {
       __syncthreads();
-      write_columns(job, place, tile);
+      if (more) stage(i + 1).fill(jobs[next.slot], next);
     }
   }
 }
@@ -135,10 +167,18 @@ __global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
 template <Format F, class T, bool kStochastic>
 void launch_blocks(const CastKind& kind, const Source& source, int64_t blocks,
                    const Stream& stream) {
-  const auto kernel =
-      kind.col ? cast_blocks<F, T, kStochastic, true> : cast_blocks<F, T, kStochastic, false>;
-  const int64_t shared = kind.col ? ColumnTile<F, T>::kBytes : 0;
-  launch("quantize", kernel, {blocks, kThreads, shared, source.early}, stream, source);
+  if (!kind.col) {
+    return launch("quantize", cast_row_blocks<F, T, kStochastic>,
+                  {blocks, kThreads, 0, source.early}, stream, source);
+  }
+  constexpr ColumnPlan kPlan = kColumnPlan<F, T, kStochastic>;
+  const bool single = source.kind == Source::Kind::kSingle;
+  Source runs = source;
+  if (single) runs.run = kPlan.run;
+  launch("quantize", cast_row_col_blocks<F, T, kStochastic>,
+         {single ? blocks_for(blocks, kPlan.run) : blocks, kThreads,
+          kPlan.stages * StagedTile<T>::kBytes, source.early},
+         stream, runs);
 }
 
 }  // namespace moiety::quant::device

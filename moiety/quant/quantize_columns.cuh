@@ -1,9 +1,10 @@
-// The col direction of the formats with one-dimensional blocks: the tile in shared memory, and from
-// there columns.
+// The col direction of the formats with one-dimensional blocks: tiles of X in shared memory, and
+// from there columns.
 #pragma once
 
 #include "moiety/quant/hadamard.h"
 #include "moiety/quant/quantize_tile.cuh"
+#include "moiety/quant/transpose_device.cuh"
 
 namespace moiety::quant::device {
 
@@ -14,44 +15,68 @@ __device__ uint32_t sign_flip(uint32_t signs, int row) {
   return signs >> row % kUnit & 1 ? kSigns : 0;
 }
 
-// Sixteen rows of two columns that lie side by side, as in memory.
+constexpr int kQuad = 4;  // columns of a thread
+
+// Magnitudes of four columns, in words as elements lie in memory.
 template <class T>
-struct ColumnPair {
+struct QuadMagnitude {
+  static constexpr int kWords = int(sizeof(T));
+  uint32_t word[kWords] = {};
+
+  __device__ void raise(int w, uint32_t other) {
+    word[w] = sizeof(T) == 2 ? __vmaxu2(word[w], other) : max(word[w], other);
+  }
+  // Maximum over lanes that differ in these bits of their number.
+  template <int kMask>
+  __device__ void raise_over_lanes() {
+#pragma unroll
+    for (int bit = 1; bit < 32; bit *= 2) {
+      if (!(kMask & bit)) continue;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) raise(w, __shfl_xor_sync(kWarp, word[w], bit));
+    }
+  }
+  // Bits of that of column j.
+  __device__ uint32_t bits(int j) const {
+    if constexpr (sizeof(T) == 4) return word[j];
+    return j % 2 ? word[j / 2] & 0xFFFF0000u : word[j / 2] << 16;
+  }
+};
+
+// Sixteen rows of four columns that lie side by side, as in memory.
+template <class T>
+struct ColumnQuad {
   static constexpr bool kPacked = sizeof(T) == 2;
-  using Row = std::conditional_t<kPacked, uint32_t, uint2>;
+  using Row = Vector<int(sizeof(T))>;
   Row row[kUnit];
 
-  __device__ float value(int i, int column) const {
+  __device__ float value(int i, int j) const {
     if constexpr (kPacked) {
-      return __uint_as_float(column == 0 ? row[i] << 16 : row[i] & 0xFFFF0000u);
+      return __uint_as_float(j % 2 ? row[i].word[j / 2] & 0xFFFF0000u : row[i].word[j / 2] << 16);
     } else {
-      return __uint_as_float(column == 0 ? row[i].x : row[i].y);
+      return __uint_as_float(row[i].word[j]);
     }
   }
-  // Bits of the largest magnitudes become at least those of the columns.
-  __device__ void raise(uint32_t (&amax)[2]) const {
-    if constexpr (kPacked) {
-      uint32_t m = 0;
+  __device__ QuadMagnitude<T> magnitude() const {
+    QuadMagnitude<T> out;
 #pragma unroll
-      for (int i = 0; i < kUnit; ++i) m = __vmaxu2(m, row[i] & 0x7FFF7FFFu);
-      amax[0] = max(amax[0], m << 16);
-      amax[1] = max(amax[1], m & 0xFFFF0000u);
-    } else {
+    for (int w = 0; w < out.kWords; ++w) {
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) {
-        amax[0] = max(amax[0], row[i].x & 0x7FFFFFFFu);
-        amax[1] = max(amax[1], row[i].y & 0x7FFFFFFFu);
+        out.raise(w, row[i].word[w] & (kPacked ? 0x7FFF7FFFu : 0x7FFFFFFFu));
       }
     }
+    return out;
   }
-  __device__ Unit<T> column(int which) const {
+  __device__ Unit<T> column(int j) const {
     Unit<T> out;
 #pragma unroll
     for (int w = 0; w < Unit<T>::kWords; ++w) {
       if constexpr (kPacked) {
-        out.word[w] = __byte_perm(row[2 * w], row[2 * w + 1], which == 0 ? 0x5410 : 0x7632);
+        out.word[w] = __byte_perm(row[2 * w].word[j / 2], row[2 * w + 1].word[j / 2],
+                                  j % 2 == 0 ? 0x5410 : 0x7632);
       } else {
-        out.word[w] = __float_as_uint(value(w, which));
+        out.word[w] = row[w].word[j];
       }
     }
     return out;
@@ -61,28 +86,40 @@ struct ColumnPair {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       const uint32_t bits = sign_flip<T>(signs, i);
-      if constexpr (kPacked) {
-        row[i] ^= bits;
-      } else {
-        row[i].x ^= bits;
-        row[i].y ^= bits;
-      }
+#pragma unroll
+      for (uint32_t& word : row[i].word) word ^= bits;
     }
   }
-  // The transform of a column whose signs have been changed, rounded to BF16.
-  __device__ Unit<bf16> rotated(int which) const {
-    float x[kUnit];
+  // The transform of a column whose signs have been changed, before it is quartered and rounded.
+  __device__ void transform(int j, float (&x)[kUnit]) const {
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      x[i] = kPacked ? value(i, which) : float(bf16(value(i, which)));
-    }
-    detail::quarter_hadamard(x, detail::Elements{});
+    for (int i = 0; i < kUnit; ++i) x[i] = kPacked ? value(i, j) : float(bf16(value(i, j)));
+    detail::hadamard(x);
+  }
+  __device__ Unit<bf16> rotated(int j) const {
+    float x[kUnit];
+    transform(j, x);
     Unit<bf16> out;
 #pragma unroll
-    for (int w = 0; w < kUnit / 2; ++w) out.word[w] = bf16_pair(x[2 * w], x[2 * w + 1]);
+    for (int w = 0; w < kUnit / 2; ++w) {
+      out.word[w] = bf16_pair(0.25f * x[2 * w], 0.25f * x[2 * w + 1]);
+    }
     return out;
   }
 };
+
+// The larger of `largest` and the magnitudes of the transform of column j, not quartered; NaN if
+// one of them is.
+template <class T>
+__device__ float raise_transformed(const ColumnQuad<T>& x, int j, float largest) {
+  float w[kUnit];
+  x.transform(j, w);
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(w[i])));
+  }
+  return largest;
+}
 
 // BF16 values as elements of X are.
 template <class T>
@@ -97,45 +134,55 @@ __device__ Unit<T> widen(const Unit<bf16>& x) {
   }
 }
 
-// The col direction of a tile: its elements, and what is made of them, in shared memory.
-template <Format F, class T>
-struct ColumnTile {
-  static constexpr bool kTransposed = F != Format::kMxfp8;
-  static constexpr int kUnitBytes = is_fp4(F) ? 8 : 16;
-  // Codes of a column (kMxfp8: of a row). More than they are, for the sake of the banks.
-  static constexpr int kPitch = is_fp4(F) ? 72 : (kTransposed ? 144 : 128);
-  static constexpr int kElementBytes = kTile * kTile * int(sizeof(T));
-  static constexpr int kBytes = kElementBytes + kTile * kPitch + kTile * 8 + 4 * kTile * 4;
+// Begins to copy n bytes from global to shared memory, of which those past the first `valid` become
+// 0 and are not read.
+template <int n>
+__device__ void copy_async(void* to, const void* from, int valid) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (n == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                 "r"(valid)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(n),
+                 "r"(valid)
+                 : "memory");
+  }
+}
+// Until all that the thread has begun to copy is there.
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// A tile of X in shared memory.
+template <class T>
+struct StagedTile {
+  static constexpr int kBytes = kTile * kTile * int(sizeof(T));
   uint8_t* memory;
 
-  __device__ uint8_t* codes() const { return memory + kElementBytes; }
-  __device__ uint8_t* scales() const { return codes() + kTile * kPitch; }  // [column][8]
-  __device__ uint32_t* amax() const {                                      // [quarter][column]
-    return reinterpret_cast<uint32_t*>(scales() + kTile * 8);
-  }
-  // The element (r, c). Parts of 16 bytes change places within a row, so that neither units nor
-  // columns meet bank conflicts.
-  __device__ T* element(int r, int c) const {
-    constexpr int kPart = 16 / int(sizeof(T));
-    const int part = c / kPart;
-    return reinterpret_cast<T*>(memory) + r * kTile + (part ^ part / 8) * kPart + c % kPart;
-  }
-
-  // The thread's units, and one of them back. `signs`: bit r % 16 changes the sign of row r.
-  __device__ void put(const Unit<T> (&x)[kUnits], uint32_t signs) const {
+  // Begins to fill it; what lies outside of X becomes +0. Done after wait_for_copies() and a
+  // barrier.
+  __device__ void fill(const QuantizeJob& job, const Place& place) const {
+    const auto address = reinterpret_cast<uintptr_t>(job.x) | uintptr_t(job.stride) * sizeof(T);
+    if (address % 16 == 0) {
+      copy<16>(job, place);
+    } else if (address % 8 == 0) {
+      copy<8>(job, place);
+    } else if (address % 4 == 0) {
+      copy<4>(job, place);
+    } else if constexpr (sizeof(T) == 2) {
+      Unit<T> x[kUnits];
+      load_units(job, place, x);
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      Unit<T> unit = x[i];
-      if (signs != 0) flip(&unit, sign_flip<T>(signs, unit_row(i)));
+      for (int i = 0; i < kUnits; ++i) {
 #pragma unroll
-      for (int w = 0; w < Unit<T>::kWords; w += 4) {
-        *unit_part(i, w) =
-            make_uint4(unit.word[w], unit.word[w + 1], unit.word[w + 2], unit.word[w + 3]);
+        for (int w = 0; w < Unit<T>::kWords; w += 4) {
+          *unit_part(i, w) =
+              make_uint4(x[i].word[w], x[i].word[w + 1], x[i].word[w + 2], x[i].word[w + 3]);
+        }
       }
     }
   }
-  __device__ Unit<T> unit(int i, uint32_t signs) const {
+  // The thread's i-th unit.
+  __device__ Unit<T> unit(int i) const {
     Unit<T> out;
 #pragma unroll
     for (int w = 0; w < Unit<T>::kWords; w += 4) {
@@ -145,191 +192,217 @@ struct ColumnTile {
       out.word[w + 2] = part.z;
       out.word[w + 3] = part.w;
     }
-    if (signs != 0) flip(&out, sign_flip<T>(signs, unit_row(i)));
     return out;
   }
-  // Sixteen rows from r of columns c and c + 1, c even.
-  __device__ ColumnPair<T> get(int r, int c) const {
-    using Row = typename ColumnPair<T>::Row;
-    ColumnPair<T> out;
+  // Sixteen rows of four columns from (r, c), multiples of 16 and 4.
+  __device__ ColumnQuad<T> quad(int r, int c) const {
+    ColumnQuad<T> out;
+    const auto* from = reinterpret_cast<const typename ColumnQuad<T>::Row*>(element(r, c));
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) out.row[i] = *reinterpret_cast<const Row*>(element(r + i, c));
+    for (int i = 0; i < kUnit; ++i) out.row[i] = from[i * kTile / kQuad];
     return out;
   }
 
  private:
-  static __device__ void flip(Unit<T>* x, uint32_t bits) {
-#pragma unroll
-    for (uint32_t& word : x->word) word ^= bits;
+  // Parts of 16 bytes change places within a row, so that neither units nor quads of columns, below
+  // or beside each other, meet bank conflicts.
+  __device__ T* element(int r, int c) const {
+    constexpr int kPart = 16 / int(sizeof(T));
+    const int part = c / kPart;
+    return reinterpret_cast<T*>(memory) + r * kTile + (part ^ part / 8 ^ r / kUnit) * kPart +
+           c % kPart;
   }
   // From word w, a multiple of 4, of the thread's i-th unit.
   __device__ uint4* unit_part(int i, int w) const {
     return reinterpret_cast<uint4*>(element(unit_row(i), unit_col() + w * 4 / int(sizeof(T))));
   }
+  // n bytes at a time.
+  template <int n>
+  __device__ void copy(const QuantizeJob& job, const Place& place) const {
+    constexpr int kElements = n / int(sizeof(T)), kLanes = kTile / kElements;  // of a row
+    constexpr int kStep = kThreads / kLanes;
+    const int r = threadIdx.x / kLanes, c = threadIdx.x % kLanes * kElements;
+    const Extent extent = Extent::of(job, place);
+    const int valid = min(max((extent.cols - c) * int(sizeof(T)), 0), n);
+    const T* from = static_cast<const T*>(job.x) + (place.row + r) * job.stride + place.col + c;
+    const int64_t step = kStep * job.stride;
+#pragma unroll
+    for (int i = 0; i < kTile; i += kStep) {
+      copy_async<n>(element(r + i, c), from, r + i < extent.rows ? valid : 0);
+      from += step;
+    }
+  }
 };
 
-// A thread's part of the columns: columns 2 lane and 2 lane + 1 of a half, a quarter of the rows.
+// Sixteen rows of four columns of X from (r, c); what lies outside of X is +0.
+template <class T>
+__device__ ColumnQuad<T> load_columns(const QuantizeJob& job, int64_t r, int64_t c) {
+  using Row = typename ColumnQuad<T>::Row;
+  const T* p = static_cast<const T*>(job.x) + r * job.stride + c;
+  const auto address = reinterpret_cast<uintptr_t>(p) | uintptr_t(job.stride) * sizeof(T);
+  const int rows = int(min(job.rows - r, int64_t{kUnit}));
+  const int cols = int(min(job.cols - c, int64_t{kQuad}));
+  ColumnQuad<T> out;
+  if (address % sizeof(Row) == 0 && rows == kUnit && cols == kQuad) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      out.row[i] = *reinterpret_cast<const Row*>(p + i * job.stride);
+    }
+    return out;
+  }
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    out.row[i] = Row{};
+    if (i >= rows) continue;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      if (j >= cols) continue;
+      if constexpr (sizeof(T) == 2) {
+        out.row[i].word[j / 2] |= uint32_t{p[i * job.stride + j].bits} << 16 * (j % 2);
+      } else {
+        out.row[i].word[j] = __float_as_uint(p[i * job.stride + j]);
+      }
+    }
+  }
+  return out;
+}
+
+// A thread's part of the columns: a quad of them and sixteen rows. Where the codes are transposed
+// eight lanes lie below each other, so that they hold a run of a column's codes; otherwise sixteen
+// side by side.
 struct ColumnPart {
-  int col, row, quarter;
+  int row, col;
+  template <bool kTransposed>
   static __device__ ColumnPart mine() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    return {warp % 2 * 64 + 2 * lane, warp / 2 * 32, warp / 2};
+    if constexpr (kTransposed) return {lane % 8 * kUnit, (warp * 4 + lane / 8) * kQuad};
+    return {(warp / 2 * 2 + lane / 16) * kUnit, (warp % 2 * 16 + lane % 16) * kQuad};
   }
 };
 
-// amax of a part's two columns over its 32 rows, or over all 128 (FP8: a block).
-template <Format F, class T>
-__device__ void measure_columns(const ColumnTile<F, T>& tile, const ColumnPart& part,
-                                const ColumnPair<T> (&x)[2], uint32_t (&amax)[2]) {
-  amax[0] = amax[1] = 0;
-  x[0].raise(amax);
-  x[1].raise(amax);
-  if constexpr (F == Format::kFp8Block1x128) {
-    auto* const all = reinterpret_cast<uint2*>(tile.amax()) + part.col / 2;
-    all[part.quarter * kTile / 2] = make_uint2(amax[0], amax[1]);
-    __syncthreads();
+// Codes of four columns as rows of four, to a matrix that is not transposed. `rows`, `cols`: how
+// many exist.
+__device__ inline void store_quad_rows(const Codes (&codes)[kQuad], uint8_t* to, int64_t pitch,
+                                       int rows, int cols) {
+  uint32_t row[kUnit / 4][4];
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      amax[0] = max(amax[0], all[q * kTile / 2].x);
-      amax[1] = max(amax[1], all[q * kTile / 2].y);
-    }
+  for (int w = 0; w < kUnit / 4; ++w) {
+    transpose_bytes({codes[0].word[w], codes[1].word[w], codes[2].word[w], codes[3].word[w]},
+                    row[w]);
   }
-}
-
-// Codes of the two columns' sixteen rows from r of the tile to where `write_columns` finds them.
-template <Format F, class T>
-__device__ void put_codes(const ColumnTile<F, T>& tile, int r, int c, const Codes (&codes)[2]) {
-  constexpr int kBytes = ColumnTile<F, T>::kUnitBytes, kPitch = ColumnTile<F, T>::kPitch;
-  if constexpr (ColumnTile<F, T>::kTransposed) {
-    uint8_t* to = tile.codes() + c * kPitch + r * kBytes / kUnit;
-    store_codes<kBytes>(to, codes[0]);
-    store_codes<kBytes>(to + kPitch, codes[1]);
+  const auto address = reinterpret_cast<uintptr_t>(to) | uintptr_t(pitch);
+  if (rows >= kUnit && cols == kQuad && address % kQuad == 0) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      *reinterpret_cast<uint32_t*>(to) = row[i / 4][i % 4];
+      to += pitch;
+    }
   } else {
-    auto* to = reinterpret_cast<uint16_t*>(tile.codes() + r * kPitch + c);
 #pragma unroll
-    for (int i = 0; i < kUnit; i += 2) {
-      const uint32_t rows =
-          __byte_perm(codes[0].word[i / 4], codes[1].word[i / 4], i % 4 == 0 ? 0x5140 : 0x7362);
-      to[i * kPitch / 2] = uint16_t(rows);
-      to[(i + 1) * kPitch / 2] = uint16_t(rows >> 16);
+    for (int i = 0; i < kUnit; ++i) {
+      if (i < rows) store_bytes<1>(to, {row[i / 4][i % 4]}, cols);
+      to += pitch;
     }
   }
 }
 
-// Codes and scales of the columns into shared memory (float32 scales and those of MXFP8 to where
-// they belong). Returns the largest amax that the thread met.
+// Where the scales of a thread's columns go. Of lanes that share blocks one stores the scale; with
+// 1x128 blocks each that of another column.
+template <Format F>
+class ColumnScales {
+ public:
+  __device__ ColumnScales(const QuantizeJob& job, const Place& place, const ColumnPart& part)
+      : to_(static_cast<uint8_t*>(job.col.scales)), row_(part.row) {
+    const int64_t r = place.row + part.row, c = place.col + part.col, pitch = job.col.scale_pitch;
+    if constexpr (F == Format::kFp8Block1x128) {
+      to_ += (c * pitch + place.row / kTile) * 4;
+      step_ = pitch * 4;
+      exists_ = place.row < job.padded_rows;
+    } else {
+      to_ += F == Format::kNvfp4 ? c * pitch + r / kUnit : r / 32 * pitch + c;
+      step_ = F == Format::kNvfp4 ? pitch : 1;
+      exists_ = r < job.padded_rows && (F == Format::kNvfp4 || part.row % 32 == 0);
+    }
+  }
+  // Of column j, which has come by next(). `empty`: the block lies past the rows.
+  __device__ void store(int j, const BlockFactor<F>& factor, bool empty) const {
+    if (!exists_) return;
+    if constexpr (F == Format::kFp8Block1x128) {
+      if (row_ == j * kUnit) factor.store(to_, 0);
+    } else {
+      *to_ = empty ? 0 : uint8_t(factor.stored);
+    }
+  }
+  __device__ void next() { to_ += step_; }
+
+ private:
+  uint8_t* to_;
+  int64_t step_;
+  int row_;
+  bool exists_;
+};
+
+// The col direction of a tile. Returns the largest amax that the thread met.
 template <Format F, class C, bool kStochastic, class T>
 __device__ uint32_t cast_columns(const QuantizeJob& job, TensorFactors<F> tensor,
-                                 const Place& place, const ColumnTile<F, T>& tile) {
-  const ColumnPart part = ColumnPart::mine();
-  const int64_t c = place.col + part.col, r0 = place.row + part.row;
-  const int rows = int(min(job.rows - r0, int64_t{kTile}));  // that exist from r0 on
-  const int cols = int(min(job.cols - c, int64_t{2}));
+                                 const Place& place, const StagedTile<T>& tile) {
+  constexpr bool kTransposed = F != Format::kMxfp8;
+  constexpr int kBytes = is_fp4(F) ? 8 : 16;  // of the codes of a column's sixteen rows
+  const ColumnPart part = ColumnPart::mine<kTransposed>();
+  const int64_t r = place.row + part.row, c = place.col + part.col;
+  const int rows = int(min(job.rows - r, int64_t{kUnit}));  // that exist; perhaps less than 0
+  const int cols = int(min(job.cols - c, int64_t{kQuad}));
+  const int padded = int(min(job.padded_rows - r, int64_t{kTile}));
   const bool rotated = F == Format::kNvfp4 && job.spec.rht_col;
   const auto random = device_random<kStochastic>(job, Direction::kCol);
   uint64_t block = 0, blocks_per_column = 0;
   if constexpr (kStochastic) {
     const BlockPosition position = job.position(Direction::kCol);
-    block = position.block(c, r0 / kUnit);
+    block = position.block(c, r / kUnit);
     blocks_per_column = uint64_t(position.blocks_per_row);
   }
-  uint32_t amax[2], largest = 0;
-  ColumnPair<T> x[2];
-  if constexpr (F != Format::kNvfp4) {
-    x[0] = tile.get(part.row, part.col);
-    x[1] = tile.get(part.row + kUnit, part.col);
-    measure_columns<F, T>(tile, part, x, amax);
-  }
-#pragma unroll
-  for (int b = 0; b < 2; ++b) {
-    const int left = rows - kUnit * b, valid = rotated && left > 0 ? kUnit : left;
-    if constexpr (F == Format::kNvfp4) x[b] = tile.get(part.row + kUnit * b, part.col);
-    Codes codes[2];
-    uint32_t stored[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      Unit<T> unit;
-      if (F == Format::kNvfp4 && rotated) {
-        unit = widen<T>(x[b].rotated(j));
-      } else {
-        unit = x[b].column(j);
-      }
-      if constexpr (F == Format::kNvfp4) amax[j] = amax_bits(unit);
-      if (j < cols && left > 0) largest = max(largest, amax[j]);
-      const auto factor = BlockFactor<F>::of(job, tensor, amax[j]);
-      codes[j] = encode_unit<F, C, kStochastic>(
-          unit, factor.encode, amax[j],
-          random_bits<kStochastic>(random, block + j * blocks_per_column + b));
-      if (valid < kUnit) clear_past<ColumnTile<F, T>::kUnitBytes>(&codes[j], valid);
-      stored[j] = left > 0 ? factor.stored : 0;
-      if (F != Format::kNvfp4 && b == 0 && j < cols) {
-        if constexpr (F == Format::kMxfp8) {
-          if (r0 < job.padded_rows) {
-            static_cast<uint8_t*>(job.col.scales)[r0 / 32 * job.col.scale_pitch + c + j] =
-                uint8_t(stored[j]);
-          }
-        } else if (part.quarter == 0 && place.row < job.padded_rows) {
-          factor.store(job.col.scales, (c + j) * job.col.scale_pitch + place.row / kTile);
-        }
-      }
-    }
-    put_codes<F, T>(tile, part.row + kUnit * b, part.col, codes);
-    if constexpr (F == Format::kNvfp4) {
-      uint8_t* to = tile.scales() + part.col * 8 + 2 * part.quarter + b;
-      to[0] = uint8_t(stored[0]);
-      to[8] = uint8_t(stored[1]);
-    }
-  }
-  return largest;
-}
-
-// From shared memory to the col arrays. After a barrier.
-template <Format F, class T>
-__device__ void write_columns(const QuantizeJob& job, const Place& place,
-                              const ColumnTile<F, T>& tile) {
-  constexpr bool kTransposed = ColumnTile<F, T>::kTransposed;
-  constexpr int kBytes = ColumnTile<F, T>::kUnitBytes, kPitch = ColumnTile<F, T>::kPitch;
-  const int rows = int(min(job.padded_rows - place.row, int64_t{kTile}));
-  const int cols = int(min(job.cols - place.col, int64_t{kTile}));
-  // Lines of eight chunks: a column of X, or with MXFP8 a row.
-  const int lines = kTransposed ? cols : rows;
-  const int bytes = kTransposed ? (is_fp4(F) ? (rows + 15) / 16 * 8 : rows) : cols;
-  const int line = threadIdx.x / 8, at = threadIdx.x % 8 * kBytes;
-  const int64_t pitch = job.col.pitch;
-  const uint8_t* from = tile.codes() + line * kPitch + at;
-  uint8_t* to = job.col.data +
-                (kTransposed ? (place.col + line) * pitch + place.row / (is_fp4(F) ? 2 : 1)
-                             : (place.row + line) * pitch + place.col) +
-                at;
-  const bool vector = (reinterpret_cast<uintptr_t>(job.col.data) | pitch) % kBytes == 0;
-  constexpr int kStep = kThreads / 8;
-  if (vector && lines == kTile && bytes == 8 * kBytes) {
-#pragma unroll
-    for (int i = 0; i < kTile; i += kStep) {
-      store_codes<kBytes>(to, load_codes<kBytes>(from + i * kPitch));
-      to += kStep * pitch;
-    }
+  ColumnQuad<T> x = tile.quad(part.row, part.col);
+  QuadMagnitude<T> magnitude;
+  if (rotated) {
+    x.flip(uniform(job.spec.rht_signs));
   } else {
-#pragma unroll 1
-    for (int i = 0; i < kTile; i += kStep) {
-      store_code_run<kBytes>(to, load_codes<kBytes>(from + i * kPitch),
-                             line + i < lines ? bytes - at : kNoRun, vector);
-      to += kStep * pitch;
-    }
+    magnitude = x.magnitude();
+    // Lanes that share blocks.
+    if constexpr (F == Format::kFp8Block1x128) magnitude.template raise_over_lanes<7>();
+    if constexpr (F == Format::kMxfp8) magnitude.template raise_over_lanes<16>();
   }
-  if constexpr (F == Format::kNvfp4) {
-    const int column = threadIdx.x;
-    if (column >= cols) return;
-    const int blocks = (rows + 15) / 16;
-    uint8_t* to = static_cast<uint8_t*>(job.col.scales) +
-                  (place.col + column) * job.col.scale_pitch + place.row / 16;
-    const auto scales = *reinterpret_cast<const Vector<2>*>(tile.scales() + column * 8);
-    if (blocks == 8 && reinterpret_cast<uintptr_t>(to) % 8 == 0) {
-      *reinterpret_cast<Vector<2>*>(to) = scales;
+  const int valid = rotated && rows > 0 ? kUnit : rows;
+  const int64_t pitch = job.col.pitch;
+  const bool vector = (reinterpret_cast<uintptr_t>(job.col.data) | uintptr_t(pitch)) % kBytes == 0;
+  uint8_t* to = job.col.data + (kTransposed ? c * pitch + r / (is_fp4(F) ? 2 : 1) : r * pitch + c);
+  ColumnScales<F> scales(job, place, part);
+  uint32_t largest = 0;
+  Codes codes[kQuad];
+#pragma unroll
+  for (int j = 0; j < kQuad; ++j) {
+    Unit<T> unit;
+    uint32_t amax;
+    if (F == Format::kNvfp4 && rotated) {
+      unit = widen<T>(x.rotated(j));
+      amax = amax_bits(unit);
     } else {
-      store_bytes(to, scales.word, blocks);
+      unit = x.column(j);
+      amax = magnitude.bits(j);
     }
+    if (j < cols && rows > 0) largest = max(largest, amax);
+    const auto factor = BlockFactor<F>::of(job, tensor, amax);
+    codes[j] = encode_unit<F, C, kStochastic>(
+        unit, factor.encode, amax, random_bits<kStochastic>(random, block + j * blocks_per_column));
+    if (valid < kUnit) clear_past<kBytes>(&codes[j], valid);
+    if constexpr (kTransposed) {
+      store_code_run<kBytes>(to, codes[j], j < cols ? padded : kNoRun, vector);
+      to += pitch;
+    }
+    if (j < cols) scales.store(j, factor, rows <= 0);
+    scales.next();
   }
+  if constexpr (!kTransposed) store_quad_rows(codes, to, pitch, padded, cols);
+  return largest;
 }
 
 }  // namespace moiety::quant::device

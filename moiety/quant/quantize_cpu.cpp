@@ -7,6 +7,7 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/formats/e5m2.h"
+#include "moiety/quant/amax_sink.h"
 #include "moiety/quant/ieee_scope.h"
 #include "moiety/quant/quantize_task.h"
 #include "moiety/quant/scale_math.h"
@@ -26,7 +27,8 @@ struct Cut {
   int64_t rows, cols;  // of a task
 
   static Cut of(const QuantizeJob& job) {
-    if (job.want_col || is_tile(job.spec.format)) return {kTaskRows, kTaskCols};
+    if (job.want_col) return {kTaskRows, kTaskCols};
+    if (is_tile(job.spec.format)) return {block_shape(job.spec.format).rows, kTaskCols};
     // Whole rows: memory in the order in which it lies is read fastest.
     const int64_t cols = std::max<int64_t>(job.cols, 1);
     return {std::clamp<int64_t>(kRowElements / cols, 1, kTaskRows), cols};
@@ -63,13 +65,6 @@ void for_tasks(std::span<const QuantizeJob> jobs, Wanted&& wanted, Body&& body) 
   });
 }
 
-void raise(float* slot, uint32_t amax) {
-  std::atomic_ref<uint32_t> bits(*reinterpret_cast<uint32_t*>(slot));
-  uint32_t seen = bits.load(std::memory_order_relaxed);
-  while (seen < amax && !bits.compare_exchange_weak(seen, amax, std::memory_order_relaxed)) {
-  }
-}
-
 void set_flag(const QuantizeJob& job, uint32_t amax) {
   if (!job.flags || amax < 0x7F800000u) return;
   std::atomic_ref<uint32_t>(*job.flags).fetch_or(kFlagNonFinite, std::memory_order_relaxed);
@@ -85,8 +80,16 @@ void measure(const QuantizeTask& task) {
     return;
   }
   const bool own_col = job.want_col && job.spec.rht_col;
-  if (job.want_row || !own_col) raise(job.amax[job.want_row ? 0 : 1], measure_task(task));
-  if (own_col) raise(job.amax[1], measure_rotated_task(task));
+  // A band at a time, so that the transform finds it in the cache.
+  const int64_t band = own_col ? 16 : kTaskRows;
+  uint32_t plain = 0, rotated = 0;
+  for (int64_t r = task.r0; r < task.r1; r += band) {
+    const QuantizeTask part{&job, r, std::min(task.r1, r + band), task.c0, task.c1};
+    if (job.want_row || !own_col) plain = std::max(plain, measure_task(part));
+    if (own_col) rotated = std::max(rotated, measure_rotated_task(part));
+  }
+  raise_amax(job.amax[job.want_row ? 0 : 1], plain);
+  if (own_col) raise_amax(job.amax[1], rotated);
 }
 
 // Both directions have the amax of X, unless col is rotated.
@@ -136,9 +139,9 @@ void run_task(const QuantizeTask& task) {
   clear_pads(task);
   set_flag(job, amax);
   if (!job.delayed_scale) return;
-  raise(job.step_amax, amax);
-  if (job.want_row) raise(job.amax[0], amax);
-  if (job.want_col) raise(job.amax[1], amax);
+  raise_amax(job.step_amax, amax);
+  if (job.want_row) raise_amax(job.amax[0], amax);
+  if (job.want_col) raise_amax(job.amax[1], amax);
 }
 
 float decode_scale(const QuantizeJob& job, float amax) {

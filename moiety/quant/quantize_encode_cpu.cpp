@@ -52,9 +52,9 @@ MOIETY_ENCODE_LOOPS(bf16, E5M2)
 
 }  // namespace
 
-Encode encode(DType input, DType element, bool stochastic, bool finite) {
-  const bool wide = input == DType::kFloat32;
-  const Encode avx2 = finite && !wide ? encode_avx2(element, stochastic) : nullptr;
+Encode encode(DType input, DType element, bool stochastic, Known known) {
+  const bool wide = input == DType::kFloat32, finite = known != Known::kNothing;
+  const Encode avx2 = wide ? nullptr : encode_avx2(element, stochastic, known);
   if (avx2) return avx2;
   switch (element) {
     case DType::kE2M1:

@@ -53,14 +53,20 @@ void spread(const float* factor, int block, int64_t blocks, float* out);
 void split(const float* factor, int64_t n, float* even, float* odd);
 
 // Codes of x[r][i] * factor of i, rounded; rows of n codes lie one after the other, those of
-// `random` (read only if rounding is stochastic) too. With `finite`, elements are finite and
-// factors are finite and positive.
+// `random` (read only if rounding is stochastic) too.
 using Encode = void (*)(const Rows& x, const PairFactors& factor, const uint8_t* random,
                         uint8_t* codes);
-Encode encode(DType input, DType element, bool stochastic, bool finite);
+// What is known of the values, from less to more.
+enum class Known {
+  kNothing,
+  kFinite,  // elements are finite, factors finite and positive
+  kPowers   // factors are powers of two, too
+};
+Encode encode(DType input, DType element, bool stochastic, Known known);
 
-// Columns of 16 rows of 128 elements, rounded to BF16, transformed; and the largest |y| of that.
-void rotate(const Rows& x, uint16_t signs, bf16 (*y)[kPanel]);
+// Columns of 16 rows of 128 elements, rounded to BF16, transformed, with the amax of each column;
+// and the largest |y| alone. y is aligned to 32 bytes.
+void rotate(const Rows& x, uint16_t signs, bf16 (*y)[kPanel], uint32_t* amax);
 uint32_t rotated_amax(const Rows& x, uint16_t signs);
 
 // Panels of 128 x 128 codes; of nibbles rows have 64 bytes. The third: of 16 x 128 bytes.

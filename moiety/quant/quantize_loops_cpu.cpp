@@ -199,11 +199,14 @@ MOIETY_SIMD_CLONES void split(const float* __restrict factor, int64_t n, float* 
   }
 }
 
-MOIETY_SIMD_CLONES void rotate(const Rows& x, uint16_t signs, bf16 (*y)[kPanel]) {
+MOIETY_SIMD_CLONES void rotate(const Rows& x, uint16_t signs, bf16 (*y)[kPanel], uint32_t* amax) {
+  if (rotate_avx2(x, signs, y, amax)) return;
   x.dtype == DType::kBFloat16 ? rotate_columns<bf16>(x, signs, y)
                               : rotate_columns<float>(x, signs, y);
+  amax_of_columns<bf16>({DType::kBFloat16, y, sizeof y[0], 16, kPanel}, amax);
 }
 MOIETY_SIMD_CLONES uint32_t rotated_amax(const Rows& x, uint16_t signs) {
+  if (const std::optional<uint32_t> amax = rotated_amax_avx2(x, signs)) return *amax;
   return x.dtype == DType::kBFloat16 ? amax_of_rotated<bf16>(x, signs)
                                      : amax_of_rotated<float>(x, signs);
 }

@@ -102,17 +102,23 @@ __device__ void keep_first(uint32_t (&word)[n], int64_t valid) {
   }
 }
 
-// The unit at p, which is aligned to 16 bytes.
-template <class T>
+// The unit at p, which is aligned to kBytes (8 or 16).
+template <int kBytes = 16, class T>
 __device__ Unit<T> load_unit(const T* p) {
   Unit<T> out;
 #pragma unroll
-  for (int i = 0; i < Unit<T>::kWords; i += 4) {
-    const uint4 v = __ldg(reinterpret_cast<const uint4*>(p) + i / 4);
-    out.word[i] = v.x;
-    out.word[i + 1] = v.y;
-    out.word[i + 2] = v.z;
-    out.word[i + 3] = v.w;
+  for (int i = 0; i < Unit<T>::kWords; i += kBytes / 4) {
+    if constexpr (kBytes == 16) {
+      const uint4 v = __ldg(reinterpret_cast<const uint4*>(p) + i / 4);
+      out.word[i] = v.x;
+      out.word[i + 1] = v.y;
+      out.word[i + 2] = v.z;
+      out.word[i + 3] = v.w;
+    } else {
+      const uint2 v = __ldg(reinterpret_cast<const uint2*>(p) + i / 2);
+      out.word[i] = v.x;
+      out.word[i + 1] = v.y;
+    }
   }
   return out;
 }

@@ -18,6 +18,20 @@ __device__ inline Nvfp4BlockScale convert_block_scale(float amax, const Nvfp4Ten
   return {uint8_t(code), encode};
 }
 
+// fp8_scale with powers of two and no floor, without a division: FP8's maxima are 1.75 times a
+// power, so the quotient's exponent is one less where the mantissa of amax is above 1.75; no such
+// quotient rounds up to a power.
+__device__ inline Fp8Scale power_scale(float amax, DType element) {
+  static_assert(E4M3::kMax == 1.75f * 0x1p8f && E5M2::kMax == 1.75f * 0x1p15f);
+  const uint32_t a = __float_as_uint(amax);
+  const int top = 2 * 127 + (element == DType::kE5M2 ? 15 : 8);
+  int exponent = min(top - int(a + 0x1FFFFFu >> 23), 254);  // that of the largest finite power
+  if (a == 0) exponent = 127;
+  if (!is_finite(amax)) return {kCanonicalNan, kCanonicalNan};
+  const uint32_t inverse = exponent == 254 ? 0x00400000u : uint32_t(254 - exponent) << 23;
+  return {__uint_as_float(uint32_t(exponent) << 23), __uint_as_float(inverse)};
+}
+
 // What scales of blocks depend on beside their amax.
 template <Format F>
 struct TensorFactors {
@@ -64,8 +78,11 @@ struct BlockFactor {
     if constexpr (F == Format::kFp8Tensor) {
       return {0, tensor.fp8};
     } else if constexpr (is_fp8_block(F)) {
+      const QuantSpec& spec = job.spec;
       const Fp8Scale s =
-          fp8_scale(amax, fp8_max_of(job.spec.element), job.spec.amax_floor, job.spec.pow2_scales);
+          spec.pow2_scales && !(spec.amax_floor > 0)
+              ? power_scale(amax, spec.element)
+              : fp8_scale(amax, fp8_max_of(spec.element), spec.amax_floor, spec.pow2_scales);
       return {__float_as_uint(s.decode), s.encode};
     } else if constexpr (is_mxfp8(F)) {
       const uint8_t e =

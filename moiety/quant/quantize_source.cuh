@@ -66,6 +66,7 @@ struct Source {
 struct Place {
   int64_t row, col;  // of the tile's first element
   bool first;        // of the job's tiles
+  int slot = 0;      // where its job is, of those that are shared
 };
 
 __device__ inline Place place_of(int64_t tile, int64_t columns, const Tiling& tiling) {
@@ -215,31 +216,36 @@ __device__ inline int64_t block_tile(const Source& s, int i) {
 }
 
 // The job and place of a tile; false: there is no such tile. To be called by all threads of a
-// block, for its tiles in order; the job of kMany and kGroups is put into `shared`, valid until the
-// next call.
-__device__ inline bool find_tile(const Source& s, int64_t tile, QuantizeJob* shared, Place* place) {
+// block, for its tiles in order and each time with the last one's place. The job of kMany and
+// kGroups is put into `shared`, which has kSlots: another one each time, so that kSlots - 1 before
+// it are valid still, at the next barrier too.
+template <int kSlots = 1>
+__device__ bool find_tile(const Source& s, int64_t tile, QuantizeJob* shared, Place* place) {
   if (s.kind == Source::Kind::kSingle) {
     if (tile >= s.tiles) return false;
     *place = place_of(tile, tiles_of(1, s.job.cols, s.tiling).cols, s.tiling);
     return true;
   }
+  int slot = place->slot;
   __shared__ int64_t range[2];  // tiles of the job in `shared`, from the second call on
   if (tile == blockIdx.x * s.run || tile < range[0] || tile >= range[1]) {
     __syncthreads();  // the last tile's job is done with
+    slot = (slot + 1) % kSlots;
     if (s.kind == Source::Kind::kGroups) {
-      GroupSearch(s, tile, shared, range).run();
+      GroupSearch(s, tile, shared + slot, range).run();
     } else {
       if (tile >= s.tiles) return false;
       const int64_t i = job_of(s.first_tile, s.count, tile);
       const auto* from = reinterpret_cast<const uint32_t*>(s.jobs + i);
-      auto* to = reinterpret_cast<uint32_t*>(shared);
+      auto* to = reinterpret_cast<uint32_t*>(shared + slot);
       for (int w = threadIdx.x; w < int(sizeof(QuantizeJob) / 4); w += kThreads) to[w] = from[w];
       if (threadIdx.x < 2) range[threadIdx.x] = s.first_tile[i + threadIdx.x];
     }
     __syncthreads();
     if (tile >= range[1]) return false;
   }
-  *place = place_of(tile - range[0], tiles_of(1, shared->cols, s.tiling).cols, s.tiling);
+  *place = place_of(tile - range[0], tiles_of(1, shared[slot].cols, s.tiling).cols, s.tiling);
+  place->slot = slot;
   return true;
 }
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <optional>
 
-#include "moiety/quant/quantize_loops.h"
+#include "moiety/quant/quantize_loops_avx2.h"
 #include "moiety/quant/quantize_task.h"
 #include "moiety/quant/random_bytes.h"
 #include "moiety/quant/stream_bytes.h"
@@ -22,6 +22,13 @@ int64_t up(int64_t n, int64_t block) { return (n + block - 1) / block * block; }
 
 const void* element(const QuantizeJob& job, int64_t r, int64_t c) {
   return static_cast<const std::byte*>(job.x) + byte_size(job.dtype, r * job.stride + c);
+}
+
+// n elements that are read soon, in an order that hardware does not foresee; any address will do.
+void prefetch(const QuantizeJob& job, int64_t r, int64_t c, int64_t n) {
+  const auto* x = static_cast<const std::byte*>(element(job, r, c));
+  const int64_t bytes = byte_size(job.dtype, n);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i, 0, 2);
 }
 
 // From the amax of blocks to their scales.
@@ -105,8 +112,23 @@ struct Caster {
   int64_t bytes(int64_t n) const { return fp4 ? n / 2 : n; }
   void encode(const Rows& x, uint32_t amax, const loops::PairFactors& factor, const uint8_t* random,
               uint8_t* codes) const {
-    const bool all_finite = finite && amax < 0x7F800000u;
-    loops::encode(x.dtype, job.spec.element, stochastic, all_finite)(x, factor, random, codes);
+    loops::encode(x.dtype, job.spec.element, stochastic, known(amax))(x, factor, random, codes);
+  }
+  // The same of n elements of a row, whose blocks have a factor each.
+  void encode_blocks(const void* x, uint32_t amax, const float* factor, int64_t n,
+                     const uint8_t* random, uint8_t* codes) const {
+    const loops::EncodeBlocks fast =
+        job.dtype == DType::kBFloat16
+            ? loops::encode_blocks_avx2(job.spec.element, block, stochastic, known(amax))
+            : nullptr;
+    if (fast) return fast(static_cast<const bf16*>(x), factor, n, random, codes);
+    alignas(64) float pairs[kSegment / 2];
+    loops::spread(factor, block, n / block, pairs);
+    encode({job.dtype, x, 0, 1, n}, amax, {pairs, pairs}, random, codes);
+  }
+  loops::Known known(uint32_t amax) const {
+    if (!finite || amax >= 0x7F800000u) return loops::Known::kNothing;
+    return has_power_scales(job.spec) ? loops::Known::kPowers : loops::Known::kFinite;
   }
   // Codes n to `padded` of a row.
   void clear(uint8_t* codes, int64_t n, int64_t padded) const {
@@ -117,12 +139,13 @@ struct Caster {
 
 // Columns [c0, c1) of row r.
 uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
-  alignas(64) float factor[kSegment / 16], spread[kSegment / 2];
+  alignas(64) float factor[kSegment / 16];
   alignas(64) std::byte copy[kSegment * sizeof(float)];
   alignas(64) uint32_t amax[kSegment / 16];
   alignas(64) uint8_t codes[kSegment], random[kSegment], stored[kSegment / 4];
   const QuantizeJob& job = cast.job;
   const int64_t width = cast.rule.stored_bytes();
+  const int64_t segments = (c1 - c0 + kSegment - 1) / kSegment;
   uint32_t largest = 0;
   for (int64_t c = c0; c < c1; c += kSegment) {
     const int64_t n = std::min(kSegment, c1 - c), padded = up(n, cast.block);
@@ -134,15 +157,16 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
       std::memset(copy + bytes, 0, static_cast<size_t>(byte_size(job.dtype, padded)) - bytes);
       x = copy;
     }
+    const int64_t next = (c - c0) / kSegment + 2;  // segment of the rows from this one on
+    prefetch(job, r + next / segments, c0 + next % segments * kSegment, kSegment);
     cast.block_amax(x, blocks, amax);
     const uint32_t segment_amax = loops::largest(amax, blocks);
     largest = std::max(largest, segment_amax);
     cast.rule.apply(amax, blocks, factor, stored);
-    loops::spread(factor, cast.block, blocks, spread);
     if (cast.stochastic) {
       random_bytes(cast.stream, {cast.position.block(r, c / 16), 0, 1, up(n, 16) / 16}, random, 0);
     }
-    cast.encode({job.dtype, x, 0, 1, padded}, segment_amax, {spread, spread}, random, codes);
+    cast.encode_blocks(x, segment_amax, factor, padded, random, codes);
     cast.clear(codes, n, padded);
     if (width) {
       std::memcpy(static_cast<uint8_t*>(job.row.scales) +
@@ -188,8 +212,9 @@ class Strip {
     }
     return {job.dtype, copy_, static_cast<int64_t>(row), count, kPanel};
   }
-  Rows load_rotated(const QuantizeJob& job, const Panel& panel, int64_t r) {
-    loops::rotate(load(job, panel, r, 16), job.spec.rht_signs, rotated_);
+  // The same of 16 rows, rotated, with the amax of every column.
+  Rows load_rotated(const QuantizeJob& job, const Panel& panel, int64_t r, uint32_t* amax) {
+    loops::rotate(load(job, panel, r, 16), job.spec.rht_signs, rotated_, amax);
     return {DType::kBFloat16, rotated_, sizeof rotated_[0], 16, kPanel};
   }
 
@@ -271,9 +296,9 @@ uint32_t cast_columns(const Caster& cast, const Panel& panel) {
   uint32_t largest = 0;
   for (int64_t r = 0; r < panel.rows; r += cast.block) {
     const Rows x = rotated
-                       ? strip.load_rotated(job, panel, r)
+                       ? strip.load_rotated(job, panel, r, amax)
                        : strip.load(job, panel, r, std::min<int64_t>(cast.block, panel.rows - r));
-    cast.column_amax(x, amax);
+    if (!rotated) cast.column_amax(x, amax);
     const uint32_t strip_amax = loops::largest(amax, kPanel);
     largest = std::max(largest, strip_amax);
     cast.rule.apply(amax, kPanel, factor, scales.at + r / cast.block * kPanel);
@@ -324,6 +349,9 @@ uint32_t cast_shared(const Caster& cast, const Panel& panel) {
   uint32_t largest = 0;
   for (int64_t r = 0; r < panel.rows; r += cast.block) {
     const Rows x = strip.load(job, panel, r, std::min<int64_t>(cast.block, panel.rows - r));
+    for (int64_t i = 0; i < x.rows; ++i) {
+      prefetch(job, panel.r0 + r + i, panel.c0 + kPanel, kPanel);
+    }
     cast.column_amax(x, amax);
     const uint32_t strip_amax = loops::largest(amax, kPanel);
     largest = std::max(largest, strip_amax);

@@ -26,9 +26,10 @@ __device__ inline int64_t tile_columns(const QuantizeJob& job) {
 
 // The i-th tile of a block in a pass over X that is the second one: of kSingle from the end, which
 // is still in the L2.
-__device__ inline bool second_pass_tile(const Source& s, int i, QuantizeJob* shared, Place* place) {
+template <int kSlots = 1>
+__device__ bool second_pass_tile(const Source& s, int i, QuantizeJob* shared, Place* place) {
   int64_t tile = block_tile(s, i);
-  if (s.kind != Source::Kind::kSingle) return find_tile(s, tile, shared, place);
+  if (s.kind != Source::Kind::kSingle) return find_tile<kSlots>(s, tile, shared, place);
   if (tile >= s.tiles) return false;
   tile = s.tiles - 1 - tile;
   const int64_t columns = tile_columns(s.job), row = quotient(tile, columns);
@@ -100,18 +101,20 @@ __device__ ByteRange bytes_of(const QuantizeJob& job) {
 template <class T>
 __device__ void load_units(const QuantizeJob& job, const Place& place, Unit<T> (&x)[kUnits]) {
   const T* base = static_cast<const T*>(job.x);
-  const bool vector =
-      (reinterpret_cast<uintptr_t>(base) | uintptr_t(job.stride) * sizeof(T)) % 16 == 0;
+  const auto address = reinterpret_cast<uintptr_t>(base) | uintptr_t(job.stride) * sizeof(T);
   const Extent extent = Extent::of(job, place);
   const T* p = base + (place.row + unit_row(0)) * job.stride + place.col + unit_col();
   const int64_t step = kUnitStep * job.stride;
-  if (vector && extent.cols == kTile) {
+  const auto load = [&](auto bytes) {
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      x[i] = unit_row(i) < extent.rows ? load_unit(p + i * step) : Unit<T>{};
+      x[i] = unit_row(i) < extent.rows ? load_unit<bytes.value>(p + i * step) : Unit<T>{};
     }
-    return;
+  };
+  if (extent.cols == kTile && address % 16 == 0) {
+    return load(std::integral_constant<int, 16>{});
   }
+  if (extent.cols == kTile && address % 8 == 0) return load(std::integral_constant<int, 8>{});
   const ByteRange all = bytes_of<T>(job);
   // Two at a time wait together.
 #pragma unroll
@@ -138,6 +141,16 @@ __device__ void share_factors(const QuantizeJob& job, TensorFactors<F> (&factors
     }
     __syncthreads();
   }
+}
+
+// Before a tile is cast, and after its elements are on their way: what the kernels before this one
+// measured is there, the job's scalars are written by somebody, `factors` are those of the job.
+template <Format F>
+__device__ void begin_cast(const QuantizeJob& job, const Place& place, bool new_job,
+                           TensorFactors<F> (&factors)[2]) {
+  cudaGridDependencySynchronize();
+  if (place.first && threadIdx.x == 0) write_scalars<F>(job);
+  if (new_job) share_factors<F>(job, factors);
 }
 
 }  // namespace moiety::quant::device

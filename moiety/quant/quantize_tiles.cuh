@@ -55,9 +55,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
   for (int i = 0; second_pass_tile(source, i, &job, &place); ++i) {
     Unit<T> x[kUnits];
     load_units(job, place, x);
-    cudaGridDependencySynchronize();
-    if (place.first && threadIdx.x == 0) write_scalars<F>(job);
-    if (i == 0 || source.kind != Source::Kind::kSingle) share_factors<F>(job, factors);
+    begin_cast<F>(job, place, i == 0 || source.kind != Source::Kind::kSingle, factors);
     uint32_t amax = 0;
     if (F != Format::kFp8Tensor || job.delayed_scale || job.flags) {
 #pragma unroll
@@ -111,38 +109,6 @@ __device__ inline uint32_t first_warp_max(uint32_t v, uint32_t* warps) {
   return threadIdx.x < 32 ? lane_max<kThreads / 32 - 1>(warps[threadIdx.x % (kThreads / 32)]) : v;
 }
 
-// Sixteen rows of columns c and c + 1 of X, from row r; what lies outside of X is +0. `vector`:
-// both columns may be read at once.
-template <class T>
-__device__ ColumnPair<T> load_columns(const QuantizeJob& job, int64_t r, int64_t c, bool vector) {
-  using Row = typename ColumnPair<T>::Row;
-  const T* p = static_cast<const T*>(job.x) + r * job.stride + c;
-  const int rows = int(min(job.rows - r, int64_t{kUnit}));
-  const int cols = int(min(job.cols - c, int64_t{2}));
-  ColumnPair<T> out;
-  if (vector && rows == kUnit && cols == 2) {
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      out.row[i] = __ldg(reinterpret_cast<const Row*>(p + i * job.stride));
-    }
-    return out;
-  }
-#pragma unroll
-  for (int i = 0; i < kUnit; ++i) {
-    out.row[i] = Row{};
-    if (i >= rows) continue;
-    const T* from = p + i * job.stride;
-    if constexpr (sizeof(T) == 2) {
-      if (cols > 0) out.row[i] = from[0].bits;
-      if (cols > 1) out.row[i] |= uint32_t{from[1].bits} << 16;
-    } else {
-      if (cols > 0) out.row[i].x = __float_as_uint(from[0]);
-      if (cols > 1) out.row[i].y = __float_as_uint(from[1]);
-    }
-  }
-  return out;
-}
-
 // Adds to the amax slots of the job. kRotated: amax[1] is that of the rotated columns.
 template <class T, bool kRotated>
 __global__ void __launch_bounds__(kThreads, kResident<T, false>)
@@ -156,7 +122,11 @@ __global__ void __launch_bounds__(kThreads, kResident<T, false>)
     cudaGridDependencySynchronize();
     __syncthreads();  // `warps` is used again
     amax = first_warp_max(amax, warps[0]);
-    if constexpr (kRotated) rotated = first_warp_max(rotated, warps[1]);
+    if constexpr (kRotated) {
+      // Quartering and rounding keep the order.
+      const float y = bf16(0.25f * __uint_as_float(first_warp_max(rotated, warps[1])));
+      rotated = __float_as_uint(y);
+    }
     if (threadIdx.x == 0) {
       if (job.want_row) raise(job.amax[0], amax);
       if (job.want_col && kRotated) raise(job.amax[1], rotated);
@@ -168,20 +138,14 @@ __global__ void __launch_bounds__(kThreads, kResident<T, false>)
   TileWalk walk(source);
   for (Place place; walk.next(&job, &place);) {
     if constexpr (kRotated) {
-      const ColumnPart part = ColumnPart::mine();
-      const auto base = reinterpret_cast<uintptr_t>(job.x);
-      const bool vector = (base | uintptr_t(job.stride) * sizeof(T)) % (2 * sizeof(T)) == 0;
-      const uint32_t signs = uniform(job.spec.rht_signs);
-#pragma unroll 1
-      for (int b = 0; b < 2; ++b) {
-        auto x =
-            load_columns<T>(job, place.row + part.row + kUnit * b, place.col + part.col, vector);
-        uint32_t both[2] = {amax, amax};
-        x.raise(both);
-        amax = max(both[0], both[1]);
-        x.flip(signs);
+      auto x = load_columns<T>(job, place.row + threadIdx.x / 32 * kUnit,
+                               place.col + threadIdx.x % 32 * kQuad);
+      const auto magnitude = x.magnitude();
+      x.flip(uniform(job.spec.rht_signs));
 #pragma unroll
-        for (int j = 0; j < 2; ++j) rotated = max(rotated, amax_bits(x.rotated(j)));
+      for (int j = 0; j < kQuad; ++j) {
+        amax = max(amax, magnitude.bits(j));
+        rotated = __float_as_uint(raise_transformed(x, j, __uint_as_float(rotated)));
       }
     } else {
       Unit<T> x[kUnits];

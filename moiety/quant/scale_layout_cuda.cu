@@ -1,6 +1,7 @@
 // Layouts of scales on GPUs. The arrays are small, so that what counts is how many loads wait at a
 // time.
 #include <bit>
+#include <type_traits>
 
 #include "moiety/base/launch.cuh"
 #include "moiety/quant/quantize_memory.cuh"
@@ -29,20 +30,42 @@ struct Scales {
   __device__ int64_t index(int64_t r, int64_t c) const {
     return (r >> row_shift) * m.row_stride + c * m.col_stride;
   }
-  // Sixteen byte scales of n rows, `step` apart from r on, from column c on, where columns lie
-  // together; 0 outside.
-  template <int n>
+  // Of rows, where columns lie together: 16, 4 or 1 bytes, of which rows are a multiple.
+  int alignment() const {
+    const auto bits = std::bit_cast<uintptr_t>(m.data) |
+                      static_cast<uintptr_t>(m.width * (m.cols | m.row_stride));
+    return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1;
+  }
+  // Sixteen bytes of n rows, `step` apart from r on, from column c on, where columns lie together;
+  // 0 outside.
+  template <int kAlignment, int n>
   __device__ void load_rows(int64_t r, int step, int64_t c, uint32_t (&out)[n][4]) const {
-    Window<4> window[n];
+    const auto at = [&](int k) { return m.data + m.width * index(r + k * step, c); };
+    if constexpr (kAlignment == 1) {
+      Window<4> window[n];
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-      const int64_t row = r + k * step;
-      if (row < m.rows && c < m.cols) window[k].load(m.data + index(row, c), all);
-    }
+      for (int k = 0; k < n; ++k) {
+        if (r + k * step < m.rows && c < m.cols) window[k].load(at(k), all);
+      }
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-      window[k].words(out[k]);
-      device::keep_first<8>(out[k], m.cols - c);
+      for (int k = 0; k < n; ++k) {
+        window[k].words(out[k]);
+        device::keep_first<8>(out[k], (m.cols - c) * m.width);
+      }
+    } else {
+      constexpr int kEach = kAlignment / 4;
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+#pragma unroll
+        for (int w = 0; w < 4; w += kEach) {
+          device::Vector<kEach> v{};
+          if (r + k * step < m.rows && c * m.width + 4 * w < m.cols * m.width) {
+            v = *reinterpret_cast<const device::Vector<kEach>*>(at(k) + 4 * w);
+          }
+#pragma unroll
+          for (int i = 0; i < kEach; ++i) out[k][w + i] = v.word[i];
+        }
+      }
     }
   }
   // Byte scales of n times rows r to r + 3 (of blocks), `step` apart, and columns c to c + 3, where
@@ -75,9 +98,30 @@ struct Scales {
   }
 };
 
-// How a matrix of byte scales lies: rows that are contiguous, columns that are, or columns that are
-// and whose scales stand for a block of rows each.
-enum class Lie { kRows, kColumns, kColumnsOfTiles };
+// kSm100Swizzled, of rows: a block takes 128 rows of kLanes times sixteen columns, a warp a few
+// rows of every 32, a lane sixteen columns of four rows that are 32 apart.
+constexpr int kLanes = 4;
+
+template <int kAlignment>
+__global__ void __launch_bounds__(32 * kLanes)
+    swizzle_rows(const __grid_constant__ Scales in, uint32_t block_columns, uint4* out) {
+  const uint32_t tile = blockIdx.x / block_columns;
+  const int row = threadIdx.x / kLanes;
+  const int64_t quad0 =
+      int64_t{blockIdx.x - tile * block_columns} * (4 * kLanes) + threadIdx.x % kLanes * 4;
+  const int64_t quads = (in.m.cols + 3) / 4;
+  uint32_t word[4][4];
+  in.load_rows<kAlignment>(int64_t{tile} * 128 + row, 32, 4 * quad0, word);
+  uint4* to = out + (tile * quads + quad0) * 32 + row;
+#pragma unroll
+  for (int x = 0; x < 4; ++x) {
+    if (quad0 + x < quads) to[32 * x] = make_uint4(word[0][x], word[1][x], word[2][x], word[3][x]);
+  }
+}
+
+// How a matrix of byte scales whose columns are contiguous lies: a scale a row, or one for a block
+// of rows.
+enum class Lie { kColumns, kColumnsOfTiles };
 
 // A warp takes 128 rows of four words of four scales; a lane four rows, 32 apart, of each word, or
 // with kColumns of one word four such fours of rows.
@@ -114,8 +158,6 @@ __global__ void __launch_bounds__(kThreads)
       word[k][2] = row.z;
       word[k][3] = row.w;
     }
-  } else if constexpr (kLie == Lie::kRows) {
-    in.load_rows(r0 + lane, 32, 4 * quad0, word);
   } else {
     in.load_columns(r0 + lane % 8 * 4, 32, 4 * (quad0 + lane / 8), word);
   }
@@ -134,51 +176,69 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// kPadded, of rows: a thread copies sixteen scales.
-__global__ void __launch_bounds__(kThreads)
-    pad_rows(const __grid_constant__ Scales in, uint32_t row_threads, int64_t threads,
-             uint32_t* out) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= threads) return;
-  const uint32_t r = uint32_t(i) / row_threads;
-  const int64_t quad = (uint32_t(i) - r * row_threads) * 4, quads = (in.m.cols + 3) / 4;
-  uint32_t word[1][4];
-  in.load_rows(r, 0, 4 * quad, word);
-  uint32_t* to = out + r * quads + quad;
-  if (quads % 4 == 0) {
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(word[0]);
-  } else {
+// kPadded, of rows: a thread copies sixteen scales twice.
+constexpr int kPadThreads = 128, kPadRuns = 2;
+
+template <int kAlignment>
+__global__ void __launch_bounds__(kPadThreads)
+    pad_rows(const __grid_constant__ Scales in, uint32_t row_runs, int64_t runs, uint32_t* out) {
+  const int64_t quads = (in.m.cols + 3) / 4;
+  int64_t row[kPadRuns], quad[kPadRuns];
+  uint32_t word[kPadRuns][1][4];
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      if (quad + w < quads) to[w] = word[0][w];
+  for (int k = 0; k < kPadRuns; ++k) {
+    const uint32_t i = (blockIdx.x * kPadRuns + k) * kPadThreads + threadIdx.x;
+    row[k] = i / row_runs;
+    quad[k] = int64_t{i - uint32_t(row[k]) * row_runs} * 4;
+    in.load_rows<kAlignment>(row[k], 0, 4 * quad[k], word[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < kPadRuns; ++k) {
+    if (row[k] * row_runs >= runs) return;
+    uint32_t* to = out + row[k] * quads + quad[k];
+    if (quads % 4 == 0) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(word[k][0]);
+    } else {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if (quad[k] + w < quads) to[w] = word[k][0][w];
+      }
     }
   }
 }
 
-// Tiles of float32 scales: 64 rows of 32.
-constexpr int kFloatRows = 64, kFloatCols = 32;
+// Of float32 scales a thread turns four rows of four; kAcross of them lie side by side in a warp.
+constexpr int kFloatThreads = 128, kAcross = 4, kFloatRows = kFloatThreads / kAcross * 4;
 
-__global__ void __launch_bounds__(kThreads)
-    convert_floats(const __grid_constant__ Scales in, uint32_t tile_columns, uint32_t* out) {
-  __shared__ uint32_t tile[kFloatCols * (kFloatRows + 1)];
-  constexpr int kEach = kFloatRows * kFloatCols / kThreads;
-  const uint32_t tile_row = blockIdx.x / tile_columns;
-  const uint32_t tile_column = blockIdx.x - tile_row * tile_columns;
-  const int64_t r0 = int64_t{tile_row} * kFloatRows, c0 = int64_t{tile_column} * kFloatCols;
-  const auto* from = reinterpret_cast<const uint32_t*>(in.m.data);
+template <bool kVectors>
+__global__ void __launch_bounds__(kFloatThreads)
+    convert_floats(const __grid_constant__ Scales in, uint32_t block_columns, uint32_t* out) {
+  const uint32_t block_row = blockIdx.x / block_columns;
+  const int64_t r = int64_t{block_row} * kFloatRows + threadIdx.x / kAcross * 4;
+  const int64_t c =
+      int64_t{blockIdx.x - block_row * block_columns} * (4 * kAcross) + threadIdx.x % kAcross * 4;
+  uint32_t word[4][4];
+  if constexpr (kVectors) {
+    in.load_rows<16>(r, 1, c, word);
+  } else {
+    const auto* from = reinterpret_cast<const uint32_t*>(in.m.data);
 #pragma unroll
-  for (int k = 0; k < kEach; ++k) {
-    const int i = k * kThreads + int(threadIdx.x), row = i / kFloatCols, column = i % kFloatCols;
-    const bool inside = r0 + row < in.m.rows && c0 + column < in.m.cols;
-    tile[column * (kFloatRows + 1) + row] = inside ? from[in.index(r0 + row, c0 + column)] : 0;
+    for (int k = 0; k < 4; ++k) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const bool exists = r + k < in.m.rows && c + x < in.m.cols;
+        word[k][x] = exists ? from[in.index(r + k, c + x)] : 0;
+      }
+    }
   }
-  __syncthreads();
   const int64_t pitch = (in.m.rows + 3) / 4 * 4;
+  if (r >= pitch) return;
 #pragma unroll
-  for (int k = 0; k < kEach; ++k) {
-    const int i = k * kThreads + int(threadIdx.x), column = i / kFloatRows, row = i % kFloatRows;
-    if (c0 + column >= in.m.cols || r0 + row >= pitch) continue;
-    out[(c0 + column) * pitch + r0 + row] = tile[column * (kFloatRows + 1) + row];
+  for (int x = 0; x < 4; ++x) {
+    if (c + x < in.m.cols) {
+      *reinterpret_cast<uint4*>(out + (c + x) * pitch + r) =
+          make_uint4(word[0][x], word[1][x], word[2][x], word[3][x]);
+    }
   }
 }
 
@@ -216,6 +276,19 @@ __global__ void __launch_bounds__(kThreads)
   if (fault && flags) atomicOr(flags, kFlagUnrepresentable);
 }
 
+// body(std::integral_constant) of the alignment.
+template <class Body>
+void with_alignment(const Scales& scales, Body&& body) {
+  switch (scales.alignment()) {
+    case 16:
+      return body(std::integral_constant<int, 16>{});
+    case 4:
+      return body(std::integral_constant<int, 4>{});
+    default:
+      return body(std::integral_constant<int, 1>{});
+  }
+}
+
 }  // namespace
 
 void convert_scales_cuda(const ScaleMatrix& in, ScaleLayout layout, uint8_t* out,
@@ -223,21 +296,32 @@ void convert_scales_cuda(const ScaleMatrix& in, ScaleLayout layout, uint8_t* out
   const char* name = "convert_scales";
   const Scales scales(in);
   auto* words = reinterpret_cast<uint32_t*>(out);
+  const int64_t tiles = blocks_for(in.rows, 128);
   if (layout == ScaleLayout::kSm90MnMajor) {
-    const int64_t columns = blocks_for(in.cols, kFloatCols);
-    return launch(name, convert_floats, {blocks_for(in.rows, kFloatRows) * columns, kThreads},
-                  stream, scales, static_cast<uint32_t>(columns), words);
+    const int64_t columns = blocks_for(in.cols, 4 * kAcross);
+    const bool vectors = in.col_stride == 1 && scales.alignment() == 16;
+    return launch(name, vectors ? convert_floats<true> : convert_floats<false>,
+                  {blocks_for(in.rows, kFloatRows) * columns, kFloatThreads}, stream, scales,
+                  static_cast<uint32_t>(columns), words);
   }
   const bool swizzled = layout == ScaleLayout::kSm100Swizzled;
-  const int64_t columns = blocks_for(in.cols, 16), tiles = blocks_for(in.rows, 128);
-  if (in.col_stride == 1 && !swizzled) {
-    const int64_t threads = tiles * 128 * columns;
-    return launch(name, pad_rows, {blocks_for(threads, kThreads), kThreads}, stream, scales,
-                  static_cast<uint32_t>(columns), threads, words);
+  const int64_t columns = blocks_for(in.cols, 16);
+  if (in.col_stride == 1) {
+    return with_alignment(scales, [&](auto alignment) {
+      if (swizzled) {
+        const int64_t wide = blocks_for(in.cols, 16 * kLanes);
+        launch(name, swizzle_rows<alignment.value>, {tiles * wide, 32 * kLanes}, stream, scales,
+               static_cast<uint32_t>(wide), reinterpret_cast<uint4*>(out));
+      } else {
+        const int64_t runs = tiles * 128 * columns;
+        launch(name, pad_rows<alignment.value>,
+               {blocks_for(runs, kPadRuns * kPadThreads), kPadThreads}, stream, scales,
+               static_cast<uint32_t>(columns), runs, words);
+      }
+    });
   }
   const auto kernel =
-      in.col_stride == 1 ? convert_bytes<Lie::kRows, true>
-      : in.row_block == 1
+      in.row_block == 1
           ? (swizzled ? convert_bytes<Lie::kColumns, true> : convert_bytes<Lie::kColumns, false>)
           : (swizzled ? convert_bytes<Lie::kColumnsOfTiles, true>
                       : convert_bytes<Lie::kColumnsOfTiles, false>);

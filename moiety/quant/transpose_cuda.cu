@@ -29,7 +29,7 @@ constexpr int side_of(bool fp4) { return fp4 ? 256 : 128; }
 constexpr device::Tiling tiling_of(bool fp4) { return {side_of(fp4), side_of(fp4)}; }
 
 template <bool kFp4>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kFp4 ? 5 : 4)
     transpose_tiles(const TransposeJob* jobs, const int64_t* first_tile, int64_t count,
                     int64_t tiles) {
   constexpr int kSide = side_of(kFp4);
@@ -51,36 +51,57 @@ __global__ void __launch_bounds__(kThreads)
       if (pair) pair[1] = pair[0];
     }
     const int64_t c = place.col + unit * kUnit;
-    // A row of FP4 is whole units.
-    const bool vector = kFp4 || job.in_pitch % 16 == 0;
-    const device::ByteRange all{job.in, job.in + job.rows * job.in_pitch};
     const uint8_t* from = job.in + (place.row + row) * job.in_pitch + c / kHalf;
     const auto exists = [&](int i) {
       return place.row + row + i * kRows < job.rows && c < job.cols;
     };
-    Codes codes[kUnits] = {};
-    if (vector) {
+    // A row of FP4 is whole units.
+    const bool vector = kFp4 || job.in_pitch % 16 == 0;
+    if (!vector && job.in_pitch % 4 == 0) {
+      // A warp takes rows word by word.
+      constexpr int kWarps = kThreads / 32;
+      const int first = threadIdx.x / 32, lane = threadIdx.x % 32;
+      const int64_t column = place.col + 4 * lane;
+      uint32_t words[kSide / kWarps] = {};
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        if (exists(i)) {
-          codes[i] = device::load_codes<Tile::kUnitBytes>(from + i * kRows * job.in_pitch);
+      for (int i = 0; i < kSide / kWarps; ++i) {
+        const int64_t r = place.row + first + i * kWarps;
+        if (r >= job.rows || column >= job.cols) continue;
+        words[i] = *reinterpret_cast<const uint32_t*>(job.in + r * job.in_pitch + column);
+      }
+      __syncthreads();  // the last tile is out
+#pragma unroll
+      for (int i = 0; i < kSide / kWarps; ++i) tile.put_word(first + i * kWarps, lane, words[i]);
+    } else {
+      Codes codes[kUnits] = {};
+      if (vector) {
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+          if (exists(i)) {
+            codes[i] = device::load_codes<Tile::kUnitBytes>(from + i * kRows * job.in_pitch);
+          }
+        }
+      } else if constexpr (!kFp4) {
+        const device::ByteRange all{job.in, job.in + job.rows * job.in_pitch};
+        // Two at a time wait together.
+#pragma unroll
+        for (int i = 0; i < kUnits; i += 2) {
+          device::Window<4> window[2];
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            if (exists(i + k)) window[k].load(from + (i + k) * kRows * job.in_pitch, all);
+          }
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            window[k].words(codes[i + k].word);
+            device::clear_past<16>(&codes[i + k], job.cols - c);
+          }
         }
       }
-    } else if constexpr (!kFp4) {
-      device::Window<4> window[kUnits];
+      __syncthreads();
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        if (exists(i)) window[i].load(from + i * kRows * job.in_pitch, all);
-      }
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        window[i].words(codes[i].word);
-        device::clear_past<16>(&codes[i], job.cols - c);
-      }
+      for (int i = 0; i < kUnits; ++i) tile.put(row + i * kRows, unit, codes[i]);
     }
-    __syncthreads();  // the last tile is out
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) tile.put(row + i * kRows, unit, codes[i]);
     __syncthreads();
     const int64_t rows = min(int64_t{kSide}, job.rows - place.row);
     tile.write(job.out + place.col * job.out_pitch + place.row / kHalf, job.out_pitch,

@@ -38,6 +38,11 @@ struct CodeTile {
     store_codes<kUnitBytes>(reinterpret_cast<uint8_t*>(to), codes);
   }
 
+  // Word w of row r.
+  __device__ void put_word(int r, int w, uint32_t codes) const {
+    word[r * kRowWords + (w ^ kUnitWords * (r / 16))] = codes;
+  }
+
   // Columns [0, cols) go to rows of `out` that begin `pitch` bytes apart: `bytes` (at most those of
   // kSide codes) each. Codes of rows past the end must be 0. After a barrier.
   __device__ void write(uint8_t* out, int64_t pitch, int64_t cols, int64_t bytes) const {

@@ -6,6 +6,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/copy.h"
+#include "moiety/base/trace.h"
 #include "tests/base_gpu/kernels.h"
 #include "tests/gpu/gpu_test.h"
 
@@ -225,6 +226,19 @@ TEST_F(Runtime, ALaunchThatFailsNamesTheKernel) {
   EXPECT_NE(text.find("cudaErrorInvalid"), std::string::npos) << text;
   add_one(x, stream);
   EXPECT_EQ(to_host(x, stream), std::vector<int32_t>(1, 1));
+}
+
+TEST_F(Runtime, ALaunchIsASpanOfTheHost) {
+  const Tensor x(DType::kInt32, {4}, kGpu);
+  Trace trace;
+  set_current_trace(&trace);
+  add_one(x, stream);
+  set_current_trace(nullptr);
+  stream.synchronize();
+  ASSERT_EQ(trace.events.size(), 1u);
+  EXPECT_STREQ(trace.events[0].name, "add_one");
+  EXPECT_EQ(trace.events[0].lane, TraceLane::kHost);
+  EXPECT_GE(trace.events[0].end, trace.events[0].begin);
 }
 
 TEST_F(Runtime, BlocksPastSixteenBitsAndMuchSharedMemory) {

@@ -4,8 +4,10 @@
 
 #include <bit>
 
+#include "moiety/base/parallel.h"
 #include "moiety/gemm/activation_block.h"
 #include "tests/gemm/support.h"
+#include "tests/quant/amax_of.h"
 
 namespace moiety::gemm {
 namespace {
@@ -238,6 +240,33 @@ TEST(Activation, DeadRowsAreNeitherReadNorWritten) {
   }
 }
 
+// Spec formats, 11: per group where there are groups.
+TEST(Activation, SinkHasTheAmaxOfWhatIsStored) {
+  const double specials[] = {0, 1e30, INFINITY, NAN};
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (const GroupCase& c : group_cases()) {
+      for (const double special : specials) {
+        for (const bool grouped : {false, true}) {
+          SCOPED_TRACE(text("{} {} {}", c.name, special, grouped));
+          const TestGroups groups(c);
+          const int64_t rows = groups.capacity();
+          Problem p(swiglu(), dtype, rows, 24, 8);
+          if (special == 0) fill(p.h, 0);
+          if (rows > 0) put(p.h, (rows / 2) * 48 + 5, special);
+          if (grouped) p.args.groups = groups();
+          const Tensor amax = normal(DType::kFloat32, {grouped ? p.args.groups.experts : 1}, 9);
+          p.args.sink = {amax};
+          const ThreadBudget threads(3);
+          p.forward();
+          EXPECT_EQ(quant::bits_of(amax), quant::amax_of(p.a, grouped ? &p.args.groups : nullptr));
+          p.backward();
+          EXPECT_EQ(quant::bits_of(amax), quant::amax_of(p.dh, grouped ? &p.args.groups : nullptr));
+        }
+      }
+    }
+  }
+}
+
 TEST(Activation, GradientsMatchFiniteDifferences) {
   for (const Kind& kind : kKinds) {
     SCOPED_TRACE(kind.name);
@@ -276,6 +305,12 @@ TEST(Activation, ErrorsNameTheArgument) {
   p.args.interleave = 8;
   EXPECT_NO_THROW(p.forward());
   EXPECT_THROW(activation_forward(p.args, p.a.view().slice(1, 0, 20), Stream()), Error);
+  const Tensor amax(DType::kFloat32, {2});
+  p.args.sink = {amax};
+  EXPECT_THROW(p.forward(), Error);  // one value, without groups
+  Problem exact(swiglu(), DType::kFloat64, 2, 24, 0);
+  exact.args.sink = {amax.view().slice(0, 0, 1)};
+  EXPECT_THROW(exact.forward(), Error);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "moiety/base/parallel.h"
 #include "tests/model/support.h"
+#include "tests/quant/amax_of.h"
 
 namespace moiety::model {
 namespace {
@@ -95,6 +96,37 @@ TEST_P(Norm, BackwardMatchesCentralDifferences) {
   };
   expect_gradient(p.x.view, p.dx.view, loss, "dx");
   expect_gradient(p.weight, p.grad, loss, "weight");
+}
+
+// Spec formats, 11: the bits of compute_amax of the stored y.
+TEST(NormTest, SinkHasTheAmaxOfY) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int64_t rows : {0, 1, 200}) {
+      for (const double special : {0.0, 1e4, double{INFINITY}, double{NAN}}) {
+        SCOPED_TRACE(text("{} rows, {}", rows, special));
+        const Problem p({"", rows, 48}, dtype);
+        if (rows > 0) set(p.x.view, rows * 48 - 3, special);
+        if (special == 0) fill_normal(p.weight, 1, 0);
+        const Tensor amax = normal_tensor(DType::kFloat32, {1}, 3, 1, 100);
+        NormArgs args = p.forward();
+        args.sink = {amax};
+        for (const auto& run : {norm_ref, norm_cpu}) {
+          const ThreadBudget threads(3);
+          args.sink.clear();
+          run(args);
+          EXPECT_EQ(quant::bits_of(amax), quant::amax_of(p.y.view, nullptr));
+        }
+        fill_normal(amax, 3, 1, 100);
+        norm(args, {});
+        EXPECT_EQ(quant::bits_of(amax), quant::amax_of(p.y.view, nullptr));
+      }
+    }
+  }
+  const Problem exact({"", 2, 8}, DType::kFloat64);
+  NormArgs args = exact.forward();
+  const Tensor amax(DType::kFloat32, {1});
+  args.sink = {amax};
+  EXPECT_THROW(norm(args, {}), Error);
 }
 
 TEST(NormTest, WorksInPlaceAndWithAnyNumberOfThreads) {

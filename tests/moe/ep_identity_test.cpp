@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "tests/moe/ep_helpers.h"
+#include "tests/quant/amax_of.h"
 
 namespace moiety::moe {
 namespace {
@@ -277,6 +278,59 @@ TYPED_TEST(OneChoice, RoundTripReturnsTheBytes) {
       }
       group.close();
     });
+  }
+}
+
+// Spec formats, 11: of the rows that came.
+template <class T>
+void check_sink(Routing routing) {
+  constexpr int kRanks = 3, kD = 100;
+  const ExpertMap map(kExperts, kRanks);
+  std::mt19937 rng(5);
+  const auto idx = make_routing(routing, {kTokens, 0, kTokens}, kTopk, map, rng);
+  Threads::run(kRanks, [&](comm::Communicator& world) {
+    const int me = world.rank();
+    const EpLimits limits{
+        .tokens = kTokens, .model = kD, .topk = kTopk, .widest = PayloadFormat::kFP32};
+    EpGroup group = EpGroup::create(world, map, limits, {});
+    const int64_t tokens = std::ssize(idx[me]) / kTopk;
+    const int64_t local = map.local_count(me),
+                  capacity = worst_capacity(kRanks, kTokens, kTopk, local, 4);
+    Mat<int64_t> choices(idx[me], kTopk);
+    const PrepareArgs args{.idx_TK = choices.view(), .alignment = 4, .capacity = capacity};
+    const PlanMemory memory(map, limits, args);
+    const EpPlan plan = prepare(group, args, memory.view(), {});
+    Mat<T> x(tokens, kD), rows(capacity, kD);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int d = 0; d < kD; ++d) x.at(t, d) = T(0.01f * static_cast<float>(t * d % 17 - 8));
+    }
+    if (tokens > 0) {
+      x.at(3, 7) = T(-INFINITY);
+      x.at(8, kD - 1) = T(NAN);
+      for (int d = 0; d < kD; ++d) x.at(9, d) = T(0.0f);
+    }
+    std::vector<float> amax(local, 123);
+    const TensorView sink(amax.data(), DType::kFloat32, {local});
+    dispatch(group, plan, {.x_TD = x.view(), .rows_CD = rows.view(), .sink = {sink}}, {});
+    const quant::RowGroups groups{.count_E = plan.rows_padded,
+                                  .begin_E1 = plan.offset,
+                                  .experts = local,
+                                  .capacity = capacity};
+    EXPECT_EQ(quant::bits_of(sink), quant::amax_of(rows.view(), &groups));
+    EXPECT_NE(error_of([&] {
+                dispatch(group, plan,
+                         {.x_TD = x.view(), .rows_CD = rows.view(), .sink = {sink.slice(0, 0, 1)}},
+                         {});
+              }).find("ep dispatch: sink.amax"),
+              std::string::npos);
+    group.close();
+  });
+}
+
+TEST(EpIdentity, SinkHasTheAmaxOfEveryExpert) {
+  for (const Routing routing : {Routing::kSomeMasked, Routing::kOneExpert, Routing::kAllMasked}) {
+    check_sink<bf16>(routing);
+    check_sink<float>(routing);
   }
 }
 
