@@ -61,10 +61,10 @@ template <class C, int n>
 __device__ bool same_values(const uint8_t* codes) {
   float values[n];
   constexpr int kBytes = C::kMaxCode == E2M1::kMaxCode ? n / 2 : n;
-  device::ByteRun<kBytes> run;
-  run.load(codes, {}, true);
+  device::ByteRun<kBytes, device::Rows::kVectors> run;
+  run.load(codes, {});
   uint32_t word[decltype(run)::kWords];
-  run.words(word, true);
+  run.words(word);
   device::decode<C>(word, values);
   bool same = true;
   for (int i = 0; i < n; ++i) {
