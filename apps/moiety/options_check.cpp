@@ -48,6 +48,18 @@ void check_precision(const Options& o, const Grid& grid) {
 
 }  // namespace
 
+std::string describe_layout(const Grid& grid) {
+  const int ranks = rank_count(grid);
+  std::string degrees;
+  for (const auto& [name, degree] :
+       {std::pair("dp", grid.dp), std::pair("gtp", grid.gtp), std::pair("tp", grid.tp),
+        std::pair("edp", grid.edp), std::pair("egtp", grid.egtp), std::pair("ep", grid.ep)}) {
+    if (degree == 1) continue;
+    degrees += text("{}{} {}", degrees.empty() ? " (" : ", ", name, degree);
+  }
+  return text("{} rank{}{}{}", ranks, ranks == 1 ? "" : "s", degrees, degrees.empty() ? "" : ")");
+}
+
 int64_t total_steps(const Options& o) {
   if (o.train.steps > 0) return o.train.steps;
   const int64_t tokens_a_step = o.train.global_batch * o.data.seq_len;

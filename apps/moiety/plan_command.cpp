@@ -1,6 +1,5 @@
 // Arguments and work of `moiety plan`.
 #include <array>
-#include <charconv>
 #include <cstdio>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +7,7 @@
 #include "apps/moiety/command_line.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/model_options.h"
+#include "apps/moiety/options_check.h"
 #include "apps/moiety/plan.h"
 #include "apps/moiety/plan_timeline.h"
 #include "apps/moiety/run_directory.h"
@@ -23,7 +23,8 @@ constexpr const char* kAbout =
     "runs. --gtp plans generalized tensor parallelism with the planner that training would use:\n"
     "gathers, reduces, slots, and what of the transfers computing has to wait for. Times are\n"
     "estimates by the rates of --hardware.\n\n"
-    "Configuration as for moiety train: --config files, then --section.key=value.";
+    "Configuration and layout as for moiety train: --config files, then --section.key=value;\n"
+    "the degrees are parallel.tp, gtp, ep and egtp, and dp is what remains.";
 
 // Dense TFLOP/s (0: not there), bytes of memory, TB/s of it, GB/s of a link and of the network per
 // rank and direction, ranks that links connect.
@@ -46,7 +47,7 @@ constexpr double kGemmShare = 0.80, kMemoryShare = 0.90, kLinkShare = 0.82;
 
 struct Arguments {
   std::vector<std::string> files;
-  std::string ranks, layout, hardware = "h200", out;
+  std::string ranks, hardware = "h200", out;
   bool gtp = false;
   double begin_ms = 0, end_ms = 0;
 };
@@ -55,11 +56,8 @@ void add_options(CLI::App& app, Arguments& a) {
   app.add_option("--config", a.files, "TOML file; several are read in order")
       ->take_all()
       ->expected(1);
-  app.add_option("--ranks", a.ranks, "ranks of the layout: run.ranks");
+  app.add_option("--ranks", a.ranks, "ranks: run.ranks");
   app.add_flag("--gtp", a.gtp, "the plan of gathers and reduces");
-  app.add_option("--layout", a.layout,
-                 "degrees that are not 1, as tp=2,gtp=4,ep=8,egtp=1; gtp and egtp are all that is "
-                 "left where they are not given, ep is parallel.ep");
   std::vector<std::string> names;
   for (const Hardware& h : kHardware) names.emplace_back(h.name);
   app.add_option("--hardware", a.hardware, "a100, h100, h200, b200 or gb200")
@@ -68,38 +66,6 @@ void add_options(CLI::App& app, Arguments& a) {
   app.add_option("--out", a.out, "an SVG picture of the step; - is stdout, in place of the report");
   app.add_option("--from", a.begin_ms, "begin of the picture, ms of the step [0]");
   app.add_option("--to", a.end_ms, "its end; 0 is the step's [0]");
-}
-
-// Ranks that are left for an axis; 0 if the others do not divide them.
-int left(int ranks, int a, int b = 1) { return ranks % (a * b) == 0 ? ranks / (a * b) : 0; }
-
-gtp::Grid grid_of(const std::string& layout, int ranks, int ep) {
-  gtp::Grid grid{.tp = 1, .gtp = 0, .dp = 0, .ep = ep, .egtp = 0, .edp = 0};
-  const std::array<std::pair<std::string_view, int*>, 4> axes{
-      {{"tp", &grid.tp}, {"gtp", &grid.gtp}, {"ep", &grid.ep}, {"egtp", &grid.egtp}}};
-  std::string_view rest = layout;
-  while (!rest.empty()) {
-    const std::string_view item = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(rest.size(), item.size() + 1));
-    const size_t equals = std::min(item.find('='), item.size());
-    bool known = false;
-    for (const auto& [name, degree] : axes) {
-      if (item.substr(0, equals) != name || equals == item.size()) continue;
-      const char* end = item.data() + item.size();
-      const auto [stop, error] = std::from_chars(item.data() + equals + 1, end, *degree);
-      known = error == std::errc() && stop == end && *degree >= 1 && *degree <= ranks;
-    }
-    if (!known) {
-      throw UsageError("--layout {}: '{}' is not one of tp, gtp, ep, egtp = 1..{}", layout, item,
-                       ranks);
-    }
-  }
-  if (grid.gtp == 0) grid.gtp = left(ranks, grid.tp);
-  if (grid.egtp == 0) grid.egtp = left(ranks, grid.ep);
-  if (grid.gtp > 0) grid.dp = left(ranks, grid.tp, grid.gtp);
-  if (grid.egtp > 0) grid.edp = left(ranks, grid.ep, grid.egtp);
-  gtp::check_grid(grid, ranks);
-  return grid;
 }
 
 gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::Grid& grid) {
@@ -121,11 +87,11 @@ gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::G
 }
 
 model::StepShape shape_of(const Options& o, const gtp::Grid& grid) {
-  const int64_t slice = o.train.micro_batch * grid.dp * grid.gtp;
+  const int64_t slice = o.train.micro_batch * data_ranks(grid);
   if (o.train.global_batch % slice != 0) {
     throw UsageError(
         "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",
-        o.train.global_batch, o.train.micro_batch, grid.dp * grid.gtp);
+        o.train.global_batch, o.train.micro_batch, data_ranks(grid));
   }
   return {.grid = grid,
           .sequences = o.train.micro_batch,
@@ -146,7 +112,7 @@ void plan_gtp(const Options& o, const Arguments& a) {
   const Hardware& hardware = *std::find_if(kHardware.begin(), kHardware.end(),
                                            [&](const Hardware& h) { return h.name == a.hardware; });
   const model::Config config = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
-  const gtp::Grid grid = grid_of(a.layout, int(o.run.ranks), int(o.parallel.ep));
+  const gtp::Grid grid = check_layout(o);
   const gtp::Policy policy = policy_of(hardware, o.precision.recipe, grid);
   const model::StepShape shape = shape_of(o, grid);
   const model::StepTrace trace =

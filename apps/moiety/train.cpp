@@ -63,10 +63,8 @@ TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& wat
 void announce(const TrainingPlan& plan) {
   const Options& o = plan.config.options;
   plan.files->reporter.say(
-      LogLevel::kInfo,
-      "{:.2f} M parameters; {} rank{} (dp {}, tp {}, ep {}), {}; {} steps of {} x {} tokens",
-      1e-6 * double(model::parameter_count(plan.model)), rank_count(plan.grid),
-      rank_count(plan.grid) == 1 ? "" : "s", plan.grid.dp, plan.grid.tp, plan.grid.ep,
+      LogLevel::kInfo, "{:.2f} M parameters; {}, {}; {} steps of {} x {} tokens",
+      1e-6 * double(model::parameter_count(plan.model)), describe_layout(plan.grid),
       o.precision.recipe, plan.steps, o.train.global_batch, o.data.seq_len);
 }
 

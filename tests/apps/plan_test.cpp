@@ -19,7 +19,9 @@ const Arguments kModel{"plan",
                        "--moe.d_ffn=256",
                        "--data.seq_len=512",
                        "--train.global_batch=16",
-                       "--parallel.ep=4"};
+                       "--parallel.gtp=8",
+                       "--parallel.ep=4",
+                       "--parallel.egtp=2"};
 
 TEST(Plan, ReportsWhatAStepMoves) {
   const ProgramResult result = run(kModel);
@@ -38,7 +40,7 @@ TEST(Plan, ReportsWhatAStepMoves) {
 }
 
 TEST(Plan, NothingMovesWithoutPeers) {
-  const ProgramResult result = run(kModel + Arguments{"--layout=gtp=1,egtp=1"});
+  const ProgramResult result = run(kModel + Arguments{"--parallel.gtp=1", "--parallel.egtp=1"});
   ASSERT_EQ(result.code, kExitDone) << result.err;
   EXPECT_NE(result.out.find("transfers  0 gathers, 0 reduces, 0 B received"), std::string::npos)
       << result.out;
@@ -51,10 +53,10 @@ TEST(Plan, LayoutsThatDoNotFitAreUsageErrors) {
     EXPECT_EQ(result.code, kExitUsage);
     return result.last_line();
   };
-  EXPECT_NE(error({"--layout=tp=3"}).find("tp 3"), std::string::npos);
-  EXPECT_NE(error({"--layout=gtp=x"}).find("'gtp=x' is not one of"), std::string::npos);
-  EXPECT_NE(error({"--layout=dp=2"}).find("'dp=2' is not one of"), std::string::npos);
-  EXPECT_NE(error({"--layout=tp=8"}).find("layers.0.attn.qkv.weight"), std::string::npos);
+  EXPECT_NE(error({"--parallel.gtp=3"}).find("gtp 3"), std::string::npos);
+  EXPECT_NE(error({"--parallel.dp=2"}).find("dp 2 x gtp 8"), std::string::npos);
+  EXPECT_NE(error({"--parallel.gtp=1", "--parallel.tp=8"}).find("parallel.tp = 8"),
+            std::string::npos);
   EXPECT_NE(error({"--train.global_batch=9"}).find("train.global_batch = 9"), std::string::npos);
   EXPECT_NE(error({"--precision.recipe=fp32"}).find("fp32"), std::string::npos);
   EXPECT_NE(error({"--hardware=abacus"}).find("abacus"), std::string::npos);
@@ -137,8 +139,8 @@ TEST(Plan, TimelineOfAPart) {
 TEST(Plan, APictureOfALongStepStaysSmall) {
   const TemporaryDirectory dir;
   const ProgramResult result =
-      run({"plan", "--gtp", "--ranks=8", "--model.preset=qwen3-30b-a3b", "--parallel.ep=8",
-           "--train.global_batch=128", "--out=" + (dir / "x.svg")});
+      run({"plan", "--gtp", "--ranks=8", "--model.preset=qwen3-30b-a3b", "--parallel.gtp=8",
+           "--parallel.ep=8", "--train.global_batch=128", "--out=" + (dir / "x.svg")});
   ASSERT_EQ(result.code, kExitDone) << result.err;
   const std::string svg = read_all(dir / "x.svg");
   EXPECT_NO_THROW(read_xml(svg));
