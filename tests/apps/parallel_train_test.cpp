@@ -29,20 +29,6 @@ Arguments cut_model(const std::string& directory, const TpCase& c = {"", 1, 1, 1
              "--router.z_coef=0.001"};
 }
 
-void expect_near(const std::string& many, const std::string& one, double bound) {
-  const auto expected = steps(one);
-  const auto got = steps(many);
-  ASSERT_FALSE(got.empty());
-  for (const auto& [step, r] : got) {
-    for (const char* field : {"loss", "aux", "z", "gnorm"}) {
-      const double value = expected.at(step)[field].get<double>();
-      EXPECT_NEAR(r[field].get<double>(), value, bound * value)
-          << field << " of step " << step << " in " << many;
-    }
-    EXPECT_EQ(r["tokens"], expected.at(step)["tokens"]);
-  }
-}
-
 void losses_equal(const Arguments& more) {
   const TemporaryDirectory dir;
   const Arguments longer = Arguments{"--train.steps=20", "--checkpoint.interval=0"} + more;

@@ -92,6 +92,21 @@ inline std::string checkpoint_path(const std::string& directory, int64_t step) {
   return directory + text("/checkpoints/step-{:08}", step);
 }
 
+// The records of run `many` are those of `one` but for rounding, relative to their values.
+inline void expect_near(const std::string& many, const std::string& one, double bound) {
+  const auto expected = steps(one);
+  const auto got = steps(many);
+  ASSERT_FALSE(got.empty());
+  for (const auto& [step, r] : got) {
+    for (const char* field : {"loss", "aux", "z", "gnorm"}) {
+      const double value = expected.at(step)[field].get<double>();
+      EXPECT_NEAR(r[field].get<double>(), value, bound * value)
+          << field << " of step " << step << " in " << many;
+    }
+    EXPECT_EQ(r["tokens"], expected.at(step)["tokens"]);
+  }
+}
+
 // Digests of all tensors and slots: equal exactly if every element is the same bits.
 inline std::map<std::string, uint64_t> digests(const std::string& path) {
   std::map<std::string, uint64_t> all;
