@@ -71,7 +71,7 @@ BundleLayout::BundleLayout(const Bundle& bundle, std::span<const ShardedWeight> 
                "gtp bundle {}: {} has other codes in its column view", name_, one.codec.name());
   const GatherShape shape{one.codec, layout.shard_rows(), cols_,
                           ranks,     reduce_.members,     bundle.scales};
-  for (Views v = 1; v <= (kRowView | kColView); ++v) {
+  for (Views v = 1; ranks > 1 && v <= (kRowView | kColView); ++v) {
     if (!spec_.one_payload && v == (kRowView | kColView)) continue;
     gathers_[v - 1] = gather_layout(shape, payload(v), v);
     spec_.gather[v - 1] = gathers_[v - 1]->transfer();

@@ -489,9 +489,9 @@ const BundleSpec& Executor::Impl::spec(BundleId b) const {
   return specs_[b];
 }
 
-const Plan* Executor::Impl::plan_of(const StepKey& key) const {
+const StepPlan* Executor::Impl::step_plan(const StepKey& key) const {
   const auto found = keys_.find(key);
-  return found == keys_.end() || !found->second.plan ? nullptr : &found->second.plan->plan;
+  return found == keys_.end() ? nullptr : found->second.plan.get();
 }
 
 // ---- the class itself
@@ -530,7 +530,14 @@ void Executor::flush(const Stream& stream) { impl_->flush(stream); }
 void Executor::abandon(int64_t step) noexcept { impl_->abandon(step); }
 const ExecutorCounts& Executor::counts() const { return impl_->counts(); }
 const BundleSpec& Executor::bundle(BundleId bundle) const { return impl_->spec(bundle); }
-const Plan* Executor::plan_of(const StepKey& key) const { return impl_->plan_of(key); }
+const Plan* Executor::plan_of(const StepKey& key) const {
+  const StepPlan* plan = impl_->step_plan(key);
+  return plan ? &plan->plan : nullptr;
+}
+std::span<const TraceEvent> Executor::trace_of(const StepKey& key) const {
+  const StepPlan* plan = impl_->step_plan(key);
+  return plan ? std::span<const TraceEvent>(plan->trace) : std::span<const TraceEvent>();
+}
 
 StepScope::~StepScope() {
   if (executor_) executor_->abandon(step_);

@@ -120,6 +120,8 @@ class Executor {
   const BundleSpec& bundle(BundleId bundle) const;
   // Null: steps of this key run on demand.
   const Plan* plan_of(const StepKey& key) const;
+  // The calls that it was made of.
+  std::span<const TraceEvent> trace_of(const StepKey& key) const;
 
  private:
   friend class StepScope;

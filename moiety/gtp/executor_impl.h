@@ -43,7 +43,7 @@ class Executor::Impl {
 
   const ExecutorCounts& counts() const { return counts_; }
   const BundleSpec& spec(BundleId b) const;
-  const Plan* plan_of(const StepKey& key) const;
+  const StepPlan* step_plan(const StepKey& key) const;
 
  private:
   static constexpr int kMostReplacements = 3;  // in a row

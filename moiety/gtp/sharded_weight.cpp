@@ -32,7 +32,7 @@ void check_weight(const ShardedWeight& w) {
   check_layout(w.name, w.layout);
   const int64_t s = w.layout.shard_rows(), K = w.layout.slice_cols();
   const std::string op = "gtp weight " + w.name;
-  MOIETY_CHECK(w.layout.align % w.codec.align() == 0,
+  MOIETY_CHECK(w.layout.gtp_size == 1 || w.layout.align % w.codec.align() == 0,
                "{}: rows are aligned to {}, expected a multiple of {} for {}", op, w.layout.align,
                w.codec.align(), w.codec.name());
   if (!w.codec.quantized()) {

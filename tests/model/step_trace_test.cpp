@@ -1,7 +1,7 @@
 // The trace of a step that nobody runs, against one that runs: the same calls in the same order.
 #include "moiety/model/step_trace.h"
 
-#include <set>
+#include <map>
 
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
@@ -11,78 +11,45 @@ namespace {
 
 using gtp::Kind;
 
-struct Call {
-  Kind kind;
-  std::vector<std::string> bundles;
-  friend bool operator==(const Call&, const Call&) = default;
-};
-
-std::string words(const std::vector<Call>& calls) {
+std::string words(std::span<const gtp::TraceEvent> events,
+                  std::span<const gtp::BundleSpec> bundles) {
   std::string out;
-  for (const Call& call : calls) {
-    out += gtp::name(call.kind);
-    for (const std::string& b : call.bundles) out += " " + b;
-    out += "\n";
+  for (const gtp::TraceEvent& e : events) {
+    if (!e.same_call) out += std::string("\n") + gtp::name(e.kind);
+    if (e.bundle != gtp::kNoBundle) out += " " + bundles[e.bundle].name;
   }
   return out;
 }
 
-std::vector<Call> calls_of(const StepTrace& trace) {
-  std::vector<Call> calls;
-  for (const gtp::TraceEvent& e : trace.events) {
-    if (!e.same_call) calls.push_back({e.kind, {}});
-    if (e.bundle != gtp::kNoBundle) calls.back().bundles.push_back(trace.bundles[e.bundle].name);
-  }
-  return calls;
-}
+// Nobody waits for anything: there is one rank.
+struct Nobody final : gtp::ParamSource, gtp::GradSink {
+  void ensure_ready(gtp::BundleId, const Stream&) override {}
+  void on_grad_ready(gtp::WeightId, const Event&) override {}
+  void on_grad_late(gtp::WeightId, const Stream&) override {}
+};
 
-// Makes calls of what the passes store: a weight was read for it, or its gradient is there.
-class Listener final : public TensorProbe {
- public:
-  Listener(const Config& config, const StepTrace& trace) : config_(config) {
-    for (const gtp::BundleSpec& b : trace.bundles) bundles_.insert(b.name);
-    calls.push_back({Kind::kBegin, {}});
-  }
-
-  void enter(int64_t layer, bool backward) override { layer_ = layer, backward_ = backward; }
-  void stored(const StoredTensor& t) override {
-    const std::string what = std::string(t.operation) + " " + std::string(t.name);
-    const std::string layer = layer_prefix(layer_), experts = layer + "moe.experts.";
-    const bool moe = layer_ >= 0 && config_.is_moe(layer_);
-    const std::string ffn = layer + (moe ? "moe.shared." : "mlp.");
-    if (what == "embedding x") reads("embed.weight");
-    if (what == "attn.qkv qkv") reads(layer + "attn.qkv.weight");
-    if (what == "attn.o x") reads(layer + "attn.o.weight");
-    if (what == "ffn.fc1 hidden") reads(ffn + "fc1.weight");
-    if (what == "ffn.fc2 x") reads(ffn + "fc2.weight");
-    if (what == "experts.fc1 hidden") reads(experts + "fc1.weight");
-    if (what == "experts.fc2 y") calls.back().bundles.push_back(experts + "fc2.weight");
-    if (what == "loss loss") reads(config_.tie_embeddings ? "embed.weight" : "head.weight");
-    if (what == "attn.qkv dh") calls.push_back({Kind::kBwd, {layer + "attn.qkv.weight"}});
-    if (what == "attn.o do") calls.push_back({Kind::kBwd, {layer + "attn.o.weight"}});
-    if (what == "ffn.fc2 da") calls.push_back({Kind::kBwd, {ffn + "fc2.weight"}});
-    if (what == "ffn.fc1 dh") calls.push_back({Kind::kBwd, {ffn + "fc1.weight"}});
-    if (what == "experts.fc2 dhidden") calls.push_back({Kind::kBwd, {experts + "fc2.weight"}});
-    if (what == "experts.fc1 drows") calls.back().bundles.push_back(experts + "fc1.weight");
-    const std::string parameter(t.operation);
-    if (t.name == "gradient" && bundles_.count(parameter)) {
-      calls.push_back({Kind::kGradBuffer, {parameter}});
-      calls.push_back({Kind::kGrad, {parameter}});
+// The model's weights as an executor of one rank knows them, by parameter.
+gtp::Executor make_executor(ModelHarness& h, Nobody& nobody) {
+  std::vector<gtp::ShardedWeight> weights;
+  std::vector<gtp::Bundle> bundles;
+  for (optim::Parameter& p : h.parameters) {
+    if (!p.spec.layout) continue;
+    p.bundle = static_cast<gtp::BundleId>(bundles.size());
+    gtp::Bundle& bundle = bundles.emplace_back(
+        gtp::Bundle{.name = p.spec.name, .members = {}, .expert = p.spec.expert});
+    const bool several = p.weight.dims() == 3;
+    for (int64_t e = 0; e < (several ? p.weight.size(0) : 1); ++e) {
+      bundle.members.push_back(static_cast<gtp::WeightId>(weights.size()));
+      gtp::ShardedWeight& w = weights.emplace_back();
+      w.name = p.spec.name;
+      w.layout = *p.spec.layout;
+      w.codec = gtp::Codec(p.weight.dtype());
+      w.data = several ? p.weight.select(e) : p.weight;
+      w.main_grad = several ? p.grad.select(e) : p.grad;
     }
   }
-
-  std::vector<Call> calls;
-
- private:
-  void reads(const std::string& parameter) {
-    calls.push_back({backward_ ? Kind::kRecompute : Kind::kFwd, {parameter}});
-  }
-
-  const Config& config_;
-  std::set<std::string> bundles_;
-  int64_t layer_ = -1;
-  bool backward_ = false;
-};
+  return {std::move(weights), std::move(bundles), {nullptr}, {}, nullptr, nobody, &nobody};
+}
 
 class Traced : public testing::TestWithParam<ModelCase> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, Traced, testing::ValuesIn(model_cases()),
@@ -103,12 +70,18 @@ TEST_P(Traced, CallsAreThoseOfAStep) {
     on_ranks(1, [&](comm::Communicator& world) {
       const TestBatch batch(config, c.sequences, c.seq_len, c.documents, 5);
       ModelHarness h(config, DType::kFloat32, world, batch.naive.tokens());
-      Listener listener(config, trace);
-      h.model->set_probe(&listener);
-      h.step(batch.batch);
-      h.step(batch.batch);
-      listener.calls.push_back({Kind::kFlush, {}});
-      EXPECT_EQ(words(calls_of(trace)), words(listener.calls)) << static_cast<int>(mode);
+      Nobody nobody;
+      gtp::Executor executor = make_executor(h, nobody);
+      h.model->bind(h.parameters, &executor);
+      const gtp::StepKey key{"train", 2};
+      {
+        const gtp::StepScope step = executor.begin_step(key, {});
+        h.step(batch.batch);
+        h.step(batch.batch);
+        executor.flush({});
+      }
+      EXPECT_EQ(words(trace.events, trace.bundles), words(executor.trace_of(key), trace.bundles))
+          << static_cast<int>(mode);
       std::map<std::string, int64_t> elements;
       for (const optim::Parameter& p : h.parameters) elements[p.spec.name] = p.grad.numel();
       for (const gtp::BundleSpec& b : trace.bundles) {
