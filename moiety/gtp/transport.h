@@ -119,7 +119,7 @@ class Transport {
   // Behind the last gather of a step, also of a step without one.
   virtual void drain(const Stream& lane) = 0;
   // What is run on `stream` afterwards may overwrite shards: all peers have drained as often as
-  // this rank (E7).
+  // this rank (E7). Before bundles are shared nobody gathers, and there is nothing to wait for.
   virtual void await_drained(const Stream& stream) = 0;
 
   // Throws what made the transport fail, if anything did.

@@ -184,6 +184,7 @@ void MappedTransport::drain(const Stream& lane) {
 }
 
 void MappedTransport::await_drained(const Stream& stream) {
+  if (!words_) return;
   stream.run([this] { await(kDrained, own(kDrained), {"E7", "drain"}); });
 }
 
