@@ -11,7 +11,9 @@
 #include "apps/moiety/errors.h"
 #include "apps/moiety/model_options.h"
 #include "moiety/base/error.h"
+#include "moiety/gtp/codec.h"
 #include "moiety/model/loss.h"
+#include "moiety/model/step_trace.h"
 #include "moiety/model/transformer.h"
 #include "moiety/model/weight_layout.h"
 #include "moiety/moe/prepare.h"
@@ -129,7 +131,7 @@ class QuantizedLinears {
  public:
   QuantizedLinears(const model::Precision& precision, const model::Config& c, const Grid& grid,
                    const PassSizes& s)
-      : precision_(precision), linears_(c, grid, s), config_layers_(c.layers) {
+      : precision_(precision), grid_(grid), linears_(c, grid, s), config_layers_(c.layers) {
     if (!precision_.recipe) return;
     for (gemm::LinearSize& size : linears_.size) {
       size.in_format = model::kept_format(*precision_.recipe, size.k).has_value();
@@ -157,9 +159,14 @@ class QuantizedLinears {
       const gemm::LinearSize& size = linears_.size[n];
       if (count(n) == 0 || !size.in_format) continue;
       const QuantSpec& spec = precision_.recipe->weight;
+      const int64_t shards = size.experts > 0 ? grid_.egtp : grid_.gtp;
+      const gtp::Layout shard{.rows = size.n,
+                              .cols = size.k,
+                              .gtp_size = int(shards),
+                              .align = shards > 1 ? gtp::Codec(spec).align() : 1};
       const QuantizedSizes sizes =
-          quantized_sizes(spec, size.n, size.k, {true, spec.format == Format::kMxfp8});
-      int64_t matrix = -2 * size.n * size.k;
+          quantized_sizes(spec, shard.shard_rows(), size.k, {true, spec.format == Format::kMxfp8});
+      int64_t matrix = -2 * size.n * size.k / shards;
       for (const ArraySpec* a :
            {&sizes.row_data, &sizes.row_scales, &sizes.col_data, &sizes.col_scales}) {
         matrix += a->bytes();
@@ -171,6 +178,7 @@ class QuantizedLinears {
 
  private:
   model::Precision precision_;
+  Grid grid_;
   Linears linears_;
   int64_t config_layers_;
 };
@@ -268,6 +276,21 @@ int64_t control_group_limit() {
   return std::numeric_limits<int64_t>::max();
 }
 
+// Slots of the plan that a step under the recipe has, by the default policy.
+int64_t gathered_bytes(const Options& o, const model::Config& c, const Grid& grid,
+                       std::string_view recipe) {
+  if (grid.gtp == 1 && grid.egtp == 1) return 0;
+  const gtp::Policy policy;
+  const model::StepShape shape{.grid = grid,
+                               .sequences = o.train.micro_batch,
+                               .seq_len = o.data.seq_len,
+                               .micro_batches = 2,  // more of them need no more
+                               .storage = storage_dtype(o)};
+  const model::StepTrace trace =
+      model::step_trace(c, precision_of_recipe(o, recipe), shape, policy);
+  return gtp::plan(trace.events, trace.bundles, policy).report.bytes;
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const Grid& grid) {
@@ -275,11 +298,12 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
   const PassSizes s(o, c, grid);
   const WeightCounts w(c, s);
   const int64_t ranks = rank_count(grid);
-  const int64_t held = w.copied + (w.cut + w.padded) / grid.tp + w.expert / grid.ep;
+  const int64_t held =
+      w.copied + (w.cut + w.padded) / (grid.tp * grid.gtp) + w.expert / (grid.ep * grid.egtp);
   // What a rank's optimizer updates, and what of it is a sum over ranks.
   const int64_t owned = (w.copied + w.cut + w.expert) / ranks;
-  const int64_t summed = (ranks > 1 ? w.copied : 0) + (data_ranks(grid) > 1 ? w.cut : 0) +
-                         (grid.edp > 1 ? w.expert : 0);
+  const int64_t summed =
+      (ranks > 1 ? w.copied : 0) + (grid.dp > 1 ? w.cut : 0) + (grid.edp > 1 ? w.expert : 0);
   // Of the two recipes of a run the one that needs more, by class.
   const QuantizedLinears first(precision_of_recipe(o, o.precision.recipe), c, grid, s);
   const QuantizedLinears last(precision_of_recipe(o, recipe_of_step(o, o.precision.switch_step)), c,
@@ -290,6 +314,9 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
   m.main_grad = (held + summed / ranks) * kFloat;
   m.master = owned * kFloat;
   m.moments = 2 * owned * (o.optim.state_dtype == "fp32" ? kFloat : 2);
+  for (const int64_t step : {int64_t{1}, o.precision.switch_step}) {
+    m.gathered = std::max(m.gathered, gathered_bytes(o, c, grid, recipe_of_step(o, step)));
+  }
   m.activations = activation_bytes(c, grid, storage, s);
   m.logits = logits_bytes(c, s);
   m.workspace = std::max<int64_t>(
@@ -366,12 +393,12 @@ std::string memory_report(const Options& options, const model::Config& model, co
   const std::optional<std::string> change =
       nearest_fit(options, model, grid, std::min(limit, m.total() / 10 * 9));
   return text(
-      "a rank needs {}: parameters {}, main_grad {}, master {}, moments {}, activations {}, EP {}, "
-      "logits {}, workspace {}, snapshot {}; it may take {}; {}",
+      "a rank needs {}: parameters {}, main_grad {}, master {}, moments {}, gather slots {}, "
+      "activations {}, EP {}, logits {}, workspace {}, snapshot {}; it may take {}; {}",
       bytes_text(m.total()), bytes_text(m.parameters), bytes_text(m.main_grad),
-      bytes_text(m.master), bytes_text(m.moments), bytes_text(m.activations),
-      bytes_text(m.expert_parallel), bytes_text(m.logits), bytes_text(m.workspace),
-      bytes_text(m.snapshot), bytes_text(limit),
+      bytes_text(m.master), bytes_text(m.moments), bytes_text(m.gathered),
+      bytes_text(m.activations), bytes_text(m.expert_parallel), bytes_text(m.logits),
+      bytes_text(m.workspace), bytes_text(m.snapshot), bytes_text(limit),
       change ? "the nearest change that fits: " + *change
              : std::string("no batch fits: a smaller model, or more ranks on other machines"));
 }

@@ -19,6 +19,7 @@ struct MemoryEstimate {
   int64_t main_grad = 0;  // and the shard of its sum
   int64_t master = 0;
   int64_t moments = 0;
+  int64_t gathered = 0;  // slots of weights and gradients that gtp and egtp move
   int64_t activations = 0;
   int64_t expert_parallel = 0;
   int64_t logits = 0;
@@ -27,7 +28,8 @@ struct MemoryEstimate {
 
   int64_t arena() const { return activations + logits + workspace; }
   int64_t total() const {
-    return parameters + main_grad + master + moments + arena() + expert_parallel + snapshot;
+    return parameters + main_grad + master + moments + gathered + arena() + expert_parallel +
+           snapshot;
   }
 };
 MemoryEstimate estimate_memory(const Options& options, const model::Config& model,

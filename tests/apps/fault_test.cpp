@@ -272,6 +272,11 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
        2,
        1,
        {"--parallel.tp=2", "--model.dense_layers=[0,1]", "--model.d_ffn_dense=128"}},
+      {"gtp", 4, 1, {"--parallel.gtp=2", "--parallel.egtp=4", "--model.vocab=288"}},
+      {"gtp mxfp8",
+       4,
+       2,
+       {"--parallel.gtp=4", "--parallel.egtp=2", "--precision.recipe=mxfp8", "--model.vocab=320"}},
       {"fp8_block", 1, 1, {"--precision.recipe=fp8_block", "--precision.pow2_scales=false"}},
       {"mxfp8 ep", 4, 2, {"--precision.recipe=mxfp8"}},
       {"mxfp8 dense",
@@ -338,9 +343,11 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       model::StepStats stats;
       {
         const ArenaScope scope(arena);
+        const auto step = gathering.begin_step("train", 1);
         model.transformer().forward(model_batch(batch.batch()), capacity.rows(), stats, arena,
                                     Stream());
         model.transformer().backward(model_batch(batch.batch()), Stream());
+        gathering.flush();
       }
       EXPECT_NEAR(double(arena.peak()), double(m.arena()), 0.03 * double(m.arena())) << c.name;
       model.close();
