@@ -102,12 +102,9 @@ def gather():
     p.text(24, 32, "One weight over gtp = 2, as rank 0 sees it", "head")
     p.text(24, 52, "blue rows are stored on rank 0, orange ones on rank 1", "quiet")
 
-    def weight(x, y, mixed=False):
-        if mixed:
-            p.cell(x, y, 76, 84, "c2")
-        else:
-            p.cell(x, y, 76, 42, "c0")
-            p.cell(x, y + 42, 76, 42, "c1")
+    def weight(x, y):
+        p.cell(x, y, 76, 42, "c0")
+        p.cell(x, y + 42, 76, 42, "c1")
 
     p.text(70, 84, "shard", anchor="middle")
     p.cell(32, 96, 76, 42, "c0")

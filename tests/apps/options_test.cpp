@@ -135,8 +135,8 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
       {"[parallel]\nlayout = \"auto\"\n",
        "c.toml:2: parallel.layout is not available in this version of Moiety"},
       {"[parallel]\npp = 2\n", "c.toml:2: parallel.pp is not supported"},
-      {"[precision]\ngrad_reduce = \"bf16\"\n",
-       "c.toml:2: precision.grad_reduce is not available in this version of Moiety"},
+      {"[precision]\ngrad_reduce = \"fp8\"\n",
+       "c.toml:2: precision.grad_reduce = 'fp8': must be one of main_grad | bf16"},
       {"[precision]\nrecipe = \"fp8\"\n",
        "c.toml:2: precision.recipe = 'fp8': must be one of fp32 | bf16 | fp8_block | mxfp8 | "
        "nvfp4"},
@@ -291,8 +291,7 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--run.ranks=4", "--parallel.tp=4"},
        "parallel.tp = 4: must divide model.heads = 8, model.kv_heads = 2 and data.seq_len = 1024"},
       {{"--run.ranks=2", "--parallel.tp=2", "--data.seq_len=33"}, "parallel.tp = 2: must divide"},
-      {{"--run.ranks=2", "--parallel.gtp=2"},
-       "parallel.gtp = 2 and parallel.egtp = 1: weights sharded over ranks that gather them"},
+      {{"--run.ranks=2", "--parallel.gtp=2", "--precision.grad_reduce=bf16"}, "(no error)"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block"},
        "layout of attn.qkv.weight: 384 rows cannot be cut by tp 2, expected a multiple of 768"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block",
@@ -334,6 +333,13 @@ TEST(Options, KeysAreCheckedTogether) {
     });
     EXPECT_EQ(error.rfind(c.error, 0), 0u) << error << "\nexpected " << c.error;
   }
+}
+
+TEST(Options, LayoutsAreDescribedByTheDegreesThatAreNotOne) {
+  EXPECT_EQ(describe_layout({}), "1 rank");
+  EXPECT_EQ(describe_layout({.dp = 2, .ep = 2}), "2 ranks (dp 2, ep 2)");
+  EXPECT_EQ(describe_layout({.tp = 2, .gtp = 3, .dp = 2, .ep = 1, .egtp = 4, .edp = 3}),
+            "12 ranks (dp 2, gtp 3, tp 2, edp 3, egtp 4)");
 }
 
 TEST(Options, PresetsAreTheModelsPresets) {
