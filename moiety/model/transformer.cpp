@@ -4,7 +4,9 @@
 #include <set>
 #include <utility>
 
+#include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
+#include "moiety/formats/bf16.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
@@ -27,6 +29,24 @@ void document_starts(TensorView position_BS, TensorView start_BS, Stream stream)
 
 TensorView flat(const TensorView& x_BS) {
   return x_BS.defined() ? x_BS.reshape({x_BS.numel()}) : TensorView();
+}
+
+// Memory for a gradient that is summed in several parts, or term by term: float32. Beside a
+// gradient that travels in bfloat16, which store_sum rounds it to; else that gradient itself.
+TensorView sum_memory(const Pass& pass, const TensorView& gradient) {
+  if (gradient.dtype() == DType::kFloat32) return gradient;
+  return pass.arena.tensor(DType::kFloat32, {gradient.size(0), gradient.size(1)});
+}
+
+void store_sum(const Pass& pass, const TensorView& sum, const TensorView& gradient) {
+  if (gradient.dtype() == DType::kFloat32) return;
+  pass.stream.run([=] {
+    const float* in = sum.data<float>();
+    bf16* out = gradient.data<bf16>();
+    parallel_for(sum.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) out[i] = bf16(in[i]);
+    });
+  });
 }
 
 }  // namespace
@@ -286,13 +306,15 @@ void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorVie
   ArenaScope temporaries(pass.arena);
   const TensorView dout_TD = gather_tokens(pass, d_TD);
   const OpenGradient grad = open_gradient(pass, *embed_);
+  const TensorView gradient_VD = token_rows(grad.view), sum_VD = sum_memory(pass, gradient_VD);
   embedding_backward({.dout_TD = dout_TD,
                       .token_T = flat(batch.token_BS),
-                      .grad_VD = token_rows(grad.view),
+                      .grad_VD = sum_VD,
                       .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
                       .accumulate = grad.accumulate,
                       .slice = vocabulary_slice()},
                      pass.stream);
+  store_sum(pass, sum_VD, gradient_VD);
   pass.stored(embed_->spec.name, "gradient", grad.view, d_TD);
   close_gradient(pass, *embed_);
 }
@@ -325,10 +347,9 @@ void Transformer::parallel_loss(const Pass& pass, const Batch& batch, const Loss
                                 .mask_T = flat(batch.mask_BS),
                                 .loss_T = loss_T,
                                 .dx_TD = d_TD,
-                                .grad_VD = {},
+                                .grad_VD = head.gradient.view,
                                 .chunk = std::max<int64_t>(1, chunk),
                                 .z_coef = config_.loss_z_coef};
-  if (d_TD.defined()) args.grad_VD = token_rows(head.gradient.view);
   args.accumulate = head.gradient.accumulate;
   parallel_cross_entropy(pass, args);
 }
@@ -339,7 +360,12 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
   apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
   const TensorView loss_T = pass.arena.tensor(DType::kFloat32, {pass.tokens()});
   LossHead head;
-  if (d_TD.defined()) head.gradient = open_gradient(pass, head_parameter());
+  TensorView gradient_VD;
+  if (d_TD.defined()) {
+    const OpenGradient grad = open_gradient(pass, head_parameter());
+    gradient_VD = token_rows(grad.view);
+    head.gradient = {sum_memory(pass, gradient_VD), grad.accumulate};
+  }
   head.weight_VD = read_weight(pass, head_parameter(), gtp::Phase::kFwd,
                                product_work(pass.tokens(), vocabulary_.slice_rows(),
                                             config_.d_model, byte_size(storage_, 1)))
@@ -349,7 +375,8 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
   pass.stored("loss", "loss", loss_T, pass.h_TD, head.weight_VD);
   if (d_TD.defined()) {
     pass.stored("loss", "dh", d_TD, pass.h_TD, head.weight_VD);
-    pass.stored(head_parameter().spec.name, "gradient", head.gradient.view, pass.h_TD);
+    store_sum(pass, head.gradient.view, gradient_VD);
+    pass.stored(head_parameter().spec.name, "gradient", gradient_VD, pass.h_TD);
     close_gradient(pass, head_parameter());
   }
   if (pass.tp_rank() != 0) return;  // all of them know it, one reports it

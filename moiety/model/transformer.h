@@ -158,7 +158,7 @@ class Transformer {
             StepStats& stats) const;
   struct LossHead {
     TensorView weight_VD;
-    OpenGradient gradient;  // no view: evaluation
+    OpenGradient gradient;  // of its rows that are tokens, float32; no view: evaluation
   };
   void whole_loss(const Pass& pass, const Batch& batch, const LossHead& head, TensorView d_TD,
                   TensorView loss_T) const;
