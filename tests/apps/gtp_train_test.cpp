@@ -1,0 +1,570 @@
+// Training with weights that gtp and egtp cut, alone and with data, tensor and expert parallelism:
+// through the program itself, and, where the executor is looked at, rank by rank.
+#include <array>
+#include <cmath>
+#include <filesystem>
+
+#include "apps/moiety/batch_loader.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/evaluation.h"
+#include "apps/moiety/expert_capacity.h"
+#include "apps/moiety/gathering.h"
+#include "apps/moiety/model_options.h"
+#include "apps/moiety/rank_model.h"
+#include "moiety/base/arena.h"
+#include "moiety/base/parallel.h"
+#include "moiety/checkpoint/loader.h"
+#include "moiety/checkpoint/saver.h"
+#include "moiety/comm/thread/thread_group.h"
+#include "tests/apps/train_helpers.h"
+
+namespace moiety::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Cut {
+  const char* name;
+  int ranks = 1, tp = 1, gtp = 1, ep = 1, egtp = 1;
+};
+constexpr Cut kOne{"one"}, kGtp2{"gtp2", 2, 1, 2}, kGtp2Egtp2{"gtp2.egtp2", 2, 1, 2, 1, 2},
+    kGtp2Ep2{"gtp2.ep2", 2, 1, 2, 2}, kGtp4{"gtp4", 4, 1, 4}, kTp2Gtp2{"tp2.gtp2", 4, 2, 2},
+    kTp4{"tp4", 4, 4}, kDp4{"dp4", 4}, kEp2Egtp2{"ep2.egtp2", 4, 1, 1, 2, 2};
+constexpr Cut kTogether[] = {{"gtp2.dp2.egtp4", 4, 1, 2, 1, 4},
+                             {"gtp3.egtp3", 3, 1, 3, 1, 3},
+                             {"gtp4.ep2.egtp2", 4, 1, 4, 2, 2},
+                             {"tp2.gtp2.ep4", 4, 2, 2, 4},
+                             {"tp2.gtp2.dp2.ep2.egtp4", 8, 2, 2, 2, 4}};
+
+// 12 sequences a step on any number of ranks, in `micro_steps` parts; all kinds of layers. Most
+// matrices do not fill their shards: on some ranks nothing but padding is left of 32 rows.
+Arguments cut_model(const std::string& directory, const Cut& c, int micro_steps = 1) {
+  return tiny(directory, c.ranks, c.ep) +
+         Arguments{text("--parallel.tp={}", c.tp),
+                   text("--parallel.gtp={}", c.gtp),
+                   text("--parallel.egtp={}", c.egtp),
+                   text("--train.micro_batch={}", 12 * c.tp / c.ranks / micro_steps),
+                   "--train.global_batch=12",
+                   "--model.kv_heads=4",
+                   "--model.layers=3",
+                   "--model.dense_layers=[1]",
+                   "--model.d_ffn_dense=48",
+                   "--moe.shared_d_ffn=16",
+                   "--moe.shared_gate",
+                   "--router.z_coef=0.001",
+                   "--checkpoint.interval=0",
+                   "--run.seed=3"};
+}
+
+void train(const Arguments& arguments) {
+  const ProgramResult result = run(arguments);
+  ASSERT_EQ(result.code, kExitDone) << result.err;
+}
+
+void expect_losses_near(const std::string& many, const std::string& one, double bound) {
+  const auto expected = steps(one), got = steps(many);
+  ASSERT_FALSE(got.empty() || expected.empty());
+  ASSERT_EQ(got.rbegin()->first, expected.rbegin()->first);
+  for (const auto& [step, r] : got) {
+    const double loss = expected.at(step)["loss"].get<double>();
+    EXPECT_NEAR(r["loss"].get<double>(), loss, bound * loss) << "step " << step << " in " << many;
+  }
+}
+
+void expect_same_steps(const std::string& run, const std::string& expected) {
+  const auto all = steps(expected);
+  for (const auto& [step, r] : steps(run)) {
+    for (const char* field : {"loss", "aux", "z", "gnorm", "recipe"}) {
+      EXPECT_EQ(r[field], all.at(step)[field]) << field << " of step " << step << " in " << run;
+    }
+  }
+}
+
+// ---- Losses.
+
+void losses_equal(std::span<const Cut> cuts, const Arguments& more) {
+  const TemporaryDirectory dir;
+  const Arguments longer = Arguments{"--train.steps=20"} + more;
+  train(cut_model(dir / "one", kOne) + longer);
+  const auto one = steps(dir / "one");
+  ASSERT_EQ(one.size(), 20u);
+  EXPECT_LT(one.at(20)["loss"].get<double>(), one.at(1)["loss"].get<double>() - 0.3);
+  for (const Cut& c : cuts) {
+    train(cut_model(dir / c.name, c) + longer);
+    expect_near(dir / c.name, dir / "one", 1e-4);
+  }
+}
+
+// AdamW hides the scale of a gradient. With an eps far above every gradient it is gradient descent,
+// of rate lr / eps = 1.
+const Arguments kDescent{
+    "--optim.eps=1e4",           "--optim.lr=1e4",      "--optim.min_lr=1e4",
+    "--optim.schedule=constant", "--optim.beta1=0",     "--optim.beta2=0",
+    "--optim.weight_decay=0",    "--train.grad_clip=0", "--optim.warmup_steps=0"};
+
+constexpr Cut kAlone[] = {kGtp2, {"gtp3", 3, 1, 3}, kGtp4, {"gtp2.dp2", 4, 1, 2}, kTp2Gtp2};
+
+TEST(GtpTrain, RanksTrainAsOne) { losses_equal(kAlone, {"--router.bias_rate=0.001"}); }
+
+TEST(GtpTrain, RanksDescendAsOne) { losses_equal(kAlone, kDescent); }
+
+TEST(GtpTrain, RanksThatCutExpertsTrainAsOne) {
+  losses_equal(kTogether, {"--router.bias_rate=0.001"});
+}
+
+TEST(GtpTrain, RanksThatCutExpertsDescendAsOne) { losses_equal(kTogether, kDescent); }
+
+TEST(GtpTrain, MicroStepsAndTiedEmbeddings) {
+  const TemporaryDirectory dir;
+  const Arguments tied = kDescent + Arguments{"--train.steps=10", "--model.tie_embeddings"};
+  train(cut_model(dir / "one", kOne, 3) + tied);
+  for (const Cut& c : {kGtp2Egtp2, kTp2Gtp2}) {
+    train(cut_model(dir / c.name, c, 3) + tied);
+    expect_near(dir / c.name, dir / "one", 1e-4);
+  }
+}
+
+TEST(GtpTrain, AModelWithoutExperts) {
+  const TemporaryDirectory dir;
+  const Arguments dense{"--train.steps=10", "--model.dense_layers=[0,1,2]"};
+  train(cut_model(dir / "one", kOne) + dense);
+  for (const Cut& c : {kGtp2, kGtp4}) {
+    train(cut_model(dir / c.name, c) + dense);
+    expect_losses_near(dir / c.name, dir / "one", 1e-4);
+  }
+}
+
+// What differs: the order of sums, as in bf16; maxima of activations that are taken over a rank's
+// tokens (nvfp4); blocks along tokens that begin anew on every rank.
+TEST(GtpTrain, RecipesDifferLittle) {
+  const TemporaryDirectory dir;
+  for (const char* name : {"bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+    const Arguments recipe{"--train.steps=20", text("--precision.recipe={}", name)};
+    const std::string one = dir / text("{}-one", name);
+    train(cut_model(one, kOne) + recipe);
+    for (const Cut& c : {kGtp2Egtp2, kGtp2Ep2}) {
+      const std::string many = dir / text("{}-{}", name, c.name);
+      train(cut_model(many, c) + recipe);
+      expect_losses_near(many, one, 0.01);
+    }
+  }
+}
+
+// The formats of the shards change in the middle, and with them transports, executor and plans.
+TEST(GtpTrain, TheRecipeSwitches) {
+  const TemporaryDirectory dir;
+  for (const char* later : {"bf16", "mxfp8"}) {
+    const Arguments to_later{
+        "--train.steps=12",          "--precision.recipe=nvfp4",
+        "--precision.switch_step=7", text("--precision.switch_recipe={}", later),
+        "--checkpoint.interval=6",   "--checkpoint.keep_last=10"};
+    const std::string one = dir / text("one-{}", later), two = dir / text("two-{}", later);
+    train(cut_model(one, kOne) + to_later);
+    train(cut_model(two, kGtp2Egtp2) + to_later);
+    expect_losses_near(two, one, 0.01);
+    for (const auto& [step, r] : steps(two)) EXPECT_EQ(r["recipe"], step < 7 ? "nvfp4" : later);
+    const std::string resumed = dir / text("resumed-{}", later);
+    fs::create_directories(resumed + "/checkpoints");
+    fs::copy(checkpoint_path(two, 6), checkpoint_path(resumed, 6));
+    train(cut_model(resumed, kGtp2Egtp2) + to_later);
+    expect_same_steps(resumed, two);
+    EXPECT_EQ(digests(checkpoint_path(resumed, 12)), digests(checkpoint_path(two, 12)));
+  }
+}
+
+TEST(GtpTrain, GradientsThatTravelInBf16) {
+  const TemporaryDirectory dir;
+  const Arguments longer{"--train.steps=20", "--precision.recipe=bf16"};
+  train(cut_model(dir / "one", kOne) + longer);
+  for (const Cut& c : {kGtp2Egtp2, kTogether[0]}) {
+    const std::string exact = dir / text("{}-exact", c.name);
+    train(cut_model(exact, c) + longer);
+    train(cut_model(dir / c.name, c) + longer + Arguments{"--precision.grad_reduce=bf16"});
+    expect_losses_near(dir / c.name, dir / "one", 0.01);
+    EXPECT_NE(steps(dir / c.name).at(20)["loss"], steps(exact).at(20)["loss"]);
+  }
+}
+
+TEST(GtpTrain, RecomputationChangesNoBit) {
+  const TemporaryDirectory dir;
+  for (const char* recipe : {"fp32", "nvfp4"}) {
+    const std::string none = dir / recipe;
+    const Arguments common{text("--precision.recipe={}", recipe)};
+    train(cut_model(none, kGtp2Egtp2, 2) + common);
+    for (const char* mode : {"moe", "full"}) {
+      const std::string again = none + mode;
+      train(cut_model(again, kGtp2Egtp2, 2) + common +
+            Arguments{text("--memory.recompute={}", mode)});
+      expect_same_steps(again, none);
+      EXPECT_EQ(digests(checkpoint_path(again, 6)), digests(checkpoint_path(none, 6)));
+    }
+  }
+}
+
+// ---- Checkpoints.
+
+TEST(GtpTrain, InitialWeightsDoNotDependOnTheLayout) {
+  const TemporaryDirectory dir;
+  const Arguments still{"--train.steps=1", "--optim.lr=0", "--optim.min_lr=0"};
+  train(cut_model(dir / "one", kOne) + still);
+  const auto one = digests(checkpoint_path(dir / "one", 1));
+  for (const Cut& c : kTogether) {
+    train(cut_model(dir / c.name, c) + still);
+    const auto many = digests(checkpoint_path(dir / c.name, 1));
+    ASSERT_EQ(many.size(), one.size());
+    for (const auto& [name, digest] : one) {
+      if (name.starts_with("weight/")) {
+        EXPECT_EQ(digest, many.at(name)) << name << " under " << c.name;
+      }
+    }
+  }
+}
+
+TEST(GtpTrain, ResumeUnderTheSameLayoutIsBitwise) {
+  const TemporaryDirectory dir;
+  for (const char* recipe : {"bf16", "nvfp4"}) {
+    const Arguments keep{"--checkpoint.interval=3", "--checkpoint.keep_last=10",
+                         text("--precision.recipe={}", recipe), "--data.shuffle=true"};
+    const std::string whole = dir / text("{}-whole", recipe), part = dir / text("{}-part", recipe);
+    train(cut_model(whole, kGtp2Egtp2) + keep);
+    fs::create_directories(part + "/checkpoints");
+    fs::copy(checkpoint_path(whole, 3), checkpoint_path(part, 3));
+    train(cut_model(part, kGtp2Egtp2) + keep);
+    EXPECT_EQ(steps(part).begin()->first, 4);
+    expect_same_steps(part, whole);
+    EXPECT_EQ(digests(checkpoint_path(part, 6)), digests(checkpoint_path(whole, 6)));
+  }
+}
+
+Options options_of(const Arguments& arguments) {
+  std::vector<std::string> overrides;
+  for (const std::string& a : arguments) {
+    if (a.starts_with("--ranks=")) overrides.push_back("--run." + a.substr(2));
+    if (a.find('.') < a.find('=')) overrides.push_back(a);
+  }
+  return load_config({}, overrides).options;
+}
+
+// What a trainer holds on a rank.
+struct Rank {
+  Rank(const Options& o, comm::Communicator& world)
+      : options(o),
+        grid(check_layout(o)),
+        tokens(o.train.micro_batch * o.data.seq_len),
+        model(model_config(o, Tokenizer::load("bytes").vocab()), storage_dtype(o), grid, tokens,
+              100, world),
+        gathering(o, model.groups(), int64_t{1} << 33),
+        optimizer(training_specs(o, model.transformer(), grid, world.rank()),
+                  {.weights = storage_dtype(o)}, model.groups(), gathering.peers(false),
+                  gathering.peers(true)),
+        capacity(o, model.transformer(), tokens / grid.tp) {
+    set_thread_budget(1);
+    model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
+    optimizer.initialize(1, Stream());
+  }
+  optim::StepReport step(int64_t number, const std::string& kind) {
+    const int64_t per_pass = options.train.micro_batch * data_ranks(grid);
+    const int64_t passes = options.train.global_batch / per_pass;
+    const auto source = synthetic_source("markov", options.data.seq_len, 264, 1);
+    BatchBuffer batch(options.train.micro_batch, options.data.seq_len, false);
+    model::StepStats stats;
+    {
+      const auto scope = gathering.begin_step(kind.c_str(), passes);
+      for (int64_t m = 0; m < passes; ++m) {
+        std::vector<SampleRef> samples(options.train.micro_batch);
+        const int rank = data_rank(grid, model.world().rank());
+        for (size_t b = 0; b < samples.size(); ++b) {
+          samples[b].index =
+              uint64_t((number * passes + m) * per_pass) + uint64_t(rank) * samples.size() + b;
+        }
+        batch.fill(*source, samples);
+        const ArenaScope activations(arena);
+        model::Batch pass = model_batch(batch.batch());
+        pass.micro_step = uint64_t(number * passes + m);
+        pass.first_token = rank * tokens;
+        pass.all_tokens = data_ranks(grid) * tokens;
+        model.transformer().forward(pass, capacity.rows(), stats, arena, Stream());
+        model.transformer().backward(pass, Stream());
+      }
+      gathering.flush();
+    }
+    return optimizer.step({.lr = 0.01,
+                           .weight_decay = 0.1,
+                           .clip = 1,
+                           .tokens = stats.targets,
+                           .losses = {stats.loss_sum, stats.aux_sum, stats.z_sum}},
+                          Stream());
+  }
+
+  const Options& options;
+  Grid grid;
+  int64_t tokens;
+  RankModel model;
+  WeightGathering gathering;
+  optim::DistributedOptimizer optimizer;
+  ExpertCapacity capacity;
+  Arena arena{"activations"};
+};
+
+template <class Body>
+void run_ranks(const Arguments& arguments, Body&& body) {
+  const Options o = options_of(arguments);
+  comm::run_thread_ranks(int(o.run.ranks), {}, [&](comm::Communicator& world) {
+    Rank rank(o, world);
+    body(rank);
+    rank.model.close();
+  });
+}
+
+// Loads a checkpoint under a layout and saves what the ranks hold then.
+void save_again(const std::string& from, const std::string& to, const Cut& cut) {
+  fs::create_directories(to);
+  run_ranks(cut_model(to, cut), [&](Rank& rank) {
+    comm::Bootstrap& ranks = rank.model.world().bootstrap();
+    optim::StateView view = rank.optimizer.state_view();
+    const optim::StateView biases = rank.model.router_biases();
+    optim::StateView loaded = view;
+    loaded.insert(loaded.end(), biases.begin(), biases.end());
+    const checkpoint::RunState state = checkpoint::load(from, loaded, {}, ranks);
+    rank.optimizer.publish(Stream());
+    checkpoint::Saver(to + "/checkpoints", ranks)
+        .save(rank.model.world().rank() == 0 ? loaded : view, state, Stream());
+  });
+}
+
+TEST(GtpTrain, ResumesUnderAnotherLayout) {
+  const TemporaryDirectory dir;
+  const Arguments keep{"--checkpoint.interval=3", "--checkpoint.keep_last=10", "--train.steps=13"};
+  const std::string whole = dir / "whole";
+  train(cut_model(whole, kTp2Gtp2) + keep);
+  const std::string saved = checkpoint_path(whole, 3);
+  for (const Cut& c : {kOne, kGtp4, kTp4, kDp4, kEp2Egtp2}) {
+    save_again(saved, dir / text("again-{}", c.name), c);
+    EXPECT_EQ(digests(checkpoint_path(dir / text("again-{}", c.name), 3)), digests(saved))
+        << c.name;
+    const std::string part = dir / c.name;
+    fs::create_directories(part + "/checkpoints");
+    fs::copy(saved, checkpoint_path(part, 3));
+    const ProgramResult result = run(cut_model(part, c) + keep);
+    ASSERT_EQ(result.code, kExitDone) << result.err;
+    EXPECT_NE(result.err.find("saved under another layout"), std::string::npos);
+    EXPECT_EQ(steps(part).begin()->first, 4);
+    expect_near(part, whole, 1e-4);
+  }
+}
+
+// ---- Evaluation, and values that are not finite.
+
+TEST(GtpTrain, EvaluatesBetweenSteps) {
+  const TemporaryDirectory dir;
+  const std::string valid = write_tokens(dir / "v.tok", {ramp(400)});
+  const Arguments eval{"--data.valid=" + valid, "--eval.samples=5", "--eval.every=2"};
+  train(cut_model(dir / "one", kOne) + eval);
+  const auto one = events(dir / "one", "eval");
+  ASSERT_EQ(one.size(), 3u);
+  for (const Cut& c : {kGtp2, kTogether[2]}) {
+    train(cut_model(dir / c.name, c) + eval);
+    expect_near(dir / c.name, dir / "one", 1e-4);
+    const auto many = events(dir / c.name, "eval");
+    ASSERT_EQ(many.size(), one.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_EQ(many[i]["tokens"], one[i]["tokens"]);
+      const double loss = one[i]["loss"].get<double>();
+      EXPECT_NEAR(many[i]["loss"].get<double>(), loss, 1e-5 * loss) << c.name;
+    }
+  }
+  // One rank reads what two have saved.
+  const ProgramResult again = run({"eval", dir / "gtp2", "--data=" + valid, "--samples=5"});
+  ASSERT_EQ(again.code, kExitDone) << again.err;
+  const double loss = events(dir / "gtp2", "eval").back()["loss"].get<double>();
+  EXPECT_NEAR(nlohmann::json::parse(again.out)["loss"].get<double>(), loss, 1e-5 * loss);
+}
+
+// The checkpoint `from` with one weight that is NaN, as that of the run `to`.
+void save_with_nan(const std::string& from, const std::string& to, const std::string& name,
+                   int64_t element) {
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(from);
+  optim::StateView view;
+  std::vector<Tensor> memory;
+  for (const auto& [tensor, entry] : manifest.tensors) {
+    for (const auto& [slot, stored] : entry.slots) {
+      memory.emplace_back(stored.dtype, entry.shape, "state");
+      optim::Box box;
+      box.rank = int(entry.shape.size());
+      std::copy(entry.shape.begin(), entry.shape.end(), box.size.begin());
+      view.push_back({tensor, slot, stored.dtype, entry.shape, box, memory.back().view().raw()});
+    }
+  }
+  fs::create_directories(to);
+  comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
+    const checkpoint::RunState state = checkpoint::load(from, view, {}, world.bootstrap());
+    for (const optim::StatePiece& p : view) {
+      if (p.tensor == name && p.slot == "weight") static_cast<float*>(p.data)[element] = NAN;
+    }
+    checkpoint::Saver(to + "/checkpoints", world.bootstrap()).save(view, state, Stream());
+  });
+}
+
+struct Planted {
+  const char* tensor;
+  int64_t element;  // of [rows, 32] or [experts, 32, 32]
+  const char *operation, *sentence;
+};
+
+// Each in the shard of the second rank.
+TEST(GtpTrain, ANanIsFoundAndNamed) {
+  const TemporaryDirectory dir;
+  train(cut_model(dir / "r", kGtp2Egtp2) + Arguments{"--train.steps=2"});
+  for (const Planted& p :
+       {Planted{"layers.2.moe.experts.fc2.weight", (3 * 32 + 20) * 32 + 7, "experts.fc2",
+                "layer 2, expert 3: weight layers.2.moe.experts.fc2.weight is nan at [3, 20, 7]"},
+        Planted{"layers.0.attn.o.weight", 25 * 32 + 5, "attn.o",
+                "layer 0: weight layers.0.attn.o.weight is nan at [25, 5]"}}) {
+    const std::string bad = dir / p.operation;
+    save_with_nan(checkpoint_path(dir / "r", 2), bad, p.tensor, p.element);
+    const ProgramResult result = run(cut_model(bad, kGtp2Egtp2) + Arguments{"--guard.nan=tensor"});
+    ASSERT_EQ(result.code, kExitNumerical) << result.err;
+    EXPECT_NE(result.last_line().find(text("rank 1: {}", p.sentence)), std::string::npos)
+        << result.last_line();
+    for (const int rank : {0, 1}) {
+      const auto failure =
+          nlohmann::json::parse(read_all(bad + text("/failures/rank{}-step3.json", rank)));
+      EXPECT_EQ(failure["found_in_step"]["operation"], p.operation) << failure;
+    }
+  }
+}
+
+// ---- The executor.
+
+// Bytes of a shard as it travels, padding included.
+int64_t shard_bytes(const optim::ParamSpec& spec, DType storage) {
+  const int64_t s = spec.layout->shard_rows(), k = spec.layout->slice_cols();
+  if (!spec.format) return byte_size(storage, s * k);
+  const auto blocks = [](int64_t n, int64_t block) { return (n + block - 1) / block; };
+  switch (spec.format->format) {
+    case Format::kFp8Block128x128:
+      return s * k + 4 * (s / 128) * blocks(k, 128);
+    case Format::kMxfp8:  // by rows or by columns
+      return s * k + s * k / 32;
+    case Format::kNvfp4Tile16:
+      return s * k / 2 + (s / 16) * (k / 16);
+    default:
+      ADD_FAILURE() << spec.name;
+      return 0;
+  }
+}
+
+std::string moved(const gtp::StepCounts::Moved& m) {
+  return text("{} gathers of {} bytes, {} reduces of {}", m.gathers, m.gathered, m.reduces,
+              m.reduced);
+}
+
+// What a step on demand moves of (dense, experts): every weight to forward and to backward, its
+// gradient; the embedding is not read backward, and the head's two products are of one gather.
+std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t passes, int64_t wire) {
+  std::array<gtp::StepCounts::Moved, 2> all;
+  for (const optim::Parameter& p : rank.optimizer.parameters()) {
+    if (p.bundle == gtp::kNoBundle) continue;
+    const gtp::Layout& layout = *p.spec.layout;
+    const int64_t members = p.spec.shape.size() == 3 ? p.spec.shape[0] : 1;
+    const int64_t shards = passes * members * (layout.gtp_size - 1);
+    const int64_t uses = p.spec.name == "embed.weight" || p.spec.name == "head.weight" ? 1 : 2;
+    gtp::StepCounts::Moved& m = all[p.spec.expert];
+    m.gathers += uses * passes;
+    m.gathered += uses * shards * shard_bytes(p.spec, storage_dtype(rank.options));
+    m.reduces += passes;
+    m.reduced += wire * shards * layout.shard_rows() * layout.slice_cols();
+  }
+  return all;
+}
+
+// The same without what the plan keeps from one use to the next.
+std::array<gtp::StepCounts::Moved, 2> moved_by_plan(Rank& rank, const gtp::Plan& plan,
+                                                    std::array<gtp::StepCounts::Moved, 2> all) {
+  for (gtp::StepCounts::Moved& m : all) m.gathers = m.gathered = 0;
+  for (const gtp::Gather& g : plan.gathers) {
+    for (const optim::Parameter& p : rank.optimizer.parameters()) {
+      if (p.bundle != g.bundle) continue;
+      const int64_t members = p.spec.shape.size() == 3 ? p.spec.shape[0] : 1;
+      gtp::StepCounts::Moved& m = all[p.spec.expert];
+      ++m.gathers;
+      m.gathered += members * (p.spec.layout->gtp_size - 1) *
+                    shard_bytes(p.spec, storage_dtype(rank.options));
+    }
+  }
+  return all;
+}
+
+void expect_counted_bytes(const Cut& cut, const std::string& recipe, const std::string& wire) {
+  const Arguments arguments =
+      cut_model("r", cut, 2) +
+      Arguments{"--precision.recipe=" + recipe, "--precision.grad_reduce=" + wire,
+                "--model.d_model=64",           "--model.d_ffn_dense=128",
+                "--moe.shared_d_ffn=64",        "--moe.d_ffn=64",
+                "--moe.capacity_factor=-1"};
+  const std::string what = text("{} {} {}", cut.name, recipe, wire);
+  run_ranks(arguments, [&](Rank& rank) {
+    const auto demand = moved_on_demand(rank, 2, wire == "bf16" ? 2 : 4);
+    const gtp::Executor& executor = *rank.gathering.executor();
+    rank.step(0, "train");
+    EXPECT_FALSE(executor.counts().step.planned) << what;
+    EXPECT_EQ(moved(executor.counts().step.dense), moved(demand[0])) << what;
+    EXPECT_EQ(moved(executor.counts().step.expert), moved(demand[1])) << what;
+    rank.step(1, "train");
+    EXPECT_TRUE(executor.counts().step.planned) << what;
+    const gtp::Plan* plan = executor.plan_of({"train", 2});
+    ASSERT_NE(plan, nullptr) << what;
+    const auto planned = moved_by_plan(rank, *plan, demand);
+    EXPECT_EQ(moved(executor.counts().step.dense), moved(planned[0])) << what;
+    EXPECT_EQ(moved(executor.counts().step.expert), moved(planned[1])) << what;
+    EXPECT_EQ(planned[0].gathers + planned[1].gathers + plan->report.merges,
+              demand[0].gathers + demand[1].gathers)
+        << what;
+  });
+}
+
+TEST(GtpTrain, BytesMovedAreThoseOfTheFormula) {
+  for (const char* recipe : {"fp32", "bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+    for (const char* wire : {"main_grad", "bf16"}) {
+      expect_counted_bytes(kGtp2Egtp2, recipe, wire);
+    }
+  }
+  expect_counted_bytes(kTogether[1], "bf16", "main_grad");
+  expect_counted_bytes(kTogether[2], "nvfp4", "main_grad");
+  expect_counted_bytes(kTp2Gtp2, "mxfp8", "bf16");
+}
+
+// Losses and norms of 20 steps, and a hash of the gradient norms' classes with them.
+std::vector<double> planned_or_not(const Arguments& arguments, bool planned) {
+  std::vector<double> all;
+  run_ranks(arguments, [&](Rank& rank) {
+    for (int64_t k = 0; k < 20; ++k) {
+      const optim::StepReport r = rank.step(k, planned ? "train" : text("train {}", k));
+      if (rank.model.world().rank() > 0) continue;
+      all.insert(all.end(), r.losses.begin(), r.losses.end());
+      all.insert(all.end(), r.class_norms.begin(), r.class_norms.end());
+      all.push_back(r.norm);
+    }
+    const gtp::ExecutorCounts& counts = rank.gathering.executor()->counts();
+    EXPECT_EQ(counts.steps, 20);
+    EXPECT_EQ(counts.planned, planned ? 19 : 0);
+    EXPECT_EQ(counts.departures, 0);
+  });
+  return all;
+}
+
+TEST(GtpTrain, PlannedStepsEqualStepsOnDemand) {
+  const Arguments common{"--moe.capacity_factor=-1", "--memory.recompute=moe"};
+  for (const char* recipe : {"fp32", "mxfp8", "nvfp4"}) {
+    for (const Cut& c : {kGtp2Egtp2, kTp2Gtp2}) {
+      const Arguments arguments =
+          cut_model("r", c, 2) + common + Arguments{text("--precision.recipe={}", recipe)};
+      const std::vector<double> planned = planned_or_not(arguments, true);
+      EXPECT_LT(planned[planned.size() - 1], 1e30);
+      EXPECT_EQ(planned, planned_or_not(arguments, false)) << recipe << " under " << c.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moiety::app
