@@ -53,7 +53,7 @@ TEST(Program, BadInputIsOneMessageAndAnExitCode) {
       {base + Arguments{"--moe.experts=0"}, kExitUsage, "--moe.experts=0: moe.experts = 0: must"},
       {base + Arguments{"--config=" + bad_toml}, kExitUsage, "/"},
       {base + Arguments{"--config=" + (dir / "none.toml")}, kExitUsage, "/"},
-      {base + Arguments{"--parallel.tp=2"}, kExitUsage, "--parallel.tp=2: parallel.tp is not avai"},
+      {base + Arguments{"--parallel.tp=2"}, kExitUsage, "layout: run.ranks = 1 must be dp 1 / 2 x"},
       {base + Arguments{"--run.ranks=3"}, kExitUsage, "train.global_batch = 8: must be a multiple"},
       {base + Arguments{"--parallel.ep=3"}, kExitUsage, "layout: run.ranks = 1 must be"},
       {base + Arguments{"--moe.top_k=5"}, kExitUsage, "moe.top_k=5"},
