@@ -196,7 +196,7 @@ void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& s
 }
 
 moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved) const {
-  if (!saved.weight_TK.defined()) return saved.rows;
+  if (!saved.weight_TK.defined()) return {};
   const gemm::LinearWeight w1 =
       read_weight(pass, fc1_.parameter(), gtp::Phase::kRecompute, fc1_work(pass, pairs(pass.h_TD)));
   const gemm::LinearWeight sizes{

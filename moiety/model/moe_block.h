@@ -62,7 +62,7 @@ class MoeBlock {
   gtp::Work fc1_work(const Pass& pass, int64_t rows) const;
   // Of own tokens, as if the ranks' experts were chosen alike.
   int64_t pairs(TensorView x_TD) const { return x_TD.size(0) * layer_.config().router.top_k; }
-  // As forward left them, or made anew of pass.h.
+  // Made anew of pass.h, unless forward left them.
   moe::MoeRows expert_rows(const Pass& pass, const moe::MoeSaved& saved) const;
   // pass.wide = x + shared(h); fills the shared part of `saved`.
   TensorView add_shared(const Pass& pass, const Forward& args, Saved& saved) const;

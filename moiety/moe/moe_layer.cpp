@@ -226,7 +226,8 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
   check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
   ArenaScope temporaries(arena);
   const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
-  const MoeRows& rows = args.rows;
+  const MoeRows& rows = args.rows.rows_CD.defined() ? args.rows : saved.rows;
+  MOIETY_CHECK(rows.rows_CD.defined(), "moe_layer: backward without the rows of rows_again");
   const gemm::MlpInput input = mlp_input(saved.plan, rows);
   const gemm::MlpGradients gradients{.d_o = arena.tensor(config_.dtype, {capacity, config_.model}),
                                      .h = rows.hidden_CH,

@@ -98,7 +98,7 @@ struct MoeForwardArgs {
 struct MoeBackwardArgs {
   MoeWeights weights;
   MoeGrads grads;
-  MoeRows rows;        // as forward saved them, or `rows_again`; the hidden rows are consumed
+  MoeRows rows = {};   // of `rows_again`; absent: as forward saved them
   TensorView h_TD;     // as in forward
   TensorView dout_TD;  // of the layer's dtype
   TensorView addend;   // optional [T, D], the layer's dtype or float32: added to dh

@@ -297,7 +297,6 @@ struct Rank {
                               .b1_LH = b1.view().defined() ? db1.view() : TensorView{},
                               .b2_LD = b2.view().defined() ? db2.view() : TensorView{},
                               .bias_beta = scalar},
-                    .rows = saved.rows,
                     .h_TD = h,
                     .dout_TD = dout,
                     .addend = dh_addend,
