@@ -222,14 +222,14 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
                              .w2 = grad_target(grad2),
                              .b1_LH = {},
                              .b2_LD = {}},
-                   .rows = rows,
                    .h_TD = pass.h_TD,
                    .dout_TD = a.d_TD,
                    .addend = shared_ ? pass.wide_TD : TensorView(),
                    .count = a.count,
                    .scope = a.scope,
                    .dh_TD = dh_TD,
-                   .probe = pass.probe},
+                   .probe = pass.probe,
+                   .rows = rows},
                   saved.experts, pass.arena, pass.stream);
   pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
   const ExpertRows own{{}, {}, group_->map().experts_of(group_->rank())};

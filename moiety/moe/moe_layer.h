@@ -98,7 +98,6 @@ struct MoeForwardArgs {
 struct MoeBackwardArgs {
   MoeWeights weights;
   MoeGrads grads;
-  MoeRows rows = {};   // of `rows_again`; absent: as forward saved them
   TensorView h_TD;     // as in forward
   TensorView dout_TD;  // of the layer's dtype
   TensorView addend;   // optional [T, D], the layer's dtype or float32: added to dh
@@ -106,6 +105,7 @@ struct MoeBackwardArgs {
   TensorView scope;    // int64 [2]
   TensorView dh_TD;    // out, of the layer's dtype, one rounding
   TensorProbe* probe = nullptr;
+  MoeRows rows = {};  // of `rows_again`; absent: as forward saved them
 };
 
 class MoeLayer {
