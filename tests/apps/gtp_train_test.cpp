@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "apps/moiety/batch_loader.h"
+#include "apps/moiety/checkpoints.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
@@ -262,9 +263,12 @@ struct Rank {
     model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
     optimizer.initialize(1, Stream());
   }
+  int64_t passes_of_step() const {
+    return options.train.global_batch / (options.train.micro_batch * data_ranks(grid));
+  }
   optim::StepReport step(int64_t number, const std::string& kind) {
     const int64_t per_pass = options.train.micro_batch * data_ranks(grid);
-    const int64_t passes = options.train.global_batch / per_pass;
+    const int64_t passes = passes_of_step();
     const auto source = synthetic_source("markov", options.data.seq_len, 264, 1);
     BatchBuffer batch(options.train.micro_batch, options.data.seq_len, false);
     model::StepStats stats;
@@ -325,7 +329,8 @@ void save_again(const std::string& from, const std::string& to, const Cut& cut) 
     const optim::StateView biases = rank.model.router_biases();
     optim::StateView loaded = view;
     loaded.insert(loaded.end(), biases.begin(), biases.end());
-    const checkpoint::RunState state = checkpoint::load(from, loaded, {}, ranks);
+    checkpoint::RunState state = checkpoint::load(from, loaded, {}, ranks);
+    state.layout = rank_layout(rank.grid);
     rank.optimizer.publish(Stream());
     checkpoint::Saver(to + "/checkpoints", ranks)
         .save(rank.model.world().rank() == 0 ? loaded : view, state, Stream());
@@ -397,7 +402,8 @@ void save_with_nan(const std::string& from, const std::string& to, const std::st
   }
   fs::create_directories(to);
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
-    const checkpoint::RunState state = checkpoint::load(from, view, {}, world.bootstrap());
+    checkpoint::RunState state = checkpoint::load(from, view, {}, world.bootstrap());
+    state.layout = {};
     for (const optim::StatePiece& p : view) {
       if (p.tensor == name && p.slot == "weight") static_cast<float*>(p.data)[element] = NAN;
     }
@@ -461,7 +467,8 @@ std::string moved(const gtp::StepCounts::Moved& m) {
 
 // What a step on demand moves of (dense, experts): every weight to forward and to backward, its
 // gradient; the embedding is not read backward, and the head's two products are of one gather.
-std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t passes, int64_t wire) {
+std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) {
+  const int64_t passes = rank.passes_of_step();
   std::array<gtp::StepCounts::Moved, 2> all;
   for (const optim::Parameter& p : rank.optimizer.parameters()) {
     if (p.bundle == gtp::kNoBundle) continue;
@@ -495,16 +502,19 @@ std::array<gtp::StepCounts::Moved, 2> moved_by_plan(Rank& rank, const gtp::Plan&
   return all;
 }
 
+// Whose blocks tp may cut in any recipe.
+Arguments wide_model(const Cut& cut, int micro_steps) {
+  return cut_model("r", cut, micro_steps) +
+         Arguments{"--model.d_model=64", "--model.d_ffn_dense=128", "--moe.shared_d_ffn=64",
+                   "--moe.d_ffn=64", "--moe.capacity_factor=-1"};
+}
+
 void expect_counted_bytes(const Cut& cut, const std::string& recipe, const std::string& wire) {
-  const Arguments arguments =
-      cut_model("r", cut, 2) +
-      Arguments{"--precision.recipe=" + recipe, "--precision.grad_reduce=" + wire,
-                "--model.d_model=64",           "--model.d_ffn_dense=128",
-                "--moe.shared_d_ffn=64",        "--moe.d_ffn=64",
-                "--moe.capacity_factor=-1"};
+  const Arguments arguments = wide_model(cut, 3) + Arguments{"--precision.recipe=" + recipe,
+                                                             "--precision.grad_reduce=" + wire};
   const std::string what = text("{} {} {}", cut.name, recipe, wire);
   run_ranks(arguments, [&](Rank& rank) {
-    const auto demand = moved_on_demand(rank, 2, wire == "bf16" ? 2 : 4);
+    const auto demand = moved_on_demand(rank, wire == "bf16" ? 2 : 4);
     const gtp::Executor& executor = *rank.gathering.executor();
     rank.step(0, "train");
     EXPECT_FALSE(executor.counts().step.planned) << what;
@@ -512,7 +522,7 @@ void expect_counted_bytes(const Cut& cut, const std::string& recipe, const std::
     EXPECT_EQ(moved(executor.counts().step.expert), moved(demand[1])) << what;
     rank.step(1, "train");
     EXPECT_TRUE(executor.counts().step.planned) << what;
-    const gtp::Plan* plan = executor.plan_of({"train", 2});
+    const gtp::Plan* plan = executor.plan_of({"train", rank.passes_of_step()});
     ASSERT_NE(plan, nullptr) << what;
     const auto planned = moved_by_plan(rank, *plan, demand);
     EXPECT_EQ(moved(executor.counts().step.dense), moved(planned[0])) << what;
@@ -534,7 +544,7 @@ TEST(GtpTrain, BytesMovedAreThoseOfTheFormula) {
   expect_counted_bytes(kTp2Gtp2, "mxfp8", "bf16");
 }
 
-// Losses and norms of 20 steps, and a hash of the gradient norms' classes with them.
+// Losses and gradient norms of 20 steps.
 std::vector<double> planned_or_not(const Arguments& arguments, bool planned) {
   std::vector<double> all;
   run_ranks(arguments, [&](Rank& rank) {
@@ -554,13 +564,13 @@ std::vector<double> planned_or_not(const Arguments& arguments, bool planned) {
 }
 
 TEST(GtpTrain, PlannedStepsEqualStepsOnDemand) {
-  const Arguments common{"--moe.capacity_factor=-1", "--memory.recompute=moe"};
+  const Arguments common{"--memory.recompute=moe"};
   for (const char* recipe : {"fp32", "mxfp8", "nvfp4"}) {
     for (const Cut& c : {kGtp2Egtp2, kTp2Gtp2}) {
       const Arguments arguments =
-          cut_model("r", c, 2) + common + Arguments{text("--precision.recipe={}", recipe)};
+          wide_model(c, 3) + common + Arguments{text("--precision.recipe={}", recipe)};
       const std::vector<double> planned = planned_or_not(arguments, true);
-      EXPECT_LT(planned[planned.size() - 1], 1e30);
+      EXPECT_TRUE(std::isfinite(planned.back()));
       EXPECT_EQ(planned, planned_or_not(arguments, false)) << recipe << " under " << c.name;
     }
   }
