@@ -187,7 +187,9 @@ void encode_power_blocks(const bf16* x, const float* factor, int64_t n, const ui
   const auto chunk = [&](int64_t i, int64_t m) __attribute__((always_inline)) {
     const float* of = factor + i / kBlock;
     __m256i offsets[P::kChunk / 16] = {};
+#ifndef MOIETY_NO_SIMD_CLONES  // the checks of sanitizers part the loop
 #pragma GCC unroll 8
+#endif
     for (int64_t v = 0; v < m / 16; ++v) {
       const auto bits = static_cast<int>(std::bit_cast<uint32_t>(of[16 * v / kBlock]) >> 16);
       offsets[v] = _mm256_set1_epi16(static_cast<int16_t>(P::kBias - bits));
