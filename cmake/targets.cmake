@@ -65,7 +65,7 @@ function(moiety_tests folder)
   target_link_libraries(tests_${folder} PRIVATE moiety GTest::gtest GTest::gtest_main)
   # From there the paths of sources are right that ccache makes relative.
   add_test(NAME ${folder} COMMAND tests_${folder} WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
-  set_tests_properties(${folder} PROPERTIES TIMEOUT 900)
+  set_tests_properties(${folder} PROPERTIES TIMEOUT 1800)
 endfunction()
 
 # moiety_gpu_tests(FOLDER): tests/FOLDER_gpu/*.cpp and *.cu as one GoogleTest binary. Its tests are
