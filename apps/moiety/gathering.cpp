@@ -17,8 +17,12 @@ int64_t align_of(const std::optional<QuantSpec>& format) {
 
 }  // namespace
 
-WeightGathering::WeightGathering(const Options& o, const optim::GridGroups& groups, int64_t memory)
-    : groups_(groups), deadline_s_(o.guard.comm_timeout_s) {
+WeightGathering::WeightGathering(const Options& o, const optim::GridGroups& groups, int64_t memory,
+                                 std::optional<gtp::EmbeddingPath> embedding)
+    : groups_(groups),
+      tokens_(o.train.micro_batch * o.data.seq_len),
+      embedding_(embedding),
+      deadline_s_(o.guard.comm_timeout_s) {
   options_.policy = gtp::Policy::for_memory(memory);
   options_.wire = o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
   renew();
@@ -57,12 +61,23 @@ gtp::Executor* WeightGathering::bind(optim::DistributedOptimizer& optimizer) {
     const optim::ParamSpec& spec = parameters[p].spec;
     if (!spec.layout || spec.layout->gtp_size == 1) continue;
     parameters[p].bundle = binding_->add(static_cast<int>(p), *spec.layout, spec.expert);
+    if (moves_rows(parameters[p])) binding_->move_rows(parameters[p].bundle, tokens_);
   }
   executor_ = std::make_unique<gtp::Executor>(
       binding_->weights(), binding_->bundles(),
       std::vector<gtp::Transport*>{transports_[0].get(), transports_[1].get()}, options_,
       &groups_.world().bootstrap(), *binding_, &*binding_);
   return executor_.get();
+}
+
+bool WeightGathering::moves_rows(const optim::Parameter& p) const {
+  if (p.spec.kind != optim::ParameterClass::kEmbedding) return false;
+  if (embedding_) return *embedding_ == gtp::EmbeddingPath::kRows;
+  const DType wire = p.grad.dtype() == DType::kBFloat16 ? p.grad.dtype() : options_.wire;
+  const gtp::EmbeddingTraffic traffic =
+      gtp::embedding_traffic(*p.spec.layout, tokens_, p.weight.dtype(), wire);
+  return transports_[0]->kind() == gtp::TransportKind::kMapped &&
+         traffic.smaller() == gtp::EmbeddingPath::kRows;
 }
 
 std::optional<gtp::StepScope> WeightGathering::begin_step(const char* kind, int64_t micro_steps) {

@@ -129,6 +129,8 @@ std::string_view recipe_of_step(const Options& o, int64_t step) {
   return switched ? o.precision.switch_recipe : o.precision.recipe;
 }
 
+int64_t grad_bytes(const Options& o) { return o.precision.grad_reduce == "bf16" ? 2 : 4; }
+
 model::Precision precision_of_recipe(const Options& o, std::string_view recipe) {
   model::Precision precision;
   if (recipe == "fp32" || recipe == "bf16") return precision;

@@ -200,15 +200,13 @@ void MappedTransport::check_send(BundleId id, const TensorView& send) const {
 }
 
 void MappedTransport::exchange(BundleId id, const TensorView& send,
-                               const std::function<void()>& write,
                                const std::function<void(std::span<std::byte* const> sends)>& read) {
   const SharedBundle& b = bundle(id);
   const int produced = kProduced + b.expert, consumed = kConsumed + b.expert;
   const int place_array = kPlace + b.expert;
   const uint64_t k = own(produced) + 1;
-  // Until then a peer may still read, or look for, what was sent before.
+  // Until then a peer may still look for what was sent before.
   await(consumed, k - 1, {"E6", "reduce", b.expert, k - 1, id});
-  write();
   const auto at = static_cast<uint64_t>(place(send.raw(), send.bytes()));
   for (int r = 0; r < ranks(); ++r) comm::store_relaxed(word(r, place_array, rank()), at);
   tell(produced, k);
@@ -229,8 +227,7 @@ void MappedTransport::reduce(const ReduceJob& job, const Stream& lane) {
     const BundleSpec::Transfer transfer = reduce_transfer(s);
     const TraceSpan span(TraceLane::kDp, "gtp reduce", {{"bytes", transfer.received}});
     const int64_t shard = byte_size(s.wire, s.shard_rows * s.cols);
-    const auto written = [] {};
-    exchange(job.bundle, job.send, written, [&](std::span<std::byte* const> sends) {
+    exchange(job.bundle, job.send, [&](std::span<std::byte* const> sends) {
       std::vector<std::byte*> chunks;
       for (std::byte* peer : sends) chunks.push_back(peer + rank() * shard);
       add_chunks(job, s, chunks, ranks() * shard);

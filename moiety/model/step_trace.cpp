@@ -7,6 +7,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/gtp/codec.h"
+#include "moiety/gtp/embedding.h"
 #include "moiety/gtp/recorder.h"
 #include "moiety/model/parameters.h"
 
@@ -16,7 +17,7 @@ namespace {
 using gtp::Kind;
 using gtp::Work;
 
-constexpr int64_t kGradBytes = 4;  // of an element on the wire
+constexpr const char* kEmbedding = "embed.weight";
 
 // A weight W[rows, cols] and how it is cut.
 struct Matrix {
@@ -59,7 +60,8 @@ gtp::Layout layout_of(const Matrix& m, const gtp::Codec& codec, const gtp::Grid&
   return layout;
 }
 
-gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout) {
+gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout,
+                        int64_t grad_bytes) {
   gtp::BundleSpec spec;
   spec.name = m.name;
   spec.expert = m.members > 0;
@@ -80,7 +82,7 @@ gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Lay
   gather(gtp::kRowView);
   gather(gtp::kColView);
   if (spec.one_payload) gather(gtp::kRowView | gtp::kColView);
-  const int64_t shard = shape.members * shape.shard_rows * shape.cols * kGradBytes;
+  const int64_t shard = shape.members * shape.shard_rows * shape.cols * grad_bytes;
   const int64_t received = shard * (shape.ranks - 1);
   spec.reduce = {received, shard * shape.ranks, received};
   return spec;
@@ -134,9 +136,8 @@ class StepWriter {
   // ---- Bundles, in the order of parameter_specs.
   void make_bundles() {
     const int64_t d = c_.d_model, heads = c_.heads * c_.head_size();
-    embed_ =
-        add({.name = "embed.weight", .rows = c_.vocab, .cols = d, .tp_axis = 0, .vocabulary = true},
-            {});
+    embed_ = add(
+        {.name = kEmbedding, .rows = c_.vocab, .cols = d, .tp_axis = 0, .vocabulary = true}, {});
     const int64_t local = c_.router.experts / shape_.grid.ep;
     for (int64_t l = 0; l < c_.layers; ++l) {
       const std::string prefix = layer_prefix(l);
@@ -177,6 +178,16 @@ class StepWriter {
                                     {});
   }
 
+  void move_rows(const gtp::Layout& layout) {
+    const int64_t tokens = shape_.sequences * shape_.seq_len;
+    const DType wire = shape_.grad_bytes == 2 ? DType::kBFloat16 : DType::kFloat32;
+    const auto traffic = gtp::embedding_traffic(layout, tokens, shape_.storage, wire);
+    by_rows_ = shape_.mapped && traffic.smaller() == gtp::EmbeddingPath::kRows;
+    if (by_rows_) {
+      out_.bundles.back().rows = gtp::embedding_rows(layout, tokens, shape_.storage);
+    }
+  }
+
   Network add_network(const std::string& prefix, int64_t hidden, int64_t ffn, int64_t members) {
     const int64_t d = c_.d_model;
     Network n;
@@ -202,7 +213,8 @@ class StepWriter {
     if (recipe) format = kept_format(*recipe, m.cols);
     const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec(shape_.storage);
     const gtp::Layout layout = layout_of(m, codec, shape_.grid);
-    out_.bundles.push_back(spec_of(m, codec, layout));
+    out_.bundles.push_back(spec_of(m, codec, layout, shape_.grad_bytes));
+    if (m.name == kEmbedding) move_rows(layout);
     const double rows = m.members > 0 ? pairs() : tokens_;
     const auto n = double(layout.slice_rows()), k = double(layout.slice_cols());
     const double weights = n * k * double(std::max<int64_t>(m.members, 1));
@@ -247,7 +259,7 @@ class StepWriter {
   void end_gradient(const Linear& l) { recorder_.call(Kind::kGrad, std::span(&l.bundle, 1)); }
 
   void forward() {
-    recorder_.call(Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
+    recorder_.call(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
     for (const Layer& layer : layers_) {
       attention_forward(layer, Kind::kFwd);
       note(norm());
@@ -293,8 +305,9 @@ class StepWriter {
       if (layer->experts) experts_backward(*layer->experts);
       attention_backward(*layer);
     }
-    recorder_.call(Kind::kGradBuffer, std::span(&embed_.bundle, 1), embedding());
-    recorder_.call(Kind::kGrad, std::span(&embed_.bundle, 1));
+    recorder_.call(by_rows_ ? Kind::kRowsGrad : Kind::kGradBuffer, std::span(&embed_.bundle, 1),
+                   embedding());
+    if (!by_rows_) end_gradient(embed_);
   }
 
   void network_backward(const Network& network, bool recompute) {
@@ -342,6 +355,7 @@ class StepWriter {
   double tokens_ = 0, own_tokens_ = 0, item_ = 0;  // own: of a tp rank, between blocks
   std::optional<gemm::Recipe> recipe_;             // of the layer that is made
   Linear embed_, head_;
+  bool by_rows_ = false;  // of the embedding rows move
   std::vector<Layer> layers_;
   StepTrace out_;
 };

@@ -32,6 +32,9 @@ class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
   // `first_expert` on. `layout` is that of each (shard_rows.h); `group`: index of the transport.
   gtp::BundleId add(int parameter, const gtp::Layout& layout, int group, int64_t first_expert = 0);
 
+  // Of a table: rows can be moved in its place (gtp::Bundle::row_tokens).
+  void move_rows(gtp::BundleId bundle, int64_t tokens) { bundles_.at(bundle).row_tokens = tokens; }
+
   const std::vector<gtp::ShardedWeight>& weights() const { return weights_; }
   const std::vector<gtp::Bundle>& bundles() const { return bundles_; }
 
