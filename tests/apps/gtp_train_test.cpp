@@ -465,8 +465,15 @@ std::string moved(const gtp::StepCounts::Moved& m) {
               m.reduced);
 }
 
+// Rows of the embedding for all tokens, those that lie at peers if they are spread evenly.
+int64_t looked_up(const Rank& rank) {
+  const int64_t row = byte_size(storage_dtype(rank.options), rank.options.model.d_model);
+  const int64_t gtp = rank.grid.gtp;
+  return rank.passes_of_step() * ((gtp - 1) * rank.tokens * row / gtp);
+}
+
 // What a step on demand moves of (dense, experts): every weight to forward and to backward, its
-// gradient; the embedding is not read backward, and the head's two products are of one gather.
+// gradient; rows of the embedding are moved; and the head's two products are of one gather.
 std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) {
   const int64_t passes = rank.passes_of_step();
   std::array<gtp::StepCounts::Moved, 2> all;
@@ -475,8 +482,15 @@ std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) 
     const gtp::Layout& layout = *p.spec.layout;
     const int64_t members = p.spec.shape.size() == 3 ? p.spec.shape[0] : 1;
     const int64_t shards = passes * members * (layout.gtp_size - 1);
-    const int64_t uses = p.spec.name == "embed.weight" || p.spec.name == "head.weight" ? 1 : 2;
+    const int64_t uses = p.spec.name == "head.weight" ? 1 : 2;
     gtp::StepCounts::Moved& m = all[p.spec.expert];
+    if (p.spec.name == "embed.weight") {
+      m.gathered += looked_up(rank);
+      m.reduces += passes;
+      m.reduced += passes * (layout.gtp_size - 1) * rank.tokens *
+                   (byte_size(storage_dtype(rank.options), layout.cols) + 4);
+      continue;
+    }
     m.gathers += uses * passes;
     m.gathered += uses * shards * shard_bytes(p.spec, storage_dtype(rank.options));
     m.reduces += passes;
@@ -489,6 +503,7 @@ std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) 
 std::array<gtp::StepCounts::Moved, 2> moved_by_plan(Rank& rank, const gtp::Plan& plan,
                                                     std::array<gtp::StepCounts::Moved, 2> all) {
   for (gtp::StepCounts::Moved& m : all) m.gathers = m.gathered = 0;
+  all[0].gathered = looked_up(rank);
   for (const gtp::Gather& g : plan.gathers) {
     for (const optim::Parameter& p : rank.optimizer.parameters()) {
       if (p.bundle != g.bundle) continue;

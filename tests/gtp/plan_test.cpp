@@ -118,6 +118,27 @@ TEST(Plan, ScheduleOfTwoBundles) {
   EXPECT_EQ(s.flush_wait, 40);
 }
 
+// Nothing is gathered, the lookup is waited for, and the send slot is that of rows.
+TEST(Plan, ScheduleOfRows) {
+  std::vector<BundleSpec> bundles = chain_of(1);
+  bundles[0].rows = {.tokens = 9, .lookup = 60, .reduce = {70, 500, 800}};
+  TraceMaker maker(100);
+  maker.call(Kind::kRows, 0).call(Kind::kRowsGrad, 0).call(Kind::kRowsGrad, 0);
+  const auto trace = maker.flush();
+  const Policy policy{.latency_ns = 10, .bytes_per_ns = 1, .send_bytes = 0};
+  const Plan p = checked(trace, bundles, policy);
+  EXPECT_TRUE(p.gathers.empty());
+  ASSERT_EQ(p.reduces.size(), 2u);
+  EXPECT_TRUE(p.reduces[0].by_rows && p.reduces[0].first && p.reduces[1].last);
+  EXPECT_EQ(p.report.received, 60 + 2 * 70);
+  EXPECT_EQ(p.report.bytes, 500 + 800);
+  const Schedule s = simulate(p, trace, bundles, policy);
+  EXPECT_EQ(s.gather_wait, 70);
+  EXPECT_EQ(s.work[1].begin, 70);
+  EXPECT_EQ(s.reduces[0].begin, s.work[2].begin);
+  EXPECT_EQ(s.reduces[1].begin, s.work[3].begin);
+}
+
 TEST(Plan, RecomputeAndBackwardShareAGather) {
   const auto trace = TraceMaker(1e5f).fwd(0).fwd(1).again(0).bwd(0).flush();
   std::vector<BundleSpec> bundles = chain_of(2);
