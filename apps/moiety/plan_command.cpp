@@ -124,7 +124,9 @@ void plan_gtp(const Options& o, const Arguments& a) {
       model::step_trace(config, precision_of_recipe(o, o.precision.recipe), shape, policy);
   PlannedStep step{trace.events, trace.bundles, gtp::plan(trace.events, trace.bundles, policy), {}};
   step.schedule = gtp::simulate(step.plan, step.trace, step.bundles, policy);
-  const std::string about = describe(o, hardware, shape);
+  const bool by_rows = std::any_of(trace.bundles.begin(), trace.bundles.end(),
+                                   [](const gtp::BundleSpec& b) { return b.rows.tokens > 0; });
+  const std::string about = describe(o, hardware, shape) + (by_rows ? "; embedding by rows" : "");
   if (a.out != "-") std::printf("layout     %s\n%s", about.c_str(), plan_report(step).c_str());
   if (a.out.empty()) return;
   TimelineOptions options{.title = "A step's plan", .note = about, .begin_ns = 1e6 * a.begin_ms};
