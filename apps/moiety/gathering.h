@@ -22,7 +22,7 @@ class WeightGathering {
   WeightGathering(const Options& options, const optim::GridGroups& groups, int64_t memory);
 
   // What the optimizer asks; of the transports that there are when it asks.
-  optim::ShardPeers peers(bool experts);
+  optim::ShardPeers peers(bool experts) const { return optim::shard_peers(transports_[experts]); }
   // Collective: lets go of executor and transports, before the optimizer places weights anew.
   void renew();
   // Collective, when it has placed them and before it publishes: the executor, which the parameters
