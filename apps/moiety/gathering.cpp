@@ -43,16 +43,6 @@ void WeightGathering::renew() {
   }
 }
 
-optim::ShardPeers WeightGathering::peers(bool experts) {
-  std::unique_ptr<gtp::Transport>* const transport = &transports_[experts];
-  if (!*transport) return {};
-  return {.allocate = [transport](const std::string& what,
-                                  int64_t bytes) { return (*transport)->allocate(what, bytes); },
-          .await_drained = [transport](const Stream& s) { (*transport)->await_drained(s); },
-          .publish = [transport](int32_t bucket,
-                                 const Stream& s) { (*transport)->publish(bucket, s); }};
-}
-
 gtp::Executor* WeightGathering::bind(optim::DistributedOptimizer& optimizer) {
   if (!transports_[0] && !transports_[1]) return nullptr;
   binding_.emplace(optimizer);

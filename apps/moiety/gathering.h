@@ -25,7 +25,7 @@ class WeightGathering {
                   std::optional<gtp::EmbeddingPath> embedding = {});
 
   // What the optimizer asks; of the transports that there are when it asks.
-  optim::ShardPeers peers(bool experts);
+  optim::ShardPeers peers(bool experts) const { return optim::shard_peers(transports_[experts]); }
   // Collective: lets go of executor and transports, before the optimizer places weights anew.
   void renew();
   // Collective, when it has placed them and before it publishes: the executor, which the parameters

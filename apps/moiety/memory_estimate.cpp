@@ -306,23 +306,23 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
   const int64_t owned = (w.copied + w.cut + w.expert) / ranks;
   const int64_t summed =
       (ranks > 1 ? w.copied : 0) + (grid.dp > 1 ? w.cut : 0) + (grid.edp > 1 ? w.expert : 0);
-  // Of the two recipes of a run the one that needs more, by class.
-  const QuantizedLinears first(precision_of_recipe(o, o.precision.recipe), c, grid, s);
-  const QuantizedLinears last(precision_of_recipe(o, recipe_of_step(o, o.precision.switch_step)), c,
-                              grid, s);
 
   MemoryEstimate m;
-  m.parameters = held * s.item + std::max(first.weight_difference(), last.weight_difference());
+  // Of the recipes of a run the one that needs more, by class.
+  std::vector<std::string_view> recipes{o.precision.recipe};
+  if (o.precision.switch_step > 0) recipes.push_back(o.precision.switch_recipe);
+  for (const std::string_view recipe : recipes) {
+    const QuantizedLinears linears(precision_of_recipe(o, recipe), c, grid, s);
+    m.parameters = std::max(m.parameters, held * s.item + linears.weight_difference());
+    m.workspace = std::max(m.workspace, temporary_bytes(c, s, linears));
+    m.gathered = std::max(m.gathered, gathered_bytes(o, c, grid, recipe));
+  }
   m.main_grad = (held + summed / ranks) * kFloat;
   m.master = owned * kFloat;
   m.moments = 2 * owned * (o.optim.state_dtype == "fp32" ? kFloat : 2);
-  for (const int64_t step : {int64_t{1}, o.precision.switch_step}) {
-    m.gathered = std::max(m.gathered, gathered_bytes(o, c, grid, recipe_of_step(o, step)));
-  }
   m.activations = activation_bytes(c, grid, storage, s);
   m.logits = logits_bytes(c, s);
-  m.workspace = std::max<int64_t>(
-      0, std::max(temporary_bytes(c, s, first), temporary_bytes(c, s, last)) - m.logits);
+  m.workspace = std::max<int64_t>(0, m.workspace - m.logits);
   if (c.moe_layers() > 0) {
     m.expert_parallel =
         moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),

@@ -10,6 +10,8 @@
 #include "moiety/gtp/embedding.h"
 #include "moiety/gtp/recorder.h"
 #include "moiety/model/parameters.h"
+#include "moiety/model/weight_layout.h"
+#include "moiety/model/weights.h"
 
 namespace moiety::model {
 namespace {
@@ -17,16 +19,11 @@ namespace {
 using gtp::Kind;
 using gtp::Work;
 
-constexpr const char* kEmbedding = "embed.weight";
-
-// A weight W[rows, cols] and how it is cut.
+// A weight as tp cuts it (weight_layout.h).
 struct Matrix {
   std::string name;
-  int64_t rows, cols;
-  int tp_axis = -1;
-  int64_t unit = 1;     // of rows or columns that tp keeps together
+  gtp::Layout layout;
   int64_t members = 0;  // experts; 0: not a weight of experts
-  bool vocabulary = false;
 };
 
 // A linear, and the work of any of its three products.
@@ -46,16 +43,12 @@ struct Layer {
   std::optional<Network> experts;
 };
 
+// The layout once gtp has cut it too.
 gtp::Layout layout_of(const Matrix& m, const gtp::Codec& codec, const gtp::Grid& grid) {
-  gtp::Layout layout;
-  layout.rows = m.rows;
-  layout.cols = m.cols;
-  layout.tp_axis = m.tp_axis;
-  layout.tp_size = m.members > 0 ? 1 : grid.tp;
+  gtp::Layout layout = m.layout;
   layout.gtp_size = m.members > 0 ? grid.egtp : grid.gtp;
   layout.align = codec.align();
-  layout.tp_unit = std::lcm(m.unit, codec.block());
-  layout.vocabulary = m.vocabulary;
+  layout.tp_unit = std::lcm(layout.tp_unit, codec.block());
   gtp::check_layout(m.name, layout);
   return layout;
 }
@@ -135,91 +128,67 @@ class StepWriter {
 
   // ---- Bundles, in the order of parameter_specs.
   void make_bundles() {
-    const int64_t d = c_.d_model, heads = c_.heads * c_.head_size();
-    embed_ = add(
-        {.name = kEmbedding, .rows = c_.vocab, .cols = d, .tp_axis = 0, .vocabulary = true}, {});
-    const int64_t local = c_.router.experts / shape_.grid.ep;
+    const TpPlace tp{0, shape_.grid.tp};
+    const Matrix embedding{"embed.weight", vocabulary_layout(c_, tp)};
+    embed_ = add(embedding, {});
+    choose_rows(embedding);
     for (int64_t l = 0; l < c_.layers; ++l) {
       const std::string prefix = layer_prefix(l);
       const bool quantized = l >= precision_.kept.first && l < c_.layers - precision_.kept.last;
       recipe_ = quantized ? precision_.recipe : std::nullopt;
       const auto attention = precision_.attention_linears ? recipe_ : std::nullopt;
       Layer layer;
-      layer.qkv = add({.name = prefix + "attn.qkv.weight",
-                       .rows = c_.qkv_size(),
-                       .cols = d,
-                       .tp_axis = 0,
-                       .unit = c_.qkv_size() / c_.kv_heads},
-                      attention);
-      layer.o = add({.name = prefix + "attn.o.weight",
-                     .rows = d,
-                     .cols = heads,
-                     .tp_axis = 1,
-                     .unit = heads / c_.kv_heads},
-                    attention);
+      layer.qkv = add({prefix + "attn.qkv.weight", qkv_layout(c_, tp)}, attention);
+      layer.o = add({prefix + "attn.o.weight", o_layout(c_, tp)}, attention);
       if (!c_.is_moe(l)) {
-        layer.network = add_network(prefix + "mlp.", 2 * c_.d_ffn_dense, c_.d_ffn_dense, 0);
+        layer.network = add_network(prefix + "mlp.", c_.d_ffn_dense);
       } else {
-        layer.experts =
-            add_network(prefix + "moe.experts.", c_.activation.hidden(c_.d_ffn), c_.d_ffn, local);
-        if (c_.shared_d_ffn > 0) {
-          layer.network =
-              add_network(prefix + "moe.shared.", 2 * c_.shared_d_ffn, c_.shared_d_ffn, 0);
-        }
+        layer.experts = add_experts(prefix + "moe.experts.");
+        if (c_.shared_d_ffn > 0)
+          layer.network = add_network(prefix + "moe.shared.", c_.shared_d_ffn);
       }
       layers_.push_back(std::move(layer));
     }
-    head_ = c_.tie_embeddings ? embed_
-                              : add({.name = "head.weight",
-                                     .rows = c_.vocab,
-                                     .cols = d,
-                                     .tp_axis = 0,
-                                     .vocabulary = true},
-                                    {});
+    head_ = c_.tie_embeddings ? embed_ : add({"head.weight", vocabulary_layout(c_, tp)}, {});
   }
 
-  void move_rows(const gtp::Layout& layout) {
+  // As WeightGathering of apps/moiety does.
+  void choose_rows(const Matrix& table) {
     const int64_t tokens = shape_.sequences * shape_.seq_len;
     const DType wire = shape_.grad_bytes == 2 ? DType::kBFloat16 : DType::kFloat32;
+    const gtp::Layout layout = layout_of(table, gtp::Codec(shape_.storage), shape_.grid);
     const auto traffic = gtp::embedding_traffic(layout, tokens, shape_.storage, wire);
     by_rows_ = shape_.mapped && traffic.smaller() == gtp::EmbeddingPath::kRows;
     if (by_rows_) {
-      out_.bundles.back().rows = gtp::embedding_rows(layout, tokens, shape_.storage);
+      out_.bundles[embed_.bundle].rows = gtp::embedding_rows(layout, tokens, shape_.storage);
     }
   }
 
-  Network add_network(const std::string& prefix, int64_t hidden, int64_t ffn, int64_t members) {
-    const int64_t d = c_.d_model;
-    Network n;
-    n.fc1 = add({.name = prefix + "fc1.weight",
-                 .rows = hidden,
-                 .cols = d,
-                 .tp_axis = members > 0 ? -1 : 0,
-                 .members = members},
-                recipe_);
-    n.fc2 = add({.name = prefix + "fc2.weight",
-                 .rows = d,
-                 .cols = ffn,
-                 .tp_axis = members > 0 ? -1 : 1,
-                 .members = members},
-                recipe_);
-    const double rows = members > 0 ? pairs() : own_tokens_;
-    n.activation = elementwise(rows * double(hidden + ffn));
-    return n;
+  Network add_network(const std::string& prefix, int64_t ffn) {
+    const TpPlace tp{0, shape_.grid.tp};
+    return {.fc1 = add({prefix + "fc1.weight", fc1_layout(c_, ffn, tp)}, recipe_),
+            .fc2 = add({prefix + "fc2.weight", fc2_layout(c_, ffn, tp)}, recipe_),
+            .activation = elementwise(own_tokens_ * double(3 * ffn))};
+  }
+
+  Network add_experts(const std::string& prefix) {
+    const int64_t d = c_.d_model, ffn = c_.d_ffn, hidden = c_.activation.hidden(ffn);
+    const int64_t local = c_.router.experts / shape_.grid.ep;
+    return {.fc1 = add({prefix + "fc1.weight", {.rows = hidden, .cols = d}, local}, recipe_),
+            .fc2 = add({prefix + "fc2.weight", {.rows = d, .cols = ffn}, local}, recipe_),
+            .activation = elementwise(pairs() * double(hidden + ffn))};
   }
 
   Linear add(const Matrix& m, const std::optional<gemm::Recipe>& recipe) {
     std::optional<QuantSpec> format;
-    if (recipe) format = kept_format(*recipe, m.cols);
+    if (recipe) format = kept_format(*recipe, m.layout.cols);
     const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec(shape_.storage);
     const gtp::Layout layout = layout_of(m, codec, shape_.grid);
     out_.bundles.push_back(spec_of(m, codec, layout, shape_.grad_bytes));
-    if (m.name == kEmbedding) move_rows(layout);
     const double rows = m.members > 0 ? pairs() : tokens_;
-    const auto n = double(layout.slice_rows()), k = double(layout.slice_cols());
-    const double weights = n * k * double(std::max<int64_t>(m.members, 1));
     return {static_cast<gtp::BundleId>(out_.bundles.size()) - 1,
-            {2 * rows * n * k, item_ * (rows * (n + k) + weights)}};
+            product_work(int64_t(rows), layout.slice_rows(), layout.slice_cols(), int64_t(item_),
+                         std::max<int64_t>(m.members, 1))};
   }
 
   // ---- Work.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "moiety/gtp/bundle.h"
@@ -20,8 +21,9 @@
 
 namespace moiety::optim {
 
-// The transport outlives the optimizer that takes them.
-ShardPeers shard_peers(gtp::Transport& transport);
+// Of the transport that is there when the optimizer asks; empty if there is none now. `transport`
+// itself outlives the optimizer.
+ShardPeers shard_peers(const std::unique_ptr<gtp::Transport>& transport);
 
 class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
  public:

@@ -49,7 +49,7 @@ Whole train(const Layout& grid, bool with_executor, gtp::TransportKind kind) {
       Communicator& group = groups.of({expert ? Axis::kEgtp : Axis::kGtp});
       if (group.size() == 1) continue;
       transports[expert] = make_transport(group, {.name = group.name()}, kind);
-      peers[expert] = shard_peers(*transports[expert]);
+      peers[expert] = shard_peers(transports[expert]);
     }
     OptimizerConfig config = small_buckets();
     DistributedOptimizer optimizer(specs_of(grid, world.rank()), config, groups, peers[0],
