@@ -163,6 +163,7 @@ void MappedTransport::run_gather(const GatherJob& job) {
   const GatherLayout& layout = job.landing->layout();
   const TraceSpan span(TraceLane::kDp, "gtp gather", {{"bytes", layout.received()}});
   await_published(b, {"E1", "gather", b.expert, ++gathers_[b.expert], b.id});
+  std::vector<comm::ByteCopy> copies;
   for (const Plane& plane : layout.planes) {
     for (size_t e = 0; e < b.members.size(); ++e) {
       const TensorView& shard = b.members[e][static_cast<size_t>(plane.array)];
@@ -171,11 +172,13 @@ void MappedTransport::run_gather(const GatherJob& job) {
       for (int i = 0; i < ranks(); ++i) {
         const int g = (rank() + i) % ranks();
         const TensorView to = job.landing->part(plane, g);
-        comm::copy_bytes(static_cast<std::byte*>(to.raw()) + static_cast<int64_t>(e) * to.stride(0),
-                         locate(g, at), plane.bytes);
+        auto* const bytes = static_cast<std::byte*>(to.raw());
+        copies.push_back(
+            {bytes + static_cast<int64_t>(e) * to.stride(0), locate(g, at), plane.bytes});
       }
     }
   }
+  comm::copy_bytes(copies);
   received_.gathered += layout.received();
 }
 
