@@ -34,6 +34,7 @@ void WeightGathering::renew() {
     if (peers.size() == 1) continue;
     gtp::TransportOptions options;
     options.name = experts ? "egtp" : "gtp";
+    options.axis = experts ? TraceLane::kEgtp : TraceLane::kGtp;
     options.deadline = Seconds(deadline_s_);
     transport = gtp::make_transport(peers, options);
   }

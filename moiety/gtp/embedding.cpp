@@ -225,7 +225,7 @@ void embedding_lookup(MappedTransport& transport, BundleId bundle, const Layout&
                       TensorView token_T, TensorView out_TD, TensorView faults, Stream stream) {
   check_lookup(layout, token_T, out_TD, faults);
   stream.run([=, &transport] {
-    const TraceSpan span(TraceLane::kDp, "embedding rows", {{"tokens", token_T.numel()}});
+    const TraceSpan span(transport.axis(), "embedding rows", {{"tokens", token_T.numel()}});
     count_faults(layout, token_T, faults);
     const std::vector<const std::byte*> shards = transport.await_shards(bundle, Array::kRowData, 0);
     const int64_t bytes = byte_size(out_TD.dtype(), layout.cols), s = layout.shard_rows();
@@ -288,7 +288,7 @@ void embedding_reduce(MappedTransport& transport, const EmbeddingReduceJob& job,
   check_tensor(op, "workspace", job.workspace, DType::kInt64, {transport.ranks() * job.capacity});
   lane.run([=, &transport] {
     const int64_t tokens = job.token_T.numel();
-    const TraceSpan span(TraceLane::kDp, "embedding reduce", {{"tokens", tokens}});
+    const TraceSpan span(transport.axis(), "embedding reduce", {{"tokens", tokens}});
     const auto write = [&] {
       auto* send = static_cast<std::byte*>(job.send.raw());
       std::memcpy(send, &tokens, 8);
