@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/moiety/model_options.h"
 #include "moiety/optim/shard_rows.h"
 
 namespace moiety::app {
@@ -20,7 +21,7 @@ int64_t align_of(const std::optional<QuantSpec>& format) {
 WeightGathering::WeightGathering(const Options& o, const optim::GridGroups& groups, int64_t memory)
     : groups_(groups), deadline_s_(o.guard.comm_timeout_s) {
   options_.policy = gtp::Policy::for_memory(memory);
-  options_.wire = o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+  options_.wire = gradient_wire(o);
   renew();
 }
 

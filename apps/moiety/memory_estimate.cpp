@@ -322,7 +322,8 @@ int64_t gathered_bytes(const Options& o, const model::Config& c, const Grid& gri
                                .sequences = o.train.micro_batch,
                                .seq_len = o.data.seq_len,
                                .micro_batches = 2,  // more of them need no more
-                               .storage = storage_dtype(o)};
+                               .storage = storage_dtype(o),
+                               .wire = gradient_wire(o)};
   const model::StepTrace trace =
       model::step_trace(c, precision_of_recipe(o, recipe), shape, policy);
   return gtp::plan(trace.events, trace.bundles, policy).report.bytes;

@@ -18,8 +18,6 @@ namespace {
 using gtp::Kind;
 using gtp::Work;
 
-constexpr int64_t kGradBytes = 4;  // of an element on the wire
-
 // A weight as tp cuts it (weight_layout.h).
 struct Matrix {
   std::string name;
@@ -54,7 +52,8 @@ gtp::Layout layout_of(const Matrix& m, const gtp::Codec& codec, const gtp::Grid&
   return layout;
 }
 
-gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout) {
+gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout,
+                        DType wire) {
   gtp::BundleSpec spec;
   spec.name = m.name;
   spec.expert = m.members > 0;
@@ -75,9 +74,8 @@ gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Lay
   gather(gtp::kRowView);
   gather(gtp::kColView);
   if (spec.one_payload) gather(gtp::kRowView | gtp::kColView);
-  const int64_t shard = shape.members * shape.shard_rows * shape.cols * kGradBytes;
-  const int64_t received = shard * (shape.ranks - 1);
-  spec.reduce = {received, shard * shape.ranks, received};
+  const int64_t shard = byte_size(wire, shape.members * shape.shard_rows * shape.cols);
+  spec.reduce = {shard * (shape.ranks - 1), shard * shape.ranks, 0};
   return spec;
 }
 
@@ -159,7 +157,7 @@ class StepWriter {
     if (recipe) format = kept_format(*recipe, m.layout.cols);
     const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec(shape_.storage);
     const gtp::Layout layout = layout_of(m, codec, shape_.grid);
-    out_.bundles.push_back(spec_of(m, codec, layout));
+    out_.bundles.push_back(spec_of(m, codec, layout, shape_.wire));
     return {static_cast<gtp::BundleId>(out_.bundles.size()) - 1,
             product_work(m.members > 0 ? pairs() : tokens_, layout.slice_rows(),
                          layout.slice_cols(), shape_.storage, std::max<int64_t>(m.members, 1))};

@@ -29,10 +29,12 @@ struct StepShape {
   int64_t sequences = 1, seq_len = 1;  // of a micro-batch on a data rank; tp peers share them
   int micro_batches = 1;
   DType storage = DType::kBFloat16;  // or float32
+  DType wire = DType::kFloat32;      // of gradients, or bfloat16
 };
 
 struct StepTrace {
-  // Named as the parameters; group 0 is gtp, 1 is egtp. Gradients travel in float32.
+  // Named as the parameters; group 0 is gtp, 1 is egtp. Of ranks that map each other's memory: their
+  // reduces need none of their own.
   std::vector<gtp::BundleSpec> bundles;
   // Work from shapes by the policy's rates; routing is taken to be balanced.
   std::vector<gtp::TraceEvent> events;

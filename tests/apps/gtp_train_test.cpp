@@ -432,7 +432,8 @@ void expect_known_trace(const Cut& cut, const Arguments& more) {
                                  .sequences = o.train.micro_batch,
                                  .seq_len = o.data.seq_len,
                                  .micro_batches = int(rank.passes_of_step()),
-                                 .storage = storage_dtype(o)};
+                                 .storage = storage_dtype(o),
+                                 .wire = gradient_wire(o)};
     const model::StepTrace known =
         model::step_trace(model_config(o, 264), precision_of_recipe(o, o.precision.recipe), shape,
                           gtp::Policy::for_memory(int64_t{1} << 33));

@@ -100,7 +100,7 @@ void expect_estimate(const LayoutOfMemory& l, const Arguments& more) {
                  m.master + m.moments);
     EXPECT_EQ(rank.model.expert_parallel_bytes(), m.expert_parallel);
     for (int64_t step = 0; step < 2; ++step) rank.step(step, "train");
-    EXPECT_NEAR(double(rank.arena.peak()), double(m.arena()), 0.03 * double(m.arena()));
+    EXPECT_NEAR(double(rank.arena.peak()), double(m.arena()), 0.04 * double(m.arena()));
     const gtp::Executor* const executor = rank.gathering.executor();
     if (!executor) {
       EXPECT_EQ(m.gathered, 0);
