@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/moiety/model_options.h"
 #include "moiety/optim/shard_rows.h"
 
 namespace moiety::app {
@@ -24,7 +25,7 @@ WeightGathering::WeightGathering(const Options& o, const optim::GridGroups& grou
       embedding_(embedding),
       deadline_s_(o.guard.comm_timeout_s) {
   options_.policy = gtp::Policy::for_memory(memory);
-  options_.wire = o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+  options_.wire = gradient_wire(o);
   renew();
 }
 
@@ -38,6 +39,7 @@ void WeightGathering::renew() {
     if (peers.size() == 1) continue;
     gtp::TransportOptions options;
     options.name = experts ? "egtp" : "gtp";
+    options.axis = experts ? TraceLane::kEgtp : TraceLane::kGtp;
     options.deadline = Seconds(deadline_s_);
     transport = gtp::make_transport(peers, options);
   }

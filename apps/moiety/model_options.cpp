@@ -124,12 +124,14 @@ DType storage_dtype(const Options& o) {
   return o.precision.recipe == "fp32" ? DType::kFloat32 : DType::kBFloat16;
 }
 
+DType gradient_wire(const Options& o) {
+  return o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+}
+
 std::string_view recipe_of_step(const Options& o, int64_t step) {
   const bool switched = o.precision.switch_step > 0 && step >= o.precision.switch_step;
   return switched ? o.precision.switch_recipe : o.precision.recipe;
 }
-
-int64_t grad_bytes(const Options& o) { return o.precision.grad_reduce == "bf16" ? 2 : 4; }
 
 model::Precision precision_of_recipe(const Options& o, std::string_view recipe) {
   model::Precision precision;

@@ -101,7 +101,7 @@ model::StepShape shape_of(const Options& o, const Hardware& h, const gtp::Grid& 
           .seq_len = o.data.seq_len,
           .micro_batches = int(o.train.global_batch / slice),
           .storage = storage_dtype(o),
-          .grad_bytes = grad_bytes(o),
+          .wire = gradient_wire(o),
           .mapped = linked(h, grid)};
 }
 

@@ -234,7 +234,7 @@ void embedding_lookup(MappedTransport& transport, BundleId bundle, const Layout&
                       TensorView token_T, TensorView out_TD, TensorView faults, Stream stream) {
   check_lookup(layout, token_T, out_TD, faults);
   stream.run([=, &transport] {
-    const TraceSpan span(TraceLane::kDp, "embedding rows", {{"tokens", token_T.numel()}});
+    const TraceSpan span(transport.axis(), "embedding rows", {{"tokens", token_T.numel()}});
     count_faults(layout, token_T, faults);
     const std::vector<const std::byte*> shards = transport.await_shards(bundle, Array::kRowData, 0);
     const int64_t bytes = byte_size(out_TD.dtype(), layout.cols), s = layout.shard_rows();
@@ -313,7 +313,7 @@ void embedding_reduce(MappedTransport& transport, const EmbeddingReduceJob& job,
   check_tensor(op, "workspace", job.workspace, DType::kInt64, {transport.ranks() * job.capacity});
   lane.run([=, &transport] {
     const int64_t tokens = tokens_in(static_cast<const std::byte*>(job.send.raw()));
-    const TraceSpan span(TraceLane::kDp, "embedding reduce", {{"tokens", tokens}});
+    const TraceSpan span(transport.axis(), "embedding reduce", {{"tokens", tokens}});
     TransportBytes received;
     transport.exchange(job.bundle, job.send, [&](std::span<std::byte* const> sends) {
       add_own_rows(job, sends, received);

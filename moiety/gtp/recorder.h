@@ -12,12 +12,14 @@
 
 namespace moiety::gtp {
 
-// What a call has the device do, from shapes.
+// What a call has the device do, from shapes: computing beside the traffic of its memory, and then
+// bytes that come from other ranks.
 struct Work {
-  double flops = 0, bytes = 0;
+  double flops = 0, bytes = 0, received = 0;
   Work& operator+=(Work more) {
     flops += more.flops;
     bytes += more.bytes;
+    received += more.received;
     return *this;
   }
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "moiety/base/error.h"
-#include "moiety/base/trace.h"
 #include "moiety/comm/collective.h"
 #include "moiety/comm/flags.h"
 #include "moiety/gtp/hash.h"
@@ -102,7 +101,7 @@ void MappedTransport::await_peer(int peer, int array, uint64_t value, const Wait
   check();
   uint64_t& counter = word(rank(), array, peer);
   if (comm::load_acquire(counter) >= value) return;
-  const WaitSpan span(TraceLane::kDp, "gtp wait", {{"for rank", peer}});
+  const WaitSpan span(axis(), "gtp wait", {{"for rank", peer}});
   uint64_t& poison = poison_word(rank());
   switch (comm::wait_at_least(
       counter, value,
@@ -161,7 +160,7 @@ void MappedTransport::gather(const GatherJob& job, const Stream& lane) {
 void MappedTransport::run_gather(const GatherJob& job) {
   const SharedBundle& b = bundle(job.bundle);
   const GatherLayout& layout = job.landing->layout();
-  const TraceSpan span(TraceLane::kDp, "gtp gather", {{"bytes", layout.received()}});
+  const TraceSpan span(axis(), "gtp gather", {{"bytes", layout.received()}});
   await_published(b, {"E1", "gather", b.expert, ++gathers_[b.expert], b.id});
   std::vector<comm::ByteCopy> copies;
   for (const Plane& plane : layout.planes) {
@@ -228,7 +227,7 @@ void MappedTransport::reduce(const ReduceJob& job, const Stream& lane) {
   check_send(job.bundle, job.send);
   lane.run([=, this] {
     const BundleSpec::Transfer transfer = reduce_transfer(s);
-    const TraceSpan span(TraceLane::kDp, "gtp reduce", {{"bytes", transfer.received}});
+    const TraceSpan span(axis(), "gtp reduce", {{"bytes", transfer.received}});
     const int64_t shard = byte_size(s.wire, s.shard_rows * s.cols);
     exchange(job.bundle, job.send, [&](std::span<std::byte* const> sends) {
       std::vector<std::byte*> chunks;

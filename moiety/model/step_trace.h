@@ -31,9 +31,10 @@ struct StepShape {
   int64_t sequences = 1, seq_len = 1;  // of a micro-batch on a data rank; tp peers share them
   int micro_batches = 1;
   DType storage = DType::kBFloat16;  // or float32
-  int64_t grad_bytes = 4;            // of an element of a gradient that travels
-  // Ranks map each other's memory: rows of the embedding move where they are fewer bytes.
-  bool mapped = false;
+  DType wire = DType::kFloat32;      // of gradients, or bfloat16
+  // Ranks map each other's memory: their reduces need none of their own, and rows of the embedding
+  // move where they are fewer bytes.
+  bool mapped = true;
 };
 
 struct StepTrace {

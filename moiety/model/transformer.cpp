@@ -12,6 +12,7 @@
 #include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
 #include "moiety/model/rope.h"
+#include "moiety/model/step_work.h"
 #include "moiety/model/tensor_parallel.h"
 
 namespace moiety::model {
@@ -325,7 +326,7 @@ void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorVie
                         pass.stream);
     return;
   }
-  const OpenGradient grad = open_gradient(pass, *embed_);
+  const OpenGradient grad = open_gradient(pass, *embed_, embedding_work(pass));
   const TensorView gradient_VD = token_rows(grad.view), sum_VD = sum_memory(pass, gradient_VD);
   embedding_backward({.dout_TD = dout_TD,
                       .token_T = flat(batch.token_BS),
@@ -378,18 +379,18 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
                        StepStats& stats) const {
   ArenaScope temporaries(pass.arena);
   apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
+  const gtp::Work product =
+      product_work(pass.tokens(), vocabulary_.slice_rows(), config_.d_model, storage_);
   const TensorView loss_T = pass.arena.tensor(DType::kFloat32, {pass.tokens()});
   LossHead head;
   TensorView gradient_VD;
   if (d_TD.defined()) {
-    const OpenGradient grad = open_gradient(pass, head_parameter());
+    const OpenGradient grad = open_gradient(pass, head_parameter(), product);
     gradient_VD = token_rows(grad.view);
     head.gradient = {sum_memory(pass, gradient_VD), grad.accumulate};
   }
-  head.weight_VD = read_weight(pass, head_parameter(), gtp::Phase::kFwd,
-                               product_work(pass.tokens(), vocabulary_.slice_rows(),
-                                            config_.d_model, byte_size(storage_, 1)))
-                       .values;
+  head.weight_VD = read_weight(pass, head_parameter(), gtp::Phase::kFwd, product).values;
+  if (d_TD.defined()) pass.note(product);  // dx
   pass.tp ? parallel_loss(pass, batch, head, d_TD, loss_T)
           : whole_loss(pass, batch, head, d_TD, loss_T);
   pass.stored("loss", "loss", loss_T, pass.h_TD, head.weight_VD);

@@ -171,7 +171,7 @@ class Transformer {
   void parallel_loss(const Pass& pass, const Batch& batch, const LossHead& head, TensorView d_TD,
                      TensorView loss_T) const;
   gtp::Work embedding_work(const Pass& pass) const {
-    return {0, 2.0 * double(pass.tokens() * config_.d_model * byte_size(storage_, 1))};
+    return elementwise_work(2 * pass.tokens() * config_.d_model, storage_);
   }
   optim::Parameter& head_parameter() const { return config_.tie_embeddings ? *embed_ : *head_; }
   // Rows of an embedding's or head's weight or gradient that are tokens; padding follows.

@@ -9,6 +9,7 @@
 #include "apps/moiety/evaluation.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
+#include "moiety/model/step_trace.h"
 #include "tests/apps/train_rank.h"
 
 namespace moiety::app {
@@ -49,21 +50,6 @@ Arguments cut_model(const std::string& directory, const Cut& c, int micro_steps 
                    "--run.seed=3"};
 }
 
-void train(const Arguments& arguments) {
-  const ProgramResult result = run(arguments);
-  ASSERT_EQ(result.code, kExitDone) << result.err;
-}
-
-void expect_losses_near(const std::string& many, const std::string& one, double bound) {
-  const auto expected = steps(one), got = steps(many);
-  ASSERT_FALSE(got.empty() || expected.empty());
-  ASSERT_EQ(got.rbegin()->first, expected.rbegin()->first);
-  for (const auto& [step, r] : got) {
-    const double loss = expected.at(step)["loss"].get<double>();
-    EXPECT_NEAR(r["loss"].get<double>(), loss, bound * loss) << "step " << step << " in " << many;
-  }
-}
-
 void expect_same_steps(const std::string& run, const std::string& expected) {
   const auto all = steps(expected);
   for (const auto& [step, r] : steps(run)) {
@@ -87,13 +73,6 @@ void losses_equal(std::span<const Cut> cuts, const Arguments& more) {
     expect_near(dir / c.name, dir / "one", 1e-4);
   }
 }
-
-// AdamW hides the scale of a gradient. With an eps far above every gradient it is gradient descent,
-// of rate lr / eps = 1.
-const Arguments kDescent{
-    "--optim.eps=1e4",           "--optim.lr=1e4",      "--optim.min_lr=1e4",
-    "--optim.schedule=constant", "--optim.beta1=0",     "--optim.beta2=0",
-    "--optim.weight_decay=0",    "--train.grad_clip=0", "--optim.warmup_steps=0"};
 
 constexpr Cut kAlone[] = {kGtp2, {"gtp3", 3, 1, 3}, kGtp4, {"gtp2.dp2", 4, 1, 2}, kTp2Gtp2};
 
@@ -440,14 +419,100 @@ void expect_counted_bytes(const Cut& cut, const std::string& recipe, const std::
   });
 }
 
+// ---- What is known before the run.
+
+using Call = std::pair<std::string, double>;  // kind and bundles; work behind it, ns
+
+// What the executor hears of: bundles that are cut. The work of others belongs to the call before.
+template <class BundleOf>
+std::vector<Call> calls_of(std::span<const gtp::TraceEvent> events, const BundleOf& bundle_of) {
+  std::vector<Call> calls;
+  for (const gtp::TraceEvent& e : events) {
+    const gtp::BundleSpec* const bundle =
+        e.bundle == gtp::kNoBundle ? nullptr : &bundle_of(e.bundle);
+    if (!bundle || bundle->group_size > 1) {
+      if (!e.same_call) calls.emplace_back(gtp::name(e.kind), 0.0);
+      if (bundle) calls.back().first += " " + bundle->name;
+    }
+    calls.back().second += e.work_ns;
+  }
+  return calls;
+}
+
+void expect_known_trace(const Cut& cut, const Arguments& more) {
+  run_ranks(wide_model(cut, 2) + more, [&](Rank& rank) {
+    const Options& o = rank.options;
+    rank.step(0, "train");
+    const model::StepShape shape{.grid = rank.grid,
+                                 .sequences = o.train.micro_batch,
+                                 .seq_len = o.data.seq_len,
+                                 .micro_batches = int(rank.passes_of_step()),
+                                 .storage = storage_dtype(o),
+                                 .wire = gradient_wire(o)};
+    const model::StepTrace known =
+        model::step_trace(model_config(o, 264), precision_of_recipe(o, o.precision.recipe), shape,
+                          gtp::Policy::for_memory(int64_t{1} << 33));
+    const gtp::Executor& executor = *rank.gathering.executor();
+    const std::vector<Call> expected = calls_of(
+        known.events, [&](gtp::BundleId b) -> const auto& { return known.bundles[b]; });
+    const std::vector<Call> run = calls_of(
+        executor.trace_of({"train", rank.passes_of_step()}), [&](gtp::BundleId b) -> const auto& {
+          return executor.bundle(b);
+        });
+    ASSERT_EQ(run.size(), expected.size()) << cut.name;
+    for (size_t i = 0; i < run.size(); ++i) {
+      EXPECT_EQ(run[i].first, expected[i].first) << cut.name << ", call " << i;
+      EXPECT_NEAR(run[i].second, expected[i].second, 1e-5 * expected[i].second)
+          << cut.name << ", call " << i << ": " << run[i].first;
+    }
+  });
+}
+
+TEST(GtpTrain, TheTraceIsKnownBeforeTheRun) {
+  expect_known_trace(kGtp2, {});
+  expect_known_trace({"egtp2", 2, 1, 1, 1, 2}, {"--precision.recipe=mxfp8"});
+  expect_known_trace(kTogether[2], {"--precision.recipe=nvfp4", "--memory.recompute=moe"});
+  expect_known_trace(kTogether[3], {"--memory.recompute=full", "--model.tie_embeddings"});
+  expect_known_trace(kTogether[4], {"--precision.recipe=bf16"});
+}
+
+// Of the experts' weights, whose shards are full, in a step on demand: received bytes over
+// (G - 1) / G of their elements, in every pass.
+void expect_bytes_of_an_element(const Cut& cut, const std::string& recipe, double bytes) {
+  for (const int wire : {4, 2}) {
+    const Arguments more{"--precision.recipe=" + recipe, "--model.d_model=256", "--moe.d_ffn=128",
+                         text("--precision.grad_reduce={}", wire == 2 ? "bf16" : "main_grad")};
+    run_ranks(wide_model(cut, 3) + more, [&](Rank& rank) {
+      rank.step(0, "train");
+      const model::Config c = model_config(rank.options, 264);
+      const double weights = double(c.moe_layers() * c.router.experts / cut.ep * 3 * 256 * 128);
+      const double others = double(cut.egtp - 1) / cut.egtp * double(rank.passes_of_step());
+      const gtp::StepCounts::Moved& moved = rank.gathering.executor()->counts().step.expert;
+      EXPECT_DOUBLE_EQ(double(moved.gathered + moved.reduced) / (weights * others), bytes + wire)
+          << cut.name << ", " << recipe;
+    });
+  }
+}
+
+TEST(GtpTrain, BytesOfAnElementAreThoseOfItsFormat) {
+  for (const Cut& cut : {kGtp2Egtp2, kTogether[2]}) {
+    expect_bytes_of_an_element(cut, "bf16", 4);
+    expect_bytes_of_an_element(cut, "fp8_block", 2 + 8.0 / (128 * 128));
+    expect_bytes_of_an_element(cut, "mxfp8", 2.0625);
+    expect_bytes_of_an_element(cut, "nvfp4", 1.0078125);
+  }
+}
+
 TEST(GtpTrain, BytesMovedAreThoseOfTheFormula) {
   for (const char* recipe : {"fp32", "bf16", "fp8_block", "mxfp8", "nvfp4"}) {
     for (const char* wire : {"main_grad", "bf16"}) {
       expect_counted_bytes(kGtp2Egtp2, recipe, wire);
     }
   }
+  expect_counted_bytes(kTogether[0], "fp8_block", "bf16");
   expect_counted_bytes(kTogether[1], "bf16", "main_grad");
   expect_counted_bytes(kTogether[2], "nvfp4", "main_grad");
+  expect_counted_bytes(kTogether[4], "nvfp4", "bf16");
   expect_counted_bytes(kTp2Gtp2, "mxfp8", "bf16");
 }
 

@@ -7,6 +7,7 @@
 
 #include "apps/moiety/batch_loader.h"
 #include "apps/moiety/checkpoints.h"
+#include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
 #include "apps/moiety/gathering.h"
 #include "apps/moiety/model_options.h"
