@@ -133,6 +133,8 @@ int64_t Executor::Impl::begin(const StepKey& key, const Stream& stream) {
   const Call call(*this);
   MOIETY_CHECK(!in_step_, "gtp executor: step {} {} begins before the flush of {} {}", key.kind,
                key.batches, name_->kind, name_->batches);
+  if (gradients_are_void_) sink_->on_step_abandoned();
+  gradients_are_void_ = false;
   for (const Event& e : debris_) stream.wait(e);
   debris_.clear();
   const auto found = keys_.try_emplace(key).first;
@@ -191,6 +193,9 @@ void Executor::Impl::flush(const Stream& stream) {
   const bool followed = planned();
   join_lanes(stream);
   if (!followed) report_rest(stream);
+  if (options_.compare_scales > 0 && counts_.steps % options_.compare_scales == 0) {
+    compare_tensor_values(stream);
+  }
   flushed_.record(stream);
   close_step();
   ++counts_.steps;
@@ -244,6 +249,9 @@ void Executor::Impl::abandon(int64_t step) noexcept {
     log(LogLevel::kError, "gtp executor: step {} {} was abandoned: {}", name_->kind, name_->batches,
         e.what());
   }
+  gradients_are_void_ |= std::any_of(steps_.begin(), steps_.end(), [](const BundleStep& s) {
+    return s.open || s.added > 0 || s.reported;
+  });
   close_step();
   ++counts_.abandoned;
 }

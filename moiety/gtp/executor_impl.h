@@ -82,6 +82,7 @@ class Executor::Impl {
   void withdraw(BundleId b, const Stream& stream);
   void zero_gradients(BundleId b, const Stream& stream);
   void join_lanes(const Stream& stream);
+  void compare_tensor_values(const Stream& stream);
   void close_step();
   StepCounts::Moved& moved(BundleId b);
   void poison(const TensorView& memory, const Stream& stream) const;
@@ -163,7 +164,8 @@ class Executor::Impl {
   Event read_;
 
   // ---- between steps
-  std::vector<Event> debris_;  // what an abandoned step left in flight
+  std::vector<Event> debris_;        // what an abandoned step left in flight
+  bool gradients_are_void_ = false;  // it had some; the sink does not know yet
   Event flushed_;
 };
 

@@ -89,6 +89,7 @@ class Transport {
   int rank() const { return comm_.rank(); }
   int ranks() const { return comm_.size(); }
   const std::string& name() const { return options_.name; }
+  comm::Bootstrap& bootstrap() const { return comm_.bootstrap(); }
   // Gathers ask nothing of peers but published shards: a rank may gather what it likes, when it
   // likes.
   virtual bool gathers_alone() const = 0;
