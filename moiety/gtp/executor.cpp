@@ -133,8 +133,8 @@ int64_t Executor::Impl::begin(const StepKey& key, const Stream& stream) {
   const Call call(*this);
   MOIETY_CHECK(!in_step_, "gtp executor: step {} {} begins before the flush of {} {}", key.kind,
                key.batches, name_->kind, name_->batches);
-  if (gradients_are_void_) sink_->on_step_abandoned();
-  gradients_are_void_ = false;
+  if (abandoned_ && sink_) sink_->on_step_abandoned();
+  abandoned_ = false;
   for (const Event& e : debris_) stream.wait(e);
   debris_.clear();
   const auto found = keys_.try_emplace(key).first;
@@ -249,9 +249,7 @@ void Executor::Impl::abandon(int64_t step) noexcept {
     log(LogLevel::kError, "gtp executor: step {} {} was abandoned: {}", name_->kind, name_->batches,
         e.what());
   }
-  gradients_are_void_ |= std::any_of(steps_.begin(), steps_.end(), [](const BundleStep& s) {
-    return s.open || s.added > 0 || s.reported;
-  });
+  abandoned_ = true;
   close_step();
   ++counts_.abandoned;
 }

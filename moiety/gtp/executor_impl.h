@@ -164,8 +164,8 @@ class Executor::Impl {
   Event read_;
 
   // ---- between steps
-  std::vector<Event> debris_;        // what an abandoned step left in flight
-  bool gradients_are_void_ = false;  // it had some; the sink does not know yet
+  std::vector<Event> debris_;  // what an abandoned step left in flight
+  bool abandoned_ = false;     // the step before; the sink does not know yet
   Event flushed_;
 };
 

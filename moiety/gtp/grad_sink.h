@@ -29,9 +29,9 @@ class GradSink {
   // Makes `stream` wait until nobody reads main_grad; what was computed of it counts no more. When
   // the contributions have been added, on_grad_ready follows again.
   virtual void on_grad_late(WeightId weight, const Stream& stream) = 0;
-  // A step that had gradients ended by an exception: what was reported in it counts no more, and
-  // main_grads begin anew. Called before the next step begins, so that nothing waits while an
-  // exception is under way; may wait for those who read main_grads.
+  // The step before ended by an exception. Gradients begin anew, those of weights too that the
+  // executor does not know: what was reported and contributed counts no more. Called when the next
+  // step begins, for then it may wait for whoever reads main_grads.
   virtual void on_step_abandoned() {}
 };
 

@@ -10,8 +10,7 @@ class Executor;
 
 // From begin_step on. Destroyed before the flush, by an exception, it abandons the step: what is
 // in flight ends before the next step begins, nothing more is reported, and the executor is as
-// before. If there was a gradient, the sink is told before the next step begins. It must not
-// outlive the executor.
+// before; the sink hears of it when the next step begins. It must not outlive the executor.
 class [[nodiscard]] StepScope {
  public:
   StepScope(StepScope&& other) noexcept

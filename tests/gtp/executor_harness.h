@@ -174,7 +174,7 @@ class Rank final : public ParamSource, public GradSink {
   std::vector<int> late;               // by bundle, in the step
   std::map<BundleId, int> made_ready;  // ensure_ready in the step
   View last_view;
-  int voided = 0;  // abandoned steps with gradients
+  int voided = 0;  // abandoned steps that it was told of
   ShardedWeight& weight(BundleId b, int member) {
     return weights_[static_cast<size_t>(bundles_[b].members[static_cast<size_t>(member)])];
   }
