@@ -26,14 +26,12 @@ struct Found {
   bool wrong_weights = false;
 };
 
-// What a rank sees when the last expert of rank kDamaged is quantized alone before `damage`.
-Found found_by(comm::Communicator& world, const TrainingSetup& setup, int damage) {
+Found found_by(comm::Communicator& world, const TrainingSetup& setup) {
   TraceMaker maker(20000);
   maker.fwd(0).fwd(1).wgrad(1).wgrad(0);
   Rank rank(world, setup);
   Found out;
   for (int step = 0; step < kSteps && out.step < 0; ++step) {
-    if (step == damage && world.rank() == kDamaged) quantize_alone(rank.weight(1, 1));
     try {
       rank.step({"train", 1}, program_of(maker));
     } catch (const Error& e) {
@@ -56,9 +54,13 @@ TEST(ExecutorCompare, FindsAShardQuantizedWithItsOwnAmax) {
     setup.bundles = {{.name = "dense", .rows = 40, .cols = 48, .codec = codec},
                      {.name = "experts", .rows = 60, .cols = 32, .experts = 2, .codec = codec}};
     for (const int damage : {0, 1, 2, kSteps}) {
+      // From then on the last expert of one rank.
+      setup.on_write = [damage](Rank& rank, int64_t step) {
+        if (step == damage && rank.number() == kDamaged) quantize_alone(rank.weight(1, 1));
+      };
       std::vector<Found> found(kRanks);
       comm::run_thread_ranks(kRanks, {.deadline = Seconds(60)}, [&](comm::Communicator& world) {
-        found[static_cast<size_t>(world.rank())] = found_by(world, setup, damage);
+        found[static_cast<size_t>(world.rank())] = found_by(world, setup);
       });
       for (const Found& f : found) {
         const bool damaged = damage < kSteps;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,6 +35,8 @@ struct BundleCase {
   DType main = DType::kFloat32;
 };
 
+class Rank;
+
 // Which streams run as soon as something is put on them; the others when they are waited for.
 enum class Pace { kLazy, kLanes, kCallers, kOptimizer };
 
@@ -48,6 +51,8 @@ struct TrainingSetup {
   bool poison = true;
   bool same_gradients = false;  // in every step
   int64_t compare_scales = 100;
+  // Called when the shards of a step are written, before they are published.
+  std::function<void(Rank& rank, int64_t step)> on_write;
 };
 
 // One call of the executor.
@@ -349,6 +354,7 @@ class Rank final : public ParamSource, public GradSink {
           }
         }
       }
+      if (setup_.on_write) setup_.on_write(*this, version);
     });
     for (Transport* t : {dense_.get(), experts_.get()}) {
       if (!t) continue;
