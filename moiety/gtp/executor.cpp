@@ -160,9 +160,11 @@ void Executor::Impl::enter_step(const Stream& stream) {
     lane->stream.wait(begun_);
     lane->segment = 0;
     lane->scratch = {};
-    // Of an abandoned step.
+    // Of an abandoned step: peers may still read the send slots that this one writes.
     if (lane->used && lane->reduces) {
       transports_[lane->group]->await_readers(lane->expert, lane->stream);
+      lane->edge.record(lane->stream);
+      stream.wait(lane->edge);
     }
     lane->used = false;
   }
