@@ -135,6 +135,8 @@ int64_t Executor::Impl::begin(const StepKey& key, const Stream& stream) {
   const Call call(*this);
   MOIETY_CHECK(!in_step_, "gtp executor: step {} {} begins before the flush of {} {}", key.kind,
                key.batches, name_->kind, name_->batches);
+  if (abandoned_ && sink_) sink_->on_step_abandoned();
+  abandoned_ = false;
   for (const Event& e : debris_) stream.wait(e);
   debris_.clear();
   const auto found = keys_.try_emplace(key).first;
@@ -161,9 +163,11 @@ void Executor::Impl::enter_step(const Stream& stream) {
     lane->stream.wait(begun_);
     lane->segment = 0;
     lane->scratch = {};
-    // Of an abandoned step.
+    // Of an abandoned step: peers may still read the send slots that this one writes.
     if (lane->used && lane->reduces) {
       transports_[lane->group]->await_readers(lane->expert, lane->stream);
+      lane->edge.record(lane->stream);
+      stream.wait(lane->edge);
     }
     lane->used = false;
   }
@@ -194,6 +198,9 @@ void Executor::Impl::flush(const Stream& stream) {
   const bool followed = planned();
   join_lanes(stream);
   if (!followed) report_rest(stream);
+  if (options_.compare_scales > 0 && counts_.steps % options_.compare_scales == 0) {
+    compare_tensor_values(stream);
+  }
   flushed_.record(stream);
   close_step();
   ++counts_.steps;
@@ -249,6 +256,7 @@ void Executor::Impl::abandon(int64_t step) noexcept {
     log(LogLevel::kError, "gtp executor: step {} {} was abandoned: {}", name_->kind, name_->batches,
         e.what());
   }
+  abandoned_ = true;
   close_step();
   ++counts_.abandoned;
 }

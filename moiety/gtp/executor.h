@@ -55,6 +55,10 @@ struct ExecutorOptions {
   DType wire = DType::kFloat32;  // of gradients with float32 main_grads; or bfloat16
   // Makes the streams of lanes; none: Stream::on(device).
   std::function<Stream()> make_lane;
+  // Every so many steps, the first among them, peers compare amax and tensor scales of their
+  // shards, which do not travel: a shard quantized with its own would be decoded with another's.
+  // flush waits for its stream then. 0: never.
+  int64_t compare_scales = 100;
   // Slots are filled with NaN behind their last use, and send slots before they are written.
 #ifdef NDEBUG
   bool poison = false;
@@ -123,7 +127,7 @@ class Executor {
   // Border of two graph segments.
   void cut();
   // Ends the step: what runs on `stream` later is behind all its gathers and reduces. Collective
-  // where the step is planned anew. Once more does nothing.
+  // where the step is planned anew and where scales are compared. Once more does nothing.
   void flush(const Stream& stream);
 
   const ExecutorCounts& counts() const;

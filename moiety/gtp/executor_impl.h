@@ -97,6 +97,7 @@ class Executor::Impl {
   void withdraw(BundleId b, const Stream& stream);
   void zero_gradients(BundleId b, const Stream& stream);
   void join_lanes(const Stream& stream);
+  void compare_tensor_values(const Stream& stream);
   void close_step();
   StepCounts::Moved& moved(BundleId b);
   void poison(const TensorView& memory, const Stream& stream) const;
@@ -180,6 +181,7 @@ class Executor::Impl {
 
   // ---- between steps
   std::vector<Event> debris_;  // what an abandoned step left in flight
+  bool abandoned_ = false;     // the step before; the sink does not know yet
   Event flushed_;
 };
 

@@ -29,6 +29,10 @@ class GradSink {
   // Makes `stream` wait until nobody reads main_grad; what was computed of it counts no more. When
   // the contributions have been added, on_grad_ready follows again.
   virtual void on_grad_late(WeightId weight, const Stream& stream) = 0;
+  // The step before ended by an exception. Gradients begin anew, those of weights too that the
+  // executor does not know: what was reported and contributed counts no more. Called when the next
+  // step begins, for then it may wait for whoever reads main_grads.
+  virtual void on_step_abandoned() {}
 };
 
 }  // namespace moiety::gtp

@@ -47,6 +47,8 @@ void check_weight(const ShardedWeight& w) {
     check_quantized(op.c_str(), q);
     MOIETY_CHECK(q.row_data.defined() && (w.codec.one_payload() || q.col_data.defined()),
                  "{}: {} codes are missing", op, q.row_data.defined() ? "column" : "row");
+    MOIETY_CHECK(!is_tensor_scaled(q.spec.format) || (q.amax.defined() && q.tensor_scale.defined()),
+                 "{}: {} is missing", op, q.amax.defined() ? "tensor_scale" : "amax");
   }
   if (!w.main_grad.defined()) return;
   const DType main = w.main_grad.dtype();

@@ -9,8 +9,9 @@ namespace moiety::gtp {
 class Executor;
 
 // From begin_step on. Destroyed before the flush, by an exception, it abandons the step: what is
-// in flight ends before the next step begins, nothing is reported, and the executor is as before.
-// It must not outlive the executor.
+// in flight ends before the next step begins, nothing more is reported, and the executor is as
+// before; the sink hears of it when the next step begins. Peers may gather until the flush of a
+// later step, or until all ranks have met. It must not outlive the executor.
 class [[nodiscard]] StepScope {
  public:
   StepScope(StepScope&& other) noexcept

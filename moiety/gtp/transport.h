@@ -92,6 +92,7 @@ class Transport {
   int ranks() const { return comm_.size(); }
   const std::string& name() const { return options_.name; }
   TraceLane axis() const { return options_.axis; }
+  comm::Bootstrap& bootstrap() const { return comm_.bootstrap(); }
   // Gathers ask nothing of peers but published shards: a rank may gather what it likes, when it
   // likes.
   virtual bool gathers_alone() const = 0;

@@ -137,6 +137,10 @@ class DistributedOptimizer {
 
   // Collective. Afterwards gradients begin anew.
   StepReport step(const StepInput& input, Stream stream);
+  // Gradients begin anew without a step: what was contributed and reported since the last one
+  // counts no more. Waits for sums that have begun; all ranks of a domain do it, after the same
+  // reports.
+  void begin_gradients();
 
   // Masters ("weight") and moments of this rank.
   StateView state_view();
@@ -181,7 +185,6 @@ class DistributedOptimizer {
   void reduce_buckets(bool all, Stream stream);
   void reduce_late_buckets(Stream stream);
   void finish_gradients(Stream stream);
-  void begin_gradients();
 
   StepStatistics measure(const StepInput& input, Stream stream);
   StepStatistics combine(const std::vector<double>& all, size_t width) const;

@@ -44,6 +44,8 @@ class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
   // A parameter is complete when all its matrices are; they are reported in one go.
   void on_grad_ready(gtp::WeightId weight, const Event& event) override;
   void on_grad_late(gtp::WeightId weight, const Stream& stream) override;
+  // Gradients of all parameters begin anew, also of those that the executor does not know.
+  void on_step_abandoned() override { optimizer_.begin_gradients(); }
 
  private:
   DistributedOptimizer& optimizer_;

@@ -196,7 +196,9 @@ TEST(ExecutorDeparture, AThrowBetweenAnyTwoCallsThenAGoodStep) {
         for (int stop = 0; stop <= static_cast<int>(program.size()); ++stop) {
           EXPECT_THROW(rank.calls(kTrain, program, stop), Thrown);
           EXPECT_EQ(rank.executor().counts().abandoned, ++abandoned);
+          EXPECT_EQ(rank.voided, abandoned - 1);
           rank.step({planned ? "train" : "first", stop}, program);
+          EXPECT_EQ(rank.voided, abandoned);
         }
         rank.step(kTrain, program);
         EXPECT_EQ(rank.executor().counts().step.planned, planned);

@@ -31,6 +31,52 @@ TEST(Distributed, InitialWeightsAreThoseOfTheLogicalTensors) {
   });
 }
 
+// FC1 of a gated FFN, gate and up rows interleaved by `interleave` (0: plain order), of a part that
+// tp and gtp cut.
+ParamSpec gated_spec(const Layout& grid, int rank, int64_t interleave) {
+  constexpr int64_t kWidth = 48;
+  ParamSpec spec = matrix_spec("fc1.weight", 2 * kWidth, kModel);
+  if (interleave > 0) {
+    spec.row_map.clear();
+    for (int64_t f = 0; f < kWidth; f += interleave) {
+      for (const int64_t half : {0, 1}) {
+        spec.row_map.push_back({2 * f + half * interleave, 0, half * kWidth + f, interleave});
+      }
+    }
+  }
+  const int64_t unit = std::max<int64_t>(1, 2 * interleave);
+  return cut(spec, {.tp_axis = 0, .align = 10, .tp_unit = unit}, grid, rank);
+}
+
+// The same full weight for every tp and gtp, interleaved or not; padding is zero.
+TEST(Distributed, InitialWeightsDoNotDependOnTpGtpOrInterleaving) {
+  for (int tp = 1; tp <= 4; ++tp) {
+    for (int gtp = 1; gtp <= 4; ++gtp) {
+      const Layout grid{.tp = tp, .gtp = gtp, .edp = tp * gtp};
+      for (const int64_t interleave : {0, 2, 4}) {
+        Whole whole;
+        std::mutex mutex;
+        comm::run_thread_ranks(tp * gtp, {Seconds(60)}, [&](Communicator& world) {
+          const GridGroups groups(grid, world);
+          DistributedOptimizer optimizer({gated_spec(grid, world.rank(), interleave)},
+                                         small_buckets(DType::kFloat32), groups);
+          optimizer.initialize(kSeed, Stream());
+          const Parameter& p = optimizer.parameters()[0];
+          for (const int64_t i : padding(p.spec)) EXPECT_EQ(p.weight.data<float>()[i], 0);
+          const std::lock_guard lock(mutex);
+          put_together(optimizer.state_view(), whole);
+        });
+        const std::vector<float>& w = whole.at("weight/fc1.weight");
+        int64_t wrong = 0;
+        for (size_t i = 0; i < w.size(); ++i) {
+          wrong += w[i] != 0.02f * init_normal(kSeed, tensor_id("fc1.weight"), i);
+        }
+        EXPECT_EQ(wrong, 0) << grid_text(grid) << ", interleave " << interleave;
+      }
+    }
+  }
+}
+
 // Integer gradients add up exactly in any order: every layout gives the same bits, with fp32 and
 // with stochastically rounded moments.
 TEST(Distributed, LayoutsGiveTheSameBits) {
