@@ -97,7 +97,8 @@ model::StepShape shape_of(const Options& o, const gtp::Grid& grid) {
           .sequences = o.train.micro_batch,
           .seq_len = o.data.seq_len,
           .micro_batches = int(o.train.global_batch / slice),
-          .storage = storage_dtype(o)};
+          .storage = storage_dtype(o),
+          .grad_bytes = grad_bytes(o)};
 }
 
 std::string describe(const Options& o, const Hardware& h, const model::StepShape& s) {

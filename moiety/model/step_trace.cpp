@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "moiety/base/error.h"
 #include "moiety/gtp/codec.h"
@@ -15,8 +16,6 @@ namespace {
 
 using gtp::Kind;
 using gtp::Work;
-
-constexpr int64_t kGradBytes = 4;  // of an element on the wire
 
 // A weight W[rows, cols] and how it is cut.
 struct Matrix {
@@ -59,7 +58,8 @@ gtp::Layout layout_of(const Matrix& m, const gtp::Codec& codec, const gtp::Grid&
   return layout;
 }
 
-gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout) {
+gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout,
+                        int64_t grad_bytes) {
   gtp::BundleSpec spec;
   spec.name = m.name;
   spec.expert = m.members > 0;
@@ -80,7 +80,7 @@ gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Lay
   gather(gtp::kRowView);
   gather(gtp::kColView);
   if (spec.one_payload) gather(gtp::kRowView | gtp::kColView);
-  const int64_t shard = shape.members * shape.shard_rows * shape.cols * kGradBytes;
+  const int64_t shard = shape.members * shape.shard_rows * shape.cols * grad_bytes;
   const int64_t received = shard * (shape.ranks - 1);
   spec.reduce = {received, shard * shape.ranks, received};
   return spec;
@@ -202,7 +202,7 @@ class StepWriter {
     if (recipe) format = kept_format(*recipe, m.cols);
     const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec(shape_.storage);
     const gtp::Layout layout = layout_of(m, codec, shape_.grid);
-    out_.bundles.push_back(spec_of(m, codec, layout));
+    out_.bundles.push_back(spec_of(m, codec, layout, shape_.grad_bytes));
     const double rows = m.members > 0 ? pairs() : tokens_;
     const auto n = double(layout.slice_rows()), k = double(layout.slice_cols());
     const double weights = n * k * double(std::max<int64_t>(m.members, 1));
@@ -222,10 +222,15 @@ class StepWriter {
   }
   Work router() const { return {2 * own_tokens_ * double(c_.d_model * c_.router.experts), 0}; }
   // Rows to or from the ranks of their experts: in time what the link takes for the remote ones.
-  Work exchange() const {
-    const double row = item_ * double(c_.d_model);
-    const double link = remote_ranks(c_, shape_.grid.ep) * own_tokens_ * row;
-    return {0, pairs() * row + link * policy_.memory_bytes_per_ns / policy_.bytes_per_ns};
+  Work exchange(double row_bytes) const {
+    const double link = remote_ranks(c_, shape_.grid.ep) * own_tokens_ * row_bytes;
+    return {0, pairs() * row_bytes + link * policy_.memory_bytes_per_ns / policy_.bytes_per_ns};
+  }
+  Work exchange() const { return exchange(item_ * double(c_.d_model)); }
+  Work dispatch() const {
+    if (!precision_.dispatch) return exchange();
+    const QuantizedSizes row = quantized_sizes(*precision_.dispatch, 1, c_.d_model, {true, false});
+    return exchange(double(row.row_data.bytes() + row.row_scales.bytes()));
   }
   void note(Work work) { recorder_.note_work(work); }
 
@@ -275,7 +280,7 @@ class StepWriter {
 
   void experts_forward(const Network& experts) {
     note(router());
-    note(exchange());
+    note(dispatch());
     call(Kind::kFwd, {&experts.fc1, &experts.fc2});
     note(experts.activation);
     note(exchange());
@@ -293,6 +298,7 @@ class StepWriter {
       if (layer->experts) experts_backward(*layer->experts);
       attention_backward(*layer);
     }
+    delayed_gradients();
     recorder_.call(Kind::kGradBuffer, std::span(&embed_.bundle, 1), embedding());
     recorder_.call(Kind::kGrad, std::span(&embed_.bundle, 1));
   }
@@ -306,19 +312,33 @@ class StepWriter {
     consume(Kind::kBwd, network.fc1);
   }
 
-  void experts_backward(const Network& experts) {
-    if (c_.recompute != Recompute::kNone) {
-      note(exchange());
-      consume(Kind::kRecompute, experts.fc1);
-    }
+  void open_gradients(const Network& experts) {
     call(Kind::kGradBuffer, {&experts.fc2});
     call(Kind::kGradBuffer, {&experts.fc1});
+  }
+  void end_gradients(const Network& experts) {
+    end_gradient(experts.fc2);
+    end_gradient(experts.fc1);
+  }
+  void delayed_gradients() {
+    const Network* const experts = std::exchange(delayed_, nullptr);
+    if (!experts) return;
+    open_gradients(*experts);
+    end_gradients(*experts);
+  }
+
+  void experts_backward(const Network& experts) {
     note(exchange());
+    delayed_gradients();
+    if (c_.recompute != Recompute::kNone) {
+      note(dispatch());
+      consume(Kind::kRecompute, experts.fc1);
+    }
+    if (!c_.delay_wgrad) open_gradients(experts);
     call(Kind::kBwd, {&experts.fc1, &experts.fc2});
     note(experts.activation);
     note(exchange());
-    end_gradient(experts.fc2);
-    end_gradient(experts.fc1);
+    c_.delay_wgrad ? void(delayed_ = &experts) : end_gradients(experts);
     note(router());
     note(router());  // of its weight
   }
@@ -343,6 +363,7 @@ class StepWriter {
   std::optional<gemm::Recipe> recipe_;             // of the layer that is made
   Linear embed_, head_;
   std::vector<Layer> layers_;
+  const Network* delayed_ = nullptr;  // experts whose weight gradients wait
   StepTrace out_;
 };
 

@@ -9,7 +9,9 @@
 //   backward   of every layer, the last one first: what memory.recompute runs again (under full
 //              qkv and o; then fc1 of what follows, before its gradients);
 //              dense or shared: fc2 dx, dw, fc1 dw, dx; experts: between the two calls of fc2's
-//              and fc1's dw both dx in one; o dx, dw; qkv dw, dx. Last embed's dw.
+//              and fc1's dw both dx in one; o dx, dw; qkv dw, dx. Last embed's dw. With
+//              moe.delay_wgrad the experts' dw, fc2's and fc1's, come before the calls of the
+//              experts of the next MoE layer, or before embed's.
 //
 // A dx reads the weight (kBwd); a dw is kGradBuffer and kGrad. Norms, router and the shared gate
 // are not cut and make no calls.
@@ -29,10 +31,11 @@ struct StepShape {
   int64_t sequences = 1, seq_len = 1;  // of a micro-batch on a data rank; tp peers share them
   int micro_batches = 1;
   DType storage = DType::kBFloat16;  // or float32
+  int64_t grad_bytes = 4;            // of an element of a gradient that travels
 };
 
 struct StepTrace {
-  // Named as the parameters; group 0 is gtp, 1 is egtp. Gradients travel in float32.
+  // Named as the parameters; group 0 is gtp, 1 is egtp.
   std::vector<gtp::BundleSpec> bundles;
   // Work from shapes by the policy's rates; routing is taken to be balanced.
   std::vector<gtp::TraceEvent> events;
