@@ -153,6 +153,9 @@ class QuantizedLinears {
       return l >= kept.first && l < config_layers_ - kept.last;
     });
   }
+  bool multiplies_rows_that_came() const {
+    return precision_.recipe && precision_.dispatch == precision_.recipe->input;
+  }
   // Of the products of a linear; nothing where it is not quantized.
   gemm::LinearBytes workspace(Linears::Name n) const {
     if (count(n) == 0) return {};
@@ -238,12 +241,14 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
   const bool plain = q.count(L::kFc1) < c.moe_layers();
   int64_t experts = kept + wide + widened + router + (plain ? hidden : 0);
   if (quantized) {
-    experts =
-        std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
-                  kept + wide + s.own * c.router.top_k * kFloat +
-                      std::max(w1.weight_gradient, w2.weight_gradient),
-                  s.capacity * s.d * s.item + hidden + s.codes + std::max(w1.forward, w2.forward)});
-    if (moe) experts = std::max(experts, kept - s.capacity * kFloat + s.codes + w1.forward);
+    const int64_t beside_weights =
+        c.delay_wgrad ? x + gradient : kept + wide + s.own * c.router.top_k * kFloat;
+    // The codes that came are multiplied, or quantized anew beside them.
+    const int64_t fc1 = w1.forward + (q.multiplies_rows_that_came() ? 0 : s.codes);
+    experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
+                        beside_weights + std::max(w1.weight_gradient, w2.weight_gradient),
+                        s.capacity * s.d * s.item + hidden + std::max(fc1, s.codes + w2.forward),
+                        moe ? x + gradient + fc1 : 0});
   }
   const int64_t shared = c.shared_d_ffn > 0 ? network_bytes(s, s.shared, q.workspace(L::kShared1),
                                                             q.workspace(L::kShared2)) +

@@ -18,9 +18,9 @@ moe::MoeConfig moe_config(const Config& config, DType storage);
 class MoeBlock;
 
 // The experts' weight gradients of the MoE layer whose backward was last (moe.delay_wgrad). They
-// are computed in the backward pass of the MoE layer before it, between its first exchange and its
-// first product, or at the end of the micro-batch's backward: there is nothing else that the
-// exchange could hide behind, and the memory below is that of one layer. The bits do not change.
+// are computed when backward is at the next MoE layer, between its first exchange, which has
+// nothing else to hide behind, and its first product; the last ones at the end of the micro-batch's
+// backward. So one layer waits at a time, in the memory below. The bits do not change.
 struct DelayedExperts {
   // Lives through a backward pass. dy and dx change places from layer to layer, so that a gradient
   // may come in while weight gradients read the one before it.

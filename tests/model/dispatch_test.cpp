@@ -122,7 +122,8 @@ double relative_distance(const std::string& a, const std::string& b) {
 
 // Blocks lie along a row, so the codes are those that the recipe would make of the row at its
 // expert: the same step, but for fc1's weight gradient, whose blocks lie along tokens and are made
-// of the dequantized rows.
+// of the dequantized rows. With scales that are powers of two this is the same again, since codes
+// of 3 bits behind the point round alike under either scale, as long as they are no subnormals.
 TEST(QuantizedDispatch, TheRecipesOwnFormatChangesOneGradientAlone) {
   for (const auto& [layers, changed] : {std::pair(1, 1), std::pair(2, 2)}) {
     Config c = moe_config();
@@ -146,7 +147,7 @@ TEST(QuantizedDispatch, TheRecipesOwnFormatChangesOneGradientAlone) {
           EXPECT_EQ(quantized.gradients.at(name), gradient) << f.name << " " << name;
         }
       }
-      EXPECT_EQ(different, changed) << f.name;
+      EXPECT_EQ(different, f.options.pow2_scales ? 0 : changed) << f.name;
     }
   }
 }
