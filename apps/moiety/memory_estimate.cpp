@@ -47,18 +47,25 @@ struct PassSizes {
       gathered = tokens * d * item;
       staged = options.train.micro_batch > 1 ? gathered : 0;
     }
+    const bool sums =
+        options.optim.grad_dtype == "bf16" || (grad_bytes(options) == 2 && grid.gtp > 1);
+    if (sums) table_sum = vocab * d * kFloat;
     const auto experts = static_cast<int>(c.router.experts),
                topk = static_cast<int>(c.router.top_k);
     const int local = experts / grid.ep;
     const double factor =
         options.moe.capacity_factor == 0 ? kFirstCapacity : options.moe.capacity_factor;
+    const auto dispatch = precision_of_recipe(options, options.precision.recipe).dispatch;
     capacity = factor < 0 ? moe::worst_capacity(grid.ep, own, topk, local, 1)
                           : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
+    if (dispatch) codes = gemm::row_bytes(*dispatch, capacity, d);
   }
   int64_t tokens, own, tp, item, d, heads, qkv, o, dense, shared, vocab, hidden, capacity = 0;
   // Bytes of a tensor of all tokens that is gathered or summed over tp, and of the copy in which
   // several sequences change their order.
   int64_t gathered = 0, staged = 0;
+  int64_t table_sum = 0;  // of a gradient of embedding or head that is summed beside a bf16 one
+  int64_t codes = 0;      // of rows that came quantized
 };
 
 // What a layer's parts leave for backward, unless it makes them anew.
@@ -146,6 +153,9 @@ class QuantizedLinears {
       return l >= kept.first && l < config_layers_ - kept.last;
     });
   }
+  bool multiplies_rows_that_came() const {
+    return precision_.recipe && precision_.dispatch == precision_.recipe->input;
+  }
   // Of the products of a linear; nothing where it is not quantized.
   gemm::LinearBytes workspace(Linears::Name n) const {
     if (count(n) == 0) return {};
@@ -189,38 +199,47 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
              moe = c.recompute != model::Recompute::kNone;
   const int64_t layer = anew(full, saved.attention);
   const int64_t x = s.own * s.d * s.item;
-  const int64_t others = std::max(attention_bytes(s, q), 2 * s.gathered + s.staged);  // embedding
+  const int64_t others = attention_bytes(s, q);
+  const int64_t embedding = 2 * s.gathered + s.staged + s.table_sum;
   const int64_t dense =
       x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2)) +
       anew(full, saved.dense);
-  if (c.moe_layers() == 0) return layer + std::max(others, dense);
+  if (c.moe_layers() == 0) return std::max(layer + std::max(others, dense), embedding);
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
   const int64_t wide = s.item == kFloat ? 0 : s.own * s.d * kFloat;
   const int64_t widened = s.item == kFloat ? 0 : wide + c.router.experts * s.d * kFloat;
-  const int64_t kept = x + s.capacity * ((2 * s.d + c.d_ffn) * s.item + kFloat);
+  const int64_t gradient = s.capacity * (2 * s.d + c.d_ffn) * s.item;
+  const int64_t kept = x + gradient + s.capacity * kFloat;
   const int64_t hidden = s.capacity * c.d_ffn * s.item;
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloat;
   const bool quantized = q.count(L::kFc1) > 0;
   const bool plain = q.count(L::kFc1) < c.moe_layers();
   int64_t experts = kept + wide + widened + router + (plain ? hidden : 0);
   if (quantized) {
+    const int64_t beside_weights =
+        c.delay_wgrad ? x + gradient : kept + wide + s.own * c.router.top_k * kFloat;
+    // The codes that came are multiplied, or quantized anew beside them.
+    const int64_t fc1 = w1.forward + (q.multiplies_rows_that_came() ? 0 : s.codes);
     experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
-                        kept + wide + s.own * c.router.top_k * kFloat +
-                            std::max(w1.weight_gradient, w2.weight_gradient),
-                        s.capacity * s.d * s.item + hidden + std::max(w1.forward, w2.forward)});
+                        beside_weights + std::max(w1.weight_gradient, w2.weight_gradient),
+                        s.capacity * s.d * s.item + hidden + std::max(fc1, s.codes + w2.forward),
+                        moe ? x + gradient + fc1 : 0});
   }
   const int64_t shared = c.shared_d_ffn > 0 ? network_bytes(s, s.shared, q.workspace(L::kShared1),
                                                             q.workspace(L::kShared2)) +
                                                   anew(moe, saved.shared)
                                             : 0;
-  return layer + std::max({others, c.moe_layers() < c.layers ? dense : 0,
-                           experts + anew(moe, saved.rows), shared});
+  const int64_t rows = gradient + anew(moe, saved.rows);
+  const int64_t delayed = c.delay_wgrad ? rows : 0;  // through the backward pass
+  return delayed +
+         std::max(embedding, layer + std::max({others, c.moe_layers() < c.layers ? dense : 0,
+                                               experts - gradient + rows - delayed, shared}));
 }
 
 // Of the loss: the logits of a chunk, and over tp its tokens' inputs, row statistics and gradients.
 int64_t logits_bytes(const model::Config& c, const PassSizes& s) {
   const int64_t chunk = model::loss_chunk(c.loss_chunk, s.tokens, s.vocab);
-  const int64_t losses = s.tokens * kFloat;
+  const int64_t losses = s.tokens * kFloat + s.table_sum;
   if (s.tp == 1) return chunk * s.vocab * kFloat + losses;
   const int64_t rows = std::max<int64_t>(1, chunk / s.tp) * s.tp;
   return rows * ((s.vocab + 4) * kFloat + 3 * s.d * s.item) + losses;
@@ -357,8 +376,13 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
     m.workspace = std::max(m.workspace, temporary_bytes(c, s, linears));
     m.gathered = std::max(m.gathered, gathered_bytes(o, c, grid, recipes[i]));
   }
-  m.main_grad = (w.copied + w.dense + w.expert + summed) * kFloat;
-  if (o.precision.grad_reduce == "bf16") m.main_grad += 2 * 2 * terms;  // sent and received
+  // Beside main_grad what came of a bf16 wire; and what is sent, unless that is main_grad itself.
+  if (o.optim.grad_dtype == "bf16") {
+    m.main_grad = 2 * (w.copied + w.dense + w.expert) + kFloat * owned + 2 * terms;
+  } else {
+    m.main_grad = kFloat * (w.copied + w.dense + w.expert + summed);
+    if (gradient_wire(o) == DType::kBFloat16) m.main_grad += 2 * 2 * terms;
+  }
   m.master = owned * kFloat;
   m.moments = 2 * owned * (o.optim.state_dtype == "fp32" ? kFloat : 2);
   m.activations = activation_bytes(c, grid, storage, s);

@@ -89,6 +89,7 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   c.d_ffn = o.moe.d_ffn;
   c.shared_d_ffn = o.moe.shared_d_ffn;
   c.shared_gate = o.moe.shared_gate;
+  c.delay_wgrad = o.moe.delay_wgrad;
   c.combine = value_of(kReductions, o.moe.combine);
   c.overflow = moe::OverflowPolicy::kDrop;  // expert_capacity.h decides what follows
   c.init_std = float(o.init.std);
@@ -133,8 +134,18 @@ std::string_view recipe_of_step(const Options& o, int64_t step) {
   return switched ? o.precision.switch_recipe : o.precision.recipe;
 }
 
+int64_t grad_bytes(const Options& o) {
+  return o.optim.grad_dtype == "bf16" || o.precision.grad_reduce == "bf16" ? 2 : 4;
+}
+
 model::Precision precision_of_recipe(const Options& o, std::string_view recipe) {
   model::Precision precision;
+  if (o.precision.dispatch == "fp8_block") {
+    precision.dispatch = QuantSpec::of(Format::kFp8Block1x128);
+    precision.dispatch->pow2_scales = o.precision.pow2_scales;
+  } else if (o.precision.dispatch == "mxfp8") {
+    precision.dispatch = QuantSpec::of(Format::kMxfp8);
+  }
   if (recipe == "fp32" || recipe == "bf16") return precision;
   const model::RecipeKind kind = value_of(kRecipes, recipe);
   model::RecipeOptions options;

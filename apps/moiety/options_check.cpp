@@ -30,6 +30,11 @@ void check_precision(const Options& o, const Grid& grid) {
           "precision.switch_step = {}: a run of recipe fp32 cannot switch, its activations are "
           "stored in fp32",
           p.switch_step);
+  require(
+      p.dispatch == "auto" || p.recipe != "fp32",
+      "precision.dispatch = \"{}\": recipe fp32 stores activations in fp32, and its rows travel "
+      "so",
+      p.dispatch);
   const auto uses = [&](std::string_view recipe) {
     return p.recipe == recipe || (switches && p.switch_recipe == recipe);
   };

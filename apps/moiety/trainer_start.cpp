@@ -27,6 +27,7 @@ optim::OptimizerConfig optimizer_config(const Options& o) {
   c.guard = o.guard.nan == "off"      ? optim::NanGuard::kOff
             : o.guard.nan == "tensor" ? optim::NanGuard::kTensor
                                       : optim::NanGuard::kStep;
+  c.main_grad = o.optim.grad_dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32;
   c.grad_wire = gradient_wire(o);
   c.max_skips = int(o.guard.max_skips);
   c.spike_sigma = o.guard.spike_sigma;

@@ -32,6 +32,20 @@ void multiply(const Operand& a, const Operand& w, TensorView out, TensorView add
        stream);
 }
 
+Operand forward_operand(const QuantizedLinear& linear, const Groups& groups, const TensorView& x,
+                        Arena& arena, Stream stream) {
+  const QuantSpec& spec = linear.recipe->input;
+  const QuantizedView& rows = linear.rows;
+  if (!rows.row_data.defined()) {
+    return make_grouped_operand(spec, Direction::kRow, x, groups, {}, arena, stream);
+  }
+  MOIETY_CHECK(rows.spec == spec && rows.rows == groups.capacity && rows.cols == x.size(1),
+               "quantized_grouped_forward: rows are {} [{}, {}], expected {} [{}, {}]",
+               name(rows.spec.format), rows.rows, rows.cols, name(spec.format), groups.capacity,
+               x.size(1));
+  return make_row_operand(rows, arena, stream);
+}
+
 }  // namespace
 
 void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y,
@@ -95,8 +109,7 @@ void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& grou
   ArenaScope operands(arena);
   const Operand w =
       make_weight_operand(linear.recipe->weight, Direction::kRow, linear.weight, arena, stream);
-  const Operand a =
-      make_grouped_operand(linear.recipe->input, Direction::kRow, x, groups, {}, arena, stream);
+  const Operand a = forward_operand(linear, groups, x, arena, stream);
   grouped_gemm({.op = GroupedOp::kForward,
                 .groups = groups,
                 .a = {a.data},

@@ -18,6 +18,8 @@ struct QuantizedLinear {
   const Recipe* recipe = nullptr;
   LinearWeight weight;
   RandomBits gradient_bits = {};
+  // Of a grouped forward, optional: x as recipe->input has quantized it. x is then not read.
+  QuantizedView rows = {};
 };
 
 void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y,

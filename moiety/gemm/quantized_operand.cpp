@@ -181,6 +181,22 @@ Operand make_grouped_operand(const QuantSpec& spec, Direction direction, TensorV
   return out;
 }
 
+Operand make_row_operand(const QuantizedView& rows, Arena& arena, Stream stream) {
+  MOIETY_CHECK(!is_tensor_scaled(rows.spec.format), "quantized rows: {} has a scale for a tensor",
+               name(rows.spec.format));
+  const Operand out = allocate(rows.spec, Direction::kRow, rows.rows, rows.cols, 1, arena);
+  fill(rows, Direction::kRow, 1, out, stream);
+  return out;
+}
+
+QuantizedView allocate_rows(const QuantSpec& spec, int64_t rows, int64_t cols, Arena& arena) {
+  return place(spec, rows, cols, quantized_sizes(spec, rows, cols, only(Direction::kRow)), arena);
+}
+
+int64_t row_bytes(const QuantSpec& spec, int64_t rows, int64_t cols) {
+  return code_bytes(quantized_sizes(spec, rows, cols, only(Direction::kRow)));
+}
+
 Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena& arena,
                               Stream stream) {
   Groups out = groups;

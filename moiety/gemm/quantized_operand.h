@@ -65,6 +65,13 @@ Operand make_operand(const QuantSpec& spec, Direction direction, TensorView x,
 Operand make_grouped_operand(const QuantSpec& spec, Direction direction, TensorView x,
                              const Groups& groups, const RandomBits& random, Arena& arena,
                              Stream stream);
+// The same in the row direction of rows that are quantized already (format without tensor scales):
+// what make_grouped_operand makes of rows that have these codes, without quantizing.
+Operand make_row_operand(const QuantizedView& rows, Arena& arena, Stream stream);
+// Memory for the row direction of [rows, cols], on the arena.
+QuantizedView allocate_rows(const QuantSpec& spec, int64_t rows, int64_t cols, Arena& arena);
+int64_t row_bytes(const QuantSpec& spec, int64_t rows, int64_t cols);
+
 Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena& arena,
                               Stream stream);
 

@@ -39,16 +39,19 @@ struct NormGradient {
 inline void norm_gradient(const Pass& pass, const NormGradient& g, float eps, optim::Parameter& p) {
   ArenaScope workspace(pass.arena);
   const int64_t blocks = norm_blocks(row_count(g.x));
+  const OpenGradient grad{p.grad, take_accumulate(p)};
+  const GradientSum sum = begin_sum(pass, grad);
   norm_backward({.x = g.x,
                  .weight_D = p.weight,
                  .dy = g.dy,
                  .addend = g.addend,
                  .dx = g.dx,
-                 .grad_D = p.grad,
+                 .grad_D = sum.view,
                  .workspace = pass.arena.tensor(DType::kFloat32, {blocks, g.x.size(-1)}),
                  .eps = eps,
-                 .accumulate = take_accumulate(p)},
+                 .accumulate = sum.accumulate},
                 pass.stream);
+  end_sum(pass, sum, grad);
   pass.note(elementwise_work(2 * g.x.numel(), pass.storage));
   pass.stored(p.spec.name, "dx", g.dx, g.dy, p.weight);
   pass.stored(p.spec.name, "gradient", p.grad, g.dy);

@@ -52,13 +52,14 @@ struct Config {
   moe::Reduction combine = moe::Reduction::kRank;
   moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
 
-  // [init], [optim], [train], [memory]
+  // [init], [optim], [train], [memory], and moe.delay_wgrad
   float init_std = 0.02f;
   bool residual_scale = true;  // attn.o and every fc2: std / sqrt(2 layers)
   bool decay_embeddings = true;
   float loss_z_coef = 0;
   int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: as fit in 256 MiB
   Recompute recompute = Recompute::kNone;
+  bool delay_wgrad = false;  // of experts: moe_block.h
 
   int64_t head_size() const { return head_dim ? head_dim : d_model / heads; }
   int64_t qkv_size() const { return (heads + 2 * kv_heads) * head_size(); }

@@ -29,7 +29,7 @@ inline void linear_input_gradient(TensorView dy, TensorView w, TensorView dx, Te
              stream);
 }
 
-// grad = dy^T x, added to what is there if `accumulate`. grad [N, K] fp32.
+// grad = dy^T x, added to what is there if `accumulate`. grad [N, K] fp32 or bf16.
 inline void linear_weight_gradient(TensorView dy, TensorView x, TensorView grad, bool accumulate,
                                    Stream stream) {
   gemm::gemm({.op = gemm::GemmOp::kNT,

@@ -1,5 +1,7 @@
 #include "moiety/model/moe_block.h"
 
+#include <utility>
+
 #include "moiety/base/math.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/model/element.h"
@@ -46,6 +48,7 @@ moe::MoeConfig moe_config(const Config& c, DType storage) {
 MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group,
                    TpPlace place)
     : prefix_(layer_prefix(layer)),
+      index_(layer),
       d_model_(c.d_model),
       d_ffn_(c.d_ffn),
       eps_(c.norm_eps),
@@ -105,7 +108,9 @@ void MoeBlock::bind(ParameterCursor& parameters) {
   }
 }
 
-void MoeBlock::set_recipe(const std::optional<gemm::Recipe>& recipe) {
+void MoeBlock::set_recipe(const std::optional<gemm::Recipe>& recipe,
+                          const std::optional<QuantSpec>& dispatch) {
+  layer_.set_dispatch(dispatch);
   fc1_.set_recipe(recipe);
   fc2_.set_recipe(recipe);
   if (shared_) shared_->set_recipe(recipe);
@@ -139,13 +144,13 @@ gtp::Work MoeBlock::router_work(const Pass& pass) const {
   return product_work(pass.own_tokens(), group_->map().experts(), d_model_, pass.storage);
 }
 
-gtp::Work MoeBlock::exchange_work(const Pass& pass) const {
+gtp::Work MoeBlock::exchange_work(const Pass& pass, const std::optional<QuantSpec>& format) const {
   return model::exchange_work({.tokens = pass.own_tokens(),
                                .d = d_model_,
                                .experts = group_->map().experts(),
                                .top_k = layer_.config().router.top_k,
                                .ranks = group_->ranks()},
-                              pass.storage);
+                              pass.storage, format);
 }
 
 gtp::Work MoeBlock::activation_work(const Pass& pass) const {
@@ -177,7 +182,7 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
                   .probe = pass.probe},
                  saved ? &s.experts : nullptr, pass.arena, pass.stream);
   pass.note(router_work(pass));
-  pass.note(exchange_work(pass));
+  pass.note(exchange_work(pass, layer_.dispatch()));
   pass.note(activation_work(pass));
   pass.note(exchange_work(pass));
   if (saved) *saved = s;
@@ -222,17 +227,67 @@ void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& s
   pass.stored("shared.gate", "dh", pass.wide_TD, dlogit_T1, gate_->weight);
 }
 
-moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved) const {
+moe::MoeWeights MoeBlock::weight_shapes(const Pass& pass) const {
+  const int64_t experts = group_->local_experts();
+  const auto shape = [&](int64_t rows, int64_t columns) {
+    return gemm::LinearWeight{{}, TensorView(nullptr, pass.storage, {experts, rows, columns})};
+  };
+  return weights(pass, shape(layer_.config().activation.hidden(d_ffn_), d_model_),
+                 shape(d_model_, d_ffn_));
+}
+
+moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved,
+                                   const DelayedExperts* delayed) const {
   if (!saved.weight_TK.defined()) return {};
+  const moe::MoeRows rows =
+      delayed ? delayed->rows : layer_.make_rows(saved.plan.capacity, pass.arena);
   const gemm::LinearWeight w1 =
       read_weight(pass, fc1_.parameter(), gtp::Phase::kRecompute, fc1_work(pass, pairs(pass.h_TD)));
-  pass.note(exchange_work(pass));
-  const gemm::LinearWeight sizes{
-      // of w2, which is not read
-      {},
-      TensorView(nullptr, pass.storage, {group_->local_experts(), d_model_, d_ffn_})};
-  return layer_.rows_again(weights(pass, w1, sizes), pass.h_TD, saved, pass.probe, pass.arena,
-                           pass.stream);
+  pass.note(exchange_work(pass, layer_.dispatch()));
+  moe::MoeWeights weights = weight_shapes(pass);
+  weights.w1 = w1.values;
+  weights.quantized_1.weight = w1;
+  layer_.rows_again(weights, pass.h_TD, saved, rows, pass.probe, pass.arena, pass.stream);
+  return rows;
+}
+
+MoeBlock::ExpertGradients MoeBlock::open_gradients(const Pass& pass) const {
+  const int64_t rows = pairs(pass.h_TD);
+  return {open_gradient(pass, fc2_.parameter(), fc2_work(pass, rows)),
+          open_gradient(pass, fc1_.parameter(), fc1_work(pass, rows))};
+}
+
+void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradients) const {
+  const ExpertRows own{{}, {}, group_->map().experts_of(group_->rank())};
+  const auto close = [&](optim::Parameter& fc, const OpenGradient& grad) {
+    show_rows(pass.probe, pass.stream, own, fc.spec.name, "gradient", grad.view);
+    close_gradient(pass, fc);
+  };
+  close(fc2_.parameter(), gradients.fc2);
+  close(fc1_.parameter(), gradients.fc1);
+}
+
+DelayedExperts MoeBlock::make_delayed(const Pass& pass, const Saved& saved) const {
+  const int64_t capacity = saved.experts.plan.capacity;
+  DelayedExperts delayed{.gradient = layer_.make_gradient_rows(capacity, pass.arena), .rows = {}};
+  if (saved.experts.weight_TK.defined()) delayed.rows = layer_.make_rows(capacity, pass.arena);
+  return delayed;
+}
+
+void MoeBlock::finish(const Pass& pass, DelayedExperts& delayed) {
+  const MoeBlock* const block = std::exchange(delayed.block, nullptr);
+  if (!block) return;
+  if (pass.probe) pass.probe->enter(block->index_, true);
+  const ExpertGradients gradients = block->open_gradients(pass);
+  moe::MoeGradientRows gradient = delayed.gradient;
+  std::swap(gradient.dy_CD, gradient.dx_CD);  // back
+  block->layer_.backward_weights({.weights = block->weight_shapes(pass),
+                                  .w1 = grad_target(gradients.fc1),
+                                  .w2 = grad_target(gradients.fc2),
+                                  .rows = delayed.rows,
+                                  .gradient = gradient},
+                                 *delayed.saved, pass.arena, pass.stream);
+  block->close_gradients(pass, gradients);
 }
 
 void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
@@ -240,38 +295,46 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   if (shared_) shared_backward(pass, a.d_TD, saved);
   const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
-  const moe::MoeRows rows = expert_rows(pass, saved.experts);
-  const int64_t pairs = this->pairs(a.x_TD);
-  const OpenGradient grad2 = open_gradient(pass, fc2_.parameter(), fc2_work(pass, pairs));
-  const OpenGradient grad1 = open_gradient(pass, fc1_.parameter(), fc1_work(pass, pairs));
-  layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs),
+  const moe::MoeGradientRows gradient =
+      a.delayed ? a.delayed->gradient
+                : layer_.make_gradient_rows(saved.experts.plan.capacity, pass.arena);
+  layer_.receive_gradient(saved.experts, a.d_TD, gradient, pass.probe, pass.stream);
+  pass.note(exchange_work(pass));
+  if (a.delayed) {
+    finish(pass, *a.delayed);
+    if (pass.probe) pass.probe->enter(index_, true);
+  }
+  const moe::MoeRows rows = expert_rows(pass, saved.experts, a.delayed);
+  ExpertGradients gradients;
+  if (!a.delayed) gradients = open_gradients(pass);
+  layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
                    .grads = {.router_ED = router_->grad,
                              .router_beta = take_accumulate(*router_) ? 1.0f : 0.0f,
-                             .w1 = grad_target(grad1),
-                             .w2 = grad_target(grad2),
+                             .w1 = grad_target(gradients.fc1),
+                             .w2 = grad_target(gradients.fc2),
                              .b1_LH = {},
                              .b2_LD = {}},
                    .h_TD = pass.h_TD,
-                   .dout_TD = a.d_TD,
+                   .dout_TD = {},
                    .addend = shared_ ? pass.wide_TD : TensorView(),
                    .count = a.count,
                    .scope = a.scope,
                    .dh_TD = dh_TD,
                    .probe = pass.probe,
-                   .rows = rows},
+                   .rows = rows,
+                   .gradient = gradient},
                   saved.experts, pass.arena, pass.stream);
-  pass.note(exchange_work(pass));
   pass.note(activation_work(pass));
   pass.note(exchange_work(pass));
   for (int product = 0; product < 2; ++product) pass.note(router_work(pass));
   pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
-  const ExpertRows own{{}, {}, group_->map().experts_of(group_->rank())};
-  const auto close = [&](optim::Parameter& fc, const OpenGradient& grad) {
-    show_rows(pass.probe, pass.stream, own, fc.spec.name, "gradient", grad.view);
-    close_gradient(pass, fc);
-  };
-  close(fc2_.parameter(), grad2);
-  close(fc1_.parameter(), grad1);
+  if (a.delayed) {
+    a.delayed->block = this;
+    a.delayed->saved = &saved.experts;
+    std::swap(a.delayed->gradient.dy_CD, a.delayed->gradient.dx_CD);
+  } else {
+    close_gradients(pass, gradients);
+  }
   norm_gradient(pass, {a.x_TD, dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);
 }
 

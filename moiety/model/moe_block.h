@@ -15,6 +15,22 @@ namespace moiety::model {
 // The layer of moiety/moe that a config describes.
 moe::MoeConfig moe_config(const Config& config, DType storage);
 
+class MoeBlock;
+
+// The experts' weight gradients of the MoE layer whose backward was last (moe.delay_wgrad). They
+// are computed when backward is at the next MoE layer, between its first exchange, which has
+// nothing else to hide behind, and its first product; the last ones at the end of the micro-batch's
+// backward. So one layer waits at a time, in the memory below. The bits do not change.
+struct DelayedExperts {
+  // Lives through a backward pass. dy and dx change places from layer to layer, so that a gradient
+  // may come in while weight gradients read the one before it.
+  moe::MoeGradientRows gradient;
+  moe::MoeRows rows;  // with recomputation: of the layer that waits, then of the next one
+  // Who waits; null: nobody.
+  const MoeBlock* block = nullptr;
+  const moe::MoeSaved* saved = nullptr;
+};
+
 class MoeBlock {
  public:
   // Borrows the group, which has the config's experts.
@@ -24,7 +40,9 @@ class MoeBlock {
   // norm, router, this rank's experts, shared expert.
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
-  void set_recipe(const std::optional<gemm::Recipe>& recipe);
+  // `dispatch`: of the experts' rows (moe_layer.h).
+  void set_recipe(const std::optional<gemm::Recipe>& recipe,
+                  const std::optional<QuantSpec>& dispatch);
   // The bias of the router's choice: state, moved by balance and not by gradients.
   const Tensor& router_bias() const { return bias_E_; }
   std::string router_bias_name() const { return prefix_ + "moe.router.bias"; }
@@ -47,11 +65,16 @@ class MoeBlock {
 
   struct Backward {
     TensorView x_TD;
-    TensorView d_TD;   // the gradient of out, replaced by that of x
-    TensorView count;  // int64 [S, E+1], of the scope of the losses
-    TensorView scope;  // int64 [2]
+    TensorView d_TD;                    // the gradient of out, replaced by that of x
+    TensorView count;                   // int64 [S, E+1], of the scope of the losses
+    TensorView scope;                   // int64 [2]
+    DelayedExperts* delayed = nullptr;  // null: weight gradients are computed at once
   };
   void backward(const Pass& pass, const Backward& args, const Saved& saved) const;
+  // On the arena, for all MoE layers of a backward pass, whose rows are as many as in `saved`.
+  DelayedExperts make_delayed(const Pass& pass, const Saved& saved) const;
+  // Computes the weight gradients that wait, if there are any.
+  static void finish(const Pass& pass, DelayedExperts& delayed);
 
  private:
   optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std) const;
@@ -62,18 +85,27 @@ class MoeBlock {
   gtp::Work fc1_work(const Pass& pass, int64_t rows) const;
   gtp::Work fc2_work(const Pass& pass, int64_t rows) const;
   gtp::Work router_work(const Pass& pass) const;
-  gtp::Work exchange_work(const Pass& pass) const;
+  gtp::Work exchange_work(const Pass& pass, const std::optional<QuantSpec>& format = {}) const;
   gtp::Work activation_work(const Pass& pass) const;
   // Of own tokens, as if the ranks' experts were chosen alike.
   int64_t pairs(TensorView x_TD) const { return x_TD.size(0) * layer_.config().router.top_k; }
-  // Made anew of pass.h, unless forward left them.
-  moe::MoeRows expert_rows(const Pass& pass, const moe::MoeSaved& saved) const;
+  // Shapes and recipes alone.
+  moe::MoeWeights weight_shapes(const Pass& pass) const;
+  // Made anew of pass.h, unless forward left them; `delayed` may have the memory for it.
+  moe::MoeRows expert_rows(const Pass& pass, const moe::MoeSaved& saved,
+                           const DelayedExperts* delayed) const;
+  struct ExpertGradients {
+    OpenGradient fc2, fc1;
+  };
+  ExpertGradients open_gradients(const Pass& pass) const;
+  void close_gradients(const Pass& pass, const ExpertGradients& gradients) const;
   // pass.wide = x + shared(h); fills the shared part of `saved`.
   TensorView add_shared(const Pass& pass, const Forward& args, Saved& saved) const;
   // pass.wide = the gradient of h through the shared expert.
   void shared_backward(const Pass& pass, TensorView d_TD, const Saved& saved) const;
 
   std::string prefix_;
+  int64_t index_;  // of the layer
   int64_t d_model_, d_ffn_;
   float eps_, std_, out_std_;
   const moe::EpGroup* group_;

@@ -54,8 +54,9 @@ optim::Parameter* ParameterCursor::next(const std::string& name) {
   if (w.defined() || p.quantized.empty()) {
     MOIETY_CHECK(fits, "model: weight of {} is {}", name, w.describe());
   }
-  MOIETY_CHECK(!p.grad.defined() || (p.grad.dtype() == DType::kFloat32 && p.grad.contiguous() &&
-                                     p.grad.numel() == p.spec.numel()),
+  MOIETY_CHECK(!p.grad.defined() ||
+                   ((p.grad.dtype() == DType::kFloat32 || p.grad.dtype() == DType::kBFloat16) &&
+                    p.grad.contiguous() && p.grad.numel() == p.spec.numel()),
                "model: gradient of {} is {}", name, p.grad.describe());
   return &p;
 }

@@ -41,6 +41,9 @@ struct Precision {
   std::optional<gemm::Recipe> recipe;  // none: nothing is quantized
   KeptLayers kept;
   bool attention_linears = true;
+  // As which rows travel to their experts (moe_layer.h, set_dispatch), in the layers that are not
+  // kept; none: as they are stored.
+  std::optional<QuantSpec> dispatch = {};
   uint64_t seed = 0;  // of stochastic rounding
 };
 

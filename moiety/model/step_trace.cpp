@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "moiety/base/error.h"
 #include "moiety/gtp/codec.h"
@@ -35,6 +36,7 @@ struct Linear {
 struct Network {
   Linear fc1, fc2;
   Work activation;  // forward
+  Work dispatch;    // of experts
 };
 
 struct Layer {
@@ -125,6 +127,7 @@ class StepWriter {
       const std::string prefix = layer_prefix(l);
       const bool quantized = l >= precision_.kept.first && l < c_.layers - precision_.kept.last;
       recipe_ = quantized ? precision_.recipe : std::nullopt;
+      const auto dispatch = quantized ? precision_.dispatch : std::nullopt;
       const auto attention = precision_.attention_linears ? recipe_ : std::nullopt;
       Layer layer;
       layer.qkv = add({prefix + "attn.qkv.weight", qkv_layout(c_, tp)}, attention);
@@ -132,7 +135,7 @@ class StepWriter {
       if (!c_.is_moe(l)) {
         layer.network = add_network(prefix + "mlp.", c_.d_ffn_dense);
       } else {
-        layer.experts = add_experts(prefix + "moe.experts.");
+        layer.experts = add_experts(prefix + "moe.experts.", dispatch);
         if (c_.shared_d_ffn > 0)
           layer.network = add_network(prefix + "moe.shared.", c_.shared_d_ffn);
       }
@@ -156,15 +159,17 @@ class StepWriter {
     const TpPlace tp{0, shape_.grid.tp};
     return {.fc1 = add({prefix + "fc1.weight", fc1_layout(c_, ffn, tp)}, recipe_),
             .fc2 = add({prefix + "fc2.weight", fc2_layout(c_, ffn, tp)}, recipe_),
-            .activation = elementwise(own_tokens_ * 3 * ffn)};
+            .activation = elementwise(own_tokens_ * 3 * ffn),
+            .dispatch = {}};
   }
 
-  Network add_experts(const std::string& prefix) {
+  Network add_experts(const std::string& prefix, const std::optional<QuantSpec>& dispatch) {
     const int64_t d = c_.d_model, ffn = c_.d_ffn, hidden = c_.activation.hidden(ffn);
     const int64_t local = c_.router.experts / shape_.grid.ep;
     return {.fc1 = add({prefix + "fc1.weight", {.rows = hidden, .cols = d}, local}, recipe_),
             .fc2 = add({prefix + "fc2.weight", {.rows = d, .cols = ffn}, local}, recipe_),
-            .activation = elementwise(pairs() * (hidden + ffn))};
+            .activation = elementwise(pairs() * (hidden + ffn)),
+            .dispatch = exchange(dispatch)};
   }
 
   Linear add(const Matrix& m, const std::optional<gemm::Recipe>& recipe) {
@@ -199,13 +204,13 @@ class StepWriter {
   Work small_product(int64_t n) const {
     return product_work(own_tokens_, n, c_.d_model, shape_.storage);
   }
-  Work exchange() const {
+  Work exchange(const std::optional<QuantSpec>& format = {}) const {
     return exchange_work({.tokens = own_tokens_,
                           .d = c_.d_model,
                           .experts = c_.router.experts,
                           .top_k = c_.router.top_k,
                           .ranks = shape_.grid.ep},
-                         shape_.storage);
+                         shape_.storage, format);
   }
   void note(Work work) { recorder_.note_work(work); }
 
@@ -258,7 +263,7 @@ class StepWriter {
   void experts_forward(const Network& experts) {
     call(Kind::kFwd, {&experts.fc1, &experts.fc2});
     note(router());
-    note(exchange());
+    note(experts.dispatch);
     note(experts.activation);
     note(exchange());
   }
@@ -279,6 +284,7 @@ class StepWriter {
       if (layer->experts) experts_backward(*layer->experts);
       attention_backward(*layer);
     }
+    delayed_gradients();
     recorder_.call(by_rows_ ? Kind::kRowsGrad : Kind::kGradBuffer, std::span(&embed_.bundle, 1),
                    embedding());
     if (!by_rows_) end_gradient(embed_);
@@ -293,21 +299,35 @@ class StepWriter {
     consume(Kind::kBwd, network.fc1);
   }
 
-  void experts_backward(const Network& experts) {
-    if (c_.recompute != Recompute::kNone) {
-      consume(Kind::kRecompute, experts.fc1);
-      note(exchange());
-    }
+  void open_gradients(const Network& experts) {
     call(Kind::kGradBuffer, {&experts.fc2});
     call(Kind::kGradBuffer, {&experts.fc1});
-    call(Kind::kBwd, {&experts.fc1, &experts.fc2});
+  }
+  void end_gradients(const Network& experts) {
+    end_gradient(experts.fc2);
+    end_gradient(experts.fc1);
+  }
+  void delayed_gradients() {
+    const Network* const experts = std::exchange(delayed_, nullptr);
+    if (!experts) return;
+    open_gradients(*experts);
+    end_gradients(*experts);
+  }
+
+  void experts_backward(const Network& experts) {
     note(exchange());
+    delayed_gradients();
+    if (c_.recompute != Recompute::kNone) {
+      consume(Kind::kRecompute, experts.fc1);
+      note(experts.dispatch);
+    }
+    if (!c_.delay_wgrad) open_gradients(experts);
+    call(Kind::kBwd, {&experts.fc1, &experts.fc2});
     note(experts.activation);
     note(exchange());
     note(router());
     note(router());  // of its weight
-    end_gradient(experts.fc2);
-    end_gradient(experts.fc1);
+    c_.delay_wgrad ? void(delayed_ = &experts) : end_gradients(experts);
   }
 
   void attention_backward(const Layer& layer) {
@@ -332,6 +352,7 @@ class StepWriter {
   Linear embed_, head_;
   bool by_rows_ = false;  // of the embedding rows move
   std::vector<Layer> layers_;
+  const Network* delayed_ = nullptr;  // experts whose weight gradients wait
   StepTrace out_;
 };
 

@@ -11,7 +11,8 @@
 //              qkv and o; then fc1 of what follows, before its gradients);
 //              dense or shared: fc2 dx, dw, fc1 dw, dx; experts: between the two calls of fc2's
 //              and fc1's dw both dx in one; o dx, dw; qkv dw, dx. Last embed's dw, or that of
-//              its rows.
+//              its rows. With moe.delay_wgrad the experts' dw, fc2's and fc1's, come before the
+//              calls of the experts of the next MoE layer, or before embed's.
 //
 // A dx reads the weight (kBwd); a dw is kGradBuffer and kGrad. Norms, router and the shared gate
 // are not cut and make no calls.

@@ -33,8 +33,13 @@ gtp::Work elementwise_work(int64_t elements, DType storage) {
   return {0, double(byte_size(storage, elements))};
 }
 
-gtp::Work exchange_work(const ExchangeShape& s, DType storage) {
-  const auto row = double(byte_size(storage, s.d));
+gtp::Work exchange_work(const ExchangeShape& s, DType storage,
+                        const std::optional<QuantSpec>& format) {
+  auto row = double(byte_size(storage, s.d));
+  if (format) {
+    const QuantizedSizes sizes = quantized_sizes(*format, 1, s.d, {true, false});
+    row = double(sizes.row_data.bytes() + sizes.row_scales.bytes());
+  }
   const auto tokens = double(s.tokens);
   return {0, tokens * double(s.top_k) * row, remote_ranks(s) * tokens * row};
 }

@@ -2,7 +2,10 @@
 // functions whether a step runs or nobody runs it (step_trace.h). Routing is taken to be balanced.
 #pragma once
 
+#include <optional>
+
 #include "moiety/base/dtype.h"
+#include "moiety/formats/quantized.h"
 #include "moiety/gtp/recorder.h"
 
 namespace moiety::model {
@@ -19,11 +22,12 @@ gtp::Work attention_work(int products, int64_t tokens, int64_t seq_len, int64_t 
 // That reads and writes this many elements.
 gtp::Work elementwise_work(int64_t elements, DType storage);
 
-// Rows of `d` elements to the ranks of their experts, or back.
+// Rows of `d` elements to the ranks of their experts, or back; in the format, if there is one.
 struct ExchangeShape {
   int64_t tokens = 0, d = 0, experts = 0, top_k = 0;
   int ranks = 1;  // of the expert-parallel group
 };
-gtp::Work exchange_work(const ExchangeShape& shape, DType storage);
+gtp::Work exchange_work(const ExchangeShape& shape, DType storage,
+                        const std::optional<QuantSpec>& format = {});
 
 }  // namespace moiety::model

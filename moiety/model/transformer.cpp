@@ -4,9 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
-#include "moiety/formats/bf16.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/model/loss.h"
@@ -31,24 +29,6 @@ void document_starts(TensorView position_BS, TensorView start_BS, Stream stream)
 
 TensorView flat(const TensorView& x_BS) {
   return x_BS.defined() ? x_BS.reshape({x_BS.numel()}) : TensorView();
-}
-
-// Memory for a gradient that is summed in several parts, or term by term: float32. Beside a
-// gradient that travels in bfloat16, which store_sum rounds it to; else that gradient itself.
-TensorView sum_memory(const Pass& pass, const TensorView& gradient) {
-  if (gradient.dtype() == DType::kFloat32) return gradient;
-  return pass.arena.tensor(DType::kFloat32, {gradient.size(0), gradient.size(1)});
-}
-
-void store_sum(const Pass& pass, const TensorView& sum, const TensorView& gradient) {
-  if (gradient.dtype() == DType::kFloat32) return;
-  pass.stream.run([=] {
-    const float* in = sum.data<float>();
-    bf16* out = gradient.data<bf16>();
-    parallel_for(sum.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) out[i] = bf16(in[i]);
-    });
-  });
 }
 
 }  // namespace
@@ -95,7 +75,12 @@ void Transformer::set_precision(const Precision& precision) {
     const bool quantized = l >= kept.first && l < config_.layers - kept.last;
     const std::optional<gemm::Recipe> recipe = quantized ? precision.recipe : std::nullopt;
     layers_[l].attention.set_recipe(precision.attention_linears ? recipe : std::nullopt);
-    std::visit([&](auto& ffn) { ffn.set_recipe(recipe); }, layers_[l].ffn);
+    if (auto* dense = std::get_if<DenseBlock>(&layers_[l].ffn)) {
+      dense->set_recipe(recipe);
+    } else {
+      std::get<MoeBlock>(layers_[l].ffn)
+          .set_recipe(recipe, quantized ? precision.dispatch : std::nullopt);
+    }
   }
   rng_.seed = precision.seed;
 }
@@ -281,12 +266,14 @@ void Transformer::layer_backward(const Layer& layer, const LayerSaved& saved) co
   if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
     dense->backward(pass, saved.mid_TD, saved.dense, d_TD);
   } else {
-    std::get<MoeBlock>(layer.ffn).backward(pass,
-                                           {.x_TD = saved.mid_TD,
-                                            .d_TD = d_TD,
-                                            .count = saved_->routing.loss_count(layer.moe_index),
-                                            .scope = saved_->routing.scope()},
-                                           saved.moe);
+    std::get<MoeBlock>(layer.ffn).backward(
+        pass,
+        {.x_TD = saved.mid_TD,
+         .d_TD = d_TD,
+         .count = saved_->routing.loss_count(layer.moe_index),
+         .scope = saved_->routing.scope(),
+         .delayed = saved_->delayed ? &*saved_->delayed : nullptr},
+        saved.moe);
   }
   layer.attention.backward(pass, saved.x_TD, attention, d_TD);
 }
@@ -297,6 +284,15 @@ bool Transformer::moves_rows() const {
 
 void Transformer::check_tokens() {
   if (token_faults_.view().defined()) gtp::check_tokens(vocabulary_, token_faults_);
+}
+
+std::optional<DelayedExperts> Transformer::make_delayed() const {
+  if (!config_.delay_wgrad) return std::nullopt;
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    const auto* block = std::get_if<MoeBlock>(&layers_[l].ffn);
+    if (block) return block->make_delayed(saved_->pass, saved_->layers[l].moe);
+  }
+  return std::nullopt;
 }
 
 void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) const {
@@ -327,15 +323,16 @@ void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorVie
     return;
   }
   const OpenGradient grad = open_gradient(pass, *embed_, embedding_work(pass));
-  const TensorView gradient_VD = token_rows(grad.view), sum_VD = sum_memory(pass, gradient_VD);
+  const OpenGradient rows{token_rows(grad.view), grad.accumulate};
+  const GradientSum sum = begin_sum(pass, rows);
   embedding_backward({.dout_TD = dout_TD,
                       .token_T = flat(batch.token_BS),
-                      .grad_VD = sum_VD,
+                      .grad_VD = sum.view,
                       .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
-                      .accumulate = grad.accumulate,
+                      .accumulate = sum.accumulate,
                       .slice = vocabulary_slice()},
                      pass.stream);
-  store_sum(pass, sum_VD, gradient_VD);
+  end_sum(pass, sum, rows);
   pass.stored(embed_->spec.name, "gradient", grad.view, d_TD);
   close_gradient(pass, *embed_);
 }
@@ -383,11 +380,11 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
       product_work(pass.tokens(), vocabulary_.slice_rows(), config_.d_model, storage_);
   const TensorView loss_T = pass.arena.tensor(DType::kFloat32, {pass.tokens()});
   LossHead head;
-  TensorView gradient_VD;
+  OpenGradient rows;
   if (d_TD.defined()) {
     const OpenGradient grad = open_gradient(pass, head_parameter(), product);
-    gradient_VD = token_rows(grad.view);
-    head.gradient = {sum_memory(pass, gradient_VD), grad.accumulate};
+    rows = {token_rows(grad.view), grad.accumulate};
+    head.gradient = begin_sum(pass, rows);
   }
   head.weight_VD = read_weight(pass, head_parameter(), gtp::Phase::kFwd, product).values;
   if (d_TD.defined()) pass.note(product);  // dx
@@ -396,8 +393,8 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
   pass.stored("loss", "loss", loss_T, pass.h_TD, head.weight_VD);
   if (d_TD.defined()) {
     pass.stored("loss", "dh", d_TD, pass.h_TD, head.weight_VD);
-    store_sum(pass, head.gradient.view, gradient_VD);
-    pass.stored(head_parameter().spec.name, "gradient", gradient_VD, pass.h_TD);
+    end_sum(pass, head.gradient, rows);
+    pass.stored(head_parameter().spec.name, "gradient", rows.view, pass.h_TD);
     close_gradient(pass, head_parameter());
   }
   if (pass.tp_rank() != 0) return;  // all of them know it, one reports it
@@ -443,12 +440,14 @@ void Transformer::backward(const Batch& batch, Stream stream) {
   const Pass& pass = saved_->pass;
   const TensorView d_TD = saved_->d_TD;
   enter(-1, true);
+  saved_->delayed = make_delayed();
   norm_gradient(pass, {saved_->x_TD, d_TD, {}, d_TD}, config_.norm_eps, *final_norm_);
   for (int64_t l = config_.layers - 1; l >= 0; --l) {
     const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
     enter(l, true);
     layer_backward(layers_[l], saved_->layers[l]);
   }
+  if (saved_->delayed) MoeBlock::finish(pass, *saved_->delayed);
   enter(-1, true);
   embed_gradient(pass, batch, d_TD);
   saved_.reset();

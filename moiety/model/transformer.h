@@ -17,6 +17,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -131,6 +132,7 @@ class Transformer {
     TensorView mid_TD = {};  // kFull
     TensorView x_TD;         // after the last layer
     TensorView d_TD;         // the gradient on its way back
+    std::optional<DelayedExperts> delayed = {};
   };
 
   struct FfnForward {
@@ -150,6 +152,8 @@ class Transformer {
   TensorView layer_forward(const Layer& layer, TensorView x_TD, int64_t capacity,
                            LayerSaved& saved) const;
   void layer_backward(const Layer& layer, const LayerSaved& saved) const;
+  // If weight gradients of experts wait in this pass: the memory for it.
+  std::optional<DelayedExperts> make_delayed() const;
   void ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
                    const FfnForward& args) const;
   void enter(int64_t layer, bool backward) const {
@@ -164,7 +168,7 @@ class Transformer {
             StepStats& stats) const;
   struct LossHead {
     TensorView weight_VD;
-    OpenGradient gradient;  // of its rows that are tokens, float32; no view: evaluation
+    GradientSum gradient;  // of its rows that are tokens; no view: evaluation
   };
   void whole_loss(const Pass& pass, const Batch& batch, const LossHead& head, TensorView d_TD,
                   TensorView loss_T) const;

@@ -1,5 +1,8 @@
 #include "moiety/model/weights.h"
 
+#include "moiety/base/parallel.h"
+#include "moiety/formats/bf16.h"
+
 namespace moiety::model {
 namespace {
 
@@ -52,6 +55,27 @@ OpenGradient open_gradient(const Pass& pass, optim::Parameter& p, gtp::Work work
 
 void close_gradient(const Pass& pass, optim::Parameter& p) {
   if (is_cut(p)) executor_of(pass, p).reduce(p.bundle, pass.stream);
+}
+
+GradientSum begin_sum(const Pass& pass, const OpenGradient& gradient) {
+  const TensorView& g = gradient.view;
+  if (g.dtype() == DType::kFloat32) return {g, gradient.accumulate};
+  return {TensorView(pass.arena.allocate(byte_size(DType::kFloat32, g.numel())), DType::kFloat32,
+                     g.sizes()),
+          false};
+}
+
+void end_sum(const Pass& pass, const GradientSum& sum, const OpenGradient& gradient) {
+  if (sum.view.raw() == gradient.view.raw()) return;
+  pass.stream.run([=] {
+    const float* in = sum.view.data<float>();
+    bf16* out = gradient.view.data<bf16>();
+    parallel_for(sum.view.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        out[i] = bf16(gradient.accumulate ? float(out[i]) + in[i] : in[i]);
+      }
+    });
+  });
 }
 
 }  // namespace moiety::model

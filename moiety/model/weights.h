@@ -33,4 +33,14 @@ OpenGradient open_gradient(const Pass& pass, optim::Parameter& p, gtp::Work work
 // The contribution is enqueued on pass.stream.
 void close_gradient(const Pass& pass, optim::Parameter& p);
 
+// Where a contribution that comes in parts, or term by term, is summed: in float32, which is the
+// gradient itself, or memory on the arena beside a bfloat16 one. `end_sum` then brings it there:
+// gradient (+)= sum, one rounding.
+struct GradientSum {
+  TensorView view;
+  bool accumulate = false;  // add to the view
+};
+GradientSum begin_sum(const Pass& pass, const OpenGradient& gradient);
+void end_sum(const Pass& pass, const GradientSum& sum, const OpenGradient& gradient);
+
 }  // namespace moiety::model

@@ -5,6 +5,8 @@
 
 #include "moiety/base/error.h"
 #include "moiety/moe/dispatch.h"
+#include "moiety/quant/dequantize.h"
+#include "moiety/quant/quantize.h"
 
 namespace moiety::moe {
 namespace {
@@ -38,12 +40,12 @@ struct Experts {
                               bytes(arena, grouped_mlp_workspace(plain, input)), stream);
   }
   void backward_weights(const gemm::MlpInput& input, const gemm::MlpGradients& gradients,
-                        const MoeGrads& grads, Arena& arena, Stream stream) const {
+                        const gemm::GradTarget& w2, const gemm::GradTarget& w1, Arena& arena,
+                        Stream stream) const {
     if (has_recipe()) {
-      return quantized_mlp_backward_weights(quantized, input, gradients, grads.w2, grads.w1, arena,
-                                            stream);
+      return quantized_mlp_backward_weights(quantized, input, gradients, w2, w1, arena, stream);
     }
-    grouped_mlp_backward_weights(plain, input, gradients, grads.w2, grads.w1, stream);
+    grouped_mlp_backward_weights(plain, input, gradients, w2, w1, stream);
   }
 };
 
@@ -94,13 +96,16 @@ gemm::GroupedMlp MoeLayer::mlp(const MoeWeights& weights) const {
           .b2_ED = weights.b2_LD};
 }
 
-gemm::QuantizedMlp MoeLayer::quantized_mlp(const MoeWeights& weights) const {
-  return {.activation = config_.activation,
-          .interleave = 0,
-          .fc1 = weights.quantized_1,
-          .fc2 = weights.quantized_2,
-          .b1_EH = weights.b1_LH,
-          .b2_ED = weights.b2_LD};
+gemm::QuantizedMlp MoeLayer::quantized_mlp(const MoeWeights& weights,
+                                           const QuantizedView& rows) const {
+  gemm::QuantizedMlp mlp{.activation = config_.activation,
+                         .interleave = 0,
+                         .fc1 = weights.quantized_1,
+                         .fc2 = weights.quantized_2,
+                         .b1_EH = weights.b1_LH,
+                         .b2_ED = weights.b2_LD};
+  if (mlp.fc1.recipe && mlp.fc1.recipe->input == rows.spec) mlp.fc1.rows = rows;
+  return mlp;
 }
 
 MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena) const {
@@ -109,6 +114,12 @@ MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena) const {
   rows.slot_w = arena.tensor(DType::kFloat32, {capacity});
   rows.hidden_CH = arena.tensor(config_.dtype, {capacity, config_.activation.hidden(config_.ffn)});
   return rows;
+}
+
+MoeGradientRows MoeLayer::make_gradient_rows(int64_t capacity, Arena& arena) const {
+  return {.dy_CD = arena.tensor(config_.dtype, {capacity, config_.model}),
+          .inner_CF = arena.tensor(config_.dtype, {capacity, config_.ffn}),
+          .dx_CD = arena.tensor(config_.dtype, {capacity, config_.model})};
 }
 
 gemm::MlpInput MoeLayer::mlp_input(const EpPlan& plan, const MoeRows& rows) const {
@@ -124,24 +135,50 @@ gemm::MlpInput MoeLayer::mlp_input(const EpPlan& plan, const MoeRows& rows) cons
           .row_TK = {}};
 }
 
-void MoeLayer::send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK,
-                    const MoeRows& rows, TensorProbe* probe, Stream stream) const {
-  dispatch(*group_, saved.plan,
-           {.x_TD = h_TD, .w_TK = weight_TK, .rows_CD = rows.rows_CD, .slot_w = rows.slot_w},
-           stream);
-  show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", rows.rows_CD, h_TD);
+void MoeLayer::set_dispatch(const std::optional<QuantSpec>& format) {
+  MOIETY_CHECK(!format || config_.dtype == DType::kBFloat16,
+               "moe_layer: rows that travel quantized are bfloat16, the layer is {}",
+               name(config_.dtype));
+  MOIETY_CHECK(
+      !format || format->format == Format::kFp8Block1x128 || format->format == Format::kMxfp8,
+      "moe_layer: rows cannot travel as {}, expected blocks of FP8 or MXFP8", name(format->format));
+  dispatch_ = format;
 }
 
-MoeRows MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
-                             TensorProbe* probe, Arena& arena, Stream stream) const {
+QuantizedView MoeLayer::send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK,
+                             const MoeRows& rows, TensorProbe* probe, Arena& arena,
+                             Stream stream) const {
+  DispatchArgs args{
+      .x_TD = h_TD, .w_TK = weight_TK, .rows_CD = rows.rows_CD, .slot_w = rows.slot_w};
+  QuantizedView received;
+  if (dispatch_) {
+    received = gemm::allocate_rows(*dispatch_, saved.plan.capacity, config_.model, arena);
+    ArenaScope temporaries(arena);
+    const QuantizedView sent =
+        gemm::allocate_rows(*dispatch_, saved.plan.tokens, config_.model, arena);
+    quant::quantize(h_TD, sent, {}, stream);
+    args.x_TD = sent;
+    args.rows_CD = received;
+    args.zero_tail = true;  // it is dequantized with the rest
+    dispatch(*group_, saved.plan, args, stream);
+    quant::dequantize(received, Direction::kRow, rows.rows_CD, {}, stream);
+  } else {
+    dispatch(*group_, saved.plan, args, stream);
+  }
+  show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", rows.rows_CD, h_TD);
+  return received;
+}
+
+void MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
+                          const MoeRows& rows, TensorProbe* probe, Arena& arena,
+                          Stream stream) const {
   MOIETY_CHECK(saved.weight_TK.defined(), "moe_layer: the rows of forward were kept");
-  const MoeRows rows = make_rows(saved.plan.capacity, arena);
-  send(saved, h_TD, saved.weight_TK, rows, probe, stream);
-  const Experts experts{mlp(weights), quantized_mlp(weights)};
+  ArenaScope temporaries(arena);
+  const QuantizedView received = send(saved, h_TD, saved.weight_TK, rows, probe, arena, stream);
+  const Experts experts{mlp(weights), quantized_mlp(weights, received)};
   experts.hidden(mlp_input(saved.plan, rows), rows.hidden_CH, arena, stream);
   show_rows(probe, stream, expert_rows(saved), "experts.fc1", "hidden", rows.hidden_CH,
             rows.rows_CD);
-  return rows;
 }
 
 ExpertRows MoeLayer::expert_rows(const MoeSaved& saved) const {
@@ -199,10 +236,10 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
       std::copy_n(from.data<int64_t>(), kInfoWords, to.data<int64_t>());
     });
   }
-  send(s, args.h_TD, weight_TK, rows, args.probe, stream);
+  const QuantizedView received = send(s, args.h_TD, weight_TK, rows, args.probe, arena, stream);
   const ExpertRows alive = expert_rows(s);
   const TensorView y_CD = arena.tensor(config_.dtype, {args.capacity, config_.model});
-  const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
+  const Experts experts{mlp(args.weights), quantized_mlp(args.weights, received)};
   experts.forward(mlp_input(s.plan, rows), rows.hidden_CH, y_CD, arena, stream);
   show_rows(args.probe, stream, alive, "experts.fc1", "hidden", rows.hidden_CH, rows.rows_CD);
   show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, rows.hidden_CH, rows.slot_w);
@@ -217,33 +254,59 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
   if (saved) *saved = s;
 }
 
+void MoeLayer::receive_gradient(const MoeSaved& saved, TensorView dout_TD,
+                                const MoeGradientRows& gradient, TensorProbe* probe,
+                                Stream stream) const {
+  check_tensor("moe_layer", "dout_TD", dout_TD, config_.dtype, {saved.plan.tokens, config_.model});
+  combine_backward(
+      *group_, saved.plan,
+      {.g_TD = dout_TD, .slot_w = {}, .y_CD = {}, .gy_CD = gradient.dy_CD, .g_slot_w = {}}, stream);
+  show_rows(probe, stream, expert_rows(saved), "combine", "dy", gradient.dy_CD, dout_TD);
+}
+
+void MoeLayer::backward_weights(const WeightGradients& args, const MoeSaved& saved, Arena& arena,
+                                Stream stream) const {
+  ArenaScope temporaries(arena);
+  const MoeRows& rows = args.rows.rows_CD.defined() ? args.rows : saved.rows;
+  const gemm::MlpGradients gradients{.d_o = args.gradient.dy_CD,
+                                     .h = rows.hidden_CH,
+                                     .dh = rows.hidden_CH,
+                                     .a = args.gradient.inner_CF,
+                                     .dx = {},
+                                     .dprob_R = {},
+                                     .db1_EH = {},
+                                     .db2_ED = {},
+                                     .bias_beta = {}};
+  const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
+  experts.backward_weights(mlp_input(saved.plan, rows), gradients, args.w2, args.w1, arena, stream);
+}
+
 void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
                         Stream stream) const {
   const RouterConfig& router = config_.router;
   const int64_t tokens = saved.plan.tokens, capacity = saved.plan.capacity;
   check_tensor("moe_layer", "h_TD", args.h_TD, config_.dtype, {tokens, config_.model});
-  check_tensor("moe_layer", "dout_TD", args.dout_TD, config_.dtype, {tokens, config_.model});
   check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
   ArenaScope temporaries(arena);
   const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
   const MoeRows& rows = args.rows.rows_CD.defined() ? args.rows : saved.rows;
   MOIETY_CHECK(rows.rows_CD.defined(), "moe_layer: backward without the rows of rows_again");
   const gemm::MlpInput input = mlp_input(saved.plan, rows);
-  const gemm::MlpGradients gradients{.d_o = arena.tensor(config_.dtype, {capacity, config_.model}),
+  MoeGradientRows gradient = args.gradient;
+  if (!gradient.dy_CD.defined()) {
+    gradient = make_gradient_rows(capacity, arena);
+    receive_gradient(saved, args.dout_TD, gradient, args.probe, stream);
+  }
+  const gemm::MlpGradients gradients{.d_o = gradient.dy_CD,
                                      .h = rows.hidden_CH,
                                      .dh = rows.hidden_CH,
-                                     .a = arena.tensor(config_.dtype, {capacity, config_.ffn}),
-                                     .dx = arena.tensor(config_.dtype, {capacity, config_.model}),
+                                     .a = gradient.inner_CF,
+                                     .dx = gradient.dx_CD,
                                      .dprob_R = arena.tensor(DType::kFloat32, {capacity}),
                                      .db1_EH = args.grads.b1_LH,
                                      .db2_ED = args.grads.b2_LD,
                                      .bias_beta = args.grads.bias_beta};
-  combine_backward(
-      *group_, saved.plan,
-      {.g_TD = args.dout_TD, .slot_w = {}, .y_CD = {}, .gy_CD = gradients.d_o, .g_slot_w = {}},
-      stream);
   const ExpertRows alive = expert_rows(saved);
-  show_rows(args.probe, stream, alive, "combine", "dy", gradients.d_o, args.dout_TD);
   experts.backward_data(input, gradients, arena, stream);
   show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
   show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
@@ -260,8 +323,8 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                      .gx_TD = gx_TD,
                      .gw_TK = dweight_TK},
                     stream);
-  show(args.probe, stream, "dispatch", "dh", gx_TD, args.dout_TD);
-  experts.backward_weights(input, gradients, args.grads, arena, stream);
+  show(args.probe, stream, "dispatch", "dh", gx_TD, gradients.dx);
+  experts.backward_weights(input, gradients, args.grads.w2, args.grads.w1, arena, stream);
   router_backward(router,
                   {.h_TD = args.h_TD,
                    .w_ED = args.weights.router_ED,

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "moiety/base/arena.h"
 #include "moiety/base/stream.h"
@@ -44,7 +45,8 @@ struct MoeWeights {
   TensorView b1_LH, b2_LD;  // optional
 };
 
-// main_grad, float32. A target that is not defined is not computed. beta: 0 overwrites, 1 adds.
+// main_grad, float32 or bfloat16. A target that is not defined is not computed. beta: 0 overwrites,
+// 1 adds.
 struct MoeGrads {
   TensorView router_ED;
   float router_beta = 0;
@@ -58,6 +60,14 @@ struct MoeRows {
   TensorView rows_CD;    // the tokens that came to this rank's experts
   TensorView slot_w;     // [C] and their weights
   TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
+};
+
+// What backward makes of those rows. Weight gradients read dy and `inner`, and of MoeRows rows and
+// hidden; dx is free again when backward returns.
+struct MoeGradientRows {
+  TensorView dy_CD;     // of the experts' outputs
+  TensorView inner_CF;  // FC2's input
+  TensorView dx_CD;     // of the experts' inputs
 };
 
 // From forward to backward of one layer: views into the arena, and the plan.
@@ -99,13 +109,14 @@ struct MoeBackwardArgs {
   MoeWeights weights;
   MoeGrads grads;
   TensorView h_TD;     // as in forward
-  TensorView dout_TD;  // of the layer's dtype
+  TensorView dout_TD;  // of the layer's dtype; not read if `gradient` is given
   TensorView addend;   // optional [T, D], the layer's dtype or float32: added to dh
   TensorView count;    // int64 [S, E+1], of the scope of the losses (router.h)
   TensorView scope;    // int64 [2]
   TensorView dh_TD;    // out, of the layer's dtype, one rounding
   TensorProbe* probe = nullptr;
-  MoeRows rows = {};  // of `rows_again`; absent: as forward saved them
+  MoeRows rows = {};              // of `rows_again`; absent: as forward saved them
+  MoeGradientRows gradient = {};  // of `receive_gradient`; absent: temporaries
 };
 
 class MoeLayer {
@@ -113,16 +124,43 @@ class MoeLayer {
   // Borrows the group, whose experts, model size, K and reduction must suffice.
   MoeLayer(const MoeConfig& config, EpGroup& group);
 
+  // From now on h travels to the experts quantized (kFp8Block1x128 or kMxfp8, layers of bfloat16),
+  // each row once and whatever the ranks, and is not quantized again: FC1 multiplies the very codes
+  // if this is its recipe's format for inputs. Otherwise, and for its weight gradient, it reads
+  // them dequantized (quant/dequantize.h), rounded to bfloat16: MoeRows::rows_CD. All else travels
+  // in the layer's dtype; gradients are those of h, as if it had not been quantized. Equal on all
+  // ranks of the group.
+  void set_dispatch(const std::optional<QuantSpec>& format);
+  const std::optional<QuantSpec>& dispatch() const { return dispatch_; }
+
   // Fills `saved` with tensors on the arena; without it (evaluation) nothing stays.
   // Under kError the caller asks `group.check(saved.plan.epoch)` once per step.
   void forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena, Stream stream) const;
-  // Of a forward under `recompute`, on the arena: dispatches h once more and runs FC1 again; of
+  // Of a forward under `recompute`: dispatches h once more to `rows` and runs FC1 again; of
   // `weights` that is w1.
-  MoeRows rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
-                     TensorProbe* probe, Arena& arena, Stream stream) const;
-  // Consumes `saved`.
+  void rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
+                  const MoeRows& rows, TensorProbe* probe, Arena& arena, Stream stream) const;
+  // Consumes `saved`, but for what weight gradients read.
   void backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
                 Stream stream) const;
+
+  // The first exchange of backward alone, for a caller that puts work between it and the rest.
+  void receive_gradient(const MoeSaved& saved, TensorView dout_TD, const MoeGradientRows& gradient,
+                        TensorProbe* probe, Stream stream) const;
+  // The weight gradients alone, any time after a `backward` that had no targets for them: `rows`
+  // and `gradient` are those that it was given, still as it left them. The same bits. Of `weights`
+  // shapes and recipes count.
+  struct WeightGradients {
+    MoeWeights weights;
+    gemm::GradTarget w1, w2;
+    MoeRows rows;  // absent: as forward saved them
+    MoeGradientRows gradient;
+  };
+  void backward_weights(const WeightGradients& args, const MoeSaved& saved, Arena& arena,
+                        Stream stream) const;
+
+  MoeRows make_rows(int64_t capacity, Arena& arena) const;
+  MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena) const;
 
   const MoeConfig& config() const { return config_; }
   // Rows for `factor` times the balanced load of `group_tokens` tokens.
@@ -132,15 +170,16 @@ class MoeLayer {
 
  private:
   gemm::GroupedMlp mlp(const MoeWeights& weights) const;
-  gemm::QuantizedMlp quantized_mlp(const MoeWeights& weights) const;
-  MoeRows make_rows(int64_t capacity, Arena& arena) const;
+  // `rows`: what came, if it came quantized.
+  gemm::QuantizedMlp quantized_mlp(const MoeWeights& weights, const QuantizedView& rows = {}) const;
   gemm::MlpInput mlp_input(const EpPlan& plan, const MoeRows& rows) const;
-  // Sends h and its weights to the experts.
-  void send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
-            TensorProbe* probe, Stream stream) const;
+  // Sends h and its weights to the experts. Rows that travel quantized are returned, on the arena.
+  QuantizedView send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK,
+                     const MoeRows& rows, TensorProbe* probe, Arena& arena, Stream stream) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;
+  std::optional<QuantSpec> dispatch_;
   EpGroup* group_;
   gemm::PathReport path_;
 };

@@ -234,7 +234,9 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                  {tokens, model});
   }
   if (args.dw_ED.defined()) {
-    check_tensor(op, "dw_ED", args.dw_ED, DType::kFloat32, {experts, model});
+    const DType dw = args.dw_ED.dtype();
+    check_tensor(op, "dw_ED", args.dw_ED, dw == DType::kBFloat16 ? dw : DType::kFloat32,
+                 {experts, model});
   }
   check_workspace(op, args.workspace, router_backward_workspace(config, dtype, tokens, model));
 

@@ -93,7 +93,7 @@ struct RouterBackwardArgs {
   TensorView dweight_TK;                     // float32, the gradient of weight_TK
   TensorView count;      // int64 [S, E+1] of the losses' scope; (hf) summed over the MoE layers
   TensorView scope;      // int64 [2]
-  TensorView dw_ED;      // float32: dw := dw_beta * dw + dx^T h; absent: not wanted
+  TensorView dw_ED;      // float32 or bfloat16: dw := dw_beta * dw + dx^T h; absent: not wanted
   float dw_beta = 0.0f;  // 0 or 1; 0 never reads dw
   TensorView addend_TD;  // of h's dtype or float32, optional; may be dh itself
   TensorView dh_TD;      // out, of h's dtype: round(dx w + addend)

@@ -293,6 +293,21 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
        2,
        {"--memory.recompute=full", "--model.layers=6", "--precision.recipe=mxfp8",
         "--moe.shared_d_ffn=64", "--moe.shared_gate"}},
+      {"delayed", 2, 2, {"--moe.delay_wgrad", "--model.layers=6"}},
+      {"delayed mxfp8",
+       2,
+       2,
+       {"--moe.delay_wgrad", "--memory.recompute=moe", "--precision.recipe=mxfp8",
+        "--moe.shared_d_ffn=64", "--precision.dispatch=mxfp8"}},
+      {"dispatch fp8_block",
+       2,
+       2,
+       {"--precision.recipe=bf16", "--precision.dispatch=fp8_block", "--memory.recompute=full"}},
+      {"narrow gradients",
+       4,
+       1,
+       {"--optim.grad_dtype=bf16", "--precision.recipe=bf16", "--parallel.gtp=2",
+        "--model.vocab=4096", "--memory.recompute=full", "--memory.loss_chunk=64"}},
       {"recompute dense",
        1,
        1,
@@ -312,6 +327,7 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       optim::OptimizerConfig oc;
       oc.weights = storage_dtype(o);
       oc.moments = o.optim.state_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
+      oc.main_grad = o.optim.grad_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
       WeightGathering gathering(o, model.groups(), int64_t{1} << 33);
       optim::DistributedOptimizer optimizer(
           training_specs(o, model.transformer(), grid, world.rank()), oc, model.groups(),

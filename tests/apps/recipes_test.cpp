@@ -160,17 +160,56 @@ TEST(Recipes, LayersThatStayInBf16) {
   EXPECT_NE(without, losses("mxfp8", recipe("mxfp8")));
 }
 
+// Rows of tokens that travel quantized: in the recipe's format nothing changes, in another one what
+// experts read; ranks that share experts train as ranks that do not. Losses over 20 steps stay
+// within 1 % of those of rows in bf16.
+TEST(Recipes, RowsTravelQuantized) {
+  const TemporaryDirectory dir;
+  const Arguments longer{"--train.steps=20", "--checkpoint.interval=0"};
+  const auto train = [&](const std::string& name, const std::string& format, int ep,
+                         const Arguments& more) {
+    const std::string path = dir / text("{}-{}-{}", name, format, ep);
+    EXPECT_EQ(
+        run(tiny(path, 2, ep) + longer + more + Arguments{"--precision.dispatch=" + format}).code,
+        kExitDone)
+        << path;
+    return steps(path);
+  };
+  const auto expect_near = [](const auto& got, const auto& expected, const std::string& what) {
+    ASSERT_EQ(got.size(), 20u) << what;
+    for (const auto& [step, r] : got) {
+      const double loss = expected.at(step)["loss"].template get<double>();
+      EXPECT_NEAR(r["loss"].template get<double>(), loss, 0.01 * loss) << what << " step " << step;
+    }
+  };
+  for (const char* name : {"bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+    const auto bf16 = train(name, "bf16", 1, recipe(name));
+    EXPECT_EQ(train(name, "auto", 1, recipe(name)).at(20)["loss"], bf16.at(20)["loss"]) << name;
+    for (const char* format : {"fp8_block", "mxfp8"}) {
+      const auto quantized = train(name, format, 1, recipe(name));
+      expect_near(quantized, bf16, text("{} {}", name, format));
+      if (name == std::string_view(format)) {  // the same codes
+        EXPECT_EQ(quantized.at(20)["loss"], bf16.at(20)["loss"]) << name;
+      } else if (name == std::string_view("bf16") || name == std::string_view("nvfp4")) {
+        EXPECT_NE(quantized.at(20)["loss"], bf16.at(20)["loss"]) << name << " " << format;
+      }
+      expect_near(train(name, format, 2, recipe(name)), quantized, text("{} {} ep", name, format));
+    }
+  }
+}
+
 // `moiety eval` computes what validation in the run computes.
 TEST(Recipes, EvalIsTheValidationOfTheRun) {
   const TemporaryDirectory dir;
   const std::string train = write_tokens(dir / "a.tok", {ramp(900)});
   const std::string valid = write_tokens(dir / "v.tok", {ramp(400, 5)});
   const std::string name = dir / "run";
-  ASSERT_EQ(run(tiny(name) + recipe("nvfp4") +
-                Arguments{"--data.synthetic=none", "--data.train=" + train,
-                          "--data.valid=[\"" + valid + "\"]", "--eval.samples=16"})
-                .code,
-            kExitDone);
+  ASSERT_EQ(
+      run(tiny(name) + recipe("nvfp4") +
+          Arguments{"--precision.dispatch=mxfp8", "--data.synthetic=none", "--data.train=" + train,
+                    "--data.valid=[\"" + valid + "\"]", "--eval.samples=16"})
+          .code,
+      kExitDone);
   const ProgramResult result = run({"eval", name, "--data", valid, "--samples=16"});
   ASSERT_EQ(result.code, kExitDone) << result.err;
   EXPECT_EQ(nlohmann::json::parse(result.out)["loss"], events(name, "eval").back()["loss"]);

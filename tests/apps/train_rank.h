@@ -42,8 +42,9 @@ struct Rank {
               100, world),
         gathering(o, model.groups(), int64_t{1} << 33, embedding),
         optimizer(training_specs(o, model.transformer(), grid, world.rank()),
-                  {.weights = storage_dtype(o)}, model.groups(), gathering.peers(false),
-                  gathering.peers(true)),
+                  {.weights = storage_dtype(o),
+                   .main_grad = o.optim.grad_dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32},
+                  model.groups(), gathering.peers(false), gathering.peers(true)),
         capacity(o, model.transformer(), tokens / grid.tp) {
     set_thread_budget(1);
     model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));

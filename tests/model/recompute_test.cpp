@@ -1,4 +1,5 @@
-// Activation recomputation: the bits of a step do not change, what forward leaves does.
+// Activation recomputation and delayed weight gradients: the bits of a step do not change, what
+// forward leaves does.
 #include "moiety/model/precision.h"
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
@@ -6,7 +7,15 @@
 namespace moiety::model {
 namespace {
 
-constexpr Recompute kModes[] = {Recompute::kMoe, Recompute::kFull};
+struct Mode {
+  Recompute recompute = Recompute::kNone;
+  bool delay_wgrad = false;
+};
+constexpr Mode kModes[] = {{Recompute::kMoe},
+                           {Recompute::kFull},
+                           {Recompute::kNone, true},
+                           {Recompute::kMoe, true},
+                           {Recompute::kFull, true}};
 
 template <class T>
 void append(std::string& bits, T value) {
@@ -45,10 +54,11 @@ struct Case {
 };
 
 // By rank.
-std::vector<std::string> bits_of(const Case& run, Recompute recompute) {
+std::vector<std::string> bits_of(const Case& run, const Mode& mode) {
   std::vector<std::string> all(run.ranks);
   Config config = run.c.config;
-  config.recompute = recompute;
+  config.recompute = mode.recompute;
+  config.delay_wgrad = mode.delay_wgrad;
   on_ranks(run.ranks, [&](comm::Communicator& world) {
     const TestBatch batch(config, run.c.sequences, run.c.seq_len, run.c.documents,
                           5 + world.rank());
@@ -62,6 +72,7 @@ std::vector<std::string> bits_of(const Case& run, Recompute recompute) {
       Precision precision;
       precision.recipe = make_recipe(*run.recipe);
       precision.seed = 17;
+      if (*run.recipe != RecipeKind::kNvfp4) precision.dispatch = precision.recipe->input;
       h.model->set_precision(precision);
     }
     all[world.rank()] = step_bits(h, batch.batch);
@@ -70,10 +81,11 @@ std::vector<std::string> bits_of(const Case& run, Recompute recompute) {
 }
 
 void expect_equal_bits(const Case& run) {
-  const std::vector<std::string> kept = bits_of(run, Recompute::kNone);
-  for (const Recompute mode : kModes) {
+  const std::vector<std::string> kept = bits_of(run, {});
+  for (const Mode& mode : kModes) {
     EXPECT_TRUE(bits_of(run, mode) == kept)
-        << run.c.name << ", " << name(run.storage) << ", mode " << static_cast<int>(mode);
+        << run.c.name << ", " << name(run.storage) << ", mode " << static_cast<int>(mode.recompute)
+        << (mode.delay_wgrad ? ", delayed" : "");
   }
 }
 
@@ -106,10 +118,10 @@ ModelCase all_kinds_of_layers() {
 
 TEST(Recompute, StepOverCollectivesIsBitwiseTheSame) {
   Case run{all_kinds_of_layers(), DType::kBFloat16, 2};
-  const std::vector<std::string> mapped = bits_of(run, Recompute::kFull);
+  const std::vector<std::string> mapped = bits_of(run, {Recompute::kFull});
   run.transport = moe::EpTransport::kCollectives;
   expect_equal_bits(run);
-  EXPECT_EQ(bits_of(run, Recompute::kFull), mapped);
+  EXPECT_EQ(bits_of(run, {Recompute::kFull}), mapped);
 }
 
 TEST(Recompute, RecipesAreBitwiseTheSame) {
@@ -125,7 +137,7 @@ TEST(Recompute, DropsAreThoseOfForward) {
   ModelCase c = all_kinds_of_layers();
   c.config.overflow = moe::OverflowPolicy::kDrop;
   const Case run{c, DType::kBFloat16, 2, {}, 20};
-  EXPECT_NE(bits_of(run, Recompute::kNone), bits_of({c, DType::kBFloat16, 2}, Recompute::kNone));
+  EXPECT_NE(bits_of(run, {}), bits_of({c, DType::kBFloat16, 2}, {}));
   expect_equal_bits(run);
 }
 
@@ -151,8 +163,9 @@ struct Memory {
   int64_t kept = 0, peak = 0;
 };
 
-Memory memory_of(Config config, Recompute recompute, const TestBatch& batch) {
-  config.recompute = recompute;
+Memory memory_of(Config config, const Mode& mode, const TestBatch& batch) {
+  config.recompute = mode.recompute;
+  config.delay_wgrad = mode.delay_wgrad;
   Memory memory;
   on_ranks(1, [&](comm::Communicator& world) {
     ModelHarness h(config, DType::kBFloat16, world, batch.naive.tokens());
@@ -184,9 +197,9 @@ TEST(Recompute, FullKeepsInputAndRoutingOfALayer) {
   // What the model counts of a layer: pairs, sums and info words.
   const auto layer_of = [&](Recompute recompute) {
     c.layers = 6;
-    const int64_t six = memory_of(c, recompute, batch).kept;
+    const int64_t six = memory_of(c, {recompute}, batch).kept;
     c.layers = 38;
-    return double(memory_of(c, recompute, batch).kept - six) / 32;
+    return double(memory_of(c, {recompute}, batch).kept - six) / 32;
   };
   const double statistics = 2 * 8.0 * (experts + 1) + 16 * 8;
   EXPECT_NEAR(layer_of(Recompute::kFull), double(aligned(x) + routing) + statistics, 16);
@@ -204,15 +217,62 @@ TEST(Recompute, ThePeakFalls) {
     c.dense_layers.clear();
     for (int64_t l = 0; l < dense; ++l) c.dense_layers.push_back(l);
     const TestBatch batch(c, 2, 64, false, 1);
-    const int64_t none = memory_of(c, Recompute::kNone, batch).peak,
-                  moe = memory_of(c, Recompute::kMoe, batch).peak,
-                  full = memory_of(c, Recompute::kFull, batch).peak;
+    const int64_t none = memory_of(c, {}, batch).peak,
+                  moe = memory_of(c, {Recompute::kMoe}, batch).peak,
+                  full = memory_of(c, {Recompute::kFull}, batch).peak;
     if (dense == 0) {
       EXPECT_LT(moe, 0.75 * double(none));
     } else {
       EXPECT_EQ(moe, none);  // no experts
     }
     EXPECT_LT(full, 0.6 * double(moe));
+  }
+}
+
+// What one layer leaves for its weight gradients outlives it, whatever the number of layers.
+TEST(DelayedWeightGradients, TakeTheMemoryOfOneLayer) {
+  Config c = small_config();
+  const TestBatch batch(c, 2, 64, false, 1);
+  const auto more = [&](int64_t layers) {
+    c.layers = layers;
+    return memory_of(c, {Recompute::kNone, true}, batch).peak - memory_of(c, {}, batch).peak;
+  };
+  const int64_t two = more(2);
+  EXPECT_GE(two, 0);
+  EXPECT_EQ(more(9), two);
+  // Rows of dy and dx, and FC2's input.
+  EXPECT_LE(two, 128 * c.router.top_k * (2 * c.d_model + c.d_ffn) * 2 + 1024);
+}
+
+// Sees when the experts' gradients of a layer are stored, and when the gradient of rows comes.
+struct OrderOfExperts final : TensorProbe {
+  void enter(int64_t l, bool) override { layer = l; }
+  void stored(const StoredTensor& t) override {
+    const bool weight = t.operation.find("experts.fc") != std::string_view::npos;
+    if (t.name == "gradient" && weight) order += " w" + std::to_string(layer);
+    if (t.operation == "combine" && t.name == "dy") order += " c" + std::to_string(layer);
+    if (t.operation == "dispatch" && t.name == "dh") order += " d" + std::to_string(layer);
+  }
+  int64_t layer = -1;
+  std::string order;
+};
+
+TEST(DelayedWeightGradients, RunBehindTheNextLayersFirstExchange) {
+  Config c = small_config();
+  c.layers = 4;
+  c.dense_layers = {1};
+  c.d_ffn_dense = 16;
+  const TestBatch batch(c, 2, 12, false, 1);
+  for (const auto& [delay, expected] : {std::pair(false, " c3 d3 w3 w3 c2 d2 w2 w2 c0 d0 w0 w0"),
+                                        std::pair(true, " c3 d3 c2 w3 w3 d2 c0 w2 w2 d0 w0 w0")}) {
+    c.delay_wgrad = delay;
+    on_ranks(1, [&](comm::Communicator& world) {
+      ModelHarness h(c, DType::kFloat32, world, batch.naive.tokens());
+      OrderOfExperts probe;
+      h.model->set_probe(&probe);
+      h.step(batch.batch);
+      EXPECT_EQ(probe.order, expected);
+    });
   }
 }
 

@@ -58,9 +58,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Traced, testing::ValuesIn(model_cases()),
 
 TEST_P(Traced, CallsAreThoseOfAStep) {
   const ModelCase& c = GetParam();
-  for (const Recompute mode : {Recompute::kNone, Recompute::kMoe, Recompute::kFull}) {
+  for (const auto& [mode, delay] : {std::pair(Recompute::kNone, false),
+                                    {Recompute::kMoe, false},
+                                    {Recompute::kFull, false},
+                                    {Recompute::kNone, true},
+                                    {Recompute::kMoe, true}}) {
     Config config = c.config;
     config.recompute = mode;
+    config.delay_wgrad = delay;
     const StepShape shape{.grid = {},
                           .sequences = c.sequences,
                           .seq_len = c.seq_len,
