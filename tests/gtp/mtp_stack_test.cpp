@@ -38,6 +38,8 @@ struct Variant {
   bool by_rows = false;    // the embedding; the head needs its whole
 };
 
+void PrintTo(const Variant& v, std::ostream* out) { *out << v.name; }
+
 float normal(uint64_t seed, uint64_t i) {
   uint64_t z = (seed * 0x9E3779B97F4A7C15u) ^ (i * 0xBF58476D1CE4E5B9u);
   for (int k = 0; k < 3; ++k) z = (z ^ (z >> 29)) * 0x94D049BB133111EBu;
