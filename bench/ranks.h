@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/harness.h"
+#include "moiety/base/buffer.h"
+#include "moiety/base/parallel.h"
 #include "moiety/comm/communicator.h"
 
 namespace moiety::bench {
@@ -23,5 +26,29 @@ inline std::vector<double> slowest(comm::Communicator& comm, const std::vector<d
   }
   return out;
 }
+
+// The yardstick: copies by the threads of the calling rank, over memory past the caches.
+class Copies {
+ public:
+  Copies() : from_(kRoom), to_(kRoom) {}
+
+  // Reads and writes so many bytes each, in pieces of `grain`.
+  void run(int64_t bytes, int64_t grain = int64_t{1} << 20) {
+    for (int64_t left = bytes; left > 0;) {
+      const int64_t n = std::min(left, kRoom - at_);
+      parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+        std::memcpy(to_.data() + at_ + begin, from_.data() + at_ + begin,
+                    static_cast<size_t>(end - begin));
+      });
+      at_ = (at_ + n) % kRoom;
+      left -= n;
+    }
+  }
+
+ private:
+  static constexpr int64_t kRoom = 2 * kRotatedBytes;
+  Buffer from_, to_;
+  int64_t at_ = 0;
+};
 
 }  // namespace moiety::bench

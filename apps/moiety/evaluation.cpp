@@ -19,6 +19,7 @@ void add_batch(RankModel& model, const Batch& batch, ExpertCapacity& capacity, A
       const auto step = gathering ? gathering->begin_step("eval", 1) : std::nullopt;
       model.transformer().evaluate(model_batch(batch), capacity.rows(), stats, arena, Stream());
       if (gathering) gathering->flush();
+      model.transformer().check_tokens();
     }
     const int64_t required = lost_capacity(stats, model.world());
     if (required == 0 || !capacity.refuses_drops()) {

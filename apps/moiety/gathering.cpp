@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/moiety/model_options.h"
 #include "moiety/optim/shard_rows.h"
 
 namespace moiety::app {
@@ -17,10 +18,14 @@ int64_t align_of(const std::optional<QuantSpec>& format) {
 
 }  // namespace
 
-WeightGathering::WeightGathering(const Options& o, const optim::GridGroups& groups, int64_t memory)
-    : groups_(groups), deadline_s_(o.guard.comm_timeout_s) {
+WeightGathering::WeightGathering(const Options& o, const optim::GridGroups& groups, int64_t memory,
+                                 std::optional<gtp::EmbeddingPath> embedding)
+    : groups_(groups),
+      tokens_(o.train.micro_batch * o.data.seq_len),
+      embedding_(embedding),
+      deadline_s_(o.guard.comm_timeout_s) {
   options_.policy = gtp::Policy::for_memory(memory);
-  options_.wire = o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+  options_.wire = gradient_wire(o);
   renew();
 }
 
@@ -34,19 +39,10 @@ void WeightGathering::renew() {
     if (peers.size() == 1) continue;
     gtp::TransportOptions options;
     options.name = experts ? "egtp" : "gtp";
+    options.axis = experts ? TraceLane::kEgtp : TraceLane::kGtp;
     options.deadline = Seconds(deadline_s_);
     transport = gtp::make_transport(peers, options);
   }
-}
-
-optim::ShardPeers WeightGathering::peers(bool experts) {
-  std::unique_ptr<gtp::Transport>* const transport = &transports_[experts];
-  if (!*transport) return {};
-  return {.allocate = [transport](const std::string& what,
-                                  int64_t bytes) { return (*transport)->allocate(what, bytes); },
-          .await_drained = [transport](const Stream& s) { (*transport)->await_drained(s); },
-          .publish = [transport](int32_t bucket,
-                                 const Stream& s) { (*transport)->publish(bucket, s); }};
 }
 
 gtp::Executor* WeightGathering::bind(optim::DistributedOptimizer& optimizer) {
@@ -57,12 +53,23 @@ gtp::Executor* WeightGathering::bind(optim::DistributedOptimizer& optimizer) {
     const optim::ParamSpec& spec = parameters[p].spec;
     if (!spec.layout || spec.layout->gtp_size == 1) continue;
     parameters[p].bundle = binding_->add(static_cast<int>(p), *spec.layout, spec.expert);
+    if (moves_rows(parameters[p])) binding_->move_rows(parameters[p].bundle, tokens_);
   }
   executor_ = std::make_unique<gtp::Executor>(
       binding_->weights(), binding_->bundles(),
       std::vector<gtp::Transport*>{transports_[0].get(), transports_[1].get()}, options_,
       &groups_.world().bootstrap(), *binding_, &*binding_);
   return executor_.get();
+}
+
+bool WeightGathering::moves_rows(const optim::Parameter& p) const {
+  if (p.spec.kind != optim::ParameterClass::kEmbedding) return false;
+  if (embedding_) return *embedding_ == gtp::EmbeddingPath::kRows;
+  const DType wire = p.grad.dtype() == DType::kBFloat16 ? p.grad.dtype() : options_.wire;
+  const gtp::EmbeddingTraffic traffic =
+      gtp::embedding_traffic(*p.spec.layout, tokens_, p.weight.dtype(), wire);
+  return transports_[0]->kind() == gtp::TransportKind::kMapped &&
+         traffic.smaller() == gtp::EmbeddingPath::kRows;
 }
 
 std::optional<gtp::StepScope> WeightGathering::begin_step(const char* kind, int64_t micro_steps) {

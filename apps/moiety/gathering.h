@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "apps/moiety/options.h"
+#include "moiety/gtp/embedding.h"
 #include "moiety/gtp/executor.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/optim/grid_groups.h"
@@ -18,11 +19,13 @@ namespace moiety::app {
 class WeightGathering {
  public:
   // Collective. The groups outlive it, and it outlives the optimizer that has its peers. `memory`:
-  // bytes of this rank, of which gathered weights may take a share.
-  WeightGathering(const Options& options, const optim::GridGroups& groups, int64_t memory);
+  // bytes of this rank, of which gathered weights may take a share. Without a wish the embedding
+  // moves as what is fewer bytes: its rows, where peers map each other's memory, or the table.
+  WeightGathering(const Options& options, const optim::GridGroups& groups, int64_t memory,
+                  std::optional<gtp::EmbeddingPath> embedding = {});
 
   // What the optimizer asks; of the transports that there are when it asks.
-  optim::ShardPeers peers(bool experts);
+  optim::ShardPeers peers(bool experts) const { return optim::shard_peers(transports_[experts]); }
   // Collective: lets go of executor and transports, before the optimizer places weights anew.
   void renew();
   // Collective, when it has placed them and before it publishes: the executor, which the parameters
@@ -38,7 +41,11 @@ class WeightGathering {
   const gtp::Executor* executor() const { return executor_.get(); }
 
  private:
+  bool moves_rows(const optim::Parameter& embedding) const;
+
   const optim::GridGroups& groups_;
+  int64_t tokens_;  // of a data rank's pass
+  std::optional<gtp::EmbeddingPath> embedding_;
   gtp::ExecutorOptions options_;
   double deadline_s_;
   std::array<std::unique_ptr<gtp::Transport>, 2> transports_;  // of dense weights, of experts

@@ -131,7 +131,7 @@ class QuantizedLinears {
  public:
   QuantizedLinears(const model::Precision& precision, const model::Config& c, const Grid& grid,
                    const PassSizes& s)
-      : precision_(precision), grid_(grid), linears_(c, grid, s), config_layers_(c.layers) {
+      : precision_(precision), linears_(c, grid, s), config_layers_(c.layers) {
     if (!precision_.recipe) return;
     for (gemm::LinearSize& size : linears_.size) {
       size.in_format = model::kept_format(*precision_.recipe, size.k).has_value();
@@ -151,34 +151,9 @@ class QuantizedLinears {
     if (count(n) == 0) return {};
     return gemm::quantized_linear_bytes(*precision_.recipe, linears_.size[n]);
   }
-  // By how much the weights of this rank differ from those in bf16.
-  int64_t weight_difference() const {
-    int64_t bytes = 0;
-    for (int i = 0; i < Linears::kCount; ++i) {
-      const auto n = static_cast<Linears::Name>(i);
-      const gemm::LinearSize& size = linears_.size[n];
-      if (count(n) == 0 || !size.in_format) continue;
-      const QuantSpec& spec = precision_.recipe->weight;
-      const int64_t shards = size.experts > 0 ? grid_.egtp : grid_.gtp;
-      const gtp::Layout shard{.rows = size.n,
-                              .cols = size.k,
-                              .gtp_size = int(shards),
-                              .align = shards > 1 ? gtp::Codec(spec).align() : 1};
-      const QuantizedSizes sizes =
-          quantized_sizes(spec, shard.shard_rows(), size.k, {true, spec.format == Format::kMxfp8});
-      int64_t matrix = -2 * size.n * size.k / shards;
-      for (const ArraySpec* a :
-           {&sizes.row_data, &sizes.row_scales, &sizes.col_data, &sizes.col_scales}) {
-        matrix += a->bytes();
-      }
-      bytes += count(n) * std::max<int64_t>(size.experts, 1) * matrix;
-    }
-    return bytes;
-  }
 
  private:
   model::Precision precision_;
-  Grid grid_;
   Linears linears_;
   int64_t config_layers_;
 };
@@ -251,19 +226,81 @@ int64_t logits_bytes(const model::Config& c, const PassSizes& s) {
   return rows * ((s.vocab + 4) * kFloat + 3 * s.d * s.item) + losses;
 }
 
-// Elements of the weights of all ranks together, by how many of them hold each.
-struct WeightCounts {
-  WeightCounts(const model::Config& c, const PassSizes& s) {
-    const int64_t tables = c.tie_embeddings ? 1 : 2;
-    expert = c.moe_layers() * c.router.experts * (s.hidden + c.d_ffn) * c.d_model;
+// A weight that gtp or egtp may cut.
+struct BigWeight {
+  gtp::Layout layout;   // as tp cuts it
+  int64_t layer = -1;   // -1: embedding, head
+  int64_t members = 1;  // experts of this rank
+  bool expert = false, attention = false;
+
+  std::optional<QuantSpec> format(const model::Precision& precision, int64_t layers) const {
+    const bool kept = layer < precision.kept.first || layer >= layers - precision.kept.last;
+    if (!precision.recipe || layer < 0 || kept) return {};
+    if (attention && !precision.attention_linears) return {};
+    return model::kept_format(*precision.recipe, layout.slice_cols());
+  }
+};
+
+std::vector<BigWeight> big_weights(const model::Config& c, const Grid& grid) {
+  const model::TpPlace tp{0, grid.tp};
+  std::vector<BigWeight> all(c.tie_embeddings ? 1 : 2,
+                             BigWeight{.layout = model::vocabulary_layout(c, tp)});
+  for (int64_t l = 0; l < c.layers; ++l) {
+    const int64_t ffn = c.is_moe(l) ? c.shared_d_ffn : c.d_ffn_dense;
+    all.push_back({.layout = model::qkv_layout(c, tp), .layer = l, .attention = true});
+    all.push_back({.layout = model::o_layout(c, tp), .layer = l, .attention = true});
+    if (ffn > 0) {
+      all.push_back({.layout = model::fc1_layout(c, ffn, tp), .layer = l});
+      all.push_back({.layout = model::fc2_layout(c, ffn, tp), .layer = l});
+    }
+    if (!c.is_moe(l)) continue;
+    const int64_t hidden = c.activation.hidden(c.d_ffn), local = c.router.experts / grid.ep;
+    for (const auto& [rows, cols] : {std::pair(hidden, c.d_model), std::pair(c.d_model, c.d_ffn)}) {
+      all.push_back(
+          {.layout = {.rows = rows, .cols = cols}, .layer = l, .members = local, .expert = true});
+    }
+  }
+  return all;
+}
+
+// What a rank has of the weights, the padding of its shards included.
+struct KeptWeights {
+  // Under the precisions of a run, one after the other; the bytes are the most of them.
+  KeptWeights(const model::Config& c, const Grid& grid, DType storage,
+              std::span<const model::Precision> precisions) {
     copied = c.d_model * (2 * c.layers + 1) + (c.qk_norm ? 2 * c.layers * c.head_size() : 0) +
              c.moe_layers() * c.d_model * (c.router.experts + (c.shared_gate ? 1 : 0));
-    cut = model::parameter_count(c) - expert - copied;
-    padded = tables * (s.tp * s.vocab - c.vocab) * c.d_model;
+    std::vector<int64_t> of_precision(precisions.size());
+    for (const BigWeight& w : big_weights(c, grid)) {
+      gtp::Layout layout = w.layout;
+      layout.gtp_size = w.expert ? grid.egtp : grid.gtp;
+      const bool sharded = layout.gtp_size > 1;
+      for (const model::Precision& p : precisions) {
+        const auto format = w.format(p, c.layers);
+        const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec();
+        if (sharded) layout.align = std::max(layout.align, codec.align());
+      }
+      const int64_t rows = sharded ? layout.shard_rows() : layout.slice_rows();
+      const int64_t cols = layout.slice_cols();
+      (w.expert ? expert : dense) += w.members * rows * cols;
+      for (size_t i = 0; i < precisions.size(); ++i) {
+        const auto format = w.format(precisions[i], c.layers);
+        of_precision[i] += w.members * (format ? quantized_bytes(*format, rows, cols)
+                                               : byte_size(storage, rows * cols));
+      }
+    }
+    bytes = byte_size(storage, copied) + *std::ranges::max_element(of_precision);
   }
-  int64_t expert = 0, copied = 0;  // of one ep group's ranks; all of every rank
-  int64_t cut = 0;                 // of one tp group's ranks
-  int64_t padded = 0;              // rows beside them that are no tokens
+
+  static int64_t quantized_bytes(const QuantSpec& spec, int64_t rows, int64_t cols) {
+    const QuantizedSizes sizes =
+        quantized_sizes(spec, rows, cols, {true, spec.format == Format::kMxfp8});
+    return sizes.row_data.bytes() + sizes.row_scales.bytes() + sizes.col_data.bytes() +
+           sizes.col_scales.bytes();
+  }
+
+  int64_t copied = 0, dense = 0, expert = 0;  // elements
+  int64_t bytes = 0;
 };
 
 int64_t control_group_limit() {
@@ -285,7 +322,9 @@ int64_t gathered_bytes(const Options& o, const model::Config& c, const Grid& gri
                                .sequences = o.train.micro_batch,
                                .seq_len = o.data.seq_len,
                                .micro_batches = 2,  // more of them need no more
-                               .storage = storage_dtype(o)};
+                               .storage = storage_dtype(o),
+                               .wire = gradient_wire(o),
+                               .mapped = true};  // else the embedding has no slots of its own
   const model::StepTrace trace =
       model::step_trace(c, precision_of_recipe(o, recipe), shape, policy);
   return gtp::plan(trace.events, trace.bundles, policy).report.bytes;
@@ -296,31 +335,35 @@ int64_t gathered_bytes(const Options& o, const model::Config& c, const Grid& gri
 MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const Grid& grid) {
   const DType storage = storage_dtype(o);
   const PassSizes s(o, c, grid);
-  const WeightCounts w(c, s);
   const int64_t ranks = rank_count(grid);
-  const int64_t held =
-      w.copied + (w.cut + w.padded) / (grid.tp * grid.gtp) + w.expert / (grid.ep * grid.egtp);
-  // What a rank's optimizer updates, and what of it is a sum over ranks.
-  const int64_t owned = (w.copied + w.cut + w.expert) / ranks;
-  const int64_t summed =
-      (ranks > 1 ? w.copied : 0) + (grid.dp > 1 ? w.cut : 0) + (grid.edp > 1 ? w.expert : 0);
-  // Of the two recipes of a run the one that needs more, by class.
-  const QuantizedLinears first(precision_of_recipe(o, o.precision.recipe), c, grid, s);
-  const QuantizedLinears last(precision_of_recipe(o, recipe_of_step(o, o.precision.switch_step)), c,
-                              grid, s);
+  std::vector<std::string_view> recipes{o.precision.recipe};
+  if (o.precision.switch_step > 0) recipes.push_back(o.precision.switch_recipe);
+  std::vector<model::Precision> precisions;
+  for (const std::string_view r : recipes) precisions.push_back(precision_of_recipe(o, r));
+  const KeptWeights w(c, grid, storage, precisions);
+  // What a rank's optimizer updates, what of it is a sum over ranks, and what is summed.
+  const int64_t owned = w.copied / ranks + w.dense / grid.dp + w.expert / grid.edp;
+  const int64_t summed = (ranks > 1 ? w.copied / ranks : 0) +
+                         (grid.dp > 1 ? w.dense / grid.dp : 0) +
+                         (grid.edp > 1 ? w.expert / grid.edp : 0);
+  const int64_t terms =
+      (ranks > 1 ? w.copied : 0) + (grid.dp > 1 ? w.dense : 0) + (grid.edp > 1 ? w.expert : 0);
 
   MemoryEstimate m;
-  m.parameters = held * s.item + std::max(first.weight_difference(), last.weight_difference());
-  m.main_grad = (held + summed / ranks) * kFloat;
+  m.parameters = w.bytes;
+  // Of the recipes of a run the one that needs more, by class.
+  for (size_t i = 0; i < recipes.size(); ++i) {
+    const QuantizedLinears linears(precisions[i], c, grid, s);
+    m.workspace = std::max(m.workspace, temporary_bytes(c, s, linears));
+    m.gathered = std::max(m.gathered, gathered_bytes(o, c, grid, recipes[i]));
+  }
+  m.main_grad = (w.copied + w.dense + w.expert + summed) * kFloat;
+  if (o.precision.grad_reduce == "bf16") m.main_grad += 2 * 2 * terms;  // sent and received
   m.master = owned * kFloat;
   m.moments = 2 * owned * (o.optim.state_dtype == "fp32" ? kFloat : 2);
-  for (const int64_t step : {int64_t{1}, o.precision.switch_step}) {
-    m.gathered = std::max(m.gathered, gathered_bytes(o, c, grid, recipe_of_step(o, step)));
-  }
   m.activations = activation_bytes(c, grid, storage, s);
   m.logits = logits_bytes(c, s);
-  m.workspace = std::max<int64_t>(
-      0, std::max(temporary_bytes(c, s, first), temporary_bytes(c, s, last)) - m.logits);
+  m.workspace = std::max<int64_t>(0, m.workspace - m.logits);
   if (c.moe_layers() > 0) {
     m.expert_parallel =
         moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),

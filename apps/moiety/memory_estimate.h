@@ -16,7 +16,7 @@ namespace moiety::app {
 // Bytes. What temporaries take beyond the logits counts as workspace: they share memory.
 struct MemoryEstimate {
   int64_t parameters = 0;
-  int64_t main_grad = 0;  // and the shard of its sum
+  int64_t main_grad = 0;  // the shard of its sum, and the copies that travel in another format
   int64_t master = 0;
   int64_t moments = 0;
   int64_t gathered = 0;  // slots of weights and gradients that gtp and egtp move

@@ -45,12 +45,9 @@ std::string step_json(const StepRecord& r, double time) {
   json.add("lr", r.lr).add("tok_s", r.tokens_per_s).add("tflops", r.tflops).add("mfu", r.mfu);
   json.add("mfu_recipe", r.mfu_recipe).add("mem", r.memory).add("drop", r.dropped);
   json.add("step_ms", r.step_s * 1e3).add("data_wait_ms", r.data_wait_ms);
-  json.add("comm", r.comm)
-      .raw("exposed_ms", JsonLine()
-                             .add("tp", r.waits.tp_ms)
-                             .add("ep", r.waits.ep_ms)
-                             .add("dp", r.waits.dp_ms)
-                             .text());
+  JsonLine exposed;
+  for (size_t a = 0; a < kWaitAxes.size(); ++a) exposed.add(name(kWaitAxes[a]), r.waits.ms[a]);
+  json.add("comm", r.comm).raw("exposed_ms", exposed.text());
   json.add("bal", std::span<const double>(r.balance));
   json.add("rank_bal", std::span<const double>(r.rank_balance));
   json.add("entropy", r.entropy).add("skipped", r.skipped).add("recipe", r.recipe);

@@ -1,23 +1,31 @@
 // What is said about a step: one line for people, one record of metrics.jsonl (spec trainer, 3).
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "moiety/base/trace.h"
+
 namespace moiety::app {
 
-// Milliseconds of a step at waits for other ranks, by axis; mean over ranks.
+// Milliseconds of a step at waits for other ranks, mean over ranks.
 struct WaitTimes {
-  double tp_ms = 0, ep_ms = 0, dp_ms = 0;
+  std::array<double, kWaitAxes.size()> ms{};  // by axis
 
-  double sum_ms() const { return tp_ms + ep_ms + dp_ms; }
+  double sum_ms() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
   WaitTimes& operator+=(const WaitTimes& b) {
-    tp_ms += b.tp_ms, ep_ms += b.ep_ms, dp_ms += b.dp_ms;
+    for (size_t a = 0; a < ms.size(); ++a) ms[a] += b.ms[a];
     return *this;
   }
-  WaitTimes operator/(double n) const { return {tp_ms / n, ep_ms / n, dp_ms / n}; }
+  WaitTimes operator/(double n) const {
+    WaitTimes out = *this;
+    for (double& x : out.ms) x /= n;
+    return out;
+  }
 };
 
 struct StepRecord {

@@ -124,6 +124,10 @@ DType storage_dtype(const Options& o) {
   return o.precision.recipe == "fp32" ? DType::kFloat32 : DType::kBFloat16;
 }
 
+DType gradient_wire(const Options& o) {
+  return o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+}
+
 std::string_view recipe_of_step(const Options& o, int64_t step) {
   const bool switched = o.precision.switch_step > 0 && step >= o.precision.switch_step;
   return switched ? o.precision.switch_recipe : o.precision.recipe;

@@ -20,6 +20,9 @@ model::Config model_config(const Options& options, int64_t tokenizer_vocab);
 // Storage of activations, and of weights that are not quantized.
 DType storage_dtype(const Options& options);
 
+// What ranks send of gradients.
+DType gradient_wire(const Options& options);
+
 // The recipe of step `step` (the first is 1), and what it means for the model.
 std::string_view recipe_of_step(const Options& options, int64_t step);
 model::Precision precision_of_recipe(const Options& options, std::string_view recipe);

@@ -68,6 +68,10 @@ void add_options(CLI::App& app, Arguments& a) {
   app.add_option("--to", a.end_ms, "its end; 0 is the step's [0]");
 }
 
+bool linked(const Hardware& h, const gtp::Grid& grid) {
+  return grid.tp * grid.gtp <= h.domain && grid.ep * grid.egtp <= h.domain;
+}
+
 gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::Grid& grid) {
   if (recipe == "fp32") {
     throw UsageError(
@@ -77,16 +81,15 @@ gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::G
                       : recipe == "mxfp8"   ? h.mxfp8
                       : recipe == "nvfp4"   ? h.fp4
                                             : h.bf16;
-  const bool linked = grid.tp * grid.gtp <= h.domain && grid.ep * grid.egtp <= h.domain;
   gtp::Policy policy = gtp::Policy::for_memory(h.memory);
   // A format that the device lacks is multiplied as bf16.
   policy.flops_per_ns = 1e3 * kGemmShare * (rate > 0 ? rate : h.bf16);
   policy.memory_bytes_per_ns = 1e3 * kMemoryShare * h.bandwidth;
-  policy.bytes_per_ns = kLinkShare * (linked ? h.link : h.network);
+  policy.bytes_per_ns = kLinkShare * (linked(h, grid) ? h.link : h.network);
   return policy;
 }
 
-model::StepShape shape_of(const Options& o, const gtp::Grid& grid) {
+model::StepShape shape_of(const Options& o, const Hardware& h, const gtp::Grid& grid) {
   const int64_t slice = o.train.micro_batch * data_ranks(grid);
   if (o.train.global_batch % slice != 0) {
     throw UsageError(
@@ -97,7 +100,9 @@ model::StepShape shape_of(const Options& o, const gtp::Grid& grid) {
           .sequences = o.train.micro_batch,
           .seq_len = o.data.seq_len,
           .micro_batches = int(o.train.global_batch / slice),
-          .storage = storage_dtype(o)};
+          .storage = storage_dtype(o),
+          .wire = gradient_wire(o),
+          .mapped = linked(h, grid)};
 }
 
 std::string describe(const Options& o, const Hardware& h, const model::StepShape& s) {
@@ -114,12 +119,14 @@ void plan_gtp(const Options& o, const Arguments& a) {
   const model::Config config = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
   const gtp::Grid grid = check_layout(o);
   const gtp::Policy policy = policy_of(hardware, o.precision.recipe, grid);
-  const model::StepShape shape = shape_of(o, grid);
+  const model::StepShape shape = shape_of(o, hardware, grid);
   const model::StepTrace trace =
       model::step_trace(config, precision_of_recipe(o, o.precision.recipe), shape, policy);
   PlannedStep step{trace.events, trace.bundles, gtp::plan(trace.events, trace.bundles, policy), {}};
   step.schedule = gtp::simulate(step.plan, step.trace, step.bundles, policy);
-  const std::string about = describe(o, hardware, shape);
+  const bool by_rows = std::any_of(trace.bundles.begin(), trace.bundles.end(),
+                                   [](const gtp::BundleSpec& b) { return b.rows.tokens > 0; });
+  const std::string about = describe(o, hardware, shape) + (by_rows ? "; embedding by rows" : "");
   if (a.out != "-") std::printf("layout     %s\n%s", about.c_str(), plan_report(step).c_str());
   if (a.out.empty()) return;
   TimelineOptions options{.title = "A step's plan", .note = about, .begin_ns = 1e6 * a.begin_ms};

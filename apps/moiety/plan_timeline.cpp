@@ -77,6 +77,7 @@ Color color_of(Kind kind) {
     case Kind::kRecompute:
       return kRecompute;
     case Kind::kGradBuffer:
+    case Kind::kRowsGrad:
       return kGradient;
     case Kind::kBwd:
     case Kind::kGrad:  // what follows it: attention's backward pass
@@ -193,6 +194,7 @@ class Timeline {
       names += (names.empty() ? "gather of " : ", ") +
                short_name(step_.bundles[step_.plan.gathers[g].bundle].name);
     }
+    if (calls_[p].kind == Kind::kRows) return "rows of " + calls_[p].bundles;
     return names.empty() ? "a send slot" : names;
   }
 

@@ -2,6 +2,7 @@
 // Perfetto (ui.perfetto.dev) or chrome://tracing.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -21,13 +22,17 @@ ProfileSteps parse_profile_steps(const std::string& text);
 
 // How long the calling thread has stood at waits for other ranks.
 struct PeerWaits {
-  int64_t tp_ns = 0, ep_ns = 0, dp_ns = 0;
+  std::array<int64_t, kWaitAxes.size()> ns{};  // by axis
 
   static PeerWaits now() {
-    return {waited_ns(TraceLane::kTp), waited_ns(TraceLane::kEp), waited_ns(TraceLane::kDp)};
+    PeerWaits waits;
+    for (size_t a = 0; a < kWaitAxes.size(); ++a) waits.ns[a] = waited_ns(kWaitAxes[a]);
+    return waits;
   }
   PeerWaits operator-(const PeerWaits& b) const {
-    return {tp_ns - b.tp_ns, ep_ns - b.ep_ns, dp_ns - b.dp_ns};
+    PeerWaits difference;
+    for (size_t a = 0; a < ns.size(); ++a) difference.ns[a] = ns[a] - b.ns[a];
+    return difference;
   }
 };
 

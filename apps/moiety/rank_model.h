@@ -23,6 +23,8 @@ class RankModel {
   model::Transformer& transformer() { return *transformer_; }
   comm::Communicator& world() { return world_; }
   const optim::GridGroups& groups() const { return groups_; }
+  // Memory of the expert-parallel group on this rank.
+  int64_t expert_parallel_bytes() const { return group_ ? group_->bytes().total : 0; }
 
   // The routers' biases as a checkpoint has them. All ranks hold them; rank 0 saves them.
   optim::StateView router_biases() const;

@@ -83,6 +83,7 @@ bool Trainer::accumulate(model::StepStats& stats) {
     model.backward(tokens, Stream());
   }
   gathering_.flush();
+  model.check_tokens();
   return true;
 }
 

@@ -14,9 +14,14 @@ void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_L
   if (world_.rank() % plan_.grid.ep == 0) {
     for (const model::MoeLayerStats& layer : stats_.moe) dropped += layer.dropped;
   }
-  int64_t sums[] = {dropped, std::llround(1e9 * seconds), waits_.tp_ns, waits_.ep_ns, waits_.dp_ns};
-  world_.all_reduce(TensorView(sums, DType::kInt64, {5}), comm::ReduceOp::kSum, Stream()).wait();
-  dropped = sums[0];
+  struct Sums {
+    int64_t dropped, ns;
+    PeerWaits waits;
+  } sums{dropped, std::llround(1e9 * seconds), waits_};
+  constexpr int64_t kSums = sizeof(Sums) / sizeof(int64_t);
+  world_.all_reduce(TensorView(&sums, DType::kInt64, {kSums}), comm::ReduceOp::kSum, Stream())
+      .wait();
+  dropped = sums.dropped;
   if (!leads()) return;
   StepRecord r;
   r.step = step_;
@@ -43,15 +48,15 @@ void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_L
       model::flops_per_token(c, options().data.seq_len, options().log.flops == "causal");
   const double flops = per_token * tokens - model::flops_per_pair(c) * double(dropped);
   // The share of all ranks' time, of a step: ranks begin and end it at slightly different times.
-  const auto exposed_ms = [&](int64_t waited) {
-    return 1e3 * seconds * double(waited) / double(std::max<int64_t>(sums[1], 1));
-  };
-  plan_.files->reporter.step(
-      std::move(r), {.seconds = seconds,
-                     .tokens = tokens,
-                     .flops = flops / world_.size(),
-                     .data_wait_ms = data_wait_ms,
-                     .waits = {exposed_ms(sums[2]), exposed_ms(sums[3]), exposed_ms(sums[4])}});
+  WaitTimes waits;
+  for (size_t a = 0; a < kWaitAxes.size(); ++a) {
+    waits.ms[a] = 1e3 * seconds * double(sums.waits.ns[a]) / double(std::max<int64_t>(sums.ns, 1));
+  }
+  plan_.files->reporter.step(std::move(r), {.seconds = seconds,
+                                            .tokens = tokens,
+                                            .flops = flops / world_.size(),
+                                            .data_wait_ms = data_wait_ms,
+                                            .waits = waits});
   if (dropped > 0 && options().moe.overflow == "report") {
     say(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step_, dropped);
   }

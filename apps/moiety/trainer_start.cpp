@@ -27,7 +27,7 @@ optim::OptimizerConfig optimizer_config(const Options& o) {
   c.guard = o.guard.nan == "off"      ? optim::NanGuard::kOff
             : o.guard.nan == "tensor" ? optim::NanGuard::kTensor
                                       : optim::NanGuard::kStep;
-  c.grad_wire = o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+  c.grad_wire = gradient_wire(o);
   c.max_skips = int(o.guard.max_skips);
   c.spike_sigma = o.guard.spike_sigma;
   return c;

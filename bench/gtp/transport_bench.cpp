@@ -1,6 +1,6 @@
 // Gathers and reduces of one bundle among threads. The value is what a rank receives from its peers
-// over the time of the slowest; the ratio is to a copy, by every rank at once, of as many bytes as
-// the operation reads, the own part included.
+// over the time of the slowest; the ratio is to a copy, by every rank at once with as many threads,
+// of as many bytes as the operation reads, the own part included.
 #include <array>
 #include <cstring>
 #include <string>
@@ -55,7 +55,8 @@ void measure(comm::Communicator& world, const Settings& settings, const char* na
                 .value = bench::giga(static_cast<double>(received), time.ms),
                 .time = time,
                 .against = "copy",
-                .ratio = yardstick.ms / time.ms});
+                .ratio = yardstick.ms / time.ms,
+                .more = text(R"("threads": {})", world.size() * thread_budget())});
 }
 
 // One rank's end of the gathers of a case.
@@ -118,34 +119,21 @@ class Gathers {
   std::vector<Landing> landings_;
 };
 
-// Copies as many bytes by every rank.
-class Copies {
- public:
-  explicit Copies(int64_t bytes) : bytes_(bytes), from_(kCopies * bytes), to_(kCopies * bytes) {}
-  void run(int i) {
-    std::memcpy(to_.data() + i * bytes_, from_.data() + i * bytes_, static_cast<size_t>(bytes_));
-  }
-
- private:
-  int64_t bytes_;
-  Buffer from_, to_;
-};
-
 void bench_gather(comm::Communicator& world, const Settings& settings, const Case& c,
-                  const Codec& codec) {
+                  const Codec& codec, bench::Copies& copies) {
   const int G = world.size();
   const GatherLayout layout = gather_layout(
       {codec, settings.rows / c.members / G, settings.cols, G, c.members}, Payload::kRow, kRowView);
   Gathers gathers(world, layout, c.kind);
   gathers.check();
-  Copies copies(layout.received() / (G - 1) * G);
   measure(
       world, settings, "gtp.gather", c, layout.received(), [&](int i) { gathers.run(i); },
-      [&](int i) { copies.run(i); });
+      [&](int) { copies.run(layout.received() / (G - 1) * G); });
   world.barrier();
 }
 
-void bench_reduce(comm::Communicator& world, const Settings& settings, const Case& c, DType wire) {
+void bench_reduce(comm::Communicator& world, const Settings& settings, const Case& c, DType wire,
+                  bench::Copies& copies) {
   const int G = world.size();
   const int64_t s = settings.rows / c.members / G;
   const ReduceShape shape{c.members, s, settings.cols, wire, DType::kFloat32};
@@ -188,9 +176,8 @@ void bench_reduce(comm::Communicator& world, const Settings& settings, const Cas
                    mains[e].data<float>()[i], sum);
     }
   }
-  Copies copies(transfer.slot);
   measure(world, settings, "gtp.reduce", c, transfer.received, reduce,
-          [&](int i) { copies.run(i); });
+          [&](int) { copies.run(transfer.slot); });
   world.barrier();
 }
 
@@ -199,13 +186,16 @@ void run_cases(comm::Communicator& world, const Settings& settings) {
       {"bf16", Codec()},
       {"mxfp8", Codec(QuantSpec::of(Format::kMxfp8))},
       {"nvfp4_tile16", Codec(QuantSpec::of(Format::kNvfp4Tile16))}};
-  for (const TransportKind kind : {TransportKind::kMapped, TransportKind::kAllToAll}) {
+  bench::Copies copies;
+  for (const TransportKind kind :
+       {TransportKind::kMapped, TransportKind::kAllToAll, TransportKind::kRing}) {
     for (const int members : {1, 8}) {
       for (const auto& [label, codec] : codecs) {
-        bench_gather(world, settings, {label, kind, members}, codec);
+        bench_gather(world, settings, {label, kind, members}, codec, copies);
       }
-      bench_reduce(world, settings, {"float32", kind, members}, DType::kFloat32);
-      bench_reduce(world, settings, {"bfloat16", kind, members}, DType::kBFloat16);
+      bench_reduce(world, settings, {"float32", kind, members}, DType::kFloat32, copies);
+      if (kind == TransportKind::kRing) continue;  // does not sum bfloat16 into float32
+      bench_reduce(world, settings, {"bfloat16", kind, members}, DType::kBFloat16, copies);
     }
   }
 }

@@ -12,7 +12,8 @@ thread_local int t_waits = 0;  // WaitSpans that are open
 }  // namespace
 
 const char* name(TraceLane lane) {
-  static constexpr const char* kNames[] = {"host", "compute", "tp", "ep", "dp", "data"};
+  static constexpr const char* kNames[] = {"host", "compute", "tp", "gtp",
+                                           "egtp", "ep",      "dp", "data"};
   return kNames[static_cast<int>(lane)];
 }
 

@@ -18,11 +18,15 @@
 
 namespace moiety {
 
-// The rows of a rank in a profile. kTp, kEp and kDp are also the axes of waiting: kTp for tensor
-// parallelism, kEp for expert parallelism, kDp for all else that ranks do together.
-enum class TraceLane : uint8_t { kHost, kCompute, kTp, kEp, kDp, kData };
-inline constexpr int kTraceLanes = 6;
+// The rows of a rank in a profile.
+enum class TraceLane : uint8_t { kHost, kCompute, kTp, kGtp, kEgtp, kEp, kDp, kData };
+inline constexpr int kTraceLanes = 8;
 const char* name(TraceLane lane);
+
+// Those that are also axes of waiting: tensor parallelism, gathers and reduces of dense weights and
+// of experts, expert parallelism, and all else that ranks do together.
+inline constexpr std::array kWaitAxes{TraceLane::kTp, TraceLane::kGtp, TraceLane::kEgtp,
+                                      TraceLane::kEp, TraceLane::kDp};
 
 // A number that belongs to a span: a size, "flops" or "bytes" of the work (from which a profile
 // tells rates), ... `name` lives as long as the program.

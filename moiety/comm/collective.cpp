@@ -101,9 +101,20 @@ int64_t rows_before(const std::vector<int64_t>& rows, int rank) {
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (to == from) return;
+  const ByteCopy copy{to, from, bytes};
+  copy_bytes({&copy, 1});
+}
+
+void copy_bytes(std::span<const ByteCopy> copies) {
   constexpr int64_t kGrain = 1 << 20;
-  parallel_for(bytes, kGrain, [&](int64_t begin, int64_t end) {
-    std::memcpy(to + begin, from + begin, end - begin);
+  std::vector<int64_t> first{0};  // task of each
+  for (const ByteCopy& c : copies) first.push_back(first.back() + (c.bytes + kGrain - 1) / kGrain);
+  parallel_tasks(first.back(), [&](int64_t task) {
+    const auto i = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;
+    const ByteCopy& c = copies[static_cast<size_t>(i)];
+    const int64_t begin = (task - first[static_cast<size_t>(i)]) * kGrain;
+    std::memcpy(c.to + begin, c.from + begin,
+                static_cast<size_t>(std::min(kGrain, c.bytes - begin)));
   });
 }
 

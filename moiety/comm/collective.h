@@ -49,6 +49,13 @@ int64_t rows_before(const std::vector<int64_t>& rows, int rank);
 
 // Copies with the calling thread's budget of cores; nothing to do if `to` is `from`.
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes);
+// Of several, apart from each other, all at once: small ones too have all of the cores.
+struct ByteCopy {
+  std::byte* to;
+  const std::byte* from;
+  int64_t bytes;
+};
+void copy_bytes(std::span<const ByteCopy> copies);
 
 // They check the arguments of the Communicator's operation of that name, for `rank` of `size`;
 // Error(InvalidArgument) names operation and argument.

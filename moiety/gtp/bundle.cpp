@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "moiety/base/error.h"
+#include "moiety/gtp/embedding.h"
 
 namespace moiety::gtp {
 namespace {
@@ -77,6 +78,13 @@ BundleLayout::BundleLayout(const Bundle& bundle, std::span<const ShardedWeight> 
     spec_.gather[v - 1] = gathers_[v - 1]->transfer();
   }
   if (trained_ && ranks > 1) spec_.reduce = transport->reduce_transfer(reduce_);
+  if (bundle.row_tokens == 0) return;
+  MOIETY_CHECK(!stack_ && !one.codec.quantized() && layout.tp_axis != 1,
+               "gtp bundle {}: rows of {} cannot be moved, expected one table in no format", name_,
+               one.name);
+  MOIETY_CHECK(transport && transport->kind() == TransportKind::kMapped,
+               "gtp bundle {}: rows are moved by peers that map each other's memory", name_);
+  spec_.rows = embedding_rows(layout, bundle.row_tokens, one.codec.storage());
 }
 
 SharedBundle BundleLayout::shared(BundleId id) const {

@@ -25,6 +25,9 @@ struct Bundle {
   ScaleLayout scales = ScaleLayout::kCompact;  // as the GEMM reads them
   // Where the row view's codes are those of both views: dgrad reads it too, and nothing is derived.
   bool rows_only = false;
+  // A table of which rows can be moved in place of the whole, in calls of at most so many tokens
+  // (embedding.h); equal on all ranks. 0: it cannot.
+  int64_t row_tokens = 0;
 };
 
 // What a consume gives and what a gradient is written to. Rows are those that exist in the slice;
@@ -51,6 +54,8 @@ class BundleLayout {
   int ranks() const { return spec_.group_size; }  // G
   bool trained() const { return trained_; }
   int64_t rows() const { return rows_; }  // that exist
+  const Layout& layout() const { return members_[0]->layout; }
+  DType storage() const { return members_[0]->codec.storage(); }  // of weights in no format
   const BundleSpec& spec() const { return spec_; }
   SharedBundle shared(BundleId id) const;
 

@@ -154,7 +154,7 @@ void add_sums(std::span<const Source> sources, const EmbeddingReduceJob& job) {
   if (job.first) {
     std::fill(main + valid * D, main + job.layout.shard_rows() * D, Main(0.0f));
   }
-  with_float(job.dout_TD.dtype(), [&](auto element) {
+  with_float(job.dout, [&](auto element) {
     sum_rows<decltype(element)>(
         sources, valid, D, [&](int64_t row, int64_t column, int64_t n, const float* x) {
           Main* out = main + row * D + column;
@@ -168,8 +168,8 @@ void add_sums(std::span<const Source> sources, const EmbeddingReduceJob& job) {
 // The owner's part, once all ranks' sends can be read.
 void add_own_rows(const EmbeddingReduceJob& job, std::span<std::byte* const> sends,
                   TransportBytes& received) {
-  const SendParts parts = send_parts(job.capacity, job.layout.cols, job.dout_TD.dtype());
-  const int64_t row_bytes = byte_size(job.dout_TD.dtype(), job.layout.cols);
+  const SendParts parts = send_parts(job.capacity, job.layout.cols, job.dout);
+  const int64_t row_bytes = byte_size(job.dout, job.layout.cols);
   const Range own = job.layout.valid(job.layout.gtp_rank);
   std::vector<Source> sources;
   for (size_t j = 0; j < sends.size(); ++j) {
@@ -192,9 +192,18 @@ const char* name(EmbeddingPath path) { return path == EmbeddingPath::kTable ? "t
 EmbeddingTraffic embedding_traffic(const Layout& layout, int64_t tokens, DType storage,
                                    DType wire) {
   const int64_t peers = layout.gtp_size - 1, D = layout.cols;
-  const int64_t row = byte_size(storage, D);
-  return {.table = peers * layout.shard_rows() * (row + byte_size(wire, D)),
-          .rows = peers * tokens * (row / layout.gtp_size + row + 4)};
+  const BundleSpec::Rows rows = embedding_rows(layout, tokens, storage);
+  return {.table = peers * layout.shard_rows() * (byte_size(storage, D) + byte_size(wire, D)),
+          .rows = rows.lookup + rows.reduce.received};
+}
+
+BundleSpec::Rows embedding_rows(const Layout& layout, int64_t tokens, DType storage) {
+  const int64_t peers = layout.gtp_size - 1, row = byte_size(storage, layout.cols);
+  return {.tokens = tokens,
+          .lookup = peers * tokens * row / layout.gtp_size,
+          .reduce = {.received = peers * tokens * (row + 4),
+                     .slot = embedding_send_bytes(tokens, layout.cols, storage),
+                     .scratch = 8 * layout.gtp_size * tokens}};
 }
 
 void check_tokens(const Layout& layout, TensorView faults) {
@@ -225,7 +234,7 @@ void embedding_lookup(MappedTransport& transport, BundleId bundle, const Layout&
                       TensorView token_T, TensorView out_TD, TensorView faults, Stream stream) {
   check_lookup(layout, token_T, out_TD, faults);
   stream.run([=, &transport] {
-    const TraceSpan span(TraceLane::kDp, "embedding rows", {{"tokens", token_T.numel()}});
+    const TraceSpan span(transport.axis(), "embedding rows", {{"tokens", token_T.numel()}});
     count_faults(layout, token_T, faults);
     const std::vector<const std::byte*> shards = transport.await_shards(bundle, Array::kRowData, 0);
     const int64_t bytes = byte_size(out_TD.dtype(), layout.cols), s = layout.shard_rows();
@@ -272,32 +281,41 @@ int64_t embedding_send_bytes(int64_t capacity, int64_t cols, DType dout) {
   return send_parts(capacity, cols, dout).total;
 }
 
+void embedding_send(const Layout& layout, TensorView dout_TD, TensorView token_T, int64_t capacity,
+                    TensorView send, Stream stream) {
+  const char* op = "gtp embedding send";
+  check_token_rows(op, layout, token_T, "dout", dout_TD);
+  MOIETY_CHECK(token_T.size(0) <= capacity, "{}: {} tokens, expected at most {}", op,
+               token_T.size(0), capacity);
+  const SendParts parts = send_parts(capacity, layout.cols, dout_TD.dtype());
+  check_tensor(op, "send", send, DType::kUInt8, {parts.total});
+  stream.run([=] {
+    const int64_t tokens = token_T.numel();
+    auto* to = static_cast<std::byte*>(send.raw());
+    std::memcpy(to, &tokens, 8);
+    if (tokens == 0) return;
+    std::memcpy(to + parts.token, token_T.raw(), static_cast<size_t>(token_T.bytes()));
+    std::memcpy(to + parts.dout, dout_TD.raw(), static_cast<size_t>(dout_TD.bytes()));
+  });
+}
+
 void embedding_reduce(MappedTransport& transport, const EmbeddingReduceJob& job, Stream lane) {
   const char* op = "gtp embedding reduce";
   const Layout& layout = job.layout;
-  check_token_rows(op, layout, job.token_T, "dout", job.dout_TD);
+  check_layout(op, layout);
   MOIETY_CHECK(layout.gtp_size == transport.ranks() && layout.gtp_rank == transport.rank(),
                "{}: the layout is of gtp rank {} of {}, the transport of {} of {}", op,
                layout.gtp_rank, layout.gtp_size, transport.rank(), transport.ranks());
-  MOIETY_CHECK(job.token_T.size(0) <= job.capacity, "{}: {} tokens, expected at most {}", op,
-               job.token_T.size(0), job.capacity);
-  const SendParts parts = send_parts(job.capacity, layout.cols, job.dout_TD.dtype());
-  check_tensor(op, "send", job.send, DType::kUInt8, {parts.total});
+  check_tensor(op, "send", job.send, DType::kUInt8,
+               {embedding_send_bytes(job.capacity, layout.cols, job.dout)});
   transport.check_send(job.bundle, job.send);
   check_float(op, "main_grad", job.main_grad, {layout.shard_rows(), layout.cols});
   check_tensor(op, "workspace", job.workspace, DType::kInt64, {transport.ranks() * job.capacity});
   lane.run([=, &transport] {
-    const int64_t tokens = job.token_T.numel();
-    const TraceSpan span(TraceLane::kDp, "embedding reduce", {{"tokens", tokens}});
-    const auto write = [&] {
-      auto* send = static_cast<std::byte*>(job.send.raw());
-      std::memcpy(send, &tokens, 8);
-      if (tokens == 0) return;
-      std::memcpy(send + parts.token, job.token_T.raw(), static_cast<size_t>(job.token_T.bytes()));
-      std::memcpy(send + parts.dout, job.dout_TD.raw(), static_cast<size_t>(job.dout_TD.bytes()));
-    };
+    const int64_t tokens = tokens_in(static_cast<const std::byte*>(job.send.raw()));
+    const TraceSpan span(transport.axis(), "embedding reduce", {{"tokens", tokens}});
     TransportBytes received;
-    transport.exchange(job.bundle, job.send, write, [&](std::span<std::byte* const> sends) {
+    transport.exchange(job.bundle, job.send, [&](std::span<std::byte* const> sends) {
       add_own_rows(job, sends, received);
     });
     transport.count_received(received);

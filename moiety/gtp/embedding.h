@@ -4,7 +4,8 @@
 //   table   forward: gather, then embedding_lookup in it.
 //           backward: embedding_gradient into a send slot, then Transport::reduce.
 //   rows    forward: embedding_lookup in the peers' shards.
-//           backward: embedding_reduce; every owner sums its rows of all ranks' gradients.
+//           backward: embedding_send into a send slot, then embedding_reduce; every owner sums its
+//           rows of all ranks' gradients.
 //
 // Gradients are summed in fp32: of one rank in the order of embedding_sum.h, then over the ranks as
 // accumulate.h says. Under a float32 wire both ways agree bitwise.
@@ -38,6 +39,8 @@ struct EmbeddingTraffic {
 // For `tokens` on every rank; the table, and gradients on the rows path, are in `storage`. A pure
 // function, equal on all ranks. Rows need a mapped transport.
 EmbeddingTraffic embedding_traffic(const Layout& layout, int64_t tokens, DType storage, DType wire);
+// The same of rows, and the memory that they take, for the planner.
+BundleSpec::Rows embedding_rows(const Layout& layout, int64_t tokens, DType storage);
 
 // Throws Error(InvalidArgument) if `faults` counted any.
 void check_tokens(const Layout& layout, TensorView faults);
@@ -55,18 +58,22 @@ void embedding_lookup(MappedTransport& transport, BundleId bundle, const Layout&
 void embedding_gradient(const Layout& layout, TensorView dout_TD, TensorView token_T,
                         TensorView send_MD, TensorView workspace, Stream stream);
 
+// A gradient by rows. T, at most `capacity`, may differ between ranks; the dtype of dout (float32
+// or bfloat16) and the capacity are equal on all of them. send: uint8 [embedding_send_bytes].
+int64_t embedding_send_bytes(int64_t capacity, int64_t cols, DType dout);
+void embedding_send(const Layout& layout, TensorView dout_TD, TensorView token_T, int64_t capacity,
+                    TensorView send, Stream stream);
+
 struct EmbeddingReduceJob {
   BundleId bundle = kNoBundle;
   Layout layout;
-  TensorView dout_TD;    // float32 or bfloat16, the same on all ranks
-  TensorView token_T;    // T may differ between ranks
-  int64_t capacity = 0;  // of tokens, at least T, equal on all ranks
-  TensorView send;       // uint8 [embedding_send_bytes], in memory from `allocate`
+  int64_t capacity = 0;
+  DType dout = DType::kFloat32;
+  TensorView send;       // in memory from `allocate`
   TensorView main_grad;  // float32 or bfloat16 [shard_rows, D]
   bool first = false;    // overwrites it
   TensorView workspace;  // int64 [ranks * capacity]
 };
-int64_t embedding_send_bytes(int64_t capacity, int64_t cols, DType dout);
 // One of the reduces of the bundle's lane: all ranks make it, in the same order with them.
 void embedding_reduce(MappedTransport& transport, const EmbeddingReduceJob& job, Stream lane);
 

@@ -87,7 +87,9 @@ void Executor::Impl::reserve() {
       slot = std::max(slot, t.slot);
       scratch = std::max(scratch, t.scratch);
     }
-    if (s.reduce.slot > 0) sends.insert({SlotUse::kSend, s.group, false, false, s.reduce.slot});
+    for (const int64_t bytes : {s.reduce.slot, s.rows.reduce.slot}) {
+      if (bytes > 0) sends.insert({SlotUse::kSend, s.group, false, false, bytes});
+    }
   }
   if (slot > 0) arena_.demand({}, slot + scratch);
   arena_.place(std::vector<SlotSpec>(sends.begin(), sends.end()));
@@ -144,6 +146,7 @@ int64_t Executor::Impl::begin(const StepKey& key, const Stream& stream) {
   for (BundleStep& b : steps_) b.reset();
   streams_.assign(1, stream);
   joined_.clear();
+  rows_read_.clear();
   pieces_.clear();
   kept_.clear();
   reading_ = false;
@@ -227,7 +230,9 @@ void Executor::Impl::join_lanes(const Stream& stream) {
         last = lane.get();
       }
     }
-    transports_[g]->drain(last ? last->stream : stream);
+    const Stream& end = last ? last->stream : stream;
+    rows_read_.wait(end);
+    transports_[g]->drain(end);
   }
   for (const auto& lane : lanes_) {
     if (!lane->used) continue;
@@ -351,22 +356,31 @@ void Executor::Impl::materialize(std::span<const BundleId> bundles, Phase phase,
   }
 }
 
-View Executor::Impl::grad_buffer(BundleId b, const Stream& stream) {
-  const Call call(*this);
-  const BundleLayout& layout = checked("grad_buffer", b);
+// The call that begins a contribution; its memory is the writer's from here on.
+BundleStep& Executor::Impl::open_gradient(const char* call, BundleId b, Kind kind, Work work,
+                                          const Stream& stream) {
+  const BundleLayout& layout = checked(call, b);
   BundleStep& state = steps_[b];
-  MOIETY_CHECK(layout.trained(), "gtp executor: grad_buffer of bundle {}, which is not trained",
+  MOIETY_CHECK(layout.trained(), "gtp executor: {} of bundle {}, which is not trained", call,
                bundles_[b].name);
   MOIETY_CHECK(!state.open,
-               "gtp executor: grad_buffer of bundle {} at position {}, that of position {} was not "
+               "gtp executor: {} of bundle {} at position {}, that of position {} was not "
                "reduced",
-               bundles_[b].name, at_ + 1, state.opened_at);
+               call, bundles_[b].name, at_ + 1, state.opened_at);
   const BundleId ids[] = {b};
-  enter(Kind::kGradBuffer, ids, {});
+  enter(kind, ids, work);
   see(stream);
+  state.by_rows = kind == Kind::kRowsGrad;
   // Consumed before, the bundle is ready on every stream that may be the writer's.
   if (!state.published || !planned()) publish(b, stream);
   planned() ? open_planned(b, stream) : open_on_demand(b, stream);
+  return state;
+}
+
+View Executor::Impl::grad_buffer(BundleId b, const Stream& stream) {
+  const Call call(*this);
+  BundleStep& state = open_gradient("grad_buffer", b, Kind::kGradBuffer, {}, stream);
+  const BundleLayout& layout = layouts_[b];
   View view;
   if (layout.ranks() == 1) {
     if (state.reported) withdraw(b, stream);
@@ -391,6 +405,11 @@ void Executor::Impl::reduce(BundleId b, const Stream& stream) {
   const BundleId ids[] = {b};
   enter(Kind::kGrad, ids, {});
   see(stream);
+  end_gradient(b, stream);
+}
+
+void Executor::Impl::end_gradient(BundleId b, const Stream& stream) {
+  BundleStep& state = steps_[b];
   state.open = false;
   const bool first = state.added++ == 0;
   if (planned()) {
@@ -460,12 +479,16 @@ void Executor::Impl::send(BundleId b, bool first, TensorView scratch, ExecutorLa
   lane.stream.wait(lane.edge);
   if (steps_[b].reported) withdraw(b, lane.stream);
   const BundleLayout& layout = layouts_[b];
-  transports_[lane.group]->reduce({b, layout.send(steps_[b].send.memory), scratch,
-                                   layout.main_grads(), layout.valid_rows(), first},
-                                  lane.stream);
+  if (steps_[b].by_rows) {
+    send_rows(b, first, scratch, lane);
+  } else {
+    transports_[lane.group]->reduce({b, layout.send(steps_[b].send.memory), scratch,
+                                     layout.main_grads(), layout.valid_rows(), first},
+                                    lane.stream);
+  }
   StepCounts::Moved& count = moved(b);
   ++count.reduces;
-  count.reduced += specs_[b].reduce.received;
+  count.reduced += reduce_of(b).received;
 }
 
 void Executor::Impl::report(BundleId b, const Event& event) {
@@ -532,6 +555,14 @@ View Executor::grad_buffer(BundleId bundle, const Stream& stream) {
   return impl_->grad_buffer(bundle, stream);
 }
 void Executor::reduce(BundleId bundle, const Stream& stream) { impl_->reduce(bundle, stream); }
+void Executor::look_up(BundleId bundle, TensorView token_T, TensorView out_TD, TensorView faults,
+                       Work work, const Stream& stream) {
+  impl_->look_up(bundle, token_T, out_TD, faults, work, stream);
+}
+void Executor::add_rows(BundleId bundle, TensorView token_T, TensorView dout_TD, Work work,
+                        const Stream& stream) {
+  impl_->add_rows(bundle, token_T, dout_TD, work, stream);
+}
 void Executor::note_work(Work work) { impl_->note_work(work); }
 void Executor::cut() { impl_->cut(); }
 void Executor::flush(const Stream& stream) { impl_->flush(stream); }

@@ -70,7 +70,8 @@ struct ExecutorOptions {
 struct StepCounts {
   struct Moved {
     int64_t gathers = 0, reduces = 0;   // operations
-    int64_t gathered = 0, reduced = 0;  // bytes received
+    int64_t gathered = 0, reduced = 0;  // bytes received; of rows as BundleSpec::Rows has them
+    int64_t lookups = 0;
   };
   Moved dense, expert;
   bool planned = false;  // to the end
@@ -111,6 +112,15 @@ class Executor {
   // written. `reduce`, on the stream of the writer, follows before the bundle's next grad_buffer.
   View grad_buffer(BundleId bundle, const Stream& stream);
   void reduce(BundleId bundle, const Stream& stream);
+
+  // By rows, of a bundle with Bundle::row_tokens, for at most so many tokens (embedding.h); whole
+  // weight and gradient of it may be asked for, too. out[t] = row token[t], or zero; `faults`
+  // counts tokens that are none.
+  void look_up(BundleId bundle, TensorView token_T, TensorView out_TD, TensorView faults, Work work,
+               const Stream& stream);
+  // A contribution to its gradient: dout[t] to row token[t]. grad_buffer and reduce in one.
+  void add_rows(BundleId bundle, TensorView token_T, TensorView dout_TD, Work work,
+                const Stream& stream);
 
   // More work behind the latest call: attention, dispatch.
   void note_work(Work work);

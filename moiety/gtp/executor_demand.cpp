@@ -66,7 +66,7 @@ void Executor::Impl::open_on_demand(BundleId b, const Stream& stream) {
       open.push_back(steps_[other].send);
     }
   }
-  state.send = arena_.demand({true, spec.group}, spec.reduce.slot, open);
+  state.send = arena_.demand({true, spec.group}, reduce_of(b).slot, open);
   for (const auto& lane : lanes_) {
     if (lane->reduces && lane->group == spec.group && lane->used) stream.wait(lane->sent);
   }
@@ -86,13 +86,13 @@ void Executor::Impl::reduce_on_demand(BundleId b, bool first, const Stream& stre
 
 // A lane's reduces have theirs to the end of the step; they run beside what is gathered next.
 TensorView Executor::Impl::demand_scratch(BundleId b, ExecutorLane& lane) {
-  const int64_t bytes = specs_[b].reduce.scratch;
+  const int64_t bytes = reduce_of(b).scratch;
   if (bytes == 0) return {};
   if (!lane.scratch.memory.defined()) {
     int64_t most = 0;
     for (const BundleSpec& s : specs_) {
       if (s.group == lane.group && s.expert == lane.expert && s.group_size > 1) {
-        most = std::max(most, s.reduce.scratch);
+        most = std::max({most, s.reduce.scratch, s.rows.reduce.scratch});
       }
     }
     lane.scratch = arena_.demand({}, most, kept_);
@@ -108,7 +108,7 @@ void Executor::Impl::reserve_calls(const Timeline& time) {
   std::map<std::pair<int, bool>, int64_t> scratch;
   for (const BundleSpec& s : specs_) {
     int64_t& most = scratch[{s.group, s.expert}];
-    if (s.group_size > 1) most = std::max(most, s.reduce.scratch);
+    if (s.group_size > 1) most = std::max({most, s.reduce.scratch, s.rows.reduce.scratch});
   }
   for (const auto& [lane, bytes] : scratch) {
     if (bytes > 0) kept.push_back(arena_.demand({}, bytes, kept));

@@ -3,6 +3,7 @@
 //   executor.cpp          begin to flush: what every call does, in either mode
 //   executor_planned.cpp  calls as the plan has them; plans are made here
 //   executor_demand.cpp   calls of a step without a plan; departure from one
+//   executor_rows.cpp     calls that move rows, in either mode
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,7 @@
 
 #include "moiety/gtp/executor.h"
 #include "moiety/gtp/executor_parts.h"
+#include "moiety/gtp/transport_mapped.h"
 
 namespace moiety::gtp {
 
@@ -36,6 +38,10 @@ class Executor::Impl {
                    const Stream& stream);
   View grad_buffer(BundleId b, const Stream& stream);
   void reduce(BundleId b, const Stream& stream);
+  void look_up(BundleId b, TensorView token_T, TensorView out_TD, TensorView faults, Work work,
+               const Stream& stream);
+  void add_rows(BundleId b, TensorView token_T, TensorView dout_TD, Work work,
+                const Stream& stream);
   void note_work(Work work);
   void cut();
   void flush(const Stream& stream);
@@ -77,7 +83,16 @@ class Executor::Impl {
   size_t lane_of(int group, bool expert, bool reduces);
   ExecutorLane& use(size_t lane);
   void gather(BundleId b, const Landed& landed, ExecutorLane& lane);
+  BundleStep& open_gradient(const char* call, BundleId b, Kind kind, Work work,
+                            const Stream& stream);
+  void end_gradient(BundleId b, const Stream& stream);
+  const BundleSpec::Transfer& reduce_of(BundleId b) const {
+    return specs_[b].reduce_of(steps_[b].by_rows);
+  }
   void send(BundleId b, bool first, TensorView scratch, ExecutorLane& lane, const Stream& stream);
+  void send_rows(BundleId b, bool first, TensorView scratch, ExecutorLane& lane);
+  TensorView row_send(BundleId b) const;
+  MappedTransport& rows_transport(const char* call, BundleId b) const;
   void report(BundleId b, const Event& event);
   void withdraw(BundleId b, const Stream& stream);
   void zero_gradients(BundleId b, const Stream& stream);
@@ -156,6 +171,7 @@ class Executor::Impl {
   std::vector<Stream> streams_;    // of the caller
   Event begun_;
   std::vector<Event> joined_;  // what streams and lanes that come up after a departure wait for
+  Marks rows_read_;            // by the latest lookups, in peers' shards
   // The latest call, while its views are good.
   bool reading_ = false, reading_planned_ = false;
   Stream reader_;

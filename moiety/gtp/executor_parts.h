@@ -92,6 +92,7 @@ struct BundleStep {
   Stream derived_on;
   Event columns;
   bool open = false;      // grad_buffer without reduce
+  bool by_rows = false;   // the latest contribution
   int32_t opened_at = 0;  // position
   SlotArena::Slot send;
   int64_t added = 0;  // contributions

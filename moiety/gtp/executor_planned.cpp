@@ -66,7 +66,7 @@ void Executor::Impl::reduce_planned(BundleId b, bool first, const Stream& stream
   if (r.lane != kNone) {
     lane = &use(plan_->lanes[r.lane]);
     const int32_t scratch = plan_->plan.lanes[r.lane].scratch;
-    const int64_t bytes = specs_[b].reduce.scratch;
+    const int64_t bytes = reduce_of(b).scratch;
     send(b, first, bytes > 0 ? plan_->slots[scratch].memory.slice(0, 0, bytes) : TensorView(),
          *lane, stream);
   }

@@ -22,6 +22,7 @@ void check_bundles(std::span<const BundleSpec> bundles) {
     };
     for (const BundleSpec::Transfer& t : b.gather) check("a gather", t);
     check("the reduce", b.reduce);
+    check("the reduce of rows", b.rows.reduce);
   }
 }
 

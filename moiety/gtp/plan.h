@@ -8,7 +8,7 @@
 //   call at position p   records the read events of the gathers used at p - 1 that have one (E3);
 //                        waits the ready events of waits[p] (E2); then issues issues[p], each
 //                        behind the read events of its slot's occupant before (E3)
-//   kGradBuffer at p     waits the event of the reduce before in the slot (E6)
+//   kGradBuffer at p     waits the event of the reduce before in the slot (E6); kRowsGrad, too
 //
 // What a slot held in an earlier step is done with at kBegin, where the lanes wait for
 // begin_step's stream.
@@ -49,8 +49,16 @@ struct BundleSpec {
   bool rows_only = false;            // dgrad reads the row view too
   std::array<Transfer, 3> gather{};  // that makes the row view, the column view, both
   Transfer reduce{};                 // the slot is the send buffer
+  // What moves in place of the whole weight in kRows and kRowsGrad (embedding.h).
+  struct Rows {
+    int64_t tokens = 0;  // the most of a call; 0: there are no such calls
+    int64_t lookup = 0;  // bytes received, if the tokens are spread evenly over the ranks
+    Transfer reduce{};   // receives at most so much
+  };
+  Rows rows{};
 
   const Transfer& gather_of(Views views) const { return gather[views - 1]; }
+  const Transfer& reduce_of(bool by_rows) const { return by_rows ? rows.reduce : reduce; }
   // The view that a consume reads.
   Views view_of(Kind consume) const {
     return consume == Kind::kBwd && !rows_only ? kColView : kRowView;
@@ -103,13 +111,14 @@ struct Gather {
   int32_t read_event = kNone;   // E3, one on every stream that reads; none without `next`
 };
 
-// Of every kGrad, also where G is 1: then lane and slot are kNone, the buffer is main_grad, and
-// `next` the reduce that adds to it after this one.
+// Of every kGrad and kRowsGrad, also where G is 1: then lane and slot are kNone, the buffer is
+// main_grad, and `next` the reduce that adds to it after this one.
 struct Reduce {
   BundleId bundle = kNoBundle;
+  bool by_rows = false;
   bool first = false, last = false;  // overwrites main_grad; reports the weights ready
   bool crosses = false;
-  int32_t buffer = 0, grad = 0;  // positions of kGradBuffer and kGrad
+  int32_t buffer = 0, grad = 0;  // positions of kGradBuffer and kGrad; both that of kRowsGrad
   int32_t free = 0;              // from the position after it the slot has another occupant
   int32_t lane = kNone, slot = kNone;
   int32_t next = kNone;   // reduce that takes the slot over in this step
@@ -150,7 +159,7 @@ struct Report {
   int32_t shortened = 0;      // sends that give their slot up early for send_bytes
   int64_t received = 0;       // bytes in a step
   double work_ns = 0;         // of the step
-  double gather_wait_ns = 0;  // simulated: consumers wait for gathers,
+  double gather_wait_ns = 0;  // simulated: consumers wait for gathers and rows,
   double send_wait_ns = 0;    // writers of gradients for send slots,
   double flush_wait_ns = 0;   // the end of the step for reduces
 };
@@ -158,11 +167,11 @@ struct Report {
 struct Plan {
   int32_t positions = 0;
   std::vector<Gather> gathers;  // in order of first use
-  std::vector<Reduce> reduces;  // in order of kGrad
+  std::vector<Reduce> reduces;  // in order of `grad`
   std::vector<LaneSpec> lanes;
   std::vector<SlotSpec> slots;
   PerPosition waits, issues;       // gathers; issues in the order of the host
-  std::vector<int32_t> reduce_at;  // [positions] that of a kGradBuffer or kGrad, else kNone
+  std::vector<int32_t> reduce_at;  // [positions] that of a gradient's calls, else kNone
   // Events [0, events) of which those from `external` on pass from one graph segment to another.
   int32_t events = 0, external = 0;
   Report report;

@@ -156,7 +156,8 @@ class Checker {
       const BundleSpec& b = bundles_[r.bundle];
       if (b.group_size == 1) continue;
       hold(r.slot,
-           {SlotUse::kSend, b.group, b.expert, segments_differ(r.buffer, r.free), b.reduce.slot},
+           {SlotUse::kSend, b.group, b.expert, segments_differ(r.buffer, r.free),
+            b.reduce_of(r.by_rows).slot},
            r.buffer, r.free);
     }
     std::map<SlotSpec, std::vector<Held>> classes;
@@ -181,21 +182,19 @@ class Checker {
     for (const TraceEvent& e : trace_) {
       p += !e.same_call;
       if (fault_) return;
-      const bool gradient = e.kind == Kind::kGradBuffer || e.kind == Kind::kGrad;
       const int32_t i = plan_.reduce_at[p];
-      if (!gradient) {
+      if (!begins_gradient(e.kind) && !ends_gradient(e.kind)) {
         expect(i == kNone, "I6: a reduce at position {}, which is {}", p, name(e.kind));
         continue;
       }
       if (i == kNone) return fault("I6: no reduce at position {}", p);
       const Reduce& r = plan_.reduces[i];
       expect(r.bundle == e.bundle, "I6: position {} reduces bundle {}", p, r.bundle);
-      if (e.kind == Kind::kGradBuffer) {
-        buffer[e.bundle] = p;
-        continue;
-      }
+      if (begins_gradient(e.kind)) buffer[e.bundle] = p;
+      if (!ends_gradient(e.kind)) continue;
       expect(i == count++ && r.grad == p && r.buffer == buffer[e.bundle] && r.free >= p,
              "I6: reduce {} at position {} is out of order", i, p);
+      expect(r.by_rows == (e.kind == Kind::kRowsGrad), "I6: reduce {} moves something else", i);
       const BundleSpec& b = bundles_[e.bundle];
       const bool none = r.lane == kNone;
       expect(none == (b.group_size == 1), "I6: reduce {} on lane {}", i, r.lane);

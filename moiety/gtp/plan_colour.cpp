@@ -73,7 +73,9 @@ std::vector<int64_t> lane_scratch(const Problem& problem, std::span<const Gather
   for (const Gather& g : gathers) {
     need(g.lane, problem.bundles[g.bundle].gather_of(g.views).scratch);
   }
-  for (const Reduce& r : reduces) need(r.lane, problem.bundles[r.bundle].reduce.scratch);
+  for (const Reduce& r : reduces) {
+    need(r.lane, problem.bundles[r.bundle].reduce_of(r.by_rows).scratch);
+  }
   return out;
 }
 

@@ -13,12 +13,12 @@ ShapeTable::ShapeTable(std::span<const BundleSpec> bundles, const Policy& policy
   const auto gather_slot = [](const BundleSpec& b, Views views) {
     return SlotSpec{SlotUse::kGather, b.group, b.expert, false, b.gather_of(views).slot};
   };
-  const auto send_slot = [](const BundleSpec& b) {
-    return SlotSpec{SlotUse::kSend, b.group, b.expert, false, b.reduce.slot};
+  const auto send_slot = [](const BundleSpec& b, bool by_rows) {
+    return SlotSpec{SlotUse::kSend, b.group, b.expert, false, b.reduce_of(by_rows).slot};
   };
   for (const BundleSpec& b : bundles) {
     for (Views v = 1; v <= (kRowView | kColView); ++v) numbers[gather_slot(b, v)];
-    numbers[send_slot(b)];
+    for (const bool by_rows : {false, true}) numbers[send_slot(b, by_rows)];
   }
   for (auto& [slot, number] : numbers) {
     number = static_cast<int32_t>(shapes.size());
@@ -28,7 +28,7 @@ ShapeTable::ShapeTable(std::span<const BundleSpec> bundles, const Policy& policy
     for (Views v = 1; v <= (kRowView | kColView); ++v) {
       gather_.push_back(numbers.at(gather_slot(b, v)));
     }
-    send_.push_back(numbers.at(send_slot(b)));
+    for (const bool by_rows : {false, true}) send_.push_back(numbers.at(send_slot(b, by_rows)));
   }
 }
 

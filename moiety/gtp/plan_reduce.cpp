@@ -12,10 +12,11 @@ std::vector<Reduce> find_reduces(const Problem& problem) {
   std::vector<int32_t> buffer(problem.bundles.size()), latest(problem.bundles.size(), kNone);
   for (int32_t p = 0; p < time.positions; ++p) {
     const TraceEvent& e = time.call(p)[0];
-    if (e.kind == Kind::kGradBuffer) buffer[e.bundle] = p;
-    if (e.kind != Kind::kGrad) continue;
+    if (begins_gradient(e.kind)) buffer[e.bundle] = p;
+    if (!ends_gradient(e.kind)) continue;
     Reduce r;
     r.bundle = e.bundle;
+    r.by_rows = e.kind == Kind::kRowsGrad;
     r.buffer = buffer[e.bundle];
     r.grad = r.free = p;
     r.first = latest[e.bundle] == kNone;
@@ -40,7 +41,8 @@ void estimate_sends(const Problem& problem, const LaneTable& lanes, std::span<Re
     r.lane = lanes.of_reduces(r.bundle);
     if (r.lane == kNone) continue;
     double& free = lane_free[r.lane];
-    free = std::max(time.t[r.grad], free) + transfer_ns(policy, bundles[r.bundle].reduce);
+    free = std::max(time.t[r.grad], free) +
+           transfer_ns(policy, bundles[r.bundle].reduce_of(r.by_rows));
     const auto q = static_cast<int32_t>(std::lower_bound(begin, end, free) - begin);
     const int32_t last = policy.cross_cuts ? time.positions - 1 : time.segment_end(r.grad);
     r.free = std::clamp(q, r.grad, last);

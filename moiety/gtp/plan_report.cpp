@@ -7,6 +7,13 @@
 namespace moiety::gtp {
 namespace {
 
+// The bundle whose rows are read from peers at the position.
+const BundleSpec* looked_up(const Problem& problem, int32_t p) {
+  const TraceEvent& e = problem.time.call(p)[0];
+  if (e.kind != Kind::kRows || problem.bundles[e.bundle].group_size == 1) return nullptr;
+  return &problem.bundles[e.bundle];
+}
+
 class Simulation {
  public:
   Simulation(const Problem& problem, const Plan& plan)
@@ -27,13 +34,17 @@ class Simulation {
  private:
   void call(int32_t p) {
     for (const int32_t g : plan_.waits[p]) wait(out_.gathers[g].end, out_.gather_wait);
+    if (const BundleSpec* b = looked_up(problem_, p)) {
+      wait(clock_ + transfer_ns(problem_.policy, {b->rows.lookup, 0, 0}), out_.gather_wait);
+    }
     const int32_t r = plan_.reduce_at[p];
     if (r != kNone && plan_.reduces[r].lane != kNone) {
       const Reduce& reduce = plan_.reduces[r];
       double& free = send_free_[reduce.slot];
       if (p == reduce.buffer) wait(free, out_.send_wait);
       if (p == reduce.grad) {
-        out_.reduces[r] = transfer(reduce.lane, problem_.bundles[reduce.bundle].reduce);
+        out_.reduces[r] =
+            transfer(reduce.lane, problem_.bundles[reduce.bundle].reduce_of(reduce.by_rows));
         free = out_.reduces[r].end;
       }
     }
@@ -81,7 +92,11 @@ void report_times(const Problem& problem, Plan& plan) {
     report.received += problem.bundles[g.bundle].gather_of(g.views).received;
   }
   for (const Reduce& r : plan.reduces) {
-    if (r.lane != kNone) report.received += problem.bundles[r.bundle].reduce.received;
+    if (r.lane == kNone) continue;
+    report.received += problem.bundles[r.bundle].reduce_of(r.by_rows).received;
+  }
+  for (int32_t p = 0; p < plan.positions; ++p) {
+    if (const BundleSpec* b = looked_up(problem, p)) report.received += b->rows.lookup;
   }
 }
 
@@ -93,8 +108,8 @@ uint64_t hash_of(const Plan& plan) {
           g.lane, g.slot, g.next, g.ready_event, g.read_event);
   }
   for (const Reduce& r : plan.reduces) {
-    h.add(r.bundle, r.first, r.last, r.crosses, r.buffer, r.grad, r.free, r.lane, r.slot, r.next,
-          r.event);
+    h.add(r.bundle, r.by_rows, r.first, r.last, r.crosses, r.buffer, r.grad, r.free, r.lane, r.slot,
+          r.next, r.event);
   }
   for (const LaneSpec& l : plan.lanes) h.add(l.group, l.expert, l.reduces, l.scratch);
   for (const SlotSpec& s : plan.slots) h.add(s.use, s.group, s.expert, s.crosses, s.bytes);

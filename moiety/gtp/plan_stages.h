@@ -66,7 +66,7 @@ class ShapeTable {
   };
   std::vector<Shape> shapes;  // ascending
   int32_t of(const Gather& g) const { return gather_[3 * g.bundle + g.views - 1]; }
-  int32_t of(const Reduce& r) const { return send_[r.bundle]; }
+  int32_t of(const Reduce& r) const { return send_[2 * r.bundle + r.by_rows]; }
 
  private:
   std::vector<int32_t> gather_, send_;
@@ -91,7 +91,7 @@ void hoist(const Problem& problem, const ShapeTable& shapes, const LaneTable& la
 
 // ---- reduce
 
-// One for each kGrad.
+// One for each kGrad and kRowsGrad.
 std::vector<Reduce> find_reduces(const Problem& problem);
 // Sets `lane`, `free` and `crosses`: a lane carries out one reduce after the other.
 void estimate_sends(const Problem& problem, const LaneTable& lanes, std::span<Reduce> reduces);

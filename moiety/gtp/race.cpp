@@ -62,7 +62,8 @@ class Replay {
 
   int32_t lane(int32_t l) const { return callers_ + l; }
   int32_t peer(int32_t l) const { return callers_ + lanes_ + l; }
-  int32_t optimizer() const { return callers_ + 2 * lanes_; }
+  int32_t peer_caller() const { return callers_ + 2 * lanes_; }
+  int32_t optimizer() const { return peer_caller() + 1; }
   int32_t caller(int32_t p) const { return model_.streams.empty() ? 0 : model_.streams[p]; }
   bool has(Edge edge) const { return model_.without != edge; }
 
@@ -132,8 +133,9 @@ class Replay {
     if (at_ > 0) record_reads(at_ - 1);
     if (e.kind == Kind::kBegin) begin(stream);
     if (is_consume(e.kind)) wait_for_weights(stream);
-    if (e.kind == Kind::kGradBuffer) grad_buffer(plan_.reduces[plan_.reduce_at[at_]], stream);
-    if (e.kind == Kind::kGrad) reduce(plan_.reduces[plan_.reduce_at[at_]], stream);
+    if (e.kind == Kind::kRows) read_rows(e.bundle, stream);
+    if (begins_gradient(e.kind)) grad_buffer(plan_.reduces[plan_.reduce_at[at_]], stream);
+    if (ends_gradient(e.kind)) reduce(plan_.reduces[plan_.reduce_at[at_]], stream);
     for (const int32_t g : plan_.issues[at_]) issue(g);
     if (is_consume(e.kind)) read_weights(stream);
     if (e.kind == Kind::kFlush) flush(stream);
@@ -172,6 +174,15 @@ class Replay {
       if (std::find(gathered.begin(), gathered.end(), e.bundle) != gathered.end()) continue;
       wait_published(stream, e.bundle);
       read(shards_[e.bundle], stream, "the shard", e.bundle);
+    }
+  }
+
+  // In the own shard and the peers'; peers do the same.
+  void read_rows(BundleId b, int32_t stream) {
+    consumed_[b] = true;
+    for (const int32_t s : {stream, peer_caller()}) {
+      wait_published(s, b);
+      read(shards_[b], s, "the shard, by rows,", b);
     }
   }
 
@@ -232,6 +243,7 @@ class Replay {
       follow_edge(Edge::kFlushed, stream, lane(l));
       follow_edge(Edge::kFlushed, optimizer(), peer(l));
     }
+    follow_edge(Edge::kFlushed, optimizer(), peer_caller());
     follow_edge(Edge::kFlushed, optimizer(), stream);
     std::vector<bool> trained(bundles_);
     for (const Reduce& r : plan_.reduces) trained[r.bundle] = true;

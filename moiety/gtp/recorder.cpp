@@ -121,7 +121,8 @@ std::span<const TraceEvent> Recorder::seal() {
 
 float Recorder::time_of(Work work) const {
   return static_cast<float>(
-      std::max(work.flops / policy_.flops_per_ns, work.bytes / policy_.memory_bytes_per_ns));
+      std::max(work.flops / policy_.flops_per_ns, work.bytes / policy_.memory_bytes_per_ns) +
+      work.received / policy_.bytes_per_ns);
 }
 
 static_assert(std::is_trivially_copyable_v<Policy>);

@@ -12,12 +12,14 @@
 
 namespace moiety::gtp {
 
-// What a call has the device do, from shapes.
+// What a call has the device do, from shapes: computing beside the traffic of its memory, and then
+// bytes that come from other ranks.
 struct Work {
-  double flops = 0, bytes = 0;
+  double flops = 0, bytes = 0, received = 0;
   Work& operator+=(Work more) {
     flops += more.flops;
     bytes += more.bytes;
+    received += more.received;
     return *this;
   }
 };
@@ -30,7 +32,7 @@ class Recorder {
   // Begins a step and drops what was recorded. A step that departs from its plan goes on from the
   // calls that agreed, `calls` (kBegin is the first).
   void begin(std::span<const TraceEvent> calls = {});
-  // One call: a consume of these bundles, kGradBuffer or kGrad of one, or kCut of none. `work` is
+  // One call: a consume of these bundles, another one of one bundle, or kCut of none. `work` is
   // what follows the call until the next.
   void call(Kind kind, std::span<const BundleId> bundles, Work work = {});
   // More of what follows the latest call: attention, dispatch.

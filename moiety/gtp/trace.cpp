@@ -8,8 +8,8 @@
 namespace moiety::gtp {
 
 const char* name(Kind kind) {
-  constexpr const char* kNames[] = {"begin",       "forward", "backward", "recompute",
-                                    "grad buffer", "grad",    "cut",      "flush"};
+  constexpr const char* kNames[] = {"begin", "forward", "backward",  "recompute", "grad buffer",
+                                    "grad",  "rows",    "rows grad", "cut",       "flush"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -43,13 +43,12 @@ void check_trace(std::span<const TraceEvent> trace, int32_t bundles) {
                    "gtp trace: bundle {} named twice in the call at position {}", e.bundle,
                    position);
       consumed_at[e.bundle] = position;
-    } else if (e.kind == Kind::kGradBuffer) {
+    } else if (begins_gradient(e.kind)) {
       MOIETY_CHECK(open == kClosed,
-                   "gtp trace: grad buffer of bundle {} at position {}, that of position {} was "
-                   "not reduced",
-                   e.bundle, position, open);
-      open = position;
-    } else {
+                   "gtp trace: {} of bundle {} at position {}, that of position {} was not reduced",
+                   name(e.kind), e.bundle, position, open);
+      if (!ends_gradient(e.kind)) open = position;
+    } else if (ends_gradient(e.kind)) {
       MOIETY_CHECK(open != kClosed, "gtp trace: grad of bundle {} at position {} without a buffer",
                    e.bundle, position);
       open = kClosed;

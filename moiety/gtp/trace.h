@@ -20,6 +20,8 @@ enum class Kind : uint8_t {
   kRecompute,   // in a forward pass that is run again
   kGradBuffer,  // memory for a gradient is asked for
   kGrad,        // the gradient in it is to be reduced
+  kRows,        // rows of the weight are read where they lie (embedding.h),
+  kRowsGrad,    // and gradients of such rows are to be reduced
   kCut,         // border of two graph segments
   kFlush,       // the last position
 };
@@ -28,8 +30,13 @@ const char* name(Kind kind);
 constexpr bool is_consume(Kind kind) {
   return kind == Kind::kFwd || kind == Kind::kBwd || kind == Kind::kRecompute;
 }
+// A call of kRowsGrad is both of the others' calls.
+constexpr bool begins_gradient(Kind kind) {
+  return kind == Kind::kGradBuffer || kind == Kind::kRowsGrad;
+}
+constexpr bool ends_gradient(Kind kind) { return kind == Kind::kGrad || kind == Kind::kRowsGrad; }
 constexpr bool names_bundle(Kind kind) {
-  return is_consume(kind) || kind == Kind::kGradBuffer || kind == Kind::kGrad;
+  return is_consume(kind) || begins_gradient(kind) || ends_gradient(kind) || kind == Kind::kRows;
 }
 
 struct TraceEvent {
@@ -46,8 +53,8 @@ struct TraceEvent {
 // Throws Error(InvalidArgument) with event, position and bundle unless the trace is empty or one of
 // a whole step: kBegin first, kFlush last and nowhere else; bundles in [0, bundles); calls of
 // several bundles name each once, for one purpose; every kGradBuffer is followed by the kGrad of
-// its bundle before the next kGradBuffer of it, and nothing else is a kGrad; work is finite and not
-// negative.
+// its bundle before the next kGradBuffer or kRowsGrad of it, and nothing else is a kGrad; work is
+// finite and not negative.
 void check_trace(std::span<const TraceEvent> trace, int32_t bundles);
 
 }  // namespace moiety::gtp

@@ -29,6 +29,7 @@
 #include "moiety/base/deadline.h"
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
+#include "moiety/base/trace.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/gtp/landing.h"
 #include "moiety/gtp/slot_arena.h"
@@ -39,8 +40,9 @@ enum class TransportKind : uint8_t { kMapped, kAllToAll, kRing };
 const char* name(TransportKind kind);
 
 struct TransportOptions {
-  std::string name = "gtp";  // of the group, for errors
-  Seconds deadline{100};     // of every wait; collectives have their communicator's
+  std::string name = "gtp";          // of the group, for errors
+  TraceLane axis = TraceLane::kGtp;  // that waits and operations count for
+  Seconds deadline{100};             // of every wait; collectives have their communicator's
 };
 
 // A bundle as this rank stores it. All but the addresses is equal on all ranks of the group, and
@@ -90,6 +92,7 @@ class Transport {
   int ranks() const { return comm_.size(); }
   const std::string& name() const { return options_.name; }
   comm::Bootstrap& bootstrap() const { return comm_.bootstrap(); }
+  TraceLane axis() const { return options_.axis; }
   // Gathers ask nothing of peers but published shards: a rank may gather what it likes, when it
   // likes.
   virtual bool gathers_alone() const = 0;

@@ -1,7 +1,6 @@
 #include "moiety/gtp/transport_collective.h"
 
 #include "moiety/base/error.h"
-#include "moiety/base/trace.h"
 
 namespace moiety::gtp {
 namespace {
@@ -34,6 +33,7 @@ void CollectiveTransport::run(const char* operation, BundleId id, const Stream& 
     check();
     std::string error;
     for (comm::Ticket& ticket : *tickets) {
+      const WaitSpan span(axis(), operation);
       try {
         ticket.wait();
       } catch (const Error& e) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "moiety/base/error.h"
-#include "moiety/base/trace.h"
 #include "moiety/comm/collective.h"
 #include "moiety/comm/flags.h"
 #include "moiety/gtp/hash.h"
@@ -102,7 +101,7 @@ void MappedTransport::await_peer(int peer, int array, uint64_t value, const Wait
   check();
   uint64_t& counter = word(rank(), array, peer);
   if (comm::load_acquire(counter) >= value) return;
-  const WaitSpan span(TraceLane::kDp, "gtp wait", {{"for rank", peer}});
+  const WaitSpan span(axis(), "gtp wait", {{"for rank", peer}});
   uint64_t& poison = poison_word(rank());
   switch (comm::wait_at_least(
       counter, value,
@@ -161,8 +160,9 @@ void MappedTransport::gather(const GatherJob& job, const Stream& lane) {
 void MappedTransport::run_gather(const GatherJob& job) {
   const SharedBundle& b = bundle(job.bundle);
   const GatherLayout& layout = job.landing->layout();
-  const TraceSpan span(TraceLane::kDp, "gtp gather", {{"bytes", layout.received()}});
+  const TraceSpan span(axis(), "gtp gather", {{"bytes", layout.received()}});
   await_published(b, {"E1", "gather", b.expert, ++gathers_[b.expert], b.id});
+  std::vector<comm::ByteCopy> copies;
   for (const Plane& plane : layout.planes) {
     for (size_t e = 0; e < b.members.size(); ++e) {
       const TensorView& shard = b.members[e][static_cast<size_t>(plane.array)];
@@ -171,11 +171,13 @@ void MappedTransport::run_gather(const GatherJob& job) {
       for (int i = 0; i < ranks(); ++i) {
         const int g = (rank() + i) % ranks();
         const TensorView to = job.landing->part(plane, g);
-        comm::copy_bytes(static_cast<std::byte*>(to.raw()) + static_cast<int64_t>(e) * to.stride(0),
-                         locate(g, at), plane.bytes);
+        auto* const bytes = static_cast<std::byte*>(to.raw());
+        copies.push_back(
+            {bytes + static_cast<int64_t>(e) * to.stride(0), locate(g, at), plane.bytes});
       }
     }
   }
+  comm::copy_bytes(copies);
   received_.gathered += layout.received();
 }
 
@@ -200,15 +202,13 @@ void MappedTransport::check_send(BundleId id, const TensorView& send) const {
 }
 
 void MappedTransport::exchange(BundleId id, const TensorView& send,
-                               const std::function<void()>& write,
                                const std::function<void(std::span<std::byte* const> sends)>& read) {
   const SharedBundle& b = bundle(id);
   const int produced = kProduced + b.expert, consumed = kConsumed + b.expert;
   const int place_array = kPlace + b.expert;
   const uint64_t k = own(produced) + 1;
-  // Until then a peer may still read, or look for, what was sent before.
+  // Until then a peer may still look for what was sent before.
   await(consumed, k - 1, {"E6", "reduce", b.expert, k - 1, id});
-  write();
   const auto at = static_cast<uint64_t>(place(send.raw(), send.bytes()));
   for (int r = 0; r < ranks(); ++r) comm::store_relaxed(word(r, place_array, rank()), at);
   tell(produced, k);
@@ -227,10 +227,9 @@ void MappedTransport::reduce(const ReduceJob& job, const Stream& lane) {
   check_send(job.bundle, job.send);
   lane.run([=, this] {
     const BundleSpec::Transfer transfer = reduce_transfer(s);
-    const TraceSpan span(TraceLane::kDp, "gtp reduce", {{"bytes", transfer.received}});
+    const TraceSpan span(axis(), "gtp reduce", {{"bytes", transfer.received}});
     const int64_t shard = byte_size(s.wire, s.shard_rows * s.cols);
-    const auto written = [] {};
-    exchange(job.bundle, job.send, written, [&](std::span<std::byte* const> sends) {
+    exchange(job.bundle, job.send, [&](std::span<std::byte* const> sends) {
       std::vector<std::byte*> chunks;
       for (std::byte* peer : sends) chunks.push_back(peer + rank() * shard);
       add_chunks(job, s, chunks, ranks() * shard);

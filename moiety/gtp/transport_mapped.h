@@ -41,10 +41,9 @@ class MappedTransport final : public Transport {
   // Every rank's shard of an array of a member, by rank, once all have published it.
   std::vector<const std::byte*> await_shards(BundleId bundle, Array array, int member);
   void check_send(BundleId bundle, const TensorView& send) const;
-  // One of the reduces of the bundle's lane: write() fills `send`, which lies in memory from
-  // `allocate`, once peers have read what the reduce before sent; when all peers have got so far,
-  // read(sends) gets their memory, by rank.
-  void exchange(BundleId bundle, const TensorView& send, const std::function<void()>& write,
+  // One of the reduces of the bundle's lane, of `send`, which lies in memory from `allocate`: when
+  // all peers have got so far, read(sends) gets their memory, by rank.
+  void exchange(BundleId bundle, const TensorView& send,
                 const std::function<void(std::span<std::byte* const> sends)>& read);
   void count_received(const TransportBytes& bytes) {
     received_.gathered += bytes.gathered;

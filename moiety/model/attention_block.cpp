@@ -130,10 +130,16 @@ AttentionBlock::Saved AttentionBlock::forward(const Pass& pass, TensorView x_TD,
   project(pass, x_TD, s.qkv);
   ArenaScope temporaries(pass.arena);
   attention(attention_args(pass, heads(pass, s.qkv), s), pass.stream);
+  pass.note(core_work(pass, 2));
   pass.stored("attention", "o", s.o, s.qkv);
   forward_to_own(pass, o_, s.o, out_TD, x_TD);
   pass.stored("attn.o", "x", out_TD, s.o, o_.parameter().weight, x_TD);
   return s;
+}
+
+gtp::Work AttentionBlock::core_work(const Pass& pass, int products) const {
+  const int64_t o = heads_ * head_dim_, qkv = o + 2 * kv_heads_ * head_dim_;
+  return attention_work(products, pass.tokens(), pass.seq_len, qkv, o, pass.storage);
 }
 
 AttentionArgs AttentionBlock::attention_args(const Pass& pass, const QkvHeads& h,
@@ -174,6 +180,7 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
                         .dk_BSGC = d.k_BSGC,
                         .dv_BSGC = d.v_BSGC},
                        pass.stream);
+    pass.note(core_work(pass, 5));
     pass.stored("attention", "dq, dk, dv", dqkv, d_o, s.qkv);
     rotate(pass, dqkv, true);
     if (qk_norm_) {

@@ -63,6 +63,7 @@ class AttentionBlock {
   TensorView head_rows(const Pass& pass, TensorView o) const;
   // The gradient of `o`, given that of the block's output; and of the weight.
   void output_backward(const Pass& pass, TensorView d_TD, TensorView o, TensorView d_o) const;
+  gtp::Work core_work(const Pass& pass, int products) const;
   AttentionArgs attention_args(const Pass& pass, const QkvHeads& heads, const Saved& saved) const;
 
   optim::ParamSpec qkv_spec(const std::string& prefix) const;

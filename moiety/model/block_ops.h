@@ -7,6 +7,7 @@
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
 #include "moiety/model/rows.h"
+#include "moiety/model/step_work.h"
 #include "moiety/model/weights.h"
 
 namespace moiety::model {
@@ -14,7 +15,8 @@ namespace moiety::model {
 // grad of `p` (+)= dy^T x.
 inline void add_weight_gradient(const Pass& pass, TensorView dy, TensorView x,
                                 optim::Parameter& p) {
-  const OpenGradient grad = open_gradient(pass, p);
+  const gtp::Work work = product_work(dy.size(0), dy.size(1), x.size(1), pass.storage);
+  const OpenGradient grad = open_gradient(pass, p, work);
   linear_weight_gradient(dy, x, grad.view, grad.accumulate, pass.stream);
   pass.stored(p.spec.name, "gradient", grad.view, dy, x);
   close_gradient(pass, p);
@@ -23,6 +25,7 @@ inline void add_weight_gradient(const Pass& pass, TensorView dy, TensorView x,
 inline void apply_norm(const Pass& pass, TensorView x, const optim::Parameter& p, float eps,
                        TensorView y) {
   norm({.x = x, .weight_D = p.weight, .y = y, .eps = eps}, pass.stream);
+  pass.note(elementwise_work(2 * x.numel(), pass.storage));
   pass.stored(p.spec.name, "h", y, x, p.weight);
 }
 
@@ -46,6 +49,7 @@ inline void norm_gradient(const Pass& pass, const NormGradient& g, float eps, op
                  .eps = eps,
                  .accumulate = take_accumulate(p)},
                 pass.stream);
+  pass.note(elementwise_work(2 * g.x.numel(), pass.storage));
   pass.stored(p.spec.name, "dx", g.dx, g.dy, p.weight);
   pass.stored(p.spec.name, "gradient", p.grad, g.dy);
 }

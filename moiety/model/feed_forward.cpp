@@ -4,6 +4,7 @@
 
 #include "moiety/gemm/swiglu.h"
 #include "moiety/model/block_ops.h"
+#include "moiety/model/step_work.h"
 #include "moiety/model/tensor_parallel.h"
 
 namespace moiety::model {
@@ -53,6 +54,10 @@ void FeedForward::set_recipe(const std::optional<gemm::Recipe>& recipe) {
   fc2_.set_recipe(recipe);
 }
 
+gtp::Work FeedForward::activation_work(const Pass& pass) const {
+  return elementwise_work(pass.tokens() * 3 * ffn_, pass.storage);
+}
+
 TensorView FeedForward::hidden(const Pass& pass, TensorView h_TD) const {
   const TensorView hidden = pass.tensor({pass.tokens(), 2 * ffn_});
   ArenaScope input(pass.arena);
@@ -68,6 +73,7 @@ TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
   const TensorView activated = pass.tensor({pass.tokens(), ffn_});
   gemm::activation_forward(swiglu_args(hidden, gather_values(pass, a.prob_T)), activated,
                            pass.stream);
+  pass.note(activation_work(pass));
   pass.stored("ffn.swiglu", "a", activated, hidden);
   forward_to_own(pass, fc2_, activated, a.out_TD, a.residual_TD);
   pass.stored("ffn.fc2", "x", a.out_TD, activated, fc2_.parameter().weight, a.residual_TD);
@@ -83,6 +89,7 @@ void FeedForward::activation_backward(const Pass& pass, const Backward& a, Tenso
       partial ? pass.arena.tensor(DType::kFloat32, {pass.tokens()}) : a.dprob_T;
   gemm::activation_backward(swiglu_args(hidden, prob_T), d_activated, hidden, activated, dprob_T,
                             pass.stream);
+  pass.note(activation_work(pass));
   pass.stored("ffn.swiglu", "dhidden", hidden, d_activated);
   if (partial) sum_to_own(pass, column(dprob_T), {}, column(a.dprob_T));
 }

@@ -50,6 +50,7 @@ class FeedForward {
   // `hidden` becomes its gradient; `activated`, what fc2 read, is made anew.
   void activation_backward(const Pass& pass, const Backward& args, TensorView hidden,
                            TensorView d_activated, TensorView activated) const;
+  gtp::Work activation_work(const Pass& pass) const;
 
   std::string prefix_;
   int64_t ffn_;  // columns of this rank

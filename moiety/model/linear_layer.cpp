@@ -1,5 +1,6 @@
 #include "moiety/model/linear_layer.h"
 
+#include "moiety/model/step_work.h"
 #include "moiety/model/weight_layout.h"
 #include "moiety/model/weights.h"
 
@@ -40,10 +41,12 @@ gemm::QuantizedLinear LinearLayer::quantized_experts(const Pass& pass,
   return out;
 }
 
+gtp::Work LinearLayer::work(const Pass& pass, int64_t rows) const {
+  return product_work(rows, layout_.slice_rows(), layout_.slice_cols(), pass.storage);
+}
+
 gemm::LinearWeight LinearLayer::read(const Pass& pass, gtp::Phase phase, int64_t rows) const {
-  const int64_t item = byte_size(pass.storage, 1);
-  return read_weight(pass, *p_, phase,
-                     product_work(rows, layout_.slice_rows(), layout_.slice_cols(), item));
+  return read_weight(pass, *p_, phase, work(pass, rows));
 }
 
 void LinearLayer::forward(const Pass& pass, TensorView x, TensorView y, TensorView residual) const {
@@ -60,7 +63,7 @@ void LinearLayer::input_gradient(const Pass& pass, TensorView dy, TensorView dx)
 
 void LinearLayer::weight_gradient(const Pass& pass, TensorView dy, TensorView x) const {
   if (!recipe_) return add_weight_gradient(pass, dy, x, *p_);
-  const OpenGradient grad = open_gradient(pass, *p_);
+  const OpenGradient grad = open_gradient(pass, *p_, work(pass, dy.size(0)));
   gemm::quantized_weight_gradient(quantized(pass, {}), dy, x, grad.view, grad.accumulate,
                                   pass.arena, pass.stream);
   pass.stored(p_->spec.name, "gradient", grad.view, dy, x);

@@ -39,6 +39,7 @@ class LinearLayer {
                                           int32_t first_expert) const;
 
  private:
+  gtp::Work work(const Pass& pass, int64_t rows) const;
   gemm::LinearWeight read(const Pass& pass, gtp::Phase phase, int64_t rows) const;
   gemm::QuantizedLinear linear(const Pass& pass, const gemm::LinearWeight& weight) const;
   gemm::QuantizedLinear quantized(const Pass& pass, const gemm::LinearWeight& weight) const;

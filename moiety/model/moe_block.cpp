@@ -127,13 +127,34 @@ moe::MoeWeights MoeBlock::weights(const Pass& pass, const gemm::LinearWeight& w1
 }
 
 gtp::Work MoeBlock::fc1_work(const Pass& pass, int64_t rows) const {
-  return product_work(rows, layer_.config().activation.hidden(d_ffn_), d_model_,
-                      byte_size(pass.storage, 1), group_->local_experts());
+  return product_work(rows, layer_.config().activation.hidden(d_ffn_), d_model_, pass.storage,
+                      group_->local_experts());
+}
+
+gtp::Work MoeBlock::fc2_work(const Pass& pass, int64_t rows) const {
+  return product_work(rows, d_model_, d_ffn_, pass.storage, group_->local_experts());
+}
+
+gtp::Work MoeBlock::router_work(const Pass& pass) const {
+  return product_work(pass.own_tokens(), group_->map().experts(), d_model_, pass.storage);
+}
+
+gtp::Work MoeBlock::exchange_work(const Pass& pass) const {
+  return model::exchange_work({.tokens = pass.own_tokens(),
+                               .d = d_model_,
+                               .experts = group_->map().experts(),
+                               .top_k = layer_.config().router.top_k,
+                               .ranks = group_->ranks()},
+                              pass.storage);
+}
+
+gtp::Work MoeBlock::activation_work(const Pass& pass) const {
+  const int64_t columns = layer_.config().activation.hidden(d_ffn_) + d_ffn_;
+  return elementwise_work(pairs(pass.h_TD) * columns, pass.storage);
 }
 
 moe::MoeWeights MoeBlock::read_weights(const Pass& pass, gtp::Phase phase, int64_t rows) const {
-  gtp::Work work =
-      product_work(rows, d_model_, d_ffn_, byte_size(pass.storage, 1), group_->local_experts());
+  gtp::Work work = fc2_work(pass, rows);
   work += fc1_work(pass, rows);
   const auto [w1, w2] =
       model::read_weights(pass, {&fc1_.parameter(), &fc2_.parameter()}, phase, work);
@@ -155,6 +176,10 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
                   .recompute = a.recompute,
                   .probe = pass.probe},
                  saved ? &s.experts : nullptr, pass.arena, pass.stream);
+  pass.note(router_work(pass));
+  pass.note(exchange_work(pass));
+  pass.note(activation_work(pass));
+  pass.note(exchange_work(pass));
   if (saved) *saved = s;
 }
 
@@ -162,6 +187,7 @@ TensorView MoeBlock::add_shared(const Pass& pass, const Forward& a, Saved& saved
   if (gated_) {
     const TensorView logit_T1 = pass.arena.tensor(DType::kFloat32, {a.x_TD.size(0), 1});
     linear(pass.h_TD, gate_->weight, logit_T1, {}, pass.stream);
+    pass.note(product_work(pass.own_tokens(), 1, d_model_, pass.storage));
     saved.gate_T = logit_T1.reshape({a.x_TD.size(0)});
     apply_sigmoid(saved.gate_T, pass.stream);
     pass.stored("shared.gate", "gate", saved.gate_T, pass.h_TD, gate_->weight);
@@ -192,6 +218,7 @@ void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& s
   sigmoid_gradient(saved.gate_T, dprob_T, dlogit_T1, pass.stream);
   add_weight_gradient(pass, dlogit_T1, pass.h_TD, *gate_);
   linear_input_gradient(dlogit_T1, gate_->weight, pass.wide_TD, pass.wide_TD, pass.stream);
+  pass.note(product_work(pass.own_tokens(), 1, d_model_, pass.storage));
   pass.stored("shared.gate", "dh", pass.wide_TD, dlogit_T1, gate_->weight);
 }
 
@@ -199,6 +226,7 @@ moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved)
   if (!saved.weight_TK.defined()) return {};
   const gemm::LinearWeight w1 =
       read_weight(pass, fc1_.parameter(), gtp::Phase::kRecompute, fc1_work(pass, pairs(pass.h_TD)));
+  pass.note(exchange_work(pass));
   const gemm::LinearWeight sizes{
       // of w2, which is not read
       {},
@@ -213,9 +241,10 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
   if (shared_) shared_backward(pass, a.d_TD, saved);
   const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
   const moe::MoeRows rows = expert_rows(pass, saved.experts);
-  const OpenGradient grad2 = open_gradient(pass, fc2_.parameter());
-  const OpenGradient grad1 = open_gradient(pass, fc1_.parameter());
-  layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
+  const int64_t pairs = this->pairs(a.x_TD);
+  const OpenGradient grad2 = open_gradient(pass, fc2_.parameter(), fc2_work(pass, pairs));
+  const OpenGradient grad1 = open_gradient(pass, fc1_.parameter(), fc1_work(pass, pairs));
+  layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs),
                    .grads = {.router_ED = router_->grad,
                              .router_beta = take_accumulate(*router_) ? 1.0f : 0.0f,
                              .w1 = grad_target(grad1),
@@ -231,6 +260,10 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
                    .probe = pass.probe,
                    .rows = rows},
                   saved.experts, pass.arena, pass.stream);
+  pass.note(exchange_work(pass));
+  pass.note(activation_work(pass));
+  pass.note(exchange_work(pass));
+  for (int product = 0; product < 2; ++product) pass.note(router_work(pass));
   pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
   const ExpertRows own{{}, {}, group_->map().experts_of(group_->rank())};
   const auto close = [&](optim::Parameter& fc, const OpenGradient& grad) {

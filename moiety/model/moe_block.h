@@ -60,6 +60,10 @@ class MoeBlock {
   // Of both layers' weights for a product with `rows` routed rows.
   moe::MoeWeights read_weights(const Pass& pass, gtp::Phase phase, int64_t rows) const;
   gtp::Work fc1_work(const Pass& pass, int64_t rows) const;
+  gtp::Work fc2_work(const Pass& pass, int64_t rows) const;
+  gtp::Work router_work(const Pass& pass) const;
+  gtp::Work exchange_work(const Pass& pass) const;
+  gtp::Work activation_work(const Pass& pass) const;
   // Of own tokens, as if the ranks' experts were chosen alike.
   int64_t pairs(TensorView x_TD) const { return x_TD.size(0) * layer_.config().router.top_k; }
   // Made anew of pass.h, unless forward left them.

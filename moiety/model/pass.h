@@ -38,6 +38,10 @@ struct Pass {
   TensorView tensor(std::initializer_list<int64_t> sizes) const {
     return arena.tensor(storage, sizes);
   }
+  // Work behind the latest call to the executor, for its plan (step_work.h).
+  void note(gtp::Work work) const {
+    if (executor) executor->note_work(work);
+  }
   // This pass, going forward once more.
   Pass again() const {
     Pass pass = *this;

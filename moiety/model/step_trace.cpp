@@ -7,8 +7,11 @@
 
 #include "moiety/base/error.h"
 #include "moiety/gtp/codec.h"
+#include "moiety/gtp/embedding.h"
 #include "moiety/gtp/recorder.h"
 #include "moiety/model/parameters.h"
+#include "moiety/model/step_work.h"
+#include "moiety/model/weight_layout.h"
 
 namespace moiety::model {
 namespace {
@@ -16,16 +19,11 @@ namespace {
 using gtp::Kind;
 using gtp::Work;
 
-constexpr int64_t kGradBytes = 4;  // of an element on the wire
-
-// A weight W[rows, cols] and how it is cut.
+// A weight as tp cuts it (weight_layout.h).
 struct Matrix {
   std::string name;
-  int64_t rows, cols;
-  int tp_axis = -1;
-  int64_t unit = 1;     // of rows or columns that tp keeps together
+  gtp::Layout layout;
   int64_t members = 0;  // experts; 0: not a weight of experts
-  bool vocabulary = false;
 };
 
 // A linear, and the work of any of its three products.
@@ -45,21 +43,18 @@ struct Layer {
   std::optional<Network> experts;
 };
 
+// The layout once gtp has cut it too.
 gtp::Layout layout_of(const Matrix& m, const gtp::Codec& codec, const gtp::Grid& grid) {
-  gtp::Layout layout;
-  layout.rows = m.rows;
-  layout.cols = m.cols;
-  layout.tp_axis = m.tp_axis;
-  layout.tp_size = m.members > 0 ? 1 : grid.tp;
+  gtp::Layout layout = m.layout;
   layout.gtp_size = m.members > 0 ? grid.egtp : grid.gtp;
   layout.align = codec.align();
-  layout.tp_unit = std::lcm(m.unit, codec.block());
-  layout.vocabulary = m.vocabulary;
+  layout.tp_unit = std::lcm(layout.tp_unit, codec.block());
   gtp::check_layout(m.name, layout);
   return layout;
 }
 
-gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout) {
+gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout,
+                        const StepShape& step) {
   gtp::BundleSpec spec;
   spec.name = m.name;
   spec.expert = m.members > 0;
@@ -80,31 +75,20 @@ gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Lay
   gather(gtp::kRowView);
   gather(gtp::kColView);
   if (spec.one_payload) gather(gtp::kRowView | gtp::kColView);
-  const int64_t shard = shape.members * shape.shard_rows * shape.cols * kGradBytes;
+  const int64_t shard = byte_size(step.wire, shape.members * shape.shard_rows * shape.cols);
   const int64_t received = shard * (shape.ranks - 1);
-  spec.reduce = {received, shard * shape.ranks, received};
+  spec.reduce = {received, shard * shape.ranks, step.mapped ? 0 : received};
   return spec;
-}
-
-// Ranks other than its own that a token goes to, if all choices of experts are equally likely.
-double remote_ranks(const Config& c, int ep) {
-  const auto experts = static_cast<double>(c.router.experts);
-  double missed = 1;  // a given rank's experts are not chosen
-  for (int64_t k = 0; k < c.router.top_k; ++k) {
-    missed *= std::max(0.0, experts - experts / ep - double(k)) / (experts - double(k));
-  }
-  return (ep - 1) * (1 - missed);
 }
 
 class StepWriter {
  public:
   StepWriter(const Config& c, const Precision& precision, const StepShape& shape,
              const gtp::Policy& policy)
-      : c_(c), precision_(precision), shape_(shape), policy_(policy), recorder_(policy) {
+      : c_(c), precision_(precision), shape_(shape), recorder_(policy) {
     check_shape();
-    tokens_ = double(shape.sequences * shape.seq_len);
+    tokens_ = shape.sequences * shape.seq_len;
     own_tokens_ = tokens_ / shape.grid.tp;
-    item_ = double(byte_size(shape.storage, 1));
     make_bundles();
   }
 
@@ -133,99 +117,95 @@ class StepWriter {
 
   // ---- Bundles, in the order of parameter_specs.
   void make_bundles() {
-    const int64_t d = c_.d_model, heads = c_.heads * c_.head_size();
-    embed_ =
-        add({.name = "embed.weight", .rows = c_.vocab, .cols = d, .tp_axis = 0, .vocabulary = true},
-            {});
-    const int64_t local = c_.router.experts / shape_.grid.ep;
+    const TpPlace tp{0, shape_.grid.tp};
+    const Matrix embedding{"embed.weight", vocabulary_layout(c_, tp)};
+    embed_ = add(embedding, {});
+    choose_rows(embedding);
     for (int64_t l = 0; l < c_.layers; ++l) {
       const std::string prefix = layer_prefix(l);
       const bool quantized = l >= precision_.kept.first && l < c_.layers - precision_.kept.last;
       recipe_ = quantized ? precision_.recipe : std::nullopt;
       const auto attention = precision_.attention_linears ? recipe_ : std::nullopt;
       Layer layer;
-      layer.qkv = add({.name = prefix + "attn.qkv.weight",
-                       .rows = c_.qkv_size(),
-                       .cols = d,
-                       .tp_axis = 0,
-                       .unit = c_.qkv_size() / c_.kv_heads},
-                      attention);
-      layer.o = add({.name = prefix + "attn.o.weight",
-                     .rows = d,
-                     .cols = heads,
-                     .tp_axis = 1,
-                     .unit = heads / c_.kv_heads},
-                    attention);
+      layer.qkv = add({prefix + "attn.qkv.weight", qkv_layout(c_, tp)}, attention);
+      layer.o = add({prefix + "attn.o.weight", o_layout(c_, tp)}, attention);
       if (!c_.is_moe(l)) {
-        layer.network = add_network(prefix + "mlp.", 2 * c_.d_ffn_dense, c_.d_ffn_dense, 0);
+        layer.network = add_network(prefix + "mlp.", c_.d_ffn_dense);
       } else {
-        layer.experts =
-            add_network(prefix + "moe.experts.", c_.activation.hidden(c_.d_ffn), c_.d_ffn, local);
-        if (c_.shared_d_ffn > 0) {
-          layer.network =
-              add_network(prefix + "moe.shared.", 2 * c_.shared_d_ffn, c_.shared_d_ffn, 0);
-        }
+        layer.experts = add_experts(prefix + "moe.experts.");
+        if (c_.shared_d_ffn > 0)
+          layer.network = add_network(prefix + "moe.shared.", c_.shared_d_ffn);
       }
       layers_.push_back(std::move(layer));
     }
-    head_ = c_.tie_embeddings ? embed_
-                              : add({.name = "head.weight",
-                                     .rows = c_.vocab,
-                                     .cols = d,
-                                     .tp_axis = 0,
-                                     .vocabulary = true},
-                                    {});
+    head_ = c_.tie_embeddings ? embed_ : add({"head.weight", vocabulary_layout(c_, tp)}, {});
   }
 
-  Network add_network(const std::string& prefix, int64_t hidden, int64_t ffn, int64_t members) {
-    const int64_t d = c_.d_model;
-    Network n;
-    n.fc1 = add({.name = prefix + "fc1.weight",
-                 .rows = hidden,
-                 .cols = d,
-                 .tp_axis = members > 0 ? -1 : 0,
-                 .members = members},
-                recipe_);
-    n.fc2 = add({.name = prefix + "fc2.weight",
-                 .rows = d,
-                 .cols = ffn,
-                 .tp_axis = members > 0 ? -1 : 1,
-                 .members = members},
-                recipe_);
-    const double rows = members > 0 ? pairs() : own_tokens_;
-    n.activation = elementwise(rows * double(hidden + ffn));
-    return n;
+  // As WeightGathering of apps/moiety does.
+  void choose_rows(const Matrix& table) {
+    const int64_t tokens = shape_.sequences * shape_.seq_len;
+    const gtp::Layout layout = layout_of(table, gtp::Codec(shape_.storage), shape_.grid);
+    const auto traffic = gtp::embedding_traffic(layout, tokens, shape_.storage, shape_.wire);
+    by_rows_ = shape_.mapped && traffic.smaller() == gtp::EmbeddingPath::kRows;
+    if (by_rows_) {
+      out_.bundles[embed_.bundle].rows = gtp::embedding_rows(layout, tokens, shape_.storage);
+    }
+  }
+
+  Network add_network(const std::string& prefix, int64_t ffn) {
+    const TpPlace tp{0, shape_.grid.tp};
+    return {.fc1 = add({prefix + "fc1.weight", fc1_layout(c_, ffn, tp)}, recipe_),
+            .fc2 = add({prefix + "fc2.weight", fc2_layout(c_, ffn, tp)}, recipe_),
+            .activation = elementwise(own_tokens_ * 3 * ffn)};
+  }
+
+  Network add_experts(const std::string& prefix) {
+    const int64_t d = c_.d_model, ffn = c_.d_ffn, hidden = c_.activation.hidden(ffn);
+    const int64_t local = c_.router.experts / shape_.grid.ep;
+    return {.fc1 = add({prefix + "fc1.weight", {.rows = hidden, .cols = d}, local}, recipe_),
+            .fc2 = add({prefix + "fc2.weight", {.rows = d, .cols = ffn}, local}, recipe_),
+            .activation = elementwise(pairs() * (hidden + ffn))};
   }
 
   Linear add(const Matrix& m, const std::optional<gemm::Recipe>& recipe) {
     std::optional<QuantSpec> format;
-    if (recipe) format = kept_format(*recipe, m.cols);
+    if (recipe) format = kept_format(*recipe, m.layout.cols);
     const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec(shape_.storage);
     const gtp::Layout layout = layout_of(m, codec, shape_.grid);
-    out_.bundles.push_back(spec_of(m, codec, layout));
-    const double rows = m.members > 0 ? pairs() : tokens_;
-    const auto n = double(layout.slice_rows()), k = double(layout.slice_cols());
-    const double weights = n * k * double(std::max<int64_t>(m.members, 1));
+    out_.bundles.push_back(spec_of(m, codec, layout, shape_));
     return {static_cast<gtp::BundleId>(out_.bundles.size()) - 1,
-            {2 * rows * n * k, item_ * (rows * (n + k) + weights)}};
+            product_work(m.members > 0 ? pairs() : tokens_, layout.slice_rows(),
+                         layout.slice_cols(), shape_.storage, std::max<int64_t>(m.members, 1))};
   }
 
   // ---- Work.
-  double pairs() const { return own_tokens_ * double(c_.router.top_k); }
-  Work elementwise(double elements) const { return {0, elements * item_}; }
-  Work norm() const { return elementwise(2 * own_tokens_ * double(c_.d_model)); }
-  // The causal half of the scores, q k^T and p v.
-  Work core(double products) const {
-    const double heads = double(c_.heads * c_.head_size()) / shape_.grid.tp;
-    return {products * tokens_ * double(shape_.seq_len) * heads,
-            item_ * tokens_ * (double(c_.qkv_size()) / shape_.grid.tp + heads)};
+  int64_t pairs() const { return own_tokens_ * c_.router.top_k; }
+  Work elementwise(int64_t elements) const { return elementwise_work(elements, shape_.storage); }
+  Work norm() const { return elementwise(2 * own_tokens_ * c_.d_model); }
+  void note_head_norms() {
+    if (!c_.qk_norm) return;
+    for (const int64_t heads : {c_.heads, c_.kv_heads}) {
+      note(elementwise(2 * own_tokens_ * heads * c_.head_size()));
+    }
   }
-  Work router() const { return {2 * own_tokens_ * double(c_.d_model * c_.router.experts), 0}; }
-  // Rows to or from the ranks of their experts: in time what the link takes for the remote ones.
+  Work core(int products) const {
+    const int tp = shape_.grid.tp;
+    return attention_work(products, tokens_, shape_.seq_len, c_.qkv_size() / tp,
+                          c_.heads * c_.head_size() / tp, shape_.storage);
+  }
+  // The linears that are not cut.
+  Work router() const { return small_product(c_.router.experts); }
+  Work shared_gate() const { return small_product(1); }
+  Work small_product(int64_t n) const {
+    return product_work(own_tokens_, n, c_.d_model, shape_.storage);
+  }
   Work exchange() const {
-    const double row = item_ * double(c_.d_model);
-    const double link = remote_ranks(c_, shape_.grid.ep) * own_tokens_ * row;
-    return {0, pairs() * row + link * policy_.memory_bytes_per_ns / policy_.bytes_per_ns};
+    return exchange_work({.tokens = own_tokens_,
+                          .d = c_.d_model,
+                          .experts = c_.router.experts,
+                          .top_k = c_.router.top_k,
+                          .ranks = shape_.grid.ep},
+                         shape_.storage);
   }
   void note(Work work) { recorder_.note_work(work); }
 
@@ -247,11 +227,12 @@ class StepWriter {
   void end_gradient(const Linear& l) { recorder_.call(Kind::kGrad, std::span(&l.bundle, 1)); }
 
   void forward() {
-    recorder_.call(Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
+    recorder_.call(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
     for (const Layer& layer : layers_) {
       attention_forward(layer, Kind::kFwd);
       note(norm());
       if (layer.network) {
+        if (layer.experts && c_.shared_gate) note(shared_gate());
         consume(Kind::kFwd, layer.network->fc1);
         note(layer.network->activation);
         consume(Kind::kFwd, layer.network->fc2);
@@ -264,19 +245,20 @@ class StepWriter {
     note(head_.product);  // dx
     end_gradient(head_);
   }
-  Work embedding() const { return elementwise(2 * tokens_ * double(c_.d_model)); }
+  Work embedding() const { return elementwise(2 * tokens_ * c_.d_model); }
 
   void attention_forward(const Layer& layer, Kind kind) {
     note(norm());
     consume(kind, layer.qkv);
+    note_head_norms();
     note(core(2));
     consume(kind, layer.o);
   }
 
   void experts_forward(const Network& experts) {
+    call(Kind::kFwd, {&experts.fc1, &experts.fc2});
     note(router());
     note(exchange());
-    call(Kind::kFwd, {&experts.fc1, &experts.fc2});
     note(experts.activation);
     note(exchange());
   }
@@ -289,12 +271,17 @@ class StepWriter {
       if (layer->network) {
         const bool shared = layer->experts.has_value();
         network_backward(*layer->network, shared ? c_.recompute != Recompute::kNone : full());
+        if (shared && c_.shared_gate) {
+          note(shared_gate());  // of its weight
+          note(shared_gate());
+        }
       }
       if (layer->experts) experts_backward(*layer->experts);
       attention_backward(*layer);
     }
-    recorder_.call(Kind::kGradBuffer, std::span(&embed_.bundle, 1), embedding());
-    recorder_.call(Kind::kGrad, std::span(&embed_.bundle, 1));
+    recorder_.call(by_rows_ ? Kind::kRowsGrad : Kind::kGradBuffer, std::span(&embed_.bundle, 1),
+                   embedding());
+    if (!by_rows_) end_gradient(embed_);
   }
 
   void network_backward(const Network& network, bool recompute) {
@@ -308,26 +295,28 @@ class StepWriter {
 
   void experts_backward(const Network& experts) {
     if (c_.recompute != Recompute::kNone) {
-      note(exchange());
       consume(Kind::kRecompute, experts.fc1);
+      note(exchange());
     }
     call(Kind::kGradBuffer, {&experts.fc2});
     call(Kind::kGradBuffer, {&experts.fc1});
-    note(exchange());
     call(Kind::kBwd, {&experts.fc1, &experts.fc2});
+    note(exchange());
     note(experts.activation);
     note(exchange());
-    end_gradient(experts.fc2);
-    end_gradient(experts.fc1);
     note(router());
     note(router());  // of its weight
+    end_gradient(experts.fc2);
+    end_gradient(experts.fc1);
   }
 
   void attention_backward(const Layer& layer) {
     note(norm());
     consume(Kind::kBwd, layer.o);
     weight_gradient(layer.o);
+    note_head_norms();
     note(core(5));
+    note_head_norms();
     note(norm());
     weight_gradient(layer.qkv);
     consume(Kind::kBwd, layer.qkv);
@@ -337,11 +326,11 @@ class StepWriter {
   const Config& c_;
   const Precision& precision_;
   const StepShape& shape_;
-  const gtp::Policy& policy_;
   gtp::Recorder recorder_;
-  double tokens_ = 0, own_tokens_ = 0, item_ = 0;  // own: of a tp rank, between blocks
-  std::optional<gemm::Recipe> recipe_;             // of the layer that is made
+  int64_t tokens_ = 0, own_tokens_ = 0;  // own: of a tp rank, between blocks
+  std::optional<gemm::Recipe> recipe_;   // of the layer that is made
   Linear embed_, head_;
+  bool by_rows_ = false;  // of the embedding rows move
   std::vector<Layer> layers_;
   StepTrace out_;
 };

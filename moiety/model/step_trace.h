@@ -3,13 +3,15 @@
 //
 // The order is that of transformer.cpp and its blocks. Of each micro-batch:
 //
-//   forward    embed; of every layer qkv, o, then fc1, fc2 of a dense layer or of the shared
+//   forward    embed, the table or its rows; of every layer qkv, o, then fc1, fc2 of a dense layer
+//   or of the shared
 //              expert, then the experts' fc1 and fc2 in one call; head, between the two
 //              calls of its gradient, which is formed with the loss
 //   backward   of every layer, the last one first: what memory.recompute runs again (under full
 //              qkv and o; then fc1 of what follows, before its gradients);
 //              dense or shared: fc2 dx, dw, fc1 dw, dx; experts: between the two calls of fc2's
-//              and fc1's dw both dx in one; o dx, dw; qkv dw, dx. Last embed's dw.
+//              and fc1's dw both dx in one; o dx, dw; qkv dw, dx. Last embed's dw, or that of
+//              its rows.
 //
 // A dx reads the weight (kBwd); a dw is kGradBuffer and kGrad. Norms, router and the shared gate
 // are not cut and make no calls.
@@ -29,10 +31,14 @@ struct StepShape {
   int64_t sequences = 1, seq_len = 1;  // of a micro-batch on a data rank; tp peers share them
   int micro_batches = 1;
   DType storage = DType::kBFloat16;  // or float32
+  DType wire = DType::kFloat32;      // of gradients, or bfloat16
+  // Ranks map each other's memory: their reduces need none of their own, and rows of the embedding
+  // move where they are fewer bytes.
+  bool mapped = true;
 };
 
 struct StepTrace {
-  // Named as the parameters; group 0 is gtp, 1 is egtp. Gradients travel in float32.
+  // Named as the parameters; group 0 is gtp, 1 is egtp.
   std::vector<gtp::BundleSpec> bundles;
   // Work from shapes by the policy's rates; routing is taken to be balanced.
   std::vector<gtp::TraceEvent> events;

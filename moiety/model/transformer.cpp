@@ -7,10 +7,12 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/formats/bf16.h"
+#include "moiety/gtp/embedding.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
 #include "moiety/model/rope.h"
+#include "moiety/model/step_work.h"
 #include "moiety/model/tensor_parallel.h"
 
 namespace moiety::model {
@@ -127,6 +129,7 @@ void Transformer::bind(std::span<optim::Parameter> parameters, gtp::Executor* ex
   final_norm_ = cursor.next("final_norm.weight");
   if (!config_.tie_embeddings) head_ = cursor.next("head.weight");
   MOIETY_CHECK(cursor.at_end(), "model: {} parameters are too many", parameters.size());
+  token_faults_ = moves_rows() ? Tensor(DType::kInt64, {3}) : Tensor();
   trainable_ = true;
   std::set<uint32_t> gradients;  // whose random numbers must differ
   for (const optim::Parameter& p : parameters) {
@@ -288,16 +291,29 @@ void Transformer::layer_backward(const Layer& layer, const LayerSaved& saved) co
   layer.attention.backward(pass, saved.x_TD, attention, d_TD);
 }
 
+bool Transformer::moves_rows() const {
+  return embed_->bundle != gtp::kNoBundle && executor_->bundle(embed_->bundle).rows.tokens > 0;
+}
+
+void Transformer::check_tokens() {
+  if (token_faults_.view().defined()) gtp::check_tokens(vocabulary_, token_faults_);
+}
+
 void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) const {
   ArenaScope temporaries(pass.arena);
   const TensorView rows = pass.tp ? pass.tensor({pass.tokens(), config_.d_model}) : x_TD;
-  const TensorView table_VD =
-      read_weight(pass, *embed_, gtp::Phase::kFwd, embedding_work(pass)).values;
-  embedding({.table_VD = token_rows(table_VD),
-             .token_T = flat(batch.token_BS),
-             .out_TD = rows,
-             .slice = vocabulary_slice()},
-            pass.stream);
+  TensorView table_VD;
+  if (moves_rows()) {
+    executor_->look_up(embed_->bundle, flat(batch.token_BS), rows, token_faults_,
+                       embedding_work(pass), pass.stream);
+  } else {
+    table_VD = read_weight(pass, *embed_, gtp::Phase::kFwd, embedding_work(pass)).values;
+    embedding({.table_VD = token_rows(table_VD),
+               .token_T = flat(batch.token_BS),
+               .out_TD = rows,
+               .slice = vocabulary_slice()},
+              pass.stream);
+  }
   if (pass.tp) sum_to_own(pass, rows, {}, x_TD);  // of which one is not zero
   pass.stored("embedding", "x", x_TD, table_VD);
 }
@@ -305,7 +321,12 @@ void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) c
 void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorView d_TD) const {
   ArenaScope temporaries(pass.arena);
   const TensorView dout_TD = gather_tokens(pass, d_TD);
-  const OpenGradient grad = open_gradient(pass, *embed_);
+  if (moves_rows()) {
+    executor_->add_rows(embed_->bundle, flat(batch.token_BS), dout_TD, embedding_work(pass),
+                        pass.stream);
+    return;
+  }
+  const OpenGradient grad = open_gradient(pass, *embed_, embedding_work(pass));
   const TensorView gradient_VD = token_rows(grad.view), sum_VD = sum_memory(pass, gradient_VD);
   embedding_backward({.dout_TD = dout_TD,
                       .token_T = flat(batch.token_BS),
@@ -358,18 +379,18 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
                        StepStats& stats) const {
   ArenaScope temporaries(pass.arena);
   apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
+  const gtp::Work product =
+      product_work(pass.tokens(), vocabulary_.slice_rows(), config_.d_model, storage_);
   const TensorView loss_T = pass.arena.tensor(DType::kFloat32, {pass.tokens()});
   LossHead head;
   TensorView gradient_VD;
   if (d_TD.defined()) {
-    const OpenGradient grad = open_gradient(pass, head_parameter());
+    const OpenGradient grad = open_gradient(pass, head_parameter(), product);
     gradient_VD = token_rows(grad.view);
     head.gradient = {sum_memory(pass, gradient_VD), grad.accumulate};
   }
-  head.weight_VD = read_weight(pass, head_parameter(), gtp::Phase::kFwd,
-                               product_work(pass.tokens(), vocabulary_.slice_rows(),
-                                            config_.d_model, byte_size(storage_, 1)))
-                       .values;
+  head.weight_VD = read_weight(pass, head_parameter(), gtp::Phase::kFwd, product).values;
+  if (d_TD.defined()) pass.note(product);  // dx
   pass.tp ? parallel_loss(pass, batch, head, d_TD, loss_T)
           : whole_loss(pass, batch, head, d_TD, loss_T);
   pass.stored("loss", "loss", loss_T, pass.h_TD, head.weight_VD);

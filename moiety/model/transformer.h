@@ -94,6 +94,10 @@ class Transformer {
   void evaluate(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
                 Stream stream);
 
+  // At the end of a step or an evaluation: throws if one of its tokens was outside the vocabulary.
+  // (Where the table is at hand, the pass has thrown already.)
+  void check_tokens();
+
   // From now on `probe` (null: none) sees what forward and backward store. It outlives its use.
   void set_probe(TensorProbe* probe) { probe_ = probe; }
 
@@ -151,6 +155,8 @@ class Transformer {
   void enter(int64_t layer, bool backward) const {
     if (probe_) probe_->enter(layer, backward);
   }
+  // Rows of the embedding are looked up at peers, and their gradients sent, in place of the table.
+  bool moves_rows() const;
   void embed(const Pass& pass, const Batch& batch, TensorView x_TD) const;
   void embed_gradient(const Pass& pass, const Batch& batch, TensorView d_TD) const;
   // loss and, if `d_TD` is defined, the gradient of the last norm's output and of the head.
@@ -165,7 +171,7 @@ class Transformer {
   void parallel_loss(const Pass& pass, const Batch& batch, const LossHead& head, TensorView d_TD,
                      TensorView loss_T) const;
   gtp::Work embedding_work(const Pass& pass) const {
-    return {0, 2.0 * double(pass.tokens() * config_.d_model * byte_size(storage_, 1))};
+    return elementwise_work(2 * pass.tokens() * config_.d_model, storage_);
   }
   optim::Parameter& head_parameter() const { return config_.tie_embeddings ? *embed_ : *head_; }
   // Rows of an embedding's or head's weight or gradient that are tokens; padding follows.
@@ -187,6 +193,7 @@ class Transformer {
   optim::Parameter* head_ = nullptr;
   bool trainable_ = false;
   TensorProbe* probe_ = nullptr;
+  Tensor token_faults_;           // of rows that are moved (gtp/embedding.h)
   quant::RngState rng_;           // of the last forward
   Tensor rope_table_;             // for the longest sequence so far
   std::unique_ptr<Saved> saved_;  // of a forward that waits for its backward

@@ -16,32 +16,38 @@ gemm::LinearWeight gathered(const gtp::View& view) { return {view.quantized, vie
 
 }  // namespace
 
-gtp::Work product_work(int64_t rows, int64_t n, int64_t k, int64_t item, int64_t members) {
-  const double r = double(rows), out = double(n), in = double(k);
-  return {.flops = 2 * r * out * in,
-          .bytes = double(item) * (r * (out + in) + out * in * double(members))};
-}
-
 gemm::LinearWeight read_weight(const Pass& pass, const optim::Parameter& p, gtp::Phase phase,
                                gtp::Work work) {
-  if (!is_cut(p)) return own(p);
+  if (!is_cut(p)) {
+    pass.note(work);
+    return own(p);
+  }
   return gathered(executor_of(pass, p).materialize(p.bundle, phase, work, pass.stream));
 }
 
 std::array<gemm::LinearWeight, 2> read_weights(const Pass& pass,
                                                std::array<const optim::Parameter*, 2> p,
                                                gtp::Phase phase, gtp::Work work) {
-  if (!is_cut(*p[0])) return {own(*p[0]), own(*p[1])};
+  if (!is_cut(*p[0])) {
+    pass.note(work);
+    return {own(*p[0]), own(*p[1])};
+  }
   const std::array bundles{p[0]->bundle, p[1]->bundle};
   std::array<gtp::View, 2> views;
   executor_of(pass, *p[0]).materialize(bundles, phase, work, views, pass.stream);
   return {gathered(views[0]), gathered(views[1])};
 }
 
-OpenGradient open_gradient(const Pass& pass, optim::Parameter& p) {
-  if (!is_cut(p)) return {p.grad, take_accumulate(p)};
-  const gtp::View view = executor_of(pass, p).grad_buffer(p.bundle, pass.stream);
-  return {view.data, view.accumulate};
+OpenGradient open_gradient(const Pass& pass, optim::Parameter& p, gtp::Work work) {
+  OpenGradient gradient;
+  if (is_cut(p)) {
+    const gtp::View view = executor_of(pass, p).grad_buffer(p.bundle, pass.stream);
+    gradient = {view.data, view.accumulate};
+  } else {
+    gradient = {p.grad, take_accumulate(p)};
+  }
+  pass.note(work);
+  return gradient;
 }
 
 void close_gradient(const Pass& pass, optim::Parameter& p) {

@@ -15,10 +15,6 @@
 
 namespace moiety::model {
 
-// A product of [rows, k] and [n, k]^T, or of its gradients; of `members` experts, whose rows are
-// counted together. item: bytes of an element.
-gtp::Work product_work(int64_t rows, int64_t n, int64_t k, int64_t item, int64_t members = 1);
-
 // The whole weight, of a tensor-parallel rank its slice: [N, K] or, of experts, [E, N, K].
 gemm::LinearWeight read_weight(const Pass& pass, const optim::Parameter& p, gtp::Phase phase,
                                gtp::Work work);
@@ -28,12 +24,12 @@ std::array<gemm::LinearWeight, 2> read_weights(const Pass& pass,
                                                gtp::Phase phase, gtp::Work work);
 
 // Where the next contribution to a gradient goes, of the whole weight's shape; every element is to
-// be written, or added to.
+// be written, or added to, by `work`.
 struct OpenGradient {
   TensorView view;
   bool accumulate = false;
 };
-OpenGradient open_gradient(const Pass& pass, optim::Parameter& p);
+OpenGradient open_gradient(const Pass& pass, optim::Parameter& p, gtp::Work work);
 // The contribution is enqueued on pass.stream.
 void close_gradient(const Pass& pass, optim::Parameter& p);
 

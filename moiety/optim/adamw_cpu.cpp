@@ -6,6 +6,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/optim/adamw.h"
 #include "moiety/optim/stochastic_bf16.h"
+#include "moiety/quant/random_bytes.h"
 
 namespace moiety::optim::detail {
 namespace {
@@ -20,13 +21,12 @@ struct TileWords {
 
 MOIETY_INLINE void fill_words(TileWords& tile, const AdamWConstants& c, uint32_t tensor_id,
                               uint64_t logical, int64_t n, Moment which) {
-  const PhiloxKey key = rng_key(c.seed, RngDomain::kMoments);
   const uint64_t first = logical >> 2;
-  const uint64_t blocks = ((logical + n + 3) >> 2) - first;
-  for (uint64_t b = 0; b < blocks; ++b) {
-    const PhiloxBlock words = philox(key, moment_counter(first + b, tensor_id, c.t, which));
-    for (int k = 0; k < 4; ++k) tile.words[4 * b + k] = words[k];
-  }
+  const PhiloxBlock counter = moment_counter(first, tensor_id, c.t, which);
+  const quant::RandomStream stream{rng_key(c.seed, RngDomain::kMoments), counter[2], counter[3], 0};
+  const auto blocks = static_cast<int64_t>(((logical + n + 3) >> 2) - first);
+  // Bytes of a block are its words, in order.
+  quant::random_bytes(stream, {first, 0, 1, blocks}, reinterpret_cast<uint8_t*>(&tile.words), 0);
 }
 
 // Elements [begin, end) of one run; all pointers begin at the segment.

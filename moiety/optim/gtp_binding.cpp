@@ -4,12 +4,13 @@
 
 namespace moiety::optim {
 
-ShardPeers shard_peers(gtp::Transport& transport) {
-  return {.allocate = [t = &transport](const std::string& what,
-                                       int64_t bytes) { return t->allocate(what, bytes); },
-          .await_drained = [t = &transport](const Stream& stream) { t->await_drained(stream); },
-          .publish = [t = &transport](int32_t bucket,
-                                      const Stream& stream) { t->publish(bucket, stream); }};
+ShardPeers shard_peers(const std::unique_ptr<gtp::Transport>& transport) {
+  if (!transport) return {};
+  const auto* const t = &transport;
+  return {.allocate = [t](const std::string& what,
+                          int64_t bytes) { return (*t)->allocate(what, bytes); },
+          .await_drained = [t](const Stream& stream) { (*t)->await_drained(stream); },
+          .publish = [t](int32_t bucket, const Stream& stream) { (*t)->publish(bucket, stream); }};
 }
 
 gtp::BundleId GtpBinding::add(int parameter, const gtp::Layout& layout, int group,

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "moiety/gtp/bundle.h"
@@ -20,8 +21,9 @@
 
 namespace moiety::optim {
 
-// The transport outlives the optimizer that takes them.
-ShardPeers shard_peers(gtp::Transport& transport);
+// Of the transport that is there when the optimizer asks; empty if there is none now. `transport`
+// itself outlives the optimizer.
+ShardPeers shard_peers(const std::unique_ptr<gtp::Transport>& transport);
 
 class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
  public:
@@ -31,6 +33,9 @@ class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
   // A bundle of the parameter's matrices: itself, or its experts, from the global number
   // `first_expert` on. `layout` is that of each (shard_rows.h); `group`: index of the transport.
   gtp::BundleId add(int parameter, const gtp::Layout& layout, int group, int64_t first_expert = 0);
+
+  // Of a table: rows can be moved in its place (gtp::Bundle::row_tokens).
+  void move_rows(gtp::BundleId bundle, int64_t tokens) { bundles_.at(bundle).row_tokens = tokens; }
 
   const std::vector<gtp::ShardedWeight>& weights() const { return weights_; }
   const std::vector<gtp::Bundle>& bundles() const { return bundles_; }

@@ -53,20 +53,8 @@ __device__ inline int64_t warp_number() {
   return int64_t{blockIdx.x} * kPartialWarps + threadIdx.x / 32;
 }
 
-// Four elements as they lie in memory, two bf16 or one float32 a word.
 template <class T>
-struct Quad {
-  static constexpr int kWords = kQuad * int(sizeof(T)) / 4;
-  uint32_t word[kWords];
-
-  __device__ float operator[](int i) const {
-    if constexpr (sizeof(T) == 4) {
-      return __uint_as_float(word[i]);
-    } else {
-      return __uint_as_float(i % 2 ? word[i / 2] & 0xFFFF0000u : word[i / 2] << 16);
-    }
-  }
-};
+using Quad = Elements<T, kQuad>;
 
 template <class T>
 __device__ Quad<T> load_quad(const T* p) {

@@ -11,10 +11,10 @@ namespace moiety::quant::device {
 constexpr int kUnit = 16;  // elements of a row that one thread holds: a block of NVFP4
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
-// Elements as they lie in memory: two bf16 or one float32 a word.
-template <class T>
-struct Unit {
-  static constexpr int kWords = kUnit * int(sizeof(T)) / 4;
+// n elements as they lie in memory: two bf16 or one float32 a word.
+template <class T, int n>
+struct Elements {
+  static constexpr int kWords = n * int(sizeof(T)) / 4;
   uint32_t word[kWords];
 
   __device__ float operator[](int i) const {
@@ -25,6 +25,8 @@ struct Unit {
     }
   }
 };
+template <class T>
+using Unit = Elements<T, kUnit>;
 
 // What may be read: bytes [begin, end).
 struct ByteRange {

@@ -4,20 +4,13 @@
 #include <cmath>
 #include <filesystem>
 
-#include "apps/moiety/batch_loader.h"
 #include "apps/moiety/checkpoints.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/evaluation.h"
-#include "apps/moiety/expert_capacity.h"
-#include "apps/moiety/gathering.h"
-#include "apps/moiety/model_options.h"
-#include "apps/moiety/rank_model.h"
-#include "moiety/base/arena.h"
-#include "moiety/base/parallel.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
-#include "moiety/comm/thread/thread_group.h"
-#include "tests/apps/train_helpers.h"
+#include "moiety/model/step_trace.h"
+#include "tests/apps/train_rank.h"
 
 namespace moiety::app {
 namespace {
@@ -57,21 +50,6 @@ Arguments cut_model(const std::string& directory, const Cut& c, int micro_steps 
                    "--run.seed=3"};
 }
 
-void train(const Arguments& arguments) {
-  const ProgramResult result = run(arguments);
-  ASSERT_EQ(result.code, kExitDone) << result.err;
-}
-
-void expect_losses_near(const std::string& many, const std::string& one, double bound) {
-  const auto expected = steps(one), got = steps(many);
-  ASSERT_FALSE(got.empty() || expected.empty());
-  ASSERT_EQ(got.rbegin()->first, expected.rbegin()->first);
-  for (const auto& [step, r] : got) {
-    const double loss = expected.at(step)["loss"].get<double>();
-    EXPECT_NEAR(r["loss"].get<double>(), loss, bound * loss) << "step " << step << " in " << many;
-  }
-}
-
 void expect_same_steps(const std::string& run, const std::string& expected) {
   const auto all = steps(expected);
   for (const auto& [step, r] : steps(run)) {
@@ -95,13 +73,6 @@ void losses_equal(std::span<const Cut> cuts, const Arguments& more) {
     expect_near(dir / c.name, dir / "one", 1e-4);
   }
 }
-
-// AdamW hides the scale of a gradient. With an eps far above every gradient it is gradient descent,
-// of rate lr / eps = 1.
-const Arguments kDescent{
-    "--optim.eps=1e4",           "--optim.lr=1e4",      "--optim.min_lr=1e4",
-    "--optim.schedule=constant", "--optim.beta1=0",     "--optim.beta2=0",
-    "--optim.weight_decay=0",    "--train.grad_clip=0", "--optim.warmup_steps=0"};
 
 constexpr Cut kAlone[] = {kGtp2, {"gtp3", 3, 1, 3}, kGtp4, {"gtp2.dp2", 4, 1, 2}, kTp2Gtp2};
 
@@ -237,106 +208,6 @@ TEST(GtpTrain, ResumeUnderTheSameLayoutIsBitwise) {
   }
 }
 
-Options options_of(const Arguments& arguments) {
-  std::vector<std::string> overrides;
-  for (const std::string& a : arguments) {
-    if (a.starts_with("--ranks=")) overrides.push_back("--run." + a.substr(2));
-    if (a.find('.') < a.find('=')) overrides.push_back(a);
-  }
-  return load_config({}, overrides).options;
-}
-
-// What a trainer holds on a rank.
-struct Rank {
-  Rank(const Options& o, comm::Communicator& world)
-      : options(o),
-        grid(check_layout(o)),
-        tokens(o.train.micro_batch * o.data.seq_len),
-        model(model_config(o, Tokenizer::load("bytes").vocab()), storage_dtype(o), grid, tokens,
-              100, world),
-        gathering(o, model.groups(), int64_t{1} << 33),
-        optimizer(training_specs(o, model.transformer(), grid, world.rank()),
-                  {.weights = storage_dtype(o)}, model.groups(), gathering.peers(false),
-                  gathering.peers(true)),
-        capacity(o, model.transformer(), tokens / grid.tp) {
-    set_thread_budget(1);
-    model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
-    optimizer.initialize(1, Stream());
-  }
-  int64_t passes_of_step() const {
-    return options.train.global_batch / (options.train.micro_batch * data_ranks(grid));
-  }
-  optim::StepReport step(int64_t number, const std::string& kind) {
-    const int64_t per_pass = options.train.micro_batch * data_ranks(grid);
-    const int64_t passes = passes_of_step();
-    const auto source = synthetic_source("markov", options.data.seq_len, 264, 1);
-    BatchBuffer batch(options.train.micro_batch, options.data.seq_len, false);
-    model::StepStats stats;
-    {
-      const auto scope = gathering.begin_step(kind.c_str(), passes);
-      for (int64_t m = 0; m < passes; ++m) {
-        std::vector<SampleRef> samples(options.train.micro_batch);
-        const int rank = data_rank(grid, model.world().rank());
-        for (size_t b = 0; b < samples.size(); ++b) {
-          samples[b].index =
-              uint64_t((number * passes + m) * per_pass) + uint64_t(rank) * samples.size() + b;
-        }
-        batch.fill(*source, samples);
-        const ArenaScope activations(arena);
-        model::Batch pass = model_batch(batch.batch());
-        pass.micro_step = uint64_t(number * passes + m);
-        pass.first_token = rank * tokens;
-        pass.all_tokens = data_ranks(grid) * tokens;
-        model.transformer().forward(pass, capacity.rows(), stats, arena, Stream());
-        model.transformer().backward(pass, Stream());
-      }
-      gathering.flush();
-    }
-    return optimizer.step({.lr = 0.01,
-                           .weight_decay = 0.1,
-                           .clip = 1,
-                           .tokens = stats.targets,
-                           .losses = {stats.loss_sum, stats.aux_sum, stats.z_sum}},
-                          Stream());
-  }
-
-  const Options& options;
-  Grid grid;
-  int64_t tokens;
-  RankModel model;
-  WeightGathering gathering;
-  optim::DistributedOptimizer optimizer;
-  ExpertCapacity capacity;
-  Arena arena{"activations"};
-};
-
-template <class Body>
-void run_ranks(const Arguments& arguments, Body&& body) {
-  const Options o = options_of(arguments);
-  comm::run_thread_ranks(int(o.run.ranks), {}, [&](comm::Communicator& world) {
-    Rank rank(o, world);
-    body(rank);
-    rank.model.close();
-  });
-}
-
-// Loads a checkpoint under a layout and saves what the ranks hold then.
-void save_again(const std::string& from, const std::string& to, const Cut& cut) {
-  fs::create_directories(to);
-  run_ranks(cut_model(to, cut), [&](Rank& rank) {
-    comm::Bootstrap& ranks = rank.model.world().bootstrap();
-    optim::StateView view = rank.optimizer.state_view();
-    const optim::StateView biases = rank.model.router_biases();
-    optim::StateView loaded = view;
-    loaded.insert(loaded.end(), biases.begin(), biases.end());
-    checkpoint::RunState state = checkpoint::load(from, loaded, {}, ranks);
-    state.layout = rank_layout(rank.grid);
-    rank.optimizer.publish(Stream());
-    checkpoint::Saver(to + "/checkpoints", ranks)
-        .save(rank.model.world().rank() == 0 ? loaded : view, state, Stream());
-  });
-}
-
 TEST(GtpTrain, ResumesUnderAnotherLayout) {
   const TemporaryDirectory dir;
   const Arguments keep{"--checkpoint.interval=3", "--checkpoint.keep_last=10", "--train.steps=13"};
@@ -344,7 +215,7 @@ TEST(GtpTrain, ResumesUnderAnotherLayout) {
   train(cut_model(whole, kTp2Gtp2) + keep);
   const std::string saved = checkpoint_path(whole, 3);
   for (const Cut& c : {kOne, kGtp4, kTp4, kDp4, kEp2Egtp2}) {
-    save_again(saved, dir / text("again-{}", c.name), c);
+    save_again(saved, cut_model(dir / text("again-{}", c.name), c));
     EXPECT_EQ(digests(checkpoint_path(dir / text("again-{}", c.name), 3)), digests(saved))
         << c.name;
     const std::string part = dir / c.name;
@@ -465,8 +336,15 @@ std::string moved(const gtp::StepCounts::Moved& m) {
               m.reduced);
 }
 
+// Rows of the embedding for all tokens, those that lie at peers if they are spread evenly.
+int64_t looked_up(const Rank& rank) {
+  const int64_t row = byte_size(storage_dtype(rank.options), rank.options.model.d_model);
+  const int64_t gtp = rank.grid.gtp;
+  return rank.passes_of_step() * ((gtp - 1) * rank.tokens * row / gtp);
+}
+
 // What a step on demand moves of (dense, experts): every weight to forward and to backward, its
-// gradient; the embedding is not read backward, and the head's two products are of one gather.
+// gradient; rows of the embedding are moved; and the head's two products are of one gather.
 std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) {
   const int64_t passes = rank.passes_of_step();
   std::array<gtp::StepCounts::Moved, 2> all;
@@ -475,8 +353,15 @@ std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) 
     const gtp::Layout& layout = *p.spec.layout;
     const int64_t members = p.spec.shape.size() == 3 ? p.spec.shape[0] : 1;
     const int64_t shards = passes * members * (layout.gtp_size - 1);
-    const int64_t uses = p.spec.name == "embed.weight" || p.spec.name == "head.weight" ? 1 : 2;
+    const int64_t uses = p.spec.name == "head.weight" ? 1 : 2;
     gtp::StepCounts::Moved& m = all[p.spec.expert];
+    if (p.spec.name == "embed.weight") {
+      m.gathered += looked_up(rank);
+      m.reduces += passes;
+      m.reduced += passes * (layout.gtp_size - 1) * rank.tokens *
+                   (byte_size(storage_dtype(rank.options), layout.cols) + 4);
+      continue;
+    }
     m.gathers += uses * passes;
     m.gathered += uses * shards * shard_bytes(p.spec, storage_dtype(rank.options));
     m.reduces += passes;
@@ -489,6 +374,7 @@ std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) 
 std::array<gtp::StepCounts::Moved, 2> moved_by_plan(Rank& rank, const gtp::Plan& plan,
                                                     std::array<gtp::StepCounts::Moved, 2> all) {
   for (gtp::StepCounts::Moved& m : all) m.gathers = m.gathered = 0;
+  all[0].gathered = looked_up(rank);
   for (const gtp::Gather& g : plan.gathers) {
     for (const optim::Parameter& p : rank.optimizer.parameters()) {
       if (p.bundle != g.bundle) continue;
@@ -533,14 +419,100 @@ void expect_counted_bytes(const Cut& cut, const std::string& recipe, const std::
   });
 }
 
+// ---- What is known before the run.
+
+using Call = std::pair<std::string, double>;  // kind and bundles; work behind it, ns
+
+// What the executor hears of: bundles that are cut. The work of others belongs to the call before.
+template <class BundleOf>
+std::vector<Call> calls_of(std::span<const gtp::TraceEvent> events, const BundleOf& bundle_of) {
+  std::vector<Call> calls;
+  for (const gtp::TraceEvent& e : events) {
+    const gtp::BundleSpec* const bundle =
+        e.bundle == gtp::kNoBundle ? nullptr : &bundle_of(e.bundle);
+    if (!bundle || bundle->group_size > 1) {
+      if (!e.same_call) calls.emplace_back(gtp::name(e.kind), 0.0);
+      if (bundle) calls.back().first += " " + bundle->name;
+    }
+    calls.back().second += e.work_ns;
+  }
+  return calls;
+}
+
+void expect_known_trace(const Cut& cut, const Arguments& more) {
+  run_ranks(wide_model(cut, 2) + more, [&](Rank& rank) {
+    const Options& o = rank.options;
+    rank.step(0, "train");
+    const model::StepShape shape{.grid = rank.grid,
+                                 .sequences = o.train.micro_batch,
+                                 .seq_len = o.data.seq_len,
+                                 .micro_batches = int(rank.passes_of_step()),
+                                 .storage = storage_dtype(o),
+                                 .wire = gradient_wire(o)};
+    const model::StepTrace known =
+        model::step_trace(model_config(o, 264), precision_of_recipe(o, o.precision.recipe), shape,
+                          gtp::Policy::for_memory(int64_t{1} << 33));
+    const gtp::Executor& executor = *rank.gathering.executor();
+    const std::vector<Call> expected = calls_of(
+        known.events, [&](gtp::BundleId b) -> const auto& { return known.bundles[b]; });
+    const std::vector<Call> run = calls_of(
+        executor.trace_of({"train", rank.passes_of_step()}), [&](gtp::BundleId b) -> const auto& {
+          return executor.bundle(b);
+        });
+    ASSERT_EQ(run.size(), expected.size()) << cut.name;
+    for (size_t i = 0; i < run.size(); ++i) {
+      EXPECT_EQ(run[i].first, expected[i].first) << cut.name << ", call " << i;
+      EXPECT_NEAR(run[i].second, expected[i].second, 1e-5 * expected[i].second)
+          << cut.name << ", call " << i << ": " << run[i].first;
+    }
+  });
+}
+
+TEST(GtpTrain, TheTraceIsKnownBeforeTheRun) {
+  expect_known_trace(kGtp2, {});
+  expect_known_trace({"egtp2", 2, 1, 1, 1, 2}, {"--precision.recipe=mxfp8"});
+  expect_known_trace(kTogether[2], {"--precision.recipe=nvfp4", "--memory.recompute=moe"});
+  expect_known_trace(kTogether[3], {"--memory.recompute=full", "--model.tie_embeddings"});
+  expect_known_trace(kTogether[4], {"--precision.recipe=bf16"});
+}
+
+// Of the experts' weights, whose shards are full, in a step on demand: received bytes over
+// (G - 1) / G of their elements, in every pass.
+void expect_bytes_of_an_element(const Cut& cut, const std::string& recipe, double bytes) {
+  for (const int wire : {4, 2}) {
+    const Arguments more{"--precision.recipe=" + recipe, "--model.d_model=256", "--moe.d_ffn=128",
+                         text("--precision.grad_reduce={}", wire == 2 ? "bf16" : "main_grad")};
+    run_ranks(wide_model(cut, 3) + more, [&](Rank& rank) {
+      rank.step(0, "train");
+      const model::Config c = model_config(rank.options, 264);
+      const double weights = double(c.moe_layers() * c.router.experts / cut.ep * 3 * 256 * 128);
+      const double others = double(cut.egtp - 1) / cut.egtp * double(rank.passes_of_step());
+      const gtp::StepCounts::Moved& moved = rank.gathering.executor()->counts().step.expert;
+      EXPECT_DOUBLE_EQ(double(moved.gathered + moved.reduced) / (weights * others), bytes + wire)
+          << cut.name << ", " << recipe;
+    });
+  }
+}
+
+TEST(GtpTrain, BytesOfAnElementAreThoseOfItsFormat) {
+  for (const Cut& cut : {kGtp2Egtp2, kTogether[2]}) {
+    expect_bytes_of_an_element(cut, "bf16", 4);
+    expect_bytes_of_an_element(cut, "fp8_block", 2 + 8.0 / (128 * 128));
+    expect_bytes_of_an_element(cut, "mxfp8", 2.0625);
+    expect_bytes_of_an_element(cut, "nvfp4", 1.0078125);
+  }
+}
+
 TEST(GtpTrain, BytesMovedAreThoseOfTheFormula) {
   for (const char* recipe : {"fp32", "bf16", "fp8_block", "mxfp8", "nvfp4"}) {
     for (const char* wire : {"main_grad", "bf16"}) {
       expect_counted_bytes(kGtp2Egtp2, recipe, wire);
     }
   }
+  expect_counted_bytes(kTogether[0], "fp8_block", "bf16");
   expect_counted_bytes(kTogether[1], "bf16", "main_grad");
   expect_counted_bytes(kTogether[2], "nvfp4", "main_grad");
+  expect_counted_bytes(kTogether[4], "nvfp4", "bf16");
   expect_counted_bytes(kTp2Gtp2, "mxfp8", "bf16");
 }
 

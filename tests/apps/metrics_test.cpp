@@ -30,7 +30,7 @@ StepRecord example() {
   r.rank_balance = {1.0, 1.1, 1.05};
   r.entropy = 0.99;
   r.comm = 4.06;
-  r.waits = {1.25, 5.5, 2.62};
+  r.waits = {{1.25, 0.5, 0, 5.5, 2.62}};
   r.recipe = "bf16";
   return r;
 }
@@ -76,7 +76,8 @@ TEST(Metrics, JsonRecordReadsBackExactly) {
   EXPECT_EQ(json["z"], "nan");
   EXPECT_EQ(json["bal"].get<std::vector<double>>(), r.balance);
   EXPECT_EQ(json["comm"], 4.06);
-  EXPECT_EQ(json["exposed_ms"], (nlohmann::json{{"tp", 1.25}, {"ep", 5.5}, {"dp", 2.62}}));
+  EXPECT_EQ(json["exposed_ms"],
+            (nlohmann::json{{"tp", 1.25}, {"gtp", 0.5}, {"egtp", 0}, {"ep", 5.5}, {"dp", 2.62}}));
   EXPECT_EQ(json["skipped"], false);
   EXPECT_EQ(json["recipe"], "bf16");
   EXPECT_EQ(text.rfind("{\"v\":1,\"t\":1700000000.123456,\"step\":120,", 0), 0u) << text;

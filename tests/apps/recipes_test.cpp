@@ -33,19 +33,23 @@ void expect_same_steps(const std::map<int64_t, nlohmann::json>& run,
 TEST(Recipes, ALossOfAHundredStepsIsNearThatOfBf16) {
   const TemporaryDirectory dir;
   const Arguments longer{"--train.steps=100", "--checkpoint.interval=0", "--optim.lr=0.02"};
-  const auto loss = [&](const std::string& name) {
-    EXPECT_EQ(run(tiny(dir / name, 2, 2) + longer + recipe(name)).code, kExitDone) << name;
-    const auto all = steps(dir / name);
+  const auto loss = [&](const std::string& name, const std::string& directory, int ep,
+                        const Arguments& layout) {
+    train(tiny(directory, 2, ep) + longer + recipe(name) + layout);
+    const auto all = steps(directory);
     EXPECT_EQ(all.at(100)["recipe"], name);
     EXPECT_EQ(all.at(100)["mfu_recipe"], all.at(100)["mfu"]) << name;
     EXPECT_LT(mean_of_last(all, 10), 0.9 * all.at(1)["loss"].get<double>()) << name;
     return mean_of_last(all, 10);
   };
-  const double bf16 = loss("bf16");
+  const Arguments gtp2{"--parallel.gtp=2", "--parallel.egtp=2"};
+  const double bf16 = loss("bf16", dir / "bf16", 2, {});
   for (const char* name : kRecipes) {
-    const double quantized = loss(name);
-    EXPECT_NEAR(quantized, bf16, 0.02 * bf16) << name;
-    EXPECT_NE(quantized, bf16) << name;
+    for (const double quantized : {loss(name, dir / name, 2, {}),
+                                   loss(name, dir / (std::string(name) + ".gtp2"), 1, gtp2)}) {
+      EXPECT_NEAR(quantized, bf16, 0.02 * bf16) << name;
+      EXPECT_NE(quantized, bf16) << name;
+    }
   }
 }
 

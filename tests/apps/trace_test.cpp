@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "apps/moiety/profile.h"
-#include "tests/apps/train_helpers.h"
+#include "tests/apps/train_rank.h"
 
 namespace moiety::app {
 namespace {
@@ -150,21 +150,50 @@ TEST(Profile, AnEarlyEndLeavesWhatThereIs) {
   EXPECT_FALSE(spans_of(trace).empty());
 }
 
+// In some step ranks stood at waits of each of `axes`, and never at others; comm is their share.
+void expect_exposed(const std::string& directory, const std::set<std::string>& axes) {
+  std::set<std::string> seen;
+  for (const auto& [step, r] : steps(directory)) {
+    double sum = 0;
+    EXPECT_EQ(r["exposed_ms"].size(), 5u);
+    for (const auto& [axis, ms] : r["exposed_ms"].items()) {
+      if (ms > 0) seen.insert(axis);
+      sum += ms.get<double>();
+    }
+    const double step_ms = r["step_ms"];
+    EXPECT_LE(sum, step_ms) << step;
+    EXPECT_NEAR(r["comm"].get<double>(), 100 * sum / step_ms, 1e-9);
+  }
+  EXPECT_EQ(seen, axes) << directory;
+}
+
 TEST(Profile, ExposedCommunicationIsInTheRecords) {
   const TemporaryDirectory dir;
-  ASSERT_EQ(run(tiny(dir / "two", 2, 2)).code, kExitDone);
-  for (const auto& [step, r] : steps(dir / "two")) {
-    const double ep = r["exposed_ms"]["ep"], dp = r["exposed_ms"]["dp"], ms = r["step_ms"];
-    EXPECT_EQ(r["exposed_ms"]["tp"], 0) << step;
-    EXPECT_GT(ep + dp, 0) << step;
-    EXPECT_LE(ep + dp, ms) << step;
-    EXPECT_NEAR(r["comm"].get<double>(), 100 * (ep + dp) / ms, 1e-9);
-  }
-  ASSERT_EQ(run(tiny(dir / "cut", 2) + Arguments{"--parallel.tp=2"}).code, kExitDone);
-  for (const auto& [step, r] : steps(dir / "cut")) {
-    EXPECT_GT(r["exposed_ms"]["tp"].get<double>(), 0) << step;
-    EXPECT_LE(r["exposed_ms"]["tp"].get<double>(), r["step_ms"].get<double>()) << step;
-  }
+  train(tiny(dir / "ep", 2, 2));
+  expect_exposed(dir / "ep", {"ep", "dp"});
+  train(tiny(dir / "tp", 2) + Arguments{"--parallel.tp=2"});
+  expect_exposed(dir / "tp", {"tp", "dp"});
+  const Arguments half{"--train.micro_batch=4"};
+  train(tiny(dir / "gtp", 2) + half + Arguments{"--parallel.gtp=2"});
+  expect_exposed(dir / "gtp", {"gtp", "dp"});
+  train(tiny(dir / "egtp", 2) + half + Arguments{"--parallel.egtp=2"});
+  expect_exposed(dir / "egtp", {"egtp", "dp"});
+}
+
+// The same where memory is not mapped and weights travel by collective operations.
+TEST(Profile, WaitsOfCollectiveGathersAreThoseOfTheirAxis) {
+  const Options o = options_of(tiny("r", 2) + Arguments{"--parallel.gtp=2", "--parallel.egtp=2"});
+  comm::run_thread_ranks(2, {.map_memory = false}, [&](comm::Communicator& world) {
+    Rank rank(o, world);
+    const PeerWaits before = PeerWaits::now();
+    rank.step(0, "train");
+    const PeerWaits waits = PeerWaits::now() - before;
+    for (size_t a = 0; a < kWaitAxes.size(); ++a) {
+      const bool absent = kWaitAxes[a] == TraceLane::kTp || kWaitAxes[a] == TraceLane::kEp;
+      EXPECT_EQ(waits.ns[a] == 0, absent) << name(kWaitAxes[a]);
+    }
+    rank.model.close();
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/moiety/errors.h"
 #include "apps/moiety/program.h"
 #include "moiety/checkpoint/manifest.h"
 #include "tests/apps/data_helpers.h"
@@ -64,6 +65,18 @@ inline Arguments tiny(const std::string& directory, int ranks = 1, int ep = 1) {
           "--log.peak_tflops=1"};
 }
 
+inline void train(const Arguments& arguments) {
+  const ProgramResult result = run(arguments);
+  ASSERT_EQ(result.code, kExitDone) << result.err;
+}
+
+// AdamW hides the scale of a gradient. With an eps far above every gradient it is gradient descent,
+// of rate lr / eps = 1.
+inline const Arguments kDescent{
+    "--optim.eps=1e4",           "--optim.lr=1e4",      "--optim.min_lr=1e4",
+    "--optim.schedule=constant", "--optim.beta1=0",     "--optim.beta2=0",
+    "--optim.weight_decay=0",    "--train.grad_clip=0", "--optim.warmup_steps=0"};
+
 inline std::vector<nlohmann::json> records(const std::string& directory) {
   std::vector<nlohmann::json> list;
   std::istringstream lines(read_all(directory + "/metrics.jsonl"));
@@ -104,6 +117,16 @@ inline void expect_near(const std::string& many, const std::string& one, double 
           << field << " of step " << step << " in " << many;
     }
     EXPECT_EQ(r["tokens"], expected.at(step)["tokens"]);
+  }
+}
+
+inline void expect_losses_near(const std::string& many, const std::string& one, double bound) {
+  const auto expected = steps(one), got = steps(many);
+  ASSERT_FALSE(got.empty() || expected.empty());
+  ASSERT_EQ(got.rbegin()->first, expected.rbegin()->first);
+  for (const auto& [step, r] : got) {
+    const double loss = expected.at(step)["loss"].get<double>();
+    EXPECT_NEAR(r["loss"].get<double>(), loss, bound * loss) << "step " << step << " in " << many;
   }
 }
 

@@ -14,18 +14,10 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/stream.h"
 #include "moiety/formats/bf16.h"
+#include "tests/error_of.h"
 
 namespace moiety {
 namespace {
-
-std::string error_of(auto&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 TEST(Format, ArgumentsAndBadFormats) {
   EXPECT_EQ(text("{} of {:.2f} at {}", "x", 1.5, int64_t{-3}), "x of 1.50 at -3");

@@ -16,20 +16,12 @@
 #include "moiety/comm/barrier.h"
 #include "moiety/comm/memory_exchange.h"
 #include "moiety/comm/thread/thread_group.h"
+#include "tests/error_of.h"
 
 namespace moiety::comm {
 namespace {
 
 constexpr Seconds kPatience{60};
-
-std::string error_of(auto&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 TEST(SymmetricBuffer, PeersReachEachOthersMemory) {
   for (int ranks = 1; ranks <= 4; ++ranks) {

@@ -9,21 +9,13 @@
 
 #include "moiety/comm/agree.h"
 #include "moiety/comm/barrier.h"
+#include "tests/error_of.h"
 #include "tests/mpi/world.h"
 
 namespace moiety::comm {
 namespace {
 
 using testing::world;
-
-std::string error_of(auto&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 int64_t open_files() {
   const std::filesystem::directory_iterator files("/proc/self/fd");

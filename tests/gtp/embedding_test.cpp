@@ -163,11 +163,12 @@ void backward(MappedTransport& t, RankMemory& memory, const Batch& batch, const 
   const TensorView send(memory.table_slot.memory.raw(), DType::kFloat32,
                         {layout.padded_rows(), kCols});
   for (const bool first : {true, false}) {
+    embedding_send(layout, batch.dout[me], batch.token_T(me), kCapacity, memory.rows_slot.memory,
+                   Stream());
     EmbeddingReduceJob job{.bundle = 0,
                            .layout = layout,
-                           .dout_TD = batch.dout[me],
-                           .token_T = batch.token_T(me),
                            .capacity = kCapacity,
+                           .dout = batch.storage,
                            .send = memory.rows_slot.memory,
                            .main_grad = by_rows,
                            .first = first,
@@ -239,12 +240,13 @@ TEST(Embedding, CountsOnlyWhatCameFromPeers) {
     Tensor out(DType::kBFloat16, {T, kCols}), workspace(DType::kInt64, {3 * kCapacity}),
         main(DType::kFloat32, {batch.layout.shard_rows(), kCols});
     embedding_lookup(t, 0, batch.layout_of(me), batch.token_T(me), out, {}, Stream());
+    embedding_send(batch.layout_of(me), batch.dout[me], batch.token_T(me), kCapacity,
+                   memory.rows_slot.memory, Stream());
     embedding_reduce(t,
                      {.bundle = 0,
                       .layout = batch.layout_of(me),
-                      .dout_TD = batch.dout[me],
-                      .token_T = batch.token_T(me),
                       .capacity = kCapacity,
+                      .dout = batch.storage,
                       .send = memory.rows_slot.memory,
                       .main_grad = main,
                       .first = true,
@@ -273,6 +275,10 @@ TEST(Embedding, IsChosenByBytes) {
   EXPECT_EQ(few.table, int64_t{3} * 8000 * 1024 * 6);
   EXPECT_EQ(few.rows, int64_t{3} * 4096 * (512 + 2048 + 4));
   EXPECT_EQ(few.smaller(), EmbeddingPath::kRows);
+  const BundleSpec::Rows rows = embedding_rows(layout, 4096, DType::kBFloat16);
+  EXPECT_EQ(rows.lookup + rows.reduce.received, few.rows);
+  EXPECT_EQ(rows.reduce.slot, 64 + 4096 * (4 + 2048));
+  EXPECT_EQ(rows.reduce.scratch, 4 * 4096 * 8);
   const EmbeddingTraffic many = embedding_traffic(layout, 65536, DType::kBFloat16, DType::kFloat32);
   EXPECT_EQ(many.smaller(), EmbeddingPath::kTable);
   EXPECT_STREQ(name(many.smaller()), "table");
@@ -309,9 +315,8 @@ TEST(Embedding, APeerThatSendsNothing) {
           embedding_reduce(t,
                            {.bundle = 0,
                             .layout = batch.layout_of(0),
-                            .dout_TD = batch.dout[0],
-                            .token_T = batch.token_T(0),
                             .capacity = kCapacity,
+                            .dout = batch.storage,
                             .send = memory.rows_slot.memory,
                             .main_grad = main,
                             .first = true,

@@ -3,6 +3,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
+#include "tests/error_of.h"
 #include "tests/gtp/executor_harness.h"
 
 namespace moiety::gtp {
@@ -233,28 +234,18 @@ TEST(ExecutorDeparture, ViewsAreGoodUntilTheNextCall) {
   });
 }
 
-template <class F>
-std::string error_of_call(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 TEST(ExecutorDeparture, RefusesCallsOutOfOrder) {
   run_ranks(small(2), [&](Rank& rank) {
     Executor& x = rank.executor();
     const Stream& s = rank.caller(0);
-    EXPECT_EQ(error_of_call([&] { x.flush(s); }), "gtp executor: flush before a step");
-    EXPECT_EQ(error_of_call([&] { x.materialize(0, Phase::kFwd, {}, s); }),
+    EXPECT_EQ(moiety::error_of([&] { x.flush(s); }), "gtp executor: flush before a step");
+    EXPECT_EQ(moiety::error_of([&] { x.materialize(0, Phase::kFwd, {}, s); }),
               "gtp executor: materialize of bundle 0 outside of a step");
     rank.step(kTrain, small_step());
     const auto in_step = [&](auto&& f) {
       const StepScope scope = x.begin_step(kTrain, s);
       x.materialize(0, Phase::kFwd, {}, s);
-      return error_of_call(f);
+      return moiety::error_of(f);
     };
     EXPECT_EQ(in_step([&] {
                 (void)x.begin_step({"eval", 2}, s);
@@ -294,7 +285,7 @@ TEST(ExecutorDeparture, RanksThatRecordDifferentSteps) {
     Rank rank(world, small(2));
     TraceMaker maker;
     maker.fwd(0).fwd(world.rank() == 0 ? 1 : 3);
-    errors[world.rank()] = error_of_call([&] { rank.calls(kTrain, program_of(maker)); });
+    errors[world.rank()] = moiety::error_of([&] { rank.calls(kTrain, program_of(maker)); });
   });
   for (const std::string& e : errors) {
     EXPECT_EQ(e,

@@ -6,19 +6,14 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/error.h"
+#include "tests/error_of.h"
 
 namespace moiety::gtp {
 namespace {
 
 template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
-    return e.what();
-  }
-  return "no error";
+std::string refusal_of(F&& f) {
+  return error_of(f, ErrorKind::kInvalidArgument);
 }
 
 TEST(Grid, RanksLieFastestAxisFirst) {
@@ -62,7 +57,7 @@ TEST(Grid, GroupsDifferInTheirAxesAlone) {
       for (const int peer : group) EXPECT_EQ(grid.group({axis}, peer), group);
     }
   }
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(refusal_of([&] {
               grid.group({Axis::kDp, Axis::kEp}, 0);
             }),
             "grid: a group over dp and ep, which are axes of different grids");
@@ -72,13 +67,13 @@ TEST(Grid, ErrorsNameAllSixDegrees) {
   const Grid grid{.tp = 2, .gtp = 2, .dp = 1, .ep = 2, .egtp = 1, .edp = 1};
   const std::string expected =
       "grid: tp 2 * gtp 2 * dp 1 and ep 2 * egtp 1 * edp 1 must both be the number of ranks, ";
-  EXPECT_EQ(error_of([&] { check_grid(grid, 4); }), expected + "4");
-  EXPECT_EQ(error_of([&] { check_grid(grid, 2); }), expected + "2");
+  EXPECT_EQ(refusal_of([&] { check_grid(grid, 4); }), expected + "4");
+  EXPECT_EQ(refusal_of([&] { check_grid(grid, 2); }), expected + "2");
   Grid zero;
   zero.edp = 0;
-  EXPECT_NE(error_of([&] { check_grid(zero, 1); }), "no error");
+  EXPECT_NE(refusal_of([&] { check_grid(zero, 1); }), "no error");
   const Grid wide{.tp = 65536, .gtp = 65536, .dp = 1, .ep = 65536, .egtp = 65536, .edp = 1};
-  EXPECT_NE(error_of([&] { check_grid(wide, 0); }), "no error");
+  EXPECT_NE(refusal_of([&] { check_grid(wide, 0); }), "no error");
 }
 
 TEST(Layout, WorkedExamples) {
@@ -196,21 +191,21 @@ TEST(Layout, SlicesBeginAtUnits) {
 
 TEST(Layout, ErrorsNameTensorDimensionAndMultiple) {
   Layout l{.rows = 96, .cols = 60, .tp_axis = 0, .tp_size = 2, .tp_unit = 32};
-  EXPECT_EQ(error_of([&] { check_layout("layers.0.fc1", l); }),
+  EXPECT_EQ(refusal_of([&] { check_layout("layers.0.fc1", l); }),
             "layout of layers.0.fc1: 96 rows cannot be cut by tp 2, expected a multiple of 64");
   l.tp_axis = 1;
-  EXPECT_EQ(error_of([&] { check_layout("o", l); }),
+  EXPECT_EQ(refusal_of([&] { check_layout("o", l); }),
             "layout of o: 60 columns cannot be cut by tp 2, expected a multiple of 64");
   l.tp_axis = 2;
-  EXPECT_EQ(error_of([&] { check_layout("o", l); }),
+  EXPECT_EQ(refusal_of([&] { check_layout("o", l); }),
             "layout of o: tp_axis is 2, expected -1, 0 or 1");
   EXPECT_EQ(
-      error_of([&] { check_layout("o", {.rows = 1, .cols = 1, .gtp_rank = 2, .gtp_size = 2}); }),
+      refusal_of([&] { check_layout("o", {.rows = 1, .cols = 1, .gtp_rank = 2, .gtp_size = 2}); }),
       "layout of o: gtp rank 2 of 2");
-  EXPECT_EQ(error_of([&] { check_layout("o", {.rows = 0, .cols = 1}); }),
+  EXPECT_EQ(refusal_of([&] { check_layout("o", {.rows = 0, .cols = 1}); }),
             "layout of o: shape [0, 1]");
   l = {.rows = 100, .cols = 4, .tp_axis = 1, .tp_size = 2, .vocabulary = true};
-  EXPECT_EQ(error_of([&] { check_layout("embed", l); }),
+  EXPECT_EQ(refusal_of([&] { check_layout("embed", l); }),
             "layout of embed: a vocabulary has tp_axis 0 and a tp_unit that divides align 16, not "
             "1 and 1");
 }

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/error.h"
+#include "tests/error_of.h"
 #include "tests/gtp/traces.h"
 
 namespace moiety::gtp {
@@ -15,14 +16,8 @@ namespace {
 constexpr int64_t kMiB = 1 << 20;
 
 template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
-    return e.what();
-  }
-  return "no error";
+std::string refusal_of(F&& f) {
+  return error_of(f, ErrorKind::kInvalidArgument);
 }
 
 Plan checked(std::span<const TraceEvent> trace, std::span<const BundleSpec> bundles,
@@ -116,6 +111,27 @@ TEST(Plan, ScheduleOfTwoBundles) {
   EXPECT_EQ(s.gather_wait, 40);
   EXPECT_EQ(s.send_wait, 40);
   EXPECT_EQ(s.flush_wait, 40);
+}
+
+// Nothing is gathered, the lookup is waited for, and the send slot is that of rows.
+TEST(Plan, ScheduleOfRows) {
+  std::vector<BundleSpec> bundles = chain_of(1);
+  bundles[0].rows = {.tokens = 9, .lookup = 60, .reduce = {70, 500, 800}};
+  TraceMaker maker(100);
+  maker.call(Kind::kRows, 0).call(Kind::kRowsGrad, 0).call(Kind::kRowsGrad, 0);
+  const auto trace = maker.flush();
+  const Policy policy{.latency_ns = 10, .bytes_per_ns = 1, .send_bytes = 0};
+  const Plan p = checked(trace, bundles, policy);
+  EXPECT_TRUE(p.gathers.empty());
+  ASSERT_EQ(p.reduces.size(), 2u);
+  EXPECT_TRUE(p.reduces[0].by_rows && p.reduces[0].first && p.reduces[1].last);
+  EXPECT_EQ(p.report.received, 60 + 2 * 70);
+  EXPECT_EQ(p.report.bytes, 500 + 800);
+  const Schedule s = simulate(p, trace, bundles, policy);
+  EXPECT_EQ(s.gather_wait, 70);
+  EXPECT_EQ(s.work[1].begin, 70);
+  EXPECT_EQ(s.reduces[0].begin, s.work[2].begin);
+  EXPECT_EQ(s.reduces[1].begin, s.work[3].begin);
 }
 
 TEST(Plan, RecomputeAndBackwardShareAGather) {
@@ -264,7 +280,7 @@ TEST(Plan, BudgetGivesUpMergesThenLookAhead) {
     }
   }
   policy.slot_bytes = kMiB;
-  EXPECT_EQ(error_of([&] { plan(trace, chain_of(8), policy); }),
+  EXPECT_EQ(refusal_of([&] { plan(trace, chain_of(8), policy); }),
             "gtp plan: slots need 2.0 MiB, slot_bytes allows 1.0 MiB; the largest are 2 dense "
             "gather slots of 1.0 MiB");
 }
@@ -281,7 +297,7 @@ TEST(Plan, PolicyForMemory) {
 TEST(Plan, RefusesFaultyTraces) {
   const std::vector<BundleSpec> bundles = chain_of(2);
   const auto error = [&](const std::vector<TraceEvent>& trace) {
-    return error_of([&] { plan(trace, bundles, {}); });
+    return refusal_of([&] { plan(trace, bundles, {}); });
   };
   EXPECT_EQ(error(TraceMaker().fwd(0).buffer(1).flush()),
             "gtp trace: grad buffer of bundle 1 at position 2 is never reduced");
@@ -305,13 +321,13 @@ TEST(Plan, RefusesFaultyTraces) {
 TEST(Plan, RefusesFaultyBundlesAndPolicies) {
   std::vector<BundleSpec> bundles = chain_of(1);
   bundles[0].group_size = 0;
-  EXPECT_EQ(error_of([&] { plan({}, bundles, {}); }), "gtp plan: bundle 0 w0 has a group of 0");
+  EXPECT_EQ(refusal_of([&] { plan({}, bundles, {}); }), "gtp plan: bundle 0 w0 has a group of 0");
   bundles = chain_of(1);
   bundles[0].reduce.slot = -4;
-  EXPECT_NE(error_of([&] { plan({}, bundles, {}); }).find("the reduce of bundle 0 w0 receives"),
+  EXPECT_NE(refusal_of([&] { plan({}, bundles, {}); }).find("the reduce of bundle 0 w0 receives"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { plan({}, {}, {.bytes_per_ns = 0}); }), "no error");
-  EXPECT_NE(error_of([&] { plan({}, {}, {.max_ahead_dense = 0}); }), "no error");
+  EXPECT_NE(refusal_of([&] { plan({}, {}, {.bytes_per_ns = 0}); }), "no error");
+  EXPECT_NE(refusal_of([&] { plan({}, {}, {.max_ahead_dense = 0}); }), "no error");
 }
 
 // ---- random traces

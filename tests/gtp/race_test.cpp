@@ -68,6 +68,49 @@ TEST(Race, EachEdgeIsMissedOnANamedTrace) {
             "step 0, position 5: the send slot of bundle 1 is overwritten before it is read");
 }
 
+// Rows are read where they lie: the shard is what an edge protects, at this rank and at its peers.
+TEST(Race, RowsNeedTheShard) {
+  TraceCase c;
+  c.bundles.push_back(bundle_of("w", kMiB));
+  c.bundles[0].rows = {.tokens = 9, .lookup = 1000, .reduce = {3000, 5000, 700}};
+  c.trace = TraceMaker(1e5f).call(Kind::kRows, 0).call(Kind::kRowsGrad, 0).flush();
+  EXPECT_EQ(race_of(c, Edge::kPublished),
+            "step 0, position 1: the shard, by rows, of bundle 0 is read before it is written");
+  EXPECT_EQ(race_of(c, Edge::kGradient),
+            "step 0, position 2: the send slot, by a peer, of bundle 0 is read before it is "
+            "written");
+  EXPECT_EQ(race_of(c, Edge::kAccumulated),
+            "step 0, position 2: main_grad of bundle 0 is read before it is written");
+  EXPECT_EQ(race_of(c, Edge::kFlushed),
+            "step 0, position 3: a shard of bundle 0 is overwritten before it is read");
+  for (const Edge edge : {Edge::kNone, Edge::kReady, Edge::kRead, Edge::kSent, Edge::kBegun}) {
+    EXPECT_EQ(race_of(c, edge), "none");
+  }
+  // Two gradients of rows share a send slot; one of the whole table has its own.
+  TraceMaker maker(1e5f);
+  maker.call(Kind::kRowsGrad, 0).wgrad(0).call(Kind::kRowsGrad, 0);
+  c.trace = maker.flush();
+  c.policy.send_bytes = 0;
+  EXPECT_EQ(race_of(c, Edge::kNone), "none");
+  EXPECT_EQ(race_of(c, Edge::kSent),
+            "step 0, position 4: the send slot of bundle 0 is overwritten before it is read");
+}
+
+TEST(Race, NoneInPlansOfRandomTracesWithRows) {
+  int64_t rows = 0, gradients = 0;
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    Random random(seed);
+    const TraceCase c = by_rows(random_case(seed), 0, random);
+    ASSERT_EQ(race_of(c, Edge::kNone), "none") << "seed " << seed;
+    for (const TraceEvent& e : c.trace) {
+      rows += e.kind == Kind::kRows;
+      gradients += e.kind == Kind::kRowsGrad;
+    }
+  }
+  EXPECT_GT(rows, 1000);
+  EXPECT_GT(gradients, 1000);
+}
+
 // With G = 1 the consumers read shards, and the gradient's GEMM writes main_grad.
 TEST(Race, GroupsOfOneNeedTheShardAndTheReport) {
   TraceCase c;

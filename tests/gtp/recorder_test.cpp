@@ -5,6 +5,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/comm/thread/thread_group.h"
+#include "tests/error_of.h"
 #include "tests/gtp/traces.h"
 
 namespace moiety::gtp {
@@ -17,16 +18,6 @@ Policy simple_rates() {
   p.flops_per_ns = 100;
   p.memory_bytes_per_ns = 10;
   return p;
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(Recorder, RecordsCallsWithTheirWork) {

@@ -248,4 +248,30 @@ inline TraceCase random_case(uint64_t seed) {
   return out;
 }
 
+// The same step, in which forward passes read rows of bundle `b` and gradients are of rows, some of
+// them: whole weights may be read and written in between (embedding.h).
+inline TraceCase by_rows(TraceCase c, BundleId b, Random& random) {
+  BundleSpec& spec = c.bundles[b];
+  spec.rows = {.tokens = 9, .lookup = 1000, .reduce = {3000, 5000, 700}};
+  TraceCase out{c.bundles, {}, {}, c.policy};
+  size_t position = 0;
+  for (size_t i = 0; i < c.trace.size(); ++i) {
+    TraceEvent e = c.trace[i];
+    const TraceEvent* const next = i + 1 < c.trace.size() ? &c.trace[i + 1] : nullptr;
+    if (e.bundle == b && spec.group_size > 1 && random.chance(70)) {
+      if (e.kind == Kind::kFwd && !e.same_call && !next->same_call) e.kind = Kind::kRows;
+      if (e.kind == Kind::kGradBuffer && next->kind == Kind::kGrad && next->bundle == b) {
+        e.kind = Kind::kRowsGrad;
+      }
+    }
+    if (!c.streams.empty() && !e.same_call) out.streams.push_back(c.streams[position]);
+    position += !e.same_call;
+    out.trace.push_back(e);
+    if (e.kind != Kind::kRowsGrad) continue;
+    ++i;  // and its kGrad
+    ++position;
+  }
+  return out;
+}
+
 }  // namespace moiety::gtp

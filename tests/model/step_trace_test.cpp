@@ -1,4 +1,5 @@
-// The trace of a step that nobody runs, against one that runs: the same calls in the same order.
+// The trace of a step that nobody runs, against one that runs: the same calls in the same order,
+// with the same work between them.
 #include "moiety/model/step_trace.h"
 
 #include <map>
@@ -80,8 +81,13 @@ TEST_P(Traced, CallsAreThoseOfAStep) {
         h.step(batch.batch);
         executor.flush({});
       }
-      EXPECT_EQ(words(trace.events, trace.bundles), words(executor.trace_of(key), trace.bundles))
+      const std::span<const gtp::TraceEvent> run = executor.trace_of(key);
+      ASSERT_EQ(words(trace.events, trace.bundles), words(run, trace.bundles))
           << static_cast<int>(mode);
+      for (size_t i = 0; i < run.size(); ++i) {
+        EXPECT_EQ(trace.events[i].work_ns, run[i].work_ns)
+            << "event " << i << " of " << words(run.first(i + 1), trace.bundles);
+      }
       std::map<std::string, int64_t> elements;
       for (const optim::Parameter& p : h.parameters) elements[p.spec.name] = p.grad.numel();
       for (const gtp::BundleSpec& b : trace.bundles) {

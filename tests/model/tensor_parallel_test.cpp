@@ -4,6 +4,7 @@
 #include "moiety/base/error.h"
 #include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
+#include "tests/error_of.h"
 #include "tests/model/model_cases.h"
 #include "tests/model/ranked_model.h"
 
@@ -218,16 +219,6 @@ TEST(TensorParallel, EveryElementHasItsPlace) {
     for (const int n : count) ASSERT_EQ(n, cut[name] ? 1 : 4) << name;
   }
   EXPECT_EQ(cut_tensors, 2 + 2 * 4 + 2 + 2);
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(TensorParallel, RefusesWhatItCannotCut) {

@@ -22,6 +22,7 @@
 #include "moiety/moe/exchange_collective.h"
 #include "moiety/moe/exchange_mapped.h"
 #include "moiety/moe/prepare.h"
+#include "tests/error_of.h"
 #include "tests/moe/exchange_ref.h"
 
 namespace moiety::moe {
@@ -71,16 +72,6 @@ inline void poison_memory(const EpGroup& group) {
     const auto& e = dynamic_cast<CollectiveExchange&>(*group.impl()->exchange);
     std::memset(e.memory().data(), 0xFF, e.memory().bytes());
   }
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 inline PayloadFormat format_of(DType t) {

@@ -10,17 +10,9 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/moe/router.h"
 #include "moiety/moe/router_block.h"
+#include "tests/error_of.h"
 
 namespace moiety::moe {
-
-inline std::string error_of(auto&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 inline std::vector<double> random_values(int64_t n, uint32_t seed, double spread = 1) {
   std::mt19937 rng(seed);

@@ -104,8 +104,16 @@ TEST(Distributed, LayoutsGiveTheSameBits) {
   }
 }
 
-// The norm, and that of each class, counts every logical element once.
+// The norm, and that of each class, counts every logical element once: the same gradients, under
+// every grid of up to eight ranks that divides the heads.
 TEST(Distributed, NormsAreThoseOfOneProcess) {
+  std::vector<Layout> grids;
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (const Layout& grid : all_grids(ranks)) {
+      if (kHeads % grid.tp == 0) grids.push_back(grid);
+    }
+  }
+  EXPECT_EQ(grids.size(), 238u);
   struct Case {
     Gradient gradient;
     double tolerance;
@@ -120,7 +128,8 @@ TEST(Distributed, NormsAreThoseOfOneProcess) {
       });
     }
     const double total = sumsq[0] + sumsq[1] + sumsq[2] + sumsq[3];
-    for_each_layout([&](Layout layout) {
+    for (const Layout& layout : grids) {
+      SCOPED_TRACE(grid_text(layout));
       run_layout(layout, small_buckets(), [&](Rank& rank, Communicator& world) {
         rank.backward(0, gradient);
         StepInput in = input(world.rank() == 0 ? 3 : 0);
@@ -134,7 +143,7 @@ TEST(Distributed, NormsAreThoseOfOneProcess) {
           EXPECT_FLOAT_EQ(report.class_norms[c], static_cast<float>(std::sqrt(sumsq[c]) / 3));
         }
       });
-    });
+    }
   }
 }
 

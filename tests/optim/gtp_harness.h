@@ -53,7 +53,7 @@ class GtpRank {
                           options.kind);
   }
   ShardPeers peers(size_t group) {
-    return transports_[group] ? shard_peers(*transports_[group]) : ShardPeers{};
+    return transports_[group] ? shard_peers(transports_[group]) : ShardPeers{};
   }
 
   GridGroups groups_;

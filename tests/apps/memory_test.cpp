@@ -1,0 +1,127 @@
+// The memory of a rank by what it is for: what `estimate_memory` says before anything is allocated,
+// against what a rank then has, under twelve layouts. Most shards have rows that are padding.
+#include "apps/moiety/memory_estimate.h"
+#include "moiety/optim/buffer_layout.h"
+#include "tests/apps/train_rank.h"
+
+namespace moiety::app {
+namespace {
+
+struct Bytes {
+  int64_t parameters = 0, main_grad = 0, state = 0;
+};
+
+int64_t weight_bytes(const optim::Parameter& p) {
+  int64_t bytes = p.weight.bytes();
+  for (const QuantizedView& q : p.quantized) {
+    for (const TensorView* x : {&q.row_data, &q.row_scales, &q.col_data, &q.col_scales}) {
+      bytes += x->bytes();
+    }
+  }
+  return bytes;
+}
+
+// Of the parameters. What is summed over the ranks of a domain is divided among them.
+Bytes bytes_of_parameters(Rank& rank) {
+  const bool travels = rank.options.precision.grad_reduce == "bf16";
+  Bytes b;
+  double summed = 0, owned = 0;
+  for (const optim::Parameter& p : rank.optimizer.parameters()) {
+    const int ranks = rank.model.groups().of(p.spec.domain).size();
+    b.parameters += weight_bytes(p);
+    b.main_grad += p.grad.bytes();
+    owned += double(p.grad.numel()) / ranks;
+    if (ranks == 1) continue;
+    summed += double(p.grad.numel()) / ranks;
+    if (travels) b.main_grad += 2 * 2 * p.grad.numel();
+  }
+  b.main_grad += std::llround(4 * summed);
+  b.state = std::llround(12 * owned);
+  return b;
+}
+
+// Master and moments as the optimizer allocates them: of buckets, whose parameters begin at whole
+// 128 elements.
+void expect_state(const Rank& rank, const std::vector<optim::ParamSpec>& specs, int64_t estimate) {
+  int64_t state = 0, slack = 0;
+  for (const optim::BucketLayout& bucket : optim::layout_buffers(specs, rank.grid)) {
+    state += 12 * bucket.segment();
+    slack += 12 * optim::kParameterAlignment * int64_t(1 + bucket.slots.size());
+  }
+  EXPECT_GE(state, estimate - 12);
+  EXPECT_LE(state, estimate + slack);
+}
+
+struct LayoutOfMemory {
+  const char* name;
+  int ranks, tp, gtp, ep, egtp;
+};
+constexpr LayoutOfMemory kLayouts[] = {
+    {"one", 1, 1, 1, 1, 1},
+    {"dp2", 2, 1, 1, 1, 1},
+    {"dp4.ep2", 4, 1, 1, 2, 1},
+    {"tp2.ep2", 2, 2, 1, 2, 1},
+    {"tp2.dp2", 4, 2, 1, 1, 1},
+    {"gtp2", 2, 1, 2, 1, 1},
+    {"gtp3.egtp3", 3, 1, 3, 1, 3},
+    {"gtp2.dp2.egtp4", 4, 1, 2, 1, 4},
+    {"gtp4.ep2.egtp2", 4, 1, 4, 2, 2},
+    {"dp4.ep4", 4, 1, 1, 4, 1},
+    {"tp2.gtp2.ep4", 4, 2, 2, 4, 1},
+    {"tp2.gtp2.dp2.ep2.egtp2", 8, 2, 2, 2, 2},
+};
+
+void expect_estimate(const LayoutOfMemory& l, const Arguments& more) {
+  SCOPED_TRACE(text("{} {}", l.name, more.empty() ? "" : more[0]));
+  const Arguments arguments = tiny("r", l.ranks, l.ep) +
+                              Arguments{text("--parallel.tp={}", l.tp),
+                                        text("--parallel.gtp={}", l.gtp),
+                                        text("--parallel.egtp={}", l.egtp),
+                                        "--data.seq_len=128",
+                                        "--train.micro_batch=2",
+                                        text("--train.global_batch={}", 4 * l.ranks / l.tp),
+                                        "--model.d_model=64",
+                                        "--model.kv_heads=4",
+                                        "--model.dense_layers=[0]",
+                                        "--model.d_ffn_dense=128",
+                                        "--moe.shared_d_ffn=64",
+                                        "--moe.shared_gate"} +
+                              more;
+  const Options o = options_of(arguments);
+  const model::Config config = model_config(o, 264);
+  const MemoryEstimate m = estimate_memory(o, config, check_layout(o));
+  run_ranks(arguments, [&](Rank& rank) {
+    const Bytes b = bytes_of_parameters(rank);
+    EXPECT_EQ(b.parameters, m.parameters);
+    EXPECT_NEAR(double(b.main_grad), double(m.main_grad), 12);  // parts of elements
+    EXPECT_NEAR(double(b.state), double(m.master + m.moments), 36);
+    expect_state(rank,
+                 training_specs(o, rank.model.transformer(), rank.grid, rank.model.world().rank()),
+                 m.master + m.moments);
+    EXPECT_EQ(rank.model.expert_parallel_bytes(), m.expert_parallel);
+    for (int64_t step = 0; step < 2; ++step) rank.step(step, "train");
+    EXPECT_NEAR(double(rank.arena.peak()), double(m.arena()), 0.04 * double(m.arena()));
+    const gtp::Executor* const executor = rank.gathering.executor();
+    if (!executor) {
+      EXPECT_EQ(m.gathered, 0);
+      return;
+    }
+    const gtp::Plan* const plan = executor->plan_of({"train", rank.passes_of_step()});
+    ASSERT_NE(plan, nullptr);
+    EXPECT_EQ(plan->report.bytes, m.gathered);
+    EXPECT_NEAR(double(executor->counts().arena_bytes), double(m.gathered),
+                0.03 * double(m.gathered));
+  });
+}
+
+TEST(MemoryClasses, AreThoseOfARankUnderTwelveLayouts) {
+  for (const LayoutOfMemory& l : kLayouts) {
+    expect_estimate(l, {});
+    expect_estimate(l, {"--precision.recipe=bf16", "--precision.grad_reduce=bf16"});
+    if (l.tp == 1) expect_estimate(l, {"--precision.recipe=nvfp4"});
+    expect_estimate(l, {"--precision.recipe=mxfp8", "--memory.recompute=moe"});
+  }
+}
+
+}  // namespace
+}  // namespace moiety::app

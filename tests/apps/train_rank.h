@@ -1,0 +1,133 @@
+// A rank as a trainer has it, whose steps a test makes itself: where weights, executor, optimizer
+// and memory are looked at.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+
+#include "apps/moiety/batch_loader.h"
+#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/evaluation.h"
+#include "apps/moiety/expert_capacity.h"
+#include "apps/moiety/gathering.h"
+#include "apps/moiety/model_options.h"
+#include "apps/moiety/rank_model.h"
+#include "moiety/base/arena.h"
+#include "moiety/base/parallel.h"
+#include "moiety/checkpoint/loader.h"
+#include "moiety/checkpoint/saver.h"
+#include "moiety/comm/thread/thread_group.h"
+#include "tests/apps/train_helpers.h"
+
+namespace moiety::app {
+
+inline Options options_of(const Arguments& arguments) {
+  std::vector<std::string> overrides;
+  for (const std::string& a : arguments) {
+    if (a.starts_with("--run=")) overrides.push_back("--run.dir=" + a.substr(6));
+    if (a.starts_with("--ranks=")) overrides.push_back("--run." + a.substr(2));
+    if (a.find('.') < a.find('=')) overrides.push_back(a);
+  }
+  return load_config({}, overrides).options;
+}
+
+// What a trainer holds on a rank.
+struct Rank {
+  Rank(const Options& o, comm::Communicator& world,
+       std::optional<gtp::EmbeddingPath> embedding = {})
+      : options(o),
+        grid(check_layout(o)),
+        tokens(o.train.micro_batch * o.data.seq_len),
+        model(model_config(o, Tokenizer::load("bytes").vocab()), storage_dtype(o), grid, tokens,
+              100, world),
+        gathering(o, model.groups(), int64_t{1} << 33, embedding),
+        optimizer(training_specs(o, model.transformer(), grid, world.rank()),
+                  {.weights = storage_dtype(o)}, model.groups(), gathering.peers(false),
+                  gathering.peers(true)),
+        capacity(o, model.transformer(), tokens / grid.tp) {
+    set_thread_budget(1);
+    model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
+    optimizer.initialize(1, Stream());
+  }
+  int64_t passes_of_step() const {
+    return options.train.global_batch / (options.train.micro_batch * data_ranks(grid));
+  }
+  optim::StepReport step(int64_t number, const std::string& kind) {
+    const int64_t per_pass = options.train.micro_batch * data_ranks(grid);
+    const int64_t passes = passes_of_step();
+    const auto source = synthetic_source("markov", options.data.seq_len, 264, 1);
+    BatchBuffer batch(options.train.micro_batch, options.data.seq_len, false);
+    model::StepStats stats;
+    {
+      const auto scope = gathering.begin_step(kind.c_str(), passes);
+      for (int64_t m = 0; m < passes; ++m) {
+        std::vector<SampleRef> samples(options.train.micro_batch);
+        const int rank = data_rank(grid, model.world().rank());
+        for (size_t b = 0; b < samples.size(); ++b) {
+          samples[b].index =
+              uint64_t((number * passes + m) * per_pass) + uint64_t(rank) * samples.size() + b;
+        }
+        batch.fill(*source, samples);
+        const ArenaScope activations(arena);
+        model::Batch pass = model_batch(batch.batch());
+        pass.micro_step = uint64_t(number * passes + m);
+        pass.first_token = rank * tokens;
+        pass.all_tokens = data_ranks(grid) * tokens;
+        if (on_pass) on_pass(m, pass);
+        model.transformer().forward(pass, capacity.rows(), stats, arena, Stream());
+        model.transformer().backward(pass, Stream());
+      }
+      gathering.flush();
+      model.transformer().check_tokens();
+    }
+    return optimizer.step({.lr = 0.01,
+                           .weight_decay = 0.1,
+                           .clip = 1,
+                           .tokens = stats.targets,
+                           .losses = {stats.loss_sum, stats.aux_sum, stats.z_sum}},
+                          Stream());
+  }
+
+  // Sees the micro-batches before they are run.
+  std::function<void(int64_t pass, const model::Batch& batch)> on_pass;
+
+  const Options& options;
+  Grid grid;
+  int64_t tokens;
+  RankModel model;
+  WeightGathering gathering;
+  optim::DistributedOptimizer optimizer;
+  ExpertCapacity capacity;
+  Arena arena{"activations"};
+};
+
+template <class Body>
+void run_ranks(const Arguments& arguments, Body&& body,
+               std::optional<gtp::EmbeddingPath> embedding = {}) {
+  const Options o = options_of(arguments);
+  comm::run_thread_ranks(int(o.run.ranks), {}, [&](comm::Communicator& world) {
+    Rank rank(o, world, embedding);
+    body(rank);
+    rank.model.close();
+  });
+}
+
+// Loads a checkpoint under the layout of these arguments, and saves what the ranks hold then.
+inline void save_again(const std::string& from, const Arguments& arguments) {
+  const std::string to = options_of(arguments).run.dir;
+  std::filesystem::create_directories(to);
+  run_ranks(arguments, [&](Rank& rank) {
+    comm::Bootstrap& ranks = rank.model.world().bootstrap();
+    optim::StateView view = rank.optimizer.state_view();
+    const optim::StateView biases = rank.model.router_biases();
+    optim::StateView loaded = view;
+    loaded.insert(loaded.end(), biases.begin(), biases.end());
+    checkpoint::RunState state = checkpoint::load(from, loaded, {}, ranks);
+    state.layout = rank_layout(rank.grid);
+    rank.optimizer.publish(Stream());
+    checkpoint::Saver(to + "/checkpoints", ranks)
+        .save(rank.model.world().rank() == 0 ? loaded : view, state, Stream());
+  });
+}
+
+}  // namespace moiety::app
