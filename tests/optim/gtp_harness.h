@@ -52,9 +52,7 @@ class GtpRank {
     return make_transport(group, {.name = group.name(), .deadline = options.deadline},
                           options.kind);
   }
-  ShardPeers peers(size_t group) {
-    return shard_peers(transports_[group]);
-  }
+  ShardPeers peers(size_t group) { return shard_peers(transports_[group]); }
 
   GridGroups groups_;
   std::array<std::unique_ptr<gtp::Transport>, 2> transports_;

@@ -23,7 +23,11 @@
 namespace moiety::optim {
 namespace {
 
+#ifdef __SANITIZE_THREAD__
+constexpr int kSteps = 12;
+#else
 constexpr int kSteps = 200;
+#endif
 constexpr int64_t kTokens = 3;  // of a rank and step
 // fc1 [F, D], then one of kMembers experts [H, F], then fc2 [D, H].
 constexpr int64_t kD = 48, kF = 80, kH = 64, kMembers = 2;
@@ -306,7 +310,9 @@ TEST_P(GtpTraining, ShardsInAFormatTrainLikeWholesQuantizedEachStep) {
     const Trained expected = quantized_each_step(GetParam(), ranks);
     ASSERT_EQ(expected.losses.size(), size_t{kSteps});
     // It learns, so that there are differences that could grow.
-    EXPECT_LT(expected.losses.back(), 0.7 * expected.losses.front());
+    if (kSteps == 200) {
+      EXPECT_LT(expected.losses.back(), 0.7 * expected.losses.front());
+    }
     const auto kind = ranks == 2 ? gtp::TransportKind::kMapped : gtp::TransportKind::kAllToAll;
     const Trained trained = sharded(GetParam(), ranks, kind);
     EXPECT_EQ(trained.losses, expected.losses) << ranks << " ranks";
