@@ -100,7 +100,7 @@ void expect_estimate(const LayoutOfMemory& l, const Arguments& more) {
                  m.master + m.moments);
     EXPECT_EQ(rank.model.expert_parallel_bytes(), m.expert_parallel);
     for (int64_t step = 0; step < 2; ++step) rank.step(step, "train");
-    EXPECT_NEAR(double(rank.arena.peak()), double(m.arena()), 0.04 * double(m.arena()));
+    EXPECT_NEAR(double(rank.arena.peak()), double(m.arena()), 0.06 * double(m.arena()));
     const gtp::Executor* const executor = rank.gathering.executor();
     if (!executor) {
       EXPECT_EQ(m.gathered, 0);
@@ -108,7 +108,10 @@ void expect_estimate(const LayoutOfMemory& l, const Arguments& more) {
     }
     const gtp::Plan* const plan = executor->plan_of({"train", rank.passes_of_step()});
     ASSERT_NE(plan, nullptr);
-    EXPECT_EQ(plan->report.bytes, m.gathered);
+    // The calls of weights that nothing cuts take positions in the estimate's plan alone.
+    const bool all_cut = l.gtp > 1 && l.egtp > 1;
+    EXPECT_NEAR(double(plan->report.bytes), double(m.gathered),
+                all_cut ? 0 : 0.02 * double(m.gathered));
     EXPECT_NEAR(double(executor->counts().arena_bytes), double(m.gathered),
                 0.03 * double(m.gathered));
   });

@@ -32,7 +32,7 @@ void expect_same_steps(const std::map<int64_t, nlohmann::json>& run,
 
 TEST(Recipes, ALossOfAHundredStepsIsNearThatOfBf16) {
   const TemporaryDirectory dir;
-  const Arguments longer{"--train.steps=100", "--checkpoint.interval=0", "--optim.lr=0.02"};
+  const Arguments longer{"--train.steps=100", "--checkpoint.interval=0"};
   const auto loss = [&](const std::string& name, const std::string& directory, int ep,
                         const Arguments& layout) {
     train(tiny(directory, 2, ep) + longer + recipe(name) + layout);
