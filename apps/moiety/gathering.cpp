@@ -65,9 +65,8 @@ gtp::Executor* WeightGathering::bind(optim::DistributedOptimizer& optimizer) {
 bool WeightGathering::moves_rows(const optim::Parameter& p) const {
   if (p.spec.kind != optim::ParameterClass::kEmbedding) return false;
   if (embedding_) return *embedding_ == gtp::EmbeddingPath::kRows;
-  const DType wire = p.grad.dtype() == DType::kBFloat16 ? p.grad.dtype() : options_.wire;
   const gtp::EmbeddingTraffic traffic =
-      gtp::embedding_traffic(*p.spec.layout, tokens_, p.weight.dtype(), wire);
+      gtp::embedding_traffic(*p.spec.layout, tokens_, p.weight.dtype(), options_.wire);
   return transports_[0]->kind() == gtp::TransportKind::kMapped &&
          traffic.smaller() == gtp::EmbeddingPath::kRows;
 }

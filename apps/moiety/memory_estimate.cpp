@@ -47,8 +47,8 @@ struct PassSizes {
       gathered = tokens * d * item;
       staged = options.train.micro_batch > 1 ? gathered : 0;
     }
-    const bool sums =
-        options.optim.grad_dtype == "bf16" || (grad_bytes(options) == 2 && grid.gtp > 1);
+    const bool sums = options.optim.grad_dtype == "bf16" ||
+                      (gradient_wire(options) == DType::kBFloat16 && grid.gtp > 1);
     if (sums) table_sum = vocab * d * kFloat;
     const auto experts = static_cast<int>(c.router.experts),
                topk = static_cast<int>(c.router.top_k);

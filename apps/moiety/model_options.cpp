@@ -126,16 +126,13 @@ DType storage_dtype(const Options& o) {
 }
 
 DType gradient_wire(const Options& o) {
-  return o.precision.grad_reduce == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+  const bool narrow = o.optim.grad_dtype == "bf16" || o.precision.grad_reduce == "bf16";
+  return narrow ? DType::kBFloat16 : DType::kFloat32;
 }
 
 std::string_view recipe_of_step(const Options& o, int64_t step) {
   const bool switched = o.precision.switch_step > 0 && step >= o.precision.switch_step;
   return switched ? o.precision.switch_recipe : o.precision.recipe;
-}
-
-int64_t grad_bytes(const Options& o) {
-  return o.optim.grad_dtype == "bf16" || o.precision.grad_reduce == "bf16" ? 2 : 4;
 }
 
 model::Precision precision_of_recipe(const Options& o, std::string_view recipe) {

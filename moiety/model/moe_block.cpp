@@ -182,7 +182,7 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
                   .probe = pass.probe},
                  saved ? &s.experts : nullptr, pass.arena, pass.stream);
   pass.note(router_work(pass));
-  pass.note(exchange_work(pass, layer_.dispatch()));
+  pass.note(exchange_work(pass, layer_.dispatch_format()));
   pass.note(activation_work(pass));
   pass.note(exchange_work(pass));
   if (saved) *saved = s;
@@ -243,7 +243,7 @@ moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved,
       delayed ? delayed->rows : layer_.make_rows(saved.plan.capacity, pass.arena);
   const gemm::LinearWeight w1 =
       read_weight(pass, fc1_.parameter(), gtp::Phase::kRecompute, fc1_work(pass, pairs(pass.h_TD)));
-  pass.note(exchange_work(pass, layer_.dispatch()));
+  pass.note(exchange_work(pass, layer_.dispatch_format()));
   moe::MoeWeights weights = weight_shapes(pass);
   weights.w1 = w1.values;
   weights.quantized_1.weight = w1;

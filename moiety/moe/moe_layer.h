@@ -131,7 +131,7 @@ class MoeLayer {
   // in the layer's dtype; gradients are those of h, as if it had not been quantized. Equal on all
   // ranks of the group.
   void set_dispatch(const std::optional<QuantSpec>& format);
-  const std::optional<QuantSpec>& dispatch() const { return dispatch_; }
+  const std::optional<QuantSpec>& dispatch_format() const { return dispatch_; }
 
   // Fills `saved` with tensors on the arena; without it (evaluation) nothing stays.
   // Under kError the caller asks `group.check(saved.plan.epoch)` once per step.
