@@ -4,10 +4,9 @@
 #include <set>
 #include <utility>
 
-#include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
-#include "moiety/formats/bf16.h"
 #include "moiety/model/block_ops.h"
+#include "moiety/model/elementwise.h"
 #include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
 #include "moiety/model/rope.h"
@@ -15,17 +14,6 @@
 
 namespace moiety::model {
 namespace {
-
-// First key that each query sees: the start of its document.
-void document_starts(TensorView position_BS, TensorView start_BS, Stream stream) {
-  stream.run([=] {
-    const int64_t seq_len = position_BS.size(1);
-    for (int64_t i = 0; i < position_BS.numel(); ++i) {
-      const auto s = static_cast<int32_t>(i % seq_len);
-      start_BS.data<int32_t>()[i] = s - position_BS.data<int32_t>()[i];
-    }
-  });
-}
 
 TensorView flat(const TensorView& x_BS) {
   return x_BS.defined() ? x_BS.reshape({x_BS.numel()}) : TensorView();
@@ -40,13 +28,7 @@ TensorView sum_memory(const Pass& pass, const TensorView& gradient) {
 
 void store_sum(const Pass& pass, const TensorView& sum, const TensorView& gradient) {
   if (gradient.dtype() == DType::kFloat32) return;
-  pass.stream.run([=] {
-    const float* in = sum.data<float>();
-    bf16* out = gradient.data<bf16>();
-    parallel_for(sum.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) out[i] = bf16(in[i]);
-    });
-  });
+  round_to_bf16(sum, gradient, pass.stream);
 }
 
 }  // namespace

@@ -65,7 +65,9 @@ TEST_F(LossGpu, TargetsThatCannotBeGiveNan) {
     const bool nan = n == 1 || n == 2;
     EXPECT_EQ(std::isnan(get(losses, n)), nan);
     ASSERT_EQ(std::isnan(get(gradient, i)), nan) << i;
-    if (n == 3) EXPECT_EQ(get(gradient, i), 0);
+    if (n == 3) {
+      EXPECT_EQ(get(gradient, i), 0);
+    }
   }
 }
 
