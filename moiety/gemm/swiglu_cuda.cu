@@ -1,4 +1,4 @@
-// A row is a warp, whose lanes take octets of columns in turns. A block has kRows rows of the
+// A row is a warp, whose lanes take octets of columns in turns. A block has some rows of the
 // buffers, and looks up first which groups they belong to.
 #include <algorithm>
 
@@ -12,7 +12,8 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr int kThreads = 256, kRows = 32;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kRows = 2 * kWarps;  // of a block; more rows for one search, fewer to fill the GPU
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 struct Params {
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) activation_rows(const __grid_constan
   __shared__ int group[kRows];
   const int64_t row0 = int64_t{blockIdx.x} * kRows;
   find_groups(p, row0, group);
-  for (int i = threadIdx.x / 32; i < kRows && row0 + i < p.rows; i += kThreads / 32) {
+  for (int i = threadIdx.x / 32; i < kRows && row0 + i < p.rows; i += kWarps) {
     if (group[i] < 0) continue;
     const uint32_t amax = kBackward ? backward_row<T, kVector, kKind>(p, row0 + i)
                                     : forward_row<T, kVector, kKind>(p, row0 + i);

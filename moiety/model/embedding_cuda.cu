@@ -15,6 +15,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kColumns = 32 * kOctet;  // of a warp
 constexpr int64_t kBlock = gtp::kEmbeddingBlock;
+constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 struct Lookup {
   const void* table;
@@ -99,93 +100,88 @@ struct Sums {
   const int64_t* key;  // sorted
   float* grad;
   int64_t tokens, rows, d_model, first;
-  int64_t tiles;  // of columns
+  int64_t tiles;        // of columns
+  int64_t long_blocks;  // blocks for runs of more than kBlock occurrences
   bool accumulate;
+
+  // The token of occurrence i; none is -1.
+  __device__ int64_t token(int64_t i) const {
+    return i >= 0 && i < tokens ? gtp::row_of_occurrence(key[i]) : -1;
+  }
+  // The row of a token, or -1.
+  __device__ int64_t row(int64_t token) const {
+    const int64_t at = token - first;
+    return token >= 0 && at >= 0 && at < rows ? at : -1;
+  }
 };
 
-// Adds dout of occurrences [begin, end), at most a block of them, from +0; columns of a lane.
+// Adds dout of occurrences [begin, end), at most kBlock, from +0: the columns of a lane, from c on.
+// By whole warps.
 template <class T, bool kVector>
 __device__ void sum_block(const Sums& p, int64_t begin, int64_t end, int64_t c,
                           float (&sum)[kOctet]) {
+  const int lane = threadIdx.x % 32;
   for (float& v : sum) v = 0;
+  for (int64_t base = begin; base < end; base += 32) {
+    const int64_t mine = base + lane < end ? p.key[base + lane] & 0xFFFFFFFF : 0;
+    const int count = int(min(end - base, int64_t{32}));
 #pragma unroll 8
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t t = p.key[i] & 0xFFFFFFFF;
-    const Octet<T> x =
-        load_octet<kVector>(static_cast<const T*>(p.dout) + t * p.d_model + c, p.d_model - c);
+    for (int i = 0; i < count; ++i) {
+      const int64_t t = __shfl_sync(kWarp, mine, i);
+      const Octet<T> x =
+          load_octet<kVector>(static_cast<const T*>(p.dout) + t * p.d_model + c, p.d_model - c);
 #pragma unroll
-    for (int k = 0; k < kOctet; ++k) sum[k] += x[k];
-  }
-}
-
-// Whether occurrence i is the first of its token.
-__device__ bool is_first(const Sums& p, int64_t i) {
-  return i < p.tokens &&
-         (i == 0 || gtp::row_of_occurrence(p.key[i - 1]) != gtp::row_of_occurrence(p.key[i]));
-}
-// Whether a token of which i is the first occurrence has more than a block of them.
-__device__ bool is_long(const Sums& p, int64_t i) {
-  return i + kBlock < p.tokens &&
-         gtp::row_of_occurrence(p.key[i + kBlock]) == gtp::row_of_occurrence(p.key[i]);
-}
-__device__ int64_t row_of(const Sums& p, int64_t i) {
-  const int64_t row = gtp::row_of_occurrence(p.key[i]) - p.first;
-  return row >= 0 && row < p.rows ? row : -1;
-}
-// The end of the run of occurrence i, which is in (i, i + most].
-__device__ int64_t end_of_run(const Sums& p, int64_t i, int64_t most) {
-  const int64_t token = gtp::row_of_occurrence(p.key[i]);
-  int64_t low = i + 1, high = min(i + most, p.tokens);
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (gtp::row_of_occurrence(p.key[middle]) == token) {
-      low = middle + 1;
-    } else {
-      high = middle;
+      for (int k = 0; k < kOctet; ++k) sum[k] += x[k];
     }
   }
-  return low;
 }
 
 // A warp an occurrence and a tile of columns: what to do if it is the first, and its token has at
-// most a block of occurrences.
+// most kBlock occurrences.
 template <class T, bool kVector>
-__global__ void __launch_bounds__(kThreads) sum_short_runs(Sums p) {
-  const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  const int64_t i = warp / p.tiles, c = (warp - i * p.tiles) * kColumns + threadIdx.x % 32 * kOctet;
-  if (!is_first(p, i) || is_long(p, i)) return;
-  const int64_t row = row_of(p, i);
-  if (row < 0) return;
-  float sum[kOctet];
-  sum_block<T, kVector>(p, i, end_of_run(p, i, kBlock), c, sum);
+__device__ void sum_short_run(const Sums& p, int64_t warp) {
+  const int lane = threadIdx.x % 32;
+  const int64_t i = warp / p.tiles, c = (warp - i * p.tiles) * kColumns + lane * kOctet;
+  const int64_t token = p.token(i), row = p.row(token);
+  const int64_t before = p.token(i - 1), behind = p.token(i + kBlock);
+  const bool low = p.token(i + lane) == token, high = p.token(i + 32 + lane) == token;
+  if (row < 0 || before == token || behind == token) return;
+  const int count = __popc(__ballot_sync(kWarp, low)) + __popc(__ballot_sync(kWarp, high));
   float* grad = p.grad + row * p.d_model + c;
-  if (p.accumulate) {
-    const Octet<float> old = load_octet<kVector>(grad, p.d_model - c);
+  Octet<float> old;
+  if (p.accumulate) old = load_octet<kVector>(grad, p.d_model - c);
+  float sum[kOctet];
+  sum_block<T, kVector>(p, i, i + count, c, sum);
 #pragma unroll
-    for (int k = 0; k < kOctet; ++k) sum[k] = old[k] + sum[k];
-  }
+  for (int k = 0; k < kOctet; ++k) sum[k] = p.accumulate ? old[k] + sum[k] : sum[k];
   store_octet<kVector>(grad, round_octet<float>(sum), p.d_model - c);
 }
 
 // A block a tile of columns and kBlock occurrences, among which at most one begins a longer run. A
 // warp sums a block of the run; then the threads, a column each, add those of all warps.
 template <class T, bool kVector>
-__global__ void __launch_bounds__(kThreads) sum_long_runs(Sums p) {
+__device__ void sum_long_run(const Sums& p, int64_t block) {
   static_assert(kThreads == kColumns && kBlock == 64);
   __shared__ float blocks[kWarps][kColumns];
   __shared__ int found;
-  const int64_t window = blockIdx.x / p.tiles, c0 = (blockIdx.x - window * p.tiles) * kColumns;
+  const int64_t window = block / p.tiles, c0 = (block - window * p.tiles) * kColumns;
   if (threadIdx.x == 0) found = -1;
   __syncthreads();
   if (threadIdx.x < kBlock) {
-    const int64_t i = window * kBlock + threadIdx.x;
-    if (is_first(p, i) && is_long(p, i)) found = int(threadIdx.x);
+    const int64_t i = window * kBlock + threadIdx.x, token = p.token(i);
+    if (token >= 0 && p.token(i - 1) != token && p.token(i + kBlock) == token) {
+      found = int(threadIdx.x);
+    }
   }
   __syncthreads();
   if (found < 0) return;
-  const int64_t begin = window * kBlock + found, row = row_of(p, begin);
+  const int64_t begin = window * kBlock + found, token = p.token(begin), row = p.row(token);
   if (row < 0) return;
-  const int64_t end = end_of_run(p, begin, p.tokens);
+  int64_t end = begin + kBlock, past = p.tokens;  // of the run: in (end, past]
+  while (end < past) {
+    const int64_t middle = (end + past) / 2;
+    p.token(middle) == token ? end = middle + 1 : past = middle;
+  }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float total = 0;
   for (int64_t first = begin; first < end; first += kWarps * kBlock) {
@@ -204,12 +200,21 @@ __global__ void __launch_bounds__(kThreads) sum_long_runs(Sums p) {
   *grad = p.accumulate ? *grad + total : total;
 }
 
+// The blocks of long runs come first: they take longest.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads, 4) sum_runs(const __grid_constant__ Sums p) {
+  const int64_t block = blockIdx.x;
+  if (block < p.long_blocks) {
+    sum_long_run<T, kVector>(p, block);
+  } else {
+    sum_short_run<T, kVector>(p, (block - p.long_blocks) * kWarps + threadIdx.x / 32);
+  }
+}
+
 template <class T, bool kVector>
 void launch_sums(const Sums& p, const Stream& stream) {
-  launch("embedding_backward", sum_long_runs<T, kVector>,
-         {blocks_for(p.tokens, kBlock) * p.tiles, kThreads}, stream, p);
-  launch("embedding_backward", sum_short_runs<T, kVector>,
-         {blocks_for(p.tokens * p.tiles, kWarps), kThreads}, stream, p);
+  launch("embedding_backward", sum_runs<T, kVector>,
+         {p.long_blocks + blocks_for(p.tokens * p.tiles, kWarps), kThreads}, stream, p);
 }
 
 }  // namespace
@@ -238,9 +243,16 @@ void embedding_backward_cuda(const EmbeddingBackwardArgs& a, const Stream& strea
   if (!a.accumulate) fill_bytes(a.grad_VD, 0, stream);
   launch("embedding_backward", sort_occurrences, {blocks_for(tokens, kRanked), kThreads}, stream,
          a.token_T.data<int32_t>(), tokens, key);
-  const int64_t d_model = a.dout_TD.size(1);
-  const Sums p{a.dout_TD.raw(),   key,     a.grad_VD.data<float>(), tokens,
-               a.grad_VD.size(0), d_model, a.slice.first,           blocks_for(d_model, kColumns),
+  const int64_t d_model = a.dout_TD.size(1), tiles = blocks_for(d_model, kColumns);
+  const Sums p{a.dout_TD.raw(),
+               key,
+               a.grad_VD.data<float>(),
+               tokens,
+               a.grad_VD.size(0),
+               d_model,
+               a.slice.first,
+               tiles,
+               blocks_for(tokens, kBlock) * tiles,
                a.accumulate};
   const bool vector = octets_fit({&a.dout_TD, &a.grad_VD});
   with_storage(a.dout_TD.dtype(), [&](auto element) {

@@ -7,16 +7,17 @@
 #include "moiety/base/math.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp32.h"
+#include "moiety/formats/octet.cuh"
 #include "moiety/model/element.h"
 #include "moiety/model/loss.h"
 
 namespace moiety::model {
 namespace {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kGroup = 256, kEach = kGroup / 32;  // logits that a warp takes at a time
 constexpr int kProducers = kWarps - 1;            // warps of the second pass that compute
-constexpr int64_t kHeld = 20480;                  // logits in shared memory: two blocks fit
+constexpr int64_t kHeld = 10240;                  // logits in shared memory: four blocks fit
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 struct Params {
@@ -28,30 +29,67 @@ struct Params {
   void* dlogits;  // may be null
   int64_t dlogits_stride;
   int64_t vocabulary;
+  int64_t held;  // whole groups
   float z_coef;
 };
 
-int64_t held_of(int64_t vocabulary) {
-  return std::min(kHeld, (vocabulary + kGroup - 1) / kGroup * kGroup);
+// The logits of a group that a lane has: kVector four at a time, else one by one. Rows of vectors
+// are whole ones at multiples of 16 bytes.
+template <bool kVector>
+__device__ int64_t place(int64_t group, int j) {
+  const int lane = threadIdx.x % 32;
+  return group * kGroup + (kVector ? 128 * (j / 4) + 4 * lane + j % 4 : 32 * j + lane);
 }
 
-// A row of logits, read in groups by warps; what lies past its end is -inf.
+// A row of logits, read in groups by warps; what lies past its end is -inf, whose exponential is 0.
+template <bool kVector>
 struct Row {
   const float* z;
   float* held;  // shared
   int64_t n, held_n;
-  int lane = threadIdx.x % 32;
 
   __device__ void load(int64_t group, float (&v)[kEach]) const {
-    const int64_t first = group * kGroup + lane;
-    const float* from = first < held_n ? held : z;
+    if ((group + 1) * kGroup <= held_n) return load_from<true>(held, group, v);
+    if ((group + 1) * kGroup <= n) return load_from<true>(z, group, v);
+    load_from<false>(z, group, v);
+  }
+  // kWhole: all of the group exists.
+  template <bool kWhole>
+  __device__ void load_from(const float* from, int64_t group, float (&v)[kEach]) const {
+    if constexpr (kVector) {
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t i = first + 32 * j;
-      v[j] = i < n ? from[i] : -INFINITY;
+      for (int j = 0; j < kEach; j += 4) {
+        const int64_t i = place<kVector>(group, j);
+        float4 four{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+        if (kWhole || i < n) four = *reinterpret_cast<const float4*>(from + i);
+        v[j] = four.x;
+        v[j + 1] = four.y;
+        v[j + 2] = four.z;
+        v[j + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const int64_t i = place<kVector>(group, j);
+        v[j] = kWhole || i < n ? from[i] : -INFINITY;
+      }
     }
   }
 };
+
+// A lane's part of a group in shared memory.
+template <bool kVector>
+__device__ void put(float* group, const float (&v)[kEach]) {
+#pragma unroll
+  for (int j = 0; j < kEach; j += kVector ? 4 : 1) {
+    if constexpr (kVector) {
+      *reinterpret_cast<float4*>(group + place<kVector>(0, j)) =
+          make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
+    } else {
+      group[place<kVector>(0, j)] = v[j];
+    }
+  }
+}
 
 // Of all threads; `memory` has a place for each warp.
 __device__ float block_max(float v, float* memory) {
@@ -65,46 +103,45 @@ __device__ float block_max(float v, float* memory) {
   return v;
 }
 
-__device__ float row_max(const Row& row, float* memory) {
+template <bool kVector>
+__device__ float row_max(const Row<kVector>& row, float* memory) {
   float max = -INFINITY;
 #pragma unroll 2
   for (int64_t group = threadIdx.x / 32; group * kGroup < row.n; group += kWarps) {
-    const int64_t first = group * kGroup + row.lane;
+    float v[kEach];
+    const bool whole = (group + 1) * kGroup <= row.n;
+    whole ? row.template load_from<true>(row.z, group, v)
+          : row.template load_from<false>(row.z, group, v);
+    if ((group + 1) * kGroup <= row.held_n) put<kVector>(row.held + group * kGroup, v);
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t i = first + 32 * j;
-      const float v = i < row.n ? row.z[i] : -INFINITY;
-      if (i < row.held_n) row.held[i] = v;
-      max = fmaxf(max, v);  // which passes over NaN
-    }
+    for (const float x : v) max = fmaxf(max, x);  // which passes over NaN
   }
   return block_max(max, memory);
 }
 
 // The sum of exp(z - max), in lane 0 of the first warp. A tile is a group of each producer; one is
 // added while the next is computed. exp is never -0, so what lies past the end adds nothing.
-__device__ float row_sum(const Row& row, float max, float (&tiles)[2][kProducers][kGroup]) {
-  const int warp = threadIdx.x / 32;
+template <bool kVector>
+__device__ float row_sum(const Row<kVector>& row, float max,
+                         float (&tiles)[2][kProducers][kGroup]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t groups = (row.n + kGroup - 1) / kGroup;
   const int64_t count = (groups + kProducers - 1) / kProducers;
   float sum = 0, next[kEach];
   if (warp > 0) row.load(warp - 1, next);
   for (int64_t tile = 0; tile <= count; ++tile) {
     if (warp > 0 && tile < count) {
-      float v[kEach];
+      float e[kEach];
 #pragma unroll
-      for (int j = 0; j < kEach; ++j) v[j] = next[j];
+      for (int j = 0; j < kEach; ++j) e[j] = next[j];
       row.load((tile + 1) * kProducers + warp - 1, next);
-      const int64_t first = (tile * kProducers + warp - 1) * kGroup + row.lane;
 #pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        const float e = first + 32 * j < row.n ? exp_nonpositive(v[j] - max) : 0.0f;
-        tiles[tile % 2][warp - 1][32 * j + row.lane] = e;
-      }
+      for (float& x : e) x = exp_nonpositive(x - max);
+      put<kVector>(tiles[tile % 2][warp - 1], e);
     } else if (warp == 0 && tile > 0) {
-#pragma unroll 3
+#pragma unroll
       for (const auto& group : tiles[(tile - 1) % 2]) {
-        const auto* e = reinterpret_cast<const float4*>(&group[8 * row.lane]);
+        const auto* e = reinterpret_cast<const float4*>(&group[8 * lane]);
         const float4 low = e[0], high = e[1];
         sum += low.x;
         sum += low.y;
@@ -124,24 +161,39 @@ __device__ float row_sum(const Row& row, float max, float (&tiles)[2][kProducers
 }
 
 // dlogits may lie in the logits' memory: what is written is behind what all have read.
-template <class T>
-__device__ void store_gradient(const Row& row, float max, float factor, int64_t target, T* dz) {
+template <class T, bool kVector>
+__device__ void store_gradient(const Row<kVector>& row, float max, float factor, int64_t target,
+                               T* dz) {
   const int64_t groups = (row.n + kGroup - 1) / kGroup;
   float next[kEach];
   row.load(threadIdx.x / 32, next);
   for (int64_t base = 0; base < groups; base += kWarps) {
-    const int64_t group = base + threadIdx.x / 32, first = group * kGroup + row.lane;
+    const int64_t group = base + threadIdx.x / 32;
     float v[kEach];
 #pragma unroll
     for (int j = 0; j < kEach; ++j) v[j] = next[j];
     row.load(group + kWarps, next);
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t i = first + 32 * j;
+    for (float& x : v) x = factor * exp_nonpositive(x - max);
+    if (target / kGroup == group) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        if (place<kVector>(group, j) == target) v[j] = v[j] - 1;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; j += kVector ? 4 : 1) {
+      const int64_t i = place<kVector>(group, j);
       if (i >= row.n) continue;
-      const float p = factor * exp_nonpositive(v[j] - max);
-      dz[i] = T(i == target ? p - 1 : p);
+      if constexpr (!kVector) {
+        dz[i] = T(v[j]);
+      } else if constexpr (sizeof(T) == 2) {
+        *reinterpret_cast<uint2*>(dz + i) =
+            make_uint2(bf16_word(v[j], v[j + 1]), bf16_word(v[j + 2], v[j + 3]));
+      } else {
+        *reinterpret_cast<float4*>(dz + i) = make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
+      }
     }
   }
 }
@@ -155,18 +207,18 @@ __device__ void store_constant(const Params& p, int64_t n, float value) {
   for (int64_t i = threadIdx.x; i < p.vocabulary; i += kThreads) dz[i] = T(value);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads, 2) loss_rows(const __grid_constant__ Params p) {
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads, 4) loss_rows(const __grid_constant__ Params p) {
   __shared__ alignas(16) float tiles[2][kProducers][kGroup];
   __shared__ float memory[kWarps], factor;
-  extern __shared__ float held[];
+  extern __shared__ float4 held[];
   const int64_t n = blockIdx.x, target = p.target[n];
   if (target == kIgnoredTarget || (p.mask && p.mask[n] == 0)) {
     return store_constant<T>(p, n, 0.0f);
   }
   if (target < 0 || target >= p.vocabulary) return store_constant<T>(p, n, kCanonicalNan);
   const float* z = p.logits + n * p.logits_stride;
-  const Row row{z, held, p.vocabulary, min(kHeld, p.vocabulary)};
+  const Row<kVector> row{z, reinterpret_cast<float*>(held), p.vocabulary, p.held};
   const float max = row_max(row, memory);
   const float sum = row_sum(row, max, tiles);
   if (threadIdx.x == 0) {
@@ -183,13 +235,26 @@ __global__ void __launch_bounds__(kThreads, 2) loss_rows(const __grid_constant__
 
 void cross_entropy_cuda(const CrossEntropyArgs& a, const Stream& stream) {
   const TensorView& dz = a.dlogits_NV;
-  const Params p{
-      a.logits_NV.data<float>(),       a.logits_NV.stride(0),  a.target_N.data<int32_t>(),
-      a.mask_N.data<uint8_t>(),        a.loss_N.data<float>(), dz.raw(),
-      dz.defined() ? dz.stride(0) : 0, a.logits_NV.size(1),    a.z_coef};
-  const LaunchShape shape{a.logits_NV.size(0), kThreads, 4 * held_of(p.vocabulary)};
+  const int64_t vocabulary = a.logits_NV.size(1);
+  const Params p{a.logits_NV.data<float>(),
+                 a.logits_NV.stride(0),
+                 a.target_N.data<int32_t>(),
+                 a.mask_N.data<uint8_t>(),
+                 a.loss_N.data<float>(),
+                 dz.raw(),
+                 dz.defined() ? dz.stride(0) : 0,
+                 vocabulary,
+                 std::min(kHeld, vocabulary / kGroup * kGroup),
+                 a.z_coef};
+  const LaunchShape shape{a.logits_NV.size(0), kThreads, 4 * p.held};
+  const auto fours = [](const TensorView& x) {
+    return x.size(1) % 4 == 0 && x.stride(0) % 4 == 0 &&
+           reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
+  };
+  const bool vector = fours(a.logits_NV) && (!dz.defined() || fours(dz));
   with_storage(dz.defined() ? dz.dtype() : DType::kFloat32, [&](auto element) {
-    launch("cross_entropy", loss_rows<decltype(element)>, shape, stream, p);
+    using T = decltype(element);
+    launch("cross_entropy", vector ? loss_rows<T, true> : loss_rows<T, false>, shape, stream, p);
   });
 }
 

@@ -1,6 +1,7 @@
 // A block of the grid is a block of the sum over rows. Batches of its rows are staged in shared
-// memory, the next one while this one is computed: groups of lanes take rows for dx, as forward
-// does, then threads take columns and go down the rows for the weight's gradient.
+// memory, the next one while this one is computed: groups of lanes take rows for their sums, as
+// forward does; then threads take columns and go down the rows for the weight's gradient. dx comes
+// with the columns where rows are wide, else with the sums.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -45,22 +46,28 @@ __device__ void stage_octet(T* to, const T* from, int64_t valid) {
   }
 }
 
+// What is known of the rows of a batch.
+struct RowSums {
+  float r, factor;
+  int64_t addend, dx;  // offsets
+};
+
 // One block of rows. Staged rows lie as x, dy, x, dy ...
-template <class T, bool kVector, int kLanes>
+template <class T, bool kVector, int kLanes, bool kWide>
 struct Block {
   static constexpr int kGroups = kThreads / kLanes;
   const Params& p;
-  T* staged;  // [stages][batch][2][pitch]
-  float* dg;  // [n]
-  float* r;   // [batch]
+  T* staged;      // [stages][batch][2][pitch]
+  float* dg;      // [n]
+  RowSums* sums;  // [batch]
   int64_t row0, rows;
   int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
 
   __device__ T* buffer(int batch) const {
     return staged + batch % p.stages * p.batch * 2 * p.pitch;
   }
-  __device__ int64_t rows_of(int batch) const {
-    return min(int64_t{p.batch}, rows - int64_t{batch} * p.batch);
+  __device__ int rows_of(int batch) const {
+    return int(min(int64_t{p.batch}, rows - int64_t{batch} * p.batch));
   }
   __device__ void stage(int batch) const {
     for (int i = group; i < 2 * rows_of(batch); i += kGroups) {
@@ -74,17 +81,31 @@ struct Block {
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  // dx of a batch, and r of its rows. Whole warps go through it together.
-  __device__ void differentiate(int batch) const {
+  // dx of eight elements.
+  __device__ void store_dx(const RowSums& s, int64_t c, const Octet<T>& x, const Octet<T>& dy,
+                           const Octet<T>& g) const {
+    float v[kOctet];
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) v[i] = s.r * (g[i] * dy[i]) - s.factor * x[i];
+    if (p.addend) {
+      const Octet<T> more =
+          load_octet<kVector>(static_cast<const T*>(p.addend) + s.addend + c, p.n - c);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) v[i] = more[i] + v[i];
+    }
+    store_octet<kVector>(static_cast<T*>(p.dx) + s.dx + c, round_octet<T>(v), p.n - c);
+  }
+  // Whole warps go through it together.
+  __device__ void sum_rows(int batch) const {
     constexpr int kOfWarp = 32 / kLanes;
-    const int first = threadIdx.x / 32 * kOfWarp;
     const T* g = static_cast<const T*>(p.weight);
-    for (int s0 = first; s0 < rows_of(batch); s0 += kGroups) {
+    for (int s0 = threadIdx.x / 32 * kOfWarp; s0 < rows_of(batch); s0 += kGroups) {
       const int s = s0 + group % kOfWarp;
       const int64_t n = s < rows_of(batch) ? p.n : 0;
       const T* x = buffer(batch) + 2 * s * p.pitch;
       const T* dy = x + p.pitch;
       float squares = 0, dot = 0;
+#pragma unroll 2
       for (int64_t c = lane * kOctet; c < n; c += kLanes * kOctet) {
         const Octet<T> xs = load_octet<kVector>(x + c, n - c);
         const Octet<T> dys = load_octet<kVector>(dy + c, n - c);
@@ -93,53 +114,64 @@ struct Block {
 #pragma unroll
         for (int i = 0; i < kOctet; ++i) dot = __fmaf_rn(gs[i] * dys[i], xs[i], dot);
       }
-      const float r_row = device::inverse_rms(device::fold<kLanes>(squares), p.n, p.eps);
-      const float factor =
-          r_row * r_row * r_row / static_cast<float>(p.n) * device::fold<kLanes>(dot);
+      const float r = device::inverse_rms(device::fold<kLanes>(squares), p.n, p.eps);
+      const float factor = r * r * r / static_cast<float>(p.n) * device::fold<kLanes>(dot);
       if (n == 0) continue;
-      if (lane == 0) r[s] = r_row;
       const auto offset = p.map.offsets(row0 + batch * p.batch + s);
-      for (int64_t c = lane * kOctet; c < n; c += kLanes * kOctet) {
-        const Octet<T> xs = load_octet<kVector>(x + c, n - c);
-        const Octet<T> dys = load_octet<kVector>(dy + c, n - c);
-        const Octet<T> gs = load_octet<kVector>(g + c, n - c);
-        float v[kOctet];
-#pragma unroll
-        for (int i = 0; i < kOctet; ++i) v[i] = r_row * (gs[i] * dys[i]) - factor * xs[i];
-        if (p.addend) {
-          const Octet<T> more =
-              load_octet<kVector>(static_cast<const T*>(p.addend) + offset[2] + c, n - c);
-#pragma unroll
-          for (int i = 0; i < kOctet; ++i) v[i] = more[i] + v[i];
-        }
-        store_octet<kVector>(static_cast<T*>(p.dx) + offset[3] + c, round_octet<T>(v), n - c);
+      const RowSums known{r, factor, offset[2], offset[3]};
+      if (lane == 0) sums[s] = known;
+      for (int64_t c = lane * kOctet; !kWide && c < n; c += kLanes * kOctet) {
+        store_dx(known, c, load_octet<kVector>(x + c, n - c), load_octet<kVector>(dy + c, n - c),
+                 load_octet<kVector>(g + c, n - c));
       }
     }
   }
-  // The batch's part of the weight's gradient.
-  __device__ void add_gradient(int batch) const {
+  // The batch's part of the weight's gradient, and dx if that is not there yet.
+  __device__ void finish_columns(int batch) const {
     const T* x = buffer(batch);
-    for (int64_t c = threadIdx.x; c < p.n; c += kThreads) {
-      float sum = dg[c];
-#pragma unroll 8
-      for (int64_t s = 0; s < rows_of(batch); ++s) {
-        const float xs = x[2 * s * p.pitch + c], dys = x[(2 * s + 1) * p.pitch + c];
-        sum = __fmaf_rn(dys, xs * r[s], sum);
+    const int count = rows_of(batch);
+    if constexpr (kWide) {
+      for (int64_t c = threadIdx.x * kOctet; c < p.n; c += kThreads * kOctet) {
+        const Octet<T> g = load_octet<true>(static_cast<const T*>(p.weight) + c, p.n - c);
+        Octet<float> sum = load_octet<true>(dg + c, p.n - c);
+        float v[kOctet];
+#pragma unroll
+        for (int i = 0; i < kOctet; ++i) v[i] = sum[i];
+#pragma unroll 4
+        for (int s = 0; s < count; ++s) {
+          const Octet<T> xs = load_octet<true>(x + 2 * s * p.pitch + c, p.n - c);
+          const Octet<T> dys = load_octet<true>(x + (2 * s + 1) * p.pitch + c, p.n - c);
+          const RowSums known = sums[s];
+          store_dx(known, c, xs, dys, g);
+#pragma unroll
+          for (int i = 0; i < kOctet; ++i) v[i] = __fmaf_rn(dys[i], xs[i] * known.r, v[i]);
+        }
+        store_octet<true>(dg + c, round_octet<float>(v), p.n - c);
       }
-      dg[c] = sum;
+    } else {
+      for (int64_t c = threadIdx.x; c < p.n; c += kThreads) {
+        float sum = dg[c];
+#pragma unroll 8
+        for (int s = 0; s < count; ++s) {
+          const float xs = x[2 * s * p.pitch + c], dys = x[(2 * s + 1) * p.pitch + c];
+          sum = __fmaf_rn(dys, xs * sums[s].r, sum);
+        }
+        dg[c] = sum;
+      }
     }
   }
 };
 
-template <class T, bool kVector, int kLanes>
-__global__ void __launch_bounds__(kThreads, 2)
+template <class T, bool kVector, int kLanes, bool kWide>
+__global__ void __launch_bounds__(kThreads, kWide ? 1 : 3)
     norm_backward_rows(const __grid_constant__ Params p) {
   extern __shared__ uint4 memory[];
+  __shared__ RowSums sums[kNormBlockRows];
   T* staged = reinterpret_cast<T*>(memory);
   float* dg = reinterpret_cast<float*>(staged + p.stages * p.batch * 2 * p.pitch);
   const int64_t row0 = blockIdx.x * kNormBlockRows;
-  const Block<T, kVector, kLanes> block{p,        staged, dg,
-                                        dg + p.n, row0,   min(kNormBlockRows, p.rows - row0)};
+  const Block<T, kVector, kLanes, kWide> block{p,    staged, dg,
+                                               sums, row0,   min(kNormBlockRows, p.rows - row0)};
   for (int64_t c = threadIdx.x; c < p.n; c += kThreads) dg[c] = 0;
   const int batches = int((block.rows + p.batch - 1) / p.batch);
   block.stage(0);
@@ -152,20 +184,21 @@ __global__ void __launch_bounds__(kThreads, 2)
       asm volatile("cp.async.wait_group 0;" ::: "memory");
     }
     __syncthreads();  // all of the batch is there
-    block.differentiate(b);
-    __syncthreads();  // all of r is there
-    block.add_gradient(b);
-    __syncthreads();  // all have read it
+    block.sum_rows(b);
+    __syncthreads();  // all sums are there
+    block.finish_columns(b);
+    __syncthreads();  // all have read them
     if (!ahead && b + 1 < batches) block.stage(b + 1);
   }
   for (int64_t c = threadIdx.x; c < p.n; c += kThreads) p.partial[blockIdx.x * p.n + c] = dg[c];
 }
 
-template <class T, bool kVector, int kLanes>
+template <class T, bool kVector, int kLanes, bool kWide = false>
 void launch_blocks(Params p, const Stream& stream) {
   constexpr int64_t kStage = 90 << 10;  // bytes of a batch
-  const int64_t most = gpu_properties(stream.device().index).shared_block;
-  const int64_t bytes = 2 * p.pitch * int64_t{sizeof(T)}, other = 4 * (p.n + kNormBlockRows);
+  const int64_t most = gpu_properties(stream.device().index).shared_block -
+                       kNormBlockRows * int64_t{sizeof(RowSums)};
+  const int64_t bytes = 2 * p.pitch * int64_t{sizeof(T)}, other = 4 * p.n;
   const int64_t fit = std::clamp<int64_t>(kStage / bytes, 1, kNormBlockRows);
   p.batch = static_cast<int>(fit >= 8 ? fit / 8 * 8 : fit);
   p.stages = p.batch < kNormBlockRows && 2 * p.batch * bytes + other <= most ? 2 : 1;
@@ -175,7 +208,7 @@ void launch_blocks(Params p, const Stream& stream) {
          "norm_backward: rows of {} elements need {} bytes of shared memory, the GPU has {}", p.n,
          shared, most);
   }
-  launch("norm_backward", norm_backward_rows<T, kVector, kLanes>,
+  launch("norm_backward", norm_backward_rows<T, kVector, kLanes, kWide>,
          {norm_blocks(p.rows), kThreads, shared}, stream, p);
 }
 
@@ -187,20 +220,22 @@ void launch_backward(const NormBackwardArgs& a, const Params& p, const Stream& s
     launch_blocks<T, true, 8>(p, stream);
   } else if (p.n <= 16 * kOctet) {
     launch_blocks<T, true, 16>(p, stream);
-  } else {
+  } else if (p.n < kThreads / 2 * kOctet) {
     launch_blocks<T, true, 32>(p, stream);
+  } else {
+    launch_blocks<T, true, 32, true>(p, stream);
   }
 }
 
 // ---- the sum over blocks of rows
 
-constexpr int kTileRows = 128;
+constexpr int kTileRows = 64, kAhead = 3;
 
 // A block has 32 columns: all its warps bring tiles, the first one adds them up, one after the
 // other.
 __global__ void __launch_bounds__(kThreads)
     sum_norm_blocks(const float* partial, int64_t blocks, int64_t n, float* grad, bool accumulate) {
-  __shared__ float tiles[2][kTileRows][32];
+  __shared__ float tiles[kAhead + 1][kTileRows][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t c = int64_t{blockIdx.x} * 32 + lane;
   const auto bring = [&](int64_t tile) {
@@ -208,22 +243,22 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t b = tile * kTileRows + i;
       if (b >= blocks || c >= n) continue;
       asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                       uint32_t(__cvta_generic_to_shared(&tiles[tile % 2][i][lane]))),
+                       uint32_t(__cvta_generic_to_shared(&tiles[tile % (kAhead + 1)][i][lane]))),
                    "l"(partial + b * n + c)
                    : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
   float sum = 0;
-  bring(0);
+  for (int tile = 0; tile < kAhead; ++tile) bring(tile);
   for (int64_t tile = 0; tile * kTileRows < blocks; ++tile) {
-    bring(tile + 1);
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    bring(tile + kAhead);
+    asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
     __syncthreads();
     if (warp == 0) {
       const int64_t rows = min(int64_t{kTileRows}, blocks - tile * kTileRows);
 #pragma unroll 16
-      for (int64_t i = 0; i < rows; ++i) sum += tiles[tile % 2][i][lane];
+      for (int64_t i = 0; i < rows; ++i) sum += tiles[tile % (kAhead + 1)][i][lane];
     }
     __syncthreads();
   }

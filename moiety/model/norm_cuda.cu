@@ -11,7 +11,7 @@
 namespace moiety::model {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 
 struct Params {
   const void *x, *weight;
@@ -93,8 +93,12 @@ void launch_norm(const NormArgs& a, const Params& p, const Stream& stream) {
     launch_rows<T, true, 16, 1, 4>(p, stream);
   } else if (p.n <= 32 * kOctet) {
     launch_rows<T, true, 32, 1, 4>(p, stream);
+  } else if (p.n * int64_t{sizeof(T)} <= 4096) {
+    launch_rows<T, true, 32, 16 / sizeof(T), 1>(p, stream);
+  } else if (p.n * int64_t{sizeof(T)} <= 8192) {
+    launch_rows<T, true, 32, 32 / sizeof(T), 1>(p, stream);
   } else {
-    launch_rows<T, true, 32, 8, 1>(p, stream);
+    launch_rows<T, true, 32, 64 / sizeof(T), 1>(p, stream);
   }
 }
 

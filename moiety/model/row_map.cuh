@@ -6,6 +6,8 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
+#include <limits>
 
 #include "moiety/base/tensor_view.h"
 
@@ -22,9 +24,11 @@ class Divisor {
     magic_ = static_cast<uint32_t>(scaled / static_cast<uint64_t>(d) + 1);
   }
   __device__ int64_t divide(int64_t n) const {
-    if ((n | divisor_) >> 31 != 0) return n / divisor_;
-    const auto small = static_cast<uint32_t>(n);
-    return (__umulhi(small, magic_) + small) >> shift_;
+    return (n | divisor_) >> 31 != 0 ? n / divisor_ : divide(static_cast<int32_t>(n));
+  }
+  // Both are less than 2^31.
+  __device__ int32_t divide(int32_t n) const {
+    return static_cast<int32_t>((__umulhi(n, magic_) + static_cast<uint32_t>(n)) >> shift_);
   }
   __device__ int64_t divisor() const { return divisor_; }
 
@@ -39,6 +43,7 @@ struct RowMap {
   int dims = 0;                           // all but the first have a divisor
   std::array<Divisor, kMaxDims> size;     // innermost first
   int64_t stride[kMaxDims][kViews] = {};  // in elements
+  bool small = true;                      // rows and offsets are less than 2^31
 
   // Views that are absent have no say.
   explicit RowMap(const std::array<const TensorView*, kViews>& views) {
@@ -59,22 +64,34 @@ struct RowMap {
       }
       size[dims - 1] = Divisor(length_ > 0 ? length_ : 1);
     }
+    for (const TensorView* view : views) {
+      int64_t end = 0;
+      for (int d = 0; d < view->dims(); ++d) end += view->size(d) * std::abs(view->stride(d));
+      small = small && end <= std::numeric_limits<int32_t>::max();
+    }
   }
 
   __device__ std::array<int64_t, kViews> offsets(int64_t row) const {
-    std::array<int64_t, kViews> out{};
-    for (int d = 0; d < dims; ++d) {
-      const bool last = d + 1 == dims;
-      const int64_t rest = last ? 0 : size[d].divide(row);
-      const int64_t index = row - rest * size[d].divisor();
-#pragma unroll
-      for (int i = 0; i < kViews; ++i) out[i] += index * stride[d][i];
-      row = rest;
-    }
-    return out;
+    return small ? walk(static_cast<int32_t>(row)) : walk(row);
   }
 
  private:
+  template <class Int>
+  __device__ std::array<int64_t, kViews> walk(Int row) const {
+    Int sum[kViews] = {};
+    for (int d = 0; d < dims; ++d) {
+      const Int rest = d + 1 == dims ? 0 : size[d].divide(row);
+      const Int index = row - rest * static_cast<Int>(size[d].divisor());
+#pragma unroll
+      for (int i = 0; i < kViews; ++i) sum[i] += index * static_cast<Int>(stride[d][i]);
+      row = rest;
+    }
+    std::array<int64_t, kViews> out;
+#pragma unroll
+    for (int i = 0; i < kViews; ++i) out[i] = sum[i];
+    return out;
+  }
+
   int64_t length_ = 1;  // of the dimensions joined last
 };
 

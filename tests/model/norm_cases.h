@@ -25,7 +25,8 @@ const NormCase kNormCases[] = {
     {"heads_with_addend", 70, 10, true, true},
     {"heads_of_128", 130, 128, true},
     {"model_rows", 67, 2048, false, true},
-    {"longer_than_registers", 3, 4104},
+    {"wide_rows", 3, 4104},
+    {"longer_than_registers", 3, 8200},
 };
 
 // rows x n, or [rows / 2, 2, 3, n] cut out of [rows / 2, 2, 4, n].

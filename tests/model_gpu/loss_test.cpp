@@ -41,8 +41,10 @@ class LossGpu : public GpuTest {
 TEST_F(LossGpu, HasTheBitsOfTheReference) {
   std::vector<LossCase> cases(std::begin(kLossCases), std::end(kLossCases));
   cases.push_back({"one_word", 3, 1, 1, 1});
-  cases.push_back({"vocabulary_in_shared_memory", 5, 20480, 1, 1, 1e-4f});
-  cases.push_back({"one_logit_more", 3, 20481, 1, 1});
+  cases.push_back({"vocabulary_in_shared_memory", 5, 10240, 1, 1, 1e-4f});
+  cases.push_back({"one_logit_more", 3, 10241, 1, 1});
+  cases.push_back({"four_logits_more", 3, 10244, 1, 1});
+  cases.push_back({"large_vocabulary_of_fours", 5, 50304, 1, 1, 1e-4f, true});
   cases.push_back({"large_vocabulary", 9, 50257, 1, 1, 1e-4f, true});
   for (const LossCase& c : cases) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
