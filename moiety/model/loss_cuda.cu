@@ -33,6 +33,13 @@ struct Params {
   float z_coef;
 };
 
+// Before the logits that stay. All of a block's shared memory, whose sum launch() must know.
+struct alignas(16) Shared {
+  float tiles[2][kProducers][kGroup];
+  float maxima[kWarps];
+  float factor;
+};
+
 // The logits of a group that a lane has: kVector four at a time, else one by one. Rows of vectors
 // are whole ones at multiples of 16 bytes.
 template <bool kVector>
@@ -209,26 +216,27 @@ __device__ void store_constant(const Params& p, int64_t n, float value) {
 
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads, 4) loss_rows(const __grid_constant__ Params p) {
-  __shared__ alignas(16) float tiles[2][kProducers][kGroup];
-  __shared__ float memory[kWarps], factor;
-  extern __shared__ float4 held[];
+  extern __shared__ float4 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  float* held = reinterpret_cast<float*>(memory + sizeof(Shared) / sizeof(float4));
   const int64_t n = blockIdx.x, target = p.target[n];
   if (target == kIgnoredTarget || (p.mask && p.mask[n] == 0)) {
     return store_constant<T>(p, n, 0.0f);
   }
   if (target < 0 || target >= p.vocabulary) return store_constant<T>(p, n, kCanonicalNan);
   const float* z = p.logits + n * p.logits_stride;
-  const Row<kVector> row{z, reinterpret_cast<float*>(held), p.vocabulary, p.held};
-  const float max = row_max(row, memory);
-  const float sum = row_sum(row, max, tiles);
+  const Row<kVector> row{z, held, p.vocabulary, p.held};
+  const float max = row_max(row, shared.maxima);
+  const float sum = row_sum(row, max, shared.tiles);
   if (threadIdx.x == 0) {
     const float lse = max + log(sum);
     p.loss[n] = lse - z[target];
-    factor = (1 + 2 * p.z_coef * lse) * (1 / sum);
+    shared.factor = (1 + 2 * p.z_coef * lse) * (1 / sum);
   }
   if (!p.dlogits) return;
   __syncthreads();
-  store_gradient(row, max, factor, target, static_cast<T*>(p.dlogits) + n * p.dlogits_stride);
+  store_gradient(row, max, shared.factor, target,
+                 static_cast<T*>(p.dlogits) + n * p.dlogits_stride);
 }
 
 }  // namespace
@@ -246,7 +254,7 @@ void cross_entropy_cuda(const CrossEntropyArgs& a, const Stream& stream) {
                  vocabulary,
                  std::min(kHeld, vocabulary / kGroup * kGroup),
                  a.z_coef};
-  const LaunchShape shape{a.logits_NV.size(0), kThreads, 4 * p.held};
+  const LaunchShape shape{a.logits_NV.size(0), kThreads, int64_t{sizeof(Shared)} + 4 * p.held};
   const auto fours = [](const TensorView& x) {
     return x.size(1) % 4 == 0 && x.stride(0) % 4 == 0 &&
            reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
