@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <limits>
 
-#include "moiety/base/simd.h"
+#include "moiety/base/host_device.h"
 
 namespace moiety {
 
 // e^t for t <= 0 (NaN gives NaN); below -87 it is 0. Relative error at most 3.4 * 2^-24.
-MOIETY_INLINE float exp_nonpositive(float t) {
+MOIETY_HD_INLINE float exp_nonpositive(float t) {
   const float z = std::fma(t, 0x1.715476p+0f, 0x1.8p+23f);
   const float n = z - 0x1.8p+23f;
   float f = std::fma(n, -0x1.63p-1f, t);
@@ -32,7 +32,7 @@ MOIETY_INLINE float exp_nonpositive(float t) {
 inline double exp_nonpositive(double t) { return std::exp(t); }
 
 // 1 / (1 + e^-x).
-MOIETY_INLINE float sigmoid(float x) {
+MOIETY_HD_INLINE float sigmoid(float x) {
   const float e = exp_nonpositive(-std::fabs(x));
   const float r = 1.0f / (1.0f + e);
   return x < 0 ? e * r : r;
@@ -41,7 +41,7 @@ inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 // Natural logarithm in double with fixed bits: only exact scaling, +, *, / and fma. Positive normal
 // arguments; relative error below 4 * 2^-53 away from 1, absolute error below 2^-53 near it.
-MOIETY_INLINE double log_positive(double x) {
+MOIETY_HD_INLINE double log_positive(double x) {
   const uint64_t b = std::bit_cast<uint64_t>(x);
   int exponent = static_cast<int>(b >> 52) - 1023;
   double m = std::bit_cast<double>((b & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
@@ -59,7 +59,7 @@ MOIETY_INLINE double log_positive(double x) {
 }
 
 // Natural logarithm of a float, at most 1 ulp off; 0 gives -inf, negative and NaN give NaN.
-inline float log(float x) {
+MOIETY_HD inline float log(float x) {
   if (x == 0) return -std::numeric_limits<float>::infinity();
   if (!(x > 0)) return std::numeric_limits<float>::quiet_NaN();
   if (std::isinf(x)) return x;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "moiety/base/host_device.h"
 #include "moiety/base/math.h"
 #include "moiety/gemm/swiglu.h"
 
@@ -35,9 +36,14 @@ void activation_forward_reference(const ActivationBlock& block);
 void activation_backward_reference(const ActivationBlock& block);
 void activation_forward_cpu(const ActivationBlock& block);  // fp32 and bf16
 void activation_backward_cpu(const ActivationBlock& block);
+// All live rows, and what the sink and the groups' status are told.
+void activation_forward_cuda(const ActivationArgs& args, const ActivationBlock& block, TensorView a,
+                             const Stream& stream);
+void activation_backward_cuda(const ActivationArgs& args, const ActivationBlock& block,
+                              TensorView da, TensorView dh, TensorView a, const Stream& stream);
 
 // The column of H that holds element f of half h.
-MOIETY_INLINE int64_t hidden_column(int64_t h, int64_t f, int64_t ffn, int64_t interleave) {
+MOIETY_HD_INLINE int64_t hidden_column(int64_t h, int64_t f, int64_t ffn, int64_t interleave) {
   if (interleave == 0) return h * ffn + f;
   return f / interleave * 2 * interleave + h * interleave + f % interleave;
 }
@@ -49,14 +55,14 @@ struct ActivationGradient {
 };
 
 template <class Math>
-MOIETY_INLINE Math glu_linear(const Activation& p, Math b) {
+MOIETY_HD_INLINE Math glu_linear(const Activation& p, Math b) {
   const Math limit = p.limit;
   const Math b1 = b > limit ? limit : b < -limit ? -limit : b;
   return p.offset == 0 ? b1 : b1 + static_cast<Math>(p.offset);
 }
 
 template <class Math>
-MOIETY_INLINE Math glu(const Activation& p, Math a, Math b) {
+MOIETY_HD_INLINE Math glu(const Activation& p, Math a, Math b) {
   const Math a1 = a > static_cast<Math>(p.limit) ? static_cast<Math>(p.limit) : a;
   const Math g = a1 * sigmoid(static_cast<Math>(p.alpha) * a1);
   return g * glu_linear(p, b);
@@ -64,7 +70,8 @@ MOIETY_INLINE Math glu(const Activation& p, Math a, Math b) {
 
 // t: the gradient of y.
 template <class Math>
-MOIETY_INLINE ActivationGradient<Math> glu_gradient(const Activation& p, Math a, Math b, Math t) {
+MOIETY_HD_INLINE ActivationGradient<Math> glu_gradient(const Activation& p, Math a, Math b,
+                                                       Math t) {
   const Math limit = p.limit, alpha = p.alpha;
   const Math a1 = a > limit ? limit : a;
   const Math s = sigmoid(alpha * a1);
@@ -76,13 +83,13 @@ MOIETY_INLINE ActivationGradient<Math> glu_gradient(const Activation& p, Math a,
 }
 
 template <class Math>
-MOIETY_INLINE Math squared_relu(Math a) {
+MOIETY_HD_INLINE Math squared_relu(Math a) {
   const Math r = a < 0 ? 0 : a;
   return r * r;
 }
 
 template <class Math>
-MOIETY_INLINE Math squared_relu_gradient(Math a, Math t) {
+MOIETY_HD_INLINE Math squared_relu_gradient(Math a, Math t) {
   const Math r = a < 0 ? 0 : a;
   return t * (r + r);
 }

@@ -1,5 +1,6 @@
 #include "moiety/gemm/grouped_mlp.h"
 
+#include "moiety/base/check_devices.h"
 #include "moiety/gemm/mlp_steps.h"
 
 namespace moiety::gemm {
@@ -201,6 +202,15 @@ void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorVi
   for (const TensorView* x : {&rows_RD, &row_TK, &out_TD}) {
     MOIETY_CHECK(x->stride(1) == 1 || x->size(1) <= 1, "{}: {} has columns that are not contiguous",
                  op, x->describe());
+  }
+  if (check_devices(
+          op, {{"rows_RD", rows_RD}, {"row_TK", row_TK}, {"out_TD", out_TD}, {"status", status}},
+          stream)) {
+    if (out_TD.dtype() == DType::kFloat64) {
+      fail(ErrorKind::kUnsupported, "{}: out_TD is {}, expected float32 or bfloat16 on a GPU", op,
+           out_TD.describe());
+    }
+    return sum_rows_cuda(rows_RD, row_TK, out_TD, status, stream);
   }
   stream.run([=] { run_sum_rows(rows_RD, row_TK, out_TD, status); });
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "moiety/base/check_devices.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/activation_block.h"
@@ -24,6 +25,30 @@ void check_prob(const char* argument, const TensorView& x, DType dtype, int64_t 
   check_tensor("activation", argument, x, dtype == DType::kFloat64 ? dtype : DType::kFloat32,
                {rows});
   MOIETY_CHECK(x.contiguous(), "activation: {} is {}", argument, x.describe());
+}
+
+// Whether all is on a GPU, which has no kernel for float64.
+bool on_gpu(const ActivationArgs& args, const TensorView& a, const Stream& stream,
+            const TensorView& da = {}, const TensorView& dh = {}, const TensorView& dprob_R = {}) {
+  if (!check_devices("activation",
+                     {{"h", args.h},
+                      {"prob_R", args.prob_R},
+                      {"a", a},
+                      {"da", da},
+                      {"dh", dh},
+                      {"dprob_R", dprob_R},
+                      {"sink.amax", args.sink.amax},
+                      {"groups.begin_E1", args.groups.begin_E1},
+                      {"groups.count_E", args.groups.count_E},
+                      {"groups.status", args.groups.status}},
+                     stream)) {
+    return false;
+  }
+  if (args.h.dtype() == DType::kFloat64) {
+    fail(ErrorKind::kUnsupported, "activation: h is {}, expected float32 or bfloat16 on a GPU",
+         args.h.describe());
+  }
+  return true;
 }
 
 // `plain`: A or dA, which gives F.
@@ -94,6 +119,7 @@ void activation_forward(const ActivationArgs& args, TensorView a, Stream stream)
   check_matrix("a", a, args.h.dtype(), args.h.size(0), a.size(1));
   block.a = a.raw();
   block.a_stride = a.stride(0);
+  if (on_gpu(args, a, stream)) return activation_forward_cuda(args, block, a, stream);
   stream.run([args, block, a] {
     const TraceSpan span(TraceLane::kCompute, "activation", {{"rows", args.h.size(0)}});
     for_live_rows(args, block, a, [](const ActivationBlock& b) {
@@ -119,6 +145,9 @@ void activation_backward(const ActivationArgs& args, TensorView da, TensorView d
   block.dh = dh.raw();
   block.dh_stride = dh.stride(0);
   block.dprob = dprob_R.raw();
+  if (on_gpu(args, a, stream, da, dh, dprob_R)) {
+    return activation_backward_cuda(args, block, da, dh, a, stream);
+  }
   stream.run([args, block, dh] {
     const TraceSpan span(TraceLane::kCompute, "activation_backward", {{"rows", args.h.size(0)}});
     for_live_rows(args, block, dh, [](const ActivationBlock& b) {

@@ -2,6 +2,7 @@
 // (arithmetic in float); double is there for gradient checks.
 #pragma once
 
+#include "moiety/base/check_devices.h"
 #include "moiety/base/dtype.h"
 #include "moiety/base/error.h"
 #include "moiety/formats/bf16.h"
@@ -40,6 +41,24 @@ void with_element(DType d, F&& f) {
   } else {
     f(float{});
   }
+}
+
+// On a GPU, where there is storage alone.
+template <class F>
+void with_storage(DType d, F&& f) {
+  d == DType::kBFloat16 ? f(bf16{}) : f(float{});
+}
+
+// Whether an operation on elements of dtype `d` runs on a GPU. Throws if its arguments are
+// elsewhere than the stream, and for double on a GPU.
+inline bool on_gpu(const char* operation, DType d, std::initializer_list<NamedView> arguments,
+                   const Stream& stream) {
+  if (!check_devices(operation, arguments, stream)) return false;
+  if (d == DType::kFloat64) {
+    fail(ErrorKind::kUnsupported, "{}: {} elements on a GPU, expected float32 or bfloat16",
+         operation, name(d));
+  }
+  return true;
 }
 
 }  // namespace moiety::model

@@ -65,6 +65,10 @@ void embedding(const EmbeddingArgs& a, Stream stream) {
                {a.token_T.size(0), a.table_VD.size(1)});
   MOIETY_CHECK(a.table_VD.contiguous() && a.token_T.contiguous() && a.out_TD.contiguous(),
                "embedding: table, token and out must be contiguous");
+  if (on_gpu("embedding", a.table_VD.dtype(),
+             {{"table", a.table_VD}, {"token", a.token_T}, {"out", a.out_TD}}, stream)) {
+    return embedding_cuda(a, stream);
+  }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "embedding", {{"tokens", a.token_T.size(0)}});
     check_tokens("embedding", a.token_T, a.slice, a.table_VD.size(0));
@@ -91,6 +95,14 @@ void embedding_backward(const EmbeddingBackwardArgs& a, Stream stream) {
   check_tensor("embedding_backward", "workspace", a.workspace, DType::kInt64, {a.dout_TD.size(0)});
   MOIETY_CHECK(a.dout_TD.contiguous() && a.token_T.contiguous() && a.grad_VD.contiguous(),
                "embedding_backward: dout, token and grad must be contiguous");
+  if (on_gpu("embedding_backward", a.dout_TD.dtype(),
+             {{"dout", a.dout_TD},
+              {"token", a.token_T},
+              {"grad", a.grad_VD},
+              {"workspace", a.workspace}},
+             stream)) {
+    return embedding_backward_cuda(a, stream);
+  }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "embedding_backward",
                          {{"tokens", a.token_T.size(0)}});

@@ -7,7 +7,8 @@
 namespace moiety::model {
 
 // A table may be rows [first, first + V) of a larger one, of `vocabulary` rows; vocabulary 0: it is
-// whole. Tokens: int32 in [0, vocabulary), checked.
+// whole. Tokens: int32 in [0, vocabulary); another is an error, on a GPU a row of NaN without a
+// gradient.
 struct VocabularySlice {
   int64_t first = 0;
   int64_t vocabulary = 0;
@@ -24,8 +25,7 @@ void embedding(const EmbeddingArgs& args, Stream stream);
 
 // grad[v] (+)= sum over t with token[t] = first + v of dout[t]. The sum runs over blocks of 64
 // occurrences in ascending t, then over the block sums ascending, all in fp32, and is then added to
-// grad
-// (`accumulate`) or replaces it (rows of absent tokens become 0).
+// grad (`accumulate`) or replaces it (rows of absent tokens become 0).
 struct EmbeddingBackwardArgs {
   TensorView dout_TD;  // storage
   TensorView token_T;
@@ -35,5 +35,9 @@ struct EmbeddingBackwardArgs {
   VocabularySlice slice = {};
 };
 void embedding_backward(const EmbeddingBackwardArgs& args, Stream stream);
+
+// The same bits on a GPU.
+void embedding_cuda(const EmbeddingArgs& args, const Stream& stream);
+void embedding_backward_cuda(const EmbeddingBackwardArgs& args, const Stream& stream);
 
 }  // namespace moiety::model

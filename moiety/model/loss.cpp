@@ -60,6 +60,14 @@ void cross_entropy(const CrossEntropyArgs& a, Stream stream) {
     check_tensor("cross_entropy", "dlogits", a.dlogits_NV, a.dlogits_NV.dtype(),
                  {rows, vocabulary});
   }
+  if (on_gpu("cross_entropy", compute,
+             {{"logits", a.logits_NV},
+              {"target", a.target_N},
+              {"mask", a.mask_N},
+              {"loss", a.loss_N},
+              {"dlogits", a.dlogits_NV}},
+             stream))
+    return cross_entropy_cuda(a, stream);
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "cross_entropy",
                          {{"tokens", rows}, {"vocabulary", vocabulary}});

@@ -13,7 +13,7 @@ inline constexpr int32_t kIgnoredTarget = -100;
 // Rows of logits. With lse = max + log sum_v exp(z_v - max) (the sum in the order of lane_sum):
 //   loss = lse - z_y;  dlogits = (1 + 2 z_coef lse) softmax(z) - 1_y
 // which is the gradient of loss + z_coef lse^2. All in fp32, dlogits rounded once. Targets outside
-// [0, V) other than kIgnoredTarget are an error.
+// [0, V) other than kIgnoredTarget are an error, on a GPU a loss and a gradient of NaN.
 struct CrossEntropyArgs {
   TensorView logits_NV;  // fp32; rows contiguous
   TensorView target_N;   // int32
@@ -45,8 +45,9 @@ void linear_cross_entropy(const LinearCrossEntropyArgs& args, Stream stream);
 // `tokens`.
 int64_t loss_chunk(int64_t requested, int64_t tokens, int64_t vocabulary);
 
-// The scalar reference (also double) and the fast path, which gives the same bits.
+// The scalar reference (also double) and the fast paths, which give the same bits.
 void cross_entropy_ref(const CrossEntropyArgs& args);
 void cross_entropy_cpu(const CrossEntropyArgs& args);
+void cross_entropy_cuda(const CrossEntropyArgs& args, const Stream& stream);
 
 }  // namespace moiety::model

@@ -2,32 +2,11 @@
 
 #include <utility>
 
-#include "moiety/base/math.h"
 #include "moiety/model/block_ops.h"
-#include "moiety/model/element.h"
+#include "moiety/model/elementwise.h"
 
 namespace moiety::model {
 namespace {
-
-void apply_sigmoid(TensorView x_T, Stream stream) {
-  stream.run([=] {
-    float* x = x_T.data<float>();
-    for (int64_t t = 0; t < x_T.numel(); ++t) x[t] = sigmoid(x[t]);
-  });
-}
-
-// dx = round(dy s (1 - s)), s the sigmoid's value.
-void sigmoid_gradient(TensorView s_T, TensorView dy_T, TensorView dx_T, Stream stream) {
-  stream.run([=] {
-    const float* s = s_T.data<float>();
-    const float* dy = dy_T.data<float>();
-    with_element(dx_T.dtype(), [&](auto element) {
-      using T = decltype(element);
-      T* dx = dx_T.data<T>();
-      for (int64_t t = 0; t < s_T.numel(); ++t) dx[t] = static_cast<T>(dy[t] * s[t] * (1 - s[t]));
-    });
-  });
-}
 
 gemm::GradTarget grad_target(const OpenGradient& g) {
   return {.grad = g.view, .beta = {g.accumulate ? 1.0f : 0.0f, {}}};

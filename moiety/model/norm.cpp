@@ -25,6 +25,11 @@ void norm(const NormArgs& a, Stream stream) {
   check_like("norm", "y", a.y, a.x);
   check_tensor("norm", "weight", a.weight_D, a.x.dtype(), {a.x.size(-1)});
   a.sink.check("norm", a.y.dtype(), 1);
+  if (on_gpu("norm", a.x.dtype(),
+             {{"x", a.x}, {"weight", a.weight_D}, {"y", a.y}, {"sink.amax", a.sink.amax}},
+             stream)) {
+    return norm_cuda(a, stream);
+  }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "norm", {{"rows", row_count(a.x)}});
     a.sink.clear();
@@ -44,6 +49,17 @@ void norm_backward(const NormBackwardArgs& a, Stream stream) {
   check_tensor("norm_backward", "grad", a.grad_D, compute, {a.x.size(-1)});
   check_tensor("norm_backward", "workspace", a.workspace, compute,
                {norm_blocks(row_count(a.x)), a.x.size(-1)});
+  if (on_gpu("norm_backward", a.x.dtype(),
+             {{"x", a.x},
+              {"weight", a.weight_D},
+              {"dy", a.dy},
+              {"addend", a.addend},
+              {"dx", a.dx},
+              {"grad", a.grad_D},
+              {"workspace", a.workspace}},
+             stream)) {
+    return norm_backward_cuda(a, stream);
+  }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "norm_backward", {{"rows", row_count(a.x)}});
     a.x.dtype() == DType::kFloat64 ? norm_backward_ref(a) : norm_backward_cpu(a);

@@ -32,11 +32,17 @@ void rope(const RopeArgs& a, Stream stream) {
   MOIETY_CHECK(head_dim % 2 == 0 && a.x_TGNC.stride(3) == 1, "rope: x is {}", a.x_TGNC.describe());
   check_tensor("rope", "table", a.table, DType::kFloat32, {-1, 2, head_dim / 2});
   const int64_t limit = a.table.size(0);
+  MOIETY_CHECK(a.table.contiguous(), "rope: table is {}", a.table.describe());
   if (a.position_T.defined()) {
     check_tensor("rope", "position", a.position_T, DType::kInt32, {tokens});
+    MOIETY_CHECK(a.position_T.contiguous(), "rope: position is {}", a.position_T.describe());
   } else {
     MOIETY_CHECK(a.seq_len >= 1 && a.seq_len <= limit, "rope: seq_len={}, the table has {}",
                  a.seq_len, limit);
+  }
+  if (on_gpu("rope", a.x_TGNC.dtype(),
+             {{"x", a.x_TGNC}, {"table", a.table}, {"position", a.position_T}}, stream)) {
+    return rope_cuda(a, stream);
   }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "rope", {{"tokens", tokens}});

@@ -16,15 +16,16 @@ Tensor rope_table(int64_t positions, int64_t head_dim, double theta);
 // back, which is the backward pass. Products and sums are rounded one by one in fp32.
 struct RopeArgs {
   TensorView x_TGNC;      // storage; strided but for the last dimension
-  TensorView table;       // rope_table; positions beyond it are an error
+  TensorView table;       // rope_table; positions beyond it are an error, on a GPU a head of NaN
   TensorView position_T;  // optional int32; absent: t mod seq_len
   int64_t seq_len = 0;
   bool inverse = false;
 };
 void rope(const RopeArgs& args, Stream stream);
 
-// The scalar reference (also double) and the fast path, which gives the same bits.
+// The scalar reference (also double) and the fast paths, which give the same bits.
 void rope_ref(const RopeArgs& args);
 void rope_cpu(const RopeArgs& args);
+void rope_cuda(const RopeArgs& args, const Stream& stream);
 
 }  // namespace moiety::model

@@ -7,6 +7,7 @@
 #include "moiety/base/trace.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/model/block_ops.h"
+#include "moiety/model/elementwise.h"
 #include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
 #include "moiety/model/rope.h"
@@ -15,17 +16,6 @@
 
 namespace moiety::model {
 namespace {
-
-// First key that each query sees: the start of its document.
-void document_starts(TensorView position_BS, TensorView start_BS, Stream stream) {
-  stream.run([=] {
-    const int64_t seq_len = position_BS.size(1);
-    for (int64_t i = 0; i < position_BS.numel(); ++i) {
-      const auto s = static_cast<int32_t>(i % seq_len);
-      start_BS.data<int32_t>()[i] = s - position_BS.data<int32_t>()[i];
-    }
-  });
-}
 
 TensorView flat(const TensorView& x_BS) {
   return x_BS.defined() ? x_BS.reshape({x_BS.numel()}) : TensorView();

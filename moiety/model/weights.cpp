@@ -1,7 +1,6 @@
 #include "moiety/model/weights.h"
 
-#include "moiety/base/parallel.h"
-#include "moiety/formats/bf16.h"
+#include "moiety/model/elementwise.h"
 
 namespace moiety::model {
 namespace {
@@ -67,15 +66,7 @@ GradientSum begin_sum(const Pass& pass, const OpenGradient& gradient) {
 
 void end_sum(const Pass& pass, const GradientSum& sum, const OpenGradient& gradient) {
   if (sum.view.raw() == gradient.view.raw()) return;
-  pass.stream.run([=] {
-    const float* in = sum.view.data<float>();
-    bf16* out = gradient.view.data<bf16>();
-    parallel_for(sum.view.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        out[i] = bf16(gradient.accumulate ? float(out[i]) + in[i] : in[i]);
-      }
-    });
-  });
+  round_to_bf16(sum.view, gradient.view, gradient.accumulate, pass.stream);
 }
 
 }  // namespace moiety::model

@@ -1,84 +1,19 @@
 // Activations: golden values, every bf16 input, fast path against reference bit for bit, and the
 // gradients against finite differences in double.
-#include "moiety/gemm/swiglu.h"
-
-#include <bit>
-
 #include "moiety/base/parallel.h"
-#include "moiety/gemm/activation_block.h"
-#include "tests/gemm/support.h"
+#include "tests/gemm/swiglu_cases.h"
 #include "tests/quant/amax_of.h"
 
 namespace moiety::gemm {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-struct Problem {
-  int64_t rows, ffn;
-  Tensor h, prob, a, da, dh, dprob;
-  ActivationArgs args;
-
-  Problem(Activation activation, DType dtype, int64_t rows, int64_t ffn, int64_t interleave)
-      : rows(rows),
-        ffn(ffn),
-        h(dtype, {rows, activation.hidden(ffn)}),
-        prob(dtype == DType::kFloat64 ? dtype : DType::kFloat32, {rows}),
-        a(dtype, {rows, ffn}),
-        da(dtype, {rows, ffn}),
-        dh(dtype, {rows, activation.hidden(ffn)}),
-        dprob(prob.view().dtype(), {rows}),
-        args{activation, interleave, {}, h, prob} {
-    fill_normal(h, 1);
-    fill_normal(prob, 2);
-    fill_normal(da, 3);
-  }
-
-  void forward() const { activation_forward(args, a, Stream()); }
-  void backward() const { activation_backward(args, da, dh, a, dprob, Stream()); }
-
-  // The reference on the same inputs: {A, dH, dprob}.
-  std::vector<Tensor> reference() const {
-    std::vector<Tensor> out;
-    for (const Tensor* t : {&a, &dh, &dprob}) {
-      out.emplace_back(t->view().dtype(), t->view().sizes());
-    }
-    ActivationBlock block{.activation = args.activation,
-                          .interleave = args.interleave,
-                          .ffn = ffn,
-                          .dtype = h.view().dtype(),
-                          .rows = rows,
-                          .h = h.view().raw(),
-                          .h_stride = h.view().stride(0),
-                          .prob = args.prob_R.raw(),
-                          .a = out[0].view().raw(),
-                          .a_stride = ffn,
-                          .da = da.view().raw(),
-                          .da_stride = ffn,
-                          .dh = out[1].view().raw(),
-                          .dh_stride = h.view().stride(0),
-                          .dprob = out[2].view().raw()};
-    activation_backward_reference(block);
-    return out;
-  }
-};
-
-// Equal bits; a NaN equals any NaN.
-void expect_same(const TensorView& x, const TensorView& y, const char* what) {
-  ASSERT_EQ(x.numel(), y.numel());
-  for (int64_t i = 0; i < x.numel(); ++i) {
-    const double v = get(x, i), w = get(y, i);
-    if (std::isnan(v) && std::isnan(w)) continue;
-    ASSERT_EQ(v, w) << what << " " << i;
-    ASSERT_EQ(std::signbit(v), std::signbit(w)) << what << " " << i;
-  }
-}
-
 uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
 // a and b in one row; returns {y in fp32, A, dHa, dHb}, the last three in bf16, p 0.6, dA 0.25.
 std::vector<uint32_t> golden(Activation activation, float a, float b) {
-  Problem exact(activation, DType::kFloat32, 1, 1, 0), p(activation, DType::kBFloat16, 1, 1, 0);
-  for (const Problem* q : {&exact, &p}) {
+  ActivationProblem exact(activation, DType::kFloat32, 1, 1, 0),
+      p(activation, DType::kBFloat16, 1, 1, 0);
+  for (const ActivationProblem* q : {&exact, &p}) {
     put(q->h, 0, a);
     put(q->h, 1, b);
     put(q->prob, 0, 0.6f);
@@ -112,7 +47,7 @@ TEST(Activation, SigmoidGoldens) {
 }
 
 TEST(Activation, EveryBf16IsRoundedCorrectly) {
-  Problem p(swiglu(), DType::kBFloat16, 1, 65536, 0);
+  ActivationProblem p(swiglu(), DType::kBFloat16, 1, 65536, 0);
   p.args.prob_R = {};
   for (int64_t i = 0; i < 65536; ++i) {
     p.h.data<bf16>()[i] = bf16::from_bits(static_cast<uint16_t>(i));
@@ -138,27 +73,13 @@ TEST(Activation, EveryBf16IsRoundedCorrectly) {
   EXPECT_EQ(checked, 34140);
 }
 
-struct Kind {
-  const char* name;
-  Activation activation;
-};
-const Kind kKinds[] = {{"swiglu", swiglu()},
-                       {"clamped", clamped_swiglu(1.25f)},
-                       {"quick_geglu", {ActivationKind::kGlu, 1.702f, 1, 1}},
-                       {"squared_relu", squared_relu()}};
-
 TEST(Activation, FastPathHasTheBitsOfTheReference) {
-  for (const Kind& kind : kKinds) {
+  for (const ActivationCase& kind : kActivationKinds) {
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      for (auto [ffn, interleave] :
-           {std::pair<int64_t, int64_t>{1, 0}, {64, 0}, {72, 8}, {200, 40}, {144, 48}, {256, 32}}) {
+      for (auto [ffn, interleave] : kActivationColumns) {
         SCOPED_TRACE(text("{} {} F={} s={}", kind.name, name(dtype), ffn, interleave));
-        Problem p(kind.activation, dtype, 5, ffn, interleave);
-        const float special[] = {
-            0,     -0.0f,  kInf, -kInf, NAN,   std::bit_cast<float>(0xFFFFFFFF),
-            1.25f, -1.25f, 1,    -1,    3e38f, -88};
-        for (int64_t i = 0; i < p.h.view().size(1); ++i) put(p.h, i, special[i * 5 % 12]);
-        put(p.prob, 1, 0);
+        ActivationProblem p(kind.activation, dtype, 5, ffn, interleave);
+        p.put_specials();
         p.forward();
         const Tensor forward_a = copy_of(p.a);
         const std::vector<Tensor> expected = p.reference();
@@ -175,7 +96,7 @@ TEST(Activation, FastPathHasTheBitsOfTheReference) {
 }
 
 TEST(Activation, DprobIsTheCanonicalDotOfDaAndY) {
-  const Problem p(swiglu(), DType::kFloat32, 3, 130, 0);
+  const ActivationProblem p(swiglu(), DType::kFloat32, 3, 130, 0);
   p.backward();
   for (int64_t r = 0; r < 3; ++r) {
     float dot = 0;
@@ -194,7 +115,7 @@ TEST(Activation, DprobIsTheCanonicalDotOfDaAndY) {
 
 TEST(Activation, InterleaveIsAPermutationOfColumns) {
   const int64_t ffn = 96, s = 24;
-  const Problem plain(swiglu(), DType::kBFloat16, 4, ffn, 0),
+  const ActivationProblem plain(swiglu(), DType::kBFloat16, 4, ffn, 0),
       woven(swiglu(), DType::kBFloat16, 4, ffn, s);
   const auto column = [&](int64_t half, int64_t f) { return f / s * 2 * s + half * s + f % s; };
   for (int64_t r = 0; r < 4; ++r) {
@@ -221,7 +142,7 @@ TEST(Activation, DeadRowsAreNeitherReadNorWritten) {
   for (const GroupCase& c : group_cases()) {
     SCOPED_TRACE(c.name);
     const TestGroups groups(c);
-    Problem p(swiglu(), DType::kBFloat16, groups.capacity(), 16, 0),
+    ActivationProblem p(swiglu(), DType::kBFloat16, groups.capacity(), 16, 0),
         all(swiglu(), DType::kBFloat16, groups.capacity(), 16, 0);
     all.backward();
     p.args.groups = groups();
@@ -250,7 +171,7 @@ TEST(Activation, SinkHasTheAmaxOfWhatIsStored) {
           SCOPED_TRACE(text("{} {} {}", c.name, special, grouped));
           const TestGroups groups(c);
           const int64_t rows = groups.capacity();
-          Problem p(swiglu(), dtype, rows, 24, 8);
+          ActivationProblem p(swiglu(), dtype, rows, 24, 8);
           if (special == 0) fill(p.h, 0);
           if (rows > 0) put(p.h, (rows / 2) * 48 + 5, special);
           if (grouped) p.args.groups = groups();
@@ -268,9 +189,9 @@ TEST(Activation, SinkHasTheAmaxOfWhatIsStored) {
 }
 
 TEST(Activation, GradientsMatchFiniteDifferences) {
-  for (const Kind& kind : kKinds) {
+  for (const ActivationCase& kind : kActivationKinds) {
     SCOPED_TRACE(kind.name);
-    Problem p(kind.activation, DType::kFloat64, 3, 9, 0);
+    ActivationProblem p(kind.activation, DType::kFloat64, 3, 9, 0);
     p.backward();
     const auto loss = [&] {
       p.forward();
@@ -297,7 +218,7 @@ TEST(Activation, GradientsMatchFiniteDifferences) {
 }
 
 TEST(Activation, ErrorsNameTheArgument) {
-  Problem p(swiglu(), DType::kFloat32, 2, 24, 0);
+  ActivationProblem p(swiglu(), DType::kFloat32, 2, 24, 0);
   p.args.interleave = 16;
   EXPECT_THROW(p.forward(), Error);
   p.args.interleave = 4;
@@ -308,7 +229,7 @@ TEST(Activation, ErrorsNameTheArgument) {
   const Tensor amax(DType::kFloat32, {2});
   p.args.sink = {amax};
   EXPECT_THROW(p.forward(), Error);  // one value, without groups
-  Problem exact(swiglu(), DType::kFloat64, 2, 24, 0);
+  ActivationProblem exact(swiglu(), DType::kFloat64, 2, 24, 0);
   exact.args.sink = {amax.view().slice(0, 0, 1)};
   EXPECT_THROW(exact.forward(), Error);
 }

@@ -1,35 +1,14 @@
-#include "moiety/model/embedding.h"
-
-#include "tests/model/support.h"
+#include "tests/model/embedding_cases.h"
 
 namespace moiety::model {
 namespace {
 
-struct Case {
-  const char* name;
-  int64_t vocabulary, d_model;
-  std::vector<int32_t> tokens;
-};
-
-std::vector<int32_t> repeated(int64_t n, int32_t modulus) {
-  std::vector<int32_t> out;
-  for (int64_t i = 0; i < n; ++i) out.push_back(static_cast<int32_t>(i * i % modulus));
-  return out;
-}
-
-const Case kCases[] = {
-    {"no_tokens", 5, 8, {}},
-    {"one_token", 5, 8, {3}},
-    {"one_row_table", 1, 3, repeated(130, 1)},
-    {"more_than_a_block_of_one_token", 257, 9, repeated(700, 3)},
-    {"many_tokens", 257, 16, repeated(500, 257)},
-};
-
-class Embedding : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Shapes, Embedding, testing::ValuesIn(kCases),
+class Embedding : public testing::TestWithParam<EmbeddingCase> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, Embedding, testing::ValuesIn(kEmbeddingCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
-Tensor backward(const Case& c, const TensorView& dout, bool accumulate, const Tensor* grad_in) {
+Tensor backward(const EmbeddingCase& c, const TensorView& dout, bool accumulate,
+                const Tensor* grad_in) {
   const Tensor token = int32_tensor(c.tokens);
   const DType compute = compute_dtype(dout.dtype());
   Tensor grad(compute, {c.vocabulary, c.d_model}),
@@ -40,7 +19,7 @@ Tensor backward(const Case& c, const TensorView& dout, bool accumulate, const Te
 }
 
 TEST_P(Embedding, CopiesRows) {
-  const Case& c = GetParam();
+  const EmbeddingCase& c = GetParam();
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const Tensor table = normal_tensor(dtype, {c.vocabulary, c.d_model}, 1);
     const Tensor token = int32_tensor(c.tokens);
@@ -53,7 +32,7 @@ TEST_P(Embedding, CopiesRows) {
 }
 
 TEST_P(Embedding, BackwardSumsInTheOrderOfTheHeader) {
-  const Case& c = GetParam();
+  const EmbeddingCase& c = GetParam();
   const int64_t n = c.d_model;
   const Tensor dout =
       normal_tensor(DType::kBFloat16, {static_cast<int64_t>(c.tokens.size()), n}, 2);
@@ -82,7 +61,7 @@ TEST_P(Embedding, BackwardSumsInTheOrderOfTheHeader) {
 }
 
 TEST_P(Embedding, BackwardMatchesCentralDifferences) {
-  const Case& c = GetParam();
+  const EmbeddingCase& c = GetParam();
   const int64_t tokens = c.tokens.size();
   const Tensor table = normal_tensor(DType::kFloat64, {c.vocabulary, c.d_model}, 1);
   const Tensor dout = normal_tensor(DType::kFloat64, {tokens, c.d_model}, 2);

@@ -1,62 +1,10 @@
-#include "moiety/model/loss.h"
-
-#include "tests/model/support.h"
+#include "tests/model/loss_cases.h"
 
 namespace moiety::model {
 namespace {
 
-struct Case {
-  const char* name;
-  int64_t tokens, vocabulary, d_model, chunk;
-  float z_coef = 0;
-  bool mask = false;
-};
-
-const Case kCases[] = {
-    {"no_tokens", 0, 7, 8, 4},
-    {"one_token", 1, 257, 8, 1},
-    {"two_words", 5, 2, 8, 5},
-    {"odd_vocabulary", 33, 257, 16, 33, 1e-2f},
-    {"several_chunks", 50, 300, 24, 16, 0, true},
-    {"chunk_of_one", 6, 40, 8, 1, 0.1f, true},
-};
-
-struct Problem {
-  Problem(const Case& c_in, DType dtype)
-      : c(c_in),
-        x(normal_tensor(dtype, {c.tokens, c.d_model}, 1)),
-        head(normal_tensor(dtype, {c.vocabulary, c.d_model}, 2)),
-        mask(DType::kUInt8, {c.tokens}),
-        loss(compute_dtype(dtype), {c.tokens}),
-        dx(dtype, {c.tokens, c.d_model}),
-        grad(normal_tensor(compute_dtype(dtype), {c.vocabulary, c.d_model}, 3)),
-        workspace(compute_dtype(dtype), {c.chunk, c.vocabulary}) {
-    std::vector<int32_t> t;
-    for (int64_t i = 0; i < c.tokens; ++i) {
-      t.push_back(i % 7 == 5 ? kIgnoredTarget : static_cast<int32_t>(i * 31 % c.vocabulary));
-      mask.data<uint8_t>()[i] = i % 3 != 1;
-    }
-    target = int32_tensor(t);
-  }
-  bool valid(int64_t t) const {
-    return target.data<int32_t>()[t] != kIgnoredTarget && !(c.mask && t % 3 == 1);
-  }
-  TensorView mask_view() const { return c.mask ? mask.view() : TensorView(); }
-  LinearCrossEntropyArgs args(bool backward, bool accumulate = false) const {
-    LinearCrossEntropyArgs a{x,  head, target,    mask_view(), loss,
-                             {}, {},   workspace, c.z_coef,    accumulate};
-    if (backward) {
-      a.dx_TD = dx;
-      a.grad_VD = grad;
-    }
-    return a;
-  }
-  Case c;
-  Tensor x, head, target, mask, loss, dx, grad, workspace;
-};
-
 // sum of loss + z_coef lse^2 and the losses, in double, from the definition.
-double objective(const Problem& p, std::vector<double>* losses = nullptr) {
+double objective(const LossProblem& p, std::vector<double>* losses = nullptr) {
   double total = 0;
   for (int64_t t = 0; t < p.c.tokens; ++t) {
     if (losses) losses->push_back(0);
@@ -76,12 +24,12 @@ double objective(const Problem& p, std::vector<double>* losses = nullptr) {
   return total;
 }
 
-class Loss : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Shapes, Loss, testing::ValuesIn(kCases),
+class Loss : public testing::TestWithParam<LossCase> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, Loss, testing::ValuesIn(kLossCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(Loss, DoubleMatchesDefinitionAndCentralDifferences) {
-  const Problem p(GetParam(), DType::kFloat64);
+  const LossProblem p(GetParam(), DType::kFloat64);
   linear_cross_entropy(p.args(true), {});
   std::vector<double> expected;
   objective(p, &expected);
@@ -94,8 +42,8 @@ TEST_P(Loss, DoubleMatchesDefinitionAndCentralDifferences) {
 
 TEST_P(Loss, FloatAndBf16MatchDouble) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const Problem p(GetParam(), dtype);
-    Problem exact(GetParam(), DType::kFloat64);
+    const LossProblem p(GetParam(), dtype);
+    LossProblem exact(GetParam(), DType::kFloat64);
     exact.x = converted(p.x, DType::kFloat64);
     exact.head = converted(p.head, DType::kFloat64);
     linear_cross_entropy(exact.args(true), {});
@@ -122,9 +70,9 @@ TEST_P(Loss, FloatAndBf16MatchDouble) {
 }
 
 TEST_P(Loss, FastRowsHaveTheBitsOfTheReference) {
-  const Case& c = GetParam();
+  const LossCase& c = GetParam();
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const Problem p(c, dtype);
+    const LossProblem p(c, dtype);
     std::vector<Tensor> out;
     for (const bool fast : {false, true}) {
       const Tensor z = normal_tensor(DType::kFloat32, {c.tokens, c.vocabulary}, 4, 8);

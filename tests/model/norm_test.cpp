@@ -1,66 +1,18 @@
-#include "moiety/model/norm.h"
-
 #include "moiety/base/parallel.h"
-#include "tests/model/support.h"
+#include "tests/model/norm_cases.h"
 #include "tests/quant/amax_of.h"
 
 namespace moiety::model {
 namespace {
 
-struct Case {
-  const char* name;
-  int64_t rows, n;
-  bool heads = false;  // rows are heads 0..2 of groups of four
-  bool addend = false;
-};
-
-const Case kCases[] = {
-    {"no_rows", 0, 8},       {"one_row", 1, 64},      {"one_column", 5, 1},
-    {"odd_columns", 3, 257}, {"one_block", 64, 32},   {"several_blocks", 200, 48, false, true},
-    {"long_row", 2, 1100},   {"heads", 66, 16, true}, {"heads_with_addend", 70, 10, true, true},
-};
-
-// rows x n, or [rows / 2, 2, 3, n] cut out of [rows / 2, 2, 4, n].
-struct Rows {
-  Rows(const Case& c, DType dtype, unsigned seed)
-      : storage(dtype, c.heads ? std::vector<int64_t>{c.rows / 2, 2, 4, c.n}
-                               : std::vector<int64_t>{c.rows, c.n}) {
-    view = c.heads ? storage.view().slice(2, 0, 3) : storage.view();
-    fill_normal(view, seed);
-  }
-  Tensor storage;
-  TensorView view;
-};
-
-struct Problem {
-  Problem(const Case& c, DType dtype)
-      : x(c, dtype, 1),
-        y(c, dtype, 2),
-        dy(c, dtype, 3),
-        dx(c, dtype, 4),
-        addend(c, dtype, 5),
-        weight(normal_tensor(dtype, {c.n}, 6)),
-        grad(normal_tensor(compute_dtype(dtype), {c.n}, 7)),
-        workspace(compute_dtype(dtype), {norm_blocks(row_count(x.view)), c.n}),
-        with_addend(c.addend) {}
-  NormArgs forward() const { return {x.view, weight, y.view, 1e-3f}; }
-  NormBackwardArgs backward(bool accumulate) const {
-    return {x.view,    weight, dy.view,   with_addend ? addend.view : TensorView(), dx.view, grad,
-            workspace, 1e-3f,  accumulate};
-  }
-  Rows x, y, dy, dx, addend;
-  Tensor weight, grad, workspace;
-  bool with_addend;
-};
-
-class Norm : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Shapes, Norm, testing::ValuesIn(kCases),
+class Norm : public testing::TestWithParam<NormCase> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, Norm, testing::ValuesIn(kNormCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(Norm, FastPathHasTheBitsOfTheReference) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const bool accumulate : {false, true}) {
-      const Problem a(GetParam(), dtype), b(GetParam(), dtype);
+      const NormProblem a(GetParam(), dtype), b(GetParam(), dtype);
       norm_ref(a.forward());
       norm_cpu(b.forward());
       expect_same_bits(a.y.view, b.y.view, "y");
@@ -73,7 +25,7 @@ TEST_P(Norm, FastPathHasTheBitsOfTheReference) {
 }
 
 TEST_P(Norm, IsItsDefinition) {
-  const Problem p(GetParam(), DType::kFloat64);
+  const NormProblem p(GetParam(), DType::kFloat64);
   norm(p.forward(), {});
   const int64_t n = GetParam().n;
   for (int64_t row = 0; row < row_count(p.x.view); ++row) {
@@ -88,7 +40,7 @@ TEST_P(Norm, IsItsDefinition) {
 }
 
 TEST_P(Norm, BackwardMatchesCentralDifferences) {
-  const Problem p(GetParam(), DType::kFloat64);
+  const NormProblem p(GetParam(), DType::kFloat64);
   norm_backward(p.backward(false), {});
   const auto loss = [&] {
     norm(p.forward(), {});
@@ -104,7 +56,7 @@ TEST(NormTest, SinkHasTheAmaxOfY) {
     for (const int64_t rows : {0, 1, 200}) {
       for (const double special : {0.0, 1e4, double{INFINITY}, double{NAN}}) {
         SCOPED_TRACE(text("{} rows, {}", rows, special));
-        const Problem p({"", rows, 48}, dtype);
+        const NormProblem p({"", rows, 48}, dtype);
         if (rows > 0) set(p.x.view, rows * 48 - 3, special);
         if (special == 0) fill_normal(p.weight, 1, 0);
         const Tensor amax = normal_tensor(DType::kFloat32, {1}, 3, 1, 100);
@@ -122,7 +74,7 @@ TEST(NormTest, SinkHasTheAmaxOfY) {
       }
     }
   }
-  const Problem exact({"", 2, 8}, DType::kFloat64);
+  const NormProblem exact({"", 2, 8}, DType::kFloat64);
   NormArgs args = exact.forward();
   const Tensor amax(DType::kFloat32, {1});
   args.sink = {amax};
@@ -130,10 +82,10 @@ TEST(NormTest, SinkHasTheAmaxOfY) {
 }
 
 TEST(NormTest, WorksInPlaceAndWithAnyNumberOfThreads) {
-  const Case c{"", 300, 32, false, true};
+  const NormCase c{"", 300, 32, false, true};
   const int threads = thread_budget();
   set_thread_budget(1);
-  const Problem a(c, DType::kBFloat16), b(c, DType::kBFloat16);
+  const NormProblem a(c, DType::kBFloat16), b(c, DType::kBFloat16);
   norm(a.forward(), {});
   norm_backward(a.backward(true), {});
   set_thread_budget(3);

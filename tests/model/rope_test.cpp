@@ -1,19 +1,8 @@
-#include "moiety/model/rope.h"
-
 #include "moiety/model/attention.h"
-#include "tests/model/support.h"
+#include "tests/model/rope_cases.h"
 
 namespace moiety::model {
 namespace {
-
-// [tokens, 2, 3, head_dim] cut out of [tokens, 2, 4, head_dim].
-struct Heads {
-  Heads(DType dtype, int64_t tokens, int64_t head_dim, unsigned seed)
-      : storage(normal_tensor(dtype, {tokens, 2, 4, head_dim}, seed)),
-        view(storage.view().slice(2, 0, 3)) {}
-  Tensor storage;
-  TensorView view;
-};
 
 TEST(Rope, TableHoldsCosinesAndSinesOfFloatAngles) {
   const Tensor table = rope_table(5000, 10, 1e6);
@@ -42,11 +31,11 @@ TEST(Rope, RotatesHalfSplitPairs) {
 }
 
 TEST(Rope, FastPathHasTheBitsOfTheReference) {
-  for (const int64_t head_dim : {2, 8, 10, 64, 254}) {
+  for (const int64_t head_dim : kHeadDims) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       for (const bool inverse : {false, true}) {
         const Tensor table = rope_table(70, head_dim, 1e4);
-        const Heads a(dtype, 140, head_dim, 1), b(dtype, 140, head_dim, 1);
+        const RopeHeads a(dtype, 140, head_dim, 1), b(dtype, 140, head_dim, 1);
         rope_ref({a.view, table, {}, 70, inverse});
         rope_cpu({b.view, table, {}, 70, inverse});
         expect_same_bits(a.storage, b.storage, "all heads, also those outside the view");
@@ -57,7 +46,7 @@ TEST(Rope, FastPathHasTheBitsOfTheReference) {
 
 TEST(Rope, PositionsReplaceTheIndex) {
   const Tensor table = rope_table(10, 8, 1e4);
-  const Heads a(DType::kFloat32, 20, 8, 1), b(DType::kFloat32, 20, 8, 1);
+  const RopeHeads a(DType::kFloat32, 20, 8, 1), b(DType::kFloat32, 20, 8, 1);
   std::vector<int32_t> position;
   for (int32_t t = 0; t < 20; ++t) position.push_back(t % 10);
   rope({a.view, table, {}, 10}, {});
@@ -70,7 +59,7 @@ TEST(Rope, PositionsReplaceTheIndex) {
 
 TEST(Rope, InverseIsTheGradient) {
   const Tensor table = rope_table(6, 10, 1e4);
-  const Heads x(DType::kFloat64, 12, 10, 1), weight(DType::kFloat64, 12, 10, 2);
+  const RopeHeads x(DType::kFloat64, 12, 10, 1), weight(DType::kFloat64, 12, 10, 2);
   const Tensor dx = converted(weight.view, DType::kFloat64);
   rope({dx, table, {}, 6, true}, {});
   expect_gradient(

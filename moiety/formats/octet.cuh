@@ -1,0 +1,123 @@
+// Eight neighbouring elements of a row, float or bf16, in a thread's registers: what kernels that
+// go over rows load, compute on in fp32, round and store.
+//
+// kVector: rows are whole octets that lie at multiples of 16 bytes (`octets_fit`). Else elements
+// are moved one by one; `valid` says how many of the eight exist (perhaps <= 0), the others are +0.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "moiety/base/tensor_view.h"
+#include "moiety/formats/bf16.h"
+
+namespace moiety {
+
+constexpr int kOctet = 8;
+
+template <class T>
+struct Octet {
+  static constexpr int kWords = kOctet * int(sizeof(T)) / 4;
+  uint32_t word[kWords] = {};
+
+  __device__ float operator[](int i) const {
+    if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(word[i]);
+    } else {
+      return __uint_as_float(i % 2 ? word[i / 2] & 0xFFFF0000u : word[i / 2] << 16);
+    }
+  }
+  // Bits of the largest magnitude of the first `valid` elements: NaN > inf > finite.
+  __device__ uint32_t amax(int64_t valid) const {
+    uint32_t m = 0;
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (i < valid) m = max(m, __float_as_uint((*this)[i]) & 0x7FFFFFFFu);
+    }
+    return m;
+  }
+};
+
+// Two bf16 in a word, the first in its low half: the bits of bf16(float).
+__device__ inline uint32_t bf16_word(float first, float second) {
+  uint32_t out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));
+  return out;
+}
+
+template <class T>
+__device__ Octet<T> round_octet(const float (&v)[kOctet]) {
+  Octet<T> out;
+#pragma unroll
+  for (int w = 0; w < Octet<T>::kWords; ++w) {
+    if constexpr (sizeof(T) == 4) {
+      out.word[w] = __float_as_uint(v[w]);
+    } else {
+      out.word[w] = bf16_word(v[2 * w], v[2 * w + 1]);
+    }
+  }
+  return out;
+}
+
+template <bool kVector, class T>
+__device__ Octet<T> load_octet(const T* p, int64_t valid) {
+  Octet<T> out;
+  if constexpr (kVector) {
+    if (valid <= 0) return out;
+#pragma unroll
+    for (int w = 0; w < Octet<T>::kWords; w += 4) {
+      const uint4 v = reinterpret_cast<const uint4*>(p)[w / 4];
+      out.word[w] = v.x;
+      out.word[w + 1] = v.y;
+      out.word[w + 2] = v.z;
+      out.word[w + 3] = v.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (i >= valid) continue;
+      if constexpr (sizeof(T) == 4) {
+        out.word[i] = reinterpret_cast<const uint32_t*>(p)[i];
+      } else {
+        out.word[i / 2] |= uint32_t{reinterpret_cast<const uint16_t*>(p)[i]} << 16 * (i % 2);
+      }
+    }
+  }
+  return out;
+}
+
+template <bool kVector, class T>
+__device__ void store_octet(T* p, const Octet<T>& x, int64_t valid) {
+  if constexpr (kVector) {
+    if (valid <= 0) return;
+#pragma unroll
+    for (int w = 0; w < Octet<T>::kWords; w += 4) {
+      reinterpret_cast<uint4*>(p)[w / 4] =
+          make_uint4(x.word[w], x.word[w + 1], x.word[w + 2], x.word[w + 3]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (i >= valid) continue;
+      if constexpr (sizeof(T) == 4) {
+        reinterpret_cast<uint32_t*>(p)[i] = x.word[i];
+      } else {
+        reinterpret_cast<uint16_t*>(p)[i] = uint16_t(x.word[i / 2] >> 16 * (i % 2));
+      }
+    }
+  }
+}
+
+// Whether all rows of the tensors that are there are whole octets at multiples of 16 bytes.
+inline bool octets_fit(std::initializer_list<const TensorView*> tensors) {
+  for (const TensorView* x : tensors) {
+    if (!x->defined()) continue;
+    if (x->size(-1) % kOctet != 0 || reinterpret_cast<uintptr_t>(x->raw()) % 16 != 0) return false;
+    for (int d = 0; d + 1 < x->dims(); ++d) {
+      if (x->size(d) > 1 && byte_size(x->dtype(), x->stride(d)) % 16 != 0) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace moiety

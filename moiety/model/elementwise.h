@@ -1,0 +1,27 @@
+// What the model does element by element beside its operations. Tensors are without gaps.
+#pragma once
+
+#include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
+
+namespace moiety::model {
+
+// start[b, s] = s - position[b, s], int32: the first key that a query sees, where positions count
+// from the start of its document.
+void document_starts(TensorView position_BS, TensorView start_BS, Stream stream);
+
+// out = round(x), or round(out + x) to accumulate: float32 to bfloat16.
+void round_to_bf16(TensorView x, TensorView out, bool accumulate, Stream stream);
+
+// x := sigmoid(x), float32.
+void apply_sigmoid(TensorView x_T, Stream stream);
+// dx = round(dy s (1 - s)), s the sigmoid's value; s and dy float32, dx storage.
+void sigmoid_gradient(TensorView s_T, TensorView dy_T, TensorView dx_T, Stream stream);
+
+// The same bits on a GPU.
+void document_starts_cuda(TensorView position_BS, TensorView start_BS, const Stream& stream);
+void round_to_bf16_cuda(TensorView x, TensorView out, bool accumulate, const Stream& stream);
+void apply_sigmoid_cuda(TensorView x_T, const Stream& stream);
+void sigmoid_gradient_cuda(TensorView s_T, TensorView dy_T, TensorView dx_T, const Stream& stream);
+
+}  // namespace moiety::model

@@ -1,0 +1,18 @@
+// Linked where CUDA is not built.
+#include "moiety/base/gpu.h"
+#include "moiety/model/elementwise.h"
+
+namespace moiety::model {
+
+void document_starts_cuda(TensorView, TensorView, const Stream&) {
+  fail_without_cuda("document_starts");
+}
+void round_to_bf16_cuda(TensorView, TensorView, bool, const Stream&) {
+  fail_without_cuda("round_to_bf16");
+}
+void apply_sigmoid_cuda(TensorView, const Stream&) { fail_without_cuda("sigmoid"); }
+void sigmoid_gradient_cuda(TensorView, TensorView, TensorView, const Stream&) {
+  fail_without_cuda("sigmoid_gradient");
+}
+
+}  // namespace moiety::model

@@ -1,0 +1,12 @@
+// Linked where CUDA is not built.
+#include "moiety/base/gpu.h"
+#include "moiety/model/embedding.h"
+
+namespace moiety::model {
+
+void embedding_cuda(const EmbeddingArgs&, const Stream&) { fail_without_cuda("embedding"); }
+void embedding_backward_cuda(const EmbeddingBackwardArgs&, const Stream&) {
+  fail_without_cuda("embedding_backward");
+}
+
+}  // namespace moiety::model

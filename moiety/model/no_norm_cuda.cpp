@@ -1,0 +1,12 @@
+// Linked where CUDA is not built.
+#include "moiety/base/gpu.h"
+#include "moiety/model/norm.h"
+
+namespace moiety::model {
+
+void norm_cuda(const NormArgs&, const Stream&) { fail_without_cuda("norm"); }
+void norm_backward_cuda(const NormBackwardArgs&, const Stream&) {
+  fail_without_cuda("norm_backward");
+}
+
+}  // namespace moiety::model

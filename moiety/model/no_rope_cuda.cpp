@@ -1,0 +1,9 @@
+// Linked where CUDA is not built.
+#include "moiety/base/gpu.h"
+#include "moiety/model/rope.h"
+
+namespace moiety::model {
+
+void rope_cuda(const RopeArgs&, const Stream&) { fail_without_cuda("rope"); }
+
+}  // namespace moiety::model

@@ -1,0 +1,115 @@
+// A row is a group of lanes, the lanes of lane_sum: 32, or as many as a short row has octets.
+#include "moiety/base/copy.h"
+#include "moiety/base/launch.cuh"
+#include "moiety/model/element.h"
+#include "moiety/model/norm.h"
+#include "moiety/model/norm_device.cuh"
+#include "moiety/model/row_map.cuh"
+#include "moiety/model/rows.h"
+#include "moiety/quant/amax_device.cuh"
+
+namespace moiety::model {
+namespace {
+
+constexpr int kThreads = 128;
+
+struct Params {
+  const void *x, *weight;
+  void* y;
+  RowMap<2> map;  // x, y
+  int64_t rows, n;
+  float eps;
+  uint32_t* amax;  // may be null
+};
+
+// kChunks octets of a row stay in a lane's registers; a longer row is read twice. kRows rows wait
+// for memory together.
+template <class T, bool kVector, int kLanes, int kChunks, int kRows>
+__global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ Params p) {
+  constexpr int kGroups = kThreads / kLanes;
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  const auto column = [&](int chunk) { return int64_t{chunk * kLanes + lane} * kOctet; };
+  const int64_t row0 = int64_t{blockIdx.x} * kGroups * kRows + group;
+  const T* x[kRows];
+  T* y[kRows];
+  int64_t n[kRows];
+  Octet<T> held[kRows][kChunks];
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    const int64_t row = row0 + k * kGroups;
+    n[k] = row < p.rows ? p.n : 0;
+    const auto [from, to] = p.map.offsets(row < p.rows ? row : 0);
+    x[k] = static_cast<const T*>(p.x) + from;
+    y[k] = static_cast<T*>(p.y) + to;
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      held[k][j] = load_octet<kVector>(x[k] + column(j), n[k] - column(j));
+    }
+  }
+  uint32_t amax = 0;
+  const auto store = [&](int k, int64_t c, const Octet<T>& values, float r) {
+    const Octet<T> g = load_octet<kVector>(static_cast<const T*>(p.weight) + c, n[k] - c);
+    float v[kOctet];
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) v[i] = values[i] * r * g[i];
+    Octet<T> out = round_octet<T>(v);
+    store_octet<kVector>(y[k] + c, out, n[k] - c);
+    if (p.amax) amax = max(amax, out.amax(n[k] - c));
+  };
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) sum = device::add_products(held[k][j], held[k][j], sum);
+#pragma unroll 4
+    for (int64_t c = column(kChunks); c < n[k]; c += kLanes * kOctet) {
+      const Octet<T> more = load_octet<kVector>(x[k] + c, n[k] - c);
+      sum = device::add_products(more, more, sum);
+    }
+    const float r = device::inverse_rms(device::fold<kLanes>(sum), p.n, p.eps);
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) store(k, column(j), held[k][j], r);
+#pragma unroll 4
+    for (int64_t c = column(kChunks); c < n[k]; c += kLanes * kOctet) {
+      store(k, c, load_octet<kVector>(x[k] + c, n[k] - c), r);
+    }
+  }
+  if (p.amax) quant::device::raise_amax(p.amax, amax);
+}
+
+template <class T, bool kVector, int kLanes, int kChunks, int kRows>
+void launch_rows(const Params& p, const Stream& stream) {
+  launch("norm", norm_rows<T, kVector, kLanes, kChunks, kRows>,
+         {blocks_for(p.rows, kThreads / kLanes * kRows), kThreads}, stream, p);
+}
+
+template <class T>
+void launch_norm(const NormArgs& a, const Params& p, const Stream& stream) {
+  if (!octets_fit({&a.x, &a.y, &a.weight_D})) {
+    launch_rows<T, false, 32, 1, 1>(p, stream);
+  } else if (p.n <= 8 * kOctet) {
+    launch_rows<T, true, 8, 1, 4>(p, stream);
+  } else if (p.n <= 16 * kOctet) {
+    launch_rows<T, true, 16, 1, 4>(p, stream);
+  } else if (p.n <= 32 * kOctet) {
+    launch_rows<T, true, 32, 1, 4>(p, stream);
+  } else if (p.n * int64_t{sizeof(T)} <= 4096) {
+    launch_rows<T, true, 32, 16 / sizeof(T), 1>(p, stream);
+  } else if (p.n * int64_t{sizeof(T)} <= 8192) {
+    launch_rows<T, true, 32, 32 / sizeof(T), 1>(p, stream);
+  } else {
+    launch_rows<T, true, 32, 64 / sizeof(T), 1>(p, stream);
+  }
+}
+
+}  // namespace
+
+void norm_cuda(const NormArgs& a, const Stream& stream) {
+  if (a.sink.defined()) fill_bytes(a.sink.amax, 0, stream);
+  const Params p{
+      a.x.raw(),      a.weight_D.raw(), a.y.raw(), RowMap<2>({&a.x, &a.y}),
+      row_count(a.x), a.x.size(-1),     a.eps,     static_cast<uint32_t*>(a.sink.amax.raw())};
+  with_storage(a.x.dtype(), [&](auto element) { launch_norm<decltype(element)>(a, p, stream); });
+}
+
+}  // namespace moiety::model
