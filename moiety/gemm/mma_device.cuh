@@ -67,8 +67,8 @@ __device__ void load_left(uint32_t (&out)[4], uint32_t tile, int row, int depth)
 template <int kPieces>
 __device__ void load_left_turned(uint32_t (&out)[4], uint32_t tile, int row, int depth) {
   const int lane = threadIdx.x % 32;
-  load_transposed(out, tile + piece_offset<kPieces>(depth + lane % 8 + lane / 16 * 8,
-                                                    row / 8 + lane / 8 % 2));
+  load_transposed(
+      out, tile + piece_offset<kPieces>(depth + lane % 8 + lane / 16 * 8, row / 8 + lane / 8 % 2));
 }
 // b of 16 columns: registers 0 and 1 of the first eight, 2 and 3 of the others. Here a row of the
 // tile is a column of b.
