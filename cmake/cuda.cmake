@@ -60,16 +60,11 @@ set(moiety_cuda_summary "${CMAKE_CUDA_COMPILER_VERSION}, sm_90 + PTX, sm_90a, sm
 # Headers of libraries that are opened at run time: the toolkit's, or those of setup.sh --gpu.
 find_path(MOIETY_CUBLASLT_INCLUDE cublasLt.h
           HINTS ${CUDAToolkit_INCLUDE_DIRS} ${moiety_cache}/gpu-headers/nvidia/cu13/include)
-find_path(MOIETY_CUDNN_INCLUDE cudnn.h
-          HINTS ${CUDAToolkit_INCLUDE_DIRS} ${moiety_cache}/gpu-headers/nvidia/cudnn/include)
-find_path(MOIETY_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${moiety_cache}/gpu-headers/include)
 set(moiety_cublaslt FALSE)
-set(moiety_cudnn FALSE)
 if(MOIETY_CUBLASLT_INCLUDE)
   set(moiety_cublaslt TRUE)
-endif()
-if(MOIETY_CUDNN_INCLUDE AND MOIETY_CUDNN_FRONTEND_INCLUDE)
-  set(moiety_cudnn TRUE)
+else()
+  string(APPEND moiety_cuda_summary "; no cublasLt.h (bash setup.sh --gpu): dense products by our own tiles")
 endif()
 
 list(JOIN moiety_warnings "," host_options)

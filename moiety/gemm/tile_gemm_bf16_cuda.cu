@@ -4,12 +4,14 @@
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
+#include "moiety/gemm/mma_device.cuh"
 #include "moiety/gemm/tile_gemm_device.cuh"
 
 namespace moiety::gemm {
 namespace {
 
 using namespace device;
+using namespace moiety::device;
 
 constexpr int kDepth = 64;  // of the reduction, a stage
 constexpr int kPiece = 8;   // elements that are 16 bytes
@@ -25,25 +27,19 @@ struct Config {
   static constexpr int kStages = 4;
   // Whether an operand's rows hold the reduction, else its rows are the reduction.
   static constexpr bool kDeepA = kOp != GemmOp::kNT, kDeepB = kOp == GemmOp::kTN;
+  static constexpr int kPiecesA = (kDeepA ? kDepth : kRows) / kPiece;  // of a row of a stage
+  static constexpr int kPiecesB = (kDeepB ? kDepth : kColumns) / kPiece;
   static constexpr int kBytesA = kRows * kDepth * 2, kBytesB = kColumns * kDepth * 2;
   static constexpr int kBytes = kBytesA + kBytesB;
   static constexpr int kBlocksM = kWarpRows / 16, kBlocksN = kWarpColumns / 8;
 };
-
-// Where piece `piece` of row `row` lies in a stage whose rows are `kPieces` pieces.
-template <int kPieces>
-__device__ uint32_t piece_offset(int row, int piece) {
-  return (row * kPieces + (piece ^ (row & 7))) * 16;
-}
 
 __device__ void load_piece(uint32_t to, const uint16_t* row, int64_t column, int64_t columns,
                            bool aligned, const void* somewhere) {
   const int bytes =
       row ? static_cast<int>(2 * min(max(columns - column, int64_t{0}), int64_t{8})) : 0;
   if (aligned) {
-    const void* from = bytes ? row + column : somewhere;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-    return;
+    return copy_piece(to, bytes ? row + column : somewhere, bytes);
   }
   uint32_t word[4];
 #pragma unroll
@@ -70,57 +66,6 @@ __device__ void load_stage(uint32_t to, const TileRows<uint16_t>& x, int64_t dep
   }
 }
 
-__device__ void load_matrices(uint32_t (&out)[4], uint32_t from, bool transposed) {
-  if (transposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(from));
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(from));
-  }
-}
-
-// 16 rows of a, from `row` on, and 16 elements of the reduction, from `depth` on.
-template <class C>
-__device__ void load_left(uint32_t (&out)[4], uint32_t stage, int row, int depth) {
-  const int lane = threadIdx.x % 32;
-  if constexpr (C::kDeepA) {
-    load_matrices(
-        out, stage + piece_offset<kDepth / kPiece>(row + lane % 16, depth / kPiece + lane / 16),
-        false);
-  } else {
-    const int k = depth + lane % 8 + lane / 16 * 8;
-    load_matrices(out, stage + piece_offset<C::kRows / kPiece>(k, row / kPiece + lane / 8 % 2),
-                  true);
-  }
-}
-
-// 16 columns of b: registers 0 and 1 of the first 8, 2 and 3 of the others.
-template <class C>
-__device__ void load_right(uint32_t (&out)[4], uint32_t stage, int column, int depth) {
-  const int lane = threadIdx.x % 32;
-  if constexpr (C::kDeepB) {
-    const int n = column + lane % 8 + lane / 16 * 8;
-    load_matrices(out, stage + piece_offset<kDepth / kPiece>(n, depth / kPiece + lane / 8 % 2),
-                  false);
-  } else {
-    load_matrices(
-        out,
-        stage + piece_offset<C::kColumns / kPiece>(depth + lane % 16, column / kPiece + lane / 16),
-        true);
-  }
-}
-
-__device__ void multiply(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 template <class C>
 struct Accumulators {
   float v[C::kBlocksM][C::kBlocksN][4];
@@ -141,10 +86,22 @@ struct Accumulators {
     for (int depth = 0; depth < kDepth; depth += 16) {
       uint32_t a[C::kBlocksM][4], b[C::kBlocksN / 2][4];
 #pragma unroll
-      for (int i = 0; i < C::kBlocksM; ++i) load_left<C>(a[i], stage, warp_row + 16 * i, depth);
+      for (int i = 0; i < C::kBlocksM; ++i) {
+        const int row = warp_row + 16 * i;
+        if constexpr (C::kDeepA) {
+          load_left<C::kPiecesA>(a[i], stage, row, depth);
+        } else {
+          load_left_turned<C::kPiecesA>(a[i], stage, row, depth);
+        }
+      }
 #pragma unroll
       for (int j = 0; j < C::kBlocksN / 2; ++j) {
-        load_right<C>(b[j], stage + C::kBytesA, warp_column + 16 * j, depth);
+        const int column = warp_column + 16 * j;
+        if constexpr (C::kDeepB) {
+          load_right<C::kPiecesB>(b[j], stage + C::kBytesA, column, depth);
+        } else {
+          load_right_turned<C::kPiecesB>(b[j], stage + C::kBytesA, column, depth);
+        }
       }
 #pragma unroll
       for (int i = 0; i < C::kBlocksM; ++i) {
@@ -231,7 +188,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       load_stage<C::kRows, C::kDeepA, C::kThreads>(to, a, step * kDepth);
       load_stage<C::kColumns, C::kDeepB, C::kThreads>(to + C::kBytesA, b, step * kDepth);
     }
-    asm volatile("cp.async.commit_group;");
+    commit_pieces();
   };
   const auto begin = [&] {
     if (t.group < 0) return;
@@ -250,7 +207,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     [[maybe_unused]] Accumulators<C> part;
     if constexpr (C::kScaled) part.clear();
     for (int64_t step = 0; step < steps; ++step) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(C::kStages - 2));
+      wait_for_pieces<C::kStages - 2>();
       __syncthreads();
       load(step + C::kStages - 1, steps);
       const uint32_t stage = stages + step % C::kStages * C::kBytes;
@@ -266,7 +223,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         acc.add_stage(stage, warp_row, warp_column);
       }
     }
-    asm volatile("cp.async.wait_group 0;");
+    wait_for_pieces<0>();
     __syncthreads();  // all have read the stages
     const Tile done = t;
     index += gridDim.x;
