@@ -155,6 +155,11 @@ void run(Options& options) {
   }
   measure_dense({"tn", GemmOp::kTN, DType::kFloat32}, {4096, 4096, 4096}, DType::kFloat32, false,
                 stream);
+  // A router's gradients.
+  measure_dense({"nn", GemmOp::kNN, DType::kBFloat16}, {8192, 2048, 128}, DType::kFloat32, false,
+                stream);
+  measure_dense({"nt", GemmOp::kNT, DType::kFloat32}, {128, 2048, 8192}, DType::kFloat32, false,
+                stream);
   for (const GroupedShape& s : kGrouped) measure_grouped(s, stream);
 }
 

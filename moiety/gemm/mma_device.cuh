@@ -10,6 +10,11 @@ namespace moiety::device {
 __device__ inline void copy_piece(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
+// One word, 0 if it is not `there`.
+__device__ inline void copy_word(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 4 : 0));
+}
 __device__ inline void commit_pieces() { asm volatile("cp.async.commit_group;"); }
 // Until all but the last n commits of this thread have come.
 template <int n>

@@ -25,6 +25,7 @@ struct Config {
   static constexpr int kWarpRows = 64, kWarpColumns = kScaled ? 32 : 64;
   static constexpr int kThreads = 32 * (kRows / kWarpRows) * (kColumns / kWarpColumns);
   static constexpr int kStages = 4;
+  static constexpr int kBlocks = 1;  // of a multiprocessor
   // Whether an operand's rows hold the reduction, else its rows are the reduction.
   static constexpr bool kDeepA = kOp != GemmOp::kNT, kDeepB = kOp == GemmOp::kTN;
   static constexpr int kPiecesA = (kDeepA ? kDepth : kRows) / kPiece;  // of a row of a stage
@@ -34,13 +35,8 @@ struct Config {
   static constexpr int kBlocksM = kWarpRows / 16, kBlocksN = kWarpColumns / 8;
 };
 
-__device__ void load_piece(uint32_t to, const uint16_t* row, int64_t column, int64_t columns,
-                           bool aligned, const void* somewhere) {
-  const int bytes =
-      row ? static_cast<int>(2 * min(max(columns - column, int64_t{0}), int64_t{8})) : 0;
-  if (aligned) {
-    return copy_piece(to, bytes ? row + column : somewhere, bytes);
-  }
+// A piece of a row that may lie at any address.
+__device__ void move_piece(uint32_t to, const uint16_t* row, int64_t column, int bytes) {
   uint32_t word[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -52,19 +48,67 @@ __device__ void load_piece(uint32_t to, const uint16_t* row, int64_t column, int
                "r"(word[2]), "r"(word[3]));
 }
 
-// The part of an operand that belongs to a stage: kRows rows of kDepth elements, or kDepth rows of
-// kRows.
-template <int kRows, bool kDeep, int kThreads>
-__device__ void load_stage(uint32_t to, const TileRows<uint16_t>& x, int64_t depth) {
-  constexpr int kPieces = (kDeep ? kDepth : kRows) / kPiece;
-  constexpr int kCount = kRows * kDepth / kPiece / kThreads;
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    const int index = threadIdx.x + n * kThreads, row = index / kPieces, piece = index % kPieces;
-    const int64_t r = kDeep ? row : depth + row, c = (kDeep ? depth : 0) + piece * kPiece;
-    load_piece(to + piece_offset<kPieces>(row, piece), x.row(r), c, x.columns, x.aligned, x.data);
-  }
+// Bytes of the piece at `column` that are there.
+__device__ int piece_bytes(int64_t columns, int64_t column) {
+  return static_cast<int>(2 * min(max(columns - column, int64_t{0}), int64_t{kPiece}));
 }
+
+// Brings the parts of an operand that belong to stages: kRows rows of kDepth elements, or kDepth
+// rows of kRows. A thread has the same piece of some rows.
+template <int kRows, bool kDeep, int kThreads>
+class StageLoader {
+ public:
+  __device__ void begin(const TileRows<uint16_t>& x) {
+    plain_ = x.aligned && !x.source;
+    row_ = threadIdx.x / kPieces;
+    piece_ = threadIdx.x % kPieces;
+    to_ = piece_offset<kPieces>(row_, piece_);
+    from_ = x.data + row_ * x.stride + piece_ * kPiece;
+    stride_ = x.stride;
+    rows_ = x.rows;
+    columns_ = x.columns;
+  }
+  // rows(): the operand's, for those that are not in order or not aligned.
+  template <class Rows>
+  __device__ void load(uint32_t stage, int64_t depth, Rows&& rows) const {
+    if (!plain_) return load_any(stage, depth, rows());
+    const int bytes = piece_bytes(columns_, (kDeep ? depth : 0) + piece_ * kPiece);
+    const int64_t live = rows_ - row_ - (kDeep ? 0 : depth);
+    const uint16_t* from = from_ + (kDeep ? depth : depth * stride_);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      copy_piece(stage + to_ + n * kStep * kPieces * 16, from, n * kStep < live ? bytes : 0);
+      from += kStep * stride_;
+    }
+  }
+
+ private:
+  static constexpr int kPieces = (kDeep ? kDepth : kRows) / kPiece;
+  static constexpr int kStep = kThreads / kPieces;  // rows from one to the next
+  static constexpr int kCount = kRows * kDepth / kPiece / kThreads;
+  static_assert(kStep % 8 == 0);  // so that they lie alike in a stage
+
+  __device__ void load_any(uint32_t stage, int64_t depth, const TileRows<uint16_t>& x) const {
+    const int64_t column = (kDeep ? depth : 0) + piece_ * kPiece;
+#pragma unroll 1
+    for (int n = 0; n < kCount; ++n) {
+      const uint16_t* row = x.row(row_ + n * kStep + (kDeep ? 0 : depth));
+      const int bytes = row ? piece_bytes(x.columns, column) : 0;
+      const uint32_t to = stage + to_ + n * kStep * kPieces * 16;
+      if (x.aligned) {
+        copy_piece(to, bytes ? row + column : x.data, bytes);
+      } else {
+        move_piece(to, row, column, bytes);
+      }
+    }
+  }
+
+  const uint16_t* from_;
+  int64_t stride_, rows_, columns_;
+  uint32_t to_;
+  int row_, piece_;
+  bool plain_;
+};
 
 template <class C>
 struct Accumulators {
@@ -113,20 +157,16 @@ struct Accumulators {
     }
   }
 
-  // visit(row, column, block, e) of every pair of elements that this thread holds: columns
-  // `column` and `column + 1`, v[block][e] and [e + 1]; from the tile's corner.
+  // visit(row, column, i, e) of every row of this thread: its columns are `column` + 8 j and the
+  // next, v[i][j][e] and [e + 1]; from the tile's corner.
   template <class Visit>
-  __device__ static void visit_pairs(int warp_row, int warp_column, Visit&& visit) {
+  __device__ static void visit_rows(int warp_row, int warp_column, Visit&& visit) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; e += 2) {
-        const int row = warp_row + 16 * i + 4 * e + lane / 4;
-#pragma unroll
-        for (int j = 0; j < C::kBlocksN; ++j) {
-          visit(row, warp_column + 8 * j + lane % 4 * 2, i, j, e);
-        }
+        visit(warp_row + 16 * i + 4 * e + lane / 4, warp_column + lane % 4 * 2, i, e);
       }
     }
   }
@@ -136,16 +176,12 @@ template <class C>
 __device__ void store_tile(const TileGemm& g, const Tile& t, const Accumulators<C>& acc,
                            int warp_row, int warp_column) {
   const TileEpilogue epilogue(g, t);
-  const bool pairs = epilogue.in_pairs();
-  Accumulators<C>::visit_pairs(warp_row, warp_column, [&](int r, int c, int i, int j, int e) {
-    const int64_t row = t.i + r, column = t.j + c;
-    if (row >= t.m || column >= g.n) return;
-    const float v = epilogue.value(row, column, acc.v[i][j][e]);
-    if (column + 1 >= g.n) return epilogue.store(row, column, v);
-    const float next = epilogue.value(row, column + 1, acc.v[i][j][e + 1]);
-    if (pairs) return epilogue.store_pair(row, column, v, next);
-    epilogue.store(row, column, v);
-    epilogue.store(row, column + 1, next);
+  Accumulators<C>::visit_rows(warp_row, warp_column, [&](int r, int c, int i, int e) {
+    if (t.i + r >= t.m) return;
+    float2 v[C::kBlocksN];
+#pragma unroll
+    for (int j = 0; j < C::kBlocksN; ++j) v[j] = {acc.v[i][j][e], acc.v[i][j][e + 1]};
+    epilogue.store(t.i + r, v, [&](int j) { return t.j + c + 8 * j; });
   });
 }
 
@@ -159,17 +195,20 @@ __device__ void add_scaled(const TileGemm& g, const Tile& t, int64_t slice,
   const auto scale_b = [&](int64_t column) {
     return block_scale(g.b_scales, scales.b, min(t.j + column, g.n - 1));
   };
-  Accumulators<C>::visit_pairs(warp_row, warp_column, [&](int r, int c, int i, int j, int e) {
+  Accumulators<C>::visit_rows(warp_row, warp_column, [&](int r, int c, int i, int e) {
     const float a = block_scale(g.a_scales, scales.a, first + min(t.i + r, t.m - 1));
-    float(&sum)[4] = total.v[i][j];
-    const float(&v)[4] = part.v[i][j];
-    sum[e] = fmaf(v[e], __fmul_rn(a, scale_b(c)), sum[e]);
-    sum[e + 1] = fmaf(v[e + 1], __fmul_rn(a, scale_b(c + 1)), sum[e + 1]);
+#pragma unroll
+    for (int j = 0; j < C::kBlocksN; ++j) {
+      float(&sum)[4] = total.v[i][j];
+      const float(&v)[4] = part.v[i][j];
+      sum[e] = fmaf(v[e], __fmul_rn(a, scale_b(c + 8 * j)), sum[e]);
+      sum[e + 1] = fmaf(v[e + 1], __fmul_rn(a, scale_b(c + 8 * j + 1)), sum[e + 1]);
+    }
   });
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1)
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     multiply_tiles(const __grid_constant__ TileGemm g) {
   extern __shared__ __align__(128) uint8_t shared[];
   const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -181,20 +220,22 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   TileWalk<C::kRows, C::kColumns> walk(g);
   int64_t index = blockIdx.x;
   Tile t = walk.at(index);
-  TileRows<uint16_t> a, b;
+  StageLoader<C::kRows, C::kDeepA, C::kThreads> a;
+  StageLoader<C::kColumns, C::kDeepB, C::kThreads> b;
   const auto load = [&](int64_t step, int64_t steps) {
     if (step < steps) {
       const uint32_t to = stages + step % C::kStages * C::kBytes;
-      load_stage<C::kRows, C::kDeepA, C::kThreads>(to, a, step * kDepth);
-      load_stage<C::kColumns, C::kDeepB, C::kThreads>(to + C::kBytesA, b, step * kDepth);
+      a.load(to, step * kDepth, [&] { return left_rows<uint16_t, C::kOp>(g, t); });
+      b.load(to + C::kBytesA, step * kDepth, [&] { return right_rows<uint16_t, C::kOp>(g, t); });
     }
     commit_pieces();
   };
   const auto begin = [&] {
     if (t.group < 0) return;
-    a = left_rows<uint16_t, C::kOp>(g, t);
-    b = right_rows<uint16_t, C::kOp>(g, t);
+    a.begin(left_rows<uint16_t, C::kOp>(g, t));
+    b.begin(right_rows<uint16_t, C::kOp>(g, t));
     const int64_t steps = (t.k + kDepth - 1) / kDepth;
+#pragma unroll 1
     for (int step = 0; step < C::kStages - 1; ++step) load(step, steps);
   };
   begin();
@@ -206,6 +247,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     acc.clear();
     [[maybe_unused]] Accumulators<C> part;
     if constexpr (C::kScaled) part.clear();
+#pragma unroll 1
     for (int64_t step = 0; step < steps; ++step) {
       wait_for_pieces<C::kStages - 2>();
       __syncthreads();
@@ -238,7 +280,8 @@ void launch_tiles(const TileGemm& g, const Stream& stream) {
   const int64_t tiles = tile_bound(g, C::kRows, C::kColumns);
   const int64_t processors = gpu_properties(stream.device().index).multiprocessors;
   launch("gemm tiles", multiply_tiles<C>,
-         {std::min(tiles, processors), C::kThreads, C::kStages * C::kBytes}, stream, g);
+         {std::min(tiles, C::kBlocks * processors), C::kThreads, C::kStages * C::kBytes}, stream,
+         g);
 }
 
 template <GemmOp kOp>

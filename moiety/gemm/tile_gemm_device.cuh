@@ -1,6 +1,7 @@
 // Which tile a block works on, where its operands lie, and what becomes of accumulators.
 #pragma once
 
+#include "moiety/gemm/mma_device.cuh"
 #include "moiety/gemm/tile_gemm.h"
 #include "moiety/quant/quantize_group.h"
 
@@ -180,13 +181,13 @@ __device__ inline float block_scale(const BlockScales& s, const float* slice, in
 // The epilogue of gemm.h and grouped_gemm.h for elements of a tile.
 class TileEpilogue {
  public:
-  __device__ TileEpilogue(const TileGemm& g, const Tile& t) : e_(g.epilogue) {
+  __device__ TileEpilogue(const TileGemm& g, const Tile& t) : e_(g.epilogue), columns_(g.n) {
     a_scale_ = factor(g.a_scale, g, t);
     b_scale_ = factor(g.b_scale, g, t);
     alpha_ = factor(g.alpha, g, t);
     beta_ = factor(g.beta, g, t);
     first_row_ = g.ragged == Ragged::kRows ? t.begin : 0;
-    out_ = const_cast<void*>(static_cast<const void*>(e_.out));
+    out_ = e_.out;
     old_ = e_.old;
     if (g.ragged == Ragged::kReduction) {
       out_ = const_cast<void*>(group_data(g, t, e_.out, e_.out_dtype == DType::kFloat32 ? 4 : 2));
@@ -195,48 +196,77 @@ class TileEpilogue {
     bias_ = (g.groups.first + t.group) * g.n;
   }
 
-  // Element (i, j) of the group's product, from its accumulator.
-  __device__ float value(int64_t i, int64_t j, float acc) const {
-    float v = __fmul_rn(__fmul_rn(__fmul_rn(acc, a_scale_), b_scale_), alpha_);
+  // Accumulators of row i of the group's product, at columns column(p) and the next. All that is
+  // read is read first, for outputs may be what is read.
+  template <int kPairs, class Column>
+  __device__ void store(int64_t i, float2 (&v)[kPairs], Column&& column) const {
     const int64_t row = first_row_ + i;
-    if (beta_ != 0) v = fmaf(beta_, load(old_, e_.old_dtype, row * e_.old_stride + j), v);
+#pragma unroll
+    for (float2& x : v) x = {scaled(x.x), scaled(x.y)};
+    if (beta_ != 0) {
+      float2 old[kPairs];
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        old[p] = load(old_, e_.old_dtype, row * e_.old_stride, column(p));
+      }
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        v[p] = {fmaf(beta_, old[p].x, v[p].x), fmaf(beta_, old[p].y, v[p].y)};
+      }
+    }
     if (e_.bias) {
-      const float b = load(e_.bias, e_.bias_dtype, bias_ + j);
-      const auto* scale = static_cast<const float*>(e_.bias_scale);
-      v = scale ? fmaf(b, scale[row], v) : __fadd_rn(v, b);
+      const auto* scales = static_cast<const float*>(e_.bias_scale);
+      const float scale = scales ? scales[row] : 1;  // v + b * 1 rounds once too
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        const float2 b = load(e_.bias, e_.bias_dtype, bias_, column(p));
+        v[p] = {fmaf(b.x, scale, v[p].x), fmaf(b.y, scale, v[p].y)};
+      }
     }
-    return v;
-  }
-  __device__ void store(int64_t i, int64_t j, float v) const {
-    const int64_t at = (first_row_ + i) * e_.out_stride + j;
-    if (e_.out_dtype == DType::kFloat32) {
-      static_cast<float*>(out_)[at] = v;
-    } else {
-      static_cast<bf16*>(out_)[at] = bf16(v);
-    }
-  }
-  // Whether two elements from an even column on can be stored as one.
-  __device__ bool in_pairs() const {
-    const uintptr_t item = e_.out_dtype == DType::kFloat32 ? 4 : 2;
-    return (reinterpret_cast<uintptr_t>(out_) | (e_.out_stride * item)) % (2 * item) == 0;
-  }
-  __device__ void store_pair(int64_t i, int64_t j, float v, float next) const {
-    const int64_t at = (first_row_ + i) * e_.out_stride + j;
-    if (e_.out_dtype == DType::kFloat32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(out_) + at) = make_float2(v, next);
-    } else {
-      *reinterpret_cast<uint32_t*>(static_cast<bf16*>(out_) + at) =
-          uint32_t{bf16(v).bits} | uint32_t{bf16(next).bits} << 16;
-    }
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) store(row * e_.out_stride, column(p), v[p]);
   }
 
  private:
-  __device__ static float load(const void* data, DType dtype, int64_t at) {
-    return dtype == DType::kFloat32 ? static_cast<const float*>(data)[at]
-                                    : float(static_cast<const bf16*>(data)[at]);
+  __device__ float scaled(float x) const {
+    return __fmul_rn(__fmul_rn(__fmul_rn(x, a_scale_), b_scale_), alpha_);
+  }
+  // Two elements of a row, zeros past its end.
+  __device__ float2 load(const void* data, DType dtype, int64_t row, int64_t column) const {
+    const bool first = column < columns_, second = column + 1 < columns_;
+    if (dtype == DType::kFloat32) {
+      const float* x = static_cast<const float*>(data) + row + column;
+      if (second && reinterpret_cast<uintptr_t>(x) % 8 == 0) {
+        return *reinterpret_cast<const float2*>(x);
+      }
+      return {first ? x[0] : 0, second ? x[1] : 0};
+    }
+    const bf16* x = static_cast<const bf16*>(data) + row + column;
+    return {first ? float(x[0]) : 0, second ? float(x[1]) : 0};
+  }
+  __device__ void store(int64_t row, int64_t column, float2 v) const {
+    const bool first = column < columns_, second = column + 1 < columns_;
+    if (e_.out_dtype == DType::kFloat32) {
+      float* x = static_cast<float*>(out_) + row + column;
+      if (second && reinterpret_cast<uintptr_t>(x) % 8 == 0) {
+        *reinterpret_cast<float2*>(x) = v;
+        return;
+      }
+      if (first) x[0] = v.x;
+      if (second) x[1] = v.y;
+      return;
+    }
+    bf16* x = static_cast<bf16*>(out_) + row + column;
+    if (second && reinterpret_cast<uintptr_t>(x) % 4 == 0) {
+      *reinterpret_cast<uint32_t*>(x) = moiety::device::pack(v.x, v.y);
+      return;
+    }
+    if (first) x[0] = bf16(v.x);
+    if (second) x[1] = bf16(v.y);
   }
 
   const BlockEpilogue& e_;
+  int64_t columns_;
   float a_scale_, b_scale_, alpha_, beta_;
   int64_t first_row_, bias_;
   void* out_;

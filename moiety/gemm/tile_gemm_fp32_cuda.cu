@@ -1,6 +1,5 @@
-// fp32 tiles in the order of the reference: a chain of fma for each element. A thread has 8 x 8
-// elements; operands lie in shared memory by rows of the reduction, and the next ones are on their
-// way meanwhile.
+// fp32 tiles in the order of the reference: a chain of fma for each element. Operands lie in shared
+// memory by rows of the reduction, and the next ones are on their way meanwhile.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -11,12 +10,20 @@ namespace {
 
 using namespace device;
 
-constexpr int kRows = 128, kColumns = 64, kDepth = 16;
-constexpr int kThreads = 128;
+// A thread has kOwn x kOwn elements; kDepth: of the reduction, a step.
+template <int kRows_, int kColumns_, int kDepth_, int kOwn_>
+struct Config {
+  static constexpr int kRows = kRows_, kColumns = kColumns_, kDepth = kDepth_, kOwn = kOwn_;
+  static constexpr int kThreadColumns = kColumns / kOwn;
+  static constexpr int kThreads = kRows / kOwn * kThreadColumns;
+};
+using Large = Config<128, 64, 16, 8>;
+// For products with few elements and long reductions, such as a router's weight gradient.
+using Small = Config<32, 32, 64, 4>;
 
-// The part of an operand for kDepth elements of the reduction, on its way to shared memory.
-// kDeep: rows hold the reduction, else they are it.
-template <int kWidth, bool kDeep>
+// The part of an operand for a step, on its way to shared memory. kDeep: rows hold the reduction,
+// else they are it.
+template <int kWidth, int kDepth, int kThreads, bool kDeep>
 struct Piece {
   static constexpr int kCount = kWidth * kDepth / kThreads;
   float v[kCount];
@@ -44,24 +51,26 @@ struct Piece {
   }
 };
 
-// A thread's elements are 4 + 4 rows and 4 + 4 columns, each half of the tile apart.
+// A thread's rows, and columns, are runs of 4, with kOwn = 8 two that are half of the tile apart.
 __device__ int own(int part, int i, int size) { return i / 4 * (size / 2) + part * 4 + i % 4; }
 
-template <class Visit>
+template <class C, class Visit>
 __device__ void visit_own(Visit&& visit) {
-  const int part_row = threadIdx.x / 8, part_column = threadIdx.x % 8;
+  const int part_row = threadIdx.x / C::kThreadColumns,
+            part_column = threadIdx.x % C::kThreadColumns;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < C::kOwn; ++i) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      visit(own(part_row, i, kRows), own(part_column, j, kColumns), i, j);
+    for (int j = 0; j < C::kOwn; ++j) {
+      visit(own(part_row, i, C::kRows), own(part_column, j, C::kColumns), i, j);
     }
   }
 }
 
-__device__ void read8(float (&out)[8], const float* row, int part, int size) {
+template <int kOwn>
+__device__ void read_own(float (&out)[kOwn], const float* row, int part, int size) {
 #pragma unroll
-  for (int i = 0; i < 8; i += 4) {
+  for (int i = 0; i < kOwn; i += 4) {
     const float4 x = *reinterpret_cast<const float4*>(row + own(part, i, size));
     out[i] = x.x;
     out[i + 1] = x.y;
@@ -70,13 +79,14 @@ __device__ void read8(float (&out)[8], const float* row, int part, int size) {
   }
 }
 
-template <GemmOp kOp, bool kScaled>
-__device__ void multiply_tile(const TileGemm& g, const Tile& t, float (&sum)[8][8]) {
+template <class C, GemmOp kOp, bool kScaled>
+__device__ void multiply_tile(const TileGemm& g, const Tile& t, float (&sum)[C::kOwn][C::kOwn]) {
+  constexpr int kRows = C::kRows, kColumns = C::kColumns, kDepth = C::kDepth, kOwn = C::kOwn;
   __shared__ __align__(16) float left[2][kDepth][kRows + 4], right[2][kDepth][kColumns + 4];
   const TileRows<float> a = left_rows<float, kOp>(g, t), b = right_rows<float, kOp>(g, t);
-  Piece<kRows, kOp != GemmOp::kNT> next_a;
-  Piece<kColumns, kOp == GemmOp::kTN> next_b;
-  float part[kScaled ? 8 : 1][8] = {};
+  Piece<kRows, kDepth, C::kThreads, kOp != GemmOp::kNT> next_a;
+  Piece<kColumns, kDepth, C::kThreads, kOp == GemmOp::kTN> next_b;
+  float part[kScaled ? kOwn : 1][kOwn] = {};
   __syncthreads();  // the last tile's have been read
   for (int64_t step = 0; step * kDepth < t.k; ++step) {
     const int at = step % 2;
@@ -93,13 +103,13 @@ __device__ void multiply_tile(const TileGemm& g, const Tile& t, float (&sum)[8][
 #pragma unroll
     for (int k = 0; k < kDepth; ++k) {
       if (k >= depth) break;  // a product of what is not there could turn -0 into +0
-      float x[8], y[8];
-      read8(x, left[at][k], threadIdx.x / 8, kRows);
-      read8(y, right[at][k], threadIdx.x % 8, kColumns);
+      float x[kOwn], y[kOwn];
+      read_own(x, left[at][k], threadIdx.x / C::kThreadColumns, kRows);
+      read_own(y, right[at][k], threadIdx.x % C::kThreadColumns, kColumns);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < kOwn; ++j) {
           float& v = kScaled ? part[kScaled ? i : 0][j] : sum[i][j];
           v = fmaf(x[i], y[j], v);
         }
@@ -110,7 +120,7 @@ __device__ void multiply_tile(const TileGemm& g, const Tile& t, float (&sum)[8][
       if (step % kSteps != kSteps - 1 && (step + 1) * kDepth < t.k) continue;
       const SliceScales scales(g, t, step / kSteps);
       const int64_t first = g.ragged == Ragged::kRows ? t.begin : 0;
-      visit_own([&](int r, int c, int i, int j) {
+      visit_own<C>([&](int r, int c, int i, int j) {
         const float scale =
             __fmul_rn(block_scale(g.a_scales, scales.a, first + min(t.i + r, t.m - 1)),
                       block_scale(g.b_scales, scales.b, min(t.j + c, g.n - 1)));
@@ -121,38 +131,46 @@ __device__ void multiply_tile(const TileGemm& g, const Tile& t, float (&sum)[8][
   }
 }
 
-template <GemmOp kOp, bool kScaled>
-__global__ void __launch_bounds__(kThreads) multiply_tiles(const __grid_constant__ TileGemm g) {
-  TileWalk<kRows, kColumns> walk(g);
+template <class C, GemmOp kOp, bool kScaled>
+__global__ void __launch_bounds__(C::kThreads) multiply_tiles(const __grid_constant__ TileGemm g) {
+  TileWalk<C::kRows, C::kColumns> walk(g);
   for (int64_t index = blockIdx.x;; index += gridDim.x) {
     const Tile t = walk.at(index);
     if (t.group < 0) return;
-    float sum[8][8] = {};
-    multiply_tile<kOp, kScaled>(g, t, sum);
+    float sum[C::kOwn][C::kOwn] = {};
+    multiply_tile<C, kOp, kScaled>(g, t, sum);
     const TileEpilogue epilogue(g, t);
-    visit_own([&](int r, int c, int i, int j) {
-      const int64_t row = t.i + r, column = t.j + c;
-      if (row < t.m && column < g.n) {
-        epilogue.store(row, column, epilogue.value(row, column, sum[i][j]));
-      }
-    });
+    const int part_row = threadIdx.x / C::kThreadColumns;
+    const int part_column = threadIdx.x % C::kThreadColumns;
+#pragma unroll
+    for (int i = 0; i < C::kOwn; ++i) {
+      const int64_t row = t.i + own(part_row, i, C::kRows);
+      if (row >= t.m) continue;
+      float2 v[C::kOwn / 2];
+#pragma unroll
+      for (int j = 0; j < C::kOwn; j += 2) v[j / 2] = {sum[i][j], sum[i][j + 1]};
+      epilogue.store(row, v, [&](int p) { return t.j + own(part_column, 2 * p, C::kColumns); });
+    }
   }
 }
 
-template <GemmOp kOp, bool kScaled>
+template <class C, GemmOp kOp, bool kScaled>
 void launch_tiles(const TileGemm& g, const Stream& stream) {
-  const int64_t tiles = tile_bound(g, kRows, kColumns);
-  const int64_t resident = resident_blocks(multiply_tiles<kOp, kScaled>, kThreads, 0, stream);
-  launch("gemm fp32 tiles", multiply_tiles<kOp, kScaled>, {std::min(tiles, resident), kThreads},
-         stream, g);
+  const auto kernel = multiply_tiles<C, kOp, kScaled>;
+  const int64_t tiles = tile_bound(g, C::kRows, C::kColumns);
+  launch("gemm fp32 tiles", kernel,
+         {std::min(tiles, resident_blocks(kernel, C::kThreads, 0, stream)), C::kThreads}, stream,
+         g);
 }
 
 template <GemmOp kOp>
 void launch_op(const TileGemm& g, const Stream& stream) {
   if constexpr (kOp != GemmOp::kNT) {
-    if (g.a_scales.data) return launch_tiles<kOp, true>(g, stream);
+    if (g.a_scales.data) return launch_tiles<Large, kOp, true>(g, stream);
   }
-  launch_tiles<kOp, false>(g, stream);
+  const int processors = gpu_properties(stream.device().index).multiprocessors;
+  const bool few = tile_bound(g, Large::kRows, Large::kColumns) < 2 * processors;
+  few ? launch_tiles<Small, kOp, false>(g, stream) : launch_tiles<Large, kOp, false>(g, stream);
 }
 
 }  // namespace

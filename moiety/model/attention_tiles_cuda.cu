@@ -15,6 +15,9 @@ using namespace moiety::device;
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
+constexpr int kForwardQueries = 32 * kWarps, kForwardKeys = 64;
+constexpr int kGradientQueries = 32 * kWarps, kGradientKeys = 32;
+constexpr int kOwnKeys = 16 * kWarps, kStepQueries = 32;
 
 __device__ float exp2_of(float x) {
   float out;
@@ -26,6 +29,9 @@ template <int kC>
 struct Tiles {
   static constexpr int kPieces = kC / 8;
   static constexpr int bytes(int rows) { return rows * kC * 2; }
+
+  // Q and dO of a step of key_gradient, and of both words for a query.
+  static constexpr int step_bytes() { return 2 * bytes(kStepQueries) + 2 * kStepQueries * 4; }
 
   // Rows [first, first + kRows) of a head, zeros from row `end` on.
   template <int kRows>
@@ -146,6 +152,9 @@ __device__ uint32_t shared_tiles() {
   extern __shared__ __align__(128) uint8_t shared[];
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
+__device__ const float* shared_floats(uint32_t address) {
+  return static_cast<const float*>(__cvta_shared_to_generic(address));
+}
 
 // A block's rows of queries. Tiles with most keys come first, the heads of a tile together.
 struct QueryTile {
@@ -169,8 +178,6 @@ struct QueryTile {
 };
 
 // ---- forward: 32 queries a warp, 64 keys at a time
-
-constexpr int kForwardQueries = 32 * kWarps, kForwardKeys = 64;
 
 // Online softmax of the rows of a warp.
 struct Softmax {
@@ -310,8 +317,6 @@ __global__ void __launch_bounds__(kThreads) dot_rows(const __grid_constant__ Att
   if (threadIdx.x % 32 == 0) h.statistics(job, job.delta)[row] = sum;
 }
 
-constexpr int kGradientQueries = 32 * kWarps, kGradientKeys = 32;
-
 // dQ: 32 queries a warp, 32 keys at a time.
 template <int kC>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -348,6 +353,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     delta[i / 2][i % 2] = there ? t.head.statistics(job, job.delta)[row] : 0;
     start[i / 2][i % 2] = static_cast<int>(t.start_of(row, job.queries));
   }
+  const int64_t last_start = t.start_of(t.first + kGradientQueries - 1, job.queries);
   Block<2, kC / 8> dq;
   dq.clear();
   int stage = 0;
@@ -363,10 +369,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     dp.template add_rows_by_rows<kC>(d_tile, warp_row, k_tile + T::bytes(kGradientKeys));
     const int diagonal = static_cast<int>(offset + t.first + warp_row - j);
     const int first_column = static_cast<int>(j);
+    const bool edge = diagonal < kGradientKeys - 1 || j < last_start;
     s.visit([&](int i, int n, int e, int row, int column) {
-      const bool seen = column <= diagonal + row && first_column + column >= start[i][e / 2];
       const float p = exp2_of(fmaf(s.v[i][n][e], log2_scale, -lse[i][e / 2]));
-      s.v[i][n][e] = seen ? job.scale * p * (dp.v[i][n][e] - delta[i][e / 2]) : 0;
+      s.v[i][n][e] = job.scale * p * (dp.v[i][n][e] - delta[i][e / 2]);
+      if (edge && (column > diagonal + row || first_column + column < start[i][e / 2])) {
+        s.v[i][n][e] = 0;
+      }
     });
     uint32_t ds[2][kGradientKeys / 16][4];
     s.to_operand(ds);
@@ -376,14 +385,12 @@ __global__ void __launch_bounds__(kThreads, 2)
            [](int, int) { return 1.0f; });
 }
 
-constexpr int kOwnKeys = 16 * kWarps, kStepQueries = 32;
-
 // dK and dV: 16 keys a warp, 32 queries at a time, over the heads of the group.
 template <int kC>
 __global__ void __launch_bounds__(kThreads, 2)
     key_gradient(const __grid_constant__ AttentionJob job) {
   using T = Tiles<kC>;
-  constexpr int kStage = 2 * T::bytes(kStepQueries);
+  constexpr int kStage = T::step_bytes();
   const uint32_t k_tile = shared_tiles(), v_tile = k_tile + T::bytes(kOwnKeys),
                  stages = v_tile + T::bytes(kOwnKeys);
   const int64_t groups = job.sequences * job.groups;
@@ -395,8 +402,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t end = first_query_after(starts, job.queries, first_key + kOwnKeys - 1);
   const int64_t steps = max(int64_t{0}, end - first + kStepQueries - 1) / kStepQueries;
 
-  // Step n: queries from i on of head m.
-  int64_t i = first, m = 0;
   const auto load = [&](int64_t n, int stage) {
     if (n < steps * job.heads) {
       h.head = n / steps;
@@ -405,6 +410,14 @@ __global__ void __launch_bounds__(kThreads, 2)
       T::template load<kStepQueries>(to, h.rows<uint16_t>(job.q), query, job.queries);
       T::template load<kStepQueries>(to + T::bytes(kStepQueries), h.rows<uint16_t>(job.d_out),
                                      query, job.queries);
+      // lse, then delta.
+      const int word = threadIdx.x % kStepQueries;
+      if (threadIdx.x < 2 * kStepQueries) {
+        const bool there = query + word < job.queries;
+        const float* from = h.statistics(job, threadIdx.x < kStepQueries ? job.lse : job.delta);
+        copy_word(to + 2 * T::bytes(kStepQueries) + threadIdx.x * 4,
+                  from + (there ? query + word : 0), there);
+      }
     }
     commit_pieces();
   };
@@ -417,6 +430,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   Block<1, kC / 8> dk, dv;
   dk.clear();
   dv.clear();
+  int64_t i = first;  // the step's first query
   for (int64_t n = 0; n < steps * job.heads; ++n) {
     wait_for_pieces<0>();
     __syncthreads();
@@ -427,30 +441,23 @@ __global__ void __launch_bounds__(kThreads, 2)
     s.template add_rows_by_rows<kC>(k_tile, warp_row, q_tile);
     dp.clear();
     dp.template add_rows_by_rows<kC>(v_tile, warp_row, d_tile);
-    h.head = m;
-    const float *lse = h.statistics(job, job.lse), *delta = h.statistics(job, job.delta);
+    const float* lse = shared_floats(d_tile + T::bytes(kStepQueries));
+    const bool edge = offset + i < first_key + kOwnKeys - 1 || i + kStepQueries > end || starts;
     s.visit([&](int b, int j, int e, int row, int column) {
-      const int64_t key = first_key + warp_row + row, query = i + column;
-      const bool seen =
-          query < job.queries && key <= offset + query && (!starts || key >= starts[query]);
       float &p = s.v[b][j][e], &d = dp.v[b][j][e];
-      if (seen) {
-        p = exp2_of(fmaf(p, log2_scale, -lse[query] * kLog2E));
-        d = job.scale * p * (d - delta[query]);
-      } else {
+      p = exp2_of(fmaf(p, log2_scale, -lse[column] * kLog2E));
+      d = job.scale * p * (d - lse[kStepQueries + column]);
+      if (!edge) return;
+      const int64_t key = first_key + warp_row + row, query = i + column;
+      if (query >= job.queries || key > offset + query || (starts && key < starts[query]))
         p = d = 0;
-      }
     });
     uint32_t operand[1][kStepQueries / 16][4];
     s.to_operand(operand);
     dv.template add_product<kStepQueries>(operand, d_tile);
     dp.to_operand(operand);
     dk.template add_product<kStepQueries>(operand, q_tile);
-    i += kStepQueries;
-    if (i >= end) {
-      i = first;
-      ++m;
-    }
+    i = i + kStepQueries < end ? i + kStepQueries : first;
   }
   h.head = 0;
   const auto one = [](int, int) { return 1.0f; };
@@ -478,7 +485,7 @@ void backward(const AttentionJob& job, const Stream& stream) {
          stream, job);
   launch("attention_backward", key_gradient<kC>,
          {groups * blocks_for(job.keys, kOwnKeys), kThreads,
-          Tiles<kC>::bytes(2 * kOwnKeys + 4 * kStepQueries)},
+          Tiles<kC>::bytes(2 * kOwnKeys) + 2 * Tiles<kC>::step_bytes()},
          stream, job);
 }
 
