@@ -1,4 +1,4 @@
-// Linked where CUDA is built without the headers of cuBLASLt: our tiles multiply.
+// Linked where the headers of cuBLASLt were not there, or CUDA was not: our tiles multiply.
 #include "moiety/gemm/gemm_cuda.h"
 
 namespace moiety::gemm {
