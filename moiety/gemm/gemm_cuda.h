@@ -10,11 +10,11 @@ namespace moiety::gemm {
 void gemm_cuda(const GemmArgs& args, const BlockGemm& block, const Stream& stream);
 
 // By cuBLASLt. False, and nothing is launched, if it has no algorithm that keeps the contract:
-// operands other than bf16, block scales, an old value of another dtype than the output's, an empty
-// reduction, odd addresses; or if it is not there. Which algorithm it has is looked up once for
-// every shape, and depends on that, the GPU and cuBLASLt's version alone. Its workspace, 32 MiB for
-// each stream, is allocated at the stream's first product (also while that is captured) and kept
-// until the process ends.
+// operands other than bf16, block scales, an old value of another dtype than the output's or, in
+// bf16, in the output itself, an empty reduction, odd addresses; or if it is not there. Which
+// algorithm it has is looked up once for every shape, and depends on that, the GPU and cuBLASLt's
+// version alone. Its workspace, 32 MiB for each stream, is allocated at the stream's first product
+// (also while that is captured) and kept until the process ends.
 bool gemm_cublaslt(const BlockGemm& block, const Stream& stream);
 
 // Products by cuBLASLt can be had, or why not.

@@ -21,11 +21,11 @@ struct Config {
   static constexpr GemmOp kOp = kOperation;
   static constexpr bool kScaled = kScales;
   // Block scales need a second set of accumulators.
-  static constexpr int kRows = 128, kColumns = kScaled ? 128 : 256;
+  static constexpr int kRows = 128, kColumns = 128;
   static constexpr int kWarpRows = 64, kWarpColumns = kScaled ? 32 : 64;
   static constexpr int kThreads = 32 * (kRows / kWarpRows) * (kColumns / kWarpColumns);
-  static constexpr int kStages = 4;
-  static constexpr int kBlocks = 1;  // of a multiprocessor
+  static constexpr int kStages = kScaled ? 4 : 3;
+  static constexpr int kBlocks = kScaled ? 1 : 2;  // of a multiprocessor
   // Whether an operand's rows hold the reduction, else its rows are the reduction.
   static constexpr bool kDeepA = kOp != GemmOp::kNT, kDeepB = kOp == GemmOp::kTN;
   static constexpr int kPiecesA = (kDeepA ? kDepth : kRows) / kPiece;  // of a row of a stage

@@ -14,7 +14,8 @@ struct Case {
   int64_t pad = 0;  // elements that rows are longer by
 };
 
-// Around the tiles (128 x 256 x 64, 128 x 64 x 16), for both paths of loads, and for cuBLASLt.
+// Around the tiles (128 x 128 x 64, 128 x 64 x 16, 32 x 32 x 64), for both paths of loads, and for
+// cuBLASLt.
 const std::vector<Case> kCases = {
     {0, 5, 3},         {5, 0, 3},      {3, 4, 0},         {1, 1, 1},
     {1, 24, 40},       {5, 7, 9, 3},   {16, 16, 16},      {17, 33, 65, 1},
@@ -132,6 +133,7 @@ TEST_P(GemmGpu, EqualsReference) {
     check(s, true, 2, 1, false);
     check(s, true, 1, 0, false);
     check(s, true, 1, -2, true);
+    check(s, true, 2, 1, true);
     check(s, false, 0.75f, -0.5f, false);
     check(s, false, 1, 1, true);
   }
@@ -237,6 +239,7 @@ TEST_F(CublasLtGpu, TakesTheShapesOfModels) {
     for (const DType out : {DType::kBFloat16, DType::kFloat32}) {
       Problem p(op, {512, 256, 384}, DType::kBFloat16, out, stream);
       p.base.beta = 1;
+      p.with_c = out == DType::kBFloat16;  // a residual; fp32: main_grad
       EXPECT_TRUE(gemm_cublaslt(p.block(kOnGpu), stream)) << int(op) << name(out);
     }
   }
