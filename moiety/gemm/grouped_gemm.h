@@ -19,6 +19,8 @@
 //
 // Bits are those of gemm.h: of group e they depend on its rows and weight alone, not on other
 // groups, begin, capacity, expected_rows, packed or indexed, threads. Faults: grouped_tensor.h.
+// On GPUs split sizes are read there: fp32 has the reference's bits, bf16 is within L * 2^-23 *
+// sum|a b| of it, L the reduction's length (tile_gemm.h).
 #pragma once
 
 #include "moiety/gemm/gemm.h"

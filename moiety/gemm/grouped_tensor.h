@@ -64,6 +64,7 @@ class GroupedWeight {
   int64_t experts() const;
   DType dtype() const;
   TensorView operator[](int64_t e) const;  // [N, C]
+  const TensorView& packed() const { return packed_; }  // not defined: indexed
 
   // Throws unless there are `experts` matrices of this dtype and shape with contiguous columns.
   void check(const char* operation, const char* argument, DType dtype, int64_t experts,

@@ -1,6 +1,8 @@
 #include "moiety/model/attention.h"
 
+#include "moiety/base/gpu.h"
 #include "moiety/base/trace.h"
+#include "moiety/model/attention_cuda.h"
 #include "moiety/model/element.h"
 
 namespace moiety::model {
@@ -50,6 +52,32 @@ void check_documents(const char* operation, const AttentionArgs& a) {
   }
 }
 
+// Whether the operation runs on a GPU, and all that it reads and writes with it.
+bool on_gpu(const char* operation, const AttentionArgs& a, const Stream& stream) {
+  require_device(operation, a.q_BSGMC.device());
+  for (const auto& [argument, x] :
+       {std::pair{"q", &a.q_BSGMC}, std::pair{"k", &a.k_BSGC}, std::pair{"v", &a.v_BSGC},
+        std::pair{"document_start", &a.document_start_BS}, std::pair{"o", &a.o_BSGMC},
+        std::pair{"lse", &a.lse_BGMS}}) {
+    check_device(operation, argument, *x, stream);
+  }
+  return stream.device().type == DeviceType::kCuda;
+}
+
+bool on_gpu(const char* operation, const AttentionBackwardArgs& a, const Stream& stream) {
+  for (const auto& [argument, x] :
+       {std::pair{"do", &a.do_BSGMC}, std::pair{"dq", &a.dq_BSGMC}, std::pair{"dk", &a.dk_BSGC},
+        std::pair{"dv", &a.dv_BSGC}, std::pair{"delta", &a.delta_BGMS}}) {
+    check_device(operation, argument, *x, stream);
+  }
+  if (!on_gpu(operation, a.forward, stream)) return false;
+  const TensorView& lse = a.forward.lse_BGMS;
+  check_tensor(operation, "delta", a.delta_BGMS, lse.dtype(),
+               {lse.size(0), lse.size(1), lse.size(2), lse.size(3)});
+  MOIETY_CHECK(a.delta_BGMS.contiguous(), "{}: delta is {}", operation, a.delta_BGMS.describe());
+  return true;
+}
+
 // Of the two products of forward; half of the keys are behind a query. For profiles.
 double causal_flops(const AttentionArgs& a) {
   return 2.0 * double(a.q_BSGMC.numel()) * double(a.k_BSGC.size(1));
@@ -59,6 +87,7 @@ double causal_flops(const AttentionArgs& a) {
 
 void attention(const AttentionArgs& a, Stream stream) {
   check_forward("attention", a);
+  if (on_gpu("attention", a, stream)) return attention_cuda(a, stream);
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "attention",
                          {{"sequences", a.q_BSGMC.size(0)},
@@ -80,6 +109,7 @@ void attention_backward(const AttentionBackwardArgs& a, Stream stream) {
   check_heads(operation, "dq", a.dq_BSGMC, q.dtype(), like_q);
   check_heads(operation, "dk", a.dk_BSGC, q.dtype(), like_k);
   check_heads(operation, "dv", a.dv_BSGC, q.dtype(), like_k);
+  if (on_gpu(operation, a, stream)) return attention_backward_cuda(a, stream);
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, operation,
                          {{"sequences", q.size(0)},

@@ -20,6 +20,13 @@
 //   dQ_ic: r + sum_j t_ij |k_jc|     dK_jc: r + sum_i t_ij |q_ic|
 // with t_ij = C^(-1/2) p_ij b_i (e_i + u (C + N M + 16)); sums over i run over the group's heads
 // too.
+//
+// On GPUs bf16 heads of 32, 64 or 128 whose addresses and strides are multiples of 16 bytes are
+// multiplied by tensor cores: p and dS are rounded to bf16 before they are, which adds w = 2^-8:
+//   o: w sum_j p_ij |v_jc|   dV: w sum_i p_ij |dO_ic|   dQ: w sum_j |dS_ij k_jc|
+//   dK: w sum_i |dS_ij q_ic|
+// All other heads are computed in fp32 within the bound above. Both give the same bits every time,
+// and trust document_start to be ascending and not after the query's position.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -43,6 +50,7 @@ struct AttentionBackwardArgs {
   TensorView dq_BSGMC;
   TensorView dk_BSGC;
   TensorView dv_BSGC;
+  TensorView delta_BGMS = {};  // on GPUs: scratch of the shape and dtype of lse
 };
 void attention_backward(const AttentionBackwardArgs& args, Stream stream);
 

@@ -174,11 +174,17 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
     const TensorView d_o = pass.tensor({s.o.size(0), s.o.size(1)});
     output_backward(pass, d_TD, s.o, d_o);
     const QkvHeads d = split(pass, dqkv);
+    TensorView delta;
+    if (const TensorView& lse = s.lse_BGMS; pass.stream.device().type == DeviceType::kCuda) {
+      delta =
+          pass.arena.tensor(DType::kFloat32, {lse.size(0), lse.size(1), lse.size(2), lse.size(3)});
+    }
     attention_backward({.forward = attention_args(pass, heads(pass, s.qkv), s),
                         .do_BSGMC = head_rows(pass, d_o),
                         .dq_BSGMC = d.q_BSGMC,
                         .dk_BSGC = d.k_BSGC,
-                        .dv_BSGC = d.v_BSGC},
+                        .dv_BSGC = d.v_BSGC,
+                        .delta_BGMS = delta},
                        pass.stream);
     pass.note(core_work(pass, 5));
     pass.stored("attention", "dq, dk, dv", dqkv, d_o, s.qkv);

@@ -1,0 +1,172 @@
+// Products on a GPU: dense ones by cuBLASLt and by our tiles, and grouped ones of the experts of
+// known models (spec grouped, section 11) against one dense product of as many operations.
+#include <cmath>
+
+#include "bench/harness.h"
+#include "moiety/base/copy.h"
+#include "moiety/base/gpu.h"
+#include "moiety/gemm/gemm.h"
+#include "moiety/gemm/grouped_gemm.h"
+
+namespace moiety::bench {
+namespace {
+
+using gemm::GemmArgs;
+using gemm::GemmOp;
+using gemm::GroupedGemmArgs;
+using gemm::GroupedOp;
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+
+// Random numbers, the same 4 Mi of them again and again.
+Tensor random_on_gpu(DType dtype, std::initializer_list<int64_t> sizes, const Stream& stream) {
+  constexpr int64_t kPeriod = int64_t{4} << 20;
+  Tensor out(dtype, sizes, kGpu);
+  const int64_t n = out.view().numel();
+  const Tensor period = random_tensor(dtype, {std::min(n, kPeriod)}, 1);
+  const TensorView all(out.view().raw(), dtype, {n}, kGpu);
+  for (int64_t i = 0; i < n; i += kPeriod) {
+    const int64_t size = std::min(kPeriod, n - i);
+    copy(all.slice(0, i, i + size), period.view().slice(0, 0, size), stream);
+  }
+  stream.synchronize();
+  return out;
+}
+
+struct DenseShape {
+  int64_t m, n, k;
+};
+constexpr DenseShape kDense[] = {
+    {8192, 8192, 8192}, {8192, 5120, 2048}, {8192, 2048, 4096}, {2048, 5120, 8192}};
+
+struct DenseOp {
+  const char* name;
+  GemmOp op;
+  DType out;
+};
+constexpr DenseOp kDenseOps[] = {{"tn", GemmOp::kTN, DType::kBFloat16},
+                                 {"nn", GemmOp::kNN, DType::kBFloat16},
+                                 {"nt", GemmOp::kNT, DType::kFloat32}};
+
+// TFLOP/s. `tiles`: by our kernel, which a scale of an operand asks for.
+double measure_dense(const DenseOp& op, const DenseShape& s, DType dtype, bool tiles,
+                     const Stream& stream, double cublas = 0) {
+  const bool a_turned = op.op == GemmOp::kNT, b_turned = op.op == GemmOp::kTN;
+  const Tensor a = random_on_gpu(dtype, {a_turned ? s.k : s.m, a_turned ? s.m : s.k}, stream);
+  const Tensor b = random_on_gpu(dtype, {b_turned ? s.n : s.k, b_turned ? s.k : s.n}, stream);
+  const Tensor out(op.out, {s.m, s.n}, kGpu), one = random_on_gpu(DType::kFloat32, {1}, stream);
+  GemmArgs args{.op = op.op, .a = a, .b = b, .out = out};
+  if (tiles) args.a_scale.tensor = one;
+  const Timing time = measure([&](int64_t) { gemm::gemm(args, stream); }, stream, 0.15);
+  const bool half = dtype == DType::kBFloat16;
+  Row row{text("gemm.{}.{}.{}", op.name, half ? "bf16" : "fp32", tiles ? "tiles" : "auto"),
+          text("{}x{}x{}", s.m, s.n, s.k), tera(2.0 * double(s.m * s.n) * double(s.k), time.ms),
+          "TFLOP/s", time};
+  row.device = kGpu;
+  if (cublas > 0) {
+    row.against = "cuBLASLt";
+    row.ratio = row.value / cublas;
+  }
+  print(row);
+  return row.value;
+}
+
+struct GroupedShape {
+  const char* name;
+  int64_t rows, model, ffn, experts;
+  bool skewed = false;  // Zipf instead of 0.7 to 1.3 of the mean
+};
+constexpr GroupedShape kGrouped[] = {{"qwen3-30b", 65536, 2048, 768, 128},
+                                     {"qwen3-30b zipf", 65536, 2048, 768, 128, true},
+                                     {"qwen3-30b E16", 65536, 2048, 768, 16},
+                                     {"mixtral", 16384, 4096, 14336, 8}};
+
+std::vector<int64_t> begins(const GroupedShape& s) {
+  std::vector<double> weight(s.experts);
+  double sum = 0;
+  for (int64_t e = 0; e < s.experts; ++e) {
+    const uint32_t word = philox(rng_key(9, RngDomain::kInit), {uint32_t(e), 0, 0, 0})[0];
+    sum += weight[e] = s.skewed ? 1 / double(e + 1) : 0.7 + 0.6 * word * 0x1p-32;
+  }
+  std::vector<int64_t> out{0};
+  double end = 0;
+  for (int64_t e = 0; e < s.experts; ++e) {
+    end += weight[e] / sum * double(s.rows);
+    out.push_back(e == s.experts - 1 ? s.rows : std::llround(end));
+  }
+  return out;
+}
+
+void measure_grouped(const GroupedShape& s, const Stream& stream) {
+  std::vector<int64_t> rows = begins(s);
+  const Tensor begin(DType::kInt64, {s.experts + 1}, kGpu);
+  copy(begin, TensorView(rows.data(), DType::kInt64, {s.experts + 1}), stream);
+  const DType half = DType::kBFloat16;
+  const int64_t n = 2 * s.ffn, c = s.model;
+  const Tensor x = random_on_gpu(half, {s.rows, c}, stream),
+               y = random_on_gpu(half, {s.rows, n}, stream),
+               w = random_on_gpu(half, {s.experts, n, c}, stream),
+               dw(DType::kFloat32, {s.experts, n, c}, kGpu);
+  const double flop = 2.0 * double(s.rows) * double(n * c);
+  struct Kind {
+    const char* name;
+    GroupedOp op;
+    const DenseOp* dense;
+    DenseShape shape;
+  };
+  for (const Kind& kind : {Kind{"fwd", GroupedOp::kForward, &kDenseOps[0], {s.rows, n, c}},
+                           Kind{"dgrad", GroupedOp::kDgrad, &kDenseOps[1], {s.rows, c, n}},
+                           Kind{"wgrad", GroupedOp::kWgrad, &kDenseOps[2], {n, c, s.rows}}}) {
+    const double dense = measure_dense(*kind.dense, kind.shape, half, false, stream);
+    GroupedGemmArgs args;
+    args.op = kind.op;
+    args.groups.begin_E1 = begin;
+    args.groups.experts = s.experts;
+    args.groups.capacity = s.rows;
+    args.a.data = kind.op == GroupedOp::kForward ? x : y;
+    if (kind.op == GroupedOp::kWgrad) {
+      args.b.data = x;
+      args.w = dw.view();
+      args.beta.value = 1;
+    } else {
+      args.w = w.view();
+      args.out = kind.op == GroupedOp::kForward ? y : x;
+    }
+    const Timing time = measure([&](int64_t) { gemm::grouped_gemm(args, stream); }, stream, 0.15);
+    Row row{text("grouped_gemm.{}", kind.name), s.name, tera(flop, time.ms), "TFLOP/s", time};
+    row.device = kGpu;
+    row.against = "dense gemm";
+    row.ratio = row.value / dense;
+    print(row);
+  }
+}
+
+void run(Options& options) {
+  std::string device = "cuda";
+  options.choice("--device", device, {"cuda"}, "where");
+  if (!options.parse()) return;
+  require_device("gemm_cuda_bench", kGpu);
+  const Stream stream = Stream::on(kGpu);
+  for (const DenseShape& s : kDense) {
+    for (const DenseOp& op : kDenseOps) {
+      const double cublas = measure_dense(op, s, DType::kBFloat16, false, stream);
+      measure_dense(op, s, DType::kBFloat16, true, stream, cublas);
+    }
+  }
+  measure_dense({"tn", GemmOp::kTN, DType::kFloat32}, {4096, 4096, 4096}, DType::kFloat32, false,
+                stream);
+  // A router's gradients.
+  measure_dense({"nn", GemmOp::kNN, DType::kBFloat16}, {8192, 2048, 128}, DType::kFloat32, false,
+                stream);
+  measure_dense({"nt", GemmOp::kNT, DType::kFloat32}, {128, 2048, 8192}, DType::kFloat32, false,
+                stream);
+  for (const GroupedShape& s : kGrouped) measure_grouped(s, stream);
+}
+
+}  // namespace
+}  // namespace moiety::bench
+
+int main(int argc, char** argv) {
+  return moiety::bench::run_main(argc, argv, "Dense and grouped products on a GPU.",
+                                 moiety::bench::run);
+}

@@ -1,0 +1,53 @@
+#include "moiety/gemm/cublaslt_loader.h"
+
+#include "moiety/base/format.h"
+#include "moiety/base/shared_library.h"
+
+namespace moiety::gemm {
+namespace {
+
+constexpr size_t kLeast = 130000;  // 13.0, as it counts
+
+template <class F>
+bool find(const SharedLibrary& library, const char* symbol, F*& function) {
+  function = library.find<F>(symbol);
+  return function != nullptr;
+}
+
+CublasLt open() {
+  CublasLt f{};
+  const SharedLibrary library = SharedLibrary::open({"libcublasLt.so.13"});
+  if (!library) {
+    f.text = text("cuBLASLt was not found (pip install nvidia-cublas): {}", library.error());
+    return f;
+  }
+  const auto version_of = library.find<size_t()>("cublasLtGetVersion");
+  const size_t version = version_of ? version_of() : 0;
+  f.text = text("cuBLASLt {}.{}.{} ({})", version / 10000, version / 100 % 100, version % 100,
+                library.path());
+  if (version < kLeast) {
+    f.text += ", at least 13.0 is needed";
+    return f;
+  }
+  f.available = find(library, "cublasLtCreate", f.create) &&
+                find(library, "cublasLtMatmul", f.matmul) &&
+                find(library, "cublasLtMatmulAlgoGetHeuristic", f.heuristic) &&
+                find(library, "cublasLtMatmulDescCreate", f.create_operation) &&
+                find(library, "cublasLtMatmulDescSetAttribute", f.set_operation) &&
+                find(library, "cublasLtMatrixLayoutCreate", f.create_layout) &&
+                find(library, "cublasLtMatmulPreferenceCreate", f.create_preference) &&
+                find(library, "cublasLtMatmulPreferenceSetAttribute", f.set_preference) &&
+                find(library, "cublasLtMatmulPreferenceDestroy", f.destroy_preference) &&
+                find(library, "cublasLtGetStatusString", f.status_string);
+  if (!f.available) f.text += " lacks functions that are needed";
+  return f;
+}
+
+}  // namespace
+
+const CublasLt& cublaslt() {
+  static const CublasLt functions = open();
+  return functions;
+}
+
+}  // namespace moiety::gemm

@@ -1,0 +1,14 @@
+// Linked where the headers of cuBLASLt were not there, or CUDA was not: our tiles multiply.
+#include "moiety/gemm/gemm_cuda.h"
+
+namespace moiety::gemm {
+
+bool gemm_cublaslt(const BlockGemm&, const Stream&) { return false; }
+
+const CublasLtStatus& cublaslt_status() {
+  static const CublasLtStatus status{false,
+                                     "cuBLASLt's headers were not there when this was built"};
+  return status;
+}
+
+}  // namespace moiety::gemm

@@ -1,0 +1,12 @@
+// Linked where CUDA is not built.
+#include "moiety/base/gpu.h"
+#include "moiety/model/attention_cuda.h"
+
+namespace moiety::model {
+
+void attention_cuda(const AttentionArgs&, const Stream&) { fail_without_cuda("attention"); }
+void attention_backward_cuda(const AttentionBackwardArgs&, const Stream&) {
+  fail_without_cuda("attention_backward");
+}
+
+}  // namespace moiety::model

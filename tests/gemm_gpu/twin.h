@@ -1,0 +1,76 @@
+// A tensor in host memory and its copy on a GPU; what the two devices make of them is compared.
+#pragma once
+
+#include "moiety/base/copy.h"
+#include "tests/gemm/support.h"
+#include "tests/gpu/gpu_test.h"
+
+namespace moiety::gemm {
+
+class Twin {
+ public:
+  Twin() = default;
+  Twin(DType dtype, std::initializer_list<int64_t> sizes, const Stream& stream)
+      : host(dtype, sizes), gpu(dtype, sizes, stream.device()) {}
+  // A copy of `x`, contiguous.
+  Twin(const TensorView& x, const Stream& stream)
+      : host(copy_of(x)), gpu(x.dtype(), x.sizes(), stream.device()) {
+    upload(stream);
+  }
+
+  void upload(const Stream& stream) const {
+    if (host.view().numel() == 0) return;
+    copy(gpu, host, stream);
+    stream.synchronize();
+  }
+  Tensor download(const Stream& stream) const {
+    Tensor out(gpu.view().dtype(), gpu.view().sizes());
+    if (out.view().numel() == 0) return out;
+    copy(out, gpu, stream);
+    stream.synchronize();
+    return out;
+  }
+
+  Tensor host, gpu;
+};
+
+// The same part of both.
+struct Side {
+  bool gpu;
+  TensorView operator()(const Twin& x) const { return gpu ? x.gpu : x.host; }
+};
+inline constexpr Side kHost{false}, kOnGpu{true};
+
+// Empty if equal in every bit.
+inline std::string difference(const TensorView& got, const TensorView& expected) {
+  if (same_bits(got, expected)) return "";
+  for (int64_t i = 0; i < got.numel(); ++i) {
+    const double x = get(got, i), y = get(expected, i);
+    if (std::memcmp(&x, &y, sizeof x) != 0) {
+      return text("element {} of {} is {}, expected {}", i, got.describe(), x, y);
+    }
+  }
+  return "bits of NaN";
+}
+
+// |x| of every element.
+inline void make_absolute(const TensorView& x) {
+  for (int64_t i = 0; i < x.numel(); ++i) put(x, i, std::fabs(get(x, i)));
+}
+
+// Empty if each element is within the bound of gemm.h of a chain with the same products, whose
+// absolute values sum to `magnitude`: half an ulp and `terms` * 2^-23 * magnitude for each of both.
+inline std::string outside_bound(const TensorView& got, const TensorView& expected,
+                                 const TensorView& magnitude, double terms) {
+  for (int64_t i = 0; i < got.numel(); ++i) {
+    const double x = get(got, i), y = get(expected, i);
+    const double bound =
+        2.02 * half_ulp(got.dtype(), y) + 2 * (terms + 3) * 0x1p-23 * std::fabs(get(magnitude, i));
+    if (!(std::fabs(x - y) <= bound)) {
+      return text("element {} of {} is {}, expected {} within {}", i, got.describe(), x, y, bound);
+    }
+  }
+  return "";
+}
+
+}  // namespace moiety::gemm

@@ -1,0 +1,161 @@
+// Attention on a GPU within the bound of the header of exact results, whatever the shape, strides
+// and documents; the same bits every time, also from a captured graph.
+#include "moiety/base/copy.h"
+#include "moiety/base/graph.h"
+#include "tests/gpu/gpu_test.h"
+#include "tests/model/attention_cases.h"
+
+namespace moiety::model {
+namespace {
+
+const Case kGpuCases[] = {
+    {"one_query_of_128", 1, 1, 1, 2, 1, 128},
+    {"below_a_tile", 2, 31, 31, 4, 2, 64},
+    {"tile", 1, 128, 128, 2, 1, 128},
+    {"above_a_tile", 1, 129, 129, 4, 2, 64},
+    {"several_tiles", 2, 300, 300, 4, 1, 128},
+    {"several_tiles_of_64", 1, 333, 333, 6, 2, 64},
+    {"several_tiles_of_32", 2, 200, 200, 2, 2, 32},
+    {"documents_of_64", 2, 290, 290, 4, 2, 64, 7},
+    {"documents_of_128", 1, 260, 260, 2, 1, 128, 3},
+    {"many_documents", 1, 140, 140, 2, 1, 64, 140},
+    {"decode_one_of_128", 3, 1, 333, 8, 2, 128},
+    {"decode_some_of_64", 1, 37, 301, 4, 2, 64},
+};
+
+constexpr Device kDevice{DeviceType::kCuda, 0};
+
+// What a problem has on the GPU, in the order of Problem::tensors.
+struct Copies {
+  Copies(const Problem& p, const Stream& stream) {
+    for (const Tensor& x : p.tensors) tensors.push_back(on_gpu(x, stream));
+    delta = Tensor(p.lse().dtype(), p.lse().sizes(), kDevice);
+    if (p.documents.defined()) {
+      documents = tensors.back().view().reshape({p.c.sequences, p.c.queries});
+    }
+  }
+  static Tensor on_gpu(const TensorView& x, const Stream& stream) {
+    Tensor out(x.dtype(), x.sizes(), kDevice);
+    copy(out, x, stream);
+    stream.synchronize();
+    return out;
+  }
+  AttentionArgs forward() const {
+    return {tensors[0], tensors[1], tensors[2], documents, tensors[4], tensors[8]};
+  }
+  AttentionBackwardArgs backward() const {
+    return {forward(), tensors[3], tensors[5], tensors[6], tensors[7], delta};
+  }
+  void download(const Problem& p, const Stream& stream) const {
+    for (const size_t i : {4, 5, 6, 7, 8}) copy(p.tensors[i], tensors[i], stream);
+    stream.synchronize();
+  }
+
+  std::vector<Tensor> tensors;
+  Tensor delta;
+  TensorView documents;
+};
+
+class AttentionGpu : public GpuTest, public testing::WithParamInterface<Case> {};
+using AttentionGpuCalls = GpuTest;
+
+double rounding(const Case& c, DType dtype) {
+  const bool tiles = c.head_dim == 32 || c.head_dim == 64 || c.head_dim == 128;
+  return tiles && dtype == DType::kBFloat16 ? 0x1p-8 : 0;
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> out(std::begin(kCases), std::end(kCases));
+  out.insert(out.end(), std::begin(kGpuCases), std::end(kGpuCases));
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionGpu, testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(AttentionGpu, KeepsTheBound) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Problem p(GetParam(), dtype);
+    const Copies gpu(p, stream);
+    attention(gpu.forward(), stream);
+    attention_backward(gpu.backward(), stream);
+    gpu.download(p, stream);
+    expect_forward(p, name(dtype), rounding(p.c, dtype));
+    expect_backward(p, name(dtype), rounding(p.c, dtype));
+  }
+}
+
+TEST_P(AttentionGpu, CapturedAndRepeated) {
+  const Problem p(GetParam(), DType::kBFloat16), again(GetParam(), DType::kBFloat16);
+  const Copies gpu(p, stream);
+  attention(gpu.forward(), stream);
+  attention_backward(gpu.backward(), stream);
+  gpu.download(p, stream);
+  const Graph graph(stream, [&] {
+    attention(gpu.forward(), stream);
+    attention_backward(gpu.backward(), stream);
+  });
+  for (const size_t i : {4, 5, 6, 7, 8}) fill_bytes(gpu.tensors[i], 0xFF, stream);
+  graph.launch(stream);
+  gpu.download(again, stream);
+  for (const size_t i : {4, 5, 6, 7, 8}) {
+    expect_same_bits(p.tensors[i], again.tensors[i], text("tensor {}", i));
+  }
+}
+
+// Heads of a fused projection, as the model has them, and heads at odd addresses.
+TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
+  for (const int64_t dim : {64, 128, 16}) {
+    const int64_t sequences = 3, length = 140, tokens = sequences * length, heads = 4, kv = 2;
+    const Tensor host = normal_tensor(DType::kBFloat16, {tokens, (heads + 2 * kv) * dim}, 1);
+    const Tensor qkv = Copies::on_gpu(host, stream),
+                 dqkv(DType::kBFloat16, host.view().sizes(), kGpu);
+    const QkvHeads h = split_heads(host, sequences, heads, kv, dim),
+                   x = split_heads(qkv, sequences, heads, kv, dim),
+                   d = split_heads(dqkv, sequences, heads, kv, dim);
+    const Tensor o(DType::kBFloat16, {sequences, length, kv, 2, dim}, kGpu),
+        lse(DType::kFloat32, {sequences, kv, 2, length}, kGpu),
+        delta(DType::kFloat32, {sequences, kv, 2, length}, kGpu);
+    const AttentionArgs fused{x.q_BSGMC, x.k_BSGC, x.v_BSGC, {}, o, lse};
+    attention(fused, stream);
+    Tensor o_fused(DType::kBFloat16, o.view().sizes());
+    copy(o_fused, o, stream);
+    attention_backward({fused, o, d.q_BSGMC, d.k_BSGC, d.v_BSGC, delta}, stream);
+    Tensor dqkv_host(DType::kBFloat16, host.view().sizes());
+    copy(dqkv_host, dqkv, stream);
+    stream.synchronize();
+    const QkvHeads d_fused = split_heads(dqkv_host, sequences, heads, kv, dim);
+
+    const Tensor q = Copies::on_gpu(converted(h.q_BSGMC, DType::kBFloat16), stream),
+                 k = Copies::on_gpu(converted(h.k_BSGC, DType::kBFloat16), stream),
+                 v = Copies::on_gpu(converted(h.v_BSGC, DType::kBFloat16), stream),
+                 dq(DType::kBFloat16, q.view().sizes(), kGpu),
+                 dk(DType::kBFloat16, k.view().sizes(), kGpu),
+                 dv(DType::kBFloat16, k.view().sizes(), kGpu);
+    const AttentionArgs apart{q, k, v, {}, o, lse};
+    attention(apart, stream);
+    attention_backward({apart, o, dq, dk, dv, delta}, stream);
+    const auto expect = [&](const TensorView& gpu, const TensorView& expected, const char* what) {
+      Tensor got(gpu.dtype(), gpu.sizes());
+      copy(got, gpu, stream);
+      stream.synchronize();
+      expect_same_bits(got, converted(expected, DType::kBFloat16), what);
+    };
+    expect(o, o_fused, "o");
+    expect(dq, d_fused.q_BSGMC, "dq");
+    expect(dk, d_fused.k_BSGC, "dk");
+    expect(dv, d_fused.v_BSGC, "dv");
+  }
+}
+
+TEST_F(AttentionGpuCalls, RefusesWhatDoesNotFit) {
+  const Problem p(kCases[1], DType::kFloat32);
+  const Copies gpu(p, stream);
+  EXPECT_THROW(attention(p.forward(), stream), Error);
+  EXPECT_THROW(attention(gpu.forward(), Stream()), Error);
+  AttentionBackwardArgs without = gpu.backward();
+  without.delta_BGMS = {};
+  EXPECT_THROW(attention_backward(without, stream), Error);
+}
+
+}  // namespace
+}  // namespace moiety::model
