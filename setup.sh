@@ -88,8 +88,11 @@ install_gpu_headers() {
   mkdir -p "$(dirname "$cache")"
   partial=$(mktemp -d "$cache.XXXXXX")
   trap "rm -rf '$partial'" EXIT
-  python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-    --dest "$partial" 'nvidia-cublas==13.0.*'
+  if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --timeout 30 --retries 2 --dest "$partial" 'nvidia-cublas==13.0.*'; then
+    echo "setup.sh: PyPI did not give nvidia-cublas: what is built now multiplies by Moiety's own tiles" >&2
+    return
+  fi
   python3 - "$partial" <<'END'
 import pathlib, sys, zipfile
 for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
