@@ -1,10 +1,10 @@
 // What a test says of an error.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <optional>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "moiety/base/error.h"
 

@@ -63,7 +63,7 @@ class GroupedWeight {
   bool defined() const { return packed_.defined() || !indexed_.empty(); }
   int64_t experts() const;
   DType dtype() const;
-  TensorView operator[](int64_t e) const;  // [N, C]
+  TensorView operator[](int64_t e) const;               // [N, C]
   const TensorView& packed() const { return packed_; }  // not defined: indexed
 
   // Throws unless there are `experts` matrices of this dtype and shape with contiguous columns.
