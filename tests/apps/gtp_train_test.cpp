@@ -554,11 +554,13 @@ std::vector<double> planned_or_not(const Arguments& arguments, bool planned) {
 }
 
 TEST(GtpTrain, PlannedStepsEqualStepsOnDemand) {
-  const Arguments common{"--memory.recompute=moe"};
-  for (const char* recipe : {"fp32", "mxfp8", "nvfp4"}) {
+  for (const auto& [recipe, delay] :
+       {std::pair("fp32", false), {"mxfp8", true}, {"nvfp4", false}}) {
     for (const Cut& c : {kGtp2Egtp2, kTp2Gtp2}) {
       const Arguments arguments =
-          wide_model(c, 3) + common + Arguments{text("--precision.recipe={}", recipe)};
+          wide_model(c, 3) + Arguments{"--memory.recompute=moe",
+                                       text("--precision.recipe={}", recipe),
+                                       text("--moe.delay_wgrad={}", delay)};
       const std::vector<double> planned = planned_or_not(arguments, true);
       EXPECT_TRUE(std::isfinite(planned.back()));
       EXPECT_EQ(planned, planned_or_not(arguments, false)) << recipe << " under " << c.name;
