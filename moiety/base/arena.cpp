@@ -6,13 +6,14 @@ namespace moiety {
 
 std::byte* Arena::allocate(int64_t bytes) {
   MOIETY_CHECK(bytes >= 0, "arena {}: {} bytes", name_, bytes);
-  const int64_t rounded = std::max<int64_t>(64, (bytes + 63) / 64 * 64);
+  const int64_t unit = alignment();
+  const int64_t rounded = std::max(unit, (bytes + unit - 1) / unit * unit);
   while (chunk_ < chunks_.size() && used_ + rounded > chunks_[chunk_].bytes()) {
     ++chunk_;
     used_ = 0;
   }
   if (chunk_ == chunks_.size()) {
-    chunks_.emplace_back(std::max(rounded, chunk_bytes_), name_.c_str());
+    chunks_.push_back(chunk(std::max(rounded, chunk_bytes_)));
     used_ = 0;
   }
   std::byte* out = chunks_[chunk_].data() + used_;
@@ -24,7 +25,7 @@ std::byte* Arena::allocate(int64_t bytes) {
 
 TensorView Arena::tensor(DType dtype, std::initializer_list<int64_t> sizes) {
   const TensorView shape(nullptr, dtype, sizes);
-  return TensorView(allocate(shape.bytes()), dtype, sizes);
+  return TensorView(allocate(shape.bytes()), dtype, sizes, device_);
 }
 
 Arena::Mark Arena::mark() const { return {chunk_, used_, in_use_}; }
@@ -35,14 +36,16 @@ void Arena::release(const Mark& mark) {
   in_use_ = mark.in_use;
 }
 
-void Arena::settle() {
+bool Arena::settle() {
   MOIETY_CHECK(in_use_ == 0, "arena {}: settle with {} bytes in use", name_, in_use_);
-  if (chunks_.size() > 1) {
+  const bool folds = chunks_.size() > 1;
+  if (folds) {
     chunks_.clear();
-    chunks_.emplace_back(peak_, name_.c_str());
+    chunks_.push_back(chunk(peak_));
   }
   chunk_ = 0;
   used_ = 0;
+  return folds;
 }
 
 int64_t Arena::reserved() const {

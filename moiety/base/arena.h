@@ -16,9 +16,14 @@ namespace moiety {
 class Arena {
  public:
   explicit Arena(std::string name, int64_t chunk_bytes = int64_t{16} << 20)
-      : name_(std::move(name)), chunk_bytes_(chunk_bytes) {}
+      : Arena(std::move(name), Device{}, chunk_bytes) {}
+  Arena(std::string name, Device device, int64_t chunk_bytes = int64_t{16} << 20)
+      : name_(std::move(name)), device_(device), chunk_bytes_(chunk_bytes) {}
 
-  // `bytes` bytes aligned to 64, contents unspecified. Zero bytes give a unique legal pointer.
+  Device device() const { return device_; }
+
+  // `bytes` bytes aligned to 64 (on a GPU to 256), contents unspecified. Zero bytes give a unique
+  // legal pointer.
   std::byte* allocate(int64_t bytes);
   TensorView tensor(DType dtype, std::initializer_list<int64_t> sizes);
 
@@ -31,15 +36,20 @@ class Arena {
   Mark mark() const;
   void release(const Mark& mark);
 
-  // Between steps, with nothing in use: folds the chunks into one block of the peak.
-  void settle();
+  // Between steps, with nothing in use: folds the chunks into one block of the peak. True if
+  // addresses have changed.
+  bool settle();
 
   int64_t in_use() const { return in_use_; }
   int64_t peak() const { return peak_; }
   int64_t reserved() const;
 
  private:
+  int64_t alignment() const { return device_.type == DeviceType::kCuda ? 256 : 64; }
+  Buffer chunk(int64_t bytes) const { return Buffer(bytes, device_, name_.c_str()); }
+
   std::string name_;
+  Device device_;
   int64_t chunk_bytes_;
   std::vector<Buffer> chunks_;
   size_t chunk_ = 0;    // the chunk that is being filled

@@ -11,6 +11,9 @@
 // contiguous. Element types: float64, float32, bfloat16, float16, int32, int64, uint8; those
 // operations that only move bytes take any type.
 //
+// On a GPU's stream, with tensors of that GPU, a group has one rank: an operation is a copy in the
+// order of the stream, or nothing, and its ticket is complete at once. More: Error(kUnsupported).
+//
 // Errors: Error(InvalidArgument) for views that do not fit; Error(Comm) naming communicator,
 // operation, rank and peer when a peer is late (the deadline), issues something else, or aborted.
 #pragma once

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/base/trace.h"
 
@@ -133,7 +134,22 @@ LaneCommunicator::LaneCommunicator(std::shared_ptr<Endpoint> endpoint,
                                    std::shared_ptr<RankLanes> lanes)
     : lane_(std::make_shared<Lane>(std::move(endpoint), std::move(lanes))) {}
 
+// All that a collective of one rank does is to bring `send` to `recv`.
+Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& stream) {
+  if (size() > 1) {
+    fail(ErrorKind::kUnsupported, "communicator \"{}\": {} among {} ranks on GPUs", name(),
+         describe(call), size());
+  }
+  if (call.send == call.recv) return {};
+  const auto bytes_at = [&](const std::byte* data) {
+    return TensorView(const_cast<std::byte*>(data), DType::kUInt8, {call.bytes()}, stream.device());
+  };
+  copy(bytes_at(call.recv), bytes_at(call.send), stream);
+  return {};
+}
+
 Ticket LaneCommunicator::issue(CollectiveCall call, const Stream& stream) {
+  if (stream.device().type == DeviceType::kCuda) return issue_on_gpu(call, stream);
   const char* operation = comm::name(call.kind);
   const int64_t bytes = call.bytes();
   const uint64_t number = lane_->issue(std::move(call), stream);

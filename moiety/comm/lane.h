@@ -117,6 +117,7 @@ class LaneCommunicator final : public Communicator {
 
  private:
   Ticket issue(CollectiveCall call, const Stream& stream);
+  Ticket issue_on_gpu(const CollectiveCall& call, const Stream& stream);
 
   std::shared_ptr<Lane> lane_;
   uint64_t splits_ = 0;
