@@ -141,8 +141,10 @@ Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& 
          describe(call), size());
   }
   if (call.send == call.recv) return {};
+  const int64_t rows = call.kind == Collective::kAllToAll ? call.send_rows[0] : 1;
   const auto bytes_at = [&](const std::byte* data) {
-    return TensorView(const_cast<std::byte*>(data), DType::kUInt8, {call.bytes()}, stream.device());
+    return TensorView(const_cast<std::byte*>(data), DType::kUInt8, {rows * call.bytes()},
+                      stream.device());
   };
   copy(bytes_at(call.recv), bytes_at(call.send), stream);
   return {};
