@@ -48,6 +48,9 @@ std::string step_json(const StepRecord& r, double time) {
   JsonLine exposed;
   for (size_t a = 0; a < kWaitAxes.size(); ++a) exposed.add(name(kWaitAxes[a]), r.waits.ms[a]);
   json.add("comm", r.comm).raw("exposed_ms", exposed.text());
+  if (r.activity) {
+    json.add("allocations", r.activity->allocations).add("host_waits", r.activity->waits);
+  }
   json.add("bal", std::span<const double>(r.balance));
   json.add("rank_bal", std::span<const double>(r.rank_balance));
   json.add("entropy", r.entropy).add("skipped", r.skipped).add("recipe", r.recipe);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "moiety/base/gpu_runtime.h"
 #include "moiety/base/trace.h"
 
 namespace moiety::app {
@@ -51,6 +52,8 @@ struct StepRecord {
   double data_wait_ms = 0;
   WaitTimes waits;
   double comm = 0;  // %, these waits in the step
+  // On a GPU: what the host did while it enqueued the step.
+  std::optional<gpu::Activity> activity;
   bool skipped = false;
   bool forced = false;  // the router balances by force
   std::string recipe;

@@ -6,6 +6,7 @@
 
 #include "apps/moiety/command_line.h"
 #include "apps/moiety/errors.h"
+#include "apps/moiety/hardware.h"
 #include "apps/moiety/model_options.h"
 #include "apps/moiety/options_check.h"
 #include "apps/moiety/plan.h"
@@ -26,22 +27,6 @@ constexpr const char* kAbout =
     "Configuration and layout as for moiety train: --config files, then --section.key=value;\n"
     "the degrees are parallel.tp, gtp, ep and egtp, and dp is what remains.";
 
-// Dense TFLOP/s (0: not there), bytes of memory, TB/s of it, GB/s of a link and of the network per
-// rank and direction, ranks that links connect.
-struct Hardware {
-  const char* name;
-  double bf16, fp8, mxfp8, fp4;
-  int64_t memory;
-  double bandwidth, link, network;
-  int domain;
-};
-constexpr int64_t kGB = 1000000000;
-constexpr std::array<Hardware, 5> kHardware{
-    {{"a100", 312, 0, 0, 0, 80 * kGB, 2.0, 300, 25, 8},
-     {"h100", 989, 1979, 0, 0, 80 * kGB, 3.35, 450, 50, 8},
-     {"h200", 989, 1979, 0, 0, 141 * kGB, 4.8, 450, 50, 8},
-     {"b200", 2250, 4500, 4500, 9000, 180 * kGB, 8.0, 900, 50, 8},
-     {"gb200", 2500, 5000, 5000, 10000, 186 * kGB, 8.0, 900, 50, 72}}};
 // Of the peaks, until they are measured.
 constexpr double kGemmShare = 0.80, kMemoryShare = 0.90, kLinkShare = 0.82;
 

@@ -180,13 +180,15 @@ void Profiler::join(const std::string& stem) const {
   log(LogLevel::kInfo, "traced to {}", path.string());
 }
 
-Profiler::Step::Step(Profiler& profiler, int64_t step) : profiler_(profiler), step_(step) {
-  if (step < profiler.steps_.begin || step >= profiler.steps_.end) return;
+Profiler::Step::Step(Profiler& profiler, int64_t step, const Stream& stream)
+    : profiler_(profiler), step_(step) {
+  if (!profiler.covers(step)) return;
   if (profiler.last_ == 0) {
     profiler.align_clocks();
     profiler.first_ = step;
   }
   set_current_trace(&profiler.trace_);
+  if (stream.device().type == DeviceType::kCuda) profiler.trace_.follow(stream);
   trace_memory();
   span_.emplace(TraceLane::kHost, "step", std::initializer_list<TraceArg>{{"step", step}});
 }
@@ -194,6 +196,7 @@ Profiler::Step::Step(Profiler& profiler, int64_t step) : profiler_(profiler), st
 Profiler::Step::~Step() {
   if (!span_) return;
   span_.reset();
+  profiler_.trace_.settle();
   trace_memory();
   set_current_trace(nullptr);
   profiler_.last_ = step_;

@@ -47,11 +47,14 @@ class Profiler {
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  // The calling thread records during its lifetime, if the step is one of them. On every rank:
-  // the first one is a barrier.
+  bool covers(int64_t step) const { return step >= steps_.begin && step < steps_.end; }
+
+  // The calling thread records during its lifetime, if the step is one of them: on a GPU what its
+  // operations take on `stream`, which is waited for at the end. On every rank: the first one is a
+  // barrier.
   class Step {
    public:
-    Step(Profiler& profiler, int64_t step);
+    Step(Profiler& profiler, int64_t step, const Stream& stream);
     ~Step();
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;

@@ -5,11 +5,12 @@
 namespace moiety::app {
 
 RankModel::RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
-                     double deadline_s, comm::Communicator& world)
+                     double deadline_s, comm::Communicator& world, Device device)
     : world_(world), groups_(grid, world) {
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
     options.deadline = Seconds(deadline_s);
+    options.device = device;
     group_ = moe::EpGroup::create(groups_.of({gtp::Axis::kEp}),
                                   moe::ExpertMap(int(config.router.experts), grid.ep),
                                   model::ep_limits(config, storage, tokens / grid.tp), options);
@@ -18,7 +19,8 @@ RankModel::RankModel(const model::Config& config, DType storage, const Grid& gri
       config, storage,
       model::ModelContext{.experts = group_ ? &*group_ : nullptr,
                           .tp = grid.tp > 1 ? &groups_.of({gtp::Axis::kTp}) : nullptr,
-                          .world = &world_});
+                          .world = &world_,
+                          .device = device});
 }
 
 optim::StateView RankModel::router_biases() const {

@@ -18,7 +18,7 @@ class RankModel {
  public:
   // Collective over `world`, which outlives it. `tokens`: the most of a data rank's pass.
   RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
-            double deadline_s, comm::Communicator& world);
+            double deadline_s, comm::Communicator& world, Device device = {});
 
   model::Transformer& transformer() { return *transformer_; }
   comm::Communicator& world() { return world_; }

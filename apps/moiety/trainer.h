@@ -1,6 +1,14 @@
 // Training on one rank: from the first step (or a checkpoint's) to the last.
+//
+// A step is enqueued as a whole: what the host knows goes to the device through rings (step_feed.h),
+// what the device finds out comes back through others, when it is there. On a GPU the host is up to
+// kStepsAhead steps ahead of the reports that it has read, and nothing inside a step waits for it;
+// where train.cuda_graph allows it the step is captured once and launched again. At a border
+// (evaluation, checkpoint, another recipe) every step under way is completed first. On a CPU a step
+// is over when it has been enqueued: the same code with one step under way.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,10 +22,14 @@
 #include "apps/moiety/rank_model.h"
 #include "apps/moiety/replay.h"
 #include "apps/moiety/run_files.h"
+#include "apps/moiety/step_feed.h"
 #include "apps/moiety/tensor_check.h"
 #include "apps/moiety/watchdog.h"
 #include "moiety/base/arena.h"
 #include "moiety/base/deadline.h"
+#include "moiety/base/gpu_runtime.h"
+#include "moiety/base/graph.h"
+#include "moiety/base/step_ring.h"
 #include "moiety/checkpoint/saver.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/optim/schedule.h"
@@ -27,6 +39,7 @@ namespace moiety::app {
 // What the ranks of a process share.
 struct TrainingPlan {
   const Config& config;
+  Device device;               // of the ranks
   int64_t memory_of_rank = 0;  // bytes that one may take
   Grid grid;
   model::Config model;
@@ -62,21 +75,46 @@ class Trainer {
   // The recipe of step `step`, if another one held before; collective.
   void set_recipe(int64_t step);
 
-  // One step, made again until every expert had room. Empty: the data has ended.
-  std::optional<optim::StepReport> make_step();
-  // Forward, backward, optimizer; with guard.nan = tensor a look at every stored tensor.
-  std::optional<optim::StepReport> attempt();
-  // Forward and backward of the step's micro-batches; false: the data has ended.
-  bool accumulate(model::StepStats& stats);
-  optim::StepInput step_input(const model::StepStats& stats) const;
+  // trainer_step.cpp: a step on its way, and its end.
+  struct StepUnderWay {
+    int64_t step = 0;      // its number
+    SamplerState start{};  // of the data before it
+    Event begun, ended;
+    double data_wait_ms = 0;
+    PeerWaits waits{};
+    gpu::Activity activity{};  // of the host beside it
+  };
+  // Up to kStepsAhead; one where the host reads what a step came to before the next one begins.
+  int64_t steps_ahead() const;
+  int64_t last_step() const { return step_ + static_cast<int64_t>(under_way_.size()); }
+  // What is due behind this step needs it completed, and nothing behind it begun.
+  bool is_border(int64_t step) const;
+  bool may_enqueue() const;
+  // False: the data has ended.
+  bool enqueue_step();
+  void run_step();
+  // Forward and backward of the step's micro-batches; `feeds`: with batches that are fetched from
+  // the loader beside it.
+  void enqueue_passes(bool feeds);
+  void enqueue_update();
+  void launch_graph();
+  bool captures_steps() const;
+  void feed_batch(int64_t micro_step);
+  void feed_update();
+  // Waits for the first step under way and does what it leads to.
+  void complete_step();
+  optim::StepReport read_report(int64_t number);
+  // The step lost pairs, which nothing behind it changed: it is made again with more room.
+  void make_again(const optim::StepReport& report);
+  void wait_for_steps();
   uint32_t requests() const;
   bool checks_tensors() const { return options().guard.nan == "tensor"; }
+  int64_t micro_steps() const;
 
-  // What a step leads to: the router's bias, a line and a record, the guard, evaluation,
-  // checkpoint.
+  // What a step leads to: a line and a record, the guard; at a border evaluation and checkpoint.
   void after_step(const optim::StepReport& report, double seconds, double data_wait_ms);
-  void report_step(const optim::StepReport& report, const Tensor& pairs_LE, double seconds,
-                   double data_wait_ms);
+  void at_border();
+  void report_step(const optim::StepReport& report, double seconds, double data_wait_ms);
   void check_guard(const optim::StepReport& report);
   void evaluate();
   int finish(bool stopped);
@@ -111,9 +149,12 @@ class Trainer {
   }
   const Options& options() const { return plan_.config.options; }
 
+  static constexpr int64_t kStepsAhead = 4;
+
   const TrainingPlan& plan_;
   comm::Communicator& world_;
   Heartbeat& heartbeat_;
+  Stream stream_;
   int64_t tokens_;  // of a data rank's pass
   RankModel model_;
   WeightGathering gathering_;
@@ -124,13 +165,27 @@ class Trainer {
   std::unique_ptr<BatchLoader> loader_;
   checkpoint::Saver saver_;
   optim::Schedule schedule_;
-  model::StepStats stats_;        // of the last step, this rank's
+
+  // Of the step that is made.
+  model::StepSums sums_;
+  BatchFeed batches_;
+  InboundRing update_input_;  // optim::input_word
+  Tensor report_;             // optim::report_word, as bytes on the device
+  OutboundRing reports_, reported_sums_;
+  int64_t enqueued_ = 0, completed_ = 0;  // steps that this object made, repeated ones too
+  std::deque<StepUnderWay> under_way_;
+  std::optional<Graph> graph_;  // of a step, with all addresses as they are
+  bool settled_ = false;        // they will stay
+  bool data_ended_ = false;
+
+  model::StepStats stats_;        // of the last step completed, this rank's; pairs of all ranks
   SamplerState step_start_;       // before that step
   std::optional<Finding> found_;  // in it, with guard.nan = tensor
   uint32_t asked_ = 0;            // requests that wait for the end of a step
 
   Profiler profiler_;
-  PeerWaits waits_;  // of the last step
+  PeerWaits waits_;         // of the last step
+  gpu::Activity activity_;  // beside it
 
   int64_t step_ = 0;         // completed
   int64_t made_step_ = 0;    // the one that is made, or was made last

@@ -27,13 +27,18 @@ std::string Trainer::replay(const optim::StepReport& report) {
   FirstNonFinite probe;
   probe.look_at_weights(optimizer_.parameters());
   start_data(&step_start_);
-  stats_ = {};
+  made_step_ = step_;
+  feed_batch(0);
   model_.transformer().set_probe(&probe);
-  accumulate(stats_);
+  enqueue_passes(true);
   model_.transformer().set_probe(nullptr);
+  stats_ = sums_.read(stream_);
   own.again = checksum();
   // The optimizer is halted: it measures and changes nothing.
-  const optim::StepReport again = optimizer_.step(step_input(stats_), Stream());
+  feed_update();
+  enqueue_update();
+  stream_.synchronize();
+  const optim::StepReport again = read_report(enqueued_);
 
   if (const auto& finding = probe.finding()) {
     own.order = finding->order;

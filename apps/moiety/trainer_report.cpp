@@ -7,8 +7,7 @@
 
 namespace moiety::app {
 
-void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_LE, double seconds,
-                          double data_wait_ms) {
+void Trainer::report_step(const optim::StepReport& report, double seconds, double data_wait_ms) {
   // Every rank of an expert-parallel group counts the group's dropped pairs; its first rank tells.
   int64_t dropped = 0;
   if (world_.rank() % plan_.grid.ep == 0) {
@@ -35,10 +34,11 @@ void Trainer::report_step(const optim::StepReport& report, const Tensor& pairs_L
   r.recipe = recipe_;
   r.dropped = dropped;
   r.skipped = report.skip;
+  if (plan_.device.type == DeviceType::kCuda) r.activity = activity_;
   const model::Config& c = plan_.model;
   const int64_t experts = c.router.experts, layers = c.moe_layers();
   for (int64_t l = 0; l < layers; ++l) {
-    const int64_t* pairs = pairs_LE.data<int64_t>() + l * experts;
+    const int64_t* pairs = stats_.moe[l].expert_pairs.data();
     r.balance.push_back(imbalance(pairs, experts, experts));
     r.rank_balance.push_back(imbalance(pairs, experts, plan_.grid.ep));
     r.entropy += balance_entropy(pairs, experts) / double(layers);
@@ -78,6 +78,7 @@ void Trainer::check_guard(const optim::StepReport& report) {
   say(LogLevel::kWarning, "step {} was skipped: {}", step_, why);
   event("skip", JsonLine().add("why", why));
   if (!report.halt) return;
+  wait_for_steps();  // which have changed nothing
   const std::string verdict = replay(report);
   event("halt", JsonLine().add("why", why).add("verdict", verdict));
   throw NumericalError("step {}: {} step{} in a row {} skipped; the last: {}; replay: {}", step_,

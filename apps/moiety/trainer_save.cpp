@@ -31,9 +31,9 @@ checkpoint::RunState Trainer::run_state() const {
 
 void Trainer::write_checkpoint(bool in_background) {
   if (in_background) {
-    saver_.start(saved_state(), run_state(), Stream());
+    saver_.start(saved_state(), run_state(), stream_);
   } else {
-    tell(saver_.save(saved_state(), run_state(), Stream()));
+    tell(saver_.save(saved_state(), run_state(), stream_));
   }
   save_started_ = step_;
 }

@@ -1,9 +1,13 @@
 // How training begins on a rank: groups, memory, weights, data.
+#include <cmath>
 #include <sstream>
+#include <tuple>
+#include <utility>
 
 #include "apps/moiety/checkpoints.h"
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
+#include "apps/moiety/hardware.h"
 #include "apps/moiety/model_options.h"
 #include "apps/moiety/resume.h"
 #include "apps/moiety/trainer.h"
@@ -12,12 +16,15 @@
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/shared_directory.h"
 #include "moiety/checkpoint/together.h"
+#include "moiety/base/gpu.h"
+#include "moiety/model/step_input.h"
 
 namespace moiety::app {
 namespace {
 
-optim::OptimizerConfig optimizer_config(const Options& o) {
+optim::OptimizerConfig optimizer_config(const Options& o, Device device) {
   optim::OptimizerConfig c;
+  c.device = device;
   c.adam.beta1 = o.optim.beta1;
   c.adam.beta2 = o.optim.beta2;
   c.adam.eps = o.optim.eps;
@@ -60,6 +67,18 @@ LoaderConfig loader_config(const Options& o, const Grid& grid, int rank) {
   return c;
 }
 
+// Of a GPU, by its name: bf16 and the recipe's format, where it has it. A GPU that nobody knows has
+// none, so MFU is not a number.
+std::pair<double, double> known_peaks(Device device, std::string_view recipe) {
+  const Hardware* h = find_hardware(gpu_properties(device.index).name);
+  if (!h) return {std::nan(""), std::nan("")};
+  const double own = recipe == "fp8_block" ? h->fp8
+                     : recipe == "mxfp8"   ? h->mxfp8
+                     : recipe == "nvfp4"   ? h->fp4
+                                           : h->bf16;
+  return {h->bf16, own > 0 ? own : h->bf16};
+}
+
 checkpoint::SaveOptions save_options(const Options& o) {
   checkpoint::SaveOptions s;
   s.keep_last = int(o.checkpoint.keep_last);
@@ -74,17 +93,27 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
     : plan_(plan),
       world_(world),
       heartbeat_(heartbeat),
+      stream_(Stream::on(plan.device)),
       tokens_(options().train.micro_batch * options().data.seq_len),
       model_(plan.model, storage_dtype(options()), plan.grid, tokens_,
-             options().guard.comm_timeout_s, world),
+             options().guard.comm_timeout_s, world, plan.device),
       gathering_(options(), model_.groups(), plan.memory_of_rank),
       optimizer_(training_specs(options(), model_.transformer(), plan.grid, world.rank()),
-                 optimizer_config(options()), model_.groups(), gathering_.peers(false),
+                 optimizer_config(options(), plan.device), model_.groups(), gathering_.peers(false),
                  gathering_.peers(true)),
       capacity_(options(), model_.transformer(), tokens_ / plan.grid.tp),
-      arena_("activations"),
+      arena_("activations", plan.device),
       saver_(options().run.dir + "/checkpoints", world.bootstrap(), save_options(options())),
       schedule_(schedule(options(), plan.steps)),
+      sums_(plan.model.moe_layers(), plan.model.router.experts, plan.device),
+      batches_(options().train.micro_batch, options().data.seq_len, options().data.document_mask,
+               kStepsAhead * micro_steps(), plan.device),
+      update_input_(byte_size(DType::kFloat64, model::kStepInputWords), kStepsAhead, plan.device,
+                    "numbers of a step"),
+      report_(DType::kUInt8, {byte_size(DType::kFloat64, model::kStepReportWords)}, plan.device,
+              "report of a step"),
+      reports_(report_.view().bytes(), kStepsAhead, plan.device, "reports"),
+      reported_sums_(sums_.memory().bytes(), kStepsAhead, plan.device, "sums of steps"),
       profiler_(parse_profile_steps(options().profile.steps), options().run.dir, world),
       recipe_(options().precision.recipe),
       time_limit_(Seconds(3600 * options().run.max_hours)) {
@@ -119,10 +148,10 @@ void Trainer::initialize_or_load() {
   if (!candidates.empty()) {
     throw CheckpointError("{}/checkpoints: no checkpoint could be read", options().run.dir);
   }
-  optimizer_.initialize(uint64_t(options().run.seed), Stream());
+  optimizer_.initialize(uint64_t(options().run.seed), stream_);
   if (!plan_.init_from.empty()) {
     load_weights(plan_.init_from, optimizer_.state_view(), model_);
-    optimizer_.publish(Stream());
+    optimizer_.publish(stream_);
     say(LogLevel::kInfo, "weights from {}", plan_.init_from);
   }
   start_data(nullptr);
@@ -151,7 +180,7 @@ bool Trainer::load(const std::string& path, bool last) {
   TrainingState state = parse_training_state(run.state);
   state.guard.t = run.adam_t;
   optimizer_.restore(std::move(state.guard));
-  optimizer_.publish(Stream());
+  optimizer_.publish(stream_);
   start_data(&state.sampler);
   step_ = loaded_step_ = run.step;
   set_recipe(std::max<int64_t>(step_, 1));
@@ -169,10 +198,12 @@ void Trainer::set_recipe(int64_t step) {
   model.set_precision(precision_of_recipe(options(), wanted));
   std::vector<std::optional<QuantSpec>> formats;
   for (const optim::ParamSpec& spec : model.parameter_specs()) formats.push_back(spec.format);
+  graph_.reset();
+  settled_ = false;
   gathering_.renew();
-  optimizer_.set_formats(formats, Stream());
+  optimizer_.set_formats(formats, stream_);
   model.bind(optimizer_.parameters(), gathering_.bind(optimizer_));
-  optimizer_.publish(Stream());
+  optimizer_.publish(stream_);
   say(LogLevel::kInfo, "from step {} on: {} in place of {}", step, wanted, recipe_);
   recipe_ = wanted;
 }
@@ -186,13 +217,17 @@ void Trainer::start_data(const SamplerState* from) {
                                           loader_config(options(), plan_.grid, world_.rank()));
 }
 
-// All ranks measure at the same time, as they compute at the same time.
+// CPU ranks measure, all at the same time, as they compute at the same time.
 void Trainer::measure_peaks() {
   const double given = options().log.peak_tflops;
   world_.barrier();
-  const double bf16 = given > 0 ? given : measured_tflops(DType::kBFloat16);
-  const bool same = given > 0 || storage_dtype(options()) == DType::kBFloat16;
-  const double recipe = same ? bf16 : measured_tflops(DType::kFloat32);
+  double bf16 = given, recipe = given;
+  if (given == 0 && plan_.device.type == DeviceType::kCuda) {
+    std::tie(bf16, recipe) = known_peaks(plan_.device, options().precision.recipe);
+  } else if (given == 0) {
+    bf16 = recipe = measured_tflops(DType::kBFloat16);
+    if (storage_dtype(options()) == DType::kFloat32) recipe = measured_tflops(DType::kFloat32);
+  }
   if (leads()) plan_.files->reporter.set_peaks(bf16, recipe);
 }
 

@@ -1,46 +1,73 @@
-// A training step of the demo's model: forward, backward, clipping, AdamW on fp32 masters. The peer
-// is bench/peers/train_step.py. Ranks are threads that share the experts (ep = ranks), the batch
-// and the program's threads.
+// A training step: forward, backward, clipping, AdamW on fp32 masters. The peer is
+// bench/peers/train_step.py, which has the same models. On a CPU ranks are threads that share the
+// experts (ep = ranks), the batch and the program's threads. On a GPU the step is a CUDA graph, and
+// --groups tells what its operations take, of a step that is not captured.
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "bench/harness.h"
 #include "moiety/base/arena.h"
+#include "moiety/base/gpu.h"
+#include "moiety/base/graph.h"
 #include "moiety/base/parallel.h"
+#include "moiety/base/step_ring.h"
+#include "moiety/base/trace.h"
 #include "moiety/comm/thread/thread_group.h"
+#include "moiety/model/step_input.h"
 #include "moiety/model/transformer.h"
 #include "moiety/optim/distributed_optimizer.h"
 
 namespace moiety {
 namespace {
 
-constexpr int64_t kBatch = 8, kSeqLen = 256, kVocab = 264;
 constexpr int kBatches = 8;  // that the steps go through in turns
 constexpr double kLearningRate = 1e-3, kWeightDecay = 0.1, kClip = 1.0;
+constexpr double kPeak = 989;  // TFLOP/s of an H100 or H200, dense bf16
+
+struct Case {
+  const char* name;
+  int64_t d, layers, heads, kv_heads, head_dim, experts, top_k, ffn, vocab, sequences, seq_len;
+};
+constexpr Case kCases[] = {
+    {"demo", 256, 4, 8, 2, 32, 8, 2, 128, 264, 8, 256},
+    {"qwen3", 2048, 4, 32, 4, 128, 128, 8, 768, 151936, 2, 4096},
+    {"small", 1024, 16, 16, 4, 64, 32, 4, 512, 50304, 4, 4096},
+};
 
 struct Settings {
+  Case shape = kCases[0];
+  Device device;
   int threads = core_count();
   int ranks = 1;
   int steps = 10;  // that are timed
+  bool groups = false, eager = false;
   DType dtype = DType::kBFloat16;
 };
 
-model::Config demo_model() {
+model::Config config_of(const Case& c) {
   model::Config config = model::preset("tiny");
-  config.vocab = kVocab;
-  config.d_ffn = 128;
+  config.vocab = c.vocab;
+  config.d_model = c.d;
+  config.layers = c.layers;
+  config.heads = c.heads;
+  config.kv_heads = c.kv_heads;
+  config.head_dim = c.head_dim;
+  config.router.experts = c.experts;
+  config.router.top_k = c.top_k;
+  config.d_ffn = c.ffn;
   return config;
 }
 
 // Random bytes, the same for every number of ranks: sequence `b` of batch `n`.
-void fill_sequence(int64_t n, int64_t b, int32_t* token, int32_t* target) {
-  for (int64_t s = 0; s <= kSeqLen; ++s) {
+void fill_sequence(int64_t n, int64_t b, int64_t seq_len, int32_t* token, int32_t* target) {
+  for (int64_t s = 0; s <= seq_len; ++s) {
     const PhiloxBlock block =
         philox(rng_key(2, RngDomain::kGeneration),
                {static_cast<uint32_t>(s), static_cast<uint32_t>(b), static_cast<uint32_t>(n), 0});
     const auto byte = static_cast<int32_t>(block[0] & 255);
-    if (s < kSeqLen) token[s] = byte;
+    if (s < seq_len) token[s] = byte;
     if (s > 0) target[s - 1] = byte;
   }
 }
@@ -48,110 +75,212 @@ void fill_sequence(int64_t n, int64_t b, int32_t* token, int32_t* target) {
 class Rank {
  public:
   Rank(const Settings& settings, comm::Communicator& world)
-      : sequences_(kBatch / world.size()),
+      : shape_(settings.shape),
+        config_(config_of(shape_)),
+        device_(settings.device),
+        stream_(Stream::on(device_)),
+        sequences_(shape_.sequences / world.size()),
         groups_({.dp = world.size(), .ep = world.size()}, world),
         group_(moe::EpGroup::create(
-            world, moe::ExpertMap(static_cast<int>(demo_model().router.experts), world.size()),
-            model::ep_limits(demo_model(), settings.dtype, sequences_ * kSeqLen), {})),
-        model_(demo_model(), settings.dtype, {.experts = &group_, .world = &world}),
-        optimizer_(model_.parameter_specs(), {.weights = settings.dtype}, groups_),
-        capacity_(model_.moe_capacity(-1, sequences_ * kSeqLen)) {
-    optimizer_.initialize(1, Stream());
+            world, moe::ExpertMap(static_cast<int>(shape_.experts), world.size()),
+            model::ep_limits(config_, settings.dtype, tokens()), {.device = device_})),
+        model_(config_, settings.dtype,
+               {.experts = &group_, .world = &world, .device = device_}),
+        optimizer_(model_.parameter_specs(), {.weights = settings.dtype, .device = device_},
+                   groups_),
+        capacity_(model_.moe_capacity(-1, tokens())),
+        sums_(config_.moe_layers(), shape_.experts, device_),
+        input_(byte_size(DType::kFloat64, model::kStepInputWords), 1, device_, "input"),
+        batches_(2 * batch_bytes(), kBatches, device_, "batches"),
+        report_(DType::kFloat64, {model::kStepReportWords}, device_),
+        arena_("bench", device_) {
+    optimizer_.initialize(1, stream_);
     model_.bind(optimizer_.parameters());
+    auto* words = reinterpret_cast<double*>(input_.slot(0));
+    words[optim::input_word::kLr] = kLearningRate;
+    words[optim::input_word::kWeightDecay] = kWeightDecay;
+    words[optim::input_word::kClip] = kClip;
     for (int64_t n = 0; n < kBatches; ++n) {
-      const Tensor& token = tokens_.emplace_back(ids());
-      const Tensor& target = targets_.emplace_back(ids());
+      auto* token = reinterpret_cast<int32_t*>(batches_.slot(n));
+      auto* target = reinterpret_cast<int32_t*>(batches_.slot(n) + batch_bytes());
       for (int64_t b = 0; b < sequences_; ++b) {
-        fill_sequence(n, world.rank() * sequences_ + b, token.data<int32_t>() + b * kSeqLen,
-                      target.data<int32_t>() + b * kSeqLen);
+        fill_sequence(n, world.rank() * sequences_ + b, shape_.seq_len,
+                      token + b * shape_.seq_len, target + b * shape_.seq_len);
       }
     }
   }
 
-  // The mean loss before the update.
-  double step() {
-    const size_t n = steps_++ % kBatches;
-    const model::Batch batch{tokens_[n], targets_[n], {}, {}};
-    model::StepStats stats;
+  // The first step finds out how much memory the others need.
+  double first() {
+    enqueue();
+    const double loss = this->loss();
+    arena_.settle();
+    return loss;
+  }
+  void enqueue() {
+    sums_.clear(stream_);
+    batches_.fetch(stream_);
+    input_.fetch(stream_);
+    auto* bytes = static_cast<std::byte*>(batches_.block().raw());
+    const auto ids = [&](int64_t at) {
+      return TensorView(bytes + at, DType::kInt32, {sequences_, shape_.seq_len}, device_);
+    };
+    model::Batch batch;
+    batch.token_BS = ids(0);
+    batch.target_BS = ids(batch_bytes());
     {
       const ArenaScope scope(arena_);
-      model_.forward(batch, capacity_, stats, arena_, Stream());
-      model_.backward(batch, Stream());
+      model_.forward(batch, capacity_, sums_, arena_, stream_);
+      model_.backward(batch, stream_);
     }
-    if (steps_ == 1) arena_.settle();
-    const optim::StepReport report = optimizer_.step({.lr = kLearningRate,
-                                                      .weight_decay = kWeightDecay,
-                                                      .clip = kClip,
-                                                      .tokens = stats.targets,
-                                                      .losses = {stats.loss_sum}},
-                                                     Stream());
-    MOIETY_CHECK(!report.skip && report.tokens == kBatch * kSeqLen, "step {}: {} tokens, skip {}",
-                 steps_, report.tokens, report.skip);
+    const TensorView input(input_.block().raw(), DType::kFloat64, {model::kStepInputWords},
+                           device_);
+    model::set_step_input(sums_, true, input, stream_);
+    optimizer_.enqueue(input, report_, stream_);
+  }
+  // Of the last step, before its update.
+  double loss() {
+    const Tensor on_host(DType::kFloat64, {model::kStepReportWords});
+    copy(on_host, report_, stream_);
+    stream_.synchronize();
+    const optim::StepReport report = optimizer_.read_report(on_host);
+    MOIETY_CHECK(!report.skip, "a step is skipped; overflow {}", report.overflow);
     return report.losses[0] / static_cast<double>(report.tokens);
   }
-
+  const Stream& stream() const { return stream_; }
+  const model::Config& config() const { return config_; }
   void close() { group_.close(); }
 
  private:
-  Tensor ids() const { return Tensor(DType::kInt32, {sequences_, kSeqLen}); }
+  int64_t tokens() const { return sequences_ * shape_.seq_len; }
+  int64_t batch_bytes() const { return byte_size(DType::kInt32, tokens()); }
 
+  Case shape_;
+  model::Config config_;
+  Device device_;
+  Stream stream_;
   int64_t sequences_;
   optim::GridGroups groups_;
   moe::EpGroup group_;
   model::Transformer model_;
   optim::DistributedOptimizer optimizer_;
   int64_t capacity_;
-  Arena arena_{"bench"};
-  std::vector<Tensor> tokens_, targets_;
-  int64_t steps_ = 0;
+  model::StepSums sums_;
+  InboundRing input_, batches_;
+  Tensor report_;
+  Arena arena_;
 };
 
-// Milliseconds of each timed step. Throws if the model does not learn its batches.
-std::vector<double> measure(const Settings& settings, comm::Communicator& world) {
+struct Result {
+  std::vector<double> ms;                // of each timed step
+  std::map<std::string, double> groups;  // ms of a step by operation
+  double memory = 0;
+};
+
+// What the innermost spans of one step take.
+std::map<std::string, double> measure_groups(Rank& rank) {
+  Trace trace;
+  set_current_trace(&trace);
+  trace.follow(rank.stream());
+  rank.enqueue();
+  trace.settle();
+  set_current_trace(nullptr);
+  std::map<std::string, double> groups;
+  for (size_t i = 0; i < trace.events.size(); ++i) {
+    const TraceEvent& e = trace.events[i];
+    const bool inner = i + 1 == trace.events.size() || trace.events[i + 1].begin >= e.end;
+    if (inner) groups[e.name] += 1e-6 * static_cast<double>(e.end - e.begin);
+  }
+  return groups;
+}
+
+// Throws if the model does not learn its batches.
+Result measure(const Settings& settings, comm::Communicator& world) {
+  const bool gpu = settings.device.type == DeviceType::kCuda;
   set_thread_budget(std::max(1, settings.threads / world.size()));
   Rank rank(settings, world);
-  const double first = rank.step();
-  double last = first;
-  for (int i = 0; i < 2; ++i) last = rank.step();
-  std::vector<double> ms;
-  for (int i = 0; i < settings.steps; ++i) {
-    ms.push_back(bench::milliseconds([&] { last = rank.step(); }));
+  const double first = rank.first();
+  Graph graph;
+  if (gpu && !settings.eager) graph = Graph(rank.stream(), [&] { rank.enqueue(); });
+  const auto step = [&] { gpu && !settings.eager ? graph.launch(rank.stream()) : rank.enqueue(); };
+  Result result;
+  for (int i = 0; i < 2; ++i) step();
+  rank.loss();
+  if (gpu) {
+    const double all = bench::milliseconds([&] {
+      for (int i = 0; i < settings.steps; ++i) step();
+      rank.stream().synchronize();
+    });
+    result.ms.assign(1, all / settings.steps);
+    result.memory = static_cast<double>(gpu_properties(settings.device.index).memory -
+                                        gpu_free_memory(settings.device.index));
+    if (settings.groups) result.groups = measure_groups(rank);
+  } else {
+    for (int i = 0; i < settings.steps; ++i) result.ms.push_back(bench::milliseconds(step));
   }
+  const double last = rank.loss();
   MOIETY_CHECK(last < first, "the loss went from {} to {}", first, last);
   rank.close();
-  return ms;
+  return result;
+}
+
+void print_groups(const std::string& name, const Result& result) {
+  double all = 0;
+  for (const auto& [group, ms] : result.groups) all += ms;
+  for (const auto& [group, ms] : result.groups) {
+    std::printf(R"({{"name": "train_step.group", "case": "%s", "group": "%s", "ms": %.4f, "share": %.4f})"
+                "\n",
+                name.c_str(), group.c_str(), ms, ms / all);
+  }
 }
 
 void run(bench::Options& options) {
   Settings settings;
-  std::string dtype = "bf16";
+  std::string dtype = "bf16", device = "cpu", model = "demo";
   options.number("--threads", settings.threads, "that the ranks share")
       .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
+      .choice("--device", device, {"cpu", "cuda"}, "")
+      .choice("--model", model, {"demo", "qwen3", "small"},
+              "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters")
+      .flag("--groups", settings.groups, "on a GPU: the time of a step by operation")
+      .flag("--eager", settings.eager, "on a GPU: not captured")
       .number("--ranks", settings.ranks, "that share the experts and the batch")
       .number("--steps", settings.steps, "that are timed");
   if (!options.parse()) return;
   settings.dtype = dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32;
-  MOIETY_CHECK(kBatch % settings.ranks == 0, "--ranks {} does not divide the batch of {}",
-               settings.ranks, kBatch);
-  std::vector<double> ms;
+  if (device == "cuda") settings.device = {DeviceType::kCuda, 0};
+  for (const Case& c : kCases) {
+    if (model == c.name) settings.shape = c;
+  }
+  const Case& c = settings.shape;
+  MOIETY_CHECK(c.sequences % settings.ranks == 0, "--ranks {} does not divide the batch of {}",
+               settings.ranks, c.sequences);
+  Result result;
   comm::run_thread_ranks(settings.ranks, {}, [&](comm::Communicator& world) {
-    std::vector<double> mine = measure(settings, world);
-    if (world.rank() == 0) ms = std::move(mine);
+    Result mine = measure(settings, world);
+    if (world.rank() == 0) result = std::move(mine);
   });
-  const bench::Timing time = bench::timing(ms);
-  const model::Config config = demo_model();
-  bench::Row row{
-      "train_step",
-      text("d{}.l{}.e{}k{}f{}.b{}x{}.{}", config.d_model, config.layers, config.router.experts,
-           config.router.top_k, config.d_ffn, kBatch, kSeqLen, dtype),
-      kBatch * kSeqLen * 1e3 / time.ms, "bytes/s", time};
+  const bench::Timing time = bench::timing(result.ms);
+  const double tokens = static_cast<double>(c.sequences * c.seq_len);
+  bench::Row row{"train_step",
+                 text("d{}.l{}.e{}k{}f{}.b{}x{}.{}", c.d, c.layers, c.experts, c.top_k, c.ffn,
+                      c.sequences, c.seq_len, dtype),
+                 tokens * 1e3 / time.ms, "tokens/s", time};
   row.more = text(R"("ranks": {}, "threads": {})", settings.ranks, settings.threads);
+  if (device == "cuda") {
+    const double tflops =
+        model::flops_per_token(config_of(c), c.seq_len, true) * tokens / time.ms * 1e-9;
+    row.device = settings.device;
+    row.more = text(R"("tflops": {:.1f}, "mfu": {:.1f}, "memory": {:.0f})", tflops,
+                    100 * tflops / kPeak, result.memory);
+  }
   bench::print(row);
+  print_groups(row.label, result);
 }
 
 }  // namespace
 }  // namespace moiety
 
 int main(int argc, char** argv) {
-  return moiety::bench::run_main(argc, argv, "A training step of the demo's model.", moiety::run);
+  return moiety::bench::run_main(argc, argv, "A training step.", moiety::run);
 }

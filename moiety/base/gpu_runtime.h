@@ -16,6 +16,14 @@ GpuStatus find_gpus();
 GpuProperties find_properties(int index);
 int64_t free_memory(int device);
 
+// What a step must not do, by the calling thread since it started: memory taken or given back (of a
+// GPU, or pinned), and waits for a stream or an event.
+struct Activity {
+  int64_t allocations = 0;
+  int64_t waits = 0;
+};
+Activity activity();
+
 // Zeroed, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and what is free.
 void* allocate(int device, int64_t bytes, const char* what);
 void free(int device, void* data) noexcept;

@@ -24,6 +24,8 @@ void quietly(const F& f) noexcept {
   }
 }
 
+thread_local Activity t_activity;
+
 }  // namespace
 
 GpuStatus find_gpus() {
@@ -64,7 +66,10 @@ int64_t free_memory(int device) {
   return int64_t(free);
 }
 
+Activity activity() { return t_activity; }
+
 void* allocate(int device, int64_t bytes, const char* what) {
+  ++t_activity.allocations;
   const CudaDeviceGuard guard(device);
   void* data = nullptr;
   const cudaError_t result = cudaMalloc(&data, bytes);
@@ -81,6 +86,7 @@ void* allocate(int device, int64_t bytes, const char* what) {
 }
 
 void free(int device, void* data) noexcept {
+  ++t_activity.allocations;
   quietly([&] {
     const CudaDeviceGuard guard(device);
     MOIETY_CUDA_CHECK(cudaFree(data));
@@ -88,6 +94,7 @@ void free(int device, void* data) noexcept {
 }
 
 void* allocate_pinned(int64_t bytes, const char* what) {
+  ++t_activity.allocations;
   void* data = nullptr;
   const cudaError_t result = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
   if (result == cudaErrorMemoryAllocation) {
@@ -100,6 +107,7 @@ void* allocate_pinned(int64_t bytes, const char* what) {
 }
 
 void free_pinned(void* data) noexcept {
+  ++t_activity.allocations;
   quietly([&] { MOIETY_CUDA_CHECK(cudaFreeHost(data)); });
 }
 
@@ -118,6 +126,7 @@ void destroy_stream(int device, void* stream) noexcept {
 }
 
 void synchronize_stream(int device, void* stream) {
+  ++t_activity.waits;
   const CudaDeviceGuard guard(device);
   MOIETY_CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
 }
@@ -154,6 +163,7 @@ bool event_complete(int device, void* event) {
 }
 
 void synchronize_event(int device, void* event) {
+  ++t_activity.waits;
   const CudaDeviceGuard guard(device);
   MOIETY_CUDA_CHECK(cudaEventSynchronize(event_of(event)));
 }

@@ -9,6 +9,8 @@ GpuStatus find_gpus() {
 GpuProperties find_properties(int) { fail_without_cuda("gpu_properties"); }
 int64_t free_memory(int) { fail_without_cuda("gpu_free_memory"); }
 
+Activity activity() { return {}; }
+
 void* allocate(int, int64_t, const char* what) { fail_without_cuda(what); }
 void free(int, void*) noexcept {}
 void* allocate_pinned(int64_t, const char* what) { fail_without_cuda(what); }

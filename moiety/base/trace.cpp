@@ -31,11 +31,43 @@ void TraceSpan::begin(TraceLane lane, const char* name, std::initializer_list<Tr
   std::copy_n(args.begin(), std::min<size_t>(args.size(), TraceEvent::kMaxArgs),
               event.args.begin());
   event.begin = trace_clock();
+  if (!trace_->stream_) return;
+  marks_ = trace_->marks_.size();
+  trace_->marks_.push_back({event_, {}, {}});
+  trace_->mark(trace_->marks_.back().begin);
 }
 
 void TraceSpan::end() {
   if (range_) detail::pop_range();
-  if (trace_) trace_->events[event_].end = trace_clock();
+  if (!trace_) return;
+  trace_->events[event_].end = trace_clock();
+  if (trace_->stream_) trace_->mark(trace_->marks_[marks_].end);
+}
+
+void Trace::mark(Event& event) {
+  event = Event::timed();
+  event.record(*stream_);
+}
+
+void Trace::follow(const Stream& stream) {
+  stream_ = stream;
+  mark(origin_);
+  origin_.wait();
+  origin_time_ = trace_clock();
+}
+
+void Trace::settle() {
+  if (!stream_) return;
+  stream_->synchronize();
+  const auto time = [&](const Event& mark) {
+    return origin_time_ + static_cast<int64_t>(1e6 * elapsed_ms(origin_, mark));
+  };
+  for (const Marks& m : marks_) {
+    events[m.event].begin = time(m.begin);
+    events[m.event].end = time(m.end);
+  }
+  marks_.clear();
+  stream_.reset();
 }
 
 void TraceSpan::add(const TraceArg& arg) {

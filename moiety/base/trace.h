@@ -14,7 +14,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
+#include <utility>
 #include <vector>
+
+#include "moiety/base/stream.h"
 
 namespace moiety {
 
@@ -59,9 +63,30 @@ struct TraceSample {
 };
 
 // Read, emptied or destroyed while none of its spans is open.
+//
+// On a GPU an operation is over on the host when it has been enqueued. While a trace follows a
+// stream of a GPU, its spans mark that stream at both ends, and `settle` puts the device's times in
+// the place of the host's. The marks cost time between operations, so the whole is slower.
 struct Trace {
   std::vector<TraceEvent> events;  // in the order of their beginnings
   std::vector<TraceSample> samples;
+
+  void follow(const Stream& stream);
+  // Waits for the stream; spans that begin later have the host's times.
+  void settle();
+
+ private:
+  friend class TraceSpan;
+  struct Marks {
+    size_t event = 0;
+    Event begin, end;
+  };
+  void mark(Event& event);
+
+  std::optional<Stream> stream_;
+  Event origin_;
+  int64_t origin_time_ = 0;
+  std::vector<Marks> marks_;
 };
 
 namespace detail {
@@ -106,6 +131,7 @@ class TraceSpan {
 
   Trace* trace_;
   size_t event_;  // of the trace
+  size_t marks_;  // of the trace, if it follows a stream
   bool range_;
 };
 

@@ -1,0 +1,51 @@
+#include "apps/moiety/step_feed.h"
+
+#include <cstring>
+
+namespace moiety::app {
+namespace {
+
+constexpr int64_t kHead = 64;  // bytes before the tensors: the number of the micro-step
+
+int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+BatchFeed::BatchFeed(int64_t sequences, int64_t seq_len, bool with_positions, int64_t ahead,
+                     Device device)
+    : sequences_(sequences),
+      seq_len_(seq_len),
+      tensor_bytes_(padded(byte_size(DType::kInt32, sequences * seq_len))),
+      with_positions_(with_positions),
+      ring_(kHead + (with_positions ? 3 : 2) * tensor_bytes_, ahead, device, "batches") {}
+
+void BatchFeed::put(const Batch& batch, uint64_t micro_step) {
+  std::byte* at = ring_.slot(put_++);
+  std::memcpy(at, &micro_step, sizeof(micro_step));
+  at += kHead;
+  for (const TensorView* x : {&batch.token_BS, &batch.target_BS, &batch.position_BS}) {
+    if (!x->defined()) continue;
+    std::memcpy(at, x->raw(), static_cast<size_t>(x->bytes()));
+    at += tensor_bytes_;
+  }
+}
+
+model::Batch BatchFeed::fetch(const Stream& stream) {
+  ring_.fetch(stream);
+  auto* at = static_cast<std::byte*>(ring_.block().raw());
+  const Device device = ring_.block().device();
+  model::Batch batch;
+  batch.micro_step_at = TensorView(at, DType::kInt64, {1}, device);
+  at += kHead;
+  const auto next = [&] {
+    const TensorView x(at, DType::kInt32, {sequences_, seq_len_}, device);
+    at += tensor_bytes_;
+    return x;
+  };
+  batch.token_BS = next();
+  batch.target_BS = next();
+  if (with_positions_) batch.position_BS = next();
+  return batch;
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,31 @@
+// What the host gives a step: batches, and the few numbers of its update. Both lie in rings that the
+// device reads in its own time (base/step_ring.h), so a captured step needs nothing new from the host.
+#pragma once
+
+#include <cstdint>
+
+#include "apps/moiety/batch_loader.h"
+#include "moiety/base/step_ring.h"
+#include "moiety/model/transformer.h"
+
+namespace moiety::app {
+
+// A micro-batch on the device: the loader's tensors, and the number of the micro-step.
+class BatchFeed {
+ public:
+  // For micro-batches of B sequences of S tokens; the host may be `ahead` of them.
+  BatchFeed(int64_t sequences, int64_t seq_len, bool with_positions, int64_t ahead, Device device);
+
+  // The next micro-batch.
+  void put(const Batch& batch, uint64_t micro_step);
+  // In the order of the stream: the next micro-batch on the device. Valid until the next call.
+  model::Batch fetch(const Stream& stream);
+
+ private:
+  int64_t sequences_, seq_len_, tensor_bytes_;
+  bool with_positions_;
+  InboundRing ring_;
+  int64_t put_ = 0;
+};
+
+}  // namespace moiety::app
