@@ -1,7 +1,6 @@
 #include "moiety/optim/distributed_optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "moiety/base/error.h"
@@ -9,22 +8,34 @@
 #include "moiety/optim/grad_norm.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
+#include "moiety/optim/step_rule.h"
 
 namespace moiety::optim {
 namespace {
 
-// A rank's statistics as they travel; the losses follow.
-enum Word : size_t {
-  kSumsq,
-  kClassSumsq,
-  kBad = kClassSumsq + kParameterClasses,
-  kBadParameter,
-  kTokens,
-  kOverflow,
-  kRequired,
-  kFlags,
-  kWords
-};
+std::vector<double> input_words(const StepInput& x) {
+  namespace word = input_word;
+  std::vector<double> out(word::kCount);
+  out[word::kLr] = x.lr;
+  out[word::kWeightDecay] = x.weight_decay;
+  out[word::kClip] = x.clip;
+  out[word::kTokens] = static_cast<double>(x.tokens);
+  out[word::kBad] = static_cast<double>(x.bad);
+  out[word::kOverflow] = x.overflow;
+  out[word::kRequired] = static_cast<double>(x.required);
+  out[word::kFlags] = x.flags;
+  out.insert(out.end(), x.losses.begin(), x.losses.end());
+  return out;
+}
+
+TensorView words_view(std::vector<double>& x) {
+  return {x.data(), DType::kFloat64, {static_cast<int64_t>(x.size())}};
+}
+
+template <class T>
+TensorView bytes_view(T& x) {
+  return {&x, DType::kUInt8, {sizeof(T)}};
+}
 
 void check_config(const OptimizerConfig& config) {
   const auto is_stored = [](DType t) { return t == DType::kFloat32 || t == DType::kBFloat16; };
@@ -196,14 +207,13 @@ void DistributedOptimizer::gather_weights(Stream stream) {
 }
 
 void DistributedOptimizer::restore(StepState state) {
-  state_ = std::move(state);
-  state_.set_applied(state_.t, limits(0));
+  state_ = state;
+  state_.set_applied(state_.t, rule());
 }
 
-StepLimits DistributedOptimizer::limits(double clip) const {
+StepRuleConfig DistributedOptimizer::rule() const {
   return {.beta1 = config_.adam.beta1,
           .beta2 = config_.adam.beta2,
-          .clip = clip,
           .guard = config_.guard,
           .max_skips = config_.max_skips,
           .spike_sigma = config_.spike_sigma};
@@ -214,107 +224,69 @@ StepReport DistributedOptimizer::step(const StepInput& input, Stream stream) {
   const TraceSpan span(TraceLane::kHost, "optimizer");
   finish_gradients(stream);
   if (config_.compare_copies > 0 && state_.t % config_.compare_copies == 0) compare_copies();
-  const StepStatistics statistics = measure(input, stream);
-  const StepDecision decision = decide(limits(input.clip), statistics, state_);
-  if (!decision.skip) update(input, decision, stream);
+  const auto losses = static_cast<int64_t>(input.losses.size()), width = rank_word::kCount + losses;
+  std::vector<double> in = input_words(input), mine(width), all(world_.size() * width),
+                      report(report_word::kCount + losses);
+  measure(words_view(mine), words_view(in), stream);
+  world_.all_gather(words_view(mine), words_view(all), stream).wait();
+  AdamWStep step;
+  step_rule(rule(), words_view(in), words_view(all).reshape({world_.size(), width}),
+            bytes_view(state_), bytes_view(step), words_view(report), stream);
+  stream.synchronize();
+  if (!step.skip) update(bytes_view(step), stream);
   begin_gradients();
-  return report(input, decision, statistics);
+  stream.synchronize();
+  return read_report(report);
 }
 
-StepStatistics DistributedOptimizer::measure(const StepInput& input, Stream stream) {
+void DistributedOptimizer::measure(TensorView words, TensorView input, Stream stream) {
+  std::vector<GradSegment> segments;
+  for (const Bucket& b : buckets_) segments.push_back({b.gradients->sum(), b.runs});
   GradStatistics sum;
-  for (const Bucket& b : buckets_) {
-    GradStatistics own;
-    grad_statistics(b.gradients->sum(), b.runs, &own, stream);
-    stream.synchronize();
-    sum.add(own);
-  }
-  std::vector<double> mine(kWords);
-  mine[kSumsq] = sum.sumsq;
-  std::copy(sum.class_sumsq.begin(), sum.class_sumsq.end(), mine.begin() + kClassSumsq);
-  mine[kBad] = static_cast<double>(sum.bad + input.bad);
-  mine[kBadParameter] = sum.bad_parameter;
-  mine[kTokens] = static_cast<double>(input.tokens);
-  mine[kOverflow] = input.overflow;
-  mine[kRequired] = static_cast<double>(input.required);
-  mine[kFlags] = input.flags;
-  mine.insert(mine.end(), input.losses.begin(), input.losses.end());
-  std::vector<double> all(world_.size() * mine.size());
-  const auto view = [](std::vector<double>& x) {
-    return TensorView(x.data(), DType::kFloat64, {static_cast<int64_t>(x.size())});
-  };
-  world_.all_gather(view(mine), view(all), stream).wait();
-  return combine(all, mine.size());
+  grad_statistics({segments, stream.device()}, bytes_view(sum), stream);
+  pack_words(bytes_view(sum), input, words, stream);
+  stream.synchronize();
 }
 
-// In rank order, so that all ranks hold the same bits.
-StepStatistics DistributedOptimizer::combine(const std::vector<double>& all, size_t width) const {
-  StepStatistics out;
-  out.losses.resize(width - kWords);
-  for (int r = 0; r < world_.size(); ++r) {
-    const double* x = all.data() + r * width;
-    out.sumsq += x[kSumsq];
-    for (int c = 0; c < kParameterClasses; ++c) out.class_sumsq[c] += x[kClassSumsq + c];
-    out.bad += static_cast<int64_t>(x[kBad]);
-    const int bad_parameter = static_cast<int>(x[kBadParameter]);
-    if (bad_parameter >= 0 && (out.bad_parameter < 0 || bad_parameter < out.bad_parameter)) {
-      out.bad_parameter = bad_parameter;
-      out.bad_rank = r;
-    }
-    out.tokens += static_cast<int64_t>(x[kTokens]);
-    out.overflow |= x[kOverflow] != 0;
-    out.required = std::max(out.required, static_cast<int64_t>(x[kRequired]));
-    out.flags |= static_cast<uint32_t>(x[kFlags]);
-    for (size_t i = 0; i < out.losses.size(); ++i) out.losses[i] += x[kWords + i];
-  }
-  return out;
-}
-
-void DistributedOptimizer::update(const StepInput& input, const StepDecision& decision,
-                                  Stream stream) {
-  const AdamWStep step{.s = decision.s,
-                       .k1 = decision.k1,
-                       .k2 = decision.k2,
-                       .lr = input.lr,
-                       .weight_decay = input.weight_decay,
-                       .t = state_.t,
-                       .seed = config_.seed};
-  await_drained(stream);
+void DistributedOptimizer::update(TensorView step, Stream stream) {
+  std::vector<AdamWArgs> segments;
   for (const size_t i : forward_) {
     const Bucket& b = buckets_[i];
-    adamw(config_.adam, step,
-          {.grad = b.gradients->sum(),
-           .master = b.master,
-           .exp_avg = b.exp_avg,
-           .exp_avg_sq = b.exp_avg_sq,
-           .weight = b.weights->own_storage(),
-           .runs = b.runs},
-          stream);
+    segments.push_back({.grad = b.gradients->sum(),
+                        .master = b.master,
+                        .exp_avg = b.exp_avg,
+                        .exp_avg_sq = b.exp_avg_sq,
+                        .weight = b.weights->own_storage(),
+                        .runs = b.runs});
   }
+  await_drained(stream);
+  adamw(config_.adam, config_.seed, step, {segments, stream.device()}, stream);
   gather_weights(stream);
 }
 
-StepReport DistributedOptimizer::report(const StepInput& input, const StepDecision& decision,
-                                        const StepStatistics& statistics) const {
-  StepReport out{.norm = static_cast<float>(decision.norm),
-                 .coef = decision.coef,
-                 .skip = decision.skip,
-                 .halt = decision.halt,
-                 .skips_in_row = state_.skips_in_row,
-                 .bad = statistics.bad,
+StepReport DistributedOptimizer::read_report(std::span<const double> x) const {
+  namespace word = report_word;
+  StepReport out{.norm = static_cast<float>(x[word::kNorm]),
+                 .coef = x[word::kCoef],
+                 .skip = x[word::kSkip] != 0,
+                 .halt = x[word::kHalt] != 0,
+                 .skips_in_row = static_cast<int>(x[word::kSkipsInRow]),
+                 .bad = static_cast<int64_t>(x[word::kBad]),
                  .bad_parameter = {},
-                 .bad_rank = statistics.bad_rank,
-                 .t = state_.t,
-                 .lr = input.lr,
-                 .tokens = statistics.tokens,
-                 .losses = statistics.losses,
-                 .overflow = statistics.overflow,
-                 .required = statistics.required,
-                 .flags = statistics.flags};
+                 .bad_rank = static_cast<int>(x[word::kBadRank]),
+                 .t = static_cast<int64_t>(x[word::kT]),
+                 .lr = x[word::kLr],
+                 .tokens = static_cast<int64_t>(x[word::kTokens]),
+                 .losses = {x.begin() + word::kCount, x.end()},
+                 .overflow = x[word::kOverflow] != 0,
+                 .required = static_cast<int64_t>(x[word::kRequired]),
+                 .flags = static_cast<uint32_t>(x[word::kFlags])};
   for (int c = 0; c < kParameterClasses; ++c) {
-    out.class_norms[c] = static_cast<float>(decision.scale * std::sqrt(statistics.class_sumsq[c]));
+    out.class_norms[c] = static_cast<float>(x[word::kClassNorm + c]);
   }
-  if (statistics.bad_parameter >= 0) out.bad_parameter = specs_[statistics.bad_parameter].name;
+  if (x[word::kBadParameter] >= 0) {
+    out.bad_parameter = specs_[static_cast<size_t>(x[word::kBadParameter])].name;
+  }
   return out;
 }
 

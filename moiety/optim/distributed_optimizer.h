@@ -31,7 +31,7 @@
 #include "moiety/optim/grid_groups.h"
 #include "moiety/optim/parameter.h"
 #include "moiety/optim/state_view.h"
-#include "moiety/optim/step_rule.h"
+#include "moiety/optim/step_decision.h"
 
 namespace moiety::optim {
 
@@ -186,14 +186,12 @@ class DistributedOptimizer {
   void reduce_late_buckets(Stream stream);
   void finish_gradients(Stream stream);
 
-  StepStatistics measure(const StepInput& input, Stream stream);
-  StepStatistics combine(const std::vector<double>& all, size_t width) const;
-  StepLimits limits(double clip) const;
-  void update(const StepInput& input, const StepDecision& decision, Stream stream);
+  StepRuleConfig rule() const;
+  void measure(TensorView words, TensorView input, Stream stream);
+  void update(TensorView step, Stream stream);
   void await_drained(Stream stream) const;
   void gather_weights(Stream stream);
-  StepReport report(const StepInput& input, const StepDecision& decision,
-                    const StepStatistics& statistics) const;
+  StepReport read_report(std::span<const double> words) const;
 
   std::vector<ParamSpec> specs_;
   OptimizerConfig config_;
