@@ -51,10 +51,11 @@ std::optional<optim::StepReport> Trainer::make_step() {
 std::optional<optim::StepReport> Trainer::attempt() {
   FirstNonFinite probe;
   if (checks_tensors()) model_.transformer().set_probe(&probe);
-  stats_ = {};
-  const bool has_data = accumulate(stats_);
+  sums_.clear(Stream());
+  const bool has_data = accumulate();
   model_.transformer().set_probe(nullptr);
   if (!has_data) return std::nullopt;
+  stats_ = sums_.read();
   heartbeat_.phase("optimizer");
   found_ = probe.finding();
   const optim::StepReport report = optimizer_.step(step_input(stats_), Stream());
@@ -62,7 +63,7 @@ std::optional<optim::StepReport> Trainer::attempt() {
   return report;
 }
 
-bool Trainer::accumulate(model::StepStats& stats) {
+bool Trainer::accumulate() {
   const Grid& grid = plan_.grid;
   const int64_t micro_steps =
       options().train.global_batch / (options().train.micro_batch * data_ranks(grid));
@@ -78,7 +79,7 @@ bool Trainer::accumulate(model::StepStats& stats) {
     tokens.first_token = data_rank(grid, world_.rank()) * tokens_;
     tokens.all_tokens = data_ranks(grid) * tokens_;
     heartbeat_.phase("forward");
-    model.forward(tokens, capacity_.rows(), stats, arena_, Stream());
+    model.forward(tokens, capacity_.rows(), sums_, arena_, Stream());
     heartbeat_.phase("backward");
     model.backward(tokens, Stream());
   }

@@ -66,8 +66,8 @@ class Trainer {
   std::optional<optim::StepReport> make_step();
   // Forward, backward, optimizer; with guard.nan = tensor a look at every stored tensor.
   std::optional<optim::StepReport> attempt();
-  // Forward and backward of the step's micro-batches; false: the data has ended.
-  bool accumulate(model::StepStats& stats);
+  // Forward and backward of the step's micro-batches, added to `sums_`; false: the data has ended.
+  bool accumulate();
   optim::StepInput step_input(const model::StepStats& stats) const;
   uint32_t requests() const;
   bool checks_tensors() const { return options().guard.nan == "tensor"; }
@@ -124,6 +124,8 @@ class Trainer {
   std::unique_ptr<BatchLoader> loader_;
   checkpoint::Saver saver_;
   optim::Schedule schedule_;
+  // Of the step that is made.
+  model::StepSums sums_ = model_.transformer().make_sums();
   model::StepStats stats_;        // of the last step, this rank's
   SamplerState step_start_;       // before that step
   std::optional<Finding> found_;  // in it, with guard.nan = tensor

@@ -55,7 +55,8 @@ class Rank {
             model::ep_limits(demo_model(), settings.dtype, sequences_ * kSeqLen), {})),
         model_(demo_model(), settings.dtype, {.experts = &group_, .world = &world}),
         optimizer_(model_.parameter_specs(), {.weights = settings.dtype}, groups_),
-        capacity_(model_.moe_capacity(-1, sequences_ * kSeqLen)) {
+        capacity_(model_.moe_capacity(-1, sequences_ * kSeqLen)),
+        sums_(model_.make_sums()) {
     optimizer_.initialize(1, Stream());
     model_.bind(optimizer_.parameters());
     for (int64_t n = 0; n < kBatches; ++n) {
@@ -72,13 +73,14 @@ class Rank {
   double step() {
     const size_t n = steps_++ % kBatches;
     const model::Batch batch{tokens_[n], targets_[n], {}, {}};
-    model::StepStats stats;
+    sums_.clear(Stream());
     {
       const ArenaScope scope(arena_);
-      model_.forward(batch, capacity_, stats, arena_, Stream());
+      model_.forward(batch, capacity_, sums_, arena_, Stream());
       model_.backward(batch, Stream());
     }
     if (steps_ == 1) arena_.settle();
+    const model::StepStats stats = sums_.read();
     const optim::StepReport report = optimizer_.step({.lr = kLearningRate,
                                                       .weight_decay = kWeightDecay,
                                                       .clip = kClip,
@@ -101,6 +103,7 @@ class Rank {
   model::Transformer model_;
   optim::DistributedOptimizer optimizer_;
   int64_t capacity_;
+  model::StepSums sums_;
   Arena arena_{"bench"};
   std::vector<Tensor> tokens_, targets_;
   int64_t steps_ = 0;
