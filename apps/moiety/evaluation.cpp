@@ -11,19 +11,19 @@ namespace {
 
 // Adds a batch to `total`, again until no rank loses pairs (where that is asked for).
 void add_batch(RankModel& model, const Batch& batch, ExpertCapacity& capacity, Arena& arena,
-               WeightGathering* gathering, model::StepStats& total) {
+               WeightGathering* gathering, const model::StepSums& sums, model::StepStats& total) {
   for (;;) {
-    model::StepStats stats = total;
-    for (model::MoeLayerStats& layer : stats.moe) layer.overflow = false;
+    sums.clear(Stream());
     {
       const auto step = gathering ? gathering->begin_step("eval", 1) : std::nullopt;
-      model.transformer().evaluate(model_batch(batch), capacity.rows(), stats, arena, Stream());
+      model.transformer().evaluate(model_batch(batch), capacity.rows(), sums, arena, Stream());
       if (gathering) gathering->flush();
       model.transformer().check_tokens();
     }
+    const model::StepStats stats = sums.read();
     const int64_t required = lost_capacity(stats, model.world());
     if (required == 0 || !capacity.refuses_drops()) {
-      total = std::move(stats);
+      total.add(stats);
       return;
     }
     capacity.grow(required);
@@ -49,9 +49,10 @@ int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world) 
 
 EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
                           Arena& arena, WeightGathering* gathering) {
+  const model::StepSums batch_sums = model.transformer().make_sums();
   model::StepStats stats;
   for (int64_t k = 0; k < samples.batches(); ++k) {
-    add_batch(model, samples.batch(k), capacity, arena, gathering, stats);
+    add_batch(model, samples.batch(k), capacity, arena, gathering, batch_sums, stats);
   }
   double sums[2] = {stats.loss_sum, double(stats.targets)};
   model.world()

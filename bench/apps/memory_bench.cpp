@@ -119,7 +119,7 @@ void train(const Options& o, const model::Config& config, const Grid& grid,
   ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
   Arena arena("activations");
   for (int step = 0; step < 2; ++step) {
-    model::StepStats stats;
+    const model::StepSums sums = model.transformer().make_sums();
     const auto gathers = gathering.begin_step("train", kMicroBatches);
     for (int m = 0; m < kMicroBatches; ++m) {
       std::vector<SampleRef> samples;
@@ -128,11 +128,12 @@ void train(const Options& o, const model::Config& config, const Grid& grid,
       }
       batch.fill(*source, samples);
       const ArenaScope scope(arena);
-      model.transformer().forward(model_batch(batch.batch()), capacity.rows(), stats, arena,
+      model.transformer().forward(model_batch(batch.batch()), capacity.rows(), sums, arena,
                                   Stream());
       model.transformer().backward(model_batch(batch.batch()), Stream());
     }
     gathering.flush();
+    const model::StepStats stats = sums.read();
     optimizer.step({.lr = 1e-3, .clip = 1, .tokens = stats.targets, .losses = {stats.loss_sum}},
                    Stream());
     arena.settle();

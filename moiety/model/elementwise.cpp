@@ -81,4 +81,17 @@ void sigmoid_gradient(TensorView s_T, TensorView dy_T, TensorView dx_T, Stream s
   });
 }
 
+void set_random_state(const RandomState& a, Stream stream) {
+  const char* operation = "set_random_state";
+  check_tensor(operation, "state", a.state_2, DType::kUInt64, {2});
+  if (a.draw_at.defined()) check_tensor(operation, "draw", a.draw_at, DType::kUInt64, {1});
+  if (check_devices(operation, {{"state", a.state_2}, {"draw", a.draw_at}}, stream)) {
+    return set_random_state_cuda(a, stream);
+  }
+  stream.run([a] {
+    a.state_2.data<uint64_t>()[0] = a.seed;
+    a.state_2.data<uint64_t>()[1] = a.draw_at.defined() ? *a.draw_at.data<uint64_t>() : a.draw;
+  });
+}
+
 }  // namespace moiety::model

@@ -18,10 +18,20 @@ void apply_sigmoid(TensorView x_T, Stream stream);
 // dx = round(dy s (1 - s)), s the sigmoid's value; s and dy float32, dx storage.
 void sigmoid_gradient(TensorView s_T, TensorView dy_T, TensorView dx_T, Stream stream);
 
+// state := {seed, draw}, a quant::RngState as uint64 [2]; draw is read at `draw_at`, uint64 [1], if
+// that is there.
+struct RandomState {
+  TensorView state_2;
+  uint64_t seed = 0, draw = 0;
+  TensorView draw_at;
+};
+void set_random_state(const RandomState& args, Stream stream);
+
 // The same bits on a GPU.
 void document_starts_cuda(TensorView position_BS, TensorView start_BS, const Stream& stream);
 void round_to_bf16_cuda(TensorView x, TensorView out, bool accumulate, const Stream& stream);
 void apply_sigmoid_cuda(TensorView x_T, const Stream& stream);
+void set_random_state_cuda(const RandomState& args, const Stream& stream);
 void sigmoid_gradient_cuda(TensorView s_T, TensorView dy_T, TensorView dx_T, const Stream& stream);
 
 }  // namespace moiety::model

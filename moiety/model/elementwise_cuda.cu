@@ -55,6 +55,16 @@ struct Sigmoid {
   __device__ void operator()(int64_t i) const { x[i] = sigmoid(x[i]); }
 };
 
+struct SetRandomState {
+  uint64_t* state;
+  uint64_t seed, draw;
+  const uint64_t* draw_at;
+  __device__ void operator()(int64_t) const {
+    state[0] = seed;
+    state[1] = draw_at ? *draw_at : draw;
+  }
+};
+
 template <class T>
 struct SigmoidGradient {
   const float *s, *dy;
@@ -89,6 +99,11 @@ void sigmoid_gradient_cuda(TensorView s_T, TensorView dy_T, TensorView dx_T, con
     for_each("sigmoid_gradient", dx_T.numel(), stream,
              SigmoidGradient<T>{s_T.data<float>(), dy_T.data<float>(), dx_T.data<T>()});
   });
+}
+
+void set_random_state_cuda(const RandomState& a, const Stream& stream) {
+  for_each("set_random_state", 1, stream,
+           SetRandomState{a.state_2.data<uint64_t>(), a.seed, a.draw, a.draw_at.data<uint64_t>()});
 }
 
 }  // namespace moiety::model

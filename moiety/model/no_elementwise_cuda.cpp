@@ -15,4 +15,8 @@ void sigmoid_gradient_cuda(TensorView, TensorView, TensorView, const Stream&) {
   fail_without_cuda("sigmoid_gradient");
 }
 
+void set_random_state_cuda(const RandomState&, const Stream&) {
+  fail_without_cuda("set_random_state");
+}
+
 }  // namespace moiety::model

@@ -24,11 +24,11 @@ class Routing {
   TensorView loss_count(int64_t index) const;
   TensorView scope() const { return scope_; }
 
-  // After the last layer's forward: adds what was counted to `stats`; starts the sums over the
+  // After the last layer's forward: adds what was counted to `sums`; starts the sums over the
   // ranks that share the sequences, or over `world` (not null if the scope is global).
-  void count(StepStats& stats, comm::Communicator* world, Stream stream);
-  // Ends the sums, adds the losses to `stats`.
-  void losses(StepStats& stats, Stream stream);
+  void count(const StepSums& sums, comm::Communicator* world, Stream stream);
+  // Ends the sums, adds the losses to `sums`.
+  void losses(const StepSums& sums, Stream stream);
 
  private:
   bool pooled() const { return router_.aux == moe::AuxLoss::kHf; }

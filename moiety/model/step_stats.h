@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "moiety/base/buffer.h"
+#include "moiety/base/stream.h"
+
 namespace moiety::model {
 
 struct MoeLayerStats {
@@ -17,13 +20,16 @@ struct MoeLayerStats {
 
 struct StepStats {
   double loss_sum = 0;  // cross-entropy, over valid targets
-  int64_t targets = 0;  // valid ones
-  int64_t tokens = 0;
   // Routing losses without coefficients, each micro-batch's weighted with its valid targets:
   // divided by the targets of all ranks they are what enters the objective.
   double aux_sum = 0;
   double z_sum = 0;
+  int64_t targets = 0;  // valid ones
+  int64_t tokens = 0;
   std::vector<MoeLayerStats> moe;  // by MoE layer, ascending
+
+  // Adds the sums of later micro-batches.
+  void add(const StepStats& later);
 
   int64_t required() const {
     int64_t rows = 0;
@@ -36,6 +42,41 @@ struct StepStats {
     }
     return false;
   }
+};
+
+// Words of a layer in StepSums, as MoeLayerStats has them.
+enum LayerWord : int {
+  kLayerRequired = 0,
+  kLayerCapacity = 1,
+  kLayerDropped = 2,
+  kLayerOverflow = 3,  // 1 or 0
+  kLayerWords = 4,
+};
+
+// StepStats in the making: memory of the model's device that passes add to in stream order, at
+// first zeros. One piece, so that one copy brings it to the host.
+class StepSums {
+ public:
+  StepSums() = default;
+  StepSums(int64_t moe_layers, int64_t experts, Device device = {});
+
+  TensorView loss_3() const;                     // float64: loss_sum, aux_sum, z_sum
+  TensorView count_2() const;                    // int64: targets, tokens
+  TensorView layer_L4() const;                   // int64 [L, kLayerWords]
+  TensorView pairs_LE() const;                   // int64 [L, E]
+  TensorView memory() const { return memory_; }  // uint8, all of them
+
+  void clear(Stream stream) const;
+  // What a copy of the memory in host memory says.
+  StepStats read(TensorView on_host) const;
+  // What the memory says when the stream has come here. Waits for that: not within a step.
+  StepStats read(Stream stream = {}) const;
+
+ private:
+  TensorView part(DType dtype, int64_t first_word, std::initializer_list<int64_t> sizes) const;
+
+  int64_t layers_ = 0, experts_ = 0;
+  Tensor memory_;
 };
 
 }  // namespace moiety::model

@@ -11,6 +11,7 @@
 #include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
 #include "moiety/model/rope.h"
+#include "moiety/model/routing_sums.h"
 #include "moiety/model/step_work.h"
 #include "moiety/model/tensor_parallel.h"
 
@@ -28,7 +29,10 @@ moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens) {
 }
 
 Transformer::Transformer(const Config& config, DType storage, const ModelContext& context)
-    : config_(config), storage_(storage), context_(context) {
+    : config_(config),
+      storage_(storage),
+      context_(context),
+      rng_(DType::kUInt64, {2}, context.device, "random state") {
   check(config_);
   MOIETY_CHECK(storage == DType::kFloat32 || storage == DType::kBFloat16,
                "model: storage {} must be float32 or bfloat16", name(storage));
@@ -72,7 +76,7 @@ void Transformer::set_precision(const Precision& precision) {
           .set_recipe(recipe, quantized ? precision.dispatch : std::nullopt);
     }
   }
-  rng_.seed = precision.seed;
+  seed_ = precision.seed;
 }
 
 std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
@@ -201,8 +205,10 @@ Pass Transformer::begin_pass(const Batch& batch, Arena& arena, Stream stream) {
     pass.document_start_BS = arena.tensor(DType::kInt32, {sequences, seq_len});
     document_starts(batch.position_BS, pass.document_start_BS, stream);
   }
-  stream.run([this, draw = batch.micro_step] { rng_.draw = draw; });
-  pass.rng = &rng_;
+  set_random_state(
+      {.state_2 = rng_, .seed = seed_, .draw = batch.micro_step, .draw_at = batch.micro_step_at},
+      stream);
+  pass.rng = static_cast<const quant::RngState*>(rng_.view().raw());
   pass.first_token = batch.first_token;
   pass.all_tokens = batch.all_tokens;
   return pass;
@@ -363,7 +369,7 @@ void Transformer::parallel_loss(const Pass& pass, const Batch& batch, const Loss
 }
 
 void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
-                       StepStats& stats) const {
+                       const StepSums& sums) const {
   ArenaScope temporaries(pass.arena);
   apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
   const gtp::Work product =
@@ -387,15 +393,11 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
     pass.stored(head_parameter().spec.name, "gradient", rows.view, pass.h_TD);
     close_gradient(pass, head_parameter());
   }
-  if (pass.tp_rank() != 0) return;  // all of them know it, one reports it
-  pass.stream.run([&stats, loss_T] {
-    double sum = 0;
-    for (int64_t t = 0; t < loss_T.numel(); ++t) sum += loss_T.data<float>()[t];
-    stats.loss_sum += sum;
-  });
+  // All of them know it, one reports it.
+  if (pass.tp_rank() == 0) add_losses(loss_T, sums, pass.stream);
 }
 
-void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
+void Transformer::forward(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
                           Stream stream) {
   MOIETY_CHECK(trainable_, "model: forward for training needs gradients; evaluate does not");
   const TraceSpan span(TraceLane::kHost, "forward");
@@ -418,9 +420,9 @@ void Transformer::forward(const Batch& batch, int64_t capacity, StepStats& stats
   }
   saved_->x_TD = x_TD;
   enter(-1, false);
-  saved_->routing.count(stats, context_.world, stream);
-  loss(pass, batch, x_TD, saved_->d_TD, stats);
-  saved_->routing.losses(stats, stream);
+  saved_->routing.count(sums, context_.world, stream);
+  loss(pass, batch, x_TD, saved_->d_TD, sums);
+  saved_->routing.losses(sums, stream);
 }
 
 void Transformer::backward(const Batch& batch, Stream stream) {
@@ -443,7 +445,7 @@ void Transformer::backward(const Batch& batch, Stream stream) {
   saved_.reset();
 }
 
-void Transformer::evaluate(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
+void Transformer::evaluate(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
                            Stream stream) {
   const TraceSpan span(TraceLane::kHost, "evaluate");
   ArenaScope all(arena);
@@ -458,9 +460,9 @@ void Transformer::evaluate(const Batch& batch, int64_t capacity, StepStats& stat
     ffn_forward(pass, layer, routing,
                 {.x_TD = mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = nullptr});
   }
-  routing.count(stats, context_.world, stream);
-  loss(pass, batch, x_TD, {}, stats);
-  routing.losses(stats, stream);
+  routing.count(sums, context_.world, stream);
+  loss(pass, batch, x_TD, {}, sums);
+  routing.losses(sums, stream);
 }
 
 }  // namespace moiety::model

@@ -45,6 +45,7 @@ struct Batch {
   // all that data ranks have in it, so that random numbers do not depend on the layout. first_token
   // is a multiple of 16; all_tokens 0: these.
   uint64_t micro_step = 0;
+  TensorView micro_step_at = {};  // optional, uint64 [1]: takes its place, read in stream order
   int64_t first_token = 0, all_tokens = 0;
 };
 
@@ -53,6 +54,7 @@ struct ModelContext {
   moe::EpGroup* experts = nullptr;      // needed if there are MoE layers
   comm::Communicator* tp = nullptr;     // the ranks that cut weights; null: there is one
   comm::Communicator* world = nullptr;  // all ranks of a micro-step; needed for AuxScope::kGlobal
+  Device device = {};                   // of batches, weights, gradients, arenas and streams
 };
 
 // What the group of a model must hold for `tokens` tokens of a rank, own ones.
@@ -86,13 +88,18 @@ class Transformer {
   // global batch.
   void update_router_bias(TensorView pairs_LE, float rate, Stream stream);
 
-  // `capacity`: rows that this rank's experts take, per layer. Adds to `stats` in stream order. The
+  // For the passes of a step.
+  StepSums make_sums() const {
+    return StepSums(config_.moe_layers(), config_.router.experts, context_.device);
+  }
+  // `capacity`: rows that this rank's experts take, per layer. Adds to `sums` in stream order. The
   // head's gradient is formed here, with the loss.
-  void forward(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena, Stream stream);
+  void forward(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
+               Stream stream);
   // Of the batch of the last forward, on its arena, which still holds what forward left.
   void backward(const Batch& batch, Stream stream);
   // The losses alone; nothing stays on the arena.
-  void evaluate(const Batch& batch, int64_t capacity, StepStats& stats, Arena& arena,
+  void evaluate(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
                 Stream stream);
 
   // At the end of a step or an evaluation: throws if one of its tokens was outside the vocabulary.
@@ -165,7 +172,7 @@ class Transformer {
   void embed_gradient(const Pass& pass, const Batch& batch, TensorView d_TD) const;
   // loss and, if `d_TD` is defined, the gradient of the last norm's output and of the head.
   void loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
-            StepStats& stats) const;
+            const StepSums& sums) const;
   struct LossHead {
     TensorView weight_VD;
     GradientSum gradient;  // of its rows that are tokens; no view: evaluation
@@ -198,7 +205,8 @@ class Transformer {
   bool trainable_ = false;
   TensorProbe* probe_ = nullptr;
   Tensor token_faults_;           // of rows that are moved (gtp/embedding.h)
-  quant::RngState rng_;           // of the last forward
+  uint64_t seed_ = 0;             // of stochastic rounding
+  Tensor rng_;                    // quant::RngState of the last forward
   Tensor rope_table_;             // for the longest sequence so far
   std::unique_ptr<Saved> saved_;  // of a forward that waits for its backward
 };

@@ -210,11 +210,11 @@ TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
     std::vector<double> losses;
     for (TensorProbe* p : {static_cast<TensorProbe*>(nullptr), static_cast<TensorProbe*>(&probe)}) {
       const ArenaScope scope(arena);
-      model::StepStats stats;
+      const model::StepSums sums = transformer.make_sums();
       transformer.set_probe(p);
-      transformer.forward(model_batch(batch.batch()), 512, stats, arena, Stream());
+      transformer.forward(model_batch(batch.batch()), 512, sums, arena, Stream());
       transformer.backward(model_batch(batch.batch()), Stream());
-      losses.push_back(stats.loss_sum);
+      losses.push_back(sums.read().loss_sum);
     }
     EXPECT_EQ(losses[0], losses[1]);
     EXPECT_TRUE(probe.has_in_order({"-1 embedding",
@@ -356,11 +356,11 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       batch.fill(*source, samples);
       ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
       Arena arena("activations");
-      model::StepStats stats;
+      const model::StepSums sums = model.transformer().make_sums();
       {
         const ArenaScope scope(arena);
         const auto step = gathering.begin_step("train", 1);
-        model.transformer().forward(model_batch(batch.batch()), capacity.rows(), stats, arena,
+        model.transformer().forward(model_batch(batch.batch()), capacity.rows(), sums, arena,
                                     Stream());
         model.transformer().backward(model_batch(batch.batch()), Stream());
         gathering.flush();

@@ -58,7 +58,7 @@ struct Rank {
     const int64_t passes = passes_of_step();
     const auto source = synthetic_source("markov", options.data.seq_len, 264, 1);
     BatchBuffer batch(options.train.micro_batch, options.data.seq_len, false);
-    model::StepStats stats;
+    const model::StepSums sums = model.transformer().make_sums();
     {
       const auto scope = gathering.begin_step(kind.c_str(), passes);
       for (int64_t m = 0; m < passes; ++m) {
@@ -75,12 +75,13 @@ struct Rank {
         pass.first_token = rank * tokens;
         pass.all_tokens = data_ranks(grid) * tokens;
         if (on_pass) on_pass(m, pass);
-        model.transformer().forward(pass, capacity.rows(), stats, arena, Stream());
+        model.transformer().forward(pass, capacity.rows(), sums, arena, Stream());
         model.transformer().backward(pass, Stream());
       }
       gathering.flush();
       model.transformer().check_tokens();
     }
+    const model::StepStats stats = sums.read();
     return optimizer.step({.lr = 0.01,
                            .weight_decay = 0.1,
                            .clip = 1,

@@ -93,11 +93,11 @@ struct ModelHarness {
   }
 
   StepStats step(const Batch& batch) {
-    StepStats stats;
+    const StepSums sums = model->make_sums();
     ArenaScope activations(arena);
-    model->forward(batch, capacity, stats, arena, {});
+    model->forward(batch, capacity, sums, arena, {});
     model->backward(batch, {});
-    return stats;
+    return sums.read();
   }
 
   std::optional<moe::EpGroup> group;

@@ -147,11 +147,11 @@ TEST(ModelState, NothingIsReadBeforeTheStreamHasRun) {
     ModelHarness h(c, DType::kFloat32, world, 20), deferred(c, DType::kFloat32, world, 20);
     const StepStats expected = h.step(batch.batch);
     const Stream stream = Stream::deferred();
-    StepStats stats;
-    deferred.model->forward(batch.batch, deferred.capacity, stats, deferred.arena, stream);
+    const StepSums sums = deferred.model->make_sums();
+    deferred.model->forward(batch.batch, deferred.capacity, sums, deferred.arena, stream);
     deferred.model->backward(batch.batch, stream);
-    EXPECT_EQ(stats.targets, 0) << "not yet";
-    stream.synchronize();
+    EXPECT_EQ(sums.read().targets, 0) << "not yet";
+    const StepStats stats = sums.read(stream);
     EXPECT_EQ(stats.loss_sum, expected.loss_sum);
     EXPECT_EQ(stats.aux_sum, expected.aux_sum);
     EXPECT_EQ(deferred.gradients(), h.gradients());
@@ -175,10 +175,10 @@ TEST(ModelState, BindRefusesWhatItDidNotAskFor) {
     for (optim::Parameter& p : frozen) p.grad = {};
     h.model->bind(frozen);
     const TestBatch batch(small_config(), 1, 4, false, 1);
-    StepStats stats;
-    h.model->evaluate(batch.batch, h.capacity, stats, h.arena, {});
-    EXPECT_GT(stats.loss_sum, 0);
-    EXPECT_THROW(h.model->forward(batch.batch, h.capacity, stats, h.arena, {}), Error);
+    const StepSums sums = h.model->make_sums();
+    h.model->evaluate(batch.batch, h.capacity, sums, h.arena, {});
+    EXPECT_GT(sums.read().loss_sum, 0);
+    EXPECT_THROW(h.model->forward(batch.batch, h.capacity, sums, h.arena, {}), Error);
     EXPECT_THROW(h.model->backward(batch.batch, {}), Error);
   });
 }

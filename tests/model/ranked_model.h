@@ -18,17 +18,7 @@ struct RankedResult {
 };
 
 inline void add(RankedResult& total, const StepStats& s, const Weights& gradients) {
-  total.stats.loss_sum += s.loss_sum;
-  total.stats.aux_sum += s.aux_sum;
-  total.stats.z_sum += s.z_sum;
-  total.stats.targets += s.targets;
-  total.stats.tokens += s.tokens;
-  total.stats.moe.resize(s.moe.size());
-  for (size_t l = 0; l < s.moe.size(); ++l) {
-    std::vector<int64_t>& pairs = total.stats.moe[l].expert_pairs;
-    pairs.resize(s.moe[l].expert_pairs.size());
-    for (size_t e = 0; e < pairs.size(); ++e) pairs[e] += s.moe[l].expert_pairs[e];
-  }
+  total.stats.add(s);
   for (const auto& [name, g] : gradients) {
     std::vector<double>& sum = total.gradients[name];
     if (sum.size() < g.size()) sum.resize(g.size());
@@ -51,7 +41,9 @@ inline RankedResult run_ranked(const Config& config, const RankedLayout& layout,
     const Batch part = batch.part(data_rank * own, (data_rank + 1) * own);
     StepStats stats;
     if (evaluate) {
-      h.model->evaluate(part, h.capacity, stats, h.arena, {});
+      const StepSums sums = h.model->make_sums();
+      h.model->evaluate(part, h.capacity, sums, h.arena, {});
+      stats = sums.read();
     } else {
       stats = h.step(part);
     }

@@ -149,11 +149,11 @@ TEST(Recompute, EvaluationKeepsNothingAndIsTheSame) {
     c.recompute = mode;
     on_ranks(1, [&](comm::Communicator& world) {
       ModelHarness h(c, DType::kBFloat16, world, batch.naive.tokens());
-      StepStats stats;
-      h.model->evaluate(batch.batch, h.capacity, stats, h.arena, {});
+      const StepSums sums = h.model->make_sums();
+      h.model->evaluate(batch.batch, h.capacity, sums, h.arena, {});
       EXPECT_EQ(h.arena.in_use(), 0);
-      losses.push_back(stats.loss_sum);
-      EXPECT_EQ(h.step(batch.batch).loss_sum, stats.loss_sum);
+      losses.push_back(sums.read().loss_sum);
+      EXPECT_EQ(h.step(batch.batch).loss_sum, losses.back());
     });
   }
   EXPECT_EQ(losses, std::vector<double>(3, losses[0]));
@@ -169,9 +169,9 @@ Memory memory_of(Config config, const Mode& mode, const TestBatch& batch) {
   Memory memory;
   on_ranks(1, [&](comm::Communicator& world) {
     ModelHarness h(config, DType::kBFloat16, world, batch.naive.tokens());
-    StepStats stats;
+    const StepSums sums = h.model->make_sums();
     const ArenaScope activations(h.arena);
-    h.model->forward(batch.batch, h.capacity, stats, h.arena, {});
+    h.model->forward(batch.batch, h.capacity, sums, h.arena, {});
     memory.kept = h.arena.in_use();
     h.model->backward(batch.batch, {});
     memory.peak = h.arena.peak();
