@@ -101,6 +101,10 @@ class ValidationSet {
   ValidationSet(std::shared_ptr<const SampleSource> source, int64_t samples,
                 const LoaderConfig& config);
   int64_t batches() const;
+  // Of a batch.
+  int64_t sequences() const { return config_.micro_batch; }
+  int64_t seq_len() const { return buffer_.batch().token_BS.size(1); }
+  bool has_positions() const { return config_.document_mask; }
   // Valid until the next call.
   const Batch& batch(int64_t k);
   // Bytes of text of all samples together: bits per byte = sum of losses / (ln 2 * bytes).

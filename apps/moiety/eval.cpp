@@ -67,7 +67,7 @@ int eval_command(const std::vector<std::string>& arguments) {
     ValidationSet set(source, samples, loader);
     ExpertCapacity capacity(o, model.transformer(), tokens);
     Arena arena("activations");
-    const EvaluationResult result = evaluate(model.model(), set, capacity, arena);
+    const EvaluationResult result = evaluate(model.model(), set, capacity, arena, Stream());
     std::puts(result_line(checkpoint, result).c_str());
     model.model().close();
   });

@@ -5,40 +5,45 @@
 #include <numbers>
 
 #include "apps/moiety/metrics.h"
+#include "apps/moiety/step_feed.h"
 
 namespace moiety::app {
 namespace {
 
+// What the passes of an evaluation use.
+struct Passes {
+  RankModel& model;
+  ExpertCapacity& capacity;
+  Arena& arena;
+  const Stream& stream;
+  WeightGathering* gathering;
+  BatchFeed batches;
+  model::StepSums sums;
+};
+
 // Adds a batch to `total`, again until no rank loses pairs (where that is asked for).
-void add_batch(RankModel& model, const Batch& batch, ExpertCapacity& capacity, Arena& arena,
-               WeightGathering* gathering, const model::StepSums& sums, model::StepStats& total) {
+void add_batch(Passes& p, const Batch& batch, model::StepStats& total) {
+  model::Transformer& model = p.model.transformer();
   for (;;) {
-    sums.clear(Stream());
+    p.batches.put(batch, 0);
+    p.sums.clear(p.stream);
     {
-      const auto step = gathering ? gathering->begin_step("eval", 1) : std::nullopt;
-      model.transformer().evaluate(model_batch(batch), capacity.rows(), sums, arena, Stream());
-      if (gathering) gathering->flush();
-      model.transformer().check_tokens();
+      const auto step = p.gathering ? p.gathering->begin_step("eval", 1) : std::nullopt;
+      model.evaluate(p.batches.fetch(p.stream), p.capacity.rows(), p.sums, p.arena, p.stream);
+      if (p.gathering) p.gathering->flush();
+      model.check_tokens();
     }
-    const model::StepStats stats = sums.read();
-    const int64_t required = lost_capacity(stats, model.world());
-    if (required == 0 || !capacity.refuses_drops()) {
+    const model::StepStats stats = p.sums.read(p.stream);
+    const int64_t required = lost_capacity(stats, p.model.world());
+    if (required == 0 || !p.capacity.refuses_drops()) {
       total.add(stats);
       return;
     }
-    capacity.grow(required);
+    p.capacity.grow(required);
   }
 }
 
 }  // namespace
-
-model::Batch model_batch(const Batch& batch) {
-  model::Batch out;
-  out.token_BS = batch.token_BS;
-  out.target_BS = batch.target_BS;
-  out.position_BS = batch.position_BS;
-  return out;
-}
 
 int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world) {
   int64_t required = stats.overflow() ? stats.required() : 0;
@@ -48,12 +53,13 @@ int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world) 
 }
 
 EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
-                          Arena& arena, WeightGathering* gathering) {
-  const model::StepSums batch_sums = model.transformer().make_sums();
+                          Arena& arena, const Stream& stream, WeightGathering* gathering) {
+  Passes passes{model, capacity, arena, stream, gathering,
+                BatchFeed(samples.sequences(), samples.seq_len(), samples.has_positions(), 1,
+                          stream.device()),
+                model.transformer().make_sums()};
   model::StepStats stats;
-  for (int64_t k = 0; k < samples.batches(); ++k) {
-    add_batch(model, samples.batch(k), capacity, arena, gathering, batch_sums, stats);
-  }
+  for (int64_t k = 0; k < samples.batches(); ++k) add_batch(passes, samples.batch(k), stats);
   double sums[2] = {stats.loss_sum, double(stats.targets)};
   model.world()
       .all_reduce(TensorView(sums, DType::kFloat64, {2}), comm::ReduceOp::kSum, Stream())

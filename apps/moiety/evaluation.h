@@ -18,13 +18,12 @@ struct EvaluationResult {
   std::vector<double> balance;  // by MoE layer: pairs of the busiest expert / mean
 };
 
-// Collective; the same result on every rank. The arena is given back as it was. `gathering`: of a
+// Collective; the same result on every rank. Waits for the stream, which is of the model's device,
+// after every batch. The arena is given back as it was. `gathering`: of a
 // model whose weights are cut; null: they are whole.
 EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
-                          Arena& arena, WeightGathering* gathering = nullptr);
+                          Arena& arena, const Stream& stream, WeightGathering* gathering = nullptr);
 
-// The batch as the model takes it.
-model::Batch model_batch(const Batch& batch);
 // Largest need of a rank if a pass with these statistics lost pairs on any rank, else 0.
 // Collective.
 int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world);

@@ -48,4 +48,12 @@ model::Batch BatchFeed::fetch(const Stream& stream) {
   return batch;
 }
 
+model::Batch model_batch(const Batch& batch) {
+  model::Batch out;
+  out.token_BS = batch.token_BS;
+  out.target_BS = batch.target_BS;
+  out.position_BS = batch.position_BS;
+  return out;
+}
+
 }  // namespace moiety::app

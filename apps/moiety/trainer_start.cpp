@@ -105,7 +105,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
       arena_("activations", plan.device),
       saver_(options().run.dir + "/checkpoints", world.bootstrap(), save_options(options())),
       schedule_(schedule(options(), plan.steps)),
-      sums_(plan.model.moe_layers(), plan.model.router.experts, plan.device),
+      sums_(model_.transformer().make_sums()),
       batches_(options().train.micro_batch, options().data.seq_len, options().data.document_mask,
                kStepsAhead * micro_steps(), plan.device),
       update_input_(byte_size(DType::kFloat64, model::kStepInputWords), kStepsAhead, plan.device,
