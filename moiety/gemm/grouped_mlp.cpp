@@ -85,8 +85,8 @@ Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes&
   Transients out;
   out.ffn = TensorView(base, s.dtype, {rows, s.ffn}, workspace.device());
   if (s.maps) {
-    out.model = TensorView(base + padded(out.ffn.bytes()), s.dtype, {rows, s.model},
-                           workspace.device());
+    out.model =
+        TensorView(base + padded(out.ffn.bytes()), s.dtype, {rows, s.model}, workspace.device());
   }
   return out;
 }

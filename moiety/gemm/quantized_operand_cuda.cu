@@ -1,6 +1,5 @@
-#include "moiety/gemm/quantized_operand_cuda.h"
-
 #include "moiety/base/launch.cuh"
+#include "moiety/gemm/quantized_operand_cuda.h"
 #include "moiety/quant/quantize_group.h"
 
 namespace moiety::gemm {
@@ -22,8 +21,8 @@ __global__ void __launch_bounds__(kWarp) pad_groups(Params p) {
     const int64_t e = base + lane;
     int64_t rows = 0;
     if (e < p.experts) {
-      const quant::Claim c = quant::claim(p.begin[e], p.begin[e + 1],
-                                          p.count ? p.count + e : nullptr, p.capacity);
+      const quant::Claim c =
+          quant::claim(p.begin[e], p.begin[e + 1], p.count ? p.count + e : nullptr, p.capacity);
       rows = c.valid ? c.rows : 0;
     }
     const int64_t padded = quant::padded_group_rows(rows);

@@ -5,8 +5,8 @@
 
 namespace moiety::gemm {
 
-// begin_E1 and count_E of `out`: the groups of a private copy whose groups begin at multiples of 128
-// rows, counts rounded up to `tail`.
+// begin_E1 and count_E of `out`: the groups of a private copy whose groups begin at multiples of
+// 128 rows, counts rounded up to `tail`.
 void operand_groups_cuda(const Groups& groups, int64_t tail, const Groups& out,
                          const Stream& stream);
 
