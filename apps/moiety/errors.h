@@ -44,6 +44,7 @@ using DiskError = ErrorOf<kExitDisk>;
 using CheckpointError = ErrorOf<kExitCheckpoint>;
 using NumericalError = ErrorOf<kExitNumerical>;
 using MemoryError = ErrorOf<kExitMemory>;
+using DeviceError = ErrorOf<kExitDevice>;
 
 struct Failure {
   ExitCode code = kExitInternal;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "apps/moiety/device_choice.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/profile.h"
-#include "moiety/base/gpu.h"
 
 namespace moiety::app {
 namespace {
@@ -16,9 +16,9 @@ void require(bool condition, std::string_view format, const Args&... args) {
 
 void check_device(const Options& o) {
   if (o.run.device != "cuda") return;
-  const char* what = "run.device = \"cuda\"";
-  require_device(what, {DeviceType::kCuda, 0});
-  require(false, "{}: training on GPUs is not available in this version of Moiety", what);
+  rank_device(o, int(o.run.ranks));
+  require(false,
+          "run.device = \"cuda\": training on GPUs is not available in this version of Moiety");
 }
 
 bool is_quantized(const std::string& recipe) { return recipe != "fp32" && recipe != "bf16"; }

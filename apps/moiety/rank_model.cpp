@@ -35,6 +35,7 @@ optim::StateView RankModel::router_biases() const {
     piece.box.rank = 1;
     piece.box.size[0] = experts;
     piece.data = state.view.raw();
+    piece.device = state.view.device();
     view.push_back(std::move(piece));
   }
   return view;

@@ -124,6 +124,24 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
   return common;
 }
 
+void cut_box(const Box& box, int64_t element_bytes, int64_t limit, std::vector<Box>& parts) {
+  int d = 0;
+  while (d < box.rank && box.size[d] == 1) ++d;
+  const int64_t bytes = element_bytes * volume(box);
+  if (bytes <= limit || d == box.rank) {
+    parts.push_back(box);
+    return;
+  }
+  const int64_t step = std::max<int64_t>(1, limit / (bytes / box.size[d]));
+  const int64_t end = end_of(box, d);
+  for (int64_t at = box.start[d]; at < end; at += step) {
+    Box part = box;
+    part.start[d] = at;
+    part.size[d] = std::min(step, end - at);
+    cut_box(part, element_bytes, limit, parts);
+  }
+}
+
 std::string describe(const Box& box) {
   std::string out = "[";
   for (int d = 0; d < box.rank; ++d) {
@@ -186,19 +204,43 @@ int64_t BoxRuns::outer_offset(int64_t k) const {
   return offset;
 }
 
-void copy_region(const Box& region, int64_t element_bytes, const Box& from, const std::byte* source,
-                 const Box& to, std::byte* destination) {
+std::vector<RowCopy> row_copies(const Box& region, int64_t element_bytes, const Box& from,
+                                const Box& to) {
   const BoxRuns in(from, region), out(to, region);
   // Runs of both are multiples of the shorter one's length.
   const int64_t length = std::min(in.length(), out.length());
-  if (length == 0) return;
+  std::vector<RowCopy> copies;
+  if (length == 0) return copies;
   const int64_t in_parts = in.length() / length, out_parts = out.length() / length;
   const int64_t count = in.count() * in_parts;
   for (int64_t k = 0; k < count; ++k) {
-    const int64_t i = in.outer_offset(k / in_parts) + k % in_parts * length;
-    const int64_t o = out.outer_offset(k / out_parts) + k % out_parts * length;
-    std::memcpy(destination + o * element_bytes, source + i * element_bytes,
-                static_cast<size_t>(length * element_bytes));
+    RowCopy row;
+    row.from = (in.outer_offset(k / in_parts) + k % in_parts * length) * element_bytes;
+    row.to = (out.outer_offset(k / out_parts) + k % out_parts * length) * element_bytes;
+    row.bytes = length * element_bytes;
+    if (!copies.empty()) {
+      RowCopy& last = copies.back();
+      const int64_t from_pitch = row.from - last.from - (last.rows - 1) * last.from_pitch;
+      const int64_t to_pitch = row.to - last.to - (last.rows - 1) * last.to_pitch;
+      if (last.rows == 1 || (from_pitch == last.from_pitch && to_pitch == last.to_pitch)) {
+        last.from_pitch = from_pitch;
+        last.to_pitch = to_pitch;
+        ++last.rows;
+        continue;
+      }
+    }
+    copies.push_back(row);
+  }
+  return copies;
+}
+
+void copy_region(const Box& region, int64_t element_bytes, const Box& from, const std::byte* source,
+                 const Box& to, std::byte* destination) {
+  for (const RowCopy& c : row_copies(region, element_bytes, from, to)) {
+    for (int64_t row = 0; row < c.rows; ++row) {
+      std::memcpy(destination + c.to + row * c.to_pitch, source + c.from + row * c.from_pitch,
+                  static_cast<size_t>(c.bytes));
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "moiety/optim/state_view.h"
 
@@ -26,6 +27,10 @@ Box whole(std::span<const int64_t> shape);
 bool contains(const Box& outer, const Box& inner);
 // Empty if nothing is common.
 std::optional<Box> intersect(const Box& a, const Box& b);
+// Appends what `box` is cut into so that a part has at most `limit` bytes, along the first
+// dimension with more than one index: a part is one run of the box's elements. One index of the
+// last dimension is not cut.
+void cut_box(const Box& box, int64_t element_bytes, int64_t limit, std::vector<Box>& parts);
 // "[0:16,4:8]".
 std::string describe(const Box& box);
 // "[16,8]".
@@ -54,7 +59,16 @@ class BoxRuns {
   std::array<int64_t, kMaxBoxRank> stride_{};
 };
 
-// Copies the elements of `region` from a row-major box to another one that both contain it.
+// Rows of elements, the same number of bytes each, which begin so many bytes apart.
+struct RowCopy {
+  int64_t from = 0, to = 0;  // bytes from the begin of either box to the first row
+  int64_t bytes = 0, rows = 1;
+  int64_t from_pitch = 0, to_pitch = 0;
+};
+// What moves the elements of `region` from a row-major box to another one that both contain it, as
+// few as can be, in ascending order.
+std::vector<RowCopy> row_copies(const Box& region, int64_t element_bytes, const Box& from,
+                                const Box& to);
 void copy_region(const Box& region, int64_t element_bytes, const Box& from, const std::byte* source,
                  const Box& to, std::byte* destination);
 

@@ -5,14 +5,13 @@
 #include <map>
 #include <set>
 
-#include "moiety/base/buffer.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/checkpoint_error.h"
-#include "moiety/checkpoint/digest.h"
 #include "moiety/checkpoint/json.h"
 #include "moiety/checkpoint/reshard.h"
 #include "moiety/checkpoint/safetensors.h"
+#include "moiety/checkpoint/staging.h"
 #include "moiety/checkpoint/together.h"
 
 namespace moiety::checkpoint {
@@ -140,7 +139,7 @@ void check_header(const Manifest& m, int file, const SafetensorsReader& reader) 
 
 // Reads the pieces of one file and copies what is needed of them.
 void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copies,
-                 const StateView& view) {
+                 const StateView& view, Device device) {
   std::vector<std::span<const BoxCopy>> pieces;
   for (size_t i = 0, n; i < copies.size(); i += n) {
     n = 1;
@@ -158,16 +157,14 @@ void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copie
   // Two at least, also where a rank has one core: one waits for the disk while the other computes.
   const ThreadBudget readers(std::clamp(thread_budget(), 2, kInFlight));
   parallel_tasks(thread_budget(), [&](int64_t) {
-    Buffer buffer;
+    Staging staging;
     for (size_t i; (i = next++) < pieces.size();) {
       announce(i + kInFlight);
       const Piece& piece = pieces[i][0].piece;
       const uint64_t bytes = piece.end - piece.begin;
-      if (buffer.bytes() < static_cast<int64_t>(bytes)) {
-        buffer = Buffer(static_cast<int64_t>(bytes), "piece of a checkpoint");
-      }
-      reader.read(piece.begin, {buffer.data(), bytes});
-      const uint32_t crc = crc32c(buffer.data(), bytes);
+      std::byte* data = staging.reserve(static_cast<int64_t>(bytes), device);
+      reader.read(piece.begin, {data, bytes});
+      const uint32_t crc = crc32c(data, bytes);
       if (crc != piece.crc32c) {
         const StatePiece& need = view[pieces[i][0].need];
         refuse("{}: {} has crc32c {:08x}, expected {:08x}", reader.path(),
@@ -175,10 +172,9 @@ void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copie
                piece.crc32c);
       }
       for (const BoxCopy& copy : pieces[i]) {
-        const StatePiece& need = view[copy.need];
-        copy_region(copy.region, bits(need.dtype) / 8, piece.box, buffer.data(), need.box,
-                    static_cast<std::byte*>(need.data));
+        staging.put(copy.region, piece.box, view[copy.need]);
       }
+      staging.finish();
     }
   });
 }
@@ -187,9 +183,8 @@ void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copie
 void check_digests(const std::string& path, WantedList& list, const StateView& view,
                    comm::Bootstrap& bootstrap) {
   std::vector<uint64_t> sums(list.size(), 0);
-  for (const StatePiece& p : view) {
-    sums[find(list, p) - list.data()] += digest(p.data, p.dtype, p.box, p.shape);
-  }
+  Staging staging;
+  for (const StatePiece& p : view) sums[find(list, p) - list.data()] += digest(p, staging);
   sums = sum_over_ranks(bootstrap, sums);
   for (size_t i = 0; i < list.size(); ++i) {
     const Wanted& w = list[i];
@@ -207,7 +202,9 @@ RunState load(const std::string& rank0_path, const StateView& view, const LoadOp
               comm::Bootstrap& bootstrap, FileSystem& files) {
   const std::string path = gather(bootstrap, rank0_path)[0];
   Manifest m;
+  Device device;
   together(bootstrap, [&] {
+    device = gpu_of("load", view);
     for (const StatePiece& p : view) {
       MOIETY_CHECK(p.data || volume(p.box) == 0, "load: {}/{} has no memory", p.slot, p.tensor);
     }
@@ -242,7 +239,7 @@ RunState load(const std::string& rank0_path, const StateView& view, const LoadOp
     for (size_t i = 0, n; i < all.size(); i += n) {
       n = 1;
       while (i + n < all.size() && all[i + n].piece.file == all[i].piece.file) ++n;
-      read_pieces(open(all[i].piece.file), all.subspan(i, n), view);
+      read_pieces(open(all[i].piece.file), all.subspan(i, n), view, device);
     }
   });
   if (options.digests) check_digests(path, wanted, view, bootstrap);

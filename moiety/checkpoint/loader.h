@@ -18,7 +18,8 @@ struct LoadOptions {
 // missing, unexpected or different is listed. Several ranks may ask for the same elements, if all
 // elements of the tensor are asked for equally often. Memory is touched only after all checks that
 // need no data. Then crc32c of every piece read and, over all ranks, the digests of what arrived
-// are compared. If one rank fails, all throw the same CheckpointError or Error(Io).
+// are compared. If one rank fails, all throw the same CheckpointError or Error(Io). Memory on a GPU
+// is filled when this returns; nothing else may be under way on it.
 RunState load(const std::string& path, const StateView& view, const LoadOptions& options,
               comm::Bootstrap& bootstrap, FileSystem& files = posix());
 

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
@@ -40,7 +41,9 @@ RankFile::RankFile(StateView view, const Manifest& head, int rank, int64_t piece
     MOIETY_CHECK(!fault, "save: {}/{}: {}", p.slot, p.tensor, fault);
     // A box without elements says something only of a tensor without elements.
     if (volume(p.box) > 0 || volume(whole(p.shape)) == 0) {
-      cut(static_cast<int>(i), p.box, piece_bytes);
+      std::vector<Box> parts;
+      cut_box(p.box, bits(p.dtype) / 8, piece_bytes, parts);
+      for (const Box& part : parts) pieces_.push_back({static_cast<int>(i), part});
     }
   }
   // Falling element size, so that each element is aligned to its size.
@@ -55,9 +58,9 @@ RankFile::RankFile(StateView view, const Manifest& head, int rank, int64_t piece
     const StatePiece& of = view_[p.of];
     p.begin = data_bytes_;
     p.end = data_bytes_ += static_cast<uint64_t>(byte_size(of.dtype, volume(p.box)));
-    // Cut along the first dimension with more than one index, a piece lies in one run.
+    p.device = of.device;
     if (p.end > p.begin) {
-      p.data = static_cast<const char*>(of.data) +
+      p.data = static_cast<const std::byte*>(of.data) +
                byte_size(of.dtype, BoxRuns(of.box, p.box).outer_offset(0));
     }
     entries.push_back({piece_key(of.slot, of.tensor, of.shape, p.box),
@@ -69,40 +72,33 @@ RankFile::RankFile(StateView view, const Manifest& head, int rank, int64_t piece
   header_ = encode_header(entries, file_metadata(head, rank));
 }
 
-void RankFile::cut(int of, const Box& box, int64_t limit) {
-  int d = 0;
-  while (d < box.rank && box.size[d] == 1) ++d;
-  const int64_t bytes = byte_size(view_[of].dtype, volume(box));
-  if (bytes <= limit || d == box.rank) {
-    pieces_.push_back({of, box});
-    return;
-  }
-  const int64_t step = std::max<int64_t>(1, limit / (bytes / box.size[d]));
-  const int64_t end = box.start[d] + box.size[d];
-  for (int64_t at = box.start[d]; at < end; at += step) {
-    Box part = box;
-    part.start[d] = at;
-    part.size[d] = std::min(step, end - at);
-    cut(of, part, limit);
-  }
-}
-
-void RankFile::take_copy(std::byte* memory) {
+void RankFile::take_copy(std::byte* memory, const Stream& stream) {
   parallel_tasks(static_cast<int64_t>(pieces_.size()), [&](int64_t i) {
     Piece& p = pieces_[i];
     if (p.end == p.begin) return;
-    std::memcpy(memory + p.begin, p.data, p.end - p.begin);
-    p.data = reinterpret_cast<const char*>(memory + p.begin);
+    std::byte* const to = memory + p.begin;
+    if (p.device.type == DeviceType::kCpu) {
+      std::memcpy(to, p.data, p.end - p.begin);
+    } else {
+      copy(TensorView(to, DType::kUInt8, {p.bytes()}),
+           TensorView(const_cast<std::byte*>(p.data), DType::kUInt8, {p.bytes()}, p.device),
+           stream);
+    }
+    p.data = to;
+    p.device = {};
   });
+  stream.synchronize();
 }
 
-RankFile::Sums RankFile::write_piece(const File& file, const Piece& piece,
+RankFile::Sums RankFile::write_piece(const File& file, const Piece& piece, Staging& staging,
                                      const std::atomic<bool>& stop) const {
   if (stop) fail(ErrorKind::kIo, "write {}: given up, the run has ended", file.path());
   const StatePiece& of = view_[piece.of];
-  const Sums sums{crc32c(piece.content()), digest(piece.data, of.dtype, piece.box, of.shape)};
-  file.write(header_.size() + piece.begin, piece.content());
-  file.write_back(header_.size() + piece.begin, piece.content().size());
+  const std::byte* data = staging.fetch(piece.data, piece.bytes(), piece.device);
+  const std::string_view content(reinterpret_cast<const char*>(data), piece.end - piece.begin);
+  const Sums sums{crc32c(content), digest(data, of.dtype, piece.box, of.shape)};
+  file.write(header_.size() + piece.begin, content);
+  file.write_back(header_.size() + piece.begin, content.size());
   return sums;
 }
 
@@ -113,8 +109,13 @@ Manifest RankFile::write(const std::string& directory, bool verify, FileSystem& 
   file.allocate(bytes());
   file.write(0, header_);
   std::vector<Sums> sums(pieces_.size());
-  parallel_tasks(static_cast<int64_t>(pieces_.size()),
-                 [&](int64_t i) { sums[i] = write_piece(file, pieces_[i], stop); });
+  std::atomic<size_t> next = 0;
+  parallel_tasks(thread_budget(), [&](int64_t) {
+    Staging staging;
+    for (size_t i; (i = next++) < pieces_.size();) {
+      sums[i] = write_piece(file, pieces_[i], staging, stop);
+    }
+  });
   file.sync_data();
   file.close();
 

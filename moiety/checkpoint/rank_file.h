@@ -7,7 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "moiety/base/stream.h"
 #include "moiety/checkpoint/manifest.h"
+#include "moiety/checkpoint/staging.h"
 
 namespace moiety::checkpoint {
 
@@ -21,8 +23,9 @@ class RankFile {
   uint64_t bytes() const { return header_.size() + data_bytes_; }
   uint64_t data_bytes() const { return data_bytes_; }
 
-  // Copies the pieces' elements to `memory`, of data_bytes(), and holds these from now on.
-  void take_copy(std::byte* memory);
+  // Copies the pieces' elements to `memory`, of data_bytes(), and holds these from now on. Those on
+  // a GPU are copied on `stream`, which is that GPU's and is waited for.
+  void take_copy(std::byte* memory, const Stream& stream);
 
   // Writes the file into `directory`, where it must not be, brings it to the disk and, with
   // `verify`, reads it back. Returns what is in it, as a manifest of one file. Throws Error(Io),
@@ -35,18 +38,19 @@ class RankFile {
   struct Piece {
     int of = 0;  // index into view_
     Box box;
-    const char* data = nullptr;
+    const std::byte* data = nullptr;
+    Device device{};
     uint64_t begin = 0, end = 0;  // bytes of the data
 
-    std::string_view content() const { return {data, end - begin}; }
+    int64_t bytes() const { return static_cast<int64_t>(end - begin); }
   };
   struct Sums {
     uint32_t crc32c = 0;
     uint64_t digest = 0;
   };
 
-  void cut(int of, const Box& box, int64_t limit);
-  Sums write_piece(const File& file, const Piece& piece, const std::atomic<bool>& stop) const;
+  Sums write_piece(const File& file, const Piece& piece, Staging& staging,
+                   const std::atomic<bool>& stop) const;
 
   StateView view_;
   std::string id_;

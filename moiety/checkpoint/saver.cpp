@@ -14,6 +14,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/checkpoint/save_task.h"
+#include "moiety/checkpoint/staging.h"
 #include "moiety/checkpoint/together.h"
 
 namespace moiety::checkpoint {
@@ -134,7 +135,8 @@ Saver::~Saver() {
   finish();
 }
 
-std::unique_ptr<Saver::Job> Saver::agree(const StateView& view, const RunState& run) {
+std::unique_ptr<Saver::Job> Saver::agree(const StateView& view, const RunState& run,
+                                         const Stream& stream) {
   const Clock::time_point called = Clock::now();
   if (job_ && bootstrap_.rank() == 0 && !job_->ended_within(Seconds(0))) {
     log(LogLevel::kInfo, "checkpoint: the save of step {} waits for that of step {}", run.step,
@@ -154,6 +156,10 @@ std::unique_ptr<Saver::Job> Saver::agree(const StateView& view, const RunState& 
                    run.layout.ranks, bootstrap_.size());
       MOIETY_CHECK(run.step >= 0 && run.tokens >= 0 && run.adam_t >= 0,
                    "save: step {}, tokens {}, adam_t {}", run.step, run.tokens, run.adam_t);
+      const Device gpu = gpu_of("save", view);
+      MOIETY_CHECK(gpu.type == DeviceType::kCpu || gpu == stream.device(),
+                   "save: the state is on {}, the stream is of {}", name(gpu),
+                   name(stream.device()));
       MOIETY_CHECK(proposals[0].substr(32) == text(" {}", run.step),
                    "save: this rank is at step {}, rank 0 at{}", run.step, proposals[0].substr(32));
       job = std::make_unique<Job>(called, RankFile(view, head, rank, options_.piece_bytes), head,
@@ -180,10 +186,10 @@ std::unique_ptr<Saver::Job> Saver::agree(const StateView& view, const RunState& 
 
 void Saver::start(const StateView& view, const RunState& run, Stream stream) {
   stream.synchronize();
-  std::unique_ptr<Job> job = agree(view, run);
+  std::unique_ptr<Job> job = agree(view, run, stream);
   RankFile& file = job->task.file();
-  if (reserve(file.data_bytes())) {
-    file.take_copy(snapshot_.data());
+  if (reserve(file.data_bytes(), stream.device())) {
+    file.take_copy(snapshot_.data(), stream);
     job->start(true);
   } else {
     log(LogLevel::kWarning,
@@ -198,7 +204,7 @@ void Saver::start(const StateView& view, const RunState& run, Stream stream) {
 
 SaveResult Saver::save(const StateView& view, const RunState& run, Stream stream) {
   stream.synchronize();
-  job_ = agree(view, run);
+  job_ = agree(view, run, stream);
   job_->start(false);
   job_->wait(bootstrap_);
   job_->caller_goes_on();
@@ -236,13 +242,15 @@ void Saver::finish() {
   job_.reset();
 }
 
-void Saver::reserve(const StateView& view) { reserve(bytes_of(view)); }
+void Saver::reserve(const StateView& view) { reserve(bytes_of(view), gpu_of("save", view)); }
 
-bool Saver::reserve(uint64_t bytes) {
+bool Saver::reserve(uint64_t bytes, Device device) {
   if (static_cast<uint64_t>(snapshot_.bytes()) >= bytes) return true;
   try {
     snapshot_ = {};
-    snapshot_ = Buffer(static_cast<int64_t>(bytes), "copy of the training state");
+    const char* what = "copy of the training state";
+    const auto size = static_cast<int64_t>(bytes);
+    snapshot_ = device.type == DeviceType::kCuda ? Buffer::pinned(size, what) : Buffer(size, what);
     return true;
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kOutOfMemory) throw;

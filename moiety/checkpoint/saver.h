@@ -61,12 +61,13 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Collective. Returns when the state was copied; it is then free to change. A checkpoint of the
-  // same step is replaced, older ones are pruned. The config and state of rank 0 are saved. Waits
-  // (logged) for a save that is still under way. Where there is no memory for the copy, returns
-  // when this rank's file is written (logged). Throws, the same on all ranks, if ranks disagree, an
-  // argument is wrong, or the temporary directory cannot be made; nothing is left then. Everything
-  // later comes from poll() and wait().
+  // Collective. Returns when the state was copied, behind what is on `stream`; it is then free to
+  // change. State on a GPU is copied to pinned memory, and `stream` is of that GPU. A checkpoint of
+  // the same step is replaced, older ones are pruned. The config and state of rank 0 are saved.
+  // Waits (logged) for a save that is still under way. Where there is no memory for the copy,
+  // returns when this rank's file is written (logged). Throws, the same on all ranks, if ranks
+  // disagree, an argument is wrong, or the temporary directory cannot be made; nothing is left
+  // then. Everything later comes from poll() and wait().
   void start(const StateView& view, const RunState& run, Stream stream);
 
   // How the last save ended: once, when it is known. Never waits, not collective. To be called at
@@ -88,10 +89,10 @@ class Saver {
  private:
   class Job;
   // The collective part of a save.
-  std::unique_ptr<Job> agree(const StateView& view, const RunState& run);
+  std::unique_ptr<Job> agree(const StateView& view, const RunState& run, const Stream& stream);
   // Waits for the job under way and takes over what it came to.
   void finish();
-  bool reserve(uint64_t bytes);
+  bool reserve(uint64_t bytes, Device device);
 
   std::string directory_;
   comm::Bootstrap& bootstrap_;

@@ -122,6 +122,20 @@ TEST(Copy, EveryRegionBetweenTwoBoxes) {
   }
 }
 
+TEST(Copy, RowsOfEqualPitchAreOne) {
+  const Box all = make_box({0, 0, 0}, {4, 5, 6}), columns = make_box({0, 0, 2}, {4, 5, 3});
+  const std::vector<RowCopy> rows = row_copies(columns, 4, columns, all);
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0].from, 0);
+  EXPECT_EQ(rows[0].to, 8);
+  EXPECT_EQ(rows[0].bytes, 12);
+  EXPECT_EQ(rows[0].rows, 20);
+  EXPECT_EQ(rows[0].from_pitch, 12);
+  EXPECT_EQ(rows[0].to_pitch, 24);
+  EXPECT_EQ(row_copies(all, 4, all, all).size(), 1u);
+  EXPECT_EQ(row_copies(all, 4, all, all)[0].bytes, 480);
+}
+
 TEST(Crc32c, GoldenCombinedAndLong) {
   EXPECT_EQ(crc32c("123456789"), 0xE3069283u);
   std::mt19937 random(3);
