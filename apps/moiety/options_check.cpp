@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "apps/moiety/device_choice.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/profile.h"
 
@@ -12,13 +11,6 @@ namespace {
 template <class... Args>
 void require(bool condition, std::string_view format, const Args&... args) {
   if (!condition) throw UsageError(format, args...);
-}
-
-void check_device(const Options& o) {
-  if (o.run.device != "cuda") return;
-  rank_device(o, int(o.run.ranks));
-  require(false,
-          "run.device = \"cuda\": training on GPUs is not available in this version of Moiety");
 }
 
 bool is_quantized(const std::string& recipe) { return recipe != "fp32" && recipe != "bf16"; }
@@ -99,7 +91,6 @@ Grid check_layout(const Options& o) {
 }
 
 void check_training(const Options& o, const Grid& grid) {
-  check_device(o);
   check_precision(o, grid);
   require(o.data.tokenizer == "bytes",
           "data.tokenizer = \"{}\": only \"bytes\" is available in this version of Moiety",

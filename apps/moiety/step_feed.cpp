@@ -35,7 +35,7 @@ model::Batch BatchFeed::fetch(const Stream& stream) {
   auto* at = static_cast<std::byte*>(ring_.block().raw());
   const Device device = ring_.block().device();
   model::Batch batch;
-  batch.micro_step_at = TensorView(at, DType::kInt64, {1}, device);
+  batch.micro_step_at = TensorView(at, DType::kUInt64, {1}, device);
   at += kHead;
   const auto next = [&] {
     const TensorView x(at, DType::kInt32, {sequences_, seq_len_}, device);

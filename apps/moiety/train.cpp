@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "apps/moiety/checkpoints.h"
+#include "apps/moiety/device_choice.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/failure_file.h"
 #include "apps/moiety/launch.h"
@@ -48,7 +49,9 @@ TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& wat
   check_training(o, grid);
   const model::Config model = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
   check_cuts(o, model, grid);
+  const Device device = rank_device(o, launch.ranks);
   return {.config = config,
+          .device = device,
           .memory_of_rank = memory_of_rank(launch),
           .grid = grid,
           .model = model,
