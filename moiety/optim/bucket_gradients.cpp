@@ -9,17 +9,17 @@
 namespace moiety::optim {
 
 BucketGradients::BucketGradients(const BucketLayout& layout, DType main_grad, DType wire,
-                                 comm::Communicator& domain)
+                                 comm::Communicator& domain, Device device)
     : domain_(domain), wire_(wire) {
   const int64_t ranks = layout.ranks, n = layout.segment();
-  memory_ = Buffer(byte_size(main_grad, layout.length), "gradients");
+  memory_ = Buffer(byte_size(main_grad, layout.length), device, "gradients");
   main_grad_ = memory_.view(main_grad, {layout.length});
   in_place_ = alone() && main_grad == DType::kFloat32;
   if (in_place_) {
     sum_ = main_grad_;
     return;
   }
-  sum_memory_ = Buffer(byte_size(DType::kFloat32, n), "gradient shard");
+  sum_memory_ = Buffer(byte_size(DType::kFloat32, n), device, "gradient shard");
   sum_ = sum_memory_.view(DType::kFloat32, {n});
   scattered_ = !alone() && wire == DType::kFloat32;
   if (alone() || scattered_) return;

@@ -18,9 +18,9 @@ namespace moiety::optim {
 class BucketGradients {
  public:
   // `main_grad` is float32 or bfloat16, and so is `wire`, what travels; of a bfloat16 main_grad it
-  // is bfloat16.
+  // is bfloat16. On a GPU the domain is one rank.
   BucketGradients(const BucketLayout& layout, DType main_grad, DType wire,
-                  comm::Communicator& domain);
+                  comm::Communicator& domain, Device device = {});
 
   const TensorView& main_grad() const { return main_grad_; }  // [length]
   const TensorView& sum() const { return sum_; }              // float32 [segment]

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/base/trace.h"
 #include "moiety/optim/grad_norm.h"
@@ -26,7 +26,7 @@ enum Word : size_t {
   kWords
 };
 
-void check_config(const OptimizerConfig& config) {
+void check_config(const OptimizerConfig& config, int ranks) {
   const auto is_stored = [](DType t) { return t == DType::kFloat32 || t == DType::kBFloat16; };
   MOIETY_CHECK(is_stored(config.weights) && is_stored(config.moments),
                "optimizer: weights {} and moments {} must be float32 or bfloat16",
@@ -36,6 +36,11 @@ void check_config(const OptimizerConfig& config) {
                name(config.main_grad), name(config.grad_wire));
   MOIETY_CHECK(config.bucket_elements > 0, "optimizer: buckets of {} elements",
                config.bucket_elements);
+  if (config.device.type == DeviceType::kCuda && ranks > 1) {
+    fail(ErrorKind::kUnsupported,
+         "optimizer: {} ranks with state on {}, only one can have it there", ranks,
+         name(config.device));
+  }
 }
 
 }  // namespace
@@ -50,7 +55,7 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
       peers_{std::move(dense), std::move(experts)},
       bucket_index_(specs_.size()),
       parameters_(specs_.size()) {
-  check_config(config);
+  check_config(config, world_.size());
   check_specs(specs_);
   for (size_t p = 0; p < specs_.size(); ++p) parameters_[p].spec = specs_[p];
   for (const BucketLayout& layout : layout_buffers(specs_, groups.grid(), config.bucket_elements)) {
@@ -88,13 +93,15 @@ DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayou
   b.runs = segment_runs(specs_, layout, b.domain->rank());
   b.gradients = std::make_unique<BucketGradients>(
       layout, config_.main_grad,
-      config_.main_grad == DType::kBFloat16 ? DType::kBFloat16 : config_.grad_wire, *b.domain);
+      config_.main_grad == DType::kBFloat16 ? DType::kBFloat16 : config_.grad_wire, *b.domain,
+      config_.device);
   const int64_t moment_bytes = byte_size(config_.moments, n);
-  b.state_memory = Buffer(byte_size(DType::kFloat32, n) + 2 * moment_bytes, "optimizer state");
+  const Device device = config_.device;
+  b.state_memory =
+      Buffer(byte_size(DType::kFloat32, n) + 2 * moment_bytes, device, "optimizer state");
   std::byte* at = b.state_memory.data();
-  b.master = TensorView(at, DType::kFloat32, {n});
-  b.exp_avg = TensorView(at + b.master.bytes(), config_.moments, {n});
-  b.exp_avg_sq = TensorView(at + b.master.bytes() + moment_bytes, config_.moments, {n});
+  b.master = TensorView(at, DType::kFloat32, {n}, device);
+  b.moments = TensorView(at + b.master.bytes(), config_.moments, {2, n}, device);
   for (const BucketLayout::Slot& slot : layout.slots) {
     Parameter& p = parameters_[slot.parameter];
     p.grad = slot_view(b.gradients->main_grad(), slot, p.spec);
@@ -138,15 +145,14 @@ std::optional<SharedShard> DistributedOptimizer::shared_shard(int parameter) con
 }
 
 void DistributedOptimizer::ensure_ready(int parameter, const Stream& stream) const {
-  stream.wait(buckets_[bucket_index_.at(parameter)].published);
+  const Bucket& b = buckets_[bucket_index_.at(parameter)];
+  if (!on_gpu()) stream.wait(b.published);
 }
 
 void DistributedOptimizer::initialize(uint64_t seed, Stream stream) {
   for (Bucket& b : buckets_) {
     optim::initialize(specs_, b.runs, seed, b.master, stream);
-    stream.run([moments = b.exp_avg, bytes = 2 * b.exp_avg.bytes()] {
-      if (bytes > 0) std::memset(moments.raw(), 0, bytes);  // both, one behind the other
-    });
+    fill_bytes(b.moments, 0, stream);
   }
   state_ = StepState();
   publish(stream);
@@ -190,7 +196,7 @@ void DistributedOptimizer::gather_weights(Stream stream) {
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];
     for (comm::Ticket& ticket : tickets[i]) ticket.wait();
-    b.published.record(stream);
+    if (!on_gpu()) b.published.record(stream);
     if (b.shared && b.peers->publish) b.peers->publish(static_cast<int32_t>(i), stream);
   }
 }
@@ -213,7 +219,9 @@ StepReport DistributedOptimizer::step(const StepInput& input, Stream stream) {
   MOIETY_CHECK(input.tokens >= 0, "optimizer: {} tokens", input.tokens);
   const TraceSpan span(TraceLane::kHost, "optimizer");
   finish_gradients(stream);
-  if (config_.compare_copies > 0 && state_.t % config_.compare_copies == 0) compare_copies();
+  if (config_.compare_copies > 0 && world_.size() > 1 && state_.t % config_.compare_copies == 0) {
+    compare_copies();
+  }
   const StepStatistics statistics = measure(input, stream);
   const StepDecision decision = decide(limits(input.clip), statistics, state_);
   if (!decision.skip) update(input, decision, stream);
@@ -285,8 +293,8 @@ void DistributedOptimizer::update(const StepInput& input, const StepDecision& de
     adamw(config_.adam, step,
           {.grad = b.gradients->sum(),
            .master = b.master,
-           .exp_avg = b.exp_avg,
-           .exp_avg_sq = b.exp_avg_sq,
+           .exp_avg = b.moments.select(0),
+           .exp_avg_sq = b.moments.select(1),
            .weight = b.weights->own_storage(),
            .runs = b.runs},
           stream);
@@ -322,8 +330,8 @@ StateView DistributedOptimizer::state_view() {
   StateView view;
   for (const Bucket& b : buckets_) {
     append_pieces(specs_, b.runs, "weight", b.master, view);
-    append_pieces(specs_, b.runs, "exp_avg", b.exp_avg, view);
-    append_pieces(specs_, b.runs, "exp_avg_sq", b.exp_avg_sq, view);
+    append_pieces(specs_, b.runs, "exp_avg", b.moments.select(0), view);
+    append_pieces(specs_, b.runs, "exp_avg_sq", b.moments.select(1), view);
   }
   return view;
 }

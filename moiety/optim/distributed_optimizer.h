@@ -48,6 +48,9 @@ struct OptimizerConfig {
   DType grad_wire = DType::kFloat32;  // what ranks send of it: also bfloat16, summed in fp32
   // Every so many steps ranks compare checksums of their copies of weights; 0: never.
   int64_t compare_copies = 100;
+  // Where weights, gradients and state lie. On a GPU the world is one rank, and what is said of a
+  // stream is meant of one: gradients are written and weights read in its order.
+  Device device = {};
 };
 
 // What a rank brings to a step. lr, weight_decay and clip are the same on all ranks, and so is the
@@ -168,11 +171,13 @@ class DistributedOptimizer {
     bool late = false;      // summed too early in this step
     Event published;
     Buffer state_memory;
-    TensorView master, exp_avg, exp_avg_sq;  // [segment]
-    bool shared = false;                     // (e)gtp cuts its parameters
-    const ShardPeers* peers = nullptr;       // of those
+    TensorView master;                  // [segment]
+    TensorView moments;                 // [2, segment]: exp_avg, exp_avg_sq
+    bool shared = false;                // (e)gtp cuts its parameters
+    const ShardPeers* peers = nullptr;  // of those
   };
 
+  bool on_gpu() const { return config_.device.type == DeviceType::kCuda; }
   Bucket make_bucket(const BucketLayout& layout);
   void place_weights();
   // optimizer_checks.cpp

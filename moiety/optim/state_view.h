@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "moiety/base/device.h"
 #include "moiety/base/dtype.h"
 
 namespace moiety::optim {
@@ -36,6 +37,7 @@ struct StatePiece {
   std::vector<int64_t> shape;  // of the logical tensor
   Box box;
   void* data = nullptr;
+  Device device = {};  // where `data` lies
 };
 
 using StateView = std::vector<StatePiece>;
