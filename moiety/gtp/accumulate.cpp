@@ -1,7 +1,5 @@
 #include "moiety/gtp/accumulate.h"
 
-#include <utility>
-
 #include "moiety/base/trace.h"
 #include "moiety/gtp/accumulate_job.h"
 
@@ -30,9 +28,7 @@ void accumulate(std::span<const TensorView> chunks, TensorView main_grad, int64_
     check_tensor(op, "a chunk", c, wire, {E, rows, cols});
     check("a chunk", c);
   }
-  AccumulateJob job{{chunks.begin(), chunks.end()}, main_grad, valid_rows, first};
-  if (stream.device().type == DeviceType::kCuda) return accumulate_cuda(job, stream);
-  stream.run([job = std::move(job)] {
+  stream.run([job = AccumulateJob{{chunks.begin(), chunks.end()}, main_grad, valid_rows, first}] {
     const TraceSpan span(TraceLane::kCompute, "gtp accumulate",
                          {{"ranks", static_cast<int64_t>(job.chunks.size())}});
     accumulate_cpu(job);

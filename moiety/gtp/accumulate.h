@@ -6,8 +6,6 @@
 //
 // Rows from `valid_rows` on are padding: nothing of the chunks is read there, whatever it is, and
 // main_grad is 0 (written by the first, left alone by later ones).
-//
-// On a GPU there is one rank: several chunks are Error(kUnsupported).
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,6 @@
 
 #include <vector>
 
-#include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 
 namespace moiety::gtp {
@@ -23,7 +22,5 @@ T* row_of(const TensorView& x, int64_t member, int64_t row) {
 
 void accumulate_reference(const AccumulateJob& job);
 void accumulate_cpu(const AccumulateJob& job);
-// Of one chunk; of more Error(kUnsupported).
-void accumulate_cuda(const AccumulateJob& job, const Stream& stream);
 
 }  // namespace moiety::gtp
