@@ -1,30 +1,14 @@
 #include "moiety/optim/distributed_optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
-#include "moiety/base/trace.h"
-#include "moiety/optim/grad_norm.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
 
 namespace moiety::optim {
 namespace {
-
-// A rank's statistics as they travel; the losses follow.
-enum Word : size_t {
-  kSumsq,
-  kClassSumsq,
-  kBad = kClassSumsq + kParameterClasses,
-  kBadParameter,
-  kTokens,
-  kOverflow,
-  kRequired,
-  kFlags,
-  kWords
-};
 
 void check_config(const OptimizerConfig& config, int ranks) {
   const auto is_stored = [](DType t) { return t == DType::kFloat32 || t == DType::kBFloat16; };
@@ -54,7 +38,9 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
       world_(groups.world()),
       peers_{std::move(dense), std::move(experts)},
       bucket_index_(specs_.size()),
-      parameters_(specs_.size()) {
+      parameters_(specs_.size()),
+      step_(config.device, world_.size()),
+      stream_(Stream::on(config.device)) {
   check_config(config, world_.size());
   check_specs(specs_);
   for (size_t p = 0; p < specs_.size(); ++p) parameters_[p].spec = specs_[p];
@@ -75,8 +61,12 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
   });
   check_layouts();
   check_owners();
+  std::vector<GradSegment> gradients;
+  for (const Bucket& b : buckets_) gradients.push_back({b.gradients->sum(), b.runs});
+  gradients_ = GradStatisticsTable(gradients, config_.device);
   place_weights();
   begin_gradients();
+  write_state({});
 }
 
 DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayout& layout) {
@@ -134,6 +124,17 @@ void DistributedOptimizer::place_weights() {
     b.weights->bind(parameters_);
     if (b.shared && at) at += bytes_of(b);
   }
+  std::vector<AdamWArgs> segments;
+  for (const size_t i : forward_) {
+    const Bucket& b = buckets_[i];
+    segments.push_back({.grad = b.gradients->sum(),
+                        .master = b.master,
+                        .exp_avg = b.moments.select(0),
+                        .exp_avg_sq = b.moments.select(1),
+                        .weight = b.weights->own_storage(),
+                        .runs = b.runs});
+  }
+  update_ = AdamWTable(segments, config_.device);
 }
 
 std::optional<SharedShard> DistributedOptimizer::shared_shard(int parameter) const {
@@ -150,15 +151,17 @@ void DistributedOptimizer::ensure_ready(int parameter, const Stream& stream) con
 }
 
 void DistributedOptimizer::initialize(uint64_t seed, Stream stream) {
+  stream_ = stream;
   for (Bucket& b : buckets_) {
     optim::initialize(specs_, b.runs, seed, b.master, stream);
     fill_bytes(b.moments, 0, stream);
   }
-  state_ = StepState();
+  write_state({});
   publish(stream);
 }
 
 void DistributedOptimizer::publish(Stream stream) {
+  stream_ = stream;
   await_drained(stream);
   for (Bucket& b : buckets_) {
     const TensorView& own = b.weights->own_storage();
@@ -173,6 +176,7 @@ void DistributedOptimizer::set_formats(std::span<const std::optional<QuantSpec>>
                formats.size(), specs_.size());
   for (size_t p = 0; p < specs_.size(); ++p) specs_[p].format = formats[p];
   await_drained(stream);
+  stream_ = stream;
   place_weights();
 }
 
@@ -199,131 +203,6 @@ void DistributedOptimizer::gather_weights(Stream stream) {
     if (!on_gpu()) b.published.record(stream);
     if (b.shared && b.peers->publish) b.peers->publish(static_cast<int32_t>(i), stream);
   }
-}
-
-void DistributedOptimizer::restore(StepState state) {
-  state_ = std::move(state);
-  state_.set_applied(state_.t, limits(0));
-}
-
-StepLimits DistributedOptimizer::limits(double clip) const {
-  return {.beta1 = config_.adam.beta1,
-          .beta2 = config_.adam.beta2,
-          .clip = clip,
-          .guard = config_.guard,
-          .max_skips = config_.max_skips,
-          .spike_sigma = config_.spike_sigma};
-}
-
-StepReport DistributedOptimizer::step(const StepInput& input, Stream stream) {
-  MOIETY_CHECK(input.tokens >= 0, "optimizer: {} tokens", input.tokens);
-  const TraceSpan span(TraceLane::kHost, "optimizer");
-  finish_gradients(stream);
-  if (config_.compare_copies > 0 && world_.size() > 1 && state_.t % config_.compare_copies == 0) {
-    compare_copies();
-  }
-  const StepStatistics statistics = measure(input, stream);
-  const StepDecision decision = decide(limits(input.clip), statistics, state_);
-  if (!decision.skip) update(input, decision, stream);
-  begin_gradients();
-  return report(input, decision, statistics);
-}
-
-StepStatistics DistributedOptimizer::measure(const StepInput& input, Stream stream) {
-  GradStatistics sum;
-  for (const Bucket& b : buckets_) {
-    GradStatistics own;
-    grad_statistics(b.gradients->sum(), b.runs, &own, stream);
-    stream.synchronize();
-    sum.add(own);
-  }
-  std::vector<double> mine(kWords);
-  mine[kSumsq] = sum.sumsq;
-  std::copy(sum.class_sumsq.begin(), sum.class_sumsq.end(), mine.begin() + kClassSumsq);
-  mine[kBad] = static_cast<double>(sum.bad + input.bad);
-  mine[kBadParameter] = sum.bad_parameter;
-  mine[kTokens] = static_cast<double>(input.tokens);
-  mine[kOverflow] = input.overflow;
-  mine[kRequired] = static_cast<double>(input.required);
-  mine[kFlags] = input.flags;
-  mine.insert(mine.end(), input.losses.begin(), input.losses.end());
-  std::vector<double> all(world_.size() * mine.size());
-  const auto view = [](std::vector<double>& x) {
-    return TensorView(x.data(), DType::kFloat64, {static_cast<int64_t>(x.size())});
-  };
-  world_.all_gather(view(mine), view(all), stream).wait();
-  return combine(all, mine.size());
-}
-
-// In rank order, so that all ranks hold the same bits.
-StepStatistics DistributedOptimizer::combine(const std::vector<double>& all, size_t width) const {
-  StepStatistics out;
-  out.losses.resize(width - kWords);
-  for (int r = 0; r < world_.size(); ++r) {
-    const double* x = all.data() + r * width;
-    out.sumsq += x[kSumsq];
-    for (int c = 0; c < kParameterClasses; ++c) out.class_sumsq[c] += x[kClassSumsq + c];
-    out.bad += static_cast<int64_t>(x[kBad]);
-    const int bad_parameter = static_cast<int>(x[kBadParameter]);
-    if (bad_parameter >= 0 && (out.bad_parameter < 0 || bad_parameter < out.bad_parameter)) {
-      out.bad_parameter = bad_parameter;
-      out.bad_rank = r;
-    }
-    out.tokens += static_cast<int64_t>(x[kTokens]);
-    out.overflow |= x[kOverflow] != 0;
-    out.required = std::max(out.required, static_cast<int64_t>(x[kRequired]));
-    out.flags |= static_cast<uint32_t>(x[kFlags]);
-    for (size_t i = 0; i < out.losses.size(); ++i) out.losses[i] += x[kWords + i];
-  }
-  return out;
-}
-
-void DistributedOptimizer::update(const StepInput& input, const StepDecision& decision,
-                                  Stream stream) {
-  const AdamWStep step{.s = decision.s,
-                       .k1 = decision.k1,
-                       .k2 = decision.k2,
-                       .lr = input.lr,
-                       .weight_decay = input.weight_decay,
-                       .t = state_.t,
-                       .seed = config_.seed};
-  await_drained(stream);
-  for (const size_t i : forward_) {
-    const Bucket& b = buckets_[i];
-    adamw(config_.adam, step,
-          {.grad = b.gradients->sum(),
-           .master = b.master,
-           .exp_avg = b.moments.select(0),
-           .exp_avg_sq = b.moments.select(1),
-           .weight = b.weights->own_storage(),
-           .runs = b.runs},
-          stream);
-  }
-  gather_weights(stream);
-}
-
-StepReport DistributedOptimizer::report(const StepInput& input, const StepDecision& decision,
-                                        const StepStatistics& statistics) const {
-  StepReport out{.norm = static_cast<float>(decision.norm),
-                 .coef = decision.coef,
-                 .skip = decision.skip,
-                 .halt = decision.halt,
-                 .skips_in_row = state_.skips_in_row,
-                 .bad = statistics.bad,
-                 .bad_parameter = {},
-                 .bad_rank = statistics.bad_rank,
-                 .t = state_.t,
-                 .lr = input.lr,
-                 .tokens = statistics.tokens,
-                 .losses = statistics.losses,
-                 .overflow = statistics.overflow,
-                 .required = statistics.required,
-                 .flags = statistics.flags};
-  for (int c = 0; c < kParameterClasses; ++c) {
-    out.class_norms[c] = static_cast<float>(decision.scale * std::sqrt(statistics.class_sumsq[c]));
-  }
-  if (statistics.bad_parameter >= 0) out.bad_parameter = specs_[statistics.bad_parameter].name;
-  return out;
 }
 
 StateView DistributedOptimizer::state_view() {
