@@ -34,7 +34,7 @@ std::string to_json(const TrainingState& state) {
   return JsonLine()
       .raw("sampler", to_json(state.sampler))
       .add("skips_in_row", state.guard.skips_in_row)
-      .add("losses", std::span<const double>(state.guard.losses))
+      .add("losses", std::span<const double>(state.guard.last_losses()))
       .text();
 }
 
@@ -44,9 +44,9 @@ TrainingState parse_training_state(std::string_view text) {
     const nlohmann::json json = nlohmann::json::parse(text);
     state.sampler = parse_sampler_state(json.at("sampler").dump());
     state.guard.skips_in_row = parse_count(json.at("skips_in_row"));
-    for (const nlohmann::json& loss : json.at("losses")) {
-      state.guard.losses.push_back(parse_loss(loss));
-    }
+    std::vector<double> losses;
+    for (const nlohmann::json& loss : json.at("losses")) losses.push_back(parse_loss(loss));
+    state.guard.set_losses(losses);
   } catch (const nlohmann::json::exception& e) {
     throw CheckpointError("state of the checkpoint: {}", e.what());
   }

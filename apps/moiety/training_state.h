@@ -6,7 +6,7 @@
 
 #include "apps/moiety/options.h"
 #include "apps/moiety/sampler.h"
-#include "moiety/optim/step_rule.h"
+#include "moiety/optim/step_decision.h"
 
 namespace moiety::app {
 

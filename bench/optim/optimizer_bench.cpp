@@ -100,17 +100,21 @@ class Segment {
         exp_avg_sq_(c.moments, {n}),
         weight_(DType::kBFloat16, {n}) {
     std::memset(weight_.view().raw(), kPoison, static_cast<size_t>(weight_.view().bytes()));
-    runs_.push_back({.begin = 0, .end = n, .tensor_id = 7});
+    const std::vector<ElementRun> runs{{.begin = 0, .end = n, .tensor_id = 7}};
+    const AdamWArgs args{grad_, master_, exp_avg_, exp_avg_sq_, weight_, runs};
+    updates_ = AdamWTable({&args, 1}, Device{});
+    const GradSegment gradient{grad_, runs};
+    statistics_ = GradStatisticsTable({&gradient, 1}, Device{});
   }
-  using Update = void (*)(const AdamW&, const AdamWStep&, const AdamWArgs&, Stream);
+  using Update = void (*)(const AdamW&, uint64_t, TensorView, const AdamWTable&, Stream);
   void update(Update with = adamw) {
-    with({}, {.s = 1e-3f, .k1 = 10, .k2 = 20, .lr = 1e-3, .weight_decay = 0.1, .t = 1},
-         {grad_, master_, exp_avg_, exp_avg_sq_, weight_, runs_}, Stream());
+    AdamWStep step{.s = 1e-3f, .k1 = 10, .k2 = 20, .lr = 1e-3f, .wd = 0.1f};
+    with({}, 0, {&step, DType::kUInt8, {sizeof step}}, updates_, Stream());
   }
-  using Statistics = void (*)(TensorView, std::span<const ElementRun>, GradStatistics*, Stream);
+  using Statistics = void (*)(const GradStatisticsTable&, TensorView, Stream);
   GradStatistics statistics(Statistics of = grad_statistics) {
     GradStatistics out;
-    of(grad_, runs_, &out, Stream());
+    of(statistics_, {&out, DType::kUInt8, {sizeof out}}, Stream());
     return out;
   }
   uint32_t checksum() const {
@@ -123,7 +127,8 @@ class Segment {
 
  private:
   Tensor grad_, master_, exp_avg_, exp_avg_sq_, weight_;
-  std::vector<ElementRun> runs_;
+  AdamWTable updates_;
+  GradStatisticsTable statistics_;
 };
 
 // On a small segment the parts do what their references do.

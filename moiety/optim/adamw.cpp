@@ -1,61 +1,97 @@
 #include "moiety/optim/adamw.h"
 
+#include "moiety/base/check_devices.h"
 #include "moiety/base/trace.h"
+#include "moiety/optim/adamw_table.h"
 
 namespace moiety::optim {
 namespace {
 
-void check_arguments(const AdamW& adam, const AdamWArgs& a) {
-  MOIETY_CHECK(adam.eps > 0, "adamw: eps={} must be positive", adam.eps);
+bool is_stored(DType t) { return t == DType::kFloat32 || t == DType::kBFloat16; }
+
+void check_segment(const AdamWArgs& a, const AdamWArgs& first, Device device) {
   const int64_t n = a.grad.numel();
-  check_tensor("adamw", "grad", a.grad, DType::kFloat32, {n});
-  check_tensor("adamw", "master", a.master, DType::kFloat32, {n});
-  const auto check_stored = [&](const char* argument, const TensorView& x) {
-    check_tensor("adamw", argument, x,
-                 x.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32, {n});
+  const auto check = [&](const char* argument, const TensorView& x, DType dtype) {
+    check_tensor("adamw", argument, x, dtype, {n});
+    MOIETY_CHECK(x.contiguous() && x.device() == device, "adamw: {} {} is not without gaps on {}",
+                 argument, x.describe(), name(device));
   };
+  const auto check_stored = [&](const char* argument, const TensorView& x) {
+    check(argument, x, is_stored(x.dtype()) ? x.dtype() : DType::kFloat32);
+  };
+  check_stored("grad", a.grad);
+  check("master", a.master, DType::kFloat32);
   check_stored("exp_avg", a.exp_avg);
-  check_stored("exp_avg_sq", a.exp_avg_sq);
+  MOIETY_CHECK(a.exp_avg.dtype() == first.exp_avg.dtype(),
+               "adamw: exp_avg is {} of one segment, {} of another", name(first.exp_avg.dtype()),
+               name(a.exp_avg.dtype()));
+  check("exp_avg_sq", a.exp_avg_sq, a.exp_avg.dtype());
   if (a.weight.defined()) check_stored("weight", a.weight);
-  MOIETY_CHECK(a.exp_avg.dtype() == a.exp_avg_sq.dtype(), "adamw: exp_avg is {}, exp_avg_sq is {}",
-               name(a.exp_avg.dtype()), name(a.exp_avg_sq.dtype()));
-  for (const TensorView* x : {&a.grad, &a.master, &a.exp_avg, &a.exp_avg_sq, &a.weight}) {
-    MOIETY_CHECK(!x->defined() || x->contiguous(), "adamw: {} is not contiguous", x->describe());
-  }
   for (const ElementRun& run : a.runs) {
     MOIETY_CHECK(run.begin >= 0 && run.begin <= run.end && run.end <= n,
                  "adamw: run [{}, {}) of {} elements", run.begin, run.end, n);
   }
 }
 
+void check_arguments(const AdamW& adam, const TensorView& step) {
+  MOIETY_CHECK(adam.eps > 0, "adamw: eps={} must be positive", adam.eps);
+  check_tensor("adamw", "step", step, DType::kUInt8, {sizeof(AdamWStep)});
+}
+
 }  // namespace
 
-detail::AdamWConstants::AdamWConstants(const AdamW& adam, const AdamWStep& step)
-    : s(step.s),
-      b1(static_cast<float>(adam.beta1)),
-      b2(static_cast<float>(adam.beta2)),
-      c1(static_cast<float>(1 - adam.beta1)),
-      c2(static_cast<float>(1 - adam.beta2)),
-      k1(step.k1),
-      k2(step.k2),
-      eps(static_cast<float>(adam.eps)),
-      lr(static_cast<float>(step.lr)),
-      wd(static_cast<float>(step.weight_decay)),
-      t(static_cast<uint32_t>(step.t)),
-      seed(step.seed) {}
+AdamWTable::AdamWTable(std::span<const AdamWArgs> segments, Device device) {
+  const auto impl = std::make_shared<Impl>();
+  impl->device = device;
+  size_t count = 0;
+  for (const AdamWArgs& a : segments) {
+    check_segment(a, segments[0], device);
+    count += a.runs.size();
+  }
+  impl->runs.reserve(count);  // spans of it stay
+  for (const AdamWArgs& a : segments) {
+    if (a.runs.empty()) continue;
+    const size_t first = impl->runs.size();
+    impl->runs.insert(impl->runs.end(), a.runs.begin(), a.runs.end());
+    impl->segments.push_back(a);
+    impl->segments.back().runs = std::span(impl->runs).subspan(first);
+    for (const ElementRun& run : a.runs) impl->elements += run.end - run.begin;
+  }
+  if (device.type == DeviceType::kCuda && impl->elements > 0) {
+    impl->on_gpu = detail::make_device_table(impl->segments, device);
+  }
+  impl_ = impl;
+}
 
-void adamw(const AdamW& adam, const AdamWStep& step, const AdamWArgs& args, Stream stream) {
-  check_arguments(adam, args);
-  stream.run([c = detail::AdamWConstants(adam, step), args] {
-    const TraceSpan span(TraceLane::kCompute, "adamw", {{"elements", args.grad.numel()}});
-    detail::adamw_cpu(c, args);
+void adamw(const AdamW& adam, uint64_t seed, TensorView step, const AdamWTable& table,
+           Stream stream) {
+  check_arguments(adam, step);
+  if (!table.impl_ || table.impl_->elements == 0) return;
+  MOIETY_CHECK(table.impl_->device == stream.device(),
+               "adamw: the table is of {}, the stream of {}", name(table.impl_->device),
+               name(stream.device()));
+  const detail::AdamWConstants constants(adam, seed);
+  if (check_devices("adamw", {{"step", step}}, stream)) {
+    return detail::adamw_cuda(constants, step, *table.impl_->on_gpu, stream);
+  }
+  stream.run([=, impl = table.impl_] {
+    const TraceSpan span(TraceLane::kCompute, "adamw", {{"elements", impl->elements}});
+    const AdamWStep& values = *static_cast<const AdamWStep*>(step.raw());
+    if (values.skip) return;
+    for (const AdamWArgs& a : impl->segments) detail::adamw_cpu(constants, values, a);
   });
 }
 
-void adamw_reference(const AdamW& adam, const AdamWStep& step, const AdamWArgs& args,
+void adamw_reference(const AdamW& adam, uint64_t seed, TensorView step, const AdamWTable& table,
                      Stream stream) {
-  check_arguments(adam, args);
-  stream.run([c = detail::AdamWConstants(adam, step), args] { detail::adamw_ref(c, args); });
+  check_arguments(adam, step);
+  if (!table.impl_) return;
+  stream.run([=, impl = table.impl_] {
+    const AdamWStep& values = *static_cast<const AdamWStep*>(step.raw());
+    if (values.skip) return;
+    const detail::AdamWConstants constants(adam, seed);
+    for (const AdamWArgs& a : impl->segments) detail::adamw_ref(constants, values, a);
+  });
 }
 
 }  // namespace moiety::optim

@@ -1,5 +1,5 @@
-// AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019) over a flat
-// segment, with fixed bits: spec optimizer_checkpoint, section 5.
+// AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019) over flat
+// segments, with fixed bits: spec optimizer_checkpoint, section 5.
 //
 // Per element, in fp32, rounded to nearest even after each operation, fma only where it stands:
 //   g = grad * s
@@ -10,9 +10,12 @@
 // Moments are stored as fp32, or as bf16 with stochastic rounding: the low 16 bits of the word of
 // rng domain 2 are added to the fp32 bits, which are then cut (infinity and NaN as bf16 does it).
 // Nearest rounding would freeze exp_avg_sq. u is computed from the unrounded moments.
+//
+// A GPU gives the same bits, but for the payload of a NaN in fp32.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "moiety/base/stream.h"
@@ -27,40 +30,48 @@ struct AdamW {
   double eps = 1e-8;  // > 0, so that an element whose gradient was always zero stays
 };
 
-// What belongs to a step: see decide() in step_rule.h.
+// What belongs to a step, as step_rule (step_rule.h) writes it. It lies in memory of the stream's
+// device and is read when the operation runs.
 struct AdamWStep {
   float s = 1;   // factor of gradients: 1/tokens and clipping
   float k1 = 1;  // bias corrections
   float k2 = 1;
-  double lr = 0;
-  double weight_decay = 0;  // of the runs that decay
-  int64_t t = 1;            // applied steps, this one included
-  uint64_t seed = 0;        // of the stochastic rounding
+  float lr = 0;
+  float wd = 0;      // weight decay of the runs that decay
+  uint32_t t = 1;    // applied steps, this one included
+  int32_t skip = 0;  // not 0: nothing changes
+  uint32_t unused = 0;
 };
+static_assert(sizeof(AdamWStep) == 32);
 
 struct AdamWArgs {
-  TensorView grad;                   // float32 [n]
+  TensorView grad;                   // float32 or bfloat16 [n]
   TensorView master;                 // float32 [n]
-  TensorView exp_avg, exp_avg_sq;    // float32 or bfloat16 [n]
+  TensorView exp_avg, exp_avg_sq;    // float32 or bfloat16 [n], the same in all segments
   TensorView weight;                 // optional: float32 or bfloat16 [n]
   std::span<const ElementRun> runs;  // of the n elements; what is in no run is not touched
 };
 
-void adamw(const AdamW& adam, const AdamWStep& step, const AdamWArgs& args, Stream stream);
-void adamw_reference(const AdamW& adam, const AdamWStep& step, const AdamWArgs& args,
-                     Stream stream);
+// The segments of all buckets, made once. Their tensors lie on `device` and outlive the table; runs
+// are copied. Copies are cheap and share what they hold. Allocates, and waits for a GPU.
+class AdamWTable {
+ public:
+  AdamWTable() = default;  // no segments
+  AdamWTable(std::span<const AdamWArgs> segments, Device device);
 
-// The constants of a step in fp32, and the two implementations over checked arguments.
-namespace detail {
-struct AdamWConstants {
-  AdamWConstants(const AdamW& adam, const AdamWStep& step);
-  float s, b1, b2, c1, c2, k1, k2, eps, lr, wd;
-  uint32_t t;
-  uint64_t seed;
+  struct Impl;
+
+ private:
+  friend void adamw(const AdamW&, uint64_t, TensorView, const AdamWTable&, Stream);
+  friend void adamw_reference(const AdamW&, uint64_t, TensorView, const AdamWTable&, Stream);
+  std::shared_ptr<const Impl> impl_;
 };
-struct NoWeight {};  // in the place of an element type: no weight is stored
-void adamw_ref(const AdamWConstants& constants, const AdamWArgs& args);
-void adamw_cpu(const AdamWConstants& constants, const AdamWArgs& args);
-}  // namespace detail
+
+// `seed` is that of the stochastic rounding, `step` an AdamWStep: uint8 [32], aligned to 4. The
+// stream is of the table's device; on a GPU it is one launch. The reference runs on the CPU.
+void adamw(const AdamW& adam, uint64_t seed, TensorView step, const AdamWTable& table,
+           Stream stream);
+void adamw_reference(const AdamW& adam, uint64_t seed, TensorView step, const AdamWTable& table,
+                     Stream stream);
 
 }  // namespace moiety::optim

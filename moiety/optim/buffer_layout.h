@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "moiety/base/host_device.h"
 #include "moiety/optim/parameter.h"
 
 namespace moiety::optim {
@@ -40,9 +41,11 @@ std::vector<BucketLayout> layout_buffers(std::span<const ParamSpec> specs, const
 struct ColumnRange {
   int64_t first = 0, count = 1, all = 1;
 
-  bool whole() const { return count == all; }
+  MOIETY_HD bool whole() const { return count == all; }
   // Where element i, row-major, of these columns is in the tensor.
-  int64_t in_tensor(int64_t i) const { return whole() ? i : i / count * all + first + i % count; }
+  MOIETY_HD int64_t in_tensor(int64_t i) const {
+    return whole() ? i : i / count * all + first + i % count;
+  }
   // How many of the n elements from the i-th on follow each other in the tensor too.
   int64_t stretch(int64_t i, int64_t n) const {
     return whole() ? n : std::min(n, count - i % count);

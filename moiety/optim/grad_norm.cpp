@@ -1,16 +1,21 @@
 #include "moiety/optim/grad_norm.h"
 
+#include "moiety/base/check_devices.h"
 #include "moiety/base/trace.h"
+#include "moiety/optim/grad_norm_table.h"
 
 namespace moiety::optim {
 namespace {
 
-void check_arguments(const TensorView& grad, std::span<const ElementRun> runs) {
+void check_segment(const GradSegment& segment, Device device) {
+  const TensorView& grad = segment.grad;
   const int64_t n = grad.numel();
-  check_tensor("grad_statistics", "grad", grad, DType::kFloat32, {n});
-  MOIETY_CHECK(grad.contiguous(), "grad_statistics: grad {} is not contiguous", grad.describe());
+  check_tensor("grad_statistics", "grad", grad,
+               grad.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32, {n});
+  MOIETY_CHECK(grad.contiguous() && grad.device() == device,
+               "grad_statistics: grad {} is not without gaps on {}", grad.describe(), name(device));
   int64_t at = 0;
-  for (const ElementRun& run : runs) {
+  for (const ElementRun& run : segment.runs) {
     MOIETY_CHECK(run.begin >= at && run.begin <= run.end && run.end <= n,
                  "grad_statistics: run [{}, {}) behind {} in {} elements", run.begin, run.end, at,
                  n);
@@ -18,16 +23,12 @@ void check_arguments(const TensorView& grad, std::span<const ElementRun> runs) {
   }
 }
 
-}  // namespace
-
-void GradStatistics::add(const GradStatistics& other) {
-  sumsq += other.sumsq;
-  for (int c = 0; c < kParameterClasses; ++c) class_sumsq[c] += other.class_sumsq[c];
-  bad += other.bad;
-  if (other.bad_parameter >= 0 && (bad_parameter < 0 || other.bad_parameter < bad_parameter)) {
-    bad_parameter = other.bad_parameter;
-  }
+GradStatistics& check_out(const TensorView& out) {
+  check_tensor("grad_statistics", "out", out, DType::kUInt8, {sizeof(GradStatistics)});
+  return *static_cast<GradStatistics*>(out.raw());
 }
+
+}  // namespace
 
 double detail::fold_block_sums(std::vector<double> sums) {
   if (sums.empty()) return 0;
@@ -43,19 +44,54 @@ double detail::fold_block_sums(std::vector<double> sums) {
   return sums[0];
 }
 
-void grad_statistics(TensorView grad, std::span<const ElementRun> runs, GradStatistics* out,
-                     Stream stream) {
-  check_arguments(grad, runs);
-  stream.run([=] {
-    const TraceSpan span(TraceLane::kCompute, "grad_statistics", {{"elements", grad.numel()}});
-    *out = detail::grad_statistics_cpu(grad, runs);
+GradStatisticsTable::GradStatisticsTable(std::span<const GradSegment> segments, Device device) {
+  const auto impl = std::make_shared<Impl>();
+  impl->device = device;
+  size_t count = 0;
+  for (const GradSegment& s : segments) {
+    check_segment(s, device);
+    count += s.runs.size();
+  }
+  impl->runs.reserve(count);  // spans of it stay
+  for (const GradSegment& s : segments) {
+    const size_t first = impl->runs.size();
+    impl->runs.insert(impl->runs.end(), s.runs.begin(), s.runs.end());
+    impl->segments.push_back({s.grad, std::span(impl->runs).subspan(first)});
+    impl->elements += s.grad.numel();
+  }
+  if (device.type == DeviceType::kCuda) {
+    impl->on_gpu = detail::make_device_table(impl->segments, device);
+  }
+  impl_ = impl;
+}
+
+void grad_statistics(const GradStatisticsTable& table, TensorView out, Stream stream) {
+  GradStatistics& sum = check_out(out);
+  MOIETY_CHECK(table.impl_, "grad_statistics: no table");
+  MOIETY_CHECK(table.impl_->device == stream.device(),
+               "grad_statistics: the table is of {}, the stream of {}", name(table.impl_->device),
+               name(stream.device()));
+  if (check_devices("grad_statistics", {{"out", out}}, stream)) {
+    return detail::grad_statistics_cuda(*table.impl_->on_gpu, out, stream);
+  }
+  stream.run([&sum, impl = table.impl_] {
+    const TraceSpan span(TraceLane::kCompute, "grad_statistics", {{"elements", impl->elements}});
+    sum = {};
+    for (const GradSegment& s : impl->segments) {
+      sum.add(detail::grad_statistics_cpu(s.grad, s.runs));
+    }
   });
 }
 
-void grad_statistics_reference(TensorView grad, std::span<const ElementRun> runs,
-                               GradStatistics* out, Stream stream) {
-  check_arguments(grad, runs);
-  stream.run([=] { *out = detail::grad_statistics_ref(grad, runs); });
+void grad_statistics_reference(const GradStatisticsTable& table, TensorView out, Stream stream) {
+  GradStatistics& sum = check_out(out);
+  MOIETY_CHECK(table.impl_, "grad_statistics: no table");
+  stream.run([&sum, impl = table.impl_] {
+    sum = {};
+    for (const GradSegment& s : impl->segments) {
+      sum.add(detail::grad_statistics_ref(s.grad, s.runs));
+    }
+  });
 }
 
 }  // namespace moiety::optim

@@ -1,57 +1,70 @@
-// Sum of squares of a segment's gradient, in fp64 with a fixed order (spec optimizer_checkpoint,
-// section 4), and what in it is not finite.
+// Sum of squares of segments' gradients, in fp64 with a fixed order (spec optimizer_checkpoint,
+// section 4), and what in them is not finite.
 //
-// Order: blocks of 4096 consecutive elements of the segment; in a block 256 lanes, lane l takes
+// Order: blocks of 4096 consecutive elements of a segment; in a block 256 lanes, lane l takes
 // elements l, l + 256, ... ascending; lanes are folded by halves (l += l + 128, then 64, ..., 1).
-// Block sums are grouped by 4096 and summed in the same way until one value is left. Elements in no
-// run, and for the sum of a class those of other classes, count as +0.
+// Block sums are grouped by 4096 and summed in the same way until one value is left; segments are
+// added ascending. Elements in no run, and for the sum of a class those of other classes, count as
+// +0.
+//
+// A GPU gives the same bits, but for the payload of a NaN.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <memory>
 #include <span>
 
 #include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
 #include "moiety/optim/buffer_layout.h"
-#include "moiety/optim/step_rule.h"
+#include "moiety/optim/step_decision.h"
 
 namespace moiety::optim {
 
+// Without pointers and gaps: it may lie in memory of a GPU.
 struct GradStatistics {
   double sumsq = 0;
   std::array<double, kParameterClasses> class_sumsq{};
-  int64_t bad = 0;         // non-finite elements
-  int bad_parameter = -1;  // smallest index of a parameter that has one
+  int64_t bad = 0;             // non-finite elements
+  int64_t bad_parameter = -1;  // smallest index of a parameter that has one
 
-  // Segments are added in the order of their buckets.
-  void add(const GradStatistics& other);
+  MOIETY_HD void add(const GradStatistics& other) {
+    sumsq += other.sumsq;
+    for (int c = 0; c < kParameterClasses; ++c) class_sumsq[c] += other.class_sumsq[c];
+    bad += other.bad;
+    // -1, none, is the largest as an unsigned number.
+    const auto none_last = [](int64_t p) { return static_cast<uint64_t>(p); };
+    if (none_last(other.bad_parameter) < none_last(bad_parameter)) {
+      bad_parameter = other.bad_parameter;
+    }
+  }
 };
 
-// out := statistics of grad (float32 [n]) over the elements of `runs`.
-void grad_statistics(TensorView grad, std::span<const ElementRun> runs, GradStatistics* out,
-                     Stream stream);
-void grad_statistics_reference(TensorView grad, std::span<const ElementRun> runs,
-                               GradStatistics* out, Stream stream);
+struct GradSegment {
+  TensorView grad;                   // float32 or bfloat16 [n]
+  std::span<const ElementRun> runs;  // ascending
+};
 
-namespace detail {
+// The segments of all buckets, made once. Their gradients lie on `device` and outlive the table;
+// runs are copied. On a GPU it owns the workspace too, so that it serves one stream at a time.
+// Copies are cheap and share what they hold. Allocates, and waits for a GPU.
+class GradStatisticsTable {
+ public:
+  GradStatisticsTable() = default;  // of nothing, and of no device
+  GradStatisticsTable(std::span<const GradSegment> segments, Device device);
 
-inline constexpr int64_t kNormBlock = 4096;
-inline constexpr int64_t kNormLanes = 256;
+  struct Impl;
 
-// Sum of n <= 4096 terms in the order of a block; term(i) is element i.
-template <class Term>
-double block_sum(int64_t n, Term&& term) {
-  std::array<double, kNormLanes> lanes{};
-  for (int64_t i = 0; i < n; ++i) lanes[i % kNormLanes] += term(i);
-  for (int64_t o = kNormLanes / 2; o >= 1; o /= 2) {
-    for (int64_t l = 0; l < o; ++l) lanes[l] += lanes[l + o];
-  }
-  return lanes[0];
-}
+ private:
+  friend void grad_statistics(const GradStatisticsTable&, TensorView, Stream);
+  friend void grad_statistics_reference(const GradStatisticsTable&, TensorView, Stream);
+  std::shared_ptr<const Impl> impl_;
+};
 
-// Groups sums until one is left; 0 if there are none.
-double fold_block_sums(std::vector<double> sums);
+// out := a GradStatistics, uint8 [sizeof(GradStatistics)], aligned to 8. The stream is of the
+// table's device. The reference runs on the CPU.
+void grad_statistics(const GradStatisticsTable& table, TensorView out, Stream stream);
+void grad_statistics_reference(const GradStatisticsTable& table, TensorView out, Stream stream);
 
-GradStatistics grad_statistics_ref(TensorView grad, std::span<const ElementRun> runs);
-GradStatistics grad_statistics_cpu(TensorView grad, std::span<const ElementRun> runs);
-
-}  // namespace detail
 }  // namespace moiety::optim

@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <type_traits>
+#include <utility>
 
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
-#include "moiety/optim/grad_norm.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/optim/grad_norm_table.h"
 
 namespace moiety::optim::detail {
 namespace {
@@ -49,7 +52,8 @@ struct Sums {
 
 // Copies the elements of block `at` that are in runs (of class `kind`, if it is not negative) and
 // zeros in place of the others.
-void copy_masked(const float* grad, int64_t at, std::span<const ElementRun> runs, int kind,
+template <class G>
+void copy_masked(const G* grad, int64_t at, std::span<const ElementRun> runs, int kind,
                  float* tile) {
   std::fill(tile, tile + kNormBlock, 0.0f);
   for (const ElementRun& run : runs) {
@@ -60,14 +64,15 @@ void copy_masked(const float* grad, int64_t at, std::span<const ElementRun> runs
   }
 }
 
-int first_bad_parameter(const float* grad, int64_t at, std::span<const ElementRun> runs) {
+template <class G>
+int first_bad_parameter(const G* grad, int64_t at, std::span<const ElementRun> runs) {
   int first = -1;
   for (const ElementRun& run : runs) {
     if (first >= 0 && run.parameter >= first) continue;
     const int64_t begin = std::max(run.begin, at);
     const int64_t end = std::min(run.end, at + kNormBlock);
     for (int64_t i = begin; i < end; ++i) {
-      if (std::isfinite(grad[i])) continue;
+      if (std::isfinite(static_cast<float>(grad[i]))) continue;
       first = run.parameter;
       break;
     }
@@ -76,21 +81,24 @@ int first_bad_parameter(const float* grad, int64_t at, std::span<const ElementRu
 }
 
 // Block `b`, whose elements lie in `runs` (and nowhere else).
-GradStatistics add_block(const float* grad, int64_t b, std::span<const ElementRun> runs,
-                         Sums& sums) {
+template <class G>
+GradStatistics add_block(const G* grad, int64_t b, std::span<const ElementRun> runs, Sums& sums) {
   const int64_t at = b * kNormBlock;
-  BlockSum all;
-  if (runs.size() == 1 && runs[0].begin <= at && at + kNormBlock <= runs[0].end) {
-    all = sum_block(grad + at);
-    sums.by_class[static_cast<int>(runs[0].kind)][b] = all.sumsq;
-  } else {
-    std::array<float, kNormBlock> tile;
-    for (int c = 0; c < kParameterClasses; ++c) {
-      copy_masked(grad, at, runs, c, tile.data());
-      sums.by_class[c][b] = sum_block(tile.data()).sumsq;
+  const bool whole = runs.size() == 1 && runs[0].begin <= at && at + kNormBlock <= runs[0].end;
+  std::array<float, kNormBlock> tile;
+  const float* elements = tile.data();
+  if constexpr (std::is_same_v<G, float>) {
+    if (whole) elements = grad + at;
+  }
+  if (elements == tile.data()) copy_masked(grad, at, runs, -1, tile.data());
+  const BlockSum all = sum_block(elements);
+  for (int c = 0; c < kParameterClasses; ++c) {
+    if (runs.size() <= 1) {
+      if (!runs.empty() && static_cast<int>(runs[0].kind) == c) sums.by_class[c][b] = all.sumsq;
+      continue;
     }
-    copy_masked(grad, at, runs, -1, tile.data());
-    all = sum_block(tile.data());
+    copy_masked(grad, at, runs, c, tile.data());
+    sums.by_class[c][b] = sum_block(tile.data()).sumsq;
   }
   sums.by_class[kParameterClasses][b] = all.sumsq;
   GradStatistics out;
@@ -109,11 +117,9 @@ std::span<const ElementRun> runs_within(std::span<const ElementRun> runs, int64_
   return {first, last};
 }
 
-}  // namespace
-
-GradStatistics grad_statistics_cpu(TensorView grad, std::span<const ElementRun> runs) {
-  const float* data = grad.data<float>();
-  const int64_t blocks = (grad.numel() + kNormBlock - 1) / kNormBlock;
+template <class G>
+GradStatistics sum_segment(const G* data, int64_t n, std::span<const ElementRun> runs) {
+  const int64_t blocks = (n + kNormBlock - 1) / kNormBlock;
   Sums sums(blocks);
   std::vector<GradStatistics> tasks((blocks + kGrain - 1) / kGrain);
   parallel_for(blocks, kGrain, [&](int64_t begin, int64_t end) {
@@ -131,6 +137,13 @@ GradStatistics grad_statistics_cpu(TensorView grad, std::span<const ElementRun> 
   }
   out.sumsq = fold_block_sums(std::move(sums.by_class[kParameterClasses]));
   return out;
+}
+
+}  // namespace
+
+GradStatistics grad_statistics_cpu(TensorView grad, std::span<const ElementRun> runs) {
+  return grad.dtype() == DType::kFloat32 ? sum_segment(grad.data<float>(), grad.numel(), runs)
+                                         : sum_segment(grad.data<bf16>(), grad.numel(), runs);
 }
 
 }  // namespace moiety::optim::detail

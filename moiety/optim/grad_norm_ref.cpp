@@ -1,6 +1,7 @@
 #include <cmath>
 
-#include "moiety/optim/grad_norm.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/optim/grad_norm_table.h"
 
 namespace moiety::optim::detail {
 namespace {
@@ -25,11 +26,16 @@ double sum_of_squares(const std::vector<float>& x, std::span<const ElementRun> r
   return fold_block_sums(std::move(sums));
 }
 
+std::vector<float> widen(const TensorView& x) {
+  const int64_t n = x.numel();
+  if (x.dtype() == DType::kFloat32) return {x.data<float>(), x.data<float>() + n};
+  return {x.data<bf16>(), x.data<bf16>() + n};
+}
+
 }  // namespace
 
 GradStatistics grad_statistics_ref(TensorView grad, std::span<const ElementRun> runs) {
-  const float* data = grad.data<float>();
-  const std::vector<float> x(data, data + grad.numel());
+  const std::vector<float> x = widen(grad);
   GradStatistics out;
   out.sumsq = sum_of_squares(x, runs, [](const ElementRun&) { return true; });
   for (int c = 0; c < kParameterClasses; ++c) {

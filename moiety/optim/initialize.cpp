@@ -71,6 +71,9 @@ void round_weights(TensorView master, TensorView weight, Stream stream) {
   check_tensor("round_weights", "master", master, DType::kFloat32, {n});
   check_tensor("round_weights", "weight", weight,
                weight.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32, {n});
+  if (check_devices("round_weights", {{"master", master}, {"weight", weight}}, stream)) {
+    return round_weights_cuda(master, weight, stream);
+  }
   stream.run([=] {
     const float* from = master.data<float>();
     parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {

@@ -1,60 +1,91 @@
 #include "moiety/optim/step_rule.h"
 
-#include <algorithm>
-#include <cmath>
+#include "moiety/base/check_devices.h"
+#include "moiety/optim/step_combine.h"
 
 namespace moiety::optim {
 namespace {
 
-bool is_spike(double loss, const std::vector<double>& window, double sigma) {
-  if (sigma <= 0 || window.size() < kSpikeWindow) return false;
-  double sum = 0, squares = 0;
-  for (const double x : window) sum += x;
-  const double mean = sum / static_cast<double>(window.size());
-  for (const double x : window) squares += (x - mean) * (x - mean);
-  const double deviation = std::sqrt(squares / static_cast<double>(window.size()));
-  return loss > mean + sigma * deviation;
+// The words that follow `named` ones.
+int64_t count_losses(const char* operation, const char* argument, const TensorView& words,
+                     int64_t named) {
+  MOIETY_CHECK(words.numel() >= named, "{}: {} is {}, expected at least {} words", operation,
+               argument, words.describe(), named);
+  return words.numel() - named;
+}
+
+template <class T>
+T* check_bytes(const char* operation, const char* argument, const TensorView& x) {
+  check_tensor(operation, argument, x, DType::kUInt8, {sizeof(T)});
+  return static_cast<T*>(x.raw());
 }
 
 }  // namespace
 
-void StepState::set_applied(int64_t applied, const StepLimits& limits) {
+void StepState::set_applied(int64_t applied, const StepRuleConfig& config) {
   t = applied;
   b1pow = b2pow = 1;
   for (int64_t i = 0; i < applied; ++i) {
-    b1pow *= limits.beta1;
-    b2pow *= limits.beta2;
+    b1pow *= config.beta1;
+    b2pow *= config.beta2;
   }
 }
 
-StepDecision decide(const StepLimits& limits, const StepStatistics& x, StepState& state) {
-  StepDecision out;
-  out.scale = 1.0 / static_cast<double>(x.tokens);
-  out.norm = out.scale * std::sqrt(x.sumsq);
-  if (limits.clip > 0) out.coef = std::min(1.0, limits.clip / (out.norm + 1e-6));
-  out.s = static_cast<float>(out.scale * out.coef);
-
-  const bool bad = x.bad > 0 && limits.guard != NanGuard::kOff;
-  const double loss = x.losses.empty() ? 0 : x.losses[0] * out.scale;
-  const bool spike = is_spike(loss, state.losses, limits.spike_sigma);
-  const bool held = state.halt || x.overflow;  // not the gradient's fault: no skip is counted
-  out.skip = held || bad || x.tokens == 0 || spike;
-  if (!held) state.skips_in_row = out.skip ? state.skips_in_row + 1 : 0;
-  state.halt = held || (out.skip && state.skips_in_row == limits.max_skips) ||
-               (bad && limits.guard == NanGuard::kTensor);
-  out.halt = state.halt;
-  if (out.skip) return out;
-
-  state.t += 1;
-  state.b1pow *= limits.beta1;
-  state.b2pow *= limits.beta2;
-  out.k1 = static_cast<float>(1 / (1 - state.b1pow));
-  out.k2 = static_cast<float>(1 / (1 - state.b2pow));
-  if (!x.losses.empty()) {
-    if (state.losses.size() == kSpikeWindow) state.losses.erase(state.losses.begin());
-    state.losses.push_back(loss);
+std::vector<double> StepState::last_losses() const {
+  std::vector<double> out;
+  for (int64_t i = std::max<int64_t>(0, loss_count - kSpikeWindow); i < loss_count; ++i) {
+    out.push_back(losses[i % kSpikeWindow]);
   }
   return out;
+}
+
+void StepState::set_losses(std::span<const double> oldest_first) {
+  loss_count = 0;
+  losses = {};
+  for (const double loss : oldest_first) enter_loss(loss);
+}
+
+void pack_words(TensorView statistics, TensorView input, TensorView words, Stream stream) {
+  const char* operation = "pack_words";
+  const auto* sums = check_bytes<GradStatistics>(operation, "statistics", statistics);
+  const int64_t losses = count_losses(operation, "input", input, input_word::kCount);
+  check_tensor(operation, "input", input, DType::kFloat64, {-1});
+  check_tensor(operation, "words", words, DType::kFloat64, {rank_word::kCount + losses});
+  const double* in = input.data<double>();
+  double* out = words.data<double>();
+  if (check_devices(operation, {{"statistics", statistics}, {"input", input}, {"words", words}},
+                    stream)) {
+    return detail::pack_words_cuda(sums, in, losses, out, stream);
+  }
+  stream.run([=] { detail::pack(*sums, in, losses, out); });
+}
+
+void step_rule(const StepRuleConfig& config, TensorView input, TensorView all_words,
+               TensorView state, TensorView step, TensorView report, Stream stream) {
+  const char* operation = "step_rule";
+  const int64_t losses = count_losses(operation, "input", input, input_word::kCount);
+  check_tensor(operation, "input", input, DType::kFloat64, {-1});
+  check_tensor(operation, "all_words", all_words, DType::kFloat64,
+               {-1, rank_word::kCount + losses});
+  check_tensor(operation, "report", report, DType::kFloat64, {report_word::kCount + losses});
+  const detail::StepRuleJob job{.config = config,
+                                .input = input.data<double>(),
+                                .all_words = all_words.data<double>(),
+                                .ranks = all_words.size(0),
+                                .losses = losses,
+                                .state = check_bytes<StepState>(operation, "state", state),
+                                .step = check_bytes<AdamWStep>(operation, "step", step),
+                                .report = report.data<double>()};
+  if (check_devices(operation,
+                    {{"input", input},
+                     {"all_words", all_words},
+                     {"state", state},
+                     {"step", step},
+                     {"report", report}},
+                    stream)) {
+    return detail::step_rule_cuda(job, stream);
+  }
+  stream.run([=] { detail::run_step_rule(job); });
 }
 
 }  // namespace moiety::optim

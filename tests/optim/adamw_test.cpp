@@ -10,7 +10,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/rng.h"
 #include "moiety/formats/bf16.h"
-#include "moiety/optim/step_rule.h"
+#include "moiety/optim/step_decision.h"
 
 namespace moiety::optim {
 namespace {
@@ -59,17 +59,23 @@ struct State {
   }
 };
 
+using Update = void (*)(const AdamW&, uint64_t, TensorView, const AdamWTable&, Stream);
+void run(Update update, const AdamW& adam, AdamWStep step, const AdamWArgs& args,
+         uint64_t seed = 0) {
+  update(adam, seed, {&step, DType::kUInt8, {sizeof step}}, {{&args, 1}, Device{}}, Stream());
+}
+
 uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
 const AdamW kAdam{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
 
 TEST(AdamW, Golden) {
-  for (const auto run : {adamw, adamw_reference}) {
+  for (const Update update : {adamw, adamw_reference}) {
     State x(1, DType::kFloat32, DType::kBFloat16);
     *x.master.data<float>() = 1.0f;
     const std::vector<ElementRun> runs{{.begin = 0, .end = 1}};
     StepState state;
-    const StepLimits limits{.beta1 = 0.9, .beta2 = 0.95};
+    const StepRuleConfig rule{.beta1 = 0.9, .beta2 = 0.95};
     struct Expected {
       float sum;
       uint32_t g, m, v, p, k1, k2;
@@ -78,13 +84,14 @@ TEST(AdamW, Golden) {
          {Expected{0.75f, 0x3E800000, 0x3CCCCCCD, 0x3B4CCCCD, 0x3F7FB7E9, 0x41200000, 0x41A00000},
           Expected{-3.0f, 0xBF800000, 0xBD9EB852, 0x3D58F5C3, 0x3F7FD5A2, 0x40A86BCA,
                    0x41241A42}}) {
-      const StepDecision d = decide(limits, {.sumsq = 1, .tokens = 3}, state);
+      const StepDecision d = decide(rule, 0, {.sumsq = 1, .tokens = 3}, state);
       EXPECT_EQ(bits_of(e.sum * d.s), e.g);
       EXPECT_EQ(bits_of(d.k1), e.k1);
       EXPECT_EQ(bits_of(d.k2), e.k2);
       *x.grad.data<float>() = e.sum;
-      run(kAdam, {.s = d.s, .k1 = d.k1, .k2 = d.k2, .lr = 1e-3, .weight_decay = 0.1, .t = state.t},
-          x.args(runs), Stream());
+      run(update, kAdam,
+          {.s = d.s, .k1 = d.k1, .k2 = d.k2, .lr = 1e-3f, .wd = 0.1f, .t = uint32_t(state.t)},
+          x.args(runs));
       EXPECT_EQ(bits_of(*x.exp_avg.data<float>()), e.m);
       EXPECT_EQ(bits_of(*x.exp_avg_sq.data<float>()), e.v);
       EXPECT_EQ(bits_of(*x.master.data<float>()), e.p);
@@ -144,16 +151,15 @@ TEST_P(AdamWTypes, FastEqualsReference) {
   fast.copy_from(reference);
   State before(n, moments, weights);
   before.copy_from(reference);
-  for (int64_t t = 1; t <= 3; ++t) {
+  for (uint32_t t = 1; t <= 3; ++t) {
     const AdamWStep step{.s = 0.37f,
                          .k1 = 10.0f / float(t),
                          .k2 = 20.0f / float(t),
-                         .lr = 1e-3,
-                         .weight_decay = 0.1,
-                         .t = t,
-                         .seed = 99};
-    adamw_reference(kAdam, step, reference.args(runs), Stream());
-    adamw(kAdam, step, fast.args(runs), Stream());
+                         .lr = 1e-3f,
+                         .wd = 0.1f,
+                         .t = t};
+    run(adamw_reference, kAdam, step, reference.args(runs), 99);
+    run(adamw, kAdam, step, fast.args(runs), 99);
     EXPECT_EQ(fast.difference(reference), "") << "step " << t;
   }
   EXPECT_NE(fast.difference(before), "");
@@ -168,13 +174,14 @@ TEST_P(AdamWTypes, DoesNotDependOnHowASegmentIsCut) {
   State whole(n, moments, weights), parts(n, moments, weights);
   fill(whole, n);
   parts.copy_from(whole);
-  const AdamWStep step{.s = 1, .k1 = 2, .k2 = 3, .lr = 1e-2, .weight_decay = 0.1, .t = 4};
-  adamw(kAdam, step, whole.args({{.begin = 0, .end = n, .logical = 40, .tensor_id = 3}}), Stream());
+  const AdamWStep step{.s = 1, .k1 = 2, .k2 = 3, .lr = 1e-2f, .wd = 0.1f, .t = 4};
+  const std::vector<ElementRun> all{{.begin = 0, .end = n, .logical = 40, .tensor_id = 3}};
+  run(adamw, kAdam, step, whole.args(all));
   for (const auto& [begin, end] :
        {std::pair{0, 1}, std::pair{1, 6}, std::pair{6, 333}, std::pair{333, 1000}}) {
     const std::vector<ElementRun> runs{
         {.begin = begin, .end = end, .logical = 40 + begin, .tensor_id = 3}};
-    adamw(kAdam, step, parts.args(runs), Stream());
+    run(adamw, kAdam, step, parts.args(runs));
   }
   EXPECT_EQ(parts.difference(whole), "");
 }
@@ -212,12 +219,58 @@ TEST(AdamW, HundredStepsAgainstDouble) {
       p[i] -= lr * wd * p[i];
       p[i] -= lr * m_hat / (std::sqrt(v_hat) + 1e-8);
     }
-    const StepDecision d = decide({.beta1 = 0.9, .beta2 = 0.95}, {.sumsq = 1, .tokens = 1}, state);
-    adamw(kAdam, {.s = d.s, .k1 = d.k1, .k2 = d.k2, .lr = lr, .weight_decay = wd, .t = t},
-          x.args(runs), Stream());
+    const StepDecision d =
+        decide({.beta1 = 0.9, .beta2 = 0.95}, 0, {.sumsq = 1, .tokens = 1}, state);
+    run(adamw, kAdam,
+        {.s = d.s, .k1 = d.k1, .k2 = d.k2, .lr = float(lr), .wd = float(wd), .t = uint32_t(t)},
+        x.args(runs));
   }
   for (int64_t i = 0; i < n; ++i) {
     ASSERT_NEAR(x.master.data<float>()[i], p[i], 1e-6 * std::max(1.0, std::fabs(p[i]))) << i;
+  }
+}
+
+// Segments of one table, as bf16 gradients and as what they are in fp32; and a step that is
+// skipped.
+TEST(AdamW, TakesAllSegmentsAndBf16Gradients) {
+  const std::vector<int64_t> sizes{300, 0, 5000};
+  const std::vector<ElementRun> small{{.begin = 7, .end = 299, .logical = 1, .tensor_id = 1}},
+      large{{.begin = 0, .end = 1025, .tensor_id = 2},
+            {.begin = 2000, .end = 5000, .tensor_id = 3, .decay = false}};
+  const std::vector<std::vector<ElementRun>> runs{small, {}, large};
+  std::vector<State> wide, narrow;
+  std::vector<Tensor> grads;
+  std::vector<AdamWArgs> args;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t n = sizes[i];
+    wide.emplace_back(n, DType::kBFloat16, DType::kBFloat16);
+    narrow.emplace_back(n, DType::kBFloat16, DType::kBFloat16);
+    grads.emplace_back(DType::kBFloat16, std::initializer_list<int64_t>{n});
+    fill(wide[i], n);
+    for (int64_t k = 0; k < n; ++k) {
+      grads[i].data<bf16>()[k] = bf16(wide[i].grad.data<float>()[k]);
+      wide[i].grad.data<float>()[k] = grads[i].data<bf16>()[k];
+    }
+    narrow[i].copy_from(wide[i]);
+    args.push_back(narrow[i].args(runs[i]));
+    args.back().grad = grads[i];
+  }
+  AdamWStep step{.s = 0.5f, .k1 = 2, .k2 = 3, .lr = 1e-2f, .wd = 0.1f, .t = 4, .skip = 1};
+  const TensorView bytes(&step, DType::kUInt8, {sizeof step});
+  const auto expect_all_equal = [&](const char* what) {
+    for (size_t i = 0; i < sizes.size(); ++i) EXPECT_EQ(narrow[i].difference(wide[i]), "") << what;
+  };
+  for (const Update update : {adamw, adamw_reference}) {
+    step.skip = 1;
+    update(kAdam, 9, bytes, {args, Device{}}, Stream());
+    expect_all_equal("skipped");
+    step.skip = 0;
+    update(kAdam, 9, bytes, {args, Device{}}, Stream());
+    EXPECT_NE(narrow[0].difference(wide[0]), "");
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      run(adamw_reference, kAdam, step, wide[i].args(runs[i]), 9);
+    }
+    expect_all_equal("applied");
   }
 }
 
@@ -225,8 +278,7 @@ TEST(AdamW, UnusedElementsOnlyDecay) {
   State x(2, DType::kFloat32, DType::kFloat32);
   x.master.data<float>()[0] = 2.0f;
   const std::vector<ElementRun> runs{{.begin = 0, .end = 2}};
-  adamw(kAdam, {.s = 1, .k1 = 10, .k2 = 20, .lr = 0.5, .weight_decay = 0.5}, x.args(runs),
-        Stream());
+  run(adamw, kAdam, {.s = 1, .k1 = 10, .k2 = 20, .lr = 0.5, .wd = 0.5}, x.args(runs));
   EXPECT_EQ(x.master.data<float>()[0], 1.5f);
   EXPECT_EQ(bits_of(x.master.data<float>()[1]), 0u);
 }
@@ -237,7 +289,7 @@ TEST(AdamW, Bf16MomentsAreUnbiased) {
   const float g = 1.2345f;
   for (int64_t i = 0; i < n; ++i) x.grad.data<float>()[i] = g;
   const std::vector<ElementRun> runs{{.begin = 0, .end = n, .tensor_id = 77}};
-  adamw(kAdam, {.s = 1, .k1 = 10, .k2 = 20, .lr = 1e-3, .t = 1, .seed = 5}, x.args(runs), Stream());
+  run(adamw, kAdam, {.s = 1, .k1 = 10, .k2 = 20, .lr = 1e-3f, .t = 1}, x.args(runs), 5);
   const auto check = [&](const Tensor& moments, float exact) {
     const float down = bf16::from_bits(bits_of(exact) >> 16);
     const float up = bf16::from_bits((bits_of(exact) >> 16) + 1);
@@ -265,8 +317,7 @@ TEST(AdamW, MomentRandomNumbersAreTheDomainsOwn) {  // one element, by hand from
   const int64_t logical = (int64_t{3} << 33) + 6;
   const std::vector<ElementRun> runs{
       {.begin = 0, .end = 1, .logical = logical, .tensor_id = tensor_id("a.weight")}};
-  adamw(kAdam, {.s = 1, .k1 = 1, .k2 = 1, .t = 9, .seed = 0x0123456789ABCDEFull}, x.args(runs),
-        Stream());
+  run(adamw, kAdam, {.s = 1, .k1 = 1, .k2 = 1, .t = 9}, x.args(runs), 0x0123456789ABCDEFull);
   const uint64_t block = logical / 4;
   const PhiloxKey key{0x89ABCDEFu, 0x01234567u ^ (2 * 0x9E3779B9u)};
   const auto word = [&](uint32_t which) {
@@ -282,14 +333,14 @@ TEST(AdamW, MomentRandomNumbersAreTheDomainsOwn) {  // one element, by hand from
 TEST(AdamW, RefusesWhatDoesNotFit) {
   State x(4, DType::kFloat32, DType::kFloat32), y(5, DType::kBFloat16, DType::kFloat32);
   AdamWArgs args = x.args({});
-  EXPECT_THROW(adamw({.eps = 0}, {}, args, Stream()), Error);
+  EXPECT_THROW(run(adamw, {.eps = 0}, {}, args), Error);
   args.master = y.master;
-  EXPECT_THROW(adamw(kAdam, {}, args, Stream()), Error);
+  EXPECT_THROW(run(adamw, kAdam, {}, args), Error);
   args = x.args({});
   args.exp_avg = y.exp_avg.view().slice(0, 0, 4);
-  EXPECT_THROW(adamw(kAdam, {}, args, Stream()), Error);
+  EXPECT_THROW(run(adamw, kAdam, {}, args), Error);
   const std::vector<ElementRun> outside{{.begin = 2, .end = 5}};
-  EXPECT_THROW(adamw(kAdam, {}, x.args(outside), Stream()), Error);
+  EXPECT_THROW(run(adamw, kAdam, {}, x.args(outside)), Error);
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "moiety/optim/grad_norm.h"
-
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -8,6 +6,8 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/rng.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/optim/grad_norm_table.h"
 
 namespace moiety::optim {
 namespace {
@@ -21,16 +21,19 @@ Tensor random_tensor(int64_t n) {
   return x;
 }
 
-GradStatistics fast(const Tensor& x, const std::vector<ElementRun>& runs) {
-  GradStatistics out;
-  grad_statistics(x, runs, &out, Stream());
+GradStatistics run(void (*statistics)(const GradStatisticsTable&, TensorView, Stream),
+                   const std::vector<GradSegment>& segments) {
+  GradStatistics out{.sumsq = -1, .bad = 3, .bad_parameter = 4};
+  statistics({segments, Device{}}, {&out, DType::kUInt8, {sizeof out}}, Stream());
   return out;
 }
 
+GradStatistics fast(const Tensor& x, const std::vector<ElementRun>& runs) {
+  return run(grad_statistics, {{x, runs}});
+}
+
 GradStatistics reference(const Tensor& x, const std::vector<ElementRun>& runs) {
-  GradStatistics out;
-  grad_statistics_reference(x, runs, &out, Stream());
-  return out;
+  return run(grad_statistics_reference, {{x, runs}});
 }
 
 void expect_equal(const GradStatistics& a, const GradStatistics& b) {
@@ -97,6 +100,36 @@ TEST(GradNorm, SumsInTheOrderOfTheSpec) {
   many[4100] = 0.5;
   EXPECT_EQ(detail::fold_block_sums(many), 4396 - 0.5);
   EXPECT_EQ(detail::fold_block_sums({}), 0);
+}
+
+TEST(GradNorm, Bf16GradientsCountAsTheirValues) {
+  const int64_t n = 20011;
+  const Tensor x = random_tensor(n), narrow(DType::kBFloat16, {n});
+  for (int64_t i = 0; i < n; ++i) {
+    narrow.data<bf16>()[i] = bf16(x.data<float>()[i]);
+    x.data<float>()[i] = narrow.data<bf16>()[i];
+  }
+  for (const auto& runs : {mixed_runs(n), std::vector<ElementRun>{{.begin = 0, .end = n}}}) {
+    expect_equal(fast(narrow, runs), fast(x, runs));
+    expect_equal(reference(narrow, runs), fast(x, runs));
+  }
+  narrow.data<bf16>()[77] = bf16(std::nanf(""));
+  EXPECT_EQ(fast(narrow, {{.begin = 70, .end = 80, .parameter = 6}}).bad_parameter, 6);
+}
+
+TEST(GradNorm, SegmentsAreAddedAscending) {
+  const Tensor x = random_tensor(9000), y = random_tensor(130), none(DType::kFloat32, {0});
+  y.data<float>()[3] = std::nanf("");
+  const std::vector<ElementRun> one{{.begin = 0, .end = 9000, .parameter = 8}},
+      other{{.begin = 5, .end = 130, .parameter = 2, .kind = ParameterClass::kRouter}};
+  const std::vector<GradSegment> all{{x, one}, {none, {}}, {y, other}, {x, one}};
+  GradStatistics expected;
+  for (const GradSegment& s : all) {
+    expected.add(run(grad_statistics, {s}));
+  }
+  expect_equal(run(grad_statistics, all), expected);
+  expect_equal(run(grad_statistics_reference, all), expected);
+  EXPECT_EQ(expected.sumsq, expected.class_sumsq[0] + expected.class_sumsq[2]);
 }
 
 TEST(GradNorm, NonFiniteElementsAreCountedAndNamed) {
