@@ -376,9 +376,9 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
     m.workspace = std::max(m.workspace, temporary_bytes(c, s, linears));
     m.gathered = std::max(m.gathered, gathered_bytes(o, c, grid, recipes[i]));
   }
-  // Beside main_grad what came of a bf16 wire; and what is sent, unless that is main_grad itself.
+  // Beside main_grad the sums; what came of a bf16 wire; and what is sent, unless that is main_grad.
   if (o.optim.grad_dtype == "bf16") {
-    m.main_grad = 2 * (w.copied + w.dense + w.expert) + kFloat * owned + 2 * terms;
+    m.main_grad = 2 * (w.copied + w.dense + w.expert) + kFloat * summed + 2 * terms;
   } else {
     m.main_grad = kFloat * (w.copied + w.dense + w.expert + summed);
     if (gradient_wire(o) == DType::kBFloat16) m.main_grad += 2 * 2 * terms;

@@ -9,20 +9,19 @@
 namespace moiety::optim {
 
 BucketGradients::BucketGradients(const BucketLayout& layout, DType main_grad, DType wire,
-                                 comm::Communicator& domain)
+                                 comm::Communicator& domain, Device device)
     : domain_(domain), wire_(wire) {
   const int64_t ranks = layout.ranks, n = layout.segment();
-  memory_ = Buffer(byte_size(main_grad, layout.length), "gradients");
+  memory_ = Buffer(byte_size(main_grad, layout.length), device, "gradients");
   main_grad_ = memory_.view(main_grad, {layout.length});
-  in_place_ = alone() && main_grad == DType::kFloat32;
-  if (in_place_) {
+  if (alone()) {
     sum_ = main_grad_;
     return;
   }
   sum_memory_ = Buffer(byte_size(DType::kFloat32, n), "gradient shard");
   sum_ = sum_memory_.view(DType::kFloat32, {n});
-  scattered_ = !alone() && wire == DType::kFloat32;
-  if (alone() || scattered_) return;
+  scattered_ = wire == DType::kFloat32;
+  if (scattered_) return;
   const bool converts = wire != main_grad;
   const int64_t bytes = byte_size(wire, layout.length);
   wire_memory_ = Buffer((converts ? 2 : 1) * bytes, "gradients that travel");
@@ -52,11 +51,10 @@ void BucketGradients::finish(Stream stream) {
   ticket_ = {};
   state_ = State::kReduced;
   const int64_t n = sum_.numel();
-  if (in_place_ || scattered_ || n == 0) return;
+  if (alone() || scattered_ || n == 0) return;
   std::vector<TensorView> chunks;
   for (int r = 0; r < domain_.size(); ++r) {
-    const TensorView chunk = alone() ? main_grad_ : received_.select(r);
-    chunks.push_back(chunk.reshape({1, 1, n}));
+    chunks.push_back(received_.select(r).reshape({1, 1, n}));
   }
   gtp::accumulate(chunks, sum_.reshape({1, 1, n}), 1, true, stream);
 }

@@ -18,12 +18,13 @@ namespace moiety::optim {
 class BucketGradients {
  public:
   // `main_grad` is float32 or bfloat16, and so is `wire`, what travels; of a bfloat16 main_grad it
-  // is bfloat16.
+  // is bfloat16. On a GPU the domain is one rank.
   BucketGradients(const BucketLayout& layout, DType main_grad, DType wire,
-                  comm::Communicator& domain);
+                  comm::Communicator& domain, Device device = {});
 
   const TensorView& main_grad() const { return main_grad_; }  // [length]
-  const TensorView& sum() const { return sum_; }              // float32 [segment]
+  // [segment], float32; of a domain of one rank main_grad itself.
+  const TensorView& sum() const { return sum_; }
   bool open() const { return state_ == State::kOpen; }
 
   // Collective: begins to sum what is in main_grad by then.
@@ -44,7 +45,6 @@ class BucketGradients {
   TensorView sent_, received_;  // bfloat16 or float32 [ranks, segment]
   comm::Ticket ticket_;
   State state_ = State::kOpen;
-  bool in_place_ = false;   // the sum is main_grad
   bool scattered_ = false;  // what travels writes the sum itself
 };
 

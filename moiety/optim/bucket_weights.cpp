@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 
@@ -35,39 +36,49 @@ uint32_t add_bytes(const TensorView& x, uint32_t sum) {
   return x.defined() ? crc32c(x.raw(), static_cast<size_t>(x.bytes()), sum) : sum;
 }
 
-// Calls f(view, array) for the arrays of a member that are not codes.
-template <class F>
-void for_scales(QuantizedView& view, F&& f) {
-  const bool both = view.spec.format == Format::kMxfp8;
-  const QuantizedSizes sizes = quantized_sizes(view.spec, view.rows, view.cols, {true, both});
-  f(view.row_scales, sizes.row_scales);
-  f(view.col_scales, sizes.col_scales);
-  f(view.amax, sizes.amax);
-  f(view.tensor_scale, sizes.tensor_scale);
-  f(view.flags, ArraySpec{DType::kUInt32, 1, {1, 0}});
+QuantizedSizes sizes_of(const QuantSpec& format, int64_t rows, int64_t cols) {
+  return quantized_sizes(format, rows, cols, {true, plane_count(format) == 2});
+}
+
+// The arrays of a member that are not codes.
+struct ScaleArray {
+  TensorView QuantizedView::*view;
+  ArraySpec array;
+  bool words = false;  // float32 [2]: one of the tensor in each direction
+};
+constexpr size_t kScaleArrays = 5;
+std::array<ScaleArray, kScaleArrays> scale_arrays(const QuantSpec& format, int64_t rows,
+                                                  int64_t cols) {
+  const QuantizedSizes sizes = sizes_of(format, rows, cols);
+  return {{{&QuantizedView::row_scales, sizes.row_scales},
+           {&QuantizedView::col_scales, sizes.col_scales},
+           {&QuantizedView::amax, sizes.amax, true},
+           {&QuantizedView::tensor_scale, sizes.tensor_scale, true},
+           {&QuantizedView::flags, ArraySpec{DType::kUInt32, 1, {1, 0}}}}};
 }
 
 }  // namespace
 
 BucketWeights::BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout,
                              DType storage, int rank, TensorView master, std::byte* memory)
-    : slots_(layout.slots), format_(format_of_slots(specs, layout)) {
+    : slots_(layout.slots), format_(format_of_slots(specs, layout)), device_(master.device()) {
   for (const BucketLayout::Slot& slot : slots_) {
     const ParamSpec& spec = specs[slot.parameter];
     MOIETY_CHECK(spec.format == format_, "optimizer: {} and {} share a bucket, not a format",
                  spec.name, specs[slots_[0].parameter].name);
   }
   if (!memory) {
-    memory_ = Buffer(bytes_needed(specs, layout, storage), "weights");
+    memory_ = Buffer(bytes_needed(specs, layout, storage), device_, "weights");
     memory = memory_.data();
   }
   if (format_) {
     place_members(specs, layout, rank, master);
-    place_codes(layout, rank, memory);
+    place_scales(place_codes(layout, rank, memory));
+    make_table();
     return;
   }
   const int64_t n = layout.segment();
-  planes_.emplace_back(memory, storage, std::initializer_list{layout.length});
+  planes_.emplace_back(memory, storage, std::initializer_list{layout.length}, device_);
   own_storage_ = planes_[0].slice(0, rank * n, (rank + 1) * n);
   own_planes_.push_back(own_storage_);
   for (const BucketLayout::Slot& slot : slots_) {
@@ -82,12 +93,9 @@ int64_t BucketWeights::bytes_needed(std::span<const ParamSpec> specs, const Buck
   int64_t bytes = plane_count(*format) * padded(code_bytes(*format, layout.length));
   for (const BucketLayout::Slot& slot : layout.slots) {
     const Members m = members_of(specs[slot.parameter]);
-    QuantizedView view;
-    view.spec = *format;
-    view.rows = m.rows;
-    view.cols = m.cols;
-    for_scales(view,
-               [&](TensorView&, const ArraySpec& a) { bytes += m.count * padded(a.bytes()); });
+    for (const ScaleArray& a : scale_arrays(*format, m.rows, m.cols)) {
+      bytes += m.count * padded(a.array.bytes());
+    }
   }
   return bytes;
 }
@@ -123,32 +131,59 @@ void BucketWeights::place_members(std::span<const ParamSpec> specs, const Bucket
   }
 }
 
-void BucketWeights::place_codes(const BucketLayout& layout, int rank, std::byte* next) {
-  const bool both = plane_count(*format_) == 2;
+TensorView BucketWeights::array_at(void* data, const ArraySpec& array) const {
+  return TensorView(data, array.dtype, std::span(array.sizes.data(), array.dims), device_);
+}
+
+// What follows the codes.
+std::byte* BucketWeights::place_codes(const BucketLayout& layout, int rank, std::byte* next) {
   const auto bytes_of = [&](int64_t elements) { return code_bytes(*format_, elements); };
   const int64_t plane_bytes = bytes_of(layout.length);
   for (int p = 0; p < plane_count(*format_); ++p, next += padded(plane_bytes)) {
-    planes_.emplace_back(next, DType::kUInt8, std::initializer_list{plane_bytes});
+    planes_.emplace_back(next, DType::kUInt8, std::initializer_list{plane_bytes}, device_);
     own_planes_.push_back(planes_[p].slice(0, bytes_of(rank * layout.segment()),
                                            bytes_of((rank + 1) * layout.segment())));
   }
-  std::vector<quant::PartialCastArrays> arrays;
   for (size_t s = 0; s < slots_.size(); ++s) {
     int64_t at = slots_[s].start;
     for (QuantizedView& view : members_[s]) {
-      const QuantizedSizes sizes = quantized_sizes(*format_, view.rows, view.cols, {true, both});
+      const QuantizedSizes sizes = sizes_of(*format_, view.rows, view.cols);
       const auto codes = [&](const TensorView& plane, const ArraySpec& a) {
-        return TensorView(plane.data<uint8_t>() + bytes_of(at), a.dtype,
-                          std::span(a.sizes.data(), a.dims));
+        return array_at(plane.data<uint8_t>() + bytes_of(at), a);
       };
       view.row_data = codes(planes_[0], sizes.row_data);
-      if (both) view.col_data = codes(planes_[1], sizes.col_data);
-      for_scales(view, [&](TensorView& scales, const ArraySpec& a) {
-        if (a.dims == 0) return;
-        scales = TensorView(next, a.dtype, std::span(a.sizes.data(), a.dims));
-        next += padded(a.bytes());
-      });
+      if (planes_.size() == 2) view.col_data = codes(planes_[1], sizes.col_data);
       at += view.rows * view.cols;
+    }
+  }
+  return next;
+}
+
+// Those of a kind lie together: one copy reaches a word of every member.
+void BucketWeights::place_scales(std::byte* next) {
+  for (size_t k = 0; k < kScaleArrays; ++k) {
+    std::byte* const first = next;
+    bool words = false;
+    for (std::vector<QuantizedView>& views : members_) {
+      for (QuantizedView& view : views) {
+        const ScaleArray a = scale_arrays(*format_, view.rows, view.cols)[k];
+        if (a.array.dims == 0) continue;
+        view.*a.view = array_at(next, a.array);
+        next += padded(a.array.bytes());
+        words = a.words;
+      }
+    }
+    if (!words) continue;
+    const std::array<int64_t, 2> sizes{static_cast<int64_t>(items_.size()), 2};
+    const std::array<int64_t, 2> strides{padded(2 * sizeof(float)) / int64_t{sizeof(float)}, 1};
+    words_.emplace_back(first, DType::kFloat32, sizes, strides, device_);
+  }
+}
+
+void BucketWeights::make_table() {
+  std::vector<quant::PartialCastArrays> arrays;
+  for (const std::vector<QuantizedView>& views : members_) {
+    for (const QuantizedView& view : views) {
       const TensorView& master = masters_[arrays.size()];
       quant::PartialCastArrays& a = arrays.emplace_back();
       a.master = master;
@@ -157,7 +192,7 @@ void BucketWeights::place_codes(const BucketLayout& layout, int rank, std::byte*
   }
   plan_.emplace(items_, false);
   table_.emplace(*plan_, arrays);
-  reduction_ = Buffer(plan_->reduction_bytes(), "reduction of a cast");
+  reduction_ = Buffer(plan_->reduction_bytes(), device_, "reduction of a cast");
 }
 
 void BucketWeights::bind(std::span<Parameter> parameters) const {
@@ -200,22 +235,14 @@ void BucketWeights::cast(comm::Communicator& domain, comm::Communicator& holders
         part.over == quant::PartialReduction::Over::kTensor ? holders : domain;
     if (ranks.size() == 1 || part.bytes == 0) continue;
     const TensorView words(reduction_.data() + part.offset, part.dtype,
-                           {part.bytes * 8 / bits(part.dtype)});
+                           {part.bytes * 8 / bits(part.dtype)}, device_);
     tickets.push_back(ranks.all_reduce(words, comm::ReduceOp::kMax, stream));
   }
   for (comm::Ticket& ticket : tickets) ticket.wait();
   quant::partial_cast(*plan_, *table_, reduction, stream);
   if (plane_count(*format_) == 2) return;
   // Column views are made of the row codes and have their scales.
-  stream.run([this] {
-    for (const std::vector<QuantizedView>& views : members_) {
-      for (const QuantizedView& view : views) {
-        for (const TensorView* x : {&view.amax, &view.tensor_scale}) {
-          if (x->defined()) x->data<float>()[1] = x->data<float>()[0];
-        }
-      }
-    }
-  });
+  for (const TensorView& x : words_) copy(x.slice(1, 1, 2), x.slice(1, 0, 1), stream);
 }
 
 void BucketWeights::gather(comm::Communicator& domain, std::vector<comm::Ticket>& tickets,

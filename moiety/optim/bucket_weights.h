@@ -23,7 +23,7 @@ class BucketWeights {
  public:
   // `rank`: of the bucket's domain; `master`: float32 [segment], of the own segment. The slots'
   // parameters have one format, or none: `storage`. `memory`: bytes_needed() zeroed bytes, aligned
-  // to 64; null: memory of its own.
+  // to 64, of the master's device; null: memory of its own.
   BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout, DType storage,
                 int rank, TensorView master, std::byte* memory = nullptr);
   // A multiple of 64. The place of a weight's arrays depends on the bucket's layout alone.
@@ -48,10 +48,14 @@ class BucketWeights {
  private:
   void place_members(std::span<const ParamSpec> specs, const BucketLayout& layout, int rank,
                      TensorView master);
-  void place_codes(const BucketLayout& layout, int rank, std::byte* memory);
+  std::byte* place_codes(const BucketLayout& layout, int rank, std::byte* memory);
+  void place_scales(std::byte* memory);
+  void make_table();
+  TensorView array_at(void* data, const ArraySpec& array) const;
 
   std::vector<BucketLayout::Slot> slots_;
   std::optional<QuantSpec> format_;
+  Device device_;
   Buffer memory_;
   TensorView own_storage_;
   std::vector<TensorView> planes_;                   // what travels: [length] or, of nibbles, half
@@ -62,6 +66,7 @@ class BucketWeights {
   std::vector<TensorView> masters_;                  // of each item
   std::optional<quant::PartialCastPlan> plan_;
   std::optional<quant::PartialCastTable> table_;
+  std::vector<TensorView> words_;  // float32 [members, 2]: amax, tensor_scale
   Buffer reduction_;
 };
 

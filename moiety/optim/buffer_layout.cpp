@@ -112,7 +112,7 @@ std::vector<BucketLayout> layout_buffers(std::span<const ParamSpec> specs, const
 TensorView slot_view(const TensorView& flat, const BucketLayout::Slot& slot,
                      const ParamSpec& spec) {
   const TensorView part = flat.slice(0, slot.start, slot.start + spec.numel());
-  return TensorView(part.raw(), part.dtype(), spec.shape);
+  return TensorView(part.raw(), part.dtype(), spec.shape, part.device());
 }
 
 std::vector<ElementRun> segment_runs(std::span<const ParamSpec> specs, const BucketLayout& bucket,

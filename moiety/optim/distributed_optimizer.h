@@ -28,6 +28,7 @@
 #include "moiety/optim/bucket_gradients.h"
 #include "moiety/optim/bucket_weights.h"
 #include "moiety/optim/buffer_layout.h"
+#include "moiety/optim/grad_norm.h"
 #include "moiety/optim/grid_groups.h"
 #include "moiety/optim/parameter.h"
 #include "moiety/optim/state_view.h"
@@ -48,20 +49,26 @@ struct OptimizerConfig {
   DType grad_wire = DType::kFloat32;  // what ranks send of it: also bfloat16, summed in fp32
   // Every so many steps ranks compare checksums of their copies of weights; 0: never.
   int64_t compare_copies = 100;
+  // Where weights, gradients and state lie. On a GPU the world is one rank, and what is said of a
+  // stream is meant of one: gradients are written and weights read in its order.
+  Device device = {};
 };
+
+inline constexpr int64_t kMaxStepLosses = 32;
 
 // What a rank brings to a step. lr, weight_decay and clip are the same on all ranks, and so is the
 // number of losses.
 struct StepInput {
   double lr = 0;
   double weight_decay = 0;
-  double clip = 0;               // of the norm; 0: none
-  int64_t tokens = 0;            // loss tokens of this rank
-  std::vector<double> losses{};  // sums over this rank's tokens; the first is watched for spikes
-  int64_t bad = 0;               // non-finite values that this rank saw elsewhere: count as its own
-  bool overflow = false;         // this rank's capacity did not suffice: skip, halt, repeat
-  int64_t required = 0;          // the capacity that it needed
-  uint32_t flags = 0;            // anything that one rank must be able to tell all
+  double clip = 0;     // of the norm; 0: none
+  int64_t tokens = 0;  // loss tokens of this rank
+  // Sums over this rank's tokens, at most kMaxStepLosses; the first is watched for spikes.
+  std::vector<double> losses{};
+  int64_t bad = 0;        // non-finite values that this rank saw elsewhere: count as its own
+  bool overflow = false;  // this rank's capacity did not suffice: skip, halt, repeat
+  int64_t required = 0;   // the capacity that it needed
+  uint32_t flags = 0;     // anything that one rank must be able to tell all
 };
 
 // The same on all ranks.
@@ -137,6 +144,15 @@ class DistributedOptimizer {
 
   // Collective. Afterwards gradients begin anew.
   StepReport step(const StepInput& input, Stream stream);
+  // The same in the order of the stream, without bringing anything to the host: `input` and
+  // `report`, on the optimizer's device, are float64 vectors of the words of step_words.h, of equal
+  // numbers of losses. On a GPU the host waits for nothing and allocates nothing there, so that a
+  // step can be captured in a graph.
+  void enqueue(TensorView input, TensorView report, Stream stream);
+  // Of the words that `enqueue` wrote, copied to the host.
+  StepReport read_report(TensorView on_host) const;
+  // int32 [1], on the device: whether the last step changed nothing.
+  TensorView skip() const;
   // Gradients begin anew without a step: what was contributed and reported since the last one
   // counts no more. Waits for sums that have begun; all ranks of a domain do it, after the same
   // reports.
@@ -144,11 +160,12 @@ class DistributedOptimizer {
 
   // Masters ("weight") and moments of this rank.
   StateView state_view();
-  // The rest of the state: the same on all ranks.
-  const StepState& step_state() const { return state_; }
+  // The rest of the state: the same on all ranks. These three wait for the stream that the
+  // optimizer worked on last.
+  StepState step_state() const;
   // `t`, `skips_in_row`, `halt` and `losses` of a state that was saved; the powers follow from t.
   void restore(StepState state);
-  void clear_halt() { state_.halt = false; }
+  void clear_halt();
   // Collective, after masters were loaded or formats changed: weights := masters rounded, on all
   // ranks.
   void publish(Stream stream);
@@ -168,11 +185,21 @@ class DistributedOptimizer {
     bool late = false;      // summed too early in this step
     Event published;
     Buffer state_memory;
-    TensorView master, exp_avg, exp_avg_sq;  // [segment]
-    bool shared = false;                     // (e)gtp cuts its parameters
-    const ShardPeers* peers = nullptr;       // of those
+    TensorView master;                  // [segment]
+    TensorView moments;                 // [2, segment]: exp_avg, exp_avg_sq
+    bool shared = false;                // (e)gtp cuts its parameters
+    const ShardPeers* peers = nullptr;  // of those
   };
 
+  // What a step reads and writes beside buckets, on the device.
+  struct StepMemory {
+    StepMemory(Device device, int ranks);
+    Tensor statistics, state, adamw;  // a GradStatistics, a StepState, an AdamWStep: uint8
+    Tensor words, all_words;          // float64, with room for all losses, of a rank, of all
+    Tensor input, report;             // of `step`
+  };
+
+  bool on_gpu() const { return config_.device.type == DeviceType::kCuda; }
   Bucket make_bucket(const BucketLayout& layout);
   void place_weights();
   // optimizer_checks.cpp
@@ -186,12 +213,13 @@ class DistributedOptimizer {
   void reduce_late_buckets(Stream stream);
   void finish_gradients(Stream stream);
 
+  // optimizer_step.cpp
+  void check_losses(int64_t losses) const;
   StepRuleConfig rule() const;
-  void measure(TensorView words, TensorView input, Stream stream);
-  void update(TensorView step, Stream stream);
+  void write_state(StepState state);
+
   void await_drained(Stream stream) const;
   void gather_weights(Stream stream);
-  StepReport read_report(std::span<const double> words) const;
 
   std::vector<ParamSpec> specs_;
   OptimizerConfig config_;
@@ -206,7 +234,10 @@ class DistributedOptimizer {
   std::vector<Parameter> parameters_;
   std::vector<bool> complete_;  // by parameter, in this step
   bool reported_ = false;       // one was, in this step
-  StepState state_;
+  GradStatisticsTable gradients_;
+  AdamWTable update_;
+  StepMemory step_;
+  Stream stream_;  // the last one
 };
 
 }  // namespace moiety::optim

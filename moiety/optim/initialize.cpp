@@ -1,9 +1,10 @@
 #include "moiety/optim/initialize.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "moiety/base/buffer.h"
 #include "moiety/base/check_devices.h"
+#include "moiety/base/copy.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"
 #include "moiety/formats/bf16.h"
@@ -12,11 +13,14 @@ namespace moiety::optim {
 namespace {
 
 constexpr int64_t kGrain = 16 << 10;
+constexpr int64_t kStaging = 16 << 20;  // elements that are drawn for a GPU at a time
 
-void fill_normal(uint64_t seed, float std, const ElementRun& run, float* out) {
-  parallel_for(run.end - run.begin, kGrain, [&](int64_t first, int64_t last) {
+// Elements [begin, end) of the segment, all in the run.
+void fill_normal(uint64_t seed, float std, const ElementRun& run, int64_t begin, int64_t end,
+                 float* out) {
+  parallel_for(end - begin, kGrain, [&](int64_t first, int64_t last) {
     for (int64_t at = first, n; at < last; at += n) {
-      const int64_t index = run.logical + at;
+      const int64_t index = run.logical + begin - run.begin + at;
       n = run.columns.stretch(index, last - at);
       init_normals(seed, run.tensor_id, static_cast<uint64_t>(run.columns.in_tensor(index)), n, std,
                    out + at);
@@ -24,22 +28,42 @@ void fill_normal(uint64_t seed, float std, const ElementRun& run, float* out) {
   });
 }
 
+// Elements [begin, end) of the segment; zeros between the runs.
+void draw(std::span<const ParamSpec> specs, std::span<const ElementRun> runs, uint64_t seed,
+          int64_t begin, int64_t end, float* out) {
+  int64_t at = begin;
+  for (const ElementRun& run : runs) {
+    const int64_t from = std::max(run.begin, begin), to = std::min(run.end, end);
+    if (from >= to) continue;
+    std::fill(out + (at - begin), out + (from - begin), 0.0f);
+    const ParamSpec& spec = specs[run.parameter];
+    if (spec.init == InitKind::kNormal) {
+      fill_normal(seed, spec.init_std, run, from, to, out + (from - begin));
+    } else {
+      std::fill(out + (from - begin), out + (to - begin),
+                spec.init == InitKind::kOnes ? 1.0f : 0.0f);
+    }
+    at = to;
+  }
+  std::fill(out + (at - begin), out + (end - begin), 0.0f);
+}
+
 }  // namespace
 
 void initialize(std::span<const ParamSpec> specs, std::span<const ElementRun> runs, uint64_t seed,
                 TensorView master, Stream stream) {
   check_tensor("initialize", "master", master, DType::kFloat32, {-1});
-  stream.run([=] {
-    for (const ElementRun& run : runs) {
-      const ParamSpec& spec = specs[run.parameter];
-      float* out = master.data<float>() + run.begin;
-      if (spec.init == InitKind::kNormal) {
-        fill_normal(seed, spec.init_std, run, out);
-      } else {
-        std::fill(out, out + (run.end - run.begin), spec.init == InitKind::kOnes ? 1.0f : 0.0f);
-      }
-    }
-  });
+  const int64_t n = master.numel();
+  if (!check_devices("initialize", {{"master", master}}, stream)) {
+    return stream.run([=] { draw(specs, runs, seed, 0, n, master.data<float>()); });
+  }
+  const Tensor staging(DType::kFloat32, {std::min(n, kStaging)}, "initial weights");
+  for (int64_t begin = 0; begin < n; begin += kStaging) {
+    const int64_t end = std::min(n, begin + kStaging);
+    draw(specs, runs, seed, begin, end, staging.data<float>());
+    // Not pinned: the memory is free again when this returns.
+    copy(master.slice(0, begin, end), staging.view().slice(0, 0, end - begin), stream);
+  }
 }
 
 void round_weights(TensorView master, TensorView weight, Stream stream) {

@@ -11,7 +11,8 @@
 namespace moiety::optim {
 
 // The elements of `runs` in master (float32 [n]) := ones, zeros, or init_std * normal numbers of
-// rng domain 1. The runs are those of `specs`.
+// rng domain 1; elements of no run := 0. The runs are those of `specs`, ascending. Numbers for a
+// GPU are drawn by the host, so they are the same.
 void initialize(std::span<const ParamSpec> specs, std::span<const ElementRun> runs, uint64_t seed,
                 TensorView master, Stream stream);
 

@@ -1,9 +1,9 @@
 // From backward to sums: when the gradients of a bucket are complete they travel.
 #include <algorithm>
-#include <cstring>
+#include <vector>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/error.h"
-#include "moiety/base/parallel.h"
 #include "moiety/optim/distributed_optimizer.h"
 
 namespace moiety::optim {
@@ -18,10 +18,12 @@ void DistributedOptimizer::on_grad_ready(int parameter, const Event& event) {
   Bucket& b = bucket_of(parameter);
   MOIETY_CHECK(!complete_[parameter], "optimizer: the gradient of {} is complete twice",
                specs_[parameter].name);
+  complete_[parameter] = reported_ = true;
+  --b.incomplete;
+  if (on_gpu()) return;  // nothing travels
   const Stream lane;
   lane.wait(event);
-  complete_[parameter] = reported_ = true;
-  if (--b.incomplete == 0) reduce_buckets(false, lane);
+  if (b.incomplete == 0) reduce_buckets(false, lane);
 }
 
 void DistributedOptimizer::on_grad_late(int parameter) {
@@ -39,12 +41,7 @@ void DistributedOptimizer::on_grad_late(int parameter) {
 void DistributedOptimizer::zero_missing(const Bucket& bucket, Stream stream) {
   for (const BucketLayout::Slot& slot : bucket.layout.slots) {
     const Parameter& p = parameters_[slot.parameter];
-    if (!p.overwrite) continue;
-    stream.run([grad = p.grad] {
-      auto* bytes = static_cast<std::byte*>(grad.raw());
-      parallel_for(grad.bytes(), 1 << 20,
-                   [&](int64_t begin, int64_t end) { std::memset(bytes + begin, 0, end - begin); });
-    });
+    if (p.overwrite) fill_bytes(p.grad, 0, stream);
   }
 }
 

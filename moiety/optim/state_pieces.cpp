@@ -68,7 +68,8 @@ void append_pieces(std::span<const ParamSpec> specs, std::span<const ElementRun>
                       .dtype = data.dtype(),
                       .shape = tensor.shape,
                       .box = box,
-                      .data = at});
+                      .data = at,
+                      .device = data.device()});
       at += byte_size(data.dtype(), volume(box));
     }
   }

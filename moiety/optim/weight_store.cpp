@@ -1,12 +1,14 @@
 #include "moiety/optim/weight_store.h"
 
+#include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
 
 namespace moiety::optim {
 
-WeightStore::WeightStore(std::vector<ParamSpec> specs, DType storage) : specs_(std::move(specs)) {
+WeightStore::WeightStore(std::vector<ParamSpec> specs, DType storage, Device device)
+    : specs_(std::move(specs)) {
   MOIETY_CHECK(storage == DType::kFloat32 || storage == DType::kBFloat16,
                "weight store: {} must be float32 or bfloat16", name(storage));
   check_specs(specs_);
@@ -16,7 +18,7 @@ WeightStore::WeightStore(std::vector<ParamSpec> specs, DType storage) : specs_(s
     Bucket& b = buckets_.emplace_back();
     b.layout = layout;
     b.runs = segment_runs(specs_, layout, 0);
-    b.memory = Buffer(byte_size(storage, layout.length), "weights");
+    b.memory = Buffer(byte_size(storage, layout.length), device, "weights");
     b.weights = b.memory.view(storage, {layout.length});
     for (const BucketLayout::Slot& slot : layout.slots) {
       Parameter& p = parameters_[slot.parameter];
@@ -29,7 +31,7 @@ void WeightStore::stage() {
   for (Bucket& b : buckets_) {
     if (b.staging.defined()) continue;
     b.staging = b.weights;
-    if (b.weights.dtype() == DType::kFloat32) continue;
+    if (!b.staged()) continue;
     b.staging_memory = Buffer(byte_size(DType::kFloat32, b.layout.length), "loaded weights");
     b.staging = b.staging_memory.view(DType::kFloat32, {b.layout.length});
   }
@@ -45,8 +47,17 @@ StateView WeightStore::state_view() {
 void WeightStore::publish(Stream stream) {
   for (Bucket& b : buckets_) {
     MOIETY_CHECK(b.staging.defined(), "weight store: publish without state_view before it");
-    if (b.weights.dtype() != DType::kFloat32) round_weights(b.staging, b.weights, stream);
-    stream.synchronize();
+    if (b.staged()) {
+      Tensor there;
+      TensorView loaded = b.staging;
+      if (b.weights.device() != loaded.device()) {
+        there = Tensor(DType::kFloat32, loaded.sizes(), b.weights.device(), "loaded weights");
+        copy(there, loaded, stream);
+        loaded = there;
+      }
+      round_weights(loaded, b.weights, stream);
+      stream.synchronize();
+    }
     b.staging = TensorView();
     b.staging_memory = Buffer();
   }
@@ -54,7 +65,7 @@ void WeightStore::publish(Stream stream) {
 
 void WeightStore::initialize(uint64_t seed, Stream stream) {
   stage();
-  for (Bucket& b : buckets_) optim::initialize(specs_, b.runs, seed, b.staging, stream);
+  for (Bucket& b : buckets_) optim::initialize(specs_, b.runs, seed, b.staging, Stream());
   publish(stream);
 }
 

@@ -17,15 +17,15 @@ namespace moiety::optim {
 class WeightStore {
  public:
   // `storage` is float32 or bfloat16. Weights are zero.
-  WeightStore(std::vector<ParamSpec> specs, DType storage);
+  WeightStore(std::vector<ParamSpec> specs, DType storage, Device device = {});
   WeightStore(const WeightStore&) = delete;
   WeightStore& operator=(const WeightStore&) = delete;
 
   // In the order of the specs, without `grad`.
   std::span<Parameter> parameters() { return parameters_; }
 
-  // Pieces of slot "weight", float32. They are valid until `publish`, which takes what was written
-  // to them.
+  // Pieces of slot "weight", float32, in host memory: a GPU need not have room for all of them.
+  // They are valid until `publish`, which takes what was written to them.
   StateView state_view();
   void publish(Stream stream);
 
@@ -38,7 +38,10 @@ class WeightStore {
     std::vector<ElementRun> runs;
     Buffer memory, staging_memory;
     TensorView weights;  // [length]
-    TensorView staging;  // float32 [length]; the weights themselves if they are float32
+    TensorView staging;  // float32 [length]; the weights themselves if they are such on the host
+    bool staged() const {
+      return weights.dtype() != DType::kFloat32 || weights.device() != Device{};
+    }
   };
   void stage();
 

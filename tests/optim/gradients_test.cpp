@@ -49,7 +49,11 @@ TEST(BucketGradients, SumsAreInRankOrder) {
               if (wire == kNarrow && ranks > 1) x = float(bf16(x));
               sum = r == 0 ? x : sum + x;
             }
-            ASSERT_EQ(gradients.sum().data<float>()[i], sum) << i;
+            const TensorView& got = gradients.sum();
+            ASSERT_EQ(got.dtype() == kNarrow ? float(got.data<bf16>()[i]) : got.data<float>()[i],
+                      sum)
+                << i;
+            ASSERT_EQ(got.raw() == gradients.main_grad().raw(), ranks == 1);
           }
           const float kept = value(rank, 5, round);
           ASSERT_EQ(main_grad == kNarrow ? float(gradients.main_grad().data<bf16>()[5])

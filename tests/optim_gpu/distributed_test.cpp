@@ -1,0 +1,390 @@
+// The optimizer of one rank: on a GPU the bits of the CPU, and a captured step those of an eager
+// one.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "moiety/base/buffer.h"
+#include "moiety/base/copy.h"
+#include "moiety/base/graph.h"
+#include "moiety/base/rng.h"
+#include "moiety/comm/thread/thread_group.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/optim/distributed_optimizer.h"
+#include "moiety/optim/initialize.h"
+#include "moiety/optim/step_words.h"
+#include "moiety/optim/weight_store.h"
+#include "tests/gpu/gpu_test.h"
+#include "tests/optim/model_specs.h"
+
+namespace moiety::optim {
+namespace {
+
+using Formats = std::optional<QuantSpec>;
+
+Formats of(Format format) { return QuantSpec::of(format); }
+
+// Rows of 48 elements; matrices and experts may be kept in a format.
+std::vector<ParamSpec> specs_of(const Formats& format) {
+  const auto in_format = [&](ParamSpec spec) {
+    spec.format = format;
+    spec.format_class = 1;
+    return spec;
+  };
+  ParamSpec experts = matrix_spec("experts.weight", kExperts * 40, 48);
+  experts.tensors[0].shape = experts.shape = {kExperts, 40, 48};
+  experts.expert = true;
+  experts.domain = {gtp::Axis::kEdp};
+  experts.kind = ParameterClass::kExpert;
+  ParamSpec embedding = matrix_spec("embed.weight", 301, 48);
+  embedding.kind = ParameterClass::kEmbedding;
+  ParamSpec bias = vector_spec("bias", 5);
+  bias.init = InitKind::kZeros;
+  return {embedding,
+          vector_spec("norm.weight", 48),
+          qkv_spec(),  // several runs, with other tensors
+          in_format(matrix_spec("attn.o.weight", 137, 48)),
+          bias,
+          in_format(experts),
+          in_format(matrix_spec("small.weight", 3, 16)),
+          matrix_spec("head.weight", 301, 48)};
+}
+
+constexpr int kMissing = 3;  // a parameter that has no gradient in some steps
+struct Poison {
+  int parameter;
+  int64_t element;
+  float value;
+};
+
+// ---- comparisons; of what is on a GPU after a copy
+
+std::string bytes_of(const TensorView& x, const Stream& stream) {
+  if (!x.defined()) return "absent";
+  std::string out(static_cast<size_t>(x.bytes()), '\0');
+  const TensorView here(out.data(), x.dtype(), x.sizes());
+  copy(here, x, x.device() == stream.device() ? stream : Stream());
+  stream.synchronize();
+  return out;
+}
+
+std::string number(double x) { return std::isnan(x) ? "nan" : text("{:a}", x); }
+
+std::string text_of(const StepReport& r) {
+  std::string out =
+      text("coef {} skip {} halt {} skips {} bad {} {} {} t {} lr {} tokens {} {} {} {}",
+           number(r.coef), r.skip, r.halt, r.skips_in_row, r.bad, r.bad_parameter, r.bad_rank, r.t,
+           number(r.lr), r.tokens, r.overflow, r.required, r.flags);
+  out += " norm " + number(r.norm);
+  for (const float x : r.class_norms) out += " " + number(x);
+  for (const double x : r.losses) out += " " + number(x);
+  return out;
+}
+
+// The first part of parameters and state that differs.
+std::string difference(DistributedOptimizer& a, DistributedOptimizer& b, const Stream& stream) {
+  const auto same = [&](const TensorView& x, const TensorView& y) {
+    return bytes_of(x, stream) == bytes_of(y, stream);
+  };
+  for (size_t p = 0; p < a.parameters().size(); ++p) {
+    const Parameter &x = a.parameters()[p], &y = b.parameters()[p];
+    if (!same(x.weight, y.weight)) return x.spec.name + ": weight";
+    if (x.quantized.size() != y.quantized.size()) return x.spec.name + ": members";
+    for (size_t e = 0; e < x.quantized.size(); ++e) {
+      const QuantizedView &q = x.quantized[e], &r = y.quantized[e];
+      const std::string where = text("{}/{}: ", x.spec.name, e);
+      if (!same(q.row_data, r.row_data)) return where + "row_data";
+      if (!same(q.col_data, r.col_data)) return where + "col_data";
+      if (!same(q.row_scales, r.row_scales)) return where + "row_scales";
+      if (!same(q.col_scales, r.col_scales)) return where + "col_scales";
+      if (!same(q.amax, r.amax)) return where + "amax";
+      if (!same(q.tensor_scale, r.tensor_scale)) return where + "tensor_scale";
+      if (!same(q.flags, r.flags)) return where + "flags";
+    }
+  }
+  const StateView pieces = a.state_view(), others = b.state_view();
+  if (pieces.size() != others.size()) return "pieces";
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const StatePiece &x = pieces[i], &y = others[i];
+    int64_t n = 1;
+    for (int d = 0; d < x.box.rank; ++d) n *= x.box.size[d];
+    const auto view = [&](const StatePiece& piece) {
+      return TensorView(piece.data, piece.dtype, {n}, piece.device);
+    };
+    const bool alike =
+        x.tensor == y.tensor && x.slot == y.slot && x.box == y.box && x.dtype == y.dtype;
+    if (!alike || !same(view(x), view(y))) return x.slot + "/" + x.tensor;
+  }
+  const StepState s = a.step_state(), t = b.step_state();
+  const bool alike = s.t == t.t && s.b1pow == t.b1pow && s.b2pow == t.b2pow &&
+                     s.skips_in_row == t.skips_in_row && s.halt == t.halt &&
+                     s.last_losses() == t.last_losses();
+  return alike ? "" : "step state";
+}
+
+class OptimizerGpu : public GpuTest {
+ protected:
+  // Calls body(groups) on the one rank of a world.
+  static void run(const std::function<void(const GridGroups&)>& body) {
+    comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
+      const GridGroups groups({}, world);
+      body(groups);
+    });
+  }
+
+  static OptimizerConfig config(Device device) {
+    OptimizerConfig c;
+    c.seed = 77;
+    c.bucket_elements = 9000;  // several buckets
+    c.max_skips = 0;
+    c.device = device;
+    return c;
+  }
+
+  // Random gradients on either device, of all parameters but perhaps one, as backward leaves them.
+  void contribute(DistributedOptimizer& optimizer, int step, bool all,
+                  const std::vector<Poison>& poison = {}) const {
+    for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+      Parameter& p = optimizer.parameters()[i];
+      if (!all && i == kMissing) continue;
+      const Tensor here(p.grad.dtype(), p.grad.sizes());
+      const auto set = [&](int64_t at, float x) {
+        if (p.grad.dtype() == DType::kBFloat16) {
+          here.data<bf16>()[at] = bf16(x);
+        } else {
+          here.data<float>()[at] = x;
+        }
+      };
+      for (int64_t at = 0; at < p.grad.numel(); ++at) {
+        const PhiloxBlock w = philox(
+            {6, 6},
+            {static_cast<uint32_t>(at), static_cast<uint32_t>(step), static_cast<uint32_t>(i), 0});
+        set(at, 3 * normal_from_word(w[0]));
+      }
+      for (const Poison& x : poison) {
+        if (x.parameter == static_cast<int>(i)) set(x.element, x.value);
+      }
+      copy(p.grad, here, p.grad.device() == kGpu ? stream : Stream());
+      p.overwrite = false;
+    }
+  }
+
+  static void set_format(DistributedOptimizer& optimizer, const Formats& format,
+                         const Stream& stream) {
+    std::vector<Formats> all;
+    for (const Parameter& p : optimizer.parameters()) {
+      all.push_back(p.spec.format_class == 1 ? format : std::nullopt);
+    }
+    optimizer.set_formats(all, stream);
+    optimizer.publish(stream);
+  }
+
+  static StepInput input(int step) {
+    return {.lr = 1e-2 / (1 + step),
+            .weight_decay = step % 4 == 0 ? 0 : 0.1,
+            .clip = step % 3 == 0 ? 0 : 1.0,
+            .tokens = 100 + 7 * step,
+            .losses = {50.0 / (1 + step), 2.0, 0.25 * step}};
+  }
+};
+
+struct Setup {
+  const char* name;
+  DType weights, moments, main_grad;
+  std::array<Formats, 3> formats;  // one after the other
+};
+
+class OptimizerGpuRuns : public OptimizerGpu, public testing::WithParamInterface<Setup> {};
+INSTANTIATE_TEST_SUITE_P(
+    Runs, OptimizerGpuRuns,
+    testing::Values(Setup{"blocks",
+                          DType::kBFloat16,
+                          DType::kFloat32,
+                          DType::kFloat32,
+                          {of(Format::kFp8Block128x128), of(Format::kMxfp8), std::nullopt}},
+                    Setup{"tiles",
+                          DType::kBFloat16,
+                          DType::kBFloat16,
+                          DType::kBFloat16,
+                          {of(Format::kNvfp4Tile16), of(Format::kMxfp8Tile32),
+                           of(Format::kFp8Block128x128)}},
+                    Setup{"plain",
+                          DType::kFloat32,
+                          DType::kFloat32,
+                          DType::kBFloat16,
+                          {std::nullopt, of(Format::kNvfp4Tile16), of(Format::kMxfp8)}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
+  const Setup& which = GetParam();
+  run([&](const GridGroups& groups) {
+    OptimizerConfig on_cpu = config({}), on_gpu = config(kGpu);
+    for (OptimizerConfig* c : {&on_cpu, &on_gpu}) {
+      c->weights = which.weights;
+      c->moments = which.moments;
+      c->main_grad = which.main_grad;
+    }
+    DistributedOptimizer cpu(specs_of(which.formats[0]), on_cpu, groups);
+    DistributedOptimizer gpu(specs_of(which.formats[0]), on_gpu, groups);
+    for (const Parameter& p : gpu.parameters()) EXPECT_EQ(p.grad.device(), kGpu);
+    for (const StatePiece& piece : gpu.state_view()) EXPECT_EQ(piece.device, kGpu);
+    cpu.initialize(5, Stream());
+    gpu.initialize(5, stream);
+    ASSERT_EQ(difference(cpu, gpu, stream), "") << "initial weights";
+    constexpr float kInf = std::numeric_limits<float>::infinity();
+    int applied = 0;
+    for (int step = 0; step < 20; ++step) {
+      SCOPED_TRACE(step);
+      if (step == 7 || step == 14) {
+        set_format(cpu, which.formats[step / 7], Stream());
+        set_format(gpu, which.formats[step / 7], stream);
+        ASSERT_EQ(difference(cpu, gpu, stream), "") << "another format";
+      }
+      std::vector<Poison> poison;
+      if (step == 4) poison = {{5, 77, std::nanf("")}};
+      if (step == 6) poison = {{6, 1, -kInf}, {1, 47, kInf}};
+      StepInput in = input(step);
+      if (step == 9) in.overflow = true, in.required = 123, in.flags = 5;
+      if (step == 12) in.tokens = 0;
+      if (step == 16) in.bad = 2;
+      contribute(cpu, step, step % 5 != 0, poison);
+      contribute(gpu, step, step % 5 != 0, poison);
+      const StepReport expected = cpu.step(in, Stream()), got = gpu.step(in, stream);
+      ASSERT_EQ(text_of(got), text_of(expected));
+      ASSERT_EQ(difference(cpu, gpu, stream), "");
+      const bool skip =
+          step == 4 || step == 6 || step == 9 || step == 10 || step == 12 || step == 16;
+      EXPECT_EQ(got.skip, skip);
+      const std::string skip_word = bytes_of(gpu.skip(), stream);
+      EXPECT_EQ(skip_word[0] != 0, skip);
+      EXPECT_EQ(got.halt, step == 9 || step == 10);
+      EXPECT_EQ(got.bad_parameter, step == 4 ? "experts.weight" : step == 6 ? "norm.weight" : "");
+      if (step == 10) {
+        cpu.clear_halt();
+        gpu.clear_halt();
+      }
+      applied += !skip;
+      EXPECT_EQ(got.t, applied);
+    }
+    // What was saved goes on.
+    StepState state = gpu.step_state();
+    state.t = 400;
+    cpu.restore(state);
+    gpu.restore(state);
+    contribute(cpu, 20, true);
+    contribute(gpu, 20, true);
+    EXPECT_EQ(text_of(gpu.step(input(20), stream)), text_of(cpu.step(input(20), Stream())));
+    EXPECT_EQ(difference(cpu, gpu, stream), "");
+  });
+}
+
+std::vector<double> words_of(const StepInput& x) {
+  std::vector<double> out(input_word::kCount);
+  out[input_word::kLr] = x.lr;
+  out[input_word::kWeightDecay] = x.weight_decay;
+  out[input_word::kClip] = x.clip;
+  out[input_word::kTokens] = static_cast<double>(x.tokens);
+  out.insert(out.end(), x.losses.begin(), x.losses.end());
+  return out;
+}
+
+// A capture holds no allocation and no wait of the host; what changes from step to step comes
+// through memory.
+TEST_P(OptimizerGpuRuns, ACapturedStepHasTheBitsOfAnEagerOne) {
+  const Setup& which = GetParam();
+  run([&](const GridGroups& groups) {
+    OptimizerConfig c = config(kGpu);
+    c.weights = which.weights;
+    c.moments = which.moments;
+    c.main_grad = which.main_grad;
+    DistributedOptimizer eager(specs_of(which.formats[0]), c, groups);
+    DistributedOptimizer captured(specs_of(which.formats[0]), c, groups);
+    for (DistributedOptimizer* optimizer : {&eager, &captured}) optimizer->initialize(5, stream);
+    constexpr int64_t kLosses = 3;
+    const Tensor in(DType::kFloat64, {input_word::kCount + kLosses}, kGpu);
+    const Tensor out(DType::kFloat64, {report_word::kCount + kLosses}, kGpu);
+    contribute(captured, 0, false);  // those that have gradients are known to the capture
+    const Graph graph(stream, [&] { captured.enqueue(in, out, stream); });
+    EXPECT_GT(graph.nodes(), 3);
+    for (int step = 0; step < 10; ++step) {
+      SCOPED_TRACE(step);
+      std::vector<Poison> poison;
+      if (step == 4) poison = {{5, 77, std::nanf("")}};
+      std::vector<double> words = words_of(input(step));
+      copy(in, {words.data(), DType::kFloat64, {static_cast<int64_t>(words.size())}}, stream);
+      const auto report = [&](DistributedOptimizer& optimizer) {
+        Tensor here(DType::kFloat64, {report_word::kCount + kLosses});
+        copy(here, out, stream);
+        stream.synchronize();
+        return text_of(optimizer.read_report(here));
+      };
+      contribute(eager, step, false, poison);
+      eager.enqueue(in, out, stream);
+      const std::string expected = report(eager);
+      contribute(captured, step, false, poison);
+      graph.launch(stream);
+      ASSERT_EQ(report(captured), expected);
+      ASSERT_EQ(difference(eager, captured, stream), "");
+      EXPECT_EQ(bytes_of(captured.skip(), stream)[0] != 0, step == 4);
+    }
+    EXPECT_EQ(eager.step_state().t, 9);
+  });
+}
+
+// More elements than are drawn at a time, with runs that begin and end elsewhere.
+TEST_F(OptimizerGpu, InitialWeightsAreDrawnInPieces) {
+  const std::vector<ParamSpec> specs{vector_spec("norm.weight", 5),
+                                     matrix_spec("wide.weight", 4100, 4100)};
+  const std::vector<BucketLayout> layouts = layout_buffers(specs, gtp::Grid{}, 20 << 20);
+  ASSERT_EQ(layouts.size(), 1u);
+  const std::vector<ElementRun> runs = segment_runs(specs, layouts[0], 0);
+  const Tensor here(DType::kFloat32, {layouts[0].length});
+  const Tensor there(DType::kFloat32, {layouts[0].length}, kGpu);
+  fill_bytes(there, 0xA5, stream);
+  initialize(specs, runs, 3, here, Stream());
+  initialize(specs, runs, 3, there, stream);
+  EXPECT_TRUE(bytes_of(here, stream) == bytes_of(there, stream));
+}
+
+TEST_F(OptimizerGpu, AWeightStoreHasTheWeightsOfTheCpu) {
+  for (const DType storage : {DType::kBFloat16, DType::kFloat32}) {
+    WeightStore cpu(specs_of(std::nullopt), storage), gpu(specs_of(std::nullopt), storage, kGpu);
+    const auto same = [&] {
+      for (size_t p = 0; p < cpu.parameters().size(); ++p) {
+        const TensorView& there = gpu.parameters()[p].weight;
+        EXPECT_EQ(there.device(), kGpu);
+        const TensorView& here = cpu.parameters()[p].weight;
+        EXPECT_TRUE(bytes_of(here, stream) == bytes_of(there, stream)) << p;
+      }
+    };
+    cpu.initialize(9, Stream());
+    gpu.initialize(9, stream);
+    same();
+    for (WeightStore* store : {&cpu, &gpu}) {
+      for (const StatePiece& piece : store->state_view()) {
+        EXPECT_EQ(piece.device, Device{});
+        *static_cast<float*>(piece.data) = 0.1f;
+      }
+    }
+    cpu.publish(Stream());
+    gpu.publish(stream);
+    same();
+  }
+}
+
+TEST_F(OptimizerGpu, SeveralRanksAreUnsupported) {
+  comm::run_thread_ranks(2, {}, [](comm::Communicator& world) {
+    const GridGroups groups({.dp = 2, .edp = 2}, world);
+    try {
+      const DistributedOptimizer optimizer(specs_of(std::nullopt), config(kGpu), groups);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+      EXPECT_STREQ(e.what(), "optimizer: 2 ranks with state on cuda:0, only one can have it there");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace moiety::optim
