@@ -51,11 +51,9 @@ std::optional<optim::StepReport> Trainer::make_step() {
 std::optional<optim::StepReport> Trainer::attempt() {
   FirstNonFinite probe;
   if (checks_tensors()) model_.transformer().set_probe(&probe);
-  sums_.clear(Stream());
   const bool has_data = accumulate();
   model_.transformer().set_probe(nullptr);
   if (!has_data) return std::nullopt;
-  stats_ = sums_.read();
   heartbeat_.phase("optimizer");
   found_ = probe.finding();
   const optim::StepReport report = optimizer_.step(step_input(stats_), Stream());
@@ -69,6 +67,7 @@ bool Trainer::accumulate() {
       options().train.global_batch / (options().train.micro_batch * data_ranks(grid));
   model::Transformer& model = model_.transformer();
   const auto step = gathering_.begin_step("train", micro_steps);
+  sums_.clear(Stream());
   for (int64_t m = 0; m < micro_steps; ++m) {
     heartbeat_.phase("data");
     const Batch* batch = loader_->next();
@@ -85,6 +84,7 @@ bool Trainer::accumulate() {
   }
   gathering_.flush();
   model.check_tokens();
+  stats_ = sums_.read();
   return true;
 }
 

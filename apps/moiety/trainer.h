@@ -66,7 +66,7 @@ class Trainer {
   std::optional<optim::StepReport> make_step();
   // Forward, backward, optimizer; with guard.nan = tensor a look at every stored tensor.
   std::optional<optim::StepReport> attempt();
-  // Forward and backward of the step's micro-batches, added to `sums_`; false: the data has ended.
+  // Forward and backward of the step's micro-batches, into `stats_`; false: the data has ended.
   bool accumulate();
   optim::StepInput step_input(const model::StepStats& stats) const;
   uint32_t requests() const;

@@ -27,9 +27,8 @@ std::string Trainer::replay(const optim::StepReport& report) {
   FirstNonFinite probe;
   probe.look_at_weights(optimizer_.parameters());
   start_data(&step_start_);
-  stats_ = {};
   model_.transformer().set_probe(&probe);
-  accumulate(stats_);
+  accumulate();
   model_.transformer().set_probe(nullptr);
   own.again = checksum();
   // The optimizer is halted: it measures and changes nothing.
