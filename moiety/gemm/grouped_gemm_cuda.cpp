@@ -89,9 +89,14 @@ void launch_with(TileGemm& g, void* data, int64_t stride, const Stream& stream) 
 }  // namespace
 
 void grouped_gemm_cuda(const GroupedGemmArgs& args, const Stream& stream) {
+  if (args.groups.experts == 0) return;
+  record_faults_cuda(args.groups, OperationId::kGroupedGemm, args.a, args.b, stream);
+  grouped_products_cuda(args, stream);
+}
+
+void grouped_products_cuda(const GroupedGemmArgs& args, const Stream& stream) {
   const int64_t experts = args.groups.experts;
   if (experts == 0) return;
-  record_faults_cuda(args.groups, OperationId::kGroupedGemm, args.a, args.b, stream);
   TileGemm g = tile_gemm(args);
   if (const TensorView& packed = args.w.packed(); packed.defined()) {
     g.groups.groups = experts;

@@ -1,6 +1,7 @@
 #include "moiety/gemm/grouped_mlp.h"
 
 #include "moiety/base/check_devices.h"
+#include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/mlp_steps.h"
 
 namespace moiety::gemm {
@@ -82,9 +83,10 @@ Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes&
   std::byte* base = static_cast<std::byte*>(workspace.raw());
   const int64_t rows = input.groups.experts > 0 ? s.capacity : 0;
   Transients out;
-  out.ffn = TensorView(base, s.dtype, {rows, s.ffn});
+  out.ffn = TensorView(base, s.dtype, {rows, s.ffn}, workspace.device());
   if (s.maps) {
-    out.model = TensorView(base + padded(out.ffn.bytes()), s.dtype, {rows, s.model});
+    out.model =
+        TensorView(base + padded(out.ffn.bytes()), s.dtype, {rows, s.model}, workspace.device());
   }
   return out;
 }
@@ -124,6 +126,17 @@ ActivationBlock activation(const GroupedMlp& mlp, const MlpInput& input, const S
   return block;
 }
 
+// On a GPU, by launches of their own.
+ActivationArgs activation(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
+  ActivationArgs args;
+  args.activation = mlp.activation;
+  args.interleave = mlp.interleave;
+  args.groups = input.groups;
+  args.h = h;
+  args.prob_R = input.prob_R;
+  return args;
+}
+
 void run_linear(const GroupedMlp& mlp, const GroupedGemmArgs& args) {
   if (mlp.path == MlpPath::kReference) {
     grouped_gemm_reference(args);
@@ -137,6 +150,32 @@ double flops_per_row(const Sizes& s) { return 2.0 * s.model * (s.hidden + s.ffn)
 
 void record_input_faults(const MlpInput& input) {
   record_faults(input.groups, OperationId::kGroupedMlp, input.source_R, input.x.size(0));
+}
+void record_input_faults_cuda(const MlpInput& input, const Stream& stream) {
+  record_faults_cuda(input.groups, OperationId::kGroupedMlp, {input.x, input.source_R}, {}, stream);
+}
+
+// Whether the operation runs on a GPU, and all that it reads and writes with it.
+bool on_gpu(const GroupedMlp& mlp, const MlpInput& input, std::initializer_list<NamedView> more,
+            const Stream& stream) {
+  const auto first = [](const GroupedWeight& w) { return w.experts() > 0 ? w[0] : TensorView(); };
+  const bool gpu = check_devices(kName,
+                                 {{"x", input.x},
+                                  {"prob_R", input.prob_R},
+                                  {"source_R", input.source_R},
+                                  {"row_TK", input.row_TK},
+                                  {"groups.begin_E1", input.groups.begin_E1},
+                                  {"groups.count_E", input.groups.count_E},
+                                  {"groups.status", input.groups.status},
+                                  {"w1", first(mlp.w1)},
+                                  {"w2", first(mlp.w2)},
+                                  {"b1_EH", mlp.b1_EH},
+                                  {"b2_ED", mlp.b2_ED}},
+                                 stream);
+  check_devices(kName, more, stream);
+  MOIETY_CHECK(gpu == (mlp.path == MlpPath::kCudaPlain), "{}: path {} on a stream of {}", kName,
+               name(mlp.path), name(stream.device()));
+  return gpu;
 }
 
 // Faults of the indices, and the sums.
@@ -179,16 +218,17 @@ GroupedGemmArgs wgrad(const MlpInput& input, const GroupedTensor& dy, const Grou
 
 }  // namespace
 
-void mlp_bias_gradients(const MlpInput& input, const MlpGradients& g, const TensorView& b2_ED) {
+void mlp_bias_gradients(const MlpInput& input, const MlpGradients& g, const TensorView& b2_ED,
+                        const Stream& stream) {
   const GroupedTensor d_o = {g.d_o, input.source_R};
   if (b2_ED.defined() && g.dprob_R.defined()) {
-    grouped_scale_grad({input.groups, d_o, b2_ED, g.dprob_R, true}, Stream());
+    grouped_scale_grad({input.groups, d_o, b2_ED, g.dprob_R, true}, stream);
   }
   if (g.db2_ED.defined()) {
-    grouped_bias_grad({input.groups, d_o, input.prob_R, g.db2_ED, g.bias_beta}, Stream());
+    grouped_bias_grad({input.groups, d_o, input.prob_R, g.db2_ED, g.bias_beta}, stream);
   }
   if (g.db1_EH.defined()) {
-    grouped_bias_grad({input.groups, {g.dh, {}}, {}, g.db1_EH, g.bias_beta}, Stream());
+    grouped_bias_grad({input.groups, {g.dh, {}}, {}, g.db1_EH, g.bias_beta}, stream);
   }
 }
 
@@ -215,7 +255,17 @@ void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorVi
   stream.run([=] { run_sum_rows(rows_RD, row_TK, out_TD, status); });
 }
 
-const char* name(MlpPath path) { return path == MlpPath::kCpu ? "cpu" : "reference"; }
+const char* name(MlpPath path) {
+  switch (path) {
+    case MlpPath::kReference:
+      return "reference";
+    case MlpPath::kCpu:
+      return "cpu";
+    case MlpPath::kCudaPlain:
+      return "cuda_plain";
+  }
+  return "?";
+}
 
 void PathReport::require(MlpPath required) const {
   if (path == required) return;
@@ -226,10 +276,16 @@ void PathReport::require(MlpPath required) const {
 }
 
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device) {
-  MOIETY_CHECK(device.type == DeviceType::kCpu, "{}: no path for this kind of device", kName);
   MOIETY_CHECK(desc.model >= 1 && desc.ffn >= 1, "{}: D={}, F={}", kName, desc.model, desc.ffn);
   PathReport report;
-  if (desc.dtype != DType::kFloat32 && desc.dtype != DType::kBFloat16) {
+  const bool fast = desc.dtype == DType::kFloat32 || desc.dtype == DType::kBFloat16;
+  if (device.type == DeviceType::kCuda) {
+    if (!fast) {
+      fail(ErrorKind::kUnsupported, "{}: dtype {}, expected float32 or bfloat16 on a GPU", kName,
+           name(desc.dtype));
+    }
+    report.path = MlpPath::kCudaPlain;
+  } else if (!fast) {
     report.rejected.push_back(
         {MlpPath::kCpu, text("dtype {} is not float32 or bfloat16", name(desc.dtype))});
   } else if (automatic_engine(desc.dtype) == GemmEngine::kReference) {
@@ -264,6 +320,14 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
     steps.fc2.bias_EN = mlp.b2_ED;
     steps.fc2.bias_scale_R = input.prob_R;
   }
+  if (on_gpu(mlp, input, {{"h", h}, {"o", o}, {"workspace", workspace}}, stream)) {
+    record_input_faults_cuda(input, stream);
+    grouped_products_cuda(steps.fc1, stream);
+    activation_forward(activation(mlp, input, h), t.ffn, stream);
+    grouped_products_cuda(steps.fc2, stream);
+    if (s.maps) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
+    return;
+  }
   stream.run([=, path = mlp.path] {
     TraceSpan span(TraceLane::kCompute, "grouped_mlp");
     trace_rows(span, input.groups, flops_per_row(s));
@@ -279,9 +343,14 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
 
 void grouped_mlp_hidden(const GroupedMlp& mlp, const MlpInput& input, TensorView h, Stream stream) {
   check(mlp, input, h);
+  const GroupedGemmArgs product = fc1(mlp, input, h);
+  if (on_gpu(mlp, input, {{"h", h}}, stream)) {
+    record_input_faults_cuda(input, stream);
+    return grouped_products_cuda(product, stream);
+  }
   stream.run([=] {
     record_input_faults(input);
-    run_linear(mlp, fc1(mlp, input, h));
+    run_linear(mlp, product);
   });
 }
 
@@ -301,6 +370,25 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
   steps.activation.dprob = g.dprob_R.raw();
   steps.fc1_dgrad =
       linear(GroupedOp::kDgrad, input.groups, {g.dh, {}}, mlp.w1, s.maps ? t.model : g.dx);
+  if (on_gpu(mlp, input,
+             {{"d_o", g.d_o},
+              {"h", g.h},
+              {"dh", g.dh},
+              {"a", g.a},
+              {"dx", g.dx},
+              {"dprob_R", g.dprob_R},
+              {"db1_EH", g.db1_EH},
+              {"db2_ED", g.db2_ED},
+              {"bias_beta", g.bias_beta.per_group},
+              {"workspace", workspace}},
+             stream)) {
+    record_input_faults_cuda(input, stream);
+    grouped_products_cuda(steps.fc2_dgrad, stream);
+    activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
+    grouped_products_cuda(steps.fc1_dgrad, stream);
+    if (s.maps) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);
+    return mlp_bias_gradients(input, g, mlp.b2_ED, stream);
+  }
   stream.run([=] {
     TraceSpan span(TraceLane::kCompute, "grouped_mlp_backward_data");
     trace_rows(span, input.groups, flops_per_row(s));
@@ -311,7 +399,7 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
       grouped_mlp_backward_cpu(steps);
     }
     if (s.maps) run_sum_rows(t.model, input.row_TK, g.dx, input.groups.status);
-    mlp_bias_gradients(input, g, mlp.b2_ED);
+    mlp_bias_gradients(input, g, mlp.b2_ED, Stream());
   });
 }
 
@@ -327,6 +415,17 @@ void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,
   }
   if (w1.grad.defined()) {
     g1 = wgrad(input, {gradients.dh, {}}, {input.x, input.source_R}, w1, s.hidden, s.model);
+  }
+  if (on_gpu(mlp, input, {{"d_o", gradients.d_o}, {"dh", gradients.dh}, {"a", gradients.a}},
+             stream)) {
+    for (const GradTarget* target : {&w2, &w1}) {
+      if (target->grad.experts() > 0) check_device(kName, "gradient", target->grad[0], stream);
+      check_device(kName, "beta", target->beta.per_group, stream);
+    }
+    record_input_faults_cuda(input, stream);
+    if (w2.grad.defined()) grouped_products_cuda(g2, stream);
+    if (w1.grad.defined()) grouped_products_cuda(g1, stream);
+    return;
   }
   stream.run([=] {
     TraceSpan span(TraceLane::kCompute, "grouped_mlp_backward_weights");

@@ -13,7 +13,8 @@
 // B4 writes dX, whose dead rows are not written.
 //
 // Storage dtype: fp32 or bf16 (fp64: the reference, for gradient checks). All paths give the same
-// bits as long as the products of gemm.h do.
+// bits as long as the products of gemm.h do. On a GPU nothing is read by the host and every call can
+// be captured; faults of the data are recorded there.
 #pragma once
 
 #include <string>
@@ -30,7 +31,7 @@ void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorVi
               Stream stream);
 
 // ---- Choice of path: a pure function, made once per layer, never changed during a run.
-enum class MlpPath { kReference, kCpu };
+enum class MlpPath { kReference, kCpu, kCudaPlain };
 const char* name(MlpPath path);
 
 struct PathReport {
@@ -50,11 +51,12 @@ struct GroupedMlpDesc {
   int64_t model = 0;  // D
   int64_t ffn = 0;    // F
 };
+// On a GPU float64 is Unsupported.
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device);
 
 // ---- The operation.
 struct GroupedMlp {
-  MlpPath path = MlpPath::kReference;  // from choose_grouped_mlp
+  MlpPath path = MlpPath::kReference;  // from choose_grouped_mlp, for the stream's device
   Activation activation;
   int64_t interleave = 0;
   GroupedWeight w1;       // [E, 2F, D]; squared ReLU [E, F, D]

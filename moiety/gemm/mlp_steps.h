@@ -25,8 +25,9 @@ void grouped_mlp_forward_cpu(const MlpForwardSteps& steps);
 void grouped_mlp_backward_reference(const MlpBackwardSteps& steps);
 void grouped_mlp_backward_cpu(const MlpBackwardSteps& steps);
 
-// B3, and the part of dprob that comes from b2. By the calling thread's budget.
-void mlp_bias_gradients(const MlpInput& input, const MlpGradients& g, const TensorView& b2_ED);
+// B3, and the part of dprob that comes from b2.
+void mlp_bias_gradients(const MlpInput& input, const MlpGradients& g, const TensorView& b2_ED,
+                        const Stream& stream);
 
 void sum_rows_reference(const TensorView& rows_RD, const TensorView& row_TK,
                         const TensorView& out_TD);

@@ -5,6 +5,9 @@
 namespace moiety::gemm {
 
 void grouped_gemm_cuda(const GroupedGemmArgs&, const Stream&) { fail_without_cuda("grouped_gemm"); }
+void grouped_products_cuda(const GroupedGemmArgs&, const Stream&) {
+  fail_without_cuda("grouped_gemm");
+}
 void grouped_bias_grad_cuda(const GroupedBiasGradArgs&, const Stream&) {
   fail_without_cuda("grouped_bias_grad");
 }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include "moiety/base/check_devices.h"
+#include "moiety/base/copy.h"
+#include "moiety/gemm/quantized_operand_cuda.h"
 #include "moiety/quant/dequantize.h"
 
 namespace moiety::gemm {
@@ -11,7 +14,7 @@ namespace {
 TensorView place(const ArraySpec& array, Arena& arena) {
   if (array.dims == 0) return {};
   return TensorView(arena.allocate(array.bytes()), array.dtype,
-                    std::span(array.sizes.data(), array.dims));
+                    std::span(array.sizes.data(), array.dims), arena.device());
 }
 
 QuantizedView place(const QuantSpec& spec, int64_t rows, int64_t cols, const QuantizedSizes& sizes,
@@ -42,24 +45,11 @@ bool leaves_block_scales(const QuantSpec& spec) {
   return is_fp8_block(spec.format) && !spec.pow2_scales;
 }
 
-// `to` := `from`, float32 of equal sizes, any strides.
-void copy_scales(TensorView from, TensorView to, Stream stream) {
-  stream.run([=] {
-    for (int64_t i = 0; i < to.size(0); ++i) {
-      for (int64_t j = 0; j < to.size(1); ++j) {
-        to.data<float>()[i * to.stride(0) + j * to.stride(1)] =
-            from.data<float>()[i * from.stride(0) + j * from.stride(1)];
-      }
-    }
-  });
-}
-
 // `out` := the tensor scales of the direction, of a view of `groups` groups.
 void keep_tensor_scale(const QuantizedView& view, Direction direction, int64_t groups,
                        TensorView out, Stream stream) {
-  stream.run([from = view.tensor_scale, out, at = direction == Direction::kCol ? groups : 0] {
-    std::copy_n(from.data<float>() + at, out.numel(), out.data<float>());
-  });
+  const int64_t at = direction == Direction::kCol ? groups : 0;
+  copy(out, view.tensor_scale.reshape({2 * groups}).slice(0, at, at + groups), stream);
 }
 
 quant::QuantizeOptions options(const QuantSpec& spec, const RandomBits& random) {
@@ -106,8 +96,7 @@ void fill(const QuantizedView& view, Direction direction, int64_t groups, const 
     keep_tensor_scale(view, direction, groups, out.scale.tensor, stream);
   }
   if (out.scale.block.defined()) {
-    copy_scales(direction == Direction::kRow ? view.row_scales : view.col_scales, out.scale.block,
-                stream);
+    copy(out.scale.block, direction == Direction::kRow ? view.row_scales : view.col_scales, stream);
   }
 }
 
@@ -121,7 +110,7 @@ QuantizedView ungrouped(QuantizedView view, int64_t rows) {
 // [E, N, K] as [E, K, N].
 TensorView transposed(const TensorView& x) {
   return TensorView(x.raw(), x.dtype(), std::array{x.size(0), x.size(2), x.size(1)},
-                    std::array{x.stride(0), x.stride(2), x.stride(1)});
+                    std::array{x.stride(0), x.stride(2), x.stride(1)}, x.device());
 }
 
 // What the arena takes for so many bytes.
@@ -203,7 +192,12 @@ Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena
   out.count_E = arena.tensor(DType::kInt64, {groups.experts});
   out.begin_E1 = arena.tensor(DType::kInt64, {groups.experts + 1});
   out.capacity = grouped_columns(groups.capacity, groups.experts);
-  stream.run([=, tail = spec.rht_col ? 16 : 1] {
+  const int64_t tail = spec.rht_col ? 16 : 1;  // rows of a transform
+  if (check_devices("quantized operand", {{"groups", groups.begin_E1}, {"arena", out.begin_E1}},
+                    stream)) {
+    return operand_groups_cuda(groups, tail, out, stream), out;
+  }
+  stream.run([=] {
     int64_t begin = 0;
     for (int64_t e = 0; e < groups.experts; ++e) {
       const int64_t rows = group_rows(groups, e).rows;

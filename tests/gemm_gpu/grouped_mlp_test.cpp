@@ -1,0 +1,269 @@
+// The grouped MLP on a GPU against the CPU's reference: bit for bit with fp32 and on integers,
+// close to it else; one captured graph for all routings; faults.
+#include "moiety/base/graph.h"
+#include "tests/gemm/mlp_problem.h"
+#include "tests/gpu/gpu_test.h"
+#include "tests/gpu/mirror.h"
+
+namespace moiety::gemm {
+namespace {
+
+// The GPU's copy of a problem.
+class There {
+ public:
+  There(const MlpProblem& p, const Stream& stream)
+      : p_(p),
+        stream_(stream),
+        m_({p.groups().count_E,
+            p.groups().begin_E1,
+            p.groups().status,
+            p.w1,
+            p.w2,
+            p.b1,
+            p.b2,
+            p.x,
+            p.prob,
+            p.d_o,
+            p.source,
+            p.row,
+            p.h,
+            p.out,
+            p.dh,
+            p.a,
+            p.dx,
+            p.dprob,
+            p.db1,
+            p.db2,
+            p.dw1,
+            p.dw2,
+            p.workspace},
+           stream),
+        mlp(p.mlp),
+        input(p.input),
+        gradients(p.gradients) {
+    mlp.path = choose_grouped_mlp({p.o.dtype, p.o.model, p.o.ffn}, stream.device()).path;
+    mlp.w1 = m_(p.mlp.w1.packed());
+    mlp.w2 = m_(p.mlp.w2.packed());
+    Groups& g = input.groups;
+    for (TensorView* x :
+         {&mlp.b1_EH, &mlp.b2_ED, &g.count_E, &g.begin_E1, &g.status, &input.x, &input.prob_R,
+          &input.source_R, &input.row_TK, &gradients.d_o, &gradients.h, &gradients.dh, &gradients.a,
+          &gradients.dx, &gradients.dprob_R, &gradients.db1_EH, &gradients.db2_ED}) {
+      *x = m_(*x);
+    }
+  }
+
+  void forward() const {
+    grouped_mlp_forward(mlp, input, gradients.h, m_(p_.out), m_(p_.workspace), stream_);
+  }
+  void backward_data() const {
+    grouped_mlp_backward_data(mlp, input, gradients, m_(p_.workspace), stream_);
+  }
+  void backward_weights(const GroupScalar& beta = {}) const {
+    grouped_mlp_backward_weights(mlp, input, gradients, {m_(p_.dw2), beta}, {m_(p_.dw1), beta},
+                                 stream_);
+  }
+  void run() const {
+    forward();
+    backward_data();
+    backward_weights();
+  }
+  void upload(const TensorView& host) const {
+    if (host.numel() > 0) copy(m_(host), host, stream_);
+  }
+  Tensor back(const TensorView& host) const { return m_.back(host); }
+
+  // Empty if all that is written is as on the host.
+  std::string difference() const {
+    std::string all = m_.difference("status", p_.groups().status);
+    for (const auto& [what, x] : p_.results()) {
+      if (x->view().defined()) all += m_.difference(what, *x);
+    }
+    return all;
+  }
+
+ private:
+  const MlpProblem& p_;
+  Stream stream_;
+  Mirror m_;
+
+ public:
+  GroupedMlp mlp;
+  MlpInput input;
+  MlpGradients gradients;
+};
+
+constexpr Activation kQGeGlu{ActivationKind::kGlu, 1.702f, 2, 1};
+
+// Empty if each row of `got` is as near to that of `expected` as bf16's roundings let it be.
+std::string far_rows(const char* what, const TensorView& got, const TensorView& expected) {
+  const int64_t columns = got.dims() > 1 ? got.size(-1) : got.numel();
+  for (int64_t i = 0; i < got.numel(); i += columns) {
+    double distance = 0, norm = 0;
+    for (int64_t c = i; c < i + columns; ++c) {
+      const double x = get(got, c), y = get(expected, c);
+      if ((x == kSentinel) != (y == kSentinel))
+        return text("{}: row {} is dead", what, i / columns);
+      distance += (x - y) * (x - y);
+      norm += y * y;
+    }
+    if (!(distance <= 0x1p-10 * norm)) {
+      return text("{}: row {}: {} of {}", what, i / columns, std::sqrt(distance), std::sqrt(norm));
+    }
+  }
+  return {};
+}
+
+class GroupedMlpGpu : public GpuTest, public testing::WithParamInterface<GroupCase> {
+ protected:
+  // Bit for bit.
+  void check(const GroupCase& c, MlpOptions o) {
+    o.path = MlpPath::kReference;
+    SCOPED_TRACE(
+        text("{} maps {} biases {} D={} F={}", name(o.dtype), o.maps, o.biases, o.model, o.ffn));
+    const MlpProblem p(c, o);
+    const There there(p, stream);
+    there.run();
+    p.run();
+    ASSERT_EQ(there.difference(), "");
+  }
+};
+
+TEST_P(GroupedMlpGpu, HasTheBitsOfTheReference) {
+  for (const bool maps : {false, true}) {
+    for (const bool biases : {false, true}) {
+      check(GetParam(),
+            {.activation = biases ? kQGeGlu : swiglu(), .biases = biases, .maps = maps});
+      check(GetParam(), {.activation = biases ? squared_relu() : clamped_swiglu(1),
+                         .biases = biases,
+                         .maps = maps,
+                         .model = 19,
+                         .ffn = 13});
+      check(GetParam(), {.dtype = DType::kBFloat16,
+                         .activation = squared_relu(),
+                         .biases = biases,
+                         .maps = maps,
+                         .integers = true});
+    }
+  }
+}
+
+TEST_P(GroupedMlpGpu, Bf16IsCloseToTheReference) {
+  // Without clamps, where a difference in the last place would switch a gradient off.
+  constexpr Activation kOffset{ActivationKind::kGlu, 1.702f, swiglu().limit, 1};
+  for (const Activation& activation : {swiglu(), kOffset, squared_relu()}) {
+    const MlpProblem p(GetParam(), {.dtype = DType::kBFloat16,
+                                    .path = MlpPath::kReference,
+                                    .activation = activation,
+                                    .biases = true,
+                                    .maps = true,
+                                    .model = 72,
+                                    .ffn = 136});
+    const There there(p, stream);
+    there.run();
+    p.run();
+    for (const auto& [what, x] : p.results()) {
+      ASSERT_EQ(far_rows(what, there.back(*x), *x), "");
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GroupedMlpGpu, testing::ValuesIn(mlp_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+class GroupedMlpGpuParts : public GroupedMlpGpu {};
+
+TEST_F(GroupedMlpGpuParts, ManyExpertsAndInterleave) {
+  GroupCase many{"", std::vector<int64_t>(128), 3};
+  for (size_t e = 0; e < 128; ++e) many.counts[e] = int64_t(e * 5 % 7);
+  check(many, {.maps = true});
+  check({"", {9, 0, 30}}, {.interleave = 8});
+}
+
+TEST_F(GroupedMlpGpuParts, HiddenAloneAndInPlaceOfItsGradient) {
+  const MlpProblem p({"", {9, 0, 130}, 2}, {.path = MlpPath::kReference, .biases = true});
+  There there(p, stream);
+  grouped_mlp_hidden(there.mlp, there.input, there.gradients.h, stream);
+  p.forward();
+  EXPECT_TRUE(same_bits(there.back(p.h), p.h));
+  there.forward();
+  there.gradients.dh = there.gradients.h;
+  there.backward_data();
+  there.backward_weights();
+  p.backward_data();
+  p.backward_weights();
+  EXPECT_TRUE(same_bits(there.back(p.h), p.dh));
+  EXPECT_TRUE(same_bits(there.back(p.dx), p.dx));
+  EXPECT_TRUE(same_bits(there.back(p.dw1), p.dw1));
+}
+
+TEST_F(GroupedMlpGpuParts, WeightGradientsAddAsTheDeviceSays) {
+  const MlpProblem p({"", {9, 0, 130}}, {.path = MlpPath::kReference});
+  const There there(p, stream);
+  there.run();
+  p.run();
+  const Tensor one(DType::kFloat32, {1});
+  put(one, 0, 1);
+  const Mirror beta({one}, stream);
+  there.backward_weights({.value = 0, .per_group = beta(one)});
+  p.backward_weights(1);
+  EXPECT_EQ(there.difference(), "");
+}
+
+TEST_F(GroupedMlpGpuParts, FaultsAreRecordedThere) {
+  for (const bool index : {false, true}) {
+    const MlpProblem p({"", {9, 4, 30}}, {.path = MlpPath::kReference, .maps = true});
+    if (index) {
+      p.source.data<int32_t>()[20] = int32_t(p.tokens);
+      p.row.data<int32_t>()[4] = int32_t(p.groups.capacity()) + 7;
+    } else {
+      p.groups.count()[1] = -3;
+    }
+    const There there(p, stream);
+    there.run();
+    p.run();
+    EXPECT_EQ(there.difference(), "");
+    EXPECT_EQ(p.groups.status()[0], index ? kFaultIndex : kFaultGroup);
+  }
+}
+
+TEST_F(GroupedMlpGpuParts, OneCaptureServesEveryRouting) {
+  for (const bool maps : {false, true}) {
+    MlpProblem p({"", {200, 0, 0, 100}}, {.path = MlpPath::kReference, .maps = maps});
+    const There there(p, stream);
+    const Graph graph(stream, [&] { there.run(); });
+    for (const std::vector<int64_t>& split : std::vector<std::vector<int64_t>>{
+             {0, 0, 0, 0}, {0, 300, 0, 0}, {1, 2, 3, 127}, {100, 50, 75, 75}}) {
+      for (int64_t e = 0, row = 0; e < 4; ++e) {
+        p.groups.begin()[e] = row;
+        p.groups.count()[e] = split[e];
+        p.groups.begin()[e + 1] = row += split[e];
+      }
+      if (maps) p.add_maps();
+      fill_normal(p.x, uint32_t(split[1]));
+      fill_normal(p.prob, uint32_t(split[3]));
+      p.poison();
+      for (const TensorView& x : {p.groups().begin_E1, p.groups().count_E, p.x.view(),
+                                  p.prob.view(), p.source.view(), p.row.view()}) {
+        there.upload(x);
+      }
+      for (const auto& [what, x] : p.results()) there.upload(*x);
+      stream.synchronize();
+      graph.launch(stream);
+      p.run();
+      EXPECT_EQ(there.difference(), "") << split[1];
+    }
+  }
+}
+
+TEST_F(GroupedMlpGpuParts, PathAndDeviceMustAgree) {
+  const MlpProblem p({"", {4, 5}}, {});
+  There there(p, stream);
+  there.input.x = p.x;
+  EXPECT_THROW(there.forward(), Error);
+  there.mlp.path = MlpPath::kCpu;
+  EXPECT_THROW(there.forward(), Error);
+}
+
+}  // namespace
+}  // namespace moiety::gemm
