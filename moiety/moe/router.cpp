@@ -3,34 +3,19 @@
 #include <algorithm>
 #include <array>
 
+#include "moiety/base/check_devices.h"
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/gemm.h"
 #include "moiety/moe/router_block.h"
+#include "moiety/moe/router_cuda.h"
 
 namespace moiety::moe {
 namespace {
 
-using detail::kBlock;
-
-// The blocks of tokens over which statistics are summed: they start anew at each segment.
-struct Blocks {
-  int64_t segment_tokens;
-  int64_t per_segment;
-  int64_t count;
-
-  Blocks(int64_t tokens, int64_t segments)
-      : segment_tokens(segments > 0 ? tokens / segments : 0),
-        per_segment((segment_tokens + kBlock - 1) / kBlock),
-        count(per_segment * segments) {}
-  int64_t segment(int64_t i) const { return i / per_segment; }
-  int64_t begin(int64_t i) const { return segment(i) * segment_tokens + i % per_segment * kBlock; }
-  int64_t end(int64_t i) const {
-    return std::min(begin(i) + kBlock, (segment(i) + 1) * segment_tokens);
-  }
-};
+using detail::Blocks;
 
 void check_workspace(const char* op, const TensorView& workspace, int64_t bytes) {
   MOIETY_CHECK(
@@ -77,43 +62,127 @@ void add_blocks(const Blocks& blocks, const Block* block, int64_t columns, Out* 
   }
 }
 
-void widen(const TensorView& x, float* out) {
-  const int64_t columns = x.size(1);
-  parallel_for(x.size(0), 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const bf16* row = x.data<bf16>() + i * x.stride(0);
-      for (int64_t j = 0; j < columns; ++j) out[i * columns + j] = row[j];
-    }
+// `out` is contiguous.
+void widen(const TensorView& x, const TensorView& out, Stream stream) {
+  if (stream.device().type == DeviceType::kCuda) return detail::widen_cuda(x, out, stream);
+  stream.run([=] {
+    const int64_t columns = x.size(1);
+    parallel_for(x.size(0), 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const bf16* row = x.data<bf16>() + i * x.stride(0);
+        for (int64_t j = 0; j < columns; ++j) out.data<float>()[i * columns + j] = row[j];
+      }
+    });
   });
 }
 
-// dlogits from the gradient of the weights and the slopes of the losses.
-void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args, float* dlogits) {
-  const int64_t segments = args.count.size(0), experts = config.experts;
-  const Blocks blocks(args.logits_TE.size(0), segments);
-  const detail::BackwardRows<float> rows{config, args.logits_TE.data<float>(),
-                                         args.idx_TK.data<int32_t>(), args.dweight_TK.data<float>(),
-                                         dlogits};
-  const auto targets = static_cast<double>(args.scope.data<int64_t>()[0]);
+// Whether the operands are on a GPU.
+bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
+                    const Stream& stream) {
+  const char* op = "router_backward";
+  check_operands(op, config, args.h_TD, args.w_ED);
+  const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
+  const DType dtype = args.h_TD.dtype();
+  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, experts});
+  check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
+  check_contiguous(op, "dweight_TK", args.dweight_TK, DType::kFloat32, {tokens, config.top_k});
+  check_count(op, config, args.count);
+  check_segments(op, tokens, args.count.size(0));
+  check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
+  check_tensor(op, "dh_TD", args.dh_TD, dtype, {tokens, model});
+  if (args.addend_TD.defined()) {
+    const DType addend = args.addend_TD.dtype();
+    check_tensor(op, "addend_TD", args.addend_TD, addend == dtype ? dtype : DType::kFloat32,
+                 {tokens, model});
+  }
+  if (args.dw_ED.defined()) {
+    const DType dw = args.dw_ED.dtype();
+    check_tensor(op, "dw_ED", args.dw_ED, dw == DType::kBFloat16 ? dw : DType::kFloat32,
+                 {experts, model});
+  }
+  check_workspace(op, args.workspace, router_backward_workspace(config, dtype, tokens, model));
+  return check_devices(op,
+                       {{"h_TD", args.h_TD},
+                        {"w_ED", args.w_ED},
+                        {"logits_TE", args.logits_TE},
+                        {"idx_TK", args.idx_TK},
+                        {"dweight_TK", args.dweight_TK},
+                        {"count", args.count},
+                        {"scope", args.scope},
+                        {"dw_ED", args.dw_ED},
+                        {"addend_TD", args.addend_TD},
+                        {"dh_TD", args.dh_TD},
+                        {"workspace", args.workspace}},
+                       stream);
+}
+
+void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
+  const int64_t segments = args.stats.count.size(0), experts = config.experts;
   const int64_t scope_tokens = args.scope.data<int64_t>()[1];
-  const bool has_aux = config.aux != AuxLoss::kNone && config.aux_coef != 0;
-  const double z =
-      scope_tokens > 0 ? 2.0 * config.z_coef * (targets / static_cast<double>(scope_tokens)) : 0.0;
-  parallel_tasks(blocks.count, [&](int64_t i) {
-    std::array<float, detail::kMaxExperts> dq;
-    const int64_t* count = args.count.data<int64_t>() + blocks.segment(i) * (experts + 1);
+  double aux = 0, lse2 = 0;
+  for (int64_t s = 0; s < segments; ++s) {
+    const int64_t* count = args.stats.count.data<int64_t>() + s * (experts + 1);
+    const double* sum = args.stats.sum.data<double>() + s * (experts + 1);
     const int64_t tokens = detail::aux_tokens(config, count[experts], scope_tokens);
-    const double factor =
-        tokens > 0 ? config.aux_coef * (targets / static_cast<double>(tokens)) : 0.0;
-    for (int64_t e = 0; has_aux && e < experts; ++e) {
-      dq[e] = static_cast<float>(factor * detail::aux_slope(config, count[e], count[experts]));
+    double segment = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+      segment += detail::aux_slope(config, count[e], count[experts]) * sum[e];
     }
-    detail::backward_block_cpu(rows, blocks.begin(i), blocks.end(i), has_aux ? dq.data() : nullptr,
-                               static_cast<float>(z));
-  });
+    if (tokens > 0) aux += segment / static_cast<double>(tokens);
+    lse2 += sum[experts];
+  }
+  double* loss = args.loss_2.data<double>();
+  if (config.aux != AuxLoss::kNone) loss[0] += aux;
+  if (scope_tokens > 0) loss[1] += lse2 / static_cast<double>(scope_tokens);
 }
 
 }  // namespace
+
+namespace detail {
+
+void forward_rows(const RouterConfig& config, const RouterForwardArgs& args) {
+  const int64_t segments = args.stats.count.size(0), columns = config.experts + 1;
+  const Blocks blocks(args.logits_TE.size(0), segments);
+  auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
+  auto* block_sum = reinterpret_cast<float*>(block_count + blocks.count * columns);
+  const ForwardRows<float> rows{config,
+                                args.logits_TE.data<float>(),
+                                args.bias_E.data<float>(),
+                                args.mask_T.data<uint8_t>(),
+                                args.idx_TK.data<int32_t>(),
+                                args.weight_TK.data<float>()};
+  parallel_tasks(blocks.count, [&](int64_t i) {
+    forward_block_cpu(rows, blocks.begin(i), blocks.end(i), block_count + i * columns,
+                      block_sum + i * columns);
+  });
+  int64_t* count = args.stats.count.data<int64_t>();
+  double* sum = args.stats.sum.data<double>();
+  std::fill_n(count, segments * columns, 0);
+  std::fill_n(sum, segments * columns, 0.0);
+  add_blocks(blocks, block_count, columns, count);
+  add_blocks(blocks, block_sum, columns, sum);
+}
+
+void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args,
+                   const TensorView& dlogits_TE) {
+  const int64_t segments = args.count.size(0), experts = config.experts;
+  const Blocks blocks(args.logits_TE.size(0), segments);
+  const BackwardRows<float> rows{config, args.logits_TE.data<float>(), args.idx_TK.data<int32_t>(),
+                                 args.dweight_TK.data<float>(), dlogits_TE.data<float>()};
+  const int64_t* scope = args.scope.data<int64_t>();
+  const bool aux = has_aux(config);
+  parallel_tasks(blocks.count, [&](int64_t i) {
+    std::array<float, kMaxExperts> dq;
+    const int64_t* count = args.count.data<int64_t>() + blocks.segment(i) * (experts + 1);
+    for (int64_t e = 0; aux && e < experts; ++e) {
+      dq[e] = aux_gradient(config, count, scope, e);
+    }
+    backward_block_cpu(rows, blocks.begin(i), blocks.end(i), aux ? dq.data() : nullptr,
+                       z_slope(config, scope));
+  });
+}
+
+}  // namespace detail
 
 void check(const RouterConfig& c) {
   MOIETY_CHECK(c.experts >= 1 && c.experts <= detail::kMaxExperts,
@@ -159,33 +228,25 @@ void router_forward(const RouterConfig& config, const RouterForwardArgs& args, S
     check_contiguous(op, "mask_T", args.mask_T, DType::kUInt8, {tokens});
   }
   check_workspace(op, args.workspace, router_forward_workspace(config, tokens, segments));
+  const bool gpu = check_devices(op,
+                                 {{"h_TD", args.h_TD},
+                                  {"w_ED", args.w_ED},
+                                  {"bias_E", args.bias_E},
+                                  {"mask_T", args.mask_T},
+                                  {"logits_TE", args.logits_TE},
+                                  {"idx_TK", args.idx_TK},
+                                  {"weight_TK", args.weight_TK},
+                                  {"stats.count", args.stats.count},
+                                  {"stats.sum", args.stats.sum},
+                                  {"workspace", args.workspace}},
+                                 stream);
 
   const TraceSpan span(TraceLane::kCompute, op, {{"tokens", tokens}, {"experts", experts}});
   gemm::gemm(
       {.op = gemm::GemmOp::kTN, .a = args.h_TD, .b = args.w_ED, .out = args.logits_TE, .c = {}},
       stream);
-  stream.run([=] {
-    const Blocks blocks(tokens, segments);
-    auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
-    auto* block_sum = reinterpret_cast<float*>(block_count + blocks.count * (experts + 1));
-    const detail::ForwardRows<float> rows{
-        config,
-        args.logits_TE.data<float>(),
-        args.bias_E.defined() ? args.bias_E.data<float>() : nullptr,
-        args.mask_T.defined() ? args.mask_T.data<uint8_t>() : nullptr,
-        args.idx_TK.data<int32_t>(),
-        args.weight_TK.data<float>()};
-    parallel_tasks(blocks.count, [&](int64_t i) {
-      detail::forward_block_cpu(rows, blocks.begin(i), blocks.end(i),
-                                block_count + i * (experts + 1), block_sum + i * (experts + 1));
-    });
-    int64_t* count = args.stats.count.data<int64_t>();
-    double* sum = args.stats.sum.data<double>();
-    std::fill_n(count, segments * (experts + 1), 0);
-    std::fill_n(sum, segments * (experts + 1), 0.0);
-    add_blocks(blocks, block_count, experts + 1, count);
-    add_blocks(blocks, block_sum, experts + 1, sum);
-  });
+  if (gpu) return detail::forward_rows_cuda(config, args, stream);
+  stream.run([=] { detail::forward_rows(config, args); });
 }
 
 void router_losses(const RouterConfig& config, const RouterLossArgs& args, Stream stream) {
@@ -196,63 +257,40 @@ void router_losses(const RouterConfig& config, const RouterLossArgs& args, Strea
   check_contiguous(op, "stats.sum", args.stats.sum, DType::kFloat64, {segments, experts + 1});
   check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
   check_contiguous(op, "loss_2", args.loss_2, DType::kFloat64, {2});
-  stream.run([=] {
-    const int64_t scope_tokens = args.scope.data<int64_t>()[1];
-    double aux = 0, lse2 = 0;
-    for (int64_t s = 0; s < segments; ++s) {
-      const int64_t* count = args.stats.count.data<int64_t>() + s * (experts + 1);
-      const double* sum = args.stats.sum.data<double>() + s * (experts + 1);
-      const int64_t tokens = detail::aux_tokens(config, count[experts], scope_tokens);
-      double segment = 0;
-      for (int64_t e = 0; e < experts; ++e) {
-        segment += detail::aux_slope(config, count[e], count[experts]) * sum[e];
-      }
-      if (tokens > 0) aux += segment / static_cast<double>(tokens);
-      lse2 += sum[experts];
-    }
-    double* loss = args.loss_2.data<double>();
-    if (config.aux != AuxLoss::kNone) loss[0] += aux;
-    if (scope_tokens > 0) loss[1] += lse2 / static_cast<double>(scope_tokens);
-  });
+  if (check_devices(op,
+                    {{"stats.count", args.stats.count},
+                     {"stats.sum", args.stats.sum},
+                     {"scope", args.scope},
+                     {"loss_2", args.loss_2}},
+                    stream)) {
+    return detail::add_losses_cuda(config, args, stream);
+  }
+  stream.run([=] { add_losses(config, args); });
 }
 
 void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream) {
-  const char* op = "router_backward";
-  check_operands(op, config, args.h_TD, args.w_ED);
+  const bool gpu = check_backward(config, args, stream);
   const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
-  const DType dtype = args.h_TD.dtype();
-  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, experts});
-  check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
-  check_contiguous(op, "dweight_TK", args.dweight_TK, DType::kFloat32, {tokens, config.top_k});
-  check_count(op, config, args.count);
-  check_segments(op, tokens, args.count.size(0));
-  check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
-  check_tensor(op, "dh_TD", args.dh_TD, dtype, {tokens, model});
-  if (args.addend_TD.defined()) {
-    const DType addend = args.addend_TD.dtype();
-    check_tensor(op, "addend_TD", args.addend_TD, addend == dtype ? dtype : DType::kFloat32,
-                 {tokens, model});
-  }
-  if (args.dw_ED.defined()) {
-    const DType dw = args.dw_ED.dtype();
-    check_tensor(op, "dw_ED", args.dw_ED, dw == DType::kBFloat16 ? dw : DType::kFloat32,
-                 {experts, model});
-  }
-  check_workspace(op, args.workspace, router_backward_workspace(config, dtype, tokens, model));
 
-  const TraceSpan span(TraceLane::kCompute, op, {{"tokens", tokens}, {"experts", experts}});
+  const TraceSpan span(TraceLane::kCompute, "router_backward",
+                       {{"tokens", tokens}, {"experts", experts}});
   auto* floats = reinterpret_cast<float*>(args.workspace.raw());
-  const TensorView dlogits(floats, DType::kFloat32, {tokens, experts});
-  stream.run([=] { backward_rows(config, args, dlogits.data<float>()); });
+  const auto part = [&](int64_t offset, int64_t rows, int64_t columns) {
+    return TensorView(floats + offset, DType::kFloat32, {rows, columns}, stream.device());
+  };
+  const TensorView dlogits = part(0, tokens, experts);
+  if (gpu) {
+    detail::backward_rows_cuda(config, args, dlogits, stream);
+  } else {
+    stream.run([=] { detail::backward_rows(config, args, dlogits); });
+  }
   // The gradient of the logits stays float32, so the operands that it meets are widened.
   TensorView h = args.h_TD, w = args.w_ED;
-  if (dtype != DType::kFloat32) {
-    h = TensorView(floats + tokens * experts, DType::kFloat32, {tokens, model});
-    w = TensorView(floats + tokens * (experts + model), DType::kFloat32, {experts, model});
-    stream.run([=] {
-      widen(args.h_TD, h.data<float>());
-      widen(args.w_ED, w.data<float>());
-    });
+  if (h.dtype() != DType::kFloat32) {
+    h = part(tokens * experts, tokens, model);
+    w = part(tokens * (experts + model), experts, model);
+    widen(args.h_TD, h, stream);
+    widen(args.w_ED, w, stream);
   }
   gemm::gemm({.op = gemm::GemmOp::kNN,
               .a = dlogits,
@@ -272,19 +310,24 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   }
 }
 
-void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream) {
+void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream,
+                        TensorView skip) {
   const char* op = "router_update_bias";
   check_contiguous(op, "bias_E", bias_E, DType::kFloat32, {-1});
   const int64_t experts = bias_E.size(0);
   check_contiguous(op, "count_E", count_E, DType::kInt64, {experts});
+  if (skip.defined()) check_tensor(op, "skip", skip, DType::kInt32, {1});
+  if (check_devices(op, {{"bias_E", bias_E}, {"count_E", count_E}, {"skip", skip}}, stream)) {
+    return detail::update_bias_cuda(bias_E, count_E, rate, skip, stream);
+  }
   stream.run([=] {
+    if (skip.defined() && *skip.data<int32_t>() != 0) return;
     const int64_t* count = count_E.data<int64_t>();
     int64_t total = 0;
     for (int64_t e = 0; e < experts; ++e) total += count[e];
+    float* bias = bias_E.data<float>();
     for (int64_t e = 0; e < experts; ++e) {
-      // The sign of mean - c_e, in integers.
-      const int64_t lack = total - experts * count[e];
-      if (lack != 0) bias_E.data<float>()[e] += lack > 0 ? rate : -rate;
+      bias[e] = detail::moved_bias(bias[e], rate, total, experts, count[e]);
     }
   });
 }

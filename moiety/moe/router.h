@@ -9,6 +9,9 @@
 // from a segment's start, ascending, then block sums ascending (in fp64), whatever the number of
 // threads.
 //
+// On a GPU all but the products has these bits (a NaN is any NaN), nothing waits for the host, and
+// every call can be captured.
+//
 // A step: router_forward on each rank; then, where the scope of the losses is larger than one rank,
 // the caller sums `count`, `sum` (and `scope`) over the ranks; router_losses for the values;
 // router_backward. For kind `hf` backward takes the counts summed over all MoE layers.
@@ -105,7 +108,9 @@ int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64
                                   int64_t model);
 
 // The auxiliary-loss-free balance of DeepSeek-V3, once per optimizer step:
-// bias_e += rate * sign(mean(c) - c_e), c = int64 [E], pairs of the whole global batch.
-void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream);
+// bias_e += rate * sign(mean(c) - c_e), c = int64 [E], pairs of the whole global batch. `skip`:
+// int32 [1], read when the operation runs; if it is not 0, nothing changes. Absent: 0.
+void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream,
+                        TensorView skip = {});
 
 }  // namespace moiety::moe

@@ -1,6 +1,6 @@
 // The router's arithmetic for a block of tokens: the reference, which defines the bits. Templates,
 // so that the gradient checks run it in double, and forced inline, so that router_cpu.cpp compiles
-// this text for every instruction set. Internal to router.
+// this text for every instruction set; router_cuda.cu follows it lane by lane. Internal to router.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "moiety/base/host_device.h"
 #include "moiety/base/math.h"
-#include "moiety/base/simd.h"
 #include "moiety/moe/router.h"
 
 namespace moiety::moe::detail {
@@ -18,13 +18,32 @@ inline constexpr int64_t kMaxExperts = 4096;
 inline constexpr int64_t kMaxTopK = 32;
 inline constexpr int64_t kBlock = 64;  // tokens whose statistics are summed in fp32
 
+// The blocks of tokens over which statistics are summed: they start anew at each segment.
+struct Blocks {
+  int64_t segment_tokens;
+  int64_t per_segment;
+  int64_t count;
+
+  Blocks(int64_t tokens, int64_t segments)
+      : segment_tokens(segments > 0 ? tokens / segments : 0),
+        per_segment((segment_tokens + kBlock - 1) / kBlock),
+        count(per_segment * segments) {}
+  MOIETY_HD int64_t segment(int64_t i) const { return i / per_segment; }
+  MOIETY_HD int64_t begin(int64_t i) const {
+    return segment(i) * segment_tokens + i % per_segment * kBlock;
+  }
+  MOIETY_HD int64_t end(int64_t i) const {
+    return std::min(begin(i) + kBlock, (segment(i) + 1) * segment_tokens);
+  }
+};
+
 // Added to divisors that could be 0 (all scores of a token underflow); too small to change others.
 template <class T>
 inline constexpr T kTiny = T(1e-20);
 
 // Whether a is chosen before b that has a smaller index.
 template <class T>
-MOIETY_INLINE bool exceeds(T a, T b) {
+MOIETY_HD_INLINE bool exceeds(T a, T b) {
   return a > b || (b != b && a == a);
 }
 
@@ -209,7 +228,7 @@ MOIETY_INLINE void backward_block(const BackwardRows<T>& rows, int64_t begin, in
 }
 
 // The slope of the auxiliary loss in the mean of q_e, before its coefficient: E f_e of spec 4.4.
-inline double aux_slope(const RouterConfig& config, int64_t count, int64_t tokens) {
+MOIETY_HD inline double aux_slope(const RouterConfig& config, int64_t count, int64_t tokens) {
   if (tokens == 0) return 0;
   const double share = static_cast<double>(count) / static_cast<double>(tokens);
   const double choices = config.aux == AuxLoss::kHf ? 1.0 : static_cast<double>(config.top_k);
@@ -218,8 +237,38 @@ inline double aux_slope(const RouterConfig& config, int64_t count, int64_t token
 
 // Tokens over which that mean is taken: of the scope for `sequence`, else of the statistics (which
 // for `hf` hold those of every layer).
-inline int64_t aux_tokens(const RouterConfig& config, int64_t stats_tokens, int64_t scope_tokens) {
+MOIETY_HD inline int64_t aux_tokens(const RouterConfig& config, int64_t stats_tokens,
+                                    int64_t scope_tokens) {
   return config.aux == AuxLoss::kSequence ? scope_tokens : stats_tokens;
+}
+
+// n / tokens times the coefficient of a loss that is a mean over the tokens. `scope`: {n, N}.
+MOIETY_HD inline double loss_factor(double coef, const int64_t* scope, int64_t tokens) {
+  if (tokens <= 0) return 0;
+  return coef * (static_cast<double>(scope[0]) / static_cast<double>(tokens));
+}
+
+// Of backward_block: dq[e] of a segment whose counts are `count` [E+1], if there is an auxiliary
+// loss, and z_slope.
+MOIETY_HD inline bool has_aux(const RouterConfig& config) {
+  return config.aux != AuxLoss::kNone && config.aux_coef != 0;
+}
+MOIETY_HD inline float aux_gradient(const RouterConfig& config, const int64_t* count,
+                                    const int64_t* scope, int64_t e) {
+  const int64_t tokens = count[config.experts];
+  const double factor = loss_factor(config.aux_coef, scope, aux_tokens(config, tokens, scope[1]));
+  return static_cast<float>(factor * aux_slope(config, count[e], tokens));
+}
+MOIETY_HD inline float z_slope(const RouterConfig& config, const int64_t* scope) {
+  return static_cast<float>(loss_factor(2.0 * config.z_coef, scope, scope[1]));
+}
+
+// A step of router_update_bias; `total` is the sum of the counts.
+MOIETY_HD inline float moved_bias(float bias, float rate, int64_t total, int64_t experts,
+                                  int64_t count) {
+  const int64_t lack = total - experts * count;  // has the sign of mean - c_e, in integers
+  if (lack == 0) return bias;
+  return bias + (lack > 0 ? rate : -rate);
 }
 
 // Defined in router_cpu.cpp for each instruction set: the same bits.
@@ -227,5 +276,10 @@ void forward_block_cpu(const ForwardRows<float>& rows, int64_t begin, int64_t en
                        float* sum);
 void backward_block_cpu(const BackwardRows<float>& rows, int64_t begin, int64_t end,
                         const float* dq, float z_slope);
+
+// router_forward after the product, and router_backward before those.
+void forward_rows(const RouterConfig& config, const RouterForwardArgs& args);
+void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args,
+                   const TensorView& dlogits_TE);
 
 }  // namespace moiety::moe::detail

@@ -1,0 +1,642 @@
+// A token is a group of lanes, which are the lanes of lane_sum, and a thread block has the 64
+// tokens of a block of the statistics, so that their sums can run in the order of router_block.h,
+// whose arithmetic this is. The scores of the tokens that a block has at a time lie in shared
+// memory.
+#include <algorithm>
+
+#include "moiety/base/launch.cuh"
+#include "moiety/base/math.h"
+#include "moiety/formats/octet.cuh"
+#include "moiety/moe/router_block.h"
+#include "moiety/moe/router_cuda.h"
+
+namespace moiety::moe::detail {
+namespace {
+
+constexpr uint32_t kWarp = 0xFFFFFFFFu;
+constexpr int64_t kSharedBytes = 200 * 1024;
+
+// How the lanes of a token hold its experts: octets in turns. Lanes that lane_sum has beyond them
+// would hold +0.
+template <int kLanes_, int kOctets, int kThreads_>
+struct Layout {
+  static constexpr int kLanes = kLanes_, kEach = kOctets * kOctet, kThreads = kThreads_;
+
+  __device__ static int lane() { return threadIdx.x % kLanes; }
+  // Of a lane's i-th element.
+  __device__ static int expert(int i) {
+    return (i / kOctet * kLanes + lane()) * kOctet + i % kOctet;
+  }
+  __device__ static uint32_t mask() {
+    return kWarp >> (32 - kLanes) << (threadIdx.x % 32 / kLanes * kLanes);
+  }
+  // The result in all lanes of the token; all lanes of a warp call together.
+  __device__ static float sum(float v) {
+#pragma unroll
+    for (int o = kLanes / 2; o >= 1; o /= 2) v += __shfl_xor_sync(kWarp, v, o);
+    return v;
+  }
+  // Passes over NaN.
+  __device__ static float largest(float v) {
+#pragma unroll
+    for (int o = kLanes / 2; o >= 1; o /= 2) v = fmaxf(v, __shfl_xor_sync(kWarp, v, o));
+    return v;
+  }
+};
+
+// What does not exist is -inf.
+template <class L>
+__device__ void load_logits(const float* x, int experts, bool vector, float (&v)[L::kEach]) {
+#pragma unroll
+  for (int i = 0; i < L::kEach; i += kOctet) {
+    const int e = L::expert(i);
+    const Octet<float> octet =
+        vector ? load_octet<true>(x + e, experts - e) : load_octet<false>(x + e, experts - e);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) v[i + j] = e + j < experts ? octet[j] : -INFINITY;
+  }
+}
+
+template <class L>
+__device__ void store_row(float* row, int experts, bool vector, const float (&v)[L::kEach]) {
+#pragma unroll
+  for (int i = 0; i < L::kEach; i += kOctet) {
+    const int e = L::expert(i);
+    Octet<float> octet;
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) octet.word[j] = __float_as_uint(v[i + j]);
+    vector ? store_octet<true>(row + e, octet, experts - e)
+           : store_octet<false>(row + e, octet, experts - e);
+  }
+}
+
+// Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are, so it
+// changes no sum.
+template <class L>
+struct TokenScores {
+  float p[L::kEach];
+  float largest, sum, lse, divisor;
+
+  __device__ void compute(const RouterConfig& config, const float* x, bool vector) {
+    const int experts = static_cast<int>(config.experts);
+    load_logits<L>(x, experts, vector, p);
+    largest = -INFINITY;
+#pragma unroll
+    for (const float v : p) largest = fmaxf(largest, v);
+    largest = L::largest(largest);
+    float part = 0;
+    float e[L::kEach];
+#pragma unroll
+    for (int i = 0; i < L::kEach; ++i) part += e[i] = exp_nonpositive(p[i] - largest);
+    sum = L::sum(part);
+    lse = largest + log(sum);
+    divisor = 1;
+    if (config.score == Score::kSigmoid) {
+      part = 0;
+#pragma unroll
+      for (float& v : p) part += v = sigmoid(v);
+      divisor = kTiny<float> + L::sum(part);
+    } else {
+#pragma unroll
+      for (int i = 0; i < L::kEach; ++i) p[i] = e[i] / sum;
+    }
+  }
+};
+
+// The weights of the chosen are scale * p / it.
+__device__ float weight_divisor(const RouterConfig& config, const float* p, const int32_t* idx) {
+  if (!config.renormalize) return 1;
+  float z = p[idx[0]];
+  for (int k = 1; k < config.top_k; ++k) z += p[idx[k]];
+  return z + kTiny<float>;
+}
+
+// Keys in the order of the choice: NaN last but for kTaken, -0 as +0.
+constexpr uint32_t kTaken = 0, kNanKey = 1, kMinusInfinityKey = 0x007FFFFF;
+
+__device__ uint32_t choice_key(float c) {
+  if (c != c) return kNanKey;
+  const uint32_t bits = __float_as_uint(c == 0 ? 0.0f : c);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// keep_best_groups. `score`: shared memory for the groups' keys.
+template <class L>
+__device__ void keep_best_groups(const RouterConfig& config, const float* p, const float* bias,
+                                 uint32_t* score, uint32_t (&key)[L::kEach]) {
+  const int experts = static_cast<int>(config.experts), groups = static_cast<int>(config.groups);
+  const int size = experts / groups;
+  for (int g = L::lane(); g < groups; g += L::kLanes) {
+    float first = 0, second = 0;
+    for (int i = 0; i < size; ++i) {
+      const int e = g * size + i;
+      const float c = bias ? p[e] + bias[e] : p[e];
+      if (i == 0) {
+        first = c;
+      } else if (exceeds(c, first)) {
+        second = first;
+        first = c;
+      } else if (i == 1 || exceeds(c, second)) {
+        second = c;
+      }
+    }
+    score[g] = choice_key(size > 1 ? first + second : first);
+  }
+  __syncwarp();
+  int group = -1;
+  bool kept = false;
+#pragma unroll 1
+  for (int i = 0; i < L::kEach; ++i) {
+    const int e = L::expert(i);
+    if (e >= experts) break;
+    if (e / size != group) {
+      group = e / size;
+      int before = 0;
+      for (int g = 0; g < groups; ++g) {
+        before += score[g] > score[group] || (score[g] == score[group] && g < group);
+      }
+      kept = before < config.group_top_k;
+    }
+    if (kept) continue;
+#pragma unroll
+    for (int j = 0; j < L::kEach; ++j) {
+      if (j == i) key[j] = kMinusInfinityKey;
+    }
+  }
+}
+
+// chosen[0..k) := the experts of the largest keys, equal ones by index; the keys are used up.
+template <class L>
+__device__ void choose(uint32_t (&key)[L::kEach], int k, int32_t* chosen) {
+  int taken = -1;
+  for (int round = 0; round < k; ++round) {
+    uint32_t best = kTaken;
+    int at = 0;
+#pragma unroll
+    for (int i = 0; i < L::kEach; ++i) {
+      if (i == taken) key[i] = kTaken;
+      if (key[i] > best) {
+        best = key[i];
+        at = i;
+      }
+    }
+    const bool has_largest = best == __reduce_max_sync(L::mask(), best);
+    const int expert = L::expert(at);
+    const int first = __reduce_min_sync(L::mask(), has_largest ? expert : INT_MAX);
+    taken = expert == first ? at : -1;
+    if (L::lane() == 0) chosen[round] = first;
+  }
+}
+
+struct ForwardParams {
+  ForwardRows<float> rows;
+  Blocks blocks;
+  int32_t* count;  // of the blocks
+  float* sum;
+  bool vector;
+};
+
+// A thread block's shared memory, for `tokens` at a time.
+struct ForwardShared {
+  int64_t stride, groups, tokens, top_k, experts;
+
+  ForwardShared(const RouterConfig& config, int64_t tokens_at_a_time)
+      : stride((config.experts + kOctet - 1) / kOctet * kOctet),
+        groups(config.groups > 1 ? config.groups : 0),
+        tokens(tokens_at_a_time),
+        top_k(config.top_k),
+        experts(config.experts) {}
+  int64_t bytes() const { return 4 * (tokens * (stride + groups + top_k + 1) + experts + 1); }
+
+  __device__ float* row(float* memory, int64_t token) const { return memory + token * stride; }
+  __device__ float* lse2(float* memory) const { return memory + tokens * stride; }
+  __device__ uint32_t* score(float* memory, int64_t token) const {
+    return reinterpret_cast<uint32_t*>(lse2(memory) + tokens) + token * groups;
+  }
+  __device__ int32_t* chosen(float* memory, int64_t token) const {
+    return reinterpret_cast<int32_t*>(score(memory, tokens)) + token * top_k;
+  }
+  __device__ int32_t* count(float* memory) const { return chosen(memory, tokens); }
+};
+
+// Of token t, the `slot`-th of those at a time: choice and weights; what the statistics add of it
+// in shared memory.
+template <class L>
+__device__ void route_token(const ForwardParams& p, const ForwardShared& at, float* memory,
+                            int64_t t, int slot, bool live) {
+  const RouterConfig& config = p.rows.config;
+  const int experts = static_cast<int>(config.experts), top_k = static_cast<int>(config.top_k);
+  float* row = at.row(memory, slot);
+  int32_t* chosen = at.chosen(memory, slot);
+  TokenScores<L> scores;
+  scores.compute(config, p.rows.logits + t * experts, p.vector);
+  store_row<L>(row, static_cast<int>(at.stride), true, scores.p);
+  __syncwarp();
+  if (config.force_balance) {
+    for (int k = L::lane(); k < top_k; k += L::kLanes) {
+      chosen[k] = static_cast<int32_t>((t * top_k + k) % experts);
+    }
+  } else {
+    uint32_t key[L::kEach];
+#pragma unroll
+    for (int i = 0; i < L::kEach; ++i) {
+      const int e = L::expert(i);
+      const float bias = p.rows.bias && e < experts ? p.rows.bias[e] : 0;
+      key[i] = e < experts ? choice_key(scores.p[i] + bias) : kTaken;
+    }
+    if (config.groups > 1) {
+      keep_best_groups<L>(config, row, p.rows.bias, at.score(memory, slot), key);
+    }
+    choose<L>(key, top_k, chosen);
+  }
+  __syncwarp();
+  const float z = weight_divisor(config, row, chosen);
+  for (int k = L::lane(); live && k < top_k; k += L::kLanes) {
+    p.rows.idx[t * top_k + k] = chosen[k];
+    p.rows.weight[t * top_k + k] = config.scale * row[chosen[k]] / z;
+    atomicAdd(at.count(memory) + chosen[k], 1);
+  }
+  __syncwarp();
+  if (config.score == Score::kSigmoid) {
+    for (int i = 0; i < L::kEach; ++i) {
+      if (L::expert(i) < experts) row[L::expert(i)] /= scores.divisor;
+    }
+  }
+  if (L::lane() == 0) {
+    at.lse2(memory)[slot] = scores.lse * scores.lse;
+    if (live) atomicAdd(at.count(memory) + experts, 1);
+  }
+}
+
+template <class L>
+__device__ void leave_out(const ForwardParams& p, const ForwardShared& at, float* memory, int64_t t,
+                          int slot) {
+  const int top_k = static_cast<int>(p.rows.config.top_k);
+  for (int k = L::lane(); k < top_k; k += L::kLanes) {
+    p.rows.idx[t * top_k + k] = -1;
+    p.rows.weight[t * top_k + k] = 0;
+  }
+  for (int e = L::lane(); e < at.stride; e += L::kLanes) at.row(memory, slot)[e] = 0;
+  if (L::lane() == 0) at.lse2(memory)[slot] = 0;
+}
+
+template <class L>
+__global__ void __launch_bounds__(L::kThreads)
+    route_block(const __grid_constant__ ForwardParams p, const __grid_constant__ ForwardShared at) {
+  extern __shared__ float4 shared[];
+  float* memory = reinterpret_cast<float*>(shared);
+  const int experts = static_cast<int>(at.experts), slots = static_cast<int>(at.tokens);
+  const int slot = threadIdx.x / L::kLanes;
+  const int64_t begin = p.blocks.begin(blockIdx.x), end = p.blocks.end(blockIdx.x);
+  int32_t* count = at.count(memory);
+  float* block_sum = p.sum + blockIdx.x * (at.experts + 1);
+  for (int e = threadIdx.x; e <= experts; e += blockDim.x) count[e] = 0;
+  for (int64_t first = begin; first < end; first += slots) {
+    __syncthreads();
+    const int64_t t = first + slot;
+    const bool live = t < end && !(p.rows.mask && !p.rows.mask[t]);
+    // All lanes of a warp compute together, whatever their tokens.
+    route_token<L>(p, at, memory, min(t, end - 1), slot, live);
+    __syncwarp();
+    if (t < end && !live) leave_out<L>(p, at, memory, t, slot);
+    __syncthreads();
+    const int tokens = static_cast<int>(min(int64_t{slots}, end - first));
+    for (int e = threadIdx.x; e <= experts; e += blockDim.x) {
+      const float* term = e < experts ? memory + e : at.lse2(memory);
+      const int64_t stride = e < experts ? at.stride : 1;
+      float sum = first == begin ? 0 : block_sum[e];
+#pragma unroll 8
+      for (int k = 0; k < tokens; ++k) sum += term[k * stride];
+      block_sum[e] = sum;
+    }
+  }
+  __syncthreads();
+  int32_t* block_count = p.count + blockIdx.x * (at.experts + 1);
+  for (int e = threadIdx.x; e <= experts; e += blockDim.x) block_count[e] = count[e];
+}
+
+// The sums of the blocks, ascending, of 32 columns of a segment.
+constexpr int kSumThreads = 256, kSumRows = 128;
+
+struct SumParams {
+  const int32_t* block_count;
+  const float* block_sum;
+  int64_t rows, columns;  // of a segment
+  int64_t* count;
+  double* sum;
+};
+
+__global__ void __launch_bounds__(kSumThreads) add_blocks(const __grid_constant__ SumParams p) {
+  constexpr int kWarps = kSumThreads / 32;
+  __shared__ float tile[kSumRows][32];
+  __shared__ int64_t counts[kWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t groups = (p.columns + 31) / 32, segment = blockIdx.x / groups;
+  const int64_t column = (blockIdx.x - segment * groups) * 32 + lane;
+  const bool exists = column < p.columns;
+  const int64_t from = segment * p.rows * p.columns + (exists ? column : 0);
+  int64_t count = 0;
+  double sum = 0;
+  for (int64_t first = 0; first < p.rows; first += kSumRows) {
+    const int rows = static_cast<int>(min(int64_t{kSumRows}, p.rows - first));
+#pragma unroll 8
+    for (int r = warp; r < rows; r += kWarps) {
+      tile[r][lane] = p.block_sum[from + (first + r) * p.columns];
+      count += p.block_count[from + (first + r) * p.columns];
+    }
+    __syncthreads();
+    if (warp == 0) {
+#pragma unroll 8
+      for (int r = 0; r < rows; ++r) sum += tile[r][lane];
+    }
+    __syncthreads();
+  }
+  counts[warp][lane] = count;
+  __syncthreads();
+  if (warp != 0 || !exists) return;
+  for (int w = 1; w < kWarps; ++w) count += counts[w][lane];
+  p.count[segment * p.columns + column] = count;
+  p.sum[segment * p.columns + column] = sum;
+}
+
+struct BackwardParams {
+  BackwardRows<float> rows;
+  Blocks blocks;
+  const int64_t* count;
+  const int64_t* scope;
+  int64_t stride;  // of rows in shared memory
+  bool vector;
+};
+
+// dlogits of token t. `row`, `dq` [E]: in shared memory.
+template <class L>
+__device__ void route_back(const BackwardParams& p, const float* dq, float* row, int64_t t,
+                           bool exists, float z_slope) {
+  const RouterConfig& config = p.rows.config;
+  const int experts = static_cast<int>(config.experts), top_k = static_cast<int>(config.top_k);
+  const float* x = p.rows.logits + t * experts;
+  const int32_t* idx = p.rows.idx + t * top_k;
+  const float* dweight = p.rows.dweight + t * top_k;
+  const bool live = exists && idx[0] >= 0;
+  TokenScores<L> scores;
+  scores.compute(config, x, p.vector);
+  store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
+  __syncwarp();
+  float z = 1, mean = 0;
+  if (live) {
+    z = weight_divisor(config, row, idx);
+    for (int k = 0; config.renormalize && k < top_k; ++k) mean += dweight[k] * (row[idx[k]] / z);
+  }
+  __syncwarp();
+  // From here on the row is dp.
+#pragma unroll
+  for (int i = 0; i < L::kEach; ++i) {
+    if (L::expert(i) < p.stride) row[L::expert(i)] = 0;
+  }
+  __syncwarp();
+  for (int k = L::lane(); live && k < top_k; k += L::kLanes) {
+    row[idx[k]] += config.scale / z * (dweight[k] - mean);
+  }
+  __syncwarp();
+  const bool has_dq = has_aux(config), softmax = config.score == Score::kSoftmax;
+  float dx[L::kEach], part = 0;
+#pragma unroll
+  for (int i = 0; i < L::kEach; ++i) {
+    const int e = L::expert(i);
+    dx[i] = e < experts ? row[e] : 0;
+    const float slope = has_dq && e < experts ? dq[e] : 0;
+    if (softmax) {
+      if (has_dq) dx[i] += slope;
+      part += dx[i] * scores.p[i];
+    } else {
+      part += slope * (scores.p[i] / scores.divisor);
+    }
+  }
+  const float dot = L::sum(part);
+#pragma unroll
+  for (int i = 0; i < L::kEach; ++i) {
+    const int e = L::expert(i);
+    const float score = scores.p[i];
+    if (softmax) {
+      dx[i] = score * (dx[i] - dot);
+    } else {
+      if (has_dq) dx[i] += ((e < experts ? dq[e] : 0) - dot) / scores.divisor;
+      dx[i] = dx[i] * score * (1.0f - score);
+    }
+  }
+  if (z_slope != 0) {
+    const float factor = z_slope * scores.lse;
+    if (!softmax) {
+      load_logits<L>(x, experts, p.vector, scores.p);
+#pragma unroll
+      for (float& v : scores.p) v = exp_nonpositive(v - scores.largest) / scores.sum;
+    }
+#pragma unroll
+    for (int i = 0; i < L::kEach; ++i) dx[i] += factor * scores.p[i];
+  }
+#pragma unroll
+  for (float& v : dx) v = live ? v : 0;
+  if (exists) store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+}
+
+template <class L>
+__global__ void __launch_bounds__(L::kThreads)
+    route_block_back(const __grid_constant__ BackwardParams p) {
+  extern __shared__ float4 shared[];
+  float* dq = reinterpret_cast<float*>(shared);
+  const RouterConfig& config = p.rows.config;
+  const int slots = blockDim.x / L::kLanes, slot = threadIdx.x / L::kLanes;
+  const int64_t begin = p.blocks.begin(blockIdx.x), end = p.blocks.end(blockIdx.x);
+  if (has_aux(config)) {
+    const int64_t* count = p.count + p.blocks.segment(blockIdx.x) * (config.experts + 1);
+    for (int e = threadIdx.x; e < config.experts; e += blockDim.x) {
+      dq[e] = aux_gradient(config, count, p.scope, e);
+    }
+    __syncthreads();
+  }
+  const float z = z_slope(config, p.scope);
+  for (int64_t first = begin; first < end; first += slots) {
+    const int64_t t = first + slot;
+    // All lanes of a warp compute together, whatever their tokens.
+    route_back<L>(p, dq, dq + (slot + 1) * p.stride, min(t, end - 1), t < end, z);
+    __syncwarp();
+  }
+}
+
+// Terms of eight segments at a time, a warp each; one thread adds those.
+constexpr int kLossThreads = 256;
+
+struct LossParams {
+  RouterConfig config;
+  const int64_t* count;
+  const double* sum;
+  int64_t segments;
+  const int64_t* scope;
+  double* loss;
+};
+
+__global__ void __launch_bounds__(kLossThreads) add_losses(const __grid_constant__ LossParams p) {
+  constexpr int kWarps = kLossThreads / 32, kTerms = 128;
+  __shared__ double terms[kWarps][kTerms], of_segment[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t experts = p.config.experts, scope_tokens = p.scope[1];
+  double aux = 0, lse2 = 0;
+  for (int64_t first = 0; first < p.segments; first += kWarps) {
+    const int64_t segment = first + warp;
+    const bool exists = segment < p.segments;
+    const int64_t* count = p.count + (exists ? segment : 0) * (experts + 1);
+    const double* sum = p.sum + (exists ? segment : 0) * (experts + 1);
+    double total = 0;
+    for (int64_t base = 0; base < experts; base += kTerms) {
+      const int n = static_cast<int>(min(int64_t{kTerms}, experts - base));
+#pragma unroll
+      for (int i = lane; i < kTerms; i += 32) {
+        if (i >= n) continue;
+        terms[warp][i] = aux_slope(p.config, count[base + i], count[experts]) * sum[base + i];
+      }
+      __syncwarp();
+      if (lane == 0) {
+#pragma unroll 8
+        for (int i = 0; i < n; ++i) total += terms[warp][i];
+      }
+      __syncwarp();
+    }
+    if (lane == 0) of_segment[warp] = total;
+    __syncthreads();
+    for (int64_t s = first; threadIdx.x == 0 && s < min(first + kWarps, p.segments); ++s) {
+      const int64_t tokens =
+          aux_tokens(p.config, p.count[s * (experts + 1) + experts], scope_tokens);
+      if (tokens > 0) aux += of_segment[s - first] / static_cast<double>(tokens);
+      lse2 += p.sum[s * (experts + 1) + experts];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  if (p.config.aux != AuxLoss::kNone) p.loss[0] += aux;
+  if (scope_tokens > 0) p.loss[1] += lse2 / static_cast<double>(scope_tokens);
+}
+
+constexpr int kWidenThreads = 256;
+
+template <bool kVector>
+__global__ void __launch_bounds__(kWidenThreads)
+    widen_rows(const bf16* x, int64_t stride, float* out, int64_t rows, int64_t columns) {
+  const int64_t octets = (columns + kOctet - 1) / kOctet;
+  const int64_t index = int64_t{blockIdx.x} * kWidenThreads + threadIdx.x;
+  const int64_t row = index / octets, column = (index - row * octets) * kOctet;
+  if (row >= rows) return;
+  const Octet<bf16> from = load_octet<kVector>(x + row * stride + column, columns - column);
+  Octet<float> to;
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) to.word[i] = __float_as_uint(from[i]);
+  store_octet<kVector>(out + row * columns + column, to, columns - column);
+}
+
+constexpr int kBiasThreads = 256;
+
+__global__ void __launch_bounds__(kBiasThreads)
+    update_bias(float* bias, const int64_t* count, int64_t experts, float rate,
+                const int32_t* skip) {
+  __shared__ unsigned long long total;
+  if (skip && *skip != 0) return;
+  if (threadIdx.x == 0) total = 0;
+  __syncthreads();
+  unsigned long long part = 0;
+  for (int64_t e = threadIdx.x; e < experts; e += kBiasThreads) part += count[e];
+  atomicAdd(&total, part);
+  __syncthreads();
+  for (int64_t e = threadIdx.x; e < experts; e += kBiasThreads) {
+    bias[e] = moved_bias(bias[e], rate, static_cast<int64_t>(total), experts, count[e]);
+  }
+}
+
+// visit(layout, tokens that a thread block has at a time); shared(tokens): bytes for them.
+template <class Shared, class Visit>
+void with_layout(int64_t experts, Shared&& shared, Visit&& visit) {
+  const auto fit = [&](auto layout) {
+    using L = decltype(layout);
+    int64_t tokens = L::kThreads / L::kLanes;
+    while (shared(tokens) > kSharedBytes) tokens /= 2;
+    visit(layout, tokens);
+  };
+  if (experts <= 8 * kOctet) return fit(Layout<8, 1, 512>());
+  if (experts <= 16 * kOctet) return fit(Layout<16, 1, 1024>());
+  if (experts <= 32 * kOctet) return fit(Layout<32, 1, 1024>());
+  if (experts <= 64 * kOctet) return fit(Layout<32, 2, 512>());
+  fit(Layout<32, kMaxExperts / (32 * kOctet), 256>());
+}
+
+}  // namespace
+
+void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args,
+                       const Stream& stream) {
+  const int64_t segments = args.stats.count.size(0), columns = config.experts + 1;
+  const Blocks blocks(args.logits_TE.size(0), segments);
+  auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
+  auto* block_sum = reinterpret_cast<float*>(block_count + blocks.count * columns);
+  const ForwardParams p{
+      {config, args.logits_TE.data<float>(), args.bias_E.data<float>(), args.mask_T.data<uint8_t>(),
+       args.idx_TK.data<int32_t>(), args.weight_TK.data<float>()},
+      blocks,
+      block_count,
+      block_sum,
+      octets_fit({&args.logits_TE})};
+  const auto shared = [&](int64_t tokens) { return ForwardShared(config, tokens).bytes(); };
+  with_layout(config.experts, shared, [&](auto layout, int64_t tokens) {
+    using L = decltype(layout);
+    const LaunchShape shape{blocks.count, static_cast<int>(tokens) * L::kLanes, shared(tokens)};
+    launch("router_forward", route_block<L>, shape, stream, p, ForwardShared(config, tokens));
+  });
+  const SumParams sums{block_count,
+                       block_sum,
+                       blocks.per_segment,
+                       columns,
+                       args.stats.count.data<int64_t>(),
+                       args.stats.sum.data<double>()};
+  launch("router_forward: statistics", add_blocks,
+         {segments * blocks_for(columns, 32), kSumThreads}, stream, sums);
+}
+
+void backward_rows_cuda(const RouterConfig& config, const RouterBackwardArgs& args,
+                        const TensorView& dlogits_TE, const Stream& stream) {
+  const Blocks blocks(args.logits_TE.size(0), args.count.size(0));
+  const int64_t stride = blocks_for(config.experts, kOctet) * kOctet;
+  const BackwardParams p{{config, args.logits_TE.data<float>(), args.idx_TK.data<int32_t>(),
+                          args.dweight_TK.data<float>(), dlogits_TE.data<float>()},
+                         blocks,
+                         args.count.data<int64_t>(),
+                         args.scope.data<int64_t>(),
+                         stride,
+                         octets_fit({&args.logits_TE, &dlogits_TE})};
+  const auto shared = [&](int64_t tokens) { return 4 * stride * (tokens + 1); };
+  with_layout(config.experts, shared, [&](auto layout, int64_t tokens) {
+    using L = decltype(layout);
+    const LaunchShape shape{blocks.count, static_cast<int>(tokens) * L::kLanes, shared(tokens)};
+    launch("router_backward", route_block_back<L>, shape, stream, p);
+  });
+}
+
+void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, const Stream& stream) {
+  const LossParams p{config,
+                     args.stats.count.data<int64_t>(),
+                     args.stats.sum.data<double>(),
+                     args.stats.count.size(0),
+                     args.scope.data<int64_t>(),
+                     args.loss_2.data<double>()};
+  launch("router_losses", add_losses, {1, kLossThreads}, stream, p);
+}
+
+void widen_cuda(const TensorView& x, const TensorView& out, const Stream& stream) {
+  const int64_t octets = x.size(0) * blocks_for(x.size(1), kOctet);
+  launch("router_backward: widen", octets_fit({&x, &out}) ? widen_rows<true> : widen_rows<false>,
+         {blocks_for(octets, kWidenThreads), kWidenThreads}, stream, x.data<bf16>(), x.stride(0),
+         out.data<float>(), x.size(0), x.size(1));
+}
+
+void update_bias_cuda(const TensorView& bias_E, const TensorView& count_E, float rate,
+                      const TensorView& skip, const Stream& stream) {
+  launch("router_update_bias", update_bias, {1, kBiasThreads}, stream, bias_E.data<float>(),
+         count_E.data<int64_t>(), bias_E.size(0), rate, skip.data<int32_t>());
+}
+
+}  // namespace moiety::moe::detail
