@@ -1,5 +1,5 @@
-// Eight neighbouring elements of a row, float or bf16, in a thread's registers: what kernels that
-// go over rows load, compute on in fp32, round and store.
+// Eight neighbouring elements of a row, float, bf16 or fp16, in a thread's registers: what kernels
+// that go over rows load, compute on in fp32, round and store.
 //
 // kVector: rows are whole octets that lie at multiples of 16 bytes (`octets_fit`). Else elements
 // are moved one by one; `valid` says how many of the eight exist (perhaps <= 0), the others are +0.
@@ -7,9 +7,11 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 #include "moiety/base/tensor_view.h"
 #include "moiety/formats/bf16.h"
+#include "moiety/formats/fp16.h"
 
 namespace moiety {
 
@@ -23,6 +25,10 @@ struct Octet {
   __device__ float operator[](int i) const {
     if constexpr (sizeof(T) == 4) {
       return __uint_as_float(word[i]);
+    } else if constexpr (std::is_same_v<T, fp16>) {
+      float out;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(uint16_t(word[i / 2] >> 16 * (i % 2))));
+      return out;
     } else {
       return __uint_as_float(i % 2 ? word[i / 2] & 0xFFFF0000u : word[i / 2] << 16);
     }
@@ -45,6 +51,13 @@ __device__ inline uint32_t bf16_word(float first, float second) {
   return out;
 }
 
+// The same of fp16.
+__device__ inline uint32_t fp16_word(float first, float second) {
+  uint32_t out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));
+  return out;
+}
+
 template <class T>
 __device__ Octet<T> round_octet(const float (&v)[kOctet]) {
   Octet<T> out;
@@ -52,6 +65,8 @@ __device__ Octet<T> round_octet(const float (&v)[kOctet]) {
   for (int w = 0; w < Octet<T>::kWords; ++w) {
     if constexpr (sizeof(T) == 4) {
       out.word[w] = __float_as_uint(v[w]);
+    } else if constexpr (std::is_same_v<T, fp16>) {
+      out.word[w] = fp16_word(v[2 * w], v[2 * w + 1]);
     } else {
       out.word[w] = bf16_word(v[2 * w], v[2 * w + 1]);
     }

@@ -1,12 +1,14 @@
 #include "moiety/moe/combine.h"
 
-#include "moiety/moe/exchange.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/error.h"
+#include "moiety/moe/exchange_cuda.h"
 
 namespace moiety::moe {
 
 void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream stream) {
   constexpr const char* kName = "ep combine";
-  check_plan(kName, group, plan);
+  check_plan(kName, group, plan, stream);
   if (args.slot_w.defined()) {
     check_tensor(kName, "slot_w", args.slot_w, DType::kFloat32, {plan.capacity});
   }
@@ -21,7 +23,11 @@ void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream
 void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardArgs& args,
                       Stream stream) {
   constexpr const char* kName = "ep combine_backward";
-  check_plan(kName, group, plan);
+  check_plan(kName, group, plan, stream);
+  check_payload_device(kName, "g", args.g_TD, stream);
+  check_payload_device(kName, "gy", args.gy_CD, stream);
+  check_devices(kName, {{"slot_w", args.slot_w}, {"y", args.y_CD}, {"g_slot_w", args.g_slot_w}},
+                stream);
   const SourceRows g = source_rows(kName, "g", args.g_TD, plan.tokens);
   const bool weights = args.slot_w.defined(), dots = args.y_CD.defined();
   MOIETY_CHECK(weights || !dots, "{}: y is given without slot_w", kName);
@@ -40,6 +46,17 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
   const ExpertRows gy = expert_rows(kName, "gy", args.gy_CD, args.g_TD, plan, args.g_slot_w);
   check_record(kName, group, args.g_TD, g.parts.record(plan.topk));
 
+  if (group.impl()->on_gpu()) {
+    check_gpu_rows(kName, "gy", gy);
+    issue_on_gpu(group, stream, [&](Epoch, const Stream& on) {
+      if (!weights) return copy_rows_cuda(plan, g, {}, gy, false, on);
+      const auto& g_TD = std::get<TensorView>(args.g_TD);
+      scale_rows_cuda(
+          plan, {g_TD, args.slot_w, args.y_CD, std::get<TensorView>(args.gy_CD), args.g_slot_w},
+          on);
+    });
+    return;
+  }
   const Signature signature{.op = OpKind::kCombineBackward,
                             .format = g.format,
                             .weights = weights,

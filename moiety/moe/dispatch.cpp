@@ -1,12 +1,18 @@
 #include "moiety/moe/dispatch.h"
 
-#include "moiety/moe/exchange.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/error.h"
+#include "moiety/moe/exchange_cuda.h"
 
 namespace moiety::moe {
 
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream) {
   constexpr const char* kName = "ep dispatch";
-  check_plan(kName, group, plan);
+  check_plan(kName, group, plan, stream);
+  check_payload_device(kName, "x", args.x_TD, stream);
+  check_payload_device(kName, "rows", args.rows_CD, stream);
+  check_devices(kName, {{"w", args.w_TK}, {"slot_w", args.slot_w}, {"sink", args.sink.amax}},
+                stream);
   const SourceRows x = source_rows(kName, "x", args.x_TD, plan.tokens);
   const bool weights = args.w_TK.defined();
   MOIETY_CHECK(weights == args.slot_w.defined(), "{}: w and slot_w go together", kName);
@@ -24,6 +30,16 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
     args.sink.check(kName, tensor->dtype(), plan.rows_real.size(0));
   }
 
+  if (group.impl()->on_gpu()) {
+    check_gpu_rows(kName, "rows", rows);
+    if (args.sink.defined()) {
+      fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
+    }
+    issue_on_gpu(group, stream, [&](Epoch, const Stream& on) {
+      copy_rows_cuda(plan, x, args.w_TK, rows, args.zero_tail, on);
+    });
+    return;
+  }
   const Signature signature{.op = OpKind::kDispatch,
                             .format = x.format,
                             .weights = weights,
@@ -39,7 +55,7 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
 void dispatch_backward(EpGroup& group, const EpPlan& plan, const DispatchBackwardArgs& args,
                        Stream stream) {
   constexpr const char* kName = "ep dispatch_backward";
-  check_plan(kName, group, plan);
+  check_plan(kName, group, plan, stream);
   const bool weights = args.g_slot_w.defined();
   MOIETY_CHECK(weights == args.gw_TK.defined(), "{}: g_slot_w and gw go together", kName);
   if (weights) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 #include "moiety/comm/symmetric_buffer.h"
 #include "moiety/moe/exchange_collective.h"
+#include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/exchange_mapped.h"
 
 namespace moiety::moe {
@@ -61,9 +63,23 @@ std::unique_ptr<Exchange> make_exchange(comm::Communicator& comm, const ExpertMa
   return std::make_unique<MappedExchange>(comm, map, options);
 }
 
+EpBytes gpu_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
+  if (map.ranks() > 1) {
+    fail(ErrorKind::kUnsupported,
+         "ep, group \"{}\": {} ranks on {}; a group on a GPU has one rank, several need CPUs",
+         options.name, map.ranks(), name(options.device));
+  }
+  return record_sizes(map, limits, options, 1);
+}
+
+TensorView findings_view(Findings* findings, Device device) {
+  return {findings, DType::kUInt8, {int64_t{sizeof(Findings)}}, device};
+}
+
 }  // namespace
 
 EpBytes EpGroup::bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
+  if (options.device.type == DeviceType::kCuda) return gpu_bytes(map, limits, options);
   return options.transport == EpTransport::kCollectives
              ? collective_layout(map, limits, options).bytes
              : mapped_layout(map, limits, options).bytes;
@@ -94,13 +110,18 @@ void EpGroup::reserve(const EpLimits& limits) {
   Impl& g = *impl_;
   MOIETY_CHECK(g.state != Impl::State::kClosed, "ep, group \"{}\": closed", name());
   g.check_poison();
-  g.last.wait();
+  g.wait();
   g.compare(limits);
   const bool open = g.state == Impl::State::kOpen;
   if (open && fits(limits, g.limits)) return;
   const EpLimits wanted = open ? larger(limits, g.limits) : limits;
-  if (!g.exchange) g.exchange = make_exchange(*g.comm, g.map, g.options);
-  g.exchange->allocate(wanted);
+  if (g.on_gpu()) {
+    g.gpu_bytes = gpu_bytes(g.map, wanted, g.options);
+    if (!g.gpu_state.data()) g.gpu_state = Buffer(sizeof(GpuState), g.options.device, "ep group");
+  } else {
+    if (!g.exchange) g.exchange = make_exchange(*g.comm, g.map, g.options);
+    g.exchange->allocate(wanted);
+  }
   g.limits = wanted;
   g.state = Impl::State::kOpen;
 }
@@ -109,9 +130,9 @@ void EpGroup::release() {
   Impl& g = *impl_;
   MOIETY_CHECK(g.state != Impl::State::kClosed, "ep, group \"{}\": closed", name());
   g.check_poison();
-  g.last.wait();
+  g.wait();
   if (g.state == Impl::State::kReleased) return;
-  g.exchange->release();
+  g.free_memory();
   g.state = Impl::State::kReleased;
   g.limits = {};
 }
@@ -119,28 +140,47 @@ void EpGroup::release() {
 void EpGroup::close() {
   Impl& g = *impl_;
   if (g.state == Impl::State::kClosed) return;
-  g.last.wait();
+  g.wait();
   g.state = Impl::State::kClosed;
-  g.exchange->release();
+  g.free_memory();
+  g.gpu_state = {};
 }
 
 void EpGroup::check() const { impl_->check_poison(); }
 
 void EpGroup::check(Epoch epoch) {
   Impl& g = *impl_;
-  g.last.wait();
+  g.wait();
   g.check_poison();
-  std::vector<RecordedError>& errors = g.findings.errors;
-  const auto end = std::find_if(errors.begin(), errors.end(),
-                                [&](const RecordedError& e) { return e.epoch > epoch; });
-  if (end == errors.begin()) return;
-  const std::string first = errors.front().text;
-  errors.erase(errors.begin(), end);
-  throw Error(ErrorKind::kInvalidArgument, first);
+  const std::optional<Finding> first = g.take_finding(epoch);
+  if (first) throw Error(ErrorKind::kInvalidArgument, first->text(name(), g.map.experts()));
+}
+
+std::optional<Finding> EpGroup::Impl::take_finding(Epoch epoch) {
+  if (!on_gpu() || state == State::kClosed) return findings.take(epoch);
+  const TensorView here = findings_view(&findings, {});
+  const TensorView there = findings_view(&gpu()->findings, options.device);
+  copy(here, there, last_stream);
+  last_stream.synchronize();
+  const std::optional<Finding> first = findings.take(epoch);
+  if (first) copy(there, here, last_stream);
+  return first;
+}
+
+void EpGroup::Impl::free_memory() {
+  if (on_gpu()) {
+    gpu_bytes = {};
+  } else {
+    exchange->release();
+  }
 }
 
 void EpGroup::take_report(TensorView report, Stream stream) {
-  check_tensor("ep take_report", "report", report, DType::kInt64, {3});
+  constexpr const char* kName = "ep take_report";
+  check_tensor(kName, "report", report, DType::kInt64, {3});
+  impl_->check_stream(kName, stream);
+  check_device(kName, "report", report, stream);
+  if (impl_->on_gpu()) return take_report_cuda(report, impl_->gpu(), stream);
   stream.run([impl = impl_, report] {
     for (int i = 0; i < 3; ++i) {
       report.data<int64_t>()[i * report.stride(0)] = std::exchange(impl->findings.report[i], 0);
@@ -149,12 +189,15 @@ void EpGroup::take_report(TensorView report, Stream stream) {
 }
 
 const std::string& EpGroup::name() const { return impl_->options.name; }
-int EpGroup::rank() const { return impl_->exchange->rank(); }
+int EpGroup::rank() const { return impl_->comm->rank(); }
 int EpGroup::ranks() const { return impl_->map.ranks(); }
 const ExpertMap& EpGroup::map() const { return impl_->map; }
-EpTransport EpGroup::transport() const { return impl_->exchange->transport(); }
+Device EpGroup::device() const { return impl_->options.device; }
+EpTransport EpGroup::transport() const {
+  return impl_->on_gpu() ? EpTransport::kMapped : impl_->exchange->transport();
+}
 const EpLimits& EpGroup::limits() const { return impl_->limits; }
-EpBytes EpGroup::bytes() const { return impl_->exchange->bytes(); }
+EpBytes EpGroup::bytes() const { return impl_->bytes(); }
 Epoch EpGroup::epoch() const { return impl_->issued; }
 
 }  // namespace moiety::moe

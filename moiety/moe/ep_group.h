@@ -12,6 +12,10 @@
 //
 // create, reserve, release and close are collective and are called outside of any operation.
 //
+// On a GPU (EpOptions::device) a group has one rank, no memory for peers, and its operations are
+// kernels on the caller's stream, which may be captured in a graph; the epoch of a captured
+// operation is that of its capture. Tensors, plan memory too, lie on that GPU.
+//
 // Errors. Arguments are checked when an operation is called: Error(InvalidArgument) on the ranks
 // where they are wrong. A peer that is late, gone, or runs something else poisons the group:
 // Error(Comm) on every rank, from the operation that noticed and from every later call but close.
@@ -25,6 +29,7 @@
 #include <string>
 
 #include "moiety/base/deadline.h"
+#include "moiety/base/device.h"
 #include "moiety/base/stream.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/moe/expert_map.h"
@@ -64,11 +69,13 @@ struct EpOptions {
   Seconds deadline{100};  // of every wait inside an operation
   int chunk_rows = 16;    // rows that are announced to the receiver together
   EpTransport transport = EpTransport::kAuto;
+  Device device = {};  // where operations run; a GPU: a communicator of one rank, else Unsupported
   // Tests: called before something goes to a peer, by the thread that is about to send it.
   std::function<void()> before_store = {};
 };
 
-// Bytes of a rank's memory, exactly.
+// Bytes of a rank's memory, exactly. On a GPU there is none: the total is 0, and the sizes of
+// records say what rows fit the limits.
 struct EpBytes {
   int64_t record = 0;         // one row of dispatch with its side part
   int64_t record_reduce = 0;  // one row of combine
@@ -98,8 +105,9 @@ class EpGroup {
 
   // Throws if the group is known to be poisoned. No wait.
   void check() const;
-  // Waits for the operation `epoch`; throws the first error recorded at or before it (a lost
-  // capacity under kError, an index >= E), the same on every rank, and forgets those records.
+  // Waits for the operation `epoch` (on a GPU for all on the stream of the last one, so for
+  // launches of a graph too); throws the first error recorded at or before it (a lost capacity
+  // under kError, an index >= E), the same on every rank, and forgets those records.
   void check(Epoch epoch);
   // Writes int64 [3] in stream order: operations under kReport that lost pairs, their largest
   // required rows of a rank, their lost pairs in the group; then starts again from zero.
@@ -109,8 +117,9 @@ class EpGroup {
   int rank() const;
   int ranks() const;
   const ExpertMap& map() const;
+  Device device() const;
   int local_experts() const { return map().local_count(rank()); }
-  // kMapped or kCollectives.
+  // kMapped or kCollectives; on a GPU kMapped.
   EpTransport transport() const;
   // What the memory is made for, and its bytes; zero while released.
   const EpLimits& limits() const;

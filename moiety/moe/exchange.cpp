@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "moiety/base/check_devices.h"
 #include "moiety/base/error.h"
+#include "moiety/moe/exchange_cuda.h"
 
 namespace moiety::moe {
 namespace {
@@ -130,9 +132,20 @@ void EpGroup::Impl::check_usable(const char* operation) const {
   check_poison();
 }
 
-void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan) {
+void EpGroup::Impl::check_stream(const char* operation, const Stream& stream) const {
+  MOIETY_CHECK(stream.device() == options.device,
+               "{}, group \"{}\": the stream is on {}, the group on {}", operation, options.name,
+               moiety::name(stream.device()), moiety::name(options.device));
+}
+
+void EpGroup::Impl::wait() const { on_gpu() ? last_stream.synchronize() : last.wait(); }
+
+void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan,
+                const Stream& stream) {
   const EpGroup::Impl& g = *group.impl();
   g.check_usable(operation);
+  g.check_stream(operation, stream);
+  check_device(operation, "plan", plan.info, stream);
   MOIETY_CHECK(plan.rows_RR.defined() && plan.rows_RR.size(0) == g.map.ranks() &&
                    plan.count_RE.size(1) == g.map.experts(),
                "{}, group \"{}\": the plan is not one of this group's", operation, group.name());
@@ -147,7 +160,7 @@ void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan)
 }
 
 void check_record(const char* operation, const EpGroup& group, const Payload& rows, int64_t bytes) {
-  const EpBytes& reserved = group.impl()->exchange->bytes();
+  const EpBytes& reserved = group.impl()->bytes();
   const int64_t have = std::max(reserved.record, reserved.record_reduce);
   MOIETY_CHECK(bytes <= have,
                "{}, group \"{}\": {} needs {} bytes a row, reserved are {} (EpLimits model, topk, "
@@ -164,7 +177,7 @@ void check_sum_record(const char* operation, const EpGroup& group, const EpPlan&
     const int64_t wire = reduction == Reduction::kRankFp32 ? 4 * model : data;
     return check_record(operation, group, rows, RowParts{wire}.record(plan.topk));
   }
-  const int64_t have = group.impl()->exchange->bytes().pair;
+  const int64_t have = group.impl()->bytes().pair;
   MOIETY_CHECK(pair_record_bytes(data) <= have,
                "{}, group \"{}\": kToken of {} needs {} bytes a pair, reserved are {} (EpLimits "
                "token_order, model, widest)",
@@ -176,6 +189,14 @@ void check_sum_record(const char* operation, const EpGroup& group, const EpPlan&
 void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
                const Stream& stream) {
   const char* op = names.operation;
+  check_devices(op,
+                {{names.y, args.y_CD},
+                 {names.out, args.out_TD},
+                 {"addend", args.addend},
+                 {"slot_w", args.slot_w},
+                 {"g_slot_w", args.side},
+                 {"gw", args.side_TK}},
+                stream);
   check_rows(op, names.y, args.y_CD, plan.capacity, -1);
   const DType dtype = args.y_CD.dtype();
   const int64_t model = args.y_CD.size(1);
@@ -188,6 +209,10 @@ void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const 
   check_home(names.out, args.out_TD);
   if (args.addend.defined()) check_home("addend", args.addend);
   check_sum_record(op, group, plan, args.y_CD, args.reduction);
+  if (group.impl()->on_gpu()) {
+    issue_on_gpu(group, stream, [&](Epoch, const Stream& on) { sum_rows_cuda(plan, args, on); });
+    return;
+  }
   const Signature signature{.op = names.kind,
                             .format = payload_format(dtype),
                             .weights = args.slot_w.defined() || args.side.defined(),

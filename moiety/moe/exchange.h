@@ -7,19 +7,21 @@
 // ranks that do not (exchange_collective.h).
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "moiety/base/buffer.h"
 #include "moiety/base/trace.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/ep_group.h"
+#include "moiety/moe/findings.h"
 #include "moiety/moe/payload_rows.h"
 #include "moiety/quant/amax_sink.h"
 
@@ -72,7 +74,7 @@ constexpr int64_t rows_max(const EpLimits& limits) {
   const bool all = limits.peer_rows == 0 || limits.peer_rows > limits.tokens;
   return all ? limits.tokens : limits.peer_rows;
 }
-// The records' sizes among EpBytes; checks what the limits of both transports have in common.
+// The records' sizes among EpBytes; checks what the limits of all groups have in common.
 EpBytes record_sizes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options,
                      int most_ranks);
 
@@ -192,17 +194,7 @@ class Exchange {
   std::string failure_;
 };
 
-// An error of the caller's data that a prepare found: equal on all ranks.
-struct RecordedError {
-  Epoch epoch = 0;
-  std::string text;
-};
-
-// What prepares leave for EpGroup::check and take_report.
-struct Findings {
-  std::vector<RecordedError> errors;
-  std::array<int64_t, 3> report{};
-};
+struct GpuState;  // exchange_cuda.h
 
 struct EpGroup::Impl {
   comm::Communicator* comm = nullptr;
@@ -211,17 +203,34 @@ struct EpGroup::Impl {
 
   enum class State { kOpen, kReleased, kClosed } state = State::kReleased;
   EpLimits limits;
-  std::unique_ptr<Exchange> exchange;
-
   Epoch issued = 0;  // host order
-  Event last;        // after the operation issued last
+
+  // On a CPU.
+  std::unique_ptr<Exchange> exchange;
+  Event last;  // after the operation issued last
   Findings findings;
+
+  // On a GPU, where a group has one rank. Of a stream, not an event, one can wait for the launches
+  // of a graph too.
+  Buffer gpu_state;
+  Stream last_stream;  // of the operation issued last
+  EpBytes gpu_bytes;
 
   Impl(comm::Communicator& c, ExpertMap m, const EpOptions& o)
       : comm(&c), map(std::move(m)), options(o) {}
   // Throws unless an operation may be issued: open, not poisoned.
   void check_usable(const char* operation) const;
   void check_poison() const;
+  // Throws unless the stream is the group's device's.
+  void check_stream(const char* operation, const Stream& stream) const;
+  bool on_gpu() const { return options.device.type == DeviceType::kCuda; }
+  GpuState* gpu() const { return reinterpret_cast<GpuState*>(gpu_state.data()); }
+  const EpBytes& bytes() const { return on_gpu() ? gpu_bytes : exchange->bytes(); }
+  // Returns when the operation issued last has happened.
+  void wait() const;
+  // The first finding at or before `epoch`, as Findings::take.
+  std::optional<Finding> take_finding(Epoch epoch);
+  void free_memory();
   // Collective: all ranks ask for the same.
   void compare(const EpLimits& wanted) const;
 };
@@ -243,8 +252,19 @@ Epoch issue(EpGroup& group, const Signature& signature, const Stream& stream, Bo
   return epoch;
 }
 
-// Throws unless the group may run, the plan is one of its plans and fits its memory.
-void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan);
+// Issues enqueue(epoch, stream), which puts kernels on the stream, as the next operation of a group
+// on a GPU.
+template <class Enqueue>
+Epoch issue_on_gpu(EpGroup& group, const Stream& stream, Enqueue&& enqueue) {
+  EpGroup::Impl& impl = *group.impl();
+  enqueue(impl.issued + 1, stream);
+  impl.last_stream = stream;
+  return ++impl.issued;
+}
+
+// Throws unless the group may run on the stream, the plan is one of its plans and fits its memory.
+void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan,
+                const Stream& stream);
 // Throws unless a record of `bytes`, with a row of `rows`, fits those that were reserved.
 void check_record(const char* operation, const EpGroup& group, const Payload& rows, int64_t bytes);
 

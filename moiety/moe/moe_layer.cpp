@@ -1,8 +1,8 @@
 #include "moiety/moe/moe_layer.h"
 
-#include <algorithm>
 #include <optional>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/dispatch.h"
 #include "moiety/quant/dequantize.h"
@@ -78,7 +78,7 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
                group.map().experts(), config.router.experts);
   path_ = gemm::choose_grouped_mlp(
-      {.dtype = config.dtype, .model = config.model, .ffn = config.ffn}, Device{});
+      {.dtype = config.dtype, .model = config.model, .ffn = config.ffn}, group.device());
 }
 
 int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
@@ -231,11 +231,7 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
   show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
   show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);
   s.plan = prepare(*group_, prepare_args, plan_memory, stream);
-  if (args.info.defined()) {
-    stream.run([from = s.plan.info, to = args.info] {
-      std::copy_n(from.data<int64_t>(), kInfoWords, to.data<int64_t>());
-    });
-  }
+  if (args.info.defined()) copy(args.info, s.plan.info, stream);
   const QuantizedView received = send(s, args.h_TD, weight_TK, rows, args.probe, arena, stream);
   const ExpertRows alive = expert_rows(s);
   const TensorView y_CD = arena.tensor(config_.dtype, {args.capacity, config_.model});

@@ -39,21 +39,14 @@ struct Part {
   std::string name;
   const TensorView& x;
 
-  void check_host() const {
-    if (x.device().type == DeviceType::kCpu) return;
-    fail(ErrorKind::kUnsupported, "{}: {} is {}; expert parallelism of this build runs on CPUs",
-         operation, name, x.describe());
-  }
   void check_matrix(const ArraySpec& expected) const {
     check_tensor(operation, name.c_str(), x, expected.dtype,
                  {expected.sizes[0], expected.sizes[1]});
     MOIETY_CHECK(x.size(0) == 0 || x.size(1) <= 1 || x.stride(1) == 1,
                  "{}: {} is {}; a row must be contiguous", operation, name, x.describe());
-    check_host();
   }
   void check_vector(int64_t n) const {
     check_tensor(operation, name.c_str(), x, DType::kFloat32, {n});
-    check_host();
   }
 };
 
@@ -101,7 +94,6 @@ void check_scale_layout(const char* op, const char* argument, const QuantizedVie
   const Part scales{op, text("{}.row_scales", argument), q.row_scales};
   if (swizzled) {
     check_tensor(op, scales.name.c_str(), scales.x, size.dtype, {size.sizes[0]});
-    scales.check_host();
   } else {
     scales.check_matrix(size);
   }
@@ -152,6 +144,26 @@ std::string describe(const Payload& x) {
   if (const auto* tensor = std::get_if<TensorView>(&x)) return tensor->describe();
   const auto& q = std::get<QuantizedView>(x);
   return text("{}[{}, {}]", name(q.spec.format), q.rows, q.cols);
+}
+
+void check_gpu_rows(const char* operation, const char* argument, const ExpertRows& rows) {
+  const ScaleLayout layout = rows.scales.layout();
+  if (layout == ScaleLayout::kCompact) return;
+  fail(ErrorKind::kUnsupported, "{}: {} wants {} scales; on a GPU they are written compact",
+       operation, argument, name(layout));
+}
+
+void check_payload_device(const char* operation, const char* argument, const Payload& x,
+                          const Stream& stream) {
+  if (const auto* tensor = std::get_if<TensorView>(&x)) {
+    return check_device(operation, argument, *tensor, stream);
+  }
+  const auto& q = std::get<QuantizedView>(x);
+  for (const auto& [part, view] : {std::pair{"row_data", q.row_data},
+                                   {"row_scales", q.row_scales},
+                                   {"tensor_scale", q.tensor_scale}}) {
+    check_device(operation, text("{}.{}", argument, part).c_str(), view, stream);
+  }
 }
 
 void check_rows(const char* operation, const char* argument, const TensorView& x, int64_t rows,

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "moiety/base/stream.h"
 #include "moiety/moe/payload.h"
 #include "moiety/moe/prepare.h"
 
@@ -28,6 +29,8 @@ class Rows {
     return out;
   }
   std::byte* operator[](int64_t i) const { return base_ + i * stride_; }
+  // In bytes.
+  int64_t stride() const { return stride_; }
   template <class T>
   T* as(int64_t i) const {
     return reinterpret_cast<T*>((*this)[i]);
@@ -97,6 +100,9 @@ class ScaleRows {
     std::memcpy(to, scales + i, bytes_ - i);
   }
   void zero(int64_t r) const;
+  ScaleLayout layout() const { return layout_; }
+  // Of ScaleLayout::kCompact.
+  const Rows& compact() const { return compact_; }
   // Of rows that the layout adds.
   void zero_pads() const;
 
@@ -132,6 +138,13 @@ struct ExpertRows {
 // capacity. `values_C` has been checked.
 ExpertRows expert_rows(const char* operation, const char* argument, const Payload& rows,
                        const Payload& from, const EpPlan& plan, const TensorView& values_C);
+
+// Throws unless a GPU can write the rows.
+void check_gpu_rows(const char* operation, const char* argument, const ExpertRows& rows);
+
+// Throws unless all that moves is on the stream's device.
+void check_payload_device(const char* operation, const char* argument, const Payload& x,
+                          const Stream& stream);
 
 // Throws unless `x` is [rows, D] of a floating point payload type, each row contiguous. `model` -1:
 // any.

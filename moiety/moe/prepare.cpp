@@ -4,8 +4,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "moiety/base/check_devices.h"
 #include "moiety/base/error.h"
-#include "moiety/moe/exchange.h"
+#include "moiety/moe/exchange_cuda.h"
 
 namespace moiety::moe {
 namespace {
@@ -13,23 +14,24 @@ namespace {
 // Takes the parts of plan memory one after the other.
 class Parts {
  public:
-  explicit Parts(std::byte* base) : base_(base) {}
+  Parts(std::byte* base, Device device) : base_(base), device_(device) {}
   // Room for `most` elements, of which `sizes` are used.
   TensorView take(DType dtype, int64_t most, std::initializer_list<int64_t> sizes) {
     std::byte* here = base_ ? base_ + bytes_ : nullptr;
     bytes_ += round_up(byte_size(dtype, most), 128);
-    return {here, dtype, sizes};
+    return {here, dtype, sizes, device_};
   }
   int64_t bytes() const { return bytes_; }
 
  private:
   std::byte* base_;
+  Device device_;
   int64_t bytes_ = 0;
 };
 
 // The plan's tensors in plan memory; `bytes`: how much they take. Null memory only measures.
-EpPlan lay_out(std::byte* memory, const ExpertMap& map, int rank, const EpLimits& limits,
-               const PrepareArgs& args, int64_t* bytes) {
+EpPlan lay_out(std::byte* memory, Device device, const ExpertMap& map, int rank,
+               const EpLimits& limits, const PrepareArgs& args, int64_t* bytes) {
   constexpr DType kI32 = DType::kInt32, kI64 = DType::kInt64;
   const int64_t ranks = map.ranks(), experts = map.experts(), local = map.local_count(rank);
   const int64_t tokens_max = limits.tokens;
@@ -42,7 +44,7 @@ EpPlan lay_out(std::byte* memory, const ExpertMap& map, int rank, const EpLimits
   p.topk = static_cast<int>(topk);
   p.capacity = args.capacity;
   p.alignment = args.alignment;
-  Parts parts(memory);
+  Parts parts(memory, device);
   p.info = parts.take(kI64, 16, {16});
   p.rows_real = parts.take(kI64, most, {local});
   p.rows_padded = parts.take(kI64, most, {local});
@@ -81,14 +83,19 @@ void check_args(const PrepareArgs& args) {
 int64_t plan_bytes(const ExpertMap& map, const EpLimits& limits, const PrepareArgs& args) {
   check_args(args);
   int64_t bytes = 0;
-  lay_out(nullptr, map, 0, limits, args, &bytes);
+  lay_out(nullptr, {}, map, 0, limits, args, &bytes);
   return bytes;
 }
 
 EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, Stream stream) {
   const EpGroup::Impl& g = *group.impl();
   g.check_usable("ep prepare");
+  g.check_stream("ep prepare", stream);
   check_args(args);
+  check_devices(
+      "ep prepare",
+      {{"idx", args.idx_TK}, {"capacity_limit", args.capacity_limit}, {"plan_memory", plan_memory}},
+      stream);
   const int64_t tokens = args.idx_TK.size(0), topk = args.idx_TK.size(1);
   MOIETY_CHECK(tokens <= g.limits.tokens, "ep prepare, group \"{}\": {} tokens, reserved are {}",
                group.name(), tokens, g.limits.tokens);
@@ -97,14 +104,20 @@ EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, 
                g.limits.topk);
   const int rank = group.rank();
   int64_t bytes = 0;
-  lay_out(nullptr, g.map, rank, g.limits, args, &bytes);
+  lay_out(nullptr, {}, g.map, rank, g.limits, args, &bytes);
   check_tensor("ep prepare", "plan_memory", plan_memory, DType::kUInt8, {-1});
   MOIETY_CHECK(plan_memory.size(0) >= bytes && plan_memory.contiguous() &&
                    reinterpret_cast<uintptr_t>(plan_memory.raw()) % 64 == 0,
                "ep prepare: plan_memory is {} at {}, expected {} bytes aligned to 64",
                plan_memory.describe(), plan_memory.raw(), bytes);
-  EpPlan plan =
-      lay_out(static_cast<std::byte*>(plan_memory.raw()), g.map, rank, g.limits, args, &bytes);
+  EpPlan plan = lay_out(static_cast<std::byte*>(plan_memory.raw()), g.options.device, g.map, rank,
+                        g.limits, args, &bytes);
+  if (g.on_gpu()) {
+    plan.epoch = issue_on_gpu(group, stream, [&](Epoch epoch, const Stream& on) {
+      prepare_cuda(plan, args, epoch, g.gpu(), on);
+    });
+    return plan;
+  }
   plan.epoch = issue(group, {.op = OpKind::kPrepare}, stream,
                      [impl = group.impl(), plan, args](Exchange& exchange) {
                        make_plan(exchange, plan, args, impl->findings);

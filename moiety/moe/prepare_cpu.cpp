@@ -463,32 +463,26 @@ void Prepare::write_info() {
 
 // Equal on all ranks, since all know the heads and counts of all.
 void Prepare::record_errors() {
-  const std::string where = text("ep prepare, group \"{}\": ", exchange_.name());
-  const auto record = [&](const std::string& what) {
-    constexpr size_t kMost = 64;  // somebody who never asks must not fill the memory
-    if (findings_.errors.size() < kMost) {
-      findings_.errors.push_back({exchange_.epoch(), where + what});
-    }
+  const auto add = [&](Finding::Kind kind, int rank, std::initializer_list<int64_t> values) {
+    Finding out{.epoch = exchange_.epoch(), .kind = kind, .rank = rank};
+    std::copy(values.begin(), values.end(), out.value);
+    findings_.add(out);
   };
   for (int r = 0; r < ranks_; ++r) {
     const MessageHead& head = heads_[r];
     if (head.bad == 0) continue;
-    record(text("rank {}, token {}, choice {}: expert {} is outside [0, {})", r, head.bad_token,
-                head.bad_choice, head.bad_index, experts_));
+    add(Finding::Kind::kBadIndex, r, {head.bad_token, head.bad_choice, head.bad_index});
   }
   const int64_t* info = plan_.info.data<int64_t>();
   if (info[kInfoGroupOverflow] == 0) return;
   if (args_.overflow == OverflowPolicy::kReport) {
-    ++findings_.report[0];
-    findings_.report[1] = std::max(findings_.report[1], info[kInfoGroupRequired]);
-    findings_.report[2] += info[kInfoGroupDropped];
+    findings_.add_overflow(info[kInfoGroupRequired], info[kInfoGroupDropped]);
   }
   if (args_.overflow != OverflowPolicy::kError) return;
   for (int r = 0; r < ranks_; ++r) {
     const MessageHead& head = heads_[r];
     if (head.cut == 0) continue;
-    record(text("rank {} has {} rows for rank {}, peer_rows is {}", r, head.most_rows,
-                head.most_rows_to, plan_.rows_max));
+    add(Finding::Kind::kPeerRows, r, {head.most_rows, head.most_rows_to, plan_.rows_max});
     break;
   }
   for (int r = 0; r < ranks_; ++r) {
@@ -497,8 +491,8 @@ void Prepare::record_errors() {
     const int largest = *std::max_element(experts.begin(), experts.end(), [&](int a, int b) {
       return trimmed_.count[a] < trimmed_.count[b];
     });
-    record(text("rank {} needs {} rows, capacity {}; largest is expert {} with {}", r,
-                trimmed_.required[r], heads_[r].capacity, largest, trimmed_.count[largest]));
+    add(Finding::Kind::kCapacity, r,
+        {trimmed_.required[r], heads_[r].capacity, largest, trimmed_.count[largest]});
     break;
   }
 }

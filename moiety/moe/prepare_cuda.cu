@@ -1,0 +1,384 @@
+// prepare on a GPU, for a group of one rank: counts by blocks of tokens, their sums, the trim, and
+// the numbers of pairs and rows. The order of pairs is that of the CPU: no number depends on which
+// thread comes first.
+#include "moiety/base/launch.cuh"
+#include "moiety/moe/exchange_cuda.h"
+
+namespace moiety::moe {
+namespace {
+
+constexpr int kThreads = kTokenBlock;  // a thread for each token of a block
+constexpr int kWarps = kThreads / 32;
+constexpr int kTrimThreads = 1024;
+constexpr int kExpertsOfThread = 4;  // at most, of the trim
+constexpr uint32_t kAll = 0xFFFFFFFFu;
+
+struct Params {
+  const void* idx;
+  int64_t idx_stride, idx_step;
+  bool wide;
+  int64_t tokens, blocks, capacity, alignment;
+  int topk, experts;
+  const int64_t* limit;  // may be null
+  OverflowPolicy overflow;
+  Epoch epoch;
+  GpuState* state;
+  int64_t *info, *rows_real, *rows_padded, *rows_before, *offset;
+  int32_t *slot_TK, *row_T, *recv_token, *recv_slot, *slot_row;
+  int32_t *count_E, *rows, *plan_tokens, *row_end_B, *pair_end_BE;
+
+  __device__ int64_t index(int64_t t, int k) const {
+    const int64_t at = t * idx_stride + k * idx_step;
+    return wide ? static_cast<const int64_t*>(idx)[at] : static_cast<const int32_t*>(idx)[at];
+  }
+  // Of block b.
+  __device__ int pairs(int64_t b) const {
+    const int64_t left = tokens - b * kTokenBlock;
+    return static_cast<int>(left < kTokenBlock ? left : kTokenBlock) * topk;
+  }
+  // The index of pair i of block b.
+  __device__ int64_t index_of(int64_t b, int i) const {
+    return index(b * kTokenBlock + i / topk, i % topk);
+  }
+  __device__ bool valid(int64_t e) const { return e >= 0 && e < experts; }
+};
+
+__device__ inline int warp_sum(int v) { return __reduce_add_sync(kAll, v); }
+
+// Pairs per expert and rows of every block of tokens, what is wrong in it; and no slot has a row
+// yet.
+__global__ void __launch_bounds__(kThreads) count_blocks(const __grid_constant__ Params p) {
+  extern __shared__ int32_t pairs_E[];
+  __shared__ uint8_t has_pair[kTokenBlock];
+  const int64_t b = blockIdx.x;
+  for (int64_t i = b * kThreads + threadIdx.x; i < p.capacity; i += int64_t{gridDim.x} * kThreads) {
+    p.slot_row[i] = -1;
+  }
+  if (b >= p.blocks) return;
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) pairs_E[e] = 0;
+  has_pair[threadIdx.x] = 0;
+  __syncthreads();
+  int masked = 0, bad = 0, first_bad = 0;
+  const int pairs = p.pairs(b);
+  for (int i = threadIdx.x; i < pairs; i += kThreads) {
+    const int64_t e = p.index_of(b, i);
+    if (p.valid(e)) {
+      atomicAdd(&pairs_E[e], 1);
+      has_pair[i / p.topk] = 1;
+    } else if (e < 0) {
+      ++masked;
+    } else if (bad++ == 0) {
+      first_bad = i;
+    }
+  }
+  if (bad > 0) {
+    const int64_t at = b * kTokenBlock * p.topk + first_bad;
+    atomicMax(&p.state->behind_bad, static_cast<unsigned long long>(p.tokens * p.topk - at));
+  }
+  masked = warp_sum(masked);
+  bad = warp_sum(bad);
+  if (threadIdx.x % 32 == 0) {
+    if (masked > 0) atomicAdd(&p.state->masked, static_cast<unsigned long long>(masked));
+    if (bad > 0) atomicAdd(&p.state->bad, static_cast<unsigned long long>(bad));
+  }
+  __syncthreads();
+  const int rows = __syncthreads_count(has_pair[threadIdx.x]);
+  if (threadIdx.x == 0) p.row_end_B[b] = rows;
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
+    p.pair_end_BE[b * p.experts + e] = pairs_E[e];
+  }
+}
+
+// Counts of blocks become their sums up to the end of each block. A block has 32 columns: experts,
+// then the rows; a warp has a part of their blocks of tokens.
+__global__ void __launch_bounds__(kThreads) add_up(const __grid_constant__ Params p) {
+  __shared__ int32_t part[kWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int column = static_cast<int>(blockIdx.x) * 32 + lane;
+  const bool of_rows = column == p.experts;
+  int32_t* const counts = of_rows ? p.row_end_B : p.pair_end_BE + column;
+  const int64_t stride = of_rows ? 1 : p.experts;
+  const int64_t share = (p.blocks + kWarps - 1) / kWarps;
+  const int64_t begin = min(warp * share, p.blocks);
+  const int64_t end = column <= p.experts ? min(begin + share, p.blocks) : begin;
+  int32_t sum = 0;
+#pragma unroll 8
+  for (int64_t b = begin; b < end; ++b) sum += counts[b * stride];
+  part[warp][lane] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int w = 0; w < warp; ++w) sum += part[w][lane];
+#pragma unroll 8
+  for (int64_t b = begin; b < end; ++b) counts[b * stride] = sum += counts[b * stride];
+  if (warp == kWarps - 1 && column <= p.experts) *(of_rows ? p.rows : p.count_E + column) = sum;
+}
+
+// The sum over the block's threads before this one; all of them in `total`. All threads call it.
+__device__ int64_t sum_before(int64_t v, int64_t& total) {
+  __shared__ int64_t sum_of_warp[kTrimThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int64_t sum = v;
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const int64_t below = __shfl_up_sync(kAll, sum, o);
+    if (lane >= o) sum += below;
+  }
+  __syncthreads();  // who still reads the sums of the call before
+  if (lane == 31) sum_of_warp[warp] = sum;
+  __syncthreads();
+  int64_t all = sum_of_warp[lane];
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const int64_t below = __shfl_up_sync(kAll, all, o);
+    if (lane >= o) all += below;
+  }
+  total = __shfl_sync(kAll, all, 31);
+  const int64_t warps_before = __shfl_sync(kAll, all, warp == 0 ? 0 : warp - 1);
+  return (warp == 0 ? 0 : warps_before) + sum - v;
+}
+
+// The experts of a thread of the trim, neighbours.
+struct Trim {
+  int first, count;
+  int64_t pairs[kExpertsOfThread], blocks[kExpertsOfThread];
+
+  __device__ int64_t used(int64_t limit) const {
+    int64_t sum = 0, total;
+#pragma unroll
+    for (int i = 0; i < kExpertsOfThread; ++i) sum += min(blocks[i], limit);
+    sum_before(sum, total);
+    return total;
+  }
+};
+
+__device__ void write_findings(const Params& p, int64_t required, int64_t dropped, int64_t capacity,
+                               unsigned long long largest) {
+  GpuState& state = *p.state;
+  if (state.bad > 0) {
+    const int64_t pair = p.tokens * p.topk - static_cast<int64_t>(state.behind_bad);
+    const int64_t t = pair / p.topk, k = pair % p.topk;
+    state.findings.add({.epoch = p.epoch,
+                        .kind = Finding::Kind::kBadIndex,
+                        .rank = 0,
+                        .value = {t, k, p.index(t, static_cast<int>(k)), 0}});
+  }
+  state.masked = state.bad = state.behind_bad = 0;
+  if (dropped == 0) return;
+  if (p.overflow == OverflowPolicy::kReport) state.findings.add_overflow(required, dropped);
+  if (p.overflow != OverflowPolicy::kError) return;
+  const int64_t expert = p.experts - 1 - static_cast<int64_t>(largest % p.experts);
+  state.findings.add(
+      {.epoch = p.epoch,
+       .kind = Finding::Kind::kCapacity,
+       .rank = 0,
+       .value = {required, capacity, expert, static_cast<int64_t>(largest / p.experts)}});
+}
+
+// What is kept of every expert's pairs (trim.h), where they go, and the info words. One block.
+__global__ void __launch_bounds__(kTrimThreads) trim_experts(const __grid_constant__ Params p) {
+  __shared__ unsigned long long largest;  // pairs, then the smallest expert with so many
+  if (threadIdx.x == 0) largest = 0;
+  const int64_t limit_here = p.limit ? min(max(*p.limit, int64_t{0}), p.capacity) : p.capacity;
+  const int64_t capacity = limit_here, room = capacity / p.alignment;
+  const int each = (p.experts + kTrimThreads - 1) / kTrimThreads;
+  Trim mine;
+  mine.first = static_cast<int>(threadIdx.x) * each;
+  mine.count = min(each, max(0, p.experts - mine.first));
+  int64_t sum = 0, wanted, pairs;
+#pragma unroll
+  for (int i = 0; i < kExpertsOfThread; ++i) {
+    mine.pairs[i] = i < mine.count ? p.count_E[mine.first + i] : 0;
+    mine.blocks[i] = (mine.pairs[i] + p.alignment - 1) / p.alignment;
+    sum += mine.pairs[i];
+  }
+  sum_before(sum, pairs);
+  wanted = mine.used(INT64_MAX);
+  int64_t limit = wanted, rest = 0;
+  if (wanted > room) {
+    int64_t low = 0;  // used(low) <= room < used(limit)
+    while (limit - low > 1) {
+      const int64_t middle = (low + limit) / 2;
+      (mine.used(middle) <= room ? low : limit) = middle;
+    }
+    limit = low;
+    rest = room - mine.used(limit);
+  }
+  int64_t longer = 0, all;
+#pragma unroll
+  for (int i = 0; i < kExpertsOfThread; ++i) longer += mine.blocks[i] > limit;
+  longer = sum_before(longer, all);
+  int64_t kept[kExpertsOfThread], padded[kExpertsOfThread], kept_sum = 0, padded_sum = 0;
+#pragma unroll
+  for (int i = 0; i < kExpertsOfThread; ++i) {
+    const bool more = mine.blocks[i] > limit && longer++ < rest;
+    const int64_t rows = (min(mine.blocks[i], limit) + more) * p.alignment;
+    kept[i] = min(mine.pairs[i], rows);
+    padded[i] = rows;
+    kept_sum += kept[i];
+    padded_sum += padded[i];
+  }
+  int64_t kept_all, padded_all;
+  sum_before(kept_sum, kept_all);
+  int64_t offset = sum_before(padded_sum, padded_all);
+#pragma unroll
+  for (int i = 0; i < kExpertsOfThread; ++i) {
+    if (i >= mine.count) break;
+    const int e = mine.first + i;
+    p.rows_before[e] = mine.pairs[i];
+    p.rows_real[e] = kept[i];
+    p.rows_padded[e] = padded[i];
+    p.offset[e] = offset;
+    offset += padded[i];
+  }
+  const int64_t dropped = pairs - kept_all, required = wanted * p.alignment;
+  if (dropped > 0 && p.overflow == OverflowPolicy::kError) {
+#pragma unroll
+    for (int i = 0; i < kExpertsOfThread; ++i) {
+      if (i >= mine.count) break;
+      const int64_t key = mine.pairs[i] * p.experts + p.experts - 1 - (mine.first + i);
+      atomicMax(&largest, static_cast<unsigned long long>(key));
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x > 0) return;
+  p.offset[p.experts] = padded_all;
+  *p.plan_tokens = static_cast<int32_t>(p.tokens);
+  int64_t info[16] = {};
+  info[kInfoPadded] = padded_all;
+  info[kInfoKept] = kept_all;
+  info[kInfoRequired] = info[kInfoGroupRequired] = required;
+  info[kInfoDropped] = info[kInfoOwnDropped] = info[kInfoGroupDropped] = dropped;
+  info[kInfoCapacity] = capacity;
+  info[kInfoGroupTokens] = p.tokens;
+  info[kInfoOwnMasked] = static_cast<int64_t>(p.state->masked);
+  info[kInfoOwnBad] = static_cast<int64_t>(p.state->bad);
+  info[kInfoGroupOverflow] = dropped > 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) p.info[i] = info[i];
+  write_findings(p, required, dropped, capacity, largest);
+}
+
+// Numbers the pairs and rows of a block of tokens. A warp has a run of its pairs; lanes with the
+// same expert find each other, so a pair's number is that of its order.
+__global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant__ Params p) {
+  extern __shared__ uint16_t before_WE[];  // pairs of an expert before a warp's, then so far
+  __shared__ uint8_t has_pair[kTokenBlock], is_alive[kTokenBlock];
+  __shared__ int32_t row_of[kTokenBlock], rows_of_warp[kWarps];
+  const int64_t b = blockIdx.x;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = p.pairs(b);
+  const int share = ((pairs + 31) / 32 + kWarps - 1) / kWarps * 32;
+  const int begin = warp * share, end = min(begin + share, pairs);
+  uint16_t* const before_E = before_WE + warp * p.experts;
+  for (int i = threadIdx.x; i < kWarps * p.experts; i += kThreads) before_WE[i] = 0;
+  has_pair[threadIdx.x] = is_alive[threadIdx.x] = 0;
+  __syncthreads();
+  // f(pair, expert or -1, lanes with the same).
+  const auto for_pairs = [&](auto&& f) {
+    for (int i = begin + lane; i - lane < end; i += 32) {
+      const int64_t index = i < end ? p.index_of(b, i) : -1;
+      const int e = p.valid(index) ? static_cast<int>(index) : -1;
+      const uint32_t same = __match_any_sync(kAll, e);
+      f(i, e, same);
+      __syncwarp();
+      if (e >= 0 && lane == __ffs(same) - 1) before_E[e] += __popc(same);
+      __syncwarp();
+    }
+  };
+  for_pairs([](int, int, uint32_t) {});
+  __syncthreads();
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
+    int sum = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      uint16_t& count = before_WE[w * p.experts + e];
+      sum += count;
+      count = static_cast<uint16_t>(sum - count);
+    }
+  }
+  __syncthreads();
+  int32_t* const slots = p.slot_TK + b * kTokenBlock * p.topk;
+  for_pairs([&](int i, int e, uint32_t same) {
+    if (i >= end) return;
+    int64_t slot = -1;
+    if (e >= 0) {
+      const int64_t block_before = b == 0 ? 0 : p.pair_end_BE[(b - 1) * p.experts + e];
+      const int64_t position = block_before + before_E[e] + __popc(same & ((1u << lane) - 1));
+      if (position < p.rows_real[e]) slot = p.offset[e] + position;
+      has_pair[i / p.topk] = 1;
+      if (slot >= 0) is_alive[i / p.topk] = 1;
+    }
+    slots[i] = static_cast<int32_t>(slot);
+  });
+  __syncthreads();
+  const uint32_t with_row = __ballot_sync(kAll, has_pair[threadIdx.x]);
+  if (lane == 0) rows_of_warp[warp] = __popc(with_row);
+  __syncthreads();
+  int row = (b == 0 ? 0 : p.row_end_B[b - 1]) + __popc(with_row & ((1u << lane) - 1));
+  for (int w = 0; w < warp; ++w) row += rows_of_warp[w];
+  const int64_t t = b * kTokenBlock + threadIdx.x;
+  if (t < p.tokens) p.row_T[t] = is_alive[threadIdx.x] ? row : -1;
+  if (has_pair[threadIdx.x]) p.recv_token[row] = static_cast<int32_t>(t);
+  row_of[threadIdx.x] = row;
+  __syncthreads();
+  for (int i = threadIdx.x; i < pairs; i += kThreads) {
+    const int token = i / p.topk;
+    if (!has_pair[token]) continue;
+    p.recv_slot[int64_t{row_of[token]} * p.topk + i % p.topk] = slots[i];
+    if (slots[i] >= 0) p.slot_row[slots[i]] = row_of[token];
+  }
+}
+
+__global__ void report(int64_t* out, int64_t stride, GpuState* state) {
+  out[threadIdx.x * stride] = state->findings.report[threadIdx.x];
+  state->findings.report[threadIdx.x] = 0;
+}
+
+}  // namespace
+
+void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuState* state,
+                  const Stream& stream) {
+  const TensorView& idx = args.idx_TK;
+  const auto ints = [](const TensorView& x) { return x.data<int32_t>(); };
+  const auto words = [](const TensorView& x) { return x.data<int64_t>(); };
+  const int64_t blocks = blocks_for(plan.tokens, kTokenBlock);
+  const Params p{.idx = idx.raw(),
+                 .idx_stride = idx.stride(0),
+                 .idx_step = idx.stride(1),
+                 .wide = idx.dtype() == DType::kInt64,
+                 .tokens = plan.tokens,
+                 .blocks = blocks,
+                 .capacity = plan.capacity,
+                 .alignment = plan.alignment,
+                 .topk = plan.topk,
+                 .experts = static_cast<int>(plan.count_RE.size(1)),
+                 .limit = args.capacity_limit.data<int64_t>(),
+                 .overflow = args.overflow,
+                 .epoch = epoch,
+                 .state = state,
+                 .info = words(plan.info),
+                 .rows_real = words(plan.rows_real),
+                 .rows_padded = words(plan.rows_padded),
+                 .rows_before = words(plan.rows_before),
+                 .offset = words(plan.offset),
+                 .slot_TK = ints(plan.slot_TK),
+                 .row_T = ints(plan.row_TR),
+                 .recv_token = ints(plan.recv_token),
+                 .recv_slot = ints(plan.recv_slot),
+                 .slot_row = ints(plan.slot_row),
+                 .count_E = ints(plan.count_RE),
+                 .rows = ints(plan.rows_RR),
+                 .plan_tokens = ints(plan.tokens_R),
+                 .row_end_B = ints(plan.row_end_BR),
+                 .pair_end_BE = ints(plan.pair_end_BE)};
+  launch("ep prepare, count", count_blocks,
+         {std::max<int64_t>(blocks, 1), kThreads, 4 * int64_t{p.experts}}, stream, p);
+  launch("ep prepare, add", add_up, {blocks_for(p.experts + 1, 32), kThreads}, stream, p);
+  launch("ep prepare, trim", trim_experts, {1, kTrimThreads}, stream, p);
+  launch("ep prepare, number", number_blocks, {blocks, kThreads, 2 * kWarps * int64_t{p.experts}},
+         stream, p);
+}
+
+void take_report_cuda(const TensorView& out, GpuState* state, const Stream& stream) {
+  launch("ep take_report", report, {1, 3}, stream, out.data<int64_t>(), out.stride(0), state);
+}
+
+}  // namespace moiety::moe

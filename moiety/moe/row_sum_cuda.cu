@@ -1,0 +1,157 @@
+// Expert rows to tokens on a GPU: combine and dispatch_backward. A warp has a piece of one token's
+// row: every lane an octet of it, whose terms it adds in the order of the choices.
+#include "moiety/base/launch.cuh"
+#include "moiety/formats/octet.cuh"
+#include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/rows_device.cuh"
+
+namespace moiety::moe {
+namespace {
+
+using device::kRowThreads;
+using device::kRowWarps;
+using device::kWarp;
+
+struct Params {
+  const std::byte *y, *slot_w, *addend, *side;  // absent: null
+  std::byte *out, *side_out;
+  int64_t y_stride, w_stride, addend_stride, side_stride, out_stride, side_out_stride;
+  bool addend_fp32, out_fp32;
+  bool round_terms;  // their sum, to T, before the addend
+  int64_t tokens, n;
+  uint32_t pieces;  // of a row
+  int topk;
+  const int32_t* slot_TK;
+};
+
+// The row of t among rows of T, or of float.
+template <bool kVector, class T>
+__device__ void load_row(const std::byte* row, bool fp32, int64_t c, int64_t n,
+                         float (&v)[kOctet]) {
+  const auto load = [&](auto element) {
+    using E = decltype(element);
+    const Octet<E> held = load_octet<kVector>(reinterpret_cast<const E*>(row) + c, n - c);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) v[i] = held[i];
+  };
+  fp32 ? load(float{}) : load(T{});
+}
+
+template <class T, bool kVector, bool kWeighted>
+__global__ void __launch_bounds__(kRowThreads) sum_rows(const __grid_constant__ Params p) {
+  constexpr int kBatch = 8;  // terms that wait for memory together
+  const device::Piece piece(blockIdx.x, p.pieces);
+  const int64_t t = piece.row;
+  if (t >= p.tokens) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t c = (int64_t{piece.piece} * 32 + lane) * kOctet;
+  device::TokenSlots slots(p.slot_TK, t, p.topk);
+  if (piece.piece == 0 && p.side_out && lane < p.topk) {
+    const auto* from = reinterpret_cast<const uint32_t*>(p.side + slots.own() * p.side_stride);
+    auto* to = reinterpret_cast<uint32_t*>(p.side_out + t * p.side_out_stride) + lane;
+    *to = slots.own() < 0 ? 0 : *from;
+  }
+  float own_weight = 0;
+  if (kWeighted && slots.own() >= 0) {
+    own_weight = *reinterpret_cast<const float*>(p.slot_w + slots.own() * p.w_stride);
+  }
+  const int terms = slots.count();
+  Octet<T> held[kBatch];
+  float weight[kBatch], v[kOctet] = {};
+  for (int done = 0; done < terms; done += kBatch) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (done + i >= terms) break;
+      const int from = slots.next();
+      if constexpr (kWeighted) weight[i] = __shfl_sync(kWarp, own_weight, from);
+      const auto* row = reinterpret_cast<const T*>(p.y + slots.slot(from) * p.y_stride);
+      held[i] = load_octet<kVector>(row + c, p.n - c);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (done + i >= terms) break;
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        const float f = held[i][j];
+        if (done + i == 0) {
+          v[j] = kWeighted ? weight[i] * f : f;
+        } else {
+          v[j] = kWeighted ? __fmaf_rn(weight[i], f, v[j]) : v[j] + f;
+        }
+      }
+    }
+  }
+  std::byte* const out = p.out + t * p.out_stride;
+  const bool same_type = !p.out_fp32 || sizeof(T) == 4;
+  if (!kWeighted && terms == 1 && !p.addend && same_type) {
+    return store_octet<kVector>(reinterpret_cast<T*>(out) + c, held[0], p.n - c);
+  }
+  if (p.round_terms) {
+    const Octet<T> rounded = round_octet<T>(v);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) v[j] = rounded[j];
+  }
+  if (p.addend) {
+    float more[kOctet];
+    load_row<kVector, T>(p.addend + t * p.addend_stride, p.addend_fp32, c, p.n, more);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) v[j] = terms == 0 ? more[j] : v[j] + more[j];
+  }
+  if (p.out_fp32) {
+    store_octet<kVector>(reinterpret_cast<float*>(out) + c, round_octet<float>(v), p.n - c);
+  } else {
+    store_octet<kVector>(reinterpret_cast<T*>(out) + c, round_octet<T>(v), p.n - c);
+  }
+}
+
+template <class T, bool kVector>
+void launch_sum(const Params& p, const Stream& stream) {
+  const LaunchShape shape{blocks_for(p.tokens * p.pieces, kRowWarps), kRowThreads};
+  p.slot_w ? launch("ep sum_rows", sum_rows<T, kVector, true>, shape, stream, p)
+           : launch("ep sum_rows", sum_rows<T, kVector, false>, shape, stream, p);
+}
+
+template <class T>
+void launch_sum_of(const Params& p, bool vectors, const Stream& stream) {
+  vectors ? launch_sum<T, true>(p, stream) : launch_sum<T, false>(p, stream);
+}
+
+}  // namespace
+
+void sum_rows_cuda(const EpPlan& plan, const SumArgs& a, const Stream& stream) {
+  const Rows y(a.y_CD), slot_w(a.slot_w), addend(a.addend), side(a.side), out(a.out_TD),
+      side_out(a.side_TK);
+  const DType type = a.y_CD.dtype();
+  const int64_t n = a.y_CD.size(1);
+  const Params p{.y = y[0],
+                 .slot_w = slot_w[0],
+                 .addend = addend[0],
+                 .side = side[0],
+                 .out = out[0],
+                 .side_out = side_out[0],
+                 .y_stride = y.stride(),
+                 .w_stride = slot_w.stride(),
+                 .addend_stride = addend.stride(),
+                 .side_stride = side.stride(),
+                 .out_stride = out.stride(),
+                 .side_out_stride = side_out.stride(),
+                 .addend_fp32 = a.addend.dtype() == DType::kFloat32,
+                 .out_fp32 = a.out_TD.dtype() == DType::kFloat32,
+                 .round_terms = a.reduction == Reduction::kRank,
+                 .tokens = plan.tokens,
+                 .n = n,
+                 .pieces = static_cast<uint32_t>(blocks_for(n, 32 * kOctet)),
+                 .topk = plan.topk,
+                 .slot_TK = plan.slot_TK.data<int32_t>()};
+  const bool vectors = octets_fit({&a.y_CD, &a.addend, &a.out_TD});
+  switch (type) {
+    case DType::kBFloat16:
+      return launch_sum_of<bf16>(p, vectors, stream);
+    case DType::kFloat16:
+      return launch_sum_of<fp16>(p, vectors, stream);
+    default:
+      return launch_sum_of<float>(p, vectors, stream);
+  }
+}
+
+}  // namespace moiety::moe
