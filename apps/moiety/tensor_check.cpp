@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "moiety/base/buffer.h"
+#include "moiety/base/copy.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp32.h"
 
@@ -12,6 +14,26 @@ namespace moiety::app {
 namespace {
 
 using Index = std::array<int64_t, kMaxDims>;
+
+// Tensors where the host can read them: of those on a GPU copies, gaps and all, as long as this
+// lives.
+class OnHost {
+ public:
+  TensorView operator()(const TensorView& x) {
+    if (!x.defined() || x.device().type == DeviceType::kCpu || x.numel() == 0) return x;
+    int64_t last = 0;
+    for (int d = 0; d < x.dims(); ++d) last += (x.size(d) - 1) * x.stride(d);
+    const int64_t bytes = byte_size(x.dtype(), last + 1);
+    copies_.emplace_back(DType::kUInt8, std::array{bytes}, "tensor to look at");
+    const Stream stream = Stream::on(x.device());
+    copy(copies_.back(), TensorView(x.raw(), DType::kUInt8, {bytes}, x.device()), stream);
+    stream.synchronize();
+    return {copies_.back().view().raw(), x.dtype(), x.sizes(), x.strides()};
+  }
+
+ private:
+  std::vector<Tensor> copies_;
+};
 
 // row(index, pointer) for every index of all dimensions but the last, in row-major order, until it
 // returns false.
@@ -206,7 +228,14 @@ JsonLine Finding::json() const {
 void FirstNonFinite::stored(const StoredTensor& t) {
   ++order_;
   if (finding_ || !t.view.defined()) return;
-  const std::optional<Place> place = first_non_finite(t.view, t.rows);
+  OnHost on_host;
+  const TensorView view = on_host(t.view);
+  std::optional<ExpertRows> expert_rows;
+  if (t.rows) {
+    expert_rows = {on_host(t.rows->begin_L1), on_host(t.rows->count_L), t.rows->experts};
+  }
+  const ExpertRows* rows = expert_rows ? &*expert_rows : nullptr;
+  const std::optional<Place> place = first_non_finite(view, rows);
   if (!place) return;
   finding_ = Finding{.order = order_,
                      .layer = layer_,
@@ -214,25 +243,26 @@ void FirstNonFinite::stored(const StoredTensor& t) {
                      .backward = backward_,
                      .operation = std::string(t.operation),
                      .tensor = std::string(t.name),
-                     .index = {place->index.begin(), place->index.begin() + t.view.dims()},
+                     .index = {place->index.begin(), place->index.begin() + view.dims()},
                      .value = place->value,
-                     .statistics = tensor_statistics(t.view, t.rows),
+                     .statistics = tensor_statistics(view, rows),
                      .inputs = {}};
-  const bool by_row = t.rows && t.rows->count_L.defined();
+  const bool by_row = rows && rows->count_L.defined();
   for (const TensorView& input : t.inputs) {
     if (!input.defined()) continue;
-    const bool same_rows = by_row && input.dims() > 0 && input.size(0) == t.view.size(0);
-    finding_->inputs.push_back(tensor_statistics(input, same_rows ? t.rows : nullptr));
+    const bool same_rows = by_row && input.dims() > 0 && input.size(0) == view.size(0);
+    finding_->inputs.push_back(tensor_statistics(on_host(input), same_rows ? rows : nullptr));
   }
 }
 
 void FirstNonFinite::look_at_weights(std::span<const optim::Parameter> parameters) {
   for (const optim::Parameter& p : parameters) {
     if (finding_) return;
+    OnHost on_host;
     // A cast says which of its tensors held such a value, not which element.
     for (size_t e = 0; e < p.quantized.size() && !finding_; ++e) {
       const QuantizedView& q = p.quantized[e];
-      if (!(*q.flags.data<uint32_t>() & kFlagNonFinite)) continue;
+      if (!(*on_host(q.flags).data<uint32_t>() & kFlagNonFinite)) continue;
       Finding found;
       to_logical(p.spec, int64_t(e) * q.rows * q.cols, found);
       found.operation = "weight";
@@ -241,16 +271,17 @@ void FirstNonFinite::look_at_weights(std::span<const optim::Parameter> parameter
       finding_ = std::move(found);
     }
     if (!p.weight.defined()) continue;
-    const std::optional<Place> place = first_non_finite(p.weight, nullptr);
+    const TensorView weight = on_host(p.weight);
+    const std::optional<Place> place = first_non_finite(weight, nullptr);
     if (!place) continue;
     int64_t at = 0;
-    for (int d = 0; d < p.weight.dims(); ++d) at = at * p.weight.size(d) + place->index[d];
+    for (int d = 0; d < weight.dims(); ++d) at = at * weight.size(d) + place->index[d];
     Finding found;
     to_logical(p.spec, at, found);
     found.operation = "weight";
     found.layer = layer_of(found.tensor);
     found.value = place->value;
-    found.statistics = tensor_statistics(p.weight);
+    found.statistics = tensor_statistics(weight);
     finding_ = std::move(found);
   }
 }

@@ -19,6 +19,7 @@
 #include "apps/moiety/memory_estimate.h"
 #include "apps/moiety/model_options.h"
 #include "apps/moiety/rank_model.h"
+#include "apps/moiety/step_feed.h"
 #include "bench/harness.h"
 #include "moiety/comm/thread/thread_group.h"
 

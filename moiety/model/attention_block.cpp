@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "moiety/base/copy.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/model/rope.h"
 #include "moiety/model/tensor_parallel.h"
@@ -13,14 +13,10 @@ namespace {
 
 // Rows of `from` [n, G, C] to rows [begin, begin + n) of `to` [P, G, C], both strided.
 void copy_rows(TensorView from, TensorView to, int64_t begin, Stream stream) {
-  stream.run([=] {
-    const int64_t head = byte_size(from.dtype(), from.size(2));
-    for (int64_t i = 0; i < from.size(0); ++i) {
-      for (int64_t g = 0; g < from.size(1); ++g) {
-        std::memcpy(to.select(begin + i).select(g).raw(), from.select(i).select(g).raw(), head);
-      }
-    }
-  });
+  const TensorView rows = to.slice(0, begin, begin + from.size(0));
+  for (int64_t g = 0; g < from.size(1); ++g) {
+    copy(rows.slice(1, g, g + 1), from.slice(1, g, g + 1), stream);
+  }
 }
 
 }  // namespace

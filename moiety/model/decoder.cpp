@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "moiety/base/copy.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/model/embedding.h"
 
@@ -10,7 +11,12 @@ namespace {
 
 // Tensor on the arena with the given contents, in stream order.
 TensorView int32_on(const Pass& pass, std::vector<int32_t> values) {
-  const TensorView out = pass.arena.tensor(DType::kInt32, {static_cast<int64_t>(values.size())});
+  const auto n = static_cast<int64_t>(values.size());
+  const TensorView out = pass.arena.tensor(DType::kInt32, {n});
+  if (pass.stream.device().type == DeviceType::kCuda) {
+    copy(out, TensorView(values.data(), DType::kInt32, {n}), pass.stream);
+    return out;
+  }
   pass.stream.run([out, values = std::move(values)] {
     std::copy(values.begin(), values.end(), out.data<int32_t>());
   });
@@ -28,7 +34,8 @@ Decoder::Decoder(Transformer& model, int64_t sequences, int64_t positions)
                "decoder: the weights are cut over {} ranks, expected whole", model.place().size);
   for (int64_t l = 0; l < c.layers; ++l) {
     const auto make = [&] {
-      return Tensor(model.storage(), {sequences, positions, c.kv_heads, c.head_size()}, "KV cache");
+      return Tensor(model.storage(), {sequences, positions, c.kv_heads, c.head_size()},
+                    model.context_.device, "KV cache");
     };
     caches_.push_back({make(), make()});
   }
@@ -66,7 +73,7 @@ void Decoder::append(std::span<const Continuation> parts, TensorView logits_PV, 
     }
   }
   ArenaScope all(arena);
-  model_.grow_rope_table(positions_);
+  model_.grow_rope_table(positions_, stream);
   Pass pass = model_.begin_pass(1, static_cast<int64_t>(tokens.size()), arena, stream);
   pass.position_T = int32_on(pass, std::move(positions));
   const Routing routing(c, pass, {}, {});

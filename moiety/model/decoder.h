@@ -20,7 +20,8 @@ class Decoder {
     std::span<const int32_t> tokens;  // at least one
   };
   // Appends the tokens of every part to its sequence. logits_PV, fp32: of the token after each
-  // part's last. Collective over the expert group, with equally many tokens on every rank.
+  // part's last; on the model's device. Collective over the expert group, with equally many tokens
+  // on every rank.
   void append(std::span<const Continuation> parts, TensorView logits_PV, Arena& arena,
               Stream stream);
 

@@ -35,7 +35,7 @@ MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& 
       out_std_(residual_std(c)),
       group_(&group),
       layer_(moe_config(c, storage), group),
-      bias_E_(DType::kFloat32, {c.router.experts}, "router bias"),
+      bias_E_(DType::kFloat32, {c.router.experts}, group.device(), "router bias"),
       gated_(c.shared_gate) {
   if (c.shared_d_ffn > 0) shared_.emplace(c, prefix_ + "moe.shared.", c.shared_d_ffn, place);
 }
@@ -209,7 +209,8 @@ void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& s
 moe::MoeWeights MoeBlock::weight_shapes(const Pass& pass) const {
   const int64_t experts = group_->local_experts();
   const auto shape = [&](int64_t rows, int64_t columns) {
-    return gemm::LinearWeight{{}, TensorView(nullptr, pass.storage, {experts, rows, columns})};
+    return gemm::LinearWeight{
+        {}, TensorView(nullptr, pass.storage, {experts, rows, columns}, group_->device())};
   };
   return weights(pass, shape(layer_.config().activation.hidden(d_ffn_), d_model_),
                  shape(d_model_, d_ffn_));

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/trace.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/model/block_ops.h"
@@ -42,6 +43,7 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
   MOIETY_CHECK(moe_layers == 0 || config_.aux_scope == AuxScope::kMicroBatch || context_.world,
                "model: router.aux_scope=global needs the communicator of all ranks");
   if (context_.tp && context_.tp->size() == 1) context_.tp = nullptr;
+  check_device();
   check_tp(config_, {}, place().size);
   vocabulary_ = vocabulary_layout(config_, place());
   int64_t moe_index = 0;
@@ -52,6 +54,19 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
     } else {
       layers_.push_back({AttentionBlock(config_, l, place()), DenseBlock(config_, l, place()), -1});
     }
+  }
+}
+
+void Transformer::check_device() const {
+  const Device device = context_.device;
+  MOIETY_CHECK(!context_.experts || context_.experts->device() == device,
+               "model: the expert group is on {}, the model on {}",
+               name(context_.experts->device()), name(device));
+  if (device.type != DeviceType::kCuda) return;
+  const int64_t ranks = std::max(place().size, context_.world ? context_.world->size() : 1);
+  if (ranks > 1) {
+    fail(ErrorKind::kUnsupported, "model: {} ranks on {}, but on a GPU a model has one", ranks,
+         name(device));
   }
 }
 
@@ -117,6 +132,9 @@ void Transformer::bind(std::span<optim::Parameter> parameters, gtp::Executor* ex
     MOIETY_CHECK(!p.quantized.empty() || p.weight.dtype() == storage_,
                  "model: weight of {} is {}, expected {}", p.spec.name, p.weight.describe(),
                  name(storage_));
+    MOIETY_CHECK(!p.weight.defined() || p.weight.device() == context_.device,
+                 "model: weight of {} is {}, expected on {}", p.spec.name, p.weight.describe(),
+                 name(context_.device));
     trainable_ = trainable_ && p.grad.defined();
   }
 }
@@ -131,12 +149,13 @@ std::vector<Transformer::State> Transformer::states() const {
   return states;
 }
 
-void Transformer::update_router_bias(TensorView pairs_LE, float rate, Stream stream) {
+void Transformer::update_router_bias(TensorView pairs_LE, float rate, Stream stream,
+                                     TensorView skip) {
   check_tensor("update_router_bias", "pairs", pairs_LE, DType::kInt64,
                {config_.moe_layers(), config_.router.experts});
   int64_t l = 0;
   for (const State& bias : states()) {
-    moe::router_update_bias(bias.view, pairs_LE.select(l++), rate, stream);
+    moe::router_update_bias(bias.view, pairs_LE.select(l++), rate, stream, skip);
   }
 }
 
@@ -168,14 +187,22 @@ void Transformer::check_batch(const Batch& batch) const {
   }
 }
 
-void Transformer::grow_rope_table(int64_t positions) {
+void Transformer::grow_rope_table(int64_t positions, const Stream& stream) {
   const TensorView& table = rope_table_.view();
   if (table.defined() && table.size(0) >= positions) return;
   rope_table_ = rope_table(positions, config_.head_size(), config_.rope_theta);
+  if (context_.device.type == DeviceType::kCpu) return;
+  const Tensor on_host = std::exchange(
+      rope_table_,
+      Tensor(DType::kFloat32, rope_table_.view().sizes(), context_.device, "rope table"));
+  copy(rope_table_, on_host, stream);
 }
 
 Pass Transformer::begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream) {
-  grow_rope_table(seq_len);
+  MOIETY_CHECK(stream.device() == context_.device && arena.device() == context_.device,
+               "model: the stream is on {} and the arena on {}, expected {}", name(stream.device()),
+               name(arena.device()), name(context_.device));
+  grow_rope_table(seq_len, stream);
   Pass pass{.arena = arena,
             .stream = stream,
             .storage = storage_,

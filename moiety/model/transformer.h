@@ -11,6 +11,11 @@
 // what the caller had there; they may be released after backward. Both are collective over the
 // expert-parallel group, the tensor-parallel ranks and, with AuxScope::kGlobal, all ranks.
 //
+// On a GPU (ModelContext::device) it is the same code: nothing waits for the host, and once a batch
+// of the same shape has been run, passes neither allocate (arena.h) nor read pageable memory, so
+// they can be captured. There a model has one rank; tokens and targets outside the vocabulary give
+// a loss of NaN.
+//
 // Tensor parallelism (tensor_parallel.h): the ranks of ModelContext::tp see the same batch, whose
 // sequences each of them holds a part of; the gradients of weights that are not cut are then
 // partial sums too. One of them reports losses and tokens.
@@ -85,8 +90,8 @@ class Transformer {
   };
   std::vector<State> states() const;
   // Aux-loss-free balance, after an optimizer step: `pairs` [MoE layers, E] int64, of the whole
-  // global batch.
-  void update_router_bias(TensorView pairs_LE, float rate, Stream stream);
+  // global batch. `skip`: optional int32 [1], read in stream order; not 0: nothing changes.
+  void update_router_bias(TensorView pairs_LE, float rate, Stream stream, TensorView skip = {});
 
   // For the passes of a step.
   StepSums make_sums() const {
@@ -103,7 +108,7 @@ class Transformer {
                 Stream stream);
 
   // At the end of a step or an evaluation: throws if one of its tokens was outside the vocabulary.
-  // (Where the table is at hand, the pass has thrown already.)
+  // (Where the table is at hand, the pass has thrown already; on a GPU the loss is NaN.)
   void check_tokens();
 
   // From now on `probe` (null: none) sees what forward and backward store. It outlives its use.
@@ -150,8 +155,9 @@ class Transformer {
   };
 
   TpPlace place() const;
+  void check_device() const;
   void check_batch(const Batch& batch) const;
-  void grow_rope_table(int64_t positions);
+  void grow_rope_table(int64_t positions, const Stream& stream);
   Pass begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream);
   Pass begin_pass(const Batch& batch, Arena& arena, Stream stream);
   bool full_recompute() const { return config_.recompute == Recompute::kFull; }

@@ -60,7 +60,7 @@ GradientSum begin_sum(const Pass& pass, const OpenGradient& gradient) {
   const TensorView& g = gradient.view;
   if (g.dtype() == DType::kFloat32) return {g, gradient.accumulate};
   return {TensorView(pass.arena.allocate(byte_size(DType::kFloat32, g.numel())), DType::kFloat32,
-                     g.sizes()),
+                     g.sizes(), g.device()),
           false};
 }
 

@@ -116,30 +116,6 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                        stream);
 }
 
-// All but the logits.
-void forward_rows(const RouterConfig& config, const RouterForwardArgs& args) {
-  const int64_t segments = args.stats.count.size(0), columns = config.experts + 1;
-  const Blocks blocks(args.logits_TE.size(0), segments);
-  auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
-  auto* block_sum = reinterpret_cast<float*>(block_count + blocks.count * columns);
-  const detail::ForwardRows<float> rows{config,
-                                        args.logits_TE.data<float>(),
-                                        args.bias_E.data<float>(),
-                                        args.mask_T.data<uint8_t>(),
-                                        args.idx_TK.data<int32_t>(),
-                                        args.weight_TK.data<float>()};
-  parallel_tasks(blocks.count, [&](int64_t i) {
-    detail::forward_block_cpu(rows, blocks.begin(i), blocks.end(i), block_count + i * columns,
-                              block_sum + i * columns);
-  });
-  int64_t* count = args.stats.count.data<int64_t>();
-  double* sum = args.stats.sum.data<double>();
-  std::fill_n(count, segments * columns, 0);
-  std::fill_n(sum, segments * columns, 0.0);
-  add_blocks(blocks, block_count, columns, count);
-  add_blocks(blocks, block_sum, columns, sum);
-}
-
 void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
   const int64_t segments = args.stats.count.size(0), experts = config.experts;
   const int64_t scope_tokens = args.scope.data<int64_t>()[1];
@@ -160,27 +136,53 @@ void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
   if (scope_tokens > 0) loss[1] += lse2 / static_cast<double>(scope_tokens);
 }
 
-// dlogits from the gradient of the weights and the slopes of the losses.
-void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args, float* dlogits) {
+}  // namespace
+
+namespace detail {
+
+void forward_rows(const RouterConfig& config, const RouterForwardArgs& args) {
+  const int64_t segments = args.stats.count.size(0), columns = config.experts + 1;
+  const Blocks blocks(args.logits_TE.size(0), segments);
+  auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
+  auto* block_sum = reinterpret_cast<float*>(block_count + blocks.count * columns);
+  const ForwardRows<float> rows{config,
+                                args.logits_TE.data<float>(),
+                                args.bias_E.data<float>(),
+                                args.mask_T.data<uint8_t>(),
+                                args.idx_TK.data<int32_t>(),
+                                args.weight_TK.data<float>()};
+  parallel_tasks(blocks.count, [&](int64_t i) {
+    forward_block_cpu(rows, blocks.begin(i), blocks.end(i), block_count + i * columns,
+                      block_sum + i * columns);
+  });
+  int64_t* count = args.stats.count.data<int64_t>();
+  double* sum = args.stats.sum.data<double>();
+  std::fill_n(count, segments * columns, 0);
+  std::fill_n(sum, segments * columns, 0.0);
+  add_blocks(blocks, block_count, columns, count);
+  add_blocks(blocks, block_sum, columns, sum);
+}
+
+void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args,
+                   const TensorView& dlogits_TE) {
   const int64_t segments = args.count.size(0), experts = config.experts;
   const Blocks blocks(args.logits_TE.size(0), segments);
-  const detail::BackwardRows<float> rows{config, args.logits_TE.data<float>(),
-                                         args.idx_TK.data<int32_t>(), args.dweight_TK.data<float>(),
-                                         dlogits};
+  const BackwardRows<float> rows{config, args.logits_TE.data<float>(), args.idx_TK.data<int32_t>(),
+                                 args.dweight_TK.data<float>(), dlogits_TE.data<float>()};
   const int64_t* scope = args.scope.data<int64_t>();
-  const bool has_aux = detail::has_aux(config);
+  const bool aux = has_aux(config);
   parallel_tasks(blocks.count, [&](int64_t i) {
-    std::array<float, detail::kMaxExperts> dq;
+    std::array<float, kMaxExperts> dq;
     const int64_t* count = args.count.data<int64_t>() + blocks.segment(i) * (experts + 1);
-    for (int64_t e = 0; has_aux && e < experts; ++e) {
-      dq[e] = detail::aux_gradient(config, count, scope, e);
+    for (int64_t e = 0; aux && e < experts; ++e) {
+      dq[e] = aux_gradient(config, count, scope, e);
     }
-    detail::backward_block_cpu(rows, blocks.begin(i), blocks.end(i), has_aux ? dq.data() : nullptr,
-                               detail::z_slope(config, scope));
+    backward_block_cpu(rows, blocks.begin(i), blocks.end(i), aux ? dq.data() : nullptr,
+                       z_slope(config, scope));
   });
 }
 
-}  // namespace
+}  // namespace detail
 
 void check(const RouterConfig& c) {
   MOIETY_CHECK(c.experts >= 1 && c.experts <= detail::kMaxExperts,
@@ -244,7 +246,7 @@ void router_forward(const RouterConfig& config, const RouterForwardArgs& args, S
       {.op = gemm::GemmOp::kTN, .a = args.h_TD, .b = args.w_ED, .out = args.logits_TE, .c = {}},
       stream);
   if (gpu) return detail::forward_rows_cuda(config, args, stream);
-  stream.run([=] { forward_rows(config, args); });
+  stream.run([=] { detail::forward_rows(config, args); });
 }
 
 void router_losses(const RouterConfig& config, const RouterLossArgs& args, Stream stream) {
@@ -280,7 +282,7 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   if (gpu) {
     detail::backward_rows_cuda(config, args, dlogits, stream);
   } else {
-    stream.run([=] { backward_rows(config, args, dlogits.data<float>()); });
+    stream.run([=] { detail::backward_rows(config, args, dlogits); });
   }
   // The gradient of the logits stays float32, so the operands that it meets are widened.
   TensorView h = args.h_TD, w = args.w_ED;

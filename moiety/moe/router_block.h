@@ -277,4 +277,9 @@ void forward_block_cpu(const ForwardRows<float>& rows, int64_t begin, int64_t en
 void backward_block_cpu(const BackwardRows<float>& rows, int64_t begin, int64_t end,
                         const float* dq, float z_slope);
 
+// router_forward after the product, and router_backward before those.
+void forward_rows(const RouterConfig& config, const RouterForwardArgs& args);
+void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args,
+                   const TensorView& dlogits_TE);
+
 }  // namespace moiety::moe::detail

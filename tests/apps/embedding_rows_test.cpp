@@ -250,7 +250,7 @@ TEST(EmbeddingRows, AreEvaluatedAsTheTableIs) {
                              .data_ranks = data_ranks(rank.grid)});
           for (int k = 0; k < 2; ++k) {
             const EvaluationResult result =
-                evaluate(rank.model, set, rank.capacity, rank.arena, &rank.gathering);
+                evaluate(rank.model, set, rank.capacity, rank.arena, Stream(), &rank.gathering);
             if (rank.model.world().rank() == 0) losses.push_back(result.loss);
           }
           EXPECT_GT(rank.gathering.executor()->counts().planned, 0);

@@ -260,19 +260,22 @@ struct Expected {
 };
 
 // One rank's run of all operations.
-template <class T, class Out>
+template <class T, class Out, class Place = OnHost>
 class RankRun {
  public:
   RankRun(comm::Communicator& world, const Problem<T>& p, const Expected<T, Out>& e,
-          EpTransport transport)
-      : p_(p),
+          EpTransport transport, const Place& place = {})
+      : place_(place),
+        p_(p),
         c_(p.c),
         e_(e),
         me_(world.rank()),
-        group_(EpGroup::create(
-            world, p.map, p.limits,
-            {.name = "case", .chunk_rows = p.c.chunk_rows, .transport = transport})) {
-    poison_memory(group_);
+        group_(EpGroup::create(world, p.map, p.limits,
+                               {.name = "case",
+                                .chunk_rows = p.c.chunk_rows,
+                                .transport = transport,
+                                .device = place.stream.device()})) {
+    if (group_.bytes().total > 0) poison_memory(group_);
     world.barrier();
   }
 
@@ -288,6 +291,15 @@ class RankRun {
   }
 
  private:
+  template <class Element>
+  TensorView at(Mat<Element>& x) {
+    return place_(x.storage(), x.view());
+  }
+  template <class Element>
+  TensorView vector_at(Mat<Element>& x) {
+    return place_(x.storage(), x.vector());
+  }
+
   void prepare_plan() {
     const auto& idx = p_.idx[me_];
     const std::vector<int32_t> narrow(idx.begin(), idx.end());
@@ -295,25 +307,27 @@ class RankRun {
     Mat<int64_t> idx64(idx, c_.topk, c_.odd);
     Tensor limit(DType::kInt64, {1});
     *limit.data<int64_t>() = p_.in_force[me_];
-    PrepareArgs args{.idx_TK = c_.wide_idx ? idx64.view() : idx32.view(),
+    PrepareArgs args{.idx_TK = c_.wide_idx ? at(idx64) : at(idx32),
                      .alignment = c_.alignment,
                      .capacity = p_.rows[me_],
                      .overflow = c_.overflow};
-    if (c_.limited) args.capacity_limit = limit;
+    if (c_.limited) args.capacity_limit = place_(limit, limit);
     memory_.emplace(p_.map, p_.limits, args);
-    plan_ = prepare(group_, args, memory_->view(), {});
-    expect_plan(plan_, p_.plan, me_);
+    plan_ = prepare(group_, args, place_(memory_->view(), memory_->view()), place_.stream);
+    place_.back();
+    expect_plan(place_.plan(plan_), p_.plan, me_);
   }
 
   void run_dispatch() {
     Mat<T> x(p_.x[me_], c_.model, c_.odd), rows(p_.rows[me_], c_.model, c_.odd);
     Mat<float> w(p_.w[me_], c_.topk, c_.odd), slot_w(p_.rows[me_], 1, c_.odd);
-    DispatchArgs args{.x_TD = x.view(), .rows_CD = rows.view(), .zero_tail = c_.zero_tail};
+    DispatchArgs args{.x_TD = at(x), .rows_CD = at(rows), .zero_tail = c_.zero_tail};
     if (c_.weights) {
-      args.w_TK = w.view();
-      args.slot_w = slot_w.vector();
+      args.w_TK = at(w);
+      args.slot_w = vector_at(slot_w);
     }
-    dispatch(group_, plan_, args, {});
+    dispatch(group_, plan_, args, place_.stream);
+    place_.back();
     rows.expect(e_.rows[me_], false, "rows");
     slot_w.expect(e_.slot_w[me_], false, "slot_w");
   }
@@ -333,19 +347,20 @@ class RankRun {
       wide.at(t, d) = values[i];
       if (c_.addend == Addend::kInPlace) out.at(t, d) = Out(values[i]);
     }
-    if (c_.addend == Addend::kSame) args.addend = same.view();
-    if (c_.addend == Addend::kFloat) args.addend = wide.view();
-    if (c_.addend == Addend::kInPlace) args.addend = out.view();
-    args.*out_of = out.view();
-    run(group_, plan_, args, {});
+    args.*out_of = at(out);
+    if (c_.addend == Addend::kSame) args.addend = at(same);
+    if (c_.addend == Addend::kFloat) args.addend = at(wide);
+    if (c_.addend == Addend::kInPlace) args.addend = args.*out_of;
+    run(group_, plan_, args, place_.stream);
+    place_.back();
     out.expect(expected, true, what);
   }
 
   void run_combine() {
     Mat<T> y(p_.y[me_], c_.model, c_.odd);
     Mat<float> slot_w(p_.slot_w[me_], 1, c_.odd);
-    CombineArgs args{.y_CD = y.view(), .reduction = c_.reduction, .out_TD = {}};
-    if (c_.weights) args.slot_w = slot_w.vector();
+    CombineArgs args{.y_CD = at(y), .reduction = c_.reduction, .out_TD = {}};
+    if (c_.weights) args.slot_w = vector_at(slot_w);
     with_addend("out", e_.out[me_], args, &CombineArgs::out_TD, combine);
   }
 
@@ -353,13 +368,14 @@ class RankRun {
     Mat<T> g(p_.g[me_], c_.model, c_.odd), gy(p_.rows[me_], c_.model, c_.odd);
     Mat<T> y(p_.y[me_], c_.model, c_.odd);
     Mat<float> slot_w(p_.slot_w[me_], 1, c_.odd), g_slot_w(p_.rows[me_], 1, c_.odd);
-    CombineBackwardArgs args{.g_TD = g.view(), .gy_CD = gy.view()};
+    CombineBackwardArgs args{.g_TD = at(g), .gy_CD = at(gy)};
     if (c_.weights) {
-      args.slot_w = slot_w.vector();
-      args.y_CD = y.view();
-      args.g_slot_w = g_slot_w.vector();
+      args.slot_w = vector_at(slot_w);
+      args.y_CD = at(y);
+      args.g_slot_w = vector_at(g_slot_w);
     }
-    combine_backward(group_, plan_, args, {});
+    combine_backward(group_, plan_, args, place_.stream);
+    place_.back();
     gy.expect(e_.gy[me_], c_.weights, "gy");
     g_slot_w.expect(e_.g_slot_w[me_], true, "g_slot_w");
   }
@@ -367,10 +383,10 @@ class RankRun {
   void run_dispatch_backward() {
     Mat<T> g_rows(p_.y[me_], c_.model, c_.odd);
     Mat<float> g_slot_w(p_.slot_w[me_], 1, c_.odd), gw(plan_.tokens, c_.topk, c_.odd);
-    DispatchBackwardArgs args{.g_rows_CD = g_rows.view(), .reduction = c_.reduction, .gx_TD = {}};
+    DispatchBackwardArgs args{.g_rows_CD = at(g_rows), .reduction = c_.reduction, .gx_TD = {}};
     if (c_.weights) {
-      args.g_slot_w = g_slot_w.vector();
-      args.gw_TK = gw.view();
+      args.g_slot_w = vector_at(g_slot_w);
+      args.gw_TK = at(gw);
     }
     with_addend("gx", e_.gx[me_], args, &DispatchBackwardArgs::gx_TD, dispatch_backward);
     if (c_.weights) gw.expect(e_.gw[me_], false, "gw");
@@ -384,13 +400,15 @@ class RankRun {
     EXPECT_EQ(error != "no error", expected) << error;
     EXPECT_EQ(error_of([&] { group_.check(plan_.epoch); }), "no error");
     Tensor report(DType::kInt64, {3});
-    group_.take_report(report, {});
+    group_.take_report(place_(report, report), place_.stream);
+    place_.back();
     const bool reported = over && c_.overflow == OverflowPolicy::kReport;
     EXPECT_EQ(report.data<int64_t>()[0], reported);
     EXPECT_EQ(report.data<int64_t>()[1], reported ? info[kInfoGroupRequired] : 0);
     EXPECT_EQ(report.data<int64_t>()[2], reported ? info[kInfoGroupDropped] : 0);
   }
 
+  Place place_;
   const Problem<T>& p_;
   const Case& c_;
   const Expected<T, Out>& e_;

@@ -118,6 +118,8 @@ class Mat {
     const int64_t sizes[] = {rows_, cols_}, strides[] = {stride_, 1};
     return {rows_ ? &data_[first_] : nullptr, dtype_of<T>, sizes, strides};
   }
+  // All of its memory.
+  TensorView storage() { return {data_.data(), dtype_of<T>, {static_cast<int64_t>(data_.size())}}; }
   // The matrix [n, 1] as a vector [n], with a stride if `odd`.
   TensorView vector() {
     const int64_t sizes[] = {rows_}, strides[] = {stride_};
@@ -145,6 +147,16 @@ class Mat {
  private:
   int64_t rows_, cols_, stride_, first_;
   std::vector<T> data_;
+};
+
+// Where a suite's tensors are and its operations run: here. Another place makes copies of tensors'
+// memory there, as it is now, and brings all of them back.
+struct OnHost {
+  Stream stream = {};
+  // A view of a part of `storage`.
+  TensorView operator()(const TensorView&, const TensorView& view) const { return view; }
+  void back() {}
+  const EpPlan& plan(const EpPlan& plan) const { return plan; }
 };
 
 // Memory of one plan, poisoned.

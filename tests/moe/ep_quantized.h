@@ -97,6 +97,9 @@ class Bytes {
     const int64_t sizes[] = {rows_, cols_}, strides[] = {stride_, 1};
     return {rows_ ? row(0) : nullptr, dtype, sizes, strides};
   }
+  TensorView storage() {
+    return {data_.data(), DType::kUInt8, {static_cast<int64_t>(data_.size())}};
+  }
   // Of one column.
   TensorView vector(DType dtype) {
     const int64_t sizes[] = {rows_}, strides[] = {stride_};
@@ -153,6 +156,17 @@ struct RowMemory {
       scales = Bytes(cols, (rows + 3) / 4 * 4, 4, false);
       view.row_scales = scales.view(DType::kFloat32);
     }
+  }
+
+  template <class Place>
+  QuantizedView at(Place& place) {
+    QuantizedView out = view;
+    out.row_data = place(data.storage(), view.row_data);
+    out.row_scales = place(scales.storage(), view.row_scales);
+    if (view.tensor_scale.defined()) {
+      out.tensor_scale = place(row_scale.storage(), view.tensor_scale);
+    }
+    return out;
   }
 
   Bytes data, scales, row_scale;
@@ -238,7 +252,9 @@ struct Problem {
   ref::PerRank<float> w, slot_w;
 };
 
-inline void run_rank(comm::Communicator& world, const Problem& p, EpTransport transport) {
+template <class Place = OnHost>
+void run_rank(comm::Communicator& world, const Problem& p, EpTransport transport,
+              Place place = {}) {
   const Case& c = p.c;
   const int me = world.rank();
   // Every second case has memory for quantized rows alone.
@@ -248,36 +264,40 @@ inline void run_rank(comm::Communicator& world, const Problem& p, EpTransport tr
                         .widest = c.odd ? c.format : PayloadFormat::kBF16,
                         .depth = c.depth,
                         .peer_rows = c.peer_rows};
-  EpGroup group =
-      EpGroup::create(world, p.map, limits, {.chunk_rows = c.chunk_rows, .transport = transport});
-  poison_memory(group);
+  EpGroup group = EpGroup::create(
+      world, p.map, limits,
+      {.chunk_rows = c.chunk_rows, .transport = transport, .device = place.stream.device()});
+  if (group.bytes().total > 0) poison_memory(group);
   world.barrier();
 
   Mat<int64_t> idx(p.idx[me], c.topk);
   Tensor limit(DType::kInt64, {1});
   *limit.data<int64_t>() = p.sizes.in_force[me];
-  const PrepareArgs prepare_args{.idx_TK = idx.view(),
+  const PrepareArgs prepare_args{.idx_TK = place(idx.storage(), idx.view()),
                                  .alignment = c.alignment,
                                  .capacity = p.sizes.rows[me],
-                                 .capacity_limit = limit,
+                                 .capacity_limit = place(limit, limit),
                                  .overflow = c.overflow};
   const PlanMemory memory(p.map, limits, prepare_args);
-  const EpPlan plan = prepare(group, prepare_args, memory.view(), {});
-  expect_plan(plan, p.plan, me);
+  const EpPlan plan =
+      prepare(group, prepare_args, place(memory.view(), memory.view()), place.stream);
+  place.back();
+  expect_plan(place.plan(plan), p.plan, me);
 
   RowMemory x(c.format, c.model, p.x, me, c.one_scale, c.odd);
   RowMemory rows(c.format, c.model, p.sizes.rows[me], c.gemm_layout, c.odd);
   Mat<float> w(p.w[me], c.topk, c.odd), slot_w(p.sizes.rows[me], 1, c.odd);
   if (c.gradient) {
-    combine_backward(group, plan, {.g_TD = x.view, .gy_CD = rows.view}, {});
+    combine_backward(group, plan, {.g_TD = x.at(place), .gy_CD = rows.at(place)}, place.stream);
   } else {
-    DispatchArgs args{.x_TD = x.view, .rows_CD = rows.view, .zero_tail = c.zero_tail};
+    DispatchArgs args{.x_TD = x.at(place), .rows_CD = rows.at(place), .zero_tail = c.zero_tail};
     if (c.weights) {
-      args.w_TK = w.view();
-      args.slot_w = slot_w.vector();
+      args.w_TK = place(w.storage(), w.view());
+      args.slot_w = place(slot_w.storage(), slot_w.vector());
     }
-    dispatch(group, plan, args, {});
+    dispatch(group, plan, args, place.stream);
   }
+  place.back();
   rows.data.expect(p.rows.data[me], "data");
   rows.scales.expect(p.rows.scales[me], "scales");
   rows.row_scale.expect(p.rows.row_scale[me], "row_scale");

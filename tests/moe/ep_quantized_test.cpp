@@ -248,11 +248,11 @@ TEST_F(Arguments, ArraysAreChecked) {
           v.row_data = {v.row_data.raw(), DType::kUInt8, sizes, strides};
         }),
         "ep dispatch: x.row_data is uint8[8, 32] with strides [1, 8]; a row must be contiguous");
-    EXPECT_EQ(with_x([](QuantizedView& v) {
-                v.row_data = {v.row_data.raw(), DType::kUInt8, {8, 32}, {DeviceType::kCuda, 0}};
-              }),
-              "ep dispatch: x.row_data is uint8[8, 32] on cuda:0; expert parallelism of this build "
-              "runs on CPUs");
+    EXPECT_EQ(
+        with_x([](QuantizedView& v) {
+          v.row_data = {v.row_data.raw(), DType::kUInt8, {8, 32}, {DeviceType::kCuda, 0}};
+        }),
+        "ep dispatch: x.row_data is uint8[8, 32] on cuda:0, but must be on cpu as the stream");
     EXPECT_EQ(with_rows([](QuantizedView& v) { v.spec.row_scaled = false; }),
               "ep dispatch: rows is not row_scaled, but each row brings its scale");
     EXPECT_EQ(with_rows([](QuantizedView& v) { v.tensor_scale = v.tensor_scale.slice(0, 0, 8); }),

@@ -569,6 +569,18 @@ TEST(RouterBias, MovesTowardsTheMean) {
   EXPECT_EQ(bias.data<float>()[2], 1.25f);
 }
 
+TEST(RouterBias, StaysWhereItIsSkipped) {
+  Tensor bias(DType::kFloat32, {2}), count(DType::kInt64, {2}), skip(DType::kInt32, {1});
+  count.data<int64_t>()[0] = 1;
+  for (const int32_t skipped : {1, -1, 0}) {
+    *skip.data<int32_t>() = skipped;
+    router_update_bias(bias, count, 0.25f, {}, skip);
+    EXPECT_EQ(bias.data<float>()[0], skipped ? 0.0f : -0.25f);
+  }
+  EXPECT_NE(error_of([&] { router_update_bias(bias, count, 0.25f, {}, count); }).find("skip"),
+            std::string::npos);
+}
+
 TEST(RouterErrors, NameTheArgument) {
   EXPECT_EQ(error_of([] { check({.experts = 4, .top_k = 5}); }),
             "router: top_k=5 must be in [1, 4]");
