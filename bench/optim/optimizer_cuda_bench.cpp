@@ -26,7 +26,8 @@ struct Case {
 
 class Bench {
  public:
-  Bench(const Case& c, const Stream& stream) : case_(c), stream_(stream) {
+  Bench(const Case& c, const std::string& only, const Stream& stream)
+      : case_(c), only_(only), stream_(stream) {
     for (int64_t r = 0; r < c.runs; ++r) {
       const int64_t begin = r * (c.elements / c.runs), end = begin + c.elements / c.runs - 128;
       runs_.push_back({.begin = begin, .end = end, .tensor_id = static_cast<uint32_t>(r)});
@@ -89,8 +90,9 @@ class Bench {
   }
 
   template <class Operation>
-  void print(const char* name, const std::string& label, int64_t element_bytes,
+  void print(const std::string& name, const std::string& label, int64_t element_bytes,
              Operation&& operation) const {
+    if (name.find(only_) == std::string::npos) return;
     const int64_t bytes = element_bytes * run_elements_, half = bytes / 2;
     const Tensor from(DType::kUInt8, {half}, stream_.device()),
         to(DType::kUInt8, {half}, stream_.device());
@@ -107,6 +109,7 @@ class Bench {
   }
 
   const Case& case_;
+  const std::string& only_;
   Stream stream_;
   std::vector<ElementRun> runs_;
   int64_t run_elements_ = 0;
@@ -146,15 +149,17 @@ void bench_step_rule(const Stream& stream) {
 
 void run(bench::Options& options) {
   int64_t segments = 8;
-  options.number("--segments", segments, "buckets of 32 Mi parameters");
+  std::string only;
+  options.number("--segments", segments, "buckets of 32 Mi parameters")
+      .word("--only", only, "rows whose names hold this");
   if (!options.parse()) return;
   const Device gpu{DeviceType::kCuda, 0};
   require_device("optimizer_cuda_bench", gpu);
   const Stream stream = Stream::on(gpu);
   const Case large{text("{} buckets of 32 Mi", segments), segments, kBucketElements, 64};
   const Case small{"1000 parameters of 10112", 1, 1000 * 10240, 1000};
-  for (const Case* c : {&large, &small}) Bench(*c, stream).run();
-  bench_step_rule(stream);
+  for (const Case* c : {&large, &small}) Bench(*c, only, stream).run();
+  if (only.empty()) bench_step_rule(stream);
 }
 
 }  // namespace
