@@ -1,12 +1,14 @@
 // Products on a GPU: dense ones by cuBLASLt and by our tiles, and grouped ones of the experts of
-// known models (spec grouped, section 11) against one dense product of as many operations.
+// known models (spec grouped, section 11) against one dense product of as many operations; whole
+// experts, forward and backward.
 #include <cmath>
+#include <functional>
 
 #include "bench/harness.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
 #include "moiety/gemm/gemm.h"
-#include "moiety/gemm/grouped_gemm.h"
+#include "moiety/gemm/grouped_mlp.h"
 
 namespace moiety::bench {
 namespace {
@@ -69,6 +71,22 @@ double measure_dense(const DenseOp& op, const DenseShape& s, DType dtype, bool t
   }
   print(row);
   return row.value;
+}
+
+void measure_all_dense(const Stream& stream) {
+  for (const DenseShape& s : kDense) {
+    for (const DenseOp& op : kDenseOps) {
+      const double cublas = measure_dense(op, s, DType::kBFloat16, false, stream);
+      measure_dense(op, s, DType::kBFloat16, true, stream, cublas);
+    }
+  }
+  measure_dense({"tn", GemmOp::kTN, DType::kFloat32}, {4096, 4096, 4096}, DType::kFloat32, false,
+                stream);
+  // A router's gradients.
+  measure_dense({"nn", GemmOp::kNN, DType::kBFloat16}, {8192, 2048, 128}, DType::kFloat32, false,
+                stream);
+  measure_dense({"nt", GemmOp::kNT, DType::kFloat32}, {128, 2048, 8192}, DType::kFloat32, false,
+                stream);
 }
 
 struct GroupedShape {
@@ -141,26 +159,66 @@ void measure_grouped(const GroupedShape& s, const Stream& stream) {
   }
 }
 
+// SwiGLU experts with router probabilities; backward adds to fp32 gradients.
+void measure_mlp(const GroupedShape& s, const Stream& stream) {
+  std::vector<int64_t> rows = begins(s);
+  const Tensor begin(DType::kInt64, {s.experts + 1}, kGpu);
+  copy(begin, TensorView(rows.data(), DType::kInt64, {s.experts + 1}), stream);
+  const DType half = DType::kBFloat16;
+  const int64_t hidden = 2 * s.ffn;
+  const auto random = [&](DType dtype, std::initializer_list<int64_t> sizes) {
+    return random_on_gpu(dtype, sizes, stream);
+  };
+  const Tensor x = random(half, {s.rows, s.model}), d_o = random(half, {s.rows, s.model}),
+               prob = random(DType::kFloat32, {s.rows}),
+               w1 = random(half, {s.experts, hidden, s.model}),
+               w2 = random(half, {s.experts, s.model, s.ffn});
+  const Tensor h(half, {s.rows, hidden}, kGpu), o(half, {s.rows, s.model}, kGpu),
+      a(half, {s.rows, s.ffn}, kGpu), dh(half, {s.rows, hidden}, kGpu),
+      dx(half, {s.rows, s.model}, kGpu), dprob(DType::kFloat32, {s.rows}, kGpu),
+      dw1(DType::kFloat32, {s.experts, hidden, s.model}, kGpu),
+      dw2(DType::kFloat32, {s.experts, s.model, s.ffn}, kGpu);
+  const gemm::GroupedMlp mlp{.path = gemm::choose_grouped_mlp({half, s.model, s.ffn}, kGpu).path,
+                             .activation = gemm::swiglu(),
+                             .w1 = w1.view(),
+                             .w2 = w2.view()};
+  const gemm::MlpInput input{
+      .groups = {.begin_E1 = begin, .experts = s.experts, .capacity = s.rows},
+      .x = x,
+      .prob_R = prob};
+  const Tensor workspace(DType::kUInt8, {grouped_mlp_workspace(mlp, input)}, kGpu);
+  const gemm::MlpGradients gradients{
+      .d_o = d_o, .h = h, .dh = dh, .a = a, .dx = dx, .dprob_R = dprob};
+  const gemm::GroupScalar add{.value = 1};
+  // Three products of this size each.
+  const double flop = 6.0 * double(s.rows) * double(s.model * s.ffn);
+  const auto report = [&](const char* name, const std::function<void()>& call) {
+    const Timing time = measure([&](int64_t) { call(); }, stream, 0.15);
+    Row row{text("grouped_mlp.{}", name), s.name, tera(flop, time.ms), "TFLOP/s", time};
+    row.device = kGpu;
+    print(row);
+  };
+  report("fwd", [&] { grouped_mlp_forward(mlp, input, h, o, workspace, stream); });
+  report("bwd data", [&] { grouped_mlp_backward_data(mlp, input, gradients, workspace, stream); });
+  report("bwd weights", [&] {
+    grouped_mlp_backward_weights(mlp, input, gradients, {dw2.view(), add}, {dw1.view(), add},
+                                 stream);
+  });
+}
+
 void run(Options& options) {
-  std::string device = "cuda";
+  std::string device = "cuda", part = "all";
   options.choice("--device", device, {"cuda"}, "where");
+  options.choice("--part", part, {"all", "dense", "grouped", "mlp"}, "what is measured");
   if (!options.parse()) return;
   require_device("gemm_cuda_bench", kGpu);
   const Stream stream = Stream::on(kGpu);
-  for (const DenseShape& s : kDense) {
-    for (const DenseOp& op : kDenseOps) {
-      const double cublas = measure_dense(op, s, DType::kBFloat16, false, stream);
-      measure_dense(op, s, DType::kBFloat16, true, stream, cublas);
-    }
+  const auto wanted = [&](const char* what) { return part == "all" || part == what; };
+  if (wanted("dense")) measure_all_dense(stream);
+  for (const GroupedShape& s : kGrouped) {
+    if (wanted("grouped")) measure_grouped(s, stream);
+    if (wanted("mlp")) measure_mlp(s, stream);
   }
-  measure_dense({"tn", GemmOp::kTN, DType::kFloat32}, {4096, 4096, 4096}, DType::kFloat32, false,
-                stream);
-  // A router's gradients.
-  measure_dense({"nn", GemmOp::kNN, DType::kBFloat16}, {8192, 2048, 128}, DType::kFloat32, false,
-                stream);
-  measure_dense({"nt", GemmOp::kNT, DType::kFloat32}, {128, 2048, 8192}, DType::kFloat32, false,
-                stream);
-  for (const GroupedShape& s : kGrouped) measure_grouped(s, stream);
 }
 
 }  // namespace

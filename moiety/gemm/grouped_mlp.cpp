@@ -323,7 +323,7 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
   if (on_gpu(mlp, input, {{"h", h}, {"o", o}, {"workspace", workspace}}, stream)) {
     record_input_faults_cuda(input, stream);
     grouped_products_cuda(steps.fc1, stream);
-    activation_forward(activation(mlp, input, h), t.ffn, stream);
+    if (input.groups.experts > 0) activation_forward(activation(mlp, input, h), t.ffn, stream);
     grouped_products_cuda(steps.fc2, stream);
     if (s.maps) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
     return;
@@ -384,7 +384,9 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
              stream)) {
     record_input_faults_cuda(input, stream);
     grouped_products_cuda(steps.fc2_dgrad, stream);
-    activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
+    if (input.groups.experts > 0) {
+      activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
+    }
     grouped_products_cuda(steps.fc1_dgrad, stream);
     if (s.maps) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);
     return mlp_bias_gradients(input, g, mlp.b2_ED, stream);

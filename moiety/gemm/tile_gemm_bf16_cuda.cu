@@ -175,14 +175,20 @@ struct Accumulators {
 template <class C>
 __device__ void store_tile(const TileGemm& g, const Tile& t, const Accumulators<C>& acc,
                            int warp_row, int warp_column) {
-  const TileEpilogue epilogue(g, t);
-  Accumulators<C>::visit_rows(warp_row, warp_column, [&](int r, int c, int i, int e) {
-    if (t.i + r >= t.m) return;
-    float2 v[C::kBlocksN];
+  const TileEpilogue epilogue(g, t, C::kColumns);
+  const int lane = threadIdx.x % 32;
+  // As many rows as there are registers for what is read of them.
 #pragma unroll
-    for (int j = 0; j < C::kBlocksN; ++j) v[j] = {acc.v[i][j][e], acc.v[i][j][e + 1]};
-    epilogue.store(t.i + r, v, [&](int j) { return t.j + c + 8 * j; });
-  });
+  for (int i = 0; i < C::kBlocksM; ++i) {
+    float2 v[2][C::kBlocksN];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int j = 0; j < C::kBlocksN; ++j) v[r][j] = {acc.v[i][j][2 * r], acc.v[i][j][2 * r + 1]};
+    }
+    epilogue.store([&](int r) { return t.i + warp_row + 16 * i + 8 * r + lane / 4; }, v,
+                   [&](int j) { return t.j + warp_column + 8 * j + lane % 4 * 2; });
+  }
 }
 
 // total = fma(part, round(a scale * b scale), total).
@@ -237,6 +243,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     const int64_t steps = (t.k + kDepth - 1) / kDepth;
 #pragma unroll 1
     for (int step = 0; step < C::kStages - 1; ++step) load(step, steps);
+    TileEpilogue(g, t, C::kColumns).template prefetch<C::kThreads>(t, C::kRows, C::kColumns);
   };
   begin();
   while (t.group >= 0) {

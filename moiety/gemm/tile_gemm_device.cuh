@@ -178,10 +178,11 @@ __device__ inline float block_scale(const BlockScales& s, const float* slice, in
   return slice[row / s.rows * s.stride];
 }
 
-// The epilogue of gemm.h and grouped_gemm.h for elements of a tile.
+// The epilogue of gemm.h and grouped_gemm.h for elements of a tile of so many columns.
 class TileEpilogue {
  public:
-  __device__ TileEpilogue(const TileGemm& g, const Tile& t) : e_(g.epilogue), columns_(g.n) {
+  __device__ TileEpilogue(const TileGemm& g, const Tile& t, int columns)
+      : e_(g.epilogue), rows_(t.m), columns_(g.n) {
     a_scale_ = factor(g.a_scale, g, t);
     b_scale_ = factor(g.b_scale, g, t);
     alpha_ = factor(g.alpha, g, t);
@@ -190,87 +191,145 @@ class TileEpilogue {
     out_ = e_.out;
     old_ = e_.old;
     if (g.ragged == Ragged::kReduction) {
-      out_ = const_cast<void*>(group_data(g, t, e_.out, e_.out_dtype == DType::kFloat32 ? 4 : 2));
+      out_ = const_cast<void*>(group_data(g, t, e_.out, item(e_.out_dtype)));
       old_ = out_;
     }
     bias_ = (g.groups.first + t.group) * g.n;
+    whole_ = t.j + columns <= g.n && pairs_fit(out_, e_.out_dtype, e_.out_stride) &&
+             (beta_ == 0 || pairs_fit(old_, e_.old_dtype, e_.old_stride));
   }
 
-  // Accumulators of row i of the group's product, at columns column(p) and the next. All that is
-  // read is read first, for outputs may be what is read.
-  template <int kPairs, class Column>
-  __device__ void store(int64_t i, float2 (&v)[kPairs], Column&& column) const {
-    const int64_t row = first_row_ + i;
-#pragma unroll
-    for (float2& x : v) x = {scaled(x.x), scaled(x.y)};
-    if (beta_ != 0) {
-      float2 old[kPairs];
-#pragma unroll
-      for (int p = 0; p < kPairs; ++p) {
-        old[p] = load(old_, e_.old_dtype, row * e_.old_stride, column(p));
-      }
-#pragma unroll
-      for (int p = 0; p < kPairs; ++p) {
-        v[p] = {fmaf(beta_, old[p].x, v[p].x), fmaf(beta_, old[p].y, v[p].y)};
-      }
+  // Accumulators of the group's product, of rows row(r) that are there, at columns column(p) and
+  // the next. All that is read is read first, for outputs may be what is read.
+  template <int kRows, int kPairs, class Row, class Column>
+  __device__ void store(Row&& row, float2 (&v)[kRows][kPairs], Column&& column) const {
+    whole_ ? store_pairs<true>(row, v, column) : store_pairs<false>(row, v, column);
+  }
+
+  // Old elements of a tile of `tile_rows` and `tile_columns` are on their way to the L2 cache.
+  template <int kThreads>
+  __device__ void prefetch(const Tile& t, int tile_rows, int tile_columns) const {
+    if (beta_ == 0) return;
+    constexpr int kLine = 128;  // bytes
+    const int64_t each = item(e_.old_dtype);
+    const int lines = tile_columns * static_cast<int>(each) / kLine;
+    for (int n = threadIdx.x; n < tile_rows * lines; n += kThreads) {
+      const int64_t row = t.i + n / lines, column = t.j + n % lines * (kLine / each);
+      if (row >= t.m || column >= columns_) continue;
+      const int64_t at = (first_row_ + row) * e_.old_stride + column;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(old_) + at * each));
     }
-    if (e_.bias) {
-      const auto* scales = static_cast<const float*>(e_.bias_scale);
-      const float scale = scales ? scales[row] : 1;  // v + b * 1 rounds once too
-#pragma unroll
-      for (int p = 0; p < kPairs; ++p) {
-        const float2 b = load(e_.bias, e_.bias_dtype, bias_, column(p));
-        v[p] = {fmaf(b.x, scale, v[p].x), fmaf(b.y, scale, v[p].y)};
-      }
-    }
-#pragma unroll
-    for (int p = 0; p < kPairs; ++p) store(row * e_.out_stride, column(p), v[p]);
   }
 
  private:
+  __device__ static int64_t item(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+  // Pairs at even columns are aligned to their size.
+  __device__ static bool pairs_fit(const void* data, DType dtype, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % (2 * item(dtype)) == 0 && stride % 2 == 0;
+  }
+
+  // kWhole: all columns are there, pairs aligned.
+  template <bool kWhole, int kRows, int kPairs, class Row, class Column>
+  __device__ void store_pairs(Row&& row, float2 (&v)[kRows][kPairs], Column&& column) const {
+    for_pairs<kRows, kPairs>([&](int r, int p) {
+      v[r][p] = {scaled(v[r][p].x), scaled(v[r][p].y)};
+    });
+    if (beta_ != 0) {
+      float2 old[kRows][kPairs];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t i = row(r), at = (first_row_ + i) * e_.old_stride;
+#pragma unroll
+        for (int p = 0; p < kPairs; ++p) {
+          old[r][p] = i < rows_ ? load<kWhole>(old_, e_.old_dtype, at, column(p)) : float2{};
+        }
+      }
+      for_pairs<kRows, kPairs>([&](int r, int p) {
+        v[r][p] = {fmaf(beta_, old[r][p].x, v[r][p].x), fmaf(beta_, old[r][p].y, v[r][p].y)};
+      });
+    }
+    if (e_.bias) add_bias(row, v, column);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t i = row(r), at = (first_row_ + i) * e_.out_stride;
+      if (i >= rows_) continue;
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) put<kWhole>(at, column(p), v[r][p]);
+    }
+  }
+  template <int kRows, int kPairs, class Run>
+  __device__ static void for_pairs(Run&& run) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) run(r, p);
+    }
+  }
+
+  template <int kRows, int kPairs, class Row, class Column>
+  __device__ void add_bias(Row&& row, float2 (&v)[kRows][kPairs], Column&& column) const {
+    const auto* scales = static_cast<const float*>(e_.bias_scale);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t i = row(r);
+      if (i >= rows_) continue;
+      const float scale = scales ? scales[first_row_ + i] : 1;  // v + b * 1 rounds once too
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        const float2 b = load<false>(e_.bias, e_.bias_dtype, bias_, column(p));
+        v[r][p] = {fmaf(b.x, scale, v[r][p].x), fmaf(b.y, scale, v[r][p].y)};
+      }
+    }
+  }
+
   __device__ float scaled(float x) const {
     return __fmul_rn(__fmul_rn(__fmul_rn(x, a_scale_), b_scale_), alpha_);
   }
   // Two elements of a row, zeros past its end.
+  template <bool kWhole>
   __device__ float2 load(const void* data, DType dtype, int64_t row, int64_t column) const {
     const bool first = column < columns_, second = column + 1 < columns_;
     if (dtype == DType::kFloat32) {
       const float* x = static_cast<const float*>(data) + row + column;
-      if (second && reinterpret_cast<uintptr_t>(x) % 8 == 0) {
-        return *reinterpret_cast<const float2*>(x);
-      }
+      if (kWhole) return *reinterpret_cast<const float2*>(x);
       return {first ? x[0] : 0, second ? x[1] : 0};
     }
     const bf16* x = static_cast<const bf16*>(data) + row + column;
+    if (kWhole) {
+      const uint32_t both = *reinterpret_cast<const uint32_t*>(x);
+      return {__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000u)};
+    }
     return {first ? float(x[0]) : 0, second ? float(x[1]) : 0};
   }
-  __device__ void store(int64_t row, int64_t column, float2 v) const {
+  template <bool kWhole>
+  __device__ void put(int64_t row, int64_t column, float2 v) const {
     const bool first = column < columns_, second = column + 1 < columns_;
     if (e_.out_dtype == DType::kFloat32) {
       float* x = static_cast<float*>(out_) + row + column;
-      if (second && reinterpret_cast<uintptr_t>(x) % 8 == 0) {
+      if (kWhole) {
         *reinterpret_cast<float2*>(x) = v;
-        return;
+      } else {
+        if (first) x[0] = v.x;
+        if (second) x[1] = v.y;
       }
-      if (first) x[0] = v.x;
-      if (second) x[1] = v.y;
       return;
     }
     bf16* x = static_cast<bf16*>(out_) + row + column;
-    if (second && reinterpret_cast<uintptr_t>(x) % 4 == 0) {
+    if (kWhole) {
       *reinterpret_cast<uint32_t*>(x) = moiety::device::pack(v.x, v.y);
-      return;
+    } else {
+      if (first) x[0] = bf16(v.x);
+      if (second) x[1] = bf16(v.y);
     }
-    if (first) x[0] = bf16(v.x);
-    if (second) x[1] = bf16(v.y);
   }
 
   const BlockEpilogue& e_;
-  int64_t columns_;
+  int64_t rows_, columns_;
   float a_scale_, b_scale_, alpha_, beta_;
   int64_t first_row_, bias_;
   void* out_;
   const void* old_;
+  bool whole_;
 };
 
 }  // namespace moiety::gemm::device

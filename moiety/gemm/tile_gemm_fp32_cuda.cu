@@ -139,17 +139,17 @@ __global__ void __launch_bounds__(C::kThreads) multiply_tiles(const __grid_const
     if (t.group < 0) return;
     float sum[C::kOwn][C::kOwn] = {};
     multiply_tile<C, kOp, kScaled>(g, t, sum);
-    const TileEpilogue epilogue(g, t);
+    const TileEpilogue epilogue(g, t, C::kColumns);
     const int part_row = threadIdx.x / C::kThreadColumns;
     const int part_column = threadIdx.x % C::kThreadColumns;
 #pragma unroll
     for (int i = 0; i < C::kOwn; ++i) {
       const int64_t row = t.i + own(part_row, i, C::kRows);
-      if (row >= t.m) continue;
-      float2 v[C::kOwn / 2];
+      float2 v[1][C::kOwn / 2];
 #pragma unroll
-      for (int j = 0; j < C::kOwn; j += 2) v[j / 2] = {sum[i][j], sum[i][j + 1]};
-      epilogue.store(row, v, [&](int p) { return t.j + own(part_column, 2 * p, C::kColumns); });
+      for (int j = 0; j < C::kOwn; j += 2) v[0][j / 2] = {sum[i][j], sum[i][j + 1]};
+      epilogue.store([&](int) { return row; }, v,
+                     [&](int p) { return t.j + own(part_column, 2 * p, C::kColumns); });
     }
   }
 }

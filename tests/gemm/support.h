@@ -88,6 +88,26 @@ inline bool same_bits(const TensorView& a, const TensorView& b) {
          (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), a.bytes()) == 0);
 }
 
+// Empty if the distance of each row of `got` to that of `expected` is within `bound` times the
+// latter's length. A row of the sentinel is near another such row alone.
+inline std::string far_rows(const char* what, const TensorView& got, const TensorView& expected,
+                            double bound) {
+  const int64_t columns = got.size(-1);
+  for (int64_t i = 0; i < got.numel(); i += columns) {
+    double distance = 0, norm = 0;
+    for (int64_t c = i; c < i + columns; ++c) {
+      const double x = get(got, c), y = get(expected, c);
+      distance += (x - y) * (x - y);
+      norm += y * y;
+    }
+    if (!(distance <= bound * bound * norm)) {
+      return std::string(what) + ": row " + std::to_string(i / columns) + ": " +
+             std::to_string(std::sqrt(distance / norm)) + " of its length; ";
+    }
+  }
+  return {};
+}
+
 // Half a unit in the last place of `dtype` at x.
 inline double half_ulp(DType dtype, double x) {
   const int mantissa = dtype == DType::kBFloat16 ? 7 : dtype == DType::kFloat32 ? 23 : 52;

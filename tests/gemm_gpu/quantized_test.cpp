@@ -10,25 +10,6 @@ namespace {
 constexpr uint32_t kTensor = 7;
 constexpr double kNearBf16 = 0x1p-7, kNearFp32 = 0x1p-13;
 
-// Empty if the distance of each row is within `bound` times its length.
-std::string far_rows(const char* what, const TensorView& got, const TensorView& expected,
-                     double bound) {
-  const int64_t columns = got.size(-1);
-  for (int64_t i = 0; i < got.numel(); i += columns) {
-    double distance = 0, norm = 0;
-    for (int64_t c = i; c < i + columns; ++c) {
-      const double x = get(got, c), y = get(expected, c);
-      distance += (x - y) * (x - y);
-      norm += y * y;
-    }
-    if (!(distance <= bound * bound * norm)) {
-      return text("{}: row {}: {} of {}; ", what, i / columns, std::sqrt(distance),
-                  std::sqrt(norm));
-    }
-  }
-  return {};
-}
-
 std::string differing(const char* what, const TensorView& got, const TensorView& expected) {
   const std::string where = difference(got, expected);
   return where.empty() ? where : text("{}: {}; ", what, where);
