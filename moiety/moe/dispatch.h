@@ -26,7 +26,8 @@ struct DispatchArgs {
   Payload rows_CD;         // out, x's type
   TensorView slot_w = {};  // out, float32 [C], exactly if there is w_TK
   bool zero_tail = false;
-  quant::AmaxSink sink = {};  // optional, [L]: the amax of every local expert's rows
+  // Optional, [L]: the amax of every local expert's rows. On a GPU: Unsupported.
+  quant::AmaxSink sink = {};
 };
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream);
 

@@ -78,7 +78,7 @@ struct MoeSaved {
   MoeRows rows;          // without it alone
 };
 
-// How the group fared, from the info words of a forward pass.
+// How the group fared, from the info words of a forward pass, which lie in host memory.
 struct MoeStats {
   int64_t required = 0;  // rows that the fullest rank of the group needs to drop nothing
   int64_t capacity = 0;  // rows of this rank
