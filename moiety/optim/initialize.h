@@ -18,7 +18,7 @@ void initialize(std::span<const ParamSpec> specs, std::span<const ElementRun> ru
 
 // weight (float32 or bfloat16 [n]) := master (float32 [n]), rounded to nearest even.
 void round_weights(TensorView master, TensorView weight, Stream stream);
-// The same bits on a GPU, but for the payload of a NaN that stays fp32.
+// The same bits on a GPU.
 void round_weights_cuda(TensorView master, TensorView weight, const Stream& stream);
 
 }  // namespace moiety::optim

@@ -89,13 +89,14 @@ MOIETY_HD inline void run_step_rule(const StepRuleJob& job) {
   const StepStatistics statistics = combine(job);
   const StepDecision d = decide(job.config, job.input[input_word::kClip], statistics, *job.state);
   write_report(job, statistics, d);
+  *job.step = {.skip = 1};
+  if (d.skip) return;
   *job.step = {.s = d.s,
                .k1 = d.k1,
                .k2 = d.k2,
                .lr = static_cast<float>(job.input[input_word::kLr]),
                .wd = static_cast<float>(job.input[input_word::kWeightDecay]),
-               .t = static_cast<uint32_t>(job.state->t),
-               .skip = d.skip};
+               .t = static_cast<uint32_t>(job.state->t)};
 }
 
 void pack_words_cuda(const GradStatistics* statistics, const double* input, int64_t losses,

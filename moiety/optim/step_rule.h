@@ -14,9 +14,8 @@ namespace moiety::optim {
 void pack_words(TensorView statistics, TensorView input, TensorView words, Stream stream);
 
 // all_words: float64 [ranks, rank_word::kCount + losses], combined in rank order. state: a
-// StepState, uint8 [sizeof(StepState)], aligned to 8. step := an AdamWStep (adamw.h, as uint8), of
-// which `skip` alone counts if the step is skipped. report := float64
-// [report_word::kCount + losses].
+// StepState, uint8 [sizeof(StepState)], aligned to 8. step := an AdamWStep (adamw.h, as uint8);
+// {.skip = 1} if the step is skipped. report := float64 [report_word::kCount + losses].
 void step_rule(const StepRuleConfig& config, TensorView input, TensorView all_words,
                TensorView state, TensorView step, TensorView report, Stream stream);
 

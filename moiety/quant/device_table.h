@@ -1,4 +1,4 @@
-// Arrays that are written once, on a GPU: the jobs of many tensors. Internal to moiety/quant.
+// Arrays that are written once, on a GPU: the jobs of many tensors. For tables of operations.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,320 @@
+// Sums of squares in the order of grad_norm.h. A warp sums a block of 4096 elements: its thread j
+// has lanes 4j ... 4j + 3 and those 128 behind them, so that it loads four elements at a time. A
+// product of two floats is exact in fp64, so an fma adds it as the contract says.
+#include <vector>
+
+#include "moiety/base/launch.cuh"
+#include "moiety/formats/bf16.h"
+#include "moiety/optim/grad_norm_table.h"
+#include "moiety/quant/device_table.h"
+
+namespace moiety::optim::detail {
+namespace {
+
+constexpr int kThreads = 256, kWarp = 32, kQuad = 4, kHalves = 2;
+constexpr unsigned kAllThreads = 0xFFFFFFFFu;
+static_assert(kHalves * kWarp * kQuad == kNormLanes);
+
+struct NormBlock {
+  const void* grad;         // the segment's
+  int64_t at;               // the block's first element
+  int32_t first_run, runs;  // those that touch it
+  bool narrow;
+  bool aligned;  // to quads
+};
+
+// The elements of a run in a block, counted from the segment's first.
+struct Range {
+  int64_t begin, end;
+};
+
+template <class G, bool kAligned>
+__device__ void load_quad(const G* x, int64_t i, Range in, float (&v)[kQuad]) {
+  if (kAligned && in.begin <= i && i + kQuad <= in.end) {
+    if constexpr (sizeof(G) == 4) {
+      const float4 q = *reinterpret_cast<const float4*>(x + i);
+      v[0] = q.x, v[1] = q.y, v[2] = q.z, v[3] = q.w;
+    } else {
+      const uint2 q = *reinterpret_cast<const uint2*>(x + i);
+      v[0] = __uint_as_float(q.x << 16), v[1] = __uint_as_float(q.x & 0xFFFF0000u);
+      v[2] = __uint_as_float(q.y << 16), v[3] = __uint_as_float(q.y & 0xFFFF0000u);
+    }
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < kQuad; ++k) {
+    v[k] = in.begin <= i + k && i + k < in.end ? float(x[i + k]) : 0.0f;
+  }
+}
+
+// The lanes of a thread; what elements in no run add to them is nothing.
+struct Lanes {
+  double sum[kHalves][kQuad] = {};
+  int bad = 0;
+
+  __device__ void add(int half, const float (&v)[kQuad]) {
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) {
+      const double x = v[k];
+      sum[half][k] = fma(x, x, sum[half][k]);
+      bad += (__float_as_uint(v[k]) & 0x7F800000u) == 0x7F800000u;
+    }
+  }
+
+  // The warp's lanes folded by halves.
+  __device__ double fold() const {
+    double lane[kQuad];
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) lane[k] = sum[0][k] + sum[1][k];
+#pragma unroll
+    for (int o = kWarp / 2; o >= 1; o /= 2) {
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) lane[k] += __shfl_down_sync(kAllThreads, lane[k], o);
+    }
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+  }
+};
+
+template <class G, bool kAligned>
+__device__ void add_range(const G* x, int64_t block, Range in, Lanes& lanes) {
+  const int64_t last = (in.end - 1 - block) / kNormLanes;
+  for (int64_t row = (in.begin - block) / kNormLanes; row <= last; ++row) {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const int64_t i =
+          block + row * kNormLanes + (h * kWarp + int64_t{threadIdx.x} % kWarp) * kQuad;
+      float v[kQuad];
+      load_quad<G, kAligned>(x, i, in, v);
+      lanes.add(h, v);
+    }
+  }
+}
+
+// A block that is whole, and of one run.
+template <class G>
+__device__ void add_block(const G* x, Lanes& lanes) {
+  constexpr int kRows = 4;  // at a time
+  constexpr Range kWhole{0, kNormBlock};
+  for (int64_t row = 0; row < kNormBlock / kNormLanes; row += kRows) {
+    float v[kRows][kHalves][kQuad];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const int64_t i = (row + r) * kNormLanes + (h * kWarp + threadIdx.x % kWarp) * kQuad;
+        load_quad<G, true>(x, i, kWhole, v[r][h]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) lanes.add(h, v[r][h]);
+    }
+  }
+}
+
+// Of the runs of a class, or (-1) of all.
+template <class G, bool kAligned>
+__device__ double sum_runs(const NormBlock& b, const ElementRun* runs, int kind,
+                           GradStatistics& out) {
+  Lanes lanes;
+  for (int r = 0; r < b.runs; ++r) {
+    const ElementRun& run = runs[b.first_run + r];
+    if (kind >= 0 && static_cast<int>(run.kind) != kind) continue;
+    const int before = lanes.bad;
+    add_range<G, kAligned>(static_cast<const G*>(b.grad), b.at,
+                           {max(run.begin, b.at), min(run.end, b.at + kNormBlock)}, lanes);
+    if (kind >= 0) continue;
+    const int bad = __reduce_add_sync(kAllThreads, lanes.bad - before);
+    if (bad > 0) out.add({.bad = bad, .bad_parameter = run.parameter});
+  }
+  return lanes.fold();
+}
+
+template <class G, bool kAligned>
+__device__ GradStatistics sum_mixed_block(const NormBlock& b, const ElementRun* runs) {
+  unsigned kinds = 0;
+  for (int r = 0; r < b.runs; ++r) kinds |= 1u << static_cast<int>(runs[b.first_run + r].kind);
+  GradStatistics out;
+  const double all = sum_runs<G, kAligned>(b, runs, -1, out);
+  out.sumsq = all;
+  for (int c = 0; c < kParameterClasses; ++c) {
+    if (kinds == 1u << c) out.class_sumsq[c] = all;
+    if (kinds == 1u << c || !(kinds & 1u << c)) continue;
+    out.class_sumsq[c] = sum_runs<G, kAligned>(b, runs, c, out);
+  }
+  return out;
+}
+
+template <class G>
+__device__ GradStatistics sum_block(const NormBlock& b, const ElementRun* runs) {
+  const ElementRun& run = runs[b.first_run];
+  if (!b.aligned) return sum_mixed_block<G, false>(b, runs);
+  if (b.runs != 1 || run.begin > b.at || run.end < b.at + kNormBlock) {
+    return sum_mixed_block<G, true>(b, runs);
+  }
+  Lanes lanes;
+  add_block(static_cast<const G*>(b.grad) + b.at, lanes);
+  GradStatistics out;
+  out.sumsq = lanes.fold();
+  for (int c = 0; c < kParameterClasses; ++c) {
+    if (static_cast<int>(run.kind) == c) out.class_sumsq[c] = out.sumsq;
+  }
+  out.bad = __reduce_add_sync(kAllThreads, lanes.bad);
+  if (out.bad > 0) out.bad_parameter = run.parameter;
+  return out;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    sum_blocks(const NormBlock* __restrict__ blocks, const ElementRun* __restrict__ runs,
+               int64_t count, GradStatistics* __restrict__ out) {
+  const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
+  if (warp >= count) return;
+  const NormBlock b = blocks[warp];
+  const GradStatistics sum = b.narrow ? sum_block<bf16>(b, runs) : sum_block<float>(b, runs);
+  if (threadIdx.x % kWarp == 0) out[warp] = sum;
+}
+
+// Sums [first, first + count), at most 4096, become sum `out`.
+struct Fold {
+  int64_t first, count, out;
+};
+
+// A block a fold, a thread a lane.
+__global__ void __launch_bounds__(kNormLanes)
+    fold_sums(const Fold* __restrict__ folds, GradStatistics* sums) {
+  __shared__ GradStatistics lanes[kNormLanes];
+  const Fold fold = folds[blockIdx.x];
+  const int64_t lane = threadIdx.x;
+  cudaGridDependencySynchronize();
+  GradStatistics mine;
+  for (int64_t i = lane; i < fold.count; i += kNormLanes) mine.add(sums[fold.first + i]);
+  lanes[lane] = mine;
+  for (int64_t o = kNormLanes / 2; o >= 1; o /= 2) {
+    __syncthreads();
+    if (lane < o) lanes[lane].add(lanes[lane + o]);
+  }
+  if (lane == 0) sums[fold.out] = lanes[0];
+}
+
+// One thread adds the segments' sums, `where` they are; the others fetch them.
+__global__ void __launch_bounds__(kNormLanes)
+    add_segments(const int64_t* __restrict__ where, int64_t segments, const GradStatistics* sums,
+                 GradStatistics* out) {
+  __shared__ GradStatistics fetched[kNormLanes];
+  cudaGridDependencySynchronize();
+  GradStatistics all;
+  for (int64_t at = 0; at < segments; at += kNormLanes) {
+    const int64_t n = min(kNormLanes, segments - at);
+    if (threadIdx.x < n) fetched[threadIdx.x] = sums[where[at + threadIdx.x]];
+    __syncthreads();
+    for (int64_t s = 0; s < n && threadIdx.x == 0; ++s) all.add(fetched[s]);
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *out = all;
+}
+
+}  // namespace
+
+class GradDeviceTable {
+ public:
+  GradDeviceTable(std::span<const GradSegment> segments, Device device) {
+    std::vector<ElementRun> runs;
+    std::vector<NormBlock> blocks;
+    std::vector<Fold> open;  // of each segment what is to be folded
+    for (const GradSegment& s : segments) {
+      const auto first = static_cast<int64_t>(blocks.size());
+      append_blocks(s, static_cast<int64_t>(runs.size()), blocks);
+      runs.insert(runs.end(), s.runs.begin(), s.runs.end());
+      const auto count = static_cast<int64_t>(blocks.size()) - first;
+      if (count > 0) open.push_back({first, count, 0});
+    }
+    block_count_ = static_cast<int64_t>(blocks.size());
+    int64_t sums = block_count_;
+    const Stream stream = Stream::on(device);
+    for (;;) {
+      const std::vector<Fold> level = next_level(open, sums);
+      if (level.empty()) break;
+      levels_.push_back(
+          {quant::upload(level, "folds of the norm", stream), static_cast<int64_t>(level.size())});
+    }
+    std::vector<int64_t> where;
+    for (const Fold& f : open) where.push_back(f.first);
+    segment_count_ = static_cast<int64_t>(where.size());
+    runs_ = quant::upload(runs, "runs of the norm", stream);
+    blocks_ = quant::upload(blocks, "blocks of the norm", stream);
+    where_ = quant::upload(where, "segments of the norm", stream);
+    sums_ = Buffer(sums * int64_t{sizeof(GradStatistics)}, device, "sums of the norm");
+    stream.synchronize();
+  }
+
+  void run(GradStatistics* out, const Stream& stream) const {
+    auto* sums = reinterpret_cast<GradStatistics*>(sums_.data());
+    launch("grad_statistics", sum_blocks, {blocks_for(block_count_, kThreads / kWarp), kThreads},
+           stream, reinterpret_cast<const NormBlock*>(blocks_.data()),
+           reinterpret_cast<const ElementRun*>(runs_.data()), block_count_, sums);
+    for (const Level& level : levels_) {
+      launch("grad_statistics: fold", fold_sums,
+             {.blocks = level.count, .threads = kNormLanes, .early = true}, stream,
+             reinterpret_cast<const Fold*>(level.folds.data()), sums);
+    }
+    launch("grad_statistics: add", add_segments,
+           {.blocks = 1, .threads = kNormLanes, .early = true}, stream,
+           reinterpret_cast<const int64_t*>(where_.data()), segment_count_, sums, out);
+  }
+
+ private:
+  struct Level {
+    Buffer folds;
+    int64_t count;
+  };
+
+  static void append_blocks(const GradSegment& s, int64_t first_run,
+                            std::vector<NormBlock>& blocks) {
+    const bool narrow = s.grad.dtype() == DType::kBFloat16;
+    const auto address = reinterpret_cast<uintptr_t>(s.grad.raw());
+    const auto& runs = s.runs;
+    size_t first = 0;
+    for (int64_t at = 0; at < s.grad.numel(); at += kNormBlock) {
+      while (first < runs.size() && runs[first].end <= at) ++first;
+      size_t last = first;
+      while (last < runs.size() && runs[last].begin < at + kNormBlock) ++last;
+      blocks.push_back({.grad = s.grad.raw(),
+                        .at = at,
+                        .first_run = static_cast<int32_t>(first_run + first),
+                        .runs = static_cast<int32_t>(last - first),
+                        .narrow = narrow,
+                        .aligned = address % byte_size(s.grad.dtype(), kQuad) == 0});
+    }
+  }
+
+  // Groups the sums of the segments that have several; they end behind the `sums` there are.
+  static std::vector<Fold> next_level(std::vector<Fold>& open, int64_t& sums) {
+    std::vector<Fold> level;
+    for (Fold& segment : open) {
+      if (segment.count == 1) continue;
+      const Fold before = segment;
+      segment = {sums, 0, 0};
+      for (int64_t at = 0; at < before.count; at += kNormBlock) {
+        level.push_back({before.first + at, std::min(kNormBlock, before.count - at), sums++});
+        ++segment.count;
+      }
+    }
+    return level;
+  }
+
+  Buffer runs_, blocks_, where_, sums_;
+  int64_t block_count_ = 0, segment_count_ = 0;
+  std::vector<Level> levels_;
+};
+
+std::shared_ptr<const GradDeviceTable> make_device_table(std::span<const GradSegment> segments,
+                                                         Device device) {
+  return std::make_shared<const GradDeviceTable>(segments, device);
+}
+
+void grad_statistics_cuda(const GradDeviceTable& table, TensorView out, const Stream& stream) {
+  table.run(static_cast<GradStatistics*>(out.raw()), stream);
+}
+
+}  // namespace moiety::optim::detail
