@@ -189,35 +189,35 @@ class OptimizerGpu : public GpuTest {
   }
 };
 
-struct Setup {
+struct TrainingRun {
   const char* name;
   DType weights, moments, main_grad;
   std::array<Formats, 3> formats;  // one after the other
 };
 
-class OptimizerGpuRuns : public OptimizerGpu, public testing::WithParamInterface<Setup> {};
+class OptimizerGpuRuns : public OptimizerGpu, public testing::WithParamInterface<TrainingRun> {};
 INSTANTIATE_TEST_SUITE_P(
     Runs, OptimizerGpuRuns,
-    testing::Values(Setup{"blocks",
-                          DType::kBFloat16,
-                          DType::kFloat32,
-                          DType::kFloat32,
-                          {of(Format::kFp8Block128x128), of(Format::kMxfp8), std::nullopt}},
-                    Setup{"tiles",
-                          DType::kBFloat16,
-                          DType::kBFloat16,
-                          DType::kBFloat16,
-                          {of(Format::kNvfp4Tile16), of(Format::kMxfp8Tile32),
-                           of(Format::kFp8Block128x128)}},
-                    Setup{"plain",
-                          DType::kFloat32,
-                          DType::kFloat32,
-                          DType::kBFloat16,
-                          {std::nullopt, of(Format::kNvfp4Tile16), of(Format::kMxfp8)}}),
+    testing::Values(TrainingRun{"blocks",
+                                DType::kBFloat16,
+                                DType::kFloat32,
+                                DType::kFloat32,
+                                {of(Format::kFp8Block128x128), of(Format::kMxfp8), std::nullopt}},
+                    TrainingRun{"tiles",
+                                DType::kBFloat16,
+                                DType::kBFloat16,
+                                DType::kBFloat16,
+                                {of(Format::kNvfp4Tile16), of(Format::kMxfp8Tile32),
+                                 of(Format::kFp8Block128x128)}},
+                    TrainingRun{"plain",
+                                DType::kFloat32,
+                                DType::kFloat32,
+                                DType::kBFloat16,
+                                {std::nullopt, of(Format::kNvfp4Tile16), of(Format::kMxfp8)}}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
-  const Setup& which = GetParam();
+  const TrainingRun& which = GetParam();
   run([&](const GridGroups& groups) {
     OptimizerConfig on_cpu = config({}), on_gpu = config(kGpu);
     for (OptimizerConfig* c : {&on_cpu, &on_gpu}) {
@@ -292,7 +292,7 @@ std::vector<double> words_of(const StepInput& x) {
 // A capture holds no allocation and no wait of the host; what changes from step to step comes
 // through memory.
 TEST_P(OptimizerGpuRuns, ACapturedStepHasTheBitsOfAnEagerOne) {
-  const Setup& which = GetParam();
+  const TrainingRun& which = GetParam();
   run([&](const GridGroups& groups) {
     OptimizerConfig c = config(kGpu);
     c.weights = which.weights;
