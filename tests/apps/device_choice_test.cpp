@@ -9,7 +9,7 @@ namespace {
 
 constexpr Device kCpu{}, kGpu{DeviceType::kCuda, 0};
 const GpuStatus kNone{.built = false, .text = "this build has no CUDA"};
-const GpuStatus kTwo{.built = true, .runtime = 13000, .driver = 13000, .count = 2};
+const GpuStatus kTwo{.built = true, .runtime = 13000, .driver = 13000, .count = 2, .text = {}};
 
 TEST(DeviceChoice, AutoTakesAGpuForOneRank) {
   EXPECT_EQ(choose_device("auto", 1, kTwo, 9).device, kGpu);
