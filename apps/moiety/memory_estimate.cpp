@@ -504,10 +504,12 @@ std::string memory_report(const Options& options, const model::Config& model, co
   for (const auto& [name, bytes] : classes_of(m)) {
     classes += text("{}{} {}", classes.empty() ? "" : ", ", name, bytes_text(bytes));
   }
-  return text(
-      "a rank needs {}: {}; it may take {}; {}", bytes_text(m.total()), classes, bytes_text(limit),
-      change ? "the nearest change that fits: " + *change
-             : std::string("no batch fits: a smaller model, or more ranks on other machines"));
+  return text("a rank needs {}: {}; it may take {}; {}", bytes_text(m.total()), classes,
+              bytes_text(limit),
+              change ? "the nearest change that fits: " + *change
+                     : text("no batch fits: a smaller model, or {}",
+                            device.type == DeviceType::kCuda ? "a GPU with more memory"
+                                                             : "more ranks on other machines"));
 }
 
 void check_memory(const Options& options, const model::Config& model, const Grid& grid,
