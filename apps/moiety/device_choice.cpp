@@ -39,8 +39,8 @@ DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& 
 
 Device rank_device(const Options& options, int ranks) {
   const GpuStatus& gpus = gpu_status();
-  const DeviceChoice choice = choose_device(options.run.device, ranks, gpus,
-                                            gpus.count > 0 ? gpu_properties(0).major : 0);
+  const DeviceChoice choice =
+      choose_device(options.run.device, ranks, gpus, gpus.count > 0 ? gpu_properties(0).major : 0);
   if (!choice.note.empty()) log(LogLevel::kInfo, "{}", choice.note);
   return choice.device;
 }

@@ -14,9 +14,9 @@ struct DeviceChoice {
   std::string note;  // for the log: why a GPU that is there is left alone
 };
 
-// "auto" takes the first GPU for a run of one rank, if its compute capability `major` is at least 9,
-// else the CPU. "cuda" throws DeviceError if that GPU cannot be used, UsageError for several ranks.
-// Pure; `major` is looked at if there is a GPU.
+// "auto" takes the first GPU for a run of one rank, if its compute capability `major` is at least
+// 9, else the CPU. "cuda" throws DeviceError if that GPU cannot be used, UsageError for several
+// ranks. Pure; `major` is looked at if there is a GPU.
 DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& gpus, int major);
 
 // The choice on this machine; the note is logged. All ranks of a run compute there.

@@ -27,6 +27,9 @@ std::vector<HealthCheck> examine(const std::filesystem::path& directory, bool me
 // Of those, what is known of GPUs, and of the libraries that work on GPUs needs at run time.
 HealthCheck gpu_check();
 HealthCheck gpu_library_check();
+// Of the machine's GPUs, in the driver's order, how many NVLinks of each are active.
+HealthCheck nvlink_check();
+HealthCheck nvlink_health(const std::vector<int>& links);
 
 // {"v":1,"version":...,"t":...,"host":...,"ok":...,"checks":[{"name":...,"status":"OK","text":...,
 // "fix":...}, ...]}: one line, every check with its facts.

@@ -295,7 +295,10 @@ std::vector<HealthCheck> examine(const fs::path& directory, bool measure) {
   std::vector<HealthCheck> checks{
       build(),         cpu(), products(measure), cores(), memory(),
       shared_memory(), mpi(), gpu_check(),       files(), disk(directory, measure)};
-  if (measure) checks.push_back(gpu_library_check());
+  if (measure) {
+    checks.push_back(gpu_library_check());
+    checks.push_back(nvlink_check());
+  }
   return checks;
 }
 

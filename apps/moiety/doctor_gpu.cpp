@@ -6,9 +6,12 @@
 #include "moiety/base/format.h"
 #include "moiety/base/gpu.h"
 #include "moiety/base/shared_library.h"
+#include "moiety/gemm/gemm_cuda.h"
 
 namespace moiety::app {
 namespace {
+
+constexpr unsigned kMostLinks = 18;  // of a GPU: NVML_NVLINK_MAX_LINKS
 
 // 13000 is 13.0, as CUDA counts.
 std::string cuda_version(int version) { return text("{}.{}", version / 1000, version % 1000 / 10); }
@@ -28,7 +31,8 @@ std::string driver_release() {
   return line;
 }
 
-// A library that is opened at run time. Its versions count 10000 * major + 100 * minor + patch.
+// A library that is opened at run time, and whose loader is not in Moiety. Versions count 10000 *
+// major + 100 * minor + patch.
 struct Library {
   const char* name;
   const char* file;
@@ -36,11 +40,13 @@ struct Library {
   bool by_pointer;  // int f(int*), else size_t f()
   int least;
   const char* package;
+  const char* without;  // what happens where it is missing
 };
 constexpr Library kLibraries[] = {
-    {"cuBLASLt", "libcublasLt.so.13", "cublasLtGetVersion", false, 130000, "nvidia-cublas"},
-    {"cuDNN", "libcudnn.so.9", "cudnnGetVersion", false, 90000, "nvidia-cudnn-cu13"},
-    {"NCCL", "libnccl.so.2", "ncclGetVersion", true, 22800, "nvidia-nccl-cu13"},
+    {"cuDNN", "libcudnn.so.9", "cudnnGetVersion", false, 90000, "nvidia-cudnn-cu13",
+     "attention runs on Moiety's own kernels"},
+    {"NCCL", "libnccl.so.2", "ncclGetVersion", true, 22800, "nvidia-nccl-cu13",
+     "needed by several GPUs, not by one"},
 };
 
 int version_of(const SharedLibrary& library, const Library& what) {
@@ -103,25 +109,99 @@ HealthCheck gpu_check() {
 
 HealthCheck gpu_library_check() {
   HealthCheck f{.health = Health::kInfo, .name = "gpu libraries"};
+  if (!gpu_status().built) {
+    f.text = text("not looked for: {}", gpu_status().text);
+    return f;
+  }
+  std::string packages;
+  const auto add = [&](const std::string& found) {
+    f.text += (f.text.empty() ? "" : "; ") + found;
+  };
+  const auto lacks = [&](const char* library, const std::string& why, const char* without,
+                         const char* package) {
+    add(text("no {}: {} ({})", library, without, why));
+    packages += text(" {}", package);
+  };
+  const gemm::CublasLtStatus& products = gemm::cublaslt_status();
+  if (products.available) {
+    add(products.text);
+    f.facts.add("cuBLASLt", products.text);
+  } else {
+    lacks("cuBLASLt", products.text, "bf16 products run on Moiety's own kernels, at half the speed",
+          "nvidia-cublas");
+  }
   for (const Library& what : kLibraries) {
     const SharedLibrary library = SharedLibrary::open({what.file});
     const int version = version_of(library, what);
-    std::string found = text("no {}", what.name);
     if (version >= what.least) {
-      found = text("{} {} ({})", what.name, dotted(version), library.path());
+      add(text("{} {} ({})", what.name, dotted(version), library.path()));
       f.facts.add(what.name, dotted(version));
     } else {
-      f.fix += text("{}{}", f.fix.empty() ? "pip install " : " ", what.package);
-      if (library) {
-        found = text("{} {} ({}), at least {} is needed", what.name, dotted(version),
-                     library.path(), dotted(what.least));
-      }
+      lacks(what.name,
+            library ? text("{} of {}, at least {} is needed", library.path(), dotted(version),
+                           dotted(what.least))
+                    : text("{} was not found", what.file),
+            what.without, what.package);
     }
-    f.text += (f.text.empty() ? "" : "; ") + found;
   }
   // Nobody without a GPU is sent to install them.
-  if (gpu_status().count == 0) f.fix.clear();
+  if (gpu_status().count > 0 && !packages.empty()) f.fix = "pip install" + packages;
   return f;
+}
+
+HealthCheck nvlink_health(const std::vector<int>& links) {
+  HealthCheck f{.health = Health::kInfo, .name = "nvlink"};
+  f.facts.add("gpus", static_cast<int64_t>(links.size()));
+  for (size_t i = 0; i < links.size(); ++i) {
+    f.text += text("{}GPU {}: {} link{}", i > 0 ? "; " : "", i, links[i], links[i] == 1 ? "" : "s");
+    f.facts.add(text("gpu{}_links", i), links[i]);
+  }
+  if (links.empty()) {
+    f.text = "no GPU is listed";
+    return f;
+  }
+  const auto [least, most] = std::minmax_element(links.begin(), links.end());
+  if (*most == 0) {
+    f.text = text("{} GPU{}, no link between GPUs is active", links.size(),
+                  links.size() == 1 ? "" : "s");
+    if (links.size() > 1) f.text += ": they reach each other over PCIe";
+  } else if (*least < *most) {
+    f.health = Health::kWarn;
+    f.fix =
+        "GPUs of one machine have unequally many links: look at `nvidia-smi nvlink --status` and "
+        "at "
+        "the fabric manager";
+  } else {
+    f.health = Health::kOk;
+  }
+  return f;
+}
+
+HealthCheck nvlink_check() {
+  const SharedLibrary nvml = SharedLibrary::open({"libnvidia-ml.so.1"});
+  const auto begin = nvml.find<int()>("nvmlInit_v2");
+  const auto end = nvml.find<int()>("nvmlShutdown");
+  const auto count_of = nvml.find<int(unsigned*)>("nvmlDeviceGetCount_v2");
+  const auto device_of = nvml.find<int(unsigned, void**)>("nvmlDeviceGetHandleByIndex_v2");
+  const auto state_of = nvml.find<int(void*, unsigned, int*)>("nvmlDeviceGetNvLinkState");
+  if (!begin || !end || !count_of || !device_of || !state_of || begin() != 0) {
+    const char* why = nvml ? "NVML does not start" : "no NVML (libnvidia-ml.so.1 of the driver)";
+    return {.health = Health::kInfo, .name = "nvlink", .text = text("not known: {}", why)};
+  }
+  std::vector<int> links;
+  unsigned count = 0;
+  count_of(&count);
+  for (unsigned i = 0; i < count; ++i) {
+    void* device = nullptr;
+    int active = 0;
+    for (unsigned link = 0; device_of(i, &device) == 0 && link < kMostLinks; ++link) {
+      int state = 0;
+      active += state_of(device, link, &state) == 0 && state == 1;
+    }
+    links.push_back(active);
+  }
+  end();
+  return nvlink_health(links);
 }
 
 }  // namespace moiety::app

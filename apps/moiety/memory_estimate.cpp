@@ -11,6 +11,7 @@
 #include "apps/moiety/errors.h"
 #include "apps/moiety/model_options.h"
 #include "moiety/base/error.h"
+#include "moiety/base/gpu.h"
 #include "moiety/gtp/codec.h"
 #include "moiety/model/loss.h"
 #include "moiety/model/step_trace.h"
@@ -26,12 +27,19 @@ constexpr int64_t kFloat = 4;
 // What the threads of a rank reserve of a limited address space before they hold a tensor: four
 // stacks (8 MiB) with an allocator's heap each (64 MiB), and the heap that is being aligned.
 constexpr int64_t kAddressesOfRank = (4 * (8 + 64) + 128) << 20;
+// On a GPU: kernels that are loaded at their first launch, captured graphs, and holes between
+// blocks.
+constexpr int64_t kGpuReserve = int64_t{1} << 30;
+constexpr int64_t kCublasLtWorkspace = int64_t{32} << 20;  // gemm/gemm_cuda.h, of one stream
+// Of a token of a batch: itself, its target, and whether that counts.
+constexpr int64_t kBatchToken = 4 + 4 + 1;
 
 // Sizes of a pass on one rank, in elements unless bytes are said. Tokens: of the data rank, and own
 // ones, which the residual stream, router and experts have; columns: those that tp leaves a rank.
 struct PassSizes {
-  PassSizes(const Options& options, const model::Config& c, const Grid& grid)
-      : tokens(options.train.micro_batch * options.data.seq_len),
+  PassSizes(const Options& options, const model::Config& c, const Grid& grid, Device device)
+      : on_gpu(device.type == DeviceType::kCuda),
+        tokens(options.train.micro_batch * options.data.seq_len),
         own(tokens / grid.tp),
         tp(grid.tp),
         item(byte_size(storage_dtype(options), 1)),
@@ -60,6 +68,7 @@ struct PassSizes {
                           : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
     if (dispatch) codes = gemm::row_bytes(*dispatch, capacity, d);
   }
+  bool on_gpu;
   int64_t tokens, own, tp, item, d, heads, qkv, o, dense, shared, vocab, hidden, capacity = 0;
   // Bytes of a tensor of all tokens that is gathered or summed over tp, and of the copy in which
   // several sequences change their order.
@@ -171,8 +180,9 @@ class QuantizedLinears {
 int64_t attention_bytes(const PassSizes& s, const QuantizedLinears& q) {
   const gemm::LinearBytes w1 = q.workspace(Linears::kQkv), w2 = q.workspace(Linears::kO);
   const int64_t qkv = s.tokens * s.qkv * s.item, o = s.tokens * s.o * s.item;
+  const int64_t delta = s.on_gpu ? s.tokens * s.heads * kFloat : 0;
   return std::max(
-      {2 * qkv + o, s.gathered + std::max(w1.forward, s.staged),
+      {2 * qkv + o + delta, s.gathered + std::max(w1.forward, s.staged),
        qkv + s.gathered + std::max(w2.forward, s.gathered + s.staged),
        qkv + o + s.gathered + std::max({w2.input_gradient, w2.weight_gradient, s.staged}),
        qkv + s.gathered + std::max(w1.weight_gradient, s.staged),
@@ -332,6 +342,17 @@ int64_t control_group_limit() {
   return std::numeric_limits<int64_t>::max();
 }
 
+// The classes of the total by name.
+std::vector<std::pair<const char*, int64_t>> classes_of(const MemoryEstimate& m) {
+  std::vector<std::pair<const char*, int64_t>> classes{
+      {"parameters", m.parameters}, {"main_grad", m.main_grad},   {"master", m.master},
+      {"moments", m.moments},       {"gather slots", m.gathered}, {"activations", m.activations},
+      {"EP", m.expert_parallel},    {"logits", m.logits},         {"workspace", m.workspace},
+      {"snapshot", m.snapshot}};
+  if (m.gpu > 0) classes.emplace_back("GPU", m.gpu);
+  return classes;
+}
+
 // Slots of the plan that a step under the recipe has, by the default policy.
 int64_t gathered_bytes(const Options& o, const model::Config& c, const Grid& grid,
                        std::string_view recipe) {
@@ -351,9 +372,23 @@ int64_t gathered_bytes(const Options& o, const model::Config& c, const Grid& gri
 
 }  // namespace
 
-MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const Grid& grid) {
+std::vector<std::string> memory_lines(const MemoryEstimate& memory, int64_t limit) {
+  std::vector<std::string> lines;
+  for (const auto& [name, bytes] : classes_of(memory)) {
+    if (bytes > 0) lines.push_back(text("{:<13} {}", name, bytes_text(bytes)));
+  }
+  lines.push_back(text("{:<13} {} of {}", "total", bytes_text(memory.total()), bytes_text(limit)));
+  if (memory.pinned > 0) {
+    lines.push_back(
+        text("{:<13} {}, in memory of the host", "snapshot", bytes_text(memory.pinned)));
+  }
+  return lines;
+}
+
+MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const Grid& grid,
+                               Device device) {
   const DType storage = storage_dtype(o);
-  const PassSizes s(o, c, grid);
+  const PassSizes s(o, c, grid, device);
   const int64_t ranks = rank_count(grid);
   std::vector<std::string_view> recipes{o.precision.recipe};
   if (o.precision.switch_step > 0) recipes.push_back(o.precision.switch_recipe);
@@ -394,11 +429,18 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
                             model::ep_limits(c, storage, s.own), {})
             .total;
   }
-  if (o.checkpoint.async) m.snapshot = m.master + m.moments;
+  if (o.checkpoint.async) (s.on_gpu ? m.pinned : m.snapshot) = m.master + m.moments;
+  if (s.on_gpu) {
+    const int64_t sequences = o.train.global_batch / data_ranks(grid);
+    m.gpu = kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;
+  }
   return m;
 }
 
-int64_t memory_of_rank(const Launch& launch) {
+int64_t memory_of_rank(const Launch& launch, Device device) {
+  if (device.type == DeviceType::kCuda) {
+    return std::max<int64_t>(0, gpu_free_memory(device.index) - kGpuReserve);
+  }
   int64_t bytes = std::min(static_cast<int64_t>(machine_bytes()), control_group_limit()) /
                   launch.ranks_on_machine;
   rlimit limit{};
@@ -413,7 +455,7 @@ int64_t memory_of_rank(const Launch& launch) {
 }
 
 std::optional<std::string> nearest_fit(const Options& options, const model::Config& model,
-                                       const Grid& grid, int64_t limit) {
+                                       const Grid& grid, int64_t limit, Device device) {
   const int64_t tokens = options.train.micro_batch * options.data.seq_len;
   const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(tokens, 256));
   using model::Recompute;
@@ -425,11 +467,12 @@ std::optional<std::string> nearest_fit(const Options& options, const model::Conf
     model::Config c = model;
     c.loss_chunk = loss_chunk;
     c.recompute = recompute.value_or(model.recompute);
-    return estimate_memory(o, c, grid).total() <= limit;
+    return estimate_memory(o, c, grid, device).total() <= limit;
   };
-  const bool async = options.checkpoint.async;
+  // The snapshot of a GPU's state is not in its memory.
+  const bool async = options.checkpoint.async, gpu = device.type == DeviceType::kCuda;
   if (fits(options.train.micro_batch, chunk, async)) return text("memory.loss_chunk = {}", chunk);
-  if (async && fits(options.train.micro_batch, model.loss_chunk, false)) {
+  if (async && !gpu && fits(options.train.micro_batch, model.loss_chunk, false)) {
     return "checkpoint.async = false";
   }
   for (const auto& [name, mode] :
@@ -446,33 +489,32 @@ std::optional<std::string> nearest_fit(const Options& options, const model::Conf
   }
   const int64_t short_chunk = std::min<int64_t>(chunk, options.data.seq_len);
   if (fits(1, short_chunk, false, Recompute::kFull)) {
-    return text(
-        "train.micro_batch = 1, memory.recompute = full, memory.loss_chunk = {} and "
-        "checkpoint.async = false",
-        short_chunk);
+    return text("train.micro_batch = 1, memory.recompute = full{} memory.loss_chunk = {}{}",
+                gpu ? " and" : ",", short_chunk, gpu ? "" : " and checkpoint.async = false");
   }
   return std::nullopt;
 }
 
 std::string memory_report(const Options& options, const model::Config& model, const Grid& grid,
-                          int64_t limit) {
-  const MemoryEstimate m = estimate_memory(options, model, grid);
+                          int64_t limit, Device device) {
+  const MemoryEstimate m = estimate_memory(options, model, grid, device);
   const std::optional<std::string> change =
-      nearest_fit(options, model, grid, std::min(limit, m.total() / 10 * 9));
-  return text(
-      "a rank needs {}: parameters {}, main_grad {}, master {}, moments {}, gather slots {}, "
-      "activations {}, EP {}, logits {}, workspace {}, snapshot {}; it may take {}; {}",
-      bytes_text(m.total()), bytes_text(m.parameters), bytes_text(m.main_grad),
-      bytes_text(m.master), bytes_text(m.moments), bytes_text(m.gathered),
-      bytes_text(m.activations), bytes_text(m.expert_parallel), bytes_text(m.logits),
-      bytes_text(m.workspace), bytes_text(m.snapshot), bytes_text(limit),
-      change ? "the nearest change that fits: " + *change
-             : std::string("no batch fits: a smaller model, or more ranks on other machines"));
+      nearest_fit(options, model, grid, std::min(limit, m.total() / 10 * 9), device);
+  std::string classes;
+  for (const auto& [name, bytes] : classes_of(m)) {
+    classes += text("{}{} {}", classes.empty() ? "" : ", ", name, bytes_text(bytes));
+  }
+  return text("a rank needs {}: {}; it may take {}; {}", bytes_text(m.total()), classes,
+              bytes_text(limit),
+              change ? "the nearest change that fits: " + *change
+                     : text("no batch fits: a smaller model, or {}",
+                            device.type == DeviceType::kCuda ? "a GPU with more memory"
+                                                             : "more ranks on other machines"));
 }
 
 void check_memory(const Options& options, const model::Config& model, const Grid& grid,
-                  int64_t limit) {
-  if (estimate_memory(options, model, grid).total() > limit) {
+                  int64_t limit, Device device) {
+  if (estimate_memory(options, model, grid, device).total() > limit) {
     fail(ErrorKind::kOutOfMemory, "out of memory before the first step");
   }
 }

@@ -1,6 +1,5 @@
 #include "apps/moiety/reporter.h"
 
-#include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/doctor.h"
 #include "apps/moiety/run_plots.h"
 
@@ -42,8 +41,9 @@ void Reporter::fill_in(StepRecord& record) const {
   record.tflops = since_line_.flops / seconds * 1e-12;
   record.mfu = 100 * record.tflops / peak_;
   record.mfu_recipe = 100 * record.tflops / recipe_peak_;
-  record.memory = resident_bytes();
-  record.memory_total = machine_bytes();
+  const MemoryUse memory = memory_use(device_);
+  record.memory = memory.used;
+  record.memory_total = memory.total;
   record.forced = options_.router.force_balance;
 }
 

@@ -8,6 +8,7 @@
 
 #include "apps/moiety/console.h"
 #include "apps/moiety/json_line.h"
+#include "apps/moiety/memory_use.h"
 #include "apps/moiety/metrics.h"
 #include "apps/moiety/options.h"
 #include "apps/moiety/run_directory.h"
@@ -56,6 +57,8 @@ class Reporter {
 
   // TFLOP/s of a rank that MFU refers to: bf16, and the recipe's.
   void set_peaks(double bf16, double recipe) { peak_ = bf16, recipe_peak_ = recipe; }
+  // Where rank 0 computes: whose memory the lines tell of.
+  void set_device(Device device) { device_ = device; }
 
  private:
   double eta_seconds(int64_t step) const;
@@ -70,6 +73,7 @@ class Reporter {
   Console& console_;
   Eta eta_;
   double peak_ = 0, recipe_peak_ = 0;
+  Device device_;
   Work since_line_;
   int64_t steps_since_line_ = 0;
   RunHistory history_;

@@ -69,6 +69,12 @@ void announce(const TrainingPlan& plan) {
       LogLevel::kInfo, "{:.2f} M parameters; {}, {}; {} steps of {} x {} tokens",
       1e-6 * double(model::parameter_count(plan.model)), describe_layout(plan.grid),
       o.precision.recipe, plan.steps, o.train.global_batch, o.data.seq_len);
+  if (!plan.dry_run) return;
+  plan.files->reporter.say(LogLevel::kInfo, "memory of a rank:");
+  const MemoryEstimate memory = estimate_memory(o, plan.model, plan.grid);
+  for (const std::string& line : memory_lines(memory, plan.memory_of_rank)) {
+    plan.files->reporter.say(LogLevel::kInfo, "  {}", line);
+  }
 }
 
 // The part of rank 0's process: the run directory, and what there is to continue from.

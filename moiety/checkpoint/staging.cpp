@@ -9,8 +9,9 @@
 namespace moiety::checkpoint {
 namespace {
 
-Buffer pinned_if_possible(int64_t bytes) {
+Buffer host_buffer(int64_t bytes, bool pinned) {
   const char* what = "piece of a checkpoint";
+  if (!pinned) return Buffer(bytes, what);
   try {
     return Buffer::pinned(bytes, what);
   } catch (const Error& e) {
@@ -26,7 +27,7 @@ std::byte* Staging::reserve(int64_t bytes, Device device) {
   if (gpu && stream_.device() != device) stream_ = Stream::on(device);
   if (buffer_.bytes() < bytes) {
     buffer_ = {};
-    buffer_ = gpu ? pinned_if_possible(bytes) : Buffer(bytes, "piece of a checkpoint");
+    buffer_ = host_buffer(bytes, gpu);
   }
   return buffer_.data();
 }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr Device kCpu{}, kGpu{DeviceType::kCuda, 0};
 const GpuStatus kNone{.built = false, .text = "this build has no CUDA"};
-const GpuStatus kTwo{.built = true, .runtime = 13000, .driver = 13000, .count = 2};
+const GpuStatus kTwo{.built = true, .runtime = 13000, .driver = 13000, .count = 2, .text = {}};
 
 TEST(DeviceChoice, AutoTakesAGpuForOneRank) {
   EXPECT_EQ(choose_device("auto", 1, kTwo, 9).device, kGpu);
@@ -27,9 +27,10 @@ TEST(DeviceChoice, AutoTakesAGpuForOneRank) {
 TEST(DeviceChoice, AutoSaysWhyAGpuIsLeftAlone) {
   const DeviceChoice several = choose_device("auto", 4, kTwo, 9);
   EXPECT_EQ(several.device, kCpu);
-  EXPECT_EQ(several.note,
-            "4 ranks on the CPU: this version of Moiety trains on one GPU, with one rank (run.ranks "
-            "= 1)");
+  EXPECT_EQ(
+      several.note,
+      "4 ranks on the CPU: this version of Moiety trains on one GPU, with one rank (run.ranks "
+      "= 1)");
   const DeviceChoice old = choose_device("auto", 1, kTwo, 8);
   EXPECT_EQ(old.device, kCpu);
   EXPECT_EQ(old.note,
@@ -51,13 +52,15 @@ TEST(DeviceChoice, CudaIsTakenOrRefused) {
   EXPECT_EQ(none.text, "run.device = \"cuda\": this build has no CUDA");
   const Failure old = failure_of(1, kTwo, 8);
   EXPECT_EQ(old.code, kExitDevice);
-  EXPECT_EQ(old.text,
-            "run.device = \"cuda\": cuda:0 is of compute capability 8.x, but at least 9.0 is needed");
+  EXPECT_EQ(
+      old.text,
+      "run.device = \"cuda\": cuda:0 is of compute capability 8.x, but at least 9.0 is needed");
   const Failure several = failure_of(2, kTwo, 9);
   EXPECT_EQ(several.code, kExitUsage);
-  EXPECT_EQ(several.text,
-            "run.device = \"cuda\" and run.ranks = 2: this version of Moiety trains on one GPU, with "
-            "one rank");
+  EXPECT_EQ(
+      several.text,
+      "run.device = \"cuda\" and run.ranks = 2: this version of Moiety trains on one GPU, with "
+      "one rank");
 }
 
 }  // namespace

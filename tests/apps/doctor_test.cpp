@@ -1,6 +1,7 @@
 #include "apps/moiety/doctor.h"
 
 #include "moiety/base/gpu.h"
+#include "moiety/gemm/gemm_cuda.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
@@ -11,7 +12,7 @@ TEST(Doctor, SaysEveryCheckInLines) {
   const ProgramResult result = run({"doctor", "--dir", dir / "."});
   EXPECT_EQ(result.code, kExitDone) << result.out;
   for (const char* name : {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi",
-                           "gpu", "gpu libraries", "open files", "disk"}) {
+                           "gpu", "gpu libraries", "nvlink", "open files", "disk"}) {
     EXPECT_NE(result.out.find(text("  {} ", name)), std::string::npos) << name << "\n"
                                                                        << result.out;
   }
@@ -47,16 +48,38 @@ TEST(Doctor, JsonHasTheFacts) {
   } else {
     EXPECT_EQ(checks.at("gpu")["gpu0_memory"], gpu_properties(0).memory);
   }
-  // Each library of GPUs with its version, or that it is missing.
-  for (const char* library : {"cuBLASLt", "cuDNN", "NCCL"}) {
-    const std::string text = checks.at("gpu libraries")["text"];
-    EXPECT_NE(text.find(library), std::string::npos) << text;
-    EXPECT_EQ(checks.at("gpu libraries").contains(library),
-              text.find(std::string("no ") + library) == std::string::npos &&
-                  text.find("is needed") == std::string::npos)
-        << text;
+  // Each library of GPUs with its version, or that it is missing and what that means.
+  const nlohmann::json& libraries = checks.at("gpu libraries");
+  const std::string text = libraries["text"];
+  if (gpus.built) {
+    for (const char* library : {"cuBLASLt", "cuDNN", "NCCL"}) {
+      EXPECT_NE(text.find(library), std::string::npos) << text;
+      EXPECT_EQ(libraries.contains(library),
+                text.find(std::string("no ") + library + ": ") == std::string::npos)
+          << text;
+    }
+    EXPECT_EQ(libraries.contains("cuBLASLt"), gemm::cublaslt_status().available);
+  } else {
+    EXPECT_EQ(text, "not looked for: " + gpus.text);
   }
+  EXPECT_EQ(checks.at("nvlink").contains("gpus"),
+            checks.at("nvlink")["text"].get<std::string>().find("not known") == std::string::npos);
   EXPECT_TRUE(checks.at("mpi").contains("available"));
+}
+
+TEST(Doctor, LinksBetweenGpus) {
+  const HealthCheck all = nvlink_health({18, 18});
+  EXPECT_EQ(all.health, Health::kOk);
+  EXPECT_EQ(all.text, "GPU 0: 18 links; GPU 1: 18 links");
+  const HealthCheck lost = nvlink_health({18, 17, 18});
+  EXPECT_EQ(lost.health, Health::kWarn);
+  EXPECT_EQ(lost.text, "GPU 0: 18 links; GPU 1: 17 links; GPU 2: 18 links");
+  EXPECT_NE(lost.fix, "");
+  const HealthCheck none = nvlink_health({0, 0});
+  EXPECT_EQ(none.health, Health::kInfo);
+  EXPECT_EQ(none.text, "2 GPUs, no link between GPUs is active: they reach each other over PCIe");
+  EXPECT_EQ(nvlink_health({0}).text, "1 GPU, no link between GPUs is active");
+  EXPECT_EQ(nvlink_health({}).text, "no GPU is listed");
 }
 
 TEST(Doctor, ADirectoryThatCannotBeWrittenFails) {

@@ -126,5 +126,46 @@ TEST(MemoryClasses, AreThoseOfARankUnderTwelveLayouts) {
   }
 }
 
+TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {
+  const Device gpu{DeviceType::kCuda, 0};
+  const Options o =
+      options_of(tiny("r") + Arguments{"--train.micro_batch=2", "--data.seq_len=128"});
+  const model::Config config = model_config(o, 264);
+  const Grid grid = check_layout(o);
+  const MemoryEstimate host = estimate_memory(o, config, grid),
+                       there = estimate_memory(o, config, grid, gpu);
+  EXPECT_EQ(there.snapshot, 0);
+  EXPECT_EQ(there.pinned, host.snapshot);
+  EXPECT_EQ(host.snapshot, host.master + host.moments);
+  EXPECT_EQ(host.gpu + host.pinned, 0);
+  // The batch of a step and its targets, and cuBLASLt's workspace.
+  EXPECT_EQ(there.gpu, (32 << 20) + 8 * 128 * 9);
+  EXPECT_EQ(there.parameters, host.parameters);
+  EXPECT_EQ(there.activations, host.activations);
+  EXPECT_GE(there.arena(), host.arena());
+  EXPECT_EQ(there.total(), host.total() - host.snapshot + there.gpu + there.arena() - host.arena());
+  // What does not lie on the GPU is no help there.
+  const int64_t limit = there.total() - 1;
+  for (const int64_t part : {limit, limit / 2, limit / 8}) {
+    const std::string change = nearest_fit(o, config, grid, part, gpu).value_or("none");
+    EXPECT_EQ(change.find("checkpoint.async"), change.npos) << change;
+  }
+  EXPECT_THROW(check_memory(o, config, grid, limit, gpu), Error);
+  EXPECT_NO_THROW(check_memory(o, config, grid, limit + 1, gpu));
+  const std::string report = memory_report(o, config, grid, limit, gpu);
+  EXPECT_NE(report.find("snapshot 0 B, GPU 32.0 MiB; it may take "), report.npos) << report;
+}
+
+TEST(MemoryClasses, AreLines) {
+  MemoryEstimate m;
+  m.parameters = 3 << 20;
+  m.logits = 512;
+  m.pinned = 2 << 20;
+  EXPECT_EQ(memory_lines(m, 1 << 30),
+            (std::vector<std::string>{"parameters    3.0 MiB", "logits        512 B",
+                                      "total         3.0 MiB of 1.0 GiB",
+                                      "snapshot      2.0 MiB, in memory of the host"}));
+}
+
 }  // namespace
 }  // namespace moiety::app

@@ -398,7 +398,13 @@ TEST(Train, DenseAndSharedLayers) {
 
 TEST(Train, DryRunStopsBeforeStepOne) {
   const TemporaryDirectory dir;
-  EXPECT_EQ(run(tiny(dir / "r", 2, 2) + Arguments{"--dry-run"}).code, kExitDone);
+  const ProgramResult result = run(tiny(dir / "r", 2, 2) + Arguments{"--dry-run"});
+  EXPECT_EQ(result.code, kExitDone);
+  // The memory of a rank, by what it is for.
+  for (const char* part : {"memory of a rank:", "  parameters    ", "  moments       ",
+                           "  activations   ", "  snapshot      ", "  total         "}) {
+    EXPECT_NE(result.err.find(part), std::string::npos) << part << "\n" << result.err;
+  }
   EXPECT_TRUE(steps(dir / "r").empty());
   EXPECT_FALSE(fs::exists(dir / "r/checkpoints"));
 }

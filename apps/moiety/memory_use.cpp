@@ -1,0 +1,14 @@
+#include "apps/moiety/memory_use.h"
+
+#include "apps/moiety/cpu_peak.h"
+#include "moiety/base/gpu.h"
+
+namespace moiety::app {
+
+MemoryUse memory_use(Device device) {
+  if (device.type == DeviceType::kCpu) return {resident_bytes(), machine_bytes()};
+  const auto total = double(gpu_properties(device.index).memory);
+  return {total - double(gpu_free_memory(device.index)), total};
+}
+
+}  // namespace moiety::app
