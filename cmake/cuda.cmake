@@ -95,7 +95,7 @@ function(moiety_cuda_sources)
       set(options -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90)
     endif()
     # Results that are bits are IEEE fp32 with gradual underflow, an fma only where written.
-    if(source MATCHES "/(quant|gemm|model)(_gpu)?/[^/]*$")
+    if(source MATCHES "/(quant|gemm|moe|gtp|optim|model)(_gpu)?/[^/]*$")
       list(APPEND options --fmad=false --ftz=false --prec-div=true)
     endif()
     set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${options})
