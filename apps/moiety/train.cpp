@@ -52,7 +52,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& wat
   const Device device = rank_device(o, launch.ranks);
   return {.config = config,
           .device = device,
-          .memory_of_rank = memory_of_rank(launch),
+          .memory_of_rank = memory_of_rank(launch, device),
           .grid = grid,
           .model = model,
           .steps = total_steps(o),
@@ -71,7 +71,7 @@ void announce(const TrainingPlan& plan) {
       o.precision.recipe, plan.steps, o.train.global_batch, o.data.seq_len);
   if (!plan.dry_run) return;
   plan.files->reporter.say(LogLevel::kInfo, "memory of a rank:");
-  const MemoryEstimate memory = estimate_memory(o, plan.model, plan.grid);
+  const MemoryEstimate memory = estimate_memory(o, plan.model, plan.grid, plan.device);
   for (const std::string& line : memory_lines(memory, plan.memory_of_rank)) {
     plan.files->reporter.say(LogLevel::kInfo, "  {}", line);
   }
@@ -84,6 +84,7 @@ class LeadingPart {
     const std::string checkpoints = files_.directory.checkpoints().string();
     if (std::filesystem::is_directory(checkpoints)) checkpoint::recover(checkpoints);
     plan.files = &files_;
+    files_.reporter.set_device(plan.device);
     plan.resume_from = resume_candidates(plan.config.options, checkpoints);
     announce(plan);
   }
@@ -105,7 +106,8 @@ void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
     Failure failure = current_failure();
     if (failure.code == kExitMemory) {
       failure.text +=
-          "; " + memory_report(plan.config.options, plan.model, plan.grid, plan.memory_of_rank);
+          "; " + memory_report(plan.config.options, plan.model, plan.grid, plan.memory_of_rank,
+                               plan.device);
     }
     if (world.size() > 1) {
       world.bootstrap().abort(to_peers(failure));
@@ -123,7 +125,7 @@ int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
   std::unique_ptr<Trainer> trainer;  // taken apart when the peers have heard of a failure
   try {
     as_one(plan, world, [&] {
-      check_memory(plan.config.options, plan.model, plan.grid, plan.memory_of_rank);
+      check_memory(plan.config.options, plan.model, plan.grid, plan.memory_of_rank, plan.device);
       trainer = std::make_unique<Trainer>(plan, world, heartbeat);
       code = trainer->run();
     });

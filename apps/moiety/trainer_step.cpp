@@ -44,7 +44,9 @@ bool Trainer::captures_steps() const {
 bool Trainer::enqueue_step() {
   made_step_ = last_step() + 1;
   set_recipe(made_step_);
-  StepUnderWay step{.step = made_step_, .start = loader_->state()};
+  StepUnderWay step;
+  step.step = made_step_;
+  step.start = loader_->state();
   if (under_way_.empty()) {
     step.begun = Event::timed();
     step.begun.record(stream_);
