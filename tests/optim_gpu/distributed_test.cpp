@@ -364,7 +364,9 @@ TEST_F(OptimizerGpu, AWeightStoreHasTheWeightsOfTheCpu) {
     for (WeightStore* store : {&cpu, &gpu}) {
       for (const StatePiece& piece : store->state_view()) {
         EXPECT_EQ(piece.device, Device{});
-        *static_cast<float*>(piece.data) = 0.1f;
+        int64_t n = 1;
+        for (int d = 0; d < piece.box.rank; ++d) n *= piece.box.size[d];
+        for (int64_t i = 0; i < n; ++i) static_cast<float*>(piece.data)[i] = 0.1f * float(i);
       }
     }
     cpu.publish(Stream());
