@@ -279,16 +279,6 @@ TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
   });
 }
 
-std::vector<double> words_of(const StepInput& x) {
-  std::vector<double> out(input_word::kCount);
-  out[input_word::kLr] = x.lr;
-  out[input_word::kWeightDecay] = x.weight_decay;
-  out[input_word::kClip] = x.clip;
-  out[input_word::kTokens] = static_cast<double>(x.tokens);
-  out.insert(out.end(), x.losses.begin(), x.losses.end());
-  return out;
-}
-
 // A capture holds no allocation and no wait of the host; what changes from step to step comes
 // through memory.
 TEST_P(OptimizerGpuRuns, ACapturedStepHasTheBitsOfAnEagerOne) {
@@ -311,7 +301,7 @@ TEST_P(OptimizerGpuRuns, ACapturedStepHasTheBitsOfAnEagerOne) {
       SCOPED_TRACE(step);
       std::vector<Poison> poison;
       if (step == 4) poison = {{5, 77, std::nanf("")}};
-      std::vector<double> words = words_of(input(step));
+      std::vector<double> words = input_words(input(step));
       copy(in, {words.data(), DType::kFloat64, {static_cast<int64_t>(words.size())}}, stream);
       const auto report = [&](DistributedOptimizer& optimizer) {
         Tensor here(DType::kFloat64, {report_word::kCount + kLosses});
