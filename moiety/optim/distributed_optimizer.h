@@ -49,12 +49,12 @@ struct OptimizerConfig {
   DType grad_wire = DType::kFloat32;  // what ranks send of it: also bfloat16, summed in fp32
   // Every so many steps ranks compare checksums of their copies of weights; 0: never.
   int64_t compare_copies = 100;
-  // Where weights, gradients and state lie. On a GPU the world is one rank, and what is said of a
-  // stream is meant of one: gradients are written and weights read in its order.
+  // Where weights, gradients and state lie. On a GPU the world is one rank, and all streams that
+  // the optimizer hears of are one: gradients are written and weights read in its order.
   Device device = {};
 };
 
-inline constexpr int64_t kMaxStepLosses = 32;
+inline constexpr int64_t kMaxStepLosses = 32;  // there is memory for so many
 
 // What a rank brings to a step. lr, weight_decay and clip are the same on all ranks, and so is the
 // number of losses.
@@ -70,6 +70,9 @@ struct StepInput {
   int64_t required = 0;   // the capacity that it needed
   uint32_t flags = 0;     // anything that one rank must be able to tell all
 };
+
+// As `enqueue` takes it.
+std::vector<double> input_words(const StepInput& input);
 
 // The same on all ranks.
 struct StepReport {

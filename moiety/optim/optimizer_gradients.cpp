@@ -18,12 +18,10 @@ void DistributedOptimizer::on_grad_ready(int parameter, const Event& event) {
   Bucket& b = bucket_of(parameter);
   MOIETY_CHECK(!complete_[parameter], "optimizer: the gradient of {} is complete twice",
                specs_[parameter].name);
-  complete_[parameter] = reported_ = true;
-  --b.incomplete;
-  if (on_gpu()) return;  // nothing travels
   const Stream lane;
-  lane.wait(event);
-  if (b.incomplete == 0) reduce_buckets(false, lane);
+  if (!on_gpu()) lane.wait(event);
+  complete_[parameter] = reported_ = true;
+  if (--b.incomplete == 0 && !on_gpu()) reduce_buckets(false, lane);  // on a GPU nothing travels
 }
 
 void DistributedOptimizer::on_grad_late(int parameter) {

@@ -10,6 +10,16 @@
 namespace moiety::optim {
 namespace {
 
+TensorView words_view(std::vector<double>& x) {
+  return {x.data(), DType::kFloat64, {static_cast<int64_t>(x.size())}};
+}
+
+TensorView bytes_view(StepState& x) { return {&x, DType::kUInt8, {sizeof x}}; }
+
+TensorView first(const Tensor& words, int64_t n) { return words.view().slice(0, 0, n); }
+
+}  // namespace
+
 std::vector<double> input_words(const StepInput& x) {
   namespace word = input_word;
   std::vector<double> out(word::kCount);
@@ -24,16 +34,6 @@ std::vector<double> input_words(const StepInput& x) {
   out.insert(out.end(), x.losses.begin(), x.losses.end());
   return out;
 }
-
-TensorView words_view(std::vector<double>& x) {
-  return {x.data(), DType::kFloat64, {static_cast<int64_t>(x.size())}};
-}
-
-TensorView bytes_view(StepState& x) { return {&x, DType::kUInt8, {sizeof x}}; }
-
-TensorView first(const Tensor& words, int64_t n) { return words.view().slice(0, 0, n); }
-
-}  // namespace
 
 DistributedOptimizer::StepMemory::StepMemory(Device device, int ranks)
     : statistics(DType::kUInt8, {sizeof(GradStatistics)}, device),

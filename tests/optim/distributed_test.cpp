@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "moiety/optim/step_words.h"
 #include "moiety/optim/weight_store.h"
 #include "tests/optim/rank_harness.h"
 
@@ -337,6 +338,42 @@ TEST(Distributed, OverflowHaltsAllRanksUntilTheStepIsRepeated) {
     });
   };
   EXPECT_TRUE(same_bits(run(true), run(false)));
+}
+
+// With memory of the caller's for the words, and nothing read before the report is.
+TEST(Distributed, AnEnqueuedStepIsAStep) {
+  for (const Layout layout : {kLayouts[0], kLayouts[2], kLayouts[15]}) {
+    const auto run = [&](bool enqueued) {
+      return run_layout(layout, small_buckets(), [&](Rank& rank, Communicator& world) {
+        DistributedOptimizer& optimizer = rank.optimizer();
+        for (int step = 0; step < 3; ++step) {
+          rank.backward(step, small_integer);
+          if (step == 1 && world.rank() == 0) set(rank, "norm.weight", 2, std::nanf(""));
+          const StepInput in = input(24 / world.size());
+          StepReport report;
+          if (enqueued) {
+            std::vector<double> words = input_words(in), out(report_word::kCount + 2);
+            const auto view = [](std::vector<double>& x) {
+              return TensorView(x.data(), DType::kFloat64, {static_cast<int64_t>(x.size())});
+            };
+            optimizer.enqueue(view(words), view(out), Stream());
+            report = optimizer.read_report(view(out));
+            EXPECT_EQ(*optimizer.skip().data<int32_t>(), report.skip);
+            words.resize(input_word::kCount + kMaxStepLosses + 1);
+            EXPECT_THROW(optimizer.enqueue(view(words), view(out), Stream()), Error);
+          } else {
+            report = optimizer.step(in, Stream());
+          }
+          EXPECT_EQ(report.skip, step == 1);
+          EXPECT_EQ(report.bad_parameter, step == 1 ? "norm.weight" : "");
+          EXPECT_EQ(report.t, step == 2 ? 2 : 1);
+          EXPECT_EQ(report.losses[1], 2.0 * world.size());
+          EXPECT_EQ(optimizer.step_state().t, report.t);
+        }
+      });
+    };
+    EXPECT_TRUE(same_bits(run(true), run(false)));
+  }
 }
 
 // State saved under one layout and loaded under another goes on as if nothing had been.

@@ -279,16 +279,6 @@ TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
   });
 }
 
-std::vector<double> words_of(const StepInput& x) {
-  std::vector<double> out(input_word::kCount);
-  out[input_word::kLr] = x.lr;
-  out[input_word::kWeightDecay] = x.weight_decay;
-  out[input_word::kClip] = x.clip;
-  out[input_word::kTokens] = static_cast<double>(x.tokens);
-  out.insert(out.end(), x.losses.begin(), x.losses.end());
-  return out;
-}
-
 // A capture holds no allocation and no wait of the host; what changes from step to step comes
 // through memory.
 TEST_P(OptimizerGpuRuns, ACapturedStepHasTheBitsOfAnEagerOne) {
@@ -311,7 +301,7 @@ TEST_P(OptimizerGpuRuns, ACapturedStepHasTheBitsOfAnEagerOne) {
       SCOPED_TRACE(step);
       std::vector<Poison> poison;
       if (step == 4) poison = {{5, 77, std::nanf("")}};
-      std::vector<double> words = words_of(input(step));
+      std::vector<double> words = input_words(input(step));
       copy(in, {words.data(), DType::kFloat64, {static_cast<int64_t>(words.size())}}, stream);
       const auto report = [&](DistributedOptimizer& optimizer) {
         Tensor here(DType::kFloat64, {report_word::kCount + kLosses});
@@ -364,7 +354,9 @@ TEST_F(OptimizerGpu, AWeightStoreHasTheWeightsOfTheCpu) {
     for (WeightStore* store : {&cpu, &gpu}) {
       for (const StatePiece& piece : store->state_view()) {
         EXPECT_EQ(piece.device, Device{});
-        *static_cast<float*>(piece.data) = 0.1f;
+        int64_t n = 1;
+        for (int d = 0; d < piece.box.rank; ++d) n *= piece.box.size[d];
+        for (int64_t i = 0; i < n; ++i) static_cast<float*>(piece.data)[i] = 0.1f * float(i);
       }
     }
     cpu.publish(Stream());
