@@ -1,0 +1,366 @@
+// The model's passes on a GPU against those on a CPU, from equal weights: losses, counts and
+// gradients; the same bits every time, and from a captured graph with another batch.
+#include "moiety/base/graph.h"
+#include "moiety/model/decoder.h"
+#include "moiety/model/precision.h"
+#include "tests/gpu/gpu_test.h"
+#include "tests/gpu/mirror.h"
+#include "tests/model/harness.h"
+#include "tests/model/model_cases.h"
+
+namespace moiety::model {
+namespace {
+
+struct GpuCase {
+  ModelCase model;
+  std::optional<RecipeKind> recipe = {};
+};
+
+ModelCase all_kinds_of_layers(const char* name, Recompute recompute, bool delay_wgrad) {
+  return model_case(name,
+                    [&](Config& c) {
+                      c.layers = 4;
+                      c.dense_layers = {1};
+                      c.d_ffn_dense = 24;
+                      c.shared_d_ffn = 16;
+                      c.shared_gate = true;
+                      c.router.z_coef = 0.01f;
+                      c.aux_scope = AuxScope::kGlobal;
+                      c.recompute = recompute;
+                      c.delay_wgrad = delay_wgrad;
+                    },
+                    {.documents = true});
+}
+
+std::vector<GpuCase> gpu_cases() {
+  std::vector<GpuCase> cases;
+  for (const ModelCase& c : model_cases()) cases.push_back({c});
+  cases.push_back({all_kinds_of_layers("recompute_none", Recompute::kNone, false)});
+  cases.push_back({all_kinds_of_layers("recompute_moe", Recompute::kMoe, false)});
+  cases.push_back({all_kinds_of_layers("recompute_full", Recompute::kFull, false)});
+  cases.push_back({all_kinds_of_layers("delayed", Recompute::kNone, true)});
+  cases.push_back({all_kinds_of_layers("delayed_recompute_full", Recompute::kFull, true)});
+  return cases;
+}
+
+std::vector<GpuCase> recipe_cases() {
+  const ModelCase c = all_kinds_of_layers("", Recompute::kMoe, false);
+  std::vector<GpuCase> cases(3, {c});
+  const RecipeKind kinds[] = {RecipeKind::kFp8Block, RecipeKind::kMxfp8, RecipeKind::kNvfp4};
+  const char* names[] = {"fp8_block", "mxfp8", "nvfp4"};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    cases[i].recipe = kinds[i];
+    cases[i].model.name = names[i];
+  }
+  return cases;
+}
+
+void set_recipe(Transformer& model, std::optional<RecipeKind> kind) {
+  if (!kind) return;
+  Precision precision;
+  precision.recipe = make_recipe(*kind);
+  precision.seed = 17;
+  if (*kind != RecipeKind::kNvfp4) precision.dispatch = precision.recipe->input;
+  model.set_precision(precision);
+}
+
+// The model of a harness, with its weights, on a GPU.
+class OnGpu {
+ public:
+  OnGpu(const ModelHarness& host, int64_t tokens, comm::Communicator& world, const Stream& stream)
+      : stream_(stream), arena_("test", stream.device(), 1 << 12), capacity_(host.capacity) {
+    const Config& c = host.model->config();
+    const Device device = stream.device();
+    if (c.moe_layers() > 0) {
+      moe::EpOptions options;
+      options.device = device;
+      group_.emplace(moe::EpGroup::create(world,
+                                          moe::ExpertMap(static_cast<int>(c.router.experts), 1),
+                                          ep_limits(c, host.model->storage(), tokens), options));
+    }
+    model_.emplace(
+        c, host.model->storage(),
+        ModelContext{.experts = group_ ? &*group_ : nullptr, .world = &world, .device = device});
+    for (const optim::Parameter& p : host.parameters) {
+      const Tensor& weight = memory_.emplace_back(p.weight.dtype(), p.spec.shape, device);
+      copy(weight, p.weight, stream);
+      const TensorView view = weight;
+      const Tensor& grad = memory_.emplace_back(p.grad.dtype(), p.spec.shape, device);
+      parameters_.push_back({.spec = p.spec, .weight = view, .grad = grad});
+    }
+    const auto from = host.model->states(), to = model_->states();
+    for (size_t i = 0; i < to.size(); ++i) copy(to[i].view, from[i].view, stream);
+    model_->bind(parameters_);
+    sums_ = model_->make_sums();
+  }
+
+  // A step of one micro-batch, on whatever the gradients hold.
+  void enqueue(const Batch& batch) {
+    for (optim::Parameter& p : parameters_) p.overwrite = true;
+    sums_.clear(stream_);
+    const ArenaScope activations(arena_);
+    model_->forward(batch, capacity_, sums_, arena_, stream_);
+    model_->backward(batch, stream_);
+  }
+  void settle() {
+    stream_.synchronize();
+    arena_.settle();
+  }
+  void poison() {
+    for (const optim::Parameter& p : parameters_) fill_bytes(p.grad, 0xff, stream_);
+  }
+
+  Tensor gradient(size_t i) const { return on_host(parameters_[i].grad); }
+  StepStats stats() const { return sums_.read(stream_); }
+  // What a step leaves, by bytes.
+  std::string bits() const {
+    std::string all;
+    const auto append = [&](const TensorView& x) {
+      const Tensor here = on_host(x);
+      all.append(static_cast<const char*>(here.view().raw()), here.view().bytes());
+    };
+    append(sums_.memory());
+    for (const optim::Parameter& p : parameters_) append(p.grad);
+    return all;
+  }
+  Transformer& model() { return *model_; }
+  Arena& arena() { return arena_; }
+
+ private:
+  Tensor on_host(const TensorView& x) const {
+    Tensor out(x.dtype(), x.sizes());
+    copy(out, x, stream_);
+    stream_.synchronize();
+    return out;
+  }
+
+  Stream stream_;
+  std::optional<moe::EpGroup> group_;
+  std::optional<Transformer> model_;
+  std::vector<Tensor> memory_;
+  std::vector<optim::Parameter> parameters_;
+  StepSums sums_;
+  Arena arena_;
+  int64_t capacity_;
+};
+
+class TransformerGpu : public GpuTest {
+ protected:
+  static Batch on(const Mirror& m, const Batch& host) {
+    Batch out = host;
+    out.token_BS = m(host.token_BS);
+    out.target_BS = m(host.target_BS);
+    out.mask_BS = m(host.mask_BS);
+    out.position_BS = m(host.position_BS);
+    return out;
+  }
+
+  // Two batches, the model on both devices, and the memory of a batch on the GPU.
+  struct Subject {
+    Subject(const GpuCase& c, DType storage, comm::Communicator& world, const Stream& stream)
+        : first(c.model.config, c.model.sequences, c.model.seq_len, c.model.documents, 5),
+          second(c.model.config, c.model.sequences, c.model.seq_len, c.model.documents, 6),
+          host(c.model.config, storage, world, first.naive.tokens(), &world) {
+      for (const Transformer::State& s : host.model->states()) {
+        s.view.data<float>()[0] = static_cast<float>(c.model.bias);
+      }
+      set_recipe(*host.model, c.recipe);
+      gpu.emplace(host, first.naive.tokens(), world, stream);
+      set_recipe(gpu->model(), c.recipe);
+      memory.emplace(std::initializer_list<TensorView>{first.token, first.target, first.mask,
+                                                       first.position, draw},
+                     stream);
+      batch = on(*memory, first.batch);
+      batch.micro_step_at = (*memory)(draw);
+    }
+    // What the memory holds from now on.
+    void load(const TestBatch& next, uint64_t micro_step, const Stream& stream) {
+      draw.data<uint64_t>()[0] = micro_step;
+      copy(batch.token_BS, next.token, stream);
+      copy(batch.target_BS, next.target, stream);
+      copy(batch.mask_BS, next.mask, stream);
+      if (batch.position_BS.defined()) copy(batch.position_BS, next.position, stream);
+      copy(batch.micro_step_at, draw, stream);
+    }
+
+    TestBatch first, second;
+    Tensor draw{DType::kUInt64, {1}};
+    ModelHarness host;
+    std::optional<OnGpu> gpu;
+    std::optional<Mirror> memory;
+    Batch batch;
+  };
+
+  // Losses and gradients, the latter relative to the largest element of the parameter or a
+  // hundredth of that of all. Where bf16 rounds, a gradient counts as a whole: its difference to
+  // its length.
+  void compare(const GpuCase& c, DType storage, double loss_bound, double gradient_bound) {
+    on_ranks(1, [&](comm::Communicator& world) {
+      Subject s(c, storage, world, stream);
+      const StepStats want = s.host.step(s.first.batch);
+      s.gpu->enqueue(s.batch);
+      const StepStats got = s.gpu->stats();
+      EXPECT_EQ(got.targets, want.targets);
+      EXPECT_EQ(got.tokens, want.tokens);
+      double loss_error = relative(got.loss_sum, want.loss_sum);
+      loss_error = std::max(loss_error, relative(got.aux_sum, want.aux_sum));
+      loss_error = std::max(loss_error, relative(got.z_sum, want.z_sum));
+      EXPECT_LE(loss_error, loss_bound);
+      if (storage == DType::kFloat32) compare_layers(got, want);
+      double all = 0, worst = 0;
+      for (const optim::Parameter& p : s.host.parameters) all = std::max(all, largest(p.grad));
+      std::string where;
+      for (size_t i = 0; i < s.host.parameters.size(); ++i) {
+        const optim::Parameter& p = s.host.parameters[i];
+        const Tensor gradient = s.gpu->gradient(i);
+        const double error = storage == DType::kFloat32
+                                 ? largest(gradient, p.grad) / std::max(largest(p.grad), all / 100)
+                                 : length(gradient, p.grad) / std::max(length(p.grad), all / 100);
+        EXPECT_LE(error, gradient_bound) << p.spec.name;
+        if (error >= worst) where = p.spec.name;
+        worst = std::max(worst, error);
+      }
+      RecordProperty("loss_error", text("{:.2e}", loss_error));
+      RecordProperty("gradient_error", text("{:.2e} of {}", worst, where));
+    });
+  }
+
+  static void compare_layers(const StepStats& got, const StepStats& want) {
+    ASSERT_EQ(got.moe.size(), want.moe.size());
+    for (size_t l = 0; l < want.moe.size(); ++l) {
+      EXPECT_EQ(got.moe[l].expert_pairs, want.moe[l].expert_pairs);
+      EXPECT_EQ(got.moe[l].required, want.moe[l].required);
+      EXPECT_EQ(got.moe[l].capacity, want.moe[l].capacity);
+      EXPECT_EQ(got.moe[l].dropped, want.moe[l].dropped);
+      EXPECT_EQ(got.moe[l].overflow, want.moe[l].overflow);
+    }
+  }
+
+  static double relative(double a, double b) {
+    return std::abs(a - b) / std::max(std::abs(b), 1e-3);
+  }
+  // Largest and sum of squares of x, or of its difference to y.
+  static double largest(const TensorView& x, const TensorView& y = {}) {
+    double out = 0;
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      const double d = get(x, i) - (y.defined() ? get(y, i) : 0);
+      out = std::isnan(d) ? 1e30 : std::max(out, std::abs(d));
+    }
+    return out;
+  }
+  static double length(const TensorView& x, const TensorView& y = {}) {
+    double out = 0;
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      const double d = get(x, i) - (y.defined() ? get(y, i) : 0);
+      out += d * d;
+    }
+    return std::isnan(out) ? 1e30 : std::sqrt(out);
+  }
+
+  // Eager steps, steps at other addresses of the arena, and replays of a graph.
+  void expect_same_bits_every_time(const GpuCase& c, DType storage) {
+    on_ranks(1, [&](comm::Communicator& world) {
+      Subject s(c, storage, world, stream);
+      OnGpu& gpu = *s.gpu;
+      std::string expected[2];
+      for (const int n : {0, 1}) {
+        s.load(n == 0 ? s.first : s.second, 3 + n, stream);
+        gpu.enqueue(s.batch);
+        expected[n] = gpu.bits();
+        gpu.settle();
+        gpu.poison();
+        gpu.enqueue(s.batch);
+        EXPECT_TRUE(gpu.bits() == expected[n]) << "batch " << n << ", again";
+      }
+      EXPECT_FALSE(expected[0] == expected[1]);
+      const Graph graph(stream, [&] { gpu.enqueue(s.batch); });
+      for (const int n : {0, 1, 0}) {
+        s.load(n == 0 ? s.first : s.second, 3 + n, stream);
+        gpu.poison();
+        graph.launch(stream);
+        EXPECT_TRUE(gpu.bits() == expected[n]) << "batch " << n << ", from the graph";
+      }
+    });
+  }
+};
+
+class ModelGpu : public TransformerGpu, public testing::WithParamInterface<GpuCase> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, ModelGpu, testing::ValuesIn(gpu_cases()),
+                         [](const auto& info) { return std::string(info.param.model.name); });
+
+TEST_P(ModelGpu, Fp32IsThatOfTheCpu) { compare(GetParam(), DType::kFloat32, 1e-6, 1e-5); }
+TEST_P(ModelGpu, Bf16IsThatOfTheCpu) { compare(GetParam(), DType::kBFloat16, 1e-2, 5e-2); }
+TEST_P(ModelGpu, Fp32HasTheSameBitsEveryTime) {
+  expect_same_bits_every_time(GetParam(), DType::kFloat32);
+}
+TEST_P(ModelGpu, Bf16HasTheSameBitsEveryTime) {
+  expect_same_bits_every_time(GetParam(), DType::kBFloat16);
+}
+
+class RecipeGpu : public TransformerGpu, public testing::WithParamInterface<GpuCase> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, RecipeGpu, testing::ValuesIn(recipe_cases()),
+                         [](const auto& info) { return std::string(info.param.model.name); });
+
+TEST_P(RecipeGpu, IsNearTheCpu) { compare(GetParam(), DType::kBFloat16, 2e-2, 0.5); }
+TEST_P(RecipeGpu, HasTheSameBitsEveryTime) {
+  expect_same_bits_every_time(GetParam(), DType::kBFloat16);
+}
+
+TEST_F(TransformerGpu, EvaluationGivesTheLossOfTraining) {
+  const GpuCase c{all_kinds_of_layers("", Recompute::kNone, false)};
+  on_ranks(1, [&](comm::Communicator& world) {
+    Subject s(c, DType::kFloat32, world, stream);
+    OnGpu& gpu = *s.gpu;
+    gpu.enqueue(s.batch);
+    const StepSums sums = gpu.model().make_sums();
+    gpu.model().evaluate(s.batch, s.host.capacity, sums, gpu.arena(), stream);
+    EXPECT_EQ(sums.read(stream).loss_sum, gpu.stats().loss_sum);
+    EXPECT_EQ(sums.read(stream).aux_sum, gpu.stats().aux_sum);
+    EXPECT_EQ(gpu.arena().in_use(), 0);
+  });
+}
+
+TEST_F(TransformerGpu, DecoderGivesTheLogitsOfTheCpu) {
+  const GpuCase c{all_kinds_of_layers("", Recompute::kNone, false)};
+  on_ranks(1, [&](comm::Communicator& world) {
+    Subject s(c, DType::kFloat32, world, stream);
+    Decoder host(*s.host.model, 2, 12), gpu(s.gpu->model(), 2, 12);
+    const int32_t* token = s.first.token.data<int32_t>();
+    const std::vector<std::vector<Decoder::Continuation>> calls{
+        {{0, {token, 5}}}, {{0, {token + 5, 1}}, {1, {token, 3}}}, {{1, {token + 3, 4}}}};
+    for (const auto& parts : calls) {
+      const auto n = static_cast<int64_t>(parts.size());
+      const Tensor want(DType::kFloat32, {n, c.model.config.vocab}),
+          there(DType::kFloat32, {n, c.model.config.vocab}, kGpu),
+          got(DType::kFloat32, {n, c.model.config.vocab});
+      host.append(parts, want, s.host.arena, {});
+      gpu.append(parts, there, s.gpu->arena(), stream);
+      copy(got, there, stream);
+      stream.synchronize();
+      EXPECT_LE(largest(got, want), 1e-5 * largest(want));
+    }
+  });
+}
+
+TEST_F(TransformerGpu, SaysWhatItDoesNotRun) {
+  comm::run_thread_ranks(2, {}, [&](comm::Communicator& world) {
+    Config c = small_config();
+    c.dense_layers = {0, 1};
+    c.d_ffn_dense = 20;
+    const auto make = [&](const ModelContext& context) {
+      const Transformer model(c, DType::kFloat32, context);
+    };
+    for (const ModelContext& context :
+         {ModelContext{.tp = &world, .device = kGpu}, {.world = &world, .device = kGpu}}) {
+      try {
+        make(context);
+        FAIL() << "expected an error";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace moiety::model
