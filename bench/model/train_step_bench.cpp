@@ -9,6 +9,7 @@
 
 #include "bench/harness.h"
 #include "moiety/base/arena.h"
+#include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
 #include "moiety/base/graph.h"
 #include "moiety/base/parallel.h"
