@@ -13,8 +13,8 @@
 // B4 writes dX, whose dead rows are not written.
 //
 // Storage dtype: fp32 or bf16 (fp64: the reference, for gradient checks). All paths give the same
-// bits as long as the products of gemm.h do. On a GPU nothing is read by the host and every call can
-// be captured; faults of the data are recorded there.
+// bits as long as the products of gemm.h do. On a GPU nothing is read by the host and every call
+// can be captured; faults of the data are recorded there.
 #pragma once
 
 #include <string>
