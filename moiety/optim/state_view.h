@@ -37,7 +37,7 @@ struct StatePiece {
   std::vector<int64_t> shape;  // of the logical tensor
   Box box;
   void* data = nullptr;
-  Device device = {};
+  Device device = {};  // where `data` lies
 };
 
 using StateView = std::vector<StatePiece>;
