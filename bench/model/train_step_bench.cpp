@@ -229,9 +229,10 @@ void print_groups(const std::string& name, const Result& result) {
   double all = 0;
   for (const auto& [group, ms] : result.groups) all += ms;
   for (const auto& [group, ms] : result.groups) {
-    std::printf(R"({{"name": "train_step.group", "case": "%s", "group": "%s", "ms": %.4f, "share": %.4f})"
-                "\n",
-                name.c_str(), group.c_str(), ms, ms / all);
+    std::puts(
+        text(R"({{"name": "train_step.group", "case": "{}", "group": "{}", "ms": {:.4f}, "share": {:.4f}}})",
+             name, group, ms, ms / all)
+            .c_str());
   }
 }
 
