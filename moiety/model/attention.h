@@ -41,6 +41,8 @@ struct AttentionArgs {
   TensorView document_start_BS;  // optional int32 [B, Sq]: first key that a query sees, ascending
   TensorView o_BSGMC;
   TensorView lse_BGMS;  // fp32
+  // On GPUs: false leaves it to Moiety's kernels, whose bits do not depend on cuDNN's version.
+  bool cudnn = true;
 };
 void attention(const AttentionArgs& args, Stream stream);
 
