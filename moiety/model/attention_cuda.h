@@ -52,6 +52,7 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream);  // only wh
 // cuDNN can be had, or why not.
 struct CudnnStatus {
   bool available = false;
+  size_t version = 0;  // 91400 is 9.14
   std::string text;
 };
 const CudnnStatus& cudnn_status();

@@ -136,16 +136,22 @@ class Context {
   std::map<cudaStream_t, std::map<int64_t, void*>> workspaces_;
 };
 
+// Whether it computes the job as attention.h says. Before 9.16 backward reads past the end of
+// lengths that are no multiple of 128.
+bool fits(const AttentionJob& job) {
+  const bool any_length = !job.d_out.data || cudnn().version >= 91600;
+  return job.cudnn && job.dtype == DType::kBFloat16 && job.head_dim % 32 == 0 &&
+         !job.document_start && job.queries == job.keys && job.queries >= kShortest &&
+         (any_length || job.queries % 128 == 0);
+}
+
 struct Chosen {
   Cover cover = Cover::kAll;
   const CudnnPlan* plan = nullptr;
 };
 
 Chosen choose(const AttentionJob& job, int device) {
-  if (!job.cudnn || job.dtype != DType::kBFloat16 || job.head_dim % 32 != 0 || job.document_start ||
-      job.queries != job.keys || job.queries < kShortest || !cudnn().available) {
-    return {};
-  }
+  if (!cudnn().available || !fits(job)) return {};
   const std::optional<Cover> cover = cover_of(job);
   if (!cover) return {};
   const CudaDeviceGuard guard(device);
@@ -197,7 +203,7 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream) {
 }
 
 const CudnnStatus& cudnn_status() {
-  static const CudnnStatus status{cudnn().available, cudnn().text};
+  static const CudnnStatus status{cudnn().available, cudnn().version, cudnn().text};
   return status;
 }
 

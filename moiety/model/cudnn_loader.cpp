@@ -6,8 +6,7 @@
 namespace moiety::model {
 namespace {
 
-// 9.16: the first whose backward pass takes lengths that are no multiple of 128 without a mask.
-constexpr size_t kLeast = 91600;
+constexpr size_t kLeast = 91400;
 
 template <class F>
 bool find(const SharedLibrary& library, const char* symbol, F*& function) {
@@ -23,11 +22,11 @@ Cudnn open() {
     return f;
   }
   const auto version_of = library.find<size_t()>("cudnnGetVersion");
-  const size_t version = version_of ? version_of() : 0;
+  const size_t version = f.version = version_of ? version_of() : 0;
   f.text = text("cuDNN {}.{}.{} ({})", version / 10000, version / 100 % 100, version % 100,
                 library.path());
   if (version < kLeast) {
-    f.text += ", at least 9.16 is needed";
+    f.text += ", at least 9.14 is needed";
     return f;
   }
   // cuDNN opens these by their names alone, wherever they lie, and ends the process without them.

@@ -20,7 +20,8 @@ struct Cudnn {
   decltype(&cudnnGetLastErrorString) last_error_string;
 
   bool available = false;
-  std::string text;  // version and file, or why it is not available
+  size_t version = 0;  // 91400 is 9.14
+  std::string text;    // version and file, or why it is not available
 };
 
 // Opened at the first call.

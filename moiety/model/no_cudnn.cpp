@@ -10,7 +10,7 @@ bool cudnn_takes(const AttentionJob&, int) { return false; }
 void attention_cudnn(const AttentionJob&, const Stream&) { fail_without_cuda("attention"); }
 
 const CudnnStatus& cudnn_status() {
-  static const CudnnStatus status{false, "cuDNN's headers were not there when this was built"};
+  static const CudnnStatus status{false, 0, "cuDNN's headers were not there when this was built"};
   return status;
 }
 
