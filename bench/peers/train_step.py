@@ -1,61 +1,95 @@
-"""Peer of train_step_bench: the demo's model and training step in PyTorch, eager and compiled.
+"""Peer of train_step_bench: the same model and training step in PyTorch, eager and compiled.
 
-A byte-level decoder of Qwen3-MoE's shape; forward, backward, clipping and AdamW. In bf16 weights and
-activations are bf16, beside fp32 masters that take the gradients and the update. What is fastest
-differs between machines, so it is tried at the start: experts (tokens sorted by expert) through
-torch._grouped_mm or a loop; and in bf16 the products of matrices by bf16 routines or, faster where
-the processor has no bf16 arithmetic, in fp32 between the bf16 tensors.
+A decoder of Qwen3-MoE's shape; forward, backward, clipping and fused AdamW. In bf16 weights and
+activations are bf16, beside fp32 masters that take the gradients and the update. On a CPU what is
+fastest differs between machines, so it is tried at the start: experts (tokens sorted by expert)
+through torch._grouped_mm or a loop; and in bf16 the products of matrices by bf16 routines or, faster
+where the processor has no bf16 arithmetic, in fp32 between the bf16 tensors. On a GPU: bf16 routines,
+torch._grouped_mm, flash attention; --groups prints the time of a compiled step by group of kernels.
 """
 
 import math
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from common import parser, serve
 
-D, LAYERS, H, G, C, E, K, FFN, V = 256, 4, 8, 2, 32, 8, 2, 128, 264
-BATCH, SEQ = 8, 256
+
+
+@dataclass
+class Shape:
+    """Letters as in train_step_bench: model size, layers, heads, key/value heads, head size, experts,
+    choices, expert ffn size, vocabulary, sequences, tokens of one."""
+
+    D: int
+    L: int
+    H: int
+    G: int
+    C: int
+    E: int
+    K: int
+    F: int
+    V: int
+    B: int
+    S: int
+
+    def case(self):
+        return f"d{self.D}.l{self.L}.e{self.E}k{self.K}f{self.F}.b{self.B}x{self.S}"
+
+    def flops(self):
+        """Of a step, as the bench counts them: 3 x forward, causal attention."""
+        m = self
+        token = (4 * m.H * m.C * m.D + 4 * m.G * m.C * m.D + 2 * m.H * m.C * m.S) + 2 * m.D * m.E
+        token = m.L * (token + 6 * m.D * m.F * m.K) + 2 * m.D * m.V
+        return 3 * token * m.B * m.S
+
+
+SHAPES = {
+    "demo": Shape(256, 4, 8, 2, 32, 8, 2, 128, 264, 8, 256),
+    "qwen3": Shape(2048, 4, 32, 4, 128, 128, 8, 768, 151936, 2, 4096),
+    "small": Shape(1024, 16, 16, 4, 64, 32, 4, 512, 50304, 4, 4096),
+}
 EPS, THETA, AUX, CLIP = 1e-6, 1e6, 1e-3, 1.0
-CASE = f"d{D}.l{LAYERS}.e{E}k{K}f{FFN}.b{BATCH}x{SEQ}"
+PEAK = 989e12  # of an H100 or H200, dense bf16
 
 
-def make_parameters():
+def make_parameters(m):
     torch.manual_seed(1)
     def normal(*shape):
         return torch.randn(shape) * 0.02
     def ones(n):
         return torch.ones(n)
-    p = {"embed": normal(V, D), "final_norm": ones(D), "head": normal(V, D)}
-    for l in range(LAYERS):
-        p |= {f"{l}.attn_norm": ones(D), f"{l}.qkv": normal((H + 2 * G) * C, D),
-              f"{l}.q_norm": ones(C), f"{l}.k_norm": ones(C), f"{l}.o": normal(D, H * C),
-              f"{l}.mlp_norm": ones(D), f"{l}.router": normal(E, D),
-              f"{l}.fc1": normal(E, 2 * FFN, D), f"{l}.fc2": normal(E, D, FFN)}
+    p = {"embed": normal(m.V, m.D), "final_norm": ones(m.D), "head": normal(m.V, m.D)}
+    for l in range(m.L):
+        p |= {f"{l}.attn_norm": ones(m.D), f"{l}.qkv": normal((m.H + 2 * m.G) * m.C, m.D),
+              f"{l}.q_norm": ones(m.C), f"{l}.k_norm": ones(m.C), f"{l}.o": normal(m.D, m.H * m.C),
+              f"{l}.mlp_norm": ones(m.D), f"{l}.router": normal(m.E, m.D),
+              f"{l}.fc1": normal(m.E, 2 * m.F, m.D), f"{l}.fc2": normal(m.E, m.D, m.F)}
     return p
 
 
-def rope_table():
-    inverse = 1.0 / THETA ** (torch.arange(0, C, 2) / C)
-    angle = torch.arange(SEQ)[:, None] * inverse[None, :]
+def rope_table(m):
+    inverse = 1.0 / THETA ** (torch.arange(0, m.C, 2) / m.C)
+    angle = torch.arange(m.S)[:, None] * inverse[None, :]
     return angle.cos(), angle.sin()
 
 
-COS, SIN = rope_table()
-
-
-def rope(x):  # [B, heads, S, C], half-split pairs
+def rope(x, table):  # [B, heads, S, C], half-split pairs
+    cos, sin = table
     a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * COS - b * SIN, b * COS + a * SIN), dim=-1).to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 class Products:
     """The products of the model. `wide`: in fp32, rounded to the dtype of the tensors."""
 
-    def __init__(self, experts, wide):
-        self.experts, self.wide = experts, wide
+    def __init__(self, shape, experts, wide):
+        self.shape, self.experts, self.wide = shape, experts, wide
+        self.rope_table = rope_table(shape)
 
     def operands(self, *tensors):
         return (t.float() for t in tensors) if self.wide else tensors
@@ -75,12 +109,13 @@ class Products:
 
 def attention(x, p, l, products):
     B, S, _ = x.shape
-    q, k, v = products.linear(x, p[f"{l}.qkv"]).split((H * C, G * C, G * C), dim=-1)
-    q = F.rms_norm(q.view(B, S, H, C), (C,), p[f"{l}.q_norm"], EPS).transpose(1, 2)
-    k = F.rms_norm(k.view(B, S, G, C), (C,), p[f"{l}.k_norm"], EPS).transpose(1, 2)
-    v = v.view(B, S, G, C).transpose(1, 2)
-    y = products.attention(rope(q), rope(k), v)
-    return products.linear(y.transpose(1, 2).reshape(B, S, H * C), p[f"{l}.o"])
+    m = products.shape
+    q, k, v = products.linear(x, p[f"{l}.qkv"]).split((m.H * m.C, m.G * m.C, m.G * m.C), dim=-1)
+    q = F.rms_norm(q.view(B, S, m.H, m.C), (m.C,), p[f"{l}.q_norm"], EPS).transpose(1, 2)
+    k = F.rms_norm(k.view(B, S, m.G, m.C), (m.C,), p[f"{l}.k_norm"], EPS).transpose(1, 2)
+    v = v.view(B, S, m.G, m.C).transpose(1, 2)
+    y = products.attention(rope(q, products.rope_table), rope(k, products.rope_table), v)
+    return products.linear(y.transpose(1, 2).reshape(B, S, m.H * m.C), p[f"{l}.o"])
 
 
 def swiglu(h):
@@ -101,49 +136,55 @@ def experts_grouped(x, counts, w1, w2, products):
 
 
 def moe(x, p, l, products):
-    h = x.reshape(-1, D)
+    m = products.shape
+    h = x.reshape(-1, m.D)
     probability = (h.float() @ p[f"{l}.router"].float().T).softmax(-1)
-    weight, index = probability.topk(K)
+    weight, index = probability.topk(m.K)
     weight = weight / weight.sum(-1, keepdim=True)
-    order = index.flatten().argsort()
-    token = order // K
-    counts = torch.bincount(index.flatten(), minlength=E)
+    chosen = index.flatten()
+    order = chosen.argsort()
+    token = order // m.K
+    counts = torch.zeros(m.E, dtype=torch.int64, device=x.device)
+    counts = counts.scatter_add(0, chosen, torch.ones_like(chosen))
     out = products.experts(h[token], counts, p[f"{l}.fc1"], p[f"{l}.fc2"], products)
     out = out * weight.flatten()[order, None].to(out.dtype)
     y = torch.zeros_like(h).index_add_(0, token, out)
-    balance = E * (counts / (K * h.shape[0]) * probability.mean(0)).sum()
+    balance = m.E * (counts / (m.K * h.shape[0]) * probability.mean(0)).sum()
     return y.view_as(x), balance
 
 
 def loss_of(p, tokens, targets, products):
+    m = products.shape
     x = F.embedding(tokens, p["embed"])
     aux = 0.0
-    for l in range(LAYERS):
-        x = x + attention(F.rms_norm(x, (D,), p[f"{l}.attn_norm"], EPS), p, l, products)
-        y, balance = moe(F.rms_norm(x, (D,), p[f"{l}.mlp_norm"], EPS), p, l, products)
+    for l in range(m.L):
+        x = x + attention(F.rms_norm(x, (m.D,), p[f"{l}.attn_norm"], EPS), p, l, products)
+        y, balance = moe(F.rms_norm(x, (m.D,), p[f"{l}.mlp_norm"], EPS), p, l, products)
         x = x + y
         aux = aux + balance
-    logits = products.linear(F.rms_norm(x, (D,), p["final_norm"], EPS), p["head"])
-    return F.cross_entropy(logits.float().view(-1, V), targets.flatten()) + AUX * aux
+    logits = products.linear(F.rms_norm(x, (m.D,), p["final_norm"], EPS), p["head"])
+    return F.cross_entropy(logits.float().view(-1, m.V), targets.flatten()) + AUX * aux
 
 
 class Trainer:
     def __init__(self, dtype, products, compiled):
-        masters = make_parameters()
-        self.masters = [m.requires_grad_() for m in masters.values()]
+        m = products.shape
+        masters = make_parameters(m)
+        self.masters = [w.requires_grad_() for w in masters.values()]
         self.copies = None
         self.p = masters
         if dtype == torch.bfloat16:
-            self.p = {n: m.detach().to(dtype).requires_grad_() for n, m in masters.items()}
+            self.p = {n: w.detach().to(dtype).requires_grad_() for n, w in masters.items()}
             self.copies = list(self.p.values())
-        decayed = [m for n, m in masters.items() if "norm" not in n]
-        others = [m for n, m in masters.items() if "norm" in n]
+        decayed = [w for n, w in masters.items() if "norm" not in n]
+        others = [w for n, w in masters.items() if "norm" in n]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
         self.products = products
         self.loss_of = torch.compile(loss_of) if compiled else loss_of
-        generator = torch.Generator().manual_seed(2)
-        self.batches = torch.randint(0, 256, (8, BATCH, SEQ + 1), generator=generator)
+        generator = torch.Generator("cpu").manual_seed(2)
+        self.batches = torch.randint(0, min(256, m.V), (8, m.B, m.S + 1), generator=generator,
+                                     device="cpu").to(torch.get_default_device())
         self.steps = 0
 
     def step(self):
@@ -153,9 +194,9 @@ class Trainer:
         loss.backward()
         if self.copies is not None:
             if self.masters[0].grad is None:
-                for m in self.masters:
-                    m.grad = torch.empty_like(m)
-            torch._foreach_copy_([m.grad for m in self.masters], [c.grad for c in self.copies])
+                for w in self.masters:
+                    w.grad = torch.empty_like(w)
+            torch._foreach_copy_([w.grad for w in self.masters], [c.grad for c in self.copies])
             for c in self.copies:
                 c.grad = None
         torch.nn.utils.clip_grad_norm_(self.masters, CLIP, foreach=True)
@@ -165,59 +206,110 @@ class Trainer:
                 torch._foreach_copy_(self.copies, self.masters)
         else:
             self.optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return loss
+
+
+def synchronize():
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
 
 
 def milliseconds(trainer, steps):
+    """A step's, the median; on a GPU the mean of `steps` that are not waited for one by one."""
+    if torch.get_default_device().type == "cuda":
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            trainer.step()
+        synchronize()
+        return (time.perf_counter() - start) * 1e3 / steps
     times = []
     for _ in range(steps):
         start = time.perf_counter()
-        trainer.step()
+        trainer.step().item()
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times)
 
 
-def fastest(dtype, compiled):
+def fastest(shape, dtype, compiled):
     """A trainer with the fastest products of those that work here."""
+    cuda = torch.get_default_device().type == "cuda"
+    ways = [(w, e) for w in ([True, False] if dtype == torch.bfloat16 and not cuda else [False])
+            for e in ((experts_grouped,) if cuda else (experts_grouped, experts_loop))]
     best, best_ms = None, math.inf
-    for wide in [True, False] if dtype == torch.bfloat16 else [False]:
-        for experts in experts_grouped, experts_loop:
-            what = f"compiled={compiled} wide={wide} {experts.__name__}"
-            try:
-                trainer = Trainer(dtype, Products(experts, wide), compiled)
-                first = trainer.step()
-                ms = milliseconds(trainer, 1)
-                if ms < 3 * best_ms:
-                    ms = min(ms, milliseconds(trainer, 1))
-                trainer.steps = 0  # the first batch again
-                if not trainer.step() < first:
-                    raise RuntimeError("the loss does not fall")
-            except Exception as error:  # torch.compile has no fp32 _grouped_mm on CPUs, for example
-                reason = str(error).strip().split("\n")[0]
-                print(f"{what}: left out: {reason}", file=sys.stderr)
-                continue
-            print(f"{what}: {ms:.0f} ms", file=sys.stderr)
-            if ms < best_ms:
-                best, best_ms = trainer, ms
+    for wide, experts in ways:
+        what = f"compiled={compiled} wide={wide} {experts.__name__}"
+        try:
+            trainer = Trainer(dtype, Products(shape, experts, wide), compiled)
+            first = trainer.step().item()
+            ms = milliseconds(trainer, 3 if cuda else 1)
+            if ms < 3 * best_ms:
+                ms = min(ms, milliseconds(trainer, 3 if cuda else 1))
+            trainer.steps = 0  # the first batch again
+            if not trainer.step().item() < first:
+                raise RuntimeError("the loss does not fall")
+        except Exception as error:  # torch.compile has no fp32 _grouped_mm on CPUs, for example
+            reason = str(error).strip().split("\n")[0]
+            print(f"{what}: left out: {reason}", file=sys.stderr)
+            continue
+        print(f"{what}: {ms:.1f} ms", file=sys.stderr)
+        if ms < best_ms:
+            best, best_ms = trainer, ms
     if best is None:
         sys.exit(f"train_step: no way to run the model works here, compiled={compiled}")
     return best
+
+
+# Kernels of a step by what they do; the first name that is in the kernel's decides.
+GROUPS = [("attention", ("flash", "fmha", "sdpa", "attention")),
+          ("experts", ("grouped", "GroupProblemShape")),
+          ("gemm", ("gemm", "nvjet", "cutlass", "cublas")),
+          ("optimizer", ("multi_tensor", "adam", "foreach", "lpnorm"))]
+
+
+def kernel_groups(trainer):
+    """Milliseconds of a step by group."""
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        trainer.step()
+        synchronize()
+    sums = {}
+    for event in trace.key_averages():
+        name = event.key.lower()
+        group = next((g for g, words in GROUPS if any(w.lower() in name for w in words)), "rest")
+        sums[group] = sums.get(group, 0) + event.self_device_time_total / 1e3
+    return {g: round(ms, 3) for g, ms in sums.items()}
 
 
 def main():
     p = parser()
     p.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     p.add_argument("--steps", type=int, default=10, help="a round")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    p.add_argument("--model", choices=list(SHAPES), default="demo")
+    p.add_argument("--groups", action="store_true", help="time by group of kernels, to stderr")
     a = p.parse_args()
     torch.set_num_threads(a.threads)
+    torch.set_default_device(a.device)
     dtype = torch.bfloat16 if a.dtype == "bf16" else torch.float32
-    peers = {"torch eager": fastest(dtype, False), "torch.compile": fastest(dtype, True)}
+    shape = SHAPES[a.model]
+    ways = {"torch.compile": True} if a.device == "cuda" else {"torch eager": False,
+                                                               "torch.compile": True}
+    peers = {name: fastest(shape, dtype, compiled) for name, compiled in ways.items()}
+    if a.groups:
+        print(kernel_groups(peers["torch.compile"]), file=sys.stderr)
 
     def round_of_rows():
         for peer, trainer in peers.items():
             ms = milliseconds(trainer, a.steps)
-            yield {"name": "train_step", "case": f"{CASE}.{a.dtype}", "device": "cpu", "peer": peer,
-                   "value": round(BATCH * SEQ / ms * 1e3, 1), "unit": "bytes/s", "ms": round(ms, 3)}
+            row = {"name": "train_step", "case": f"{shape.case()}.{a.dtype}", "device": a.device,
+                   "peer": peer, "value": round(shape.B * shape.S / ms * 1e3, 1),
+                   "unit": "tokens/s", "ms": round(ms, 3)}
+            if a.device == "cuda":
+                rate = shape.flops() / ms * 1e3
+                row |= {"tflops": round(rate * 1e-12, 1), "mfu": round(100 * rate / PEAK, 1),
+                        "memory": torch.cuda.max_memory_allocated()}
+            yield row
 
     serve(round_of_rows)
 
