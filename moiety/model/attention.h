@@ -24,10 +24,10 @@
 // On GPUs bf16 heads of 32, 64 or 128 whose addresses and strides are multiples of 16 bytes are
 // multiplied by tensor cores; by those of cuDNN's fused kernels, where it is there, those of other
 // multiples of 32 too, if there are as many queries as keys, at least 128, and no documents. p and
-// dS are rounded to bf16 before they are multiplied, and by cuDNN a head's dK and dV before they
-// are summed over the group, which adds w = 2^-8:
+// dS are rounded to bf16 before they are multiplied, which adds w = 2^-8:
 //   o: w sum_j p_ij |v_jc|   dV: w sum_i p_ij |dO_ic|   dQ: w sum_j |dS_ij k_jc|
 //   dK: w sum_i |dS_ij q_ic|
+// cuDNN rounds dK and dV of each head of a group before it sums them: there w counts twice.
 // All other heads are computed in fp32 within the bound above. Both give the same bits every time,
 // and trust document_start to be ascending and not after the query's position.
 #pragma once

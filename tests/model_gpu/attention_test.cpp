@@ -103,7 +103,8 @@ TEST_P(AttentionGpu, KeepsTheBound) {
     attention_backward(gpu.backward(), stream);
     gpu.download(p, stream);
     expect_forward(p, what, path == AttentionPath::kPlain ? 0 : 0x1p-8);
-    expect_backward(p, what, back == AttentionPath::kPlain ? 0 : 0x1p-8);
+    const bool sums_rounded = back == AttentionPath::kCudnn && p.c.heads > p.c.kv_heads;
+    expect_backward(p, what, back == AttentionPath::kPlain ? 0 : 0x1p-8, sums_rounded ? 0x1p-8 : 0);
   }
 }
 
