@@ -16,10 +16,12 @@ namespace {
 constexpr int64_t kShortest = 128;
 // Of one launch.
 constexpr int64_t kMostWorkspace = int64_t{2} << 30;
+// Rows of all heads that keep a GPU busy: 1024 tiles.
+constexpr int64_t kFullLaunch = 1024 * 128;
 
 // How many dimensions of [sequences, groups, heads] a launch covers. q has no single stride over
-// its heads where they lie in groups beside keys and values (attention.h): then the groups of one
-// sequence are a launch's batch.
+// its heads where they lie in groups beside keys and values (attention.h): then q is packed, or the
+// groups of one sequence are a launch's batch.
 enum class Cover { kAll, kSequence, kGroup };
 
 SdpaStrides strides_of(const HeadStrides& x, Cover cover, bool one_head) {
@@ -53,15 +55,41 @@ int64_t square_bytes(const SdpaShape& s) {
   return s.backward ? s.batch * s.heads * length * length * 2 : 0;
 }
 
-// The largest launches that are possible.
-std::optional<Cover> cover_of(const AttentionJob& job) {
-  bool one_stride = true;
-  for (const HeadStrides* x : {&job.q, &job.o, &job.d_out, &job.dq}) {
-    one_stride &= x->group == job.heads * x->head;
+// Heads without gaps.
+HeadStrides packed(const AttentionJob& job, void* data) {
+  const int64_t group = job.heads * job.head_dim, row = job.groups * group;
+  return {data, job.queries * row, row, group, job.head_dim};
+}
+
+// Whether the heads of each group and token lie at equal distances, so that one copy packs them.
+bool can_be_packed(const AttentionJob& job, const HeadStrides& x) {
+  return !x.data || (x.head == job.head_dim && x.row == job.groups * x.group &&
+                     x.sequence == job.queries * x.row);
+}
+
+// How a call is cut into launches.
+struct Way {
+  Cover cover = Cover::kAll;
+  bool pack = false;  // q before it, dq behind it
+};
+
+// As few launches as possible; q is only copied where launches of a sequence would be small.
+std::optional<Way> way_of(const AttentionJob& job) {
+  const auto one_stride = [&](const HeadStrides& x) {
+    return job.heads == 1 || x.group == job.heads * x.head;
+  };
+  const auto fits = [&](Cover cover) {
+    return square_bytes(shape_of(job, cover)) <= kMostWorkspace;
+  };
+  if (one_stride(job.o) && one_stride(job.d_out) && fits(Cover::kAll)) {
+    if (one_stride(job.q) && one_stride(job.dq)) return Way{};
+    if (job.sequences > 1 && job.groups * job.heads * job.queries < kFullLaunch &&
+        can_be_packed(job, job.q) && can_be_packed(job, job.dq)) {
+      return Way{Cover::kAll, true};
+    }
   }
-  for (const Cover cover : {Cover::kAll, Cover::kSequence, Cover::kGroup}) {
-    if (cover == Cover::kAll && job.heads > 1 && !one_stride) continue;
-    if (square_bytes(shape_of(job, cover)) <= kMostWorkspace) return cover;
+  for (const Cover cover : {Cover::kSequence, Cover::kGroup}) {
+    if (fits(cover)) return Way{cover, false};
   }
   return std::nullopt;
 }
@@ -96,22 +124,26 @@ class Context {
   // Launches of one call, in order.
   class Launcher {
    public:
-    Launcher(Context& context, const CudnnPlan& plan, cudaStream_t stream)
+    // `more`: bytes besides what the plan needs.
+    Launcher(Context& context, const CudnnPlan& plan, cudaStream_t stream, int64_t more)
         : context_(context),
           plan_(plan),
           lock_(context.mutex_),
-          workspace_(context.workspace(stream, plan.workspace_bytes())) {
+          more_(static_cast<std::byte*>(context.workspace(stream, more + plan.workspace_bytes()))),
+          bytes_(more) {
       cudnn_check(cudnn().set_stream(context.handle_, stream), "cudnnSetStream");
     }
     void run(std::span<const CudnnBinding> bindings) const {
-      plan_.run(context_.handle_, bindings, workspace_);
+      plan_.run(context_.handle_, bindings, more_ + bytes_);
     }
+    void* more() const { return more_; }
 
    private:
     Context& context_;
     const CudnnPlan& plan_;
     std::lock_guard<std::mutex> lock_;
-    void* workspace_;
+    std::byte* more_;
+    int64_t bytes_;
   };
 
  private:
@@ -146,16 +178,21 @@ bool fits(const AttentionJob& job) {
 }
 
 struct Chosen {
-  Cover cover = Cover::kAll;
+  Way way;
   const CudnnPlan* plan = nullptr;
 };
 
 Chosen choose(const AttentionJob& job, int device) {
   if (!cudnn().available || !fits(job)) return {};
-  const std::optional<Cover> cover = cover_of(job);
-  if (!cover) return {};
+  const std::optional<Way> way = way_of(job);
+  if (!way) return {};
+  AttentionJob planned = job;
+  if (way->pack) {
+    planned.q = packed(job, job.q.data);
+    planned.dq = packed(job, job.dq.data);
+  }
   const CudaDeviceGuard guard(device);
-  return {*cover, Context::of(device).plan(shape_of(job, *cover))};
+  return {*way, Context::of(device).plan(shape_of(planned, way->cover))};
 }
 
 const void* at(const HeadStrides& x, int64_t sequence, int64_t group) {
@@ -191,15 +228,30 @@ bool cudnn_takes(const AttentionJob& job, int device) { return choose(job, devic
 
 void attention_cudnn(const AttentionJob& job, const Stream& stream) {
   const int device = stream.device().index;
-  const auto [cover, plan] = choose(job, device);
+  const auto [way, plan] = choose(job, device);
   const CudaDeviceGuard guard(device);
-  const Context::Launcher launcher(Context::of(device), *plan,
-                                   static_cast<cudaStream_t>(stream.cuda_stream()));
-  const int64_t sequences = cover == Cover::kAll ? 1 : job.sequences;
-  const int64_t groups = cover == Cover::kGroup ? job.groups : 1;
-  for (int64_t b = 0; b < sequences; ++b) {
-    for (int64_t g = 0; g < groups; ++g) launch(job, launcher, b, g);
+  const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
+  const int64_t tokens = job.sequences * job.queries * job.groups, width = job.heads * job.head_dim;
+  const int64_t bytes = way.pack ? (2 * tokens * width + 255) / 256 * 256 : 0;
+  const bool backward = job.d_out.data;
+  const Context::Launcher launcher(Context::of(device), *plan, cuda_stream,
+                                   backward ? 2 * bytes : bytes);
+  const auto copy = [&](const HeadStrides& to, const HeadStrides& from) {
+    MOIETY_CUDA_CHECK(cudaMemcpy2DAsync(to.data, 2 * to.group, from.data, 2 * from.group, 2 * width,
+                                        tokens, cudaMemcpyDeviceToDevice, cuda_stream));
+  };
+  AttentionJob launched = job;
+  if (way.pack) {
+    launched.q = packed(job, launcher.more());
+    if (backward) launched.dq = packed(job, static_cast<std::byte*>(launcher.more()) + bytes);
+    copy(launched.q, job.q);
   }
+  const int64_t sequences = way.cover == Cover::kAll ? 1 : job.sequences;
+  const int64_t groups = way.cover == Cover::kGroup ? job.groups : 1;
+  for (int64_t b = 0; b < sequences; ++b) {
+    for (int64_t g = 0; g < groups; ++g) launch(launched, launcher, b, g);
+  }
+  if (way.pack && backward) copy(job.dq, launched.dq);
 }
 
 const CudnnStatus& cudnn_status() {

@@ -129,11 +129,17 @@ TEST_P(AttentionGpu, CapturedAndRepeated) {
   }
 }
 
-// Heads of a fused projection, as the model has them, and heads at odd addresses.
+// Heads of a fused projection, as the model has them (for cuDNN q is packed, but not that of one
+// sequence), and heads at odd addresses.
 TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
-  for (const auto& [dim, cudnn] :
-       {std::pair{64, true}, {64, false}, {128, true}, {128, false}, {16, true}}) {
-    const int64_t sequences = 3, length = 140, tokens = sequences * length, heads = 4, kv = 2;
+  struct Choice {
+    int64_t sequences, dim;
+    bool cudnn;
+  };
+  for (const auto& [sequences, dim, cudnn] :
+       {Choice{3, 64, true}, Choice{1, 64, true}, Choice{3, 64, false}, Choice{3, 128, true},
+        Choice{3, 128, false}, Choice{3, 16, true}}) {
+    const int64_t length = 256, tokens = sequences * length, heads = 4, kv = 2;
     const Tensor host = normal_tensor(DType::kBFloat16, {tokens, (heads + 2 * kv) * dim}, 1);
     const Tensor qkv = Copies::on_gpu(host, stream),
                  dqkv(DType::kBFloat16, host.view().sizes(), kGpu);
@@ -175,22 +181,31 @@ TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
   }
 }
 
-// So long that a launch of cuDNN's backward covers a group alone, against the tiles: 1 % of the
-// root mean square.
-TEST_F(AttentionGpuCalls, LongSequencesByCudnn) {
+// What cuDNN's backward takes in a launch for each group (whose scores are 2 GiB) and for each
+// sequence, against the tiles: 1 % of the root mean square.
+class AttentionGpuLaunches : public GpuTest, public testing::WithParamInterface<Case> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionGpuLaunches,
+                         testing::Values(Case{"group", 1, 16384, 16384, 8, 2, 64},
+                                         Case{"sequence", 2, 4096, 4096, 32, 4, 32}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(AttentionGpuLaunches, AreTheTiles) {
   if (!cudnn_status().available) GTEST_SKIP() << cudnn_status().text;
-  const int64_t length = 16384, heads = 8, kv = 2, dim = 64, width = (heads + 2 * kv) * dim;
-  const Tensor qkv = Copies::on_gpu(normal_tensor(DType::kBFloat16, {length, width}, 1), stream);
-  const Tensor d_out =
-      Copies::on_gpu(normal_tensor(DType::kBFloat16, {1, length, kv, heads / kv, dim}, 2), stream);
-  const QkvHeads x = split_heads(qkv, 1, heads, kv, dim);
+  const Case& c = GetParam();
+  const int64_t n = c.sequences, length = c.queries, heads = c.heads, kv = c.kv_heads;
+  const int64_t width = (heads + 2 * kv) * c.head_dim;
+  const Tensor qkv =
+      Copies::on_gpu(normal_tensor(DType::kBFloat16, {n * length, width}, 1), stream);
+  const Tensor d_out = Copies::on_gpu(
+      normal_tensor(DType::kBFloat16, {n, length, kv, heads / kv, c.head_dim}, 2), stream);
+  const QkvHeads x = split_heads(qkv, n, heads, kv, c.head_dim);
   std::vector<Tensor> results;
   for (const bool cudnn : {true, false}) {
     const Tensor o(DType::kBFloat16, d_out.view().sizes(), kGpu),
-        lse(DType::kFloat32, {1, kv, heads / kv, length}, kGpu),
-        delta(DType::kFloat32, {1, kv, heads / kv, length}, kGpu),
-        dqkv(DType::kBFloat16, {length, width}, kGpu);
-    const QkvHeads d = split_heads(dqkv, 1, heads, kv, dim);
+        lse(DType::kFloat32, {n, kv, heads / kv, length}, kGpu),
+        delta(DType::kFloat32, {n, kv, heads / kv, length}, kGpu),
+        dqkv(DType::kBFloat16, {n * length, width}, kGpu);
+    const QkvHeads d = split_heads(dqkv, n, heads, kv, c.head_dim);
     const AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC, {}, o, lse, cudnn};
     const AttentionBackwardArgs backward{forward, d_out, d.q_BSGMC, d.k_BSGC, d.v_BSGC, delta};
     const AttentionPath path = cudnn ? AttentionPath::kCudnn : AttentionPath::kTiles;
@@ -206,9 +221,9 @@ TEST_F(AttentionGpuCalls, LongSequencesByCudnn) {
   for (size_t i = 0; i < 3; ++i) {
     const std::vector<double> a = values(results[i]), b = values(results[i + 3]);
     double difference = 0, squares = 0;
-    for (size_t n = 0; n < a.size(); ++n) {
-      difference += (a[n] - b[n]) * (a[n] - b[n]);
-      squares += b[n] * b[n];
+    for (size_t at = 0; at < a.size(); ++at) {
+      difference += (a[at] - b[at]) * (a[at] - b[at]);
+      squares += b[at] * b[at];
     }
     EXPECT_LT(difference, 1e-4 * squares) << "tensor " << i;
   }
