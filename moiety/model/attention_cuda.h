@@ -42,10 +42,11 @@ AttentionPath attention_backward_path(const AttentionBackwardArgs& args);
 // By the fused kernels of cuDNN, forward or, if there is d_out, backward: bf16, heads of a multiple
 // of 32, as many queries as keys and at least 128, no documents, and what its heuristics take. It
 // plans, and compiles, a shape once; what it plans depends on the shape, the GPU and cuDNN's
-// version alone. Where q's heads have no single stride there is a launch for each sequence.
-// Backward needs a workspace of 2 bytes for every score of a launch, which is a sequence or a group
-// of heads if that is over 2 GiB; it is allocated at a stream's first call (also while that is
-// captured) and kept until the process ends.
+// version alone. Where q's heads have no single stride there is a launch for each sequence, or,
+// where these were small, q is packed in the workspace (and dq spread from it). Backward's
+// workspace has 2 bytes for every score of a launch, which is a sequence or a group of heads if it
+// were over 2 GiB. A workspace is allocated at a stream's first call (also while that is captured)
+// and kept until the process ends.
 bool cudnn_takes(const AttentionJob& job, int device);
 void attention_cudnn(const AttentionJob& job, const Stream& stream);  // only what it takes
 
