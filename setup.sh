@@ -4,7 +4,7 @@
 #   bash setup.sh           compiler, libraries, tools
 #   bash setup.sh --corpus  also the packages that hold the demo's English text
 #   bash setup.sh --gpu     also CUDA's compiler, if there is none, and the headers of NVIDIA's libraries: from PyPI
-#                           into ~/.cache/moiety, where 100 MB stay of 500
+#                           into ~/.cache/moiety, where 100 MB stay of 1000
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache git python3 clang-format
@@ -81,16 +81,16 @@ install_nvcc() {
 
 # The headers of libraries that are opened at run time (cmake/cuda.cmake). Their wheels hold the
 # libraries too; of these nothing is kept.
-install_gpu_headers() {
+install_headers() {  # HEADER PACKAGE "what is built without it"
   local cache=${XDG_CACHE_HOME:-$HOME/.cache}/moiety/gpu-headers partial
-  if [ -e "$cache/nvidia/cu13/include/cublasLt.h" ]; then return; fi
-  echo "setup.sh: headers of cuBLASLt go to $cache" >&2
+  if [ -e "$cache/$1" ]; then return; fi
+  echo "setup.sh: headers of ${2%%=*} go to $cache" >&2
   mkdir -p "$(dirname "$cache")"
   partial=$(mktemp -d "$cache.XXXXXX")
   trap "rm -rf '$partial'" EXIT
   if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-    --timeout 30 --retries 2 --dest "$partial" 'nvidia-cublas==13.0.*'; then
-    echo "setup.sh: PyPI did not give nvidia-cublas: what is built now multiplies by Moiety's own tiles" >&2
+    --timeout 30 --retries 2 --dest "$partial" "$2"; then
+    echo "setup.sh: PyPI did not give ${2%%=*}: what is built now $3" >&2
     return
   fi
   python3 - "$partial" <<'END'
@@ -102,10 +102,14 @@ for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
 END
   mkdir -p "$cache"
   cp -r "$partial/." "$cache"
+  rm -rf "$partial"
 }
 
 install_debian
 if [ $gpu -eq 1 ]; then
   install_nvcc
-  install_gpu_headers
+  install_headers nvidia/cu13/include/cublasLt.h 'nvidia-cublas==13.0.*' \
+    "multiplies by Moiety's own tiles"
+  install_headers nvidia/cudnn/include/cudnn_graph.h 'nvidia-cudnn-cu13==9.*' \
+    "has attention by Moiety's own kernels"
 fi

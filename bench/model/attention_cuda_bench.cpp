@@ -3,7 +3,7 @@
 #include "bench/harness.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
-#include "moiety/model/attention.h"
+#include "moiety/model/attention_cuda.h"
 
 namespace moiety::bench {
 namespace {
@@ -13,8 +13,8 @@ constexpr Device kGpu{DeviceType::kCuda, 0};
 struct Shape {
   int64_t sequences, length, heads, kv_heads, head_dim;
 };
-constexpr Shape kShapes[] = {
-    {2, 4096, 32, 4, 128}, {8, 1024, 32, 4, 128}, {2, 4096, 16, 16, 64}, {8, 1024, 16, 4, 64}};
+constexpr Shape kShapes[] = {{2, 4096, 32, 4, 128},  {1, 8192, 32, 4, 128}, {8, 1024, 32, 4, 128},
+                             {2, 4096, 32, 32, 128}, {2, 4096, 16, 16, 64}, {8, 1024, 16, 4, 64}};
 
 Tensor random_on_gpu(std::initializer_list<int64_t> sizes, uint32_t id, const Stream& stream) {
   const Tensor host = random_tensor(DType::kBFloat16, sizes, id);
@@ -24,7 +24,7 @@ Tensor random_on_gpu(std::initializer_list<int64_t> sizes, uint32_t id, const St
   return out;
 }
 
-void measure_shape(const Shape& s, const Stream& stream) {
+void measure_shape(const Shape& s, bool cudnn, const Stream& stream) {
   const int64_t b = s.sequences, t = s.length, g = s.kv_heads, m = s.heads / g, c = s.head_dim;
   const int64_t width = (s.heads + 2 * g) * c;
   const Tensor qkv = random_on_gpu({b * t, width}, 1, stream),
@@ -34,18 +34,19 @@ void measure_shape(const Shape& s, const Stream& stream) {
                delta(DType::kFloat32, {b, g, m, t}, kGpu);
   const model::QkvHeads x = model::split_heads(qkv, b, s.heads, g, c),
                         d = model::split_heads(dqkv, b, s.heads, g, c);
-  const model::AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC, {}, o, lse};
+  const model::AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC, {}, o, lse, cudnn};
   const model::AttentionBackwardArgs backward{forward, d_out, d.q_BSGMC, d.k_BSGC, d.v_BSGC, delta};
   const double flop = 2.0 * double(b * s.heads * t) * double(t) * double(c);
-  const auto report = [&](const char* name, double flops, const Timing& time) {
-    Row row{name, text("B{} S{} H{} G{} C{}", b, t, s.heads, g, c), tera(flops, time.ms), "TFLOP/s",
-            time};
+  const auto report = [&](const char* name, model::AttentionPath path, double flops,
+                          const Timing& time) {
+    Row row{name, text("B{} S{} H{} G{} C{} {}", b, t, s.heads, g, c, model::name(path)),
+            tera(flops, time.ms), "TFLOP/s", time};
     row.device = kGpu;
     print(row);
   };
-  report("attention.fwd", flop,
+  report("attention.fwd", attention_path(forward), flop,
          measure([&](int64_t) { model::attention(forward, stream); }, stream));
-  report("attention.bwd", 2.5 * flop,
+  report("attention.bwd", attention_backward_path(backward), 2.5 * flop,
          measure([&](int64_t) { model::attention_backward(backward, stream); }, stream));
 }
 
@@ -55,7 +56,11 @@ void run(Options& options) {
   if (!options.parse()) return;
   require_device("attention_cuda_bench", kGpu);
   const Stream stream = Stream::on(kGpu);
-  for (const Shape& s : kShapes) measure_shape(s, stream);
+  std::fprintf(stderr, "%s\n", model::cudnn_status().text.c_str());
+  for (const Shape& s : kShapes) {
+    measure_shape(s, false, stream);
+    if (model::cudnn_status().available) measure_shape(s, true, stream);
+  }
 }
 
 }  // namespace

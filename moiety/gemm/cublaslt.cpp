@@ -2,8 +2,8 @@
 #include <map>
 #include <mutex>
 
-#include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu.h"
+#include "moiety/base/outside_capture.h"
 #include "moiety/gemm/cublaslt_loader.h"
 #include "moiety/gemm/gemm_cuda.h"
 
@@ -92,18 +92,6 @@ Plan make_plan(cublasLtHandle_t handle, const Problem& p) {
   choose_algorithm(handle, plan);
   return plan;
 }
-
-// Allocations and the loading of kernels are not part of what is captured.
-class OutsideCapture {
- public:
-  OutsideCapture() { MOIETY_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~OutsideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  OutsideCapture(const OutsideCapture&) = delete;
-  OutsideCapture& operator=(const OutsideCapture&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 // What a GPU keeps between products.
 class Context {

@@ -22,9 +22,12 @@
 // too.
 //
 // On GPUs bf16 heads of 32, 64 or 128 whose addresses and strides are multiples of 16 bytes are
-// multiplied by tensor cores: p and dS are rounded to bf16 before they are, which adds w = 2^-8:
+// multiplied by tensor cores; by those of cuDNN's fused kernels, where it is there, those of other
+// multiples of 32 too, if there are as many queries as keys, at least 128, and no documents. p and
+// dS are rounded to bf16 before they are multiplied, which adds w = 2^-8:
 //   o: w sum_j p_ij |v_jc|   dV: w sum_i p_ij |dO_ic|   dQ: w sum_j |dS_ij k_jc|
 //   dK: w sum_i |dS_ij q_ic|
+// cuDNN rounds dK and dV of each head of a group before it sums them: there w counts twice.
 // All other heads are computed in fp32 within the bound above. Both give the same bits every time,
 // and trust document_start to be ascending and not after the query's position.
 #pragma once
@@ -41,6 +44,8 @@ struct AttentionArgs {
   TensorView document_start_BS;  // optional int32 [B, Sq]: first key that a query sees, ascending
   TensorView o_BSGMC;
   TensorView lse_BGMS;  // fp32
+  // On GPUs: false leaves it to Moiety's kernels, whose bits do not depend on cuDNN's version.
+  bool cudnn = true;
 };
 void attention(const AttentionArgs& args, Stream stream);
 

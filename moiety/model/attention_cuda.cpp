@@ -28,14 +28,24 @@ AttentionJob job_of(const char* operation, const AttentionArgs& a) {
   job.v = strides_of(a.v_BSGC);
   job.o = strides_of(a.o_BSGMC);
   job.lse = a.lse_BGMS.data<float>();
+  job.cudnn = a.cudnn;
   if (a.document_start_BS.defined()) job.document_start = a.document_start_BS.data<int32_t>();
   return job;
 }
 
-// Whether the tiles can have these tensors.
-bool by_tiles(const AttentionJob& job) {
+AttentionJob job_of(const AttentionBackwardArgs& a) {
+  AttentionJob job = job_of("attention_backward", a.forward);
+  job.d_out = strides_of(a.do_BSGMC);
+  job.dq = strides_of(a.dq_BSGMC);
+  job.dk = strides_of(a.dk_BSGC);
+  job.dv = strides_of(a.dv_BSGC);
+  job.delta = a.delta_BGMS.data<float>();
+  return job;
+}
+
+// Whether tensor cores can be given these tensors.
+bool aligned(const AttentionJob& job) {
   if (job.dtype != DType::kBFloat16) return false;
-  if (job.head_dim != 32 && job.head_dim != 64 && job.head_dim != 128) return false;
   for (const HeadStrides* x :
        {&job.q, &job.k, &job.v, &job.o, &job.d_out, &job.dq, &job.dk, &job.dv}) {
     const int64_t strides = x->sequence | x->row | x->group | x->head;
@@ -46,22 +56,45 @@ bool by_tiles(const AttentionJob& job) {
   return true;
 }
 
+AttentionPath path_of(const AttentionJob& job, Device device) {
+  if (!aligned(job)) return AttentionPath::kPlain;
+  if (cudnn_takes(job, device.index)) return AttentionPath::kCudnn;
+  const bool tiles = job.head_dim == 32 || job.head_dim == 64 || job.head_dim == 128;
+  return tiles ? AttentionPath::kTiles : AttentionPath::kPlain;
+}
+
 }  // namespace
+
+AttentionPath attention_path(const AttentionArgs& args) {
+  return path_of(job_of("attention", args), args.q_BSGMC.device());
+}
+
+AttentionPath attention_backward_path(const AttentionBackwardArgs& args) {
+  return path_of(job_of(args), args.forward.q_BSGMC.device());
+}
 
 void attention_cuda(const AttentionArgs& args, const Stream& stream) {
   const AttentionJob job = job_of("attention", args);
-  by_tiles(job) ? attention_tiles_cuda(job, stream) : attention_plain_cuda(job, stream);
+  switch (path_of(job, stream.device())) {
+    case AttentionPath::kCudnn:
+      return attention_cudnn(job, stream);
+    case AttentionPath::kTiles:
+      return attention_tiles_cuda(job, stream);
+    case AttentionPath::kPlain:
+      return attention_plain_cuda(job, stream);
+  }
 }
 
 void attention_backward_cuda(const AttentionBackwardArgs& args, const Stream& stream) {
-  AttentionJob job = job_of("attention_backward", args.forward);
-  job.d_out = strides_of(args.do_BSGMC);
-  job.dq = strides_of(args.dq_BSGMC);
-  job.dk = strides_of(args.dk_BSGC);
-  job.dv = strides_of(args.dv_BSGC);
-  job.delta = args.delta_BGMS.data<float>();
-  by_tiles(job) ? attention_tiles_backward_cuda(job, stream)
-                : attention_plain_backward_cuda(job, stream);
+  const AttentionJob job = job_of(args);
+  switch (path_of(job, stream.device())) {
+    case AttentionPath::kCudnn:
+      return attention_cudnn(job, stream);
+    case AttentionPath::kTiles:
+      return attention_tiles_backward_cuda(job, stream);
+    case AttentionPath::kPlain:
+      return attention_plain_backward_cuda(job, stream);
+  }
 }
 
 }  // namespace moiety::model

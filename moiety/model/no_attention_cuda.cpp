@@ -8,5 +8,9 @@ void attention_cuda(const AttentionArgs&, const Stream&) { fail_without_cuda("at
 void attention_backward_cuda(const AttentionBackwardArgs&, const Stream&) {
   fail_without_cuda("attention_backward");
 }
+AttentionPath attention_path(const AttentionArgs&) { fail_without_cuda("attention"); }
+AttentionPath attention_backward_path(const AttentionBackwardArgs&) {
+  fail_without_cuda("attention_backward");
+}
 
 }  // namespace moiety::model

@@ -101,7 +101,7 @@ struct Values {
 };
 
 inline void oracle_row(const OracleHead& h, const Values& x, int64_t i, bool backward,
-                       double rounding, Oracle& out) {
+                       double rounding, double of_heads, Oracle& out) {
   const Case& c = h.p.c;
   const int64_t n = c.head_dim, first = h.p.document_start[h.b * c.queries + i];
   const int64_t last = c.keys - c.queries + i, qi = h.q_row(i), li = h.lse_index(i);
@@ -147,19 +147,20 @@ inline void oracle_row(const OracleHead& h, const Values& x, int64_t i, bool bac
         continue;
       }
       out.dv[kj] += p * x.d_out[qi + d];
-      out.dv_bound[kj] += (e + kU * nm + rounding) * p * std::abs(x.d_out[qi + d]);
+      out.dv_bound[kj] += (e + kU * nm + rounding + of_heads) * p * std::abs(x.d_out[qi + d]);
       out.dq[qi + d] += ds * x.k[kj];
       out.dq_bound[qi + d] += t * std::abs(x.k[kj]);
       out.dk[kj] += ds * x.q[qi + d];
-      out.dk_bound[kj] += t * std::abs(x.q[qi + d]);
+      out.dk_bound[kj] += (t + of_heads * std::abs(ds)) * std::abs(x.q[qi + d]);
     }
   }
   for (int64_t d = 0; d < n && !backward; ++d)
     out.o_bound[qi + d] = e * v_max[d] + rounding * v_sum[d];
 }
 
-// Backward takes o and lse as they are stored in the problem. rounding: w of the header.
-inline Oracle oracle(const Problem& p, bool backward, double rounding = 0) {
+// Backward takes o and lse as they are stored in the problem. rounding: w of the header; of_heads:
+// what dK and dV have besides.
+inline Oracle oracle(const Problem& p, bool backward, double rounding = 0, double of_heads = 0) {
   Oracle out;
   const Values x(p);
   for (auto* v : {&out.o, &out.dq, &out.o_bound, &out.dq_bound}) v->resize(p.q().numel());
@@ -169,7 +170,7 @@ inline Oracle oracle(const Problem& p, bool backward, double rounding = 0) {
     for (int64_t g = 0; g < p.c.kv_heads; ++g) {
       for (int64_t m = 0; m < p.c.heads / p.c.kv_heads; ++m) {
         for (int64_t i = 0; i < p.c.queries; ++i) {
-          oracle_row({p, b, g, m}, x, i, backward, rounding, out);
+          oracle_row({p, b, g, m}, x, i, backward, rounding, of_heads, out);
         }
       }
     }
@@ -191,8 +192,9 @@ inline void expect_forward(const Problem& p, const std::string& what, double rou
   expect_within(p.lse(), e.lse, e.lse_bound, what + " lse");
 }
 
-inline void expect_backward(const Problem& p, const std::string& what, double rounding = 0) {
-  const Oracle e = oracle(p, true, rounding);
+inline void expect_backward(const Problem& p, const std::string& what, double rounding = 0,
+                            double of_heads = 0) {
+  const Oracle e = oracle(p, true, rounding, of_heads);
   expect_within(p.tensors[5], e.dq, e.dq_bound, what + " dq");
   expect_within(p.tensors[6], e.dk, e.dk_bound, what + " dk");
   expect_within(p.tensors[7], e.dv, e.dv_bound, what + " dv");

@@ -1,0 +1,20 @@
+// For sources that call the CUDA run time: what is not part of the graph that a thread captures.
+#pragma once
+
+#include "moiety/base/cuda_check.cuh"
+
+namespace moiety {
+
+// While it lives this thread may allocate and load kernels, even in the midst of a capture.
+class OutsideCapture {
+ public:
+  OutsideCapture() { MOIETY_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~OutsideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideCapture(const OutsideCapture&) = delete;
+  OutsideCapture& operator=(const OutsideCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace moiety
