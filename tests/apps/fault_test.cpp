@@ -479,6 +479,7 @@ std::string disturbed_run(const std::string& directory, bool fickle, int max_ski
   Watchdog watchdog(Seconds(100), directory);
   RunFiles files(o, 150, true);
   TrainingPlan plan{.config = config,
+                    .device = {},
                     .memory_of_rank = int64_t{1} << 40,
                     .grid = check_layout(o),
                     .model = model_config(o, 264),
