@@ -392,6 +392,13 @@ struct BackwardParams {
   bool vector;
 };
 
+template <class L>
+__device__ void store_gradient(const BackwardParams& p, int64_t t, float (&dx)[L::kEach]) {
+  const int experts = static_cast<int>(p.rows.config.experts);
+  p.pieces ? store_pieces<L>(p.pieces + t * 3 * experts, experts, p.vector, dx)
+           : store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+}
+
 // dlogits of token t. `row`, `dq` [E]: in shared memory.
 template <class L>
 __device__ void route_back(const BackwardParams& p, const float* dq, float* row, int64_t t,
@@ -460,9 +467,7 @@ __device__ void route_back(const BackwardParams& p, const float* dq, float* row,
   }
 #pragma unroll
   for (float& v : dx) v = live ? v : 0;
-  if (!exists) return;
-  p.pieces ? store_pieces<L>(p.pieces + t * 3 * experts, experts, p.vector, dx)
-           : store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+  if (exists) store_gradient<L>(p, t, dx);
 }
 
 template <class L>
