@@ -4,6 +4,7 @@
 
 #include "moiety/base/gpu.h"
 #include "moiety/base/outside_capture.h"
+#include "moiety/base/trace.h"
 #include "moiety/gemm/cublaslt_loader.h"
 #include "moiety/gemm/gemm_cuda.h"
 
@@ -155,6 +156,8 @@ bool gemm_cublaslt(const BlockGemm& g, const Stream& stream) {
   const Plan& plan = context.plan({g.op, e.out_dtype, g.m, g.n, g.k, g.a.stride, g.b.stride,
                                    reads ? e.old_stride : e.out_stride, e.out_stride});
   if (!plan.found) return false;
+  const TraceSpan span(TraceLane::kCompute, "gemm cublaslt",
+                       {{"m", g.m}, {"n", g.n}, {"k", g.k}, {"flops", 2.0 * g.m * g.n * g.k}});
   const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
   void* workspace = context.workspace(cuda_stream);
   check(cublaslt().matmul(context.handle(), plan.operation, &e.alpha, g.b.data, plan.b, g.a.data,

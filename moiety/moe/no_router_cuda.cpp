@@ -14,7 +14,10 @@ void backward_rows_cuda(const RouterConfig&, const RouterBackwardArgs&, const Te
                         const Stream&) {
   fail_without_cuda("router_backward");
 }
-void widen_cuda(const TensorView&, const TensorView&, const Stream&) {
+void stack_rows_cuda(const TensorView&, const TensorView&, const Stream&) {
+  fail_without_cuda("router_backward");
+}
+void add_pieces_cuda(const TensorView&, const TensorView&, float, const Stream&) {
   fail_without_cuda("router_backward");
 }
 void update_bias_cuda(const TensorView&, const TensorView&, float, const TensorView&,

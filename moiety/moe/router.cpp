@@ -62,9 +62,9 @@ void add_blocks(const Blocks& blocks, const Block* block, int64_t columns, Out* 
   }
 }
 
-// `out` is contiguous.
+// The gradient of the logits stays float32, so the operands that it meets are widened. `out` is
+// contiguous.
 void widen(const TensorView& x, const TensorView& out, Stream stream) {
-  if (stream.device().type == DeviceType::kCuda) return detail::widen_cuda(x, out, stream);
   stream.run([=] {
     const int64_t columns = x.size(1);
     parallel_for(x.size(0), 16, [&](int64_t begin, int64_t end) {
@@ -114,6 +114,77 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                         {"dh_TD", args.dh_TD},
                         {"workspace", args.workspace}},
                        stream);
+}
+
+// The views of a workspace, one behind the other.
+class Parts {
+ public:
+  Parts(const TensorView& workspace, const Stream& stream)
+      : next_(static_cast<std::byte*>(workspace.raw())), device_(stream.device()) {}
+  TensorView take(DType dtype, int64_t rows, int64_t columns) {
+    const TensorView out(next_, dtype, {rows, columns}, device_);
+    next_ += out.bytes();
+    return out;
+  }
+
+ private:
+  std::byte* next_;
+  Device device_;
+};
+
+void add_hidden_gradient(const RouterBackwardArgs& args, const TensorView& dlogits,
+                         const TensorView& w, const Stream& stream) {
+  gemm::gemm({.op = gemm::GemmOp::kNN,
+              .a = dlogits,
+              .b = w,
+              .out = args.dh_TD,
+              .beta = args.addend_TD.defined() ? 1.0f : 0.0f,
+              .c = args.addend_TD},
+             stream);
+}
+
+void backward_in_fp32(const RouterConfig& config, const RouterBackwardArgs& args, bool gpu,
+                      const Stream& stream) {
+  const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
+  Parts parts(args.workspace, stream);
+  const TensorView dlogits = parts.take(DType::kFloat32, tokens, experts);
+  if (gpu) {
+    detail::backward_rows_cuda(config, args, dlogits, stream);
+  } else {
+    stream.run([=] { detail::backward_rows(config, args, dlogits); });
+  }
+  TensorView h = args.h_TD, w = args.w_ED;
+  if (h.dtype() != DType::kFloat32) {
+    h = parts.take(DType::kFloat32, tokens, model);
+    w = parts.take(DType::kFloat32, experts, model);
+    widen(args.h_TD, h, stream);
+    widen(args.w_ED, w, stream);
+  }
+  add_hidden_gradient(args, dlogits, w, stream);
+  if (!args.dw_ED.defined()) return;
+  gemm::gemm({.op = gemm::GemmOp::kNT,
+              .a = dlogits,
+              .b = h,
+              .out = args.dw_ED,
+              .beta = args.dw_beta,
+              .c = {}},
+             stream);
+}
+
+// The same by tensor cores: three bf16 pieces that add up to the gradient of the logits.
+void backward_in_pieces(const RouterConfig& config, const RouterBackwardArgs& args,
+                        const Stream& stream) {
+  const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
+  Parts parts(args.workspace, stream);
+  const TensorView sums = parts.take(DType::kFloat32, 3 * experts, model);
+  const TensorView w = parts.take(DType::kBFloat16, 3 * experts, model);
+  const TensorView pieces = parts.take(DType::kBFloat16, tokens, 3 * experts);
+  detail::backward_rows_cuda(config, args, pieces, stream);
+  detail::stack_rows_cuda(args.w_ED, w, stream);
+  add_hidden_gradient(args, pieces, w, stream);
+  if (!args.dw_ED.defined()) return;
+  gemm::gemm({.op = gemm::GemmOp::kNT, .a = pieces, .b = args.h_TD, .out = sums, .c = {}}, stream);
+  detail::add_pieces_cuda(sums, args.dw_ED, args.dw_beta, stream);
 }
 
 void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
@@ -206,8 +277,12 @@ int64_t router_forward_workspace(const RouterConfig& config, int64_t tokens, int
 
 int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64_t tokens,
                                   int64_t model) {
-  const int64_t widened = dtype == DType::kFloat32 ? 0 : (tokens + config.experts) * model;
-  return (tokens * config.experts + widened) * sizeof(float);
+  const int64_t experts = config.experts;
+  if (dtype == DType::kFloat32) return byte_size(dtype, tokens * experts);
+  const int64_t widened = byte_size(DType::kFloat32, tokens * experts + (tokens + experts) * model);
+  const int64_t pieces = byte_size(DType::kFloat32, 3 * experts * model) +
+                         byte_size(dtype, 3 * experts * (model + tokens));
+  return std::max(widened, pieces);
 }
 
 void router_forward(const RouterConfig& config, const RouterForwardArgs& args, Stream stream) {
@@ -270,44 +345,10 @@ void router_losses(const RouterConfig& config, const RouterLossArgs& args, Strea
 
 void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream) {
   const bool gpu = check_backward(config, args, stream);
-  const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
-
   const TraceSpan span(TraceLane::kCompute, "router_backward",
-                       {{"tokens", tokens}, {"experts", experts}});
-  auto* floats = reinterpret_cast<float*>(args.workspace.raw());
-  const auto part = [&](int64_t offset, int64_t rows, int64_t columns) {
-    return TensorView(floats + offset, DType::kFloat32, {rows, columns}, stream.device());
-  };
-  const TensorView dlogits = part(0, tokens, experts);
-  if (gpu) {
-    detail::backward_rows_cuda(config, args, dlogits, stream);
-  } else {
-    stream.run([=] { detail::backward_rows(config, args, dlogits); });
-  }
-  // The gradient of the logits stays float32, so the operands that it meets are widened.
-  TensorView h = args.h_TD, w = args.w_ED;
-  if (h.dtype() != DType::kFloat32) {
-    h = part(tokens * experts, tokens, model);
-    w = part(tokens * (experts + model), experts, model);
-    widen(args.h_TD, h, stream);
-    widen(args.w_ED, w, stream);
-  }
-  gemm::gemm({.op = gemm::GemmOp::kNN,
-              .a = dlogits,
-              .b = w,
-              .out = args.dh_TD,
-              .beta = args.addend_TD.defined() ? 1.0f : 0.0f,
-              .c = args.addend_TD},
-             stream);
-  if (args.dw_ED.defined()) {
-    gemm::gemm({.op = gemm::GemmOp::kNT,
-                .a = dlogits,
-                .b = h,
-                .out = args.dw_ED,
-                .beta = args.dw_beta,
-                .c = {}},
-               stream);
-  }
+                       {{"tokens", args.h_TD.size(0)}, {"experts", config.experts}});
+  const bool pieces = gpu && args.h_TD.dtype() == DType::kBFloat16;
+  pieces ? backward_in_pieces(config, args, stream) : backward_in_fp32(config, args, gpu, stream);
 }
 
 void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream,

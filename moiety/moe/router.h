@@ -10,7 +10,9 @@
 // threads.
 //
 // On a GPU all but the products has these bits (a NaN is any NaN), nothing waits for the host, and
-// every call can be captured.
+// every call can be captured. The gradient of the logits stays fp32 when it meets bf16: CPUs widen
+// the other operand, on a GPU it is three bf16 pieces, whose products are exact in fp32. dx w is
+// then a product of K = 3E; dx^T h is the sum of three of K = T.
 //
 // A step: router_forward on each rank; then, where the scope of the losses is larger than one rank,
 // the caller sums `count`, `sum` (and `scope`) over the ranks; router_losses for the values;
@@ -100,7 +102,7 @@ struct RouterBackwardArgs {
   float dw_beta = 0.0f;  // 0 or 1; 0 never reads dw
   TensorView addend_TD;  // of h's dtype or float32, optional; may be dh itself
   TensorView dh_TD;      // out, of h's dtype: round(dx w + addend)
-  TensorView workspace;  // uint8, at least router_backward_workspace bytes, aligned to 4
+  TensorView workspace;  // uint8, at least router_backward_workspace bytes, aligned to 4; 16: fast
 };
 
 void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream);

@@ -57,6 +57,29 @@ __device__ void load_logits(const float* x, int experts, bool vector, float (&v)
   }
 }
 
+// The three pieces of a row, at x, x + experts and x + 2 experts. Each rounds what the ones before
+// it leave, which is exact, so they add up to an element but for what lies below bf16's least,
+// 2^-133. An element that bf16 has no finite value for has a NaN among its pieces.
+template <class L>
+__device__ void store_pieces(bf16* row, int experts, bool vector, float (&v)[L::kEach]) {
+#pragma unroll
+  for (int i = 0; i < L::kEach; i += kOctet) {
+    const int e = L::expert(i);
+#pragma unroll
+    for (int piece = 0; piece < 3; ++piece) {
+      float rest[kOctet];
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) rest[j] = v[i + j];
+      const Octet<bf16> octet = round_octet<bf16>(rest);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) v[i + j] -= octet[j];
+      bf16* to = row + piece * experts + e;
+      vector ? store_octet<true>(to, octet, experts - e)
+             : store_octet<false>(to, octet, experts - e);
+    }
+  }
+}
+
 template <class L>
 __device__ void store_row(float* row, int experts, bool vector, const float (&v)[L::kEach]) {
 #pragma unroll
@@ -364,9 +387,17 @@ struct BackwardParams {
   Blocks blocks;
   const int64_t* count;
   const int64_t* scope;
+  bf16* pieces;    // [T, 3E], instead of rows.dlogits
   int64_t stride;  // of rows in shared memory
   bool vector;
 };
+
+template <class L>
+__device__ void store_gradient(const BackwardParams& p, int64_t t, float (&dx)[L::kEach]) {
+  const int experts = static_cast<int>(p.rows.config.experts);
+  p.pieces ? store_pieces<L>(p.pieces + t * 3 * experts, experts, p.vector, dx)
+           : store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+}
 
 // dlogits of token t. `row`, `dq` [E]: in shared memory.
 template <class L>
@@ -436,7 +467,7 @@ __device__ void route_back(const BackwardParams& p, const float* dq, float* row,
   }
 #pragma unroll
   for (float& v : dx) v = live ? v : 0;
-  if (exists) store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+  if (exists) store_gradient<L>(p, t, dx);
 }
 
 template <class L>
@@ -516,22 +547,6 @@ __global__ void __launch_bounds__(kLossThreads) add_losses(const __grid_constant
   if (scope_tokens > 0) p.loss[1] += lse2 / static_cast<double>(scope_tokens);
 }
 
-constexpr int kWidenThreads = 256;
-
-template <bool kVector>
-__global__ void __launch_bounds__(kWidenThreads)
-    widen_rows(const bf16* x, int64_t stride, float* out, int64_t rows, int64_t columns) {
-  const int64_t octets = (columns + kOctet - 1) / kOctet;
-  const int64_t index = int64_t{blockIdx.x} * kWidenThreads + threadIdx.x;
-  const int64_t row = index / octets, column = (index - row * octets) * kOctet;
-  if (row >= rows) return;
-  const Octet<bf16> from = load_octet<kVector>(x + row * stride + column, columns - column);
-  Octet<float> to;
-#pragma unroll
-  for (int i = 0; i < kOctet; ++i) to.word[i] = __float_as_uint(from[i]);
-  store_octet<kVector>(out + row * columns + column, to, columns - column);
-}
-
 constexpr int kBiasThreads = 256;
 
 __global__ void __launch_bounds__(kBiasThreads)
@@ -598,16 +613,18 @@ void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args
 }
 
 void backward_rows_cuda(const RouterConfig& config, const RouterBackwardArgs& args,
-                        const TensorView& dlogits_TE, const Stream& stream) {
+                        const TensorView& dlogits, const Stream& stream) {
+  const bool pieces = dlogits.dtype() == DType::kBFloat16;
   const Blocks blocks(args.logits_TE.size(0), args.count.size(0));
   const int64_t stride = blocks_for(config.experts, kOctet) * kOctet;
   const BackwardParams p{{config, args.logits_TE.data<float>(), args.idx_TK.data<int32_t>(),
-                          args.dweight_TK.data<float>(), dlogits_TE.data<float>()},
+                          args.dweight_TK.data<float>(), pieces ? nullptr : dlogits.data<float>()},
                          blocks,
                          args.count.data<int64_t>(),
                          args.scope.data<int64_t>(),
+                         pieces ? dlogits.data<bf16>() : nullptr,
                          stride,
-                         octets_fit({&args.logits_TE, &dlogits_TE})};
+                         octets_fit({&args.logits_TE, &dlogits})};
   const auto shared = [&](int64_t tokens) { return 4 * stride * (tokens + 1); };
   with_layout(config.experts, shared, [&](auto layout, int64_t tokens) {
     using L = decltype(layout);
@@ -624,13 +641,6 @@ void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, con
                      args.scope.data<int64_t>(),
                      args.loss_2.data<double>()};
   launch("router_losses", add_losses, {1, kLossThreads}, stream, p);
-}
-
-void widen_cuda(const TensorView& x, const TensorView& out, const Stream& stream) {
-  const int64_t octets = x.size(0) * blocks_for(x.size(1), kOctet);
-  launch("router_backward: widen", octets_fit({&x, &out}) ? widen_rows<true> : widen_rows<false>,
-         {blocks_for(octets, kWidenThreads), kWidenThreads}, stream, x.data<bf16>(), x.stride(0),
-         out.data<float>(), x.size(0), x.size(1));
 }
 
 void update_bias_cuda(const TensorView& bias_E, const TensorView& count_E, float rate,

@@ -1,4 +1,4 @@
-// The router on GPUs: all of it but the products. Internal to router.
+// The router on GPUs: all of it but the products, and what lies around those. Internal to router.
 #pragma once
 
 #include "moiety/moe/router.h"
@@ -9,10 +9,16 @@ namespace moiety::moe::detail {
 void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args,
                        const Stream& stream);
 void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, const Stream& stream);
+// `dlogits`: float32 [T, E], or bfloat16 [T, 3E] for its three pieces: columns [0, E) have the
+// largest, [2E, 3E) the smallest, and all three add up to it.
 void backward_rows_cuda(const RouterConfig& config, const RouterBackwardArgs& args,
-                        const TensorView& dlogits_TE, const Stream& stream);
-// bfloat16 rows to float32 ones without gaps.
-void widen_cuda(const TensorView& x, const TensorView& out, const Stream& stream);
+                        const TensorView& dlogits, const Stream& stream);
+// out_3ED, without gaps, := bfloat16 rows three times.
+void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const Stream& stream);
+// dw := round(beta * dw + (sums of pieces, from the smallest)); float32 sums without gaps, beta 0
+// or 1.
+void add_pieces_cuda(const TensorView& sums_3ED, const TensorView& dw_ED, float beta,
+                     const Stream& stream);
 void update_bias_cuda(const TensorView& bias_E, const TensorView& count_E, float rate,
                       const TensorView& skip, const Stream& stream);
 

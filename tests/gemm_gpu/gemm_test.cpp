@@ -3,6 +3,7 @@
 #include "moiety/gemm/gemm.h"
 
 #include "moiety/base/graph.h"
+#include "moiety/base/trace.h"
 #include "moiety/gemm/gemm_cuda.h"
 #include "tests/gemm_gpu/twin.h"
 
@@ -244,6 +245,22 @@ TEST_F(CublasLtGpu, TakesTheShapesOfModels) {
     }
   }
   stream.synchronize();
+}
+
+TEST_F(CublasLtGpu, IsASpanOfAProfile) {
+  if (!cublaslt_status().available) GTEST_SKIP() << cublaslt_status().text;
+  Problem p(GemmOp::kTN, {64, 48, 80}, DType::kBFloat16, DType::kFloat32, stream);
+  Trace trace;
+  set_current_trace(&trace);
+  gemm(p.args(kOnGpu), stream);
+  set_current_trace(nullptr);
+  stream.synchronize();
+  ASSERT_EQ(trace.events.size(), 1u);
+  const TraceEvent& event = trace.events[0];
+  EXPECT_STREQ(event.name, "gemm cublaslt");
+  EXPECT_EQ(event.lane, TraceLane::kCompute);
+  EXPECT_STREQ(event.args[3].name, "flops");
+  EXPECT_EQ(event.args[3].value, 2.0 * 64 * 48 * 80);
 }
 
 TEST_F(CublasLtGpu, DoublesAndForeignTensorsAreErrors) {

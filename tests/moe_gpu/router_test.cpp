@@ -1,10 +1,12 @@
-// The router on a GPU has the CPU's bits: from given logits, and whole with float32 products.
+// The router on a GPU has the CPU's bits: from given logits, and whole with float32 products. Those
+// of bfloat16 have the bound of gemm.h.
 #include <bit>
 #include <cmath>
 #include <random>
 
 #include "moiety/base/graph.h"
 #include "moiety/moe/router_cuda.h"
+#include "tests/gemm/support.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/mirror.h"
 #include "tests/moe/router_helpers.h"
@@ -63,7 +65,7 @@ void expect_equal(const char* what, const Mirror& m, const TensorView& host) {
 
 // A router whose outputs hold what must be overwritten, and its counterpart on the GPU.
 struct Problem : Router {
-  Tensor mask_T, bias_E, loss, dlogits;
+  Tensor mask_T, bias_E, loss, dlogits, residual;
 
   Problem(const RouterConfig& c, int64_t tokens, int64_t model, int64_t s, uint32_t seed,
           DType dtype = DType::kFloat32)
@@ -85,7 +87,7 @@ struct Problem : Router {
   }
   Mirror mirror(const Stream& stream) const {
     return Mirror({h, w, logits, idx, weight, count, sum, forward_workspace, dweight, scope, dw, dh,
-                   backward_workspace, mask_T, bias_E, loss, dlogits},
+                   backward_workspace, mask_T, bias_E, loss, dlogits, residual},
                   stream);
   }
   RouterForwardArgs forward_args() const {
@@ -134,7 +136,29 @@ class RouterGpu : public GpuTest {
     detail::backward_rows(p.config, b, p.dlogits);
     detail::backward_rows_cuda(p.config, there(m, b), m(p.dlogits), stream);
     expect_equal("dlogits", m, p.dlogits);
+    check_pieces(p, m);
   }
+
+  // The three pieces of the gradient of the logits add up to it.
+  void check_pieces(const Problem& p, const Mirror& m) {
+    const int64_t experts = p.config.experts;
+    const Tensor pieces(DType::kBFloat16, {p.tokens, 3 * experts}), there_TX = twin(pieces);
+    detail::backward_rows_cuda(p.config, there(m, p.backward_args(0)), there_TX, stream);
+    if (p.tokens > 0) copy(pieces, there_TX, stream);
+    stream.synchronize();
+    for (int64_t i = 0; i < p.tokens * experts; ++i) {
+      const float x = p.dlogits.data<float>()[i];
+      const bf16* piece = pieces.data<bf16>() + i / experts * 3 * experts + i % experts;
+      const float high = piece[0], middle = piece[experts], low = piece[2 * experts];
+      const double sum = double(high) + middle + low;
+      const bool good = std::isfinite(float(bf16(x)))
+                            ? high == float(bf16(x)) && std::fabs(sum - x) <= 0x1p-134
+                            : std::isnan(sum);
+      ASSERT_TRUE(good) << text("element {}: {} is {} + {} + {}", i, x, high, middle, low);
+    }
+  }
+
+  Tensor twin(const Tensor& x) const { return {x.view().dtype(), x.view().sizes(), kGpu}; }
 };
 
 class RouterRowsGpu : public RouterGpu, public testing::WithParamInterface<int64_t> {};
@@ -252,17 +276,131 @@ TEST_F(RouterGpu, OneCaptureServesOtherData) {
   }
 }
 
-// The gradient of the logits meets operands that are widened.
-TEST_F(RouterGpu, BackwardOfBf16HasTheBitsOfTheCpu) {
-  for (const int64_t model : {40, 7}) {
-    const RouterConfig config{.experts = 12, .top_k = 3, .aux = AuxLoss::kHf, .aux_coef = 0.1f};
-    Problem p(config, 130, model, 1, 9, DType::kBFloat16);
+// |got - expected| of a product of `terms` terms, the sum of whose magnitudes is `magnitude`; the
+// pieces of an element are together at most 2^-7 larger than it.
+bool within_bound(DType dtype, double got, double expected, double magnitude, int64_t terms) {
+  const double products = double(terms + 4) * 0x1p-23 * 1.01 * magnitude;
+  return std::fabs(got - expected) <= 1.01 * gemm::half_ulp(dtype, expected) + products;
+}
+
+struct BackwardCase {
+  int64_t tokens, model, experts;
+  DType dw, addend;  // kUInt8: no addend
+  bool in_place;     // the addend is dh
+  float dw_beta;
+};
+
+// What a backward pass read, its dlogits as the CPU has them, and what it must come to in double.
+struct BackwardExpected {
+  const Problem& p;
+  const BackwardCase& c;
+  std::vector<double> h, w, dlogits, dw, addend;
+
+  BackwardExpected(const Problem& problem, const BackwardCase& shape)
+      : p(problem), c(shape), h(Router::read(p.h)), w(Router::read(p.w)), dw(Router::read(p.dw)) {
+    detail::backward_rows(p.config, p.backward_args(0), p.dlogits);
+    dlogits = Router::read(p.dlogits);
+    if (p.addend.defined()) addend = Router::read(p.addend);
+  }
+  void check_dw(const TensorView& got) const {
+    const std::vector<double> values = Router::read(got);
+    for (int64_t i = 0; i < c.experts * c.model; ++i) {
+      const int64_t e = i / c.model, d = i % c.model;
+      double sum = c.dw_beta * dw[i], magnitude = std::fabs(sum);
+      for (int64_t t = 0; t < c.tokens; ++t) {
+        const double term = dlogits[t * c.experts + e] * h[t * c.model + d];
+        sum += term;
+        magnitude += std::fabs(term);
+      }
+      ASSERT_TRUE(within_bound(c.dw, values[i], sum, magnitude, c.tokens))
+          << text("dw[{}, {}] is {}, expected {}", e, d, values[i], sum);
+    }
+  }
+  void check_dh(const TensorView& got) const {
+    const std::vector<double> values = Router::read(got);
+    for (int64_t i = 0; i < c.tokens * c.model; ++i) {
+      const int64_t t = i / c.model, d = i % c.model;
+      double sum = addend.empty() ? 0 : addend[i], magnitude = std::fabs(sum);
+      for (int64_t e = 0; e < c.experts; ++e) {
+        const double term = dlogits[t * c.experts + e] * w[e * c.model + d];
+        sum += term;
+        magnitude += std::fabs(term);
+      }
+      ASSERT_TRUE(within_bound(DType::kBFloat16, values[i], sum, magnitude, 3 * c.experts))
+          << text("dh[{}, {}] is {}, expected {}", t, d, values[i], sum);
+    }
+  }
+};
+
+// Called, called again and replayed from a graph, with the same bits.
+TEST_F(RouterGpu, BackwardOfBf16IsWithinTheBound) {
+  const DType f32 = DType::kFloat32, half = DType::kBFloat16, none = DType::kUInt8;
+  for (const BackwardCase& c : {BackwardCase{130, 40, 12, f32, none, false, 1},
+                                {130, 7, 12, half, half, false, 1},
+                                {1, 24, 5, f32, f32, false, 0},
+                                {1000, 136, 24, f32, f32, false, 1},
+                                {1000, 136, 8, half, half, true, 1},
+                                {517, 64, 128, half, f32, false, 0},
+                                {4096, 256, 32, f32, half, false, 1}}) {
+    SCOPED_TRACE(text("T={} D={} E={} dw {} addend {} beta {}", c.tokens, c.model, c.experts,
+                      name(c.dw), name(c.addend), c.dw_beta));
+    const RouterConfig config{.experts = c.experts,
+                              .top_k = 3,
+                              .score = c.experts % 3 ? Score::kSoftmax : Score::kSigmoid,
+                              .aux = AuxLoss::kHf,
+                              .aux_coef = 0.1f,
+                              .z_coef = 0.01f};
+    Problem p(config, c.tokens, c.model, 1, 9, half);
     p.forward();
+    p.dw = Tensor(c.dw, {c.experts, c.model});
+    Router::fill(p.dw, random_values(c.experts * c.model, 5));
+    Router::fill(p.dh, random_values(c.tokens * c.model, 6));
+    if (c.addend != none && !c.in_place) {
+      p.residual = Tensor(c.addend, {c.tokens, c.model});
+      Router::fill(p.residual, random_values(c.tokens * c.model, 7));
+    }
+    if (c.addend != none) p.addend = c.in_place ? p.dh : p.residual;
+    const BackwardExpected expected(p, c);
     const Mirror m = p.mirror(stream);
-    router_backward(config, there(m, p.backward_args(1)), stream);
-    router_backward(config, p.backward_args(1), {});
-    expect_equal("dw", m, p.dw);
-    expect_equal("dh", m, p.dh);
+    const RouterBackwardArgs args = there(m, p.backward_args(c.dw_beta));
+    const Graph graph(stream, [&] { router_backward(config, args, stream); });
+    Tensor dw, dh;
+    for (int run = 0; run < 3; ++run) {
+      copy(args.dw_ED, p.dw, stream);
+      copy(args.dh_TD, p.dh, stream);
+      run == 2 ? graph.launch(stream) : router_backward(config, args, stream);
+      if (run == 0) {
+        dw = m.back(p.dw);
+        dh = m.back(p.dh);
+        expected.check_dw(dw);
+        expected.check_dh(dh);
+      } else {
+        EXPECT_TRUE(gemm::same_bits(m.back(p.dw), dw)) << "dw, run " << run;
+        EXPECT_TRUE(gemm::same_bits(m.back(p.dh), dh)) << "dh, run " << run;
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+// So that the guard of a step sees them.
+TEST_F(RouterGpu, WhatIsNotFiniteReachesTheGradientsOfBf16) {
+  const RouterConfig config{
+      .experts = 16, .top_k = 2, .score = Score::kSigmoid, .renormalize = false};
+  for (const float odd : {kNan, kInf, -kInf}) {
+    Problem p(config, 70, 24, 1, 3, DType::kBFloat16);
+    p.forward();
+    p.dweight.data<float>()[33 * config.top_k] = odd;
+    const int64_t expert = p.idx.data<int32_t>()[33 * config.top_k];
+    const Mirror m = p.mirror(stream);
+    router_backward(config, there(m, p.backward_args(0)), stream);
+    const Tensor dw = m.back(p.dw), dh = m.back(p.dh);
+    for (int64_t i = 0; i < dw.view().numel(); ++i) {
+      EXPECT_EQ(std::isfinite(dw.data<float>()[i]), i / p.model != expert) << i;
+    }
+    for (int64_t i = 0; i < dh.view().numel(); ++i) {
+      EXPECT_EQ(std::isfinite(float(dh.data<bf16>()[i])), i / p.model != 33) << i;
+    }
   }
 }
 

@@ -1,0 +1,81 @@
+// Around the products of the router's backward pass: a thread has an octet of a row.
+#include "moiety/base/launch.cuh"
+#include "moiety/formats/octet.cuh"
+#include "moiety/moe/router_cuda.h"
+
+namespace moiety::moe::detail {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Where a thread is in an [E, D] matrix.
+struct Place {
+  int64_t row, column;
+
+  __device__ explicit Place(int64_t columns) {
+    const int64_t octets = (columns + kOctet - 1) / kOctet;
+    const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    row = index / octets;
+    column = (index - row * octets) * kOctet;
+  }
+};
+
+LaunchShape shape_for(const TensorView& x_ED) {
+  return {blocks_for(x_ED.size(0) * blocks_for(x_ED.size(1), kOctet), kThreads), kThreads};
+}
+
+template <bool kVector>
+__global__ void __launch_bounds__(kThreads)
+    stack_rows(const bf16* x, int64_t stride, bf16* out, int64_t rows, int64_t columns) {
+  const Place at(columns);
+  if (at.row >= rows) return;
+  const int64_t valid = columns - at.column;
+  const Octet<bf16> octet = load_octet<kVector>(x + at.row * stride + at.column, valid);
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    store_octet<kVector>(out + (i * rows + at.row) * columns + at.column, octet, valid);
+  }
+}
+
+template <bool kVector, class T>
+__global__ void __launch_bounds__(kThreads) add_pieces(const float* sums, T* dw, int64_t stride,
+                                                       float beta, int64_t rows, int64_t columns) {
+  const Place at(columns);
+  if (at.row >= rows) return;
+  const int64_t valid = columns - at.column, piece = rows * columns;
+  const float* from = sums + at.row * columns + at.column;
+  T* to = dw + at.row * stride + at.column;
+  const Octet<float> high = load_octet<kVector>(from, valid),
+                     middle = load_octet<kVector>(from + piece, valid),
+                     low = load_octet<kVector>(from + 2 * piece, valid);
+  const Octet<T> old = beta != 0 ? load_octet<kVector>(to, valid) : Octet<T>();
+  float v[kOctet];
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    v[i] = (low[i] + middle[i]) + high[i];
+    if (beta != 0) v[i] = fmaf(beta, old[i], v[i]);
+  }
+  store_octet<kVector>(to, round_octet<T>(v), valid);
+}
+
+}  // namespace
+
+void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const Stream& stream) {
+  launch("router_backward: stack",
+         octets_fit({&w_ED, &out_3ED}) ? stack_rows<true> : stack_rows<false>, shape_for(w_ED),
+         stream, w_ED.data<bf16>(), w_ED.stride(0), out_3ED.data<bf16>(), w_ED.size(0),
+         w_ED.size(1));
+}
+
+void add_pieces_cuda(const TensorView& sums_3ED, const TensorView& dw_ED, float beta,
+                     const Stream& stream) {
+  const bool vector = octets_fit({&sums_3ED, &dw_ED});
+  const auto add = [&]<class T>(T* dw) {
+    launch("router_backward: add", vector ? add_pieces<true, T> : add_pieces<false, T>,
+           shape_for(dw_ED), stream, sums_3ED.data<float>(), dw, dw_ED.stride(0), beta,
+           dw_ED.size(0), dw_ED.size(1));
+  };
+  dw_ED.dtype() == DType::kFloat32 ? add(dw_ED.data<float>()) : add(dw_ED.data<bf16>());
+}
+
+}  // namespace moiety::moe::detail
