@@ -54,7 +54,11 @@ int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world) 
 
 EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
                           Arena& arena, const Stream& stream, WeightGathering* gathering) {
-  Passes passes{model, capacity, arena, stream, gathering,
+  Passes passes{model,
+                capacity,
+                arena,
+                stream,
+                gathering,
                 BatchFeed(samples.sequences(), samples.seq_len(), samples.has_positions(), 1,
                           stream.device()),
                 model.transformer().make_sums()};

@@ -12,7 +12,8 @@ const Hardware* find_hardware(std::string_view gpu_name) {
   const Hardware* found = nullptr;  // the longest name: gb200, not b200
   for (const Hardware& h : kHardware) {
     if (lower.find(h.name) == std::string::npos) continue;
-    if (!found || std::string_view(h.name).size() > std::string_view(found->name).size()) found = &h;
+    if (!found || std::string_view(h.name).size() > std::string_view(found->name).size())
+      found = &h;
   }
   return found;
 }

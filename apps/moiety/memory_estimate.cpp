@@ -411,7 +411,8 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
     m.workspace = std::max(m.workspace, temporary_bytes(c, s, linears));
     m.gathered = std::max(m.gathered, gathered_bytes(o, c, grid, recipes[i]));
   }
-  // Beside main_grad the sums; what came of a bf16 wire; and what is sent, unless that is main_grad.
+  // Beside main_grad the sums; what came of a bf16 wire; and what is sent, unless that is
+  // main_grad.
   if (o.optim.grad_dtype == "bf16") {
     m.main_grad = 2 * (w.copied + w.dense + w.expert) + kFloat * summed + 2 * terms;
   } else {

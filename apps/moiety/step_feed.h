@@ -1,5 +1,6 @@
-// What the host gives a step: batches, and the few numbers of its update. Both lie in rings that the
-// device reads in its own time (base/step_ring.h), so a captured step needs nothing new from the host.
+// What the host gives a step: batches, and the few numbers of its update. Both lie in rings that
+// the device reads in its own time (base/step_ring.h), so a captured step needs nothing new from
+// the host.
 #pragma once
 
 #include <cstdint>

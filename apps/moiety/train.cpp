@@ -105,9 +105,8 @@ void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
   } catch (...) {
     Failure failure = current_failure();
     if (failure.code == kExitMemory) {
-      failure.text +=
-          "; " + memory_report(plan.config.options, plan.model, plan.grid, plan.memory_of_rank,
-                               plan.device);
+      failure.text += "; " + memory_report(plan.config.options, plan.model, plan.grid,
+                                           plan.memory_of_rank, plan.device);
     }
     if (world.size() > 1) {
       world.bootstrap().abort(to_peers(failure));

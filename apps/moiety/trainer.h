@@ -1,11 +1,11 @@
 // Training on one rank: from the first step (or a checkpoint's) to the last.
 //
-// A step is enqueued as a whole: what the host knows goes to the device through rings (step_feed.h),
-// what the device finds out comes back through others, when it is there. On a GPU the host is up to
-// kStepsAhead steps ahead of the reports that it has read, and nothing inside a step waits for it;
-// where train.cuda_graph allows it the step is captured once and launched again. At a border
-// (evaluation, checkpoint, another recipe) every step under way is completed first. On a CPU a step
-// is over when it has been enqueued: the same code with one step under way.
+// A step is enqueued as a whole: what the host knows goes to the device through rings
+// (step_feed.h), what the device finds out comes back through others, when it is there. On a GPU
+// the host is up to kStepsAhead steps ahead of the reports that it has read, and nothing inside a
+// step waits for it; where train.cuda_graph allows it the step is captured once and launched again.
+// At a border (evaluation, checkpoint, another recipe) every step under way is completed first. On
+// a CPU a step is over when it has been enqueued: the same code with one step under way.
 #pragma once
 
 #include <deque>

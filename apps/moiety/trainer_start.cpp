@@ -12,11 +12,11 @@
 #include "apps/moiety/resume.h"
 #include "apps/moiety/trainer.h"
 #include "apps/moiety/training_state.h"
+#include "moiety/base/gpu.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/shared_directory.h"
 #include "moiety/checkpoint/together.h"
-#include "moiety/base/gpu.h"
 #include "moiety/model/step_input.h"
 
 namespace moiety::app {

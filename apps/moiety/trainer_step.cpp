@@ -12,8 +12,7 @@
 namespace moiety::app {
 
 int64_t Trainer::micro_steps() const {
-  return options().train.global_batch /
-         (options().train.micro_batch * data_ranks(plan_.grid));
+  return options().train.global_batch / (options().train.micro_batch * data_ranks(plan_.grid));
 }
 
 int64_t Trainer::steps_ahead() const {
@@ -168,8 +167,8 @@ void Trainer::complete_step() {
   const optim::StepReport report = read_report(completed_);
   asked_ |= report.flags;
   if (report.overflow) return make_again(report);
-  stats_ = sums_.read(TensorView(reported_sums_.slot(completed_), DType::kUInt8,
-                                 {sums_.memory().bytes()}));
+  stats_ = sums_.read(
+      TensorView(reported_sums_.slot(completed_), DType::kUInt8, {sums_.memory().bytes()}));
   ++completed_;
   under_way_.pop_front();
   ++step_;

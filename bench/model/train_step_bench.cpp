@@ -87,8 +87,7 @@ class Rank {
         group_(moe::EpGroup::create(
             world, moe::ExpertMap(static_cast<int>(shape_.experts), world.size()),
             model::ep_limits(config_, settings.dtype, tokens()), {.device = device_})),
-        model_(config_, settings.dtype,
-               {.experts = &group_, .world = &world, .device = device_}),
+        model_(config_, settings.dtype, {.experts = &group_, .world = &world, .device = device_}),
         optimizer_(model_.parameter_specs(), {.weights = settings.dtype, .device = device_},
                    groups_),
         capacity_(model_.moe_capacity(-1, tokens())),
@@ -107,8 +106,8 @@ class Rank {
       auto* token = reinterpret_cast<int32_t*>(batches_.slot(n));
       auto* target = reinterpret_cast<int32_t*>(batches_.slot(n) + batch_bytes());
       for (int64_t b = 0; b < sequences_; ++b) {
-        fill_sequence(n, world.rank() * sequences_ + b, shape_.seq_len,
-                      token + b * shape_.seq_len, target + b * shape_.seq_len);
+        fill_sequence(n, world.rank() * sequences_ + b, shape_.seq_len, token + b * shape_.seq_len,
+                      target + b * shape_.seq_len);
       }
     }
   }
@@ -232,8 +231,9 @@ void print_groups(const std::string& name, const Result& result) {
   for (const auto& [group, ms] : result.groups) all += ms;
   for (const auto& [group, ms] : result.groups) {
     std::puts(
-        text(R"({{"name": "train_step.group", "case": "{}", "group": "{}", "ms": {:.4f}, "share": {:.4f}}})",
-             name, group, ms, ms / all)
+        text(
+            R"({{"name": "train_step.group", "case": "{}", "group": "{}", "ms": {:.4f}, "share": {:.4f}}})",
+            name, group, ms, ms / all)
             .c_str());
   }
 }

@@ -1,10 +1,10 @@
 // Blocks of bytes between host and device, one at a time and in order, without either waiting for
 // the other inside a step: the host writes (reads) slot n mod S of a ring in pinned memory, the
-// device reads (writes) the slot that a counter of its own says. So a captured step that is launched
-// again takes the next block.
+// device reads (writes) the slot that a counter of its own says. So a captured step that is
+// launched again takes the next block.
 //
-// The ring knows nothing of time: a slot is the host's again when the device's turn of n has passed,
-// which an event says. On a CPU the same with plain memory.
+// The ring knows nothing of time: a slot is the host's again when the device's turn of n has
+// passed, which an event says. On a CPU the same with plain memory.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@ enum class Moment : uint32_t { kExpAvg = 0, kExpAvgSq = 1 };
 
 // Counter of rng domain 2 for the four elements 4*block .. 4*block + 3 of a logical tensor.
 MOIETY_HD_INLINE PhiloxBlock moment_counter(uint64_t block, uint32_t tensor_id, uint32_t t,
-                                         Moment which) {
+                                            Moment which) {
   return {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), tensor_id,
           2 * t + static_cast<uint32_t>(which)};
 }

@@ -130,8 +130,9 @@ TEST_F(TrainGpu, CheckpointsMoveBetweenDevices) {
   expect_near(at("to-gpu"), at("cpu"), 1e-4);
   // What a GPU has loaded it saves bit for bit.
   stop_after("cpu", "again", 6);
-  const Arguments done = kOnGpu + each + Arguments{"--optim.lr=0", "--optim.min_lr=0",
-                                                   "--optim.weight_decay=0", "--train.steps=7"};
+  const Arguments done =
+      kOnGpu + each +
+      Arguments{"--optim.lr=0", "--optim.min_lr=0", "--optim.weight_decay=0", "--train.steps=7"};
   train_at("again", done);
   const auto before = digests(checkpoint_path(at("cpu"), 6)),
              after = digests(checkpoint_path(at("again"), 7));
@@ -153,9 +154,12 @@ TEST_F(TrainGpu, CapacityGrows) {
 
 TEST_F(TrainGpu, EvaluationIsNearTheCpu) {
   const std::string tokens = write_tokens(dir / "a.tok", {ramp(900), ramp(300, 7)});
-  const Arguments data{"--data.synthetic=none", "--data.train=[\"" + tokens + "\"]",
-                       "--data.valid=[\"" + tokens + "\"]", "--eval.every=2",
-                       "--eval.samples=8", "--train.steps=6"};
+  const Arguments data{"--data.synthetic=none",
+                       "--data.train=[\"" + tokens + "\"]",
+                       "--data.valid=[\"" + tokens + "\"]",
+                       "--eval.every=2",
+                       "--eval.samples=8",
+                       "--train.steps=6"};
   train_at("gpu", kOnGpu + data);
   train_at("cpu", kOnCpu + data);
   const auto gpu = events(at("gpu"), "eval"), cpu = events(at("cpu"), "eval");
