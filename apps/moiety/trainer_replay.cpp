@@ -2,6 +2,7 @@
 // data, same random numbers, and a look at every tensor that is stored.
 #include "apps/moiety/failure_file.h"
 #include "apps/moiety/trainer.h"
+#include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/checkpoint/together.h"
 
@@ -12,7 +13,10 @@ uint32_t Trainer::checksum() {
   const double losses[] = {stats_.loss_sum, stats_.aux_sum, stats_.z_sum};
   uint32_t sum = crc32c(losses, sizeof losses);
   for (const optim::Parameter& p : optimizer_.parameters()) {
-    sum = crc32c(p.grad.raw(), static_cast<size_t>(p.grad.bytes()), sum);
+    const Tensor grad(p.grad.dtype(), p.grad.sizes());  // on the host
+    copy(grad, p.grad, stream_);
+    stream_.synchronize();
+    sum = crc32c(grad.view().raw(), static_cast<size_t>(grad.view().bytes()), sum);
   }
   return sum;
 }

@@ -215,6 +215,7 @@ void Trainer::start_data(const SamplerState* from) {
   if (from) sampler.restore(*from);
   loader_ = std::make_unique<BatchLoader>(plan_.train, std::move(sampler),
                                           loader_config(options(), plan_.grid, world_.rank()));
+  data_ended_ = false;
 }
 
 // CPU ranks measure, all at the same time, as they compute at the same time.
