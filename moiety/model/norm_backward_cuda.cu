@@ -103,6 +103,14 @@ __global__ void __launch_bounds__(kShortThreads, 4)
     }
     const float all_squares = device::fold_rows<kLanes>(squares);
     const RowSums known = row_sums(p, all_squares, device::fold_rows<kLanes>(dots));
+    // Else the elements would stay in registers as floats, and their products with g.
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+      for (int w = 0; w < Octet<T>::kWords; ++w) {
+        asm volatile("" : "+r"(x[j].word[w]), "+r"(dy[j].word[w]));
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const RowSums s{__shfl_sync(device::kWarp, known.r, j * kSame, kLanes),
@@ -225,12 +233,16 @@ struct RingBlock {
     }
   }
 
-  // A warp takes every kSumWarps-th row.
+  // A warp takes a row of as many as there are warps, but not more than the ring holds: it is at
+  // most one use of a stage ahead, which the parity of a barrier tells apart.
   __device__ void sum(int warp) const {
     const T* g = static_cast<const T*>(p.weight);
-    for (int i = warp, all = rows(); i < all; i += kSumWarps) {
+    const int warps = min(kSumWarps, ring.stages << ring.log);
+    if (warp >= warps) return;
+    for (int i = warp, all = rows(); i < all; i += warps) {
       const int b = i >> ring.log, in_batch = i - (b << ring.log);
       const int stage = b % ring.stages, use = b / ring.stages;
+      if (use > 0) state.empty[stage].wait(use - 1);
       state.full[stage].wait(use);
       if (global(i) < p.rows) {
         const int64_t dx = p.map.offsets(global(i))[3];
@@ -399,8 +411,8 @@ void launch_backward(const NormBackwardArgs& a, const Params& p, const Stream& s
     if (p.n <= 16 * kOctet) return launch_short<T, 16>(p, stream);
     if (p.n <= 32 * kOctet) return launch_short<T, 32>(p, stream);
   }
-  static const int64_t kStage = (getenv("NB_STAGE") ? atoi(getenv("NB_STAGE")) : 48)
-                                << 10;  // bytes of a stage
+  constexpr int kMostOctets = 8 / sizeof(T);  // of a thread, in its registers
+  constexpr int64_t kStage = 48 << 10;        // bytes of a stage
   const int64_t most =
       gpu_properties(stream.device().index).shared_block - int64_t{sizeof(RingState)};
   Ring ring{0, kMostLog, p.addend ? 3 : 2};
@@ -408,50 +420,61 @@ void launch_backward(const NormBackwardArgs& a, const Params& p, const Stream& s
   while (ring.log > 0 && row << ring.log > kStage) --ring.log;
   ring.stages = static_cast<int>(std::min<int64_t>(most / (row << ring.log), kMostStages));
   const int64_t octets = blocks_for(p.n, kColumnThreads * kOctet);
-  if (ring.stages < 2 || octets > 4) return launch_other<T, true>(p, stream);
+  if (ring.stages < 2 || octets > kMostOctets) return launch_other<T, true>(p, stream);
   if (octets == 1) return launch_ring<T, 1>(p, ring, stream);
   if (octets == 2) return launch_ring<T, 2>(p, ring, stream);
-  launch_ring<T, 4>(p, ring, stream);
+  launch_ring<T, kMostOctets>(p, ring, stream);
 }
 
 // ---- the sum over blocks of rows
 
-constexpr int kAhead = 96;
+constexpr int kTileRows = 64, kAhead = 3, kTiles = kAhead + 2, kSumThreads = 256;
 
-// A lane has a column. Additions wait for each other; loads run ahead of them. A block that does
-// not exist is +0 and changes nothing: no sum is -0.
-__global__ void __launch_bounds__(32)
+// A thread block has 32 columns: the first warp adds tiles up, one after the other, and the others
+// bring them. A block of rows that does not exist is +0 and changes nothing: no sum is -0.
+__global__ void __launch_bounds__(kSumThreads)
     sum_norm_blocks(const float* partial, int64_t blocks, int64_t n, float* grad, bool accumulate) {
+  __shared__ float tiles[kTiles][kTileRows][32];
   cudaGridDependencySynchronize();
-  const int64_t c = int64_t{blockIdx.x} * 32 + threadIdx.x;
-  if (c >= n) return;
-  const float* next = partial + c;
-  float ahead[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i, next += n) ahead[i] = i < blocks ? *next : 0.0f;
-  float sum = 0;
-  int64_t left = blocks - kAhead;  // to load
-  for (; left >= kAhead; left -= kAhead) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i, next += n) {
-      sum += ahead[i];
-      ahead[i] = *next;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t c = int64_t{blockIdx.x} * 32 + lane;
+  const auto bring = [&](int64_t tile) {
+    for (int i = warp - 1; i < kTileRows; i += kSumThreads / 32 - 1) {
+      const int64_t b = tile * kTileRows + i;
+      float* to = &tiles[tile % kTiles][i][lane];
+      if (b < blocks && c < n) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                         uint32_t(__cvta_generic_to_shared(to))),
+                     "l"(partial + b * n + c)
+                     : "memory");
+      } else {
+        *to = 0;
+      }
     }
-  }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  float sum = 0;
+  for (int tile = 0; warp > 0 && tile < kAhead; ++tile) bring(tile);
+  for (int64_t tile = 0; tile * kTileRows < blocks; ++tile) {
+    if (warp > 0) {
+      bring(tile + kAhead);
+      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
+    }
+    __syncthreads();  // the tile is there; the one that comes next lies where none is read
+    if (warp > 0) continue;
+    float v[kTileRows];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i, next += n) {
-    sum += ahead[i];
-    ahead[i] = i < left ? *next : 0.0f;
-  }
+    for (int i = 0; i < kTileRows; ++i) v[i] = tiles[tile % kTiles][i][lane];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) sum += ahead[i];
-  grad[c] = accumulate ? grad[c] + sum : sum;
+    for (int i = 0; i < kTileRows; ++i) sum += v[i];
+  }
+  if (warp == 0 && c < n) grad[c] = accumulate ? grad[c] + sum : sum;
 }
 
 void launch_sum(const NormBackwardArgs& a, const Stream& stream) {
   const int64_t n = a.grad_D.size(0);
   launch("norm_backward", sum_norm_blocks,
-         {.blocks = blocks_for(n, 32), .threads = 32, .early = true}, stream,
+         {.blocks = blocks_for(n, 32), .threads = kSumThreads, .early = true}, stream,
          a.workspace.data<float>(), a.workspace.size(0), n, a.grad_D.data<float>(), a.accumulate);
 }
 
