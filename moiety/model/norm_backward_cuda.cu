@@ -70,7 +70,7 @@ constexpr int kShortThreads = 128;
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kShortThreads, 4)
     norm_backward_short(const __grid_constant__ Params p) {
-  constexpr int kGroups = kShortThreads / kLanes, kBatch = 16 / sizeof(T);
+  constexpr int kGroups = kShortThreads / kLanes, kBatch = 8 / sizeof(T);
   constexpr int kSame = kLanes / kBatch;  // lanes that know the same row
   cudaTriggerProgrammaticLaunchCompletion();
   const int lane = threadIdx.x % kLanes;
@@ -428,53 +428,42 @@ void launch_backward(const NormBackwardArgs& a, const Params& p, const Stream& s
 
 // ---- the sum over blocks of rows
 
-constexpr int kTileRows = 64, kAhead = 3, kTiles = kAhead + 2, kSumThreads = 256;
+constexpr int kAhead = 96;
 
-// A thread block has 32 columns: the first warp adds tiles up, one after the other, and the others
-// bring them. A block of rows that does not exist is +0 and changes nothing: no sum is -0.
-__global__ void __launch_bounds__(kSumThreads)
+// A lane has a column. Additions wait for each other; loads run ahead of them. A block that does
+// not exist is +0 and changes nothing: no sum is -0.
+__global__ void __launch_bounds__(32)
     sum_norm_blocks(const float* partial, int64_t blocks, int64_t n, float* grad, bool accumulate) {
-  __shared__ float tiles[kTiles][kTileRows][32];
   cudaGridDependencySynchronize();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t c = int64_t{blockIdx.x} * 32 + lane;
-  const auto bring = [&](int64_t tile) {
-    for (int i = warp - 1; i < kTileRows; i += kSumThreads / 32 - 1) {
-      const int64_t b = tile * kTileRows + i;
-      float* to = &tiles[tile % kTiles][i][lane];
-      if (b < blocks && c < n) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                         uint32_t(__cvta_generic_to_shared(to))),
-                     "l"(partial + b * n + c)
-                     : "memory");
-      } else {
-        *to = 0;
-      }
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  };
+  const int64_t c = int64_t{blockIdx.x} * 32 + threadIdx.x;
+  if (c >= n) return;
+  const float* next = partial + c;
+  float ahead[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i, next += n) ahead[i] = i < blocks ? *next : 0.0f;
   float sum = 0;
-  for (int tile = 0; warp > 0 && tile < kAhead; ++tile) bring(tile);
-  for (int64_t tile = 0; tile * kTileRows < blocks; ++tile) {
-    if (warp > 0) {
-      bring(tile + kAhead);
-      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
+  int64_t left = blocks - kAhead;  // to load
+  for (; left >= kAhead; left -= kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i, next += n) {
+      sum += ahead[i];
+      ahead[i] = *next;
     }
-    __syncthreads();  // the tile is there; the one that comes next lies where none is read
-    if (warp > 0) continue;
-    float v[kTileRows];
-#pragma unroll
-    for (int i = 0; i < kTileRows; ++i) v[i] = tiles[tile % kTiles][i][lane];
-#pragma unroll
-    for (int i = 0; i < kTileRows; ++i) sum += v[i];
   }
-  if (warp == 0 && c < n) grad[c] = accumulate ? grad[c] + sum : sum;
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i, next += n) {
+    sum += ahead[i];
+    ahead[i] = i < left ? *next : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) sum += ahead[i];
+  grad[c] = accumulate ? grad[c] + sum : sum;
 }
 
 void launch_sum(const NormBackwardArgs& a, const Stream& stream) {
   const int64_t n = a.grad_D.size(0);
   launch("norm_backward", sum_norm_blocks,
-         {.blocks = blocks_for(n, 32), .threads = kSumThreads, .early = true}, stream,
+         {.blocks = blocks_for(n, 32), .threads = 32, .early = true}, stream,
          a.workspace.data<float>(), a.workspace.size(0), n, a.grad_D.data<float>(), a.accumulate);
 }
 
