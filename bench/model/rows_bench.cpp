@@ -22,7 +22,7 @@ using namespace model;
 
 constexpr DType kBf16 = DType::kBFloat16, kF32 = DType::kFloat32;
 // Heads of a token: groups of eight query heads, a key head and a value head.
-constexpr int64_t kGroups = 4, kGroupHeads = 10, kHeadDim = 128;
+constexpr int64_t kGroups = 4, kGroupHeads = 10;
 
 struct Settings {
   std::string device = "cpu", only;
@@ -96,7 +96,7 @@ class Bench {
 TensorView queries(const TensorView& qkv) { return qkv.slice(2, 0, kGroupHeads - 2); }
 
 void norms(const Bench& b) {
-  for (const int64_t d : {2048, 7168}) {
+  for (const int64_t d : {1024, 2048, 7168}) {
     if (!b.wanted("norm")) return;
     const auto x = b.randoms(kBf16, {b.tokens, d}), dy = b.randoms(kBf16, {b.tokens, d}),
                y = b.randoms(kBf16, {b.tokens, d});
@@ -118,14 +118,14 @@ void norms(const Bench& b) {
   }
 }
 
-void heads(const Bench& b) {
-  const auto qkv = b.randoms(kBf16, {b.tokens, kGroups, kGroupHeads, kHeadDim}),
-             out = b.randoms(kBf16, {b.tokens, kGroups, kGroupHeads, kHeadDim});
+void heads(const Bench& b, int64_t head_dim) {
+  const auto qkv = b.randoms(kBf16, {b.tokens, kGroups, kGroupHeads, head_dim}),
+             out = b.randoms(kBf16, {b.tokens, kGroups, kGroupHeads, head_dim});
   const auto turn = [](const auto& v, int64_t i) { return v[i % std::ssize(v)].view(); };
-  const int64_t rows = b.tokens * kGroups * (kGroupHeads - 2), bytes = 2 * rows * kHeadDim;
-  const std::string label = text("{}x{}x{} of {}", b.tokens, kGroups, kGroupHeads - 2, kHeadDim);
-  const Tensor weight = b.random(kBf16, {kHeadDim}), grad = b.empty(kF32, {kHeadDim}),
-               workspace = b.empty(kF32, {norm_blocks(rows), kHeadDim});
+  const int64_t rows = b.tokens * kGroups * (kGroupHeads - 2), bytes = 2 * rows * head_dim;
+  const std::string label = text("{}x{}x{} of {}", b.tokens, kGroups, kGroupHeads - 2, head_dim);
+  const Tensor weight = b.random(kBf16, {head_dim}), grad = b.empty(kF32, {head_dim}),
+               workspace = b.empty(kF32, {norm_blocks(rows), head_dim});
   if (b.wanted("q_norm")) {
     b.report("q_norm", label, bytes, bytes, [&](int64_t i) {
       norm({queries(turn(qkv, i)), weight, queries(turn(out, i))}, b.stream);
@@ -136,9 +136,9 @@ void heads(const Bench& b) {
     });
   }
   if (!b.wanted("rope")) return;
-  const Tensor table = b.here(rope_table(4096, kHeadDim, 1e6));
+  const Tensor table = b.here(rope_table(4096, head_dim, 1e6));
   const int64_t moved = bytes / (kGroupHeads - 2) * (kGroupHeads - 1);
-  b.report("rope", text("{}x{}x{} of {}", b.tokens, kGroups, kGroupHeads - 1, kHeadDim), moved,
+  b.report("rope", text("{}x{}x{} of {}", b.tokens, kGroups, kGroupHeads - 1, head_dim), moved,
            moved, [&](int64_t i) {
              rope({turn(qkv, i).slice(2, 0, kGroupHeads - 1), table, {}, 4096}, b.stream);
            });
@@ -234,7 +234,7 @@ void run(Options& options) {
   if (settings.tokens == 0) settings.tokens = settings.device == "cuda" ? 8192 : 512;
   const Bench b(settings);
   norms(b);
-  heads(b);
+  for (const int64_t head_dim : {64, 128}) heads(b, head_dim);
   activations(b, 8 * b.tokens, 768, 128);
   activations(b, b.tokens, 6144, 0);
   embeddings(b);

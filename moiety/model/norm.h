@@ -39,8 +39,7 @@ void norm_backward(const NormBackwardArgs& args, Stream stream);
 inline constexpr int64_t kNormBlockRows = 64;
 constexpr int64_t norm_blocks(int64_t rows) { return (rows + kNormBlockRows - 1) / kNormBlockRows; }
 
-// The scalar reference (also double) and the fast paths, which give the same bits. On a GPU
-// backward takes rows that shared memory holds with their dy: 16384 elements and more.
+// The scalar reference (also double) and the fast paths, which give the same bits.
 void norm_ref(const NormArgs& args);
 void norm_backward_ref(const NormBackwardArgs& args);
 void norm_cpu(const NormArgs& args);

@@ -18,6 +18,7 @@ struct Params {
   void* y;
   RowMap<2> map;  // x, y
   int64_t rows, n;
+  device::RowLength length;
   float eps;
   uint32_t* amax;  // may be null
 };
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ Pa
       const Octet<T> more = load_octet<kVector>(x[k] + c, n[k] - c);
       sum = device::add_products(more, more, sum);
     }
-    const float r = device::inverse_rms(device::fold<kLanes>(sum), p.n, p.eps);
+    const float r = device::inverse_rms(device::fold<kLanes>(sum), p.length, p.eps);
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) store(k, column(j), held[k][j], r);
 #pragma unroll 4
@@ -75,6 +76,49 @@ __global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ Pa
     }
   }
   if (p.amax) quant::device::raise_amax(p.amax, amax);
+}
+
+// Rows of an octet a lane: a group of lanes takes a batch of them, which fold together.
+template <class T, int kLanes>
+__global__ void __launch_bounds__(kThreads) norm_short_rows(const __grid_constant__ Params p) {
+  constexpr int kBatch = 16 / sizeof(T), kSame = kLanes / kBatch;
+  const int lane = threadIdx.x % kLanes;
+  const int64_t c = lane * kOctet;
+  const int64_t group = int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes;
+  const int64_t row0 = group * kBatch, named = row0 + lane % kBatch;
+  const device::RowOffsets<kLanes, 2> offsets{p.map.offsets(named < p.rows ? named : 0),
+                                              p.map.small};
+  Octet<T> x[kBatch];
+  float sums[kBatch];
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    const T* from = static_cast<const T*>(p.x) + offsets.of(0, j) + c;
+    x[j] = load_octet<true>(from, row0 + j < p.rows ? p.n - c : 0);
+  }
+  const Octet<T> g = load_octet<true>(static_cast<const T*>(p.weight) + c, p.n - c);
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) sums[j] = device::add_products(x[j], x[j], 0.0f);
+  const float known = device::inverse_rms(device::fold_rows<kLanes>(sums), p.length, p.eps);
+  uint32_t amax = 0;
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    const float r = __shfl_sync(device::kWarp, known, j * kSame, kLanes);
+    T* to = static_cast<T*>(p.y) + offsets.of(1, j) + c;
+    const int64_t valid = row0 + j < p.rows ? p.n - c : 0;
+    float v[kOctet];
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) v[i] = x[j][i] * r * g[i];
+    const Octet<T> out = round_octet<T>(v);
+    store_octet<true>(to, out, valid);
+    if (p.amax) amax = max(amax, out.amax(valid));
+  }
+  if (p.amax) quant::device::raise_amax(p.amax, amax);
+}
+
+template <class T, int kLanes>
+void launch_short(const Params& p, const Stream& stream) {
+  launch("norm", norm_short_rows<T, kLanes>,
+         {blocks_for(p.rows, kThreads / kLanes * (16 / sizeof(T))), kThreads}, stream, p);
 }
 
 template <class T, bool kVector, int kLanes, int kChunks, int kRows>
@@ -88,11 +132,11 @@ void launch_norm(const NormArgs& a, const Params& p, const Stream& stream) {
   if (!octets_fit({&a.x, &a.y, &a.weight_D})) {
     launch_rows<T, false, 32, 1, 1>(p, stream);
   } else if (p.n <= 8 * kOctet) {
-    launch_rows<T, true, 8, 1, 4>(p, stream);
+    launch_short<T, 8>(p, stream);
   } else if (p.n <= 16 * kOctet) {
-    launch_rows<T, true, 16, 1, 4>(p, stream);
+    launch_short<T, 16>(p, stream);
   } else if (p.n <= 32 * kOctet) {
-    launch_rows<T, true, 32, 1, 4>(p, stream);
+    launch_short<T, 32>(p, stream);
   } else if (p.n * int64_t{sizeof(T)} <= 4096) {
     launch_rows<T, true, 32, 16 / sizeof(T), 1>(p, stream);
   } else if (p.n * int64_t{sizeof(T)} <= 8192) {
@@ -106,9 +150,15 @@ void launch_norm(const NormArgs& a, const Params& p, const Stream& stream) {
 
 void norm_cuda(const NormArgs& a, const Stream& stream) {
   if (a.sink.defined()) fill_bytes(a.sink.amax, 0, stream);
-  const Params p{
-      a.x.raw(),      a.weight_D.raw(), a.y.raw(), RowMap<2>({&a.x, &a.y}),
-      row_count(a.x), a.x.size(-1),     a.eps,     static_cast<uint32_t*>(a.sink.amax.raw())};
+  const Params p{a.x.raw(),
+                 a.weight_D.raw(),
+                 a.y.raw(),
+                 RowMap<2>({&a.x, &a.y}),
+                 row_count(a.x),
+                 a.x.size(-1),
+                 device::row_length(a.x.size(-1)),
+                 a.eps,
+                 static_cast<uint32_t*>(a.sink.amax.raw())};
   with_storage(a.x.dtype(), [&](auto element) { launch_norm<decltype(element)>(a, p, stream); });
 }
 

@@ -2,6 +2,7 @@
 // its octets in turns.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "moiety/formats/octet.cuh"
@@ -27,8 +28,51 @@ __device__ float fold(float sum) {
   return sum;
 }
 
-__device__ inline float inverse_rms(float sum, int64_t n, float eps) {
-  return 1.0f / sqrtf(sum / static_cast<float>(n) + eps);
+// kCount sums over the lanes at once, with the additions of `fold`: every step halves the sums that
+// a lane carries on. Lane l gets sum l / (kLanes / kCount).
+template <int kLanes, int kCount>
+__device__ float fold_rows(float (&sums)[kCount]) {
+  static_assert(kCount <= kLanes);
+  int count = kCount;
+#pragma unroll
+  for (int o = kLanes / 2; o >= 1; o /= 2) {
+    if (count == 1) {
+      sums[0] += __shfl_xor_sync(kWarp, sums[0], o);
+      continue;
+    }
+    count /= 2;
+    const bool upper = threadIdx.x & o;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const float give = upper ? sums[i] : sums[i + count];
+      sums[i] = (upper ? sums[i + count] : sums[i]) + __shfl_xor_sync(kWarp, give, o);
+    }
+  }
+  return sums[0];
 }
+
+// What depends on a row's length alone.
+struct RowLength {
+  float n, inverse;  // of a power of two, whose product is the quotient; else 0
+  __device__ float mean(float sum) const { return inverse != 0 ? sum * inverse : sum / n; }
+};
+inline RowLength row_length(int64_t n) {
+  return {static_cast<float>(n), (n & (n - 1)) == 0 ? 1.0f / static_cast<float>(n) : 0.0f};
+}
+
+__device__ inline float inverse_rms(float sum, const RowLength& length, float eps) {
+  return 1.0f / sqrtf(length.mean(sum) + eps);
+}
+
+// Offsets of the rows of a group of lanes: each lane finds those of one, and gives them to all.
+template <int kLanes, int kViews>
+struct RowOffsets {
+  std::array<int64_t, kViews> mine;
+  bool small;
+  __device__ int64_t of(int view, int row) const {
+    if (small) return __shfl_sync(kWarp, static_cast<int>(mine[view]), row, kLanes);
+    return __shfl_sync(kWarp, mine[view], row, kLanes);
+  }
+};
 
 }  // namespace moiety::model::device

@@ -27,6 +27,13 @@ const NormCase kNormCases[] = {
     {"model_rows", 67, 2048, false, true},
     {"wide_rows", 3, 4104},
     {"longer_than_registers", 3, 8200},
+    {"heads_of_64", 230, 64, true},
+    {"rows_of_256", 100, 256},
+    {"rows_of_octets_with_addend", 131, 24, false, true},
+    {"many_rows_of_1024", 200, 1024, false, true},
+    {"rows_of_two_turns", 129, 2056, false, true},
+    {"rows_of_four_turns", 70, 7168, true},
+    {"longest", 65, 16392, false, true},
 };
 
 // rows x n, or [rows / 2, 2, 3, n] cut out of [rows / 2, 2, 4, n].

@@ -94,6 +94,24 @@ TEST_F(NormGpuTest, OneCaptureServesOtherData) {
   }
 }
 
+// More blocks of rows than a GPU has multiprocessors.
+TEST_F(NormGpuTest, ManyBlocks) {
+  for (const bool heads : {false, true}) {
+    const NormProblem p({"", heads ? 3000 : 20000, heads ? 520 : 264, heads, true},
+                        DType::kBFloat16);
+    const Mirror m(
+        {p.x.storage, p.dy.storage, p.dx.storage, p.addend.storage, p.weight, p.grad, p.workspace},
+        stream);
+    const NormBackwardArgs a = p.backward(false);
+    norm_backward_ref(a);
+    norm_backward(
+        {m(a.x), m(a.weight_D), m(a.dy), m(a.addend), m(a.dx), m(a.grad_D), m(a.workspace), a.eps},
+        stream);
+    EXPECT_EQ(m.difference("dx", p.dx.storage), "");
+    EXPECT_EQ(m.difference("grad", p.grad), "");
+  }
+}
+
 // Rows that begin anywhere and are octets but for that.
 TEST_F(NormGpuTest, AnyAlignment) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
