@@ -200,6 +200,7 @@ std::map<std::string, double> measure_groups(Rank& rank) {
 Result measure(const Settings& settings, comm::Communicator& world) {
   const bool gpu = settings.device.type == DeviceType::kCuda;
   set_thread_budget(std::max(1, settings.threads / world.size()));
+  const int64_t free = gpu ? gpu_free_memory(settings.device.index) : 0;
   Rank rank(settings, world);
   const double first = rank.first();
   Graph graph;
@@ -214,8 +215,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
       rank.stream().synchronize();
     });
     result.ms.assign(1, all / settings.steps);
-    result.memory = static_cast<double>(gpu_properties(settings.device.index).memory -
-                                        gpu_free_memory(settings.device.index));
+    result.memory = static_cast<double>(free - gpu_free_memory(settings.device.index));
     if (settings.groups) result.groups = measure_groups(rank);
   } else {
     for (int i = 0; i < settings.steps; ++i) result.ms.push_back(bench::milliseconds(step));
