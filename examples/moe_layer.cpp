@@ -32,13 +32,15 @@ struct Parameter {
     const auto flat = [n](const Tensor& x) { return x.view().reshape({n}); };
     const optim::ElementRun all[] = {{.begin = 0, .end = n}};
     const optim::AdamW adam;
-    const optim::AdamWStep step{.s = scale,
-                                .k1 = static_cast<float>(1 / (1 - std::pow(adam.beta1, t))),
-                                .k2 = static_cast<float>(1 / (1 - std::pow(adam.beta2, t))),
-                                .lr = 1e-2 * (1 - 0.95 * t / kSteps)};
-    optim::adamw(adam, step,
-                 {flat(grad), flat(master), flat(exp_avg), flat(exp_avg_sq), flat(weight), all},
-                 kStream);
+    optim::AdamWStep step;
+    step.s = scale;
+    step.k1 = static_cast<float>(1 / (1 - std::pow(adam.beta1, t)));
+    step.k2 = static_cast<float>(1 / (1 - std::pow(adam.beta2, t)));
+    step.lr = static_cast<float>(1e-2 * (1 - 0.95 * t / kSteps));
+    const optim::AdamWArgs segment{flat(grad),       flat(master), flat(exp_avg),
+                                   flat(exp_avg_sq), flat(weight), all};
+    optim::adamw(adam, 0, TensorView(&step, DType::kUInt8, {sizeof(step)}),
+                 optim::AdamWTable({&segment, 1}, Device{}), kStream);
   }
 };
 

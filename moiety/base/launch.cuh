@@ -30,8 +30,9 @@ constexpr int64_t blocks_for(int64_t items, int64_t items_a_block) {
 namespace detail {
 template <class Kernel>
 void allow_shared(Kernel* kernel, int64_t bytes) {
-  // More than 48 KiB must be asked for; asking again costs less than remembering.
-  if (bytes > 48 * 1024) {
+  // More than 48 KiB, what a kernel declares itself included, must be asked for; asking again costs
+  // less than remembering.
+  if (bytes > 24 * 1024) {
     MOIETY_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(bytes)));
   }
