@@ -7,6 +7,7 @@
 #include "moiety/base/gpu.h"
 #include "moiety/base/shared_library.h"
 #include "moiety/gemm/gemm_cuda.h"
+#include "moiety/model/attention_cuda.h"
 
 namespace moiety::app {
 namespace {
@@ -33,30 +34,14 @@ std::string driver_release() {
 
 // A library that is opened at run time, and whose loader is not in Moiety. Versions count 10000 *
 // major + 100 * minor + patch.
-struct Library {
-  const char* name;
-  const char* file;
-  const char* version_symbol;
-  bool by_pointer;  // int f(int*), else size_t f()
-  int least;
-  const char* package;
-  const char* without;  // what happens where it is missing
-};
-constexpr Library kLibraries[] = {
-    {"cuDNN", "libcudnn.so.9", "cudnnGetVersion", false, 90000, "nvidia-cudnn-cu13",
-     "attention runs on Moiety's own kernels"},
-    {"NCCL", "libnccl.so.2", "ncclGetVersion", true, 22800, "nvidia-nccl-cu13",
-     "needed by several GPUs, not by one"},
-};
+constexpr const char* kNccl = "libnccl.so.2";
+constexpr int kNcclLeast = 22800;  // 10000 * major + 100 * minor + patch
 
-int version_of(const SharedLibrary& library, const Library& what) {
+// 0: it is not there.
+int nccl_version(const SharedLibrary& library) {
   int version = 0;
-  if (what.by_pointer) {
-    const auto get = library.find<int(int*)>(what.version_symbol);
-    return get && get(&version) == 0 ? version : 0;
-  }
-  const auto get = library.find<size_t()>(what.version_symbol);
-  return get ? static_cast<int>(get()) : 0;
+  const auto get = library.find<int(int*)>("ncclGetVersion");
+  return get && get(&version) == 0 ? version : 0;
 }
 
 std::string dotted(int version) {
@@ -122,28 +107,26 @@ HealthCheck gpu_library_check() {
     add(text("no {}: {} ({})", library, without, why));
     packages += text(" {}", package);
   };
+  const auto tell = [&](const char* library, bool available, const std::string& found,
+                        const char* without, const char* package) {
+    if (!available) return lacks(library, found, without, package);
+    add(found);
+    f.facts.add(library, found);
+  };
   const gemm::CublasLtStatus& products = gemm::cublaslt_status();
-  if (products.available) {
-    add(products.text);
-    f.facts.add("cuBLASLt", products.text);
-  } else {
-    lacks("cuBLASLt", products.text, "bf16 products run on Moiety's own kernels, at half the speed",
-          "nvidia-cublas");
-  }
-  for (const Library& what : kLibraries) {
-    const SharedLibrary library = SharedLibrary::open({what.file});
-    const int version = version_of(library, what);
-    if (version >= what.least) {
-      add(text("{} {} ({})", what.name, dotted(version), library.path()));
-      f.facts.add(what.name, dotted(version));
-    } else {
-      lacks(what.name,
-            library ? text("{} of {}, at least {} is needed", library.path(), dotted(version),
-                           dotted(what.least))
-                    : text("{} was not found", what.file),
-            what.without, what.package);
-    }
-  }
+  tell("cuBLASLt", products.available, products.text,
+       "bf16 products run on Moiety's own kernels, at half the speed", "nvidia-cublas");
+  const model::CudnnStatus& attention = model::cudnn_status();
+  tell("cuDNN", attention.available, attention.text,
+       "attention runs on Moiety's own kernels, at half the speed", "nvidia-cudnn-cu13");
+  const SharedLibrary nccl = SharedLibrary::open({kNccl});
+  const int version = nccl_version(nccl);
+  const bool fits = version >= kNcclLeast;
+  const std::string found = !nccl  ? text("{} was not found", kNccl)
+                            : fits ? text("NCCL {} ({})", dotted(version), nccl.path())
+                                   : text("{} of {}, at least {} is needed", nccl.path(),
+                                          dotted(version), dotted(kNcclLeast));
+  tell("NCCL", fits, found, "needed by several GPUs, not by one", "nvidia-nccl-cu13");
   // Nobody without a GPU is sent to install them.
   if (gpu_status().count > 0 && !packages.empty()) f.fix = "pip install" + packages;
   return f;

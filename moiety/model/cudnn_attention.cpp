@@ -6,6 +6,7 @@
 
 #include "moiety/base/log.h"
 #include "moiety/base/outside_capture.h"
+#include "moiety/base/trace.h"
 #include "moiety/model/attention_cuda.h"
 #include "moiety/model/cudnn_sdpa.h"
 
@@ -229,6 +230,8 @@ bool cudnn_takes(const AttentionJob& job, int device) { return choose(job, devic
 void attention_cudnn(const AttentionJob& job, const Stream& stream) {
   const int device = stream.device().index;
   const auto [way, plan] = choose(job, device);
+  const TraceSpan span(TraceLane::kCompute,
+                       job.d_out.data ? "attention_backward cudnn" : "attention cudnn");
   const CudaDeviceGuard guard(device);
   const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
   const int64_t tokens = job.sequences * job.queries * job.groups, width = job.heads * job.head_dim;
