@@ -42,6 +42,15 @@ std::shared_ptr<const SampleSource> open_validation_data(const Options& o, int64
                           Tokenizer::load(o.data.tokenizer).identity());
 }
 
+void check_graph(const Options& o, Device device) {
+  if (o.train.cuda_graph != "true") return;
+  const char* what = "train.cuda_graph = \"true\"";
+  if (device.type == DeviceType::kCpu) throw UsageError("{}, but the run is on the CPU", what);
+  if (o.guard.nan == "tensor") {
+    throw UsageError("{}: guard.nan = \"tensor\" looks at single operations", what);
+  }
+}
+
 // What every process of a run makes before its ranks start.
 TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& watchdog) {
   const Options& o = config.options;
@@ -50,6 +59,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& wat
   const model::Config model = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
   check_cuts(o, model, grid);
   const Device device = rank_device(o, launch.ranks);
+  check_graph(o, device);
   return {.config = config,
           .device = device,
           .memory_of_rank = memory_of_rank(launch, device),

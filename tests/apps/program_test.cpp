@@ -91,6 +91,14 @@ TEST(Program, AGpuThatIsNotThereIsRefusedWithTheReason) {
   EXPECT_FALSE(std::filesystem::exists(dir / "r")) << "left something behind";
 }
 
+TEST(Program, AGraphIsForAGpu) {
+  const TemporaryDirectory dir;
+  const ProgramResult result =
+      run(tiny(dir / "r") + Arguments{"--run.device=cpu", "--train.cuda_graph=true"});
+  EXPECT_EQ(result.code, kExitUsage);
+  EXPECT_EQ(result.last_line(), "moiety: train.cuda_graph = \"true\", but the run is on the CPU");
+}
+
 TEST(Program, ALauncherOfSeveralProcessesIsRefused) {
   const TemporaryDirectory dir;
   setenv("WORLD_SIZE", "2", 1);

@@ -97,10 +97,10 @@ const std::string kAlignment =
 std::vector<std::string> misaligned() {
   std::vector<std::string> out{kAlignment};
   for (const int origin : {0, 1, 2}) {
-    const std::string heard =
-        text("ep prepare, group \"moe\", epoch 2: communicator \"moe\", operation 5: "
-             "all_gather(uint8[256]) stopped: rank {} failed: {}",
-             origin, kAlignment);
+    const std::string heard = text(
+        "ep prepare, group \"moe\", epoch 2: communicator \"moe\", operation 5: "
+        "all_gather(uint8[256]) stopped: rank {} failed: {}",
+        origin, kAlignment);
     out.push_back(heard);
     out.push_back(heard + kLast);
   }
