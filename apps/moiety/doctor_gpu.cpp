@@ -32,8 +32,6 @@ std::string driver_release() {
   return line;
 }
 
-// A library that is opened at run time, and whose loader is not in Moiety. Versions count 10000 *
-// major + 100 * minor + patch.
 constexpr const char* kNccl = "libnccl.so.2";
 constexpr int kNcclLeast = 22800;  // 10000 * major + 100 * minor + patch
 
@@ -102,16 +100,16 @@ HealthCheck gpu_library_check() {
   const auto add = [&](const std::string& found) {
     f.text += (f.text.empty() ? "" : "; ") + found;
   };
-  const auto lacks = [&](const char* library, const std::string& why, const char* without,
-                         const char* package) {
-    add(text("no {}: {} ({})", library, without, why));
-    packages += text(" {}", package);
-  };
+  // `found`: the library, or why there is none.
   const auto tell = [&](const char* library, bool available, const std::string& found,
                         const char* without, const char* package) {
-    if (!available) return lacks(library, found, without, package);
-    add(found);
-    f.facts.add(library, found);
+    if (available) {
+      add(found);
+      f.facts.add(library, found);
+    } else {
+      add(text("no {}: {} ({})", library, without, found));
+      packages += text(" {}", package);
+    }
   };
   const gemm::CublasLtStatus& products = gemm::cublaslt_status();
   tell("cuBLASLt", products.available, products.text,
@@ -152,8 +150,7 @@ HealthCheck nvlink_health(const std::vector<int>& links) {
     f.health = Health::kWarn;
     f.fix =
         "GPUs of one machine have unequally many links: look at `nvidia-smi nvlink --status` and "
-        "at "
-        "the fabric manager";
+        "at the fabric manager";
   } else {
     f.health = Health::kOk;
   }

@@ -19,8 +19,8 @@ struct EvaluationResult {
 };
 
 // Collective; the same result on every rank. Waits for the stream, which is of the model's device,
-// after every batch. The arena is given back as it was. `gathering`: of a
-// model whose weights are cut; null: they are whole.
+// after every batch. The arena is given back as it was. `gathering`: of a model whose weights are
+// cut; null: they are whole.
 EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
                           Arena& arena, const Stream& stream, WeightGathering* gathering = nullptr);
 

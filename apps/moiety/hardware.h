@@ -15,6 +15,15 @@ struct Hardware {
   int64_t memory;
   double bandwidth, link, network;
   int domain;
+
+  // TFLOP/s under a recipe; a format that the device lacks is multiplied as bf16.
+  double rate(std::string_view recipe) const {
+    const double own = recipe == "fp8_block" ? fp8
+                       : recipe == "mxfp8"   ? mxfp8
+                       : recipe == "nvfp4"   ? fp4
+                                             : bf16;
+    return own > 0 ? own : bf16;
+  }
 };
 
 inline constexpr int64_t kGB = 1000000000;

@@ -62,13 +62,8 @@ gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::G
     throw UsageError(
         "precision.recipe = \"fp32\": plan has rates of bf16 and of quantized formats");
   }
-  const double rate = recipe == "fp8_block" ? h.fp8
-                      : recipe == "mxfp8"   ? h.mxfp8
-                      : recipe == "nvfp4"   ? h.fp4
-                                            : h.bf16;
   gtp::Policy policy = gtp::Policy::for_memory(h.memory);
-  // A format that the device lacks is multiplied as bf16.
-  policy.flops_per_ns = 1e3 * kGemmShare * (rate > 0 ? rate : h.bf16);
+  policy.flops_per_ns = 1e3 * kGemmShare * h.rate(recipe);
   policy.memory_bytes_per_ns = 1e3 * kMemoryShare * h.bandwidth;
   policy.bytes_per_ns = kLinkShare * (linked(h, grid) ? h.link : h.network);
   return policy;

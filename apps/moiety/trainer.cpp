@@ -32,13 +32,11 @@ void Trainer::after_step(const optim::StepReport& report, double seconds, double
 }
 
 void Trainer::at_border() {
-  const auto& o = options();
   // Addresses stay from now on, unless an evaluation needs more.
   if (arena_.settle()) graph_.reset();
   settled_ = true;
-  if (o.eval.every > 0 && step_ % o.eval.every == 0) evaluate();
-  const bool due = o.checkpoint.interval > 0 && step_ % o.checkpoint.interval == 0;
-  if (due || asked_ & kSave) save();
+  if (is_due(options().eval.every, step_)) evaluate();
+  if (is_due(options().checkpoint.interval, step_) || asked_ & kSave) save();
   asked_ &= ~uint32_t{kSave};
 }
 

@@ -77,7 +77,6 @@ class Trainer {
 
   // trainer_step.cpp: a step on its way, and its end.
   struct StepUnderWay {
-    int64_t step = 0;      // its number
     SamplerState start{};  // of the data before it
     Event begun, ended;
     double data_wait_ms = 0;
@@ -87,6 +86,7 @@ class Trainer {
   // Up to kStepsAhead; one where the host reads what a step came to before the next one begins.
   int64_t steps_ahead() const;
   int64_t last_step() const { return step_ + static_cast<int64_t>(under_way_.size()); }
+  static bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
   // What is due behind this step needs it completed, and nothing behind it begun.
   bool is_border(int64_t step) const;
   bool may_enqueue() const;

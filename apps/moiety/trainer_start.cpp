@@ -67,16 +67,12 @@ LoaderConfig loader_config(const Options& o, const Grid& grid, int rank) {
   return c;
 }
 
-// Of a GPU, by its name: bf16 and the recipe's format, where it has it. A GPU that nobody knows has
-// none, so MFU is not a number.
+// Of a GPU, by its name: bf16 and the recipe's. A GPU that nobody knows has none, so MFU is not a
+// number.
 std::pair<double, double> known_peaks(Device device, std::string_view recipe) {
   const Hardware* h = find_hardware(gpu_properties(device.index).name);
   if (!h) return {std::nan(""), std::nan("")};
-  const double own = recipe == "fp8_block" ? h->fp8
-                     : recipe == "mxfp8"   ? h->mxfp8
-                     : recipe == "nvfp4"   ? h->fp4
-                                           : h->bf16;
-  return {h->bf16, own > 0 ? own : h->bf16};
+  return {h->bf16, h->rate(recipe)};
 }
 
 checkpoint::SaveOptions save_options(const Options& o) {

@@ -21,8 +21,7 @@ int64_t Trainer::steps_ahead() const {
 }
 
 bool Trainer::is_border(int64_t step) const {
-  const auto due = [&](int64_t every) { return every > 0 && step % every == 0; };
-  return due(options().eval.every) || due(options().checkpoint.interval) ||
+  return is_due(options().eval.every, step) || is_due(options().checkpoint.interval, step) ||
          profiler_.covers(step) || profiler_.covers(step + 1) ||
          recipe_of_step(options(), step + 1) != recipe_;
 }
@@ -35,16 +34,14 @@ bool Trainer::may_enqueue() const {
 }
 
 bool Trainer::captures_steps() const {
-  const std::string& wish = options().train.cuda_graph;
-  return plan_.device.type == DeviceType::kCuda && wish != "false" && settled_ &&
-         !checks_tensors() && !profiler_.covers(last_step() + 1);
+  return steps_ahead() > 1 && options().train.cuda_graph != "false" &&
+         !profiler_.covers(made_step_);
 }
 
 bool Trainer::enqueue_step() {
   made_step_ = last_step() + 1;
   set_recipe(made_step_);
   StepUnderWay step;
-  step.step = made_step_;
   step.start = loader_->state();
   if (under_way_.empty()) {
     step.begun = Event::timed();
@@ -56,7 +53,7 @@ bool Trainer::enqueue_step() {
   const double waited_ms = loader_->waited_ms();
   feed_batch(0);
   if (data_ended_) return false;
-  const Profiler::Step profiled(profiler_, step.step, stream_);
+  const Profiler::Step profiled(profiler_, made_step_, stream_);
   const gpu::Activity before = gpu::activity();
   run_step();
   const gpu::Activity after = gpu::activity();

@@ -28,6 +28,12 @@ class SharedLibrary {
   F* find(const char* symbol) const {
     return reinterpret_cast<F*>(find_symbol(symbol));
   }
+  // For tables of functions: whether it was found.
+  template <class F>
+  bool find(const char* symbol, F*& function) const {
+    function = find<F>(symbol);
+    return function != nullptr;
+  }
 
  private:
   bool try_file(const std::string& file);

@@ -11,7 +11,23 @@ Buffer host_memory(int64_t bytes, Device device, const char* what) {
   return device.type == DeviceType::kCuda ? Buffer::pinned(bytes, what) : Buffer(bytes, what);
 }
 
-void move(const detail::RingCopy& c, const Stream& stream) {
+}  // namespace
+
+StepRing::StepRing(int64_t bytes, int64_t slots, Device device, const char* what)
+    : bytes_(bytes),
+      stride_(padded(bytes)),
+      slots_(slots),
+      host_(host_memory(slots * stride_, device, what)),
+      count_(sizeof(uint64_t), device, what) {}
+
+void StepRing::move(std::byte* block, bool inbound, const Stream& stream) {
+  const detail::RingCopy c{.ring = host_.data(),
+                           .block = block,
+                           .count = reinterpret_cast<uint64_t*>(count_.data()),
+                           .bytes = bytes_,
+                           .stride = stride_,
+                           .slots = slots_,
+                           .inbound = inbound};
   if (stream.device().type == DeviceType::kCuda) return detail::copy_ring_cuda(c, stream);
   stream.run([=] {
     std::byte* slot = c.ring + static_cast<int64_t>(*c.count % uint64_t(c.slots)) * c.stride;
@@ -20,35 +36,10 @@ void move(const detail::RingCopy& c, const Stream& stream) {
   });
 }
 
-}  // namespace
-
-InboundRing::InboundRing(int64_t bytes, int64_t slots, Device device, const char* what)
-    : bytes_(bytes),
-      stride_(padded(bytes)),
-      slots_(slots),
-      host_(host_memory(slots * stride_, device, what)),
-      block_(stride_, device, what),
-      count_(sizeof(uint64_t), device, what) {}
-
-void InboundRing::fetch(const Stream& stream) {
-  move({host_.data(), block_.data(), reinterpret_cast<uint64_t*>(count_.data()), stride_, stride_,
-        slots_, true},
-       stream);
-}
-
-OutboundRing::OutboundRing(int64_t bytes, int64_t slots, Device device, const char* what)
-    : bytes_(bytes),
-      stride_(padded(bytes)),
-      slots_(slots),
-      host_(host_memory(slots * stride_, device, what)),
-      count_(sizeof(uint64_t), device, what) {}
-
 void OutboundRing::store(TensorView block, const Stream& stream) {
   check_tensor("store", "block", block, DType::kUInt8, {bytes_});
   check_device("store", "block", block, stream);
-  move({host_.data(), static_cast<std::byte*>(block.raw()),
-        reinterpret_cast<uint64_t*>(count_.data()), bytes_, stride_, slots_, false},
-       stream);
+  move(static_cast<std::byte*>(block.raw()), false, stream);
 }
 
 }  // namespace moiety

@@ -14,41 +14,52 @@
 
 namespace moiety {
 
-// Host to device.
-class InboundRing {
+// What both directions have: the slots, and the device's counter.
+class StepRing {
  public:
-  // Blocks of `bytes` bytes.
-  InboundRing(int64_t bytes, int64_t slots, Device device, const char* what);
-
-  // Where the host writes block n, n = 0, 1, ...
-  std::byte* slot(int64_t n) const { return host_.data() + n % slots_ * stride_; }
-  // block() := the next block.
-  void fetch(const Stream& stream);
-  TensorView block() const { return block_.view(DType::kUInt8, {bytes_}); }
-
- private:
-  int64_t bytes_, stride_, slots_;
-  Buffer host_, block_, count_;
-};
-
-// Device to host.
-class OutboundRing {
- public:
-  OutboundRing(int64_t bytes, int64_t slots, Device device, const char* what);
-
-  // The next block := `block`, uint8 [bytes] on the device.
-  void store(TensorView block, const Stream& stream);
-  // What the host reads of block n.
+  // Block n, n = 0, 1, ..., on the host.
   std::byte* slot(int64_t n) const { return host_.data() + n % slots_ * stride_; }
 
+ protected:
+  StepRing(int64_t bytes, int64_t slots, Device device, const char* what);
+  // Between `block` and the device's next slot.
+  void move(std::byte* block, bool inbound, const Stream& stream);
+
+  int64_t bytes_, stride_;
+
  private:
-  int64_t bytes_, stride_, slots_;
+  int64_t slots_;
   Buffer host_, count_;
 };
 
+// Host to device: the host writes the slots.
+class InboundRing : public StepRing {
+ public:
+  // Blocks of `bytes` bytes.
+  InboundRing(int64_t bytes, int64_t slots, Device device, const char* what)
+      : StepRing(bytes, slots, device, what), block_(stride_, device, what) {}
+
+  // block() := the next block.
+  void fetch(const Stream& stream) { move(block_.data(), true, stream); }
+  TensorView block() const { return block_.view(DType::kUInt8, {bytes_}); }
+
+ private:
+  Buffer block_;
+};
+
+// Device to host: the host reads the slots.
+class OutboundRing : public StepRing {
+ public:
+  OutboundRing(int64_t bytes, int64_t slots, Device device, const char* what)
+      : StepRing(bytes, slots, device, what) {}
+
+  // The next block := `block`, uint8 [bytes] on the device.
+  void store(TensorView block, const Stream& stream);
+};
+
 namespace detail {
-// `bytes` bytes between `block` and slot count mod slots, `stride` bytes apart;
-// ++count. All is in the reach of the stream's device.
+// `bytes` bytes between `block` and slot count mod slots, `stride` bytes apart; ++count. All is in
+// the reach of the stream's device.
 struct RingCopy {
   std::byte* ring;
   std::byte* block;

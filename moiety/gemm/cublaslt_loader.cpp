@@ -8,12 +8,6 @@ namespace {
 
 constexpr size_t kLeast = 130000;  // 13.0, as it counts
 
-template <class F>
-bool find(const SharedLibrary& library, const char* symbol, F*& function) {
-  function = library.find<F>(symbol);
-  return function != nullptr;
-}
-
 CublasLt open() {
   CublasLt f{};
   const SharedLibrary library = SharedLibrary::open({"libcublasLt.so.13"});
@@ -29,16 +23,16 @@ CublasLt open() {
     f.text += ", at least 13.0 is needed";
     return f;
   }
-  f.available = find(library, "cublasLtCreate", f.create) &&
-                find(library, "cublasLtMatmul", f.matmul) &&
-                find(library, "cublasLtMatmulAlgoGetHeuristic", f.heuristic) &&
-                find(library, "cublasLtMatmulDescCreate", f.create_operation) &&
-                find(library, "cublasLtMatmulDescSetAttribute", f.set_operation) &&
-                find(library, "cublasLtMatrixLayoutCreate", f.create_layout) &&
-                find(library, "cublasLtMatmulPreferenceCreate", f.create_preference) &&
-                find(library, "cublasLtMatmulPreferenceSetAttribute", f.set_preference) &&
-                find(library, "cublasLtMatmulPreferenceDestroy", f.destroy_preference) &&
-                find(library, "cublasLtGetStatusString", f.status_string);
+  f.available = library.find("cublasLtCreate", f.create) &&
+                library.find("cublasLtMatmul", f.matmul) &&
+                library.find("cublasLtMatmulAlgoGetHeuristic", f.heuristic) &&
+                library.find("cublasLtMatmulDescCreate", f.create_operation) &&
+                library.find("cublasLtMatmulDescSetAttribute", f.set_operation) &&
+                library.find("cublasLtMatrixLayoutCreate", f.create_layout) &&
+                library.find("cublasLtMatmulPreferenceCreate", f.create_preference) &&
+                library.find("cublasLtMatmulPreferenceSetAttribute", f.set_preference) &&
+                library.find("cublasLtMatmulPreferenceDestroy", f.destroy_preference) &&
+                library.find("cublasLtGetStatusString", f.status_string);
   if (!f.available) f.text += " lacks functions that are needed";
   return f;
 }

@@ -8,12 +8,6 @@ namespace {
 
 constexpr size_t kLeast = 91400;
 
-template <class F>
-bool find(const SharedLibrary& library, const char* symbol, F*& function) {
-  function = library.find<F>(symbol);
-  return function != nullptr;
-}
-
 Cudnn open() {
   Cudnn f{};
   const SharedLibrary library = SharedLibrary::open({"libcudnn.so.9"});
@@ -36,16 +30,16 @@ Cudnn open() {
       return f;
     }
   }
-  f.available = find(library, "cudnnCreate", f.create) &&
-                find(library, "cudnnSetStream", f.set_stream) &&
-                find(library, "cudnnBackendCreateDescriptor", f.create_descriptor) &&
-                find(library, "cudnnBackendDestroyDescriptor", f.destroy_descriptor) &&
-                find(library, "cudnnBackendSetAttribute", f.set_attribute) &&
-                find(library, "cudnnBackendGetAttribute", f.get_attribute) &&
-                find(library, "cudnnBackendFinalize", f.finalize) &&
-                find(library, "cudnnBackendExecute", f.execute) &&
-                find(library, "cudnnGetErrorString", f.error_string) &&
-                find(library, "cudnnGetLastErrorString", f.last_error_string);
+  f.available = library.find("cudnnCreate", f.create) &&
+                library.find("cudnnSetStream", f.set_stream) &&
+                library.find("cudnnBackendCreateDescriptor", f.create_descriptor) &&
+                library.find("cudnnBackendDestroyDescriptor", f.destroy_descriptor) &&
+                library.find("cudnnBackendSetAttribute", f.set_attribute) &&
+                library.find("cudnnBackendGetAttribute", f.get_attribute) &&
+                library.find("cudnnBackendFinalize", f.finalize) &&
+                library.find("cudnnBackendExecute", f.execute) &&
+                library.find("cudnnGetErrorString", f.error_string) &&
+                library.find("cudnnGetLastErrorString", f.last_error_string);
   if (!f.available) f.text += " lacks functions that are needed";
   return f;
 }
