@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
-TARGETS = {"train_step": 1.3, "grouped_gemm": 1.0, "quantize": 1.0}
+TARGETS = {"train_step": 1.3, "grouped_gemm": 1.0, "quantize": 1.0, "attention_cuda": 1.0}
 
 
 def stop(sentence):
@@ -130,6 +130,8 @@ def main():
     parser.add_argument("--ranks", type=int, help="of ours, sharing the threads")
     parser.add_argument("--bin", type=Path,
                         help="folder of our programs (default build/cpu/bin or build/gpu/bin)")
+    parser.add_argument("--peer-options", default="", metavar="'...'",
+                        help="for the peer alone, such as '--attention cudnn'")
     parser.add_argument("--python", help="that runs the peers (default: of bench/setup_peers.sh)")
     a, both = parser.parse_known_args()
 
@@ -139,11 +141,10 @@ def main():
         stop(f"{ours} is missing; build it: cmake --preset {preset} && cmake --build "
              f"build/{preset} --target {ours.name}")
     python = peer_python(a.python)
-    both = ["--threads", str(a.threads), *both]
-    if a.device != "cpu":
-        both += ["--device", a.device]
+    both += ["--threads", str(a.threads)] if a.device == "cpu" else ["--device", a.device]
     environment = dict(os.environ, OMP_NUM_THREADS=str(a.threads))
-    peer = Peer([python, BENCH / "peers" / f"{a.name}.py", "--bench", ours, *both], environment)
+    peer = Peer([python, BENCH / "peers" / f"{a.name}.py", "--bench", ours, *both,
+                 *a.peer_options.split()], environment)
     command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
 
     our_rounds, peer_rounds = [], []

@@ -14,7 +14,12 @@ struct Shape {
   int64_t sequences, length, heads, kv_heads, head_dim;
 };
 constexpr Shape kShapes[] = {{2, 4096, 32, 4, 128},  {1, 8192, 32, 4, 128}, {8, 1024, 32, 4, 128},
-                             {2, 4096, 32, 32, 128}, {2, 4096, 16, 16, 64}, {8, 1024, 16, 4, 64}};
+                             {2, 4096, 32, 32, 128}, {4, 4096, 16, 4, 64},  {2, 4096, 16, 16, 64},
+                             {8, 1024, 16, 4, 64}};
+
+std::string case_of(const Shape& s) {
+  return text("B{} S{} H{} G{} C{}", s.sequences, s.length, s.heads, s.kv_heads, s.head_dim);
+}
 
 Tensor random_on_gpu(std::initializer_list<int64_t> sizes, uint32_t id, const Stream& stream) {
   const Tensor host = random_tensor(DType::kBFloat16, sizes, id);
@@ -24,7 +29,8 @@ Tensor random_on_gpu(std::initializer_list<int64_t> sizes, uint32_t id, const St
   return out;
 }
 
-void measure_shape(const Shape& s, bool cudnn, const Stream& stream) {
+// `best`: as a step takes it; or else by Moiety's tiles.
+void measure_shape(const Shape& s, bool best, const Stream& stream) {
   const int64_t b = s.sequences, t = s.length, g = s.kv_heads, m = s.heads / g, c = s.head_dim;
   const int64_t width = (s.heads + 2 * g) * c;
   const Tensor qkv = random_on_gpu({b * t, width}, 1, stream),
@@ -34,13 +40,15 @@ void measure_shape(const Shape& s, bool cudnn, const Stream& stream) {
                delta(DType::kFloat32, {b, g, m, t}, kGpu);
   const model::QkvHeads x = model::split_heads(qkv, b, s.heads, g, c),
                         d = model::split_heads(dqkv, b, s.heads, g, c);
-  const model::AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC, {}, o, lse, cudnn};
+  const model::AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC, {}, o, lse, best};
   const model::AttentionBackwardArgs backward{forward, d_out, d.q_BSGMC, d.k_BSGC, d.v_BSGC, delta};
   const double flop = 2.0 * double(b * s.heads * t) * double(t) * double(c);
   const auto report = [&](const char* name, model::AttentionPath path, double flops,
                           const Timing& time) {
-    Row row{name, text("B{} S{} H{} G{} C{} {}", b, t, s.heads, g, c, model::name(path)),
-            tera(flops, time.ms), "TFLOP/s", time};
+    // Named without its path where it is cuDNN's, which has peers.
+    const bool ours = path != model::AttentionPath::kCudnn;
+    Row row{name, case_of(s) + (ours ? text(" {}", model::name(path)) : ""), tera(flops, time.ms),
+            "TFLOP/s", time};
     row.device = kGpu;
     print(row);
   };
@@ -52,8 +60,14 @@ void measure_shape(const Shape& s, bool cudnn, const Stream& stream) {
 
 void run(Options& options) {
   std::string device = "cuda";
+  bool list = false;
   options.choice("--device", device, {"cuda"}, "where");
+  options.flag("--list", list, "the cases, without a measurement");
   if (!options.parse()) return;
+  if (list) {
+    for (const Shape& s : kShapes) std::printf("%s\n", case_of(s).c_str());
+    return;
+  }
   require_device("attention_cuda_bench", kGpu);
   const Stream stream = Stream::on(kGpu);
   std::fprintf(stderr, "%s\n", model::cudnn_status().text.c_str());

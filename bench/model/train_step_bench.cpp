@@ -230,11 +230,9 @@ void print_groups(const std::string& name, const Result& result) {
   double all = 0;
   for (const auto& [group, ms] : result.groups) all += ms;
   for (const auto& [group, ms] : result.groups) {
-    std::puts(
-        text(
-            R"({{"name": "train_step.group", "case": "{}", "group": "{}", "ms": {:.4f}, "share": {:.4f}}})",
-            name, group, ms, ms / all)
-            .c_str());
+    bench::Row row{"train_step." + group, name, 100 * ms / all, "% of groups", {.ms = ms}};
+    row.device = {DeviceType::kCuda, 0};
+    bench::print(row);
   }
 }
 

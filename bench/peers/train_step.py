@@ -5,9 +5,11 @@ activations are bf16, beside fp32 masters that take the gradients and the update
 fastest differs between machines, so it is tried at the start: experts (tokens sorted by expert)
 through torch._grouped_mm or a loop; and in bf16 the products of matrices by bf16 routines or, faster
 where the processor has no bf16 arithmetic, in fp32 between the bf16 tensors. On a GPU: bf16 routines,
-torch._grouped_mm, flash attention; --groups prints the time of a compiled step by group of kernels.
+torch._grouped_mm, and for attention the kernel that --attention says; --groups prints the time of a
+compiled step by group of kernels.
 """
 
+import contextlib
 import math
 import statistics
 import sys
@@ -17,7 +19,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from common import parser, serve
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
 @dataclass
@@ -268,7 +272,7 @@ GROUPS = [("attention", ("flash", "fmha", "sdpa", "attention")),
 
 
 def kernel_groups(trainer):
-    """Milliseconds of a step by group."""
+    """Milliseconds of a step by group; the kernels of attention by name."""
     from torch.profiler import ProfilerActivity, profile
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         trainer.step()
@@ -277,7 +281,10 @@ def kernel_groups(trainer):
     for event in trace.key_averages():
         name = event.key.lower()
         group = next((g for g, words in GROUPS if any(w.lower() in name for w in words)), "rest")
-        sums[group] = sums.get(group, 0) + event.self_device_time_total / 1e3
+        ms = event.self_device_time_total / 1e3
+        sums[group] = sums.get(group, 0) + ms
+        if group == "attention":
+            print(f"{ms:8.3f} ms {event.key[:100]}", file=sys.stderr)
     return {g: round(ms, 3) for g, ms in sums.items()}
 
 
@@ -287,17 +294,28 @@ def main():
     p.add_argument("--steps", type=int, default=10, help="a round")
     p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--model", choices=list(SHAPES), default="demo")
+    p.add_argument("--attention", choices=list(ATTENTION), default="flash", help="on a GPU")
     p.add_argument("--groups", action="store_true", help="time by group of kernels, to stderr")
     a = p.parse_args()
     torch.set_num_threads(a.threads)
     torch.set_default_device(a.device)
     dtype = torch.bfloat16 if a.dtype == "bf16" else torch.float32
     shape = SHAPES[a.model]
-    ways = {"torch.compile": True} if a.device == "cuda" else {"torch eager": False,
-                                                               "torch.compile": True}
-    peers = {name: fastest(shape, dtype, compiled) for name, compiled in ways.items()}
+    if a.device == "cuda":
+        ways = {f"torch.compile, {a.attention}": True}
+        products = sdpa_kernel(ATTENTION[a.attention])
+    else:
+        ways = {"torch eager": False, "torch.compile": True}
+        products = contextlib.nullcontext()
+    with products:
+        peers = {name: fastest(shape, dtype, compiled) for name, compiled in ways.items()}
+        measure(a, shape, peers)
+
+
+def measure(a, shape, peers):
     if a.groups:
-        print(kernel_groups(peers["torch.compile"]), file=sys.stderr)
+        for peer, trainer in peers.items():
+            print(f"{peer}: {kernel_groups(trainer)}", file=sys.stderr)
 
     def round_of_rows():
         for peer, trainer in peers.items():
