@@ -21,6 +21,33 @@ std::string case_of(const Shape& s) {
   return text("B{} S{} H{} G{} C{}", s.sequences, s.length, s.heads, s.kv_heads, s.head_dim);
 }
 
+// Documents as they are packed: long and short ones.
+constexpr int64_t kDocuments[] = {512, 1536, 256, 1792};
+
+struct Documents {
+  Tensor start_BS;       // int32, as attention.h says
+  double seen_keys = 0;  // by all queries of a sequence
+};
+
+Documents documents(int64_t sequences, int64_t length, const Stream& stream) {
+  const Tensor host(DType::kInt32, {sequences, length});
+  auto* start = host.data<int32_t>();
+  double seen = 0;
+  for (int64_t b = 0; b < sequences; ++b) {
+    int64_t begin = 0, end = kDocuments[b % 4];
+    for (int64_t i = 0, n = b; i < length; ++i) {
+      if (i == end) begin = i, end += kDocuments[++n % 4];
+      start[b * length + i] = static_cast<int32_t>(begin);
+      seen += static_cast<double>(i - begin + 1);
+    }
+  }
+  Documents out{Tensor(DType::kInt32, {sequences, length}, kGpu),
+                seen / static_cast<double>(sequences)};
+  copy(out.start_BS, host, stream);
+  stream.synchronize();
+  return out;
+}
+
 Tensor random_on_gpu(std::initializer_list<int64_t> sizes, uint32_t id, const Stream& stream) {
   const Tensor host = random_tensor(DType::kBFloat16, sizes, id);
   Tensor out(DType::kBFloat16, sizes, kGpu);
@@ -29,8 +56,9 @@ Tensor random_on_gpu(std::initializer_list<int64_t> sizes, uint32_t id, const St
   return out;
 }
 
-// `best`: as a step takes it; or else by Moiety's tiles.
-void measure_shape(const Shape& s, bool best, const Stream& stream) {
+enum class Way { kBest, kTiles, kDocuments };  // as a step takes it, without or with documents
+
+void measure_shape(const Shape& s, Way way, const Stream& stream) {
   const int64_t b = s.sequences, t = s.length, g = s.kv_heads, m = s.heads / g, c = s.head_dim;
   const int64_t width = (s.heads + 2 * g) * c;
   const Tensor qkv = random_on_gpu({b * t, width}, 1, stream),
@@ -40,15 +68,20 @@ void measure_shape(const Shape& s, bool best, const Stream& stream) {
                delta(DType::kFloat32, {b, g, m, t}, kGpu);
   const model::QkvHeads x = model::split_heads(qkv, b, s.heads, g, c),
                         d = model::split_heads(dqkv, b, s.heads, g, c);
-  const model::AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC, {}, o, lse, best};
+  const Documents packed = way == Way::kDocuments ? documents(b, t, stream) : Documents{};
+  const model::AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC,          packed.start_BS,
+                                     o,         lse,      way != Way::kTiles};
   const model::AttentionBackwardArgs backward{forward, d_out, d.q_BSGMC, d.k_BSGC, d.v_BSGC, delta};
-  const double flop = 2.0 * double(b * s.heads * t) * double(t) * double(c);
+  const double seen = way == Way::kDocuments ? packed.seen_keys : 0.5 * double(t) * double(t);
+  const double flop = 4.0 * double(b * s.heads * c) * seen;
   const auto report = [&](const char* name, model::AttentionPath path, double flops,
                           const Timing& time) {
     // Named without its path where it is cuDNN's, which has peers.
     const bool ours = path != model::AttentionPath::kCudnn;
-    Row row{name, case_of(s) + (ours ? text(" {}", model::name(path)) : ""), tera(flops, time.ms),
-            "TFLOP/s", time};
+    Row row{name,
+            case_of(s) + (ours ? text(" {}", model::name(path)) : "") +
+                (way == Way::kDocuments ? " documents" : ""),
+            tera(flops, time.ms), "TFLOP/s", time};
     row.device = kGpu;
     print(row);
   };
@@ -72,8 +105,9 @@ void run(Options& options) {
   const Stream stream = Stream::on(kGpu);
   std::fprintf(stderr, "%s\n", model::cudnn_status().text.c_str());
   for (const Shape& s : kShapes) {
-    measure_shape(s, false, stream);
-    if (model::cudnn_status().available) measure_shape(s, true, stream);
+    measure_shape(s, Way::kTiles, stream);
+    if (s.length == 4096) measure_shape(s, Way::kDocuments, stream);
+    if (model::cudnn_status().available) measure_shape(s, Way::kBest, stream);
   }
 }
 
