@@ -13,9 +13,7 @@ uint32_t Trainer::checksum() {
   const double losses[] = {stats_.loss_sum, stats_.aux_sum, stats_.z_sum};
   uint32_t sum = crc32c(losses, sizeof losses);
   for (const optim::Parameter& p : optimizer_.parameters()) {
-    const Tensor grad(p.grad.dtype(), p.grad.sizes());  // on the host
-    copy(grad, p.grad, stream_);
-    stream_.synchronize();
+    const Tensor grad = to_host(p.grad, stream_);
     sum = crc32c(grad.view().raw(), static_cast<size_t>(grad.view().bytes()), sum);
   }
   return sum;

@@ -142,10 +142,7 @@ class Rank {
   }
   // Of the last step, before its update.
   double loss() {
-    const Tensor on_host(DType::kFloat64, {model::kStepReportWords});
-    copy(on_host, report_, stream_);
-    stream_.synchronize();
-    const optim::StepReport report = optimizer_.read_report(on_host);
+    const optim::StepReport report = optimizer_.read_report(to_host(report_, stream_));
     MOIETY_CHECK(!report.skip, "a step is skipped; overflow {}", report.overflow);
     return report.losses[0] / static_cast<double>(report.tokens);
   }

@@ -49,6 +49,13 @@ void copy(TensorView dst, TensorView src, Stream stream) {
   });
 }
 
+Tensor to_host(TensorView src, const Stream& stream) {
+  Tensor out(src.dtype(), src.sizes());
+  copy(out, src, stream);
+  stream.synchronize();
+  return out;
+}
+
 void fill_bytes(TensorView dst, uint8_t value, Stream stream) {
   MOIETY_CHECK(dst.defined(), "fill_bytes: dst is absent");
   check_device("fill_bytes", "dst", dst, stream);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "moiety/base/buffer.h"
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 
@@ -15,6 +16,9 @@ namespace moiety {
 // one, or in host memory. Host memory that is not pinned makes the host wait, and cannot be in a
 // captured graph; pinned memory must stay as it is until the stream has come past.
 void copy(TensorView dst, TensorView src, Stream stream);
+
+// A copy in the host's memory, which is there when this returns: it waits for the stream.
+Tensor to_host(TensorView src, const Stream& stream);
 
 // Sets every byte of the tensor's elements, laid out as above. On a GPU's stream dst is on that
 // GPU.

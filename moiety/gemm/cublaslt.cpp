@@ -4,6 +4,7 @@
 
 #include "moiety/base/gpu.h"
 #include "moiety/base/outside_capture.h"
+#include "moiety/base/per_device.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/cublaslt_loader.h"
 #include "moiety/gemm/gemm_cuda.h"
@@ -97,14 +98,6 @@ Plan make_plan(cublasLtHandle_t handle, const Problem& p) {
 // What a GPU keeps between products.
 class Context {
  public:
-  static Context& of(int device) {
-    static std::mutex mutex;
-    // Not destroyed: the CUDA run time may end before it.
-    static auto& contexts = *new std::map<int, Context>;
-    const std::lock_guard lock(mutex);
-    return contexts.try_emplace(device).first->second;
-  }
-
   const Plan& plan(const Problem& problem) {
     const std::lock_guard lock(mutex_);
     const auto [it, is_new] = plans_.try_emplace(problem);
@@ -152,7 +145,7 @@ bool gemm_cublaslt(const BlockGemm& g, const Stream& stream) {
   }
   const int device = stream.device().index;
   const CudaDeviceGuard guard(device);
-  Context& context = Context::of(device);
+  Context& context = per_device<Context>(device);
   const Plan& plan = context.plan({g.op, e.out_dtype, g.m, g.n, g.k, g.a.stride, g.b.stride,
                                    reads ? e.old_stride : e.out_stride, e.out_stride});
   if (!plan.found) return false;

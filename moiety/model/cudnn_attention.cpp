@@ -6,6 +6,7 @@
 
 #include "moiety/base/log.h"
 #include "moiety/base/outside_capture.h"
+#include "moiety/base/per_device.h"
 #include "moiety/base/trace.h"
 #include "moiety/model/attention_cuda.h"
 #include "moiety/model/cudnn_sdpa.h"
@@ -98,14 +99,6 @@ std::optional<Way> way_of(const AttentionJob& job) {
 // What a GPU keeps between calls.
 class Context {
  public:
-  static Context& of(int device) {
-    static std::mutex mutex;
-    // Not destroyed: the CUDA run time may end before it.
-    static auto& contexts = *new std::map<int, Context>;
-    const std::lock_guard lock(mutex);
-    return contexts.try_emplace(device).first->second;
-  }
-
   // Null if cuDNN does not take the shape.
   const CudnnPlan* plan(const SdpaShape& shape) {
     const std::lock_guard lock(mutex_);
@@ -193,7 +186,7 @@ Chosen choose(const AttentionJob& job, int device) {
     planned.dq = packed(job, job.dq.data);
   }
   const CudaDeviceGuard guard(device);
-  return {*way, Context::of(device).plan(shape_of(planned, way->cover))};
+  return {*way, per_device<Context>(device).plan(shape_of(planned, way->cover))};
 }
 
 const void* at(const HeadStrides& x, int64_t sequence, int64_t group) {
@@ -237,7 +230,7 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream) {
   const int64_t tokens = job.sequences * job.queries * job.groups, width = job.heads * job.head_dim;
   const int64_t bytes = way.pack ? (2 * tokens * width + 255) / 256 * 256 : 0;
   const bool backward = job.d_out.data;
-  const Context::Launcher launcher(Context::of(device), *plan, cuda_stream,
+  const Context::Launcher launcher(per_device<Context>(device), *plan, cuda_stream,
                                    backward ? 2 * bytes : bytes);
   const auto copy = [&](const HeadStrides& to, const HeadStrides& from) {
     MOIETY_CUDA_CHECK(cudaMemcpy2DAsync(to.data, 2 * to.group, from.data, 2 * from.group, 2 * width,

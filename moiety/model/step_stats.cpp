@@ -84,10 +84,7 @@ StepStats StepSums::read(TensorView on_host) const {
 }
 
 StepStats StepSums::read(Stream stream) const {
-  const Tensor on_host(DType::kUInt8, {memory_.view().numel()}, "sums of a step");
-  copy(on_host, memory_, stream);
-  stream.synchronize();
-  return read(on_host.view());
+  return read(to_host(memory_, stream).view());
 }
 
 }  // namespace moiety::model

@@ -1,0 +1,18 @@
+// What a library keeps for each GPU until the process ends.
+#pragma once
+
+#include <map>
+#include <mutex>
+
+namespace moiety {
+
+template <class T>
+T& per_device(int device) {
+  static std::mutex mutex;
+  // Not destroyed: the CUDA run time may end before it.
+  static auto& kept = *new std::map<int, T>;
+  const std::lock_guard lock(mutex);
+  return kept.try_emplace(device).first->second;
+}
+
+}  // namespace moiety
