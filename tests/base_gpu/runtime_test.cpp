@@ -26,7 +26,7 @@ ErrorKind kind_of(auto&& f, std::string* text = nullptr) {
 
 using Runtime = GpuTest;
 
-std::vector<int32_t> to_host(const TensorView& x, const Stream& stream) {
+std::vector<int32_t> words_of(const TensorView& x, const Stream& stream) {
   std::vector<int32_t> out(x.numel());
   copy({out.data(), DType::kInt32, x.sizes()}, x, stream);
   stream.synchronize();
@@ -48,7 +48,7 @@ TEST_F(Runtime, PropertiesAreThoseOfAGpu) {
 TEST_F(Runtime, MemoryIsZeroedAndGivenBack) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   Tensor first(DType::kInt32, {1}, kGpu);  // the run time takes memory of its own at first uses
-  to_host(first, stream);
+  words_of(first, stream);
   const int64_t before = gpu_free_memory(0);
   {
     const Buffer buffer(kBytes, kGpu);
@@ -58,7 +58,7 @@ TEST_F(Runtime, MemoryIsZeroedAndGivenBack) {
     const TensorView words = buffer.view(DType::kInt32, {kBytes / 4});
     EXPECT_EQ(words.device(), kGpu);
     // Read by a stream that waits for no other.
-    const std::vector<int32_t> host = to_host(words, stream);
+    const std::vector<int32_t> host = words_of(words, stream);
     EXPECT_EQ(std::count(host.begin(), host.end(), 0), kBytes / 4);
   }
   EXPECT_GT(gpu_free_memory(0), before - kBytes / 4);
@@ -74,7 +74,7 @@ TEST_F(Runtime, OutOfMemoryNamesWhatAndHowMuch) {
   // The error is not reported again by what follows.
   Tensor x(DType::kInt32, {4}, kGpu);
   add_one(x, stream);
-  EXPECT_EQ(to_host(x, stream), std::vector<int32_t>(4, 1));
+  EXPECT_EQ(words_of(x, stream), std::vector<int32_t>(4, 1));
 }
 
 TEST_F(Runtime, AGpuThatIsNotThereIsNamed) {
@@ -96,20 +96,20 @@ TEST_F(Runtime, CopiesOfRowsBothWays) {
   // A contiguous row from a strided one.
   Tensor column(DType::kInt32, {5, 1}, kGpu);
   copy(column, window.slice(1, 4, 5), stream);
-  const std::vector<int32_t> seen = to_host(device, stream);
+  const std::vector<int32_t> seen = words_of(device, stream);
   for (int64_t r = 0; r < 6; ++r) {
     for (int64_t c = 0; c < 9; ++c) {
       const bool inside = r >= 1 && c >= 2 && c < 7;
       ASSERT_EQ(seen[r * 9 + c], inside ? (r - 1) * 7 + c - 1 : -1) << r << " " << c;
     }
   }
-  EXPECT_EQ(to_host(column, stream), (std::vector<int32_t>{5, 12, 19, 26, 33}));
+  EXPECT_EQ(words_of(column, stream), (std::vector<int32_t>{5, 12, 19, 26, 33}));
   // Inside one GPU, and bytes of a part.
   Tensor twin(DType::kInt32, {6, 9}, kGpu);
   copy(twin, device, stream);
   fill_bytes(twin.view().slice(1, 0, 1), 0, stream);
-  EXPECT_EQ(to_host(twin, stream)[9], 0);
-  EXPECT_EQ(to_host(twin, stream)[10], -1);
+  EXPECT_EQ(words_of(twin, stream)[9], 0);
+  EXPECT_EQ(words_of(twin, stream)[10], -1);
   EXPECT_EQ(kind_of([&] { copy(device, host, stream); }), ErrorKind::kInvalidArgument);
   EXPECT_EQ(kind_of([&] { copy(twin, device, Stream()); }), ErrorKind::kInvalidArgument);
 }
@@ -131,7 +131,7 @@ TEST_F(Runtime, EventsOrderStreams) {
     EXPECT_FALSE(written.complete());
     consumer.wait(written);
     copy(y, x, consumer);
-    const std::vector<int32_t> seen = to_host(y, consumer);
+    const std::vector<int32_t> seen = words_of(y, consumer);
     EXPECT_EQ(seen, std::vector<int32_t>(1 << 20, round));
     EXPECT_TRUE(written.complete());
   }
@@ -200,7 +200,7 @@ TEST_F(Runtime, ExternalStreamsAreUsedAndLeftAlone) {
     Event done;
     done.record(external);
     stream.wait(done);
-    EXPECT_EQ(to_host(x, stream), std::vector<int32_t>(100, 1));
+    EXPECT_EQ(words_of(x, stream), std::vector<int32_t>(100, 1));
   }
   // Still alive after its wrapper is gone.
   add_one(x, Stream::external(kGpu, handle));
@@ -209,13 +209,13 @@ TEST_F(Runtime, ExternalStreamsAreUsedAndLeftAlone) {
   const Stream legacy = Stream::external(kGpu, nullptr);
   legacy.synchronize();
   add_one(x, legacy);
-  EXPECT_EQ(to_host(x, legacy), std::vector<int32_t>(100, 3));
+  EXPECT_EQ(words_of(x, legacy), std::vector<int32_t>(100, 3));
 }
 
 TEST_F(Runtime, WorkIsLaunchedFromAnyThread) {
   Tensor x(DType::kInt32, {100}, kGpu);
   std::thread([&] { add_one(x, stream); }).join();
-  EXPECT_EQ(to_host(x, stream), std::vector<int32_t>(100, 1));
+  EXPECT_EQ(words_of(x, stream), std::vector<int32_t>(100, 1));
 }
 
 TEST_F(Runtime, ALaunchThatFailsNamesTheKernel) {
@@ -225,7 +225,7 @@ TEST_F(Runtime, ALaunchThatFailsNamesTheKernel) {
   EXPECT_EQ(text.find("add_one: launch of 1 blocks of 2048 threads"), 0u) << text;
   EXPECT_NE(text.find("cudaErrorInvalid"), std::string::npos) << text;
   add_one(x, stream);
-  EXPECT_EQ(to_host(x, stream), std::vector<int32_t>(1, 1));
+  EXPECT_EQ(words_of(x, stream), std::vector<int32_t>(1, 1));
 }
 
 TEST_F(Runtime, ALaunchIsASpanOfTheHost) {
@@ -248,7 +248,7 @@ TEST_F(Runtime, BlocksPastSixteenBitsAndMuchSharedMemory) {
   mark_blocks(x, kBlocks, 0, stream);
   mark_blocks(x.view().slice(0, 0, 10), 10, shared, stream);
   mark_blocks(x, 0, 0, stream);  // nothing to do
-  const std::vector<int32_t> seen = to_host(x, stream);
+  const std::vector<int32_t> seen = words_of(x, stream);
   for (int64_t i = 0; i < kBlocks; ++i) ASSERT_EQ(seen[i], i < 10 ? 2 : 1) << i;
   EXPECT_EQ(resident_mark_blocks(1024, stream) % gpu_properties(0).multiprocessors, 0);
   EXPECT_GE(resident_mark_blocks(1024, stream), gpu_properties(0).multiprocessors);

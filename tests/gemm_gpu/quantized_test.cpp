@@ -53,10 +53,7 @@ class QuantizedGpu : public GpuTest, public testing::WithParamInterface<RecipeCa
     // As they lie, which may be transposed.
     const TensorView there(got.raw(), got.dtype(), {got.numel()}, got.device()),
         here(expected.raw(), expected.dtype(), {expected.numel()});
-    const Tensor back(got.dtype(), {got.numel()});
-    copy(back, there, stream);
-    stream.synchronize();
-    return differing(what, back, here);
+    return differing(what, to_host(there, stream), here);
   }
 
   Twin rng_;

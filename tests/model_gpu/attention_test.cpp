@@ -169,10 +169,7 @@ TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
     attention(apart, stream);
     attention_backward({apart, o, dq, dk, dv, delta}, stream);
     const auto expect = [&](const TensorView& gpu, const TensorView& expected, const char* what) {
-      Tensor got(gpu.dtype(), gpu.sizes());
-      copy(got, gpu, stream);
-      stream.synchronize();
-      expect_same_bits(got, converted(expected, DType::kBFloat16), what);
+      expect_same_bits(to_host(gpu, stream), converted(expected, DType::kBFloat16), what);
     };
     expect(o, o_fused, "o");
     expect(dq, d_fused.q_BSGMC, "dq");

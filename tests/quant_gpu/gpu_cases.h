@@ -34,16 +34,10 @@ class GpuInput {
   TensorView view_;
 };
 
-// A small array, copied there and back.
+// A small array, copied there.
 inline Tensor to_gpu(const TensorView& host, const Stream& stream) {
   Tensor out(host.dtype(), host.sizes(), stream.device());
   copy(out, host, stream);
-  stream.synchronize();
-  return out;
-}
-inline Tensor to_host(const TensorView& gpu, const Stream& stream) {
-  Tensor out(gpu.dtype(), gpu.sizes());
-  copy(out, gpu, stream);
   stream.synchronize();
   return out;
 }
