@@ -1,5 +1,6 @@
 // The model's passes on a GPU against those on a CPU, from equal weights: losses, counts and
 // gradients; the same bits every time, and from a captured graph with another batch.
+#include "moiety/base/gpu_runtime.h"
 #include "moiety/base/graph.h"
 #include "moiety/model/decoder.h"
 #include "moiety/model/precision.h"
@@ -361,7 +362,7 @@ TEST_P(DecoderGpu, GivesTheLogitsOfTheCpuEveryTime) {
   const double bound = storage == DType::kFloat32 ? 2e-5 : 5e-2;
   on_ranks(1, [&](comm::Communicator& world) {
     Subject s(c, storage, world, stream);
-    Decoder host(*s.host.model, 2, kPositions), gpu(s.gpu->model(), 2, kPositions);
+    Decoder host(*s.host.model, 2, kPositions), decoder(s.gpu->model(), 2, kPositions);
     std::vector<Tensor> first;
     for (const int again : {0, 1}) {
       size_t call = 0;
@@ -369,10 +370,13 @@ TEST_P(DecoderGpu, GivesTheLogitsOfTheCpuEveryTime) {
         const auto n = static_cast<int64_t>(parts.size());
         const Tensor there(DType::kFloat32, {n, c.model.config.vocab}, kGpu);
         Tensor got(DType::kFloat32, {n, c.model.config.vocab});
-        gpu.append(parts, there, s.gpu->arena(), stream);
+        const int64_t before = gpu::activity().allocations;
+        decoder.append(parts, there, s.gpu->arena(), stream);
+        const int64_t allocations = gpu::activity().allocations - before;
         copy(got, there, stream);
         stream.synchronize();
         if (again) {
+          EXPECT_EQ(allocations, 0) << "call " << call;
           expect_same_bits(got, first[call], text("call {}", call));
         } else {
           const Tensor want(DType::kFloat32, {n, c.model.config.vocab});
@@ -382,7 +386,7 @@ TEST_P(DecoderGpu, GivesTheLogitsOfTheCpuEveryTime) {
         }
         ++call;
       }
-      for (const int64_t sequence : {0, 1}) gpu.clear(sequence);
+      for (const int64_t sequence : {0, 1}) decoder.clear(sequence);
     }
   });
 }
