@@ -164,7 +164,7 @@ TemporaryDirectory* Inference::dir_ = nullptr;
 
 TEST_F(Inference, EvalPrintsWhatTrainingMeasured) {
   const ProgramResult result =
-      run({"eval", *dir_ / "run", "--data", *dir_ / "t.tok", "--samples", "7"});
+      run({"eval", *dir_ / "run", "--data", *dir_ / "t.tok", "--samples", "7", "--run.device=cpu"});
   ASSERT_EQ(result.code, kExitDone) << result.err;
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1);
   const nlohmann::json line = nlohmann::json::parse(result.out);
