@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/errors.h"
+#include "apps/moiety/options.h"
 #include "moiety/base/log.h"
 
 namespace moiety::app {
@@ -21,6 +22,15 @@ std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
   overrides.assign(rest, arguments.end());
   arguments.erase(rest, arguments.end());
   return overrides;
+}
+
+void add_device_option(CLI::App& app, std::string& device) {
+  const Key& key = find_key("run.device", "command line");
+  const std::vector<std::string> choices(key.rule.choices.begin(), key.rule.choices.end());
+  app.add_option("--run.device", device,
+                 "where to compute: " + range_text(key) + "; auto: on the GPU, if there is one")
+      ->check(CLI::IsMember(choices).description(""))
+      ->capture_default_str();
 }
 
 bool parse_command_line(CLI::App& app, std::vector<std::string> arguments, bool* quiet) {

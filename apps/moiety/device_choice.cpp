@@ -22,7 +22,7 @@ DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& 
     const std::string old = text("{} is of compute capability {}.x, but at least {}.0 is needed",
                                  name(gpu), major, kLeastMajor);
     if (demanded) throw DeviceError("run.device = \"cuda\": {}", old);
-    return {{}, old + ": training on the CPU"};
+    return {{}, old + ": computing on the CPU"};
   }
   if (ranks == 1) return {gpu, {}};
   if (demanded) {
@@ -37,10 +37,10 @@ DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& 
                ranks)};
 }
 
-Device rank_device(const Options& options, int ranks) {
+Device rank_device(std::string_view wanted, int ranks) {
   const GpuStatus& gpus = gpu_status();
   const DeviceChoice choice =
-      choose_device(options.run.device, ranks, gpus, gpus.count > 0 ? gpu_properties(0).major : 0);
+      choose_device(wanted, ranks, gpus, gpus.count > 0 ? gpu_properties(0).major : 0);
   if (!choice.note.empty()) log(LogLevel::kInfo, "{}", choice.note);
   return choice.device;
 }

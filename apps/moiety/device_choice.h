@@ -1,10 +1,9 @@
-// Where the ranks of a run compute: run.device, on this machine.
+// Where the ranks of a run compute, and evaluation and generation: run.device, on this machine.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-#include "apps/moiety/options.h"
 #include "moiety/base/gpu.h"
 
 namespace moiety::app {
@@ -19,7 +18,7 @@ struct DeviceChoice {
 // ranks. Pure; `major` is looked at if there is a GPU.
 DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& gpus, int major);
 
-// The choice on this machine; the note is logged. All ranks of a run compute there.
-Device rank_device(const Options& options, int ranks);
+// The choice on this machine; the note is logged. All ranks compute there.
+Device rank_device(std::string_view wanted, int ranks);
 
 }  // namespace moiety::app

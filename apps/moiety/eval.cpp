@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/command_line.h"
+#include "apps/moiety/device_choice.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/inference_model.h"
@@ -37,7 +38,7 @@ std::string result_line(const CheckpointInfo& checkpoint, const EvaluationResult
 }  // namespace
 
 int eval_command(const std::vector<std::string>& arguments) {
-  std::string path;
+  std::string path, wanted = "auto";
   std::vector<std::string> data;
   int64_t samples = 64;
   CLI::App app(kAbout, "moiety eval");
@@ -46,8 +47,10 @@ int eval_command(const std::vector<std::string>& arguments) {
   app.add_option("--samples", samples, "of each file, from its start")
       ->check(CLI::PositiveNumber.description(""))
       ->capture_default_str();
+  add_device_option(app, wanted);
   if (!parse_command_line(app, arguments)) return kExitDone;
 
+  const Device device = rank_device(wanted, 1);
   const CheckpointInfo checkpoint = read_checkpoint_info(find_checkpoint(path));
   const Options& o = checkpoint.options;
   const Tokenizer tokenizer = Tokenizer::load(o.data.tokenizer);
@@ -56,8 +59,9 @@ int eval_command(const std::vector<std::string>& arguments) {
   const auto source =
       open_token_files(files, o.data.seq_len, tokenizer.vocab(), tokenizer.identity());
   run_alone([&](comm::Communicator& world) {
+    const Stream stream = Stream::on(device);
     const int64_t tokens = o.train.micro_batch * o.data.seq_len;
-    InferenceModel model(checkpoint, tokens, world);
+    InferenceModel model(checkpoint, tokens, world, stream);
     // As validation in the run: with the recipe of the step that the checkpoint is of.
     model.transformer().set_precision(
         precision_of_recipe(o, recipe_of_step(o, std::max<int64_t>(checkpoint.step, 1))));
@@ -66,8 +70,8 @@ int eval_command(const std::vector<std::string>& arguments) {
     loader.document_mask = o.data.document_mask;
     ValidationSet set(source, samples, loader);
     ExpertCapacity capacity(o, model.transformer(), tokens);
-    Arena arena("activations");
-    const EvaluationResult result = evaluate(model.model(), set, capacity, arena, Stream());
+    Arena arena("activations", device);
+    const EvaluationResult result = evaluate(model.model(), set, capacity, arena, stream);
     std::puts(result_line(checkpoint, result).c_str());
     model.model().close();
   });

@@ -7,10 +7,12 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/command_line.h"
+#include "apps/moiety/device_choice.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/inference_model.h"
 #include "apps/moiety/token_choice.h"
 #include "apps/moiety/tokenizer.h"
+#include "moiety/base/copy.h"
 #include "moiety/model/decoder.h"
 
 namespace moiety::app {
@@ -33,16 +35,20 @@ void check_finite(std::span<const float> logits) {
 
 // `context` has at least one token.
 void generate(InferenceModel& model, const Tokenizer& tokenizer, std::vector<int32_t> context,
-              int64_t tokens, TokenChoice choice) {
+              int64_t tokens, TokenChoice choice, const Stream& stream) {
   const int64_t positions = int64_t(context.size()) + tokens;
   model::Decoder decoder(model.transformer(), 1, positions);
-  Arena arena("activations");
-  const Tensor logits_PV(DType::kFloat32, {1, model.transformer().config().vocab});
+  Arena arena("activations", stream.device());
+  const int64_t vocab = model.transformer().config().vocab;
+  const Tensor logits_PV(DType::kFloat32, {1, vocab}, stream.device(), "logits");
+  const Tensor on_host(DType::kFloat32, {1, vocab}, "logits");
   // A model's vocabulary may be larger than the tokenizer's, for its size.
-  const std::span<const float> logits(logits_PV.data<float>(), tokenizer.vocab());
+  const std::span<const float> logits(on_host.data<float>(), tokenizer.vocab());
   for (int64_t n = 0; n < tokens; ++n) {
     decoder.append(std::vector<model::Decoder::Continuation>{{0, context}}, logits_PV, arena,
-                   Stream());
+                   stream);
+    copy(on_host, logits_PV, stream);
+    stream.synchronize();
     check_finite(logits);
     const int32_t next = choice.choose(logits, uint32_t(n));
     if (next == int32_t(tokenizer.eos())) break;
@@ -55,7 +61,7 @@ void generate(InferenceModel& model, const Tokenizer& tokenizer, std::vector<int
 }  // namespace
 
 int generate_command(const std::vector<std::string>& arguments) {
-  std::string path, prompt;
+  std::string path, prompt, wanted = "auto";
   int64_t tokens = 128;
   ChoiceRules rules;
   CLI::App app(kAbout, "moiety generate");
@@ -74,17 +80,20 @@ int generate_command(const std::vector<std::string>& arguments) {
       ->check(CLI::Range(0.0, 1.0).description(""))
       ->capture_default_str();
   app.add_option("--seed", rules.seed, "of the choices")->capture_default_str();
+  add_device_option(app, wanted);
   if (!parse_command_line(app, arguments)) return kExitDone;
 
+  const Device device = rank_device(wanted, 1);
   const CheckpointInfo checkpoint = read_checkpoint_info(find_checkpoint(path));
   const Tokenizer tokenizer = Tokenizer::load(checkpoint.options.data.tokenizer);
   std::vector<uint32_t> ids;
   tokenizer.encode(prompt, ids);
   if (ids.empty()) ids.push_back(tokenizer.eos());  // what stands before a document
   run_alone([&](comm::Communicator& world) {
-    InferenceModel model(checkpoint, int64_t(ids.size()), world);
+    const Stream stream = Stream::on(device);
+    InferenceModel model(checkpoint, int64_t(ids.size()), world, stream);
     print(prompt);
-    generate(model, tokenizer, {ids.begin(), ids.end()}, tokens, TokenChoice(rules));
+    generate(model, tokenizer, {ids.begin(), ids.end()}, tokens, TokenChoice(rules), stream);
     model.model().close();
   });
   return kExitDone;

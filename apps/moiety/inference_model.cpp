@@ -8,15 +8,16 @@
 namespace moiety::app {
 
 InferenceModel::InferenceModel(const CheckpointInfo& checkpoint, int64_t tokens,
-                               comm::Communicator& world)
+                               comm::Communicator& world, const Stream& stream)
     : model_(model_config(checkpoint.options,
                           Tokenizer::load(checkpoint.options.data.tokenizer).vocab()),
              storage_dtype(checkpoint.options), Grid(), tokens,
-             checkpoint.options.guard.comm_timeout_s, world),
-      weights_(transformer().parameter_specs(), storage_dtype(checkpoint.options)) {
+             checkpoint.options.guard.comm_timeout_s, world, stream.device()),
+      weights_(transformer().parameter_specs(), storage_dtype(checkpoint.options),
+               stream.device()) {
   transformer().bind(weights_.parameters());
   load_weights(checkpoint.path, weights_.state_view(), model_);
-  weights_.publish(Stream());
+  weights_.publish(stream);
 }
 
 void run_alone(const std::function<void(comm::Communicator& world)>& body) {

@@ -1,4 +1,4 @@
-// A checkpoint's model on one rank, to evaluate it or to generate with it.
+// A checkpoint's model on one rank and one device, to evaluate it or to generate with it.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,10 @@ namespace moiety::app {
 
 class InferenceModel {
  public:
-  // `tokens`: the most of a pass. `world` has one rank. Throws what checkpoint::load throws.
-  InferenceModel(const CheckpointInfo& checkpoint, int64_t tokens, comm::Communicator& world);
+  // On the stream's device. `tokens`: the most of a pass. `world` has one rank. Throws what
+  // checkpoint::load throws.
+  InferenceModel(const CheckpointInfo& checkpoint, int64_t tokens, comm::Communicator& world,
+                 const Stream& stream);
 
   RankModel& model() { return model_; }
   model::Transformer& transformer() { return model_.transformer(); }

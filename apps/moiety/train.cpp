@@ -58,7 +58,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& wat
   check_training(o, grid);
   const model::Config model = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
   check_cuts(o, model, grid);
-  const Device device = rank_device(o, launch.ranks);
+  const Device device = rank_device(o.run.device, launch.ranks);
   check_graph(o, device);
   return {.config = config,
           .device = device,

@@ -11,9 +11,14 @@
 namespace moiety::model {
 namespace {
 
-// Rows of `from` [n, G, C] to rows [begin, begin + n) of `to` [P, G, C], both strided.
+// Rows of `from` [n, G, C] to rows [begin, begin + n) of `to` [P, G, C], both strided. A copy knows
+// one stride: there is one for every row or, if these are more, for every group.
 void copy_rows(TensorView from, TensorView to, int64_t begin, Stream stream) {
   const TensorView rows = to.slice(0, begin, begin + from.size(0));
+  if (from.size(0) < from.size(1)) {
+    for (int64_t i = 0; i < from.size(0); ++i) copy(rows.select(i), from.select(i), stream);
+    return;
+  }
   for (int64_t g = 0; g < from.size(1); ++g) {
     copy(rows.slice(1, g, g + 1), from.slice(1, g, g + 1), stream);
   }

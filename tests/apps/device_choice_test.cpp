@@ -33,8 +33,9 @@ TEST(DeviceChoice, AutoSaysWhyAGpuIsLeftAlone) {
       "= 1)");
   const DeviceChoice old = choose_device("auto", 1, kTwo, 8);
   EXPECT_EQ(old.device, kCpu);
-  EXPECT_EQ(old.note,
-            "cuda:0 is of compute capability 8.x, but at least 9.0 is needed: training on the CPU");
+  EXPECT_EQ(
+      old.note,
+      "cuda:0 is of compute capability 8.x, but at least 9.0 is needed: computing on the CPU");
 }
 
 Failure failure_of(int ranks, const GpuStatus& gpus, int major) {

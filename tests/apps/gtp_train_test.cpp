@@ -265,7 +265,8 @@ TEST(GtpTrain, EvaluatesBetweenSteps) {
     }
   }
   // One rank reads what two have saved.
-  const ProgramResult again = run({"eval", dir / "gtp2", "--data=" + valid, "--samples=5"});
+  const ProgramResult again =
+      run({"eval", dir / "gtp2", "--data=" + valid, "--samples=5", "--run.device=cpu"});
   ASSERT_EQ(again.code, kExitDone) << again.err;
   const double loss = events(dir / "gtp2", "eval").back()["loss"].get<double>();
   EXPECT_NEAR(nlohmann::json::parse(again.out)["loss"].get<double>(), loss, 1e-5 * loss);

@@ -140,7 +140,8 @@ TEST(ParallelTrain, EvaluatesUnderTp) {
     EXPECT_NEAR(many[0]["loss"].get<double>(), loss, 1e-4 * loss);
   }
   // One rank reads what four have saved.
-  const ProgramResult again = run({"eval", dir / "tp4.ep2", "--data=" + valid, "--samples=5"});
+  const ProgramResult again =
+      run({"eval", dir / "tp4.ep2", "--data=" + valid, "--samples=5", "--run.device=cpu"});
   ASSERT_EQ(again.code, kExitDone) << again.err;
   const double loss = events(dir / "tp4.ep2", "eval")[0]["loss"].get<double>();
   EXPECT_NEAR(nlohmann::json::parse(again.out)["loss"].get<double>(), loss, 1e-4 * loss);

@@ -69,6 +69,8 @@ TEST(Program, BadInputIsOneMessageAndAnExitCode) {
       {{"eval"}, kExitUsage, "CKPT is required"},
       {{"generate", dir / "nowhere"}, kExitCheckpoint, "/"},
       {{"generate", dir / "nowhere", "--temperature=-1"}, kExitUsage, "--temperature"},
+      {{"generate", dir / "nowhere", "--run.device=tpu"}, kExitUsage, "--run.device: tpu"},
+      {{"eval", dir / "nowhere", "--data=" + good, "--run.device=gpu"}, kExitUsage, "--run.device"},
       {{"prepare", dir / "nowhere", "--tokenizer=bytes", "--out=" + (dir / "o")}, kExitData, "/"},
   };
   for (const BadCommand& c : cases) {
@@ -86,9 +88,16 @@ TEST(Program, AGpuThatIsNotThereIsRefusedWithTheReason) {
   if (gpus.count > 0) GTEST_SKIP() << "there is one";
   const TemporaryDirectory dir;
   const ProgramResult result = run(tiny(dir / "r") + Arguments{"--run.device=cuda"});
+  const std::string expected = "moiety: run.device = \"cuda\": " + gpus.text;
   EXPECT_EQ(result.code, kExitDevice);
-  EXPECT_EQ(result.last_line(), "moiety: run.device = \"cuda\": " + gpus.text);
+  EXPECT_EQ(result.last_line(), expected);
   EXPECT_FALSE(std::filesystem::exists(dir / "r")) << "left something behind";
+  for (const Arguments& command :
+       {Arguments{"eval", dir / "r", "--data=t.tok"}, Arguments{"generate", dir / "r"}}) {
+    const ProgramResult refused = run(command + Arguments{"--run.device=cuda"});
+    EXPECT_EQ(refused.code, kExitDevice);
+    EXPECT_EQ(refused.last_line(), expected);
+  }
 }
 
 TEST(Program, AGraphIsForAGpu) {
@@ -155,7 +164,7 @@ TemporaryDirectory* Inference::dir_ = nullptr;
 
 TEST_F(Inference, EvalPrintsWhatTrainingMeasured) {
   const ProgramResult result =
-      run({"eval", *dir_ / "run", "--data", *dir_ / "t.tok", "--samples", "7"});
+      run({"eval", *dir_ / "run", "--data", *dir_ / "t.tok", "--samples", "7", "--run.device=cpu"});
   ASSERT_EQ(result.code, kExitDone) << result.err;
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1);
   const nlohmann::json line = nlohmann::json::parse(result.out);
