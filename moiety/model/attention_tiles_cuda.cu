@@ -442,7 +442,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     dp.clear();
     dp.template add_rows_by_rows<kC>(v_tile, warp_row, d_tile);
     const float* lse = shared_floats(d_tile + T::bytes(kStepQueries));
-    const bool edge = offset + i < first_key + kOwnKeys - 1 || i + kStepQueries > end || starts;
+    // Starts ascend: the last query's tells whether any begins behind the first key.
+    const bool edge = offset + i < first_key + kOwnKeys - 1 || i + kStepQueries > end ||
+                      (starts && starts[i + kStepQueries - 1] > first_key);
     s.visit([&](int b, int j, int e, int row, int column) {
       float &p = s.v[b][j][e], &d = dp.v[b][j][e];
       p = exp2_of(fmaf(p, log2_scale, -lse[column] * kLog2E));

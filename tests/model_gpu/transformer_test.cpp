@@ -128,12 +128,7 @@ class OnGpu {
   Arena& arena() { return arena_; }
 
  private:
-  Tensor on_host(const TensorView& x) const {
-    Tensor out(x.dtype(), x.sizes());
-    copy(out, x, stream_);
-    stream_.synchronize();
-    return out;
-  }
+  Tensor on_host(const TensorView& x) const { return to_host(x, stream_); }
 
   Stream stream_;
   std::optional<moe::EpGroup> group_;
@@ -369,12 +364,10 @@ TEST_P(DecoderGpu, GivesTheLogitsOfTheCpuEveryTime) {
       for (const auto& parts : calls(s.first.token.data<int32_t>())) {
         const auto n = static_cast<int64_t>(parts.size());
         const Tensor there(DType::kFloat32, {n, c.model.config.vocab}, kGpu);
-        Tensor got(DType::kFloat32, {n, c.model.config.vocab});
         const int64_t before = gpu::activity().allocations;
         decoder.append(parts, there, s.gpu->arena(), stream);
         const int64_t allocations = gpu::activity().allocations - before;
-        copy(got, there, stream);
-        stream.synchronize();
+        Tensor got = to_host(there, stream);
         if (again) {
           EXPECT_EQ(allocations, 0) << "call " << call;
           expect_same_bits(got, first[call], text("call {}", call));
