@@ -25,7 +25,7 @@ class InferenceGpu : public GpuTest {
 
   // A run that knows the sentence by heart. Returns its directory.
   std::string learned(const std::string& name, const Arguments& more) const {
-    train(tiny(dir / name) + kOnCpu +
+    train(tiny(dir / name) + kOnGpu +
           Arguments{"--data.synthetic=none", "--data.train=" + dir / "t.tok", "--train.steps=150",
                     "--data.seq_len=256", "--train.micro_batch=2", "--train.global_batch=2"} +
           more);
