@@ -83,19 +83,28 @@ __global__ void __launch_bounds__(kShortThreads, 4)
   };
   const Octet<T> g = load_octet<true>(at(p.weight, 0), p.n - c);
   float dg[kOctet] = {};
-  for (int b = 0; b < most; b += kBatch) {
-    const int named = b + lane % kBatch;
-    const device::RowOffsets<kLanes, 4> offsets{p.map.offsets(named < rows ? row0 + named : 0),
-                                                p.map.small};
+  struct Batch {
+    device::RowOffsets<kLanes, 4> offsets;
     Octet<T> x[kBatch], dy[kBatch];
-    float squares[kBatch], dots[kBatch];
+  };
+  const auto bring = [&](int b) {
+    const int named = b + lane % kBatch;
+    Batch out{{p.map.offsets(named < rows ? row0 + named : 0), p.map.small}};
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const int64_t from_x = offsets.of(0, j), from_dy = offsets.of(1, j);
+      const int64_t from_x = out.offsets.of(0, j), from_dy = out.offsets.of(1, j);
       const int64_t valid = b + j < rows ? p.n - c : 0;
-      x[j] = load_octet<true>(at(p.x, from_x), valid);
-      dy[j] = load_octet<true>(at(p.dy, from_dy), valid);
+      out.x[j] = load_octet<true>(at(p.x, from_x), valid);
+      out.dy[j] = load_octet<true>(at(p.dy, from_dy), valid);
     }
+    return out;
+  };
+  Batch next = bring(0);
+  for (int b = 0; b < most; b += kBatch) {
+    Batch now = next;
+    if (b + kBatch < most) next = bring(b + kBatch);  // on its way while this one is computed
+    auto& [offsets, x, dy] = now;
+    float squares[kBatch], dots[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       squares[j] = device::add_products(x[j], x[j], 0.0f);
