@@ -38,7 +38,7 @@ constexpr int64_t kBatchToken = 4 + 4 + 1;
 // ones, which the residual stream, router and experts have; columns: those that tp leaves a rank.
 struct PassSizes {
   PassSizes(const Options& options, const model::Config& c, const Grid& grid, Device device)
-      : on_gpu(device.type == DeviceType::kCuda),
+      : device(device),
         tokens(options.train.micro_batch * options.data.seq_len),
         own(tokens / grid.tp),
         tp(grid.tp),
@@ -68,7 +68,9 @@ struct PassSizes {
                           : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
     if (dispatch) codes = gemm::row_bytes(*dispatch, capacity, d);
   }
-  bool on_gpu;
+  bool on_gpu() const { return device.type == DeviceType::kCuda; }
+
+  Device device;
   int64_t tokens, own, tp, item, d, heads, qkv, o, dense, shared, vocab, hidden, capacity = 0;
   // Bytes of a tensor of all tokens that is gathered or summed over tp, and of the copy in which
   // several sequences change their order.
@@ -180,7 +182,7 @@ class QuantizedLinears {
 int64_t attention_bytes(const PassSizes& s, const QuantizedLinears& q) {
   const gemm::LinearBytes w1 = q.workspace(Linears::kQkv), w2 = q.workspace(Linears::kO);
   const int64_t qkv = s.tokens * s.qkv * s.item, o = s.tokens * s.o * s.item;
-  const int64_t delta = s.on_gpu ? s.tokens * s.heads * kFloat : 0;
+  const int64_t delta = s.on_gpu() ? s.tokens * s.heads * kFloat : 0;
   return std::max(
       {2 * qkv + o + delta, s.gathered + std::max(w1.forward, s.staged),
        qkv + s.gathered + std::max(w2.forward, s.gathered + s.staged),
@@ -248,7 +250,7 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
 
 // Of the loss: the logits of a chunk, and over tp its tokens' inputs, row statistics and gradients.
 int64_t logits_bytes(const model::Config& c, const PassSizes& s) {
-  const int64_t chunk = model::loss_chunk(c.loss_chunk, s.tokens, s.vocab);
+  const int64_t chunk = model::loss_chunk(c.loss_chunk, s.tokens, s.vocab, s.device);
   const int64_t losses = s.tokens * kFloat + s.table_sum;
   if (s.tp == 1) return chunk * s.vocab * kFloat + losses;
   const int64_t rows = std::max<int64_t>(1, chunk / s.tp) * s.tp;
@@ -430,8 +432,8 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
                             model::ep_limits(c, storage, s.own), {})
             .total;
   }
-  if (o.checkpoint.async) (s.on_gpu ? m.pinned : m.snapshot) = m.master + m.moments;
-  if (s.on_gpu) {
+  if (o.checkpoint.async) (s.on_gpu() ? m.pinned : m.snapshot) = m.master + m.moments;
+  if (s.on_gpu()) {
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
     m.gpu = kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;
   }

@@ -211,7 +211,7 @@ void embeddings(const Bench& b) {
 
 void losses(const Bench& b, int64_t vocabulary) {
   if (!b.wanted("cross_entropy")) return;
-  const int64_t rows = loss_chunk(0, b.tokens, vocabulary);
+  const int64_t rows = loss_chunk(0, b.tokens, vocabulary, b.stream.device());
   const Tensor z = b.random(kF32, {rows, vocabulary}), dz = b.empty(kBf16, {rows, vocabulary}),
                loss = b.empty(kF32, {rows}), target = b.empty(DType::kInt32, {rows});
   fill_bytes(target, 0, b.stream);
@@ -238,7 +238,7 @@ void run(Options& options) {
   activations(b, 8 * b.tokens, 768, 128);
   activations(b, b.tokens, 6144, 0);
   embeddings(b);
-  for (const int64_t vocabulary : {32000, 151936}) losses(b, vocabulary);
+  for (const int64_t vocabulary : {32000, 50304, 151936}) losses(b, vocabulary);
 }
 
 }  // namespace

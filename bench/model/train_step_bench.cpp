@@ -58,8 +58,6 @@ model::Config config_of(const Case& c) {
   config.router.experts = c.experts;
   config.router.top_k = c.top_k;
   config.d_ffn = c.ffn;
-  // Few chunks of logits: the head's gradient is read and written for each.
-  if (c.vocab > 1000) config.loss_chunk = 4096;
   return config;
 }
 

@@ -57,7 +57,7 @@ struct Config {
   bool residual_scale = true;  // attn.o and every fc2: std / sqrt(2 layers)
   bool decay_embeddings = true;
   float loss_z_coef = 0;
-  int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: as fit in 256 MiB
+  int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: as loss_chunk() says
   Recompute recompute = Recompute::kNone;
   bool delay_wgrad = false;  // of experts: moe_block.h
 

@@ -109,9 +109,10 @@ void linear_cross_entropy(const LinearCrossEntropyArgs& a, Stream stream) {
   }
 }
 
-int64_t loss_chunk(int64_t requested, int64_t tokens, int64_t vocabulary) {
+int64_t loss_chunk(int64_t requested, int64_t tokens, int64_t vocabulary, Device device) {
   constexpr int64_t kBytes = int64_t{256} << 20;
-  const int64_t fits = std::max<int64_t>(1, kBytes / (4 * vocabulary));
+  const int64_t least = device.type == DeviceType::kCuda ? 4096 : 1;
+  const int64_t fits = std::max(least, kBytes / (4 * vocabulary));
   return std::clamp<int64_t>(requested > 0 ? requested : fits, 1, std::max<int64_t>(tokens, 1));
 }
 

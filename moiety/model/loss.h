@@ -41,9 +41,9 @@ struct LinearCrossEntropyArgs {
 };
 void linear_cross_entropy(const LinearCrossEntropyArgs& args, Stream stream);
 
-// Tokens of a chunk: `requested`, or (0) as many as keep its logits within 256 MiB; at most
-// `tokens`.
-int64_t loss_chunk(int64_t requested, int64_t tokens, int64_t vocabulary);
+// Tokens of a chunk: `requested`, or (0) as many as keep its logits within 256 MiB, on a GPU at
+// least 4096, since every chunk reads and writes the head's gradient; at most `tokens`.
+int64_t loss_chunk(int64_t requested, int64_t tokens, int64_t vocabulary, Device device);
 
 // The scalar reference (also double) and the fast paths, which give the same bits.
 void cross_entropy_ref(const CrossEntropyArgs& args);

@@ -83,8 +83,6 @@ StepStats StepSums::read(TensorView on_host) const {
   return stats;
 }
 
-StepStats StepSums::read(Stream stream) const {
-  return read(to_host(memory_, stream).view());
-}
+StepStats StepSums::read(Stream stream) const { return read(to_host(memory_, stream).view()); }
 
 }  // namespace moiety::model

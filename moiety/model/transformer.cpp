@@ -362,7 +362,8 @@ void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorVie
 
 void Transformer::whole_loss(const Pass& pass, const Batch& batch, const LossHead& head,
                              TensorView d_TD, TensorView loss_T) const {
-  const int64_t chunk = loss_chunk(config_.loss_chunk, pass.tokens(), config_.vocab);
+  const int64_t chunk =
+      loss_chunk(config_.loss_chunk, pass.tokens(), config_.vocab, pass.stream.device());
   LinearCrossEntropyArgs args{
       .x_TD = pass.h_TD,
       .head_VD = head.weight_VD,
@@ -379,8 +380,9 @@ void Transformer::whole_loss(const Pass& pass, const Batch& batch, const LossHea
 
 void Transformer::parallel_loss(const Pass& pass, const Batch& batch, const LossHead& head,
                                 TensorView d_TD, TensorView loss_T) const {
-  const int64_t chunk =
-      loss_chunk(config_.loss_chunk, pass.tokens(), vocabulary_.slice_rows()) / pass.tp_ranks();
+  const int64_t chunk = loss_chunk(config_.loss_chunk, pass.tokens(), vocabulary_.slice_rows(),
+                                   pass.stream.device()) /
+                        pass.tp_ranks();
   ParallelCrossEntropyArgs args{.x_TD = pass.h_TD,
                                 .head_VD = token_rows(head.weight_VD),
                                 .slice = vocabulary_slice(),

@@ -106,11 +106,16 @@ TEST(LossTest, LargeLogitsDoNotOverflow) {
   EXPECT_EQ(dz.data<float>()[5], -0.5f);
 }
 
-TEST(LossTest, ChunkKeepsLogitsWithin256MiB) {
-  EXPECT_EQ(loss_chunk(0, 100000, 151936), 441);
-  EXPECT_EQ(loss_chunk(0, 2048, 264), 2048);
-  EXPECT_EQ(loss_chunk(100, 2048, 264), 100);
-  EXPECT_EQ(loss_chunk(0, 0, 264), 1);
+TEST(LossTest, ChunkKeepsLogitsWithin256MiBOrOf4096Tokens) {
+  const Device gpu{DeviceType::kCuda, 0};
+  EXPECT_EQ(loss_chunk(0, 100000, 151936, {}), 441);
+  EXPECT_EQ(loss_chunk(0, 100000, 151936, gpu), 4096);
+  EXPECT_EQ(loss_chunk(0, 100000, 8192, gpu), 8192);
+  for (const Device device : {Device{}, gpu}) {
+    EXPECT_EQ(loss_chunk(0, 2048, 264, device), 2048);
+    EXPECT_EQ(loss_chunk(100, 2048, 264, device), 100);
+    EXPECT_EQ(loss_chunk(0, 0, 264, device), 1);
+  }
 }
 
 TEST(LossTest, RefusesTargetsOutsideTheVocabulary) {
