@@ -116,7 +116,8 @@ HealthCheck gpu_library_check() {
        "bf16 products run on Moiety's own kernels, at half the speed", "nvidia-cublas");
   const model::CudnnStatus& attention = model::cudnn_status();
   tell("cuDNN", attention.available, attention.text,
-       "attention runs on Moiety's own kernels, at half the speed", "nvidia-cudnn-cu13");
+       "attention runs on Moiety's own kernels, at half the speed",
+       "nvidia-cudnn-cu13 nvidia-cuda-nvrtc");
   const SharedLibrary nccl = SharedLibrary::open({kNccl});
   const int version = nccl_version(nccl);
   const bool fits = version >= kNcclLeast;

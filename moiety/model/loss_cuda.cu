@@ -14,10 +14,10 @@
 namespace moiety::model {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kGroup = 256, kEach = kGroup / 32;  // logits that a warp takes at a time
 constexpr int kProducers = kWarps - 1;            // warps of the second pass that compute
-constexpr int64_t kHeld = 10240;                  // logits in shared memory: four blocks fit
+constexpr int64_t kHeld = 20480;                  // logits in shared memory: two blocks fit
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 struct Params {
@@ -215,7 +215,7 @@ __device__ void store_constant(const Params& p, int64_t n, float value) {
 }
 
 template <class T, bool kVector>
-__global__ void __launch_bounds__(kThreads, 4) loss_rows(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 2) loss_rows(const __grid_constant__ Params p) {
   extern __shared__ float4 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   float* held = reinterpret_cast<float*>(memory + sizeof(Shared) / sizeof(float4));
