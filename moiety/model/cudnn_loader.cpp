@@ -12,7 +12,8 @@ Cudnn open() {
   Cudnn f{};
   const SharedLibrary library = SharedLibrary::open({"libcudnn.so.9"});
   if (!library) {
-    f.text = text("cuDNN was not found (pip install nvidia-cudnn-cu13 nvidia-cuda-nvrtc): {}", library.error());
+    f.text = text("cuDNN was not found (pip install nvidia-cudnn-cu13 nvidia-cuda-nvrtc): {}",
+                  library.error());
     return f;
   }
   const auto version_of = library.find<size_t()>("cudnnGetVersion");
