@@ -13,6 +13,7 @@
 #include "moiety/base/error.h"
 #include "moiety/base/gpu.h"
 #include "moiety/gtp/codec.h"
+#include "moiety/model/attention_cuda.h"
 #include "moiety/model/loss.h"
 #include "moiety/model/step_trace.h"
 #include "moiety/model/transformer.h"
@@ -436,6 +437,9 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
   if (s.on_gpu()) {
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
     m.gpu = kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;
+    if (storage == DType::kBFloat16 && !o.data.document_mask) {
+      m.gpu += model::cudnn_workspace(c, o.train.micro_batch, o.data.seq_len);
+    }
   }
   return m;
 }

@@ -27,8 +27,8 @@ struct MemoryEstimate {
   int64_t logits = 0;
   int64_t workspace = 0;
   int64_t snapshot = 0;  // of an asynchronous checkpoint
-  int64_t gpu = 0;       // what only a GPU has: the library's workspace, batches beside the host's
-  int64_t pinned = 0;    // of the host, which total() leaves out: the snapshot of a GPU's state
+  int64_t gpu = 0;     // what only a GPU has: the libraries' workspaces, batches beside the host's
+  int64_t pinned = 0;  // of the host, which total() leaves out: the snapshot of a GPU's state
 
   int64_t arena() const { return activations + logits + workspace; }
   int64_t total() const {

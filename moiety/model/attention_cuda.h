@@ -4,6 +4,7 @@
 #include <string>
 
 #include "moiety/model/attention.h"
+#include "moiety/model/config.h"
 
 namespace moiety::model {
 
@@ -49,6 +50,9 @@ AttentionPath attention_backward_path(const AttentionBackwardArgs& args);
 // and kept until the process ends.
 bool cudnn_takes(const AttentionJob& job, int device);
 void attention_cudnn(const AttentionJob& job, const Stream& stream);  // only what it takes
+// Bytes of the workspace of the backward passes of a model in bf16 over sequences of one document;
+// 0 where cuDNN does not take them.
+int64_t cudnn_workspace(const Config& config, int64_t sequences, int64_t length);
 
 // cuDNN can be had, or why not.
 struct CudnnStatus {

@@ -63,6 +63,11 @@ HeadStrides packed(const AttentionJob& job, void* data) {
   return {data, job.queries * row, row, group, job.head_dim};
 }
 
+int64_t packed_bytes(const AttentionJob& job) {
+  const int64_t elements = job.sequences * job.queries * job.groups * job.heads * job.head_dim;
+  return (2 * elements + 255) / 256 * 256;
+}
+
 // Whether the heads of each group and token lie at equal distances, so that one copy packs them.
 bool can_be_packed(const AttentionJob& job, const HeadStrides& x) {
   return !x.data || (x.head == job.head_dim && x.row == job.groups * x.group &&
@@ -228,7 +233,7 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream) {
   const CudaDeviceGuard guard(device);
   const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
   const int64_t tokens = job.sequences * job.queries * job.groups, width = job.heads * job.head_dim;
-  const int64_t bytes = way.pack ? (2 * tokens * width + 255) / 256 * 256 : 0;
+  const int64_t bytes = way.pack ? packed_bytes(job) : 0;
   const bool backward = job.d_out.data;
   const Context::Launcher launcher(per_device<Context>(device), *plan, cuda_stream,
                                    backward ? 2 * bytes : bytes);
@@ -248,6 +253,24 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream) {
     for (int64_t g = 0; g < groups; ++g) launch(launched, launcher, b, g);
   }
   if (way.pack && backward) copy(job.dq, launched.dq);
+}
+
+int64_t cudnn_workspace(const Config& config, int64_t sequences, int64_t length) {
+  AttentionJob job;
+  job.sequences = sequences;
+  job.queries = job.keys = length;
+  job.groups = config.kv_heads;
+  job.heads = config.heads / config.kv_heads;
+  job.head_dim = config.head_size();
+  // As split_heads leaves them; the addresses do not matter.
+  const int64_t group = (job.heads + 2) * job.head_dim, row = job.groups * group;
+  job.k = job.v = job.dk = job.dv = {&job, length * row, row, group};
+  job.q = job.dq = {&job, length * row, row, group, job.head_dim};
+  job.o = job.d_out = packed(job, &job);
+  if (!cudnn().available || !fits(job)) return 0;
+  const std::optional<Way> way = way_of(job);
+  if (!way) return 0;
+  return square_bytes(shape_of(job, way->cover)) + (way->pack ? 2 * packed_bytes(job) : 0);
 }
 
 const CudnnStatus& cudnn_status() {
