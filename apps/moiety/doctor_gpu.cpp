@@ -42,10 +42,6 @@ int nccl_version(const SharedLibrary& library) {
   return get && get(&version) == 0 ? version : 0;
 }
 
-std::string dotted(int version) {
-  return text("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
 }  // namespace
 
 HealthCheck gpu_check() {
@@ -122,9 +118,9 @@ HealthCheck gpu_library_check() {
   const int version = nccl_version(nccl);
   const bool fits = version >= kNcclLeast;
   const std::string found = !nccl  ? text("{} was not found", kNccl)
-                            : fits ? text("NCCL {} ({})", dotted(version), nccl.path())
+                            : fits ? text("NCCL {} ({})", dotted_version(version), nccl.path())
                                    : text("{} of {}, at least {} is needed", nccl.path(),
-                                          dotted(version), dotted(kNcclLeast));
+                                          dotted_version(version), dotted_version(kNcclLeast));
   tell("NCCL", fits, found, "needed by several GPUs, not by one", "nvidia-nccl-cu13");
   // Nobody without a GPU is sent to install them.
   if (gpu_status().count > 0 && !packages.empty()) f.fix = "pip install" + packages;

@@ -41,12 +41,14 @@ void generate(InferenceModel& model, const Tokenizer& tokenizer, std::vector<int
   Arena arena("activations", stream.device());
   const int64_t vocab = model.transformer().config().vocab;
   const Tensor logits_PV(DType::kFloat32, {1, vocab}, stream.device(), "logits");
+  const Tensor on_host(DType::kFloat32, {1, vocab}, "logits");
+  // A model's vocabulary may be larger than the tokenizer's, for its size.
+  const std::span<const float> logits(on_host.data<float>(), tokenizer.vocab());
   for (int64_t n = 0; n < tokens; ++n) {
     decoder.append(std::vector<model::Decoder::Continuation>{{0, context}}, logits_PV, arena,
                    stream);
-    const Tensor on_host = to_host(logits_PV, stream);
-    // A model's vocabulary may be larger than the tokenizer's, for its size.
-    const std::span<const float> logits(on_host.data<float>(), tokenizer.vocab());
+    copy(on_host, logits_PV, stream);
+    stream.synchronize();
     check_finite(logits);
     const int32_t next = choice.choose(logits, uint32_t(n));
     if (next == int32_t(tokenizer.eos())) break;

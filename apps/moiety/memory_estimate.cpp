@@ -12,6 +12,7 @@
 #include "apps/moiety/model_options.h"
 #include "moiety/base/error.h"
 #include "moiety/base/gpu.h"
+#include "moiety/gemm/gemm_cuda.h"
 #include "moiety/gtp/codec.h"
 #include "moiety/model/attention_cuda.h"
 #include "moiety/model/loss.h"
@@ -31,7 +32,6 @@ constexpr int64_t kAddressesOfRank = (4 * (8 + 64) + 128) << 20;
 // On a GPU: kernels that are loaded at their first launch, captured graphs, and holes between
 // blocks.
 constexpr int64_t kGpuReserve = int64_t{1} << 30;
-constexpr int64_t kCublasLtWorkspace = int64_t{32} << 20;  // gemm/gemm_cuda.h, of one stream
 // Of a token of a batch: itself, its target, and whether that counts.
 constexpr int64_t kBatchToken = 4 + 4 + 1;
 
@@ -436,7 +436,7 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
   if (o.checkpoint.async) (s.on_gpu() ? m.pinned : m.snapshot) = m.master + m.moments;
   if (s.on_gpu()) {
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
-    m.gpu = kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;
+    m.gpu = gemm::kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;
     if (storage == DType::kBFloat16 && !o.data.document_mask) {
       m.gpu += model::cudnn_workspace(c, o.train.micro_batch, o.data.seq_len);
     }

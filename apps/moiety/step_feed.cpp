@@ -7,15 +7,13 @@ namespace {
 
 constexpr int64_t kHead = 64;  // bytes before the tensors: the number of the micro-step
 
-int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 }  // namespace
 
 BatchFeed::BatchFeed(int64_t sequences, int64_t seq_len, bool with_positions, int64_t ahead,
                      Device device)
     : sequences_(sequences),
       seq_len_(seq_len),
-      tensor_bytes_(padded(byte_size(DType::kInt32, sequences * seq_len))),
+      tensor_bytes_(padded_bytes(byte_size(DType::kInt32, sequences * seq_len))),
       with_positions_(with_positions),
       ring_(kHead + (with_positions ? 3 : 2) * tensor_bytes_, ahead, device, "batches") {}
 
@@ -46,14 +44,6 @@ model::Batch BatchFeed::fetch(const Stream& stream) {
   batch.target_BS = next();
   if (with_positions_) batch.position_BS = next();
   return batch;
-}
-
-model::Batch model_batch(const Batch& batch) {
-  model::Batch out;
-  out.token_BS = batch.token_BS;
-  out.target_BS = batch.target_BS;
-  out.position_BS = batch.position_BS;
-  return out;
 }
 
 }  // namespace moiety::app

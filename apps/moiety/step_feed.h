@@ -29,7 +29,4 @@ class BatchFeed {
   int64_t put_ = 0;
 };
 
-// A batch in the memory of the host, as a model there takes it.
-model::Batch model_batch(const Batch& batch);
-
 }  // namespace moiety::app

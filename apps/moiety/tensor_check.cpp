@@ -24,10 +24,8 @@ class OnHost {
     int64_t last = 0;
     for (int d = 0; d < x.dims(); ++d) last += (x.size(d) - 1) * x.stride(d);
     const int64_t bytes = byte_size(x.dtype(), last + 1);
-    copies_.emplace_back(DType::kUInt8, std::array{bytes}, "tensor to look at");
-    const Stream stream = Stream::on(x.device());
-    copy(copies_.back(), TensorView(x.raw(), DType::kUInt8, {bytes}, x.device()), stream);
-    stream.synchronize();
+    const TensorView there(x.raw(), DType::kUInt8, {bytes}, x.device());
+    copies_.push_back(to_host(there, Stream::on(x.device())));
     return {copies_.back().view().raw(), x.dtype(), x.sizes(), x.strides()};
   }
 

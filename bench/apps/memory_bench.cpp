@@ -117,6 +117,7 @@ void train(const Options& o, const model::Config& config, const Grid& grid,
   optimizer.initialize(1, Stream());
   const auto source = synthetic_source("uniform", o.data.seq_len, uint32_t(config.vocab), 1);
   BatchBuffer batch(o.train.micro_batch, o.data.seq_len, false);
+  BatchFeed feed(o.train.micro_batch, o.data.seq_len, false, 1, {});
   ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
   Arena arena("activations");
   for (int step = 0; step < 2; ++step) {
@@ -128,10 +129,11 @@ void train(const Options& o, const model::Config& config, const Grid& grid,
         samples.push_back({0, uint64_t(data_rank(grid, world.rank()) * o.train.micro_batch + i)});
       }
       batch.fill(*source, samples);
+      feed.put(batch.batch(), 0);
+      const model::Batch pass = feed.fetch(Stream());
       const ArenaScope scope(arena);
-      model.transformer().forward(model_batch(batch.batch()), capacity.rows(), sums, arena,
-                                  Stream());
-      model.transformer().backward(model_batch(batch.batch()), Stream());
+      model.transformer().forward(pass, capacity.rows(), sums, arena, Stream());
+      model.transformer().backward(pass, Stream());
     }
     gathering.flush();
     const model::StepStats stats = sums.read();

@@ -49,6 +49,10 @@ Buffer Buffer::pinned(int64_t bytes, const char* what) {
   return out;
 }
 
+Buffer Buffer::host_for(Device device, int64_t bytes, const char* what) {
+  return device.type == DeviceType::kCuda ? pinned(bytes, what) : Buffer(bytes, what);
+}
+
 TensorView Buffer::view(DType dtype, std::span<const int64_t> sizes) const {
   TensorView out(data_.get(), dtype, sizes, device());
   MOIETY_CHECK(out.bytes() <= bytes_, "buffer: {} needs {} bytes, the buffer has {}",

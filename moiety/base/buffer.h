@@ -11,6 +11,9 @@
 
 namespace moiety {
 
+// What `bytes` take of a buffer whose next part begins at a multiple of 64.
+constexpr int64_t padded_bytes(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 class Buffer {
  public:
   Buffer() = default;
@@ -21,6 +24,8 @@ class Buffer {
   Buffer(int64_t bytes, Device device, const char* what = "buffer");
   // In a build or on a machine without a GPU there is no pinned memory: Error(kUnsupported).
   static Buffer pinned(int64_t bytes, const char* what = "buffer");
+  // Of the host, for what goes to `device` or comes from it: pinned if that is a GPU.
+  static Buffer host_for(Device device, int64_t bytes, const char* what = "buffer");
 
   std::byte* data() const { return data_.get(); }
   int64_t bytes() const { return bytes_; }

@@ -6,6 +6,8 @@
 #include <link.h>
 #include <sstream>
 
+#include "moiety/base/format.h"
+
 namespace moiety {
 namespace {
 
@@ -45,6 +47,10 @@ std::vector<fs::path> python_prefixes() {
 }
 
 }  // namespace
+
+std::string dotted_version(size_t version) {
+  return text("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
 
 std::vector<fs::path> python_library_folders() {
   std::vector<fs::path> out;

@@ -43,6 +43,9 @@ class SharedLibrary {
   std::string path_, error_;
 };
 
+// "9.14.0" of 91400, as NVIDIA's libraries count.
+std::string dotted_version(size_t version);
+
 // Where pip puts NVIDIA's libraries: the nvidia/*/lib folders of the packages of the first
 // `python3` on PATH, a virtual environment's or the system's.
 std::vector<std::filesystem::path> python_library_folders();

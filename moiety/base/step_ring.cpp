@@ -3,21 +3,11 @@
 #include <cstring>
 
 namespace moiety {
-namespace {
-
-int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-Buffer host_memory(int64_t bytes, Device device, const char* what) {
-  return device.type == DeviceType::kCuda ? Buffer::pinned(bytes, what) : Buffer(bytes, what);
-}
-
-}  // namespace
-
 StepRing::StepRing(int64_t bytes, int64_t slots, Device device, const char* what)
     : bytes_(bytes),
-      stride_(padded(bytes)),
+      stride_(padded_bytes(bytes)),
       slots_(slots),
-      host_(host_memory(slots * stride_, device, what)),
+      host_(Buffer::host_for(device, slots * stride_, what)),
       count_(sizeof(uint64_t), device, what) {}
 
 void StepRing::move(std::byte* block, bool inbound, const Stream& stream) {

@@ -249,8 +249,7 @@ bool Saver::reserve(uint64_t bytes, Device device) {
   try {
     snapshot_ = {};
     const char* what = "copy of the training state";
-    const auto size = static_cast<int64_t>(bytes);
-    snapshot_ = device.type == DeviceType::kCuda ? Buffer::pinned(size, what) : Buffer(size, what);
+    snapshot_ = Buffer::host_for(device, static_cast<int64_t>(bytes), what);
     return true;
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kOutOfMemory) throw;

@@ -9,13 +9,12 @@
 namespace moiety::checkpoint {
 namespace {
 
-Buffer host_buffer(int64_t bytes, bool pinned) {
+Buffer host_buffer(Device device, int64_t bytes) {
   const char* what = "piece of a checkpoint";
-  if (!pinned) return Buffer(bytes, what);
   try {
-    return Buffer::pinned(bytes, what);
+    return Buffer::host_for(device, bytes, what);
   } catch (const Error& e) {
-    if (e.kind() != ErrorKind::kOutOfMemory) throw;
+    if (device.type == DeviceType::kCpu || e.kind() != ErrorKind::kOutOfMemory) throw;
     return Buffer(bytes, what);
   }
 }
@@ -23,11 +22,10 @@ Buffer host_buffer(int64_t bytes, bool pinned) {
 }  // namespace
 
 std::byte* Staging::reserve(int64_t bytes, Device device) {
-  const bool gpu = device.type == DeviceType::kCuda;
-  if (gpu && stream_.device() != device) stream_ = Stream::on(device);
+  if (device.type == DeviceType::kCuda && stream_.device() != device) stream_ = Stream::on(device);
   if (buffer_.bytes() < bytes) {
     buffer_ = {};
-    buffer_ = host_buffer(bytes, gpu);
+    buffer_ = host_buffer(device, bytes);
   }
   return buffer_.data();
 }

@@ -12,8 +12,6 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr int64_t kWorkspace = int64_t{32} << 20;  // what cuBLAS recommends for Hopper
-
 void check(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
     return;
@@ -55,7 +53,7 @@ void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttri
 void choose_algorithm(cublasLtHandle_t handle, Plan& plan) {
   cublasLtMatmulPreference_t preference = nullptr;
   check(cublaslt().create_preference(&preference), "cublasLtMatmulPreferenceCreate");
-  prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspace});
+  prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kCublasLtWorkspace});
   // Parts of a split reduction are added in fp32, not in the output's dtype.
   prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
@@ -113,7 +111,7 @@ class Context {
     void*& out = workspaces_[stream];
     if (!out) {
       const OutsideCapture relaxed;
-      MOIETY_CUDA_CHECK(cudaMalloc(&out, kWorkspace));
+      MOIETY_CUDA_CHECK(cudaMalloc(&out, kCublasLtWorkspace));
     }
     return out;
   }
@@ -155,7 +153,7 @@ bool gemm_cublaslt(const BlockGemm& g, const Stream& stream) {
   void* workspace = context.workspace(cuda_stream);
   check(cublaslt().matmul(context.handle(), plan.operation, &e.alpha, g.b.data, plan.b, g.a.data,
                           plan.a, &e.beta, reads ? e.old : e.out, plan.old, e.out, plan.out,
-                          &plan.algorithm, workspace, kWorkspace, cuda_stream),
+                          &plan.algorithm, workspace, kCublasLtWorkspace, cuda_stream),
         "cublasLtMatmul");
   return true;
 }

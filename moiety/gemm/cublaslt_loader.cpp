@@ -17,8 +17,7 @@ CublasLt open() {
   }
   const auto version_of = library.find<size_t()>("cublasLtGetVersion");
   const size_t version = version_of ? version_of() : 0;
-  f.text = text("cuBLASLt {}.{}.{} ({})", version / 10000, version / 100 % 100, version % 100,
-                library.path());
+  f.text = text("cuBLASLt {} ({})", dotted_version(version), library.path());
   if (version < kLeast) {
     f.text += ", at least 13.0 is needed";
     return f;

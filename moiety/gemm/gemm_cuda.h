@@ -13,9 +13,11 @@ void gemm_cuda(const GemmArgs& args, const BlockGemm& block, const Stream& strea
 // operands other than bf16, block scales, an old value of another dtype than the output's or, in
 // bf16, in the output itself, an empty reduction, odd addresses; or if it is not there. Which
 // algorithm it has is looked up once for every shape, and depends on that, the GPU and cuBLASLt's
-// version alone. Its workspace, 32 MiB for each stream, is allocated at the stream's first product
+// version alone. Its workspace, one for each stream, is allocated at the stream's first product
 // (also while that is captured) and kept until the process ends.
 bool gemm_cublaslt(const BlockGemm& block, const Stream& stream);
+inline constexpr int64_t kCublasLtWorkspace = int64_t{32}
+                                              << 20;  // what NVIDIA recommends for Hopper
 
 // Products by cuBLASLt can be had, or why not.
 struct CublasLtStatus {

@@ -1,5 +1,6 @@
 #include "moiety/gemm/grouped_mlp.h"
 
+#include "moiety/base/buffer.h"
 #include "moiety/base/check_devices.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/mlp_steps.h"
@@ -72,8 +73,6 @@ struct Transients {
   TensorView ffn, model;
 };
 
-int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes& s,
                       const TensorView& workspace) {
   const int64_t need = grouped_mlp_workspace(mlp, input);
@@ -85,8 +84,8 @@ Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes&
   Transients out;
   out.ffn = TensorView(base, s.dtype, {rows, s.ffn}, workspace.device());
   if (s.maps) {
-    out.model =
-        TensorView(base + padded(out.ffn.bytes()), s.dtype, {rows, s.model}, workspace.device());
+    out.model = TensorView(base + padded_bytes(out.ffn.bytes()), s.dtype, {rows, s.model},
+                           workspace.device());
   }
   return out;
 }
@@ -304,7 +303,8 @@ int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input) {
   const DType dtype = input.x.dtype();
   const int64_t capacity = input.groups.capacity, ffn = mlp.w2[0].size(1);
   const int64_t model = input.row_TK.defined() ? input.x.size(1) : 0;
-  return padded(byte_size(dtype, capacity * ffn)) + padded(byte_size(dtype, capacity * model));
+  return padded_bytes(byte_size(dtype, capacity * ffn)) +
+         padded_bytes(byte_size(dtype, capacity * model));
 }
 
 void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,

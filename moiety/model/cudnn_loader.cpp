@@ -18,8 +18,7 @@ Cudnn open() {
   }
   const auto version_of = library.find<size_t()>("cudnnGetVersion");
   const size_t version = f.version = version_of ? version_of() : 0;
-  f.text = text("cuDNN {}.{}.{} ({})", version / 10000, version / 100 % 100, version % 100,
-                library.path());
+  f.text = text("cuDNN {} ({})", dotted_version(version), library.path());
   if (version < kLeast) {
     f.text += ", at least 9.14 is needed";
     return f;

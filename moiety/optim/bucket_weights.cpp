@@ -9,8 +9,6 @@
 namespace moiety::optim {
 namespace {
 
-int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // The matrices that a parameter is quantized as.
 struct Members {
   int64_t count, rows, cols;
@@ -89,12 +87,12 @@ BucketWeights::BucketWeights(std::span<const ParamSpec> specs, const BucketLayou
 int64_t BucketWeights::bytes_needed(std::span<const ParamSpec> specs, const BucketLayout& layout,
                                     DType storage) {
   const std::optional<QuantSpec> format = format_of_slots(specs, layout);
-  if (!format) return padded(byte_size(storage, layout.length));
-  int64_t bytes = plane_count(*format) * padded(code_bytes(*format, layout.length));
+  if (!format) return padded_bytes(byte_size(storage, layout.length));
+  int64_t bytes = plane_count(*format) * padded_bytes(code_bytes(*format, layout.length));
   for (const BucketLayout::Slot& slot : layout.slots) {
     const Members m = members_of(specs[slot.parameter]);
     for (const ScaleArray& a : scale_arrays(*format, m.rows, m.cols)) {
-      bytes += m.count * padded(a.array.bytes());
+      bytes += m.count * padded_bytes(a.array.bytes());
     }
   }
   return bytes;
@@ -139,7 +137,7 @@ TensorView BucketWeights::array_at(void* data, const ArraySpec& array) const {
 std::byte* BucketWeights::place_codes(const BucketLayout& layout, int rank, std::byte* next) {
   const auto bytes_of = [&](int64_t elements) { return code_bytes(*format_, elements); };
   const int64_t plane_bytes = bytes_of(layout.length);
-  for (int p = 0; p < plane_count(*format_); ++p, next += padded(plane_bytes)) {
+  for (int p = 0; p < plane_count(*format_); ++p, next += padded_bytes(plane_bytes)) {
     planes_.emplace_back(next, DType::kUInt8, std::initializer_list{plane_bytes}, device_);
     own_planes_.push_back(planes_[p].slice(0, bytes_of(rank * layout.segment()),
                                            bytes_of((rank + 1) * layout.segment())));
@@ -169,13 +167,14 @@ void BucketWeights::place_scales(std::byte* next) {
         const ScaleArray a = scale_arrays(*format_, view.rows, view.cols)[k];
         if (a.array.dims == 0) continue;
         view.*a.view = array_at(next, a.array);
-        next += padded(a.array.bytes());
+        next += padded_bytes(a.array.bytes());
         words = a.words;
       }
     }
     if (!words) continue;
     const std::array<int64_t, 2> sizes{static_cast<int64_t>(items_.size()), 2};
-    const std::array<int64_t, 2> strides{padded(2 * sizeof(float)) / int64_t{sizeof(float)}, 1};
+    const std::array<int64_t, 2> strides{padded_bytes(2 * sizeof(float)) / int64_t{sizeof(float)},
+                                         1};
     words_.emplace_back(first, DType::kFloat32, sizes, strides, device_);
   }
 }

@@ -11,9 +11,11 @@
 
 #include <gtest/gtest.h>
 
+#include "apps/moiety/batch_loader.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/token_file.h"
 #include "apps/moiety/tokenizer.h"
+#include "moiety/model/transformer.h"
 
 namespace moiety::app {
 
@@ -72,6 +74,15 @@ inline std::vector<uint32_t> ramp(int64_t n, uint32_t factor = 1) {
   std::vector<uint32_t> ids(n);
   for (int64_t i = 0; i < n; ++i) ids[i] = static_cast<uint32_t>(i * factor % 251);
   return ids;
+}
+
+// A batch in the memory of the host, as a model there takes it.
+inline model::Batch model_batch(const Batch& batch) {
+  model::Batch out;
+  out.token_BS = batch.token_BS;
+  out.target_BS = batch.target_BS;
+  out.position_BS = batch.position_BS;
+  return out;
 }
 
 }  // namespace moiety::app

@@ -11,7 +11,6 @@
 #include "apps/moiety/memory_estimate.h"
 #include "apps/moiety/model_options.h"
 #include "apps/moiety/replay.h"
-#include "apps/moiety/step_feed.h"
 #include "apps/moiety/tensor_check.h"
 #include "apps/moiety/trainer.h"
 #include "moiety/base/parallel.h"

@@ -12,7 +12,6 @@
 #include "apps/moiety/gathering.h"
 #include "apps/moiety/model_options.h"
 #include "apps/moiety/rank_model.h"
-#include "apps/moiety/step_feed.h"
 #include "moiety/base/arena.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/loader.h"
