@@ -5,61 +5,71 @@
 #include <exception>
 #include <new>
 
-#include "moiety/base/error.h"
-#include "moiety/checkpoint/checkpoint_error.h"
-
 namespace moiety::app {
 namespace {
 
 constexpr std::string_view kEnding = " (exit code ";
 
+// The kind that stands for a code; several kinds may have one.
+ErrorKind kind_of(int code) {
+  for (ErrorKind kind : {ErrorKind::kUsage, ErrorKind::kData, ErrorKind::kIo, ErrorKind::kCheckpoint,
+                         ErrorKind::kNumerical, ErrorKind::kComm, ErrorKind::kOutOfMemory,
+                         ErrorKind::kCuda}) {
+    if (exit_code(kind) == code) return kind;
+  }
+  return ErrorKind::kInvalidArgument;
+}
+
+}  // namespace
+
 ExitCode exit_code(ErrorKind kind) {
   switch (kind) {
+    case ErrorKind::kUsage:
     case ErrorKind::kUnsupported:
       return kExitUsage;
-    case ErrorKind::kCuda:
-      return kExitDevice;
-    case ErrorKind::kComm:
-      return kExitComm;
+    case ErrorKind::kData:
+      return kExitData;
     case ErrorKind::kIo:
       return kExitDisk;
+    case ErrorKind::kCheckpoint:
+      return kExitCheckpoint;
+    case ErrorKind::kNumerical:
+      return kExitNumerical;
+    case ErrorKind::kComm:
+      return kExitComm;
     case ErrorKind::kOutOfMemory:
       return kExitMemory;
+    case ErrorKind::kCuda:
+      return kExitDevice;
     case ErrorKind::kInvalidArgument:
       return kExitInternal;  // what the user gives is checked before
   }
   return kExitInternal;
 }
 
-}  // namespace
-
 Failure current_failure() {
   try {
     throw;
-  } catch (const ExitError& e) {
-    return {e.code, e.what()};
-  } catch (const checkpoint::CheckpointError& e) {
-    return {kExitCheckpoint, e.what()};
   } catch (const Error& e) {
-    return {exit_code(e.kind()), e.what()};
+    return {e.kind(), e.what()};
   } catch (const std::bad_alloc&) {
-    return {kExitMemory, "out of memory"};
+    return {ErrorKind::kOutOfMemory, "out of memory"};
   } catch (const std::exception& e) {
-    return {kExitInternal, e.what()};
+    return {ErrorKind::kInvalidArgument, e.what()};
   } catch (...) {
-    return {kExitInternal, "an exception without a text"};
+    return {ErrorKind::kInvalidArgument, "an exception without a text"};
   }
 }
 
 std::string to_peers(const Failure& failure) {
-  return failure.text + std::string(kEnding) + std::to_string(failure.code) + ")";
+  return failure.text + std::string(kEnding) + std::to_string(failure.code()) + ")";
 }
 
 Failure from_peers(std::string_view text) {
   const size_t ending = text.rfind(kEnding);
-  if (ending == std::string_view::npos) return {kExitComm, std::string(text)};
+  if (ending == std::string_view::npos) return {ErrorKind::kComm, std::string(text)};
   const int code = std::atoi(std::string(text.substr(ending + kEnding.size())).c_str());
-  return {static_cast<ExitCode>(code), std::string(text.substr(0, ending))};
+  return {kind_of(code), std::string(text.substr(0, ending))};
 }
 
 void print_failure(const Failure& failure) {

@@ -1,12 +1,11 @@
-// Errors of the program: a sentence for the user and the exit code (spec trainer, 1) that goes with
-// it. Errors of the library (moiety::Error) are mapped to codes in one place, current_failure.
+// Exit codes of the program (spec trainer, 1). This is the one place that knows them: errors are
+// those of the library, whose kinds are turned into codes here.
 #pragma once
 
-#include <stdexcept>
 #include <string>
 #include <string_view>
 
-#include "moiety/base/format.h"
+#include "moiety/base/error.h"
 
 namespace moiety::app {
 
@@ -25,32 +24,15 @@ enum ExitCode : int {
   kExitInterrupted = 130,
 };
 
-struct ExitError : std::runtime_error {
-  ExitError(ExitCode exit_code, const std::string& what)
-      : std::runtime_error(what), code(exit_code) {}
-  ExitCode code;
-};
-
-// One class per code that the program throws itself: throw DataError("{}: no documents", path).
-template <ExitCode kCode>
-struct ErrorOf : ExitError {
-  template <class... Args>
-  explicit ErrorOf(std::string_view format, const Args&... args)
-      : ExitError(kCode, text(format, args...)) {}
-};
-using UsageError = ErrorOf<kExitUsage>;
-using DataError = ErrorOf<kExitData>;
-using DiskError = ErrorOf<kExitDisk>;
-using CheckpointError = ErrorOf<kExitCheckpoint>;
-using NumericalError = ErrorOf<kExitNumerical>;
-using MemoryError = ErrorOf<kExitMemory>;
-using DeviceError = ErrorOf<kExitDevice>;
+ExitCode exit_code(ErrorKind kind);
 
 struct Failure {
-  ExitCode code = kExitInternal;
+  ErrorKind kind = ErrorKind::kInvalidArgument;
   std::string text;
+
+  ExitCode code() const { return exit_code(kind); }
 };
-// The exception that is being handled.
+// The exception that is being handled; one that is no moiety::Error is an internal failure.
 Failure current_failure();
 
 // A failure on its way to the other ranks, which get texts alone: "... (exit code 3)", and back. A

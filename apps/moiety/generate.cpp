@@ -30,7 +30,7 @@ void print(const std::string& bytes) {
 
 void check_finite(std::span<const float> logits) {
   if (std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) return;
-  throw ExitError(kExitNumerical, "generate: the model gives logits that are not finite");
+  throw NumericalError("generate: the model gives logits that are not finite");
 }
 
 // `context` has at least one token.

@@ -14,7 +14,7 @@ class GzipSource : public ByteSource {
   GzipSource(std::unique_ptr<ByteSource> compressed, std::string path)
       : compressed_(std::move(compressed)), path_(std::move(path)), input_(1 << 16) {
     if (inflateInit2(&stream_, kGzipWindow) != Z_OK) {
-      throw ExitError(kExitMemory, path_ + ": zlib could not start");
+      throw MemoryError("{}: zlib could not start", path_);
     }
   }
   ~GzipSource() override { inflateEnd(&stream_); }

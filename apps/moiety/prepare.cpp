@@ -25,7 +25,7 @@ class Outputs {
     const std::filesystem::path directory = std::filesystem::path(options.out).parent_path();
     std::error_code error;
     if (!directory.empty()) std::filesystem::create_directories(directory, error);
-    if (error) throw DiskError("{}: cannot create: {}", directory.string(), error.message());
+    if (error) throw IoError("{}: cannot create: {}", directory.string(), error.message());
     const uint32_t flags =
         kDocumentsEndInEos | (options.rules.bos ? kDocumentsStartWithBos : uint32_t{0});
     const bool split = valid_fraction_ > 0;
@@ -138,7 +138,7 @@ class Pipeline {
     try {
       if (!reader) reader.emplace(path, options_.rules);
       return reader->next();
-    } catch (const ExitError&) {
+    } catch (const Error&) {
       drain(0, summary);  // what is wrong in earlier blocks is reported first
       throw;
     }

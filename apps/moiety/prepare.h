@@ -37,7 +37,7 @@ struct PrepareSummary {
 // file iff its random number is below valid_fraction, so it stays there when input is appended.
 bool is_validation_document(uint64_t d, double valid_fraction);
 
-// Throws DataError (nothing is written), UsageError or DiskError.
+// Throws DataError (nothing is written), UsageError or IoError.
 PrepareSummary prepare(const PrepareOptions& options);
 
 // The command, with the arguments behind `prepare`: throws what prepare() throws, prints the

@@ -68,7 +68,7 @@ int run_program(const std::vector<std::string>& arguments) {
   } catch (...) {
     const Failure failure = current_failure();
     print_failure(failure);
-    return failure.code;
+    return failure.code();
   }
 }
 

@@ -8,7 +8,7 @@
 namespace moiety::app {
 
 // With the arguments behind the command's name; they print what they wrote to stdout and return the
-// exit code. They throw UsageError, DataError or DiskError.
+// exit code. They throw UsageError, DataError or IoError.
 int quantize_command(const std::vector<std::string>& arguments);
 int dequantize_command(const std::vector<std::string>& arguments);
 

@@ -45,8 +45,6 @@ QuantizedDescription read_description(const std::string& path) {
   std::string json;
   try {
     json = checkpoint::read_text(checkpoint::posix(), path, kLongestDescription);
-  } catch (const checkpoint::CheckpointError& e) {
-    throw DataError("{}", e.what());
   } catch (const Error& e) {
     throw DataError("{}", e.what());
   }
@@ -97,7 +95,7 @@ std::vector<std::string> write_quantized(const std::string& directory,
                                          const QuantizedView& view) {
   std::error_code error;
   fs::create_directories(directory, error);
-  if (error) throw DiskError("{}: cannot be made: {}", directory, error.message());
+  if (error) throw IoError("{}: cannot be made: {}", directory, error.message());
   const std::string json = text("{}/{}", directory, kDescription);
   fs::remove(json, error);  // without it there is no tensor
   std::vector<std::string> lines;

@@ -14,7 +14,7 @@ namespace moiety::app {
 // Throws UsageError if one of the files is there, unless `overwrite`.
 void check_free(const std::string& directory, bool overwrite);
 // Files appear whole, the description last; arrays of an earlier tensor go. The scales of `view`
-// are in the layout of the description. Returns a line for every array. Throws DiskError.
+// are in the layout of the description. Returns a line for every array. Throws IoError.
 std::vector<std::string> write_quantized(const std::string& directory,
                                          const QuantizedDescription& description,
                                          const QuantizedView& view);

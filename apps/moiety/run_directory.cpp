@@ -18,7 +18,7 @@ namespace {
 fs::path created(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) throw DiskError("{}: cannot create the directory: {}", path.string(), error.message());
+  if (error) throw IoError("{}: cannot create the directory: {}", path.string(), error.message());
   return path;
 }
 
@@ -42,7 +42,7 @@ bool same_values(const fs::path& file, const Options& options) {
 
 RecordFile::RecordFile(const fs::path& path) : path_(path.string()) {
   fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw DiskError("{}: cannot open: {}", path_, std::strerror(errno));
+  if (fd_ < 0) throw IoError("{}: cannot open: {}", path_, std::strerror(errno));
 }
 
 RecordFile::~RecordFile() {
@@ -75,7 +75,7 @@ void replace_file(const fs::path& path, std::string_view bytes, std::string_view
   static std::atomic<int> calls{0};  // threads may write the same file
   const std::string temporary = text("{}.{}-{}.tmp", path.string(), ::getpid(), calls++);
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) throw DiskError("{}: cannot open: {}", temporary, std::strerror(errno));
+  if (fd < 0) throw IoError("{}: cannot open: {}", temporary, std::strerror(errno));
   int error = 0;
   for (std::string_view part : {bytes, more}) {
     while (!part.empty() && error == 0) {
@@ -88,19 +88,19 @@ void replace_file(const fs::path& path, std::string_view bytes, std::string_view
   if (error == 0 && ::rename(temporary.c_str(), path.c_str()) == 0) return;
   if (error == 0) error = errno;
   ::unlink(temporary.c_str());
-  throw DiskError("{}: cannot be written: {}", path.string(), std::strerror(error));
+  throw IoError("{}: cannot be written: {}", path.string(), std::strerror(error));
 }
 
 DirectoryLock::DirectoryLock(const fs::path& directory) {
   const std::string path = (directory / "lock").string();
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw DiskError("{}: cannot open: {}", path, std::strerror(errno));
+  if (fd_ < 0) throw IoError("{}: cannot open: {}", path, std::strerror(errno));
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     char pid[32] = "";
     const ssize_t n = ::pread(fd_, pid, sizeof(pid) - 1, 0);
     ::close(fd_);
-    if (error != EWOULDBLOCK) throw DiskError("{}: cannot lock: {}", path, std::strerror(error));
+    if (error != EWOULDBLOCK) throw IoError("{}: cannot lock: {}", path, std::strerror(error));
     throw UsageError("{}: another `moiety train` uses this run directory (process {})",
                      directory.string(), n > 0 ? std::string(pid, n) : "unknown");
   }
@@ -124,7 +124,7 @@ void RunDirectory::write_config(const Config& config) {
   if (number > 1 && same_values(config_path(path_, number - 1), config.options)) return;
   std::ofstream file(config_path(path_, number));
   file << print_config(config) << std::flush;
-  if (!file) throw DiskError("{}: cannot be written", config_path(path_, number).string());
+  if (!file) throw IoError("{}: cannot be written", config_path(path_, number).string());
 }
 
 }  // namespace moiety::app

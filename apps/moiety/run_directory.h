@@ -17,7 +17,7 @@ namespace moiety::app {
 // training.
 class RecordFile {
  public:
-  // Throws DiskError if the file cannot be opened.
+  // Throws IoError if the file cannot be opened.
   explicit RecordFile(const std::filesystem::path& path);
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
@@ -42,7 +42,7 @@ class LineFile {
   RecordFile file_;
 };
 
-// Readers see the old bytes or the new ones (with `more` behind them), whole. Throws DiskError.
+// Readers see the old bytes or the new ones (with `more` behind them), whole. Throws IoError.
 void replace_file(const std::filesystem::path& path, std::string_view bytes,
                   std::string_view more = {});
 

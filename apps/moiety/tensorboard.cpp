@@ -75,7 +75,7 @@ std::unique_ptr<RecordFile> new_file(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) {
-    throw DiskError("{}: cannot create the directory: {}", directory.string(), error.message());
+    throw IoError("{}: cannot create the directory: {}", directory.string(), error.message());
   }
   fs::path path;
   int number = 0;

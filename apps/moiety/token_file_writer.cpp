@@ -53,7 +53,7 @@ TokenFileWriter::TokenFileWriter(const std::string& path, const Tokenizer& token
   header_.flags = flags;
   header_.tokenizer = tokenizer.identity();
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd_ < 0) throw DiskError("{}: cannot create: {}", temporary_, std::strerror(errno));
+  if (fd_ < 0) throw IoError("{}: cannot create: {}", temporary_, std::strerror(errno));
   // The header is known last; until then its place holds zeros, which nobody takes for a header.
   pending_.resize(tok::kHeaderBytes);
   write(pending_.data(), pending_.size());
@@ -103,21 +103,21 @@ void TokenFileWriter::finish() {
 
   const HeaderBytes h = encode(header_);
   if (::lseek(fd_, 0, SEEK_SET) != 0) {
-    throw DiskError("{}: cannot seek: {}", temporary_, std::strerror(errno));
+    throw IoError("{}: cannot seek: {}", temporary_, std::strerror(errno));
   }
   write(h.data(), h.size());
 
   if (::fsync(fd_) != 0) {
-    throw DiskError("{}: cannot bring to disk: {}", temporary_, std::strerror(errno));
+    throw IoError("{}: cannot bring to disk: {}", temporary_, std::strerror(errno));
   }
   const int fd = std::exchange(fd_, -1);
-  if (::close(fd) != 0) throw DiskError("{}: cannot close: {}", temporary_, std::strerror(errno));
+  if (::close(fd) != 0) throw IoError("{}: cannot close: {}", temporary_, std::strerror(errno));
 }
 
 void TokenFileWriter::publish() {
   MOIETY_CHECK(fd_ < 0, "{}: published before it was finished", path_);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    throw DiskError("{}: cannot rename {}: {}", path_, temporary_, std::strerror(errno));
+    throw IoError("{}: cannot rename {}: {}", path_, temporary_, std::strerror(errno));
   }
   temporary_.clear();
   // The new name is on the disk once the directory is.
@@ -126,7 +126,7 @@ void TokenFileWriter::publish() {
   const bool synced = fd >= 0 && ::fsync(fd) == 0;
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  if (!synced) throw DiskError("{}: cannot sync its directory: {}", path_, std::strerror(error));
+  if (!synced) throw IoError("{}: cannot sync its directory: {}", path_, std::strerror(error));
 }
 
 void TokenFileWriter::write(const void* data, size_t bytes) {
@@ -134,7 +134,7 @@ void TokenFileWriter::write(const void* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t n = ::write(fd_, p, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw DiskError("{}: cannot write: {}", temporary_, std::strerror(errno));
+    if (n < 0) throw IoError("{}: cannot write: {}", temporary_, std::strerror(errno));
     p += n;
     bytes -= static_cast<size_t>(n);
   }

@@ -114,7 +114,7 @@ void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
     body();
   } catch (...) {
     Failure failure = current_failure();
-    if (failure.code == kExitMemory) {
+    if (failure.kind == ErrorKind::kOutOfMemory) {
       failure.text += "; " + memory_report(plan.config.options, plan.model, plan.grid,
                                            plan.memory_of_rank, plan.device);
     }
@@ -122,9 +122,9 @@ void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
       world.bootstrap().abort(to_peers(failure));
       const auto first = world.bootstrap().aborted();
       // What the guard says all ranks say by themselves: no rank has failed before others.
-      if (first && failure.code != kExitNumerical) failure = from_peers(*first);
+      if (first && failure.kind != ErrorKind::kNumerical) failure = from_peers(*first);
     }
-    throw ExitError(failure.code, failure.text);
+    throw_error(failure.kind, failure.text);
   }
 }
 
@@ -138,8 +138,8 @@ int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
       trainer = std::make_unique<Trainer>(plan, world, heartbeat);
       code = trainer->run();
     });
-  } catch (const ExitError& e) {
-    if (e.code == kExitComm || e.code == kExitInternal) {
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::kComm || e.kind() == ErrorKind::kInvalidArgument) {
       write_failure(plan.config.options.run.dir, "error", world.rank(), heartbeat.completed() + 1,
                     JsonLine().add("message", e.what()).add("phase", heartbeat.phase()));
     }
@@ -192,7 +192,7 @@ int run_process(TrainingPlan& plan, bool quiet) {
     if (leading) leading->log_failure(failure);
     leading.reset();
     print_failure(failure);
-    comm::mpi::end_process(failure.code);
+    comm::mpi::end_process(failure.code());
   }
   return code;
 }

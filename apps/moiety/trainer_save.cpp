@@ -7,6 +7,14 @@
 #include "apps/moiety/training_state.h"
 
 namespace moiety::app {
+namespace {
+
+// What is read back may be damaged too.
+bool is_of_disk(const Error& e) {
+  return e.kind() == ErrorKind::kIo || e.kind() == ErrorKind::kCheckpoint;
+}
+
+}  // namespace
 
 optim::StateView Trainer::saved_state() {
   optim::StateView view = optimizer_.state_view();
@@ -46,7 +54,7 @@ void Trainer::save() {
   try {
     write_checkpoint(options().checkpoint.async);
   } catch (const Error& e) {
-    if (e.kind() != ErrorKind::kIo) throw;
+    if (!is_of_disk(e)) throw;
     tell_of_failure(step_, e.what());
   }
   if (leads()) plan_.files->reporter.checkpoint(watch.lap());
@@ -59,8 +67,8 @@ void Trainer::save_for_good() {
     if (saved_well() && save_started_ == step_) return;
     write_checkpoint(false);
   } catch (const Error& e) {
-    if (e.kind() != ErrorKind::kIo) throw;
-    throw DiskError("{}", e.what());
+    if (!is_of_disk(e)) throw;
+    throw IoError(e.what());
   }
 }
 
@@ -70,7 +78,7 @@ bool Trainer::saved_well() {
     if (const auto result = saver_.wait()) tell(*result);
     return true;
   } catch (const Error& e) {
-    if (e.kind() != ErrorKind::kIo) throw;
+    if (!is_of_disk(e)) throw;
     tell_of_failure(save_started_, e.what());
     return false;
   }

@@ -168,7 +168,7 @@ bool Trainer::load(const std::string& path, bool last) {
   checkpoint::RunState run;
   try {
     run = checkpoint::load(path, view, {}, world_.bootstrap());
-  } catch (const checkpoint::CheckpointError& e) {
+  } catch (const CheckpointError& e) {
     if (last) throw;
     say(LogLevel::kWarning, "{}; trying an older checkpoint", e.what());
     return false;

@@ -9,9 +9,7 @@
 namespace moiety::checkpoint {
 namespace {
 
-// A report is the kind of the error, as a letter, and its text.
-constexpr char kCheckpoint = 'C';
-
+// A report is the kind of the error, as a character, and its text.
 std::string report_line(ErrorKind kind, const char* what) {
   return std::string(1, static_cast<char>('0' + static_cast<int>(kind))) + what;
 }
@@ -22,8 +20,6 @@ std::string report_of(const std::function<void()>& body) {
   try {
     body();
     return {};
-  } catch (const CheckpointError& e) {
-    return std::string(1, kCheckpoint) + e.what();
   } catch (const Error& e) {
     return report_line(e.kind(), e.what());
   } catch (const std::bad_alloc&) {
@@ -35,10 +31,7 @@ std::string report_of(const std::function<void()>& body) {
 
 void throw_report(std::string_view report, const std::string& prefix) {
   const std::string what = prefix + std::string(report.substr(1));
-  const int kind = report[0] - '0';
-  const bool known = kind >= 0 && kind <= static_cast<int>(ErrorKind::kOutOfMemory);
-  if (report[0] == kCheckpoint || !known) throw CheckpointError(what);
-  throw Error(static_cast<ErrorKind>(kind), what);
+  throw_error(static_cast<ErrorKind>(report[0] - '0'), what);
 }
 
 void together(comm::Bootstrap& bootstrap, const std::function<void()>& body) {

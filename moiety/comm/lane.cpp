@@ -18,7 +18,7 @@ Lane::Lane(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<RankLanes> lanes)
 Lane::~Lane() { std::erase(*lanes_, this); }
 
 uint64_t Lane::issue(CollectiveCall call, const Stream& stream) {
-  if (!failure_.empty()) throw Error(ErrorKind::kComm, failure_);
+  if (!failure_.empty()) throw_error(ErrorKind::kComm, failure_);
   Pending p;
   p.call = std::move(call);
   p.inputs.record(stream);
@@ -40,7 +40,7 @@ void Lane::wait(uint64_t number) {
   Deadline deadline(bootstrap.deadline());
   Backoff backoff;
   while (completed_ < number) {
-    if (!failure_.empty()) throw Error(ErrorKind::kComm, failure_);
+    if (!failure_.empty()) throw_error(ErrorKind::kComm, failure_);
     // Read before `advance`: a peer that failed in this operation left its reason there first.
     const std::optional<std::string> aborted = bootstrap.aborted();
     bool moved = false;

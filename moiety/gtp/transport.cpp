@@ -144,12 +144,12 @@ void Transport::add_chunks(const ReduceJob& job, const ReduceShape& s,
 }
 
 void Transport::check() const {
-  if (!failure_.empty()) throw Error(ErrorKind::kComm, failure_);
+  if (!failure_.empty()) throw_error(ErrorKind::kComm, failure_);
 }
 
 void Transport::fail_with(const std::string& reason) {
   if (failure_.empty()) failure_ = reason;
-  throw Error(ErrorKind::kComm, failure_);
+  throw_error(ErrorKind::kComm, failure_);
 }
 
 std::unique_ptr<Transport> make_transport(comm::Communicator& comm, TransportOptions options,

@@ -153,7 +153,7 @@ void EpGroup::check(Epoch epoch) {
   g.wait();
   g.check_poison();
   const std::optional<Finding> first = g.take_finding(epoch);
-  if (first) throw Error(ErrorKind::kInvalidArgument, first->text(name(), g.map.experts()));
+  if (first) throw_error(ErrorKind::kInvalidArgument, first->text(name(), g.map.experts()));
 }
 
 std::optional<Finding> EpGroup::Impl::take_finding(Epoch epoch) {

@@ -95,7 +95,7 @@ void Exchange::open(Box box, int64_t stride, std::span<const int64_t> sent_R) {
 }
 
 void Exchange::finish() {
-  if (failed()) throw Error(ErrorKind::kComm, failure());
+  if (failed()) throw_error(ErrorKind::kComm, failure());
   leave();
 }
 
@@ -122,7 +122,7 @@ void Exchange::poison_mismatch(int peer, uint64_t word, int64_t row_bytes) {
 void EpGroup::Impl::check_poison() const {
   if (!exchange || state == State::kClosed) return;
   const std::string why = exchange->failure();
-  if (!why.empty()) throw Error(ErrorKind::kComm, why);
+  if (!why.empty()) throw_error(ErrorKind::kComm, why);
 }
 
 void EpGroup::Impl::check_usable(const char* operation) const {

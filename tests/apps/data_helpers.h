@@ -48,13 +48,13 @@ inline std::string read_all(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// "<exit code>: <text>" of the ExitError that f throws.
+// "<exit code>: <text>" of the error that f throws.
 template <class F>
 std::string exit_of(F&& f) {
   try {
     f();
-  } catch (const ExitError& e) {
-    return std::to_string(e.code) + ": " + e.what();
+  } catch (const Error& e) {
+    return std::to_string(exit_code(e.kind())) + ": " + e.what();
   }
   return "no error";
 }

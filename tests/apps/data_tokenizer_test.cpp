@@ -50,7 +50,7 @@ TEST(Tokenizer, UnknownNameIsUsageError) {
     Tokenizer::load("gpt2.json");
     FAIL();
   } catch (const UsageError& e) {
-    EXPECT_EQ(e.code, kExitUsage);
+    EXPECT_EQ(e.kind(), ErrorKind::kUsage);
     EXPECT_STREQ(e.what(), "tokenizer 'gpt2.json' does not exist; there is: bytes");
   }
 }

@@ -138,10 +138,10 @@ TEST(Replay, AFaultThatDoesNotComeAgainAccusesTheHardware) {
 
 TEST(Errors, TravelWithTheirExitCode) {
   const Failure f =
-      from_peers("rank 2 failed: " + to_peers({kExitData, "t.tok (exit code 9) is cut"}));
-  EXPECT_EQ(f.code, kExitData);
+      from_peers("rank 2 failed: " + to_peers({ErrorKind::kData, "t.tok (exit code 9) is cut"}));
+  EXPECT_EQ(f.code(), kExitData);
   EXPECT_EQ(f.text, "rank 2 failed: t.tok (exit code 9) is cut");
-  EXPECT_EQ(from_peers("rank 1 has ended").code, kExitComm);
+  EXPECT_EQ(from_peers("rank 1 has ended").code(), kExitComm);
 }
 
 TEST(Watchdog, SeesWhereAThreadStands) {
@@ -496,7 +496,7 @@ std::string disturbed_run(const std::string& directory, bool fickle, int max_ski
       Trainer(plan, world, heartbeat).run();
     });
     return "";
-  } catch (const ExitError& e) {
+  } catch (const Error& e) {
     return e.what();
   }
 }

@@ -50,7 +50,7 @@ TEST(RunDirectory, LinesAreAppended) {
 TEST(RunDirectory, UnusableDirectoryIsADiskError) {
   const TemporaryDirectory dir;
   dir.write("file", "");
-  EXPECT_THROW(RunDirectory(dir / "file/run"), DiskError);
+  EXPECT_THROW(RunDirectory(dir / "file/run"), IoError);
 }
 
 TEST(RunDirectory, FullDiskDoesNotThrow) {

@@ -25,7 +25,7 @@ void toml_config(std::string_view toml) {
 void checkpoint_state(std::string_view json) {
   try {
     const checkpoint::JsonDocument as_the_manifest_reads_it("state", json, 14);
-  } catch (const checkpoint::CheckpointError&) {
+  } catch (const CheckpointError&) {
     return;
   }
   try {

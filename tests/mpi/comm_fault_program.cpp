@@ -105,7 +105,7 @@ void throws_to_busy_ranks(Communicator& world) {
     fail(ErrorKind::kIo, "disk full");
   }
   while (true) {
-    if (const auto text = world.bootstrap().aborted()) throw Error(ErrorKind::kComm, *text);
+    if (const auto text = world.bootstrap().aborted()) throw_error(ErrorKind::kComm, *text);
   }
 }
 

@@ -57,7 +57,7 @@ void MpiBootstrap::finish(Transfers& transfers, const Deadline& limit) const {
       const std::string reason = text("bootstrap of \"{}\": rank {} waited {:.1f} s for {}",
                                       group_->name, rank(), deadline().count(), rank_list(missing));
       world.abort(reason);
-      throw Error(ErrorKind::kComm, reason);
+      throw_error(ErrorKind::kComm, reason);
     }
     backoff.pause();
   }

@@ -71,7 +71,7 @@ void start(Seconds limit) {
   Process& p = process();
   if (p.functions) return;
   const Module& module = load();
-  if (!module.functions) throw Error(ErrorKind::kUnsupported, module.text);
+  if (!module.functions) throw_error(ErrorKind::kUnsupported, module.text);
   const CallLimit call("start", limit);
   const int code = module.functions->start(&p.launched.rank, &p.launched.size, &p.largest_tag);
   if (code != 0) {

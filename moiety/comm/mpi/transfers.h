@@ -21,7 +21,7 @@ class Transfers {
 
   // A message to or from a rank of the world; sender and receiver name the same number of bytes, or
   // the sender fewer where that is one piece. Long messages travel in pieces, empty ones not at
-  // all. All throw Error(Comm) if MPI fails.
+  // all. All throw_error(Comm) if MPI fails.
   void send(int peer, int tag, const void* data, int64_t bytes);
   void receive(int peer, int tag, void* data, int64_t bytes);
 

@@ -66,7 +66,7 @@ std::vector<std::string> ThreadBootstrap::all_gather(std::string_view bytes) {
                            rank_, group_->deadline.count(), missing(round));
     world.changed.notify_all();
   }
-  throw Error(ErrorKind::kComm, group_->failure);
+  throw_error(ErrorKind::kComm, group_->failure);
 }
 
 std::string ThreadBootstrap::missing(uint64_t round) const {

@@ -55,7 +55,7 @@ Progress SharedOperation::advance(int rank) {
 
 void SharedOperation::throw_failure() {
   const std::lock_guard lock(mutex_);
-  throw Error(ErrorKind::kComm, failure_);
+  throw_error(ErrorKind::kComm, failure_);
 }
 
 void SharedOperation::begin_touching() {
