@@ -130,18 +130,15 @@ class Program:
     """Names that pages may use, read from the sources of apps/moiety."""
 
     def __init__(self, root):
-        files = {p: p.read_text() for p in sorted((root / "apps/moiety").rglob("*")) if p.is_file()}
-        text = {p.name: t for p, t in files.items()}
-        table = text["option_table.inc"]
-        self.keys = set(re.findall(r"^KEY\((\w+), (\w+),", table, re.M))
+        sources = sorted(p for p in (root / "apps/moiety").rglob("*") if p.is_file())
+        everything = "\n".join(p.read_text() for p in sources)
+        self.keys = set(re.findall(r"^KEY\((\w+), (\w+),", everything, re.M))
         self.sections = {section for section, _ in self.keys}
-        commands = re.search(r"kCommands\[\] = \{(.*?)\n\};", text["program.cpp"], re.S).group(1)
+        commands = re.search(r"kCommands\[\] = \{(.*?)\n\};", everything, re.S).group(1)
         self.commands = set(re.findall(r'^\s*\{"([\w-]+)"', commands, re.M))
-        codes = re.search(r"enum ExitCode[^{]*\{(.*?)\}", text["errors.h"], re.S).group(1)
+        codes = re.search(r"enum (?:class )?ExitCode[^{]*\{(.*?)\}", everything, re.S).group(1)
         self.exit_codes = {int(code) for code in re.findall(r"kExit\w+ = (\d+)", codes)}
-        self.flags = set()
-        for source in files.values():
-            self.flags.update(re.findall(r'"(--[a-z][\w-]*)"', source))
+        self.flags = set(re.findall(r'"(--[a-z][\w-]*)"', everything))
 
 
 def key_mentions(span, sections):
