@@ -160,12 +160,12 @@ std::string options_markdown() {
   const Options defaults;
   std::string out =
       "# Configuration\n\n"
-      "Written by `moiety train --help=markdown` from the table in "
-      "`apps/moiety/option_table.inc`; a test compares.\n\n"
-      "TOML files (`--config`, several are read in order) hold these keys; "
-      "`--section.key=value` on the command line comes last. `moiety train --print-config ...` "
-      "prints every key with its value and where it comes from. The last column but one says what "
-      "a run that continues from a checkpoint demands.\n";
+      "Written by `moiety train --help=markdown` from the table in\n"
+      "`apps/moiety/config/option_table.inc`; a test compares.\n\n"
+      "TOML files (`--config`, several are read in order) hold these keys; `--section.key=value`\n"
+      "on the command line comes last. `moiety train --print-config ...` prints every key with\n"
+      "its value and where it comes from. The last column but one says what a run that continues\n"
+      "from a checkpoint demands.\n";
   for (const Section& section : option_sections()) {
     out += text("\n## [{}]\n\n{}.\n\n", section.name, section.help);
     out += "| key | default | range | unit | resume | |\n|---|---|---|---|---|---|\n";
