@@ -47,7 +47,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 # nvcc's host compiler has them, in an order that must stay.
 list(APPEND CMAKE_CUDA_IMPLICIT_INCLUDE_DIRECTORIES ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
-find_package(CUDAToolkit QUIET)
+find_package(CUDAToolkit MODULE QUIET)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13 OR NOT TARGET CUDA::cudart_static)
   set(moiety_cuda_summary "no: ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}, at least 13.0 with \
 libcudart_static.a is needed; built for CPUs alone")
