@@ -3,20 +3,22 @@
 # none is.
 #   bash setup.sh           compiler, libraries, tools
 #   bash setup.sh --corpus  also the packages that hold the demo's English text
+#   bash setup.sh --fresh   also what tools/dev fresh needs
 #   bash setup.sh --gpu     also CUDA's compiler, if there is none, and the headers of NVIDIA's libraries: from PyPI
 #                           into ~/.cache/moiety, where 100 MB stay of 1000
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache git python3 clang-format
   libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev zlib1g-dev
-  libdnnl-dev libopenmpi-dev openmpi-bin libgtest-dev libbenchmark-dev)
+  libdnnl-dev libopenmpi-dev openmpi-bin libgtest-dev)
 gpu=0
 for argument in "$@"; do
   case "$argument" in
     --corpus) packages+=(fortunes dict-jargon) ;;
+    --fresh) packages+=(mmdebstrap uidmap) ;;
     --gpu) gpu=1; packages+=(python3-pip) ;;
-    --help | -h) sed -n '2,7s/^# \?//p' "$0"; exit 0 ;;
-    *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --gpu)" >&2; exit 2 ;;
+    --help | -h) sed -n '2,8s/^# \?//p' "$0"; exit 0 ;;
+    *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --fresh, --gpu)" >&2; exit 2 ;;
   esac
 done
 

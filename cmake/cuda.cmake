@@ -29,7 +29,7 @@ if(NOT CMAKE_CUDA_COMPILER)
   unset(CMAKE_CUDA_COMPILER CACHE)  # the next configuration looks again
   return()
 endif()
-# Linked by name, as CUDA::cudart_static.
+# Linked by name, as moiety::cudart.
 set(CMAKE_CUDA_RUNTIME_LIBRARY None)
 # -lineinfo: profilers and compute-sanitizer name the line.
 set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O2 -Xcompiler=-g1 -lineinfo")
@@ -47,19 +47,21 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 # nvcc's host compiler has them, in an order that must stay.
 list(APPEND CMAKE_CUDA_IMPLICIT_INCLUDE_DIRECTORIES ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
-find_package(CUDAToolkit QUIET)
-if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13 OR NOT TARGET CUDA::cudart_static)
+set(moiety_cudart_hints ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES} ${CMAKE_CUDA_COMPILER_LIBRARY_ROOT}/lib64)
+include(cmake/cudart.cmake)
+set(moiety_cuda_include ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13 OR NOT MOIETY_CUDART)
   set(moiety_cuda_summary "no: ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}, at least 13.0 with \
 libcudart_static.a is needed; built for CPUs alone")
   return()
 endif()
 set(moiety_cuda TRUE)
-get_filename_component(moiety_cuda_root ${CUDAToolkit_BIN_DIR} DIRECTORY)
+get_filename_component(moiety_cudart_folder ${MOIETY_CUDART} DIRECTORY)
 set(moiety_cuda_summary "${CMAKE_CUDA_COMPILER_VERSION}, sm_90 + PTX, sm_90a, sm_100a")
 
 # Headers of libraries that are opened at run time: the toolkit's, or those of setup.sh --gpu.
 find_path(MOIETY_CUBLASLT_INCLUDE cublasLt.h
-          HINTS ${CUDAToolkit_INCLUDE_DIRS} ${moiety_cache}/gpu-headers/nvidia/cu13/include)
+          HINTS ${moiety_cuda_include} ${moiety_cache}/gpu-headers/nvidia/cu13/include)
 set(moiety_cublaslt FALSE)
 if(MOIETY_CUBLASLT_INCLUDE)
   set(moiety_cublaslt TRUE)
@@ -67,7 +69,7 @@ else()
   string(APPEND moiety_cuda_summary "; no cublasLt.h (bash setup.sh --gpu): dense products by our own tiles")
 endif()
 find_path(MOIETY_CUDNN_INCLUDE cudnn_graph.h
-          HINTS ${CUDAToolkit_INCLUDE_DIRS} ${moiety_cache}/gpu-headers/nvidia/cudnn/include)
+          HINTS ${moiety_cuda_include} ${moiety_cache}/gpu-headers/nvidia/cudnn/include)
 set(moiety_cudnn FALSE)
 if(MOIETY_CUDNN_INCLUDE)
   set(moiety_cudnn TRUE)
@@ -93,7 +95,7 @@ add_link_options(-Wl,--disable-new-dtags -Wl,--as-needed)
 function(moiety_cuda_sources)
   foreach(source ${ARGN})
     if(source MATCHES "\\.cpp$")
-      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS "-isystem${CUDAToolkit_INCLUDE_DIRS}")
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS "-isystem${moiety_cuda_include}")
       continue()
     elseif(source MATCHES "_sm90\\.cu$")
       set(options -gencode=arch=compute_90a,code=sm_90a)

@@ -1,17 +1,37 @@
-# Libraries that Moiety uses where they are found; what is missing is a line in the summary.
+# Libraries that Moiety needs or uses where they are found. What is missing and needed ends the
+# configuration with its Debian package; what is missing otherwise is a line in the summary. The
+# latter are looked for by modules of CMake or of ours, which look for headers and libraries: a
+# CMake package that a library brings may end the configuration where it misses something itself.
 find_package(Threads REQUIRED)
-find_package(fmt REQUIRED)
-find_package(nlohmann_json 3 REQUIRED)
+
+# moiety_need(NAME VERSION PACKAGE): a library that Moiety cannot be built without.
+macro(moiety_need name version package)
+  find_package(${name} ${version} QUIET)
+  if(NOT ${name}_FOUND)
+    message(FATAL_ERROR "Moiety needs ${name} ${version}, and it was not found. "
+                        "Debian: apt-get install ${package}; bash setup.sh installs all that is needed.")
+  endif()
+endmacro()
+moiety_need(fmt "" libfmt-dev)
+moiety_need(nlohmann_json 3 nlohmann-json3-dev)
+if(MOIETY_APPS)
+  moiety_need(tomlplusplus 3 libtomlplusplus-dev)
+  moiety_need(CLI11 2 libcli11-dev)
+  find_package(ZLIB MODULE QUIET)
+endif()
+if(MOIETY_TESTS)
+  moiety_need(GTest "" libgtest-dev)
+endif()
 
 set(moiety_openmp "")
 if(MOIETY_OPENMP)
-  find_package(OpenMP COMPONENTS CXX)
+  find_package(OpenMP MODULE QUIET COMPONENTS CXX)
   if(OpenMP_CXX_FOUND)
     set(moiety_openmp OpenMP::OpenMP_CXX)
   endif()
 endif()
-# oneDNN by its header and library: its CMake package demands the compute run time of GPUs that a
-# distribution built it for, and only its CPU engine is used here.
+# oneDNN's own package demands the compute run time of GPUs that a distribution built it for; only
+# its CPU engine is used here.
 set(moiety_onednn FALSE)
 if(MOIETY_ONEDNN)
   include(cmake/onednn.cmake)
@@ -19,13 +39,7 @@ endif()
 # The thread sanitizer knows nothing of the processes that share memory, nor of Open MPI.
 if(MOIETY_MPI AND NOT MOIETY_SANITIZE MATCHES "thread")
   set(MPI_CXX_SKIP_MPICXX ON)
-  find_package(MPI COMPONENTS CXX QUIET)
-endif()
-if(MOIETY_TESTS)
-  find_package(GTest REQUIRED)
-endif()
-if(MOIETY_BENCH)
-  find_package(benchmark QUIET)
+  find_package(MPI MODULE QUIET COMPONENTS CXX)
 endif()
 
 function(moiety_print_summary)
@@ -41,12 +55,21 @@ function(moiety_print_summary)
   if(MPI_CXX_FOUND)
     set(mpi "${MPI_CXX_VERSION}")
   endif()
+  set(zlib "no: gzip input is refused (Debian: zlib1g-dev)")
+  if(ZLIB_FOUND)
+    set(zlib "${ZLIB_VERSION_STRING}")
+  endif()
+  set(ccache "no: every clone compiles all (Debian: ccache)")
+  if(MOIETY_CCACHE)
+    set(ccache "${MOIETY_CCACHE}")
+  endif()
   message(STATUS "Moiety ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} "
                  "${CMAKE_CXX_COMPILER_VERSION}")
   message(STATUS "  OpenMP     ${openmp}")
   message(STATUS "  oneDNN     ${onednn}")
   message(STATUS "  MPI        ${mpi}")
+  message(STATUS "  zlib       ${zlib}")
   message(STATUS "  CUDA       ${moiety_cuda_summary}")
   message(STATUS "  sanitizers ${MOIETY_SANITIZE}")
-  message(STATUS "  ccache     ${MOIETY_CCACHE}")
+  message(STATUS "  ccache     ${ccache}")
 endfunction()
