@@ -10,10 +10,10 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
 #include "moiety/base/parallel.h"
+#include "moiety/quant/convert/dequantize_job.h"
 #include "moiety/quant/dequantize.h"
-#include "moiety/quant/dequantize_job.h"
 #include "moiety/quant/partial_cast.h"
-#include "moiety/quant/quantize_job.h"
+#include "moiety/quant/quantize/quantize_job.h"
 #include "moiety/quant/scale_layout.h"
 #include "moiety/quant/transpose.h"
 

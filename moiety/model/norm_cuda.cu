@@ -6,7 +6,7 @@
 #include "moiety/model/norm_device.cuh"
 #include "moiety/model/row_map.cuh"
 #include "moiety/model/rows.h"
-#include "moiety/quant/amax_device.cuh"
+#include "moiety/quant/quantize/amax_device.cuh"
 
 namespace moiety::model {
 namespace {

@@ -4,7 +4,7 @@
 #include <atomic>
 
 #include "moiety/base/error.h"
-#include "moiety/quant/quantize_loops.h"
+#include "moiety/quant/quantize/quantize_loops.h"
 
 namespace moiety::quant {
 

@@ -5,7 +5,7 @@
 #include "moiety/formats/e5m2.h"
 #include "moiety/formats/quantized.h"
 #include "moiety/quant/delayed_scaling.h"
-#include "moiety/quant/ieee_scope.h"
+#include "moiety/quant/quantize/ieee_scope.h"
 #include "moiety/quant/scale_math.h"
 
 namespace moiety::quant::detail {

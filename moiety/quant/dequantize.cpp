@@ -4,7 +4,7 @@
 
 #include "moiety/base/gpu.h"
 #include "moiety/base/trace.h"
-#include "moiety/quant/dequantize_job.h"
+#include "moiety/quant/convert/dequantize_job.h"
 
 namespace moiety::quant {
 namespace {

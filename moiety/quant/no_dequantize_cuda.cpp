@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/quant/dequantize_job.h"
+#include "moiety/quant/convert/dequantize_job.h"
 
 namespace moiety::quant {
 

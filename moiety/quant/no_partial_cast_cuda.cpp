@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/quant/partial_cast_cuda.h"
+#include "moiety/quant/partial_cast/partial_cast_cuda.h"
 
 namespace moiety::quant::detail {
 

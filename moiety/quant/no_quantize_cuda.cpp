@@ -1,6 +1,6 @@
 // Linked where CUDA is not built. Tensors on a GPU cannot be made there, so nothing comes this far.
 #include "moiety/base/gpu.h"
-#include "moiety/quant/quantize_cuda.h"
+#include "moiety/quant/quantize/quantize_cuda.h"
 
 namespace moiety::quant {
 

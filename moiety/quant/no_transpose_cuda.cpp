@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/quant/transpose_cuda.h"
+#include "moiety/quant/convert/transpose_cuda.h"
 
 namespace moiety::quant {
 

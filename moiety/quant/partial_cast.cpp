@@ -4,7 +4,7 @@
 
 #include "moiety/base/gpu.h"
 #include "moiety/base/trace.h"
-#include "moiety/quant/partial_cast_cuda.h"
+#include "moiety/quant/partial_cast/partial_cast_cuda.h"
 
 namespace moiety::quant {
 namespace {

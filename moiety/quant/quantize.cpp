@@ -1,9 +1,9 @@
 #include "moiety/quant/quantize.h"
 
 #include "moiety/base/trace.h"
-#include "moiety/quant/quantize_cuda.h"
-#include "moiety/quant/quantize_job.h"
-#include "moiety/quant/quantize_table.h"
+#include "moiety/quant/quantize/quantize_cuda.h"
+#include "moiety/quant/quantize/quantize_job.h"
+#include "moiety/quant/quantize/quantize_table.h"
 
 namespace moiety::quant {
 namespace {

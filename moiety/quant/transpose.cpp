@@ -1,7 +1,7 @@
 #include "moiety/quant/transpose.h"
 
 #include "moiety/base/trace.h"
-#include "moiety/quant/quantize_table.h"
+#include "moiety/quant/quantize/quantize_table.h"
 
 namespace moiety::quant {
 

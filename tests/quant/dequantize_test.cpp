@@ -9,7 +9,7 @@
 #include "moiety/formats/e4m3.h"
 #include "moiety/formats/e5m2.h"
 #include "moiety/formats/ue8m0.h"
-#include "moiety/quant/dequantize_job.h"
+#include "moiety/quant/convert/dequantize_job.h"
 #include "moiety/quant/hadamard.h"
 #include "tests/quant/cases.h"
 

@@ -7,7 +7,7 @@
 
 #include "moiety/formats/e4m3.h"
 #include "moiety/formats/e5m2.h"
-#include "moiety/quant/quantize_loops_avx2.h"
+#include "moiety/quant/quantize/quantize_loops_avx2.h"
 
 namespace moiety::quant::loops {
 namespace {

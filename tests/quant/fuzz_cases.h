@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "moiety/base/parallel.h"
-#include "moiety/quant/quantize_job.h"
+#include "moiety/quant/quantize/quantize_job.h"
 #include "tests/quant/grouped_cases.h"
 #include "tests/quant/partial_cast_cases.h"
 

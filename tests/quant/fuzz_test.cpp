@@ -1,6 +1,6 @@
 // Random problems on the fast CPU paths against the scalar reference.
+#include "moiety/quant/convert/dequantize_job.h"
 #include "moiety/quant/dequantize.h"
-#include "moiety/quant/dequantize_job.h"
 #include "tests/quant/fuzz_cases.h"
 
 namespace moiety::quant {

@@ -10,7 +10,7 @@
 #include "moiety/base/format.h"
 #include "moiety/base/parallel.h"
 #include "moiety/formats/bf16.h"
-#include "moiety/quant/partial_cast_plan.h"
+#include "moiety/quant/partial_cast/partial_cast_plan.h"
 #include "moiety/quant/quantize.h"
 #include "moiety/quant/transpose.h"
 

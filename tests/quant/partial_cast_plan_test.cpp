@@ -1,4 +1,4 @@
-#include "moiety/quant/partial_cast_plan.h"
+#include "moiety/quant/partial_cast/partial_cast_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/parallel.h"
-#include "moiety/quant/partial_cast_plan.h"
+#include "moiety/quant/partial_cast/partial_cast_plan.h"
 #include "moiety/quant/quantize.h"
 #include "moiety/quant/scale_math.h"
 #include "tests/quant/partial_cast_cases.h"

@@ -2,7 +2,7 @@
 // fast path against the reference.
 #include "moiety/base/parallel.h"
 #include "moiety/quant/quantize.h"
-#include "moiety/quant/quantize_job.h"
+#include "moiety/quant/quantize/quantize_job.h"
 #include "tests/quant/grouped_cases.h"
 
 namespace moiety::quant {

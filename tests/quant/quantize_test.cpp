@@ -10,7 +10,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/formats/e2m1.h"
 #include "moiety/formats/e4m3.h"
-#include "moiety/quant/quantize_job.h"
+#include "moiety/quant/quantize/quantize_job.h"
 #include "tests/quant/cases.h"
 
 namespace moiety::quant {

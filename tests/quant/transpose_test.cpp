@@ -2,7 +2,7 @@
 #include "moiety/quant/transpose.h"
 
 #include "moiety/base/parallel.h"
-#include "moiety/quant/transpose_job.h"
+#include "moiety/quant/convert/transpose_job.h"
 #include "tests/quant/cases.h"
 
 namespace moiety::quant {

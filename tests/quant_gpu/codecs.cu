@@ -1,9 +1,9 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/launch.cuh"
-#include "moiety/quant/dequantize_device.cuh"
-#include "moiety/quant/quantize_device.cuh"
-#include "moiety/quant/quantize_scales.cuh"
+#include "moiety/quant/convert/dequantize_device.cuh"
+#include "moiety/quant/quantize/quantize_device.cuh"
+#include "moiety/quant/quantize/quantize_scales.cuh"
 #include "tests/quant_gpu/codecs.h"
 
 namespace moiety::quant {

@@ -1,6 +1,6 @@
 // Random problems on a GPU against the CPU reference.
+#include "moiety/quant/convert/dequantize_job.h"
 #include "moiety/quant/dequantize.h"
-#include "moiety/quant/dequantize_job.h"
 #include "moiety/quant/quantize.h"
 #include "tests/quant/fuzz_cases.h"
 #include "tests/quant_gpu/gpu_cases.h"

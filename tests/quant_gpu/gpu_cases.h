@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "moiety/base/copy.h"
-#include "moiety/quant/quantize_job.h"
+#include "moiety/quant/quantize/quantize_job.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/quant/cases.h"
 

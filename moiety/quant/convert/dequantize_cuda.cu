@@ -1,0 +1,200 @@
+// Dequantization on GPUs. A thread takes as many codes of a row as make 16 bytes of output, so that
+// a warp's stores are one run of 512 bytes, and does so twice in two rows, for loads that wait
+// together.
+#include <bit>
+
+#include "moiety/base/launch.cuh"
+#include "moiety/formats/ue8m0.h"
+#include "moiety/quant/convert/dequantize_device.cuh"
+#include "moiety/quant/convert/dequantize_job.h"
+#include "moiety/quant/hadamard.h"
+
+namespace moiety::quant {
+namespace {
+
+using device::Rows;
+
+constexpr int kThreads = 256;
+constexpr int kRunsOfThread = 4;  // two by two
+constexpr int kTileRows = kThreads / 32 * 2;
+
+// What a code is multiplied with: where its scale lies, and what it is.
+enum class Scales { kNone, kFloat, kE4M3, kUE8M0, kUE8M0Columns };
+
+struct Params {
+  DequantizeJob job;
+  int row_shift, col_shift;  // of a block of scales
+  uint32_t tile_columns;
+  device::ByteRange all_codes, all_scales;
+};
+
+// Codes c to c + n - 1 of row r and what they are multiplied with.
+template <class C, Scales kScales, Rows kRows, int n>
+struct Run {
+  static constexpr bool kFp4 = C::kMaxCode == E2M1::kMaxCode;
+  static constexpr bool kByColumn = kScales == Scales::kUE8M0Columns;
+  static constexpr int kBytes = kFp4 ? n / 2 : n;
+  // Rows of FP4 are whole blocks.
+  device::ByteRun<kBytes, kFp4 ? Rows::kVectors : kRows> codes;
+  device::ByteRun<kByColumn ? n : 4, kRows> column_scales;
+  uint32_t stored_scale;
+  float tensor_scale;
+
+  __device__ void load(const Params& p, int64_t r, int64_t c) {
+    const DequantizeJob& job = p.job;
+    codes.load(job.codes + r * job.pitch + (kFp4 ? c / 2 : c), p.all_codes);
+    const int64_t i = (r >> p.row_shift) * job.row_stride + (c >> p.col_shift) * job.col_stride;
+    const auto* bytes = static_cast<const uint8_t*>(job.scales);
+    if constexpr (kByColumn) {
+      column_scales.load(bytes + i, p.all_scales);
+    } else if constexpr (kScales == Scales::kFloat) {
+      stored_scale = static_cast<const uint32_t*>(job.scales)[i];
+    } else if constexpr (kScales != Scales::kNone) {
+      stored_scale = bytes[i];
+    }
+    if (job.tensor_scale) tensor_scale = job.tensor_scale[r * job.tensor_stride];
+  }
+  __device__ float scale() const {
+    if constexpr (kScales == Scales::kFloat) return __uint_as_float(stored_scale);
+    if constexpr (kScales == Scales::kE4M3) return device::decode_pair<E4M3>(stored_scale).x;
+    return UE8M0::decode(uint8_t(stored_scale));
+  }
+  __device__ void values(const Params& p, float (&v)[n]) const {
+    uint32_t word[decltype(codes)::kWords];
+    codes.words(word);
+    device::decode<C>(word, v);
+    uint32_t scale_word[decltype(column_scales)::kWords];
+    if constexpr (kByColumn) column_scales.words(scale_word);
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      if constexpr (kByColumn) {
+        v[i] *= UE8M0::decode(uint8_t(scale_word[i / 4] >> 8 * (i % 4)));
+      } else if constexpr (kScales != Scales::kNone) {
+        v[i] *= scale();
+      }
+      if (p.job.tensor_scale) v[i] *= tensor_scale;
+    }
+  }
+  // The values as T.
+  template <class T>
+  __device__ void pack(const Params& p, uint32_t (&out)[4]) const {
+    if constexpr (kFp4 && sizeof(T) == 2) {
+      if (!p.job.tensor_scale) return device::scaled_e2m1(codes.window.raw[0], scale(), out);
+    }
+    float v[n];
+    values(p, v);
+    device::pack_values<T>(v, 0, out);
+  }
+};
+
+// kUndo: n is 16, the values of a rotated block; else they are 16 bytes.
+template <class C, class T, Scales kScales, Rows kRows, int n, bool kUndo>
+__global__ void __launch_bounds__(kThreads) dequantize_tiles(const __grid_constant__ Params p) {
+  using CodeRun = Run<C, kScales, kRows, n>;
+  constexpr int kPiece = 16 / int(sizeof(T));
+  const DequantizeJob& job = p.job;
+  const uint32_t tile_row = blockIdx.x / p.tile_columns;
+  const uint32_t tile_column = blockIdx.x - tile_row * p.tile_columns;
+  const int64_t c0 = (int64_t{tile_column} * 64 + threadIdx.x % 32) * n;
+  const int64_t r0 = int64_t{tile_row} * kTileRows + threadIdx.x / 32;
+  const auto row = [&](int i) { return r0 + i / 2 * (kThreads / 32); };
+  const auto column = [&](int i) { return c0 + i % 2 * (32 * n); };
+  CodeRun runs[kRunsOfThread];
+#pragma unroll
+  for (int i = 0; i < kRunsOfThread; ++i) {
+    if (row(i) < job.rows && column(i) < job.out_cols) runs[i].load(p, row(i), column(i));
+  }
+  // The same for all of a warp.
+  const bool whole = int64_t{tile_column + 1} * 64 * n <= job.out_cols;
+#pragma unroll
+  for (int i = 0; i < kRunsOfThread; ++i) {
+    if (row(i) >= job.rows) return;
+    const int64_t valid = job.out_cols - column(i);
+    alignas(16) uint32_t piece[4];
+    auto* to =
+        reinterpret_cast<uint8_t*>(static_cast<T*>(job.out) + row(i) * job.out_stride + column(i));
+    if constexpr (kUndo) {
+      float v[n];
+      runs[i].values(p, v);
+      undo_rht(v, job.spec.rht_signs);
+#pragma unroll
+      for (int k = 0; k < n; k += kPiece) {
+        device::pack_values<T>(v, k, piece);
+        device::store_run_of_lane<kRows>(to + k * sizeof(T), piece,
+                                         (valid - k) * int64_t{sizeof(T)});
+      }
+      continue;
+    }
+    runs[i].template pack<T>(p, piece);
+    if constexpr (kRows == Rows::kBytes) {
+      device::store_run<32>(to, piece, valid * int64_t{sizeof(T)});
+    } else if (kRows == Rows::kWords && whole) {
+      device::store_half_vectors(to, piece);
+    } else {
+      device::store_run_of_lane<kRows>(to, piece, valid * int64_t{sizeof(T)});
+    }
+  }
+}
+
+template <class C, class T, Scales kScales, Rows kRows, bool kUndo>
+void launch_tiles(const DequantizeJob& job, const Stream& stream) {
+  constexpr int n = kUndo ? 16 : 16 / int(sizeof(T));
+  const int64_t columns = blocks_for(job.out_cols, 64 * n);
+  const auto* scales = static_cast<const uint8_t*>(job.scales);
+  const Params p{job,
+                 std::countr_zero(static_cast<uint64_t>(job.block_rows)),
+                 std::countr_zero(static_cast<uint64_t>(job.block_cols)),
+                 static_cast<uint32_t>(columns),
+                 {job.codes, job.codes + job.rows * job.pitch},
+                 {scales, scales + blocks_for(job.rows, job.block_rows) * job.row_stride}};
+  launch(job.what == Dequantized::kOperand ? "dequantize_operand" : "dequantize",
+         dequantize_tiles<C, T, kScales, kRows, n, kUndo>,
+         {blocks_for(job.rows, kTileRows) * columns, kThreads}, stream, p);
+}
+
+// Whether codes, scales of columns and values lie at multiples of so many bytes in every row.
+bool is_aligned(const DequantizeJob& job, uintptr_t code_bytes, uintptr_t out_bytes) {
+  const auto address = [](const void* base, int64_t pitch) {
+    return std::bit_cast<uintptr_t>(base) | static_cast<uintptr_t>(pitch);
+  };
+  const int64_t value = job.dtype == DType::kFloat32 ? 4 : 2;
+  uintptr_t codes = is_fp4(job.spec.format) ? 0 : address(job.codes, job.pitch);
+  if (job.block_cols == 1) codes |= address(job.scales, job.row_stride);
+  return codes % code_bytes == 0 && address(job.out, job.out_stride * value) % out_bytes == 0;
+}
+
+template <class C, Scales kScales, bool kUndo>
+void launch_to(const DequantizeJob& job, const Stream& stream) {
+  const bool vectors = is_aligned(job, job.dtype == DType::kFloat32 ? 4 : 8, 16);
+  if (job.dtype == DType::kFloat32) {
+    if (vectors) return launch_tiles<C, float, kScales, Rows::kVectors, kUndo>(job, stream);
+    return launch_tiles<C, float, kScales, Rows::kBytes, kUndo>(job, stream);
+  }
+  if (vectors) return launch_tiles<C, bf16, kScales, Rows::kVectors, kUndo>(job, stream);
+  if (is_aligned(job, 4, 8))
+    return launch_tiles<C, bf16, kScales, Rows::kWords, kUndo>(job, stream);
+  launch_tiles<C, bf16, kScales, Rows::kBytes, kUndo>(job, stream);
+}
+
+template <class C>
+void launch_fp8(const DequantizeJob& job, const Stream& stream) {
+  if (!job.scales) return launch_to<C, Scales::kNone, false>(job, stream);
+  if (is_fp8_block(job.spec.format)) return launch_to<C, Scales::kFloat, false>(job, stream);
+  if (job.block_cols == 1) return launch_to<C, Scales::kUE8M0Columns, false>(job, stream);
+  launch_to<C, Scales::kUE8M0, false>(job, stream);
+}
+
+}  // namespace
+
+void dequantize_cuda(const DequantizeJob& job, const Stream& stream) {
+  if (is_fp4(job.spec.format)) {
+    job.undo_rht ? launch_to<E2M1, Scales::kE4M3, true>(job, stream)
+                 : launch_to<E2M1, Scales::kE4M3, false>(job, stream);
+  } else if (job.spec.element == DType::kE5M2) {
+    launch_fp8<E5M2>(job, stream);
+  } else {
+    launch_fp8<E4M3>(job, stream);
+  }
+}
+
+}  // namespace moiety::quant

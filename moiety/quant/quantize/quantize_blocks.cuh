@@ -1,0 +1,184 @@
+// Kernel of the formats with one-dimensional blocks: row codes straight from registers, col codes
+// from a copy of the tile in shared memory, X read once.
+#pragma once
+
+#include "moiety/quant/quantize/quantize_columns.cuh"
+#include "moiety/quant/quantize/quantize_launch.cuh"
+
+namespace moiety::quant::device {
+
+// Where the codes and scales of a unit go, and then those of others below or beside it.
+template <Format F>
+class RowOutput {
+ public:
+  // From the unit at (r, c), c a multiple of 16; the next ones are `down` rows and `right` columns
+  // apart.
+  __device__ RowOutput(const QuantizeJob& job, int64_t r, int64_t c, int down, int right)
+      : cols_(job.cols - c), right_(right) {
+    constexpr int kHalves = is_fp4(F) ? 2 : 1;
+    const int64_t pitch = job.row.pitch;
+    codes_ = job.row.data + r * pitch + c / kHalves;
+    code_step_ = down * pitch + right / kHalves;
+    vector_ = is_fp4(F) || pitch % kUnit == 0;
+    if constexpr (kScaleBytes > 0) {
+      const int64_t scale = r * job.row.scale_pitch + c / block_shape(F).cols;
+      scale_ = static_cast<uint8_t*>(job.row.scales) + scale * kScaleBytes;
+      scale_step_ = (down * job.row.scale_pitch + right / block_shape(F).cols) * kScaleBytes;
+    }
+    const BlockPosition position = job.position(Direction::kRow);
+    block_ = position.block(r, c / kUnit);
+    block_step_ = uint64_t(down * position.blocks_per_row + right / kUnit);
+  }
+  // Number of the unit, for its random bits.
+  __device__ uint64_t block() const { return block_; }
+  // Codes past the end are 0, and in the padding of FP4 they are stored.
+  // `exists`: the row does. Of FP8 all lanes of a warp call it.
+  __device__ void store(Codes codes, bool exists) const {
+    if (is_fp4(F) && cols_ < kUnit) clear_past<8>(&codes, cols_);
+    store_code_run<is_fp4(F) ? 8 : 16>(codes_, codes, exists ? cols_ : kNoRun, vector_);
+  }
+  // Of the block, by one of its lanes.
+  __device__ void store_scale(const BlockFactor<F>& factor) const { factor.store(scale_, 0); }
+  __device__ void next() {
+    codes_ += code_step_;
+    if constexpr (kScaleBytes > 0) scale_ += scale_step_;
+    block_ += block_step_;
+    cols_ -= right_;
+  }
+
+ private:
+  // Of tiles scales are stored elsewhere.
+  static constexpr int kScaleBytes =
+      is_tile(F) || F == Format::kFp8Tensor ? 0 : (is_fp8_block(F) ? 4 : 1);
+  uint8_t *codes_, *scale_;
+  int64_t code_step_, scale_step_;
+  uint64_t block_, block_step_;
+  int64_t cols_;  // from the unit on
+  int right_;
+  bool vector_;
+};
+
+// Row direction of a thread's units unit(0), unit(1), ...; all lanes call it. Returns the bits of
+// the largest amax.
+template <Format F, class C, bool kStochastic, int kUnroll, class Units>
+__device__ uint32_t cast_rows(const QuantizeJob& job, TensorFactors<F> tensor, const Place& place,
+                              Units&& unit) {
+  constexpr int kLanes = block_shape(F).cols / kUnit;
+  const Extent extent = Extent::of(job, place);
+  const auto random = device_random<kStochastic>(job, Direction::kRow);
+  RowOutput<F> out(job, place.row + unit_row(0), place.col + unit_col(), kUnitStep, 0);
+  uint32_t largest = 0;
+#pragma unroll kUnroll
+  for (int i = 0; i < kUnits; ++i) {
+    const auto x = unit(i);
+    const uint32_t amax = lane_max<kLanes - 1>(amax_bits(x));
+    largest = max(largest, amax);
+    const bool row = unit_row(i) < extent.rows, exists = row && unit_col() < extent.cols;
+    if (is_fp4(F) ? exists : __any_sync(kWarp, exists) != 0) {
+      const auto factor = BlockFactor<F>::of(job, tensor, amax);
+      out.store(encode_unit<F, C, kStochastic>(x, factor.encode, amax,
+                                               random_bits<kStochastic>(random, out.block())),
+                row);
+      if (exists && threadIdx.x % kLanes == 0) out.store_scale(factor);
+    }
+    out.next();
+  }
+  return largest;
+}
+
+template <Format F, class T, bool kStochastic>
+__global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
+    cast_row_blocks(const __grid_constant__ Source source) {
+  __shared__ QuantizeJob job;
+  __shared__ TensorFactors<F> factors[2];
+  if (source.skipped()) return;
+  Place place{};
+  share_job(source, &job);
+  for (int i = 0; second_pass_tile(source, i, &job, &place); ++i) {
+    Unit<T> x[kUnits];
+    load_units(job, place, x);
+    begin_cast<F>(job, place, i == 0 || source.kind != Source::Kind::kSingle, factors);
+    with_codec_of<F>(job.spec, [&](auto codec) {
+      report_amax<F>(job, cast_rows<F, decltype(codec), kStochastic, kUnits>(
+                              job, factors[0], place, [&](int i) { return x[i]; }));
+    });
+  }
+}
+
+// How cast_row_col_blocks runs, as measured on an H200: `stages` tiles in shared memory (with two
+// the next one comes while one is cast), `blocks` that a multiprocessor holds, tiles of a single
+// job that a block casts in turn, units of rows at a time (more code than this leaves the
+// instruction cache).
+struct ColumnPlan {
+  int stages, blocks, run, units;
+};
+template <Format F, class T, bool kStochastic>
+constexpr ColumnPlan kColumnPlan = sizeof(T) == 4 ? ColumnPlan{1, 2, 1, kUnits}
+                                   : kStochastic  ? ColumnPlan{2, 2, 2, 2}
+                                   : is_fp4(F)    ? ColumnPlan{1, 4, 1, 1}
+                                                  : ColumnPlan{1, 3, 1, kUnits};
+
+template <Format F, class T, bool kStochastic>
+__global__ void __launch_bounds__(kThreads, kColumnPlan<F, T, kStochastic>.blocks)
+    cast_row_col_blocks(const __grid_constant__ Source source) {
+  extern __shared__ uint4 memory[];
+  constexpr ColumnPlan kPlan = kColumnPlan<F, T, kStochastic>;
+  __shared__ QuantizeJob jobs[2];
+  __shared__ TensorFactors<F> factors[2];
+  if (source.skipped()) return;
+  const auto stage = [&](int i) {
+    return StagedTile<T>{reinterpret_cast<uint8_t*>(memory) +
+                         i % kPlan.stages * StagedTile<T>::kBytes};
+  };
+  Place next{};
+  share_job(source, jobs);
+  bool more = second_pass_tile<2>(source, 0, jobs, &next);
+  if (more) stage(0).fill(jobs[next.slot], next);
+  int slot = -1;  // of the last tile
+  for (int i = 0; more; ++i) {
+    const Place place = next;
+    const QuantizeJob& job = jobs[place.slot];
+    const StagedTile<T> tile = stage(i);
+    wait_for_copies();
+    __syncthreads();
+    more = second_pass_tile<2>(source, i + 1, jobs, &next);
+    if (kPlan.stages > 1 && more) stage(i + 1).fill(jobs[next.slot], next);
+    begin_cast<F>(job, place, place.slot != slot, factors);
+    slot = place.slot;
+    with_codec_of<F>(job.spec, [&](auto codec) {
+      using C = decltype(codec);
+      uint32_t largest = 0;
+      if (job.want_row) {
+        largest = cast_rows<F, C, kStochastic, kPlan.units>(job, factors[0], place,
+                                                            [&](int i) { return tile.unit(i); });
+      }
+      if (job.want_col) {
+        largest = max(largest, cast_columns<F, C, kStochastic>(job, factors[1], place, tile));
+      }
+      report_amax<F>(job, largest);
+    });
+    if (kPlan.stages == 1) {
+      __syncthreads();
+      if (more) stage(i + 1).fill(jobs[next.slot], next);
+    }
+  }
+}
+
+template <Format F, class T, bool kStochastic>
+void launch_blocks(const CastKind& kind, const Source& source, int64_t blocks,
+                   const Stream& stream) {
+  if (!kind.col) {
+    return launch("quantize", cast_row_blocks<F, T, kStochastic>,
+                  {blocks, kThreads, 0, source.early}, stream, source);
+  }
+  constexpr ColumnPlan kPlan = kColumnPlan<F, T, kStochastic>;
+  const bool single = source.kind == Source::Kind::kSingle;
+  Source runs = source;
+  if (single) runs.run = kPlan.run;
+  launch("quantize", cast_row_col_blocks<F, T, kStochastic>,
+         {single ? blocks_for(blocks, kPlan.run) : blocks, kThreads,
+          kPlan.stages * StagedTile<T>::kBytes, source.early},
+         stream, runs);
+}
+
+}  // namespace moiety::quant::device

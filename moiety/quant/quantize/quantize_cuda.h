@@ -1,0 +1,24 @@
+// Quantization on GPUs, arguments checked and resolved; operations as in quantize_job.h. Internal
+// to moiety/quant.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "moiety/quant/quantize/quantize_job.h"
+#include "moiety/quant/quantize/quantize_table.h"
+
+namespace moiety::quant {
+
+void measure_cuda(const QuantizeJob& job, const Stream& stream);
+void quantize_cuda(const QuantizeJob& job, const Stream& stream);
+
+void measure_groups_cuda(const QuantizeJob& whole, const RowGroups& groups, const Stream& stream);
+void quantize_groups_cuda(const QuantizeJob& whole, const RowGroups& groups, const Stream& stream);
+
+// Copies the jobs to the GPU, sorted by the kernel that serves them.
+std::shared_ptr<const QuantizeTable::Device> make_device_table(std::span<const QuantizeJob> jobs,
+                                                               moiety::Device device);
+void quantize_many_cuda(const QuantizeTable::Device& table, const Stream& stream);
+
+}  // namespace moiety::quant

@@ -1,0 +1,58 @@
+// Between the host side of quantization on GPUs and its kernels: one source a family of formats.
+#pragma once
+
+#include "moiety/base/launch.cuh"
+#include "moiety/formats/bf16.h"
+#include "moiety/quant/quantize/quantize_source.cuh"
+
+namespace moiety::quant::device {
+
+constexpr int kScaledRows = 4;  // of a tile of row-scaled jobs
+
+// Which kernel serves a source: the same for all its jobs.
+struct CastKind {
+  Format format;
+  DType dtype;
+  bool stochastic, row_scaled;
+  bool col;      // col codes are wanted
+  bool rotated;  // and they are rotated
+  friend bool operator==(const CastKind&, const CastKind&) = default;
+};
+inline CastKind kind_of(const QuantizeJob& job) {
+  return {job.spec.format,
+          job.dtype,
+          job.stochastic(),
+          job.spec.row_scaled,
+          job.want_col && job.col.data,
+          job.spec.rht_col};
+}
+
+// All of them take at most `blocks` blocks and walk over the source's tiles.
+void launch_fp8(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);
+void launch_mxfp8(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);
+void launch_nvfp4(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);
+// row_scaled; without `cast` amax alone.
+void launch_scaled_rows(const CastKind& kind, const Source& source, bool cast, int64_t blocks,
+                        const Stream& stream);
+// The amax of X, and, if wanted, of its rotated columns.
+void launch_measure(const CastKind& kind, bool rotated, const Source& source, int64_t blocks,
+                    const Stream& stream);
+
+// body(T{}, stochastic): the element type and the rounding as types.
+template <class Body>
+void with_kernel_types(const CastKind& kind, Body&& body) {
+  const auto with_rounding = [&](auto element) {
+    if (kind.stochastic) {
+      body(element, std::true_type{});
+    } else {
+      body(element, std::false_type{});
+    }
+  };
+  if (kind.dtype == DType::kFloat32) {
+    with_rounding(float{});
+  } else {
+    with_rounding(bf16{});
+  }
+}
+
+}  // namespace moiety::quant::device

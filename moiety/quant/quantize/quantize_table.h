@@ -1,0 +1,30 @@
+// What a QuantizeTable holds besides its items. Internal to moiety/quant.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "moiety/quant/convert/transpose_cuda.h"
+#include "moiety/quant/quantize/quantize_job.h"
+
+namespace moiety::quant {
+
+struct QuantizeTable::Impl {
+  explicit Impl(std::span<const QuantizeItem> given);
+  // Throws unless the stream is on the device of the tensors.
+  void check_stream(const char* operation, const Stream& stream) const;
+
+  std::vector<QuantizeItem> items;
+  std::deque<DelayedScaling> delayed;    // what the options point to
+  std::vector<QuantizeJob> jobs;         // of the items up to the first without x
+  std::vector<TransposeJob> transposes;  // of the items that have something to do
+  std::optional<Error> no_transposes;    // why they cannot all be transposed
+  moiety::Device place;                  // of all tensors
+  // On a GPU, if there is something to do.
+  std::shared_ptr<const Device> device_jobs;
+  std::shared_ptr<const TransposeTable> device_transposes;
+};
+
+}  // namespace moiety::quant
