@@ -7,7 +7,7 @@
 #include "moiety/base/gpu.h"
 #include "moiety/base/shared_library.h"
 #include "moiety/gemm/gemm_cuda.h"
-#include "moiety/model/attention_cuda.h"
+#include "moiety/nn/attention_cuda.h"
 
 namespace moiety::app {
 namespace {

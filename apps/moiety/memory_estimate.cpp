@@ -14,12 +14,12 @@
 #include "moiety/base/gpu.h"
 #include "moiety/gemm/gemm_cuda.h"
 #include "moiety/gtp/codec.h"
-#include "moiety/model/attention_cuda.h"
-#include "moiety/model/loss.h"
 #include "moiety/model/step_trace.h"
 #include "moiety/model/transformer.h"
 #include "moiety/model/weight_layout.h"
 #include "moiety/moe/prepare.h"
+#include "moiety/nn/attention_cuda.h"
+#include "moiety/nn/loss.h"
 
 namespace moiety::app {
 namespace {

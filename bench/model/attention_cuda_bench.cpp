@@ -3,7 +3,7 @@
 #include "bench/harness.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
-#include "moiety/model/attention_cuda.h"
+#include "moiety/nn/attention_cuda.h"
 
 namespace moiety::bench {
 namespace {

@@ -10,10 +10,10 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
 #include "moiety/gemm/swiglu.h"
-#include "moiety/model/embedding.h"
-#include "moiety/model/loss.h"
-#include "moiety/model/norm.h"
-#include "moiety/model/rope.h"
+#include "moiety/nn/embedding.h"
+#include "moiety/nn/loss.h"
+#include "moiety/nn/norm.h"
+#include "moiety/nn/rope.h"
 
 namespace moiety::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/formats/bf16.h"
-#include "moiety/gtp/embedding_sum.h"
+#include "moiety/nn/embedding_sum.h"
 
 namespace moiety::gtp {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/model/block_ops.h"
-#include "moiety/model/rope.h"
 #include "moiety/model/tensor_parallel.h"
+#include "moiety/nn/rope.h"
 
 namespace moiety::model {
 namespace {

@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "moiety/base/buffer.h"
-#include "moiety/model/attention.h"
 #include "moiety/model/config.h"
 #include "moiety/model/linear_layer.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
 #include "moiety/model/weight_layout.h"
+#include "moiety/nn/attention.h"
 
 namespace moiety::model {
 

@@ -2,13 +2,13 @@
 // parameter's main_grad, which they overwrite or add to.
 #pragma once
 
-#include "moiety/model/linear.h"
-#include "moiety/model/norm.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
-#include "moiety/model/rows.h"
 #include "moiety/model/step_work.h"
 #include "moiety/model/weights.h"
+#include "moiety/nn/linear.h"
+#include "moiety/nn/norm.h"
+#include "moiety/nn/rows.h"
 
 namespace moiety::model {
 

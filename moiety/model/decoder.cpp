@@ -4,7 +4,7 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/model/block_ops.h"
-#include "moiety/model/embedding.h"
+#include "moiety/nn/embedding.h"
 
 namespace moiety::model {
 namespace {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "moiety/model/block_ops.h"
-#include "moiety/model/elementwise.h"
+#include "moiety/nn/elementwise.h"
 
 namespace moiety::model {
 namespace {

@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/model/attention_cuda.h"
+#include "moiety/nn/attention_cuda.h"
 
 namespace moiety::model {
 

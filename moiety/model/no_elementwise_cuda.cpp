@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/model/elementwise.h"
+#include "moiety/nn/elementwise.h"
 
 namespace moiety::model {
 

@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/model/embedding.h"
+#include "moiety/nn/embedding.h"
 
 namespace moiety::model {
 

@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/model/loss.h"
+#include "moiety/nn/loss.h"
 
 namespace moiety::model {
 

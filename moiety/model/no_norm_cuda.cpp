@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/model/norm.h"
+#include "moiety/nn/norm.h"
 
 namespace moiety::model {
 

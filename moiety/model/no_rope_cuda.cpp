@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/model/rope.h"
+#include "moiety/nn/rope.h"
 
 namespace moiety::model {
 

@@ -7,11 +7,11 @@
 #include "moiety/base/math.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
-#include "moiety/model/element.h"
-#include "moiety/model/linear.h"
-#include "moiety/model/loss.h"
-#include "moiety/model/loss_rows.h"
 #include "moiety/model/tensor_parallel.h"
+#include "moiety/nn/element.h"
+#include "moiety/nn/linear.h"
+#include "moiety/nn/loss.h"
+#include "moiety/nn/loss_rows.h"
 
 namespace moiety::model {
 namespace {

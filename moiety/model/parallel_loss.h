@@ -5,8 +5,8 @@
 // sum of exponentials by slices, in rank order.
 #pragma once
 
-#include "moiety/model/embedding.h"
 #include "moiety/model/pass.h"
+#include "moiety/nn/embedding.h"
 
 namespace moiety::model {
 

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "moiety/base/check_devices.h"
-#include "moiety/model/loss.h"
 #include "moiety/moe/moe_layer.h"
+#include "moiety/nn/loss.h"
 
 namespace moiety::model {
 namespace {

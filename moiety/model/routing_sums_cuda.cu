@@ -1,7 +1,7 @@
 #include "moiety/base/launch.cuh"
-#include "moiety/model/loss.h"
 #include "moiety/model/routing_sums.h"
 #include "moiety/moe/prepare.h"
+#include "moiety/nn/loss.h"
 
 namespace moiety::model {
 namespace {

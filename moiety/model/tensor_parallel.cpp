@@ -6,8 +6,8 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
-#include "moiety/model/element.h"
-#include "moiety/model/scratch.h"
+#include "moiety/nn/element.h"
+#include "moiety/nn/scratch.h"
 
 namespace moiety::model {
 namespace {

@@ -8,13 +8,13 @@
 #include "moiety/base/trace.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/model/block_ops.h"
-#include "moiety/model/elementwise.h"
-#include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
-#include "moiety/model/rope.h"
 #include "moiety/model/routing_sums.h"
 #include "moiety/model/step_work.h"
 #include "moiety/model/tensor_parallel.h"
+#include "moiety/nn/elementwise.h"
+#include "moiety/nn/loss.h"
+#include "moiety/nn/rope.h"
 
 namespace moiety::model {
 namespace {

@@ -30,12 +30,12 @@
 
 #include "moiety/model/attention_block.h"
 #include "moiety/model/config.h"
-#include "moiety/model/embedding.h"
 #include "moiety/model/feed_forward.h"
 #include "moiety/model/moe_block.h"
 #include "moiety/model/routing.h"
 #include "moiety/model/step_stats.h"
 #include "moiety/model/weights.h"
+#include "moiety/nn/embedding.h"
 
 namespace moiety::model {
 

@@ -1,6 +1,6 @@
 #include "moiety/model/weights.h"
 
-#include "moiety/model/elementwise.h"
+#include "moiety/nn/elementwise.h"
 
 namespace moiety::model {
 namespace {

@@ -11,8 +11,8 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/buffer.h"
-#include "moiety/model/element.h"
-#include "moiety/model/rows.h"
+#include "moiety/nn/element.h"
+#include "moiety/nn/rows.h"
 
 namespace moiety::model {
 

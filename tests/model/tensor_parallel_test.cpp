@@ -2,8 +2,8 @@
 #include "moiety/model/tensor_parallel.h"
 
 #include "moiety/base/error.h"
-#include "moiety/model/loss.h"
 #include "moiety/model/parallel_loss.h"
+#include "moiety/nn/loss.h"
 #include "tests/error_of.h"
 #include "tests/model/model_cases.h"
 #include "tests/model/ranked_model.h"

@@ -1,0 +1,72 @@
+// Attention on GPUs. Internal to moiety/model. Contract: attention.h.
+#pragma once
+
+#include <string>
+
+#include "moiety/model/config.h"
+#include "moiety/nn/attention.h"
+
+namespace moiety::model {
+
+// One tensor of heads, [B, S, G, M, C] or [B, S, G, C] (then `head` is 0): elements between
+// neighbours of every dimension but the last.
+struct HeadStrides {
+  void* data = nullptr;
+  int64_t sequence = 0, row = 0, group = 0, head = 0;
+};
+
+struct AttentionJob {
+  DType dtype = DType::kBFloat16;
+  int64_t sequences = 0, queries = 0, keys = 0, groups = 0, heads = 0, head_dim = 0;
+  float scale = 1;
+  HeadStrides q, k, v, o;
+  HeadStrides d_out, dq, dk, dv;            // backward
+  float* lse = nullptr;                     // [B, G, M, Sq]
+  float* delta = nullptr;                   // backward: likewise
+  const int32_t* document_start = nullptr;  // [B, Sq]; null: one document
+  bool cudnn = true;                        // whether cuDNN may take it
+};
+
+void attention_cuda(const AttentionArgs& args, const Stream& stream);
+void attention_backward_cuda(const AttentionBackwardArgs& args, const Stream& stream);
+
+// Who takes a call on a GPU.
+enum class AttentionPath { kCudnn, kTiles, kPlain };
+constexpr const char* name(AttentionPath path) {
+  return path == AttentionPath::kCudnn   ? "cudnn"
+         : path == AttentionPath::kTiles ? "tiles"
+                                         : "plain";
+}
+AttentionPath attention_path(const AttentionArgs& args);
+AttentionPath attention_backward_path(const AttentionBackwardArgs& args);
+
+// By the fused kernels of cuDNN, forward or, if there is d_out, backward: bf16, heads of a multiple
+// of 32, as many queries as keys and at least 128, no documents, and what its heuristics take. It
+// plans, and compiles, a shape once; what it plans depends on the shape, the GPU and cuDNN's
+// version alone. Where q's heads have no single stride there is a launch for each sequence, or,
+// where these were small, q is packed in the workspace (and dq spread from it). Backward's
+// workspace has 2 bytes for every score of a launch, which is a sequence or a group of heads if it
+// were over 2 GiB. A workspace is allocated at a stream's first call (also while that is captured)
+// and kept until the process ends.
+bool cudnn_takes(const AttentionJob& job, int device);
+void attention_cudnn(const AttentionJob& job, const Stream& stream);  // only what it takes
+// Bytes of the workspace of the backward passes of a model in bf16 over sequences of one document;
+// 0 where cuDNN does not take them.
+int64_t cudnn_workspace(const Config& config, int64_t sequences, int64_t length);
+
+// cuDNN can be had, or why not.
+struct CudnnStatus {
+  bool available = false;
+  size_t version = 0;  // 91400 is 9.14
+  std::string text;
+};
+const CudnnStatus& cudnn_status();
+
+// By tensor cores: bf16, heads of 32, 64 or 128, all addresses and strides multiples of 16 bytes.
+void attention_tiles_cuda(const AttentionJob& job, const Stream& stream);
+void attention_tiles_backward_cuda(const AttentionJob& job, const Stream& stream);
+// All else of fp32 and bf16, a warp for every query or key.
+void attention_plain_cuda(const AttentionJob& job, const Stream& stream);
+void attention_plain_backward_cuda(const AttentionJob& job, const Stream& stream);
+
+}  // namespace moiety::model

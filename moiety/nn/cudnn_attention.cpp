@@ -1,0 +1,281 @@
+#include <cmath>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "moiety/base/log.h"
+#include "moiety/base/outside_capture.h"
+#include "moiety/base/per_device.h"
+#include "moiety/base/trace.h"
+#include "moiety/nn/attention_cuda.h"
+#include "moiety/nn/cudnn_sdpa.h"
+
+namespace moiety::model {
+namespace {
+
+// Shorter sequences are less than a tile of its kernels.
+constexpr int64_t kShortest = 128;
+// Of one launch.
+constexpr int64_t kMostWorkspace = int64_t{2} << 30;
+// Rows of all heads that keep a GPU busy: 1024 tiles.
+constexpr int64_t kFullLaunch = 1024 * 128;
+
+// How many dimensions of [sequences, groups, heads] a launch covers. q has no single stride over
+// its heads where they lie in groups beside keys and values (attention.h): then q is packed, or the
+// groups of one sequence are a launch's batch.
+enum class Cover { kAll, kSequence, kGroup };
+
+SdpaStrides strides_of(const HeadStrides& x, Cover cover, bool one_head) {
+  if (cover != Cover::kAll) return {x.group, x.head ? x.head : x.group, x.row};
+  return {x.sequence, one_head ? x.group : x.head, x.row};
+}
+
+SdpaShape shape_of(const AttentionJob& job, Cover cover) {
+  const bool all = cover == Cover::kAll, one_head = job.heads == 1;
+  SdpaShape s;
+  s.backward = job.d_out.data != nullptr;
+  s.batch = all ? job.sequences : cover == Cover::kSequence ? job.groups : 1;
+  s.kv_heads = all ? job.groups : 1;
+  s.heads = s.kv_heads * job.heads;
+  s.length = job.queries;
+  s.head_dim = job.head_dim;
+  for (const auto& [to, from] : {std::pair{&s.q, &job.q}, std::pair{&s.o, &job.o},
+                                 std::pair{&s.d_out, &job.d_out}, std::pair{&s.dq, &job.dq}}) {
+    *to = strides_of(*from, cover, one_head);
+  }
+  for (const auto& [to, from] : {std::pair{&s.k, &job.k}, std::pair{&s.v, &job.v},
+                                 std::pair{&s.dk, &job.dk}, std::pair{&s.dv, &job.dv}}) {
+    *to = strides_of(*from, cover, true);
+  }
+  return s;
+}
+
+// Bytes of dS, which backward's workspace holds besides what does not grow with the square.
+int64_t square_bytes(const SdpaShape& s) {
+  const int64_t length = (s.length + 127) / 128 * 128;
+  return s.backward ? s.batch * s.heads * length * length * 2 : 0;
+}
+
+// Heads without gaps.
+HeadStrides packed(const AttentionJob& job, void* data) {
+  const int64_t group = job.heads * job.head_dim, row = job.groups * group;
+  return {data, job.queries * row, row, group, job.head_dim};
+}
+
+int64_t packed_bytes(const AttentionJob& job) {
+  const int64_t elements = job.sequences * job.queries * job.groups * job.heads * job.head_dim;
+  return (2 * elements + 255) / 256 * 256;
+}
+
+// Whether the heads of each group and token lie at equal distances, so that one copy packs them.
+bool can_be_packed(const AttentionJob& job, const HeadStrides& x) {
+  return !x.data || (x.head == job.head_dim && x.row == job.groups * x.group &&
+                     x.sequence == job.queries * x.row);
+}
+
+// How a call is cut into launches.
+struct Way {
+  Cover cover = Cover::kAll;
+  bool pack = false;  // q before it, dq behind it
+};
+
+// As few launches as possible; q is only copied where launches of a sequence would be small.
+std::optional<Way> way_of(const AttentionJob& job) {
+  const auto one_stride = [&](const HeadStrides& x) {
+    return job.heads == 1 || x.group == job.heads * x.head;
+  };
+  const auto fits = [&](Cover cover) {
+    return square_bytes(shape_of(job, cover)) <= kMostWorkspace;
+  };
+  if (one_stride(job.o) && one_stride(job.d_out) && fits(Cover::kAll)) {
+    if (one_stride(job.q) && one_stride(job.dq)) return Way{};
+    if (job.sequences > 1 && job.groups * job.heads * job.queries < kFullLaunch &&
+        can_be_packed(job, job.q) && can_be_packed(job, job.dq)) {
+      return Way{Cover::kAll, true};
+    }
+  }
+  for (const Cover cover : {Cover::kSequence, Cover::kGroup}) {
+    if (fits(cover)) return Way{cover, false};
+  }
+  return std::nullopt;
+}
+
+// What a GPU keeps between calls.
+class Context {
+ public:
+  // Null if cuDNN does not take the shape.
+  const CudnnPlan* plan(const SdpaShape& shape) {
+    const std::lock_guard lock(mutex_);
+    const auto [it, is_new] = plans_.try_emplace(shape);
+    if (is_new) {
+      try {
+        const OutsideCapture relaxed;
+        if (!handle_) cudnn_check(cudnn().create(&handle_), "cudnnCreate");
+        it->second = sdpa_plan(handle_, shape);
+      } catch (const Error& e) {
+        log(LogLevel::kWarning, "attention: Moiety's kernels in place of cuDNN's: {}", e.what());
+      }
+    }
+    return it->second ? &*it->second : nullptr;
+  }
+
+  // Launches of one call, in order.
+  class Launcher {
+   public:
+    // `more`: bytes besides what the plan needs.
+    Launcher(Context& context, const CudnnPlan& plan, cudaStream_t stream, int64_t more)
+        : context_(context),
+          plan_(plan),
+          lock_(context.mutex_),
+          more_(static_cast<std::byte*>(context.workspace(stream, more + plan.workspace_bytes()))),
+          bytes_(more) {
+      cudnn_check(cudnn().set_stream(context.handle_, stream), "cudnnSetStream");
+    }
+    void run(std::span<const CudnnBinding> bindings) const {
+      plan_.run(context_.handle_, bindings, more_ + bytes_);
+    }
+    void* more() const { return more_; }
+
+   private:
+    Context& context_;
+    const CudnnPlan& plan_;
+    std::lock_guard<std::mutex> lock_;
+    std::byte* more_;
+    int64_t bytes_;
+  };
+
+ private:
+  // Graphs that were captured with a smaller one keep it.
+  void* workspace(cudaStream_t stream, int64_t bytes) {
+    if (bytes == 0) return nullptr;
+    std::map<int64_t, void*>& of_stream = workspaces_[stream];
+    if (const auto it = of_stream.lower_bound(bytes); it != of_stream.end()) return it->second;
+    const OutsideCapture relaxed;
+    void* out = nullptr;
+    if (cudaMalloc(&out, bytes) == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      fail(ErrorKind::kOutOfMemory, "attention: no {} bytes for the workspace of cuDNN", bytes);
+    }
+    MOIETY_CUDA_CHECK(cudaGetLastError());
+    return of_stream[bytes] = out;
+  }
+
+  std::mutex mutex_;
+  cudnnHandle_t handle_ = nullptr;
+  std::map<SdpaShape, std::optional<CudnnPlan>> plans_;
+  std::map<cudaStream_t, std::map<int64_t, void*>> workspaces_;
+};
+
+// Whether it computes the job as attention.h says. Before 9.16 backward reads past the end of
+// lengths that are no multiple of 128.
+bool fits(const AttentionJob& job) {
+  const bool any_length = !job.d_out.data || cudnn().version >= 91600;
+  return job.cudnn && job.dtype == DType::kBFloat16 && job.head_dim % 32 == 0 &&
+         !job.document_start && job.queries == job.keys && job.queries >= kShortest &&
+         (any_length || job.queries % 128 == 0);
+}
+
+struct Chosen {
+  Way way;
+  const CudnnPlan* plan = nullptr;
+};
+
+Chosen choose(const AttentionJob& job, int device) {
+  if (!cudnn().available || !fits(job)) return {};
+  const std::optional<Way> way = way_of(job);
+  if (!way) return {};
+  AttentionJob planned = job;
+  if (way->pack) {
+    planned.q = packed(job, job.q.data);
+    planned.dq = packed(job, job.dq.data);
+  }
+  const CudaDeviceGuard guard(device);
+  return {*way, per_device<Context>(device).plan(shape_of(planned, way->cover))};
+}
+
+const void* at(const HeadStrides& x, int64_t sequence, int64_t group) {
+  return static_cast<const uint16_t*>(x.data) + sequence * x.sequence + group * x.group;
+}
+
+// The launch that begins with this sequence and group.
+void launch(const AttentionJob& job, const Context::Launcher& launcher, int64_t sequence,
+            int64_t group) {
+  constexpr float kMinus = -std::numeric_limits<float>::infinity(), kUnit = 1;
+  const int64_t row = (sequence * job.groups + group) * job.heads * job.queries;
+  std::vector<CudnnBinding> bindings{{kQ, at(job.q, sequence, group)},
+                                     {kK, at(job.k, sequence, group)},
+                                     {kV, at(job.v, sequence, group)},
+                                     {kO, at(job.o, sequence, group)},
+                                     {kLse, job.lse + row},
+                                     {kScale, &job.scale},
+                                     {kMinusInfinity, &kMinus}};
+  if (job.d_out.data) {
+    bindings.insert(bindings.end(), {{kDOut, at(job.d_out, sequence, group)},
+                                     {kDelta, job.delta + row},
+                                     {kDq, at(job.dq, sequence, group)},
+                                     {kDk, at(job.dk, sequence, group)},
+                                     {kDv, at(job.dv, sequence, group)},
+                                     {kOne, &kUnit}});
+  }
+  launcher.run(bindings);
+}
+
+}  // namespace
+
+bool cudnn_takes(const AttentionJob& job, int device) { return choose(job, device).plan; }
+
+void attention_cudnn(const AttentionJob& job, const Stream& stream) {
+  const int device = stream.device().index;
+  const auto [way, plan] = choose(job, device);
+  const TraceSpan span(TraceLane::kCompute,
+                       job.d_out.data ? "attention_backward cudnn" : "attention cudnn");
+  const CudaDeviceGuard guard(device);
+  const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
+  const int64_t tokens = job.sequences * job.queries * job.groups, width = job.heads * job.head_dim;
+  const int64_t bytes = way.pack ? packed_bytes(job) : 0;
+  const bool backward = job.d_out.data;
+  const Context::Launcher launcher(per_device<Context>(device), *plan, cuda_stream,
+                                   backward ? 2 * bytes : bytes);
+  const auto copy = [&](const HeadStrides& to, const HeadStrides& from) {
+    MOIETY_CUDA_CHECK(cudaMemcpy2DAsync(to.data, 2 * to.group, from.data, 2 * from.group, 2 * width,
+                                        tokens, cudaMemcpyDeviceToDevice, cuda_stream));
+  };
+  AttentionJob launched = job;
+  if (way.pack) {
+    launched.q = packed(job, launcher.more());
+    if (backward) launched.dq = packed(job, static_cast<std::byte*>(launcher.more()) + bytes);
+    copy(launched.q, job.q);
+  }
+  const int64_t sequences = way.cover == Cover::kAll ? 1 : job.sequences;
+  const int64_t groups = way.cover == Cover::kGroup ? job.groups : 1;
+  for (int64_t b = 0; b < sequences; ++b) {
+    for (int64_t g = 0; g < groups; ++g) launch(launched, launcher, b, g);
+  }
+  if (way.pack && backward) copy(job.dq, launched.dq);
+}
+
+int64_t cudnn_workspace(const Config& config, int64_t sequences, int64_t length) {
+  AttentionJob job;
+  job.sequences = sequences;
+  job.queries = job.keys = length;
+  job.groups = config.kv_heads;
+  job.heads = config.heads / config.kv_heads;
+  job.head_dim = config.head_size();
+  // As split_heads leaves them; the addresses do not matter.
+  const int64_t group = (job.heads + 2) * job.head_dim, row = job.groups * group;
+  job.k = job.v = job.dk = job.dv = {&job, length * row, row, group};
+  job.q = job.dq = {&job, length * row, row, group, job.head_dim};
+  job.o = job.d_out = packed(job, &job);
+  if (!cudnn().available || !fits(job)) return 0;
+  const std::optional<Way> way = way_of(job);
+  if (!way) return 0;
+  return square_bytes(shape_of(job, way->cover)) + (way->pack ? 2 * packed_bytes(job) : 0);
+}
+
+const CudnnStatus& cudnn_status() {
+  static const CudnnStatus status{cudnn().available, cudnn().version, cudnn().text};
+  return status;
+}
+
+}  // namespace moiety::model

@@ -1,0 +1,45 @@
+// Causal attention as a graph of cuDNN's (its fused kernels know the graph by its operations, in
+// this order). Internal to moiety/model; only for builds that have cuDNN's headers.
+#pragma once
+
+#include "moiety/nn/cudnn_graph.h"
+
+namespace moiety::model {
+
+// Elements between neighbours of [batch, heads, length, C], of which C is contiguous.
+struct SdpaStrides {
+  int64_t batch = 0, head = 0, row = 0;
+  auto operator<=>(const SdpaStrides&) const = default;
+};
+
+// batch x heads query heads, of which heads / kv_heads neighbours share a key/value head; bf16.
+// lse and delta are packed.
+struct SdpaShape {
+  bool backward = false;
+  int64_t batch = 0, heads = 0, kv_heads = 0, length = 0, head_dim = 0;
+  SdpaStrides q, k, v, o;
+  SdpaStrides d_out, dq, dk, dv;  // backward
+  auto operator<=>(const SdpaShape&) const = default;
+};
+
+enum SdpaTensor : int64_t {
+  kQ = 1,
+  kK,
+  kV,
+  kO,
+  kLse,
+  kScale,          // by value: C^(-1/2)
+  kMinusInfinity,  // by value
+  kDOut,           // backward, from here on
+  kDelta,
+  kDq,
+  kDk,
+  kDv,
+  kOne,  // by value
+};
+
+// Backward keeps dS, batch x heads x length^2 values of bf16, in its workspace: that is what makes
+// it deterministic. Throws as CudnnGraph::plan.
+CudnnPlan sdpa_plan(cudnnHandle_t handle, const SdpaShape& shape);
+
+}  // namespace moiety::model

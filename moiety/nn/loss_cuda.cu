@@ -1,0 +1,269 @@
+// A block a row, three times over it: the maximum, the sum of exponentials, the gradient. In the
+// second pass one warp adds, in the order of lane_sum, what the others compute. The first logits of
+// a row stay in shared memory.
+#include <algorithm>
+
+#include "moiety/base/launch.cuh"
+#include "moiety/base/math.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/formats/fp32.h"
+#include "moiety/formats/octet.cuh"
+#include "moiety/nn/element.h"
+#include "moiety/nn/loss.h"
+
+namespace moiety::model {
+namespace {
+
+constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kGroup = 256, kEach = kGroup / 32;  // logits that a warp takes at a time
+constexpr int kProducers = kWarps - 1;            // warps of the second pass that compute
+constexpr int64_t kHeld = 20480;                  // logits in shared memory: two blocks fit
+constexpr uint32_t kWarp = 0xFFFFFFFFu;
+
+struct Params {
+  const float* logits;
+  int64_t logits_stride;
+  const int32_t* target;
+  const uint8_t* mask;  // may be null
+  float* loss;
+  void* dlogits;  // may be null
+  int64_t dlogits_stride;
+  int64_t vocabulary;
+  int64_t held;  // whole groups
+  float z_coef;
+};
+
+// Before the logits that stay. All of a block's shared memory, whose sum launch() must know.
+struct alignas(16) Shared {
+  float tiles[2][kProducers][kGroup];
+  float maxima[kWarps];
+  float factor;
+};
+
+// The logits of a group that a lane has: kVector four at a time, else one by one. Rows of vectors
+// are whole ones at multiples of 16 bytes.
+template <bool kVector>
+__device__ int64_t place(int64_t group, int j) {
+  const int lane = threadIdx.x % 32;
+  return group * kGroup + (kVector ? 128 * (j / 4) + 4 * lane + j % 4 : 32 * j + lane);
+}
+
+// A row of logits, read in groups by warps; what lies past its end is -inf, whose exponential is 0.
+template <bool kVector>
+struct Row {
+  const float* z;
+  float* held;  // shared
+  int64_t n, held_n;
+
+  __device__ void load(int64_t group, float (&v)[kEach]) const {
+    if ((group + 1) * kGroup <= held_n) return load_from<true>(held, group, v);
+    if ((group + 1) * kGroup <= n) return load_from<true>(z, group, v);
+    load_from<false>(z, group, v);
+  }
+  // kWhole: all of the group exists.
+  template <bool kWhole>
+  __device__ void load_from(const float* from, int64_t group, float (&v)[kEach]) const {
+    if constexpr (kVector) {
+#pragma unroll
+      for (int j = 0; j < kEach; j += 4) {
+        const int64_t i = place<kVector>(group, j);
+        float4 four{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+        if (kWhole || i < n) four = *reinterpret_cast<const float4*>(from + i);
+        v[j] = four.x;
+        v[j + 1] = four.y;
+        v[j + 2] = four.z;
+        v[j + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const int64_t i = place<kVector>(group, j);
+        v[j] = kWhole || i < n ? from[i] : -INFINITY;
+      }
+    }
+  }
+};
+
+// A lane's part of a group in shared memory.
+template <bool kVector>
+__device__ void put(float* group, const float (&v)[kEach]) {
+#pragma unroll
+  for (int j = 0; j < kEach; j += kVector ? 4 : 1) {
+    if constexpr (kVector) {
+      *reinterpret_cast<float4*>(group + place<kVector>(0, j)) =
+          make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
+    } else {
+      group[place<kVector>(0, j)] = v[j];
+    }
+  }
+}
+
+// Of all threads; `memory` has a place for each warp.
+__device__ float block_max(float v, float* memory) {
+#pragma unroll
+  for (int o = 16; o >= 1; o /= 2) v = fmaxf(v, __shfl_xor_sync(kWarp, v, o));
+  if (threadIdx.x % 32 == 0) memory[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = memory[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) v = fmaxf(v, memory[w]);
+  return v;
+}
+
+template <bool kVector>
+__device__ float row_max(const Row<kVector>& row, float* memory) {
+  float max = -INFINITY;
+#pragma unroll 2
+  for (int64_t group = threadIdx.x / 32; group * kGroup < row.n; group += kWarps) {
+    float v[kEach];
+    const bool whole = (group + 1) * kGroup <= row.n;
+    whole ? row.template load_from<true>(row.z, group, v)
+          : row.template load_from<false>(row.z, group, v);
+    if ((group + 1) * kGroup <= row.held_n) put<kVector>(row.held + group * kGroup, v);
+#pragma unroll
+    for (const float x : v) max = fmaxf(max, x);  // which passes over NaN
+  }
+  return block_max(max, memory);
+}
+
+// The sum of exp(z - max), in lane 0 of the first warp. A tile is a group of each producer; one is
+// added while the next is computed. exp is never -0, so what lies past the end adds nothing.
+template <bool kVector>
+__device__ float row_sum(const Row<kVector>& row, float max,
+                         float (&tiles)[2][kProducers][kGroup]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t groups = (row.n + kGroup - 1) / kGroup;
+  const int64_t count = (groups + kProducers - 1) / kProducers;
+  float sum = 0, next[kEach];
+  if (warp > 0) row.load(warp - 1, next);
+  for (int64_t tile = 0; tile <= count; ++tile) {
+    if (warp > 0 && tile < count) {
+      float e[kEach];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) e[j] = next[j];
+      row.load((tile + 1) * kProducers + warp - 1, next);
+#pragma unroll
+      for (float& x : e) x = exp_nonpositive(x - max);
+      put<kVector>(tiles[tile % 2][warp - 1], e);
+    } else if (warp == 0 && tile > 0) {
+#pragma unroll
+      for (const auto& group : tiles[(tile - 1) % 2]) {
+        const auto* e = reinterpret_cast<const float4*>(&group[8 * lane]);
+        const float4 low = e[0], high = e[1];
+        sum += low.x;
+        sum += low.y;
+        sum += low.z;
+        sum += low.w;
+        sum += high.x;
+        sum += high.y;
+        sum += high.z;
+        sum += high.w;
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int o = 16; o >= 1; o /= 2) sum += __shfl_xor_sync(kWarp, sum, o);
+  return sum;
+}
+
+// dlogits may lie in the logits' memory: what is written is behind what all have read.
+template <class T, bool kVector>
+__device__ void store_gradient(const Row<kVector>& row, float max, float factor, int64_t target,
+                               T* dz) {
+  const int64_t groups = (row.n + kGroup - 1) / kGroup;
+  float next[kEach];
+  row.load(threadIdx.x / 32, next);
+  for (int64_t base = 0; base < groups; base += kWarps) {
+    const int64_t group = base + threadIdx.x / 32;
+    float v[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) v[j] = next[j];
+    row.load(group + kWarps, next);
+    __syncthreads();
+#pragma unroll
+    for (float& x : v) x = factor * exp_nonpositive(x - max);
+    if (target / kGroup == group) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        if (place<kVector>(group, j) == target) v[j] = v[j] - 1;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; j += kVector ? 4 : 1) {
+      const int64_t i = place<kVector>(group, j);
+      if (i >= row.n) continue;
+      if constexpr (!kVector) {
+        dz[i] = T(v[j]);
+      } else if constexpr (sizeof(T) == 2) {
+        *reinterpret_cast<uint2*>(dz + i) =
+            make_uint2(bf16_word(v[j], v[j + 1]), bf16_word(v[j + 2], v[j + 3]));
+      } else {
+        *reinterpret_cast<float4*>(dz + i) = make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
+      }
+    }
+  }
+}
+
+// A row without a target, or with one that cannot be.
+template <class T>
+__device__ void store_constant(const Params& p, int64_t n, float value) {
+  if (threadIdx.x == 0) p.loss[n] = value;
+  if (!p.dlogits) return;
+  T* dz = static_cast<T*>(p.dlogits) + n * p.dlogits_stride;
+  for (int64_t i = threadIdx.x; i < p.vocabulary; i += kThreads) dz[i] = T(value);
+}
+
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads, 2) loss_rows(const __grid_constant__ Params p) {
+  extern __shared__ float4 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  float* held = reinterpret_cast<float*>(memory + sizeof(Shared) / sizeof(float4));
+  const int64_t n = blockIdx.x, target = p.target[n];
+  if (target == kIgnoredTarget || (p.mask && p.mask[n] == 0)) {
+    return store_constant<T>(p, n, 0.0f);
+  }
+  if (target < 0 || target >= p.vocabulary) return store_constant<T>(p, n, kCanonicalNan);
+  const float* z = p.logits + n * p.logits_stride;
+  const Row<kVector> row{z, held, p.vocabulary, p.held};
+  const float max = row_max(row, shared.maxima);
+  const float sum = row_sum(row, max, shared.tiles);
+  if (threadIdx.x == 0) {
+    const float lse = max + log(sum);
+    p.loss[n] = lse - z[target];
+    shared.factor = (1 + 2 * p.z_coef * lse) * (1 / sum);
+  }
+  if (!p.dlogits) return;
+  __syncthreads();
+  store_gradient(row, max, shared.factor, target,
+                 static_cast<T*>(p.dlogits) + n * p.dlogits_stride);
+}
+
+}  // namespace
+
+void cross_entropy_cuda(const CrossEntropyArgs& a, const Stream& stream) {
+  const TensorView& dz = a.dlogits_NV;
+  const int64_t vocabulary = a.logits_NV.size(1);
+  const Params p{a.logits_NV.data<float>(),
+                 a.logits_NV.stride(0),
+                 a.target_N.data<int32_t>(),
+                 a.mask_N.data<uint8_t>(),
+                 a.loss_N.data<float>(),
+                 dz.raw(),
+                 dz.defined() ? dz.stride(0) : 0,
+                 vocabulary,
+                 std::min(kHeld, vocabulary / kGroup * kGroup),
+                 a.z_coef};
+  const LaunchShape shape{a.logits_NV.size(0), kThreads, int64_t{sizeof(Shared)} + 4 * p.held};
+  const auto fours = [](const TensorView& x) {
+    return x.size(1) % 4 == 0 && x.stride(0) % 4 == 0 &&
+           reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
+  };
+  const bool vector = fours(a.logits_NV) && (!dz.defined() || fours(dz));
+  with_storage(dz.defined() ? dz.dtype() : DType::kFloat32, [&](auto element) {
+    using T = decltype(element);
+    launch("cross_entropy", vector ? loss_rows<T, true> : loss_rows<T, false>, shape, stream, p);
+  });
+}
+
+}  // namespace moiety::model

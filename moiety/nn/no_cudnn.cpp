@@ -1,0 +1,19 @@
+// Linked where the headers of cuDNN were not there, or CUDA was not: Moiety's kernels take
+// attention.
+#include "moiety/base/gpu.h"
+#include "moiety/nn/attention_cuda.h"
+
+namespace moiety::model {
+
+bool cudnn_takes(const AttentionJob&, int) { return false; }
+
+void attention_cudnn(const AttentionJob&, const Stream&) { fail_without_cuda("attention"); }
+
+int64_t cudnn_workspace(const Config&, int64_t, int64_t) { return 0; }
+
+const CudnnStatus& cudnn_status() {
+  static const CudnnStatus status{false, 0, "cuDNN's headers were not there when this was built"};
+  return status;
+}
+
+}  // namespace moiety::model

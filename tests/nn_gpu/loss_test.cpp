@@ -1,0 +1,77 @@
+// Cross-entropy of rows of logits on a GPU, from a captured graph, has the bits of the reference.
+#include "moiety/base/graph.h"
+#include "tests/gpu/gpu_test.h"
+#include "tests/gpu/mirror.h"
+#include "tests/nn/loss_cases.h"
+
+namespace moiety::model {
+namespace {
+
+class LossGpu : public GpuTest {
+ protected:
+  void compare(const LossCase& c, DType dtype, double scale) const {
+    const LossProblem p(c, DType::kFloat32);
+    const Tensor z = normal_tensor(DType::kFloat32, {c.tokens, c.vocabulary}, 4, scale),
+                 dz = normal_tensor(dtype, {c.tokens, c.vocabulary}, 5);
+    const Mirror m({z, p.target, p.mask, p.loss, dz}, stream);
+    const std::vector<int64_t> sizes{c.tokens, c.vocabulary},
+        strides{c.vocabulary * 32 / bits(dtype), 1};
+    const TensorView over(z.view().raw(), dtype, sizes, strides);
+    const auto run = [&](const TensorView& dlogits) {
+      const Graph graph(stream, [&] {
+        cross_entropy({m(z), m(p.target), m(p.mask_view()), m(p.loss), dlogits, c.z_coef}, stream);
+      });
+      graph.launch(stream);
+    };
+    run({});
+    cross_entropy_ref({z, p.target, p.mask_view(), p.loss, {}, c.z_coef});
+    EXPECT_EQ(m.difference("loss alone", p.loss), "");
+    fill_bytes(m(p.loss), 0xA5, stream);
+    run(m(dz));
+    cross_entropy_ref({z, p.target, p.mask_view(), p.loss, dz, c.z_coef});
+    EXPECT_EQ(m.difference("loss", p.loss), "");
+    EXPECT_EQ(m.difference("dlogits", dz), "");
+    EXPECT_EQ(m.difference("logits", z), "");
+    run(m(over));
+    cross_entropy_ref({z, p.target, p.mask_view(), p.loss, over, c.z_coef});
+    EXPECT_EQ(m.difference("dlogits over logits", z), "");
+  }
+};
+
+TEST_F(LossGpu, HasTheBitsOfTheReference) {
+  std::vector<LossCase> cases(std::begin(kLossCases), std::end(kLossCases));
+  cases.push_back({"one_word", 3, 1, 1, 1});
+  cases.push_back({"vocabulary_in_shared_memory", 5, 10240, 1, 1, 1e-4f});
+  cases.push_back({"one_logit_more", 3, 10241, 1, 1});
+  cases.push_back({"four_logits_more", 3, 10244, 1, 1});
+  cases.push_back({"large_vocabulary_of_fours", 5, 50304, 1, 1, 1e-4f, true});
+  cases.push_back({"large_vocabulary", 9, 50257, 1, 1, 1e-4f, true});
+  for (const LossCase& c : cases) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const double scale : {1.0, 40.0}) {
+        SCOPED_TRACE(text("{} {} {}", c.name, name(dtype), scale));
+        compare(c, dtype, scale);
+      }
+    }
+  }
+}
+
+TEST_F(LossGpu, TargetsThatCannotBeGiveNan) {
+  const Tensor z = normal_tensor(DType::kFloat32, {4, 300}, 1), loss(DType::kFloat32, {4}),
+               dz(DType::kBFloat16, {4, 300}), target = int32_tensor({0, 300, -1, kIgnoredTarget});
+  const Mirror m({z, loss, dz, target}, stream);
+  cross_entropy({m(z), m(target), {}, m(loss), m(dz)}, stream);
+  const Tensor losses = m.back(loss), gradient = m.back(dz);
+  for (int64_t i = 0; i < 4 * 300; ++i) {
+    const int64_t n = i / 300;
+    const bool nan = n == 1 || n == 2;
+    EXPECT_EQ(std::isnan(get(losses, n)), nan);
+    ASSERT_EQ(std::isnan(get(gradient, i)), nan) << i;
+    if (n == 3) {
+      EXPECT_EQ(get(gradient, i), 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moiety::model
