@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/moiety/json_line.h"
+#include "moiety/base/json_line.h"
 
 namespace moiety::app {
 

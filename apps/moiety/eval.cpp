@@ -11,9 +11,9 @@
 #include "apps/moiety/errors.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/inference_model.h"
-#include "apps/moiety/json_line.h"
 #include "apps/moiety/model_options.h"
-#include "apps/moiety/tokenizer.h"
+#include "moiety/base/json_line.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
 namespace {

@@ -3,11 +3,11 @@
 
 #include <vector>
 
-#include "apps/moiety/batch_loader.h"
 #include "apps/moiety/expert_capacity.h"
 #include "apps/moiety/gathering.h"
 #include "apps/moiety/rank_model.h"
 #include "moiety/base/arena.h"
+#include "moiety/data/batch_loader.h"
 
 namespace moiety::app {
 

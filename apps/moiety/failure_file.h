@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "apps/moiety/json_line.h"
+#include "moiety/base/json_line.h"
 
 namespace moiety::app {
 

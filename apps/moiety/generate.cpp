@@ -11,8 +11,8 @@
 #include "apps/moiety/errors.h"
 #include "apps/moiety/inference_model.h"
 #include "apps/moiety/token_choice.h"
-#include "apps/moiety/tokenizer.h"
 #include "moiety/base/copy.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/model/decoder.h"
 
 namespace moiety::app {

@@ -1,9 +1,9 @@
 #include "apps/moiety/inference_model.h"
 
 #include "apps/moiety/model_options.h"
-#include "apps/moiety/tokenizer.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/thread/thread_group.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
 

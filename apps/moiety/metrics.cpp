@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "apps/moiety/console.h"
-#include "apps/moiety/json_line.h"
 #include "moiety/base/format.h"
+#include "moiety/base/json_line.h"
 
 namespace moiety::app {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "apps/moiety/errors.h"
 #include "apps/moiety/gathering.h"
-#include "apps/moiety/number_text.h"
+#include "moiety/base/number_text.h"
 
 namespace moiety::app {
 namespace {

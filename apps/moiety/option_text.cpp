@@ -3,9 +3,9 @@
 #include <cmath>
 #include <type_traits>
 
-#include "apps/moiety/number_text.h"
 #include "apps/moiety/options.h"
 #include "moiety/base/format.h"
+#include "moiety/base/number_text.h"
 
 namespace moiety::app {
 namespace {

@@ -8,9 +8,9 @@
 
 #include <toml++/toml.h>
 
-#include "apps/moiety/documents.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/model_options.h"
+#include "moiety/data/documents.h"
 
 namespace moiety::app {
 namespace {

@@ -15,7 +15,7 @@
 #include <variant>
 #include <vector>
 
-#include "apps/moiety/sample_source.h"
+#include "moiety/data/sample_source.h"
 
 namespace moiety::app {
 

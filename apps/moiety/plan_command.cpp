@@ -12,7 +12,7 @@
 #include "apps/moiety/plan.h"
 #include "apps/moiety/plan_timeline.h"
 #include "apps/moiety/run_directory.h"
-#include "apps/moiety/tokenizer.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/model/step_trace.h"
 
 namespace moiety::app {

@@ -5,8 +5,8 @@
 
 #include "apps/moiety/command_line.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/prepare.h"
 #include "moiety/base/log.h"
+#include "moiety/data/prepare.h"
 
 namespace moiety::app {
 namespace {

@@ -8,9 +8,9 @@
 #include "apps/moiety/generate.h"
 #include "apps/moiety/plan.h"
 #include "apps/moiety/plot.h"
-#include "apps/moiety/prepare.h"
 #include "apps/moiety/quantize.h"
 #include "apps/moiety/train.h"
+#include "moiety/data/prepare.h"
 
 namespace moiety::app {
 namespace {

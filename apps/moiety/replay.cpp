@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/json_line.h"
 #include "moiety/base/format.h"
+#include "moiety/base/json_line.h"
 
 namespace moiety::app {
 

@@ -7,13 +7,13 @@
 #include <optional>
 
 #include "apps/moiety/console.h"
-#include "apps/moiety/json_line.h"
 #include "apps/moiety/memory_use.h"
 #include "apps/moiety/metrics.h"
 #include "apps/moiety/options.h"
 #include "apps/moiety/run_directory.h"
 #include "apps/moiety/run_history.h"
 #include "apps/moiety/tensorboard.h"
+#include "moiety/base/json_line.h"
 #include "moiety/base/log.h"
 
 namespace moiety::app {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/json_fields.h"
+#include "moiety/base/json_fields.h"
 
 namespace moiety::app {
 namespace fs = std::filesystem;

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "apps/moiety/batch_loader.h"
 #include "moiety/base/step_ring.h"
+#include "moiety/data/batch_loader.h"
 #include "moiety/model/transformer.h"
 
 namespace moiety::app {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/moiety/json_line.h"
+#include "moiety/base/json_line.h"
 #include "moiety/base/tensor_probe.h"
 #include "moiety/optim/parameter.h"
 

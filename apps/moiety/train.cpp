@@ -15,12 +15,12 @@
 #include "apps/moiety/options_check.h"
 #include "apps/moiety/run_files.h"
 #include "apps/moiety/signals.h"
-#include "apps/moiety/tokenizer.h"
 #include "apps/moiety/trainer.h"
 #include "moiety/base/log.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/comm/mpi/mpi_group.h"
 #include "moiety/comm/thread/thread_group.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
 namespace {

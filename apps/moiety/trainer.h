@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "apps/moiety/batch_loader.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
 #include "apps/moiety/gathering.h"
@@ -31,6 +30,7 @@
 #include "moiety/base/graph.h"
 #include "moiety/base/step_ring.h"
 #include "moiety/checkpoint/saver.h"
+#include "moiety/data/batch_loader.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/optim/schedule.h"
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/json_line.h"
+#include "moiety/base/json_line.h"
 
 namespace moiety::app {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "apps/moiety/options.h"
-#include "apps/moiety/sampler.h"
+#include "moiety/data/sampler.h"
 #include "moiety/optim/step_decision.h"
 
 namespace moiety::app {

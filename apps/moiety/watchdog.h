@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "apps/moiety/json_line.h"
 #include "moiety/base/deadline.h"
+#include "moiety/base/json_line.h"
 
 namespace moiety::app {
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 #include <vector>
 
-#include "apps/moiety/batch_loader.h"
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
@@ -22,6 +21,7 @@
 #include "apps/moiety/step_feed.h"
 #include "bench/harness.h"
 #include "moiety/comm/thread/thread_group.h"
+#include "moiety/data/batch_loader.h"
 
 namespace moiety::app {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "tests/apps/data_helpers.h"
+#include "tests/data/data_helpers.h"
 
 namespace moiety::app {
 namespace {

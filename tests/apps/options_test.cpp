@@ -9,7 +9,7 @@
 #include "apps/moiety/errors.h"
 #include "apps/moiety/model_options.h"
 #include "apps/moiety/options_check.h"
-#include "tests/apps/data_helpers.h"
+#include "tests/data/data_helpers.h"
 
 namespace moiety::app {
 namespace {

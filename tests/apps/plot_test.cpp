@@ -6,9 +6,9 @@
 
 #include "apps/moiety/axis.h"
 #include "apps/moiety/chart.h"
-#include "apps/moiety/json_fields.h"
 #include "apps/moiety/run_history.h"
 #include "apps/moiety/run_plots.h"
+#include "moiety/base/json_fields.h"
 #include "tests/apps/train_helpers.h"
 #include "tests/apps/xml_reader.h"
 

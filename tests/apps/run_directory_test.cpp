@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "apps/moiety/errors.h"
-#include "tests/apps/data_helpers.h"
+#include "tests/data/data_helpers.h"
 
 namespace moiety::app {
 namespace {

@@ -11,7 +11,7 @@
 #include "apps/moiety/errors.h"
 #include "apps/moiety/program.h"
 #include "moiety/checkpoint/manifest.h"
-#include "tests/apps/data_helpers.h"
+#include "tests/data/data_helpers.h"
 
 namespace moiety::app {
 

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <functional>
 
-#include "apps/moiety/batch_loader.h"
 #include "apps/moiety/checkpoints.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
@@ -17,6 +16,7 @@
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
 #include "moiety/comm/thread/thread_group.h"
+#include "moiety/data/batch_loader.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {

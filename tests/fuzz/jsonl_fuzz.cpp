@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
-#include "apps/moiety/documents.h"
 #include "apps/moiety/errors.h"
+#include "moiety/data/documents.h"
 #include "tests/fuzz/targets.h"
 
 namespace moiety::fuzz {

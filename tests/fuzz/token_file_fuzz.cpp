@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/token_file.h"
-#include "apps/moiety/token_file_layout.h"
 #include "moiety/base/crc32c.h"
+#include "moiety/data/token_file.h"
+#include "moiety/data/token_file_layout.h"
 #include "tests/fuzz/targets.h"
 
 namespace moiety::fuzz {

@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/documents.h"
 #include "apps/moiety/errors.h"
+#include "moiety/data/documents.h"
 
 namespace moiety::app {
 namespace {

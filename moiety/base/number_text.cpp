@@ -1,4 +1,4 @@
-#include "apps/moiety/number_text.h"
+#include "moiety/base/number_text.h"
 
 #include <array>
 #include <charconv>

@@ -1,3 +1,5 @@
+#include "moiety/data/token_file.h"
+
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -6,10 +8,9 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/moiety/token_file.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
-#include "tests/apps/data_helpers.h"
+#include "tests/data/data_helpers.h"
 
 namespace moiety::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "apps/moiety/sampler.h"
+#include "moiety/data/sampler.h"
 
 #include <algorithm>
 #include <bit>

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/sampler.h"
+#include "moiety/data/sampler.h"
 
 namespace moiety::app {
 namespace {

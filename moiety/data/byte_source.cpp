@@ -1,4 +1,4 @@
-#include "apps/moiety/byte_source.h"
+#include "moiety/data/byte_source.h"
 
 #include <algorithm>
 #include <cerrno>

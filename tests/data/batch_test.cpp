@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/moiety/batch_loader.h"
 #include "moiety/base/error.h"
-#include "tests/apps/data_helpers.h"
+#include "moiety/data/batch_loader.h"
+#include "tests/data/data_helpers.h"
 
 namespace moiety::app {
 namespace {

@@ -1,11 +1,12 @@
+#include "moiety/data/tokenizer.h"
+
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/sha256.h"
-#include "apps/moiety/tokenizer.h"
+#include "moiety/data/sha256.h"
 
 namespace moiety::app {
 namespace {

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/moiety/byte_source.h"
-#include "apps/moiety/tokenizer.h"
+#include "moiety/data/byte_source.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
 

@@ -1,4 +1,4 @@
-#include "apps/moiety/json_fields.h"
+#include "moiety/base/json_fields.h"
 
 #include <charconv>
 #include <limits>

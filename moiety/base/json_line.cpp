@@ -1,10 +1,10 @@
-#include "apps/moiety/json_line.h"
+#include "moiety/base/json_line.h"
 
 #include <cmath>
 
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/number_text.h"
+#include "moiety/base/number_text.h"
 
 namespace moiety::app {
 namespace {

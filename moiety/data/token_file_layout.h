@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "apps/moiety/token_file.h"
+#include "moiety/data/token_file.h"
 
 namespace moiety::app::tok {
 

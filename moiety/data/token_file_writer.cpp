@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/token_file.h"
-#include "apps/moiety/token_file_layout.h"
-#include "apps/moiety/tokenizer.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
+#include "moiety/data/token_file.h"
+#include "moiety/data/token_file_layout.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/moiety/sha256.h"
+#include "moiety/data/sha256.h"
 
 namespace moiety::app {
 

@@ -1,8 +1,8 @@
 #include <vector>
 #include <zlib.h>
 
-#include "apps/moiety/byte_source.h"
 #include "apps/moiety/errors.h"
+#include "moiety/data/byte_source.h"
 
 namespace moiety::app {
 namespace {

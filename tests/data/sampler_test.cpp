@@ -1,3 +1,5 @@
+#include "moiety/data/sampler.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -6,8 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/moiety/sampler.h"
-#include "tests/apps/data_helpers.h"
+#include "tests/data/data_helpers.h"
 
 namespace moiety::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "apps/moiety/prepare.h"
+#include "moiety/data/prepare.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,10 +9,10 @@
 
 #include "apps/moiety/console.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/token_file.h"
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"
+#include "moiety/data/token_file.h"
 
 namespace moiety::app {
 namespace {

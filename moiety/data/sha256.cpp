@@ -1,4 +1,4 @@
-#include "apps/moiety/sha256.h"
+#include "moiety/data/sha256.h"
 
 #include <bit>
 #include <cstring>

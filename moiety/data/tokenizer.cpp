@@ -1,4 +1,4 @@
-#include "apps/moiety/tokenizer.h"
+#include "moiety/data/tokenizer.h"
 
 #include "apps/moiety/errors.h"
 

@@ -1,11 +1,11 @@
-#include "apps/moiety/sample_source.h"
+#include "moiety/data/sample_source.h"
 
 #include <numeric>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/token_file.h"
 #include "moiety/base/error.h"
 #include "moiety/base/rng.h"
+#include "moiety/data/token_file.h"
 
 namespace moiety::app {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/moiety/documents.h"
+#include "moiety/data/documents.h"
 
 namespace moiety::app {
 

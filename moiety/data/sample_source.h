@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/moiety/sampler.h"
-#include "apps/moiety/sha256.h"
+#include "moiety/data/sampler.h"
+#include "moiety/data/sha256.h"
 
 namespace moiety::app {
 

@@ -1,5 +1,5 @@
-#include "apps/moiety/byte_source.h"
 #include "apps/moiety/errors.h"
+#include "moiety/data/byte_source.h"
 
 namespace moiety::app {
 

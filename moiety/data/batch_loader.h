@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "apps/moiety/sample_source.h"
-#include "apps/moiety/sampler.h"
 #include "moiety/base/buffer.h"
+#include "moiety/data/sample_source.h"
+#include "moiety/data/sampler.h"
 
 namespace moiety::app {
 

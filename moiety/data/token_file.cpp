@@ -1,4 +1,4 @@
-#include "apps/moiety/token_file.h"
+#include "moiety/data/token_file.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/token_file_layout.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
+#include "moiety/data/token_file_layout.h"
 
 namespace moiety::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "apps/moiety/documents.h"
+#include "moiety/data/documents.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -11,10 +11,10 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/moiety/batch_loader.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/token_file.h"
-#include "apps/moiety/tokenizer.h"
+#include "moiety/data/batch_loader.h"
+#include "moiety/data/token_file.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/model/transformer.h"
 
 namespace moiety::app {

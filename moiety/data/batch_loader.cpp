@@ -1,4 +1,4 @@
-#include "apps/moiety/batch_loader.h"
+#include "moiety/data/batch_loader.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,5 @@
+#include "moiety/data/prepare.h"
+
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -5,9 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/moiety/prepare.h"
-#include "apps/moiety/token_file.h"
-#include "tests/apps/data_helpers.h"
+#include "moiety/data/token_file.h"
+#include "tests/data/data_helpers.h"
 
 namespace moiety::app {
 namespace {
