@@ -290,7 +290,7 @@ PLANTED = {
     "docs/config.md": "## [run]\n\n| `dir` | |\n| `old` | |\n",
     "docs/reliability.md": "| 0 | done |\n| 3 | data |\n",
     "src.h": "// docs/b.md#b-page, docs/b.md#c-page, docs/c.md\n",
-    "apps/moiety/option_table.inc": 'KEY(run, dir, std::string, "")\nKEY(run, seed, int, 1)\n',
+    "apps/moiety/config/option_table.inc": 'KEY(run, dir, std::string, "")\nKEY(run, seed, int, 1)\n',
     "apps/moiety/program.cpp": 'kCommands[] = {\n    {"train", "", f},\n    {"eval", "", f},\n};\n'
     + '"--ranks" "--quiet"\n',
     "apps/moiety/errors.h": "enum ExitCode : int {\n  kExitDone = 0,\n  kExitDevice = 9,\n};\n",

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "apps/moiety/options.h"
+#include "apps/moiety/config/options.h"
 #include "moiety/model/transformer.h"
 
 namespace moiety::app {

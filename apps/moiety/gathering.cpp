@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "apps/moiety/model_options.h"
+#include "apps/moiety/config/model_options.h"
 #include "moiety/optim/shard_rows.h"
 
 namespace moiety::app {

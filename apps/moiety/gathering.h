@@ -7,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include "apps/moiety/options.h"
+#include "apps/moiety/config/options.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/gtp/executor.h"
 #include "moiety/optim/distributed_optimizer.h"

@@ -1,6 +1,6 @@
 #include "apps/moiety/inference_model.h"
 
-#include "apps/moiety/model_options.h"
+#include "apps/moiety/config/model_options.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/thread/thread_group.h"
 #include "moiety/data/tokenizer.h"

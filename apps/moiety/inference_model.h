@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/rank_model.h"
 #include "moiety/optim/weight_store.h"
 

@@ -7,9 +7,9 @@
 #include <sys/resource.h>
 #include <vector>
 
+#include "apps/moiety/config/model_options.h"
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/model_options.h"
 #include "moiety/base/error.h"
 #include "moiety/base/gpu.h"
 #include "moiety/gemm/gemm_cuda.h"

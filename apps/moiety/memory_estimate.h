@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/moiety/launch.h"
-#include "apps/moiety/options.h"
-#include "apps/moiety/options_check.h"
+#include "apps/moiety/config/launch.h"
+#include "apps/moiety/config/options.h"
+#include "apps/moiety/config/options_check.h"
 #include "moiety/base/device.h"
 #include "moiety/model/config.h"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "apps/moiety/console.h"
+#include "apps/moiety/report/console.h"
 #include "moiety/base/format.h"
 #include "moiety/base/json_line.h"
 

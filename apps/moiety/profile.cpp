@@ -6,7 +6,7 @@
 
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/run_directory.h"
+#include "apps/moiety/report/run_directory.h"
 #include "moiety/base/json_line.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/process.h"

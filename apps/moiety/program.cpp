@@ -2,14 +2,14 @@
 
 #include <cstdio>
 
-#include "apps/moiety/doctor.h"
+#include "apps/moiety/commands/doctor.h"
+#include "apps/moiety/commands/eval.h"
+#include "apps/moiety/commands/generate.h"
+#include "apps/moiety/commands/plan.h"
+#include "apps/moiety/commands/plot.h"
+#include "apps/moiety/commands/quantize.h"
+#include "apps/moiety/commands/train.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/eval.h"
-#include "apps/moiety/generate.h"
-#include "apps/moiety/plan.h"
-#include "apps/moiety/plot.h"
-#include "apps/moiety/quantize.h"
-#include "apps/moiety/train.h"
 #include "moiety/data/prepare.h"
 
 namespace moiety::app {

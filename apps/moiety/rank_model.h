@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "apps/moiety/options_check.h"
+#include "apps/moiety/config/options_check.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/model/transformer.h"
 #include "moiety/moe/ep_group.h"

@@ -20,7 +20,7 @@
 #include "apps/moiety/profile.h"
 #include "apps/moiety/rank_model.h"
 #include "apps/moiety/replay.h"
-#include "apps/moiety/run_files.h"
+#include "apps/moiety/report/run_files.h"
 #include "apps/moiety/step_feed.h"
 #include "apps/moiety/tensor_check.h"
 #include "apps/moiety/watchdog.h"

@@ -1,10 +1,10 @@
 // Checkpoints of a training: written beside it, heard of at step borders.
 #include <utility>
 
-#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/config/checkpoints.h"
+#include "apps/moiety/config/training_state.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/trainer.h"
-#include "apps/moiety/training_state.h"
 
 namespace moiety::app {
 namespace {

@@ -4,14 +4,14 @@
 #include <tuple>
 #include <utility>
 
-#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/config/checkpoints.h"
+#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/resume.h"
+#include "apps/moiety/config/training_state.h"
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/hardware.h"
-#include "apps/moiety/model_options.h"
-#include "apps/moiety/resume.h"
 #include "apps/moiety/trainer.h"
-#include "apps/moiety/training_state.h"
 #include "moiety/base/gpu.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/loader.h"

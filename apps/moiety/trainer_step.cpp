@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "apps/moiety/commands/signals.h"
+#include "apps/moiety/config/model_options.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/model_options.h"
-#include "apps/moiety/signals.h"
 #include "apps/moiety/trainer.h"
 #include "moiety/comm/mpi/mpi_group.h"
 #include "moiety/model/step_input.h"

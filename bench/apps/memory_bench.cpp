@@ -11,12 +11,12 @@
 #include <unistd.h>
 #include <vector>
 
+#include "apps/moiety/config/model_options.h"
 #include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
 #include "apps/moiety/gathering.h"
 #include "apps/moiety/memory_estimate.h"
-#include "apps/moiety/model_options.h"
 #include "apps/moiety/rank_model.h"
 #include "apps/moiety/step_feed.h"
 #include "bench/harness.h"

@@ -7,8 +7,8 @@
 #include <future>
 #include <memory>
 
-#include "apps/moiety/console.h"
 #include "apps/moiety/errors.h"
+#include "apps/moiety/report/console.h"
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"

@@ -1,4 +1,4 @@
-#include "apps/moiety/console.h"
+#include "apps/moiety/report/console.h"
 
 #include <algorithm>
 #include <cstdlib>

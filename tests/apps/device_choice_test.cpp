@@ -1,4 +1,4 @@
-#include "apps/moiety/device_choice.h"
+#include "apps/moiety/config/device_choice.h"
 
 #include <gtest/gtest.h>
 

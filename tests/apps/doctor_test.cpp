@@ -1,4 +1,4 @@
-#include "apps/moiety/doctor.h"
+#include "apps/moiety/commands/doctor.h"
 
 #include "moiety/base/gpu.h"
 #include "moiety/gemm/gemm_cuda.h"

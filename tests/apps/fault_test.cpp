@@ -8,8 +8,8 @@
 #include <set>
 #include <thread>
 
+#include "apps/moiety/config/model_options.h"
 #include "apps/moiety/memory_estimate.h"
-#include "apps/moiety/model_options.h"
 #include "apps/moiety/replay.h"
 #include "apps/moiety/tensor_check.h"
 #include "apps/moiety/trainer.h"

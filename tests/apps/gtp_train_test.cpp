@@ -4,7 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/evaluation.h"
 #include "moiety/checkpoint/loader.h"

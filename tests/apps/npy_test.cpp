@@ -1,5 +1,5 @@
 // .npy files: what NumPy writes, and what it does not.
-#include "apps/moiety/npy.h"
+#include "apps/moiety/commands/npy.h"
 
 #include <cstring>
 

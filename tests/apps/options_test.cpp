@@ -1,4 +1,4 @@
-#include "apps/moiety/options.h"
+#include "apps/moiety/config/options.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/options_check.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/model_options.h"
-#include "apps/moiety/options_check.h"
 #include "tests/data/data_helpers.h"
 
 namespace moiety::app {

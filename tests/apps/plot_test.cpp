@@ -4,10 +4,10 @@
 #include <limits>
 #include <random>
 
-#include "apps/moiety/axis.h"
-#include "apps/moiety/chart.h"
-#include "apps/moiety/run_history.h"
-#include "apps/moiety/run_plots.h"
+#include "apps/moiety/report/axis.h"
+#include "apps/moiety/report/chart.h"
+#include "apps/moiety/report/run_history.h"
+#include "apps/moiety/report/run_plots.h"
 #include "moiety/base/json_fields.h"
 #include "tests/apps/train_helpers.h"
 #include "tests/apps/xml_reader.h"

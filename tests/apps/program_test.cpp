@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "apps/moiety/run_directory.h"
+#include "apps/moiety/report/run_directory.h"
 #include "moiety/base/gpu.h"
 #include "tests/apps/train_helpers.h"
 

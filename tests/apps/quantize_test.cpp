@@ -1,11 +1,11 @@
 // `moiety quantize` and `moiety dequantize` through the program, held against the golden vectors
 // and against the library.
-#include "apps/moiety/quantize.h"
+#include "apps/moiety/commands/quantize.h"
 
 #include <cstring>
 
-#include "apps/moiety/npy.h"
-#include "apps/moiety/quantized_directory.h"
+#include "apps/moiety/commands/npy.h"
+#include "apps/moiety/commands/quantized_directory.h"
 #include "moiety/formats/bf16.h"
 #include "tests/apps/train_helpers.h"
 

@@ -1,4 +1,4 @@
-#include "apps/moiety/run_directory.h"
+#include "apps/moiety/report/run_directory.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Event files, read back by a reader of their format that shares nothing with the writer but
 // crc32c.
-#include "apps/moiety/tensorboard.h"
+#include "apps/moiety/report/tensorboard.h"
 
 #include <cstring>
 #include <optional>

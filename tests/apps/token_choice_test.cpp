@@ -1,4 +1,4 @@
-#include "apps/moiety/token_choice.h"
+#include "apps/moiety/commands/token_choice.h"
 
 #include <cmath>
 #include <map>

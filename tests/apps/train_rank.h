@@ -5,11 +5,11 @@
 #include <filesystem>
 #include <functional>
 
-#include "apps/moiety/checkpoints.h"
+#include "apps/moiety/config/checkpoints.h"
+#include "apps/moiety/config/model_options.h"
 #include "apps/moiety/evaluation.h"
 #include "apps/moiety/expert_capacity.h"
 #include "apps/moiety/gathering.h"
-#include "apps/moiety/model_options.h"
 #include "apps/moiety/rank_model.h"
 #include "moiety/base/arena.h"
 #include "moiety/base/parallel.h"

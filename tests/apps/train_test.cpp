@@ -5,8 +5,8 @@
 #include <thread>
 #include <unistd.h>
 
-#include "apps/moiety/model_options.h"
-#include "apps/moiety/signals.h"
+#include "apps/moiety/commands/signals.h"
+#include "apps/moiety/config/model_options.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {

@@ -1,8 +1,8 @@
 #include <string>
 
+#include "apps/moiety/commands/npy.h"
+#include "apps/moiety/commands/quantized_description.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/npy.h"
-#include "apps/moiety/quantized_description.h"
 #include "tests/fuzz/targets.h"
 
 namespace moiety::fuzz {

@@ -1,0 +1,86 @@
+// Arguments and work of `moiety dequantize`.
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/commands/npy.h"
+#include "apps/moiety/commands/quantize.h"
+#include "apps/moiety/commands/quantized_directory.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/report/run_directory.h"
+#include "moiety/quant/dequantize.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "The values of what `moiety quantize` wrote, as a float32 .npy file in the shape of the "
+    "input;\n"
+    "of columns ([K, M], in MXFP8 [M, K]) with --col.";
+
+struct Arguments {
+  std::string directory, out;
+  bool col = false, operand = false, undo_rht = false, force = false;
+};
+
+// The shape of the values, [rows, cols] of the direction.
+std::array<int64_t, 2> matrix_shape(const QuantizedView& view, const Arguments& a) {
+  if (!a.col || is_mxfp8(view.spec.format)) return {view.rows, view.cols};
+  const bool rotated = view.spec.rht_col && !a.undo_rht;
+  return {view.cols, rotated ? (view.rows + 15) / 16 * 16 : view.rows};
+}
+
+void check(const StoredTensor& stored, const Arguments& a) {
+  const QuantizedDescription& d = stored.description;
+  if (!(a.col ? d.directions.col : d.directions.row)) {
+    throw UsageError("{}: has no {} data", a.directory, a.col ? "col" : "row");
+  }
+  if (a.undo_rht && !(a.col && d.spec.rht_col)) {
+    throw UsageError("{}: --undo-rht is for --col of a tensor with --rht", a.directory);
+  }
+}
+
+}  // namespace
+
+int dequantize_command(const std::vector<std::string>& arguments) {
+  Arguments a;
+  CLI::App app(kAbout, "moiety dequantize");
+  app.add_option("DIR", a.directory, "of `moiety quantize`")->required();
+  app.add_option("--out", a.out, "OUT.npy")->required();
+  app.add_flag("--col", a.col, "the columns");
+  CLI::Option* operand = app.add_flag(
+      "--operand", a.operand,
+      "what a GEMM without block-scaled instructions multiplies: bfloat16, as uint16, without the "
+      "scales that its accumulators get");
+  app.add_flag("--undo-rht", a.undo_rht, "take the random Hadamard transform of columns back")
+      ->excludes(operand);
+  app.add_flag("--force", a.force, "overwrite OUT.npy");
+  if (!parse_command_line(app, arguments)) return kExitDone;
+  if (!a.force && std::filesystem::exists(a.out)) {
+    throw UsageError("{}: is there already; --force overwrites", a.out);
+  }
+  const StoredTensor stored = read_quantized(a.directory);
+  check(stored, a);
+
+  const Direction direction = a.col ? Direction::kCol : Direction::kRow;
+  const std::array<int64_t, 2> matrix = matrix_shape(stored.view, a);
+  const Tensor out(a.operand ? DType::kBFloat16 : DType::kFloat32, matrix, "values");
+  if (a.operand) {
+    quant::dequantize_operand(stored.view, direction, out, Stream());
+  } else {
+    quant::dequantize(stored.view, direction, out, {.undo_rht = a.undo_rht}, Stream());
+  }
+  std::span<const int64_t> shape = matrix;
+  if (!a.col) shape = stored.description.shape;
+  const TensorView& values = out;
+  replace_file(a.out, npy_header(a.operand ? "<u2" : "<f4", shape),
+               {static_cast<const char*>(values.raw()), static_cast<size_t>(values.bytes())});
+  std::puts(text("{}: {}", a.out, values.describe()).c_str());
+  return kExitDone;
+}
+
+}  // namespace moiety::app

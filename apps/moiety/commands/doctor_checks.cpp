@@ -1,0 +1,305 @@
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "apps/moiety/commands/doctor.h"
+#include "apps/moiety/cpu_peak.h"
+#include "moiety/base/deadline.h"
+#include "moiety/base/error.h"
+#include "moiety/base/format.h"
+#include "moiety/base/parallel.h"
+#include "moiety/comm/memory_exchange.h"
+#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/thread/thread_group.h"
+#include "moiety/gemm/gemm_block.h"
+
+namespace moiety::app {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr double kGiga = 1 << 30;
+
+// A file descriptor, or none.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+std::string first_line(const char* path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// The value of the first "key : value" line of a file of /proc.
+std::string proc_value(const char* path, std::string_view key) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t begin = line.find_first_not_of(" \t", line.find(':') + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return {};
+}
+
+HealthCheck cpu() {
+  HealthCheck f{.name = "cpu", .text = proc_value("/proc/cpuinfo", "model name")};
+  if (f.text.empty()) f.text = "a CPU without a name";
+  std::istringstream words(proc_value("/proc/cpuinfo", "flags"));
+  const std::vector<std::string> flags{std::istream_iterator<std::string>(words), {}};
+  f.facts.add("model", f.text);
+  std::string has;
+  for (const char* flag : {"avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16"}) {
+    const bool found = std::find(flags.begin(), flags.end(), flag) != flags.end();
+    f.facts.add(flag, found);
+    if (found) has += text(" {}", flag);
+  }
+  f.text += has.empty() ? ": no AVX2" : ":" + has;
+  return f;
+}
+
+HealthCheck products(bool measure) {
+  HealthCheck f{.name = "products"};
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    const gemm::GemmEngine engine = gemm::automatic_engine(dtype);
+    const char* type = dtype == DType::kBFloat16 ? "bf16" : "fp32";
+    f.facts.add(type, gemm::name(engine));
+    f.text += text("{}{} by {}", f.text.empty() ? "" : ", ", type, gemm::name(engine));
+    if (measure) {
+      const double tflops = measured_tflops(dtype);
+      f.facts.add(text("{}_tflops", type), tflops);
+      f.text += text(" ({:.3f} TFLOP/s)", tflops);
+    }
+    if (engine != gemm::GemmEngine::kReference) continue;
+    f.health = Health::kWarn;
+    f.fix =
+        "matrix products run in scalar code, which is slow: use a CPU with AVX2 and FMA, or a "
+        "build with oneDNN (libdnnl-dev)";
+  }
+  const std::string version = gemm::onednn_version();
+  f.facts.add("onednn", version);
+  f.text += version.empty() ? "; no oneDNN in this build" : "; oneDNN " + version;
+  return f;
+}
+
+// Cores that the control group allows, if it sets a limit.
+std::optional<double> quota() {
+  std::istringstream v2(first_line("/sys/fs/cgroup/cpu.max"));
+  std::string most;
+  double period = 0;
+  if (v2 >> most >> period && most != "max") return std::strtod(most.c_str(), nullptr) / period;
+  const double v1 = std::atof(first_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").c_str());
+  period = std::atof(first_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us").c_str());
+  if (v1 > 0 && period > 0) return v1 / period;
+  return std::nullopt;
+}
+
+HealthCheck cores() {
+  const int usable = core_count();
+  const int64_t present = ::sysconf(_SC_NPROCESSORS_ONLN);
+  HealthCheck f{.name = "cores",
+                .text = text("{} of {} usable; loops by {}", usable, present, loop_engine())};
+  f.facts.add("usable", usable).add("present", present).add("loops", loop_engine());
+  const std::optional<double> allowed = quota();
+  if (allowed) f.facts.add("quota", *allowed);
+  if (allowed && *allowed < usable - 0.01) {
+    f.health = Health::kWarn;
+    f.text += text("; the control group allows {:.1f}", *allowed);
+    f.fix =
+        "more threads than that wait for each other: raise the limit, or start with "
+        "`taskset -c` on as many cores";
+  } else if (std::string_view(loop_engine()) == "serial") {
+    f.health = Health::kWarn;
+    f.fix = "a rank uses one core: configure with MOIETY_OPENMP=ON";
+  }
+  return f;
+}
+
+HealthCheck memory() {
+  const double total = machine_bytes();
+  double available = 1024 * std::atof(proc_value("/proc/meminfo", "MemAvailable").c_str());
+  HealthCheck f{.name = "memory"};
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    const double limit = std::atof(first_line(path).c_str());  // "max" is 0
+    if (limit <= 0 || limit >= total) continue;
+    f.facts.add("limit", limit);
+    available = std::min(available, limit);
+  }
+  f.facts.add("total", total).add("available", available);
+  f.text = text("{:.1f} GiB available of {:.1f}", available / kGiga, total / kGiga);
+  if (available < kGiga) {
+    f.health = Health::kWarn;
+    f.fix =
+        "even a small model with its optimizer state needs some hundred MiB: end other programs";
+  }
+  return f;
+}
+
+// Two ranks hand each other memory in the way of processes; what failed, if it does not work.
+std::string hand_over_memory() {
+  const std::vector<comm::Nonce> nonces{comm::random_nonce(), comm::random_nonce()};
+  try {
+    comm::run_thread_ranks(2, {.deadline = Seconds(5)}, [&](comm::Communicator& world) {
+      const int me = world.rank(), peer = 1 - me;
+      const auto memory = comm::exchange_memory(world.bootstrap(), "memfd", 4096, nonces);
+      memory[peer].get()[me] = std::byte{42};
+      world.barrier();
+      if (memory[me].get()[peer] != std::byte{42}) {
+        fail(ErrorKind::kUnsupported, "memfd: what one rank stores does not reach the other");
+      }
+    });
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+HealthCheck shared_memory() {
+  const std::string failed = hand_over_memory();
+  HealthCheck f{.name = "shared memory"};
+  f.facts.add("works", failed.empty());
+  if (failed.empty()) {
+    f.text = "processes of this host can map each other's memory";
+  } else {
+    f.health = Health::kWarn;
+    f.text = text("processes cannot map each other's memory: {}", failed);
+    f.fix =
+        "ranks that are processes use MPI's collectives instead, which is slower; look at what "
+        "the sandbox forbids (seccomp), or use --ranks";
+  }
+  return f;
+}
+
+HealthCheck mpi() {
+  const comm::mpi::Status status = comm::mpi::status();
+  HealthCheck f{
+      .health = status.available ? Health::kOk : Health::kInfo, .name = "mpi", .text = status.text};
+  f.facts.add("available", status.available);
+  if (!status.available) f.fix = "needed for mpirun only; ranks as threads (--ranks) need no MPI";
+  return f;
+}
+
+HealthCheck files() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  HealthCheck f{.name = "open files", .text = text("{} allowed", limit.rlim_cur)};
+  f.facts.add("limit", uint64_t(limit.rlim_cur));
+  if (limit.rlim_cur < 256) {
+    f.health = Health::kWarn;
+    f.fix = "raise the limit: ulimit -n 4096";
+  }
+  return f;
+}
+
+// MB/s of writing and fsync, over at most a second of writing.
+double write_speed(int fd) {
+  const std::vector<char> block(1 << 20, 'm');
+  const Deadline limit{Seconds(1)};
+  double bytes = 0;
+  while (bytes < (64 << 20) && !limit.expired()) {
+    const ssize_t written = ::write(fd, block.data(), block.size());
+    if (written <= 0) return 0;
+    bytes += double(written);
+  }
+  return ::fsync(fd) == 0 ? bytes / limit.elapsed().count() * 1e-6 : 0;
+}
+
+HealthCheck failed_disk(const fs::path& directory, const std::string& what) {
+  const std::string why = std::strerror(errno);
+  return {.health = Health::kFail,
+          .name = "disk",
+          .text = text("{}: {}: {}", directory.string(), what, why),
+          .fix = "choose a run directory that can be written to"};
+}
+
+HealthCheck disk(const fs::path& directory, bool measure) {
+  struct statvfs space {};
+  if (::statvfs(directory.c_str(), &space) != 0) return failed_disk(directory, "cannot be read");
+  const std::string path = directory / text(".moiety-doctor-{}", ::getpid());
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file) return failed_disk(directory, "no file can be made");
+  const bool direct = bool(Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC)));
+  ::unlink(path.c_str());
+  if (::fsync(file.get()) != 0) return failed_disk(directory, "fsync");
+  const bool locks = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
+
+  const double available = double(space.f_bavail) * double(space.f_frsize);
+  HealthCheck f{.name = "disk", .text = text("{:.1f} GiB free", available / kGiga)};
+  f.facts.add("free", available).add("direct", direct).add("locks", locks);
+  if (measure) {
+    const double speed = write_speed(file.get());
+    f.facts.add("write_mb_s", speed);
+    f.text += text(", writes {:.0f} MB/s", speed);
+  }
+  f.text += direct ? ", reads past the cache (O_DIRECT)" : ", no O_DIRECT";
+  if (!locks) {
+    f.health = Health::kFail;
+    f.text += ", no locks (flock)";
+    f.fix = "two trainers could write one run directory: use a file system with locks";
+  } else if (available < 2 * kGiga) {
+    f.health = Health::kWarn;
+    f.fix = "a checkpoint takes 12 bytes a parameter, and at least two are kept: free some space";
+  } else if (!direct) {
+    f.fix = "what is verified after a save may come from the system's cache";
+  }
+  return f;
+}
+
+HealthCheck build() {
+#ifdef __clang__
+  const std::string compiler = __VERSION__;
+#else
+  const std::string compiler = "GCC " __VERSION__;
+#endif
+  HealthCheck f{.name = "build", .text = text("moiety {}, {}", MOIETY_VERSION, compiler)};
+  f.facts.add("compiler", compiler);
+#ifdef NDEBUG
+  f.facts.add("assertions", false);
+#else
+  f.facts.add("assertions", true);
+#endif
+#ifndef __OPTIMIZE__
+  f.health = Health::kWarn;
+  f.text += ", not optimized";
+  f.fix = "configure with `cmake --preset cpu` or CMAKE_BUILD_TYPE=Release";
+#endif
+  return f;
+}
+
+}  // namespace
+
+std::vector<HealthCheck> examine(const fs::path& directory, bool measure) {
+  std::vector<HealthCheck> checks{
+      build(),         cpu(), products(measure), cores(), memory(),
+      shared_memory(), mpi(), gpu_check(),       files(), disk(directory, measure)};
+  if (measure) {
+    checks.push_back(gpu_library_check());
+    checks.push_back(nvlink_check());
+  }
+  return checks;
+}
+
+}  // namespace moiety::app

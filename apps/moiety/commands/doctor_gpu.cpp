@@ -1,0 +1,184 @@
+#include <algorithm>
+#include <cstddef>
+#include <fstream>
+
+#include "apps/moiety/commands/doctor.h"
+#include "moiety/base/format.h"
+#include "moiety/base/gpu.h"
+#include "moiety/base/shared_library.h"
+#include "moiety/gemm/gemm_cuda.h"
+#include "moiety/nn/attention_cuda.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr unsigned kMostLinks = 18;  // of a GPU: NVML_NVLINK_MAX_LINKS
+
+// 13000 is 13.0, as CUDA counts.
+std::string cuda_version(int version) { return text("{}.{}", version / 1000, version % 1000 / 10); }
+
+// The newest CUDA version that the installed driver supports, in any build; 0 without a driver.
+int driver_cuda() {
+  const SharedLibrary driver = SharedLibrary::open({"libcuda.so.1"});
+  int version = 0;
+  const auto get = driver.find<int(int*)>("cuDriverGetVersion");
+  return get && get(&version) == 0 ? version : 0;
+}
+
+std::string driver_release() {
+  std::ifstream in("/sys/module/nvidia/version");
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+constexpr const char* kNccl = "libnccl.so.2";
+constexpr int kNcclLeast = 22800;  // 10000 * major + 100 * minor + patch
+
+// 0: it is not there.
+int nccl_version(const SharedLibrary& library) {
+  int version = 0;
+  const auto get = library.find<int(int*)>("ncclGetVersion");
+  return get && get(&version) == 0 ? version : 0;
+}
+
+}  // namespace
+
+HealthCheck gpu_check() {
+  const GpuStatus& status = gpu_status();
+  const int driver = driver_cuda();
+  const std::string release = driver_release();
+  HealthCheck f{.health = Health::kInfo, .name = "gpu"};
+  f.facts.add("cuda", status.built).add("gpus", status.count);
+  if (driver > 0) f.facts.add("driver_cuda", cuda_version(driver));
+  if (!release.empty()) f.facts.add("driver", release);
+  if (status.built) f.facts.add("runtime", cuda_version(status.runtime));
+  const std::string driver_text = text("driver {}{}for CUDA up to {}", release,
+                                       release.empty() ? "" : " ", cuda_version(driver));
+  if (status.count == 0) {
+    f.text = status.text;
+    if (driver > 0 && !status.built) f.text += text("; {} is installed", driver_text);
+    if (driver > 0 && status.built) {
+      f.health = Health::kWarn;
+      f.fix = driver < status.runtime
+                  ? text("CUDA {} needs a newer driver", cuda_version(status.runtime))
+                  : "see whether nvidia-smi lists a GPU, and what CUDA_VISIBLE_DEVICES hides";
+    }
+    return f;
+  }
+  f.health = Health::kOk;
+  bool old = false;
+  for (int i = 0; i < status.count; ++i) {
+    const GpuProperties& p = gpu_properties(i);
+    old = old || p.major < 9;
+    f.text += text("{}{}: {}, {}, compute capability {}.{}, {} multiprocessors", i ? "; " : "", i,
+                   p.name, bytes_text(p.memory), p.major, p.minor, p.multiprocessors);
+    f.facts.add(text("gpu{}", i), p.name)
+        .add(text("gpu{}_memory", i), p.memory)
+        .add(text("gpu{}_capability", i), text("{}.{}", p.major, p.minor))
+        .add(text("gpu{}_multiprocessors", i), p.multiprocessors);
+  }
+  f.text += text("; {}, run time {}", driver_text, cuda_version(status.runtime));
+  if (old) {
+    f.health = Health::kWarn;
+    f.fix = "GPUs below compute capability 9.0 (Hopper) run none of the kernels";
+  }
+  return f;
+}
+
+HealthCheck gpu_library_check() {
+  HealthCheck f{.health = Health::kInfo, .name = "gpu libraries"};
+  if (!gpu_status().built) {
+    f.text = text("not looked for: {}", gpu_status().text);
+    return f;
+  }
+  std::string packages;
+  const auto add = [&](const std::string& found) {
+    f.text += (f.text.empty() ? "" : "; ") + found;
+  };
+  // `found`: the library, or why there is none.
+  const auto tell = [&](const char* library, bool available, const std::string& found,
+                        const char* without, const char* package) {
+    if (available) {
+      add(found);
+      f.facts.add(library, found);
+    } else {
+      add(text("no {}: {} ({})", library, without, found));
+      packages += text(" {}", package);
+    }
+  };
+  const gemm::CublasLtStatus& products = gemm::cublaslt_status();
+  tell("cuBLASLt", products.available, products.text,
+       "bf16 products run on Moiety's own kernels, at half the speed", "nvidia-cublas");
+  const model::CudnnStatus& attention = model::cudnn_status();
+  tell("cuDNN", attention.available, attention.text,
+       "attention runs on Moiety's own kernels, at half the speed",
+       "nvidia-cudnn-cu13 nvidia-cuda-nvrtc");
+  const SharedLibrary nccl = SharedLibrary::open({kNccl});
+  const int version = nccl_version(nccl);
+  const bool fits = version >= kNcclLeast;
+  const std::string found = !nccl  ? text("{} was not found", kNccl)
+                            : fits ? text("NCCL {} ({})", dotted_version(version), nccl.path())
+                                   : text("{} of {}, at least {} is needed", nccl.path(),
+                                          dotted_version(version), dotted_version(kNcclLeast));
+  tell("NCCL", fits, found, "needed by several GPUs, not by one", "nvidia-nccl-cu13");
+  // Nobody without a GPU is sent to install them.
+  if (gpu_status().count > 0 && !packages.empty()) f.fix = "pip install" + packages;
+  return f;
+}
+
+HealthCheck nvlink_health(const std::vector<int>& links) {
+  HealthCheck f{.health = Health::kInfo, .name = "nvlink"};
+  f.facts.add("gpus", static_cast<int64_t>(links.size()));
+  for (size_t i = 0; i < links.size(); ++i) {
+    f.text += text("{}GPU {}: {} link{}", i > 0 ? "; " : "", i, links[i], links[i] == 1 ? "" : "s");
+    f.facts.add(text("gpu{}_links", i), links[i]);
+  }
+  if (links.empty()) {
+    f.text = "no GPU is listed";
+    return f;
+  }
+  const auto [least, most] = std::minmax_element(links.begin(), links.end());
+  if (*most == 0) {
+    f.text = text("{} GPU{}, no link between GPUs is active", links.size(),
+                  links.size() == 1 ? "" : "s");
+    if (links.size() > 1) f.text += ": they reach each other over PCIe";
+  } else if (*least < *most) {
+    f.health = Health::kWarn;
+    f.fix =
+        "GPUs of one machine have unequally many links: look at `nvidia-smi nvlink --status` and "
+        "at the fabric manager";
+  } else {
+    f.health = Health::kOk;
+  }
+  return f;
+}
+
+HealthCheck nvlink_check() {
+  const SharedLibrary nvml = SharedLibrary::open({"libnvidia-ml.so.1"});
+  const auto begin = nvml.find<int()>("nvmlInit_v2");
+  const auto end = nvml.find<int()>("nvmlShutdown");
+  const auto count_of = nvml.find<int(unsigned*)>("nvmlDeviceGetCount_v2");
+  const auto device_of = nvml.find<int(unsigned, void**)>("nvmlDeviceGetHandleByIndex_v2");
+  const auto state_of = nvml.find<int(void*, unsigned, int*)>("nvmlDeviceGetNvLinkState");
+  if (!begin || !end || !count_of || !device_of || !state_of || begin() != 0) {
+    const char* why = nvml ? "NVML does not start" : "no NVML (libnvidia-ml.so.1 of the driver)";
+    return {.health = Health::kInfo, .name = "nvlink", .text = text("not known: {}", why)};
+  }
+  std::vector<int> links;
+  unsigned count = 0;
+  count_of(&count);
+  for (unsigned i = 0; i < count; ++i) {
+    void* device = nullptr;
+    int active = 0;
+    for (unsigned link = 0; device_of(i, &device) == 0 && link < kMostLinks; ++link) {
+      int state = 0;
+      active += state_of(device, link, &state) == 0 && state == 1;
+    }
+    links.push_back(active);
+  }
+  end();
+  return nvlink_health(links);
+}
+
+}  // namespace moiety::app

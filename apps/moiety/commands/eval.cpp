@@ -1,0 +1,81 @@
+#include "apps/moiety/commands/eval.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/config/device_choice.h"
+#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/evaluation.h"
+#include "apps/moiety/inference_model.h"
+#include "moiety/base/json_line.h"
+#include "moiety/data/tokenizer.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "How well a checkpoint predicts token files. Prints one JSON line: loss in nats per token,\n"
+    "perplexity, bits per byte of text, and by MoE layer how many tokens the busiest expert gets,\n"
+    "against the mean (bal; 1 is balanced).";
+
+std::string result_line(const CheckpointInfo& checkpoint, const EvaluationResult& result) {
+  return JsonLine()
+      .add("checkpoint", checkpoint.path)
+      .add("step", checkpoint.step)
+      .add("tokens", result.tokens)
+      .add("loss", result.loss)
+      .add("perplexity", std::exp(result.loss))
+      .add("bits_per_byte", result.bits_per_byte)
+      .add("bal", std::span<const double>(result.balance))
+      .text();
+}
+
+}  // namespace
+
+int eval_command(const std::vector<std::string>& arguments) {
+  std::string path, wanted = "auto";
+  std::vector<std::string> data;
+  int64_t samples = 64;
+  CLI::App app(kAbout, "moiety eval");
+  app.add_option("CKPT", path, "checkpoint, or run directory: its newest one")->required();
+  app.add_option("--data", data, "token files")->required();
+  app.add_option("--samples", samples, "of each file, from its start")
+      ->check(CLI::PositiveNumber.description(""))
+      ->capture_default_str();
+  add_device_option(app, wanted);
+  if (!parse_command_line(app, arguments)) return kExitDone;
+
+  const Device device = rank_device(wanted, 1);
+  const CheckpointInfo checkpoint = read_checkpoint_info(find_checkpoint(path));
+  const Options& o = checkpoint.options;
+  const Tokenizer tokenizer = Tokenizer::load(o.data.tokenizer);
+  std::vector<WeightedPath> files;
+  for (const std::string& file : data) files.push_back({file});
+  const auto source =
+      open_token_files(files, o.data.seq_len, tokenizer.vocab(), tokenizer.identity());
+  run_alone([&](comm::Communicator& world) {
+    const Stream stream = Stream::on(device);
+    const int64_t tokens = o.train.micro_batch * o.data.seq_len;
+    InferenceModel model(checkpoint, tokens, world, stream);
+    // As validation in the run: with the recipe of the step that the checkpoint is of.
+    model.transformer().set_precision(
+        precision_of_recipe(o, recipe_of_step(o, std::max<int64_t>(checkpoint.step, 1))));
+    LoaderConfig loader;
+    loader.micro_batch = o.train.micro_batch;
+    loader.document_mask = o.data.document_mask;
+    ValidationSet set(source, samples, loader);
+    ExpertCapacity capacity(o, model.transformer(), tokens);
+    Arena arena("activations", device);
+    const EvaluationResult result = evaluate(model.model(), set, capacity, arena, stream);
+    std::puts(result_line(checkpoint, result).c_str());
+    model.model().close();
+  });
+  return kExitDone;
+}
+
+}  // namespace moiety::app

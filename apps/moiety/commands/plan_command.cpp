@@ -1,0 +1,143 @@
+// Arguments and work of `moiety plan`.
+#include <array>
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/commands/plan.h"
+#include "apps/moiety/commands/plan_timeline.h"
+#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/options_check.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/hardware.h"
+#include "apps/moiety/report/run_directory.h"
+#include "moiety/data/tokenizer.h"
+#include "moiety/model/step_trace.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "What a layout would do to a training step, from shapes alone: no device is touched and "
+    "nothing\n"
+    "runs. --gtp plans generalized tensor parallelism with the planner that training would use:\n"
+    "gathers, reduces, slots, and what of the transfers computing has to wait for. Times are\n"
+    "estimates by the rates of --hardware.\n\n"
+    "Configuration and layout as for moiety train: --config files, then --section.key=value;\n"
+    "the degrees are parallel.tp, gtp, ep and egtp, and dp is what remains.";
+
+// Of the peaks, until they are measured.
+constexpr double kGemmShare = 0.80, kMemoryShare = 0.90, kLinkShare = 0.82;
+
+struct Arguments {
+  std::vector<std::string> files;
+  std::string ranks, hardware = "h200", out;
+  bool gtp = false;
+  double begin_ms = 0, end_ms = 0;
+};
+
+void add_options(CLI::App& app, Arguments& a) {
+  app.add_option("--config", a.files, "TOML file; several are read in order")
+      ->take_all()
+      ->expected(1);
+  app.add_option("--ranks", a.ranks, "ranks: run.ranks");
+  app.add_flag("--gtp", a.gtp, "the plan of gathers and reduces");
+  std::vector<std::string> names;
+  for (const Hardware& h : kHardware) names.emplace_back(h.name);
+  app.add_option("--hardware", a.hardware, "a100, h100, h200, b200 or gb200")
+      ->check(CLI::IsMember(names).description(""))
+      ->capture_default_str();
+  app.add_option("--out", a.out, "an SVG picture of the step; - is stdout, in place of the report");
+  app.add_option("--from", a.begin_ms, "begin of the picture, ms of the step [0]");
+  app.add_option("--to", a.end_ms, "its end; 0 is the step's [0]");
+}
+
+bool linked(const Hardware& h, const gtp::Grid& grid) {
+  return grid.tp * grid.gtp <= h.domain && grid.ep * grid.egtp <= h.domain;
+}
+
+gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::Grid& grid) {
+  if (recipe == "fp32") {
+    throw UsageError(
+        "precision.recipe = \"fp32\": plan has rates of bf16 and of quantized formats");
+  }
+  gtp::Policy policy = gtp::Policy::for_memory(h.memory);
+  policy.flops_per_ns = 1e3 * kGemmShare * h.rate(recipe);
+  policy.memory_bytes_per_ns = 1e3 * kMemoryShare * h.bandwidth;
+  policy.bytes_per_ns = kLinkShare * (linked(h, grid) ? h.link : h.network);
+  return policy;
+}
+
+model::StepShape shape_of(const Options& o, const Hardware& h, const gtp::Grid& grid) {
+  const int64_t slice = o.train.micro_batch * data_ranks(grid);
+  if (o.train.global_batch % slice != 0) {
+    throw UsageError(
+        "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",
+        o.train.global_batch, o.train.micro_batch, data_ranks(grid));
+  }
+  return {.grid = grid,
+          .sequences = o.train.micro_batch,
+          .seq_len = o.data.seq_len,
+          .micro_batches = int(o.train.global_batch / slice),
+          .storage = storage_dtype(o),
+          .wire = gradient_wire(o),
+          .mapped = linked(h, grid)};
+}
+
+std::string describe(const Options& o, const Hardware& h, const model::StepShape& s) {
+  const gtp::Grid& g = s.grid;
+  return text(
+      "tp {} x gtp {} x dp {}, ep {} x egtp {} x edp {}; {} micro-batches of {} tokens; {} on {}",
+      g.tp, g.gtp, g.dp, g.ep, g.egtp, g.edp, s.micro_batches, s.sequences * s.seq_len,
+      o.precision.recipe, h.name);
+}
+
+void plan_gtp(const Options& o, const Arguments& a) {
+  const Hardware& hardware = *std::find_if(kHardware.begin(), kHardware.end(),
+                                           [&](const Hardware& h) { return h.name == a.hardware; });
+  const model::Config config = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
+  const gtp::Grid grid = check_layout(o);
+  const gtp::Policy policy = policy_of(hardware, o.precision.recipe, grid);
+  const model::StepShape shape = shape_of(o, hardware, grid);
+  const model::StepTrace trace =
+      model::step_trace(config, precision_of_recipe(o, o.precision.recipe), shape, policy);
+  PlannedStep step{trace.events, trace.bundles, gtp::plan(trace.events, trace.bundles, policy), {}};
+  step.schedule = gtp::simulate(step.plan, step.trace, step.bundles, policy);
+  const bool by_rows = std::any_of(trace.bundles.begin(), trace.bundles.end(),
+                                   [](const gtp::BundleSpec& b) { return b.rows.tokens > 0; });
+  const std::string about = describe(o, hardware, shape) + (by_rows ? "; embedding by rows" : "");
+  if (a.out != "-") std::printf("layout     %s\n%s", about.c_str(), plan_report(step).c_str());
+  if (a.out.empty()) return;
+  TimelineOptions options{.title = "A step's plan", .note = about, .begin_ns = 1e6 * a.begin_ms};
+  if (a.end_ms > 0) options.end_ns = 1e6 * a.end_ms;
+  const std::string svg = draw_timeline(step, options);
+  if (a.out == "-") {
+    std::fputs(svg.c_str(), stdout);
+  } else {
+    replace_file(a.out, svg);
+  }
+}
+
+}  // namespace
+
+int plan_command(const std::vector<std::string>& given) {
+  std::vector<std::string> arguments = given;
+  std::vector<std::string> overrides = take_overrides(arguments);
+  Arguments a;
+  CLI::App app(kAbout, "moiety plan");
+  add_options(app, a);
+  if (!parse_command_line(app, arguments)) return kExitDone;
+  if (!a.gtp) throw UsageError("plan: --gtp is what this version of Moiety plans");
+  if (!a.ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + a.ranks);
+  const Config config = load_config(a.files, overrides);
+  try {
+    plan_gtp(config.options, a);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kInvalidArgument) throw;
+    throw UsageError("{}", e.what());  // the layout does not fit the model, or the memory
+  }
+  return kExitDone;
+}
+
+}  // namespace moiety::app

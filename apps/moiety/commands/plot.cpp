@@ -1,0 +1,71 @@
+#include "apps/moiety/commands/plot.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/report/run_directory.h"
+#include "apps/moiety/report/run_plots.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "Curves of one or several runs as one SVG picture, which any browser shows. Reads the runs'\n"
+    "metrics.jsonl; a run that is training may be plotted too.";
+
+// The last part of each path, or, where two runs would be called the same, the whole path.
+std::vector<std::string> run_names(const std::vector<std::string>& paths) {
+  std::vector<std::string> names;
+  for (const std::string& path : paths) {
+    names.push_back(run_name(path));
+  }
+  std::vector<std::string> unique = names;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (std::count(names.begin(), names.end(), names[i]) > 1) unique[i] = run_name(paths[i], true);
+  }
+  return unique;
+}
+
+}  // namespace
+
+int plot_command(const std::vector<std::string>& arguments) {
+  std::vector<std::string> paths;
+  std::string out, which = "loss";
+  PlotOptions options;
+  const std::map<std::string, PlotX> axes{
+      {"steps", PlotX::kSteps}, {"tokens", PlotX::kTokens}, {"time", PlotX::kTime}};
+  CLI::App app(kAbout, "moiety plot");
+  app.add_option("RUN", paths, "run directories")->required();
+  app.add_option("--out", out, "the picture; - is stdout")->required();
+  std::string names;
+  for (const std::string& name : plot_names()) names += (names.empty() ? "" : ", ") + name;
+  app.add_option("--which", which, names)
+      ->check(CLI::IsMember(plot_names()).description(""))
+      ->capture_default_str();
+  app.add_option("--x", options.x, "steps, tokens or time; pauses between resumes take no time")
+      ->type_name("AXIS")
+      ->transform(CLI::CheckedTransformer(axes).description(""))
+      ->default_str("steps");
+  app.add_flag("--log-y", options.logarithmic, "logarithmic y axis");
+  if (!parse_command_line(app, arguments)) return kExitDone;
+
+  std::vector<RunHistory> histories;
+  for (const std::string& path : paths) histories.push_back(read_history(path));
+  const std::vector<std::string> labels = run_names(paths);
+  std::vector<PlotRun> runs;
+  for (size_t i = 0; i < paths.size(); ++i) runs.push_back({labels[i], &histories[i]});
+  const std::string svg = draw(run_chart(which, runs, options));
+  if (out == "-") {
+    std::fputs(svg.c_str(), stdout);
+  } else {
+    replace_file(out, svg);
+  }
+  return kExitDone;
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,100 @@
+// Arguments and output of `moiety prepare`.
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/errors.h"
+#include "moiety/base/log.h"
+#include "moiety/data/prepare.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "Turns text or JSONL into token files for `moiety train`.\n\n"
+    "Inputs are files, directories (all files below, sorted by path, without hidden and .tok\n"
+    "files) and - (standard input); gzip is recognized by its content. A name that ends in .jsonl\n"
+    "is JSON Lines, one object a line; other files are UTF-8 text, one document a file or, with\n"
+    "--split, what stands between the separators. Every document ends in eos; empty ones are left\n"
+    "out. A file that is named twice is taken once.\n\n"
+    "Writes PREFIX.tok, or with --valid-fraction PREFIX.train.tok and PREFIX.valid.tok. Lines and\n"
+    "bytes in errors count from 1, in the decompressed file.";
+
+// \n, \t, \r and \\ of a separator as typed in a shell.
+std::string unescape(const std::string& typed) {
+  std::string s;
+  for (size_t i = 0; i < typed.size(); ++i) {
+    const char next = i + 1 < typed.size() ? typed[i + 1] : '\0';
+    const size_t known = std::string_view("ntr\\").find(next);
+    if (typed[i] != '\\' || next == '\0' || known == std::string_view::npos) {
+      s += typed[i];
+      continue;
+    }
+    s += "\n\t\r\\"[known];
+    ++i;
+  }
+  return s;
+}
+
+void print(const PrepareSummary& summary) {
+  for (const PrepareSummary::File& f : summary.files) {
+    const std::string line = text("{}: {} documents, {} tokens, {} bytes of text\n", f.path,
+                                  f.documents, f.tokens, f.source_bytes);
+    std::fputs(line.c_str(), stdout);
+  }
+  std::fflush(stdout);
+}
+
+void warn(const PrepareSummary& summary) {
+  if (summary.bad > 0) {
+    log(LogLevel::kWarning, "prepare: {} documents left out: bad JSON or UTF-8", summary.bad);
+  }
+  if (summary.repeated > 0) {
+    log(LogLevel::kWarning, "prepare: {} of the inputs are repeated; each was taken once",
+        summary.repeated);
+  }
+  if (summary.empty > 0) {
+    log(LogLevel::kInfo, "prepare: {} documents left out: empty", summary.empty);
+  }
+}
+
+}  // namespace
+
+int prepare_command(const std::vector<std::string>& arguments) {
+  PrepareOptions options;
+  CLI::App app(kAbout, "prepare");
+  app.add_option("INPUT", options.inputs, "files, directories, or -")->required();
+  app.add_option("--tokenizer", options.tokenizer, "bytes")->capture_default_str();
+  app.add_option("--out", options.out, "PREFIX of the files to write")->required();
+  app.add_option("--valid-fraction", options.valid_fraction,
+                 "share of the documents, 0 <= f < 1, that goes to PREFIX.valid.tok; which ones "
+                 "depends on their number alone")
+      ->capture_default_str();
+  const std::map<std::string, InputFormat> formats{
+      {"auto", InputFormat::kAuto}, {"text", InputFormat::kText}, {"jsonl", InputFormat::kJsonl}};
+  app.add_option("--format", options.rules.format, "auto (by name), text or jsonl")
+      ->transform(CLI::CheckedTransformer(formats).description(""))
+      ->default_str("auto");
+  app.add_option("--text-key", options.rules.text_key, "key of the text in a JSONL object")
+      ->capture_default_str();
+  app.add_option("--split", options.rules.split,
+                 "separator of documents in text files; \\n, \\t, \\r, \\\\ are understood");
+  app.add_flag("--bos", options.rules.bos, "begin every document with bos");
+  app.add_flag("--skip-bad", options.rules.skip_bad,
+               "leave out documents with bad JSON or UTF-8, and count them");
+  app.add_option("--workers", options.workers,
+                 "threads; 0 is one per core; the output does not depend on it")
+      ->check(CLI::Range(0, 1024).description(""))
+      ->capture_default_str();
+  bool quiet = false;
+  if (!parse_command_line(app, arguments, &quiet)) return kExitDone;
+  options.rules.split = unescape(options.rules.split);
+  options.progress = !quiet;
+  const PrepareSummary summary = prepare(options);
+  warn(summary);
+  print(summary);
+  return kExitDone;
+}
+
+}  // namespace moiety::app

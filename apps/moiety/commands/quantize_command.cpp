@@ -1,0 +1,175 @@
+// Arguments and work of `moiety quantize`.
+#include <cstdio>
+#include <map>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/commands/npy.h"
+#include "apps/moiety/commands/quantize.h"
+#include "apps/moiety/commands/quantized_directory.h"
+#include "apps/moiety/errors.h"
+#include "moiety/base/log.h"
+#include "moiety/quant/quantize.h"
+#include "moiety/quant/scale_layout.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "Quantizes a matrix, as training does, into files that any other implementation can read.\n\n"
+    "IN.npy is float32, or bfloat16: '<V2' as ml_dtypes writes it, or uint16 with --bf16. It is "
+    "in\n"
+    "C order; dimensions before the last are taken together as rows. DIR gets row_data, "
+    "row_scales,\n"
+    "col_data, col_scales, amax and tensor_scale .npy, as far as the format has them, and\n"
+    "quantized.json, which says what they are. Codes and byte scales are uint8; 4-bit codes lie "
+    "two\n"
+    "in a byte, the first in the low half. docs/formats.md has the formats.";
+
+constexpr Format kFormats[] = {
+    Format::kFp8Tensor,   Format::kFp8Block1x128, Format::kFp8Block128x128, Format::kMxfp8,
+    Format::kMxfp8Tile32, Format::kNvfp4,         Format::kNvfp4Tile16};
+
+struct Arguments {
+  std::string input, directory;
+  Format format = Format::kMxfp8;
+  std::string element, layout = "compact";
+  Directions directions{false, false};
+  bool bf16 = false, stochastic = false, rht = false, row_scaled = false, force = false;
+  bool pow2 = false, no_pow2 = false;
+  quant::RngState rng;
+  uint32_t tensor_id = 0;
+};
+
+void add_options(CLI::App& app, Arguments& a) {
+  std::map<std::string, Format> formats;
+  std::string names;
+  for (const Format f : kFormats) {
+    formats[name(f)] = f;
+    names += text("{}{}", names.empty() ? "" : ", ", name(f));
+  }
+  app.add_option("IN.npy", a.input, "the matrix")->required();
+  app.add_option("--format", a.format, names)
+      ->required()
+      ->transform(CLI::CheckedTransformer(formats).description(""));
+  app.add_option("--out", a.directory, "DIR of the files to write")->required();
+  app.add_option("--element", a.element, "e4m3 or e5m2, of FP8 formats [e4m3]")
+      ->check(CLI::IsMember({"e4m3", "e5m2"}).description(""));
+  app.add_flag("--row", a.directions.row, "blocks along rows: the default");
+  app.add_flag("--col", a.directions.col, "blocks along columns; both with --row");
+  CLI::Option* stochastic =
+      app.add_option_function<std::string>(
+             "--rounding", [&a](const std::string& word) { a.stochastic = word == "stochastic"; },
+             "nearest or stochastic")
+          ->check(CLI::IsMember({"nearest", "stochastic"}).description(""))
+          ->default_str("nearest");
+  app.add_option("--seed", a.rng.seed, "of stochastic rounding")->needs(stochastic);
+  app.add_option("--tensor-id", a.tensor_id, "of stochastic rounding")->needs(stochastic);
+  app.add_option("--draw", a.rng.draw, "number of the pass, of stochastic rounding")
+      ->needs(stochastic);
+  app.add_flag("--rht", a.rht, "nvfp4: random Hadamard transform of the columns");
+  app.add_flag("--row-scaled", a.row_scaled, "nvfp4: a tensor scale for every row");
+  CLI::Option* pow2 = app.add_flag(
+      "--pow2", a.pow2, "FP8 scales are powers of two, as those of blocks are by default");
+  app.add_flag("--no-pow2", a.no_pow2,
+               "FP8 scales keep all their bits, as those of tensors by default")
+      ->excludes(pow2);
+  app.add_option("--layout", a.layout,
+                 "of block scales: compact, sm100 (swizzled), padded, or of FP8 blocks sm90")
+      ->check(CLI::IsMember(kLayoutWords).description(""))
+      ->capture_default_str();
+  app.add_flag("--bf16", a.bf16, "uint16 in IN.npy are the bits of bfloat16");
+  app.add_flag("--force", a.force, "overwrite files in DIR");
+}
+
+// What does not go together is named before anything is read.
+QuantizedDescription describe(const Arguments& a) {
+  QuantizedDescription d;
+  d.spec = QuantSpec::of(a.format);
+  if (a.element == "e5m2") d.spec.element = DType::kE5M2;
+  if (a.element == "e4m3") d.spec.element = DType::kE4M3;
+  d.spec.rounding = a.stochastic ? Rounding::kStochastic : Rounding::kNearest;
+  d.spec.pow2_scales = a.pow2 || (d.spec.pow2_scales && !a.no_pow2);
+  d.spec.row_scaled = a.row_scaled;
+  d.spec.rht_col = a.rht;
+  d.directions = {a.directions.row || !a.directions.col, a.directions.col};
+  d.rng = a.rng;
+  d.tensor_id = a.tensor_id;
+  try {
+    quantized_sizes(d.spec, 0, 0, d.directions);
+  } catch (const Error& e) {
+    throw UsageError("quantize: {}", e.what());
+  }
+  if (a.rht && !d.directions.col) {
+    throw UsageError("quantize: --rht transforms columns, and --col is not given");
+  }
+  for (size_t i = 0; i < kLayoutWords.size(); ++i) {
+    if (kLayoutWords[i] == a.layout) d.layout = static_cast<ScaleLayout>(i);
+  }
+  if (d.layout != ScaleLayout::kCompact) {
+    QuantizedView shape;
+    shape.spec = d.spec;
+    quant::scale_layout_size(shape, Direction::kRow, d.layout);  // throws for what there is not
+  }
+  return d;
+}
+
+TensorView matrix(const NpyArray& in, const Arguments& a, QuantizedDescription& d) {
+  const NpyHeader& header = in.header;
+  const bool is_bf16 =
+      header.descr == "<V2" || header.descr == "|V2" || (header.descr == "<u2" && a.bf16);
+  if (header.descr != "<f4" && !is_bf16) {
+    throw DataError("{}: is {}, expected '<f4', or bfloat16 as '<V2', or as '<u2' with --bf16",
+                    a.input, header.describe());
+  }
+  if (header.shape.empty()) throw DataError("{}: is a scalar, expected a matrix", a.input);
+  d.shape = header.shape;
+  return TensorView(in.data.data(), is_bf16 ? DType::kBFloat16 : DType::kFloat32,
+                    {d.rows(), d.cols()});
+}
+
+// Scales in another layout take the place of the compact ones in `view`.
+void lay_out(const QuantizedDescription& d, QuantizedView& view, std::vector<Tensor>& memory) {
+  if (d.layout == ScaleLayout::kCompact) return;
+  QuantizedView out = view;
+  out.row_scales = out.col_scales = {};
+  for (const Direction direction : {Direction::kRow, Direction::kCol}) {
+    const bool row = direction == Direction::kRow;
+    if (!(row ? d.directions.row : d.directions.col)) continue;
+    const ArraySpec size = quant::scale_layout_size(view, direction, d.layout);
+    memory.emplace_back(size.dtype, std::span(size.sizes.data(), static_cast<size_t>(size.dims)),
+                        "scales");
+    quant::convert_scales(view, direction, d.layout, memory.back(), Stream());
+    (row ? out.row_scales : out.col_scales) = memory.back();
+  }
+  view = out;
+}
+
+}  // namespace
+
+int quantize_command(const std::vector<std::string>& arguments) {
+  Arguments a;
+  CLI::App app(kAbout, "moiety quantize");
+  add_options(app, a);
+  if (!parse_command_line(app, arguments)) return kExitDone;
+  QuantizedDescription d = describe(a);
+  check_free(a.directory, a.force);
+  const NpyArray in = read_npy(a.input);
+  const TensorView x = matrix(in, a, d);
+
+  const QuantizedTensor tensor(d.spec, d.rows(), d.cols(), d.directions);
+  quant::QuantizeOptions options;
+  if (a.stochastic) options.rng = &d.rng;
+  options.tensor_id = d.tensor_id;
+  quant::quantize(x, tensor, options, Stream());
+  QuantizedView view = tensor;
+  d.non_finite = *view.flags.data<uint32_t>() & kFlagNonFinite;
+  if (d.non_finite) log(LogLevel::kWarning, "quantize: {} holds inf or NaN", a.input);
+  std::vector<Tensor> scales;
+  lay_out(d, view, scales);
+  for (const std::string& line : write_quantized(a.directory, d, view)) std::puts(line.c_str());
+  return kExitDone;
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,154 @@
+#include "apps/moiety/commands/quantized_description.h"
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/moiety/errors.h"
+
+namespace moiety::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// More than a file system holds; sizes of such tensors do not overflow.
+constexpr int64_t kMostElements = int64_t{1} << 48;
+
+// A field and then it is gone, so that what nobody took is noticed.
+class Fields {
+ public:
+  Fields(const std::string& path, std::string_view json) : path_(path) {
+    json_ = Json::parse(json, nullptr, false);
+    if (!json_.is_object()) throw DataError("{}: is no JSON object", path);
+  }
+
+  template <class T>
+  T take(const char* key) {
+    const auto at = json_.find(key);
+    if (at == json_.end()) throw DataError("{}: {} is missing", path_, key);
+    const Json value = *at;
+    json_.erase(at);
+    if constexpr (std::is_same_v<T, bool>) {
+      if (value.is_boolean()) return value.get<T>();
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      if (value.is_string()) return value.get<T>();
+    } else if constexpr (std::is_floating_point_v<T>) {
+      if (value.is_number()) return value.get<T>();
+    } else if constexpr (std::is_unsigned_v<T>) {
+      if (value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<T>::max()) {
+        return value.get<T>();
+      }
+    } else if (value.is_array()) {
+      T out;
+      for (const Json& n : value) {
+        if (!n.is_number_unsigned() || n.get<uint64_t>() > uint64_t{kMostElements}) break;
+        out.push_back(n.get<int64_t>());
+      }
+      if (out.size() == value.size()) return out;
+    }
+    throw DataError("{}: {} is {}", path_, key, value.dump());
+  }
+  // The number of a word among some.
+  template <size_t kCount>
+  size_t take_word(const char* key, const std::array<std::string_view, kCount>& words) {
+    const auto typed = take<std::string>(key);
+    const auto at = std::find(words.begin(), words.end(), typed);
+    if (at == words.end()) throw DataError("{}: {} is '{}'", path_, key, typed);
+    return static_cast<size_t>(at - words.begin());
+  }
+  void end() const {
+    if (!json_.empty()) throw DataError("{}: unknown key {}", path_, json_.begin().key());
+  }
+
+ private:
+  const std::string& path_;
+  Json json_;
+};
+
+constexpr std::array<std::string_view, 3> kElementWords{"e4m3", "e5m2", "e2m1"};
+constexpr DType kElements[] = {DType::kE4M3, DType::kE5M2, DType::kE2M1};
+constexpr std::array<std::string_view, 3> kDirectionWords{"row", "col", "both"};
+constexpr std::array<std::string_view, 2> kRoundingWords{"nearest", "stochastic"};
+
+// What a view of these elements has to be small enough for.
+void check_shape(const std::string& path, const QuantizedDescription& d) {
+  int64_t elements = 1;
+  bool fits = !d.shape.empty();
+  for (const int64_t n : d.shape) {
+    fits = fits && !__builtin_mul_overflow(elements, std::max<int64_t>(n, 1), &elements) &&
+           elements <= kMostElements;
+  }
+  if (!fits) throw DataError("{}: shape is of no tensor that can be read", path);
+}
+
+}  // namespace
+
+int64_t QuantizedDescription::rows() const {
+  int64_t out = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) out *= shape[i];
+  return out;
+}
+
+std::string to_json(const QuantizedDescription& d) {
+  const bool stochastic = d.spec.rounding == Rounding::kStochastic;
+  Json out;
+  out["version"] = 1;
+  out["format"] = name(d.spec.format);
+  out["element"] = name(d.spec.element);
+  out["shape"] = d.shape;
+  out["directions"] = kDirectionWords[d.directions.row ? (d.directions.col ? 2 : 0) : 1];
+  out["scale_layout"] = kLayoutWords[static_cast<size_t>(d.layout)];
+  out["rounding"] = kRoundingWords[stochastic];
+  if (stochastic) {
+    out["seed"] = d.rng.seed;
+    out["draw"] = d.rng.draw;
+    out["tensor_id"] = d.tensor_id;
+  }
+  out["pow2_scales"] = d.spec.pow2_scales;
+  out["row_scaled"] = d.spec.row_scaled;
+  out["rht"] = d.spec.rht_col;
+  if (d.spec.rht_col) out["rht_signs"] = d.spec.rht_signs;
+  out["amax_floor"] = d.spec.amax_floor;
+  out["non_finite"] = d.non_finite;
+  return out.dump(2) + "\n";
+}
+
+QuantizedDescription parse_quantized_description(const std::string& path, std::string_view json) {
+  Fields fields(path, json);
+  if (const auto version = fields.take<uint32_t>("version"); version != 1) {
+    throw DataError("{}: is of version {}, this program reads 1", path, version);
+  }
+  QuantizedDescription d;
+  const std::optional<Format> format = format_of(fields.take<std::string>("format"));
+  if (!format) throw DataError("{}: format is unknown", path);
+  d.spec.format = *format;
+  d.spec.element = kElements[fields.take_word("element", kElementWords)];
+  d.shape = fields.take<std::vector<int64_t>>("shape");
+  const size_t directions = fields.take_word("directions", kDirectionWords);
+  d.directions = {directions != 1, directions != 0};
+  d.layout = static_cast<ScaleLayout>(fields.take_word("scale_layout", kLayoutWords));
+  d.spec.rounding = static_cast<Rounding>(fields.take_word("rounding", kRoundingWords));
+  if (d.spec.rounding == Rounding::kStochastic) {
+    d.rng.seed = fields.take<uint64_t>("seed");
+    d.rng.draw = fields.take<uint64_t>("draw");
+    d.tensor_id = fields.take<uint32_t>("tensor_id");
+  }
+  d.spec.pow2_scales = fields.take<bool>("pow2_scales");
+  d.spec.row_scaled = fields.take<bool>("row_scaled");
+  d.spec.rht_col = fields.take<bool>("rht");
+  if (d.spec.rht_col) d.spec.rht_signs = fields.take<uint16_t>("rht_signs");
+  d.spec.amax_floor = fields.take<float>("amax_floor");
+  d.non_finite = fields.take<bool>("non_finite");
+  fields.end();
+  check_shape(path, d);
+  try {
+    quantized_sizes(d.spec, d.rows(), d.cols(), d.directions);
+  } catch (const Error& e) {
+    throw DataError("{}: {}", path, e.what());
+  }
+  return d;
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,145 @@
+#include "apps/moiety/commands/quantized_directory.h"
+
+#include <filesystem>
+
+#include "apps/moiety/commands/npy.h"
+#include "apps/moiety/errors.h"
+#include "apps/moiety/report/run_directory.h"
+#include "moiety/checkpoint/checkpoint_error.h"
+#include "moiety/checkpoint/file_system.h"
+#include "moiety/quant/scale_layout.h"
+
+namespace moiety::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kDescription = "quantized.json";
+constexpr uint64_t kLongestDescription = 64 << 10;
+
+struct NamedArray {
+  const char* name;
+  TensorView QuantizedView::*view;
+  ArraySpec QuantizedSizes::*size;
+};
+constexpr NamedArray kArrays[] = {
+    {"row_data", &QuantizedView::row_data, &QuantizedSizes::row_data},
+    {"row_scales", &QuantizedView::row_scales, &QuantizedSizes::row_scales},
+    {"col_data", &QuantizedView::col_data, &QuantizedSizes::col_data},
+    {"col_scales", &QuantizedView::col_scales, &QuantizedSizes::col_scales},
+    {"amax", &QuantizedView::amax, &QuantizedSizes::amax},
+    {"tensor_scale", &QuantizedView::tensor_scale, &QuantizedSizes::tensor_scale},
+};
+
+std::string path_of(const std::string& directory, const char* array) {
+  return text("{}/{}.npy", directory, array);
+}
+
+const char* descr_of(DType dtype) { return dtype == DType::kFloat32 ? "<f4" : "|u1"; }
+
+std::span<const int64_t> sizes_of(const ArraySpec& array) {
+  return {array.sizes.data(), static_cast<size_t>(array.dims)};
+}
+
+QuantizedDescription read_description(const std::string& path) {
+  std::string json;
+  try {
+    json = checkpoint::read_text(checkpoint::posix(), path, kLongestDescription);
+  } catch (const Error& e) {
+    throw DataError("{}", e.what());
+  }
+  return parse_quantized_description(path, json);
+}
+
+// An array of a file, which has to be of this dtype and shape.
+TensorView read_array(const std::string& path, const ArraySpec& expected,
+                      std::vector<Buffer>& memory) {
+  NpyArray array = read_npy(path);
+  const NpyHeader wanted{descr_of(expected.dtype),
+                         {sizes_of(expected).begin(), sizes_of(expected).end()}};
+  if (array.header.descr != wanted.descr || array.header.shape != wanted.shape) {
+    throw DataError("{}: is {}, but by {} it is {}", path, array.header.describe(), kDescription,
+                    wanted.describe());
+  }
+  memory.push_back(std::move(array.data));
+  return TensorView(memory.back().data(), expected.dtype, sizes_of(expected));
+}
+
+// The scales of a direction are read in their layout; compact ones take their place.
+void read_scales(const std::string& path, Direction direction, StoredTensor& out) {
+  const bool row = direction == Direction::kRow;
+  const QuantizedDescription& d = out.description;
+  const QuantizedSizes sizes = quantized_sizes(d.spec, d.rows(), d.cols(), d.directions);
+  const ArraySpec& compact = row ? sizes.row_scales : sizes.col_scales;
+  TensorView& view = row ? out.view.row_scales : out.view.col_scales;
+  const TensorView scales =
+      read_array(path, quant::scale_layout_size(out.view, direction, d.layout), out.memory);
+  out.memory.emplace_back(compact.bytes(), "scales");
+  view = TensorView(out.memory.back().data(), compact.dtype, sizes_of(compact));
+  quant::compact_scales(scales, d.layout, out.view, direction, Stream());
+}
+
+}  // namespace
+
+void check_free(const std::string& directory, bool overwrite) {
+  if (overwrite) return;
+  std::vector<std::string> paths{text("{}/{}", directory, kDescription)};
+  for (const NamedArray& a : kArrays) paths.push_back(path_of(directory, a.name));
+  for (const std::string& path : paths) {
+    if (fs::exists(path)) throw UsageError("{}: is there already; --force overwrites", path);
+  }
+}
+
+std::vector<std::string> write_quantized(const std::string& directory,
+                                         const QuantizedDescription& description,
+                                         const QuantizedView& view) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) throw IoError("{}: cannot be made: {}", directory, error.message());
+  const std::string json = text("{}/{}", directory, kDescription);
+  fs::remove(json, error);  // without it there is no tensor
+  std::vector<std::string> lines;
+  for (const NamedArray& a : kArrays) {
+    const TensorView& array = view.*a.view;
+    const std::string path = path_of(directory, a.name);
+    if (!array.defined()) {
+      fs::remove(path, error);
+      continue;
+    }
+    replace_file(path, npy_header(descr_of(array.dtype()), array.sizes()),
+                 {static_cast<const char*>(array.raw()), static_cast<size_t>(array.bytes())});
+    lines.push_back(text("{}: {}", path, array.describe()));
+  }
+  replace_file(json, to_json(description));
+  return lines;
+}
+
+StoredTensor read_quantized(const std::string& directory) {
+  StoredTensor out;
+  out.description = read_description(text("{}/{}", directory, kDescription));
+  const QuantizedDescription& d = out.description;
+  out.view.spec = d.spec;
+  out.view.rows = d.rows();
+  out.view.cols = d.cols();
+  const bool compact = d.layout == ScaleLayout::kCompact;
+  if (!compact && is_tile(d.spec.format)) {
+    fail(ErrorKind::kUnsupported,
+         "{}: scales of tiles in layout {} cannot be read back; quantize with --layout compact",
+         directory, kLayoutWords[static_cast<size_t>(d.layout)]);
+  }
+  const QuantizedSizes sizes = quantized_sizes(d.spec, d.rows(), d.cols(), d.directions);
+  for (const NamedArray& a : kArrays) {
+    const ArraySpec& size = sizes.*a.size;
+    if (size.dims == 0) continue;
+    const std::string path = path_of(directory, a.name);
+    const bool row = a.view == &QuantizedView::row_scales;
+    if (!compact && (row || a.view == &QuantizedView::col_scales)) {
+      read_scales(path, row ? Direction::kRow : Direction::kCol, out);
+    } else {
+      out.view.*a.view = read_array(path, size, out.memory);
+    }
+  }
+  return out;
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,31 @@
+// A quantized tensor as files that any other implementation can read: quantized.json says what it
+// is, and row_data, row_scales, col_data, col_scales, amax and tensor_scale .npy are its arrays
+// (docs/formats.md). Codes are uint8, scales float32 or uint8.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "apps/moiety/commands/quantized_description.h"
+#include "moiety/base/buffer.h"
+
+namespace moiety::app {
+
+// Throws UsageError if one of the files is there, unless `overwrite`.
+void check_free(const std::string& directory, bool overwrite);
+// Files appear whole, the description last; arrays of an earlier tensor go. The scales of `view`
+// are in the layout of the description. Returns a line for every array. Throws IoError.
+std::vector<std::string> write_quantized(const std::string& directory,
+                                         const QuantizedDescription& description,
+                                         const QuantizedView& view);
+
+struct StoredTensor {
+  QuantizedDescription description;
+  std::vector<Buffer> memory;
+  QuantizedView view;  // scales are compact
+};
+// Throws DataError for files that are damaged or do not fit each other, and Error(Unsupported) for
+// scales of tiles in another layout than compact, which have no way back.
+StoredTensor read_quantized(const std::string& directory);
+
+}  // namespace moiety::app

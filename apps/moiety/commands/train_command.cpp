@@ -1,0 +1,55 @@
+// Arguments of `moiety train`.
+#include <algorithm>
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/commands/train.h"
+#include "apps/moiety/errors.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr const char* kAbout =
+    "Trains a mixture-of-experts model. Continues by itself if the run directory holds a complete\n"
+    "checkpoint. Results go to the run directory, progress to stderr.\n\n"
+    "Configuration: defaults, then model.preset, then the --config files in order, then\n"
+    "--section.key=value. --section.key alone is true.";
+
+}  // namespace
+
+int train_command(const std::vector<std::string>& given) {
+  if (std::find(given.begin(), given.end(), "--help=markdown") != given.end()) {
+    std::fputs(options_markdown().c_str(), stdout);
+    return kExitDone;
+  }
+  std::vector<std::string> arguments = given;
+  std::vector<std::string> overrides = take_overrides(arguments);
+  std::vector<std::string> files;
+  std::string run, ranks;
+  bool print = false;
+  TrainFlags flags;
+  CLI::App app(kAbout, "moiety train");
+  app.footer([] { return options_help(); });
+  app.add_option("--config", files, "TOML file; several are read in order")
+      ->take_all()
+      ->expected(1);
+  app.add_option("--run", run, "run directory: run.dir");
+  app.add_option("--ranks", ranks,
+                 "ranks, as threads of this process (mpirun starts processes instead): run.ranks");
+  app.add_flag("--print-config", print, "print every key with its value and source, and stop");
+  app.add_flag("--dry-run", flags.dry_run, "check and set up everything, and stop before step 1");
+  if (!parse_command_line(app, arguments, &flags.quiet)) return kExitDone;
+  // The short forms come first: a key that is spelled out wins.
+  if (!ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + ranks);
+  if (!run.empty()) overrides.insert(overrides.begin(), "--run.dir=" + run);
+  const Config config = load_config(files, overrides);
+  if (print) {
+    std::fputs(print_config(config).c_str(), stdout);
+    return kExitDone;
+  }
+  return train(config, flags);
+}
+
+}  // namespace moiety::app

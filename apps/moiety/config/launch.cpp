@@ -1,0 +1,75 @@
+#include "apps/moiety/config/launch.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
+#include "apps/moiety/errors.h"
+#include "moiety/comm/mpi/mpi_group.h"
+
+namespace moiety::app {
+namespace {
+
+struct Launcher {
+  const char* variable;  // the number of processes that it started
+  bool mpi;              // they may find each other through MPI
+};
+// The last is set by torchrun, whose processes know nothing of MPI, and by some MPI launchers too.
+constexpr Launcher kLaunchers[] = {{"OMPI_COMM_WORLD_SIZE", true},
+                                   {"PMI_SIZE", true},
+                                   {"SLURM_STEP_NUM_TASKS", true},
+                                   {"WORLD_SIZE", false}};
+
+struct Seen {
+  Launcher launcher;
+  std::string value;
+  std::string text() const { return std::string(launcher.variable) + " = " + value; }
+};
+
+std::optional<Seen> several_processes() {
+  for (const Launcher& launcher : kLaunchers) {
+    const char* value = std::getenv(launcher.variable);
+    if (value && std::atol(value) > 1) return Seen{launcher, value};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Launch find_launch(Config& config) {
+  int64_t& ranks = config.options.run.ranks;
+  const std::optional<Seen> seen = several_processes();
+  if (!seen) return {false, static_cast<int>(ranks), static_cast<int>(ranks)};
+  if (!seen->launcher.mpi) {
+    throw UsageError(
+        "{}: started as one of several processes, but not by an MPI launcher: use mpirun or srun, "
+        "or start one process with --ranks {}",
+        seen->text(), seen->value);
+  }
+  const comm::mpi::Status mpi = comm::mpi::status();
+  if (!mpi.available) {
+    throw UsageError(
+        "{}: started as one of several processes, which need MPI to find each other: {}",
+        seen->text(), mpi.text);
+  }
+  const comm::mpi::Processes started =
+      comm::mpi::processes(Seconds(config.options.guard.comm_timeout_s));
+  if (started.size == 1) {
+    throw UsageError(
+        "{}: started as one of several processes, but MPI reports one: the launcher belongs to "
+        "another MPI than the one found here ({})",
+        seen->text(), mpi.text);
+  }
+  const Key& key = find_key("run.ranks", "launch");
+  std::string& source = config.source[&key - option_keys().data()];
+  if (source != "default" && ranks != started.size) {
+    throw UsageError("run.ranks = {} ({}), but {}: leave it out, the launcher says it", ranks,
+                     source, seen->text());
+  }
+  ranks = started.size;
+  source = seen->launcher.variable;
+  const char* here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  return {true, started.size, here ? std::max(1, std::atoi(here)) : started.size};
+}
+
+}  // namespace moiety::app

@@ -1,0 +1,141 @@
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+#include "apps/moiety/config/options.h"
+#include "apps/moiety/errors.h"
+
+namespace moiety::app {
+namespace {
+
+Rule any() { return {}; }
+Rule between(double min, double max) {
+  Rule rule;
+  rule.min = min;
+  rule.max = max;
+  return rule;
+}
+Rule at_least(double min) { return between(min, Rule::kInfinity); }
+Rule above(double min) {
+  Rule rule = at_least(min);
+  rule.open_min = true;
+  return rule;
+}
+template <class... Names>
+Rule one_of(Names... names) {
+  Rule rule;
+  rule.choices = {names...};
+  return rule;
+}
+
+constexpr Resume kMust = Resume::kMust, kMay = Resume::kMay, kFree = Resume::kFree,
+                 kContent = Resume::kContent;
+
+const std::vector<Key>& table() {
+#define SECTION(section, help)
+#define KEY(section, name, type, value, resume, rule, unit, help) \
+  {#section, #name, [](Options& o) { return Key::Field(&o.section.name); }, resume, rule,             \
+   unit,     help},
+#define END_SECTION(section)
+  static const std::vector<Key> keys{
+#include "apps/moiety/config/option_table.inc"
+  };
+  return keys;
+}
+
+// Keys of the design that this version does not have yet.
+constexpr std::string_view kPlanned[] = {
+    "moe.activation",  "moe.act_alpha", "moe.act_limit",      "moe.act_offset",
+    "moe.expert_bias", "moe.path",      "moe.glu_interleave", "moe.expert_weights",
+    "ep.comm_sms",     "ep.depth",      "ep.zero_copy",       "ep.overlap",
+    "parallel.layout"};
+// Parallelism that the design leaves out.
+constexpr std::string_view kUnsupported[] = {"parallel.pp", "parallel.cp", "parallel.etp"};
+
+bool contains(std::span<const std::string_view> list, std::string_view name) {
+  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
+// Insertions, deletions and replacements that make b of a.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string nearest_key(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  std::string best;
+  size_t best_distance = std::string::npos;
+  for (const Key& key : option_keys()) {
+    // The right name in the wrong section is nearer than any misspelling.
+    const size_t distance = key.name == last ? 0 : edit_distance(name, key.full_name());
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = key.full_name();
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+Rule Rule::or_zero() const {
+  Rule rule = *this;
+  rule.zero = true;
+  return rule;
+}
+Rule Rule::multiple_of(int64_t m) const {
+  Rule rule = *this;
+  rule.multiple = m;
+  return rule;
+}
+Rule Rule::without_max() const {
+  Rule rule = *this;
+  rule.open_max = true;
+  return rule;
+}
+
+std::span<const Key> option_keys() { return table(); }
+
+const Key& find_key(std::string_view name, const std::string& where) {
+  for (const Key& key : option_keys()) {
+    if (key.full_name() == name) return key;
+  }
+  if (contains(kPlanned, name)) {
+    throw UsageError("{}: {} is not available in this version of Moiety", where, name);
+  }
+  if (contains(kUnsupported, name)) throw UsageError("{}: {} is not supported", where, name);
+  throw UsageError("{}: unknown key '{}'; did you mean '{}'?", where, name, nearest_key(name));
+}
+
+const std::vector<Section>& option_sections() {
+#define SECTION(section, help) {#section, help, {}},
+#define KEY(...)
+#define END_SECTION(section)
+  static const std::vector<Section> sections = [] {
+    std::vector<Section> list{
+#include "apps/moiety/config/option_table.inc"
+    };
+    const std::span<const Key> keys = option_keys();
+    size_t begin = 0;
+    for (Section& section : list) {
+      size_t end = begin;
+      while (end < keys.size() && keys[end].section == section.name) ++end;
+      section.keys = keys.subspan(begin, end - begin);
+      begin = end;
+    }
+    return list;
+  }();
+  return sections;
+}
+
+}  // namespace moiety::app

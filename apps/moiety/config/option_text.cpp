@@ -1,0 +1,181 @@
+// The table for people: ranges, --print-config, --help, docs/config.md.
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "apps/moiety/config/options.h"
+#include "moiety/base/format.h"
+#include "moiety/base/number_text.h"
+
+namespace moiety::app {
+namespace {
+
+// "1e6" for 1e+06.
+std::string plain_exponent(std::string s) {
+  const size_t e = s.find('e');
+  if (e == std::string::npos) return s;
+  const size_t digits = s.find_first_not_of("+-0", e + 1);
+  return s.substr(0, e + 1) + (s[e + 1] == '-' ? "-" : "") + s.substr(digits);
+}
+
+std::string toml_float(double v) {
+  const std::string s = plain_exponent(number_text(v));
+  return s.find_first_of(".e") == std::string::npos ? s + ".0" : s;
+}
+
+// Of a range, which may belong to integers.
+std::string number(double v) {
+  const bool whole = std::floor(v) == v && std::fabs(v) < 1e15;
+  return whole ? std::to_string(int64_t(v)) : plain_exponent(number_text(v));
+}
+
+std::string toml_string(std::string_view s) {
+  std::string out = "\"";
+  for (char c : s) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;  // control characters are refused when a value is set
+  }
+  return out + '"';
+}
+
+std::string toml_path(const WeightedPath& p) {
+  if (p.weight == 1) return toml_string(p.path);
+  return text("{{path = {}, weight = {}}}", toml_string(p.path), toml_float(p.weight));
+}
+
+template <class T, class Item>
+std::string toml_array(const std::vector<T>& list, Item item) {
+  std::string out = "[";
+  for (const T& x : list) out += (out.size() > 1 ? ", " : "") + item(x);
+  return out + "]";
+}
+
+struct ValueText {
+  std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
+  std::string operator()(const int64_t* v) const { return std::to_string(*v); }
+  std::string operator()(const double* v) const { return toml_float(*v); }
+  std::string operator()(const std::string* v) const { return toml_string(*v); }
+  std::string operator()(const std::vector<int64_t>* v) const {
+    return toml_array(*v, [](int64_t x) { return std::to_string(x); });
+  }
+  std::string operator()(const std::vector<std::string>* v) const {
+    return toml_array(*v, toml_string);
+  }
+  std::string operator()(const std::vector<WeightedPath>* v) const {
+    return toml_array(*v, toml_path);
+  }
+};
+
+std::string join(const std::vector<std::string_view>& words, const char* separator) {
+  std::string out;
+  for (std::string_view word : words) {
+    if (!out.empty()) out += separator;
+    out += word.empty() ? "\"\"" : word;
+  }
+  return out;
+}
+
+const char* resume_text(Resume resume) {
+  switch (resume) {
+    case Resume::kMust:
+      return "must be equal";
+    case Resume::kMay:
+      return "may change, logged";
+    case Resume::kFree:
+      return "free";
+    case Resume::kContent:
+      return "same contents";
+  }
+  return "";
+}
+
+// A '|' would end a cell.
+std::string cell(std::string s) {
+  for (size_t at = 0; (at = s.find('|', at)) != std::string::npos; at += 2) s.insert(at, 1, '\\');
+  return s;
+}
+
+}  // namespace
+
+std::string type_text(const Key& key) {
+  Options options;
+  static constexpr const char* kNames[] = {"true or false",
+                                           "an integer",
+                                           "a number",
+                                           "a string",
+                                           "a list of integers",
+                                           "a list of paths",
+                                           "a list of paths or {path, weight}"};
+  return kNames[key.field(options).index()];
+}
+
+std::string range_text(const Key& key) {
+  const Rule& rule = key.rule;
+  if (!rule.choices.empty()) return join(rule.choices, " | ");
+  std::string out = rule.zero ? "0 or " : "";
+  const bool low = std::isfinite(rule.min), high = std::isfinite(rule.max);
+  if (low && high) {
+    out += number(rule.min) + ".." + (rule.open_max ? "<" : "") + number(rule.max);
+  } else if (low) {
+    out += (rule.open_min ? "> " : ">= ") + number(rule.min);
+  }
+  if (rule.multiple > 1) out += ", a multiple of " + std::to_string(rule.multiple);
+  return out;
+}
+
+std::string value_text(const Key& key, const Options& options) {
+  // A field is only read through the pointer.
+  return std::visit(ValueText{}, key.field(const_cast<Options&>(options)));
+}
+
+std::string print_config(const Config& config) {
+  std::string out;
+  size_t i = 0;
+  for (const Section& section : option_sections()) {
+    out += text("{}[{}]\n", i == 0 ? "" : "\n", section.name);
+    for (const Key& key : section.keys) {
+      const std::string line = text("{} = {}", key.name, value_text(key, config.options));
+      out += text("{:<40}  # {}\n", line, config.source[i++]);
+    }
+  }
+  return out;
+}
+
+std::string options_help() {
+  const Options defaults;
+  std::string out;
+  for (const Section& section : option_sections()) {
+    out += text("\n[{}] {}\n", section.name, section.help);
+    for (const Key& key : section.keys) {
+      std::string limits = range_text(key);
+      if (!key.unit.empty()) limits = std::string(key.unit) + (limits.empty() ? "" : ", " + limits);
+      const std::string left = text("--{}={}", key.full_name(), value_text(key, defaults));
+      out += text("  {:<34}  {}{}\n", left, key.help, limits.empty() ? "" : " [" + limits + "]");
+    }
+  }
+  return out;
+}
+
+std::string options_markdown() {
+  const Options defaults;
+  std::string out =
+      "# Configuration\n\n"
+      "Written by `moiety train --help=markdown` from the table in\n"
+      "`apps/moiety/config/option_table.inc`; a test compares.\n\n"
+      "TOML files (`--config`, several are read in order) hold these keys; `--section.key=value`\n"
+      "on the command line comes last. `moiety train --print-config ...` prints every key with\n"
+      "its value and where it comes from. The last column but one says what a run that continues\n"
+      "from a checkpoint demands.\n";
+  for (const Section& section : option_sections()) {
+    out += text("\n## [{}]\n\n{}.\n\n", section.name, section.help);
+    out += "| key | default | range | unit | resume | |\n|---|---|---|---|---|---|\n";
+    for (const Key& key : section.keys) {
+      out += text("| `{}` | `{}` | {} | {} | {} | {} |\n", key.name, value_text(key, defaults),
+                  cell(range_text(key)), key.unit, resume_text(key.resume),
+                  cell(std::string(key.help)));
+    }
+  }
+  return out;
+}
+
+}  // namespace moiety::app

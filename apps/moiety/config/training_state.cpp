@@ -1,0 +1,71 @@
+#include "apps/moiety/config/training_state.h"
+
+#include <limits>
+
+#include <climits>
+#include <nlohmann/json.hpp>
+
+#include "apps/moiety/errors.h"
+#include "moiety/base/json_line.h"
+
+namespace moiety::app {
+namespace {
+
+int parse_count(const nlohmann::json& value) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > INT_MAX) {
+    throw CheckpointError("state of the checkpoint: {} is not a count", value.dump());
+  }
+  return value.get<int>();
+}
+
+double parse_loss(const nlohmann::json& loss) {
+  if (loss.is_number()) return loss.get<double>();
+  // JSON has no numbers for these.
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (loss == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (loss == "inf") return kInfinity;
+  if (loss == "-inf") return -kInfinity;
+  throw CheckpointError("state of the checkpoint: {} is not a loss", loss.dump());
+}
+
+}  // namespace
+
+std::string to_json(const TrainingState& state) {
+  return JsonLine()
+      .raw("sampler", to_json(state.sampler))
+      .add("skips_in_row", state.guard.skips_in_row)
+      .add("losses", std::span<const double>(state.guard.last_losses()))
+      .text();
+}
+
+TrainingState parse_training_state(std::string_view text) {
+  TrainingState state;
+  try {
+    const nlohmann::json json = nlohmann::json::parse(text);
+    state.sampler = parse_sampler_state(json.at("sampler").dump());
+    state.guard.skips_in_row = parse_count(json.at("skips_in_row"));
+    std::vector<double> losses;
+    for (const nlohmann::json& loss : json.at("losses")) losses.push_back(parse_loss(loss));
+    state.guard.set_losses(losses);
+  } catch (const nlohmann::json::exception& e) {
+    throw CheckpointError("state of the checkpoint: {}", e.what());
+  }
+  return state;
+}
+
+std::string config_to_json(const Config& config) {
+  return JsonLine().add("toml", print_config(config)).text();
+}
+
+Options parse_config_json(std::string_view json, const std::string& checkpoint) {
+  try {
+    const nlohmann::json object = nlohmann::json::parse(json);
+    return parse_config(object.at("toml").get<std::string>(), checkpoint + " config").options;
+  } catch (const nlohmann::json::exception& e) {
+    throw CheckpointError("{}: config: {}", checkpoint, e.what());
+  } catch (const UsageError& e) {
+    throw CheckpointError("{}", e.what());  // made by another version
+  }
+}
+
+}  // namespace moiety::app

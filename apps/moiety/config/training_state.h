@@ -1,0 +1,26 @@
+// What a checkpoint holds beside tensors, so that a run goes on bitwise as if it had never stopped.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "apps/moiety/config/options.h"
+#include "moiety/data/sampler.h"
+#include "moiety/optim/step_decision.h"
+
+namespace moiety::app {
+
+struct TrainingState {
+  SamplerState sampler;
+  optim::StepState guard;  // skips in a row and the last losses; t is the checkpoint's own
+};
+
+std::string to_json(const TrainingState& state);
+// Throws CheckpointError.
+TrainingState parse_training_state(std::string_view json);
+
+// The configuration as the checkpoint keeps it: a JSON object around the TOML of --print-config.
+std::string config_to_json(const Config& config);
+Options parse_config_json(std::string_view json, const std::string& checkpoint);
+
+}  // namespace moiety::app

@@ -1,0 +1,124 @@
+#include "apps/moiety/report/reporter.h"
+
+#include "apps/moiety/commands/doctor.h"
+#include "apps/moiety/report/run_plots.h"
+
+namespace moiety::app {
+namespace {
+
+double unix_time() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+// How many of the steps after `step` up to `last` are multiples of `every`, the last one included.
+int64_t occasions(int64_t step, int64_t last, int64_t every) {
+  if (step >= last) return 0;
+  if (every == 0) return 1;
+  return last / every - step / every + (last % every != 0);
+}
+
+}  // namespace
+
+Reporter::Reporter(const Options& options, int64_t steps, RunDirectory& directory, Console& console)
+    : options_(options), steps_(steps), directory_(directory), console_(console) {}
+
+double Reporter::eta_seconds(int64_t step) const {
+  const int64_t evaluations =
+      options_.data.valid.empty() ? 0 : occasions(step, steps_, options_.eval.every);
+  return eta_.seconds(steps_ - step, evaluations,
+                      occasions(step, steps_, options_.checkpoint.interval));
+}
+
+void Reporter::fill_in(StepRecord& record) const {
+  const double seconds = since_line_.seconds, steps = double(steps_since_line_);
+  record.steps = steps_;
+  record.step_s = seconds / steps;
+  record.data_wait_ms = since_line_.data_wait_ms / steps;
+  record.waits = since_line_.waits / steps;
+  record.comm = 0.1 * since_line_.waits.sum_ms() / seconds;
+  record.tokens_per_s = since_line_.tokens / seconds;
+  record.tflops = since_line_.flops / seconds * 1e-12;
+  record.mfu = 100 * record.tflops / peak_;
+  record.mfu_recipe = 100 * record.tflops / recipe_peak_;
+  const MemoryUse memory = memory_use(device_);
+  record.memory = memory.used;
+  record.memory_total = memory.total;
+  record.forced = options_.router.force_balance;
+}
+
+void Reporter::step(StepRecord record, const Work& work) {
+  eta_.add_step(work.seconds);
+  since_line_.seconds += work.seconds;
+  since_line_.tokens += work.tokens;
+  since_line_.flops += work.flops;
+  since_line_.data_wait_ms += work.data_wait_ms;
+  since_line_.waits += work.waits;
+  ++steps_since_line_;
+  const bool due = record.step % options_.log.every == 0 || record.step == steps_;
+  fill_in(record);
+  const bool with_z = options_.router.z_coef > 0;
+  const double eta = eta_seconds(record.step);
+  // The end of a status line may be cut.
+  console_.status(double(record.step) / double(steps_),
+                  text("eta {} {}", duration_text(eta), step_line(record, with_z, std::nullopt)));
+  if (due) {
+    const std::string line = step_line(record, with_z, eta);
+    if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);
+    directory_.log().add(line);
+    const std::string json = step_json(record, unix_time());
+    directory_.metrics().add(json);
+    add_record(json, history_);
+    if (tensorboard_) add_step(record, *tensorboard_);
+    plots_are_old_ = true;
+    since_line_ = {};
+    steps_since_line_ = 0;
+  }
+  const int64_t plot_every = options_.log.plot_every;
+  if (plot_every > 0 && record.step % plot_every == 0) draw_plots();
+}
+
+void Reporter::event(std::string_view name, int64_t step, const JsonLine& fields) {
+  JsonLine json;
+  json.add("v", 1).add("t", unix_time()).add("event", name).add("step", step).append(fields);
+  directory_.metrics().add(json.text());
+  if (name == "start" || name == "resume") return open(step);
+  add_record(json.text(), history_);
+  if (name == "eval") {
+    plots_are_old_ = true;
+    const Scalar loss{"loss/validation", history_.evaluations().back().loss};
+    if (tensorboard_) tensorboard_->add(step, {&loss, 1});
+  }
+  if (name == "stop") draw_plots();
+}
+
+void Reporter::open(int64_t step) {
+  const std::filesystem::path& run = directory_.path();
+  try {
+    history_ = read_history(run);
+    replace_file(run / "env.json", checks_json(examine(run, false)) + "\n");
+    if (options_.log.tensorboard) tensorboard_.emplace(run / "tb", step + 1);
+  } catch (const std::exception& e) {
+    say(LogLevel::kWarning, "training goes on without some of its records: {}", e.what());
+  }
+}
+
+void Reporter::draw_plots() {
+  if (!plots_are_old_) return;
+  plots_are_old_ = false;
+  const std::filesystem::path folder = directory_.path() / "plots";
+  const PlotRun run{run_name(directory_.path()), &history_};
+  try {
+    std::filesystem::create_directories(folder);
+    for (const char* which : {"loss", "throughput", "balance"}) {
+      replace_file(folder / text("{}.svg", which), draw(run_chart(which, {&run, 1}, {})));
+    }
+  } catch (const std::exception& e) {
+    if (!plots_failed_) say(LogLevel::kWarning, "no plots: {}", e.what());
+    plots_failed_ = true;
+  }
+}
+
+Reporter::~Reporter() { draw_plots(); }
+
+}  // namespace moiety::app

@@ -1,0 +1,83 @@
+// The directory of a run: the lock, the configuration, log.txt, metrics.jsonl, tb/, plots/,
+// profile/, checkpoints/.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "apps/moiety/config/options.h"
+
+namespace moiety::app {
+
+// A file that grows by whole records, each one `write`. A record that cannot be written leaves
+// nothing of itself; it is counted and the first one is warned of: a full disk does not stop
+// training.
+class RecordFile {
+ public:
+  // Throws IoError if the file cannot be opened.
+  explicit RecordFile(const std::filesystem::path& path);
+  ~RecordFile();
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
+
+  void add(std::string_view record);
+
+ private:
+  std::string path_;
+  int fd_;
+  int64_t lost_ = 0;
+  std::mutex mutex_;
+};
+
+// A RecordFile of lines. A last line that was cut off stays by itself.
+class LineFile {
+ public:
+  explicit LineFile(const std::filesystem::path& path);
+  void add(std::string_view line) { file_.add(std::string(line) + "\n"); }
+
+ private:
+  RecordFile file_;
+};
+
+// Readers see the old bytes or the new ones (with `more` behind them), whole. Throws IoError.
+void replace_file(const std::filesystem::path& path, std::string_view bytes,
+                  std::string_view more = {});
+
+// The kernel's lock on DIR/lock: it ends with the process, so it is never stale.
+class DirectoryLock {
+ public:
+  // Throws UsageError if another process holds it, naming that process.
+  explicit DirectoryLock(const std::filesystem::path& directory);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+class RunDirectory {
+ public:
+  // Creates the directory where it is missing and takes the lock.
+  explicit RunDirectory(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+
+  // Writes config.toml, or, where the newest of config.toml, config.2.toml, ... has other values,
+  // the next of them.
+  void write_config(const Config& config);
+
+  LineFile& log() { return log_; }
+  LineFile& metrics() { return metrics_; }
+
+ private:
+  std::filesystem::path path_;
+  DirectoryLock lock_;
+  LineFile log_, metrics_;
+};
+
+}  // namespace moiety::app

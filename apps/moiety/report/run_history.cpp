@@ -1,0 +1,131 @@
+#include "apps/moiety/report/run_history.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <optional>
+
+#include "apps/moiety/errors.h"
+#include "moiety/base/json_fields.h"
+
+namespace moiety::app {
+namespace fs = std::filesystem;
+namespace {
+
+struct Field {
+  std::string_view key;
+  Metric metric;
+};
+// By step_json.
+constexpr Field kFields[] = {{"loss", Metric::kLoss},
+                             {"aux", Metric::kAux},
+                             {"z", Metric::kZ},
+                             {"gnorm", Metric::kGradNorm},
+                             {"lr", Metric::kLr},
+                             {"tok_s", Metric::kTokensPerSecond},
+                             {"tflops", Metric::kTflops},
+                             {"mfu", Metric::kMfu},
+                             {"step_ms", Metric::kStepMs},
+                             {"data_wait_ms", Metric::kDataWaitMs},
+                             {"comm", Metric::kComm},
+                             {"mem", Metric::kMemory},
+                             {"entropy", Metric::kEntropy},
+                             {"drop", Metric::kDropped}};
+
+// Mean and largest of "[1,1.5]".
+void read_balance(std::string_view list, StepPoint& point) {
+  if (list.size() < 3 || list.front() != '[') return;
+  list = list.substr(1, list.size() - 2);
+  double sum = 0, worst = 0;
+  int64_t count = 0;
+  while (!list.empty()) {
+    const size_t comma = std::min(list.find(','), list.size());
+    const double x = json_number(list.substr(0, comma));
+    sum += x;
+    worst = std::max(worst, x);
+    ++count;
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  point.of(Metric::kBalanceMean) = float(sum / double(count));
+  point.of(Metric::kBalanceWorst) = float(worst);
+}
+
+}  // namespace
+
+void RunHistory::restart(int64_t step, double time) {
+  drop_after(step);
+  const double trained = steps_.empty() ? 0 : steps_.back().time;
+  pause_ = time - trained;
+  running_ = true;
+}
+
+void RunHistory::drop_after(int64_t step) {
+  while (!steps_.empty() && steps_.back().step > step) steps_.pop_back();
+  while (!evaluations_.empty() && evaluations_.back().step > step) evaluations_.pop_back();
+}
+
+void RunHistory::add(StepPoint point) {
+  drop_after(point.step - 1);
+  if (!running_) restart(point.step, point.time);
+  point.time -= pause_;
+  steps_.push_back(point);
+}
+
+void RunHistory::add_evaluation(int64_t step, double time, double loss) {
+  while (!evaluations_.empty() && evaluations_.back().step >= step) evaluations_.pop_back();
+  if (!running_) restart(step, time);
+  double tokens = 0;
+  if (!steps_.empty()) {
+    // Not every step has a record.
+    const StepPoint& last = steps_.back();
+    tokens = last.tokens * double(step) / double(std::max<int64_t>(last.step, 1));
+  }
+  evaluations_.push_back({step, tokens, time - pause_, loss});
+}
+
+bool add_record(std::string_view line, RunHistory& history) {
+  StepPoint point;
+  point.value.fill(kAbsent);
+  std::string_view event;
+  double step = -1, loss = std::numeric_limits<double>::quiet_NaN();
+  JsonFields fields(line);
+  while (fields.next()) {
+    const std::string_view key = fields.key(), value = fields.value();
+    if (key == "step") step = json_number(value);
+    if (key == "t") point.time = json_number(value);
+    if (key == "tokens") point.tokens = json_number(value);
+    if (key == "event") event = value;
+    if (key == "bal") read_balance(value, point);
+    for (const Field& f : kFields) {
+      if (key != f.key) continue;
+      const double x = json_number(value);
+      if (f.metric == Metric::kLoss) loss = x;
+      point.of(f.metric) = float(x);
+      break;
+    }
+  }
+  const bool possible = step >= 0 && step < 1e15 && std::isfinite(point.time + point.tokens);
+  if (!fields.complete() || !possible) return false;
+  point.step = int64_t(step);
+  if (event.empty()) {
+    history.add(point);
+  } else if (event == "\"start\"" || event == "\"resume\"") {
+    history.restart(point.step, point.time);
+  } else if (event == "\"eval\"") {
+    history.add_evaluation(point.step, point.time, loss);
+  }
+  return true;
+}
+
+RunHistory read_history(const fs::path& path) {
+  const fs::path file = fs::is_directory(path) ? path / "metrics.jsonl" : path;
+  std::ifstream in(file, std::ios::binary);
+  if (!in) throw DataError("{}: cannot be read; is this a run directory?", file.string());
+  RunHistory history;
+  for (std::string line; std::getline(in, line);) add_record(line, history);
+  if (in.bad()) throw DataError("{}: reading failed", file.string());
+  return history;
+}
+
+}  // namespace moiety::app

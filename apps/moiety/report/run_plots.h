@@ -1,0 +1,37 @@
+// Charts of training runs: one of their quantities over steps, tokens or time.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "apps/moiety/report/chart.h"
+#include "apps/moiety/report/run_history.h"
+
+namespace moiety::app {
+
+enum class PlotX { kSteps, kTokens, kTime };
+
+// What a run in this directory is called: its last part, or, if `whole`, the path as given.
+std::string run_name(const std::filesystem::path& path, bool whole = false);
+
+struct PlotRun {
+  std::string name;
+  const RunHistory* history;
+};
+
+struct PlotOptions {
+  PlotX x = PlotX::kSteps;
+  bool logarithmic = false;
+};
+
+// loss, throughput, balance, ...: what `moiety plot --which` takes.
+std::vector<std::string> plot_names();
+
+// `which` is one of plot_names(). One run: raw and smooth curves, and validation as points; several
+// runs: a color each.
+Chart run_chart(const std::string& which, std::span<const PlotRun> runs,
+                const PlotOptions& options);
+
+}  // namespace moiety::app
