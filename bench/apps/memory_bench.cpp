@@ -12,16 +12,16 @@
 #include <vector>
 
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/cpu_peak.h"
-#include "apps/moiety/evaluation.h"
-#include "apps/moiety/expert_capacity.h"
-#include "apps/moiety/gathering.h"
-#include "apps/moiety/memory_estimate.h"
-#include "apps/moiety/rank_model.h"
-#include "apps/moiety/step_feed.h"
 #include "bench/harness.h"
 #include "moiety/comm/thread/thread_group.h"
 #include "moiety/data/batch_loader.h"
+#include "moiety/train/cpu_peak.h"
+#include "moiety/train/evaluation.h"
+#include "moiety/train/expert_capacity.h"
+#include "moiety/train/gathering.h"
+#include "moiety/train/memory_estimate.h"
+#include "moiety/train/rank_model.h"
+#include "moiety/train/step_feed.h"
 
 namespace moiety::app {
 namespace {

@@ -2,8 +2,8 @@
 // what is planned and counted.
 #include <atomic>
 
-#include "apps/moiety/evaluation.h"
 #include "moiety/model/step_trace.h"
+#include "moiety/train/evaluation.h"
 #include "tests/apps/train_rank.h"
 
 namespace moiety::app {

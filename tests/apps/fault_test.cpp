@@ -9,13 +9,13 @@
 #include <thread>
 
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/memory_estimate.h"
-#include "apps/moiety/replay.h"
-#include "apps/moiety/tensor_check.h"
-#include "apps/moiety/trainer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/comm/thread/thread_group.h"
 #include "moiety/formats/bf16.h"
+#include "moiety/train/memory_estimate.h"
+#include "moiety/train/replay.h"
+#include "moiety/train/tensor_check.h"
+#include "moiety/train/trainer.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {

@@ -6,10 +6,10 @@
 
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/evaluation.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
 #include "moiety/model/step_trace.h"
+#include "moiety/train/evaluation.h"
 #include "tests/apps/train_rank.h"
 
 namespace moiety::app {

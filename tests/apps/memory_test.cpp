@@ -1,7 +1,7 @@
 // The memory of a rank by what it is for: what `estimate_memory` says before anything is allocated,
 // against what a rank then has, under twelve layouts. Most shards have rows that are padding.
-#include "apps/moiety/memory_estimate.h"
 #include "moiety/optim/buffer_layout.h"
+#include "moiety/train/memory_estimate.h"
 #include "tests/apps/train_rank.h"
 
 namespace moiety::app {

@@ -1,4 +1,4 @@
-#include "apps/moiety/metrics.h"
+#include "moiety/train/metrics.h"
 
 #include <cmath>
 #include <limits>

@@ -4,7 +4,7 @@
 #include <set>
 #include <thread>
 
-#include "apps/moiety/profile.h"
+#include "moiety/train/profile.h"
 #include "tests/apps/train_rank.h"
 
 namespace moiety::app {

@@ -7,16 +7,16 @@
 
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/evaluation.h"
-#include "apps/moiety/expert_capacity.h"
-#include "apps/moiety/gathering.h"
-#include "apps/moiety/rank_model.h"
 #include "moiety/base/arena.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
 #include "moiety/comm/thread/thread_group.h"
 #include "moiety/data/batch_loader.h"
+#include "moiety/train/evaluation.h"
+#include "moiety/train/expert_capacity.h"
+#include "moiety/train/gathering.h"
+#include "moiety/train/rank_model.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {

@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "apps/moiety/commands/doctor.h"
-#include "apps/moiety/cpu_peak.h"
 #include "moiety/base/deadline.h"
 #include "moiety/base/error.h"
 #include "moiety/base/format.h"
@@ -23,6 +22,7 @@
 #include "moiety/comm/mpi/mpi_group.h"
 #include "moiety/comm/thread/thread_group.h"
 #include "moiety/gemm/gemm_block.h"
+#include "moiety/train/cpu_peak.h"
 
 namespace moiety::app {
 namespace fs = std::filesystem;

@@ -10,10 +10,10 @@
 #include "apps/moiety/config/device_choice.h"
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/evaluation.h"
-#include "apps/moiety/inference_model.h"
 #include "moiety/base/json_line.h"
 #include "moiety/data/tokenizer.h"
+#include "moiety/train/evaluation.h"
+#include "moiety/train/inference_model.h"
 
 namespace moiety::app {
 namespace {

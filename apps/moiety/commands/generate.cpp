@@ -10,10 +10,10 @@
 #include "apps/moiety/commands/token_choice.h"
 #include "apps/moiety/config/device_choice.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/inference_model.h"
 #include "moiety/base/copy.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/model/decoder.h"
+#include "moiety/train/inference_model.h"
 
 namespace moiety::app {
 namespace {

@@ -10,10 +10,10 @@
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/options_check.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/hardware.h"
 #include "apps/moiety/report/run_directory.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/model/step_trace.h"
+#include "moiety/train/hardware.h"
 
 namespace moiety::app {
 namespace {

@@ -12,15 +12,15 @@
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/options_check.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/failure_file.h"
-#include "apps/moiety/memory_estimate.h"
 #include "apps/moiety/report/run_files.h"
-#include "apps/moiety/trainer.h"
 #include "moiety/base/log.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/comm/mpi/mpi_group.h"
 #include "moiety/comm/thread/thread_group.h"
 #include "moiety/data/tokenizer.h"
+#include "moiety/train/failure_file.h"
+#include "moiety/train/memory_estimate.h"
+#include "moiety/train/trainer.h"
 
 namespace moiety::app {
 namespace {

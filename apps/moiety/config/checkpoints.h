@@ -6,8 +6,8 @@
 
 #include "apps/moiety/config/options.h"
 #include "apps/moiety/config/options_check.h"
-#include "apps/moiety/rank_model.h"
 #include "moiety/checkpoint/manifest.h"
+#include "moiety/train/rank_model.h"
 
 namespace moiety::app {
 

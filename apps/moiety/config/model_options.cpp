@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/gathering.h"
 #include "moiety/base/number_text.h"
+#include "moiety/train/gathering.h"
 
 namespace moiety::app {
 namespace {

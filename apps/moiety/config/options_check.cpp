@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/profile.h"
+#include "moiety/train/profile.h"
 
 namespace moiety::app {
 namespace {

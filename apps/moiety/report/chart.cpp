@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/moiety/metrics.h"
 #include "apps/moiety/report/axis.h"
 #include "apps/moiety/report/svg.h"
 #include "moiety/base/format.h"
+#include "moiety/train/metrics.h"
 
 namespace moiety::app {
 namespace {

@@ -7,14 +7,14 @@
 #include <optional>
 
 #include "apps/moiety/config/options.h"
-#include "apps/moiety/memory_use.h"
-#include "apps/moiety/metrics.h"
 #include "apps/moiety/report/console.h"
 #include "apps/moiety/report/run_directory.h"
 #include "apps/moiety/report/run_history.h"
 #include "apps/moiety/report/tensorboard.h"
 #include "moiety/base/json_line.h"
 #include "moiety/base/log.h"
+#include "moiety/train/memory_use.h"
+#include "moiety/train/metrics.h"
 
 namespace moiety::app {
 

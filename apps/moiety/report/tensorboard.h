@@ -12,8 +12,8 @@
 #include <string>
 #include <string_view>
 
-#include "apps/moiety/metrics.h"
 #include "apps/moiety/report/run_directory.h"
+#include "moiety/train/metrics.h"
 
 namespace moiety::app {
 

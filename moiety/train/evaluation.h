@@ -3,11 +3,11 @@
 
 #include <vector>
 
-#include "apps/moiety/expert_capacity.h"
-#include "apps/moiety/gathering.h"
-#include "apps/moiety/rank_model.h"
 #include "moiety/base/arena.h"
 #include "moiety/data/batch_loader.h"
+#include "moiety/train/expert_capacity.h"
+#include "moiety/train/gathering.h"
+#include "moiety/train/rank_model.h"
 
 namespace moiety::app {
 

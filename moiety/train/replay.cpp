@@ -1,4 +1,4 @@
-#include "apps/moiety/replay.h"
+#include "moiety/train/replay.h"
 
 #include <nlohmann/json.hpp>
 

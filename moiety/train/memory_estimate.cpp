@@ -1,4 +1,4 @@
-#include "apps/moiety/memory_estimate.h"
+#include "moiety/train/memory_estimate.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
 #include "moiety/base/error.h"
 #include "moiety/base/gpu.h"
@@ -20,6 +19,7 @@
 #include "moiety/moe/prepare.h"
 #include "moiety/nn/attention_cuda.h"
 #include "moiety/nn/loss.h"
+#include "moiety/train/cpu_peak.h"
 
 namespace moiety::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "apps/moiety/inference_model.h"
+#include "moiety/train/inference_model.h"
 
 #include "apps/moiety/config/model_options.h"
 #include "moiety/base/log.h"

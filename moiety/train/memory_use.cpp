@@ -1,7 +1,7 @@
-#include "apps/moiety/memory_use.h"
+#include "moiety/train/memory_use.h"
 
-#include "apps/moiety/cpu_peak.h"
 #include "moiety/base/gpu.h"
+#include "moiety/train/cpu_peak.h"
 
 namespace moiety::app {
 

@@ -4,7 +4,7 @@
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/training_state.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/trainer.h"
+#include "moiety/train/trainer.h"
 
 namespace moiety::app {
 namespace {

@@ -8,16 +8,16 @@
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/resume.h"
 #include "apps/moiety/config/training_state.h"
-#include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
-#include "apps/moiety/hardware.h"
-#include "apps/moiety/trainer.h"
 #include "moiety/base/gpu.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/shared_directory.h"
 #include "moiety/checkpoint/together.h"
 #include "moiety/model/step_input.h"
+#include "moiety/train/cpu_peak.h"
+#include "moiety/train/hardware.h"
+#include "moiety/train/trainer.h"
 
 namespace moiety::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "apps/moiety/trainer.h"
+#include "moiety/train/trainer.h"
 
 #include "apps/moiety/errors.h"
 

@@ -1,15 +1,15 @@
-#include "apps/moiety/profile.h"
+#include "moiety/train/profile.h"
 
 #include <charconv>
 #include <cstring>
 #include <fstream>
 
-#include "apps/moiety/cpu_peak.h"
 #include "apps/moiety/errors.h"
 #include "apps/moiety/report/run_directory.h"
 #include "moiety/base/json_line.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/process.h"
+#include "moiety/train/cpu_peak.h"
 
 namespace moiety::app {
 namespace fs = std::filesystem;

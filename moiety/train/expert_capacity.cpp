@@ -1,4 +1,4 @@
-#include "apps/moiety/expert_capacity.h"
+#include "moiety/train/expert_capacity.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "apps/moiety/step_feed.h"
+#include "moiety/train/step_feed.h"
 
 #include <cstring>
 

@@ -1,10 +1,10 @@
 // The step that the guard halted at, once more: same weights, which the step did not change, same
 // data, same random numbers, and a look at every tensor that is stored.
-#include "apps/moiety/failure_file.h"
-#include "apps/moiety/trainer.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/checkpoint/together.h"
+#include "moiety/train/failure_file.h"
+#include "moiety/train/trainer.h"
 
 namespace moiety::app {
 

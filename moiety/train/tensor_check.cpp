@@ -1,4 +1,4 @@
-#include "apps/moiety/tensor_check.h"
+#include "moiety/train/tensor_check.h"
 
 #include <algorithm>
 #include <array>

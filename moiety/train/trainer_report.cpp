@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/trainer.h"
+#include "moiety/train/trainer.h"
 
 namespace moiety::app {
 

@@ -1,4 +1,4 @@
-#include "apps/moiety/gathering.h"
+#include "moiety/train/gathering.h"
 
 #include <algorithm>
 

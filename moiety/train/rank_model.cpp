@@ -1,4 +1,4 @@
-#include "apps/moiety/rank_model.h"
+#include "moiety/train/rank_model.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "apps/moiety/cpu_peak.h"
+#include "moiety/train/cpu_peak.h"
 
 #include <algorithm>
 #include <fstream>

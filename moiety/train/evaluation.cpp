@@ -1,11 +1,11 @@
-#include "apps/moiety/evaluation.h"
+#include "moiety/train/evaluation.h"
 
 #include <cmath>
 #include <limits>
 #include <numbers>
 
-#include "apps/moiety/metrics.h"
-#include "apps/moiety/step_feed.h"
+#include "moiety/train/metrics.h"
+#include "moiety/train/step_feed.h"
 
 namespace moiety::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "apps/moiety/hardware.h"
+#include "moiety/train/hardware.h"
 
 #include <algorithm>
 #include <cctype>

@@ -14,16 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/moiety/evaluation.h"
-#include "apps/moiety/expert_capacity.h"
-#include "apps/moiety/gathering.h"
-#include "apps/moiety/profile.h"
-#include "apps/moiety/rank_model.h"
-#include "apps/moiety/replay.h"
 #include "apps/moiety/report/run_files.h"
-#include "apps/moiety/step_feed.h"
-#include "apps/moiety/tensor_check.h"
-#include "apps/moiety/watchdog.h"
 #include "moiety/base/arena.h"
 #include "moiety/base/deadline.h"
 #include "moiety/base/gpu_runtime.h"
@@ -33,6 +24,15 @@
 #include "moiety/data/batch_loader.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/optim/schedule.h"
+#include "moiety/train/evaluation.h"
+#include "moiety/train/expert_capacity.h"
+#include "moiety/train/gathering.h"
+#include "moiety/train/profile.h"
+#include "moiety/train/rank_model.h"
+#include "moiety/train/replay.h"
+#include "moiety/train/step_feed.h"
+#include "moiety/train/tensor_check.h"
+#include "moiety/train/watchdog.h"
 
 namespace moiety::app {
 

@@ -1,4 +1,4 @@
-#include "apps/moiety/watchdog.h"
+#include "moiety/train/watchdog.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "apps/moiety/errors.h"
-#include "apps/moiety/failure_file.h"
+#include "moiety/train/failure_file.h"
 
 namespace moiety::app {
 namespace {

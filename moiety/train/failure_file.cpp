@@ -1,4 +1,4 @@
-#include "apps/moiety/failure_file.h"
+#include "moiety/train/failure_file.h"
 
 #include <chrono>
 #include <fstream>

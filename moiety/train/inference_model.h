@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "apps/moiety/config/checkpoints.h"
-#include "apps/moiety/rank_model.h"
 #include "moiety/optim/weight_store.h"
+#include "moiety/train/rank_model.h"
 
 namespace moiety::app {
 
