@@ -5,7 +5,7 @@
 #include <exception>
 
 #include "moiety/base/buffer.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/dispatch.h"
 #include "moiety/moe/prepare.h"

@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "moiety/base/rng.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/optim/adamw.h"
 
 using namespace moiety;

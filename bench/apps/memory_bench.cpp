@@ -13,7 +13,7 @@
 
 #include "apps/moiety/config/model_options.h"
 #include "bench/harness.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/data/batch_loader.h"
 #include "moiety/train/cpu_peak.h"
 #include "moiety/train/evaluation.h"

@@ -27,7 +27,7 @@
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/checkpoint/saver.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 
 namespace moiety::checkpoint {
 namespace {

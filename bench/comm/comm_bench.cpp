@@ -9,8 +9,8 @@
 #include "bench/harness.h"
 #include "bench/ranks.h"
 #include "moiety/comm/collective.h"
-#include "moiety/comm/mpi/mpi_group.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/mpi_group.h"
+#include "moiety/comm/thread_group.h"
 
 namespace moiety::comm {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "bench/harness.h"
 #include "bench/ranks.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/gtp/transport.h"
 
 namespace moiety::gtp {

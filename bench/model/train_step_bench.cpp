@@ -15,7 +15,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/step_ring.h"
 #include "moiety/base/trace.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/model/step_input.h"
 #include "moiety/model/transformer.h"
 #include "moiety/optim/distributed_optimizer.h"

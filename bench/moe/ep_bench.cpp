@@ -8,8 +8,8 @@
 
 #include "bench/harness.h"
 #include "moiety/base/parallel.h"
-#include "moiety/comm/mpi/mpi_group.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/mpi_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/dispatch.h"
 

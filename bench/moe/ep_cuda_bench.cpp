@@ -4,7 +4,7 @@
 #include "bench/harness.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/dispatch.h"
 

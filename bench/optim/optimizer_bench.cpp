@@ -14,7 +14,7 @@
 #include "bench/ranks.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/optim/grad_norm.h"
 #include "moiety/optim/initialize.h"

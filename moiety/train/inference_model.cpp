@@ -2,7 +2,7 @@
 
 #include "apps/moiety/config/model_options.h"
 #include "moiety/base/log.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/data/tokenizer.h"
 
 namespace moiety::app {

@@ -5,7 +5,7 @@
 #include "apps/moiety/commands/signals.h"
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/errors.h"
-#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/mpi_group.h"
 #include "moiety/model/step_input.h"
 #include "moiety/train/trainer.h"
 

@@ -10,7 +10,7 @@
 
 #include "apps/moiety/config/model_options.h"
 #include "moiety/base/parallel.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/train/memory_estimate.h"
 #include "moiety/train/replay.h"

@@ -11,7 +11,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/data/batch_loader.h"
 #include "moiety/train/evaluation.h"
 #include "moiety/train/expert_capacity.h"

@@ -9,7 +9,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 
 namespace moiety::checkpoint {
 

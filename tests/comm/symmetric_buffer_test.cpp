@@ -15,7 +15,7 @@
 #include "moiety/comm/agree.h"
 #include "moiety/comm/barrier.h"
 #include "moiety/comm/memory_exchange.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "tests/error_of.h"
 
 namespace moiety::comm {

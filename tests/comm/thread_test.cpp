@@ -8,7 +8,7 @@
 
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "tests/comm/conformance.h"
 
 namespace moiety::comm {

@@ -1,5 +1,5 @@
 // What run_mpi_rank promises besides the communicator.
-#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/mpi_group.h"
 
 #include <algorithm>
 

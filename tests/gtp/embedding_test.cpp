@@ -4,7 +4,7 @@
 #include <map>
 #include <random>
 
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "tests/gtp/transport_cases.h"
 
 namespace moiety::gtp {

@@ -17,7 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/copy.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/gtp/executor.h"
 #include "tests/gtp/quantized_weights.h"

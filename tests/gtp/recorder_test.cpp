@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/error.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "tests/error_of.h"
 #include "tests/gtp/traces.h"
 

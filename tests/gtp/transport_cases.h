@@ -11,7 +11,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/comm/communicator.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/gtp/accumulate_job.h"
 #include "moiety/gtp/transport.h"
 #include "tests/gtp/quantized_weights.h"

@@ -5,7 +5,7 @@
 #include <random>
 #include <thread>
 
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "tests/gtp/transport_cases.h"
 
 namespace moiety::gtp {

@@ -7,7 +7,7 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/model/transformer.h"
 #include "tests/model/naive_model.h"
 #include "tests/model/support.h"

@@ -13,7 +13,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/comm/communicator.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
 #include "moiety/moe/combine.h"

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "tests/moe/router_helpers.h"
 
 namespace moiety::moe {

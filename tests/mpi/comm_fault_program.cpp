@@ -18,7 +18,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/comm/barrier.h"
-#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/mpi_group.h"
 #include "moiety/comm/symmetric_buffer.h"
 
 namespace moiety::comm {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/format.h"
-#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/mpi_group.h"
 #include "tests/mpi/world.h"
 
 namespace moiety::comm::testing {

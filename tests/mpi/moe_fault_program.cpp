@@ -15,7 +15,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/error.h"
-#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/mpi_group.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/dispatch.h"
 

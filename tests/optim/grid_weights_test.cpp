@@ -12,7 +12,7 @@
 
 #include "moiety/base/rng.h"
 #include "moiety/comm/symmetric_buffer.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/gtp/codec.h"
 #include "moiety/optim/distributed_optimizer.h"

@@ -12,7 +12,7 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/base/rng.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/gtp/codec.h"
 #include "moiety/optim/shard_rows.h"
 #include "moiety/quant/dequantize.h"

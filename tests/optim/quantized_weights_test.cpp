@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/rng.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/quant/quantize.h"

@@ -9,7 +9,7 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/graph.h"
 #include "moiety/base/rng.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/optim/initialize.h"

@@ -19,8 +19,8 @@
 #include "moiety/base/format.h"
 #include "moiety/base/parallel.h"
 #include "moiety/comm/memory_exchange.h"
-#include "moiety/comm/mpi/mpi_group.h"
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/mpi_group.h"
+#include "moiety/comm/thread_group.h"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/train/cpu_peak.h"
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "apps/moiety/errors.h"
-#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/mpi_group.h"
 
 namespace moiety::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/mpi_group.h"
 
 #include <algorithm>
 #include <condition_variable>

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "moiety/comm/mpi/functions.h"
-#include "moiety/comm/mpi/mpi_group.h"
+#include "moiety/comm/mpi_group.h"
 #include "moiety/comm/process.h"
 #include "moiety/comm/symmetric_buffer.h"
 

@@ -1,4 +1,4 @@
-#include "moiety/comm/thread/thread_group.h"
+#include "moiety/comm/thread_group.h"
 
 #include <algorithm>
 #include <exception>
