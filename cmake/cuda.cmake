@@ -104,10 +104,21 @@ function(moiety_cuda_sources)
     else()
       set(options -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90)
     endif()
-    # Results that are bits are IEEE fp32 with gradual underflow, an fma only where written.
-    if(source MATCHES "/(quant|gemm|moe|gtp|optim|model)(_gpu)?/[^/]*$")
-      list(APPEND options --fmad=false --ftz=false --prec-div=true)
-    endif()
+    # Results are bits: IEEE fp32 with gradual underflow, an fma only where the source says so.
+    list(APPEND options --fmad=false --ftz=false --prec-div=true)
     set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${options})
+    set_property(GLOBAL APPEND PROPERTY moiety_exact_kernels ${source})
   endforeach()
+endfunction()
+
+# moiety_check_cuda_flags(): ends the configuration if a kernel of the library would be compiled
+# without the flags that hold its bits.
+function(moiety_check_cuda_flags)
+  file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/moiety/*.cu)
+  get_property(exact GLOBAL PROPERTY moiety_exact_kernels)
+  list(REMOVE_ITEM kernels ${exact})
+  if(kernels)
+    message(FATAL_ERROR "these kernels have not passed moiety_cuda_sources, which gives them "
+                        "--fmad=false and an architecture: ${kernels}")
+  endif()
 endfunction()

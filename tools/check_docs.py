@@ -293,7 +293,7 @@ PLANTED = {
     "apps/moiety/config/option_table.inc": 'KEY(run, dir, std::string, "")\nKEY(run, seed, int, 1)\n',
     "apps/moiety/program.cpp": 'kCommands[] = {\n    {"train", "", f},\n    {"eval", "", f},\n};\n'
     + '"--ranks" "--quiet"\n',
-    "apps/moiety/errors.h": "enum ExitCode : int {\n  kExitDone = 0,\n  kExitDevice = 9,\n};\n",
+    "apps/moiety/exit_code.h": "enum ExitCode : int {\n  kExitDone = 0,\n  kExitDevice = 9,\n};\n",
 }
 EXPECTED = [
     "docs/a.md:3: docs/gone.md does not exist",

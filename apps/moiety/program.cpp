@@ -9,8 +9,8 @@
 #include "apps/moiety/commands/plot.h"
 #include "apps/moiety/commands/quantize.h"
 #include "apps/moiety/commands/train.h"
-#include "apps/moiety/errors.h"
-#include "moiety/data/prepare.h"
+#include "apps/moiety/exit_code.h"
+#include "apps/moiety/commands/prepare.h"
 
 namespace moiety::app {
 namespace {

@@ -115,8 +115,8 @@ void train(const Options& o, const model::Config& config, const Grid& grid,
                                         gathering.peers(true));
   model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
   optimizer.initialize(1, Stream());
-  const auto source = synthetic_source("uniform", o.data.seq_len, uint32_t(config.vocab), 1);
-  BatchBuffer batch(o.train.micro_batch, o.data.seq_len, false);
+  const auto source = data::synthetic_source("uniform", o.data.seq_len, uint32_t(config.vocab), 1);
+  data::BatchBuffer batch(o.train.micro_batch, o.data.seq_len, false);
   BatchFeed feed(o.train.micro_batch, o.data.seq_len, false, 1, {});
   ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
   Arena arena("activations");
@@ -124,7 +124,7 @@ void train(const Options& o, const model::Config& config, const Grid& grid,
     const model::StepSums sums = model.transformer().make_sums();
     const auto gathers = gathering.begin_step("train", kMicroBatches);
     for (int m = 0; m < kMicroBatches; ++m) {
-      std::vector<SampleRef> samples;
+      std::vector<data::SampleRef> samples;
       for (int64_t i = 0; i < o.train.micro_batch; ++i) {
         samples.push_back({0, uint64_t(data_rank(grid, world.rank()) * o.train.micro_batch + i)});
       }

@@ -66,18 +66,18 @@ void measure_shape(const Shape& s, Way way, const Stream& stream) {
                d_out = random_on_gpu({b, t, g, m, c}, 2, stream),
                o(DType::kBFloat16, {b, t, g, m, c}, kGpu), lse(DType::kFloat32, {b, g, m, t}, kGpu),
                delta(DType::kFloat32, {b, g, m, t}, kGpu);
-  const model::QkvHeads x = model::split_heads(qkv, b, s.heads, g, c),
-                        d = model::split_heads(dqkv, b, s.heads, g, c);
+  const nn::QkvHeads x = nn::split_heads(qkv, b, s.heads, g, c),
+                     d = nn::split_heads(dqkv, b, s.heads, g, c);
   const Documents packed = way == Way::kDocuments ? documents(b, t, stream) : Documents{};
-  const model::AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC,          packed.start_BS,
-                                     o,         lse,      way != Way::kTiles};
-  const model::AttentionBackwardArgs backward{forward, d_out, d.q_BSGMC, d.k_BSGC, d.v_BSGC, delta};
+  const nn::AttentionArgs forward{x.q_BSGMC, x.k_BSGC, x.v_BSGC,          packed.start_BS,
+                                  o,         lse,      way != Way::kTiles};
+  const nn::AttentionBackwardArgs backward{forward, d_out, d.q_BSGMC, d.k_BSGC, d.v_BSGC, delta};
   const double seen = way == Way::kDocuments ? packed.seen_keys : 0.5 * double(t) * double(t);
   const double flop = 4.0 * double(b * s.heads * c) * seen;
-  const auto report = [&](const char* name, model::AttentionPath path, double flops,
+  const auto report = [&](const char* name, nn::AttentionPath path, double flops,
                           const Timing& time) {
     // Named without its path where it is cuDNN's, which has peers.
-    const bool ours = path != model::AttentionPath::kCudnn;
+    const bool ours = path != nn::AttentionPath::kCudnn;
     Row row{name,
             case_of(s) + (ours ? text(" {}", model::name(path)) : "") +
                 (way == Way::kDocuments ? " documents" : ""),
@@ -86,9 +86,9 @@ void measure_shape(const Shape& s, Way way, const Stream& stream) {
     print(row);
   };
   report("attention.fwd", attention_path(forward), flop,
-         measure([&](int64_t) { model::attention(forward, stream); }, stream));
+         measure([&](int64_t) { nn::attention(forward, stream); }, stream));
   report("attention.bwd", attention_backward_path(backward), 2.5 * flop,
-         measure([&](int64_t) { model::attention_backward(backward, stream); }, stream));
+         measure([&](int64_t) { nn::attention_backward(backward, stream); }, stream));
 }
 
 void run(Options& options) {
@@ -103,11 +103,11 @@ void run(Options& options) {
   }
   require_device("attention_cuda_bench", kGpu);
   const Stream stream = Stream::on(kGpu);
-  std::fprintf(stderr, "%s\n", model::cudnn_status().text.c_str());
+  std::fprintf(stderr, "%s\n", nn::cudnn_status().text.c_str());
   for (const Shape& s : kShapes) {
     measure_shape(s, Way::kTiles, stream);
     if (s.length == 4096) measure_shape(s, Way::kDocuments, stream);
-    if (model::cudnn_status().available) measure_shape(s, Way::kBest, stream);
+    if (nn::cudnn_status().available) measure_shape(s, Way::kBest, stream);
   }
 }
 

@@ -3,7 +3,7 @@
 #include <charconv>
 #include <limits>
 
-namespace moiety::app {
+namespace moiety {
 
 JsonFields::JsonFields(std::string_view text) : rest_(text) {}
 
@@ -82,4 +82,4 @@ double json_number(std::string_view value) {
              : std::numeric_limits<double>::quiet_NaN();
 }
 
-}  // namespace moiety::app
+}  // namespace moiety

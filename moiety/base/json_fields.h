@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-namespace moiety::app {
+namespace moiety {
 
 // Walks over the members of an object.
 //   JsonFields fields(line);
@@ -38,4 +38,4 @@ class JsonFields {
 // A number, or "nan", "inf", "-inf" as a string. Anything else is nan.
 double json_number(std::string_view value);
 
-}  // namespace moiety::app
+}  // namespace moiety

@@ -6,7 +6,7 @@
 
 #include "moiety/base/number_text.h"
 
-namespace moiety::app {
+namespace moiety {
 namespace {
 
 std::string json_string(std::string_view s) {
@@ -47,4 +47,4 @@ JsonLine& JsonLine::append(const JsonLine& other) {
   return *this;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety

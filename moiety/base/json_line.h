@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace moiety::app {
+namespace moiety {
 
 class JsonLine {
  public:
@@ -36,4 +36,4 @@ class JsonLine {
   std::string body_ = "{";
 };
 
-}  // namespace moiety::app
+}  // namespace moiety

@@ -3,7 +3,7 @@
 #include <array>
 #include <charconv>
 
-namespace moiety::app {
+namespace moiety {
 namespace {
 
 template <class T>
@@ -18,4 +18,4 @@ std::string shortest(T value) {
 std::string number_text(double value) { return shortest(value); }
 std::string number_text(float value) { return shortest(value); }
 
-}  // namespace moiety::app
+}  // namespace moiety

@@ -3,11 +3,11 @@
 
 #include <string>
 
-namespace moiety::app {
+namespace moiety {
 
 // The shortest decimal text that reads back to the same number of its type: "0.1", "1e-05", "264",
 // "nan".
 std::string number_text(double value);
 std::string number_text(float value);
 
-}  // namespace moiety::app
+}  // namespace moiety

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
-#include "apps/moiety/errors.h"
 #include "moiety/base/error.h"
 #include "moiety/base/trace.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 void check(const LoaderConfig& c) {
@@ -176,4 +175,4 @@ const Batch& ValidationSet::batch(int64_t k) {
   return buffer_.batch();
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -14,7 +14,7 @@
 #include "moiety/data/sample_source.h"
 #include "moiety/data/sampler.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 inline constexpr int32_t kNoTarget = -100;  // a target that is not counted
 
@@ -118,4 +118,4 @@ class ValidationSet {
   BatchBuffer buffer_;
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -7,9 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 class FileSource : public ByteSource {
@@ -67,4 +67,4 @@ std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
   return open_gzip(std::move(file), path);
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-namespace moiety::app {
+namespace moiety::data {
 
 class ByteSource {
  public:
@@ -23,4 +23,4 @@ std::unique_ptr<ByteSource> open_bytes(const std::string& path);
 // of a file are read one after the other; a cut or damaged stream is a DataError.
 std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource> compressed, std::string path);
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <set>
 
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -107,4 +107,4 @@ std::optional<Block> BlockReader::next() {
   return block;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

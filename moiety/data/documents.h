@@ -12,7 +12,7 @@
 #include "moiety/data/byte_source.h"
 #include "moiety/data/tokenizer.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 enum class InputFormat { kAuto, kText, kJsonl };
 
@@ -80,4 +80,4 @@ EncodedBlock encode(const Block& block, const DocumentRules& rules, const Tokeni
 // nothing above U+10FFFF), or npos.
 size_t find_bad_utf8(std::string_view s);
 
-}  // namespace moiety::app
+}  // namespace moiety::data

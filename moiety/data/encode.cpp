@@ -3,10 +3,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 #include "moiety/data/documents.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 // What is wrong with a document, at byte `at` of the block.
@@ -139,4 +139,4 @@ size_t find_bad_utf8(std::string_view s) {
   return std::string_view::npos;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

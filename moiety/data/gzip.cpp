@@ -1,10 +1,10 @@
 #include <vector>
 #include <zlib.h>
 
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 #include "moiety/data/byte_source.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 constexpr int kGzipWindow = 15 + 16;  // zlib: the largest window, gzip framing
@@ -60,4 +60,4 @@ std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource> compressed, st
   return std::make_unique<GzipSource>(std::move(compressed), std::move(path));
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

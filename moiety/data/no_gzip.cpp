@@ -1,11 +1,11 @@
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 #include "moiety/data/byte_source.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource>, std::string path) {
   throw DataError("{}: gzip input needs a build with zlib (Debian: zlib1g-dev); or use gunzip",
                   path);
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -1,20 +1,17 @@
 #include "moiety/data/prepare.h"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <filesystem>
 #include <future>
 #include <memory>
 
-#include "apps/moiety/errors.h"
-#include "apps/moiety/report/console.h"
-#include "moiety/base/log.h"
+#include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"
 #include "moiety/data/token_file.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 // The token files being written, and which document goes where.
@@ -75,40 +72,15 @@ class Outputs {
   uint64_t documents_ = 0;
 };
 
-// How far it is: a status line on a terminal, elsewhere a log line now and then.
-class Progress {
- public:
-  Progress(bool on, const std::vector<std::string>& paths)
-      : on_(on), console_(Console::standard_error("auto", "auto")) {
-    for (const std::string& path : paths) {
-      std::error_code error;
-      const uintmax_t size = std::filesystem::file_size(path, error);
-      if (!error) total_ += static_cast<double>(size);  // of standard input unknown
-    }
+uint64_t bytes_of_files(const std::vector<std::string>& paths) {
+  uint64_t bytes = 0;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    const uintmax_t size = std::filesystem::file_size(path, error);
+    if (!error) bytes += size;
   }
-
-  void update(uint64_t bytes, uint64_t documents, const std::string& path) {
-    if (!on_) return;
-    bytes_ += static_cast<double>(bytes);
-    const auto now = Clock::now();
-    const double seconds = std::chrono::duration<double>(now - start_).count();
-    const std::string line = text("{:.0f} MB, {:.1f} MB/s, {} documents, {}", bytes_ / 1e6,
-                                  bytes_ / 1e6 / seconds, documents, path);
-    // An estimate: the bytes done are decompressed, those of the files may not be.
-    console_.status(std::min(1.0, bytes_ / std::max(total_, 1.0)), line);
-    if (!console_.has_bar() && now - logged_ >= std::chrono::seconds(10)) {
-      logged_ = now;
-      log(LogLevel::kInfo, "prepare: {}", line);
-    }
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  bool on_;
-  Console console_;
-  double bytes_ = 0, total_ = 0;
-  Clock::time_point start_ = Clock::now(), logged_ = start_;
-};
+  return bytes;
+}
 
 // Encodes blocks on several threads and hands the results over in the order of the blocks.
 class Pipeline {
@@ -119,8 +91,9 @@ class Pipeline {
         paths_(paths),
         tokenizer_(tokenizer),
         outputs_(outputs),
-        workers_(options.workers > 0 ? options.workers : core_count()),
-        progress_(options.progress, paths) {}
+        workers_(options.workers > 0 ? options.workers : core_count()) {
+    progress_.all_bytes = bytes_of_files(paths);
+  }
 
   void run(PrepareSummary& summary) {
     for (const std::string& path : paths_) {
@@ -159,7 +132,10 @@ class Pipeline {
       outputs_.add(block);
       summary.bad += block.bad;
       summary.empty += block.empty;
-      progress_.update(block.bytes, outputs_.documents(), first.path);
+      progress_.bytes += block.bytes;
+      progress_.documents = outputs_.documents();
+      progress_.path = std::move(first.path);
+      if (options_.progress) options_.progress(progress_);
     }
   }
 
@@ -172,7 +148,7 @@ class Pipeline {
   const Tokenizer& tokenizer_;
   Outputs& outputs_;
   size_t workers_;
-  Progress progress_;
+  PrepareProgress progress_;
   std::deque<Running> running_;
 };
 
@@ -202,4 +178,4 @@ PrepareSummary prepare(const PrepareOptions& options) {
   return summary;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -1,13 +1,22 @@
-// `moiety prepare`: text or JSONL to token files.
+// Text or JSONL to token files: what `moiety prepare` does.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "moiety/data/documents.h"
 
-namespace moiety::app {
+namespace moiety::data {
+
+// How far a preparation is, and what it reads.
+struct PrepareProgress {
+  uint64_t bytes = 0;      // decompressed bytes of the inputs that are done
+  uint64_t all_bytes = 0;  // of the input files as they lie on the disk; of standard input unknown
+  uint64_t documents = 0;
+  std::string path;
+};
 
 struct PrepareOptions {
   std::vector<std::string> inputs;
@@ -15,8 +24,8 @@ struct PrepareOptions {
   std::string out;            // PREFIX: PREFIX.tok, or PREFIX.train.tok and PREFIX.valid.tok
   double valid_fraction = 0;  // 0: one file
   DocumentRules rules;
-  int workers = 0;       // 0: one per core; the output does not depend on it
-  bool progress = true;  // a line on stderr
+  int workers = 0;  // 0: one per core; the output does not depend on it
+  std::function<void(const PrepareProgress&)> progress;  // called after every block; may be empty
 };
 
 struct PrepareSummary {
@@ -40,8 +49,4 @@ bool is_validation_document(uint64_t d, double valid_fraction);
 // Throws DataError (nothing is written), UsageError or IoError.
 PrepareSummary prepare(const PrepareOptions& options);
 
-// The command, with the arguments behind `prepare`: throws what prepare() throws, prints the
-// summary to stdout, returns the exit code.
-int prepare_command(const std::vector<std::string>& arguments);
-
-}  // namespace moiety::app
+}  // namespace moiety::data

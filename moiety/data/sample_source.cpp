@@ -2,12 +2,11 @@
 
 #include <numeric>
 
-#include "apps/moiety/errors.h"
 #include "moiety/base/error.h"
 #include "moiety/base/rng.h"
 #include "moiety/data/token_file.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 class FileSamples : public SampleSource {
@@ -141,4 +140,4 @@ std::shared_ptr<const SampleSource> synthetic_source(std::string_view kind, int6
   throw UsageError("data.synthetic is '{}'; there are: uniform, copy, markov", kind);
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -11,7 +11,7 @@
 #include "moiety/data/sampler.h"
 #include "moiety/data/sha256.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 // Samples of S+1 tokens, of several sources. Reading is safe from several threads.
 class SampleSource {
@@ -47,4 +47,4 @@ std::shared_ptr<const SampleSource> open_token_files(std::span<const WeightedPat
 std::shared_ptr<const SampleSource> synthetic_source(std::string_view kind, int64_t seq_len,
                                                      uint32_t vocab, uint64_t seed);
 
-}  // namespace moiety::app
+}  // namespace moiety::data

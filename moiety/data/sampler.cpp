@@ -5,10 +5,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "apps/moiety/errors.h"
 #include "moiety/base/error.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 constexpr uint64_t kWeightSum = uint64_t{1} << 32;
@@ -131,4 +130,4 @@ void Sampler::restore(const SamplerState& state) {
   state_ = state;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -12,7 +12,7 @@
 
 #include "moiety/base/rng.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 // A bijection of [0, n): six Feistel rounds on the smallest even number of bits that holds n,
 // walked until the result is below n.
@@ -89,4 +89,4 @@ class Sampler {
   SamplerState state_;
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -3,10 +3,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 #include "moiety/data/sampler.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 uint32_t parse_crc(const std::string& digits) {
@@ -68,4 +68,4 @@ SamplerState parse_sampler_state(std::string_view json) {
   }
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

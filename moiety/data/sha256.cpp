@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 // Fractional parts of the cube roots of the first 64 primes.
@@ -79,4 +79,4 @@ std::string hex(const Sha256& digest) {
   return s;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace moiety::app {
+namespace moiety::data {
 
 using Sha256 = std::array<uint8_t, 32>;
 
@@ -14,4 +14,4 @@ Sha256 sha256(std::string_view bytes);
 // 64 lowercase hex digits.
 std::string hex(const Sha256& digest);
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -9,12 +9,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "apps/moiety/errors.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 #include "moiety/data/token_file_layout.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 constexpr uint64_t kVerifyAtOpen = uint64_t{256} << 20;  // bytes: a fraction of a second
@@ -191,4 +190,4 @@ void TokenFile::positions(uint64_t begin, std::span<int32_t> out) const {
   }
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

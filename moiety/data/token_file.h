@@ -10,7 +10,7 @@
 
 #include "moiety/data/sha256.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 class Tokenizer;
 
@@ -101,4 +101,4 @@ class TokenFileWriter {
   std::vector<uint64_t> starts_;
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::data

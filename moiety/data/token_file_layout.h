@@ -7,7 +7,7 @@
 
 #include "moiety/data/token_file.h"
 
-namespace moiety::app::tok {
+namespace moiety::data::tok {
 
 static_assert(std::endian::native == std::endian::little, "token files are mapped as they are");
 
@@ -72,4 +72,4 @@ inline TokenFileHeader decode_header(const unsigned char* p) {
   return h;
 }
 
-}  // namespace moiety::app::tok
+}  // namespace moiety::data::tok

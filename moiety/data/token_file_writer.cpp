@@ -6,14 +6,13 @@
 #include <unistd.h>
 #include <utility>
 
-#include "apps/moiety/errors.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 #include "moiety/data/token_file.h"
 #include "moiety/data/token_file_layout.h"
 #include "moiety/data/tokenizer.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 constexpr size_t kFlushBytes = 1 << 20;
@@ -140,4 +139,4 @@ void TokenFileWriter::write(const void* data, size_t bytes) {
   }
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -1,8 +1,8 @@
 #include "moiety/data/tokenizer.h"
 
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 Tokenizer Tokenizer::load(std::string_view name) {
   if (name != "bytes") {
@@ -28,4 +28,4 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return bytes;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

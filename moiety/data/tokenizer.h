@@ -10,7 +10,7 @@
 
 #include "moiety/data/sha256.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 class Tokenizer {
  public:
@@ -36,4 +36,4 @@ class Tokenizer {
   Sha256 identity_{};
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::data

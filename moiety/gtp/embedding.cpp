@@ -90,7 +90,7 @@ int64_t* find_occurrences(const Layout& layout, Range rows, const int32_t* token
   int64_t* end = out;
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t row = row_of(layout, first, token[t]);
-    if (row >= rows.begin && row < rows.end) *end++ = occurrence(row - rows.begin, t);
+    if (row >= rows.begin && row < rows.end) *end++ = nn::occurrence(row - rows.begin, t);
   }
   std::sort(out, end);
   return end;
@@ -103,20 +103,20 @@ void sum_rows(std::span<const Source> sources, int64_t rows, int64_t cols, const
     std::array<float, kTile> block, part, x;
     std::vector<Source> of_row(sources.begin(), sources.end());
     for (Source& s : of_row) {
-      s.end = std::lower_bound(s.begin, s.end, occurrence(begin, 0));
+      s.end = std::lower_bound(s.begin, s.end, nn::occurrence(begin, 0));
     }
     for (int64_t row = begin; row < end; ++row) {
       for (size_t j = 0; j < of_row.size(); ++j) {
         Source& s = of_row[j];
         s.begin = s.end;
-        while (s.end < sources[j].end && row_of_occurrence(*s.end) == row) ++s.end;
+        while (s.end < sources[j].end && nn::row_of_occurrence(*s.end) == row) ++s.end;
       }
       for (int64_t c = 0; c < cols; c += kTile) {
         const int64_t n = std::min(kTile, cols - c);
         for (size_t j = 0; j < of_row.size(); ++j) {
           const Source& s = of_row[j];
-          sum_occurrences(reinterpret_cast<const T*>(s.dout) + c, cols, n, s.begin, s.end,
-                          block.data(), j == 0 ? x.data() : part.data());
+          nn::sum_occurrences(reinterpret_cast<const T*>(s.dout) + c, cols, n, s.begin, s.end,
+                              block.data(), j == 0 ? x.data() : part.data());
           if (j == 0) continue;
           for (int64_t i = 0; i < n; ++i) x[i] = x[i] + part[i];
         }

@@ -86,17 +86,17 @@ void AttentionBlock::set_recipe(const std::optional<gemm::Recipe>& recipe) {
   o_.set_recipe(recipe);
 }
 
-QkvHeads AttentionBlock::split(const Pass& pass, TensorView qkv) const {
-  return split_heads(qkv, pass.sequences, heads_, kv_heads_, head_dim_);
+nn::QkvHeads AttentionBlock::split(const Pass& pass, TensorView qkv) const {
+  return nn::split_heads(qkv, pass.sequences, heads_, kv_heads_, head_dim_);
 }
 
 void AttentionBlock::rotate(const Pass& pass, TensorView qkv, bool inverse) const {
-  rope({.x_TGNC = split(pass, qkv).qk_TGNC,
-        .table = pass.rope_table,
-        .position_T = pass.position_T,
-        .seq_len = pass.seq_len,
-        .inverse = inverse},
-       pass.stream);
+  nn::rope({.x_TGNC = split(pass, qkv).qk_TGNC,
+            .table = pass.rope_table,
+            .position_T = pass.position_T,
+            .seq_len = pass.seq_len,
+            .inverse = inverse},
+           pass.stream);
   pass.stored("rope", inverse ? "dq, dk" : "q, k", split(pass, qkv).qk_TGNC);
 }
 
@@ -109,11 +109,11 @@ void AttentionBlock::project(const Pass& pass, TensorView x_TD, TensorView qkv) 
   if (!qk_norm_) rotate(pass, qkv, false);
 }
 
-QkvHeads AttentionBlock::heads(const Pass& pass, TensorView qkv) const {
-  const QkvHeads raw = split(pass, qkv);
+nn::QkvHeads AttentionBlock::heads(const Pass& pass, TensorView qkv) const {
+  const nn::QkvHeads raw = split(pass, qkv);
   if (!qk_norm_) return raw;
   const TensorView rotated = pass.tensor({qkv.size(0), qkv.size(1)});
-  QkvHeads out = split(pass, rotated);
+  nn::QkvHeads out = split(pass, rotated);
   apply_norm(pass, raw.q_BSGMC, *q_norm_, eps_, out.q_BSGMC);
   apply_norm(pass, raw.k_BSGC, *k_norm_, eps_, out.k_BSGC);
   rotate(pass, rotated, false);
@@ -130,7 +130,7 @@ AttentionBlock::Saved AttentionBlock::forward(const Pass& pass, TensorView x_TD,
                     DType::kFloat32, {pass.sequences, kv_heads_, per_group, pass.seq_len})};
   project(pass, x_TD, s.qkv);
   ArenaScope temporaries(pass.arena);
-  attention(attention_args(pass, heads(pass, s.qkv), s), pass.stream);
+  nn::attention(attention_args(pass, heads(pass, s.qkv), s), pass.stream);
   pass.note(core_work(pass, 2));
   pass.stored("attention", "o", s.o, s.qkv);
   forward_to_own(pass, o_, s.o, out_TD, x_TD);
@@ -143,8 +143,8 @@ gtp::Work AttentionBlock::core_work(const Pass& pass, int products) const {
   return attention_work(products, pass.tokens(), pass.seq_len, qkv, o, pass.storage);
 }
 
-AttentionArgs AttentionBlock::attention_args(const Pass& pass, const QkvHeads& h,
-                                             const Saved& s) const {
+nn::AttentionArgs AttentionBlock::attention_args(const Pass& pass, const nn::QkvHeads& h,
+                                                 const Saved& s) const {
   return {.q_BSGMC = h.q_BSGMC,
           .k_BSGC = h.k_BSGC,
           .v_BSGC = h.v_BSGC,
@@ -174,24 +174,24 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
     ArenaScope inner(pass.arena);
     const TensorView d_o = pass.tensor({s.o.size(0), s.o.size(1)});
     output_backward(pass, d_TD, s.o, d_o);
-    const QkvHeads d = split(pass, dqkv);
+    const nn::QkvHeads d = split(pass, dqkv);
     TensorView delta;
     if (const TensorView& lse = s.lse_BGMS; pass.stream.device().type == DeviceType::kCuda) {
       delta =
           pass.arena.tensor(DType::kFloat32, {lse.size(0), lse.size(1), lse.size(2), lse.size(3)});
     }
-    attention_backward({.forward = attention_args(pass, heads(pass, s.qkv), s),
-                        .do_BSGMC = head_rows(pass, d_o),
-                        .dq_BSGMC = d.q_BSGMC,
-                        .dk_BSGC = d.k_BSGC,
-                        .dv_BSGC = d.v_BSGC,
-                        .delta_BGMS = delta},
-                       pass.stream);
+    nn::attention_backward({.forward = attention_args(pass, heads(pass, s.qkv), s),
+                            .do_BSGMC = head_rows(pass, d_o),
+                            .dq_BSGMC = d.q_BSGMC,
+                            .dk_BSGC = d.k_BSGC,
+                            .dv_BSGC = d.v_BSGC,
+                            .delta_BGMS = delta},
+                           pass.stream);
     pass.note(core_work(pass, 5));
     pass.stored("attention", "dq, dk, dv", dqkv, d_o, s.qkv);
     rotate(pass, dqkv, true);
     if (qk_norm_) {
-      const QkvHeads raw = split(pass, s.qkv);
+      const nn::QkvHeads raw = split(pass, s.qkv);
       norm_gradient(pass, {raw.q_BSGMC, d.q_BSGMC, {}, d.q_BSGMC}, eps_, *q_norm_);
       norm_gradient(pass, {raw.k_BSGC, d.k_BSGC, {}, d.k_BSGC}, eps_, *k_norm_);
     }
@@ -215,7 +215,7 @@ void AttentionBlock::forward_cached(const Pass& pass, std::span<const CacheRun> 
   const TensorView qkv = pass.tensor({pass.tokens(), (heads_ + 2 * kv_heads_) * head_dim_});
   const TensorView o = pass.tensor({pass.tokens(), heads_ * head_dim_});
   project(pass, x_TD, qkv);
-  const QkvHeads h = heads(pass, qkv);
+  const nn::QkvHeads h = heads(pass, qkv);
   const TensorView o_heads = head_rows(pass, o);
   int64_t row = 0;
   for (const CacheRun& run : runs) {
@@ -225,13 +225,13 @@ void AttentionBlock::forward_cached(const Pass& pass, std::span<const CacheRun> 
     copy_rows(h.v_BSGC.select(0).slice(0, row, end), cache.v_BPGC.view().select(b), run.length,
               pass.stream);
     const TensorView lse = pass.arena.tensor(DType::kFloat32, {1, kv_heads_, per_group, run.rows});
-    attention({.q_BSGMC = h.q_BSGMC.slice(1, row, end),
-               .k_BSGC = cache.k_BPGC.view().slice(0, b, b + 1).slice(1, 0, keys),
-               .v_BSGC = cache.v_BPGC.view().slice(0, b, b + 1).slice(1, 0, keys),
-               .document_start_BS = {},
-               .o_BSGMC = o_heads.slice(1, row, end),
-               .lse_BGMS = lse},
-              pass.stream);
+    nn::attention({.q_BSGMC = h.q_BSGMC.slice(1, row, end),
+                   .k_BSGC = cache.k_BPGC.view().slice(0, b, b + 1).slice(1, 0, keys),
+                   .v_BSGC = cache.v_BPGC.view().slice(0, b, b + 1).slice(1, 0, keys),
+                   .document_start_BS = {},
+                   .o_BSGMC = o_heads.slice(1, row, end),
+                   .lse_BGMS = lse},
+                  pass.stream);
     row = end;
   }
   o_.forward(pass, o, out_TD, x_TD);

@@ -57,14 +57,15 @@ class AttentionBlock {
   // norm, on own tokens, and the projection, of all; without qk_norm also rope.
   void project(const Pass& pass, TensorView x_TD, TensorView qkv) const;
   // The heads that attention reads; with qk_norm normalized and rotated copies of q and k.
-  QkvHeads heads(const Pass& pass, TensorView qkv) const;
-  QkvHeads split(const Pass& pass, TensorView qkv) const;
+  nn::QkvHeads heads(const Pass& pass, TensorView qkv) const;
+  nn::QkvHeads split(const Pass& pass, TensorView qkv) const;
   void rotate(const Pass& pass, TensorView qkv, bool inverse) const;
   TensorView head_rows(const Pass& pass, TensorView o) const;
   // The gradient of `o`, given that of the block's output; and of the weight.
   void output_backward(const Pass& pass, TensorView d_TD, TensorView o, TensorView d_o) const;
   gtp::Work core_work(const Pass& pass, int products) const;
-  AttentionArgs attention_args(const Pass& pass, const QkvHeads& heads, const Saved& saved) const;
+  nn::AttentionArgs attention_args(const Pass& pass, const nn::QkvHeads& heads,
+                                   const Saved& saved) const;
 
   optim::ParamSpec qkv_spec(const std::string& prefix) const;
 

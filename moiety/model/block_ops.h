@@ -17,14 +17,14 @@ inline void add_weight_gradient(const Pass& pass, TensorView dy, TensorView x,
                                 optim::Parameter& p) {
   const gtp::Work work = product_work(dy.size(0), dy.size(1), x.size(1), pass.storage);
   const OpenGradient grad = open_gradient(pass, p, work);
-  linear_weight_gradient(dy, x, grad.view, grad.accumulate, pass.stream);
+  nn::linear_weight_gradient(dy, x, grad.view, grad.accumulate, pass.stream);
   pass.stored(p.spec.name, "gradient", grad.view, dy, x);
   close_gradient(pass, p);
 }
 
 inline void apply_norm(const Pass& pass, TensorView x, const optim::Parameter& p, float eps,
                        TensorView y) {
-  norm({.x = x, .weight_D = p.weight, .y = y, .eps = eps}, pass.stream);
+  nn::norm({.x = x, .weight_D = p.weight, .y = y, .eps = eps}, pass.stream);
   pass.note(elementwise_work(2 * x.numel(), pass.storage));
   pass.stored(p.spec.name, "h", y, x, p.weight);
 }
@@ -38,19 +38,19 @@ struct NormGradient {
 };
 inline void norm_gradient(const Pass& pass, const NormGradient& g, float eps, optim::Parameter& p) {
   ArenaScope workspace(pass.arena);
-  const int64_t blocks = norm_blocks(row_count(g.x));
+  const int64_t blocks = nn::norm_blocks(nn::row_count(g.x));
   const OpenGradient grad{p.grad, take_accumulate(p)};
   const GradientSum sum = begin_sum(pass, grad);
-  norm_backward({.x = g.x,
-                 .weight_D = p.weight,
-                 .dy = g.dy,
-                 .addend = g.addend,
-                 .dx = g.dx,
-                 .grad_D = sum.view,
-                 .workspace = pass.arena.tensor(DType::kFloat32, {blocks, g.x.size(-1)}),
-                 .eps = eps,
-                 .accumulate = sum.accumulate},
-                pass.stream);
+  nn::norm_backward({.x = g.x,
+                     .weight_D = p.weight,
+                     .dy = g.dy,
+                     .addend = g.addend,
+                     .dx = g.dx,
+                     .grad_D = sum.view,
+                     .workspace = pass.arena.tensor(DType::kFloat32, {blocks, g.x.size(-1)}),
+                     .eps = eps,
+                     .accumulate = sum.accumulate},
+                    pass.stream);
   end_sum(pass, sum, grad);
   pass.note(elementwise_work(2 * g.x.numel(), pass.storage));
   pass.stored(p.spec.name, "dx", g.dx, g.dy, p.weight);

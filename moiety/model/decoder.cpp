@@ -80,10 +80,10 @@ void Decoder::append(std::span<const Continuation> parts, TensorView logits_PV, 
   const int64_t capacity = model_.moe_capacity(-1, pass.tokens());
   const TensorView x_TD = pass.tensor({pass.tokens(), c.d_model});
   const TensorView mid_TD = pass.tensor({pass.tokens(), c.d_model});
-  embedding({.table_VD = model_.embed_->weight,
-             .token_T = int32_on(pass, std::move(tokens)),
-             .out_TD = x_TD},
-            stream);
+  nn::embedding({.table_VD = model_.embed_->weight,
+                 .token_T = int32_on(pass, std::move(tokens)),
+                 .out_TD = x_TD},
+                stream);
   for (size_t l = 0; l < model_.layers_.size(); ++l) {
     ArenaScope temporaries(arena);
     const Transformer::Layer& layer = model_.layers_[l];
@@ -99,8 +99,8 @@ void Decoder::append(std::span<const Continuation> parts, TensorView logits_PV, 
     apply_norm(pass, x_TD.slice(0, end - 1, end), *model_.final_norm_, c.norm_eps,
                mid_TD.slice(0, row, row + 1));
   }
-  linear(mid_TD.slice(0, 0, logits_PV.size(0)), model_.head_parameter().weight, logits_PV, {},
-         stream);
+  nn::linear(mid_TD.slice(0, 0, logits_PV.size(0)), model_.head_parameter().weight, logits_PV, {},
+             stream);
 }
 
 }  // namespace moiety::model

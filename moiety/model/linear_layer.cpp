@@ -51,13 +51,13 @@ gemm::LinearWeight LinearLayer::read(const Pass& pass, gtp::Phase phase, int64_t
 
 void LinearLayer::forward(const Pass& pass, TensorView x, TensorView y, TensorView residual) const {
   const gemm::LinearWeight w = read(pass, pass.phase, x.size(0));
-  if (!recipe_) return model::linear(x, w.values, y, residual, pass.stream);
+  if (!recipe_) return nn::linear(x, w.values, y, residual, pass.stream);
   gemm::quantized_forward(quantized(pass, w), x, y, residual, pass.arena, pass.stream);
 }
 
 void LinearLayer::input_gradient(const Pass& pass, TensorView dy, TensorView dx) const {
   const gemm::LinearWeight w = read(pass, gtp::Phase::kBwd, dy.size(0));
-  if (!recipe_) return linear_input_gradient(dy, w.values, dx, {}, pass.stream);
+  if (!recipe_) return nn::linear_input_gradient(dy, w.values, dx, {}, pass.stream);
   gemm::quantized_input_gradient(quantized(pass, w), dy, dx, {}, pass.arena, pass.stream);
 }
 

@@ -170,10 +170,10 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
 TensorView MoeBlock::add_shared(const Pass& pass, const Forward& a, Saved& saved) const {
   if (gated_) {
     const TensorView logit_T1 = pass.arena.tensor(DType::kFloat32, {a.x_TD.size(0), 1});
-    linear(pass.h_TD, gate_->weight, logit_T1, {}, pass.stream);
+    nn::linear(pass.h_TD, gate_->weight, logit_T1, {}, pass.stream);
     pass.note(product_work(pass.own_tokens(), 1, d_model_, pass.storage));
     saved.gate_T = logit_T1.reshape({a.x_TD.size(0)});
-    apply_sigmoid(saved.gate_T, pass.stream);
+    nn::apply_sigmoid(saved.gate_T, pass.stream);
     pass.stored("shared.gate", "gate", saved.gate_T, pass.h_TD, gate_->weight);
   }
   const Arena::Mark mark = pass.arena.mark();
@@ -199,9 +199,9 @@ void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& s
                            .dprob_T = dprob_T});
   if (!gated_) return;
   const TensorView dlogit_T1 = pass.tensor({tokens, 1});
-  sigmoid_gradient(saved.gate_T, dprob_T, dlogit_T1, pass.stream);
+  nn::sigmoid_gradient(saved.gate_T, dprob_T, dlogit_T1, pass.stream);
   add_weight_gradient(pass, dlogit_T1, pass.h_TD, *gate_);
-  linear_input_gradient(dlogit_T1, gate_->weight, pass.wide_TD, pass.wide_TD, pass.stream);
+  nn::linear_input_gradient(dlogit_T1, gate_->weight, pass.wide_TD, pass.wide_TD, pass.stream);
   pass.note(product_work(pass.own_tokens(), 1, d_model_, pass.storage));
   pass.stored("shared.gate", "dh", pass.wide_TD, dlogit_T1, gate_->weight);
 }

@@ -29,7 +29,7 @@ struct Chunk {
   // Column of the row's target; outside [0, columns()) if another rank has it or there is none.
   int64_t target(int64_t n) const {
     const int32_t token = target_N.data<int32_t>()[n];
-    return token == kIgnoredTarget ? -1 : token - first;
+    return token == nn::kIgnoredTarget ? -1 : token - first;
   }
 };
 
@@ -50,11 +50,11 @@ void chunk_targets(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t 
       for (int64_t i = begin; i < end; ++i) {
         const int64_t t = (i / run * ranks + rank) * run + i % run;
         const int32_t target = a.target_T.data<int32_t>()[t];
-        MOIETY_CHECK(target == kIgnoredTarget || (target >= 0 && target < a.slice.vocabulary),
+        MOIETY_CHECK(target == nn::kIgnoredTarget || (target >= 0 && target < a.slice.vocabulary),
                      "cross_entropy: target {} at position {} is outside the vocabulary of {}",
                      target, t, a.slice.vocabulary);
         const bool masked = a.mask_T.defined() && a.mask_T.data<uint8_t>()[t] == 0;
-        *to++ = masked ? kIgnoredTarget : target;
+        *to++ = masked ? nn::kIgnoredTarget : target;
       }
     }
   });
@@ -63,7 +63,7 @@ void chunk_targets(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t 
 // The row statistics over all ranks; logits become exp(logit - max).
 void combine_rows(const Pass& pass, const Chunk& c) {
   pass.stream.run([c] {
-    for_rows(c, [&](int64_t n) { c.max_N.data<float>()[n] = row_max(c.row(n), c.columns()); });
+    for_rows(c, [&](int64_t n) { c.max_N.data<float>()[n] = nn::row_max(c.row(n), c.columns()); });
   });
   reduce_over_tp(pass, c.max_N, comm::ReduceOp::kMax);
   pass.stream.run([c] {
@@ -72,7 +72,7 @@ void combine_rows(const Pass& pass, const Chunk& c) {
       const int64_t y = c.target(n);
       float* sum = c.sum_2N.data<float>() + n;
       sum[c.rows()] = y >= 0 && y < c.columns() ? z[y] : 0;
-      sum[0] = row_exponentials(z, c.columns(), c.max_N.data<float>()[n], z);
+      sum[0] = nn::row_exponentials(z, c.columns(), c.max_N.data<float>()[n], z);
     });
   });
   reduce_over_tp(pass, c.sum_2N, comm::ReduceOp::kSum);
@@ -83,14 +83,14 @@ void combine_rows(const Pass& pass, const Chunk& c) {
 void finish_rows(const Pass& pass, const Chunk& c, float z_coef, bool gradient) {
   pass.stream.run([=, storage = pass.storage] {
     for_rows(c, [&](int64_t n) {
-      const bool counts = c.target_N.data<int32_t>()[n] != kIgnoredTarget;
+      const bool counts = c.target_N.data<int32_t>()[n] != nn::kIgnoredTarget;
       const float* sum = c.sum_2N.data<float>() + n;
       const float lse = c.max_N.data<float>()[n] + log(sum[0]);
       c.loss_N.data<float>()[n] = counts ? lse - sum[c.rows()] : 0;
       if (!gradient) return;
       if (counts) {
-        row_gradient(c.row(n), c.columns(), (1 + 2 * z_coef * lse) * (1 / sum[0]), c.target(n),
-                     c.row(n), storage);
+        nn::row_gradient(c.row(n), c.columns(), (1 + 2 * z_coef * lse) * (1 / sum[0]), c.target(n),
+                         c.row(n), storage);
       } else {
         std::memset(c.row(n), 0, byte_size(storage, c.columns()));
       }
@@ -110,8 +110,8 @@ void chunk_gradients(const Pass& pass, const ParallelCrossEntropyArgs& a, const 
   if (columns == 0) {
     pass.stream.run([partial] { std::memset(partial.raw(), 0, partial.bytes()); });
   } else {
-    linear_input_gradient(dlogits, a.head_VD, partial, {}, pass.stream);
-    linear_weight_gradient(dlogits, c.x_ND, a.grad_VD, accumulate, pass.stream);
+    nn::linear_input_gradient(dlogits, a.head_VD, partial, {}, pass.stream);
+    nn::linear_weight_gradient(dlogits, c.x_ND, a.grad_VD, accumulate, pass.stream);
   }
   sum_parts_to_own(pass, partial, {}, dx);
 }
@@ -131,7 +131,7 @@ void chunk_loss(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t beg
                 .first = a.slice.first};
   chunk_targets(pass, a, begin, end, c.target_N);
   gather_parts(pass, a.x_TD.slice(0, begin, end), c.x_ND);
-  if (c.columns() > 0) linear(c.x_ND, a.head_VD, c.logits_NV, {}, pass.stream);
+  if (c.columns() > 0) nn::linear(c.x_ND, a.head_VD, c.logits_NV, {}, pass.stream);
   combine_rows(pass, c);
   finish_rows(pass, c, a.z_coef, a.dx_TD.defined());
   if (!a.dx_TD.defined()) return;

@@ -13,7 +13,7 @@ namespace moiety::model {
 struct ParallelCrossEntropyArgs {
   TensorView x_TD;     // storage, own tokens
   TensorView head_VD;  // storage: this rank's rows that exist, maybe none
-  VocabularySlice slice;
+  nn::VocabularySlice slice;
   TensorView target_T;  // int32, all tokens
   TensorView mask_T;    // optional, uint8, all tokens
   TensorView loss_T;    // fp32, all tokens, in the order of chunks

@@ -63,7 +63,7 @@ void count_targets(const TargetCount& a, Stream stream) {
     own[0] = 0;
     own[1] = tokens;
     for (int64_t t = 0; t < tokens; ++t) {
-      own[0] += target[t] != kIgnoredTarget && (!mask || mask[t] != 0);
+      own[0] += target[t] != nn::kIgnoredTarget && (!mask || mask[t] != 0);
     }
     for (int i = 0; i < 2; ++i) a.scope_2.data<int64_t>()[i] = a.in_scope ? own[i] : 0;
   });

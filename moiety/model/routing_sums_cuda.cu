@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kLossLanes)
   __shared__ int64_t lane[kLossLanes];
   int64_t n = 0;
   for (int64_t t = threadIdx.x; t < tokens; t += kLossLanes) {
-    n += target[t] != kIgnoredTarget && (!mask || mask[t] != 0);
+    n += target[t] != nn::kIgnoredTarget && (!mask || mask[t] != 0);
   }
   lane[threadIdx.x] = n;
   fold(lane);

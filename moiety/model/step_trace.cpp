@@ -232,7 +232,8 @@ class StepWriter {
   void end_gradient(const Linear& l) { recorder_.call(Kind::kGrad, std::span(&l.bundle, 1)); }
 
   void forward() {
-    recorder_.call(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
+    recorder_.call(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1),
+                   embedding());
     for (const Layer& layer : layers_) {
       attention_forward(layer, Kind::kFwd);
       note(norm());

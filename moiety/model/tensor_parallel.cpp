@@ -34,7 +34,7 @@ void reorder(const Pass& pass, TensorView from, Order order, TensorView to) {
 
 // sum[i] (+)= element first + i of x.
 void add_elements(const TensorView& x, int64_t first, int64_t n, bool overwrite, float* sum) {
-  with_element(x.dtype(), [&](auto element) {
+  nn::with_element(x.dtype(), [&](auto element) {
     using T = decltype(element);
     const T* from = x.data<T>() + first;
     if (overwrite) {
@@ -51,12 +51,12 @@ void add_parts(const TensorView& parts, int64_t ranks, const TensorView& addend,
   constexpr int64_t kBlock = 2048;
   const int64_t n = out.numel();
   parallel_for((n + kBlock - 1) / kBlock, 16, [&](int64_t begin, int64_t end) {
-    float* sum = thread_scratch<float>(kBlock);
+    float* sum = nn::thread_scratch<float>(kBlock);
     for (int64_t at = begin * kBlock; at < std::min(end * kBlock, n); at += kBlock) {
       const int64_t count = std::min(kBlock, n - at);
       for (int64_t r = 0; r < ranks; ++r) add_elements(parts, r * n + at, count, r == 0, sum);
       if (addend.defined()) add_elements(addend, at, count, false, sum);
-      with_element(out.dtype(), [&](auto element) {
+      nn::with_element(out.dtype(), [&](auto element) {
         using T = decltype(element);
         for (int64_t i = 0; i < count; ++i) out.data<T>()[at + i] = static_cast<T>(sum[i]);
       });

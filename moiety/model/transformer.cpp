@@ -190,7 +190,7 @@ void Transformer::check_batch(const Batch& batch) const {
 void Transformer::grow_rope_table(int64_t positions, const Stream& stream) {
   const TensorView& table = rope_table_.view();
   if (table.defined() && table.size(0) >= positions) return;
-  rope_table_ = rope_table(positions, config_.head_size(), config_.rope_theta);
+  rope_table_ = nn::rope_table(positions, config_.head_size(), config_.rope_theta);
   if (context_.device.type == DeviceType::kCpu) return;
   const Tensor on_host = std::exchange(
       rope_table_,
@@ -230,9 +230,9 @@ Pass Transformer::begin_pass(const Batch& batch, Arena& arena, Stream stream) {
   if (batch.position_BS.defined()) {
     pass.position_T = flat(batch.position_BS);
     pass.document_start_BS = arena.tensor(DType::kInt32, {sequences, seq_len});
-    document_starts(batch.position_BS, pass.document_start_BS, stream);
+    nn::document_starts(batch.position_BS, pass.document_start_BS, stream);
   }
-  set_random_state(
+  nn::set_random_state(
       {.state_2 = rng_, .seed = seed_, .draw = batch.micro_step, .draw_at = batch.micro_step_at},
       stream);
   pass.rng = static_cast<const quant::RngState*>(rng_.view().raw());
@@ -327,11 +327,11 @@ void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) c
                        embedding_work(pass), pass.stream);
   } else {
     table_VD = read_weight(pass, *embed_, gtp::Phase::kFwd, embedding_work(pass)).values;
-    embedding({.table_VD = token_rows(table_VD),
-               .token_T = flat(batch.token_BS),
-               .out_TD = rows,
-               .slice = vocabulary_slice()},
-              pass.stream);
+    nn::embedding({.table_VD = token_rows(table_VD),
+                   .token_T = flat(batch.token_BS),
+                   .out_TD = rows,
+                   .slice = vocabulary_slice()},
+                  pass.stream);
   }
   if (pass.tp) sum_to_own(pass, rows, {}, x_TD);  // of which one is not zero
   pass.stored("embedding", "x", x_TD, table_VD);
@@ -348,13 +348,13 @@ void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorVie
   const OpenGradient grad = open_gradient(pass, *embed_, embedding_work(pass));
   const OpenGradient rows{token_rows(grad.view), grad.accumulate};
   const GradientSum sum = begin_sum(pass, rows);
-  embedding_backward({.dout_TD = dout_TD,
-                      .token_T = flat(batch.token_BS),
-                      .grad_VD = sum.view,
-                      .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
-                      .accumulate = sum.accumulate,
-                      .slice = vocabulary_slice()},
-                     pass.stream);
+  nn::embedding_backward({.dout_TD = dout_TD,
+                          .token_T = flat(batch.token_BS),
+                          .grad_VD = sum.view,
+                          .workspace = pass.arena.tensor(DType::kInt64, {pass.tokens()}),
+                          .accumulate = sum.accumulate,
+                          .slice = vocabulary_slice()},
+                         pass.stream);
   end_sum(pass, sum, rows);
   pass.stored(embed_->spec.name, "gradient", grad.view, d_TD);
   close_gradient(pass, *embed_);
@@ -363,8 +363,8 @@ void Transformer::embed_gradient(const Pass& pass, const Batch& batch, TensorVie
 void Transformer::whole_loss(const Pass& pass, const Batch& batch, const LossHead& head,
                              TensorView d_TD, TensorView loss_T) const {
   const int64_t chunk =
-      loss_chunk(config_.loss_chunk, pass.tokens(), config_.vocab, pass.stream.device());
-  LinearCrossEntropyArgs args{
+      nn::loss_chunk(config_.loss_chunk, pass.tokens(), config_.vocab, pass.stream.device());
+  nn::LinearCrossEntropyArgs args{
       .x_TD = pass.h_TD,
       .head_VD = head.weight_VD,
       .target_T = flat(batch.target_BS),
@@ -375,13 +375,13 @@ void Transformer::whole_loss(const Pass& pass, const Batch& batch, const LossHea
       .workspace = pass.arena.tensor(DType::kFloat32, {chunk, config_.vocab}),
       .z_coef = config_.loss_z_coef,
       .accumulate = head.gradient.accumulate};
-  linear_cross_entropy(args, pass.stream);
+  nn::linear_cross_entropy(args, pass.stream);
 }
 
 void Transformer::parallel_loss(const Pass& pass, const Batch& batch, const LossHead& head,
                                 TensorView d_TD, TensorView loss_T) const {
-  const int64_t chunk = loss_chunk(config_.loss_chunk, pass.tokens(), vocabulary_.slice_rows(),
-                                   pass.stream.device()) /
+  const int64_t chunk = nn::loss_chunk(config_.loss_chunk, pass.tokens(), vocabulary_.slice_rows(),
+                                       pass.stream.device()) /
                         pass.tp_ranks();
   ParallelCrossEntropyArgs args{.x_TD = pass.h_TD,
                                 .head_VD = token_rows(head.weight_VD),

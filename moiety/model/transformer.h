@@ -195,7 +195,7 @@ class Transformer {
   TensorView token_rows(const TensorView& table) const {
     return table.slice(0, 0, vocabulary_.real_rows());
   }
-  VocabularySlice vocabulary_slice() const {
+  nn::VocabularySlice vocabulary_slice() const {
     return {vocabulary_.tp_rank * vocabulary_.slice_rows(), config_.vocab};
   }
 

@@ -66,7 +66,7 @@ GradientSum begin_sum(const Pass& pass, const OpenGradient& gradient) {
 
 void end_sum(const Pass& pass, const GradientSum& sum, const OpenGradient& gradient) {
   if (sum.view.raw() == gradient.view.raw()) return;
-  round_to_bf16(sum.view, gradient.view, gradient.accumulate, pass.stream);
+  nn::round_to_bf16(sum.view, gradient.view, gradient.accumulate, pass.stream);
 }
 
 }  // namespace moiety::model

@@ -5,7 +5,7 @@
 #include "moiety/nn/attention_cuda.h"
 #include "moiety/nn/element.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 void check_heads(const char* operation, const char* argument, const TensorView& x, DType dtype,
@@ -141,4 +141,4 @@ QkvHeads split_heads(const TensorView& qkv, int64_t sequences, int64_t heads, in
           rows.slice(2, 0, per_group + 1)};
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -35,7 +35,7 @@
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 struct AttentionArgs {
   TensorView q_BSGMC;  // storage, C even in 8..256
@@ -75,4 +75,4 @@ void attention_backward_ref(const AttentionBackwardArgs& args);
 void attention_cpu(const AttentionArgs& args);
 void attention_backward_cpu(const AttentionBackwardArgs& args);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -14,7 +14,7 @@
 #include "moiety/nn/element.h"
 #include "moiety/nn/scratch.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr int64_t kQueries = 32, kKeys = 64, kPanel = 16, kMaxHeadDim = 256;
@@ -378,4 +378,4 @@ void attention_backward_cpu(const AttentionBackwardArgs& a) {
                  [&](int64_t i) { backward_group(a, i / groups, i % groups); });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

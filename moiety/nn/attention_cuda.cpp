@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 HeadStrides strides_of(const TensorView& x) {
@@ -97,4 +97,4 @@ void attention_backward_cuda(const AttentionBackwardArgs& args, const Stream& st
   }
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

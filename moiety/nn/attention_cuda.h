@@ -3,10 +3,9 @@
 
 #include <string>
 
-#include "moiety/model/config.h"
 #include "moiety/nn/attention.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // One tensor of heads, [B, S, G, M, C] or [B, S, G, C] (then `head` is 0): elements between
 // neighbours of every dimension but the last.
@@ -50,9 +49,12 @@ AttentionPath attention_backward_path(const AttentionBackwardArgs& args);
 // and kept until the process ends.
 bool cudnn_takes(const AttentionJob& job, int device);
 void attention_cudnn(const AttentionJob& job, const Stream& stream);  // only what it takes
-// Bytes of the workspace of the backward passes of a model in bf16 over sequences of one document;
-// 0 where cuDNN does not take them.
-int64_t cudnn_workspace(const Config& config, int64_t sequences, int64_t length);
+// Bytes of the workspace of backward passes in bf16 over sequences of one document each; 0 where
+// cuDNN does not take them.
+struct AttentionSizes {
+  int64_t sequences = 0, length = 0, heads = 0, kv_heads = 0, head_dim = 0;
+};
+int64_t cudnn_workspace(const AttentionSizes& sizes);
 
 // cuDNN can be had, or why not.
 struct CudnnStatus {
@@ -69,4 +71,4 @@ void attention_tiles_backward_cuda(const AttentionJob& job, const Stream& stream
 void attention_plain_cuda(const AttentionJob& job, const Stream& stream);
 void attention_plain_backward_cuda(const AttentionJob& job, const Stream& stream);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

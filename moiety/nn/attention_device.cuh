@@ -3,7 +3,7 @@
 
 #include "moiety/nn/attention_cuda.h"
 
-namespace moiety::model::device {
+namespace moiety::nn::device {
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -59,4 +59,4 @@ __device__ inline float sum_of_warp(float x) {
   return x;
 }
 
-}  // namespace moiety::model::device
+}  // namespace moiety::nn::device

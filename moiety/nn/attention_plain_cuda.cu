@@ -4,7 +4,7 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/nn/attention_device.cuh"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 using namespace device;
@@ -158,4 +158,4 @@ void attention_plain_backward_cuda(const AttentionJob& job, const Stream& stream
          {blocks(heads * job.keys), kThreads}, stream, job);
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

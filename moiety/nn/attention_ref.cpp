@@ -5,7 +5,7 @@
 #include "moiety/nn/attention.h"
 #include "moiety/nn/element.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 // One query head with its keys and values.
@@ -138,4 +138,4 @@ void attention_backward_ref(const AttentionBackwardArgs& a) {
                [&](auto element) { backward_all<decltype(element)>(a); });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

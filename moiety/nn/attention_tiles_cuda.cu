@@ -7,7 +7,7 @@
 #include "moiety/gemm/mma_device.cuh"
 #include "moiety/nn/attention_device.cuh"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 using namespace device;
@@ -515,4 +515,4 @@ void attention_tiles_backward_cuda(const AttentionJob& job, const Stream& stream
   }
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

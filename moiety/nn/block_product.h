@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // c[i][j] = (accumulate ? c[i][j] : 0) + sum_k a[i][k] b[k][j], one fma chain over ascending k, so
 // the bits do not depend on the instruction set. m is a multiple of 4, n of 16.
@@ -22,4 +22,4 @@ void block_product(const BlockProduct& p);
 // The same without vector instructions.
 void block_product_portable(const BlockProduct& p);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #endif
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr int kRows = 4, kColumns = 16;
@@ -71,4 +71,4 @@ void block_product(const BlockProduct& p) {
   fast ? product_avx2(p) : block_product_portable(p);
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -11,7 +11,7 @@
 #include "moiety/nn/attention_cuda.h"
 #include "moiety/nn/cudnn_sdpa.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 // Shorter sequences are less than a tile of its kernels.
@@ -255,17 +255,17 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream) {
   if (way.pack && backward) copy(job.dq, launched.dq);
 }
 
-int64_t cudnn_workspace(const Config& config, int64_t sequences, int64_t length) {
+int64_t cudnn_workspace(const AttentionSizes& sizes) {
   AttentionJob job;
-  job.sequences = sequences;
-  job.queries = job.keys = length;
-  job.groups = config.kv_heads;
-  job.heads = config.heads / config.kv_heads;
-  job.head_dim = config.head_size();
+  job.sequences = sizes.sequences;
+  job.queries = job.keys = sizes.length;
+  job.groups = sizes.kv_heads;
+  job.heads = sizes.heads / sizes.kv_heads;
+  job.head_dim = sizes.head_dim;
   // As split_heads leaves them; the addresses do not matter.
   const int64_t group = (job.heads + 2) * job.head_dim, row = job.groups * group;
-  job.k = job.v = job.dk = job.dv = {&job, length * row, row, group};
-  job.q = job.dq = {&job, length * row, row, group, job.head_dim};
+  job.k = job.v = job.dk = job.dv = {&job, sizes.length * row, row, group};
+  job.q = job.dq = {&job, sizes.length * row, row, group, job.head_dim};
   job.o = job.d_out = packed(job, &job);
   if (!cudnn().available || !fits(job)) return 0;
   const std::optional<Way> way = way_of(job);
@@ -278,4 +278,4 @@ const CudnnStatus& cudnn_status() {
   return status;
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 
 #include "moiety/base/error.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr int64_t kFirstTemporary = 1000;  // above all ids of bound tensors
@@ -195,4 +195,4 @@ CudnnPlan CudnnGraph::plan(cudnnHandle_t handle) const {
   fail(ErrorKind::kUnsupported, "cuDNN has no engine for the graph: {}", last_error());
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -11,7 +11,7 @@
 
 #include "moiety/nn/cudnn_loader.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // Throws Error(kCuda) with cuDNN's own words.
 void cudnn_check(cudnnStatus_t status, const char* call);
@@ -107,4 +107,4 @@ class CudnnGraph {
   int64_t temporaries_ = 0;
 };
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

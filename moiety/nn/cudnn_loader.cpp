@@ -3,7 +3,7 @@
 #include "moiety/base/format.h"
 #include "moiety/base/shared_library.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr size_t kLeast = 91400;
@@ -51,4 +51,4 @@ const Cudnn& cudnn() {
   return functions;
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -5,7 +5,7 @@
 #include <cudnn.h>
 #include <string>
 
-namespace moiety::model {
+namespace moiety::nn {
 
 struct Cudnn {
   decltype(&cudnnCreate) create;
@@ -27,4 +27,4 @@ struct Cudnn {
 // Opened at the first call.
 const Cudnn& cudnn();
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -1,6 +1,6 @@
 #include "moiety/nn/cudnn_sdpa.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr cudnnDataType_t kBf16 = CUDNN_DATA_BFLOAT16, kFp32 = CUDNN_DATA_FLOAT;
@@ -128,4 +128,4 @@ CudnnPlan sdpa_plan(cudnnHandle_t handle, const SdpaShape& shape) {
   return graph.plan(handle);
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

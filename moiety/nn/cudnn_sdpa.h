@@ -4,7 +4,7 @@
 
 #include "moiety/nn/cudnn_graph.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // Elements between neighbours of [batch, heads, length, C], of which C is contiguous.
 struct SdpaStrides {
@@ -42,4 +42,4 @@ enum SdpaTensor : int64_t {
 // it deterministic. Throws as CudnnGraph::plan.
 CudnnPlan sdpa_plan(cudnnHandle_t handle, const SdpaShape& shape);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

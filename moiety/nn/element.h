@@ -7,7 +7,7 @@
 #include "moiety/base/error.h"
 #include "moiety/formats/bf16.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 template <class T>
 struct ComputeOf {
@@ -61,4 +61,4 @@ inline bool on_gpu(const char* operation, DType d, std::initializer_list<NamedVi
   return true;
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/nn/element.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 void check_elements(const char* operation, const char* argument, const TensorView& x, DType dtype,
@@ -94,4 +94,4 @@ void set_random_state(const RandomState& a, Stream stream) {
   });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

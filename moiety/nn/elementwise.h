@@ -4,7 +4,7 @@
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // start[b, s] = s - position[b, s], int32: the first key that a query sees, where positions count
 // from the start of its document.
@@ -34,4 +34,4 @@ void apply_sigmoid_cuda(TensorView x_T, const Stream& stream);
 void set_random_state_cuda(const RandomState& args, const Stream& stream);
 void sigmoid_gradient_cuda(TensorView s_T, TensorView dy_T, TensorView dx_T, const Stream& stream);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

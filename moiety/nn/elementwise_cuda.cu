@@ -4,7 +4,7 @@
 #include "moiety/nn/element.h"
 #include "moiety/nn/elementwise.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr int kThreads = 256;
@@ -106,4 +106,4 @@ void set_random_state_cuda(const RandomState& a, const Stream& stream) {
            SetRandomState{a.state_2.data<uint64_t>(), a.seed, a.draw, a.draw_at.data<uint64_t>()});
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

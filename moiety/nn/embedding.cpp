@@ -9,7 +9,7 @@
 #include "moiety/nn/embedding_sum.h"
 #include "moiety/nn/scratch.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 void check_tokens(const char* operation, const TensorView& token_T, const VocabularySlice& slice,
@@ -33,23 +33,23 @@ void backward(const EmbeddingBackwardArgs& a) {
   // Sorted by (token, position): one key holds both.
   int64_t* key = a.workspace.data<int64_t>();
   for (int64_t t = 0; t < tokens; ++t) {
-    key[t] = gtp::occurrence(a.token_T.data<int32_t>()[t], t);
+    key[t] = occurrence(a.token_T.data<int32_t>()[t], t);
   }
   std::sort(key, key + tokens);
   parallel_for(vocabulary, 64, [&](int64_t begin, int64_t end) {
     A* block = thread_scratch<A>(2 * d_model);
     A* sum = block + d_model;
     const int64_t token0 = a.slice.first;  // of row 0
-    const int64_t* next = std::lower_bound(key, key + tokens, gtp::occurrence(token0 + begin, 0));
+    const int64_t* next = std::lower_bound(key, key + tokens, occurrence(token0 + begin, 0));
     for (int64_t v = begin; v < end; ++v) {
       const int64_t* first = next;
-      while (next < key + tokens && gtp::row_of_occurrence(*next) == token0 + v) ++next;
+      while (next < key + tokens && row_of_occurrence(*next) == token0 + v) ++next;
       A* row = grad + v * d_model;
       if (first == next) {
         if (!a.accumulate) std::fill_n(row, d_model, A(0));
         continue;
       }
-      gtp::sum_occurrences(dout, d_model, d_model, first, next, block, sum);
+      sum_occurrences(dout, d_model, d_model, first, next, block, sum);
       for (int64_t d = 0; d < d_model; ++d) row[d] = a.accumulate ? row[d] + sum[d] : sum[d];
     }
   });
@@ -111,4 +111,4 @@ void embedding_backward(const EmbeddingBackwardArgs& a, Stream stream) {
   });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // A table may be rows [first, first + V) of a larger one, of `vocabulary` rows; vocabulary 0: it is
 // whole. Tokens: int32 in [0, vocabulary); another is an error, on a GPU a row of NaN without a
@@ -40,4 +40,4 @@ void embedding_backward(const EmbeddingBackwardArgs& args, Stream stream);
 void embedding_cuda(const EmbeddingArgs& args, const Stream& stream);
 void embedding_backward_cuda(const EmbeddingBackwardArgs& args, const Stream& stream);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -9,12 +9,12 @@
 #include "moiety/nn/embedding.h"
 #include "moiety/nn/embedding_sum.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kColumns = 32 * kOctet;  // of a warp
-constexpr int64_t kBlock = gtp::kEmbeddingBlock;
+constexpr int64_t kBlock = kEmbeddingBlock;
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 struct Lookup {
@@ -51,7 +51,7 @@ constexpr int kTile = 4096;                  // tokens in shared memory
 constexpr int kSlices = 8;                   // lanes that count for one token
 constexpr int kRanked = kThreads / kSlices;  // tokens of a block
 
-// key[place] = gtp::occurrence(token, t), sorted. Every lane of a token takes a part of each tile.
+// key[place] = occurrence(token, t), sorted. Every lane of a token takes a part of each tile.
 __global__ void __launch_bounds__(kThreads)
     sort_occurrences(const int32_t* token, int64_t tokens, int64_t* key) {
   __shared__ int4 tile[kTile / 4];
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     place += __reduce_add_sync(0xFFu << threadIdx.x % 32 / kSlices * kSlices, before);
   }
-  if (t < tokens && slice == 0) key[place] = gtp::occurrence(own, t);
+  if (t < tokens && slice == 0) key[place] = occurrence(own, t);
 }
 
 // ---- sums
@@ -106,7 +106,7 @@ struct Sums {
 
   // The token of occurrence i; none is -1.
   __device__ int64_t token(int64_t i) const {
-    return i >= 0 && i < tokens ? gtp::row_of_occurrence(key[i]) : -1;
+    return i >= 0 && i < tokens ? row_of_occurrence(key[i]) : -1;
   }
   // The row of a token, or -1.
   __device__ int64_t row(int64_t token) const {
@@ -261,4 +261,4 @@ void embedding_backward_cuda(const EmbeddingBackwardArgs& a, const Stream& strea
   });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

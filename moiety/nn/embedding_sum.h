@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace moiety::gtp {
+namespace moiety::nn {
 
 inline constexpr int64_t kEmbeddingBlock = 64;  // occurrences
 
@@ -29,4 +29,4 @@ void sum_occurrences(const T* dout, int64_t ld, int64_t n, const int64_t* begin,
   }
 }
 
-}  // namespace moiety::gtp
+}  // namespace moiety::nn

@@ -3,7 +3,7 @@
 
 #include "moiety/gemm/gemm.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // y = round(x w^T + residual). x [T, K], w [N, K], y [T, N]; the residual is optional, storage or
 // fp32, and may be y. y is storage or fp32.
@@ -41,4 +41,4 @@ inline void linear_weight_gradient(TensorView dy, TensorView x, TensorView grad,
              stream);
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -7,7 +7,7 @@
 #include "moiety/nn/element.h"
 #include "moiety/nn/linear.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 void check_targets(const TensorView& target_N, int64_t vocabulary) {
@@ -116,4 +116,4 @@ int64_t loss_chunk(int64_t requested, int64_t tokens, int64_t vocabulary, Device
   return std::clamp<int64_t>(requested > 0 ? requested : fits, 1, std::max<int64_t>(tokens, 1));
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -5,7 +5,7 @@
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // A target with this value, or masked by 0, is no target: loss 0, gradient 0.
 inline constexpr int32_t kIgnoredTarget = -100;
@@ -50,4 +50,4 @@ void cross_entropy_ref(const CrossEntropyArgs& args);
 void cross_entropy_cpu(const CrossEntropyArgs& args);
 void cross_entropy_cuda(const CrossEntropyArgs& args, const Stream& stream);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

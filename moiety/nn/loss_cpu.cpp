@@ -10,7 +10,7 @@
 #include "moiety/nn/loss_rows.h"
 #include "moiety/nn/scratch.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 template <class T>
@@ -87,4 +87,4 @@ void cross_entropy_cpu(const CrossEntropyArgs& a) {
   });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

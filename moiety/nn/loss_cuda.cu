@@ -11,7 +11,7 @@
 #include "moiety/nn/element.h"
 #include "moiety/nn/loss.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
@@ -266,4 +266,4 @@ void cross_entropy_cuda(const CrossEntropyArgs& a, const Stream& stream) {
   });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 #include "moiety/nn/element.h"
 #include "moiety/nn/loss.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 // One row; T is the type of dlogits, which may share the row's memory: the gradient is written in
@@ -53,4 +53,4 @@ void cross_entropy_ref(const CrossEntropyArgs& a) {
   with_element(type, [&](auto element) { rows<decltype(element)>(a); });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

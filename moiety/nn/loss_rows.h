@@ -6,7 +6,7 @@
 
 #include "moiety/base/dtype.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // The largest of z[0 ... n); -inf if there is none.
 float row_max(const float* z, int64_t n);
@@ -17,4 +17,4 @@ float row_exponentials(const float* z, int64_t n, float max, float* e);
 // float32.
 void row_gradient(const float* e, int64_t n, float factor, int64_t target, void* dz, DType dtype);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -3,17 +3,17 @@
 #include "moiety/base/gpu.h"
 #include "moiety/nn/attention_cuda.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 bool cudnn_takes(const AttentionJob&, int) { return false; }
 
 void attention_cudnn(const AttentionJob&, const Stream&) { fail_without_cuda("attention"); }
 
-int64_t cudnn_workspace(const Config&, int64_t, int64_t) { return 0; }
+int64_t cudnn_workspace(const AttentionSizes&) { return 0; }
 
 const CudnnStatus& cudnn_status() {
   static const CudnnStatus status{false, 0, "cuDNN's headers were not there when this was built"};
   return status;
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

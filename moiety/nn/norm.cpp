@@ -4,7 +4,7 @@
 #include "moiety/nn/element.h"
 #include "moiety/nn/rows.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 // `y` has the dtype and sizes of `x` and contiguous rows.
@@ -66,4 +66,4 @@ void norm_backward(const NormBackwardArgs& a, Stream stream) {
   });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -10,7 +10,7 @@
 #include "moiety/base/tensor_view.h"
 #include "moiety/quant/amax_sink.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 struct NormArgs {
   TensorView x;
@@ -47,4 +47,4 @@ void norm_backward_cpu(const NormBackwardArgs& args);
 void norm_cuda(const NormArgs& args, const Stream& stream);
 void norm_backward_cuda(const NormBackwardArgs& args, const Stream& stream);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

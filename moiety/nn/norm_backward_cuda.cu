@@ -13,7 +13,7 @@
 #include "moiety/nn/row_map.cuh"
 #include "moiety/nn/rows.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 struct Params {
@@ -495,4 +495,4 @@ void norm_backward_cuda(const NormBackwardArgs& a, const Stream& stream) {
   launch_sum(a, stream);
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -9,7 +9,7 @@
 #include "moiety/nn/rows.h"
 #include "moiety/nn/scratch.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 // Some rows of one call, at most a block.
@@ -187,4 +187,4 @@ void norm_backward_cpu(const NormBackwardArgs& a) {
                                   : backward<float>(a, backward_f32);
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

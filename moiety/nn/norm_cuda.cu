@@ -8,7 +8,7 @@
 #include "moiety/nn/rows.h"
 #include "moiety/quant/quantize/amax_device.cuh"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr int kThreads = 128;
@@ -162,4 +162,4 @@ void norm_cuda(const NormArgs& a, const Stream& stream) {
   with_storage(a.x.dtype(), [&](auto element) { launch_norm<decltype(element)>(a, p, stream); });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

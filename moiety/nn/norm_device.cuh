@@ -7,7 +7,7 @@
 
 #include "moiety/formats/octet.cuh"
 
-namespace moiety::model::device {
+namespace moiety::nn::device {
 
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
@@ -75,4 +75,4 @@ struct RowOffsets {
   }
 };
 
-}  // namespace moiety::model::device
+}  // namespace moiety::nn::device

@@ -6,7 +6,7 @@
 #include "moiety/nn/norm.h"
 #include "moiety/nn/rows.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 template <class T, class A = Compute<T>>
@@ -77,4 +77,4 @@ void norm_backward_ref(const NormBackwardArgs& a) {
   with_element(a.x.dtype(), [&](auto element) { backward<decltype(element)>(a); });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -5,7 +5,7 @@
 #include "moiety/base/trace.h"
 #include "moiety/nn/element.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 Tensor rope_table(int64_t positions, int64_t head_dim, double theta) {
   MOIETY_CHECK(positions >= 0 && head_dim >= 2 && head_dim % 2 == 0 && theta > 1,
@@ -55,4 +55,4 @@ void rope(const RopeArgs& a, Stream stream) {
   });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

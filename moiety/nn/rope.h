@@ -5,7 +5,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/stream.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // [P, 2, C/2] fp32: for each position the cosines, then the sines. Made on the host, so that all
 // devices use the same bits: inv_i = fp32(1 / fp32(theta^(2i/C))), angle = fp32(position * inv_i),
@@ -28,4 +28,4 @@ void rope_ref(const RopeArgs& args);
 void rope_cpu(const RopeArgs& args);
 void rope_cuda(const RopeArgs& args, const Stream& stream);
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 #include "moiety/nn/element.h"
 #include "moiety/nn/rope.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 // `heads` heads at `stride` from each other, all at one position.
@@ -54,4 +54,4 @@ void rope_cpu(const RopeArgs& a) {
   });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -8,7 +8,7 @@
 #include "moiety/nn/rope.h"
 #include "moiety/nn/row_map.cuh"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 constexpr int kThreads = 256, kHeads = 4;
@@ -94,4 +94,4 @@ void rope_cuda(const RopeArgs& a, const Stream& stream) {
   with_storage(x.dtype(), [&](auto element) { launch_rope<decltype(element)>(p, vector, stream); });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -1,7 +1,7 @@
 #include "moiety/nn/element.h"
 #include "moiety/nn/rope.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 template <class T>
@@ -34,4 +34,4 @@ void rope_ref(const RopeArgs& a) {
   with_element(a.x_TGNC.dtype(), [&](auto element) { rotate<decltype(element)>(a); });
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

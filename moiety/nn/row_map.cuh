@@ -11,7 +11,7 @@
 
 #include "moiety/base/tensor_view.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // Division by a number that the host knows (Granlund and Montgomery, 1994).
 class Divisor {
@@ -95,4 +95,4 @@ struct RowMap {
   int64_t length_ = 1;  // of the dimensions joined last
 };
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -5,7 +5,7 @@
 
 #include "moiety/base/tensor_view.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 inline int64_t row_count(const TensorView& x) {
   int64_t n = 1;
@@ -43,4 +43,4 @@ class RowCursor {
   std::array<int64_t, kMaxDims> index_{};
 };
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 
 #include "moiety/base/buffer.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // At least n elements, aligned to 64 bytes, contents unspecified.
 template <class T>
@@ -15,4 +15,4 @@ T* thread_scratch(int64_t n) {
   return reinterpret_cast<T*>(memory.data());
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

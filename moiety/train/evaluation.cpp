@@ -22,7 +22,7 @@ struct Passes {
 };
 
 // Adds a batch to `total`, again until no rank loses pairs (where that is asked for).
-void add_batch(Passes& p, const Batch& batch, model::StepStats& total) {
+void add_batch(Passes& p, const data::Batch& batch, model::StepStats& total) {
   model::Transformer& model = p.model.transformer();
   for (;;) {
     p.batches.put(batch, 0);
@@ -52,7 +52,7 @@ int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world) 
   return required;
 }
 
-EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
+EvaluationResult evaluate(RankModel& model, data::ValidationSet& samples, ExpertCapacity& capacity,
                           Arena& arena, const Stream& stream, WeightGathering* gathering) {
   Passes passes{model,
                 capacity,

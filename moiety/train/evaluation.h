@@ -21,7 +21,7 @@ struct EvaluationResult {
 // Collective; the same result on every rank. Waits for the stream, which is of the model's device,
 // after every batch. The arena is given back as it was. `gathering`: of a model whose weights are
 // cut; null: they are whole.
-EvaluationResult evaluate(RankModel& model, ValidationSet& samples, ExpertCapacity& capacity,
+EvaluationResult evaluate(RankModel& model, data::ValidationSet& samples, ExpertCapacity& capacity,
                           Arena& arena, const Stream& stream, WeightGathering* gathering = nullptr);
 
 // Largest need of a rank if a pass with these statistics lost pairs on any rank, else 0.

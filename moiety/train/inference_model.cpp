@@ -10,7 +10,7 @@ namespace moiety::app {
 InferenceModel::InferenceModel(const CheckpointInfo& checkpoint, int64_t tokens,
                                comm::Communicator& world, const Stream& stream)
     : model_(model_config(checkpoint.options,
-                          Tokenizer::load(checkpoint.options.data.tokenizer).vocab()),
+                          data::Tokenizer::load(checkpoint.options.data.tokenizer).vocab()),
              storage_dtype(checkpoint.options), Grid(), tokens,
              checkpoint.options.guard.comm_timeout_s, world, stream.device()),
       weights_(transformer().parameter_specs(), storage_dtype(checkpoint.options),

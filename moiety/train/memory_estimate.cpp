@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/error.h"
 #include "moiety/base/gpu.h"
 #include "moiety/gemm/gemm_cuda.h"
@@ -251,7 +251,7 @@ int64_t temporary_bytes(const model::Config& c, const PassSizes& s, const Quanti
 
 // Of the loss: the logits of a chunk, and over tp its tokens' inputs, row statistics and gradients.
 int64_t logits_bytes(const model::Config& c, const PassSizes& s) {
-  const int64_t chunk = model::loss_chunk(c.loss_chunk, s.tokens, s.vocab, s.device);
+  const int64_t chunk = nn::loss_chunk(c.loss_chunk, s.tokens, s.vocab, s.device);
   const int64_t losses = s.tokens * kFloat + s.table_sum;
   if (s.tp == 1) return chunk * s.vocab * kFloat + losses;
   const int64_t rows = std::max<int64_t>(1, chunk / s.tp) * s.tp;
@@ -438,7 +438,11 @@ MemoryEstimate estimate_memory(const Options& o, const model::Config& c, const G
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
     m.gpu = gemm::kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;
     if (storage == DType::kBFloat16 && !o.data.document_mask) {
-      m.gpu += model::cudnn_workspace(c, o.train.micro_batch, o.data.seq_len);
+      m.gpu += nn::cudnn_workspace({.sequences = o.train.micro_batch,
+                                    .length = o.data.seq_len,
+                                    .heads = c.heads,
+                                    .kv_heads = c.kv_heads,
+                                    .head_dim = c.head_size()});
     }
   }
   return m;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
 #include "moiety/base/json_line.h"
 #include "moiety/base/log.h"

@@ -17,7 +17,7 @@ BatchFeed::BatchFeed(int64_t sequences, int64_t seq_len, bool with_positions, in
       with_positions_(with_positions),
       ring_(kHead + (with_positions ? 3 : 2) * tensor_bytes_, ahead, device, "batches") {}
 
-void BatchFeed::put(const Batch& batch, uint64_t micro_step) {
+void BatchFeed::put(const data::Batch& batch, uint64_t micro_step) {
   std::byte* at = ring_.slot(put_++);
   std::memcpy(at, &micro_step, sizeof(micro_step));
   at += kHead;

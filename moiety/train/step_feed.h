@@ -18,7 +18,7 @@ class BatchFeed {
   BatchFeed(int64_t sequences, int64_t seq_len, bool with_positions, int64_t ahead, Device device);
 
   // The next micro-batch.
-  void put(const Batch& batch, uint64_t micro_step);
+  void put(const data::Batch& batch, uint64_t micro_step);
   // In the order of the stream: the next micro-batch on the device. Valid until the next call.
   model::Batch fetch(const Stream& stream);
 

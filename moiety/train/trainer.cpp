@@ -1,6 +1,6 @@
 #include "moiety/train/trainer.h"
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 
 namespace moiety::app {
 

@@ -44,10 +44,10 @@ struct TrainingPlan {
   Grid grid;
   model::Config model;
   int64_t steps = 0;
-  std::shared_ptr<const SampleSource> train;
-  std::shared_ptr<const SampleSource> valid;  // null: none
-  std::vector<std::string> resume_from;       // best first; rank 0's counts
-  std::string init_from;                      // a checkpoint, or empty
+  std::shared_ptr<const data::SampleSource> train;
+  std::shared_ptr<const data::SampleSource> valid;  // null: none
+  std::vector<std::string> resume_from;             // best first; rank 0's counts
+  std::string init_from;                            // a checkpoint, or empty
   Watchdog& watchdog;
   RunFiles* files = nullptr;  // of rank 0; null in other processes
   bool dry_run = false;
@@ -69,7 +69,7 @@ class Trainer {
   void initialize_or_load();
   std::vector<std::string> resume_candidates_of_rank_0();
   bool load(const std::string& path, bool last);
-  void start_data(const SamplerState* from);
+  void start_data(const data::SamplerState* from);
   void measure_peaks();
 
   // The recipe of step `step`, if another one held before; collective.
@@ -77,7 +77,7 @@ class Trainer {
 
   // trainer_step.cpp: a step on its way, and its end.
   struct StepUnderWay {
-    SamplerState start{};  // of the data before it
+    data::SamplerState start{};  // of the data before it
     Event begun, ended;
     double data_wait_ms = 0;
     PeerWaits waits{};
@@ -161,8 +161,8 @@ class Trainer {
   optim::DistributedOptimizer optimizer_;
   ExpertCapacity capacity_;
   Arena arena_;
-  std::optional<ValidationSet> validation_;
-  std::unique_ptr<BatchLoader> loader_;
+  std::optional<data::ValidationSet> validation_;
+  std::unique_ptr<data::BatchLoader> loader_;
   checkpoint::Saver saver_;
   optim::Schedule schedule_;
 
@@ -178,10 +178,10 @@ class Trainer {
   bool settled_ = false;        // they will stay
   bool data_ended_ = false;
 
-  model::StepStats stats_;        // of the last step completed, this rank's; pairs of all ranks
-  SamplerState step_start_;       // before that step
-  std::optional<Finding> found_;  // in it, with guard.nan = tensor
-  uint32_t asked_ = 0;            // requests that wait for the end of a step
+  model::StepStats stats_;         // of the last step completed, this rank's; pairs of all ranks
+  data::SamplerState step_start_;  // before that step
+  std::optional<Finding> found_;   // in it, with guard.nan = tensor
+  uint32_t asked_ = 0;             // requests that wait for the end of a step
 
   Profiler profiler_;
   PeerWaits waits_;         // of the last step

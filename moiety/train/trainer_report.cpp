@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/train/trainer.h"
 
 namespace moiety::app {

@@ -3,7 +3,7 @@
 
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/training_state.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/train/trainer.h"
 
 namespace moiety::app {

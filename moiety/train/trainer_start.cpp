@@ -8,7 +8,7 @@
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/resume.h"
 #include "apps/moiety/config/training_state.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/gpu.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/loader.h"
@@ -55,8 +55,8 @@ optim::Schedule schedule(const Options& o, int64_t steps) {
   return s;
 }
 
-LoaderConfig loader_config(const Options& o, const Grid& grid, int rank) {
-  LoaderConfig c;
+data::LoaderConfig loader_config(const Options& o, const Grid& grid, int rank) {
+  data::LoaderConfig c;
   c.micro_batch = o.train.micro_batch;
   c.global_batch = o.train.global_batch;
   c.data_rank = data_rank(grid, rank);
@@ -204,13 +204,13 @@ void Trainer::set_recipe(int64_t step) {
   recipe_ = wanted;
 }
 
-void Trainer::start_data(const SamplerState* from) {
+void Trainer::start_data(const data::SamplerState* from) {
   const auto& data = options().data;
-  Sampler sampler(plan_.train->sources(), uint64_t(options().run.seed), data.shuffle,
-                  uint64_t(data.epochs));
+  data::Sampler sampler(plan_.train->sources(), uint64_t(options().run.seed), data.shuffle,
+                        uint64_t(data.epochs));
   if (from) sampler.restore(*from);
-  loader_ = std::make_unique<BatchLoader>(plan_.train, std::move(sampler),
-                                          loader_config(options(), plan_.grid, world_.rank()));
+  loader_ = std::make_unique<data::BatchLoader>(
+      plan_.train, std::move(sampler), loader_config(options(), plan_.grid, world_.rank()));
   data_ended_ = false;
 }
 

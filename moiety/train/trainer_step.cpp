@@ -4,7 +4,7 @@
 
 #include "apps/moiety/commands/signals.h"
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/comm/mpi_group.h"
 #include "moiety/model/step_input.h"
 #include "moiety/train/trainer.h"
@@ -99,7 +99,7 @@ void Trainer::launch_graph() {
 // Batch 0 of a step comes before everything else: it tells whether there is a step.
 void Trainer::feed_batch(int64_t m) {
   heartbeat_.phase("data");
-  const Batch* batch = loader_->next();
+  const data::Batch* batch = loader_->next();
   data_ended_ = batch == nullptr;
   if (batch) batches_.put(*batch, uint64_t(made_step_ * micro_steps() + m));
 }
@@ -184,7 +184,7 @@ void Trainer::wait_for_steps() {
 }
 
 void Trainer::make_again(const optim::StepReport& report) {
-  const SamplerState start = under_way_.front().start;
+  const data::SamplerState start = under_way_.front().start;
   wait_for_steps();
   optimizer_.clear_halt();
   capacity_.grow(report.required);

@@ -8,7 +8,7 @@
 #include <execinfo.h>
 #include <unistd.h>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/train/failure_file.h"
 
 namespace moiety::app {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 
 namespace moiety::app {
 namespace {

@@ -243,11 +243,11 @@ TEST(EmbeddingRows, AreEvaluatedAsTheTableIs) {
         rows_model(kGtp2),
         [&](Rank& rank) {
           const auto& o = rank.options;
-          ValidationSet set(synthetic_source("markov", o.data.seq_len, 264, 1), 6,
-                            {.micro_batch = o.train.micro_batch,
-                             .global_batch = o.train.global_batch,
-                             .data_rank = data_rank(rank.grid, rank.model.world().rank()),
-                             .data_ranks = data_ranks(rank.grid)});
+          data::ValidationSet set(data::synthetic_source("markov", o.data.seq_len, 264, 1), 6,
+                                  {.micro_batch = o.train.micro_batch,
+                                   .global_batch = o.train.global_batch,
+                                   .data_rank = data_rank(rank.grid, rank.model.world().rank()),
+                                   .data_ranks = data_ranks(rank.grid)});
           for (int k = 0; k < 2; ++k) {
             const EvaluationResult result =
                 evaluate(rank.model, set, rank.capacity, rank.arena, Stream(), &rank.gathering);

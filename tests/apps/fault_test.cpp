@@ -203,8 +203,8 @@ TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
                                           {.weights = DType::kFloat32}, model.groups());
     transformer.bind(optimizer.parameters());
     optimizer.initialize(1, Stream());
-    BatchBuffer batch(8, 16, false);
-    batch.fill(*synthetic_source("uniform", 16, 264, 1), std::vector<SampleRef>(8));
+    data::BatchBuffer batch(8, 16, false);
+    batch.fill(*data::synthetic_source("uniform", 16, 264, 1), std::vector<data::SampleRef>(8));
     Arena arena("activations");
     Recorder probe;
     std::vector<double> losses;
@@ -350,9 +350,9 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
                                                int64_t{1}, std::multiplies<>()));
         (p.slot == "weight" ? master : moments) += bytes;
       }
-      const auto source = synthetic_source("uniform", 128, 264, 1);
-      BatchBuffer batch(4, 128, false);
-      const std::vector<SampleRef> samples{{0, 1}, {0, 2}, {0, 3}, {0, 4}};
+      const auto source = data::synthetic_source("uniform", 128, 264, 1);
+      data::BatchBuffer batch(4, 128, false);
+      const std::vector<data::SampleRef> samples{{0, 1}, {0, 2}, {0, 3}, {0, 4}};
       batch.fill(*source, samples);
       ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
       Arena arena("activations");
@@ -442,16 +442,16 @@ TEST(Memory, MoreThanTheMachineHasEndsTheRunAtOnce) {
 
 // The same tokens in every sample, but for one step's, which are random: always, or (fickle) only
 // the first time that they are read, as if the memory had been wrong.
-class DisturbedSource final : public SampleSource {
+class DisturbedSource final : public data::SampleSource {
  public:
   DisturbedSource(uint64_t first, uint64_t count, bool fickle)
       : first_(first), count_(count), fickle_(fickle) {}
   int64_t seq_len() const override { return 16; }
-  std::vector<SamplerSource> sources() const override {
+  std::vector<data::SamplerSource> sources() const override {
     return {{{1, 1 << 20, uint64_t{1} << 32}, 1 << 16}};
   }
   double bytes_per_token(int) const override { return 0; }
-  void read(SampleRef sample, std::span<int32_t> tokens, std::span<int32_t>) const override {
+  void read(data::SampleRef sample, std::span<int32_t> tokens, std::span<int32_t>) const override {
     const bool disturbed =
         sample.index - first_ < count_ && !(fickle_ && read_before(sample.index));
     for (size_t s = 0; s < tokens.size(); ++s) {

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "apps/moiety/config/checkpoints.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
 #include "moiety/model/step_trace.h"

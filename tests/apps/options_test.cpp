@@ -8,7 +8,7 @@
 
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/options_check.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "tests/data/data_helpers.h"
 
 namespace moiety::app {

@@ -1,7 +1,7 @@
 // moiety plan --gtp: the report, and the picture of the schedule.
 
 #include "apps/moiety/commands/plan_timeline.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "tests/apps/train_helpers.h"
 #include "tests/apps/xml_reader.h"
 

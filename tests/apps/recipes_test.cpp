@@ -2,7 +2,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {

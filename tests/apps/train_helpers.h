@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "apps/moiety/program.h"
 #include "moiety/checkpoint/manifest.h"
 #include "tests/data/data_helpers.h"

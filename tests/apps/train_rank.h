@@ -38,8 +38,8 @@ struct Rank {
       : options(o),
         grid(check_layout(o)),
         tokens(o.train.micro_batch * o.data.seq_len),
-        model(model_config(o, Tokenizer::load("bytes").vocab()), storage_dtype(o), grid, tokens,
-              100, world),
+        model(model_config(o, data::Tokenizer::load("bytes").vocab()), storage_dtype(o), grid,
+              tokens, 100, world),
         gathering(o, model.groups(), int64_t{1} << 33, embedding),
         optimizer(training_specs(o, model.transformer(), grid, world.rank()),
                   {.weights = storage_dtype(o),
@@ -56,13 +56,13 @@ struct Rank {
   optim::StepReport step(int64_t number, const std::string& kind) {
     const int64_t per_pass = options.train.micro_batch * data_ranks(grid);
     const int64_t passes = passes_of_step();
-    const auto source = synthetic_source("markov", options.data.seq_len, 264, 1);
-    BatchBuffer batch(options.train.micro_batch, options.data.seq_len, false);
+    const auto source = data::synthetic_source("markov", options.data.seq_len, 264, 1);
+    data::BatchBuffer batch(options.train.micro_batch, options.data.seq_len, false);
     const model::StepSums sums = model.transformer().make_sums();
     {
       const auto scope = gathering.begin_step(kind.c_str(), passes);
       for (int64_t m = 0; m < passes; ++m) {
-        std::vector<SampleRef> samples(options.train.micro_batch);
+        std::vector<data::SampleRef> samples(options.train.micro_batch);
         const int rank = data_rank(grid, model.world().rank());
         for (size_t b = 0; b < samples.size(); ++b) {
           samples[b].index =

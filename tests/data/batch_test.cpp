@@ -11,7 +11,7 @@
 #include "moiety/data/batch_loader.h"
 #include "tests/data/data_helpers.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 using Rows = std::vector<std::vector<int32_t>>;
@@ -329,4 +329,4 @@ TEST(ValidationSet, FirstSamplesOfEachSourceWhateverTheRanks) {
 }
 
 }  // namespace
-}  // namespace moiety::app
+}  // namespace moiety::data

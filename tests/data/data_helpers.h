@@ -11,13 +11,13 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 #include "moiety/data/batch_loader.h"
 #include "moiety/data/token_file.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/model/transformer.h"
 
-namespace moiety::app {
+namespace moiety::data {
 
 class TemporaryDirectory {
  public:
@@ -85,4 +85,4 @@ inline model::Batch model_batch(const Batch& batch) {
   return out;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::data

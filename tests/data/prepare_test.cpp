@@ -10,7 +10,7 @@
 #include "moiety/data/token_file.h"
 #include "tests/data/data_helpers.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -330,4 +330,4 @@ TEST(PrepareCommand, ArgumentsAndSummary) {
 }
 
 }  // namespace
-}  // namespace moiety::app
+}  // namespace moiety::data

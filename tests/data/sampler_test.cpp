@@ -10,7 +10,7 @@
 
 #include "tests/data/data_helpers.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 SamplerSource source(uint64_t samples, uint64_t weight, uint32_t id = 1) {
@@ -190,4 +190,4 @@ TEST(SamplerState, BadJsonIsCheckpointError) {
 }
 
 }  // namespace
-}  // namespace moiety::app
+}  // namespace moiety::data

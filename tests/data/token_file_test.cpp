@@ -12,7 +12,7 @@
 #include "moiety/base/error.h"
 #include "tests/data/data_helpers.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 template <class T>
@@ -267,4 +267,4 @@ TEST(TokenFileWriter, DiskErrors) {
 }
 
 }  // namespace
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -5,10 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/moiety/errors.h"
+#include "moiety/base/error.h"
 #include "moiety/data/sha256.h"
 
-namespace moiety::app {
+namespace moiety::data {
 namespace {
 
 TEST(Sha256, NistVectors) {
@@ -57,4 +57,4 @@ TEST(Tokenizer, UnknownNameIsUsageError) {
 }
 
 }  // namespace
-}  // namespace moiety::app
+}  // namespace moiety::data

@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/data/documents.h"
 #include "tests/fuzz/targets.h"
 

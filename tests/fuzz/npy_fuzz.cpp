@@ -2,7 +2,7 @@
 
 #include "apps/moiety/commands/npy.h"
 #include "apps/moiety/commands/quantized_description.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "tests/fuzz/targets.h"
 
 namespace moiety::fuzz {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/data/token_file.h"
 #include "moiety/data/token_file_layout.h"

@@ -1,6 +1,6 @@
 #include "apps/moiety/config/options.h"
 #include "apps/moiety/config/training_state.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/json.h"
 #include "tests/fuzz/targets.h"

@@ -28,16 +28,16 @@ inline void* element_address(const TensorView& x, int64_t i) {
 
 inline double get(const TensorView& x, int64_t i) {
   double out = 0;
-  with_element(x.dtype(), [&](auto e) {
+  nn::with_element(x.dtype(), [&](auto e) {
     out = static_cast<double>(*static_cast<decltype(e)*>(element_address(x, i)));
   });
   return out;
 }
 
 inline void set(const TensorView& x, int64_t i, double value) {
-  with_element(x.dtype(), [&](auto e) {
+  nn::with_element(x.dtype(), [&](auto e) {
     using T = decltype(e);
-    *static_cast<T*>(element_address(x, i)) = static_cast<T>(static_cast<Compute<T>>(value));
+    *static_cast<T*>(element_address(x, i)) = static_cast<T>(static_cast<nn::Compute<T>>(value));
   });
 }
 

@@ -143,16 +143,16 @@ TEST(TensorParallel, OneSliceHasTheBitsOfTheWhole) {
       const Tensor target = int32_tensor(targets);
       Tensor loss(DType::kFloat32, {kTokens}), dx(storage, {kTokens, kModel}),
           grad(DType::kFloat32, {kVocab, kModel}), workspace(DType::kFloat32, {5, kVocab});
-      linear_cross_entropy({.x_TD = x,
-                            .head_VD = head,
-                            .target_T = target,
-                            .mask_T = {},
-                            .loss_T = loss,
-                            .dx_TD = dx,
-                            .grad_VD = grad,
-                            .workspace = workspace,
-                            .z_coef = 0.1f},
-                           {});
+      nn::linear_cross_entropy({.x_TD = x,
+                                .head_VD = head,
+                                .target_T = target,
+                                .mask_T = {},
+                                .loss_T = loss,
+                                .dx_TD = dx,
+                                .grad_VD = grad,
+                                .workspace = workspace,
+                                .z_coef = 0.1f},
+                               {});
       Arena arena("test");
       Tensor loss_cut(DType::kFloat32, {kTokens}), dx_cut(storage, {kTokens, kModel}),
           grad_cut(DType::kFloat32, {kVocab, kModel});

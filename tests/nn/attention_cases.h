@@ -8,7 +8,7 @@
 #include "moiety/nn/attention.h"
 #include "tests/model/support.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 struct Case {
   const char* name;
@@ -200,4 +200,4 @@ inline void expect_backward(const Problem& p, const std::string& what, double ro
   expect_within(p.tensors[7], e.dv, e.dv_bound, what + " dv");
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -5,7 +5,7 @@
 #include "moiety/base/parallel.h"
 #include "tests/nn/attention_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 class Attention : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, Attention, testing::ValuesIn(kCases),
@@ -89,4 +89,4 @@ TEST(AttentionTest, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

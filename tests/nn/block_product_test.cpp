@@ -2,7 +2,7 @@
 
 #include "tests/model/support.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 struct Case {
@@ -62,4 +62,4 @@ TEST_P(Product, IsOneChainOfFmaOnEveryPath) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -2,7 +2,7 @@
 
 #include "tests/model/support.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 TEST(Elementwise, DocumentsBeginWherePositionsRestart) {
@@ -45,4 +45,4 @@ TEST(Elementwise, ErrorsNameTheArgument) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 #include "moiety/nn/embedding.h"
 #include "tests/model/support.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 struct EmbeddingCase {
   const char* name;
@@ -26,4 +26,4 @@ const EmbeddingCase kEmbeddingCases[] = {
     {"many_tokens", 257, 16, repeated(500, 257)},
 };
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -1,6 +1,6 @@
 #include "tests/nn/embedding_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 class Embedding : public testing::TestWithParam<EmbeddingCase> {};
@@ -85,4 +85,4 @@ TEST(EmbeddingTest, RefusesTokensOutsideTheVocabulary) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

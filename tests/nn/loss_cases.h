@@ -4,7 +4,7 @@
 #include "moiety/nn/loss.h"
 #include "tests/model/support.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 struct LossCase {
   const char* name;
@@ -56,4 +56,4 @@ struct LossProblem {
   Tensor x, head, target, mask, loss, dx, grad, workspace;
 };
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

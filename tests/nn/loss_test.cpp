@@ -1,6 +1,6 @@
 #include "tests/nn/loss_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 // sum of loss + z_coef lse^2 and the losses, in double, from the definition.
@@ -125,4 +125,4 @@ TEST(LossTest, RefusesTargetsOutsideTheVocabulary) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

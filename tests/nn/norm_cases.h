@@ -4,7 +4,7 @@
 #include "moiety/nn/norm.h"
 #include "tests/model/support.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 struct NormCase {
   const char* name;
@@ -69,4 +69,4 @@ struct NormProblem {
   bool with_addend;
 };
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

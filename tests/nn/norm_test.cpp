@@ -2,7 +2,7 @@
 #include "tests/nn/norm_cases.h"
 #include "tests/quant/amax_of.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 class Norm : public testing::TestWithParam<NormCase> {};
@@ -100,4 +100,4 @@ TEST(NormTest, WorksInPlaceAndWithAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

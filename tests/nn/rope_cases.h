@@ -4,7 +4,7 @@
 #include "moiety/nn/rope.h"
 #include "tests/model/support.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 // [tokens, 2, 3, head_dim] cut out of [tokens, 2, 4, head_dim].
 struct RopeHeads {
@@ -17,4 +17,4 @@ struct RopeHeads {
 
 inline constexpr int64_t kHeadDims[] = {2, 8, 10, 64, 128, 254};
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

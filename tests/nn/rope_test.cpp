@@ -1,7 +1,7 @@
 #include "moiety/nn/attention.h"
 #include "tests/nn/rope_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 TEST(Rope, TableHoldsCosinesAndSinesOfFloatAngles) {
@@ -73,4 +73,4 @@ TEST(Rope, InverseIsTheGradient) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

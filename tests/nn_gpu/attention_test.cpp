@@ -6,7 +6,7 @@
 #include "tests/gpu/gpu_test.h"
 #include "tests/nn/attention_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 const Case kGpuCases[] = {
@@ -237,4 +237,4 @@ TEST_F(AttentionGpuCalls, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

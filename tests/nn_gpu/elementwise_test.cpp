@@ -6,7 +6,7 @@
 #include "tests/gpu/mirror.h"
 #include "tests/model/support.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 class ElementwiseGpu : public GpuTest {};
@@ -39,4 +39,4 @@ TEST_F(ElementwiseGpu, HasTheBitsOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 #include "tests/gpu/mirror.h"
 #include "tests/nn/embedding_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 // `distinct` tokens, some much more frequent than others.
@@ -84,4 +84,4 @@ TEST_F(EmbeddingGpu, UnknownTokensGiveNanAndNoGradient) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

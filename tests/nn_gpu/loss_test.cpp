@@ -4,7 +4,7 @@
 #include "tests/gpu/mirror.h"
 #include "tests/nn/loss_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 class LossGpu : public GpuTest {
@@ -74,4 +74,4 @@ TEST_F(LossGpu, TargetsThatCannotBeGiveNan) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -4,7 +4,7 @@
 #include "tests/gpu/mirror.h"
 #include "tests/nn/norm_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 class NormGpu : public GpuTest, public testing::WithParamInterface<NormCase> {
@@ -150,4 +150,4 @@ TEST_F(NormGpuTest, RefusesWhatItHasNoKernelFor) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

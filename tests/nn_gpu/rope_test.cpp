@@ -4,7 +4,7 @@
 #include "tests/gpu/mirror.h"
 #include "tests/nn/rope_cases.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 namespace {
 
 class RopeGpu : public GpuTest {
@@ -69,4 +69,4 @@ TEST_F(RopeGpu, UnknownPositionsGiveNan) {
 }
 
 }  // namespace
-}  // namespace moiety::model
+}  // namespace moiety::nn

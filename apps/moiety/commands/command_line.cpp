@@ -6,7 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/config/options.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/log.h"
 
 namespace moiety::app {

@@ -10,7 +10,7 @@
 #include "apps/moiety/commands/npy.h"
 #include "apps/moiety/commands/quantize.h"
 #include "apps/moiety/commands/quantized_directory.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
 #include "moiety/quant/dequantize.h"
 

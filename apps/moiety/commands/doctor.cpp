@@ -8,7 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 
 namespace moiety::app {
 namespace {

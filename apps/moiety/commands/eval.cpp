@@ -9,7 +9,7 @@
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/config/device_choice.h"
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/json_line.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/train/evaluation.h"
@@ -53,11 +53,11 @@ int eval_command(const std::vector<std::string>& arguments) {
   const Device device = rank_device(wanted, 1);
   const CheckpointInfo checkpoint = read_checkpoint_info(find_checkpoint(path));
   const Options& o = checkpoint.options;
-  const Tokenizer tokenizer = Tokenizer::load(o.data.tokenizer);
-  std::vector<WeightedPath> files;
+  const data::Tokenizer tokenizer = data::Tokenizer::load(o.data.tokenizer);
+  std::vector<data::WeightedPath> files;
   for (const std::string& file : data) files.push_back({file});
   const auto source =
-      open_token_files(files, o.data.seq_len, tokenizer.vocab(), tokenizer.identity());
+      data::open_token_files(files, o.data.seq_len, tokenizer.vocab(), tokenizer.identity());
   run_alone([&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
     const int64_t tokens = o.train.micro_batch * o.data.seq_len;
@@ -65,10 +65,10 @@ int eval_command(const std::vector<std::string>& arguments) {
     // As validation in the run: with the recipe of the step that the checkpoint is of.
     model.transformer().set_precision(
         precision_of_recipe(o, recipe_of_step(o, std::max<int64_t>(checkpoint.step, 1))));
-    LoaderConfig loader;
+    data::LoaderConfig loader;
     loader.micro_batch = o.train.micro_batch;
     loader.document_mask = o.data.document_mask;
-    ValidationSet set(source, samples, loader);
+    data::ValidationSet set(source, samples, loader);
     ExpertCapacity capacity(o, model.transformer(), tokens);
     Arena arena("activations", device);
     const EvaluationResult result = evaluate(model.model(), set, capacity, arena, stream);

@@ -9,7 +9,7 @@
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/commands/token_choice.h"
 #include "apps/moiety/config/device_choice.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/copy.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/model/decoder.h"
@@ -34,7 +34,7 @@ void check_finite(std::span<const float> logits) {
 }
 
 // `context` has at least one token.
-void generate(InferenceModel& model, const Tokenizer& tokenizer, std::vector<int32_t> context,
+void generate(InferenceModel& model, const data::Tokenizer& tokenizer, std::vector<int32_t> context,
               int64_t tokens, TokenChoice choice, const Stream& stream) {
   const int64_t positions = int64_t(context.size()) + tokens;
   model::Decoder decoder(model.transformer(), 1, positions);
@@ -85,7 +85,7 @@ int generate_command(const std::vector<std::string>& arguments) {
 
   const Device device = rank_device(wanted, 1);
   const CheckpointInfo checkpoint = read_checkpoint_info(find_checkpoint(path));
-  const Tokenizer tokenizer = Tokenizer::load(checkpoint.options.data.tokenizer);
+  const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   std::vector<uint32_t> ids;
   tokenizer.encode(prompt, ids);
   if (ids.empty()) ids.push_back(tokenizer.eos());  // what stands before a document

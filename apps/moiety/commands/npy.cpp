@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 
 namespace moiety::app {
 namespace {

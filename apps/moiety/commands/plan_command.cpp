@@ -9,7 +9,7 @@
 #include "apps/moiety/commands/plan_timeline.h"
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/options_check.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/model/step_trace.h"
@@ -96,7 +96,7 @@ std::string describe(const Options& o, const Hardware& h, const model::StepShape
 void plan_gtp(const Options& o, const Arguments& a) {
   const Hardware& hardware = *std::find_if(kHardware.begin(), kHardware.end(),
                                            [&](const Hardware& h) { return h.name == a.hardware; });
-  const model::Config config = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
+  const model::Config config = model_config(o, data::Tokenizer::load(o.data.tokenizer).vocab());
   const gtp::Grid grid = check_layout(o);
   const gtp::Policy policy = policy_of(hardware, o.precision.recipe, grid);
   const model::StepShape shape = shape_of(o, hardware, grid);

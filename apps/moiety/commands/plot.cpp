@@ -7,7 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
 #include "apps/moiety/report/run_plots.h"
 

@@ -1,10 +1,15 @@
 // Arguments and output of `moiety prepare`.
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/commands/prepare.h"
+#include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/console.h"
 #include "moiety/base/log.h"
 #include "moiety/data/prepare.h"
 
@@ -37,8 +42,32 @@ std::string unescape(const std::string& typed) {
   return s;
 }
 
-void print(const PrepareSummary& summary) {
-  for (const PrepareSummary::File& f : summary.files) {
+// How far it is: a status line on a terminal, elsewhere a log line now and then.
+class ProgressLine {
+ public:
+  void update(const data::PrepareProgress& done) {
+    const auto now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - start_).count();
+    const double bytes = static_cast<double>(done.bytes);
+    const std::string line = text("{:.0f} MB, {:.1f} MB/s, {} documents, {}", bytes / 1e6,
+                                  bytes / 1e6 / seconds, done.documents, done.path);
+    // An estimate: the bytes done are decompressed, those of the files may not be.
+    const double all = std::max(static_cast<double>(done.all_bytes), 1.0);
+    console_.status(std::min(1.0, bytes / all), line);
+    if (!console_.has_bar() && now - logged_ >= std::chrono::seconds(10)) {
+      logged_ = now;
+      log(LogLevel::kInfo, "prepare: {}", line);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Console console_{Console::standard_error("auto", "auto")};
+  Clock::time_point start_ = Clock::now(), logged_ = start_;
+};
+
+void print(const data::PrepareSummary& summary) {
+  for (const data::PrepareSummary::File& f : summary.files) {
     const std::string line = text("{}: {} documents, {} tokens, {} bytes of text\n", f.path,
                                   f.documents, f.tokens, f.source_bytes);
     std::fputs(line.c_str(), stdout);
@@ -46,7 +75,7 @@ void print(const PrepareSummary& summary) {
   std::fflush(stdout);
 }
 
-void warn(const PrepareSummary& summary) {
+void warn(const data::PrepareSummary& summary) {
   if (summary.bad > 0) {
     log(LogLevel::kWarning, "prepare: {} documents left out: bad JSON or UTF-8", summary.bad);
   }
@@ -62,7 +91,7 @@ void warn(const PrepareSummary& summary) {
 }  // namespace
 
 int prepare_command(const std::vector<std::string>& arguments) {
-  PrepareOptions options;
+  data::PrepareOptions options;
   CLI::App app(kAbout, "prepare");
   app.add_option("INPUT", options.inputs, "files, directories, or -")->required();
   app.add_option("--tokenizer", options.tokenizer, "bytes")->capture_default_str();
@@ -71,8 +100,9 @@ int prepare_command(const std::vector<std::string>& arguments) {
                  "share of the documents, 0 <= f < 1, that goes to PREFIX.valid.tok; which ones "
                  "depends on their number alone")
       ->capture_default_str();
-  const std::map<std::string, InputFormat> formats{
-      {"auto", InputFormat::kAuto}, {"text", InputFormat::kText}, {"jsonl", InputFormat::kJsonl}};
+  const std::map<std::string, data::InputFormat> formats{{"auto", data::InputFormat::kAuto},
+                                                         {"text", data::InputFormat::kText},
+                                                         {"jsonl", data::InputFormat::kJsonl}};
   app.add_option("--format", options.rules.format, "auto (by name), text or jsonl")
       ->transform(CLI::CheckedTransformer(formats).description(""))
       ->default_str("auto");
@@ -90,8 +120,13 @@ int prepare_command(const std::vector<std::string>& arguments) {
   bool quiet = false;
   if (!parse_command_line(app, arguments, &quiet)) return kExitDone;
   options.rules.split = unescape(options.rules.split);
-  options.progress = !quiet;
-  const PrepareSummary summary = prepare(options);
+  std::optional<ProgressLine> line;
+  if (!quiet) {
+    line.emplace();
+    options.progress = [&line](const data::PrepareProgress& done) { line->update(done); };
+  }
+  const data::PrepareSummary summary = data::prepare(options);
+  line.reset();
   warn(summary);
   print(summary);
   return kExitDone;

@@ -8,7 +8,7 @@
 #include "apps/moiety/commands/npy.h"
 #include "apps/moiety/commands/quantize.h"
 #include "apps/moiety/commands/quantized_directory.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/log.h"
 #include "moiety/quant/quantize.h"
 #include "moiety/quant/scale_layout.h"

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 
 namespace moiety::app {
 namespace {

@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "apps/moiety/commands/npy.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/file_system.h"

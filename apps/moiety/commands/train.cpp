@@ -11,7 +11,7 @@
 #include "apps/moiety/config/launch.h"
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/options_check.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_files.h"
 #include "moiety/base/log.h"
 #include "moiety/checkpoint/retention.h"
@@ -25,21 +25,21 @@
 namespace moiety::app {
 namespace {
 
-std::shared_ptr<const SampleSource> open_training_data(const Options& o, int64_t vocab) {
+std::shared_ptr<const data::SampleSource> open_training_data(const Options& o, int64_t vocab) {
   if (o.data.synthetic != "none") {
-    return synthetic_source(o.data.synthetic, o.data.seq_len, uint32_t(vocab),
-                            uint64_t(o.run.seed));
+    return data::synthetic_source(o.data.synthetic, o.data.seq_len, uint32_t(vocab),
+                                  uint64_t(o.run.seed));
   }
-  return open_token_files(o.data.train, o.data.seq_len, uint32_t(vocab),
-                          Tokenizer::load(o.data.tokenizer).identity());
+  return data::open_token_files(o.data.train, o.data.seq_len, uint32_t(vocab),
+                                data::Tokenizer::load(o.data.tokenizer).identity());
 }
 
-std::shared_ptr<const SampleSource> open_validation_data(const Options& o, int64_t vocab) {
+std::shared_ptr<const data::SampleSource> open_validation_data(const Options& o, int64_t vocab) {
   if (o.data.valid.empty()) return nullptr;
-  std::vector<WeightedPath> files;
+  std::vector<data::WeightedPath> files;
   for (const std::string& path : o.data.valid) files.push_back({path});
-  return open_token_files(files, o.data.seq_len, uint32_t(vocab),
-                          Tokenizer::load(o.data.tokenizer).identity());
+  return data::open_token_files(files, o.data.seq_len, uint32_t(vocab),
+                                data::Tokenizer::load(o.data.tokenizer).identity());
 }
 
 void check_graph(const Options& o, Device device) {
@@ -56,7 +56,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch, Watchdog& wat
   const Options& o = config.options;
   const Grid grid = check_layout(o);
   check_training(o, grid);
-  const model::Config model = model_config(o, Tokenizer::load(o.data.tokenizer).vocab());
+  const model::Config model = model_config(o, data::Tokenizer::load(o.data.tokenizer).vocab());
   check_cuts(o, model, grid);
   const Device device = rank_device(o.run.device, launch.ranks);
   check_graph(o, device);

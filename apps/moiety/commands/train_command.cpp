@@ -6,7 +6,7 @@
 
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/commands/train.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 
 namespace moiety::app {
 namespace {

@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "apps/moiety/config/training_state.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/log.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/retention.h"

@@ -1,6 +1,6 @@
 #include "apps/moiety/config/device_choice.h"
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/log.h"
 
 namespace moiety::app {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/comm/mpi_group.h"
 
 namespace moiety::app {

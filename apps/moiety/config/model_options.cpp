@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/number_text.h"
 #include "moiety/train/gathering.h"
 

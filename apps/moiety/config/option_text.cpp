@@ -38,7 +38,7 @@ std::string toml_string(std::string_view s) {
   return out + '"';
 }
 
-std::string toml_path(const WeightedPath& p) {
+std::string toml_path(const data::WeightedPath& p) {
   if (p.weight == 1) return toml_string(p.path);
   return text("{{path = {}, weight = {}}}", toml_string(p.path), toml_float(p.weight));
 }
@@ -61,7 +61,7 @@ struct ValueText {
   std::string operator()(const std::vector<std::string>* v) const {
     return toml_array(*v, toml_string);
   }
-  std::string operator()(const std::vector<WeightedPath>* v) const {
+  std::string operator()(const std::vector<data::WeightedPath>* v) const {
     return toml_array(*v, toml_path);
   }
 };

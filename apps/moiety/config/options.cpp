@@ -9,7 +9,7 @@
 #include <toml++/toml.h>
 
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/data/documents.h"
 
 namespace moiety::app {
@@ -73,7 +73,7 @@ class Assign {
     field->clear();
     each([&](const toml::node& item) { field->push_back(string(item)); });
   }
-  void operator()(std::vector<WeightedPath>* field) const {
+  void operator()(std::vector<data::WeightedPath>* field) const {
     field->clear();
     each([&](const toml::node& item) { field->push_back(weighted_path(item)); });
   }
@@ -98,13 +98,13 @@ class Assign {
     const std::string& s = v->get();
     if (!rule().choices.empty() && !contains(rule().choices, s)) refuse();
     const auto control = [](char c) { return uint8_t(c) < 32 || c == 127; };
-    if (find_bad_utf8(s) != std::string::npos || std::any_of(s.begin(), s.end(), control)) {
+    if (data::find_bad_utf8(s) != std::string::npos || std::any_of(s.begin(), s.end(), control)) {
       throw UsageError("{}: {}: not UTF-8, or with control characters", entry_.where,
                        entry_.key->full_name());
     }
     return s;
   }
-  WeightedPath weighted_path(const toml::node& node) const {
+  data::WeightedPath weighted_path(const toml::node& node) const {
     const auto* table = node.as_table();
     if (!table) return {string(node)};
     const toml::node* path = table->get("path");
@@ -161,7 +161,7 @@ class Loader {
     const Key::Field field = key.field(probe);
     const bool is_text = std::holds_alternative<std::string*>(field) ||
                          std::holds_alternative<std::vector<std::string>*>(field) ||
-                         std::holds_alternative<std::vector<WeightedPath>*>(field);
+                         std::holds_alternative<std::vector<data::WeightedPath>*>(field);
     entry.value = parse_value(entry.raw);
     if (is_text && (!entry.value || !(entry.value->is_string() || entry.value->is_array() ||
                                       entry.value->is_table()))) {

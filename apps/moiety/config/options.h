@@ -51,7 +51,7 @@ struct Rule {
 struct Key {
   // The key's value in an Options; the alternative is its type.
   using Field = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
-                             std::vector<std::string>*, std::vector<WeightedPath>*>;
+                             std::vector<std::string>*, std::vector<data::WeightedPath>*>;
   std::string_view section, name;
   Field (*field)(Options&);
   Resume resume;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/train/profile.h"
 
 namespace moiety::app {

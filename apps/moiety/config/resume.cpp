@@ -1,6 +1,6 @@
 #include "apps/moiety/config/resume.h"
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 
 namespace moiety::app {
 

@@ -5,7 +5,7 @@
 #include <climits>
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/json_line.h"
 
 namespace moiety::app {
@@ -42,7 +42,7 @@ TrainingState parse_training_state(std::string_view text) {
   TrainingState state;
   try {
     const nlohmann::json json = nlohmann::json::parse(text);
-    state.sampler = parse_sampler_state(json.at("sampler").dump());
+    state.sampler = data::parse_sampler_state(json.at("sampler").dump());
     state.guard.skips_in_row = parse_count(json.at("skips_in_row"));
     std::vector<double> losses;
     for (const nlohmann::json& loss : json.at("losses")) losses.push_back(parse_loss(loss));

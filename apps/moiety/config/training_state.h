@@ -11,7 +11,7 @@
 namespace moiety::app {
 
 struct TrainingState {
-  SamplerState sampler;
+  data::SamplerState sampler;
   optim::StepState guard;  // skips in a row and the last losses; t is the checkpoint's own
 };
 

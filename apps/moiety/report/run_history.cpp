@@ -6,7 +6,7 @@
 #include <limits>
 #include <optional>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/json_fields.h"
 
 namespace moiety::app {

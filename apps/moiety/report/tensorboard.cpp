@@ -6,7 +6,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 #include "moiety/base/crc32c.h"
 
 namespace moiety::app {

@@ -1,4 +1,4 @@
-#include "apps/moiety/errors.h"
+#include "apps/moiety/exit_code.h"
 
 #include <cstdio>
 #include <cstdlib>

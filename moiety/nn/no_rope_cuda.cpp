@@ -2,8 +2,8 @@
 #include "moiety/base/gpu.h"
 #include "moiety/nn/rope.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 void rope_cuda(const RopeArgs&, const Stream&) { fail_without_cuda("rope"); }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

@@ -2,7 +2,7 @@
 #include "moiety/base/gpu.h"
 #include "moiety/nn/elementwise.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 void document_starts_cuda(TensorView, TensorView, const Stream&) {
   fail_without_cuda("document_starts");
@@ -19,4 +19,4 @@ void set_random_state_cuda(const RandomState&, const Stream&) {
   fail_without_cuda("set_random_state");
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

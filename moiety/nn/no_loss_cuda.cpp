@@ -2,10 +2,10 @@
 #include "moiety/base/gpu.h"
 #include "moiety/nn/loss.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 void cross_entropy_cuda(const CrossEntropyArgs&, const Stream&) {
   fail_without_cuda("cross_entropy");
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn

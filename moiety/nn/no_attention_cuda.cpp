@@ -2,7 +2,7 @@
 #include "moiety/base/gpu.h"
 #include "moiety/nn/attention_cuda.h"
 
-namespace moiety::model {
+namespace moiety::nn {
 
 void attention_cuda(const AttentionArgs&, const Stream&) { fail_without_cuda("attention"); }
 void attention_backward_cuda(const AttentionBackwardArgs&, const Stream&) {
@@ -13,4 +13,4 @@ AttentionPath attention_backward_path(const AttentionBackwardArgs&) {
   fail_without_cuda("attention_backward");
 }
 
-}  // namespace moiety::model
+}  // namespace moiety::nn
