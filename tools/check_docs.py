@@ -5,9 +5,9 @@
   tools/check_docs.py --wrap FILE...   wraps prose of these markdown files at 100 columns
   tools/check_docs.py --self-test  plants one fault of every kind and sees that it is found
 
-Checked: links and #anchors of *.md; places cited in sources as docs/x.md#anchor; the width of prose
-(tables, code and words that cannot be broken excepted); that every configuration key, command, flag
-and exit code that pages name exists, and that every one that exists is named.
+Checked: links and #anchors of *.md; places cited in sources as docs/x.md#anchor; paths in `code`;
+the width of prose (tables, code and words that cannot be broken excepted); that every configuration
+key, command, flag and exit code that pages name exists, and that every one that exists is named.
 """
 
 import argparse
@@ -22,6 +22,7 @@ SOURCES = (".h", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh", ".cmake", ".txt", 
 CODE_SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 CITATION = re.compile(r"(?<![\w/.-])docs/[\w/.-]+\.md(?:#[\w-]+)?")
+TREE_PATH = re.compile(r"((?:moiety|apps|tests|tools|bench|cmake|configs|examples|docs)/[\w./-]+)")
 LIST_ITEM = re.compile(r"(\s*)([-*+]|\d+\.)\s+")
 # A word that would begin a block of its own if it stood first on a line.
 BLOCK_START = re.compile(r"([-*+=]+|#{1,6}|\d+[.)]|>.*|\|.*)$")
@@ -217,6 +218,16 @@ class Checker:
                     if fault:
                         yield f"{name}:{i + 1}: {fault}"
 
+    def paths(self):
+        """Places in the tree that pages name as code: files, folders, or stems of files."""
+        for name, code in self.code.items():
+            if name == "docs/adding.md":  # the operation that it adds is not there
+                continue
+            for i, span in code:
+                place = TREE_PATH.fullmatch(span)
+                if place and not list(self.root.glob(place.group(1) + "*")):
+                    yield f"{name}:{i}: {span} does not exist"
+
     def width(self):
         for name, text in self.pages.items():
             for i, (kind, line) in enumerate(kinds(text.split("\n"))):
@@ -268,7 +279,7 @@ class Checker:
             yield f"{page}: exit code {code} is in one of this page and enum ExitCode alone"
 
     def faults(self):
-        for check in (self.links, self.citations, self.width, self.options, self.commands,
+        for check in (self.links, self.citations, self.paths, self.width, self.options, self.commands,
                       self.exit_codes):
             yield from check()
 
@@ -284,7 +295,7 @@ def tracked(root):
 
 PLANTED = {
     "docs/a.md": "# A page\n\n[gone](gone.md) and [no heading](b.md#none), [fine](b.md#b-page)\n\n"
-    + "word " * 30 + "\n\n`run.speed` and `run.dir`, `moiety fly`, `moiety train --wings`\n\n"
+    + "word " * 30 + "\n\n`run.speed` and `run.dir`, `moiety fly`, `moiety train --wings`, `docs/b`, `docs/z`\n\n"
     + "```\n" + "code " * 30 + "\n```\n| " + "table " * 30 + "|\n`moiety train --ranks 2`\n",
     "docs/b.md": "# B page\n",
     "docs/config.md": "## [run]\n\n| `dir` | |\n| `old` | |\n",
@@ -300,6 +311,7 @@ EXPECTED = [
     "docs/a.md:3: docs/b.md has no heading #none",
     "src.h:1: docs/b.md has no heading #c-page",
     "src.h:1: docs/c.md does not exist",
+    "docs/a.md:7: docs/z does not exist",
     "docs/a.md:5: 150 columns of prose, at most 100",
     "docs/a.md:7: there is no key run.speed",
     "docs/config.md: run.old is in one of this page and the option table alone",
