@@ -5,9 +5,10 @@
   tools/check_docs.py --wrap FILE...   wraps prose of these markdown files at 100 columns
   tools/check_docs.py --self-test  plants one fault of every kind and sees that it is found
 
-Checked: links and #anchors of *.md; places cited in sources as docs/x.md#anchor; paths in `code`;
-the width of prose (tables, code and words that cannot be broken excepted); that every configuration
-key, command, flag and exit code that pages name exists, and that every one that exists is named.
+Checked: links and #anchors of *.md; that pages are linked; places cited in sources as
+docs/x.md#anchor; paths in `code`; the width of prose (tables, code and words that cannot be broken
+excepted); that every configuration key, command, flag and exit code that pages name exists, and
+that every one that exists is named.
 """
 
 import argparse
@@ -195,6 +196,15 @@ class Checker:
                 if fault:
                     yield f"{name}:{prose.count(chr(10), 0, match.start()) + 1}: {fault}"
 
+    def unlinked(self):
+        """Pages of docs/ that no page links to, nor to their folder."""
+        linked = {self.normal(pathlib.PurePosixPath(name).parent / link.partition("#")[0])
+                  for name, text in self.pages.items() for link in LINK.findall(text)}
+        for name in self.pages:
+            folder = str(pathlib.PurePosixPath(name).parent)
+            if folder.startswith("docs") and not {name, folder} & (linked - {"docs"}):
+                yield f"{name}: no page links to it"
+
     @staticmethod
     def normal(path):
         parts = []
@@ -279,7 +289,7 @@ class Checker:
             yield f"{page}: exit code {code} is in one of this page and enum ExitCode alone"
 
     def faults(self):
-        for check in (self.links, self.citations, self.paths, self.width, self.options, self.commands,
+        for check in (self.links, self.unlinked, self.citations, self.paths, self.width, self.options, self.commands,
                       self.exit_codes):
             yield from check()
 
@@ -297,7 +307,7 @@ PLANTED = {
     "docs/a.md": "# A page\n\n[gone](gone.md) and [no heading](b.md#none), [fine](b.md#b-page)\n\n"
     + "word " * 30 + "\n\n`run.speed` and `run.dir`, `moiety fly`, `moiety train --wings`, `docs/b`, `docs/z`\n\n"
     + "```\n" + "code " * 30 + "\n```\n| " + "table " * 30 + "|\n`moiety train --ranks 2`\n",
-    "docs/b.md": "# B page\n",
+    "docs/b.md": "# B page\n\n[a page](a.md), [keys](config.md)\n",
     "docs/config.md": "## [run]\n\n| `dir` | |\n| `old` | |\n",
     "docs/reliability.md": "| 0 | done |\n| 3 | data |\n",
     "src.h": "// docs/b.md#b-page, docs/b.md#c-page, docs/c.md\n",
@@ -309,6 +319,7 @@ PLANTED = {
 EXPECTED = [
     "docs/a.md:3: docs/gone.md does not exist",
     "docs/a.md:3: docs/b.md has no heading #none",
+    "docs/reliability.md: no page links to it",
     "src.h:1: docs/b.md has no heading #c-page",
     "src.h:1: docs/c.md does not exist",
     "docs/a.md:7: docs/z does not exist",
