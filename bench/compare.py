@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs one of our benchmarks and its peer alternately and prints both, with ratios.
 
-Prints the rows (JSON, one a line; design.md, Measuring), ours with `ratio`, the time of the fastest
+Prints the rows (JSON, one a line; bench/README.md), ours with `ratio`, the time of the fastest
 peer over our time, `against`, that peer, and `target`; then a table. Where a row has a ceiling of its
 own as ratio (quantize: a copy), that stays, and the peer's is `peer_ratio`. Options that are not
 listed here go to both programs, such as --dtype fp32.

@@ -1,5 +1,5 @@
-// What the benchmark programs share: options, timing, random operands, rows (design.md, Measuring)
-// and main.
+// What the benchmark programs share: options, timing, random operands, rows (bench/README.md) and
+// main.
 #pragma once
 
 #include <algorithm>

@@ -6,8 +6,9 @@ endif()
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
 set(CMAKE_CXX_FLAGS_RELEASE "-O2")
 
-# Results are bits (design.md): no contraction of a*b+c; an fma stands only where the source says so.
-# Nobody reads errno or the exception flags of arithmetic; keeping them up hinders the vectorizer.
+# Results are bits (docs/numerics.md): no contraction of a*b+c; an fma stands only where the source
+# says so. Nobody reads errno or the exception flags of arithmetic; keeping them up hinders the
+# vectorizer.
 set(moiety_warnings -Wall -Wextra)
 set(moiety_cxx_options ${moiety_warnings} -ffp-contract=off -fno-math-errno -fno-trapping-math)
 if(MOIETY_WERROR)

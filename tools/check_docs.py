@@ -3,11 +3,11 @@
 
   tools/check_docs.py              every fault, one a line, and exit code 1; or "docs: ok"
   tools/check_docs.py --wrap FILE...   wraps prose of these markdown files at 100 columns
-  tools/check_docs.py --self-test  plants one fault of every kind and sees that it is found
 
-Checked: links and #anchors of *.md; places cited in sources as docs/x.md#anchor; the width of prose
-(tables, code and words that cannot be broken excepted); that every configuration key, command, flag
-and exit code that pages name exists, and that every one that exists is named.
+Checked: links and #anchors of *.md; that pages are linked; places cited in sources as
+docs/x.md#anchor; paths in `code`; the width of prose (tables, code and words that cannot be broken
+excepted); that every configuration key, command, flag and exit code that pages name exists, and
+that every one that exists is named.
 """
 
 import argparse
@@ -15,17 +15,22 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 
 WIDTH = 100
+TEST = "tests/tools/check_docs_test.py"
 SOURCES = (".h", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh", ".cmake", ".txt", ".toml", ".md")
 CODE_SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 CITATION = re.compile(r"(?<![\w/.-])docs/[\w/.-]+\.md(?:#[\w-]+)?")
+TREE_PATH = re.compile(r"(?:moiety|apps|tests|tools|bench|cmake|configs|examples|docs)/[\w./-]+")
+# Not x.h, x_cuda.cu, no_x.cpp, _ref.cpp, which stand for many.
+SOURCE_FILE = re.compile(
+    r"(?!(?:no_)?x[._]|_)(?:[\w.-]+/)*[\w.-]+\.(?:h|cpp|cu|cuh|inc|py|sh|cmake)")
 LIST_ITEM = re.compile(r"(\s*)([-*+]|\d+\.)\s+")
 # A word that would begin a block of its own if it stood first on a line.
 BLOCK_START = re.compile(r"([-*+=]+|#{1,6}|\d+[.)]|>.*|\|.*)$")
-NO_KEYS = {"h", "cpp", "cu", "cuh", "inc", "md", "py", "toml", "txt", "json", "jsonl", "svg", "tok"}
+# What follows a dot in names of files, which are no keys.
+NO_KEYS = set("h cpp cu cuh inc md py toml txt json jsonl svg tok".split())
 
 
 # --- Markdown ---------------------------------------------------------------------------------
@@ -194,6 +199,15 @@ class Checker:
                 if fault:
                     yield f"{name}:{prose.count(chr(10), 0, match.start()) + 1}: {fault}"
 
+    def unlinked(self):
+        """Pages of docs/ that no page links to, nor to their folder."""
+        linked = {self.normal(pathlib.PurePosixPath(name).parent / link.partition("#")[0])
+                  for name, text in self.pages.items() for link in LINK.findall(text)}
+        for name in self.pages:
+            folder = str(pathlib.PurePosixPath(name).parent)
+            if folder.startswith("docs") and not {name, folder} & (linked - {"docs"}):
+                yield f"{name}: no page links to it"
+
     @staticmethod
     def normal(path):
         parts = []
@@ -206,7 +220,7 @@ class Checker:
 
     def citations(self):
         for name in self.names:
-            if name == "tools/check_docs.py":  # its self-test plants faults
+            if name in ("tools/check_docs.py", TEST):  # these plant faults, or tell of them
                 continue
             text = self.pages.get(name) or (self.root / name).read_text(errors="replace")
             if "docs/" not in text:
@@ -216,6 +230,19 @@ class Checker:
                     fault = self.target_fault(match.group())
                     if fault:
                         yield f"{name}:{i + 1}: {fault}"
+
+    def paths(self):
+        """Places in the tree that pages name as code: files, folders, or stems of files."""
+        known = ["/" + name for name in self.names]
+        for name, code in self.code.items():
+            if name == "docs/adding.md":  # the operation that it adds is not there
+                continue
+            for i, span in code:
+                place, file = TREE_PATH.fullmatch(span), SOURCE_FILE.fullmatch(span)
+                if place and not list(self.root.glob(span + "*")):
+                    yield f"{name}:{i}: {span} does not exist"
+                elif file and not any(k.endswith("/" + span) for k in known):
+                    yield f"{name}:{i}: no file is called {span}"
 
     def width(self):
         for name, text in self.pages.items():
@@ -240,7 +267,8 @@ class Checker:
             if row:
                 listed.add((section, row.group(1)))
         for key in sorted(program.keys ^ listed):
-            yield f"docs/config.md: {'.'.join(key)} is in one of this page and the option table alone"
+            what = ".".join(key)
+            yield f"docs/config.md: {what} is in one of this page and the option table alone"
 
     def commands(self):
         program, used, flags = self.program, set(), set()
@@ -268,8 +296,8 @@ class Checker:
             yield f"{page}: exit code {code} is in one of this page and enum ExitCode alone"
 
     def faults(self):
-        for check in (self.links, self.citations, self.width, self.options, self.commands,
-                      self.exit_codes):
+        for check in (self.links, self.unlinked, self.citations, self.paths, self.width,
+                      self.options, self.commands, self.exit_codes):
             yield from check()
 
 
@@ -282,62 +310,11 @@ def tracked(root):
     return sorted(n for n in names if n.endswith(SOURCES) and (root / n).is_file())
 
 
-PLANTED = {
-    "docs/a.md": "# A page\n\n[gone](gone.md) and [no heading](b.md#none), [fine](b.md#b-page)\n\n"
-    + "word " * 30 + "\n\n`run.speed` and `run.dir`, `moiety fly`, `moiety train --wings`\n\n"
-    + "```\n" + "code " * 30 + "\n```\n| " + "table " * 30 + "|\n`moiety train --ranks 2`\n",
-    "docs/b.md": "# B page\n",
-    "docs/config.md": "## [run]\n\n| `dir` | |\n| `old` | |\n",
-    "docs/reliability.md": "| 0 | done |\n| 3 | data |\n",
-    "src.h": "// docs/b.md#b-page, docs/b.md#c-page, docs/c.md\n",
-    "apps/moiety/config/option_table.inc": 'KEY(run, dir, std::string, "")\nKEY(run, seed, int, 1)\n',
-    "apps/moiety/program.cpp": 'kCommands[] = {\n    {"train", "", f},\n    {"eval", "", f},\n};\n'
-    + '"--ranks" "--quiet"\n',
-    "apps/moiety/exit_code.h": "enum ExitCode : int {\n  kExitDone = 0,\n  kExitDevice = 9,\n};\n",
-}
-EXPECTED = [
-    "docs/a.md:3: docs/gone.md does not exist",
-    "docs/a.md:3: docs/b.md has no heading #none",
-    "src.h:1: docs/b.md has no heading #c-page",
-    "src.h:1: docs/c.md does not exist",
-    "docs/a.md:5: 150 columns of prose, at most 100",
-    "docs/a.md:7: there is no key run.speed",
-    "docs/config.md: run.old is in one of this page and the option table alone",
-    "docs/config.md: run.seed is in one of this page and the option table alone",
-    "docs/a.md:7: there is no command moiety fly",
-    "docs/a.md:7: no command has the option --wings",
-    "docs: the command moiety eval is on no page",
-    "docs: the option --quiet is on no page",
-    "docs/reliability.md: exit code 3 is in one of this page and enum ExitCode alone",
-    "docs/reliability.md: exit code 9 is in one of this page and enum ExitCode alone",
-]
-
-
-def self_test():
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        for name, text in PLANTED.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        found = list(Checker(root, sorted(PLANTED)).faults())
-    missing = [fault for fault in EXPECTED if fault not in found]
-    false = [fault for fault in found if fault not in EXPECTED]
-    long_item = "- " + "word " * 15 + "`a code span` [a link](b.md) 1. " + "word " * 10 + "\n\n| a |\n"
-    again = wrapped(long_item)
-    if any(len(line) > WIDTH for line in again.split("\n")) or again.split() != long_item.split():
-        missing.append(f"wrapped: {again}")
-    print("\n".join([f"not found: {m}" for m in missing] + [f"not a fault: {f}" for f in false])
-          or "check_docs: every planted fault was found")
-    return 1 if missing or false else 0
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--wrap", nargs="+", metavar="FILE", type=pathlib.Path)
-    parser.add_argument("--self-test", action="store_true")
     arguments = parser.parse_args()
-    if arguments.self_test:
-        return self_test()
     for path in arguments.wrap or []:
         text = path.read_text()
         if wrapped(text) != text:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks who includes whom (design.md, Layers): a folder of moiety/ includes only the folders before
-it, comm only base and formats; headers pull in no third-party library; torch stays in python/csrc."""
+"""Checks who includes whom (docs/architecture.md#layers): a folder of moiety/ includes only the
+folders before it, comm only base and formats; headers pull in no third-party library; torch stays
+in python/csrc."""
 
 import pathlib
 import re

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Prints how large files and functions are and fails where a budget of design.md is exceeded: files
-at most 700 lines (library median at most 150), host functions at most 70 lines, kernels 150."""
+"""Prints how large files and functions are and fails where a budget of CONTRIBUTING.md is
+exceeded: files at most 700 lines (library median at most 150), host functions at most 70 lines,
+kernels 150."""
 
 import pathlib
 import re

@@ -1,5 +1,5 @@
-// Exit codes of the program (spec trainer, 1). This is the one place that knows them: errors are
-// those of the library, whose kinds are turned into codes here.
+// Exit codes of the program (docs/reliability.md#exit-codes). This is the one place that knows
+// them: errors are those of the library, whose kinds are turned into codes here.
 #pragma once
 
 #include <string>

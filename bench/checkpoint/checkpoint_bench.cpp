@@ -1,5 +1,4 @@
-// Checkpoints against the disk and against memory (spec optimizer_checkpoint, 15). Prints rows
-// (design.md, Measuring):
+// Checkpoints against the disk and against memory. Prints rows (bench/README.md):
 //
 //   checkpoint.save      a save that training waits for, against a plain sequential write of the
 //                        same bytes, one file a rank, each written and synchronized by its rank

@@ -1,5 +1,5 @@
 // The manifest of a large model: its size, how long it takes to write, to read and to plan a load
-// under another layout (spec optimizer_checkpoint, 15). Nothing but the manifest is made.
+// under another layout. Nothing but the manifest is made.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 // Products on a GPU: dense ones by cuBLASLt and by our tiles, and grouped ones of the experts of
-// known models (spec grouped, section 11) against one dense product of as many operations; whole
-// experts, forward and backward.
+// known models against one dense product of as many operations; whole experts, forward and
+// backward.
 #include <cmath>
 #include <functional>
 

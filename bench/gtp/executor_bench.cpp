@@ -1,7 +1,7 @@
 // What the executor of generalized tensor parallelism takes of the host: microseconds of a call
-// beyond its transport's own, the slowest rank's (target: 5 us, spec gtp, 8 and 17). Steps of a
-// stack of equal weights, forward and backward of several micro-batches, among threads; planned,
-// and on demand, where recording is part of a call.
+// beyond its transport's own, the slowest rank's (target: 5 us). Steps of a stack of equal weights,
+// forward and backward of several micro-batches, among threads; planned, and on demand, where
+// recording is part of a call.
 #include <cmath>
 #include <cstring>
 #include <deque>

@@ -1,5 +1,5 @@
 // The planner of generalized tensor parallelism on steps of large models: events planned in a
-// second, against 10^5 in one (spec gtp, 17).
+// second, against 10^5 in one.
 #include "bench/harness.h"
 #include "moiety/gtp/plan.h"
 

@@ -1,7 +1,6 @@
 // Expert parallelism on the CPU: prepare, dispatch, combine and their backward passes, with ranks
-// as threads or processes, mapped or over collectives (spec ep, 9). The value of a data operation
-// is the rate of the bytes of all pairs' rows, and its ratio is to a copy of as many bytes in the
-// same run.
+// as threads or processes, mapped or over collectives. The value of a data operation is the rate of
+// the bytes of all pairs' rows, and its ratio is to a copy of as many bytes in the same run.
 #include <cstring>
 #include <string>
 #include <vector>

@@ -1,8 +1,8 @@
-// The optimizer's step against the copy ceiling (spec optimizer_checkpoint, 15): its parts on a
-// flat segment, and whole steps of thread ranks that share one domain. The value counts every byte
-// of memory that has to be read or written, of all ranks: main_grad as it is summed, the sum for
-// statistics and update, masters and moments in and out, weights out, and as they are gathered. The
-// ratio is to a copy by the same threads that reads and writes as many.
+// The optimizer's step against the copy ceiling: its parts on a flat segment, and whole steps of
+// thread ranks that share one domain. The value counts every byte of memory that has to be read or
+// written, of all ranks: main_grad as it is summed, the sum for statistics and update, masters and
+// moments in and out, weights out, and as they are gathered. The ratio is to a copy by the same
+// threads that reads and writes as many.
 #include <cstring>
 #include <map>
 #include <mutex>

@@ -1,7 +1,7 @@
-// Quantizers, dequantization for GEMMs, layouts, partial casts and grouped quantization (spec
-// formats, 13). The value counts every input byte once per pass and every output byte once; the
-// ratio is to a large copy in the same run, of grouped rows to as many ungrouped ones. The peer is
-// bench/peers/quantize.py, which takes the cases from --list.
+// Quantizers, dequantization for GEMMs, layouts, partial casts and grouped quantization. The value
+// counts every input byte once per pass and every output byte once; the ratio is to a large copy in
+// the same run, of grouped rows to as many ungrouped ones. The peer is bench/peers/quantize.py,
+// which takes the cases from --list.
 #include <cstring>
 #include <functional>
 #include <optional>

@@ -1,4 +1,4 @@
-// Elementary functions with the same bits on every device (no libm): spec grouped, section 3.
+// Elementary functions with the same bits on every device (no libm): docs/spec/grouped.md#sigmoid.
 // Templates have a double instantiation for gradient checks, which uses the C library.
 #pragma once
 
@@ -67,9 +67,9 @@ MOIETY_HD inline float log(float x) {
 }
 inline double log(double x) { return std::log(x); }
 
-// Sums of a row in the order of spec ep 3.2: 32 lanes, lane l takes the groups of 8 elements i with
-// i mod 32 = l, ascending; the lanes are then folded 16, 8, 4, 2, 1. term(v, i) adds element i to
-// v.
+// Sums of a row in the order of docs/spec/ep.md#lane-sums: 32 lanes, lane l takes the groups of 8
+// elements i with i mod 32 = l, ascending; the lanes are then folded 16, 8, 4, 2, 1. term(v, i)
+// adds element i to v.
 template <class T, class Term>
 MOIETY_INLINE T lane_sum(int64_t n, Term&& term) {
   std::array<T, 32> lanes{};

@@ -1,6 +1,7 @@
 // Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
 // 1, 2, 3", SC 2011). A number is a function of seed, domain and position alone, so it does not
-// depend on layout, order or device. The domains never share a stream (design.md).
+// depend on layout, order or device. The domains never share a stream
+// (docs/spec/README.md#random-numbers).
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// A barrier in symmetric memory (spec ep, section 2): one inbox word per peer and an epoch that
-// only grows. Nothing is ever reset, so it may stand in a step that is replayed.
+// A barrier in symmetric memory (docs/spec/ep.md#symmetric-memory): one inbox word per peer and an
+// epoch that only grows. Nothing is ever reset, so it may stand in a step that is replayed.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Words in symmetric memory: the release/acquire protocol of spec ep 5.3 on a CPU.
+// Words in symmetric memory: release and acquire on a CPU (docs/spec/ep.md#memory-order).
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// Which sample comes when (spec trainer, 5). The order is a function of seed, sources and the
-// global sample number alone: it knows nothing of ranks and layouts, and its whole state is a few
-// numbers per source, so a resume continues exactly.
+// Which sample comes when (docs/spec/trainer.md#order-of-samples). The order is a function of seed,
+// sources and the global sample number alone: it knows nothing of ranks and layouts, and its whole
+// state is a few numbers per source, so a resume continues exactly.
 #pragma once
 
 #include <array>

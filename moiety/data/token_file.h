@@ -1,5 +1,5 @@
-// Token files, `.tok` (spec trainer, 5): a header of 4096 bytes, the token ids in 2 or 4 bytes
-// each, a table of document starts. Little endian.
+// Token files, `.tok` (docs/spec/trainer.md#token-files): a header of 4096 bytes, the token ids in
+// 2 or 4 bytes each, a table of document starts. Little endian.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Byte positions in a token file (spec trainer, 5), shared by its reader and its writer.
+// Byte positions in a token file (docs/spec/trainer.md#token-files), shared by its reader and its
+// writer.
 #pragma once
 
 #include <bit>

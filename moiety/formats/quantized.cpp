@@ -100,7 +100,7 @@ void check_arrays(const char* operation, const QuantizedView& view, const Quanti
   check_array(operation, "flags", view.flags, vector(DType::kUInt32, flags), view);
 }
 
-// Every direction that the spec can have.
+// Every direction that a tensor of this QuantSpec can have.
 Directions all_directions(const QuantSpec& spec) { return {true, !spec.row_scaled}; }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Tensors in low-precision formats: which formats there are, and of which arrays and bytes a tensor
-// in one of them consists (spec formats, section 4; docs/formats.md has a picture of each).
+// in one of them consists (docs/spec/formats.md#arrays; docs/formats.md has a picture of each).
 //
 // X is a logical matrix of `rows` x `cols`. "Row" direction: blocks of elements that share a scale
 // lie along a row of X. "Col": along a column, that is the row form of X transposed. Everything is
@@ -89,8 +89,8 @@ struct Directions {
   bool col = false;
 };
 
-// Where a GEMM wants its scales (spec formats, section 6). Compact is what is communicated and
-// saved.
+// Where a GEMM wants its scales (docs/spec/formats.md#scale-layouts). Compact is what is
+// communicated and saved.
 enum class ScaleLayout : uint8_t { kCompact, kSm100Swizzled, kPadded, kSm90MnMajor };
 const char* name(ScaleLayout layout);
 

@@ -1,6 +1,6 @@
 // The experts: FC1, activation with the router's probability, FC2, over groups of rows whose sizes
-// are data (spec grouped, section 4). T source rows, R_cap rows of the buffers, D model, F ffn
-// size.
+// are data (docs/spec/grouped.md#grouped-mlp). T source rows, R_cap rows of the buffers, D model, F
+// ffn size.
 //
 //   F1  H = round(X[source] w1^T + b1)          B1  dA = round(dO[source] w2)
 //   F2  A = round(y(H) * p)                     B2  dH, A, dprob from dA, p, H (+ dO[source] . b2)

@@ -1,4 +1,5 @@
-// A linear layer whose operands are quantized (spec trainer, section 7), dense or for experts:
+// A linear layer whose operands are quantized (docs/spec/grouped.md#quantized-linears), dense or
+// for experts:
 //
 //   forward          y = round(x w^T + residual)
 //   input gradient   dx = round(dy w + addend)

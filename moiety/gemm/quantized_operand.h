@@ -1,6 +1,6 @@
 // From a tensor to what a product of a quantized linear layer multiplies: quantize, then the exact
 // bf16 operand of quant/dequantize.h, and what that leaves to the accumulators. The only place that
-// knows which direction and rounding an operand has (spec trainer, section 7).
+// knows which direction and rounding an operand has (docs/spec/grouped.md#quantized-linears).
 //
 //   product        a                          b
 //   y  = x w^T     x, blocks along K          w

@@ -1,4 +1,5 @@
-// Activations between the two linears of an MLP, with the router's probability (spec grouped, 3).
+// Activations between the two linears of an MLP, with the router's probability
+// (docs/spec/grouped.md#activations).
 //
 // H [rows, 2F] holds the activated half a and the linear half b, A [rows, F] the result; p is the
 // probability of the row (absent: 1), dA the gradient of the stored A, t = dA * p.

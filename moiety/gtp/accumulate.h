@@ -1,5 +1,5 @@
-// The end of every reduce: what the ranks sent is summed and added to main_grad (spec gtp, section
-// 10).
+// The end of every reduce: what the ranks sent is summed and added to main_grad
+// (docs/spec/gtp.md#sum).
 //
 //   x = f32(c_0);  x = x + f32(c_j), j = 1 .. G-1       in rank order, each sum rounded to nearest
 //   main = first ? x : main + x                         rounded once more if main is bf16

@@ -1,5 +1,5 @@
 // What is moved as one operation: one dense weight, or the weights of one linear layer of all local
-// experts (spec gtp, sections 1 and 5).
+// experts (docs/spec/gtp.md#words).
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // What a weight is stored as and travels as, and where what travels has to land so that a GEMM can
-// read it (spec gtp, section 4). Values only; landing.h has the memory and the finish. Arrays and
-// bytes are those of formats/quantized.h.
+// read it (docs/spec/gtp.md#codecs). Values only; landing.h has the memory and the finish. Arrays
+// and bytes are those of formats/quantized.h.
 //
 //   format             row view travels as           column view travels as   finish of it
 //   bf16, fp32         data [s,K]                    the row payload          -

@@ -1,5 +1,5 @@
-// Token embedding over a table that is cut by GTP (spec gtp, section 14): two ways that give the
-// same bits, one that gathers the table and one that moves the rows that are needed.
+// Token embedding over a table that is cut by GTP (docs/spec/gtp.md#embedding): two ways that give
+// the same bits, one that gathers the table and one that moves the rows that are needed.
 //
 //   table   forward: gather, then embedding_lookup in it.
 //           backward: embedding_gradient into a send slot, then Transport::reduce.

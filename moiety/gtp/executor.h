@@ -1,5 +1,5 @@
-// Gathers weights before they are read and reduces their gradients, in the order of a plan (spec
-// gtp, sections 6, 8 and 9).
+// Gathers weights before they are read and reduces their gradients, in the order of a plan
+// (docs/spec/gtp.md#executor).
 //
 //   StepScope step = executor.begin_step({"train", 8}, stream);
 //   View w = executor.materialize(bundle, Phase::kFwd, {.flops = .., .bytes = ..}, stream);

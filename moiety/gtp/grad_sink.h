@@ -1,5 +1,6 @@
-// The two sides of the optimizer that the executor knows (spec gtp, section 5). Both are called by
-// the thread that calls the executor, in the order of its calls; neither waits for the device.
+// The two sides of the optimizer that the executor knows (docs/spec/gtp.md#executor). Both are
+// called by the thread that calls the executor, in the order of its calls; neither waits for the
+// device.
 #pragma once
 
 #include "moiety/base/stream.h"

@@ -1,5 +1,6 @@
-// The memory that a gather fills, and the step from what travelled to what a GEMM reads (spec gtp,
-// section 4). Addresses are fixed: made once for a slot, used in every step, captured in graphs.
+// The memory that a gather fills, and the step from what travelled to what a GEMM reads
+// (docs/spec/gtp.md#codecs). Addresses are fixed: made once for a slot, used in every step,
+// captured in graphs.
 #pragma once
 
 #include <vector>

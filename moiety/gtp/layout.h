@@ -1,5 +1,5 @@
 // Where ranks stand in the grids of parallelism, and which part of a logical weight a rank stores
-// (spec gtp, sections 1 and 2). Pure values: no communication, no tensor.
+// (docs/spec/gtp.md#layout). Pure values: no communication, no tensor.
 #pragma once
 
 #include <compare>

@@ -1,5 +1,5 @@
-// From the trace of a step to its plan (spec gtp, section 7): which gathers and reduces there are,
-// where in the step they are issued, on which lane, and which slot of memory each one has.
+// From the trace of a step to its plan (docs/spec/gtp.md#planner): which gathers and reduces there
+// are, where in the step they are issued, on which lane, and which slot of memory each one has.
 //
 // `plan` is a pure function: it knows neither rank nor device, so every rank of a group makes the
 // same plan, which the hash shows. Estimates of time decide only where a transfer begins; events
@@ -197,8 +197,8 @@ struct Schedule {
 Schedule simulate(const Plan& plan, std::span<const TraceEvent> trace,
                   std::span<const BundleSpec> bundles, const Policy& policy);
 
-// The first of the invariants I1 to I10 (spec gtp, section 7) that `plan` breaks, in words; nothing
-// if it is sound. Computed from the trace anew.
+// The first of the invariants I1 to I10 (docs/spec/gtp.md#invariants) that `plan` breaks, in words;
+// nothing if it is sound. Computed from the trace anew.
 std::optional<std::string> check_plan(const Plan& plan, std::span<const TraceEvent> trace,
                                       std::span<const BundleSpec> bundles, const Policy& policy);
 

@@ -1,4 +1,4 @@
-// Whether the events of a plan order everything that has to be ordered (spec gtp, section 9).
+// Whether the events of a plan order everything that has to be ordered (docs/spec/gtp.md#edges).
 //
 // The plan is replayed with one vector clock for each stream: the caller's, the lanes, the peers'
 // side of the lanes, the optimizer's. Recording an event copies a clock, waiting for it joins one.

@@ -1,5 +1,5 @@
-// Records the trace of a step, and compares it between ranks before a plan is made of it (spec gtp,
-// section 6).
+// Records the trace of a step, and compares it between ranks before a plan is made of it
+// (docs/spec/gtp.md#recording).
 #pragma once
 
 #include <cstdint>

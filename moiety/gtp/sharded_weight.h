@@ -1,4 +1,4 @@
-// A weight cut over a gtp group, as one rank stores it (spec gtp, section 5). Owns nothing: the
+// A weight cut over a gtp group, as one rank stores it (docs/spec/gtp.md#layout). Owns nothing: the
 // shards are those of the optimizer's buckets, and only it writes them.
 #pragma once
 

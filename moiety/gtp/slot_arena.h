@@ -1,5 +1,5 @@
 // The memory of slots: blocks that stay where they are for the life of an executor, and the slots
-// of every plan in them (spec gtp, sections 5 and 8). Plans of other steps use the same memory, and
+// of every plan in them (docs/spec/gtp.md#executor). Plans of other steps use the same memory, and
 // so does a step without a plan.
 #pragma once
 

@@ -1,4 +1,5 @@
-// The running trace of a step: what the executor is asked for, in order (spec gtp, section 6).
+// The running trace of a step: what the executor is asked for, in order
+// (docs/spec/gtp.md#recording).
 //
 // A position is the index of an executor call. Bundles that one call names (a fused FC1 and FC2)
 // are events of one position.

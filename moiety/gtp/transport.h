@@ -1,5 +1,5 @@
 // How what a group of peers shares is moved: shards of weights to whoever multiplies with them, and
-// gradients back onto the shards (spec gtp, section 10). One object a group and rank.
+// gradients back onto the shards (docs/spec/gtp.md#transports). One object a group and rank.
 //
 //   transport     gather                         reduce
 //   kMapped       peers' shards are copied       peers' send slots are read in place
@@ -15,7 +15,7 @@
 // order, but for gathers where `gathers_alone`. The order is one over all lanes.
 //
 // Errors: what runs throws Error(Comm) when a peer is later than the deadline, failed or aborted,
-// naming edge (spec gtp, section 9), lane, operation number, peer, counters and bundle. The
+// naming edge (docs/spec/gtp.md#edges), lane, operation number, peer, counters and bundle. The
 // transport then stays failed: every later operation throws the same at once.
 #pragma once
 

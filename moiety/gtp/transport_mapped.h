@@ -1,5 +1,5 @@
-// The transport of ranks that map each other's memory (spec gtp, section 10): shards and send slots
-// are read where they lie, and words that only grow order that.
+// The transport of ranks that map each other's memory (docs/spec/gtp.md#mapped-words): shards and
+// send slots are read where they lie, and words that only grow order that.
 //
 //   published[b][r]   rank r has published bucket b so often
 //   drained[r]        rank r has ended so many steps' gathers

@@ -1,4 +1,4 @@
-// Which linear layers are quantized, and how: the recipes of spec trainer, section 7.
+// Which linear layers are quantized, and how: the recipes (docs/spec/trainer.md#recipes).
 //
 //   tensor                    fp8_block         mxfp8        nvfp4 (after NVIDIA's pre-training
 //                                                            recipe, 2025)

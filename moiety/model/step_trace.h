@@ -1,5 +1,5 @@
 // The calls that one training step makes to the executor of gtp, without running it: what the
-// planner needs to plan a layout that nobody has started yet (spec trainer, 9).
+// planner needs to plan a layout that nobody has started yet.
 //
 // The order is that of transformer.cpp and its blocks. Of each micro-batch:
 //

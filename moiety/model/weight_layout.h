@@ -1,7 +1,7 @@
-// How tensor parallelism cuts the big weights of a model (spec gtp, section 2). Rows are those of
-// the matrix in memory: q-k-v by groups of query heads, key head and value head; fc1 of rank 0 its
-// gate rows, then its up rows, then those of rank 1 ... Experts, norms, router and gate are not
-// cut.
+// How tensor parallelism cuts the big weights of a model (docs/spec/trainer.md#tensor-parallelism).
+// Rows are those of the matrix in memory: q-k-v by groups of query heads, key head and value head;
+// fc1 of rank 0 its gate rows, then its up rows, then those of rank 1 ... Experts, norms, router
+// and gate are not cut.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
 // combine brings expert outputs home and sums them per token; combine_backward sends the gradient
-// of the sum to the experts (spec ep, 3.2).
+// of the sum to the experts (docs/spec/ep.md#rows-and-sums).
 //
 // Rows are bfloat16, float16 or float32, D elements, D within the group's limits; a row is
 // contiguous, rows may be strided. Sums of quantized rows: Unsupported. combine_backward without

@@ -1,5 +1,5 @@
 // dispatch moves token rows to the experts that they chose; dispatch_backward brings the gradients
-// of those rows home and sums them (spec ep, 3.2).
+// of those rows home and sums them (docs/spec/ep.md#rows-and-sums).
 //
 // dispatch moves rows of any payload (payload.h): bfloat16, float16, float32 or quantized, D
 // elements, D within the group's limits. dispatch_backward sums, so its rows are not quantized

@@ -1,5 +1,5 @@
 // A group of ranks that exchange tokens and expert outputs: its life, its memory, its errors
-// (spec ep, 1, 5.4 and 8). The operations are in prepare.h, dispatch.h and combine.h.
+// (docs/spec/ep.md#group). The operations are in prepare.h, dispatch.h and combine.h.
 //
 // A group borrows a communicator (which must outlive it) and owns memory and an epoch. Ranks that
 // can map each other's memory store rows straight into it; others exchange them by collectives of a

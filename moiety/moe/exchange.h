@@ -1,5 +1,5 @@
 // Inside expert parallelism: how records get from rank to rank, and the two movers of rows that the
-// data operations are made of (spec ep, 5 and 7).
+// data operations are made of (docs/spec/ep.md#mapped-memory, docs/spec/ep.md#collectives).
 //
 // A row on the wire is a record: its parts, then a side part of K floats. The movers store records
 // where an Exchange says, announce them, and read what came. Where that is and what must happen in

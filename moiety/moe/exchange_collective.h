@@ -1,5 +1,5 @@
-// The exchange of ranks that cannot map each other's memory (spec ep, 7): records are packed by
-// receiver and go through the collectives of a communicator of the group's own.
+// The exchange of ranks that cannot map each other's memory (docs/spec/ep.md#collectives): records
+// are packed by receiver and go through the collectives of a communicator of the group's own.
 //
 // Every operation opens with an all-to-all of greetings: who runs what, and how many records will
 // follow. So a peer that runs something else is named before sizes have to agree.

@@ -1,5 +1,5 @@
-// The exchange of ranks that map each other's memory (spec ep, 5): records are stored straight into
-// regions of the receiver that only their sender writes, and words order that.
+// The exchange of ranks that map each other's memory (docs/spec/ep.md#mapped-memory): records are
+// stored straight into regions of the receiver that only their sender writes, and words order that.
 //
 // Half h = n mod depth of all regions belongs to epoch n: a rank stores into a peer's half only
 // when the peer's credit says that it has read all of epoch n - depth.

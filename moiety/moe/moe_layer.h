@@ -1,6 +1,6 @@
-// One mixture-of-experts layer: router, dispatch, experts, combine, and the way back (spec trainer
-// 4.3 step 6). It owns its configuration alone: weights, gradients and activations are views, and
-// one EpGroup serves all layers of a model.
+// One mixture-of-experts layer: router, dispatch, experts, combine, and the way back
+// (docs/spec/trainer.md#forward). It owns its configuration alone: weights, gradients and
+// activations are views, and one EpGroup serves all layers of a model.
 //
 //   h -> router -> idx, w -> prepare -> dispatch h, w -> grouped MLP with p = w -> combine -> out
 //

@@ -1,4 +1,4 @@
-// The rows that expert parallelism moves: floating point or quantized (spec ep, 4).
+// The rows that expert parallelism moves: floating point or quantized (docs/spec/ep.md#payloads).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Inside expert parallelism: the rows of a payload part by part, as they are read, as a record
-// holds them on the wire, and as they are written (spec ep, 4).
+// holds them on the wire, and as they are written (docs/spec/ep.md#payloads).
 #pragma once
 
 #include <cstddef>

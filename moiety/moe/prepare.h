@@ -1,4 +1,4 @@
-// From the routing of a batch to the plan that moves its tokens (spec ep, 3.1).
+// From the routing of a batch to the plan that moves its tokens (docs/spec/ep.md#plan).
 //
 // Letters: R ranks, E experts, L experts of this rank, K choices per token, T tokens of this rank
 // (uneven over the ranks, may be 0), T_max their declared bound, C capacity in rows, a alignment.

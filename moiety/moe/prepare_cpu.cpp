@@ -13,10 +13,11 @@
 namespace moiety::moe {
 namespace {
 
-// The head of prepare's message (spec ep, 4). Behind it: count[E], rows[R], then the rows' records:
-// token, 0, and per choice {local expert or -1, index among the sender's pairs of that expert}.
-// layout is of other kinds of plans. Bytes 48 to 63 name the first bad index and bytes 64 to 71 the
-// rank that most rows are for, before any cut, and their number: so all ranks can tell of them.
+// The head of prepare's message (docs/spec/ep.md#messages-of-prepare). Behind it: count[E],
+// rows[R], then the rows' records: token, 0, and per choice {local expert or -1, index among the
+// sender's pairs of that expert}. layout is of other kinds of plans. Bytes 48 to 63 name the first
+// bad index and bytes 64 to 71 the rank that most rows are for, before any cut, and their number:
+// so all ranks can tell of them.
 struct MessageHead {
   char magic[8] = {'M', 'E', 'P', 1};
   int64_t capacity = 0;

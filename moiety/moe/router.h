@@ -1,5 +1,5 @@
 // The router of an MoE layer: logits, choice of K experts per token, weights, the losses that keep
-// experts balanced, and the backward pass (spec trainer 4.4).
+// experts balanced, and the backward pass (docs/spec/trainer.md#router).
 //
 // Letters: T tokens, D model size, E experts, K choices, S segments of the statistics. Segment s is
 // tokens [s*T/S, (s+1)*T/S). The loss kind `sequence` has one segment per sequence, the others one.

@@ -227,7 +227,8 @@ MOIETY_INLINE void backward_block(const BackwardRows<T>& rows, int64_t begin, in
   }
 }
 
-// The slope of the auxiliary loss in the mean of q_e, before its coefficient: E f_e of spec 4.4.
+// The slope of the auxiliary loss in the mean of q_e, before its coefficient: f_e of
+// docs/spec/trainer.md#router.
 MOIETY_HD inline double aux_slope(const RouterConfig& config, int64_t count, int64_t tokens) {
   if (tokens == 0) return 0;
   const double share = static_cast<double>(count) / static_cast<double>(tokens);

@@ -1,5 +1,5 @@
-// Sums of rows in the defined order (spec ep, 3.2), for the CPU's movers. Rows are bfloat16,
-// float16 or float32 of any alignment that suits their type; all between is fp32.
+// Sums of rows in the defined order (docs/spec/ep.md#rows-and-sums), for the CPU's movers. Rows are
+// bfloat16, float16 or float32 of any alignment that suits their type; all between is fp32.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
-// What an owner's capacity leaves of its experts' pairs, and where they go (spec ep, 3.1, rules 2
-// and 3). A function of counts that all ranks know, so all come to the same result.
+// What an owner's capacity leaves of its experts' pairs, and where they go (docs/spec/ep.md#plan,
+// rules 2 and 3). A function of counts that all ranks know, so all come to the same result.
 #pragma once
 
 #include <cstdint>

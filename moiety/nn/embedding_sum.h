@@ -1,5 +1,5 @@
-// The order in which gradients of an embedding are summed (spec trainer, 4.5): occurrences of a
-// token ascending, in blocks of 64, then the blocks' sums ascending.
+// The order in which gradients of an embedding are summed (docs/spec/trainer.md#backward):
+// occurrences of a token ascending, in blocks of 64, then the blocks' sums ascending.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019) over flat
-// segments, with fixed bits: spec optimizer_checkpoint, section 5.
+// segments, with fixed bits: docs/spec/optimizer.md#adamw.
 //
 // Per element, in fp32, rounded to nearest even after each operation, fma only where it stands:
 //   g = grad * s

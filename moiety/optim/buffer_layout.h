@@ -1,5 +1,5 @@
-// How parameters lie in the optimizer's flat buffers, and which elements a rank owns (spec
-// optimizer_checkpoint, sections 1 and 2). Pure functions of the parameter list.
+// How parameters lie in the optimizer's flat buffers, and which elements a rank owns
+// (docs/spec/optimizer.md#buckets). Pure functions of the parameter list.
 //
 // Parameters of one grid whose gradients are summed over the same ranks (the domain) and of one
 // format class share buckets, in reverse order of construction, which is close to the order of

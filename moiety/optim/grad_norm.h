@@ -1,5 +1,5 @@
-// Sum of squares of segments' gradients, in fp64 with a fixed order (spec optimizer_checkpoint,
-// section 4), and what in them is not finite.
+// Sum of squares of segments' gradients, in fp64 with a fixed order
+// (docs/spec/optimizer.md#statistics), and what in them is not finite.
 //
 // Order: blocks of 4096 consecutive elements of a segment; in a block 256 lanes, lane l takes
 // elements l, l + 256, ... ascending; lanes are folded by halves (l += l + 128, then 64, ..., 1).

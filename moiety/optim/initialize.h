@@ -1,5 +1,5 @@
-// Initial weights (spec trainer 4.8, gtp 3): an element is a function of seed, logical tensor and
-// index, so every layout draws the same weights.
+// Initial weights (docs/spec/optimizer.md#initialization): an element is a function of seed,
+// logical tensor and index, so every layout draws the same weights.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The learning rate of a step (spec trainer, section 2, [optim]).
+// The learning rate of a step (docs/spec/optimizer.md#schedule).
 #pragma once
 
 #include <cstdint>

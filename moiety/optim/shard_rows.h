@@ -1,4 +1,4 @@
-// From what TP leaves of a parameter to what GTP leaves of that (spec gtp, section 2).
+// From what TP leaves of a parameter to what GTP leaves of that (docs/spec/gtp.md#layout).
 #pragma once
 
 #include "moiety/gtp/layout.h"

@@ -1,5 +1,5 @@
 // What a step does with the gradient's statistics: norm, clipping, bias corrections, and whether
-// the step is applied, skipped, or the run must halt (spec optimizer_checkpoint, section 4). Pure
+// the step is applied, skipped, or the run must halt (docs/spec/optimizer.md#step-rule). Pure
 // functions of the group's sums over plain data, with the same bits on every rank and device.
 #pragma once
 

@@ -1,5 +1,6 @@
 // Where a producer leaves the amax of what it stores, found while the rows are in the cache, so
-// that quantize() with amax_given needs no pass of its own (spec formats, 11).
+// that quantize() with amax_given needs no pass of its own
+// (docs/spec/formats.md#amax-from-elsewhere).
 //
 // After the operation amax holds the bits that compute_amax of the stored output gives, or
 // compute_amax_grouped where the output's rows belong to groups; NaN and infinities show, an empty

@@ -1,5 +1,6 @@
 // Delayed scaling of FP8 tensors: the scale of a step comes from the maxima of steps before it
-// (Micikevicius et al., "FP8 formats for deep learning", 2022; spec formats, section 11).
+// (Micikevicius et al., "FP8 formats for deep learning", 2022;
+// docs/spec/formats.md#delayed-scaling).
 #pragma once
 
 #include <cstdint>

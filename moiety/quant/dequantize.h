@@ -1,4 +1,4 @@
-// From quantized tensors back to matrices (spec formats, section 7).
+// From quantized tensors back to matrices (docs/spec/formats.md#dequantization).
 #pragma once
 
 #include "moiety/base/stream.h"

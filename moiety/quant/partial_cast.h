@@ -1,7 +1,7 @@
 // Partial cast: every rank owns elements [start, end) of the row-major order of each weight, as
 // float32 or bf16 master values, and casts them into the low-precision weight. After three phases
 // and an all-gather every rank holds what quantize() of the whole gives, bit for bit, for every
-// split (spec formats, section 8):
+// split (docs/spec/formats.md#partial-cast):
 //
 //   partial_amax(plan, ...)      amax of the owned elements, into the reduction buffer
 //   MAX over ranks               the caller, of plan.reductions()

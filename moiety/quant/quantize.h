@@ -1,4 +1,5 @@
-// Quantization of matrices: arithmetic of spec formats, section 5; random bits of section 3.
+// Quantization of matrices: arithmetic of docs/spec/formats.md#scales, random numbers of
+// docs/spec/formats.md#random-bits.
 //
 // X is bf16 or float32 [M, K] with contiguous columns and any row stride; any M, K >= 0. Outputs
 // are those of formats/quantized.h whose data are defined (row, col or both), compact; their bases

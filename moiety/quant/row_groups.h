@@ -1,5 +1,5 @@
 // Rows that belong to groups (experts) with sizes that are data: the host knows how many groups
-// there are and how many rows the buffer has, and nothing else (spec grouped, section 1).
+// there are and how many rows the buffer has, and nothing else (docs/spec/grouped.md#groups).
 //
 // Group e holds rows [begin[e], begin[e] + n_e). Rows outside every group are dead: no operation
 // writes them, and what they hold (NaN too) influences nothing. No operation asks for padding,

@@ -1,5 +1,5 @@
-// Scales in the layouts that block-scaled GEMMs read (spec formats, section 6). Compact scales are
-// what is communicated and saved; a conversion is explicit and has an inverse.
+// Scales in the layouts that block-scaled GEMMs read (docs/spec/formats.md#scale-layouts). Compact
+// scales are what is communicated and saved; a conversion is explicit and has an inverse.
 #pragma once
 
 #include "moiety/base/stream.h"

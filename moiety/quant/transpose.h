@@ -1,5 +1,5 @@
-// Col data of tile-scaled tensors from their row data, without the values they came from (spec
-// formats, section 9): what a rank does after it has gathered the row codes.
+// Col data of tile-scaled tensors from their row data, without the values they came from
+// (docs/spec/formats.md#transposes): what a rank does after it has gathered the row codes.
 #pragma once
 
 #include "moiety/base/stream.h"

@@ -1,4 +1,5 @@
-// What is said about a step: one line for people, one record of metrics.jsonl (spec trainer, 3).
+// What is said about a step: one line for people, one record of metrics.jsonl
+// (docs/seeing.md#metricsjsonl).
 #pragma once
 
 #include <array>

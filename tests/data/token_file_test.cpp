@@ -23,7 +23,7 @@ void put(std::string& bytes, size_t at, T value) {
 
 void seal(std::string& file) { put<uint32_t>(file, 112, crc32c(file.data(), 112)); }
 
-// Documents "ab" and "c", each with eos: the file as the specification spells it.
+// Documents "ab" and "c", each with eos: the file as docs/spec/trainer.md#token-files spells it.
 std::string golden() {
   std::string f(4096, '\0');
   std::memcpy(f.data(), "MOIETOK1", 8);

@@ -123,7 +123,7 @@ struct GroupCase {
 
 inline void PrintTo(const GroupCase& c, std::ostream* out) { *out << c.name; }
 
-// The table of the spec; widths and dtypes are the test's.
+// Hard shapes by name; widths and dtypes are the test's.
 inline std::vector<GroupCase> group_cases() {
   std::vector<int64_t> sparse(4096), zipf(32), e257(257), e65(65);
   sparse[3] = 5;

@@ -161,7 +161,7 @@ TEST(Activation, DeadRowsAreNeitherReadNorWritten) {
   }
 }
 
-// Spec formats, 11: per group where there are groups.
+// The amax of a group where there are groups (docs/spec/formats.md#amax-from-elsewhere).
 TEST(Activation, SinkHasTheAmaxOfWhatIsStored) {
   const double specials[] = {0, 1e30, INFINITY, NAN};
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {

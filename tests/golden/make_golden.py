@@ -3,7 +3,7 @@
 
 Nothing of Moiety is used: codes are found by searching the list of a format's values in exact
 arithmetic, float32 operations are NumPy's (one IEEE operation each, subnormals kept), random bits
-and the Hadamard transform are written out here. The definition is spec formats, sections 2 to 6
+and the Hadamard transform are written out here. The definition is docs/spec/formats.md
 (docs/formats.md says it in short); the vectors that it lists are checked before anything is
 written.
 
@@ -454,11 +454,11 @@ def make_files():
     return files
 
 
-# ---- what the specification lists
+# ---- what docs/spec/formats.md lists
 
 def expect(what, got, wanted):
     if str(got) != str(wanted):
-        sys.exit(f"make_golden: {what}: got {got}, the specification has {wanted}")
+        sys.exit(f"make_golden: {what}: got {got}, the contract has {wanted}")
 
 
 def text(b):

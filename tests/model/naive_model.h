@@ -1,5 +1,5 @@
-// The model of spec trainer 4 written down once more, in double, without blocks, fusion or saved
-// state: what the tests compare with. Weights go by their checkpoint names.
+// The model of docs/spec/trainer.md#forward written down once more, in double, without blocks,
+// fusion or saved state: what the tests compare with. Weights go by their checkpoint names.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// The protocol of spec ep 5.1 and 5.2 as a small transition system, run through all interleavings:
-// no rank ever reads a row that has been overwritten or is being written, no head is overwritten
-// while its reader needs it, and there is always a step to take. With an edge of the protocol taken
-// away the explorer must find what goes wrong.
+// The protocol of docs/spec/ep.md#mapped-memory as a small transition system, run through all
+// interleavings: no rank ever reads a row that has been overwritten or is being written, no head is
+// overwritten while its reader needs it, and there is always a step to take. With an edge of the
+// protocol taken away the explorer must find what goes wrong.
 //
 // A rank has two roles inside an operation, one that stores and one that reads, as kernels have;
 // the CPU path, which stores first, is one of the interleavings.

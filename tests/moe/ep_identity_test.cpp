@@ -281,7 +281,7 @@ TYPED_TEST(OneChoice, RoundTripReturnsTheBytes) {
   }
 }
 
-// Spec formats, 11: of the rows that came.
+// The amax is that of the rows that came (docs/spec/formats.md#amax-from-elsewhere).
 template <class T>
 void check_sink(Routing routing) {
   constexpr int kRanks = 3, kD = 100;
@@ -334,7 +334,7 @@ TEST(EpIdentity, SinkHasTheAmaxOfEveryExpert) {
   }
 }
 
-// Spec ep, 11: the own rank's partial is rounded as all others are, wherever the token lives.
+// The own rank's partial is rounded as all others are, wherever the token lives.
 TEST(EpIdentity, OwnPartialIsRoundedToo) {
   const ExpertMap map(4, 2);
   Threads::run(2, [&](comm::Communicator& world) {

@@ -55,7 +55,7 @@ TEST(Trim, LongestExpertsLoseFirst) {
   EXPECT_EQ(trimmed({}, 10, 1), V{});
 }
 
-// Section 8 of the spec, written out.
+// The terms of docs/spec/ep.md#bytes, written out.
 TEST(Memory, BytesFollowTheFormulas) {
   const auto up = [](int64_t n, int64_t q) { return (n + q - 1) / q * q; };
   struct Row {

@@ -15,7 +15,7 @@ TEST(EpQuantized, ThreadsOverCollectives) { run_cases<ThreadCollectives>(1000); 
 constexpr PayloadFormat kFormats[] = {PayloadFormat::kFP8E4M3, PayloadFormat::kFP8E5M2,
                                       PayloadFormat::kMXFP8, PayloadFormat::kNVFP4};
 
-// Spec ep, section 4: K = 8 weights, D = 7168.
+// The sizes that docs/spec/ep.md#payloads names: K = 8 weights, D = 7168.
 TEST(EpQuantized, RecordsAreAsLongAsThePageSays) {
   const auto record = [](PayloadFormat widest, int64_t model, int topk) {
     const EpLimits limits{.tokens = 1, .model = model, .topk = topk, .widest = widest};

@@ -1,7 +1,7 @@
 // The oracle of expert parallelism: takes the inputs of all ranks and returns the outputs of all,
-// in plain loops over pairs (spec ep, 3). Shares no code with the library but the expert map and
-// the formats. The data operations are templates: T storage, Acc arithmetic; with T = Acc = double
-// they serve the gradient checks.
+// in plain loops over pairs (docs/spec/ep.md#rows-and-sums). Shares no code with the library but
+// the expert map and the formats. The data operations are templates: T storage, Acc arithmetic;
+// with T = Acc = double they serve the gradient checks.
 #pragma once
 
 #include <array>
@@ -57,7 +57,8 @@ template <class T, class Acc>
 void dispatch(const Plan& plan, int64_t model, const PerRank<T>& x, const PerRank<Acc>* w,
               bool zero_tail, PerRank<T>& rows, PerRank<Acc>& slot_w);
 
-// Rows in a low-precision format (spec ep, 4): the bytes of each part, scales compact.
+// Rows in a low-precision format (docs/spec/ep.md#payloads): the bytes of each part, scales
+// compact.
 struct QuantizedRows {
   PerRank<uint8_t> data, scales, row_scale;
 };

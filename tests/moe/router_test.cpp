@@ -341,8 +341,8 @@ TEST(RouterForward, StatisticsAreBlockSumsWhateverTheThreads) {
   }
 }
 
-// ---- Gradients. The objective, from the definitions of spec 4.4, in double: the weights against
-// dweight, plus n times the losses, whose f is held fixed.
+// ---- Gradients. The objective, from the definitions of docs/spec/trainer.md#router, in double:
+// the weights against dweight, plus n times the losses, whose f is held fixed.
 struct GradientCase {
   const char* name;
   RouterConfig config;

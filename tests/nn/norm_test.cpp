@@ -50,7 +50,7 @@ TEST_P(Norm, BackwardMatchesCentralDifferences) {
   expect_gradient(p.weight, p.grad, loss, "weight");
 }
 
-// Spec formats, 11: the bits of compute_amax of the stored y.
+// The sink has the bits of compute_amax of the stored y (docs/spec/formats.md#amax-from-elsewhere).
 TEST(NormTest, SinkHasTheAmaxOfY) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const int64_t rows : {0, 1, 200}) {

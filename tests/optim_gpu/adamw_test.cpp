@@ -176,7 +176,7 @@ TEST_F(AdamWGpu, AGraphReadsTheStepOfTheDay) {
   twin.expect_equal();
 }
 
-// Of the spec.
+// The golden of docs/spec/optimizer.md#adamw.
 TEST_F(AdamWGpu, Golden) {
   std::deque<Segment> segments;
   segments.emplace_back(1, kF32, kF32, kBf16, 0, 0);

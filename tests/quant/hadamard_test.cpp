@@ -24,7 +24,7 @@ void fill_integers(std::mt19937& random, float (&x)[16]) {
   for (float& v : x) v = static_cast<float>(digit(random));
 }
 
-TEST(Hadamard, OfOnes) {  // spec formats, section 5.5
+TEST(Hadamard, OfOnes) {  // docs/spec/formats.md#goldens
   float x[16];
   std::fill(x, x + 16, 1.0f);
   apply_rht(x, kSigns);

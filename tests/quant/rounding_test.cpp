@@ -23,7 +23,7 @@ std::vector<int> bytes(const PhiloxBlock& block) {
   return out;
 }
 
-TEST(Rounding, GoldenBytes) {  // spec formats, sections 3 and 5.5
+TEST(Rounding, GoldenBytes) {  // docs/spec/formats.md#random-bits
   EXPECT_EQ(bytes(RandomStream::make(kState, kTensor, 0, false).block(0)),
             (std::vector<int>{0xBE, 0x54, 0x6B, 0x77, 0x93, 0xFE, 0xC9, 0x50, 0xA1, 0xEA, 0x04,
                               0xD3, 0x8F, 0x2E, 0x12, 0xC4}));

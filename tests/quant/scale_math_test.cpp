@@ -220,7 +220,7 @@ TEST(Nvfp4Scale, NonFiniteAmaxGivesNan) {
   }
 }
 
-// The block x_i = i - 7.5 of section 5.5.
+// The block x_i = i - 7.5 of docs/spec/formats.md#goldens.
 struct GoldenBlock {
   float x[16];
   GoldenBlock() {

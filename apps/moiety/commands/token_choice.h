@@ -19,7 +19,8 @@ class TokenChoice {
   explicit TokenChoice(const ChoiceRules& rules) : rules_(rules) {}
 
   // Temperature, then top-k, then top-p. Equal logits go by ascending index. Token `n` of sequence
-  // `b` has a random number of its own (design.md, domain 5), so choices do not depend on batching.
+  // `b` has a random number of its own (docs/spec/README.md#random-numbers), so choices do not
+  // depend on batching.
   int32_t choose(std::span<const float> logits, uint32_t n, uint32_t b = 0);
 
  private:

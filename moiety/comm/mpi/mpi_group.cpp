@@ -22,7 +22,7 @@ namespace moiety::comm {
 namespace mpi {
 namespace {
 
-constexpr int kExitCommunication = 7;  // the trainer's code (spec trainer, 1)
+constexpr int kExitCommunication = 7;  // docs/reliability.md#exit-codes
 
 // MPI is a thing of the process: started once, ended once.
 struct Process {

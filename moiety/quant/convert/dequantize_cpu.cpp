@@ -90,7 +90,7 @@ MOIETY_INLINE void segment(const DequantizeJob& job, int64_t r, int64_t c, int64
   for (int64_t i = 0; i < n; ++i) values[i] *= g;
 }
 
-// Scales whose products with all codes are BF16 values (spec formats, 7).
+// Scales whose products with all codes are BF16 values (docs/spec/formats.md#operands).
 struct ExactScales {
   uint32_t least, most;  // bits of |scale|
   uint32_t zeros;        // bits of the mantissa that a scale must not have

@@ -1,4 +1,4 @@
-// The scalar reference: block by block, in the terms of the spec.
+// The scalar reference: block by block, in the terms of docs/spec/formats.md#scales.
 #include <algorithm>
 #include <bit>
 #include <cstring>
