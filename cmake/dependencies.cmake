@@ -8,7 +8,7 @@ find_package(Threads REQUIRED)
 macro(moiety_need name version package)
   find_package(${name} ${version} QUIET)
   if(NOT ${name}_FOUND)
-    message(FATAL_ERROR "Moiety needs ${name} ${version}, and it was not found. "
+    message(FATAL_ERROR "Moiety needs ${name}, which was not found. "
                         "Debian: apt-get install ${package}; bash setup.sh installs all that is needed.")
   endif()
 endmacro()
