@@ -4,7 +4,7 @@
 #include "moiety/gemm/grouped_block.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/row_dot.h"
-#include "moiety/quant/quantize/quantize_group.h"
+#include "moiety/quant/quantize_group.h"
 
 namespace moiety::gemm {
 namespace {

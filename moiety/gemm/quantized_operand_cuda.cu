@@ -1,6 +1,6 @@
 #include "moiety/base/launch.cuh"
 #include "moiety/gemm/quantized_operand_cuda.h"
-#include "moiety/quant/quantize/quantize_group.h"
+#include "moiety/quant/quantize_group.h"
 
 namespace moiety::gemm {
 namespace {

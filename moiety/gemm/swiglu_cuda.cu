@@ -6,8 +6,8 @@
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/octet.cuh"
 #include "moiety/gemm/activation_block.h"
-#include "moiety/quant/quantize/amax_device.cuh"
-#include "moiety/quant/quantize/quantize_group.h"
+#include "moiety/quant/amax_device.cuh"
+#include "moiety/quant/quantize_group.h"
 
 namespace moiety::gemm {
 namespace {

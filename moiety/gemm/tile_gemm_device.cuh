@@ -3,7 +3,7 @@
 
 #include "moiety/gemm/mma_device.cuh"
 #include "moiety/gemm/tile_gemm.h"
-#include "moiety/quant/quantize/quantize_group.h"
+#include "moiety/quant/quantize_group.h"
 
 namespace moiety::gemm::device {
 

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "moiety/base/error.h"
-#include "moiety/quant/convert/scale_layout_job.h"
 #include "moiety/quant/scale_layout.h"
+#include "moiety/quant/scale_layout_job.h"
 
 namespace moiety::moe {
 namespace {

@@ -6,7 +6,7 @@
 #include "moiety/nn/norm_device.cuh"
 #include "moiety/nn/row_map.cuh"
 #include "moiety/nn/rows.h"
-#include "moiety/quant/quantize/amax_device.cuh"
+#include "moiety/quant/amax_device.cuh"
 
 namespace moiety::nn {
 namespace {

@@ -6,7 +6,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/optim/adamw_table.h"
 #include "moiety/optim/stochastic_bf16.h"
-#include "moiety/quant/quantize/random_bytes.h"
+#include "moiety/quant/random_bytes.h"
 
 namespace moiety::optim::detail {
 namespace {

@@ -1,6 +1,6 @@
 // Linked where CUDA is not built.
 #include "moiety/base/gpu.h"
-#include "moiety/quant/convert/scale_layout_job.h"
+#include "moiety/quant/scale_layout_job.h"
 
 namespace moiety::quant {
 

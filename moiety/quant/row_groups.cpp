@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "moiety/quant/quantize/quantize_group.h"
+#include "moiety/quant/quantize_group.h"
 
 namespace moiety::quant {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "moiety/base/gpu.h"
 #include "moiety/base/trace.h"
-#include "moiety/quant/convert/scale_layout_job.h"
+#include "moiety/quant/scale_layout_job.h"
 
 namespace moiety::quant {
 namespace {

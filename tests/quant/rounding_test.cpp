@@ -9,7 +9,7 @@
 #include "moiety/formats/e2m1.h"
 #include "moiety/formats/e4m3.h"
 #include "moiety/formats/e5m2.h"
-#include "moiety/quant/quantize/random_bytes.h"
+#include "moiety/quant/random_bytes.h"
 
 namespace moiety::quant {
 namespace {

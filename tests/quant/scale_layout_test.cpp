@@ -2,7 +2,7 @@
 #include "moiety/quant/scale_layout.h"
 
 #include "moiety/base/parallel.h"
-#include "moiety/quant/convert/scale_layout_job.h"
+#include "moiety/quant/scale_layout_job.h"
 #include "tests/quant/cases.h"
 #include "tests/quant/layout_cases.h"
 

@@ -2,8 +2,8 @@
 #include "moiety/quant/dequantize.h"
 
 #include "moiety/quant/convert/dequantize_job.h"
-#include "moiety/quant/convert/scale_layout_job.h"
 #include "moiety/quant/scale_layout.h"
+#include "moiety/quant/scale_layout_job.h"
 #include "tests/quant/layout_cases.h"
 #include "tests/quant_gpu/gpu_cases.h"
 

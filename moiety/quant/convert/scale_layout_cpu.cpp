@@ -7,8 +7,8 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
 #include "moiety/quant/convert/byte_transpose.h"
-#include "moiety/quant/convert/scale_layout_job.h"
 #include "moiety/quant/quantize/stream_bytes.h"
+#include "moiety/quant/scale_layout_job.h"
 
 namespace moiety::quant {
 namespace {

@@ -4,9 +4,9 @@
 #include <type_traits>
 
 #include "moiety/base/launch.cuh"
-#include "moiety/quant/convert/scale_layout_job.h"
 #include "moiety/quant/convert/transpose_device.cuh"
 #include "moiety/quant/quantize/quantize_memory.cuh"
+#include "moiety/quant/scale_layout_job.h"
 
 namespace moiety::quant {
 namespace {

@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "moiety/quant/convert/scale_layout_job.h"
+#include "moiety/quant/scale_layout_job.h"
 
 namespace moiety::quant {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "moiety/base/gpu.h"
-#include "moiety/quant/quantize/quantize_group.h"
+#include "moiety/quant/quantize_group.h"
 
 namespace moiety::quant {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "moiety/quant/quantize/quantize_group.h"
 #include "moiety/quant/quantize/quantize_job.h"
 #include "moiety/quant/quantize/quantize_memory.cuh"
+#include "moiety/quant/quantize_group.h"
 
 namespace moiety::quant::device {
 

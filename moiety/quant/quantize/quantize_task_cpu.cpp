@@ -8,8 +8,8 @@
 
 #include "moiety/quant/quantize/quantize_loops_avx2.h"
 #include "moiety/quant/quantize/quantize_task.h"
-#include "moiety/quant/quantize/random_bytes.h"
 #include "moiety/quant/quantize/stream_bytes.h"
+#include "moiety/quant/random_bytes.h"
 
 namespace moiety::quant {
 namespace {

@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "moiety/quant/quantize/random_bytes.h"
+#include "moiety/quant/random_bytes.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
