@@ -164,12 +164,12 @@ TEST_F(BatchLoaderTest, ShrunkFileStopsWithAnErrorBehindTheBatchesMadeBefore) {
                      {.micro_batch = 1, .global_batch = 1, .prefetch = 4});
   ASSERT_NE(loader.next(), nullptr);
   std::filesystem::resize_file(path, 5000);
-  const std::string error = exit_of([&] {
+  const std::string error = error_of([&] {
     for (int k = 0; k < 1000; ++k) ASSERT_NE(loader.next(), nullptr);
   });
-  EXPECT_EQ(error.substr(0, 3 + path.size()), "3: " + path);
+  EXPECT_EQ(error.substr(0, 6 + path.size()), "data: " + path);
   EXPECT_NE(error.find("has 5000 now"), std::string::npos) << error;
-  EXPECT_EQ(exit_of([&] { loader.next(); }), error);
+  EXPECT_EQ(error_of([&] { loader.next(); }), error);
 }
 
 TEST_F(BatchLoaderTest, IsDestroyedAtAnyTime) {
@@ -215,16 +215,16 @@ TEST(OpenTokenFiles, WhatDoesNotFitIsDataError) {
   const Sha256 bytes = Tokenizer::load("bytes").identity();
   const std::string path = write_tokens(dir / "a.tok", {ramp(8)});
   const auto error = [&](int64_t seq_len, uint32_t vocab, const Sha256& identity) {
-    return exit_of(
+    return error_of(
         [&] { open_token_files(std::vector<WeightedPath>{{path}}, seq_len, vocab, identity); });
   };
   EXPECT_EQ(error(7, 264, bytes), "no error");
   EXPECT_EQ(error(8, 264, bytes),
-            "3: " + path + ": 8 tokens are too few for one sample of seq_len + 1 = 9");
+            "data: " + path + ": 8 tokens are too few for one sample of seq_len + 1 = 9");
   EXPECT_EQ(error(7, 263, bytes),
-            "3: " + path + ": its vocabulary of 264 does not fit the model's of 263");
-  EXPECT_EQ(error(7, 264, sha256("other")).substr(0, 3 + path.size() + 30),
-            "3: " + path + ": made with another tokenizer:");
+            "data: " + path + ": its vocabulary of 264 does not fit the model's of 263");
+  EXPECT_EQ(error(7, 264, sha256("other")).substr(0, 6 + path.size() + 30),
+            "data: " + path + ": made with another tokenizer:");
 }
 
 // An id that the check at opening has not seen (large files are not read through).
@@ -240,8 +240,8 @@ TEST(OpenTokenFiles, IdBeyondTheVocabularyStopsTheLoader) {
   BatchLoader loader(source, make_sampler(*source, false), {.micro_batch = 1, .global_batch = 1});
   EXPECT_NE(loader.next(), nullptr);
   EXPECT_NE(loader.next(), nullptr);
-  EXPECT_EQ(exit_of([&] { loader.next(); }),
-            "3: " + path + ": token 21 is 12345, the vocabulary has 264");
+  EXPECT_EQ(error_of([&] { loader.next(); }),
+            "data: " + path + ": token 21 is 12345, the vocabulary has 264");
 }
 
 TEST(SyntheticSource, KindsKeepTheirPromises) {
@@ -278,8 +278,8 @@ TEST(SyntheticSource, KindsKeepTheirPromises) {
     synthetic_source(kind, S, V, 8)->read({0, 399}, b, {});
     EXPECT_NE(a, b);
   }
-  EXPECT_EQ(exit_of([] { synthetic_source("zipf", 8, 8, 0); }),
-            "2: data.synthetic is 'zipf'; there are: uniform, copy, markov");
+  EXPECT_EQ(error_of([] { synthetic_source("zipf", 8, 8, 0); }),
+            "usage: data.synthetic is 'zipf'; there are: uniform, copy, markov");
 }
 
 TEST(SyntheticSource, GoesThroughTheLoader) {

@@ -15,7 +15,6 @@
 #include "moiety/data/batch_loader.h"
 #include "moiety/data/token_file.h"
 #include "moiety/data/tokenizer.h"
-#include "moiety/model/transformer.h"
 
 namespace moiety::data {
 
@@ -48,13 +47,13 @@ inline std::string read_all(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// "<exit code>: <text>" of the error that f throws.
+// "<kind>: <text>" of the error that f throws.
 template <class F>
-std::string exit_of(F&& f) {
+std::string error_of(F&& f) {
   try {
     f();
   } catch (const Error& e) {
-    return std::to_string(exit_code(e.kind())) + ": " + e.what();
+    return std::string(name(e.kind())) + ": " + e.what();
   }
   return "no error";
 }

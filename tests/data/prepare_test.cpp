@@ -19,7 +19,6 @@ PrepareOptions options(std::vector<std::string> inputs, std::string out) {
   PrepareOptions o;
   o.inputs = std::move(inputs);
   o.out = std::move(out);
-  o.progress = false;
   return o;
 }
 
@@ -156,15 +155,15 @@ TEST(Prepare, DamagedGzip) {
   const std::string good = read_all(gzip(dir.write("a", std::string(1000, 'x'))));
   const auto error = [&](const std::string& bytes) {
     const std::string path = dir.write("bad.gz", bytes);
-    return exit_of([&] { prepare(options({path}, dir / "out")); }).substr(0, 3 + path.size() + 23);
+    return error_of([&] { prepare(options({path}, dir / "out")); }).substr(0, 6 + path.size() + 23);
   };
   const std::string path = dir / "bad.gz";
-  EXPECT_EQ(error(good.substr(0, good.size() - 1)), "3: " + path + ": the gzip stream is cu");
-  EXPECT_EQ(error(good.substr(0, 2)), "3: " + path + ": the gzip stream is cu");
+  EXPECT_EQ(error(good.substr(0, good.size() - 1)), "data: " + path + ": the gzip stream is cu");
+  EXPECT_EQ(error(good.substr(0, 2)), "data: " + path + ": the gzip stream is cu");
   std::string flipped = good;
   flipped[good.size() - 5] ^= 1;
-  EXPECT_EQ(error(flipped), "3: " + path + ": the gzip stream is da");
-  EXPECT_EQ(error(good + "trailing"), "3: " + path + ": the gzip stream is da");
+  EXPECT_EQ(error(flipped), "data: " + path + ": the gzip stream is da");
+  EXPECT_EQ(error(good + "trailing"), "data: " + path + ": the gzip stream is da");
   EXPECT_FALSE(fs::exists(dir / "out.tok"));
 }
 
@@ -190,8 +189,8 @@ TEST(Prepare, BadDocumentsStopWithFileLineAndByte) {
   const TemporaryDirectory dir;
   for (const Case& c : cases) {
     const std::string path = dir.write(c.name, c.bytes);
-    const std::string expected = "3: " + path + ": " + c.error;
-    const std::string error = exit_of([&] { prepare(options({path}, dir / "out")); });
+    const std::string expected = "data: " + path + ": " + c.error;
+    const std::string error = error_of([&] { prepare(options({path}, dir / "out")); });
     EXPECT_EQ(error.substr(0, expected.size()), expected) << error;
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(dir / ""), {}), std::ssize(cases));
@@ -231,12 +230,12 @@ TEST(Prepare, LargeInputIsIndependentOfWorkers) {
   jsonl[at] = jsonl[jsonl.size() - 10] = '\xff';
   const std::string bad = dir.write("bad.jsonl", jsonl);
   const std::string gz = dir.write("cut.gz", "\x1f\x8b");
-  const std::string start = "3: " + bad + ": line " + std::to_string(lines + 1) + ", byte " +
+  const std::string start = "data: " + bad + ": line " + std::to_string(lines + 1) + ", byte " +
                             std::to_string(at + 1) + ": ";
   for (const int workers : {1, 2, 5}) {
     auto o = options({bad, gz}, dir / "out2");
     o.workers = workers;
-    EXPECT_EQ(exit_of([&] { prepare(o); }).substr(0, start.size()), start);
+    EXPECT_EQ(error_of([&] { prepare(o); }).substr(0, start.size()), start);
   }
 }
 
@@ -289,44 +288,17 @@ TEST(Prepare, ValidationDocumentsDependOnTheirNumberAlone) {
 TEST(Prepare, NothingToWriteIsAnErrorThatLeavesNothing) {
   const TemporaryDirectory dir;
   const std::string empty = dir.write("in/empty.txt", "");
-  EXPECT_EQ(
-      exit_of([&] { prepare(options({empty}, dir / "out")); }),
-      "3: " + (dir / "out.tok") + ": none of 0 documents would be in it: the inputs hold no text");
+  EXPECT_EQ(error_of([&] { prepare(options({empty}, dir / "out")); }),
+            "data: " + (dir / "out.tok") +
+                ": none of 0 documents would be in it: the inputs hold no text");
   auto o = options({dir.write("in/a", "a")}, dir / "out");
   o.valid_fraction = 0.01;
-  EXPECT_EQ(exit_of([&] { prepare(o); }),
-            "3: " + (dir / "out.valid.tok") +
+  EXPECT_EQ(error_of([&] { prepare(o); }),
+            "data: " + (dir / "out.valid.tok") +
                 ": none of 1 documents would be in it (see --valid-fraction)");
-  EXPECT_EQ(exit_of([&] { prepare(options({dir / "no.txt"}, dir / "out")); }),
-            "3: " + (dir / "no.txt") + ": no such file or directory");
+  EXPECT_EQ(error_of([&] { prepare(options({dir / "no.txt"}, dir / "out")); }),
+            "data: " + (dir / "no.txt") + ": no such file or directory");
   EXPECT_EQ(std::distance(fs::directory_iterator(dir / ""), {}), 1);
-}
-
-TEST(PrepareCommand, ArgumentsAndSummary) {
-  const TemporaryDirectory dir;
-  const std::string in = dir.write("a", "one\n%\ntwo\\n");
-  testing::internal::CaptureStdout();
-  EXPECT_EQ(prepare_command({in, "--out", dir / "out", "--split", "\\n%\\n", "--quiet"}), 0);
-  EXPECT_EQ(testing::internal::GetCapturedStdout(),
-            (dir / "out.tok") + ": 2 documents, 10 tokens, 8 bytes of text\n");
-  EXPECT_EQ(documents(dir / "out.tok"), (Texts{"one", "two\\n"}));
-
-  testing::internal::CaptureStdout();
-  EXPECT_EQ(prepare_command({"--help"}), 0);
-  EXPECT_NE(testing::internal::GetCapturedStdout().find("--valid-fraction"), std::string::npos);
-
-  for (const Texts& bad : std::vector<Texts>{{},
-                                             {in},
-                                             {"--out", "x"},
-                                             {in, "--out", "x", "--nope"},
-                                             {in, "--out", "x", "--format", "xml"},
-                                             {in, "--out", "x", "--workers", "-1"},
-                                             {in, "--out", "x", "--tokenizer", "gpt2"},
-                                             {in, "--out", "x", "--valid-fraction", "1"},
-                                             {in, "--out", "x", "--valid-fraction", "nan"}}) {
-    EXPECT_EQ(exit_of([&] { prepare_command(bad); }).substr(0, 3), "2: ")
-        << testing::PrintToString(bad);
-  }
 }
 
 }  // namespace

@@ -162,13 +162,14 @@ TEST(Sampler, StateOfOtherSourcesIsRefused) {
   const uint64_t whole = uint64_t{1} << 32;
   const Sampler saved(std::vector{source(5, whole, 0xabc)}, 1, true, 0);
   Sampler other(std::vector{source(6, whole, 0xdef)}, 1, true, 0);
-  EXPECT_EQ(exit_of([&] { other.restore(saved.state()); }),
-            "5: data.train: the checkpoint was trained on (crc32c 00000abc, 50 tokens, weight "
-            "1.000000); the files now are (crc32c 00000def, 60 tokens, weight 1.000000)");
+  EXPECT_EQ(
+      error_of([&] { other.restore(saved.state()); }),
+      "checkpoint: data.train: the checkpoint was trained on (crc32c 00000abc, 50 tokens, weight "
+      "1.000000); the files now are (crc32c 00000def, 60 tokens, weight 1.000000)");
   SamplerState beyond = saved.state();
   beyond.sources[0].position = 5;
   Sampler same(std::vector{source(5, whole, 0xabc)}, 1, true, 0);
-  EXPECT_NE(exit_of([&] { same.restore(beyond); }), "no error");
+  EXPECT_NE(error_of([&] { same.restore(beyond); }), "no error");
 }
 
 TEST(SamplerState, BadJsonIsCheckpointError) {
@@ -184,7 +185,8 @@ TEST(SamplerState, BadJsonIsCheckpointError) {
                                                         {"}]}", ""}}) {
     std::string bad = good;
     bad.replace(bad.find(from), from.size(), to);
-    EXPECT_EQ(exit_of([&] { parse_sampler_state(bad); }).substr(0, 18), "5: sampler state: ")
+    EXPECT_EQ(error_of([&] { parse_sampler_state(bad); }).substr(0, 27),
+              "checkpoint: sampler state: ")
         << bad;
   }
 }

@@ -120,8 +120,8 @@ TEST(TokenFile, EveryDamagedByteIsFound) {
   for (size_t at = 0; at < good.size(); at += at < 128 || at >= 4080 ? 1 : 97) {
     std::string bad = good;
     bad[at] ^= 0x10;
-    const std::string error = exit_of([&] { TokenFile::open(dir.write("bad.tok", bad)); });
-    EXPECT_EQ(error.substr(0, 3), "3: ") << "byte " << at << ": " << error;
+    const std::string error = error_of([&] { TokenFile::open(dir.write("bad.tok", bad)); });
+    EXPECT_EQ(error.substr(0, 6), "data: ") << "byte " << at << ": " << error;
   }
 }
 
@@ -130,7 +130,7 @@ TEST(TokenFile, EveryLengthIsChecked) {
   const std::string good = golden();
   const auto open = [&](const std::string& bytes) {
     const std::string path = dir.write("x.tok", bytes);
-    return exit_of([&] { TokenFile::open(path); }).substr(3 + path.size() + 2);
+    return error_of([&] { TokenFile::open(path); }).substr(6 + path.size() + 2);
   };
   for (const size_t size : {0, 1, 8, 112, 4095}) {
     EXPECT_EQ(open(good.substr(0, size)),
@@ -205,18 +205,18 @@ TEST(TokenFile, ContradictionsAreRefused) {
     c.change(f);
     seal(f);
     const std::string path = dir.write("x.tok", f);
-    const std::string error = exit_of([&] { TokenFile::open(path); });
-    EXPECT_EQ(error.substr(0, 3 + path.size() + 2 + std::strlen(c.error)),
-              "3: " + path + ": " + c.error)
+    const std::string error = error_of([&] { TokenFile::open(path); });
+    EXPECT_EQ(error.substr(0, 6 + path.size() + 2 + std::strlen(c.error)),
+              "data: " + path + ": " + c.error)
         << c.name;
   }
 }
 
 TEST(TokenFile, MissingFileAndDirectory) {
   const TemporaryDirectory dir;
-  EXPECT_EQ(exit_of([&] { TokenFile::open(dir / "no.tok"); }),
-            "3: " + (dir / "no.tok") + ": cannot open: No such file or directory");
-  EXPECT_EQ(exit_of([&] { TokenFile::open(dir / ""); }), "3: " + (dir / "") + ": not a file");
+  EXPECT_EQ(error_of([&] { TokenFile::open(dir / "no.tok"); }),
+            "data: " + (dir / "no.tok") + ": cannot open: No such file or directory");
+  EXPECT_EQ(error_of([&] { TokenFile::open(dir / ""); }), "data: " + (dir / "") + ": not a file");
 }
 
 TEST(TokenFile, ChangedSizeIsAnErrorNotACrash) {
@@ -227,11 +227,11 @@ TEST(TokenFile, ChangedSizeIsAnErrorNotACrash) {
   std::vector<int32_t> ids(10);
   for (const uintmax_t changed : {uintmax_t{0}, uintmax_t{4096}, size - 1, size + 1}) {
     std::filesystem::resize_file(path, changed);
-    const std::string expected = "3: " + path + ": the file had " + std::to_string(size) +
+    const std::string expected = "data: " + path + ": the file had " + std::to_string(size) +
                                  " bytes when it was opened and has " + std::to_string(changed) +
                                  " now";
-    EXPECT_EQ(exit_of([&] { file->read(90000, ids); }), expected);
-    EXPECT_EQ(exit_of([&] { file->positions(90000, ids); }), expected);
+    EXPECT_EQ(error_of([&] { file->read(90000, ids); }), expected);
+    EXPECT_EQ(error_of([&] { file->positions(90000, ids); }), expected);
   }
 }
 
@@ -262,7 +262,8 @@ TEST(TokenFileWriter, LongFilesAreWrittenInPieces) {
 
 TEST(TokenFileWriter, DiskErrors) {
   const Tokenizer bytes = Tokenizer::load("bytes");
-  EXPECT_EQ(exit_of([&] { TokenFileWriter("/nonexistent/a.tok", bytes, 0); }).substr(0, 3), "4: ");
+  EXPECT_EQ(error_of([&] { TokenFileWriter("/nonexistent/a.tok", bytes, 0); }).substr(0, 4),
+            "io: ");
   EXPECT_THROW(TokenFileWriter("/tmp/x", bytes, 0).add(std::vector<uint32_t>{264}, 0), Error);
 }
 
