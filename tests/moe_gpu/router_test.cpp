@@ -6,10 +6,10 @@
 
 #include "moiety/base/graph.h"
 #include "moiety/moe/router_cuda.h"
-#include "tests/gemm/support.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
+#include "tests/gemm/groups.h"
 #include "tests/moe/router_helpers.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::moe {
 namespace {
@@ -280,7 +280,7 @@ TEST_F(RouterGpu, OneCaptureServesOtherData) {
 // pieces of an element are together at most 2^-7 larger than it.
 bool within_bound(DType dtype, double got, double expected, double magnitude, int64_t terms) {
   const double products = double(terms + 4) * 0x1p-23 * 1.01 * magnitude;
-  return std::fabs(got - expected) <= 1.01 * gemm::half_ulp(dtype, expected) + products;
+  return std::fabs(got - expected) <= 1.01 * half_ulp(dtype, expected) + products;
 }
 
 struct BackwardCase {
@@ -375,8 +375,8 @@ TEST_F(RouterGpu, BackwardOfBf16IsWithinTheBound) {
         expected.check_dw(dw);
         expected.check_dh(dh);
       } else {
-        EXPECT_TRUE(gemm::same_bits(m.back(p.dw), dw)) << "dw, run " << run;
-        EXPECT_TRUE(gemm::same_bits(m.back(p.dh), dh)) << "dh, run " << run;
+        EXPECT_TRUE(same_bits(m.back(p.dw), dw)) << "dw, run " << run;
+        EXPECT_TRUE(same_bits(m.back(p.dh), dh)) << "dh, run " << run;
       }
     }
     if (HasFailure()) return;

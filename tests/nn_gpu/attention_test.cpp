@@ -3,8 +3,8 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/graph.h"
 #include "moiety/nn/attention_cuda.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/nn/attention_cases.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::nn {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/quant/quantize/quantize_job.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/quant/cases.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::quant {
 
