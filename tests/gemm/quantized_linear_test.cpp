@@ -6,6 +6,7 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
+#include "moiety/gemm/quantized_linear.h"
 #include "moiety/quant/dequantize.h"
 #include "tests/gemm/quantized_cases.h"
 
