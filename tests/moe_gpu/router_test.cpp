@@ -52,15 +52,7 @@ Tensor canonical(const TensorView& x) {
 }
 
 void expect_equal(const char* what, const Mirror& m, const TensorView& host) {
-  const Tensor got = canonical(m.back(host)), want = canonical(host);
-  const auto *a = static_cast<const std::byte*>(got.view().raw()),
-             *b = static_cast<const std::byte*>(want.view().raw());
-  const int64_t each = byte_size(host.dtype(), 1);
-  for (int64_t i = 0; i < host.numel(); ++i) {
-    if (std::memcmp(a + i * each, b + i * each, static_cast<size_t>(each)) == 0) continue;
-    ADD_FAILURE() << what << ": element " << i << " of " << host.describe() << " differs";
-    return;
-  }
+  EXPECT_EQ(difference(what, canonical(m.back(host)), canonical(host)), "");
 }
 
 // A router whose outputs hold what must be overwritten, and its counterpart on the GPU.

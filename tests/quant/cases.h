@@ -255,20 +255,6 @@ class Guarded {
   QuantizedView view_;
 };
 
-// Where two arrays differ first, for messages.
-inline std::string difference(const char* array, const TensorView& a, const TensorView& b) {
-  if (same_bits(a, b)) return "";
-  std::string out = std::string(array) + " differs";
-  if (a.bytes() != b.bytes()) return out + " in size; ";
-  const auto* pa = static_cast<const uint8_t*>(a.raw());
-  const auto* pb = static_cast<const uint8_t*>(b.raw());
-  for (int64_t i = 0; i < a.bytes(); ++i) {
-    if (pa[i] != pb[i]) {
-      return out + text(" at byte {} of {}: {} and {}; ", i, a.describe(), int{pa[i]}, int{pb[i]});
-    }
-  }
-  return out;
-}
 // Empty if all arrays are the same, those that are not there too.
 inline std::string difference(const QuantizedView& a, const QuantizedView& b) {
   return difference("row_data", a.row_data, b.row_data) +

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "moiety/base/format.h"
 #include "moiety/base/tensor_view.h"
 
 namespace moiety {
@@ -25,6 +27,27 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 inline bool same_bits(const TensorView& a, const TensorView& b) {
   return a.defined() == b.defined() && a.bytes() == b.bytes() &&
          (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())) == 0);
+}
+
+// Empty, or the first element (of packed ones: the first byte) that does not have the same bits.
+inline std::string difference(std::string_view what, const TensorView& got,
+                              const TensorView& want) {
+  if (same_bits(got, want)) return "";
+  if (got.defined() != want.defined() || got.bytes() != want.bytes()) {
+    return text("{} is {}, expected {}; ", what, got.describe(), want.describe());
+  }
+  const int64_t each = byte_size(want.dtype(), 1);
+  const auto *a = static_cast<const std::byte*>(got.raw()),
+             *b = static_cast<const std::byte*>(want.raw());
+  int64_t i = 0;
+  while (std::memcmp(a + i, b + i, static_cast<size_t>(each)) == 0) i += each;
+  const auto hex = [&](const std::byte* x) {
+    std::string out;
+    for (int64_t k = i + each - 1; k >= i; --k) out += text("{:02x}", static_cast<int>(x[k]));
+    return out;
+  };
+  return text("{}: element {} of {} is {}, expected {}; ", what, i / each, want.describe(), hex(a),
+              hex(b));
 }
 
 inline std::vector<uint32_t> bits_of(const TensorView& float32) {
