@@ -1,4 +1,4 @@
-# cmake --install: program, library in both forms, headers, and the package that
+# cmake --install: program, library in both forms, public headers, and the package that
 # find_package(moiety COMPONENTS static|shared) finds.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -7,16 +7,17 @@ set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/moiety)
 set(moiety_forms "")
 foreach(library ${moiety_libraries})
   set(form static)
+  set(headers FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   if(library STREQUAL moiety_shared)
     set(form shared)
+    set(headers "")
   endif()
   list(APPEND moiety_forms ${form})
   set_target_properties(${library} PROPERTIES EXPORT_NAME ${form})
-  install(TARGETS ${library} EXPORT moiety_${form} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(TARGETS ${library} EXPORT moiety_${form} ${headers}
+          INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT moiety_${form} NAMESPACE moiety:: DESTINATION ${package_folder})
 endforeach()
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/moiety DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-        FILES_MATCHING PATTERN "*.h")
 if(TARGET moiety_program)
   install(TARGETS moiety_program)
 endif()

@@ -22,11 +22,27 @@ function(moiety_choose_cuda list)
   set(${list} ${${list}} PARENT_SCOPE)
 endfunction()
 
-# moiety_folder(NAME [EXCLUDE file...] [OPENMP file...] [LINK library...]): the library code of one
-# folder of moiety/; the OPENMP files hold its loops that are spread over cores. Layers are checked by tools/check_layers.py; all folders link into the one library.
-# A folder may be headers alone.
+# moiety_public_headers([PRIVATE file...]): headers directly in the folder are contracts, installed and
+# each compiled alone, but for the PRIVATE ones; headers in sub-folders are never.
+function(moiety_public_headers)
+  cmake_parse_arguments(ARG "" "" "PRIVATE" ${ARGN})
+  file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.h)
+  foreach(private ${ARG_PRIVATE})
+    if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${private})
+      message(FATAL_ERROR "${CMAKE_CURRENT_SOURCE_DIR}: the PRIVATE header ${private} does not exist")
+    endif()
+    list(REMOVE_ITEM headers ${CMAKE_CURRENT_SOURCE_DIR}/${private})
+  endforeach()
+  target_sources(moiety PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${headers})
+endfunction()
+
+# moiety_folder(NAME [PRIVATE header...] [EXCLUDE file...] [OPENMP file...] [LINK library...]): the
+# library code of one folder of moiety/; the OPENMP files hold its loops that are spread over cores.
+# Layers are checked by tools/check_layers.py; all folders link into the one library. A folder may be
+# headers alone.
 function(moiety_folder name)
-  cmake_parse_arguments(ARG "" "" "EXCLUDE;OPENMP;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "PRIVATE;EXCLUDE;OPENMP;LINK" ${ARGN})
+  moiety_public_headers(PRIVATE ${ARG_PRIVATE})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   foreach(excluded ${ARG_EXCLUDE})
     list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${excluded})
@@ -99,7 +115,7 @@ function(moiety_mpi_tests folder)
   endif()
   set(target tests_${folder}_mpi)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_mpi/*.cpp)
-  add_executable(${target} ${sources} ${CMAKE_CURRENT_SOURCE_DIR}/mpi/main.cpp)
+  add_executable(${target} ${sources} ${CMAKE_CURRENT_SOURCE_DIR}/support/mpi/main.cpp)
   moiety_precompile(${target})
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE moiety GTest::gtest)

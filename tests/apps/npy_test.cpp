@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "tests/data/data_helpers.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::app {
 namespace {
@@ -17,18 +18,14 @@ std::string npy(const std::string& dictionary, const std::string& data, int vers
   return out + dictionary + data;
 }
 
-std::string error_of(const std::string& bytes) {
+std::string error_of_npy(const std::string& bytes) {
   const TemporaryDirectory dir;
-  try {
-    read_npy(dir.write("x.npy", bytes));
-  } catch (const DataError& e) {
-    return e.what();
-  }
-  return "";
+  return error_of([&] { read_npy(dir.write("x.npy", bytes)); }, ErrorKind::kData);
 }
 
 void expect_error(const std::string& bytes, const std::string& part) {
-  EXPECT_NE(error_of(bytes).find(part), std::string::npos) << part << " in " << error_of(bytes);
+  EXPECT_NE(error_of_npy(bytes).find(part), std::string::npos)
+      << part << " in " << error_of_npy(bytes);
 }
 
 TEST(Npy, ReadsWhatNumpyWrites) {
@@ -89,7 +86,7 @@ TEST(Npy, OursReadsBackInEveryShape) {
 TEST(Npy, DamageIsNamed) {
   const std::string good = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
   const std::string data(4, '\0');
-  EXPECT_EQ(error_of(npy(good, data)), "");
+  EXPECT_EQ(error_of_npy(npy(good, data)), "no error");
   expect_error("", "is no .npy file");
   expect_error("\x93NUMPY\x01", "is no .npy file");
   expect_error("\x93NUMPZ" + npy(good, data).substr(6), "is no .npy file");

@@ -10,6 +10,7 @@
 #include "apps/moiety/config/options_check.h"
 #include "apps/moiety/exit_code.h"
 #include "tests/data/data_helpers.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::app {
 namespace {
@@ -18,21 +19,11 @@ Config from_arguments(const std::vector<std::string>& arguments) {
   return load_config({}, arguments);
 }
 
-// The text of the UsageError, or what was there instead.
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "(no error)";
-}
 std::string argument_error(const std::string& argument) {
-  return error_of([&] { from_arguments({argument}); });
+  return error_of([&] { from_arguments({argument}); }, ErrorKind::kUsage);
 }
 std::string file_error(const std::string& toml) {
-  return error_of([&] { parse_config(toml, "c.toml"); });
+  return error_of([&] { parse_config(toml, "c.toml"); }, ErrorKind::kUsage);
 }
 
 TEST(Options, DefaultsObeyTheirRules) {
@@ -152,7 +143,8 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
     const std::string error = file_error(c.toml);
     EXPECT_EQ(error.rfind(c.error, 0), 0u) << error << "\nexpected " << c.error;
   }
-  EXPECT_EQ(error_of([] { load_config(std::vector<std::string>{"/nowhere.toml"}, {}); }),
+  EXPECT_EQ(error_of([] { load_config(std::vector<std::string>{"/nowhere.toml"}, {}); },
+                     ErrorKind::kUsage),
             "/nowhere.toml: the config file cannot be read");
 }
 
@@ -268,7 +260,7 @@ struct CrossCheck {
 TEST(Options, KeysAreCheckedTogether) {
   const std::vector<std::string> base{"--run.dir=r", "--data.train=a.tok"};
   const CrossCheck cases[] = {
-      {{}, "(no error)"},
+      {{}, "no error"},
       {{"--model.heads=6"}, "model.head_dim=0 needs model.heads=6 to divide model.d_model=256"},
       {{"--model.kv_heads=3"}, "model.kv_heads=3 must divide model.heads=8"},
       {{"--model.dense_layers=[4]", "--model.d_ffn_dense=8"}, "model.dense_layers=4 must be"},
@@ -291,14 +283,14 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--run.ranks=4", "--parallel.tp=4"},
        "parallel.tp = 4: must divide model.heads = 8, model.kv_heads = 2 and data.seq_len = 1024"},
       {{"--run.ranks=2", "--parallel.tp=2", "--data.seq_len=33"}, "parallel.tp = 2: must divide"},
-      {{"--run.ranks=2", "--parallel.gtp=2", "--precision.grad_reduce=bf16"}, "(no error)"},
+      {{"--run.ranks=2", "--parallel.gtp=2", "--precision.grad_reduce=bf16"}, "no error"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block"},
        "layout of attn.qkv.weight: 384 rows cannot be cut by tp 2, expected a multiple of 768"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block",
         "--precision.attention_linears=false", "--moe.shared_d_ffn=128"},
        "layout of moe.shared.fc1.weight: 256 rows cannot be cut by tp 2, expected a multiple of "
        "512"},
-      {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "(no error)"},
+      {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "no error"},
       {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
        "parallel.ep = 3: must divide moe.experts = 8"},
       {{"--run.ranks=3"}, "train.global_batch = 8: must be a multiple of train.micro_batch x"},
@@ -315,25 +307,28 @@ TEST(Options, KeysAreCheckedTogether) {
        "precision.weight_2d = \"false\""},
       {{"--precision.recipe=fp32", "--precision.dispatch=mxfp8"},
        "precision.dispatch = \"mxfp8\": recipe fp32 stores activations in fp32"},
-      {{"--precision.recipe=nvfp4", "--precision.dispatch=fp8_block"}, "(no error)"},
+      {{"--precision.recipe=nvfp4", "--precision.dispatch=fp8_block"}, "no error"},
       {{"--precision.recipe=nvfp4", "--precision.keep_first=3", "--precision.keep_last=2"},
        "precision.keep_first = 3 and precision.keep_last = 2: model.layers is 4"},
       {{"--precision.recipe=nvfp4", "--run.ranks=2", "--data.seq_len=24"},
        "train.micro_batch x data.seq_len = 1 x 24: must be a multiple of 16 on several data ranks"},
       {{"--precision.recipe=nvfp4", "--run.ranks=2", "--data.seq_len=24",
         "--precision.stochastic=false"},
-       "(no error)"},
+       "no error"},
   };
   for (const CrossCheck& c : cases) {
     std::vector<std::string> arguments = base;
     arguments.insert(arguments.end(), c.arguments.begin(), c.arguments.end());
-    const std::string error = error_of([&] {
+    const auto check = [&] {
       const Options options = from_arguments(arguments).options;
       const Grid grid = check_layout(options);
       const model::Config model = model_config(options, 264);
       check_training(options, grid);
       check_cuts(options, model, grid);
-    });
+    };
+    const bool sound = c.error == kNoError;
+    const std::string error =
+        error_of(check, sound ? std::nullopt : std::optional(ErrorKind::kUsage));
     EXPECT_EQ(error.rfind(c.error, 0), 0u) << error << "\nexpected " << c.error;
   }
 }

@@ -1,7 +1,7 @@
 // `moiety eval` and `moiety generate` on a GPU, through the program: against the CPU, again, and
 // what they refuse.
 #include "tests/apps/train_helpers.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::app {
 namespace {

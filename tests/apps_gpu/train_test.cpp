@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "tests/apps/train_helpers.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::app {
 namespace {

@@ -6,7 +6,8 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/copy.h"
 #include "tests/base_gpu/kernels.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/support/error_of.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety {
 namespace {
@@ -98,13 +99,7 @@ TEST_F(GraphTest, UpdatesInPlaceWhereTheShapeIsTheSame) {
 
 TEST_F(GraphTest, WhatCannotBeCapturedIsAnErrorAndTheStreamGoesOn) {
   const auto error = [&](const std::function<void()>& enqueue) {
-    try {
-      const Graph graph(stream, enqueue);
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kCuda) << e.what();
-      return std::string(e.what());
-    }
-    return std::string("no error");
+    return error_of([&] { const Graph graph(stream, enqueue); }, ErrorKind::kCuda);
   };
   EXPECT_NE(error([&] { stream.synchronize(); }).find("cudaStreamSynchronize"), std::string::npos);
   EXPECT_NE(error([&] { Buffer(64, kGpu); }).find("cudaMalloc"), std::string::npos);

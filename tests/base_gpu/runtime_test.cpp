@@ -8,7 +8,7 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/trace.h"
 #include "tests/base_gpu/kernels.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety {
 namespace {

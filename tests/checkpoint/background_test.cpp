@@ -201,7 +201,7 @@ TEST_F(Background, OneRanksFailureIsEverybodysAndLeavesNothing) {
       const std::string error = save_with_fault(c, faulty, Fault::kFail, n, calls);
       recover(c);
       const bool old_only = !std::filesystem::exists(c + "/step-00000005");
-      if (!error.empty()) {
+      if (error != kNoError) {
         ++failed;
         EXPECT_NE(error.find("No space left"), std::string::npos) << n << ": " << error;
         EXPECT_TRUE(faulty == 0 || error.find("rank 2: ") == 0) << error;
@@ -228,7 +228,7 @@ TEST_F(Background, AFullDiskOnOneRankIsKnownAtOnce) {
     const Deadline watch(Seconds(10));
     const std::string error = save_with_fault(c, 1, Fault::kFull, n, calls);
     EXPECT_LT(watch.elapsed().count(), 2) << n;
-    if (error.empty()) break;
+    if (error == kNoError) break;
     ++failed;
     EXPECT_NE(error.find("rank 1: "), std::string::npos) << error;
     EXPECT_EQ(list(posix(), c), (Names{"latest", "step-00000004"})) << n;

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "moiety/checkpoint/reshard.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "tests/checkpoint/state_testing.h"

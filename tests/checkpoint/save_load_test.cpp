@@ -130,7 +130,7 @@ std::string load_error(const std::string& path, const State& state, LoadOptions 
     RankState mine(state, Cut::kRows, rank, ranks);
     mine.poison();
     errors[size_t(rank)] = error_of([&] { load(path, mine.view(), options, bootstrap); });
-    if (!errors[size_t(rank)].empty()) {
+    if (errors[size_t(rank)] != kNoError) {
       RankState poisoned(state, Cut::kRows, rank, ranks);
       poisoned.poison();
       for (size_t i = 0; i < mine.view().size(); ++i) {  // nothing was touched
@@ -149,7 +149,7 @@ TEST(Load, ListsWhatDoesNotFit) {
   const TemporaryDirectory directory;
   const std::string path = save_small(directory / "c", Cut::kRows, 2, 5, 1).path;
   State state = small_state();
-  EXPECT_EQ(load_error(path, state), "");
+  EXPECT_EQ(load_error(path, state), kNoError);
   EXPECT_EQ(state[0].tensor, "embed.weight");
   state[0].tensor = "embedding.weight";
   state[1].shape = {3, 6, 5};
@@ -187,10 +187,10 @@ TEST(Load, WeightsOnly) {
   for (const LogicalState& s : small_state()) {
     if (s.slot == "weight") weights.push_back(s);
   }
-  EXPECT_NE(load_error(path, weights), "");
+  EXPECT_NE(load_error(path, weights), kNoError);
   LoadOptions options;
   options.weights_only = true;
-  EXPECT_EQ(load_error(path, weights, options), "");
+  EXPECT_EQ(load_error(path, weights, options), kNoError);
   weights.pop_back();
   EXPECT_NE(load_error(path, weights, options).find("1 unexpected"), std::string::npos);
 }

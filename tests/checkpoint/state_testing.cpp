@@ -13,8 +13,8 @@
 namespace moiety::checkpoint {
 namespace {
 
-// The bits of an element, cut to its size.
-uint64_t bits_of(const StatePiece& p, int64_t i, int version) {
+// What an element holds, cut to its size.
+uint64_t pattern_of(const StatePiece& p, int64_t i, int version) {
   const PhiloxBlock block = philox({tensor_id(p.slot + "/" + p.tensor), uint32_t(version)},
                                    {uint32_t(i), uint32_t(i >> 32), 0, 0});
   return uint64_t{block[1]} << 32 | block[0];
@@ -112,7 +112,7 @@ const State& tiny_state() {
 void fill(const StateView& view, int version) {
   for (const StatePiece& p : view) {
     for_each_element(p, [&](std::byte* at, int64_t i) {
-      const uint64_t word = bits_of(p, i, version);
+      const uint64_t word = pattern_of(p, i, version);
       std::memcpy(at, &word, size_t(bits(p.dtype) / 8));
     });
   }
@@ -122,7 +122,7 @@ int64_t differences(const StateView& view, int version) {
   int64_t count = 0;
   for (const StatePiece& p : view) {
     for_each_element(p, [&](std::byte* at, int64_t i) {
-      const uint64_t word = bits_of(p, i, version);
+      const uint64_t word = pattern_of(p, i, version);
       count += std::memcmp(at, &word, size_t(bits(p.dtype) / 8)) != 0;
     });
   }
@@ -215,15 +215,6 @@ std::string read_file(const std::string& path) {
 
 void write_file(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
-}
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-    return "";
-  } catch (const Error& e) {
-    return e.what();
-  }
 }
 
 }  // namespace moiety::checkpoint

@@ -10,6 +10,7 @@
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
 #include "moiety/comm/thread_group.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::checkpoint {
 
@@ -94,7 +95,5 @@ SaveOptions small_pieces();
 
 std::string read_file(const std::string& path);
 void write_file(const std::string& path, const std::string& bytes);
-// Text of the Error that body throws; "" if it throws none.
-std::string error_of(const std::function<void()>& body);
 
 }  // namespace moiety::checkpoint

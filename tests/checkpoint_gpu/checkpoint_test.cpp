@@ -6,7 +6,7 @@
 #include "moiety/base/log.h"
 #include "moiety/checkpoint/retention.h"
 #include "tests/checkpoint/state_testing.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::checkpoint {
 namespace {

@@ -20,6 +20,7 @@
 #include "moiety/comm/communicator.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
+#include "tests/support/bits.h"
 
 namespace moiety::comm::conformance {
 
@@ -70,12 +71,6 @@ T reduced(int ranks, int64_t i, ReduceOp op, uint64_t salt = 0) {
 template <class T>
 TensorView view(std::vector<T>& x) {
   return TensorView(x.data(), dtype_of<T>, {static_cast<int64_t>(x.size())});
-}
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 template <class T>

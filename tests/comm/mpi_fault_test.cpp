@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/mpi/faults.h"
+#include "tests/support/mpi/faults.h"
 
 namespace moiety::comm {
 namespace {

@@ -16,7 +16,7 @@
 #include "moiety/comm/barrier.h"
 #include "moiety/comm/memory_exchange.h"
 #include "moiety/comm/thread_group.h"
-#include "tests/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::comm {
 namespace {

@@ -9,7 +9,7 @@
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
 #include "moiety/comm/process.h"
-#include "tests/mpi/world.h"
+#include "tests/support/mpi/world.h"
 
 namespace moiety::comm {
 namespace {

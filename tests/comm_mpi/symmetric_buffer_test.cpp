@@ -9,8 +9,8 @@
 
 #include "moiety/comm/agree.h"
 #include "moiety/comm/barrier.h"
-#include "tests/error_of.h"
-#include "tests/mpi/world.h"
+#include "tests/support/error_of.h"
+#include "tests/support/mpi/world.h"
 
 namespace moiety::comm {
 namespace {

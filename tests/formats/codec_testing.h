@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/bits.h"
+
 #ifdef __SSE__
 #include <xmmintrin.h>
 #endif
@@ -17,7 +19,6 @@
 namespace moiety::testing {
 
 inline float from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
-inline uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
 // The finite magnitudes of a format; the index is the code.
 struct Grid {

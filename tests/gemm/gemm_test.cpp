@@ -4,7 +4,8 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
-#include "tests/gemm/support.h"
+#include "tests/gemm/groups.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gemm {
 namespace {
@@ -150,7 +151,7 @@ TEST_P(Gemm, PublicCallEqualsReferenceForAnyThreads) {
 TEST_P(Gemm, ResidualOfAnotherDtype) {
   const Case s{9, 20, 12};
   Problem p(op(), s, dtype(), out_dtype(), false);
-  const Tensor residual = normal(DType::kFloat32, {s.m, s.n}, 9);
+  const Tensor residual = normal_tensor(DType::kFloat32, {s.m, s.n}, 9);
   const Tensor kept = copy_of(residual), before = copy_of(p.out);
   p.args.c = residual;
   p.args.beta = 1;
@@ -215,14 +216,7 @@ TEST(GemmSpecialValues, NanAndInfinityStayInTheirRow) {
 }
 
 TEST(GemmErrors, NameTheArguments) {
-  const auto message = [](GemmArgs args) {
-    try {
-      gemm(args, Stream());
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string("no error");
-  };
+  const auto message = [](const GemmArgs& args) { return error_of([&] { gemm(args, Stream()); }); };
   Problem p(GemmOp::kTN, {4, 5, 6}, DType::kFloat32, DType::kFloat32, false);
   GemmArgs args = p.args;
   args.b = p.args.b.slice(1, 0, 5);

@@ -6,7 +6,7 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/grouped_block.h"
-#include "tests/gemm/support.h"
+#include "tests/gemm/groups.h"
 
 namespace moiety::gemm {
 namespace {
@@ -128,7 +128,8 @@ TEST(GroupedGemmReference, IsTheDefinition) {
   constexpr double kOld = 7;
   const Problem p({"", {3, 0, 5, 2}, 2}, {7, 9}, DType::kFloat32, DType::kFloat32, false);
   const std::vector<int64_t> owner = p.groups.owners();
-  const Tensor alpha = normal(DType::kFloat32, {4}, 20), beta = normal(DType::kFloat32, {4}, 21);
+  const Tensor alpha = normal_tensor(DType::kFloat32, {4}, 20),
+               beta = normal_tensor(DType::kFloat32, {4}, 21);
   for (GroupedOp op : kOps) {
     GroupedGemmArgs args = p.args(op);
     args.alpha.per_group = alpha;

@@ -300,7 +300,7 @@ TEST(GroupedMlp, DeferredStreamGivesTheSameBits) {
 }
 
 TEST(SumRows, FromTheFirstLivingTermInOrder) {
-  const Tensor rows = normal(DType::kFloat32, {4, 5}, 1), out(DType::kFloat32, {4, 5});
+  const Tensor rows = normal_tensor(DType::kFloat32, {4, 5}, 1), out(DType::kFloat32, {4, 5});
   const Tensor map(DType::kInt32, {4, 3}), status(DType::kUInt32, {4});
   const int32_t values[] = {2, 0, 3, -1, 1, -1, -1, -1, -1, 9, 1, 0};
   std::copy_n(values, 12, map.data<int32_t>());

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "tests/gemm/support.h"
+#include "tests/gemm/groups.h"
 
 namespace moiety::gemm {
 namespace {
@@ -142,7 +142,7 @@ TEST(Groups, WithoutFaultNothingIsThrown) {
 }
 
 TEST(GroupedWeight, PackedAndIndexedAreTheSameMatrices) {
-  const Tensor packed = normal(DType::kFloat32, {3, 4, 5}, 1);
+  const Tensor packed = normal_tensor(DType::kFloat32, {3, 4, 5}, 1);
   std::vector<TensorView> views;
   for (int64_t e = 0; e < 3; ++e) views.push_back(packed.view().select(e));
   const GroupedWeight a(packed.view()), b{std::span<const TensorView>(views)};

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "moiety/gemm/grouped_mlp.h"
-#include "tests/gemm/support.h"
+#include "tests/gemm/groups.h"
 
 namespace moiety::gemm {
 

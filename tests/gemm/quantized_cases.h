@@ -2,7 +2,7 @@
 #pragma once
 
 #include "moiety/gemm/quantized_mlp.h"
-#include "tests/gemm/support.h"
+#include "tests/gemm/groups.h"
 
 namespace moiety::gemm {
 
@@ -43,7 +43,7 @@ inline std::vector<RecipeCase> recipe_cases() {
 
 // Activations of very different rows and columns.
 inline Tensor activations(int64_t rows, int64_t cols, uint32_t id) {
-  Tensor x = normal(DType::kBFloat16, {rows, cols}, id);
+  Tensor x = normal_tensor(DType::kBFloat16, {rows, cols}, id);
   for (int64_t i = 0; i < rows * cols; ++i) {
     put(x, i, get(x, i) * std::exp2(double(i % 7) - double(i / cols % 5)));
   }

@@ -6,6 +6,7 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
+#include "moiety/gemm/quantized_linear.h"
 #include "moiety/quant/dequantize.h"
 #include "tests/gemm/quantized_cases.h"
 
@@ -86,9 +87,9 @@ constexpr Shape kShapes[] = {{1, 16, 16}, {33, 48, 80}, {150, 144, 272}, {128, 2
 TEST_P(QuantizedLinears, ProductsAreThoseOfDequantizedOperands) {
   for (const Shape& s : kShapes) {
     const std::string what = text("T={} N={} K={}", s.tokens, s.n, s.k);
-    const Tensor w = normal(DType::kBFloat16, {s.n, s.k}, 1);
+    const Tensor w = normal_tensor(DType::kBFloat16, {s.n, s.k}, 1);
     const Tensor x = activations(s.tokens, s.k, 2), dy = activations(s.tokens, s.n, 3);
-    const Tensor residual = normal(DType::kBFloat16, {s.tokens, s.n}, 4);
+    const Tensor residual = normal_tensor(DType::kBFloat16, {s.tokens, s.n}, 4);
     const RandomBits bits{&rng, kTensor, 0, 32, 32 + s.tokens};
     const QuantizedLinear linear{&recipe(), {{}, w}, bits};
 
@@ -104,7 +105,7 @@ TEST_P(QuantizedLinears, ProductsAreThoseOfDequantizedOperands) {
 
     const Matrix dy_col = dequantized(recipe().gradient, Direction::kCol, dy, bits);
     const Matrix x_col = dequantized(recipe().input, Direction::kCol, x, {});
-    const Tensor dw = normal(DType::kFloat32, {s.n, s.k}, 5);
+    const Tensor dw = normal_tensor(DType::kFloat32, {s.n, s.k}, 5);
     const Tensor before = copy_of(dw);
     quantized_weight_gradient(linear, dy, x, dw, true, arena, {});
     expect_product(dy_col, x_col, before, dw, what + " dw added");
@@ -116,7 +117,7 @@ TEST_P(QuantizedLinears, ProductsAreThoseOfDequantizedOperands) {
 
 // The options that change operands do: a recipe that ignored one would give the bits of another.
 TEST(QuantizedLinear, EveryOptionChangesTheResult) {
-  const Tensor w = normal(DType::kBFloat16, {48, 80}, 1);
+  const Tensor w = normal_tensor(DType::kBFloat16, {48, 80}, 1);
   // Rows so different that a scale of 32 of them leaves some below the format's normal numbers.
   for (int64_t i = 0; i < 48 * 80; ++i) put(w, i, get(w, i) * std::exp2(double(i / 80 % 32)));
   const Tensor x = activations(64, 80, 2), dy = activations(64, 48, 3);
@@ -153,7 +154,7 @@ TEST(QuantizedLinear, EveryOptionChangesTheResult) {
 }
 
 TEST_P(QuantizedLinears, WeightsKeptInTheFormatGiveTheSameBits) {
-  const Tensor w = normal(DType::kBFloat16, {3, 40, 48}, 1);
+  const Tensor w = normal_tensor(DType::kBFloat16, {3, 40, 48}, 1);
   std::vector<QuantizedTensor> owned;
   std::vector<QuantizedView> members;
   for (int64_t e = 0; e < 3; ++e) {
@@ -177,7 +178,7 @@ TEST_P(QuantizedLinears, WeightsKeptInTheFormatGiveTheSameBits) {
 // What a product takes of the arena is what quantized_linear_bytes says.
 TEST_P(QuantizedLinears, WorkspaceIsAsStated) {
   constexpr int64_t kExperts = 3, kN = 48, kK = 80, kRows = 150;
-  const Tensor w = normal(DType::kBFloat16, {kExperts, kN, kK}, 1);
+  const Tensor w = normal_tensor(DType::kBFloat16, {kExperts, kN, kK}, 1);
   const Tensor x = activations(kRows, kK, 2), dy = activations(kRows, kN, 3);
   const Tensor y(DType::kBFloat16, {kRows, kN}), dx(DType::kBFloat16, {kRows, kK}),
       dw(DType::kFloat32, {kExperts, kN, kK}), begin(DType::kInt64, {kExperts + 1});
@@ -216,7 +217,7 @@ TEST_P(QuantizedLinears, WorkspaceIsAsStated) {
 TEST_P(QuantizedLinears, GroupsAreDenseLayersOfTheirRows) {
   constexpr int64_t kN = 48, kK = 80, kCapacity = 210;
   constexpr int64_t kCounts[] = {3, 0, 130, 17}, kBegins[] = {2, 5, 5, 140, 160};
-  const Tensor w = normal(DType::kBFloat16, {4, kN, kK}, 1);
+  const Tensor w = normal_tensor(DType::kBFloat16, {4, kN, kK}, 1);
   const Tensor x = activations(kCapacity, kK, 2), dy = activations(kCapacity, kN, 3);
   std::vector<bool> live(kCapacity);
   for (int e = 0; e < 4; ++e) {
@@ -273,11 +274,11 @@ TEST_P(QuantizedLinears, GroupsAreDenseLayersOfTheirRows) {
 struct MlpRun {
   static constexpr int64_t kExperts = 3, kD = 48, kF = 32, kCapacity = 64;
   Tensor x = activations(kCapacity, kD, 1), d_o = activations(kCapacity, kD, 2),
-         prob = normal(DType::kFloat32, {kCapacity}, 3),
-         w1 = normal(DType::kBFloat16, {kExperts, 2 * kF, kD}, 4),
-         w2 = normal(DType::kBFloat16, {kExperts, kD, kF}, 5),
-         b1 = normal(DType::kBFloat16, {kExperts, 2 * kF}, 6),
-         b2 = normal(DType::kBFloat16, {kExperts, kD}, 7);
+         prob = normal_tensor(DType::kFloat32, {kCapacity}, 3),
+         w1 = normal_tensor(DType::kBFloat16, {kExperts, 2 * kF, kD}, 4),
+         w2 = normal_tensor(DType::kBFloat16, {kExperts, kD, kF}, 5),
+         b1 = normal_tensor(DType::kBFloat16, {kExperts, 2 * kF}, 6),
+         b2 = normal_tensor(DType::kBFloat16, {kExperts, kD}, 7);
   Tensor begin{DType::kInt64, {kExperts + 1}};
   Tensor h{DType::kBFloat16, {kCapacity, 2 * kF}}, o{DType::kBFloat16, {kCapacity, kD}},
       dh{DType::kBFloat16, {kCapacity, 2 * kF}}, a{DType::kBFloat16, {kCapacity, kF}},
@@ -363,7 +364,7 @@ TEST_P(QuantizedLinears, BitsDoNotDependOnThreads) {
   EXPECT_TRUE(same_bits(runs[0]->dw1, runs[1]->dw1));
   EXPECT_TRUE(same_bits(runs[0]->dw2, runs[1]->dw2));
   EXPECT_TRUE(same_bits(runs[0]->dprob, runs[1]->dprob));
-  const Tensor w = normal(DType::kBFloat16, {300, 272}, 1), x = activations(400, 272, 2);
+  const Tensor w = normal_tensor(DType::kBFloat16, {300, 272}, 1), x = activations(400, 272, 2);
   std::vector<Tensor> y;
   for (const int threads : {1, 3}) {
     const ThreadBudget budget(threads);
@@ -378,12 +379,12 @@ TEST_P(QuantizedLinears, BitsDoNotDependOnThreads) {
 
 TEST(QuantizedLinear, RefusesWhatItCannotDo) {
   const Recipe recipe = recipe_of(Format::kMxfp8, Format::kMxfp8);
-  const Tensor w = normal(DType::kBFloat16, {32, 64}, 1), x = activations(4, 48, 2),
+  const Tensor w = normal_tensor(DType::kBFloat16, {32, 64}, 1), x = activations(4, 48, 2),
                y(DType::kBFloat16, {4, 32}), source(DType::kInt32, {4}), begin(DType::kInt64, {2});
   Arena arena("test");
   EXPECT_THROW(quantized_forward({&recipe, {{}, w}, {}}, x, y, {}, arena, {}), Error);
   EXPECT_THROW(quantized_forward({nullptr, {{}, w}, {}}, x, y, {}, arena, {}), Error);
-  const Tensor fp32 = normal(DType::kFloat32, {4, 64}, 2);
+  const Tensor fp32 = normal_tensor(DType::kFloat32, {4, 64}, 2);
   EXPECT_THROW(quantized_forward({&recipe, {{}, w}, {}}, fp32, y, {}, arena, {}), Error);
   const QuantizedMlp mlp{swiglu(), 0, {&recipe, {{}, w}, {}}, {&recipe, {{}, w}, {}}, {}, {}};
   const MlpInput input{

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "moiety/gemm/activation_block.h"
-#include "tests/gemm/support.h"
+#include "tests/gemm/groups.h"
 
 namespace moiety::gemm {
 

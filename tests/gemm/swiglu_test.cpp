@@ -1,13 +1,13 @@
 // Activations: golden values, every bf16 input, fast path against reference bit for bit, and the
 // gradients against finite differences in double.
 #include "moiety/base/parallel.h"
+#include "moiety/gemm/swiglu.h"
 #include "tests/gemm/swiglu_cases.h"
 #include "tests/quant/amax_of.h"
+#include "tests/support/bits.h"
 
 namespace moiety::gemm {
 namespace {
-
-uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
 // a and b in one row; returns {y in fp32, A, dHa, dHb}, the last three in bf16, p 0.6, dA 0.25.
 std::vector<uint32_t> golden(Activation activation, float a, float b) {
@@ -175,7 +175,8 @@ TEST(Activation, SinkHasTheAmaxOfWhatIsStored) {
           if (special == 0) fill(p.h, 0);
           if (rows > 0) put(p.h, (rows / 2) * 48 + 5, special);
           if (grouped) p.args.groups = groups();
-          const Tensor amax = normal(DType::kFloat32, {grouped ? p.args.groups.experts : 1}, 9);
+          const Tensor amax =
+              normal_tensor(DType::kFloat32, {grouped ? p.args.groups.experts : 1}, 9);
           p.args.sink = {amax};
           const ThreadBudget threads(3);
           p.forward();

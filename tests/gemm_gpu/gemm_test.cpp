@@ -5,7 +5,7 @@
 #include "moiety/base/graph.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/gemm_cuda.h"
-#include "tests/gemm_gpu/twin.h"
+#include "tests/gemm_gpu/bounds.h"
 
 namespace moiety::gemm {
 namespace {
@@ -159,7 +159,8 @@ TEST_P(GemmGpu, ResidualOfAnotherDtype) {
   Problem p(op, s, dtype, out_dtype, stream);
   p.fill(true, stream);
   const Twin residual(
-      copy_of(p.c.host, out_dtype == DType::kFloat32 ? DType::kBFloat16 : DType::kFloat32), stream);
+      converted(p.c.host, out_dtype == DType::kFloat32 ? DType::kBFloat16 : DType::kFloat32),
+      stream);
   p.base.beta = 1;
   for (const Side side : {kHost, kOnGpu}) {
     GemmArgs args = p.args(side);

@@ -2,8 +2,8 @@
 // close to it else; one captured graph for all routings; faults.
 #include "moiety/base/graph.h"
 #include "tests/gemm/mlp_problem.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::gemm {
 namespace {

@@ -2,7 +2,7 @@
 // product is near the CPU's of the same inputs, and one captured graph serves all routings.
 #include "moiety/base/graph.h"
 #include "tests/gemm/quantized_cases.h"
-#include "tests/gemm_gpu/twin.h"
+#include "tests/gemm_gpu/bounds.h"
 
 namespace moiety::gemm {
 namespace {
@@ -118,7 +118,7 @@ TEST_P(QuantizedGpu, OperandsOfGroupsHaveTheBytesOfTheCpu) {
 TEST_P(QuantizedGpu, OperandsOfWeightsHaveTheBytesOfTheCpu) {
   constexpr int64_t kExperts = 3, kN = 144, kK = 80;
   const QuantSpec& spec = recipe().weight;
-  const Twin w(normal(DType::kBFloat16, {kExperts, kN, kK}, 1), stream);
+  const Twin w(normal_tensor(DType::kBFloat16, {kExperts, kN, kK}, 1), stream);
   std::vector<QuantizedTensor> owned;
   std::vector<QuantizedView> members[2];
   for (const Side side : {kHost, kOnGpu}) {
@@ -151,11 +151,11 @@ TEST_P(QuantizedGpu, LinearsAreNearTheCpu) {
   };
   for (const Shape& s : {Shape{1, 16, 16}, {33, 48, 80}, {150, 144, 272}, {128, 256, 128}}) {
     SCOPED_TRACE(text("T={} N={} K={}", s.tokens, s.n, s.k));
-    const Twin w(normal(DType::kBFloat16, {s.n, s.k}, 1), stream),
+    const Twin w(normal_tensor(DType::kBFloat16, {s.n, s.k}, 1), stream),
         x(activations(s.tokens, s.k, 2), stream), dy(activations(s.tokens, s.n, 3), stream),
-        residual(normal(DType::kBFloat16, {s.tokens, s.n}, 4), stream),
+        residual(normal_tensor(DType::kBFloat16, {s.tokens, s.n}, 4), stream),
         y(DType::kBFloat16, {s.tokens, s.n}, stream), dx(DType::kFloat32, {s.tokens, s.k}, stream),
-        dw(normal(DType::kFloat32, {s.n, s.k}, 5), stream);
+        dw(normal_tensor(DType::kFloat32, {s.n, s.k}, 5), stream);
     for (const Side side : {kHost, kOnGpu}) {
       Arena arena("test", on(side).device());
       const QuantizedLinear linear{&recipe(), {{}, side(w)}, bits(side)};
@@ -185,11 +185,11 @@ struct Experts {
         status(DType::kUInt32, {4}, stream),
         x(activations(rows, kD, 1), stream),
         d_o(activations(rows, kD, 2), stream),
-        prob(normal(DType::kFloat32, {rows}, 3), stream),
-        w1(normal(DType::kBFloat16, {experts, 2 * kF, kD}, 4), stream),
-        w2(normal(DType::kBFloat16, {experts, kD, kF}, 5), stream),
-        b1(normal(DType::kBFloat16, {experts, 2 * kF}, 6), stream),
-        b2(normal(DType::kBFloat16, {experts, kD}, 7), stream),
+        prob(normal_tensor(DType::kFloat32, {rows}, 3), stream),
+        w1(normal_tensor(DType::kBFloat16, {experts, 2 * kF, kD}, 4), stream),
+        w2(normal_tensor(DType::kBFloat16, {experts, kD, kF}, 5), stream),
+        b1(normal_tensor(DType::kBFloat16, {experts, 2 * kF}, 6), stream),
+        b2(normal_tensor(DType::kBFloat16, {experts, kD}, 7), stream),
         h(DType::kBFloat16, {rows, 2 * kF}, stream),
         o(DType::kBFloat16, {rows, kD}, stream),
         dh(DType::kBFloat16, {rows, 2 * kF}, stream),

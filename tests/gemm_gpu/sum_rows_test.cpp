@@ -1,9 +1,9 @@
 // sum_rows on a GPU, from a captured graph, has the bits and the faults of the reference.
 #include "moiety/base/graph.h"
 #include "moiety/gemm/grouped_mlp.h"
-#include "tests/gemm/support.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
+#include "tests/gemm/groups.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::gemm {
 namespace {
@@ -20,8 +20,8 @@ TEST_F(SumRowsGpu, HasTheBitsOfTheReference) {
       for (const bool faults : {false, true}) {
         SCOPED_TRACE(
             text("{} of {}x{} {} faults={}", s.tokens, s.topk, s.columns, name(dtype), faults));
-        const Tensor rows = normal(dtype, {s.rows, s.columns}, 1),
-                     out = normal(dtype, {s.tokens, s.columns}, 2);
+        const Tensor rows = normal_tensor(dtype, {s.rows, s.columns}, 1),
+                     out = normal_tensor(dtype, {s.tokens, s.columns}, 2);
         const Tensor index(DType::kInt32, {s.tokens, s.topk}), status(DType::kUInt32, {4});
         for (int64_t i = 0; i < s.tokens * s.topk; ++i) {
           int64_t row = i * 37 % (s.rows + 1) - 1;  // -1 among them

@@ -1,9 +1,9 @@
 // Activations on a GPU, from a captured graph, have the bits of the reference.
 #include "moiety/base/graph.h"
 #include "tests/gemm/swiglu_cases.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
 #include "tests/quant/amax_of.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::gemm {
 namespace {
@@ -87,7 +87,7 @@ TEST_F(ActivationGpu, GroupsAndSink) {
         p.args.groups = groups();
         for (const Tensor* t : {&p.h, &p.da, &p.prob}) groups.fill_dead_rows(*t, NAN);
         for (const Tensor* t : {&p.a, &p.dh, &p.dprob}) fill(*t, kSentinel);
-        const Tensor amax = normal(DType::kFloat32, {groups.experts()}, 9);
+        const Tensor amax = normal_tensor(DType::kFloat32, {groups.experts()}, 9);
         p.args.sink = {amax};
         const Mirror m = mirror(p);
         const Groups& g = p.args.groups;

@@ -3,8 +3,8 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
-#include "tests/error_of.h"
 #include "tests/gtp/executor_harness.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gtp {
 namespace {

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/error.h"
-#include "tests/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gtp {
 namespace {

@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/error.h"
-#include "tests/error_of.h"
 #include "tests/gtp/traces.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gtp {
 namespace {

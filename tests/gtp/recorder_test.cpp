@@ -5,8 +5,8 @@
 
 #include "moiety/base/error.h"
 #include "moiety/comm/thread_group.h"
-#include "tests/error_of.h"
 #include "tests/gtp/traces.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gtp {
 namespace {

@@ -2,7 +2,7 @@
 // its own order, and the same whether steps are planned or not.
 #include "moiety/comm/symmetric_buffer.h"
 #include "tests/gtp/executor_cases.h"
-#include "tests/mpi/world.h"
+#include "tests/support/mpi/world.h"
 
 namespace moiety::gtp {
 namespace {

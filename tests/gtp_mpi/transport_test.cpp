@@ -1,7 +1,7 @@
 // Transports among processes: the same bits as among threads.
 #include "moiety/comm/symmetric_buffer.h"
 #include "tests/gtp/transport_cases.h"
-#include "tests/mpi/world.h"
+#include "tests/support/mpi/world.h"
 
 namespace moiety::gtp {
 namespace {

@@ -9,6 +9,7 @@
 #include "moiety/quant/quantize.h"
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
+#include "tests/support/bits.h"
 
 namespace moiety::model {
 namespace {
@@ -33,10 +34,6 @@ std::vector<Format> formats() {
   return {{"fp8_block", QuantSpec::of(moiety::Format::kFp8Block1x128), RecipeKind::kFp8Block, {}},
           {"fp8_block with exact scales", exact, RecipeKind::kFp8Block, {.pow2_scales = false}},
           {"mxfp8", QuantSpec::of(moiety::Format::kMxfp8), RecipeKind::kMxfp8, {}}};
-}
-
-std::string bytes_of(const TensorView& x) {
-  return std::string(static_cast<const char*>(x.raw()), x.bytes());
 }
 
 // The rows of x [T, D], quantized and back.

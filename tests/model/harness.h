@@ -10,7 +10,7 @@
 #include "moiety/comm/thread_group.h"
 #include "moiety/model/transformer.h"
 #include "tests/model/naive_model.h"
-#include "tests/model/support.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::model {
 
@@ -56,7 +56,7 @@ struct ModelHarness {
                             .overwrite = true});
       fill_normal(memory.back(), 1);  // poison: the first contribution overwrites
       for_each_element(spec, [&](int64_t at, int tensor, int64_t i) {
-        set(parameters.back().weight, at, test_weight(spec, tensor, i));
+        put(parameters.back().weight, at, test_weight(spec, tensor, i));
       });
     }
     model->bind(parameters);

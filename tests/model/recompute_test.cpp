@@ -54,7 +54,7 @@ struct Case {
 };
 
 // By rank.
-std::vector<std::string> bits_of(const Case& run, const Mode& mode) {
+std::vector<std::string> run_bits(const Case& run, const Mode& mode) {
   std::vector<std::string> all(run.ranks);
   Config config = run.c.config;
   config.recompute = mode.recompute;
@@ -81,9 +81,9 @@ std::vector<std::string> bits_of(const Case& run, const Mode& mode) {
 }
 
 void expect_equal_bits(const Case& run) {
-  const std::vector<std::string> kept = bits_of(run, {});
+  const std::vector<std::string> kept = run_bits(run, {});
   for (const Mode& mode : kModes) {
-    EXPECT_TRUE(bits_of(run, mode) == kept)
+    EXPECT_TRUE(run_bits(run, mode) == kept)
         << run.c.name << ", " << name(run.storage) << ", mode " << static_cast<int>(mode.recompute)
         << (mode.delay_wgrad ? ", delayed" : "");
   }
@@ -118,10 +118,10 @@ ModelCase all_kinds_of_layers() {
 
 TEST(Recompute, StepOverCollectivesIsBitwiseTheSame) {
   Case run{all_kinds_of_layers(), DType::kBFloat16, 2};
-  const std::vector<std::string> mapped = bits_of(run, {Recompute::kFull});
+  const std::vector<std::string> mapped = run_bits(run, {Recompute::kFull});
   run.transport = moe::EpTransport::kCollectives;
   expect_equal_bits(run);
-  EXPECT_EQ(bits_of(run, {Recompute::kFull}), mapped);
+  EXPECT_EQ(run_bits(run, {Recompute::kFull}), mapped);
 }
 
 TEST(Recompute, RecipesAreBitwiseTheSame) {
@@ -137,7 +137,7 @@ TEST(Recompute, DropsAreThoseOfForward) {
   ModelCase c = all_kinds_of_layers();
   c.config.overflow = moe::OverflowPolicy::kDrop;
   const Case run{c, DType::kBFloat16, 2, {}, 20};
-  EXPECT_NE(bits_of(run, {}), bits_of({c, DType::kBFloat16, 2}, {}));
+  EXPECT_NE(run_bits(run, {}), run_bits({c, DType::kBFloat16, 2}, {}));
   expect_equal_bits(run);
 }
 

@@ -2,7 +2,7 @@
 #include "moiety/model/routing_sums.h"
 
 #include "moiety/moe/prepare.h"
-#include "tests/model/support.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::model {
 namespace {

@@ -4,9 +4,9 @@
 #include "moiety/base/error.h"
 #include "moiety/model/parallel_loss.h"
 #include "moiety/nn/loss.h"
-#include "tests/error_of.h"
 #include "tests/model/model_cases.h"
 #include "tests/model/ranked_model.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::model {
 namespace {

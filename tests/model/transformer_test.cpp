@@ -115,7 +115,7 @@ TEST_P(Model, Bf16StaysNearFloat) {
     for (size_t p = 0; p < s.harness.parameters.size(); ++p) {
       const TensorView from = s.harness.parameters[p].weight,
                        to = exact.harness.parameters[p].weight;
-      for (int64_t i = 0; i < from.numel(); ++i) set(to, i, get(from, i));
+      for (int64_t i = 0; i < from.numel(); ++i) put(to, i, get(from, i));
     }
     const StepStats a = s.harness.step(s.batch.batch), b = exact.harness.step(exact.batch.batch);
     EXPECT_NEAR(a.loss_sum, b.loss_sum, 0.01 * b.loss_sum);

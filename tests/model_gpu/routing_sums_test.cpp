@@ -2,9 +2,9 @@
 #include "moiety/model/routing_sums.h"
 
 #include "moiety/base/graph.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
-#include "tests/model/support.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::model {
 namespace {
@@ -19,8 +19,7 @@ Tensor integers(std::vector<int64_t> sizes, unsigned seed) {
 }
 
 std::string sums_of(const StepSums& sums, const Stream& stream) {
-  const Tensor on_host = to_host(sums.memory(), stream);
-  return {static_cast<const char*>(on_host.view().raw()), size_t(on_host.view().bytes())};
+  return bytes_of(to_host(sums.memory(), stream));
 }
 
 TEST_F(RoutingSumsGpu, HaveTheBitsOfTheCpu) {

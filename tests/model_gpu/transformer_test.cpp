@@ -4,10 +4,10 @@
 #include "moiety/base/graph.h"
 #include "moiety/model/decoder.h"
 #include "moiety/model/precision.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::model {
 namespace {

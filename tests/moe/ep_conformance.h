@@ -8,7 +8,7 @@
 
 #include "moiety/base/parallel.h"
 #include "tests/moe/ep_helpers.h"
-#include "tests/moe/pairwise.h"
+#include "tests/support/pairwise.h"
 
 namespace moiety::moe::conformance {
 

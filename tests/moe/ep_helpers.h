@@ -22,8 +22,8 @@
 #include "moiety/moe/exchange_collective.h"
 #include "moiety/moe/exchange_mapped.h"
 #include "moiety/moe/prepare.h"
-#include "tests/error_of.h"
 #include "tests/moe/exchange_ref.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::moe {
 

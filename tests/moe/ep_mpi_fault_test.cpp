@@ -2,7 +2,7 @@
 // survivors say. Rank 2 is the one that fails.
 #include <vector>
 
-#include "tests/mpi/faults.h"
+#include "tests/support/mpi/faults.h"
 
 namespace moiety::moe {
 namespace {

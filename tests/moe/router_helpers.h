@@ -10,7 +10,7 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/moe/router.h"
 #include "moiety/moe/router_block.h"
-#include "tests/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::moe {
 

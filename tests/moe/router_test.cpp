@@ -263,7 +263,7 @@ TEST(RouterChoice, ForcedBalanceIsDistinctAndEven) {
 }
 
 // Any NaN is like any other.
-std::vector<uint32_t> bits_of(const std::vector<float>& v) {
+std::vector<uint32_t> canonical_bits(const std::vector<float>& v) {
   std::vector<uint32_t> bits;
   for (float x : v) bits.push_back(std::bit_cast<uint32_t>(std::isnan(x) ? kNan : x));
   return bits;
@@ -278,8 +278,8 @@ void expect_cpu_equals_reference(const RouterConfig& config, const std::vector<f
       got.count.data(), got.sum.data());
   EXPECT_EQ(got.idx, want.idx);
   EXPECT_EQ(got.count, want.count);
-  EXPECT_EQ(bits_of(got.weight), bits_of(want.weight));
-  EXPECT_EQ(bits_of(got.sum), bits_of(want.sum));
+  EXPECT_EQ(canonical_bits(got.weight), canonical_bits(want.weight));
+  EXPECT_EQ(canonical_bits(got.sum), canonical_bits(want.sum));
 
   const auto dq_values = random_values(experts, 4);
   const std::vector<float> dq(dq_values.begin(), dq_values.end());
@@ -290,7 +290,7 @@ void expect_cpu_equals_reference(const RouterConfig& config, const std::vector<f
   detail::backward_block_cpu(
       {config, logits.data(), want.idx.data(), want.weight.data(), dx.data()}, 0, tokens, dq.data(),
       0.25f);
-  EXPECT_EQ(bits_of(dx), bits_of(dx_want));
+  EXPECT_EQ(canonical_bits(dx), canonical_bits(dx_want));
 }
 
 TEST(RouterCpu, EqualsReferenceBitwise) {

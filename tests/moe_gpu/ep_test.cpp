@@ -2,11 +2,11 @@
 // refuses.
 #include "moiety/base/graph.h"
 #include "moiety/moe/moe_layer.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
 #include "tests/moe_gpu/on_gpu.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::moe {
 namespace {

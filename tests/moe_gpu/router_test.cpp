@@ -6,10 +6,10 @@
 
 #include "moiety/base/graph.h"
 #include "moiety/moe/router_cuda.h"
-#include "tests/gemm/support.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
+#include "tests/gemm/groups.h"
 #include "tests/moe/router_helpers.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::moe {
 namespace {
@@ -52,15 +52,7 @@ Tensor canonical(const TensorView& x) {
 }
 
 void expect_equal(const char* what, const Mirror& m, const TensorView& host) {
-  const Tensor got = canonical(m.back(host)), want = canonical(host);
-  const auto *a = static_cast<const std::byte*>(got.view().raw()),
-             *b = static_cast<const std::byte*>(want.view().raw());
-  const int64_t each = byte_size(host.dtype(), 1);
-  for (int64_t i = 0; i < host.numel(); ++i) {
-    if (std::memcmp(a + i * each, b + i * each, static_cast<size_t>(each)) == 0) continue;
-    ADD_FAILURE() << what << ": element " << i << " of " << host.describe() << " differs";
-    return;
-  }
+  EXPECT_EQ(difference(what, canonical(m.back(host)), canonical(host)), "");
 }
 
 // A router whose outputs hold what must be overwritten, and its counterpart on the GPU.
@@ -280,7 +272,7 @@ TEST_F(RouterGpu, OneCaptureServesOtherData) {
 // pieces of an element are together at most 2^-7 larger than it.
 bool within_bound(DType dtype, double got, double expected, double magnitude, int64_t terms) {
   const double products = double(terms + 4) * 0x1p-23 * 1.01 * magnitude;
-  return std::fabs(got - expected) <= 1.01 * gemm::half_ulp(dtype, expected) + products;
+  return std::fabs(got - expected) <= 1.01 * half_ulp(dtype, expected) + products;
 }
 
 struct BackwardCase {
@@ -375,8 +367,8 @@ TEST_F(RouterGpu, BackwardOfBf16IsWithinTheBound) {
         expected.check_dw(dw);
         expected.check_dh(dh);
       } else {
-        EXPECT_TRUE(gemm::same_bits(m.back(p.dw), dw)) << "dw, run " << run;
-        EXPECT_TRUE(gemm::same_bits(m.back(p.dh), dh)) << "dh, run " << run;
+        EXPECT_TRUE(same_bits(m.back(p.dw), dw)) << "dw, run " << run;
+        EXPECT_TRUE(same_bits(m.back(p.dh), dh)) << "dh, run " << run;
       }
     }
     if (HasFailure()) return;

@@ -3,7 +3,7 @@
 
 #include "moiety/comm/symmetric_buffer.h"
 #include "tests/moe/ep_helpers.h"
-#include "tests/mpi/world.h"
+#include "tests/support/mpi/world.h"
 
 namespace moiety::moe {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "moiety/nn/attention.h"
-#include "tests/model/support.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::nn {
 

@@ -4,6 +4,7 @@
 
 #include "moiety/base/parallel.h"
 #include "tests/nn/attention_cases.h"
+#include "tests/support/gradient.h"
 
 namespace moiety::nn {
 namespace {

@@ -1,6 +1,6 @@
 #include "moiety/nn/block_product.h"
 
-#include "tests/model/support.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::nn {
 namespace {

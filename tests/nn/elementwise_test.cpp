@@ -1,6 +1,6 @@
 #include "moiety/nn/elementwise.h"
 
-#include "tests/model/support.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::nn {
 namespace {
@@ -27,9 +27,9 @@ TEST(Elementwise, RoundsToNearestEven) {
 
 TEST(Elementwise, SigmoidAndItsGradient) {
   const Tensor x(DType::kFloat32, {2}), dy(DType::kFloat32, {2}), dx(DType::kFloat32, {2});
-  set(x, 1, -1.5);
-  set(dy, 0, 2);
-  set(dy, 1, 1);
+  put(x, 1, -1.5);
+  put(dy, 0, 2);
+  put(dy, 1, 1);
   apply_sigmoid(x, {});
   EXPECT_EQ(get(x, 0), 0.5);
   EXPECT_NEAR(get(x, 1), 1 / (1 + std::exp(1.5)), 1e-7);

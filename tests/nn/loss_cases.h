@@ -2,7 +2,7 @@
 #pragma once
 
 #include "moiety/nn/loss.h"
-#include "tests/model/support.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::nn {
 

@@ -1,4 +1,5 @@
 #include "tests/nn/loss_cases.h"
+#include "tests/support/gradient.h"
 
 namespace moiety::nn {
 namespace {

@@ -1,6 +1,7 @@
 #include "moiety/base/parallel.h"
 #include "tests/nn/norm_cases.h"
 #include "tests/quant/amax_of.h"
+#include "tests/support/gradient.h"
 
 namespace moiety::nn {
 namespace {
@@ -57,7 +58,7 @@ TEST(NormTest, SinkHasTheAmaxOfY) {
       for (const double special : {0.0, 1e4, double{INFINITY}, double{NAN}}) {
         SCOPED_TRACE(text("{} rows, {}", rows, special));
         const NormProblem p({"", rows, 48}, dtype);
-        if (rows > 0) set(p.x.view, rows * 48 - 3, special);
+        if (rows > 0) put(p.x.view, rows * 48 - 3, special);
         if (special == 0) fill_normal(p.weight, 1, 0);
         const Tensor amax = normal_tensor(DType::kFloat32, {1}, 3, 1, 100);
         NormArgs args = p.forward();

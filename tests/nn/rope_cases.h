@@ -2,7 +2,7 @@
 #pragma once
 
 #include "moiety/nn/rope.h"
-#include "tests/model/support.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::nn {
 

@@ -1,5 +1,6 @@
 #include "moiety/nn/attention.h"
 #include "tests/nn/rope_cases.h"
+#include "tests/support/gradient.h"
 
 namespace moiety::nn {
 namespace {
@@ -21,7 +22,7 @@ TEST(Rope, TableHoldsCosinesAndSinesOfFloatAngles) {
 TEST(Rope, RotatesHalfSplitPairs) {
   const Tensor table = rope_table(7, 4, 100.0);
   Tensor x(DType::kFloat64, {7, 1, 1, 4});
-  for (int64_t t = 0; t < 7; ++t) set(x, t * 4 + 1, 1.0);  // the unit vector of the second pair
+  for (int64_t t = 0; t < 7; ++t) put(x, t * 4 + 1, 1.0);  // the unit vector of the second pair
   rope({x, table, {}, 7}, {});
   for (int64_t t = 0; t < 7; ++t) {
     EXPECT_NEAR(get(x, t * 4 + 1), std::cos(double(t) * 0.1), 1e-6);

@@ -3,8 +3,9 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/graph.h"
 #include "moiety/nn/attention_cuda.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/nn/attention_cases.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::nn {
 namespace {
@@ -33,17 +34,11 @@ constexpr Device kDevice{DeviceType::kCuda, 0};
 // What a problem has on the GPU, in the order of Problem::tensors.
 struct Copies {
   Copies(const Problem& p, const Stream& stream) {
-    for (const Tensor& x : p.tensors) tensors.push_back(on_gpu(x, stream));
+    for (const Tensor& x : p.tensors) tensors.push_back(to_gpu(x, stream));
     delta = Tensor(p.lse().dtype(), p.lse().sizes(), kDevice);
     if (p.documents.defined()) {
       documents = tensors.back().view().reshape({p.c.sequences, p.c.queries});
     }
-  }
-  static Tensor on_gpu(const TensorView& x, const Stream& stream) {
-    Tensor out(x.dtype(), x.sizes(), kDevice);
-    copy(out, x, stream);
-    stream.synchronize();
-    return out;
   }
   AttentionArgs forward() const {
     return {tensors[0], tensors[1], tensors[2], documents, tensors[4], tensors[8], cudnn};
@@ -141,7 +136,7 @@ TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
         Choice{3, 128, false}, Choice{3, 16, true}}) {
     const int64_t length = 256, tokens = sequences * length, heads = 4, kv = 2;
     const Tensor host = normal_tensor(DType::kBFloat16, {tokens, (heads + 2 * kv) * dim}, 1);
-    const Tensor qkv = Copies::on_gpu(host, stream),
+    const Tensor qkv = Copies::to_gpu(host, stream),
                  dqkv(DType::kBFloat16, host.view().sizes(), kGpu);
     const QkvHeads h = split_heads(host, sequences, heads, kv, dim),
                    x = split_heads(qkv, sequences, heads, kv, dim),
@@ -159,9 +154,9 @@ TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
     stream.synchronize();
     const QkvHeads d_fused = split_heads(dqkv_host, sequences, heads, kv, dim);
 
-    const Tensor q = Copies::on_gpu(converted(h.q_BSGMC, DType::kBFloat16), stream),
-                 k = Copies::on_gpu(converted(h.k_BSGC, DType::kBFloat16), stream),
-                 v = Copies::on_gpu(converted(h.v_BSGC, DType::kBFloat16), stream),
+    const Tensor q = Copies::to_gpu(converted(h.q_BSGMC, DType::kBFloat16), stream),
+                 k = Copies::to_gpu(converted(h.k_BSGC, DType::kBFloat16), stream),
+                 v = Copies::to_gpu(converted(h.v_BSGC, DType::kBFloat16), stream),
                  dq(DType::kBFloat16, q.view().sizes(), kGpu),
                  dk(DType::kBFloat16, k.view().sizes(), kGpu),
                  dv(DType::kBFloat16, k.view().sizes(), kGpu);
@@ -192,8 +187,8 @@ TEST_P(AttentionGpuLaunches, AreTheTiles) {
   const int64_t n = c.sequences, length = c.queries, heads = c.heads, kv = c.kv_heads;
   const int64_t width = (heads + 2 * kv) * c.head_dim;
   const Tensor qkv =
-      Copies::on_gpu(normal_tensor(DType::kBFloat16, {n * length, width}, 1), stream);
-  const Tensor d_out = Copies::on_gpu(
+      Copies::to_gpu(normal_tensor(DType::kBFloat16, {n * length, width}, 1), stream);
+  const Tensor d_out = Copies::to_gpu(
       normal_tensor(DType::kBFloat16, {n, length, kv, heads / kv, c.head_dim}, 2), stream);
   const QkvHeads x = split_heads(qkv, n, heads, kv, c.head_dim);
   std::vector<Tensor> results;

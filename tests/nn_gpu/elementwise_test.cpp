@@ -2,9 +2,9 @@
 #include "moiety/nn/elementwise.h"
 
 #include "moiety/base/graph.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
-#include "tests/model/support.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::nn {
 namespace {

@@ -1,8 +1,8 @@
 // Cross-entropy of rows of logits on a GPU, from a captured graph, has the bits of the reference.
 #include "moiety/base/graph.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
 #include "tests/nn/loss_cases.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::nn {
 namespace {

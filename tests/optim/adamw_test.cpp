@@ -11,6 +11,7 @@
 #include "moiety/base/rng.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/optim/step_decision.h"
+#include "tests/support/bits.h"
 
 namespace moiety::optim {
 namespace {
@@ -64,8 +65,6 @@ void run(Update update, const AdamW& adam, AdamWStep step, const AdamWArgs& args
          uint64_t seed = 0) {
   update(adam, seed, {&step, DType::kUInt8, {sizeof step}}, {{&args, 1}, Device{}}, Stream());
 }
-
-uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
 const AdamW kAdam{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
 

@@ -12,6 +12,7 @@
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/quant/quantize.h"
 #include "tests/optim/model_specs.h"
+#include "tests/support/bits.h"
 
 namespace moiety::optim {
 namespace {
@@ -52,10 +53,6 @@ void contribute(Parameter& p, int step, bool mine) {
     p.grad.data<float>()[at] = mine ? normal_from_word(w[0]) : 0.0f;
   });
   p.overwrite = false;
-}
-
-std::string bytes_of(const TensorView& x) {
-  return x.defined() ? std::string(static_cast<const char*>(x.raw()), x.bytes()) : "";
 }
 
 // Everything that a product reads of a weight in a format.

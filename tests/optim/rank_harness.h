@@ -16,6 +16,7 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "tests/optim/model_specs.h"
+#include "tests/support/bits.h"
 
 namespace moiety::optim {
 
@@ -87,8 +88,7 @@ inline bool same_bits(const Whole& a, const Whole& b) {
   if (a.size() != b.size()) return false;
   for (const auto& [name, x] : a) {
     const auto it = b.find(name);
-    if (it == b.end() || it->second.size() != x.size()) return false;
-    if (std::memcmp(x.data(), it->second.data(), x.size() * sizeof(float)) != 0) return false;
+    if (it == b.end() || !moiety::same_bits(x, it->second)) return false;
   }
   return true;
 }

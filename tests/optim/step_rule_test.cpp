@@ -8,6 +8,7 @@
 
 #include "moiety/optim/adamw.h"
 #include "moiety/optim/grad_norm.h"
+#include "tests/support/bits.h"
 
 namespace moiety::optim {
 namespace {
@@ -136,10 +137,6 @@ TEST(StepRule, LossesComeBackOldestFirst) {
   EXPECT_EQ(restored.last_losses(), (std::vector<double>{0, 1, 2}));
 }
 
-template <class T>
-TensorView bytes_of(T& x) {
-  return {&x, DType::kUInt8, {sizeof(T)}};
-}
 TensorView words_of(std::vector<double>& x) {
   return {x.data(), DType::kFloat64, {static_cast<int64_t>(x.size())}};
 }
@@ -165,13 +162,13 @@ TEST(StepRule, WordsOfTheRanksAreCombined) {
     input[in::kCount] = rank ? 2.5 : 1.5;
     input[in::kCount + 1] = 8;
     std::vector<double> words(width, -1);
-    pack_words(bytes_of(sums), words_of(input), words_of(words), Stream());
+    pack_words(byte_view(sums), words_of(input), words_of(words), Stream());
     all.insert(all.end(), words.begin(), words.end());
   }
   const auto run = [&](NanGuard guard, StepState& state, AdamWStep& step) {
     std::vector<double> report(report_word::kCount + losses, -7);
-    step_rule({.guard = guard}, words_of(input), words_of(all).reshape({2, width}), bytes_of(state),
-              bytes_of(step), words_of(report), Stream());
+    step_rule({.guard = guard}, words_of(input), words_of(all).reshape({2, width}),
+              byte_view(state), byte_view(step), words_of(report), Stream());
     return report;
   };
   StepState state;
@@ -213,9 +210,9 @@ TEST(StepRule, WordsOfTheRanksAreCombined) {
 TEST(StepRule, RefusesWordsThatDoNotFit) {
   GradStatistics sums;
   std::vector<double> input(input_word::kCount + 1), words(rank_word::kCount);
-  EXPECT_THROW(pack_words(bytes_of(sums), words_of(input), words_of(words), Stream()), Error);
+  EXPECT_THROW(pack_words(byte_view(sums), words_of(input), words_of(words), Stream()), Error);
   input.resize(input_word::kCount - 1);
-  EXPECT_THROW(pack_words(bytes_of(sums), words_of(input), words_of(words), Stream()), Error);
+  EXPECT_THROW(pack_words(byte_view(sums), words_of(input), words_of(words), Stream()), Error);
 }
 
 }  // namespace

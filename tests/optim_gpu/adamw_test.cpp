@@ -6,8 +6,8 @@
 
 #include "moiety/base/graph.h"
 #include "moiety/optim/step_decision.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/optim_gpu/cases.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::optim {
 namespace {
@@ -78,7 +78,7 @@ class AdamWGpu : public GpuTest {
 
   // The same step on both.
   void step(const Twin& twin, AdamWStep values, uint64_t seed = 7) {
-    const TensorView host = bytes_of(values);
+    const TensorView host = byte_view(values);
     const Mirror m({host}, stream);
     adamw(kAdam, seed, host, twin.on_host, Stream());
     adamw(kAdam, seed, m(host), twin.on_gpu, stream);
@@ -146,7 +146,7 @@ TEST_F(AdamWGpu, ASkippedStepChangesNothing) {
   const Twin twin(segments, stream);
   AdamWStep values = kStep;
   values.skip = 1;
-  const TensorView host = bytes_of(values);
+  const TensorView host = byte_view(values);
   const Mirror m({host}, stream);
   adamw(kAdam, 7, m(host), twin.on_gpu, stream);
   stream.synchronize();
@@ -160,7 +160,7 @@ TEST_F(AdamWGpu, AGraphReadsTheStepOfTheDay) {
   segments.back().runs = mixed_runs(70001);
   const Twin twin(segments, stream);
   AdamWStep values = kStep;
-  const TensorView host = bytes_of(values);
+  const TensorView host = byte_view(values);
   const Mirror m({host}, stream);
   const Graph graph(stream, [&] { adamw(kAdam, 7, m(host), twin.on_gpu, stream); });
   EXPECT_EQ(graph.nodes(), 1);
@@ -197,8 +197,8 @@ TEST_F(AdamWGpu, Golden) {
     AdamWStep values{.s = d.s, .k1 = d.k1, .k2 = d.k2, .lr = 1e-3f, .wd = 0.1f};
     *x.grad.data<float>() = e.sum;
     copy(m(x.grad), x.grad, stream);
-    const Mirror there({bytes_of(values)}, stream);
-    adamw(kAdam, 0, there(bytes_of(values)), twin.on_gpu, stream);
+    const Mirror there({byte_view(values)}, stream);
+    adamw(kAdam, 0, there(byte_view(values)), twin.on_gpu, stream);
     const auto bits = [&](const Tensor& t) {
       return std::bit_cast<uint32_t>(*m.back(t).data<float>());
     };
@@ -215,9 +215,9 @@ TEST_F(AdamWGpu, RefusesAnotherDevice) {
   segments.back().runs = {{.begin = 0, .end = 8}};
   const Twin twin(segments, stream);
   AdamWStep values;
-  EXPECT_THROW(adamw(kAdam, 0, bytes_of(values), twin.on_gpu, stream), Error);
-  EXPECT_THROW(adamw(kAdam, 0, bytes_of(values), twin.on_host, stream), Error);
-  EXPECT_THROW(adamw(kAdam, 0, bytes_of(values), twin.on_gpu, Stream()), Error);
+  EXPECT_THROW(adamw(kAdam, 0, byte_view(values), twin.on_gpu, stream), Error);
+  EXPECT_THROW(adamw(kAdam, 0, byte_view(values), twin.on_host, stream), Error);
+  EXPECT_THROW(adamw(kAdam, 0, byte_view(values), twin.on_gpu, Stream()), Error);
 }
 
 }  // namespace

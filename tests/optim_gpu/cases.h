@@ -11,7 +11,8 @@
 
 #include "moiety/formats/bf16.h"
 #include "moiety/optim/buffer_layout.h"
-#include "tests/gpu/mirror.h"
+#include "tests/support/bits.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::optim {
 
@@ -101,11 +102,6 @@ inline std::string difference(const Mirror& mirror, const char* what, const Tens
   };
   if (host.dtype() == DType::kFloat64) return compare(double());
   return host.dtype() == DType::kFloat32 ? compare(float()) : compare(bf16());
-}
-
-template <class T>
-TensorView bytes_of(T& x) {
-  return {&x, DType::kUInt8, {sizeof(T)}};
 }
 
 }  // namespace moiety::optim

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "moiety/base/graph.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/optim_gpu/cases.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::optim {
 namespace {
@@ -43,7 +43,7 @@ class GradNormGpu : public GpuTest {
       segments.push_back({g->memory.view().slice(0, g->offset, g->offset + g->size()), g->runs});
     }
     GradStatistics out;
-    grad_statistics({segments, Device{}}, bytes_of(out), Stream());
+    grad_statistics({segments, Device{}}, byte_view(out), Stream());
     return out;
   }
 
@@ -59,11 +59,11 @@ class GradNormGpu : public GpuTest {
     }
     const GradStatisticsTable table(segments, stream.device());
     GradStatistics out{.sumsq = -1, .bad = 5, .bad_parameter = 6};
-    const TensorView host = bytes_of(out);
+    const TensorView host = byte_view(out);
     const Mirror m({host}, stream);
     const auto result = [&] {
       GradStatistics got;
-      copy(bytes_of(got), m(host), stream);
+      copy(byte_view(got), m(host), stream);
       stream.synchronize();
       return got;
     };

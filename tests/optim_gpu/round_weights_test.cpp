@@ -1,8 +1,8 @@
 // Masters are rounded on a GPU as on the CPU.
 #include "moiety/base/graph.h"
 #include "moiety/optim/initialize.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/optim_gpu/cases.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::optim {
 namespace {

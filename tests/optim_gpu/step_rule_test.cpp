@@ -4,8 +4,8 @@
 #include "moiety/base/graph.h"
 #include "moiety/optim/adamw.h"
 #include "moiety/optim/grad_norm.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/optim_gpu/cases.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::optim {
 namespace {
@@ -24,7 +24,7 @@ struct Memory {
   Tensor input, all, report;
 
   std::vector<TensorView> everything() {
-    return {bytes_of(statistics), bytes_of(state), bytes_of(step), input, all, report};
+    return {byte_view(statistics), byte_view(state), byte_view(step), input, all, report};
   }
 };
 
@@ -71,10 +71,10 @@ TEST_F(StepRuleGpu, HasTheBitsOfTheCpu) {
       const Mirror m({tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], tensors[5]},
                      stream);
       const auto pack = [&](const auto& at, int64_t r, const Stream& s) {
-        pack_words(at(bytes_of(x.statistics)), at(x.input), at(x.all.view().select(r)), s);
+        pack_words(at(byte_view(x.statistics)), at(x.input), at(x.all.view().select(r)), s);
       };
       const auto rule = [&](const auto& at, const Stream& s) {
-        step_rule(config, at(x.input), at(x.all), at(bytes_of(x.state)), at(bytes_of(x.step)),
+        step_rule(config, at(x.input), at(x.all), at(byte_view(x.state)), at(byte_view(x.step)),
                   at(x.report), s);
       };
       const auto here = [](const TensorView& t) { return t; };
@@ -83,7 +83,7 @@ TEST_F(StepRuleGpu, HasTheBitsOfTheCpu) {
       for (uint64_t step = 0; step < 500; ++step) {
         for (int64_t r = 0; r < ranks; ++r) {
           fill(x, step, static_cast<uint64_t>(r));
-          copy(m(bytes_of(x.statistics)), bytes_of(x.statistics), stream);
+          copy(m(byte_view(x.statistics)), byte_view(x.statistics), stream);
           copy(m(x.input), x.input, stream);
           pack(m, r, stream);
           pack(here, r, Stream());
@@ -92,12 +92,12 @@ TEST_F(StepRuleGpu, HasTheBitsOfTheCpu) {
         step % 2 ? rule(m, stream) : graph.launch(stream);
         ASSERT_EQ(difference(m, "words", x.all), "") << step;
         ASSERT_EQ(difference(m, "report", x.report), "") << step;
-        ASSERT_EQ(m.difference("step", bytes_of(x.step)), "") << step;
-        ASSERT_EQ(m.difference("state", bytes_of(x.state)), "") << step;
+        ASSERT_EQ(m.difference("step", byte_view(x.step)), "") << step;
+        ASSERT_EQ(m.difference("state", byte_view(x.state)), "") << step;
         if (!x.state.halt) continue;
         ++halts;  // the host clears it
         x.state.halt = x.state.skips_in_row = 0;
-        copy(m(bytes_of(x.state)), bytes_of(x.state), stream);
+        copy(m(byte_view(x.state)), byte_view(x.state), stream);
       }
       EXPECT_GT(halts, 0);
       EXPECT_GT(x.state.t, 200);

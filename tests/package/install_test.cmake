@@ -1,5 +1,5 @@
 # Installs the build into a folder of its own, then builds and runs examples/ against that, as a
-# user would, with each form of the library.
+# user would, with each form of the library. Headers that are installed are the public ones.
 #   cmake -DBUILD=<build folder> -DSOURCE=<clone> -DFORMS=static,shared -P install_test.cmake
 set(work ${BUILD}/package-test)
 set(prefix ${work}/prefix)
@@ -17,6 +17,17 @@ endfunction()
 
 file(REMOVE_RECURSE ${work})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+foreach(public base/tensor_view.h moe/moe_layer.h checkpoint/saver.h)
+  if(NOT EXISTS ${prefix}/include/moiety/${public})
+    message(FATAL_ERROR "moiety/${public} is not installed")
+  endif()
+endforeach()
+# Those of sub-folders, and one that its folder's CMakeLists.txt calls PRIVATE.
+file(GLOB private RELATIVE ${prefix}/include ${prefix}/include/moiety/*/*/*.h
+     ${prefix}/include/moiety/gemm/tile_gemm.h ${prefix}/include/moiety/*/*.cuh)
+if(private)
+  message(FATAL_ERROR "private headers are installed: ${private}")
+endif()
 string(REPLACE "," ";" forms ${FORMS})
 foreach(form ${forms})
   set(build ${work}/examples-${form})

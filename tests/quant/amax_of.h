@@ -6,6 +6,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/quant/quantize.h"
+#include "tests/support/bits.h"
 
 namespace moiety::quant {
 
@@ -22,11 +23,6 @@ inline std::vector<uint32_t> amax_of(const TensorView& x, const RowGroups* group
   groups ? compute_amax_grouped(x, *groups, view, {}, {}) : compute_amax(x, view, {}, {});
   const auto* bits = static_cast<const uint32_t*>(amax.view().raw());
   return {bits, bits + n};
-}
-
-inline std::vector<uint32_t> bits_of(const TensorView& sink) {
-  const auto* bits = static_cast<const uint32_t*>(sink.raw());
-  return {bits, bits + sink.numel()};
 }
 
 }  // namespace moiety::quant

@@ -16,6 +16,8 @@
 #include "moiety/base/rng.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/quant/quantize.h"
+#include "tests/support/bits.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::quant {
 
@@ -253,25 +255,6 @@ class Guarded {
   QuantizedView view_;
 };
 
-inline bool same_bytes(const TensorView& a, const TensorView& b) {
-  return a.defined() == b.defined() && a.bytes() == b.bytes() &&
-         (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())) == 0);
-}
-
-// Where two arrays differ first, for messages.
-inline std::string difference(const char* array, const TensorView& a, const TensorView& b) {
-  if (same_bytes(a, b)) return "";
-  std::string out = std::string(array) + " differs";
-  if (a.bytes() != b.bytes()) return out + " in size; ";
-  const auto* pa = static_cast<const uint8_t*>(a.raw());
-  const auto* pb = static_cast<const uint8_t*>(b.raw());
-  for (int64_t i = 0; i < a.bytes(); ++i) {
-    if (pa[i] != pb[i]) {
-      return out + text(" at byte {} of {}: {} and {}; ", i, a.describe(), int{pa[i]}, int{pb[i]});
-    }
-  }
-  return out;
-}
 // Empty if all arrays are the same, those that are not there too.
 inline std::string difference(const QuantizedView& a, const QuantizedView& b) {
   return difference("row_data", a.row_data, b.row_data) +
@@ -293,17 +276,6 @@ inline QuantizeOptions test_options() {
 inline std::vector<Directions> directions_of(const QuantSpec& spec) {
   if (spec.row_scaled) return {{true, false}};
   return {{true, true}, {true, false}, {false, true}};
-}
-
-// Kind and text of the error that f throws.
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return std::string(moiety::name(e.kind())) + ": " + e.what();
-  }
-  return "no error";
 }
 
 }  // namespace moiety::quant

@@ -11,6 +11,7 @@
 #include "moiety/formats/e5m2.h"
 #include "moiety/formats/quantized.h"
 #include "tests/quant/partial_cast_harness.h"
+#include "tests/support/bits.h"
 
 namespace moiety::quant {
 namespace {
@@ -43,8 +44,6 @@ void step(State& state, float amax, AmaxAlgorithm algorithm = AmaxAlgorithm::kMa
   const DelayedScalingTable table(std::span(&item, 1), algorithm, margin);
   update_delayed_scales(table, Stream());
 }
-
-uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
 TEST(DelayedScaling, ByHand) {
   State s(3);

@@ -69,7 +69,7 @@ TEST_P(DequantizeSpecs, FastPathEqualsReference) {
               implementation(make_dequantize_job("test", q, d, out, what, undo));
             });
           };
-          ASSERT_TRUE(same_bytes(run(dequantize_cpu), run(dequantize_reference)))
+          ASSERT_TRUE(same_bits(run(dequantize_cpu), run(dequantize_reference)))
               << name(shape) << name(data) << " direction " << int(d) << " mode " << mode;
         }
       }
@@ -227,12 +227,12 @@ TEST(Dequantize, ErrorsNameOperationAndArgument) {
   const QuantizedTensor q(QuantSpec::of(Format::kNvfp4), 32, 48, {true, false});
   Tensor out(DType::kFloat32, {32, 48});
   const auto run = [&](Direction d, DequantizeOptions options = {}) {
-    return error_of([&] { dequantize(q, d, out, options, Stream()); });
+    return kind_and_error_of([&] { dequantize(q, d, out, options, Stream()); });
   };
   EXPECT_EQ(run(Direction::kRow), "no error");
   EXPECT_NE(run(Direction::kCol).find("dequantize: x has no col data"), std::string::npos);
   EXPECT_NE(run(Direction::kRow, {.undo_rht = true}).find("undo_rht"), std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               dequantize_operand(q, Direction::kRow, out, Stream());
             }).find("dequantize_operand: out is float32[32, 48], expected bfloat16[32, 48]"),
             std::string::npos);

@@ -28,7 +28,7 @@ TEST(Device, TensorsOfAGpuOnTheCpuStream) {
   const QuantizedView gpu = on_gpu(host.view());
   const QuantizeItem item{on_gpu(x), gpu, {}};
   const auto expect = [](const char* operation, auto&& run) {
-    const std::string error = error_of(run);
+    const std::string error = kind_and_error_of(run);
     EXPECT_NE(error.find(text("{}: ", operation)), std::string::npos) << error;
     EXPECT_NE(error.find("cuda:0"), std::string::npos) << error;
   };
@@ -55,14 +55,14 @@ TEST(Device, AllTensorsOfACallAreOnOne) {
   const QuantizedTensor host(spec, 32, 48, {true, false});
   QuantizeOptions options;
   options.skip = on_gpu(skip);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               quantize(x, host, options, Stream());
             }).find("quantize: skip is uint32[1] on cuda:0, but x is on cpu"),
             std::string::npos);
   const Tensor begin(DType::kInt64, {2});
   const RowGroups groups{{}, on_gpu(begin), {}, 1, 32, 0};
   const QuantizedTensor grouped(spec, 32, 48, quantized_grouped_sizes(spec, 32, 48, 1, {}));
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               quantize_grouped(x, groups, grouped, {}, Stream());
             }).find("groups.begin_E1 is int64[2] on cuda:0, but x is on cpu"),
             std::string::npos);

@@ -13,6 +13,7 @@
 #include "moiety/quant/partial_cast/partial_cast_plan.h"
 #include "moiety/quant/quantize.h"
 #include "moiety/quant/transpose.h"
+#include "tests/support/bits.h"
 
 namespace moiety::quant {
 namespace {
@@ -247,10 +248,6 @@ bool scales_equal(const RankWeight& w, const TensorView& scales, const TensorVie
   return true;
 }
 
-bool same_bits(float a, float b) {
-  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
-}
-
 // Index 0 is `expected`, index 1 too or poison.
 bool scalars_equal(const RankWeight& w, const TensorView& got, const TensorView& expected,
                    bool col) {
@@ -310,7 +307,7 @@ std::string compare_transposed(const PartialWeight& w, std::vector<uint8_t>& row
   for (const auto& [a, b] :
        {std::pair{view.col_data, want.col_data}, std::pair{view.amax, want.amax},
         std::pair{view.tensor_scale, want.tensor_scale}}) {
-    if (!same_bytes(a, b)) return " transposed";
+    if (!same_bits(a, b)) return " transposed";
   }
   return "";
 }
@@ -363,7 +360,7 @@ class Simulation {
         filled.emplace_back(DType::kUInt8, reductions_[r].view().sizes());
         copy(filled[r], reductions_[r], Stream());
       }
-      if (!same_bytes(filled[r], reductions_[r])) bad += text(" reduction buffer of rank {}", r);
+      if (!same_bits(filled[r], reductions_[r])) bad += text(" reduction buffer of rank {}", r);
     }
     for (const auto over : {PartialReduction::Over::kTensor, PartialReduction::Over::kShard}) {
       reduce_max(plans_[0]->reductions(), over, buffers);

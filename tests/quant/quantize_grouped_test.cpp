@@ -191,9 +191,10 @@ TEST(QuantizeGrouped, FaultyGroupsAreEmptyAndRecorded) {
   quantize_grouped(x, p.groups, out, {}, Stream());
   EXPECT_TRUE(out.guards_intact());
   EXPECT_EQ(out.view().tensor_scale.data<float>()[1], 1.0f);
-  EXPECT_NE(
-      error_of([&] { throw_on_fault(p.status); }).find("quantize_grouped: group 1, value 500"),
-      std::string::npos);
+  EXPECT_NE(kind_and_error_of([&] {
+              throw_on_fault(p.status);
+            }).find("quantize_grouped: group 1, value 500"),
+            std::string::npos);
 }
 
 // Groups whose ranges overlap would ask for more columns than the outputs have.
@@ -214,7 +215,7 @@ TEST(QuantizeGrouped, OverlappingGroupsStayInBounds) {
 TEST(QuantizeGrouped, ErrorsNameOperationAndValue) {
   const Problem p(routings()[2]);
   const Tensor x = p.input(DType::kFloat32, Data::kNormal);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               quantized_grouped_sizes(QuantSpec::of(Format::kNvfp4Tile16), 4, 4, 2, {});
             }).find("nvfp4_tile16 is for weights"),
             std::string::npos);
@@ -222,13 +223,13 @@ TEST(QuantizeGrouped, ErrorsNameOperationAndValue) {
   QuantizeOptions options;
   options.row0 = 16;
   options.full_rows = 400;
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               quantize_grouped(x, p.groups, out, options, Stream());
             }).find("quantize_grouped: row0=16"),
             std::string::npos);
   RowGroups other = p.groups;
   other.capacity = 7;
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               quantize_grouped(x, other, out, {}, Stream());
             }).find("groups have a capacity of 7"),
             std::string::npos);

@@ -481,7 +481,7 @@ TEST(Quantize, ErrorsNameOperationArgumentAndValue) {
   const Input x(DType::kFloat32, {32, 48}, Data::kNormal);
   const QuantizedTensor out(QuantSpec::of(Format::kNvfp4), 32, 48, {true, true});
   const auto run = [&](QuantizedView view, QuantizeOptions options = {}) {
-    return error_of([&] { quantize(x, view, options, Stream()); });
+    return kind_and_error_of([&] { quantize(x, view, options, Stream()); });
   };
   EXPECT_EQ(run(out), "no error");
   QuantizedView view = out;
@@ -502,7 +502,7 @@ TEST(Quantize, ErrorsNameOperationArgumentAndValue) {
   EXPECT_NE(run(out, options).find("row0=8 must be a multiple of 16"), std::string::npos);
   options.row0 = 16;
   EXPECT_NE(run(out, options).find("full_rows=40"), std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               QuantSpec spec = QuantSpec::of(Format::kNvfp4);
               spec.row_scaled = true;
               quantized_sizes(spec, 4, 4, {true, true});

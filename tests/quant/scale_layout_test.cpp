@@ -96,7 +96,7 @@ TEST(ScaleLayout, RoundTrips) {
         Tensor out = array(scale_layout_size(q, c.direction, c.layout));
         convert_scales(q, c.direction, c.layout, out, Stream());
         if (is_tile(c.format)) {
-          EXPECT_NE(error_of([&] {
+          EXPECT_NE(kind_and_error_of([&] {
                       compact_scales(out, c.layout, q, c.direction, Stream());
                     }).find("expanded"),
                     std::string::npos);
@@ -127,13 +127,13 @@ TEST(ScaleLayout, FastPathEqualsReference) {
     m.row_stride = turned ? 1 : cols;
     m.col_stride = turned ? scales.size(1) : 1;
     convert_scales_reference(m, c.layout, raw(slow));
-    EXPECT_TRUE(same_bytes(fast, slow));
+    EXPECT_TRUE(same_bits(fast, slow));
   });
 }
 
 TEST(ScaleLayout, RefusesLayoutsOfOtherScales) {
   const QuantizedTensor q(QuantSpec::of(Format::kFp8Block1x128), 4, 256, {true, true});
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               scale_layout_size(q, Direction::kRow, ScaleLayout::kSm100Swizzled);
             }).find("sm100_swizzled is a layout of byte scales"),
             std::string::npos);

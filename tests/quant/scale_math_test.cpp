@@ -10,14 +10,13 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/e5m2.h"
 #include "moiety/quant/rounding.h"
+#include "tests/support/bits.h"
 
 namespace moiety::quant {
 namespace {
 
 constexpr float kInf = HUGE_VALF;
 float from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
-uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
-
 // Non-finite amax of both kinds, whatever the payload.
 const float kNonFinite[] = {kInf, from_bits(0x7F800001u), from_bits(0x7FC00000u),
                             from_bits(0x7FFFFFFFu)};

@@ -84,7 +84,7 @@ TEST(Transpose, RefusesFormatsWhoseDirectionsDiffer) {
     const QuantizedTensor q(QuantSpec::of(format), 32, 32, {true, true});
     const QuantizeItem item{{}, q, {}};
     const QuantizeTable table({&item, 1});
-    EXPECT_NE(error_of([&] {
+    EXPECT_NE(kind_and_error_of([&] {
                 transpose_quantized(table, Stream());
               }).find("different roundings of their source"),
               std::string::npos);
@@ -93,7 +93,7 @@ TEST(Transpose, RefusesFormatsWhoseDirectionsDiffer) {
   const QuantizedTensor q(QuantSpec::of(Format::kMxfp8), 32, 32, {true, true});
   const QuantizeItem item{{}, q, {}};
   transpose_quantized(QuantizeTable({&item, 1}), Stream());
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               quantize_many(QuantizeTable({&item, 1}), Stream());
             }).find("quantize_many: item 0 has no x"),
             std::string::npos);

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include "tests/gpu/gpu_test.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::quant {
 namespace {

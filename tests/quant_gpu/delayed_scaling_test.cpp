@@ -145,10 +145,11 @@ TEST_F(DelayedScalingGpu, AllArraysAreOnTheStreamsDevice) {
   DelayedScalingItem item{gpu.state(0)};
   item.state.scale = cpu.state(0).scale;
   const auto make = [&] { DelayedScalingTable(std::span(&item, 1)); };
-  EXPECT_NE(error_of(make).find("float32[1] is on cpu, others on cuda:0"), std::string::npos);
+  EXPECT_NE(kind_and_error_of(make).find("float32[1] is on cpu, others on cuda:0"),
+            std::string::npos);
   item = {gpu.state(0)};
   const DelayedScalingTable table(std::span(&item, 1));
-  EXPECT_NE(error_of([&] { update_delayed_scales(table, Stream()); }).find("cuda:0"),
+  EXPECT_NE(kind_and_error_of([&] { update_delayed_scales(table, Stream()); }).find("cuda:0"),
             std::string::npos);
 }
 

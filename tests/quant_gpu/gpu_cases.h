@@ -7,8 +7,9 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/quant/quantize/quantize_job.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/quant/cases.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::quant {
 
@@ -33,14 +34,6 @@ class GpuInput {
   Buffer memory_;
   TensorView view_;
 };
-
-// A small array, copied there.
-inline Tensor to_gpu(const TensorView& host, const Stream& stream) {
-  Tensor out(host.dtype(), host.sizes(), stream.device());
-  copy(out, host, stream);
-  stream.synchronize();
-  return out;
-}
 
 // As Guarded of tests/quant/cases.h, on a GPU.
 class GpuGuarded {

@@ -186,17 +186,17 @@ TEST_F(QuantizeGpuCalls, RefuseTensorsElsewhere) {
   const QuantSpec spec = QuantSpec::of(Format::kMxfp8);
   const Tensor here(DType::kBFloat16, {32, 32}), there(DType::kBFloat16, {32, 32}, kGpu);
   const QuantizedTensor out(spec, 32, 32, {true, false}, kGpu);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               quantize(here, out, {}, stream);
             }).find("quantize: row_data is e4m3[32, 32] on cuda:0, but x is on cpu"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { quantize(there, out, {}, Stream()); }).find("must be on cpu"),
+  EXPECT_NE(kind_and_error_of([&] { quantize(there, out, {}, Stream()); }).find("must be on cpu"),
             std::string::npos);
   const QuantizedTensor host(spec, 32, 32, {true, false});
-  EXPECT_NE(error_of([&] { quantize(here, host, {}, stream); }).find("must be on cuda:0"),
+  EXPECT_NE(kind_and_error_of([&] { quantize(here, host, {}, stream); }).find("must be on cuda:0"),
             std::string::npos);
   const QuantizeItem item{there, out, {}};
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               quantize_many(QuantizeTable({&item, 1}), Stream());
             }).find("the tensors are on cuda:0, the stream on cpu"),
             std::string::npos);

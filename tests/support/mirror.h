@@ -2,7 +2,6 @@
 // there.
 #pragma once
 
-#include <cstring>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -11,8 +10,17 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/copy.h"
+#include "tests/support/bits.h"
 
 namespace moiety {
+
+// A copy on the stream's GPU.
+inline Tensor to_gpu(const TensorView& host, const Stream& stream) {
+  Tensor out(host.dtype(), host.sizes(), stream.device());
+  copy(out, host, stream);
+  stream.synchronize();
+  return out;
+}
 
 class Mirror {
  public:
@@ -50,15 +58,7 @@ class Mirror {
 
   // Empty if the copy has the bytes of the tensor as it is now, all of it, not only some view.
   std::string difference(const char* what, const TensorView& host) const {
-    const Tensor got = back(host);
-    const auto* a = static_cast<const std::byte*>(got.view().raw());
-    const auto* b = static_cast<const std::byte*>(host.raw());
-    const int64_t each = byte_size(host.dtype(), 1);
-    for (int64_t i = 0; i < host.bytes(); i += each) {
-      if (std::memcmp(a + i, b + i, static_cast<size_t>(each)) == 0) continue;
-      return text("{}: element {} of {} differs", what, i / each, host.describe());
-    }
-    return {};
+    return moiety::difference(what, back(host), host);
   }
 
  private:

@@ -1,118 +1,17 @@
-// What the tests of gemm share: data, groups, and comparison of every element.
+// Groups of rows for the tests of gemm, in every shape that is hard.
 #pragma once
 
-#include <cmath>
-#include <cstring>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include <gtest/gtest.h>
-
-#include "moiety/base/buffer.h"
-#include "moiety/base/rng.h"
-#include "moiety/formats/bf16.h"
 #include "moiety/gemm/grouped_tensor.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::gemm {
 
 // What outputs are poisoned with: exact in every dtype, and no result of these tests.
 inline constexpr double kSentinel = -0x1p100;
-
-inline double get(const TensorView& x, int64_t i) {
-  switch (x.dtype()) {
-    case DType::kFloat64:
-      return x.data<double>()[i];
-    case DType::kBFloat16:
-      return x.data<bf16>()[i];
-    default:
-      return x.data<float>()[i];
-  }
-}
-
-inline void put(const TensorView& x, int64_t i, double v) {
-  switch (x.dtype()) {
-    case DType::kFloat64:
-      x.data<double>()[i] = v;
-      break;
-    case DType::kBFloat16:
-      x.data<bf16>()[i] = bf16(static_cast<float>(v));
-      break;
-    default:
-      x.data<float>()[i] = static_cast<float>(v);
-  }
-}
-
-// Element (i, j) of a matrix with any row stride.
-inline double get(const TensorView& x, int64_t i, int64_t j) { return get(x, i * x.stride(0) + j); }
-
-inline void fill(const TensorView& x, double value) {
-  for (int64_t i = 0; i < x.numel(); ++i) put(x, i, value);
-}
-
-inline void fill_normal(const TensorView& x, uint32_t id) {
-  for (int64_t i = 0; i < x.numel(); ++i) put(x, i, init_normal(7, id, i));
-}
-
-// Integers in [-limit, limit]: sums of products stay exact in fp32.
-inline void fill_integers(const TensorView& x, uint32_t id, int limit) {
-  const PhiloxKey key = rng_key(11, RngDomain::kInit);
-  for (int64_t i = 0; i < x.numel(); ++i) {
-    const uint32_t word = philox(key, {static_cast<uint32_t>(i), id, 0, 0})[0];
-    put(x, i, static_cast<int>(word % (2 * limit + 1)) - limit);
-  }
-}
-
-inline Tensor normal(DType dtype, std::initializer_list<int64_t> sizes, uint32_t id) {
-  Tensor out(dtype, sizes);
-  fill_normal(out, id);
-  return out;
-}
-
-inline Tensor copy_of(const TensorView& x, DType dtype) {
-  Tensor out(dtype, x.sizes());
-  for (int64_t i = 0; i < x.numel(); ++i) put(out, i, get(x, i));
-  return out;
-}
-inline void copy_into(const TensorView& out, const TensorView& x) {
-  if (x.bytes() > 0) std::memcpy(out.raw(), x.raw(), x.bytes());
-}
-inline Tensor copy_of(const TensorView& x) {
-  Tensor out(x.dtype(), x.sizes());
-  copy_into(out, x);
-  return out;
-}
-
-inline bool same_bits(const TensorView& a, const TensorView& b) {
-  return a.bytes() == b.bytes() &&
-         (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), a.bytes()) == 0);
-}
-
-// Empty if the distance of each row of `got` to that of `expected` is within `bound` times the
-// latter's length. A row of the sentinel is near another such row alone.
-inline std::string far_rows(const char* what, const TensorView& got, const TensorView& expected,
-                            double bound) {
-  const int64_t columns = got.size(-1);
-  for (int64_t i = 0; i < got.numel(); i += columns) {
-    double distance = 0, norm = 0;
-    for (int64_t c = i; c < i + columns; ++c) {
-      const double x = get(got, c), y = get(expected, c);
-      distance += (x - y) * (x - y);
-      norm += y * y;
-    }
-    if (!(distance <= bound * bound * norm)) {
-      return std::string(what) + ": row " + std::to_string(i / columns) + ": " +
-             std::to_string(std::sqrt(distance / norm)) + " of its length; ";
-    }
-  }
-  return {};
-}
-
-// Half a unit in the last place of `dtype` at x.
-inline double half_ulp(DType dtype, double x) {
-  const int mantissa = dtype == DType::kBFloat16 ? 7 : dtype == DType::kFloat32 ? 23 : 52;
-  return x == 0 ? 0 : std::ldexp(1.0, std::ilogb(x) - mantissa - 1);
-}
 
 struct GroupCase {
   std::string name;

@@ -6,7 +6,7 @@
 
 #include "moiety/base/format.h"
 #include "moiety/comm/mpi_group.h"
-#include "tests/mpi/world.h"
+#include "tests/support/mpi/world.h"
 
 namespace moiety::comm::testing {
 namespace {

@@ -9,6 +9,7 @@
 #include "moiety/optim/buffer_layout.h"
 #include "moiety/optim/state_pieces.h"
 #include "tests/optim/model_specs.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::optim {
 namespace {
@@ -277,23 +278,18 @@ TEST(Boxes, PartialRowsAreBoxesOfTheirOwn) {
 }
 
 std::string fault(std::vector<ParamSpec> specs) {
-  try {
-    check_specs(specs);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "none";
+  return error_of([&] { check_specs(specs); });
 }
 
 TEST(Specs, FaultsAreNamed) {
-  EXPECT_EQ(fault(model_specs(1, 3)), "none");
+  EXPECT_EQ(fault(model_specs(1, 3)), kNoError);
   ParamSpec spec = qkv_spec();
   spec.shape = {23, kModel};
   EXPECT_EQ(fault({spec}),
             "parameter attn.qkv.weight: its shape has 138 elements, its matrix is 24 x 6");
   spec = qkv_spec();
   spec.row_map.pop_back();  // padding
-  EXPECT_EQ(fault({spec}), "none");
+  EXPECT_EQ(fault({spec}), kNoError);
   spec = qkv_spec();
   spec.row_map[2].memory_row = 10;
   EXPECT_EQ(fault({spec}), "parameter attn.qkv.weight: a row run at 12 follows 13");

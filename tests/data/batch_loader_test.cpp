@@ -1,3 +1,5 @@
+#include "moiety/data/batch_loader.h"
+
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -8,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/error.h"
-#include "moiety/data/batch_loader.h"
 #include "tests/data/data_helpers.h"
 
 namespace moiety::data {

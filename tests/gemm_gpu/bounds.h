@@ -1,39 +1,10 @@
-// A tensor in host memory and its copy on a GPU; what the two devices make of them is compared.
+// What the two devices make of the same tensors, compared.
 #pragma once
 
-#include "moiety/base/copy.h"
-#include "tests/gemm/support.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/support/tensors.h"
+#include "tests/support/twin.h"
 
 namespace moiety::gemm {
-
-class Twin {
- public:
-  Twin() = default;
-  Twin(DType dtype, std::initializer_list<int64_t> sizes, const Stream& stream)
-      : host(dtype, sizes), gpu(dtype, sizes, stream.device()) {}
-  // A copy of `x`, contiguous.
-  Twin(const TensorView& x, const Stream& stream)
-      : host(copy_of(x)), gpu(x.dtype(), x.sizes(), stream.device()) {
-    upload(stream);
-  }
-
-  void upload(const Stream& stream) const {
-    if (host.view().numel() == 0) return;
-    copy(gpu, host, stream);
-    stream.synchronize();
-  }
-  Tensor download(const Stream& stream) const { return to_host(gpu, stream); }
-
-  Tensor host, gpu;
-};
-
-// The same part of both.
-struct Side {
-  bool gpu;
-  TensorView operator()(const Twin& x) const { return gpu ? x.gpu : x.host; }
-};
-inline constexpr Side kHost{false}, kOnGpu{true};
 
 // Empty if equal in every bit.
 inline std::string difference(const TensorView& got, const TensorView& expected) {

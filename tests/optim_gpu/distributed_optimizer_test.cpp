@@ -15,8 +15,8 @@
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/step_words.h"
 #include "moiety/optim/weight_store.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/optim/model_specs.h"
+#include "tests/support/gpu_test.h"
 
 namespace moiety::optim {
 namespace {
