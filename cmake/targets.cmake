@@ -6,7 +6,8 @@ if(MOIETY_SHARED)
   list(APPEND moiety_libraries moiety_shared)
 endif()
 
-# moiety_choose_cuda(LIST): of x_cuda.cpp and no_x_cuda.cpp keeps the one that this build has.
+# moiety_choose_cuda(LIST): keeps x_cuda.cpp in a build with CUDA, and in one without the few
+# no_x_cuda.cpp that say how it behaves.
 function(moiety_choose_cuda list)
   set(absent ${${list}})
   set(present ${absent})
@@ -36,6 +37,18 @@ function(moiety_public_headers)
   target_sources(moiety PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${headers})
 endfunction()
 
+# moiety_say_cuda(FILE...): tells those of them that ask, by moiety/base/cuda_built.h, whether this
+# build has CUDA. All others are compiled by the same command in both, so that ccache shares them.
+function(moiety_say_cuda)
+  foreach(source ${ARGN})
+    file(STRINGS ${source} asks REGEX "moiety/base/cuda_built\\.h" LIMIT_COUNT 1)
+    if(asks)
+      set_property(SOURCE ${source} APPEND PROPERTY
+        COMPILE_DEFINITIONS MOIETY_CUDA_BUILT=$<BOOL:${moiety_cuda}>)
+    endif()
+  endforeach()
+endfunction()
+
 # moiety_folder(NAME [PRIVATE header...] [EXCLUDE file...] [OPENMP file...] [LINK library...]): the
 # library code of one folder of moiety/; the OPENMP files hold its loops that are spread over cores.
 # Layers are checked by tools/check_layers.py; all folders link into the one library. A folder may be
@@ -48,6 +61,7 @@ function(moiety_folder name)
     list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${excluded})
   endforeach()
   moiety_choose_cuda(sources)
+  moiety_say_cuda(${sources})
   if(moiety_cuda)
     file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cu)
     moiety_cuda_sources(${kernels})

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "moiety/base/integer.h"
+
 namespace moiety {
 
 std::byte* Arena::allocate(int64_t bytes) {
   MOIETY_CHECK(bytes >= 0, "arena {}: {} bytes", name_, bytes);
   const int64_t unit = alignment();
-  const int64_t rounded = std::max(unit, (bytes + unit - 1) / unit * unit);
+  const int64_t rounded = std::max(unit, round_up(bytes, unit));
   while (chunk_ < chunks_.size() && used_ + rounded > chunks_[chunk_].bytes()) {
     ++chunk_;
     used_ = 0;

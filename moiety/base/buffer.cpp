@@ -5,6 +5,7 @@
 
 #include "moiety/base/gpu.h"
 #include "moiety/base/gpu_runtime.h"
+#include "moiety/base/integer.h"
 
 namespace moiety {
 
@@ -21,7 +22,7 @@ void Buffer::Free::operator()(std::byte* p) const {
 Buffer::Buffer(int64_t bytes, const char* what, int64_t alignment) : bytes_(bytes) {
   MOIETY_CHECK(bytes >= 0, "{}: {} bytes", what, bytes);
   if (bytes == 0) return;
-  const int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  const int64_t rounded = round_up(bytes, alignment);
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded)));
   if (!data_) fail(ErrorKind::kOutOfMemory, "{}: out of memory for {}", what, bytes_text(bytes));
   std::memset(data_.get(), 0, rounded);

@@ -38,7 +38,7 @@ int64_t gpu_free_memory(int index);
 // text begins with `what`: "buffer: cuda:0 was asked for, but this build has no CUDA (...)".
 void require_device(const char* what, Device device);
 
-// For no_x_cuda.cpp: throws Error(kUnsupported), "quantize: this build has no CUDA (...)".
+// Throws Error(kUnsupported), "quantize: this build has no CUDA (...)"; see cuda_built.h.
 [[noreturn]] void fail_without_cuda(const char* operation);
 
 }  // namespace moiety

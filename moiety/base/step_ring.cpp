@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "moiety/base/cuda_built.h"
+
 namespace moiety {
 StepRing::StepRing(int64_t bytes, int64_t slots, Device device, const char* what)
     : bytes_(bytes),
@@ -18,7 +20,10 @@ void StepRing::move(std::byte* block, bool inbound, const Stream& stream) {
                            .stride = stride_,
                            .slots = slots_,
                            .inbound = inbound};
-  if (stream.device().type == DeviceType::kCuda) return detail::copy_ring_cuda(c, stream);
+  if (stream.device().type == DeviceType::kCuda) {
+    if constexpr (kCudaBuilt) return detail::copy_ring_cuda(c, stream);
+    fail_without_cuda("step ring");
+  }
   stream.run([=] {
     std::byte* slot = c.ring + static_cast<int64_t>(*c.count % uint64_t(c.slots)) * c.stride;
     c.inbound ? std::memcpy(c.block, slot, c.bytes) : std::memcpy(slot, c.block, c.bytes);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 
 namespace moiety::comm {
@@ -91,7 +92,7 @@ const char* name(Collective kind) {
 }
 
 ElementRange part_of(int64_t n, int rank, int ranks) {
-  const int64_t length = ((n + ranks - 1) / ranks + 63) / 64 * 64;
+  const int64_t length = round_up(ceil_div(n, ranks), 64);
   return {std::min(n, rank * length), std::min(n, (rank + 1) * length)};
 }
 
@@ -108,7 +109,7 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
 void copy_bytes(std::span<const ByteCopy> copies) {
   constexpr int64_t kGrain = 1 << 20;
   std::vector<int64_t> first{0};  // task of each
-  for (const ByteCopy& c : copies) first.push_back(first.back() + (c.bytes + kGrain - 1) / kGrain);
+  for (const ByteCopy& c : copies) first.push_back(first.back() + ceil_div(c.bytes, kGrain));
   parallel_tasks(first.back(), [&](int64_t task) {
     const auto i = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;
     const ByteCopy& c = copies[static_cast<size_t>(i)];

@@ -7,6 +7,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/agree.h"
 #include "moiety/comm/flags.h"
@@ -126,7 +127,7 @@ struct SymmetricBuffer::Impl {
   int64_t bytes = 0;
   std::vector<Memory> memory;  // by rank; behind the `bytes` stand one probe word per rank
 
-  static int64_t probe_offset(int64_t bytes) { return (bytes + 7) / 8 * 8; }
+  static int64_t probe_offset(int64_t bytes) { return round_up(bytes, 8); }
   uint64_t* probe_words(int rank) const {
     return reinterpret_cast<uint64_t*>(memory[rank].get() + probe_offset(bytes));
   }

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/trace.h"
 
 namespace moiety::data {
@@ -167,7 +168,7 @@ ValidationSet::ValidationSet(std::shared_ptr<const SampleSource> source, int64_t
 
 int64_t ValidationSet::batches() const {
   const int64_t micro_step = config_.micro_batch * config_.data_ranks;
-  return (static_cast<int64_t>(samples_.size()) + micro_step - 1) / micro_step;
+  return ceil_div(std::ssize(samples_), micro_step);
 }
 
 const Batch& ValidationSet::batch(int64_t k) {

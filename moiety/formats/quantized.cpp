@@ -3,6 +3,8 @@
 #include <cmath>
 #include <string>
 
+#include "moiety/base/integer.h"
+
 namespace moiety {
 namespace {
 
@@ -19,8 +21,6 @@ constexpr NamedFormat kFormats[] = {
     {Format::kNvfp4, "nvfp4"},
     {Format::kNvfp4Tile16, "nvfp4_tile16"},
 };
-
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 ArraySpec matrix(DType dtype, int64_t rows, int64_t cols) { return {dtype, 2, {rows, cols}}; }
 ArraySpec vector(DType dtype, int64_t n) { return {dtype, 1, {n, 0}}; }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
-#include "moiety/base/gpu.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/gemm_block.h"
@@ -59,16 +61,14 @@ constexpr int64_t kTaskWork = 1 << 18;
 constexpr int64_t kTaskRows = 96;
 constexpr int64_t kTaskColumns = 64;
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 void spread(const BlockGemm& whole) {
   const int64_t work = whole.m * whole.n * std::max<int64_t>(whole.k, 1);
   const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 1, thread_budget());
   // Rows first: every row block packs its columns of b again, which rows amortize.
   const int64_t row_tasks = std::clamp<int64_t>(whole.m / kTaskRows, 1, wanted);
   const int64_t column_tasks =
-      std::clamp<int64_t>(whole.n / kTaskColumns, 1, divide_up(wanted, row_tasks));
-  const int64_t rows = divide_up(whole.m, row_tasks), columns = divide_up(whole.n, column_tasks);
+      std::clamp<int64_t>(whole.n / kTaskColumns, 1, ceil_div(wanted, row_tasks));
+  const int64_t rows = ceil_div(whole.m, row_tasks), columns = ceil_div(whole.n, column_tasks);
   parallel_tasks(row_tasks * column_tasks, [&](int64_t task) {
     BlockGemm part = whole;
     part.row = task / column_tasks * rows;
@@ -132,25 +132,18 @@ void block_gemm(const BlockGemm& block, GemmEngine engine) {
   }
 }
 
-namespace {
-
-void check_devices(const GemmArgs& args, const Stream& stream) {
-  require_device("gemm", args.out.device());
-  for (const auto& [argument, x] :
-       {std::pair{"a", &args.a}, std::pair{"b", &args.b}, std::pair{"out", &args.out},
-        std::pair{"c", &args.c}, std::pair{"a_scale.tensor", &args.a_scale.tensor},
-        std::pair{"a_scale.block", &args.a_scale.block},
-        std::pair{"b_scale.tensor", &args.b_scale.tensor},
-        std::pair{"b_scale.block", &args.b_scale.block}}) {
-    check_device("gemm", argument, *x, stream);
-  }
-}
-
-}  // namespace
-
 void gemm(const GemmArgs& args, Stream stream) {
   const Shape s = check(args);
-  check_devices(args, stream);
+  const bool gpu = check_devices("gemm",
+                                 {{"a", args.a},
+                                  {"b", args.b},
+                                  {"out", args.out},
+                                  {"c", args.c},
+                                  {"a_scale.tensor", args.a_scale.tensor},
+                                  {"a_scale.block", args.a_scale.block},
+                                  {"b_scale.tensor", args.b_scale.tensor},
+                                  {"b_scale.block", args.b_scale.block}},
+                                 stream);
   BlockGemm g;
   g.op = args.op;
   g.dtype = args.a.dtype();
@@ -170,7 +163,10 @@ void gemm(const GemmArgs& args, Stream stream) {
   g.epilogue.old_stride = old.stride(0);
   g.a_scales = block_scales(args.a_scale, args.a_scale.block);
   g.b_scales = block_scales(args.b_scale, args.b_scale.block);
-  if (stream.device().type == DeviceType::kCuda) return gemm_cuda(args, g, stream);
+  if (gpu) {
+    if constexpr (kCudaBuilt) return gemm_cuda(args, g, stream);
+    fail_without_cuda("gemm");
+  }
   stream.run([g, a_scale = args.a_scale, b_scale = args.b_scale]() mutable {
     g.epilogue.a_scale = tensor_scale(a_scale, 0);
     g.epilogue.b_scale = tensor_scale(b_scale, 0);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "moiety/base/integer.h"
 #include "moiety/gemm/gemm_block.h"
 
 namespace moiety::gemm {
@@ -80,8 +81,8 @@ void check_scale(const char* operation, const char* argument, const OperandScale
   if (!scale.block.defined()) return;
   MOIETY_CHECK(scale.block_rows >= 1, "{}: {} of blocks of {} rows", operation, argument,
                scale.block_rows);
-  const int64_t rows = (x.rows + scale.block_rows - 1) / scale.block_rows;
-  const int64_t slices = (x.reduction + kScaledSlice - 1) / kScaledSlice;
+  const int64_t rows = ceil_div(x.rows, scale.block_rows);
+  const int64_t slices = ceil_div(x.reduction, kScaledSlice);
   if (x.each) {
     check_tensor(operation, argument, scale.block, DType::kFloat32, {x.groups, rows, slices});
   } else {

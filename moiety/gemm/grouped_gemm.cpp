@@ -2,7 +2,8 @@
 
 #include <vector>
 
-#include "moiety/base/gpu.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/grouped_block.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
@@ -94,15 +95,16 @@ DType check(const GroupedGemmArgs& args) {
 }
 
 // Whether the operation runs on a GPU, and all that it reads and writes with it.
-using Arguments = std::initializer_list<std::pair<const char*, const TensorView*>>;
-bool on_gpu(const char* operation, const Groups& groups, DType dtype, Arguments arguments,
-            const Stream& stream) {
-  require_device(operation, groups.begin_E1.device());
-  check_device(operation, "groups.begin_E1", groups.begin_E1, stream);
-  check_device(operation, "groups.count_E", groups.count_E, stream);
-  check_device(operation, "groups.status", groups.status, stream);
-  for (const auto& [argument, x] : arguments) check_device(operation, argument, *x, stream);
-  if (stream.device().type == DeviceType::kCpu) return false;
+bool on_gpu(const char* operation, const Groups& groups, DType dtype,
+            std::initializer_list<NamedView> arguments, const Stream& stream) {
+  check_devices(operation, arguments, stream);
+  if (!check_devices(operation,
+                     {{"groups.begin_E1", groups.begin_E1},
+                      {"groups.count_E", groups.count_E},
+                      {"groups.status", groups.status}},
+                     stream)) {
+    return false;
+  }
   if (dtype == DType::kFloat64) {
     fail(ErrorKind::kUnsupported, "{}: {} rows are for CPUs alone", operation, name(dtype));
   }
@@ -112,20 +114,20 @@ bool on_gpu(const char* operation, const Groups& groups, DType dtype, Arguments 
 bool on_gpu(const GroupedGemmArgs& args, DType dtype, const Stream& stream) {
   const TensorView weight = args.w.experts() > 0 ? args.w[0] : TensorView();
   return on_gpu("grouped_gemm", args.groups, dtype,
-                {{"a", &args.a.data},
-                 {"a.source_R", &args.a.source_R},
-                 {"b", &args.b.data},
-                 {"b.source_R", &args.b.source_R},
-                 {"w", &weight},
-                 {"out", &args.out},
-                 {"bias_EN", &args.bias_EN},
-                 {"bias_scale_R", &args.bias_scale_R},
-                 {"alpha", &args.alpha.per_group},
-                 {"beta", &args.beta.per_group},
-                 {"a_scale.tensor", &args.a_scale.tensor},
-                 {"a_scale.block", &args.a_scale.block},
-                 {"b_scale.tensor", &args.b_scale.tensor},
-                 {"b_scale.block", &args.b_scale.block}},
+                {{"a", args.a.data},
+                 {"a.source_R", args.a.source_R},
+                 {"b", args.b.data},
+                 {"b.source_R", args.b.source_R},
+                 {"w", weight},
+                 {"out", args.out},
+                 {"bias_EN", args.bias_EN},
+                 {"bias_scale_R", args.bias_scale_R},
+                 {"alpha", args.alpha.per_group},
+                 {"beta", args.beta.per_group},
+                 {"a_scale.tensor", args.a_scale.tensor},
+                 {"a_scale.block", args.a_scale.block},
+                 {"b_scale.tensor", args.b_scale.tensor},
+                 {"b_scale.block", args.b_scale.block}},
                 stream);
 }
 
@@ -256,7 +258,10 @@ BlockGemm tile_product(const GroupedGemmArgs& args, const RowTile& tile) {
 
 void grouped_gemm(const GroupedGemmArgs& args, Stream stream) {
   const DType dtype = check(args);
-  if (on_gpu(args, dtype, stream)) return grouped_gemm_cuda(args, stream);
+  if (on_gpu(args, dtype, stream)) {
+    if constexpr (kCudaBuilt) return grouped_gemm_cuda(args, stream);
+    fail_without_cuda("grouped_gemm");
+  }
   stream.run([args, dtype] {
     TraceSpan span(TraceLane::kCompute, "grouped_gemm");
     trace_rows(
@@ -290,13 +295,14 @@ void grouped_bias_grad(const GroupedBiasGradArgs& args, Stream stream) {
                  {args.groups.capacity});
   }
   if (on_gpu(op, args.groups, dtype,
-             {{"dy", &args.dy.data},
-              {"dy.source_R", &args.dy.source_R},
-              {"scale_R", &args.scale_R},
-              {"dbias_EN", &args.dbias_EN},
-              {"beta", &args.beta.per_group}},
+             {{"dy", args.dy.data},
+              {"dy.source_R", args.dy.source_R},
+              {"scale_R", args.scale_R},
+              {"dbias_EN", args.dbias_EN},
+              {"beta", args.beta.per_group}},
              stream)) {
-    return grouped_bias_grad_cuda(args, stream);
+    if constexpr (kCudaBuilt) return grouped_bias_grad_cuda(args, stream);
+    fail_without_cuda(op);
   }
   stream.run([args] {
     record_faults(args.groups, OperationId::kGroupedBiasGrad, args.dy.source_R,
@@ -315,12 +321,13 @@ void grouped_scale_grad(const GroupedScaleGradArgs& args, Stream stream) {
                {args.groups.capacity});
   MOIETY_CHECK(args.bias_EN.contiguous(), "{}: bias_EN is {}", op, args.bias_EN.describe());
   if (on_gpu(op, args.groups, dtype,
-             {{"dy", &args.dy.data},
-              {"dy.source_R", &args.dy.source_R},
-              {"bias_EN", &args.bias_EN},
-              {"dscale_R", &args.dscale_R}},
+             {{"dy", args.dy.data},
+              {"dy.source_R", args.dy.source_R},
+              {"bias_EN", args.bias_EN},
+              {"dscale_R", args.dscale_R}},
              stream)) {
-    return grouped_scale_grad_cuda(args, stream);
+    if constexpr (kCudaBuilt) return grouped_scale_grad_cuda(args, stream);
+    fail_without_cuda(op);
   }
   stream.run([args] {
     record_faults(args.groups, OperationId::kGroupedBiasGrad, args.dy.source_R,

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/grouped_block.h"
 
@@ -10,7 +11,7 @@ namespace moiety::gemm {
 void grouped_gemm_cpu(const GroupedGemmArgs& args, GemmEngine engine) {
   if (args.op == GroupedOp::kWgrad) {
     const int64_t rows = args.a.data.size(args.transposed ? 0 : 1);
-    const int64_t blocks = (rows + kTileRows - 1) / kTileRows;
+    const int64_t blocks = ceil_div(rows, kTileRows);
     parallel_tasks(args.groups.experts * blocks, [&](int64_t task) {
       BlockGemm g = group_product(args, task / blocks);
       g.row = task % blocks * kTileRows;

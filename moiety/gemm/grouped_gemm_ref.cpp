@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/grouped_block.h"
 #include "moiety/gemm/row_dot.h"
@@ -57,7 +58,7 @@ void scale_grad(const GroupedScaleGradArgs& args, int64_t e) {
 template <class T, class Math>
 void bias_grad(const GroupedBiasGradArgs& args) {
   const int64_t columns = args.dbias_EN.size(1);
-  const int64_t pieces = (columns + kBiasColumns - 1) / kBiasColumns;
+  const int64_t pieces = ceil_div(columns, kBiasColumns);
   parallel_tasks(args.groups.experts * pieces, [&](int64_t task) {
     const int64_t c = task % pieces * kBiasColumns;
     bias_grad<T, Math>(args, task / pieces, c, std::min(kBiasColumns, columns - c));

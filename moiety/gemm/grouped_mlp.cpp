@@ -2,6 +2,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/mlp_steps.h"
 
@@ -150,8 +151,18 @@ double flops_per_row(const Sizes& s) { return 2.0 * s.model * (s.hidden + s.ffn)
 void record_input_faults(const MlpInput& input) {
   record_faults(input.groups, OperationId::kGroupedMlp, input.source_R, input.x.size(0));
 }
-void record_input_faults_cuda(const MlpInput& input, const Stream& stream) {
-  record_faults_cuda(input.groups, OperationId::kGroupedMlp, {input.x, input.source_R}, {}, stream);
+
+// The same on a GPU, and a product there.
+void record_faults_on_gpu(const MlpInput& input, const Stream& stream) {
+  if constexpr (kCudaBuilt) {
+    return record_faults_cuda(input.groups, OperationId::kGroupedMlp, {input.x, input.source_R}, {},
+                              stream);
+  }
+  fail_without_cuda(kName);
+}
+void run_on_gpu(const GroupedGemmArgs& product, const Stream& stream) {
+  if constexpr (kCudaBuilt) return grouped_products_cuda(product, stream);
+  fail_without_cuda(kName);
 }
 
 // Whether the operation runs on a GPU, and all that it reads and writes with it.
@@ -249,7 +260,8 @@ void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorVi
       fail(ErrorKind::kUnsupported, "{}: out_TD is {}, expected float32 or bfloat16 on a GPU", op,
            out_TD.describe());
     }
-    return sum_rows_cuda(rows_RD, row_TK, out_TD, status, stream);
+    if constexpr (kCudaBuilt) return sum_rows_cuda(rows_RD, row_TK, out_TD, status, stream);
+    fail_without_cuda(op);
   }
   stream.run([=] { run_sum_rows(rows_RD, row_TK, out_TD, status); });
 }
@@ -321,10 +333,10 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
     steps.fc2.bias_scale_R = input.prob_R;
   }
   if (on_gpu(mlp, input, {{"h", h}, {"o", o}, {"workspace", workspace}}, stream)) {
-    record_input_faults_cuda(input, stream);
-    grouped_products_cuda(steps.fc1, stream);
+    record_faults_on_gpu(input, stream);
+    run_on_gpu(steps.fc1, stream);
     if (input.groups.experts > 0) activation_forward(activation(mlp, input, h), t.ffn, stream);
-    grouped_products_cuda(steps.fc2, stream);
+    run_on_gpu(steps.fc2, stream);
     if (s.maps) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
     return;
   }
@@ -345,8 +357,8 @@ void grouped_mlp_hidden(const GroupedMlp& mlp, const MlpInput& input, TensorView
   check(mlp, input, h);
   const GroupedGemmArgs product = fc1(mlp, input, h);
   if (on_gpu(mlp, input, {{"h", h}}, stream)) {
-    record_input_faults_cuda(input, stream);
-    return grouped_products_cuda(product, stream);
+    record_faults_on_gpu(input, stream);
+    return run_on_gpu(product, stream);
   }
   stream.run([=] {
     record_input_faults(input);
@@ -382,12 +394,12 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
               {"bias_beta", g.bias_beta.per_group},
               {"workspace", workspace}},
              stream)) {
-    record_input_faults_cuda(input, stream);
-    grouped_products_cuda(steps.fc2_dgrad, stream);
+    record_faults_on_gpu(input, stream);
+    run_on_gpu(steps.fc2_dgrad, stream);
     if (input.groups.experts > 0) {
       activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
     }
-    grouped_products_cuda(steps.fc1_dgrad, stream);
+    run_on_gpu(steps.fc1_dgrad, stream);
     if (s.maps) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);
     return mlp_bias_gradients(input, g, mlp.b2_ED, stream);
   }
@@ -421,12 +433,12 @@ void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,
   if (on_gpu(mlp, input, {{"d_o", gradients.d_o}, {"dh", gradients.dh}, {"a", gradients.a}},
              stream)) {
     for (const GradTarget* target : {&w2, &w1}) {
-      if (target->grad.experts() > 0) check_device(kName, "gradient", target->grad[0], stream);
-      check_device(kName, "beta", target->beta.per_group, stream);
+      const TensorView grad = target->grad.experts() > 0 ? target->grad[0] : TensorView();
+      check_devices(kName, {{"gradient", grad}, {"beta", target->beta.per_group}}, stream);
     }
-    record_input_faults_cuda(input, stream);
-    if (w2.grad.defined()) grouped_products_cuda(g2, stream);
-    if (w1.grad.defined()) grouped_products_cuda(g1, stream);
+    record_faults_on_gpu(input, stream);
+    if (w2.grad.defined()) run_on_gpu(g2, stream);
+    if (w1.grad.defined()) run_on_gpu(g1, stream);
     return;
   }
   stream.run([=] {

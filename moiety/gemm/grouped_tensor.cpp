@@ -2,76 +2,40 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
-#include <string>
-#include <vector>
+
+#include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
+#include "moiety/gemm/offsets_scan.h"
 
 namespace moiety::gemm {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
-int64_t saturating_mul(int64_t a, int64_t b) {
-  int64_t out;
-  return __builtin_mul_overflow(a, b, &out) ? std::numeric_limits<int64_t>::max() : out;
-}
-
-int64_t saturating_add(int64_t a, int64_t b) {
-  int64_t out;
-  return __builtin_add_overflow(a, b, &out) ? std::numeric_limits<int64_t>::max() : out;
-}
-
-// Writes one offset; false if it had to be saturated.
-bool put(const TensorView& out, int64_t i, int64_t value) {
-  if (out.dtype() == DType::kInt64) {
-    out.data<int64_t>()[i] = value;
-    return value < std::numeric_limits<int64_t>::max();
+// As scan_counts of grouped_offsets_cuda.cu, group after group.
+void run(const OffsetsScan& scan, const TensorView& status) {
+  const auto fault = [&](uint32_t bit, int64_t e, int64_t value) {
+    record_fault(status, bit, OperationId::kGroupedOffsets, e, value);
+  };
+  std::array<int64_t, kMaxOffsets> total{};
+  const std::span outputs(scan.outputs, static_cast<size_t>(scan.size));
+  for (const OffsetsScan::Output& o : outputs) {
+    if (o.leading_zero) o.out.put(0, 0);
   }
-  const int64_t limit = std::numeric_limits<int32_t>::max();
-  out.data<int32_t>()[i] = static_cast<int32_t>(std::min(value, limit));
-  return value <= limit;
-}
-
-constexpr size_t kMaxOutputs = 16;
-
-struct Scan {
-  TensorView count_E, status;
-  std::array<OffsetSpec, kMaxOutputs> outputs;
-  size_t size = 0;
-  int64_t capacity = 0;
-
-  // The rows of group e after `used` rows; what cannot be is a fault and 0.
-  int64_t rows(int64_t e, int64_t used) const {
-    const int64_t n =
-        count_E.dtype() == DType::kInt64 ? count_E.data<int64_t>()[e] : count_E.data<int32_t>()[e];
-    if (n >= 0 && n <= capacity - used) return n;
-    record_fault(status, kFaultGroup, OperationId::kGroupedOffsets, e, n);
-    return 0;
-  }
-
-  void run() const {
-    const int64_t experts = count_E.size(0);
-    std::array<int64_t, kMaxOutputs> total{};
-    const auto write = [&](size_t o, int64_t i, int64_t e) {
-      if (!put(outputs[o].out, i, total[o])) {
-        record_fault(status, kFaultSaturated, OperationId::kGroupedOffsets, e, total[o]);
-      }
-    };
-    for (size_t o = 0; o < size; ++o) {
-      if (outputs[o].leading_zero) write(o, 0, 0);
+  int64_t used = 0;
+  for (int64_t e = 0; e < scan.experts; ++e) {
+    int64_t n = scan.count.get(e);
+    if (!scan.fits(n, used)) {
+      fault(kFaultGroup, e, n);
+      n = 0;
     }
-    int64_t used = 0;
-    for (int64_t e = 0; e < experts; ++e) {
-      const int64_t n = rows(e, used);
-      used += n;
-      for (size_t o = 0; o < size; ++o) {
-        const OffsetSpec& spec = outputs[o];
-        total[o] = saturating_add(total[o], saturating_mul(ceil_div(n, spec.div), spec.mul));
-        write(o, e + (spec.leading_zero ? 1 : 0), e);
-      }
+    used += n;
+    for (size_t o = 0; o < outputs.size(); ++o) {
+      total[o] = saturating_add(total[o], outputs[o].size(n));
+      if (!outputs[o].put(e, total[o])) fault(kFaultSaturated, e, total[o]);
     }
   }
-};
+}
+
+Integers integers(const TensorView& x) { return {x.raw(), x.dtype() == DType::kInt64}; }
 
 }  // namespace
 
@@ -92,24 +56,32 @@ void record_faults(const Groups& groups, OperationId operation, const TensorView
 
 void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, int64_t capacity,
                      TensorView status, Stream stream) {
+  const char* op = "grouped_offsets";
   MOIETY_CHECK(count_E.dims() == 1 && count_E.contiguous() &&
                    (count_E.dtype() == DType::kInt64 || count_E.dtype() == DType::kInt32),
-               "grouped_offsets: count_E is {}, expected int32[*] or int64[*]", count_E.describe());
-  MOIETY_CHECK(outputs.size() <= kMaxOutputs, "grouped_offsets: {} outputs, at most {}",
-               outputs.size(), kMaxOutputs);
-  MOIETY_CHECK(capacity >= 0, "grouped_offsets: capacity {}", capacity);
-  if (status.defined()) check_tensor("grouped_offsets", "status", status, DType::kUInt32, {4});
-  Scan scan{count_E, status, {}, outputs.size(), capacity};
-  for (size_t o = 0; o < outputs.size(); ++o) {
-    const OffsetSpec& spec = outputs[o];
+               "{}: count_E is {}, expected int32[*] or int64[*]", op, count_E.describe());
+  MOIETY_CHECK(outputs.size() <= kMaxOffsets, "{}: {} outputs, at most {}", op, outputs.size(),
+               kMaxOffsets);
+  MOIETY_CHECK(capacity >= 0, "{}: capacity {}", op, capacity);
+  if (status.defined()) check_tensor(op, "status", status, DType::kUInt32, {4});
+  OffsetsScan scan{.count = integers(count_E),
+                   .experts = count_E.size(0),
+                   .capacity = capacity,
+                   .outputs = {},
+                   .status = status.defined() ? status.data<uint32_t>() : nullptr};
+  for (const OffsetSpec& spec : outputs) {
     const DType dtype = spec.out.dtype() == DType::kInt32 ? DType::kInt32 : DType::kInt64;
-    check_tensor("grouped_offsets", "out", spec.out, dtype,
-                 {count_E.size(0) + (spec.leading_zero ? 1 : 0)});
-    MOIETY_CHECK(spec.div >= 1 && spec.mul >= 0, "grouped_offsets: div {}, mul {}", spec.div,
-                 spec.mul);
-    scan.outputs[o] = spec;
+    check_tensor(op, "out", spec.out, dtype, {scan.experts + (spec.leading_zero ? 1 : 0)});
+    MOIETY_CHECK(spec.out.contiguous(), "{}: out is {}", op, spec.out.describe());
+    MOIETY_CHECK(spec.div >= 1 && spec.mul >= 0, "{}: div {}, mul {}", op, spec.div, spec.mul);
+    check_device(op, "out", spec.out, stream);
+    scan.outputs[scan.size++] = {integers(spec.out), spec.div, spec.mul, spec.leading_zero};
   }
-  stream.run([scan] { scan.run(); });
+  if (check_devices(op, {{"count_E", count_E}, {"status", status}}, stream)) {
+    if constexpr (kCudaBuilt) return grouped_offsets_cuda(scan, stream);
+    fail_without_cuda(op);
+  }
+  stream.run([scan, status] { run(scan, status); });
 }
 
 int64_t offsets_bound(int64_t capacity, int64_t experts, int64_t div, int64_t mul) {

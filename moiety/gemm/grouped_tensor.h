@@ -38,7 +38,8 @@ struct OffsetSpec {
 
 // Every offset from one scan of int32 or int64 counts; at most 16 outputs. A negative count is a
 // fault and counts as 0. `capacity`: rows of the buffer; counts that exceed it in sum are a fault
-// of the first group past it, which (as all after it that do not fit) counts as 0.
+// of the first group past it, which (as all after it that do not fit) counts as 0. On a GPU if the
+// stream is; the same values and faults.
 void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, int64_t capacity,
                      TensorView status, Stream stream);
 

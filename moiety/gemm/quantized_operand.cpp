@@ -5,6 +5,8 @@
 
 #include "moiety/base/check_devices.h"
 #include "moiety/base/copy.h"
+#include "moiety/base/cuda_built.h"
+#include "moiety/base/integer.h"
 #include "moiety/gemm/quantized_operand_cuda.h"
 #include "moiety/quant/dequantize.h"
 
@@ -71,7 +73,7 @@ struct OperandSize {
 };
 OperandSize operand_size(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols) {
   if (!lies_transposed(spec.format, direction)) return {rows, cols};
-  return {cols, spec.rht_col ? (rows + 15) / 16 * 16 : rows};
+  return {cols, spec.rht_col ? round_up(rows, 16) : rows};
 }
 
 // Tensors that outlive the codes.
@@ -83,7 +85,7 @@ Operand allocate(const QuantSpec& spec, Direction direction, int64_t rows, int64
   out.data = arena.tensor(DType::kBFloat16, {size.rows, size.columns});
   if (is_tensor_scaled(spec.format)) out.scale.tensor = arena.tensor(DType::kFloat32, {groups});
   if (leaves_block_scales(spec)) {
-    out.scale.block = arena.tensor(DType::kFloat32, {size.rows, (size.columns + 127) / 128});
+    out.scale.block = arena.tensor(DType::kFloat32, {size.rows, ceil_div(size.columns, 128)});
   }
   return out;
 }
@@ -113,14 +115,11 @@ TensorView transposed(const TensorView& x) {
                     std::array{x.stride(0), x.stride(2), x.stride(1)}, x.device());
 }
 
-// What the arena takes for so many bytes.
-int64_t taken(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 int64_t code_bytes(const QuantizedSizes& s) {
   int64_t bytes = 0;
   for (const ArraySpec* a :
        {&s.row_data, &s.row_scales, &s.col_data, &s.col_scales, &s.amax, &s.tensor_scale}) {
-    bytes += taken(a->bytes());
+    bytes += padded_bytes(a->bytes());
   }
   return bytes;
 }
@@ -195,15 +194,16 @@ Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena
   const int64_t tail = spec.rht_col ? 16 : 1;  // rows of a transform
   if (check_devices("quantized operand", {{"groups", groups.begin_E1}, {"arena", out.begin_E1}},
                     stream)) {
-    return operand_groups_cuda(groups, tail, out, stream), out;
+    if constexpr (kCudaBuilt) return operand_groups_cuda(groups, tail, out, stream), out;
+    fail_without_cuda("quantized operand");
   }
   stream.run([=] {
     int64_t begin = 0;
     for (int64_t e = 0; e < groups.experts; ++e) {
       const int64_t rows = group_rows(groups, e).rows;
       out.begin_E1.data<int64_t>()[e] = begin;
-      out.count_E.data<int64_t>()[e] = (rows + tail - 1) / tail * tail;
-      begin += (rows + 127) / 128 * 128;
+      out.count_E.data<int64_t>()[e] = round_up(rows, tail);
+      begin += round_up(rows, 128);
     }
     out.begin_E1.data<int64_t>()[groups.experts] = begin;
   });
@@ -224,7 +224,7 @@ Operand make_weight_operand(const QuantSpec& spec, Direction wanted, const Linea
   if (leaves_block_scales(spec)) {
     MOIETY_CHECK(spec.format == Format::kFp8Block128x128,
                  "quantized weight: {} with scales that are no powers of two", name(spec.format));
-    blocks = arena.tensor(DType::kFloat32, {experts, (rows + 127) / 128, (cols + 127) / 128});
+    blocks = arena.tensor(DType::kFloat32, {experts, ceil_div(rows, 128), ceil_div(cols, 128)});
     out.scale.block = wanted == Direction::kRow ? blocks : transposed(blocks);
     out.scale.block_rows = 128;
   }
@@ -252,9 +252,10 @@ OperandBytes operand_bytes(const QuantSpec& spec, Direction direction, int64_t r
   const OperandSize size =
       operand_size(spec, direction, padded ? grouped_columns(rows, groups) : rows, cols);
   OperandBytes out;
-  out.kept = taken(2 * size.rows * size.columns);
-  if (is_tensor_scaled(spec.format)) out.kept += taken(4 * std::max<int64_t>(groups, 1));
-  if (leaves_block_scales(spec)) out.kept += taken(4 * size.rows * ((size.columns + 127) / 128));
+  out.kept = padded_bytes(2 * size.rows * size.columns);
+  if (is_tensor_scaled(spec.format)) out.kept += padded_bytes(4 * std::max<int64_t>(groups, 1));
+  if (leaves_block_scales(spec))
+    out.kept += padded_bytes(4 * size.rows * ceil_div(size.columns, 128));
   out.peak = out.kept + code_bytes(groups > 0 ? quantized_grouped_sizes(spec, rows, cols, groups,
                                                                         only(direction))
                                               : quantized_sizes(spec, rows, cols, only(direction)));
@@ -266,10 +267,10 @@ OperandBytes weight_operand_bytes(const QuantSpec& spec, Direction wanted, int64
   const Direction direction = is_tile(spec.format) ? Direction::kRow : wanted;
   const OperandSize size = operand_size(spec, direction, rows, cols);
   OperandBytes out;
-  out.kept = taken(2 * experts * size.rows * size.columns);
-  if (is_tensor_scaled(spec.format)) out.kept += taken(4 * experts);
+  out.kept = padded_bytes(2 * experts * size.rows * size.columns);
+  if (is_tensor_scaled(spec.format)) out.kept += padded_bytes(4 * experts);
   if (leaves_block_scales(spec)) {
-    out.kept += taken(4 * experts * ((rows + 127) / 128) * ((cols + 127) / 128));
+    out.kept += padded_bytes(4 * experts * ceil_div(rows, 128) * ceil_div(cols, 128));
   }
   out.peak = out.kept;
   if (!in_format) out.peak += code_bytes(quantized_sizes(spec, rows, cols, only(direction)));

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/activation_block.h"
@@ -119,7 +120,10 @@ void activation_forward(const ActivationArgs& args, TensorView a, Stream stream)
   check_matrix("a", a, args.h.dtype(), args.h.size(0), a.size(1));
   block.a = a.raw();
   block.a_stride = a.stride(0);
-  if (on_gpu(args, a, stream)) return activation_forward_cuda(args, block, a, stream);
+  if (on_gpu(args, a, stream)) {
+    if constexpr (kCudaBuilt) return activation_forward_cuda(args, block, a, stream);
+    fail_without_cuda("activation");
+  }
   stream.run([args, block, a] {
     const TraceSpan span(TraceLane::kCompute, "activation", {{"rows", args.h.size(0)}});
     for_live_rows(args, block, a, [](const ActivationBlock& b) {
@@ -146,7 +150,8 @@ void activation_backward(const ActivationArgs& args, TensorView da, TensorView d
   block.dh_stride = dh.stride(0);
   block.dprob = dprob_R.raw();
   if (on_gpu(args, a, stream, da, dh, dprob_R)) {
-    return activation_backward_cuda(args, block, da, dh, a, stream);
+    if constexpr (kCudaBuilt) return activation_backward_cuda(args, block, da, dh, a, stream);
+    fail_without_cuda("activation");
   }
   stream.run([args, block, dh] {
     const TraceSpan span(TraceLane::kCompute, "activation_backward", {{"rows", args.h.size(0)}});

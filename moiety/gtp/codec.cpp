@@ -1,6 +1,7 @@
 #include "moiety/gtp/codec.h"
 
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/quant/scale_layout.h"
 
 namespace moiety::gtp {
@@ -68,7 +69,7 @@ class LayoutMaker {
 
   Area place(int64_t bytes, bool scratch) {
     int64_t& total = scratch ? out_.scratch_bytes : out_.slot_bytes;
-    const Area area{(total + kAreaAlignment - 1) / kAreaAlignment * kAreaAlignment, bytes, scratch};
+    const Area area{round_up(total, kAreaAlignment), bytes, scratch};
     total = area.offset + bytes * out_.shape.members;
     return area;
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/formats/bf16.h"
@@ -16,7 +17,7 @@ constexpr int64_t kTile = 512;        // columns whose sums stay in the nearest 
 constexpr int64_t kGrain = 32 << 10;  // elements of a task
 constexpr int64_t kAlignment = 64;    // of the parts of a send slot
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t aligned(int64_t bytes) { return round_up(bytes, kAlignment); }
 
 int64_t first_row(const Layout& layout) { return layout.global_box(0).rows.begin; }
 // The row of the slice that a token has; -1: none.

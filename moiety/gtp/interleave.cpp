@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "moiety/base/check_devices.h"
 #include "moiety/base/parallel.h"
 
 namespace moiety::gtp {
@@ -14,8 +15,7 @@ void interleave(TensorView parts, TensorView out, Stream stream) {
   MOIETY_CHECK(parts.contiguous() && out.contiguous(),
                "{}: parts are {}, out is {}, expected no gaps", op, parts.describe(),
                out.describe());
-  check_device(op, "parts", parts, stream);
-  check_device(op, "out", out, stream);
+  check_devices(op, {{"parts", parts}, {"out", out}}, stream);
   const auto* from = parts.data<uint8_t>();
   auto* to = out.data<uint8_t>();
   if (out.numel() == 0) return;

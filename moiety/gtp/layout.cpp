@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 
 namespace moiety::gtp {
 namespace {
@@ -23,9 +24,6 @@ int stride(const Grid& grid, Axis axis) {
       return 1;
   }
 }
-
-int64_t ceil_div(int64_t n, int64_t q) { return (n + q - 1) / q; }
-int64_t up(int64_t n, int64_t q) { return ceil_div(n, q) * q; }
 
 }  // namespace
 
@@ -102,7 +100,7 @@ void check_grid(const Grid& grid, int ranks) {
 }
 
 int64_t Layout::slice_rows() const {
-  if (vocabulary) return up(ceil_div(rows, tp_size), align);
+  if (vocabulary) return round_up(ceil_div(rows, tp_size), align);
   return tp_axis == 0 ? rows / tp_size : rows;
 }
 
@@ -113,7 +111,7 @@ int64_t Layout::real_rows() const {
   return std::clamp<int64_t>(rows - tp_rank * slice_rows(), 0, slice_rows());
 }
 
-int64_t Layout::shard_rows() const { return up(slice_rows(), align * gtp_size) / gtp_size; }
+int64_t Layout::shard_rows() const { return round_up(slice_rows(), align * gtp_size) / gtp_size; }
 
 Range Layout::valid(int g) const {
   const int64_t s = shard_rows(), n = real_rows();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "moiety/base/integer.h"
+
 namespace moiety::gtp {
 namespace {
 
@@ -10,7 +12,7 @@ constexpr int64_t kAlignment = 256;
 
 // What a slot takes; slots of no bytes have an address of their own too.
 int64_t room(int64_t bytes) {
-  return std::max<int64_t>(1, (bytes + kAlignment - 1) / kAlignment) * kAlignment;
+  return std::max<int64_t>(1, ceil_div(bytes, kAlignment)) * kAlignment;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/comm/collective.h"
 #include "moiety/comm/flags.h"
 #include "moiety/gtp/hash.h"
@@ -30,7 +31,7 @@ constexpr uint64_t kPoisonRank = (uint64_t{1} << 31) - 1;
 SlotArena::Block MappedTransport::allocate(const std::string& what, int64_t bytes) {
   auto memory = comm::SymmetricBuffer::create(comm_, text("{}, {}", name(), what), bytes);
   blocks_.push_back({memory, allocated_});
-  allocated_ += (bytes + kPage - 1) / kPage * kPage;
+  allocated_ += round_up(bytes, kPage);
   return {TensorView(memory.local(), DType::kUInt8, {bytes}),
           std::make_shared<comm::SymmetricBuffer>(memory)};
 }

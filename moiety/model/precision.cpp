@@ -1,5 +1,7 @@
 #include "moiety/model/precision.h"
 
+#include "moiety/base/integer.h"
+
 namespace moiety::model {
 namespace {
 
@@ -44,7 +46,7 @@ gemm::Recipe make_recipe(RecipeKind kind, const RecipeOptions& options) {
 
 KeptLayers kept_layers(RecipeKind kind, int64_t layers) {
   if (kind != RecipeKind::kNvfp4 || layers < 8) return {};
-  return {(layers + 31) / 32, (layers + 7) / 8};
+  return {ceil_div(layers, 32), ceil_div(layers, 8)};
 }
 
 std::optional<QuantSpec> kept_format(const gemm::Recipe& recipe, int64_t columns) {

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/moe/moe_layer.h"
 #include "moiety/nn/loss.h"
 
@@ -54,7 +55,8 @@ void count_targets(const TargetCount& a, Stream stream) {
           operation,
           {{"target", a.target_T}, {"mask", a.mask_T}, {"own", a.own_2}, {"scope", a.scope_2}},
           stream)) {
-    return count_targets_cuda(a, stream);
+    if constexpr (kCudaBuilt) return count_targets_cuda(a, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] {
     const int32_t* target = a.target_T.data<int32_t>();
@@ -80,7 +82,8 @@ void add_counts(const RoutingCounts& a, const StepSums& sums, Stream stream) {
           operation,
           {{"own", a.own_2}, {"count", a.count_LSE}, {"info", a.info_LW}, {"sums", count_2}},
           stream)) {
-    return add_counts_cuda(a, sums, stream);
+    if constexpr (kCudaBuilt) return add_counts_cuda(a, sums, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] {
     for (int i = 0; i < 2 && a.own_2.defined(); ++i) {
@@ -100,7 +103,8 @@ void sum_layers(TensorView x_LSE, TensorView out_SE, Stream stream) {
                "{}: out is {}, expected int64 or float64", operation, out_SE.describe());
   check_tensor(operation, "x", x_LSE, dtype, {-1, out_SE.size(0), out_SE.size(1)});
   if (check_devices(operation, {{"x", x_LSE}, {"out", out_SE}}, stream)) {
-    return sum_layers_cuda(x_LSE, out_SE, stream);
+    if constexpr (kCudaBuilt) return sum_layers_cuda(x_LSE, out_SE, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] {
     dtype == DType::kInt64 ? sum_layers_ref<int64_t>(x_LSE, out_SE)
@@ -116,7 +120,8 @@ void add_routing_losses(TensorView weight_2, TensorView loss_2, const StepSums& 
   check_tensor(operation, "loss", loss_2, DType::kFloat64, {2});
   if (check_devices(operation, {{"weight", weight_2}, {"loss", loss_2}, {"sums", loss_3}},
                     stream)) {
-    return add_routing_losses_cuda(weight_2, loss_2, sums, stream);
+    if constexpr (kCudaBuilt) return add_routing_losses_cuda(weight_2, loss_2, sums, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] {
     const auto n = static_cast<double>(weight_2.data<int64_t>()[0]);
@@ -130,7 +135,8 @@ void add_losses(TensorView loss_T, const StepSums& sums, Stream stream) {
   check_tensor(operation, "loss", loss_T, DType::kFloat32, {-1});
   MOIETY_CHECK(loss_T.contiguous(), "{}: loss is {}", operation, loss_T.describe());
   if (check_devices(operation, {{"loss", loss_T}, {"sums", loss_3}}, stream)) {
-    return add_losses_cuda(loss_T, sums, stream);
+    if constexpr (kCudaBuilt) return add_losses_cuda(loss_T, sums, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] {
     std::array<double, kLossLanes> lane{};

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/nn/element.h"
@@ -50,7 +51,7 @@ void add_parts(const TensorView& parts, int64_t ranks, const TensorView& addend,
                const TensorView& out) {
   constexpr int64_t kBlock = 2048;
   const int64_t n = out.numel();
-  parallel_for((n + kBlock - 1) / kBlock, 16, [&](int64_t begin, int64_t end) {
+  parallel_for(ceil_div(n, kBlock), 16, [&](int64_t begin, int64_t end) {
     float* sum = nn::thread_scratch<float>(kBlock);
     for (int64_t at = begin * kBlock; at < std::min(end * kBlock, n); at += kBlock) {
       const int64_t count = std::min(kBlock, n - at);

@@ -1,6 +1,7 @@
 #include "moiety/moe/combine.h"
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
 
@@ -48,14 +49,17 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
 
   if (group.impl()->on_gpu()) {
     check_gpu_rows(kName, "gy", gy);
-    issue_on_gpu(group, stream, [&](Epoch, const Stream& on) {
-      if (!weights) return copy_rows_cuda(plan, g, {}, gy, false, on);
-      const auto& g_TD = std::get<TensorView>(args.g_TD);
-      scale_rows_cuda(
-          plan, {g_TD, args.slot_w, args.y_CD, std::get<TensorView>(args.gy_CD), args.g_slot_w},
-          on);
-    });
-    return;
+    if constexpr (kCudaBuilt) {
+      issue_on_gpu(group, stream, [&](Epoch, const Stream& on) {
+        if (!weights) return copy_rows_cuda(plan, g, {}, gy, false, on);
+        const auto& g_TD = std::get<TensorView>(args.g_TD);
+        scale_rows_cuda(
+            plan, {g_TD, args.slot_w, args.y_CD, std::get<TensorView>(args.gy_CD), args.g_slot_w},
+            on);
+      });
+      return;
+    }
+    fail_without_cuda(kName);
   }
   const Signature signature{.op = OpKind::kCombineBackward,
                             .format = g.format,

@@ -1,6 +1,7 @@
 #include "moiety/moe/dispatch.h"
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
 
@@ -35,10 +36,13 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
     if (args.sink.defined()) {
       fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
     }
-    issue_on_gpu(group, stream, [&](Epoch, const Stream& on) {
-      copy_rows_cuda(plan, x, args.w_TK, rows, args.zero_tail, on);
-    });
-    return;
+    if constexpr (kCudaBuilt) {
+      issue_on_gpu(group, stream, [&](Epoch, const Stream& on) {
+        copy_rows_cuda(plan, x, args.w_TK, rows, args.zero_tail, on);
+      });
+      return;
+    }
+    fail_without_cuda(kName);
   }
   const Signature signature{.op = OpKind::kDispatch,
                             .format = x.format,

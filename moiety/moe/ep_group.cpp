@@ -5,6 +5,7 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/comm/symmetric_buffer.h"
 #include "moiety/moe/exchange_collective.h"
@@ -180,7 +181,10 @@ void EpGroup::take_report(TensorView report, Stream stream) {
   check_tensor(kName, "report", report, DType::kInt64, {3});
   impl_->check_stream(kName, stream);
   check_device(kName, "report", report, stream);
-  if (impl_->on_gpu()) return take_report_cuda(report, impl_->gpu(), stream);
+  if (impl_->on_gpu()) {
+    if constexpr (kCudaBuilt) return take_report_cuda(report, impl_->gpu(), stream);
+    fail_without_cuda(kName);
+  }
   stream.run([impl = impl_, report] {
     for (int i = 0; i < 3; ++i) {
       report.data<int64_t>()[i * report.stride(0)] = std::exchange(impl->findings.report[i], 0);

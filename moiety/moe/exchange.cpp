@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
 
@@ -210,8 +211,11 @@ void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const 
   if (args.addend.defined()) check_home("addend", args.addend);
   check_sum_record(op, group, plan, args.y_CD, args.reduction);
   if (group.impl()->on_gpu()) {
-    issue_on_gpu(group, stream, [&](Epoch, const Stream& on) { sum_rows_cuda(plan, args, on); });
-    return;
+    if constexpr (kCudaBuilt) {
+      issue_on_gpu(group, stream, [&](Epoch, const Stream& on) { sum_rows_cuda(plan, args, on); });
+      return;
+    }
+    fail_without_cuda(op);
   }
   const Signature signature{.op = names.kind,
                             .format = payload_format(dtype),

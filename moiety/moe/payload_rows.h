@@ -6,14 +6,12 @@
 #include <cstring>
 #include <string>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/stream.h"
 #include "moiety/moe/payload.h"
 #include "moiety/moe/prepare.h"
 
 namespace moiety::moe {
-
-constexpr int64_t ceil_div(int64_t n, int64_t q) { return (n + q - 1) / q; }
-constexpr int64_t round_up(int64_t n, int64_t q) { return ceil_div(n, q) * q; }
 
 // The rows of a matrix, the elements of a vector, of a view that may be strided or absent.
 class Rows {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
 
@@ -113,10 +114,13 @@ EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, 
   EpPlan plan = lay_out(static_cast<std::byte*>(plan_memory.raw()), g.options.device, g.map, rank,
                         g.limits, args, &bytes);
   if (g.on_gpu()) {
-    plan.epoch = issue_on_gpu(group, stream, [&](Epoch epoch, const Stream& on) {
-      prepare_cuda(plan, args, epoch, g.gpu(), on);
-    });
-    return plan;
+    if constexpr (kCudaBuilt) {
+      plan.epoch = issue_on_gpu(group, stream, [&](Epoch epoch, const Stream& on) {
+        prepare_cuda(plan, args, epoch, g.gpu(), on);
+      });
+      return plan;
+    }
+    fail_without_cuda("ep prepare");
   }
   plan.epoch = issue(group, {.op = OpKind::kPrepare}, stream,
                      [impl = group.impl(), plan, args](Exchange& exchange) {

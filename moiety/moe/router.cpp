@@ -4,6 +4,7 @@
 #include <array>
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
@@ -148,10 +149,10 @@ void backward_in_fp32(const RouterConfig& config, const RouterBackwardArgs& args
   const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
   Parts parts(args.workspace, stream);
   const TensorView dlogits = parts.take(DType::kFloat32, tokens, experts);
-  if (gpu) {
-    detail::backward_rows_cuda(config, args, dlogits, stream);
-  } else {
+  if (!gpu) {
     stream.run([=] { detail::backward_rows(config, args, dlogits); });
+  } else if constexpr (kCudaBuilt) {
+    detail::backward_rows_cuda(config, args, dlogits, stream);
   }
   TensorView h = args.h_TD, w = args.w_ED;
   if (h.dtype() != DType::kFloat32) {
@@ -174,17 +175,20 @@ void backward_in_fp32(const RouterConfig& config, const RouterBackwardArgs& args
 // The same by tensor cores: three bf16 pieces that add up to the gradient of the logits.
 void backward_in_pieces(const RouterConfig& config, const RouterBackwardArgs& args,
                         const Stream& stream) {
-  const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
-  Parts parts(args.workspace, stream);
-  const TensorView sums = parts.take(DType::kFloat32, 3 * experts, model);
-  const TensorView w = parts.take(DType::kBFloat16, 3 * experts, model);
-  const TensorView pieces = parts.take(DType::kBFloat16, tokens, 3 * experts);
-  detail::backward_rows_cuda(config, args, pieces, stream);
-  detail::stack_rows_cuda(args.w_ED, w, stream);
-  add_hidden_gradient(args, pieces, w, stream);
-  if (!args.dw_ED.defined()) return;
-  gemm::gemm({.op = gemm::GemmOp::kNT, .a = pieces, .b = args.h_TD, .out = sums, .c = {}}, stream);
-  detail::add_pieces_cuda(sums, args.dw_ED, args.dw_beta, stream);
+  if constexpr (kCudaBuilt) {
+    const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
+    Parts parts(args.workspace, stream);
+    const TensorView sums = parts.take(DType::kFloat32, 3 * experts, model);
+    const TensorView w = parts.take(DType::kBFloat16, 3 * experts, model);
+    const TensorView pieces = parts.take(DType::kBFloat16, tokens, 3 * experts);
+    detail::backward_rows_cuda(config, args, pieces, stream);
+    detail::stack_rows_cuda(args.w_ED, w, stream);
+    add_hidden_gradient(args, pieces, w, stream);
+    if (!args.dw_ED.defined()) return;
+    gemm::gemm({.op = gemm::GemmOp::kNT, .a = pieces, .b = args.h_TD, .out = sums, .c = {}},
+               stream);
+    detail::add_pieces_cuda(sums, args.dw_ED, args.dw_beta, stream);
+  }
 }
 
 void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
@@ -320,7 +324,10 @@ void router_forward(const RouterConfig& config, const RouterForwardArgs& args, S
   gemm::gemm(
       {.op = gemm::GemmOp::kTN, .a = args.h_TD, .b = args.w_ED, .out = args.logits_TE, .c = {}},
       stream);
-  if (gpu) return detail::forward_rows_cuda(config, args, stream);
+  if (gpu) {
+    if constexpr (kCudaBuilt) return detail::forward_rows_cuda(config, args, stream);
+    fail_without_cuda(op);
+  }
   stream.run([=] { detail::forward_rows(config, args); });
 }
 
@@ -338,13 +345,15 @@ void router_losses(const RouterConfig& config, const RouterLossArgs& args, Strea
                      {"scope", args.scope},
                      {"loss_2", args.loss_2}},
                     stream)) {
-    return detail::add_losses_cuda(config, args, stream);
+    if constexpr (kCudaBuilt) return detail::add_losses_cuda(config, args, stream);
+    fail_without_cuda(op);
   }
   stream.run([=] { add_losses(config, args); });
 }
 
 void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream) {
   const bool gpu = check_backward(config, args, stream);
+  if (gpu && !kCudaBuilt) fail_without_cuda("router_backward");
   const TraceSpan span(TraceLane::kCompute, "router_backward",
                        {{"tokens", args.h_TD.size(0)}, {"experts", config.experts}});
   const bool pieces = gpu && args.h_TD.dtype() == DType::kBFloat16;
@@ -359,7 +368,8 @@ void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Strea
   check_contiguous(op, "count_E", count_E, DType::kInt64, {experts});
   if (skip.defined()) check_tensor(op, "skip", skip, DType::kInt32, {1});
   if (check_devices(op, {{"bias_E", bias_E}, {"count_E", count_E}, {"skip", skip}}, stream)) {
-    return detail::update_bias_cuda(bias_E, count_E, rate, skip, stream);
+    if constexpr (kCudaBuilt) return detail::update_bias_cuda(bias_E, count_E, rate, skip, stream);
+    fail_without_cuda(op);
   }
   stream.run([=] {
     if (skip.defined() && *skip.data<int32_t>() != 0) return;

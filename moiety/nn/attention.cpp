@@ -1,6 +1,7 @@
 #include "moiety/nn/attention.h"
 
-#include "moiety/base/gpu.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/nn/attention_cuda.h"
 #include "moiety/nn/element.h"
@@ -54,22 +55,24 @@ void check_documents(const char* operation, const AttentionArgs& a) {
 
 // Whether the operation runs on a GPU, and all that it reads and writes with it.
 bool on_gpu(const char* operation, const AttentionArgs& a, const Stream& stream) {
-  require_device(operation, a.q_BSGMC.device());
-  for (const auto& [argument, x] :
-       {std::pair{"q", &a.q_BSGMC}, std::pair{"k", &a.k_BSGC}, std::pair{"v", &a.v_BSGC},
-        std::pair{"document_start", &a.document_start_BS}, std::pair{"o", &a.o_BSGMC},
-        std::pair{"lse", &a.lse_BGMS}}) {
-    check_device(operation, argument, *x, stream);
-  }
-  return stream.device().type == DeviceType::kCuda;
+  return check_devices(operation,
+                       {{"q", a.q_BSGMC},
+                        {"k", a.k_BSGC},
+                        {"v", a.v_BSGC},
+                        {"document_start", a.document_start_BS},
+                        {"o", a.o_BSGMC},
+                        {"lse", a.lse_BGMS}},
+                       stream);
 }
 
 bool on_gpu(const char* operation, const AttentionBackwardArgs& a, const Stream& stream) {
-  for (const auto& [argument, x] :
-       {std::pair{"do", &a.do_BSGMC}, std::pair{"dq", &a.dq_BSGMC}, std::pair{"dk", &a.dk_BSGC},
-        std::pair{"dv", &a.dv_BSGC}, std::pair{"delta", &a.delta_BGMS}}) {
-    check_device(operation, argument, *x, stream);
-  }
+  check_devices(operation,
+                {{"do", a.do_BSGMC},
+                 {"dq", a.dq_BSGMC},
+                 {"dk", a.dk_BSGC},
+                 {"dv", a.dv_BSGC},
+                 {"delta", a.delta_BGMS}},
+                stream);
   if (!on_gpu(operation, a.forward, stream)) return false;
   const TensorView& lse = a.forward.lse_BGMS;
   check_tensor(operation, "delta", a.delta_BGMS, lse.dtype(),
@@ -87,7 +90,10 @@ double causal_flops(const AttentionArgs& a) {
 
 void attention(const AttentionArgs& a, Stream stream) {
   check_forward("attention", a);
-  if (on_gpu("attention", a, stream)) return attention_cuda(a, stream);
+  if (on_gpu("attention", a, stream)) {
+    if constexpr (kCudaBuilt) return attention_cuda(a, stream);
+    fail_without_cuda("attention");
+  }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "attention",
                          {{"sequences", a.q_BSGMC.size(0)},
@@ -109,7 +115,10 @@ void attention_backward(const AttentionBackwardArgs& a, Stream stream) {
   check_heads(operation, "dq", a.dq_BSGMC, q.dtype(), like_q);
   check_heads(operation, "dk", a.dk_BSGC, q.dtype(), like_k);
   check_heads(operation, "dv", a.dv_BSGC, q.dtype(), like_k);
-  if (on_gpu(operation, a, stream)) return attention_backward_cuda(a, stream);
+  if (on_gpu(operation, a, stream)) {
+    if constexpr (kCudaBuilt) return attention_backward_cuda(a, stream);
+    fail_without_cuda(operation);
+  }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, operation,
                          {{"sequences", q.size(0)},

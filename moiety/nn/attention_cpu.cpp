@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/math.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
@@ -19,8 +20,6 @@ namespace {
 
 constexpr int64_t kQueries = 32, kKeys = 64, kPanel = 16, kMaxHeadDim = 256;
 constexpr float kLowest = std::numeric_limits<float>::lowest();
-
-constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // Rows of one head in storage: row i is at data + i * stride (elements).
 struct StoredRows {

@@ -1,5 +1,6 @@
 #include "moiety/nn/elementwise.h"
 
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/math.h"
 #include "moiety/base/parallel.h"
 #include "moiety/nn/element.h"
@@ -23,7 +24,8 @@ void document_starts(TensorView position_BS, TensorView start_BS, Stream stream)
     check_elements(operation, argument, x, DType::kInt32, position_BS.numel());
   }
   if (check_devices(operation, {{"position", position_BS}, {"start", start_BS}}, stream)) {
-    return document_starts_cuda(position_BS, start_BS, stream);
+    if constexpr (kCudaBuilt) return document_starts_cuda(position_BS, start_BS, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] {
     const int64_t seq_len = position_BS.size(1);
@@ -39,7 +41,8 @@ void round_to_bf16(TensorView x, TensorView out, bool accumulate, Stream stream)
   check_elements(operation, "x", x, DType::kFloat32, x.numel());
   check_elements(operation, "out", out, DType::kBFloat16, x.numel());
   if (check_devices(operation, {{"x", x}, {"out", out}}, stream)) {
-    return round_to_bf16_cuda(x, out, accumulate, stream);
+    if constexpr (kCudaBuilt) return round_to_bf16_cuda(x, out, accumulate, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] {
     const float* in = x.data<float>();
@@ -54,7 +57,10 @@ void round_to_bf16(TensorView x, TensorView out, bool accumulate, Stream stream)
 
 void apply_sigmoid(TensorView x_T, Stream stream) {
   check_elements("sigmoid", "x", x_T, DType::kFloat32, x_T.numel());
-  if (check_devices("sigmoid", {{"x", x_T}}, stream)) return apply_sigmoid_cuda(x_T, stream);
+  if (check_devices("sigmoid", {{"x", x_T}}, stream)) {
+    if constexpr (kCudaBuilt) return apply_sigmoid_cuda(x_T, stream);
+    fail_without_cuda("sigmoid");
+  }
   stream.run([=] {
     float* x = x_T.data<float>();
     for (int64_t t = 0; t < x_T.numel(); ++t) x[t] = sigmoid(x[t]);
@@ -68,7 +74,8 @@ void sigmoid_gradient(TensorView s_T, TensorView dy_T, TensorView dx_T, Stream s
   check_elements(operation, "dx", dx_T, dx_T.dtype(), dx_T.numel());
   check_element(operation, dx_T.dtype());
   if (on_gpu(operation, dx_T.dtype(), {{"s", s_T}, {"dy", dy_T}, {"dx", dx_T}}, stream)) {
-    return sigmoid_gradient_cuda(s_T, dy_T, dx_T, stream);
+    if constexpr (kCudaBuilt) return sigmoid_gradient_cuda(s_T, dy_T, dx_T, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] {
     const float* s = s_T.data<float>();
@@ -86,7 +93,8 @@ void set_random_state(const RandomState& a, Stream stream) {
   check_tensor(operation, "state", a.state_2, DType::kUInt64, {2});
   if (a.draw_at.defined()) check_tensor(operation, "draw", a.draw_at, DType::kUInt64, {1});
   if (check_devices(operation, {{"state", a.state_2}, {"draw", a.draw_at}}, stream)) {
-    return set_random_state_cuda(a, stream);
+    if constexpr (kCudaBuilt) return set_random_state_cuda(a, stream);
+    fail_without_cuda(operation);
   }
   stream.run([a] {
     a.state_2.data<uint64_t>()[0] = a.seed;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/nn/element.h"
@@ -67,7 +68,8 @@ void embedding(const EmbeddingArgs& a, Stream stream) {
                "embedding: table, token and out must be contiguous");
   if (on_gpu("embedding", a.table_VD.dtype(),
              {{"table", a.table_VD}, {"token", a.token_T}, {"out", a.out_TD}}, stream)) {
-    return embedding_cuda(a, stream);
+    if constexpr (kCudaBuilt) return embedding_cuda(a, stream);
+    fail_without_cuda("embedding");
   }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "embedding", {{"tokens", a.token_T.size(0)}});
@@ -101,7 +103,8 @@ void embedding_backward(const EmbeddingBackwardArgs& a, Stream stream) {
               {"grad", a.grad_VD},
               {"workspace", a.workspace}},
              stream)) {
-    return embedding_backward_cuda(a, stream);
+    if constexpr (kCudaBuilt) return embedding_backward_cuda(a, stream);
+    fail_without_cuda("embedding_backward");
   }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "embedding_backward",

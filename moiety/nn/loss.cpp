@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/nn/element.h"
 #include "moiety/nn/linear.h"
@@ -66,8 +67,10 @@ void cross_entropy(const CrossEntropyArgs& a, Stream stream) {
               {"mask", a.mask_N},
               {"loss", a.loss_N},
               {"dlogits", a.dlogits_NV}},
-             stream))
-    return cross_entropy_cuda(a, stream);
+             stream)) {
+    if constexpr (kCudaBuilt) return cross_entropy_cuda(a, stream);
+    fail_without_cuda("cross_entropy");
+  }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "cross_entropy",
                          {{"tokens", rows}, {"vocabulary", vocabulary}});

@@ -1,5 +1,6 @@
 #include "moiety/nn/norm.h"
 
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/nn/element.h"
 #include "moiety/nn/rows.h"
@@ -28,7 +29,8 @@ void norm(const NormArgs& a, Stream stream) {
   if (on_gpu("norm", a.x.dtype(),
              {{"x", a.x}, {"weight", a.weight_D}, {"y", a.y}, {"sink.amax", a.sink.amax}},
              stream)) {
-    return norm_cuda(a, stream);
+    if constexpr (kCudaBuilt) return norm_cuda(a, stream);
+    fail_without_cuda("norm");
   }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "norm", {{"rows", row_count(a.x)}});
@@ -58,7 +60,8 @@ void norm_backward(const NormBackwardArgs& a, Stream stream) {
               {"grad", a.grad_D},
               {"workspace", a.workspace}},
              stream)) {
-    return norm_backward_cuda(a, stream);
+    if constexpr (kCudaBuilt) return norm_backward_cuda(a, stream);
+    fail_without_cuda("norm_backward");
   }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "norm_backward", {{"rows", row_count(a.x)}});

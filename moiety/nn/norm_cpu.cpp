@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
 #include "moiety/nn/element.h"
@@ -31,7 +32,7 @@ struct Rows {
 MOIETY_INLINE float dot(const float* a, const float* b, int64_t n) {
   constexpr int64_t kLanes = 32, kGroup = 8;
   float lane[kLanes];
-  const int64_t whole = n / kGroup, groups = (n + kGroup - 1) / kGroup;
+  const int64_t whole = n / kGroup, groups = ceil_div(n, kGroup);
   for (int64_t l = 0; l < std::min(groups, kLanes); ++l) lane[l] = 0.0f;
   for (int64_t g = 0; g < whole; ++g, a += kGroup, b += kGroup) {
     float v = lane[g % kLanes];

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/nn/element.h"
 
@@ -42,7 +43,8 @@ void rope(const RopeArgs& a, Stream stream) {
   }
   if (on_gpu("rope", a.x_TGNC.dtype(),
              {{"x", a.x_TGNC}, {"table", a.table}, {"position", a.position_T}}, stream)) {
-    return rope_cuda(a, stream);
+    if constexpr (kCudaBuilt) return rope_cuda(a, stream);
+    fail_without_cuda("rope");
   }
   stream.run([=] {
     const TraceSpan span(TraceLane::kCompute, "rope", {{"tokens", tokens}});

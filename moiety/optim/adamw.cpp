@@ -1,6 +1,7 @@
 #include "moiety/optim/adamw.h"
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/optim/adamw_table.h"
 
@@ -58,7 +59,8 @@ AdamWTable::AdamWTable(std::span<const AdamWArgs> segments, Device device) {
     for (const ElementRun& run : a.runs) impl->elements += run.end - run.begin;
   }
   if (device.type == DeviceType::kCuda && impl->elements > 0) {
-    impl->on_gpu = detail::make_device_table(impl->segments, device);
+    require_device("adamw", device);
+    if constexpr (kCudaBuilt) impl->on_gpu = detail::make_device_table(impl->segments, device);
   }
   impl_ = impl;
 }
@@ -72,7 +74,9 @@ void adamw(const AdamW& adam, uint64_t seed, TensorView step, const AdamWTable& 
                name(stream.device()));
   const detail::AdamWConstants constants(adam, seed);
   if (check_devices("adamw", {{"step", step}}, stream)) {
-    return detail::adamw_cuda(constants, step, *table.impl_->on_gpu, stream);
+    if constexpr (kCudaBuilt)
+      return detail::adamw_cuda(constants, step, *table.impl_->on_gpu, stream);
+    fail_without_cuda("adamw");
   }
   stream.run([=, impl = table.impl_] {
     const TraceSpan span(TraceLane::kCompute, "adamw", {{"elements", impl->elements}});

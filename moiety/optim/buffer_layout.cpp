@@ -9,12 +9,11 @@
 
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/rng.h"
 
 namespace moiety::optim {
 namespace {
-
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 int64_t product(std::span<const int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());

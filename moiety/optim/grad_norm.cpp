@@ -1,6 +1,7 @@
 #include "moiety/optim/grad_norm.h"
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/optim/grad_norm_table.h"
 
@@ -60,7 +61,8 @@ GradStatisticsTable::GradStatisticsTable(std::span<const GradSegment> segments, 
     impl->elements += s.grad.numel();
   }
   if (device.type == DeviceType::kCuda) {
-    impl->on_gpu = detail::make_device_table(impl->segments, device);
+    require_device("grad_statistics", device);
+    if constexpr (kCudaBuilt) impl->on_gpu = detail::make_device_table(impl->segments, device);
   }
   impl_ = impl;
 }
@@ -72,7 +74,9 @@ void grad_statistics(const GradStatisticsTable& table, TensorView out, Stream st
                "grad_statistics: the table is of {}, the stream of {}", name(table.impl_->device),
                name(stream.device()));
   if (check_devices("grad_statistics", {{"out", out}}, stream)) {
-    return detail::grad_statistics_cuda(*table.impl_->on_gpu, out, stream);
+    if constexpr (kCudaBuilt)
+      return detail::grad_statistics_cuda(*table.impl_->on_gpu, out, stream);
+    fail_without_cuda("grad_statistics");
   }
   stream.run([&sum, impl = table.impl_] {
     const TraceSpan span(TraceLane::kCompute, "grad_statistics", {{"elements", impl->elements}});

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
 #include "moiety/formats/bf16.h"
@@ -119,9 +120,9 @@ std::span<const ElementRun> runs_within(std::span<const ElementRun> runs, int64_
 
 template <class G>
 GradStatistics sum_segment(const G* data, int64_t n, std::span<const ElementRun> runs) {
-  const int64_t blocks = (n + kNormBlock - 1) / kNormBlock;
+  const int64_t blocks = ceil_div(n, kNormBlock);
   Sums sums(blocks);
-  std::vector<GradStatistics> tasks((blocks + kGrain - 1) / kGrain);
+  std::vector<GradStatistics> tasks(ceil_div(blocks, kGrain));
   parallel_for(blocks, kGrain, [&](int64_t begin, int64_t end) {
     GradStatistics task;
     for (int64_t b = begin; b < end; ++b) {

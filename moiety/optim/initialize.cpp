@@ -5,6 +5,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/check_devices.h"
 #include "moiety/base/copy.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"
 #include "moiety/formats/bf16.h"
@@ -72,7 +73,8 @@ void round_weights(TensorView master, TensorView weight, Stream stream) {
   check_tensor("round_weights", "weight", weight,
                weight.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32, {n});
   if (check_devices("round_weights", {{"master", master}, {"weight", weight}}, stream)) {
-    return round_weights_cuda(master, weight, stream);
+    if constexpr (kCudaBuilt) return round_weights_cuda(master, weight, stream);
+    fail_without_cuda("round_weights");
   }
   stream.run([=] {
     const float* from = master.data<float>();

@@ -1,6 +1,7 @@
 #include "moiety/optim/step_rule.h"
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/optim/step_combine.h"
 
 namespace moiety::optim {
@@ -55,7 +56,8 @@ void pack_words(TensorView statistics, TensorView input, TensorView words, Strea
   double* out = words.data<double>();
   if (check_devices(operation, {{"statistics", statistics}, {"input", input}, {"words", words}},
                     stream)) {
-    return detail::pack_words_cuda(sums, in, losses, out, stream);
+    if constexpr (kCudaBuilt) return detail::pack_words_cuda(sums, in, losses, out, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] { detail::pack(*sums, in, losses, out); });
 }
@@ -83,7 +85,8 @@ void step_rule(const StepRuleConfig& config, TensorView input, TensorView all_wo
                      {"step", step},
                      {"report", report}},
                     stream)) {
-    return detail::step_rule_cuda(job, stream);
+    if constexpr (kCudaBuilt) return detail::step_rule_cuda(job, stream);
+    fail_without_cuda(operation);
   }
   stream.run([=] { detail::run_step_rule(job); });
 }

@@ -2,7 +2,8 @@
 
 #include <vector>
 
-#include "moiety/base/gpu.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/quant/delayed_scaling_cuda.h"
 
@@ -23,16 +24,17 @@ void check_state(const char* operation, const DelayedScaling& state) {
   check_tensor(operation, "step_amax", state.step_amax, DType::kFloat32, {1});
 }
 
-void check_devices(const char* operation, const DelayedScalingItem& item, Device place) {
+void check_place(const char* operation, const DelayedScalingItem& item, Device place) {
   const DelayedScaling& s = item.state;
-  for (const TensorView* x :
-       {&s.history, &s.position, &s.scale, &s.scale_inv, &s.step_amax, &item.flags}) {
-    MOIETY_CHECK(!x->defined() || x->device() == place, "{}: {} is on {}, others on {}", operation,
-                 x->describe(), name(x->device()), name(place));
-  }
+  check_devices(operation,
+                {{"history", s.history},
+                 {"position", s.position},
+                 {"scale", s.scale},
+                 {"scale_inv", s.scale_inv},
+                 {"step_amax", s.step_amax},
+                 {"flags", item.flags}},
+                place);
 }
-
-bool on_gpu(const Device& device) { return device.type == DeviceType::kCuda; }
 
 }  // namespace
 
@@ -53,14 +55,17 @@ DelayedScalingTable::DelayedScalingTable(std::span<const DelayedScalingItem> ite
   if (!items.empty()) impl_->place = items[0].state.history.device();
   for (const DelayedScalingItem& item : items) {
     check_state(op, item.state);
-    check_devices(op, item, impl_->place);
+    check_place(op, item, impl_->place);
     MOIETY_CHECK(item.element == DType::kE4M3 || item.element == DType::kE5M2,
                  "{}: element is {}, expected e4m3 or e5m2", op, name(item.element));
     if (item.flags.defined()) check_tensor(op, "flags", item.flags, DType::kUInt32, {1});
   }
-  if (!on_gpu(impl_->place)) return;
+  if (impl_->place.type == DeviceType::kCpu) return;
   require_device(op, impl_->place);
-  impl_->device = detail::make_delayed_scaling_table(impl_->items, algorithm, margin, impl_->place);
+  if constexpr (kCudaBuilt) {
+    impl_->device =
+        detail::make_delayed_scaling_table(impl_->items, algorithm, margin, impl_->place);
+  }
 }
 
 DelayedScalingTable::~DelayedScalingTable() = default;
@@ -78,7 +83,10 @@ void update_delayed_scales(const DelayedScalingTable& table, Stream stream) {
   if (table.items().empty()) return;
   const TensorView& any = table.items()[0].state.history;
   check_device("update_delayed_scales", "history", any, stream);
-  if (table.device()) return detail::update_delayed_scales_cuda(*table.device(), stream);
+  if (table.device()) {
+    if constexpr (kCudaBuilt) return detail::update_delayed_scales_cuda(*table.device(), stream);
+    fail_without_cuda("update_delayed_scales");
+  }
   stream.run([&table] {
     const TraceSpan span(TraceLane::kCompute, "update_delayed_scales",
                          {{"tensors", static_cast<int64_t>(table.items().size())}});
@@ -91,9 +99,11 @@ void oldest_first(const DelayedScaling& state, TensorView out_L, Stream stream) 
   check_state(op, state);
   check_tensor(op, "out_L", out_L, DType::kFloat32, {state.history.size(0)});
   MOIETY_CHECK(out_L.contiguous(), "{}: out_L is {}", op, out_L.describe());
-  check_devices(op, {state}, stream.device());
-  check_device(op, "out_L", out_L, stream);
-  if (on_gpu(stream.device())) return detail::oldest_first_cuda(state, out_L, stream);
+  check_place(op, {state}, stream.device());
+  if (check_devices(op, {{"out_L", out_L}}, stream)) {
+    if constexpr (kCudaBuilt) return detail::oldest_first_cuda(state, out_L, stream);
+    fail_without_cuda(op);
+  }
   stream.run([state, out_L] { detail::oldest_first_cpu(state, out_L); });
 }
 

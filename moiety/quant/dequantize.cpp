@@ -2,7 +2,9 @@
 
 #include <utility>
 
-#include "moiety/base/gpu.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/trace.h"
 #include "moiety/quant/convert/dequantize_job.h"
 
@@ -66,7 +68,7 @@ DequantizeJob make_dequantize_job(const char* operation, const QuantizedView& x,
     if (direction == Direction::kCol) ++job.tensor_scale;
     if (spec.row_scaled) job.tensor_stride = 1;
   }
-  job.out_cols = rotated && !undo_rht ? (job.cols + 15) / 16 * 16 : job.cols;
+  job.out_cols = rotated && !undo_rht ? round_up(job.cols, 16) : job.cols;
   job.dtype = out.dtype() == DType::kFloat32 && !operand ? DType::kFloat32 : DType::kBFloat16;
   check_tensor(operation, "out", out, job.dtype, {job.rows, job.out_cols});
   MOIETY_CHECK(out.stride(1) == 1 || job.out_cols <= 1,
@@ -83,15 +85,17 @@ namespace {
 void run(const char* operation, const QuantizedView& x, Direction direction, const TensorView& out,
          Dequantized what, bool undo_rht, const Stream& stream) {
   const DequantizeJob job = make_dequantize_job(operation, x, direction, out, what, undo_rht);
-  require_device(operation, out.device());
-  check_device(operation, "out", out, stream);
-  for (const auto& [argument, view] :
-       {std::pair{"row_data", &x.row_data}, std::pair{"row_scales", &x.row_scales},
-        std::pair{"col_data", &x.col_data}, std::pair{"col_scales", &x.col_scales},
-        std::pair{"tensor_scale", &x.tensor_scale}}) {
-    check_device(operation, argument, *view, stream);
+  if (check_devices(operation,
+                    {{"out", out},
+                     {"row_data", x.row_data},
+                     {"row_scales", x.row_scales},
+                     {"col_data", x.col_data},
+                     {"col_scales", x.col_scales},
+                     {"tensor_scale", x.tensor_scale}},
+                    stream)) {
+    if constexpr (kCudaBuilt) return dequantize_cuda(job, stream);
+    fail_without_cuda(operation);
   }
-  if (stream.device().type == DeviceType::kCuda) return dequantize_cuda(job, stream);
   stream.run([job, operation] {
     const TraceSpan span(TraceLane::kCompute, operation, {{"rows", job.rows}});
     dequantize_cpu(job);

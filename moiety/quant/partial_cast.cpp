@@ -2,7 +2,8 @@
 
 #include <cstring>
 
-#include "moiety/base/gpu.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/quant/partial_cast/partial_cast_cuda.h"
 
@@ -65,17 +66,23 @@ Device place_of(const PartialCastArrays& a) {
   return v.row_scales.defined() ? v.row_scales.device() : v.tensor_scale.device();
 }
 
-void check_devices(const PartialCastArrays& a, Device place, size_t i) {
+void check_place(const PartialCastArrays& a, Device place, size_t i) {
+  const std::string item = text("{}, item {}", kTable, i);
   const QuantizedView& v = a.out;
-  std::vector<const TensorView*> all = {&a.master,     &v.row_data, &v.row_scales,   &v.col_data,
-                                        &v.col_scales, &v.amax,     &v.tensor_scale, &v.flags};
-  if (a.delayed) {
-    all.insert(all.end(), {&a.delayed->scale, &a.delayed->scale_inv, &a.delayed->step_amax});
-  }
-  for (const TensorView* x : all) {
-    MOIETY_CHECK(!x->defined() || x->device() == place, "{}: {} of item {} is on {}, others on {}",
-                 kTable, x->describe(), i, name(x->device()), name(place));
-  }
+  const DelayedScaling delayed = a.delayed ? *a.delayed : DelayedScaling();
+  check_devices(item.c_str(),
+                {{"master", a.master},
+                 {"row_data", v.row_data},
+                 {"row_scales", v.row_scales},
+                 {"col_data", v.col_data},
+                 {"col_scales", v.col_scales},
+                 {"amax", v.amax},
+                 {"tensor_scale", v.tensor_scale},
+                 {"flags", v.flags},
+                 {"delayed.scale", delayed.scale},
+                 {"delayed.scale_inv", delayed.scale_inv},
+                 {"delayed.step_amax", delayed.step_amax}},
+                place);
 }
 
 detail::PartialArrays resolve(const detail::PartialItem& item, const PartialCastArrays& a) {
@@ -133,12 +140,12 @@ PartialCastTable::PartialCastTable(const PartialCastPlan& plan,
   if (!arrays.empty()) impl_->place = place_of(arrays[0]);
   for (size_t i = 0; i < arrays.size(); ++i) {
     check_arrays(plan.items()[i], arrays[i], i);
-    check_devices(arrays[i], impl_->place, i);
+    check_place(arrays[i], impl_->place, i);
     impl_->arrays.push_back(resolve(plan.impl().items[i], arrays[i]));
   }
   if (impl_->place.type == DeviceType::kCpu) return;
   require_device(kTable, impl_->place);
-  impl_->gpu = detail::make_partial_gpu_table(*impl_, impl_->place);
+  if constexpr (kCudaBuilt) impl_->gpu = detail::make_partial_gpu_table(*impl_, impl_->place);
 }
 
 PartialCastTable::~PartialCastTable() = default;
@@ -149,7 +156,11 @@ void partial_amax(const PartialCastPlan& plan, const PartialCastTable& table, Te
                   Stream stream) {
   std::byte* const words = check_call("partial_amax", plan, table, reduction, stream);
   if (plan.items().empty()) return;
-  if (table.impl().gpu) return detail::partial_amax_cuda(*table.impl().gpu, reduction, stream);
+  if (table.impl().gpu) {
+    if constexpr (kCudaBuilt)
+      return detail::partial_amax_cuda(*table.impl().gpu, reduction, stream);
+    fail_without_cuda("partial_amax");
+  }
   stream.run([work = &table.impl(), words] {
     const TraceSpan span(TraceLane::kCompute, "partial_amax",
                          {{"tensors", work->plan->items.size()}});
@@ -161,7 +172,11 @@ void partial_cast(const PartialCastPlan& plan, const PartialCastTable& table, Te
                   Stream stream) {
   const std::byte* const words = check_call("partial_cast", plan, table, reduction, stream);
   if (plan.items().empty()) return;
-  if (table.impl().gpu) return detail::partial_cast_cuda(*table.impl().gpu, reduction, stream);
+  if (table.impl().gpu) {
+    if constexpr (kCudaBuilt)
+      return detail::partial_cast_cuda(*table.impl().gpu, reduction, stream);
+    fail_without_cuda("partial_cast");
+  }
   stream.run([work = &table.impl(), words] {
     const TraceSpan span(TraceLane::kCompute, "partial_cast",
                          {{"tensors", work->plan->items.size()}});

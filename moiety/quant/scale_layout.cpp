@@ -1,14 +1,13 @@
 #include "moiety/quant/scale_layout.h"
 
-#include "moiety/base/gpu.h"
+#include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/trace.h"
 #include "moiety/quant/scale_layout_job.h"
 
 namespace moiety::quant {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-int64_t up(int64_t a, int64_t b) { return b * ceil_div(a, b); }
 
 // The compact scales of a direction. `need_data` false: the shape alone is asked for.
 ScaleMatrix scale_matrix(const char* operation, const QuantizedView& view, Direction direction,
@@ -52,26 +51,26 @@ void check_layout(const char* operation, const QuantizedView& view, ScaleLayout 
   }
 }
 
-// The stream's device is where the scales are.
-void check_place(const char* operation, const QuantizedView& view, Direction direction,
-                 const Stream& stream) {
+// Whether the stream is of a GPU, where then the scales and `other` are too.
+bool on_gpu(const char* operation, const QuantizedView& view, Direction direction,
+            const char* argument, const TensorView& other, const Stream& stream) {
   const bool row = direction == Direction::kRow || is_tile(view.spec.format);
-  const TensorView& scales = row ? view.row_scales : view.col_scales;
-  require_device(operation, scales.device());
-  check_device(operation, row ? "row_scales" : "col_scales", scales, stream);
-  check_device(operation, "flags", view.flags, stream);
+  return check_devices(
+      operation,
+      {{row ? "row_scales" : "col_scales", row ? view.row_scales : view.col_scales},
+       {"flags", view.flags},
+       {argument, other}},
+      stream);
 }
-
-bool on_gpu(const Stream& stream) { return stream.device().type == DeviceType::kCuda; }
 
 ArraySpec array_of(const ScaleMatrix& m, ScaleLayout layout) {
   switch (layout) {
     case ScaleLayout::kSm100Swizzled:
       return {DType::kUInt8, 1, {layout_scales(layout, m.rows, m.cols), 0}};
     case ScaleLayout::kPadded:
-      return {DType::kUInt8, 2, {up(m.rows, 128), up(m.cols, 4)}};
+      return {DType::kUInt8, 2, {round_up(m.rows, 128), round_up(m.cols, 4)}};
     default:
-      return {DType::kFloat32, 2, {m.cols, up(m.rows, 4)}};
+      return {DType::kFloat32, 2, {m.cols, round_up(m.rows, 4)}};
   }
 }
 
@@ -88,7 +87,8 @@ void check_scales(const char* operation, const char* argument, const TensorView&
 }  // namespace
 
 int64_t layout_scales(ScaleLayout layout, int64_t rows, int64_t cols) {
-  return layout == ScaleLayout::kSm90MnMajor ? cols * up(rows, 4) : up(rows, 128) * up(cols, 4);
+  return layout == ScaleLayout::kSm90MnMajor ? cols * round_up(rows, 4)
+                                             : round_up(rows, 128) * round_up(cols, 4);
 }
 
 ArraySpec scale_layout_size(const QuantizedView& view, Direction direction, ScaleLayout layout) {
@@ -101,10 +101,11 @@ void convert_scales(const QuantizedView& view, Direction direction, ScaleLayout 
   check_layout("convert_scales", view, layout);
   const ScaleMatrix in = scale_matrix("convert_scales", view, direction, true);
   check_scales("convert_scales", "out", out, array_of(in, layout));
-  check_place("convert_scales", view, direction, stream);
-  check_device("convert_scales", "out", out, stream);
   auto* to = static_cast<uint8_t*>(out.raw());
-  if (on_gpu(stream)) return convert_scales_cuda(in, layout, to, stream);
+  if (on_gpu("convert_scales", view, direction, "out", out, stream)) {
+    if constexpr (kCudaBuilt) return convert_scales_cuda(in, layout, to, stream);
+    fail_without_cuda("convert_scales");
+  }
   stream.run([in, layout, to] {
     const TraceSpan span(TraceLane::kCompute, "convert_scales", {{"rows", in.rows}});
     convert_scales_cpu(in, layout, to);
@@ -120,10 +121,11 @@ void compact_scales(TensorView scales, ScaleLayout layout, const QuantizedView& 
   }
   const ScaleMatrix out = scale_matrix("compact_scales", view, direction, true);
   check_scales("compact_scales", "scales", scales, array_of(out, layout));
-  check_place("compact_scales", view, direction, stream);
-  check_device("compact_scales", "scales", scales, stream);
   const auto* from = static_cast<const uint8_t*>(scales.raw());
-  if (on_gpu(stream)) return compact_scales_cuda(from, layout, out, stream);
+  if (on_gpu("compact_scales", view, direction, "scales", scales, stream)) {
+    if constexpr (kCudaBuilt) return compact_scales_cuda(from, layout, out, stream);
+    fail_without_cuda("compact_scales");
+  }
   stream.run([from, layout, out] { compact_scales_cpu(from, layout, out); });
 }
 
@@ -135,11 +137,12 @@ void fp8_block_to_mxfp8(const QuantizedView& view, Direction direction, TensorVi
   const ScaleMatrix in = scale_matrix(op, view, direction, true);
   const int64_t cols = direction == Direction::kRow ? view.cols : view.rows;
   check_scales(op, "out", out, {DType::kUE8M0, 2, {in.rows, ceil_div(cols, 32)}});
-  check_place(op, view, direction, stream);
-  check_device(op, "out", out, stream);
   uint32_t* flags = view.flags.defined() ? view.flags.data<uint32_t>() : nullptr;
   auto* to = static_cast<uint8_t*>(out.raw());
-  if (on_gpu(stream)) return fp8_block_to_mxfp8_cuda(in, cols, to, flags, stream);
+  if (on_gpu(op, view, direction, "out", out, stream)) {
+    if constexpr (kCudaBuilt) return fp8_block_to_mxfp8_cuda(in, cols, to, flags, stream);
+    fail_without_cuda(op);
+  }
   stream.run([in, cols, to, flags] { fp8_block_to_mxfp8_cpu(in, cols, to, flags); });
 }
 

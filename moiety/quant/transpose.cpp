@@ -1,5 +1,6 @@
 #include "moiety/quant/transpose.h"
 
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/quant/quantize/quantize_table.h"
 
@@ -36,7 +37,10 @@ void transpose_quantized(const QuantizeTable& table, Stream stream) {
   if (impl->no_transposes) throw *impl->no_transposes;
   if (impl->transposes.empty()) return;
   impl->check_stream("transpose_quantized", stream);
-  if (impl->device_transposes) return transpose_cuda(*impl->device_transposes, stream);
+  if (impl->device_transposes) {
+    if constexpr (kCudaBuilt) return transpose_cuda(*impl->device_transposes, stream);
+    fail_without_cuda("transpose_quantized");
+  }
   stream.run([impl] {
     const TraceSpan span(TraceLane::kCompute, "transpose_quantized",
                          {{"tensors", static_cast<int64_t>(impl->transposes.size())}});

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tests/gemm/groups.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gemm {
 namespace {
@@ -88,6 +89,24 @@ TEST(OffsetsFaults, NegativeAndTooLargeCountsAreEmpty) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(out.data<int64_t>()[i], expected[i]);
   EXPECT_EQ(status.data<uint32_t>()[2], 1u);
   EXPECT_EQ(status.data<uint32_t>()[3], static_cast<uint32_t>(-1));
+}
+
+// Views are enough: no memory of a GPU is touched.
+TEST(OffsetsErrors, TensorsOfAGpuOnTheCpuStream) {
+  const Device gpu{DeviceType::kCuda, 0};
+  const Tensor count_E = counts_of({1, 2}, DType::kInt64), out(DType::kInt64, {3}),
+               status(DType::kUInt32, {4});
+  const auto there = [&](const Tensor& x) {
+    return TensorView(x.view().raw(), x.dtype(), x.sizes(), gpu);
+  };
+  const auto error = [&](const TensorView& counts, const TensorView& to, const TensorView& faults) {
+    const OffsetSpec spec{1, 1, true, to};
+    return error_of([&] { grouped_offsets(counts, {&spec, 1}, 10, faults, Stream()); });
+  };
+  const std::string but = " on cuda:0, but must be on cpu as the stream";
+  EXPECT_EQ(error(there(count_E), out, status), "grouped_offsets: count_E is int64[2]" + but);
+  EXPECT_EQ(error(count_E, there(out), status), "grouped_offsets: out is int64[3]" + but);
+  EXPECT_EQ(error(count_E, out, there(status)), "grouped_offsets: status is uint32[4]" + but);
 }
 
 TEST(Groups, CountsMayBeAbsent) {

@@ -148,7 +148,7 @@ TEST_F(PartialCastGpu, AllArraysAreOnTheStreamsDevice) {
   const Tensor here(DType::kFloat32, {32 * 48}), there(DType::kFloat32, {32 * 48}, kGpu);
   PartialCastArrays arrays{here, out};
   const auto make = [&] { PartialCastTable(plan, std::span(&arrays, 1)); };
-  EXPECT_NE(kind_and_error_of(make).find("of item 0 is on cpu, others on cuda:0"),
+  EXPECT_NE(kind_and_error_of(make).find("item 0: master float32[1536] is on cpu, others on cuda:0"),
             std::string::npos);
   arrays.master = there;
   const PartialCastTable table(plan, std::span(&arrays, 1));

@@ -12,6 +12,7 @@
 #include "apps/moiety/commands/quantized_directory.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
+#include "moiety/base/integer.h"
 #include "moiety/quant/dequantize.h"
 
 namespace moiety::app {
@@ -31,7 +32,7 @@ struct Arguments {
 std::array<int64_t, 2> matrix_shape(const QuantizedView& view, const Arguments& a) {
   if (!a.col || is_mxfp8(view.spec.format)) return {view.rows, view.cols};
   const bool rotated = view.spec.rht_col && !a.undo_rht;
-  return {view.cols, rotated ? (view.rows + 15) / 16 * 16 : view.rows};
+  return {view.cols, rotated ? round_up(view.rows, 16) : view.rows};
 }
 
 void check(const StoredTensor& stored, const Arguments& a) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/comm/reduce.h"
 
 namespace moiety::comm::mpi {
@@ -260,7 +261,7 @@ void MpiOperation::prepare_segments() {
       std::min(kStagingBytes / (2 * group_->size()), group_->world->options.largest_message);
   segment_elements_ = std::max<int64_t>(1, most / byte_size(call_.dtype, 1));
   const ElementRange first = segment(0, 0);
-  slot_bytes_ = (byte_size(call_.dtype, first.end - first.begin) + 63) / 64 * 64;
+  slot_bytes_ = round_up(byte_size(call_.dtype, first.end - first.begin), 64);
   const int64_t needed = 2 * group_->size() * slot_bytes_;
   if (staging_->bytes() < needed) *staging_ = Buffer(needed, "staging of a reduction");
 }

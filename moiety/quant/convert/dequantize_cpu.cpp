@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/e2m1.h"
@@ -37,7 +38,7 @@ MOIETY_INLINE void decode_pairs(const uint8_t* __restrict pairs, int64_t n, floa
 // Scales of the blocks of elements [c, c + n) of row r, one after the other; returns their number.
 MOIETY_INLINE int64_t load_scales(const DequantizeJob& job, int64_t r, int64_t c, int64_t n,
                                   float* __restrict out) {
-  const int64_t blocks = (n + job.block_cols - 1) / job.block_cols;
+  const int64_t blocks = ceil_div(n, job.block_cols);
   const int64_t first = r / job.block_rows * job.row_stride + c / job.block_cols * job.col_stride;
   if (is_fp8_block(job.spec.format)) {
     const float* from = static_cast<const float*>(job.scales) + first;
@@ -199,7 +200,7 @@ MOIETY_SIMD_CLONES void general_segment(const DequantizeJob& job, int64_t r, int
                                         void* out) {
   alignas(64) float values[kSegment] = {};
   // A block of 16 that was rotated is needed whole.
-  segment(job, r, c, job.undo_rht ? (n + 15) / 16 * 16 : n, values);
+  segment(job, r, c, job.undo_rht ? round_up(n, 16) : n, values);
   for (int64_t i = 0; job.undo_rht && i < n; i += 16) {
     undo_rht(*reinterpret_cast<float(*)[16]>(values + i), job.spec.rht_signs);
   }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
 #include "moiety/quant/convert/byte_transpose.h"
@@ -15,8 +16,6 @@ namespace {
 
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kFloatRows = 64;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A part of the matrix with 128 rows of 16 scales, row-major; pads 0.
 struct alignas(64) ScaleTile {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/quant/convert/byte_transpose.h"
 #include "moiety/quant/convert/transpose_job.h"
@@ -11,8 +12,6 @@ namespace moiety::quant {
 namespace {
 
 constexpr int64_t kPanel = 128, kBandRows = 512;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows [r0, r0 + 512) of columns [c0, c0 + 128), a panel after the other. They become long rows, of
 // which each is written at once: a row of the output is a page or more away from the next.
@@ -43,7 +42,7 @@ class Band {
     const uint8_t* in = job_.in + r0 * job_.in_pitch + c0 / per_byte_;
     int64_t pitch = job_.in_pitch;
     if (rows < kPanel || cols < kPanel) {
-      const int64_t width = kPanel / per_byte_, bytes = (cols + per_byte_ - 1) / per_byte_;
+      const int64_t width = kPanel / per_byte_, bytes = ceil_div(cols, per_byte_);
       std::memset(copy_, 0, sizeof copy_);
       for (int64_t r = 0; r < rows; ++r) {
         std::memcpy(copy_ + r * width, in + r * pitch, static_cast<size_t>(bytes));

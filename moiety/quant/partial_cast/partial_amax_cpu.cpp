@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/quant/partial_cast/partial_cast_scales.h"
 #include "moiety/quant/quantize/ieee_scope.h"
@@ -134,7 +135,7 @@ uint32_t measure_tile(const PartialItem& item, const PartialArrays& arrays, cons
   const auto raise = arrays.bf16_master ? raise_by_bf16 : raise_by_floats;
   const auto measure_row = arrays.bf16_master ? measure_bf16 : measure_floats;
   const bool fold = item.block_rows > 1;
-  const int64_t blocks = (tile.cols + item.block_cols - 1) / item.block_cols;
+  const int64_t blocks = ceil_div(tile.cols, item.block_cols);
   uint32_t largest = 0;
   for (int64_t band = tile.row; band < tile.row + tile.rows; band += item.band) {
     const int64_t band_end = std::min(band + item.band, tile.row + tile.rows);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/quant/partial_cast/partial_cast_scales.h"
 #include "moiety/quant/quantize/ieee_scope.h"
@@ -72,7 +73,7 @@ class OwnedRow {
     const bool round = item.spec.through_bf16 && !arrays.bf16_master;
     const DType dtype = round || arrays.bf16_master ? DType::kBFloat16 : DType::kFloat32;
     const int64_t first = begin / kGroup * kGroup;
-    const int64_t n = (end - first + kGroup - 1) / kGroup * kGroup;
+    const int64_t n = round_up(end - first, kGroup);
     std::byte* copy = memory_ + (begin - first) * byte_size(dtype, 1);
     if (round) {
       loops::round_to_bf16(static_cast<const float*>(x), end - begin,
@@ -156,7 +157,7 @@ void cast_tile(const PartialItem& item, const PartialArrays& arrays, const Parti
                const std::byte* reduction, const ByteWriter& writer) {
   TileFactors row, col;
   TileCaster caster(item, arrays, tile, writer);
-  const int64_t blocks = (tile.cols + item.block_cols - 1) / item.block_cols;
+  const int64_t blocks = ceil_div(tile.cols, item.block_cols);
   if (item.row.size() == 0) {
     const float factor = fp8_tensor_scale(item, arrays, reduction).encode;
     std::fill_n(row.even, kMaxTileCols / 2, factor);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "moiety/base/integer.h"
+
 namespace moiety::quant {
 namespace {
 
@@ -12,9 +14,6 @@ using detail::PartialTile;
 
 constexpr const char* kOperation = "PartialCastPlan";
 constexpr int64_t kTileScales = 16 << 10;  // of a piece of scales
-
-constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 void check_options(int64_t i, const PartialCastItem& item) {
   const QuantSpec& spec = item.spec;
@@ -61,13 +60,13 @@ void check_range(int64_t i, const PartialCastItem& item, bool aligned) {
 PartialBlocks make_blocks(const PartialItem& item, int64_t block_rows, int64_t block_cols,
                           bool aligned) {
   PartialBlocks out;
-  out.rows = divide_up(item.rows, block_rows);
-  out.cols = divide_up(item.cols, block_cols);
+  out.rows = ceil_div(item.rows, block_rows);
+  out.cols = ceil_div(item.cols, block_cols);
   out.end = out.rows * out.cols;
   if (aligned) {
     const int64_t unit = std::max<int64_t>(block_rows * item.cols, 1);
     out.begin = item.start / unit * out.cols;
-    out.end = item.start == item.end ? out.begin : divide_up(item.end, unit) * out.cols;
+    out.end = item.start == item.end ? out.begin : ceil_div(item.end, unit) * out.cols;
   }
   return out;
 }
@@ -81,7 +80,7 @@ PartialItem make_item(const PartialCastItem& given, bool aligned) {
   out.start = given.start;
   out.end = given.end;
   if (format == Format::kFp8Tensor) {
-    out.rows = divide_up(given.rows * given.cols, detail::kFlatCols);
+    out.rows = ceil_div(given.rows * given.cols, detail::kFlatCols);
     out.cols = out.pitch = detail::kFlatCols;
     out.band = out.block_rows = detail::kFlatBand;
     out.block_cols = 128;
@@ -90,7 +89,7 @@ PartialItem make_item(const PartialCastItem& given, bool aligned) {
   const BlockShape block = block_shape(format);
   out.rows = given.rows;
   out.cols = given.cols;
-  out.pitch = is_fp4(format) ? 8 * divide_up(given.cols, 16) : given.cols;
+  out.pitch = is_fp4(format) ? 8 * ceil_div(given.cols, 16) : given.cols;
   out.block_rows = block.rows;
   out.block_cols = block.cols;
   out.band = format == Format::kMxfp8 ? 32 : block.rows;
@@ -145,7 +144,7 @@ void lay_out_reduction(PartialCastPlan::Impl& plan) {
 
 bool owns_any(const PartialItem& item, const PartialTile& tile) {
   const int64_t first = std::max(tile.row, item.start / item.cols);
-  const int64_t last = std::min(tile.row + tile.rows, divide_up(item.end, item.cols)) - 1;
+  const int64_t last = std::min(tile.row + tile.rows, ceil_div(item.end, item.cols)) - 1;
   // Rows between the first and the last are whole, so one of three tells.
   for (const int64_t r : {first, std::min(first + 1, last), last}) {
     const detail::OwnedColumns owned = detail::owned_columns(item, tile, r);
@@ -169,7 +168,7 @@ void detail::add_tiles(std::vector<PartialTile>& out, const PartialItem& item, i
   const int64_t band = std::min(item.band, tiling.band);
   const int64_t width = std::min(tiling.cols, round_up(item.cols, 128));
   const int64_t height = std::max<int64_t>(tiling.elements / width / band, 1) * band;
-  const int64_t bottom = std::min(item.rows, round_up(divide_up(item.end, item.cols), band));
+  const int64_t bottom = std::min(item.rows, round_up(ceil_div(item.end, item.cols), band));
   for (int64_t r = item.start / item.cols / band * band; r < bottom; r += height) {
     for (int64_t c = 0; c < item.cols; c += width) {
       const PartialTile tile{index, r, c, std::min(height, bottom - r),
@@ -221,7 +220,7 @@ ByteRange shard_bytes(const QuantSpec& spec, int64_t rows, int64_t cols, int64_t
                "shard_bytes: elements [{}, {}) of {} x {}", start, end, rows, cols);
   if (!is_fp4(spec.format)) return {start, end};
   if (cols == 0) return {};
-  const int64_t pitch = 8 * divide_up(cols, 16);
+  const int64_t pitch = 8 * ceil_div(cols, 16);
   const auto first_byte = [&](int64_t e) { return e / cols * pitch + e % cols / 2; };
   const int64_t begin = first_byte(start);
   if (start == end) return {begin, begin};

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/formats/e5m2.h"
 #include "moiety/quant/amax_sink.h"
@@ -19,8 +20,6 @@ namespace {
 constexpr int64_t kTaskRows = 128;
 constexpr int64_t kTaskCols = 2048;
 constexpr int64_t kRowElements = 1 << 16;  // of tasks of whole rows
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How a job is cut.
 struct Cut {

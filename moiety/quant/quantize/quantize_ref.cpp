@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "moiety/base/integer.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/e5m2.h"
 #include "moiety/quant/hadamard.h"
@@ -14,8 +15,6 @@ namespace moiety::quant {
 namespace {
 
 constexpr int64_t kMaxBlock = 128;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 float larger(float a, float b) { return std::bit_cast<float>(std::max(abs_bits(a), abs_bits(b))); }
 

@@ -1,6 +1,6 @@
 #include "moiety/quant/quantize/quantize_table.h"
 
-#include "moiety/base/gpu.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/quant/quantize/quantize_cuda.h"
 
 namespace moiety::quant {
@@ -42,9 +42,11 @@ QuantizeTable::Impl::Impl(std::span<const QuantizeItem> given) : items(given.beg
   }
   if (place.type == DeviceType::kCpu) return;
   require_device("quantize table", place);
-  if (!jobs.empty()) device_jobs = make_device_table(jobs, place);
-  if (!no_transposes && !transposes.empty()) {
-    device_transposes = make_transpose_table(transposes, place);
+  if constexpr (kCudaBuilt) {
+    if (!jobs.empty()) device_jobs = make_device_table(jobs, place);
+    if (!no_transposes && !transposes.empty()) {
+      device_transposes = make_transpose_table(transposes, place);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "moiety/base/integer.h"
 #include "moiety/quant/quantize/quantize_loops_avx2.h"
 #include "moiety/quant/quantize/quantize_task.h"
 #include "moiety/quant/quantize/stream_bytes.h"
@@ -17,8 +18,6 @@ namespace {
 using loops::kPanel;
 using loops::Rows;
 constexpr int64_t kSegment = 1024;
-
-int64_t up(int64_t n, int64_t block) { return (n + block - 1) / block * block; }
 
 const void* element(const QuantizeJob& job, int64_t r, int64_t c) {
   return static_cast<const std::byte*>(job.x) + byte_size(job.dtype, r * job.stride + c);
@@ -133,7 +132,7 @@ struct Caster {
   // Codes n to `padded` of a row.
   void clear(uint8_t* codes, int64_t n, int64_t padded) const {
     if (fp4 && n % 2 != 0) codes[n / 2] &= 15;
-    std::fill(codes + bytes(up(n, 2)), codes + bytes(padded), uint8_t{0});
+    std::fill(codes + bytes(round_up(n, 2)), codes + bytes(padded), uint8_t{0});
   }
 };
 
@@ -145,10 +144,10 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
   alignas(64) uint8_t codes[kSegment], random[kSegment], stored[kSegment / 4];
   const QuantizeJob& job = cast.job;
   const int64_t width = cast.rule.stored_bytes();
-  const int64_t segments = (c1 - c0 + kSegment - 1) / kSegment;
+  const int64_t segments = ceil_div(c1 - c0, kSegment);
   uint32_t largest = 0;
   for (int64_t c = c0; c < c1; c += kSegment) {
-    const int64_t n = std::min(kSegment, c1 - c), padded = up(n, cast.block);
+    const int64_t n = std::min(kSegment, c1 - c), padded = round_up(n, cast.block);
     const int64_t blocks = padded / cast.block;
     const void* x = element(job, r, c);
     if (n < padded) {
@@ -164,7 +163,7 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
     largest = std::max(largest, segment_amax);
     cast.rule.apply(amax, blocks, factor, stored);
     if (cast.stochastic) {
-      random_bytes(cast.stream, {cast.position.block(r, c / 16), 0, 1, up(n, 16) / 16}, random, 0);
+      random_bytes(cast.stream, {cast.position.block(r, c / 16), 0, 1, ceil_div(n, 16)}, random, 0);
     }
     cast.encode_blocks(x, segment_amax, factor, padded, random, codes);
     cast.clear(codes, n, padded);
@@ -185,7 +184,7 @@ struct Panel {
   int64_t r0, c0, rows, cols, padded;
 
   static Panel of(const QuantizeJob& job, int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
-    const int64_t rows = is_fp4(job.spec.format) ? up(r1 - r0, 16) : r1 - r0;
+    const int64_t rows = is_fp4(job.spec.format) ? round_up(r1 - r0, 16) : r1 - r0;
     return {r0, c0, r1 - r0, c1 - c0, r1 == job.rows ? std::max(rows, job.padded_rows - r0) : rows};
   }
 };
@@ -242,13 +241,13 @@ void panel_random(const Caster& cast, const Panel& panel, bool turned, PanelByte
   if (!turned) {
     const RandomBlocks blocks{cast.position.block(panel.r0, panel.c0 / 16),
                               static_cast<uint64_t>(cast.position.blocks_per_row), panel.rows,
-                              up(panel.cols, 16) / 16};
+                              ceil_div(panel.cols, 16)};
     return random_bytes(cast.stream, blocks, out.at, kPanel);
   }
   PanelBytes columns;
   const RandomBlocks blocks{cast.position.block(panel.c0, panel.r0 / 16),
                             static_cast<uint64_t>(cast.position.blocks_per_row), panel.cols,
-                            up(panel.rows, 16) / 16};
+                            ceil_div(panel.rows, 16)};
   random_bytes(cast.stream, blocks, columns.at, kPanel);
   loops::transpose(columns.at, out.at);
 }
@@ -260,7 +259,7 @@ struct ColumnScales {
   void store(const Caster& cast, const Panel& panel) {
     const QuantizeJob& job = cast.job;
     const int64_t block = panel.r0 / cast.block, pitch = job.col.scale_pitch;
-    const int64_t blocks = up(panel.rows, cast.block) / cast.block;
+    const int64_t blocks = ceil_div(panel.rows, cast.block);
     if (job.spec.format == Format::kMxfp8) {
       for (int64_t b = 0; b < blocks; ++b) {
         std::memcpy(static_cast<uint8_t*>(job.col.scales) + (block + b) * pitch + panel.c0,
@@ -314,7 +313,7 @@ uint32_t cast_columns(const Caster& cast, const Panel& panel) {
     }
     return largest;
   }
-  store_transposed(cast, panel, codes, rotated ? up(panel.rows, 16) : panel.rows);
+  store_transposed(cast, panel, codes, rotated ? round_up(panel.rows, 16) : panel.rows);
   return largest;
 }
 
@@ -334,7 +333,7 @@ void tile_factors(const Caster& cast, const Panel& panel, int64_t r, const uint3
   if (width == 0) return;
   const int64_t at = (panel.r0 + r) / cast.block * job.row.scale_pitch + panel.c0 / cast.block;
   std::memcpy(static_cast<uint8_t*>(job.row.scales) + at * width, stored,
-              static_cast<size_t>(up(panel.cols, cast.block) / cast.block * width));
+              static_cast<size_t>(ceil_div(panel.cols, cast.block) * width));
 }
 
 // Codes that both directions have in common: of tiles, or with one scale for everything.
@@ -359,7 +358,7 @@ uint32_t cast_shared(const Caster& cast, const Panel& panel) {
     cast.encode(x, strip_amax, {factor, factor}, random.at + r * kPanel, codes.at + r * width);
   }
   for (int64_t r = 0; r < panel.rows; ++r) cast.clear(codes.at + r * width, panel.cols, kPanel);
-  const int64_t bytes = cast.fp4 ? up(panel.cols, 16) / 2 : panel.cols;
+  const int64_t bytes = cast.fp4 ? round_up(panel.cols, 16) / 2 : panel.cols;
   for (int64_t r = 0; job.row.data && r < panel.rows; ++r) {
     cast.row_writer.write(job.row.data + (panel.r0 + r) * job.row.pitch + cast.bytes(panel.c0),
                           codes.at + r * width, bytes);

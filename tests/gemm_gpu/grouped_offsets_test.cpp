@@ -1,0 +1,79 @@
+// grouped_offsets on a GPU, from a captured graph, has the values and the faults of the CPU.
+#include "moiety/base/graph.h"
+#include "moiety/gemm/grouped_tensor.h"
+#include "tests/gpu/gpu_test.h"
+#include "tests/gpu/mirror.h"
+
+namespace moiety::gemm {
+namespace {
+
+class OffsetsGpu : public GpuTest {
+ protected:
+  // 16 outputs: all kinds of div and mul, types and leading zeros; `factor` makes some saturate.
+  void compare(const TensorView& count_E, int64_t capacity, int64_t factor) {
+    const int64_t experts = count_E.size(0);
+    const Tensor narrow(DType::kInt32, {8, experts + 1}), wide(DType::kInt64, {8, experts + 1}),
+        status(DType::kUInt32, {4});
+    std::memset(narrow.view().raw(), -1, narrow.view().bytes());
+    std::memset(wide.view().raw(), -1, wide.view().bytes());
+    const Mirror m({count_E, narrow, wide, status}, stream);
+    std::vector<OffsetSpec> here, there;
+    for (int64_t i = 0; i < 16; ++i) {
+      const bool zero = i % 4 < 2;
+      const TensorView out =
+          (i % 2 ? wide : narrow).view().select(i / 2).slice(0, 0, experts + (zero ? 1 : 0));
+      const int64_t mul = (i < 8 ? 1 : i) * (i >= 12 ? factor : 1);
+      here.push_back({i < 4 ? 1 : (i + 1) * 8, mul, zero, out});
+      there.push_back(here.back());
+      there.back().out = m(out);
+    }
+    const Graph graph(stream,
+                      [&] { grouped_offsets(m(count_E), there, capacity, m(status), stream); });
+    graph.launch(stream);
+    grouped_offsets(count_E, here, capacity, status, Stream());
+    EXPECT_EQ(m.difference("int32", narrow), "");
+    EXPECT_EQ(m.difference("int64", wide), "");
+    EXPECT_EQ(m.difference("status", status), "");
+  }
+};
+
+TEST_F(OffsetsGpu, HasTheValuesAndFaultsOfTheCpu) {
+  for (const int64_t experts : {0, 1, 31, 32, 33, 256, 257, 1000}) {
+    for (const DType dtype : {DType::kInt32, DType::kInt64}) {
+      for (const int faults : {0, 1, 2}) {  // 1: negative counts; 2: more rows than there are
+        SCOPED_TRACE(text("{} groups, counts {}, faults {}", experts, name(dtype), faults));
+        const Tensor count_E(dtype, {experts});
+        int64_t rows = 0;
+        for (int64_t e = 0; e < experts; ++e) {
+          int64_t n = (e * 37 + 5) % 11 * (e % 3);
+          rows += n;
+          if (faults == 1 && e % 29 == 28) n = -n - 1;
+          if (dtype == DType::kInt64) {
+            count_E.data<int64_t>()[e] = n;
+          } else {
+            count_E.data<int32_t>()[e] = static_cast<int32_t>(n);
+          }
+        }
+        const int64_t capacity = faults == 2 ? rows / 2 : rows;
+        compare(count_E, capacity, 1);
+        compare(count_E, capacity, int64_t{1} << 30);  // past int32
+        compare(count_E, capacity, int64_t{1} << 58);  // past int64
+      }
+    }
+  }
+}
+
+TEST_F(OffsetsGpu, TensorsElsewhereAreNamed) {
+  const Tensor count_E(DType::kInt64, {3}), out(DType::kInt64, {4}, kGpu);
+  const OffsetSpec spec{1, 1, true, out};
+  try {
+    grouped_offsets(count_E, {&spec, 1}, 10, {}, stream);
+    FAIL() << "nothing thrown";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "grouped_offsets: count_E is int64[3], but must be on cuda:0 as the stream");
+  }
+}
+
+}  // namespace
+}  // namespace moiety::gemm
