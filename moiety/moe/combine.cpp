@@ -60,7 +60,8 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
   const Signature signature{.op = OpKind::kCombineBackward,
                             .format = g.format,
                             .weights = weights,
-                            .row_bytes = g.parts.bytes()};
+                            .row_bytes = g.parts.bytes(),
+                            .plan = plan.epoch};
   if (!weights) {
     issue(group, signature, stream, [=](Exchange& exchange) {
       copy_rows(exchange, plan, g, {}, gy);

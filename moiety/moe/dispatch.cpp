@@ -43,7 +43,8 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
   const Signature signature{.op = OpKind::kDispatch,
                             .format = x.format,
                             .weights = weights,
-                            .row_bytes = x.parts.bytes()};
+                            .row_bytes = x.parts.bytes(),
+                            .plan = plan.epoch};
   issue(group, signature, stream,
         [plan, x, w_TK = args.w_TK, rows, tail = args.zero_tail,
          sink = args.sink](Exchange& exchange) {

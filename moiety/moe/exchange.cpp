@@ -22,18 +22,20 @@ int64_t sum_bytes(PayloadFormat format) {
 
 uint64_t Signature::bits() const {
   return static_cast<uint64_t>(op) | static_cast<uint64_t>(format) << 3 | uint64_t{weights} << 6 |
-         static_cast<uint64_t>(reduction) << 7 | static_cast<uint64_t>(row_bytes % 1021) << 10;
+         static_cast<uint64_t>(reduction) << 7;
 }
 
 const char* op_name(uint64_t word) { return kOpNames[word & 7]; }
 
-std::string describe(uint64_t word, int64_t row_bytes) {
+std::string describe(const Entry& entry) {
+  const uint64_t word = entry.word;
   const auto op = static_cast<OpKind>(word & 7);
   if (op == OpKind::kPrepare) return "prepare";
   const bool sums = op == OpKind::kCombine || op == OpKind::kDispatchBackward;
-  return text("{}({}, {} B{}{}{})", op_name(word), name(static_cast<PayloadFormat>(word >> 3 & 7)),
-              row_bytes, word >> 6 & 1 ? ", weights" : "", sums ? ", " : "",
-              sums ? kReductionNames[word >> 7 & 3] : "");
+  return text("{}({}, {} B{}{}{}) of plan {}", op_name(word),
+              name(static_cast<PayloadFormat>(word >> 3 & 7)), entry.row_bytes,
+              word >> 6 & 1 ? ", weights" : "", sums ? ", " : "",
+              sums ? kReductionNames[word >> 7 & 3] : "", entry.plan);
 }
 
 EpBytes record_sizes(const ExpertMap& map, const EpLimits& l, const EpOptions& o, int most_ranks) {
@@ -79,8 +81,8 @@ std::string Exchange::failure() const {
 void Exchange::begin(const Signature& signature) {
   ++epoch_;
   sent_bytes_ = 0;
-  signature_ = signature;
-  word_ = uint64_t(epoch_) << kSignatureBits | signature.bits();
+  entry_ = {uint64_t(epoch_) << kSignatureBits | signature.bits(), signature.row_bytes,
+            signature.plan};
   failed_ = !failure().empty();
   if (!failed()) enter();
 }
@@ -113,10 +115,20 @@ void Exchange::poison(Failure failure, int about, const std::string& why) {
   spread_poison(failure, about);
 }
 
-void Exchange::poison_mismatch(int peer, uint64_t word, int64_t row_bytes) {
-  poison(Failure::kMismatch, peer,
-         text("ep, group \"{}\", epoch {}: rank {} runs {}, rank {} runs {}", name(), epoch_,
-              rank(), describe(word_, signature_.row_bytes), peer, describe(word, row_bytes)));
+void Exchange::stop(const std::string& why) {
+  failed_ = true;
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = why;
+}
+
+std::string Exchange::mismatch_text(int rank, const Entry& entry, int peer,
+                                    const Entry& peers) const {
+  return text("ep, group \"{}\", epoch {}: rank {} runs {}, rank {} runs {}", name(),
+              epoch_of(entry.word), rank, describe(entry), peer, describe(peers));
+}
+
+void Exchange::poison_mismatch(int peer, const Entry& entry) {
+  poison(Failure::kMismatch, peer, mismatch_text(rank(), entry_, peer, entry));
 }
 
 void EpGroup::Impl::check_poison() const {
@@ -217,7 +229,8 @@ void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const 
                             .format = payload_format(dtype),
                             .weights = args.slot_w.defined() || args.side.defined(),
                             .reduction = args.reduction,
-                            .row_bytes = byte_size(dtype, model)};
+                            .row_bytes = byte_size(dtype, model),
+                            .plan = plan.epoch};
   issue(group, signature, stream,
         [plan, args](Exchange& exchange) { sum_rows(exchange, plan, args); });
 }

@@ -45,17 +45,26 @@ struct Signature {
   bool weights = false;  // with a side part or with weights
   Reduction reduction = Reduction::kRank;
   int64_t row_bytes = 0;
+  Epoch plan = 0;  // epoch of the prepare that made the plan; 0: the operation is a prepare
 
-  uint64_t bits() const;
+  uint64_t bits() const;  // of the first four
 };
 
-// word(n) = n 2^20 + signature, so a peer that runs something else in epoch n is seen at once.
+// word(n) = n 2^20 + Signature::bits(), so a peer that runs something else in epoch n is seen at
+// once.
 inline constexpr int kSignatureBits = 20;
 constexpr Epoch epoch_of(uint64_t word) { return static_cast<Epoch>(word >> kSignatureBits); }
-
-// "dispatch(bf16, 14336 B, weights)"
-std::string describe(uint64_t word, int64_t row_bytes);
 const char* op_name(uint64_t word);
+
+// A rank's announcement of the operation that it enters: all that peers compare.
+struct Entry {
+  uint64_t word = 0;
+  int64_t row_bytes = 0;
+  Epoch plan = 0;
+  bool operator==(const Entry&) const = default;
+};
+// "dispatch(bf16, 14336 B, weights) of plan 811"
+std::string describe(const Entry& entry);
 
 // A pair's record: data, then a side part of its value and its number t K + k.
 constexpr int64_t pair_record_bytes(int64_t data) {
@@ -165,10 +174,12 @@ class Exchange {
   // Says where this operation's records are stored.
   virtual void place() = 0;
   virtual void spread_poison(Failure, int /*about*/) {}
-  // A peer is in this epoch with another signature.
-  bool differs(uint64_t word) const { return epoch_of(word) == epoch_ && word != word_; }
+  // Stops this rank alone, which heard of another rank's `why`; the first reason stays.
+  void stop(const std::string& why);
+  // "ep, group "moe", epoch 812: rank 3 runs ..., rank 1 runs ..."
+  std::string mismatch_text(int rank, const Entry& entry, int peer, const Entry& peers) const;
   // The peer runs something else.
-  void poison_mismatch(int peer, uint64_t word, int64_t row_bytes);
+  void poison_mismatch(int peer, const Entry& entry);
 
   comm::Communicator& comm_;
   const ExpertMap& map_;
@@ -178,8 +189,7 @@ class Exchange {
   EpBytes bytes_;
 
   Epoch epoch_ = 0;  // in stream order
-  Signature signature_;
-  uint64_t word_ = 0;
+  Entry entry_;      // this rank's, of the operation that runs
   std::atomic<bool> failed_{false};
 
   Box box_ = Box::kRows;
