@@ -3,6 +3,7 @@
 #include "moiety/base/check_devices.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/row_movers.h"
 
 namespace moiety::moe {
 

@@ -1,10 +1,10 @@
-// Inside expert parallelism: how records get from rank to rank, and the two movers of rows that the
-// data operations are made of (docs/spec/ep.md#mapped-memory, docs/spec/ep.md#collectives).
+// Inside expert parallelism: how records get from rank to rank (docs/spec/ep.md#mapped-memory,
+// docs/spec/ep.md#collectives).
 //
-// A row on the wire is a record: its parts, then a side part of K floats. The movers store records
-// where an Exchange says, announce them, and read what came. Where that is and what must happen in
-// between is all that differs between ranks that map each other's memory (exchange_mapped.h) and
-// ranks that do not (exchange_collective.h).
+// A row on the wire is a record: its parts, then a side part of K floats. The movers of rows
+// (row_movers.h) store records where an Exchange says, announce them, and read what came. Where
+// that is and what must happen in between is all that differs between ranks that map each other's
+// memory (exchange_mapped.h) and ranks that do not (exchange_collective.h).
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,6 @@
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/findings.h"
 #include "moiety/moe/payload_rows.h"
-#include "moiety/quant/amax_sink.h"
 
 namespace moiety::moe {
 
@@ -280,40 +279,5 @@ void check_record(const char* operation, const EpGroup& group, const Payload& ro
 
 // Fills the plan's tensors.
 void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings);
-
-// Sends x[t] (and the K weights of t) once to every rank with a pair alive of t. Every row that
-// arrives with a pair alive, own tokens' included, goes by bytes to its slots among `rows`, whose
-// experts' amax the sink is told.
-void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
-               const ExpertRows& rows, const quant::AmaxSink& sink = {});
-// The same, but for expand(row, its K slots) in place of copying; x is floating point. Rows are
-// expanded in any order and by several threads.
-using ExpandRow = std::function<void(const Row& row, const int32_t* slot_K)>;
-void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
-                 const ExpandRow& expand);
-
-// Zeroes the padding rows of every local expert, the tail up to C if asked, and what the layout of
-// scales adds.
-void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail);
-
-// out[t] := sum of y over the pairs alive of t, weighted by slot_w if given, + addend; and
-// side_TK[t, k] := side[slot], 0 for pairs not alive. At most one of slot_w and side is given.
-struct SumArgs {
-  TensorView y_CD, slot_w = {}, side = {}, addend = {}, out_TD, side_TK = {};
-  Reduction reduction = Reduction::kRank;
-};
-void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args);
-
-// Checks what combine and dispatch_backward have in common and issues sum_rows.
-struct SumNames {
-  const char *operation, *y, *out;
-  OpKind kind;
-};
-void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
-               const Stream& stream);
-
-// One row: out := round(weight x); the dot product of two rows in the order of lane_sum.
-void scale_row(DType type, float weight, const std::byte* x, std::byte* out, int64_t n);
-float dot_row(DType type, const std::byte* x, const std::byte* y, int64_t n);
 
 }  // namespace moiety::moe
