@@ -146,6 +146,7 @@ class Rank {
   }
   const Stream& stream() const { return stream_; }
   const model::Config& config() const { return config_; }
+  const gemm::PathReport* expert_path() const { return model_.expert_path(); }
   void close() { group_.close(); }
 
  private:
@@ -172,6 +173,7 @@ struct Result {
   std::vector<double> ms;                // of each timed step
   std::map<std::string, double> groups;  // ms of a step by operation
   double memory = 0;
+  std::string experts;  // the path that computes them
 };
 
 // What the innermost spans of one step take.
@@ -202,6 +204,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   if (gpu && !settings.eager) graph = Graph(rank.stream(), [&] { rank.enqueue(); });
   const auto step = [&] { gpu && !settings.eager ? graph.launch(rank.stream()) : rank.enqueue(); };
   Result result;
+  if (rank.expert_path()) result.experts = name(rank.expert_path()->path);
   for (int i = 0; i < 2; ++i) step();
   rank.loss();
   if (gpu) {
@@ -271,6 +274,7 @@ void run(bench::Options& options) {
     row.more = text(R"("tflops": {:.1f}, "mfu": {:.1f}, "memory": {:.0f})", tflops,
                     100 * tflops / kPeak, result.memory);
   }
+  row.more += text(R"(, "experts": "{}")", result.experts);
   bench::print(row);
   print_groups(row.label, result);
 }

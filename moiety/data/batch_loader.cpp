@@ -51,19 +51,15 @@ void BatchBuffer::fill(const SampleSource& source, std::span<const SampleRef> sa
   int32_t* token = token_.data<int32_t>();
   int32_t* target = target_.data<int32_t>();
   int32_t* position = batch_.position_BS.defined() ? position_.data<int32_t>() : nullptr;
-  batch_.targets = 0;
   for (int64_t b = 0; b < rows; ++b, token += S, target += S) {
     source.read(samples[b], sample_, sample_position_);
     std::copy_n(sample_.begin(), S, token);
     std::copy_n(sample_.begin() + 1, S, target);
-    batch_.targets += S;
     if (position == nullptr) continue;
     std::copy_n(sample_position_.begin(), S, position);
     position += S;
     for (int64_t s = 0; s < S; ++s) {
-      if (sample_position_[s + 1] != 0) continue;
-      target[s] = kNoTarget;
-      --batch_.targets;
+      if (sample_position_[s + 1] == 0) target[s] = kNoTarget;
     }
   }
   const int64_t empty = (batch_.token_BS.size(0) - rows) * S;

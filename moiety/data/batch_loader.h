@@ -23,7 +23,6 @@ struct Batch {
   // With a document mask, else undefined: positions that restart with each document. The query at s
   // sees the keys s - position[s] ... s, and the target across a border is kNoTarget.
   TensorView position_BS;
-  int64_t targets = 0;  // that are counted, in this batch
 };
 
 // A Batch and its memory.

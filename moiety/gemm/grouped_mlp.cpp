@@ -278,6 +278,14 @@ const char* name(MlpPath path) {
   return "?";
 }
 
+std::string PathReport::describe() const {
+  std::string why;
+  for (const Rejected& r : rejected) {
+    why += text("{}{}: {}", why.empty() ? " (" : "; ", name(r.path), r.reason);
+  }
+  return name(path) + why + (why.empty() ? "" : ")");
+}
+
 void PathReport::require(MlpPath required) const {
   if (path == required) return;
   std::string why;

@@ -42,6 +42,8 @@ struct PathReport {
   MlpPath path = MlpPath::kReference;
   std::vector<Rejected> rejected;  // every better path
 
+  // "reference (cpu: dtype float64 is not float32 or bfloat16)"
+  std::string describe() const;
   // Throws Unsupported with the reasons unless `path` is the one required.
   void require(MlpPath required) const;
 };

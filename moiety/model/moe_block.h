@@ -46,6 +46,7 @@ class MoeBlock {
   // The bias of the router's choice: state, moved by balance and not by gradients.
   const Tensor& router_bias() const { return bias_E_; }
   std::string router_bias_name() const { return prefix_ + "moe.router.bias"; }
+  const gemm::PathReport& expert_path() const { return layer_.path(); }
 
   struct Forward {
     TensorView x_TD;

@@ -149,6 +149,13 @@ std::vector<Transformer::State> Transformer::states() const {
   return states;
 }
 
+const gemm::PathReport* Transformer::expert_path() const {
+  for (const Layer& layer : layers_) {
+    if (const auto* moe = std::get_if<MoeBlock>(&layer.ffn)) return &moe->expert_path();
+  }
+  return nullptr;
+}
+
 void Transformer::update_router_bias(TensorView pairs_LE, float rate, Stream stream,
                                      TensorView skip) {
   check_tensor("update_router_bias", "pairs", pairs_LE, DType::kInt64,

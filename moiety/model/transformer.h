@@ -118,6 +118,10 @@ class Transformer {
   // rows that suffice for any routing.
   int64_t moe_capacity(double factor, int64_t tokens) const;
 
+  // The path that computes experts without a recipe, the same in all MoE layers, and why no better
+  // one does; null: there are no such layers.
+  const gemm::PathReport* expert_path() const;
+
   const Config& config() const { return config_; }
   DType storage() const { return storage_; }
 

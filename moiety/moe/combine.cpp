@@ -4,8 +4,66 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/row_movers.h"
 
 namespace moiety::moe {
+namespace {
+
+void check_sum_record(const char* operation, const EpGroup& group, const EpPlan& plan,
+                      const TensorView& rows, Reduction reduction) {
+  const int64_t model = rows.size(1), data = byte_size(rows.dtype(), model);
+  if (reduction != Reduction::kToken) {
+    const int64_t wire = reduction == Reduction::kRankFp32 ? 4 * model : data;
+    return check_record(operation, group, rows, RowParts{wire}.record(plan.topk));
+  }
+  const int64_t have = group.impl()->bytes().pair;
+  MOIETY_CHECK(pair_record_bytes(data) <= have,
+               "{}, group \"{}\": kToken of {} needs {} bytes a pair, reserved are {} (EpLimits "
+               "token_order, model, widest)",
+               operation, group.name(), rows.describe(), pair_record_bytes(data), have);
+}
+
+}  // namespace
+
+void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
+               const Stream& stream) {
+  const char* op = names.operation;
+  check_devices(op,
+                {{names.y, args.y_CD},
+                 {names.out, args.out_TD},
+                 {"addend", args.addend},
+                 {"slot_w", args.slot_w},
+                 {"g_slot_w", args.side},
+                 {"gw", args.side_TK}},
+                stream);
+  check_rows(op, names.y, args.y_CD, plan.capacity, -1);
+  const DType dtype = args.y_CD.dtype();
+  const int64_t model = args.y_CD.size(1);
+  const auto check_home = [&](const char* argument, const TensorView& x) {
+    check_rows(op, argument, x, plan.tokens, model);
+    MOIETY_CHECK(x.dtype() == dtype || x.dtype() == DType::kFloat32,
+                 "{}: {} is {}, {} is {}; float32 or the same type is expected", op, argument,
+                 x.describe(), names.y, args.y_CD.describe());
+  };
+  check_home(names.out, args.out_TD);
+  if (args.addend.defined()) check_home("addend", args.addend);
+  check_sum_record(op, group, plan, args.y_CD, args.reduction);
+  if (group.impl()->on_gpu()) {
+    if constexpr (kCudaBuilt) {
+      issue_on_gpu(group, stream, [&](Epoch, const Stream& on) { sum_rows_cuda(plan, args, on); });
+      return;
+    }
+    fail_without_cuda(op);
+  }
+  const Signature signature{.op = names.kind,
+                            .format = payload_format(dtype),
+                            .weights = args.slot_w.defined() || args.side.defined(),
+                            .reduction = args.reduction,
+                            .row_bytes = byte_size(dtype, model),
+                            .plan = plan.epoch};
+  issue(group, signature, stream,
+        [plan, args](Exchange& exchange) { sum_rows(exchange, plan, args); });
+}
 
 void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream stream) {
   constexpr const char* kName = "ep combine";
@@ -64,7 +122,8 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
   const Signature signature{.op = OpKind::kCombineBackward,
                             .format = g.format,
                             .weights = weights,
-                            .row_bytes = g.parts.bytes()};
+                            .row_bytes = g.parts.bytes(),
+                            .plan = plan.epoch};
   if (!weights) {
     issue(group, signature, stream, [=](Exchange& exchange) {
       copy_rows(exchange, plan, g, {}, gy);
@@ -72,18 +131,11 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
     });
     return;
   }
-  const Rows y(args.y_CD), slot_w(args.slot_w);
   const DType dtype = std::get<TensorView>(args.g_TD).dtype();
-  issue(group, signature, stream, [=](Exchange& exchange) {
-    expand_rows(exchange, plan, g, [&](const Row& row, const int32_t* slot_K) {
-      for (int k = 0; k < plan.topk; ++k) {
-        const int32_t slot = slot_K[k];
-        if (slot < 0) continue;
-        if (dots) *gy.values.as<float>(slot) = dot_row(dtype, y[slot], row.data, g.model);
-        scale_row(dtype, *slot_w.as<float>(slot), row.data, gy.data[slot], g.model);
-      }
-    });
-    zero_padding(plan, gy, false);
+  const ScaledRows scaled{dtype, g, args.slot_w, args.y_CD, gy};
+  issue(group, signature, stream, [plan, scaled](Exchange& exchange) {
+    scale_rows(exchange, plan, scaled);
+    zero_padding(plan, scaled.gy, false);
   });
 }
 

@@ -1,4 +1,5 @@
-// Expert rows to tokens on a GPU: combine and dispatch_backward. A warp has a piece of one token's
+// Expert rows to tokens on a GPU: combine and dispatch_backward; and the scaled rows of
+// combine_backward. A warp has a piece of one token's
 // row: every lane an octet of it, whose terms it adds in the order of the choices.
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/octet.cuh"
@@ -151,6 +152,105 @@ void sum_rows_cuda(const EpPlan& plan, const SumArgs& a, const Stream& stream) {
       return launch_sum_of<fp16>(p, vectors, stream);
     default:
       return launch_sum_of<float>(p, vectors, stream);
+  }
+}
+
+namespace {
+
+struct ScaleParams {
+  const std::byte *g, *y, *slot_w;  // y may be null
+  int64_t g_stride, y_stride, w_stride, n;
+  int64_t pair_blocks;  // blocks of the grid that have pairs
+  int64_t pairs;
+  int topk;
+  const int32_t* slot_TK;
+  device::ZeroRows to;
+};
+
+// A warp for each pair; the pairs of a token find its row in the cache. Lanes are those of
+// lane_sum (base/math.h), and go over the row by kBatch octets whose loads wait together.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kRowThreads) scale_rows(const __grid_constant__ ScaleParams p) {
+  constexpr int kBatch = 4;
+  using Unit =
+      std::conditional_t<kVector, uint4, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
+  const int lane = threadIdx.x % 32;
+  if (blockIdx.x >= p.pair_blocks) {
+    const int64_t block = blockIdx.x - p.pair_blocks;
+    return p.to.run<Unit>(block * kRowWarps + threadIdx.x / 32);
+  }
+  const int64_t pair = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32;
+  if (pair >= p.pairs) return;
+  const int64_t slot = p.slot_TK[pair];
+  if (slot < 0) return;
+  const float w = *reinterpret_cast<const float*>(p.slot_w + slot * p.w_stride);
+  const auto* g = reinterpret_cast<const T*>(p.g + pair / p.topk * p.g_stride);
+  const auto* y = reinterpret_cast<const T*>(p.y + slot * p.y_stride);
+  auto* to = reinterpret_cast<T*>(p.to.data + slot * p.to.stride);
+  float sum = 0;
+  for (int64_t first = lane * kOctet; first < p.n; first += kBatch * 32 * kOctet) {
+    Octet<T> held_g[kBatch], held_y[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int64_t c = first + i * 32 * kOctet;
+      held_g[i] = load_octet<kVector>(g + c, p.n - c);
+      if (p.y) held_y[i] = load_octet<kVector>(y + c, p.n - c);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int64_t c = first + i * 32 * kOctet;
+      float v[kOctet];
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        v[j] = w * held_g[i][j];
+        // What does not exist must not make a sum of -0 into +0.
+        if (c + j < p.n) sum = __fmaf_rn(held_y[i][j], held_g[i][j], sum);
+      }
+      store_octet<kVector>(to + c, round_octet<T>(v), p.n - c);
+    }
+  }
+  if (!p.y) return;
+#pragma unroll
+  for (int o = 16; o >= 1; o /= 2) sum += __shfl_down_sync(kWarp, sum, o);
+  if (lane == 0) *reinterpret_cast<float*>(p.to.values + slot * p.to.value_stride) = sum;
+}
+
+template <class T>
+void launch_scale(const ScaleParams& p, bool vectors, const Stream& stream) {
+  const LaunchShape shape{p.pair_blocks + device::ZeroRows::blocks(p.to.capacity), kRowThreads};
+  vectors ? launch("ep scale_rows", scale_rows<T, true>, shape, stream, p)
+          : launch("ep scale_rows", scale_rows<T, false>, shape, stream, p);
+}
+
+}  // namespace
+
+void scale_rows_cuda(const EpPlan& plan, const ScaleRowsArgs& a, const Stream& stream) {
+  const Rows g(a.g_TD), y(a.y_CD), w(a.slot_w), gy(a.gy_CD), values(a.g_slot_w);
+  ScaleParams p{.g = g[0],
+                .y = y[0],
+                .slot_w = w[0],
+                .g_stride = g.stride(),
+                .y_stride = y.stride(),
+                .w_stride = w.stride(),
+                .n = a.g_TD.size(1),
+                .pair_blocks = blocks_for(plan.tokens * plan.topk, kRowWarps),
+                .pairs = plan.tokens * plan.topk,
+                .topk = plan.topk,
+                .slot_TK = plan.slot_TK.data<int32_t>(),
+                .to = device::ZeroRows::of(plan, false)};
+  p.to.data = gy[0];
+  p.to.stride = gy.stride();
+  p.to.bytes = byte_size(a.g_TD.dtype(), p.n);
+  p.to.values = values[0];
+  p.to.value_stride = values.stride();
+  const bool vectors = octets_fit({&a.g_TD, &a.y_CD, &a.gy_CD});
+  switch (a.g_TD.dtype()) {
+    case DType::kBFloat16:
+      return launch_scale<bf16>(p, vectors, stream);
+    case DType::kFloat16:
+      return launch_scale<fp16>(p, vectors, stream);
+    default:
+      return launch_scale<float>(p, vectors, stream);
   }
 }
 

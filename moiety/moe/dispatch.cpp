@@ -4,6 +4,7 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/row_movers.h"
 
 namespace moiety::moe {
 
@@ -47,7 +48,8 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
   const Signature signature{.op = OpKind::kDispatch,
                             .format = x.format,
                             .weights = weights,
-                            .row_bytes = x.parts.bytes()};
+                            .row_bytes = x.parts.bytes(),
+                            .plan = plan.epoch};
   issue(group, signature, stream,
         [plan, x, w_TK = args.w_TK, rows, tail = args.zero_tail,
          sink = args.sink](Exchange& exchange) {

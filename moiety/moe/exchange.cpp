@@ -23,18 +23,20 @@ int64_t sum_bytes(PayloadFormat format) {
 
 uint64_t Signature::bits() const {
   return static_cast<uint64_t>(op) | static_cast<uint64_t>(format) << 3 | uint64_t{weights} << 6 |
-         static_cast<uint64_t>(reduction) << 7 | static_cast<uint64_t>(row_bytes % 1021) << 10;
+         static_cast<uint64_t>(reduction) << 7;
 }
 
 const char* op_name(uint64_t word) { return kOpNames[word & 7]; }
 
-std::string describe(uint64_t word, int64_t row_bytes) {
+std::string describe(const Entry& entry) {
+  const uint64_t word = entry.word;
   const auto op = static_cast<OpKind>(word & 7);
   if (op == OpKind::kPrepare) return "prepare";
   const bool sums = op == OpKind::kCombine || op == OpKind::kDispatchBackward;
-  return text("{}({}, {} B{}{}{})", op_name(word), name(static_cast<PayloadFormat>(word >> 3 & 7)),
-              row_bytes, word >> 6 & 1 ? ", weights" : "", sums ? ", " : "",
-              sums ? kReductionNames[word >> 7 & 3] : "");
+  return text("{}({}, {} B{}{}{}) of plan {}", op_name(word),
+              name(static_cast<PayloadFormat>(word >> 3 & 7)), entry.row_bytes,
+              word >> 6 & 1 ? ", weights" : "", sums ? ", " : "",
+              sums ? kReductionNames[word >> 7 & 3] : "", entry.plan);
 }
 
 EpBytes record_sizes(const ExpertMap& map, const EpLimits& l, const EpOptions& o, int most_ranks) {
@@ -80,8 +82,8 @@ std::string Exchange::failure() const {
 void Exchange::begin(const Signature& signature) {
   ++epoch_;
   sent_bytes_ = 0;
-  signature_ = signature;
-  word_ = uint64_t(epoch_) << kSignatureBits | signature.bits();
+  entry_ = {uint64_t(epoch_) << kSignatureBits | signature.bits(), signature.row_bytes,
+            signature.plan};
   failed_ = !failure().empty();
   if (!failed()) enter();
 }
@@ -114,10 +116,20 @@ void Exchange::poison(Failure failure, int about, const std::string& why) {
   spread_poison(failure, about);
 }
 
-void Exchange::poison_mismatch(int peer, uint64_t word, int64_t row_bytes) {
-  poison(Failure::kMismatch, peer,
-         text("ep, group \"{}\", epoch {}: rank {} runs {}, rank {} runs {}", name(), epoch_,
-              rank(), describe(word_, signature_.row_bytes), peer, describe(word, row_bytes)));
+void Exchange::stop(const std::string& why) {
+  failed_ = true;
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = why;
+}
+
+std::string Exchange::mismatch_text(int rank, const Entry& entry, int peer,
+                                    const Entry& peers) const {
+  return text("ep, group \"{}\", epoch {}: rank {} runs {}, rank {} runs {}", name(),
+              epoch_of(entry.word), rank, describe(entry), peer, describe(peers));
+}
+
+void Exchange::poison_mismatch(int peer, const Entry& entry) {
+  poison(Failure::kMismatch, peer, mismatch_text(rank(), entry_, peer, entry));
 }
 
 void EpGroup::Impl::check_poison() const {
@@ -167,63 +179,6 @@ void check_record(const char* operation, const EpGroup& group, const Payload& ro
                "{}, group \"{}\": {} needs {} bytes a row, reserved are {} (EpLimits model, topk, "
                "widest, rank_fp32)",
                operation, group.name(), describe(rows), bytes, have);
-}
-
-namespace {
-
-void check_sum_record(const char* operation, const EpGroup& group, const EpPlan& plan,
-                      const TensorView& rows, Reduction reduction) {
-  const int64_t model = rows.size(1), data = byte_size(rows.dtype(), model);
-  if (reduction != Reduction::kToken) {
-    const int64_t wire = reduction == Reduction::kRankFp32 ? 4 * model : data;
-    return check_record(operation, group, rows, RowParts{wire}.record(plan.topk));
-  }
-  const int64_t have = group.impl()->bytes().pair;
-  MOIETY_CHECK(pair_record_bytes(data) <= have,
-               "{}, group \"{}\": kToken of {} needs {} bytes a pair, reserved are {} (EpLimits "
-               "token_order, model, widest)",
-               operation, group.name(), rows.describe(), pair_record_bytes(data), have);
-}
-
-}  // namespace
-
-void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
-               const Stream& stream) {
-  const char* op = names.operation;
-  check_devices(op,
-                {{names.y, args.y_CD},
-                 {names.out, args.out_TD},
-                 {"addend", args.addend},
-                 {"slot_w", args.slot_w},
-                 {"g_slot_w", args.side},
-                 {"gw", args.side_TK}},
-                stream);
-  check_rows(op, names.y, args.y_CD, plan.capacity, -1);
-  const DType dtype = args.y_CD.dtype();
-  const int64_t model = args.y_CD.size(1);
-  const auto check_home = [&](const char* argument, const TensorView& x) {
-    check_rows(op, argument, x, plan.tokens, model);
-    MOIETY_CHECK(x.dtype() == dtype || x.dtype() == DType::kFloat32,
-                 "{}: {} is {}, {} is {}; float32 or the same type is expected", op, argument,
-                 x.describe(), names.y, args.y_CD.describe());
-  };
-  check_home(names.out, args.out_TD);
-  if (args.addend.defined()) check_home("addend", args.addend);
-  check_sum_record(op, group, plan, args.y_CD, args.reduction);
-  if (group.impl()->on_gpu()) {
-    if constexpr (kCudaBuilt) {
-      issue_on_gpu(group, stream, [&](Epoch, const Stream& on) { sum_rows_cuda(plan, args, on); });
-      return;
-    }
-    fail_without_cuda(op);
-  }
-  const Signature signature{.op = names.kind,
-                            .format = payload_format(dtype),
-                            .weights = args.slot_w.defined() || args.side.defined(),
-                            .reduction = args.reduction,
-                            .row_bytes = byte_size(dtype, model)};
-  issue(group, signature, stream,
-        [plan, args](Exchange& exchange) { sum_rows(exchange, plan, args); });
 }
 
 }  // namespace moiety::moe

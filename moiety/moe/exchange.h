@@ -1,10 +1,10 @@
-// Inside expert parallelism: how records get from rank to rank, and the two movers of rows that the
-// data operations are made of (docs/spec/ep.md#mapped-memory, docs/spec/ep.md#collectives).
+// Inside expert parallelism: how records get from rank to rank (docs/spec/ep.md#mapped-memory,
+// docs/spec/ep.md#collectives).
 //
-// A row on the wire is a record: its parts, then a side part of K floats. The movers store records
-// where an Exchange says, announce them, and read what came. Where that is and what must happen in
-// between is all that differs between ranks that map each other's memory (exchange_mapped.h) and
-// ranks that do not (exchange_collective.h).
+// A row on the wire is a record: its parts, then a side part of K floats. The movers of rows
+// (row_movers.h) store records where an Exchange says, announce them, and read what came. Where
+// that is and what must happen in between is all that differs between ranks that map each other's
+// memory (exchange_mapped.h) and ranks that do not (exchange_collective.h).
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,6 @@
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/findings.h"
 #include "moiety/moe/payload_rows.h"
-#include "moiety/quant/amax_sink.h"
 
 namespace moiety::moe {
 
@@ -45,17 +44,26 @@ struct Signature {
   bool weights = false;  // with a side part or with weights
   Reduction reduction = Reduction::kRank;
   int64_t row_bytes = 0;
+  Epoch plan = 0;  // epoch of the prepare that made the plan; 0: the operation is a prepare
 
-  uint64_t bits() const;
+  uint64_t bits() const;  // of the first four
 };
 
-// word(n) = n 2^20 + signature, so a peer that runs something else in epoch n is seen at once.
+// word(n) = n 2^20 + Signature::bits(), so a peer that runs something else in epoch n is seen at
+// once.
 inline constexpr int kSignatureBits = 20;
 constexpr Epoch epoch_of(uint64_t word) { return static_cast<Epoch>(word >> kSignatureBits); }
-
-// "dispatch(bf16, 14336 B, weights)"
-std::string describe(uint64_t word, int64_t row_bytes);
 const char* op_name(uint64_t word);
+
+// A rank's announcement of the operation that it enters: all that peers compare.
+struct Entry {
+  uint64_t word = 0;
+  int64_t row_bytes = 0;
+  Epoch plan = 0;
+  bool operator==(const Entry&) const = default;
+};
+// "dispatch(bf16, 14336 B, weights) of plan 811"
+std::string describe(const Entry& entry);
 
 // A pair's record: data, then a side part of its value and its number t K + k.
 constexpr int64_t pair_record_bytes(int64_t data) {
@@ -165,10 +173,12 @@ class Exchange {
   // Says where this operation's records are stored.
   virtual void place() = 0;
   virtual void spread_poison(Failure, int /*about*/) {}
-  // A peer is in this epoch with another signature.
-  bool differs(uint64_t word) const { return epoch_of(word) == epoch_ && word != word_; }
+  // Stops this rank alone, which heard of another rank's `why`; the first reason stays.
+  void stop(const std::string& why);
+  // "ep, group "moe", epoch 812: rank 3 runs ..., rank 1 runs ..."
+  std::string mismatch_text(int rank, const Entry& entry, int peer, const Entry& peers) const;
   // The peer runs something else.
-  void poison_mismatch(int peer, uint64_t word, int64_t row_bytes);
+  void poison_mismatch(int peer, const Entry& entry);
 
   comm::Communicator& comm_;
   const ExpertMap& map_;
@@ -178,8 +188,7 @@ class Exchange {
   EpBytes bytes_;
 
   Epoch epoch_ = 0;  // in stream order
-  Signature signature_;
-  uint64_t word_ = 0;
+  Entry entry_;      // this rank's, of the operation that runs
   std::atomic<bool> failed_{false};
 
   Box box_ = Box::kRows;
@@ -270,40 +279,5 @@ void check_record(const char* operation, const EpGroup& group, const Payload& ro
 
 // Fills the plan's tensors.
 void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings);
-
-// Sends x[t] (and the K weights of t) once to every rank with a pair alive of t. Every row that
-// arrives with a pair alive, own tokens' included, goes by bytes to its slots among `rows`, whose
-// experts' amax the sink is told.
-void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
-               const ExpertRows& rows, const quant::AmaxSink& sink = {});
-// The same, but for expand(row, its K slots) in place of copying; x is floating point. Rows are
-// expanded in any order and by several threads.
-using ExpandRow = std::function<void(const Row& row, const int32_t* slot_K)>;
-void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
-                 const ExpandRow& expand);
-
-// Zeroes the padding rows of every local expert, the tail up to C if asked, and what the layout of
-// scales adds.
-void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail);
-
-// out[t] := sum of y over the pairs alive of t, weighted by slot_w if given, + addend; and
-// side_TK[t, k] := side[slot], 0 for pairs not alive. At most one of slot_w and side is given.
-struct SumArgs {
-  TensorView y_CD, slot_w = {}, side = {}, addend = {}, out_TD, side_TK = {};
-  Reduction reduction = Reduction::kRank;
-};
-void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args);
-
-// Checks what combine and dispatch_backward have in common and issues sum_rows.
-struct SumNames {
-  const char *operation, *y, *out;
-  OpKind kind;
-};
-void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
-               const Stream& stream);
-
-// One row: out := round(weight x); the dot product of two rows in the order of lane_sum.
-void scale_row(DType type, float weight, const std::byte* x, std::byte* out, int64_t n);
-float dot_row(DType type, const std::byte* x, const std::byte* y, int64_t n);
 
 }  // namespace moiety::moe

@@ -10,7 +10,7 @@
 namespace moiety::moe {
 namespace {
 
-constexpr int64_t kGreetingBytes = 24;
+constexpr int64_t kGreetingBytes = 32;
 
 TensorView bytes_at(std::byte* base, int64_t rows, int64_t row_bytes) {
   return {base, DType::kUInt8, {rows, row_bytes}};
@@ -107,8 +107,8 @@ bool CollectiveExchange::run(Collective&& collective) {
         previous_ == 0 ? ""
                        : text("; last together in {}, {}", op_name(previous_), epoch_of(previous_));
     poison(Failure::kLate, rank(),
-           text("ep {}, group \"{}\", epoch {}: {}{}", op_name(word_), name(), epoch_, e.what(),
-                before));
+           text("ep {}, group \"{}\", epoch {}: {}{}", op_name(entry_.word), name(), epoch_,
+                e.what(), before));
     return false;
   }
 }
@@ -116,7 +116,7 @@ bool CollectiveExchange::run(Collective&& collective) {
 // Tells every rank what this one runs and how many records it will send there; hears the same.
 bool CollectiveExchange::greet() {
   Greeting *to = greetings(), *from = to + ranks();
-  for (int r = 0; r < ranks(); ++r) to[r] = {word_, signature_.row_bytes, sent_R_[r]};
+  for (int r = 0; r < ranks(); ++r) to[r] = {entry_, sent_R_[r]};
   const std::vector<int64_t> one_each(ranks(), 1);
   const auto view = [&](Greeting* g) {
     return bytes_at(reinterpret_cast<std::byte*>(g), ranks(), kGreetingBytes);
@@ -125,8 +125,8 @@ bool CollectiveExchange::greet() {
     return c.all_to_all(view(to), one_each, view(from), one_each, {});
   });
   for (int r = 0; done && r < ranks(); ++r) {
-    if (from[r].word != word_) {
-      poison_mismatch(r, from[r].word, from[r].row_bytes);
+    if (from[r].entry != entry_) {
+      poison_mismatch(r, from[r].entry);
       return false;
     }
     received_R_[r] = from[r].records;
@@ -160,8 +160,8 @@ const std::byte* CollectiveExchange::await_head(int from) {
 
 void CollectiveExchange::transfer(std::span<const int64_t> received_R) {
   if (box_ != Box::kRouting && !greet()) return;  // prepare has greeted with its head
-  // Of pairs only their owners know how many they are. Rows must be as many as the plan says: if a
-  // peer has another plan, the communicator finds that out.
+  // Only their owners know how many pairs there are. Rows must be as many as the plan says, or the
+  // communicator finds that out.
   if (box_ != Box::kPairs) {
     std::copy(received_R.begin(), received_R.end(), received_R_.begin());
     received_R_[rank()] = 0;
@@ -177,7 +177,8 @@ void CollectiveExchange::transfer(std::span<const int64_t> received_R) {
     poison(
         Failure::kProtocol, rank(),
         text("ep {}, group \"{}\", epoch {}: {} records come to rank {}, which has room for {} B",
-             op_name(word_), name(), epoch_, received, rank(), bytes_.total - layout_.received));
+             op_name(entry_.word), name(), epoch_, received, rank(),
+             bytes_.total - layout_.received));
     return;
   }
   const bool done = run([&](comm::Communicator& c) {
@@ -190,17 +191,17 @@ void CollectiveExchange::transfer(std::span<const int64_t> received_R) {
 // Pairs come in the order of their owners' rows, and say which they are.
 void CollectiveExchange::index_pairs() {
   pairs_in_ = in_R_[0];
-  const int64_t number = RowParts{signature_.row_bytes}.side_at() + kPairNumber;
+  const int64_t number = RowParts{entry_.row_bytes}.side_at() + kPairNumber;
   int32_t place = 0;
   for (int s = 0; s < ranks(); ++s) {
     for (int64_t i = 0; i < received_R_[s]; ++i) {
       int32_t pair;
       std::memcpy(&pair, in(s, i) + number, sizeof(pair));
       if (pair < 0 || pair >= limits_.tokens * limits_.topk) {
-        poison(
-            Failure::kProtocol, s,
-            text("ep {}, group \"{}\", epoch {}: rank {} sends pair {}, rank {} has {}",
-                 op_name(word_), name(), epoch_, s, pair, rank(), limits_.tokens * limits_.topk));
+        poison(Failure::kProtocol, s,
+               text("ep {}, group \"{}\", epoch {}: rank {} sends pair {}, rank {} has {}",
+                    op_name(entry_.word), name(), epoch_, s, pair, rank(),
+                    limits_.tokens * limits_.topk));
         return;
       }
       place_of_pair_[pair] = place++;

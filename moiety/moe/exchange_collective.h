@@ -46,12 +46,12 @@ class CollectiveExchange final : public Exchange {
 
  private:
   struct Greeting {
-    uint64_t word = 0;
-    int64_t row_bytes = 0, records = 0;
+    Entry entry;
+    int64_t records = 0;
   };
 
   void enter() override {}
-  void leave() override { previous_ = word_; }
+  void leave() override { previous_ = entry_.word; }
   void place() override;
   Greeting* greetings() const;
   // Runs collective(communicator) and waits for it; false if that failed.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "moiety/moe/exchange.h"
+#include "moiety/moe/row_movers.h"
 
 namespace moiety::moe {
 

@@ -19,18 +19,6 @@ uint64_t poison_word(Exchange::Failure failure, int origin, int about, Epoch epo
          uint64_t(epoch) << 23;
 }
 
-std::string poison_text(const std::string& group, uint64_t word) {
-  static constexpr const char* kWhy[] = {"",
-                                         "which waited for rank {}",
-                                         "which runs another operation than rank {}",
-                                         "whose prepare differs from that of rank {}",
-                                         "which saw a flag of rank {} out of order",
-                                         "which saw rank {} abort"};
-  return text("ep, group \"{}\", epoch {}: stopped by rank {}, ", group, word >> 23,
-              word >> 3 & 1023) +
-         text(kWhy[word & 7], word >> 13 & 1023);
-}
-
 }  // namespace
 
 MappedLayout mapped_layout(const ExpertMap& map, const EpLimits& l, const EpOptions& o) {
@@ -51,10 +39,12 @@ MappedLayout mapped_layout(const ExpertMap& map, const EpLimits& l, const EpOpti
   };
   place(out.addr, 8 * l.depth * ranks);
   place(out.width, 8 * l.depth * ranks);
+  place(out.plan, 8 * l.depth * ranks);
   place(out.head, 8 * l.depth * ranks);
   place(out.ready, 8 * l.depth * ranks * (out.chunks + 1));
   place(out.credit, 8 * ranks);
   place(out.poison, 8);
+  place(out.reason, 8 * kReasonWords * ranks);
   bytes.words = end;
   place(out.meta, bytes.meta);
   place(out.regions, bytes.regions);
@@ -84,10 +74,29 @@ void MappedExchange::release() {
 
 std::string MappedExchange::failure() const {
   if (!memory_) return {};
-  const uint64_t p = comm::load_relaxed(word(rank(), layout_.poison, 0));
+  const uint64_t p = comm::load_acquire(word(rank(), layout_.poison, 0));
   if (p == 0) return {};
   const std::string own = Exchange::failure();
-  return own.empty() ? poison_text(name(), p) : own;
+  return own.empty() ? poison_text(p) : own;
+}
+
+std::string MappedExchange::poison_text(uint64_t poison) const {
+  static constexpr const char* kWhy[] = {"",
+                                         "which waited for rank {}",
+                                         "",
+                                         "whose prepare differs from that of rank {}",
+                                         "which saw a flag of rank {} out of order",
+                                         "which saw rank {} abort"};
+  const int origin = poison >> 3 & 1023, about = poison >> 13 & 1023;
+  if (static_cast<Failure>(poison & 7) == Failure::kMismatch) {
+    const uint64_t* w = &word(rank(), layout_.reason, kReasonWords * origin);
+    const auto entry = [](const uint64_t* e) {
+      return Entry{e[0], static_cast<int64_t>(e[1]), static_cast<Epoch>(e[2])};
+    };
+    return mismatch_text(origin, entry(w), about, entry(w + 3));
+  }
+  return text("ep, group \"{}\", epoch {}: stopped by rank {}, ", name(), poison >> 23, origin) +
+         text(kWhy[poison & 7], about);
 }
 
 void MappedExchange::enter() {
@@ -97,13 +106,13 @@ void MappedExchange::enter() {
     const int r = peer(i);
     if (!wait(word(rank(), layout_.credit, r), 0, freed, {.from = r})) return;
   }
-  const int64_t mine = half_ * ranks() + rank();
   for (int i = 0; i + 1 < ranks(); ++i) {
     const int r = peer(i);
     before_store();
-    comm::store_relaxed(word(r, layout_.addr, mine), kStaged);
-    comm::store_relaxed(word(r, layout_.width, mine), uint64_t(signature_.row_bytes));
-    post(word(r, layout_.head, mine), word_);
+    comm::store_relaxed(entry_word(r, layout_.addr, rank()), kStaged);
+    comm::store_relaxed(entry_word(r, layout_.width, rank()), uint64_t(entry_.row_bytes));
+    comm::store_relaxed(entry_word(r, layout_.plan, rank()), uint64_t(entry_.plan));
+    post(entry_word(r, layout_.head, rank()), entry_.word);
   }
 }
 
@@ -137,13 +146,20 @@ void MappedExchange::post(uint64_t& word, uint64_t value) const {
   comm::store_release(word, value);
 }
 
+uint64_t& MappedExchange::entry_word(int at, int64_t array, int from) const {
+  return word(at, array, half_ * ranks() + from);
+}
+
 uint64_t& MappedExchange::ready_word(int at, int from, int64_t chunk) const {
   return word(at, layout_.ready, (half_ * ranks() + from) * (layout_.chunks + 1) + chunk);
 }
 
-void MappedExchange::announce(int to, int64_t chunk) { post(ready_word(to, rank(), chunk), word_); }
+void MappedExchange::announce(int to, int64_t chunk) {
+  post(ready_word(to, rank(), chunk), entry_.word);
+}
 
-// Chunks without a row alive, too, must have come before their half is given back.
+// Chunks without a row alive, too, must have come before their half is given back; and a peer that
+// sends nothing must have said that it runs the same.
 void MappedExchange::transfer(std::span<const int64_t> received_R) {
   if (box_ == Box::kRouting) return;  // they came before the heads
   for (int i = 0; i + 1 < ranks(); ++i) {
@@ -151,6 +167,7 @@ void MappedExchange::transfer(std::span<const int64_t> received_R) {
     for (int64_t chunk = 0; chunk < of; ++chunk) {
       if (!await(peer(i), chunk, of)) return;
     }
+    if (!meet(peer(i))) return;
   }
 }
 
@@ -171,17 +188,36 @@ const std::byte* MappedExchange::await_head(int from) {
   return await(from, layout_.chunks, 0) ? message(rank(), from) : nullptr;
 }
 
+// The peer's entry of this epoch, whose head or a later word has been seen.
+Entry MappedExchange::entry_of(int peer, uint64_t head) const {
+  return {head, static_cast<int64_t>(comm::load_relaxed(entry_word(rank(), layout_.width, peer))),
+          static_cast<Epoch>(comm::load_relaxed(entry_word(rank(), layout_.plan, peer)))};
+}
+
+// The peer is in this epoch with another entry.
+bool MappedExchange::differs(int peer, uint64_t head) const {
+  return epoch_of(head) == epoch_ && entry_of(peer, head) != entry_;
+}
+
+// Returns when the peer is in this epoch, too; false unless it runs the same.
+bool MappedExchange::meet(int peer) {
+  uint64_t& head = entry_word(rank(), layout_.head, peer);
+  if (!wait(head, kSignatureBits, epoch_, {.from = peer})) return false;
+  if (differs(peer, entry_.word)) poison_mismatch(peer, entry_of(peer, entry_.word));
+  return !failed();
+}
+
 // Waits until the word's epoch (its bits from `shift` on) is at least `wanted`. A peer that has
-// entered this epoch with another signature will never post what is waited for.
+// entered this epoch with another entry will never post what is waited for.
 bool MappedExchange::wait(uint64_t& word, int shift, Epoch wanted, const Awaited& awaited) {
   if (failed()) return false;
-  uint64_t& head = this->word(rank(), layout_.head, half_ * ranks() + awaited.from);
+  uint64_t& head = entry_word(rank(), layout_.head, awaited.from);
   uint64_t seen = 0, entered = 0;
   const auto done = [&] {
     seen = comm::load_acquire(word);
     if (static_cast<Epoch>(seen >> shift) >= wanted) return true;
     entered = comm::load_acquire(head);
-    return differs(entered);
+    return differs(awaited.from, entered);
   };
   const auto stand = [&] {
     const WaitSpan span(TraceLane::kEp, "wait", {{"for rank", awaited.from}});
@@ -194,28 +230,28 @@ bool MappedExchange::wait(uint64_t& word, int shift, Epoch wanted, const Awaited
     case comm::WaitResult::kReady:
       break;
     case comm::WaitResult::kPoisoned:
-      failed_ = true;
+      stop(failure());
       return false;
     case comm::WaitResult::kAborted:
       poison(Failure::kAborted, awaited.from,
-             text("ep {}, group \"{}\", epoch {}: rank {} stopped: {}", op_name(word_), name(),
-                  epoch_, rank(), comm_.bootstrap().aborted().value_or("")));
+             text("ep {}, group \"{}\", epoch {}: rank {} stopped: {}", op_name(entry_.word),
+                  name(), epoch_, rank(), comm_.bootstrap().aborted().value_or("")));
       return false;
     case comm::WaitResult::kExpired:
       poison(Failure::kLate, awaited.from, late_text(seen, shift, wanted, awaited));
       return false;
   }
   if (static_cast<Epoch>(seen >> shift) < wanted) {
-    poison_mismatch_of(awaited.from, entered);
+    poison_mismatch(awaited.from, entry_of(awaited.from, entered));
     return false;
   }
-  if (shift == 0 || seen == word_) return true;
-  if (differs(seen)) {
-    poison_mismatch_of(awaited.from, seen);
+  if (shift == 0 || seen == entry_.word) return true;
+  if (epoch_of(seen) == epoch_) {
+    poison_mismatch(awaited.from, entry_of(awaited.from, seen));
   } else {
     poison(Failure::kProtocol, awaited.from,
            text("ep {}, group \"{}\", epoch {}: rank {} sees a flag of rank {} of epoch {}",
-                op_name(word_), name(), epoch_, rank(), awaited.from, epoch_of(seen)));
+                op_name(entry_.word), name(), epoch_, rank(), awaited.from, epoch_of(seen)));
   }
   return false;
 }
@@ -226,7 +262,7 @@ std::string MappedExchange::late_text(uint64_t word, int shift, Epoch wanted,
   if (shift == 0) {
     what = text("credit {}", wanted);
   } else if (awaited.of == 0) {
-    what = "its routing";
+    what = awaited.chunk < 0 ? "its entry" : "its routing";
   }
   uint64_t newest = 0;
   for (int h = 0; h < limits_.depth; ++h) {
@@ -238,22 +274,25 @@ std::string MappedExchange::late_text(uint64_t word, int shift, Epoch wanted,
                                               op_name(newest), epoch_of(newest));
   return text(
       "ep {}, group \"{}\", epoch {}: rank {} waited {:.1f} s for rank {}, {} (word at {}); {}",
-      op_name(word_), name(), epoch_, rank(), options_.deadline.count(), awaited.from, what,
+      op_name(entry_.word), name(), epoch_, rank(), options_.deadline.count(), awaited.from, what,
       word >> shift, seen);
-}
-
-void MappedExchange::poison_mismatch_of(int peer, uint64_t seen) {
-  const uint64_t width = comm::load_relaxed(word(rank(), layout_.width, half_ * ranks() + peer));
-  poison_mismatch(peer, seen, static_cast<int64_t>(width));
 }
 
 void MappedExchange::spread_poison(Failure failure, int about) {
   const uint64_t value = poison_word(failure, rank(), about, epoch_);
+  const uint64_t head = comm::load_acquire(entry_word(rank(), layout_.head, about));
+  const Entry entries[] = {entry_, entry_of(about, head)};
   for (int r = 0; r < ranks(); ++r) {
     // An abort is seen by every rank itself, with its reason.
     if (failure == Failure::kAborted && r != rank()) continue;
+    int64_t at = kReasonWords * rank();
+    for (const Entry& e : entries) {
+      for (const uint64_t value : {e.word, uint64_t(e.row_bytes), uint64_t(e.plan)}) {
+        comm::store_relaxed(word(r, layout_.reason, at++), value);
+      }
+    }
     uint64_t& word = this->word(r, layout_.poison, 0);
-    if (comm::load_relaxed(word) == 0) comm::store_relaxed(word, value);
+    if (comm::load_relaxed(word) == 0) comm::store_release(word, value);
   }
 }
 

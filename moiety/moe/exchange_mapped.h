@@ -13,12 +13,14 @@
 namespace moiety::moe {
 
 inline constexpr int kMostMappedRanks = 64;
+// Words in which a rank says why it poisons: its entry, then that of the peer which it is about.
+inline constexpr int64_t kReasonWords = 6;
 
 // Where things are in every rank's memory, in bytes from its base.
 struct MappedLayout {
   EpBytes bytes;
   int64_t chunks = 0;  // flags of a sender in a half, without prepare's
-  int64_t addr = 0, width = 0, head = 0, ready = 0, credit = 0, poison = 0;
+  int64_t addr = 0, width = 0, plan = 0, head = 0, ready = 0, credit = 0, poison = 0, reason = 0;
   int64_t meta = 0, message = 0;  // of all messages, of one
   int64_t regions = 0, half = 0;
 };
@@ -57,12 +59,16 @@ class MappedExchange final : public Exchange {
   void place() override;
   void spread_poison(Failure failure, int about) override;
   uint64_t& ready_word(int at, int from, int64_t chunk) const;
+  uint64_t& entry_word(int at, int64_t array, int from) const;
   bool await(int from, int64_t chunk, int64_t chunks_of_sender);
   std::byte* message(int at, int from) const;
   bool wait(uint64_t& word, int shift, Epoch wanted, const Awaited& awaited);
   void post(uint64_t& word, uint64_t value) const;
   std::string late_text(uint64_t word, int shift, Epoch wanted, const Awaited& awaited) const;
-  void poison_mismatch_of(int peer, uint64_t seen);
+  Entry entry_of(int peer, uint64_t head) const;
+  bool differs(int peer, uint64_t head) const;
+  bool meet(int peer);
+  std::string poison_text(uint64_t poison) const;
 
   MappedLayout layout_;
   comm::SymmetricBuffer memory_;

@@ -165,7 +165,7 @@ class MoeLayer {
   const MoeConfig& config() const { return config_; }
   // Rows for `factor` times the balanced load of `group_tokens` tokens.
   int64_t capacity_for(double factor, int64_t group_tokens) const;
-  // Why this path computes the experts.
+  // The path that computes experts without a recipe, and why no better one does.
   const gemm::PathReport& path() const { return path_; }
 
  private:

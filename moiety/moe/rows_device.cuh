@@ -73,6 +73,15 @@ struct ZeroRows {
       for (int64_t i = lane; i < bytes / int64_t{sizeof(Unit)}; i += 32) row[i] = Unit{};
     }
   }
+  // Those of a plan, without memory yet.
+  static ZeroRows of(const EpPlan& plan, bool tail) {
+    ZeroRows out{};
+    out.slot_row = plan.slot_row.data<int32_t>();
+    out.info = plan.info.data<int64_t>();
+    out.capacity = plan.capacity;
+    out.tail = tail;
+    return out;
+  }
   static constexpr int64_t blocks(int64_t capacity) {
     return (capacity + 32 * kRowWarps - 1) / (32 * kRowWarps);
   }

@@ -323,6 +323,7 @@ TEST(GroupedMlpPath, IsReportedWithReasons) {
   EXPECT_EQ(report.path, MlpPath::kReference);
   ASSERT_EQ(report.rejected.size(), 1u);
   EXPECT_NE(report.rejected[0].reason.find("float64"), std::string::npos);
+  EXPECT_EQ(report.describe(), "reference (cpu: dtype float64 is not float32 or bfloat16)");
   EXPECT_NO_THROW(report.require(MlpPath::kReference));
   try {
     report.require(MlpPath::kCpu);

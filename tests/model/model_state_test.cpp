@@ -125,6 +125,21 @@ TEST(ModelState, MicroBatchesAccumulateAndOverwriteStartsAnew) {
   });
 }
 
+TEST(ModelState, TellsWhichPathComputesTheExperts) {
+  on_ranks(1, [](comm::Communicator& world) {
+    const ModelHarness experts(full_config(), DType::kFloat32, world, 4);
+    ASSERT_NE(experts.model->expert_path(), nullptr);
+    const Config c = full_config();
+    const gemm::PathReport expected = gemm::choose_grouped_mlp(
+        {.dtype = DType::kFloat32, .model = c.d_model, .ffn = c.d_ffn}, Device{});
+    EXPECT_EQ(experts.model->expert_path()->describe(), expected.describe());
+    Config dense = full_config();
+    dense.dense_layers = {0, 1};
+    const ModelHarness none(dense, DType::kFloat32, world, 4);
+    EXPECT_EQ(none.model->expert_path(), nullptr);
+  });
+}
+
 TEST(ModelState, ThreadsDoNotChangeTheBits) {
   const Config c = full_config();
   on_ranks(1, [&](comm::Communicator& world) {

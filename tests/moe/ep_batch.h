@@ -7,10 +7,10 @@
 
 namespace moiety::moe {
 
-// bf16 inputs and expected outputs of all ranks; random routing without drops.
+// bf16 inputs and expected outputs of all ranks; random routing, by default, without drops.
 struct Batch {
   Batch(const ExpertMap& expert_map, const std::vector<int64_t>& tokens, int k, int64_t a,
-        int64_t d, int seed)
+        int64_t d, int seed, Routing routing = Routing::kSomeMasked)
       : map(expert_map), topk(k), alignment(a), model(d) {
     std::mt19937 rng(seed);
     const auto values = [&](const std::vector<int64_t>& rows) {
@@ -23,7 +23,7 @@ struct Batch {
       }
       return out;
     };
-    const auto idx = make_routing(Routing::kSomeMasked, tokens, topk, map, rng);
+    const auto idx = make_routing(routing, tokens, topk, map, rng);
     for (int r = 0; r < map.ranks(); ++r) {
       capacity.push_back(worst_capacity(map.ranks(),
                                         *std::max_element(tokens.begin(), tokens.end()), topk,
@@ -82,9 +82,15 @@ class BatchRun {
     dispatch_rows(group, stream);
     combine_rows(group, stream);
   }
-  void backward(EpGroup& group, Stream stream = {}) {
+  void combine_backward_rows(EpGroup& group, Stream stream = {}) {
     combine_backward(group, plan, {.g_TD = g_.view(), .gy_CD = gy_.view()}, stream);
+  }
+  void dispatch_backward_rows(EpGroup& group, Stream stream = {}) {
     dispatch_backward(group, plan, {.g_rows_CD = y_.view(), .gx_TD = gx_.view()}, stream);
+  }
+  void backward(EpGroup& group, Stream stream = {}) {
+    combine_backward_rows(group, stream);
+    dispatch_backward_rows(group, stream);
   }
   void expect_all(const std::string& what) const {
     expect_plan(plan, b_.plan, me_);

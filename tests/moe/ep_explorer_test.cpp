@@ -1,7 +1,8 @@
 // The protocol of docs/spec/ep.md#mapped-memory as a small transition system, run through all
 // interleavings: no rank ever reads a row that has been overwritten or is being written, no head is
-// overwritten while its reader needs it, and there is always a step to take. With an edge of the
-// protocol taken away the explorer must find what goes wrong.
+// overwritten while its reader needs it, there is always a step to take, and no operation ends
+// among ranks that entered different ones. With an edge or a comparison of the protocol taken away
+// the explorer must find what goes wrong.
 //
 // A rank has two roles inside an operation, one that stores and one that reads, as kernels have;
 // the CPU path, which stores first, is one of the interleavings.
@@ -36,12 +37,27 @@ enum class Fault {
   kFlagFirst,        // flag before data
   kCreditTooNew,     // waits for the credit of its own epoch
   kReadThenStore,    // stores nothing before it has all rows of the epoch
+  kHeadFirst,        // head before the other words of its entry
+  kAnyOperation,     // does not compare the operations of entries
+  kAnyWidth,
+  kAnyPlan,
+  kMeetsSenders,  // compares the entries of those alone that send it rows
+};
+
+// The words of an entry; the operation is in the head.
+enum Word { kOperation, kWidth, kPlan, kWords };
+
+// A rank whose operation `epoch` differs from the others' in one word.
+struct Stray {
+  int rank = -1, epoch = 0;
+  Word word = kPlan;
 };
 
 struct Protocol {
   int ranks, depth;
   std::vector<Op> ops;
   Fault fault = Fault::kNone;
+  Stray stray = {};
 };
 
 // Words and cells hold epochs. All members are bytes, so a state is hashed as bytes.
@@ -49,8 +65,9 @@ struct State {
   struct Rank {
     uint8_t done, heads, stored, read, credits;  // operations; steps of the current one
   } rank[kMaxRanks];
-  uint8_t credit[kMaxRanks][kMaxRanks];                // [at][from]
-  uint8_t head[kMaxDepth][kMaxRanks][kMaxRanks];       // [half][at][from]
+  uint8_t credit[kMaxRanks][kMaxRanks];           // [at][from]
+  uint8_t head[kMaxDepth][kMaxRanks][kMaxRanks];  // [half][at][from]
+  uint8_t entry[kMaxDepth][kMaxRanks][kMaxRanks][kWords];
   uint8_t ready[2][kMaxDepth][kMaxRanks][kMaxRanks];   // [data, messages][half][at][from]
   uint8_t memory[2][kMaxDepth][kMaxRanks][kMaxRanks];  // [data, messages][half][at][place]
 };
@@ -73,9 +90,10 @@ class Explorer {
         ended = ended && state.rank[a].done == p_.ops.size();
         for (const bool reader : {false, true}) {
           State next = state;
+          named_ = false;
           if (!step(next, a, reader)) continue;
           stuck = false;
-          visit(next);
+          if (!named_) visit(next);
         }
       }
       if (stuck && !ended) error_ = "deadlock";
@@ -94,6 +112,26 @@ class Explorer {
     if (!holds) error_ = text;
   }
 
+  // A rank stops all with an error.
+  void name_difference() {
+    named_ = true;
+    expect(p_.stray.rank >= 0, "ranks that agree are told apart");
+  }
+
+  // A word of the entry of rank a. It is never that of the epoch whose place it takes.
+  uint8_t content(int a, int n, int word) const {
+    const Stray& x = p_.stray;
+    return static_cast<uint8_t>(1 + n % 3 + 4 * (a == x.rank && n == x.epoch && word == x.word));
+  }
+  bool agrees(const State& s, int a, int from, int n, int half) const {
+    static constexpr Fault kAny[] = {Fault::kAnyOperation, Fault::kAnyWidth, Fault::kAnyPlan};
+    for (int word = 0; word < kWords; ++word) {
+      if (p_.fault == kAny[word]) continue;
+      if (s.entry[half][a][from][word] != content(a, n, word)) return false;
+    }
+    return true;
+  }
+
   int peer(int a, int i) const { return (a + 1 + i) % p_.ranks; }
   static bool sends(Op op, int from, int to) {
     return (op != Op::kToHot || to == 0) && (op != Op::kFromHot || from == 0);
@@ -104,7 +142,7 @@ class Explorer {
   int reading(const State& s, int r) const {
     const State::Rank& rank = s.rank[r];
     const int steps = 2 * (p_.ranks - 1);
-    const bool ended = rank.heads == p_.ranks - 1 && rank.stored == steps && rank.read == steps;
+    const bool ended = rank.heads == steps && rank.stored == steps && rank.read == steps;
     return rank.done + (ended ? 2 : 1);
   }
 
@@ -113,14 +151,14 @@ class Explorer {
     State::Rank& me = s.rank[a];
     if (me.done == p_.ops.size()) return false;
     const int peers = p_.ranks - 1, n = me.done + 1, half = n % p_.depth;
-    const bool in_data = me.heads == peers && (me.stored < 2 * peers || me.read < 2 * peers);
+    const bool in_data = me.heads == 2 * peers && (me.stored < 2 * peers || me.read < 2 * peers);
     if (in_data) return reader ? read(s, a, n, half) : store(s, a, n, half);
     if (reader) return false;
-    if (me.heads < peers) return post_head(s, a, n, half);
+    if (me.heads < 2 * peers) return post_entry(s, a, n, half);
     return post_credit(s, a, n);
   }
 
-  bool post_head(State& s, int a, int n, int half) {
+  bool post_entry(State& s, int a, int n, int half) {
     State::Rank& me = s.rank[a];
     int wanted = n - p_.depth;
     if (p_.fault == Fault::kCreditTooOld) wanted -= 1;
@@ -128,10 +166,16 @@ class Explorer {
     for (int r = 0; r < p_.ranks; ++r) {
       if (r != a && p_.fault != Fault::kNoCredits && s.credit[a][r] < wanted) return false;
     }
-    const int r = peer(a, me.heads++);
-    s.head[half][r][a] = static_cast<uint8_t>(n);
-    const bool wanted_head = p_.fault == Fault::kNone && reading(s, r) <= n - p_.depth;
-    expect(!wanted_head, "a head is overwritten that its reader needs");
+    const int r = peer(a, me.heads / 2);
+    const bool first = me.heads++ % 2 == 0;
+    if (first == (p_.fault == Fault::kHeadFirst)) {
+      s.head[half][r][a] = static_cast<uint8_t>(n);
+      s.entry[half][r][a][kOperation] = content(a, n, kOperation);
+    } else {
+      for (const Word word : {kWidth, kPlan}) s.entry[half][r][a][word] = content(a, n, word);
+    }
+    const bool wanted_entry = p_.fault == Fault::kNone && reading(s, r) <= n - p_.depth;
+    expect(!wanted_entry, "an entry is overwritten that its reader needs");
     return true;
   }
 
@@ -161,6 +205,15 @@ class Explorer {
     const bool sums = op == Op::kFromHot || op == Op::kToken;
     const int from = sums ? (i < a ? i : i + 1) : peer(a, i);
     const int ready = s.ready[kind][half][a][from];
+    if (me.read % 2 == 0) {
+      const bool entered = s.head[half][a][from] == n;
+      const bool meets = sends(op, from, a) || p_.fault != Fault::kMeetsSenders;
+      if (meets && entered && !agrees(s, a, from, n, half)) {
+        name_difference();
+        return true;
+      }
+      if (meets && !entered) return false;
+    }
     if (sends(op, from, a)) {
       if (ready < n && p_.fault != Fault::kNoReady) return false;
       expect(ready <= n, "a flag is newer than its epoch");
@@ -177,6 +230,8 @@ class Explorer {
       s.credit[peer(a, me.credits)][a] = static_cast<uint8_t>(n);
     }
     if (++me.credits == p_.ranks - 1) {
+      const bool astray = p_.stray.rank >= 0 && n == p_.stray.epoch;
+      expect(!astray, "an operation ends among ranks that differ");
       me = {.done = static_cast<uint8_t>(n), .heads = 0, .stored = 0, .read = 0, .credits = 0};
     }
     return true;
@@ -184,6 +239,7 @@ class Explorer {
 
   Protocol p_;
   std::string error_;
+  bool named_ = false;  // by the step that was taken last
   std::vector<State> open_;
   std::unordered_set<uint64_t> seen_;
 };
@@ -225,25 +281,48 @@ TEST(Explorer, FindsWhatMissingEdgesBreak) {
         return Explorer({ranks, depth, ops, fault}).run();
       };
       EXPECT_EQ(explore(Fault::kNone), "ok");
-      EXPECT_EQ(explore(Fault::kNoCredits), overwritten);
-      EXPECT_EQ(explore(Fault::kCreditTooOld), overwritten);
+      // With two halves, that of epoch n - 2 is free once all peers are in n - 1, which is known.
+      for (const Fault fault : {Fault::kNoCredits, Fault::kCreditTooOld}) {
+        EXPECT_EQ(explore(fault) == "ok", depth == 2);
+      }
       EXPECT_EQ(explore(Fault::kNoReady), overwritten);
       EXPECT_EQ(explore(Fault::kFlagFirst), overwritten);
       EXPECT_EQ(explore(Fault::kCreditTooNew), "deadlock");
       EXPECT_EQ(explore(Fault::kReadThenStore), "deadlock");
+      EXPECT_EQ(explore(Fault::kHeadFirst), "ranks that agree are told apart");
+    }
+  }
+}
+
+// All interleavings of an operation in which one rank runs something else end with its name.
+TEST(Explorer, AStrayRankIsNamed) {
+  constexpr Fault kRemoved[] = {Fault::kAnyOperation, Fault::kAnyWidth, Fault::kAnyPlan};
+  const std::string ends = "an operation ends among ranks that differ";
+  for (const int ranks : {2, 3}) {
+    for (const int depth : {1, 2}) {
+      for (const Op op : {Op::kCopy, Op::kToHot, Op::kFromHot, Op::kToken}) {
+        for (int stray = 0; stray < ranks; ++stray) {
+          for (const Word word : {kOperation, kWidth, kPlan}) {
+            const auto explore = [&](Fault fault) {
+              const std::vector<Op> ops{Op::kPrepare, Op::kCopy, op, Op::kCopy};
+              return Explorer({ranks, depth, ops, fault, {stray, 3, word}}).run();
+            };
+            EXPECT_EQ(explore(Fault::kNone), "ok");
+            EXPECT_EQ(explore(kRemoved[word]), ends);
+            if (op == Op::kToHot) {
+              EXPECT_EQ(explore(Fault::kMeetsSenders), ends);
+            }
+          }
+        }
+      }
     }
   }
 }
 
 // kToken lays the rows of all senders out anew: so a credit must speak for all of them.
 TEST(Explorer, ACreditOfOneSenderIsNotEnough) {
-  const std::vector<Op> one{Op::kToHot, Op::kToken, Op::kToHot, Op::kPrepare};
-  const std::vector<Op> two{Op::kToHot, Op::kToHot, Op::kToken, Op::kToken};
-  const auto explore = [](int depth, const std::vector<Op>& ops) {
-    return Explorer({3, depth, ops, Fault::kCreditPerSender}).run();
-  };
-  EXPECT_EQ(explore(1, one), "an overwritten row is read");
-  EXPECT_EQ(explore(2, two), "an overwritten row is read");
+  const std::vector<Op> ops{Op::kToHot, Op::kToken, Op::kToHot, Op::kPrepare};
+  EXPECT_EQ(Explorer({3, 1, ops, Fault::kCreditPerSender}).run(), "an overwritten row is read");
 }
 
 }  // namespace

@@ -17,12 +17,14 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
 #include "moiety/moe/combine.h"
+#include "moiety/moe/combine_ref.h"
 #include "moiety/moe/dispatch.h"
+#include "moiety/moe/dispatch_ref.h"
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/exchange_collective.h"
 #include "moiety/moe/exchange_mapped.h"
 #include "moiety/moe/prepare.h"
-#include "tests/moe/exchange_ref.h"
+#include "moiety/moe/prepare_ref.h"
 #include "tests/support/error_of.h"
 
 namespace moiety::moe {

@@ -287,9 +287,84 @@ TYPED_TEST_P(EpLifecycle, ManyOperations) {
   }
 }
 
+// The operations of BatchRun, and how errors call them.
+struct RowOperation {
+  void (*run)(BatchRun& run, EpGroup& group);
+  const char* text;
+};
+inline const RowOperation kRowOperations[] = {
+    {[](BatchRun& run, EpGroup& group) { run.dispatch_rows(group); }, "dispatch(bf16, {} B)"},
+    {[](BatchRun& run, EpGroup& group) { run.combine_rows(group); }, "combine(bf16, {} B, kRank)"},
+    {[](BatchRun& run, EpGroup& group) { run.combine_backward_rows(group); },
+     "combine_backward(bf16, {} B)"},
+    {[](BatchRun& run, EpGroup& group) { run.dispatch_backward_rows(group); },
+     "dispatch_backward(bf16, {} B, kRank)"},
+};
+inline std::string run_text(const RowOperation& operation, int64_t row_bytes, Epoch plan) {
+  std::string out = operation.text;
+  out.replace(out.find("{}"), 2, std::to_string(row_bytes));
+  return out + text(" of plan {}", plan);
+}
+
+// Rank 1 runs `its`, the others `ours`: every rank names two that differ.
+inline void expect_named(const std::string& said, Epoch epoch, const std::string& ours,
+                         const std::string& its) {
+  bool named = false;
+  for (const int other : {0, 2}) {
+    const std::string where = text("ep, group \"moe\", epoch {}: ", epoch);
+    named = named || said == where + text("rank {} runs {}, rank 1 runs {}", other, ours, its) ||
+            said == where + text("rank 1 runs {}, rank {} runs {}", its, other, ours);
+  }
+  EXPECT_TRUE(named) << said;
+}
+
+TYPED_TEST_P(EpLifecycle, RanksWithPlansOfDifferentBatchesAreNamed) {
+  // All masked: nobody has rows to send.
+  for (const Routing routing : {Routing::kSomeMasked, Routing::kAllMasked}) {
+    const std::vector<int64_t> tokens{20, 20, 20};
+    const Batch first(kMap, tokens, 2, 1, kModel, 5, routing);
+    const Batch second(kMap, tokens, 2, 1, kModel, 6, routing);
+    for (const RowOperation& operation : kRowOperations) {
+      TypeParam::run(kRanks, [&](comm::Communicator& world) {
+        EpGroup group = EpGroup::create(world, kMap, kLimits, TestFixture::options());
+        BatchRun a(first, world.rank()), b(second, world.rank());
+        a.prepare_plan(group);
+        b.prepare_plan(group);
+        const std::string said = error_of([&] { operation.run(world.rank() == 1 ? b : a, group); });
+        expect_named(said, 3, run_text(operation, 66, 1), run_text(operation, 66, 2));
+        EXPECT_EQ(error_of([&] { group.check(); }), said);
+        world.barrier();
+        group.close();
+      });
+    }
+  }
+}
+
+// 40 and 40 + 2 x 1021 bytes.
+TYPED_TEST_P(EpLifecycle, RowSizesOfAnyDifferenceAreNamed) {
+  const std::vector<int64_t> tokens{20, 20, 20};
+  const Batch narrow(kMap, tokens, 2, 1, 20, 5), wide(kMap, tokens, 2, 1, 20 + 1021, 5);
+  EpLimits limits = kLimits;
+  limits.model = wide.model;
+  for (const RowOperation& operation : kRowOperations) {
+    TypeParam::run(kRanks, [&](comm::Communicator& world) {
+      EpGroup group = EpGroup::create(world, kMap, limits, TestFixture::options());
+      BatchRun a(narrow, world.rank()), b(wide, world.rank());
+      a.prepare_plan(group);
+      b.plan = a.plan;
+      const std::string said = error_of([&] { operation.run(world.rank() == 1 ? b : a, group); });
+      expect_named(said, 2, run_text(operation, 40, 1), run_text(operation, 40 + 2 * 1021, 1));
+      world.barrier();
+      group.close();
+    });
+  }
+}
+
 REGISTER_TYPED_TEST_SUITE_P(EpLifecycle, PlansInFlight, PlansInFlightOnADeferredStream,
                             TwoGroupsOnTwoStreams, ReserveGrowsUnderPlans,
                             ReservingWhatIsTooMuchLeavesTheGroupAsItWas, UseAfterReleaseAndClose,
-                            RanksMustAgree, CreateAndCloseReturnAllMemory, ManyOperations);
+                            RanksMustAgree, CreateAndCloseReturnAllMemory, ManyOperations,
+                            RanksWithPlansOfDifferentBatchesAreNamed,
+                            RowSizesOfAnyDifferenceAreNamed);
 
 }  // namespace moiety::moe::lifecycle

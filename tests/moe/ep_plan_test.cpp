@@ -84,8 +84,8 @@ TEST(Memory, BytesFollowTheFormulas) {
       regions = std::max(regions, depth * t * k * up(up(d * b, 16) + 16, 128));
     }
     const int64_t chunks = (t + row.chunk_rows - 1) / row.chunk_rows;
-    const int64_t words = 3 * up(8 * depth * r, 128) + up(8 * depth * r * (chunks + 1), 128) +
-                          up(8 * r, 128) + up(8, 128);
+    const int64_t words = 4 * up(8 * depth * r, 128) + up(8 * depth * r * (chunks + 1), 128) +
+                          up(8 * r, 128) + up(8, 128) + up(48 * r, 128);
     const EpBytes bytes =
         EpGroup::bytes(ExpertMap(row.experts, row.ranks), l, {.chunk_rows = row.chunk_rows});
     EXPECT_EQ(bytes.record, record);
@@ -127,7 +127,7 @@ TEST(Memory, BytesOverCollectivesFollowTheFormulas) {
       EXPECT_EQ(bytes.regions, std::max(rows * record, rows * k * pair) +
                                    std::max(rows * record, std::min(rows, t) * k * pair));
       EXPECT_EQ(bytes.meta,
-                2 * r * 24 + r * (128 + up(4 * (e + r), 128)) + (token_order ? 4 * t * k : 0));
+                2 * r * 32 + r * (128 + up(4 * (e + r), 128)) + (token_order ? 4 * t * k : 0));
       EXPECT_EQ(bytes.words, 0);
       EXPECT_EQ(bytes.total, bytes.regions + bytes.meta + bytes.loss);
       EXPECT_LT(bytes.loss, 5 * 128);

@@ -1,206 +1,20 @@
-// The movers of rows on a CPU. Every row is copied twice on its way (into a record, out of it), by
-// collectives once more, and own rows once.
-#include <algorithm>
+// Expert rows to tokens on a CPU: combine and dispatch_backward; and the scaled rows of
+// combine_backward. Every partial sum is copied twice on its way (into a record, out of it).
 #include <cstring>
 #include <vector>
 
-#include "moiety/base/parallel.h"
-#include "moiety/moe/exchange.h"
-#include "moiety/moe/row_sum.h"
+#include "moiety/moe/combine_row.h"
+#include "moiety/moe/plan_maps.h"
+#include "moiety/moe/row_movers.h"
 
 namespace moiety::moe {
 namespace {
-
-constexpr int64_t kTaskBytes = 64 << 10;  // that a task of a loop moves, about
-
-int64_t rows_per_task(int64_t row_bytes) {
-  return std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(row_bytes, 64));
-}
 
 std::byte* scratch_row(int64_t bytes) {
   thread_local std::vector<std::byte> scratch;
   if (static_cast<int64_t>(scratch.size()) < bytes) scratch.resize(bytes);
   return scratch.data();
 }
-
-// The maps of a plan, as the movers read them.
-struct Maps {
-  explicit Maps(const EpPlan& plan)
-      : topk(plan.topk),
-        tokens_max(plan.tokens_max),
-        ranks(static_cast<int>(plan.rows_RR.size(0))),
-        slot_TK(plan.slot_TK.data<int32_t>()),
-        row_TR(plan.row_TR.data<int32_t>()),
-        recv_token(plan.recv_token.data<int32_t>()),
-        recv_slot(plan.recv_slot.data<int32_t>()),
-        rows_RR(plan.rows_RR.data<int32_t>()),
-        row_end_BR(plan.row_end_BR.data<int32_t>()) {}
-
-  const int32_t* slots(int s, int64_t j) const { return recv_slot + (s * tokens_max + j) * topk; }
-  int32_t token(int s, int64_t j) const { return recv_token[s * tokens_max + j]; }
-  int64_t rows(int from, int to) const { return rows_RR[from * ranks + to]; }
-  std::vector<int64_t> sent_by(int rank) const {
-    return {rows_RR + rank * ranks, rows_RR + (rank + 1) * ranks};
-  }
-  std::vector<int64_t> sent_to(int rank) const {
-    std::vector<int64_t> out(ranks);
-    for (int s = 0; s < ranks; ++s) out[s] = rows(s, rank);
-    return out;
-  }
-  bool alive(const int32_t* slot_K) const {
-    return std::any_of(slot_K, slot_K + topk, [](int32_t slot) { return slot >= 0; });
-  }
-  int count_alive(const int32_t* slot_K) const {
-    return static_cast<int>(
-        std::count_if(slot_K, slot_K + topk, [](int32_t slot) { return slot >= 0; }));
-  }
-
-  int topk;
-  int64_t tokens_max;
-  int ranks;
-  const int32_t *slot_TK, *row_TR, *recv_token, *recv_slot, *rows_RR, *row_end_BR;
-};
-
-// body(peer, chunk, first row, end row) for all chunks of n(peer) rows, peers interleaved.
-template <class Rows, class Body>
-void for_chunks(const Exchange& exchange, const Rows& n, const Body& body) {
-  const int peers = exchange.ranks() - 1;
-  int64_t most = 0;
-  for (int i = 0; i < peers; ++i) most = std::max<int64_t>(most, n(exchange.peer(i)));
-  parallel_tasks(exchange.chunks(most) * peers, [&](int64_t task) {
-    const int r = exchange.peer(static_cast<int>(task % peers));
-    const int64_t chunk = task / peers, begin = chunk * exchange.chunk_rows();
-    if (begin >= n(r) || exchange.failed()) return;
-    body(r, chunk, begin, std::min<int64_t>(begin + exchange.chunk_rows(), n(r)));
-  });
-}
-
-// send(token, row) for the tokens of rows [begin, end) of this rank at r that have a pair alive.
-template <class Send>
-void for_tokens(const Maps& maps, int64_t tokens, int r, int64_t begin, int64_t end, Send&& send) {
-  const auto row_end = [&](int64_t block) { return maps.row_end_BR[block * maps.ranks + r]; };
-  const int64_t blocks = ceil_div(tokens, kTokenBlock);
-  int64_t first = 0;  // block that ends behind `begin`
-  for (int64_t count = blocks; count > 0;) {
-    const int64_t half = count / 2;
-    const bool before = row_end(first + half) <= begin;
-    first += before ? half + 1 : 0;
-    count = before ? count - half - 1 : half;
-  }
-  for (int64_t t = first * kTokenBlock; t < tokens; ++t) {
-    const int32_t row = maps.row_TR[t * maps.ranks + r];
-    if (row >= begin && row < end) send(t, row);
-    if (row >= end - 1) return;
-    if ((t + 1) % kTokenBlock == 0 && row_end(t / kTokenBlock) >= end) return;
-  }
-}
-
-// Sends x and calls expand(row, its K slots) for what arrives.
-template <bool quantized, class Expand>
-void send_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
-               const Expand& expand) {
-  const Maps maps(plan);
-  const Rows w(w_TK);
-  const bool weights = w_TK.defined();
-  const int me = exchange.rank();
-  const RowParts& parts = x.parts;
-  const int64_t side = parts.side_at();
-
-  exchange.open(Box::kRows, parts.record(maps.topk), maps.sent_by(me));
-  const auto sent = [&](int r) { return maps.rows(me, r); };
-  for_chunks(exchange, sent, [&](int r, int64_t chunk, int64_t begin, int64_t end) {
-    exchange.before_store();
-    for_tokens(maps, plan.tokens, r, begin, end, [&](int64_t t, int64_t j) {
-      std::byte* record = exchange.out(r, j);
-      std::memcpy(record, x.data[t], parts.data);
-      if constexpr (quantized) {
-        std::memcpy(record + parts.scales_at(), x.scales[t], parts.scales);
-        if (parts.row_scale) {
-          std::memcpy(record + parts.row_scale_at(), x.row_scale[t], sizeof(float));
-        }
-      }
-      if (weights) std::memcpy(record + side, w[t], maps.topk * sizeof(float));
-    });
-    exchange.announce(r, chunk);
-  });
-
-  parallel_for(maps.rows(me, me), rows_per_task(parts.data), [&](int64_t begin, int64_t end) {
-    for (int64_t j = begin; j < end; ++j) {
-      const int32_t* slots = maps.slots(me, j);
-      if (!maps.alive(slots)) continue;
-      const int32_t t = maps.token(me, j);
-      Row row{x.data[t], weights ? w.as<float>(t) : nullptr};
-      if constexpr (quantized) {
-        row.scales = x.scales[t];
-        row.row_scale = parts.row_scale ? x.row_scale[t] : nullptr;
-      }
-      expand(row, slots);
-    }
-  });
-
-  exchange.transfer(maps.sent_to(me));
-  const auto received = [&](int s) { return maps.rows(s, me); };
-  for_chunks(exchange, received, [&](int s, int64_t, int64_t begin, int64_t end) {
-    for (int64_t j = begin; j < end; ++j) {
-      const int32_t* slots = maps.slots(s, j);
-      if (!maps.alive(slots)) continue;
-      const std::byte* record = exchange.in(s, j);
-      Row row{record, weights ? reinterpret_cast<const float*>(record + side) : nullptr};
-      if constexpr (quantized) {
-        row.scales = record + parts.scales_at();
-        row.row_scale = parts.row_scale ? record + parts.row_scale_at() : nullptr;
-      }
-      expand(row, slots);
-    }
-  });
-}
-
-template <bool quantized>
-void copy_rows_of(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
-                  const TensorView& w_TK, const ExpertRows& rows, const quant::AmaxSink& sink) {
-  const int64_t* offset = plan.offset.data<int64_t>();
-  const auto expert = [&](int32_t slot) {
-    return std::upper_bound(offset, offset + plan.offset.size(0), slot) - offset - 1;
-  };
-  const DType dtype = x.format == PayloadFormat::kBF16 ? DType::kBFloat16 : DType::kFloat32;
-  send_rows<quantized>(exchange, plan, x, w_TK, [&](const Row& row, const int32_t* slot_K) {
-    const uint32_t amax = sink.defined() ? quant::amax_bits(dtype, row.data, x.model) : 0;
-    for (int k = 0; k < plan.topk; ++k) {
-      if (slot_K[k] < 0) continue;
-      rows.put<quantized>(slot_K[k], row, k);
-      if (sink.defined()) sink.raise(expert(slot_K[k]), amax);
-    }
-  });
-}
-
-}  // namespace
-
-void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
-               const ExpertRows& rows, const quant::AmaxSink& sink) {
-  sink.clear();
-  x.quantized() ? copy_rows_of<true>(exchange, plan, x, w_TK, rows, sink)
-                : copy_rows_of<false>(exchange, plan, x, w_TK, rows, sink);
-}
-
-void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
-                 const ExpandRow& expand) {
-  send_rows<false>(exchange, plan, x, {}, expand);
-}
-
-void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail) {
-  const auto zero = [&](int64_t begin, int64_t end) {
-    for (int64_t slot = begin; slot < end; ++slot) rows.zero(slot);
-  };
-  const int64_t* offset = plan.offset.data<int64_t>();
-  const int64_t experts = plan.rows_real.size(0);
-  for (int64_t e = 0; e < experts; ++e) {
-    zero(offset[e] + plan.rows_real.data<int64_t>()[e], offset[e + 1]);
-  }
-  if (tail) zero(offset[experts], plan.capacity);
-  rows.scales.zero_pads();
-}
-
-namespace {
 
 // combine and dispatch_backward: what owners send home and how homes sum it.
 class RowSum {
@@ -403,7 +217,7 @@ class RowSum {
   Exchange& exchange_;
   const EpPlan& plan_;
   const SumArgs& args_;
-  const Maps maps_;
+  const PlanMaps maps_;
   const Rows y_, slot_w_, side_, addend_, out_, side_TK_;
   const DType type_, wire_, out_type_;
   const int64_t model_;
@@ -415,6 +229,20 @@ class RowSum {
 
 void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args) {
   RowSum(exchange, plan, args).run();
+}
+
+void scale_rows(Exchange& exchange, const EpPlan& plan, const ScaledRows& a) {
+  const Rows y(a.y_CD), slot_w(a.slot_w);
+  expand_rows(exchange, plan, a.g, [&](const Row& row, const int32_t* slot_K) {
+    for (int k = 0; k < plan.topk; ++k) {
+      const int32_t slot = slot_K[k];
+      if (slot < 0) continue;
+      if (a.y_CD.defined()) {
+        *a.gy.values.as<float>(slot) = dot_row(a.dtype, y[slot], row.data, a.g.model);
+      }
+      scale_row(a.dtype, *slot_w.as<float>(slot), row.data, a.gy.data[slot], a.g.model);
+    }
+  });
 }
 
 }  // namespace moiety::moe

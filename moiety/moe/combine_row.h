@@ -1,5 +1,6 @@
-// Sums of rows in the defined order (docs/spec/ep.md#rows-and-sums), for the CPU's movers. Rows are
-// bfloat16, float16 or float32 of any alignment that suits their type; all between is fp32.
+// What the CPU's movers do with single rows: sums in the defined order
+// (docs/spec/ep.md#rows-and-sums), products and dot products. Rows are bfloat16, float16 or float32
+// of any alignment that suits their type; all between is fp32.
 #pragma once
 
 #include <bit>
@@ -55,5 +56,10 @@ void sum_terms(const Terms& terms, const std::byte* addend, DType addend_type, s
 
 // A term that is the whole sum keeps its bytes; on the wire it may have become fp32, exactly.
 void copy_term(const Term& term, std::byte* out, DType out_type, int64_t n);
+
+// out := round(weight x).
+void scale_row(DType type, float weight, const std::byte* x, std::byte* out, int64_t n);
+// The dot product of two rows in the order of lane_sum.
+float dot_row(DType type, const std::byte* x, const std::byte* y, int64_t n);
 
 }  // namespace moiety::moe

@@ -1,10 +1,11 @@
 // Kernels over one row. Sums run over tiles that stay in cache, up to four terms in one pass.
+#include "moiety/moe/combine_row.h"
+
 #include <algorithm>
 
 #include "moiety/base/math.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
-#include "moiety/moe/row_sum.h"
 
 namespace moiety::moe {
 namespace {

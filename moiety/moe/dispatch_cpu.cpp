@@ -1,0 +1,138 @@
+// Rows to experts on a CPU: dispatch and, as far as it copies, combine_backward. Every row is
+// copied twice on its way (into a record, out of it), by collectives once more, and own rows once.
+#include <algorithm>
+#include <cstring>
+
+#include "moiety/moe/plan_maps.h"
+#include "moiety/moe/row_movers.h"
+
+namespace moiety::moe {
+namespace {
+
+// send(token, row) for the tokens of rows [begin, end) of this rank at r that have a pair alive.
+template <class Send>
+void for_tokens(const PlanMaps& maps, int64_t tokens, int r, int64_t begin, int64_t end,
+                Send&& send) {
+  const auto row_end = [&](int64_t block) { return maps.row_end_BR[block * maps.ranks + r]; };
+  const int64_t blocks = ceil_div(tokens, kTokenBlock);
+  int64_t first = 0;  // block that ends behind `begin`
+  for (int64_t count = blocks; count > 0;) {
+    const int64_t half = count / 2;
+    const bool before = row_end(first + half) <= begin;
+    first += before ? half + 1 : 0;
+    count = before ? count - half - 1 : half;
+  }
+  for (int64_t t = first * kTokenBlock; t < tokens; ++t) {
+    const int32_t row = maps.row_TR[t * maps.ranks + r];
+    if (row >= begin && row < end) send(t, row);
+    if (row >= end - 1) return;
+    if ((t + 1) % kTokenBlock == 0 && row_end(t / kTokenBlock) >= end) return;
+  }
+}
+
+// Sends x and calls expand(row, its K slots) for what arrives.
+template <bool quantized, class Expand>
+void send_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
+               const Expand& expand) {
+  const PlanMaps maps(plan);
+  const Rows w(w_TK);
+  const bool weights = w_TK.defined();
+  const int me = exchange.rank();
+  const RowParts& parts = x.parts;
+  const int64_t side = parts.side_at();
+
+  exchange.open(Box::kRows, parts.record(maps.topk), maps.sent_by(me));
+  const auto sent = [&](int r) { return maps.rows(me, r); };
+  for_chunks(exchange, sent, [&](int r, int64_t chunk, int64_t begin, int64_t end) {
+    exchange.before_store();
+    for_tokens(maps, plan.tokens, r, begin, end, [&](int64_t t, int64_t j) {
+      std::byte* record = exchange.out(r, j);
+      std::memcpy(record, x.data[t], parts.data);
+      if constexpr (quantized) {
+        std::memcpy(record + parts.scales_at(), x.scales[t], parts.scales);
+        if (parts.row_scale) {
+          std::memcpy(record + parts.row_scale_at(), x.row_scale[t], sizeof(float));
+        }
+      }
+      if (weights) std::memcpy(record + side, w[t], maps.topk * sizeof(float));
+    });
+    exchange.announce(r, chunk);
+  });
+
+  parallel_for(maps.rows(me, me), rows_per_task(parts.data), [&](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      const int32_t* slots = maps.slots(me, j);
+      if (!maps.alive(slots)) continue;
+      const int32_t t = maps.token(me, j);
+      Row row{x.data[t], weights ? w.as<float>(t) : nullptr};
+      if constexpr (quantized) {
+        row.scales = x.scales[t];
+        row.row_scale = parts.row_scale ? x.row_scale[t] : nullptr;
+      }
+      expand(row, slots);
+    }
+  });
+
+  exchange.transfer(maps.sent_to(me));
+  const auto received = [&](int s) { return maps.rows(s, me); };
+  for_chunks(exchange, received, [&](int s, int64_t, int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      const int32_t* slots = maps.slots(s, j);
+      if (!maps.alive(slots)) continue;
+      const std::byte* record = exchange.in(s, j);
+      Row row{record, weights ? reinterpret_cast<const float*>(record + side) : nullptr};
+      if constexpr (quantized) {
+        row.scales = record + parts.scales_at();
+        row.row_scale = parts.row_scale ? record + parts.row_scale_at() : nullptr;
+      }
+      expand(row, slots);
+    }
+  });
+}
+
+template <bool quantized>
+void copy_rows_of(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
+                  const TensorView& w_TK, const ExpertRows& rows, const quant::AmaxSink& sink) {
+  const int64_t* offset = plan.offset.data<int64_t>();
+  const auto expert = [&](int32_t slot) {
+    return std::upper_bound(offset, offset + plan.offset.size(0), slot) - offset - 1;
+  };
+  const DType dtype = x.format == PayloadFormat::kBF16 ? DType::kBFloat16 : DType::kFloat32;
+  send_rows<quantized>(exchange, plan, x, w_TK, [&](const Row& row, const int32_t* slot_K) {
+    const uint32_t amax = sink.defined() ? quant::amax_bits(dtype, row.data, x.model) : 0;
+    for (int k = 0; k < plan.topk; ++k) {
+      if (slot_K[k] < 0) continue;
+      rows.put<quantized>(slot_K[k], row, k);
+      if (sink.defined()) sink.raise(expert(slot_K[k]), amax);
+    }
+  });
+}
+
+}  // namespace
+
+void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
+               const ExpertRows& rows, const quant::AmaxSink& sink) {
+  sink.clear();
+  x.quantized() ? copy_rows_of<true>(exchange, plan, x, w_TK, rows, sink)
+                : copy_rows_of<false>(exchange, plan, x, w_TK, rows, sink);
+}
+
+void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
+                 const ExpandRow& expand) {
+  send_rows<false>(exchange, plan, x, {}, expand);
+}
+
+void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail) {
+  const auto zero = [&](int64_t begin, int64_t end) {
+    for (int64_t slot = begin; slot < end; ++slot) rows.zero(slot);
+  };
+  const int64_t* offset = plan.offset.data<int64_t>();
+  const int64_t experts = plan.rows_real.size(0);
+  for (int64_t e = 0; e < experts; ++e) {
+    zero(offset[e] + plan.rows_real.data<int64_t>()[e], offset[e + 1]);
+  }
+  if (tail) zero(offset[experts], plan.capacity);
+  rows.scales.zero_pads();
+}
+
+}  // namespace moiety::moe

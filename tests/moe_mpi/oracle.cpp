@@ -1,2 +1,0 @@
-// The oracle of tests/moe is this program's, too.
-#include "tests/moe/exchange_ref.cpp"
