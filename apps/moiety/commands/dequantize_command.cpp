@@ -12,6 +12,7 @@
 #include "apps/moiety/commands/quantized_directory.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
+#include "moiety/base/replace_file.h"
 #include "moiety/quant/dequantize.h"
 
 namespace moiety::app {
