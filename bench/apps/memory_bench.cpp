@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/train_options.h"
 #include "bench/harness.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/data/batch_loader.h"
@@ -20,13 +20,14 @@
 #include "moiety/train/expert_capacity.h"
 #include "moiety/train/gathering.h"
 #include "moiety/train/memory_estimate.h"
+#include "moiety/train/precision.h"
 #include "moiety/train/rank_model.h"
 #include "moiety/train/step_feed.h"
 
 namespace moiety::app {
 namespace {
 
-constexpr int64_t kVocab = 264;  // of the byte tokenizer
+using namespace train;
 
 constexpr int kMicroBatches = 2;  // which a plan needs most for
 
@@ -103,10 +104,10 @@ Counted count(optim::DistributedOptimizer& optimizer, const optim::GridGroups& g
 }
 
 // Two training steps of a rank; `when_done` is called while all of its memory is there.
-void train(const Options& o, const model::Config& config, const Grid& grid,
-           comm::Communicator& world, const std::function<void(const Counted&)>& when_done) {
-  const int64_t tokens = o.train.micro_batch * o.data.seq_len;
-  RankModel model(config, storage_dtype(o), grid, tokens, 100, world);
+void train(const TrainConfig& o, const Grid& grid, comm::Communicator& world,
+           const std::function<void(const Counted&)>& when_done) {
+  const int64_t tokens = o.pass_tokens();
+  RankModel model(o.model, storage_dtype(o), grid, tokens, 100, world);
   WeightGathering gathering(o, model.groups(), int64_t{1} << 33);
   optim::OptimizerConfig optimizer_config;
   optimizer_config.weights = storage_dtype(o);
@@ -115,7 +116,7 @@ void train(const Options& o, const model::Config& config, const Grid& grid,
                                         gathering.peers(true));
   model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
   optimizer.initialize(1, Stream());
-  const auto source = data::synthetic_source("uniform", o.data.seq_len, uint32_t(config.vocab), 1);
+  const auto source = data::synthetic_source("uniform", o.data.seq_len, uint32_t(o.model.vocab), 1);
   data::BatchBuffer batch(o.train.micro_batch, o.data.seq_len, false);
   BatchFeed feed(o.train.micro_batch, o.data.seq_len, false, 1, {});
   ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
@@ -167,16 +168,15 @@ void measure(const Preset& preset, const Layout& l) {
   arguments.push_back(text("--precision.recipe={}", l.recipe));
   arguments.push_back(text("--run.ranks={}", l.ranks));
   arguments.push_back("--checkpoint.async=false");
-  const Options o = load_config({}, arguments).options;
-  const Grid grid = check_layout(o);
-  const model::Config config = model_config(o, kVocab);
-  const MemoryEstimate m = estimate_memory(o, config, grid);
+  const TrainConfig config = train_config(load_config({}, arguments).options);
+  const Grid grid = check_layout(config);
+  const MemoryEstimate m = estimate_memory(config, grid);
   Counted mean;
   std::mutex mutex;
   const double before = resident_bytes();
   double resident = 0;
   comm::run_thread_ranks(l.ranks, {}, [&](comm::Communicator& world) {
-    train(o, config, grid, world, [&](const Counted& counted) {
+    train(config, grid, world, [&](const Counted& counted) {
       const std::lock_guard lock(mutex);
       mean.add(counted, 1.0 / l.ranks);
       if (world.rank() == 0) resident = resident_bytes() - before;

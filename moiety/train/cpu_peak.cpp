@@ -10,7 +10,7 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/gemm.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 double measured_tflops(DType dtype, double seconds) {
   constexpr int64_t kSize = 512;
@@ -55,4 +55,4 @@ double resident_bytes() {
 
 double machine_bytes() { return double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE)); }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

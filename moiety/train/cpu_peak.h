@@ -3,7 +3,7 @@
 
 #include "moiety/base/dtype.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 // TFLOP/s of a matrix product of float32 or bfloat16 on the calling thread's budget of cores, the
 // best of about `seconds`.
@@ -14,4 +14,4 @@ double mapped_bytes();
 double resident_bytes();
 double machine_bytes();
 
-}  // namespace moiety::app
+}  // namespace moiety::train

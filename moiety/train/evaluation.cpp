@@ -7,7 +7,7 @@
 #include "moiety/train/metrics.h"
 #include "moiety/train/step_feed.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 // What the passes of an evaluation use.
@@ -82,4 +82,4 @@ EvaluationResult evaluate(RankModel& model, data::ValidationSet& samples, Expert
   return result;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

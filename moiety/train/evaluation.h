@@ -9,7 +9,7 @@
 #include "moiety/train/gathering.h"
 #include "moiety/train/rank_model.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 struct EvaluationResult {
   double loss = 0;           // mean cross-entropy, nats per token
@@ -28,4 +28,4 @@ EvaluationResult evaluate(RankModel& model, data::ValidationSet& samples, Expert
 // Collective.
 int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/moiety/exit_code.h"
+#include "moiety/base/error.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 constexpr double kFirstFactor = 1.25;
@@ -13,11 +13,11 @@ constexpr double kGrowth = 1.1;
 
 }  // namespace
 
-ExpertCapacity::ExpertCapacity(const Options& options, const model::Transformer& model,
+ExpertCapacity::ExpertCapacity(const TrainConfig& config, const model::Transformer& model,
                                int64_t tokens)
-    : automatic_(options.moe.capacity_factor == 0),
-      error_(options.moe.overflow == "error"),
-      rows_(model.moe_capacity(automatic_ ? kFirstFactor : options.moe.capacity_factor, tokens)),
+    : automatic_(config.moe.capacity_factor == 0),
+      error_(config.moe.overflow == Overflow::kError),
+      rows_(model.moe_capacity(automatic_ ? kFirstFactor : config.moe.capacity_factor, tokens)),
       most_(model.moe_capacity(-1, tokens)) {}
 
 void ExpertCapacity::grow(int64_t required) {
@@ -30,4 +30,4 @@ void ExpertCapacity::grow(int64_t required) {
   rows_ = std::min(int64_t(std::ceil(kGrowth * double(required))), most_);
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

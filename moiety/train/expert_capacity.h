@@ -6,15 +6,15 @@
 
 #include <cstdint>
 
-#include "apps/moiety/config/options.h"
 #include "moiety/model/transformer.h"
+#include "moiety/train/config.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 class ExpertCapacity {
  public:
   // `tokens` of a rank's pass.
-  ExpertCapacity(const Options& options, const model::Transformer& model, int64_t tokens);
+  ExpertCapacity(const TrainConfig& config, const model::Transformer& model, int64_t tokens);
 
   int64_t rows() const { return rows_; }
   // A pass that lost pairs counts for nothing (automatic, or moe.overflow = error).
@@ -28,4 +28,4 @@ class ExpertCapacity {
   int64_t rows_, most_;
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -6,7 +6,7 @@
 
 #include "moiety/base/log.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 std::string write_failure(const std::filesystem::path& run_directory, std::string_view kind,
                           int rank, int64_t step, const JsonLine& fields) {
@@ -33,4 +33,4 @@ std::string write_failure(const std::filesystem::path& run_directory, std::strin
   return "";
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -7,11 +7,11 @@
 
 #include "moiety/base/json_line.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 // One JSON object: v, t, kind, rank, step, process, host, and `fields`. A later failure of the same
 // rank and step replaces the file. Gives its path; empty, with a warning, if it cannot be written.
 std::string write_failure(const std::filesystem::path& run_directory, std::string_view kind,
                           int rank, int64_t step, const JsonLine& fields);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

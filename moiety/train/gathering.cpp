@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "apps/moiety/config/model_options.h"
 #include "moiety/optim/shard_rows.h"
+#include "moiety/train/precision.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 using gtp::Axis;
@@ -18,14 +18,14 @@ int64_t align_of(const std::optional<QuantSpec>& format) {
 
 }  // namespace
 
-WeightGathering::WeightGathering(const Options& o, const optim::GridGroups& groups, int64_t memory,
-                                 std::optional<gtp::EmbeddingPath> embedding)
+WeightGathering::WeightGathering(const TrainConfig& config, const optim::GridGroups& groups,
+                                 int64_t memory, std::optional<gtp::EmbeddingPath> embedding)
     : groups_(groups),
-      tokens_(o.train.micro_batch * o.data.seq_len),
+      tokens_(config.pass_tokens()),
       embedding_(embedding),
-      deadline_s_(o.guard.comm_timeout_s) {
+      deadline_s_(config.guard.comm_timeout_s) {
   options_.policy = gtp::Policy::for_memory(memory);
-  options_.wire = gradient_wire(o);
+  options_.wire = gradient_wire(config);
   renew();
 }
 
@@ -98,4 +98,4 @@ std::vector<optim::ParamSpec> shard_specs(std::vector<optim::ParamSpec> slices,
   return slices;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -7,21 +7,21 @@
 #include <memory>
 #include <optional>
 
-#include "apps/moiety/config/options.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/gtp/executor.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/optim/grid_groups.h"
 #include "moiety/optim/gtp_binding.h"
+#include "moiety/train/config.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 class WeightGathering {
  public:
   // Collective. The groups outlive it, and it outlives the optimizer that has its peers. `memory`:
   // bytes of this rank, of which gathered weights may take a share. Without a wish the embedding
   // moves as what is fewer bytes: its rows, where peers map each other's memory, or the table.
-  WeightGathering(const Options& options, const optim::GridGroups& groups, int64_t memory,
+  WeightGathering(const TrainConfig& config, const optim::GridGroups& groups, int64_t memory,
                   std::optional<gtp::EmbeddingPath> embedding = {});
 
   // What the optimizer asks; of the transports that there are when it asks.
@@ -59,4 +59,4 @@ std::vector<optim::ParamSpec> shard_specs(std::vector<optim::ParamSpec> slices,
                                           std::span<const optim::ParamSpec> last,
                                           const gtp::Grid& grid, int rank);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <string>
 
-namespace moiety::app {
+namespace moiety::train {
 
 const Hardware* find_hardware(std::string_view gpu_name) {
   std::string lower(gpu_name);
@@ -18,4 +18,4 @@ const Hardware* find_hardware(std::string_view gpu_name) {
   return found;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <string_view>
 
-namespace moiety::app {
+#include "moiety/train/config.h"
+
+namespace moiety::train {
 
 // Dense TFLOP/s (0: not there), bytes of memory, TB/s of it, GB/s of a link and of the network per
 // rank and direction, ranks that links connect.
@@ -17,11 +19,11 @@ struct Hardware {
   int domain;
 
   // TFLOP/s under a recipe; a format that the device lacks is multiplied as bf16.
-  double rate(std::string_view recipe) const {
-    const double own = recipe == "fp8_block" ? fp8
-                       : recipe == "mxfp8"   ? mxfp8
-                       : recipe == "nvfp4"   ? fp4
-                                             : bf16;
+  double rate(Recipe recipe) const {
+    const double own = recipe == Recipe::kFp8Block ? fp8
+                       : recipe == Recipe::kMxfp8  ? mxfp8
+                       : recipe == Recipe::kNvfp4  ? fp4
+                                                   : bf16;
     return own > 0 ? own : bf16;
   }
 };
@@ -37,4 +39,4 @@ inline constexpr std::array<Hardware, 5> kHardware{
 // The row of a GPU that calls itself "NVIDIA H100 80GB HBM3"; null: there is none.
 const Hardware* find_hardware(std::string_view gpu_name);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -1,22 +1,19 @@
 #include "moiety/train/inference_model.h"
 
-#include "apps/moiety/config/model_options.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/thread_group.h"
-#include "moiety/data/tokenizer.h"
+#include "moiety/train/checkpoints.h"
+#include "moiety/train/precision.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
-InferenceModel::InferenceModel(const CheckpointInfo& checkpoint, int64_t tokens,
+InferenceModel::InferenceModel(const std::string& path, const TrainConfig& config, int64_t tokens,
                                comm::Communicator& world, const Stream& stream)
-    : model_(model_config(checkpoint.options,
-                          data::Tokenizer::load(checkpoint.options.data.tokenizer).vocab()),
-             storage_dtype(checkpoint.options), Grid(), tokens,
-             checkpoint.options.guard.comm_timeout_s, world, stream.device()),
-      weights_(transformer().parameter_specs(), storage_dtype(checkpoint.options),
-               stream.device()) {
+    : model_(config.model, storage_dtype(config), Grid(), tokens, config.guard.comm_timeout_s,
+             world, stream.device()),
+      weights_(transformer().parameter_specs(), storage_dtype(config), stream.device()) {
   transformer().bind(weights_.parameters());
-  load_weights(checkpoint.path, weights_.state_view(), model_);
+  load_weights(path, weights_.state_view(), model_);
   weights_.publish(stream);
 }
 
@@ -27,4 +24,4 @@ void run_alone(const std::function<void(comm::Communicator& world)>& body) {
   });
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -3,18 +3,18 @@
 
 #include <functional>
 
-#include "apps/moiety/config/checkpoints.h"
 #include "moiety/optim/weight_store.h"
+#include "moiety/train/config.h"
 #include "moiety/train/rank_model.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 class InferenceModel {
  public:
-  // On the stream's device. `tokens`: the most of a pass. `world` has one rank. Throws what
-  // checkpoint::load throws.
-  InferenceModel(const CheckpointInfo& checkpoint, int64_t tokens, comm::Communicator& world,
-                 const Stream& stream);
+  // On the stream's device: the checkpoint at `path`, of a training with this configuration.
+  // `tokens`: the most of a pass. `world` has one rank. Throws what checkpoint::load throws.
+  InferenceModel(const std::string& path, const TrainConfig& config, int64_t tokens,
+                 comm::Communicator& world, const Stream& stream);
 
   RankModel& model() { return model_; }
   model::Transformer& transformer() { return model_.transformer(); }
@@ -27,4 +27,4 @@ class InferenceModel {
 // Runs body(world) as the only rank.
 void run_alone(const std::function<void(comm::Communicator& world)>& body);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -1,19 +1,17 @@
-// The memory of a rank, by what it is for, from the sizes that modules and arena use; and what to
-// do when it is more than there is. Of a rank on a GPU it is the GPU's memory.
+// The memory of a rank, by what it is for, from the sizes that modules and arena use. For a rank on
+// a GPU it is the GPU's memory.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "apps/moiety/config/launch.h"
-#include "apps/moiety/config/options.h"
-#include "apps/moiety/config/options_check.h"
 #include "moiety/base/device.h"
-#include "moiety/model/config.h"
+#include "moiety/train/config.h"
+#include "moiety/train/layout.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 // Bytes. What temporaries take beyond the logits counts as workspace: they share memory.
 struct MemoryEstimate {
@@ -36,31 +34,12 @@ struct MemoryEstimate {
            snapshot + gpu;
   }
 };
-MemoryEstimate estimate_memory(const Options& options, const model::Config& model, const Grid& grid,
-                               Device device = {});
+MemoryEstimate estimate_memory(const TrainConfig& config, const Grid& grid, Device device = {});
 
+// The classes of the total by name.
+std::vector<std::pair<const char*, int64_t>> memory_classes(const MemoryEstimate& memory);
 // "parameters   2.4 GiB": one line for every class that takes memory, and the total beside the
 // limit.
 std::vector<std::string> memory_lines(const MemoryEstimate& memory, int64_t limit);
 
-// What a rank may take: its share of the machine's or the control group's memory, and of what the
-// limits of its process leave beside what the process has mapped and its threads reserve. To be
-// asked before the ranks take memory. On a GPU what is free of it, less a reserve for what the run
-// time and the driver take for themselves.
-int64_t memory_of_rank(const Launch& launch, Device device = {});
-
-// The smallest change of the options that brings a rank below `limit`: "train.micro_batch = 2".
-std::optional<std::string> nearest_fit(const Options& options, const model::Config& model,
-                                       const Grid& grid, int64_t limit, Device device = {});
-
-// One line for an error: bytes by class, the limit, and the nearest change that fits (or, where the
-// limit alone does not explain it, that needs a tenth less).
-std::string memory_report(const Options& options, const model::Config& model, const Grid& grid,
-                          int64_t limit, Device device = {});
-
-// Throws Error(OutOfMemory) if a rank cannot fit: the system would otherwise give out the memory
-// and end the process when it is used.
-void check_memory(const Options& options, const model::Config& model, const Grid& grid,
-                  int64_t limit, Device device = {});
-
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -3,7 +3,7 @@
 #include "moiety/base/gpu.h"
 #include "moiety/train/cpu_peak.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 MemoryUse memory_use(Device device) {
   if (device.type == DeviceType::kCpu) return {resident_bytes(), machine_bytes()};
@@ -11,4 +11,4 @@ MemoryUse memory_use(Device device) {
   return {total - double(gpu_free_memory(device.index)), total};
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -3,7 +3,7 @@
 
 #include "moiety/base/device.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 // Bytes. Of a CPU: what this process has in memory, and the machine's memory. Of a GPU: what is not
 // free of it (by whomever it was taken), and its memory; a rank gives nothing back between steps,
@@ -14,4 +14,4 @@ struct MemoryUse {
 };
 MemoryUse memory_use(Device device);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

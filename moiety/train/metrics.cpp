@@ -4,11 +4,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "apps/moiety/report/console.h"
 #include "moiety/base/format.h"
 #include "moiety/base/json_line.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 // Three significant digits, at least one behind the point.
@@ -96,6 +95,14 @@ std::string si_text(double value) {
   return text("{:.{}f}{}", value, digits, kUnits[unit]);
 }
 
+std::string duration_text(double seconds) {
+  const int64_t s = std::llround(std::max(0.0, std::min(seconds, 1e9)));
+  if (s < 60) return text("{}s", s);
+  if (s < 3600) return text("{}m{:02}s", s / 60, s % 60);
+  if (s < 86400) return text("{}h{:02}m", s / 3600, s / 60 % 60);
+  return text("{}d{:02}h", s / 86400, s / 3600 % 24);
+}
+
 void Eta::add_step(double seconds) {
   // A plain mean at first, which the first (slow) steps would otherwise stay in for long.
   ++steps_;
@@ -107,4 +114,4 @@ double Eta::seconds(int64_t steps, int64_t evaluations, int64_t checkpoints) con
          double(checkpoints) * checkpoint_.value();
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

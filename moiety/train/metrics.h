@@ -12,7 +12,7 @@
 #include "moiety/base/gpu_runtime.h"
 #include "moiety/base/trace.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 // Milliseconds of a step at waits for other ranks, mean over ranks.
 struct WaitTimes {
@@ -80,6 +80,8 @@ double balance_entropy(const int64_t* pairs, int64_t experts);
 
 // "41.2k", "1.31M": three significant digits.
 std::string si_text(double value);
+// "3s", "2m05s", "1h02m", "3d04h".
+std::string duration_text(double seconds);
 
 // How long the rest takes: step time smoothed over about 50 steps, and the mean cost of the
 // evaluations and of the checkpoints so far.
@@ -102,4 +104,4 @@ class Eta {
   Mean evaluation_, checkpoint_;
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -1,17 +1,15 @@
 #include "moiety/train/profile.h"
 
-#include <charconv>
 #include <cstring>
 #include <fstream>
 
-#include "apps/moiety/exit_code.h"
-#include "apps/moiety/report/run_directory.h"
 #include "moiety/base/json_line.h"
 #include "moiety/base/log.h"
+#include "moiety/base/replace_file.h"
 #include "moiety/comm/process.h"
 #include "moiety/train/cpu_peak.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace fs = std::filesystem;
 namespace {
 
@@ -75,22 +73,6 @@ struct ClockReading {
 };
 
 }  // namespace
-
-ProfileSteps parse_profile_steps(const std::string& s) {
-  if (s.empty()) return {};
-  ProfileSteps steps;
-  const char* end = s.data() + s.size();
-  const auto a = std::from_chars(s.data(), end, steps.begin);
-  const auto b = a.ptr < end ? std::from_chars(a.ptr + 1, end, steps.end) : a;
-  const bool parsed =
-      a.ec == std::errc() && a.ptr < end && *a.ptr == ':' && b.ec == std::errc() && b.ptr == end;
-  if (!parsed || steps.begin < 1 || steps.end <= steps.begin) {
-    throw UsageError(
-        "profile.steps = \"{}\": expected \"a:b\" with 1 <= a < b, which traces steps a to b - 1",
-        s);
-  }
-  return steps;
-}
 
 std::string trace_events(const Trace& trace, int rank, int64_t origin) {
   std::string out;
@@ -203,4 +185,4 @@ Profiler::Step::~Step() {
   if (step_ + 1 == profiler_.steps_.end) profiler_.write();
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

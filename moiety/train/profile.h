@@ -10,15 +10,9 @@
 
 #include "moiety/base/trace.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/train/config.h"
 
-namespace moiety::app {
-
-// Steps begin ... end - 1; the first step of a run is 1.
-struct ProfileSteps {
-  int64_t begin = 0, end = 0;
-};
-// "a:b"; empty: none. Throws UsageError.
-ProfileSteps parse_profile_steps(const std::string& text);
+namespace moiety::train {
 
 // How long the calling thread has stood at waits for other ranks.
 struct PeerWaits {
@@ -86,4 +80,4 @@ void trace_memory();
 // The events of a rank, each one line of JSON, behind one another with commas.
 std::string trace_events(const Trace& trace, int rank, int64_t origin);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace moiety::app {
+namespace moiety::train {
 
 RankModel::RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
                      double deadline_s, comm::Communicator& world, Device device)
@@ -57,4 +57,4 @@ void RankModel::close() {
   if (group_) group_->close();
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

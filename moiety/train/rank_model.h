@@ -5,14 +5,14 @@
 #include <memory>
 #include <optional>
 
-#include "apps/moiety/config/options_check.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/model/transformer.h"
 #include "moiety/moe/ep_group.h"
 #include "moiety/optim/grid_groups.h"
 #include "moiety/optim/state_view.h"
+#include "moiety/train/layout.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 class RankModel {
  public:
@@ -41,4 +41,4 @@ class RankModel {
   std::optional<model::Transformer> transformer_;
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::train

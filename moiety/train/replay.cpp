@@ -5,7 +5,7 @@
 #include "moiety/base/format.h"
 #include "moiety/base/json_line.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 std::string to_json(const RankReplay& part) {
   return JsonLine()
@@ -51,4 +51,4 @@ std::string replay_verdict(std::span<const RankReplay> ranks, const std::string&
               sums, before);
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

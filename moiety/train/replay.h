@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace moiety::app {
+namespace moiety::train {
 
 // One rank's part. The checksums are those of its losses and of its gradients before they are
 // summed over the ranks, after the step and after its replay.
@@ -24,4 +24,4 @@ RankReplay parse_rank_replay(std::string_view json);
 // replay, or empty.
 std::string replay_verdict(std::span<const RankReplay> ranks, const std::string& bad_parameter);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 constexpr int64_t kHead = 64;  // bytes before the tensors: the number of the micro-step
@@ -46,4 +46,4 @@ model::Batch BatchFeed::fetch(const Stream& stream) {
   return batch;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -9,7 +9,7 @@
 #include "moiety/data/batch_loader.h"
 #include "moiety/model/transformer.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 // A micro-batch on the device: the loader's tensors, and the number of the micro-step.
 class BatchFeed {
@@ -29,4 +29,4 @@ class BatchFeed {
   int64_t put_ = 0;
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::train

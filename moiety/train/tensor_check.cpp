@@ -10,7 +10,7 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp32.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 using Index = std::array<int64_t, kMaxDims>;
@@ -284,4 +284,4 @@ void FirstNonFinite::look_at_weights(std::span<const optim::Parameter> parameter
   }
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

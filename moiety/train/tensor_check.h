@@ -11,7 +11,7 @@
 #include "moiety/base/tensor_probe.h"
 #include "moiety/optim/parameter.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 struct TensorStatistics {
   std::string tensor;  // "float32[128, 32]"
@@ -56,4 +56,4 @@ class FirstNonFinite final : public TensorProbe {
   std::optional<Finding> finding_;
 };
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -1,61 +1,84 @@
 #include "moiety/train/trainer.h"
 
-#include "apps/moiety/exit_code.h"
+#include <filesystem>
 
-namespace moiety::app {
+#include "moiety/base/error.h"
+#include "moiety/comm/mpi_group.h"
+#include "moiety/train/evaluation.h"
+#include "moiety/train/stopwatch.h"
+#include "moiety/train/training_state.h"
 
-int Trainer::run() {
-  heartbeat_.step(step_);
-  if (step_ >= plan_.steps) say(LogLevel::kInfo, "all {} steps are done already", plan_.steps);
-  while (step_ < plan_.steps && !plan_.dry_run) {
-    while (may_enqueue() && enqueue_step()) {
+namespace moiety::train {
+namespace {
+
+bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+}  // namespace
+
+RunEnd train(const TrainingPlan& plan, comm::Communicator& world) {
+  if (world.rank() == 0) {
+    std::error_code error;
+    std::filesystem::create_directories(plan.config.run.dir, error);
+    if (error) {
+      throw IoError("{}: cannot create the directory: {}", plan.config.run.dir, error.message());
     }
-    if (under_way_.empty()) {
-      say(LogLevel::kInfo, "the data has ended after step {}", step_);
+  }
+  world.barrier();
+  Heartbeat heartbeat(plan.watchdog, world.rank());
+  check_memory(plan.config, plan.grid, plan.memory_of_rank, plan.device);
+  return Trainer(plan, world, heartbeat).run();
+}
+
+RunEnd Trainer::run() {
+  heartbeat_.step(step());
+  if (step() >= plan_.steps) say(LogLevel::kInfo, "all {} steps are done already", plan_.steps);
+  while (step() < plan_.steps && !plan_.dry_run) {
+    pipeline_.fill();
+    if (pipeline_.empty()) {
+      say(LogLevel::kInfo, "the data has ended after step {}", step());
       break;
     }
-    complete_step();
-    if (!under_way_.empty()) continue;
+    if (const std::optional<FinishedStep> done = pipeline_.complete()) after_step(*done);
+    if (!pipeline_.empty()) continue;
     at_border();
-    if (asked_ & kStop && step_ < plan_.steps) return finish(true);
+    if (pipeline_.asked() & kStopRequest && step() < plan_.steps) return finish(true);
   }
   return finish(false);
 }
 
-void Trainer::after_step(const optim::StepReport& report, double seconds, double data_wait_ms) {
+void Trainer::after_step(const FinishedStep& done) {
+  step_seconds_ = done.seconds;
   heartbeat_.phase("report");
   trace_memory();
-  trained_tokens_ += options().train.global_batch * options().data.seq_len;
-  report_step(report, seconds, data_wait_ms);
-  check_guard(report);
-  hear_of_saves();
+  trained_tokens_ += config().step_tokens();
+  report_step(done);
+  check_guard(done);
+  keeper_.hear_of_saves(step());
 }
 
 void Trainer::at_border() {
-  // Addresses stay from now on, unless an evaluation needs more.
-  if (arena_.settle()) graph_.reset();
-  settled_ = true;
-  if (is_due(options().eval.every, step_)) evaluate();
-  if (is_due(options().checkpoint.interval, step_) || asked_ & kSave) save();
-  asked_ &= ~uint32_t{kSave};
+  pipeline_.settle();
+  if (is_due(config().eval.every, step())) evaluate();
+  const bool asked = pipeline_.asked() & kSaveRequest;
+  if (is_due(config().checkpoint.interval, step()) || asked) keeper_.save(step());
+  pipeline_.forget(kSaveRequest);
 }
 
 void Trainer::evaluate() {
-  if (!validation_ || evaluated_step_ == step_) return;
+  if (!validation_ || evaluated_step_ == step()) return;
   const Heartbeat::Aside aside(heartbeat_, "evaluation");
   const TraceSpan span(TraceLane::kHost, "evaluation");
   Stopwatch watch;
-  const int64_t rows = capacity_.rows();
+  const int64_t rows = learner_.capacity.rows();
   const EvaluationResult result =
-      app::evaluate(model_, *validation_, capacity_, arena_, stream_, &gathering_);
-  const bool moved = arena_.settle();
-  if (moved || capacity_.rows() != rows) graph_.reset();
-  settled_ = capacity_.rows() == rows;
-  evaluated_step_ = step_;
+      train::evaluate(learner_.model, *validation_, learner_.capacity, learner_.arena,
+                      learner_.stream, &learner_.gathering);
+  pipeline_.settle(learner_.capacity.rows() == rows);
+  evaluated_step_ = step();
   const double seconds = watch.lap();
-  if (leads()) plan_.files->reporter.evaluation(seconds);
+  if (Observer* observer = journal_.observer()) observer->evaluated(step(), result, seconds);
   say(LogLevel::kInfo, "step {}: validation loss {:.4f}, {:.4f} bits per byte, {} tokens, {:.1f} s",
-      step_, result.loss, result.bits_per_byte, result.tokens, seconds);
+      step(), result.loss, result.bits_per_byte, result.tokens, seconds);
   event("eval", JsonLine()
                     .add("loss", result.loss)
                     .add("bits_per_byte", result.bits_per_byte)
@@ -63,17 +86,48 @@ void Trainer::evaluate() {
                     .add("seconds", seconds));
 }
 
-int Trainer::finish(bool stopped) {
+RunEnd Trainer::finish(bool stopped) {
   if (plan_.dry_run) {
-    say(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}", step_ + 1);
+    say(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}", step() + 1);
   } else {
     if (!stopped) evaluate();
-    if (loaded_step_ != step_) save_for_good();
+    if (loaded_step_ != step()) keeper_.save_for_good(step());
     event("stop", JsonLine().add("complete", !stopped));
-    if (stopped) say(LogLevel::kInfo, "stopped after step {}; start again to go on", step_);
+    if (stopped) say(LogLevel::kInfo, "stopped after step {}; start again to go on", step());
   }
-  model_.close();
-  return stopped ? kExitStartAgain : kExitDone;
+  learner_.model.close();
+  return stopped ? RunEnd::kStopped : RunEnd::kDone;
 }
 
-}  // namespace moiety::app
+uint32_t Trainer::requests() {
+  uint32_t bits = 0;
+  if (plan_.requests) {
+    const bool save = plan_.requests->save.exchange(false);
+    if (plan_.requests->stop) {
+      // A launcher tells the survivors of a dead rank to stop: not to be taken for a wish.
+      if (const auto dead = comm::mpi::dead_peer()) fail(ErrorKind::kComm, "{}", *dead);
+      bits |= kStopRequest;
+    } else if (save) {
+      bits |= kSaveRequest;
+    }
+  }
+  const double left = (time_limit_.limit() - time_limit_.elapsed()).count();
+  const bool late = left < 2 * step_seconds_ + keeper_.seconds();
+  if (config().run.max_hours > 0 && late) bits |= kStopRequest;
+  return bits;
+}
+
+checkpoint::RunState Trainer::run_state() {
+  const optim::StepState guard = learner_.optimizer.step_state();
+  checkpoint::RunState run;
+  run.step = step();
+  run.tokens = trained_tokens_;
+  run.seed = config().run.seed;
+  run.adam_t = guard.t;
+  run.layout = rank_layout(plan_.grid);
+  run.config = plan_.config_text;
+  run.state = to_json({pipeline_.data_state(), guard});
+  return run;
+}
+
+}  // namespace moiety::train

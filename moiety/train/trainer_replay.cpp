@@ -4,43 +4,33 @@
 #include "moiety/base/crc32c.h"
 #include "moiety/checkpoint/together.h"
 #include "moiety/train/failure_file.h"
+#include "moiety/train/replay.h"
 #include "moiety/train/trainer.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
-// Of this rank's losses and of its gradients before they are summed over ranks.
-uint32_t Trainer::checksum() {
-  const double losses[] = {stats_.loss_sum, stats_.aux_sum, stats_.z_sum};
+// A checksum of this rank's losses and of its gradients before they are summed over ranks.
+uint32_t Trainer::checksum(const model::StepStats& stats) {
+  const double losses[] = {stats.loss_sum, stats.aux_sum, stats.z_sum};
   uint32_t sum = crc32c(losses, sizeof losses);
-  for (const optim::Parameter& p : optimizer_.parameters()) {
-    const Tensor grad = to_host(p.grad, stream_);
+  for (const optim::Parameter& p : learner_.optimizer.parameters()) {
+    const Tensor grad = to_host(p.grad, learner_.stream);
     sum = crc32c(grad.view().raw(), static_cast<size_t>(grad.view().bytes()), sum);
   }
   return sum;
 }
 
-std::string Trainer::replay(const optim::StepReport& report) {
-  say(LogLevel::kInfo, "step {} is replayed with a look at every tensor", step_);
+std::string Trainer::replay(const FinishedStep& done) {
+  say(LogLevel::kInfo, "step {} is replayed with a look at every tensor", step());
   const Heartbeat::Aside aside(heartbeat_, "replay");
   RankReplay own;
-  own.first = checksum();
-  if (found_) own.before = found_->sentence();
+  own.first = checksum(done.stats);
+  if (done.found) own.before = done.found->sentence();
 
   FirstNonFinite probe;
-  probe.look_at_weights(optimizer_.parameters());
-  start_data(&step_start_);
-  made_step_ = step_;
-  feed_batch(0);
-  model_.transformer().set_probe(&probe);
-  enqueue_passes(true);
-  model_.transformer().set_probe(nullptr);
-  stats_ = sums_.read(stream_);
-  own.again = checksum();
-  // The optimizer is halted: it measures and changes nothing.
-  feed_update();
-  enqueue_update();
-  stream_.synchronize();
-  const optim::StepReport again = read_report(enqueued_);
+  probe.look_at_weights(learner_.optimizer.parameters());
+  own.again = checksum(pipeline_.repeat_passes(done.start, probe));
+  const optim::StepReport again = pipeline_.repeat_update();
 
   if (const auto& finding = probe.finding()) {
     own.order = finding->order;
@@ -52,6 +42,7 @@ std::string Trainer::replay(const optim::StepReport& report) {
   }
   const std::string verdict = replay_verdict(ranks, again.bad_parameter);
 
+  const optim::StepReport& report = done.report;
   JsonLine fields;
   fields.add("verdict", verdict)
       .add("skipped_in_row", report.skips_in_row)
@@ -61,10 +52,10 @@ std::string Trainer::replay(const optim::StepReport& report) {
       .add("loss", report.losses[0] / double(report.tokens))
       .add("checksum", text("{:08x}", own.first))
       .add("checksum_of_replay", text("{:08x}", own.again));
-  if (found_) fields.raw("found_in_step", found_->json().text());
+  if (done.found) fields.raw("found_in_step", done.found->json().text());
   if (probe.finding()) fields.append(probe.finding()->json());
-  write_failure(options().run.dir, "nan", world_.rank(), step_, fields);
+  write_failure(config().run.dir, "nan", world_.rank(), step(), fields);
   return verdict;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -8,10 +8,10 @@
 #include <execinfo.h>
 #include <unistd.h>
 
-#include "apps/moiety/exit_code.h"
+#include "moiety/base/format.h"
 #include "moiety/train/failure_file.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 int64_t now_ns() {
@@ -23,6 +23,9 @@ constexpr int kStackSignal = SIGUSR2;
 constexpr int kMaxFrames = 48;
 void* g_frames[kMaxFrames];
 std::atomic<int> g_frame_count{-1};
+
+// What the alarm ends the process with, should the disk hang.
+std::atomic<Watchdog::EndProcess> g_end_process{nullptr};
 
 void take_stack(int) { g_frame_count = ::backtrace(g_frames, kMaxFrames); }
 
@@ -61,15 +64,17 @@ std::vector<std::string> stack_of(pthread_t thread) {
   return out;
 }
 
-Heartbeat::Heartbeat(Watchdog& watchdog, int rank)
+Heartbeat::Heartbeat(Watchdog* watchdog, int rank)
     : watchdog_(watchdog), rank_(rank), thread_(pthread_self()), since_(now_ns()) {
-  const std::lock_guard lock(watchdog.mutex_);
-  watchdog.ranks_.push_back(this);
+  if (!watchdog_) return;
+  const std::lock_guard lock(watchdog_->mutex_);
+  watchdog_->ranks_.push_back(this);
 }
 
 Heartbeat::~Heartbeat() {
-  const std::lock_guard lock(watchdog_.mutex_);
-  std::erase(watchdog_.ranks_, this);
+  if (!watchdog_) return;
+  const std::lock_guard lock(watchdog_->mutex_);
+  std::erase(watchdog_->ranks_, this);
 }
 
 void Heartbeat::restart() { since_ = now_ns(); }
@@ -93,8 +98,8 @@ void Heartbeat::end_aside() {
 
 double Heartbeat::silent_seconds() const { return 1e-9 * double(now_ns() - since_); }
 
-Watchdog::Watchdog(Seconds limit, std::filesystem::path run_directory)
-    : limit_(limit), run_directory_(std::move(run_directory)) {
+Watchdog::Watchdog(Seconds limit, std::filesystem::path run_directory, EndProcess end_process)
+    : limit_(limit), run_directory_(std::move(run_directory)), end_process_(end_process) {
   listen_for_stack_signal();
   thread_ = std::thread([this] { watch(); });
 }
@@ -136,7 +141,8 @@ void Watchdog::end(const Heartbeat& silent) {
       silent.phase());
   std::fprintf(stderr, "moiety: %s\n", message.c_str());
   std::fflush(stderr);
-  std::signal(SIGALRM, [](int) { ::_exit(kExitComm); });
+  g_end_process = end_process_;
+  std::signal(SIGALRM, [](int) { g_end_process.load()(); });
   ::alarm(5);
   for (const Heartbeat* rank : ranks_) {
     JsonLine fields;
@@ -147,7 +153,8 @@ void Watchdog::end(const Heartbeat& silent) {
         .raw("stack", stack_json(rank->thread_));
     write_failure(run_directory_, "watchdog", rank->rank(), rank->completed() + 1, fields);
   }
-  ::_exit(kExitComm);
+  end_process_();
+  std::abort();  // it has returned
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -1,6 +1,6 @@
 // Ends a process whose ranks make no progress: what every rank stands at goes to stderr and to
-// failures/, then the process ends with kExitComm by _exit, since a rank that hangs cannot be
-// unwound. One thread, which never communicates.
+// failures/, then the caller's function ends the process, since a rank that hangs cannot be unwound.
+// One thread, which never communicates.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,15 @@
 #include "moiety/base/deadline.h"
 #include "moiety/base/json_line.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 class Watchdog;
 
 // What a rank does, told by its thread.
 class Heartbeat {
  public:
-  // Of the calling thread, until its end.
-  Heartbeat(Watchdog& watchdog, int rank);
+  // Of the calling thread, until its end. Without a watchdog nobody listens.
+  Heartbeat(Watchdog* watchdog, int rank);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
@@ -59,7 +59,7 @@ class Heartbeat {
   void end_aside();
   void restart();
 
-  Watchdog& watchdog_;
+  Watchdog* watchdog_;
   const int rank_;
   const pthread_t thread_;
   std::atomic<int64_t> step_{0};
@@ -70,8 +70,10 @@ class Heartbeat {
 
 class Watchdog {
  public:
-  // `limit`: seconds without a completed step.
-  Watchdog(Seconds limit, std::filesystem::path run_directory);
+  // `limit`: seconds without a completed step. `end_process` does not return and is legal in a
+  // signal handler: it calls _exit.
+  using EndProcess = void (*)();
+  Watchdog(Seconds limit, std::filesystem::path run_directory, EndProcess end_process);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -83,6 +85,7 @@ class Watchdog {
 
   const Seconds limit_;
   const std::filesystem::path run_directory_;
+  const EndProcess end_process_;
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool stop_ = false;
@@ -94,4 +97,4 @@ class Watchdog {
 // Empty if it does not answer within a fifth of a second.
 std::vector<std::string> stack_of(pthread_t thread);
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -78,13 +78,5 @@ TEST(Console, ChoosesByKeyAndEnvironment) {
   EXPECT_EQ(Console::standard_error("off", "never").progress, ProgressMode::kOff);
 }
 
-TEST(Console, Durations) {
-  EXPECT_EQ(duration_text(0.4), "0s");
-  EXPECT_EQ(duration_text(59.4), "59s");
-  EXPECT_EQ(duration_text(125), "2m05s");
-  EXPECT_EQ(duration_text(3720), "1h02m");
-  EXPECT_EQ(duration_text(3 * 86400 + 4 * 3600), "3d04h");
-}
-
 }  // namespace
 }  // namespace moiety::app

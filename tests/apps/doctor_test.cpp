@@ -2,10 +2,13 @@
 
 #include "moiety/base/gpu.h"
 #include "moiety/gemm/gemm_cuda.h"
+#include "moiety/train/health.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
 namespace {
+
+using namespace train;
 
 TEST(Doctor, SaysEveryCheckInLines) {
   const TemporaryDirectory dir;

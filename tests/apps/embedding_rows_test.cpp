@@ -9,6 +9,8 @@
 namespace moiety::app {
 namespace {
 
+using namespace train;
+
 using gtp::EmbeddingPath;
 
 struct Cut {
@@ -146,9 +148,9 @@ TEST(EmbeddingRows, AreChosenByBytesHereAndInAPlan) {
           rank.step(0, "train");
           const gtp::Executor& executor = *rank.gathering.executor();
           const model::StepTrace trace = model::step_trace(
-              rank.model.transformer().config(), precision_of_recipe(rank.options, "bf16"),
+              rank.model.transformer().config(), precision_of_recipe(rank.config, Recipe::kBf16),
               {.grid = rank.grid,
-               .sequences = rank.options.train.micro_batch,
+               .sequences = rank.config.train.micro_batch,
                .seq_len = seq_len,
                .micro_batches = int(rank.passes_of_step()),
                .storage = DType::kBFloat16,
@@ -242,7 +244,7 @@ TEST(EmbeddingRows, AreEvaluatedAsTheTableIs) {
     run_ranks(
         rows_model(kGtp2),
         [&](Rank& rank) {
-          const auto& o = rank.options;
+          const auto& o = rank.config;
           data::ValidationSet set(data::synthetic_source("markov", o.data.seq_len, 264, 1), 6,
                                   {.micro_batch = o.train.micro_batch,
                                    .global_batch = o.train.global_batch,

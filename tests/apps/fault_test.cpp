@@ -1,140 +1,24 @@
-// What a run knows about its faults: findings, verdicts, memory, stacks. What processes do when
-// they are killed or stopped is in faults.py.
+// What a run knows about its faults: errors, memory, the guard. What processes do when they are
+// killed or stopped is in faults.py; findings, verdicts and stacks are in tests/train.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <limits>
 #include <numeric>
 #include <set>
 #include <thread>
 
-#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/train_options.h"
+#include "apps/moiety/report/run_files.h"
 #include "moiety/base/parallel.h"
 #include "moiety/comm/thread_group.h"
-#include "moiety/formats/bf16.h"
 #include "moiety/train/memory_estimate.h"
-#include "moiety/train/replay.h"
-#include "moiety/train/tensor_check.h"
+#include "moiety/train/precision.h"
 #include "moiety/train/trainer.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-TEST(TensorCheck, StatisticsLeaveOutWhatIsNotFinite) {
-  std::vector<float> x{1, kNan, -3, kInf, 2, -kInf};
-  const TensorStatistics s = tensor_statistics(TensorView(x.data(), DType::kFloat32, {2, 3}));
-  EXPECT_EQ(s.tensor, "float32[2, 3]");
-  EXPECT_EQ(s.elements, 6);
-  EXPECT_EQ(s.nan, 1);
-  EXPECT_EQ(s.infinite, 2);
-  EXPECT_EQ(s.min, -3);
-  EXPECT_EQ(s.max, 2);
-  EXPECT_EQ(s.mean, 0);
-  EXPECT_DOUBLE_EQ(s.rms, std::sqrt(14.0 / 3));
-}
-
-TEST(TensorCheck, TheFirstFindingIsKept) {
-  std::vector<float> fine(12, 1), bad = fine;
-  bad[7] = kInf;
-  FirstNonFinite probe;
-  probe.enter(2, false);
-  probe.stored({"attention", "o", TensorView(fine.data(), DType::kFloat32, {3, 4}), {}});
-  EXPECT_FALSE(probe.finding());
-  const TensorView input(fine.data(), DType::kFloat32, {12});
-  probe.stored({"attn.o", "x", TensorView(bad.data(), DType::kFloat32, {3, 4}), {input, {}}});
-  bad[0] = kNan;
-  probe.enter(3, true);
-  probe.stored({"norm", "h", TensorView(bad.data(), DType::kFloat32, {3, 4}), {}});
-  ASSERT_TRUE(probe.finding());
-  const Finding& f = *probe.finding();
-  EXPECT_EQ(f.order, 2);
-  EXPECT_EQ(f.sentence(), "layer 2: attn.o (forward) stored inf at [1, 3] of x");
-  EXPECT_EQ(f.inputs.size(), 1u);
-  const auto json = nlohmann::json::parse(f.json().text());
-  EXPECT_EQ(json["index"], nlohmann::json({1, 3}));
-  EXPECT_EQ(json["value"], "inf");
-  EXPECT_EQ(json["inputs"][0]["max"], 1.0);
-}
-
-TEST(TensorCheck, ViewsWithGapsAndShortFloats) {
-  std::vector<bf16> x(24, bf16(1.0f));
-  x[1] = bf16(kNan);  // in a gap
-  x[2 * 8 + 4] = bf16(kNan);
-  const std::array<int64_t, 2> sizes{3, 4}, strides{8, 2};
-  FirstNonFinite probe;
-  probe.stored({"rope", "q", TensorView(x.data(), DType::kBFloat16, sizes, strides), {}});
-  ASSERT_TRUE(probe.finding());
-  EXPECT_EQ(probe.finding()->index, (std::vector<int64_t>{2, 2}));
-}
-
-TEST(TensorCheck, RowsOfExperts) {
-  // Two local experts, numbers 6 and 3: rows 0-1 and 4-5; the others hold nothing.
-  std::vector<float> x(8 * 2, 0);
-  x[2 * 2] = kNan;
-  x[5 * 2 + 1] = kInf;
-  std::vector<int64_t> begin{0, 4, 6}, count{2, 2};
-  const std::vector<int32_t> experts{6, 3};
-  const ExpertRows rows{TensorView(begin.data(), DType::kInt64, {3}),
-                        TensorView(count.data(), DType::kInt64, {2}), experts};
-  FirstNonFinite probe;
-  probe.enter(1, true);
-  probe.stored(
-      {"experts.fc2", "dhidden", TensorView(x.data(), DType::kFloat32, {8, 2}), {}, &rows});
-  ASSERT_TRUE(probe.finding());
-  EXPECT_EQ(probe.finding()->sentence(),
-            "layer 1, expert 3: experts.fc2 (backward) stored inf at [5, 1] of dhidden");
-  EXPECT_EQ(probe.finding()->statistics.elements, 8);
-  // A gradient [L, N, K] has a matrix for each.
-  FirstNonFinite gradients;
-  const ExpertRows own{{}, {}, experts};
-  gradients.stored({"experts", "fc1", TensorView(x.data(), DType::kFloat32, {2, 4, 2}), {}, &own});
-  EXPECT_EQ(gradients.finding()->expert, 6);
-}
-
-TEST(TensorCheck, WeightsAreNamedAsInACheckpoint) {
-  optim::Parameter p;
-  p.spec.name = "layers.4.attn.qkv.weight";
-  p.spec.tensors = {{"layers.4.attn.q.weight", {4, 2}}, {"layers.4.attn.k.weight", {2, 2}}};
-  p.spec.row_map = {{0, 0, 0, 2}, {2, 1, 0, 1}, {3, 0, 2, 2}, {5, 1, 1, 1}};
-  p.spec.rows = 6;
-  p.spec.row_elements = 2;
-  p.spec.shape = {6, 2};
-  std::vector<float> x(12, 0);
-  x[4 * 2 + 1] = -kInf;
-  p.weight = TensorView(x.data(), DType::kFloat32, {6, 2});
-  FirstNonFinite probe;
-  probe.look_at_weights(std::span(&p, 1));
-  ASSERT_TRUE(probe.finding());
-  EXPECT_EQ(probe.finding()->sentence(),
-            "layer 4: weight layers.4.attn.q.weight is -inf at [3, 1]");
-}
-
-TEST(Replay, TheEarliestTensorOfTheLowestRankIsNamed) {
-  const std::vector<RankReplay> ranks{{.order = 9, .finding = "late"},
-                                      {.order = 4, .finding = "early"},
-                                      {.order = 4, .finding = "also early"}};
-  EXPECT_EQ(replay_verdict(ranks, "x"), "rank 1: early");
-  EXPECT_EQ(parse_rank_replay(to_json(ranks[1])).finding, "early");
-}
-
-TEST(Replay, AFaultThatDoesNotComeAgainAccusesTheHardware) {
-  std::vector<RankReplay> ranks{{.first = 0x1a, .again = 0x1a},
-                                {.first = 0x2b, .again = 0xffffffff}};
-  EXPECT_EQ(replay_verdict(ranks, ""),
-            "not reproduced: suspect hardware; checksums of the step and of its replay: rank 0 "
-            "0000001a 0000001a, rank 1 0000002b ffffffff");
-  EXPECT_EQ(replay_verdict(ranks, "head.weight"),
-            "the gradient of head.weight is finite on every rank and overflows in their sum");
-  ranks[1].again = ranks[1].first;
-  EXPECT_EQ(replay_verdict(ranks, ""), "the replay gives the same bits, all of them finite");
-  ranks[0].before = "layer 0: norm";
-  EXPECT_NE(replay_verdict(ranks, "").find("; the step had rank 0: layer 0: norm"),
-            std::string::npos);
-}
+using namespace train;
 
 TEST(Errors, TravelWithTheirExitCode) {
   const Failure f =
@@ -142,19 +26,6 @@ TEST(Errors, TravelWithTheirExitCode) {
   EXPECT_EQ(f.code(), kExitData);
   EXPECT_EQ(f.text, "rank 2 failed: t.tok (exit code 9) is cut");
   EXPECT_EQ(from_peers("rank 1 has ended").code(), kExitComm);
-}
-
-TEST(Watchdog, SeesWhereAThreadStands) {
-  const TemporaryDirectory dir;
-  const Watchdog installs_the_handler(Seconds(100), dir / "r");
-  std::atomic<bool> stop{false};
-  std::thread sleeper([&] {
-    while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  });
-  const std::vector<std::string> stack = stack_of(sleeper.native_handle());
-  stop = true;
-  sleeper.join();
-  EXPECT_GE(stack.size(), 2u);
 }
 
 std::vector<std::string> options_arguments(const Arguments& arguments) {
@@ -194,8 +65,7 @@ class Recorder final : public TensorProbe {
 };
 
 TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
-  const Options o = options_of(tiny("r"));
-  const model::Config config = model_config(o, 264);
+  const model::Config config = train_config(options_of(tiny("r"))).model;
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
     RankModel model(config, DType::kFloat32, Grid{}, 128, 100, world);
     model::Transformer& transformer = model.transformer();
@@ -317,20 +187,20 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
   for (const MemoryCase& c : cases) {
     Options o = options_of(tiny("r", c.ranks, c.ep) + large + c.more);
     o.run.ranks = c.ranks;
-    const Grid grid = check_layout(o);
-    const model::Config config = model_config(o, 264);
-    const MemoryEstimate m = estimate_memory(o, config, grid);
+    const TrainConfig config = train_config(o);
+    const Grid grid = check_layout(config);
+    const MemoryEstimate m = estimate_memory(config, grid);
     std::atomic<int64_t> master{0}, moments{0};
     comm::run_thread_ranks(c.ranks, {}, [&](comm::Communicator& world) {
       const int64_t tokens = 4 * 128;
-      RankModel model(config, storage_dtype(o), grid, tokens, 100, world);
+      RankModel model(config.model, storage_dtype(config), grid, tokens, 100, world);
       optim::OptimizerConfig oc;
-      oc.weights = storage_dtype(o);
-      oc.moments = o.optim.state_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
-      oc.main_grad = o.optim.grad_dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
-      WeightGathering gathering(o, model.groups(), int64_t{1} << 33);
+      oc.weights = storage_dtype(config);
+      oc.moments = config.optim.state_dtype;
+      oc.main_grad = config.optim.grad_dtype;
+      WeightGathering gathering(config, model.groups(), int64_t{1} << 33);
       optim::DistributedOptimizer optimizer(
-          training_specs(o, model.transformer(), grid, world.rank()), oc, model.groups(),
+          training_specs(config, model.transformer(), grid, world.rank()), oc, model.groups(),
           gathering.peers(false), gathering.peers(true));
       model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
       optimizer.initialize(1, Stream());
@@ -354,7 +224,7 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       data::BatchBuffer batch(4, 128, false);
       const std::vector<data::SampleRef> samples{{0, 1}, {0, 2}, {0, 3}, {0, 4}};
       batch.fill(*source, samples);
-      ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
+      ExpertCapacity capacity(config, model.transformer(), tokens / grid.tp);
       Arena arena("activations");
       const model::StepSums sums = model.transformer().make_sums();
       {
@@ -379,11 +249,11 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
 TEST(Memory, TheNearestChangeFits) {
   Options o = options_of(tiny("r") + Arguments{"--train.micro_batch=8", "--data.seq_len=512",
                                                "--model.vocab=8192", "--memory.loss_chunk=4096"});
-  const Grid grid = check_layout(o);
+  const Grid grid = check_layout(train_config(o));
   const auto fit = [&](double share) {
-    const model::Config model = model_config(o, 264);
-    const int64_t needed = estimate_memory(o, model, grid).total();
-    return nearest_fit(o, model, grid, int64_t(share * double(needed))).value_or("none");
+    const TrainConfig config = train_config(o);
+    const int64_t needed = estimate_memory(config, grid).total();
+    return nearest_fit(config, grid, int64_t(share * double(needed))).value_or("none");
   };
   EXPECT_EQ(fit(0.99), "memory.loss_chunk = 256");
   o.memory.loss_chunk = 64;
@@ -393,13 +263,13 @@ TEST(Memory, TheNearestChangeFits) {
   const auto needs = [&](int64_t micro_batch) {
     Options changed = o;
     changed.train.micro_batch = micro_batch;
-    return double(estimate_memory(changed, model_config(o, 264), grid).total());
+    return double(estimate_memory(train_config(changed), grid).total());
   };
   const int64_t micro_batch = std::stoll(smaller.substr(20));
   EXPECT_LE(needs(micro_batch), 0.7 * needs(8));
   EXPECT_GT(needs(2 * micro_batch), 0.7 * needs(8));
   EXPECT_EQ(fit(0.01), "none");
-  const std::string report = memory_report(o, model_config(o, 264), grid, 1 << 20);
+  const std::string report = memory_report(train_config(o), grid, 1 << 20);
   EXPECT_NE(report.find("; it may take 1.0 MiB; no batch fits"), std::string::npos) << report;
 }
 
@@ -407,18 +277,18 @@ TEST(Memory, RecomputationIsTriedBeforeASmallerBatch) {
   Options o = options_of(tiny("r") + Arguments{"--train.micro_batch=8", "--data.seq_len=512",
                                                "--model.layers=12", "--memory.loss_chunk=64",
                                                "--checkpoint.async=false"});
-  const Grid grid = check_layout(o);
+  const Grid grid = check_layout(train_config(o));
   const auto needs = [&](const char* mode) {
     Options changed = o;
     changed.memory.recompute = mode;
-    return estimate_memory(changed, model_config(changed, 264), grid).total();
+    return estimate_memory(train_config(changed), grid).total();
   };
   const int64_t none = needs("none"), moe = needs("moe"), full = needs("full");
   EXPECT_EQ(needs("norm"), none);
   EXPECT_LT(double(moe), 0.8 * double(none));
   EXPECT_LT(double(full), 0.8 * double(moe));
   const auto fit = [&](int64_t limit) {
-    return nearest_fit(o, model_config(o, 264), grid, limit).value_or("none");
+    return nearest_fit(train_config(o), grid, limit).value_or("none");
   };
   EXPECT_EQ(fit(moe), "memory.recompute = moe");
   EXPECT_EQ(fit(moe - 1), "memory.recompute = full");
@@ -474,25 +344,14 @@ std::string disturbed_run(const std::string& directory, bool fickle, int max_ski
                                                     text("--guard.max_skips={}", max_skips),
                                                     "--data.shuffle=false", "--log.progress=off"});
   const Config config = load_config({}, overrides);
-  const Options& o = config.options;
-  Watchdog watchdog(Seconds(100), directory);
-  RunFiles files(o, 150, true);
-  TrainingPlan plan{.config = config,
-                    .device = {},
-                    .memory_of_rank = int64_t{1} << 40,
-                    .grid = check_layout(o),
-                    .model = model_config(o, 264),
-                    .steps = 150,
-                    .train = std::make_shared<DisturbedSource>(139 * 8, 8, fickle),
-                    .valid = nullptr,
-                    .resume_from = {},
-                    .init_from = {},
-                    .watchdog = watchdog,
-                    .files = &files};
+  RunFiles files(config, 150, true);
+  TrainingPlan plan = make_plan(train_config(config.options));
+  plan.train = std::make_shared<DisturbedSource>(139 * 8, 8, fickle);
+  plan.observer = &files.reporter;
   try {
     comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
       set_thread_budget(1);  // small steps, and perhaps a busy machine
-      Heartbeat heartbeat(watchdog, 0);
+      Heartbeat heartbeat(nullptr, 0);
       Trainer(plan, world, heartbeat).run();
     });
     return "";

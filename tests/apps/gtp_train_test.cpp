@@ -4,7 +4,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/exit_code.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
@@ -14,6 +13,8 @@
 
 namespace moiety::app {
 namespace {
+
+using namespace train;
 
 namespace fs = std::filesystem;
 
@@ -354,7 +355,7 @@ std::string moved(const gtp::StepCounts::Moved& m) {
 
 // Rows of the embedding for all tokens, those that lie at peers if they are spread evenly.
 int64_t looked_up(const Rank& rank) {
-  const int64_t row = byte_size(storage_dtype(rank.options), rank.options.model.d_model);
+  const int64_t row = byte_size(storage_dtype(rank.config), rank.config.model.d_model);
   const int64_t gtp = rank.grid.gtp;
   return rank.passes_of_step() * ((gtp - 1) * rank.tokens * row / gtp);
 }
@@ -375,11 +376,11 @@ std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) 
       m.gathered += looked_up(rank);
       m.reduces += passes;
       m.reduced += passes * (layout.gtp_size - 1) * rank.tokens *
-                   (byte_size(storage_dtype(rank.options), layout.cols) + 4);
+                   (byte_size(storage_dtype(rank.config), layout.cols) + 4);
       continue;
     }
     m.gathers += uses * passes;
-    m.gathered += uses * shards * shard_bytes(p.spec, storage_dtype(rank.options));
+    m.gathered += uses * shards * shard_bytes(p.spec, storage_dtype(rank.config));
     m.reduces += passes;
     m.reduced += wire * shards * layout.shard_rows() * layout.slice_cols();
   }
@@ -398,7 +399,7 @@ std::array<gtp::StepCounts::Moved, 2> moved_by_plan(Rank& rank, const gtp::Plan&
       gtp::StepCounts::Moved& m = all[p.spec.expert];
       ++m.gathers;
       m.gathered += members * (p.spec.layout->gtp_size - 1) *
-                    shard_bytes(p.spec, storage_dtype(rank.options));
+                    shard_bytes(p.spec, storage_dtype(rank.config));
     }
   }
   return all;
@@ -459,7 +460,7 @@ std::vector<Call> calls_of(std::span<const gtp::TraceEvent> events, const Bundle
 
 void expect_known_trace(const Cut& cut, const Arguments& more) {
   run_ranks(wide_model(cut, 2) + more, [&](Rank& rank) {
-    const Options& o = rank.options;
+    const TrainConfig& o = rank.config;
     rank.step(0, "train");
     const model::StepShape shape{.grid = rank.grid,
                                  .sequences = o.train.micro_batch,
@@ -468,7 +469,7 @@ void expect_known_trace(const Cut& cut, const Arguments& more) {
                                  .storage = storage_dtype(o),
                                  .wire = gradient_wire(o)};
     const model::StepTrace known =
-        model::step_trace(model_config(o, 264), precision_of_recipe(o, o.precision.recipe), shape,
+        model::step_trace(o.model, precision_of_recipe(o, o.precision.recipe), shape,
                           gtp::Policy::for_memory(int64_t{1} << 33));
     const gtp::Executor& executor = *rank.gathering.executor();
     const std::vector<Call> expected = calls_of(
@@ -502,7 +503,7 @@ void expect_bytes_of_an_element(const Cut& cut, const std::string& recipe, doubl
                          text("--precision.grad_reduce={}", wire == 2 ? "bf16" : "main_grad")};
     run_ranks(wide_model(cut, 3) + more, [&](Rank& rank) {
       rank.step(0, "train");
-      const model::Config c = model_config(rank.options, 264);
+      const model::Config& c = rank.config.model;
       const double weights = double(c.moe_layers() * c.router.experts / cut.ep * 3 * 256 * 128);
       const double others = double(cut.egtp - 1) / cut.egtp * double(rank.passes_of_step());
       const gtp::StepCounts::Moved& moved = rank.gathering.executor()->counts().step.expert;

@@ -2,10 +2,13 @@
 // against what a rank then has, under twelve layouts. Most shards have rows that are padding.
 #include "moiety/optim/buffer_layout.h"
 #include "moiety/train/memory_estimate.h"
+#include "moiety/train/memory_limit.h"
 #include "tests/apps/train_rank.h"
 
 namespace moiety::app {
 namespace {
+
+using namespace train;
 
 struct Bytes {
   int64_t parameters = 0, main_grad = 0, state = 0;
@@ -23,7 +26,7 @@ int64_t weight_bytes(const optim::Parameter& p) {
 
 // Of the parameters. What is summed over the ranks of a domain is divided among them.
 Bytes bytes_of_parameters(Rank& rank) {
-  const bool travels = rank.options.precision.grad_reduce == "bf16";
+  const bool travels = rank.config.precision.grad_reduce == GradReduce::kBf16;
   Bytes b;
   double summed = 0, owned = 0;
   for (const optim::Parameter& p : rank.optimizer.parameters()) {
@@ -87,16 +90,16 @@ void expect_estimate(const LayoutOfMemory& l, const Arguments& more) {
                                         "--moe.shared_d_ffn=64",
                                         "--moe.shared_gate"} +
                               more;
-  const Options o = options_of(arguments);
-  const model::Config config = model_config(o, 264);
-  const MemoryEstimate m = estimate_memory(o, config, check_layout(o));
+  const TrainConfig config = config_of(arguments);
+  const MemoryEstimate m = estimate_memory(config, check_layout(config));
   run_ranks(arguments, [&](Rank& rank) {
     const Bytes b = bytes_of_parameters(rank);
     EXPECT_EQ(b.parameters, m.parameters);
     EXPECT_NEAR(double(b.main_grad), double(m.main_grad), 12);  // parts of elements
     EXPECT_NEAR(double(b.state), double(m.master + m.moments), 36);
     expect_state(rank,
-                 training_specs(o, rank.model.transformer(), rank.grid, rank.model.world().rank()),
+                 training_specs(config, rank.model.transformer(), rank.grid,
+                                rank.model.world().rank()),
                  m.master + m.moments);
     EXPECT_EQ(rank.model.expert_parallel_bytes(), m.expert_parallel);
     for (int64_t step = 0; step < 2; ++step) rank.step(step, "train");
@@ -128,12 +131,11 @@ TEST(MemoryClasses, AreThoseOfARankUnderTwelveLayouts) {
 
 TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {
   const Device gpu{DeviceType::kCuda, 0};
-  const Options o =
-      options_of(tiny("r") + Arguments{"--train.micro_batch=2", "--data.seq_len=128"});
-  const model::Config config = model_config(o, 264);
-  const Grid grid = check_layout(o);
-  const MemoryEstimate host = estimate_memory(o, config, grid),
-                       there = estimate_memory(o, config, grid, gpu);
+  const TrainConfig config =
+      config_of(tiny("r") + Arguments{"--train.micro_batch=2", "--data.seq_len=128"});
+  const Grid grid = check_layout(config);
+  const MemoryEstimate host = estimate_memory(config, grid),
+                       there = estimate_memory(config, grid, gpu);
   EXPECT_EQ(there.snapshot, 0);
   EXPECT_EQ(there.pinned, host.snapshot);
   EXPECT_EQ(host.snapshot, host.master + host.moments);
@@ -147,12 +149,12 @@ TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {
   // What does not lie on the GPU is no help there.
   const int64_t limit = there.total() - 1;
   for (const int64_t part : {limit, limit / 2, limit / 8}) {
-    const std::string change = nearest_fit(o, config, grid, part, gpu).value_or("none");
+    const std::string change = nearest_fit(config, grid, part, gpu).value_or("none");
     EXPECT_EQ(change.find("checkpoint.async"), change.npos) << change;
   }
-  EXPECT_THROW(check_memory(o, config, grid, limit, gpu), Error);
-  EXPECT_NO_THROW(check_memory(o, config, grid, limit + 1, gpu));
-  const std::string report = memory_report(o, config, grid, limit, gpu);
+  EXPECT_THROW(check_memory(config, grid, limit, gpu), Error);
+  EXPECT_NO_THROW(check_memory(config, grid, limit + 1, gpu));
+  const std::string report = memory_report(config, grid, limit, gpu);
   EXPECT_NE(report.find("snapshot 0 B, GPU 32.0 MiB; it may take "), report.npos) << report;
 }
 

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "apps/moiety/config/model_options.h"
-#include "apps/moiety/config/options_check.h"
+#include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
 #include "tests/data/data_helpers.h"
 #include "tests/support/error_of.h"
@@ -321,23 +321,15 @@ TEST(Options, KeysAreCheckedTogether) {
     arguments.insert(arguments.end(), c.arguments.begin(), c.arguments.end());
     const auto check = [&] {
       const Options options = from_arguments(arguments).options;
-      const Grid grid = check_layout(options);
-      const model::Config model = model_config(options, 264);
-      check_training(options, grid);
-      check_cuts(options, model, grid);
+      const train::TrainConfig config = train_config(options);
+      check_inputs(options);
+      train::make_plan(config);
     };
     const bool sound = c.error == kNoError;
     const std::string error =
         error_of(check, sound ? std::nullopt : std::optional(ErrorKind::kUsage));
     EXPECT_EQ(error.rfind(c.error, 0), 0u) << error << "\nexpected " << c.error;
   }
-}
-
-TEST(Options, LayoutsAreDescribedByTheDegreesThatAreNotOne) {
-  EXPECT_EQ(describe_layout({}), "1 rank");
-  EXPECT_EQ(describe_layout({.dp = 2, .ep = 2}), "2 ranks (dp 2, ep 2)");
-  EXPECT_EQ(describe_layout({.tp = 2, .gtp = 3, .dp = 2, .ep = 1, .egtp = 4, .edp = 3}),
-            "12 ranks (dp 2, gtp 3, tp 2, edp 3, egtp 4)");
 }
 
 TEST(Options, PresetsAreTheModelsPresets) {
@@ -353,16 +345,6 @@ TEST(Options, PresetsAreTheModelsPresets) {
     EXPECT_EQ(got.router.aux, expected.router.aux);
     EXPECT_EQ(got.router.aux_coef, expected.router.aux_coef);
   }
-}
-
-TEST(Options, LengthOfTheRun) {
-  Options o;
-  EXPECT_EQ(total_steps(o), 1000);
-  o.train.steps = 7;
-  EXPECT_EQ(total_steps(o), 7);
-  o.train.steps = 0;
-  o.train.tokens = 8 * 1024 * 3 + 1;
-  EXPECT_EQ(total_steps(o), 4);
 }
 
 }  // namespace

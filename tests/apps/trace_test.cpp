@@ -4,11 +4,14 @@
 #include <set>
 #include <thread>
 
+#include "apps/moiety/config/train_options.h"
 #include "moiety/train/profile.h"
 #include "tests/apps/train_rank.h"
 
 namespace moiety::app {
 namespace {
+
+using namespace train;
 
 TEST(Trace, SpansAreEventsOfTheThreadsTrace) {
   Trace trace;
@@ -182,9 +185,10 @@ TEST(Profile, ExposedCommunicationIsInTheRecords) {
 
 // The same where memory is not mapped and weights travel by collective operations.
 TEST(Profile, WaitsOfCollectiveGathersAreThoseOfTheirAxis) {
-  const Options o = options_of(tiny("r", 2) + Arguments{"--parallel.gtp=2", "--parallel.egtp=2"});
+  const TrainConfig config =
+      config_of(tiny("r", 2) + Arguments{"--parallel.gtp=2", "--parallel.egtp=2"});
   comm::run_thread_ranks(2, {.map_memory = false}, [&](comm::Communicator& world) {
-    Rank rank(o, world);
+    Rank rank(config, world);
     const PeerWaits before = PeerWaits::now();
     rank.step(0, "train");
     const PeerWaits waits = PeerWaits::now() - before;

@@ -5,8 +5,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "apps/moiety/config/checkpoints.h"
-#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/train_options.h"
 #include "moiety/base/arena.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/loader.h"
@@ -16,6 +15,7 @@
 #include "moiety/train/evaluation.h"
 #include "moiety/train/expert_capacity.h"
 #include "moiety/train/gathering.h"
+#include "moiety/train/precision.h"
 #include "moiety/train/rank_model.h"
 #include "tests/apps/train_helpers.h"
 
@@ -30,40 +30,40 @@ inline Options options_of(const Arguments& arguments) {
   }
   return load_config({}, overrides).options;
 }
+inline train::TrainConfig config_of(const Arguments& arguments) {
+  return train_config(options_of(arguments));
+}
 
 // What a trainer holds on a rank.
 struct Rank {
-  Rank(const Options& o, comm::Communicator& world,
+  Rank(const train::TrainConfig& c, comm::Communicator& world,
        std::optional<gtp::EmbeddingPath> embedding = {})
-      : options(o),
-        grid(check_layout(o)),
-        tokens(o.train.micro_batch * o.data.seq_len),
-        model(model_config(o, data::Tokenizer::load("bytes").vocab()), storage_dtype(o), grid,
-              tokens, 100, world),
-        gathering(o, model.groups(), int64_t{1} << 33, embedding),
-        optimizer(training_specs(o, model.transformer(), grid, world.rank()),
-                  {.weights = storage_dtype(o),
-                   .main_grad = o.optim.grad_dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32},
-                  model.groups(), gathering.peers(false), gathering.peers(true)),
-        capacity(o, model.transformer(), tokens / grid.tp) {
+      : config(c),
+        grid(check_layout(c)),
+        tokens(c.pass_tokens()),
+        model(c.model, storage_dtype(c), grid, tokens, 100, world),
+        gathering(c, model.groups(), int64_t{1} << 33, embedding),
+        optimizer(training_specs(c, model.transformer(), grid, world.rank()),
+                  {.weights = storage_dtype(c), .main_grad = c.optim.grad_dtype}, model.groups(), gathering.peers(false), gathering.peers(true)),
+        capacity(c, model.transformer(), tokens / grid.tp) {
     set_thread_budget(1);
     model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
     optimizer.initialize(1, Stream());
   }
   int64_t passes_of_step() const {
-    return options.train.global_batch / (options.train.micro_batch * data_ranks(grid));
+    return micro_steps(config, grid);
   }
   optim::StepReport step(int64_t number, const std::string& kind) {
-    const int64_t per_pass = options.train.micro_batch * data_ranks(grid);
+    const int64_t per_pass = config.train.micro_batch * train::data_ranks(grid);
     const int64_t passes = passes_of_step();
-    const auto source = data::synthetic_source("markov", options.data.seq_len, 264, 1);
-    data::BatchBuffer batch(options.train.micro_batch, options.data.seq_len, false);
+    const auto source = data::synthetic_source("markov", config.data.seq_len, 264, 1);
+    data::BatchBuffer batch(config.train.micro_batch, config.data.seq_len, false);
     const model::StepSums sums = model.transformer().make_sums();
     {
       const auto scope = gathering.begin_step(kind.c_str(), passes);
       for (int64_t m = 0; m < passes; ++m) {
-        std::vector<data::SampleRef> samples(options.train.micro_batch);
-        const int rank = data_rank(grid, model.world().rank());
+        std::vector<data::SampleRef> samples(config.train.micro_batch);
+        const int rank = train::data_rank(grid, model.world().rank());
         for (size_t b = 0; b < samples.size(); ++b) {
           samples[b].index =
               uint64_t((number * passes + m) * per_pass) + uint64_t(rank) * samples.size() + b;
@@ -93,22 +93,22 @@ struct Rank {
   // Sees the micro-batches before they are run.
   std::function<void(int64_t pass, const model::Batch& batch)> on_pass;
 
-  const Options& options;
-  Grid grid;
+  const train::TrainConfig& config;
+  train::Grid grid;
   int64_t tokens;
-  RankModel model;
-  WeightGathering gathering;
+  train::RankModel model;
+  train::WeightGathering gathering;
   optim::DistributedOptimizer optimizer;
-  ExpertCapacity capacity;
+  train::ExpertCapacity capacity;
   Arena arena{"activations"};
 };
 
 template <class Body>
 void run_ranks(const Arguments& arguments, Body&& body,
                std::optional<gtp::EmbeddingPath> embedding = {}) {
-  const Options o = options_of(arguments);
-  comm::run_thread_ranks(int(o.run.ranks), {}, [&](comm::Communicator& world) {
-    Rank rank(o, world, embedding);
+  const train::TrainConfig config = config_of(arguments);
+  comm::run_thread_ranks(int(config.run.ranks), {}, [&](comm::Communicator& world) {
+    Rank rank(config, world, embedding);
     body(rank);
     rank.model.close();
   });
@@ -125,7 +125,7 @@ inline void save_again(const std::string& from, const Arguments& arguments) {
     optim::StateView loaded = view;
     loaded.insert(loaded.end(), biases.begin(), biases.end());
     checkpoint::RunState state = checkpoint::load(from, loaded, {}, ranks);
-    state.layout = rank_layout(rank.grid);
+    state.layout = train::rank_layout(rank.grid);
     rank.optimizer.publish(Stream());
     checkpoint::Saver(to + "/checkpoints", ranks)
         .save(rank.model.world().rank() == 0 ? loaded : view, state, Stream());

@@ -7,6 +7,7 @@
 
 #include "apps/moiety/commands/signals.h"
 #include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/options.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
@@ -331,7 +332,8 @@ TEST(Train, SignalsSaveAndStop) {
 
 TEST(Train, ASecondInterruptEndsAtOnce) {
   const auto interrupt_twice = [] {
-    const SignalHandlers handlers;
+    train::TrainRequests requests;
+    const SignalHandlers handlers(requests);
     raise(SIGINT);
     raise(SIGINT);
   };

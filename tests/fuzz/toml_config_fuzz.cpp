@@ -1,8 +1,8 @@
+#include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/options.h"
-#include "apps/moiety/config/training_state.h"
-#include "apps/moiety/exit_code.h"
-#include "moiety/checkpoint/checkpoint_error.h"
+#include "moiety/base/error.h"
 #include "moiety/checkpoint/json.h"
+#include "moiety/train/training_state.h"
 #include "tests/fuzz/targets.h"
 
 namespace moiety::fuzz {
@@ -29,8 +29,8 @@ void checkpoint_state(std::string_view json) {
     return;
   }
   try {
-    const TrainingState state = parse_training_state(json);
-    (void)parse_training_state(to_json(state));
+    const train::TrainingState state = train::parse_training_state(json);
+    (void)train::parse_training_state(to_json(state));
   } catch (const CheckpointError&) {
   }
   try {

@@ -13,6 +13,7 @@
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
 #include "moiety/base/integer.h"
+#include "moiety/base/replace_file.h"
 #include "moiety/quant/dequantize.h"
 
 namespace moiety::app {

@@ -7,13 +7,16 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/device_choice.h"
-#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
 #include "moiety/base/json_line.h"
 #include "moiety/data/tokenizer.h"
+#include "moiety/train/checkpoints.h"
 #include "moiety/train/evaluation.h"
 #include "moiety/train/inference_model.h"
+#include "moiety/train/precision.h"
 
 namespace moiety::app {
 namespace {
@@ -23,7 +26,7 @@ constexpr const char* kAbout =
     "perplexity, bits per byte of text, and by MoE layer how many tokens the busiest expert gets,\n"
     "against the mean (bal; 1 is balanced).";
 
-std::string result_line(const CheckpointInfo& checkpoint, const EvaluationResult& result) {
+std::string result_line(const CheckpointInfo& checkpoint, const train::EvaluationResult& result) {
   return JsonLine()
       .add("checkpoint", checkpoint.path)
       .add("step", checkpoint.step)
@@ -51,27 +54,27 @@ int eval_command(const std::vector<std::string>& arguments) {
   if (!parse_command_line(app, arguments)) return kExitDone;
 
   const Device device = rank_device(wanted, 1);
-  const CheckpointInfo checkpoint = read_checkpoint_info(find_checkpoint(path));
-  const Options& o = checkpoint.options;
-  const data::Tokenizer tokenizer = data::Tokenizer::load(o.data.tokenizer);
+  const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(path));
+  const train::TrainConfig config = train_config(checkpoint.options);
+  const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   std::vector<data::WeightedPath> files;
   for (const std::string& file : data) files.push_back({file});
   const auto source =
-      data::open_token_files(files, o.data.seq_len, tokenizer.vocab(), tokenizer.identity());
-  run_alone([&](comm::Communicator& world) {
+      data::open_token_files(files, config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
+  train::run_alone([&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
-    const int64_t tokens = o.train.micro_batch * o.data.seq_len;
-    InferenceModel model(checkpoint, tokens, world, stream);
+    const int64_t tokens = config.pass_tokens();
+    train::InferenceModel model(checkpoint.path, config, tokens, world, stream);
     // As validation in the run: with the recipe of the step that the checkpoint is of.
     model.transformer().set_precision(
-        precision_of_recipe(o, recipe_of_step(o, std::max<int64_t>(checkpoint.step, 1))));
+        precision_of_recipe(config, recipe_of_step(config, std::max<int64_t>(checkpoint.step, 1))));
     data::LoaderConfig loader;
-    loader.micro_batch = o.train.micro_batch;
-    loader.document_mask = o.data.document_mask;
+    loader.micro_batch = config.train.micro_batch;
+    loader.document_mask = config.data.document_mask;
     data::ValidationSet set(source, samples, loader);
-    ExpertCapacity capacity(o, model.transformer(), tokens);
+    train::ExpertCapacity capacity(config, model.transformer(), tokens);
     Arena arena("activations", device);
-    const EvaluationResult result = evaluate(model.model(), set, capacity, arena, stream);
+    const train::EvaluationResult result = evaluate(model.model(), set, capacity, arena, stream);
     std::puts(result_line(checkpoint, result).c_str());
     model.model().close();
   });

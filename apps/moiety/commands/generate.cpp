@@ -8,11 +8,14 @@
 
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/commands/token_choice.h"
+#include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/device_choice.h"
+#include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
 #include "moiety/base/copy.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/model/decoder.h"
+#include "moiety/train/checkpoints.h"
 #include "moiety/train/inference_model.h"
 
 namespace moiety::app {
@@ -34,7 +37,7 @@ void check_finite(std::span<const float> logits) {
 }
 
 // `context` has at least one token.
-void generate(InferenceModel& model, const data::Tokenizer& tokenizer, std::vector<int32_t> context,
+void generate(train::InferenceModel& model, const data::Tokenizer& tokenizer, std::vector<int32_t> context,
               int64_t tokens, TokenChoice choice, const Stream& stream) {
   const int64_t positions = int64_t(context.size()) + tokens;
   model::Decoder decoder(model.transformer(), 1, positions);
@@ -84,14 +87,15 @@ int generate_command(const std::vector<std::string>& arguments) {
   if (!parse_command_line(app, arguments)) return kExitDone;
 
   const Device device = rank_device(wanted, 1);
-  const CheckpointInfo checkpoint = read_checkpoint_info(find_checkpoint(path));
+  const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(path));
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   std::vector<uint32_t> ids;
   tokenizer.encode(prompt, ids);
   if (ids.empty()) ids.push_back(tokenizer.eos());  // what stands before a document
-  run_alone([&](comm::Communicator& world) {
+  train::run_alone([&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
-    InferenceModel model(checkpoint, int64_t(ids.size()), world, stream);
+    train::InferenceModel model(checkpoint.path, train_config(checkpoint.options),
+                                int64_t(ids.size()), world, stream);
     print(prompt);
     generate(model, tokenizer, {ids.begin(), ids.end()}, tokens, TokenChoice(rules), stream);
     model.model().close();

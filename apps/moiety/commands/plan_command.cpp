@@ -7,16 +7,17 @@
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/commands/plan.h"
 #include "apps/moiety/commands/plan_timeline.h"
-#include "apps/moiety/config/model_options.h"
-#include "apps/moiety/config/options_check.h"
+#include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
-#include "apps/moiety/report/run_directory.h"
-#include "moiety/data/tokenizer.h"
+#include "moiety/base/replace_file.h"
 #include "moiety/model/step_trace.h"
 #include "moiety/train/hardware.h"
+#include "moiety/train/precision.h"
 
 namespace moiety::app {
 namespace {
+
+using train::data_ranks, train::Hardware, train::TrainConfig;
 
 constexpr const char* kAbout =
     "What a layout would do to a training step, from shapes alone: no device is touched and "
@@ -44,7 +45,7 @@ void add_options(CLI::App& app, Arguments& a) {
   app.add_option("--ranks", a.ranks, "ranks: run.ranks");
   app.add_flag("--gtp", a.gtp, "the plan of gathers and reduces");
   std::vector<std::string> names;
-  for (const Hardware& h : kHardware) names.emplace_back(h.name);
+  for (const Hardware& h : train::kHardware) names.emplace_back(h.name);
   app.add_option("--hardware", a.hardware, "a100, h100, h200, b200 or gb200")
       ->check(CLI::IsMember(names).description(""))
       ->capture_default_str();
@@ -57,8 +58,8 @@ bool linked(const Hardware& h, const gtp::Grid& grid) {
   return grid.tp * grid.gtp <= h.domain && grid.ep * grid.egtp <= h.domain;
 }
 
-gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::Grid& grid) {
-  if (recipe == "fp32") {
+gtp::Policy policy_of(const Hardware& h, train::Recipe recipe, const gtp::Grid& grid) {
+  if (recipe == train::Recipe::kFp32) {
     throw UsageError(
         "precision.recipe = \"fp32\": plan has rates of bf16 and of quantized formats");
   }
@@ -69,7 +70,7 @@ gtp::Policy policy_of(const Hardware& h, const std::string& recipe, const gtp::G
   return policy;
 }
 
-model::StepShape shape_of(const Options& o, const Hardware& h, const gtp::Grid& grid) {
+model::StepShape shape_of(const TrainConfig& o, const Hardware& h, const gtp::Grid& grid) {
   const int64_t slice = o.train.micro_batch * data_ranks(grid);
   if (o.train.global_batch % slice != 0) {
     throw UsageError(
@@ -85,23 +86,22 @@ model::StepShape shape_of(const Options& o, const Hardware& h, const gtp::Grid& 
           .mapped = linked(h, grid)};
 }
 
-std::string describe(const Options& o, const Hardware& h, const model::StepShape& s) {
+std::string describe(const TrainConfig& o, const Hardware& h, const model::StepShape& s) {
   const gtp::Grid& g = s.grid;
   return text(
       "tp {} x gtp {} x dp {}, ep {} x egtp {} x edp {}; {} micro-batches of {} tokens; {} on {}",
       g.tp, g.gtp, g.dp, g.ep, g.egtp, g.edp, s.micro_batches, s.sequences * s.seq_len,
-      o.precision.recipe, h.name);
+      name(o.precision.recipe), h.name);
 }
 
-void plan_gtp(const Options& o, const Arguments& a) {
-  const Hardware& hardware = *std::find_if(kHardware.begin(), kHardware.end(),
+void plan_gtp(const TrainConfig& o, const Arguments& a) {
+  const Hardware& hardware = *std::find_if(train::kHardware.begin(), train::kHardware.end(),
                                            [&](const Hardware& h) { return h.name == a.hardware; });
-  const model::Config config = model_config(o, data::Tokenizer::load(o.data.tokenizer).vocab());
   const gtp::Grid grid = check_layout(o);
   const gtp::Policy policy = policy_of(hardware, o.precision.recipe, grid);
   const model::StepShape shape = shape_of(o, hardware, grid);
   const model::StepTrace trace =
-      model::step_trace(config, precision_of_recipe(o, o.precision.recipe), shape, policy);
+      model::step_trace(o.model, precision_of_recipe(o, o.precision.recipe), shape, policy);
   PlannedStep step{trace.events, trace.bundles, gtp::plan(trace.events, trace.bundles, policy), {}};
   step.schedule = gtp::simulate(step.plan, step.trace, step.bundles, policy);
   const bool by_rows = std::any_of(trace.bundles.begin(), trace.bundles.end(),
@@ -132,7 +132,7 @@ int plan_command(const std::vector<std::string>& given) {
   if (!a.ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + a.ranks);
   const Config config = load_config(a.files, overrides);
   try {
-    plan_gtp(config.options, a);
+    plan_gtp(train_config(config.options), a);
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kInvalidArgument) throw;
     throw UsageError("{}", e.what());  // the layout does not fit the model, or the memory

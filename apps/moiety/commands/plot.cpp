@@ -10,6 +10,7 @@
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
 #include "apps/moiety/report/run_plots.h"
+#include "moiety/base/replace_file.h"
 
 namespace moiety::app {
 namespace {

@@ -5,6 +5,7 @@
 #include "apps/moiety/commands/npy.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
+#include "moiety/base/replace_file.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/file_system.h"
 #include "moiety/quant/scale_layout.h"

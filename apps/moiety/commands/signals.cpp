@@ -10,24 +10,27 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
 
-std::atomic<bool> g_save{false};
-std::atomic<bool> g_stop{false};
+std::atomic<train::TrainRequests*> g_requests{nullptr};
 std::atomic<bool> g_interrupted{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // legal in a handler
+// Legal in a handler.
+static_assert(std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<train::TrainRequests*>::is_always_lock_free);
 
 void handle(int signal) {
+  train::TrainRequests& requests = *g_requests;
   if (signal == SIGUSR1) {
-    g_save = true;
+    requests.save = true;
     return;
   }
   if (signal == SIGINT && g_interrupted.exchange(true)) _exit(kExitInterrupted);
-  g_stop = true;
+  requests.stop = true;
 }
 
 }  // namespace
 
-SignalHandlers::SignalHandlers() {
-  g_save = g_stop = g_interrupted = false;
+SignalHandlers::SignalHandlers(train::TrainRequests& requests) {
+  g_requests = &requests;
+  g_interrupted = false;
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
@@ -37,12 +40,6 @@ SignalHandlers::SignalHandlers() {
 
 SignalHandlers::~SignalHandlers() {
   for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &previous_[i], nullptr);
-}
-
-SignalRequest SignalHandlers::take() {
-  const bool save = g_save.exchange(false);
-  if (g_stop) return SignalRequest::kStop;
-  return save ? SignalRequest::kSave : SignalRequest::kNone;
 }
 
 }  // namespace moiety::app

@@ -4,20 +4,17 @@
 
 #include <csignal>
 
+#include "moiety/train/plan.h"
+
 namespace moiety::app {
 
-enum class SignalRequest : int { kNone = 0, kSave = 1, kStop = 2 };
-
-// Handles the signals during its lifetime; one at a time.
+// Turns the signals into requests during its lifetime; one at a time.
 class SignalHandlers {
  public:
-  SignalHandlers();
+  explicit SignalHandlers(train::TrainRequests& requests);
   ~SignalHandlers();
   SignalHandlers(const SignalHandlers&) = delete;
   SignalHandlers& operator=(const SignalHandlers&) = delete;
-
-  // The strongest request since the last call; kStop stays.
-  static SignalRequest take();
 
  private:
   struct sigaction previous_[3];

@@ -1,47 +1,26 @@
 #include "apps/moiety/config/checkpoints.h"
 
-#include <filesystem>
+#include <nlohmann/json.hpp>
 
-#include "apps/moiety/config/training_state.h"
-#include "apps/moiety/exit_code.h"
-#include "moiety/base/log.h"
-#include "moiety/checkpoint/loader.h"
-#include "moiety/checkpoint/retention.h"
+#include "moiety/base/error.h"
+#include "moiety/base/json_line.h"
+#include "moiety/checkpoint/manifest.h"
 
 namespace moiety::app {
-namespace fs = std::filesystem;
 
-std::string find_checkpoint(const std::string& path) {
-  if (!fs::is_directory(path)) throw CheckpointError("{}: no such directory", path);
-  if (fs::exists(fs::path(path) / "COMMIT")) return path;
-  const fs::path inner = fs::path(path) / "checkpoints";
-  const std::string directory = fs::is_directory(inner) ? inner.string() : path;
-  const auto newest = checkpoint::find_newest_complete(directory);
-  if (!newest) throw CheckpointError("{}: holds no complete checkpoint", path);
-  return *newest;
+std::string config_to_json(const Config& config) {
+  return JsonLine().add("toml", print_config(config)).text();
 }
 
-std::vector<std::string> resume_candidates(const Options& options, const std::string& directory) {
-  const std::string& resume = options.run.resume;
-  if (resume != "auto" && resume != "must" && resume != "never") return {find_checkpoint(resume)};
-  checkpoint::CheckpointList list;
-  if (fs::is_directory(directory)) list = checkpoint::list_checkpoints(directory);
-  if (resume == "never" && !list.complete.empty()) {
-    throw UsageError(
-        "run.resume = \"never\": {} holds checkpoints, which a new run would mix with its own; "
-        "choose another run directory",
-        directory);
+Options parse_config_json(std::string_view json, const std::string& checkpoint) {
+  try {
+    const nlohmann::json object = nlohmann::json::parse(json);
+    return parse_config(object.at("toml").get<std::string>(), checkpoint + " config").options;
+  } catch (const nlohmann::json::exception& e) {
+    throw CheckpointError("{}: config: {}", checkpoint, e.what());
+  } catch (const UsageError& e) {
+    throw CheckpointError("{}", e.what());  // made by another version
   }
-  for (const std::string& sentence : list.damaged) log(LogLevel::kWarning, "{}", sentence);
-  if (list.complete.empty() && resume == "must") {
-    throw CheckpointError("run.resume = \"must\": {} holds no complete checkpoint", directory);
-  }
-  if (list.complete.empty() && !list.damaged.empty()) {
-    throw CheckpointError(
-        "{}: none of its checkpoints is complete; to start anew choose another run directory",
-        directory);
-  }
-  return list.complete;
 }
 
 CheckpointInfo read_checkpoint_info(const std::string& path) {
@@ -49,24 +28,23 @@ CheckpointInfo read_checkpoint_info(const std::string& path) {
   return {path, manifest.run.step, parse_config_json(manifest.run.config, path)};
 }
 
-checkpoint::RankLayout rank_layout(const Grid& grid) {
-  return {.ranks = rank_count(grid),
-          .tp = grid.tp,
-          .gtp = grid.gtp,
-          .dp = grid.dp,
-          .ep = grid.ep,
-          .egtp = grid.egtp};
-}
-
-checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
-                                  RankModel& model) {
-  optim::StateView view = model.router_biases();
-  for (const optim::StatePiece& piece : weights) {
-    if (piece.slot == "weight") view.push_back(piece);
+std::vector<std::string> compare_for_resume(const Options& saved, const Options& now,
+                                            const std::string& checkpoint) {
+  std::vector<std::string> changes;
+  std::string different;
+  for (const Key& key : option_keys()) {
+    const std::string before = value_text(key, saved), after = value_text(key, now);
+    if (before == after) continue;
+    if (key.resume == Resume::kMust) {
+      different += text("\n  {:<24} {:>16} {:>16}", key.full_name(), before, after);
+    } else if (key.resume == Resume::kMay) {
+      changes.push_back(text("resume: {} was {}, is now {}", key.full_name(), before, after));
+    }
   }
-  checkpoint::LoadOptions options;
-  options.weights_only = true;
-  return checkpoint::load(path, view, options, model.world().bootstrap());
+  if (different.empty()) return changes;
+  throw CheckpointError(
+      "{}: made with other values of keys that a resume must not change:\n  {:<24} {:>16} {:>16}{}",
+      checkpoint, "key", "checkpoint", "now", different);
 }
 
 }  // namespace moiety::app

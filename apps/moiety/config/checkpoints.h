@@ -1,24 +1,18 @@
-// Finding, loading and saving checkpoints of a run.
+// The configuration that a checkpoint keeps, in words: a JSON object around the TOML of
+// --print-config.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/moiety/config/options.h"
-#include "apps/moiety/config/options_check.h"
-#include "moiety/checkpoint/manifest.h"
-#include "moiety/train/rank_model.h"
 
 namespace moiety::app {
 
-// The checkpoint that `path` names: itself, or the newest complete one of a run directory or of its
-// checkpoints/. Throws CheckpointError if there is none.
-std::string find_checkpoint(const std::string& path);
-
-// The checkpoints that a run continues from, best first; later ones are for the case that an
-// earlier one is damaged. Empty: it starts anew. After run.resume; throws CheckpointError or
-// UsageError where that cannot be.
-std::vector<std::string> resume_candidates(const Options& options, const std::string& directory);
+std::string config_to_json(const Config& config);
+// Throws CheckpointError.
+Options parse_config_json(std::string_view json, const std::string& checkpoint);
 
 // A checkpoint without its tensors.
 struct CheckpointInfo {
@@ -26,12 +20,13 @@ struct CheckpointInfo {
   int64_t step = 0;
   Options options;
 };
+// `path` as find_checkpoint gives it. Throws CheckpointError.
 CheckpointInfo read_checkpoint_info(const std::string& path);
 
-checkpoint::RankLayout rank_layout(const Grid& grid);
-
-// Weights alone into pieces of slot "weight" and the routers' biases. Collective.
-checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
-                                  RankModel& model);
+// Compares a checkpoint's configuration with that of a run that continues, by the table's resume
+// classes. Throws CheckpointError with a line for every kMust key that differs: key, checkpoint's
+// value, value now. Returns a sentence for every kMay key that differs.
+std::vector<std::string> compare_for_resume(const Options& saved, const Options& now,
+                                            const std::string& checkpoint);
 
 }  // namespace moiety::app

@@ -1,20 +1,10 @@
 #include "apps/moiety/config/model_options.h"
 
-#include <algorithm>
-#include <array>
-#include <optional>
-#include <utility>
-
-#include "apps/moiety/exit_code.h"
+#include "apps/moiety/config/names.h"
 #include "moiety/base/number_text.h"
-#include "moiety/train/gathering.h"
 
 namespace moiety::app {
 namespace {
-
-// Names of an enum's values, as the table of keys has them.
-template <class E, size_t kCount>
-using Names = std::array<std::pair<std::string_view, E>, kCount>;
 
 constexpr Names<moe::Score, 2> kScores{
     {{"softmax", moe::Score::kSoftmax}, {"sigmoid", moe::Score::kSigmoid}}};
@@ -32,24 +22,6 @@ constexpr Names<model::Recompute, 4> kRecomputes{{{"none", model::Recompute::kNo
                                                   {"norm", model::Recompute::kNone},
                                                   {"moe", model::Recompute::kMoe},
                                                   {"full", model::Recompute::kFull}}};
-constexpr Names<model::RecipeKind, 3> kRecipes{{{"fp8_block", model::RecipeKind::kFp8Block},
-                                                {"mxfp8", model::RecipeKind::kMxfp8},
-                                                {"nvfp4", model::RecipeKind::kNvfp4}}};
-template <class E, size_t kCount>
-E value_of(const Names<E, kCount>& names, std::string_view name) {
-  for (const auto& [text, value] : names) {
-    if (text == name) return value;
-  }
-  throw UsageError("unknown value '{}'", name);  // the table has refused it already
-}
-
-template <class E, size_t kCount>
-std::string_view name_of(const Names<E, kCount>& names, E value) {
-  for (const auto& [text, v] : names) {
-    if (v == value) return text;
-  }
-  return "";
-}
 
 moe::RouterConfig router_config(const Options& o) {
   moe::RouterConfig r;
@@ -108,72 +80,6 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
                      tokenizer_vocab);
   }
   return c;
-}
-
-void check_cuts(const Options& o, const model::Config& c, const Grid& grid) {
-  try {
-    for (const std::string_view recipe :
-         {std::string_view(o.precision.recipe), recipe_of_step(o, o.precision.switch_step)}) {
-      model::check_tp(c, precision_of_recipe(o, recipe), grid.tp);
-    }
-  } catch (const Error& e) {
-    throw UsageError("{}", e.what());
-  }
-}
-
-DType storage_dtype(const Options& o) {
-  return o.precision.recipe == "fp32" ? DType::kFloat32 : DType::kBFloat16;
-}
-
-DType gradient_wire(const Options& o) {
-  const bool narrow = o.optim.grad_dtype == "bf16" || o.precision.grad_reduce == "bf16";
-  return narrow ? DType::kBFloat16 : DType::kFloat32;
-}
-
-std::string_view recipe_of_step(const Options& o, int64_t step) {
-  const bool switched = o.precision.switch_step > 0 && step >= o.precision.switch_step;
-  return switched ? o.precision.switch_recipe : o.precision.recipe;
-}
-
-model::Precision precision_of_recipe(const Options& o, std::string_view recipe) {
-  model::Precision precision;
-  if (o.precision.dispatch == "fp8_block") {
-    precision.dispatch = QuantSpec::of(Format::kFp8Block1x128);
-    precision.dispatch->pow2_scales = o.precision.pow2_scales;
-  } else if (o.precision.dispatch == "mxfp8") {
-    precision.dispatch = QuantSpec::of(Format::kMxfp8);
-  }
-  if (recipe == "fp32" || recipe == "bf16") return precision;
-  const model::RecipeKind kind = value_of(kRecipes, recipe);
-  model::RecipeOptions options;
-  options.pow2_scales = o.precision.pow2_scales;
-  options.rht = o.precision.rht;
-  options.stochastic = o.precision.stochastic;
-  if (o.precision.weight_2d != "auto") options.weight_2d = o.precision.weight_2d == "true";
-  precision.recipe = model::make_recipe(kind, options);
-  precision.kept = model::kept_layers(kind, o.model.layers);
-  if (o.precision.keep_first >= 0) precision.kept.first = o.precision.keep_first;
-  if (o.precision.keep_last >= 0) precision.kept.last = o.precision.keep_last;
-  precision.attention_linears = o.precision.attention_linears;
-  precision.seed = uint64_t(o.run.seed);
-  return precision;
-}
-
-std::vector<optim::ParamSpec> training_specs(const Options& o, model::Transformer& model,
-                                             const Grid& grid, int rank) {
-  model.set_precision(precision_of_recipe(o, recipe_of_step(o, o.precision.switch_step)));
-  const std::vector<optim::ParamSpec> last = model.parameter_specs();
-  model.set_precision(precision_of_recipe(o, o.precision.recipe));
-  std::vector<optim::ParamSpec> specs = model.parameter_specs();
-  using Formats = std::pair<std::optional<QuantSpec>, std::optional<QuantSpec>>;
-  std::vector<Formats> classes{{}};  // the first: never in a format
-  for (size_t p = 0; p < specs.size(); ++p) {
-    const Formats formats{specs[p].format, last[p].format};
-    const auto found = std::find(classes.begin(), classes.end(), formats);
-    specs[p].format_class = int(found - classes.begin());
-    if (found == classes.end()) classes.push_back(formats);
-  }
-  return shard_specs(std::move(specs), last, grid, rank);
 }
 
 std::string preset_toml(std::string_view name) {

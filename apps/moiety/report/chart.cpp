@@ -51,7 +51,7 @@ std::string shortened(const std::string& s, int most) {
 }
 
 std::string value_label(double v) {
-  if (std::fabs(v) >= 1000) return si_text(v);
+  if (std::fabs(v) >= 1000) return train::si_text(v);
   return v == 0 || std::fabs(v) >= 1e-3 ? text("{:#.4g}", v) : text("{:.1e}", v);
 }
 

@@ -84,12 +84,4 @@ std::string progress_bar(double done, int width) {
   return "[" + bar + "]";
 }
 
-std::string duration_text(double seconds) {
-  const int64_t s = std::llround(std::max(0.0, std::min(seconds, 1e9)));
-  if (s < 60) return text("{}s", s);
-  if (s < 3600) return text("{}m{:02}s", s / 60, s % 60);
-  if (s < 86400) return text("{}h{:02}m", s / 3600, s / 60 % 60);
-  return text("{}d{:02}h", s / 86400, s / 3600 % 24);
-}
-
 }  // namespace moiety::app

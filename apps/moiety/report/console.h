@@ -53,7 +53,5 @@ class Console {
 
 // "[=====>     ]" of `width` columns.
 std::string progress_bar(double done, int width);
-// "3s", "2m05s", "1h02m", "3d04h".
-std::string duration_text(double seconds);
 
 }  // namespace moiety::app

@@ -1,7 +1,11 @@
 #include "apps/moiety/report/reporter.h"
 
-#include "apps/moiety/commands/doctor.h"
+#include <chrono>
+
 #include "apps/moiety/report/run_plots.h"
+#include "moiety/base/replace_file.h"
+#include "moiety/train/health.h"
+#include "moiety/train/memory_use.h"
 
 namespace moiety::app {
 namespace {
@@ -20,8 +24,12 @@ int64_t occasions(int64_t step, int64_t last, int64_t every) {
 
 }  // namespace
 
-Reporter::Reporter(const Options& options, int64_t steps, RunDirectory& directory, Console& console)
-    : options_(options), steps_(steps), directory_(directory), console_(console) {}
+Reporter::Reporter(const Config& config, int64_t steps, RunDirectory& directory, Console& console)
+    : config_(config),
+      options_(config.options),
+      steps_(steps),
+      directory_(directory),
+      console_(console) {}
 
 double Reporter::eta_seconds(int64_t step) const {
   const int64_t evaluations =
@@ -30,7 +38,7 @@ double Reporter::eta_seconds(int64_t step) const {
                       occasions(step, steps_, options_.checkpoint.interval));
 }
 
-void Reporter::fill_in(StepRecord& record) const {
+void Reporter::fill_in(train::StepRecord& record) const {
   const double seconds = since_line_.seconds, steps = double(steps_since_line_);
   record.steps = steps_;
   record.step_s = seconds / steps;
@@ -41,13 +49,13 @@ void Reporter::fill_in(StepRecord& record) const {
   record.tflops = since_line_.flops / seconds * 1e-12;
   record.mfu = 100 * record.tflops / peak_;
   record.mfu_recipe = 100 * record.tflops / recipe_peak_;
-  const MemoryUse memory = memory_use(device_);
+  const train::MemoryUse memory = train::memory_use(device_);
   record.memory = memory.used;
   record.memory_total = memory.total;
   record.forced = options_.router.force_balance;
 }
 
-void Reporter::step(StepRecord record, const Work& work) {
+void Reporter::step(const train::StepRecord& of_step, const train::StepWork& work) {
   eta_.add_step(work.seconds);
   since_line_.seconds += work.seconds;
   since_line_.tokens += work.tokens;
@@ -55,13 +63,14 @@ void Reporter::step(StepRecord record, const Work& work) {
   since_line_.data_wait_ms += work.data_wait_ms;
   since_line_.waits += work.waits;
   ++steps_since_line_;
-  const bool due = record.step % options_.log.every == 0 || record.step == steps_;
+  const bool due = of_step.step % options_.log.every == 0 || of_step.step == steps_;
+  train::StepRecord record = of_step;
   fill_in(record);
   const bool with_z = options_.router.z_coef > 0;
   const double eta = eta_seconds(record.step);
   // The end of a status line may be cut.
   console_.status(double(record.step) / double(steps_),
-                  text("eta {} {}", duration_text(eta), step_line(record, with_z, std::nullopt)));
+                  text("eta {} {}", train::duration_text(eta), step_line(record, with_z, std::nullopt)));
   if (due) {
     const std::string line = step_line(record, with_z, eta);
     if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);
@@ -78,11 +87,21 @@ void Reporter::step(StepRecord record, const Work& work) {
   if (plot_every > 0 && record.step % plot_every == 0) draw_plots();
 }
 
+void Reporter::say(LogLevel level, const std::string& line) {
+  const int rank = log_rank();
+  set_log_rank(-1);
+  log_line(level, line);
+  set_log_rank(rank);
+}
+
 void Reporter::event(std::string_view name, int64_t step, const JsonLine& fields) {
   JsonLine json;
   json.add("v", 1).add("t", unix_time()).add("event", name).add("step", step).append(fields);
   directory_.metrics().add(json.text());
-  if (name == "start" || name == "resume") return open(step);
+  if (name == "start" || name == "resume") {
+    open(step);
+    return directory_.write_config(config_);
+  }
   add_record(json.text(), history_);
   if (name == "eval") {
     plots_are_old_ = true;
@@ -96,10 +115,10 @@ void Reporter::open(int64_t step) {
   const std::filesystem::path& run = directory_.path();
   try {
     history_ = read_history(run);
-    replace_file(run / "env.json", checks_json(examine(run, false)) + "\n");
+    replace_file(run / "env.json", checks_json(train::examine(run, false)) + "\n");
     if (options_.log.tensorboard) tensorboard_.emplace(run / "tb", step + 1);
   } catch (const std::exception& e) {
-    say(LogLevel::kWarning, "training goes on without some of its records: {}", e.what());
+    say(LogLevel::kWarning, text("training goes on without some of its records: {}", e.what()));
   }
 }
 
@@ -114,7 +133,7 @@ void Reporter::draw_plots() {
       replace_file(folder / text("{}.svg", which), draw(run_chart(which, {&run, 1}, {})));
     }
   } catch (const std::exception& e) {
-    if (!plots_failed_) say(LogLevel::kWarning, "no plots: {}", e.what());
+    if (!plots_failed_) say(LogLevel::kWarning, text("no plots: {}", e.what()));
     plots_failed_ = true;
   }
 }

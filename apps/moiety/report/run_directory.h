@@ -42,10 +42,6 @@ class LineFile {
   RecordFile file_;
 };
 
-// Readers see the old bytes or the new ones (with `more` behind them), whole. Throws IoError.
-void replace_file(const std::filesystem::path& path, std::string_view bytes,
-                  std::string_view more = {});
-
 // The kernel's lock on DIR/lock: it ends with the process, so it is never stale.
 class DirectoryLock {
  public:

@@ -12,10 +12,11 @@ namespace moiety::app {
 class RunFiles {
  public:
   // Log lines go to the console and to log.txt during its lifetime.
-  RunFiles(const Options& options, int64_t steps, bool quiet)
-      : directory(options.run.dir),
-        console(Console::standard_error(quiet ? "off" : options.log.progress, options.log.color)),
-        reporter(options, steps, directory, console) {
+  RunFiles(const Config& config, int64_t steps, bool quiet)
+      : directory(config.options.run.dir),
+        console(Console::standard_error(quiet ? "off" : config.options.log.progress,
+                                        config.options.log.color)),
+        reporter(config, steps, directory, console) {
     set_log_sink([this](LogLevel level, std::string_view line) {
       console.line(level, line);
       directory.log().add(line);

@@ -126,7 +126,7 @@ void EventWriter::write(const std::string& event) {
   file_->add(record);
 }
 
-void add_step(const StepRecord& r, EventWriter& writer) {
+void add_step(const train::StepRecord& r, EventWriter& writer) {
   std::vector<Scalar> scalars{{"loss/training", r.loss},
                               {"optimizer/gradient_norm", r.grad_norm},
                               {"optimizer/learning_rate", r.lr},
@@ -138,7 +138,7 @@ void add_step(const StepRecord& r, EventWriter& writer) {
                               {"speed/exposed_communication_percent", r.comm},
                               {"memory/GiB", r.memory / (1 << 30)}};
   if (!r.balance.empty()) {
-    const Balance balance = balance_of(r.balance);
+    const train::Balance balance = train::balance_of(r.balance);
     scalars.insert(scalars.end(), {{"experts/auxiliary_loss", r.aux},
                                    {"experts/z_loss", r.z},
                                    {"experts/balance_mean", balance.mean},

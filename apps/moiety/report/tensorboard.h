@@ -41,6 +41,6 @@ class EventWriter {
 };
 
 // What TensorBoard shows of a step.
-void add_step(const StepRecord& record, EventWriter& writer);
+void add_step(const train::StepRecord& record, EventWriter& writer);
 
 }  // namespace moiety::app

@@ -8,7 +8,7 @@
 
 #include "moiety/base/json_line.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 StepRecord example() {
@@ -122,5 +122,13 @@ TEST(Metrics, EtaFollowsTheSteps) {
   EXPECT_NEAR(eta.seconds(1, 0, 0), 7, 1e-6);
 }
 
+TEST(Metrics, Durations) {
+  EXPECT_EQ(duration_text(0.4), "0s");
+  EXPECT_EQ(duration_text(59.4), "59s");
+  EXPECT_EQ(duration_text(125), "2m05s");
+  EXPECT_EQ(duration_text(3720), "1h02m");
+  EXPECT_EQ(duration_text(3 * 86400 + 4 * 3600), "3d04h");
+}
+
 }  // namespace
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -13,7 +13,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "apps/moiety/commands/doctor.h"
 #include "moiety/base/deadline.h"
 #include "moiety/base/error.h"
 #include "moiety/base/format.h"
@@ -23,8 +22,9 @@
 #include "moiety/comm/thread_group.h"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/train/cpu_peak.h"
+#include "moiety/train/health.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace fs = std::filesystem;
 namespace {
 
@@ -302,4 +302,4 @@ std::vector<HealthCheck> examine(const fs::path& directory, bool measure) {
   return checks;
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -4,11 +4,10 @@
 #include <string>
 #include <string_view>
 
-#include "apps/moiety/config/options.h"
 #include "moiety/data/sampler.h"
 #include "moiety/optim/step_decision.h"
 
-namespace moiety::app {
+namespace moiety::train {
 
 struct TrainingState {
   data::SamplerState sampler;
@@ -19,8 +18,4 @@ std::string to_json(const TrainingState& state);
 // Throws CheckpointError.
 TrainingState parse_training_state(std::string_view json);
 
-// The configuration as the checkpoint keeps it: a JSON object around the TOML of --print-config.
-std::string config_to_json(const Config& config);
-Options parse_config_json(std::string_view json, const std::string& checkpoint);
-
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -1,14 +1,14 @@
-#include "apps/moiety/config/training_state.h"
+#include "moiety/train/training_state.h"
 
 #include <limits>
 
 #include <climits>
 #include <nlohmann/json.hpp>
 
-#include "apps/moiety/exit_code.h"
+#include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 int parse_count(const nlohmann::json& value) {
@@ -53,19 +53,4 @@ TrainingState parse_training_state(std::string_view text) {
   return state;
 }
 
-std::string config_to_json(const Config& config) {
-  return JsonLine().add("toml", print_config(config)).text();
-}
-
-Options parse_config_json(std::string_view json, const std::string& checkpoint) {
-  try {
-    const nlohmann::json object = nlohmann::json::parse(json);
-    return parse_config(object.at("toml").get<std::string>(), checkpoint + " config").options;
-  } catch (const nlohmann::json::exception& e) {
-    throw CheckpointError("{}: config: {}", checkpoint, e.what());
-  } catch (const UsageError& e) {
-    throw CheckpointError("{}", e.what());  // made by another version
-  }
-}
-
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -2,14 +2,14 @@
 #include <cstddef>
 #include <fstream>
 
-#include "apps/moiety/commands/doctor.h"
 #include "moiety/base/format.h"
 #include "moiety/base/gpu.h"
 #include "moiety/base/shared_library.h"
 #include "moiety/gemm/gemm_cuda.h"
 #include "moiety/nn/attention_cuda.h"
+#include "moiety/train/health.h"
 
-namespace moiety::app {
+namespace moiety::train {
 namespace {
 
 constexpr unsigned kMostLinks = 18;  // of a GPU: NVML_NVLINK_MAX_LINKS
@@ -181,4 +181,4 @@ HealthCheck nvlink_check() {
   return nvlink_health(links);
 }
 
-}  // namespace moiety::app
+}  // namespace moiety::train

@@ -1,0 +1,159 @@
+#include "apps/moiety/config/train_options.h"
+
+#include <charconv>
+#include <optional>
+
+#include "apps/moiety/config/model_options.h"
+#include "apps/moiety/config/names.h"
+#include "moiety/data/tokenizer.h"
+
+namespace moiety::app {
+namespace {
+
+using train::DispatchFormat, train::GradReduce, train::Overflow, train::Recipe, train::ResumeFrom;
+
+constexpr Names<Recipe, 5> kRecipes{{{"fp32", Recipe::kFp32},
+                                     {"bf16", Recipe::kBf16},
+                                     {"fp8_block", Recipe::kFp8Block},
+                                     {"mxfp8", Recipe::kMxfp8},
+                                     {"nvfp4", Recipe::kNvfp4}}};
+constexpr Names<DispatchFormat, 4> kDispatch{{{"auto", DispatchFormat::kAuto},
+                                              {"bf16", DispatchFormat::kBf16},
+                                              {"fp8_block", DispatchFormat::kFp8Block},
+                                              {"mxfp8", DispatchFormat::kMxfp8}}};
+constexpr Names<GradReduce, 2> kGradReduce{
+    {{"main_grad", GradReduce::kMainGrad}, {"bf16", GradReduce::kBf16}}};
+constexpr Names<Overflow, 3> kOverflow{
+    {{"error", Overflow::kError}, {"drop", Overflow::kDrop}, {"report", Overflow::kReport}}};
+constexpr Names<ResumeFrom, 3> kResume{
+    {{"auto", ResumeFrom::kNewest}, {"never", ResumeFrom::kNever}, {"must", ResumeFrom::kMust}}};
+constexpr Names<std::optional<bool>, 3> kChoices{
+    {{"auto", std::nullopt}, {"true", true}, {"false", false}}};
+constexpr Names<DType, 2> kTypes{{{"fp32", DType::kFloat32}, {"bf16", DType::kBFloat16}}};
+constexpr Names<optim::ScheduleKind, 4> kSchedules{{{"constant", optim::ScheduleKind::kConstant},
+                                                    {"linear", optim::ScheduleKind::kLinear},
+                                                    {"cosine", optim::ScheduleKind::kCosine},
+                                                    {"wsd", optim::ScheduleKind::kWsd}}};
+constexpr Names<optim::NanGuard, 3> kGuards{{{"off", optim::NanGuard::kOff},
+                                             {"step", optim::NanGuard::kStep},
+                                             {"tensor", optim::NanGuard::kTensor}}};
+
+train::RunSettings run_settings(const Options& o) {
+  train::RunSettings r{.dir = o.run.dir,
+                       .seed = uint64_t(o.run.seed),
+                       .ranks = o.run.ranks,
+                       .resume = ResumeFrom::kPath,
+                       .checkpoint = o.run.resume,
+                       .init_from = o.run.init_from,
+                       .max_hours = o.run.max_hours};
+  for (const auto& [word, from] : kResume) {
+    if (o.run.resume != word) continue;
+    r.resume = from;
+    r.checkpoint.clear();
+  }
+  return r;
+}
+
+train::OptimizerSettings optimizer_settings(const Options& o) {
+  return {.lr = o.optim.lr,
+          .min_lr = o.optim.min_lr,
+          .warmup_steps = o.optim.warmup_steps,
+          .schedule = value_of(kSchedules, o.optim.schedule),
+          .decay_steps = o.optim.decay_steps,
+          .beta1 = o.optim.beta1,
+          .beta2 = o.optim.beta2,
+          .eps = o.optim.eps,
+          .weight_decay = o.optim.weight_decay,
+          .grad_dtype = value_of(kTypes, o.optim.grad_dtype),
+          .state_dtype = value_of(kTypes, o.optim.state_dtype)};
+}
+
+train::PrecisionSettings precision_settings(const Options& o) {
+  const auto& p = o.precision;
+  return {.recipe = value_of(kRecipes, p.recipe),
+          .keep_first = p.keep_first,
+          .keep_last = p.keep_last,
+          .attention_linears = p.attention_linears,
+          .dispatch = value_of(kDispatch, p.dispatch),
+          .rht = p.rht,
+          .stochastic = p.stochastic,
+          .weight_2d = value_of(kChoices, p.weight_2d),
+          .pow2_scales = p.pow2_scales,
+          .switch_step = p.switch_step,
+          .switch_recipe = value_of(kRecipes, p.switch_recipe),
+          .grad_reduce = value_of(kGradReduce, p.grad_reduce)};
+}
+
+}  // namespace
+
+train::TrainConfig train_config(const Options& o) {
+  if (o.data.tokenizer != "bytes") {
+    throw UsageError(
+        "data.tokenizer = \"{}\": only \"bytes\" is available in this version of Moiety",
+        o.data.tokenizer);
+  }
+  train::TrainConfig c;
+  c.run = run_settings(o);
+  c.model = model_config(o, data::Tokenizer::load(o.data.tokenizer).vocab());
+  c.moe = {o.moe.capacity_factor, value_of(kOverflow, o.moe.overflow), o.router.bias_rate};
+  c.data = {.seq_len = o.data.seq_len,
+            .shuffle = o.data.shuffle,
+            .document_mask = o.data.document_mask,
+            .epochs = o.data.epochs,
+            .prefetch = o.data.prefetch};
+  c.train = {.steps = o.train.steps,
+             .tokens = o.train.tokens,
+             .micro_batch = o.train.micro_batch,
+             .global_batch = o.train.global_batch,
+             .grad_clip = o.train.grad_clip,
+             .cuda_graph = value_of(kChoices, o.train.cuda_graph)};
+  c.optim = optimizer_settings(o);
+  c.parallel = {o.parallel.dp, o.parallel.tp, o.parallel.gtp, o.parallel.ep, o.parallel.egtp};
+  c.precision = precision_settings(o);
+  c.checkpoint = {.interval = o.checkpoint.interval,
+                  .keep_last = o.checkpoint.keep_last,
+                  .keep_every = o.checkpoint.keep_every,
+                  .async = o.checkpoint.async,
+                  .verify = o.checkpoint.verify};
+  c.eval = {o.eval.every, o.eval.samples};
+  c.profile = parse_profile_steps(o.profile.steps);
+  c.log = {o.log.flops == "causal", o.log.peak_tflops};
+  c.guard = {.nan = value_of(kGuards, o.guard.nan),
+             .max_skips = o.guard.max_skips,
+             .spike_sigma = o.guard.spike_sigma,
+             .comm_timeout_s = o.guard.comm_timeout_s};
+  return c;
+}
+
+void check_inputs(const Options& o) {
+  if (o.run.dir.empty()) throw UsageError("no run directory: --run DIR");
+  const bool files = !o.data.train.empty();
+  if (files != (o.data.synthetic != "none")) return;
+  throw UsageError(
+      files ? "data.train and data.synthetic = \"{}\" are given: one of them"
+            : "data.train = []: token files to train on are missing (`moiety prepare` makes them)",
+      o.data.synthetic);
+}
+
+train::ProfileSteps parse_profile_steps(const std::string& s) {
+  if (s.empty()) return {};
+  train::ProfileSteps steps;
+  const char* end = s.data() + s.size();
+  const auto a = std::from_chars(s.data(), end, steps.begin);
+  const auto b = a.ptr < end ? std::from_chars(a.ptr + 1, end, steps.end) : a;
+  const bool parsed =
+      a.ec == std::errc() && a.ptr < end && *a.ptr == ':' && b.ec == std::errc() && b.ptr == end;
+  if (!parsed || steps.begin < 1 || steps.end <= steps.begin) {
+    throw UsageError(
+        "profile.steps = \"{}\": expected \"a:b\" with 1 <= a < b, which traces steps a to b - 1",
+        s);
+  }
+  return steps;
+}
+
+train::RankShare rank_share(const Launch& launch) {
+  return {.of_machine = launch.ranks_on_machine,
+          .of_process = launch.processes ? 1 : launch.ranks};
+}
+
+}  // namespace moiety::app

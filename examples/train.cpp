@@ -1,0 +1,67 @@
+// Trains a small mixture of experts on text, with the library alone: on the file that is given, or
+// on a sentence. Started again with the same directory it goes on where it has stopped.
+//
+//   train DIRECTORY [TEXT]
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include <moiety/comm/thread_group.h>
+#include <moiety/data/prepare.h>
+#include <moiety/data/tokenizer.h>
+#include <moiety/train/checkpoints.h>
+#include <moiety/train/trainer.h>
+
+namespace {
+
+// Prints the loss of every tenth step, and lines for people.
+class Printer final : public moiety::train::Observer {
+ public:
+  void step(const moiety::train::StepRecord& r, const moiety::train::StepWork&) override {
+    if (r.step % 10 == 0) std::printf("step %d loss %.4f\n", int(r.step), r.loss);
+  }
+  void say(moiety::LogLevel, const std::string& line) override { std::puts(line.c_str()); }
+};
+
+// The text as a file of tokens: bytes, here.
+std::string token_file(const std::string& directory, std::string text) {
+  if (text.empty()) {
+    text = directory + ".txt";
+    std::ofstream file(text);
+    for (int i = 0; i < 200; ++i) file << "the quick brown fox jumps over the lazy dog. ";
+  }
+  moiety::data::PrepareOptions options;
+  options.inputs = {text};
+  options.out = directory + "-data";
+  return moiety::data::prepare(options).files[0].path;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return std::puts("usage: train DIRECTORY [TEXT]"), 2;
+  const auto tokenizer = moiety::data::Tokenizer::load("bytes");
+  moiety::train::TrainConfig config;
+  config.run.dir = argv[1];
+  config.model.vocab = tokenizer.vocab();
+  config.model.d_model = 64;
+  config.model.layers = 2;
+  config.model.d_ffn = 64;
+  config.data.seq_len = 64;
+  config.train.steps = 60;
+  config.optim.lr = 0.003;
+  config.optim.warmup_steps = 10;
+  config.checkpoint.interval = 30;
+  const std::string tokens = token_file(config.run.dir, argc > 2 ? argv[2] : "");
+
+  Printer printer;
+  moiety::train::TrainingPlan plan = moiety::train::make_plan(config);
+  plan.train =
+      moiety::data::open_token_files(std::vector<moiety::data::WeightedPath>{{tokens}},
+                                     config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
+  plan.resume_from = moiety::train::resume_candidates(config);
+  plan.observer = &printer;
+  moiety::comm::run_thread_ranks(1, {}, [&](moiety::comm::Communicator& world) {
+    moiety::train::train(plan, world);
+  });
+}

@@ -1,0 +1,115 @@
+#include "moiety/train/checkpoint_keeper.h"
+
+#include <utility>
+
+#include "moiety/base/error.h"
+#include "moiety/base/trace.h"
+#include "moiety/train/stopwatch.h"
+
+namespace moiety::train {
+namespace {
+
+// What is read back may be damaged too.
+bool is_of_disk(const Error& e) {
+  return e.kind() == ErrorKind::kIo || e.kind() == ErrorKind::kCheckpoint;
+}
+
+checkpoint::SaveOptions save_options(const TrainConfig& c) {
+  checkpoint::SaveOptions s;
+  s.keep_last = int(c.checkpoint.keep_last);
+  s.keep_every = int(c.checkpoint.keep_every);
+  s.verify = c.checkpoint.verify;
+  return s;
+}
+
+}  // namespace
+
+CheckpointKeeper::CheckpointKeeper(const TrainingPlan& plan, Learner& learner,
+                                   comm::Communicator& world, Heartbeat& heartbeat,
+                                   const Journal& journal,
+                                   std::function<checkpoint::RunState()> run_state)
+    : plan_(plan),
+      learner_(learner),
+      heartbeat_(heartbeat),
+      journal_(journal),
+      run_state_(std::move(run_state)),
+      saver_(plan.config.checkpoints(), world.bootstrap(), save_options(plan.config)) {}
+
+void CheckpointKeeper::reserve() {
+  if (plan_.config.checkpoint.async) saver_.reserve(learner_.saved_state());
+}
+
+void CheckpointKeeper::write(int64_t step, bool in_background) {
+  if (in_background) {
+    saver_.start(learner_.saved_state(), run_state_(), learner_.stream);
+  } else {
+    tell(saver_.save(learner_.saved_state(), run_state_(), learner_.stream), step);
+  }
+  started_ = step;
+}
+
+void CheckpointKeeper::save(int64_t step) {
+  if (started_ == step) return;
+  const Heartbeat::Aside aside(heartbeat_, "checkpoint");
+  const TraceSpan span(TraceLane::kHost, "checkpoint");
+  Stopwatch watch;
+  try {
+    write(step, plan_.config.checkpoint.async);
+  } catch (const Error& e) {
+    if (!is_of_disk(e)) throw;
+    tell_of_failure(step, e.what());
+  }
+  if (Observer* observer = journal_.observer()) observer->saved(step, watch.lap());
+  hear_of_saves(step);
+}
+
+void CheckpointKeeper::save_for_good(int64_t step) {
+  const Heartbeat::Aside aside(heartbeat_, "checkpoint");
+  try {
+    if (saved_well(step) && started_ == step) return;
+    write(step, false);
+  } catch (const Error& e) {
+    if (!is_of_disk(e)) throw;
+    throw IoError(e.what());
+  }
+}
+
+bool CheckpointKeeper::saved_well(int64_t step) {
+  try {
+    if (const auto result = saver_.wait()) tell(*result, step);
+    return true;
+  } catch (const Error& e) {
+    if (!is_of_disk(e)) throw;
+    tell_of_failure(started_, e.what());
+    return false;
+  }
+}
+
+void CheckpointKeeper::hear_of_saves(int64_t step) {
+  const std::optional<checkpoint::SaveReport> report = saver_.poll();
+  if (!report) return;
+  report->error.empty() ? tell(report->result, step)
+                        : tell_of_failure(report->result.step, report->error);
+}
+
+void CheckpointKeeper::tell_of_failure(int64_t step, std::string_view error) {
+  if (std::exchange(told_, step) == step) return;
+  journal_.say(LogLevel::kWarning, "the checkpoint of step {} failed and is tried again later: {}",
+               step, error);
+}
+
+void CheckpointKeeper::tell(const checkpoint::SaveResult& r, int64_t step) {
+  if (std::exchange(told_, r.step) == r.step) return;
+  seconds_ = r.seconds;
+  journal_.say(LogLevel::kInfo, "step {}: saved {} ({}, {:.1f} s)", r.step, r.path,
+               bytes_text(int64_t(r.bytes)), r.seconds);
+  journal_.event("checkpoint", step,
+                 JsonLine()
+                     .add("path", r.path)
+                     .add("bytes", r.bytes)
+                     .add("id", r.id)
+                     .add("seconds", r.seconds)
+                     .add("blocked_seconds", r.blocked_seconds));
+}
+
+}  // namespace moiety::train

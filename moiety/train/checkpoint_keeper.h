@@ -1,0 +1,54 @@
+// The checkpoints that a training writes: beside it at an interval or a request, for good at its
+// end. One that fails is tried again at the next interval.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "moiety/checkpoint/saver.h"
+#include "moiety/train/journal.h"
+#include "moiety/train/learner.h"
+#include "moiety/train/plan.h"
+#include "moiety/train/watchdog.h"
+
+namespace moiety::train {
+
+class CheckpointKeeper {
+ public:
+  // `run_state`: what a checkpoint holds beside tensors, after the steps completed so far.
+  CheckpointKeeper(const TrainingPlan& plan, Learner& learner, comm::Communicator& world,
+                   Heartbeat& heartbeat, const Journal& journal,
+                   std::function<checkpoint::RunState()> run_state);
+
+  // Takes the memory for a copy of the state, if checkpoints are written beside training.
+  void reserve();
+  // A checkpoint after step `step`, unless there is one; collective.
+  void save(int64_t step);
+  // The last one of the run: waits for it, and its failure ends the run. Collective.
+  void save_for_good(int64_t step);
+  // At every step border: rank 0 says how a save ended. `step`: completed steps.
+  void hear_of_saves(int64_t step);
+
+  // What the last save took.
+  double seconds() const { return seconds_; }
+
+ private:
+  void write(int64_t step, bool in_background);
+  // Of the newest save; the same on all ranks.
+  bool saved_well(int64_t step);
+  void tell(const checkpoint::SaveResult& result, int64_t step);
+  void tell_of_failure(int64_t step, std::string_view error);
+
+  const TrainingPlan& plan_;
+  Learner& learner_;
+  Heartbeat& heartbeat_;
+  const Journal& journal_;
+  std::function<checkpoint::RunState()> run_state_;
+  checkpoint::Saver saver_;
+  int64_t started_ = -1;  // step of the newest save
+  int64_t told_ = -1;
+  double seconds_ = 0;
+};
+
+}  // namespace moiety::train

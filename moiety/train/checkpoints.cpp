@@ -1,0 +1,60 @@
+#include "moiety/train/checkpoints.h"
+
+#include <filesystem>
+
+#include "moiety/base/error.h"
+#include "moiety/base/log.h"
+#include "moiety/checkpoint/loader.h"
+#include "moiety/checkpoint/retention.h"
+
+namespace moiety::train {
+namespace fs = std::filesystem;
+
+std::string find_checkpoint(const std::string& path) {
+  if (!fs::is_directory(path)) throw CheckpointError("{}: no such directory", path);
+  if (fs::exists(fs::path(path) / "COMMIT")) return path;
+  const fs::path inner = fs::path(path) / "checkpoints";
+  const std::string directory = fs::is_directory(inner) ? inner.string() : path;
+  const auto newest = checkpoint::find_newest_complete(directory);
+  if (!newest) throw CheckpointError("{}: holds no complete checkpoint", path);
+  return *newest;
+}
+
+std::vector<std::string> resume_candidates(const TrainConfig& config) {
+  const std::string directory = config.checkpoints();
+  const bool exists = fs::is_directory(directory);
+  if (exists) checkpoint::recover(directory);
+  const ResumeFrom resume = config.run.resume;
+  if (resume == ResumeFrom::kPath) return {find_checkpoint(config.run.checkpoint)};
+  checkpoint::CheckpointList list;
+  if (exists) list = checkpoint::list_checkpoints(directory);
+  if (resume == ResumeFrom::kNever && !list.complete.empty()) {
+    throw UsageError(
+        "run.resume = \"never\": {} holds checkpoints, which a new run would mix with its own; "
+        "choose another run directory",
+        directory);
+  }
+  for (const std::string& sentence : list.damaged) log(LogLevel::kWarning, "{}", sentence);
+  if (list.complete.empty() && resume == ResumeFrom::kMust) {
+    throw CheckpointError("run.resume = \"must\": {} holds no complete checkpoint", directory);
+  }
+  if (list.complete.empty() && !list.damaged.empty()) {
+    throw CheckpointError(
+        "{}: none of its checkpoints is complete; to start anew choose another run directory",
+        directory);
+  }
+  return list.complete;
+}
+
+checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
+                                  RankModel& model) {
+  optim::StateView view = model.router_biases();
+  for (const optim::StatePiece& piece : weights) {
+    if (piece.slot == "weight") view.push_back(piece);
+  }
+  checkpoint::LoadOptions options;
+  options.weights_only = true;
+  return checkpoint::load(path, view, options, model.world().bootstrap());
+}
+
+}  // namespace moiety::train

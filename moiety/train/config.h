@@ -1,0 +1,167 @@
+// What a training is, as values. Sections and names are those of the program's keys, which error
+// texts name and docs/config.md describes; the library reads no text. The samples themselves come
+// from the caller (plan.h).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "moiety/base/dtype.h"
+#include "moiety/model/config.h"
+#include "moiety/optim/schedule.h"
+#include "moiety/optim/step_decision.h"
+
+namespace moiety::train {
+
+// Where a run begins that finds checkpoints in its directory.
+enum class ResumeFrom {
+  kNewest,  // at the newest complete one, or anew if there is none
+  kNever,   // anew; a directory with checkpoints is refused
+  kMust,    // at the newest complete one, which must be there
+  kPath,    // at RunSettings::checkpoint
+};
+
+// Storage of weights and activations; the last three quantize the linears of bf16.
+enum class Recipe { kFp32, kBf16, kFp8Block, kMxfp8, kNvfp4 };
+// "fp32", "bf16", "fp8_block", "mxfp8", "nvfp4".
+std::string_view name(Recipe recipe);
+
+// Format of tokens' rows on the way to their experts.
+enum class DispatchFormat { kAuto, kBf16, kFp8Block, kMxfp8 };  // kAuto: the storage type
+std::string_view name(DispatchFormat format);
+
+// Format of gradients as they travel over gtp, egtp and dp.
+enum class GradReduce { kMainGrad, kBf16 };  // kMainGrad: as they are kept
+
+// What more rows than a given capacity factor mean.
+enum class Overflow { kError, kDrop, kReport };
+
+struct RunSettings {
+  std::string dir;  // profile/, failures/ and checkpoints/ lie there
+  uint64_t seed = 1234;
+  int64_t ranks = 1;
+  ResumeFrom resume = ResumeFrom::kNewest;
+  std::string checkpoint;  // of kPath: a checkpoint, or a run directory
+  std::string init_from;   // a checkpoint whose weights alone are taken; empty: none
+  double max_hours = 0;    // save and stop before this time; 0: no limit
+};
+
+struct ExpertSettings {
+  double capacity_factor = 0;  // rows a rank / balanced; 0: automatic, never drops; -1: worst case
+  Overflow overflow = Overflow::kError;
+  double bias_rate = 0;  // router.bias_rate: > 0 balances by a bias of the scores
+};
+
+struct DataSettings {
+  int64_t seq_len = 1024;  // S, tokens of a sample
+  bool shuffle = true;
+  bool document_mask = false;  // attention stays inside a document
+  int64_t epochs = 0;          // passes over the data; 0: endless
+  int64_t prefetch = 4;        // batches made ahead
+};
+
+struct BatchSettings {
+  int64_t steps = 0;         // of the run; 0: from `tokens`, and 1000 without those
+  int64_t tokens = 0;        // of the run, instead of steps
+  int64_t micro_batch = 1;   // sequences of a pass on one rank
+  int64_t global_batch = 8;  // sequences of a step; a multiple of micro_batch x data ranks
+  double grad_clip = 1;      // largest norm of the mean gradient; 0: none
+  std::optional<bool> cuda_graph;  // capture steps on a GPU; none: where nothing forbids it
+};
+
+struct OptimizerSettings {
+  double lr = 3e-4;
+  double min_lr = 3e-5;
+  int64_t warmup_steps = 100;
+  optim::ScheduleKind schedule = optim::ScheduleKind::kCosine;
+  int64_t decay_steps = 0;  // 0: all after warm-up, a tenth of the run for kWsd
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  DType grad_dtype = DType::kFloat32;   // main_grad: float32 or bfloat16
+  DType state_dtype = DType::kFloat32;  // moments: float32 or bfloat16
+};
+
+struct ParallelSettings {
+  int64_t dp = 0;  // 0: what remains
+  int64_t tp = 1;
+  int64_t gtp = 1;
+  int64_t ep = 1;
+  int64_t egtp = 1;
+};
+
+struct PrecisionSettings {
+  Recipe recipe = Recipe::kBf16;
+  int64_t keep_first = -1;  // first and last layers that stay bf16; -1: the recipe's rule
+  int64_t keep_last = -1;
+  bool attention_linears = true;
+  DispatchFormat dispatch = DispatchFormat::kAuto;
+  bool rht = true;
+  bool stochastic = true;
+  std::optional<bool> weight_2d;  // none: the recipe's rule
+  bool pow2_scales = true;
+  int64_t switch_step = 0;  // first step of switch_recipe; 0: none
+  Recipe switch_recipe = Recipe::kBf16;
+  GradReduce grad_reduce = GradReduce::kMainGrad;
+};
+
+struct CheckpointSettings {
+  int64_t interval = 1000;  // steps; 0: one at the end
+  int64_t keep_last = 3;
+  int64_t keep_every = 0;  // steps whose checkpoints are kept for good; 0: none
+  bool async = true;       // written beside training, from a copy of the state
+  bool verify = true;
+};
+
+struct EvaluationSettings {
+  int64_t every = 0;     // steps; 0: one at the end
+  int64_t samples = 64;  // of each source
+};
+
+// Traced steps begin ... end - 1; the first step of a run is 1. 0, 0: none.
+struct ProfileSteps {
+  int64_t begin = 0, end = 0;
+};
+
+struct MeasureSettings {
+  bool causal_flops = true;  // the half of the scores that the mask leaves
+  double peak_tflops = 0;    // of a rank, for MFU; 0: measured
+};
+
+struct GuardSettings {
+  optim::NanGuard nan = optim::NanGuard::kStep;
+  int64_t max_skips = 3;       // skipped steps in a row that end the run
+  double spike_sigma = 0;      // > 0: skips a step whose loss is that far above the last 128
+  double comm_timeout_s = 100;  // limit of every wait for another rank
+};
+
+struct TrainConfig {
+  RunSettings run;
+  model::Config model;  // `overflow` must be kDrop: expert_capacity.h decides what follows
+  ExpertSettings moe;
+  DataSettings data;
+  BatchSettings train;
+  OptimizerSettings optim;
+  ParallelSettings parallel;
+  PrecisionSettings precision;
+  CheckpointSettings checkpoint;
+  EvaluationSettings eval;
+  ProfileSteps profile;
+  MeasureSettings log;
+  GuardSettings guard;
+
+  TrainConfig() { model.overflow = moe::OverflowPolicy::kDrop; }
+
+  // Tokens of a data rank's pass, and of a step.
+  int64_t pass_tokens() const { return train.micro_batch * data.seq_len; }
+  int64_t step_tokens() const { return train.global_batch * data.seq_len; }
+  std::string checkpoints() const {
+    return (std::filesystem::path(run.dir) / "checkpoints").string();
+  }
+};
+
+}  // namespace moiety::train

@@ -1,0 +1,85 @@
+#include "moiety/train/config_check.h"
+
+#include <algorithm>
+
+#include "moiety/base/error.h"
+#include "moiety/model/transformer.h"
+#include "moiety/train/precision.h"
+
+namespace moiety::train {
+namespace {
+
+template <class... Args>
+void require(bool condition, std::string_view format, const Args&... args) {
+  if (!condition) throw UsageError(format, args...);
+}
+
+void check_precision(const TrainConfig& c, const Grid& grid) {
+  const auto& p = c.precision;
+  const bool switches = p.switch_step > 0;
+  require(!switches || p.recipe != Recipe::kFp32,
+          "precision.switch_step = {}: a run of recipe fp32 cannot switch, its activations are "
+          "stored in fp32",
+          p.switch_step);
+  require(p.dispatch == DispatchFormat::kAuto || p.recipe != Recipe::kFp32,
+          "precision.dispatch = \"{}\": recipe fp32 stores activations in fp32, and its rows "
+          "travel so",
+          name(p.dispatch));
+  const auto uses = [&](Recipe recipe) {
+    return p.recipe == recipe || (switches && p.switch_recipe == recipe);
+  };
+  require(!uses(Recipe::kFp8Block) || p.weight_2d != false,
+          "precision.weight_2d = \"false\": weights of recipe fp8_block are scaled by 128 x 128");
+  const int64_t kept = std::max<int64_t>(p.keep_first, 0) + std::max<int64_t>(p.keep_last, 0);
+  require(kept <= c.model.layers || !(is_quantized(p.recipe) || switches),
+          "precision.keep_first = {} and precision.keep_last = {}: model.layers is {}",
+          p.keep_first, p.keep_last, c.model.layers);
+  require(!uses(Recipe::kNvfp4) || !p.stochastic || data_ranks(grid) == 1 ||
+              c.pass_tokens() % 16 == 0,
+          "train.micro_batch x data.seq_len = {} x {}: must be a multiple of 16 on several data "
+          "ranks, for precision.stochastic of recipe nvfp4",
+          c.train.micro_batch, c.data.seq_len);
+}
+
+}  // namespace
+
+void check_training(const TrainConfig& c, const Grid& grid) {
+  check_precision(c, grid);
+  const double factor = c.moe.capacity_factor;
+  require(factor >= 0 || factor == -1,
+          "moe.capacity_factor = {}: 0 (automatic), -1 (worst case) or a positive number", factor);
+  require(!c.run.dir.empty(), "run.dir = \"\": a run needs a directory");
+  require(c.train.steps == 0 || c.train.tokens == 0,
+          "train.steps = {} and train.tokens = {}: one of them", c.train.steps, c.train.tokens);
+  const int64_t slice = c.train.micro_batch * data_ranks(grid);
+  require(c.train.global_batch % slice == 0,
+          "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",
+          c.train.global_batch, c.train.micro_batch, data_ranks(grid));
+}
+
+void check_cuts(const TrainConfig& c, const Grid& grid) {
+  try {
+    for (const Recipe recipe : {c.precision.recipe, recipe_of_step(c, c.precision.switch_step)}) {
+      model::check_tp(c.model, precision_of_recipe(c, recipe), grid.tp);
+    }
+  } catch (const Error& e) {
+    throw UsageError("{}", e.what());
+  }
+}
+
+void check_graph(const TrainConfig& c, Device device) {
+  if (c.train.cuda_graph != true) return;
+  const char* what = "train.cuda_graph = \"true\"";
+  if (device.type == DeviceType::kCpu) throw UsageError("{}, but the run is on the CPU", what);
+  if (c.guard.nan == optim::NanGuard::kTensor) {
+    throw UsageError("{}: guard.nan = \"tensor\" looks at single operations", what);
+  }
+}
+
+int64_t total_steps(const TrainConfig& c) {
+  if (c.train.steps > 0) return c.train.steps;
+  if (c.train.tokens > 0) return (c.train.tokens + c.step_tokens() - 1) / c.step_tokens();
+  return 1000;
+}
+
+}  // namespace moiety::train

@@ -1,0 +1,31 @@
+// The ranks of a training: the grid that its degrees make, and who trains on what.
+#pragma once
+
+#include <string>
+
+#include "moiety/checkpoint/manifest.h"
+#include "moiety/gtp/layout.h"
+#include "moiety/train/config.h"
+
+namespace moiety::train {
+
+using gtp::Grid;
+
+inline int rank_count(const Grid& grid) { return grid.tp * grid.gtp * grid.dp; }
+// Ranks that train on different sequences: those of one tp group share theirs.
+inline int data_ranks(const Grid& grid) { return grid.gtp * grid.dp; }
+inline int data_rank(const Grid& grid, int rank) { return rank / grid.tp; }
+// "8 ranks (gtp 4, tp 2, ep 8)": the degrees that are not 1, of both grids.
+std::string describe_layout(const Grid& grid);
+
+// Passes of a step on one rank.
+int64_t micro_steps(const TrainConfig& config, const Grid& grid);
+
+// The grid of config.parallel over config.run.ranks ranks. Throws UsageError naming keys and values
+// that do not fit each other or the model.
+Grid check_layout(const TrainConfig& config);
+
+// The same as a checkpoint tells it.
+checkpoint::RankLayout rank_layout(const Grid& grid);
+
+}  // namespace moiety::train

@@ -1,0 +1,66 @@
+#include "moiety/train/learner.h"
+
+#include "moiety/train/precision.h"
+
+namespace moiety::train {
+namespace {
+
+optim::OptimizerConfig optimizer_config(const TrainConfig& c, Device device) {
+  optim::OptimizerConfig o;
+  o.device = device;
+  o.adam.beta1 = c.optim.beta1;
+  o.adam.beta2 = c.optim.beta2;
+  o.adam.eps = c.optim.eps;
+  o.weights = storage_dtype(c);
+  o.moments = c.optim.state_dtype;
+  o.seed = c.run.seed;
+  o.guard = c.guard.nan;
+  o.main_grad = c.optim.grad_dtype;
+  o.grad_wire = gradient_wire(c);
+  o.max_skips = int(c.guard.max_skips);
+  o.spike_sigma = c.guard.spike_sigma;
+  return o;
+}
+
+}  // namespace
+
+Learner::Learner(const TrainingPlan& plan, comm::Communicator& world)
+    : config(plan.config),
+      stream(Stream::on(plan.device)),
+      model(config.model, storage_dtype(config), plan.grid, config.pass_tokens(),
+            config.guard.comm_timeout_s, world, plan.device),
+      gathering(config, model.groups(), plan.memory_of_rank),
+      optimizer(training_specs(config, model.transformer(), plan.grid, world.rank()),
+                optimizer_config(config, plan.device), model.groups(), gathering.peers(false),
+                gathering.peers(true)),
+      capacity(config, model.transformer(), config.pass_tokens() / plan.grid.tp),
+      arena("activations", plan.device),
+      recipe(config.precision.recipe) {
+  transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
+}
+
+void Learner::set_recipe(Recipe wanted) {
+  transformer().set_precision(precision_of_recipe(config, wanted));
+  std::vector<std::optional<QuantSpec>> formats;
+  for (const optim::ParamSpec& spec : transformer().parameter_specs()) {
+    formats.push_back(spec.format);
+  }
+  gathering.renew();
+  optimizer.set_formats(formats, stream);
+  transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
+  optimizer.publish(stream);
+  recipe = wanted;
+}
+
+optim::StateView Learner::loaded_state() {
+  optim::StateView view = optimizer.state_view();
+  const optim::StateView biases = model.router_biases();
+  view.insert(view.end(), biases.begin(), biases.end());
+  return view;
+}
+
+optim::StateView Learner::saved_state() {
+  return model.world().rank() == 0 ? loaded_state() : optimizer.state_view();
+}
+
+}  // namespace moiety::train

@@ -1,0 +1,231 @@
+#include "moiety/train/memory/pass_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "moiety/gemm/quantized_linear.h"
+#include "moiety/model/transformer.h"
+#include "moiety/model/weight_layout.h"
+#include "moiety/moe/prepare.h"
+#include "moiety/nn/loss.h"
+#include "moiety/train/precision.h"
+
+namespace moiety::train {
+namespace {
+
+constexpr double kFirstCapacity = 1.25;  // expert_capacity.h
+
+// What a layer's parts leave for backward, unless it makes them anew.
+struct Kept {
+  explicit Kept(const PassSizes& s)
+      : attention(s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloatBytes)),
+        dense(s.tokens * 2 * s.dense * s.item),
+        rows(s.capacity * ((s.d + s.hidden) * s.item + kFloatBytes)),
+        shared(s.tokens * 2 * s.shared * s.item) {}
+  int64_t attention, dense, rows, shared;
+};
+
+// The linears of a rank that a recipe may quantize: how many layers have them, and their sizes.
+struct Linears {
+  enum Name { kQkv, kO, kDense1, kDense2, kFc1, kFc2, kShared1, kShared2, kCount };
+  std::array<gemm::LinearSize, kCount> size;
+  std::array<std::vector<int64_t>, kCount> layers;
+
+  Linears(const model::Config& c, const Grid& grid, const PassSizes& s) {
+    const int64_t local = c.router.experts / grid.ep;
+    size = {{{0, s.qkv, s.d, s.tokens},
+             {0, s.d, s.o, s.tokens},
+             {0, 2 * s.dense, s.d, s.tokens},
+             {0, s.d, s.dense, s.tokens},
+             {local, s.hidden, s.d, s.capacity},
+             {local, s.d, c.d_ffn, s.capacity},
+             {0, 2 * s.shared, s.d, s.tokens},
+             {0, s.d, s.shared, s.tokens}}};
+    for (int64_t l = 0; l < c.layers; ++l) {
+      for (const Name n : {kQkv, kO}) layers[n].push_back(l);
+      for (const Name n : {kDense1, kDense2}) {
+        if (!c.is_moe(l)) layers[n].push_back(l);
+      }
+      for (const Name n : {kFc1, kFc2, kShared1, kShared2}) {
+        if (c.is_moe(l) && size[n].n * size[n].k > 0) layers[n].push_back(l);
+      }
+    }
+  }
+};
+
+// What a precision makes of them.
+class QuantizedLinears {
+ public:
+  QuantizedLinears(const model::Precision& precision, const model::Config& c, const Grid& grid,
+                   const PassSizes& s)
+      : precision_(precision), linears_(c, grid, s), config_layers_(c.layers) {
+    if (!precision_.recipe) return;
+    for (gemm::LinearSize& size : linears_.size) {
+      size.in_format = model::kept_format(*precision_.recipe, size.k).has_value();
+    }
+  }
+
+  // Layers in which the linear is quantized.
+  int64_t count(Linears::Name n) const {
+    if (!precision_.recipe || (n <= Linears::kO && !precision_.attention_linears)) return 0;
+    const model::KeptLayers& kept = precision_.kept;
+    return std::count_if(linears_.layers[n].begin(), linears_.layers[n].end(), [&](int64_t l) {
+      return l >= kept.first && l < config_layers_ - kept.last;
+    });
+  }
+  bool multiplies_rows_that_came() const {
+    return precision_.recipe && precision_.dispatch == precision_.recipe->input;
+  }
+  // Of the products of a linear; nothing where it is not quantized.
+  gemm::LinearBytes workspace(Linears::Name n) const {
+    if (count(n) == 0) return {};
+    return gemm::quantized_linear_bytes(*precision_.recipe, linears_.size[n]);
+  }
+
+ private:
+  model::Precision precision_;
+  Linears linears_;
+  int64_t config_layers_;
+};
+
+int64_t attention_bytes(const PassSizes& s, const QuantizedLinears& q) {
+  const gemm::LinearBytes w1 = q.workspace(Linears::kQkv), w2 = q.workspace(Linears::kO);
+  const int64_t qkv = s.tokens * s.qkv * s.item, o = s.tokens * s.o * s.item;
+  const int64_t delta = s.on_gpu() ? s.tokens * s.heads * kFloatBytes : 0;
+  return std::max(
+      {2 * qkv + o + delta, s.gathered + std::max(w1.forward, s.staged),
+       qkv + s.gathered + std::max(w2.forward, s.gathered + s.staged),
+       qkv + o + s.gathered + std::max({w2.input_gradient, w2.weight_gradient, s.staged}),
+       qkv + s.gathered + std::max(w1.weight_gradient, s.staged),
+       qkv + s.gathered + std::max(w1.input_gradient, s.gathered + s.staged)});
+}
+
+// A network of two linears, of `ffn` inner columns.
+int64_t network_bytes(const PassSizes& s, int64_t ffn, const gemm::LinearBytes& w1,
+                      const gemm::LinearBytes& w2) {
+  const int64_t a = s.tokens * ffn * s.item;
+  return std::max({a + s.gathered + std::max(w1.forward, s.staged),
+                   a + s.gathered + std::max(w2.forward, s.gathered + s.staged),
+                   2 * a + s.gathered + std::max({w2.input_gradient, w2.weight_gradient, s.staged}),
+                   a + s.gathered + std::max(w1.weight_gradient, s.staged),
+                   a + s.gathered + std::max(w1.input_gradient, s.gathered + s.staged)});
+}
+
+}  // namespace
+
+PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
+    : device(device),
+      tokens(config.pass_tokens()),
+      own(tokens / grid.tp),
+      tp(grid.tp),
+      item(byte_size(storage_dtype(config), 1)),
+      d(config.model.d_model),
+      heads(config.model.heads / tp),
+      qkv(config.model.qkv_size() / tp),
+      o(heads * config.model.head_size()),
+      dense(config.model.d_ffn_dense / tp),
+      shared(config.model.shared_d_ffn / tp),
+      vocab(model::vocabulary_layout(config.model, {0, grid.tp}).slice_rows()),
+      hidden(config.model.activation.hidden(config.model.d_ffn)) {
+  if (tp > 1) {
+    gathered = tokens * d * item;
+    staged = config.train.micro_batch > 1 ? gathered : 0;
+  }
+  const bool sums = config.optim.grad_dtype == DType::kBFloat16 ||
+                    (gradient_wire(config) == DType::kBFloat16 && grid.gtp > 1);
+  if (sums) table_sum = vocab * d * kFloatBytes;
+  const auto experts = static_cast<int>(config.model.router.experts),
+             topk = static_cast<int>(config.model.router.top_k);
+  const int local = experts / grid.ep;
+  const double factor =
+      config.moe.capacity_factor == 0 ? kFirstCapacity : config.moe.capacity_factor;
+  const auto dispatch = precision_of_recipe(config, config.precision.recipe).dispatch;
+  capacity = factor < 0 ? moe::worst_capacity(grid.ep, own, topk, local, 1)
+                        : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
+  if (dispatch) codes = gemm::row_bytes(*dispatch, capacity, d);
+}
+
+int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s) {
+  const model::Config& c = config.model;
+  const int64_t moe_layers = c.moe_layers(), dense_layers = c.layers - moe_layers;
+  const bool full = c.recompute == model::Recompute::kFull;
+  const Kept kept(s);
+  const int64_t x = s.own * s.d * s.item;
+  int64_t bytes = 3 * x;  // h, the gradient, the embedding's output
+  if (c.shared_d_ffn > 0) bytes += s.own * s.d * kFloatBytes;
+  if (full) {
+    bytes += (1 + c.layers) * x;  // the middle of a layer, and the layers' outputs
+  } else {
+    bytes += c.layers * (2 * x + kept.attention) + dense_layers * kept.dense;
+  }
+  if (moe_layers == 0) return bytes;
+  moe::PrepareArgs args;
+  args.idx_TK = TensorView(nullptr, DType::kInt32, {s.own, c.router.top_k});
+  args.capacity = s.capacity;
+  const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
+  const int64_t plan = moe::plan_bytes(map, model::ep_limits(c, storage_dtype(config), s.own), args);
+  const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
+  const int64_t gate = c.shared_gate ? s.own * kFloatBytes : 0;
+  const int64_t rest = c.recompute == model::Recompute::kNone ? kept.rows + kept.shared
+                                                              : s.own * c.router.top_k * kFloatBytes;
+  return bytes + moe_layers * (plan + router + gate + rest);
+}
+
+int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s,
+                        const model::Precision& precision) {
+  const model::Config& c = config.model;
+  const QuantizedLinears q(precision, c, grid, s);
+  using L = Linears;
+  const Kept saved(s);
+  const auto anew = [&](bool made, int64_t bytes) { return made ? bytes : 0; };
+  const bool full = c.recompute == model::Recompute::kFull,
+             moe = c.recompute != model::Recompute::kNone;
+  const int64_t layer = anew(full, saved.attention);
+  const int64_t x = s.own * s.d * s.item;
+  const int64_t others = attention_bytes(s, q);
+  const int64_t embedding = 2 * s.gathered + s.staged + s.table_sum;
+  const int64_t dense =
+      x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2)) +
+      anew(full, saved.dense);
+  if (c.moe_layers() == 0) return std::max(layer + std::max(others, dense), embedding);
+  const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
+  const int64_t wide = s.item == kFloatBytes ? 0 : s.own * s.d * kFloatBytes;
+  const int64_t widened = s.item == kFloatBytes ? 0 : wide + c.router.experts * s.d * kFloatBytes;
+  const int64_t gradient = s.capacity * (2 * s.d + c.d_ffn) * s.item;
+  const int64_t kept = x + gradient + s.capacity * kFloatBytes;
+  const int64_t hidden = s.capacity * c.d_ffn * s.item;
+  const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
+  const bool quantized = q.count(L::kFc1) > 0;
+  const bool plain = q.count(L::kFc1) < c.moe_layers();
+  int64_t experts = kept + wide + widened + router + (plain ? hidden : 0);
+  if (quantized) {
+    const int64_t beside_weights =
+        c.delay_wgrad ? x + gradient : kept + wide + s.own * c.router.top_k * kFloatBytes;
+    // The codes that came are multiplied, or quantized anew beside them.
+    const int64_t fc1 = w1.forward + (q.multiplies_rows_that_came() ? 0 : s.codes);
+    experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
+                        beside_weights + std::max(w1.weight_gradient, w2.weight_gradient),
+                        s.capacity * s.d * s.item + hidden + std::max(fc1, s.codes + w2.forward),
+                        moe ? x + gradient + fc1 : 0});
+  }
+  const int64_t shared = c.shared_d_ffn > 0 ? network_bytes(s, s.shared, q.workspace(L::kShared1),
+                                                            q.workspace(L::kShared2)) +
+                                                  anew(moe, saved.shared)
+                                            : 0;
+  const int64_t rows = gradient + anew(moe, saved.rows);
+  const int64_t delayed = c.delay_wgrad ? rows : 0;  // through the backward pass
+  return delayed +
+         std::max(embedding, layer + std::max({others, c.moe_layers() < c.layers ? dense : 0,
+                                               experts - gradient + rows - delayed, shared}));
+}
+
+int64_t logits_bytes(const model::Config& c, const PassSizes& s) {
+  const int64_t chunk = nn::loss_chunk(c.loss_chunk, s.tokens, s.vocab, s.device);
+  const int64_t losses = s.tokens * kFloatBytes + s.table_sum;
+  if (s.tp == 1) return chunk * s.vocab * kFloatBytes + losses;
+  const int64_t rows = std::max<int64_t>(1, chunk / s.tp) * s.tp;
+  return rows * ((s.vocab + 4) * kFloatBytes + 3 * s.d * s.item) + losses;
+}
+
+}  // namespace moiety::train

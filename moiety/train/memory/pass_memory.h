@@ -1,0 +1,37 @@
+// The memory of a pass on one rank: what forward leaves, and what blocks take while they run.
+#pragma once
+
+#include "moiety/base/device.h"
+#include "moiety/model/precision.h"
+#include "moiety/train/config.h"
+#include "moiety/train/layout.h"
+
+namespace moiety::train {
+
+inline constexpr int64_t kFloatBytes = 4;
+
+// Sizes of a pass on one rank, in elements unless bytes are said. Tokens: of the data rank, and own
+// ones, which the residual stream, router and experts have; columns: those that tp leaves a rank.
+struct PassSizes {
+  PassSizes(const TrainConfig& config, const Grid& grid, Device device);
+  bool on_gpu() const { return device.type == DeviceType::kCuda; }
+
+  Device device;
+  int64_t tokens, own, tp, item, d, heads, qkv, o, dense, shared, vocab, hidden, capacity = 0;
+  // Bytes of a tensor of all tokens that is gathered or summed over tp, and of the copy in which
+  // several sequences change their order.
+  int64_t gathered = 0, staged = 0;
+  int64_t table_sum = 0;  // of a gradient of embedding or head that is summed beside a bf16 one
+  int64_t codes = 0;      // of rows that came quantized
+};
+
+// Each gives bytes. What forward leaves for backward.
+int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& sizes);
+// The largest of what blocks take beside that while they run, what they make anew included.
+int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& sizes,
+                        const model::Precision& precision);
+// What the loss takes: the logits of a chunk, and over tp its tokens' inputs, row statistics and
+// gradients.
+int64_t logits_bytes(const model::Config& model, const PassSizes& sizes);
+
+}  // namespace moiety::train

@@ -1,0 +1,22 @@
+// The memory of a rank's weights.
+#pragma once
+
+#include <span>
+
+#include "moiety/base/dtype.h"
+#include "moiety/model/precision.h"
+#include "moiety/train/layout.h"
+
+namespace moiety::train {
+
+// What a rank has of the weights, the padding of its shards included.
+struct KeptWeights {
+  // Under the precisions of a run, one after the other; the bytes are the most of them.
+  KeptWeights(const model::Config& model, const Grid& grid, DType storage,
+              std::span<const model::Precision> precisions);
+
+  int64_t copied = 0, dense = 0, expert = 0;  // elements
+  int64_t bytes = 0;
+};
+
+}  // namespace moiety::train

@@ -1,0 +1,22 @@
+#include "moiety/train/plan.h"
+
+#include "moiety/train/checkpoints.h"
+#include "moiety/train/config_check.h"
+
+namespace moiety::train {
+
+TrainingPlan make_plan(const TrainConfig& config, Device device, RankShare share) {
+  TrainingPlan plan;
+  plan.config = config;
+  plan.grid = check_layout(config);
+  check_training(config, plan.grid);
+  check_cuts(config, plan.grid);
+  check_graph(config, device);
+  plan.steps = total_steps(config);
+  plan.device = device;
+  plan.memory_of_rank = memory_of_rank(share, device);
+  if (!config.run.init_from.empty()) plan.init_from = find_checkpoint(config.run.init_from);
+  return plan;
+}
+
+}  // namespace moiety::train

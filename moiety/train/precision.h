@@ -1,0 +1,34 @@
+// What a run's precision settings mean for its model, step by step.
+#pragma once
+
+#include <vector>
+
+#include "moiety/base/dtype.h"
+#include "moiety/model/precision.h"
+#include "moiety/model/transformer.h"
+#include "moiety/train/config.h"
+#include "moiety/train/layout.h"
+
+namespace moiety::train {
+
+inline bool is_quantized(Recipe recipe) {
+  return recipe != Recipe::kFp32 && recipe != Recipe::kBf16;
+}
+
+// Storage of activations, and of weights that are not quantized.
+DType storage_dtype(const TrainConfig& config);
+
+// What ranks send of gradients.
+DType gradient_wire(const TrainConfig& config);
+
+// The recipe of step `step` (the first is 1), and what it means for the model.
+Recipe recipe_of_step(const TrainConfig& config, int64_t step);
+model::Precision precision_of_recipe(const TrainConfig& config, Recipe recipe);
+
+// The parameters of `model`, which keeps the precision of the first step, with classes of
+// formats: those that change their formats together in the run share buckets. Of weights that gtp
+// and egtp cut, rank's shards.
+std::vector<optim::ParamSpec> training_specs(const TrainConfig& config, model::Transformer& model,
+                                             const Grid& grid, int rank);
+
+}  // namespace moiety::train

@@ -1,0 +1,114 @@
+// One step of the pipeline: what the host gives it, and the work on the device.
+#include "moiety/base/log.h"
+#include "moiety/model/step_input.h"
+#include "moiety/train/step_pipeline.h"
+
+namespace moiety::train {
+
+void StepPipeline::run_step() {
+  found_.reset();
+  if (captures_steps()) {
+    for (int64_t m = 1; m < micro_steps_; ++m) feed_batch(m);
+    feed_update();
+    launch_graph();
+    return;
+  }
+  FirstNonFinite probe;
+  if (checks_tensors()) learner_.transformer().set_probe(&probe);
+  enqueue_passes(true);
+  learner_.transformer().set_probe(nullptr);
+  found_ = probe.finding();
+  heartbeat_.phase("optimizer");
+  feed_update();
+  enqueue_update();
+}
+
+void StepPipeline::launch_graph() {
+  if (!graph_) {
+    graph_.emplace(learner_.stream, [&] {
+      enqueue_passes(false);
+      enqueue_update();
+    });
+    log(LogLevel::kDebug, "the step is a CUDA graph of {} nodes", graph_->nodes());
+  }
+  graph_->launch(learner_.stream);
+}
+
+// Batch 0 of a step comes before everything else: it tells whether there is a step.
+void StepPipeline::feed_batch(int64_t m) {
+  heartbeat_.phase("data");
+  const data::Batch* batch = loader_->next();
+  data_ended_ = batch == nullptr;
+  if (batch) batches_.put(*batch, uint64_t(made_step_ * micro_steps_ + m));
+}
+
+void StepPipeline::enqueue_passes(bool feeds) {
+  const Stream& stream = learner_.stream;
+  model::Transformer& model = learner_.transformer();
+  const int64_t tokens_of_rank = config_.pass_tokens();
+  sums_.clear(stream);
+  const auto step = learner_.gathering.begin_step("train", micro_steps_);
+  for (int64_t m = 0; m < micro_steps_; ++m) {
+    if (feeds && m > 0) feed_batch(m);
+    const ArenaScope activations(learner_.arena);
+    model::Batch tokens = batches_.fetch(stream);
+    tokens.first_token = data_rank(plan_.grid, world_.rank()) * tokens_of_rank;
+    tokens.all_tokens = data_ranks(plan_.grid) * tokens_of_rank;
+    heartbeat_.phase("forward");
+    model.forward(tokens, learner_.capacity.rows(), sums_, learner_.arena, stream);
+    heartbeat_.phase("backward");
+    model.backward(tokens, stream);
+  }
+  learner_.gathering.flush();
+  model.check_tokens();
+}
+
+void StepPipeline::feed_update() {
+  namespace word = optim::input_word;
+  auto* words = reinterpret_cast<double*>(update_input_.slot(enqueued_));
+  words[word::kLr] = optim::learning_rate(schedule_, made_step_ - 1);
+  words[word::kWeightDecay] = config_.optim.weight_decay;
+  words[word::kClip] = config_.train.grad_clip;
+  words[word::kBad] = found_ ? double(found_->statistics.nan + found_->statistics.infinite) : 0;
+  words[word::kFlags] = requests_();
+}
+
+void StepPipeline::enqueue_update() {
+  const Stream& stream = learner_.stream;
+  optim::DistributedOptimizer& optimizer = learner_.optimizer;
+  update_input_.fetch(stream);
+  const TensorView input(update_input_.block().raw(), DType::kFloat64, {model::kStepInputWords},
+                         plan_.device);
+  const TensorView report(report_.view().raw(), DType::kFloat64, {model::kStepReportWords},
+                          plan_.device);
+  model::set_step_input(sums_, learner_.capacity.refuses_drops(), input, stream);
+  optimizer.enqueue(input, report, stream);
+  if (config_.model.moe_layers() > 0) {
+    world_.all_reduce(sums_.pairs_LE(), comm::ReduceOp::kSum, stream).wait();
+  }
+  if (config_.moe.bias_rate > 0) {
+    learner_.transformer().update_router_bias(sums_.pairs_LE(), float(config_.moe.bias_rate),
+                                              stream, optimizer.skip());
+  }
+  reports_.store(report_, stream);
+  reported_sums_.store(sums_.memory(), stream);
+}
+
+model::StepStats StepPipeline::repeat_passes(const data::SamplerState& from, TensorProbe& probe) {
+  start_data(&from);
+  made_step_ = step_;
+  feed_batch(0);
+  learner_.transformer().set_probe(&probe);
+  enqueue_passes(true);
+  learner_.transformer().set_probe(nullptr);
+  return sums_.read(learner_.stream);
+}
+
+optim::StepReport StepPipeline::repeat_update() {
+  feed_update();
+  enqueue_update();
+  learner_.stream.synchronize();
+  return read_report(enqueued_);
+}
+
+}  // namespace moiety::train
