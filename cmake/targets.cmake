@@ -23,8 +23,8 @@ function(moiety_choose_cuda list)
 endfunction()
 
 # moiety_folder(NAME [EXCLUDE file...] [OPENMP file...] [LINK library...]): the library code of one
-# folder of moiety/; the OPENMP files hold its loops that are spread over cores. Layers are checked by tools/check_layers.py; all folders link into the one library.
-# A folder may be headers alone.
+# folder of moiety/; the OPENMP files hold its loops that are spread over cores. Layers are checked by
+# tools/check_layers.py; all folders link into the one library. A folder may be headers alone.
 function(moiety_folder name)
   cmake_parse_arguments(ARG "" "" "EXCLUDE;OPENMP;LINK" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
@@ -66,7 +66,7 @@ endfunction()
 function(moiety_tests folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
   add_executable(tests_${folder} ${sources})
-  moiety_precompile(tests_${folder})
+  moiety_precompile(tests_${folder} <gtest/gtest.h>)
   target_include_directories(tests_${folder} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(tests_${folder} PRIVATE moiety GTest::gtest GTest::gtest_main)
   # From there the paths of sources are right that ccache makes relative.
@@ -83,7 +83,7 @@ function(moiety_gpu_tests folder)
   moiety_cuda_sources(${sources})
   add_executable(${target} ${sources})
   set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
-  moiety_precompile(${target})
+  moiety_precompile(${target} <gtest/gtest.h>)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE moiety moiety::cudart GTest::gtest GTest::gtest_main)
   add_test(NAME ${folder}_gpu COMMAND ${target} WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
@@ -100,7 +100,7 @@ function(moiety_mpi_tests folder)
   set(target tests_${folder}_mpi)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_mpi/*.cpp)
   add_executable(${target} ${sources} ${CMAKE_CURRENT_SOURCE_DIR}/mpi/main.cpp)
-  moiety_precompile(${target})
+  moiety_precompile(${target} <gtest/gtest.h>)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE moiety GTest::gtest)
   foreach(variant 2 3 4 "3;--no-map;--pieces")
