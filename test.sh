@@ -9,5 +9,5 @@ cmake --preset cpu >build-configure.log 2>&1 || { cat build-configure.log >&2; e
 rm -f build-configure.log
 cmake --build build/cpu
 filter=()
-if [ $# -gt 0 ]; then filter=(-R "^($(IFS='|'; echo "$*"))\$"); fi
-ctest --preset cpu "${filter[@]}"
+if [ $# -gt 0 ]; then filter=(-R "^($(IFS='|'; echo "$*"))\."); fi
+ctest --preset cpu -j "$(nproc)" "${filter[@]}"

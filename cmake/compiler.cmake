@@ -22,9 +22,9 @@ if(MOIETY_SANITIZE)
 endif()
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${moiety_cxx_options}>")
 
-# Standard headers are compiled once, for libraries and programs alike (cmake/precompiled.h): half of
-# a cold build is spent on them otherwise. Programs are compiled as libraries are, so that the one
-# result fits all; -fpch-preprocess lets ccache look into it.
+# Standard headers are compiled once, for libraries and programs alike, and once more with GoogleTest
+# for the tests: half of a cold build is spent on them otherwise. Programs are compiled as libraries
+# are, so that the result fits all; -fpch-preprocess lets ccache look into it.
 option(MOIETY_PRECOMPILE "Compile standard headers once" ON)
 if(MOIETY_PRECOMPILE)
   set(CMAKE_CXX_COMPILE_OPTIONS_PIE ${CMAKE_CXX_COMPILE_OPTIONS_PIC})
@@ -32,16 +32,27 @@ if(MOIETY_PRECOMPILE)
     add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>")
   endif()
 endif()
-# moiety_precompile(TARGET): the first target makes what the others take.
+# moiety_precompile(TARGET [GTEST]): the first target makes what the others take. Headers are named
+# relative to the clone, so that ccache finds what another clone has compiled.
 function(moiety_precompile target)
   if(NOT MOIETY_PRECOMPILE)
     return()
   endif()
-  if(NOT TARGET moiety_precompiled)
-    add_library(moiety_precompiled OBJECT ${CMAKE_SOURCE_DIR}/cmake/precompiled.cpp)
-    target_precompile_headers(moiety_precompiled PRIVATE ${CMAKE_SOURCE_DIR}/cmake/precompiled.h)
+  cmake_parse_arguments(ARG "GTEST" "" "" ${ARGN})
+  set(maker moiety_precompiled)
+  if(ARG_GTEST)
+    set(maker moiety_precompiled_tests)
   endif()
-  target_precompile_headers(${target} REUSE_FROM moiety_precompiled)
+  if(NOT TARGET ${maker})
+    add_library(${maker} OBJECT ${CMAKE_SOURCE_DIR}/cmake/precompiled.cpp)
+    target_include_directories(${maker} PRIVATE ${CMAKE_SOURCE_DIR})
+    target_precompile_headers(${maker} PRIVATE <cmake/precompiled.h>)
+    if(ARG_GTEST)
+      target_link_libraries(${maker} PRIVATE GTest::gtest)
+      target_precompile_headers(${maker} PRIVATE <gtest/gtest.h>)
+    endif()
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${maker})
 endfunction()
 
 # Compilations are cached outside the clone, so a fresh clone of the same tree builds quickly.

@@ -92,16 +92,37 @@ function(moiety_folder name)
   endforeach()
 endfunction()
 
-# moiety_tests(FOLDER): tests/FOLDER/*_test.cpp as one GoogleTest binary, one ctest entry.
+# moiety_suites(NAME LABELS label... [PROPERTIES ...]): ctest entries of the program tests_NAME, one a
+# suite (cmake/suites.cmake). It runs in the build folder: from there the paths of sources are right
+# that ccache makes relative.
+function(moiety_suites name)
+  cmake_parse_arguments(ARG "" "" "LABELS;PROPERTIES" ${ARGN})
+  set(file ${CMAKE_CURRENT_BINARY_DIR}/${name}_suites)
+  file(GENERATE OUTPUT ${file}.cmake CONTENT "set(name ${name})
+set(program \"$<TARGET_FILE:tests_${name}>\")
+set(list \"${file}.txt\")
+set(folder \"${CMAKE_BINARY_DIR}\")
+set(labels ${ARG_LABELS})
+set(slow \"${moiety_slow_suites}\")
+set(properties ${ARG_PROPERTIES})
+include(\"${CMAKE_SOURCE_DIR}/cmake/suites.cmake\")
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${file}.cmake)
+endfunction()
+
+# moiety_tests(FOLDER): tests/FOLDER/*_test.cpp as one GoogleTest binary. Suites of FOLDERs whose ranks
+# are threads take the cores of a small machine by themselves.
 function(moiety_tests folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
   add_executable(tests_${folder} ${sources})
-  moiety_precompile(tests_${folder})
+  moiety_precompile(tests_${folder} GTEST)
   target_include_directories(tests_${folder} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(tests_${folder} PRIVATE moiety GTest::gtest GTest::gtest_main)
-  # From there the paths of sources are right that ccache makes relative.
-  add_test(NAME ${folder} COMMAND tests_${folder} WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
-  set_tests_properties(${folder} PROPERTIES TIMEOUT 1800)
+  set(properties "")
+  if(folder IN_LIST moiety_distributed_tests)
+    set(properties PROCESSORS 2)
+  endif()
+  moiety_suites(${folder} LABELS ${folder} PROPERTIES ${properties})
 endfunction()
 
 # moiety_gpu_tests(FOLDER): tests/FOLDER_gpu/*.cpp and *.cu as one GoogleTest binary. Its tests are
@@ -113,11 +134,10 @@ function(moiety_gpu_tests folder)
   moiety_cuda_sources(${sources})
   add_executable(${target} ${sources})
   set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
-  moiety_precompile(${target})
+  moiety_precompile(${target} GTEST)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE moiety moiety::cudart GTest::gtest GTest::gtest_main)
-  add_test(NAME ${folder}_gpu COMMAND ${target} WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
-  set_tests_properties(${folder}_gpu PROPERTIES TIMEOUT 900)
+  moiety_suites(${folder}_gpu LABELS ${folder} gpu PROPERTIES RESOURCE_LOCK gpu)
 endfunction()
 
 # moiety_mpi_tests(FOLDER): tests/FOLDER_mpi/*.cpp as one GoogleTest program of processes, run on 2, 3
@@ -130,7 +150,7 @@ function(moiety_mpi_tests folder)
   set(target tests_${folder}_mpi)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_mpi/*.cpp)
   add_executable(${target} ${sources} ${CMAKE_CURRENT_SOURCE_DIR}/support/mpi/main.cpp)
-  moiety_precompile(${target})
+  moiety_precompile(${target} GTEST)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE moiety GTest::gtest)
   foreach(variant 2 3 4 "3;--no-map;--pieces")
@@ -142,7 +162,7 @@ function(moiety_mpi_tests folder)
                      --bind-to none $<TARGET_FILE:${target}> ${variant})
     # Open MPI keeps memory that belongs to parts which it has closed, so their names are gone.
     set_tests_properties(${name} PROPERTIES TIMEOUT 300 PROCESSORS ${ranks}
-      ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
+      LABELS "${folder};mpi" ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
   endforeach()
 endfunction()
 

@@ -1,4 +1,4 @@
-// Arguments and work of `moiety dequantize`.
+// DequantizeArguments and work of `moiety dequantize`.
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -19,24 +19,24 @@
 namespace moiety::app {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kDequantizeAbout =
     "The values of what `moiety quantize` wrote, as a float32 .npy file in the shape of the "
     "input;\n"
     "of columns ([K, M], in MXFP8 [M, K]) with --col.";
 
-struct Arguments {
+struct DequantizeArguments {
   std::string directory, out;
   bool col = false, operand = false, undo_rht = false, force = false;
 };
 
 // The shape of the values, [rows, cols] of the direction.
-std::array<int64_t, 2> matrix_shape(const QuantizedView& view, const Arguments& a) {
+std::array<int64_t, 2> matrix_shape(const QuantizedView& view, const DequantizeArguments& a) {
   if (!a.col || is_mxfp8(view.spec.format)) return {view.rows, view.cols};
   const bool rotated = view.spec.rht_col && !a.undo_rht;
   return {view.cols, rotated ? round_up(view.rows, 16) : view.rows};
 }
 
-void check(const StoredTensor& stored, const Arguments& a) {
+void check(const StoredTensor& stored, const DequantizeArguments& a) {
   const QuantizedDescription& d = stored.description;
   if (!(a.col ? d.directions.col : d.directions.row)) {
     throw UsageError("{}: has no {} data", a.directory, a.col ? "col" : "row");
@@ -49,8 +49,8 @@ void check(const StoredTensor& stored, const Arguments& a) {
 }  // namespace
 
 int dequantize_command(const std::vector<std::string>& arguments) {
-  Arguments a;
-  CLI::App app(kAbout, "moiety dequantize");
+  DequantizeArguments a;
+  CLI::App app(kDequantizeAbout, "moiety dequantize");
   app.add_option("DIR", a.directory, "of `moiety quantize`")->required();
   app.add_option("--out", a.out, "OUT.npy")->required();
   app.add_flag("--col", a.col, "the columns");

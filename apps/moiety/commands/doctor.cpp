@@ -11,7 +11,7 @@
 namespace moiety::app {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kDoctorAbout =
     "What this machine and this build offer to training: OK, INFO, WARN or FAIL, and what to do.\n"
     "Exits with 0 unless something fails.";
 
@@ -20,7 +20,7 @@ constexpr const char* kAbout =
 int doctor_command(const std::vector<std::string>& arguments) {
   bool json = false;
   std::string directory = ".";
-  CLI::App app(kAbout, "moiety doctor");
+  CLI::App app(kDoctorAbout, "moiety doctor");
   app.add_flag("--json", json, "one line of JSON");
   app.add_option("--dir", directory, "directory whose disk is examined")->capture_default_str();
   if (!parse_command_line(app, arguments)) return kExitDone;

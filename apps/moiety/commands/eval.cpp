@@ -21,7 +21,7 @@
 namespace moiety::app {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kEvalAbout =
     "How well a checkpoint predicts token files. Prints one JSON line: loss in nats per token,\n"
     "perplexity, bits per byte of text, and by MoE layer how many tokens the busiest expert gets,\n"
     "against the mean (bal; 1 is balanced).";
@@ -44,7 +44,7 @@ int eval_command(const std::vector<std::string>& arguments) {
   std::string path, wanted = "auto";
   std::vector<std::string> data;
   int64_t samples = 64;
-  CLI::App app(kAbout, "moiety eval");
+  CLI::App app(kEvalAbout, "moiety eval");
   app.add_option("CKPT", path, "checkpoint, or run directory: its newest one")->required();
   app.add_option("--data", data, "token files")->required();
   app.add_option("--samples", samples, "of each file, from its start")

@@ -21,7 +21,7 @@
 namespace moiety::app {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kGenerateAbout =
     "Continues a text: prints the prompt and, as they come, the tokens behind it, until the end "
     "of\n"
     "a document or --tokens. Without a prompt a new document begins.";
@@ -67,7 +67,7 @@ int generate_command(const std::vector<std::string>& arguments) {
   std::string path, prompt, wanted = "auto";
   int64_t tokens = 128;
   ChoiceRules rules;
-  CLI::App app(kAbout, "moiety generate");
+  CLI::App app(kGenerateAbout, "moiety generate");
   app.add_option("CKPT", path, "checkpoint, or run directory: its newest one")->required();
   app.add_option("--prompt", prompt, "text to continue");
   app.add_option("--tokens", tokens, "the most that are made")

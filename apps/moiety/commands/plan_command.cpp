@@ -1,4 +1,4 @@
-// Arguments and work of `moiety plan`.
+// PlanArguments and work of `moiety plan`.
 #include <array>
 #include <cstdio>
 
@@ -19,7 +19,7 @@ namespace {
 
 using train::data_ranks, train::Hardware, train::TrainConfig;
 
-constexpr const char* kAbout =
+constexpr const char* kPlanAbout =
     "What a layout would do to a training step, from shapes alone: no device is touched and "
     "nothing\n"
     "runs. --gtp plans generalized tensor parallelism with the planner that training would use:\n"
@@ -31,14 +31,14 @@ constexpr const char* kAbout =
 // Of the peaks, until they are measured.
 constexpr double kGemmShare = 0.80, kMemoryShare = 0.90, kLinkShare = 0.82;
 
-struct Arguments {
+struct PlanArguments {
   std::vector<std::string> files;
   std::string ranks, hardware = "h200", out;
   bool gtp = false;
   double begin_ms = 0, end_ms = 0;
 };
 
-void add_options(CLI::App& app, Arguments& a) {
+void add_options(CLI::App& app, PlanArguments& a) {
   app.add_option("--config", a.files, "TOML file; several are read in order")
       ->take_all()
       ->expected(1);
@@ -94,7 +94,7 @@ std::string describe(const TrainConfig& o, const Hardware& h, const model::StepS
       name(o.precision.recipe), h.name);
 }
 
-void plan_gtp(const TrainConfig& o, const Arguments& a) {
+void plan_gtp(const TrainConfig& o, const PlanArguments& a) {
   const Hardware& hardware = *std::find_if(train::kHardware.begin(), train::kHardware.end(),
                                            [&](const Hardware& h) { return h.name == a.hardware; });
   const gtp::Grid grid = check_layout(o);
@@ -124,8 +124,8 @@ void plan_gtp(const TrainConfig& o, const Arguments& a) {
 int plan_command(const std::vector<std::string>& given) {
   std::vector<std::string> arguments = given;
   std::vector<std::string> overrides = take_overrides(arguments);
-  Arguments a;
-  CLI::App app(kAbout, "moiety plan");
+  PlanArguments a;
+  CLI::App app(kPlanAbout, "moiety plan");
   add_options(app, a);
   if (!parse_command_line(app, arguments)) return kExitDone;
   if (!a.gtp) throw UsageError("plan: --gtp is what this version of Moiety plans");

@@ -15,7 +15,7 @@
 namespace moiety::app {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kPlotAbout =
     "Curves of one or several runs as one SVG picture, which any browser shows. Reads the runs'\n"
     "metrics.jsonl; a run that is training may be plotted too.";
 
@@ -40,7 +40,7 @@ int plot_command(const std::vector<std::string>& arguments) {
   PlotOptions options;
   const std::map<std::string, PlotX> axes{
       {"steps", PlotX::kSteps}, {"tokens", PlotX::kTokens}, {"time", PlotX::kTime}};
-  CLI::App app(kAbout, "moiety plot");
+  CLI::App app(kPlotAbout, "moiety plot");
   app.add_option("RUN", paths, "run directories")->required();
   app.add_option("--out", out, "the picture; - is stdout")->required();
   std::string names;

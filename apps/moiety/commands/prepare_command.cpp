@@ -1,4 +1,4 @@
-// Arguments and output of `moiety prepare`.
+// PrepareArguments and output of `moiety prepare`.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,7 +16,7 @@
 namespace moiety::app {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kPrepareAbout =
     "Turns text or JSONL into token files for `moiety train`.\n\n"
     "Inputs are files, directories (all files below, sorted by path, without hidden and .tok\n"
     "files) and - (standard input); gzip is recognized by its content. A name that ends in .jsonl\n"
@@ -92,7 +92,7 @@ void warn(const data::PrepareSummary& summary) {
 
 int prepare_command(const std::vector<std::string>& arguments) {
   data::PrepareOptions options;
-  CLI::App app(kAbout, "prepare");
+  CLI::App app(kPrepareAbout, "prepare");
   app.add_option("INPUT", options.inputs, "files, directories, or -")->required();
   app.add_option("--tokenizer", options.tokenizer, "bytes")->capture_default_str();
   app.add_option("--out", options.out, "PREFIX of the files to write")->required();

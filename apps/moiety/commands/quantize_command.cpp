@@ -1,4 +1,4 @@
-// Arguments and work of `moiety quantize`.
+// QuantizeArguments and work of `moiety quantize`.
 #include <cstdio>
 #include <map>
 
@@ -16,7 +16,7 @@
 namespace moiety::app {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kQuantizeAbout =
     "Quantizes a matrix, as training does, into files that any other implementation can read.\n\n"
     "IN.npy is float32, or bfloat16: '<V2' as ml_dtypes writes it, or uint16 with --bf16. It is "
     "in\n"
@@ -31,7 +31,7 @@ constexpr Format kFormats[] = {
     Format::kFp8Tensor,   Format::kFp8Block1x128, Format::kFp8Block128x128, Format::kMxfp8,
     Format::kMxfp8Tile32, Format::kNvfp4,         Format::kNvfp4Tile16};
 
-struct Arguments {
+struct QuantizeArguments {
   std::string input, directory;
   Format format = Format::kMxfp8;
   std::string element, layout = "compact";
@@ -42,7 +42,7 @@ struct Arguments {
   uint32_t tensor_id = 0;
 };
 
-void add_options(CLI::App& app, Arguments& a) {
+void add_options(CLI::App& app, QuantizeArguments& a) {
   std::map<std::string, Format> formats;
   std::string names;
   for (const Format f : kFormats) {
@@ -84,7 +84,7 @@ void add_options(CLI::App& app, Arguments& a) {
 }
 
 // What does not go together is named before anything is read.
-QuantizedDescription describe(const Arguments& a) {
+QuantizedDescription describe(const QuantizeArguments& a) {
   QuantizedDescription d;
   d.spec = QuantSpec::of(a.format);
   if (a.element == "e5m2") d.spec.element = DType::kE5M2;
@@ -115,7 +115,7 @@ QuantizedDescription describe(const Arguments& a) {
   return d;
 }
 
-TensorView matrix(const NpyArray& in, const Arguments& a, QuantizedDescription& d) {
+TensorView matrix(const NpyArray& in, const QuantizeArguments& a, QuantizedDescription& d) {
   const NpyHeader& header = in.header;
   const bool is_bf16 =
       header.descr == "<V2" || header.descr == "|V2" || (header.descr == "<u2" && a.bf16);
@@ -149,8 +149,8 @@ void lay_out(const QuantizedDescription& d, QuantizedView& view, std::vector<Ten
 }  // namespace
 
 int quantize_command(const std::vector<std::string>& arguments) {
-  Arguments a;
-  CLI::App app(kAbout, "moiety quantize");
+  QuantizeArguments a;
+  CLI::App app(kQuantizeAbout, "moiety quantize");
   add_options(app, a);
   if (!parse_command_line(app, arguments)) return kExitDone;
   QuantizedDescription d = describe(a);

@@ -1,4 +1,4 @@
-// Arguments of `moiety train`.
+// TrainArguments of `moiety train`.
 #include <algorithm>
 #include <cstdio>
 
@@ -11,7 +11,7 @@
 namespace moiety::app {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kTrainAbout =
     "Trains a mixture-of-experts model. Continues by itself if the run directory holds a complete\n"
     "checkpoint. Results go to the run directory, progress to stderr.\n\n"
     "Configuration: defaults, then model.preset, then the --config files in order, then\n"
@@ -30,7 +30,7 @@ int train_command(const std::vector<std::string>& given) {
   std::string run, ranks;
   bool print = false;
   TrainFlags flags;
-  CLI::App app(kAbout, "moiety train");
+  CLI::App app(kTrainAbout, "moiety train");
   app.footer([] { return options_help(); });
   app.add_option("--config", files, "TOML file; several are read in order")
       ->take_all()
