@@ -1,18 +1,22 @@
-// The calls that one training step makes to the executor of gtp, without running it: what the
-// planner needs to plan a layout that nobody has started yet.
+// The calls that one training step makes to the executor of gtp, found without running it: the
+// planner needs them to plan a layout that nobody has started yet.
 //
-// The order is that of transformer.cpp and its blocks. Of each micro-batch:
+// The order is that of transformer.cpp and its blocks. Each micro-batch makes these calls:
 //
-//   forward    embed, the table or its rows; of every layer qkv, o, then fc1, fc2 of a dense layer
-//   or of the shared
-//              expert, then the experts' fc1 and fc2 in one call; head, between the two
-//              calls of its gradient, which is formed with the loss
-//   backward   of every layer, the last one first: what memory.recompute runs again (under full
-//              qkv and o; then fc1 of what follows, before its gradients);
-//              dense or shared: fc2 dx, dw, fc1 dw, dx; experts: between the two calls of fc2's
-//              and fc1's dw both dx in one; o dx, dw; qkv dw, dx. Last embed's dw, or that of
-//              its rows. With moe.delay_wgrad the experts' dw, fc2's and fc1's, come before the
-//              calls of the experts of the next MoE layer, or before embed's.
+//   forward   embed (the table or its rows)
+//             every layer: qkv, o, then fc1 and fc2 of a dense layer or of the shared expert,
+//               then the experts' fc1 and fc2 in one call
+//             head, between the two calls of its gradient, which is formed with the loss
+//   backward  every layer, the last one first:
+//               what memory.recompute runs again (under full: qkv and o; then the fc1 that follows,
+//                 before its gradients)
+//               dense or shared: fc2 dx, fc2 dw, fc1 dw, fc1 dx
+//               experts: both dx in one call, between the two calls of the dw of fc2 and fc1
+//               o dx, o dw, qkv dw, qkv dx
+//             embed's dw, or that of its rows
+//
+// With moe.delay_wgrad the experts' dw, fc2's and fc1's, come before the calls of the experts of
+// the next MoE layer, or before embed's.
 //
 // A dx reads the weight (kBwd); a dw is kGradBuffer and kGrad. Norms, router and the shared gate
 // are not cut and make no calls.

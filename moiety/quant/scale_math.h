@@ -37,8 +37,7 @@ MOIETY_HD_INLINE constexpr Fp8Scale fp8_scale_of(float encode) {
   return {encode, canonical(1.0f / encode)};
 }
 
-// pow2 rounds the scale down to a power of two. amax_floor:
-// smaller amax count as this one.
+// pow2 rounds the scale down to a power of two. An amax below amax_floor counts as amax_floor.
 MOIETY_HD_INLINE constexpr Fp8Scale fp8_scale(float amax, float fp8_max, float amax_floor,
                                               bool pow2) {
   const float a = amax < amax_floor ? amax_floor : amax;
