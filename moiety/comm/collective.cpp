@@ -37,7 +37,7 @@ void check_reducible(const char* operation, const TensorView& x) {
   }
 }
 
-// `whole` holds one `part` per rank.
+// Checks that `whole` holds one `part` per rank.
 void check_parts(const char* operation, int size, const char* part_name, const TensorView& part,
                  const char* whole_name, const TensorView& whole) {
   check_contiguous(operation, part_name, part);
@@ -49,7 +49,7 @@ void check_parts(const char* operation, int size, const char* part_name, const T
 
 const std::byte* bytes_of(const TensorView& x) { return static_cast<std::byte*>(x.raw()); }
 
-// The packed rows of all_to_all; returns the elements of one.
+// Checks the packed rows of all_to_all; returns the elements of one row.
 int64_t check_rows(int size, const char* argument, const TensorView& x,
                    std::span<const int64_t> counts) {
   check_contiguous("all_to_all", argument, x);
@@ -107,7 +107,7 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
 
 void copy_bytes(std::span<const ByteCopy> copies) {
   constexpr int64_t kGrain = 1 << 20;
-  std::vector<int64_t> first{0};  // task of each
+  std::vector<int64_t> first{0};  // first task of each copy
   for (const ByteCopy& c : copies) first.push_back(first.back() + (c.bytes + kGrain - 1) / kGrain);
   parallel_tasks(first.back(), [&](int64_t task) {
     const auto i = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;
