@@ -43,19 +43,20 @@
 namespace moiety::nn {
 
 struct AttentionArgs {
-  TensorView q_BSGMC;  // storage, C even in 8..256
+  TensorView q_BSGMC;  // storage, C even, 8 to 256
   TensorView k_BSGC;
   TensorView v_BSGC;
-  TensorView document_start_BS;  // optional int32 [B, Sq]: first key that a query sees, ascending
+  // optional int32 [B, Sq], ascending: the first key that a query sees
+  TensorView document_start_BS;
   TensorView o_BSGMC;
   TensorView lse_BGMS;  // fp32
-  // On GPUs: false leaves it to Moiety's kernels, whose bits do not depend on cuDNN's version.
+  // On GPUs, false keeps cuDNN out: the bits of Moiety's kernels do not depend on cuDNN's version.
   bool cudnn = true;
 };
 void attention(const AttentionArgs& args, Stream stream);
 
 struct AttentionBackwardArgs {
-  AttentionArgs forward;  // o and lse as the forward left them
+  AttentionArgs forward;  // with the forward's o and lse
   TensorView do_BSGMC;
   TensorView dq_BSGMC;
   TensorView dk_BSGC;
