@@ -33,23 +33,24 @@ namespace moiety::model {
 
 struct StepShape {
   gtp::Grid grid;
-  int64_t sequences = 1, seq_len = 1;  // of a micro-batch on a data rank; tp peers share them
+  int64_t sequences = 1, seq_len = 1;  // per micro-batch on a data rank; tp peers share them
   int micro_batches = 1;
   DType storage = DType::kBFloat16;  // or float32
-  DType wire = DType::kFloat32;      // of gradients, or bfloat16
-  // Ranks map each other's memory: their reduces need none of their own, and rows of the embedding
-  // move where they are fewer bytes.
+  DType wire = DType::kFloat32;      // format of gradients; or bfloat16
+  // Ranks map each other's memory. Then reduces need no memory of their own, and rows of the
+  // embedding move instead of the table where they are fewer bytes.
   bool mapped = true;
 };
 
 struct StepTrace {
-  // Named as the parameters; group 0 is gtp, 1 is egtp.
+  // Bundles have the names of the parameters; group 0 is gtp, 1 is egtp.
   std::vector<gtp::BundleSpec> bundles;
-  // Work from shapes by the policy's rates; routing is taken to be balanced.
+  // Events with their work, computed from shapes with the policy's rates; routing is taken to be
+  // balanced.
   std::vector<gtp::TraceEvent> events;
 };
 
-// Throws Error(InvalidArgument) naming the tensor or degree if the layout does not cut the model.
+// Throws Error(kInvalidArgument) naming the tensor or degree if the layout does not cut the model.
 StepTrace step_trace(const Config& config, const Precision& precision, const StepShape& shape,
                      const gtp::Policy& policy);
 
