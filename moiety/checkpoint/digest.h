@@ -12,8 +12,8 @@
 
 namespace moiety::checkpoint {
 
-// Of the elements of `box`, row-major at `data`, in a tensor of `shape`. Throws
-// Error(InvalidArgument) for elements of less than a byte and boxes outside of the shape.
+// The digest of the elements of `box`, row-major at `data`, in a tensor of `shape`. Throws
+// Error(kInvalidArgument) for elements of less than a byte and boxes outside of the shape.
 uint64_t digest(const void* data, DType dtype, const Box& box, std::span<const int64_t> shape);
 
 // The sum over n consecutive elements, the first of which has index `first`. element_bytes is 1, 2,
