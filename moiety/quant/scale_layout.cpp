@@ -10,7 +10,7 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 int64_t up(int64_t a, int64_t b) { return b * ceil_div(a, b); }
 
-// The compact scales of a direction. `need_data` false: the shape alone is asked for.
+// The compact scales of a direction. With `need_data` false only the shape is asked for.
 ScaleMatrix scale_matrix(const char* operation, const QuantizedView& view, Direction direction,
                          bool need_data) {
   check_quantized(operation, view);
@@ -52,7 +52,7 @@ void check_layout(const char* operation, const QuantizedView& view, ScaleLayout 
   }
 }
 
-// The stream's device is where the scales are.
+// Checks that the scales are on the stream's device.
 void check_place(const char* operation, const QuantizedView& view, Direction direction,
                  const Stream& stream) {
   const bool row = direction == Direction::kRow || is_tile(view.spec.format);

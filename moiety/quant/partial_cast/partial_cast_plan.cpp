@@ -11,7 +11,7 @@ using detail::PartialScales;
 using detail::PartialTile;
 
 constexpr const char* kOperation = "PartialCastPlan";
-constexpr int64_t kTileScales = 16 << 10;  // of a piece of scales
+constexpr int64_t kTileScales = 16 << 10;  // scales in a piece
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -36,7 +36,7 @@ void check_options(int64_t i, const PartialCastItem& item) {
                name(spec.format));
 }
 
-// Rows of a block, of both directions if col is asked for; shards are aligned to them.
+// Rows of a block, over both directions if col is asked for; shards are aligned to them.
 int64_t shared_rows(const PartialCastItem& item) {
   return item.col ? 32 : block_shape(item.spec.format).rows;
 }
@@ -107,7 +107,7 @@ class ReductionLayout {
     bytes_ = round_up(bytes_ + bytes, 16);
     return offset;
   }
-  // Everything since the last call is one range.
+  // Closes one range with all parts since the last call.
   void close(std::vector<PartialReduction>& out, PartialReduction::Over over, DType dtype,
              bool reduced) {
     if (reduced && bytes_ > closed_) out.push_back({over, dtype, closed_, bytes_ - closed_});
@@ -146,7 +146,7 @@ void lay_out_reduction(PartialCastPlan::Impl& plan) {
 bool owns_any(const PartialItem& item, const PartialTile& tile) {
   const int64_t first = std::max(tile.row, item.start / item.cols);
   const int64_t last = std::min(tile.row + tile.rows, divide_up(item.end, item.cols)) - 1;
-  // Rows between the first and the last are whole, so one of three tells.
+  // Rows between the first and the last are whole, so one of three is enough.
   for (const int64_t r : {first, std::min(first + 1, last), last}) {
     const detail::OwnedColumns owned = detail::owned_columns(item, tile, r);
     if (first <= last && owned.begin < owned.end) return true;
