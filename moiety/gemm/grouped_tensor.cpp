@@ -40,7 +40,7 @@ struct Scan {
   size_t size = 0;
   int64_t capacity = 0;
 
-  // The rows of group e after `used` rows; what cannot be is a fault and 0.
+  // The rows of group e after `used` rows; an impossible count is a fault and gives 0.
   int64_t rows(int64_t e, int64_t used) const {
     const int64_t n =
         count_E.dtype() == DType::kInt64 ? count_E.data<int64_t>()[e] : count_E.data<int32_t>()[e];
