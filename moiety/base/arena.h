@@ -1,7 +1,9 @@
-// Memory for activations and workspace, with the discipline of a stack: what is allocated last is
-// released first. The first step finds out how much is needed (memory comes in chunks); `settle`
-// then makes one block of the peak, after which the same sequence of calls gives the same
-// addresses, so a step can be captured. A later step that needs more grows again and says so.
+// Memory for activations and workspace, allocated and released like a stack: last in, first out.
+//
+// The first step finds out how much memory is needed, and takes it in chunks. `settle` then makes
+// one block of the peak, after which the same sequence of calls gives the same addresses, so that a
+// step can be captured. A later step that needs more grows the arena again, and the next `settle`
+// returns true.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +24,8 @@ class Arena {
 
   Device device() const { return device_; }
 
-  // `bytes` bytes aligned to 64 (on a GPU to 256), contents unspecified. Zero bytes give a unique
-  // legal pointer.
+  // Memory of `bytes` bytes, aligned to 64 on a CPU and to 256 on a GPU; its contents are
+  // unspecified. Zero bytes give a unique legal pointer.
   std::byte* allocate(int64_t bytes);
   TensorView tensor(DType dtype, std::initializer_list<int64_t> sizes);
 
@@ -36,8 +38,8 @@ class Arena {
   Mark mark() const;
   void release(const Mark& mark);
 
-  // Between steps, with nothing in use: folds the chunks into one block of the peak. True if
-  // addresses have changed.
+  // Folds the chunks into one block of the peak size and returns whether addresses have changed.
+  // Called between steps, with nothing in use.
   bool settle();
 
   int64_t in_use() const { return in_use_; }
@@ -53,12 +55,12 @@ class Arena {
   int64_t chunk_bytes_;
   std::vector<Buffer> chunks_;
   size_t chunk_ = 0;    // the chunk that is being filled
-  int64_t used_ = 0;    // bytes of it
+  int64_t used_ = 0;    // bytes used of that chunk
   int64_t in_use_ = 0;  // bytes over all chunks, gaps at chunk ends not counted
   int64_t peak_ = 0;
 };
 
-// Releases what was allocated during its lifetime.
+// Releases at its end what was allocated since its beginning.
 class ArenaScope {
  public:
   explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}

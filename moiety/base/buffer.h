@@ -1,5 +1,6 @@
-// Owned memory, zeroed: of the host (aligned to 64 bytes), of a GPU (to 256), or pinned, which is
-// memory of the host that copies to and from a GPU need to run beside other work.
+// Owned memory, zeroed. It is one of three kinds: host memory (aligned to 64 bytes), memory of a
+// GPU (aligned to 256), or pinned host memory, which copies to and from a GPU need in order to run
+// beside other work.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +12,21 @@
 
 namespace moiety {
 
-// What `bytes` take of a buffer whose next part begins at a multiple of 64.
+// Bytes that a part of `bytes` takes in a buffer whose next part begins at a multiple of 64.
 constexpr int64_t padded_bytes(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 class Buffer {
  public:
   Buffer() = default;
-  // `alignment` is a power of two, at least 64. Throws Error naming `what` and the bytes if memory
-  // is short.
+  // Host memory. `alignment` is a power of two, at least 64. Throws Error(kOutOfMemory) naming
+  // `what` and the bytes if memory is short.
   explicit Buffer(int64_t bytes, const char* what = "buffer", int64_t alignment = 64);
-  // Throws as `require_device` too. Waits for the GPU, as its destructor does: not within a step.
+  // Memory of `device`. Throws also what `require_device` throws. On a GPU this and the destructor
+  // wait for the device, so neither belongs into a step.
   Buffer(int64_t bytes, Device device, const char* what = "buffer");
-  // In a build or on a machine without a GPU there is no pinned memory: Error(kUnsupported).
+  // Pinned host memory. Throws Error(kUnsupported) in a build or on a machine without a GPU.
   static Buffer pinned(int64_t bytes, const char* what = "buffer");
-  // Of the host, for what goes to `device` or comes from it: pinned if that is a GPU.
+  // Host memory for data that goes to `device` or comes from it; pinned if that is a GPU.
   static Buffer host_for(Device device, int64_t bytes, const char* what = "buffer");
 
   std::byte* data() const { return data_.get(); }
@@ -46,7 +48,7 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
-// A buffer of exactly one tensor.
+// A buffer that holds exactly one tensor.
 class Tensor {
  public:
   Tensor() = default;

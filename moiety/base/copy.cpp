@@ -19,7 +19,7 @@ gpu::Rows rows_of(const char* operation, const TensorView& x) {
   return {data, row.bytes(), pitch_bits / 8, x.size(0)};
 }
 
-// Cuts the contiguous one of two into the rows of the other.
+// Cuts the contiguous one of the two into the rows of the other.
 void match(gpu::Rows& a, const gpu::Rows& b) {
   if (a.count == 1 && b.count > 1) a = {a.data, b.bytes, b.bytes, b.count};
 }

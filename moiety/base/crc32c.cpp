@@ -47,7 +47,7 @@ constexpr uint32_t multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-// What `bytes` zero bytes behind a message multiply its remainder by: x^(8 * bytes).
+// The factor by which `bytes` zero bytes behind a message multiply its remainder: x^(8 * bytes).
 constexpr uint32_t zero_bytes(uint64_t bytes) {
   uint32_t power = kOne >> 8, product = kOne;
   for (; bytes != 0; bytes >>= 1) {

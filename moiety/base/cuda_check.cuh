@@ -1,4 +1,4 @@
-// What every source that calls the CUDA run time needs: checked calls, and the current device.
+// Checked calls of the CUDA run time, and a guard for the current device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 
 namespace moiety {
 
-// Throws Error(kCuda) that names the call and the error; a lost GPU stays lost, any other error is
-// taken back, so that the next call does not report it again.
+// Throws Error(kCuda) that names the call and the error. A lost GPU stays lost; any other error is
+// cleared, so that the next call does not report it again.
 inline void cuda_check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) [[likely]]
     return;

@@ -21,16 +21,17 @@ class Deadline {
   Seconds limit_;
 };
 
-// Whether the calling thread is one of more ranks than there are cores: it then polls less eagerly.
+// Tells whether the calling thread is one of more ranks than there are cores: it then polls less
+// eagerly.
 void set_crowded(bool crowded);
 
-// One pause of a polling loop: first 1000 processor pauses (yields in a crowd), then yields, then
+// The pauses of a polling loop: 1000 processor pauses first (yields in a crowd), then yields, then
 // sleeps of 20 us, so that ranks which share a core let each other run.
 class Backoff {
  public:
   void pause();
-  // Whether to look at the clock, and at what else costs more than a poll: now and then while the
-  // pauses are short, always when they are long.
+  // True when the caller should look at the clock and at whatever else costs more than a poll: now
+  // and then while the pauses are short, always when they are long.
   bool time_to_look() const;
   int64_t polls() const { return polls_; }
 

@@ -1,4 +1,4 @@
-// Where memory lies and work runs.
+// The place of memory and work: the CPU or one of the GPUs.
 #pragma once
 
 #include <cstdint>

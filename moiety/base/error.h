@@ -1,6 +1,6 @@
-// Every error of Moiety is a `moiety::Error`: a kind, and a text that names the operation, the
-// argument and its value: MOIETY_CHECK(k % 16 == 0, "grouped_gemm: K={} must be ...", k). The
-// program turns kinds into exit codes; the library knows none.
+// The errors of Moiety. Every one is a `moiety::Error`: a kind, and a text that names the
+// operation, the argument and its value: MOIETY_CHECK(k % 16 == 0, "grouped_gemm: K={} must be
+// ...", k). The program turns kinds into exit codes; the library knows none.
 #pragma once
 
 #include <stdexcept>
@@ -13,19 +13,19 @@ namespace moiety {
 enum class ErrorKind {
   kInvalidArgument,  // the caller's values
   kUnsupported,      // legal, but not in this build or on this device
-  kCuda,             // a GPU call failed, or there is no GPU of use
-  kComm,             // a peer is late, gone, or does something else
+  kCuda,             // a GPU call failed, or there is no usable GPU
+  kComm,             // a peer is late, is gone, or does something else
   kIo,               // files and disks
-  kOutOfMemory,      // the text names what and how many bytes
-  kUsage,            // options or configuration of a user
+  kOutOfMemory,      // memory is short; the text says for what, and how many bytes
+  kUsage,            // a user's options or configuration
   kData,             // training data, or another input file, that is damaged or does not fit
   kCheckpoint,       // a checkpoint that is unreadable or does not fit what is asked of it
-  kNumerical,        // values that are not finite ended a run
+  kNumerical,        // a run ended because values were not finite
 };
 
 const char* name(ErrorKind kind);
 
-// Thrown as the ErrorOf of its kind alone, so that a handler may name either.
+// The common base. Only its ErrorOf classes are thrown, so a handler may name this or one kind.
 class Error : public std::runtime_error {
  public:
   ErrorKind kind() const { return kind_; }
@@ -37,7 +37,7 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-// An error of one kind: throw DataError("{}: no documents", path), and catch (const DataError&).
+// An error of one kind: throw DataError("{}: no documents", path), catch (const DataError&).
 template <ErrorKind kKind>
 class ErrorOf : public Error {
  public:
@@ -64,7 +64,7 @@ template <class... Args>
 
 }  // namespace moiety
 
-// Throws Error(InvalidArgument) with the formatted text unless `cond` holds.
+// Throws Error(kInvalidArgument) with the formatted text unless `cond` holds.
 #define MOIETY_CHECK(cond, ...)                                           \
   do {                                                                    \
     if (!(cond)) [[unlikely]]                                             \

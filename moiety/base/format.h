@@ -1,5 +1,5 @@
-// Text from a format string, without pulling a formatting library into every header.
-// The syntax is that of {fmt}: "{}", "{:.3f}", "{:>8}".
+// Text from a format string, without a formatting library in every header.
+//  The syntax is that of {fmt}: "{}", "{:.3f}", "{:>8}".
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace moiety {
 
-// One argument of `text`, by value or as a view of the caller's characters.
+// One argument of `text`, held by value or as a view of the caller's characters.
 class FormatArg {
  public:
   using Value = std::variant<int64_t, uint64_t, double, bool, std::string_view, const void*>;
@@ -35,8 +35,8 @@ class FormatArg {
   Value value_;
 };
 
-// A format string that does not fit its arguments gives the format string itself plus a note: error
-// texts are made here, and an error about an error helps nobody.
+// Formats. A format string that does not fit its arguments gives the format string itself plus a
+// note, since error texts are made here and an error about an error helps nobody.
 std::string vtext(std::string_view format, std::span<const FormatArg> args);
 
 template <class... Args>
@@ -45,7 +45,7 @@ std::string text(std::string_view format, const Args&... args) {
   return vtext(format, list);
 }
 
-// "1.5 MiB", "640 B": for people, in logs and errors.
+// A size for people, in logs and errors: "1.5 MiB", "640 B".
 std::string bytes_text(int64_t bytes);
 
 }  // namespace moiety

@@ -1,7 +1,7 @@
-// The GPUs of this process: which there are, or why there are none.
+// The GPUs of this process: which ones there are, or why there are none.
 //
-// Nothing here creates a context on a GPU or needs one: a build without CUDA, and a build with CUDA
-// on a machine without a GPU, answer too.
+// Only gpu_free_memory creates a context on a GPU. The rest needs none and also answers in a build
+// without CUDA, and in a build with CUDA on a machine without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 namespace moiety {
 
 struct GpuStatus {
-  bool built = false;  // CUDA code is in this build
-  int runtime = 0;     // version of the CUDA run time in it; 13000 is 13.0
+  bool built = false;  // this build has CUDA code
+  int runtime = 0;     // version of the CUDA run time in the build; 13000 is 13.0
   int driver = 0;      // newest CUDA version that the driver supports; 0: no driver
-  int count = 0;       // GPUs that can be used
-  std::string text;    // if there are none: why, in the driver's words
+  int count = 0;       // number of usable GPUs
+  std::string text;    // the reason if there are none, in the driver's words
 };
-// Looked up at the first call.
+// The status found at the first call.
 const GpuStatus& gpu_status();
 
 struct GpuProperties {
@@ -29,9 +29,9 @@ struct GpuProperties {
   int64_t l2 = 0;            // bytes of the second-level cache
   int64_t shared_block = 0;  // bytes of shared memory that a block may ask for
 };
-// Looked up once per GPU. Throws as `require_device`.
+// The properties of a GPU, looked up once. Throws what `require_device` throws.
 const GpuProperties& gpu_properties(int index);
-// Bytes that are free now. Creates a context.
+// Bytes of the GPU's memory that are free now. Creates a context on it.
 int64_t gpu_free_memory(int index);
 
 // Throws Error(kUnsupported) with the reason unless `device` is a CPU or a GPU that is there. The

@@ -1,7 +1,9 @@
-// What buffers, streams, events and graphs need of the CUDA run time, behind plain pointers: the
-// seam between code that knows no CUDA header and gpu_runtime_cuda.cpp (no_gpu_runtime_cuda.cpp).
-// Errors are Error(kCuda), which name the call and the error; those of `free` and `destroy` are
-// logged. Handles come from the functions here or are the caller's.
+// The calls of the CUDA run time that buffers, streams, events and graphs need, behind plain
+// pointers: the seam between code that includes no CUDA header and gpu_runtime_cuda.cpp (or
+// no_gpu_runtime_cuda.cpp).
+//
+// Errors are Error(kCuda), which name the call and the error; errors of `free` and `destroy` are
+// logged. Handles come from the functions here or from the caller.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +13,21 @@
 
 namespace moiety::gpu {
 
-// What gpu_status and gpu_properties keep.
+// The facts behind gpu_status and gpu_properties, which keep them.
 GpuStatus find_gpus();
 GpuProperties find_properties(int index);
 int64_t free_memory(int device);
 
-// What a step must not do, by the calling thread since it started: memory taken or given back (of a
-// GPU, or pinned), and waits for a stream or an event.
+// Counts of the things that a step must not do, by the calling thread since it started: allocations
+// and releases of GPU or pinned memory, and waits for a stream or an event.
 struct Activity {
   int64_t allocations = 0;
   int64_t waits = 0;
 };
 Activity activity();
 
-// Zeroed, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and what is free.
+// Zeroed GPU memory, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and how much
+// is free.
 void* allocate(int device, int64_t bytes, const char* what);
 void free(int device, void* data) noexcept;
 // Zeroed host memory that GPUs read and write directly.
@@ -44,7 +47,7 @@ void synchronize_event(int device, void* event);
 void stream_wait(int device, void* stream, void* event);
 double elapsed_ms(void* begin, void* end);
 
-// `count` rows of `bytes` bytes each, which begin `pitch` bytes apart; not empty.
+// A run of `count` rows of `bytes` bytes each, which begin `pitch` bytes apart; never empty.
 struct Rows {
   std::byte* data;
   int64_t bytes, pitch, count;
@@ -53,8 +56,8 @@ struct Rows {
 void copy_rows(int device, const Rows& to, const Rows& from, void* stream);
 void fill_rows(int device, const Rows& to, uint8_t value, void* stream);
 
-// Captures in thread-local mode. `end_capture` gives a graph; after an error it gives null if
-// `failing`, else throws.
+// Begin and end a capture, in thread-local mode. `end_capture` gives the graph; after an error it
+// gives null if `failing`, else it throws.
 void begin_capture(int device, void* stream);
 void* end_capture(int device, void* stream, bool failing);
 void destroy_graph(void* graph) noexcept;
@@ -62,7 +65,7 @@ int64_t graph_nodes(void* graph);
 // An executable copy of the graph, uploaded.
 void* instantiate(int device, void* graph, void* stream);
 void destroy_executable(void* executable) noexcept;
-// False if the graph has another shape than the executable.
+// Gives an executable the arguments of another graph. False if the two have different shapes.
 bool update_executable(void* executable, void* graph);
 void launch_executable(int device, void* executable, void* stream);
 

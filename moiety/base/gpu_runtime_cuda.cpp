@@ -12,7 +12,8 @@ cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
 cudaGraph_t graph_of(void* graph) { return static_cast<cudaGraph_t>(graph); }
 cudaGraphExec_t executable_of(void* executable) { return static_cast<cudaGraphExec_t>(executable); }
 
-// For destructors. At the end of a process the run time may be gone before static objects are.
+// Runs f for a destructor: at the end of a process the run time may be gone before static objects
+// are.
 template <class F>
 void quietly(const F& f) noexcept {
   int ignored = 0;
@@ -79,7 +80,7 @@ void* allocate(int device, int64_t bytes, const char* what) {
          bytes_text(bytes), bytes_text(free_memory(device)));
   }
   cuda_check(result, "cudaMalloc");
-  // Done before any stream can touch it: other streams do not wait for the default one.
+  // Memory is zeroed before any stream can touch it: other streams do not wait for the default one.
   MOIETY_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, cudaStreamPerThread));
   MOIETY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamPerThread));
   return data;
@@ -179,7 +180,7 @@ double elapsed_ms(void* begin, void* end) {
   return ms;
 }
 
-// The calls for rows refuse pitches over 2 GiB; the ones for bytes take any size.
+// The copies of rows refuse pitches over 2 GiB; copies of bytes take any size.
 void copy_rows(int device, const Rows& to, const Rows& from, void* stream) {
   const CudaDeviceGuard guard(device);
   const cudaStream_t s = stream_of(stream);

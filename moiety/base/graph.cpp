@@ -17,7 +17,7 @@ Captured capture(const Stream& stream, const std::function<void()>& enqueue) {
   try {
     enqueue();
   } catch (...) {
-    // The stream must leave its capture; what is wrong is what `enqueue` said.
+    // The stream must leave its capture; the error to report is the one that `enqueue` threw.
     Captured ignored(gpu::end_capture(device, stream.cuda_stream(), true));
     throw;
   }

@@ -12,20 +12,21 @@ namespace moiety {
 class Graph {
  public:
   Graph() = default;
-  // Calls `enqueue`, which puts work on `stream` and on streams that wait for its events and that
-  // it waits for in the end; the work is captured instead of run, then made ready to launch. Not
-  // the legacy default stream. What the CUDA run time cannot capture (allocations, waits of the
-  // host, pageable memory) is an Error(kCuda); then nothing is captured. Other threads may do as
-  // they like meanwhile (thread-local mode).
+  // Captures the work that `enqueue` puts on `stream`, and on streams that wait for its events and
+  // that it waits for in the end; nothing of it runs. Then makes the graph ready to launch.
+  //
+  // `stream` is not the legacy default stream. Work that the CUDA run time cannot capture
+  // (allocations, waits of the host, pageable memory) is an Error(kCuda); then nothing is captured.
+  // Other threads may do as they like meanwhile (thread-local mode).
   Graph(const Stream& stream, const std::function<void()>& enqueue);
 
-  // Captures anew, keeping the addresses of the executable graph: cheaper than another Graph where
-  // only arguments and sizes change. False if it had to be made anew.
+  // Captures anew and keeps the addresses of the executable graph, which is cheaper than another
+  // Graph where only arguments and sizes change. False if the executable had to be made anew.
   bool update(const std::function<void()>& enqueue);
-  // Runs after what is on `stream`, before what comes later. Memory that the work was captured with
-  // must still be there.
+  // Launches the graph behind the work on `stream`. The memory that the work was captured with must
+  // still be there.
   void launch(const Stream& stream) const;
-  // Kernels, copies and so on.
+  // Number of nodes of the graph: kernels, copies and so on.
   int64_t nodes() const { return nodes_; }
 
  private:

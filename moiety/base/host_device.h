@@ -11,5 +11,5 @@
 #define MOIETY_HD
 #endif
 
-// For what is called from vectorized loops and from kernels.
+// An inline function for vectorized loops and for kernels.
 #define MOIETY_HD_INLINE MOIETY_HD MOIETY_INLINE

@@ -7,7 +7,7 @@ namespace moiety {
 
 JsonFields::JsonFields(std::string_view text) : rest_(text) {}
 
-// The next character that is not space; 0 at the end.
+// The next character that is not a space; 0 at the end.
 char JsonFields::peek() {
   while (!rest_.empty() && (rest_[0] == ' ' || rest_[0] == '\t' || rest_[0] == '\r')) {
     rest_.remove_prefix(1);
@@ -15,7 +15,7 @@ char JsonFields::peek() {
   return rest_.empty() ? '\0' : rest_[0];
 }
 
-// With its quotes; empty if it does not end.
+// A string with its quotes; empty if it does not end.
 std::string_view JsonFields::take_string() {
   for (size_t i = 1; i < rest_.size(); ++i) {
     if (rest_[i] == '\\') {

@@ -1,23 +1,23 @@
-// The fields of one JSON object as raw text, for files of very many small records: records of a
-// million steps are read in about a second.
+// A reader of one JSON object's fields as raw text, for files of very many small records: a million
+// records are read in about a second.
 #pragma once
 
 #include <string_view>
 
 namespace moiety {
 
-// Walks over the members of an object.
+// Walks over the members of an object:
 //   JsonFields fields(line);
 //   while (fields.next()) use(fields.key(), fields.value());
 //   fields.complete() tells whether the text was one object and nothing else.
-// Keys and values are the text between their ends: strings with quotes and escapes, arrays and
-// objects with brackets. What stands inside a value is not checked but for strings and brackets.
+// A key or a value is the text between its ends: strings with quotes and escapes, arrays and
+// objects with brackets. Inside a value only strings and brackets are checked.
 class JsonFields {
  public:
   explicit JsonFields(std::string_view text);
 
   bool next();
-  std::string_view key() const { return key_; }  // without quotes
+  std::string_view key() const { return key_; }  // the key without its quotes
   std::string_view value() const { return value_; }
   bool complete() const { return complete_; }
 
@@ -35,7 +35,8 @@ class JsonFields {
   bool first_ = true, complete_ = false;
 };
 
-// A number, or "nan", "inf", "-inf" as a string. Anything else is nan.
+// The number that a value holds, also as one of the strings "nan", "inf", "-inf"; anything else
+// gives nan.
 double json_number(std::string_view value);
 
 }  // namespace moiety

@@ -1,6 +1,6 @@
-// One JSON object on one line, keys in the order in which they are added: records of metrics.jsonl,
-// results on stdout. Numbers are the shortest text that reads back to the same double; "nan", "inf"
-// and "-inf" are strings.
+// A writer of one JSON object on one line, with keys in the order in which they are added: a record
+// of metrics.jsonl, a result on stdout. Numbers are the shortest text that reads back to the same
+// double; "nan", "inf" and "-inf" are strings.
 #pragma once
 
 #include <concepts>
@@ -24,12 +24,12 @@ class JsonLine {
                                  : raw(key, std::to_string(value));
   }
   JsonLine& add(std::string_view key, std::span<const double> values);
-  // `json` is JSON text.
+  // Adds a value that is JSON text already.
   JsonLine& raw(std::string_view key, std::string_view json);
-  // The keys of another object.
+  // Adds the keys of another object.
   JsonLine& append(const JsonLine& other);
 
-  // "{...}", without newline.
+  // The object, "{...}", without a newline.
   std::string text() const { return body_ + "}"; }
 
  private:

@@ -1,4 +1,5 @@
-// Launches kernels: sizes in 64 bits, the stream's device current, errors that name the kernel.
+// Launches of kernels: sizes in 64 bits, the stream's device made current, errors that name the
+// kernel.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,15 @@
 
 namespace moiety {
 
-// Kernels have one grid dimension, which alone goes past 65535, and find their tile from it.
+// The shape of a launch. Kernels have one grid dimension, the only one that may exceed 65535, and
+// find their tile from it.
 struct LaunchShape {
-  int64_t blocks = 0;  // 0: nothing is launched
+  int64_t blocks = 0;  // 0 launches nothing
   int threads = 256;
-  int64_t shared_bytes = 0;  // dynamic
-  // Begins while the kernel before it on the stream still runs, if that lets it: what the other
-  // writes must not be touched before cudaGridDependencySynchronize(), which some block must call.
+  int64_t shared_bytes = 0;  // dynamic shared memory
+  // The kernel may begin while the kernel before it on the stream still runs, if that one allows
+  // it. Then memory that the other writes must not be touched before
+  // cudaGridDependencySynchronize(), which some block must call.
   bool early = false;
 };
 
@@ -30,7 +33,7 @@ constexpr int64_t blocks_for(int64_t items, int64_t items_a_block) {
 namespace detail {
 template <class Kernel>
 void allow_shared(Kernel* kernel, int64_t bytes) {
-  // More than 48 KiB, what a kernel declares itself included, must be asked for; asking again costs
+  // More than 48 KiB, with what the kernel declares itself, must be asked for; asking again costs
   // less than remembering.
   if (bytes > 24 * 1024) {
     MOIETY_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -39,8 +42,8 @@ void allow_shared(Kernel* kernel, int64_t bytes) {
 }
 }  // namespace detail
 
-// `name` is for profiles, where the launch is a span of the host, and for errors: "quantize_rows:
-// launch of 3 blocks of 2048 threads: ...".
+// Launches a kernel. `name` stands in profiles, where the launch is a span of the host, and in
+// errors: "quantize_rows: launch of 3 blocks of 2048 threads: ...".
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape,
             const Stream& stream, Args&&... args) {
@@ -69,7 +72,8 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
        cudaGetErrorName(result));
 }
 
-// Blocks of the kernel that run on the stream's GPU at a time: the grid of a persistent kernel.
+// Number of the kernel's blocks that run on the stream's GPU at a time: the grid of a persistent
+// kernel.
 template <class... Params>
 int64_t resident_blocks(void (*kernel)(Params...), int threads, int64_t shared_bytes,
                         const Stream& stream) {

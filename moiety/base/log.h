@@ -1,4 +1,5 @@
-// Log lines for people, on stderr, with the rank of the thread that writes. Results go elsewhere.
+// Log lines for people, on stderr, each with the rank of the thread that writes it. Results never
+// go this way.
 #pragma once
 
 #include <functional>
@@ -11,12 +12,13 @@ namespace moiety {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
-// The rank named in lines of the calling thread; -1 (the default) names none.
+// Sets the rank that is named in lines of the calling thread; -1 (the default) names none.
 void set_log_rank(int rank);
 int log_rank();
-// Lines below the level are dropped. Default kInfo.
+// Sets the level below which lines are dropped; at first kInfo.
 void set_log_level(LogLevel level);
-// Where lines go (without newline); an empty function means stderr. Calls are serialized.
+// The receiver of log lines, which come without a newline; an empty function means stderr. Calls
+// are serialized.
 using LogSink = std::function<void(LogLevel, std::string_view line)>;
 void set_log_sink(LogSink sink);
 

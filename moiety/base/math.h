@@ -1,5 +1,6 @@
-// Elementary functions with the same bits on every device (no libm): docs/spec/grouped.md#sigmoid.
-// Templates have a double instantiation for gradient checks, which uses the C library.
+// Elementary functions with the same bits on every device, since they use no libm
+// (docs/spec/grouped.md#sigmoid). Templates have a double instantiation for gradient checks, which
+// does use the C library.
 #pragma once
 
 #include <array>
@@ -25,13 +26,13 @@ MOIETY_HD_INLINE float exp_nonpositive(float t) {
   q = std::fma(q, f, 0x1.fffffcp-2f);
   q = std::fma(q, f, 1.0f);
   q = std::fma(q, f, 1.0f);
-  // A multiplication, not an addition to the exponent bits: a NaN must stay one.
+  // The product keeps a NaN a NaN; an addition to the exponent bits would not.
   const float e = q * std::bit_cast<float>((std::bit_cast<uint32_t>(z) << 23) + 0x3F800000u);
   return t < -87.0f ? 0.0f : e;
 }
 inline double exp_nonpositive(double t) { return std::exp(t); }
 
-// 1 / (1 + e^-x).
+// The sigmoid, 1 / (1 + e^-x).
 MOIETY_HD_INLINE float sigmoid(float x) {
   const float e = exp_nonpositive(-std::fabs(x));
   const float r = 1.0f / (1.0f + e);
@@ -39,8 +40,9 @@ MOIETY_HD_INLINE float sigmoid(float x) {
 }
 inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
-// Natural logarithm in double with fixed bits: only exact scaling, +, *, / and fma. Positive normal
-// arguments; relative error below 4 * 2^-53 away from 1, absolute error below 2^-53 near it.
+// Natural logarithm in double with the same bits everywhere: it uses only exact scaling, +, *, /
+// and fma. For positive normal arguments; the relative error is below 4 * 2^-53 away from 1, the
+// absolute error below 2^-53 near it.
 MOIETY_HD_INLINE double log_positive(double x) {
   const uint64_t b = std::bit_cast<uint64_t>(x);
   int exponent = static_cast<int>(b >> 52) - 1023;
@@ -58,7 +60,7 @@ MOIETY_HD_INLINE double log_positive(double x) {
   return e * 0x1.62e42fefa3800p-1 + (2.0 * s + low);
 }
 
-// Natural logarithm of a float, at most 1 ulp off; 0 gives -inf, negative and NaN give NaN.
+// Natural logarithm of a float, at most 1 ulp off; 0 gives -inf, negative numbers and NaN give NaN.
 MOIETY_HD inline float log(float x) {
   if (x == 0) return -std::numeric_limits<float>::infinity();
   if (!(x > 0)) return std::numeric_limits<float>::quiet_NaN();
@@ -67,9 +69,9 @@ MOIETY_HD inline float log(float x) {
 }
 inline double log(double x) { return std::log(x); }
 
-// Sums of a row in the order of docs/spec/ep.md#lane-sums: 32 lanes, lane l takes the groups of 8
-// elements i with i mod 32 = l, ascending; the lanes are then folded 16, 8, 4, 2, 1. term(v, i)
-// adds element i to v.
+// The sum of a row in the order of docs/spec/ep.md#lane-sums. There are 32 lanes; lane l takes the
+// groups of 8 elements i with i mod 32 = l, in ascending order, and the lanes are then folded 16,
+// 8, 4, 2, 1. term(v, i) adds element i to v.
 template <class T, class Term>
 MOIETY_INLINE T lane_sum(int64_t n, Term&& term) {
   std::array<T, 32> lanes{};

@@ -1,11 +1,12 @@
-// For sources that call the CUDA run time: what is not part of the graph that a thread captures.
+// Work that is not part of the graph that a thread captures, for sources that call the CUDA run
+// time.
 #pragma once
 
 #include "moiety/base/cuda_check.cuh"
 
 namespace moiety {
 
-// While it lives this thread may allocate and load kernels, even in the midst of a capture.
+// During its lifetime this thread may allocate and load kernels, even in the midst of a capture.
 class OutsideCapture {
  public:
   OutsideCapture() { MOIETY_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }

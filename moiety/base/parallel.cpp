@@ -11,7 +11,7 @@
 namespace moiety {
 namespace {
 
-thread_local int t_budget = 0;  // 0: not set, all cores
+thread_local int t_budget = 0;  // 0: not set, so all cores
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 // Loops over the cores. Every host thread has a budget of threads for the loops it starts: ranks
-// that are threads of one process share the cores, so 2 ranks on 2 cores use one each. A loop's
-// partition never changes a result: bodies write disjoint elements.
+// that are threads of one process share the cores, so 2 ranks on 2 cores use one each. The way a
+// loop is divided never changes a result, since its bodies write disjoint elements.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 
 namespace moiety {
 
-// Threads that loops of the calling thread use: at first all cores. Set per host thread; at
-// least 1.
+// The number of threads that loops of the calling thread use, at least 1; all cores until it is
+// set.
 int thread_budget();
 void set_thread_budget(int threads);
-// A budget for a scope; the one before comes back at its end.
+// Sets the calling thread's budget for a scope and restores the one before.
 class ThreadBudget {
  public:
   explicit ThreadBudget(int threads) : before_(thread_budget()) { set_thread_budget(threads); }
@@ -24,17 +24,17 @@ class ThreadBudget {
  private:
   int before_;
 };
-// Cores that this process may run on.
+// Number of cores that this process may run on.
 int core_count();
-// What runs the loops: "OpenMP" or "serial".
+// The name of the engine that runs the loops: "OpenMP" or "serial".
 const char* loop_engine();
 
 namespace detail {
 void parallel_tasks(int64_t tasks, void (*body)(void*, int64_t), void* context);
 }
 
-// body(i) for i in [0, tasks), each once, spread dynamically. Exceptions of a body are rethrown
-// (one of them) after all bodies ended. Nested calls run serially.
+// Runs body(i) for i in [0, tasks), each once, spread dynamically. If bodies throw, one of the
+// exceptions is rethrown after all bodies have ended. Nested calls run serially.
 template <class Body>
 void parallel_tasks(int64_t tasks, Body&& body) {
   using B = std::remove_reference_t<Body>;
@@ -43,7 +43,7 @@ void parallel_tasks(int64_t tasks, Body&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// body(begin, end) over [0, n) in pieces of `grain` elements (the last may be shorter).
+// Runs body(begin, end) over [0, n) in pieces of `grain` elements; the last may be shorter.
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, Body&& body) {
   grain = std::max<int64_t>(grain, 1);

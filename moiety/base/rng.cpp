@@ -61,7 +61,7 @@ float init_normal(uint64_t seed, uint32_t tensor, uint64_t i) {
   return normal(init_words(seed, tensor, i >> 2)[i & 3]);
 }
 
-// The clones have an instruction for fma; elsewhere it is a call.
+// The SIMD clones have an fma instruction; elsewhere fma is a call.
 MOIETY_SIMD_CLONES
 void init_normals(uint64_t seed, uint32_t tensor, uint64_t first, int64_t n, float scale,
                   float* out) {

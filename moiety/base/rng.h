@@ -44,17 +44,19 @@ MOIETY_HD_INLINE constexpr PhiloxBlock philox(PhiloxKey key, PhiloxBlock counter
   return counter;
 }
 
-// crc32c of the checkpoint name (of a gradient: name + ".dy").
+// The number of a tensor in random streams: crc32c of its checkpoint name (for a gradient, of name
+// + ".dy").
 uint32_t tensor_id(std::string_view name);
 
-// Standard normal number of a 32-bit word: the inverse of the normal distribution at
-// (word + 1/2) / 2^32 (Wichura's AS 241, double precision), with a logarithm of our own, so that
-// all devices give the same bits. Never infinite.
+// The standard normal number of a 32-bit word: the inverse of the normal distribution at (word +
+// 1/2) / 2^32 (Wichura's AS 241, in double), with Moiety's own logarithm, so that all devices give
+// the same bits. Never infinite.
 float normal_from_word(uint32_t word);
 
-// Element i of the logical tensor under domain kInit: standard normal.
+// Element i of the logical tensor in domain kInit: a standard normal number.
 float init_normal(uint64_t seed, uint32_t tensor, uint64_t i);
-// out[i] = scale * init_normal(seed, tensor, first + i) for i in [0, n), several times faster.
+// out[i] = scale * init_normal(seed, tensor, first + i) for i in [0, n); several times faster than
+// calls one by one.
 void init_normals(uint64_t seed, uint32_t tensor, uint64_t first, int64_t n, float scale,
                   float* out);
 

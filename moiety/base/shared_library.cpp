@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The folders in `folder` whose names begin so, in the order of their names.
+// The folders in `folder` whose names start with `beginning`, in the order of their names.
 std::vector<fs::path> folders_in(const fs::path& folder, std::string_view beginning = "") {
   std::vector<fs::path> out;
   std::error_code ignored;
@@ -26,7 +26,7 @@ std::vector<fs::path> folders_in(const fs::path& folder, std::string_view beginn
   return out;
 }
 
-// What the first python3 on PATH was installed under: its own place and that of what it links to.
+// The prefixes of the first python3 on PATH: its own, and that of the file it links to.
 std::vector<fs::path> python_prefixes() {
   const char* path = std::getenv("PATH");
   std::istringstream entries(path ? path : "");
@@ -39,7 +39,7 @@ std::vector<fs::path> python_prefixes() {
       const fs::path prefix = place.parent_path().parent_path();
       if (std::find(out.begin(), out.end(), prefix) == out.end()) out.push_back(prefix);
     }
-    // Debian's python3 in /usr has what its administrator installs in /usr/local.
+    // Debian's python3 in /usr also finds packages that its administrator installs in /usr/local.
     if (out.back() == "/usr") out.push_back("/usr/local");
     return out;
   }

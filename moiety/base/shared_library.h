@@ -1,7 +1,7 @@
-// A library that is opened at run time, so that the program runs where it is missing.
+// A library that is opened at run time, so that the program also runs where it is missing.
 //
-// A loader of one (x_loader.cpp) opens it at first use, checks its version, fills a table of the
-// functions that are used, and has a sentence for `moiety doctor` when it is missing.
+// The loader of one library (x_loader.cpp) opens it at first use, checks its version, fills a table
+// of the functions that are used, and has a sentence for `moiety doctor` when it is missing.
 #pragma once
 
 #include <filesystem>
@@ -18,17 +18,17 @@ class SharedLibrary {
   static SharedLibrary open(std::initializer_list<const char*> names);
 
   explicit operator bool() const { return handle_ != nullptr; }
-  // The file; empty if nothing was opened.
+  // The file that was opened; empty if none was.
   const std::string& path() const { return path_; }
-  // Why the first name was not opened.
+  // The reason why the first name was not opened.
   const std::string& error() const { return error_; }
 
-  // F is a function type. Null if the library is missing or lacks the symbol.
+  // The function of this name, whose type is F; null if the library is missing or lacks the symbol.
   template <class F>
   F* find(const char* symbol) const {
     return reinterpret_cast<F*>(find_symbol(symbol));
   }
-  // For tables of functions: whether it was found.
+  // Finds a function for a table of functions; false if it is not there.
   template <class F>
   bool find(const char* symbol, F*& function) const {
     function = find<F>(symbol);
@@ -43,10 +43,10 @@ class SharedLibrary {
   std::string path_, error_;
 };
 
-// "9.14.0" of 91400, as NVIDIA's libraries count.
+// A version as NVIDIA's libraries count it, as text: 91400 is "9.14.0".
 std::string dotted_version(size_t version);
 
-// Where pip puts NVIDIA's libraries: the nvidia/*/lib folders of the packages of the first
+// The folders into which pip puts NVIDIA's libraries: nvidia/*/lib of the packages of the first
 // `python3` on PATH, a virtual environment's or the system's.
 std::vector<std::filesystem::path> python_library_folders();
 

@@ -1,6 +1,7 @@
-// Marks a function of a fast CPU path to be compiled for several instruction sets, the best of
-// which is chosen when the program starts. Contraction is off everywhere, so all of them give the
-// same bits; what they call must be inlined into them (MOIETY_INLINE) to be vectorized with them.
+// Marks a function of a fast CPU path to be compiled for several instruction sets; the best one is
+// chosen when the program starts. Contraction is off everywhere, so all of them give the same bits.
+// Functions that a marked function calls must be inlined into it (MOIETY_INLINE) to be vectorized
+// with it.
 #pragma once
 
 #define MOIETY_INLINE inline __attribute__((always_inline))

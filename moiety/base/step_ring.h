@@ -1,10 +1,10 @@
-// Blocks of bytes between host and device, one at a time and in order, without either waiting for
-// the other inside a step: the host writes (reads) slot n mod S of a ring in pinned memory, the
-// device reads (writes) the slot that a counter of its own says. So a captured step that is
-// launched again takes the next block.
+// A ring of slots that carries blocks of bytes between host and device, one at a time and in order,
+// without either side waiting for the other inside a step. The host uses slot n mod S of a ring in
+// pinned memory; the device uses the slot that its own counter names. A captured step that is
+// launched again therefore takes the next block.
 //
-// The ring knows nothing of time: a slot is the host's again when the device's turn of n has
-// passed, which an event says. On a CPU the same with plain memory.
+// The ring knows nothing of time: a slot is the host's again when the device has passed block n,
+// which the caller learns from an event. On a CPU the ring is plain memory.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@
 
 namespace moiety {
 
-// What both directions have: the slots, and the device's counter.
+// The part that both directions share: the slots, and the device's counter.
 class StepRing {
  public:
-  // Block n, n = 0, 1, ..., on the host.
+  // The slot of block n, n = 0, 1, ..., on the host.
   std::byte* slot(int64_t n) const { return host_.data() + n % slots_ * stride_; }
 
  protected:
   StepRing(int64_t bytes, int64_t slots, Device device, const char* what);
-  // Between `block` and the device's next slot.
+  // Copies between `block` and the device's next slot.
   void move(std::byte* block, bool inbound, const Stream& stream);
 
   int64_t bytes_, stride_;
@@ -32,14 +32,14 @@ class StepRing {
   Buffer host_, count_;
 };
 
-// Host to device: the host writes the slots.
+// A ring from host to device: the host writes the slots.
 class InboundRing : public StepRing {
  public:
-  // Blocks of `bytes` bytes.
+  // A ring of blocks of `bytes` bytes.
   InboundRing(int64_t bytes, int64_t slots, Device device, const char* what)
       : StepRing(bytes, slots, device, what), block_(stride_, device, what) {}
 
-  // block() := the next block.
+  // Puts the next block into block().
   void fetch(const Stream& stream) { move(block_.data(), true, stream); }
   TensorView block() const { return block_.view(DType::kUInt8, {bytes_}); }
 
@@ -47,19 +47,19 @@ class InboundRing : public StepRing {
   Buffer block_;
 };
 
-// Device to host: the host reads the slots.
+// A ring from device to host: the host reads the slots.
 class OutboundRing : public StepRing {
  public:
   OutboundRing(int64_t bytes, int64_t slots, Device device, const char* what)
       : StepRing(bytes, slots, device, what) {}
 
-  // The next block := `block`, uint8 [bytes] on the device.
+  // Stores `block`, uint8 [bytes] on the device, as the next block.
   void store(TensorView block, const Stream& stream);
 };
 
 namespace detail {
-// `bytes` bytes between `block` and slot count mod slots, `stride` bytes apart; ++count. All is in
-// the reach of the stream's device.
+// One copy of `bytes` bytes between `block` and slot (count mod slots); slots are `stride` bytes
+// apart. It adds 1 to count. The stream's device can reach all of the memory.
 struct RingCopy {
   std::byte* ring;
   std::byte* block;

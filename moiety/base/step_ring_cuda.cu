@@ -7,7 +7,7 @@ namespace moiety::detail {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 64;  // enough for the host link
+constexpr int64_t kMostBlocks = 64;  // enough to fill the link to the host
 
 __global__ void __launch_bounds__(kThreads) copy_slot(RingCopy c) {
   std::byte* slot = c.ring + static_cast<int64_t>(*c.count % uint64_t(c.slots)) * c.stride;

@@ -36,8 +36,8 @@ Stream::State::~State() {
 }
 
 void Stream::State::run_until(int64_t count) {
-  // The operation that runs stays in front, empty: not done, though it may itself wait on what came
-  // before it in this queue.
+  // The running operation stays in front as an empty one: it is not done, though it may itself wait
+  // for operations before it in this queue.
   while (done < count && !pending.empty() && pending.front()) {
     const std::function<void()> f = std::exchange(pending.front(), nullptr);
     const auto end = [&] {

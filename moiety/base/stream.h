@@ -1,4 +1,4 @@
-// An order of operations on a device, and marks in it.
+// Streams, which order the operations on a device, and events, which mark points in them.
 //
 // On a CPU a stream runs operations inline on the calling thread; it is an order, not a thread. The
 // deferred stream, for tests, keeps operations back until something waits for them, so that a
@@ -27,18 +27,18 @@ class Stream {
   Stream() = default;
   // A CPU stream that defers its operations until `synchronize` or a wait on its events.
   static Stream deferred();
-  // A new stream of a GPU, which neither waits for the legacy default stream nor holds it up; of a
-  // CPU the inline stream. Throws as `require_device`.
+  // On a GPU a new stream, which neither waits for the legacy default stream nor holds it up; on a
+  // CPU the inline stream. Throws what `require_device` throws.
   static Stream on(Device device);
-  // A cudaStream_t of the caller's, such as PyTorch's current one, which must outlive this stream,
-  // its copies and what runs on them; null is the legacy default stream.
+  // A stream over the caller's cudaStream_t, such as PyTorch's current one; null is the legacy
+  // default stream. The cudaStream_t must outlive this stream, its copies and the work on them.
   static Stream external(Device gpu, void* cuda_stream);
 
   Device device() const { return state_ ? state_->device : Device{}; }
   // The cudaStream_t; throws for a CPU stream.
   void* cuda_stream() const;
 
-  // CPU streams only.
+  // Runs f in the order of the stream, which is a CPU stream.
   template <class F>
   void run(F&& f) const {
     if (!state_) {
@@ -48,20 +48,21 @@ class Stream {
     }
   }
 
-  // What is run on this stream later happens after what `event` marks. Where the two are not both
-  // on GPUs the host waits: of the CPU stream when its turn comes, of a GPU's stream now.
+  // Makes operations that are run on this stream later wait for the point that `event` marks.
+  // Unless both are on GPUs it is the host that waits: for a CPU stream when its turn comes, for a
+  // GPU's stream now.
   void wait(const Event& event) const;
-  // Returns when everything run so far has happened.
+  // Returns when every operation run so far has happened.
   void synchronize() const;
 
  private:
   friend class Event;
   struct State {
     Device device;
-    // Of a deferred stream.
+    // Fields of a deferred stream.
     std::list<std::function<void()>> pending;
     int64_t done = 0;  // operations that have run
-    // Of a GPU's stream.
+    // Fields of a GPU's stream.
     void* cuda_stream = nullptr;
     bool owned = false;
 
@@ -72,24 +73,25 @@ class Stream {
   };
   void defer(std::function<void()> f) const;
 
-  std::shared_ptr<State> state_;  // null: inline
+  std::shared_ptr<State> state_;  // null for the inline stream
 };
 
-// A point in a stream. An event that was never recorded is complete; recording again moves it, but
-// not its copies. On a GPU it is a cudaEvent_t, made at the first recording and used again unless a
-// copy still has it.
+// A point in a stream. An event that was never recorded is complete. Recording again moves the
+// event, but not its copies. On a GPU it is a cudaEvent_t, made at the first recording and used
+// again unless a copy still has it.
 class Event {
  public:
   Event() = default;
-  // An event for `elapsed_ms`.
+  // An event that `elapsed_ms` can read.
   static Event timed();
 
   void record(const Stream& stream);
   bool complete() const;
-  // Blocks the host until the point is reached.
+  // Makes the host wait until the point is reached.
   void wait() const;
 
-  // Milliseconds from `begin` to `end`: timed, recorded on streams of one device, and complete.
+  // Milliseconds from `begin` to `end`. Both are timed, recorded on streams of one device, and
+  // complete.
   friend double elapsed_ms(const Event& begin, const Event& end);
 
  private:
@@ -100,15 +102,15 @@ class Event {
     ~GpuEvent();
   };
   bool timed_ = false;
-  std::shared_ptr<Stream::State> state_;  // of a deferred stream
+  std::shared_ptr<Stream::State> state_;  // set for a deferred stream
   int64_t count_ = 0;
-  std::shared_ptr<int64_t> time_;  // on a CPU, if timed
+  std::shared_ptr<int64_t> time_;  // set on a CPU if timed
   std::shared_ptr<const GpuEvent> gpu_;
 };
 double elapsed_ms(const Event& begin, const Event& end);
 
-// Throws unless `x` is absent or on the stream's device: "quantize: x is float32[4], but must be
-// on cuda:0 as the stream".
+// Throws Error(kInvalidArgument) unless `x` is absent or on the stream's device: "quantize: x is
+// float32[4], but must be on cuda:0 as the stream".
 void check_device(const char* operation, const char* argument, const TensorView& x,
                   const Stream& stream);
 

@@ -1,6 +1,6 @@
-// Sees every tensor that the passes of a model store, in the order in which they are stored: to
-// find the first one that is wrong. Whoever runs a pass may be given one; without it nothing is
-// called, and no argument of a call is computed.
+// An observer of every tensor that the passes of a model store, in the order in which they are
+// stored: it finds the first one that is wrong. A pass takes an optional probe; without one nothing
+// is called, and no argument of a call is computed.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,29 @@
 
 namespace moiety {
 
-// Which rows of a tensor belong to which expert of a rank: local expert l has count[l] rows from
-// begin[l] on. Nothing lies in the other rows.
+// The rows of a tensor that belong to each of a rank's experts: local expert l has count[l] rows
+// from begin[l] on. The other rows hold nothing.
 struct ExpertRows {
   TensorView begin_L1;               // int64 [L + 1]
   TensorView count_L;                // int64 [L]
-  std::span<const int32_t> experts;  // their numbers, [L]
+  std::span<const int32_t> experts;  // numbers of the experts, [L]
 };
 
 struct StoredTensor {
-  std::string_view operation;  // "attention", or the parameter that it is of: "final_norm.weight"
-  std::string_view name;       // of what it stored: "o", "gradient"
-  TensorView view;             // absent: this pass has none
+  std::string_view operation;  // "attention", or the parameter: "final_norm.weight"
+  std::string_view name;       // name of the result: "o", "gradient"
+  TensorView view;             // absent if this pass has no such tensor
   std::initializer_list<TensorView> inputs;
-  const ExpertRows* rows = nullptr;  // null: every row counts. A view [L, ...] has no such rows
+  const ExpertRows* rows = nullptr;  // null if every row counts, and for views [L, ...]
 };
 
 class TensorProbe {
  public:
   virtual ~TensorProbe() = default;
-  // What is stored next belongs to this layer (-1: embedding, head and loss).
+  // Announces that the next tensors belong to this layer (-1: embedding, head and loss).
   virtual void enter(int64_t layer, bool backward) = 0;
-  // On the thread that runs the pass, with the data in place, before anything overwrites it.
+  // Called on the thread that runs the pass, with the data in place, before anything overwrites
+  // them.
   virtual void stored(const StoredTensor& tensor) = 0;
 };
 

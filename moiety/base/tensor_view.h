@@ -1,4 +1,5 @@
-// A view of memory as a tensor: pointer, dtype, sizes, strides (in elements), device. Owns nothing.
+// A view of memory as a tensor: pointer, dtype, sizes, strides (in elements) and device. It owns
+// nothing.
 #pragma once
 
 #include <array>
@@ -20,7 +21,7 @@ class TensorView {
  public:
   // An absent tensor: optional arguments are views for which `defined()` is false.
   TensorView() = default;
-  // Row-major, without gaps.
+  // A row-major tensor without gaps.
   TensorView(void* data, DType dtype, std::span<const int64_t> sizes, Device device = {});
   TensorView(void* data, DType dtype, std::initializer_list<int64_t> sizes, Device device = {})
       : TensorView(data, dtype, std::span(sizes.begin(), sizes.size()), device) {}
@@ -55,11 +56,11 @@ class TensorView {
   TensorView select(int64_t i) const;
   // Another shape over the same elements; the view must be contiguous.
   TensorView reshape(std::initializer_list<int64_t> sizes) const;
-  // The same bytes as another dtype of equal width.
+  // The same bytes as another dtype of the same width.
   TensorView as(DType dtype) const;
 
-  // "bfloat16[4, 128]", with strides if they are not the contiguous ones, with the device if it is
-  // a GPU.
+  // A description for errors: "bfloat16[4, 128]", with strides if the tensor is not contiguous, and
+  // with the device if that is a GPU.
   std::string describe() const;
 
  private:
@@ -71,8 +72,9 @@ class TensorView {
   Device device_;
 };
 
-// Throws unless `x` is defined and has this dtype and these sizes (-1: any). The text names the
-// operation and the argument: "gemm: b is float32[3, 4], expected float32[*, 8]".
+// Throws Error(kInvalidArgument) unless `x` is defined and has this dtype and these sizes (-1:
+// any). The text names the operation and the argument: "gemm: b is float32[3, 4], expected
+// float32[*, 8]".
 void check_tensor(const char* operation, const char* argument, const TensorView& x, DType dtype,
                   std::initializer_list<int64_t> sizes);
 

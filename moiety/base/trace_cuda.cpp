@@ -5,7 +5,7 @@
 namespace moiety::detail {
 namespace {
 
-// Null where nobody listens.
+// The NVTX domain; null where nobody listens.
 nvtxDomainHandle_t domain() {
   static const nvtxDomainHandle_t handle = nvtxDomainCreateA("moiety");
   return handle;

@@ -12,8 +12,8 @@ namespace {
 
 int64_t end_of(const Box& box, int d) { return box.start[d] + box.size[d]; }
 
-// The dimension along which the boxes begin at the most places: sweeping along it, few are open at
-// a time.
+// The dimension along which the boxes begin at the most places. Along it a sweep has only few boxes
+// open at a time.
 int sweep_dimension(std::span<const Box> boxes) {
   int best = 0;
   size_t most = 0;
@@ -49,8 +49,8 @@ std::optional<Box> find_overlap(std::span<const Box> boxes) {
   return std::nullopt;
 }
 
-// A part of `target` that none of the boxes touches. Depth first: what the first box leaves of the
-// target is looked for in the others.
+// A part of `target` that none of the boxes touches, found depth first: the parts of the target
+// that the first box leaves are looked for in the others.
 std::optional<Box> find_hole(const Box& target, std::span<const Box> boxes) {
   std::vector<std::pair<Box, size_t>> todo{{target, 0}};
   while (!todo.empty()) {
@@ -207,7 +207,7 @@ int64_t BoxRuns::outer_offset(int64_t k) const {
 std::vector<RowCopy> row_copies(const Box& region, int64_t element_bytes, const Box& from,
                                 const Box& to) {
   const BoxRuns in(from, region), out(to, region);
-  // Runs of both are multiples of the shorter one's length.
+  // Runs of both have lengths that are multiples of the shorter one's.
   const int64_t length = std::min(in.length(), out.length());
   std::vector<RowCopy> copies;
   if (length == 0) return copies;

@@ -1,5 +1,5 @@
 // Boxes: ranges in every dimension of a logical tensor. Their volumes, intersections and covers,
-// and how their elements lie in memory.
+// and the places of their elements in memory.
 #pragma once
 
 #include <cstddef>
@@ -19,30 +19,30 @@ using optim::StatePiece;
 using optim::StateView;
 
 int64_t volume(const Box& box);
-// Why a tensor of this shape cannot be stored: more than kMaxBoxRank dimensions, a negative one,
-// more than 2^59 elements. Null if it can.
+// The reason why a tensor of this shape cannot be stored: more than kMaxBoxRank dimensions, a
+// negative one, or more than 2^59 elements. Null if it can be stored.
 const char* shape_fault(std::span<const int64_t> shape);
-// All of a tensor. Throws Error(InvalidArgument) if shape_fault.
+// The box of a whole tensor. Throws Error(kInvalidArgument) on a shape_fault.
 Box whole(std::span<const int64_t> shape);
 bool contains(const Box& outer, const Box& inner);
-// Empty if nothing is common.
+// The common part; empty if there is none.
 std::optional<Box> intersect(const Box& a, const Box& b);
-// Appends what `box` is cut into so that a part has at most `limit` bytes, along the first
-// dimension with more than one index: a part is one run of the box's elements. One index of the
-// last dimension is not cut.
+// Cuts `box` into parts of at most `limit` bytes and appends them, along the first dimension with
+// more than one index: a part is one run of the box's elements. One index of the last dimension is
+// never cut.
 void cut_box(const Box& box, int64_t element_bytes, int64_t limit, std::vector<Box>& parts);
-// "[0:16,4:8]".
+// The box as text: "[0:16,4:8]".
 std::string describe(const Box& box);
-// "[16,8]".
+// The shape as text: "[16,8]".
 std::string shape_text(std::span<const int64_t> shape);
 
-// What keeps `boxes`, all of them in `target`, from covering every element of it exactly once:
-// "[0:1,4:8] is not covered", "[0:1,4:8] is covered twice". Empty if nothing does.
+// The reason why `boxes`, all of them in `target`, do not cover every element of it exactly once:
+// "[0:1,4:8] is not covered", "[0:1,4:8] is covered twice". Empty if they do.
 std::optional<std::string> cover_fault(const Box& target, std::span<const Box> boxes);
 
-// Elements of `inner` that lie one behind the other when `outer` is stored row-major: `count` runs
-// of `length` elements. Run k begins at element `outer_offset(k)` of outer, and at k * length of
-// inner.
+// The elements of `inner` as runs that are consecutive when `outer` is stored row-major: `count`
+// runs of `length` elements. Run k begins at element `outer_offset(k)` of outer, and at k * length
+// of inner.
 class BoxRuns {
  public:
   BoxRuns(const Box& outer, const Box& inner);
@@ -59,14 +59,14 @@ class BoxRuns {
   std::array<int64_t, kMaxBoxRank> stride_{};
 };
 
-// Rows of elements, the same number of bytes each, which begin so many bytes apart.
+// A copy of rows with the same number of bytes each, which begin a fixed number of bytes apart.
 struct RowCopy {
-  int64_t from = 0, to = 0;  // bytes from the begin of either box to the first row
+  int64_t from = 0, to = 0;  // bytes from the beginning of either box to the first row
   int64_t bytes = 0, rows = 1;
   int64_t from_pitch = 0, to_pitch = 0;
 };
-// What moves the elements of `region` from a row-major box to another one that both contain it, as
-// few as can be, in ascending order.
+// The copies that move the elements of `region` from one row-major box to another, both of which
+// contain it; as few as possible, in ascending order.
 std::vector<RowCopy> row_copies(const Box& region, int64_t element_bytes, const Box& from,
                                 const Box& to);
 void copy_region(const Box& region, int64_t element_bytes, const Box& from, const std::byte* source,

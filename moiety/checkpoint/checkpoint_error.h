@@ -1,5 +1,5 @@
-// How a checkpoint that cannot be read, or does not fit what is asked of it, is refused. Disks that
-// fail are an IoError.
+// The refusal of a checkpoint that cannot be read or does not fit what is asked of it. A disk that
+// fails is an IoError instead.
 #pragma once
 
 #include "moiety/base/error.h"

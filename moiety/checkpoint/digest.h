@@ -1,9 +1,10 @@
 // A checksum of a tensor's values that does not depend on how the tensor is cut:
-//   D = sum over elements of mix(mix(i + 0x9E3779B97F4A7C15) + bits_i) mod 2^64,
-// i the row-major index in the logical tensor, bits_i its bits zero-extended,
-//   mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >>
-//   31
-// (the finalizer of SplitMix64). Digests of boxes that tile a tensor add up to the tensor's.
+//   D = sum over elements of mix(mix(i + 0x9E3779B97F4A7C15) + bits_i) mod 2^64
+// where i is the row-major index in the logical tensor, bits_i are the element's bits,
+// zero-extended, and mix is the finalizer of SplitMix64:
+//   mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9;
+//           z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
+// Digests of boxes that tile a tensor add up to the tensor's digest.
 // Golden: float32 [2, 2] {1, -2, 0.5, 3} gives f4903b68c42bd4b4.
 #pragma once
 
@@ -11,8 +12,8 @@
 
 namespace moiety::checkpoint {
 
-// Of the elements of `box`, row-major at `data`, in a tensor of `shape`. Throws
-// Error(InvalidArgument) for elements of less than a byte and boxes outside of the shape.
+// The digest of the elements of `box`, row-major at `data`, in a tensor of `shape`. Throws
+// Error(kInvalidArgument) for elements of less than a byte and boxes outside of the shape.
 uint64_t digest(const void* data, DType dtype, const Box& box, std::span<const int64_t> shape);
 
 // The sum over n consecutive elements, the first of which has index `first`. element_bytes is 1, 2,

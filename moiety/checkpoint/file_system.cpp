@@ -32,7 +32,7 @@ class Posix : public FileSystem {
   int open(const std::string& path, int flags) override {
     return without_interrupts([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
   }
-  // The descriptor is gone whatever close says, so an interrupted one is not repeated.
+  // The descriptor is gone whatever close says, so an interrupted call is not repeated.
   int close(int fd) override { return ::close(fd) < 0 && errno != EINTR ? -errno : 0; }
   ssize_t pread(int fd, void* data, size_t bytes, off_t offset) override {
     return without_interrupts([&] { return ::pread(fd, data, bytes, offset); });
@@ -111,7 +111,7 @@ FileSystem& posix() {
 
 File::File(FileSystem& files, std::string path, int flags)
     : files_(&files), path_(std::move(path)), fd_(files.open(path_, flags)) {
-  // Not every file system goes without its cache.
+  // Not every file system can bypass its cache.
   if (fd_ == -EINVAL && (flags & O_DIRECT)) fd_ = files.open(path_, flags & ~O_DIRECT);
   check(fd_, "open", path_);
 }
@@ -206,7 +206,7 @@ void sync_directory(FileSystem& files, const std::string& path) {
 }
 
 uint32_t checksum(FileSystem& files, const std::string& path) {
-  File file(files, path, O_RDONLY | O_DIRECT);  // wants memory, offset and length aligned
+  File file(files, path, O_RDONLY | O_DIRECT);  // needs memory, offset and length aligned
   const uint64_t bytes = size_of(files, path).value_or(0);
   const size_t part = std::min<uint64_t>(kTransfer, (bytes + 4095) / 4096 * 4096);
   const Buffer buffer(static_cast<int64_t>(part), "read-back of a file", 4096);

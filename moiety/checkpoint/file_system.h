@@ -1,5 +1,5 @@
-// The system calls under a checkpoint, as a seam: the tests let the n-th call fail, or every call
-// from the n-th on, as after a kill.
+// The system calls under a checkpoint, as a seam: tests let the n-th call fail, or every call from
+// the n-th on, as after a kill.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace moiety::checkpoint {
 
-// One call each, as POSIX defines it; a failure is returned as the negative errno.
+// Each function is one call as POSIX defines it; a failure is returned as the negative errno.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -28,36 +28,37 @@ class FileSystem {
   virtual int rename(const std::string& from, const std::string& to) = 0;
   virtual int unlink(const std::string& path) = 0;
   virtual int rmdir(const std::string& path) = 0;
-  // Bytes of a file, links followed.
+  // The size of a file in bytes; links are followed.
   virtual int size(const std::string& path, uint64_t& bytes) = 0;
-  // Names in a directory, without "." and "..".
+  // The names in a directory, without "." and "..".
   virtual int list(const std::string& path, std::vector<std::string>& names) = 0;
-  // Hints, so that the disk works while the caller computes: what was written shall go to it, what
-  // will be read shall come.
+  // Hints that let the disk work while the caller computes: written bytes shall go to it, bytes
+  // that will be read shall come.
   virtual void write_back(int /*fd*/, off_t /*offset*/, off_t /*bytes*/) {}
   virtual void read_ahead(int /*fd*/, off_t /*offset*/, off_t /*bytes*/) {}
 };
 
-// The operating system's.
+// The file system of the operating system.
 FileSystem& posix();
 
-// Below, failures are Error(Io) with the call, the path, the offset and the system's words.
+// Failures of the functions and classes below are Error(kIo) with the call, the path, the offset
+// and the system's words.
 
 class File {
  public:
-  // O_DIRECT among the flags is a wish.
+  // Opens a file. O_DIRECT among the flags is only a wish.
   File(FileSystem& files, std::string path, int flags);
   ~File();
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
 
-  // All of `out`, in as many calls as it takes. A file that ends earlier is an Error(Io) with the
-  // bytes expected and got.
+  // Fills all of `out`, in as many calls as it takes. A file that ends earlier is an Error(kIo)
+  // with the bytes expected and got.
   void read(uint64_t offset, std::span<std::byte> out) const;
-  // One call's worth; 0 at the end of the file.
+  // Reads with one call; returns the bytes read, 0 at the end of the file.
   size_t read_some(uint64_t offset, std::span<std::byte> out) const;
   void write(uint64_t offset, std::string_view bytes) const;
-  // Hints.
+  // Hints, as in FileSystem.
   void write_back(uint64_t offset, uint64_t bytes) const;
   void read_ahead(uint64_t offset, uint64_t bytes) const;
   void allocate(uint64_t bytes) const;
@@ -74,18 +75,18 @@ class File {
 };
 
 std::optional<uint64_t> size_of(FileSystem& files, const std::string& path);  // empty: no such file
-// Names in a directory in order; none if there is no such directory.
+// The names in a directory in order; none if there is no such directory.
 std::vector<std::string> list(FileSystem& files, const std::string& path);
 void make_directory(FileSystem& files, const std::string& path);
 void rename(FileSystem& files, const std::string& from, const std::string& to);
-// A file, or a directory of files. Nothing there is no error.
+// Removes a file, or a directory of files. It is no error if nothing is there.
 void remove(FileSystem& files, const std::string& path);
 void sync_directory(FileSystem& files, const std::string& path);
-// crc32c of a file, read from the disk and not from the system's cache where that can be had.
+// The crc32c of a file, read from the disk and not from the system's cache where that is possible.
 uint32_t checksum(FileSystem& files, const std::string& path);
-// A file of at most `limit` bytes. Longer ones are a CheckpointError.
+// The contents of a file of at most `limit` bytes. A longer one is a CheckpointError.
 std::string read_text(FileSystem& files, const std::string& path, uint64_t limit);
-// Written, fsync, closed.
+// Writes, syncs and closes a file.
 void write_text(FileSystem& files, const std::string& path, std::string_view bytes);
 
 }  // namespace moiety::checkpoint

@@ -11,7 +11,7 @@
 namespace moiety::checkpoint {
 namespace {
 
-// Characters of the text; says how many the parser has taken.
+// Characters of the text; it counts those that the parser has taken.
 class Cursor {
  public:
   using iterator_category = std::forward_iterator_tag;
@@ -88,7 +88,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
  private:
   size_t taken() const { return static_cast<size_t>(*taken_ - text_); }
 
-  // A new value's place: the root, the next element of the open array, or that of the last key.
+  // The place for a new value: the root, the next element of the open array, or the member of the
+  // last key.
   JsonValue& place() {
     if (open_.empty()) return root_;
     if (auto* array = std::get_if<JsonArray>(&open_.back()->value)) return array->emplace_back();
@@ -123,7 +124,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   const char** taken_;
   int max_depth_;
   JsonValue root_;
-  std::vector<JsonValue*> open_;  // an element is added to the last one only, so addresses hold
+  std::vector<JsonValue*> open_;  // elements are added only to the last one, so addresses hold
 };
 
 }  // namespace
@@ -193,7 +194,7 @@ const JsonValue& JsonDocument::member(const JsonValue& v, std::string_view key) 
 }
 
 std::string json_string(std::string_view s) {
-  // Bytes that are not UTF-8 become U+FFFD: these texts go into errors too.
+  // Bytes that are not UTF-8 become U+FFFD, since these texts go into errors too.
   return nlohmann::json(s).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -1,5 +1,5 @@
-// JSON texts that are not trusted: UTF-8, one value, no duplicate keys, nesting bounded, integers
-// exact, and the byte offset of everything, so that a refusal can say where.
+// A reader of JSON texts that are not trusted: UTF-8, one value, no duplicate keys, nesting
+// bounded, integers exact, and the byte offset of everything, so that a refusal can say where.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ struct JsonMember;
 using JsonArray = std::vector<JsonValue>;
 using JsonObject = std::vector<JsonMember>;  // sorted by key
 
-// An integer beyond int64 is kept as double, thus as no integer.
+// A value. An integer beyond int64 is kept as double, so it does not count as an integer.
 struct JsonValue {
   std::variant<std::monostate, bool, int64_t, double, std::string, JsonArray, JsonObject> value;
-  // Bytes of the text; of values other than arrays and objects both are the end.
+  // Byte range of the text; for values other than arrays and objects both are the end.
   size_t begin = 0, end = 0;
 };
 
@@ -27,10 +27,10 @@ struct JsonMember {
   JsonValue value;
 };
 
-// Every refusal is a CheckpointError: "<file>: byte <n>: ...".
+// A document. Every refusal is a CheckpointError: "<file>: byte <n>: ...".
 class JsonDocument {
  public:
-  // `text` stays alive beside the document; its first byte is byte `offset` of the file.
+  // `text` outlives the document; its first byte is byte `offset` of the file.
   JsonDocument(std::string file, std::string_view text, int max_depth, uint64_t offset = 0);
 
   const JsonValue& root() const { return root_; }
@@ -38,7 +38,7 @@ class JsonDocument {
   const JsonArray& array(const JsonValue& v) const;
   const std::string& string(const JsonValue& v) const;
   int64_t integer(const JsonValue& v) const;  // not negative
-  // Lowercase hex of exactly `digits` digits.
+  // A number in lowercase hex of exactly `digits` digits.
   uint64_t hex(const JsonValue& v, int digits) const;
   const JsonValue& member(const JsonValue& object, std::string_view key) const;
   const JsonValue* find(const JsonValue& object, std::string_view key) const;
@@ -54,10 +54,11 @@ class JsonDocument {
   JsonValue root_;
 };
 
-// With quotation marks and escapes.
+// The string with quotation marks and escapes.
 std::string json_string(std::string_view s);
 
-// Names of tensors: not empty, at most 4096 bytes, no control characters. The reason if it is none.
+// The reason why a text is no name of a tensor, which is not empty, at most 4096 bytes, and without
+// control characters; null if it is one.
 const char* name_fault(std::string_view name);
 
 }  // namespace moiety::checkpoint

@@ -17,14 +17,14 @@
 namespace moiety::checkpoint {
 namespace {
 
-// A tensor and slot of the checkpoint, with what the ranks ask of it.
+// A tensor and slot of the checkpoint, with the parts that the ranks ask for.
 struct Wanted {
   const std::string* tensor;
   const std::string* slot;
   const TensorEntry* shape;
   const SlotEntry* entry;
-  uint64_t asked = 0;     // boxes
-  uint64_t elements = 0;  // in them
+  uint64_t asked = 0;     // number of boxes
+  uint64_t elements = 0;  // elements in them
 
   std::string name() const { return *slot + "/" + *tensor; }
   uint64_t volume() const { return static_cast<uint64_t>(checkpoint::volume(whole(shape->shape))); }
@@ -47,7 +47,7 @@ Wanted* find(WantedList& list, const StatePiece& p) {
   return at != list.end() && std::tie(*at->tensor, *at->slot) == key ? &*at : nullptr;
 }
 
-// Lists of what does not fit, each with its count and the first 20.
+// Throws with the lists of what does not fit, each with its count and the first 20 entries.
 [[noreturn]] void refuse_differences(const std::string& path, const std::set<std::string>& lines) {
   std::map<std::string, std::vector<std::string>> kinds;
   for (const std::string& line : lines) {
@@ -63,10 +63,10 @@ Wanted* find(WantedList& list, const StatePiece& p) {
   refuse("{} does not fit: {}", path, out);
 }
 
-// Counts what all ranks ask for. Throws, the same on all, where it is not what the checkpoint has.
+// Counts what all ranks ask for. Throws, the same on all, where that differs from the checkpoint.
 void match(const std::string& path, WantedList& list, const StateView& view,
            const LoadOptions& options, comm::Bootstrap& bootstrap) {
-  std::string lines;  // each a kind and what is of this kind
+  std::string lines;  // each is a kind and an entry of that kind
   for (const StatePiece& p : view) {
     const std::string name = p.slot + "/" + p.tensor;
     Wanted* w = find(list, p);
@@ -108,7 +108,7 @@ void match(const std::string& path, WantedList& list, const StateView& view,
   if (!all.empty()) refuse_differences(path, all);
 }
 
-// That the header of a rank file says what the manifest says.
+// Checks that the header of a rank file agrees with the manifest.
 void check_header(const Manifest& m, int file, const SafetensorsReader& reader) {
   if (reader.metadata() != file_metadata(m, file)) {
     refuse("{}: the metadata is not that of checkpoint {}, file {}", reader.path(), m.id, file);
@@ -137,7 +137,7 @@ void check_header(const Manifest& m, int file, const SafetensorsReader& reader) 
   }
 }
 
-// Reads the pieces of one file and copies what is needed of them.
+// Reads the pieces of one file and copies the needed parts of them.
 void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copies,
                  const StateView& view, Device device) {
   std::vector<std::span<const BoxCopy>> pieces;
@@ -154,7 +154,8 @@ void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copie
   };
   for (size_t i = 0; i < kInFlight; ++i) announce(i);
   std::atomic<size_t> next = 0;
-  // Two at least, also where a rank has one core: one waits for the disk while the other computes.
+  // At least two threads, also where a rank has one core: one waits for the disk while the other
+  // computes.
   const ThreadBudget readers(std::clamp(thread_budget(), 2, kInFlight));
   parallel_tasks(thread_budget(), [&](int64_t) {
     Staging staging;
@@ -179,7 +180,7 @@ void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copie
   });
 }
 
-// What arrived, over all ranks, against the manifest.
+// Compares the digests of what arrived, over all ranks, with the manifest.
 void check_digests(const std::string& path, WantedList& list, const StateView& view,
                    comm::Bootstrap& bootstrap) {
   std::vector<uint64_t> sums(list.size(), 0);
@@ -220,7 +221,8 @@ RunState load(const std::string& rank0_path, const StateView& view, const LoadOp
   WantedList wanted = list_entries(m);
   match(path, wanted, view, options, bootstrap);
 
-  // Every file's header is looked at by a rank that reads of it, and by one of all.
+  // Every file's header is checked by each rank that reads from the file, and by one rank in any
+  // case.
   std::vector<BoxCopy> plan;
   const auto open = [&](int file) {
     return SafetensorsReader::open(path + "/" + m.files[file].name, files);

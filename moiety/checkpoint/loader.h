@@ -1,4 +1,4 @@
-// Reads checkpoints, under any layout. Elements are moved, never changed.
+// The loading of checkpoints, under any layout. Elements are moved, never changed.
 #pragma once
 
 #include <string>
@@ -10,16 +10,19 @@ namespace moiety::checkpoint {
 
 struct LoadOptions {
   bool weights_only = false;  // the checkpoint's other slots are not asked for
-  bool digests = true;        // compute the digests of what was loaded and compare
+  bool digests = true;        // compute the digests of the loaded tensors and compare
 };
 
-// Collective: fills the boxes of `view` from the checkpoint at rank 0's `path`. Tensors and slots
-// of the checkpoint and of all ranks' views must be the same, with equal shapes and types; what is
-// missing, unexpected or different is listed. Several ranks may ask for the same elements, if all
-// elements of the tensor are asked for equally often. Memory is touched only after all checks that
-// need no data. Then crc32c of every piece read and, over all ranks, the digests of what arrived
-// are compared. If one rank fails, all throw the same CheckpointError or Error(Io). Memory on a GPU
-// is filled when this returns; nothing else may be under way on it.
+// Fills the boxes of `view` from the checkpoint at rank 0's `path`. Collective.
+//
+// Tensors and slots of the checkpoint and of all ranks' views must be the same, with equal shapes
+// and types; the error lists those that are missing, unexpected or different. Several ranks may ask
+// for the same elements, if all elements of the tensor are asked for equally often. Memory is
+// touched only after all checks that need no data. Then the crc32c of every piece read is compared
+// and, over all ranks, the digests of the tensors that arrived.
+//
+// If one rank fails, all throw the same CheckpointError or Error(kIo). Memory on a GPU is filled
+// when this returns; no other work may be under way on it.
 RunState load(const std::string& path, const StateView& view, const LoadOptions& options,
               comm::Bootstrap& bootstrap, FileSystem& files = posix());
 

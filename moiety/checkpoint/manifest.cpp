@@ -78,7 +78,7 @@ std::vector<FileEntry> parse_files(const JsonDocument& json, const JsonValue& v)
   return files;
 }
 
-// Sizes of a tensor, or one corner of a box in it.
+// The sizes of a tensor, or one corner of a box in it.
 std::vector<int64_t> parse_integers(const JsonDocument& json, const JsonValue& v) {
   std::vector<int64_t> out;
   for (const JsonValue& n : json.array(v)) out.push_back(json.integer(n));
@@ -260,7 +260,7 @@ Manifest read_manifest(const std::string& path, FileSystem& files) {
   constexpr uint64_t kLongestCommit = 4096;
   const std::string commit = read_text(files, path + "/COMMIT", kLongestCommit);
   const std::string json = read_text(files, path + "/manifest.json", kLongestManifest);
-  // The version and the manifest's checksum stand before anything of it is believed.
+  // The version and the manifest's checksum are checked before anything of it is believed.
   const std::string begin = text("moiety-checkpoint {} ", kVersion);
   if (!commit.starts_with(begin)) {
     refuse("{}/COMMIT begins with {}, expected {}", path,

@@ -1,10 +1,10 @@
-// What a checkpoint holds: manifest.json, and the pieces' keys in the rank files, from which a lost
-// manifest can be made again.
+// The contents of a checkpoint: manifest.json, and the keys of the pieces in the rank files, from
+// which a lost manifest can be made again.
 //
-//   step-00001000/rank-00000-of-00002.safetensors ...   manifest.json   COMMIT
+//    step-00001000/rank-00000-of-00002.safetensors ...   manifest.json   COMMIT
 //
-// COMMIT is written last: "moiety-checkpoint 1 <id> <bytes of the manifest> <its crc32c>\n". Texts
-// that are wrong are a CheckpointError with file, byte offset and value.
+// COMMIT is written last: "moiety-checkpoint 1 <id> <bytes of the manifest> <its crc32c>\n". A text
+// that is wrong is a CheckpointError with file, byte offset and value.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct RunState {
   uint64_t seed = 0;
   int64_t adam_t = 0;  // updates that were applied
   RankLayout layout;
-  std::string config = "{}";  // JSON objects of the caller, kept to the byte
+  std::string config = "{}";  // JSON objects of the caller, kept byte for byte
   std::string state = "{}";
   friend bool operator==(const RunState&, const RunState&) = default;
 };
@@ -77,7 +77,7 @@ Manifest parse_manifest(std::string_view json, const std::string& file = "manife
 std::string encode_manifest(const Manifest& manifest);
 // The run's state as rank 0's file holds it.
 RunState parse_run(std::string_view json, const std::string& file);
-// The entry of a tensor's slot, new if there was none. Throws CheckpointError if it is there with
+// The entry of a tensor's slot, added if there was none. Throws CheckpointError if it is there with
 // another shape or type.
 SlotEntry& slot_of(Manifest& manifest, const std::string& tensor, const std::string& slot,
                    const std::vector<int64_t>& shape, DType dtype);
@@ -88,14 +88,15 @@ void merge(Manifest& manifest, const Manifest& part);
 void check_tiling(const Manifest& manifest);
 
 std::string encode_commit(const Manifest& manifest, std::string_view manifest_json);
-// Reads a checkpoint's manifest: COMMIT matches it, the pieces tile, and every file has its size.
+// Reads a checkpoint's manifest and checks that COMMIT matches it, the pieces tile, and every file
+// has its size.
 Manifest read_manifest(const std::string& path, FileSystem& files = posix());
-// The same from the rank files alone, all of whose data is read for it.
+// Makes the manifest again from the rank files alone, all of whose data is read for it.
 Manifest rebuild_manifest(const std::string& path, FileSystem& files = posix());
 
-// "rank-00000-of-00008.safetensors".
+// A rank file's name: "rank-00000-of-00008.safetensors".
 std::string rank_file_name(int rank, int ranks);
-// "<slot>/<tensor>[<start>:<end>/<extent>,...]".
+// A piece's key: "<slot>/<tensor>[<start>:<end>/<extent>,...]".
 std::string piece_key(const std::string& slot, const std::string& tensor,
                       std::span<const int64_t> shape, const Box& box);
 struct PieceName {
@@ -103,9 +104,9 @@ struct PieceName {
   std::vector<int64_t> shape;
   Box box;
 };
-// Throws CheckpointError naming `file` if `key` is none.
+// The parts of a key. Throws CheckpointError naming `file` if `key` is none.
 PieceName parse_piece_key(const std::string& file, std::string_view key);
-// Of rank `rank`'s file. Rank 0's holds the run's state.
+// The metadata of rank `rank`'s file. Rank 0's holds the run's state.
 Metadata file_metadata(const Manifest& manifest, int rank);
 
 }  // namespace moiety::checkpoint

@@ -16,7 +16,7 @@
 namespace moiety::checkpoint {
 namespace {
 
-// Why a piece of a view cannot be stored.
+// The reason why a piece of a view cannot be stored; null if it can.
 const char* fault_of(const StatePiece& p) {
   if (const char* fault = name_fault(p.tensor)) return fault;
   if (const char* fault = name_fault(p.slot)) return fault;
@@ -39,14 +39,14 @@ RankFile::RankFile(StateView view, const Manifest& head, int rank, int64_t piece
     const StatePiece& p = view_[i];
     const char* fault = fault_of(p);
     MOIETY_CHECK(!fault, "save: {}/{}: {}", p.slot, p.tensor, fault);
-    // A box without elements says something only of a tensor without elements.
+    // A box without elements is stored only for a tensor without elements.
     if (volume(p.box) > 0 || volume(whole(p.shape)) == 0) {
       std::vector<Box> parts;
       cut_box(p.box, bits(p.dtype) / 8, piece_bytes, parts);
       for (const Box& part : parts) pieces_.push_back({static_cast<int>(i), part});
     }
   }
-  // Falling element size, so that each element is aligned to its size.
+  // Element sizes fall, so that each element is aligned to its size.
   std::sort(pieces_.begin(), pieces_.end(), [this](const Piece& a, const Piece& b) {
     const StatePiece &of_a = view_[a.of], &of_b = view_[b.of];
     const int wide_a = -bits(of_a.dtype), wide_b = -bits(of_b.dtype);

@@ -1,4 +1,4 @@
-// One rank's file of a checkpoint: the pieces it holds, and how they get to the disk.
+// One rank's file of a checkpoint: its pieces, and their way to the disk.
 #pragma once
 
 #include <atomic>
@@ -15,20 +15,20 @@ namespace moiety::checkpoint {
 
 class RankFile {
  public:
-  // What rank `rank` owns, cut into pieces of at most `piece_bytes` (or one index of the last
-  // dimension). `head` has id and run. Throws Error(InvalidArgument) for a piece of the view that
-  // cannot be stored, naming it.
+  // The file of the state that rank `rank` owns, cut into pieces of at most `piece_bytes` (or one
+  // index of the last dimension). `head` has id and run. Throws Error(kInvalidArgument) for a piece
+  // of the view that cannot be stored, naming it.
   RankFile(StateView view, const Manifest& head, int rank, int64_t piece_bytes);
 
   uint64_t bytes() const { return header_.size() + data_bytes_; }
   uint64_t data_bytes() const { return data_bytes_; }
 
-  // Copies the pieces' elements to `memory`, of data_bytes(), and holds these from now on. Those on
-  // a GPU are copied on `stream`, which is that GPU's and is waited for.
+  // Copies the pieces' elements to `memory`, of data_bytes(), and writes from there later. Elements
+  // on a GPU are copied on `stream`, which is that GPU's and is waited for.
   void take_copy(std::byte* memory, const Stream& stream);
 
-  // Writes the file into `directory`, where it must not be, brings it to the disk and, with
-  // `verify`, reads it back. Returns what is in it, as a manifest of one file. Throws Error(Io),
+  // Writes the file into `directory`, where it must not exist, brings it to the disk and, with
+  // `verify`, reads it back. Returns its contents as a manifest of one file. Throws Error(kIo),
   // also soon after `stop` has become true.
   Manifest write(const std::string& directory, bool verify, FileSystem& files,
                  const std::atomic<bool>& stop) const;

@@ -1,4 +1,4 @@
-// Keys of pieces, and the manifest that they give.
+// The keys of pieces, and the manifest that can be made from them.
 #include <algorithm>
 #include <charconv>
 
@@ -25,7 +25,7 @@ bool take_number(std::string_view& s, char behind, int64_t& out) {
   return true;
 }
 
-// The box of "0:16/128,4:8/8]" in `name`.
+// Parses "0:16/128,4:8/8]" into the box of `name`.
 bool parse_ranges(std::string_view s, PieceName& name) {
   if (s == "]") return true;
   for (bool last = false; !last; ++name.box.rank) {
@@ -51,7 +51,7 @@ const std::string& metadata_field(const SafetensorsReader& reader, const char* f
   return at->second;
 }
 
-// Of one rank's file, with all of its data read.
+// The manifest of one rank's file, made by reading all of its data.
 Manifest manifest_of(const SafetensorsReader& reader, const std::string& name, FileSystem& files) {
   Manifest part;
   part.files.push_back({name, reader.bytes(), checksum(files, reader.path())});

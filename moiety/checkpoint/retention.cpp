@@ -10,7 +10,7 @@
 namespace moiety::checkpoint {
 namespace {
 
-// The manifest of a complete checkpoint; empty if it is damaged. Disks that fail throw.
+// The manifest of a complete checkpoint; empty if it is damaged. A disk that fails throws.
 std::optional<Manifest> complete(FileSystem& files, const std::string& path) {
   try {
     return read_manifest(path, files);
@@ -19,7 +19,7 @@ std::optional<Manifest> complete(FileSystem& files, const std::string& path) {
   }
 }
 
-// Steps that have a directory, newest first.
+// The steps that have a directory, newest first.
 std::vector<int64_t> steps_in(FileSystem& files, const std::string& directory) {
   std::vector<int64_t> steps;
   for (const std::string& name : list(files, directory)) {

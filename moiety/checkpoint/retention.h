@@ -1,4 +1,4 @@
-// The directory of a run's checkpoints: which are complete, which go.
+// The directory of a run's checkpoints: which of them are complete, and which are removed.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace moiety::checkpoint {
 
-// "step-00001000", and back (empty if it is no such name).
+// The name of a step's checkpoint, "step-00001000", and the step of a name (empty if it is none).
 std::string step_name(int64_t step);
 std::optional<int64_t> step_of(std::string_view name);
 
@@ -18,18 +18,18 @@ struct CheckpointList {
   std::vector<std::string> complete;  // paths, newest first
   std::vector<std::string> damaged;   // a sentence for each step-<n> that is not complete
 };
-// Complete: named step-<n>, COMMIT matches the manifest, every file has its size.
+// Lists the checkpoints. One is complete if it is named step-<n>, COMMIT matches the manifest, and
+// every file has its size.
 CheckpointList list_checkpoints(const std::string& directory, FileSystem& files = posix());
-// Damaged ones that are newer are named in the log.
+// The newest complete checkpoint. Damaged ones that are newer are named in the log.
 std::optional<std::string> find_newest_complete(const std::string& directory,
                                                 FileSystem& files = posix());
 
-// For rank 0, when a run starts and holds its lock: removes what interrupted saves left. A
-// checkpoint that was moved away for a newer one of its step gets its name back if that one never
-// came.
+// Removes what interrupted saves left. A checkpoint that was moved away for a newer one of its step
+// gets its name back if that one never came. For rank 0, when a run starts and holds its lock.
 void recover(const std::string& directory, FileSystem& files = posix());
 
-// Removes complete checkpoints but the newest `keep_last` (0: keeps all), those whose step is a
+// Removes complete checkpoints except the newest `keep_last` (0: keeps all), those whose step is a
 // multiple of `keep_every` (0: none), and `keep_step`.
 void prune(const std::string& directory, int keep_last, int keep_every, int64_t keep_step,
            FileSystem& files = posix());

@@ -40,7 +40,7 @@ constexpr std::array<StoredType, 17> kTypes{{
     {"F4", 4, DType::kE2M1},
 }};
 
-// Bytes of a tensor, with every multiplication checked.
+// The bytes of a tensor, with every multiplication checked.
 uint64_t checked_bytes(const JsonDocument& json, const JsonValue& at, const Entry& entry) {
   int64_t n = entry.type->bits;
   for (const int64_t size : entry.shape) {
@@ -86,7 +86,7 @@ Entry parse_entry(const JsonDocument& json, const std::string& name, const JsonV
   return entry;
 }
 
-// Entries in the order of their data, which they fill without overlap or hole.
+// Checks that the entries, in the order of their data, fill it without overlap or hole.
 void check_layout(const std::string& file, std::span<const Entry> entries, uint64_t data_bytes) {
   uint64_t at = 0;
   for (const Entry& entry : entries) {

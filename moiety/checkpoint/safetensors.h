@@ -1,13 +1,13 @@
 // safetensors files (https://github.com/huggingface/safetensors): a u64 length, a JSON header with
-// type, shape and position of every tensor, the tensors' bytes.
+// type, shape and position of every tensor, and the tensors' bytes.
 //
-// Files are not trusted. Refused as CheckpointError with file, byte offset and values: a header
-// that does not fit the file, is over 100,000,000 bytes, not UTF-8, not an object, nested deeper
-// than 8, or followed by text; duplicate keys; missing or unknown fields; unknown types; more than
-// 8 dimensions; numbers that are negative, fractional or beyond 2^63-1; sizes that overflow, are
-// not whole bytes or differ from the position; overlaps, holes, bytes behind the last tensor; names
-// that are empty, over 4096 bytes or hold control characters. Reads are pread, never mmap: a file
-// that is cut while it is mapped would kill the process.
+// Files are not trusted. A CheckpointError with file, byte offset and values refuses: a header that
+// does not fit the file, is over 100,000,000 bytes, not UTF-8, not an object, nested deeper than 8,
+// or followed by text; duplicate keys; missing or unknown fields; unknown types; more than 8
+// dimensions; numbers that are negative, fractional or beyond 2^63-1; sizes that overflow, are not
+// whole bytes or differ from the position; overlaps, holes, bytes behind the last tensor; names
+// that are empty, over 4096 bytes or hold control characters. Files are read with pread, never
+// mmap: a file that is cut while it is mapped would kill the process.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@
 
 namespace moiety::checkpoint {
 
-// Element types of the format; some have no counterpart in DType.
+// An element type of the format; some have no counterpart in DType.
 struct StoredType {
   const char* name;
   int bits;
@@ -48,7 +48,7 @@ struct SafetensorsHeader {
   Metadata metadata;
 };
 
-// Of the JSON text of a header, whose file (named in errors) holds `data_bytes` bytes of data.
+// The header in a JSON text, whose file (named in errors) holds `data_bytes` bytes of data.
 SafetensorsHeader parse_header(const std::string& file, std::string_view json, uint64_t data_bytes);
 
 // The first bytes of a file whose tensors follow in the order of `entries`: length, JSON, and
@@ -64,7 +64,7 @@ class SafetensorsReader {
   const std::string& path() const { return file_.path(); }
   uint64_t bytes() const { return data_begin_ + data_bytes_; }
 
-  // Bytes [begin, begin + out.size()) of the data.
+  // Reads bytes [begin, begin + out.size()) of the data.
   void read(uint64_t begin, std::span<std::byte> out) const;
   // A hint that these bytes of the data will be read.
   void read_ahead(uint64_t begin, uint64_t bytes) const {

@@ -23,12 +23,13 @@ void log_failure(const char* what, const std::function<void()>& body) {
   }
 }
 
-// Waits for what other ranks do to the directory: a look every millisecond at first, then less
-// often, since a look may be a message to a file server.
+// Waits for the files of other ranks: it looks every millisecond at first, then less often, since a
+// look may be a message to a file server.
 class Watch {
  public:
   Watch(Seconds limit, const std::atomic<bool>& stop) : deadline_(limit), stop_(stop) {}
-  // Throws with what is waited for.
+  // Pauses once. When stopped, or at the deadline, throws with `what`, the thing that is waited
+  // for.
   void pause(const std::function<std::string()>& what) {
     if (stop_) fail(ErrorKind::kIo, "save: given up, the run has ended; {}", what());
     if (deadline_.expired()) {
@@ -91,8 +92,8 @@ uint64_t SaveTask::follow() {
   });
   if (!error.empty()) {
     log_failure("telling rank 0 of a failure", [&] {
-      if (!size_of(files_, temporary_)) return;  // it knows
-      // A full disk then has room for the words.
+      if (!size_of(files_, temporary_)) return;  // rank 0 knows already
+      // A full disk has room for the words once the file is gone.
       log_failure("removing a failed file",
                   [&] { remove(files_, temporary_ + "/" + file_.name()); });
       announce(error);
@@ -109,7 +110,7 @@ uint64_t SaveTask::follow() {
 
 void SaveTask::announce(const std::string& done) const {
   const std::string path = done_path(rank_), part = path + ".part";
-  // A failure must get through, be it without words.
+  // A failure must get through, if need be without words.
   const std::string error = report_of([&] { write_text(files_, part, done); });
   if (!error.empty() && done.starts_with('{')) throw_report(error);
   rename(files_, part, path);
@@ -177,7 +178,7 @@ void SaveTask::tidy() const {
 void SaveTask::discard() const {
   log_failure("clearing a failed save", [&] {
     if (!size_of(files_, temporary_)) return;
-    // Renamed first: other ranks see it at once and add nothing more.
+    // The directory is renamed first: other ranks see it at once and add nothing more.
     const std::string trash = directory_ + "/.trash-" + head_.id;
     rename(files_, temporary_, trash);
     remove(files_, trash);

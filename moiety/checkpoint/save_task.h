@@ -1,12 +1,12 @@
-// One rank's part of a save, from its file to the directory's name, without communication: it runs
-// beside a training that communicates. Ranks tell each other through files:
+// One rank's part of a save, from its file to the directory's name, without communication, since it
+// runs beside a training that communicates. Ranks tell each other through files:
 //
-//   .tmp-step-<n>-<id>/rank-<r>.done    rank r's file is on the disk (a manifest of one file), or
-//                                       what failed there (see report_of)
+//    .tmp-step-<n>-<id>/rank-<r>.done    rank r's file is on the disk (a manifest of one file), or
+//                                        what failed there (see report_of)
 //
 // Rank 0 waits for all of them, checks that the pieces tile every tensor, writes manifest and
-// COMMIT, renames the directory and prunes. An error on any rank makes it remove the directory.
-// The other ranks see in the name what became of it.
+// COMMIT, renames the directory and prunes. An error on any rank makes it remove the directory. The
+// other ranks see from the name whether the save succeeded.
 #pragma once
 
 #include <atomic>
@@ -20,22 +20,22 @@ namespace moiety::checkpoint {
 
 class SaveTask {
  public:
-  // `head` has id and run. `directory` is that of the checkpoints.
+  // `head` has id and run. `directory` is the directory of all checkpoints.
   SaveTask(RankFile file, Manifest head, int rank, std::string directory,
            const SaveOptions& options, FileSystem& files);
 
-  // Of a save's temporary directory, which rank 0 has made before run() and all ranks see.
+  // The path of a save's temporary directory, which rank 0 has made before run() and all ranks see.
   static std::string temporary_path(const std::string& directory, const Manifest& head);
-  // Where the checkpoint will be.
+  // The path that the checkpoint will have.
   const std::string& path() const { return path_; }
   RankFile& file() { return file_; }
 
-  // Returns the bytes of all files (on rank 0; of its own elsewhere) when the checkpoint is
-  // complete; throws when it is given up.
+  // Does the rank's part. Returns the bytes of all files (on rank 0; of its own elsewhere) when the
+  // checkpoint is complete; throws when it is given up.
   uint64_t run();
-  // Lets run() end soon, with an error unless it is complete already.
+  // Lets run() end soon, with an error unless the checkpoint is complete already.
   void stop() { stop_ = true; }
-  // Rank 0, if the save ends before run().
+  // Removes what the save left; for rank 0, if the save ends before run().
   void discard() const;
 
  private:

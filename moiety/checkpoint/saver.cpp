@@ -57,8 +57,8 @@ class Saver::Job {
     wake_.notify_all();
   }
 
-  // On a thread of its own. In the background the cores are the training's: one thread, which takes
-  // what training leaves (Linux has a nice value per thread).
+  // Starts the save on a thread of its own. In the background the cores belong to training: the
+  // save uses one thread, which takes what training leaves (Linux has a nice value per thread).
   void start(bool background) {
     try {
       thread_ = std::thread([=, this, rank = log_rank(), budget = thread_budget()] {
@@ -78,13 +78,13 @@ class Saver::Job {
     report_.result.blocked_seconds = elapsed();
   }
 
-  // Whether it has ended, after at most so long.
+  // Waits at most `limit`; whether the save has ended.
   bool ended_within(Seconds limit) const {
     std::unique_lock lock(mutex_);
     return wake_.wait_for(lock, limit, [&] { return ended_; });
   }
 
-  // Once it has ended.
+  // The result, once the save has ended.
   SaveReport report() const {
     SaveReport report = report_;
     if (!error_.empty()) report.error = error_.substr(1);
@@ -93,8 +93,9 @@ class Saver::Job {
   const std::string& error() const { return error_; }
   int64_t step() const { return report_.result.step; }
 
-  // Until it has ended. When the run is over because of another rank it is given up: that rank's
-  // part would not come. Looking at the ranks is for the caller's thread, the job never does.
+  // Waits until the save has ended. When the run is over because of another rank, the save is given
+  // up, since that rank's part would not come. Only the caller's thread looks at the ranks, never
+  // the job.
   void wait(const comm::Bootstrap& bootstrap) {
     while (!ended_within(Seconds(0.05))) {
       if (bootstrap.aborted()) task.stop();
@@ -114,7 +115,7 @@ class Saver::Job {
   mutable std::condition_variable wake_;
   bool ended_ = false;
   SaveReport report_;
-  std::string error_;  // as report_of has it
+  std::string error_;  // in the form of report_of
 };
 
 Saver::Saver(std::string directory, comm::Bootstrap& bootstrap, SaveOptions options,

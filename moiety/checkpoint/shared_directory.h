@@ -1,4 +1,4 @@
-// Ranks of a run write into one directory: whether it is the same for all of them.
+// A check that all ranks of a run see one directory.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace moiety::checkpoint {
 
-// Collective. Throws Error(Io), the same on all ranks and naming the first of them, unless what
-// rank 0 writes into `directory` is seen by all.
+// Throws Error(kIo), the same on all ranks and naming the first rank concerned, unless all ranks
+// see what rank 0 writes into `directory`. Collective.
 void check_shared_directory(const std::string& directory, comm::Bootstrap& bootstrap,
                             FileSystem& files = posix());
 

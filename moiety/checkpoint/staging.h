@@ -1,5 +1,5 @@
-// Memory of the host through which state on a GPU comes and goes, one part after the other. State
-// in memory of the host passes by itself. For one host thread.
+// Host memory through which state on a GPU comes and goes, one part after the other. State in host
+// memory is used directly. For one host thread.
 #pragma once
 
 #include <cstddef>
@@ -11,33 +11,33 @@
 
 namespace moiety::checkpoint {
 
-// Bytes of a part where the caller may choose.
+// Bytes of a part, where the caller may choose.
 inline constexpr int64_t kStagingBytes = int64_t{16} << 20;
 
 class Staging {
  public:
-  // So many bytes, for what goes to `device`: pinned for a GPU, unless the system refuses. What was
-  // there before is lost; copies from it have ended.
+  // Memory of `bytes` bytes for data that goes to `device`: pinned for a GPU, unless the system
+  // refuses. Its former contents are lost; copies from it have ended.
   std::byte* reserve(int64_t bytes, Device device);
 
-  // The bytes at `data`, on `device`: in memory of the host, until the next call.
+  // The bytes at `data`, on `device`, as host memory that is good until the next call.
   const std::byte* fetch(const void* data, int64_t bytes, Device device);
 
-  // Moves `region` from the reserved memory, which holds the box `from`, to the box of a piece.
-  // Ends with `finish` at the latest.
+  // Moves `region` from the reserved memory, which holds the box `from`, to the box of a piece. The
+  // move has ended after `finish` at the latest.
   void put(const Box& region, const Box& from, const StatePiece& to);
   void finish() { stream_.synchronize(); }
 
  private:
   Buffer buffer_;
-  Stream stream_;  // of the GPU, once there was one
+  Stream stream_;  // a stream of the GPU, once there was one
 };
 
 // The GPU on which pieces of the view lie; the CPU if none does. Throws Error(InvalidArgument) if
 // they lie on several.
 Device gpu_of(const char* operation, const StateView& view);
 
-// Of a piece, wherever it lies (digest.h).
+// The digest of a piece, wherever it lies (digest.h).
 uint64_t digest(const StatePiece& piece, Staging& staging);
 
 }  // namespace moiety::checkpoint

@@ -50,10 +50,10 @@ std::string random_id() {
 }
 
 std::vector<std::string> gather(comm::Bootstrap& bootstrap, std::string_view bytes) {
-  constexpr size_t kPart = 32 << 10;  // what one call surely carries
+  constexpr size_t kPart = 32 << 10;  // bytes that one call surely carries
   std::vector<std::string> out(static_cast<size_t>(bootstrap.size()));
   for (bool more = true; more;) {
-    // A part begins with a letter that says whether another one follows.
+    // A part begins with a letter that tells whether another one follows.
     const std::string_view part = bytes.substr(0, kPart);
     bytes.remove_prefix(part.size());
     const auto parts = bootstrap.all_gather((bytes.empty() ? "-" : "+") + std::string(part));

@@ -1,4 +1,4 @@
-// What ranks decide together over a bootstrap.
+// Decisions that ranks take together over a bootstrap.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,23 @@
 
 namespace moiety::checkpoint {
 
-// What `body` threw, as a short text that files and messages carry; empty if it threw nothing.
+// The error that `body` threw, as a short text that files and messages carry; empty if it threw
+// none.
 std::string report_of(const std::function<void()>& body);
-// Throws what a report that is not empty tells of, with `prefix` ("rank 2: ") before its words.
+// Throws the error in a report that is not empty, with `prefix` ("rank 2: ") before its words.
 [[noreturn]] void throw_report(std::string_view report, const std::string& prefix = {});
 
 // Runs `body`, which must not communicate, on every rank. If it throws on one, all throw the same:
 // the error of the lowest rank, with its number.
 void together(comm::Bootstrap& bootstrap, const std::function<void()>& body);
 
-// 32 hex digits that nobody else draws.
+// A random id of 32 hex digits.
 std::string random_id();
 
-// Every rank's bytes, by rank, of any length.
+// The bytes of every rank, by rank, of any length.
 std::vector<std::string> gather(comm::Bootstrap& bootstrap, std::string_view bytes);
 
-// Sums mod 2^64 of as many words on every rank.
+// The sums, mod 2^64, of as many words on every rank.
 std::vector<uint64_t> sum_over_ranks(comm::Bootstrap& bootstrap,
                                      const std::vector<uint64_t>& words);
 

@@ -1,4 +1,4 @@
-// One rank's failure is everyone's error: the second phase of every collective set-up.
+// The second phase of every collective set-up, which makes one rank's failure everyone's error.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace moiety::comm {
 
-// Collective. Returns if every rank passes an empty text; else throws Error(kind) with the text of
-// the lowest rank that has one, on every rank.
+// Returns if every rank passes an empty text; otherwise throws, on every rank, Error(kind) with the
+// text of the lowest rank that has one. Collective.
 void agree(Bootstrap& bootstrap, const std::string& error, ErrorKind kind = ErrorKind::kComm);
 
 }  // namespace moiety::comm

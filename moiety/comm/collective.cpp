@@ -38,7 +38,7 @@ void check_reducible(const char* operation, const TensorView& x) {
   }
 }
 
-// `whole` holds one `part` per rank.
+// Checks that `whole` holds one `part` per rank.
 void check_parts(const char* operation, int size, const char* part_name, const TensorView& part,
                  const char* whole_name, const TensorView& whole) {
   check_contiguous(operation, part_name, part);
@@ -50,7 +50,7 @@ void check_parts(const char* operation, int size, const char* part_name, const T
 
 const std::byte* bytes_of(const TensorView& x) { return static_cast<std::byte*>(x.raw()); }
 
-// The packed rows of all_to_all; returns the elements of one.
+// Checks the packed rows of all_to_all; returns the elements of one row.
 int64_t check_rows(int size, const char* argument, const TensorView& x,
                    std::span<const int64_t> counts) {
   check_contiguous("all_to_all", argument, x);

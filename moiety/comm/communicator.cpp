@@ -5,8 +5,8 @@
 namespace moiety::comm {
 namespace {
 
-// A ticket that nobody waits for: the operation is completed, its error can only be logged. The
-// communicator keeps the error for its next operation.
+// Completes the operation of a ticket that nobody waits for. An error can only be logged; the
+// communicator keeps it for its next operation.
 void finish(const std::shared_ptr<Ticket::Operation>& operation) noexcept {
   if (!operation) return;
   try {

@@ -1,21 +1,23 @@
 // Collective operations among the ranks of a group. All ranks issue the same operations in the same
 // order with the same sizes.
 //
-// An operation returns a Ticket at once; its outputs are valid, and its inputs free, after
-// `ticket.wait()`. Waiting completes the operations issued earlier on the communicator first, so
+// An operation returns a Ticket at once; after `ticket.wait()` its outputs are valid and its inputs
+// free. Waiting first completes the operations that were issued earlier on the communicator, so
 // tickets may be waited for in any order. A ticket that is dropped waits in its destructor, which
 // can only log an error. After an error every later operation of the communicator throws it again.
 //
 // Sums are taken in rank order in fp32 (fp64 and integers in their own type) and rounded once to
 // the tensor's dtype, so results are the same bits on every rank and in every run. Tensors are
-// contiguous. Element types: float64, float32, bfloat16, float16, int32, int64, uint8; those
-// operations that only move bytes take any type.
+// contiguous. Reductions take float64, float32, bfloat16, float16, int32, int64 and uint8;
+// operations that only move bytes take any dtype.
 //
-// On a GPU's stream, with tensors of that GPU, a group has one rank: an operation is a copy in the
-// order of the stream, or nothing, and its ticket is complete at once. More: Error(kUnsupported).
+// On a GPU's stream, with tensors of that GPU, a group may only have one rank: an operation is a
+// copy in the order of the stream, or nothing, and its ticket is complete at once. A larger group
+// throws Error(kUnsupported).
 //
-// Errors: Error(InvalidArgument) for views that do not fit; Error(Comm) naming communicator,
-// operation, rank and peer when a peer is late (the deadline), issues something else, or aborted.
+// Errors: Error(kInvalidArgument) for views that do not fit; Error(kComm), naming communicator,
+// operation, rank and peer, when a peer is late (the deadline), issues another operation, or
+// aborted.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +49,7 @@ class [[nodiscard]] Ticket {
   Ticket& operator=(Ticket&& other);
   ~Ticket();
 
-  // Blocks until the operation is complete. A ticket without operation is complete.
+  // Blocks until the operation is complete. A ticket without an operation is complete.
   void wait();
 
  private:
@@ -61,33 +63,33 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
-  // The group's own bootstrap (ranks and size are those of the group).
+  // The group's own bootstrap, with the ranks and size of the group.
   virtual Bootstrap& bootstrap() = 0;
-  // False keeps symmetric memory off even where the ranks could map it.
+  // Whether ranks may use symmetric memory; false keeps it off even where they could map it.
   virtual bool may_map_memory() const { return true; }
 
-  // x := op over ranks of x.
+  // x := op of x over all ranks.
   virtual Ticket all_reduce(TensorView x, ReduceOp op, Stream stream) = 0;
-  // recv [size * n] := the ranks' send [n], by rank. send may be the own part of recv.
+  // recv [size * n] := the ranks' send [n], by rank. send may be this rank's part of recv.
   virtual Ticket all_gather(TensorView send, TensorView recv, Stream stream) = 0;
-  // recv [n] := op over ranks of part `rank` of send [size * n]. recv may be that part of send.
+  // recv [n] := op over all ranks of part `rank` of send [size * n]. recv may be that part of send.
   virtual Ticket reduce_scatter(TensorView send, TensorView recv, ReduceOp op, Stream stream) = 0;
-  // send_counts[r] leading-dimension rows go to rank r, recv_counts[r] come from it, both packed by
-  // rank. The counts of two ranks must agree about each other.
+  // Sends send_counts[r] rows (of the first dimension) to rank r and receives recv_counts[r] from
+  // it; both tensors are packed by rank. Two ranks' counts of what passes between them must agree.
   virtual Ticket all_to_all(TensorView send, std::span<const int64_t> send_counts, TensorView recv,
                             std::span<const int64_t> recv_counts, Stream stream) = 0;
-  // x := x of rank root.
+  // x := x of rank `root`.
   virtual Ticket broadcast(TensorView x, int root, Stream stream) = 0;
   // Returns when all ranks have entered.
   virtual void barrier() = 0;
 
-  // Sub-groups: ranks that pass the same color form one, ordered by (key, rank). Collective. A
-  // negative color takes part and gets null.
+  // Forms sub-groups: ranks that pass the same color are one group, ordered by (key, rank).
+  // Collective. A rank with a negative color takes part and gets null.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
 
  private:
   friend bool mappable(Communicator& comm);  // moiety/comm/symmetric_buffer.h
-  std::optional<bool> mappable_;             // once it is known
+  std::optional<bool> mappable_;             // set once it is known
 };
 
 }  // namespace moiety::comm

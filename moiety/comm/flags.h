@@ -1,4 +1,5 @@
-// Words in symmetric memory: release and acquire on a CPU (docs/spec/ep.md#memory-order).
+// Words in symmetric memory, stored with release and loaded with acquire on a CPU
+// (docs/spec/ep.md#memory-order).
 #pragma once
 
 #include <atomic>
@@ -6,7 +7,7 @@
 
 namespace moiety::comm {
 
-// Everything written before is visible to whoever loads this value.
+// Makes everything written before visible to a peer that loads this value.
 inline void store_release(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
 }

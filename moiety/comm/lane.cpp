@@ -31,7 +31,8 @@ uint64_t Lane::issue(CollectiveCall call, const Stream& stream) {
 }
 
 void Lane::wait(uint64_t number) {
-  // Runs what a deferred stream holds back; copies, since that may wait on this lane too.
+  // Synchronizing runs the operations that a deferred stream holds back. It works on copies, since
+  // such an operation may wait on this lane too.
   std::vector<Event> inputs;
   for (uint64_t n = completed_; n < number; ++n) inputs.push_back(pending_[n - completed_].inputs);
   for (const Event& event : inputs) event.wait();
@@ -41,7 +42,8 @@ void Lane::wait(uint64_t number) {
   Backoff backoff;
   while (completed_ < number) {
     if (!failure_.empty()) throw_error(ErrorKind::kComm, failure_);
-    // Read before `advance`: a peer that failed in this operation left its reason there first.
+    // Read before `advance`: a peer that failed in this operation has left its reason there by
+    // then.
     const std::optional<std::string> aborted = bootstrap.aborted();
     bool moved = false;
     for (size_t i = 0; i < lanes_->size(); ++i) moved |= (*lanes_)[i]->advance();
@@ -49,7 +51,8 @@ void Lane::wait(uint64_t number) {
       deadline = Deadline(bootstrap.deadline());
       backoff = Backoff();
     } else if (aborted) {
-      // No rank of our own in the text: peers that hear of it from us say the same.
+      // The text names no rank of its own, so that peers that hear of it from this one say the
+      // same.
       const Pending& front = pending_.front();
       fail_with(text("{}: {} stopped: {}", front.label, describe(front.call), *aborted));
     } else {
@@ -61,7 +64,7 @@ void Lane::wait(uint64_t number) {
   }
 }
 
-// Empty if the peers arrived just now.
+// The text of an error of lateness; empty if the peers arrived just now.
 std::string Lane::late() const {
   const Pending& front = pending_.front();
   Bootstrap& bootstrap = endpoint_->bootstrap();
@@ -122,7 +125,7 @@ class LaneTicket final : public Ticket::Operation {
   int64_t bytes_;
 };
 
-// What ranks tell each other in a split.
+// A rank's contribution to a split.
 struct Choice {
   int color = 0, key = 0;
   uint64_t proposal = 0;
@@ -134,7 +137,7 @@ LaneCommunicator::LaneCommunicator(std::shared_ptr<Endpoint> endpoint,
                                    std::shared_ptr<RankLanes> lanes)
     : lane_(std::make_shared<Lane>(std::move(endpoint), std::move(lanes))) {}
 
-// All that a collective of one rank does is to bring `send` to `recv`.
+// The collective of one rank only has to bring `send` to `recv`.
 Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& stream) {
   if (size() > 1) {
     fail(ErrorKind::kUnsupported, "communicator \"{}\": {} among {} ranks on GPUs", name(),

@@ -1,8 +1,8 @@
-// The order of a rank's operations on a communicator, whatever carries them out.
+// The order of a rank's operations on a communicator, independent of the transport.
 //
 // Operations of a communicator are carried out in the order of issue, and only while a rank waits:
-// a CPU lane is an order, not a thread. A rank that waits for one communicator carries on the
-// operations of its others too, so ranks may wait for different ones.
+// a CPU lane is an order, not a thread. A rank that waits for one communicator also carries on the
+// operations of its others, so ranks may wait for different ones.
 #pragma once
 
 #include <deque>
@@ -21,30 +21,31 @@ enum class Progress { kNone, kMoved, kDone };
 class RankOperation {
  public:
   virtual ~RankOperation() = default;
-  // The rank takes part; from now on its tensors are in use.
+  // Makes the rank take part; from now on its tensors are in use.
   virtual void post(CollectiveCall call) = 0;
   // Takes the rank as far as it can go without waiting. Throws Error(Comm) if the calls of the
   // ranks do not fit each other or a peer gave up.
   virtual Progress advance() = 0;
-  // The first rank that this one waits for; -1 if none.
+  // The first peer that this rank waits for; -1 if none.
   virtual int waits_for() const = 0;
-  // The rank gives up for this reason: returns when nobody touches its tensors, and nobody will.
+  // Gives up for this reason. Returns when nobody touches the rank's tensors any more, and nobody
+  // will.
   virtual void give_up(const std::string& reason) = 0;
 };
 
-// A rank's end of a group: where its operations come from. A backend is a class of endpoints.
+// A rank's end of a group, which makes its operations. A backend is a class of endpoints.
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
   virtual const std::string& name() const = 0;
   virtual Bootstrap& bootstrap() = 0;
   virtual bool may_map_memory() const = 0;
-  // The rank's side of operation `number` of the group, from 1; `label` opens its errors.
+  // The rank's side of the group's operation `number`, counted from 1; `label` opens its errors.
   virtual std::unique_ptr<RankOperation> operation(uint64_t number, const std::string& label) = 0;
-  // Every rank of a split tells this number; the largest is passed to `split`.
+  // A number that every rank proposes for a split; the largest one is passed to `split`.
   virtual uint64_t proposal() const { return 0; }
-  // The rank's end of its sub-group in split `number` of the group: that of this color, made of
-  // these ranks of the group in this order. Null for a negative color.
+  // The rank's end of its sub-group in split `number`: the sub-group of this color, with these
+  // ranks of the group in this order. Null for a negative color.
   virtual std::shared_ptr<Endpoint> split(uint64_t number, int color, const std::string& name,
                                           const std::vector<int>& ranks,
                                           uint64_t largest_proposal) = 0;
@@ -54,7 +55,8 @@ class Lane;
 // The lanes of one rank, those of its sub-groups included; used by the rank's thread alone.
 using RankLanes = std::vector<Lane*>;
 
-// A rank's operations on one communicator: issued, not yet complete. Tickets keep it alive.
+// A rank's operations on one communicator that are issued and not yet complete. Tickets keep it
+// alive.
 class Lane {
  public:
   Lane(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<RankLanes> lanes);
@@ -65,25 +67,26 @@ class Lane {
   Endpoint& endpoint() const { return *endpoint_; }
   const std::shared_ptr<RankLanes>& lanes() const { return lanes_; }
 
-  // Returns the operation's number, from 1. Throws if an earlier operation failed.
+  // Issues an operation and returns its number, from 1. Throws if an earlier operation failed.
   uint64_t issue(CollectiveCall call, const Stream& stream);
-  // Returns when operations up to `number` are complete; throws what made one fail.
+  // Returns when operations up to `number` are complete; throws the error that made one fail.
   void wait(uint64_t number);
 
  private:
   struct Pending {
     CollectiveCall call;
-    Event inputs;  // what the stream ran before the issue
+    Event inputs;  // marks the work that the stream had when the operation was issued
     std::string label;
     std::unique_ptr<RankOperation> operation;
     bool posted = false;
   };
 
   // Takes the operations as far as they go without waiting; true if something moved. A failure is
-  // kept for those who wait for this lane.
+  // kept for the callers that wait for this lane.
   bool advance();
   Progress advance_front();
-  // After it all waits and issues of this lane throw. Peers stop touching this rank's tensors.
+  // Makes all waits and issues of this lane throw from now on. Peers stop touching this rank's
+  // tensors.
   void fail_with(const std::string& reason);
   std::string late() const;
 

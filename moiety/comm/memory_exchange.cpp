@@ -49,7 +49,7 @@ Address socket_address(const Nonce& nonce) {
   const std::string name = text("moiety-{:016x}{:016x}", nonce[0], nonce[1]);
   Address out;
   out.name.sun_family = AF_UNIX;
-  // The leading zero makes it an abstract name: no file.
+  // The leading zero makes the name abstract: there is no file.
   std::memcpy(out.name.sun_path + 1, name.data(), name.size());
   out.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return out;
@@ -81,7 +81,7 @@ Descriptor open_memory() {
   return out;
 }
 
-// The pages are taken now, since a page that cannot be had later ends the process without a word.
+// Takes the pages now, since a page that cannot be had later ends the process without a word.
 void allocate(const Descriptor& file, int64_t bytes) {
   int error = 0;
   do {
@@ -91,20 +91,20 @@ void allocate(const Descriptor& file, int64_t bytes) {
   if (error != 0) fail(ErrorKind::kOutOfMemory, "{}", std::strerror(error));
 }
 
-// No peer can shorten what others have mapped.
+// Seals the file, so that no peer can shorten memory that others have mapped.
 void seal(const Descriptor& file) {
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     fail_with_errno("sealing");
   }
 }
 
-// What goes with a descriptor.
+// The message that goes with a descriptor.
 struct Greeting {
   uint64_t magic = 0x314d454d59544945ull;
   int64_t rank = 0;
 };
 
-// A greeting with room for one descriptor.
+// A message of one greeting, with room for one descriptor.
 struct Message {
   Greeting greeting;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -121,7 +121,8 @@ struct Message {
   Message& operator=(const Message&) = delete;
 };
 
-// A connection waits in the peer's queue until the peer accepts it, and so does what is sent on it.
+// Sends without waiting: the connection, and what is sent on it, stay in the peer's queue until the
+// peer accepts it.
 void send_descriptor(const Nonce& peer, int rank, const Descriptor& file) {
   const Descriptor connection = new_socket();
   const Address address = socket_address(peer);
@@ -148,8 +149,8 @@ bool is_own_user(const Descriptor& connection) {
   return credentials.uid == ::getuid();
 }
 
-// The next connection of this user; whoever else found the socket is not heard. All peers have sent
-// already, so a wait is a fault.
+// Accepts the next connection of this user and ignores those of others who found the socket. All
+// peers have sent already, so having to wait is a fault.
 Descriptor accept_peer(const Descriptor& listener) {
   constexpr int kMilliseconds = 1000;
   while (true) {

@@ -1,5 +1,5 @@
-// Memory of processes of one host that all of them can load from and store to: one memfd per rank,
-// its descriptor handed to every peer through a unix socket in the abstract namespace. Nothing is
+// Memory that all processes of one host can load from and store to: one memfd per rank, whose
+// descriptor is handed to every peer through a unix socket in the abstract namespace. Nothing is
 // left behind: the sockets have no file, descriptors are closed once mapped, and memory lives until
 // the last process that maps it lets go of it or ends.
 #pragma once
@@ -17,10 +17,10 @@ namespace moiety::comm {
 // The start of a rank's memory; the last owner frees or unmaps it.
 using Memory = std::shared_ptr<std::byte>;
 
-// Collective: `bytes` zeroed bytes of every rank, by rank. `nonces` name the ranks' sockets: drawn
-// for every exchange by each rank, and the same everywhere. If one rank fails, all free what they
-// have and throw the same text, which begins with `what`: Error(OutOfMemory), or Error(Unsupported)
-// where memory cannot be handed over.
+// Returns `bytes` zeroed bytes of every rank, by rank. Collective. `nonces` name the ranks'
+// sockets: each rank draws one for every exchange, and all ranks pass the same list. If one rank
+// fails, all free what they have and throw the same text, which begins with `what`:
+// Error(kOutOfMemory), or Error(kUnsupported) where memory cannot be handed over.
 std::vector<Memory> exchange_memory(Bootstrap& bootstrap, const std::string& what, int64_t bytes,
                                     const std::vector<Nonce>& nonces);
 

@@ -41,7 +41,7 @@ std::string hex(const unsigned char* bytes, size_t count) {
   return out;
 }
 
-// The note that the linker leaves in one loaded object.
+// The build id that the linker leaves in one loaded object.
 std::string build_note(const dl_phdr_info& object) {
   for (int i = 0; i < object.dlpi_phnum; ++i) {
     const auto& header = object.dlpi_phdr[i];
@@ -63,7 +63,7 @@ std::string build_note(const dl_phdr_info& object) {
   return "";
 }
 
-// That of the program or library which this function is part of.
+// The build id of the program or library which this function is part of.
 std::string build_id() {
   std::string out;
   dl_iterate_phdr(
@@ -88,7 +88,7 @@ struct ProcessState {
   uint64_t start_time = 0;
 };
 
-// From /proc/PID/stat; nothing if there is no such process.
+// The state in /proc/PID/stat; empty if there is no such process.
 std::optional<ProcessState> process_state(int64_t pid) {
   errno = 0;
   std::FILE* file = std::fopen(text("/proc/{}/stat", pid).c_str(), "re");
@@ -99,8 +99,8 @@ std::optional<ProcessState> process_state(int64_t pid) {
   char line[1024] = {};
   const size_t length = std::fread(line, 1, sizeof(line) - 1, file);
   std::fclose(file);
-  if (length == 0) return std::nullopt;  // it ended between open and read
-  // The program's name in parentheses may hold anything; what follows the last one is regular.
+  if (length == 0) return std::nullopt;  // the process ended between open and read
+  // The program's name in parentheses may hold anything; the text after the last one is regular.
   const char* rest = std::strrchr(line, ')');
   ProcessState out;
   unsigned long long start = 0;

@@ -1,5 +1,6 @@
-// Who a process is, as peers are told when a group of processes is set up: whether two ranks share
-// a process, a host or a network namespace, run the same code, and whether a peer still lives.
+// The identity of a process, which peers exchange when a group of processes is set up. It tells
+// whether two ranks share a process, a host or a network namespace, run the same code, and whether
+// a peer still lives.
 #pragma once
 
 #include <array>
@@ -12,7 +13,7 @@ namespace moiety::comm {
 using Nonce = std::array<uint64_t, 2>;
 Nonce random_nonce();
 
-// Travels as its bytes.
+// The identity, sent as its bytes.
 struct ProcessIdentity {
   Nonce nonce = {};  // drawn by the process
   int64_t pid = 0;
@@ -22,7 +23,7 @@ struct ProcessIdentity {
   uint64_t network_namespace = 0;
   uint32_t uid = 0;
   uint32_t unused = 0;
-  char boot[40] = {};   // the kernel's boot id: the host, and its run
+  char boot[40] = {};   // the kernel's boot id, which tells the host and its run
   char build[48] = {};  // the linker's id of the code; empty if there is none
 };
 
@@ -30,12 +31,12 @@ const ProcessIdentity& this_process();
 
 bool same_process(const ProcessIdentity& a, const ProcessIdentity& b);
 bool same_host(const ProcessIdentity& a, const ProcessIdentity& b);
-// Empty if processes a and b can hand each other memory; else what keeps them apart.
+// The reason why processes a and b cannot hand each other memory; empty if they can.
 std::string what_separates(const ProcessIdentity& a, const ProcessIdentity& b);
 
-// Whether /proc of this process shows p.
+// Whether this process's /proc shows p.
 bool is_visible(const ProcessIdentity& p);
-// Whether p, which is visible, has ended; a zombie has. False in doubt.
+// Whether p, which is visible, has ended; a zombie has ended. False in doubt.
 bool has_ended(const ProcessIdentity& p);
 
 }  // namespace moiety::comm

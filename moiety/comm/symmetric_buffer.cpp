@@ -20,7 +20,8 @@ namespace {
 constexpr int64_t kVersion = 2;
 constexpr int64_t kPage = 4096;
 
-// What a rank tells its peers. `memory` leads to the rank's memory, for peers of the same process.
+// A rank's message to its peers. `memory` leads to the rank's memory, for peers of the same
+// process.
 struct Offer {
   int64_t version = kVersion;
   int64_t bytes = 0;
@@ -42,7 +43,8 @@ std::vector<Offer> exchange(Bootstrap& bootstrap, const Offer& mine) {
   return out;
 }
 
-// The same verdict on every rank, since all compare the same offers with rank 0's.
+// Checks the offers. The verdict is the same on every rank, since all compare the same offers with
+// rank 0's.
 void check_offers(const std::string& what, const std::vector<Offer>& offers) {
   const Offer& first = offers[0];
   for (size_t r = 1; r < offers.size(); ++r) {
@@ -62,7 +64,8 @@ void check_offers(const std::string& what, const std::vector<Offer>& offers) {
   }
 }
 
-// Why the ranks cannot map each other's memory, the same on every rank; empty if they may try.
+// The reason why the ranks cannot map each other's memory, the same on every rank; empty if they
+// may try.
 std::string what_forbids(const std::vector<Offer>& offers) {
   for (size_t r = 0; r < offers.size(); ++r) {
     if (!offers[r].may_map) return text("rank {} was told not to", r);
@@ -82,7 +85,8 @@ int64_t physical_memory() {
   return int64_t{sysconf(_SC_PHYS_PAGES)} * int64_t{sysconf(_SC_PAGESIZE)};
 }
 
-// More than the machine has may well be granted, and the process be killed when it is touched.
+// Checks the machine's memory: a request for more may well be granted, and the process be killed
+// when it touches it.
 void check_physical_memory(Bootstrap& bootstrap, const std::string& what, int64_t bytes) {
   std::string error;
   if (bytes > physical_memory()) {
@@ -92,7 +96,7 @@ void check_physical_memory(Bootstrap& bootstrap, const std::string& what, int64_
   agree(bootstrap, error, ErrorKind::kOutOfMemory);
 }
 
-// Heap memory of the ranks of one process, by rank.
+// Shares heap memory among the ranks of one process; returns it by rank.
 std::vector<Memory> share_heap(Bootstrap& bootstrap, const std::string& what, int64_t bytes,
                                Offer mine) {
   Memory memory;
@@ -106,8 +110,8 @@ std::vector<Memory> share_heap(Bootstrap& bootstrap, const std::string& what, in
   }
   agree(bootstrap, error, ErrorKind::kOutOfMemory);
 
-  // Peers copy the pointer out of this box; it is deleted when all have, and rather leaked if that
-  // cannot be known.
+  // Peers copy the pointer out of this box. It is deleted when all have, and leaked if that cannot
+  // be known.
   const auto box = new Memory(memory);
   mine.memory = box;
   std::vector<Memory> out;
@@ -119,13 +123,13 @@ std::vector<Memory> share_heap(Bootstrap& bootstrap, const std::string& what, in
 
 }  // namespace
 
-// Every rank holds the memory of all: it lives until the last one lets go, so whatever a late or
-// failing peer still stores has a place to land.
+// Every rank holds the memory of all: it lives until the last one lets go, so stores of a late or
+// failing peer still have a place to land.
 struct SymmetricBuffer::Impl {
   Communicator* comm = nullptr;
   int rank = 0;
   int64_t bytes = 0;
-  std::vector<Memory> memory;  // by rank; behind the `bytes` stand one probe word per rank
+  std::vector<Memory> memory;  // by rank; one probe word per rank follows the `bytes`
 
   static int64_t probe_offset(int64_t bytes) { return round_up(bytes, 8); }
   uint64_t* probe_words(int rank) const {
@@ -134,7 +138,8 @@ struct SymmetricBuffer::Impl {
   void probe(const std::string& what) const;
 };
 
-// Every rank stores into every peer's memory and must find what its peers stored into its own.
+// Proves the mapping: every rank stores into every peer's memory and must find the words that its
+// peers stored into its own.
 void SymmetricBuffer::Impl::probe(const std::string& what) const {
   const int me = rank;
   for (int r = 0; r < comm->size(); ++r) store_release(probe_words(r)[me], uint64_t(me) + 1);

@@ -1,4 +1,4 @@
-// Ranks as threads of one process.
+// Ranks that are threads of one process.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,8 @@
 namespace moiety::comm {
 
 struct ThreadGroupOptions {
-  Seconds deadline{100};   // of every wait
-  bool map_memory = true;  // false: no symmetric memory (an option for tests)
+  Seconds deadline{100};   // limit of every wait
+  bool map_memory = true;  // false keeps symmetric memory off (for tests)
 };
 
 // Runs body(world) on `ranks` new threads, each with its own communicator, log rank and thread

@@ -1,4 +1,4 @@
-// Waiting for words that peers store, with the limits that every wait has.
+// Waits for words that peers store, with the limits that every wait has.
 #pragma once
 
 #include "moiety/base/deadline.h"
@@ -7,8 +7,8 @@
 
 namespace moiety::comm {
 
-// What ends a wait early. `poison` is a word that a peer makes non-zero to stop this rank's waits;
-// `bootstrap` is asked for aborts. Both may be null.
+// The reasons to end a wait early. `poison` is a word that a peer makes non-zero to stop this
+// rank's waits; `bootstrap` is asked for aborts. Both may be null.
 struct WaitLimits {
   Seconds deadline{100};
   Bootstrap* bootstrap = nullptr;
@@ -18,8 +18,8 @@ struct WaitLimits {
 enum class WaitResult { kReady, kExpired, kPoisoned, kAborted };
 
 // Polls `ready()` until it is true. Clock, poison and abort are looked at every 256 polls at first,
-// so a wait that is nearly over costs nothing but its polls. The caller words the error: it knows
-// who is waited for.
+// so a wait that is nearly over costs nothing but its polls. The caller words the error, since it
+// knows the peer.
 template <class Ready>
 WaitResult wait_until(Ready&& ready, const WaitLimits& limits) {
   if (ready()) return WaitResult::kReady;

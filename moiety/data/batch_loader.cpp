@@ -22,7 +22,7 @@ void check(const LoaderConfig& c) {
                c.global_batch, c.micro_batch, c.data_ranks);
 }
 
-// The samples of a data rank's micro-step m, of a list that all data ranks share.
+// The samples of a data rank's micro-step m, from a list that all data ranks share.
 std::span<const SampleRef> share(std::span<const SampleRef> samples, int64_t m,
                                  const LoaderConfig& c) {
   const int64_t size = static_cast<int64_t>(samples.size());

@@ -1,5 +1,5 @@
-// Batches for one data rank: {token, target} [B, S] of int32, made ahead of time by a thread of
-// their own, which never communicates.
+// Batches for one data rank: {token, target} [B, S] of int32, made ahead of time by a thread of its
+// own, which never communicates.
 #pragma once
 
 #include <condition_variable>
@@ -16,12 +16,12 @@
 
 namespace moiety::data {
 
-inline constexpr int32_t kNoTarget = -100;  // a target that is not counted
+inline constexpr int32_t kNoTarget = -100;  // a target that does not count
 
 struct Batch {
   TensorView token_BS, target_BS;
-  // With a document mask, else undefined: positions that restart with each document. The query at s
-  // sees the keys s - position[s] ... s, and the target across a border is kNoTarget.
+  // Positions that restart with each document, if there is a document mask, else undefined. The
+  // query at s sees the keys s - position[s] ... s, and the target across a border is kNoTarget.
   TensorView position_BS;
 };
 
@@ -29,7 +29,7 @@ struct Batch {
 class BatchBuffer {
  public:
   BatchBuffer(int64_t micro_batch, int64_t seq_len, bool document_mask);
-  // Row b becomes sample b. Rows beyond the samples hold zeros without targets.
+  // Makes row b sample b. Rows beyond the samples hold zeros without targets.
   void fill(const SampleSource& source, std::span<const SampleRef> samples);
   const Batch& batch() const { return batch_; }
 
@@ -41,16 +41,16 @@ class BatchBuffer {
 
 struct LoaderConfig {
   int64_t micro_batch = 1;   // sequences
-  int64_t global_batch = 8;  // sequences a step; a multiple of micro_batch * data_ranks
+  int64_t global_batch = 8;  // sequences in a step; a multiple of micro_batch * data_ranks
   int data_rank = 0;
   int data_ranks = 1;
   bool document_mask = false;
-  int prefetch = 4;           // batches, at least 1
-  double wait_limit_s = 100;  // for one batch
+  int prefetch = 4;           // batches made ahead, at least 1
+  double wait_limit_s = 100;  // limit for one batch
 };
 
-// A step takes the next `global_batch` samples of the sampler; micro-step m, data rank d, slot b
-// takes number (m * data_ranks + d) * micro_batch + b of them.
+// The batches of one data rank. A step takes the next `global_batch` samples of the sampler;
+// micro-step m, data rank d, slot b takes number (m * data_ranks + d) * micro_batch + b of them.
 class BatchLoader {
  public:
   BatchLoader(std::shared_ptr<const SampleSource> source, Sampler sampler,
@@ -60,19 +60,19 @@ class BatchLoader {
   BatchLoader& operator=(const BatchLoader&) = delete;
 
   // The next micro-batch, valid until the next call; null at the end of the data, which comes
-  // between steps. Rethrows what stopped the thread, after the batches made before it.
+  // between steps. Rethrows the error that stopped the thread, after the batches made before it.
   const Batch* next();
-  // The sampler before the first step of which a micro-batch has not been handed out: what a
-  // checkpoint saves at the end of a step, and what a repetition of a step starts from.
+  // The sampler's state before the first step of which a micro-batch has not been handed out: a
+  // checkpoint saves it at the end of a step, and a repetition of a step starts from it.
   const SamplerState& state() const { return state_; }
-  // Milliseconds that next() has waited, all calls together.
+  // Milliseconds that next() has waited, over all calls.
   double waited_ms() const { return waited_ms_; }
 
  private:
   struct Slot {
     BatchBuffer buffer;
     bool ends_step = false;
-    SamplerState after{};  // of the sampler, if the slot ends a step
+    SamplerState after{};  // the sampler's state, if the slot ends a step
   };
   void produce();
   Slot* free_slot();
@@ -83,28 +83,28 @@ class BatchLoader {
   SamplerState state_;
   double waited_ms_ = 0;
 
-  std::vector<Slot> slots_;  // a ring: prefetch and the one that the caller holds
+  std::vector<Slot> slots_;  // a ring: prefetch slots and the one that the caller holds
   std::mutex mutex_;
   std::condition_variable changed_;
-  uint64_t made_ = 0, taken_ = 0;  // batches
+  uint64_t made_ = 0, taken_ = 0;  // numbers of batches
   bool stop_ = false, ended_ = false;
   std::exception_ptr error_;
   std::thread thread_;
 };
 
 // The first samples of every source, unshuffled, cut into batches for one data rank. All ranks have
-// the same number of batches; where samples run out rows have no targets.
+// the same number of batches; where samples run out, rows have no targets.
 class ValidationSet {
  public:
-  // `samples` per source (fewer if it is shorter).
+  // `samples` is the number per source (fewer if a source is shorter).
   ValidationSet(std::shared_ptr<const SampleSource> source, int64_t samples,
                 const LoaderConfig& config);
   int64_t batches() const;
-  // Of a batch.
+  // Sequences of a batch.
   int64_t sequences() const { return config_.micro_batch; }
   int64_t seq_len() const { return buffer_.batch().token_BS.size(1); }
   bool has_positions() const { return config_.document_mask; }
-  // Valid until the next call.
+  // Batch k, valid until the next call.
   const Batch& batch(int64_t k);
   // Bytes of text of all samples together: bits per byte = sum of losses / (ln 2 * bytes).
   double source_bytes() const { return source_bytes_; }

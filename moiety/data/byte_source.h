@@ -1,5 +1,5 @@
-// Bytes of an input of `prepare`: a file or standard input, decompressed if it is gzip (.gz, .dz),
-// which is seen by its first two bytes.
+// The bytes of an input of `prepare`: a file or standard input, decompressed if it is gzip (.gz,
+// .dz), which is recognized by its first two bytes.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@ namespace moiety::data {
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  // Up to `bytes` bytes; 0 only at the end. DataError names the file.
+  // Reads up to `bytes` bytes; returns 0 only at the end. DataError names the file.
   virtual size_t read(char* to, size_t bytes) = 0;
 };
 
-// "-" is standard input. A file that cannot be opened is a DataError.
+// Opens an input; "-" is standard input. A file that cannot be opened is a DataError.
 std::unique_ptr<ByteSource> open_bytes(const std::string& path);
 
-// gzip.cpp (zlib), or no_gzip.cpp where zlib was not found: a DataError that says so. All members
-// of a file are read one after the other; a cut or damaged stream is a DataError.
+// Decompresses all members of a file one after the other; a cut or damaged stream is a DataError.
+// It is in gzip.cpp (zlib), or in no_gzip.cpp where zlib was not found: a DataError that says so.
 std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource> compressed, std::string path);
 
 }  // namespace moiety::data

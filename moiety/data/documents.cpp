@@ -22,7 +22,7 @@ bool is_jsonl(const std::string& path, InputFormat format) {
   return name.ends_with(".jsonl");
 }
 
-// Files below a directory, without hidden ones and token files, sorted by path.
+// The files below a directory, without hidden ones and token files, sorted by path.
 std::vector<std::string> files_below(const std::string& directory) {
   std::vector<std::string> files;
   std::error_code error;

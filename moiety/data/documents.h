@@ -1,5 +1,6 @@
-// Inputs of `prepare` cut into blocks of whole documents, and blocks turned into tokens. Blocks are
-// independent of each other, so they are encoded in parallel.
+// The documents in the inputs of `prepare`: files are cut into blocks of whole documents, and
+// blocks are turned into tokens. Blocks are independent of each other, so they are encoded in
+// parallel.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +19,15 @@ enum class InputFormat { kAuto, kText, kJsonl };
 
 struct DocumentRules {
   InputFormat format = InputFormat::kAuto;  // kAuto: JSONL if the name ends in .jsonl[.gz|.dz]
-  std::string text_key = "text";            // of a JSONL object
-  std::string split;                        // what separates documents of a text file; empty: none
+  std::string text_key = "text";            // key of the text in a JSONL object
+  std::string split;  // separator between documents of a text file; empty: none
   bool bos = false;
   bool skip_bad = false;
 };
 
 // The files of the inputs, in order: a file or "-" stands for itself, a directory for the files
 // below it, sorted by path, without hidden and .tok files. A file that comes twice is taken once;
-// `repeated` counts the others. A missing path is a DataError.
+// `repeated` counts the repetitions. A missing path is a DataError.
 std::vector<std::string> list_inputs(const std::vector<std::string>& inputs, int64_t& repeated);
 
 // Consecutive whole documents of one file.
@@ -34,8 +35,8 @@ struct Block {
   std::string path;
   bool jsonl = false;
   std::string bytes;
-  uint64_t offset = 0;  // of bytes[0] in the (decompressed) file
-  uint64_t line = 1;    // of bytes[0]
+  uint64_t offset = 0;  // place of bytes[0] in the (decompressed) file
+  uint64_t line = 1;    // line of bytes[0]
 };
 
 // Reads one file as blocks of about `block_bytes` bytes (longer where a document is longer).
@@ -66,18 +67,19 @@ struct EncodedBlock {
     uint64_t tokens = 0;
     uint64_t source_bytes = 0;
   };
-  std::vector<uint32_t> ids;  // of all documents
+  std::vector<uint32_t> ids;  // ids of all documents
   std::vector<Document> documents;
-  uint64_t bytes = 0;  // of input
+  uint64_t bytes = 0;  // bytes of input
   int64_t bad = 0;     // documents skipped because of bad JSON or UTF-8
   int64_t empty = 0;   // documents without text, left out
 };
 
-// Encodes a block. Bad JSON or UTF-8: a DataError with file, line and byte, or counted in `bad`.
+// Encodes a block. Bad JSON or UTF-8 is a DataError with file, line and byte, or is counted in
+// `bad`.
 EncodedBlock encode(const Block& block, const DocumentRules& rules, const Tokenizer& tokenizer);
 
-// The first byte of `s` that is not part of well-formed UTF-8 (no overlong forms, no surrogates,
-// nothing above U+10FFFF), or npos.
+// The position of the first byte of `s` that is not part of well-formed UTF-8 (no overlong forms,
+// no surrogates, nothing above U+10FFFF), or npos.
 size_t find_bad_utf8(std::string_view s);
 
 }  // namespace moiety::data

@@ -1,4 +1,4 @@
-// Blocks of documents to tokens.
+// The encoding of blocks of documents into tokens.
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -9,7 +9,7 @@
 namespace moiety::data {
 namespace {
 
-// What is wrong with a document, at byte `at` of the block.
+// A fault of a document, at byte `at` of the block.
 struct BadDocument {
   size_t at;
   std::string what;
@@ -119,8 +119,8 @@ size_t find_bad_utf8(std::string_view s) {
       ++i;
       continue;
     }
-    // The second byte of some leads has a narrower range: it rules out overlong forms, surrogates
-    // and what lies above U+10FFFF.
+    // The second byte of some leads has a narrower range, which rules out overlong forms,
+    // surrogates and code points above U+10FFFF.
     unsigned low = 0x80, high = 0xbf;
     size_t length = 0;
     if (lead >= 0xc2 && lead <= 0xdf) length = 2;

@@ -7,7 +7,7 @@
 namespace moiety::data {
 namespace {
 
-constexpr int kGzipWindow = 15 + 16;  // zlib: the largest window, gzip framing
+constexpr int kGzipWindow = 15 + 16;  // zlib's code for the largest window with gzip framing
 
 class GzipSource : public ByteSource {
  public:

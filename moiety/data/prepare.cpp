@@ -14,7 +14,7 @@
 namespace moiety::data {
 namespace {
 
-// The token files being written, and which document goes where.
+// The token files being written, and the choice of the file for each document.
 class Outputs {
  public:
   Outputs(const PrepareOptions& options, const Tokenizer& tokenizer)
@@ -42,7 +42,7 @@ class Outputs {
 
   uint64_t documents() const { return documents_; }
 
-  // All files or none: names are given once everything is on the disk.
+  // Publishes all files or none: names are given once everything is on the disk.
   void publish() {
     for (const auto& f : files_) {
       if (f->header().documents > 0) continue;
@@ -112,7 +112,7 @@ class Pipeline {
       if (!reader) reader.emplace(path, options_.rules);
       return reader->next();
     } catch (const Error&) {
-      drain(0, summary);  // what is wrong in earlier blocks is reported first
+      drain(0, summary);  // faults in earlier blocks are reported first
       throw;
     }
   }

@@ -1,4 +1,4 @@
-// Text or JSONL to token files: what `moiety prepare` does.
+// The work of `moiety prepare`: text or JSONL becomes token files.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace moiety::data {
 
-// How far a preparation is, and what it reads.
+// The progress of a preparation, and the file that it reads.
 struct PrepareProgress {
   uint64_t bytes = 0;      // decompressed bytes of the inputs that are done
-  uint64_t all_bytes = 0;  // of the input files as they lie on the disk; of standard input unknown
+  uint64_t all_bytes = 0;  // bytes of the input files on the disk; for standard input unknown
   uint64_t documents = 0;
   std::string path;
 };
@@ -42,11 +42,12 @@ struct PrepareSummary {
   int64_t empty = 0;     // documents without text, left out
 };
 
-// Document d (counted from 0 over what is kept, in the order of the inputs) goes to the validation
-// file iff its random number is below valid_fraction, so it stays there when input is appended.
+// Whether document d goes to the validation file, where d counts the documents that are kept, from
+// 0, in the order of the inputs. It does iff its random number is below valid_fraction, so it stays
+// there when input is appended.
 bool is_validation_document(uint64_t d, double valid_fraction);
 
-// Throws DataError (nothing is written), UsageError or IoError.
+// Makes the token files. Throws DataError (nothing is written), UsageError or IoError.
 PrepareSummary prepare(const PrepareOptions& options);
 
 }  // namespace moiety::data

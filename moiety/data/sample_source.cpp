@@ -82,7 +82,8 @@ class SyntheticSamples : public SampleSource {
   double bytes_per_token(int) const override { return 0; }
 
  private:
-  // In the place of the source's number in the counters of the shuffle, so streams do not meet.
+  // This stands for the source's number in the counters of the shuffle, so that streams do not
+  // meet.
   static constexpr uint32_t kSampleStream = 0xffffffff;
   static constexpr uint32_t kSuccessorStream = 0xfffffffe;
 

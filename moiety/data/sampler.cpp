@@ -53,7 +53,7 @@ std::vector<uint64_t> integer_weights(std::span<const double> weights) {
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return remainder[a] > remainder[b]; });
-  // What is left is below the number of sources (and, by rounding, at worst one unit negative).
+  // The rest is below the number of sources (and, by rounding, at worst one unit negative).
   int64_t left = static_cast<int64_t>(kWeightSum) -
                  static_cast<int64_t>(std::accumulate(whole.begin(), whole.end(), uint64_t{0}));
   for (size_t k = 0; left > 0; k = (k + 1) % order.size(), --left) ++whole[order[k]];

@@ -1,6 +1,6 @@
-// Which sample comes when (docs/spec/trainer.md#order-of-samples). The order is a function of seed,
-// sources and the global sample number alone: it knows nothing of ranks and layouts, and its whole
-// state is a few numbers per source, so a resume continues exactly.
+// The order of samples (docs/spec/trainer.md#order-of-samples). It is a function only of seed,
+// sources and the global sample number: it knows nothing of ranks and layouts, and its whole state
+// is a few numbers per source, so a resumed run continues exactly.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 namespace moiety::data {
 
 // A bijection of [0, n): six Feistel rounds on the smallest even number of bits that holds n,
-// walked until the result is below n.
+// repeated until the result is below n.
 class Permutation {
  public:
   // n >= 1; different sources and epochs give different orders.
@@ -29,14 +29,14 @@ class Permutation {
   uint32_t source_;
 };
 
-// Weights as integers that sum to 2^32, by largest remainder (ties: lower index first).
+// Weights as integers that sum to 2^32, by largest remainder (in ties the lower index comes first).
 std::vector<uint64_t> integer_weights(std::span<const double> weights);
 
-// What a source is recognized by in a resume; its path may change.
+// The facts by which a resumed run recognizes a source; its path may change.
 struct SourceIdentity {
   uint32_t crc32c = 0;
   uint64_t tokens = 0;
-  uint64_t weight = 0;  // integer_weights
+  uint64_t weight = 0;  // from integer_weights
   bool operator==(const SourceIdentity&) const = default;
 };
 
@@ -47,7 +47,7 @@ struct SamplerSource {
 
 struct SampleRef {
   int source = 0;
-  uint64_t index = 0;  // in the source
+  uint64_t index = 0;  // index in the source
   bool operator==(const SampleRef&) const = default;
 };
 
@@ -64,15 +64,16 @@ struct SamplerState {
   bool operator==(const SamplerState&) const = default;
 };
 std::string to_json(const SamplerState& state);
-// Throws CheckpointError.
+// The state in a JSON text. Throws CheckpointError if it is none.
 SamplerState parse_sampler_state(std::string_view json);
 
 class Sampler {
  public:
-  // `epochs`: passes over a source before the data ends; 0 is endless.
+  // `epochs` is the number of passes over a source before the data ends; 0 is endless.
   Sampler(std::span<const SamplerSource> sources, uint64_t seed, bool shuffle, uint64_t epochs);
 
-  // The next `count` samples, or false, taking none, if a source would begin an epoch too many.
+  // Gives the next `count` samples; or returns false and takes none, if a source would begin an
+  // epoch too many.
   bool take(int64_t count, std::vector<SampleRef>& samples);
 
   const SamplerState& state() const { return state_; }

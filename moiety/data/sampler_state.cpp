@@ -1,4 +1,4 @@
-// The sampler's state as JSON, as it stands in a checkpoint.
+// The sampler's state as JSON, the form in which a checkpoint holds it.
 #include <charconv>
 
 #include <nlohmann/json.hpp>

@@ -53,7 +53,7 @@ Sha256 sha256(std::string_view bytes) {
   size_t left = bytes.size();
   for (; left >= 64; left -= 64, p += 64) compress(state, p);
 
-  // The end: a one bit, zeros, the length in bits; one block or two.
+  // The end is a one bit, zeros and the length in bits, in one block or two.
   std::array<unsigned char, 128> tail{};
   if (left > 0) std::memcpy(tail.data(), p, left);
   tail[left] = 0x80;

@@ -11,7 +11,7 @@ namespace moiety::data {
 using Sha256 = std::array<uint8_t, 32>;
 
 Sha256 sha256(std::string_view bytes);
-// 64 lowercase hex digits.
+// The digest as 64 lowercase hex digits.
 std::string hex(const Sha256& digest);
 
 }  // namespace moiety::data

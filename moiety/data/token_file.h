@@ -1,5 +1,5 @@
 // Token files, `.tok` (docs/spec/trainer.md#token-files): a header of 4096 bytes, the token ids in
-// 2 or 4 bytes each, a table of document starts. Little endian.
+// 2 or 4 bytes each, and a table of document starts. Little endian.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace moiety::data {
 
 class Tokenizer;
 
-inline constexpr uint32_t kNoToken = 0xffffffff;  // eos or bos of a tokenizer that has none
+inline constexpr uint32_t kNoToken = 0xffffffff;  // the eos or bos of a tokenizer that has none
 inline constexpr uint32_t kDocumentsEndInEos = 1;
 inline constexpr uint32_t kDocumentsStartWithBos = 2;
 
@@ -27,16 +27,16 @@ struct TokenFileHeader {
   uint32_t bos = kNoToken;
   uint32_t flags = 0;
   Sha256 tokenizer{};
-  uint32_t crc32c = 0;  // of the tokens
+  uint32_t crc32c = 0;  // checksum of the tokens
   uint32_t table_crc32c = 0;
-  uint64_t source_bytes = 0;  // of the text that the tokens were made from
+  uint64_t source_bytes = 0;  // bytes of the text that the tokens were made from
 };
 
 // A token file, mapped read-only. Every fault of the file is a DataError with path and values.
 class TokenFile {
  public:
-  // Checks the size, the header and the table, and, in files of at most 256 MiB, the tokens too
-  // (as verify() does).
+  // Opens a file and checks its size, header and table, and, if it has at most 256 MiB, the tokens
+  // too (as verify() does).
   static std::shared_ptr<const TokenFile> open(const std::string& path);
   ~TokenFile();
   TokenFile(const TokenFile&) = delete;
@@ -45,11 +45,12 @@ class TokenFile {
   const std::string& path() const { return path_; }
   const TokenFileHeader& header() const { return header_; }
 
-  // Tokens [begin, begin + out.size()), which must lie in the file. An id >= vocab is a DataError
-  // with its position and value, and so is a file that has changed its size since it was opened.
+  // Reads tokens [begin, begin + out.size()), which must lie in the file. An id >= vocab is a
+  // DataError with its position and value, and so is a file that has changed its size since it was
+  // opened.
   void read(uint64_t begin, std::span<int32_t> out) const;
-  // For the same tokens their positions in their documents, but counted from `begin` in a document
-  // that has started before it: 0 where a document (or the range) starts.
+  // Gives the same tokens' positions in their documents. In a document that has started before
+  // `begin` they count from `begin`: 0 where a document (or the range) starts.
   void positions(uint64_t begin, std::span<int32_t> out) const;
   // Checks the checksum of all tokens and that every id is below vocab.
   void verify() const;
@@ -71,7 +72,7 @@ class TokenFile {
 };
 
 // Writes a token file under a temporary name beside `path`, which appears (or is replaced) only in
-// publish(). Failures of the disk are DiskErrors. A writer that is destroyed before publish()
+// publish(). A failure of the disk is an IoError. A writer that is destroyed before publish()
 // removes its temporary file.
 class TokenFileWriter {
  public:
@@ -80,7 +81,7 @@ class TokenFileWriter {
   TokenFileWriter(const TokenFileWriter&) = delete;
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
-  // One document, its eos and bos included; `source_bytes` of text went into it.
+  // Adds one document, its eos and bos included, made from `source_bytes` bytes of text.
   void add(std::span<const uint32_t> ids, uint64_t source_bytes);
   // Completes the temporary file and brings it to the disk.
   void finish();

@@ -1,5 +1,5 @@
-// Byte positions in a token file (docs/spec/trainer.md#token-files), shared by its reader and its
-// writer.
+// The byte positions in a token file (docs/spec/trainer.md#token-files), shared by its reader and
+// its writer.
 #pragma once
 
 #include <bit>
@@ -42,8 +42,9 @@ void store(unsigned char* p, T value) {
   std::memcpy(p, &value, sizeof(T));
 }
 
-inline constexpr uint32_t kMostVocab = 1u << 24;            // as model.vocab: ids fit int32
-inline constexpr uint64_t kMostTokens = uint64_t{1} << 48;  // and documents: no sum overflows
+inline constexpr uint32_t kMostVocab = 1u << 24;  // the limit of model.vocab too: ids fit int32
+// and the limit of documents: no sum overflows
+inline constexpr uint64_t kMostTokens = uint64_t{1} << 48;
 
 constexpr uint32_t token_bytes(uint32_t vocab) { return vocab <= 65536 ? 2 : 4; }
 
@@ -51,7 +52,7 @@ struct Layout {
   uint64_t table_offset = 0;
   uint64_t file_bytes = 0;
 };
-// Of a file with this header, whose counts are at most kMostTokens.
+// The layout of a file with this header, whose counts are at most kMostTokens.
 constexpr Layout layout(const TokenFileHeader& h) {
   const uint64_t table = (kHeaderBytes + h.tokens * h.token_bytes + 63) / 64 * 64;
   return {table, table + (h.documents + 1) * 8};

@@ -53,7 +53,7 @@ TokenFileWriter::TokenFileWriter(const std::string& path, const Tokenizer& token
   header_.tokenizer = tokenizer.identity();
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) throw IoError("{}: cannot create: {}", temporary_, std::strerror(errno));
-  // The header is known last; until then its place holds zeros, which nobody takes for a header.
+  // The header is known last; until then zeros stand in its place, which nobody takes for a header.
   pending_.resize(tok::kHeaderBytes);
   write(pending_.data(), pending_.size());
   pending_.clear();

@@ -1,5 +1,5 @@
-// Text to token ids and back. Built in: "bytes" (ids 0..255 are bytes, 256 eos, 257 bos, 258 pad;
-// V = 264, so that sizes stay multiples of 8).
+// Tokenizers: text to token ids and back. One is built in: "bytes" (ids 0..255 are bytes, 256 eos,
+// 257 bos, 258 pad; V = 264, so that sizes stay multiples of 8).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace moiety::data {
 
 class Tokenizer {
  public:
-  // `name` as in data.tokenizer; throws UsageError for one that does not exist.
+  // The tokenizer called `name`, as in data.tokenizer; throws UsageError if there is none.
   static Tokenizer load(std::string_view name);
 
   const std::string& name() const { return name_; }
@@ -22,12 +22,13 @@ class Tokenizer {
   uint32_t eos() const { return 256; }
   uint32_t bos() const { return 257; }
   uint32_t pad() const { return 258; }
-  // Equal for equal ids of every text: SHA-256 of a line that defines the byte tokenizer.
+  // An identity that is equal for tokenizers that give equal ids for every text: the SHA-256 of a
+  // line that defines the byte tokenizer.
   const Sha256& identity() const { return identity_; }
 
   // Appends the ids of the text, without eos or bos.
   void encode(std::string_view text, std::vector<uint32_t>& ids) const;
-  // The bytes of the ids; special and unused ids give none. Not necessarily UTF-8.
+  // The bytes of the ids; special and unused ids give none. The bytes need not be UTF-8.
   std::string decode(std::span<const int32_t> ids) const;
 
  private:

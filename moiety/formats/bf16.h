@@ -28,8 +28,8 @@ struct bf16 {
     const uint32_t rounded = (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
     return static_cast<uint16_t>(x != x ? 0x7FFFu : rounded);
   }
-  // Adds r16 below the kept bits and cuts: away from zero with the probability of the fraction that
-  // is lost. Infinities and NaN as `encode`.
+  // Adds r16 below the kept bits and cuts: rounds away from zero with the probability of the
+  // fraction that is lost. Infinities and NaN are as in `encode`.
   MOIETY_HD_INLINE static constexpr uint16_t encode_stochastic(float x, uint16_t r16) {
     const uint32_t b = std::bit_cast<uint32_t>(x);
     const bool finite = (b & 0x7F800000u) != 0x7F800000u;

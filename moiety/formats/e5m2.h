@@ -9,10 +9,10 @@
 namespace moiety {
 
 struct E5M2 : Minifloat<2, -14, 0x47600000u, 0x7F, 0x80> {
-  // Of the low byte.
+  // The value of the code in the low byte.
   MOIETY_HD_INLINE static constexpr float decode(uint32_t code) {
     const float number = decode_finite(code);
-    constexpr uint32_t kPastMax = 0x47800000u;  // 65536, the infinity's place
+    constexpr uint32_t kPastMax = 0x47800000u;  // 65536, the place of infinity
     const float infinity = std::bit_cast<float>(std::bit_cast<uint32_t>(number) | 0x7F800000u);
     const float extended = abs_bits(number) == kPastMax ? infinity : number;
     return abs_bits(number) > kPastMax ? kCanonicalNan : extended;

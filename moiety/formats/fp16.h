@@ -26,7 +26,7 @@ struct fp16 {
     const uint32_t a = b & 0x7FFFFFFFu;
     if (a > 0x7F800000u) return 0x7FFFu;
     if (a >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7C00u);  // 65536 and above
-    if (a < 0x38800000u) {  // below 2^-14: units of 2^-24
+    if (a < 0x38800000u) {  // below 2^-14, in units of 2^-24
       if (a < 0x33000000u) return static_cast<uint16_t>(sign);
       const uint32_t shift = 126u - (a >> 23);
       const uint32_t m = (a & 0x7FFFFFu) | 0x800000u;

@@ -8,12 +8,12 @@
 
 namespace moiety {
 
-// Every NaN that Moiety writes as FP32. NaNs are selected, never computed: devices differ in those
+// The NaN that Moiety writes as FP32. NaNs are selected, never computed: devices differ in the NaNs
 // that arithmetic makes.
 inline constexpr float kCanonicalNan = std::bit_cast<float>(0x7FFFFFFFu);
 inline constexpr float kMaxFloat = std::bit_cast<float>(0x7F7FFFFFu);
 
-// Bits of |x|: as unsigned integers they order magnitudes, NaN above infinity above finite.
+// The bits of |x|, which order magnitudes as unsigned integers do: finite < infinity < NaN.
 MOIETY_HD_INLINE constexpr uint32_t abs_bits(float x) {
   return std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu;
 }

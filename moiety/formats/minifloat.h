@@ -1,7 +1,8 @@
-// What E2M1, E4M3 and E5M2 share. Magnitudes are whole numbers of steps; the step is
-// 2^(e - kMantissa) in the binade 2^e, e at least kMinExponent, below which values are subnormal.
-// Codes of ascending magnitudes are consecutive. Arithmetic on bits and selects alone, so that
-// loops over elements vectorize; no result depends on a flush mode of subnormals.
+// The common codec of E2M1, E4M3 and E5M2. Magnitudes are whole numbers of steps; the step is 2^(e
+// - kMantissa) in the binade 2^e, with e at least kMinExponent, below which values are subnormal.
+// Codes of ascending magnitudes are consecutive. The codec uses only arithmetic on bits and
+// selects, so that loops over elements vectorize; no result depends on how the machine flushes
+// subnormals.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +11,7 @@
 
 namespace moiety {
 
-// kMaxBits: FP32 bits of the largest magnitude; kNanCode: what NaN of either sign becomes; kSign:
+// kMaxBits: FP32 bits of the largest magnitude; kNanCode: the code of NaN of either sign; kSign:
 // the sign bit of a code.
 template <int kMantissa, int kMinExponent, uint32_t kMaxBits, uint8_t kNanCode, uint8_t kSign>
 struct Minifloat {
@@ -27,21 +28,22 @@ struct Minifloat {
   static constexpr int kMantissaBits = kMantissa;
   static constexpr float kLeastNormal = std::bit_cast<float>(kMinBinade);
 
-  // To nearest, ties to even; saturates.
+  // Rounds to nearest, ties to even; saturates.
   MOIETY_HD_INLINE static constexpr uint8_t encode(float x) {
     return finish(x, rounded<float>(clamped(abs_bits(x)), sign(x)));
   }
 
-  // Up or down by the random byte r8; values of the format stay. The largest magnitude that is at
-  // most |x| + u steps, u = (2 r8 + 1) / 512; saturates. In units of a step all but the sum is
-  // exact, so the sum rounds as fma(u, step, |x|).
+  // Rounds up or down by the random byte r8; values of the format stay. The result is the largest
+  // magnitude that is at most |x| + u steps, u = (2 r8 + 1) / 512; it saturates. In units of a step
+  // everything but the sum is exact, so the sum rounds as fma(u, step, |x|).
   MOIETY_HD_INLINE static constexpr uint8_t encode_stochastic(float x, uint8_t r8) {
     return finish(x,
                   std::bit_cast<float>(cut<float>(clamped(abs_bits(x)), uint32_t{r8}) + sign(x)));
   }
 
-  // The same of magnitudes, x >= 0: the code is in the low 16 bits, those above mean nothing. For
-  // loops that know that there is no NaN, and move signs by themselves; also of vectors.
+  // The same for magnitudes, x >= 0: the code is in the low 16 bits, the bits above mean nothing.
+  // For loops that know that there is no NaN and move signs themselves; Word and Float may be
+  // vectors.
   template <class Word = uint32_t, class Float = float>
   MOIETY_HD_INLINE static constexpr Word encode_magnitude(Float x) {
     return std::bit_cast<Word>(rounded<Float>(clamped(std::bit_cast<Word>(x)), Word{}));
@@ -51,11 +53,12 @@ struct Minifloat {
     return cut<Float>(clamped(std::bit_cast<Word>(x)), r8);
   }
 
-  // The value of the code in the low bits; those past the largest magnitude go on as the others.
+  // The value of the code in the low bits; codes past the largest magnitude continue the sequence.
   MOIETY_HD_INLINE static constexpr float decode_finite(uint32_t code) {
     const uint32_t magnitude = (code & (kSign - 1u)) << kDropped;
-    // With the implied bit that subnormals do not have; twice as much without it is what they are,
-    // and less there and more elsewhere. Neither is negative, so their bits compare as they do.
+    // `normal` has the implied bit, which is too much for subnormals. `subnormal` is twice that
+    // less the least normal value: right for subnormals, and at least `normal` elsewhere. So the
+    // smaller one is right. Neither is negative, so their bits compare as they do.
     const uint32_t normal = magnitude + (kMinBinade - (1u << 23));
     const auto subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude + kMinBinade) -
                                                    std::bit_cast<float>(kMinBinade));
@@ -68,7 +71,7 @@ struct Minifloat {
     return std::bit_cast<uint32_t>(x) >> kSignShift & kSign;
   }
 
-  // Word: uint32_t or a vector of them, Float: as many floats.
+  // Word is uint32_t or a vector of them, Float has as many floats.
   template <class Word>
   MOIETY_HD_INLINE static constexpr Word clamped(Word a) {
     return a > kMaxBits ? Word{} + kMaxBits : a;
@@ -78,13 +81,13 @@ struct Minifloat {
     const Word e = a & 0x7F800000u;
     return e > kMinBinade ? e : Word{} + kMinBinade;
   }
-  // Code of 2^e less the steps of 2^e.
+  // The code of 2^e less the number of steps in 2^e.
   template <class Word>
   MOIETY_HD_INLINE static constexpr Word first_code(Word e) {
     return (e >> kDropped) - (kMinBinade >> kDropped);
   }
   // The last bit of a + 2^(e + kDropped) is worth one step, so the addition rounds. It leaves the
-  // steps in the low bits, on top of `low` and of the code of 2^e less the steps of 2^e.
+  // number of steps in the low bits, on top of `low` and first_code(e).
   template <class Float, class Word>
   MOIETY_HD_INLINE static constexpr Float rounded(Word a, Word low) {
     const Word e = binade(a);

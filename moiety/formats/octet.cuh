@@ -1,8 +1,9 @@
-// Eight neighbouring elements of a row, float, bf16 or fp16, in a thread's registers: what kernels
-// that go over rows load, compute on in fp32, round and store.
+// Eight neighbouring elements of a row (float, bf16 or fp16) in a thread's registers. Kernels that
+// go over rows load octets, compute on them in fp32, round and store.
 //
-// kVector: rows are whole octets that lie at multiples of 16 bytes (`octets_fit`). Else elements
-// are moved one by one; `valid` says how many of the eight exist (perhaps <= 0), the others are +0.
+// With kVector, rows are whole octets at multiples of 16 bytes (`octets_fit`). Without it elements
+// are moved one by one: `valid` says how many of the eight exist (it may be <= 0), and the others
+// are +0.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,7 @@ struct Octet {
       return __uint_as_float(i % 2 ? word[i / 2] & 0xFFFF0000u : word[i / 2] << 16);
     }
   }
-  // Bits of the largest magnitude of the first `valid` elements: NaN > inf > finite.
+  // Bits of the largest magnitude among the first `valid` elements: NaN > inf > finite.
   __device__ uint32_t amax(int64_t valid) const {
     uint32_t m = 0;
 #pragma unroll
@@ -44,14 +45,14 @@ struct Octet {
   }
 };
 
-// Two bf16 in a word, the first in its low half: the bits of bf16(float).
+// Two bf16 in a word, the first in its low half; the same bits as bf16(float).
 __device__ inline uint32_t bf16_word(float first, float second) {
   uint32_t out;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));
   return out;
 }
 
-// The same of fp16.
+// Two fp16 in a word, the first in its low half.
 __device__ inline uint32_t fp16_word(float first, float second) {
   uint32_t out;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));
@@ -123,7 +124,7 @@ __device__ void store_octet(T* p, const Octet<T>& x, int64_t valid) {
   }
 }
 
-// Whether all rows of the tensors that are there are whole octets at multiples of 16 bytes.
+// Whether all rows of the tensors that are defined are whole octets at multiples of 16 bytes.
 inline bool octets_fit(std::initializer_list<const TensorView*> tensors) {
   for (const TensorView* x : tensors) {
     if (!x->defined()) continue;

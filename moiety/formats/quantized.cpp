@@ -29,7 +29,7 @@ DType scale_type(Format format) {
   return is_fp4(format) ? DType::kE4M3 : is_mxfp8(format) ? DType::kUE8M0 : DType::kFloat32;
 }
 
-// Codes of `rows` rows along which `cols` elements lie.
+// The array of codes of `rows` rows with `cols` elements each.
 ArraySpec data_array(const QuantSpec& spec, int64_t rows, int64_t cols) {
   return is_fp4(spec.format) ? matrix(DType::kUInt8, rows, 8 * ceil_div(cols, 16))
                              : matrix(spec.element, rows, cols);
@@ -40,7 +40,7 @@ ArraySpec scale_array(Format format, int64_t rows, int64_t cols) {
   return matrix(scale_type(format), ceil_div(rows, block.rows), ceil_div(cols, block.cols));
 }
 
-// `col_rows`: rows of X as the col arrays count them.
+// `col_rows` is the number of rows of X as the col arrays count them.
 QuantizedSizes array_sizes(const QuantSpec& spec, int64_t rows, int64_t cols, int64_t col_rows,
                            Directions wanted) {
   const Format format = spec.format;
@@ -100,7 +100,7 @@ void check_arrays(const char* operation, const QuantizedView& view, const Quanti
   check_array(operation, "flags", view.flags, vector(DType::kUInt32, flags), view);
 }
 
-// Every direction that a tensor of this QuantSpec can have.
+// The directions that a tensor of this QuantSpec can have.
 Directions all_directions(const QuantSpec& spec) { return {true, !spec.row_scaled}; }
 
 }  // namespace
@@ -189,7 +189,7 @@ QuantizedSizes quantized_grouped_sizes(const QuantSpec& spec, int64_t capacity, 
 }
 
 int64_t grouped_columns(int64_t capacity, int64_t experts) {
-  // Most blocks of 128: as many groups as can be have one row in a block of their own.
+  // The bound on blocks of 128: as many groups as possible have one row in a block of their own.
   const int64_t groups = experts < capacity ? experts : capacity;
   return 128 * (groups + (capacity - groups) / 128);
 }

@@ -1,18 +1,19 @@
-// Tensors in low-precision formats: which formats there are, and of which arrays and bytes a tensor
-// in one of them consists (docs/spec/formats.md#arrays; docs/formats.md has a picture of each).
+// Tensors in low-precision formats: the formats that exist, and the arrays and bytes of a tensor in
+// each (docs/spec/formats.md#arrays; docs/formats.md has a picture of each).
 //
-// X is a logical matrix of `rows` x `cols`. "Row" direction: blocks of elements that share a scale
-// lie along a row of X. "Col": along a column, that is the row form of X transposed. Everything is
-// row-major and compact: no padding but the block padding named here.
+// X is a logical matrix of `rows` x `cols`. In the "row" direction, blocks of elements that share a
+// scale lie along a row of X. In the "col" direction they lie along a column: that is the row form
+// of X transposed. Everything is row-major and compact, without padding except the block padding
+// named here.
 //
-//   format             row data         row scales               col data         col scales
-//   kFp8Tensor         [M][K]           -                        [K][M]           -
-//   kFp8Block1x128     [M][K]           f32 [M][K/128]           [K][M]           f32 [K][M/128]
-//   kFp8Block128x128   [M][K]           f32 [M/128][K/128]       [K][M]           the row scales
-//   kMxfp8             [M][K]           ue8m0 [M][K/32]          [M][K]           ue8m0 [M/32][K]
-//   kMxfp8Tile32       [M][K]           ue8m0 [M/32][K/32]       the row data     the row scales
-//   kNvfp4             [M][8*(K/16)]    e4m3 [M][K/16]           [K][8*(M/16)]    e4m3 [K][M/16]
-//   kNvfp4Tile16       [M][8*(K/16)]    e4m3 [M/16][K/16]        [K][8*(M/16)]    the row scales
+//    format             row data         row scales               col data         col scales
+//    kFp8Tensor         [M][K]           -                        [K][M]           -
+//    kFp8Block1x128     [M][K]           f32 [M][K/128]           [K][M]           f32 [K][M/128]
+//    kFp8Block128x128   [M][K]           f32 [M/128][K/128]       [K][M]           the row scales
+//    kMxfp8             [M][K]           ue8m0 [M][K/32]          [M][K]           ue8m0 [M/32][K]
+//    kMxfp8Tile32       [M][K]           ue8m0 [M/32][K/32]       the row data     the row scales
+//    kNvfp4             [M][8*(K/16)]    e4m3 [M][K/16]           [K][8*(M/16)]    e4m3 [K][M/16]
+//    kNvfp4Tile16       [M][8*(K/16)]    e4m3 [M/16][K/16]        [K][8*(M/16)]    the row scales
 //
 // Divisions round up. FP8 data have dtype kE4M3 or kE5M2. NVFP4 data are kUInt8, two elements a
 // byte, the first in the low nibble; a row is a whole number of blocks and pad nibbles are 0.
@@ -30,16 +31,16 @@
 namespace moiety {
 
 enum class Format : uint8_t {
-  kFp8Tensor,        // one scale a tensor, current or delayed
-  kFp8Block1x128,    // activations, gradients
-  kFp8Block128x128,  // weights
+  kFp8Tensor,        // one scale per tensor, current or delayed
+  kFp8Block1x128,    // 1x128, activations and gradients
+  kFp8Block128x128,  // 128x128, weights
   kMxfp8,            // 1x32 (OCP microscaling formats, 1.0)
-  kMxfp8Tile32,      // weights: 32x32, one scale for both directions
+  kMxfp8Tile32,      // 32x32, weights: one scale for both directions
   kNvfp4,            // 1x16, activations and gradients
-  kNvfp4Tile16,      // weights: 16x16
+  kNvfp4Tile16,      // 16x16, weights
 };
-// "fp8_tensor", "fp8_block_1x128", "fp8_block_128x128", "mxfp8", "mxfp8_tile32", "nvfp4",
-// "nvfp4_tile16"; format_of is the inverse.
+// The format's name: "fp8_tensor", "fp8_block_1x128", "fp8_block_128x128", "mxfp8", "mxfp8_tile32",
+// "nvfp4" or "nvfp4_tile16". format_of is the inverse.
 const char* name(Format format);
 std::optional<Format> format_of(std::string_view name);
 
@@ -66,7 +67,7 @@ constexpr BlockShape block_shape(Format format) {
   }
   return {0, 0};
 }
-// One scale for a square of elements, the same codes in both directions.
+// Whether one scale serves a square of elements, so that both directions have the same codes.
 constexpr bool is_tile(Format format) { return block_shape(format).rows > 1; }
 constexpr bool is_fp4(Format format) {
   return format == Format::kNvfp4 || format == Format::kNvfp4Tile16;
@@ -77,7 +78,7 @@ constexpr bool is_mxfp8(Format format) {
 constexpr bool is_fp8_block(Format format) {
   return format == Format::kFp8Block1x128 || format == Format::kFp8Block128x128;
 }
-// Scales depend on the amax of the whole tensor, which is kept.
+// Whether scales depend on the amax of the whole tensor, which is then kept.
 constexpr bool is_tensor_scaled(Format format) {
   return format == Format::kFp8Tensor || is_fp4(format);
 }
@@ -89,52 +90,55 @@ struct Directions {
   bool col = false;
 };
 
-// Where a GEMM wants its scales (docs/spec/formats.md#scale-layouts). Compact is what is
-// communicated and saved.
+// The order of scales in memory that a GEMM wants (docs/spec/formats.md#scale-layouts). kCompact is
+// the order in which scales are communicated and saved.
 enum class ScaleLayout : uint8_t { kCompact, kSm100Swizzled, kPadded, kSm90MnMajor };
 const char* name(ScaleLayout layout);
 
-// How a tensor was or is to be quantized. Operands whose specs do not fit each other (rht_signs,
-// block shapes) are refused by GEMMs.
+// The way in which a tensor was or is to be quantized. GEMMs refuse operands whose specs do not fit
+// each other (rht_signs, block shapes).
 struct QuantSpec {
   Format format = Format::kFp8Block1x128;
   DType element = DType::kE4M3;  // kE4M3 or kE5M2; kE2M1 for NVFP4
   Rounding rounding = Rounding::kNearest;
   bool pow2_scales = false;     // FP8: scales are powers of two
-  bool row_scaled = false;      // kNvfp4, row direction alone: each row is a tensor of its own
+  bool row_scaled = false;      // kNvfp4, row direction only: each row is a tensor of its own
   bool rht_col = false;         // kNvfp4: random Hadamard transform of the col direction
   bool through_bf16 = true;     // partial_cast: master values are rounded to bf16 first
   uint16_t rht_signs = 0xD7E8;  // bit i: element i of 16 changes its sign
-  float amax_floor = 0;         // FP8: smaller maxima count as this
+  float amax_floor = 0;         // FP8: a smaller amax counts as this
 
-  // The format with its usual options: power-of-two scales for FP8 blocks.
+  // The format with its usual options: scales of FP8 blocks are powers of two.
   static QuantSpec of(Format format);
   friend bool operator==(const QuantSpec&, const QuantSpec&) = default;
 };
-// Blocks have scales that are powers of two.
+// Whether the scales of blocks are powers of two.
 constexpr bool has_power_scales(const QuantSpec& spec) {
   return is_mxfp8(spec.format) || (is_fp8_block(spec.format) && spec.pow2_scales);
 }
 // Throws Error(InvalidArgument) naming `operation` if the options do not go together.
 void check_spec(const char* operation, const QuantSpec& spec);
 
-// A tensor in a format; owns nothing. What is not asked for or not there is undefined: an operation
-// produces the directions whose data are defined. Col data and scales of tile formats that are
-// those of the row stay undefined; col alone has row_scales then (kMxfp8Tile32: row_data too).
+// A view of a tensor in a format; it owns nothing. Arrays that are not asked for or not there are
+// undefined: an operation produces the directions whose data are defined. In tile formats, col data
+// and scales that are the same as the row's stay undefined; a view of the col direction alone then
+// has row_scales (and for kMxfp8Tile32 row_data too).
 //
-// amax and tensor_scale are float32 [2], index 0 row and 1 col; [2][E] of a grouped tensor; [M] if
-// row_scaled. tensor_scale is the decode scale, 1 in formats without one; amax is undefined in
-// formats that are not tensor-scaled. flags, optional, uint32 [1] or [E]: bits are only ever added.
+// amax and tensor_scale are float32: [2] with index 0 row and 1 col, [2][E] in a grouped tensor,
+// [M] if row_scaled. tensor_scale is the decode scale, 1 in formats without one; amax is undefined
+// in formats that are not tensor-scaled. flags are optional, uint32 [1] or [E]; bits are only ever
+// added.
 struct QuantizedView {
   QuantSpec spec;
   int64_t rows = 0, cols = 0;
   ScaleLayout layout = ScaleLayout::kCompact;
   TensorView row_data, row_scales, col_data, col_scales, amax, tensor_scale, flags;
 };
-inline constexpr uint32_t kFlagNonFinite = 1;        // the input held inf or NaN
-inline constexpr uint32_t kFlagUnrepresentable = 2;  // a scale did not survive a conversion
+inline constexpr uint32_t kFlagNonFinite = 1;  // the input held inf or NaN
+// a scale did not survive a conversion of layout or format
+inline constexpr uint32_t kFlagUnrepresentable = 2;
 
-// Shape and type of one array of a quantized tensor; dims 0: the format has none.
+// Shape and dtype of one array of a quantized tensor; dims is 0 if the format has no such array.
 struct ArraySpec {
   DType dtype = DType::kUInt8;
   int dims = 0;
@@ -146,23 +150,26 @@ struct ArraySpec {
 struct QuantizedSizes {
   ArraySpec row_data, row_scales, col_data, col_scales, amax, tensor_scale;
 };
-// Of a matrix of rows x cols, with compact scales. Arrays of a direction not asked for have dims 0.
+// The arrays of a matrix of rows x cols, with compact scales. Arrays of a direction that is not
+// asked for have dims 0.
 QuantizedSizes quantized_sizes(const QuantSpec& spec, int64_t rows, int64_t cols,
                                Directions wanted);
-// Of rows [capacity] x cols that belong to `experts` groups (quant/quantize.h, quantize_grouped).
+// The arrays of rows [capacity] x cols that belong to `experts` groups (quant/quantize.h,
+// quantize_grouped).
 QuantizedSizes quantized_grouped_sizes(const QuantSpec& spec, int64_t capacity, int64_t cols,
                                        int64_t experts, Directions wanted);
-// Columns of the col data of a grouped tensor, for any split of `capacity` rows: each group begins
-// at a multiple of 128.
+// Columns of the col data of a grouped tensor, enough for any split of `capacity` rows: each group
+// begins at a multiple of 128.
 int64_t grouped_columns(int64_t capacity, int64_t experts);
 
 // Throws Error(InvalidArgument) naming `operation` unless the arrays of `view` that are defined
 // have the dtypes and shapes of quantized_sizes, lie on one device and are contiguous.
 void check_quantized(const char* operation, const QuantizedView& view);
-// The same of quantized_grouped_sizes; view.rows is the capacity, flags are [experts].
+// Checks a grouped tensor against quantized_grouped_sizes; view.rows is the capacity, flags are
+// [experts].
 void check_quantized_grouped(const char* operation, const QuantizedView& view, int64_t experts);
 
-// A quantized tensor that owns its arrays, flags too; all zero at first.
+// A quantized tensor that owns its arrays, flags included; all are zero at first.
 class QuantizedTensor {
  public:
   QuantizedTensor() = default;

@@ -1,5 +1,5 @@
-// Activations of a range of rows by the calling thread, and their formulas. Internal to
-// moiety/gemm. Contract: swiglu.h.
+// The activations of a range of rows, computed by the calling thread, and their formulas. Internal
+// to moiety/gemm; the contract is in swiglu.h.
 #pragma once
 
 #include <cmath>
@@ -19,24 +19,24 @@ struct ActivationBlock {
   int64_t begin = 0, rows = 0;  // rows of all the buffers below; strides in elements
   const void* h = nullptr;
   int64_t h_stride = 0;
-  const void* prob = nullptr;  // float, double with fp64; null: 1
+  const void* prob = nullptr;  // float, or double with fp64; null stands for 1
   void* a = nullptr;           // backward: optional
   int64_t a_stride = 0;
-  const void* da = nullptr;  // from here on: backward alone
+  const void* da = nullptr;  // from here on only for backward
   int64_t da_stride = 0;
   void* dh = nullptr;
   int64_t dh_stride = 0;
   void* dprob = nullptr;  // optional, like prob
 };
 
-// Throws unless s is 0 or a multiple of 8 that divides F.
+// Throws Error(kInvalidArgument) unless s is 0 or a multiple of 8 that divides F.
 void check_interleave(const char* operation, int64_t interleave, int64_t ffn);
 
 void activation_forward_reference(const ActivationBlock& block);
 void activation_backward_reference(const ActivationBlock& block);
 void activation_forward_cpu(const ActivationBlock& block);  // fp32 and bf16
 void activation_backward_cpu(const ActivationBlock& block);
-// All live rows, and what the sink and the groups' status are told.
+// All live rows on a GPU; the kernel also reports to the sink and the groups' status.
 void activation_forward_cuda(const ActivationArgs& args, const ActivationBlock& block, TensorView a,
                              const Stream& stream);
 void activation_backward_cuda(const ActivationArgs& args, const ActivationBlock& block,
@@ -68,7 +68,7 @@ MOIETY_HD_INLINE Math glu(const Activation& p, Math a, Math b) {
   return g * glu_linear(p, b);
 }
 
-// t: the gradient of y.
+// `t` is the gradient of y.
 template <class Math>
 MOIETY_HD_INLINE ActivationGradient<Math> glu_gradient(const Activation& p, Math a, Math b,
                                                        Math t) {

@@ -20,7 +20,8 @@ void check(cublasStatus_t status, const char* call) {
 
 cudaDataType_t cuda_type(DType t) { return t == DType::kFloat32 ? CUDA_R_32F : CUDA_R_16BF; }
 
-// What an algorithm depends on. Its matrices are stored by columns: out^T = b^T a^T of gemm.h.
+// The facts that an algorithm depends on. Matrices are stored by columns: out^T = b^T a^T of
+// gemm.h.
 struct Problem {
   GemmOp op;
   DType out_dtype;
@@ -54,7 +55,7 @@ void choose_algorithm(cublasLtHandle_t handle, Plan& plan) {
   cublasLtMatmulPreference_t preference = nullptr;
   check(cublaslt().create_preference(&preference), "cublasLtMatmulPreferenceCreate");
   prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kCublasLtWorkspace});
-  // Parts of a split reduction are added in fp32, not in the output's dtype.
+  // The parts of a split reduction are added in fp32, not in the output's dtype.
   prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   for (const auto attribute :
@@ -76,7 +77,7 @@ Plan make_plan(cublasLtHandle_t handle, const Problem& p) {
   Plan plan;
   check(cublaslt().create_operation(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
         "cublasLtMatmulDescCreate");
-  // Its first matrix is our b.
+  // cuBLASLt's first matrix is b.
   const int32_t first = p.op == GemmOp::kTN ? CUBLAS_OP_T : CUBLAS_OP_N;
   const int32_t second = p.op == GemmOp::kNT ? CUBLAS_OP_T : CUBLAS_OP_N;
   for (const auto& [attribute, value] : {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, first},
@@ -93,7 +94,7 @@ Plan make_plan(cublasLtHandle_t handle, const Problem& p) {
   return plan;
 }
 
-// What a GPU keeps between products.
+// The state that a GPU keeps between products.
 class Context {
  public:
   const Plan& plan(const Problem& problem) {
@@ -133,7 +134,7 @@ bool aligned(const void* data, int64_t stride, DType dtype) {
 bool gemm_cublaslt(const BlockGemm& g, const Stream& stream) {
   const BlockEpilogue& e = g.epilogue;
   const bool reads = e.beta != 0;
-  // Adding to bf16 in place, it rounds before it adds (13.1).
+  // When it adds to bf16 in place, cuBLASLt rounds before it adds (13.1).
   if (reads && e.old == e.out && e.out_dtype == DType::kBFloat16) return false;
   if (g.dtype != DType::kBFloat16 || g.a_scales.data || g.k == 0 ||
       (reads && e.old_dtype != e.out_dtype) || !aligned(g.a.data, g.a.stride, g.dtype) ||

@@ -6,7 +6,7 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr size_t kLeast = 130000;  // 13.0, as it counts
+constexpr size_t kLeast = 130000;  // 13.0, in cuBLASLt's count
 
 CublasLt open() {
   CublasLt f{};

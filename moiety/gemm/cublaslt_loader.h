@@ -20,10 +20,10 @@ struct CublasLt {
   decltype(&cublasLtGetStatusString) status_string;
 
   bool available = false;
-  std::string text;  // version and file, or why it is not available
+  std::string text;  // version and file, or the reason why it is not available
 };
 
-// Opened at the first call.
+// The table, filled at the first call.
 const CublasLt& cublaslt();
 
 }  // namespace moiety::gemm

@@ -56,7 +56,7 @@ Shape check(const GemmArgs& args) {
   return s;
 }
 
-// Tasks of at least this much work (multiply-adds) and this many rows and columns.
+// The least work (multiply-adds), rows and columns of a task.
 constexpr int64_t kTaskWork = 1 << 18;
 constexpr int64_t kTaskRows = 96;
 constexpr int64_t kTaskColumns = 64;
@@ -64,7 +64,8 @@ constexpr int64_t kTaskColumns = 64;
 void spread(const BlockGemm& whole) {
   const int64_t work = whole.m * whole.n * std::max<int64_t>(whole.k, 1);
   const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 1, thread_budget());
-  // Rows first: every row block packs its columns of b again, which rows amortize.
+  // Rows are divided first: every block of rows packs its columns of b again, which many rows
+  // amortize.
   const int64_t row_tasks = std::clamp<int64_t>(whole.m / kTaskRows, 1, wanted);
   const int64_t column_tasks =
       std::clamp<int64_t>(whole.n / kTaskColumns, 1, ceil_div(wanted, row_tasks));

@@ -1,5 +1,6 @@
-// One matrix product computed by the calling thread: what gemm, grouped_gemm and the grouped MLP
-// are made of. Internal to moiety/gemm. Notation, epilogue and bits: gemm.h, grouped_gemm.h.
+// One matrix product computed by the calling thread: the building block of gemm, grouped_gemm and
+// the grouped MLP. Internal to moiety/gemm. Notation, epilogue and bits are those of gemm.h and
+// grouped_gemm.h.
 #pragma once
 
 #include <cmath>
@@ -14,8 +15,8 @@
 
 namespace moiety::gemm {
 
-// A row-major operand. With `source` (a, and b of kNT), row r is row source[r] of data, zeros
-// unless 0 <= source[r] < sources.
+// A row-major operand. With `source` (for a, and for b of kNT), row r is row source[r] of data, and
+// zeros unless 0 <= source[r] < sources.
 struct BlockOperand {
   const void* data = nullptr;
   int64_t stride = 0;  // elements from row to row
@@ -34,9 +35,9 @@ struct BlockOperand {
   }
 };
 
-// What happens to an accumulator on its way out.
+// The operations on an accumulator before it is stored.
 struct BlockEpilogue {
-  float a_scale = 1;  // of the whole operands, before all else
+  float a_scale = 1;  // scales of the whole operands, applied first
   float b_scale = 1;
   float alpha = 1;
   float beta = 0;
@@ -46,17 +47,17 @@ struct BlockEpilogue {
   const void* old = nullptr;  // read if beta != 0
   DType old_dtype = DType::kFloat32;
   int64_t old_stride = 0;
-  const void* bias = nullptr;  // one per column, of the operands' dtype
+  const void* bias = nullptr;  // one per column, in the operands' dtype
   DType bias_dtype = DType::kFloat32;
   const void* bias_scale = nullptr;  // one per row, float; double with double operands
 };
 
-// One scale for each block of rows and each slice of the reduction of an operand.
+// Scales of an operand, one for each block of rows and each slice of the reduction.
 struct BlockScales {
-  const float* data = nullptr;  // null: none
-  int64_t stride = 0;           // from block to block of rows
+  const float* data = nullptr;  // null if there are none
+  int64_t stride = 0;           // from one block of rows to the next
   int64_t slice_stride = 0;
-  int64_t rows = 1;  // of a block
+  int64_t rows = 1;  // rows of a block
 
   float at(int64_t row, int64_t slice) const {
     return data[row / rows * stride + slice * slice_stride];
@@ -67,7 +68,7 @@ inline constexpr int64_t kScaledSlice = 128;  // elements of the reduction
 // Rows [row, row + m) and columns [column, column + n) of a product.
 struct BlockGemm {
   GemmOp op = GemmOp::kTN;
-  DType dtype = DType::kFloat32;  // of a and b
+  DType dtype = DType::kFloat32;  // dtype of a and b
   int64_t row = 0, m = 0;
   int64_t column = 0, n = 0;
   int64_t k = 0;
@@ -76,16 +77,16 @@ struct BlockGemm {
   BlockEpilogue epilogue;
 };
 
-// kVector: code of this folder for AVX2 or AVX-512, the bits of the reference. kOneDnn: for bf16
-// where the CPU multiplies bf16 itself.
+// kVector is the code of this folder for AVX2 or AVX-512, with the bits of the reference. kOneDnn
+// is for bf16 where the CPU has bf16 products.
 enum class GemmEngine { kAuto, kReference, kVector, kOneDnn };
 const char* name(GemmEngine engine);
 
-// What kAuto means for operands of this dtype on this machine.
+// The engine that kAuto stands for, with operands of this dtype on this machine.
 GemmEngine automatic_engine(DType dtype);
 bool engine_available(GemmEngine engine, DType dtype);
 
-// Throws Unsupported unless the engine is available. Zero sizes are legal.
+// Throws Error(kUnsupported) unless the engine is available. Zero sizes are legal.
 void block_gemm(const BlockGemm& block, GemmEngine engine = GemmEngine::kAuto);
 
 // The engines.
@@ -95,29 +96,30 @@ void block_gemm_avx2(const BlockGemm& block);
 bool avx512_available();
 void block_gemm_avx512(const BlockGemm& block);
 struct OneDnnSupport {
-  bool works = false;   // built in, and multiplies this dtype on this machine
-  bool native = false;  // in instructions of its own
+  bool works = false;   // it is built in, and multiplies this dtype on this machine
+  bool native = false;  // the machine has instructions for it
 };
 OneDnnSupport onednn_support(DType dtype);
-std::string onednn_version();  // "3.1.1"; empty: not built in
+std::string onednn_version();  // "3.1.1"; empty if it is not built in
 void block_gemm_onednn(const BlockGemm& block);
 
-// Slice by slice, with the scales of both operands.
+// The product slice by slice, with the scales of both operands.
 void block_gemm_scaled(const BlockGemm& block, GemmEngine engine);
 
-// The scales of an operand as a block product takes them; of group e. `block`: its scale.block, of
+// An operand's scales as a block product takes them, for group e. `block` is its scale.block, for
 // grouped weights that of the group.
 float tensor_scale(const OperandScale& scale, int64_t e);
 BlockScales block_scales(const OperandScale& scale, const TensorView& block);
-// Throws unless the scales fit an operand of `rows` rows and this reduction. `groups`: 1 of a dense
-// product; `each`: every group has block scales of its own.
+// Throws Error(kInvalidArgument) unless the scales fit an operand of `rows` rows and this
+// reduction. `groups` is 1 for a dense product; `each` says that every group has block scales of
+// its own.
 struct ScaledOperand {
   int64_t rows = 0, reduction = 0, groups = 1;
   bool each = false;
 };
 void check_scale(const char* operation, const char* argument, const OperandScale& scale,
                  const ScaledOperand& operand);
-// Throws unless both operands have block scales or none.
+// Throws Error(kInvalidArgument) unless both operands have block scales or none.
 void check_scales(const char* operation, const OperandScale& a, const OperandScale& b,
                   bool transposed_product);
 
@@ -166,7 +168,7 @@ MOIETY_INLINE void store(const AccTile<Math>& t, void* out, int64_t out_stride) 
 
 }  // namespace detail
 
-// Storage: what operands, old, bias and out may be: float and bf16, or double alone.
+// Storage is the dtype of operands, old, bias and out: float and bf16, or only double.
 template <class Math>
 MOIETY_INLINE void finish_tile(const BlockEpilogue& e, const AccTile<Math>& t) {
   using namespace detail;

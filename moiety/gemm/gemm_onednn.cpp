@@ -1,7 +1,7 @@
-// bf16 products on CPUs that multiply bf16 (AVX512-BF16, AMX), by oneDNN's matmul. It is called on
-// one thread for blocks of few shapes, so the primitives of a model fit in a small cache and bits
-// do not depend on the thread count: rows in blocks of {256, ..., 16} from the first row, the last
-// one zero-padded; reductions over rows (kNT) likewise, summed up in fp32.
+// bf16 products by oneDNN's matmul, on CPUs with bf16 products (AVX512-BF16, AMX). It is called on
+// one thread for blocks of few shapes, so that the primitives of a model fit in a small cache and
+// bits do not depend on the thread count. Rows are taken in blocks of {256, ..., 16} from the first
+// row, the last one zero-padded; so are reductions over rows (kNT), which are summed up in fp32.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -29,7 +29,7 @@ Memory::data_type onednn_type(DType dtype) {
   return dtype == DType::kBFloat16 ? Memory::data_type::bf16 : Memory::data_type::f32;
 }
 
-// out[m, n] (+)= a . b in fp32, each factor row-major with a row stride, or its transpose.
+// out[m, n] (+)= a . b in fp32; each factor is row-major with a row stride, or its transpose.
 struct Shape {
   DType dtype;
   int64_t m, n, k;
@@ -44,8 +44,8 @@ Memory::desc matrix(const Shape& s, int64_t rows, int64_t columns, int64_t strid
   return {{rows, columns}, onednn_type(s.dtype), strides};
 }
 
-// What a thread needs to run primitives. The limit of one thread holds while primitives are made
-// and run: both decide by it.
+// The state that a thread needs to run primitives. The limit of one thread holds while primitives
+// are made and run, since both depend on it.
 class Runner {
  public:
   Runner() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
@@ -123,7 +123,7 @@ struct Factor {
   int64_t stride;
 };
 
-// Rows [row, row + rows) and then zeros up to `padded`, columns [column, column + columns).
+// Rows [row, row + rows), then zeros up to `padded`, of columns [column, column + columns).
 template <class T>
 Factor<T> factor(const BlockOperand& x, int64_t row, int64_t rows, int64_t padded, int64_t column,
                  int64_t columns, int which) {
@@ -140,7 +140,7 @@ Factor<T> factor(const BlockOperand& x, int64_t row, int64_t rows, int64_t padde
   return {out, columns};
 }
 
-// Rows [i, i + m) and columns [j, j + n) of y = x w^T or dx = dy w into `acc` [padded, n].
+// Computes rows [i, i + m) and columns [j, j + n) of y = x w^T or dx = dy w into `acc` [padded, n].
 template <class T>
 void rows_block(const BlockGemm& g, int64_t i, int64_t m, int64_t padded, int64_t j, int64_t n,
                 float* acc) {
@@ -151,7 +151,7 @@ void rows_block(const BlockGemm& g, int64_t i, int64_t m, int64_t padded, int64_
                acc);
 }
 
-// The same of dw = dy^T x, a sum over g.k rows.
+// The same for dw = dy^T x, a sum over g.k rows.
 template <class T>
 void reduction_block(const BlockGemm& g, int64_t i, int64_t m, int64_t j, int64_t n, float* acc) {
   for (int64_t p = 0; p < g.k; p += kRowBlock) {

@@ -3,7 +3,7 @@
 namespace moiety::gemm {
 namespace {
 
-// Element p of the reduction, for row i of the product's left and column j of its right factor.
+// Element p of the reduction, for row i of the product's left factor and column j of its right one.
 template <class T, class Math>
 Math left(const BlockGemm& g, int64_t i, int64_t p) {
   const bool transposed = g.op == GemmOp::kNT;

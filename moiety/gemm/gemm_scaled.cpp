@@ -9,17 +9,18 @@
 namespace moiety::gemm {
 namespace {
 
-// Of the output, whose accumulators are kept between slices.
+// The size of the part of the output whose accumulators are kept between slices.
 constexpr int64_t kScaledRows = 64, kScaledColumns = 512;
 
-// `x` from row `row` on; for the operand whose rows are the reduction: from column `column` on.
+// `x` from row `row` on; the operand whose rows are the reduction from column `column` on.
 BlockOperand moved(BlockOperand x, int64_t row, int64_t column, DType dtype) {
   x.first += row;
   x.data = static_cast<const std::byte*>(x.data) + byte_size(dtype, column);
   return x;
 }
 
-// Rows [i, i + m) and columns [j, j + n): `acc` of them, `part` the scratch of one slice.
+// Computes rows [i, i + m) and columns [j, j + n): `t` has their accumulators, `part` is the
+// scratch of one slice.
 void scaled_tile(const BlockGemm& g, const AccTile<float>& t, float* part, GemmEngine engine) {
   const bool transposed = g.op == GemmOp::kTN;
   std::fill_n(t.v, t.rows * t.n, 0.0f);

@@ -9,26 +9,27 @@
 
 namespace moiety::gemm {
 
-// Rows [begin, begin + rows) of the buffers; they belong to `group`.
+// Rows [begin, begin + rows) of the buffers, which belong to `group`.
 struct RowTile {
   int64_t group, begin, rows;
 };
 
-// Adds experts, their rows and the work that these are to a span of the profile.
+// Adds the number of experts, their rows and the rows' work to a span of the profile.
 void trace_rows(TraceSpan& span, const Groups& groups, double flops_per_row);
 
-// The live rows as tiles of `height` rows from each group's start. Kept for this thread until its
-// next call.
+// The live rows as tiles of `height` rows from each group's start. The result is kept for this
+// thread until its next call.
 std::span<const RowTile> row_tiles(const Groups& groups, int64_t height);
 
-// Height of the tiles of a fast path: what keeps a block and the weights it meets in the cache.
+// The height of the tiles of a fast path, which keeps a block and the weights it meets in the
+// cache.
 inline constexpr int64_t kTileRows = 256;
 
 // `x` as an operand of block products.
 BlockOperand block_operand(const GroupedTensor& x);
-// The whole product of group e; its rows are those of the buffers.
+// The whole product of group e, whose rows are those of the buffers.
 BlockGemm group_product(const GroupedGemmArgs& args, int64_t e);
-// The part of it, kForward or kDgrad, that gives the rows of a tile.
+// The part of the product, kForward or kDgrad, that gives the rows of a tile.
 BlockGemm tile_product(const GroupedGemmArgs& args, const RowTile& tile);
 
 void grouped_gemm_reference(const GroupedGemmArgs& args);
@@ -36,7 +37,8 @@ void grouped_gemm_cpu(const GroupedGemmArgs& args, GemmEngine engine);
 void grouped_bias_grad_reference(const GroupedBiasGradArgs& args);
 void grouped_scale_grad_reference(const GroupedScaleGradArgs& args);
 
-// Throws unless x is [capacity, columns] or, with source_R, [any, columns], columns contiguous.
+// Throws Error(kInvalidArgument) unless x is [capacity, columns] or, with source_R, [any, columns],
+// with contiguous columns.
 void check_rows(const char* operation, const char* argument, const GroupedTensor& x, DType dtype,
                 int64_t capacity, int64_t columns);
 void check_scalar(const char* operation, const char* argument, const GroupScalar& scalar,

@@ -43,7 +43,7 @@ void check_bias(const GroupedGemmArgs& args, DType dtype, int64_t columns) {
 void check_wgrad(const GroupedGemmArgs& args, DType dtype) {
   const char* op = "grouped_gemm";
   const Groups& groups = args.groups;
-  const int width = args.transposed ? 0 : 1;  // the dimension that is not the groups'
+  const int width = args.transposed ? 0 : 1;  // the dimension that does not belong to the groups
   for (const auto& [argument, x] : {std::pair{"a", &args.a}, std::pair{"b", &args.b}}) {
     if (!args.transposed) {
       check_rows(op, argument, *x, dtype, groups.capacity, -1);
@@ -182,7 +182,7 @@ BlockOperand block_operand(const GroupedTensor& x) {
 
 namespace {
 
-// `begin`: the first row, or column, of group e.
+// `begin` is the first row, or column, of group e.
 void set_scales(const GroupedGemmArgs& args, int64_t e, int64_t begin, BlockGemm& g) {
   g.epilogue.a_scale = tensor_scale(args.a_scale, e);
   g.epilogue.b_scale = tensor_scale(args.b_scale, e);

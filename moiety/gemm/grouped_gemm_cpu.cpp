@@ -6,8 +6,8 @@
 
 namespace moiety::gemm {
 
-// A task is kTileRows rows of the output within an expert: enough of them for all cores also where
-// experts are small, and each the same whatever the number of threads.
+// A task is kTileRows rows of the output within an expert: there are enough of them for all cores
+// also where experts are small, and each is the same whatever the number of threads.
 void grouped_gemm_cpu(const GroupedGemmArgs& args, GemmEngine engine) {
   if (args.op == GroupedOp::kWgrad) {
     const int64_t rows = args.a.data.size(args.transposed ? 0 : 1);

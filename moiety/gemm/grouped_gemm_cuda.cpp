@@ -35,7 +35,7 @@ void set_block_scales(const GroupedGemmArgs& args, TileGemm& g) {
   if (each) g.b_scales_group = b.stride(0);
 }
 
-// All but the matrices of the experts.
+// Everything except the matrices of the experts.
 TileGemm tile_gemm(const GroupedGemmArgs& args) {
   TileGemm g;
   g.dtype = args.a.data.dtype();
@@ -103,7 +103,7 @@ void grouped_products_cuda(const GroupedGemmArgs& args, const Stream& stream) {
     g.group_stride = packed.stride(0);
     return launch_with(g, packed.raw(), packed.stride(1), stream);
   }
-  // Launches for as many experts as have pointers and one row stride.
+  // Launches products for as many experts as have pointers and one row stride.
   g.indexed = true;
   for (int64_t e = 0; e < experts; e += g.groups.groups) {
     const int64_t stride = args.w[e].stride(0);

@@ -1,4 +1,4 @@
-// Grouped products on GPUs, split sizes read there. Internal to moiety/gemm.
+// Grouped products on GPUs; split sizes are read there. Internal to moiety/gemm.
 #pragma once
 
 #include "moiety/gemm/grouped_gemm.h"
@@ -11,7 +11,8 @@ void grouped_products_cuda(const GroupedGemmArgs& args, const Stream& stream);
 void grouped_bias_grad_cuda(const GroupedBiasGradArgs& args, const Stream& stream);
 void grouped_scale_grad_cuda(const GroupedScaleGradArgs& args, const Stream& stream);
 
-// As record_faults of grouped_tensor.h; `more`: another tensor with rows of these groups.
+// The device's version of record_faults (grouped_tensor.h); `more` is another tensor with rows of
+// these groups.
 void record_faults_cuda(const Groups& groups, OperationId operation, const GroupedTensor& rows,
                         const GroupedTensor& more, const Stream& stream);
 

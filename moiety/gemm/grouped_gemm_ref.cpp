@@ -8,10 +8,10 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr int64_t kBiasRows = 128;    // rows that are summed before the block sums are
+constexpr int64_t kBiasRows = 128;    // rows that are summed before the blocks' sums are
 constexpr int64_t kBiasColumns = 64;  // columns of a task; no result depends on it
 
-// Columns [c, c + n) of dbias[e].
+// Computes columns [c, c + n) of dbias[e].
 template <class T, class Math>
 void bias_grad(const GroupedBiasGradArgs& args, int64_t e, int64_t c, int64_t n) {
   const BlockOperand dy = block_operand(args.dy);

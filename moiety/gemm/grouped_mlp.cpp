@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kName = "grouped_mlp";
 
-// What the shapes of the arguments say.
+// The sizes in the shapes of the arguments.
 struct Sizes {
   DType dtype;
   int64_t capacity, tokens, model, ffn, hidden;
@@ -37,7 +37,7 @@ void check_maps(const MlpInput& input) {
   MOIETY_CHECK(row.stride(1) == 1 || row.size(1) <= 1, "{}: row_TK is {}", kName, row.describe());
 }
 
-// Sizes, from x and `h` (H or dH), after checks of what every call has.
+// The sizes, from x and `h` (H or dH), after the checks that every call needs.
 Sizes check(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
   const TensorView& x = input.x;
   MOIETY_CHECK(x.dims() == 2 && h.dims() == 2, "{}: x is {}, h is {}", kName, x.describe(),
@@ -68,8 +68,8 @@ Sizes check(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
   return s;
 }
 
-// The two transient buffers: [R_cap, F] and, with the maps, [R_cap, D]. Without experts no row
-// lives.
+// The two transient buffers: [R_cap, F] and, with the maps, [R_cap, D]. Without experts no row is
+// live.
 struct Transients {
   TensorView ffn, model;
 };
@@ -126,7 +126,7 @@ ActivationBlock activation(const GroupedMlp& mlp, const MlpInput& input, const S
   return block;
 }
 
-// On a GPU, by launches of their own.
+// The activation's arguments on a GPU, where it has launches of its own.
 ActivationArgs activation(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
   ActivationArgs args;
   args.activation = mlp.activation;
@@ -145,7 +145,7 @@ void run_linear(const GroupedMlp& mlp, const GroupedGemmArgs& args) {
   }
 }
 
-// Both products, forward or backward.
+// FLOPs of both products, forward or backward.
 double flops_per_row(const Sizes& s) { return 2.0 * s.model * (s.hidden + s.ffn); }
 
 void record_input_faults(const MlpInput& input) {
@@ -165,7 +165,8 @@ void run_on_gpu(const GroupedGemmArgs& product, const Stream& stream) {
   fail_without_cuda(kName);
 }
 
-// Whether the operation runs on a GPU, and all that it reads and writes with it.
+// Whether the operation runs on a GPU, found while checking that everything it reads and writes is
+// with the stream.
 bool on_gpu(const GroupedMlp& mlp, const MlpInput& input, std::initializer_list<NamedView> more,
             const Stream& stream) {
   const auto first = [](const GroupedWeight& w) { return w.experts() > 0 ? w[0] : TensorView(); };
@@ -188,7 +189,7 @@ bool on_gpu(const GroupedMlp& mlp, const MlpInput& input, std::initializer_list<
   return gpu;
 }
 
-// Faults of the indices, and the sums.
+// Records the faults of the indices and computes the sums.
 void run_sum_rows(const TensorView& rows, const TensorView& row_TK, const TensorView& out,
                   const TensorView& status) {
   for (int64_t t = 0; status.defined() && t < row_TK.size(0); ++t) {

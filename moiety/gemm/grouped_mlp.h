@@ -1,20 +1,20 @@
 // The experts: FC1, activation with the router's probability, FC2, over groups of rows whose sizes
-// are data (docs/spec/grouped.md#grouped-mlp). T source rows, R_cap rows of the buffers, D model, F
-// ffn size.
+// are data (docs/spec/grouped.md#grouped-mlp). There are T source rows and R_cap rows of the
+// buffers; D is the model size, F the ffn size.
 //
-//   F1  H = round(X[source] w1^T + b1)          B1  dA = round(dO[source] w2)
-//   F2  A = round(y(H) * p)                     B2  dH, A, dprob from dA, p, H (+ dO[source] . b2)
-//   F3  Y = round(A w2^T + b2 * p)              B3  db2 = sum p dO[source], db1 = sum dH
-//   F4  O[t] = round(sum_k Y[row[t, k]])        B4  dX[t] = round(sum_k round(dH w1)[row[t, k]])
-//   G2  dW2[e] = sum dO[source]^T A             G1  dW1[e] = sum dH^T X[source]
+//    F1  H = round(X[source] w1^T + b1)          B1  dA = round(dO[source] w2)
+//    F2  A = round(y(H) * p)                     B2  dH, A, dprob from dA, p, H (+ dO[source] . b2)
+//    F3  Y = round(A w2^T + b2 * p)              B3  db2 = sum p dO[source], db1 = sum dH
+//    F4  O[t] = round(sum_k Y[row[t, k]])        B4  dX[t] = round(sum_k round(dH w1)[row[t, k]])
+//    G2  dW2[e] = sum dO[source]^T A             G1  dW1[e] = sum dH^T X[source]
 //
-// Rounding points are contract: every named tensor is rounded once to the storage dtype. The
-// probability sits between the linears only. Without the maps (expert-major input) F3 writes O and
-// B4 writes dX, whose dead rows are not written.
+// The rounding points are part of the contract: every named tensor is rounded once to the storage
+// dtype. The probability is applied only between the linears. Without the maps (expert-major input)
+// F3 writes O and B4 writes dX, whose dead rows are not written.
 //
-// Storage dtype: fp32 or bf16 (fp64: the reference, for gradient checks). All paths give the same
-// bits as long as the products of gemm.h do. On a GPU nothing is read by the host and every call
-// can be captured; faults of the data are recorded there.
+// The storage dtype is fp32 or bf16 (fp64 in the reference, for gradient checks). All paths give
+// the same bits as long as the products of gemm.h do. On a GPU the host reads nothing and every
+// call can be captured; faults of the data are recorded there.
 #pragma once
 
 #include <string>
@@ -25,8 +25,9 @@
 
 namespace moiety::gemm {
 
-// F4: out[t] = round(sum_k rows[row_TK[t, k]]), ascending k in fp32 from the first term that is
-// alive (index not -1); none alive: +0. An index outside [-1, rows) is a fault and not alive.
+// F4: out[t] = round(sum_k rows[row_TK[t, k]]), in ascending k in fp32 from the first live term
+// (whose index is not -1); +0 if no term is live. An index outside [-1, rows) is a fault and not
+// live.
 void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorView status,
               Stream stream);
 
@@ -53,7 +54,7 @@ struct GroupedMlpDesc {
   int64_t model = 0;  // D
   int64_t ffn = 0;    // F
 };
-// On a GPU float64 is Unsupported.
+// Float64 is Error(kUnsupported) on a GPU.
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device);
 
 // ---- The operation.
@@ -75,14 +76,14 @@ struct MlpInput {
   TensorView row_TK = {};    // int32 [T, K], its inverse: -1 where a pair is not alive
 };
 
-// Bytes of `workspace` (uint8 [bytes], aligned to 64): forward keeps A there and, with the maps, Y;
-// backward_data dA and, with the maps, dXr.
+// Bytes of `workspace` (uint8 [bytes], aligned to 64). forward keeps A there and, with the maps, Y;
+// backward_data keeps dA there and, with the maps, dXr.
 int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input);
 
-// Writes h [R_cap, 2F], to be kept for backward, and o: [T, D], without the maps [R_cap, D].
+// Writes h [R_cap, 2F], to be kept for backward, and o [T, D], without the maps [R_cap, D].
 void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,
                          TensorView workspace, Stream stream);
-// F1 alone, the same bits: for layers that keep only their input.
+// Runs only F1, with the same bits: for layers that keep only their input.
 void grouped_mlp_hidden(const GroupedMlp& mlp, const MlpInput& input, TensorView h, Stream stream);
 
 struct MlpGradients {
@@ -99,13 +100,13 @@ struct MlpGradients {
 void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
                                const MlpGradients& gradients, TensorView workspace, Stream stream);
 
-// Where a weight gradient goes: fp32 or bf16 main_grad. beta 0 overwrites, 1 adds.
+// The target of a weight gradient: an fp32 or bf16 main_grad. beta 0 overwrites, 1 adds.
 struct GradTarget {
   GroupedWeight grad;
   GroupScalar beta = {};
 };
-// G2, then G1. Reads x, maps and groups of `input` and d_o, dh, a as backward_data left them; may
-// run any time after it. An undefined target is skipped (frozen weight).
+// Runs G2, then G1. Reads x, maps and groups of `input` and the d_o, dh and a that backward_data
+// left; may run any time after it. An undefined target is skipped (frozen weight).
 void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,
                                   const MlpGradients& gradients, const GradTarget& w2,
                                   const GradTarget& w1, Stream stream);

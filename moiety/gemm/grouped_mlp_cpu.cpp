@@ -1,4 +1,5 @@
-// A task takes rows of one expert through all steps while they are in its cache.
+// The grouped MLP on CPUs: a task takes rows of one expert through all steps while they are in its
+// cache.
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/mlp_steps.h"
 

@@ -1,4 +1,5 @@
-// What goes with grouped products: faults of the data, gradients of the bias and of its scale.
+// Operations beside grouped products on GPUs: faults of the data, gradients of the bias and of its
+// scale.
 #include "moiety/base/launch.cuh"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/gemm/grouped_block.h"
@@ -22,7 +23,7 @@ struct GroupList {
   __device__ quant::Claim claim(int64_t e) const {
     return quant::claim(begin[e], begin[e + 1], count ? count + e : nullptr, capacity);
   }
-  // Faulty groups are empty.
+  // The rows of group e; a faulty group is empty.
   __device__ RowRange rows(int64_t e) const {
     const quant::Claim c = claim(e);
     return c.valid ? RowRange{c.begin, c.rows} : RowRange{};
@@ -30,7 +31,7 @@ struct GroupList {
 };
 
 struct Sources {
-  const int32_t* source;  // null: none
+  const int32_t* source;  // null if there are none
   int64_t count;
 
   explicit Sources(const GroupedTensor& x)
@@ -42,7 +43,7 @@ struct Sources {
 constexpr int kFaultThreads = 512;
 constexpr long long kNone = 0x7FFFFFFFFFFFFFFF;
 
-// By one thread, as record_fault of row_groups.h.
+// The device's version of record_fault (row_groups.h), for one thread.
 __device__ void keep_first(uint32_t* status, uint32_t bit, OperationId operation, int64_t group,
                            int64_t value) {
   if (status[0] == 0) {
@@ -53,7 +54,7 @@ __device__ void keep_first(uint32_t* status, uint32_t bit, OperationId operation
   status[0] |= bit;
 }
 
-// One block. The first faulty row of a tensor is found group after group, a warp for each.
+// Finds the first faulty row of a tensor, group after group, a warp for each. One block.
 __global__ void __launch_bounds__(kFaultThreads)
     find_faults(GroupList groups, Sources a, Sources b, OperationId operation, uint32_t* status) {
   __shared__ long long first_group, first[2];
@@ -96,7 +97,7 @@ __device__ const T* row_of(const BlockOperand& x, int64_t r) {
   return static_cast<const T*>(x.data) + r * x.stride;
 }
 
-constexpr int kBiasRows = 128;  // summed before the block sums are
+constexpr int kBiasRows = 128;  // rows that are summed before the blocks' sums are
 constexpr int kBiasColumns = 32, kBiasBlocks = 8;
 
 struct BiasGrad {
@@ -111,7 +112,7 @@ struct BiasGrad {
   int64_t beta_stride;
 };
 
-// A block has 32 columns of a group; its warps sum a block of rows each.
+// A block has 32 columns of a group; each of its warps sums a block of rows.
 template <class T>
 __global__ void __launch_bounds__(kBiasColumns* kBiasBlocks) sum_bias_grad(BiasGrad p) {
   __shared__ float sums[kBiasBlocks][kBiasColumns];
@@ -160,7 +161,7 @@ struct ScaleGrad {
 };
 constexpr int kScaleThreads = 256;
 
-// Four threads for a row: the four lanes of the canonical row dot. A block for a group.
+// Four threads have a row: the four lanes of the canonical row dot. A block has a group.
 template <class T>
 __global__ void __launch_bounds__(kScaleThreads) sum_scale_grad(ScaleGrad p) {
   const int64_t e = blockIdx.x;

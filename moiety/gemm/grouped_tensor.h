@@ -26,9 +26,9 @@ using quant::throw_on_fault;
 void record_faults(const Groups& groups, OperationId operation, const TensorView& source_R,
                    int64_t sources);
 
-// One output of `grouped_offsets`. With v_e = ceil(n_e / div) * mul it holds the exclusive scan and
-// the total (E + 1 values; leading_zero) or the inclusive scan (E values), int32 or int64. A value
-// that does not fit saturates and is a fault.
+// One output of `grouped_offsets`, int32 or int64. With v_e = ceil(n_e / div) * mul it holds the
+// exclusive scan and the total (E + 1 values; leading_zero) or the inclusive scan (E values). A
+// value that does not fit saturates and is a fault.
 struct OffsetSpec {
   int64_t div = 1;
   int64_t mul = 1;
@@ -46,15 +46,15 @@ void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, in
 // An upper bound of the total of {div, mul} for any counts of at most `capacity` rows.
 int64_t offsets_bound(int64_t capacity, int64_t experts, int64_t div, int64_t mul);
 
-// Rows of a grouped operation: [capacity, C], or, read through `source_R`, [T, C].
+// The rows of a grouped operation: [capacity, C] or, read through `source_R`, [T, C].
 struct GroupedTensor {
   TensorView data;
   TensorView source_R =
       {};  // int32 [capacity], optional: row r is row source_R[r] of data; -1: zeros
 };
 
-// One matrix [N, C] for each expert, columns contiguous: one view [E, N, C] or E views.
-// The array behind `indexed` must live until the operation has run.
+// One matrix [N, C] for each expert, with contiguous columns: one view [E, N, C] or E views. The
+// array behind `indexed` must live until the operation has run.
 class GroupedWeight {
  public:
   GroupedWeight() = default;
@@ -65,9 +65,10 @@ class GroupedWeight {
   int64_t experts() const;
   DType dtype() const;
   TensorView operator[](int64_t e) const;               // [N, C]
-  const TensorView& packed() const { return packed_; }  // not defined: indexed
+  const TensorView& packed() const { return packed_; }  // undefined if indexed
 
-  // Throws unless there are `experts` matrices of this dtype and shape with contiguous columns.
+  // Throws Error(kInvalidArgument) unless there are `experts` matrices of this dtype and shape with
+  // contiguous columns.
   void check(const char* operation, const char* argument, DType dtype, int64_t experts,
              int64_t rows, int64_t columns) const;
 

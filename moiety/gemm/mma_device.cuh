@@ -6,31 +6,31 @@
 
 namespace moiety::device {
 
-// The first `bytes` of 16, zeros else. `from` is not read if bytes is 0.
+// Copies the first `bytes` of 16; the rest becomes zeros. `from` is not read if `bytes` is 0.
 __device__ inline void copy_piece(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
-// One word, 0 if it is not `there`.
+// Copies one word, or 0 if it is not `there`.
 __device__ inline void copy_word(uint32_t to, const void* from, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(there ? 4 : 0));
 }
 __device__ inline void commit_pieces() { asm volatile("cp.async.commit_group;"); }
-// Until all but the last n commits of this thread have come.
+// Waits until all but the last n commits of this thread have come.
 template <int n>
 __device__ void wait_for_pieces() {
   asm volatile("cp.async.wait_group %0;" ::"n"(n));
 }
 
-// Where a piece of a row lies in a tile whose rows are kPieces pieces, so that eight rows at the
-// same piece are read from all banks.
+// The place of a piece in a tile whose rows are kPieces pieces, such that eight rows at the same
+// piece are read from all banks.
 template <int kPieces>
 __device__ uint32_t piece_offset(int row, int piece) {
   constexpr int kRowsOfLine = kPieces < 8 ? 8 / kPieces : 1;  // 128 bytes
   return (row * kPieces + (piece ^ (row / kRowsOfLine & (8 / kRowsOfLine - 1)))) * 16;
 }
 
-// Four matrices: lane l has the address of row l % 8 of matrix l / 8.
+// Loads four matrices: lane l has the address of row l % 8 of matrix l / 8.
 __device__ inline void load_matrices(uint32_t (&out)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -42,8 +42,8 @@ __device__ inline void load_transposed(uint32_t (&out)[4], uint32_t from) {
                : "r"(from));
 }
 
-// acc [16, 8] += a [16, 16] b [16, 8]. A lane has rows lane / 4 and that + 8 (elements 2 and 3),
-// columns lane % 4 * 2 and the next.
+// acc [16, 8] += a [16, 16] b [16, 8]. A lane has rows lane / 4 and lane / 4 + 8 (elements 2 and
+// 3), columns lane % 4 * 2 and the next.
 __device__ inline void multiply(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -59,10 +59,10 @@ __device__ inline uint32_t pack(float low, float high) {
   return out;
 }
 
-// The operands of products out of tiles of shared memory whose rows are kPieces pieces. `row` and
+// The operands of products, from tiles of shared memory whose rows are kPieces pieces. `row` and
 // `depth` are those of the first element.
 
-// a of 16 rows and 16 elements of the reduction, which rows hold.
+// a: 16 rows and 16 elements of the reduction, where rows hold the reduction.
 template <int kPieces>
 __device__ void load_left(uint32_t (&out)[4], uint32_t tile, int row, int depth) {
   const int lane = threadIdx.x % 32;
@@ -75,8 +75,8 @@ __device__ void load_left_turned(uint32_t (&out)[4], uint32_t tile, int row, int
   load_transposed(
       out, tile + piece_offset<kPieces>(depth + lane % 8 + lane / 16 * 8, row / 8 + lane / 8 % 2));
 }
-// b of 16 columns: registers 0 and 1 of the first eight, 2 and 3 of the others. Here a row of the
-// tile is a column of b.
+// b: 16 columns; registers 0 and 1 have the first eight, 2 and 3 the others. Here a row of the tile
+// is a column of b.
 template <int kPieces>
 __device__ void load_right(uint32_t (&out)[4], uint32_t tile, int column, int depth) {
   const int lane = threadIdx.x % 32;

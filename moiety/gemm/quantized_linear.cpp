@@ -5,7 +5,7 @@
 namespace moiety::gemm {
 namespace {
 
-// The only expert of a dense layer.
+// A dense weight as the only expert of a layer.
 Operand dense(Operand w) {
   w.data = w.data.select(0);
   if (w.scale.block.defined()) w.scale.block = w.scale.block.select(0);
@@ -18,7 +18,7 @@ void check_rows(const char* operation, const QuantizedLinear& linear, const Tens
   check_tensor(operation, "rows", x, DType::kBFloat16, {-1, columns});
 }
 
-// A product with a dense or grouped weight operand, which may lie transposed.
+// The product with a dense or grouped weight operand, which may lie transposed.
 void multiply(const Operand& a, const Operand& w, TensorView out, TensorView addend,
               Stream stream) {
   gemm({.op = w.transposed ? GemmOp::kTN : GemmOp::kNN,

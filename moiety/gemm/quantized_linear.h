@@ -1,14 +1,14 @@
 // A linear layer whose operands are quantized (docs/spec/grouped.md#quantized-linears), dense or
 // for experts:
 //
-//   forward          y = round(x w^T + residual)
-//   input gradient   dx = round(dy w + addend)
-//   weight gradient  dw (+)= dy^T x
+//    forward          y = round(x w^T + residual)
+//    input gradient   dx = round(dy w + addend)
+//    weight gradient  dw (+)= dy^T x
 //
-// x, y, dy, dx are bf16 (y and dx also fp32), dw fp32 or bf16 main_grad. Operands are exactly those
-// of block-scaled hardware (quantized_operand.h), products bf16 with fp32 accumulators (gemm.h), so
-// results differ from that hardware's in the order of sums alone. Workspace, the operands, is on
-// the arena and given back.
+// x, y, dy and dx are bf16 (y and dx also fp32), dw is fp32 or bf16 main_grad. Operands are exactly
+// those of block-scaled hardware (quantized_operand.h), products are bf16 with fp32 accumulators
+// (gemm.h), so results differ from that hardware's only in the order of sums. The workspace, which
+// holds the operands, is on the arena and given back.
 #pragma once
 
 #include "moiety/gemm/quantized_operand.h"
@@ -19,7 +19,7 @@ struct QuantizedLinear {
   const Recipe* recipe = nullptr;
   LinearWeight weight;
   RandomBits gradient_bits = {};
-  // Of a grouped forward, optional: x as recipe->input has quantized it. x is then not read.
+  // For a grouped forward, optional: x as recipe->input has quantized it. x is then not read.
   QuantizedView rows = {};
 };
 
@@ -27,12 +27,12 @@ void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y
                        TensorView residual, Arena& arena, Stream stream);
 void quantized_input_gradient(const QuantizedLinear& linear, TensorView dy, TensorView dx,
                               TensorView addend, Arena& arena, Stream stream);
-// Adds if `accumulate`, else overwrites.
+// Adds to grad if `accumulate`, otherwise overwrites it.
 void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, TensorView x,
                                TensorView grad, bool accumulate, Arena& arena, Stream stream);
 
-// Bytes that the products take of the arena while they run. experts 0: a dense layer. rows: of x
-// and dy; of groups the capacity.
+// Bytes of the arena that the products take while they run. `experts` is 0 for a dense layer.
+// `rows` are those of x and dy, for groups the capacity.
 struct LinearSize {
   int64_t experts = 0, n = 0, k = 0, rows = 0;
   bool in_format = true;  // the weight's owner keeps it in the recipe's format
@@ -42,7 +42,8 @@ struct LinearBytes {
 };
 LinearBytes quantized_linear_bytes(const Recipe& recipe, const LinearSize& size);
 
-// Rows of groups, [capacity, ...]; bias and beta as in grouped_gemm.h. No residual.
+// The same for rows of groups, [capacity, ...]; bias and beta are as in grouped_gemm.h. There is no
+// residual.
 void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups, TensorView x,
                                TensorView y, TensorView bias_EN, TensorView bias_scale_R,
                                Arena& arena, Stream stream);

@@ -1,5 +1,5 @@
-// The experts with quantized linears: the operation of grouped_mlp.h, whose steps, rounding points
-// and buffers are the same, for rows in the order of experts (no maps). H, A, dA and dH are bf16;
+// The experts with quantized linears: the operation of grouped_mlp.h with the same steps, rounding
+// points and buffers, for rows in the order of experts (no maps). H, A, dA and dH are bf16;
 // operands are made from these rounded values.
 #pragma once
 
@@ -19,12 +19,12 @@ struct QuantizedMlp {
 
 void quantized_mlp_forward(const QuantizedMlp& mlp, const MlpInput& input, TensorView h,
                            TensorView o, Arena& arena, Stream stream);
-// F1 alone, the same bits.
+// Runs only F1, with the same bits.
 void quantized_mlp_hidden(const QuantizedMlp& mlp, const MlpInput& input, TensorView h,
                           Arena& arena, Stream stream);
 void quantized_mlp_backward_data(const QuantizedMlp& mlp, const MlpInput& input,
                                  const MlpGradients& gradients, Arena& arena, Stream stream);
-// G2, then G1.
+// Runs G2, then G1.
 void quantized_mlp_backward_weights(const QuantizedMlp& mlp, const MlpInput& input,
                                     const MlpGradients& gradients, const GradTarget& w2,
                                     const GradTarget& w1, Arena& arena, Stream stream);

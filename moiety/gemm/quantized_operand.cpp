@@ -42,12 +42,12 @@ bool lies_transposed(Format format, Direction direction) {
   return direction == Direction::kCol && !is_mxfp8(format);
 }
 
-// FP8 block scales that the operand leaves to the accumulators.
+// Whether the operand leaves FP8 block scales to the accumulators.
 bool leaves_block_scales(const QuantSpec& spec) {
   return is_fp8_block(spec.format) && !spec.pow2_scales;
 }
 
-// `out` := the tensor scales of the direction, of a view of `groups` groups.
+// `out` := the tensor scales of the direction of a view with `groups` groups.
 void keep_tensor_scale(const QuantizedView& view, Direction direction, int64_t groups,
                        TensorView out, Stream stream) {
   const int64_t at = direction == Direction::kCol ? groups : 0;
@@ -67,7 +67,7 @@ quant::QuantizeOptions options(const QuantSpec& spec, const RandomBits& random) 
   return o;
 }
 
-// Rows and columns of the operand of a matrix, with the tail that a transform adds.
+// The rows and columns of the operand of a matrix, with the tail that a transform adds.
 struct OperandSize {
   int64_t rows, columns;
 };
@@ -76,7 +76,7 @@ OperandSize operand_size(const QuantSpec& spec, Direction direction, int64_t row
   return {cols, spec.rht_col ? round_up(rows, 16) : rows};
 }
 
-// Tensors that outlive the codes.
+// Allocates the tensors that outlive the codes.
 Operand allocate(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols,
                  int64_t groups, Arena& arena) {
   const OperandSize size = operand_size(spec, direction, rows, cols);
@@ -90,7 +90,7 @@ Operand allocate(const QuantSpec& spec, Direction direction, int64_t rows, int64
   return out;
 }
 
-// `view` as a matrix whose operand fills `out`.
+// Fills `out` with the operand of `view` as a matrix.
 void fill(const QuantizedView& view, Direction direction, int64_t groups, const Operand& out,
           Stream stream) {
   quant::dequantize_operand(view, direction, out.data, stream);
@@ -102,7 +102,7 @@ void fill(const QuantizedView& view, Direction direction, int64_t groups, const 
   }
 }
 
-// The whole col data of a grouped tensor, or its row data, as those of one matrix.
+// The whole col data, or row data, of a grouped tensor as the data of one matrix.
 QuantizedView ungrouped(QuantizedView view, int64_t rows) {
   view.rows = rows;
   view.amax = view.tensor_scale = view.flags = TensorView();

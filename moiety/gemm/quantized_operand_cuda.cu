@@ -8,12 +8,12 @@ namespace {
 constexpr int kWarp = 32;
 
 struct Params {
-  const int64_t *begin, *count;  // count null: groups are tight
+  const int64_t *begin, *count;  // count is null if groups are tight
   int64_t *out_begin, *out_count;
   int64_t experts, capacity, tail;
 };
 
-// One warp, a group for each lane at a time.
+// One warp; a lane takes one group at a time.
 __global__ void __launch_bounds__(kWarp) pad_groups(Params p) {
   const int lane = threadIdx.x;
   int64_t first = 0;

@@ -1,12 +1,12 @@
-// Internal to moiety/gemm.
+// Groups of quantized operands on GPUs. Internal to moiety/gemm.
 #pragma once
 
 #include "moiety/gemm/grouped_tensor.h"
 
 namespace moiety::gemm {
 
-// begin_E1 and count_E of `out`: the groups of a private copy whose groups begin at multiples of
-// 128 rows, counts rounded up to `tail`.
+// Writes begin_E1 and count_E of `out`: the groups of a private copy, in which groups begin at
+// multiples of 128 rows and counts are rounded up to `tail`.
 void operand_groups_cuda(const Groups& groups, int64_t tail, const Groups& out,
                          const Stream& stream);
 

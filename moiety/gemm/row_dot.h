@@ -11,7 +11,7 @@ namespace moiety::gemm {
 
 inline constexpr int64_t kDotSegment = 64;
 
-// One segment: n <= kDotSegment products of x(i) and y(i), i from the segment's start.
+// One segment: n <= kDotSegment products of x(i) and y(i), where i counts from the segment's start.
 template <class Math, class X, class Y>
 MOIETY_INLINE Math dot_segment(int64_t n, X&& x, Y&& y) {
   Math lane[4] = {0, 0, 0, 0};

@@ -1,4 +1,4 @@
-// A token is a warp, whose lanes take octets of columns in turns.
+// Sums of rows on GPUs: a warp has a token, and its lanes take octets of columns in turns.
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/octet.cuh"
 #include "moiety/gemm/mlp_steps.h"
@@ -6,7 +6,7 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr int kThreads = 256, kTerms = 4;  // rows that are loaded at a time
+constexpr int kThreads = 256, kTerms = 4;  // kTerms rows are loaded at a time
 
 struct Params {
   const void* rows;
@@ -17,7 +17,7 @@ struct Params {
   int64_t tokens, topk, columns, limit;
 };
 
-// Of the faults of all indices the first one is recorded, by the warp that finds no earlier one.
+// Records the fault of an index if no earlier one is faulty: of all faults the first is kept.
 __device__ void record_index(const Params& p, int64_t t, int64_t k) {
   const auto faulty = [&](int64_t i) {
     const int32_t index = p.row_TK[i / p.topk * p.index_stride + i % p.topk];

@@ -12,7 +12,7 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr int64_t kRows = 32;  // of a task
+constexpr int64_t kRows = 32;  // rows of a task
 
 void check_matrix(const char* argument, const TensorView& x, DType dtype, int64_t rows,
                   int64_t columns) {
@@ -28,7 +28,7 @@ void check_prob(const char* argument, const TensorView& x, DType dtype, int64_t 
   MOIETY_CHECK(x.contiguous(), "activation: {} is {}", argument, x.describe());
 }
 
-// Whether all is on a GPU, which has no kernel for float64.
+// Whether all arguments are on a GPU, which has no kernel for float64.
 bool on_gpu(const ActivationArgs& args, const TensorView& a, const Stream& stream,
             const TensorView& da = {}, const TensorView& dh = {}, const TensorView& dprob_R = {}) {
   if (!check_devices("activation",
@@ -52,7 +52,7 @@ bool on_gpu(const ActivationArgs& args, const TensorView& a, const Stream& strea
   return true;
 }
 
-// `plain`: A or dA, which gives F.
+// `plain` is A or dA, which gives F.
 ActivationBlock check(const ActivationArgs& args, const TensorView& plain) {
   const TensorView& h = args.h;
   MOIETY_CHECK(h.dims() == 2 && plain.dims() == 2, "activation: h is {}, a is {}", h.describe(),
@@ -82,7 +82,8 @@ ActivationBlock check(const ActivationArgs& args, const TensorView& plain) {
   return block;
 }
 
-// run(block) for every live row, in tasks of kRows rows, whose part of `stored` the sink is told.
+// Calls run(block) for the live rows, in tasks of kRows rows, and reports each task's part of
+// `stored` to the sink.
 template <class Run>
 void for_live_rows(const ActivationArgs& args, const ActivationBlock& block,
                    const TensorView& stored, Run&& run) {

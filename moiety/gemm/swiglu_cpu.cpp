@@ -1,4 +1,5 @@
-// Rows in segments of 64 columns, widened to arrays that the compiler keeps in vector registers.
+// Activations on CPUs: rows in segments of 64 columns, widened to arrays that the compiler keeps in
+// vector registers.
 #include <algorithm>
 
 #include "moiety/formats/bf16.h"
@@ -20,7 +21,7 @@ MOIETY_INLINE void store(const float* in, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(in[i]);
 }
 
-// Columns [f, f + n) of one half of a row of H: contiguous, or in runs of the interleave.
+// Moves columns [f, f + n) of one half of a row of H: contiguous, or in runs of the interleave.
 template <bool kStore, class T, class Values>
 MOIETY_INLINE void move_half(const ActivationBlock& b, T* row, int64_t half, int64_t f, int64_t n,
                              Values* values) {
@@ -53,7 +54,7 @@ struct Segment {
       for (int64_t i = 0; i < kSegment; ++i) y[i] = squared_relu(a[i]);
     }
   }
-  // y, and a, b become their gradients.
+  // Computes y and replaces a and b by their gradients.
   MOIETY_INLINE void differentiate(const Activation& p, const float* prob) {
     for (int64_t i = 0; i < kSegment; ++i) scaled[i] = prob ? da[i] * *prob : da[i];
     if (p.kind == ActivationKind::kGlu) {

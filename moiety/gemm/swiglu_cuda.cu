@@ -1,5 +1,5 @@
-// A row is a warp, whose lanes take octets of columns in turns. A block has some rows of the
-// buffers, and looks up first which groups they belong to.
+// Activations on GPUs. A warp has a row, and its lanes take octets of columns in turns. A block has
+// some rows of the buffers, and first looks up the groups they belong to.
 #include <algorithm>
 
 #include "moiety/base/copy.h"
@@ -13,20 +13,20 @@ namespace moiety::gemm {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kRows = 2 * kWarps;  // of a block; more rows for one search, fewer to fill the GPU
+constexpr int kRows = 2 * kWarps;  // rows of a block: more for one search, fewer to fill the GPU
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 struct Params {
-  ActivationBlock block;  // of all rows
+  ActivationBlock block;  // describes all rows
   int64_t rows;
   uint32_t* amax;  // may be null
-  // Groups; begin null: none.
+  // The groups; begin is null if there are none.
   const int64_t *begin, *count;
   uint32_t* status;  // may be null
   int64_t experts, capacity;
 };
 
-// kPlainGlu is kGlu without limit, alpha and offset, known to the compiler.
+// kPlainGlu is kGlu without limit, alpha and offset, which the compiler then knows.
 enum class Kind { kPlainGlu, kGlu, kSquaredRelu };
 
 template <Kind kKind>
@@ -38,7 +38,7 @@ __device__ quant::Claim claim_of(const Params& p, int64_t e) {
   return quant::claim(p.begin[e], p.begin[e + 1], p.count ? p.count + e : nullptr, p.capacity);
 }
 
-// As record_faults, by one thread.
+// The device's version of record_faults, for one thread.
 __device__ void record_faults(const Params& p) {
   for (int64_t e = 0; e < p.experts; ++e) {
     const quant::Claim c = claim_of(p, e);
@@ -52,7 +52,7 @@ __device__ void record_faults(const Params& p) {
   }
 }
 
-// group[i] := the group of row row0 + i, or -1; by all threads of a block.
+// group[i] := the group of row row0 + i, or -1. All threads of a block call it.
 __device__ void find_groups(const Params& p, int64_t row0, int (&group)[kRows]) {
   if (threadIdx.x < kRows) group[threadIdx.x] = p.begin ? -1 : 0;
   __syncthreads();

@@ -1,10 +1,10 @@
-// Matrix products on GPUs by tiles, for all that gemm.h and grouped_gemm.h allow: one launch for
-// one product or for those of many groups, whose sizes are read on the GPU. Internal to
+// Matrix products on GPUs by tiles, for everything that gemm.h and grouped_gemm.h allow: one launch
+// computes one product, or those of many groups whose sizes are read on the GPU. Internal to
 // moiety/gemm.
 //
-// bf16 operands are multiplied by tensor cores with fp32 accumulators, over the reduction in steps
-// of 16 from its start, ascending; fp32 operands have the chain of gemm.h, so the bits of the
-// reference. Nothing about an element depends on the tile that it lies in.
+// Tensor cores multiply bf16 operands with fp32 accumulators, over the reduction in steps of 16
+// from its start, ascending. fp32 operands have the chain of gemm.h, so the bits of the reference.
+// Nothing about an element depends on the tile that it lies in.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace moiety::gemm {
 
-// Which size of a product is that of its group: none, the output's rows (and those of `a`), or the
-// reduction.
+// The size of a product that its group determines: none, the output's rows (and those of `a`), or
+// the reduction.
 enum class Ragged { kNone, kRows, kReduction };
 
 // One number, or one in device memory for each group.
@@ -25,34 +25,34 @@ struct TileFactor {
   int64_t stride = 0;
 };
 
-// Of groups `first` to `first + groups - 1`.
+// Groups `first` to `first + groups - 1`.
 struct TileGroups {
   const int64_t* begin = nullptr;
-  const int64_t* count = nullptr;  // null: groups are tight
+  const int64_t* count = nullptr;  // null if groups are tight
   int64_t first = 0, groups = 1, capacity = 0;
 };
 
 struct TileGemm {
   GemmOp op = GemmOp::kTN;
-  DType dtype = DType::kBFloat16;  // of a and b
+  DType dtype = DType::kBFloat16;  // dtype of a and b
   Ragged ragged = Ragged::kNone;
   TileGroups groups;
   int64_t m = 0, n = 0, k = 0;  // the ragged one is ignored
   BlockOperand a, b;
   BlockScales a_scales, b_scales;
-  int64_t b_scales_group = 0;  // elements from group to group
+  int64_t b_scales_group = 0;  // elements from one group to the next
   TileFactor a_scale, b_scale, alpha, beta;
   BlockEpilogue epilogue;  // its four factors are those above
 
-  // The matrix of each group: b of kRows, out of kReduction. Group first + e has pointers[e], or,
-  // without pointers, lies e * group_stride elements on.
+  // The matrix of each group: b with kRows, out with kReduction. Group first + e has pointers[e]
+  // or, without pointers, lies e * group_stride elements further.
   static constexpr int64_t kPointers = 256;
   bool indexed = false;
   int64_t group_stride = 0;
   void* pointers[kPointers];
 };
 
-// At least as many tiles as there are, whatever the sizes of groups.
+// An upper bound of the number of tiles, whatever the sizes of groups.
 inline int64_t tile_bound(const TileGemm& g, int64_t rows, int64_t columns) {
   const auto pieces = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
   const TileGroups& all = g.groups;
@@ -62,9 +62,9 @@ inline int64_t tile_bound(const TileGemm& g, int64_t rows, int64_t columns) {
   return row_tiles * pieces(g.n, columns);
 }
 
-// Zero sizes are legal; fp64 is Unsupported.
+// Zero sizes are legal; fp64 is Error(kUnsupported).
 void tile_gemm_cuda(const TileGemm& gemm, const Stream& stream);
-// The two of it.
+// The two implementations.
 void tile_gemm_bf16_cuda(const TileGemm& gemm, const Stream& stream);
 void tile_gemm_fp32_cuda(const TileGemm& gemm, const Stream& stream);
 

@@ -1,6 +1,6 @@
-// bf16 tiles through mma.sync: operands come by cp.async through a ring of stages in shared memory,
-// and those of a block's next tile while it stores the last. 16-byte pieces of a stage lie where
-// ldmatrix reads eight of them from all banks.
+// bf16 tiles through mma.sync. Operands come by cp.async through a ring of stages in shared memory;
+// those of a block's next tile come while it stores the last one. 16-byte pieces of a stage lie
+// where ldmatrix reads eight of them from all banks.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -13,7 +13,7 @@ namespace {
 using namespace device;
 using namespace moiety::device;
 
-constexpr int kDepth = 64;  // of the reduction, a stage
+constexpr int kDepth = 64;  // elements of the reduction in a stage
 constexpr int kPiece = 8;   // elements that are 16 bytes
 
 template <GemmOp kOperation, bool kScales>
@@ -25,17 +25,17 @@ struct Config {
   static constexpr int kWarpRows = 64, kWarpColumns = kScaled ? 32 : 64;
   static constexpr int kThreads = 32 * (kRows / kWarpRows) * (kColumns / kWarpColumns);
   static constexpr int kStages = kScaled ? 4 : 3;
-  static constexpr int kBlocks = kScaled ? 1 : 2;  // of a multiprocessor
-  // Whether an operand's rows hold the reduction, else its rows are the reduction.
+  static constexpr int kBlocks = kScaled ? 1 : 2;  // blocks per multiprocessor
+  // Whether an operand's rows hold the reduction; otherwise its rows are the reduction.
   static constexpr bool kDeepA = kOp != GemmOp::kNT, kDeepB = kOp == GemmOp::kTN;
-  static constexpr int kPiecesA = (kDeepA ? kDepth : kRows) / kPiece;  // of a row of a stage
+  static constexpr int kPiecesA = (kDeepA ? kDepth : kRows) / kPiece;  // pieces of a row of a stage
   static constexpr int kPiecesB = (kDeepB ? kDepth : kColumns) / kPiece;
   static constexpr int kBytesA = kRows * kDepth * 2, kBytesB = kColumns * kDepth * 2;
   static constexpr int kBytes = kBytesA + kBytesB;
   static constexpr int kBlocksM = kWarpRows / 16, kBlocksN = kWarpColumns / 8;
 };
 
-// A piece of a row that may lie at any address.
+// Moves a piece of a row that may lie at any address.
 __device__ void move_piece(uint32_t to, const uint16_t* row, int64_t column, int bytes) {
   uint32_t word[4];
 #pragma unroll
@@ -48,12 +48,12 @@ __device__ void move_piece(uint32_t to, const uint16_t* row, int64_t column, int
                "r"(word[2]), "r"(word[3]));
 }
 
-// Bytes of the piece at `column` that are there.
+// The bytes of the piece at `column` that exist.
 __device__ int piece_bytes(int64_t columns, int64_t column) {
   return static_cast<int>(2 * min(max(columns - column, int64_t{0}), int64_t{kPiece}));
 }
 
-// Brings the parts of an operand that belong to stages: kRows rows of kDepth elements, or kDepth
+// Loads the parts of an operand that belong to stages: kRows rows of kDepth elements, or kDepth
 // rows of kRows. A thread has the same piece of some rows.
 template <int kRows, bool kDeep, int kThreads>
 class StageLoader {
@@ -68,7 +68,7 @@ class StageLoader {
     rows_ = x.rows;
     columns_ = x.columns;
   }
-  // rows(): the operand's, for those that are not in order or not aligned.
+  // Loads a stage; rows() finds the operand's rows where they are not in order or not aligned.
   template <class Rows>
   __device__ void load(uint32_t stage, int64_t depth, Rows&& rows) const {
     if (!plain_) return load_any(stage, depth, rows());
@@ -84,9 +84,10 @@ class StageLoader {
 
  private:
   static constexpr int kPieces = (kDeep ? kDepth : kRows) / kPiece;
-  static constexpr int kStep = kThreads / kPieces;  // rows from one to the next
+  // rows from one of the thread's pieces to the next
+  static constexpr int kStep = kThreads / kPieces;
   static constexpr int kCount = kRows * kDepth / kPiece / kThreads;
-  static_assert(kStep % 8 == 0);  // so that they lie alike in a stage
+  static_assert(kStep % 8 == 0);  // so that the pieces lie alike in a stage
 
   __device__ void load_any(uint32_t stage, int64_t depth, const TileRows<uint16_t>& x) const {
     const int64_t column = (kDeep ? depth : 0) + piece_ * kPiece;
@@ -157,8 +158,8 @@ struct Accumulators {
     }
   }
 
-  // visit(row, column, i, e) of every row of this thread: its columns are `column` + 8 j and the
-  // next, v[i][j][e] and [e + 1]; from the tile's corner.
+  // Calls visit(row, column, i, e) for every row of this thread, counted from the tile's corner:
+  // its columns are `column` + 8 j and the next, v[i][j][e] and [e + 1].
   template <class Visit>
   __device__ static void visit_rows(int warp_row, int warp_column, Visit&& visit) {
     const int lane = threadIdx.x % 32;
@@ -177,7 +178,7 @@ __device__ void store_tile(const TileGemm& g, const Tile& t, const Accumulators<
                            int warp_row, int warp_column) {
   const TileEpilogue epilogue(g, t, C::kColumns);
   const int lane = threadIdx.x % 32;
-  // As many rows as there are registers for what is read of them.
+  // Takes as many rows at a time as there are registers for the values read of them.
 #pragma unroll
   for (int i = 0; i < C::kBlocksM; ++i) {
     float2 v[2][C::kBlocksN];
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   begin();
   while (t.group >= 0) {
     const int64_t steps = (t.k + kDepth - 1) / kDepth;
-    // Rows past the group's are left out where all of a warp's are.
+    // A warp skips its rows if all of them are past the group's.
     const bool live = t.i + warp_row < t.m;
     Accumulators<C> acc;
     acc.clear();

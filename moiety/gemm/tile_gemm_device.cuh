@@ -1,4 +1,5 @@
-// Which tile a block works on, where its operands lie, and what becomes of accumulators.
+// Device code that both tile products share: the tile that a block works on, the places of its
+// operands, and the epilogue of its accumulators.
 #pragma once
 
 #include "moiety/gemm/mma_device.cuh"
@@ -9,14 +10,14 @@ namespace moiety::gemm::device {
 
 // A tile of the product of a group: rows from i on, columns from j on.
 struct Tile {
-  int64_t group = -1;  // counted from groups.first; -1: there is none
+  int64_t group = -1;  // counted from groups.first; -1 if there is no tile
   int64_t begin = 0;   // the group's first row in the buffers
   int64_t m = 0, k = 0;
   int64_t i = 0, j = 0;
 };
 
-// Tiles of `kRows` rows and `kColumns` columns in the order that blocks take them in. All threads
-// of a warp call together.
+// The tiles of `kRows` rows and `kColumns` columns, in the order in which blocks take them. All
+// threads of a warp call together.
 template <int kRows, int kColumns>
 class TileWalk {
  public:
@@ -40,7 +41,7 @@ class TileWalk {
   }
 
  private:
-  // Row tiles that share columns, so that what they read of `b` is read from the cache.
+  // Row tiles that share columns, so that the part of `b` that they read is read from the cache.
   static constexpr int64_t kBand = 8;
 
   __device__ quant::Claim claim(int64_t group) const {
@@ -57,7 +58,7 @@ class TileWalk {
     t.j = column * kColumns;
   }
 
-  // A lane for each of 32 groups, from group_ on, which has tiles from tile_ on.
+  // Each lane has one of 32 groups, from group_ on; their tiles begin at tile_.
   __device__ Tile of_ragged_rows(int64_t index) {
     const int lane = threadIdx.x % 32;
     for (; group_ < g_.groups.groups; group_ += 32) {
@@ -91,17 +92,17 @@ class TileWalk {
   int64_t group_ = 0, tile_ = 0;
 };
 
-// Rows of an operand that a tile reads, from its row r = 0 on.
+// The rows of an operand that a tile reads, from its row r = 0 on.
 template <class T>
 struct TileRows {
-  const T* data;  // column 0 of the tile's
+  const T* data;  // at the tile's column 0
   int64_t stride;
   const int32_t* source;  // of row 0
   int64_t sources;
-  int64_t rows, columns;  // that are there
-  bool aligned;           // 16 bytes at multiples of 16
+  int64_t rows, columns;  // that exist
+  bool aligned;           // pieces of 16 bytes lie at multiples of 16
 
-  // Row r, null if it holds zeros.
+  // Row r; null if it holds zeros.
   __device__ const T* row(int64_t r) const {
     if (r >= rows) return nullptr;
     if (source) {
@@ -112,7 +113,7 @@ struct TileRows {
   }
 };
 
-// `first`, `column`: of the tile's first element in the operand.
+// `first` and `column` are the place of the tile's first element in the operand.
 template <class T>
 __device__ TileRows<T> tile_rows(const BlockOperand& x, const void* data, int64_t first,
                                  int64_t rows, int64_t column, int64_t columns) {
@@ -128,7 +129,7 @@ __device__ TileRows<T> tile_rows(const BlockOperand& x, const void* data, int64_
   return out;
 }
 
-// The matrix of the tile's group: `data` unless groups have one each.
+// The matrix of the tile's group: `data` unless each group has one.
 __device__ inline const void* group_data(const TileGemm& g, const Tile& t, const void* data,
                                          int64_t item) {
   if (g.indexed) return g.pointers[t.group];
@@ -139,7 +140,7 @@ template <class T, GemmOp kOp>
 __device__ TileRows<T> left_rows(const TileGemm& g, const Tile& t) {
   if constexpr (kOp == GemmOp::kNT) {
     return tile_rows<T>(g.a, g.a.data, t.begin, t.k, t.i, g.m - t.i);
-  } else if (g.ragged == Ragged::kReduction) {  // groups are columns
+  } else if (g.ragged == Ragged::kReduction) {  // groups are ranges of columns
     return tile_rows<T>(g.a, g.a.data, t.i, t.m - t.i, t.begin, t.k);
   } else {
     return tile_rows<T>(g.a, g.a.data, t.begin + t.i, t.m - t.i, 0, t.k);
@@ -162,7 +163,7 @@ __device__ inline float factor(const TileFactor& f, const TileGemm& g, const Til
   return f.data ? f.data[(g.groups.first + t.group) * f.stride] : f.value;
 }
 
-// Block scales of a slice of the reduction.
+// The block scales of a slice of the reduction.
 struct SliceScales {
   const float* a;
   const float* b;
@@ -178,7 +179,7 @@ __device__ inline float block_scale(const BlockScales& s, const float* slice, in
   return slice[row / s.rows * s.stride];
 }
 
-// The epilogue of gemm.h and grouped_gemm.h for elements of a tile of so many columns.
+// The epilogue of gemm.h and grouped_gemm.h for the elements of a tile.
 class TileEpilogue {
  public:
   __device__ TileEpilogue(const TileGemm& g, const Tile& t, int columns)
@@ -199,14 +200,14 @@ class TileEpilogue {
              (beta_ == 0 || pairs_fit(old_, e_.old_dtype, e_.old_stride));
   }
 
-  // Accumulators of the group's product, of rows row(r) that are there, at columns column(p) and
-  // the next. All that is read is read first, for outputs may be what is read.
+  // Stores accumulators of the group's product, for rows row(r) that exist, at columns column(p)
+  // and the next. Everything is read before anything is written, since outputs may be inputs.
   template <int kRows, int kPairs, class Row, class Column>
   __device__ void store(Row&& row, float2 (&v)[kRows][kPairs], Column&& column) const {
     whole_ ? store_pairs<true>(row, v, column) : store_pairs<false>(row, v, column);
   }
 
-  // Old elements of a tile of `tile_rows` and `tile_columns` are on their way to the L2 cache.
+  // Begins to bring the old elements of a tile of `tile_rows` and `tile_columns` to the L2 cache.
   template <int kThreads>
   __device__ void prefetch(const Tile& t, int tile_rows, int tile_columns) const {
     if (beta_ == 0) return;
@@ -223,12 +224,12 @@ class TileEpilogue {
 
  private:
   __device__ static int64_t item(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-  // Pairs at even columns are aligned to their size.
+  // Whether pairs at even columns are aligned to their size.
   __device__ static bool pairs_fit(const void* data, DType dtype, int64_t stride) {
     return reinterpret_cast<uintptr_t>(data) % (2 * item(dtype)) == 0 && stride % 2 == 0;
   }
 
-  // kWhole: all columns are there, pairs aligned.
+  // kWhole says that all columns exist and pairs are aligned.
   template <bool kWhole, int kRows, int kPairs, class Row, class Column>
   __device__ void store_pairs(Row&& row, float2 (&v)[kRows][kPairs], Column&& column) const {
     for_pairs<kRows, kPairs>([&](int r, int p) {
@@ -285,7 +286,7 @@ class TileEpilogue {
   __device__ float scaled(float x) const {
     return __fmul_rn(__fmul_rn(__fmul_rn(x, a_scale_), b_scale_), alpha_);
   }
-  // Two elements of a row, zeros past its end.
+  // Two elements of a row; zeros past its end.
   template <bool kWhole>
   __device__ float2 load(const void* data, DType dtype, int64_t row, int64_t column) const {
     const bool first = column < columns_, second = column + 1 < columns_;

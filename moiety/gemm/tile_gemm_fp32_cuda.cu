@@ -1,5 +1,5 @@
 // fp32 tiles in the order of the reference: a chain of fma for each element. Operands lie in shared
-// memory by rows of the reduction, and the next ones are on their way meanwhile.
+// memory by rows of the reduction; the next ones are loaded meanwhile.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -10,7 +10,7 @@ namespace {
 
 using namespace device;
 
-// A thread has kOwn x kOwn elements; kDepth: of the reduction, a step.
+// A thread has kOwn x kOwn elements; kDepth is the part of the reduction in a step.
 template <int kRows_, int kColumns_, int kDepth_, int kOwn_>
 struct Config {
   static constexpr int kRows = kRows_, kColumns = kColumns_, kDepth = kDepth_, kOwn = kOwn_;
@@ -21,8 +21,8 @@ using Large = Config<128, 64, 16, 8>;
 // For products with few elements and long reductions, such as a router's weight gradient.
 using Small = Config<32, 32, 64, 4>;
 
-// The part of an operand for a step, on its way to shared memory. kDeep: rows hold the reduction,
-// else they are it.
+// The part of an operand for a step, on its way to shared memory. With kDeep rows hold the
+// reduction, otherwise they are the reduction.
 template <int kWidth, int kDepth, int kThreads, bool kDeep>
 struct Piece {
   static constexpr int kCount = kWidth * kDepth / kThreads;
@@ -51,7 +51,8 @@ struct Piece {
   }
 };
 
-// A thread's rows, and columns, are runs of 4, with kOwn = 8 two that are half of the tile apart.
+// A thread's rows, and columns, are runs of 4; with kOwn = 8 there are two runs, half of the tile
+// apart.
 __device__ int own(int part, int i, int size) { return i / 4 * (size / 2) + part * 4 + i % 4; }
 
 template <class C, class Visit>
@@ -87,7 +88,7 @@ __device__ void multiply_tile(const TileGemm& g, const Tile& t, float (&sum)[C::
   Piece<kRows, kDepth, C::kThreads, kOp != GemmOp::kNT> next_a;
   Piece<kColumns, kDepth, C::kThreads, kOp == GemmOp::kTN> next_b;
   float part[kScaled ? kOwn : 1][kOwn] = {};
-  __syncthreads();  // the last tile's have been read
+  __syncthreads();  // the last tile's operands have been read
   for (int64_t step = 0; step * kDepth < t.k; ++step) {
     const int at = step % 2;
     if (step == 0) {
@@ -102,7 +103,7 @@ __device__ void multiply_tile(const TileGemm& g, const Tile& t, float (&sum)[C::
     const int depth = static_cast<int>(min(int64_t{kDepth}, t.k - step * kDepth));
 #pragma unroll
     for (int k = 0; k < kDepth; ++k) {
-      if (k >= depth) break;  // a product of what is not there could turn -0 into +0
+      if (k >= depth) break;  // a product of elements past the end could turn -0 into +0
       float x[kOwn], y[kOwn];
       read_own(x, left[at][k], threadIdx.x / C::kThreadColumns, kRows);
       read_own(y, right[at][k], threadIdx.x % C::kThreadColumns, kColumns);

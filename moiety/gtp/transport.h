@@ -97,9 +97,8 @@ class Transport {
   // likes.
   virtual bool gathers_alone() const = 0;
 
-  // Collective: zeroed memory, aligned to 4 KiB, for shards and for send slots; the caller keeps it
-  // until no rank needs it any more. The sizes are
-  // equal on all ranks.
+  // Zeroed memory, aligned to 4 KiB, for shards and for send slots; the caller keeps it until no
+  // rank needs it any more. Collective; the sizes are equal on all ranks.
   virtual SlotArena::Block allocate(const std::string& what, int64_t bytes) = 0;
   // Collective, once, before the first operation. Throws Error(InvalidArgument) on every rank if
   // the ranks' bundles differ.

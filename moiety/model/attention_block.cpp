@@ -11,8 +11,9 @@
 namespace moiety::model {
 namespace {
 
-// Rows of `from` [n, G, C] to rows [begin, begin + n) of `to` [P, G, C], both strided. A copy knows
-// one stride: there is one for every row or, if these are more, for every group.
+// Copies rows of `from` [n, G, C] to rows [begin, begin + n) of `to` [P, G, C]; both are strided. A
+// copy knows one stride, so it is made row by row or, if there are more rows than groups, group by
+// group.
 void copy_rows(TensorView from, TensorView to, int64_t begin, Stream stream) {
   const TensorView rows = to.slice(0, begin, begin + from.size(0));
   if (from.size(0) < from.size(1)) {
@@ -39,7 +40,7 @@ AttentionBlock::AttentionBlock(const Config& c, int64_t layer, TpPlace place)
       qkv_(qkv_layout(c, place)),
       o_(o_layout(c, place)) {}
 
-// One parameter that holds q, k and v: for each group its query heads, key head and value head.
+// The parameter that holds q, k and v: for each group its query heads, key head and value head.
 optim::ParamSpec AttentionBlock::qkv_spec(const std::string& prefix) const {
   const gtp::Layout& layout = qkv_.layout();
   const int64_t query_rows = heads_ / kv_heads_ * head_dim_;
@@ -201,7 +202,7 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
     ArenaScope inner(pass.arena);
     qkv_.weight_gradient(pass, dqkv, gather_tokens(pass, pass.h_TD));
   }
-  const TensorView dh_TD = pass.h_TD;  // h is used up
+  const TensorView dh_TD = pass.h_TD;  // h is not needed any more
   input_gradient_to_own(pass, qkv_, dqkv, dh_TD);
   pass.stored("attn.qkv", "dh", dh_TD, dqkv, qkv_.parameter().weight);
   norm_gradient(pass, {x_TD, dh_TD, d_TD, d_TD}, eps_, *norm_);

@@ -14,7 +14,7 @@
 
 namespace moiety::model {
 
-// Keys and values of earlier tokens, of one layer: P positions for each of B sequences.
+// Keys and values of earlier tokens in one layer: P positions for each of B sequences.
 struct KvCache {
   Tensor k_BPGC;
   Tensor v_BPGC;
@@ -29,39 +29,39 @@ struct CacheRun {
 
 class AttentionBlock {
  public:
-  // Of its heads this rank has those of `place`.
+  // The block of the heads that `place` gives to this rank.
   AttentionBlock(const Config& config, int64_t layer, TpPlace place);
 
-  // norm, fused qkv in kv-group order, o, and with qk_norm q_norm and k_norm.
+  // Specs of norm, fused qkv in kv-group order and o, and with qk_norm q_norm and k_norm.
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
   void set_recipe(const std::optional<gemm::Recipe>& recipe);
 
-  // What backward needs besides x: of all tokens and this rank's heads; on the arena.
+  // Tensors that backward needs besides x: for all tokens and this rank's heads; on the arena.
   struct Saved {
     TensorView qkv;  // before qk_norm and rope; without qk_norm: after rope
     TensorView o;
     TensorView lse_BGMS;
   };
-  // x, out and d: of own tokens.
+  // x_TD and out_TD are of own tokens.
   Saved forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
-  // d_TD: the gradient of out, replaced by that of x.
+  // d_TD, of own tokens, is the gradient of out on entry and that of x on return.
   void backward(const Pass& pass, TensorView x_TD, const Saved& saved, TensorView d_TD) const;
 
-  // Forward of tokens whose earlier keys lie in the cache, which takes theirs. The runs cover the
-  // rows of the pass, whose positions are given.
+  // The forward pass of tokens whose earlier keys lie in the cache, to which theirs are added. The
+  // runs cover the rows of the pass, whose positions are given.
   void forward_cached(const Pass& pass, std::span<const CacheRun> runs, const KvCache& cache,
                       TensorView x_TD, TensorView out_TD) const;
 
  private:
-  // norm, on own tokens, and the projection, of all; without qk_norm also rope.
+  // The norm of own tokens and the projection of all; without qk_norm also rope.
   void project(const Pass& pass, TensorView x_TD, TensorView qkv) const;
-  // The heads that attention reads; with qk_norm normalized and rotated copies of q and k.
+  // The heads that attention reads; with qk_norm they are normalized and rotated copies of q and k.
   nn::QkvHeads heads(const Pass& pass, TensorView qkv) const;
   nn::QkvHeads split(const Pass& pass, TensorView qkv) const;
   void rotate(const Pass& pass, TensorView qkv, bool inverse) const;
   TensorView head_rows(const Pass& pass, TensorView o) const;
-  // The gradient of `o`, given that of the block's output; and of the weight.
+  // Given the gradient of the block's output, computes that of `o` and that of the output weight.
   void output_backward(const Pass& pass, TensorView d_TD, TensorView o, TensorView d_o) const;
   gtp::Work core_work(const Pass& pass, int products) const;
   nn::AttentionArgs attention_args(const Pass& pass, const nn::QkvHeads& heads,
@@ -69,7 +69,7 @@ class AttentionBlock {
 
   optim::ParamSpec qkv_spec(const std::string& prefix) const;
 
-  int64_t layer_, d_model_, heads_, kv_heads_, head_dim_;  // heads: of this rank
+  int64_t layer_, d_model_, heads_, kv_heads_, head_dim_;  // heads of this rank
   float eps_, std_, out_std_;
   bool qk_norm_;
   optim::Parameter* norm_ = nullptr;

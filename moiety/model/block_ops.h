@@ -1,4 +1,4 @@
-// Operations with a parameter, in the form that the blocks use them in: gradients land in the
+// Operations with a parameter in the form in which the blocks use them: gradients land in the
 // parameter's main_grad, which they overwrite or add to.
 #pragma once
 
@@ -29,7 +29,7 @@ inline void apply_norm(const Pass& pass, TensorView x, const optim::Parameter& p
   pass.stored(p.spec.name, "h", y, x, p.weight);
 }
 
-// dx = addend + the gradient of the norm's input x, given dy, that of its output.
+// dx = addend + the gradient of the norm's input x, where dy is the gradient of its output.
 struct NormGradient {
   TensorView x;
   TensorView dy;

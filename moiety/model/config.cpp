@@ -7,7 +7,7 @@
 namespace moiety::model {
 namespace {
 
-// Weight elements of one token's way through a layer's linears.
+// Weight elements that one token uses in a layer's linears.
 struct LayerSizes {
   int64_t attention, router, expert, shared, dense;
 };

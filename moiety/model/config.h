@@ -1,5 +1,5 @@
-// What a model is: sizes, kinds of layers, routing. One struct for the trainer, the plan and the
-// model itself; the names in error texts are the keys of the trainer's configuration.
+// The description of a model: sizes, kinds of layers, routing. The trainer, the plan and the model
+// itself share this struct; the names in error texts are the keys of the trainer's configuration.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@
 
 namespace moiety::model {
 
-// Tokens over which the routing losses are taken: those of one data rank's micro-batch, or those of
-// all data ranks of the micro-step.
+// The tokens over which the routing losses are taken: those of one data rank's micro-batch, or
+// those of all data ranks in the micro-step.
 enum class AuxScope { kMicroBatch, kGlobal };
 
-// What forward leaves for backward to make anew, with the same bits. Norms' outputs, activations,
-// normalized and rotated heads are never kept.
+// The results of forward that backward computes again, with the same bits, instead of keeping them.
+// Outputs of norms, activations, and normalized and rotated heads are never kept.
 enum class Recompute {
   kNone,
-  kMoe,   // dispatched rows and fc1's outputs of MoE layers, which keep their routing alone
-  kFull,  // all of a layer but its input and its routing
+  kMoe,   // dispatched rows and fc1's outputs of MoE layers; only their routing is kept
+  kFull,  // everything in a layer except its input and its routing
 };
 
 struct Config {
-  // [model]
+  // The keys of [model].
   int64_t vocab = 0;  // V
   int64_t d_model = 256;
   int64_t layers = 4;
@@ -41,25 +41,25 @@ struct Config {
   int64_t moe_every = 1;    // layer l has experts if (l + 1) % moe_every == 0 and it is not dense
   int64_t d_ffn_dense = 0;  // Fd
 
-  // [moe] and [router]; experts, top_k and the losses are in `router`.
+  // The keys of [moe] and [router]; experts, top_k and the losses are in `router`.
   moe::RouterConfig router{
       .experts = 8, .top_k = 2, .aux = moe::AuxLoss::kSwitch, .aux_coef = 1e-3f};
   AuxScope aux_scope = AuxScope::kMicroBatch;
   int64_t d_ffn = 512;       // F
   int64_t shared_d_ffn = 0;  // Fs; 0: no shared expert
   bool shared_gate = false;
-  gemm::Activation activation = gemm::swiglu();  // of the experts
+  gemm::Activation activation = gemm::swiglu();  // activation of the experts
   moe::Reduction combine = moe::Reduction::kRank;
   moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
 
-  // [init], [optim], [train], [memory], and moe.delay_wgrad
+  // Keys of [init], [optim], [train] and [memory], and moe.delay_wgrad.
   float init_std = 0.02f;
-  bool residual_scale = true;  // attn.o and every fc2: std / sqrt(2 layers)
+  bool residual_scale = true;  // attn.o and every fc2 get std / sqrt(2 layers)
   bool decay_embeddings = true;
   float loss_z_coef = 0;
-  int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: as loss_chunk() says
+  int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: the default of nn::loss_chunk
   Recompute recompute = Recompute::kNone;
-  bool delay_wgrad = false;  // of experts: moe_block.h
+  bool delay_wgrad = false;  // weight gradients of experts wait: moe_block.h
 
   int64_t head_size() const { return head_dim ? head_dim : d_model / heads; }
   int64_t qkv_size() const { return (heads + 2 * kv_heads) * head_size(); }
@@ -67,20 +67,21 @@ struct Config {
   int64_t moe_layers() const;
 };
 
-// Throws Error(InvalidArgument) naming the first key whose value is out of range.
+// Throws Error(kInvalidArgument) naming the first key whose value is out of range.
 void check(const Config& config);
 
-// "tiny" (the defaults), "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b".
+// The config of a known model: "tiny" (the defaults), "qwen3-30b-a3b", "qwen3-235b-a22b" or
+// "mixtral-8x7b".
 Config preset(std::string_view name);
 
-// Trained numbers; the router's bias is not one of them.
+// The number of trained values; the router's bias is not one of them.
 int64_t parameter_count(const Config& config);
 
-// Model FLOPs of one training step per token of sequences of `seq_len` tokens: 3 times the matrix
-// products of the forward pass, 2 per multiply-add. `causal` counts the half of the scores that the
-// mask leaves.
+// Model FLOPs of one training step per token in sequences of `seq_len` tokens: 3 times the matrix
+// products of the forward pass, with 2 FLOPs per multiply-add. With `causal` only the half of the
+// scores that the mask leaves counts.
 double flops_per_token(const Config& config, int64_t seq_len, bool causal = true);
-// The share of one (token, expert) pair in them.
+// The part of flops_per_token that one (token, expert) pair takes.
 double flops_per_pair(const Config& config);
 
 }  // namespace moiety::model

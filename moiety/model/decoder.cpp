@@ -9,7 +9,7 @@
 namespace moiety::model {
 namespace {
 
-// Tensor on the arena with the given contents, in stream order.
+// A tensor on the arena with the given contents, filled in stream order.
 TensorView int32_on(const Pass& pass, std::vector<int32_t> values) {
   const auto n = static_cast<int64_t>(values.size());
   const TensorView out = pass.arena.tensor(DType::kInt32, {n});

@@ -17,7 +17,7 @@ gemm::ActivationArgs swiglu_args(TensorView hidden, TensorView prob_T) {
 
 TensorView column(const TensorView& x_T) { return x_T.reshape({x_T.numel(), 1}); }
 
-// Of all tokens; absent ones stay absent.
+// The values of all tokens, given those of own tokens; absent values stay absent.
 TensorView gather_values(const Pass& pass, TensorView own_T) {
   if (!own_T.defined()) return own_T;
   const TensorView all = gather_tokens(pass, column(own_T));
@@ -35,7 +35,7 @@ FeedForward::FeedForward(const Config& c, std::string prefix, int64_t ffn, TpPla
       fc2_(fc2_layout(c, ffn, place)) {}
 
 std::vector<optim::ParamSpec> FeedForward::specs() const {
-  // Files hold all gate rows, then all up rows; a rank has its part of both.
+  // Files hold all gate rows, then all up rows; a rank has a part of each.
   const gtp::Layout& layout = fc1_.layout();
   const int64_t gate = layout.tp_rank * ffn_, up = layout.rows / 2 + gate;
   optim::ParamSpec fc1 = weight_spec(prefix_ + "fc1.weight", layout, std_);

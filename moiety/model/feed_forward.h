@@ -1,4 +1,4 @@
-// SwiGLU feed-forward network, fc2(swiglu(fc1(h))): the body of a dense layer and of the shared
+// The SwiGLU feed-forward network, fc2(swiglu(fc1(h))): the body of a dense layer and of the shared
 // expert.
 #pragma once
 
@@ -15,45 +15,45 @@ namespace moiety::model {
 
 class FeedForward {
  public:
-  // Parameters are named prefix + "fc1.weight" and "fc2.weight". Of the network's `ffn` inner
-  // columns this rank has those of `place`.
+  // Parameters are named prefix + "fc1.weight" and "fc2.weight". `place` gives this rank its part
+  // of the network's `ffn` inner columns.
   FeedForward(const Config& config, std::string prefix, int64_t ffn, TpPlace place);
 
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
   void set_recipe(const std::optional<gemm::Recipe>& recipe);
 
-  // Of own tokens.
+  // Arguments of forward, all of own tokens.
   struct Forward {
     TensorView h_TD;
-    TensorView
-        prob_T;  // optional, fp32: scales the output of a token (it multiplies the activation)
+    TensorView prob_T;  // optional, fp32: scales a token's output (by multiplying its activation)
     TensorView residual_TD;  // added to the output
     TensorView out_TD;       // storage or fp32
   };
-  // Returns fc1's output of all tokens, from which backward goes on; on the arena.
+  // Returns fc1's output for all tokens, on the arena, for backward.
   TensorView forward(const Pass& pass, const Forward& args) const;
 
   struct Backward {
     TensorView h_TD;
     TensorView prob_T;
-    TensorView hidden;   // of all tokens, consumed; absent: made anew of h
+    // fc1's output for all tokens, consumed; if absent it is computed again from h
+    TensorView hidden;
     TensorView dout_TD;  // storage
-    TensorView dh_TD;    // out, storage or fp32
-    TensorView dprob_T;  // out, exactly if there is prob
+    TensorView dh_TD;    // result, storage or fp32
+    TensorView dprob_T;  // result, defined exactly if prob is
   };
   void backward(const Pass& pass, const Backward& args) const;
 
  private:
-  // fc1's output of all tokens, on the arena.
+  // Computes fc1's output for all tokens, on the arena.
   TensorView hidden(const Pass& pass, TensorView h_TD) const;
-  // `hidden` becomes its gradient; `activated`, what fc2 read, is made anew.
+  // Turns `hidden` into its gradient and computes `activated`, fc2's input, again.
   void activation_backward(const Pass& pass, const Backward& args, TensorView hidden,
                            TensorView d_activated, TensorView activated) const;
   gtp::Work activation_work(const Pass& pass) const;
 
   std::string prefix_;
-  int64_t ffn_;  // columns of this rank
+  int64_t ffn_;  // inner columns of this rank
   float std_, out_std_;
   LinearLayer fc1_, fc2_;
 };
@@ -67,9 +67,10 @@ class DenseBlock {
   void bind(ParameterCursor& parameters);
   void set_recipe(const std::optional<gemm::Recipe>& recipe) { ffn_.set_recipe(recipe); }
 
-  // Returns what backward needs besides x, or makes anew where it is absent.
+  // Returns the tensor that backward needs besides x; if that is absent, backward computes it
+  // again.
   TensorView forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
-  // d_TD: the gradient of out, replaced by that of x.
+  // d_TD is the gradient of out on entry and that of x on return.
   void backward(const Pass& pass, TensorView x_TD, TensorView hidden, TensorView d_TD) const;
 
  private:

@@ -14,10 +14,11 @@ namespace moiety::model {
 class LinearLayer {
  public:
   LinearLayer() = default;
-  // `layout`: which part of the whole weight this rank has; only for dense ones.
+  // `layout` tells which part of the whole weight this rank has; only for dense weights.
   explicit LinearLayer(const gtp::Layout& layout) : layout_(layout) {}
 
-  // Without a recipe: the storage type. Concerns the parameter's spec too, see specs() of blocks.
+  // Sets the recipe for products; without one they are in the storage type. It also changes the
+  // parameter's spec, see the specs() of blocks.
   void set_recipe(const std::optional<gemm::Recipe>& recipe) { recipe_ = recipe; }
   void bind(optim::Parameter* p);
 
@@ -34,7 +35,8 @@ class LinearLayer {
   // main_grad (+)= dy^T x
   void weight_gradient(const Pass& pass, TensorView dy, TensorView x) const;
 
-  // What the products of gemm take of experts, `first_expert` their first global number.
+  // The description of experts that gemm's products take; `first_expert` is the first one's global
+  // number.
   gemm::QuantizedLinear quantized_experts(const Pass& pass, const gemm::LinearWeight& weight,
                                           int32_t first_expert) const;
 

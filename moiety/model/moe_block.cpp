@@ -40,7 +40,7 @@ MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& 
   if (c.shared_d_ffn > 0) shared_.emplace(c, prefix_ + "moe.shared.", c.shared_d_ffn, place);
 }
 
-// The rows of this rank's experts, in their local order.
+// The spec of one weight of this rank's experts, in their local order.
 optim::ParamSpec MoeBlock::expert_spec(const char* name, int64_t rows, int64_t columns,
                                        float std) const {
   const int64_t local = group_->local_experts();
@@ -260,7 +260,7 @@ void MoeBlock::finish(const Pass& pass, DelayedExperts& delayed) {
   if (pass.probe) pass.probe->enter(block->index_, true);
   const ExpertGradients gradients = block->open_gradients(pass);
   moe::MoeGradientRows gradient = delayed.gradient;
-  std::swap(gradient.dy_CD, gradient.dx_CD);  // back
+  std::swap(gradient.dy_CD, gradient.dx_CD);  // the two change back
   block->layer_.backward_weights({.weights = block->weight_shapes(pass),
                                   .w1 = grad_target(gradients.fc1),
                                   .w2 = grad_target(gradients.fc2),

@@ -1,6 +1,6 @@
-// The second half of a layer with experts: out = x + experts(h) + shared(h), h = norm(x), with one
-// rounding. The shared expert, if there is one, is sigmoid(h gate^T) ffn(h), the gate optional; the
-// gate's value multiplies the activation, as the router's probabilities do.
+// The second half of a layer with experts: out = x + experts(h) + shared(h), with h = norm(x) and
+// one rounding. The shared expert, if there is one, is sigmoid(h gate^T) ffn(h), where the gate is
+// optional; the gate's value multiplies the activation, as the router's probabilities do.
 #pragma once
 
 #include <optional>
@@ -12,38 +12,39 @@
 
 namespace moiety::model {
 
-// The layer of moiety/moe that a config describes.
+// The configuration for moiety/moe that describes the same layer.
 moe::MoeConfig moe_config(const Config& config, DType storage);
 
 class MoeBlock;
 
-// The experts' weight gradients of the MoE layer whose backward was last (moe.delay_wgrad). They
-// are computed when backward is at the next MoE layer, between its first exchange, which has
-// nothing else to hide behind, and its first product; the last ones at the end of the micro-batch's
-// backward. So one layer waits at a time, in the memory below. The bits do not change.
+// The experts' weight gradients that wait, those of the MoE layer whose backward was last
+// (moe.delay_wgrad). They are computed when backward is at the next MoE layer, between its first
+// exchange, which has nothing else to hide behind, and its first product; the last ones at the end
+// of the micro-batch's backward. So one layer waits at a time, in the memory below. The bits do not
+// change.
 struct DelayedExperts {
-  // Lives through a backward pass. dy and dx change places from layer to layer, so that a gradient
-  // may come in while weight gradients read the one before it.
+  // Memory that lives through a backward pass. dy and dx change places from layer to layer, so that
+  // a gradient may come in while weight gradients read the one before it.
   moe::MoeGradientRows gradient;
-  moe::MoeRows rows;  // with recomputation: of the layer that waits, then of the next one
-  // Who waits; null: nobody.
+  moe::MoeRows rows;  // with recomputation: rows of the waiting layer, then of the next one
+  // The block that waits; null if none does.
   const MoeBlock* block = nullptr;
   const moe::MoeSaved* saved = nullptr;
 };
 
 class MoeBlock {
  public:
-  // Borrows the group, which has the config's experts.
-  // Experts have own tokens; the shared expert's inner columns are cut over tp.
+  // Borrows the group, which has the config's experts. Experts get own tokens; the shared expert's
+  // inner columns are cut over tp.
   MoeBlock(const Config& config, DType storage, int64_t layer, moe::EpGroup& group, TpPlace place);
 
-  // norm, router, this rank's experts, shared expert.
+  // Specs of norm, router, this rank's experts and the shared expert.
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
-  // `dispatch`: of the experts' rows (moe_layer.h).
+  // `dispatch` is the format in which rows travel to the experts (moe_layer.h).
   void set_recipe(const std::optional<gemm::Recipe>& recipe,
                   const std::optional<QuantSpec>& dispatch);
-  // The bias of the router's choice: state, moved by balance and not by gradients.
+  // The bias of the router's choice. It is state that balancing moves, not gradients.
   const Tensor& router_bias() const { return bias_E_; }
   std::string router_bias_name() const { return prefix_ + "moe.router.bias"; }
   const gemm::PathReport& expert_path() const { return layer_.path(); }
@@ -52,27 +53,28 @@ class MoeBlock {
     TensorView x_TD;
     TensorView out_TD;
     int64_t capacity = 0;
-    moe::RouterStats stats;  // out
-    TensorView info;         // out, int64 [16]
-    bool recompute = false;  // `saved` keeps the routing and the gate alone
+    moe::RouterStats stats;  // result
+    TensorView info;         // result, int64 [16]
+    bool recompute = false;  // keep only the routing and the gate in `saved`
   };
   struct Saved {
     moe::MoeSaved experts;
     TensorView shared_hidden;
-    TensorView gate_T;  // fp32, the gate's sigmoid
+    TensorView gate_T;  // fp32, the sigmoid of the gate
   };
-  // Without `saved` (evaluation) backward cannot follow, and the caller releases the arena.
+  // Without `saved` (in evaluation) no backward can follow, and the caller releases the arena.
   void forward(const Pass& pass, const Forward& args, Saved* saved) const;
 
   struct Backward {
     TensorView x_TD;
     TensorView d_TD;                    // the gradient of out, replaced by that of x
-    TensorView count;                   // int64 [S, E+1], of the scope of the losses
+    TensorView count;                   // int64 [S, E+1], over the scope of the losses
     TensorView scope;                   // int64 [2]
     DelayedExperts* delayed = nullptr;  // null: weight gradients are computed at once
   };
   void backward(const Pass& pass, const Backward& args, const Saved& saved) const;
-  // On the arena, for all MoE layers of a backward pass, whose rows are as many as in `saved`.
+  // Memory on the arena for all MoE layers of a backward pass, whose rows are as many as in
+  // `saved`.
   DelayedExperts make_delayed(const Pass& pass, const Saved& saved) const;
   // Computes the weight gradients that wait, if there are any.
   static void finish(const Pass& pass, DelayedExperts& delayed);
@@ -81,18 +83,19 @@ class MoeBlock {
   optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std) const;
   moe::MoeWeights weights(const Pass& pass, const gemm::LinearWeight& w1,
                           const gemm::LinearWeight& w2) const;
-  // Of both layers' weights for a product with `rows` routed rows.
+  // The weights of both expert layers, for a product with `rows` routed rows.
   moe::MoeWeights read_weights(const Pass& pass, gtp::Phase phase, int64_t rows) const;
   gtp::Work fc1_work(const Pass& pass, int64_t rows) const;
   gtp::Work fc2_work(const Pass& pass, int64_t rows) const;
   gtp::Work router_work(const Pass& pass) const;
   gtp::Work exchange_work(const Pass& pass, const std::optional<QuantSpec>& format = {}) const;
   gtp::Work activation_work(const Pass& pass) const;
-  // Of own tokens, as if the ranks' experts were chosen alike.
+  // (token, expert) pairs of own tokens, as if the ranks' experts were chosen equally often.
   int64_t pairs(TensorView x_TD) const { return x_TD.size(0) * layer_.config().router.top_k; }
-  // Shapes and recipes alone.
+  // The weights' shapes and recipes, without data.
   moe::MoeWeights weight_shapes(const Pass& pass) const;
-  // Made anew of pass.h, unless forward left them; `delayed` may have the memory for it.
+  // The experts' rows, dispatched again from pass.h unless forward left them; `delayed` may have
+  // the memory for them.
   moe::MoeRows expert_rows(const Pass& pass, const moe::MoeSaved& saved,
                            const DelayedExperts* delayed) const;
   struct ExpertGradients {
@@ -106,7 +109,7 @@ class MoeBlock {
   void shared_backward(const Pass& pass, TensorView d_TD, const Saved& saved) const;
 
   std::string prefix_;
-  int64_t index_;  // of the layer
+  int64_t index_;  // number of the layer
   int64_t d_model_, d_ffn_;
   float eps_, std_, out_std_;
   const moe::EpGroup* group_;

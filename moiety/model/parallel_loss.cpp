@@ -16,17 +16,17 @@
 namespace moiety::model {
 namespace {
 
-// The tokens of a chunk, by rank: own ones of rank 0, of rank 1 ...
+// A chunk of tokens, ordered by rank: own tokens of rank 0, of rank 1, ...
 struct Chunk {
   TensorView x_ND, logits_NV, target_N, loss_N;
-  TensorView max_N;   // of a row
-  TensorView sum_2N;  // its sum of exponentials; its target's logit
-  int64_t first = 0;  // token of column 0
+  TensorView max_N;   // maximum of each row
+  TensorView sum_2N;  // each row's sum of exponentials, then its target's logit
+  int64_t first = 0;  // token of this rank's first column
 
   int64_t rows() const { return target_N.size(0); }
   int64_t columns() const { return logits_NV.size(1); }
   float* row(int64_t n) const { return logits_NV.data<float>() + n * columns(); }
-  // Column of the row's target; outside [0, columns()) if another rank has it or there is none.
+  // The column of the row's target; outside [0, columns()) if another rank has it or there is none.
   int64_t target(int64_t n) const {
     const int32_t token = target_N.data<int32_t>()[n];
     return token == nn::kIgnoredTarget ? -1 : token - first;
@@ -40,7 +40,7 @@ void for_rows(const Chunk& c, F&& f) {
   });
 }
 
-// Targets of own tokens [begin, end) of every rank; masked ones become kIgnoredTarget.
+// The targets of own tokens [begin, end) of every rank; masked ones become kIgnoredTarget.
 void chunk_targets(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t begin, int64_t end,
                    TensorView out) {
   const int64_t ranks = pass.tp_ranks(), run = pass.seq_len / ranks;
@@ -60,7 +60,7 @@ void chunk_targets(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t 
   });
 }
 
-// The row statistics over all ranks; logits become exp(logit - max).
+// Combines the row statistics over all ranks; logits become exp(logit - max).
 void combine_rows(const Pass& pass, const Chunk& c) {
   pass.stream.run([c] {
     for_rows(c, [&](int64_t n) { c.max_N.data<float>()[n] = nn::row_max(c.row(n), c.columns()); });
@@ -78,8 +78,8 @@ void combine_rows(const Pass& pass, const Chunk& c) {
   reduce_over_tp(pass, c.sum_2N, comm::ReduceOp::kSum);
 }
 
-// Losses, and the gradient of logits in their place: rows of elements of `storage` that begin where
-// the logits' did.
+// Writes losses and puts the gradient in the place of the logits: rows of elements of `storage`
+// that begin where the rows of logits did.
 void finish_rows(const Pass& pass, const Chunk& c, float z_coef, bool gradient) {
   pass.stream.run([=, storage = pass.storage] {
     for_rows(c, [&](int64_t n) {
@@ -98,7 +98,7 @@ void finish_rows(const Pass& pass, const Chunk& c, float z_coef, bool gradient) 
   });
 }
 
-// dx of own tokens, and main_grad.
+// Computes dx of own tokens, and adds to main_grad.
 void chunk_gradients(const Pass& pass, const ParallelCrossEntropyArgs& a, const Chunk& c,
                      TensorView dx, bool accumulate) {
   ArenaScope temporaries(pass.arena);

@@ -1,4 +1,4 @@
-// Building and binding of parameters, shared by the blocks of the model. Every block lists its
+// Making and binding of parameters, shared by the blocks of the model. Every block lists its
 // parameters in an order and takes them back in the same order.
 #pragma once
 
@@ -13,21 +13,22 @@
 
 namespace moiety::model {
 
-// "layers.3."
+// The prefix of a layer's names, such as "layers.3.".
 inline std::string layer_prefix(int64_t layer) { return "layers." + std::to_string(layer) + "."; }
 
-// A matrix [rows, columns] that is one logical tensor.
+// The spec of a matrix [rows, columns] that is one logical tensor.
 optim::ParamSpec matrix_spec(const std::string& name, int64_t rows, int64_t columns, float std);
-// A tensor-parallel rank's slice of a big weight whose order in memory is that of its one logical
-// tensor.
+// The spec of a tensor-parallel rank's slice of a big weight whose order in memory is that of its
+// one logical tensor.
 optim::ParamSpec weight_spec(const std::string& name, const gtp::Layout& layout, float std);
-// The weight [n] of a norm: ones, no decay.
+// The spec of a norm's weight [n]: ones at first, no decay.
 optim::ParamSpec norm_spec(const std::string& name, int64_t n);
 
-// The standard deviation of what is added to the residual stream: attn.o and every fc2.
+// The standard deviation of weights whose products are added to the residual stream: attn.o and
+// every fc2.
 float residual_std(const Config& config);
 
-// Hands out the parameters that a model was built from, checking that they are the expected ones.
+// Hands out the parameters that a model was built from and checks that they are the expected ones.
 class ParameterCursor {
  public:
   explicit ParameterCursor(std::span<optim::Parameter> parameters) : parameters_(parameters) {}
@@ -39,7 +40,7 @@ class ParameterCursor {
   size_t next_ = 0;
 };
 
-// Whether the contribution that is about to be made adds to the gradient; later ones do.
+// Whether the next contribution adds to the gradient instead of overwriting it; later ones do.
 inline bool take_accumulate(optim::Parameter& p) { return !std::exchange(p.overwrite, false); }
 
 }  // namespace moiety::model

@@ -1,4 +1,4 @@
-// What one pass over a micro-batch carries from block to block.
+// The state that one pass over a micro-batch carries from block to block.
 #pragma once
 
 #include "moiety/base/arena.h"
@@ -16,39 +16,41 @@ struct Pass {
   DType storage = DType::kFloat32;
   int64_t sequences = 0;
   int64_t seq_len = 0;
-  comm::Communicator* tp = nullptr;     // the ranks that share the sequences; null: there is one
-  gtp::Executor* executor = nullptr;    // of weights that are cut; null: none is
+  // the ranks that share the sequences; null if there is only this one
+  comm::Communicator* tp = nullptr;
+  gtp::Executor* executor = nullptr;    // of weights that are cut; null if none is
   gtp::Phase phase = gtp::Phase::kFwd;  // kRecompute: a forward pass once more
   TensorView rope_table;
-  TensorView position_T;         // optional int32: positions that are not t mod seq_len
+  TensorView position_T;         // optional int32: positions, if they are not t mod seq_len
   TensorView document_start_BS;  // optional int32: attention.h
-  // Workspace of all blocks, of own tokens, storage: the norm's output, anew in backward.
+  // Workspace of all blocks, of own tokens, in storage: the norm's output, computed again in
+  // backward.
   TensorView h_TD;
   TensorView wide_TD;  // workspace of own tokens, fp32, if there are shared experts
   TensorProbe* probe = nullptr;
-  const quant::RngState* rng = nullptr;  // of stochastic rounding
-  int64_t first_token = 0;               // Batch
+  const quant::RngState* rng = nullptr;  // state of stochastic rounding
+  int64_t first_token = 0;               // as in Batch
   int64_t all_tokens = 0;
 
   int64_t tokens() const { return sequences * seq_len; }
   int tp_ranks() const { return tp ? tp->size() : 1; }
   int tp_rank() const { return tp ? tp->rank() : 0; }
-  // Tokens of which this rank holds the residual stream (tensor_parallel.h).
+  // Number of tokens of which this rank holds the residual stream (tensor_parallel.h).
   int64_t own_tokens() const { return tokens() / tp_ranks(); }
   TensorView tensor(std::initializer_list<int64_t> sizes) const {
     return arena.tensor(storage, sizes);
   }
-  // Work behind the latest call to the executor, for its plan (step_work.h).
+  // Adds work behind the latest call to the executor, for its plan (step_work.h).
   void note(gtp::Work work) const {
     if (executor) executor->note_work(work);
   }
-  // This pass, going forward once more.
+  // This pass as one that goes forward once more.
   Pass again() const {
     Pass pass = *this;
     pass.phase = gtp::Phase::kRecompute;
     return pass;
   }
-  // Shows the probe what an operation has stored, and from what.
+  // Shows the probe the result of an operation, and its inputs.
   template <class... Inputs>
   void stored(std::string_view operation, std::string_view name, const TensorView& view,
               const Inputs&... inputs) const {

@@ -1,4 +1,4 @@
-// Which linear layers are quantized, and how: the recipes (docs/spec/trainer.md#recipes).
+// The recipes: which linear layers are quantized, and how (docs/spec/trainer.md#recipes).
 //
 //   tensor                    fp8_block         mxfp8        nvfp4 (after NVIDIA's pre-training
 //                                                            recipe, 2025)
@@ -8,8 +8,9 @@
 //   layers in bf16 at first   0, 0              0, 0         ceil(L/32), ceil(L/8); none if L < 8
 //   and last
 //
-// Linears of attention, dense and shared feed-forward networks and experts; never embedding, head,
-// norms, router, attention's products, residual, nor what travels between ranks.
+// Recipes apply to the linears of attention, of dense and shared feed-forward networks and of
+// experts. Embedding, head, norms, router, the products of attention, the residual and the data
+// that travel between ranks are never quantized by them.
 #pragma once
 
 #include <cstdint>
@@ -22,34 +23,35 @@ namespace moiety::model {
 enum class RecipeKind : uint8_t { kFp8Block, kMxfp8, kNvfp4 };
 
 struct RecipeOptions {
-  bool pow2_scales = true;             // kFp8Block
-  bool rht = true;                     // kNvfp4: transform of the operands of dw
-  bool stochastic = true;              // kNvfp4: rounding of dy
-  std::optional<bool> weight_2d = {};  // tiles for weights; none: kMxfp8 no, the others yes
+  bool pow2_scales = true;  // kFp8Block
+  bool rht = true;          // kNvfp4: Hadamard transform of the operands of dw
+  bool stochastic = true;   // kNvfp4: stochastic rounding of dy
+  // weights in tiles; if absent, not for kMxfp8, for all others
+  std::optional<bool> weight_2d = {};
 };
 
-// Throws Error(Unsupported) for fp8_block without tiles.
+// Throws Error(kUnsupported) for fp8_block without tiles.
 gemm::Recipe make_recipe(RecipeKind kind, const RecipeOptions& options = {});
 
-// Layers that a recipe leaves in bf16.
+// Numbers of first and last layers that a recipe leaves in bf16.
 struct KeptLayers {
   int64_t first = 0, last = 0;
 };
 KeptLayers kept_layers(RecipeKind kind, int64_t layers);
 
 struct Precision {
-  std::optional<gemm::Recipe> recipe;  // none: nothing is quantized
+  std::optional<gemm::Recipe> recipe;  // absent: nothing is quantized
   KeptLayers kept;
   bool attention_linears = true;
-  // As which rows travel to their experts (moe_layer.h, set_dispatch), in the layers that are not
-  // kept; none: as they are stored.
+  // The format in which rows travel to their experts (moe_layer.h, set_dispatch), in the layers
+  // that the recipe does not leave in bf16; if absent they travel as they are stored.
   std::optional<QuantSpec> dispatch = {};
-  uint64_t seed = 0;  // of stochastic rounding
+  uint64_t seed = 0;  // seed of stochastic rounding
 };
 
-// The format that the owner of a weight with rows of `columns` elements keeps it in; none: bf16,
-// quantized for every use, with the same bits. (1-D NVFP4, whose two directions lie in different
-// order, and rows that are no whole blocks cannot be cast from shards.)
+// The format in which the owner of a weight with rows of `columns` elements keeps it. If absent the
+// weight is kept in bf16 and quantized for every use, with the same bits: 1-D NVFP4, whose two
+// directions lie in different order, and rows that are no whole blocks cannot be cast from shards.
 std::optional<QuantSpec> kept_format(const gemm::Recipe& recipe, int64_t columns);
 
 }  // namespace moiety::model

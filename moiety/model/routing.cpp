@@ -26,7 +26,7 @@ Routing::Routing(const Config& c, const Pass& pass, TensorView target_T, TensorV
   sum_LSE_ = pass.arena.tensor(DType::kFloat64, {layers_, segments, columns});
   pooled_count_SE_ = pass.arena.tensor(DType::kInt64, {segments, columns});
   pooled_sum_SE_ = pass.arena.tensor(DType::kFloat64, {segments, columns});
-  // Of the ranks that share the sequences one brings them to a sum over all ranks.
+  // One of the ranks that share the sequences brings their targets to a sum over all ranks.
   count_targets({.target_T = target_T,
                  .mask_T = mask_T,
                  .own_2 = own_scope_,
@@ -49,7 +49,7 @@ void Routing::count(const StepSums& sums, comm::Communicator* world, Stream stre
               .info_LW = info_LW_},
              sums, stream);
   if (layers_ == 0) return;
-  // A sequence lies on the ranks that share it: of its loss only the scope is summed over others.
+  // A sequence lies on the ranks that share it: only the scope of its loss is summed over others.
   comm::Communicator* holders = global_ && !by_sequence() ? world : tp_;
   if (holders) {
     tickets_.push_back(holders->all_reduce(count_LSE_, comm::ReduceOp::kSum, stream));
@@ -78,8 +78,8 @@ void Routing::losses(const StepSums& sums, Stream stream) {
                          stream);
     }
   }
-  // Where the sums are those of all ranks, this rank's part of the objective is its targets' share;
-  // a rank's own sequences count with the targets of all.
+  // If the sums are those of all ranks, this rank's part of the objective is its targets' share; a
+  // rank's own sequences count with the targets of all.
   if (!reports()) return;
   add_routing_losses(by_sequence() ? scope_ : own_scope_, loss_2_, sums, stream);
 }

@@ -1,4 +1,4 @@
-// The routing statistics of all MoE layers in one micro-batch: what the layers count, the sums over
+// The routing statistics of all MoE layers in one micro-batch: the layers' counts, the sums over
 // the data ranks where the losses' scope is all of them, and the values of the losses.
 #pragma once
 
@@ -14,25 +14,25 @@ namespace moiety::model {
 class Routing {
  public:
   Routing() = default;
-  // Tensors on the pass's arena. `target_T`, `mask_T` as in loss.h, of all tokens of the pass: they
-  // give the scope.
+  // Tensors lie on the pass's arena. `target_T` and `mask_T` are as in loss.h, for all tokens of
+  // the pass; they give the scope.
   Routing(const Config& config, const Pass& pass, TensorView target_T, TensorView mask_T);
 
-  // Of the MoE layer `index`: where its forward writes, what its backward reads.
+  // The statistics of MoE layer `index`, which its forward writes and its backward reads.
   moe::RouterStats stats_of(int64_t index) const;
   TensorView info(int64_t index) const { return info_LW_.select(index); }
   TensorView loss_count(int64_t index) const;
   TensorView scope() const { return scope_; }
 
-  // After the last layer's forward: adds what was counted to `sums`; starts the sums over the
-  // ranks that share the sequences, or over `world` (not null if the scope is global).
+  // Adds the counts to `sums` after the last layer's forward, and starts the sums over the ranks
+  // that share the sequences, or over `world` (not null if the scope is global).
   void count(const StepSums& sums, comm::Communicator* world, Stream stream);
-  // Ends the sums, adds the losses to `sums`.
+  // Ends the sums and adds the losses to `sums`.
   void losses(const StepSums& sums, Stream stream);
 
  private:
   bool pooled() const { return router_.aux == moe::AuxLoss::kHf; }
-  // One of the ranks that share the sequences reports their targets and losses.
+  // Whether this rank reports targets and losses: one of the ranks that share the sequences does.
   bool reports() const { return !tp_ || tp_->rank() == 0; }
   bool by_sequence() const { return router_.aux == moe::AuxLoss::kSequence; }
 
@@ -41,7 +41,7 @@ class Routing {
   comm::Communicator* tp_ = nullptr;  // the ranks that share the sequences
   int64_t layers_ = 0;
   TensorView count_LSE_, sum_LSE_;              // RouterStats of all layers
-  TensorView pooled_count_SE_, pooled_sum_SE_;  // kind hf: their sums over the layers
+  TensorView pooled_count_SE_, pooled_sum_SE_;  // for kind hf: their sums over the layers
   TensorView info_LW_;                          // int64 [L, 16]
   TensorView scope_, own_scope_;                // int64 [2]: valid targets, tokens
   TensorView loss_2_;                           // float64: aux, z

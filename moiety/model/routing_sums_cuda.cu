@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// lane[0] becomes the sum of all lanes, folded by halves.
+// Leaves the sum of all lanes in lane[0], folded by halves.
 template <class T>
 __device__ void fold(T* lane) {
   for (int half = kLossLanes / 2; half >= 1; half /= 2) {
@@ -40,7 +40,7 @@ struct CountSums {
   int64_t layers, segments, experts, info_words;
 };
 
-// A thread an expert of a layer, and thread l the words of layer l.
+// Adds the counts: a thread has an expert of a layer, and thread l has the words of layer l.
 __global__ void __launch_bounds__(kThreads) add_counts_kernel(CountSums a) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < 2 && a.own) a.count_2[i] += a.own[i];

@@ -1,4 +1,4 @@
-// What the model has summed, as the words that an optimizer's step begins from.
+// The model's sums in the form of the words from which an optimizer's step begins.
 #pragma once
 
 #include "moiety/base/host_device.h"
@@ -9,14 +9,14 @@
 
 namespace moiety::model {
 
-// Losses of a step: cross-entropy, aux, z.
+// The losses of a step: cross-entropy, aux, z.
 inline constexpr int64_t kStepLosses = 3;
 inline constexpr int64_t kStepInputWords = optim::input_word::kCount + kStepLosses;
 inline constexpr int64_t kStepReportWords = optim::report_word::kCount + kStepLosses;
 
-// words (float64 [kStepInputWords], on the stream's device): sets tokens (the valid targets),
-// overflow, required and the losses; the others are left. `refuses_drops`: pairs that found no room
-// are an overflow.
+// Sets tokens (the valid targets), overflow, required and the losses in words (float64
+// [kStepInputWords], on the stream's device); the other words stay. With `refuses_drops`, pairs
+// that found no room are an overflow.
 void set_step_input(const StepSums& sums, bool refuses_drops, TensorView words, Stream stream);
 
 namespace detail {

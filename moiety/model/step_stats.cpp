@@ -8,7 +8,7 @@
 namespace moiety::model {
 namespace {
 
-// Where the parts begin, in words of 8 bytes.
+// Offsets of the parts, in words of 8 bytes.
 constexpr int64_t kLosses = 0, kCounts = 3, kLayers = 5;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What the model reports of the micro-batches of a step: sums, which a trainer adds over its ranks
-// and divides once.
+// The model's report on the micro-batches of a step: sums, which a trainer adds over its ranks and
+// divides once.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,10 @@
 namespace moiety::model {
 
 struct MoeLayerStats {
-  std::vector<int64_t> expert_pairs;  // [E], own (token, expert) pairs before any drop
-  int64_t required = 0;  // rows that the fullest rank of the group needed, largest micro-batch
-  int64_t capacity = 0;  // rows of this rank, of the last micro-batch
+  std::vector<int64_t> expert_pairs;  // [E]: (token, expert) pairs of own tokens, before any drop
+  // rows that the fullest rank of the group needed, in the largest micro-batch
+  int64_t required = 0;
+  int64_t capacity = 0;  // rows of this rank, in the last micro-batch
   int64_t dropped = 0;   // pairs dropped in the group, summed
   bool overflow = false;
 };
@@ -21,10 +22,10 @@ struct MoeLayerStats {
 struct StepStats {
   double loss_sum = 0;  // cross-entropy, over valid targets
   // Routing losses without coefficients, each micro-batch's weighted with its valid targets:
-  // divided by the targets of all ranks they are what enters the objective.
+  // divided by the targets of all ranks they are the values in the objective.
   double aux_sum = 0;
   double z_sum = 0;
-  int64_t targets = 0;  // valid ones
+  int64_t targets = 0;  // number of valid targets
   int64_t tokens = 0;
   std::vector<MoeLayerStats> moe;  // by MoE layer, ascending
 
@@ -44,7 +45,7 @@ struct StepStats {
   }
 };
 
-// Words of a layer in StepSums, as MoeLayerStats has them.
+// The words of a layer in StepSums, in the order of MoeLayerStats.
 enum LayerWord : int {
   kLayerRequired = 0,
   kLayerCapacity = 1,
@@ -53,8 +54,8 @@ enum LayerWord : int {
   kLayerWords = 4,
 };
 
-// StepStats in the making: memory of the model's device that passes add to in stream order, at
-// first zeros. One piece, so that one copy brings it to the host.
+// StepStats in the making: memory of the model's device, zero at first, that passes add to in
+// stream order. It is one piece, so that one copy brings it to the host.
 class StepSums {
  public:
   StepSums() = default;
@@ -64,12 +65,13 @@ class StepSums {
   TensorView count_2() const;                    // int64: targets, tokens
   TensorView layer_L4() const;                   // int64 [L, kLayerWords]
   TensorView pairs_LE() const;                   // int64 [L, E]
-  TensorView memory() const { return memory_; }  // uint8, all of them
+  TensorView memory() const { return memory_; }  // uint8, all of the parts
 
   void clear(Stream stream) const;
-  // What a copy of the memory in host memory says.
+  // The statistics in a copy of the memory, `on_host`.
   StepStats read(TensorView on_host) const;
-  // What the memory says when the stream has come here. Waits for that: not within a step.
+  // The statistics when the stream has come here. It waits for that, so it is not for use within a
+  // step.
   StepStats read(Stream stream = {}) const;
 
  private:

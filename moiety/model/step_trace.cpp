@@ -20,14 +20,14 @@ namespace {
 using gtp::Kind;
 using gtp::Work;
 
-// A weight as tp cuts it (weight_layout.h).
+// A weight as tensor parallelism cuts it (weight_layout.h).
 struct Matrix {
   std::string name;
   gtp::Layout layout;
-  int64_t members = 0;  // experts; 0: not a weight of experts
+  int64_t members = 0;  // number of experts; 0: not a weight of experts
 };
 
-// A linear, and the work of any of its three products.
+// A linear layer, and the work of each of its three products.
 struct Linear {
   gtp::BundleId bundle = gtp::kNoBundle;
   Work product;
@@ -35,17 +35,17 @@ struct Linear {
 
 struct Network {
   Linear fc1, fc2;
-  Work activation;  // forward
+  Work activation;  // in forward
   Work dispatch;    // of experts
 };
 
 struct Layer {
   Linear qkv, o;
-  std::optional<Network> network;  // of a dense layer, or the shared expert
+  std::optional<Network> network;  // a dense layer's, or the shared expert
   std::optional<Network> experts;
 };
 
-// The layout once gtp has cut it too.
+// The layout of the weight when gtp has cut it too.
 gtp::Layout layout_of(const Matrix& m, const gtp::Codec& codec, const gtp::Grid& grid) {
   gtp::Layout layout = m.layout;
   layout.gtp_size = m.members > 0 ? grid.egtp : grid.gtp;
@@ -144,7 +144,7 @@ class StepWriter {
     head_ = c_.tie_embeddings ? embed_ : add({"head.weight", vocabulary_layout(c_, tp)}, {});
   }
 
-  // As WeightGathering of apps/moiety does.
+  // Chooses between table and rows as the trainer's WeightGathering does.
   void choose_rows(const Matrix& table) {
     const int64_t tokens = shape_.sequences * shape_.seq_len;
     const gtp::Layout layout = layout_of(table, gtp::Codec(shape_.storage), shape_.grid);
@@ -198,7 +198,7 @@ class StepWriter {
     return attention_work(products, tokens_, shape_.seq_len, c_.qkv_size() / tp,
                           c_.heads * c_.head_size() / tp, shape_.storage);
   }
-  // The linears that are not cut.
+  // The work of linears that are not cut.
   Work router() const { return small_product(c_.router.experts); }
   Work shared_gate() const { return small_product(1); }
   Work small_product(int64_t n) const {
@@ -232,8 +232,7 @@ class StepWriter {
   void end_gradient(const Linear& l) { recorder_.call(Kind::kGrad, std::span(&l.bundle, 1)); }
 
   void forward() {
-    recorder_.call(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1),
-                   embedding());
+    recorder_.call(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
     for (const Layer& layer : layers_) {
       attention_forward(layer, Kind::kFwd);
       note(norm());
@@ -248,7 +247,7 @@ class StepWriter {
     note(norm());
     call(Kind::kGradBuffer, {&head_});
     consume(Kind::kFwd, head_);
-    note(head_.product);  // dx
+    note(head_.product);  // the product for dx
     end_gradient(head_);
   }
   Work embedding() const { return elementwise(2 * tokens_ * c_.d_model); }
@@ -278,7 +277,7 @@ class StepWriter {
         const bool shared = layer->experts.has_value();
         network_backward(*layer->network, shared ? c_.recompute != Recompute::kNone : full());
         if (shared && c_.shared_gate) {
-          note(shared_gate());  // of its weight
+          note(shared_gate());  // the product for its weight's gradient
           note(shared_gate());
         }
       }
@@ -327,7 +326,7 @@ class StepWriter {
     note(experts.activation);
     note(exchange());
     note(router());
-    note(router());  // of its weight
+    note(router());  // the product for its weight's gradient
     c_.delay_wgrad ? void(delayed_ = &experts) : end_gradients(experts);
   }
 
@@ -348,10 +347,10 @@ class StepWriter {
   const Precision& precision_;
   const StepShape& shape_;
   gtp::Recorder recorder_;
-  int64_t tokens_ = 0, own_tokens_ = 0;  // own: of a tp rank, between blocks
-  std::optional<gemm::Recipe> recipe_;   // of the layer that is made
+  int64_t tokens_ = 0, own_tokens_ = 0;  // own: tokens of a tp rank, between blocks
+  std::optional<gemm::Recipe> recipe_;   // recipe of the layer that is being made
   Linear embed_, head_;
-  bool by_rows_ = false;  // of the embedding rows move
+  bool by_rows_ = false;  // the embedding's rows move, not its table
   std::vector<Layer> layers_;
   const Network* delayed_ = nullptr;  // experts whose weight gradients wait
   StepTrace out_;

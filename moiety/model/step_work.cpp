@@ -5,10 +5,11 @@
 namespace moiety::model {
 namespace {
 
-// Ranks other than its own that a token goes to, if all choices of experts are equally likely.
+// The number of ranks, other than its own, that a token goes to on average if all choices of
+// experts are equally likely.
 double remote_ranks(const ExchangeShape& s) {
   const auto experts = static_cast<double>(s.experts);
-  double missed = 1;  // a given rank's experts are not chosen
+  double missed = 1;  // probability that none of a given rank's experts is chosen
   for (int64_t k = 0; k < s.top_k; ++k) {
     missed *= std::max(0.0, experts - experts / s.ranks - double(k)) / (experts - double(k));
   }

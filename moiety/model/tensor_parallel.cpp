@@ -15,7 +15,7 @@ namespace {
 
 enum class Order { kByRank, kBySequence };
 
-// Copies all tokens' rows, which lie in order `order` in `from`, to the other order.
+// Copies the rows of all tokens, which lie in order `order` in `from`, to the other order.
 void reorder(const Pass& pass, TensorView from, Order order, TensorView to) {
   const int64_t ranks = pass.tp_ranks(), sequences = pass.sequences;
   const int64_t run = pass.seq_len / ranks;
@@ -46,7 +46,7 @@ void add_elements(const TensorView& x, int64_t first, int64_t n, bool overwrite,
   });
 }
 
-// out = round(parts of `ranks` ranks, in order, + addend).
+// out = round(the parts of `ranks` ranks, added in order, + addend).
 void add_parts(const TensorView& parts, int64_t ranks, const TensorView& addend,
                const TensorView& out) {
   constexpr int64_t kBlock = 2048;

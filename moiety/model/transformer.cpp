@@ -125,7 +125,7 @@ void Transformer::bind(std::span<optim::Parameter> parameters, gtp::Executor* ex
   MOIETY_CHECK(cursor.at_end(), "model: {} parameters are too many", parameters.size());
   token_faults_ = moves_rows() ? Tensor(DType::kInt64, {3}) : Tensor();
   trainable_ = true;
-  std::set<uint32_t> gradients;  // whose random numbers must differ
+  std::set<uint32_t> gradients;  // tensor ids of gradients, whose random numbers must differ
   for (const optim::Parameter& p : parameters) {
     MOIETY_CHECK(gradients.insert(tensor_id(p.spec.name + ".dy")).second,
                  "model: the gradient of {} has the tensor id of another one", p.spec.name);
@@ -340,7 +340,7 @@ void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) c
                    .slice = vocabulary_slice()},
                   pass.stream);
   }
-  if (pass.tp) sum_to_own(pass, rows, {}, x_TD);  // of which one is not zero
+  if (pass.tp) sum_to_own(pass, rows, {}, x_TD);  // only one rank's row is not zero
   pass.stored("embedding", "x", x_TD, table_VD);
 }
 
@@ -419,7 +419,7 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
     head.gradient = begin_sum(pass, rows);
   }
   head.weight_VD = read_weight(pass, head_parameter(), gtp::Phase::kFwd, product).values;
-  if (d_TD.defined()) pass.note(product);  // dx
+  if (d_TD.defined()) pass.note(product);  // the product for dx
   pass.tp ? parallel_loss(pass, batch, head, d_TD, loss_T)
           : whole_loss(pass, batch, head, d_TD, loss_T);
   pass.stored("loss", "loss", loss_T, pass.h_TD, head.weight_VD);
@@ -429,7 +429,7 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
     pass.stored(head_parameter().spec.name, "gradient", rows.view, pass.h_TD);
     close_gradient(pass, head_parameter());
   }
-  // All of them know it, one reports it.
+  // All ranks have the losses; one reports them.
   if (pass.tp_rank() == 0) add_losses(loss_T, sums, pass.stream);
 }
 

@@ -1,24 +1,25 @@
 // The model: embedding, layers of attention and experts (or a dense network), norm, head and loss,
-// forward and backward written out. After Qwen3-MoE and Mixtral.
+// with forward and backward written out. The architecture follows Qwen3-MoE and Mixtral.
 //
 // The model reads weights and writes gradients of parameters that somebody else owns (the
-// optimizer, or a test): parameter_specs says which, bind says where. Gradients are those of
+// optimizer, or a test): parameter_specs says which ones, bind says where they are. Gradients are
+// those of
 //   sum_t CE_t + loss_z_coef sum_t lse_t^2 + n (aux_coef aux + z_coef z)
-// over the micro-batch, n its valid targets, without any scale; they are added to main_grad, or
-// overwrite it where Parameter::overwrite is set, which is then cleared.
+// over the micro-batch, where n is the number of its valid targets, without any scale. They are
+// added to main_grad, or overwrite it where Parameter::overwrite is set, which is then cleared.
 //
-// A step: forward and backward for every micro-batch, in turns. Activations lie on the arena, above
-// what the caller had there; they may be released after backward. Both are collective over the
+// A step runs forward and backward for every micro-batch in turn. Activations lie on the arena,
+// above the caller's; they may be released after backward. Both passes are collective over the
 // expert-parallel group, the tensor-parallel ranks and, with AuxScope::kGlobal, all ranks.
 //
-// On a GPU (ModelContext::device) it is the same code: nothing waits for the host, and once a batch
-// of the same shape has been run, passes neither allocate (arena.h) nor read pageable memory, so
-// they can be captured. There a model has one rank; tokens and targets outside the vocabulary give
-// a loss of NaN.
+// On a GPU (ModelContext::device) the code is the same. Nothing waits for the host, and once a
+// batch of the same shape has been run, passes neither allocate (arena.h) nor read pageable memory,
+// so they can be captured. Tokens and targets outside the vocabulary give a loss of NaN there. A
+// model on a GPU has one rank.
 //
-// Tensor parallelism (tensor_parallel.h): the ranks of ModelContext::tp see the same batch, whose
-// sequences each of them holds a part of; the gradients of weights that are not cut are then
-// partial sums too. One of them reports losses and tokens.
+// With tensor parallelism (tensor_parallel.h) the ranks of ModelContext::tp see the same batch, and
+// each holds a part of its sequences; the gradients of weights that are not cut are then partial
+// sums too. One of the ranks reports losses and tokens.
 #pragma once
 
 #include <memory>
@@ -39,47 +40,49 @@
 
 namespace moiety::model {
 
-// B sequences of S tokens.
+// A batch of B sequences of S tokens.
 struct Batch {
-  TensorView token_BS;     // int32
-  TensorView target_BS;    // int32; kIgnoredTarget: none
-  TensorView mask_BS;      // optional, uint8; 0: no target. Attention and routing see the token.
-  TensorView position_BS;  // optional, int32: place in the token's document; the query at s attends
-                           // to the keys s - position ... s of its sequence
-  // For stochastic rounding: the number of the micro-step in the run, and which tokens these are of
-  // all that data ranks have in it, so that random numbers do not depend on the layout. first_token
-  // is a multiple of 16; all_tokens 0: these.
+  TensorView token_BS;   // int32
+  TensorView target_BS;  // int32; kIgnoredTarget: no target
+  // optional, uint8; 0: no target. Attention and routing see the token all the same.
+  TensorView mask_BS;
+  // optional, int32: place in the token's document. The query at s attends to the keys s - position
+  // ... s of its sequence.
+  TensorView position_BS;
+  // The place in the run, for stochastic rounding: the number of the micro-step, and the place of
+  // these tokens among those of all data ranks in it, so that random numbers do not depend on the
+  // layout. first_token is a multiple of 16; all_tokens 0 means that these are all.
   uint64_t micro_step = 0;
-  TensorView micro_step_at = {};  // optional, uint64 [1]: takes its place, read in stream order
+  TensorView micro_step_at = {};  // optional, uint64 [1]: replaces micro_step, read in stream order
   int64_t first_token = 0, all_tokens = 0;
 };
 
-// What the model borrows from the rank it runs on.
+// The parts of its rank that the model borrows.
 struct ModelContext {
-  moe::EpGroup* experts = nullptr;      // needed if there are MoE layers
-  comm::Communicator* tp = nullptr;     // the ranks that cut weights; null: there is one
+  moe::EpGroup* experts = nullptr;   // needed if there are MoE layers
+  comm::Communicator* tp = nullptr;  // the ranks that cut weights; null if there is only this one
   comm::Communicator* world = nullptr;  // all ranks of a micro-step; needed for AuxScope::kGlobal
-  Device device = {};                   // of batches, weights, gradients, arenas and streams
+  Device device = {};                   // place of batches, weights, gradients, arenas and streams
 };
 
-// What the group of a model must hold for `tokens` tokens of a rank, own ones.
+// The limits that a model's group must have for `tokens` own tokens of a rank.
 moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens);
 
 class Transformer {
  public:
-  // `storage` of activations and weights is float32 or bfloat16. Throws naming the key if the
-  // config is not legal.
+  // `storage`, of activations and weights, is float32 or bfloat16. Throws Error(kInvalidArgument)
+  // naming the key if the config is not legal.
   Transformer(const Config& config, DType storage, const ModelContext& context);
 
-  // Which linears are quantized from now on; at first none. Only bf16 storage has recipes. The
-  // formats in parameter_specs() follow, and so must the parameters that are bound.
+  // Sets which linears are quantized from now on; at first none is. Only bf16 storage has recipes.
+  // The formats in parameter_specs() follow, and so must the parameters that are bound.
   void set_precision(const Precision& precision);
 
-  // The parameters of this rank, all of them but for the experts of other ranks.
+  // The parameters of this rank: all parameters except the experts of other ranks.
   std::vector<optim::ParamSpec> parameter_specs() const;
-  // In the order of the specs; the memory outlives the model's use. Parameters without gradient
-  // allow evaluation alone. `executor`: of those that are cut (optim::Parameter::bundle); passes
-  // are inside its steps.
+  // Takes the parameters, in the order of the specs; their memory outlives the model's use.
+  // Parameters without gradients allow only evaluation. `executor` serves those that are cut
+  // (optim::Parameter::bundle); passes are then inside its steps.
   void bind(std::span<optim::Parameter> parameters, gtp::Executor* executor = nullptr);
 
   // State that is no parameter and is always saved: the router's bias of every MoE layer, float32
@@ -89,33 +92,34 @@ class Transformer {
     TensorView view;
   };
   std::vector<State> states() const;
-  // Aux-loss-free balance, after an optimizer step: `pairs` [MoE layers, E] int64, of the whole
-  // global batch. `skip`: optional int32 [1], read in stream order; not 0: nothing changes.
+  // Balances without an auxiliary loss, after an optimizer step. `pairs` is [MoE layers, E] int64
+  // over the whole global batch. `skip` is an optional int32 [1], read in stream order; if it is
+  // not 0 nothing changes.
   void update_router_bias(TensorView pairs_LE, float rate, Stream stream, TensorView skip = {});
 
-  // For the passes of a step.
+  // Sums for the passes of a step.
   StepSums make_sums() const {
     return StepSums(config_.moe_layers(), config_.router.experts, context_.device);
   }
-  // `capacity`: rows that this rank's experts take, per layer. Adds to `sums` in stream order. The
-  // head's gradient is formed here, with the loss.
+  // Runs forward and adds to `sums` in stream order. `capacity` is the number of rows that this
+  // rank's experts take, per layer. The head's gradient is formed here, with the loss.
   void forward(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
                Stream stream);
-  // Of the batch of the last forward, on its arena, which still holds what forward left.
+  // Runs backward for the batch of the last forward, whose arena still holds what forward left.
   void backward(const Batch& batch, Stream stream);
-  // The losses alone; nothing stays on the arena.
+  // Computes only the losses; nothing stays on the arena.
   void evaluate(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
                 Stream stream);
 
-  // At the end of a step or an evaluation: throws if one of its tokens was outside the vocabulary.
-  // (Where the table is at hand, the pass has thrown already; on a GPU the loss is NaN.)
+  // Throws if a token of the step or evaluation that ends was outside the vocabulary. (Where the
+  // table is at hand, the pass has thrown already; on a GPU the loss is NaN.)
   void check_tokens();
 
-  // From now on `probe` (null: none) sees what forward and backward store. It outlives its use.
+  // Sets the probe that sees what forward and backward store; null for none. It outlives its use.
   void set_probe(TensorProbe* probe) { probe_ = probe; }
 
-  // Rows for `factor` times the balanced load if every rank has `tokens` own tokens; factor < 0:
-  // rows that suffice for any routing.
+  // Rows for `factor` times the balanced load if every rank has `tokens` own tokens; with factor <
+  // 0, enough rows for any routing.
   int64_t moe_capacity(double factor, int64_t tokens) const;
 
   // The path that computes experts without a recipe, the same in all MoE layers, and why no better
@@ -131,10 +135,10 @@ class Transformer {
   struct Layer {
     AttentionBlock attention;
     std::variant<DenseBlock, MoeBlock> ffn;
-    int64_t moe_index = -1;  // among the MoE layers
+    int64_t moe_index = -1;  // number among the MoE layers
   };
-  // Under Recompute::kFull of these x and the routing alone outlive the layer's forward; mid is one
-  // workspace of all layers.
+  // The tensors of a layer that outlive its forward. Under Recompute::kFull only x and the routing
+  // do; mid is then one workspace of all layers.
   struct LayerSaved {
     TensorView x_TD, mid_TD;
     AttentionBlock::Saved attention;
@@ -146,7 +150,7 @@ class Transformer {
     std::vector<LayerSaved> layers;
     Routing routing;
     TensorView mid_TD = {};  // kFull
-    TensorView x_TD;         // after the last layer
+    TensorView x_TD;         // output of the last layer
     TensorView d_TD;         // the gradient on its way back
     std::optional<DelayedExperts> delayed = {};
   };
@@ -155,7 +159,7 @@ class Transformer {
     TensorView x_TD;
     TensorView out_TD;
     int64_t capacity = 0;
-    LayerSaved* saved = nullptr;  // null: evaluation
+    LayerSaved* saved = nullptr;  // null in evaluation
   };
 
   TpPlace place() const;
@@ -165,27 +169,29 @@ class Transformer {
   Pass begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream);
   Pass begin_pass(const Batch& batch, Arena& arena, Stream stream);
   bool full_recompute() const { return config_.recompute == Recompute::kFull; }
-  // Of a layer in training; returns its output.
+  // Runs a layer in training; returns its output.
   TensorView layer_forward(const Layer& layer, TensorView x_TD, int64_t capacity,
                            LayerSaved& saved) const;
   void layer_backward(const Layer& layer, const LayerSaved& saved) const;
-  // If weight gradients of experts wait in this pass: the memory for it.
+  // The memory for weight gradients of experts that wait, if any wait in this pass.
   std::optional<DelayedExperts> make_delayed() const;
   void ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
                    const FfnForward& args) const;
   void enter(int64_t layer, bool backward) const {
     if (probe_) probe_->enter(layer, backward);
   }
-  // Rows of the embedding are looked up at peers, and their gradients sent, in place of the table.
+  // Whether rows of the embedding are looked up at peers, and their gradients sent, instead of the
+  // table.
   bool moves_rows() const;
   void embed(const Pass& pass, const Batch& batch, TensorView x_TD) const;
   void embed_gradient(const Pass& pass, const Batch& batch, TensorView d_TD) const;
-  // loss and, if `d_TD` is defined, the gradient of the last norm's output and of the head.
+  // Computes the loss and, if `d_TD` is defined, the gradients of the last norm's output and of the
+  // head.
   void loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
             const StepSums& sums) const;
   struct LossHead {
     TensorView weight_VD;
-    GradientSum gradient;  // of its rows that are tokens; no view: evaluation
+    GradientSum gradient;  // gradient of the rows that are tokens; without a view in evaluation
   };
   void whole_loss(const Pass& pass, const Batch& batch, const LossHead& head, TensorView d_TD,
                   TensorView loss_T) const;
@@ -195,7 +201,8 @@ class Transformer {
     return elementwise_work(2 * pass.tokens() * config_.d_model, storage_);
   }
   optim::Parameter& head_parameter() const { return config_.tie_embeddings ? *embed_ : *head_; }
-  // Rows of an embedding's or head's weight or gradient that are tokens; padding follows.
+  // The rows of an embedding's or head's weight or gradient that belong to tokens; padding follows
+  // them.
   TensorView token_rows(const TensorView& table) const {
     return table.slice(0, 0, vocabulary_.real_rows());
   }
@@ -206,7 +213,7 @@ class Transformer {
   Config config_;
   DType storage_;
   ModelContext context_;
-  gtp::Layout vocabulary_;  // of embedding and head
+  gtp::Layout vocabulary_;  // layout of embedding and head
   std::vector<Layer> layers_;
   gtp::Executor* executor_ = nullptr;
   optim::Parameter* embed_ = nullptr;
@@ -215,9 +222,9 @@ class Transformer {
   bool trainable_ = false;
   TensorProbe* probe_ = nullptr;
   Tensor token_faults_;           // of rows that are moved (gtp/embedding.h)
-  uint64_t seed_ = 0;             // of stochastic rounding
+  uint64_t seed_ = 0;             // seed of stochastic rounding
   Tensor rng_;                    // quant::RngState of the last forward
-  Tensor rope_table_;             // for the longest sequence so far
+  Tensor rope_table_;             // made for the longest sequence so far
   std::unique_ptr<Saved> saved_;  // of a forward that waits for its backward
 };
 

@@ -19,7 +19,7 @@ gtp::Layout cut(int64_t rows, int64_t cols, int axis, int64_t unit, TpPlace plac
           .tp_unit = unit};
 }
 
-// Query heads of a key head.
+// Number of query heads per key head.
 int64_t group_heads(const Config& c) { return c.heads / c.kv_heads; }
 
 void check_blocks(const char* tensor, gtp::Layout layout, int64_t block) {

@@ -1,7 +1,7 @@
-// How tensor parallelism cuts the big weights of a model (docs/spec/trainer.md#tensor-parallelism).
-// Rows are those of the matrix in memory: q-k-v by groups of query heads, key head and value head;
-// fc1 of rank 0 its gate rows, then its up rows, then those of rank 1 ... Experts, norms, router
-// and gate are not cut.
+// The cuts of a model's big weights by tensor parallelism
+// (docs/spec/trainer.md#tensor-parallelism). Rows are those of the matrix in memory: q-k-v is
+// ordered by groups of query heads, key head and value head; fc1 has rank 0's gate rows, then its
+// up rows, then those of rank 1, and so on. Experts, norms, router and gate are not cut.
 #pragma once
 
 #include <optional>
@@ -14,25 +14,27 @@
 
 namespace moiety::model {
 
-// Where a rank stands among those that a weight is cut over.
+// The place of a rank among those that a weight is cut over.
 struct TpPlace {
   int rank = 0, size = 1;
 };
 
-// Embedding and head: by vocabulary, in slices of whole 16 rows; the last ones are short or empty.
+// Embedding and head are cut by vocabulary, in slices of whole 16 rows; the last slices are short
+// or empty.
 gtp::Layout vocabulary_layout(const Config& config, TpPlace place);
-// Attention: heads.
+// Attention is cut by heads.
 gtp::Layout qkv_layout(const Config& config, TpPlace place);
 gtp::Layout o_layout(const Config& config, TpPlace place);
-// A gated feed-forward network of size `ffn`: its inner columns.
+// A gated feed-forward network of size `ffn` is cut by its inner columns.
 gtp::Layout fc1_layout(const Config& config, int64_t ffn, TpPlace place);
 gtp::Layout fc2_layout(const Config& config, int64_t ffn, TpPlace place);
 
-// What a tensor-parallel rank holds of the whole weight, over its gtp ranks: the rows that exist.
+// The rows of the whole weight that a tensor-parallel rank holds, over its gtp ranks, without
+// padding.
 gtp::Box tp_slice(gtp::Layout layout);
 
-// Throws Error(InvalidArgument) naming the first key or weight that so many ranks cannot cut, its
-// size and what that has to be a multiple of: heads, and whole blocks of the recipe.
+// Throws Error(kInvalidArgument) naming the first key or weight that so many ranks cannot cut, its
+// size and the number that it has to be a multiple of: heads, and whole blocks of the recipe.
 void check_tp(const Config& config, const Precision& precision, int ranks);
 
 }  // namespace moiety::model

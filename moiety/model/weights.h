@@ -1,8 +1,9 @@
-// How a pass reads weights and writes their gradients. What (e)gtp cuts, the executor gathers and
-// reduces (gtp/executor.h); anything else is read and written where the parameter has it.
+// The way in which a pass reads weights and writes their gradients. Weights that (e)gtp cuts are
+// gathered and reduced by the executor (gtp/executor.h); all others are read and written where the
+// parameter has them.
 //
-// What `read_weight` and `read_weights` give is good until the next call of either or of
-// `open_gradient`: work that reads it is enqueued on pass.stream before. A gradient is good until
+// A result of `read_weight` or `read_weights` is good until the next call of either or of
+// `open_gradient`; work that reads it is enqueued on pass.stream before. A gradient is good until
 // it is closed.
 #pragma once
 
@@ -15,27 +16,27 @@
 
 namespace moiety::model {
 
-// The whole weight, of a tensor-parallel rank its slice: [N, K] or, of experts, [E, N, K].
+// The whole weight, or a tensor-parallel rank's slice: [N, K] or, for experts, [E, N, K].
 gemm::LinearWeight read_weight(const Pass& pass, const optim::Parameter& p, gtp::Phase phase,
                                gtp::Work work);
-// Both at a time.
+// Two weights at a time.
 std::array<gemm::LinearWeight, 2> read_weights(const Pass& pass,
                                                std::array<const optim::Parameter*, 2> p,
                                                gtp::Phase phase, gtp::Work work);
 
-// Where the next contribution to a gradient goes, of the whole weight's shape; every element is to
-// be written, or added to, by `work`.
+// The place for the next contribution to a gradient, of the whole weight's shape; `work` is to
+// write every element, or to add to it.
 struct OpenGradient {
   TensorView view;
   bool accumulate = false;
 };
 OpenGradient open_gradient(const Pass& pass, optim::Parameter& p, gtp::Work work);
-// The contribution is enqueued on pass.stream.
+// Ends a contribution, which is enqueued on pass.stream by now.
 void close_gradient(const Pass& pass, optim::Parameter& p);
 
-// Where a contribution that comes in parts, or term by term, is summed: in float32, which is the
-// gradient itself, or memory on the arena beside a bfloat16 one. `end_sum` then brings it there:
-// gradient (+)= sum, one rounding.
+// The place where a contribution that comes in parts, or term by term, is summed: in float32, which
+// is the gradient itself, or memory on the arena beside a bfloat16 gradient. `end_sum` then brings
+// it there: gradient (+)= sum, with one rounding.
 struct GradientSum {
   TensorView view;
   bool accumulate = false;  // add to the view

@@ -53,7 +53,8 @@ void check_documents(const char* operation, const AttentionArgs& a) {
   }
 }
 
-// Whether the operation runs on a GPU, and all that it reads and writes with it.
+// Whether the operation runs on a GPU, found while checking that everything it reads and writes is
+// with the stream.
 bool on_gpu(const char* operation, const AttentionArgs& a, const Stream& stream) {
   return check_devices(operation,
                        {{"q", a.q_BSGMC},
@@ -81,7 +82,7 @@ bool on_gpu(const char* operation, const AttentionBackwardArgs& a, const Stream&
   return true;
 }
 
-// Of the two products of forward; half of the keys are behind a query. For profiles.
+// FLOPs of the two products of forward, for profiles; half of the keys come after their query.
 double causal_flops(const AttentionArgs& a) {
   return 2.0 * double(a.q_BSGMC.numel()) * double(a.k_BSGC.size(1));
 }

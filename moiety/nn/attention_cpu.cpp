@@ -1,6 +1,6 @@
-// Blocks of 32 queries by 64 keys in float. A task is one head (backward: one group of heads, so
-// that dk and dv are summed in place). Keys and values that are the right operand of a product with
-// C as the inner dimension lie in panels: [key / 16][c][key % 16].
+// The fast path of attention: blocks of 32 queries by 64 keys in float. A task is one head (in
+// backward one group of heads, so that dk and dv are summed in place). Keys and values that are the
+// right operand of a product with C as the inner dimension lie in panels: [key / 16][c][key % 16].
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -44,8 +44,8 @@ MOIETY_INLINE void load_body(const T* x, int64_t stride, int64_t rows, int64_t n
   }
 }
 
-// Rows [first, first + rows) to float rows of `out_stride`, the rest of a row zero, and zero rows
-// up to `padded`.
+// Loads rows [first, first + rows) into float rows of `out_stride`. The rest of a row is zero, and
+// so are the rows up to `padded`.
 MOIETY_SIMD_CLONES void load(const StoredRows& x, int64_t first, int64_t rows, int64_t n,
                              float* out, int64_t out_stride, int64_t padded) {
   const int64_t offset = first * x.stride;
@@ -57,7 +57,7 @@ MOIETY_SIMD_CLONES void load(const StoredRows& x, int64_t first, int64_t rows, i
   std::fill(out + rows * out_stride, out + padded * out_stride, 0.0f);
 }
 
-// x[i] := factor[i] * rows[i], rounded; no factor: 1.
+// Stores x[i] := factor[i] * rows[i], rounded; without factors x[i] := rows[i].
 MOIETY_SIMD_CLONES void store(const float* rows, int64_t row_stride, const float* factor,
                               const StoredRows& x, int64_t first, int64_t count, int64_t n) {
   for (int64_t i = 0; i < count; ++i) {
@@ -74,7 +74,7 @@ MOIETY_SIMD_CLONES void store(const float* rows, int64_t row_stride, const float
   }
 }
 
-// Float rows [padded][stride] to panels of their first n columns.
+// Makes panels of the first n columns of float rows [padded][stride].
 void make_panels(const float* rows, int64_t stride, int64_t padded, int64_t n, float* panels) {
   for (int64_t p = 0; p < padded; p += kPanel) {
     for (int64_t c = 0; c < n; ++c) {
@@ -84,7 +84,7 @@ void make_panels(const float* rows, int64_t stride, int64_t padded, int64_t n, f
   }
 }
 
-// What one task works on: a head (forward), a group of heads (backward).
+// The sizes of one task, which is a head in forward and a group of heads in backward.
 struct Shape {
   explicit Shape(const AttentionArgs& a)
       : queries(a.q_BSGMC.size(1)),
@@ -110,8 +110,8 @@ float* lse_row(const AttentionArgs& a, int64_t b, int64_t g, int64_t m) {
   return lse.data<float>() + ((b * lse.size(1) + g) * lse.size(2) + m) * lse.size(3);
 }
 
-// The keys that the queries of a block see: row r those of columns [low[r], high[r]) + key 0 of the
-// sequence; padding rows see none.
+// The keys that the queries of a block see: row r sees the sequence's keys [low[r], high[r]);
+// padding rows see none.
 struct Window {
   Window(const Shape& s, const int32_t* start, int64_t query, int64_t rows_in) : rows(rows_in) {
     for (int64_t r = 0; r < kQueries; ++r) {
@@ -123,11 +123,11 @@ struct Window {
     padded_rows = round_up(rows, 4);
   }
   int32_t low[kQueries], high[kQueries];
-  int64_t begin, end;  // of the keys of all rows
+  int64_t begin, end;  // range of the keys of all rows
   int64_t rows, padded_rows;
 };
 
-// Columns of the block that starts at `key`.
+// Number of columns of the block that starts at `key`.
 int64_t block_columns(const Window& w, int64_t key) {
   return std::min(kKeys, round_up(w.end - key, kPanel));
 }
@@ -165,8 +165,8 @@ struct Softmax {
   float sum[kQueries];
 };
 
-// Scores of one block to probabilities relative to the running maximum; o and the sums are scaled
-// to the new maximum.
+// Turns the scores of one block into probabilities relative to the running maximum; o and the sums
+// are scaled to the new maximum.
 MOIETY_SIMD_CLONES void softmax_block(const Window& w, int64_t key, int64_t columns, float scale,
                                       float* s, Softmax& state, float* o, int64_t n) {
   for (int64_t r = 0; r < w.rows; ++r, s += kKeys, o += n) {
@@ -185,7 +185,7 @@ MOIETY_SIMD_CLONES void softmax_block(const Window& w, int64_t key, int64_t colu
   }
 }
 
-// lse of finished rows; their sums become the factors of o.
+// Writes lse of finished rows and turns their sums into the factors of o.
 MOIETY_SIMD_CLONES void finish_rows(int64_t rows, Softmax& state, float* lse) {
   for (int64_t r = 0; r < rows; ++r) {
     lse[r] = state.max[r] + log(state.sum[r]);
@@ -193,7 +193,7 @@ MOIETY_SIMD_CLONES void finish_rows(int64_t rows, Softmax& state, float* lse) {
   }
 }
 
-// s: scores to P; dp to dS = scale P (dP - delta).
+// Turns s from scores to P, and dp to dS = scale P (dP - delta).
 MOIETY_SIMD_CLONES void gradient_block(const Window& w, int64_t key, int64_t columns, float scale,
                                        const float* lse, const float* delta, float* s, float* dp) {
   for (int64_t r = 0; r < w.padded_rows; ++r, s += kKeys, dp += kKeys) {
@@ -216,7 +216,7 @@ MOIETY_SIMD_CLONES void row_dots(const float* a, const float* b, int64_t stride,
   }
 }
 
-// Left operand rows [m][stride], right operand panels: all products with C inside.
+// The product of rows [m][stride] and panels, with C as the inner dimension.
 BlockProduct scores(const Shape& s, const Window& w, const float* rows, const float* panels,
                     int64_t key, int64_t columns, float* out) {
   return {.m = w.padded_rows,
@@ -273,7 +273,7 @@ void forward_head(const AttentionArgs& a, int64_t b, int64_t g, int64_t m) {
   }
 }
 
-// Scratch of a backward task.
+// Scratch of a backward task; pointers say what they belong to.
 struct Backward {
   explicit Backward(const Shape& s) {
     const int64_t keys = s.padded_keys * s.padded_n, block = kQueries * s.padded_n;
@@ -287,10 +287,10 @@ struct Backward {
   }
   float *k_rows, *k_panels, *v_panels, *dk, *dv;  // of the group
   float *q, *o, *d_out, *dq;                      // of the query block
-  float *score, *d_score;                         // of the block
+  float *score, *d_score;                         // of the block of queries and keys
 };
 
-// One block of keys: its part of dv, dk and dq.
+// Adds one block of keys' part of dv, dk and dq.
 void backward_block(const Shape& s, const Window& w, const Backward& x, int64_t key,
                     const float* lse, const float* delta) {
   const int64_t columns = block_columns(w, key), n = s.padded_n;

@@ -43,7 +43,7 @@ AttentionJob job_of(const AttentionBackwardArgs& a) {
   return job;
 }
 
-// Whether tensor cores can be given these tensors.
+// Whether addresses and strides of these tensors suit the tensor cores.
 bool aligned(const AttentionJob& job) {
   if (job.dtype != DType::kBFloat16) return false;
   for (const HeadStrides* x :

@@ -1,4 +1,5 @@
-// Attention on GPUs. Internal to moiety/model. Contract: attention.h.
+// Attention on GPUs: the job that the kernels take, and the three paths to compute it. Internal to
+// moiety/nn; the contract is in attention.h.
 #pragma once
 
 #include <string>
@@ -7,8 +8,8 @@
 
 namespace moiety::nn {
 
-// One tensor of heads, [B, S, G, M, C] or [B, S, G, C] (then `head` is 0): elements between
-// neighbours of every dimension but the last.
+// One tensor of heads, [B, S, G, M, C] or [B, S, G, C] (then `head` is 0), with the distance in
+// elements between neighbours of every dimension except the last.
 struct HeadStrides {
   void* data = nullptr;
   int64_t sequence = 0, row = 0, group = 0, head = 0;
@@ -21,15 +22,15 @@ struct AttentionJob {
   HeadStrides q, k, v, o;
   HeadStrides d_out, dq, dk, dv;            // backward
   float* lse = nullptr;                     // [B, G, M, Sq]
-  float* delta = nullptr;                   // backward: likewise
+  float* delta = nullptr;                   // backward, [B, G, M, Sq]
   const int32_t* document_start = nullptr;  // [B, Sq]; null: one document
-  bool cudnn = true;                        // whether cuDNN may take it
+  bool cudnn = true;                        // whether cuDNN may take the job
 };
 
 void attention_cuda(const AttentionArgs& args, const Stream& stream);
 void attention_backward_cuda(const AttentionBackwardArgs& args, const Stream& stream);
 
-// Who takes a call on a GPU.
+// The path that computes a call on a GPU.
 enum class AttentionPath { kCudnn, kTiles, kPlain };
 constexpr const char* name(AttentionPath path) {
   return path == AttentionPath::kCudnn   ? "cudnn"
@@ -39,24 +40,26 @@ constexpr const char* name(AttentionPath path) {
 AttentionPath attention_path(const AttentionArgs& args);
 AttentionPath attention_backward_path(const AttentionBackwardArgs& args);
 
-// By the fused kernels of cuDNN, forward or, if there is d_out, backward: bf16, heads of a multiple
-// of 32, as many queries as keys and at least 128, no documents, and what its heuristics take. It
-// plans, and compiles, a shape once; what it plans depends on the shape, the GPU and cuDNN's
-// version alone. Where q's heads have no single stride there is a launch for each sequence, or,
-// where these were small, q is packed in the workspace (and dq spread from it). Backward's
-// workspace has 2 bytes for every score of a launch, which is a sequence or a group of heads if it
-// were over 2 GiB. A workspace is allocated at a stream's first call (also while that is captured)
-// and kept until the process ends.
+// Whether cuDNN's fused kernels take the job: forward or, if there is d_out, backward, in bf16,
+// with heads of a multiple of 32, as many queries as keys and at least 128, no documents, and a
+// shape that its heuristics take.
+//
+// cuDNN plans, and compiles, a shape once; its plan depends only on the shape, the GPU and cuDNN's
+// version. If q's heads have no single stride, each sequence is a launch of its own; where such
+// launches would be small, q is packed in the workspace (and dq spread from it). The workspace of
+// backward has 2 bytes for every score of a launch; a launch is then a sequence, or a group of
+// heads if the workspace would exceed 2 GiB. A workspace is allocated at a stream's first call
+// (also while the stream is captured) and kept until the process ends.
 bool cudnn_takes(const AttentionJob& job, int device);
-void attention_cudnn(const AttentionJob& job, const Stream& stream);  // only what it takes
-// Bytes of the workspace of backward passes in bf16 over sequences of one document each; 0 where
-// cuDNN does not take them.
+void attention_cudnn(const AttentionJob& job, const Stream& stream);  // for jobs that cudnn_takes
+// Bytes of the workspace of bf16 backward passes over sequences of one document each; 0 where cuDNN
+// does not take them.
 struct AttentionSizes {
   int64_t sequences = 0, length = 0, heads = 0, kv_heads = 0, head_dim = 0;
 };
 int64_t cudnn_workspace(const AttentionSizes& sizes);
 
-// cuDNN can be had, or why not.
+// Whether cuDNN is available, or why not.
 struct CudnnStatus {
   bool available = false;
   size_t version = 0;  // 91400 is 9.14
@@ -64,10 +67,11 @@ struct CudnnStatus {
 };
 const CudnnStatus& cudnn_status();
 
-// By tensor cores: bf16, heads of 32, 64 or 128, all addresses and strides multiples of 16 bytes.
+// The path of tensor cores: bf16, heads of 32, 64 or 128, all addresses and strides multiples of 16
+// bytes.
 void attention_tiles_cuda(const AttentionJob& job, const Stream& stream);
 void attention_tiles_backward_cuda(const AttentionJob& job, const Stream& stream);
-// All else of fp32 and bf16, a warp for every query or key.
+// The path of all other fp32 and bf16 jobs: a warp for every query or key.
 void attention_plain_cuda(const AttentionJob& job, const Stream& stream);
 void attention_plain_backward_cuda(const AttentionJob& job, const Stream& stream);
 

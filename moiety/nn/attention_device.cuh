@@ -7,7 +7,7 @@ namespace moiety::nn::device {
 
 constexpr float kLog2E = 1.44269504f;
 
-// Rows of one head: row r at data + r * stride.
+// The rows of one head: row r is at data + r * stride.
 template <class T>
 struct HeadRows {
   T* data;
@@ -15,7 +15,7 @@ struct HeadRows {
   __device__ T* operator[](int64_t r) const { return data + r * stride; }
 };
 
-// A query head, or with M = 1 a key head. Heads of a sequence are neighbours.
+// The place of a query head or, with M = 1, of a key head. Heads of a sequence are neighbours.
 struct HeadIndex {
   int64_t sequence, group, head;
 
@@ -29,11 +29,11 @@ struct HeadIndex {
     return {static_cast<T*>(x.data) + sequence * x.sequence + group * x.group + head * x.head,
             x.row};
   }
-  // Of lse and delta.
+  // This head's row of `x`, which is lse or delta.
   __device__ float* statistics(const AttentionJob& job, float* x) const {
     return x + ((sequence * job.groups + group) * job.heads + head) * job.queries;
   }
-  // Of the queries, null if there are no documents.
+  // The document starts of this sequence's queries; null if there are no documents.
   __device__ const int32_t* starts(const AttentionJob& job) const {
     return job.document_start ? job.document_start + sequence * job.queries : nullptr;
   }

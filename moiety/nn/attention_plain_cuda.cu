@@ -1,5 +1,5 @@
-// Attention for any head size: a warp has a query (forward, dQ) or a key (dK, dV), and its lanes
-// have the elements of heads. In fp32, in ascending order.
+// Attention for any head size, in fp32. A warp has a query (forward, dQ) or a key (dK, dV), its
+// lanes have the elements of heads; sums run in ascending order.
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/bf16.h"
 #include "moiety/nn/attention_device.cuh"
@@ -10,9 +10,9 @@ namespace {
 using namespace device;
 
 constexpr int kThreads = 128;
-constexpr int kMost = 8;  // elements of a lane: heads of up to 256
+constexpr int kMost = 8;  // elements of a lane, for heads of up to 256
 
-// A row of a head over the lanes of a warp: element lane + 32 n.
+// A row of a head spread over the lanes of a warp: a lane has elements lane + 32 n.
 struct LaneRow {
   float v[kMost];
 
@@ -49,7 +49,7 @@ __device__ float dot(const LaneRow& x, const LaneRow& y) {
   return sum_of_warp(sum);
 }
 
-// The query of this warp: `index` counts heads, then queries; false if there is none.
+// Finds the query of this warp, where `index` counts heads, then queries; false if there is none.
 __device__ bool own_row(int64_t rows, int64_t heads, int64_t& row, int64_t& head) {
   const int64_t index = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   row = index / heads;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) query_gradient(AttentionJob job) {
   if (threadIdx.x % 32 == 0) h.statistics(job, job.delta)[i] = delta;
 }
 
-// After query_gradient, which leaves delta.
+// Runs after query_gradient, which leaves delta.
 template <class T>
 __global__ void __launch_bounds__(kThreads) key_gradient(AttentionJob job) {
   int64_t j, head;

@@ -26,7 +26,7 @@ struct Head {
     if (a.document_start_BS.defined()) start = a.document_start_BS.data<int32_t>() + b * queries;
   }
 
-  // Rows of one head: position i at data + i * stride.
+  // The rows of one head: position i is at data + i * stride.
   struct Rows {
     T* data;
     int64_t stride;

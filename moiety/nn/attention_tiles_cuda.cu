@@ -1,7 +1,7 @@
 // Attention by tensor cores, tile by tile (Dao, "FlashAttention-2", 2023). A warp has whole rows of
 // scores, of queries (forward, dQ) or of keys (dK, dV, from transposed scores), so that
-// accumulators of one product are operands of the next. Every sum has one owner, so results are the
-// same bits always; dQ and dK, dV make the scores again each.
+// accumulators of one product are operands of the next. Every sum has one owner, so results are
+// always the same bits; the passes for dQ and for dK, dV each compute the scores again.
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/mma_device.cuh"
@@ -30,10 +30,10 @@ struct Tiles {
   static constexpr int kPieces = kC / 8;
   static constexpr int bytes(int rows) { return rows * kC * 2; }
 
-  // Q and dO of a step of key_gradient, and of both words for a query.
+  // Bytes of one step of key_gradient: Q and dO, and two words (lse and delta) for each query.
   static constexpr int step_bytes() { return 2 * bytes(kStepQueries) + 2 * kStepQueries * 4; }
 
-  // Rows [first, first + kRows) of a head, zeros from row `end` on.
+  // Loads rows [first, first + kRows) of a head, with zeros from row `end` on.
   template <int kRows>
   __device__ static void load(uint32_t to, const HeadRows<uint16_t>& x, int64_t first,
                               int64_t end) {
@@ -48,7 +48,7 @@ struct Tiles {
   }
 };
 
-// Accumulators of 16 kM rows and 8 kN columns.
+// The accumulators of a block of 16 kM rows and 8 kN columns.
 template <int kM, int kN>
 struct Block {
   float v[kM][kN][4];
@@ -60,7 +60,8 @@ struct Block {
       for (auto& x : row) x[0] = x[1] = x[2] = x[3] = 0;
     }
   }
-  // += a b^T: rows of tile a from `row` on, rows of tile b from its first; over kC columns.
+  // += a b^T, where a is the tile's rows from `row` on and b the tile's rows from the first; the
+  // inner dimension is kC columns.
   template <int kC>
   __device__ void add_rows_by_rows(uint32_t a_tile, int row, uint32_t b_tile) {
     constexpr int kPieces = kC / 8;
@@ -80,7 +81,7 @@ struct Block {
       }
     }
   }
-  // += a b: a's columns are rows of tile b, whose columns are this block's.
+  // += a b, where a's columns are the rows of tile b, whose columns are this block's.
   template <int kDepth>
   __device__ void add_product(const uint32_t (&a)[kM][kDepth / 16][4], uint32_t b_tile) {
     constexpr int kPieces = kN;
@@ -98,7 +99,7 @@ struct Block {
       }
     }
   }
-  // As an operand of add_product.
+  // Gives the block as an operand of add_product.
   __device__ void to_operand(uint32_t (&out)[kM][kN / 2][4]) const {
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
@@ -111,7 +112,8 @@ struct Block {
       }
     }
   }
-  // visit(i, j, e, row, column) of each element of this lane, from the block's corner.
+  // Calls visit(i, j, e, row, column) for each element of this lane, counted from the block's
+  // corner.
   template <class Visit>
   __device__ static void visit(Visit&& visit) {
     const int lane = threadIdx.x % 32;
@@ -126,7 +128,7 @@ struct Block {
       }
     }
   }
-  // Rows from `first` on, up to `end`, times factor(i, half).
+  // Stores rows from `first` up to `end`, each times factor(i, half).
   template <class Factor>
   __device__ void store(const HeadRows<uint16_t>& to, int64_t first, int64_t end,
                         Factor&& factor) const {
@@ -159,7 +161,7 @@ __device__ const float* shared_floats(uint32_t address) {
 // A block's rows of queries. Tiles with most keys come first, the heads of a tile together.
 struct QueryTile {
   HeadIndex head;
-  int64_t first;  // query
+  int64_t first;  // first query
   int64_t first_key, end_key;
   const int32_t* starts;
 
@@ -179,9 +181,9 @@ struct QueryTile {
 
 // ---- forward: 32 queries a warp, 64 keys at a time
 
-// Online softmax of the rows of a warp.
+// The online softmax of the rows of a warp.
 struct Softmax {
-  float most[2][2], sum[2][2];  // most of the scores, sum of a lane's columns
+  float most[2][2], sum[2][2];  // maximum of the scores, sum of a lane's columns
   float log2_scale;
 
   __device__ explicit Softmax(float scale) : log2_scale(scale * kLog2E) {
@@ -191,7 +193,7 @@ struct Softmax {
       sum[i / 2][i % 2] = 0;
     }
   }
-  // Scores become probabilities; what o has is brought to the same scale.
+  // Turns scores into probabilities and scales o, as summed so far, to match.
   template <int kN, int kO>
   __device__ void add(Block<2, kN>& s, Block<2, kO>& o) {
 #pragma unroll
@@ -301,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // ---- backward
 
-// delta = dO . O, a warp for a row.
+// delta = dO . O, one warp per row.
 template <int kC>
 __global__ void __launch_bounds__(kThreads) dot_rows(const __grid_constant__ AttentionJob job) {
   const int64_t heads = job.sequences * job.groups * job.heads;
@@ -317,7 +319,7 @@ __global__ void __launch_bounds__(kThreads) dot_rows(const __grid_constant__ Att
   if (threadIdx.x % 32 == 0) h.statistics(job, job.delta)[row] = sum;
 }
 
-// dQ: 32 queries a warp, 32 keys at a time.
+// Computes dQ: a warp takes 32 queries, and 32 keys at a time.
 template <int kC>
 __global__ void __launch_bounds__(kThreads, 2)
     query_gradient(const __grid_constant__ AttentionJob job) {
@@ -385,7 +387,7 @@ __global__ void __launch_bounds__(kThreads, 2)
            [](int, int) { return 1.0f; });
 }
 
-// dK and dV: 16 keys a warp, 32 queries at a time, over the heads of the group.
+// Computes dK and dV: a warp takes 16 keys, and 32 queries at a time, over the heads of the group.
 template <int kC>
 __global__ void __launch_bounds__(kThreads, 2)
     key_gradient(const __grid_constant__ AttentionJob job) {
@@ -442,7 +444,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     dp.clear();
     dp.template add_rows_by_rows<kC>(v_tile, warp_row, d_tile);
     const float* lse = shared_floats(d_tile + T::bytes(kStepQueries));
-    // Starts ascend: the last query's tells whether any begins behind the first key.
+    // Starts ascend, so the start of the step's last query tells whether any begins behind the
+    // first key.
     const bool edge = offset + i < first_key + kOwnKeys - 1 || i + kStepQueries > end ||
                       (starts && starts[i + kStepQueries - 1] > first_key);
     s.visit([&](int b, int j, int e, int row, int column) {

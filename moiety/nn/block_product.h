@@ -12,10 +12,10 @@ struct BlockProduct {
   const float* a = nullptr;
   int64_t a_m = 0, a_k = 1;  // element (i, k) of a at i * a_m + k * a_k
   const float* b = nullptr;
-  int64_t b_k = 0;   // from one row of b to the next
-  int64_t b_n = 16;  // from 16 columns of b to the next 16
+  int64_t b_k = 0;   // distance from one row of b to the next
+  int64_t b_n = 16;  // distance from 16 columns of b to the next 16
   float* c = nullptr;
-  int64_t c_m = 0;  // from one row of c to the next
+  int64_t c_m = 0;  // distance from one row of c to the next
   bool accumulate = false;
 };
 void block_product(const BlockProduct& p);

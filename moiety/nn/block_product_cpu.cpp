@@ -1,4 +1,5 @@
-// Written with intrinsics: the vectorizer does not keep a tile of accumulators in registers.
+// The product of small blocks, written with intrinsics: the vectorizer does not keep a tile of
+// accumulators in registers.
 #include <cmath>
 
 #include "moiety/nn/block_product.h"
@@ -14,7 +15,8 @@ constexpr int kRows = 4, kColumns = 16;
 #if defined(__x86_64__)
 #define MOIETY_AVX2 __attribute__((target("avx2,fma")))
 
-// 4 rows and 16 columns of c: eight accumulators, as many as two units of latency four need.
+// A tile of 4 rows and 16 columns of c: eight accumulators, as many as two fma units with a latency
+// of four cycles need.
 MOIETY_AVX2 inline void tile(const BlockProduct& p, const float* a, const float* b, float* c) {
   __m256 sum[kRows][2];
   for (int i = 0; i < kRows; ++i) {

@@ -14,15 +14,15 @@
 namespace moiety::nn {
 namespace {
 
-// Shorter sequences are less than a tile of its kernels.
+// The shortest sequence for cuDNN; a shorter one is less than a tile of its kernels.
 constexpr int64_t kShortest = 128;
-// Of one launch.
+// Bytes of workspace that one launch may take.
 constexpr int64_t kMostWorkspace = int64_t{2} << 30;
 // Rows of all heads that keep a GPU busy: 1024 tiles.
 constexpr int64_t kFullLaunch = 1024 * 128;
 
-// How many dimensions of [sequences, groups, heads] a launch covers. q has no single stride over
-// its heads where they lie in groups beside keys and values (attention.h): then q is packed, or the
+// The part of [sequences, groups, heads] that a launch covers. Where q's heads lie in groups beside
+// keys and values (attention.h), q has no single stride over its heads: then q is packed, or the
 // groups of one sequence are a launch's batch.
 enum class Cover { kAll, kSequence, kGroup };
 
@@ -51,13 +51,13 @@ SdpaShape shape_of(const AttentionJob& job, Cover cover) {
   return s;
 }
 
-// Bytes of dS, which backward's workspace holds besides what does not grow with the square.
+// Bytes of dS in backward's workspace: the part that grows with the square of the length.
 int64_t square_bytes(const SdpaShape& s) {
   const int64_t length = (s.length + 127) / 128 * 128;
   return s.backward ? s.batch * s.heads * length * length * 2 : 0;
 }
 
-// Heads without gaps.
+// The strides of heads without gaps.
 HeadStrides packed(const AttentionJob& job, void* data) {
   const int64_t group = job.heads * job.head_dim, row = job.groups * group;
   return {data, job.queries * row, row, group, job.head_dim};
@@ -74,13 +74,13 @@ bool can_be_packed(const AttentionJob& job, const HeadStrides& x) {
                      x.sequence == job.queries * x.row);
 }
 
-// How a call is cut into launches.
+// The way in which a call is cut into launches.
 struct Way {
   Cover cover = Cover::kAll;
-  bool pack = false;  // q before it, dq behind it
+  bool pack = false;  // q is packed before the launch, dq spread after it
 };
 
-// As few launches as possible; q is only copied where launches of a sequence would be small.
+// The way with the fewest launches. q is only copied where launches of one sequence would be small.
 std::optional<Way> way_of(const AttentionJob& job) {
   const auto one_stride = [&](const HeadStrides& x) {
     return job.heads == 1 || x.group == job.heads * x.head;
@@ -101,10 +101,10 @@ std::optional<Way> way_of(const AttentionJob& job) {
   return std::nullopt;
 }
 
-// What a GPU keeps between calls.
+// The state that a GPU keeps between calls: plans and workspaces.
 class Context {
  public:
-  // Null if cuDNN does not take the shape.
+  // The plan of the shape; null if cuDNN does not take it.
   const CudnnPlan* plan(const SdpaShape& shape) {
     const std::lock_guard lock(mutex_);
     const auto [it, is_new] = plans_.try_emplace(shape);
@@ -120,10 +120,10 @@ class Context {
     return it->second ? &*it->second : nullptr;
   }
 
-  // Launches of one call, in order.
+  // Launches the parts of one call, in order.
   class Launcher {
    public:
-    // `more`: bytes besides what the plan needs.
+    // `more` is the number of bytes that the call needs besides the plan's.
     Launcher(Context& context, const CudnnPlan& plan, cudaStream_t stream, int64_t more)
         : context_(context),
           plan_(plan),
@@ -146,7 +146,7 @@ class Context {
   };
 
  private:
-  // Graphs that were captured with a smaller one keep it.
+  // Graphs that were captured with a smaller workspace keep using that one.
   void* workspace(cudaStream_t stream, int64_t bytes) {
     if (bytes == 0) return nullptr;
     std::map<int64_t, void*>& of_stream = workspaces_[stream];
@@ -167,8 +167,8 @@ class Context {
   std::map<cudaStream_t, std::map<int64_t, void*>> workspaces_;
 };
 
-// Whether it computes the job as attention.h says. Before 9.16 backward reads past the end of
-// lengths that are no multiple of 128.
+// Whether cuDNN computes the job as attention.h says. Before 9.16 its backward reads past the end
+// of lengths that are no multiple of 128.
 bool fits(const AttentionJob& job) {
   const bool any_length = !job.d_out.data || cudnn().version >= 91600;
   return job.cudnn && job.dtype == DType::kBFloat16 && job.head_dim % 32 == 0 &&
@@ -198,7 +198,7 @@ const void* at(const HeadStrides& x, int64_t sequence, int64_t group) {
   return static_cast<const uint16_t*>(x.data) + sequence * x.sequence + group * x.group;
 }
 
-// The launch that begins with this sequence and group.
+// Makes the launch that begins with this sequence and group.
 void launch(const AttentionJob& job, const Context::Launcher& launcher, int64_t sequence,
             int64_t group) {
   constexpr float kMinus = -std::numeric_limits<float>::infinity(), kUnit = 1;
@@ -262,7 +262,7 @@ int64_t cudnn_workspace(const AttentionSizes& sizes) {
   job.groups = sizes.kv_heads;
   job.heads = sizes.heads / sizes.kv_heads;
   job.head_dim = sizes.head_dim;
-  // As split_heads leaves them; the addresses do not matter.
+  // The strides are those that split_heads leaves; the addresses do not matter.
   const int64_t group = (job.heads + 2) * job.head_dim, row = job.groups * group;
   job.k = job.v = job.dk = job.dv = {&job, sizes.length * row, row, group};
   job.q = job.dq = {&job, sizes.length * row, row, group, job.head_dim};

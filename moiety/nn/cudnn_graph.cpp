@@ -15,7 +15,7 @@ std::string last_error() {
   return message.data();
 }
 
-// Of the engine of a configuration: whether two runs may differ.
+// Whether two runs of a configuration's engine may give different bits.
 bool may_differ(const CudnnDescriptor& config) {
   CudnnDescriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t to = engine.get();

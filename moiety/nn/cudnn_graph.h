@@ -1,7 +1,7 @@
-// Graphs of operations in cuDNN's backend API, and plans that run them. Internal to moiety/model;
-// only for builds that have cuDNN's headers. (The cudnn-frontend library would build the same
-// descriptors; it needs a run time of CUDA and NVRTC's header of its own, half a minute of every
-// build, and reads the environment.)
+// Graphs of operations in cuDNN's backend API, and plans that run them. Internal to moiety/nn; only
+// for builds that have cuDNN's headers. (The cudnn-frontend library would build the same
+// descriptors, but it needs a CUDA run time and NVRTC's header of its own, takes half a minute of
+// every build, and reads the environment.)
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace moiety::nn {
 
-// Throws Error(kCuda) with cuDNN's own words.
+// Throws Error(kCuda) with cuDNN's own words if the call failed.
 void cudnn_check(cudnnStatus_t status, const char* call);
 
 class CudnnDescriptor {
@@ -40,8 +40,8 @@ class CudnnDescriptor {
   std::shared_ptr<void> pointer_;
 };
 
-// What a plan reads or writes: the id that its tensor has in the graph. By-value tensors are
-// floats on the host.
+// A tensor that a plan reads or writes: the id that it has in the graph, and its memory. By-value
+// tensors are floats on the host.
 struct CudnnBinding {
   int64_t id = 0;
   const void* data = nullptr;
@@ -69,34 +69,35 @@ struct CudnnTensor {
   CudnnDescriptor descriptor;
 };
 
-// Operations are added in order. Arithmetic is fp32 but where a type is given.
+// A graph in the making; operations are added in order. Arithmetic is fp32 unless a type is given.
 class CudnnGraph {
  public:
-  // In memory that is given when the plan runs; 16-byte aligned.
+  // A tensor in memory that is given when the plan runs; 16-byte aligned.
   CudnnTensor bound(int64_t id, cudnnDataType_t type, CudnnDims sizes, CudnnDims strides);
   CudnnTensor by_value(int64_t id);
-  // Never in memory, or in the workspace.
+  // A tensor that is never in memory, or only in the workspace.
   CudnnTensor temporary(CudnnDims sizes, cudnnDataType_t type = CUDNN_DATA_FLOAT);
   CudnnTensor temporary(CudnnDims sizes, CudnnDims strides, cudnnDataType_t type);
 
-  // The two last dimensions; the second may be those of every group of a's.
+  // out = a b over the last two dimensions. b may have fewer heads than a: each serves a group of
+  // a's.
   void matmul(const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& out);
-  // out = x mode y, or, where `choice` is given, choice ? x : y. Of unary modes y is absent.
+  // out = x mode y or, with `choice`, out = choice ? x : y. Unary modes have no y.
   struct Pointwise {
     cudnnPointwiseMode_t mode;
     const CudnnTensor& x;
     const CudnnTensor* y = nullptr;
     const CudnnTensor* choice = nullptr;
-    int64_t axis = -1;  // of CUDNN_POINTWISE_GEN_INDEX
+    int64_t axis = -1;  // for CUDNN_POINTWISE_GEN_INDEX
   };
   void pointwise(const Pointwise& p, const CudnnTensor& out);
-  // Over the dimensions in which out has size 1.
+  // Reduces x over the dimensions in which out has size 1.
   void reduce(cudnnReduceTensorOp_t op, const CudnnTensor& x, const CudnnTensor& out);
-  // The same elements under other sizes and strides.
+  // out has the elements of x under other sizes and strides.
   void view(const CudnnTensor& x, const CudnnTensor& out);
 
-  // Of the engines that the heuristics name the first that gives the same bits every time and
-  // takes the graph. Error(kUnsupported) if there is none.
+  // A plan with the first engine, of those that the heuristics name, that gives the same bits every
+  // time and takes the graph. Throws Error(kUnsupported) if there is none.
   CudnnPlan plan(cudnnHandle_t handle) const;
 
  private:

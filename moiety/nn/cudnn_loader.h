@@ -21,10 +21,10 @@ struct Cudnn {
 
   bool available = false;
   size_t version = 0;  // 91400 is 9.14
-  std::string text;    // version and file, or why it is not available
+  std::string text;    // version and file, or the reason why it is not available
 };
 
-// Opened at the first call.
+// The table, filled at the first call.
 const Cudnn& cudnn();
 
 }  // namespace moiety::nn

@@ -5,7 +5,7 @@ namespace {
 
 constexpr cudnnDataType_t kBf16 = CUDNN_DATA_BFLOAT16, kFp32 = CUDNN_DATA_FLOAT;
 
-// The graph of one pass and the sizes of what it holds.
+// The graph of one pass and the sizes of the tensors in it.
 class SdpaGraph {
  public:
   explicit SdpaGraph(const SdpaShape& shape) : s_(shape) {}
@@ -21,7 +21,7 @@ class SdpaGraph {
   CudnnDims scores() const { return sizes(s_.length, s_.length); }
   CudnnDims rows() const { return sizes(s_.length, 1); }
 
-  // [length, C] of each head; transposed: [C, length] of the same memory.
+  // The tensor [length, C] of each head; transposed it is [C, length] in the same memory.
   CudnnTensor heads(int64_t id, const SdpaStrides& x, int64_t heads) {
     return g_.bound(id, kBf16, {s_.batch, heads, s_.length, s_.head_dim},
                     {x.batch, x.head, x.row, 1});
@@ -47,7 +47,7 @@ class SdpaGraph {
     g_.reduce(op, x, out);
     return out;
   }
-  // Where a key is behind its query: -inf.
+  // x with -inf where a key comes after its query.
   CudnnTensor masked(const CudnnTensor& x) {
     const CudnnTensor minus_infinity = g_.by_value(kMinusInfinity);
     const CudnnTensor query =
@@ -63,7 +63,8 @@ class SdpaGraph {
     g_.view(x, out);
     return out;
   }
-  // a b into the gradient of the key or value heads, summed over the query heads of each.
+  // Multiplies a b into the gradient of the key or value heads, summed over the query heads of
+  // each.
   void gradient(const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& out) {
     if (s_.heads == s_.kv_heads) return g_.matmul(a, b, out);
     const CudnnTensor of_heads = g_.temporary(sizes(s_.length, s_.head_dim), kBf16);
@@ -99,7 +100,7 @@ void SdpaGraph::backward() {
   const CudnnTensor scale = g_.by_value(kScale), one = g_.by_value(kOne);
   const CudnnTensor lse = statistics(kLse), delta = statistics(kDelta);
 
-  // The factor 1 stands where dropout has its own.
+  // The factor 1 stands in the place of dropout's factor.
   const CudnnTensor of_columns = g_.temporary(sizes(s_.length, s_.head_dim));
   g_.pointwise({CUDNN_POINTWISE_MUL, d_out, &o}, of_columns);
   g_.pointwise({CUDNN_POINTWISE_MUL, reduced(CUDNN_REDUCE_TENSOR_ADD, of_columns), &one}, delta);

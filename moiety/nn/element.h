@@ -1,5 +1,5 @@
-// Element types that the operations of the model are instantiated for: storage is float or bf16
-// (arithmetic in float); double is there for gradient checks.
+// Element types that the model's operations are instantiated for: storage is float or bf16, with
+// arithmetic in float; double is there for gradient checks.
 #pragma once
 
 #include "moiety/base/check_devices.h"
@@ -17,11 +17,11 @@ template <>
 struct ComputeOf<double> {
   using type = double;
 };
-// What arithmetic on stored T is done in.
+// The type of arithmetic on stored T.
 template <class T>
 using Compute = typename ComputeOf<T>::type;
 
-// The dtype of gradients of parameters (main_grad) and of row statistics for storage `d`.
+// The dtype of parameter gradients (main_grad) and of row statistics for storage `d`.
 constexpr DType compute_dtype(DType d) {
   return d == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
@@ -31,7 +31,7 @@ inline void check_element(const char* operation, DType d) {
                "{}: {} elements, expected float32 or bfloat16", operation, name(d));
 }
 
-// f(T{}) for the T that `d` names. The dtype has been checked.
+// Calls f(T{}) for the type T that `d` names. The dtype has been checked.
 template <class F>
 void with_element(DType d, F&& f) {
   if (d == DType::kBFloat16) {
@@ -43,14 +43,14 @@ void with_element(DType d, F&& f) {
   }
 }
 
-// On a GPU, where there is storage alone.
+// The same on a GPU, where only storage types exist.
 template <class F>
 void with_storage(DType d, F&& f) {
   d == DType::kBFloat16 ? f(bf16{}) : f(float{});
 }
 
-// Whether an operation on elements of dtype `d` runs on a GPU. Throws if its arguments are
-// elsewhere than the stream, and for double on a GPU.
+// Whether an operation on elements of dtype `d` runs on a GPU. Throws Error(kInvalidArgument) if an
+// argument is on another device than the stream, and for double on a GPU.
 inline bool on_gpu(const char* operation, DType d, std::initializer_list<NamedView> arguments,
                    const Stream& stream) {
   if (!check_devices(operation, arguments, stream)) return false;

@@ -1,4 +1,4 @@
-// What the model does element by element beside its operations. Tensors are without gaps.
+// The small element-by-element operations of the model. Tensors have no gaps.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -7,19 +7,19 @@
 namespace moiety::nn {
 
 // start[b, s] = s - position[b, s], int32: the first key that a query sees, where positions count
-// from the start of its document.
+// from the start of the query's document.
 void document_starts(TensorView position_BS, TensorView start_BS, Stream stream);
 
-// out = round(x), or round(out + x) to accumulate: float32 to bfloat16.
+// out = round(x), or round(out + x) if `accumulate`; x is float32, out bfloat16.
 void round_to_bf16(TensorView x, TensorView out, bool accumulate, Stream stream);
 
-// x := sigmoid(x), float32.
+// x := sigmoid(x), in float32.
 void apply_sigmoid(TensorView x_T, Stream stream);
-// dx = round(dy s (1 - s)), s the sigmoid's value; s and dy float32, dx storage.
+// dx = round(dy s (1 - s)), where s is the sigmoid's value; s and dy are float32, dx is storage.
 void sigmoid_gradient(TensorView s_T, TensorView dy_T, TensorView dx_T, Stream stream);
 
-// state := {seed, draw}, a quant::RngState as uint64 [2]; draw is read at `draw_at`, uint64 [1], if
-// that is there.
+// state := {seed, draw}, a quant::RngState as uint64 [2]. If `draw_at`, uint64 [1], is there, the
+// draw is read from it.
 struct RandomState {
   TensorView state_2;
   uint64_t seed = 0, draw = 0;

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads) for_each_element(int64_t n, F f) {
   if (i < n) f(i);
 }
 
-// f(i) for i = 0 ... n - 1.
+// Calls f(i) for i = 0 ... n - 1.
 template <class F>
 void for_each(const char* name, int64_t n, const Stream& stream, const F& f) {
   launch(name, for_each_element<F>, {blocks_for(n, kThreads), kThreads}, stream, n, f);
@@ -28,7 +28,7 @@ struct DocumentStart {
   __device__ void operator()(int64_t i) const { start[i] = int32_t(i % seq_len) - position[i]; }
 };
 
-// Octet i of a tensor.
+// Rounds octet i of a tensor.
 template <bool kVector>
 struct RoundOctet {
   const float* x;

@@ -31,7 +31,7 @@ void backward(const EmbeddingBackwardArgs& a) {
   const int64_t vocabulary = a.grad_VD.size(0);
   const T* dout = a.dout_TD.data<T>();
   A* grad = a.grad_VD.data<A>();
-  // Sorted by (token, position): one key holds both.
+  // The keys are sorted by (token, position), since one key holds both.
   int64_t* key = a.workspace.data<int64_t>();
   for (int64_t t = 0; t < tokens; ++t) {
     key[t] = occurrence(a.token_T.data<int32_t>()[t], t);
@@ -40,7 +40,7 @@ void backward(const EmbeddingBackwardArgs& a) {
   parallel_for(vocabulary, 64, [&](int64_t begin, int64_t end) {
     A* block = thread_scratch<A>(2 * d_model);
     A* sum = block + d_model;
-    const int64_t token0 = a.slice.first;  // of row 0
+    const int64_t token0 = a.slice.first;  // token of row 0
     const int64_t* next = std::lower_bound(key, key + tokens, occurrence(token0 + begin, 0));
     for (int64_t v = begin; v < end; ++v) {
       const int64_t* first = next;

@@ -1,4 +1,4 @@
-// Token embedding: rows of a table, and the sum of gradients per token.
+// Token embedding: a look-up of rows of a table, and the sum of gradients per token.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -6,15 +6,16 @@
 
 namespace moiety::nn {
 
-// A table may be rows [first, first + V) of a larger one, of `vocabulary` rows; vocabulary 0: it is
-// whole. Tokens: int32 in [0, vocabulary); another is an error, on a GPU a row of NaN without a
-// gradient.
+// The part of a larger table, of `vocabulary` rows, that this one is: rows [first, first + V). With
+// vocabulary 0 the table is whole. Tokens are int32 in [0, vocabulary); any other is an error on a
+// CPU, and on a GPU gives a row of NaN and no gradient.
 struct VocabularySlice {
   int64_t first = 0;
   int64_t vocabulary = 0;
 };
 
-// out[t] = table[token[t]]; 0 for the tokens of other slices. Table and out: storage dtype.
+// out[t] = table[token[t]], or 0 if the token belongs to another slice. Table and out have the
+// storage dtype.
 struct EmbeddingArgs {
   TensorView table_VD;
   TensorView token_T;
@@ -23,9 +24,9 @@ struct EmbeddingArgs {
 };
 void embedding(const EmbeddingArgs& args, Stream stream);
 
-// grad[v] (+)= sum over t with token[t] = first + v of dout[t]. The sum runs over blocks of 64
-// occurrences in ascending t, then over the block sums ascending, all in fp32, and is then added to
-// grad (`accumulate`) or replaces it (rows of absent tokens become 0).
+// grad[v] (+)= sum of dout[t] over the t with token[t] = first + v. The occurrences are summed in
+// blocks of 64, in ascending t, then the blocks' sums in ascending order, all in fp32; the result
+// is added to grad (`accumulate`) or replaces it (rows of absent tokens become 0).
 struct EmbeddingBackwardArgs {
   TensorView dout_TD;  // storage
   TensorView token_T;

@@ -1,6 +1,7 @@
-// Backward: every occurrence counts those before it, which is its place in the order by token and
-// position; then warps and blocks sum the runs of one token. Counting is quadratic in the tokens,
-// yet for as many as a step has a small part of what the sums take.
+// The embedding on GPUs. In backward every occurrence counts those before it, which gives its place
+// in the order by token and position; then warps and blocks sum the runs of one token. Counting is
+// quadratic in the number of tokens, yet for the tokens of a step it is a small part of the cost of
+// the sums.
 #include "moiety/base/copy.h"
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/fp32.h"
@@ -13,7 +14,7 @@ namespace moiety::nn {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kColumns = 32 * kOctet;  // of a warp
+constexpr int kColumns = 32 * kOctet;  // columns of a warp
 constexpr int64_t kBlock = kEmbeddingBlock;
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
@@ -24,7 +25,7 @@ struct Lookup {
   int64_t tokens, rows, d_model, first, vocabulary;
 };
 
-// A warp a token.
+// One warp per token.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads) look_up(Lookup p) {
   const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -51,7 +52,7 @@ constexpr int kTile = 4096;                  // tokens in shared memory
 constexpr int kSlices = 8;                   // lanes that count for one token
 constexpr int kRanked = kThreads / kSlices;  // tokens of a block
 
-// key[place] = occurrence(token, t), sorted. Every lane of a token takes a part of each tile.
+// Sorts: key[place] = occurrence(token, t). Every lane of a token counts in a part of each tile.
 __global__ void __launch_bounds__(kThreads)
     sort_occurrences(const int32_t* token, int64_t tokens, int64_t* key) {
   __shared__ int4 tile[kTile / 4];
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t base = 0; base < tokens; base += kTile) {
     __syncthreads();  // the last tile is used up
     for (int i = threadIdx.x; i < kTile; i += kThreads) {
-      // What is not there comes after everything.
+      // Places past the last token come after every token.
       reinterpret_cast<int32_t*>(tile)[i] = base + i < tokens ? token[base + i] : INT32_MAX;
     }
     __syncthreads();
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
         before += other < own || (other == own && i < at);
       }
     } else {
-      // Of equal tokens those of earlier tiles come before.
+      // Among equal tokens, those of earlier tiles come first.
       const auto count = [&](auto is_before) {
 #pragma unroll 4
         for (int i = slice; i < kTile / 4; i += kSlices) {
@@ -100,23 +101,23 @@ struct Sums {
   const int64_t* key;  // sorted
   float* grad;
   int64_t tokens, rows, d_model, first;
-  int64_t tiles;        // of columns
-  int64_t long_blocks;  // blocks for runs of more than kBlock occurrences
+  int64_t tiles;        // tiles of columns
+  int64_t long_blocks;  // blocks of threads for runs of more than kBlock occurrences
   bool accumulate;
 
-  // The token of occurrence i; none is -1.
+  // The token of occurrence i; -1 outside the occurrences.
   __device__ int64_t token(int64_t i) const {
     return i >= 0 && i < tokens ? row_of_occurrence(key[i]) : -1;
   }
-  // The row of a token, or -1.
+  // The row of a token, or -1 if it has none here.
   __device__ int64_t row(int64_t token) const {
     const int64_t at = token - first;
     return token >= 0 && at >= 0 && at < rows ? at : -1;
   }
 };
 
-// Adds dout of occurrences [begin, end), at most kBlock, from +0: the columns of a lane, from c on.
-// By whole warps.
+// Sums dout over occurrences [begin, end), at most kBlock, from +0, for the columns of a lane from
+// c on. Whole warps call it.
 template <class T, bool kVector>
 __device__ void sum_block(const Sums& p, int64_t begin, int64_t end, int64_t c,
                           float (&sum)[kOctet]) {
@@ -136,8 +137,8 @@ __device__ void sum_block(const Sums& p, int64_t begin, int64_t end, int64_t c,
   }
 }
 
-// A warp an occurrence and a tile of columns: what to do if it is the first, and its token has at
-// most kBlock occurrences.
+// Sums a short run: a warp has an occurrence and a tile of columns, and works if the occurrence is
+// the first of its token and the token has at most kBlock.
 template <class T, bool kVector>
 __device__ void sum_short_run(const Sums& p, int64_t warp) {
   const int lane = threadIdx.x % 32;
@@ -157,8 +158,9 @@ __device__ void sum_short_run(const Sums& p, int64_t warp) {
   store_octet<kVector>(grad, round_octet<float>(sum), p.d_model - c);
 }
 
-// A block a tile of columns and kBlock occurrences, among which at most one begins a longer run. A
-// warp sums a block of the run; then the threads, a column each, add those of all warps.
+// Sums a long run: a thread block has a tile of columns and kBlock occurrences, among which at most
+// one begins a longer run. Each warp sums a block of the run; then the threads, a column each, add
+// the sums of all warps.
 template <class T, bool kVector>
 __device__ void sum_long_run(const Sums& p, int64_t block) {
   static_assert(kThreads == kColumns && kBlock == 64);
@@ -177,7 +179,7 @@ __device__ void sum_long_run(const Sums& p, int64_t block) {
   if (found < 0) return;
   const int64_t begin = window * kBlock + found, token = p.token(begin), row = p.row(token);
   if (row < 0) return;
-  int64_t end = begin + kBlock, past = p.tokens;  // of the run: in (end, past]
+  int64_t end = begin + kBlock, past = p.tokens;  // the run's end is in (end, past]
   while (end < past) {
     const int64_t middle = (end + past) / 2;
     p.token(middle) == token ? end = middle + 1 : past = middle;
@@ -200,7 +202,7 @@ __device__ void sum_long_run(const Sums& p, int64_t block) {
   *grad = p.accumulate ? *grad + total : total;
 }
 
-// The blocks of long runs come first: they take longest.
+// The thread blocks of long runs come first, since they take longest.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads, 4) sum_runs(const __grid_constant__ Sums p) {
   const int64_t block = blockIdx.x;

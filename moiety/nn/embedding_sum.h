@@ -1,5 +1,6 @@
-// The order in which gradients of an embedding are summed (docs/spec/trainer.md#backward):
-// occurrences of a token ascending, in blocks of 64, then the blocks' sums ascending.
+// The order in which gradients of an embedding are summed (docs/spec/trainer.md#backward): the
+// occurrences of a token in ascending order, in blocks of 64, then the blocks' sums in ascending
+// order.
 #pragma once
 
 #include <algorithm>
@@ -7,14 +8,14 @@
 
 namespace moiety::nn {
 
-inline constexpr int64_t kEmbeddingBlock = 64;  // occurrences
+inline constexpr int64_t kEmbeddingBlock = 64;  // occurrences in a block
 
-// A row and the position of one of its occurrences; sorts by row, then position.
+// A row and the position of one of its occurrences, in one number that sorts by row, then position.
 constexpr int64_t occurrence(int64_t row, int64_t position) { return row << 32 | position; }
 constexpr int64_t row_of_occurrence(int64_t o) { return o >> 32; }
 
 // sum[i] = the sum of dout[position * ld + i] over the occurrences [begin, end) of one row, for n
-// elements, in precision A; `block` is scratch of n.
+// elements, in precision A; `block` is scratch of n elements.
 template <class T, class A>
 void sum_occurrences(const T* dout, int64_t ld, int64_t n, const int64_t* begin, const int64_t* end,
                      A* block, A* sum) {

@@ -1,12 +1,12 @@
-// A linear layer without bias, y = x w^T, and its backward pass: the products of gemm.h.
+// A linear layer without bias, y = x w^T, and its backward pass, by the products of gemm.h.
 #pragma once
 
 #include "moiety/gemm/gemm.h"
 
 namespace moiety::nn {
 
-// y = round(x w^T + residual). x [T, K], w [N, K], y [T, N]; the residual is optional, storage or
-// fp32, and may be y. y is storage or fp32.
+// y = round(x w^T + residual), with x [T, K], w [N, K], y [T, N]. y is storage or fp32; the
+// residual is optional, storage or fp32, and may be y.
 inline void linear(TensorView x, TensorView w, TensorView y, TensorView residual, Stream stream) {
   gemm::gemm({.op = gemm::GemmOp::kTN,
               .a = x,
@@ -29,7 +29,7 @@ inline void linear_input_gradient(TensorView dy, TensorView w, TensorView dx, Te
              stream);
 }
 
-// grad = dy^T x, added to what is there if `accumulate`. grad [N, K] fp32 or bf16.
+// grad = dy^T x, added to the old grad if `accumulate`. grad [N, K] is fp32 or bf16.
 inline void linear_weight_gradient(TensorView dy, TensorView x, TensorView grad, bool accumulate,
                                    Stream stream) {
   gemm::gemm({.op = gemm::GemmOp::kNT,

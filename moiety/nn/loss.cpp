@@ -20,7 +20,7 @@ void check_targets(const TensorView& target_N, int64_t vocabulary) {
   }
 }
 
-// One chunk of linear_cross_entropy: all views are those of its tokens.
+// One chunk of linear_cross_entropy: all views hold only the chunk's tokens.
 void chunk_loss(const LinearCrossEntropyArgs& a, bool accumulate, Stream stream) {
   const int64_t tokens = a.x_TD.size(0), vocabulary = a.head_VD.size(0);
   const TensorView logits = a.workspace.slice(0, 0, tokens);

@@ -1,4 +1,5 @@
-// The reference's arithmetic with one exponential per logit, kept in scratch; rows over the cores.
+// The fast path of cross-entropy: the reference's arithmetic with one exponential per logit, kept
+// in scratch; rows are spread over the cores.
 #include <algorithm>
 #include <limits>
 

@@ -1,6 +1,6 @@
-// A block a row, three times over it: the maximum, the sum of exponentials, the gradient. In the
-// second pass one warp adds, in the order of lane_sum, what the others compute. The first logits of
-// a row stay in shared memory.
+// Cross-entropy on GPUs. A thread block goes over its row three times: for the maximum, the sum of
+// exponentials and the gradient. In the second pass one warp adds, in the order of lane_sum, the
+// exponentials that the others compute. The first logits of a row stay in shared memory.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -29,26 +29,27 @@ struct Params {
   void* dlogits;  // may be null
   int64_t dlogits_stride;
   int64_t vocabulary;
-  int64_t held;  // whole groups
+  int64_t held;  // logits that stay in shared memory, in whole groups
   float z_coef;
 };
 
-// Before the logits that stay. All of a block's shared memory, whose sum launch() must know.
+// Shared memory of a block before the logits that stay. It has all of a block's shared memory,
+// since launch() must know the sum.
 struct alignas(16) Shared {
   float tiles[2][kProducers][kGroup];
   float maxima[kWarps];
   float factor;
 };
 
-// The logits of a group that a lane has: kVector four at a time, else one by one. Rows of vectors
-// are whole ones at multiples of 16 bytes.
+// The place of a lane's j-th logit in a group: four neighbours at a time with kVector, else one by
+// one. Rows of vectors are whole ones at multiples of 16 bytes.
 template <bool kVector>
 __device__ int64_t place(int64_t group, int j) {
   const int lane = threadIdx.x % 32;
   return group * kGroup + (kVector ? 128 * (j / 4) + 4 * lane + j % 4 : 32 * j + lane);
 }
 
-// A row of logits, read in groups by warps; what lies past its end is -inf, whose exponential is 0.
+// A row of logits, read in groups by warps; past its end it is -inf, whose exponential is 0.
 template <bool kVector>
 struct Row {
   const float* z;
@@ -60,7 +61,7 @@ struct Row {
     if ((group + 1) * kGroup <= n) return load_from<true>(z, group, v);
     load_from<false>(z, group, v);
   }
-  // kWhole: all of the group exists.
+  // kWhole says that the whole group exists.
   template <bool kWhole>
   __device__ void load_from(const float* from, int64_t group, float (&v)[kEach]) const {
     if constexpr (kVector) {
@@ -84,7 +85,7 @@ struct Row {
   }
 };
 
-// A lane's part of a group in shared memory.
+// Puts a lane's part of a group into shared memory.
 template <bool kVector>
 __device__ void put(float* group, const float (&v)[kEach]) {
 #pragma unroll
@@ -98,7 +99,7 @@ __device__ void put(float* group, const float (&v)[kEach]) {
   }
 }
 
-// Of all threads; `memory` has a place for each warp.
+// The maximum over all threads; `memory` has a place for each warp.
 __device__ float block_max(float v, float* memory) {
 #pragma unroll
   for (int o = 16; o >= 1; o /= 2) v = fmaxf(v, __shfl_xor_sync(kWarp, v, o));
@@ -121,13 +122,14 @@ __device__ float row_max(const Row<kVector>& row, float* memory) {
           : row.template load_from<false>(row.z, group, v);
     if ((group + 1) * kGroup <= row.held_n) put<kVector>(row.held + group * kGroup, v);
 #pragma unroll
-    for (const float x : v) max = fmaxf(max, x);  // which passes over NaN
+    for (const float x : v) max = fmaxf(max, x);  // fmaxf passes over NaN
   }
   return block_max(max, memory);
 }
 
-// The sum of exp(z - max), in lane 0 of the first warp. A tile is a group of each producer; one is
-// added while the next is computed. exp is never -0, so what lies past the end adds nothing.
+// The sum of exp(z - max), in lane 0 of the first warp. A tile holds a group from each producer;
+// one tile is added while the next is computed. exp is never -0, so places past the end add
+// nothing.
 template <bool kVector>
 __device__ float row_sum(const Row<kVector>& row, float max,
                          float (&tiles)[2][kProducers][kGroup]) {
@@ -167,7 +169,8 @@ __device__ float row_sum(const Row<kVector>& row, float max,
   return sum;
 }
 
-// dlogits may lie in the logits' memory: what is written is behind what all have read.
+// Writes dlogits, which may lie in the memory of the logits: a write is always behind what all have
+// read.
 template <class T, bool kVector>
 __device__ void store_gradient(const Row<kVector>& row, float max, float factor, int64_t target,
                                T* dz) {
@@ -205,7 +208,7 @@ __device__ void store_gradient(const Row<kVector>& row, float max, float factor,
   }
 }
 
-// A row without a target, or with one that cannot be.
+// Fills a row that has no target, or an invalid one.
 template <class T>
 __device__ void store_constant(const Params& p, int64_t n, float value) {
   if (threadIdx.x == 0) p.loss[n] = value;

@@ -7,8 +7,8 @@
 namespace moiety::nn {
 namespace {
 
-// One row; T is the type of dlogits, which may share the row's memory: the gradient is written in
-// ascending order and is never wider than a logit.
+// The loss of one row. T is the type of dlogits, which may share the row's memory: the gradient is
+// written in ascending order and is never wider than a logit.
 template <class T, class A = Compute<T>>
 A row_loss(const A* z, int64_t vocabulary, int32_t target, A z_coef, T* dz) {
   A max = -std::numeric_limits<A>::infinity();

@@ -8,7 +8,7 @@
 namespace moiety::nn {
 namespace {
 
-// `y` has the dtype and sizes of `x` and contiguous rows.
+// Checks that `y` has the dtype and sizes of `x` and contiguous rows.
 void check_like(const char* operation, const char* argument, const TensorView& y,
                 const TensorView& x) {
   bool same = y.defined() && y.dtype() == x.dtype() && y.dims() == x.dims();

@@ -1,9 +1,11 @@
 // RMSNorm (Zhang and Sennrich, 2019) over rows: r = 1/sqrt(mean_d x^2 + eps), y = x r g, and its
-// backward pass. The same operation normalizes tokens (rows of D) and heads (rows of C, one g).
+// backward pass. The same operation normalizes tokens (rows of D) and heads (rows of C, all with
+// one g).
 //
-// x, y, dy, dx: storage dtype, the same sizes, any number of dimensions; the last one is the row
-// and is contiguous, the others may be strided and are counted row-major. Arithmetic is fp32; row
-// sums take the order of base/math's lane_sum with fma; every stored element is rounded once.
+// x, y, dy and dx have the storage dtype and the same sizes, in any number of dimensions. The last
+// dimension is the row and is contiguous; the others may be strided and are counted row-major.
+// Arithmetic is fp32; row sums take the order of base/math's lane_sum with fma; every stored
+// element is rounded once.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -21,18 +23,19 @@ struct NormArgs {
 };
 void norm(const NormArgs& args, Stream stream);
 
-// With u = g dy: dx = addend + (r u - (r^3/D) x sum_d(u x)), grad (+)= sum_rows dy x r.
-// The sum over rows: blocks of 64 rows ascending from +0, then the block sums ascending.
+// With u = g dy: dx = addend + (r u - (r^3/D) x sum_d(u x)) and grad (+)= sum_rows dy x r. The sum
+// over rows takes blocks of 64 rows in ascending order from +0, then the blocks' sums in ascending
+// order.
 struct NormBackwardArgs {
   TensorView x;
   TensorView weight_D;
   TensorView dy;
-  TensorView addend;     // optional, storage: the gradient that arrives past the norm
+  TensorView addend;     // optional, storage: the gradient that bypasses the norm
   TensorView dx;         // may be dy or addend
   TensorView grad_D;     // fp32
   TensorView workspace;  // fp32 [norm_blocks(rows), D]
   float eps = 1e-6f;
-  bool accumulate = false;  // add to grad, else overwrite it
+  bool accumulate = false;  // add to grad instead of overwriting it
 };
 void norm_backward(const NormBackwardArgs& args, Stream stream);
 

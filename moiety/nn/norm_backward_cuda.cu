@@ -1,9 +1,10 @@
-// Three ways through the blocks of rows, each of which reads x, dy and the addend once:
-// - short rows without an addend: a group of lanes takes a block; rows wait for memory and fold
-// their sums together;
-// - rows that shared memory holds several of: a ring of rows that bulk copies fill, warps that take
-//   a row each for its sums, and warps that take columns for dx and the weight's gradient;
-// - other rows, also those that begin anywhere: sums first, then columns, which read again.
+// The backward pass of RMSNorm on GPUs, in three ways, each of which reads x, dy and the addend
+// once:
+// - short rows without an addend: a group of lanes takes a block of rows; its rows wait for memory
+//   together and fold their sums together;
+// - rows of which shared memory holds several: a ring of rows that bulk copies fill, warps that
+//   take a row each for its sums, and warps that take columns for dx and the weight's gradient;
+// - all other rows, aligned or not: sums first, then columns, which read the row again.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -17,7 +18,7 @@ namespace moiety::nn {
 namespace {
 
 struct Params {
-  const void *x, *weight, *dy, *addend;  // addend: may be null
+  const void *x, *weight, *dy, *addend;  // the addend may be null
   void* dx;
   float* partial;  // [blocks, n]
   RowMap<4> map;   // x, dy, addend, dx
@@ -26,7 +27,7 @@ struct Params {
   float eps;
 };
 
-// What a row's elements need of its sums.
+// The two numbers that a row's elements need from the row's sums.
 struct RowSums {
   float r, factor;
 };
@@ -36,7 +37,7 @@ __device__ RowSums row_sums(const Params& p, float squares, float dot) {
   return {r, p.length.mean(r * r * r) * dot};
 }
 
-// The sum of u x.
+// Adds an octet's part of the sum of u x.
 template <class T>
 __device__ float add_dot(const Octet<T>& g, const Octet<T>& dy, const Octet<T>& x, float sum) {
 #pragma unroll
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kShortThreads, 4)
   const int64_t block = int64_t{blockIdx.x} * kGroups + threadIdx.x / kLanes;
   const int64_t row0 = block * kNormBlockRows, c = lane * kOctet;
   const int rows = int(max(int64_t{0}, min(kNormBlockRows, p.rows - row0)));
-  const int most = __shfl_sync(device::kWarp, rows, 0);  // of the warp's blocks
+  const int most = __shfl_sync(device::kWarp, rows, 0);  // largest count among the warp's blocks
   const auto at = [&](const void* base, int64_t offset) {
     return static_cast<const T*>(base) + offset + c;
   };
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kShortThreads, 4)
   Batch next = bring(0);
   for (int b = 0; b < most; b += kBatch) {
     Batch now = next;
-    if (b + kBatch < most) next = bring(b + kBatch);  // on its way while this one is computed
+    if (b + kBatch < most) next = bring(b + kBatch);  // loads while this batch is computed
     auto& [offsets, x, dy] = now;
     float squares[kBatch], dots[kBatch];
 #pragma unroll
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kShortThreads, 4)
     }
     const float all_squares = device::fold_rows<kLanes>(squares);
     const RowSums known = row_sums(p, all_squares, device::fold_rows<kLanes>(dots));
-    // Else the elements would stay in registers as floats, and their products with g.
+    // Without this the elements would stay in registers as floats, with their products with g.
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
 #pragma unroll
@@ -148,12 +149,12 @@ constexpr int kMostStages = 16, kMostLog = 4;
 
 struct Ring {
   int stages, log;  // 2^log rows of a stage
-  int tensors;      // of a row: x, dy and perhaps the addend
+  int tensors;      // tensors of a row: x, dy and perhaps the addend
 };
 
 struct RingRow {
   RowSums sums;
-  int64_t dx;  // offset
+  int64_t dx;  // offset of the row in dx
 };
 
 struct Barrier {
@@ -170,7 +171,7 @@ struct Barrier {
                  "r"(bytes)
                  : "memory");
   }
-  // Until use number `use` of the barrier is complete.
+  // Waits until use number `use` of the barrier is complete.
   __device__ void wait(int use) {
     asm volatile(
         "{\n.reg .pred done;\n"
@@ -194,8 +195,8 @@ struct RingState {
   RingRow row[kMostStages << kMostLog];
 };
 
-// The rows of one thread block: whole blocks of rows, every gridDim.x-th. kOctets: of a thread that
-// takes columns.
+// The rows of one thread block, which takes every gridDim.x-th block of rows. kOctets is the number
+// of octets of a thread that takes columns.
 template <class T, int kOctets>
 struct RingBlock {
   const Params& p;
@@ -204,12 +205,12 @@ struct RingBlock {
   RingState& state;
   int lane = threadIdx.x % 32;
 
-  __device__ int rows() const {  // also those past the end of the last block
+  __device__ int rows() const {  // counts also rows past the end of the last block
     const int64_t blocks = (p.rows + kNormBlockRows - 1) / kNormBlockRows;
     return int((blocks - 1 - blockIdx.x) / gridDim.x + 1) * int(kNormBlockRows);
   }
   __device__ int batches() const { return rows() >> ring.log; }
-  // Where the thread block's i-th row is.
+  // The number, in the tensor, of the thread block's i-th row.
   __device__ int64_t global(int i) const {
     constexpr int kRows = int(kNormBlockRows);
     return (int64_t{i / kRows} * gridDim.x + blockIdx.x) * kRows + i % kRows;
@@ -221,7 +222,7 @@ struct RingBlock {
     return staged + int64_t{(stage << ring.log) + i} * ring.tensors * p.n;
   }
 
-  // One warp: lanes take copies.
+  // The loop of the warp that copies: lanes issue bulk copies.
   __device__ void bring() const {
     const auto bytes = uint32_t(p.n * sizeof(T));
     for (int b = 0, all = batches(); b < all; ++b) {
@@ -242,8 +243,9 @@ struct RingBlock {
     }
   }
 
-  // A warp takes a row of as many as there are warps, but not more than the ring holds: it is at
-  // most one use of a stage ahead, which the parity of a barrier tells apart.
+  // The loop of a warp that sums rows. As many warps work as there are, but not more than the ring
+  // has rows: so a warp is at most one use of a stage ahead, which the parity of a barrier can tell
+  // apart.
   __device__ void sum(int warp) const {
     const T* g = static_cast<const T*>(p.weight);
     const int warps = min(kSumWarps, ring.stages << ring.log);
@@ -420,7 +422,7 @@ void launch_backward(const NormBackwardArgs& a, const Params& p, const Stream& s
     if (p.n <= 16 * kOctet) return launch_short<T, 16>(p, stream);
     if (p.n <= 32 * kOctet) return launch_short<T, 32>(p, stream);
   }
-  constexpr int kMostOctets = 8 / sizeof(T);  // of a thread, in its registers
+  constexpr int kMostOctets = 8 / sizeof(T);  // octets that a thread keeps in its registers
   constexpr int64_t kStage = 48 << 10;        // bytes of a stage
   const int64_t most =
       gpu_properties(stream.device().index).shared_block - int64_t{sizeof(RingState)};
@@ -439,8 +441,8 @@ void launch_backward(const NormBackwardArgs& a, const Params& p, const Stream& s
 
 constexpr int kAhead = 96;
 
-// A lane has a column. Additions wait for each other; loads run ahead of them. A block that does
-// not exist is +0 and changes nothing: no sum is -0.
+// Adds the blocks' sums; a lane has a column. Additions wait for each other while loads run ahead
+// of them. A block that does not exist counts as +0 and changes nothing, since no sum is -0.
 __global__ void __launch_bounds__(32)
     sum_norm_blocks(const float* partial, int64_t blocks, int64_t n, float* grad, bool accumulate) {
   cudaGridDependencySynchronize();
@@ -451,7 +453,7 @@ __global__ void __launch_bounds__(32)
 #pragma unroll
   for (int i = 0; i < kAhead; ++i, next += n) ahead[i] = i < blocks ? *next : 0.0f;
   float sum = 0;
-  int64_t left = blocks - kAhead;  // to load
+  int64_t left = blocks - kAhead;  // blocks still to load
   for (; left >= kAhead; left -= kAhead) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i, next += n) {

@@ -1,4 +1,5 @@
-// Blocks of 64 rows over the cores; per row the reference's arithmetic on rows widened to float.
+// The fast path of RMSNorm: blocks of 64 rows spread over the cores, and the reference's arithmetic
+// on rows widened to float.
 #include <algorithm>
 #include <cmath>
 
@@ -23,12 +24,12 @@ struct Rows {
   int64_t n = 0;
   float eps = 0;
   const float* g = nullptr;
-  float* dg = nullptr;       // backward: the block's sum
+  float* dg = nullptr;       // backward: the sum of the block
   float* scratch = nullptr;  // [2, n]
 };
 
-// lane_sum of fma(a, b), whole groups of 8 first, which the compiler unrolls. Lanes that no group
-// reaches would hold +0, and none ever holds -0, so leaving them out changes no bit.
+// The lane_sum of fma(a, b), whole groups of 8 first, which the compiler unrolls. Lanes that no
+// group reaches would hold +0, and none ever holds -0, so leaving them out changes no bit.
 MOIETY_INLINE float dot(const float* a, const float* b, int64_t n) {
   constexpr int64_t kLanes = 32, kGroup = 8;
   float lane[kLanes];
@@ -54,7 +55,8 @@ MOIETY_INLINE void inverse_rms(const Rows& a, float* sum) {
   for (int64_t i = 0; i < a.rows; ++i) sum[i] = 1.0f / std::sqrt(sum[i] / n + a.eps);
 }
 
-// All sums first: their chains of additions and the divisions overlap from row to row.
+// Takes all sums first, so that their chains of additions and the divisions overlap from row to
+// row.
 template <class T>
 MOIETY_INLINE void forward_rows(const Rows& a) {
   float r[kNormBlockRows];
@@ -69,7 +71,7 @@ MOIETY_INLINE void forward_rows(const Rows& a) {
     const T* x = static_cast<const T*>(a.x[row]);
     T* y = static_cast<T*>(a.out[row]);
     const float r_row = r[row];
-    // y may be x, exactly.
+    // y may be exactly x.
 #pragma GCC ivdep
     for (int64_t d = 0; d < a.n; ++d)
       y[d] = static_cast<T>(static_cast<float>(x[d]) * r_row * a.g[d]);
@@ -126,7 +128,8 @@ void collect(const TensorView& x, int64_t begin, int64_t rows, const void** out)
   for (int64_t i = 0; i < rows; ++i, cursor.next()) out[i] = cursor.row();
 }
 
-// Rows [begin, begin + rows) of an operation on x that writes `out`; with the weight widened.
+// Rows [begin, begin + rows) of an operation that reads x and writes `out`, with the weight widened
+// to float.
 template <class T>
 Rows make_rows(const TensorView& x, const TensorView& weight_D, const TensorView& out,
                int64_t begin, int64_t end) {

@@ -1,4 +1,5 @@
-// A row is a group of lanes, the lanes of lane_sum: 32, or as many as a short row has octets.
+// RMSNorm on GPUs. A group of lanes has a row: the 32 lanes of lane_sum, or as many as a short row
+// has octets.
 #include "moiety/base/copy.h"
 #include "moiety/base/launch.cuh"
 #include "moiety/nn/element.h"
@@ -23,8 +24,8 @@ struct Params {
   uint32_t* amax;  // may be null
 };
 
-// kChunks octets of a row stay in a lane's registers; a longer row is read twice. kRows rows wait
-// for memory together.
+// Normalizes rows of which a lane keeps kChunks octets in registers; a longer row is read twice.
+// kRows rows wait for memory together.
 template <class T, bool kVector, int kLanes, int kChunks, int kRows>
 __global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ Params p) {
   constexpr int kGroups = kThreads / kLanes;
@@ -78,7 +79,8 @@ __global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ Pa
   if (p.amax) quant::device::raise_amax(p.amax, amax);
 }
 
-// Rows of an octet a lane: a group of lanes takes a batch of them, which fold together.
+// Normalizes rows of one octet per lane: a group of lanes takes a batch of rows and folds their
+// sums together.
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kThreads) norm_short_rows(const __grid_constant__ Params p) {
   constexpr int kBatch = 16 / sizeof(T), kSame = kLanes / kBatch;

@@ -1,5 +1,5 @@
-// What the kernels of norm share: a row's sums in the order of lane_sum by kLanes lanes, which hold
-// its octets in turns.
+// Parts that the kernels of norm share: a row's sums in the order of lane_sum, by kLanes lanes that
+// hold its octets in turns.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ __device__ float add_products(const Octet<T>& a, const Octet<T>& b, float sum) {
   return sum;
 }
 
-// The sum over the lanes, in all of them. Lanes that a short row has not would hold +0. All lanes
-// of a warp call it.
+// The sum over the lanes, given to all of them. Lanes that a short row does not have would hold +0.
+// All lanes of a warp call it.
 template <int kLanes>
 __device__ float fold(float sum) {
 #pragma unroll
@@ -28,8 +28,8 @@ __device__ float fold(float sum) {
   return sum;
 }
 
-// kCount sums over the lanes at once, with the additions of `fold`: every step halves the sums that
-// a lane carries on. Lane l gets sum l / (kLanes / kCount).
+// kCount sums over the lanes at once, with the additions of `fold`: every step halves the number of
+// sums that a lane carries on. Lane l gets sum l / (kLanes / kCount).
 template <int kLanes, int kCount>
 __device__ float fold_rows(float (&sums)[kCount]) {
   static_assert(kCount <= kLanes);
@@ -51,9 +51,10 @@ __device__ float fold_rows(float (&sums)[kCount]) {
   return sums[0];
 }
 
-// What depends on a row's length alone.
+// Numbers that depend only on a row's length.
 struct RowLength {
-  float n, inverse;  // of a power of two, whose product is the quotient; else 0
+  // the inverse of a power of two, with which the product is the quotient; else 0
+  float n, inverse;
   __device__ float mean(float sum) const { return inverse != 0 ? sum * inverse : sum / n; }
 };
 inline RowLength row_length(int64_t n) {
@@ -64,7 +65,7 @@ __device__ inline float inverse_rms(float sum, const RowLength& length, float ep
   return 1.0f / sqrtf(length.mean(sum) + eps);
 }
 
-// Offsets of the rows of a group of lanes: each lane finds those of one, and gives them to all.
+// Offsets of the rows of a group of lanes: each lane finds those of one row and gives them to all.
 template <int kLanes, int kViews>
 struct RowOffsets {
   std::array<int64_t, kViews> mine;

@@ -31,7 +31,7 @@ void forward(const NormArgs& a) {
   }
 }
 
-// One row: dx, and its term of the weight's gradient added to `dg`.
+// One row: writes dx, and adds the row's term of the weight's gradient to `dg`.
 template <class T, class A>
 void backward_row(const T* x, const T* g, const T* dy, const T* addend, T* dx, A* dg, int64_t n,
                   float eps) {

@@ -1,4 +1,5 @@
-// The reference's arithmetic, compiled for vectors, tokens over the cores.
+// The fast path of rope: the reference's arithmetic, compiled for vectors, with tokens spread over
+// the cores.
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
 #include "moiety/nn/element.h"
@@ -7,7 +8,7 @@
 namespace moiety::nn {
 namespace {
 
-// `heads` heads at `stride` from each other, all at one position.
+// Rotates `heads` heads that lie `stride` apart, all at one position.
 template <class T>
 MOIETY_INLINE void rotate(T* head, int64_t heads, int64_t stride, int64_t half, const float* table,
                           float sign) {

@@ -1,4 +1,5 @@
-// A thread takes eight pairs of a few heads at one position, whose cosines and sines it reads once.
+// Rope on GPUs. A thread takes eight pairs of a few heads at one position, whose cosines and sines
+// it reads once.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -16,7 +17,7 @@ constexpr int kThreads = 256, kHeads = 4;
 struct Params {
   void* x;
   const float* table;
-  const int32_t* position;  // null: t mod seq_len
+  const int32_t* position;  // null: position t is t mod seq_len
   int64_t stride_t, stride_g, stride_n;
   int64_t items, heads, half, limit;
   Divisor octets, parts, seq_len, per_group;  // octets of a half head; parts of a token's heads
@@ -27,7 +28,7 @@ template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads) rotate_heads(const __grid_constant__ Params p) {
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (item >= p.items) return;
-  // Octet of a part of the heads of a token.
+  // An item is an octet of a part of the heads of a token.
   const int64_t rest = p.octets.divide(item), t = p.parts.divide(rest);
   const int64_t i0 = (item - rest * p.octets.divisor()) * kOctet;
   const int64_t head0 = (rest - t * p.parts.divisor()) * kHeads;

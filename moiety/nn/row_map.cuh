@@ -1,6 +1,6 @@
-// Where rows of views with equal sizes begin, for kernels: the last dimension is a row, the leading
-// ones are counted row-major, as in rows.h. Dimensions that lie behind each other in all views are
-// joined, so that most views need no division.
+// The offsets at which rows begin in views of equal sizes, for kernels. The last dimension is a
+// row, the leading ones are counted row-major, as in rows.h. Dimensions that follow each other in
+// memory in all views are joined, so that most views need no division.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ class Divisor {
   __device__ int64_t divide(int64_t n) const {
     return (n | divisor_) >> 31 != 0 ? n / divisor_ : divide(static_cast<int32_t>(n));
   }
-  // Both are less than 2^31.
+  // The dividend and the divisor are less than 2^31.
   __device__ int32_t divide(int32_t n) const {
     return static_cast<int32_t>((__umulhi(n, magic_) + static_cast<uint32_t>(n)) >> shift_);
   }
@@ -45,7 +45,7 @@ struct RowMap {
   int64_t stride[kMaxDims][kViews] = {};  // in elements
   bool small = true;                      // rows and offsets are less than 2^31
 
-  // Views that are absent have no say.
+  // Absent views are left out.
   explicit RowMap(const std::array<const TensorView*, kViews>& views) {
     const TensorView& x = *views[0];
     for (int d = x.dims() - 2; d >= 0; --d) {
@@ -92,7 +92,7 @@ struct RowMap {
     return out;
   }
 
-  int64_t length_ = 1;  // of the dimensions joined last
+  int64_t length_ = 1;  // length of the dimensions joined last
 };
 
 }  // namespace moiety::nn

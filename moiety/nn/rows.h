@@ -16,7 +16,7 @@ inline int64_t row_count(const TensorView& x) {
 template <class T>
 class RowCursor {
  public:
-  // At row `row` of `x`. An absent view gives null rows.
+  // A cursor at row `row` of `x`. An absent view gives null rows.
   RowCursor(const TensorView& x, int64_t row) : x_(&x), data_(x.data<T>()) {
     for (int d = x.dims() - 2; d >= 0 && row > 0; --d) {
       index_[d] = row % x.size(d);

@@ -1,12 +1,12 @@
-// Small memory of the calling thread for the fast CPU paths. It is one piece per thread: an
-// operation takes it once per task and calls no other operation while it uses it.
+// A small piece of memory of the calling thread, for the fast CPU paths. There is one piece per
+// thread: an operation takes it once per task and calls no other operation while it uses it.
 #pragma once
 
 #include "moiety/base/buffer.h"
 
 namespace moiety::nn {
 
-// At least n elements, aligned to 64 bytes, contents unspecified.
+// At least n elements, aligned to 64 bytes, with unspecified contents.
 template <class T>
 T* thread_scratch(int64_t n) {
   thread_local Buffer memory;

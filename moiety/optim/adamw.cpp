@@ -49,7 +49,7 @@ AdamWTable::AdamWTable(std::span<const AdamWArgs> segments, Device device) {
     check_segment(a, segments[0], device);
     count += a.runs.size();
   }
-  impl->runs.reserve(count);  // spans of it stay
+  impl->runs.reserve(count);  // segments keep spans of the runs
   for (const AdamWArgs& a : segments) {
     if (a.runs.empty()) continue;
     const size_t first = impl->runs.size();

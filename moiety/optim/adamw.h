@@ -1,17 +1,19 @@
 // AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019) over flat
 // segments, with fixed bits: docs/spec/optimizer.md#adamw.
 //
-// Per element, in fp32, rounded to nearest even after each operation, fma only where it stands:
-//   g = grad * s
-//   m = fma(b1, m, c1*g)            c1 = f32(1 - beta1)
-//   v = fma(b2, v, (c2*g)*g)        c2 = f32(1 - beta2)
-//   u = (m*k1) / (sqrt(v*k2) + eps)
-//   p = fma(-lr, fma(wd, p, u), p)  p is the master; the weight is p, or p rounded to bf16
+// Each element is computed in fp32, rounded to nearest even after each operation; fma is used
+// exactly where it stands:
+//    g = grad * s
+//    m = fma(b1, m, c1*g)            c1 = f32(1 - beta1)
+//    v = fma(b2, v, (c2*g)*g)        c2 = f32(1 - beta2)
+//    u = (m*k1) / (sqrt(v*k2) + eps)
+//    p = fma(-lr, fma(wd, p, u), p)  p is the master; the weight is p, or p rounded to bf16
 // Moments are stored as fp32, or as bf16 with stochastic rounding: the low 16 bits of the word of
-// rng domain 2 are added to the fp32 bits, which are then cut (infinity and NaN as bf16 does it).
-// Nearest rounding would freeze exp_avg_sq. u is computed from the unrounded moments.
+// rng domain 2 are added to the fp32 bits, which are then cut (infinity and NaN are converted as
+// bf16 does it). Rounding to nearest would freeze exp_avg_sq. u is computed from the unrounded
+// moments.
 //
-// A GPU gives the same bits, but for the payload of a NaN in fp32.
+// A GPU gives the same bits, except for the payload of a NaN in fp32.
 #pragma once
 
 #include <cstdint>
@@ -30,33 +32,35 @@ struct AdamW {
   double eps = 1e-8;  // > 0, so that an element whose gradient was always zero stays
 };
 
-// What belongs to a step, as step_rule (step_rule.h) writes it. It lies in memory of the stream's
-// device and is read when the operation runs.
+// The numbers of one step, as step_rule (step_rule.h) writes them. They lie in memory of the
+// stream's device and are read when the operation runs.
 struct AdamWStep {
   float s = 1;   // factor of gradients: 1/tokens and clipping
   float k1 = 1;  // bias corrections
   float k2 = 1;
   float lr = 0;
-  float wd = 0;      // weight decay of the runs that decay
+  float wd = 0;      // weight decay, for the runs that decay
   uint32_t t = 1;    // applied steps, this one included
-  int32_t skip = 0;  // not 0: nothing changes
+  int32_t skip = 0;  // if not 0 nothing changes
   uint32_t unused = 0;
 };
 static_assert(sizeof(AdamWStep) == 32);
 
 struct AdamWArgs {
-  TensorView grad;                   // float32 or bfloat16 [n]
-  TensorView master;                 // float32 [n]
-  TensorView exp_avg, exp_avg_sq;    // float32 or bfloat16 [n], the same in all segments
-  TensorView weight;                 // optional: float32 or bfloat16 [n]
-  std::span<const ElementRun> runs;  // of the n elements; what is in no run is not touched
+  TensorView grad;                 // float32 or bfloat16 [n]
+  TensorView master;               // float32 [n]
+  TensorView exp_avg, exp_avg_sq;  // float32 or bfloat16 [n], the same in all segments
+  TensorView weight;               // optional: float32 or bfloat16 [n]
+  // ranges of the n elements; elements in no run stay as they are
+  std::span<const ElementRun> runs;
 };
 
 // The segments of all buckets, made once. Their tensors lie on `device` and outlive the table; runs
-// are copied. Copies are cheap and share what they hold. Allocates, and waits for a GPU.
+// are copied. Copies are cheap and share the table's contents. Making a table allocates, and waits
+// for a GPU.
 class AdamWTable {
  public:
-  AdamWTable() = default;  // no segments
+  AdamWTable() = default;  // a table without segments
   AdamWTable(std::span<const AdamWArgs> segments, Device device);
 
   struct Impl;
@@ -67,8 +71,9 @@ class AdamWTable {
   std::shared_ptr<const Impl> impl_;
 };
 
-// `seed` is that of the stochastic rounding, `step` an AdamWStep: uint8 [32], aligned to 4. The
-// stream is of the table's device; on a GPU it is one launch. The reference runs on the CPU.
+// Updates all segments of the table. `seed` is that of stochastic rounding; `step` is an AdamWStep,
+// uint8 [32], aligned to 4. The stream is of the table's device; on a GPU the update is one launch.
+// The reference runs on the CPU.
 void adamw(const AdamW& adam, uint64_t seed, TensorView step, const AdamWTable& table,
            Stream stream);
 void adamw_reference(const AdamW& adam, uint64_t seed, TensorView step, const AdamWTable& table,

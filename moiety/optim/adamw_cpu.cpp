@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kTile = 1024;       // elements whose random words stay in the nearest cache
 constexpr int64_t kGrain = 64 << 10;  // elements of a task
 
-// Random words of the elements [logical, logical + n); element k's is word (logical & 3) + k.
+// The random words of elements [logical, logical + n); element k has word (logical & 3) + k.
 struct TileWords {
   alignas(64) std::array<uint32_t, kTile + 8> words;
 };
@@ -25,7 +25,7 @@ MOIETY_INLINE void fill_words(TileWords& tile, const PhiloxKey& key, uint32_t t,
   const PhiloxBlock counter = moment_counter(first, tensor_id, t, which);
   const quant::RandomStream stream{key, counter[2], counter[3], 0};
   const auto blocks = static_cast<int64_t>(((logical + n + 3) >> 2) - first);
-  // Bytes of a block are its words, in order.
+  // The bytes of a block are its words, in order.
   quant::random_bytes(stream, {first, 0, 1, blocks}, reinterpret_cast<uint8_t*>(&tile.words), 0);
 }
 
@@ -37,7 +37,7 @@ MOIETY_INLINE const float* grad_tile(const TensorView& grad, int64_t at, int64_t
   return tile;
 }
 
-// Elements [begin, end) of one run; all pointers begin at the segment.
+// Updates elements [begin, end) of one run; all pointers begin at the segment.
 template <class M, class W>
 MOIETY_INLINE void update_range(const AdamWConstants& c, const AdamWStep& x, const AdamWArgs& a,
                                 const ElementRun& run, int64_t begin, int64_t end) {
@@ -54,7 +54,7 @@ MOIETY_INLINE void update_range(const AdamWConstants& c, const AdamWStep& x, con
   for (int64_t at = begin, stop; at < end; at = stop) {
     const int64_t index = run.logical + (at - run.begin);
     stop = std::min(end, at + kTile);
-    // Random numbers are those of consecutive elements of the tensor.
+    // Random words belong to consecutive elements of the tensor.
     if constexpr (kStochastic) stop = at + run.columns.stretch(index, stop - at);
     const uint64_t logical = run.columns.in_tensor(index);
     if constexpr (kStochastic) {

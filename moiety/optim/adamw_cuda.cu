@@ -1,4 +1,5 @@
-// A warp takes a tile of a run; four neighbouring elements are a thread's, 16 bytes of fp32.
+// AdamW on GPUs: a warp takes a tile of a run; a thread has four neighbouring elements, 16 bytes of
+// fp32.
 #include <vector>
 
 #include "moiety/base/launch.cuh"
@@ -15,15 +16,15 @@ constexpr int64_t kTile = 1024;  // elements
 
 struct TileRun {
   ElementRun run;
-  // Of its segment.
+  // Pointers to the beginning of its segment.
   const void* grad;
   float* master;
   void* exp_avg;
   void* exp_avg_sq;
-  void* weight;  // or null
+  void* weight;  // may be null
   bool narrow_grad, narrow_weight;
-  // Quads, counted from the segment's first element, can be moved as such: they lie at multiples of
-  // their size, and have the words of one Philox block, in order.
+  // Whether quads, counted from the segment's first element, can be moved as such: they lie at
+  // multiples of their size, and have the words of one Philox block, in order.
   bool quads;
 };
 
@@ -49,7 +50,7 @@ __device__ void store_quad(bf16* p, const float (&v)[kQuad]) {
   *reinterpret_cast<uint2*>(p) = make_uint2(bf16_word(v[0], v[1]), bf16_word(v[2], v[3]));
 }
 
-// What all elements of a tile share.
+// The values that all elements of a tile share.
 template <class M>
 struct TileUpdate {
   static constexpr bool kStochastic = sizeof(M) == sizeof(bf16);
@@ -78,7 +79,7 @@ struct TileUpdate {
     }
   }
 
-  // Elements [i, i + 4).
+  // Updates elements [i, i + 4).
   __device__ void quad(int64_t i) const {
     float grad[kQuad], m[kQuad], v[kQuad], p[kQuad];
     M* exp_avg = static_cast<M*>(r.exp_avg);
@@ -195,7 +196,7 @@ class AdamWDeviceTable {
       for (const ElementRun& run : a.runs) {
         const auto index = static_cast<int32_t>(runs.size());
         runs.push_back(make_run(a, run));
-        // Tiles but the first begin at a multiple of their size.
+        // Every tile except the first begins at a multiple of its size.
         for (int64_t at = run.begin, stop; at < run.end; at = stop) {
           stop = std::min(run.end, (at / kTile + 1) * kTile);
           tiles.push_back({at, static_cast<int32_t>(stop - at), index});

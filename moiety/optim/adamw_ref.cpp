@@ -16,7 +16,7 @@ T store_moment(float x, const AdamWConstants& c, uint32_t t, const ElementRun& r
   return static_cast<T>(round_stochastic(x, words[logical & 3]));
 }
 
-// G, M, W: of gradient, moments and weight; NoWeight where none is stored.
+// G, M and W are the types of gradient, moments and weight; NoWeight if no weight is stored.
 template <class G, class M, class W>
 void update(const AdamWConstants& c, const AdamWStep& x, const AdamWArgs& a) {
   const G* grad = a.grad.data<const G>();

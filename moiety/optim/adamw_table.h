@@ -1,4 +1,4 @@
-// What an AdamWTable holds, and the implementations over checked arguments. Internal to
+// The contents of an AdamWTable, and the implementations over checked arguments. Internal to
 // moiety/optim.
 #pragma once
 
@@ -20,10 +20,10 @@ struct AdamWConstants {
         eps(static_cast<float>(adam.eps)),
         key(rng_key(seed, RngDomain::kMoments)) {}
   float b1, b2, c1, c2, eps;
-  PhiloxKey key;  // of the stochastic rounding
+  PhiloxKey key;  // key of stochastic rounding
 };
 
-// Moments and master of an element after a step, before they are rounded to be stored.
+// An element's moments and master after a step, before they are rounded to be stored.
 struct AdamWElement {
   float m, v, p;
 };
@@ -36,7 +36,7 @@ MOIETY_HD_INLINE AdamWElement update_element(const AdamWConstants& c, const Adam
   return {m, v, std::fma(-x.lr, std::fma(wd, old.p, u), old.p)};
 }
 
-struct NoWeight {};  // in the place of an element type: no weight is stored
+struct NoWeight {};  // stands for an element type: no weight is stored
 
 class AdamWDeviceTable;  // adamw_cuda.cu
 std::shared_ptr<const AdamWDeviceTable> make_device_table(std::span<const AdamWArgs> segments,
@@ -50,9 +50,9 @@ void adamw_cuda(const AdamWConstants& constants, TensorView step, const AdamWDev
 
 struct AdamWTable::Impl {
   Device device;
-  std::vector<ElementRun> runs;     // of all segments, what their spans are of
-  std::vector<AdamWArgs> segments;  // those that have runs
-  int64_t elements = 0;             // of runs
+  std::vector<ElementRun> runs;     // runs of all segments, into which their spans point
+  std::vector<AdamWArgs> segments;  // segments that have runs
+  int64_t elements = 0;             // number of elements in runs
   std::shared_ptr<const detail::AdamWDeviceTable> on_gpu;
 };
 

@@ -1,12 +1,12 @@
 // The gradient of a bucket (buffer_layout.h): main_grad of its parameters, and its sum over the
 // domain, of which each rank has its segment.
 //
-//   open --reduce--> reducing --finish--> reduced --reopen--> open
+//    open --reduce--> reducing --finish--> reduced --reopen--> open
 //
-// main_grad is never changed here: of a gradient that got more after it was summed the sum is made
+// This class never changes main_grad. If a gradient gets more after it was summed, the sum is made
 // anew, and has the bits of a sum that was made late.
 //
-// Sums are f32 in rank order (gtp/accumulate.h), whatever the dtype of what travels.
+// Sums are f32 in rank order (gtp/accumulate.h), whatever dtype travels.
 #pragma once
 
 #include "moiety/base/buffer.h"
@@ -17,21 +17,21 @@ namespace moiety::optim {
 
 class BucketGradients {
  public:
-  // `main_grad` is float32 or bfloat16, and so is `wire`, what travels; of a bfloat16 main_grad it
-  // is bfloat16. On a GPU the domain is one rank.
+  // `main_grad` and `wire`, the dtype that travels, are float32 or bfloat16; with a bfloat16
+  // main_grad `wire` is bfloat16. On a GPU the domain is one rank.
   BucketGradients(const BucketLayout& layout, DType main_grad, DType wire,
                   comm::Communicator& domain, Device device = {});
 
   const TensorView& main_grad() const { return main_grad_; }  // [length]
-  // [segment], float32; of a domain of one rank main_grad itself.
+  // [segment], float32; in a domain of one rank it is main_grad itself.
   const TensorView& sum() const { return sum_; }
   bool open() const { return state_ == State::kOpen; }
 
-  // Collective: begins to sum what is in main_grad by then.
+  // Begins to sum the main_grad of this moment. Collective.
   void reduce(Stream stream);
   // Waits for the sum.
   void finish(Stream stream);
-  // Waits until nobody reads main_grad any more. The sum counts no more.
+  // Waits until nobody reads main_grad any more. The sum is void.
   void reopen();
 
  private:
@@ -45,7 +45,7 @@ class BucketGradients {
   TensorView sent_, received_;  // bfloat16 or float32 [ranks, segment]
   comm::Ticket ticket_;
   State state_ = State::kOpen;
-  bool scattered_ = false;  // what travels writes the sum itself
+  bool scattered_ = false;  // the transfer writes the sum itself
 };
 
 }  // namespace moiety::optim

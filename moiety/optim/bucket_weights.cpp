@@ -9,7 +9,7 @@
 namespace moiety::optim {
 namespace {
 
-// The matrices that a parameter is quantized as.
+// The matrices in which a parameter is quantized.
 struct Members {
   int64_t count, rows, cols;
 };
@@ -24,7 +24,7 @@ std::optional<QuantSpec> format_of_slots(std::span<const ParamSpec> specs,
   return specs[layout.slots[0].parameter].format;
 }
 
-// Planes of codes, and the bytes of one.
+// The number of planes of codes, and the bytes of one.
 int plane_count(const QuantSpec& format) { return format.format == Format::kMxfp8 ? 2 : 1; }
 int64_t code_bytes(const QuantSpec& format, int64_t elements) {
   return is_fp4(format.format) ? elements / 2 : elements;
@@ -38,11 +38,11 @@ QuantizedSizes sizes_of(const QuantSpec& format, int64_t rows, int64_t cols) {
   return quantized_sizes(format, rows, cols, {true, plane_count(format) == 2});
 }
 
-// The arrays of a member that are not codes.
+// An array of a member that does not hold codes.
 struct ScaleArray {
   TensorView QuantizedView::*view;
   ArraySpec array;
-  bool words = false;  // float32 [2]: one of the tensor in each direction
+  bool words = false;  // float32 [2]: one word of the tensor in each direction
 };
 constexpr size_t kScaleArrays = 5;
 std::array<ScaleArray, kScaleArrays> scale_arrays(const QuantSpec& format, int64_t rows,
@@ -98,7 +98,7 @@ int64_t BucketWeights::bytes_needed(std::span<const ParamSpec> specs, const Buck
   return bytes;
 }
 
-// What each member is, and which of its elements the own segment holds.
+// Finds each member's matrix, and the elements of it that the own segment holds.
 void BucketWeights::place_members(std::span<const ParamSpec> specs, const BucketLayout& layout,
                                   int rank, TensorView master) {
   const int64_t segment = layout.segment(), first = rank * segment;
@@ -133,7 +133,7 @@ TensorView BucketWeights::array_at(void* data, const ArraySpec& array) const {
   return TensorView(data, array.dtype, std::span(array.sizes.data(), array.dims), device_);
 }
 
-// What follows the codes.
+// Places the codes and returns the first byte after them.
 std::byte* BucketWeights::place_codes(const BucketLayout& layout, int rank, std::byte* next) {
   const auto bytes_of = [&](int64_t elements) { return code_bytes(*format_, elements); };
   const int64_t plane_bytes = bytes_of(layout.length);
@@ -157,7 +157,8 @@ std::byte* BucketWeights::place_codes(const BucketLayout& layout, int rank, std:
   return next;
 }
 
-// Those of a kind lie together: one copy reaches a word of every member.
+// Places the scales. Arrays of a kind lie together, so that one copy reaches a word of every
+// member.
 void BucketWeights::place_scales(std::byte* next) {
   for (size_t k = 0; k < kScaleArrays; ++k) {
     std::byte* const first = next;
@@ -240,7 +241,7 @@ void BucketWeights::cast(comm::Communicator& domain, comm::Communicator& holders
   for (comm::Ticket& ticket : tickets) ticket.wait();
   quant::partial_cast(*plan_, *table_, reduction, stream);
   if (plane_count(*format_) == 2) return;
-  // Column views are made of the row codes and have their scales.
+  // Column views are made from the row codes and have their scales.
   for (const TensorView& x : words_) copy(x.slice(1, 1, 2), x.slice(1, 0, 1), stream);
 }
 

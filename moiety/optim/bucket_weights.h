@@ -1,10 +1,10 @@
 // The weights of a bucket (buffer_layout.h) as the model reads them: in a storage dtype, or each
 // tensor in a low-precision format that is cast from the owners' masters (quant/partial_cast.h).
-// Bits do not depend on how the bucket is divided among ranks: a weight in a format is quantize()
-// of the master rounded to bf16.
+// The bits do not depend on how the bucket is divided among ranks: a weight in a format is
+// quantize() of the master rounded to bf16.
 //
 // In memory the codes of a bucket lie as its elements do, a byte or a nibble each (kMxfp8: two
-// planes, one for each direction), so a rank's segment of codes is a range of bytes; scales are
+// planes, one for each direction), so a rank's segment of codes is a range of bytes. Scales are
 // computed by every rank and do not travel.
 #pragma once
 
@@ -21,27 +21,32 @@ namespace moiety::optim {
 
 class BucketWeights {
  public:
-  // `rank`: of the bucket's domain; `master`: float32 [segment], of the own segment. The slots'
-  // parameters have one format, or none: `storage`. `memory`: bytes_needed() zeroed bytes, aligned
-  // to 64, of the master's device; null: memory of its own.
+  // `rank` is the rank in the bucket's domain; `master`, float32 [segment], belongs to the own
+  // segment. The slots' parameters all have one format, or all none: then they have the dtype
+  // `storage`. `memory` is bytes_needed() zeroed bytes, aligned to 64, on the master's device; with
+  // null the object makes its own.
   BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout, DType storage,
                 int rank, TensorView master, std::byte* memory = nullptr);
-  // A multiple of 64. The place of a weight's arrays depends on the bucket's layout alone.
+  // The bytes that the weights take, a multiple of 64. The place of a weight's arrays depends only
+  // on the bucket's layout.
   static int64_t bytes_needed(std::span<const ParamSpec> specs, const BucketLayout& layout,
                               DType storage);
 
   // Points the slots' parameters at the weights. Addresses do not change.
   void bind(std::span<Parameter> parameters) const;
 
-  // Own segment in the storage dtype, to be written by the update; undefined if kept in a format.
+  // The own segment in the storage dtype, which the update writes; undefined if the weights are
+  // kept in a format.
   const TensorView& own_storage() const { return own_storage_; }
-  // Collective over the bucket's domain and over `holders`, all ranks that hold elements of the
-  // uncut weights: own segment := master in the format. Nothing to do in the storage dtype.
+  // Casts the master into the own segment's format. Collective over the bucket's domain and over
+  // `holders`, all ranks that hold elements of the uncut weights. It does nothing in the storage
+  // dtype.
   void cast(comm::Communicator& domain, comm::Communicator& holders, Stream stream);
-  // Collective: begins to fetch the segments of the other ranks.
+  // Begins to fetch the segments of the other ranks. Collective.
   void gather(comm::Communicator& domain, std::vector<comm::Ticket>& tickets, Stream stream) const;
 
-  // Once gathered: of what all ranks of the domain have, and of what all holders have.
+  // Checksums of gathered weights: of the bytes that all ranks of the domain have, and of the bytes
+  // that all holders have.
   uint32_t checksum() const;
   uint32_t tensor_checksum() const;
 
@@ -58,8 +63,8 @@ class BucketWeights {
   Device device_;
   Buffer memory_;
   TensorView own_storage_;
-  std::vector<TensorView> planes_;                   // what travels: [length] or, of nibbles, half
-  std::vector<TensorView> own_planes_;               // the own segments of them
+  std::vector<TensorView> planes_;  // the parts that travel: [length], or half of it for nibbles
+  std::vector<TensorView> own_planes_;               // their own segments
   std::vector<TensorView> weights_;                  // by slot, in the storage dtype
   std::vector<std::vector<QuantizedView>> members_;  // by slot, in the format
   std::vector<quant::PartialCastItem> items_;        // of all members

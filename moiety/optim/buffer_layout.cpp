@@ -33,7 +33,7 @@ void layout_family(std::span<const ParamSpec> specs, const gtp::Grid& grid, cons
                    int64_t bucket_elements, std::vector<BucketLayout>& out) {
   const int ranks = grid.degree(family.domain);
   const size_t first = out.size();
-  int64_t end = 0;  // of the last bucket
+  int64_t end = 0;  // end of the last bucket
   for (int p = static_cast<int>(specs.size()) - 1; p >= 0; --p) {
     if (Family(specs[p], grid) != family) continue;
     const int64_t numel = specs[p].numel();
@@ -126,7 +126,7 @@ std::vector<ElementRun> segment_runs(std::span<const ParamSpec> specs, const Buc
       const int64_t end = std::min(at + rows.rows * spec.row_elements, bucket.segment());
       if (begin >= end) continue;
       const int64_t logical = rows.logical_row * spec.row_elements + begin - at;
-      // Row runs that continue each other, in memory and in the tensor, are one.
+      // Row runs that continue each other, in memory and in the tensor, become one.
       if (!out.empty() && out.back().end == begin && out.back().parameter == slot.parameter &&
           out.back().tensor == rows.tensor &&
           out.back().logical + out.back().end - out.back().begin == logical) {

@@ -55,7 +55,7 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
     if (same == domains_.end()) same = domains_.emplace(same);
     same->push_back(b);
   }
-  // Parameters of a bucket are in reverse order.
+  // The parameters of a bucket are in reverse order.
   std::sort(forward_.begin(), forward_.end(), [&](size_t a, size_t b) {
     return buckets_[a].layout.slots.back().parameter < buckets_[b].layout.slots.back().parameter;
   });
@@ -99,7 +99,7 @@ DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayou
   return b;
 }
 
-// Collective over the peers that share weights.
+// Takes shared memory for shards where needed. Collective over the peers that share weights.
 void DistributedOptimizer::place_weights() {
   const auto bytes_of = [&](const Bucket& b) {
     return BucketWeights::bytes_needed(specs_, b.layout, config_.weights);
@@ -189,7 +189,7 @@ void DistributedOptimizer::await_drained(Stream stream) const {
   }
 }
 
-// In the order that a forward pass reads them.
+// Gathers in the order in which a forward pass reads the weights.
 void DistributedOptimizer::gather_weights(Stream stream) {
   std::vector<std::vector<comm::Ticket>> tickets(buckets_.size());
   for (const size_t i : forward_) {

@@ -53,7 +53,7 @@ GradStatisticsTable::GradStatisticsTable(std::span<const GradSegment> segments, 
     check_segment(s, device);
     count += s.runs.size();
   }
-  impl->runs.reserve(count);  // spans of it stay
+  impl->runs.reserve(count);  // segments keep spans of the runs
   for (const GradSegment& s : segments) {
     const size_t first = impl->runs.size();
     impl->runs.insert(impl->runs.end(), s.runs.begin(), s.runs.end());

@@ -20,7 +20,7 @@ struct BlockSum {
   int64_t bad = 0;
 };
 
-// A whole block. Lanes are summed 16 at a time, so that their sums stay in registers.
+// Sums a whole block. Lanes are summed 16 at a time, so that their sums stay in registers.
 MOIETY_SIMD_CLONES
 BlockSum sum_block(const float* x) {
   constexpr int64_t kStrip = 16;
@@ -43,7 +43,7 @@ BlockSum sum_block(const float* x) {
   return {lanes[0], bad};
 }
 
-// The sums of all blocks, by class and, last, of all classes.
+// The sums of all blocks: by class and, last, over all classes.
 struct Sums {
   explicit Sums(int64_t blocks) {
     for (auto& x : by_class) x.resize(blocks);
@@ -51,8 +51,8 @@ struct Sums {
   std::array<std::vector<double>, kParameterClasses + 1> by_class;
 };
 
-// Copies the elements of block `at` that are in runs (of class `kind`, if it is not negative) and
-// zeros in place of the others.
+// Copies the elements of block `at` that are in runs (of class `kind`, if that is not negative) and
+// puts zeros in place of the others.
 template <class G>
 void copy_masked(const G* grad, int64_t at, std::span<const ElementRun> runs, int kind,
                  float* tile) {
@@ -81,7 +81,7 @@ int first_bad_parameter(const G* grad, int64_t at, std::span<const ElementRun> r
   return first;
 }
 
-// Block `b`, whose elements lie in `runs` (and nowhere else).
+// Adds block `b`, whose elements lie only in `runs`.
 template <class G>
 GradStatistics add_block(const G* grad, int64_t b, std::span<const ElementRun> runs, Sums& sums) {
   const int64_t at = b * kNormBlock;
@@ -132,7 +132,7 @@ GradStatistics sum_segment(const G* data, int64_t n, std::span<const ElementRun>
     tasks[begin / kGrain] = task;
   });
   GradStatistics out;
-  for (const GradStatistics& task : tasks) out.add(task);  // counts; the sums follow
+  for (const GradStatistics& task : tasks) out.add(task);  // adds the counts; the sums follow
   for (int c = 0; c < kParameterClasses; ++c) {
     out.class_sumsq[c] = fold_block_sums(std::move(sums.by_class[c]));
   }

@@ -1,6 +1,6 @@
-// Sums of squares in the order of grad_norm.h. A warp sums a block of 4096 elements: its thread j
-// has lanes 4j ... 4j + 3 and those 128 behind them, so that it loads four elements at a time. A
-// product of two floats is exact in fp64, so an fma adds it as the contract says.
+// Sums of squares on GPUs, in the order of grad_norm.h. A warp sums a block of 4096 elements: its
+// thread j has lanes 4j ... 4j + 3 and those 128 further on, so that it loads four elements at a
+// time. A product of two floats is exact in fp64, so an fma adds it as the contract says.
 #include <vector>
 
 #include "moiety/base/launch.cuh"
@@ -16,14 +16,14 @@ constexpr unsigned kAllThreads = 0xFFFFFFFFu;
 static_assert(kHalves * kWarp * kQuad == kNormLanes);
 
 struct NormBlock {
-  const void* grad;         // the segment's
-  int64_t at;               // the block's first element
-  int32_t first_run, runs;  // those that touch it
+  const void* grad;         // gradient of the segment
+  int64_t at;               // first element of the block
+  int32_t first_run, runs;  // the runs that touch the block
   bool narrow;
-  bool aligned;  // to quads
+  bool aligned;  // quads lie at multiples of their size
 };
 
-// The elements of a run in a block, counted from the segment's first.
+// The elements of a run in a block, counted from the segment's first element.
 struct Range {
   int64_t begin, end;
 };
@@ -47,7 +47,7 @@ __device__ void load_quad(const G* x, int64_t i, Range in, float (&v)[kQuad]) {
   }
 }
 
-// The lanes of a thread; what elements in no run add to them is nothing.
+// The lanes of a thread. Elements in no run add nothing to them.
 struct Lanes {
   double sum[kHalves][kQuad] = {};
   int bad = 0;
@@ -90,10 +90,10 @@ __device__ void add_range(const G* x, int64_t block, Range in, Lanes& lanes) {
   }
 }
 
-// A block that is whole, and of one run.
+// Adds a block that is whole and lies in one run.
 template <class G>
 __device__ void add_block(const G* x, Lanes& lanes) {
-  constexpr int kRows = 4;  // at a time
+  constexpr int kRows = 4;  // rows at a time
   constexpr Range kWhole{0, kNormBlock};
   for (int64_t row = 0; row < kNormBlock / kNormLanes; row += kRows) {
     float v[kRows][kHalves][kQuad];
@@ -113,7 +113,7 @@ __device__ void add_block(const G* x, Lanes& lanes) {
   }
 }
 
-// Of the runs of a class, or (-1) of all.
+// The sum over the runs of a class, or over all runs if `kind` is -1.
 template <class G, bool kAligned>
 __device__ double sum_runs(const NormBlock& b, const ElementRun* runs, int kind,
                            GradStatistics& out) {
@@ -175,12 +175,12 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % kWarp == 0) out[warp] = sum;
 }
 
-// Sums [first, first + count), at most 4096, become sum `out`.
+// The sum of sums [first, first + count), at most 4096, becomes sum `out`.
 struct Fold {
   int64_t first, count, out;
 };
 
-// A block a fold, a thread a lane.
+// A block of threads does a fold; a thread is a lane.
 __global__ void __launch_bounds__(kNormLanes)
     fold_sums(const Fold* __restrict__ folds, GradStatistics* sums) {
   __shared__ GradStatistics lanes[kNormLanes];
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kNormLanes)
   if (lane == 0) sums[fold.out] = lanes[0];
 }
 
-// One thread adds the segments' sums, `where` they are; the others fetch them.
+// One thread adds the segments' sums, which are at the places `where`; the others fetch them.
 __global__ void __launch_bounds__(kNormLanes)
     add_segments(const int64_t* __restrict__ where, int64_t segments, const GradStatistics* sums,
                  GradStatistics* out) {
@@ -221,7 +221,7 @@ class GradDeviceTable {
   GradDeviceTable(std::span<const GradSegment> segments, Device device) {
     std::vector<ElementRun> runs;
     std::vector<NormBlock> blocks;
-    std::vector<Fold> open;  // of each segment what is to be folded
+    std::vector<Fold> open;  // the sums of each segment that are still to be folded
     for (const GradSegment& s : segments) {
       const auto first = static_cast<int64_t>(blocks.size());
       append_blocks(s, static_cast<int64_t>(runs.size()), blocks);
@@ -288,7 +288,8 @@ class GradDeviceTable {
     }
   }
 
-  // Groups the sums of the segments that have several; they end behind the `sums` there are.
+  // Groups the sums of the segments that have several; the results come after the `sums` that there
+  // are.
   static std::vector<Fold> next_level(std::vector<Fold>& open, int64_t& sums) {
     std::vector<Fold> level;
     for (Fold& segment : open) {

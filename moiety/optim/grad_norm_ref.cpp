@@ -6,7 +6,7 @@
 namespace moiety::optim::detail {
 namespace {
 
-// `counts(run)` says whether the elements of a run are summed.
+// `counts(run)` tells whether the elements of a run are summed.
 template <class Counts>
 double sum_of_squares(const std::vector<float>& x, std::span<const ElementRun> runs,
                       Counts&& counts) {

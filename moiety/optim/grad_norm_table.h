@@ -1,5 +1,5 @@
-// What a GradStatisticsTable holds, and the implementations over checked arguments. Internal to
-// moiety/optim.
+// The contents of a GradStatisticsTable, and the implementations over checked arguments. Internal
+// to moiety/optim.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace detail {
 inline constexpr int64_t kNormBlock = 4096;
 inline constexpr int64_t kNormLanes = 256;
 
-// Sum of n <= 4096 terms in the order of a block; term(i) is element i.
+// The sum of n <= 4096 terms in the order of a block; term(i) is element i.
 template <class Term>
 double block_sum(int64_t n, Term&& term) {
   std::array<double, kNormLanes> lanes{};
@@ -39,7 +39,7 @@ void grad_statistics_cuda(const GradDeviceTable& table, TensorView out, const St
 
 struct GradStatisticsTable::Impl {
   Device device;
-  std::vector<ElementRun> runs;  // of all segments, what their spans are of
+  std::vector<ElementRun> runs;  // runs of all segments, into which their spans point
   std::vector<GradSegment> segments;
   int64_t elements = 0;
   std::shared_ptr<const detail::GradDeviceTable> on_gpu;

@@ -1,4 +1,5 @@
-// The communicators of a rank in the grids of parallelism (gtp/layout.h), made once.
+// The communicators of a rank in the grids of parallelism (gtp/layout.h), made once and used by
+// all.
 #pragma once
 
 #include <map>
@@ -11,14 +12,15 @@ namespace moiety::optim {
 
 class GridGroups {
  public:
-  // Collective over all ranks of the grid; `world` outlives it. Throws as gtp::check_grid.
+  // Collective over all ranks of the grid; `world` outlives the object. Throws what gtp::check_grid
+  // throws.
   GridGroups(const gtp::Grid& grid, comm::Communicator& world);
 
   const gtp::Grid& grid() const { return grid_; }
   comm::Communicator& world() const { return world_; }
-  // The ranks that differ from this one in these axes alone, by rank. There are those of each axis,
-  // gtp x dp, tp x dp, tp x gtp x dp and egtp x edp; axes of one rank make no difference. None of
-  // them is `world`, so that the order of operations there does not matter here.
+  // The ranks that differ from this one in exactly these axes, by rank. The sets are: each axis
+  // alone, gtp x dp, tp x dp, tp x gtp x dp and egtp x edp; axes of one rank make no difference. No
+  // communicator among them is `world`, so the order of operations there does not matter here.
   comm::Communicator& of(gtp::Axes axes) const;
 
  private:

@@ -19,7 +19,7 @@ gtp::BundleId GtpBinding::add(int parameter, const gtp::Layout& layout, int grou
   const ParamSpec& spec = p.spec;
   const int64_t members = spec.shape.size() == 3 ? spec.shape[0] : 1;
   const int64_t s = layout.shard_rows(), cols = layout.slice_cols();
-  // At G == 1 the parameter may be without the layout's padding.
+  // At G == 1 the parameter may lack the layout's padding.
   MOIETY_CHECK(spec.rows == members * s && spec.row_elements == cols,
                "gtp binding: {} has {} x {} elements, {} shards of its layout {} x {}", spec.name,
                spec.rows, spec.row_elements, members, members * s, cols);
@@ -67,7 +67,7 @@ void GtpBinding::on_grad_ready(gtp::WeightId weight, const Event& event) {
 
 void GtpBinding::on_grad_late(gtp::WeightId weight, const Stream&) {
   const gtp::BundleId bundle = bundle_of_weight_.at(weight);
-  // Nobody reads main_grad when this returns: the stream has nothing to wait for.
+  // Nobody reads main_grad when the call returns, so the stream has nothing to wait for.
   if (weight == bundles_[bundle].members.front()) {
     optimizer_.on_grad_late(parameter_of_bundle_[bundle]);
   }

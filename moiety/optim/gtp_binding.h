@@ -1,12 +1,13 @@
-// An optimizer's weights as an executor of GTP knows them (gtp/executor.h): which there are, where
-// their shards come from, and where their gradients go.
+// An optimizer's weights as an executor of GTP knows them (gtp/executor.h): the list of weights,
+// the source of their shards, and the sink of their gradients.
 //
-//   DistributedOptimizer optimizer(specs, config, groups, shard_peers(dense),
-//   shard_peers(experts)); GtpBinding binding(optimizer); const gtp::BundleId fc1 =
-//   binding.add(parameter, layout, group); gtp::Executor executor(binding.weights(),
-//   binding.bundles(), transports, options, ranks,
-//                          binding, &binding);
-//   optimizer.initialize(seed, stream);      // publishes: transports know their bundles by now
+//    DistributedOptimizer optimizer(specs, config, groups, shard_peers(dense),
+//                                   shard_peers(experts));
+//    GtpBinding binding(optimizer);
+//    const gtp::BundleId fc1 = binding.add(parameter, layout, group);
+//    gtp::Executor executor(binding.weights(), binding.bundles(), transports, options, ranks,
+//                           binding, &binding);
+//    optimizer.initialize(seed, stream);      // publishes: transports know their bundles by now
 #pragma once
 
 #include <cstdint>
@@ -21,20 +22,21 @@
 
 namespace moiety::optim {
 
-// Of the transport that is there when the optimizer asks; empty if there is none now. `transport`
-// itself outlives the optimizer.
+// The functions of `transport`, which must outlive the optimizer; they use the object that is in it
+// when they are called. Empty if there is none now.
 ShardPeers shard_peers(const std::unique_ptr<gtp::Transport>& transport);
 
 class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
  public:
-  // The optimizer outlives it, and does not change formats.
+  // The optimizer outlives the binding, and does not change formats.
   explicit GtpBinding(DistributedOptimizer& optimizer) : optimizer_(optimizer) {}
 
-  // A bundle of the parameter's matrices: itself, or its experts, from the global number
-  // `first_expert` on. `layout` is that of each (shard_rows.h); `group`: index of the transport.
+  // Adds a bundle of the parameter's matrices: the parameter itself, or its experts, numbered
+  // globally from `first_expert` on. `layout` is that of each matrix (shard_rows.h); `group` is the
+  // index of the transport.
   gtp::BundleId add(int parameter, const gtp::Layout& layout, int group, int64_t first_expert = 0);
 
-  // Of a table: rows can be moved in its place (gtp::Bundle::row_tokens).
+  // Lets rows move instead of the whole bundle, which is a table (gtp::Bundle::row_tokens).
   void move_rows(gtp::BundleId bundle, int64_t tokens) { bundles_.at(bundle).row_tokens = tokens; }
 
   const std::vector<gtp::ShardedWeight>& weights() const { return weights_; }
@@ -44,7 +46,7 @@ class GtpBinding final : public gtp::GradSink, public gtp::ParamSource {
   // A parameter is complete when all its matrices are; they are reported in one go.
   void on_grad_ready(gtp::WeightId weight, const Event& event) override;
   void on_grad_late(gtp::WeightId weight, const Stream& stream) override;
-  // Gradients of all parameters begin anew, also of those that the executor does not know.
+  // Gradients of all parameters begin anew, also of parameters that the executor does not know.
   void on_step_abandoned() override { optimizer_.begin_gradients(); }
 
  private:

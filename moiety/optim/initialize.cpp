@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kGrain = 16 << 10;
 constexpr int64_t kStaging = 16 << 20;  // elements that are drawn for a GPU at a time
 
-// Elements [begin, end) of the segment, all in the run.
+// Draws elements [begin, end) of the segment, all in the run.
 void fill_normal(uint64_t seed, float std, const ElementRun& run, int64_t begin, int64_t end,
                  float* out) {
   parallel_for(end - begin, kGrain, [&](int64_t first, int64_t last) {
@@ -29,7 +29,7 @@ void fill_normal(uint64_t seed, float std, const ElementRun& run, int64_t begin,
   });
 }
 
-// Elements [begin, end) of the segment; zeros between the runs.
+// Draws elements [begin, end) of the segment, with zeros between the runs.
 void draw(std::span<const ParamSpec> specs, std::span<const ElementRun> runs, uint64_t seed,
           int64_t begin, int64_t end, float* out) {
   int64_t at = begin;
@@ -62,7 +62,7 @@ void initialize(std::span<const ParamSpec> specs, std::span<const ElementRun> ru
   for (int64_t begin = 0; begin < n; begin += kStaging) {
     const int64_t end = std::min(n, begin + kStaging);
     draw(specs, runs, seed, begin, end, staging.data<float>());
-    // Not pinned: the memory is free again when this returns.
+    // Staging is not pinned, so the copy has read it when it returns.
     copy(master.slice(0, begin, end), staging.view().slice(0, 0, end - begin), stream);
   }
 }

@@ -1,4 +1,4 @@
-// Initial weights (docs/spec/optimizer.md#initialization): an element is a function of seed,
+// Initial weights (docs/spec/optimizer.md#initialization). An element is a function of seed,
 // logical tensor and index, so every layout draws the same weights.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace moiety::optim {
 
-// The elements of `runs` in master (float32 [n]) := ones, zeros, or init_std * normal numbers of
-// rng domain 1; elements of no run := 0. The runs are those of `specs`, ascending. Numbers for a
-// GPU are drawn by the host, so they are the same.
+// Sets the elements of `runs` in master (float32 [n]) to ones, zeros, or init_std * normal numbers
+// of rng domain 1, and elements of no run to 0. The runs are those of `specs`, ascending. The host
+// also draws the numbers for a GPU, so they are the same.
 void initialize(std::span<const ParamSpec> specs, std::span<const ElementRun> runs, uint64_t seed,
                 TensorView master, Stream stream);
 

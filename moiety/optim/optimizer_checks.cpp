@@ -1,4 +1,4 @@
-// What ranks have to agree about.
+// Checks of the things that ranks have to agree about.
 #include <functional>
 #include <numeric>
 
@@ -60,9 +60,10 @@ void DistributedOptimizer::check_layouts() const {
   comm::agree(world_.bootstrap(), error);
 }
 
-// Each element of every logical tensor has one owner: the owned counts of all ranks add up.
+// Checks that each element of every logical tensor has one owner: the counts that all ranks own add
+// up.
 void DistributedOptimizer::check_owners() const {
-  std::vector<size_t> first_tensor;  // of each parameter
+  std::vector<size_t> first_tensor;  // first tensor of each parameter
   std::vector<const LogicalTensor*> tensors;
   for (const ParamSpec& spec : specs_) {
     first_tensor.push_back(tensors.size());
@@ -87,7 +88,7 @@ void DistributedOptimizer::check_owners() const {
   }
 }
 
-// Copies of weights, and what is common to all parts of a tensor.
+// Compares copies of weights, and the part that all parts of a tensor share.
 void DistributedOptimizer::compare_copies() const {
   std::string error;
   for (const Bucket& b : buckets_) {

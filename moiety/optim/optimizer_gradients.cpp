@@ -1,4 +1,5 @@
-// From backward to sums: when the gradients of a bucket are complete they travel.
+// The way of gradients from backward to sums: when all gradients of a bucket are complete they
+// travel.
 #include <algorithm>
 #include <vector>
 
@@ -31,7 +32,7 @@ void DistributedOptimizer::on_grad_late(int parameter) {
   complete_[parameter] = false;
   ++b.incomplete;
   if (b.gradients->open()) return;
-  // Its sum is made again with that of the others, at the step.
+  // Its sum is made again with the others, at the step.
   b.gradients->reopen();
   b.late = true;
 }
@@ -43,7 +44,7 @@ void DistributedOptimizer::zero_missing(const Bucket& bucket, Stream stream) {
   }
 }
 
-// Issues what is complete, or all, in the order of the buckets of each domain.
+// Issues complete buckets, or all, in the order of the buckets of each domain.
 void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
   for (const std::vector<size_t>& domain : domains_) {
     for (const size_t i : domain) {
@@ -62,7 +63,7 @@ void DistributedOptimizer::finish_gradients(Stream stream) {
   for (const Bucket& b : buckets_) b.gradients->finish(stream);
 }
 
-// What was late on one rank is summed once more by all.
+// Sums buckets that were late on one rank once more on all ranks.
 void DistributedOptimizer::reduce_late_buckets(Stream stream) {
   for (const std::vector<size_t>& domain : domains_) {
     std::vector<int32_t> late;

@@ -79,7 +79,7 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
   world_.all_gather(words, all_words, stream).wait();
   step_rule(rule(), input, all_words.reshape({ranks, width}), step_.state, step_.adamw, report,
             stream);
-  // A step that is skipped changes nothing and casts the same bytes again.
+  // A skipped step changes nothing and casts the same bytes again.
   await_drained(stream);
   adamw(config_.adam, config_.seed, step_.adamw, update_, stream);
   gather_weights(stream);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread an octet.
+// Rounds one octet per thread.
 template <bool kVector>
 __global__ void __launch_bounds__(kThreads)
     round_octets(const float* __restrict__ from, bf16* __restrict__ to, int64_t n) {

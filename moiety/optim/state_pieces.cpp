@@ -13,7 +13,8 @@ int64_t volume(const Box& box) {
                          std::multiplies<>());
 }
 
-// Appends [begin, end) of what `box` fixes in dimensions before `dim` and leaves open from it on.
+// Appends elements [begin, end) of the part that `box` fixes in dimensions before `dim` and leaves
+// open from it on.
 void append_boxes(std::span<const int64_t> shape, int dim, int64_t begin, int64_t end, Box box,
                   std::vector<Box>& out) {
   int64_t stride = 1;

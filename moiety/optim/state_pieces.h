@@ -1,4 +1,4 @@
-// From runs of a flat segment to boxes of logical tensors.
+// The translation of runs of a flat segment into boxes of logical tensors.
 #pragma once
 
 #include <span>
@@ -10,13 +10,13 @@
 
 namespace moiety::optim {
 
-// Elements [begin, end), in row-major order, of a tensor of this shape, as few boxes: full rows are
-// one, a partial first and last row are boxes of their own. Ascending; each box's elements follow
-// those of the one before.
+// The elements [begin, end), in row-major order, of a tensor of this shape, as few boxes: full rows
+// are one box, a partial first and last row are boxes of their own. Ascending; each box's elements
+// follow those of the box before.
 std::vector<Box> boxes_of_range(std::span<const int64_t> shape, int64_t begin, int64_t end);
 
-// Appends a piece for every box that the runs hold of slot `slot`; `data` is the segment. Of a
-// tensor whose columns are cut a full row is one of the rank's columns.
+// Appends a piece for every box that the runs hold of slot `slot`; `data` is the segment. For a
+// tensor whose columns are cut, a full row is one of the rank's columns.
 void append_pieces(std::span<const ParamSpec> specs, std::span<const ElementRun> runs,
                    const std::string& slot, const TensorView& data, StateView& view);
 

@@ -1,6 +1,6 @@
-// What a rank owns of the training state, in coordinates that do not depend on the layout: for
-// every logical tensor and slot the boxes of it that lie in this rank's memory. The optimizer makes
-// the view, the checkpoint writes from it and reads into it.
+// The training state that a rank owns, in coordinates that do not depend on the layout: for every
+// logical tensor and slot, the boxes of it that lie in this rank's memory. The optimizer makes the
+// view; the checkpoint writes from it and reads into it.
 //
 // A box is a range in every dimension of the uncut, unpadded logical tensor; `data` points to its
 // elements, row-major and without gaps. Over all ranks the boxes of a (tensor, slot) tile the
@@ -34,10 +34,10 @@ struct StatePiece {
   std::string tensor;  // checkpoint name
   std::string slot;
   DType dtype = DType::kFloat32;
-  std::vector<int64_t> shape;  // of the logical tensor
+  std::vector<int64_t> shape;  // shape of the logical tensor
   Box box;
   void* data = nullptr;
-  Device device = {};  // where `data` lies
+  Device device = {};  // place of `data`
 };
 
 using StateView = std::vector<StatePiece>;

@@ -1,5 +1,5 @@
-// Words into statistics and decisions into words: what step_rule does on either device. Internal to
-// moiety/optim.
+// The combination of words into statistics and of decisions into words, which step_rule does on
+// either device. Internal to moiety/optim.
 #pragma once
 
 #include "moiety/optim/adamw.h"
@@ -8,7 +8,7 @@
 
 namespace moiety::optim::detail {
 
-// Pointers of checked arguments.
+// Pointers to the checked arguments.
 struct StepRuleJob {
   StepRuleConfig config;
   const double* input;
@@ -35,7 +35,7 @@ MOIETY_HD inline void pack(const GradStatistics& x, const double* input, int64_t
   for (int64_t i = 0; i < losses; ++i) words[out::kCount + i] = input[in::kCount + i];
 }
 
-// In rank order, so that all ranks hold the same bits; the losses' sums go to the report.
+// Combines in rank order, so that all ranks hold the same bits; the losses' sums go to the report.
 MOIETY_HD inline StepStatistics combine(const StepRuleJob& job) {
   namespace word = rank_word;
   StepStatistics out;

@@ -1,6 +1,7 @@
-// What a step does with the gradient's statistics: norm, clipping, bias corrections, and whether
-// the step is applied, skipped, or the run must halt (docs/spec/optimizer.md#step-rule). Pure
-// functions of the group's sums over plain data, with the same bits on every rank and device.
+// The decision that a step takes on the gradient's statistics: norm, clipping, bias corrections,
+// and whether the step is applied, skipped, or the run must halt
+// (docs/spec/optimizer.md#step-rule). All are pure functions of the group's sums over plain data,
+// with the same bits on every rank and device.
 #pragma once
 
 #include <algorithm>
@@ -28,41 +29,41 @@ struct StepRuleConfig {
   double beta1 = 0.9;
   double beta2 = 0.95;
   NanGuard guard = NanGuard::kStep;
-  int max_skips = 3;       // in a row, then halt; 0: never
+  int max_skips = 3;       // skips in a row, then the run halts; 0: never
   double spike_sigma = 0;  // skip if the loss is above mean + sigma*std of the last 128; 0: off
 };
 
 // Sums over all ranks, in rank order.
 struct StepStatistics {
-  double sumsq = 0;  // of the summed gradient, unscaled; every logical element counted once
+  double sumsq = 0;  // of the summed gradient, unscaled; every logical element counts once
   std::array<double, kParameterClasses> class_sumsq{};
-  int64_t bad = 0;             // non-finite elements
+  int64_t bad = 0;             // number of non-finite elements
   int64_t bad_parameter = -1;  // smallest index of a parameter that has one
   int64_t bad_rank = -1;       // lowest rank that found it there
   int64_t tokens = 0;          // loss tokens
-  bool overflow = false;       // a rank's capacity did not suffice: the step must be repeated
+  bool overflow = false;       // a rank's capacity did not suffice, so the step must be repeated
   int64_t required = 0;        // largest capacity that a rank asked for
-  uint32_t flags = 0;          // the caller's, or-ed
-  bool has_loss = false;       // there is one that the spike test looks at:
+  uint32_t flags = 0;          // the caller's flags, or-ed
+  bool has_loss = false;       // whether there is a loss for the spike test
   double loss = 0;
 };
 
-// What is carried from step to step; saved with a checkpoint, but for the powers. Without pointers:
-// it may lie in memory of a GPU.
+// The state that is carried from step to step. It is saved with a checkpoint, except for the
+// powers. It has no pointers, so it may lie in memory of a GPU.
 struct StepState {
-  int64_t t = 0;  // applied steps
+  int64_t t = 0;  // number of applied steps
   double b1pow = 1;
   double b2pow = 1;
   int32_t skips_in_row = 0;
-  int32_t halt = 0;  // stays until the host clears it: steps change nothing
-  // Mean losses of the last steps that were applied; entry i is the last one with i = number
-  // modulo 128. `loss_count` of them were ever entered.
+  int32_t halt = 0;  // stays until the host clears it; until then steps change nothing
+  // Mean losses of the last steps that were applied; entry i is the last one whose number is i
+  // modulo 128. `loss_count` losses were ever entered.
   int64_t loss_count = 0;
   std::array<double, kSpikeWindow> losses{};
 
-  // Sets t and the powers, by t multiplications: the same bits as step by step.
+  // Sets t and the powers by t multiplications, which gives the same bits as step by step.
   void set_applied(int64_t applied, const StepRuleConfig& config);
-  // Oldest first, at most 128.
+  // The last losses, oldest first, at most 128.
   std::vector<double> last_losses() const;
   void set_losses(std::span<const double> oldest_first);
 
@@ -72,10 +73,10 @@ struct StepState {
 struct StepDecision {
   double scale = 0;  // 1 / tokens
   double norm = 0;   // L2 norm of the mean gradient
-  double coef = 1;   // of clipping
+  double coef = 1;   // clip factor
   bool skip = false;
   bool halt = false;
-  float s = 0, k1 = 1, k2 = 1;  // of AdamW, if the step is applied
+  float s = 0, k1 = 1, k2 = 1;  // constants of AdamW, if the step is applied
 };
 
 namespace detail {
@@ -95,7 +96,7 @@ MOIETY_HD inline bool is_spike(double loss, const StepState& state, double sigma
 }
 }  // namespace detail
 
-// `clip` is the largest norm, 0: any.
+// `clip` is the largest norm; 0 allows any.
 MOIETY_HD inline StepDecision decide(const StepRuleConfig& config, double clip,
                                      const StepStatistics& x, StepState& state) {
   StepDecision out;

@@ -7,7 +7,7 @@
 namespace moiety::optim {
 namespace {
 
-// The words that follow `named` ones.
+// The number of words that follow the `named` ones.
 int64_t count_losses(const char* operation, const char* argument, const TensorView& words,
                      int64_t named) {
   MOIETY_CHECK(words.numel() >= named, "{}: {} is {}, expected at least {} words", operation,

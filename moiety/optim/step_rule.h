@@ -1,5 +1,6 @@
-// decide() (step_decision.h) on the stream's device, in its order: nothing comes to the host. One
-// thread's work; a GPU gives the bits of the CPU, but for the payload of a NaN.
+// The decision of step_decision.h, taken on the stream's device and in its order: nothing comes to
+// the host. It is one thread's work; a GPU gives the bits of the CPU, except for the payload of a
+// NaN.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -9,13 +10,14 @@
 
 namespace moiety::optim {
 
-// words (float64 [rank_word::kCount + losses]) := what ranks gather of `statistics` (a
+// words (float64 [rank_word::kCount + losses]) := the words that ranks gather, from `statistics` (a
 // GradStatistics of grad_norm.h, as uint8) and `input` (float64 [input_word::kCount + losses]).
 void pack_words(TensorView statistics, TensorView input, TensorView words, Stream stream);
 
-// all_words: float64 [ranks, rank_word::kCount + losses], combined in rank order. state: a
-// StepState, uint8 [sizeof(StepState)], aligned to 8. step := an AdamWStep (adamw.h, as uint8);
-// {.skip = 1} if the step is skipped. report := float64 [report_word::kCount + losses].
+// Decides a step. all_words, float64 [ranks, rank_word::kCount + losses], are combined in rank
+// order. state is a StepState as uint8 [sizeof(StepState)], aligned to 8. step := an AdamWStep
+// (adamw.h, as uint8), which is {.skip = 1} if the step is skipped. report := float64
+// [report_word::kCount + losses].
 void step_rule(const StepRuleConfig& config, TensorView input, TensorView all_words,
                TensorView state, TensorView step, TensorView report, Stream stream);
 

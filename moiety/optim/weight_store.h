@@ -16,20 +16,20 @@ namespace moiety::optim {
 
 class WeightStore {
  public:
-  // `storage` is float32 or bfloat16. Weights are zero.
+  // Makes zero weights; `storage` is float32 or bfloat16.
   WeightStore(std::vector<ParamSpec> specs, DType storage, Device device = {});
   WeightStore(const WeightStore&) = delete;
   WeightStore& operator=(const WeightStore&) = delete;
 
-  // In the order of the specs, without `grad`.
+  // The parameters in the order of the specs, without `grad`.
   std::span<Parameter> parameters() { return parameters_; }
 
-  // Pieces of slot "weight", float32, in host memory: a GPU need not have room for all of them.
-  // They are valid until `publish`, which takes what was written to them.
+  // Pieces of slot "weight", float32, in host memory, since a GPU need not have room for all of
+  // them. They are valid until `publish`, which takes the values written to them.
   StateView state_view();
   void publish(Stream stream);
 
-  // The weights that an optimizer starts from.
+  // Draws the weights that an optimizer starts from.
   void initialize(uint64_t seed, Stream stream);
 
  private:
@@ -38,7 +38,8 @@ class WeightStore {
     std::vector<ElementRun> runs;
     Buffer memory, staging_memory;
     TensorView weights;  // [length]
-    TensorView staging;  // float32 [length]; the weights themselves if they are such on the host
+    // float32 [length]; the weights themselves if these are float32 on the host
+    TensorView staging;
     bool staged() const {
       return weights.dtype() != DType::kFloat32 || weights.device() != Device{};
     }

@@ -10,7 +10,7 @@
 namespace moiety::quant {
 namespace {
 
-// A larger one makes the scales of ordinary maxima overflow or vanish.
+// A larger margin makes the scales of ordinary maxima overflow or vanish.
 constexpr int kMaxMargin = 64;
 
 void check_state(const char* operation, const DelayedScaling& state) {
@@ -42,8 +42,8 @@ struct DelayedScalingTable::Impl {
   std::vector<DelayedScalingItem> items;
   AmaxAlgorithm algorithm;
   int margin;
-  moiety::Device place;                  // of all states
-  std::shared_ptr<const Device> device;  // if that is a GPU
+  moiety::Device place;                  // place of all states
+  std::shared_ptr<const Device> device;  // set if that is a GPU
 };
 
 DelayedScalingTable::DelayedScalingTable(std::span<const DelayedScalingItem> items,

@@ -12,13 +12,13 @@
 
 namespace moiety::quant {
 
-// The state of one tensor, float32 unless said; at first history, position and step_amax 0, scale
-// and scale_inv 1. Checkpoints store the history oldest first (oldest_first below).
+// The state of one tensor, float32 unless said otherwise. At first history, position and step_amax
+// are 0, scale and scale_inv 1. Checkpoints store the history oldest first (oldest_first below).
 struct DelayedScaling {
   TensorView history;    // [L], a ring
-  TensorView position;   // int32 [1]: where the next value goes
-  TensorView scale;      // [1], codes = encode(x * scale)
-  TensorView scale_inv;  // [1], decode scale; tensors keep a copy of it
+  TensorView position;   // int32 [1]: place of the next value
+  TensorView scale;      // [1]; codes = encode(x * scale)
+  TensorView scale_inv;  // [1], the decode scale, of which tensors keep a copy
   TensorView step_amax;  // [1], the largest |x| since the last update (maximum of bits)
 };
 
@@ -29,10 +29,11 @@ struct DelayedScalingItem {
   DType element = DType::kE4M3;
   TensorView flags = {};  // uint32 [1], optional: kFlagNonFinite if step_amax was not finite
 };
-// Copies what it is given; lives on the device that all tensors are on. Making it waits for a GPU.
+// The states of many tensors. The table copies the items; it lives on the device that all tensors
+// are on, and making it waits for a GPU.
 class DelayedScalingTable {
  public:
-  // margin: scales are smaller by 2^margin.
+  // Scales are smaller by 2^margin.
   explicit DelayedScalingTable(std::span<const DelayedScalingItem> items,
                                AmaxAlgorithm algorithm = AmaxAlgorithm::kMax, int margin = 0);
   ~DelayedScalingTable();
@@ -50,15 +51,15 @@ class DelayedScalingTable {
   std::unique_ptr<Impl> impl_;
 };
 
-// Once a step, one launch for all tensors, after step_amax was reduced over ranks (integer
-// maximum). A step_amax of 0 or not finite leaves history and scale alone; else it is pushed,
-// a = the maximum of the history or its newest value, and
-// scale = RN(RN(max * 2^-margin) / a), at most FLT_MAX; scale_inv = RN(1 / scale). step_amax is 0
-// afterwards.
+// Updates the scales of all tensors in one launch, once a step, after step_amax was reduced over
+// ranks (integer maximum). A step_amax of 0 or not finite leaves history and scale alone; any other
+// one is pushed. Then, with a = the maximum of the history or its newest value,
+//   scale = RN(RN(max * 2^-margin) / a), at most FLT_MAX;  scale_inv = RN(1 / scale)
+// Afterwards step_amax is 0.
 void update_delayed_scales(const DelayedScalingTable& table, Stream stream);
 
-// The history in the order of time, out_L float32 [L], as checkpoints keep it: with it and position
-// 0 a state goes on as if it had never stopped.
+// Copies the history in the order of time to out_L, float32 [L], as checkpoints keep it: with it
+// and position 0 a state continues as if it had never stopped.
 void oldest_first(const DelayedScaling& state, TensorView out_L, Stream stream);
 
 namespace detail {

@@ -11,7 +11,8 @@
 namespace moiety::quant::detail {
 namespace {
 
-// Values of a history are finite and not negative, so their bits are in the order of their values.
+// The values of a history are finite and not negative, so their bits are in the order of their
+// values.
 MOIETY_SIMD_CLONES
 float largest(const float* history, int64_t length) {
   uint32_t amax = 0;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kWarp = 32, kThreads = 128, kCopyThreads = 256;
 
-// The state of a tensor.
+// The state of one tensor.
 struct State {
   float* history;
   int64_t length;
@@ -36,7 +36,7 @@ __device__ int64_t ring_position(const State& s) {
   return static_cast<uint32_t>(*s.position) % s.length;
 }
 
-// Largest value of the history once `newest` stands at `at`; all lanes of a warp have it.
+// The largest value of the history once `newest` stands at `at`, given to all lanes of a warp.
 __device__ float largest(const State& s, int64_t at, float newest) {
   uint32_t amax = abs_bits(newest);
   for (int64_t i = threadIdx.x % kWarp; i < s.length; i += kWarp) {
@@ -45,7 +45,7 @@ __device__ float largest(const State& s, int64_t at, float newest) {
   return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, amax));
 }
 
-// A warp a tensor.
+// One warp per tensor.
 __global__ void __launch_bounds__(kThreads)
     update_states(const State* states, int64_t count, AmaxAlgorithm algorithm) {
   const int64_t i = int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;

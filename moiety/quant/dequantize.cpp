@@ -11,7 +11,7 @@
 namespace moiety::quant {
 namespace {
 
-// The arrays of the direction, in `job`; row_strides of scales are in scales.
+// Sets the arrays of the direction in `job`; row strides of scales count scales.
 void set_arrays(const char* operation, const QuantizedView& x, Direction direction,
                 DequantizeJob* job) {
   const Format format = x.spec.format;
@@ -60,7 +60,7 @@ DequantizeJob make_dequantize_job(const char* operation, const QuantizedView& x,
   job.undo_rht = undo_rht;
   set_arrays(operation, x, direction, &job);
   const bool operand = what == Dequantized::kOperand;
-  // What the operand leaves to the accumulators.
+  // The operand leaves these scales to the accumulators.
   if (operand && is_fp8_block(spec.format) && !spec.pow2_scales) job.scales = nullptr;
   if (!operand && is_tensor_scaled(spec.format)) {
     MOIETY_CHECK(x.tensor_scale.defined(), "{}: x has no tensor_scale", operation);

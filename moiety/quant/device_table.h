@@ -1,4 +1,4 @@
-// Arrays that are written once, on a GPU: the jobs of many tensors. For tables of operations.
+// Arrays on a GPU that are written once: the jobs of many tensors, for tables of operations.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace moiety::quant {
 
-// A copy of `values` on the stream's device, there when the stream has come past.
+// A copy of `values` on the stream's device; it is there when the stream has come past.
 template <class T>
 Buffer upload(const std::vector<T>& values, const char* what, const Stream& stream) {
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));

@@ -1,7 +1,7 @@
-// Random Hadamard transform of 16 values: signs, then the unnormalized
-// Walsh-Hadamard butterfly, then a quarter of it. It is orthogonal, so a
-// product summed over blocks of 16 is unchanged when both operands are
-// transformed with the same signs. Each addition is rounded, in this order.
+// The random Hadamard transform of 16 values: signs, then the unnormalized Walsh-Hadamard
+// butterfly, then a quarter of it. It is orthogonal, so a product summed over blocks of 16 is
+// unchanged when both operands are transformed with the same signs. Each addition is rounded, in
+// this order.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@ namespace moiety::quant {
 
 namespace detail {
 
-// Indices are constants rather than loop variables, so that values are
-// registers, in kernels and in loops that are vectorized over blocks.
+// Indices are constants rather than loop variables, so that values are registers, in kernels and in
+// loops that are vectorized over blocks.
 using Pairs = std::make_integer_sequence<int, 8>;
 using Elements = std::make_integer_sequence<int, 16>;
 
@@ -23,7 +23,7 @@ MOIETY_HD_INLINE constexpr void add_and_subtract(float& a, float& b) {
   b = a - b;
   a = sum;
 }
-// Pairs (i, i + kDistance) where i & kDistance is 0.
+// One level: pairs (i, i + kDistance) where i & kDistance is 0.
 template <int kDistance, int... kPair>
 MOIETY_HD_INLINE constexpr void butterfly(float (&w)[16], std::integer_sequence<int, kPair...>) {
   (add_and_subtract(w[kPair + (kPair & -kDistance)], w[kPair + (kPair & -kDistance) + kDistance]),
@@ -58,13 +58,13 @@ MOIETY_HD_INLINE constexpr void round_to_bf16(float (&x)[16],
 
 }  // namespace detail
 
-// x holds BF16 values, +0.0 past the end; becomes the rotated block before it is rounded.
+// Turns x, BF16 values with +0.0 past the end, into the rotated block before it is rounded.
 MOIETY_HD_INLINE constexpr void rotate_unrounded(float (&x)[16], uint16_t signs) {
   detail::flip(x, signs, detail::Elements{});
   detail::quarter_hadamard(x, detail::Elements{});
 }
 
-// The rotated block, rounded to BF16.
+// Turns x into the rotated block, rounded to BF16.
 MOIETY_HD_INLINE constexpr void apply_rht(float (&x)[16], uint16_t signs) {
   rotate_unrounded(x, signs);
   detail::round_to_bf16(x, detail::Elements{});

@@ -60,7 +60,7 @@ void check_arrays(const PartialCastItem& item, const PartialCastArrays& a, size_
                kTable, i, item.delayed ? "" : "not ");
 }
 
-// Where an item's arrays lie.
+// The device of an item's arrays.
 Device place_of(const PartialCastArrays& a) {
   const QuantizedView& v = a.out;
   return v.row_scales.defined() ? v.row_scales.device() : v.tensor_scale.device();

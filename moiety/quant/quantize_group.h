@@ -8,12 +8,12 @@
 
 namespace moiety::quant {
 
-// What a group claims to be, and whether that is possible.
+// The rows that a group claims, and whether the claim is possible.
 struct Claim {
   int64_t begin, rows;
   bool valid;
 };
-// begin, next: begin[e] and begin[e + 1]; count: null if groups are tight.
+// `begin` and `next` are begin[e] and begin[e + 1]; `count` is null if groups are tight.
 MOIETY_HD inline Claim claim(int64_t begin, int64_t next, const int64_t* count, int64_t capacity) {
   const bool ordered = begin >= 0 && next >= begin;
   const int64_t room = ordered ? next - begin : 0;
@@ -21,7 +21,7 @@ MOIETY_HD inline Claim claim(int64_t begin, int64_t next, const int64_t* count, 
   return {begin, rows, ordered && rows >= 0 && rows <= room && begin <= capacity - rows};
 }
 
-// Columns of a group in transposed col arrays.
+// The columns that a group takes in transposed col arrays.
 MOIETY_HD inline int64_t padded_group_rows(int64_t rows) { return (rows + 127) / 128 * 128; }
 
 namespace detail {
@@ -34,7 +34,8 @@ MOIETY_HD inline void advance_bytes(void*& p, int64_t n) {
 }
 }  // namespace detail
 
-// Pointers and options of group e: `rows` rows of X from `begin`, col arrays from column `column`.
+// The job of group e, with its pointers and options: `rows` rows of X from `begin`, col arrays from
+// column `column`.
 MOIETY_HD inline QuantizeJob group_job(const QuantizeJob& whole, int64_t e, int64_t begin,
                                        int64_t rows, int64_t column) {
   QuantizeJob job = whole;

@@ -23,9 +23,9 @@ void random_bytes_portable(const RandomStream& stream, const RandomBlocks& which
 #if defined(__x86_64__)
 #define MOIETY_AVX2 __attribute__((target("avx2")))
 
-// Blocks side by side, four in the 64-bit lanes of each vector; two vectors hide the latency of
-// multiplications. A lane's upper half holds what is left of a product: multiplications read lower
-// halves alone, and `store` drops the upper ones.
+// Blocks are computed side by side, four in the 64-bit lanes of each vector; two vectors hide the
+// latency of multiplications. A lane's upper half holds the rest of a product: multiplications read
+// only lower halves, and `store` drops the upper ones.
 constexpr int kVectors = 2, kLanes = 4 * kVectors;
 using Words = __m256i[kVectors];
 

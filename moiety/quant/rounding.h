@@ -1,28 +1,28 @@
 // Random bits of stochastic rounding (RNG domain 0). One Philox call serves one block of 16
-// elements along a row, or along a row of X^T for the column direction; the position is that in the
-// uncut tensor, so the bits depend neither on sharding and tiling nor on the device.
+// elements along a row, or along a row of X^T for the column direction. The position is that in the
+// uncut tensor, so the bits depend neither on sharding or tiling nor on the device.
 #pragma once
 
 #include "moiety/base/rng.h"
 
 namespace moiety::quant {
 
-// Read from device memory by kernels, so that a replayed graph draws anew. `draw` advances once per
-// quantization pass.
+// The state, which kernels read from device memory, so that a replayed graph draws anew. `draw`
+// advances once per quantization pass.
 struct RngState {
   uint64_t seed = 0;
   uint64_t draw = 0;
 };
 
-// Which numbers: of one tensor and direction in one pass.
+// The random numbers of one tensor and direction in one pass.
 struct RandomStream {
   PhiloxKey key;
   uint32_t tensor_id;
   uint32_t draw;
   uint32_t upper;  // bits 15 to 31 of the counter's second word: expert and direction
 
-  // expert: global number + 1, less than 2^16; 0 where the tensor is no expert's. `column`: blocks
-  // lie along M.
+  // `expert` is the global number + 1, less than 2^16; 0 if the tensor belongs to no expert. With
+  // `column` blocks lie along M.
   MOIETY_HD_INLINE static constexpr RandomStream make(RngState state, uint32_t tensor_id,
                                                       uint32_t expert, bool column) {
     return {rng_key(state.seed, RngDomain::kStochasticRounding), tensor_id,
@@ -30,7 +30,8 @@ struct RandomStream {
   }
   // The 16 bytes of block b < 2^47.
   MOIETY_HD_INLINE constexpr PhiloxBlock block(uint64_t b) const { return block(b, draw); }
-  // BF16 takes 16 bits an element: the low byte from `block`, the high byte from this one.
+  // The second block of BF16, which takes 16 bits per element: the low byte from `block`, the high
+  // byte from this one.
   MOIETY_HD_INLINE constexpr PhiloxBlock high_block(uint64_t b) const {
     return block(b, draw | 1u << 31);
   }
@@ -42,11 +43,11 @@ struct RandomStream {
   }
 };
 
-// Where a matrix lies in its uncut tensor. For the column direction everything is in terms of X^T:
-// swap the row and column arguments.
+// The place of a matrix in its uncut tensor. For the column direction everything is in terms of
+// X^T: swap the row and column arguments.
 struct BlockPosition {
   int64_t row0;
-  int64_t block0;          // the first column, in blocks
+  int64_t block0;          // first column, in blocks
   int64_t blocks_per_row;  // of the uncut tensor
 
   // col0 is a multiple of 16.
@@ -54,7 +55,7 @@ struct BlockPosition {
                                                        int64_t full_cols) {
     return {row0, col0 / 16, (full_cols + 15) / 16};
   }
-  // Number of the block that holds elements 16 * block to 16 * block + 15 of row `row`.
+  // The number of the block that holds elements 16 * block to 16 * block + 15 of row `row`.
   MOIETY_HD_INLINE constexpr uint64_t block(int64_t row, int64_t block) const {
     return static_cast<uint64_t>(row0 + row) * static_cast<uint64_t>(blocks_per_row) +
            static_cast<uint64_t>(block0 + block);

@@ -1,5 +1,5 @@
-// Scales of one direction as a matrix [R, C], wherever they lie. Internal to moiety/quant;
-// contract: scale_layout.h.
+// The scales of one direction as a matrix [R, C], in any order in memory. Internal to moiety/quant;
+// the contract is in scale_layout.h.
 #pragma once
 
 #include <bit>
@@ -25,8 +25,9 @@ struct ScaleMatrix {
   }
 };
 
-// What kSm100Swizzled, kPadded and kSm90MnMajor make of a matrix [rows, cols].
-int64_t layout_scales(ScaleLayout layout, int64_t rows, int64_t cols);  // pads too
+// The number of scales and the index of one, when kSm100Swizzled, kPadded or kSm90MnMajor lays out
+// a matrix [rows, cols].
+int64_t layout_scales(ScaleLayout layout, int64_t rows, int64_t cols);  // with pads
 MOIETY_HD inline int64_t layout_index(ScaleLayout layout, int64_t rows, int64_t cols, int64_t r,
                                       int64_t c) {
   const int64_t quads = (cols + 3) / 4;
@@ -40,7 +41,7 @@ MOIETY_HD inline int64_t layout_index(ScaleLayout layout, int64_t rows, int64_t 
   }
 }
 
-// A positive power of two as its exponent byte; anything else, but NaN, is a fault.
+// A positive power of two as its exponent byte; anything else except NaN is a fault.
 MOIETY_HD inline uint8_t exponent_byte(uint32_t bits, bool* fault) {
   const bool power = (bits & 0x007FFFFFu) == 0 && bits > 0 && bits < 0x7F800000u;
   if (power) return static_cast<uint8_t>(bits >> 23);
@@ -52,7 +53,7 @@ MOIETY_HD inline uint8_t exponent_byte(uint32_t bits, bool* fault) {
 void convert_scales_reference(const ScaleMatrix& in, ScaleLayout layout, uint8_t* out);
 void convert_scales_cpu(const ScaleMatrix& in, ScaleLayout layout, uint8_t* out);
 void compact_scales_cpu(const uint8_t* in, ScaleLayout layout, const ScaleMatrix& out);
-// `cols`: elements along a row of the direction.
+// `cols` is the number of elements along a row of the direction.
 void fp8_block_to_mxfp8_cpu(const ScaleMatrix& in, int64_t cols, uint8_t* out, uint32_t* flags);
 void convert_scales_cuda(const ScaleMatrix& in, ScaleLayout layout, uint8_t* out,
                          const Stream& stream);

@@ -26,19 +26,18 @@ MOIETY_HD_INLINE constexpr float capped_quotient(float numerator, float denomina
   return q < kMaxFloat ? q : kMaxFloat;
 }
 
-// FP8 with an FP32 scale per tensor, per 1x128 block or per 128x128 block.
+// FP8: an FP32 scale per tensor, per 1x128 block or per 128x128 block.
 struct Fp8Scale {
   float encode;  // code = encode(RN(x * encode))
-  float decode;  // what is stored: RN(1 / encode)
+  float decode;  // stored scale: RN(1 / encode)
 };
 
-// Of a given scale, as delayed scaling has it.
+// The scales of an encode scale that is given, as in delayed scaling.
 MOIETY_HD_INLINE constexpr Fp8Scale fp8_scale_of(float encode) {
   return {encode, canonical(1.0f / encode)};
 }
 
-// pow2 rounds the scale down to a power of two. amax_floor:
-// smaller amax count as this one.
+// pow2 rounds the scale down to a power of two. An amax below amax_floor counts as amax_floor.
 MOIETY_HD_INLINE constexpr Fp8Scale fp8_scale(float amax, float fp8_max, float amax_floor,
                                               bool pow2) {
   const float a = amax < amax_floor ? amax_floor : amax;
@@ -47,8 +46,8 @@ MOIETY_HD_INLINE constexpr Fp8Scale fp8_scale(float amax, float fp8_max, float a
   return fp8_scale_of(is_finite(amax) ? (pow2 ? cut : exact) : kCanonicalNan);
 }
 
-// MXFP8 (1x32 blocks, 32x32 tiles), F the element codec: the scale byte e, non-decreasing in amax;
-// code = F::encode(RN(x * UE8M0::inverse(e))).
+// MXFP8 (1x32 blocks, 32x32 tiles), where F is the element codec: the scale byte e, non-decreasing
+// in amax; code = F::encode(RN(x * UE8M0::inverse(e))).
 template <class F>
 MOIETY_HD_INLINE constexpr uint8_t mxfp8_scale(float amax) {
   constexpr float kInverseMax = 1.0f / F::kMax;
@@ -56,11 +55,11 @@ MOIETY_HD_INLINE constexpr uint8_t mxfp8_scale(float amax) {
   return is_finite(amax) ? e : UE8M0::kNan;
 }
 
-// NVFP4: one FP32 scale per tensor (or per row), one E4M3 scale per block. A code's value is
-// (code * block scale) * decode.
+// NVFP4: one FP32 scale per tensor (or per row), one E4M3 scale per block. A code's value is (code
+// * block scale) * decode.
 struct Nvfp4TensorScale {
   float encode;  // S = RN(2688 / amax)
-  float block;   // RN(S * RN(1 / 6)): times a block's amax it is the block's scale
+  float block;   // RN(S * RN(1 / 6)); a block's scale is this times its amax
   float decode;  // g = RN(1 / S), the stored tensor scale
 };
 
@@ -73,7 +72,7 @@ MOIETY_HD_INLINE constexpr Nvfp4TensorScale nvfp4_tensor_scale(float amax) {
 
 struct Nvfp4BlockScale {
   uint8_t code;  // E4M3
-  float encode;  // code of x = E2M1 encode(RN(x * encode)); NaN gives the code 0x7
+  float encode;  // code of x is E2M1 encode(RN(x * encode)); NaN gives the code 0x7
 };
 
 MOIETY_HD_INLINE constexpr Nvfp4BlockScale nvfp4_block_scale(float amax,

@@ -1,9 +1,9 @@
 // The MPI functions that Moiety uses, as a table that the module libmoiety_mpi.so gives out. Only
-// the module is compiled against mpi.h, so all else is free of one implementation's types, and
-// tests can put a table of their own in its place.
+// the module is compiled against mpi.h, so all other code is free of one implementation's types,
+// and tests can put their own table in its place.
 //
-// Every function but `library` and `error_text` is called from one thread only, and returns 0 or a
-// code for `error_text`. Messages of one sender with one tag arrive in order.
+// Every function except `library` and `error_text` is called from one thread only, and returns 0 or
+// a code for `error_text`. Messages of one sender with one tag arrive in order.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,23 @@ using Request = uint64_t;
 
 struct Functions {
   uint32_t version;
-  // "Open MPI v4.1.4, ...": needs no start.
+  // The implementation's name, "Open MPI v4.1.4, ..."; can be called before MPI is started.
   const char* (*library)();
   void (*error_text)(int code, char* out, int bytes);
 
-  // Starts MPI for a program whose other threads do not call it. May follow a start by someone
-  // else.
+  // Starts MPI for a program whose other threads do not call it. MPI may have been started before.
   int (*start)(int* rank, int* size, int* largest_tag);
   // Waits for all processes; shuts MPI down if `start` started it.
   int (*finish)();
 
   int (*send)(const void* data, int bytes, int peer, int tag, Request* request);
   int (*receive)(void* data, int bytes, int peer, int tag, Request* request);
-  // Carries all messages on; whether this one is complete, or was cancelled. Then it is gone.
+  // Carries all messages on and tells whether this one is complete or was cancelled; its request is
+  // then gone.
   int (*test)(Request* request, int* done);
-  // Asks for a receive to be given up; `test` says when it is.
+  // Asks to give up a receive; `test` tells when that is done.
   int (*cancel)(Request* request);
-  // Whether a message with this tag waits to be received: its sender and length.
+  // Tells whether a message with this tag waits to be received, its sender and its length.
   int (*probe)(int tag, int* found, int* peer, int* bytes);
 };
 

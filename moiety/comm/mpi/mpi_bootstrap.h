@@ -1,4 +1,4 @@
-// The bootstrap of a group of processes: lengths, then bytes, from every rank to every other.
+// The bootstrap of a group of processes: every rank sends every other one a length, then the bytes.
 #pragma once
 
 #include <memory>
@@ -11,15 +11,15 @@
 
 namespace moiety::comm::mpi {
 
-// A group of ranks of the world, as one of them knows it.
+// A group of ranks of the world, as one of its ranks knows it.
 struct Group {
   std::shared_ptr<World> world;
   std::string name;
   uint64_t number = 0;           // tells its messages from those of other groups
-  std::vector<int> world_ranks;  // of the group's ranks
+  std::vector<int> world_ranks;  // world rank of each rank of the group
   int rank = 0;
   int size() const { return static_cast<int>(world_ranks.size()); }
-  // The rank in the group of a rank of the world.
+  // The group's rank for a rank of the world.
   int rank_of(int world_rank) const;
 };
 

@@ -30,7 +30,7 @@ std::unique_ptr<RankOperation> MpiEndpoint::operation(uint64_t /*number*/,
 std::shared_ptr<Endpoint> MpiEndpoint::split(uint64_t /*number*/, int color,
                                              const std::string& name, const std::vector<int>& ranks,
                                              uint64_t largest_proposal) {
-  // All sub-groups of a split share a number, as no two of them share a rank.
+  // All sub-groups of a split share a number, since no two of them share a rank.
   group_->world->take_group(largest_proposal);
   if (color < 0) return nullptr;
   const auto out = std::make_shared<Group>();

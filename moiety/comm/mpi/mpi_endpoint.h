@@ -1,4 +1,4 @@
-// A rank that is a process, in a group of such ranks.
+// An endpoint for a rank that is a process, in a group of such ranks.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace moiety::comm::mpi {
 class MpiEndpoint final : public Endpoint {
  public:
   explicit MpiEndpoint(std::shared_ptr<const Group> group);
-  // All ranks of the world.
+  // The group of all ranks of the world.
   static std::shared_ptr<MpiEndpoint> whole(const std::shared_ptr<World>& world);
 
   const std::string& name() const override { return group_->name; }
@@ -29,7 +29,7 @@ class MpiEndpoint final : public Endpoint {
  private:
   std::shared_ptr<const Group> group_;
   MpiBootstrap bootstrap_;
-  std::shared_ptr<Buffer> staging_;  // of the one operation that is under way
+  std::shared_ptr<Buffer> staging_;  // used by the one operation that is under way
 };
 
 }  // namespace moiety::comm::mpi

@@ -24,13 +24,13 @@ namespace {
 
 constexpr int kExitCommunication = 7;  // docs/reliability.md#exit-codes
 
-// MPI is a thing of the process: started once, ended once.
+// The state of MPI in this process: started once, ended once.
 struct Process {
   const Functions* functions = nullptr;
   Processes launched;
   int largest_tag = 0;
   bool has_run = false;
-  std::shared_ptr<World> world;  // from the start of run_mpi_rank to its good end
+  std::shared_ptr<World> world;  // set from the start of run_mpi_rank to its good end
 };
 
 Process& process() {
@@ -38,7 +38,7 @@ Process& process() {
   return it;
 }
 
-// MPI's own start and end wait for all processes without a limit; this sets one.
+// A limit on MPI's own start and end, which wait for all processes without one.
 class CallLimit {
  public:
   CallLimit(const char* what, Seconds limit)
@@ -82,7 +82,7 @@ void start(Seconds limit) {
   p.functions = module.functions;
 }
 
-// What a rank tells the others at start.
+// A rank's message to the others at start.
 struct Hello {
   ProcessIdentity process;
   cpu_set_t cores;
@@ -103,8 +103,8 @@ std::vector<Hello> greet(Bootstrap& bootstrap) {
   return out;
 }
 
-// Spreads the cores that the ranks of this host may use over these ranks. A launcher that binds
-// ranks to cores has spread them already.
+// Divides the cores that the ranks of this host may use among them. A launcher that binds ranks to
+// cores has done so already.
 void share_cores(const std::vector<Hello>& hellos, int rank) {
   cpu_set_t all;
   CPU_ZERO(&all);
@@ -126,8 +126,8 @@ void share_cores(const std::vector<Hello>& hellos, int rank) {
   }
 }
 
-// A board for the ranks of this host; none where they cannot share memory. The board is never
-// closed, only let go of, so it outlives the communicator of its ranks.
+// Makes a board for the ranks of this host, if they can share memory. The board is never closed,
+// only let go of, so it outlives the communicator of its ranks.
 void put_up_board(Communicator& world, World& state, const std::vector<Hello>& hellos) {
   if (!state.options.map_memory) return;
   const auto same = [&](int r) {
@@ -142,7 +142,7 @@ void put_up_board(Communicator& world, World& state, const std::vector<Hello>& h
   state.put_up(SymmetricBuffer::create(*host, "board", World::board_bytes()), std::move(on_board));
 }
 
-// Puts back what a rank changes of its thread.
+// Restores the settings of its thread that a rank changes.
 class ThreadState {
  public:
   ThreadState() : budget_(thread_budget()), rank_(log_rank()) {}

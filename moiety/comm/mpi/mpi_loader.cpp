@@ -32,7 +32,7 @@ std::vector<fs::path> places() {
 }
 
 Module open_file(const std::string& path) {
-  // Global, since the parts that Open MPI opens itself look for its symbols.
+  // Global, since the parts that Open MPI itself opens look for its symbols.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (!handle) {
     const char* reason = dlerror();

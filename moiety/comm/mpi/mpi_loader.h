@@ -1,6 +1,6 @@
-// Finds and opens libmoiety_mpi.so: beside the program, in ../lib of it (or what the installation
-// calls its folder of libraries), beside the library that this code is part of, then where the
-// system looks.
+// Finds and opens libmoiety_mpi.so. The places are, in this order: beside the program, ../lib of it
+// (or the installation's folder of libraries), beside the library that this code is part of, the
+// system's places.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Module {
   std::string text;                      // what was found and where, or what is missing
 };
 
-// Opened at the first call, for good.
+// Opens the module at the first call, for good.
 const Module& load();
 
 }  // namespace moiety::comm::mpi

@@ -11,8 +11,8 @@
 namespace moiety::comm::mpi {
 namespace {
 
-// Memory for what arrives to be summed. Long segments, as ranks that share cores pay for every
-// round with a turn of the scheduler.
+// Bytes for data that arrive to be summed. Segments are long, since ranks that share cores pay for
+// every round with a turn of the scheduler.
 constexpr int64_t kStagingBytes = 32 << 20;
 
 }  // namespace
@@ -25,7 +25,7 @@ MpiOperation::MpiOperation(std::shared_ptr<const Group> group, std::shared_ptr<B
       tag_(group_->world->tag(group_->number, kDataKind)),
       transfers_(*group_->world) {}
 
-// Peers in an order that spreads the load: every rank begins with another one.
+// Visits peers in an order that spreads the load: every rank begins with another one.
 template <class Exchange>
 void MpiOperation::with_peers(Exchange&& exchange) {
   for (int i = 1; i < group_->size(); ++i) {
@@ -53,7 +53,7 @@ int64_t MpiOperation::room() const {
   return group_->world->options.largest_message >= kCallBytes ? kCarriedBytes : 0;
 }
 
-// Returns its bytes.
+// Fills the part of the call that carries data; returns its bytes.
 int64_t MpiOperation::fill_carried() {
   std::byte* to = carried(group_->rank);
   if (call_.kind == Collective::kAllToAll) {
@@ -157,7 +157,7 @@ void MpiOperation::check_calls() {
   }
 }
 
-// The whole operation, where the calls brought all that it takes.
+// Does the whole operation when the calls have brought all of its data.
 void MpiOperation::take_carried() {
   const int ranks = group_->size();
   const int64_t bytes = call_.bytes();
@@ -166,7 +166,7 @@ void MpiOperation::take_carried() {
   } else if (call_.kind == Collective::kAllGather) {
     for (int r = 0; r < ranks; ++r) std::memcpy(call_.recv + r * bytes, carried(r), bytes);
   } else {
-    // Of a reduce_scatter the ranks sent all parts.
+    // In a reduce_scatter the ranks sent all parts.
     const int64_t offset = call_.kind == Collective::kReduceScatter ? group_->rank * bytes : 0;
     std::vector<const void*> sources;
     for (int r = 0; r < ranks; ++r) sources.push_back(carried(r) + offset);
@@ -174,7 +174,7 @@ void MpiOperation::take_carried() {
   }
 }
 
-// Those of few ranks came with the calls.
+// Exchanges the rows of an all_to_all; those of few ranks came with the calls.
 void MpiOperation::exchange_rows() {
   const int ranks = group_->size();
   const int64_t bytes = row_bytes();
@@ -216,7 +216,7 @@ bool MpiOperation::next_round() {
   }
 }
 
-// The operations that only move bytes, in one round.
+// Runs the operations that only move bytes, in one round.
 void MpiOperation::move() {
   const int me = group_->rank;
   const int64_t bytes = call_.bytes();
@@ -241,8 +241,8 @@ void MpiOperation::move() {
   }
 }
 
-// Round i: segment i on its way to be summed, segment i - 1 summed, and on its way back if this is
-// an all_reduce.
+// Round i: segment i is on its way to be summed, segment i - 1 is summed and, in an all_reduce, on
+// its way back.
 bool MpiOperation::reduce_round() {
   if (round_ == 0) prepare_segments();
   const bool has_last = round_ > 0 && has_segment(round_ - 1);
@@ -266,13 +266,13 @@ void MpiOperation::prepare_segments() {
   if (staging_->bytes() < needed) *staging_ = Buffer(needed, "staging of a reduction");
 }
 
-// Part 0 is the longest.
+// Looks at part 0, which is the longest.
 bool MpiOperation::has_segment(int64_t index) const {
   const ElementRange first = segment(0, index);
   return first.begin < first.end;
 }
 
-// Elements of x (of send) that are segment `index` of the part of `rank`.
+// The elements of x (or of send) that are segment `index` of the part of `rank`.
 ElementRange MpiOperation::segment(int rank, int64_t index) const {
   const ElementRange part = call_.kind == Collective::kAllReduce
                                 ? part_of(call_.elements, rank, group_->size())
@@ -281,7 +281,7 @@ ElementRange MpiOperation::segment(int rank, int64_t index) const {
   return {begin, std::min(part.end, begin + segment_elements_)};
 }
 
-// Two slots per rank, used in turn.
+// The place for a segment that arrives: two slots per rank, used in turn.
 std::byte* MpiOperation::staged(int rank, int64_t index) const {
   return staging_->data() + ((index % 2) * group_->size() + rank) * slot_bytes_;
 }
@@ -302,7 +302,7 @@ void MpiOperation::sum(int64_t index) {
   const std::byte* mine = call_.send + byte_size(call_.dtype, own.begin);
   std::vector<const void*> sources;
   for (int r = 0; r < group_->size(); ++r) sources.push_back(r == me ? mine : staged(r, index));
-  // reduce_scatter gives the part alone.
+  // reduce_scatter writes only the part itself.
   const int64_t to =
       call_.kind == Collective::kAllReduce ? own.begin : own.begin - me * call_.elements;
   reduce(call_.recv + byte_size(call_.dtype, to), sources, own.end - own.begin, call_.dtype,

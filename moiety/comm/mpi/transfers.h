@@ -14,22 +14,24 @@ class World;
 class Transfers {
  public:
   explicit Transfers(World& world) : world_(&world) {}
-  // Messages that are not complete are cancelled.
+  // Cancels messages that are not complete.
   ~Transfers() { cancel(); }
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 
-  // A message to or from a rank of the world; sender and receiver name the same number of bytes, or
-  // the sender fewer where that is one piece. Long messages travel in pieces, empty ones not at
-  // all. All throw_error(Comm) if MPI fails.
+  // Posts a message to or from a rank of the world. Sender and receiver name the same number of
+  // bytes; the sender may name fewer if that is one piece. Long messages travel in pieces, empty
+  // ones not at all. Throws Error(kComm) if MPI fails.
   void send(int peer, int tag, const void* data, int64_t bytes);
   void receive(int peer, int tag, void* data, int64_t bytes);
 
-  // Carries them on; true once all are complete. Never, if MPI must not be called any more.
+  // Carries the messages on; true once all are complete. Never true if MPI must not be called any
+  // more.
   bool done();
-  // The peers of those that are not complete.
+  // The peers of the messages that are not complete.
   std::vector<int> peers() const;
-  // Takes back what can be taken back. If something stays under way, MPI is not called any more.
+  // Takes back every message that can be taken back. If one stays under way, MPI is not called any
+  // more.
   void cancel() noexcept;
 
  private:

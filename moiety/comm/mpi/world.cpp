@@ -20,7 +20,8 @@ constexpr size_t kLongest = 4000;
 
 }  // namespace
 
-// Lies in the memory of the host's first rank. The first to claim it writes the text.
+// The board for the text of an abort, in the memory of the host's first rank. The first rank to
+// claim it writes the text.
 struct World::Board {
   uint64_t claimed;
   uint64_t published;
@@ -90,7 +91,7 @@ void World::abort(std::string_view reason) noexcept {
   }
 }
 
-// This rank's verdict, put on the board for the others of the host.
+// Ends the world with this reason and puts it on the board for the other ranks of the host.
 void World::stop(const std::string& reason) {
   stopped_ = reason.substr(0, kLongest);
   Board* board = this->board();
@@ -114,7 +115,7 @@ void World::send_abort() noexcept {
     for (const int peer : off_board_) {
       transfers.send(peer, tag(0, kAbortKind), message_.data(), std::ssize(message_));
     }
-    // They take it off MPI's hands when they look; a peer that does not is late itself.
+    // The peers take the messages when they look; a peer that does not is late itself.
     const Deadline limit(kMessageLimit);
     while (!transfers.done() && !limit.expired()) std::this_thread::yield();
   } catch (...) {  // MPI fails as well: peers see this process end
@@ -130,7 +131,7 @@ void World::receive_abort() {
   transfers.receive(peer, tag(0, kAbortKind), received.data(), bytes);
   const Deadline limit(kMessageLimit);
   while (!transfers.done()) {
-    if (limit.expired()) return;  // its sender ended in the middle of it
+    if (limit.expired()) return;  // the sender ended in the middle of it
     std::this_thread::yield();
   }
   if (!stopped_) stop(received);
@@ -149,7 +150,7 @@ void World::look_at_peers() {
   last_look_ = Clock::now();
   const auto dead = dead_peer();
   if (!dead) return;
-  // It may have said more before it ended, and may itself have ended for another's sake.
+  // The peer may have said more before it ended, and may itself have ended because of another one.
   const Deadline limit(kLastWords);
   do {
     read_board();

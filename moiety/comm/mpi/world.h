@@ -1,5 +1,5 @@
-// What a process knows of the world of processes it is a rank of: the way to MPI, who its peers are
-// and whether they live, and whether the world has come to its end.
+// A process's view of the world of processes in which it is a rank: the way to MPI, the peers and
+// whether they live, and whether the world has come to its end.
 //
 // Once a rank fails, all is over: there is no way back to a state in which MPI's messages fit each
 // other. A failing rank tells its text to the ranks of its host through a board in shared memory,
@@ -30,35 +30,35 @@ class World {
   const int rank;
   const int size;
 
-  // Who the ranks are; from now on those that this process can see are watched.
+  // Tells which processes the ranks are; those that this process can see are watched from now on.
   void meet(std::vector<ProcessIdentity> processes);
-  // The ranks of this host share memory for the text of an abort; `on_board` by rank of the world.
-  // Without a board, or for ranks that are not on it, messages carry the text.
+  // The board: memory that the ranks of this host share for the text of an abort; `on_board` is by
+  // rank of the world. Without a board, and for ranks that are not on it, messages carry the text.
   static int64_t board_bytes();
   void put_up(SymmetricBuffer board, std::vector<bool> on_board);
 
-  // The table, unless MPI must not be called any more: then Error(Comm).
+  // The table of functions; throws Error(kComm) if MPI must not be called any more.
   const Functions& functions() const;
-  // Throws Error(Comm) naming what failed if the code is not 0.
+  // Throws Error(kComm) naming what failed if the code is not 0.
   void check(int code, const char* what) const;
-  // No call of MPI from now on: messages that could not be taken back are under way, and the memory
-  // that they use may go. The world has ended.
+  // Ends all calls of MPI: messages that could not be taken back are under way, and the memory that
+  // they use may go. The world has ended.
   void silence() noexcept;
   bool silent() const { return silent_; }
 
-  // `rank 1 failed: TEXT`, to everyone; the first text wins.
+  // Tells everyone `rank 1 failed: TEXT`; the first text wins.
   void abort(std::string_view text) noexcept;
-  // What ended the world, if something did; looks for it: at the board at every call, for messages
-  // every millisecond, at the peers every 100.
+  // The reason for the end of the world, if it has ended. Looks at the board at every call, for
+  // messages every millisecond, at the peers every 100.
   std::optional<std::string> stopped();
   // The same, but looks at everything now.
   std::optional<std::string> look_now();
 
-  // Numbers of groups: every rank of a split proposes one and all take the largest, so two groups
+  // Numbers for groups: every rank of a split proposes one and all take the largest, so two groups
   // that share two ranks never have the same.
   uint64_t next_group() const { return next_group_; }
   void take_group(uint64_t number) { next_group_ = number + 1; }
-  // The tag of messages of kind `kind` in a group; group 0 is not a group but this class's own.
+  // The tag of messages of kind `kind` in a group; group 0 stands for this class itself.
   int tag(uint64_t group, int kind) const;
 
  private:
@@ -90,7 +90,7 @@ class World {
   Clock::time_point last_probe_{};
 
   std::optional<std::string> stopped_;
-  std::string message_;  // of abort, while it is under way
+  std::string message_;  // message of an abort while it is under way
 };
 
 inline constexpr int kTagsOfAGroup = 4;

@@ -1,5 +1,5 @@
-// What ranks that are threads of one process share: the abort of their world, the rounds of the
-// bootstrap's all-gather, the operations that are under way, and the sub-groups being made.
+// The state that ranks which are threads of one process share: the abort of their world, the rounds
+// of the bootstrap's all-gather, the operations under way, and the sub-groups being made.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ namespace moiety::comm::thread {
 
 class SharedOperation;
 
-// One per world, shared by all groups split from it.
+// The state of a world, shared by all groups that are split from it.
 struct World {
   bool map_memory = true;
   std::mutex mutex;  // guards abort_text and the rounds of all groups
@@ -34,22 +34,22 @@ struct Group {
 
   const std::shared_ptr<World> world;
   const std::string name;
-  const std::vector<int> world_ranks;  // of the group's ranks
+  const std::vector<int> world_ranks;  // world rank of each rank of the group
   const Seconds deadline;
   int size() const { return static_cast<int>(world_ranks.size()); }
 
-  // Operation `number` of the group; the first rank to ask makes it, the last to ask takes it off
-  // the list. `label` opens the texts of its errors.
+  // The group's operation `number`. The first rank to ask makes it, the last one takes it off the
+  // list. `label` opens the texts of its errors.
   std::shared_ptr<SharedOperation> operation(uint64_t number, const std::string& label);
   // The sub-group of color `color` in the group's split `number`, made and listed in the same way.
   std::shared_ptr<Group> child(uint64_t number, int color, const std::string& name,
                                const std::vector<int>& members);
 
-  // The bootstrap's rounds: a rank may be one round ahead of its peers, hence two sets of slots.
-  // Guarded by world->mutex.
+  // The rounds of the bootstrap, guarded by world->mutex. A rank may be one round ahead of its
+  // peers, hence two sets of slots.
   std::vector<uint64_t> entered;  // rounds entered, by rank
   std::array<std::vector<std::string>, 2> slots;
-  std::string failure;  // of a round that passed its deadline: nobody comes back from it
+  std::string failure;  // of a round that passed its deadline, from which nobody returns
 
  private:
   template <class T>
@@ -77,7 +77,7 @@ class ThreadBootstrap final : public Bootstrap {
   Seconds deadline() const override { return group_->deadline; }
 
  private:
-  // Those that have not entered round `round`.
+  // The ranks that have not entered round `round`, as text.
   std::string missing(uint64_t round) const;
 
   std::shared_ptr<Group> group_;

@@ -1,5 +1,5 @@
-// One collective operation of a group while its ranks carry it out: what each rank asks for and how
-// far it has come. The ranks divide the work and read each other's tensors directly.
+// One collective operation of a group while its ranks carry it out: the call of each rank and the
+// stage it has reached. The ranks divide the work and read each other's tensors directly.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace moiety::comm::thread {
 
-// A rank passes the stages in order. It goes on when all ranks have reached its stage, and is done
-// when all have reached its last one.
+// The stages of an operation, which a rank passes in order. It goes on when all ranks have reached
+// its stage, and is done when all have reached the last one.
 enum class Stage : int { kNone, kPosted, kWorked, kShared };
 
 class SharedOperation {
@@ -23,15 +23,16 @@ class SharedOperation {
   SharedOperation(int ranks, std::string label)
       : label_(std::move(label)), calls_(ranks), stages_(ranks) {}
 
-  // Rank `rank` takes part; from now on peers may read its tensors.
+  // Makes rank `rank` take part; from now on peers may read its tensors.
   void post(int rank, CollectiveCall call);
   // Takes the rank as far as it can go without waiting. Throws Error(Comm) if the calls do not fit
   // each other or a peer gave up.
   Progress advance(int rank);
-  // The rank gives up for this reason: returns when no peer touches its tensors, and none will.
+  // Gives up for this reason. Returns when no peer touches the rank's tensors any more, and none
+  // will.
   void give_up(const std::string& reason);
 
-  // The first rank that `rank` waits for; -1 if none.
+  // The first peer that `rank` waits for; -1 if none.
   int waits_for(int rank) const;
 
  private:
@@ -39,19 +40,19 @@ class SharedOperation {
     std::atomic<Stage> value{Stage::kNone};
   };
   Stage stage(int rank) const { return stages_[rank].value.load(std::memory_order_acquire); }
-  void work(int rank);   // stage kWorked: reductions into the own part, all copies
+  void work(int rank);   // stage kWorked: reductions into the rank's own part, all copies
   void share(int rank);  // stage kShared: the other ranks' parts of an all_reduce
   void begin_touching();
   void end_touching();
   [[noreturn]] void throw_failure();
 
   const std::string label_;
-  std::vector<CollectiveCall> calls_;  // by rank, constant once posted
+  std::vector<CollectiveCall> calls_;  // by rank; constant once posted
   std::vector<RankStage> stages_;
 
   std::mutex mutex_;
   std::condition_variable idle_;
-  int busy_ = 0;  // ranks that touch peers' tensors
+  int busy_ = 0;  // ranks that touch peers' tensors now
   std::atomic<bool> failed_{false};
   std::string failure_;
 };

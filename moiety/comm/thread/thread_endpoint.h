@@ -1,4 +1,4 @@
-// A rank that is a thread, in a group of such ranks.
+// An endpoint for a rank that is a thread, in a group of such ranks.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Matrices of bytes and of nibbles, transposed in registers. Internal to the CPU paths of
+// Transposes of matrices of bytes and of nibbles, in registers. Internal to the CPU paths of
 // moiety/quant.
 #pragma once
 
@@ -17,12 +17,12 @@ MOIETY_INLINE Bytes16 load_bytes(const uint8_t* at) {
   return out;
 }
 
-// out[c * out_pitch + r] = byte c of row(r), r, c < 16.
+// out[c * out_pitch + r] = byte c of row(r), for r, c < 16.
 template <class Row>
 MOIETY_INLINE void transpose_16x16(Row&& row, uint8_t* out, int64_t out_pitch) {
   Bytes16 a[16], b[16];
   for (int i = 0; i < 16; ++i) a[i] = row(i);
-  // A step interleaves the two halves of the rows; after four the indices have changed places.
+  // Each step interleaves the two halves of the rows; after four the indices have changed places.
   const auto step = [](const Bytes16* from, Bytes16* to) __attribute__((always_inline)) {
     for (int i = 0; i < 8; ++i) {
       to[2 * i] = __builtin_shufflevector(from[i], from[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
@@ -38,7 +38,7 @@ MOIETY_INLINE void transpose_16x16(Row&& row, uint8_t* out, int64_t out_pitch) {
   for (int i = 0; i < 16; ++i) std::memcpy(out + i * out_pitch, &a[i], 16);
 }
 
-// out[c * out_pitch + r] = in[r * in_pitch + c] of rows x cols bytes, both multiples of 16.
+// out[c * out_pitch + r] = in[r * in_pitch + c], for rows x cols bytes, both multiples of 16.
 MOIETY_INLINE void transpose_bytes(const uint8_t* in, int64_t in_pitch, int64_t rows, int64_t cols,
                                    uint8_t* out, int64_t out_pitch) {
   for (int64_t c = 0; c < cols; c += 16) {
@@ -50,8 +50,8 @@ MOIETY_INLINE void transpose_bytes(const uint8_t* in, int64_t in_pitch, int64_t 
   }
 }
 
-// The same of nibbles, low ones first; rows and cols (in nibbles) are multiples of 32. Two rows and
-// two columns share bytes on either side.
+// The same for nibbles, low ones first; rows and cols (in nibbles) are multiples of 32. Two rows
+// and two columns share bytes on either side.
 MOIETY_INLINE void transpose_nibbles(const uint8_t* in, int64_t in_pitch, int64_t rows,
                                      int64_t cols, uint8_t* out, int64_t out_pitch) {
   for (int64_t c = 0; c < cols; c += 32) {

@@ -1,5 +1,6 @@
-// Rows in segments of 1024 elements. Operands whose products are BF16 values, nearly all of them,
-// are decoded in pairs and cut; anything else is computed in float32 and rounded.
+// Dequantization on CPUs, in row segments of 1024 elements. Operands whose products are BF16
+// values, which is nearly all of them, are decoded in pairs and cut; anything else is computed in
+// float32 and rounded.
 #include <algorithm>
 #include <cstring>
 
@@ -35,7 +36,7 @@ MOIETY_INLINE void decode_pairs(const uint8_t* __restrict pairs, int64_t n, floa
   decode_codes<E2M1>(codes, n, out);
 }
 
-// Scales of the blocks of elements [c, c + n) of row r, one after the other; returns their number.
+// Loads the scales of the blocks of elements [c, c + n) of row r, in order; returns their number.
 MOIETY_INLINE int64_t load_scales(const DequantizeJob& job, int64_t r, int64_t c, int64_t n,
                                   float* __restrict out) {
   const int64_t blocks = ceil_div(n, job.block_cols);
@@ -61,13 +62,14 @@ template <int kBlock>
 MOIETY_INLINE void multiply_blocks(const float* __restrict scales, int64_t blocks,
                                    float* __restrict values) {
   for (int64_t b = 0; b < blocks; ++b) {
-    // Unrolled, the loop around it would be vectorized instead, with shuffles.
+    // If this loop were not unrolled, the loop around it would be vectorized instead, with
+    // shuffles.
 #pragma GCC unroll 1
     for (int i = 0; i < kBlock; ++i) values[b * kBlock + i] *= scales[b];
   }
 }
 
-// Elements [c, c + n) of row r, before they are stored; up to 1024 are computed.
+// Computes elements [c, c + n) of row r, before they are stored; up to 1024 are computed.
 MOIETY_INLINE void segment(const DequantizeJob& job, int64_t r, int64_t c, int64_t n,
                            float* __restrict values) {
   const uint8_t* row = job.codes + r * job.pitch;
@@ -111,14 +113,14 @@ struct ExactScales {
   }
 };
 
-// The number of scales, -1 if not all are exact.
+// Loads scales and returns their number, or -1 if not all are exact.
 MOIETY_SIMD_CLONES int64_t load_exact_scales(const DequantizeJob& job, const ExactScales& exact,
                                              int64_t r, int64_t c, int64_t n, float* out) {
   const int64_t blocks = load_scales(job, r, c, n, out);
   return exact.hold(out, blocks) ? blocks : -1;
 }
 
-// Codes of a pair: bytes, or the nibbles of a byte.
+// The codes of a pair: two bytes, or the nibbles of one byte.
 MOIETY_INLINE uint32_t load_pair(const uint8_t* codes, int64_t i, E2M1) { return codes[i]; }
 template <class F>
 MOIETY_INLINE uint32_t load_pair(const uint8_t* codes, int64_t i, F) {
@@ -126,8 +128,8 @@ MOIETY_INLINE uint32_t load_pair(const uint8_t* codes, int64_t i, F) {
   return reinterpret_cast<const Word*>(codes)[i];
 }
 
-// BF16 values of pairs, from products that have no more bits; false if there are codes that are no
-// numbers, and then nothing is written.
+// Writes the BF16 values of pairs, from products that have no more bits than those. Returns false,
+// with nothing written, if a code is no number.
 template <class F>
 MOIETY_INLINE bool exact_pairs(const uint8_t* __restrict codes, const float* __restrict even,
                                const float* __restrict odd, int64_t pairs,
@@ -157,7 +159,7 @@ MOIETY_EXACT_PAIRS(E4M3)
 MOIETY_EXACT_PAIRS(E5M2)
 #undef MOIETY_EXACT_PAIRS
 
-// Operands where they are exact; false, and nothing is written, elsewhere.
+// Dequantizes operands where that is exact; elsewhere returns false, with nothing written.
 class ExactRows {
  public:
   explicit ExactRows(const DequantizeJob& job)
@@ -169,7 +171,7 @@ class ExactRows {
     std::fill(std::begin(even_), std::end(even_), 1.0f);
   }
 
-  // Elements [c, c + n) of row r, an even number.
+  // Elements [c, c + n) of row r; n is even.
   MOIETY_INLINE bool segment(const DequantizeJob& job, int64_t r, int64_t c, int64_t n,
                              uint32_t* out) {
     if (!possible_) return false;

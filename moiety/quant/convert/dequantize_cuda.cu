@@ -1,6 +1,6 @@
 // Dequantization on GPUs. A thread takes as many codes of a row as make 16 bytes of output, so that
-// a warp's stores are one run of 512 bytes, and does so twice in two rows, for loads that wait
-// together.
+// a warp's stores are one run of 512 bytes. It takes two such runs in each of two rows, so that
+// loads wait together.
 #include <bit>
 
 #include "moiety/base/launch.cuh"
@@ -15,20 +15,20 @@ namespace {
 using device::Rows;
 
 constexpr int kThreads = 256;
-constexpr int kRunsOfThread = 4;  // two by two
+constexpr int kRunsOfThread = 4;  // two runs in each of two rows
 constexpr int kTileRows = kThreads / 32 * 2;
 
-// What a code is multiplied with: where its scale lies, and what it is.
+// The scale that a code is multiplied with: its place and its kind.
 enum class Scales { kNone, kFloat, kE4M3, kUE8M0, kUE8M0Columns };
 
 struct Params {
   DequantizeJob job;
-  int row_shift, col_shift;  // of a block of scales
+  int row_shift, col_shift;  // shifts from an element to its block of scales
   uint32_t tile_columns;
   device::ByteRange all_codes, all_scales;
 };
 
-// Codes c to c + n - 1 of row r and what they are multiplied with.
+// Codes c to c + n - 1 of row r and their scales.
 template <class C, Scales kScales, Rows kRows, int n>
 struct Run {
   static constexpr bool kFp4 = C::kMaxCode == E2M1::kMaxCode;
@@ -75,7 +75,7 @@ struct Run {
       if (p.job.tensor_scale) v[i] *= tensor_scale;
     }
   }
-  // The values as T.
+  // Packs the values as elements of T.
   template <class T>
   __device__ void pack(const Params& p, uint32_t (&out)[4]) const {
     if constexpr (kFp4 && sizeof(T) == 2) {
@@ -87,7 +87,7 @@ struct Run {
   }
 };
 
-// kUndo: n is 16, the values of a rotated block; else they are 16 bytes.
+// With kUndo n is 16, the values of a rotated block; otherwise n values are 16 bytes.
 template <class C, class T, Scales kScales, Rows kRows, int n, bool kUndo>
 __global__ void __launch_bounds__(kThreads) dequantize_tiles(const __grid_constant__ Params p) {
   using CodeRun = Run<C, kScales, kRows, n>;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_tiles(const __grid_consta
   for (int i = 0; i < kRunsOfThread; ++i) {
     if (row(i) < job.rows && column(i) < job.out_cols) runs[i].load(p, row(i), column(i));
   }
-  // The same for all of a warp.
+  // `whole` is the same for all threads of a warp.
   const bool whole = int64_t{tile_column + 1} * 64 * n <= job.out_cols;
 #pragma unroll
   for (int i = 0; i < kRunsOfThread; ++i) {
@@ -152,7 +152,7 @@ void launch_tiles(const DequantizeJob& job, const Stream& stream) {
          {blocks_for(job.rows, kTileRows) * columns, kThreads}, stream, p);
 }
 
-// Whether codes, scales of columns and values lie at multiples of so many bytes in every row.
+// Whether codes, scales of columns and values lie at these alignments, in bytes, in every row.
 bool is_aligned(const DequantizeJob& job, uintptr_t code_bytes, uintptr_t out_bytes) {
   const auto address = [](const void* base, int64_t pitch) {
     return std::bit_cast<uintptr_t>(base) | static_cast<uintptr_t>(pitch);

@@ -1,5 +1,5 @@
-// From codes to values on GPUs, with the hardware's conversions where they give the bits of the
-// codecs (tests/quant_gpu).
+// Codes to values on GPUs, with the hardware's conversions where they give the bits of the codecs
+// (tests/quant_gpu).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace moiety::quant::device {
 
-// Values of the two FP8 codes in the low half of `codes`. NaN are some NaN.
+// The values of the two FP8 codes in the low half of `codes`. A NaN may be any NaN.
 template <class F>
 __device__ float2 decode_pair(uint32_t codes) {
   uint32_t halves;
@@ -27,18 +27,20 @@ __device__ float2 decode_pair(uint32_t codes) {
   return out;
 }
 
-// Two values as bf16, the first in the low half: to nearest even, subnormals kept, NaN 0x7FFF.
+// Two values as bf16, the first in the low half: rounded to nearest even, subnormals kept, NaN
+// 0x7FFF.
 __device__ inline uint32_t bf16_pair(float first, float second) {
   uint32_t out;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));
   return out;
 }
 
-// How the rows of a matrix are aligned: codes and stores of a thread to their size; codes to words
-// and values to eight bytes, as with columns that are a multiple of four; or neither.
+// The alignment of a matrix's rows. kVectors: codes and stores of a thread are aligned to their
+// size. kWords: codes are aligned to words and values to eight bytes, as with columns that are a
+// multiple of four. kBytes: neither.
 enum class Rows { kVectors, kWords, kBytes };
 
-// n bytes of a row, fetched in one go.
+// n bytes of a row, loaded in one go.
 template <int n, Rows kRows>
 struct ByteRun {
   static constexpr int kWords = (n + 3) / 4;
@@ -52,8 +54,8 @@ struct ByteRun {
 #pragma unroll
       for (int w = 0; w < kWords; ++w) window.raw[w] = v.word[w];
     } else if constexpr (kRows == Rows::kWords) {
-      // Words of the last run that do not exist become the last one: a branch would make every load
-      // wait for the one before it.
+      // Words of the last run that do not exist are loaded from the last one: a branch would make
+      // every load wait for the one before it.
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
         const uint8_t* q = p + 4 * w < all.end ? p + 4 * w : all.end - 4;
@@ -73,13 +75,13 @@ struct ByteRun {
   }
 };
 
-// Values of codes, n of them in words.
+// The values of n codes, which lie in words.
 template <class C, int n, int kWords>
 __device__ void decode(const uint32_t (&word)[kWords], float (&v)[n]) {
   if constexpr (C::kMaxCode == E2M1::kMaxCode) {
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      // Exponent and mantissa as those of a float32 that is 2^126 times too small.
+      // Exponent and mantissa are placed as those of a float32 that is 2^126 times too small.
       const uint32_t code = word[i / 8] >> 4 * (i % 8);
       v[i] = __uint_as_float((code & 7u) << 22 | (code & 8u) << 28) * 0x1p126f;
     }
@@ -99,7 +101,8 @@ __device__ inline uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
   return out;
 }
 
-// Eight E2M1 codes times a scale of E4M3, exact in bf16. As above, but codes 4 apart side by side.
+// Eight E2M1 codes times an E4M3 scale, exact in bf16. It works as above, but with codes 4 apart
+// side by side.
 __device__ inline void scaled_e2m1(uint32_t codes, float scale, uint32_t (&out)[4]) {
   constexpr uint32_t kBack = 0x7E807E80;  // 2^126
   const uint32_t scales = __byte_perm(__float_as_uint(scale), 0, 0x3232);
@@ -116,7 +119,7 @@ __device__ inline void scaled_e2m1(uint32_t codes, float scale, uint32_t (&out)[
   }
 }
 
-// Sixteen bytes of values, from v[first] on.
+// Packs sixteen bytes of values, from v[first] on.
 template <class T, int n>
 __device__ void pack_values(const float (&v)[n], int first, uint32_t (&out)[4]) {
 #pragma unroll
@@ -129,9 +132,9 @@ __device__ void pack_values(const float (&v)[n], int first, uint32_t (&out)[4]) 
   }
 }
 
-// Sixteen bytes a lane to a run that begins at p, of the lane, and is aligned to eight: whole
-// vectors but at its ends. All lanes of a warp call it. Written with __stwb, since the compiler
-// joins plain stores of the branches and then splits them into words.
+// Stores sixteen bytes from each lane to a run that begins at p, the lane's own place, aligned to
+// eight: whole vectors except at the ends of the run. All lanes of a warp call it. It writes with
+// __stwb, since the compiler joins plain stores of the branches and then splits them into words.
 __device__ inline void store_half_vectors(uint8_t* p, const uint32_t (&mine)[4]) {
   if (reinterpret_cast<uintptr_t>(p) % 16 == 0) {
     __stwb(reinterpret_cast<uint4*>(p), make_uint4(mine[0], mine[1], mine[2], mine[3]));
@@ -148,7 +151,7 @@ __device__ inline void store_half_vectors(uint8_t* p, const uint32_t (&mine)[4])
   }
 }
 
-// The first `bytes` (perhaps <= 0) of sixteen to p.
+// Stores the first `bytes` (perhaps <= 0) of sixteen bytes to p.
 template <Rows kRows>
 __device__ void store_run_of_lane(uint8_t* p, const uint32_t (&word)[4], int64_t bytes) {
   constexpr int kEach = kRows == Rows::kVectors ? 4 : 2;  // words of a store

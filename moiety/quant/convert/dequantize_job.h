@@ -1,5 +1,5 @@
-// One direction of a quantized tensor as a matrix of codes and where the scale of each lies.
-// Internal to moiety/quant; contract: dequantize.h.
+// One direction of a quantized tensor: a matrix of codes, and the place of the scale of each.
+// Internal to moiety/quant; the contract is in dequantize.h.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@ struct DequantizeJob {
   const uint8_t* codes = nullptr;  // [rows, cols], `pitch` bytes a row
   int64_t rows = 0, cols = 0, pitch = 0;
   // Element (r, c) has scale (r / block_rows) * row_stride + (c / block_cols) * col_stride.
-  const void* scales = nullptr;  // null: none, or none are applied
+  const void* scales = nullptr;  // null if there are none, or none are applied
   int64_t block_rows = 1, block_cols = 1, row_stride = 0, col_stride = 0;
-  const float* tensor_scale = nullptr;  // of row r: r * tensor_stride; null: none is applied
+  const float* tensor_scale = nullptr;  // for row r: at r * tensor_stride; null if none is applied
   int64_t tensor_stride = 0;
-  void* out = nullptr;  // [rows, out_cols]; more than `cols` are codes too: a rotated tail
+  // [rows, out_cols]; columns beyond `cols` come from codes too, the tail of a rotated block
+  void* out = nullptr;
   DType dtype = DType::kFloat32;
   int64_t out_cols = 0, out_stride = 0;
 };

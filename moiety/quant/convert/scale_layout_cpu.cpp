@@ -1,5 +1,5 @@
-// Layouts in tiles of the rows that lie together in them: 128 rows x 16 scales of bytes, 64 rows of
-// float32.
+// Layouts of scales on CPUs, in tiles of the rows that lie together in a layout: 128 rows x 16 byte
+// scales, or 64 rows of float32.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -39,7 +39,7 @@ struct alignas(64) ScaleTile {
 
 using Words4 __attribute__((vector_size(16))) = uint32_t;
 
-// out[j][i] = word j of row i, i, j < 4.
+// out[j][i] = word j of row i, for i, j < 4.
 MOIETY_INLINE void transpose_words(const Words4 (&row)[4], Words4 (&out)[4]) {
   const Words4 a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
   const Words4 b = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
@@ -51,8 +51,8 @@ MOIETY_INLINE void transpose_words(const Words4 (&row)[4], Words4 (&out)[4]) {
   out[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
 }
 
-// Scale rows [r0, r0 + 128) swizzled: tiles of 512 bytes, in which the words of rows 32 apart lie
-// together.
+// Writes scale rows [r0, r0 + 128) swizzled: in tiles of 512 bytes, in which the words of rows 32
+// apart lie together.
 MOIETY_INLINE void swizzle(const ScaleMatrix& in, const ByteWriter& writer, int64_t r0,
                            uint8_t* out) {
   const int64_t quads = ceil_div(in.cols, 4);
@@ -71,7 +71,7 @@ MOIETY_INLINE void swizzle(const ScaleMatrix& in, const ByteWriter& writer, int6
   }
 }
 
-// Scale rows [r0, r0 + 128) in rows of whole words.
+// Writes scale rows [r0, r0 + 128) as rows of whole words.
 MOIETY_INLINE void pad(const ScaleMatrix& in, int64_t r0, uint8_t* out) {
   const int64_t pitch = ceil_div(in.cols, 4) * 4;
   out += r0 * pitch;
@@ -96,7 +96,7 @@ MOIETY_SIMD_CLONES void convert_bytes(const ScaleMatrix& in, bool swizzled,
   swizzled ? swizzle(in, writer, r0, out) : pad(in, r0, out);
 }
 
-// Scale rows [r0, r0 + 64) of float32, transposed.
+// Writes scale rows [r0, r0 + 64) of float32, transposed.
 MOIETY_SIMD_CLONES void convert_floats(const ScaleMatrix& in, int64_t r0, uint32_t* out) {
   const uint32_t* from = reinterpret_cast<const uint32_t*>(in.data);
   const int64_t pitch = ceil_div(in.rows, 4) * 4;

@@ -1,5 +1,5 @@
-// Layouts of scales on GPUs. The arrays are small, so that what counts is how many loads wait at a
-// time.
+// Layouts of scales on GPUs. The arrays are small, so speed depends on how many loads wait
+// together.
 #include <bit>
 #include <type_traits>
 
@@ -18,7 +18,7 @@ constexpr int kThreads = 256;
 // A scale matrix as kernels read it.
 struct Scales {
   ScaleMatrix m;
-  int row_shift;  // of a block of rows
+  int row_shift;  // shift from a row to its block
   device::ByteRange all;
 
   explicit Scales(const ScaleMatrix& in)
@@ -30,14 +30,14 @@ struct Scales {
   __device__ int64_t index(int64_t r, int64_t c) const {
     return (r >> row_shift) * m.row_stride + c * m.col_stride;
   }
-  // Of rows, where columns lie together: 16, 4 or 1 bytes, of which rows are a multiple.
+  // The alignment of rows if columns lie together: 16, 4 or 1 bytes.
   int alignment() const {
     const auto bits = std::bit_cast<uintptr_t>(m.data) |
                       static_cast<uintptr_t>(m.width * (m.cols | m.row_stride));
     return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1;
   }
-  // Sixteen bytes of n rows, `step` apart from r on, from column c on, where columns lie together;
-  // 0 outside.
+  // Loads sixteen bytes of each of n rows, `step` apart from row r on, from column c on; zeros
+  // outside of the matrix. Columns lie together.
   template <int kAlignment, int n>
   __device__ void load_rows(int64_t r, int step, int64_t c, uint32_t (&out)[n][4]) const {
     const auto at = [&](int k) { return m.data + m.width * index(r + k * step, c); };
@@ -68,8 +68,8 @@ struct Scales {
       }
     }
   }
-  // Byte scales of n times rows r to r + 3 (of blocks), `step` apart, and columns c to c + 3, where
-  // rows lie together: a word a row; 0 outside.
+  // Loads byte scales of n times rows r to r + 3 (of blocks), `step` apart, in columns c to c + 3,
+  // a word per row; zeros outside of the matrix. Rows lie together.
   template <int n>
   __device__ void load_columns(int64_t r, int step, int64_t c, uint32_t (&out)[n][4]) const {
     Window<1> window[n][4];
@@ -98,8 +98,8 @@ struct Scales {
   }
 };
 
-// kSm100Swizzled, of rows: a block takes 128 rows of kLanes times sixteen columns, a warp a few
-// rows of every 32, a lane sixteen columns of four rows that are 32 apart.
+// Writes kSm100Swizzled from rows: a block takes 128 rows of kLanes times sixteen columns, a warp a
+// few rows of every 32, a lane sixteen columns of four rows that are 32 apart.
 constexpr int kLanes = 4;
 
 template <int kAlignment>
@@ -119,12 +119,12 @@ __global__ void __launch_bounds__(32 * kLanes)
   }
 }
 
-// How a matrix of byte scales whose columns are contiguous lies: a scale a row, or one for a block
-// of rows.
+// The kinds of a matrix of byte scales whose columns are contiguous: one scale per row, or one per
+// block of rows.
 enum class Lie { kColumns, kColumnsOfTiles };
 
-// A warp takes 128 rows of four words of four scales; a lane four rows, 32 apart, of each word, or
-// with kColumns of one word four such fours of rows.
+// Writes layouts from columns: a warp takes 128 rows of four words of four scales. A lane takes
+// four rows, 32 apart, of each word, or with kColumns four such fours of rows of one word.
 template <Lie kLie, bool kSwizzled>
 __global__ void __launch_bounds__(kThreads)
     convert_bytes(const __grid_constant__ Scales in, uint32_t warp_columns, int64_t warps,
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// kPadded, of rows: a thread copies sixteen scales twice.
+// Writes kPadded from rows: a thread copies sixteen scales twice.
 constexpr int kPadThreads = 128, kPadRuns = 2;
 
 template <int kAlignment>
@@ -207,7 +207,8 @@ __global__ void __launch_bounds__(kPadThreads)
   }
 }
 
-// Of float32 scales a thread turns four rows of four; kAcross of them lie side by side in a warp.
+// Transposes float32 scales: a thread takes four rows of four; kAcross such squares lie side by
+// side in a warp.
 constexpr int kFloatThreads = 128, kAcross = 4, kFloatRows = kFloatThreads / kAcross * 4;
 
 template <bool kVectors>
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(kFloatThreads)
   }
 }
 
-// A thread a scale, in the order of the compact ones.
+// One thread per scale, in the order of the compact ones.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     compact(const T* in, ScaleLayout layout, const __grid_constant__ ScaleMatrix out) {
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(kThreads)
       in[layout_index(layout, out.rows, out.cols, r, c)];
 }
 
-// A thread a scale: four bytes, or as many as the row has.
+// One thread per scale: it writes four bytes, or as many as the row has.
 __global__ void __launch_bounds__(kThreads)
     exponent_bytes(const __grid_constant__ ScaleMatrix in, int64_t pitch, uint8_t* out,
                    uint32_t* flags) {
@@ -276,7 +277,7 @@ __global__ void __launch_bounds__(kThreads)
   if (fault && flags) atomicOr(flags, kFlagUnrepresentable);
 }
 
-// body(std::integral_constant) of the alignment.
+// Calls body(std::integral_constant) with the alignment.
 template <class Body>
 void with_alignment(const Scales& scales, Body&& body) {
   switch (scales.alignment()) {

@@ -1,4 +1,4 @@
-// Panels of 128 x 128 codes through registers, four to a band.
+// Transposes of codes on CPUs: panels of 128 x 128 codes go through registers, four to a band.
 #include <algorithm>
 #include <vector>
 
@@ -34,10 +34,10 @@ class Band {
   }
 
  private:
-  // Rows apart from each other in the cache.
+  // Pitch that keeps rows apart from each other in the cache.
   static constexpr int64_t kPitch = kBandRows + 64;
 
-  // Ragged panels are copied and filled up with zeros.
+  // Turns a panel; ragged ones are copied and filled up with zeros.
   MOIETY_INLINE void turn_panel(int64_t r0, int64_t c0, int64_t rows, int64_t cols, uint8_t* out) {
     const uint8_t* in = job_.in + r0 * job_.in_pitch + c0 / per_byte_;
     int64_t pitch = job_.in_pitch;
@@ -64,7 +64,7 @@ class Band {
   alignas(64) uint8_t turned_[kPanel * kPitch];
 };
 
-// Rows [r0, r0 + 512).
+// Turns rows [r0, r0 + 512).
 MOIETY_SIMD_CLONES void turn_rows(const TransposeJob& job, int64_t r0) {
   Band band(job);
   for (int64_t c0 = 0; c0 < job.cols; c0 += kPanel) band.turn(r0, c0);
@@ -75,7 +75,7 @@ MOIETY_SIMD_CLONES void turn_rows(const TransposeJob& job, int64_t r0) {
 
 void transpose_cpu(std::span<const TransposeJob> jobs) {
   thread_local std::vector<int64_t> ends_memory;
-  std::vector<int64_t>& ends = ends_memory;  // the threads below read that of this one
+  std::vector<int64_t>& ends = ends_memory;  // the worker threads read the vector of this thread
   ends.clear();
   int64_t total = 0;
   for (const TransposeJob& job : jobs) ends.push_back(total += ceil_div(job.rows, kBandRows));

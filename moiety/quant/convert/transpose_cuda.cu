@@ -10,7 +10,7 @@
 namespace moiety::quant {
 
 struct TransposeTable {
-  // One launch serves the jobs of one width of codes: [0] bytes, [1] FP4.
+  // One launch serves the jobs of one width of codes: [0] is bytes, [1] is FP4.
   struct Batch {
     Buffer jobs, first_tile;
     int64_t count = 0, tiles = 0;
@@ -24,7 +24,7 @@ using device::Codes;
 using device::kThreads;
 using device::kUnit;
 
-// Of codes that are a half as large twice the side: runs of 128 bytes.
+// The side of a tile. Codes of half the size have twice the side: runs of 128 bytes.
 constexpr int side_of(bool fp4) { return fp4 ? 256 : 128; }
 constexpr device::Tiling tiling_of(bool fp4) { return {side_of(fp4), side_of(fp4)}; }
 
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, kFp4 ? 5 : 4)
   __shared__ uint4 memory[Tile::kBytes / 16];
   const Tile tile{reinterpret_cast<uint32_t*>(memory)};
   constexpr int kHalf = kFp4 ? 2 : 1;
-  // A thread's units are in one column of them.
+  // A thread's units are in one column of the tile.
   constexpr int kRows = kThreads / Tile::kParts, kUnits = kSide / kRows;
   const int row = threadIdx.x / Tile::kParts, unit = threadIdx.x % Tile::kParts;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, kFp4 ? 5 : 4)
     // A row of FP4 is whole units.
     const bool vector = kFp4 || job.in_pitch % 16 == 0;
     if (!vector && job.in_pitch % 4 == 0) {
-      // A warp takes rows word by word.
+      // A warp takes its rows word by word.
       constexpr int kWarps = kThreads / 32;
       const int first = threadIdx.x / 32, lane = threadIdx.x % 32;
       const int64_t column = place.col + 4 * lane;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kFp4 ? 5 : 4)
         if (r >= job.rows || column >= job.cols) continue;
         words[i] = *reinterpret_cast<const uint32_t*>(job.in + r * job.in_pitch + column);
       }
-      __syncthreads();  // the last tile is out
+      __syncthreads();  // the last tile has been written
 #pragma unroll
       for (int i = 0; i < kSide / kWarps; ++i) tile.put_word(first + i * kWarps, lane, words[i]);
     } else {

@@ -1,6 +1,6 @@
-// Transposes a square tile of codes through shared memory: rows go in as units of sixteen codes,
+// A square tile of codes, transposed through shared memory: rows go in as units of sixteen codes,
 // columns come out as runs that lie together in the transposed matrix. Words are placed so that
-// neither side meets bank conflicts (FP4 of side 128: some). For kernels of 256 threads.
+// neither side meets bank conflicts (FP4 of side 128 meets some). For kernels of 256 threads.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace moiety::quant::device {
 
-// Bytes of four words: byte b of word a becomes byte a of word b.
+// Transposes the bytes of four words: byte b of word a becomes byte a of word b.
 __device__ inline void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4]) {
   const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140);
   const uint32_t low23 = __byte_perm(in[2], in[3], 0x5140);
@@ -25,26 +25,26 @@ template <bool kFp4, int kSide = 128>
 struct CodeTile {
   static constexpr int kThreads = 256;
   static constexpr int kParts = kSide / 16;      // units of a row, and of a column
-  static constexpr int kColumns = kFp4 ? 8 : 4;  // of a word
+  static constexpr int kColumns = kFp4 ? 8 : 4;  // columns of a word
   static constexpr int kRowWords = kSide / kColumns;
   static constexpr int kUnitBytes = kFp4 ? 8 : 16;
   static constexpr int kUnitWords = kUnitBytes / 4;
   static constexpr int kBytes = kSide * kRowWords * 4;
   uint32_t* word;  // shared memory, kBytes, aligned to 16
 
-  // Codes of columns 16 u to 16 u + 15 of row r.
+  // Puts the codes of columns 16 u to 16 u + 15 of row r.
   __device__ void put(int r, int u, const Codes& codes) const {
     uint32_t* to = word + r * kRowWords + (kUnitWords * u ^ kUnitWords * (r / 16));
     store_codes<kUnitBytes>(reinterpret_cast<uint8_t*>(to), codes);
   }
 
-  // Word w of row r.
+  // Puts word w of row r.
   __device__ void put_word(int r, int w, uint32_t codes) const {
     word[r * kRowWords + (w ^ kUnitWords * (r / 16))] = codes;
   }
 
-  // Columns [0, cols) go to rows of `out` that begin `pitch` bytes apart: `bytes` (at most those of
-  // kSide codes) each. Codes of rows past the end must be 0. After a barrier.
+  // Writes columns [0, cols) as rows of `out` that begin `pitch` bytes apart, `bytes` each (at most
+  // those of kSide codes). Codes of rows past the end must be 0. To be called after a barrier.
   __device__ void write(uint8_t* out, int64_t pitch, int64_t cols, int64_t bytes) const {
     const int part = threadIdx.x % kParts;  // rows 16 part to 16 part + 15
     const int64_t at = kUnitBytes * part;
@@ -67,14 +67,14 @@ struct CodeTile {
   }
 
  private:
-  // The columns of sixteen rows of a word each.
+  // Turns sixteen rows of a word each into columns.
   static __device__ void turn(const uint32_t (&row)[16], Codes (&column)[kColumns]) {
     constexpr uint32_t kLow = 0x0F0F0F0F;
 #pragma unroll
     for (int w = 0; w < kUnitWords; ++w) {
       uint32_t out[4];
       if constexpr (kFp4) {
-        // Rows in pairs: bytes of even columns, and of odd ones.
+        // Rows in pairs: the bytes of even columns, and those of odd ones.
         uint32_t even[4], odd[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {

@@ -1,4 +1,4 @@
-// Codes to be transposed, and bytes. Internal to moiety/quant; contract: transpose.h.
+// Codes to be transposed, as bytes. Internal to moiety/quant; the contract is in transpose.h.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,11 @@ struct TransposeJob {
   int64_t rows = 0, cols = 0, in_pitch = 0, out_pitch = 0;
   bool fp4 = false;  // two codes a byte; pad nibbles of `out` are 0
   float* amax = nullptr;
-  float* tensor_scale = nullptr;  // [2], the second becomes the first
+  float* tensor_scale = nullptr;  // [2], the first is copied to the second
 };
 
-// Throws unless `view` has row_data and col_data of a format whose directions share their codes.
+// Throws Error(kInvalidArgument) unless `view` has row_data and col_data of a format whose
+// directions share their codes.
 TransposeJob make_transpose_job(const QuantizedView& view);
 
 void transpose_reference(const TransposeJob& job);

@@ -1,4 +1,5 @@
-// Threads take tiles; rows of a tile that share blocks are folded into one row of maxima first.
+// Phase 1 on CPUs. Threads take tiles; rows of a tile that share blocks are folded into one row of
+// maxima first.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -28,7 +29,7 @@ MOIETY_INLINE void raise_maxima(const T* __restrict x, int64_t n, uint32_t* __re
 template <class T>
 MOIETY_INLINE uint32_t largest_of(const T* x, int64_t n) {
   uint32_t largest = 0;
-  // Unrolled, blocks of 16 would not be vectorized.
+  // If this loop were not unrolled, blocks of 16 would not be vectorized.
 #pragma GCC unroll 1
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t a = magnitude(x[i]);
@@ -37,7 +38,8 @@ MOIETY_INLINE uint32_t largest_of(const T* x, int64_t n) {
   return largest;
 }
 
-// amax[b] of every block of kWidth columns that columns [begin, end) meet; x begins at `begin`.
+// Sets amax[b] for every block of kWidth columns that columns [begin, end) meet; x begins at
+// `begin`.
 template <int kWidth, class T>
 MOIETY_INLINE void block_maxima(const T* __restrict x, int64_t begin, int64_t end,
                                 uint32_t* __restrict amax) {
@@ -51,7 +53,7 @@ MOIETY_INLINE void block_maxima(const T* __restrict x, int64_t begin, int64_t en
   if (c < end) amax[c / kWidth] = largest_of(x + (c - begin), end - c);
 }
 
-// Rounds maxima if the item wants it; returns the largest.
+// Rounds maxima if the item asks for it; returns the largest.
 MOIETY_INLINE uint32_t round_all(const PartialItem& item, int64_t n, uint32_t* amax) {
   const bool through_bf16 = item.spec.through_bf16;
   uint32_t largest = 0;
@@ -62,7 +64,7 @@ MOIETY_INLINE uint32_t round_all(const PartialItem& item, int64_t n, uint32_t* a
   return largest;
 }
 
-// Words [first, first + n) of the blocks.
+// Stores words [first, first + n) of the blocks.
 MOIETY_INLINE void store_words(const PartialItem& item, const PartialBlocks& blocks, int64_t first,
                                int64_t n, const uint32_t* __restrict amax, std::byte* reduction) {
   with_rule(
@@ -78,7 +80,7 @@ struct TileRow {
   int64_t begin, end;
 };
 
-// Words of the `n` blocks from number `first` on; returns the maximum.
+// Stores the words of the `n` blocks from number `first` on; returns their maximum.
 template <class T>
 MOIETY_INLINE uint32_t measure_blocks(const PartialItem& item, const TileRow& row, int64_t first,
                                       int64_t n, std::byte* reduction) {
@@ -128,7 +130,7 @@ void raise_by_bf16(const void* row, int64_t n, uint32_t* maxima) {
   raise_maxima(static_cast<const bf16*>(row), n, maxima);
 }
 
-// The maximum over the tile; words of its blocks.
+// Stores the words of a tile's blocks; returns the maximum over the tile.
 uint32_t measure_tile(const PartialItem& item, const PartialArrays& arrays, const PartialTile& tile,
                       std::byte* reduction) {
   alignas(64) uint32_t maxima[kMaxTileCols], col_maxima[kMaxTileCols];

@@ -6,7 +6,7 @@ namespace moiety::quant {
 namespace device {
 namespace {
 
-// Maxima of the columns of quads, in the words of a quad.
+// Maxima of the columns of quads, held in the words of a quad.
 template <class T>
 struct Maxima {
   uint32_t word[Quad<T>::kWords] = {};
@@ -27,7 +27,7 @@ struct Maxima {
       word[i] = sizeof(T) == 4 ? max(word[i], x.word[i]) : __vmaxu2(word[i], x.word[i]);
     }
   }
-  // Bits of the maximum of column i, and of all.
+  // Bits of the maximum of column i, and of the maximum of all.
   __device__ uint32_t column(int i) const {
     if constexpr (sizeof(T) == 4) return word[i];
     return i % 2 ? word[i / 2] & 0xFFFF0000u : word[i / 2] << 16;
@@ -46,7 +46,8 @@ __device__ uint32_t amax_of(const Quad<T>& x) {
   return m.all();
 }
 
-// Maxima of four rows over the four lanes that begin at a multiple of that: lane i gets row i's.
+// Maxima of four rows over four lanes, the first of which is a multiple of four: lane i gets that
+// of row i.
 __device__ uint32_t rows_max(const uint32_t (&v)[4]) {
   const bool odd = lane() & 1, high = lane() & 2;
   const uint32_t a = max(odd ? v[1] : v[0], __shfl_xor_sync(kWarp, odd ? v[0] : v[1], 1));
@@ -56,11 +57,11 @@ __device__ uint32_t rows_max(const uint32_t (&v)[4]) {
 
 // The words of a strip's blocks.
 struct Words {
-  std::byte* words = nullptr;  // of the direction; null if the format has no blocks
-  int64_t first = 0;           // number of the block of the lane's columns in the strip's first row
-  int64_t down = 0;            // from a row of blocks to the next
-  int rows = 1, lanes = 1;     // of a block
-  bool exists = false;         // the lane's block does
+  std::byte* words = nullptr;  // words of the direction; null if the format has no blocks
+  int64_t first = 0;  // number of the block that has the lane's columns in the strip's first row
+  int64_t down = 0;   // distance from a row of blocks to the next
+  int rows = 1, lanes = 1;  // of a block
+  bool exists = false;      // whether the lane's block exists
   bool mxfp8, e5m2, through_bf16;
 
   static __device__ Words of(const PartialItem& item, const PartialTile& tile,
@@ -79,16 +80,16 @@ struct Words {
     w.exists = lane() / w.lanes * w.lanes * kQuad < tile.cols;
     return w;
   }
-  // A word for each row of the matrix.
+  // Whether each row of the matrix has a word of its own.
   __device__ bool of_rows() const { return rows == 1; }
-  // Of the blocks in rows r to r + 3, those before `end`; `mine`: maxima over the lane's elements.
-  // All lanes call it, as the next one.
+  // Stores the words of the blocks in rows r to r + 3, up to `end`; `mine` are maxima over the
+  // lane's elements. All lanes call it, and the next function too.
   __device__ void put_rows(int r, int end, const uint32_t (&mine)[4]) const {
     r += lane() % 4;
     const uint32_t amax = others_max(rows_max(mine));
     if (exists && lane() % lanes < 4 && r < end) store(first + r * down, amax);
   }
-  // Of the blocks that hold row r.
+  // Stores the words of the blocks that hold row r.
   __device__ void put(int r, uint32_t mine) const {
     if (!words) return;
     const uint32_t amax = others_max(lane_max<3>(mine));
@@ -96,7 +97,7 @@ struct Words {
   }
 
  private:
-  // What is the maximum over four lanes becomes that over the block's.
+  // The maximum over a block, from the maximum over four lanes.
   __device__ uint32_t others_max(uint32_t v) const {
     if (lanes > 4) v = lane_max<4>(v);
     if (lanes > 8) v = lane_max<24>(v);
@@ -105,7 +106,7 @@ struct Words {
   __device__ void store(int64_t i, uint32_t amax) const {
     if (mxfp8) {
       reinterpret_cast<uint8_t*>(words)[i] = detail::Mxfp8Rule{e5m2}.word(amax);
-    } else if (rows > kStripRows) {  // a part of the block
+    } else if (rows > kStripRows) {  // only a part of the block is here
       raise(reinterpret_cast<float*>(words) + i, amax);
     } else {
       reinterpret_cast<uint32_t*>(words)[i] = amax;
@@ -113,7 +114,7 @@ struct Words {
   }
 };
 
-// kMxfp8 with col: a word for each column of the strip.
+// Stores a word for each column of the strip, for kMxfp8 with col.
 template <class T>
 __device__ void put_columns(const PartialItem& item, const PartialTile& tile, const Maxima<T>& all,
                             std::byte* reduction) {
@@ -131,7 +132,7 @@ __device__ void put_columns(const PartialItem& item, const PartialTile& tile, co
 template <class T, Access kAccess>
 __device__ void measure_strip(const PartialJob& job, const PartialTile& tile,
                               std::byte* reduction) {
-  // Whose elements are loaded together.
+  // Rows whose elements are loaded together.
   constexpr int kRows = kAccess == Access::kQuads && sizeof(T) == 2 ? 8 : 4;
   const Strip<T> strip = Strip<T>::of(job, tile);
   const Words words = Words::of(job.item, tile, reduction);

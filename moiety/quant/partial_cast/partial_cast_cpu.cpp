@@ -1,5 +1,5 @@
-// Threads take tiles and pieces of scales. A tile has a factor for every pair of columns side by
-// side, so that the loops of the quantizers serve blocks of all shapes.
+// Phase 3 on CPUs. Threads take tiles and pieces of scales. A tile has a factor for every pair of
+// columns, side by side, so that the loops of the quantizers serve blocks of all shapes.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -17,11 +17,11 @@ namespace {
 constexpr int64_t kItemGrain = 64;
 constexpr int64_t kGroup = 16;  // elements that are encoded together
 
-// What pairs of a tile's columns are multiplied with, of the row or of the col direction; whether
-// all of it is finite.
+// The factors of the pairs of a tile's columns, in the row or the col direction, and whether all
+// elements are finite.
 struct TileFactors {
   alignas(64) float even[kMaxTileCols / 2];
-  alignas(64) float odd[kMaxTileCols / 2];  // not used by rows: blocks hold whole pairs
+  alignas(64) float odd[kMaxTileCols / 2];  // not used by rows, since blocks hold whole pairs
   bool finite;
 };
 
@@ -29,7 +29,7 @@ bool all_finite(const float* factor, int64_t n) {
   return loops::largest(reinterpret_cast<const uint32_t*>(factor), n) < 0x7F800000u;
 }
 
-// out[b] = what the codes of block first + b are multiplied with.
+// out[b] = the factor of the codes of block first + b.
 MOIETY_SIMD_CLONES
 void block_factors(const PartialItem& item, const std::byte* reduction, int64_t first, int64_t n,
                    float* __restrict out) {
@@ -41,7 +41,7 @@ void block_factors(const PartialItem& item, const std::byte* reduction, int64_t 
       });
 }
 
-// Of `n` blocks from number `first` on.
+// Loads the factors of `n` blocks from number `first` on.
 void load_row_factors(const PartialItem& item, const std::byte* reduction, int64_t first, int64_t n,
                       TileFactors* out) {
   alignas(64) float factor[kMaxTileCols / 16];
@@ -63,11 +63,11 @@ void load_col_factors(const uint8_t* words, int64_t n, TileFactors* out) {
   loops::split(factor, n + n % 2, out->even, out->odd);
 }
 
-// Owned elements of a row of a tile and what fills up groups of 16 of its columns, which counts for
-// nothing.
+// The owned elements of a row of a tile, with fillers that complete groups of 16 columns and count
+// for nothing.
 class OwnedRow {
  public:
-  // Columns [begin, end) of the tile.
+  // Loads columns [begin, end) of the tile.
   loops::Rows load(const PartialItem& item, const PartialArrays& arrays, const void* x,
                    int64_t begin, int64_t end) {
     const bool round = item.spec.through_bf16 && !arrays.bf16_master;
@@ -90,8 +90,8 @@ class OwnedRow {
   alignas(64) std::byte memory_[kMaxTileCols * sizeof(float)] = {};
 };
 
-// Codes of columns [begin, end) into the nibbles of a row, `codes` and `out` the bytes of column
-// `begin`; of a byte that is not wholly theirs the other nibble stays.
+// Stores the codes of columns [begin, end) as nibbles of a row; `codes` and `out` point to the byte
+// of column `begin`. In a byte that is not wholly theirs the other nibble stays.
 void store_nibbles(const PartialItem& item, const ByteWriter& writer, int64_t begin, int64_t end,
                    const uint8_t* codes, uint8_t* out) {
   if (begin % 2 != 0) {
@@ -116,7 +116,7 @@ class TileCaster {
              const ByteWriter& writer)
       : item_(item), arrays_(arrays), tile_(tile), writer_(writer) {}
 
-  // Row r; `col` null if there are no codes of columns.
+  // Casts row r; `col` is null if there are no codes of columns.
   void cast_row(int64_t r, const TileFactors& row, const TileFactors* col) {
     const OwnedColumns owned = owned_columns(item_, tile_, r);
     if (owned.begin >= owned.end) return;
@@ -181,7 +181,7 @@ void cast_tile(const PartialItem& item, const PartialArrays& arrays, const Parti
   }
 }
 
-// Scales [begin, end) of the blocks; whether all of them are of finite values.
+// Stores scales [begin, end) of the blocks; returns whether all belong to finite values.
 template <class Rule>
 MOIETY_INLINE bool store_piece(const Rule& rule, const PartialBlocks& blocks, int64_t begin,
                                int64_t end, const std::byte* reduction, void* scales) {
@@ -215,7 +215,7 @@ void flag_non_finite(const PartialArrays& arrays) {
   std::atomic_ref<uint32_t>(*arrays.flags).fetch_or(kFlagNonFinite, std::memory_order_relaxed);
 }
 
-// amax and scale of the tensor as a whole.
+// Stores amax and scale of the tensor as a whole.
 void store_tensor_scale(const PartialItem& item, const PartialArrays& arrays,
                         const std::byte* reduction) {
   if (arrays.tensor_scale) {

@@ -12,12 +12,12 @@ __device__ Quad<bf16> through_bf16(const Quad<float>& x) {
   return {bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3])};
 }
 
-// What the codes of a strip are multiplied with: one value a block, in shared memory of the warp.
+// The factors of a strip's codes: one value per block, in the warp's shared memory.
 struct Factors {
   float* memory;
-  int row_bits;  // of a row's number in the strip, those that do not choose the block
+  int row_bits;  // bits of a row's number in the strip that do not choose the block
   int across;    // blocks side by side
-  int mine;      // of those, the one of the lane's columns
+  int mine;      // the one, of those, that has the lane's columns
 
   static __device__ Factors of(const PartialItem& item, float* memory) {
     const int rows = int(item.block_rows);
@@ -27,7 +27,7 @@ struct Factors {
   // The factor of the lane's columns in row r.
   __device__ float operator()(int r) const { return memory[(r >> row_bits) * across + mine]; }
 
-  // By all lanes; then a barrier of the warp.
+  // Fills the factors. All lanes call it; a barrier of the warp must follow.
   __device__ void fill(const PartialJob& job, const PartialTile& tile,
                        const std::byte* reduction) const {
     const PartialItem& item = job.item;
@@ -51,7 +51,7 @@ struct Factors {
   }
 };
 
-// Codes of a quad, with a factor for each element.
+// The codes of a quad, with a factor for each element.
 template <class C, class Values>
 __device__ uint32_t encode_quad(const Values& x, const float (&factor)[kQuad]) {
   if constexpr (Encoder<C>::kBytes == 16) {
@@ -66,11 +66,11 @@ __device__ uint32_t encode_quad(const Values& x, const float (&factor)[kQuad]) {
   }
 }
 
-// The codes of a quad whose bit in `mask` is set, to p. Of a half-owned byte the other half stays.
-// kQuads: all or none, and p is aligned to all.
+// Stores the codes of a quad whose bit in `mask` is set to p. In a half-owned byte the other half
+// stays. With kQuads all or none are stored, and p is aligned to the quad.
 template <class C, Access kAccess>
 __device__ void store_quad(uint8_t* p, uint32_t codes, uint32_t mask) {
-  constexpr int kBits = Encoder<C>::kBytes / 2;  // of a code
+  constexpr int kBits = Encoder<C>::kBytes / 2;  // bits of a code
   using Word = std::conditional_t<kBits == 8, uint32_t, uint16_t>;
   const auto store_all = [&] { *reinterpret_cast<Word*>(p) = Word(codes); };
   if constexpr (kAccess == Access::kQuads) {
@@ -91,16 +91,17 @@ __device__ void store_quad(uint8_t* p, uint32_t codes, uint32_t mask) {
   }
 }
 
-// Where a thread's codes go.
+// The places of a thread's codes.
 struct Out {
-  uint8_t *row, *col;  // of the quad in the strip's first row; col: null unless kMxfp8 has it
+  uint8_t *row, *col;  // of the quad in the strip's first row; col is null unless kMxfp8 has it
   int64_t pitch;
-  // FP4: pad codes of the quad, what is left of a quad's codes without them, and how many elements
-  // behind its first one the row's last is.
+  // For FP4: the mask of pad codes in the quad, the mask of its other codes, and the distance from
+  // the quad's first element to the last one of the row.
   uint32_t pads = 0, keep = ~0u;
   int64_t to_last = 0;
 
-  // They belong to the owner of the row's last element. `first`: number of the quad's first one.
+  // The pads if this rank writes them: they belong to the owner of the row's last element. `first`
+  // is the number of the quad's first element.
   __device__ uint32_t own_pads(int64_t first, int64_t owned) const {
     const int64_t last = first + to_last;
     return 0 <= last && last < owned ? pads : 0;
@@ -125,7 +126,7 @@ struct Out {
 template <class C, class T, bool kThroughBf16, bool kCol, Access kAccess>
 __device__ void cast_elements(const Strip<T>& strip, const Out& out, const Factors& factors,
                               const float (&col_factor)[kQuad]) {
-  // Whose elements are loaded together.
+  // Rows whose elements are loaded together.
   constexpr int kRows = kAccess == Access::kQuads ? 8 : 4;
   for (int r0 = 0; r0 < strip.rows; r0 += kRows) {
     Quad<T> loaded[kRows];
@@ -156,8 +157,8 @@ __device__ void cast_elements(const Strip<T>& strip, const Out& out, const Facto
   }
 }
 
-// body(codec, element, through_bf16) with the types of a job. A bf16 master is not rounded again:
-// only NaNs would change, and all of them have one code.
+// Calls body(codec, element, through_bf16) with the types of a job. A bf16 master is not rounded
+// again: only NaNs would change, and all of them have one code.
 template <class Body>
 __device__ void with_types(const PartialJob& job, Body&& body) {
   const auto with_master = [&](auto codec) {
@@ -176,7 +177,7 @@ __device__ void with_types(const PartialJob& job, Body&& body) {
   }
 }
 
-// Whether quads of codes are aligned in memory, and none of them has pads.
+// Whether quads of codes are aligned in memory and none of them has pads.
 __device__ bool is_aligned(const PartialJob& job, const PartialTile& tile, const Out& out) {
   const int bytes = is_fp4(job.item.spec.format) ? 2 : 4;
   const uintptr_t at = reinterpret_cast<uintptr_t>(out.row) | reinterpret_cast<uintptr_t>(out.col);
@@ -242,7 +243,7 @@ __device__ void store_scales(const PartialJob& job, const PartialScales& piece,
   if (!finite) flag_non_finite(job.arrays);
 }
 
-// amax and scale of the tensor as a whole.
+// Stores amax and scale of the tensor as a whole.
 __device__ void store_tensor_scale(const PartialJob& job, const std::byte* reduction) {
   const PartialItem& item = job.item;
   const PartialArrays& arrays = job.arrays;
@@ -257,7 +258,7 @@ __device__ void store_tensor_scale(const PartialJob& job, const std::byte* reduc
   if (!is_finite(amax)) flag_non_finite(arrays);
 }
 
-// Strips of codes, then pieces of scales, then the tensors, thirty-two a warp.
+// Casts strips of codes, then pieces of scales, then the tensors, thirty-two per warp.
 __global__ void __launch_bounds__(32 * kPartialWarps, 6)
     cast_strips(const __grid_constant__ PartialWork work, const std::byte* reduction) {
   __shared__ float factors[kPartialWarps][kStripRows * kStripCols / kUnit];

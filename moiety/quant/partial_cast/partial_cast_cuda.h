@@ -8,12 +8,12 @@
 
 namespace moiety::quant::detail {
 
-// Items, arrays and pieces of work of a table, on a GPU.
+// The items, arrays and pieces of work of a table, on a GPU.
 struct PartialGpuTable;
 std::shared_ptr<const PartialGpuTable> make_partial_gpu_table(const PartialCastTable::Impl& table,
                                                               Device device);
 
-// Zeroes `reduction` too.
+// Phase 1, which also zeroes `reduction`.
 void partial_amax_cuda(const PartialGpuTable& table, const TensorView& reduction,
                        const Stream& stream);
 void partial_cast_cuda(const PartialGpuTable& table, const TensorView& reduction,

@@ -1,6 +1,6 @@
-// What the kernels of the partial cast share. A warp works on a strip, up to 32 rows x 128 columns
-// of a matrix, whose elements its threads take in quads: four elements of a row, side by side from
-// lane to lane, so that loads and stores of a warp are runs of memory.
+// Parts that the kernels of the partial cast share. A warp works on a strip, up to 32 rows x 128
+// columns of a matrix, whose elements its threads take in quads: four elements of a row, side by
+// side from lane to lane, so that loads and stores of a warp are runs of memory.
 #pragma once
 
 #include <cstdint>
@@ -22,25 +22,25 @@ using detail::PartialItem;
 using detail::PartialScales;
 using detail::PartialTile;
 
-constexpr int kQuad = 4;           // elements that a thread holds of a row
-constexpr int kPartialWarps = 4;   // of a block
-constexpr int kPieceScales = 512;  // that a warp stores
+constexpr int kQuad = 4;           // elements of a row that a thread holds
+constexpr int kPartialWarps = 4;   // warps of a block
+constexpr int kPieceScales = 512;  // scales that a warp stores in a piece
 
-// How the elements of a strip are read.
+// The way in which the elements of a strip are read.
 enum class Access {
   kQuads,     // all are owned, quads are aligned
   kElements,  // all are owned
-  kEdges,     // some may not be
+  kEdges,     // some may not be owned
 };
 
-// An item with its arrays. `origin`: where element `start` lies in the codes of the whole.
+// An item with its arrays. `origin` is the place of element `start` in the codes of the whole.
 struct PartialJob {
   PartialItem item;
   PartialArrays arrays;
   int64_t origin;
 };
 
-// All of a rank's work, each piece that of a warp.
+// All work of a rank, in pieces for one warp each.
 struct PartialWork {
   const PartialJob* jobs = nullptr;
   const PartialTile* strips = nullptr;
@@ -66,7 +66,7 @@ __device__ Quad<T> load_quad(const T* p) {
     return {v.x, v.y};
   }
 }
-// The elements at p whose bit in `mask` is set; the others are +0.
+// Loads the elements at p whose bit in `mask` is set; the others are +0.
 template <class T>
 __device__ Quad<T> load_elements(const T* p, uint32_t mask) {
   Quad<T> out{};
@@ -86,12 +86,12 @@ __device__ Quad<T> load_elements(const T* p, uint32_t mask) {
 // A thread's column of quads.
 template <class T>
 struct Strip {
-  const T* x;     // the quad in the first row; what is not owned is not read
+  const T* x;     // the quad in the first row; elements that are not owned are not read
   int64_t cols;   // elements from row to row
-  int64_t first;  // number of the quad's first element among those that are owned,
-  int64_t owned;  // how many those are
-  int rows;       // of the strip
-  int existing;   // elements of the quad that the matrix has
+  int64_t first;  // number of the quad's first element among the owned ones,
+  int64_t owned;  // and how many are owned
+  int rows;       // rows of the strip
+  int existing;   // elements of the quad that exist in the matrix
 
   static __device__ Strip of(const PartialJob& job, const PartialTile& tile) {
     const PartialItem& item = job.item;
@@ -105,7 +105,7 @@ struct Strip {
     s.existing = min(max(int(tile.cols) - column, 0), kQuad);
     return s;
   }
-  // Which elements of the quad in row r are there and owned.
+  // The elements of the quad in row r that exist and are owned, as a mask.
   template <Access kAccess>
   __device__ uint32_t mask(int r) const {
     if (r >= rows) return 0;
@@ -115,7 +115,7 @@ struct Strip {
     const int end = int(min(max(owned - at, int64_t{0}), int64_t{existing}));
     return begin < end ? (1u << end) - (1u << begin) : 0;
   }
-  // Rows from r on.
+  // Loads n rows from row r on.
   template <Access kAccess, int n>
   __device__ void load(int r, Quad<T> (&out)[n]) const {
 #pragma unroll
@@ -143,7 +143,7 @@ __device__ inline Access access_of(const PartialJob& job, const PartialTile& til
   return aligned ? Access::kQuads : Access::kElements;
 }
 
-// body(std::integral_constant) of the access.
+// Calls body(std::integral_constant) with the access.
 template <class Body>
 __device__ void with_access(Access access, Body&& body) {
   if (access == Access::kQuads) {

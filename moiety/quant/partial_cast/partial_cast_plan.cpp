@@ -13,7 +13,7 @@ using detail::PartialScales;
 using detail::PartialTile;
 
 constexpr const char* kOperation = "PartialCastPlan";
-constexpr int64_t kTileScales = 16 << 10;  // of a piece of scales
+constexpr int64_t kTileScales = 16 << 10;  // scales in a piece
 
 void check_options(int64_t i, const PartialCastItem& item) {
   const QuantSpec& spec = item.spec;
@@ -35,7 +35,7 @@ void check_options(int64_t i, const PartialCastItem& item) {
                name(spec.format));
 }
 
-// Rows of a block, of both directions if col is asked for; shards are aligned to them.
+// Rows of a block, over both directions if col is asked for; shards are aligned to them.
 int64_t shared_rows(const PartialCastItem& item) {
   return item.col ? 32 : block_shape(item.spec.format).rows;
 }
@@ -106,7 +106,7 @@ class ReductionLayout {
     bytes_ = round_up(bytes_ + bytes, 16);
     return offset;
   }
-  // Everything since the last call is one range.
+  // Closes one range with all parts since the last call.
   void close(std::vector<PartialReduction>& out, PartialReduction::Over over, DType dtype,
              bool reduced) {
     if (reduced && bytes_ > closed_) out.push_back({over, dtype, closed_, bytes_ - closed_});

@@ -1,4 +1,4 @@
-// What the implementations of the partial cast share: geometry of the items, offsets in the
+// The common part of the implementations of the partial cast: geometry of the items, offsets in the
 // reduction buffer, and the pieces of work of both phases.
 #pragma once
 
@@ -9,18 +9,19 @@
 
 namespace moiety::quant::detail {
 
-// Scales of one direction of an item: one for each block of block_rows x block_cols elements, block
-// rows x block columns of them, row-major.
+// The scales of one direction of an item, one for each block of block_rows x block_cols elements:
+// block rows x block columns of them, row-major.
 struct PartialBlocks {
   int64_t rows = 0, cols = 0;
   int64_t offset = -1;  // of the first word (int32) or byte (MXFP8) in the reduction buffer
-  int64_t begin = 0;    // the scales that this rank writes: all, or those of its rows if the
-  int64_t end = 0;      // shards are aligned
+  int64_t begin = 0;    // the scales that this rank writes: all or, if the shards are
+  int64_t end = 0;      // aligned, those of its rows
   MOIETY_HD_INLINE constexpr int64_t size() const { return rows * cols; }
 };
 
-// An item, as a matrix whose rows are cut into blocks. kFp8Tensor has no scales of blocks and its
-// codes lie in flat order: it counts as rows of kFlatCols elements, the last of which may be short.
+// An item as a matrix whose rows are cut into blocks. kFp8Tensor has no scales of blocks and its
+// codes lie in flat order, so it counts as rows of kFlatCols elements, the last of which may be
+// short.
 struct PartialItem {
   QuantSpec spec;
   bool delayed = false, want_col = false;
@@ -29,26 +30,26 @@ struct PartialItem {
   int64_t block_rows = 1, block_cols = 1;
   int64_t band = 1;          // rows of which tiles are made: whole blocks of both directions
   int64_t tensor_word = -1;  // offset of the tensor's amax in the reduction buffer
-  PartialBlocks row, col;    // col: kMxfp8 alone, blocks of 32 x 1
+  PartialBlocks row, col;    // col: only kMxfp8, blocks of 32 x 1
 };
 inline constexpr int64_t kFlatCols = 1024, kFlatBand = 64;
 
-// Where element e lies in the row data: its byte (the nibble is the parity of its column).
+// The byte of element e in the row data (its nibble is the parity of its column).
 MOIETY_HD_INLINE constexpr int64_t position(const PartialItem& item, int64_t e) {
   const int64_t r = e / item.cols, c = e % item.cols;
   return r * item.pitch + (is_fp4(item.spec.format) ? c / 2 : c);
 }
 
 // A piece of the matrix that holds owned elements: whole bands and whole blocks, so that each block
-// lies in one tile. Cut at the edges of the matrix.
+// lies in one tile. Tiles are cut at the edges of the matrix.
 struct PartialTile {
   int32_t item;
   int64_t row, col, rows, cols;
 };
 inline constexpr int64_t kMaxTileCols = 1024;
 
-// How tiles are cut: at most so many columns, about so many elements, bands of at most so many
-// rows. kStrips: what a warp of a GPU takes; blocks of more rows lie in several of them.
+// The size of tiles: the most columns, the approximate number of elements, the most rows of a band.
+// kStrips is for a warp of a GPU; blocks with more rows lie in several strips.
 struct PartialTiling {
   int64_t cols, elements, band;
 };
@@ -90,7 +91,7 @@ struct PartialArrays {
   float* step_amax = nullptr;
 };
 
-// The master value of element (r, c) and those behind it.
+// The master value of element (r, c), followed by those of the next elements.
 MOIETY_HD_INLINE const void* owned_elements(const PartialItem& item, const PartialArrays& arrays,
                                             int64_t r, int64_t c) {
   const int64_t i = r * item.cols + c - item.start;
@@ -118,8 +119,8 @@ struct PartialGpuTable;
 struct PartialCastTable::Impl {
   const PartialCastPlan::Impl* plan = nullptr;
   std::vector<detail::PartialArrays> arrays;
-  Device place = {};                                   // of all arrays
-  std::shared_ptr<const detail::PartialGpuTable> gpu;  // if that is a GPU
+  Device place = {};                                   // place of all arrays
+  std::shared_ptr<const detail::PartialGpuTable> gpu;  // set if that is a GPU
 };
 
 namespace detail {

@@ -8,7 +8,7 @@
 namespace moiety::quant::detail {
 namespace {
 
-// Element i of the master values, as it is quantized.
+// Element i of the master values, in the form in which it is quantized.
 float element(const PartialItem& item, const PartialArrays& arrays, int64_t i) {
   const float x = arrays.bf16_master
                       ? static_cast<float>(static_cast<const bf16*>(arrays.master)[i])
@@ -45,7 +45,7 @@ void measure(const PartialItem& item, const PartialArrays& arrays, std::byte* re
     const int64_t r = e / item.cols, c = e % item.cols;
     with_rule(item, reduction, [&]<class Rule>(const Rule& rule) {
       using Word = typename Rule::Word;
-      // Words are non-decreasing in the amax: their maximum is the word of the maximum.
+      // Words are non-decreasing in the amax, so their maximum is the word of the maximum.
       raise(words_of<Word>(item.row, reduction)[row_block(item, r, c)], rule.word(amax));
       if (item.want_col) {
         raise(words_of<Word>(item.col, reduction)[col_block(item, r, c)], rule.word(amax));
@@ -54,7 +54,7 @@ void measure(const PartialItem& item, const PartialArrays& arrays, std::byte* re
   }
 }
 
-// Everything that belongs to the tensor and its blocks.
+// Stores the scales and scalars of the tensor and its blocks.
 void store_scales(const PartialItem& item, const PartialArrays& arrays,
                   const std::byte* reduction) {
   bool finite = true;

@@ -1,5 +1,5 @@
-// How the words of the reduction buffer become scales: one rule for each kind of block, for host
-// and device. The arithmetic is that of scale_math.h.
+// Rules that turn the words of the reduction buffer into scales, one for each kind of block, for
+// host and device. The arithmetic is that of scale_math.h.
 #pragma once
 
 #include "moiety/formats/bf16.h"
@@ -9,9 +9,9 @@
 
 namespace moiety::quant::detail {
 
-// A rule: Word is what is reduced, Stored the scale of the tensor.
-//   word(bits of an amax)   encode(word): codes = encode(RN(x * it))
-//   stored(word)            finite(word): whether the block is
+// The parts of a rule: Word is the type that is reduced, Stored the type of the tensor's scale.
+//   word(bits of an amax)   encode(word): codes = encode(RN(x * encode(word)))
+//   stored(word)            finite(word): whether the block is finite
 
 struct Fp8BlockRule {
   using Word = uint32_t;
@@ -69,7 +69,7 @@ MOIETY_HD_INLINE Fp8Scale fp8_tensor_scale(const PartialItem& item, const Partia
                    item.spec.amax_floor, item.spec.pow2_scales);
 }
 
-// What is stored as tensor_scale.
+// The value that is stored as tensor_scale.
 MOIETY_HD_INLINE float tensor_decode_scale(const PartialItem& item, const PartialArrays& arrays,
                                            const std::byte* reduction) {
   if (item.spec.format == Format::kFp8Tensor) {
@@ -78,8 +78,8 @@ MOIETY_HD_INLINE float tensor_decode_scale(const PartialItem& item, const Partia
   return is_fp4(item.spec.format) ? nvfp4_tensor_scale(tensor_amax(item, reduction)).decode : 1.0f;
 }
 
-// body(rule) with the rule of the item's blocks; for items that have blocks. `reduction` holds the
-// final amax of the tensor, if the rule is to make scales of NVFP4.
+// Calls body(rule) with the rule of the item's blocks; for items that have blocks. If the rule is
+// to make scales of NVFP4, `reduction` must hold the final amax of the tensor.
 template <class Body>
 MOIETY_HD_INLINE void with_rule(const PartialItem& item, const std::byte* reduction, Body&& body) {
   const QuantSpec& spec = item.spec;
@@ -92,7 +92,7 @@ MOIETY_HD_INLINE void with_rule(const PartialItem& item, const std::byte* reduct
   }
 }
 
-// An amax as through_bf16 has it; rounding is monotone, so it may come after the maximum.
+// An amax as it is after through_bf16; rounding is monotone, so it may come after the maximum.
 MOIETY_HD_INLINE constexpr uint32_t rounded_amax(uint32_t amax, bool through_bf16) {
   const auto rounded = static_cast<uint32_t>(bf16::encode(std::bit_cast<float>(amax))) << 16;
   return through_bf16 ? rounded : amax;

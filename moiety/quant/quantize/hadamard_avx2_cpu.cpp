@@ -1,6 +1,6 @@
 // The transform of 16 rows with AVX2, sixteen columns at a time: even columns in the lanes of one
-// set of vectors, odd ones in those of another. Of finite results alone, which need no selects; the
-// file is compiled for AVX2 as a whole.
+// set of vectors, odd ones in those of another. It serves only finite results, which need no
+// selects. The file is compiled for AVX2 as a whole.
 #include <bit>
 
 #include "moiety/quant/hadamard.h"
@@ -15,14 +15,15 @@ namespace moiety::quant::loops {
 #if defined(__x86_64__)
 namespace {
 
-constexpr int64_t kColumns = 16;  // of a vector of bf16
+constexpr int64_t kColumns = 16;  // columns in a vector of bf16
 
 bool serves(const Rows& x) {
   static const bool present = __builtin_cpu_supports("avx2");
   return present && x.dtype == DType::kBFloat16;
 }
 
-// The rows with their signs, side by side: rows of X may lie so that a cache holds eight of them.
+// The rows with their signs changed, stored side by side: rows of X may lie so that a cache holds
+// only eight of them.
 struct SignedRows {
   alignas(64) bf16 at[16][kPanel];
 
@@ -37,7 +38,7 @@ struct SignedRows {
     }
   }
 
-  // Columns [c, c + 16) of row r, the even or the odd ones.
+  // Loads columns [c, c + 16) of row r, the even or the odd ones.
   template <bool kOdd>
   MOIETY_INLINE __m256 load(int64_t c, int r) const {
     const __m256i w = _mm256_load_si256(reinterpret_cast<const __m256i*>(at[r] + c));
@@ -71,14 +72,14 @@ MOIETY_INLINE void lower_levels(const SignedRows& x, int64_t c, __m256 (&w)[16])
   }
 }
 
-// BF16 bits of a quarter of w in the upper halves; the lower ones mean nothing.
+// The BF16 bits of a quarter of w, in the upper halves; the lower halves mean nothing.
 MOIETY_INLINE __m256i rounded_quarter(__m256 w) {
   const __m256i b = _mm256_castps_si256(_mm256_mul_ps(w, _mm256_set1_ps(0.25f)));
   const __m256i last = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
   return _mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7FFF)), last);
 }
 
-// The levels of distances 4 and 8, of rows i, i + 4, i + 8 and i + 12; store(row, bits).
+// The levels of distances 4 and 8 for rows i, i + 4, i + 8 and i + 12; calls store(row, bits).
 template <class Store>
 MOIETY_INLINE void upper_levels(const __m256 (&w)[16], Store&& store) {
 #pragma GCC unroll 4
@@ -90,8 +91,8 @@ MOIETY_INLINE void upper_levels(const __m256 (&w)[16], Store&& store) {
   }
 }
 
-// The largest magnitude that the level of distance 8 will have: of a + b and a - b it is that of
-// |a| + |b|, rounding included.
+// The largest magnitude that the level of distance 8 will have: that of a + b and a - b is |a| +
+// |b|, rounding included.
 MOIETY_INLINE __m256i last_level_amax(const __m256 (&w)[16], __m256i m) {
   const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
   const auto larger = [&](__m256 a, __m256 b) __attribute__((always_inline)) {

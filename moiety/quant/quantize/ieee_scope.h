@@ -1,6 +1,6 @@
 // Rounding to nearest with gradual underflow for a scope of the calling thread, whatever its mode
-// was; the mode comes back at the end. Scales of tiny tensors depend on it, and worker threads have
-// modes of their own: every task of a parallel loop opens a scope.
+// was; the scope restores the mode at its end. Scales of tiny tensors depend on it, and worker
+// threads have modes of their own, so every task of a parallel loop opens a scope.
 #pragma once
 
 namespace moiety::quant {

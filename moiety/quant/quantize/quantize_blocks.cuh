@@ -1,5 +1,5 @@
-// Kernel of the formats with one-dimensional blocks: row codes straight from registers, col codes
-// from a copy of the tile in shared memory, X read once.
+// The kernel of the formats with one-dimensional blocks. Row codes come straight from registers,
+// col codes from a copy of the tile in shared memory; X is read once.
 #pragma once
 
 #include "moiety/quant/quantize/quantize_columns.cuh"
@@ -7,12 +7,12 @@
 
 namespace moiety::quant::device {
 
-// Where the codes and scales of a unit go, and then those of others below or beside it.
+// The place of a unit's codes and scales, which then moves to other units below or beside it.
 template <Format F>
 class RowOutput {
  public:
-  // From the unit at (r, c), c a multiple of 16; the next ones are `down` rows and `right` columns
-  // apart.
+  // Begins at the unit at (r, c), where c is a multiple of 16; the next ones are `down` rows and
+  // `right` columns apart.
   __device__ RowOutput(const QuantizeJob& job, int64_t r, int64_t c, int down, int right)
       : cols_(job.cols - c), right_(right) {
     constexpr int kHalves = is_fp4(F) ? 2 : 1;
@@ -29,15 +29,15 @@ class RowOutput {
     block_ = position.block(r, c / kUnit);
     block_step_ = uint64_t(down * position.blocks_per_row + right / kUnit);
   }
-  // Number of the unit, for its random bits.
+  // The number of the unit, for its random bits.
   __device__ uint64_t block() const { return block_; }
-  // Codes past the end are 0, and in the padding of FP4 they are stored.
-  // `exists`: the row does. Of FP8 all lanes of a warp call it.
+  // Stores the unit's codes. Codes past the end are 0, and are stored in the padding of FP4.
+  // `exists` says that the row does. For FP8 all lanes of a warp call it.
   __device__ void store(Codes codes, bool exists) const {
     if (is_fp4(F) && cols_ < kUnit) clear_past<8>(&codes, cols_);
     store_code_run<is_fp4(F) ? 8 : 16>(codes_, codes, exists ? cols_ : kNoRun, vector_);
   }
-  // Of the block, by one of its lanes.
+  // Stores the scale of the block; one of the block's lanes calls it.
   __device__ void store_scale(const BlockFactor<F>& factor) const { factor.store(scale_, 0); }
   __device__ void next() {
     codes_ += code_step_;
@@ -47,19 +47,19 @@ class RowOutput {
   }
 
  private:
-  // Of tiles scales are stored elsewhere.
+  // The bytes of a scale; 0 for tiles, whose scales are stored elsewhere.
   static constexpr int kScaleBytes =
       is_tile(F) || F == Format::kFp8Tensor ? 0 : (is_fp8_block(F) ? 4 : 1);
   uint8_t *codes_, *scale_;
   int64_t code_step_, scale_step_;
   uint64_t block_, block_step_;
-  int64_t cols_;  // from the unit on
+  int64_t cols_;  // number of columns from the unit on
   int right_;
   bool vector_;
 };
 
-// Row direction of a thread's units unit(0), unit(1), ...; all lanes call it. Returns the bits of
-// the largest amax.
+// The row direction of a thread's units unit(0), unit(1), ...; all lanes call it. Returns the bits
+// of the largest amax.
 template <Format F, class C, bool kStochastic, int kUnroll, class Units>
 __device__ uint32_t cast_rows(const QuantizeJob& job, TensorFactors<F> tensor, const Place& place,
                               Units&& unit) {
@@ -105,10 +105,10 @@ __global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
   }
 }
 
-// How cast_row_col_blocks runs, as measured on an H200: `stages` tiles in shared memory (with two
-// the next one comes while one is cast), `blocks` that a multiprocessor holds, tiles of a single
-// job that a block casts in turn, units of rows at a time (more code than this leaves the
-// instruction cache).
+// The way in which cast_row_col_blocks runs, as measured on an H200: the number of tiles in shared
+// memory, `stages` (with two, the next one comes while one is cast); the number of blocks that a
+// multiprocessor holds; the tiles of a single job that a block casts in turn; the units of rows at
+// a time (more code than this does not fit into the instruction cache).
 struct ColumnPlan {
   int stages, blocks, run, units;
 };
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kColumnPlan<F, T, kStochastic>.block
   share_job(source, jobs);
   bool more = second_pass_tile<2>(source, 0, jobs, &next);
   if (more) stage(0).fill(jobs[next.slot], next);
-  int slot = -1;  // of the last tile
+  int slot = -1;  // slot of the last tile
   for (int i = 0; more; ++i) {
     const Place place = next;
     const QuantizeJob& job = jobs[place.slot];

@@ -1,5 +1,5 @@
-// The col direction of the formats with one-dimensional blocks: tiles of X in shared memory, and
-// from there columns.
+// The col direction of the formats with one-dimensional blocks: tiles of X are copied to shared
+// memory, and columns are read from there.
 #pragma once
 
 #include "moiety/quant/convert/transpose_device.cuh"
@@ -8,7 +8,7 @@
 
 namespace moiety::quant::device {
 
-// Sign bits of a row, or none.
+// The sign bits that flip a row, or none.
 template <class T>
 __device__ uint32_t sign_flip(uint32_t signs, int row) {
   constexpr uint32_t kSigns = sizeof(T) == 2 ? 0x80008000u : 0x80000000u;
@@ -17,7 +17,7 @@ __device__ uint32_t sign_flip(uint32_t signs, int row) {
 
 constexpr int kQuad = 4;  // columns of a thread
 
-// Magnitudes of four columns, in words as elements lie in memory.
+// Magnitudes of four columns, in words, as elements lie in memory.
 template <class T>
 struct QuadMagnitude {
   static constexpr int kWords = int(sizeof(T));
@@ -26,7 +26,7 @@ struct QuadMagnitude {
   __device__ void raise(int w, uint32_t other) {
     word[w] = sizeof(T) == 2 ? __vmaxu2(word[w], other) : max(word[w], other);
   }
-  // Maximum over lanes that differ in these bits of their number.
+  // Makes each the maximum over lanes whose numbers differ only in these bits.
   template <int kMask>
   __device__ void raise_over_lanes() {
 #pragma unroll
@@ -36,7 +36,7 @@ struct QuadMagnitude {
       for (int w = 0; w < kWords; ++w) raise(w, __shfl_xor_sync(kWarp, word[w], bit));
     }
   }
-  // Bits of that of column j.
+  // Bits of the magnitude of column j.
   __device__ uint32_t bits(int j) const {
     if constexpr (sizeof(T) == 4) return word[j];
     return j % 2 ? word[j / 2] & 0xFFFF0000u : word[j / 2] << 16;
@@ -81,7 +81,7 @@ struct ColumnQuad {
     }
     return out;
   }
-  // Bit i of `signs` changes the sign of row i.
+  // Changes the sign of each row i whose bit in `signs` is set.
   __device__ void flip(uint32_t signs) {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
@@ -109,7 +109,7 @@ struct ColumnQuad {
 };
 
 // The larger of `largest` and the magnitudes of the transform of column j, not quartered; NaN if
-// one of them is.
+// one of them is NaN.
 template <class T>
 __device__ float raise_transformed(const ColumnQuad<T>& x, int j, float largest) {
   float w[kUnit];
@@ -121,7 +121,7 @@ __device__ float raise_transformed(const ColumnQuad<T>& x, int j, float largest)
   return largest;
 }
 
-// BF16 values as elements of X are.
+// BF16 values as elements of the dtype of X.
 template <class T>
 __device__ Unit<T> widen(const Unit<bf16>& x) {
   if constexpr (sizeof(T) == 2) {
@@ -134,8 +134,8 @@ __device__ Unit<T> widen(const Unit<bf16>& x) {
   }
 }
 
-// Begins to copy n bytes from global to shared memory, of which those past the first `valid` become
-// 0 and are not read.
+// Begins to copy n bytes from global to shared memory; bytes past the first `valid` become 0 and
+// are not read.
 template <int n>
 __device__ void copy_async(void* to, const void* from, int valid) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -149,7 +149,7 @@ __device__ void copy_async(void* to, const void* from, int valid) {
                  : "memory");
   }
 }
-// Until all that the thread has begun to copy is there.
+// Waits until all copies that the thread has begun are done.
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // A tile of X in shared memory.
@@ -158,8 +158,8 @@ struct StagedTile {
   static constexpr int kBytes = kTile * kTile * int(sizeof(T));
   uint8_t* memory;
 
-  // Begins to fill it; what lies outside of X becomes +0. Done after wait_for_copies() and a
-  // barrier.
+  // Begins to fill the tile; elements outside of X become +0. It is full after wait_for_copies()
+  // and a barrier.
   __device__ void fill(const QuantizeJob& job, const Place& place) const {
     const auto address = reinterpret_cast<uintptr_t>(job.x) | uintptr_t(job.stride) * sizeof(T);
     if (address % 16 == 0) {
@@ -212,14 +212,14 @@ struct StagedTile {
     return reinterpret_cast<T*>(memory) + r * kTile + (part ^ part / 8 ^ r / kUnit) * kPart +
            c % kPart;
   }
-  // From word w, a multiple of 4, of the thread's i-th unit.
+  // The place of words w to w + 3 of the thread's i-th unit, w a multiple of 4.
   __device__ uint4* unit_part(int i, int w) const {
     return reinterpret_cast<uint4*>(element(unit_row(i), unit_col() + w * 4 / int(sizeof(T))));
   }
-  // n bytes at a time.
+  // Copies the tile, n bytes at a time.
   template <int n>
   __device__ void copy(const QuantizeJob& job, const Place& place) const {
-    constexpr int kElements = n / int(sizeof(T)), kLanes = kTile / kElements;  // of a row
+    constexpr int kElements = n / int(sizeof(T)), kLanes = kTile / kElements;  // lanes of a row
     constexpr int kStep = kThreads / kLanes;
     const int r = threadIdx.x / kLanes, c = threadIdx.x % kLanes * kElements;
     const Extent extent = Extent::of(job, place);
@@ -234,7 +234,7 @@ struct StagedTile {
   }
 };
 
-// Sixteen rows of four columns of X from (r, c); what lies outside of X is +0.
+// Loads sixteen rows of four columns of X from (r, c); elements outside of X are +0.
 template <class T>
 __device__ ColumnQuad<T> load_columns(const QuantizeJob& job, int64_t r, int64_t c) {
   using Row = typename ColumnQuad<T>::Row;
@@ -267,9 +267,9 @@ __device__ ColumnQuad<T> load_columns(const QuantizeJob& job, int64_t r, int64_t
   return out;
 }
 
-// A thread's part of the columns: a quad of them and sixteen rows. Where the codes are transposed
+// A thread's part of the columns: a quad of them and sixteen rows. Where the codes are transposed,
 // eight lanes lie below each other, so that they hold a run of a column's codes; otherwise sixteen
-// side by side.
+// lie side by side.
 struct ColumnPart {
   int row, col;
   template <bool kTransposed>
@@ -280,8 +280,8 @@ struct ColumnPart {
   }
 };
 
-// Codes of four columns as rows of four, to a matrix that is not transposed. `rows`, `cols`: how
-// many exist.
+// Stores the codes of four columns as rows of four, to a matrix that is not transposed. `rows` and
+// `cols` are the numbers that exist.
 __device__ inline void store_quad_rows(const Codes (&codes)[kQuad], uint8_t* to, int64_t pitch,
                                        int rows, int cols) {
   uint32_t row[kUnit / 4][4];
@@ -306,8 +306,8 @@ __device__ inline void store_quad_rows(const Codes (&codes)[kQuad], uint8_t* to,
   }
 }
 
-// Where the scales of a thread's columns go. Of lanes that share blocks one stores the scale; with
-// 1x128 blocks each that of another column.
+// The places of the scales of a thread's columns. Of lanes that share blocks one stores the scale;
+// with 1x128 blocks each stores that of another column.
 template <Format F>
 class ColumnScales {
  public:
@@ -324,7 +324,8 @@ class ColumnScales {
       exists_ = r < job.padded_rows && (F == Format::kNvfp4 || part.row % 32 == 0);
     }
   }
-  // Of column j, which has come by next(). `empty`: the block lies past the rows.
+  // Stores the scale of column j, after next() has moved there. `empty` says that the block lies
+  // past the rows.
   __device__ void store(int j, const BlockFactor<F>& factor, bool empty) const {
     if (!exists_) return;
     if constexpr (F == Format::kFp8Block1x128) {
@@ -342,15 +343,15 @@ class ColumnScales {
   bool exists_;
 };
 
-// The col direction of a tile. Returns the largest amax that the thread met.
+// Casts the col direction of a tile. Returns the largest amax that the thread met.
 template <Format F, class C, bool kStochastic, class T>
 __device__ uint32_t cast_columns(const QuantizeJob& job, TensorFactors<F> tensor,
                                  const Place& place, const StagedTile<T>& tile) {
   constexpr bool kTransposed = F != Format::kMxfp8;
-  constexpr int kBytes = is_fp4(F) ? 8 : 16;  // of the codes of a column's sixteen rows
+  constexpr int kBytes = is_fp4(F) ? 8 : 16;  // bytes of the codes of a column's sixteen rows
   const ColumnPart part = ColumnPart::mine<kTransposed>();
   const int64_t r = place.row + part.row, c = place.col + part.col;
-  const int rows = int(min(job.rows - r, int64_t{kUnit}));  // that exist; perhaps less than 0
+  const int rows = int(min(job.rows - r, int64_t{kUnit}));  // rows that exist; perhaps less than 0
   const int cols = int(min(job.cols - c, int64_t{kQuad}));
   const int padded = int(min(job.padded_rows - r, int64_t{kTile}));
   const bool rotated = F == Format::kNvfp4 && job.spec.rht_col;
@@ -367,7 +368,7 @@ __device__ uint32_t cast_columns(const QuantizeJob& job, TensorFactors<F> tensor
     x.flip(uniform(job.spec.rht_signs));
   } else {
     magnitude = x.magnitude();
-    // Lanes that share blocks.
+    // These lanes share blocks.
     if constexpr (F == Format::kFp8Block1x128) magnitude.template raise_over_lanes<7>();
     if constexpr (F == Format::kMxfp8) magnitude.template raise_over_lanes<16>();
   }

@@ -1,4 +1,5 @@
-// Jobs in tasks over the cores: first what measures, then what casts, then scalars.
+// Quantization on CPUs. Jobs are cut into tasks over the cores: first tasks that measure, then
+// tasks that cast, then scalars.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -19,21 +20,21 @@ namespace {
 
 constexpr int64_t kTaskRows = 128;
 constexpr int64_t kTaskCols = 2048;
-constexpr int64_t kRowElements = 1 << 16;  // of tasks of whole rows
+constexpr int64_t kRowElements = 1 << 16;  // elements of a task of whole rows
 
 // How a job is cut.
 struct Cut {
-  int64_t rows, cols;  // of a task
+  int64_t rows, cols;  // rows and columns of a task
 
   static Cut of(const QuantizeJob& job) {
     if (job.want_col) return {kTaskRows, kTaskCols};
     if (is_tile(job.spec.format)) return {block_shape(job.spec.format).rows, kTaskCols};
-    // Whole rows: memory in the order in which it lies is read fastest.
+    // Whole rows, since memory is read fastest in the order in which it lies.
     const int64_t cols = std::max<int64_t>(job.cols, 1);
     return {std::clamp<int64_t>(kRowElements / cols, 1, kTaskRows), cols};
   }
   int64_t tasks(const QuantizeJob& job) const {
-    // Rows without columns still have scalars if they are scaled by themselves.
+    // Rows without columns still have scalars if each row is scaled by itself.
     const int64_t across =
         ceil_div(job.spec.row_scaled ? std::max<int64_t>(job.cols, 1) : job.cols, cols);
     return ceil_div(job.rows, rows) * across;
@@ -45,11 +46,11 @@ struct Cut {
   }
 };
 
-// body(task) for every task of the jobs that `wanted` chooses.
+// Calls body(task) for every task of the jobs that `wanted` chooses.
 template <class Wanted, class Body>
 void for_tasks(std::span<const QuantizeJob> jobs, Wanted&& wanted, Body&& body) {
   thread_local std::vector<int64_t> ends_memory;
-  std::vector<int64_t>& ends = ends_memory;  // the threads below read that of this one
+  std::vector<int64_t>& ends = ends_memory;  // the worker threads read the vector of this thread
   ends.clear();
   int64_t total = 0;
   for (const QuantizeJob& job : jobs) {
@@ -79,7 +80,7 @@ void measure(const QuantizeTask& task) {
     return;
   }
   const bool own_col = job.want_col && job.spec.rht_col;
-  // A band at a time, so that the transform finds it in the cache.
+  // One band at a time, so that the transform finds it in the cache.
   const int64_t band = own_col ? 16 : kTaskRows;
   uint32_t plain = 0, rotated = 0;
   for (int64_t r = task.r0; r < task.r1; r += band) {
@@ -117,7 +118,7 @@ void measure_all(std::span<const QuantizeJob> jobs, Wanted&& wanted) {
 
 void clear(uint8_t* at, int64_t bytes) { std::memset(at, 0, static_cast<size_t>(bytes)); }
 
-// Rows past the end that the MXFP8 col arrays of a group have, in the task's columns.
+// Clears the rows past the end that the MXFP8 col arrays of a group have, in the task's columns.
 void clear_pads(const QuantizeTask& task) {
   const QuantizeJob& job = *task.job;
   if (job.spec.format != Format::kMxfp8 || !job.col.data || task.r1 != job.rows) return;
@@ -174,7 +175,7 @@ void measure_cpu(std::span<const QuantizeJob> jobs) {
 
 void quantize_cpu(std::span<const QuantizeJob> jobs) {
   if (skipped(jobs)) return;
-  // A row's own amax is measured where the row is cast.
+  // The amax of a row is measured where the row is cast.
   measure_all(jobs,
               [](const QuantizeJob& job) { return job.measures_first() && !job.spec.row_scaled; });
   for (const QuantizeJob& job : jobs) {

@@ -1,4 +1,4 @@
-// Host side of quantization on GPUs: which kernels run, over which source.
+// The host side of quantization on GPUs: the choice of kernels and the source that they run over.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -18,10 +18,10 @@ using device::kTile;
 using device::Source;
 using device::Tiling;
 
-// More tiles than this are walked over.
+// A launch has at most this many blocks, which walk over more tiles.
 constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
 
-// Slots that maxima are added to begin at 0; of groups those of group e.
+// Clears the slots that maxima are added to; for groups those of group e.
 __device__ void clear_amax(const QuantizeJob& job, bool measure, int64_t e) {
   if (job.spec.row_scaled || !(measure || job.delayed_scale)) return;
   for (int i = 0; i < 2; ++i) {
@@ -29,7 +29,7 @@ __device__ void clear_amax(const QuantizeJob& job, bool measure, int64_t e) {
   }
 }
 
-// As record_fault of row_groups.h, by one thread.
+// The device's version of record_fault (row_groups.h), for one thread.
 __device__ void record_device_fault(uint32_t* status, int64_t group, int64_t value) {
   if (status[0] == 0) {
     status[1] = static_cast<uint32_t>(OperationId::kQuantizeGrouped);
@@ -39,7 +39,8 @@ __device__ void record_device_fault(uint32_t* status, int64_t group, int64_t val
   status[0] |= kFaultGroup;
 }
 
-// Claims that cannot be come before groups that overlap. By a warp.
+// Records the faults of groups: impossible claims first, then groups that overlap. A whole warp
+// calls it.
 __device__ void record_device_faults(const Source& source) {
   for (const bool overlaps : {false, true}) {
     device::walk_groups(
@@ -50,7 +51,7 @@ __device__ void record_device_faults(const Source& source) {
   }
 }
 
-// A thread a job, or one block for all groups.
+// Begins jobs: one thread per job, or one block for all groups.
 __global__ void __launch_bounds__(device::kThreads)
     begin_jobs(const __grid_constant__ Source source, bool measure) {
   cudaTriggerProgrammaticLaunchCompletion();
@@ -126,13 +127,13 @@ void cast(const CastKind& kind, const Source& source, int64_t blocks, const Stre
   }
 }
 
-// `like` stands for all jobs of the source: they are alike in what is looked at here.
+// `like` stands for all jobs of the source, which are alike in the properties that matter here.
 void run(Source source, const QuantizeJob& like, bool only_measure, const Stream& stream) {
   const CastKind kind = device::kind_of(like);
   const bool measures = only_measure || (like.measures_first() && !kind.row_scaled);
   const bool single = source.kind == Source::Kind::kSingle,
              groups = source.kind == Source::Kind::kGroups;
-  // Several tiles a block, where each costs a search, or one more word to the same address.
+  // A block takes several tiles where each costs a search, or one more word to the same address.
   const auto most = static_cast<uint64_t>(std::clamp<int64_t>(source.tiles / 2048, 1, 8));
   const auto several = static_cast<int64_t>(std::bit_floor(most));
   source.run = single ? 1 : several;
@@ -168,7 +169,7 @@ void quantize_groups_cuda(const QuantizeJob& whole, const RowGroups& groups, con
   run(grouped(whole, groups), whole, false, stream);
 }
 
-// Jobs that the same kernels serve, in one launch a pass.
+// Jobs that the same kernels serve, in one launch per pass.
 struct QuantizeTable::Device {
   struct Batch {
     QuantizeJob like;

@@ -1,5 +1,5 @@
-// Quantization on GPUs, arguments checked and resolved; operations as in quantize_job.h. Internal
-// to moiety/quant.
+// Quantization on GPUs, after the arguments are checked and resolved; the operations are those of
+// quantize_job.h. Internal to moiety/quant.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
-// What the quantization kernels share: the amax of units of sixteen elements, and their codes. The
-// arithmetic is that of scale_math.h, rounding.h, hadamard.h and the codecs; what is here takes the
-// hardware's conversions where they give the same bits (tests/quant_gpu).
+// Parts that the quantization kernels share: the amax of units of sixteen elements, and their
+// codes. The arithmetic is that of scale_math.h, rounding.h, hadamard.h and the codecs; the code
+// here uses the hardware's conversions where they give the same bits (tests/quant_gpu).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace moiety::quant::device {
 
-// Bits of the largest magnitude.
+// Bits of the largest magnitude of a unit.
 template <class T>
 __device__ uint32_t amax_bits(const Unit<T>& x) {
   uint32_t m = 0;
@@ -41,11 +41,11 @@ __device__ uint32_t encode_pair(float first, float second) {
   return codes;
 }
 
-// What is the same in all lanes of a warp, by all of them: as a uniform register.
+// A value that is the same in all lanes of a warp, as a uniform register. All lanes call it.
 __device__ inline uint32_t uniform(uint32_t v) { return __reduce_or_sync(0xFFFFFFFFu, v); }
 
-// RandomStream::block for kernels: round keys are added up once a thread, and 32 x 32 bits make one
-// instruction.
+// RandomStream::block for kernels: a thread adds up the round keys once, and a product of 32 x 32
+// bits is one instruction.
 class DeviceRandom {
  public:
   DeviceRandom() = default;
@@ -78,39 +78,43 @@ class DeviceRandom {
 };
 
 // E2M1 without a conversion instruction. Sums near 2^23 and 2^24 round to a step, ties to even, and
-// to twice that from the power of two on, so their bits count codes: those of `fine` up to 4, those
-// of `coarse` from 2 on. Beyond, both grow too fast: the code is the lesser.
+// to twice that from the power of two on, so their bits count codes: `fine` counts codes up to 4,
+// `coarse` from 2 on. Outside these ranges both are too large, so the code is the smaller one.
 constexpr int kE2m1Base = 0x4AFFFFFC;  // bits of 2^23 - 2
-// kE2m1Base + the code of |x|, which is less than 7.
+// kE2m1Base + the code of |x|; |x| is less than 7.
 __device__ inline int count_e2m1(float x) {
-  const int fine = __float_as_int(__fadd_rn(fabsf(x), 0x1p23f - 2.0f));    // 0.5, from 2 on 1
-  const int coarse = __float_as_int(__fadd_rn(fabsf(x), 0x1p24f - 4.0f));  // 1, from 4 on 2
+  // steps of 0.5, from 2 on of 1
+  const int fine = __float_as_int(__fadd_rn(fabsf(x), 0x1p23f - 2.0f));
+  // steps of 1, from 4 on of 2
+  const int coarse = __float_as_int(__fadd_rn(fabsf(x), 0x1p24f - 4.0f));
   constexpr int kCoarseBase = 0x4B7FFFFC - 2;
   return __viaddmin_s32(coarse, kE2m1Base - kCoarseBase, fine);
 }
 __device__ inline uint32_t encode_e2m1(float x) {
-  const uint32_t code = count_e2m1(fminf(fabsf(x), E2M1::kMax)) - kE2m1Base;  // of NaN that of 6
+  // NaN gets the code of 6
+  const uint32_t code = count_e2m1(fminf(fabsf(x), E2M1::kMax)) - kE2m1Base;
   return code | (__float_as_uint(x) >> 28 & 8u);
 }
 
-// Rounds up or down by random bytes: Minifloat::encode_stochastic on the bits of |x|, which grow by
-// one step from code to code. Below the least normal magnitude those of |x| plus that one do.
+// Rounds up or down by random bytes. It is Minifloat::encode_stochastic on the bits of |x|, which
+// grow by one step from code to code. Below the least normal magnitude the bits of |x| plus that
+// magnitude do.
 template <class F>
 struct StochasticCode {
   static constexpr int kShift = F::kMantissaBits + 1;  // puts codes into the top byte
   static constexpr uint32_t kOne = 1u << 23;           // from one binade to the next
 
-  // In the top byte: the code of |x|, past the largest those that would follow. What is below was
-  // cut off.
+  // The code of |x| in the top byte; past the largest magnitude the sequence of codes continues.
+  // The bits below are the part that was cut off.
   static __device__ uint32_t of(float x, uint32_t random, int byte) {
     constexpr uint32_t kLeastNormal = std::bit_cast<uint32_t>(F::kLeastNormal);
-    // The reference rounds |x| + u steps, which carries it to a value of the format only at one
+    // The reference rounds |x| + u steps. That carries it to a value of the format only at one
     // step, by up to 2^-25 steps.
     constexpr uint32_t kCarry = kLeastNormal - kOne * (F::kMantissaBits + 25);
     const float a = __fadd_rz(fabsf(x), __uint_as_float(kCarry));
     const int subnormal = __float_as_int(__fadd_rz(a, F::kLeastNormal));
     const uint32_t level = __viaddmax_s32(subnormal, -int(kOne), __float_as_int(a));
-    // (2 r8 + 1) / 512 steps, and the level of code 0 off.
+    // (2 r8 + 1) / 512 steps, minus the level of code 0.
     constexpr uint32_t kRest = 0x8000u - (kLeastNormal - kOne << kShift);
     static_assert((kRest & 0x00FF00FFu) == 0);
     return (level << kShift) + __byte_perm(random, kRest, 0x7054u | byte << 8);
@@ -121,7 +125,7 @@ struct StochasticCode {
 __device__ inline uint32_t top_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   return __byte_perm(__byte_perm(a, b, 0x0073), __byte_perm(c, d, 0x0073), 0x5410);
 }
-// In the top bits of the bytes: the signs of elements i to i + 3.
+// The signs of elements i to i + 3, in the top bits of the bytes.
 template <class T>
 __device__ uint32_t sign_bytes(const Unit<T>& x, int i) {
   if constexpr (sizeof(T) == 4) {
@@ -148,13 +152,13 @@ struct Fp8Encoder {
     }
     return out;
   }
-  // kBounded: no product is larger than F::kMax by a 2^-20th of it or more, and all are numbers if
-  // the factor is one.
+  // kBounded says that no product exceeds F::kMax by a 2^-20th of it or more, and that all are
+  // numbers if the factor is one.
   template <bool kBounded, class T>
   static __device__ Codes stochastic(const Unit<T>& x, float factor, uint32_t,
                                      const PhiloxBlock& bits) {
     Codes out;
-    float nan = factor;  // or NaN, if one of the products is
+    float nan = factor;  // becomes NaN if one of the products is
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       uint32_t code[4];
@@ -193,7 +197,7 @@ struct Encoder<E2M1> {
   static constexpr int kBytes = 8;
   static constexpr uint32_t kAllNan = E2M1::kNan * 0x11111111u;
 
-  // `amax`: bits of a magnitude that no element exceeds.
+  // `amax` is the bits of a magnitude that no element exceeds.
   template <class T>
   static __device__ Codes nearest(Unit<T> x, float factor, uint32_t amax) {
     clamp(&x, factor, amax);
@@ -223,7 +227,7 @@ struct Encoder<E2M1> {
       }
       const uint32_t even = top_bytes(code[0], code[2], code[4], code[6]);
       const uint32_t odd = top_bytes(code[1], code[3], code[5], code[7]);
-      const uint32_t all = even + (odd << 4);  // each at most 8, which is to be 7
+      const uint32_t all = even + (odd << 4);  // each is at most 8, which must become 7
       out.word[w] = with_signs(all - (all >> 3 & 0x11111111u), x, w, factor);
     }
     return out;
@@ -246,7 +250,7 @@ struct Encoder<E2M1> {
       }
     }
   }
-  // Eight codes of magnitudes and the signs of their elements.
+  // Eight codes of magnitudes with the signs of their elements.
   template <class T>
   static __device__ uint32_t with_signs(uint32_t codes, const Unit<T>& x, int w, float factor) {
     const uint32_t low = sign_bytes(x, 8 * w), high = sign_bytes(x, 8 * w + 4);
@@ -256,7 +260,7 @@ struct Encoder<E2M1> {
   }
 };
 
-// Maximum over lanes that differ in these bits of their number.
+// The maximum over lanes whose numbers differ only in these bits.
 template <int kMask>
 __device__ uint32_t lane_max(uint32_t v) {
 #pragma unroll

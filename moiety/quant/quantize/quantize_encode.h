@@ -1,4 +1,4 @@
-// What the encoders of quantize_loops.h share. Internal to moiety/quant.
+// Parts that the encoders of quantize_loops.h share. Internal to moiety/quant.
 #pragma once
 
 #include <bit>
@@ -7,7 +7,7 @@
 
 namespace moiety::quant::loops {
 
-// Memory of two elements, and of their codes.
+// A word in the memory of two elements, or of their codes.
 using Word16 __attribute__((aligned(1), may_alias)) = uint16_t;
 using Word32 __attribute__((aligned(2), may_alias)) = uint32_t;
 
@@ -28,7 +28,7 @@ MOIETY_INLINE Pair load(const float* row, int64_t i) {
           (even >> 16 & 0x8000u) | (odd & 0x80000000u)};
 }
 
-// Codes of a pair in a word.
+// Bits that a code takes in the word of a pair.
 template <class F>
 constexpr int kBits = std::bit_width(F::kSignBit);
 template <class F>
@@ -40,14 +40,14 @@ MOIETY_INLINE void store(uint8_t* codes, int64_t i, uint32_t word) {
   }
 }
 
-// The shift to the right comes last: it keeps vectorizers from narrowing each part by itself.
+// The shift to the right comes last, which keeps vectorizers from narrowing each part by itself.
 template <class F>
 MOIETY_INLINE uint32_t join(uint32_t even, uint32_t odd, uint32_t signs) {
   constexpr int kShift = 16 - kBits<F>;
   return (even << kShift | odd << 16 | signs | signs >> kShift) >> kShift;
 }
 
-// A row, or what is left of one.
+// A row, or the rest of one.
 template <class T>
 struct Row {
   const T* x;
@@ -77,7 +77,7 @@ MOIETY_INLINE void encode_pairs(const T* __restrict x, const float* __restrict e
   }
 }
 
-// Of finite elements and finite, positive factors.
+// The encoder for finite elements and finite, positive factors.
 template <class F, bool kStochastic>
 struct Finite {
   template <class T>
@@ -87,7 +87,7 @@ struct Finite {
   }
 };
 
-// `encode` of elements T by How::encode, row by row.
+// Encodes rows of elements T by How::encode, one by one.
 template <class How, class F, class T>
 MOIETY_INLINE void encode_rows(const Rows& rows, const PairFactors& factor, const uint8_t* random,
                                uint8_t* codes) {

@@ -1,11 +1,11 @@
-// The encoders of the quantizers' loops: of finite values, and of any.
+// The encoders of the quantizers' loops: one for finite values, one for any.
 #include "moiety/quant/quantize/quantize_encode.h"
 #include "moiety/quant/quantize/quantize_loops_avx2.h"
 
 namespace moiety::quant::loops {
 namespace {
 
-// For all values; the exception, so one instruction set will do.
+// The encoder for all values. It is the exception, so one instruction set is enough.
 template <class F, bool kStochastic>
 struct Any {
   template <class T>
@@ -26,7 +26,7 @@ struct Any {
   }
 };
 
-// Functions of several instruction sets cannot be templates.
+// These are no templates, since functions of several instruction sets cannot be.
 #define MOIETY_ENCODE_LOOPS(T, F)                                                             \
   MOIETY_SIMD_CLONES void nearest_##T##_##F(const Rows& x, const PairFactors& factor,         \
                                             const uint8_t* random, uint8_t* codes) {          \

@@ -21,7 +21,7 @@ void check_input(const char* operation, const TensorView& x, const QuantizedView
                "{}: x is {}, expected rows that do not overlap", operation, x.describe());
 }
 
-// Everything lies where x does. What options.rng points to cannot be asked.
+// Checks that every array is on the device of x. The place of options.rng cannot be found out.
 void check_place(const char* operation, const TensorView& x, const QuantizedView& out,
                  const QuantizeOptions& options) {
   const auto check = [&](const char* argument, const TensorView& view) {
@@ -99,7 +99,7 @@ void check_alignment(const char* operation, const QuantizedView& out) {
   }
 }
 
-// Which directions `out` asks for, and that they are complete.
+// Sets the directions that `out` asks for, and checks that they are complete.
 void set_directions(const char* operation, const QuantizedView& out, QuantizeJob* job) {
   const QuantSpec& spec = out.spec;
   const bool tile = is_tile(spec.format), has_scales = spec.format != Format::kFp8Tensor;
@@ -132,14 +132,15 @@ void set_options(const QuantizeOptions& options, QuantizeJob* job) {
   job->step_amax = options.delayed->step_amax.data<float>();
 }
 
-// Slots of the two directions are `stride` apart.
+// The slots of the two directions are `stride` apart.
 void set_slots(const TensorView& view, const QuantSpec& spec, int64_t stride, float* (&slots)[2]) {
   if (!view.defined()) return;
   slots[0] = view.data<float>();
   if (!spec.row_scaled) slots[1] = slots[0] + stride;
 }
 
-// Everything but the directions. `slots`: scalars of one direction, 1 or the number of groups.
+// Sets everything except the directions. `slots` is the number of scalars of one direction: 1 or
+// the number of groups.
 QuantizeJob resolve(const char* operation, const TensorView& x, const QuantizedView& out,
                     const QuantizeOptions& options, int64_t slots) {
   check_input(operation, x, out);

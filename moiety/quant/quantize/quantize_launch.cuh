@@ -1,4 +1,5 @@
-// Between the host side of quantization on GPUs and its kernels: one source a family of formats.
+// The interface between the host side of quantization on GPUs and its kernels: one source file per
+// family of formats.
 #pragma once
 
 #include "moiety/base/launch.cuh"
@@ -7,15 +8,15 @@
 
 namespace moiety::quant::device {
 
-constexpr int kScaledRows = 4;  // of a tile of row-scaled jobs
+constexpr int kScaledRows = 4;  // rows in a tile of row-scaled jobs
 
-// Which kernel serves a source: the same for all its jobs.
+// The kernel that serves a source, the same for all of its jobs.
 struct CastKind {
   Format format;
   DType dtype;
   bool stochastic, row_scaled;
   bool col;      // col codes are wanted
-  bool rotated;  // and they are rotated
+  bool rotated;  // and col codes are rotated
   friend bool operator==(const CastKind&, const CastKind&) = default;
 };
 inline CastKind kind_of(const QuantizeJob& job) {
@@ -27,18 +28,18 @@ inline CastKind kind_of(const QuantizeJob& job) {
           job.spec.rht_col};
 }
 
-// All of them take at most `blocks` blocks and walk over the source's tiles.
+// All launches take at most `blocks` blocks, which walk over the source's tiles.
 void launch_fp8(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);
 void launch_mxfp8(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);
 void launch_nvfp4(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream);
-// row_scaled; without `cast` amax alone.
+// For row_scaled jobs; without `cast` it only measures the amax.
 void launch_scaled_rows(const CastKind& kind, const Source& source, bool cast, int64_t blocks,
                         const Stream& stream);
-// The amax of X, and, if wanted, of its rotated columns.
+// Measures the amax of X and, if `rotated`, that of its rotated columns.
 void launch_measure(const CastKind& kind, bool rotated, const Source& source, int64_t blocks,
                     const Stream& stream);
 
-// body(T{}, stochastic): the element type and the rounding as types.
+// Calls body(T{}, stochastic) with the element type and the rounding as types.
 template <class Body>
 void with_kernel_types(const CastKind& kind, Body&& body) {
   const auto with_rounding = [&](auto element) {

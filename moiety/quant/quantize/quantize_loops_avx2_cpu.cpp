@@ -1,6 +1,6 @@
-// What compilers vectorize less well by themselves, with AVX2: codes narrowed to bytes, maxima of
-// short blocks. The file is compiled for AVX2 as a whole, the codecs in it too: vectors are lowered
-// before functions are inlined.
+// Loops that compilers vectorize less well, written with AVX2: codes narrowed to bytes, maxima of
+// short blocks. The file is compiled for AVX2 as a whole, with its codecs, since vectors are
+// lowered before functions are inlined.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -20,7 +20,8 @@ namespace {
 using Floats __attribute__((vector_size(32))) = float;
 using Words __attribute__((vector_size(32))) = uint32_t;
 
-// kBlock: elements that share a factor, one after the other in row.even; 0: a factor for each.
+// kBlock is the number of elements that share a factor, and factors follow each other in row.even;
+// with 0 every element has its own.
 template <class F, bool kStochastic, int kBlock = 0>
 struct Avx2 {
   // Magnitudes of 16 elements of a row as 16-bit codes.
@@ -47,7 +48,7 @@ struct Avx2 {
     return _mm256_blend_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b << 16),
                               0xAA);
   }
-  // Codes of 32 elements as bytes, in the order in which packing leaves them.
+  // The codes of 32 elements as bytes, in the order in which packing leaves them.
   MOIETY_INLINE static __m256i codes32(const Row<bf16>& row, int64_t i) {
     const auto* x = reinterpret_cast<const __m256i*>(row.x + i);
     const __m256i low = _mm256_loadu_si256(x), high = _mm256_loadu_si256(x + 1);
@@ -57,9 +58,9 @@ struct Avx2 {
     const __m256i sign = _mm256_and_si256(_mm256_packs_epi16(low, high), _mm256_set1_epi8(-128));
     return _mm256_or_si256(code, kBits<F> == 8 ? sign : _mm256_srli_epi16(sign, 4));
   }
-  // Nibbles of 64 elements.
+  // The nibbles of 64 elements.
   MOIETY_INLINE static __m256i nibbles64(const Row<bf16>& row, int64_t i) {
-    const __m256i weights = _mm256_set1_epi16(0x1001);  // of the even code 1, of the odd one 16
+    const __m256i weights = _mm256_set1_epi16(0x1001);  // 1 for the even code, 16 for the odd one
     const __m256i pairs = _mm256_packus_epi16(_mm256_maddubs_epi16(codes32(row, i), weights),
                                               _mm256_maddubs_epi16(codes32(row, i + 32), weights));
     return _mm256_permutevar8x32_epi32(pairs, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -69,7 +70,7 @@ struct Avx2 {
     const int64_t i = encode_steps(row, codes);
     Finite<F, kStochastic>::encode(row.from(i), codes + i * kBits<F> / 8);
   }
-  // Of whole vectors of codes; returns the number of elements.
+  // Encodes whole vectors of codes; returns the number of elements.
   static constexpr int64_t kStep = 256 / kBits<F>;
   MOIETY_INLINE static int64_t encode_steps(const Row<bf16>& row, uint8_t* codes) {
     int64_t i = 0;
@@ -92,7 +93,7 @@ void encode_finite(const Rows& rows, const PairFactors& factor, const uint8_t* r
   encode_rows<Avx2<F, kStochastic>, F, bf16>(rows, factor, random, codes);
 }
 
-// A row in blocks.
+// Encodes a row in blocks.
 template <class F, bool kStochastic, int kBlock>
 void encode_blocks(const bf16* x, const float* factor, int64_t n, const uint8_t* random,
                    uint8_t* codes) {
@@ -105,17 +106,18 @@ void encode_blocks(const bf16* x, const float* factor, int64_t n, const uint8_t*
       codes + i * kBits<F> / 8);
 }
 
-// Codes of products with powers of two, in 16-bit lanes: such a product is a BF16 value, whose
-// exponent changes by an integer, and rounding to normal codes rounds its bits. Rows in chunks; one
-// with codes of subnormals (but zeros) goes the other way.
+// The codes of products with powers of two, in 16-bit lanes. Such a product is a BF16 value whose
+// exponent changes by an integer, and rounding to normal codes rounds its bits. Rows are taken in
+// chunks; a chunk with codes of subnormals (other than zeros) is encoded the general way.
 template <class F>
 struct Powers {
   static constexpr int64_t kChunk = 128;
   static constexpr int kDropped = 7 - F::kMantissaBits;
-  // From the bits of a product to those with F's exponent; those of the factor, 1.0, included.
+  // The offset from the bits of a product to bits with F's exponent, which includes the bits of the
+  // factor 1.0.
   static constexpr int kBias = 127 * 128 + (std::bit_cast<int>(F::kLeastNormal) >> 16) - 128;
 
-  // What is subtracted from the bits of elements.
+  // Loads the numbers that are subtracted from the bits of elements.
   MOIETY_INLINE static void load_offsets(const float* even, const float* odd, int64_t n,
                                          __m256i* out) {
     for (int64_t i = 0; i < n / 2; i += 8) {
@@ -125,8 +127,8 @@ struct Powers {
       *out++ = _mm256_sub_epi16(_mm256_set1_epi16(kBias), bits);
     }
   }
-  // `least` becomes 0 where an element is not 0 but its product is below the least normal value:
-  // of zeros the subtraction of one wraps around.
+  // `least` becomes 0 where an element is not 0 but its product is below the least normal value.
+  // For zeros the subtraction of one wraps around.
   MOIETY_INLINE static __m256i magnitudes(__m256i x, __m256i offset, __m256i& least) {
     const __m256i one = _mm256_set1_epi16(1);
     const __m256i a = _mm256_and_si256(x, _mm256_set1_epi16(0x7FFF));
@@ -138,7 +140,7 @@ struct Powers {
     const __m256i half = _mm256_set1_epi16((1 << (kDropped - 1)) - 1);
     return _mm256_srli_epi16(_mm256_add_epi16(_mm256_add_epi16(y, half), last), kDropped);
   }
-  // n is a multiple of 32; false: the codes mean nothing.
+  // n is a multiple of 32. If it returns false, the codes mean nothing.
   MOIETY_INLINE static bool encode(const bf16* x, const __m256i* offset, int64_t n,
                                    uint8_t* codes) {
     __m256i least = _mm256_set1_epi16(-1);
@@ -156,7 +158,7 @@ struct Powers {
   }
 };
 
-// Not inlined: the exception would take the registers of the rule.
+// Not inlined, since this exception would take the registers of the usual case.
 template <class F>
 __attribute__((noinline)) void encode_chunk(const bf16* x, const PairFactors& factor, int64_t n,
                                             uint8_t* codes) {
@@ -179,7 +181,7 @@ void encode_powers(const Rows& rows, const PairFactors& factor, const uint8_t*, 
   }
 }
 
-// The same of a row in blocks: a factor serves whole vectors.
+// The same for a row in blocks: a factor serves whole vectors.
 template <class F, int kBlock>
 void encode_power_blocks(const bf16* x, const float* factor, int64_t n, const uint8_t*,
                          uint8_t* codes) {
@@ -187,7 +189,7 @@ void encode_power_blocks(const bf16* x, const float* factor, int64_t n, const ui
   const auto chunk = [&](int64_t i, int64_t m) __attribute__((always_inline)) {
     const float* of = factor + i / kBlock;
     __m256i offsets[P::kChunk / 16] = {};
-#ifndef MOIETY_NO_SIMD_CLONES  // the checks of sanitizers part the loop
+#ifndef MOIETY_NO_SIMD_CLONES  // the checks of sanitizers split the loop
 #pragma GCC unroll 8
 #endif
     for (int64_t v = 0; v < m / 16; ++v) {
@@ -204,7 +206,7 @@ void encode_power_blocks(const bf16* x, const float* factor, int64_t n, const ui
   if (i < n) chunk(i, n - i);
 }
 
-// Magnitudes of 16 elements, the largest of each of kBlock / 16 groups.
+// The magnitudes of 16 elements, each the largest over kBlock / 16 groups.
 template <int kBlock>
 MOIETY_INLINE __m256i block_magnitudes(const bf16* x) {
   const __m256i mask = _mm256_set1_epi16(0x7FFF);
@@ -216,8 +218,8 @@ MOIETY_INLINE __m256i block_magnitudes(const bf16* x) {
   return out;
 }
 
-// Eight blocks at a time: halves of two vectors are interleaved and compared until a vector holds a
-// maximum of each.
+// Takes eight blocks at a time: halves of two vectors are interleaved and compared until a vector
+// holds one maximum of each.
 template <int kBlock>
 void amax_of_blocks(const bf16* x, int64_t blocks, uint32_t* out) {
   for (int64_t b = 0; b < blocks; b += 8) {

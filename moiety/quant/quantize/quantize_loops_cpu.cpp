@@ -33,7 +33,8 @@ template <int kBlock, class T>
 MOIETY_INLINE void amax_of_blocks(const T* __restrict x, int64_t blocks, uint32_t* __restrict out) {
   for (int64_t b = 0; b < blocks; ++b) {
     Magnitude<T> m = 0;
-    // Unrolled, the loop around it would be vectorized instead, with shuffles.
+    // If this loop were not unrolled, the loop around it would be vectorized instead, with
+    // shuffles.
 #pragma GCC unroll 1
     for (int i = 0; i < kBlock; ++i) m = larger(m, magnitude(x[b * kBlock + i]));
     out[b] = fp32_bits(m);
@@ -73,7 +74,7 @@ MOIETY_INLINE void mxfp8_blocks(const uint32_t* __restrict amax, int64_t n,
   for (int64_t i = 0; i < n; ++i) factor[i] = UE8M0::inverse(scale[i]);
 }
 
-// Elements of a pair as BF16 has them.
+// The elements of a pair as BF16 has them.
 struct Values {
   float even, odd;
 };

@@ -8,10 +8,10 @@
 
 namespace moiety::quant::device {
 
-constexpr int kUnit = 16;  // elements of a row that one thread holds: a block of NVFP4
+constexpr int kUnit = 16;  // elements of a row that one thread holds; a block of NVFP4
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
-// n elements as they lie in memory: two bf16 or one float32 a word.
+// n elements as they lie in memory: two bf16 or one float32 per word.
 template <class T, int n>
 struct Elements {
   static constexpr int kWords = n * int(sizeof(T)) / 4;
@@ -28,7 +28,7 @@ struct Elements {
 template <class T>
 using Unit = Elements<T, kUnit>;
 
-// What may be read: bytes [begin, end).
+// The bytes that may be read: [begin, end).
 struct ByteRange {
   const uint8_t *begin, *end;
 };
@@ -38,15 +38,15 @@ struct alignas(4 * n) Vector {
   uint32_t word[n];
 };
 
-// n words from any address. The vectors that hold them are loaded first, so that several windows
-// wait together; words() shifts them into place.
+// n words from any address. load() reads the vectors that hold them, so that several windows wait
+// together; words() shifts them into place.
 template <int n>
 struct Window {
   static constexpr int kVector = n < 4 ? n : 4;
   uint32_t raw[n + kVector] = {};
   uint32_t shift = 0;  // bytes of `raw` before the first
 
-  // From p; what lies past the extent's end is 0.
+  // Loads from `from`; words past the end of `all` are 0.
   __device__ void load(const void* from, const ByteRange& all) {
     const auto* p = static_cast<const uint8_t*>(from);
     shift = uint32_t(reinterpret_cast<uintptr_t>(p)) % (4 * kVector);
@@ -61,7 +61,7 @@ struct Window {
       }
       return;
     }
-    shift = 0;  // at an end of everything: byte by byte
+    shift = 0;  // at either end of the extent: byte by byte
 #pragma unroll 1
     for (int i = 0; i < 4 * n; ++i) {
       const uint32_t byte = p + i < all.end ? p[i] : 0;
@@ -89,7 +89,7 @@ struct Window {
   }
 };
 
-// The first `valid` of n words of elements of `bits` bits; the others become 0.
+// Keeps the first `valid` elements, of `bits` bits each, of n words; the others become 0.
 template <int bits, int n>
 __device__ void keep_first(uint32_t (&word)[n], int64_t valid) {
   constexpr int kEach = 32 / bits;
@@ -104,7 +104,7 @@ __device__ void keep_first(uint32_t (&word)[n], int64_t valid) {
   }
 }
 
-// The unit at p, which is aligned to kBytes (8 or 16).
+// Loads the unit at p, which is aligned to kBytes (8 or 16).
 template <int kBytes = 16, class T>
 __device__ Unit<T> load_unit(const T* p) {
   Unit<T> out;
@@ -144,7 +144,7 @@ struct RaggedUnit {
   }
 };
 
-// Codes of sixteen values in order: 16 bytes, or 8 with two codes a byte.
+// The codes of sixteen values in order: 16 bytes, or 8 with two codes a byte.
 struct Codes {
   uint32_t word[4];
 };
@@ -162,7 +162,7 @@ __device__ void clear_past(Codes* codes, int64_t valid) {
   }
 }
 
-// kBytes from and to p, which is aligned to as many.
+// Loads and stores kBytes at p, which is aligned to as many.
 template <int kBytes>
 __device__ Codes load_codes(const uint8_t* p) {
   const auto v = *reinterpret_cast<const Vector<kBytes / 4>*>(p);
@@ -180,7 +180,7 @@ __device__ void store_codes(uint8_t* p, const Codes& codes) {
   }
 }
 
-// The first `bytes` (perhaps <= 0) of n words to p, one by one.
+// Stores the first `bytes` (perhaps <= 0) of n words to p, one by one.
 template <int n>
 __device__ void store_bytes(uint8_t* p, const uint32_t (&word)[n], int64_t bytes) {
 #pragma unroll
@@ -189,10 +189,10 @@ __device__ void store_bytes(uint8_t* p, const uint32_t (&word)[n], int64_t bytes
   }
 }
 
-// kLanes lanes hold sixteen bytes each of a run that may begin at any address. p: where a lane's
-// begin; `bytes` (perhaps < 0): what exists of the run from there on, or kNoRun for all lanes of
-// it. Turned by the misalignment, lanes hold whole vectors, but for the first lane, whose are both
-// ends of the run. All lanes of a warp call it.
+// Stores a run that may begin at any address, of which kLanes lanes hold sixteen bytes each. p is
+// the place of the lane's bytes; `bytes` (perhaps < 0) is the length of the run from there on, or
+// kNoRun in all lanes of it. Shifted by the misalignment, lanes hold whole vectors, except for the
+// first lane, which holds both ends of the run. All lanes of a warp call it.
 constexpr int64_t kNoRun = -16;
 template <int kLanes>
 __device__ void store_run(uint8_t* p, const uint32_t (&mine)[4], int64_t bytes) {
@@ -211,10 +211,10 @@ __device__ void store_run(uint8_t* p, const uint32_t (&mine)[4], int64_t bytes) 
   Vector<4> out;
 #pragma unroll
   for (int w = 0; w < 4; ++w) out.word[w] = __funnelshift_l(v[3 + w], v[4 + w], 8 * (shift % 4));
-  // Bytes of `out` before the end of the run.
+  // The number of bytes of `out` before the end of the run.
   const int end = shift + int(max(min(bytes, int64_t{16 * kLanes}), kNoRun));
   uint8_t* to = p - shift;
-  const int ends = lane == 0 ? shift : 0;  // bytes of `out` that are the run's last
+  const int ends = lane == 0 ? shift : 0;  // bytes of `out` that are the last of the run
   if (ends == 0 && end >= 16) {
     *reinterpret_cast<Vector<4>*>(to) = out;
     return;
@@ -234,14 +234,15 @@ __device__ void store_run(uint8_t* p, const uint32_t (&mine)[4], int64_t bytes) 
   }
 }
 
-// Not inlined: it would spread what kernels do with aligned rows over the instruction cache.
+// Not inlined, since the code for aligned rows would then spread over the instruction cache.
 __device__ __noinline__ inline void store_ragged_run(uint8_t* p, uint4 codes, int bytes) {
   const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
   store_run<8>(p, word, bytes);
 }
 
-// Codes of eight lanes that hold sixteen a lane of a row: `bytes` from p on, as above. `vector`: p
-// is aligned to kBytes, and all or none of a lane's exist. All lanes of a warp call it.
+// Stores the codes of a row that eight lanes hold, sixteen each: `bytes` from p on, as above.
+// `vector` says that p is aligned to kBytes and that all of a lane's codes exist or none. All lanes
+// of a warp call it.
 template <int kBytes>
 __device__ void store_code_run(uint8_t* p, const Codes& codes, int64_t bytes, bool vector) {
   if (kBytes == 8 || vector) {

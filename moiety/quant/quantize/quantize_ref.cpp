@@ -18,7 +18,7 @@ constexpr int64_t kMaxBlock = 128;
 
 float larger(float a, float b) { return std::bit_cast<float>(std::max(abs_bits(a), abs_bits(b))); }
 
-// X, or, with its strides exchanged, X transposed.
+// X or, with its strides exchanged, X transposed.
 struct Matrix {
   const void* data;
   DType dtype;
@@ -36,7 +36,7 @@ Matrix matrix(const QuantizeJob& job, Direction direction) {
   return {job.x, job.dtype, job.cols, job.rows, 1, job.stride};
 }
 
-// Sixteen elements of a column of X, those past its end +0.0, rotated.
+// Loads sixteen elements of a column of X, those past its end +0.0, and rotates them.
 void load_rotated(const Matrix& x, int64_t r, int64_t c, uint16_t signs, float (&out)[16]) {
   for (int64_t i = 0; i < 16; ++i) out[i] = c + i < x.cols ? bf16(x.at(r, c + i)) : bf16(0.0f);
   apply_rht(out, signs);
@@ -82,7 +82,7 @@ class RandomBytes {
       : on_(job.stochastic()), position_(job.position(direction)) {
     if (on_) stream_ = job.random_stream(direction);
   }
-  // Of elements [16 b, 16 b + 16) of row r.
+  // The block of elements [16 b, 16 b + 16) of row r.
   PhiloxBlock block(int64_t r, int64_t b) const {
     return on_ ? stream_.block(position_.block(r, b)) : PhiloxBlock{};
   }
@@ -93,7 +93,7 @@ class RandomBytes {
   RandomStream stream_{};
 };
 
-// What scales of blocks depend on: the amax of the tensor, or a scale that was stored.
+// The number that scales of blocks depend on: the amax of the tensor, or a scale that was stored.
 struct TensorScale {
   float amax = 0;
   Nvfp4TensorScale nvfp4{};
@@ -116,7 +116,7 @@ TensorScale tensor_scale(const QuantizeJob& job, float amax) {
   return out;
 }
 
-// Stores the scale number `i` of a block and returns what its elements are multiplied with.
+// Stores scale number `i` of a block and returns the factor of its elements.
 float store_scale(const QuantSpec& spec, const TensorScale& tensor, float amax, void* scales,
                   int64_t i) {
   if (spec.format == Format::kFp8Tensor) return tensor.fp8.encode;
@@ -147,8 +147,8 @@ void store_code(const QuantSpec& spec, const QuantizeOutput& out, int64_t r, int
   byte = c % 2 ? E2M1::pack(byte & 15, code) : E2M1::pack(code, byte >> 4);
 }
 
-// Formats whose blocks are one-dimensional: row r of X (of X transposed for col), block by block.
-// Returns the largest amax of its blocks.
+// Casts row r of X (of X transposed for col), block by block, in formats whose blocks are
+// one-dimensional. Returns the largest amax of its blocks.
 float cast_row(const QuantizeJob& job, Direction direction, const TensorScale& tensor, int64_t r) {
   const QuantSpec& spec = job.spec;
   const bool col = direction == Direction::kCol;
@@ -185,7 +185,7 @@ float cast_row(const QuantizeJob& job, Direction direction, const TensorScale& t
   return largest;
 }
 
-// One tile, or, with one scale for everything, the tensor; for both directions.
+// Casts one tile or, with one scale for everything, the tensor, for both directions.
 float cast_tile(const QuantizeJob& job, const TensorScale& tensor, int64_t r0, int64_t c0,
                 BlockShape tile) {
   const Matrix x = matrix(job, Direction::kRow);
@@ -210,8 +210,8 @@ float cast_tile(const QuantizeJob& job, const TensorScale& tensor, int64_t r0, i
   return amax;
 }
 
-// Bytes of data and scales that no element determines: pad nibbles, and rows past the end that the
-// col arrays of a group have.
+// Clears bytes of data and scales that no element determines: pad nibbles, and rows past the end
+// that the col arrays of a group have.
 void clear_pads(const QuantizeJob& job) {
   const bool fp4 = is_fp4(job.spec.format);
   if (job.row.data && fp4) {

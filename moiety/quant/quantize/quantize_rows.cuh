@@ -1,12 +1,12 @@
-// Kernel of rows that are tensors of their own (row_scaled NVFP4).
+// The kernel of rows that are tensors of their own (row_scaled NVFP4).
 #pragma once
 
 #include "moiety/quant/quantize/quantize_blocks.cuh"
 
 namespace moiety::quant::device {
 
-// Largest of the threads of each run of `width` warps; `warps` is shared memory of 8 words. Two
-// barriers.
+// The largest value of the threads of each run of `width` warps; `warps` is shared memory of 8
+// words. It has two barriers.
 __device__ inline uint32_t warps_max(uint32_t v, int width, uint32_t* warps) {
   v = lane_max<31>(v);
   const int mine = threadIdx.x / 32;
@@ -18,8 +18,9 @@ __device__ inline uint32_t warps_max(uint32_t v, int width, uint32_t* warps) {
   return v;
 }
 
-// kScaledRows rows a block: as many at a time as stay in registers, up to one of 256 x 16 x kHeld
-// columns; of a longer one the rest is read twice. Without `cast` amax alone.
+// A block takes kScaledRows rows, as many at a time as stay in registers; that is at least one row
+// of 256 x 16 x kHeld columns, and the rest of a longer row is read twice. Without `cast` it only
+// measures the amax.
 template <class T, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, kResident<T, true>)
     cast_scaled_rows(const __grid_constant__ Source source, bool cast) {
@@ -32,11 +33,11 @@ __global__ void __launch_bounds__(kThreads, kResident<T, true>)
   Place place;
   for (int i = 0; find_tile(source, block_tile(source, i), &shared_job, &place); ++i) {
     const QuantizeJob& job = source.kind == Source::Kind::kSingle ? source.job : shared_job;
-    int threads = kThreads / kScaledRows;  // of a row
+    int threads = kThreads / kScaledRows;  // threads per row
     while (threads < kThreads && int64_t{threads} * kUnit * kHeld < job.cols) threads *= 2;
     const int64_t end = min(place.row + kScaledRows, job.rows), step = int64_t{threads} * kUnit;
     const auto random = device_random<kStochastic>(job, Direction::kRow);
-    // All threads go round equally often: there are barriers inside.
+    // All threads make the same number of rounds, since there are barriers inside.
     for (int64_t base = place.row; base < end; base += kThreads / threads) {
       const int64_t r = base + threadIdx.x / threads;
       const int64_t first = threadIdx.x % threads * kUnit, cols = r < end ? job.cols : 0;

@@ -1,4 +1,4 @@
-// Scales of blocks and tensors, as the kernels need them; arithmetic of scale_math.h.
+// Scales of blocks and tensors for the kernels, with the arithmetic of scale_math.h.
 #pragma once
 
 #include "moiety/quant/convert/dequantize_device.cuh"
@@ -10,7 +10,7 @@ namespace moiety::quant::device {
 
 // nvfp4_block_scale with the hardware's conversions.
 __device__ inline Nvfp4BlockScale convert_block_scale(float amax, const Nvfp4TensorScale& tensor) {
-  const float d = __fmaf_rn(amax, 0.0f, amax * tensor.block);  // NaN of an infinite amax
+  const float d = __fmaf_rn(amax, 0.0f, amax * tensor.block);  // NaN if the amax is infinite
   const uint32_t code = encode_pair<E4M3>(d, 0.0f);
   const float inverse = 1.0f / (decode_pair<E4M3>(code).x * tensor.decode);
   float encode;
@@ -18,27 +18,27 @@ __device__ inline Nvfp4BlockScale convert_block_scale(float amax, const Nvfp4Ten
   return {uint8_t(code), encode};
 }
 
-// fp8_scale with powers of two and no floor, without a division: FP8's maxima are 1.75 times a
+// fp8_scale with powers of two and no floor, without a division. FP8's maxima are 1.75 times a
 // power, so the quotient's exponent is one less where the mantissa of amax is above 1.75; no such
 // quotient rounds up to a power.
 __device__ inline Fp8Scale power_scale(float amax, DType element) {
   static_assert(E4M3::kMax == 1.75f * 0x1p8f && E5M2::kMax == 1.75f * 0x1p15f);
   const uint32_t a = __float_as_uint(amax);
   const int top = 2 * 127 + (element == DType::kE5M2 ? 15 : 8);
-  int exponent = min(top - int(a + 0x1FFFFFu >> 23), 254);  // that of the largest finite power
+  int exponent = min(top - int(a + 0x1FFFFFu >> 23), 254);  // exponent of the largest finite power
   if (a == 0) exponent = 127;
   if (!is_finite(amax)) return {kCanonicalNan, kCanonicalNan};
   const uint32_t inverse = exponent == 254 ? 0x00400000u : uint32_t(254 - exponent) << 23;
   return {__uint_as_float(uint32_t(exponent) << 23), __uint_as_float(inverse)};
 }
 
-// What scales of blocks depend on beside their amax.
+// The factors, besides their amax, that scales of blocks depend on.
 template <Format F>
 struct TensorFactors {
   Nvfp4TensorScale nvfp4;
-  float fp8;  // kFp8Tensor: what values are multiplied with
+  float fp8;  // kFp8Tensor: the factor of the values
 
-  // `direction`: 0 row, 1 col.
+  // `direction` is 0 for row, 1 for col.
   static __device__ TensorFactors of(const QuantizeJob& job, int direction) {
     TensorFactors out{};
     if constexpr (is_fp4(F))
@@ -66,7 +66,7 @@ struct TensorFactors {
   }
 };
 
-// The stored scale of a block, and what its values are multiplied with.
+// The stored scale of a block, and the factor of its values.
 template <Format F>
 struct BlockFactor {
   uint32_t stored;  // a byte, or the bits of a float32
@@ -102,7 +102,8 @@ struct BlockFactor {
   }
 };
 
-// Scalars of a job, by one thread, when the amax is known (delayed scaling: but for that).
+// Writes the scalars of a job when the amax is known (with delayed scaling all but the amax). One
+// thread calls it.
 template <Format F>
 __device__ void write_scalars(const QuantizeJob& job) {
   bool finite = true;
@@ -117,14 +118,14 @@ __device__ void write_scalars(const QuantizeJob& job) {
   if (!finite && job.flags) atomicOr(job.flags, kFlagNonFinite);
 }
 
-// The slot becomes the larger of itself and `bits`. Most of the time it is already, and a look is
-// cheaper than an atomic operation on a word that all blocks want.
+// Makes the slot the larger of itself and `bits`. Mostly it is that already, and a look is cheaper
+// than an atomic operation on a word that all blocks want.
 __device__ inline void raise(float* slot, uint32_t bits) {
   auto* word = reinterpret_cast<uint32_t*>(slot);
   if (bits > __ldcg(word)) atomicMax(word, bits);
 }
 
-// With the largest magnitude that a warp met; all lanes call it.
+// Reports the largest magnitude that a warp met; all lanes call it.
 template <Format F>
 __device__ void report_amax(const QuantizeJob& job, uint32_t bits) {
   if (F == Format::kFp8Tensor && job.delayed_scale) {
@@ -155,7 +156,8 @@ __device__ void with_codec_of(const QuantSpec& spec, Body&& body) {
   }
 }
 
-// Where random bits come from, by all lanes of a warp, and those of a block of sixteen elements.
+// The source of random bits, which all lanes of a warp ask for, and the bits of a block of sixteen
+// elements.
 template <bool kStochastic>
 __device__ DeviceRandom device_random(const QuantizeJob& job, Direction direction) {
   if constexpr (kStochastic) return DeviceRandom(job.random_stream(direction));
@@ -167,8 +169,8 @@ __device__ PhiloxBlock random_bits(const DeviceRandom& random, uint64_t block) {
   return {};
 }
 
-// Codes of a unit. `amax`: bits of a magnitude that no element exceeds, not looked at where all of
-// the tensor has one scale.
+// The codes of a unit. `amax` is the bits of a magnitude that no element exceeds; it is ignored
+// where all of the tensor has one scale.
 template <Format F, class C, bool kStochastic, class T>
 __device__ Codes encode_unit(const Unit<T>& x, float factor, uint32_t amax,
                              const PhiloxBlock& random) {

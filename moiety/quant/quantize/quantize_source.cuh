@@ -1,6 +1,7 @@
-// Which matrix a block of a quantization kernel works on, and which tile of it: a single job, one
-// of many, or the rows of a group whose sizes are on the device. Tiles are 128 x 128 elements (or
-// one row); a job without elements has one tile, so that somebody writes its scalars.
+// The matrix that a block of a quantization kernel works on, and its tile of it. The matrix is a
+// single job, one of many, or the rows of a group whose sizes are on the device. Tiles are 128 x
+// 128 elements (or one row); a job without elements has one tile, so that some block writes its
+// scalars.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +21,16 @@ struct Tiling {
 };
 
 struct Tiles {
-  int64_t rows, cols;  // how many
+  int64_t rows, cols;  // numbers of tiles
   MOIETY_HD int64_t count() const { return rows * cols; }
 };
-// 64-bit division is slow on GPUs, and seldom needed. Neither is negative.
+// Divides in 32 bits where possible: 64-bit division is slow on GPUs, and seldom needed. Neither
+// argument is negative.
 MOIETY_HD inline int64_t quotient(int64_t a, int64_t b) {
   if ((a | b) >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
   return a / b;
 }
-// `rows`: of X, or of the padded col arrays.
+// `rows` is the number of rows of X, or of the padded col arrays.
 MOIETY_HD inline Tiles tiles_of(int64_t rows, int64_t cols, const Tiling& tiling) {
   const int64_t r = quotient(rows + tiling.rows - 1, tiling.rows);
   const int64_t c = quotient(cols + tiling.cols - 1, tiling.cols);
@@ -40,21 +42,21 @@ struct Source {
   Kind kind = Kind::kSingle;
   Tiling tiling;
   const uint32_t* skip = nullptr;  // may be null
-  QuantizeJob job;                 // the one, or the whole of the groups
-  int64_t tiles = 0;               // kSingle, kMany; of kGroups a bound for valid groups
-  int64_t run = 1;                 // of kMany, kGroups: tiles that a block takes in a row; 2^n
-  bool early = false;              // another kernel of the call is before this one (launch.cuh)
-  // kMany: jobs, and the first tile of each with the total at the end.
+  QuantizeJob job;                 // the single job, or the whole of the groups
+  int64_t tiles = 0;               // of kSingle and kMany; for kGroups a bound for valid groups
+  int64_t run = 1;                 // for kMany and kGroups: consecutive tiles of a block, 2^n
+  bool early = false;              // another kernel of the call runs before this one (launch.cuh)
+  // For kMany: the jobs, and the first tile of each, with the total at the end.
   const QuantizeJob* jobs = nullptr;
   const int64_t* first_tile = nullptr;
   int64_t count = 0;
-  // kGroups.
+  // For kGroups.
   const int64_t* count_E = nullptr;  // may be null
   const int64_t* begin_E1 = nullptr;
   uint32_t* status = nullptr;  // may be null
   int64_t experts = 0, capacity = 0;
 
-  // Nothing is to be done. Then too a kernel ends after the one before it.
+  // Whether nothing is to be done. Even then a kernel ends after the one before it.
   __device__ bool skipped() const {
     if (!skip || *skip == 0) return false;
     cudaGridDependencySynchronize();
@@ -62,11 +64,11 @@ struct Source {
   }
 };
 
-// Where a block is at work.
+// The tile that a block works on.
 struct Place {
-  int64_t row, col;  // of the tile's first element
-  bool first;        // of the job's tiles
-  int slot = 0;      // where its job is, of those that are shared
+  int64_t row, col;  // first element of the tile
+  bool first;        // whether the tile is the job's first
+  int slot = 0;      // slot of its job among those that are shared
 };
 
 __device__ inline Place place_of(int64_t tile, int64_t columns, const Tiling& tiling) {
@@ -74,7 +76,7 @@ __device__ inline Place place_of(int64_t tile, int64_t columns, const Tiling& ti
   return {r * tiling.rows, (tile - r * columns) * tiling.cols, tile == 0};
 }
 
-// Inclusive sum over the lanes.
+// The inclusive sum over the lanes of a warp.
 __device__ inline int64_t warp_scan(int64_t x) {
   for (int d = 1; d < 32; d *= 2) {
     const int64_t before = __shfl_up_sync(kWarp, x, d);
@@ -83,27 +85,28 @@ __device__ inline int64_t warp_scan(int64_t x) {
   return x;
 }
 
-// What group e holds as the data says now.
+// The rows that group e claims in the present data.
 __device__ inline Claim claim_of(const Source& s, int64_t e) {
   return claim(s.begin_E1[e], s.begin_E1[e + 1], s.count_E ? s.count_E + e : nullptr, s.capacity);
 }
 
-// Walks over the groups with a whole warp, thirty-two at a time: visit(e, begin, rows, column) by
-// the lane of group e, where `column` is that of its col arrays; lanes past the last group have
-// rows -1. A group that overlaps one before it is treated as empty; fault(e, rows, true), by lane 0
-// and in ascending order, hears of it, and fault(e, rows, false) of claims that cannot be.
+// Walks over the groups with a whole warp, thirty-two at a time. The lane of group e calls visit(e,
+// begin, rows, column), where `column` is that of the group's col arrays; lanes past the last group
+// have rows -1. A group that overlaps one before it is treated as empty. Lane 0 reports in
+// ascending order: fault(e, rows, true) for a group that overlaps, fault(e, rows, false) for an
+// impossible claim.
 template <class Visit, class Fault>
 __device__ void walk_groups(const Source& s, Visit&& visit, Fault&& fault) {
   const int lane = threadIdx.x % 32;
-  int64_t column = 0, live_end = 0;  // of the groups so far
+  int64_t column = 0, live_end = 0;  // totals of the groups so far
   for (int64_t base = 0; base < s.experts; base += 32) {
     const int64_t e = base + lane;
     Claim c{0, 0, true};
     if (e < s.experts) c = claim_of(s, e);
     int64_t rows = c.valid ? c.rows : 0;
-    // Claims that are all valid ascend, so they can only overlap what is before them.
+    // Valid claims ascend, so they can only overlap groups before them.
     const bool odd = !c.valid || (rows > 0 && c.begin < live_end);
-    if (__any_sync(kWarp, odd)) {  // group by group, as the reference does it
+    if (__any_sync(kWarp, odd)) {  // group by group, as in the reference
       for (int i = 0; i < 32; ++i) {
         const int64_t begin = __shfl_sync(kWarp, c.begin, i),
                       claimed = __shfl_sync(kWarp, c.rows, i);
@@ -122,7 +125,8 @@ __device__ void walk_groups(const Source& s, Visit&& visit, Fault&& fault) {
   }
 }
 
-// The job whose tiles hold `tile`, by whole warps: the last one whose first tile is not past it.
+// The job whose tiles hold `tile`: the last one whose first tile is not past it. Whole warps call
+// it.
 __device__ inline int64_t job_of(const int64_t* first_tile, int64_t count, int64_t tile) {
   int64_t low = 0;
   while (count > 1) {
@@ -135,8 +139,8 @@ __device__ inline int64_t job_of(const int64_t* first_tile, int64_t count, int64
   return low;
 }
 
-// The group of a tile, by all threads of a block: its job to `job` and its tiles to `range`, which
-// is {0, 0} if no group has the tile.
+// The search for the group of a tile. It writes the group's job to `job` and its tiles to `range`,
+// which is {0, 0} if no group has the tile. All threads of a block call it.
 class GroupSearch {
  public:
   __device__ GroupSearch(const Source& s, int64_t tile, QuantizeJob* job, int64_t* range)
@@ -146,7 +150,7 @@ class GroupSearch {
         job_(job),
         range_(range) {}
 
-  // A thread a group, as many groups at a time as there are threads. Claims that are all valid
+  // Takes as many groups at a time as there are threads, one per thread. Claims that are all valid
   // ascend and do not overlap.
   __device__ void run() const {
     if (threadIdx.x == 0) range_[0] = range_[1] = 0;
@@ -180,7 +184,7 @@ class GroupSearch {
   }
 
  private:
-  // Where some claim is not.
+  // The search where some claim is not valid.
   __device__ void run_warp() const {
     if (threadIdx.x >= 32) return;
     int64_t seen = 0;
@@ -194,7 +198,8 @@ class GroupSearch {
         },
         [](int64_t, int64_t, bool) {});
   }
-  // By the thread of group e, whose tile rows are `count` from `first` on.
+  // Looks at group e, which has `count` tile rows from `first` on. The thread of the group calls
+  // it.
   __device__ void visit(int64_t e, int64_t begin, int64_t rows, int64_t column, int64_t first,
                         int64_t count) const {
     if (wanted_ < first || wanted_ >= first + count) return;
@@ -215,10 +220,10 @@ __device__ inline int64_t block_tile(const Source& s, int i) {
   return blockIdx.x * s.run + int64_t{gridDim.x} * (i - within) + within;
 }
 
-// The job and place of a tile; false: there is no such tile. To be called by all threads of a
-// block, for its tiles in order and each time with the last one's place. The job of kMany and
-// kGroups is put into `shared`, which has kSlots: another one each time, so that kSlots - 1 before
-// it are valid still, at the next barrier too.
+// Finds the job and place of a tile; false if there is no such tile. All threads of a block call
+// it, for the block's tiles in order, and each time with the place of the last one. The job of
+// kMany and kGroups is put into `shared`, which has kSlots, in another slot each time: so the
+// kSlots - 1 jobs before it are still valid, at the next barrier too.
 template <int kSlots = 1>
 __device__ bool find_tile(const Source& s, int64_t tile, QuantizeJob* shared, Place* place) {
   if (s.kind == Source::Kind::kSingle) {
@@ -229,7 +234,7 @@ __device__ bool find_tile(const Source& s, int64_t tile, QuantizeJob* shared, Pl
   int slot = place->slot;
   __shared__ int64_t range[2];  // tiles of the job in `shared`, from the second call on
   if (tile == blockIdx.x * s.run || tile < range[0] || tile >= range[1]) {
-    __syncthreads();  // the last tile's job is done with
+    __syncthreads();  // all threads are done with the last tile's job
     slot = (slot + 1) % kSlots;
     if (s.kind == Source::Kind::kGroups) {
       GroupSearch(s, tile, shared + slot, range).run();

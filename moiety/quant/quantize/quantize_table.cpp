@@ -6,7 +6,7 @@
 namespace moiety::quant {
 namespace {
 
-// Where the arrays of a tensor are: all on one device.
+// The device of a tensor's arrays, which is the same for all of them.
 moiety::Device place_of(const QuantizedView& out) {
   for (const TensorView* view : {&out.row_data, &out.col_data, &out.tensor_scale}) {
     if (view->defined()) return view->device();

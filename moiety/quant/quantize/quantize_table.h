@@ -1,4 +1,4 @@
-// What a QuantizeTable holds besides its items. Internal to moiety/quant.
+// The contents of a QuantizeTable besides its items. Internal to moiety/quant.
 #pragma once
 
 #include <deque>
@@ -13,16 +13,16 @@ namespace moiety::quant {
 
 struct QuantizeTable::Impl {
   explicit Impl(std::span<const QuantizeItem> given);
-  // Throws unless the stream is on the device of the tensors.
+  // Throws Error(kInvalidArgument) unless the stream is on the device of the tensors.
   void check_stream(const char* operation, const Stream& stream) const;
 
   std::vector<QuantizeItem> items;
-  std::deque<DelayedScaling> delayed;    // what the options point to
-  std::vector<QuantizeJob> jobs;         // of the items up to the first without x
-  std::vector<TransposeJob> transposes;  // of the items that have something to do
-  std::optional<Error> no_transposes;    // why they cannot all be transposed
-  moiety::Device place;                  // of all tensors
-  // On a GPU, if there is something to do.
+  std::deque<DelayedScaling> delayed;    // targets of the options' pointers
+  std::vector<QuantizeJob> jobs;         // jobs of the items up to the first one without x
+  std::vector<TransposeJob> transposes;  // jobs of the items that have something to transpose
+  std::optional<Error> no_transposes;    // the reason why the items cannot all be transposed
+  moiety::Device place;                  // place of all tensors
+  // Set on a GPU, if there is something to do.
   std::shared_ptr<const Device> device_jobs;
   std::shared_ptr<const TransposeTable> device_transposes;
 };

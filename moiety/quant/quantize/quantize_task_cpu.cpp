@@ -1,6 +1,6 @@
-// Rows in segments of 1024 elements; columns and tiles in panels of 128 x 128, a row of blocks at a
-// time. Ragged blocks are filled up with zeros, and their codes cleared. Codes go through buffers,
-// from where they are written in long runs.
+// The work of one task on CPUs. Rows are taken in segments of 1024 elements; columns and tiles in
+// panels of 128 x 128, a row of blocks at a time. Ragged blocks are filled up with zeros, and their
+// codes cleared. Codes go through buffers, from which they are written in long runs.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -23,19 +23,20 @@ const void* element(const QuantizeJob& job, int64_t r, int64_t c) {
   return static_cast<const std::byte*>(job.x) + byte_size(job.dtype, r * job.stride + c);
 }
 
-// n elements that are read soon, in an order that hardware does not foresee; any address will do.
+// Prefetches n elements that are read soon, in an order that hardware does not foresee; any address
+// will do.
 void prefetch(const QuantizeJob& job, int64_t r, int64_t c, int64_t n) {
   const auto* x = static_cast<const std::byte*>(element(job, r, c));
   const int64_t bytes = byte_size(job.dtype, n);
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i, 0, 2);
 }
 
-// From the amax of blocks to their scales.
+// The rule from the amax of blocks to their scales.
 struct Rule {
   QuantSpec spec;
   Nvfp4TensorScale nvfp4{};
-  float tensor_encode = 1;            // kFp8Tensor
-  std::optional<uint32_t> amax = {};  // kFp8Tensor, if X was measured
+  float tensor_encode = 1;            // used by kFp8Tensor
+  std::optional<uint32_t> amax = {};  // used by kFp8Tensor, if X was measured
 
   static Rule of(const QuantizeJob& job, float amax) {
     Rule rule{job.spec};
@@ -75,7 +76,7 @@ Rule rule_of(const QuantizeJob& job, Direction direction) {
   return Rule::of(job, uses_amax ? *job.amax[job.amax_index(direction)] : 0);
 }
 
-// One direction of a job, as the functions below need it.
+// One direction of a job, in the form that the functions below need.
 struct Caster {
   const QuantizeJob& job;
   Rule rule;
@@ -98,7 +99,7 @@ struct Caster {
     if (stochastic) stream = job.random_stream(direction);
   }
 
-  // The largest |x| (bits) of blocks and of columns.
+  // The largest |x| (as bits) of each block, and of each column.
   void block_amax(const void* x, int64_t blocks, uint32_t* out) const {
     if (rule.amax) return void(std::fill(out, out + blocks, *rule.amax));
     loops::block_amax(job.dtype, x, block, blocks, out);
@@ -107,13 +108,13 @@ struct Caster {
     if (rule.amax) return void(std::fill(out, out + kPanel, *rule.amax));
     loops::column_amax(x, out);
   }
-  // Bytes of n codes; n is even.
+  // The bytes of n codes; n is even.
   int64_t bytes(int64_t n) const { return fp4 ? n / 2 : n; }
   void encode(const Rows& x, uint32_t amax, const loops::PairFactors& factor, const uint8_t* random,
               uint8_t* codes) const {
     loops::encode(x.dtype, job.spec.element, stochastic, known(amax))(x, factor, random, codes);
   }
-  // The same of n elements of a row, whose blocks have a factor each.
+  // The same for n elements of a row whose blocks have a factor each.
   void encode_blocks(const void* x, uint32_t amax, const float* factor, int64_t n,
                      const uint8_t* random, uint8_t* codes) const {
     const loops::EncodeBlocks fast =
@@ -129,14 +130,14 @@ struct Caster {
     if (!finite || amax >= 0x7F800000u) return loops::Known::kNothing;
     return has_power_scales(job.spec) ? loops::Known::kPowers : loops::Known::kFinite;
   }
-  // Codes n to `padded` of a row.
+  // Clears codes n to `padded` of a row.
   void clear(uint8_t* codes, int64_t n, int64_t padded) const {
     if (fp4 && n % 2 != 0) codes[n / 2] &= 15;
     std::fill(codes + bytes(round_up(n, 2)), codes + bytes(padded), uint8_t{0});
   }
 };
 
-// Columns [c0, c1) of row r.
+// Casts columns [c0, c1) of row r.
 uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
   alignas(64) float factor[kSegment / 16];
   alignas(64) std::byte copy[kSegment * sizeof(float)];
@@ -156,7 +157,8 @@ uint32_t cast_row(const Caster& cast, int64_t r, int64_t c0, int64_t c1) {
       std::memset(copy + bytes, 0, static_cast<size_t>(byte_size(job.dtype, padded)) - bytes);
       x = copy;
     }
-    const int64_t next = (c - c0) / kSegment + 2;  // segment of the rows from this one on
+    // the segment of the rows, counted from this one on
+    const int64_t next = (c - c0) / kSegment + 2;
     prefetch(job, r + next / segments, c0 + next % segments * kSegment, kSegment);
     cast.block_amax(x, blocks, amax);
     const uint32_t segment_amax = loops::largest(amax, blocks);
@@ -192,10 +194,10 @@ struct alignas(64) PanelBytes {
   uint8_t at[kPanel * kPanel];
 };
 
-// Rows of a panel, where they are in X, or filled up with zeros or rotated in `copy`.
+// Rows of a panel, as they are in X, or filled up with zeros or rotated in `copy`.
 class Strip {
  public:
-  // `count` rows from row r of the panel on.
+  // Loads `count` rows from row r of the panel on.
   Rows load(const QuantizeJob& job, const Panel& panel, int64_t r, int64_t count) {
     const int64_t pitch = byte_size(job.dtype, job.stride);
     if (panel.cols == kPanel && r + count <= panel.rows) {
@@ -211,7 +213,7 @@ class Strip {
     }
     return {job.dtype, copy_, static_cast<int64_t>(row), count, kPanel};
   }
-  // The same of 16 rows, rotated, with the amax of every column.
+  // The same for 16 rows, rotated, with the amax of every column.
   Rows load_rotated(const QuantizeJob& job, const Panel& panel, int64_t r, uint32_t* amax) {
     loops::rotate(load(job, panel, r, 16), job.spec.rht_signs, rotated_, amax);
     return {DType::kBFloat16, rotated_, sizeof rotated_[0], 16, kPanel};
@@ -222,7 +224,7 @@ class Strip {
   alignas(64) bf16 rotated_[16][kPanel];
 };
 
-// Codes of a panel as the rows of X transposed; rows from number `filled` on are pads.
+// Stores the codes of a panel as rows of X transposed; rows from number `filled` on are pads.
 void store_transposed(const Caster& cast, const Panel& panel, PanelBytes& codes, int64_t filled) {
   const QuantizeJob& job = cast.job;
   const int64_t width = cast.bytes(kPanel);
@@ -236,7 +238,7 @@ void store_transposed(const Caster& cast, const Panel& panel, PanelBytes& codes,
   }
 }
 
-// Random bytes of a panel, by row of X; `turned`: those of the rows of X transposed.
+// The random bytes of a panel, by row of X or, if `turned`, by row of X transposed.
 void panel_random(const Caster& cast, const Panel& panel, bool turned, PanelBytes& out) {
   if (!turned) {
     const RandomBlocks blocks{cast.position.block(panel.r0, panel.c0 / 16),
@@ -252,9 +254,9 @@ void panel_random(const Caster& cast, const Panel& panel, bool turned, PanelByte
   loops::transpose(columns.at, out.at);
 }
 
-// Scales of the blocks of a panel's columns, [blocks along M, 128].
+// The scales of the blocks of a panel's columns, [blocks along M, 128].
 struct ColumnScales {
-  alignas(64) uint8_t at[16 * kPanel];  // at most 8 bytes, or a float32, a column
+  alignas(64) uint8_t at[16 * kPanel];  // at most 8 bytes, or a float32, per column
 
   void store(const Caster& cast, const Panel& panel) {
     const QuantizeJob& job = cast.job;
@@ -282,7 +284,7 @@ struct ColumnScales {
   }
 };
 
-// The col direction of a one-dimensional format.
+// Casts the col direction of a one-dimensional format.
 uint32_t cast_columns(const Caster& cast, const Panel& panel) {
   const QuantizeJob& job = cast.job;
   const bool rotated = job.spec.rht_col;
@@ -317,7 +319,7 @@ uint32_t cast_columns(const Caster& cast, const Panel& panel) {
   return largest;
 }
 
-// The factors of a row of tiles from the maxima of its columns; their scales are stored.
+// The factors of a row of tiles, from the maxima of its columns; it stores their scales.
 void tile_factors(const Caster& cast, const Panel& panel, int64_t r, const uint32_t* column_amax,
                   float* factor) {
   const QuantizeJob& job = cast.job;
@@ -336,7 +338,7 @@ void tile_factors(const Caster& cast, const Panel& panel, int64_t r, const uint3
               static_cast<size_t>(ceil_div(panel.cols, cast.block) * width));
 }
 
-// Codes that both directions have in common: of tiles, or with one scale for everything.
+// Casts codes that both directions have in common: of tiles, or with one scale for everything.
 uint32_t cast_shared(const Caster& cast, const Panel& panel) {
   const QuantizeJob& job = cast.job;
   Strip strip;
@@ -344,7 +346,7 @@ uint32_t cast_shared(const Caster& cast, const Panel& panel) {
   alignas(64) uint32_t amax[kPanel];
   PanelBytes codes, random;
   if (cast.stochastic) panel_random(cast, panel, false, random);
-  const int64_t width = cast.bytes(kPanel);  // of a row of codes
+  const int64_t width = cast.bytes(kPanel);  // bytes of a row of codes
   uint32_t largest = 0;
   for (int64_t r = 0; r < panel.rows; r += cast.block) {
     const Rows x = strip.load(job, panel, r, std::min<int64_t>(cast.block, panel.rows - r));
@@ -367,7 +369,7 @@ uint32_t cast_shared(const Caster& cast, const Panel& panel) {
   return largest;
 }
 
-// body(panel) for the panels of columns [c0, c1).
+// Calls body(panel) for the panels of columns [c0, c1).
 template <class Body>
 uint32_t for_panels(const QuantizeTask& task, int64_t c0, int64_t c1, Body&& body) {
   uint32_t largest = 0;
@@ -426,13 +428,14 @@ uint32_t cast_task(const QuantizeTask& task) {
   if (is_tile(job.spec.format) || (job.shares_codes() && !row_alone)) {
     const Direction first = job.want_row ? Direction::kRow : Direction::kCol;
     Caster cast(job, Direction::kRow, rule_of(job, first));
-    if (!is_tile(job.spec.format)) cast.block = 32;  // any: the scale is that of the tensor
+    // any number will do, since the scale is that of the tensor
+    if (!is_tile(job.spec.format)) cast.block = 32;
     return for_panels(task, task.c0, task.c1,
                       [&](const Panel& panel) { return cast_shared(cast, panel); });
   }
   const Caster row(job, Direction::kRow, rule_of(job, Direction::kRow));
   const Caster col(job, Direction::kCol, rule_of(job, Direction::kCol));
-  // Rows in parts, so that the panels of the col direction find them in the cache.
+  // Rows are taken in parts, so that the panels of the col direction find them in the cache.
   const int64_t part = row_alone ? task.c1 - task.c0 : kSegment;
   uint32_t largest = 0;
   for (int64_t c0 = task.c0; c0 < task.c1; c0 += part) {

@@ -1,5 +1,5 @@
-// What the kernels over tiles of 128 x 128 share: which tile, what is loaded of it, and what its
-// scales depend on.
+// Parts that the kernels over tiles of 128 x 128 share: the choice of the tile, the loads from it,
+// and the factors of its scales.
 #pragma once
 
 #include "moiety/quant/quantize/quantize_scales.cuh"
@@ -7,11 +7,13 @@
 
 namespace moiety::quant::device {
 
-// Blocks of a kernel over tiles that a multiprocessor holds: as many as registers allow.
+// The number of blocks of a kernel over tiles that a multiprocessor holds: as many as registers
+// allow.
 template <class T, bool kStochastic>
 constexpr int kResident = sizeof(T) == 4 ? 2 : (kStochastic ? 3 : 4);
 
-// Before the tiles, by all threads: the job of kSingle to where find_tile puts those of the others.
+// Copies the job of kSingle to the place where find_tile puts the jobs of the other kinds. All
+// threads call it before the tiles.
 __device__ inline void share_job(const Source& s, QuantizeJob* shared) {
   if (s.kind != Source::Kind::kSingle) return;
   const auto* from = reinterpret_cast<const uint32_t*>(&s.job);
@@ -24,8 +26,8 @@ __device__ inline int64_t tile_columns(const QuantizeJob& job) {
   return max((job.cols + kTile - 1) / kTile, int64_t{1});
 }
 
-// The i-th tile of a block in a pass over X that is the second one: of kSingle from the end, which
-// is still in the L2.
+// The i-th tile of a block in the second pass over X. For kSingle it counts from the end, which is
+// still in the L2.
 template <int kSlots = 1>
 __device__ bool second_pass_tile(const Source& s, int i, QuantizeJob* shared, Place* place) {
   int64_t tile = block_tile(s, i);
@@ -37,8 +39,8 @@ __device__ bool second_pass_tile(const Source& s, int i, QuantizeJob* shared, Pl
   return true;
 }
 
-// The tiles of a block in the first pass, where there is little else to do: of kSingle every
-// gridDim.x-th, found by adding.
+// The tiles of a block in the first pass, where there is little else to do. For kSingle they are
+// every gridDim.x-th, found by adding.
 class TileWalk {
  public:
   __device__ explicit TileWalk(const Source& s) : source_(s) {
@@ -68,12 +70,13 @@ class TileWalk {
 
  private:
   const Source& source_;
-  int found_ = 0;                        // of the other kinds: how many
-  int left_ = 0, row_ = 0, column_ = 0;  // of kSingle: how many, and the next one, in tiles
+  int found_ = 0;                        // other kinds: number of tiles so far
+  int left_ = 0, row_ = 0, column_ = 0;  // kSingle: tiles left, and the next one, in tiles
   int columns_ = 1, row_step_ = 0, column_step_ = 0;
 };
 
-// What exists of a tile, from its first element; not more than the tile, and perhaps less than 0.
+// The rows and columns of a tile that exist, from its first element; not more than the tile has,
+// and perhaps less than 0.
 struct Extent {
   int rows, cols;
   __device__ static Extent of(const QuantizeJob& job, const Place& place) {
@@ -83,9 +86,10 @@ struct Extent {
   __device__ bool whole() const { return rows == kTile && cols == kTile; }
 };
 
-constexpr int kUnits = 4;     // of a thread
-constexpr int kUnitStep = 4;  // rows from one to the next
-// Where a thread's i-th unit lies in the tile: eight lanes a row, so that a warp holds 16 rows.
+constexpr int kUnits = 4;     // units of a thread
+constexpr int kUnitStep = 4;  // rows from one unit to the next
+// The place of a thread's i-th unit in the tile: eight lanes have a row, so that a warp holds 16
+// rows.
 __device__ inline int unit_row(int i) {
   return threadIdx.x / 32 * 16 + kUnitStep * i + threadIdx.x % 32 / 8;
 }
@@ -97,7 +101,7 @@ __device__ ByteRange bytes_of(const QuantizeJob& job) {
   return {x, x + ((job.rows - 1) * job.stride + job.cols) * int64_t(sizeof(T))};
 }
 
-// The thread's units of a tile; what lies outside of X is +0.
+// Loads the thread's units of a tile; elements outside of X are +0.
 template <class T>
 __device__ void load_units(const QuantizeJob& job, const Place& place, Unit<T> (&x)[kUnits]) {
   const T* base = static_cast<const T*>(job.x);
@@ -130,11 +134,12 @@ __device__ void load_units(const QuantizeJob& job, const Place& place, Unit<T> (
   }
 }
 
-// The factors of the wanted directions, by two threads for all. Barriers, where the format has any.
+// Two threads compute the factors of the wanted directions for all. It has barriers where the
+// format has factors.
 template <Format F>
 __device__ void share_factors(const QuantizeJob& job, TensorFactors<F> (&factors)[2]) {
   if constexpr (is_tensor_scaled(F)) {
-    __syncthreads();  // the last tile's are done with
+    __syncthreads();  // all threads are done with the last tile's factors
     const int direction = threadIdx.x;
     if (direction < 2 && (direction == 0 ? job.want_row : job.want_col)) {
       factors[direction] = TensorFactors<F>::of(job, direction);
@@ -143,8 +148,9 @@ __device__ void share_factors(const QuantizeJob& job, TensorFactors<F> (&factors
   }
 }
 
-// Before a tile is cast, and after its elements are on their way: what the kernels before this one
-// measured is there, the job's scalars are written by somebody, `factors` are those of the job.
+// Prepares a tile's cast after the loads of its elements were begun: waits for the measurements of
+// the kernels before this one, has the job's scalars written by one thread, and sets `factors` to
+// those of the job.
 template <Format F>
 __device__ void begin_cast(const QuantizeJob& job, const Place& place, bool new_job,
                            TensorFactors<F> (&factors)[2]) {

@@ -1,5 +1,5 @@
-// Kernel of the formats whose col codes are the row codes transposed: tiles of elements that share
-// a scale, and one scale for the whole tensor. Also the kernels that only measure.
+// The kernel of the formats whose col codes are the row codes transposed: tiles of elements that
+// share a scale, and one scale for the whole tensor. The kernels that only measure are here too.
 #pragma once
 
 #include "moiety/quant/convert/transpose_device.cuh"
@@ -7,7 +7,7 @@
 
 namespace moiety::quant::device {
 
-// Bits of the amax of the unit's tile of elements; `warps` is shared memory of 8 x 4 words. All
+// The bits of the amax of the unit's tile of elements; `warps` is shared memory of 8 x 4 words. All
 // threads call it.
 template <Format F>
 __device__ uint32_t tile_amax(uint32_t mine, uint32_t* warps) {
@@ -28,7 +28,7 @@ __device__ uint32_t tile_amax(uint32_t mine, uint32_t* warps) {
   }
 }
 
-// By one thread of each tile of elements.
+// Stores the scale of a tile of elements; one thread of the tile calls it.
 template <Format F>
 __device__ void store_tile_scale(const QuantizeJob& job, const Place& place,
                                  const BlockFactor<F>& factor) {
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
     if constexpr (F != Format::kFp8Tensor) amax = tile_amax<F>(amax, warps);
     const auto factor = BlockFactor<F>::of(job, factors[job.want_row ? 0 : 1], amax);
     store_tile_scale<F>(job, place, factor);
-    if constexpr (kCol) __syncthreads();  // the last tile's columns are out
+    if constexpr (kCol) __syncthreads();  // the last tile's columns have been stored
     with_codec_of<F>(job.spec, [&](auto codec) {
       using C = decltype(codec);
       const Extent extent = Extent::of(job, place);
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
   }
 }
 
-// Largest of all threads, in every one of the first warp; `warps` is shared memory of a word a
-// warp. All threads call it.
+// The largest value over all threads, in every thread of the first warp; `warps` is shared memory
+// of one word per warp. All threads call it.
 __device__ inline uint32_t first_warp_max(uint32_t v, uint32_t* warps) {
   v = lane_max<31>(v);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
@@ -109,7 +109,7 @@ __device__ inline uint32_t first_warp_max(uint32_t v, uint32_t* warps) {
   return threadIdx.x < 32 ? lane_max<kThreads / 32 - 1>(warps[threadIdx.x % (kThreads / 32)]) : v;
 }
 
-// Adds to the amax slots of the job. kRotated: amax[1] is that of the rotated columns.
+// Raises the amax slots of the job. With kRotated amax[1] is that of the rotated columns.
 template <class T, bool kRotated>
 __global__ void __launch_bounds__(kThreads, kResident<T, false>)
     measure_tiles(const __grid_constant__ Source source) {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T, false>)
     __syncthreads();  // `warps` is used again
     amax = first_warp_max(amax, warps[0]);
     if constexpr (kRotated) {
-      // Quartering and rounding keep the order.
+      // Quartering and rounding keep the order, so they may come after the maximum.
       const float y = bf16(0.25f * __uint_as_float(first_warp_max(rotated, warps[1])));
       rotated = __float_as_uint(y);
     }

@@ -14,12 +14,13 @@
 
 namespace moiety::quant {
 
-// Arrays from this size on would not stay in the caches of one core, or its part of a common one.
+// Arrays from this size on would not stay in the caches of one core, or in its part of a common
+// one.
 constexpr int64_t kStreamedBytes = int64_t{2} << 20;
 
 class ByteWriter {
  public:
-  // Of an array of `bytes` bytes.
+  // A writer to an array of `bytes` bytes.
   explicit ByteWriter(int64_t bytes) : streams_(bytes >= kStreamedBytes) {}
 
   MOIETY_INLINE void write(void* to, const void* from, int64_t n) const {
@@ -29,7 +30,7 @@ class ByteWriter {
     copy(to, from, n);
   }
 
-  // Before other threads may read what this one wrote.
+  // Must come before other threads may read what this one wrote.
   static void finish() {
 #if defined(__x86_64__)
     _mm_sfence();
@@ -42,7 +43,7 @@ class ByteWriter {
     std::memcpy(to, from, static_cast<size_t>(n));
   }
 #if defined(__x86_64__)
-  // Whole lines; parts of lines meet their other parts in the caches.
+  // Writes whole lines; parts of lines meet their other parts in the caches.
   static MOIETY_INLINE void stream(uint8_t* to, const uint8_t* from, int64_t n) {
     const int64_t head = std::min<int64_t>(n, -reinterpret_cast<intptr_t>(to) & 63);
     const int64_t body = (n - head) / 64 * 64;

@@ -9,7 +9,7 @@ namespace moiety::comm::mpi {
 namespace {
 
 static_assert(sizeof(MPI_Request) <= sizeof(Request));
-constexpr int kThreadLevel = -1;  // an error of our own
+constexpr int kThreadLevel = -1;  // an error of this module's own
 
 MPI_Comm g_comm = MPI_COMM_NULL;
 bool g_started_here = false;
