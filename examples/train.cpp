@@ -4,13 +4,12 @@
 //   train DIRECTORY [TEXT]
 #include <cstdio>
 #include <fstream>
-#include <string>
-
 #include <moiety/comm/thread_group.h>
 #include <moiety/data/prepare.h>
 #include <moiety/data/tokenizer.h>
 #include <moiety/train/checkpoints.h>
 #include <moiety/train/trainer.h>
+#include <string>
 
 namespace {
 
@@ -61,7 +60,6 @@ int main(int argc, char** argv) {
                                      config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
   plan.resume_from = moiety::train::resume_candidates(config);
   plan.observer = &printer;
-  moiety::comm::run_thread_ranks(1, {}, [&](moiety::comm::Communicator& world) {
-    moiety::train::train(plan, world);
-  });
+  moiety::comm::run_thread_ranks(
+      1, {}, [&](moiety::comm::Communicator& world) { moiety::train::train(plan, world); });
 }

@@ -12,9 +12,9 @@ constexpr std::string_view kEnding = " (exit code ";
 
 // The kind that stands for a code; several kinds may have one.
 ErrorKind kind_of(int code) {
-  for (ErrorKind kind : {ErrorKind::kUsage, ErrorKind::kData, ErrorKind::kIo, ErrorKind::kCheckpoint,
-                         ErrorKind::kNumerical, ErrorKind::kComm, ErrorKind::kOutOfMemory,
-                         ErrorKind::kCuda}) {
+  for (ErrorKind kind :
+       {ErrorKind::kUsage, ErrorKind::kData, ErrorKind::kIo, ErrorKind::kCheckpoint,
+        ErrorKind::kNumerical, ErrorKind::kComm, ErrorKind::kOutOfMemory, ErrorKind::kCuda}) {
     if (exit_code(kind) == code) return kind;
   }
   return ErrorKind::kInvalidArgument;

@@ -7,10 +7,10 @@
 #include "apps/moiety/commands/generate.h"
 #include "apps/moiety/commands/plan.h"
 #include "apps/moiety/commands/plot.h"
+#include "apps/moiety/commands/prepare.h"
 #include "apps/moiety/commands/quantize.h"
 #include "apps/moiety/commands/train.h"
 #include "apps/moiety/exit_code.h"
-#include "apps/moiety/commands/prepare.h"
 
 namespace moiety::app {
 namespace {

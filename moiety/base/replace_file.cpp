@@ -12,7 +12,8 @@
 
 namespace moiety {
 
-void replace_file(const std::filesystem::path& path, std::string_view bytes, std::string_view more) {
+void replace_file(const std::filesystem::path& path, std::string_view bytes,
+                  std::string_view more) {
   static std::atomic<int> calls{0};  // threads may write the same file
   const std::string temporary = text("{}.{}-{}.tmp", path.string(), ::getpid(), calls++);
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

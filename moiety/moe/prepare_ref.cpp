@@ -4,13 +4,15 @@
 #include <numeric>
 #include <tuple>
 
+#include "moiety/base/integer.h"
+
 namespace moiety::moe::ref {
 namespace {
 
 // Takes blocks away one by one, each from the longest expert, of equals from the last.
 std::vector<int64_t> trim(const std::vector<int64_t>& count, int64_t capacity, int64_t a) {
   std::vector<int64_t> blocks;
-  for (const int64_t c : count) blocks.push_back((c + a - 1) / a);
+  for (const int64_t c : count) blocks.push_back(ceil_div(c, a));
   for (auto used = std::accumulate(blocks.begin(), blocks.end(), int64_t{0}); used > capacity / a;
        --used) {
     size_t longest = 0;
@@ -54,17 +56,12 @@ Cut cut(const PlanInput& in) {
   return out;
 }
 
-}  // namespace
+// A valid pair; in sorted order the pairs of an expert stand together, as their slots do.
+using Pair = std::tuple<int, int, int64_t, int>;  // e, s, t, k
 
-Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
+std::vector<Pair> valid_pairs(const PlanInput& in, const Cut& left, Plan& out) {
   const int ranks = in.map.ranks(), experts = in.map.experts();
-  const int64_t a = in.alignment;
-  Plan out{in, std::vector<Plan::Rank>(ranks)};
-  const Cut left = cut(in);
-
-  // All valid pairs, sorted by (e, s, t, k): the position in the run of an expert is the pair's.
-  std::vector<std::tuple<int, int, int64_t, int>> pairs;
-  std::vector<int64_t> count(experts);
+  std::vector<Pair> pairs;
   for (int s = 0; s < ranks; ++s) {
     Plan::Rank& home = out.rank[s];
     home.slot_TK.assign(in.idx[s].size(), -1);
@@ -78,81 +75,110 @@ Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
       home.info[kInfoOwnBad] += e >= experts;
       if (left.idx[s][i] < 0 || e >= experts) continue;
       pairs.emplace_back(static_cast<int>(e), s, i / in.topk, static_cast<int>(i % in.topk));
-      ++count[e];
     }
   }
   std::sort(pairs.begin(), pairs.end());
+  return pairs;
+}
 
-  std::vector<int64_t> kept(experts), offset(experts);
-  int64_t required_most = 0, tokens_all = 0;
-  int64_t dropped_all = std::accumulate(left.pairs.begin(), left.pairs.end(), int64_t{0});
-  for (int r = 0; r < ranks; ++r) {
+// The rows that an expert keeps, and its first slot.
+struct ExpertRoom {
+  int64_t kept = 0, offset = 0;
+};
+
+std::vector<ExpertRoom> make_room(const PlanInput& in, const std::vector<Pair>& pairs,
+                                  const std::vector<int64_t>& rows, Plan& out) {
+  std::vector<int64_t> count(in.map.experts());
+  for (const Pair& pair : pairs) ++count[std::get<0>(pair)];
+  std::vector<ExpertRoom> room(in.map.experts());
+  for (int r = 0; r < in.map.ranks(); ++r) {
     Plan::Rank& rank = out.rank[r];
     std::vector<int64_t> local;
     for (const int e : in.map.experts_of(r)) local.push_back(count[e]);
     rank.before = local;
-    rank.real = trim(local, in.capacity[r], a);
+    rank.real = trim(local, in.capacity[r], in.alignment);
     rank.offset = {0};
     for (size_t i = 0; i < local.size(); ++i) {
-      kept[in.map.experts_of(r)[i]] = rank.real[i];
-      offset[in.map.experts_of(r)[i]] = rank.offset.back();
-      rank.padded.push_back((rank.real[i] + a - 1) / a * a);
+      room[in.map.experts_of(r)[i]] = {rank.real[i], rank.offset.back()};
+      rank.padded.push_back(round_up(rank.real[i], in.alignment));
       rank.offset.push_back(rank.offset.back() + rank.padded.back());
       rank.info[kInfoKept] += rank.real[i];
-      rank.info[kInfoRequired] += (local[i] + a - 1) / a * a;
+      rank.info[kInfoRequired] += round_up(local[i], in.alignment);
       rank.info[kInfoDropped] += local[i] - rank.real[i];
     }
     rank.info[kInfoPadded] = rank.offset.back();
     rank.info[kInfoCapacity] = in.capacity[r];
     if (!rows.empty()) rank.slot_row.assign(rows[r], {-1, 0});
-    required_most = std::max(required_most, rank.info[kInfoRequired]);
-    dropped_all += rank.info[kInfoDropped];
-    tokens_all += in.tokens(r);
   }
+  return room;
+}
 
+void give_slots(const PlanInput& in, const std::vector<Pair>& pairs,
+                const std::vector<ExpertRoom>& room, Plan& out) {
   for (size_t i = 0, begin = 0; i < pairs.size(); ++i) {
     const auto [e, s, t, k] = pairs[i];
     if (std::get<0>(pairs[begin]) != e) begin = i;
-    const int64_t position = static_cast<int64_t>(i - begin);
-    if (position < kept[e]) {
-      out.rank[s].slot_TK[t * in.topk + k] = static_cast<int32_t>(offset[e] + position);
+    const auto position = static_cast<int64_t>(i - begin);
+    if (position < room[e].kept) {
+      out.rank[s].slot_TK[t * in.topk + k] = static_cast<int32_t>(room[e].offset + position);
     } else {
       ++out.rank[s].info[kInfoOwnDropped];
     }
   }
+}
 
-  // Rows: tokens of s with a valid pair at r, dead ones too.
-  for (int s = 0; s < ranks; ++s) {
-    for (int r = 0; r < ranks; ++r) {
-      Plan::Rank& to = out.rank[r];
-      for (int64_t t = 0; t < in.tokens(s); ++t) {
-        bool valid = false, alive = false;
-        std::vector<int32_t> slot_K(in.topk, -1);
-        for (int k = 0; k < in.topk; ++k) {
-          const int64_t e = left.idx[s][t * in.topk + k];
-          if (e < 0 || e >= experts || in.map.owner(static_cast<int>(e)) != r) continue;
-          valid = true;
-          slot_K[k] = out.slots(s, t)[k];
-          alive = alive || slot_K[k] >= 0;
-        }
-        if (!valid) continue;
-        const auto j = static_cast<int64_t>(to.token[s].size());
-        to.token[s].push_back(static_cast<int32_t>(t));
-        to.slot_K[s].insert(to.slot_K[s].end(), slot_K.begin(), slot_K.end());
-        if (alive) out.rank[s].row_TR[t * ranks + r] = static_cast<int32_t>(j);
-        for (const int32_t slot : slot_K) {
-          if (slot >= 0 && !rows.empty()) to.slot_row[slot] = {s, j};
-        }
-      }
+// The rows that s sends to r: its tokens with a valid pair there, dead ones too.
+void list_rows(const PlanInput& in, const Cut& left, int s, int r, bool with_slots, Plan& out) {
+  Plan::Rank& to = out.rank[r];
+  for (int64_t t = 0; t < in.tokens(s); ++t) {
+    bool valid = false, alive = false;
+    std::vector<int32_t> slot_K(in.topk, -1);
+    for (int k = 0; k < in.topk; ++k) {
+      const int64_t e = left.idx[s][t * in.topk + k];
+      if (e < 0 || e >= in.map.experts() || in.map.owner(static_cast<int>(e)) != r) continue;
+      valid = true;
+      slot_K[k] = out.slots(s, t)[k];
+      alive = alive || slot_K[k] >= 0;
+    }
+    if (!valid) continue;
+    const auto j = static_cast<int64_t>(to.token[s].size());
+    to.token[s].push_back(static_cast<int32_t>(t));
+    to.slot_K[s].insert(to.slot_K[s].end(), slot_K.begin(), slot_K.end());
+    if (alive) out.rank[s].row_TR[t * in.map.ranks() + r] = static_cast<int32_t>(j);
+    for (const int32_t slot : slot_K) {
+      if (slot >= 0 && with_slots) to.slot_row[slot] = {s, j};
     }
   }
+}
+
+void tell_group(const PlanInput& in, const Cut& left, Plan& out) {
+  int64_t required = 0, tokens = 0;
+  int64_t dropped = std::accumulate(left.pairs.begin(), left.pairs.end(), int64_t{0});
+  for (int r = 0; r < in.map.ranks(); ++r) {
+    required = std::max(required, out.rank[r].info[kInfoRequired]);
+    dropped += out.rank[r].info[kInfoDropped];
+    tokens += in.tokens(r);
+  }
   for (Plan::Rank& rank : out.rank) {
-    rank.info[kInfoGroupTokens] = tokens_all;
-    rank.info[kInfoGroupRequired] = required_most;
-    rank.info[kInfoGroupDropped] = dropped_all;
-    rank.info[kInfoGroupOverflow] = dropped_all > 0;
+    rank.info[kInfoGroupTokens] = tokens;
+    rank.info[kInfoGroupRequired] = required;
+    rank.info[kInfoGroupDropped] = dropped;
+    rank.info[kInfoGroupOverflow] = dropped > 0;
     rank.info[kInfoLargestRows] = left.largest;
   }
+}
+
+}  // namespace
+
+Plan make_plan(const PlanInput& in, const std::vector<int64_t>& rows) {
+  Plan out{in, std::vector<Plan::Rank>(in.map.ranks())};
+  const Cut left = cut(in);
+  const std::vector<Pair> pairs = valid_pairs(in, left, out);
+  give_slots(in, pairs, make_room(in, pairs, rows, out), out);
+  for (int s = 0; s < in.map.ranks(); ++s) {
+    for (int r = 0; r < in.map.ranks(); ++r) list_rows(in, left, s, r, !rows.empty(), out);
+  }
+  tell_group(in, left, out);
   return out;
 }
 

@@ -64,11 +64,11 @@ struct DataSettings {
 };
 
 struct BatchSettings {
-  int64_t steps = 0;         // of the run; 0: from `tokens`, and 1000 without those
-  int64_t tokens = 0;        // of the run, instead of steps
-  int64_t micro_batch = 1;   // sequences of a pass on one rank
-  int64_t global_batch = 8;  // sequences of a step; a multiple of micro_batch x data ranks
-  double grad_clip = 1;      // largest norm of the mean gradient; 0: none
+  int64_t steps = 0;               // of the run; 0: from `tokens`, and 1000 without those
+  int64_t tokens = 0;              // of the run, instead of steps
+  int64_t micro_batch = 1;         // sequences of a pass on one rank
+  int64_t global_batch = 8;        // sequences of a step; a multiple of micro_batch x data ranks
+  double grad_clip = 1;            // largest norm of the mean gradient; 0: none
   std::optional<bool> cuda_graph;  // capture steps on a GPU; none: where nothing forbids it
 };
 
@@ -134,8 +134,8 @@ struct MeasureSettings {
 
 struct GuardSettings {
   optim::NanGuard nan = optim::NanGuard::kStep;
-  int64_t max_skips = 3;       // skipped steps in a row that end the run
-  double spike_sigma = 0;      // > 0: skips a step whose loss is that far above the last 128
+  int64_t max_skips = 3;        // skipped steps in a row that end the run
+  double spike_sigma = 0;       // > 0: skips a step whose loss is that far above the last 128
   double comm_timeout_s = 100;  // limit of every wait for another rank
 };
 

@@ -34,11 +34,11 @@ void check_precision(const TrainConfig& c, const Grid& grid) {
   require(kept <= c.model.layers || !(is_quantized(p.recipe) || switches),
           "precision.keep_first = {} and precision.keep_last = {}: model.layers is {}",
           p.keep_first, p.keep_last, c.model.layers);
-  require(!uses(Recipe::kNvfp4) || !p.stochastic || data_ranks(grid) == 1 ||
-              c.pass_tokens() % 16 == 0,
-          "train.micro_batch x data.seq_len = {} x {}: must be a multiple of 16 on several data "
-          "ranks, for precision.stochastic of recipe nvfp4",
-          c.train.micro_batch, c.data.seq_len);
+  require(
+      !uses(Recipe::kNvfp4) || !p.stochastic || data_ranks(grid) == 1 || c.pass_tokens() % 16 == 0,
+      "train.micro_batch x data.seq_len = {} x {}: must be a multiple of 16 on several data "
+      "ranks, for precision.stochastic of recipe nvfp4",
+      c.train.micro_batch, c.data.seq_len);
 }
 
 }  // namespace

@@ -37,8 +37,8 @@ int64_t memory_of_rank(const RankShare& share, Device device) {
   if (device.type == DeviceType::kCuda) {
     return std::max<int64_t>(0, gpu_free_memory(device.index) - kGpuReserve);
   }
-  int64_t bytes = std::min(static_cast<int64_t>(machine_bytes()), control_group_limit()) /
-                  share.of_machine;
+  int64_t bytes =
+      std::min(static_cast<int64_t>(machine_bytes()), control_group_limit()) / share.of_machine;
   rlimit limit{};
   for (const auto kind : {RLIMIT_AS, RLIMIT_DATA}) {
     if (::getrlimit(kind, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
@@ -71,7 +71,8 @@ std::optional<std::string> nearest_fit(const TrainConfig& config, const Grid& gr
   }
   for (const auto& [name, mode] :
        {std::pair("moe", Recompute::kMoe), std::pair("full", Recompute::kFull)}) {
-    if (mode > config.model.recompute && fits(config.train.micro_batch, config.model.loss_chunk, async, mode)) {
+    if (mode > config.model.recompute &&
+        fits(config.train.micro_batch, config.model.loss_chunk, async, mode)) {
       return text("memory.recompute = {}", name);
     }
   }

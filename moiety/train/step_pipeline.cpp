@@ -68,8 +68,8 @@ void StepPipeline::start_data(const data::SamplerState* from) {
   data::Sampler sampler(plan_.train->sources(), config_.run.seed, config_.data.shuffle,
                         uint64_t(config_.data.epochs));
   if (from) sampler.restore(*from);
-  loader_ = std::make_unique<data::BatchLoader>(
-      plan_.train, std::move(sampler), loader_config(config_, plan_.grid, world_.rank()));
+  loader_ = std::make_unique<data::BatchLoader>(plan_.train, std::move(sampler),
+                                                loader_config(config_, plan_.grid, world_.rank()));
   data_ended_ = false;
 }
 
@@ -174,8 +174,8 @@ void StepPipeline::make_again(const optim::StepReport& report) {
   learner_.optimizer.clear_halt();
   learner_.capacity.grow(report.required);
   forget_graph();
-  journal_.say(LogLevel::kInfo, "step {} is made again: experts now take {} rows a rank",
-               step_ + 1, learner_.capacity.rows());
+  journal_.say(LogLevel::kInfo, "step {} is made again: experts now take {} rows a rank", step_ + 1,
+               learner_.capacity.rows());
   start_data(&start);
 }
 

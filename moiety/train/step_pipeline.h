@@ -35,9 +35,9 @@ enum StepRequest : uint32_t { kSaveRequest = 1, kStopRequest = 2 };
 // What a completed step came to.
 struct FinishedStep {
   optim::StepReport report;
-  model::StepStats stats;         // this rank's; pairs of all ranks
-  data::SamplerState start;       // the data before it
-  std::optional<Finding> found;   // in it, with guard.nan = tensor
+  model::StepStats stats;        // this rank's; pairs of all ranks
+  data::SamplerState start;      // the data before it
+  std::optional<Finding> found;  // in it, with guard.nan = tensor
   double seconds = 0;
   double data_wait_ms = 0;
   PeerWaits waits;         // of this rank's host

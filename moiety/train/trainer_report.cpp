@@ -65,8 +65,7 @@ void Trainer::report_step(const FinishedStep& done) {
                                                  .data_wait_ms = done.data_wait_ms,
                                                  .waits = waits});
   if (sums.dropped > 0 && config().moe.overflow == Overflow::kReport) {
-    say(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step(),
-        sums.dropped);
+    say(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step(), sums.dropped);
   }
 }
 

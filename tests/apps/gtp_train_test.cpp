@@ -398,8 +398,8 @@ std::array<gtp::StepCounts::Moved, 2> moved_by_plan(Rank& rank, const gtp::Plan&
       const int64_t members = p.spec.shape.size() == 3 ? p.spec.shape[0] : 1;
       gtp::StepCounts::Moved& m = all[p.spec.expert];
       ++m.gathers;
-      m.gathered += members * (p.spec.layout->gtp_size - 1) *
-                    shard_bytes(p.spec, storage_dtype(rank.config));
+      m.gathered +=
+          members * (p.spec.layout->gtp_size - 1) * shard_bytes(p.spec, storage_dtype(rank.config));
     }
   }
   return all;

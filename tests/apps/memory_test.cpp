@@ -97,10 +97,10 @@ void expect_estimate(const LayoutOfMemory& l, const Arguments& more) {
     EXPECT_EQ(b.parameters, m.parameters);
     EXPECT_NEAR(double(b.main_grad), double(m.main_grad), 12);  // parts of elements
     EXPECT_NEAR(double(b.state), double(m.master + m.moments), 36);
-    expect_state(rank,
-                 training_specs(config, rank.model.transformer(), rank.grid,
-                                rank.model.world().rank()),
-                 m.master + m.moments);
+    expect_state(
+        rank,
+        training_specs(config, rank.model.transformer(), rank.grid, rank.model.world().rank()),
+        m.master + m.moments);
     EXPECT_EQ(rank.model.expert_parallel_bytes(), m.expert_parallel);
     for (int64_t step = 0; step < 2; ++step) rank.step(step, "train");
     EXPECT_NEAR(double(rank.arena.peak()), double(m.arena()), 0.06 * double(m.arena()));

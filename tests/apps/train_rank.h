@@ -44,15 +44,14 @@ struct Rank {
         model(c.model, storage_dtype(c), grid, tokens, 100, world),
         gathering(c, model.groups(), int64_t{1} << 33, embedding),
         optimizer(training_specs(c, model.transformer(), grid, world.rank()),
-                  {.weights = storage_dtype(c), .main_grad = c.optim.grad_dtype}, model.groups(), gathering.peers(false), gathering.peers(true)),
+                  {.weights = storage_dtype(c), .main_grad = c.optim.grad_dtype}, model.groups(),
+                  gathering.peers(false), gathering.peers(true)),
         capacity(c, model.transformer(), tokens / grid.tp) {
     set_thread_budget(1);
     model.transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
     optimizer.initialize(1, Stream());
   }
-  int64_t passes_of_step() const {
-    return micro_steps(config, grid);
-  }
+  int64_t passes_of_step() const { return micro_steps(config, grid); }
   optim::StepReport step(int64_t number, const std::string& kind) {
     const int64_t per_pass = config.train.micro_batch * train::data_ranks(grid);
     const int64_t passes = passes_of_step();

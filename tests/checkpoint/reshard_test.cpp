@@ -1,12 +1,13 @@
 // A model's training state, as the distributed optimizer divides it, saved under each of 12
 // grids and loaded under each other one.
+#include "moiety/checkpoint/reshard.h"
+
 #include <array>
 #include <map>
 #include <memory>
 
 #include <gtest/gtest.h>
 
-#include "moiety/checkpoint/reshard.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "tests/checkpoint/state_testing.h"

@@ -1,4 +1,6 @@
 // Ranks as threads: the conformance suite, and what happens when a rank fails.
+#include "moiety/comm/thread_group.h"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -8,7 +10,6 @@
 
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
-#include "moiety/comm/thread_group.h"
 #include "tests/comm/conformance.h"
 
 namespace moiety::comm {

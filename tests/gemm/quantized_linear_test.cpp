@@ -1,12 +1,13 @@
 // Quantized linear layers against double-precision products of the dequantized operands, which are
 // made here with the public quantizers, matrix by matrix.
+#include "moiety/gemm/quantized_linear.h"
+
 #include <functional>
 
 #include <gtest/gtest.h>
 
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
-#include "moiety/gemm/quantized_linear.h"
 #include "moiety/quant/dequantize.h"
 #include "tests/gemm/quantized_cases.h"
 

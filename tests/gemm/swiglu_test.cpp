@@ -1,7 +1,8 @@
 // Activations: golden values, every bf16 input, fast path against reference bit for bit, and the
 // gradients against finite differences in double.
-#include "moiety/base/parallel.h"
 #include "moiety/gemm/swiglu.h"
+
+#include "moiety/base/parallel.h"
 #include "tests/gemm/swiglu_cases.h"
 #include "tests/quant/amax_of.h"
 #include "tests/support/bits.h"

@@ -1,4 +1,6 @@
 // Where parameters lie, who owns what, and the boxes that follow.
+#include "moiety/optim/buffer_layout.h"
+
 #include <algorithm>
 #include <map>
 
@@ -6,7 +8,6 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/rng.h"
-#include "moiety/optim/buffer_layout.h"
 #include "moiety/optim/state_pieces.h"
 #include "tests/optim/model_specs.h"
 #include "tests/support/error_of.h"

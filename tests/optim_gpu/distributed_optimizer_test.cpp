@@ -1,5 +1,7 @@
 // The optimizer of one rank: on a GPU the bits of the CPU, and a captured step those of an eager
 // one.
+#include "moiety/optim/distributed_optimizer.h"
+
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -11,7 +13,6 @@
 #include "moiety/base/rng.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/formats/bf16.h"
-#include "moiety/optim/distributed_optimizer.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/step_words.h"
 #include "moiety/optim/weight_store.h"

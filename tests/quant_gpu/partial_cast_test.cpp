@@ -148,8 +148,9 @@ TEST_F(PartialCastGpu, AllArraysAreOnTheStreamsDevice) {
   const Tensor here(DType::kFloat32, {32 * 48}), there(DType::kFloat32, {32 * 48}, kGpu);
   PartialCastArrays arrays{here, out};
   const auto make = [&] { PartialCastTable(plan, std::span(&arrays, 1)); };
-  EXPECT_NE(kind_and_error_of(make).find("item 0: master float32[1536] is on cpu, others on cuda:0"),
-            std::string::npos);
+  EXPECT_NE(
+      kind_and_error_of(make).find("item 0: master float32[1536] is on cpu, others on cuda:0"),
+      std::string::npos);
   arrays.master = there;
   const PartialCastTable table(plan, std::span(&arrays, 1));
   const Tensor reduction(DType::kUInt8, {plan.reduction_bytes()});

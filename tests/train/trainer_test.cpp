@@ -185,7 +185,7 @@ TEST(Trainer, TheCallersConfigurationIsKeptAndCompared) {
   start("{\"a\":1}", again);
   EXPECT_EQ(again.lines.front(), "the same");
   EXPECT_EQ(error_of([&] { start("{\"a\":2}", other); }, ErrorKind::kCheckpoint)
-                .find("step-00000006: another one") == std::string::npos,
+                    .find("step-00000006: another one") == std::string::npos,
             false);
 }
 
@@ -200,8 +200,9 @@ TEST(Trainer, WhatARunContinuesIsTheCallersChoice) {
   Recorder heard;
   run(config, heard);
   config.run.resume = ResumeFrom::kNever;
-  EXPECT_NE(error_of([&] { resume_candidates(config); }, ErrorKind::kUsage).find("holds checkpoints"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { resume_candidates(config); }, ErrorKind::kUsage).find("holds checkpoints"),
+      std::string::npos);
   config.run.resume = ResumeFrom::kPath;
   config.run.checkpoint = dir / "r";
   EXPECT_EQ(resume_candidates(config).at(0), config.checkpoints() + "/step-00000006");

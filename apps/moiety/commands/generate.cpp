@@ -37,8 +37,9 @@ void check_finite(std::span<const float> logits) {
 }
 
 // `context` has at least one token.
-void generate(train::InferenceModel& model, const data::Tokenizer& tokenizer, std::vector<int32_t> context,
-              int64_t tokens, TokenChoice choice, const Stream& stream) {
+void generate(train::InferenceModel& model, const data::Tokenizer& tokenizer,
+              std::vector<int32_t> context, int64_t tokens, TokenChoice choice,
+              const Stream& stream) {
   const int64_t positions = int64_t(context.size()) + tokens;
   model::Decoder decoder(model.transformer(), 1, positions);
   Arena arena("activations", stream.device());

@@ -102,8 +102,8 @@ void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
   } catch (...) {
     Failure failure = current_failure();
     if (failure.kind == ErrorKind::kOutOfMemory) {
-      failure.text += "; " + train::memory_report(plan.config, plan.grid, plan.memory_of_rank,
-                                                  plan.device);
+      failure.text +=
+          "; " + train::memory_report(plan.config, plan.grid, plan.memory_of_rank, plan.device);
     }
     if (world.size() > 1) {
       world.bootstrap().abort(to_peers(failure));

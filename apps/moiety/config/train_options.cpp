@@ -152,8 +152,7 @@ train::ProfileSteps parse_profile_steps(const std::string& s) {
 }
 
 train::RankShare rank_share(const Launch& launch) {
-  return {.of_machine = launch.ranks_on_machine,
-          .of_process = launch.processes ? 1 : launch.ranks};
+  return {.of_machine = launch.ranks_on_machine, .of_process = launch.processes ? 1 : launch.ranks};
 }
 
 }  // namespace moiety::app

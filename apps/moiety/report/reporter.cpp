@@ -69,8 +69,9 @@ void Reporter::step(const train::StepRecord& of_step, const train::StepWork& wor
   const bool with_z = options_.router.z_coef > 0;
   const double eta = eta_seconds(record.step);
   // The end of a status line may be cut.
-  console_.status(double(record.step) / double(steps_),
-                  text("eta {} {}", train::duration_text(eta), step_line(record, with_z, std::nullopt)));
+  console_.status(
+      double(record.step) / double(steps_),
+      text("eta {} {}", train::duration_text(eta), step_line(record, with_z, std::nullopt)));
   if (due) {
     const std::string line = step_line(record, with_z, eta);
     if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);

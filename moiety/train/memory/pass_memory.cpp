@@ -164,11 +164,13 @@ int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const Pass
   args.idx_TK = TensorView(nullptr, DType::kInt32, {s.own, c.router.top_k});
   args.capacity = s.capacity;
   const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
-  const int64_t plan = moe::plan_bytes(map, model::ep_limits(c, storage_dtype(config), s.own), args);
+  const int64_t plan =
+      moe::plan_bytes(map, model::ep_limits(c, storage_dtype(config), s.own), args);
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
   const int64_t gate = c.shared_gate ? s.own * kFloatBytes : 0;
-  const int64_t rest = c.recompute == model::Recompute::kNone ? kept.rows + kept.shared
-                                                              : s.own * c.router.top_k * kFloatBytes;
+  const int64_t rest = c.recompute == model::Recompute::kNone
+                           ? kept.rows + kept.shared
+                           : s.own * c.router.top_k * kFloatBytes;
   return bytes + moe_layers * (plan + router + gate + rest);
 }
 

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "moiety/formats/quantized.h"
 #include "moiety/gtp/codec.h"
 #include "moiety/model/weight_layout.h"
-#include "moiety/formats/quantized.h"
 
 namespace moiety::train {
 namespace {
@@ -59,7 +59,7 @@ int64_t quantized_bytes(const QuantSpec& spec, int64_t rows, int64_t cols) {
 }  // namespace
 
 KeptWeights::KeptWeights(const model::Config& c, const Grid& grid, DType storage,
-            std::span<const model::Precision> precisions) {
+                         std::span<const model::Precision> precisions) {
   copied = c.d_model * (2 * c.layers + 1) + (c.qk_norm ? 2 * c.layers * c.head_size() : 0) +
            c.moe_layers() * c.d_model * (c.router.experts + (c.shared_gate ? 1 : 0));
   std::vector<int64_t> of_precision(precisions.size());
