@@ -7,7 +7,7 @@
 //     fail_without_cuda("norm");
 //   }
 //
-// A discarded statement uses no function, so a build without CUDA links no norm_cuda and needs none.
+// A discarded statement uses no function: a build without CUDA links no norm_cuda and needs none.
 #pragma once
 
 #include "moiety/base/gpu.h"  // fail_without_cuda

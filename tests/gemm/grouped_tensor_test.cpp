@@ -96,8 +96,8 @@ TEST(OffsetsErrors, TensorsOfAGpuOnTheCpuStream) {
   const Device gpu{DeviceType::kCuda, 0};
   const Tensor count_E = counts_of({1, 2}, DType::kInt64), out(DType::kInt64, {3}),
                status(DType::kUInt32, {4});
-  const auto there = [&](const Tensor& x) {
-    return TensorView(x.view().raw(), x.dtype(), x.sizes(), gpu);
+  const auto there = [&](const TensorView& x) {
+    return TensorView(x.raw(), x.dtype(), x.sizes(), gpu);
   };
   const auto error = [&](const TensorView& counts, const TensorView& to, const TensorView& faults) {
     const OffsetSpec spec{1, 1, true, to};
