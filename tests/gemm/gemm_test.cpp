@@ -205,8 +205,8 @@ TEST(GemmFp64, IsTheDoubleProduct) {
 TEST(GemmSpecialValues, NanAndInfinityStayInTheirRow) {
   const Case s{14, 34, 20};
   Problem p(GemmOp::kTN, s, DType::kFloat32, DType::kFloat32, true);
-  put(p.args.a, 3 * p.args.a.stride(0) + 5, NAN);
-  put(p.args.a, 8 * p.args.a.stride(0) + 1, HUGE_VAL);
+  put(p.args.a, 3 * s.k + 5, NAN);
+  put(p.args.a, 8 * s.k + 1, HUGE_VAL);
   gemm(p.args, Stream());
   for (int64_t i = 0; i < s.m; ++i) {
     for (int64_t j = 0; j < s.n; ++j) {

@@ -181,9 +181,9 @@ TEST(Activation, SinkHasTheAmaxOfWhatIsStored) {
           p.args.sink = {amax};
           const ThreadBudget threads(3);
           p.forward();
-          EXPECT_EQ(quant::bits_of(amax), quant::amax_of(p.a, grouped ? &p.args.groups : nullptr));
+          EXPECT_EQ(bits_of(amax), quant::amax_of(p.a, grouped ? &p.args.groups : nullptr));
           p.backward();
-          EXPECT_EQ(quant::bits_of(amax), quant::amax_of(p.dh, grouped ? &p.args.groups : nullptr));
+          EXPECT_EQ(bits_of(amax), quant::amax_of(p.dh, grouped ? &p.args.groups : nullptr));
         }
       }
     }

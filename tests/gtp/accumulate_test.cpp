@@ -17,8 +17,8 @@
 namespace moiety::gtp {
 namespace {
 
-using quant::error_of;
-using quant::same_bytes;
+using kind_and_error_of;
+using same_bits;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 

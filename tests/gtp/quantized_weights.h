@@ -13,7 +13,7 @@
 namespace moiety::gtp {
 
 using quant::difference;
-using quant::error_of;
+using kind_and_error_of;
 
 inline constexpr Views kBothViews = kRowView | kColView;
 inline constexpr int64_t kGuard = 256;

@@ -316,7 +316,7 @@ void check_sink(Routing routing) {
                                   .begin_E1 = plan.offset,
                                   .experts = local,
                                   .capacity = capacity};
-    EXPECT_EQ(quant::bits_of(sink), quant::amax_of(rows.view(), &groups));
+    EXPECT_EQ(bits_of(sink), quant::amax_of(rows.view(), &groups));
     EXPECT_NE(error_of([&] {
                 dispatch(group, plan,
                          {.x_TD = x.view(), .rows_CD = rows.view(), .sink = {sink.slice(0, 0, 1)}},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "moiety/nn/norm.h"
+#include "moiety/nn/rows.h"
 #include "tests/support/tensors.h"
 
 namespace moiety::nn {

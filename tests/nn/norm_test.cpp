@@ -67,11 +67,11 @@ TEST(NormTest, SinkHasTheAmaxOfY) {
           const ThreadBudget threads(3);
           args.sink.clear();
           run(args);
-          EXPECT_EQ(quant::bits_of(amax), quant::amax_of(p.y.view, nullptr));
+          EXPECT_EQ(bits_of(amax), quant::amax_of(p.y.view, nullptr));
         }
         fill_normal(amax, 3, 1, 100);
         norm(args, {});
-        EXPECT_EQ(quant::bits_of(amax), quant::amax_of(p.y.view, nullptr));
+        EXPECT_EQ(bits_of(amax), quant::amax_of(p.y.view, nullptr));
       }
     }
   }

@@ -221,13 +221,13 @@ struct RankWeight {
   DelayedScaling delayed, there;  // there: on the device
 };
 
-const uint8_t* bytes_of(const TensorView& x) { return static_cast<const uint8_t*>(x.raw()); }
+const uint8_t* raw_bytes(const TensorView& x) { return static_cast<const uint8_t*>(x.raw()); }
 
 // Takes the owned bits of `codes` into `whole`; the others must be poison.
 bool take_owned(const RankWeight& w, const TensorView& codes, std::vector<uint8_t>& whole) {
   const std::vector<uint8_t> mask = owned_bits(w.weight, w.start, w.end);
   for (int64_t i = 0; i < codes.bytes(); ++i) {
-    const uint8_t m = mask[w.origin + i], byte = bytes_of(codes)[i];
+    const uint8_t m = mask[w.origin + i], byte = raw_bytes(codes)[i];
     if ((byte & ~m) != (w.poison & ~m)) return false;
     whole[w.origin + i] = static_cast<uint8_t>((whole[w.origin + i] & ~m) | (byte & m));
   }
@@ -243,7 +243,7 @@ bool scales_equal(const RankWeight& w, const TensorView& scales, const TensorVie
   for (int64_t i = 0; i < expected.bytes(); ++i) {
     const int64_t first = i / line * unit;  // element of the block row
     const bool own = !aligned || (w.start <= first && first < w.end);
-    if (bytes_of(scales)[i] != (own ? bytes_of(expected)[i] : w.poison)) return false;
+    if (raw_bytes(scales)[i] != (own ? raw_bytes(expected)[i] : w.poison)) return false;
   }
   return true;
 }
@@ -253,7 +253,7 @@ bool scalars_equal(const RankWeight& w, const TensorView& got, const TensorView&
                    bool col) {
   if (!expected.defined()) return true;
   for (int64_t i = 0; i < 8; ++i) {
-    if (bytes_of(got)[i] != (i < 4 || col ? bytes_of(expected)[i] : w.poison)) return false;
+    if (raw_bytes(got)[i] != (i < 4 || col ? raw_bytes(expected)[i] : w.poison)) return false;
   }
   return true;
 }
