@@ -1,11 +1,11 @@
-// The end of every reduce: what the ranks sent is summed and added to main_grad
+// The end of every reduce: the chunks that the ranks sent are summed and added to main_grad
 // (docs/spec/gtp.md#sum).
 //
-//   x = f32(c_0);  x = x + f32(c_j), j = 1 .. G-1       in rank order, each sum rounded to nearest
-//   main = first ? x : main + x                         rounded once more if main is bf16
+//    x = f32(c_0);  x = x + f32(c_j), j = 1 .. G-1       in rank order, each sum rounded to nearest
+//    main = first ? x : main + x                         rounded once more if main is bf16
 //
-// Rows from `valid_rows` on are padding: nothing of the chunks is read there, whatever it is, and
-// main_grad is 0 (written by the first, left alone by later ones).
+// Rows from `valid_rows` on are padding: nothing of the chunks is read there, and main_grad is 0
+// (the first contribution writes it, later ones leave it alone).
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@
 
 namespace moiety::gtp {
 
-// chunks: this rank's part of every rank's gradient, by rank, [members, rows, cols], float32 or
-// bfloat16, columns contiguous, any stride of rows and members. main_grad: the same shape, float32,
-// or bfloat16 if the chunks are; it overlaps no chunk.
+// `chunks` are this rank's part of every rank's gradient, by rank: [members, rows, cols], float32
+// or bfloat16, with contiguous columns and any stride of rows and members. main_grad has the same
+// shape; it is float32, or bfloat16 if the chunks are, and overlaps no chunk.
 void accumulate(std::span<const TensorView> chunks, TensorView main_grad, int64_t valid_rows,
                 bool first, Stream stream);
 

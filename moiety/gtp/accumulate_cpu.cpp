@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kTile = 1024;       // elements whose sums stay in the nearest cache
 constexpr int64_t kGrain = 64 << 10;  // elements of a task
 
-// n elements of a row; chunk j begins at chunks[j].
+// Adds n elements of a row; chunk j begins at chunks[j].
 template <class Wire, class Main>
 MOIETY_INLINE void add_row(const Wire* const* chunks, size_t count, bool first, int64_t n,
                            Main* main) {

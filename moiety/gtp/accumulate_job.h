@@ -1,4 +1,4 @@
-// Arguments of accumulate, checked. Internal to moiety/gtp; contract: accumulate.h.
+// The checked arguments of accumulate. Internal to moiety/gtp; the contract is in accumulate.h.
 #pragma once
 
 #include <vector>

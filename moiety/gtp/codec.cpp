@@ -12,7 +12,7 @@ constexpr int64_t kAreaAlignment = 256;  // of a GPU's vector accesses and copie
 bool has_scales(const Codec& codec) {
   return codec.quantized() && codec.spec().format != Format::kFp8Tensor;
 }
-// The row data serve the column view as they are.
+// Whether the row data also serve the column view.
 bool data_serve_both(const Codec& codec) {
   return !codec.quantized() || codec.spec().format == Format::kMxfp8Tile32;
 }
@@ -36,7 +36,7 @@ void check_shape(const GatherShape& s, Payload payload, Views views) {
                "gtp codec: {} has no scales to lay out as {}", codec.name(), name(s.scales));
 }
 
-// Lays the areas of a gather out, one behind the other.
+// Lays out the areas of a gather, one behind the other.
 class LayoutMaker {
  public:
   LayoutMaker(const GatherShape& shape, Views views) {

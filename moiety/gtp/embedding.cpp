@@ -20,7 +20,7 @@ constexpr int64_t kAlignment = 64;    // of the parts of a send slot
 int64_t aligned(int64_t bytes) { return round_up(bytes, kAlignment); }
 
 int64_t first_row(const Layout& layout) { return layout.global_box(0).rows.begin; }
-// The row of the slice that a token has; -1: none.
+// The row of the slice that a token has; -1 if it has none.
 int64_t row_of(const Layout& layout, int64_t first, int32_t token) {
   const int64_t row = int64_t{token} - first;
   return row >= 0 && row < layout.real_rows() ? row : -1;
@@ -78,13 +78,13 @@ void check_lookup(const Layout& layout, const TensorView& token_T, const TensorV
   if (faults.defined()) check_tensor("gtp embedding", "faults", faults, DType::kInt64, {3});
 }
 
-// What a rank contributes to rows of one owner: its occurrences, sorted.
+// A rank's contribution to the rows of one owner: its occurrences, sorted.
 struct Source {
   const std::byte* dout = nullptr;
   const int64_t *begin = nullptr, *end = nullptr;
 };
 
-// The occurrences of rows in `rows`, counted from its begin, into `out`. The end of them.
+// Writes the occurrences of rows in `rows`, counted from its begin, into `out`; returns their end.
 int64_t* find_occurrences(const Layout& layout, Range rows, const int32_t* token, int64_t tokens,
                           int64_t* out) {
   const int64_t first = first_row(layout);
@@ -97,7 +97,8 @@ int64_t* find_occurrences(const Layout& layout, Range rows, const int32_t* token
   return end;
 }
 
-// For every row and tile of columns calls take(row, column, n, x), x the sum over the sources.
+// Calls take(row, column, n, x) for every row and tile of columns, where x is the sum over the
+// sources.
 template <class T, class Take>
 void sum_rows(std::span<const Source> sources, int64_t rows, int64_t cols, const Take& take) {
   parallel_for(rows, std::max<int64_t>(1, kGrain / cols), [&](int64_t begin, int64_t end) {
@@ -135,7 +136,7 @@ void with_float(DType dtype, const F& f) {
 struct SendParts {
   int64_t token, dout, total;
 };
-// The number of tokens stands first.
+// The number of tokens comes first.
 SendParts send_parts(int64_t capacity, int64_t cols, DType dout) {
   const int64_t rows = kAlignment + aligned(4 * capacity);
   return {kAlignment, rows, rows + byte_size(dout, capacity * cols)};
@@ -166,7 +167,7 @@ void add_sums(std::span<const Source> sources, const EmbeddingReduceJob& job) {
   });
 }
 
-// The owner's part, once all ranks' sends can be read.
+// Sums the owner's part, once all ranks' sends can be read.
 void add_own_rows(const EmbeddingReduceJob& job, std::span<std::byte* const> sends,
                   TransportBytes& received) {
   const SendParts parts = send_parts(job.capacity, job.layout.cols, job.dout);

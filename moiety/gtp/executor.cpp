@@ -63,7 +63,8 @@ void Executor::Impl::check_weights() const {
   std::vector<int32_t> owner(weights_.size(), kNoBundle);
   for (size_t b = 0; b < bundles_.size(); ++b) {
     for (const WeightId w : bundles_[b].members) {
-      if (w < 0 || w >= static_cast<WeightId>(weights_.size())) continue;  // see BundleLayout
+      // BundleLayout reports these
+      if (w < 0 || w >= static_cast<WeightId>(weights_.size())) continue;
       MOIETY_CHECK(owner[w] == kNoBundle, "gtp executor: weight {} is in bundles {} and {}",
                    weights_[w].name, bundles_[owner[w]].name, bundles_[b].name);
       owner[w] = static_cast<int32_t>(b);
@@ -76,8 +77,8 @@ void Executor::Impl::check_weights() const {
   }
 }
 
-// Memory for a step on demand: the largest gather, and a send slot of every size, so that a rank
-// that has left its plan alone can plan anew without its peers.
+// Takes memory for a step on demand: the largest gather, and a send slot of every size, so that a
+// rank that has left its plan alone can plan anew without its peers.
 void Executor::Impl::reserve() {
   int64_t slot = 0, scratch = 0;
   std::set<SlotSpec> sends;
@@ -163,7 +164,7 @@ void Executor::Impl::enter_step(const Stream& stream) {
     lane->stream.wait(begun_);
     lane->segment = 0;
     lane->scratch = {};
-    // Of an abandoned step: peers may still read the send slots that this one writes.
+    // In an abandoned step peers may still read the send slots that this one writes.
     if (lane->used && lane->reduces) {
       transports_[lane->group]->await_readers(lane->expert, lane->stream);
       lane->edge.record(lane->stream);
@@ -214,11 +215,11 @@ void Executor::Impl::flush(const Stream& stream) {
   counts_.arena_bytes = arena_.bytes();
 }
 
-// E7, and E6 for the next step.
+// Joins the lanes: E7, and E6 for the next step.
 void Executor::Impl::join_lanes(const Stream& stream) {
   for (int g = 0; g < static_cast<int>(transports_.size()); ++g) {
     if (!transports_[g]) continue;
-    ExecutorLane* last = nullptr;  // of the gathers
+    ExecutorLane* last = nullptr;  // the last lane of gathers
     for (const auto& lane : lanes_) {
       if (lane->group != g || !lane->used) continue;
       if (lane->reduces) {
@@ -275,7 +276,7 @@ const BundleLayout& Executor::Impl::checked(const char* call, BundleId b) const 
   return layouts_[b];
 }
 
-// What every call between begin and flush does first. The views of the call before end here.
+// The first work of every call between begin and flush; it ends the views of the call before.
 void Executor::Impl::enter(Kind kind, std::span<const BundleId> bundles, Work work) {
   end_reads();
   ++at_;
@@ -283,7 +284,7 @@ void Executor::Impl::enter(Kind kind, std::span<const BundleId> bundles, Work wo
   if (!planned() && !key_->on_demand) recorder_.call(kind, bundles, work);
 }
 
-// E3: all readers of the latest call have been enqueued.
+// Records E3: all readers of the latest call have been enqueued.
 void Executor::Impl::end_reads() {
   if (!reading_) return;
   reading_ = false;
@@ -356,7 +357,7 @@ void Executor::Impl::materialize(std::span<const BundleId> bundles, Phase phase,
   }
 }
 
-// The call that begins a contribution; its memory is the writer's from here on.
+// Begins a contribution, whose memory belongs to the writer from here on.
 BundleStep& Executor::Impl::open_gradient(const char* call, BundleId b, Kind kind, Work work,
                                           const Stream& stream) {
   const BundleLayout& layout = checked(call, b);
@@ -371,7 +372,7 @@ BundleStep& Executor::Impl::open_gradient(const char* call, BundleId b, Kind kin
   enter(kind, ids, work);
   see(stream);
   state.by_rows = kind == Kind::kRowsGrad;
-  // Consumed before, the bundle is ready on every stream that may be the writer's.
+  // A bundle that was consumed before is ready on every stream that may be the writer's.
   if (!state.published || !planned()) publish(b, stream);
   planned() ? open_planned(b, stream) : open_on_demand(b, stream);
   return state;
@@ -454,7 +455,7 @@ size_t Executor::Impl::lane_of(int group, bool expert, bool reduces) {
   return lanes_.size() - 1;
 }
 
-// For an operation: behind those of the graph segment before.
+// The lane for an operation, which comes behind the lane's operations in the graph segment before.
 ExecutorLane& Executor::Impl::use(size_t l) {
   ExecutorLane& lane = *lanes_[l];
   if (lane.segment != segment_) lane.stream.wait(lane.tail);
@@ -472,7 +473,7 @@ void Executor::Impl::gather(BundleId b, const Landed& landed, ExecutorLane& lane
   count.gathered += landed.landing.layout().received();
 }
 
-// E4 and what is behind it.
+// Sends a gradient: E4 and the operations behind it.
 void Executor::Impl::send(BundleId b, bool first, TensorView scratch, ExecutorLane& lane,
                           const Stream& stream) {
   lane.edge.record(stream);

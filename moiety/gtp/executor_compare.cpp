@@ -1,4 +1,4 @@
-// What peers compare in the course of training.
+// The comparison of scales between peers in the course of training.
 #include <algorithm>
 #include <cstring>
 
@@ -10,7 +10,7 @@
 namespace moiety::gtp {
 namespace {
 
-// Of a weight: amax and tensor_scale of the row and of the column view.
+// The values of a weight: amax and tensor_scale of the row and of the column view.
 constexpr int64_t kValues = 4;
 
 // A sentence unless all ranks pass the same values of these weights.

@@ -1,12 +1,13 @@
-// Steps without a plan: gathers where they are needed, in memory that plans use too.
+// Steps without a plan: gathers run where they are needed, in memory that plans use too.
 #include <algorithm>
 
 #include "moiety/gtp/executor_impl.h"
 
 namespace moiety::gtp {
 
-// The call differs from the plan: from here on the step runs on demand. What is in flight and what
-// is still read is waited for, on the device; then all memory is free but that of open gradients.
+// Leaves the plan at a call that differs from it: from here on the step runs on demand. The device
+// waits for operations in flight and for readers; then all memory is free except that of open
+// gradients.
 void Executor::Impl::depart() {
   for (const auto& lane : lanes_) {
     if (!lane->used) continue;
@@ -84,7 +85,7 @@ void Executor::Impl::reduce_on_demand(BundleId b, bool first, const Stream& stre
   lane.sent.record(lane.stream);
 }
 
-// A lane's reduces have theirs to the end of the step; they run beside what is gathered next.
+// The memory of a lane's reduces is kept to the end of the step: they run beside the next gathers.
 TensorView Executor::Impl::demand_scratch(BundleId b, ExecutorLane& lane) {
   const int64_t bytes = reduce_of(b).scratch;
   if (bytes == 0) return {};
@@ -102,7 +103,7 @@ TensorView Executor::Impl::demand_scratch(BundleId b, ExecutorLane& lane) {
   return lane.scratch.memory.slice(0, 0, bytes);
 }
 
-// Memory for these calls on demand, so that a departure need not allocate.
+// Takes memory for these calls on demand, so that a departure need not allocate.
 void Executor::Impl::reserve_calls(const Timeline& time) {
   std::vector<SlotArena::Slot> kept;
   std::map<std::pair<int, bool>, int64_t> scratch;
@@ -125,7 +126,8 @@ void Executor::Impl::reserve_calls(const Timeline& time) {
   }
 }
 
-// At the end of a step on demand: all weights that have not been reported, if there was a gradient.
+// Reports, at the end of a step on demand, all weights that have not been reported, if there was a
+// gradient.
 void Executor::Impl::report_rest(const Stream& stream) {
   const bool trains = std::any_of(steps_.begin(), steps_.end(),
                                   [](const BundleStep& s) { return s.added > 0 || s.reported; });

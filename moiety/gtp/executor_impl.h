@@ -1,9 +1,9 @@
-// The executor. Internal to moiety/gtp; contract: executor.h.
+// The executor's inside. Internal to moiety/gtp; the contract is in executor.h.
 //
-//   executor.cpp          begin to flush: what every call does, in either mode
-//   executor_planned.cpp  calls as the plan has them; plans are made here
-//   executor_demand.cpp   calls of a step without a plan; departure from one
-//   executor_rows.cpp     calls that move rows, in either mode
+//    executor.cpp          begin to flush: the work of every call, in either mode
+//    executor_planned.cpp  calls that follow the plan; plans are made here
+//    executor_demand.cpp   calls of a step without a plan; departure from one
+//    executor_rows.cpp     calls that move rows, in either mode
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace moiety::gtp {
 
-// A consume of this phase in the trace.
+// The kind of a consume of this phase in the trace.
 constexpr Kind kind_of(Phase phase) {
   constexpr Kind kKinds[] = {Kind::kFwd, Kind::kBwd, Kind::kRecompute};
   return kKinds[static_cast<int>(phase)];
@@ -31,7 +31,7 @@ class Executor::Impl {
        ParamSource& source, GradSink* sink);
   ~Impl();
 
-  // Returns the step's number. `begin` opens the step, `enter` does its first work.
+  // Opens the step and returns its number; enter_step does its first work.
   int64_t begin(const StepKey& key, const Stream& stream);
   void enter_step(const Stream& stream);
   void materialize(std::span<const BundleId> bundles, Phase phase, Work work, std::span<View> views,
@@ -52,14 +52,14 @@ class Executor::Impl {
   const StepPlan* step_plan(const StepKey& key) const;
 
  private:
-  static constexpr int kMostReplacements = 3;  // in a row
+  static constexpr int kMostReplacements = 3;  // replacements in a row
 
   struct Key {
     std::unique_ptr<StepPlan> plan;
-    int replaced = 0;        // plans, since a step followed one
-    bool on_demand = false;  // for good
+    int replaced = 0;        // plans replaced since a step followed one
+    bool on_demand = false;  // from now on for good
   };
-  // Calls of the executor do not overlap.
+  // A call in progress: calls of the executor do not overlap.
   class Call {
    public:
     explicit Call(Impl& impl);
@@ -138,7 +138,7 @@ class Executor::Impl {
 
   std::vector<BundleLayout> layouts_;
   std::vector<BundleSpec> specs_;
-  // At G == 1, by bundle: the shards, and with column views that are made of them.
+  // At G == 1, by bundle: the shards, also with column views that are made from them.
   struct Whole {
     std::vector<QuantizedView> quantized, with_columns;
     View view, columns;
@@ -155,33 +155,34 @@ class Executor::Impl {
   Recorder recorder_;
   ExecutorCounts counts_;
   std::atomic<bool> busy_ = false;
-  // Peers may not be making a plan too: no memory for sends is added, which is collective.
+  // Peers may not be making a plan too, so no memory for sends is added, which is collective.
   bool alone_ = false;
   struct NoRoom {};
 
-  // ---- of the step
+  // ---- state of the step
   int64_t step_ = 0;
   bool in_step_ = false;
   const StepKey* name_ = nullptr;
   Key* key_ = nullptr;
-  StepPlan* plan_ = nullptr;  // null: on demand
+  StepPlan* plan_ = nullptr;  // null if the step runs on demand
   int32_t at_ = 0;            // position of the call
   int32_t segment_ = 0;
   std::vector<BundleStep> steps_;  // by bundle
-  std::vector<Stream> streams_;    // of the caller
+  std::vector<Stream> streams_;    // the caller's
   Event begun_;
-  std::vector<Event> joined_;  // what streams and lanes that come up after a departure wait for
-  Marks rows_read_;            // by the latest lookups, in peers' shards
-  // The latest call, while its views are good.
+  // events that streams and lanes wait for if they first appear after a departure
+  std::vector<Event> joined_;
+  Marks rows_read_;  // marks of the latest lookups in peers' shards
+  // Whether the latest call's views are good, and whether that call is planned.
   bool reading_ = false, reading_planned_ = false;
   Stream reader_;
-  // On demand: the memory of the latest consume, that of reduces, and the latest reader.
+  // On demand: the memory of the latest consume, the memory of reduces, and the latest reader.
   std::vector<SlotArena::Slot> pieces_, kept_;
   Event read_;
 
-  // ---- between steps
-  std::vector<Event> debris_;  // what an abandoned step left in flight
-  bool abandoned_ = false;     // the step before; the sink does not know yet
+  // ---- state between steps
+  std::vector<Event> debris_;  // operations that an abandoned step left in flight
+  bool abandoned_ = false;     // the step before was abandoned, and the sink does not know yet
   Event flushed_;
 };
 

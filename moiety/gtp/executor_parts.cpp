@@ -8,7 +8,7 @@ namespace moiety::gtp {
 bool same(const Stream& a, const Stream& b) {
   if (!(a.device() == b.device())) return false;
   if (a.device().type == DeviceType::kCuda) return a.cuda_stream() == b.cuda_stream();
-  // A CPU stream shows no identity of its own; copies of one have equal bytes.
+  // A CPU stream shows no identity of its own, but copies of one have equal bytes.
   return std::memcmp(static_cast<const void*>(&a), static_cast<const void*>(&b), sizeof a) == 0;
 }
 

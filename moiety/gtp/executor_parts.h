@@ -1,4 +1,4 @@
-// What an executor is made of. Internal to moiety/gtp; contract: executor.h.
+// The parts of an executor. Internal to moiety/gtp; the contract is in executor.h.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace moiety::gtp {
 
-// The same order; of a GPU's streams the same cudaStream_t.
+// Whether two streams are the same order; on a GPU, the same cudaStream_t.
 bool same(const Stream& a, const Stream& b);
 
 // An event of a plan: a point on each of the streams that recorded it.
@@ -21,7 +21,7 @@ class Marks {
   void clear() { used_ = 0; }
   // Moves the stream's point.
   void record(const Stream& stream);
-  // `stream` waits for the points on other streams.
+  // Makes `stream` wait for the points on other streams.
   void wait(const Stream& stream) const;
 
  private:
@@ -35,11 +35,11 @@ struct ExecutorLane {
   bool expert = false, reduces = false;
   Stream stream;
   Event edge;               // from the caller's stream, or to it
-  Event sent;               // E6 of the latest reduce of a step on demand
-  Event tail;               // its last operation in the graph segment before
-  int32_t segment = 0;      // of its latest operation
-  bool used = false;        // since the last flush
-  SlotArena::Slot scratch;  // of reduces on demand, in this step
+  Event sent;               // E6 of the latest reduce in a step on demand
+  Event tail;               // the lane's last operation in the graph segment before
+  int32_t segment = 0;      // segment of its latest operation
+  bool used = false;        // used since the last flush
+  SlotArena::Slot scratch;  // memory of reduces on demand, in this step
 };
 
 // Memory in which gathers of a bundle land, with the views of it.
@@ -54,7 +54,7 @@ struct Landed {
   View view;
 };
 
-// Made once for each place, since tables of a GPU's kernels belong to them.
+// Landings, each made once for a place, since tables of a GPU's kernels belong to them.
 class LandingTable {
  public:
   Landed& at(BundleId bundle, const BundleLayout& layout, Views views, TensorView slot,
@@ -73,33 +73,33 @@ struct StepPlan {
   StepPlan& operator=(const StepPlan&) = delete;
 
   std::vector<TraceEvent> trace;
-  Timeline time;  // of `trace`
+  Timeline time;  // timeline of `trace`
   Plan plan;
   std::vector<SlotArena::Slot> slots;
-  std::vector<size_t> lanes;                          // the executor's
+  std::vector<size_t> lanes;                          // indices of the executor's lanes
   std::vector<Landed*> landed;                        // by gather
-  std::vector<int32_t> gather_before, reduce_before;  // in the slot, in this step
-  std::vector<BundleId> untouched;  // trained, without a gradient in a step that has some
+  std::vector<int32_t> gather_before, reduce_before;  // the one before in the slot, in this step
+  std::vector<BundleId> untouched;  // trained weights without a gradient, in a step that has some
   std::vector<Marks> events;
 };
 
-// What becomes of a bundle in the course of a step.
+// The state of a bundle in the course of a step.
 struct BundleStep {
   bool published = false;  // E1 was waited for,
-  Stream published_on;     // here
+  Stream published_on;     // on this stream
   Event ready;
-  bool derived = false;  // G == 1: the column view is there, made here
+  bool derived = false;  // G == 1: the column view exists, made on derived_on
   Stream derived_on;
   Event columns;
-  bool open = false;      // grad_buffer without reduce
-  bool by_rows = false;   // the latest contribution
-  int32_t opened_at = 0;  // position
+  bool open = false;      // grad_buffer was called, reduce was not
+  bool by_rows = false;   // the latest contribution was by rows
+  int32_t opened_at = 0;  // position of the call
   SlotArena::Slot send;
-  int64_t added = 0;  // contributions
-  Event contributed;  // G == 1, on demand: the latest
+  int64_t added = 0;  // number of contributions
+  Event contributed;  // G == 1, on demand: the latest contribution
   bool reported = false;
 
-  // For the next step; events stay, they are used again.
+  // Prepares for the next step; events stay, since they are used again.
   void reset() { published = derived = open = reported = false, added = 0; }
 };
 

@@ -1,4 +1,4 @@
-// Steps that follow their plan, and how plans are made.
+// Steps that follow their plan, and the making of plans.
 #include <algorithm>
 
 #include "moiety/base/error.h"
@@ -43,7 +43,7 @@ void Executor::Impl::consume_planned(std::span<const BundleId> bundles, Phase ph
 void Executor::Impl::end_planned_reads(int32_t p, const Stream& stream) {
   for (const int32_t g : plan_->plan.waits[p]) {
     const Gather& gather = plan_->plan.gathers[g];
-    // With several uses there may be readers on other streams.
+    // A gather with several uses may have readers on other streams.
     if (gather.first_use == gather.last_use) poison(plan_->slots[gather.slot].memory, stream);
     if (gather.read_event == kNone) continue;
     Marks& read = plan_->events[gather.read_event];
@@ -94,7 +94,7 @@ void Executor::Impl::issue(int32_t p) {
   }
 }
 
-// The recorded step becomes the plan of its key.
+// Makes the recorded step the plan of its key.
 void Executor::Impl::seal() {
   const std::span<const TraceEvent> trace = recorder_.seal();
   const bool departed = key_->plan != nullptr;
@@ -106,7 +106,7 @@ void Executor::Impl::seal() {
         name_->kind, name_->batches, kMostReplacements + 1);
     return;
   }
-  // Ranks that may leave a plan alone make theirs alone.
+  // Ranks that may leave a plan alone make their plans alone.
   const bool together =
       !departed || std::any_of(transports_.begin(), transports_.end(),
                                [](const Transport* t) { return t && !t->gathers_alone(); });
@@ -129,7 +129,8 @@ std::unique_ptr<StepPlan> Executor::Impl::compile(std::span<const TraceEvent> tr
   return out;
 }
 
-// With the send slots that there are, if need be as few as can be; null if they are too small.
+// A plan with the present send slots, if need be with as few as possible; null if they are too
+// small.
 std::unique_ptr<StepPlan> Executor::Impl::compile_alone(std::span<const TraceEvent> trace) {
   Policy fewest = options_.policy;
   fewest.send_bytes = 0;

@@ -1,4 +1,4 @@
-// Calls that move rows of a table in place of the table.
+// Calls that move rows of a table instead of the table.
 #include "moiety/base/error.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/gtp/executor_impl.h"
@@ -8,7 +8,8 @@ namespace moiety::gtp {
 MappedTransport& Executor::Impl::rows_transport(const char* call, BundleId b) const {
   MOIETY_CHECK(specs_[b].rows.tokens > 0, "gtp executor: {} of bundle {}, whose rows do not move",
                call, bundles_[b].name);
-  return static_cast<MappedTransport&>(*transports_[specs_[b].group]);  // as BundleLayout checks
+  // BundleLayout has checked this
+  return static_cast<MappedTransport&>(*transports_[specs_[b].group]);
 }
 
 void Executor::Impl::look_up(BundleId b, TensorView token_T, TensorView out_TD, TensorView faults,
@@ -38,7 +39,7 @@ void Executor::Impl::add_rows(BundleId b, TensorView token_T, TensorView dout_TD
   end_gradient(b, stream);
 }
 
-// The slot may be larger.
+// The slot may be larger than needed.
 TensorView Executor::Impl::row_send(BundleId b) const {
   return steps_[b].send.memory.slice(0, 0, specs_[b].rows.reduce.slot);
 }

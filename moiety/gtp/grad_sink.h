@@ -1,5 +1,5 @@
-// The two sides of the optimizer that the executor knows (docs/spec/gtp.md#executor). Both are
-// called by the thread that calls the executor, in the order of its calls; neither waits for the
+// The two sides of the optimizer that the executor knows (docs/spec/gtp.md#executor). The thread
+// that calls the executor calls both, in the order of the executor's calls; neither waits for the
 // device.
 #pragma once
 
@@ -9,30 +9,30 @@
 
 namespace moiety::gtp {
 
-// Where shards come from.
+// The source of shards.
 class ParamSource {
  public:
   virtual ~ParamSource() = default;
-  // Makes `stream` wait until the bundle's shards and its main_grads are the step's: shards
+  // Makes `stream` wait until the bundle's shards and main_grads are those of the step: shards
   // written and published, gradients read (E1). Called once for each bundle that a step uses,
   // before anything of it is touched.
   virtual void ensure_ready(BundleId bundle, const Stream& stream) = 0;
 };
 
-// Where gradients go.
+// The receiver of gradients.
 class GradSink {
  public:
   virtual ~GradSink() = default;
-  // main_grad of the weight is whole once `event` has happened (E5). Once for each trained weight
-  // in a step that has gradients at all; those without contribution are zero.
+  // Says that main_grad of the weight is complete once `event` has happened (E5). Called once for
+  // each trained weight in a step that has any gradients; those without contribution are zero.
   virtual void on_grad_ready(WeightId weight, const Event& event) = 0;
-  // A weight that was reported gets a further contribution: the step left its recorded order.
-  // Makes `stream` wait until nobody reads main_grad; what was computed of it counts no more. When
-  // the contributions have been added, on_grad_ready follows again.
+  // Says that a weight that was reported gets a further contribution, since the step left its
+  // recorded order. Makes `stream` wait until nobody reads main_grad; results computed from it are
+  // void. When the contributions have been added, on_grad_ready follows again.
   virtual void on_grad_late(WeightId weight, const Stream& stream) = 0;
-  // The step before ended by an exception. Gradients begin anew, those of weights too that the
-  // executor does not know: what was reported and contributed counts no more. Called when the next
-  // step begins, for then it may wait for whoever reads main_grads.
+  // Says that the step before ended by an exception. Gradients begin anew, also those of weights
+  // that the executor does not know: reports and contributions are void. Called when the next step
+  // begins, since it may then wait for readers of main_grads.
   virtual void on_step_abandoned() {}
 };
 

@@ -1,4 +1,4 @@
-// A 64-bit digest of integers, the same on every rank: what ranks compare instead of plans and
+// A 64-bit digest of integers, the same on every rank, which ranks compare instead of plans and
 // traces. Not for hostile input.
 #pragma once
 
@@ -16,7 +16,7 @@ class Hash {
 
  private:
   // A step of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-  // OOPSLA 2014) over what was added so far.
+  // OOPSLA 2014) over the numbers added so far.
   void add_one(uint64_t v) {
     uint64_t z = state_ + 0x9E3779B97F4A7C15u + v;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;

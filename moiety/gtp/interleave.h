@@ -1,4 +1,4 @@
-// The columns of rank after rank, side by side: what makes one matrix of transposed shards.
+// The columns of rank after rank, side by side: one matrix from transposed shards.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -6,8 +6,8 @@
 
 namespace moiety::gtp {
 
-// out[e][k][g * P + j] = parts[e][g][k][j]; parts_EGKP and out_EKC uint8 without gaps, C = G * P.
-// Every byte of out is written; the two do not overlap.
+// out[e][k][g * P + j] = parts[e][g][k][j], where parts_EGKP and out_EKC are uint8 without gaps and
+// C = G * P. Every byte of out is written; the two do not overlap.
 void interleave(TensorView parts_EGKP, TensorView out_EKC, Stream stream);
 
 }  // namespace moiety::gtp

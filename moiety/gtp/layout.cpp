@@ -9,7 +9,7 @@
 namespace moiety::gtp {
 namespace {
 
-// Ranks from one place of an axis to the next.
+// The number of ranks from one place of an axis to the next.
 int stride(const Grid& grid, Axis axis) {
   switch (axis) {
     case Axis::kGtp:
@@ -86,7 +86,7 @@ std::vector<int> Grid::group(Axes axes, int rank) const {
 void check_grid(const Grid& grid, int ranks) {
   const std::initializer_list<int> degrees{grid.tp, grid.gtp,  grid.dp,
                                            grid.ep, grid.egtp, grid.edp};
-  // A product of wide numbers could pass for `ranks` by overflow.
+  // The product is checked with wide numbers: it could pass for `ranks` by overflow.
   const bool in_range =
       std::all_of(degrees.begin(), degrees.end(), [&](int d) { return d >= 1 && d <= ranks; });
   const auto covers = [&](int64_t a, int64_t b, int64_t c) {

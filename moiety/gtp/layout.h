@@ -1,5 +1,5 @@
-// Where ranks stand in the grids of parallelism, and which part of a logical weight a rank stores
-// (docs/spec/gtp.md#layout). Pure values: no communication, no tensor.
+// The places of ranks in the grids of parallelism, and the part of a logical weight that a rank
+// stores (docs/spec/gtp.md#layout). These are pure values, without communication or tensors.
 #pragma once
 
 #include <compare>
@@ -37,7 +37,7 @@ class Axes {
   constexpr explicit Axes(int bits) : bits_(static_cast<uint8_t>(bits)) {}
   uint8_t bits_ = 0;
 };
-// "dp x tp".
+// The axes as text: "dp x tp".
 std::string name(Axes axes);
 
 // Two grids over the same ranks, the fastest axis first:
@@ -49,19 +49,19 @@ struct Grid {
   int tp = 1, gtp = 1, dp = 1, ep = 1, egtp = 1, edp = 1;
 
   int degree(Axis axis) const;
-  // Of the group over a set of axes.
+  // The size of the group over a set of axes.
   int degree(Axes axes) const;
-  // Those of the axes that have several ranks: groups are the same without the others.
+  // The axes that have several ranks; groups are the same without the others.
   Axes several(Axes axes) const;
-  // The rank's coordinate.
+  // The rank's coordinate on an axis.
   int place(Axis axis, int rank) const;
-  // The ranks, ascending, that differ from `rank` in these axes alone; `rank` is one of them. All
-  // axes are of one grid.
+  // The ranks, ascending, that differ from `rank` only in these axes, `rank` included. All axes are
+  // of one grid.
   std::vector<int> group(Axes axes, int rank) const;
 };
 
-// Throws Error(InvalidArgument) naming all six degrees unless each is at least 1 and
-// TP * GTP * DP == EP * EGTP * EDP == ranks.
+// Throws Error(kInvalidArgument) naming all six degrees unless each is at least 1 and TP * GTP * DP
+// == EP * EGTP * EDP == ranks.
 void check_grid(const Grid& grid, int ranks);
 
 struct Range {
@@ -75,42 +75,46 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-// How a logical weight W[N, K] (out x in, row-major) is cut: TP along an axis, then GTP along the
-// rows of what is left to a TP rank (its slice), which are padded so that all shards are of equal
-// size. Experts have no TP; they take egtp as GTP, and their number is an index in front.
+// The cut of a logical weight W[N, K] (out x in, row-major). TP cuts along an axis; then GTP cuts
+// along the rows of the part that is left to a TP rank (its slice), which are padded so that all
+// shards are of equal size. Experts have no TP; they take egtp as GTP, and their number is an index
+// in front.
 //
-//   N_tp = N / TP or N, K_tp = K / TP or K        the slice, exact
-//   s    = up(N_tp, A * G) / G                    rows of a shard;  M = s * G when gathered
-//   rows [g * s, (g + 1) * s) of the slice are rank g's, as far as they exist; the rest of its
-//   shard is padding: zero in weight, master, moments and gradient, always, and a tail of the
-//   gathered tensor. A rank may have nothing but padding.
+//    N_tp = N / TP or N, K_tp = K / TP or K        the slice, exact
+//    s    = up(N_tp, A * G) / G                    rows of a shard;  M = s * G when gathered
+//    rows [g * s, (g + 1) * s) of the slice are rank g's, as far as they exist; the rest of its
+//    shard is padding: zero in weight, master, moments and gradient, always, and a tail of the
+//    gathered tensor. A rank may have nothing but padding.
 //
-// The padding comes after the TP cut: before it slices would begin off the grid of blocks.
+// The padding comes after the TP cut: before it, slices would begin off the grid of blocks.
 struct Layout {
   int64_t rows = 0, cols = 0;  // N, K
   int tp_axis = -1;            // 0: rows (column-parallel), 1: columns (row-parallel), -1: not cut
   int tp_rank = 0, tp_size = 1;
   int gtp_rank = 0, gtp_size = 1;
   int64_t align = 16;  // A, of the codec
-  // What TP must not part along its axis: the codec's block (so codes do not depend on TP), the 2i
-  // rows of a GLU interleaved by i, a group of heads; their least common multiple.
+  // The unit along its axis that TP must not part: the least common multiple of the codec's block
+  // (so that codes do not depend on TP), the 2i rows of a GLU interleaved by i, and a group of
+  // heads.
   int64_t tp_unit = 1;
-  // Rows are a vocabulary, cut by TP into up(ceil(N / TP), A): the last slices are short or empty.
+  // The rows are a vocabulary, which TP cuts into up(ceil(N / TP), A): the last slices are short or
+  // empty.
   bool vocabulary = false;
 
-  int64_t slice_rows() const;  // N_tp, those that do not exist included
+  int64_t slice_rows() const;  // N_tp, rows that do not exist included
   int64_t slice_cols() const;  // K_tp
   int64_t real_rows() const;   // rows of the slice that exist
   int64_t shard_rows() const;  // s
   int64_t padded_rows() const { return shard_rows() * gtp_size; }  // M
-  // Rows of the slice that exist and are gtp rank g's; empty at the slice's end if there are none.
+  // The rows of the slice that exist and are gtp rank g's; if there are none, empty at the slice's
+  // end.
   Range valid(int g) const;
-  // What gtp rank g holds of W.
+  // The part of W that gtp rank g holds.
   Box global_box(int g) const;
 };
 
-// Throws Error(InvalidArgument) naming the tensor, the dimension, its value and the multiple that
-// it has to be.
+// Throws Error(kInvalidArgument) naming the tensor, the dimension, its value and the number that it
+// has to be a multiple of.
 void check_layout(std::string_view tensor, const Layout& layout);
 
 }  // namespace moiety::gtp

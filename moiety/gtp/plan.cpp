@@ -39,7 +39,8 @@ void check_policy(const Policy& p) {
                p.max_ahead_dense, p.max_ahead_expert, p.keep_span);
 }
 
-// Items by position, in their own order within one. `for_each(f)` calls f(position, item) for all.
+// Items by position, in their own order within a position. `for_each(f)` calls f(position, item)
+// for all.
 template <class ForEach>
 PerPosition per_position(int32_t positions, ForEach&& for_each) {
   PerPosition out;
@@ -52,8 +53,8 @@ PerPosition per_position(int32_t positions, ForEach&& for_each) {
   return out;
 }
 
-// Gathers for the uses as slot_bytes permits: merges are given up first, the latest accepted first,
-// then the look-ahead of the shape that takes most memory.
+// Fits the gathers for the uses into slot_bytes: merges are given up first, the latest accepted
+// first, then the look-ahead of the shape that takes most memory.
 class Budget {
  public:
   Budget(const Problem& problem, std::span<const Use> uses, std::span<const Reduce> reduces,
@@ -87,7 +88,7 @@ class Budget {
            problem_.policy.slot_bytes;
   }
 
-  // By one, from what is really made use of.
+  // Lowers the look-ahead by one, from the value that is really used.
   void lower() {
     std::vector<int> ahead(shapes_.shapes.size(), 0);
     for (const Gather& g : gathers_) {
@@ -143,7 +144,7 @@ class Budget {
   std::vector<int32_t> gather_of_;
 };
 
-// What the executor looks up by position.
+// Makes the indices that the executor looks up by position.
 void index_positions(std::span<const Use> uses, std::span<const int32_t> gather_of, Plan& plan) {
   plan.waits = per_position(plan.positions, [&](auto&& add) {
     for (size_t i = 0; i < uses.size(); ++i) add(uses[i].position, gather_of[i]);
@@ -160,7 +161,7 @@ void index_positions(std::span<const Use> uses, std::span<const int32_t> gather_
   }
 }
 
-// The first gather of each bundle in the order of the host.
+// Marks the first gather of each bundle in the order of the host.
 void mark_publishes(size_t bundles, Plan& plan) {
   std::vector<bool> seen(bundles);
   for (const int32_t g : plan.issues.items) {
@@ -233,8 +234,8 @@ Plan plan(std::span<const TraceEvent> trace, std::span<const BundleSpec> bundles
                            std::count_if(out.reduces.begin(), out.reduces.end(), crosses));
   report_times(problem, out);
   out.hash = hash_of(out);
-  // A plan is made once and used for thousands of steps, where a slot that two share would be a
-  // wrong weight, and nothing would say so.
+  // The plan is checked, since it is made once and used for thousands of steps: a slot that two
+  // share would be a wrong weight, and nothing would say so.
   const auto broken = check_plan(out, trace, bundles, policy);
   MOIETY_CHECK(!broken, "gtp plan: the planner broke an invariant, {}", broken.value_or(""));
   return out;

@@ -1,4 +1,5 @@
-// The invariants of a plan, from the trace anew: nothing here calls a stage of the planner.
+// The invariants of a plan, computed from the trace anew: nothing here calls a stage of the
+// planner.
 #include <algorithm>
 #include <map>
 
@@ -13,7 +14,7 @@ struct Held {
   int32_t begin, end;  // positions, both included
 };
 
-// The most that hold at one position.
+// The largest number that hold at one position.
 int32_t overlap(const std::vector<Held>& held) {
   std::map<int32_t, int32_t> change;
   for (const Held& h : held) {
@@ -37,7 +38,7 @@ class Checker {
     check_slots();
     check_reduces();
     check_events();
-    if (fault_) return fault_;  // the replay needs a plan that is well formed
+    if (fault_) return fault_;  // the replay needs a well-formed plan
     if (const auto race = find_race(plan_, trace_)) {
       fault("I9: step {}, position {}: {}", race->step, race->position, race->text);
     }
@@ -54,7 +55,7 @@ class Checker {
     if (!holds) fault(format, args...);
   }
 
-  // I1: walks the trace and the waits together.
+  // Checks I1 by walking the trace and the waits together.
   void check_uses() {
     int32_t p = -1, begin_of_segment = 0;
     size_t found = 0;
@@ -98,7 +99,7 @@ class Checker {
     }
   }
 
-  // I2, I4, I5.
+  // Checks I2, I4 and I5.
   void check_issues() {
     std::vector<int32_t> latest(plan_.lanes.size(), kNone);
     std::vector<bool> seen(bundles_.size());
@@ -129,7 +130,7 @@ class Checker {
            count, plan_.gathers.size());
   }
 
-  // I3, I8, I10.
+  // Checks I3, I8 and I10.
   void check_slots() {
     std::vector<std::vector<Held>> slots(plan_.slots.size());
     const auto hold = [&](int32_t slot, const SlotSpec& expected, int32_t begin, int32_t end) {
@@ -141,7 +142,7 @@ class Checker {
       }
       slots[slot].push_back({begin, end});
     };
-    // False where `b` is past the end, which `hold` tells.
+    // False if `b` is past the end, which `hold` reports.
     const auto segments_differ = [&](int32_t a, int32_t b) {
       return b < plan_.positions && segment_begin_[a] != segment_begin_[b];
     };
@@ -175,7 +176,7 @@ class Checker {
     }
   }
 
-  // I6, I7.
+  // Checks I6 and I7.
   void check_reduces() {
     std::vector<int32_t> latest(bundles_.size(), kNone), buffer(bundles_.size(), kNone);
     int32_t p = -1, count = 0;
@@ -214,7 +215,7 @@ class Checker {
     }
   }
 
-  // Indices that the replay follows.
+  // Checks the indices that the replay follows.
   void check_events() {
     const auto check = [&](int32_t event, bool needed) {
       expect(event < plan_.events && event >= (needed ? 0 : kNone), "I9: event {} of {}", event,

@@ -13,7 +13,7 @@ namespace {
 // The class of a slot: the shape, and whether its operations cross.
 int32_t class_of(int32_t shape, bool crosses) { return 2 * shape + crosses; }
 
-// Numbers of one group's items.
+// The numbers of one group's items.
 class Numbers {
  public:
   int32_t take(int32_t begin, int32_t end) {
@@ -47,7 +47,7 @@ std::vector<Interval> slot_intervals(const ShapeTable& shapes, std::span<const G
   }
   for (const Reduce& r : reduces) {
     const auto item = static_cast<int32_t>(out.size());
-    // Without a lane there is no slot: an interval of a group that nobody counts.
+    // Items without a lane have no slot: their intervals are in a group that nobody counts.
     const int32_t none = class_of(static_cast<int32_t>(shapes.shapes.size()), false);
     const int32_t group = r.lane == kNone ? none : class_of(shapes.of(r), r.crosses);
     out.push_back({group, r.buffer, r.free, item});
@@ -138,7 +138,7 @@ void assign_slots(const Problem& problem, const ShapeTable& shapes, Plan& plan) 
     first_slot[c] = static_cast<int32_t>(plan.slots.size());
     add_class(slot_of_class(shapes, static_cast<int32_t>(c)), counts[c]);
   }
-  // In order of begin, so that each finds the one before it in its slot.
+  // Intervals are walked in order of begin, so that each finds the one before it in its slot.
   const auto gathers = static_cast<int32_t>(plan.gathers.size());
   std::vector<int32_t> occupant(plan.slots.size(), kNone);
   for (const Interval& i : intervals) {

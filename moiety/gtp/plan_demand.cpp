@@ -1,4 +1,4 @@
-// Stages 1 and 2: which gathers there are.
+// Stages 1 and 2: the list of gathers.
 #include <algorithm>
 #include <tuple>
 
@@ -41,7 +41,7 @@ class Profile {
   }
 
   int32_t size_ = 1;
-  std::vector<int64_t> added_, highest_;  // of a node: to all of it; of what is at or below it
+  std::vector<int64_t> added_, highest_;  // per node: added to all of it; highest at or below it
 };
 
 }  // namespace
@@ -77,7 +77,7 @@ std::vector<int32_t> coalesce(const Problem& problem, std::span<const Use> uses)
     const int32_t u = uses[i].position, v = uses[uses[i].next].position;
     if (problem.policy.cross_cuts || time.segment[u] == time.segment[v]) candidates.push_back(i);
   }
-  // `uses` are by position and bundle already.
+  // `uses` are already ordered by position and bundle.
   std::stable_sort(candidates.begin(), candidates.end(),
                    [&](int32_t a, int32_t b) { return span(a) < span(b); });
   Profile held(time.positions);

@@ -1,4 +1,4 @@
-// Stages 3 and 4: on which lane and when gathers are issued.
+// Stages 3 and 4: the lanes on which gathers are issued, and the positions.
 #include <algorithm>
 #include <limits>
 #include <map>

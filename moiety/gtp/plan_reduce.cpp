@@ -1,4 +1,4 @@
-// Stage 6: reduces, and how long they hold their send slots.
+// Stage 6: the reduces, and the time for which they hold their send slots.
 #include <algorithm>
 #include <numeric>
 
@@ -68,7 +68,7 @@ int32_t shorten_sends(const Problem& problem, const ShapeTable& shapes, std::spa
     }
     return slot_bytes(shapes, {}, reduces) <= problem.policy.send_bytes;
   };
-  // The fewest; all of them if none are enough.
+  // Shortens as few as possible; all of them if that is not enough.
   if (shorten(0)) return 0;
   int32_t too_few = 0, enough = static_cast<int32_t>(longest.size());
   while (enough - too_few > 1) {

@@ -1,4 +1,4 @@
-// What a plan is worth: simulated waits, and the hash that ranks compare.
+// The report on a plan: simulated waits, and the hash that ranks compare.
 #include <algorithm>
 
 #include "moiety/gtp/hash.h"

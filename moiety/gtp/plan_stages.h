@@ -1,4 +1,4 @@
-// The stages of `plan`. Internal to moiety/gtp; contract: plan.h.
+// The stages of `plan`. Internal to moiety/gtp; the contract is in plan.h.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct Timeline {
     return trace.subspan(first[p], static_cast<size_t>(first[p + 1] - first[p]));
   }
   int32_t segment_begin(int32_t p) const { return begin_of_segment[segment[p]]; }
-  int32_t segment_end(int32_t p) const;  // its last position
+  int32_t segment_end(int32_t p) const;  // last position of its segment
 
   std::span<const TraceEvent> trace;
   int32_t positions = 0;
-  std::vector<int32_t> first;    // [positions + 1] event
-  std::vector<double> t;         // [positions + 1] work before the position, ns
-  std::vector<int32_t> segment;  // [positions] cuts at or before it: a cut opens its segment
+  std::vector<int32_t> first;    // [positions + 1]: first event of a position
+  std::vector<double> t;         // [positions + 1]: work before the position, ns
+  std::vector<int32_t> segment;  // [positions]: cuts at or before it, since a cut opens its segment
   std::vector<int32_t> begin_of_segment;
 };
 
@@ -45,24 +45,25 @@ struct Use {
   int32_t position;
   int32_t next;  // use of the same bundle and payload; kNone
 };
-// By position, bundle.
+// The uses, ordered by position and bundle.
 std::vector<Use> demand(const Problem& problem);
-// Uses whose gather is kept for their `next`, in the order in which they were accepted: by span and
-// position. A prefix of the list is within the same limits.
+// The uses whose gather is kept for their `next`, in the order in which they were accepted: by span
+// and position. A prefix of the list is within the same limits.
 std::vector<int32_t> coalesce(const Problem& problem, std::span<const Use> uses);
-// One gather for each run of kept uses, in order of first use; `gather_of` has that of each use.
+// One gather for each run of kept uses, in order of first use; `gather_of` has the gather of each
+// use.
 std::vector<Gather> gathers_of(std::span<const Use> uses, std::span<const int32_t> kept,
                                std::vector<int32_t>& gather_of);
 
 // ---- hoist
 
-// The gathers and sends of a shape, of which the budget may lower the look-ahead.
+// The shapes of gathers and sends; the budget may lower a shape's look-ahead.
 class ShapeTable {
  public:
   ShapeTable(std::span<const BundleSpec> bundles, const Policy& policy);
   struct Shape {
     SlotSpec slot;  // crosses is false
-    int ahead = 0;  // of gathers
+    int ahead = 0;  // look-ahead of gathers
   };
   std::vector<Shape> shapes;  // ascending
   int32_t of(const Gather& g) const { return gather_[3 * g.bundle + g.views - 1]; }
@@ -72,7 +73,7 @@ class ShapeTable {
   std::vector<int32_t> gather_, send_;
 };
 
-// Lanes by group, class and purpose, those that something is issued on.
+// The lanes that have operations, by group, class and purpose.
 class LaneTable {
  public:
   LaneTable(const Problem& problem, std::span<const Use> uses, std::span<const Reduce> reduces);
@@ -84,37 +85,37 @@ class LaneTable {
   std::vector<int32_t> gather_, reduce_;
 };
 
-// Sets `lane`, `issue` and `crosses`. Just in time: on a lane one transfer behind the other, as
-// late as `slack` permits.
+// Sets `lane`, `issue` and `crosses`. Gathers are issued just in time: one transfer behind the
+// other on a lane, as late as `slack` permits.
 void hoist(const Problem& problem, const ShapeTable& shapes, const LaneTable& lanes,
            std::span<Gather> gathers);
 
 // ---- reduce
 
-// One for each kGrad and kRowsGrad.
+// The reduces, one for each kGrad and kRowsGrad.
 std::vector<Reduce> find_reduces(const Problem& problem);
-// Sets `lane`, `free` and `crosses`: a lane carries out one reduce after the other.
+// Sets `lane`, `free` and `crosses`; a lane carries out one reduce after the other.
 void estimate_sends(const Problem& problem, const LaneTable& lanes, std::span<Reduce> reduces);
-// While the send slots take more than send_bytes the longest wait for the lane is given up. Returns
-// how many.
+// Gives up the longest waits for the lane while the send slots take more than send_bytes. Returns
+// how many were given up.
 int32_t shorten_sends(const Problem& problem, const ShapeTable& shapes, std::span<Reduce> reduces);
 
 // ---- colour
 
-// What holds a slot or an event from `begin` to `end`, both included.
+// The time in which something holds a slot or an event, from `begin` to `end`, both included.
 struct Interval {
-  int32_t group;  // those of different groups have nothing in common
+  int32_t group;  // intervals of different groups have nothing in common
   int32_t begin, end;
   int32_t item;
 };
-// Gives each the lowest number in its group that is free: as few as the intervals overlap. Sorts
-// the intervals by (group, begin, end, item). Returns the number used in each of `groups`.
+// Gives each interval the lowest number that is free in its group, which takes as few as overlap.
+// Sorts the intervals by (group, begin, end, item). Returns the number used in each of `groups`.
 std::vector<int32_t> colour(std::vector<Interval>& intervals, int32_t groups,
                             std::vector<int32_t>& number_of_item);
 
-// Slots of gathers, sends and scratch: fills slots, next, and report.classes and bytes.
+// Assigns slots to gathers, sends and scratch: fills slots, next, and report.classes and bytes.
 void assign_slots(const Problem& problem, const ShapeTable& shapes, Plan& plan);
-// Bytes of the slots that assign_slots would make, without and of scratch.
+// The bytes of the slots that assign_slots would make: of gathers and sends, and of scratch.
 int64_t slot_bytes(const ShapeTable& shapes, std::span<const Gather> gathers,
                    std::span<const Reduce> reduces);
 int64_t scratch_bytes(const Problem& problem, std::span<const Gather> gathers,
@@ -123,7 +124,7 @@ void assign_events(const Timeline& time, Plan& plan);
 
 // ---- report
 
-// From the schedule, and of what is moved.
+// Fills the report from the schedule and the bytes that are moved.
 void report_times(const Problem& problem, Plan& plan);
 uint64_t hash_of(const Plan& plan);
 

@@ -16,13 +16,13 @@ void join(Clock& into, const Clock& from) {
   for (size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], from[i]);
 }
 
-// The accesses of memory that an access to come has to be behind.
+// The accesses of a piece of memory that a later access has to be behind.
 struct Place {
-  int32_t writer = kNone, written = 0;  // stream, and its time
-  Clock read;                           // by stream: the latest since the write
+  int32_t writer = kNone, written = 0;  // stream of the last write, and its time
+  Clock read;                           // by stream: the latest read since the write
 };
 
-// An event of the plan, as last recorded on one stream.
+// An event of the plan, as it was last recorded on one stream.
 struct Mark {
   Clock clock;
   int32_t segment = 0;
@@ -67,7 +67,7 @@ class Replay {
   int32_t caller(int32_t p) const { return model_.streams.empty() ? 0 : model_.streams[p]; }
   bool has(Edge edge) const { return model_.without != edge; }
 
-  // What `stream` does from now on is behind what `other` has done.
+  // Puts everything that `stream` does from now on behind everything that `other` has done.
   void follow(int32_t stream, int32_t other) { join(clocks_[stream], clocks_[other]); }
   void follow_edge(Edge edge, int32_t stream, int32_t other) {
     if (has(edge)) follow(stream, other);
@@ -78,7 +78,7 @@ class Replay {
   void record(int32_t event, int32_t stream) {
     marks_[event][stream] = {clocks_[stream], time_.segment[at_]};
   }
-  // An event that is internal to a graph orders nothing in another one.
+  // An event that is internal to a graph orders nothing in another graph.
   void wait(Edge edge, int32_t stream, int32_t event) {
     if (!has(edge)) return;
     for (const auto& [recorded_on, mark] : marks_[event]) {
@@ -177,7 +177,7 @@ class Replay {
     }
   }
 
-  // In the own shard and the peers'; peers do the same.
+  // Reads in the own shard and the peers'; peers do the same.
   void read_rows(BundleId b, int32_t stream) {
     consumed_[b] = true;
     for (const int32_t s : {stream, peer_caller()}) {
@@ -223,8 +223,8 @@ class Replay {
         fault("the send slot of bundle {} holds another gradient", r.bundle);
       }
       follow_edge(Edge::kGradient, on, stream);
-      // The transport's own order: peers read when this rank has produced, and it goes on when they
-      // have consumed.
+      // The transport's own order: peers read when this rank has produced, and it continues when
+      // they have consumed.
       follow(peer(r.lane), on);
       read(slots_[r.slot], peer(r.lane), "the send slot, by a peer,", r.bundle);
       read(slots_[r.slot], on, "the send slot", r.bundle);
@@ -258,10 +258,10 @@ class Replay {
   BundleId bundles_ = 0;
   std::vector<Clock> clocks_;
   std::vector<Place> slots_, shards_, grads_;
-  std::vector<std::map<int32_t, Mark>> marks_;  // by event, stream
+  std::vector<std::map<int32_t, Mark>> marks_;  // by event and stream
   std::vector<Clock> published_;                // E1, by bundle
-  std::vector<int32_t> occupant_;               // gather or reduce in a slot, of this step
-  std::vector<int32_t> added_;                  // the latest reduce of a bundle, of this step
+  std::vector<int32_t> occupant_;               // gather or reduce in a slot, in this step
+  std::vector<int32_t> added_;                  // the latest reduce of a bundle, in this step
   std::vector<bool> consumed_;                  // by bundle, in this step
   int32_t step_ = 0, at_ = 0;
   std::optional<Race> race_;

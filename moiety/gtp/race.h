@@ -1,14 +1,15 @@
-// Whether the events of a plan order everything that has to be ordered (docs/spec/gtp.md#edges).
+// A check that the events of a plan order everything that has to be ordered
+// (docs/spec/gtp.md#edges).
 //
 // The plan is replayed with one vector clock for each stream: the caller's, the lanes, the peers'
 // side of the lanes, the optimizer's. Recording an event copies a clock, waiting for it joins one.
-// Every read of a slot, a shard or a main_grad must be behind its write, every write behind all
-// reads of what was there. Two steps are replayed, so that what reaches from one into the next is
+// Every read of a slot, a shard or a main_grad must be behind its write, and every write behind all
+// reads of the value before. Two steps are replayed, so that effects of one step on the next are
 // seen; the optimizer updates the shards between them if the trace has gradients.
 //
-// Taken for granted: the caller's streams of a step begin behind begin_step's and have joined
-// flush's; a gradient is written on the stream that reduces it, behind a consume of its bundle
-// there. A lane keeps its order over graph segments: its first operation in one waits, by an
+// The check assumes that the caller's streams of a step begin behind begin_step's and have joined
+// flush's, and that a gradient is written on the stream that reduces it, behind a consume of its
+// bundle there. A lane keeps its order over graph segments: its first operation in one waits, by an
 // external event, for its last one in the segment before.
 #pragma once
 
@@ -44,7 +45,7 @@ struct Race {
   std::string text;
 };
 
-// The first access, in the order of the host, that nothing orders; nothing if there is none. `plan`
+// The first access, in the order of the host, that nothing orders; empty if there is none. `plan`
 // is a plan of `trace`.
 std::optional<Race> find_race(const Plan& plan, std::span<const TraceEvent> trace,
                               const RaceModel& model = {});

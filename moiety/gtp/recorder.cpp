@@ -13,7 +13,7 @@ namespace moiety::gtp {
 namespace {
 
 constexpr size_t kBlock = 256;        // events that are compared by one hash
-constexpr size_t kMostBlocks = 8000;  // that one all-gather takes: two million events
+constexpr size_t kMostBlocks = 8000;  // blocks that one all-gather takes: two million events
 
 template <class T>
 std::string bytes_of(const std::vector<T>& items) {
@@ -61,7 +61,7 @@ std::string event_text(const std::vector<PackedEvent>& events, size_t i) {
   return out + text(", {} ns", std::bit_cast<float>(e.work));
 }
 
-// A rank whose item differs from rank 0's; 0 if none.
+// The first rank whose item differs from rank 0's; 0 if none does.
 int first_other(const std::vector<std::string>& items) {
   for (size_t r = 1; r < items.size(); ++r) {
     if (items[r] != items[0]) return static_cast<int>(r);
@@ -69,7 +69,7 @@ int first_other(const std::vector<std::string>& items) {
   return 0;
 }
 
-// The first block in which any rank's trace is not rank 0's.
+// The first block in which any rank's trace differs from rank 0's.
 size_t first_different_block(comm::Bootstrap& bootstrap, std::span<const TraceEvent> trace) {
   std::vector<uint64_t> hashes;
   for (size_t b = 0; b < kMostBlocks && b * kBlock < trace.size(); ++b) {

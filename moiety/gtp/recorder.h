@@ -1,4 +1,4 @@
-// Records the trace of a step, and compares it between ranks before a plan is made of it
+// The recorder of a step's trace, and the comparison of traces between ranks before a plan is made
 // (docs/spec/gtp.md#recording).
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace moiety::gtp {
 
-// What a call has the device do, from shapes: computing beside the traffic of its memory, and then
-// bytes that come from other ranks.
+// The device's work for a call, computed from shapes: computing beside the traffic of its memory,
+// and then bytes that come from other ranks.
 struct Work {
   double flops = 0, bytes = 0, received = 0;
   Work& operator+=(Work more) {
@@ -26,18 +26,18 @@ struct Work {
 
 class Recorder {
  public:
-  // Time of work by the policy's rates.
+  // The policy's rates turn work into time.
   explicit Recorder(const Policy& policy) : policy_(policy) {}
 
-  // Begins a step and drops what was recorded. A step that departs from its plan goes on from the
-  // calls that agreed, `calls` (kBegin is the first).
+  // Begins a step and drops the trace of the last one. A step that departs from its plan continues
+  // from the calls that agreed, `calls` (kBegin is the first).
   void begin(std::span<const TraceEvent> calls = {});
-  // One call: a consume of these bundles, another one of one bundle, or kCut of none. `work` is
-  // what follows the call until the next.
+  // Records one call: a consume of these bundles, another call of one bundle, or kCut without one.
+  // `work` is the work between this call and the next.
   void call(Kind kind, std::span<const BundleId> bundles, Work work = {});
-  // More of what follows the latest call: attention, dispatch.
+  // Adds more work behind the latest call: attention, dispatch.
   void note_work(Work work);
-  // Ends the step with kFlush. The trace is whole and stays until the next begin.
+  // Ends the step with kFlush. The trace is complete and stays until the next begin.
   std::span<const TraceEvent> seal();
 
  private:
@@ -47,12 +47,13 @@ class Recorder {
   std::vector<TraceEvent> events_;
 };
 
-// Collective: rank 0's policy, on every rank.
+// Rank 0's policy, on every rank. Collective.
 Policy agree_policy(comm::Bootstrap& bootstrap, const Policy& policy);
 
-// Collective. Throws Error(InvalidArgument) on every rank, with the first block of events that
-// differs from rank 0's and both sides' first different event, unless all ranks pass equal traces:
-// plans of different traces would wait for each other for ever. `step` names the step in the text.
+// Checks that all ranks pass equal traces, since plans of different traces would wait for each
+// other for ever. Collective. If not, throws Error(kInvalidArgument) on every rank, with the first
+// block of events that differs from rank 0's and both sides' first different event. `step` names
+// the step in the text.
 void compare_traces(comm::Bootstrap& bootstrap, std::string_view step,
                     std::span<const TraceEvent> trace);
 

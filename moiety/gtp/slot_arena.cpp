@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 
-// What a slot takes; slots of no bytes have an address of their own too.
+// The bytes that a slot takes; slots of no bytes have an address of their own too.
 int64_t room(int64_t bytes) {
   return std::max<int64_t>(1, ceil_div(bytes, kAlignment)) * kAlignment;
 }
@@ -48,7 +48,7 @@ size_t SlotArena::add_block(Space space, int64_t bytes) {
 
 std::vector<SlotArena::Slot> SlotArena::add_slots(Space space, std::span<const int64_t> bytes) {
   Memory& memory = spaces_[space];
-  // Decided before anything is changed: there may be no memory for a block.
+  // Everything is decided before anything is changed, since there may be no memory for a block.
   std::vector<int64_t> used = memory.used;
   std::vector<std::pair<size_t, int64_t>> places;  // block and offset
   const size_t added = memory.blocks.size();
@@ -77,7 +77,7 @@ std::vector<SlotArena::Slot> SlotArena::add_slots(Space space, std::span<const i
 }
 
 std::vector<SlotArena::Slot> SlotArena::place(std::span<const SlotSpec> slots) {
-  // The largest choose first.
+  // The largest slots choose first.
   std::vector<size_t> order(slots.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),

@@ -16,19 +16,19 @@
 
 namespace moiety::gtp {
 
-// Gathers and scratch are for the rank alone; the send slots of a group are read by its peers, who
-// have to find them at the same offsets.
+// A space of memory. Gathers and scratch are for the rank alone; the send slots of a group are read
+// by its peers, who have to find them at the same offsets.
 struct Space {
   bool send = false;
-  int group = 0;  // of send slots
+  int group = 0;  // for send slots
   static Space of(const SlotSpec& slot);
   friend auto operator<=>(const Space&, const Space&) = default;
 };
 
 class SlotArena {
  public:
-  // uint8, aligned to 256 bytes, and what keeps it. Calls depend on the plans and sizes passed in
-  // alone: where these are equal on all ranks it may be collective.
+  // Memory, uint8 aligned to 256 bytes, and its owner. Calls of the allocator depend only on the
+  // plans and sizes passed in: if these are equal on all ranks it may be collective.
   struct Block {
     TensorView memory;
     std::shared_ptr<void> owner;
@@ -39,31 +39,31 @@ class SlotArena {
 
   struct Slot {
     TensorView memory;   // uint8 [bytes]
-    int32_t block = 0;   // of its space
+    int32_t block = 0;   // block of its space
     int64_t offset = 0;  // in the block
   };
-  // The slots of a plan, by number: apart from each other, never moved again. Slots of earlier
-  // plans are used again where they are large enough; blocks are added for the rest.
+  // The slots of a plan, by number. They do not overlap and never move. Slots of earlier plans are
+  // used again if they are large enough; blocks are added for the rest.
   std::vector<Slot> place(std::span<const SlotSpec> slots);
 
-  // For the calls of a step without a plan: a piece of the memory that plans use too, apart from
-  // these pieces of the same space. Grows if no gap is large enough.
+  // A piece of memory for the calls of a step without a plan, in memory that plans use too. It does
+  // not overlap `apart`, other pieces of the same space. Grows if no gap is large enough.
   Slot demand(Space space, int64_t bytes, std::span<const Slot> apart = {});
 
-  int64_t bytes() const;  // of all blocks
+  int64_t bytes() const;  // bytes of all blocks
 
  private:
   struct Memory {
     std::vector<Block> blocks;
-    std::vector<int64_t> used;  // bytes of a block that slots have
-    std::vector<Slot> slots;    // of all plans, by bytes
+    std::vector<int64_t> used;  // bytes of a block that slots take
+    std::vector<Slot> slots;    // slots of all plans, by bytes
 
     Slot carve(size_t block, int64_t offset, int64_t bytes) const;
-    // Number of the smallest slot that is large enough and not in use.
+    // The number of the smallest slot that is large enough and not in use.
     std::optional<size_t> find(int64_t bytes, const std::vector<bool>& in_use) const;
   };
 
-  // New slots of these sizes, in what is left of the blocks and then in a new one.
+  // Adds slots of these sizes, in the rest of the blocks and then in a new one.
   std::vector<Slot> add_slots(Space space, std::span<const int64_t> bytes);
   size_t add_block(Space space, int64_t bytes);
 

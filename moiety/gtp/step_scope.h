@@ -1,4 +1,4 @@
-// The time of a step.
+// The scope of a step, from begin_step to its flush.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@ namespace moiety::gtp {
 
 class Executor;
 
-// From begin_step on. Destroyed before the flush, by an exception, it abandons the step: what is
-// in flight ends before the next step begins, nothing more is reported, and the executor is as
-// before; the sink hears of it when the next step begins. Peers may gather until the flush of a
-// later step, or until all ranks have met. It must not outlive the executor.
+// A step. If it is destroyed before the flush, by an exception, it abandons the step: operations in
+// flight end before the next step begins, nothing more is reported, and the executor is as before;
+// the sink hears of it when the next step begins. Peers may gather until the flush of a later step,
+// or until all ranks have met. It must not outlive the executor.
 class [[nodiscard]] StepScope {
  public:
   StepScope(StepScope&& other) noexcept
