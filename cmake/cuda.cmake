@@ -2,7 +2,7 @@
 # moiety_cuda_summary for the configure summary; a compiler that is missing is a line there.
 #
 # A GPU binary links the static CUDA run time and nothing else of the GPU: the driver and the
-# vendor's libraries are opened at run time (docs/gpu.md).
+# vendor's libraries are opened at run time (docs/gpu-build.md).
 set(moiety_cuda FALSE)
 set(moiety_cuda_summary "no (cmake --preset gpu)")
 if(NOT MOIETY_CUDA)
