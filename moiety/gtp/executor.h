@@ -124,7 +124,7 @@ class Executor {
 
   // More work behind the latest call: attention, dispatch.
   void note_work(Work work);
-  // Border of two graph segments.
+  // Border of two graph segments. No model of this repository makes one yet.
   void cut();
   // Ends the step: what runs on `stream` later is behind all its gathers and reduces. Collective
   // where the step is planned anew and where scales are compared. Once more does nothing.
