@@ -317,7 +317,11 @@ void embedding_reduce(MappedTransport& transport, const EmbeddingReduceJob& job,
     const int64_t tokens = tokens_in(static_cast<const std::byte*>(job.send.raw()));
     const TraceSpan span(transport.axis(), "embedding reduce", {{"tokens", tokens}});
     TransportBytes received;
-    transport.exchange(job.bundle, job.send, [&](std::span<std::byte* const> sends) {
+    const Subject subject{.bundle = job.bundle,
+                          .action = Subject::Action::kReduceRows,
+                          .detail = static_cast<uint16_t>(job.dout),
+                          .bytes = job.send.bytes()};
+    transport.exchange(subject, job.send, [&](std::span<std::byte* const> sends) {
       add_own_rows(job, sends, received);
     });
     transport.count_received(received);

@@ -126,7 +126,7 @@ class Executor {
 
   // Adds more work behind the latest call: attention, dispatch.
   void note_work(Work work);
-  // Marks the border of two graph segments.
+  // Marks the border of two graph segments. No model of this repository makes one yet.
   void cut();
   // Ends the step: work that is run on `stream` later is behind all its gathers and reduces.
   // Collective where the step is planned anew and where scales are compared. A second call does

@@ -44,6 +44,23 @@ const char* name(TransportKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+Subject subject_of(const GatherJob& job) {
+  Subject out{.bundle = job.bundle, .action = Subject::Action::kGather};
+  const GatherLayout& layout = job.landing->layout();
+  for (const Plane& plane : layout.planes) {
+    out.detail |= static_cast<uint16_t>(1 << static_cast<int>(plane.array));
+    out.bytes += layout.shape.members * plane.bytes;
+  }
+  return out;
+}
+
+Subject subject_of(const ReduceJob& job) {
+  return {.bundle = job.bundle,
+          .action = Subject::Action::kReduce,
+          .detail = static_cast<uint16_t>(job.send.dtype()),
+          .bytes = job.send.bytes()};
+}
+
 void Transport::share(std::vector<SharedBundle> bundles) {
   MOIETY_CHECK(!shared_, "gtp \"{}\": share is called twice", name());
   std::ranges::sort(bundles, {}, &SharedBundle::id);
@@ -126,6 +143,26 @@ ReduceShape Transport::check_reduce(const ReduceJob& job) const {
                "gtp reduce: bundle \"{}\" has {} bytes of scratch, expected {}", b.name,
                job.scratch.bytes(), scratch);
   return shape;
+}
+
+std::string Transport::describe(const Subject& s) const {
+  const std::string& of = bundle(s.bundle).name;
+  if (s.action == Subject::Action::kGather) {
+    const bool rows = s.detail & 1 << static_cast<int>(Array::kRowData);
+    return text("gathers the {} view of bundle \"{}\", {} bytes", rows ? "row" : "column", of,
+                s.bytes);
+  }
+  return text("reduces {}bundle \"{}\", {} bytes in {}",
+              s.action == Subject::Action::kReduceRows ? "rows of " : "", of, s.bytes,
+              moiety::name(static_cast<DType>(s.detail)));
+}
+
+void Transport::check_subjects(const std::string& operation, std::span<const Subject> subjects) {
+  for (size_t r = 1; r < subjects.size(); ++r) {
+    if (subjects[r] == subjects[0]) continue;
+    fail_with(text("gtp \"{}\", {}: rank 0 {}; rank {} {}; expected the same on all ranks", name(),
+                   operation, describe(subjects[0]), r, describe(subjects[r])));
+  }
 }
 
 void Transport::add_chunks(const ReduceJob& job, const ReduceShape& s,

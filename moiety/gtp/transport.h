@@ -12,10 +12,12 @@
 //
 // Operations run in the order of the stream passed in, the lane; a CPU's inline stream waits for
 // peers where it stands. Ranks make the calls of a kind (gathers, reduces, drains) in the same
-// order, but for gathers where `gathers_alone`. The order is one over all lanes.
+// order, but for gathers where `gathers_alone`. The order is one over all lanes; ranks tell each
+// other what they reduce or gather together, and nothing is added or landed of another bundle.
 //
 // Errors: what runs throws Error(Comm) when a peer is later than the deadline, failed or aborted,
-// naming edge (docs/spec/gtp.md#edges), lane, operation number, peer, counters and bundle. The
+// naming edge (docs/spec/gtp.md#edges), lane, operation number, peer, counters and bundle; and when
+// ranks make different operations, naming the operation and both bundles, on every rank. The
 // transport then stays failed: every later operation throws the same at once.
 #pragma once
 
@@ -78,6 +80,19 @@ struct ReduceJob {
   bool first = false;                  // overwrites main_grads
 };
 
+// An operation as ranks tell it each other. Two words, without gaps.
+struct Subject {
+  enum class Action : uint16_t { kGather, kReduce, kReduceRows };
+  BundleId bundle = kNoBundle;
+  Action action = Action::kGather;
+  uint16_t detail = 0;  // of a gather: the arrays that travel, a bit each; else the wire dtype
+  int64_t bytes = 0;    // that this rank sends
+  bool operator==(const Subject&) const = default;
+};
+static_assert(sizeof(Subject) == 16);
+Subject subject_of(const GatherJob& job);
+Subject subject_of(const ReduceJob& job);
+
 // Bytes that came from peers.
 struct TransportBytes {
   int64_t gathered = 0, reduced = 0;
@@ -138,10 +153,14 @@ class Transport {
   // Tells peers what this rank knows of a bundle's memory.
   virtual uint64_t place_of(const SharedBundle&) const { return 0; }
   const SharedBundle& bundle(BundleId id) const;
+  std::string describe(const Subject& subject) const;
   std::span<const SharedBundle> bundles() const { return bundles_; }
   // Checked against the bundle.
   void check_gather(const GatherJob& job) const;
   ReduceShape check_reduce(const ReduceJob& job) const;
+  // Fails if the ranks' subjects, by rank, are not all equal. `operation`, equal on all ranks,
+  // opens the text.
+  void check_subjects(const std::string& operation, std::span<const Subject> subjects);
   // Ends a reduce: chunk j of member e lies at chunks[j] + e * stride bytes.
   static void add_chunks(const ReduceJob& job, const ReduceShape& shape,
                          std::span<std::byte* const> chunks, int64_t stride);

@@ -1,5 +1,7 @@
 #include "moiety/gtp/transport_collective.h"
 
+#include <algorithm>
+
 #include "moiety/base/error.h"
 
 namespace moiety::gtp {
@@ -16,31 +18,64 @@ SlotArena::Block CollectiveTransport::allocate(const std::string& what, int64_t 
   return {buffer->view(DType::kUInt8, {bytes}), buffer};
 }
 
-void CollectiveTransport::run(const char* operation, BundleId id, const Stream& lane,
+// The subjects of the ranks travel first: their difference, and not what comes of it, is the error.
+struct CollectiveTransport::Pending {
+  std::vector<Subject> subjects;  // the own one, then all, by rank
+  Tickets tickets;                // of the subjects, then of the operations
+  std::string error;              // the first one
+
+  TensorView bytes(size_t begin, size_t end) {
+    return {
+        &subjects[begin], DType::kUInt8, {static_cast<int64_t>((end - begin) * sizeof(Subject))}};
+  }
+  std::span<const Subject> of_ranks() const { return std::span(subjects).subspan(1); }
+  bool as_long() const {
+    return std::ranges::all_of(subjects,
+                               [&](const Subject& s) { return s.bytes == subjects[0].bytes; });
+  }
+  bool complete(comm::Ticket& ticket) {
+    try {
+      ticket.wait();
+      return true;
+    } catch (const Error& e) {
+      if (error.empty()) error = e.what();
+      return false;
+    }
+  }
+};
+
+void CollectiveTransport::run(const char* operation, const Subject& subject, const Stream& lane,
                               const std::function<void(Tickets&)>& issue,
                               std::function<void()> then) {
+  const SharedBundle& b = bundle(subject.bundle);
+  const uint64_t number = ++operations_;
   const std::string label =
-      text("gtp \"{}\", {} {} on lane \"{} {}\", bundle \"{}\"", name(), operation, ++operations_,
-           bundle(id).expert ? "expert" : "dense", operation, bundle(id).name);
-  const auto tickets = std::make_shared<Tickets>();
+      text("gtp \"{}\", {} {} on lane \"{} {}\", bundle \"{}\"", name(), operation, number,
+           b.expert ? "expert" : "dense", operation, b.name);
+  const auto pending = std::make_shared<Pending>();
+  pending->subjects.assign(static_cast<size_t>(1 + ranks()), subject);
   try {
-    issue(*tickets);
+    pending->tickets.push_back(
+        comm_.all_gather(pending->bytes(0, 1), pending->bytes(1, pending->subjects.size()), lane));
+    issue(pending->tickets);
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kComm) throw;
-    fail_with(text("{}: {}", label, e.what()));
+    pending->error = e.what();
   }
   lane.run([=, this, then = std::move(then)] {
     check();
-    std::string error;
-    for (comm::Ticket& ticket : *tickets) {
+    bool told = false;
+    for (comm::Ticket& ticket : pending->tickets) {
       const WaitSpan span(axis(), operation);
-      try {
-        ticket.wait();
-      } catch (const Error& e) {
-        if (error.empty()) error = e.what();
-      }
+      const bool complete = pending->complete(ticket);
+      if (!complete || &ticket != pending->tickets.data()) continue;
+      told = true;
+      // A rank that moves less has fewer collectives, and would leave others waiting in theirs.
+      if (!pending->as_long())
+        comm_.bootstrap().abort(text("{}: the ranks move other bytes", label));
     }
-    if (!error.empty()) fail_with(text("{}: {}", label, error));
+    if (told) check_subjects(text("operation {}", number), pending->of_ranks());
+    if (!pending->error.empty()) fail_with(text("{}: {}", label, pending->error));
     then();
   });
 }
@@ -61,7 +96,7 @@ void CollectiveTransport::gather(const GatherJob& job, const Stream& lane) {
     }
   };
   const int64_t bytes = job.landing->layout().received();
-  run("gather", job.bundle, lane, issue, [this, bytes] { received_.gathered += bytes; });
+  run("gather", subject_of(job), lane, issue, [this, bytes] { received_.gathered += bytes; });
 }
 
 // Whether the library's sum is taken: on a ring, and where it is one addition and so has the bits
@@ -97,7 +132,7 @@ void CollectiveTransport::reduce(const ReduceJob& job, const Stream& lane) {
       }
     }
   };
-  run("reduce", job.bundle, lane, issue, [=, this] {
+  run("reduce", subject_of(job), lane, issue, [=, this] {
     std::vector<std::byte*> chunks;
     for (int64_t j = 0; j < (scatter ? 1 : G); ++j) chunks.push_back(scratch + j * shard);
     add_chunks(job, shape, chunks, scatter ? shard : G * shard);

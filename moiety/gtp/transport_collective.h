@@ -30,9 +30,10 @@ class CollectiveTransport final : public Transport {
 
  private:
   using Tickets = std::vector<comm::Ticket>;
-  // Issues operations now, all before one is waited for, and completes them, then does `then`, on
-  // the lane.
-  void run(const char* operation, BundleId bundle, const Stream& lane,
+  struct Pending;
+  // Issues operations now, all before one is waited for, and completes them, then, if all ranks
+  // have the same subject, does `then`, on the lane.
+  void run(const char* operation, const Subject& subject, const Stream& lane,
            const std::function<void(Tickets&)>& issue, std::function<void()> then);
   bool scatters(const ReduceShape& shape) const;
 

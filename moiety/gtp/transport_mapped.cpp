@@ -1,6 +1,8 @@
 #include "moiety/gtp/transport_mapped.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
@@ -13,9 +15,9 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
+// The words that are waited for.
 std::string counter_name(int array, int published) {
-  constexpr const char* kNames[] = {"drained",  "produced", "produced", "consumed",
-                                    "consumed", "place",    "place"};
+  constexpr const char* kNames[] = {"drained", "produced", "produced", "consumed", "consumed"};
   if (array < published) return kNames[array];
   return text("published of bucket {}", array - published);
 }
@@ -202,23 +204,43 @@ void MappedTransport::check_send(BundleId id, const TensorView& send) const {
                bundle(id).name);
 }
 
-void MappedTransport::exchange(BundleId id, const TensorView& send,
+void MappedTransport::tell_exchange(int at, bool expert, uint64_t place,
+                                    const Subject& subject) const {
+  comm::store_relaxed(word(at, kPlace + expert, rank()), place);
+  const auto words = std::bit_cast<std::array<uint64_t, 2>>(subject);
+  for (int i = 0; i < 2; ++i) {
+    comm::store_relaxed(word(at, kSubject + 2 * expert + i, rank()), words[i]);
+  }
+}
+
+Subject MappedTransport::subject_of(int of, bool expert) const {
+  std::array<uint64_t, 2> words;
+  for (int i = 0; i < 2; ++i) {
+    words[i] = comm::load_relaxed(word(rank(), kSubject + 2 * expert + i, of));
+  }
+  return std::bit_cast<Subject>(words);
+}
+
+void MappedTransport::exchange(const Subject& subject, const TensorView& send,
                                const std::function<void(std::span<std::byte* const> sends)>& read) {
-  const SharedBundle& b = bundle(id);
-  const int produced = kProduced + b.expert, consumed = kConsumed + b.expert;
-  const int place_array = kPlace + b.expert;
+  const BundleId id = subject.bundle;
+  const bool expert = bundle(id).expert;
+  const int produced = kProduced + expert, consumed = kConsumed + expert;
   const uint64_t k = own(produced) + 1;
   // Until then a peer may still look for what was sent before.
-  await(consumed, k - 1, {"E6", "reduce", b.expert, k - 1, id});
+  await(consumed, k - 1, {"E6", "reduce", expert, k - 1, id});
   const auto at = static_cast<uint64_t>(place(send.raw(), send.bytes()));
-  for (int r = 0; r < ranks(); ++r) comm::store_relaxed(word(r, place_array, rank()), at);
+  for (int r = 0; r < ranks(); ++r) tell_exchange(r, expert, at, subject);
   tell(produced, k);
-  await(produced, k, {"E4", "reduce", b.expert, k, id});
+  await(produced, k, {"E4", "reduce", expert, k, id});
+  std::vector<Subject> subjects;
   std::vector<std::byte*> sends;
   for (int r = 0; r < ranks(); ++r) {
+    subjects.push_back(subject_of(r, expert));
     sends.push_back(
-        locate(r, static_cast<int64_t>(comm::load_relaxed(word(rank(), place_array, r)))));
+        locate(r, static_cast<int64_t>(comm::load_relaxed(word(rank(), kPlace + expert, r)))));
   }
+  check_subjects(text("reduce {} on lane \"{} reduce\"", k, expert ? "expert" : "dense"), subjects);
   read(sends);
   tell(consumed, k);
 }
@@ -230,7 +252,7 @@ void MappedTransport::reduce(const ReduceJob& job, const Stream& lane) {
     const BundleSpec::Transfer transfer = reduce_transfer(s);
     const TraceSpan span(axis(), "gtp reduce", {{"bytes", transfer.received}});
     const int64_t shard = byte_size(s.wire, s.shard_rows * s.cols);
-    exchange(job.bundle, job.send, [&](std::span<std::byte* const> sends) {
+    exchange(gtp::subject_of(job), job.send, [&](std::span<std::byte* const> sends) {
       std::vector<std::byte*> chunks;
       for (std::byte* peer : sends) chunks.push_back(peer + rank() * shard);
       add_chunks(job, s, chunks, ranks() * shard);

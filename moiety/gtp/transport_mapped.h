@@ -3,7 +3,8 @@
 //
 //   published[b][r]   rank r has published bucket b so often
 //   drained[r]        rank r has ended so many steps' gathers
-//   produced[l][r]    rank r's send slot of exchange k of lane l is written; place[l][r] says where
+//   produced[l][r]    rank r's send slot of exchange k of lane l is written; place[l][r] says
+//                     where, subject[l][r] of which bundle and how it is sent
 //   consumed[l][r]    rank r has read all send slots of exchange k of lane l
 //
 // Every rank has all words and polls its own copy; the rank that a word tells of stores it to all.
@@ -42,8 +43,8 @@ class MappedTransport final : public Transport {
   std::vector<const std::byte*> await_shards(BundleId bundle, Array array, int member);
   void check_send(BundleId bundle, const TensorView& send) const;
   // One of the reduces of the bundle's lane, of `send`, which lies in memory from `allocate`: when
-  // all peers have got so far, read(sends) gets their memory, by rank.
-  void exchange(BundleId bundle, const TensorView& send,
+  // all peers have got so far with the same subject, read(sends) gets their memory, by rank.
+  void exchange(const Subject& subject, const TensorView& send,
                 const std::function<void(std::span<std::byte* const> sends)>& read);
   void count_received(const TransportBytes& bytes) {
     received_.gathered += bytes.gathered;
@@ -67,7 +68,8 @@ class MappedTransport final : public Transport {
     kProduced,
     kConsumed = kProduced + 2,
     kPlace = kConsumed + 2,
-    kPublished = kPlace + 2
+    kSubject = kPlace + 2,  // two words a lane
+    kPublished = kSubject + 4
   };
 
   void on_shared() override;
@@ -81,6 +83,9 @@ class MappedTransport final : public Transport {
   uint64_t own(int array) const { return comm::load_relaxed(word(rank(), array, rank())); }
   // Stores it to all ranks.
   void tell(int array, uint64_t value) const;
+  // What rank `of` says at rank `at` of its exchange on a lane.
+  void tell_exchange(int at, bool expert, uint64_t place, const Subject& subject) const;
+  Subject subject_of(int of, bool expert) const;
   void await(int array, uint64_t value, const Waiting& waiting);
   void await_peer(int peer, int array, uint64_t value, const Waiting& waiting);
   std::string describe(const Waiting& waiting) const;

@@ -181,5 +181,31 @@ TEST_F(TrainGpu, TheGuardStopsABadRun) {
   EXPECT_EQ(events(at("bad"), "skip").size(), 3u);
 }
 
+// The experts' weight gradients wait, rows travel in a format, gradients are kept in bf16: each
+// changes what a step does, none what it gives beyond its rounding.
+TEST_F(TrainGpu, LateNarrowAndQuantizedDispatch) {
+  const Arguments wide{"--model.d_model=128", "--moe.d_ffn=128", "--train.steps=12",
+                       "--optim.lr=0.001"};
+  const Arguments late{"--moe.delay_wgrad=true"};
+  struct Case {
+    const char *recipe, *dispatch;
+  };
+  for (const Case& c : {Case{"bf16", "fp8_block"}, Case{"fp8_block", "fp8_block"},
+                        Case{"mxfp8", "mxfp8"}, Case{"nvfp4", "auto"}}) {
+    SCOPED_TRACE(c.recipe);
+    const auto named = [&](const char* what) { return text("{}-{}", what, c.recipe); };
+    const Arguments each =
+        wide + Arguments{text("--precision.recipe={}", c.recipe),
+                         text("--precision.dispatch={}", c.dispatch), "--optim.grad_dtype=bf16"};
+    train_at(named("captured"), kOnGpu + each + late);
+    train_at(named("eager"), kOnGpu + each + late + kEager);
+    train_at(named("at-once"), kOnGpu + each);
+    train_at(named("cpu"), kOnCpu + each + late);
+    expect_equal(at(named("captured")), at(named("eager")));
+    expect_equal(at(named("captured")), at(named("at-once")));
+    expect_losses_near(at(named("captured")), at(named("cpu")), 0.02);
+  }
+}
+
 }  // namespace
 }  // namespace moiety::app

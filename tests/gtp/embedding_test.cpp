@@ -301,6 +301,57 @@ TEST(Embedding, BadTokensAreReportedOnce) {
             "invalid argument: gtp embedding: out is float32[3, 4], expected float32[4, 4]");
 }
 
+// Of one table, rows from one rank and the whole from the other; then rows of other capacities.
+TEST(Embedding, RanksThatReduceInOtherWays) {
+  const Batch batch({.rows = 50, .cols = kCols, .gtp_size = 2, .align = 16}, DType::kFloat32, 3);
+  const Layout& cut = batch.layout;
+  const int64_t table_bytes = cut.padded_rows() * kCols * 4;
+  for (const bool same_way : {false, true}) {
+    run_threads(2, [&](comm::Communicator& world) {
+      const int me = world.rank();
+      MappedTransport t(world, {.name = "gtp"});
+      RankMemory memory(t, batch);
+      Tensor main(DType::kFloat32, {cut.shard_rows(), kCols}),
+          workspace(DType::kInt64, {2 * kCapacity});
+      std::fill_n(main.data<float>(), main.view().numel(), 5.0f);
+      const int64_t capacity = me == 1 ? kCapacity - 16 : kCapacity;
+      const int64_t bytes = embedding_send_bytes(capacity, kCols, DType::kFloat32);
+      const std::string error = error_of([&] {
+        if (me == 1 && !same_way) {
+          const TensorView send(memory.table_slot.memory.raw(), DType::kFloat32,
+                                {1, cut.padded_rows(), kCols});
+          return t.reduce({.bundle = 0,
+                           .send = send,
+                           .scratch = {},
+                           .main_grads = {main},
+                           .valid_rows = cut.valid(me).size(),
+                           .first = true},
+                          Stream());
+        }
+        embedding_reduce(t,
+                         {.bundle = 0,
+                          .layout = batch.layout_of(me),
+                          .capacity = capacity,
+                          .dout = batch.storage,
+                          .send = memory.rows_slot.memory.slice(0, 0, bytes),
+                          .main_grad = main,
+                          .first = true,
+                          .workspace = workspace.view().slice(0, 0, 2 * capacity)},
+                         Stream());
+      });
+      EXPECT_EQ(
+          error,
+          text("communication: gtp \"gtp\", reduce 1 on lane \"dense reduce\": rank 0 reduces "
+               "rows of bundle \"bundle 0\", {} bytes in float32; rank 1 reduces {}bundle "
+               "\"bundle 0\", {} bytes in float32; expected the same on all ranks",
+               embedding_send_bytes(kCapacity, kCols, DType::kFloat32), same_way ? "rows of " : "",
+               same_way ? embedding_send_bytes(kCapacity - 16, kCols, DType::kFloat32)
+                        : table_bytes));
+      for (int64_t i = 0; i < main.view().numel(); ++i) ASSERT_EQ(main.data<float>()[i], 5.0f);
+    });
+  }
+}
+
 TEST(Embedding, APeerThatSendsNothing) {
   const Batch batch({.rows = 50, .cols = kCols, .gtp_size = 2, .align = 16}, DType::kBFloat16, 3);
   comm::run_thread_ranks(2, {.deadline = Seconds(0.3)}, [&](comm::Communicator& world) {

@@ -263,7 +263,7 @@ class Rank final : public ParamSource, public GradSink {
     const int members = std::max(1, c.experts);
     if (c.codec.quantized()) {
       const GatherShape shape{c.codec, s, c.cols, w.layout.gtp_size, members, {}};
-      quantized_.emplace(b, shape);
+      for (uint32_t v = 0; v < kVersions; ++v) quantized_[b].emplace_back(shape, v);
     }
     const Tensor& grads =
         grads_.emplace_back(c.main, std::initializer_list<int64_t>{members, s, c.cols});
@@ -303,10 +303,13 @@ class Rank final : public ParamSource, public GradSink {
       }
     }
   }
-  const QuantizedView& quantized_shard(WeightId w) const {
+  const Weights& weights_at(BundleId b, int64_t version) const {
+    return quantized_.at(b)[static_cast<size_t>(version % kVersions)];
+  }
+  const QuantizedView& quantized_shard(WeightId w, int64_t version = 0) const {
     const BundleId b = bundle_of_[w];
     const int e = w - bundles_[b].members[0];
-    return quantized_.at(b).shards[weights_[w].layout.gtp_rank][e].view();
+    return weights_at(b, version).shards[weights_[w].layout.gtp_rank][e].view();
   }
   int64_t shard_bytes(WeightId w) const {
     const ShardedWeight& x = weights_[w];
@@ -327,9 +330,13 @@ class Rank final : public ParamSource, public GradSink {
                             &x.quantized.col_scales};
     for (TensorView* a : arrays) {
       if (!a->defined()) continue;
-      std::memcpy(at, a->raw(), static_cast<size_t>(a->bytes()));
       *a = TensorView(at, a->dtype(), a->sizes());
       at += up(a->bytes());
+    }
+    for (TensorView* value : {&x.quantized.amax, &x.quantized.tensor_scale}) {
+      if (!value->defined()) continue;
+      const Buffer& own = local_.emplace_back(value->bytes(), "values of a tensor", 256);
+      *value = own.view(value->dtype(), value->sizes());
     }
     // Column views are made of the row codes where that can be done.
     if (x.codec.one_payload()) x.quantized.col_data = {};
@@ -343,7 +350,10 @@ class Rank final : public ParamSource, public GradSink {
       for (size_t w = 0; w < weights_.size(); ++w) {
         ShardedWeight& x = weights_[w];
         if (x.main_grad.defined()) std::memset(x.main_grad.raw(), 0xFF, bytes(w));
-        if (x.codec.quantized()) continue;
+        if (x.codec.quantized()) {
+          write_quantized(static_cast<WeightId>(w), version);
+          continue;
+        }
         auto* bits = static_cast<uint16_t*>(x.data.raw());
         const Range valid = x.layout.valid(x.layout.gtp_rank);
         const int64_t row0 = x.layout.gtp_rank * x.layout.shard_rows();
@@ -362,6 +372,15 @@ class Rank final : public ParamSource, public GradSink {
       for (int32_t bucket = 0; bucket < buckets; ++bucket) t->publish(bucket, opt_);
     }
     for (Event& e : ready_) e.record(opt_);
+  }
+  void write_quantized(WeightId w, int64_t version) {
+    const auto write = [](const TensorView& to, const TensorView& from) {
+      if (to.defined()) std::memcpy(to.raw(), from.raw(), static_cast<size_t>(to.bytes()));
+    };
+    const QuantizedView &to = weights_[w].quantized, &from = quantized_shard(w, version);
+    for (int a = 0; a < 4; ++a) write(array_of(to, Array(a)), array_of(from, Array(a)));
+    write(to.amax, from.amax);
+    write(to.tensor_scale, from.tensor_scale);
   }
   // That the group's bundles are in; a transport counts up to the largest.
   int32_t buckets_of(bool expert) const {
@@ -549,7 +568,7 @@ class Rank final : public ParamSource, public GradSink {
       const auto members = static_cast<int>(bundles_[b].members.size());
       for (int e = 0; e < members; ++e) {
         if (setup_.bundles[b].codec.quantized()) {
-          check_quantized_view(b, e, phase, quantized[e]);
+          check_quantized_view(b, e, phase, quantized[e], version);
         } else {
           check_data(b, e, rows_of(data, e), version);
         }
@@ -569,9 +588,10 @@ class Rank final : public ParamSource, public GradSink {
       }
     }
   }
-  void check_quantized_view(BundleId b, int e, Phase phase, const QuantizedView& got) {
+  void check_quantized_view(BundleId b, int e, Phase phase, const QuantizedView& got,
+                            int64_t version) {
     const QuantizedView whole =
-        first_rows(quantized_.at(b).whole[e].view(), setup_.bundles[b].rows);
+        first_rows(weights_at(b, version).whole[e].view(), setup_.bundles[b].rows);
     const bool col = phase == Phase::kBwd;
     const Format format = whole.spec.format;
     const auto expect = [&](const char* what, const TensorView& x, const TensorView& y) {
@@ -580,7 +600,8 @@ class Rank final : public ParamSource, public GradSink {
       for (int64_t r = 0; r < y.size(0); ++r) {
         const size_t width = static_cast<size_t>(byte_size(y.dtype(), y.size(1)));
         if (std::memcmp(x.select(r).raw(), y.select(r).raw(), width) != 0) {
-          return fault(text("{} of {} differs in row {}", what, bundles_[b].name, r));
+          return fault(
+              text("version {}: {} of {} differs in row {}", version, what, bundles_[b].name, r));
         }
       }
     };
@@ -604,7 +625,8 @@ class Rank final : public ParamSource, public GradSink {
   std::vector<ShardedWeight> weights_;
   std::vector<BundleId> bundle_of_;
   std::vector<Bundle> bundles_;
-  std::map<BundleId, Weights> quantized_;
+  static constexpr uint32_t kVersions = 3;  // of quantized weights, in turn
+  std::map<BundleId, std::vector<Weights>> quantized_;
   std::vector<Tensor> grads_, logs_;
   std::vector<SlotArena::Block> shared_;
   std::vector<Buffer> local_;

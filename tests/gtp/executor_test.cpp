@@ -56,6 +56,7 @@ TEST(Executor, WeightsInFormats) {
     SCOPED_TRACE(c.name);
     for (const int ranks : {1, 2, 3}) {
       TrainingSetup setup = setup_of(ranks, ranks, Pace::kLazy);
+      setup.poison = ranks != 3;  // without it a slot keeps what an earlier step gathered
       const int64_t a = c.codec.align(), rows = a * ranks - a / 2 + 1;
       setup.bundles = {
           {.name = "dense", .rows = rows, .cols = 48, .codec = c.codec},

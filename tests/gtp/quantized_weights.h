@@ -55,19 +55,20 @@ inline std::vector<CodecCase> codec_cases() {
   return out;
 }
 
-// The quantized weights of a bundle, whole and as the shards of `ranks` peers. The last rows are
-// padding: zero.
+// The quantized weights of a bundle, whole and as the shards of `ranks` peers, as they are in
+// `version`. The last rows are padding: zero.
 struct Weights {
   std::vector<QuantizedTensor> whole;                // by member
   std::vector<std::vector<QuantizedTensor>> shards;  // by rank, member
 
-  explicit Weights(const GatherShape& shape) : shards(shape.ranks) {
+  explicit Weights(const GatherShape& shape, uint32_t version = 0) : shards(shape.ranks) {
     const int64_t M = shape.rows(), K = shape.cols, s = shape.shard_rows;
     const QuantSpec& spec = shape.codec.spec();
     for (int e = 0; e < shape.members; ++e) {
       const int64_t real = M - (e + 1) * s / 3 - (shape.ranks > 2 ? s : 0);
       Tensor x(DType::kBFloat16, {M, K});
-      quant::fill(x.view().slice(0, 0, real), quant::Data::kNormal, static_cast<uint32_t>(e + 1));
+      quant::fill(x.view().slice(0, 0, real), quant::Data::kNormal,
+                  100 * version + static_cast<uint32_t>(e + 1));
       whole.emplace_back(spec, M, K, Directions{true, true});
       quant::quantize(x, whole.back(), {}, Stream());
       for (int g = 0; g < shape.ranks; ++g) {

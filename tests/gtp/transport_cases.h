@@ -166,11 +166,12 @@ inline std::vector<Tensor> poisoned_mains(const ReduceShape& s) {
 // One rank's end of a reduce: a send slot which lies at another offset on every rank, and scratch.
 class Reducer {
  public:
-  Reducer(Transport& transport, BundleId id, const ReduceShape& shape)
+  // `room`: bytes of the slot, if it is larger than it need be.
+  Reducer(Transport& transport, BundleId id, const ReduceShape& shape, int64_t room = 0)
       : transport_(transport),
         id_(id),
         transfer_(transport.reduce_transfer(shape)),
-        memory_(transport.allocate("send", transfer_.slot + 4 * kSlotAlignment)),
+        memory_(transport.allocate("send", std::max(room, transfer_.slot) + 4 * kSlotAlignment)),
         scratch_(transfer_.scratch + 1) {}
 
   void reduce(const Gradients& x, std::vector<Tensor>& mains, bool first, Stream lane = {}) {
@@ -234,6 +235,86 @@ inline void expect_within_ring_bound(const Gradients& x, const std::vector<Tenso
 struct ReduceTypes {
   DType wire, main;
 };
+
+// What a rank says when its last peer makes another operation than all others: the same everywhere.
+// Nothing was added, and every later operation says it again.
+struct Disagreement {
+  std::string what;
+  // Runs on a transport with bundles 0 and 1, of the same shape, and 2, of another; `odd`: of the
+  // last rank.
+  std::function<void(Transport& transport, bool odd)> act;
+  std::string operation, of_all, of_odd;
+};
+
+inline constexpr ReduceShape kSmallGrad{1, 16, 40};
+
+// Reduces bundle `id`, which has so many members.
+inline void reduce_once(Transport& transport, BundleId id, int members = 1,
+                        DType wire = DType::kFloat32) {
+  ReduceShape shape = kSmallGrad;
+  shape.members = members;
+  shape.wire = shape.main = wire;
+  const Gradients x(shape, transport.ranks(), 16 * transport.ranks(), 1);
+  Reducer reducer(transport, id, shape, 1 << 16);
+  std::vector<Tensor> got = poisoned_mains(shape);
+  const std::vector<Tensor> before = poisoned_mains(shape);
+  try {
+    reducer.reduce(x, got, true);
+  } catch (const Error&) {
+    EXPECT_EQ(difference_of(got, before), "") << "the failed reduce added something";
+    throw;
+  }
+}
+
+inline std::vector<Disagreement> disagreements(TransportKind kind, int ranks) {
+  const bool mapped = kind == TransportKind::kMapped;
+  const int64_t bytes = ranks * 16 * 40 * 4;
+  const auto reduces = [&](int b, int64_t sent, const char* dtype = "float32") {
+    return text("reduces bundle \"bundle {}\", {} bytes in {}", b, sent, dtype);
+  };
+  const std::string first = mapped ? "reduce 1 on lane \"dense reduce\"" : "operation 1";
+  const std::string second = mapped ? "reduce 2 on lane \"dense reduce\"" : "operation 2";
+  return {{"another order of equal shapes",
+           [](Transport& t, bool odd) {
+             reduce_once(t, odd ? 1 : 0);
+             reduce_once(t, odd ? 0 : 1);
+           },
+           first, reduces(0, bytes), reduces(1, bytes)},
+          {"another order of other shapes",
+           [](Transport& t, bool odd) {
+             reduce_once(t, 1);
+             odd ? reduce_once(t, 2, 3) : reduce_once(t, 0);
+           },
+           second, reduces(0, bytes), reduces(2, 3 * bytes)},
+          {"another dtype",
+           [](Transport& t, bool odd) {
+             reduce_once(t, 0, 1, odd ? DType::kBFloat16 : DType::kFloat32);
+           },
+           first, reduces(0, bytes), reduces(0, bytes / 2, "bfloat16")}};
+}
+
+// Without `of_shapes` only the first: collectives of other sizes end the world of the processes.
+inline void expect_disagreements(const RunRanks& run, int ranks, TransportKind kind,
+                                 bool of_shapes = true) {
+  const ThreadBudget budget(1);
+  std::vector<Disagreement> all = disagreements(kind, ranks);
+  if (!of_shapes) all.resize(1);
+  for (const Disagreement& d : all) {
+    SCOPED_TRACE(text("{} G {}: {}", name(kind), ranks, d.what));
+    run(ranks, [&](comm::Communicator& world) {
+      const auto t = make_transport(world, {.name = "moe"}, kind);
+      t->share({bundle_without_shards(0, 1, false), bundle_without_shards(1, 1, false),
+                bundle_without_shards(2, 3, false)});
+      const bool odd = world.rank() == ranks - 1;
+      const std::string want = text(
+          "communication: gtp \"moe\", {}: rank 0 {}; rank {} {}; expected the same on all "
+          "ranks",
+          d.operation, d.of_all, ranks - 1, d.of_odd);
+      EXPECT_EQ(error_of([&] { d.act(*t, odd); }), want);
+      EXPECT_EQ(error_of([&] { t->check(); }), want);
+    });
+  }
+}
 
 // Reduces of dense and expert bundles, one upon the other: the reference's bits, or, on a ring,
 // those of a ring.

@@ -283,6 +283,63 @@ TEST(TransportFailure, APeerThatNeverReduces) {
   }
 }
 
+TEST(TransportFailure, RanksThatReduceOtherBundles) {
+  for (const TransportKind kind :
+       {TransportKind::kMapped, TransportKind::kAllToAll, TransportKind::kRing}) {
+    for (const int ranks : {2, 3}) expect_disagreements(run_threads, ranks, kind);
+  }
+}
+
+// Over collectives gathers have an order too; over mapped memory every rank has what it asked for.
+TEST(TransportFailure, RanksThatGatherOtherBundles) {
+  for (const TransportKind kind :
+       {TransportKind::kMapped, TransportKind::kAllToAll, TransportKind::kRing}) {
+    run_threads(3, [&](comm::Communicator& world) {
+      const auto t = make_transport(world, {.name = "dense"}, kind);
+      Numbered weights(*t, 3);
+      for (int b = 0; b < 3; ++b) {
+        weights.write(b, 1);
+        t->publish(b, Stream());
+      }
+      const int mine = world.rank() == 2 ? 2 : 0;
+      const std::string error = error_of([&] { t->gather({mine, &weights.landing()}, Stream()); });
+      if (kind == TransportKind::kMapped) {
+        EXPECT_EQ(error, "no error");
+        EXPECT_EQ(weights.faults(mine, 1), 0);
+      } else {
+        EXPECT_EQ(
+            error,
+            "communication: gtp \"dense\", operation 1: rank 0 gathers the row view of bundle "
+            "\"layer 0\", 1536 bytes; rank 2 gathers the row view of bundle \"layer 2\", 1536 "
+            "bytes; expected the same on all ranks");
+      }
+    });
+  }
+}
+
+// Planes of the same size: rows on one rank, columns on the other.
+TEST(TransportFailure, RanksThatGatherOtherViews) {
+  const GatherShape shape{Codec(QuantSpec::of(Format::kMxfp8)), 32, 32, 2};
+  const gtp::Weights whole(shape);
+  run_threads(2, [&](comm::Communicator& world) {
+    const auto t = make_transport(world, {.name = "dense"}, TransportKind::kAllToAll);
+    std::vector<SlotArena::Block> owners;
+    t->share({place_shards(*t, whole, 0, owners)});
+    const bool columns = world.rank() == 1;
+    const GatherLayout layout = gather_layout(shape, columns ? Payload::kCol : Payload::kRow,
+                                              columns ? kColView : kRowView);
+    const Poisoned slot(layout.slot_bytes), scratch(layout.scratch_bytes);
+    const Landing landing(layout, slot.view(), scratch.view());
+    EXPECT_EQ(
+        error_of([&] {
+          t->gather({0, &landing}, Stream());
+        }),
+        "communication: gtp \"dense\", operation 1: rank 0 gathers the row view of bundle "
+        "\"bundle 0\", 1056 bytes; rank 1 gathers the column view of bundle \"bundle 0\", 1056 "
+        "bytes; expected the same on all ranks");
+  });
+}
+
 TEST(TransportFailure, AnAbortEndsWaits) {
   std::string seen;
   const auto start = Clock::now();

@@ -22,6 +22,9 @@ class Processes : public ::testing::TestWithParam<TransportKind> {
 
 TEST_P(Processes, Gather) { expect_gathers(run_processes, ranks(), GetParam()); }
 TEST_P(Processes, Reduce) { expect_reduces(run_processes, ranks(), GetParam()); }
+TEST_P(Processes, ReduceOtherBundles) {
+  expect_disagreements(run_processes, ranks(), GetParam(), GetParam() == TransportKind::kMapped);
+}
 
 INSTANTIATE_TEST_SUITE_P(Transport, Processes,
                          ::testing::Values(TransportKind::kMapped, TransportKind::kAllToAll,
