@@ -3,6 +3,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "moiety/moe/combine_row.h"
 #include "tests/moe/ep_helpers.h"
 #include "tests/quant/amax_of.h"
 
