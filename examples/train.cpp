@@ -8,7 +8,7 @@
 #include <moiety/data/prepare.h>
 #include <moiety/data/tokenizer.h>
 #include <moiety/train/checkpoints.h>
-#include <moiety/train/trainer.h>
+#include <moiety/train/train.h>
 #include <string>
 
 namespace {

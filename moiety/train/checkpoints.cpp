@@ -4,7 +4,6 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
-#include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/retention.h"
 
 namespace moiety::train {
@@ -44,17 +43,6 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
         directory);
   }
   return list.complete;
-}
-
-checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
-                                  RankModel& model) {
-  optim::StateView view = model.router_biases();
-  for (const optim::StatePiece& piece : weights) {
-    if (piece.slot == "weight") view.push_back(piece);
-  }
-  checkpoint::LoadOptions options;
-  options.weights_only = true;
-  return checkpoint::load(path, view, options, model.world().bootstrap());
 }
 
 }  // namespace moiety::train

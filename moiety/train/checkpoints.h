@@ -1,12 +1,10 @@
-// Finding and loading the checkpoints of a run.
+// Finding the checkpoints of a run.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "moiety/checkpoint/manifest.h"
 #include "moiety/train/config.h"
-#include "moiety/train/rank_model.h"
 
 namespace moiety::train {
 
@@ -18,9 +16,5 @@ std::string find_checkpoint(const std::string& path);
 // earlier one is damaged. Empty: it starts anew. What a crash left of a save is cleared away first.
 // After run.resume; throws CheckpointError or UsageError where that cannot be.
 std::vector<std::string> resume_candidates(const TrainConfig& config);
-
-// Weights alone into pieces of slot "weight" and the routers' biases. Collective.
-checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
-                                  RankModel& model);
 
 }  // namespace moiety::train

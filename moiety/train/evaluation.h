@@ -1,22 +1,14 @@
 // The loss of a model on validation samples.
 #pragma once
 
-#include <vector>
-
 #include "moiety/base/arena.h"
 #include "moiety/data/batch_loader.h"
 #include "moiety/train/expert_capacity.h"
 #include "moiety/train/gathering.h"
+#include "moiety/train/metrics.h"
 #include "moiety/train/rank_model.h"
 
 namespace moiety::train {
-
-struct EvaluationResult {
-  double loss = 0;           // mean cross-entropy, nats per token
-  double bits_per_byte = 0;  // of the text; NaN where the samples have none
-  int64_t tokens = 0;
-  std::vector<double> balance;  // by MoE layer: pairs of the busiest expert / mean
-};
 
 // Collective; the same result on every rank. Waits for the stream, which is of the model's device,
 // after every batch. The arena is given back as it was. `gathering`: of a model whose weights are

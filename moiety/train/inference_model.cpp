@@ -2,7 +2,6 @@
 
 #include "moiety/base/log.h"
 #include "moiety/comm/thread_group.h"
-#include "moiety/train/checkpoints.h"
 #include "moiety/train/precision.h"
 
 namespace moiety::train {

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "moiety/base/gpu_runtime.h"
 #include "moiety/base/trace.h"
 
 namespace moiety::train {
@@ -28,6 +27,20 @@ struct WaitTimes {
     for (double& x : out.ms) x /= n;
     return out;
   }
+};
+
+// The loss of a model on validation samples.
+struct EvaluationResult {
+  double loss = 0;           // mean cross-entropy, nats per token
+  double bits_per_byte = 0;  // of the text; NaN where the samples have none
+  int64_t tokens = 0;
+  std::vector<double> balance;  // by MoE layer: pairs of the busiest expert / mean
+};
+
+// What the host of a rank did while it enqueued a step.
+struct HostActivity {
+  int64_t allocations = 0;  // of memory of the GPU
+  int64_t waits = 0;        // for the GPU
 };
 
 struct StepRecord {
@@ -52,9 +65,8 @@ struct StepRecord {
   int64_t dropped = 0;  // (token, expert) pairs
   double data_wait_ms = 0;
   WaitTimes waits;
-  double comm = 0;  // %, these waits in the step
-  // On a GPU: what the host did while it enqueued the step.
-  std::optional<gpu::Activity> activity;
+  double comm = 0;                       // %, these waits in the step
+  std::optional<HostActivity> activity;  // on a GPU
   bool skipped = false;
   bool forced = false;  // the router balances by force
   std::string recipe;

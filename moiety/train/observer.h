@@ -7,7 +7,6 @@
 
 #include "moiety/base/json_line.h"
 #include "moiety/base/log.h"
-#include "moiety/train/evaluation.h"
 #include "moiety/train/metrics.h"
 
 namespace moiety::train {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "moiety/checkpoint/loader.h"
+
 namespace moiety::train {
 
 RankModel::RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
@@ -55,6 +57,17 @@ Tensor RankModel::pairs_of_all_ranks(const model::StepStats& stats) {
 
 void RankModel::close() {
   if (group_) group_->close();
+}
+
+checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
+                                  RankModel& model) {
+  optim::StateView view = model.router_biases();
+  for (const optim::StatePiece& piece : weights) {
+    if (piece.slot == "weight") view.push_back(piece);
+  }
+  checkpoint::LoadOptions options;
+  options.weights_only = true;
+  return checkpoint::load(path, view, options, model.world().bootstrap());
 }
 
 }  // namespace moiety::train

@@ -4,7 +4,9 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
+#include "moiety/checkpoint/manifest.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/model/transformer.h"
 #include "moiety/moe/ep_group.h"
@@ -40,5 +42,9 @@ class RankModel {
   std::optional<moe::EpGroup> group_;
   std::optional<model::Transformer> transformer_;
 };
+
+// Weights alone into pieces of slot "weight" and the routers' biases. Collective.
+checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
+                                  RankModel& model);
 
 }  // namespace moiety::train

@@ -1,7 +1,5 @@
 #include "moiety/train/trainer.h"
 
-#include <filesystem>
-
 #include "moiety/base/error.h"
 #include "moiety/comm/mpi_group.h"
 #include "moiety/train/evaluation.h"
@@ -9,25 +7,6 @@
 #include "moiety/train/training_state.h"
 
 namespace moiety::train {
-namespace {
-
-bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
-
-}  // namespace
-
-RunEnd train(const TrainingPlan& plan, comm::Communicator& world) {
-  if (world.rank() == 0) {
-    std::error_code error;
-    std::filesystem::create_directories(plan.config.run.dir, error);
-    if (error) {
-      throw IoError("{}: cannot create the directory: {}", plan.config.run.dir, error.message());
-    }
-  }
-  world.barrier();
-  Heartbeat heartbeat(plan.watchdog, world.rank());
-  check_memory(plan.config, plan.grid, plan.memory_of_rank, plan.device);
-  return Trainer(plan, world, heartbeat).run();
-}
 
 RunEnd Trainer::run() {
   heartbeat_.step(step());

@@ -15,14 +15,10 @@
 #include "moiety/train/learner.h"
 #include "moiety/train/plan.h"
 #include "moiety/train/step_pipeline.h"
+#include "moiety/train/train.h"
 #include "moiety/train/watchdog.h"
 
 namespace moiety::train {
-
-enum class RunEnd {
-  kDone,     // all steps are made, or the data has ended
-  kStopped,  // a request or run.max_hours: the run goes on from its checkpoint
-};
 
 class Trainer {
  public:
@@ -84,9 +80,5 @@ class Trainer {
   double step_seconds_ = 0;   // of the last step
   Deadline time_limit_;
 };
-
-// Trains on this rank: the directory of the run, a heartbeat of the plan's watchdog, a check of the
-// memory, and a Trainer. Collective; throws what that throws.
-RunEnd train(const TrainingPlan& plan, comm::Communicator& world);
 
 }  // namespace moiety::train

@@ -22,7 +22,9 @@ StepRecord Trainer::record_of(const FinishedStep& done, int64_t dropped) const {
   r.recipe = name(learner_.recipe);
   r.dropped = dropped;
   r.skipped = report.skip;
-  if (plan_.device.type == DeviceType::kCuda) r.activity = done.activity;
+  if (plan_.device.type == DeviceType::kCuda) {
+    r.activity = {done.activity.allocations, done.activity.waits};
+  }
   const int64_t experts = config().model.router.experts, layers = config().model.moe_layers();
   for (int64_t l = 0; l < layers; ++l) {
     const int64_t* pairs = done.stats.moe[l].expert_pairs.data();

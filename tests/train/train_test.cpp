@@ -1,6 +1,6 @@
 // A training through the library alone: what the observer hears, stops by a flag, and goes on with
 // the same bits.
-#include "moiety/train/trainer.h"
+#include "moiety/train/train.h"
 
 #include <map>
 #include <set>
@@ -9,12 +9,13 @@
 
 #include <gtest/gtest.h>
 
+#include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/train/checkpoints.h"
 #include "tests/data/data_helpers.h"
-#include "tests/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::train {
 namespace {
@@ -99,7 +100,7 @@ std::map<std::string, std::string> contents(const TrainConfig& config, int64_t s
   return all;
 }
 
-TEST(Trainer, TellsItsObserverEverything) {
+TEST(Train, TellsItsObserverEverything) {
   const TemporaryDirectory dir;
   TrainConfig config = tiny(dir / "r");
   config.eval = {.every = 4, .samples = 8};
@@ -118,7 +119,7 @@ TEST(Trainer, TellsItsObserverEverything) {
   EXPECT_EQ(contents(config, 6).at("config"), "{}");
 }
 
-TEST(Trainer, NobodyNeedsToListen) {
+TEST(Train, NobodyNeedsToListen) {
   const TemporaryDirectory dir;
   const TrainConfig config = tiny(dir / "r");
   TrainingPlan plan = make_plan(config);
@@ -149,10 +150,10 @@ void expect_bitwise_resume(int64_t ranks) {
   EXPECT_EQ(contents(in_two, 6), contents(in_one, 6));
 }
 
-TEST(Trainer, StopsByAFlagAndResumesBitwise) { expect_bitwise_resume(1); }
-TEST(Trainer, SoDoTwoRanks) { expect_bitwise_resume(2); }
+TEST(Train, StopsByAFlagAndResumesBitwise) { expect_bitwise_resume(1); }
+TEST(Train, SoDoTwoRanks) { expect_bitwise_resume(2); }
 
-TEST(Trainer, SavesByAFlagAndGoesOn) {
+TEST(Train, SavesByAFlagAndGoesOn) {
   const TemporaryDirectory dir;
   const TrainConfig config = tiny(dir / "r");
   Recorder heard;
@@ -164,7 +165,7 @@ TEST(Trainer, SavesByAFlagAndGoesOn) {
   EXPECT_EQ(resume_candidates(config).size(), 2u);
 }
 
-TEST(Trainer, TheCallersConfigurationIsKeptAndCompared) {
+TEST(Train, TheCallersConfigurationIsKeptAndCompared) {
   const TemporaryDirectory dir;
   const TrainConfig config = tiny(dir / "r");
   const auto start = [&](const std::string& text, Recorder& heard) {
@@ -189,7 +190,7 @@ TEST(Trainer, TheCallersConfigurationIsKeptAndCompared) {
             false);
 }
 
-TEST(Trainer, WhatARunContinuesIsTheCallersChoice) {
+TEST(Train, WhatARunContinuesIsTheCallersChoice) {
   const TemporaryDirectory dir;
   TrainConfig config = tiny(dir / "r");
   config.run.resume = ResumeFrom::kMust;

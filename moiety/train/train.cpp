@@ -1,0 +1,24 @@
+#include "moiety/train/train.h"
+
+#include <filesystem>
+
+#include "moiety/base/error.h"
+#include "moiety/train/trainer.h"
+
+namespace moiety::train {
+
+RunEnd train(const TrainingPlan& plan, comm::Communicator& world) {
+  if (world.rank() == 0) {
+    std::error_code error;
+    std::filesystem::create_directories(plan.config.run.dir, error);
+    if (error) {
+      throw IoError("{}: cannot create the directory: {}", plan.config.run.dir, error.message());
+    }
+  }
+  world.barrier();
+  Heartbeat heartbeat(plan.watchdog, world.rank());
+  check_memory(plan.config, plan.grid, plan.memory_of_rank, plan.device);
+  return Trainer(plan, world, heartbeat).run();
+}
+
+}  // namespace moiety::train
