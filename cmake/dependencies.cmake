@@ -2,7 +2,7 @@
 # configuration with its Debian package; what is missing otherwise is a line in the summary. The
 # latter are looked for by modules of CMake or of ours, which look for headers and libraries: a
 # CMake package that a library brings may end the configuration where it misses something itself.
-find_package(Threads REQUIRED)
+find_package(Threads MODULE REQUIRED)
 
 # moiety_need(NAME VERSION PACKAGE): a library that Moiety cannot be built without.
 macro(moiety_need name version package)
