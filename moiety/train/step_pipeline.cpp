@@ -9,8 +9,6 @@
 namespace moiety::train {
 namespace {
 
-bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
-
 optim::Schedule schedule(const TrainConfig& c, int64_t steps) {
   optim::Schedule s;
   s.kind = c.optim.schedule;

@@ -9,11 +9,6 @@
 #include "moiety/train/training_state.h"
 
 namespace moiety::train {
-namespace {
-
-bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
-
-}  // namespace
 
 RunEnd train(const TrainingPlan& plan, comm::Communicator& world) {
   if (world.rank() == 0) {

@@ -1,6 +1,6 @@
 // Ends a process whose ranks make no progress: what every rank stands at goes to stderr and to
-// failures/, then the caller's function ends the process, since a rank that hangs cannot be unwound.
-// One thread, which never communicates.
+// failures/, then the caller's function ends the process, since a rank that hangs cannot be
+// unwound. One thread, which never communicates.
 #pragma once
 
 #include <atomic>
