@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "moiety/base/gpu_runtime.h"
+#include "moiety/base/gpu.h"
 #include "moiety/base/trace.h"
 
 namespace moiety::train {

@@ -14,7 +14,7 @@
 #include <memory>
 #include <optional>
 
-#include "moiety/base/gpu_runtime.h"
+#include "moiety/base/gpu.h"
 #include "moiety/base/graph.h"
 #include "moiety/base/step_ring.h"
 #include "moiety/data/batch_loader.h"

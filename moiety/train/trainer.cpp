@@ -6,6 +6,7 @@
 #include "moiety/comm/mpi_group.h"
 #include "moiety/train/evaluation.h"
 #include "moiety/train/stopwatch.h"
+#include "moiety/train/trainer_run.h"
 #include "moiety/train/training_state.h"
 
 namespace moiety::train {
@@ -24,7 +25,13 @@ RunEnd train(const TrainingPlan& plan, comm::Communicator& world) {
   return Trainer(plan, world, heartbeat).run();
 }
 
-RunEnd Trainer::run() {
+Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat& heartbeat)
+    : run_(std::make_unique<TrainerRun>(plan, world, heartbeat)) {}
+Trainer::~Trainer() = default;
+
+RunEnd Trainer::run() { return run_->run(); }
+
+RunEnd TrainerRun::run() {
   heartbeat_.step(step());
   if (step() >= plan_.steps) say(LogLevel::kInfo, "all {} steps are done already", plan_.steps);
   while (step() < plan_.steps && !plan_.dry_run) {
@@ -41,7 +48,7 @@ RunEnd Trainer::run() {
   return finish(false);
 }
 
-void Trainer::after_step(const FinishedStep& done) {
+void TrainerRun::after_step(const FinishedStep& done) {
   step_seconds_ = done.seconds;
   heartbeat_.phase("report");
   trace_memory();
@@ -51,7 +58,7 @@ void Trainer::after_step(const FinishedStep& done) {
   keeper_.hear_of_saves(step());
 }
 
-void Trainer::at_border() {
+void TrainerRun::at_border() {
   pipeline_.settle();
   if (is_due(config().eval.every, step())) evaluate();
   const bool asked = pipeline_.asked() & kSaveRequest;
@@ -59,7 +66,7 @@ void Trainer::at_border() {
   pipeline_.forget(kSaveRequest);
 }
 
-void Trainer::evaluate() {
+void TrainerRun::evaluate() {
   if (!validation_ || evaluated_step_ == step()) return;
   const Heartbeat::Aside aside(heartbeat_, "evaluation");
   const TraceSpan span(TraceLane::kHost, "evaluation");
@@ -81,7 +88,7 @@ void Trainer::evaluate() {
                     .add("seconds", seconds));
 }
 
-RunEnd Trainer::finish(bool stopped) {
+RunEnd TrainerRun::finish(bool stopped) {
   if (plan_.dry_run) {
     say(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}", step() + 1);
   } else {
@@ -94,7 +101,7 @@ RunEnd Trainer::finish(bool stopped) {
   return stopped ? RunEnd::kStopped : RunEnd::kDone;
 }
 
-uint32_t Trainer::requests() {
+uint32_t TrainerRun::requests() {
   uint32_t bits = 0;
   if (plan_.requests) {
     const bool save = plan_.requests->save.exchange(false);
@@ -112,7 +119,7 @@ uint32_t Trainer::requests() {
   return bits;
 }
 
-checkpoint::RunState Trainer::run_state() {
+checkpoint::RunState TrainerRun::run_state() {
   const optim::StepState guard = learner_.optimizer.step_state();
   checkpoint::RunState run;
   run.step = step();

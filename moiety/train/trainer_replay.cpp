@@ -5,12 +5,12 @@
 #include "moiety/checkpoint/together.h"
 #include "moiety/train/failure_file.h"
 #include "moiety/train/replay.h"
-#include "moiety/train/trainer.h"
+#include "moiety/train/trainer_run.h"
 
 namespace moiety::train {
 
 // A checksum of this rank's losses and of its gradients before they are summed over ranks.
-uint32_t Trainer::checksum(const model::StepStats& stats) {
+uint32_t TrainerRun::checksum(const model::StepStats& stats) {
   const double losses[] = {stats.loss_sum, stats.aux_sum, stats.z_sum};
   uint32_t sum = crc32c(losses, sizeof losses);
   for (const optim::Parameter& p : learner_.optimizer.parameters()) {
@@ -20,7 +20,7 @@ uint32_t Trainer::checksum(const model::StepStats& stats) {
   return sum;
 }
 
-std::string Trainer::replay(const FinishedStep& done) {
+std::string TrainerRun::replay(const FinishedStep& done) {
   say(LogLevel::kInfo, "step {} is replayed with a look at every tensor", step());
   const Heartbeat::Aside aside(heartbeat_, "replay");
   RankReplay own;

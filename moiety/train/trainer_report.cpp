@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "moiety/base/error.h"
-#include "moiety/train/trainer.h"
+#include "moiety/train/trainer_run.h"
 
 namespace moiety::train {
 
-StepRecord Trainer::record_of(const FinishedStep& done, int64_t dropped) const {
+StepRecord TrainerRun::record_of(const FinishedStep& done, int64_t dropped) const {
   const optim::StepReport& report = done.report;
   const double targets = double(report.tokens);
   StepRecord r;
@@ -33,7 +33,7 @@ StepRecord Trainer::record_of(const FinishedStep& done, int64_t dropped) const {
   return r;
 }
 
-void Trainer::report_step(const FinishedStep& done) {
+void TrainerRun::report_step(const FinishedStep& done) {
   // Every rank of an expert-parallel group counts the group's dropped pairs; its first rank tells.
   int64_t dropped = 0;
   if (world_.rank() % plan_.grid.ep == 0) {
@@ -69,7 +69,7 @@ void Trainer::report_step(const FinishedStep& done) {
   }
 }
 
-void Trainer::check_guard(const FinishedStep& done) {
+void TrainerRun::check_guard(const FinishedStep& done) {
   const optim::StepReport& report = done.report;
   if (!report.skip) return;
   std::string why;

@@ -13,7 +13,7 @@
 #include "moiety/train/cpu_peak.h"
 #include "moiety/train/hardware.h"
 #include "moiety/train/precision.h"
-#include "moiety/train/trainer.h"
+#include "moiety/train/trainer_run.h"
 #include "moiety/train/training_state.h"
 
 namespace moiety::train {
@@ -29,7 +29,7 @@ std::pair<double, double> known_peaks(Device device, Recipe recipe) {
 
 }  // namespace
 
-Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat& heartbeat)
+TrainerRun::TrainerRun(const TrainingPlan& plan, comm::Communicator& world, Heartbeat& heartbeat)
     : plan_(plan),
       world_(world),
       heartbeat_(heartbeat),
@@ -50,7 +50,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
 }
 
 // Rank 0's list, which other processes may not even be able to read.
-std::vector<std::string> Trainer::resume_candidates_of_rank_0() {
+std::vector<std::string> TrainerRun::resume_candidates_of_rank_0() {
   std::string lines;
   for (const std::string& path : plan_.resume_from) lines += path + "\n";
   std::istringstream stream(checkpoint::gather(world_.bootstrap(), lines)[0]);
@@ -59,7 +59,7 @@ std::vector<std::string> Trainer::resume_candidates_of_rank_0() {
   return list;
 }
 
-void Trainer::initialize_or_load() {
+void TrainerRun::initialize_or_load() {
   const std::vector<std::string> candidates = resume_candidates_of_rank_0();
   for (const std::string& path : candidates) {
     if (load(path, path == candidates.back())) return;
@@ -78,7 +78,7 @@ void Trainer::initialize_or_load() {
 }
 
 // The checkpoint's configuration with this one, as the caller knows to compare them.
-void Trainer::compare(const std::string& path) {
+void TrainerRun::compare(const std::string& path) {
   if (!leads() || !plan_.compare) return;
   const checkpoint::Manifest manifest = checkpoint::read_manifest(path);
   for (const std::string& change : plan_.compare(manifest.run.config, path)) {
@@ -87,7 +87,7 @@ void Trainer::compare(const std::string& path) {
 }
 
 // False if the checkpoint is damaged and there is another one to try.
-bool Trainer::load(const std::string& path, bool last) {
+bool TrainerRun::load(const std::string& path, bool last) {
   compare(path);
   checkpoint::RunState run;
   try {
@@ -112,7 +112,7 @@ bool Trainer::load(const std::string& path, bool last) {
 }
 
 // CPU ranks measure, all at the same time, as they compute at the same time.
-void Trainer::measure_peaks() {
+void TrainerRun::measure_peaks() {
   const double given = config().log.peak_tflops;
   world_.barrier();
   double bf16 = given, recipe = given;
