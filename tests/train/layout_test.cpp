@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/train/config_check.h"
-#include "tests/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::train {
 namespace {

@@ -14,7 +14,7 @@
 #include "moiety/comm/thread_group.h"
 #include "moiety/train/checkpoints.h"
 #include "tests/data/data_helpers.h"
-#include "tests/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::train {
 namespace {
