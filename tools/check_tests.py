@@ -5,7 +5,7 @@ Public is what stands directly in a folder of moiety/ and is not named PRIVATE i
 CMakeLists.txt: it is installed, compiled alone (target all_verify_interface_header_sets), includes
 public headers only, and is tested: by tests/FOLDER/STEM_test.cpp (or FOLDER_gpu, FOLDER_mpi), or
 by what a row of tests/README.md names, which says why there. A test of a header's stem includes it,
-or a header of tests/ that does; one that a row names may reach it through the library.
+or a header of tests/ that does; one that a row names may reach it through library and program.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ import sys
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 FOLDER_CALL = re.compile(r"moiety_folder\(\s*(\w+)([^)]*)\)")
 KEYWORDS = {"EXCLUDE", "OPENMP", "LINK"}
-# | `moe/prepare.h` | `moe/ep_plan_test.cpp`, `moe/ep_identity_test.cpp` | a plan is ... |
+# | `moe/prepare.h` | `tests/moe/ep_plan_test.cpp`, `tests/moe/ep_failure_test.cpp` | Plans in ... |
 ROW = re.compile(r"^\| `(\S+\.h)` \| ((?:`\S+`(?:, )?)+) \| *(.*?) *\|$", re.M)
 
 
@@ -80,7 +80,7 @@ def row_faults(root, includes, public, header, tests, why):
     for test in tests:
         if not (root / test).is_file():
             yield f"{header}: {test} does not exist"
-    if not any(includes.reaches(test, header, ("tests/", "moiety/")) for test in tests):
+    if not any(includes.reaches(test, header, ("tests/", "moiety/", "apps/")) for test in tests):
         yield f"{header}: no test of its row reaches it"
 
 
@@ -95,7 +95,7 @@ def faults(root):
     rows = {}
     for name, tests, why in ROW.findall(page):
         header = f"moiety/{name}"
-        named = [f"tests/{test}" for test in re.findall(r"`(\S+)`", tests)]
+        named = re.findall(r"`(\S+)`", tests)
         if header in rows:
             found.append(f"tests/README.md: {header} has two rows")
         rows[header] = named

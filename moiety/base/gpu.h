@@ -41,4 +41,14 @@ void require_device(const char* what, Device device);
 // Throws Error(kUnsupported), "quantize: this build has no CUDA (...)"; see cuda_built.h.
 [[noreturn]] void fail_without_cuda(const char* operation);
 
+namespace gpu {
+// Counts of the things that a step must not do, by the calling thread since it started: allocations
+// and releases of GPU or pinned memory, and waits for a stream or an event.
+struct Activity {
+  int64_t allocations = 0;
+  int64_t waits = 0;
+};
+Activity activity();
+}  // namespace gpu
+
 }  // namespace moiety

@@ -18,14 +18,6 @@ GpuStatus find_gpus();
 GpuProperties find_properties(int index);
 int64_t free_memory(int device);
 
-// Counts of the things that a step must not do, by the calling thread since it started: allocations
-// and releases of GPU or pinned memory, and waits for a stream or an event.
-struct Activity {
-  int64_t allocations = 0;
-  int64_t waits = 0;
-};
-Activity activity();
-
 // Zeroed GPU memory, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and how much
 // is free.
 void* allocate(int device, int64_t bytes, const char* what);

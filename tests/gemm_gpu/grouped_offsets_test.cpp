@@ -1,8 +1,8 @@
 // grouped_offsets on a GPU, from a captured graph, has the values and the faults of the CPU.
 #include "moiety/base/graph.h"
 #include "moiety/gemm/grouped_tensor.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/gpu/mirror.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/mirror.h"
 
 namespace moiety::gemm {
 namespace {

@@ -10,13 +10,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import check_tests  # noqa: E402
 
 ROWS = """
-| `base/by_row.h` | `base/many_test.cpp`, `base/gone_test.cpp` | why |
-| `base/unreached.h` | `base/tested_test.cpp` | why |
-| `base/tested.h` | `base/tested_test.cpp` | why |
-| `base/job.h` | `base/many_test.cpp` | why |
-| `base/silent.h` | `base/many_test.cpp` | |
-| `base/far.h` | `base/many_test.cpp` | why |
-| `base/far.h` | `base/many_test.cpp` | why |
+| `base/by_row.h` | `tests/base/many_test.cpp`, `tests/base/gone_test.cpp` | why |
+| `base/unreached.h` | `tests/base/tested_test.cpp` | why |
+| `base/tested.h` | `tests/base/tested_test.cpp` | why |
+| `base/job.h` | `tests/base/many_test.cpp` | why |
+| `base/silent.h` | `tests/base/many_test.cpp` | |
+| `base/far.h` | `tests/base/many_test.cpp` | why |
+| `base/far.h` | `tests/base/many_test.cpp` | why |
 """
 TREE = {
     "moiety/base/CMakeLists.txt": "moiety_folder(base OPENMP a.cpp PRIVATE job.h\n  lost.h LINK z)\n",
