@@ -53,7 +53,7 @@ class MappedExchange final : public Exchange {
  private:
   struct Awaited {
     int from;
-    int64_t chunk = -1, of = 0;  // -1 chunk: a credit; a message has both
+    int64_t chunk = -1, of = 0;  // chunk -1 is an entry or a credit; of 0 is no chunk
   };
 
   void enter() override;
