@@ -29,8 +29,8 @@ class WeightGathering {
   optim::ShardPeers peers(bool experts) const { return optim::shard_peers(transports_[experts]); }
   // Lets go of executor and transports, before the optimizer places weights anew. Collective.
   void renew();
-  // Makes the executor, in which the parameters' bundles are named, after the optimizer has placed
-  // the weights and before it publishes them. Collective. Null if nothing is cut.
+  // Makes the executor, whose bundles the parameters name, after the optimizer has placed the
+  // weights and before it publishes them. Collective. Null if nothing is cut.
   gtp::Executor* bind(optim::DistributedOptimizer& optimizer);
 
   // Begins a step of the executor, if there is one, with `micro_steps` passes, forward and backward

@@ -35,8 +35,8 @@ class Observer {
   // A line for people.
   virtual void say(LogLevel /*level*/, const std::string& /*line*/) {}
 
-  // The loss of validation samples after `step` steps, and the part of a checkpoint that held
-  // training up; both took `seconds`.
+  // The results of an evaluation and of a checkpoint after `step` steps; `seconds` is the time for
+  // which each held training up.
   virtual void evaluated(int64_t /*step*/, const EvaluationResult& /*result*/, double /*seconds*/) {
   }
   virtual void saved(int64_t /*step*/, double /*seconds*/) {}
