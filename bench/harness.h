@@ -1,5 +1,5 @@
-// What the benchmark programs share: options, timing, random operands, rows (bench/README.md) and
-// main.
+// Parts that the benchmark programs share: options, timing, random operands, rows (bench/README.md)
+// and main.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,8 @@ namespace moiety::bench {
 
 // ---- options
 
-// --name VALUE, or --name alone for a flag; --help prints them all with their defaults.
+// Options of the form --name VALUE, or --name alone for a flag; --help prints them all with their
+// defaults.
 class Options {
  public:
   Options(int argc, char** argv, std::string about) : about_(std::move(about)) {
@@ -50,7 +51,7 @@ class Options {
     return add({name, value.empty() ? "TEXT" : "TEXT=" + value, help,
                 [&value](const std::string& typed) { value = typed; }});
   }
-  // One of some words; empty by default if it is.
+  // An option that is one of some words; empty by default if `value` is.
   Options& choice(const char* name, std::string& value, std::vector<std::string> words,
                   const char* help) {
     std::string list;
@@ -63,7 +64,7 @@ class Options {
     return add({name, value.empty() ? list : list + "=" + value, help, set});
   }
 
-  // False: help was printed. Throws for what is not an option.
+  // Parses the arguments; false if help was printed. Throws for unknown options.
   bool parse() const {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const std::string& typed = arguments_[i];
@@ -123,9 +124,9 @@ double milliseconds(Run&& run) {
       .count();
 }
 
-// Of run(i), which puts work on `stream`, for i = 0, 1, ... over at least `seconds` after the
-// first. Calls that are too short for the clock are timed in batches; on a GPU batches are graphs
-// that are replayed, so that the host's launches do not count.
+// The time of run(i), which puts work on `stream`, for i = 0, 1, ... over at least `seconds` after
+// the first. Calls that are too short for the clock are timed in batches; on a GPU batches are
+// graphs that are replayed, so that the host's launches do not count.
 template <class Run>
 Timing measure(Run&& run, const Stream& stream = Stream(), double seconds = 0.3) {
   const bool gpu = stream.device().type == DeviceType::kCuda;
@@ -161,7 +162,7 @@ Timing measure(Run&& run, const Stream& stream = Stream(), double seconds = 0.3)
 
 inline constexpr int64_t kRotatedBytes = int64_t{128} << 20;  // operands of a case, past the caches
 
-// How many copies of operands a case takes turns with.
+// The number of copies of operands that a case takes in turn.
 inline int64_t copies(int64_t operand_bytes, int64_t most = 8) {
   return std::clamp<int64_t>(kRotatedBytes / std::max<int64_t>(operand_bytes, 1) + 1, 2, most);
 }
@@ -172,7 +173,7 @@ inline Tensor random_tensor(DType dtype, std::initializer_list<int64_t> sizes, u
   const PhiloxKey key = rng_key(5, RngDomain::kInit);
   parallel_for(out.view().numel(), 1 << 14, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      // The sum of 16 bytes, scaled.
+      // A number is the sum of 16 bytes, scaled.
       const PhiloxBlock block = philox(key, {static_cast<uint32_t>(i), id, 0, 0});
       int sum = -16 * 255 / 2;
       for (uint32_t word : block) {
@@ -191,7 +192,7 @@ inline Tensor random_tensor(DType dtype, std::initializer_list<int64_t> sizes, u
 
 // ---- rows
 
-// Operations are `amount` in a millisecond: flop, bytes or other things.
+// The rate of `amount` operations (flop, bytes or other things) in `ms`.
 inline double tera(double amount, double ms) { return amount / ms / 1e9; }
 inline double giga(double amount, double ms) { return amount / ms / 1e6; }
 
@@ -200,14 +201,15 @@ struct Row {
   double value = 0;
   const char* unit = "GB/s";
   Timing time;
-  // What the ratio is to; empty: there is none. Above 1 is better for us; target 0: there is none.
+  // The thing that the ratio compares with; empty if there is none. A ratio above 1 is better for
+  // Moiety; target 0 means none.
   std::string against = {};
   double ratio = 0, target = 0;
   std::string more = {};  // further members, as `"ranks": 2`
   Device device = {};
 };
 
-// One line of JSON. The spread where it is over 5 %.
+// Prints one line of JSON, with the spread if it is over 5 %.
 inline void print(const Row& row) {
   std::string line = text(
       R"({{"name": "{}", "case": "{}", "device": "{}", "value": {:.4f}, "unit": "{}", "ms": {:.4f})",
@@ -225,8 +227,8 @@ inline void print(const Row& row) {
 
 // ---- main
 
-// run(options); errors are a line on stderr and exit code 1, or what `end` does with 2 (processes
-// of MPI have to end together).
+// Runs run(options). Errors are a line on stderr and exit code 1; or `end` is called with 2, since
+// processes of MPI have to end together.
 inline int run_main(int argc, char** argv, const char* about, void (*run)(Options&),
                     void (*end)(int) = nullptr) {
   try {

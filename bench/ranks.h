@@ -1,4 +1,4 @@
-// What benchmarks of several ranks share.
+// Parts that benchmarks of several ranks share.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace moiety::bench {
 
-// Milliseconds of each repetition, the slowest rank's. Collective; at most 8192 of them.
+// The milliseconds of each repetition, the slowest rank's. Collective; at most 8192 of them.
 inline std::vector<double> slowest(comm::Communicator& comm, const std::vector<double>& mine) {
   std::vector<double> out(mine.size());
   for (const std::string& bytes :
@@ -27,12 +27,13 @@ inline std::vector<double> slowest(comm::Communicator& comm, const std::vector<d
   return out;
 }
 
-// The yardstick: copies by the threads of the calling rank, over memory past the caches.
+// The copies that others are compared with: by the threads of the calling rank, over memory past
+// the caches.
 class Copies {
  public:
   Copies() : from_(kRoom), to_(kRoom) {}
 
-  // Reads and writes so many bytes each, in pieces of `grain`.
+  // Reads and writes `bytes` bytes each, in pieces of `grain`.
   void run(int64_t bytes, int64_t grain = int64_t{1} << 20) {
     for (int64_t left = bytes; left > 0;) {
       const int64_t n = std::min(left, kRoom - at_);

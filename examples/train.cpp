@@ -1,7 +1,7 @@
-// Trains a small mixture of experts on text, with the library alone: on the file that is given, or
-// on a sentence. Started again with the same directory it goes on where it has stopped.
+// Trains a small mixture of experts on text with the library alone: on the file that is given, or
+// on a sentence. Started again with the same directory, it continues where it stopped.
 //
-//   train DIRECTORY [TEXT]
+//    train DIRECTORY [TEXT]
 #include <cstdio>
 #include <fstream>
 #include <moiety/comm/thread_group.h>

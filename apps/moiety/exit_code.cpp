@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kEnding = " (exit code ";
 
-// The kind that stands for a code; several kinds may have one.
+// The kind that stands for a code; several kinds may share one.
 ErrorKind kind_of(int code) {
   for (ErrorKind kind :
        {ErrorKind::kUsage, ErrorKind::kData, ErrorKind::kIo, ErrorKind::kCheckpoint,

@@ -1,5 +1,5 @@
-// Exit codes of the program (docs/reliability.md#exit-codes). This is the one place that knows
-// them: errors are those of the library, whose kinds are turned into codes here.
+// The exit codes of the program (docs/reliability.md#exit-codes). Only this file knows them: errors
+// are those of the library, whose kinds are turned into codes here.
 #pragma once
 
 #include <string>
@@ -32,15 +32,15 @@ struct Failure {
 
   ExitCode code() const { return exit_code(kind); }
 };
-// The exception that is being handled; one that is no moiety::Error is an internal failure.
+// The exception that is being handled. One that is no moiety::Error is an internal failure.
 Failure current_failure();
 
-// A failure on its way to the other ranks, which get texts alone: "... (exit code 3)", and back. A
-// text without the ending is one of communication.
+// A failure on its way to the other ranks, which get only texts: "... (exit code 3)", and the way
+// back. A text without the ending is a failure of communication.
 std::string to_peers(const Failure& failure);
 Failure from_peers(std::string_view text);
 
-// The last line on stderr.
+// Prints the last line on stderr.
 void print_failure(const Failure& failure);
 
 }  // namespace moiety::app

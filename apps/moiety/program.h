@@ -1,4 +1,4 @@
-// The program: which command, and where all errors end.
+// The program: the choice of the command, and the end of all errors.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace moiety::app {
 
-// `arguments` are those behind the program's name. An error becomes the last line on stderr and an
-// exit code (docs/reliability.md#exit-codes).
+// Runs the command. `arguments` are those behind the program's name. An error becomes the last line
+// on stderr and an exit code (docs/reliability.md#exit-codes).
 int run_program(const std::vector<std::string>& arguments);
 
 }  // namespace moiety::app

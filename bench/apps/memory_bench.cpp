@@ -1,7 +1,6 @@
-// The memory of a rank against what the program says that it needs before a run
-// (memory_estimate.h), in a dozen layouts: by class as the parts of a rank count it, and whole, by
-// the resident memory of a process after two training steps, less what it was before. Every case is
-// a process of its own.
+// The memory of a rank against the program's estimate before a run (memory_estimate.h), in a dozen
+// layouts: by class, as the parts of a rank count it, and as a whole, by the resident memory of a
+// process after two training steps, less the memory before. Every case is a process of its own.
 #include <cstdio>
 #include <functional>
 #include <mutex>
@@ -29,7 +28,7 @@ namespace {
 
 using namespace train;
 
-constexpr int kMicroBatches = 2;  // which a plan needs most for
+constexpr int kMicroBatches = 2;  // the number for which a plan needs most
 
 using Arguments = std::vector<std::string>;
 
@@ -57,11 +56,11 @@ constexpr Layout kLayouts[] = {
     {4, 1, 4, 4, 1},          {8, 1, 8, 4, 2},          {8, 2, 2, 2, 2},
     {4, 1, 4, 1, 4, "mxfp8"}, {4, 1, 4, 1, 4, "nvfp4"}, {4, 1, 4, 1, 4, "fp8_block"}};
 
-// What the parts of a rank say that they hold, averaged over the ranks.
+// The bytes that the parts of a rank report, averaged over the ranks.
 struct Counted {
   double parameters = 0, main_grad = 0, master = 0, moments = 0, gathered = 0, arena = 0;
 
-  // Adds a share of another.
+  // Adds a share of another count.
   void add(const Counted& o, double share) {
     for (double Counted::*x : {&Counted::parameters, &Counted::main_grad, &Counted::master,
                                &Counted::moments, &Counted::gathered, &Counted::arena}) {
@@ -76,7 +75,7 @@ double bytes_of(const optim::StatePiece& p) {
                                          int64_t{1}, std::multiplies<>())));
 }
 
-// Of the optimizer: weights, gradients and their sums, state.
+// Counts the optimizer's memory: weights, gradients and their sums, state.
 Counted count(optim::DistributedOptimizer& optimizer, const optim::GridGroups& groups) {
   Counted out;
   std::vector<std::string> summed;  // tensors whose gradients are summed over ranks
@@ -197,7 +196,7 @@ void measure(const Preset& preset, const Layout& l) {
                     m.expert_parallel, members("formula", formula), members("counted", mean))});
 }
 
-// In a process of its own, so that memory that was let go of does not count.
+// Measures in a process of its own, so that memory that was released does not count.
 void measure_apart(const Preset& preset, const Layout& layout) {
   const pid_t child = ::fork();
   MOIETY_CHECK(child >= 0, "memory bench: no process for a case");

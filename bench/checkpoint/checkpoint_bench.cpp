@@ -41,7 +41,7 @@ struct Settings {
   int verify = 1;
 };
 
-// Of the calling thread alone: what a core can do, whatever else runs.
+// CPU time of the calling thread alone: a core's speed, whatever else runs.
 double cpu_milliseconds(const std::function<void()>& body) {
   const auto now = [] {
     timespec t{};

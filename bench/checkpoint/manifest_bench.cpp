@@ -11,7 +11,8 @@
 namespace moiety::checkpoint {
 namespace {
 
-// The parts of rank r of R are equal shares of the first dimension, of experts whole experts.
+// The parts of rank r of R are equal shares of the first dimension; for experts they are whole
+// experts.
 Box share(const std::vector<int64_t>& shape, int64_t r, int64_t ranks) {
   Box box = whole(shape);
   box.start[0] = shape[0] * r / ranks;
@@ -29,7 +30,7 @@ struct Tensors {
   }
 };
 
-// Shaped as Qwen3-30B-A3B.
+// A model with the shapes of Qwen3-30B-A3B.
 Tensors model() {
   constexpr int64_t kHidden = 2048, kExpert = 768, kExperts = 128;
   Tensors out;

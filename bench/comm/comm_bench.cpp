@@ -108,7 +108,7 @@ struct Operation {
   const char* name;
   void (Rank::*run)(int64_t);
 };
-// The yardstick comes first.
+// The copy, against which the others are measured, comes first.
 constexpr Operation kOperations[] = {{"copy", &Rank::copy},
                                      {"comm.all_reduce", &Rank::all_reduce},
                                      {"comm.reduce_scatter", &Rank::reduce_scatter},

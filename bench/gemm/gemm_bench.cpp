@@ -40,7 +40,7 @@ __attribute__((target("avx512f"))) void chains_avx512() {
 }
 #endif
 
-// TFLOP/s of one core; 0 where this is not known how to measure.
+// TFLOP/s of one core; 0 where it is unknown how to measure this.
 double fma_peak() {
 #if defined(__x86_64__)
   const auto rate = [](int width, void (*chains)()) {

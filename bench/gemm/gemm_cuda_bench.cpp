@@ -1,5 +1,5 @@
-// Products on a GPU: dense ones by cuBLASLt and by our tiles, and grouped ones of the experts of
-// known models against one dense product of as many operations; whole experts, forward and
+// Products on a GPU: dense ones by cuBLASLt and by Moiety's tiles; grouped ones of the experts of
+// known models, against one dense product of as many operations; and whole experts, forward and
 // backward.
 #include <cmath>
 #include <functional>
@@ -50,7 +50,7 @@ constexpr DenseOp kDenseOps[] = {{"tn", GemmOp::kTN, DType::kBFloat16},
                                  {"nn", GemmOp::kNN, DType::kBFloat16},
                                  {"nt", GemmOp::kNT, DType::kFloat32}};
 
-// TFLOP/s. `tiles`: by our kernel, which a scale of an operand asks for.
+// Measures TFLOP/s. `tiles` takes Moiety's kernel, which a scale of an operand asks for.
 double measure_dense(const DenseOp& op, const DenseShape& s, DType dtype, bool tiles,
                      const Stream& stream, double cublas = 0) {
   const bool a_turned = op.op == GemmOp::kNT, b_turned = op.op == GemmOp::kTN;
@@ -190,7 +190,7 @@ void measure_mlp(const GroupedShape& s, const Stream& stream) {
   const gemm::MlpGradients gradients{
       .d_o = d_o, .h = h, .dh = dh, .a = a, .dx = dx, .dprob_R = dprob};
   const gemm::GroupScalar add{.value = 1};
-  // Three products of this size each.
+  // There are three products of this size each.
   const double flop = 6.0 * double(s.rows) * double(s.model * s.ffn);
   const auto report = [&](const char* name, const std::function<void()>& call) {
     const Timing time = measure([&](int64_t) { call(); }, stream, 0.15);

@@ -75,7 +75,7 @@ class Case {
                            random_tensor(dtype, {rows_, s.features}, id + 1),
                            random_tensor(dtype, {s.experts, s.features, s.model}, id + 2)});
     }
-    // As in training: activations in the storage type, gradients of weights in fp32.
+    // As in training, activations are in the storage type and gradients of weights in fp32.
     switch (op.op) {
       case GroupedOp::kForward:
         out_ = Tensor(dtype, {rows_, s.features});

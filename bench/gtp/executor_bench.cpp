@@ -1,7 +1,7 @@
-// What the executor of generalized tensor parallelism takes of the host: microseconds of a call
-// beyond its transport's own, the slowest rank's (target: 5 us). Steps of a stack of equal weights,
-// forward and backward of several micro-batches, among threads; planned, and on demand, where
-// recording is part of a call.
+// The executor's cost on the host, in generalized tensor parallelism: microseconds of a call beyond
+// its transport's own, the slowest rank's (target: 5 us). It runs steps of a stack of equal
+// weights, forward and backward of several micro-batches, among threads: planned, and on demand,
+// where recording is part of a call.
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -131,7 +131,7 @@ class Rank {
     transport_.publish(0, Stream());
   }
 
-  // Forward and backward of every micro-batch; `checked`: with data, which is compared.
+  // Runs forward and backward of every micro-batch; with `checked` it compares the data.
   StepTimes step(const StepKey& key, bool checked) {
     StepTimes out;
     std::optional<StepScope> scope;
@@ -169,7 +169,7 @@ class Rank {
     to.us += 1e3 * ms - (transport_.us - before);
   }
   void consume(StepTimes& times, BundleId b, Phase phase, bool checked) {
-    constexpr Work kWork{.flops = 1e11, .bytes = 0};  // as that of a large weight
+    constexpr Work kWork{.flops = 1e11, .bytes = 0};  // the work of a large weight
     View view;
     time(times.consume, [&] { view = executor_->materialize(b, phase, kWork, Stream()); });
     if (!checked) return;
@@ -214,7 +214,7 @@ class Rank {
   std::unique_ptr<Executor> executor_;
 };
 
-// The figures of one kind of step, in which a key names each or all of them.
+// Measures one kind of step, in which one key names each of them or all.
 void bench_steps(comm::Communicator& world, const Settings& settings, const Case& c, Rank& rank,
                  bool planned) {
   std::vector<double> consume, reduce, borders;
@@ -268,7 +268,7 @@ void run(bench::Options& options) {
       .number("--steps", settings.steps, "that are timed, of each kind");
   if (!options.parse()) return;
   settings.steps = std::min(settings.steps, 8192);  // times of a rank travel in 64 KiB
-  // With what a step moves in the caches, and past them.
+  // Steps are measured with their data in the caches, and past them.
   const int64_t unit = 16 * settings.ranks;
   for (const Case& c : {Case{"dense", 1, 2 * unit, 64}, Case{"experts", 8, 2 * unit, 64},
                         Case{"dense", 1, 16 * unit, 1024}}) {

@@ -1,6 +1,6 @@
-// Gathers and reduces of one bundle among threads. The value is what a rank receives from its peers
-// over the time of the slowest; the ratio is to a copy, by every rank at once with as many threads,
-// of as many bytes as the operation reads, the own part included.
+// Gathers and reduces of one bundle among threads. The value is the bytes that a rank receives from
+// its peers over the time of the slowest; the ratio is to a copy, by every rank at once with as
+// many threads, of as many bytes as the operation reads, the own part included.
 #include <array>
 #include <cstring>
 #include <string>
@@ -15,7 +15,7 @@ namespace moiety::gtp {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr int kCopies = 3;  // of everything, which an operation takes turns with
+constexpr int kCopies = 3;  // copies of all data, which an operation takes in turn
 
 struct Settings {
   int64_t rows = 4096, cols = 4096;
@@ -28,7 +28,7 @@ struct Case {
   int members;
 };
 
-// A byte of a rank's shards that tells where it is from.
+// A byte of a rank's shards that tells its origin.
 uint8_t pattern(int rank, int64_t i) { return static_cast<uint8_t>(rank * 37 + i * 7 + i / 251); }
 
 // Runs operation and copy in turn, and prints the row on rank 0.

@@ -1,5 +1,5 @@
-// Causal attention on a GPU; operations are counted over the keys that queries see, of backward
-// those of its five products.
+// Causal attention on a GPU. Operations are counted over the keys that queries see; in backward
+// they are those of its five products.
 #include "bench/harness.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
@@ -21,7 +21,7 @@ std::string case_of(const Shape& s) {
   return text("B{} S{} H{} G{} C{}", s.sequences, s.length, s.heads, s.kv_heads, s.head_dim);
 }
 
-// Documents as they are packed: long and short ones.
+// Documents as in packed samples: long and short ones.
 constexpr int64_t kDocuments[] = {512, 1536, 256, 1792};
 
 struct Documents {
@@ -56,7 +56,7 @@ Tensor random_on_gpu(std::initializer_list<int64_t> sizes, uint32_t id, const St
   return out;
 }
 
-enum class Way { kBest, kTiles, kDocuments };  // as a step takes it, without or with documents
+enum class Way { kBest, kTiles, kDocuments };  // the path of a step, without or with documents
 
 void measure_shape(const Shape& s, Way way, const Stream& stream) {
   const int64_t b = s.sequences, t = s.length, g = s.kv_heads, m = s.heads / g, c = s.head_dim;
@@ -76,7 +76,7 @@ void measure_shape(const Shape& s, Way way, const Stream& stream) {
   const double flop = 4.0 * double(b * s.heads * c) * seen;
   const auto report = [&](const char* name, nn::AttentionPath path, double flops,
                           const Timing& time) {
-    // Named without its path where it is cuDNN's, which has peers.
+    // cuDNN's path has peers, so its rows have no path in their names.
     const bool ours = path != nn::AttentionPath::kCudnn;
     Row row{name,
             case_of(s) + (ours ? text(" {}", model::name(path)) : "") +

@@ -1,6 +1,6 @@
-// The model's row operations in bf16 against a copy of the same bytes: how near they are to what
-// the memory gives. The value counts every input byte once and every output byte once, however
-// often an operation reads them; the ratio is to a copy of as many bytes, timed beside it.
+// The model's row operations in bf16 against a copy of the same bytes, which shows how near they
+// are to the rate of the memory. The value counts every input byte once and every output byte once,
+// however often an operation reads them; the ratio is to a copy of as many bytes, timed beside it.
 #include <cmath>
 #include <functional>
 #include <string>
@@ -52,7 +52,7 @@ class Bench {
   Tensor random(DType dtype, std::initializer_list<int64_t> sizes, uint32_t id = 1) const {
     return here(random_tensor(dtype, sizes, id));
   }
-  // Several of them, to take turns with.
+  // Several random tensors, to take in turn.
   std::vector<Tensor> randoms(DType dtype, std::initializer_list<int64_t> sizes) const {
     std::vector<Tensor> out;
     out.push_back(random(dtype, sizes));
@@ -144,7 +144,7 @@ void heads(const Bench& b, int64_t head_dim) {
            });
 }
 
-// Rows of `experts`, of very different numbers.
+// Activations of rows of `experts`, whose numbers differ much.
 void activations(const Bench& b, int64_t rows, int64_t ffn, int64_t experts) {
   if (!b.wanted("swiglu")) return;
   const auto h = b.randoms(kBf16, {rows, 2 * ffn}), a = b.randoms(kBf16, {rows, ffn}),
@@ -176,7 +176,8 @@ void activations(const Bench& b, int64_t rows, int64_t ffn, int64_t experts) {
   });
 }
 
-// Tokens as text has them: the most frequent one is a twentieth, and many come once.
+// Embeddings with tokens as text has them: the most frequent one is a twentieth, and many come
+// once.
 void embeddings(const Bench& b) {
   if (!b.wanted("embedding")) return;
   const int64_t vocabulary = 151936, d = 2048;

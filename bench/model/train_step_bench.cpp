@@ -23,7 +23,7 @@
 namespace moiety {
 namespace {
 
-constexpr int kBatches = 8;  // that the steps go through in turns
+constexpr int kBatches = 8;  // batches that the steps take in turn
 constexpr double kLearningRate = 1e-3, kWeightDecay = 0.1, kClip = 1.0;
 constexpr double kPeak = 989;  // TFLOP/s of an H100 or H200, dense bf16
 
@@ -42,7 +42,7 @@ struct Settings {
   Device device;
   int threads = core_count();
   int ranks = 1;
-  int steps = 10;  // that are timed
+  int steps = 10;  // timed steps
   bool groups = false, eager = false;
   DType dtype = DType::kBFloat16;
 };
@@ -138,7 +138,7 @@ class Rank {
     model::set_step_input(sums_, true, input, stream_);
     optimizer_.enqueue(input, report_, stream_);
   }
-  // Of the last step, before its update.
+  // The loss of the last step, before its update.
   double loss() {
     const optim::StepReport report = optimizer_.read_report(to_host(report_, stream_));
     MOIETY_CHECK(!report.skip, "a step is skipped; overflow {}", report.overflow);
@@ -176,7 +176,7 @@ struct Result {
   std::string experts;  // the path that computes them
 };
 
-// What the innermost spans of one step take.
+// The time of the innermost spans of one step, by operation.
 std::map<std::string, double> measure_groups(Rank& rank) {
   Trace trace;
   set_current_trace(&trace);
@@ -193,7 +193,7 @@ std::map<std::string, double> measure_groups(Rank& rank) {
   return groups;
 }
 
-// Throws if the model does not learn its batches.
+// Runs a setting. Throws if the model does not learn its batches.
 Result measure(const Settings& settings, comm::Communicator& world) {
   const bool gpu = settings.device.type == DeviceType::kCuda;
   set_thread_budget(std::max(1, settings.threads / world.size()));

@@ -48,7 +48,7 @@ class Rank {
         args_{.idx_TK = idx_, .alignment = kAlignment, .capacity = capacity_},
         memory_(plan_bytes(map_, group_.limits(), args_)) {
     for (int64_t t = 0; t < shape.tokens; ++t) {
-      // Distinct experts: a random start and a random stride.
+      // The experts are distinct: a random start and a random stride.
       const uint32_t word = random_word(world.rank(), t);
       const int stride = 1 + static_cast<int>(word >> 16) % (shape.experts / shape.topk);
       for (int k = 0; k < shape.topk; ++k) {
@@ -70,7 +70,7 @@ class Rank {
   void forward_sum() { combine(group_, plan_, {.y_CD = rows_, .out_TD = out_}, {}); }
   void backward_copy() { combine_backward(group_, plan_, {.g_TD = x_, .gy_CD = rows_}, {}); }
   void backward_sum() { dispatch_backward(group_, plan_, {.g_rows_CD = rows_, .gx_TD = out_}, {}); }
-  // The yardstick.
+  // The copy that the others are measured against.
   void plain_copy() {
     parallel_for(row_bytes(), 64 << 10, [&](int64_t begin, int64_t end) {
       std::memcpy(to_.data() + begin, from_.data() + begin, end - begin);
@@ -89,7 +89,7 @@ class Rank {
                    float(out_.data<bf16>()[i]), expected);
     }
   }
-  // Of the pairs that this rank's experts have.
+  // Bytes of the pairs that this rank's experts have.
   int64_t row_bytes() const { return plan_.info.data<int64_t>()[kInfoKept] * 2 * shape_.model; }
   void close() { group_.close(); }
 
@@ -117,13 +117,13 @@ constexpr Operation kOperations[] = {{"ep.prepare", &Rank::prepare_plan},
                                      {"ep.combine_backward", &Rank::backward_copy},
                                      {"ep.dispatch_backward", &Rank::backward_sum}};
 
-// Of each operation, the slowest rank's. The copy comes first.
+// The times of each operation, the slowest rank's. The copy comes first.
 struct Result {
   std::vector<bench::Timing> times;
   int64_t bytes = 0;  // of all ranks
 };
 
-// Collective; the same on all ranks.
+// Measures one shape. Collective; the same result on all ranks.
 Result measure(const Shape& shape, EpTransport transport, int repeat, comm::Communicator& world) {
   constexpr size_t kCount = std::size(kOperations) + 1;
   Rank rank(shape, transport, world);
@@ -181,7 +181,7 @@ struct Settings {
   int repeat = 21;
 };
 
-// All transports of a shape, on every rank of `world`.
+// Runs all transports of a shape, on every rank of `world`.
 void run_shape(const Settings& settings, const Shape& shape, comm::Communicator& world) {
   for (const EpTransport transport : settings.transports) {
     if (shape.ranks == 1 && transport == EpTransport::kCollectives) continue;
@@ -204,7 +204,8 @@ std::vector<Shape> shapes(const Settings& settings, int ranks) {
           {2, 512, 7168, 8, 256}};
 }
 
-// What is not given of a shape is that of the table's third; false: help was printed.
+// Parses the arguments. Parts of a shape that are not given are those of the table's third; false
+// if help was printed.
 bool parse(bench::Options& options, Settings& settings) {
   std::string launcher = "threads", transport;
   Shape& shape = settings.shape;

@@ -43,7 +43,7 @@ class Measured {
         memory_(DType::kUInt8, {plan_bytes(map_, group_.limits(), args_)}, kGpu) {
     const Tensor idx(DType::kInt32, {s.tokens, s.topk}), x(DType::kBFloat16, {s.tokens, s.model});
     for (int64_t t = 0; t < s.tokens; ++t) {
-      // Distinct experts: a random start and a random stride.
+      // The experts are distinct: a random start and a random stride.
       const uint32_t word = random_word(t);
       const int stride = 1 + static_cast<int>(word >> 16) % (s.experts / s.topk);
       for (int k = 0; k < s.topk; ++k) {

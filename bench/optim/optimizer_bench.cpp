@@ -131,7 +131,7 @@ class Segment {
   GradStatisticsTable statistics_;
 };
 
-// On a small segment the parts do what their references do.
+// Checks the parts against their references, on a small segment.
 void check_parts(const Case& c) {
   Segment fast(100003, c), reference(100003, c);
   fast.update();
@@ -189,7 +189,7 @@ class Optimizer {
     for (size_t p = 0; p < optimizer_.parameters().size(); ++p) fill_gradient(p);
   }
 
-  // Gradients stay what they are.
+  // Gradients stay as they are.
   void prepare() {
     for (Parameter& p : optimizer_.parameters()) p.overwrite = false;
   }
@@ -201,7 +201,7 @@ class Optimizer {
   }
   void publish() { optimizer_.publish(Stream()); }
 
-  // A step into poisoned weights.
+  // Checks a step into poisoned weights.
   void check(Checksums& checksums) {
     for_weights([](const TensorView& x) { fill_bytes(x, kPoison, Stream()); });
     prepare();
@@ -214,7 +214,7 @@ class Optimizer {
     if (world_.size() == 1) check_first_weight();
   }
 
-  // Of this rank, in a step: see the top.
+  // Bytes that a step of this rank reads or writes, counted as the top of the file says.
   double step_bytes() {
     const auto P = static_cast<double>(world_.size()), n = elements() / P;
     const auto moments = static_cast<double>(byte_size(case_.moments, 2));
@@ -222,7 +222,7 @@ class Optimizer {
     const double update = (4 + 8 + 2 * moments) * n;
     return sum + 4 * n + update + (case_.format ? 0 : 2 * n) + publish_bytes(false);
   }
-  // What is cast, then gathered. `alone`: without the update, which writes bf16.
+  // Bytes that are cast and then gathered. `alone` leaves out the update, which writes bf16.
   double publish_bytes(bool alone) {
     const auto P = static_cast<double>(world_.size()), n = elements() / P;
     const double gathered = P > 1 ? 2 * weight_bytes() * (1 - 1 / P) : 0;
@@ -250,7 +250,7 @@ class Optimizer {
   double elements() const {
     return static_cast<double>(settings_.matrices * settings_.rows * settings_.cols);
   }
-  double weight_bytes() {  // codes alone travel
+  double weight_bytes() {  // only codes travel
     double bytes = 0;
     for (const Parameter& p : optimizer_.parameters()) {
       if (!case_.format) bytes += static_cast<double>(p.weight.bytes());
@@ -287,7 +287,7 @@ class Optimizer {
       }
     }
   }
-  // What the whole master gives by the operations for whole tensors.
+  // Compares with the result of the operations for whole tensors on the whole master.
   void check_first_weight() {
     const Parameter& p = optimizer_.parameters()[0];
     for (const StatePiece& piece : optimizer_.state_view()) {

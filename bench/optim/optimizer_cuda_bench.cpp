@@ -21,7 +21,7 @@ constexpr DType kF32 = DType::kFloat32, kBf16 = DType::kBFloat16;
 struct Case {
   std::string label;
   int64_t segments, elements;  // of a segment
-  int64_t runs;                // of a segment, of one length
+  int64_t runs;                // of a segment, with equal lengths
 };
 
 class Bench {
@@ -70,7 +70,7 @@ class Bench {
   }
 
  private:
-  // Of all segments; `id` 0: zeros.
+  // The tensors of all segments; zeros if `id` is 0.
   std::vector<Tensor> tensors(DType dtype, uint32_t id) const {
     std::vector<Tensor> out;
     for (int64_t s = 0; s < case_.segments; ++s) {
@@ -115,7 +115,7 @@ class Bench {
   int64_t run_elements_ = 0;
 };
 
-// Of no bytes to speak of: what a step waits for.
+// The step rule moves no bytes to speak of; its time is the time that a step waits for it.
 void bench_step_rule(const Stream& stream) {
   const Device device = stream.device();
   constexpr int64_t kLosses = 3;
@@ -125,7 +125,7 @@ void bench_step_rule(const Stream& stream) {
       report(DType::kFloat64, {report_word::kCount + kLosses}, device),
       state(DType::kUInt8, {sizeof(StepState)}, device),
       step(DType::kUInt8, {sizeof(AdamWStep)}, device);
-  // As in a run of some length that watches for spikes.
+  // The state is that of a run of some length that watches for spikes.
   StepState host;
   host.set_losses(std::vector<double>(kSpikeWindow, 2.0));
   copy(state, {&host, DType::kUInt8, {sizeof host}}, stream);

@@ -31,7 +31,7 @@ constexpr uint8_t kPoison = 0xA5;
 struct Shape {
   int64_t rows, cols;
 };
-// What training has, of 32768 tokens and of weights; and one with ragged blocks.
+// Shapes of training, with 32768 tokens and of weights; and one with ragged blocks.
 constexpr Shape kFullShapes[] = {{32768, 7168}, {16384, 4096}, {8192, 8192}, {8192, 7100}};
 constexpr Shape kQuickShapes[] = {{4096, 2048}, {2048, 2000}};
 
@@ -42,13 +42,13 @@ struct Settings {
   bool full = false, list = false;
 };
 
-// Of a GPU, and of all cores of the CPU.
+// Targets for a GPU, and for all cores of the CPU.
 struct Target {
   double gpu, cpu;
 };
 constexpr Target kOneDirection{0.85, 0.80}, kTwoDirections{0.75, 0.60}, kRandom{0.60, 0.40};
 
-// Where the program runs, and what a copy does there.
+// The device on which the program runs, and the rate of a copy there.
 class Machine {
  public:
   explicit Machine(const Settings& settings) : settings_(&settings) {
@@ -68,7 +68,7 @@ class Machine {
     }
     return false;
   }
-  // Of a GPU, whose times vary little, for less long.
+  // Times run; on a GPU for a shorter time, since times vary little there.
   Timing time(const std::function<void(int64_t)>& run) const {
     return measure(run, stream_, on_gpu() ? 0.1 : 0.3);
   }
@@ -98,7 +98,8 @@ class Machine {
     }
   }
 
-  // The yardstick: every core copies a part of its own, in the faster of two ways.
+  // Measures the copy that others are compared with: every core copies a part of its own, in the
+  // faster of two ways.
   void measure_copy() {
     const int64_t bytes = int64_t{256} << 20;
     const Tensor from = empty(DType::kUInt8, std::array{bytes});
@@ -168,7 +169,7 @@ void expect_equal(const std::string& what, const TensorView& got, const TensorVi
   }
 }
 
-// The reference's result; on a GPU that of the CPU, which equals it and takes less time.
+// The reference's result; for a GPU that of the CPU, which equals it and takes less time.
 void run_on_host(const Machine& m, const QuantizeJob& job) {
   m.on_gpu() ? quantize_cpu({&job, 1}) : quantize_reference(job);
 }
@@ -176,7 +177,7 @@ void run_on_host(const Machine& m, const DequantizeJob& job) {
   m.on_gpu() ? dequantize_cpu(job) : dequantize_reference(job);
 }
 
-// The arrays of `got`, wherever they are, against those of a tensor on the host.
+// Compares the arrays of `got`, wherever they are, with those of a tensor on the host.
 void expect_equal(const Machine& m, const std::string& what, const QuantizedView& got,
                   const QuantizedView& expected) {
   const auto compare = [&](const char* array, const TensorView& a, const TensorView& b) {
@@ -190,7 +191,7 @@ void expect_equal(const Machine& m, const std::string& what, const QuantizedView
 
 // ---- one matrix
 
-// Matrices of a shape that the cases take turns with.
+// Matrices of a shape, which the cases take in turn.
 class Inputs {
  public:
   Inputs(const Machine& m, Shape s) : shape(s) {
@@ -202,8 +203,8 @@ class Inputs {
     }
   }
   double bytes() const { return bytes_of(first); }
-  // Whether results are: of the largest shape that would take longer than the measurements, and
-  // the others need the same kernels.
+  // Whether results are checked: those of the largest shape would take longer than the
+  // measurements, and the others need the same kernels.
   bool checked() const { return first.view().numel() <= int64_t{1} << 27; }
 
   Shape shape;
@@ -211,7 +212,7 @@ class Inputs {
   std::vector<Tensor> x;
 };
 
-// Casts of the inputs, and what else is done with the results.
+// Casts of the inputs, and further operations on the results.
 class Cast {
  public:
   Cast(const Machine& m, const Inputs& in, QuantSpec spec, Directions wanted)
@@ -278,7 +279,7 @@ void cast(const Machine& m, const Inputs& in, const std::string& name, QuantSpec
   m.report(name, label(in.shape), c.bytes(), target, [&](int64_t i) { c.run(i); });
 }
 
-// compute_amax, and the cast with what it found.
+// Measures compute_amax, and the cast with its result.
 void amax(const Machine& m, const Inputs& in) {
   const std::string name = "quantize.amax";
   if (!m.wanted(name)) return;
@@ -339,7 +340,8 @@ void transpose(const Machine& m, const Inputs& in, Format format) {
   m.report(name, label(in.shape), bytes_of(v.row_data) + bytes_of(v.col_data), kTwoDirections, run);
 }
 
-// Scales alone are small: beside the large copy stands one of as many bytes, launch and all.
+// Measures layouts of scales, which are small: beside the large copy there is one of as many bytes,
+// launch and all.
 void scales(const Machine& m, const Inputs& in, Format format, ScaleLayout layout) {
   const std::string name = text("convert_scales.{}.{}", moiety::name(format), moiety::name(layout));
   if (!m.wanted(name)) return;
@@ -356,7 +358,7 @@ void scales(const Machine& m, const Inputs& in, Format format, ScaleLayout layou
   if (in.checked()) {
     fill_bytes(out[0], kPoison, m.stream());
     run(0);
-    // Compact scales from the result are those that it was made of.
+    // Compact scales from the result must be those that it was made from.
     const QuantizedTensor expected = c.expected();
     const QuantizedTensor back(QuantSpec::of(format), in.shape.rows, in.shape.cols, kRow);
     compact_scales(m.on_host(out[0]), layout, back, Direction::kRow, Stream());
@@ -454,7 +456,7 @@ class Partial {
   double amax_bytes() const { return bytes_of(host_); }
   double cast_bytes() const { return bytes_of(host_) + bytes_of(reduction_) + written_; }
 
-  // Tensors of all formats and shapes against casts of the whole.
+  // Checks tensors of all formats and shapes against casts of the whole.
   void check(const PartialCase& c) const {
     for (const QuantizedTensor& out : out_) m_->poison(out);
     amax();
@@ -503,7 +505,7 @@ void partial_casts(const Machine& m, bool full) {
 
 constexpr int64_t kExperts = 32;
 
-// Rows of each expert; skewed: the first has a quarter of all, some have none.
+// Rows of each expert; if skewed, the first has a quarter of all and some have none.
 std::vector<int64_t> group_rows(int64_t rows, bool skewed) {
   std::vector<int64_t> out(kExperts);
   int64_t left = rows;
@@ -538,7 +540,7 @@ class Grouped {
     quantize_grouped(in_->x[i % std::ssize(in_->x)], groups_, out_[i % std::ssize(out_)], {},
                      m_->stream());
   }
-  // The rows of every group against a cast of the group alone.
+  // Checks the rows of every group against a cast of the group alone.
   void check(const std::string& what) const {
     m_->poison(out_[0]);
     run(0);

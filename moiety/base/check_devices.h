@@ -1,4 +1,5 @@
-// Where the arguments of an operation lie: its entry asks before anything reads them.
+// The check that an operation makes before it reads its arguments: that all are where the stream
+// runs.
 #pragma once
 
 #include <initializer_list>

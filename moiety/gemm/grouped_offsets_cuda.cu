@@ -27,7 +27,8 @@ struct Faults {
   }
 };
 
-// By the whole warp, as record_fault of row_groups.h: the lowest faulty group is the first.
+// Records the fault of the lowest faulty group, as record_fault of row_groups.h does. The whole
+// warp calls it.
 __device__ void record(uint32_t* status, const Faults& mine, int64_t group) {
   const unsigned faulty = __ballot_sync(kAll, mine.bits != 0);
   if (!status || faulty == 0) return;

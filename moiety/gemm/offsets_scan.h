@@ -49,7 +49,7 @@ struct OffsetsScan {
     int64_t div = 1, mul = 1;
     bool leading_zero = true;
 
-    // What a group of n rows adds.
+    // The number that a group of n rows adds to an output.
     MOIETY_HD_INLINE int64_t size(int64_t n) const { return saturating_mul(ceil_div(n, div), mul); }
     // The value behind group e goes here.
     MOIETY_HD_INLINE bool put(int64_t e, int64_t total) const {

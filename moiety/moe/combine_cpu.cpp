@@ -1,4 +1,4 @@
-// Expert rows to tokens on a CPU: combine and dispatch_backward; and the scaled rows of
+// Expert rows to tokens on a CPU: combine and dispatch_backward, and the scaled rows of
 // combine_backward. Every partial sum is copied twice on its way (into a record, out of it).
 #include <cstring>
 #include <vector>
@@ -16,7 +16,7 @@ std::byte* scratch_row(int64_t bytes) {
   return scratch.data();
 }
 
-// combine and dispatch_backward: what owners send home and how homes sum it.
+// The sums of combine and dispatch_backward: owners send their parts home, and homes sum them.
 class RowSum {
  public:
   RowSum(Exchange& exchange, const EpPlan& plan, const SumArgs& args)
@@ -64,7 +64,7 @@ class RowSum {
     }
     return terms;
   }
-  // send(home, row, chunk) for the rows that came here, in chunks.
+  // Calls send(home, row, chunk) for the rows that came here, in chunks.
   template <class Send>
   void for_received(const Send& send) {
     const auto received = [&](int home) { return maps_.rows(home, rank()); };
@@ -93,7 +93,7 @@ class RowSum {
   }
 
   void send_all_pairs() {
-    // Number of each home's pairs, and of those before each of its chunks.
+    // The number of each home's pairs, and of those before each of its chunks.
     std::vector<int64_t> count_R(maps_.ranks);
     std::vector<std::vector<int64_t>> before_RC(maps_.ranks);
     for (int home = 0; home < maps_.ranks; ++home) {
@@ -108,7 +108,8 @@ class RowSum {
         [&](int home, int64_t j, int64_t chunk) { send_pairs(home, j, before_RC[home][chunk]); });
   }
 
-  // `next`: number of the first pair among those for the home; afterwards, of the row after it.
+  // `next` is the number of the first pair among those for the home; afterwards that of the row
+  // after it.
   void send_pairs(int home, int64_t j, int64_t& next) {
     const int32_t* slot_K = maps_.slots(home, j);
     const int64_t t = maps_.token(home, j);
@@ -124,7 +125,7 @@ class RowSum {
     }
   }
 
-  // A rank's part of a token's sum, as it goes over the wire.
+  // Writes a rank's part of a token's sum, in the form in which it goes over the wire.
   void partial(const Terms& terms, std::byte* out) const {
     if (terms.count() == 1 && !weighted_ && wire_ == type_) {
       copy_term(terms[0], out, wire_, model_);
@@ -156,8 +157,8 @@ class RowSum {
     store(ranks, t);
   }
 
-  // Rounding the partial, then the sum, is one rounding: nothing comes between, or the first is
-  // none.
+  // Whether rounding the partial and then the sum is one rounding: nothing comes between, or the
+  // first changes nothing.
   bool sums_once() const {
     return wire_ == DType::kFloat32 || (out_type_ == wire_ && !args_.addend.defined());
   }
@@ -200,7 +201,8 @@ class RowSum {
     }
   }
 
-  // The side values of own pairs, 0 for all others; then those that a rank sent, 0 where not its.
+  // Sets the side values of own pairs, and 0 for all others; then each rank's values come, with 0
+  // for pairs that are not its own.
   void begin_side(int64_t t, const int32_t* own_K) const {
     for (int k = 0; k < maps_.topk; ++k) {
       const bool own = own_K && own_K[k] >= 0;

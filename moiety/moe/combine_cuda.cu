@@ -1,6 +1,6 @@
-// Expert rows to tokens on a GPU: combine and dispatch_backward; and the scaled rows of
-// combine_backward. A warp has a piece of one token's
-// row: every lane an octet of it, whose terms it adds in the order of the choices.
+// Expert rows to tokens on a GPU: combine and dispatch_backward, and the scaled rows of
+// combine_backward. A warp has a piece of one token's row; every lane has an octet of it, whose
+// terms it adds in the order of the choices.
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/octet.cuh"
 #include "moiety/moe/exchange_cuda.h"
@@ -14,18 +14,18 @@ using device::kRowWarps;
 using device::kWarp;
 
 struct Params {
-  const std::byte *y, *slot_w, *addend, *side;  // absent: null
+  const std::byte *y, *slot_w, *addend, *side;  // null if absent
   std::byte *out, *side_out;
   int64_t y_stride, w_stride, addend_stride, side_stride, out_stride, side_out_stride;
   bool addend_fp32, out_fp32;
-  bool round_terms;  // their sum, to T, before the addend
+  bool round_terms;  // round the sum of the terms to T before the addend is added
   int64_t tokens, n;
-  uint32_t pieces;  // of a row
+  uint32_t pieces;  // pieces of a row
   int topk;
   const int32_t* slot_TK;
 };
 
-// The row of t among rows of T, or of float.
+// Loads the row of t, among rows of T or of float.
 template <bool kVector, class T>
 __device__ void load_row(const std::byte* row, bool fp32, int64_t c, int64_t n,
                          float (&v)[kOctet]) {
@@ -167,7 +167,7 @@ struct ScaleParams {
   device::ZeroRows to;
 };
 
-// A warp for each pair; the pairs of a token find its row in the cache. Lanes are those of
+// A warp has a pair; the other pairs of a token find its row in the cache. Lanes are those of
 // lane_sum (base/math.h), and go over the row by kBatch octets whose loads wait together.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kRowThreads) scale_rows(const __grid_constant__ ScaleParams p) {
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kRowThreads) scale_rows(const __grid_constant_
 #pragma unroll
       for (int j = 0; j < kOctet; ++j) {
         v[j] = w * held_g[i][j];
-        // What does not exist must not make a sum of -0 into +0.
+        // An element that does not exist must not turn a sum of -0 into +0.
         if (c + j < p.n) sum = __fmaf_rn(held_y[i][j], held_g[i][j], sum);
       }
       store_octet<kVector>(to + c, round_octet<T>(v), p.n - c);

@@ -1,4 +1,4 @@
-// The reference of combine and combine_backward (docs/spec/ep.md#rows-and-sums). Templates: T
+// The reference of combine and combine_backward (docs/spec/ep.md#rows-and-sums), as templates: T is
 // storage, Acc arithmetic; with T = Acc = double they serve gradient checks.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace moiety::moe::ref {
 
-// `addend` is given in Acc: its conversion is exact.
+// `addend` is given in Acc, since its conversion is exact.
 template <class T, class Acc, class Out>
 PerRank<Out> combine(const Plan& plan, int64_t model, const PerRank<T>& y,
                      const PerRank<Acc>* slot_w, const PerRank<Acc>* addend, Reduction reduction) {
@@ -31,7 +31,7 @@ PerRank<Out> combine(const Plan& plan, int64_t model, const PerRank<T>& y,
         acc = started ? acc + v : v;
         started = true;
       };
-      // The recurrence over the pairs that `owner` has (-1: all), into v.
+      // Adds the pairs that `owner` has (-1: all pairs) to v, in order.
       const auto recurrence = [&](int owner, Acc& v) {
         bool any = false;
         for (int k = 0; k < plan.in.topk; ++k) {

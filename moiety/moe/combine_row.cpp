@@ -1,4 +1,5 @@
-// Kernels over one row. Sums run over tiles that stay in cache, up to four terms in one pass.
+// Sums, products and dot products of rows. Sums run over tiles that stay in the cache, up to four
+// terms in one pass.
 #include "moiety/moe/combine_row.h"
 
 #include <algorithm>
@@ -23,7 +24,8 @@ MOIETY_INLINE void with_type(DType type, F&& f) {
   }
 }
 
-// acc := acc (nothing if kFirst) + terms 0 .. N - 1, each in its turn; weighted with an fma.
+// acc := acc (nothing if kFirst) + terms 0 .. N - 1, one after the other; weighted terms with an
+// fma.
 template <class T, int N, bool kFirst, bool kWeighted>
 MOIETY_INLINE void add_terms(const Term* terms, int64_t d, float* __restrict acc, int n) {
   const T* x[N];
@@ -60,7 +62,7 @@ MOIETY_INLINE void add_some(const Term* terms, int count, bool weighted, int64_t
   }
 }
 
-// count: 1, 2 or 4 terms of one type; 1 if weighted.
+// `count` is 1, 2 or 4 terms of one dtype; 1 if weighted.
 MOIETY_SIMD_CLONES
 void accumulate(const Term* terms, int count, bool first, bool weighted, int64_t d, float* acc,
                 int n) {
@@ -110,7 +112,7 @@ void copy_term(const Term& term, std::byte* out, DType out_type, int64_t n) {
     const uint32_t x = load32(term.row + 4 * i);
     uint16_t narrow = static_cast<uint16_t>(x >> 16);
     if (out_type == DType::kFloat16) {
-      const bool nan = (x & 0x7FFFFFFFu) > 0x7F800000u;  // its payload came from 10 bits
+      const bool nan = (x & 0x7FFFFFFFu) > 0x7F800000u;  // the payload has only 10 bits
       narrow = nan ? static_cast<uint16_t>((x >> 16 & 0x8000u) | 0x7C00u | (x >> 13 & 0x3FFu))
                    : fp16(std::bit_cast<float>(x)).bits;
     }
@@ -126,8 +128,8 @@ void scale_row(DType type, float weight, const std::byte* x, std::byte* out, int
 
 namespace {
 
-// The order of lane_sum, a group of 256 elements at a time. A lane's eight elements stand next to
-// each other in the row; they are transposed, so that the lanes do.
+// The dot product in the order of lane_sum, a group of 256 elements at a time. A lane's eight
+// elements stand next to each other in the row; they are transposed, so that the lanes do.
 constexpr int kLanes = 32, kGroup = 8 * kLanes;
 using Eight = float __attribute__((vector_size(32)));
 

@@ -1,6 +1,6 @@
-// What the CPU's movers do with single rows: sums in the defined order
+// Operations of the CPU's movers on single rows: sums in the defined order
 // (docs/spec/ep.md#rows-and-sums), products and dot products. Rows are bfloat16, float16 or float32
-// of any alignment that suits their type; all between is fp32.
+// of any alignment that suits their dtype; arithmetic is in fp32.
 #pragma once
 
 #include <bit>
@@ -27,14 +27,15 @@ struct Term {
   float weight;
 };
 
-// Up to one term per choice, hence per rank; on the stack, so nothing of it is initialized in vain.
+// The terms of a sum, at most one per choice, hence per rank. They are on the stack and not
+// initialized in vain.
 class Terms {
  public:
   explicit Terms(bool weighted) : weighted_(weighted) {}
   void add(const Term& term) { term_[count_++] = term; }
   int count() const { return count_; }
   const Term& operator[](int i) const { return term_[i]; }
-  // How many terms from i on are summed in one pass.
+  // The number of terms from i on that are summed in one pass.
   int run(int i) const {
     int same = 1;
     while (!weighted_ && same < 4 && i + same < count_ && term_[i + same].type == term_[i].type)
@@ -50,11 +51,12 @@ class Terms {
 };
 
 // out := the first term, then the others in their order, then the addend (null: none), rounded
-// once. Without any of them: +0.
+// once. Without any of them it is +0.
 void sum_terms(const Terms& terms, const std::byte* addend, DType addend_type, std::byte* out,
                DType out_type, int64_t n);
 
-// A term that is the whole sum keeps its bytes; on the wire it may have become fp32, exactly.
+// Copies a term that is the whole sum, so it keeps its bytes; on the wire it may have become fp32,
+// exactly.
 void copy_term(const Term& term, std::byte* out, DType out_type, int64_t n);
 
 // out := round(weight x).

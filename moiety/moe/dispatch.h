@@ -1,10 +1,11 @@
-// dispatch moves token rows to the experts that they chose; dispatch_backward brings the gradients
-// of those rows home and sums them (docs/spec/ep.md#rows-and-sums).
+// The way to the experts: dispatch moves token rows to the experts that they chose;
+// dispatch_backward brings the gradients of those rows home and sums them
+// (docs/spec/ep.md#rows-and-sums).
 //
-// dispatch moves rows of any payload (payload.h): bfloat16, float16, float32 or quantized, D
-// elements, D within the group's limits. dispatch_backward sums, so its rows are not quantized
-// (Unsupported). With T = 0 or C = 0 null pointers are fine. Collective; D, format, pow2_scales and
-// the presence of weights are equal on all ranks.
+// dispatch moves rows of any payload (payload.h): bfloat16, float16, float32 or quantized, with D
+// elements, D within the group's limits. dispatch_backward sums, so quantized rows are
+// Error(kUnsupported) there. With T = 0 or C = 0 null pointers are fine. Collective; D, format,
+// pow2_scales and the presence of weights are equal on all ranks.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -17,29 +18,29 @@
 
 namespace moiety::moe {
 
-// rows[slot] = x[t] and slot_w[slot] = w[t, k], by bytes, for every pair alive. Rows between
-// rows_real and rows_padded of an expert are zero, in scales and slot_w too. Rows from info[0] to C
-// are left alone unless zero_tail.
+// rows[slot] = x[t] and slot_w[slot] = w[t, k], bit for bit, for every live pair. Rows between
+// rows_real and rows_padded of an expert are zero, also in scales and slot_w. Rows from info[0] to
+// C are left alone unless zero_tail.
 struct DispatchArgs {
   Payload x_TD;
   TensorView w_TK = {};    // optional, float32
-  Payload rows_CD;         // out, x's type
-  TensorView slot_w = {};  // out, float32 [C], exactly if there is w_TK
+  Payload rows_CD;         // result, in x's dtype or format
+  TensorView slot_w = {};  // result, float32 [C], defined exactly if w_TK is
   bool zero_tail = false;
-  // Optional, [L]: the amax of every local expert's rows. On a GPU: Unsupported.
+  // Optional, [L]: the amax of every local expert's rows. Error(kUnsupported) on a GPU.
   quant::AmaxSink sink = {};
 };
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream);
 
-// gx[t] = sum of g_rows over the pairs alive of t (by `reduction`, without weights) + addend;
-// gw[t, k] = g_slot_w[slot] by bits, 0 for a pair not alive.
+// gx[t] = the sum of g_rows over the live pairs of t (by `reduction`, without weights) + addend;
+// gw[t, k] = g_slot_w[slot], bit for bit, and 0 for a pair that is not live.
 struct DispatchBackwardArgs {
   TensorView g_rows_CD;
   TensorView g_slot_w = {};  // optional, float32 [C]
-  TensorView addend = {};    // optional, [T, D] of g_rows' type or float32; may be gx itself
+  TensorView addend = {};    // optional, [T, D] in g_rows' dtype or float32; may be gx itself
   Reduction reduction = Reduction::kRank;
-  TensorView gx_TD;       // out, g_rows' type or float32
-  TensorView gw_TK = {};  // out, float32, exactly if there is g_slot_w
+  TensorView gx_TD;       // result, g_rows' dtype or float32
+  TensorView gw_TK = {};  // result, float32, defined exactly if g_slot_w is
 };
 void dispatch_backward(EpGroup& group, const EpPlan& plan, const DispatchBackwardArgs& args,
                        Stream stream);

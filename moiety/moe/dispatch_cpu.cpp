@@ -1,5 +1,5 @@
-// Rows to experts on a CPU: dispatch and, as far as it copies, combine_backward. Every row is
-// copied twice on its way (into a record, out of it), by collectives once more, and own rows once.
+// Rows to experts on a CPU: dispatch and, where it only copies, combine_backward. Every row is
+// copied twice on its way (into a record, out of it), once more by collectives, and own rows once.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,8 @@
 namespace moiety::moe {
 namespace {
 
-// send(token, row) for the tokens of rows [begin, end) of this rank at r that have a pair alive.
+// Calls send(token, row) for those tokens of this rank, among its rows [begin, end) at r, that have
+// a live pair.
 template <class Send>
 void for_tokens(const PlanMaps& maps, int64_t tokens, int r, int64_t begin, int64_t end,
                 Send&& send) {
@@ -30,7 +31,7 @@ void for_tokens(const PlanMaps& maps, int64_t tokens, int r, int64_t begin, int6
   }
 }
 
-// Sends x and calls expand(row, its K slots) for what arrives.
+// Sends x, and calls expand(row, its K slots) for the rows that arrive.
 template <bool quantized, class Expand>
 void send_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
                const Expand& expand) {

@@ -1,6 +1,6 @@
-// Rows to experts on a GPU: dispatch and, as far as it copies, combine_backward. A warp has a piece
-// of one token's row, which it reads once and writes to every slot of the token; warps behind those
-// zero the rows that no token has.
+// Rows to experts on a GPU: dispatch and, where it only copies, combine_backward. A warp has a
+// piece of one token's row, which it reads once and writes to every slot of the token; warps behind
+// those zero the rows that no token has.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -15,9 +15,9 @@ using device::kRowWarps;
 
 // One part of a payload's rows.
 struct CopyParams {
-  const std::byte *from, *weights;  // weights[t, k], of `to.values`
+  const std::byte *from, *weights;  // weights[t, k] go to `to.values`
   int64_t from_stride, weight_stride;
-  uint32_t pieces;       // of a row
+  uint32_t pieces;       // pieces of a row
   int64_t token_blocks;  // blocks of the grid that have tokens
   int64_t tokens;
   int topk;
@@ -26,7 +26,7 @@ struct CopyParams {
 };
 
 template <class Unit>
-constexpr int kUnits = sizeof(Unit) == 16 ? 2 : 4;  // of a lane
+constexpr int kUnits = sizeof(Unit) == 16 ? 2 : 4;  // units of a lane
 
 template <class Unit>
 __global__ void __launch_bounds__(kRowThreads) copy_part(const __grid_constant__ CopyParams p) {
@@ -69,7 +69,7 @@ void launch_copy(CopyParams p, const Stream& stream) {
          {p.token_blocks + device::ZeroRows::blocks(p.to.capacity), kRowThreads}, stream, p);
 }
 
-// The widest unit that all rows are made of.
+// Launches with the widest unit that all rows are made of.
 void launch_part(const CopyParams& p, const Stream& stream) {
   const auto all = reinterpret_cast<uintptr_t>(p.from) | reinterpret_cast<uintptr_t>(p.to.data) |
                    static_cast<uintptr_t>(p.from_stride | p.to.stride | p.to.bytes);

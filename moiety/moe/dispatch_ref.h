@@ -1,6 +1,6 @@
-// The reference of dispatch, and the weights' gradients of dispatch_backward, whose rows are those
-// of combine without weights (docs/spec/ep.md#rows-and-sums). Templates: T storage, Acc arithmetic;
-// with T = Acc = double they serve gradient checks.
+// The reference of dispatch, and of the gradients of the weights in dispatch_backward (the rows of
+// dispatch_backward are those of combine without weights, docs/spec/ep.md#rows-and-sums). In the
+// templates T is storage, Acc arithmetic; with T = Acc = double they serve gradient checks.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ void zero_rows(std::vector<T>& x, int64_t model, int64_t begin, int64_t end) {
   for (int64_t i = begin * model; i < end * model; ++i) x[i] = T(0.0f);
 }
 
-// Padding rows of every expert and, if asked, the tail.
+// Zeroes the padding rows of every expert and, if asked, the tail.
 template <class T>
 void zero_padding(const Plan::Rank& rank, int64_t model, bool tail, std::vector<T>& x) {
   for (size_t e = 0; e < rank.real.size(); ++e) {
@@ -24,7 +24,7 @@ void zero_padding(const Plan::Rank& rank, int64_t model, bool tail, std::vector<
   if (tail) zero_rows(x, model, rank.offset.back(), static_cast<int64_t>(x.size()) / model);
 }
 
-// `rows` and `slot_w` come filled with what was there before.
+// `rows` and `slot_w` come with their old contents.
 template <class T, class Acc>
 void dispatch(const Plan& plan, int64_t model, const PerRank<T>& x, const PerRank<Acc>* w,
               bool zero_tail, PerRank<T>& rows, PerRank<Acc>& slot_w) {
@@ -45,19 +45,19 @@ void dispatch(const Plan& plan, int64_t model, const PerRank<T>& x, const PerRan
   }
 }
 
-// Rows in a low-precision format (docs/spec/ep.md#payloads): the bytes of each part, scales
-// compact.
+// Rows in a low-precision format (docs/spec/ep.md#payloads): the bytes of each part, with compact
+// scales.
 struct QuantizedRows {
   PerRank<uint8_t> data, scales, row_scale;
 };
 struct QuantizedBytes {
-  int64_t data = 0, scales = 0, row_scale = 0;  // of a row
+  int64_t data = 0, scales = 0, row_scale = 0;  // bytes of a row
 };
 void dispatch(const Plan& plan, const QuantizedBytes& bytes, const QuantizedRows& x,
               const PerRank<float>* w, bool zero_tail, QuantizedRows& rows, PerRank<float>& slot_w);
 
-// The scales of a rank's `capacity` rows in a layout of GEMMs, from compact ones, `cols` a
-// row: bytes, or floats by column. Bytes that stay as they were are `before`.
+// The scales of a rank's `capacity` rows in a layout of GEMMs, made from compact ones, `cols` per
+// row: bytes, or floats by column. Bytes that stay as they were are taken from `before`.
 std::vector<uint8_t> swizzled_scales(const Plan::Rank& rank, int64_t capacity, int64_t cols,
                                      bool zero_tail, const std::vector<uint8_t>& compact,
                                      uint8_t before);

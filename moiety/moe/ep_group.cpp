@@ -15,7 +15,7 @@
 namespace moiety::moe {
 namespace {
 
-// 0 is more than any number of rows.
+// The limit of rows to a peer; 0 stands for any number.
 int64_t peer_rows(const EpLimits& l) { return l.peer_rows == 0 ? INT64_MAX : l.peer_rows; }
 
 bool fits(const EpLimits& wanted, const EpLimits& have) {
@@ -54,7 +54,7 @@ std::string describe(const ExpertMap& map, const EpLimits& l, const EpOptions& o
       l.rank_fp32, l.token_order, l.peer_rows, o.chunk_rows, transport_name(o.transport));
 }
 
-// Collective, unless the transport is given.
+// Makes the exchange of the transport. Collective, unless the transport is given.
 std::unique_ptr<Exchange> make_exchange(comm::Communicator& comm, const ExpertMap& map,
                                         const EpOptions& options) {
   const bool collectives = options.transport == EpTransport::kAuto

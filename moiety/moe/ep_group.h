@@ -6,21 +6,21 @@
 // communicator that the group splits off for itself. The results are the same bits.
 //
 // One group serves all layers of a model; a process may hold any number of groups. All ranks issue
-// the same operations on a group in the same order, each after the last (by an event if the stream
-// changes). After an operation, in stream order, the caller may overwrite every input and read
-// every output, and no peer touches either.
+// the same operations on a group in the same order, each after the one before (by an event if the
+// stream changes). After an operation, in stream order, the caller may overwrite every input and
+// read every output, and no peer touches either.
 //
 // create, reserve, release and close are collective and are called outside of any operation.
 //
-// On a GPU (EpOptions::device) a group has one rank, no memory for peers, and its operations are
+// On a GPU (EpOptions::device) a group has one rank and no memory for peers. Its operations are
 // kernels on the caller's stream, which may be captured in a graph; the epoch of a captured
-// operation is that of its capture. Tensors, plan memory too, lie on that GPU.
+// operation is that of its capture. Tensors and plan memory lie on that GPU.
 //
-// Errors. Arguments are checked when an operation is called: Error(InvalidArgument) on the ranks
-// where they are wrong. A peer that is late, gone, or runs something else poisons the group:
-// Error(Comm) on every rank, from the operation that noticed and from every later call but close.
-// Over collectives a rank that runs nothing hears of it only when it takes part again. A lost
-// capacity under kError and indices >= E are recorded with their epoch: check(epoch).
+// Errors: arguments are checked when an operation is called, with Error(kInvalidArgument) on the
+// ranks where they are wrong. A peer that is late, gone, or runs something else poisons the group:
+// Error(kComm) on every rank, from the operation that noticed and from every later call except
+// close. Over collectives a rank that runs nothing learns of it only when it takes part again. A
+// lost capacity under kError and indices >= E are recorded with their epoch: check(epoch).
 #pragma once
 
 #include <cstdint>
@@ -37,27 +37,27 @@
 
 namespace moiety::moe {
 
-// Number of an operation within a group, from 1.
+// The number of an operation within a group, from 1.
 using Epoch = int64_t;
 
-// The largest batch that the group's memory is made for. Equal on all ranks.
+// The largest batch that the group's memory is made for; equal on all ranks.
 struct EpLimits {
-  int64_t tokens = 0;  // T_max of a rank
+  int64_t tokens = 0;  // T_max, tokens of a rank
   int64_t model = 0;   // D
   int topk = 0;        // K, at most 32
-  // Format of the largest row. Rows of all formats that are no longer fit, too; sums are of
-  // floating point rows, so memory for quantized ones alone may be too short for them.
+  // The format of the largest row. Rows of all formats that are no longer fit, too. Sums need
+  // floating-point rows, so memory for quantized rows alone may be too short for them.
   PayloadFormat widest = PayloadFormat::kBF16;
-  int depth = 2;             // 1 or 2 halves: 2 hides a latency, 1 takes half the memory
-  bool rank_fp32 = false;    // Reduction::kRankFp32 is used
-  bool token_order = false;  // Reduction::kToken is used
-  // P: rows that a rank may send to another, 0 for all of them. A token whose row there would be
+  int depth = 2;             // 1 or 2 halves of memory: 2 hide a latency, 1 takes half the memory
+  bool rank_fp32 = false;    // whether Reduction::kRankFp32 is used
+  bool token_order = false;  // whether Reduction::kToken is used
+  // P, the rows that a rank may send to another; 0 allows all. A token whose row there would be
   // number P or later loses its pairs of that rank before anything is counted; the overflow policy
-  // of prepare says what that means.
+  // of prepare tells the consequence.
   int64_t peer_rows = 0;
 };
 
-// How rows move. Equal on all ranks.
+// The way in which rows move; equal on all ranks.
 enum class EpTransport : uint8_t {
   kAuto,         // kMapped where the ranks can map each other's memory, else kCollectives
   kMapped,       // stores into the peers' memory; at most 64 ranks
@@ -66,51 +66,53 @@ enum class EpTransport : uint8_t {
 
 struct EpOptions {
   std::string name = "ep";
-  Seconds deadline{100};  // of every wait inside an operation
+  Seconds deadline{100};  // limit of every wait inside an operation
   int chunk_rows = 16;    // rows that are announced to the receiver together
   EpTransport transport = EpTransport::kAuto;
-  Device device = {};  // where operations run; a GPU: a communicator of one rank, else Unsupported
-  // Tests: called before something goes to a peer, by the thread that is about to send it.
+  // where operations run; a GPU needs a communicator of one rank, else Error(kUnsupported)
+  Device device = {};
+  // For tests: called before something goes to a peer, by the thread that is about to send it.
   std::function<void()> before_store = {};
 };
 
-// Bytes of a rank's memory, exactly. On a GPU there is none: the total is 0, and the sizes of
-// records say what rows fit the limits.
+// The exact bytes of a rank's memory. On a GPU there is none: the total is 0, and the sizes of
+// records tell which rows fit the limits.
 struct EpBytes {
   int64_t record = 0;         // one row of dispatch with its side part
   int64_t record_reduce = 0;  // one row of combine
-  int64_t pair = 0;           // one row of Reduction::kToken, 0 without token_order
-  int64_t regions = 0;        // mapped: what peers store into, of all halves; else packed rows
-  int64_t meta = 0;           // prepare's messages; over collectives also headers and an index
-  int64_t words = 0;          // flags, mapped only
-  int64_t loss = 0;           // rounding up
-  int64_t total = 0;          // regions + meta + words + loss
+  int64_t pair = 0;           // one row of Reduction::kToken; 0 without token_order
+  int64_t regions = 0;  // mapped: memory that peers store into, over all halves; else packed rows
+  int64_t meta = 0;     // prepare's messages; over collectives also headers and an index
+  int64_t words = 0;    // flags; mapped only
+  int64_t loss = 0;     // lost by rounding up
+  int64_t total = 0;    // regions + meta + words + loss
 };
 
-// A handle to move. Its destructor lets go without waiting for peers: what they still store has a
-// place to land (symmetric_buffer.h).
+// A handle to a group, which can be moved. Its destructor lets go without waiting for peers: their
+// late stores have a place to land (symmetric_buffer.h).
 class EpGroup {
  public:
   static EpGroup create(comm::Communicator& comm, ExpertMap map, const EpLimits& limits,
                         const EpOptions& options);
-  // Pure; kAuto counts as kMapped.
+  // The bytes of a group. A pure function, for which kAuto counts as kMapped.
   static EpBytes bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
 
-  // Grows the memory to hold `limits` too; nothing happens if they fit. Plans stay valid.
+  // Grows the memory to hold `limits` too; does nothing if they fit. Plans stay valid.
   void reserve(const EpLimits& limits);
   // Frees the memory. An operation before the next reserve is an error.
   void release();
-  // Frees the memory when all ranks are here; the end of a group, poisoned or not.
+  // Frees the memory when all ranks are here: the end of a group, poisoned or not.
   void close();
 
-  // Throws if the group is known to be poisoned. No wait.
+  // Throws Error(kComm) if the group is known to be poisoned; does not wait.
   void check() const;
-  // Waits for the operation `epoch` (on a GPU for all on the stream of the last one, so for
-  // launches of a graph too); throws the first error recorded at or before it (a lost capacity
+  // Waits for the operation `epoch` (on a GPU for all operations on the last one's stream, so for
+  // launches of a graph too). Throws the first error recorded at or before it (a lost capacity
   // under kError, an index >= E), the same on every rank, and forgets those records.
   void check(Epoch epoch);
-  // Writes int64 [3] in stream order: operations under kReport that lost pairs, their largest
-  // required rows of a rank, their lost pairs in the group; then starts again from zero.
+  // Writes int64 [3] in stream order: the number of operations under kReport that lost pairs, the
+  // largest number of rows that a rank required in them, and the pairs that they lost in the group.
+  // Then the counts start again from zero.
   void take_report(TensorView report, Stream stream);
 
   const std::string& name() const;
@@ -121,10 +123,10 @@ class EpGroup {
   int local_experts() const { return map().local_count(rank()); }
   // kMapped or kCollectives; on a GPU kMapped.
   EpTransport transport() const;
-  // What the memory is made for, and its bytes; zero while released.
+  // The limits that the memory is made for, and its bytes; zero while released.
   const EpLimits& limits() const;
   EpBytes bytes() const;
-  // Of the operation issued last; 0 before the first.
+  // The epoch of the operation issued last; 0 before the first.
   Epoch epoch() const;
 
   struct Impl;  // exchange.h

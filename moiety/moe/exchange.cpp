@@ -14,7 +14,7 @@ constexpr const char* kOpNames[] = {"nothing",          "prepare",           "di
                                     "combine_backward", "dispatch_backward", "?",        "?"};
 constexpr const char* kReductionNames[] = {"kRank", "kRankFp32", "kToken", "?"};
 
-// Of an element of rows that can be summed; 0 of quantized ones.
+// Bytes of an element of rows that can be summed; 0 for quantized rows.
 int64_t sum_bytes(PayloadFormat format) {
   return format == PayloadFormat::kFP32 ? 4 : format > PayloadFormat::kFP32 ? 0 : 2;
 }
@@ -52,7 +52,7 @@ EpBytes record_sizes(const ExpertMap& map, const EpLimits& l, const EpOptions& o
   in("peer_rows", l.peer_rows, 0, INT32_MAX);
   in("chunk_rows", o.chunk_rows, 1, INT32_MAX);
   in("ranks x tokens x topk", map.ranks() * l.tokens * l.topk, 0, INT32_MAX);
-  // Far below 2^63 as far as memories go; a product that is not is caught here.
+  // The product is far below 2^63 for any real memory; one that is not is caught here.
   const double regions = 2.0 * map.ranks() * l.tokens * l.topk * (4.0 * l.model + 256);
   MOIETY_CHECK(regions < 0x1p62, "ep, group \"{}\": {} tokens of {} elements are too many", o.name,
                l.tokens, l.model);

@@ -1,10 +1,10 @@
-// Inside expert parallelism: how records get from rank to rank (docs/spec/ep.md#mapped-memory,
-// docs/spec/ep.md#collectives).
+// The transport inside expert parallelism: how records get from rank to rank
+// (docs/spec/ep.md#mapped-memory, docs/spec/ep.md#collectives).
 //
 // A row on the wire is a record: its parts, then a side part of K floats. The movers of rows
-// (row_movers.h) store records where an Exchange says, announce them, and read what came. Where
-// that is and what must happen in between is all that differs between ranks that map each other's
-// memory (exchange_mapped.h) and ranks that do not (exchange_collective.h).
+// (row_movers.h) store records at the places that an Exchange gives, announce them, and read those
+// that came. The place, and the steps between, are the only difference between ranks that map each
+// other's memory (exchange_mapped.h) and ranks that do not (exchange_collective.h).
 #pragma once
 
 #include <atomic>
@@ -37,63 +37,64 @@ enum class OpKind : uint8_t {
   kDispatchBackward
 };
 
-// What must be equal on all ranks for their rows to fit together.
+// The facts that must be equal on all ranks for their rows to fit together.
 struct Signature {
   OpKind op = OpKind::kPrepare;
   PayloadFormat format = PayloadFormat::kBF16;
-  bool weights = false;  // with a side part or with weights
+  bool weights = false;  // whether there is a side part, or weights
   Reduction reduction = Reduction::kRank;
   int64_t row_bytes = 0;
-  Epoch plan = 0;  // epoch of the prepare that made the plan; 0: the operation is a prepare
+  Epoch plan = 0;  // epoch of the prepare that made the plan; 0 if the operation is a prepare
 
-  uint64_t bits() const;  // of the first four
+  uint64_t bits() const;  // bits of the first four fields
 };
 
-// word(n) = n 2^20 + Signature::bits(), so a peer that runs something else in epoch n is seen at
-// once.
+// word(n) = n 2^20 + Signature::bits(), so that a peer that runs something else in epoch n is seen
+// at once.
 inline constexpr int kSignatureBits = 20;
 constexpr Epoch epoch_of(uint64_t word) { return static_cast<Epoch>(word >> kSignatureBits); }
 const char* op_name(uint64_t word);
 
-// A rank's announcement of the operation that it enters: all that peers compare.
+// A rank's announcement of the operation that it enters: everything that peers compare.
 struct Entry {
   uint64_t word = 0;
   int64_t row_bytes = 0;
   Epoch plan = 0;
   bool operator==(const Entry&) const = default;
 };
-// "dispatch(bf16, 14336 B, weights) of plan 811"
+// The entry as text: "dispatch(bf16, 14336 B, weights) of plan 811".
 std::string describe(const Entry& entry);
 
-// A pair's record: data, then a side part of its value and its number t K + k.
+// Bytes of a pair's record: data, then a side part with its value and its number t K + k.
 constexpr int64_t pair_record_bytes(int64_t data) {
   return round_up(RowParts{data}.side_at() + 16, 128);
 }
-inline constexpr int64_t kPairNumber = 4;  // its place in the side part
+inline constexpr int64_t kPairNumber = 4;  // the number's place in the side part
 
-// prepare's message: a head with counts that is the same for all peers, then a record for each row.
+// The bytes of the head of prepare's message, which has counts and is the same for all peers; a
+// record for each row follows it.
 constexpr int64_t head_bytes(int experts, int ranks) {
   return 128 + round_up(4 * (int64_t{experts} + ranks), 128);
 }
 constexpr int64_t routing_bytes(int topk) { return 8 + 8 * topk; }
 
-// The rows that memory for `limits` holds of a rank for another.
+// The rows of one rank for another that memory for `limits` holds.
 constexpr int64_t rows_max(const EpLimits& limits) {
   const bool all = limits.peer_rows == 0 || limits.peer_rows > limits.tokens;
   return all ? limits.tokens : limits.peer_rows;
 }
-// The records' sizes among EpBytes; checks what the limits of all groups have in common.
+// The sizes of records in EpBytes; it also checks the limits that all groups have in common.
 EpBytes record_sizes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options,
                      int most_ranks);
 
-// What an operation sends.
+// The kinds of records that an operation sends.
 enum class Box : uint8_t {
   kRouting,  // prepare's records
   kRows,     // rows j
-  kPairs,    // the pairs alive of each row: Reduction::kToken
+  kPairs,    // the live pairs of each row: Reduction::kToken
 };
 
-// How the ranks of one group reach each other: the group's memory, and the operation that runs.
+// The connection between the ranks of one group: the group's memory, and the operation that runs.
 class Exchange {
  public:
   Exchange(comm::Communicator& comm, const ExpertMap& map, const EpOptions& options);
@@ -106,27 +107,28 @@ class Exchange {
   int ranks() const { return map_.ranks(); }
   const ExpertMap& map() const { return map_; }
   const std::string& name() const { return options_.name; }
-  // Of the operation that runs, or ran last.
+  // The epoch of the operation that runs, or ran last.
   Epoch epoch() const { return epoch_; }
 
-  // -- The group's memory; all ranks are between operations.
+  // -- The group's memory, while all ranks are between operations.
 
-  // Collective: memory for `limits` in place of what there was. Throws the same on all ranks; then
-  // nothing has changed.
+  // Takes memory for `limits` in place of the old memory. Collective. Throws the same on all ranks;
+  // then nothing has changed.
   virtual void allocate(const EpLimits& limits) = 0;
-  // Collective: returns when all ranks are here, and lets go of the memory.
+  // Lets go of the memory when all ranks are here. Collective.
   virtual void release() = 0;
   const EpBytes& bytes() const { return bytes_; }
-  // Why the group is poisoned; empty while all is well.
+  // The reason why the group is poisoned; empty if it is not.
   virtual std::string failure() const;
 
-  // -- An operation. Its functions return at once when the group is poisoned. All but out, in,
-  // before_store and announce are for the rank's thread: what waits may call its communicator.
+  // -- An operation. Its functions return at once when the group is poisoned. Only out, in,
+  // before_store and announce may be called by other threads than the rank's, since functions that
+  // wait may call the rank's communicator.
 
-  // Takes the next epoch. May wait for peers to end older ones, so everything may be stored
+  // Takes the next epoch. It may wait for peers to end older ones, so that everything may be stored
   // afterwards without waiting.
   void begin(const Signature& signature);
-  // All that peers sent has been read. Throws if the group is poisoned.
+  // Ends the operation: everything that peers sent has been read. Throws if the group is poisoned.
   void finish();
 
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
@@ -139,45 +141,45 @@ class Exchange {
   // Makes room for this operation's records of `stride` bytes, sent_R[r] of them for rank r. The
   // own rank's entry does not count, here and below.
   void open(Box box, int64_t stride, std::span<const int64_t> sent_R);
-  // What the operation sends.
+  // Bytes that the operation sends.
   int64_t sent_bytes() const { return sent_bytes_; }
-  // Where record i for `to` is to be stored; for Box::kPairs, pair number t K + k at home, which is
-  // the i-th for `to`.
+  // The place for record i to rank `to`; for Box::kPairs the place for pair number t K + k at home,
+  // which is the i-th for `to`.
   std::byte* out(int to, int64_t i) const { return out_R_[to] + i * stride_; }
   std::byte* pair_out(int to, int64_t pair, int64_t i) const {
     return out(to, place_of_pair_ ? i : pair);
   }
-  // To be called before records are stored (EpOptions::before_store).
+  // Must be called before records are stored (EpOptions::before_store).
   void before_store() const;
-  // Chunk `chunk` for `to` is stored.
+  // Announces that chunk `chunk` for `to` is stored.
   virtual void announce(int to, int64_t chunk) = 0;
-  // prepare: all records are stored; sends the head.
+  // For prepare: sends the head; all records are stored.
   virtual void send_head(const std::byte* head) = 0;
   // The head of a peer; null if the group is poisoned.
   virtual const std::byte* await_head(int from) = 0;
-  // All records are stored. Returns when those of received_R[s] rows are here from every rank s.
+  // Ends the stores, and returns when the received_R[s] records of every rank s are here.
   virtual void transfer(std::span<const int64_t> received_R) = 0;
-  // What came.
+  // Record i from rank `from`.
   const std::byte* in(int from, int64_t i) const { return in_R_[from] + i * stride_; }
   const std::byte* pair_in(int64_t pair) const {
     return pairs_in_ + (place_of_pair_ ? place_of_pair_[pair] : pair) * stride_;
   }
 
-  // Stops this rank, and as far as the transport can all others, with a short form of `why`.
+  // Stops this rank and, as far as the transport can, all others, with a short form of `why`.
   enum class Failure : uint8_t { kLate = 1, kMismatch, kPrepare, kProtocol, kAborted };
   void poison(Failure failure, int about, const std::string& why);
 
  protected:
   virtual void enter() = 0;
   virtual void leave() = 0;
-  // Says where this operation's records are stored.
+  // Decides the places of this operation's records.
   virtual void place() = 0;
   virtual void spread_poison(Failure, int /*about*/) {}
-  // Stops this rank alone, which heard of another rank's `why`; the first reason stays.
+  // Stops only this rank, which learned of another rank's `why`; the first reason stays.
   void stop(const std::string& why);
-  // "ep, group "moe", epoch 812: rank 3 runs ..., rank 1 runs ..."
+  // The text of a mismatch: "ep, group "moe", epoch 812: rank 3 runs ..., rank 1 runs ...".
   std::string mismatch_text(int rank, const Entry& entry, int peer, const Entry& peers) const;
-  // The peer runs something else.
+  // Poisons the group because the peer runs something else.
   void poison_mismatch(int peer, const Entry& entry);
 
   comm::Communicator& comm_;
@@ -188,15 +190,15 @@ class Exchange {
   EpBytes bytes_;
 
   Epoch epoch_ = 0;  // in stream order
-  Entry entry_;      // this rank's, of the operation that runs
+  Entry entry_;      // of this rank, for the operation that runs
   std::atomic<bool> failed_{false};
 
   Box box_ = Box::kRows;
   int64_t stride_ = 0, sent_bytes_ = 0;
-  std::vector<int64_t> sent_R_;  // records; 0 for the own rank
+  std::vector<int64_t> sent_R_;  // numbers of records; 0 for the own rank
   std::vector<std::byte*> out_R_, in_R_;
   std::byte* pairs_in_ = nullptr;
-  int32_t* place_of_pair_ = nullptr;  // null: pairs lie at their numbers
+  int32_t* place_of_pair_ = nullptr;  // null if pairs lie at their numbers
 
  private:
   mutable std::mutex mutex_;  // guards failure_
@@ -212,35 +214,35 @@ struct EpGroup::Impl {
 
   enum class State { kOpen, kReleased, kClosed } state = State::kReleased;
   EpLimits limits;
-  Epoch issued = 0;  // host order
+  Epoch issued = 0;  // in the order of the host
 
-  // On a CPU.
+  // Set on a CPU.
   std::unique_ptr<Exchange> exchange;
   Event last;  // after the operation issued last
   Findings findings;
 
-  // On a GPU, where a group has one rank. Of a stream, not an event, one can wait for the launches
-  // of a graph too.
+  // Set on a GPU, where a group has one rank. The last stream is kept and no event, since waiting
+  // for a stream also waits for launches of a graph.
   Buffer gpu_state;
   Stream last_stream;  // of the operation issued last
   EpBytes gpu_bytes;
 
   Impl(comm::Communicator& c, ExpertMap m, const EpOptions& o)
       : comm(&c), map(std::move(m)), options(o) {}
-  // Throws unless an operation may be issued: open, not poisoned.
+  // Throws unless an operation may be issued, which needs an open group that is not poisoned.
   void check_usable(const char* operation) const;
   void check_poison() const;
-  // Throws unless the stream is the group's device's.
+  // Throws unless the stream is of the group's device.
   void check_stream(const char* operation, const Stream& stream) const;
   bool on_gpu() const { return options.device.type == DeviceType::kCuda; }
   GpuState* gpu() const { return reinterpret_cast<GpuState*>(gpu_state.data()); }
   const EpBytes& bytes() const { return on_gpu() ? gpu_bytes : exchange->bytes(); }
   // Returns when the operation issued last has happened.
   void wait() const;
-  // The first finding at or before `epoch`, as Findings::take.
+  // The first finding at or before `epoch`, as in Findings::take.
   std::optional<Finding> take_finding(Epoch epoch);
   void free_memory();
-  // Collective: all ranks ask for the same.
+  // Checks that all ranks ask for the same. Collective.
   void compare(const EpLimits& wanted) const;
 };
 
@@ -271,10 +273,12 @@ Epoch issue_on_gpu(EpGroup& group, const Stream& stream, Enqueue&& enqueue) {
   return ++impl.issued;
 }
 
-// Throws unless the group may run on the stream, the plan is one of its plans and fits its memory.
+// Throws unless the group may run on the stream, and the plan is one of its plans and fits its
+// memory.
 void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan,
                 const Stream& stream);
-// Throws unless a record of `bytes`, with a row of `rows`, fits those that were reserved.
+// Throws unless a record of `bytes`, with a row of `rows`, fits the records that memory was
+// reserved for.
 void check_record(const char* operation, const EpGroup& group, const Payload& rows, int64_t bytes);
 
 // Fills the plan's tensors.

@@ -113,7 +113,8 @@ bool CollectiveExchange::run(Collective&& collective) {
   }
 }
 
-// Tells every rank what this one runs and how many records it will send there; hears the same.
+// Tells every rank the operation that this one runs and the number of records it will send there,
+// and learns the same of them.
 bool CollectiveExchange::greet() {
   Greeting *to = greetings(), *from = to + ranks();
   for (int r = 0; r < ranks(); ++r) to[r] = {entry_, sent_R_[r]};

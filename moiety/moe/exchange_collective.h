@@ -1,8 +1,9 @@
 // The exchange of ranks that cannot map each other's memory (docs/spec/ep.md#collectives): records
-// are packed by receiver and go through the collectives of a communicator of the group's own.
+// are packed by receiver and go through the collectives of the group's own communicator.
 //
-// Every operation opens with an all-to-all of greetings: who runs what, and how many records will
-// follow. So a peer that runs something else is named before sizes have to agree.
+// Every operation opens with an all-to-all of greetings, which tell the operation of each rank and
+// the number of records that will follow. So a peer that runs something else is named before sizes
+// have to agree.
 #pragma once
 
 #include <memory>
@@ -16,12 +17,12 @@ namespace moiety::moe {
 
 inline constexpr int kMostCollectiveRanks = 1024;
 
-// Where things are in a rank's memory, in bytes from its base.
+// The places in a rank's memory, in bytes from its base.
 struct CollectiveLayout {
   EpBytes bytes;
   int64_t greetings = 0;  // [2, R]: to the ranks, from them
   int64_t heads = 0;      // [R, head_bytes]
-  int64_t places = 0;     // int32 [T_max, K] with token_order: where a pair's record is
+  int64_t places = 0;     // int32 [T_max, K] with token_order: place of a pair's record
   int64_t sent = 0, received = 0;
 };
 CollectiveLayout collective_layout(const ExpertMap& map, const EpLimits& limits,
@@ -29,7 +30,7 @@ CollectiveLayout collective_layout(const ExpertMap& map, const EpLimits& limits,
 
 class CollectiveExchange final : public Exchange {
  public:
-  // Collective: splits off a communicator.
+  // Splits off a communicator. Collective.
   CollectiveExchange(comm::Communicator& comm, const ExpertMap& map, const EpOptions& options);
 
   EpTransport transport() const override { return EpTransport::kCollectives; }
@@ -41,7 +42,7 @@ class CollectiveExchange final : public Exchange {
   const std::byte* await_head(int from) override;
   void transfer(std::span<const int64_t> received_R) override;
 
-  // For tests, which poison it.
+  // For tests, which poison the memory.
   const Buffer& memory() const { return memory_; }
 
  private:
@@ -63,7 +64,7 @@ class CollectiveExchange final : public Exchange {
   std::unique_ptr<comm::Communicator> own_;
   CollectiveLayout layout_;
   Buffer memory_;
-  std::vector<int64_t> received_R_;  // records; 0 from the own rank
+  std::vector<int64_t> received_R_;  // numbers of records; 0 from the own rank
   uint64_t previous_ = 0;            // word of the operation before
 };
 

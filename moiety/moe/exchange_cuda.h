@@ -1,4 +1,4 @@
-// Inside expert parallelism: a group of one rank on a GPU. Its operations are kernels on the
+// A group of one rank on a GPU, inside expert parallelism. Its operations are kernels on the
 // caller's stream; nothing waits for the host, and all may be captured in a graph, whose replays
 // read the routing anew. The results are those of a CPU group of one rank, bit for bit.
 #pragma once
@@ -10,31 +10,31 @@
 
 namespace moiety::moe {
 
-// What a group keeps on its GPU, zero at first.
+// The state that a group keeps on its GPU, zero at first.
 struct GpuState {
   Findings findings;
-  // Of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E, and from
-  // the first of those to the end of the batch.
+  // Counts of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E,
+  // and those from the first bad one to the end of the batch.
   unsigned long long masked = 0, bad = 0, behind_bad = 0;
 };
 
 // Fills the plan's tensors and adds to the findings.
 void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuState* state,
                   const Stream& stream);
-// report := the state's, which starts again from zero.
+// Writes the state's report, which then starts again from zero.
 void take_report_cuda(const TensorView& report, GpuState* state, const Stream& stream);
 
-// Rows x[t] to their slots, by bytes, with w[t, k] if there are values; then zeroes the padding
-// and, if asked, the tail. Scales are compact.
+// Copies rows x[t] to their slots, bit for bit, with w[t, k] if there are values; then zeroes the
+// padding and, if asked, the tail. Scales are compact.
 void copy_rows_cuda(const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
                     const ExpertRows& rows, bool tail, const Stream& stream);
 // gy[slot] := round(slot_w[slot] g[t]), and the dot products with y if there are values; zeroes the
-// padding. All of one floating point type.
+// padding. All rows have one floating-point dtype.
 struct ScaleRowsArgs {
   TensorView g_TD, slot_w, y_CD, gy_CD, g_slot_w;
 };
 void scale_rows_cuda(const EpPlan& plan, const ScaleRowsArgs& args, const Stream& stream);
-// As sum_rows.
+// The sums of sum_rows (row_movers.h).
 void sum_rows_cuda(const EpPlan& plan, const SumArgs& args, const Stream& stream);
 
 }  // namespace moiety::moe

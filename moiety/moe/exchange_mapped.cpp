@@ -158,8 +158,8 @@ void MappedExchange::announce(int to, int64_t chunk) {
   post(ready_word(to, rank(), chunk), entry_.word);
 }
 
-// Chunks without a row alive, too, must have come before their half is given back; and a peer that
-// sends nothing must have said that it runs the same.
+// Chunks without a live row, too, must have come before their half is given back, and a peer that
+// sends nothing must have said that it runs the same operation.
 void MappedExchange::transfer(std::span<const int64_t> received_R) {
   if (box_ == Box::kRouting) return;  // they came before the heads
   for (int i = 0; i + 1 < ranks(); ++i) {
@@ -188,18 +188,18 @@ const std::byte* MappedExchange::await_head(int from) {
   return await(from, layout_.chunks, 0) ? message(rank(), from) : nullptr;
 }
 
-// The peer's entry of this epoch, whose head or a later word has been seen.
+// The peer's entry of this epoch, of which a head or a later word has been seen.
 Entry MappedExchange::entry_of(int peer, uint64_t head) const {
   return {head, static_cast<int64_t>(comm::load_relaxed(entry_word(rank(), layout_.width, peer))),
           static_cast<Epoch>(comm::load_relaxed(entry_word(rank(), layout_.plan, peer)))};
 }
 
-// The peer is in this epoch with another entry.
+// Whether the peer is in this epoch with another entry.
 bool MappedExchange::differs(int peer, uint64_t head) const {
   return epoch_of(head) == epoch_ && entry_of(peer, head) != entry_;
 }
 
-// Returns when the peer is in this epoch, too; false unless it runs the same.
+// Returns when the peer is in this epoch, too; false unless it runs the same operation.
 bool MappedExchange::meet(int peer) {
   uint64_t& head = entry_word(rank(), layout_.head, peer);
   if (!wait(head, kSignatureBits, epoch_, {.from = peer})) return false;
@@ -208,7 +208,7 @@ bool MappedExchange::meet(int peer) {
 }
 
 // Waits until the word's epoch (its bits from `shift` on) is at least `wanted`. A peer that has
-// entered this epoch with another entry will never post what is waited for.
+// entered this epoch with another entry will never post the word.
 bool MappedExchange::wait(uint64_t& word, int shift, Epoch wanted, const Awaited& awaited) {
   if (failed()) return false;
   uint64_t& head = entry_word(rank(), layout_.head, awaited.from);
@@ -283,7 +283,7 @@ void MappedExchange::spread_poison(Failure failure, int about) {
   const uint64_t head = comm::load_acquire(entry_word(rank(), layout_.head, about));
   const Entry entries[] = {entry_, entry_of(about, head)};
   for (int r = 0; r < ranks(); ++r) {
-    // An abort is seen by every rank itself, with its reason.
+    // Every rank sees an abort itself, with its reason.
     if (failure == Failure::kAborted && r != rank()) continue;
     int64_t at = kReasonWords * rank();
     for (const Entry& e : entries) {

@@ -1,5 +1,6 @@
 // The exchange of ranks that map each other's memory (docs/spec/ep.md#mapped-memory): records are
-// stored straight into regions of the receiver that only their sender writes, and words order that.
+// stored straight into regions of the receiver that only their sender writes, and words give the
+// order.
 //
 // Half h = n mod depth of all regions belongs to epoch n: a rank stores into a peer's half only
 // when the peer's credit says that it has read all of epoch n - depth.
@@ -13,15 +14,16 @@
 namespace moiety::moe {
 
 inline constexpr int kMostMappedRanks = 64;
-// Words in which a rank says why it poisons: its entry, then that of the peer which it is about.
+// The number of words in which a rank says why it poisons: its entry, then that of the peer
+// concerned.
 inline constexpr int64_t kReasonWords = 6;
 
-// Where things are in every rank's memory, in bytes from its base.
+// The places in every rank's memory, in bytes from its base.
 struct MappedLayout {
   EpBytes bytes;
   int64_t chunks = 0;  // flags of a sender in a half, without prepare's
   int64_t addr = 0, width = 0, plan = 0, head = 0, ready = 0, credit = 0, poison = 0, reason = 0;
-  int64_t meta = 0, message = 0;  // of all messages, of one
+  int64_t meta = 0, message = 0;  // bytes of all messages, of one
   int64_t regions = 0, half = 0;
 };
 MappedLayout mapped_layout(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
@@ -40,10 +42,10 @@ class MappedExchange final : public Exchange {
   const std::byte* await_head(int from) override;
   void transfer(std::span<const int64_t> received_R) override;
 
-  // For tests, which look into them and forge words.
+  // For tests, which look into the words and forge them.
   const MappedLayout& layout() const { return layout_; }
   const comm::SymmetricBuffer& memory() const { return memory_; }
-  // Element `index` of an array of words at a rank.
+  // Element `index` of an array of words at rank `at`.
   uint64_t& word(int at, int64_t array, int64_t index) const {
     return reinterpret_cast<uint64_t*>(memory_.peer(at) + array)[index];
   }
@@ -51,7 +53,7 @@ class MappedExchange final : public Exchange {
  private:
   struct Awaited {
     int from;
-    int64_t chunk = -1, of = 0;  // a credit; a message
+    int64_t chunk = -1, of = 0;  // chunk -1 is an entry or a credit; of 0 is no chunk
   };
 
   void enter() override;

@@ -159,7 +159,7 @@ QuantizedView MoeLayer::send(const MoeSaved& saved, TensorView h_TD, TensorView 
     quant::quantize(h_TD, sent, {}, stream);
     args.x_TD = sent;
     args.rows_CD = received;
-    args.zero_tail = true;  // it is dequantized with the rest
+    args.zero_tail = true;  // the tail is dequantized with the rest
     dispatch(*group_, saved.plan, args, stream);
     quant::dequantize(received, Direction::kRow, rows.rows_CD, {}, stream);
   } else {

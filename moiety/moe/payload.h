@@ -9,7 +9,7 @@
 
 namespace moiety::moe {
 
-// What a row is made of on the wire. Bytes of a row of D elements:
+// The parts of a row on the wire. The number is the bytes of a row of D elements:
 enum class PayloadFormat : uint8_t {
   kBF16,     // 2 D
   kFP16,     // 2 D
@@ -21,25 +21,25 @@ enum class PayloadFormat : uint8_t {
 };
 const char* name(PayloadFormat format);
 
-// Rows [N, D]: a TensorView of bfloat16, float16 or float32, each row contiguous, rows strided as
-// they like; or a QuantizedView with rows = N, cols = D and its row direction. Codes and scales of
-// a quantized row move together, bit for bit, and are never quantized anew. Any D: a last block may
-// be short.
+// Rows [N, D]: a TensorView of bfloat16, float16 or float32, whose rows are contiguous and may be
+// strided; or a QuantizedView with rows = N, cols = D and its row direction. Codes and scales of a
+// quantized row move together, bit for bit, and are never quantized anew. D is any number: a last
+// block may be short.
 //
-// A QuantizedView that is sent has row_data and compact row_scales. Of kNvfp4, tensor_scale is [N]
-// if row_scaled, else [2] and element 0 is that of every row. Its col arrays play no part.
+// A QuantizedView that is sent has row_data and compact row_scales. In kNvfp4, tensor_scale is [N]
+// if row_scaled; else it is [2], and element 0 is that of every row. Its col arrays are ignored.
 //
 // A QuantizedView that receives has the sender's format, element and pow2_scales, and no col
-// arrays: the col operand is made of the rows that came. row_scales are compact, or in the layout
-// of a GEMM (quant/scale_layout.h): kSm90MnMajor of FP8 blocks; kSm100Swizzled of kMxfp8 and
-// kNvfp4, where the capacity and prepare's alignment must be multiples of 128; on a GPU compact
-// alone (others: Unsupported). Pads are zero: the columns behind the scales of every row written,
-// and kSm90MnMajor's rows behind the last. kNvfp4 is row_scaled, as rows of one expert come from
-// ranks with different scales, and tensor_scale is [N]. amax and flags, and tensor_scale of other
-// formats, are left alone.
+// arrays: the col operand is made from the rows that came. row_scales are compact, or in the layout
+// of a GEMM (quant/scale_layout.h): kSm90MnMajor for FP8 blocks; kSm100Swizzled for kMxfp8 and
+// kNvfp4, where the capacity and prepare's alignment must be multiples of 128. On a GPU they are
+// compact (others are Error(kUnsupported)). Pads are zero: the columns behind the scales of every
+// row written, and kSm90MnMajor's rows behind the last. kNvfp4 is row_scaled, as rows of one expert
+// come from ranks with different scales, and tensor_scale is [N]. amax and flags, and tensor_scale
+// of other formats, are left alone.
 //
-// Rows of row_data and of compact row_scales are contiguous and may be strided; tensor_scale may
-// be, too. Nothing needs more alignment than its element.
+// Rows of row_data and of compact row_scales are contiguous and may be strided; tensor_scale may be
+// strided, too. Nothing needs more alignment than its element.
 using Payload = std::variant<TensorView, QuantizedView>;
 
 }  // namespace moiety::moe

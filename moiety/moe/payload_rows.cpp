@@ -11,7 +11,7 @@ namespace moiety::moe {
 namespace {
 
 constexpr int kFormats = static_cast<int>(PayloadFormat::kNVFP4) + 1;
-// One more for the words of peers, which have three bits for it.
+// There is one more name for the words of peers, which have three bits for the format.
 constexpr const char* kNames[kFormats + 1] = {"bf16",     "fp16",  "fp32",  "fp8_e4m3",
                                               "fp8_e5m2", "mxfp8", "nvfp4", "?"};
 
@@ -33,7 +33,7 @@ std::optional<PayloadFormat> payload_format(const QuantSpec& spec) {
   return std::nullopt;
 }
 
-// A part of a quantized payload; its name in errors.
+// A part of a quantized payload, with its name for errors.
 struct Part {
   const char* operation;
   std::string name;
@@ -50,7 +50,7 @@ struct Part {
   }
 };
 
-// Checks what a payload that is sent and one that receives have in common.
+// Checks that hold for a payload that is sent and for one that receives.
 PayloadFormat check_quantized_rows(const char* op, const char* argument, const QuantizedView& q,
                                    int64_t rows) {
   check_spec(op, q.spec);

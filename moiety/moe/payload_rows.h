@@ -1,4 +1,4 @@
-// Inside expert parallelism: the rows of a payload part by part, as they are read, as a record
+// The rows of a payload, part by part, inside expert parallelism: as they are read, as a record
 // holds them on the wire, and as they are written (docs/spec/ep.md#payloads).
 #pragma once
 
@@ -13,21 +13,21 @@
 
 namespace moiety::moe {
 
-// The rows of a matrix, the elements of a vector, of a view that may be strided or absent.
+// The rows of a matrix, or the elements of a vector, in a view that may be strided or absent.
 class Rows {
  public:
   Rows() = default;
   explicit Rows(const TensorView& x)
       : base_(static_cast<std::byte*>(x.raw())),
         stride_(x.defined() ? x.stride(0) * bits(x.dtype()) / 8 : 0) {}
-  // One that stands for all.
+  // One row that stands for all.
   static Rows repeated(const TensorView& one) {
     Rows out(one);
     out.stride_ = 0;
     return out;
   }
   std::byte* operator[](int64_t i) const { return base_ + i * stride_; }
-  // In bytes.
+  // Distance between rows in bytes.
   int64_t stride() const { return stride_; }
   template <class T>
   T* as(int64_t i) const {
@@ -39,8 +39,8 @@ class Rows {
   int64_t stride_ = 0;
 };
 
-// Bytes of a row's parts and their places in a record: data, scales, then the row's own scale with
-// the side part, K floats. A row of floating point numbers is data alone.
+// The bytes of a row's parts and their places in a record: data, scales, then the row's own scale
+// with the side part, K floats. A row of floating-point numbers has only data.
 struct RowParts {
   int64_t data = 0, scales = 0, row_scale = 0;
 
@@ -55,18 +55,18 @@ struct RowParts {
 RowParts row_parts(PayloadFormat format, int64_t model);
 // The largest record of a format with rows no longer than those of `widest`.
 int64_t largest_record(PayloadFormat widest, int64_t model, int topk);
-// By the length of long rows.
+// Whether long rows of format a have more bytes than those of b.
 bool wider(PayloadFormat a, PayloadFormat b);
 
 PayloadFormat payload_format(DType dtype);
 std::string describe(const Payload& x);
 
-// One row's parts, wherever they are.
+// The parts of one row, wherever they are.
 struct Row {
   const std::byte* data;
-  const float* weights;                  // null: none
-  const std::byte* scales = nullptr;     // of quantized rows
-  const std::byte* row_scale = nullptr;  // of NVFP4
+  const float* weights;                  // null if there are none
+  const std::byte* scales = nullptr;     // for quantized rows
+  const std::byte* row_scale = nullptr;  // for NVFP4
 };
 
 // Rows that are sent.
@@ -77,7 +77,8 @@ struct SourceRows {
   Rows data, scales, row_scale;
   bool quantized() const { return parts.scales > 0; }
 };
-// Throws unless `x` is a payload of `rows` rows that may be sent.
+// The rows of `x`; throws Error(kInvalidArgument) unless it is a payload of `rows` rows that may be
+// sent.
 SourceRows source_rows(const char* operation, const char* argument, const Payload& x, int64_t rows);
 
 // The scales of received rows, in the layout of the output.
@@ -99,9 +100,9 @@ class ScaleRows {
   }
   void zero(int64_t r) const;
   ScaleLayout layout() const { return layout_; }
-  // Of ScaleLayout::kCompact.
+  // The rows of compact scales.
   const Rows& compact() const { return compact_; }
-  // Of rows that the layout adds.
+  // Zeroes the rows and columns that the layout adds.
   void zero_pads() const;
 
  private:
@@ -113,14 +114,14 @@ class ScaleRows {
   int64_t rows_ = 0, cols_ = 0, bytes_ = 0, step_ = 0;
 };
 
-// Where received rows go, by slot; with them a value for each, if there is such a vector.
+// The places of received rows, by slot; with a value for each, if there is such a vector.
 struct ExpertRows {
   RowParts parts;
   Rows data, row_scale, values;
   ScaleRows scales;
   bool has_values = false;
 
-  // Row and weight k.
+  // Puts the row and its weight k.
   template <bool quantized>
   void put(int64_t slot, const Row& row, int k) const {
     std::memcpy(data[slot], row.data, parts.data);
@@ -132,20 +133,20 @@ struct ExpertRows {
   }
   void zero(int64_t slot) const;
 };
-// Throws unless `rows` can receive the rows of `from`, which source_rows accepted, at the plan's
-// capacity. `values_C` has been checked.
+// The places in `rows`; throws Error(kInvalidArgument) unless it can receive the rows of `from`,
+// which source_rows accepted, at the plan's capacity. `values_C` has been checked.
 ExpertRows expert_rows(const char* operation, const char* argument, const Payload& rows,
                        const Payload& from, const EpPlan& plan, const TensorView& values_C);
 
 // Throws unless a GPU can write the rows.
 void check_gpu_rows(const char* operation, const char* argument, const ExpertRows& rows);
 
-// Throws unless all that moves is on the stream's device.
+// Throws Error(kInvalidArgument) unless all parts of the payload are on the stream's device.
 void check_payload_device(const char* operation, const char* argument, const Payload& x,
                           const Stream& stream);
 
-// Throws unless `x` is [rows, D] of a floating point payload type, each row contiguous. `model` -1:
-// any.
+// Throws Error(kInvalidArgument) unless `x` is [rows, D] of a floating-point payload dtype, with
+// contiguous rows. `model` -1 allows any D.
 void check_rows(const char* operation, const char* argument, const TensorView& x, int64_t rows,
                 int64_t model);
 

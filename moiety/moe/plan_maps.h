@@ -1,4 +1,4 @@
-// What the movers of rows on a CPU share: a plan's maps, and loops over chunks of its rows.
+// Parts that the movers of rows on a CPU share: a plan's maps, and loops over chunks of its rows.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace moiety::moe {
 
-inline constexpr int64_t kTaskBytes = 64 << 10;  // moved by a task of a loop, about
+inline constexpr int64_t kTaskBytes = 64 << 10;  // about what a task of a loop moves
 
 inline int64_t rows_per_task(int64_t row_bytes) {
   return std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(row_bytes, 64));
@@ -53,7 +53,7 @@ struct PlanMaps {
   const int32_t *slot_TK, *row_TR, *recv_token, *recv_slot, *rows_RR, *row_end_BR;
 };
 
-// body(peer, chunk, first row, end row) for all chunks of n(peer) rows, peers interleaved.
+// Calls body(peer, chunk, first row, end row) for all chunks of n(peer) rows, peers interleaved.
 template <class Rows, class Body>
 void for_chunks(const Exchange& exchange, const Rows& n, const Body& body) {
   const int peers = exchange.ranks() - 1;

@@ -16,7 +16,7 @@ namespace {
 class Parts {
  public:
   Parts(std::byte* base, Device device) : base_(base), device_(device) {}
-  // Room for `most` elements, of which `sizes` are used.
+  // Takes room for `most` elements, of which `sizes` are used.
   TensorView take(DType dtype, int64_t most, std::initializer_list<int64_t> sizes) {
     std::byte* here = base_ ? base_ + bytes_ : nullptr;
     bytes_ += round_up(byte_size(dtype, most), 128);
@@ -30,7 +30,8 @@ class Parts {
   int64_t bytes_ = 0;
 };
 
-// The plan's tensors in plan memory; `bytes`: how much they take. Null memory only measures.
+// Lays the plan's tensors out in plan memory; `bytes` is the memory they take. Null memory only
+// measures.
 EpPlan lay_out(std::byte* memory, Device device, const ExpertMap& map, int rank,
                const EpLimits& limits, const PrepareArgs& args, int64_t* bytes) {
   constexpr DType kI32 = DType::kInt32, kI64 = DType::kInt64;

@@ -1,5 +1,5 @@
-// prepare on a CPU: two passes over the own routing (count, then number the pairs and rows and
-// write them to their owners), one over what came from the ranks.
+// prepare on a CPU: two passes over the own routing (count; then number the pairs and rows and
+// write them to their owners) and one over the messages of the other ranks.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -13,11 +13,11 @@
 namespace moiety::moe {
 namespace {
 
-// The head of prepare's message (docs/spec/ep.md#messages-of-prepare). Behind it: count[E],
+// The head of prepare's message (docs/spec/ep.md#messages-of-prepare). Behind it come count[E],
 // rows[R], then the rows' records: token, 0, and per choice {local expert or -1, index among the
-// sender's pairs of that expert}. layout is of other kinds of plans. Bytes 48 to 63 name the first
-// bad index and bytes 64 to 71 the rank that most rows are for, before any cut, and their number:
-// so all ranks can tell of them.
+// sender's pairs of that expert}. layout stands for other kinds of plans. Bytes 48 to 63 name the
+// first bad index; bytes 64 to 71 name the rank that most rows are for, before any cut, and their
+// number. So all ranks can report them.
 struct MessageHead {
   char magic[8] = {'M', 'E', 'P', 1};
   int64_t capacity = 0;
@@ -34,7 +34,7 @@ struct Choice {
   int32_t expert = -1, pair = 0;
 };
 
-// What is wrong in one block of tokens.
+// The errors in one block of tokens.
 struct BlockFindings {
   int64_t masked = 0, bad = 0, cut = 0;
   int32_t bad_token = -1, bad_choice = -1;
@@ -92,7 +92,7 @@ class Prepare {
     return wide_ ? static_cast<const int64_t*>(args_.idx_TK.raw())[at]
                  : static_cast<const int32_t*>(args_.idx_TK.raw())[at];
   }
-  // The expert of a pair, -1 if it is not valid.
+  // The expert of a pair; -1 if the pair is not valid.
   int expert(int64_t t, int k) const {
     const int64_t e = index(t, k);
     return e >= 0 && e < experts_ ? static_cast<int>(e) : -1;
@@ -109,7 +109,7 @@ class Prepare {
   int32_t& recv_token(int s, int64_t j) const {
     return plan_.recv_token.data<int32_t>()[s * plan_.tokens_max + j];
   }
-  // Rows that there may be for a rank.
+  // The most rows that there may be for a rank.
   int64_t most_rows(int r) const { return r == me_ ? plan_.tokens_max : plan_.rows_max; }
 
   void count_blocks();
@@ -139,13 +139,13 @@ class Prepare {
   const bool wide_;
   std::vector<MessageHead> heads_;  // by rank
   std::vector<BlockFindings> found_;
-  std::vector<int64_t> sent_R_, received_R_;  // rows
+  std::vector<int64_t> sent_R_, received_R_;  // numbers of rows
   Trimmed trimmed_;
   int32_t *const count_RE_, *const rows_RR_, *const slot_TK_, *const row_TR_;
   int32_t *const row_end_BR_, *const pair_end_BE_;
 };
 
-// Pairs per expert and rows per rank of every block.
+// Counts the pairs per expert and the rows per rank of every block.
 void Prepare::count_blocks() {
   for_blocks([&](int64_t b, int64_t begin, int64_t end) {
     int32_t* pairs_E = pair_end_BE_ + b * experts_;
@@ -176,7 +176,7 @@ void Prepare::count_blocks() {
   });
 }
 
-// Counts of n things in each block become their numbers before it; and the totals.
+// Turns the counts of n things in each block into the numbers before it, and computes the totals.
 void Prepare::add_up(int32_t* counts, int64_t n, int32_t* total) const {
   std::fill_n(total, n, 0);
   for (int64_t b = 0; b < blocks_; ++b) {
@@ -199,7 +199,7 @@ void Prepare::number_rows_of_blocks() {
   std::copy_n(rows_R, ranks_, sent_R_.begin());
 }
 
-// There are more rows than may be sent: counts again, without the pairs of rows too many.
+// Counts again without the pairs of surplus rows, since there are more rows than may be sent.
 void Prepare::cut_rows() {
   int32_t* total_R = rows_RR_ + int64_t{me_} * ranks_;
   for (int r = 0; r < ranks_; ++r) {
@@ -226,8 +226,8 @@ void Prepare::cut_rows() {
   });
 }
 
-// The rows of a token at all ranks, numbered on from rows_R, -1 where there is none; and its pairs
-// that have one.
+// Numbers the rows of a token at all ranks, from rows_R on, with -1 where there is none, and gives
+// the pairs that have a row.
 void Prepare::number_rows(int64_t t, int32_t* rows_R, int32_t* row_R, TokenPairs& pairs) const {
   std::fill_n(row_R, ranks_, -1);
   for (int k = 0; k < topk_; ++k) {
@@ -357,14 +357,14 @@ void Prepare::trim_all() {
   trimmed_ = trim(map_, std::move(count), capacity, args_.alignment);
 }
 
-// Own pairs: their position among all ranks' pairs of the expert, hence their slot.
+// Finds the slots of own pairs, from their position among all ranks' pairs of the expert.
 void Prepare::find_slots() {
   std::vector<int64_t> before_E(experts_);
   for (int s = 0; s < me_; ++s) {
     for (int e = 0; e < experts_; ++e) before_E[e] += count_RE_[int64_t{s} * experts_ + e];
   }
   for_blocks([&](int64_t, int64_t begin, int64_t end) {
-    std::vector<int64_t> last_token_R(ranks_, -1);  // with a pair alive there
+    std::vector<int64_t> last_token_R(ranks_, -1);  // the last token with a live pair there
     for (int64_t t = begin; t < end; ++t) {
       const int32_t own_row = row_TR_[t * ranks_ + me_];
       for (int k = 0; k < topk_; ++k) {
@@ -384,7 +384,7 @@ void Prepare::find_slots() {
   });
 }
 
-// The rows that come here, and the way back from slots to rows.
+// Finds the rows that come here, and the way back from slots to rows.
 void Prepare::find_received() {
   int32_t* slot_row = plan_.slot_row.data<int32_t>();
   std::fill_n(slot_row, plan_.capacity, -1);
@@ -462,7 +462,7 @@ void Prepare::write_info() {
   info[kInfoGroupOverflow] = info[kInfoGroupDropped] > 0;
 }
 
-// Equal on all ranks, since all know the heads and counts of all.
+// Records errors, which are equal on all ranks, since all know the heads and counts of all.
 void Prepare::record_errors() {
   const auto add = [&](Finding::Kind kind, int rank, std::initializer_list<int64_t> values) {
     Finding out{.epoch = exchange_.epoch(), .kind = kind, .rank = rank};

@@ -7,10 +7,10 @@
 namespace moiety::moe {
 namespace {
 
-constexpr int kThreads = kTokenBlock;  // a thread for each token of a block
+constexpr int kThreads = kTokenBlock;  // one thread for each token of a block
 constexpr int kWarps = kThreads / 32;
 constexpr int kTrimThreads = 1024;
-constexpr int kExpertsOfThread = 4;  // at most, of the trim
+constexpr int kExpertsOfThread = 4;  // most experts of a thread in the trim
 constexpr uint32_t kAll = 0xFFFFFFFFu;
 
 struct Params {
@@ -31,7 +31,7 @@ struct Params {
     const int64_t at = t * idx_stride + k * idx_step;
     return wide ? static_cast<const int64_t*>(idx)[at] : static_cast<const int32_t*>(idx)[at];
   }
-  // Of block b.
+  // The number of pairs in block b.
   __device__ int pairs(int64_t b) const {
     const int64_t left = tokens - b * kTokenBlock;
     return static_cast<int>(left < kTokenBlock ? left : kTokenBlock) * topk;
@@ -45,8 +45,8 @@ struct Params {
 
 __device__ inline int warp_sum(int v) { return __reduce_add_sync(kAll, v); }
 
-// Pairs per expert and rows of every block of tokens, what is wrong in it; and no slot has a row
-// yet.
+// Counts the pairs per expert and the rows of every block of tokens, and its errors; and marks that
+// no slot has a row yet.
 __global__ void __launch_bounds__(kThreads) count_blocks(const __grid_constant__ Params p) {
   extern __shared__ int32_t pairs_E[];
   __shared__ uint8_t has_pair[kTokenBlock];
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kThreads) count_blocks(const __grid_constant__
   }
 }
 
-// Counts of blocks become their sums up to the end of each block. A block has 32 columns: experts,
-// then the rows; a warp has a part of their blocks of tokens.
+// Turns the counts of blocks into their sums up to the end of each block. A thread block has 32
+// columns: experts, then the rows; a warp has a part of their blocks of tokens.
 __global__ void __launch_bounds__(kThreads) add_up(const __grid_constant__ Params p) {
   __shared__ int32_t part[kWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -113,7 +113,8 @@ __global__ void __launch_bounds__(kThreads) add_up(const __grid_constant__ Param
   if (warp == kWarps - 1 && column <= p.experts) *(of_rows ? p.rows : p.count_E + column) = sum;
 }
 
-// The sum over the block's threads before this one; all of them in `total`. All threads call it.
+// The sum over the block's threads before this one; `total` gets the sum over all. All threads call
+// it.
 __device__ int64_t sum_before(int64_t v, int64_t& total) {
   __shared__ int64_t sum_of_warp[kTrimThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -123,7 +124,7 @@ __device__ int64_t sum_before(int64_t v, int64_t& total) {
     const int64_t below = __shfl_up_sync(kAll, sum, o);
     if (lane >= o) sum += below;
   }
-  __syncthreads();  // who still reads the sums of the call before
+  __syncthreads();  // some threads may still read the sums of the call before
   if (lane == 31) sum_of_warp[warp] = sum;
   __syncthreads();
   int64_t all = sum_of_warp[lane];
@@ -137,7 +138,7 @@ __device__ int64_t sum_before(int64_t v, int64_t& total) {
   return (warp == 0 ? 0 : warps_before) + sum - v;
 }
 
-// The experts of a thread of the trim, neighbours.
+// The experts of a thread in the trim, which are neighbours.
 struct Trim {
   int first, count;
   int64_t pairs[kExpertsOfThread], blocks[kExpertsOfThread];
@@ -174,7 +175,8 @@ __device__ void write_findings(const Params& p, int64_t required, int64_t droppe
        .value = {required, capacity, expert, static_cast<int64_t>(largest / p.experts)}});
 }
 
-// What is kept of every expert's pairs (trim.h), where they go, and the info words. One block.
+// Finds the number of every expert's pairs that are kept (trim.h), their places, and the info
+// words. One block.
 __global__ void __launch_bounds__(kTrimThreads) trim_experts(const __grid_constant__ Params p) {
   __shared__ unsigned long long largest;  // pairs, then the smallest expert with so many
   if (threadIdx.x == 0) largest = 0;
@@ -259,9 +261,9 @@ __global__ void __launch_bounds__(kTrimThreads) trim_experts(const __grid_consta
 }
 
 // Numbers the pairs and rows of a block of tokens. A warp has a run of its pairs; lanes with the
-// same expert find each other, so a pair's number is that of its order.
+// same expert find each other, so that the number of a pair follows from its order.
 __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant__ Params p) {
-  extern __shared__ uint16_t before_WE[];  // pairs of an expert before a warp's, then so far
+  extern __shared__ uint16_t before_WE[];  // an expert's pairs before a warp's, then those so far
   __shared__ uint8_t has_pair[kTokenBlock], is_alive[kTokenBlock];
   __shared__ int32_t row_of[kTokenBlock], rows_of_warp[kWarps];
   const int64_t b = blockIdx.x;
@@ -272,7 +274,7 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
   for (int i = threadIdx.x; i < kWarps * p.experts; i += kThreads) before_WE[i] = 0;
   has_pair[threadIdx.x] = is_alive[threadIdx.x] = 0;
   __syncthreads();
-  // f(pair, expert or -1, lanes with the same).
+  // Calls f(pair, expert or -1, lanes with the same expert).
   const auto for_pairs = [&](auto&& f) {
     for (int i = begin + lane; i - lane < end; i += 32) {
       const int64_t index = i < end ? p.index_of(b, i) : -1;

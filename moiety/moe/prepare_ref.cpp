@@ -9,7 +9,7 @@
 namespace moiety::moe::ref {
 namespace {
 
-// Takes blocks away one by one, each from the longest expert, of equals from the last.
+// Takes blocks away one by one, each from the longest expert; among equals from the last one.
 std::vector<int64_t> trim(const std::vector<int64_t>& count, int64_t capacity, int64_t a) {
   std::vector<int64_t> blocks;
   for (const int64_t c : count) blocks.push_back(ceil_div(c, a));
@@ -26,8 +26,8 @@ std::vector<int64_t> trim(const std::vector<int64_t>& count, int64_t capacity, i
   return kept;
 }
 
-// Of the rows of rank s for every other rank, those from the P-th on are cut: their pairs become
-// masked. Counts them, and the rows that there were.
+// The cut of the rows of rank s for every other rank: those from the P-th on are cut, and their
+// pairs become masked. It has their number, and the number of rows that there were.
 struct Cut {
   PerRank<int64_t> idx;
   std::vector<int64_t> pairs;  // by rank

@@ -1,6 +1,6 @@
 // The reference of expert parallelism, which defines its results: it takes the inputs of all ranks
-// and returns the outputs of all, in plain loops over pairs (docs/spec/ep.md#plan). It shares
-// nothing with what it is a reference for but the expert map. This part makes plans; the data
+// and returns the outputs of all, in plain loops over pairs (docs/spec/ep.md#plan). It shares only
+// the expert map with the code that it is the reference for. This part makes plans; the data
 // operations are in dispatch_ref.h and combine_ref.h.
 #pragma once
 
@@ -21,9 +21,9 @@ struct PlanInput {
   ExpertMap map{1, 1};
   int topk = 1;
   int64_t alignment = 1;
-  std::vector<int64_t> capacity;  // in force, by rank
+  std::vector<int64_t> capacity;  // capacity in force, by rank
   PerRank<int64_t> idx;           // [T_s, K]
-  int64_t peer_rows = 0;          // P; 0: all
+  int64_t peer_rows = 0;          // P; 0 allows all
   int64_t tokens(int s) const { return static_cast<int64_t>(idx[s].size()) / topk; }
 };
 
@@ -32,7 +32,7 @@ struct Plan {
     std::vector<int64_t> real, padded, before, offset;
     std::array<int64_t, 16> info{};
     std::vector<int32_t> slot_TK, row_TR;
-    // By source rank: the tokens whose rows come here, and their slots here.
+    // The tokens whose rows come here, and their slots here, by source rank.
     PerRank<int32_t> token;                         // [n]
     PerRank<int32_t> slot_K;                        // [n, K]
     std::vector<std::pair<int, int64_t>> slot_row;  // [C] (s, j), s = -1 where there is none
@@ -40,7 +40,7 @@ struct Plan {
   PlanInput in;
   std::vector<Rank> rank;
 
-  // The slots of a token, by k; -1 where not alive.
+  // The slots of a token, by k; -1 where the pair is not alive.
   const int32_t* slots(int s, int64_t t) const { return &rank[s].slot_TK[t * in.topk]; }
   int owner(int s, int64_t t, int k) const {
     return in.map.owner(static_cast<int>(in.idx[s][t * in.topk + k]));

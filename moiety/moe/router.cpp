@@ -51,7 +51,7 @@ void check_segments(const char* op, int64_t tokens, int64_t segments) {
                tokens, segments);
 }
 
-// stats := block sums, ascending.
+// Adds the blocks' sums to stats, in ascending order.
 template <class Block, class Out>
 void add_blocks(const Blocks& blocks, const Block* block, int64_t columns, Out* stats) {
   const int64_t segments = blocks.per_segment > 0 ? blocks.count / blocks.per_segment : 0;
@@ -63,7 +63,7 @@ void add_blocks(const Blocks& blocks, const Block* block, int64_t columns, Out* 
   }
 }
 
-// The gradient of the logits stays float32, so the operands that it meets are widened. `out` is
+// Widens an operand, since the gradient of the logits that it meets stays float32. `out` is
 // contiguous.
 void widen(const TensorView& x, const TensorView& out, Stream stream) {
   stream.run([=] {
@@ -77,7 +77,7 @@ void widen(const TensorView& x, const TensorView& out, Stream stream) {
   });
 }
 
-// Whether the operands are on a GPU.
+// Checks the operands; whether they are on a GPU.
 bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                     const Stream& stream) {
   const char* op = "router_backward";
@@ -172,7 +172,7 @@ void backward_in_fp32(const RouterConfig& config, const RouterBackwardArgs& args
              stream);
 }
 
-// The same by tensor cores: three bf16 pieces that add up to the gradient of the logits.
+// The backward products on tensor cores: three bf16 pieces add up to the gradient of the logits.
 void backward_in_pieces(const RouterConfig& config, const RouterBackwardArgs& args,
                         const Stream& stream) {
   if constexpr (kCudaBuilt) {

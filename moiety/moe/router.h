@@ -2,21 +2,22 @@
 // experts balanced, and the backward pass (docs/spec/trainer.md#router).
 //
 // Letters: T tokens, D model size, E experts, K choices, S segments of the statistics. Segment s is
-// tokens [s*T/S, (s+1)*T/S). The loss kind `sequence` has one segment per sequence, the others one.
+// tokens [s*T/S, (s+1)*T/S). The loss kind `sequence` has one segment per sequence, the others have
+// one.
 //
 // Scores, choice, weights and losses are fp32 with fixed bits (base/math; row sums by lane_sum);
 // only the matrix products have the bound of gemm.h. Sums over tokens are taken in blocks of 64
-// from a segment's start, ascending, then block sums ascending (in fp64), whatever the number of
-// threads.
+// from a segment's start, ascending, then the blocks' sums are added in ascending order (in fp64),
+// whatever the number of threads.
 //
-// On a GPU all but the products has these bits (a NaN is any NaN), nothing waits for the host, and
-// every call can be captured. The gradient of the logits stays fp32 when it meets bf16: CPUs widen
-// the other operand, on a GPU it is three bf16 pieces, whose products are exact in fp32. dx w is
-// then a product of K = 3E; dx^T h is the sum of three of K = T.
+// On a GPU everything except the products has these bits (a NaN is any NaN), nothing waits for the
+// host, and every call can be captured. The gradient of the logits stays fp32 when it meets bf16.
+// CPUs widen the other operand; on a GPU the gradient becomes three bf16 pieces, whose products are
+// exact in fp32: dx w is then a product of K = 3E, and dx^T h is the sum of three of K = T.
 //
-// A step: router_forward on each rank; then, where the scope of the losses is larger than one rank,
-// the caller sums `count`, `sum` (and `scope`) over the ranks; router_losses for the values;
-// router_backward. For kind `hf` backward takes the counts summed over all MoE layers.
+// A step runs router_forward on each rank; then, where the scope of the losses is larger than one
+// rank, the caller sums `count`, `sum` (and `scope`) over the ranks; then router_losses for the
+// values, and router_backward. For kind `hf` backward takes the counts summed over all MoE layers.
 //
 // `scope` is int64 [2] = {n, N}: valid targets and tokens (unmasked) over which the losses are
 // taken, those of a micro-batch or of all data ranks. A loss enters the objective with the factor
@@ -32,8 +33,8 @@ namespace moiety::moe {
 
 enum class Score { kSoftmax, kSigmoid };
 
-// sum_e f_e P_e of the shares f_e of the pairs and P_e, the mean of q_te (RouterStats), over N
-// tokens. f carries no gradient.
+// The auxiliary loss, sum_e f_e P_e. f_e is from the shares of the pairs and carries no gradient;
+// P_e is the mean of q_te (RouterStats) over N tokens.
 enum class AuxLoss {
   kNone,
   kSwitch,    // f_e = E c_e / (K N): 1 when balanced (Fedus et al., Switch Transformers, 2021)
@@ -51,37 +52,39 @@ struct RouterConfig {
   int64_t group_top_k = 1;  // 1..groups, group_top_k * experts / groups >= top_k
   AuxLoss aux = AuxLoss::kNone;
   float aux_coef = 0.0f;
-  float z_coef = 0.0f;         // of the mean of lse_t^2, lse_t = log(sum_e exp(logit_te))
+  float z_coef = 0.0f;         // factor of the mean of lse_t^2, lse_t = log(sum_e exp(logit_te))
   bool force_balance = false;  // choice k of token t is (t*K + k) mod E: for benchmarks
 };
 
-// Throws Error(InvalidArgument) naming the first value out of range.
+// Throws Error(kInvalidArgument) naming the first value out of range.
 void check(const RouterConfig& config);
 
-// What the losses need to know about the choice. Both tensors may be summed over ranks as they are.
+// The facts about the choice that the losses need. Both tensors may be summed over ranks as they
+// are.
 struct RouterStats {
-  // int64 [S, E+1]: pairs (token, choice) of each expert before any drop; last column: tokens.
+  // int64 [S, E+1]: pairs (token, choice) of each expert before any drop; the last column has
+  // tokens.
   TensorView count;
-  // float64 [S, E+1]: sums over tokens of q_te (softmax: p; sigmoid: p divided by its row sum);
-  // last column: sum of lse_t^2.
+  // float64 [S, E+1]: sums over tokens of q_te (softmax: p; sigmoid: p divided by its row sum); the
+  // last column has the sum of lse_t^2.
   TensorView sum;
 };
 
 struct RouterForwardArgs {
-  TensorView h_TD;    // float32 or bfloat16
-  TensorView w_ED;    // of h's dtype
-  TensorView bias_E;  // float32, added to the scores for the choice alone; absent: none
-  TensorView mask_T;  // uint8, 0: the token is routed nowhere and is in no statistic; absent: none
-  TensorView logits_TE;  // out, float32; what backward needs
-  TensorView idx_TK;     // out, int32: K distinct experts by descending score; masked: all -1
-  TensorView weight_TK;  // out, float32; masked: 0
-  RouterStats stats;     // out, overwritten
+  TensorView h_TD;       // float32 or bfloat16
+  TensorView w_ED;       // in h's dtype
+  TensorView bias_E;     // float32, added to the scores only for the choice; optional
+  TensorView mask_T;     // uint8, 0: the token is routed nowhere and is in no statistic; optional
+  TensorView logits_TE;  // result, float32; backward needs it
+  TensorView idx_TK;     // result, int32: K distinct experts by descending score; all -1 if masked
+  TensorView weight_TK;  // result, float32; 0 if masked
+  RouterStats stats;     // result, overwritten
   TensorView workspace;  // uint8, at least router_forward_workspace bytes, aligned to 4
 };
 
-// Choice: the K largest of score + bias, equal ones by ascending index, -0 equal to +0, NaN last;
-// so any input gives K distinct experts. A group's score is the sum of its two largest. T = 0 is
-// legal.
+// Routes tokens. The choice is the K largest of score + bias, equal ones by ascending index, with
+// -0 equal to +0 and NaN last; so any input gives K distinct experts. A group's score is the sum of
+// its two largest. T = 0 is legal.
 void router_forward(const RouterConfig& config, const RouterForwardArgs& args, Stream stream);
 int64_t router_forward_workspace(const RouterConfig& config, int64_t tokens, int64_t segments);
 
@@ -96,12 +99,12 @@ void router_losses(const RouterConfig& config, const RouterLossArgs& args, Strea
 struct RouterBackwardArgs {
   TensorView h_TD, w_ED, logits_TE, idx_TK;  // as in forward
   TensorView dweight_TK;                     // float32, the gradient of weight_TK
-  TensorView count;      // int64 [S, E+1] of the losses' scope; (hf) summed over the MoE layers
+  TensorView count;      // int64 [S, E+1] over the losses' scope; (hf) summed over the MoE layers
   TensorView scope;      // int64 [2]
-  TensorView dw_ED;      // float32 or bfloat16: dw := dw_beta * dw + dx^T h; absent: not wanted
+  TensorView dw_ED;      // float32 or bfloat16: dw := dw_beta * dw + dx^T h; not computed if absent
   float dw_beta = 0.0f;  // 0 or 1; 0 never reads dw
-  TensorView addend_TD;  // of h's dtype or float32, optional; may be dh itself
-  TensorView dh_TD;      // out, of h's dtype: round(dx w + addend)
+  TensorView addend_TD;  // in h's dtype or float32, optional; may be dh itself
+  TensorView dh_TD;      // result, in h's dtype: round(dx w + addend)
   TensorView workspace;  // uint8, at least router_backward_workspace bytes, aligned to 4; 16: fast
 };
 
@@ -109,9 +112,9 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
 int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64_t tokens,
                                   int64_t model);
 
-// The auxiliary-loss-free balance of DeepSeek-V3, once per optimizer step:
-// bias_e += rate * sign(mean(c) - c_e), c = int64 [E], pairs of the whole global batch. `skip`:
-// int32 [1], read when the operation runs; if it is not 0, nothing changes. Absent: 0.
+// The auxiliary-loss-free balance of DeepSeek-V3, once per optimizer step: bias_e += rate *
+// sign(mean(c) - c_e), with c = int64 [E], pairs of the whole global batch. `skip` is an optional
+// int32 [1], read when the operation runs; if it is not 0, nothing changes.
 void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream,
                         TensorView skip = {});
 

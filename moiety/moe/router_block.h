@@ -1,6 +1,7 @@
-// The router's arithmetic for a block of tokens: the reference, which defines the bits. Templates,
-// so that the gradient checks run it in double, and forced inline, so that router_cpu.cpp compiles
-// this text for every instruction set; router_cuda.cu follows it lane by lane. Internal to router.
+// The router's arithmetic for a block of tokens: the reference, which defines the bits. These are
+// templates, so that the gradient checks can run them in double, and are inlined by force, so that
+// router_cpu.cpp compiles them for every instruction set; router_cuda.cu follows them lane by lane.
+// Internal to the router.
 #pragma once
 
 #include <algorithm>
@@ -37,17 +38,18 @@ struct Blocks {
   }
 };
 
-// Added to divisors that could be 0 (all scores of a token underflow); too small to change others.
+// A number that is added to divisors that could be 0 (all scores of a token underflow); it is too
+// small to change others.
 template <class T>
 inline constexpr T kTiny = T(1e-20);
 
-// Whether a is chosen before b that has a smaller index.
+// Whether a is chosen before b, which has a smaller index.
 template <class T>
 MOIETY_HD_INLINE bool exceeds(T a, T b) {
   return a > b || (b != b && a == a);
 }
 
-// out[0..k) := the indices of the k first of c[0..n) by (descending, index), NaN last.
+// out[0..k) := the indices of the k first of c[0..n) by (descending value, index), NaN last.
 template <class T>
 MOIETY_INLINE void choose_largest(const T* c, int64_t n, int64_t k, int32_t* out) {
   int64_t size = 0;
@@ -59,7 +61,7 @@ MOIETY_INLINE void choose_largest(const T* c, int64_t n, int64_t k, int32_t* out
   }
 }
 
-// c := -inf outside the best groups.
+// Sets c := -inf outside the best groups.
 template <class T>
 MOIETY_INLINE void keep_best_groups(const RouterConfig& config, T* c) {
   const int64_t size = config.experts / config.groups;
@@ -87,14 +89,14 @@ MOIETY_INLINE T softmax(const T* x, int64_t n, T* p) {
   return largest + log(sum);
 }
 
-// What is known of a token from its logits alone.
+// The values of a token that follow from its logits alone.
 template <class T>
 struct Scores {
   std::array<T, kMaxExperts> softmax;
-  std::array<T, kMaxExperts> sigmoid;  // only with Score::kSigmoid
+  std::array<T, kMaxExperts> sigmoid;  // used only with Score::kSigmoid
   T lse;
   const T* p;  // the scores
-  T divisor;   // q = p / divisor
+  T divisor;   // q is p / divisor
 
   MOIETY_INLINE void compute(const RouterConfig& config, const T* x) {
     const int64_t n = config.experts;
@@ -107,7 +109,7 @@ struct Scores {
       divisor = kTiny<T> + lane_sum<T>(n, [&](T v, int64_t e) { return v + sigmoid[e]; });
     }
   }
-  // The weights of the chosen are scale * p / weight_divisor.
+  // The divisor such that the weights of the chosen are scale * p / divisor.
   MOIETY_INLINE T weight_divisor(const RouterConfig& config, const int32_t* idx) const {
     if (!config.renormalize) return 1;
     T z = p[idx[0]];
@@ -126,7 +128,7 @@ struct ForwardRows {
   T* weight;            // [T, K]
 };
 
-// Tokens [begin, end), at most kBlock; count and sum [E+1] are overwritten with their statistics.
+// Routes tokens [begin, end), at most kBlock; overwrites count and sum [E+1] with their statistics.
 template <class T>
 MOIETY_INLINE void forward_block(const ForwardRows<T>& rows, int64_t begin, int64_t end,
                                  int32_t* count, T* sum) {
@@ -173,21 +175,21 @@ struct BackwardRows {
   T* dlogits;          // [T, E]
 };
 
-// dp += the way of dweight back through the weights of the chosen.
+// dp += the gradient that flows from dweight back through the weights of the chosen.
 template <class T>
 MOIETY_INLINE void add_weight_gradient(const RouterConfig& config, const Scores<T>& scores,
                                        const int32_t* idx, const T* dweight, T* dp) {
   const T z = scores.weight_divisor(config, idx);
   const T scale = T(config.scale);
-  T mean = 0;  // of dweight, weighted by the weights before the scale
+  T mean = 0;  // mean of dweight, weighted by the weights before the scale
   if (config.renormalize) {
     for (int64_t k = 0; k < config.top_k; ++k) mean += dweight[k] * (scores.p[idx[k]] / z);
   }
   for (int64_t k = 0; k < config.top_k; ++k) dp[idx[k]] += scale / z * (dweight[k] - mean);
 }
 
-// Tokens [begin, end) of one segment. dq [E] is what the auxiliary loss adds to the gradient of q
-// (null: nothing), z_slope * lse * softmax what the z loss adds to that of the logits.
+// Backward of tokens [begin, end) of one segment. dq [E] is the auxiliary loss's part of the
+// gradient of q (null: none); z_slope * lse * softmax is the z loss's part of that of the logits.
 template <class T>
 MOIETY_INLINE void backward_block(const BackwardRows<T>& rows, int64_t begin, int64_t end,
                                   const T* dq, T z_slope) {
@@ -236,21 +238,21 @@ MOIETY_HD inline double aux_slope(const RouterConfig& config, int64_t count, int
   return static_cast<double>(config.experts) * share / choices;
 }
 
-// Tokens over which that mean is taken: of the scope for `sequence`, else of the statistics (which
-// for `hf` hold those of every layer).
+// The number of tokens over which that mean is taken: those of the scope for `sequence`, else those
+// of the statistics (which for `hf` hold those of every layer).
 MOIETY_HD inline int64_t aux_tokens(const RouterConfig& config, int64_t stats_tokens,
                                     int64_t scope_tokens) {
   return config.aux == AuxLoss::kSequence ? scope_tokens : stats_tokens;
 }
 
-// n / tokens times the coefficient of a loss that is a mean over the tokens. `scope`: {n, N}.
+// n / tokens times the coefficient of a loss that is a mean over the tokens. `scope` is {n, N}.
 MOIETY_HD inline double loss_factor(double coef, const int64_t* scope, int64_t tokens) {
   if (tokens <= 0) return 0;
   return coef * (static_cast<double>(scope[0]) / static_cast<double>(tokens));
 }
 
-// Of backward_block: dq[e] of a segment whose counts are `count` [E+1], if there is an auxiliary
-// loss, and z_slope.
+// Arguments of backward_block: dq[e] of a segment whose counts are `count` [E+1], if there is an
+// auxiliary loss, and z_slope.
 MOIETY_HD inline bool has_aux(const RouterConfig& config) {
   return config.aux != AuxLoss::kNone && config.aux_coef != 0;
 }
@@ -264,7 +266,7 @@ MOIETY_HD inline float z_slope(const RouterConfig& config, const int64_t* scope)
   return static_cast<float>(loss_factor(2.0 * config.z_coef, scope, scope[1]));
 }
 
-// A step of router_update_bias; `total` is the sum of the counts.
+// One bias after a step of router_update_bias; `total` is the sum of the counts.
 MOIETY_HD inline float moved_bias(float bias, float rate, int64_t total, int64_t experts,
                                   int64_t count) {
   const int64_t lack = total - experts * count;  // has the sign of mean - c_e, in integers
@@ -272,13 +274,13 @@ MOIETY_HD inline float moved_bias(float bias, float rate, int64_t total, int64_t
   return bias + (lack > 0 ? rate : -rate);
 }
 
-// Defined in router_cpu.cpp for each instruction set: the same bits.
+// The blocks with fixed bits, which router_cpu.cpp defines for each instruction set.
 void forward_block_cpu(const ForwardRows<float>& rows, int64_t begin, int64_t end, int32_t* count,
                        float* sum);
 void backward_block_cpu(const BackwardRows<float>& rows, int64_t begin, int64_t end,
                         const float* dq, float z_slope);
 
-// router_forward after the product, and router_backward before those.
+// The parts of router_forward after the product, and of router_backward before the products.
 void forward_rows(const RouterConfig& config, const RouterForwardArgs& args);
 void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args,
                    const TensorView& dlogits_TE);

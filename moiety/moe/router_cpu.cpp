@@ -1,4 +1,4 @@
-// router_block.h for the instruction sets of x86.
+// The arithmetic of router_block.h, compiled for the instruction sets of x86.
 #include "moiety/base/simd.h"
 #include "moiety/moe/router_block.h"
 

@@ -1,7 +1,7 @@
-// A token is a group of lanes, which are the lanes of lane_sum, and a thread block has the 64
-// tokens of a block of the statistics, so that their sums can run in the order of router_block.h,
-// whose arithmetic this is. The scores of the tokens that a block has at a time lie in shared
-// memory.
+// The router on GPUs, with the arithmetic of router_block.h. A group of lanes, which are the lanes
+// of lane_sum, has a token, and a thread block has the 64 tokens of a block of the statistics, so
+// that their sums can run in the order of router_block.h. The scores of the tokens that a block has
+// at a time lie in shared memory.
 #include <algorithm>
 
 #include "moiety/base/launch.cuh"
@@ -16,27 +16,27 @@ namespace {
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 constexpr int64_t kSharedBytes = 200 * 1024;
 
-// How the lanes of a token hold its experts: octets in turns. Lanes that lane_sum has beyond them
-// would hold +0.
+// The way in which the lanes of a token hold its experts: octets in turns. The further lanes of
+// lane_sum would hold +0.
 template <int kLanes_, int kOctets, int kThreads_>
 struct Layout {
   static constexpr int kLanes = kLanes_, kEach = kOctets * kOctet, kThreads = kThreads_;
 
   __device__ static int lane() { return threadIdx.x % kLanes; }
-  // Of a lane's i-th element.
+  // The expert of a lane's i-th element.
   __device__ static int expert(int i) {
     return (i / kOctet * kLanes + lane()) * kOctet + i % kOctet;
   }
   __device__ static uint32_t mask() {
     return kWarp >> (32 - kLanes) << (threadIdx.x % 32 / kLanes * kLanes);
   }
-  // The result in all lanes of the token; all lanes of a warp call together.
+  // The sum, in all lanes of the token; all lanes of a warp call together.
   __device__ static float sum(float v) {
 #pragma unroll
     for (int o = kLanes / 2; o >= 1; o /= 2) v += __shfl_xor_sync(kWarp, v, o);
     return v;
   }
-  // Passes over NaN.
+  // The maximum, which passes over NaN.
   __device__ static float largest(float v) {
 #pragma unroll
     for (int o = kLanes / 2; o >= 1; o /= 2) v = fmaxf(v, __shfl_xor_sync(kWarp, v, o));
@@ -44,7 +44,7 @@ struct Layout {
   }
 };
 
-// What does not exist is -inf.
+// Loads logits; those that do not exist are -inf.
 template <class L>
 __device__ void load_logits(const float* x, int experts, bool vector, float (&v)[L::kEach]) {
 #pragma unroll
@@ -57,9 +57,9 @@ __device__ void load_logits(const float* x, int experts, bool vector, float (&v)
   }
 }
 
-// The three pieces of a row, at x, x + experts and x + 2 experts. Each rounds what the ones before
-// it leave, which is exact, so they add up to an element but for what lies below bf16's least,
-// 2^-133. An element that bf16 has no finite value for has a NaN among its pieces.
+// Stores the three pieces of a row, at x, x + experts and x + 2 experts. Each rounds the rest that
+// the ones before it leave, which is exact, so they add up to an element except for the part below
+// bf16's least, 2^-133. An element that bf16 has no finite value for has a NaN among its pieces.
 template <class L>
 __device__ void store_pieces(bf16* row, int experts, bool vector, float (&v)[L::kEach]) {
 #pragma unroll
@@ -93,8 +93,8 @@ __device__ void store_row(float* row, int experts, bool vector, const float (&v)
   }
 }
 
-// Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are, so it
-// changes no sum.
+// Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are NaN, so
+// it changes no sum.
 template <class L>
 struct TokenScores {
   float p[L::kEach];
@@ -126,7 +126,7 @@ struct TokenScores {
   }
 };
 
-// The weights of the chosen are scale * p / it.
+// The divisor such that the weights of the chosen are scale * p / divisor.
 __device__ float weight_divisor(const RouterConfig& config, const float* p, const int32_t* idx) {
   if (!config.renormalize) return 1;
   float z = p[idx[0]];
@@ -134,7 +134,7 @@ __device__ float weight_divisor(const RouterConfig& config, const float* p, cons
   return z + kTiny<float>;
 }
 
-// Keys in the order of the choice: NaN last but for kTaken, -0 as +0.
+// Keys in the order of the choice: NaN comes last, before kTaken only, and -0 is as +0.
 constexpr uint32_t kTaken = 0, kNanKey = 1, kMinusInfinityKey = 0x007FFFFF;
 
 __device__ uint32_t choice_key(float c) {
@@ -143,7 +143,7 @@ __device__ uint32_t choice_key(float c) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// keep_best_groups. `score`: shared memory for the groups' keys.
+// keep_best_groups of router_block.h. `score` is shared memory for the groups' keys.
 template <class L>
 __device__ void keep_best_groups(const RouterConfig& config, const float* p, const float* bias,
                                  uint32_t* score, uint32_t (&key)[L::kEach]) {
@@ -214,12 +214,12 @@ __device__ void choose(uint32_t (&key)[L::kEach], int k, int32_t* chosen) {
 struct ForwardParams {
   ForwardRows<float> rows;
   Blocks blocks;
-  int32_t* count;  // of the blocks
+  int32_t* count;  // counts of the blocks
   float* sum;
   bool vector;
 };
 
-// A thread block's shared memory, for `tokens` at a time.
+// The shared memory of a thread block that takes `tokens` at a time.
 struct ForwardShared {
   int64_t stride, groups, tokens, top_k, experts;
 
@@ -242,8 +242,8 @@ struct ForwardShared {
   __device__ int32_t* count(float* memory) const { return chosen(memory, tokens); }
 };
 
-// Of token t, the `slot`-th of those at a time: choice and weights; what the statistics add of it
-// in shared memory.
+// Routes token t, the `slot`-th of those at a time: computes its choice and weights, and puts its
+// part of the statistics into shared memory.
 template <class L>
 __device__ void route_token(const ForwardParams& p, const ForwardShared& at, float* memory,
                             int64_t t, int slot, bool live) {
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(L::kThreads)
   for (int e = threadIdx.x; e <= experts; e += blockDim.x) block_count[e] = count[e];
 }
 
-// The sums of the blocks, ascending, of 32 columns of a segment.
+// Sums the blocks in ascending order, for 32 columns of a segment.
 constexpr int kSumThreads = 256, kSumRows = 128;
 
 struct SumParams {
@@ -388,7 +388,7 @@ struct BackwardParams {
   const int64_t* count;
   const int64_t* scope;
   bf16* pieces;    // [T, 3E], instead of rows.dlogits
-  int64_t stride;  // of rows in shared memory
+  int64_t stride;  // distance between rows in shared memory
   bool vector;
 };
 
@@ -399,7 +399,7 @@ __device__ void store_gradient(const BackwardParams& p, int64_t t, float (&dx)[L
            : store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
 }
 
-// dlogits of token t. `row`, `dq` [E]: in shared memory.
+// Computes dlogits of token t. `row` and `dq` [E] are in shared memory.
 template <class L>
 __device__ void route_back(const BackwardParams& p, const float* dq, float* row, int64_t t,
                            bool exists, float z_slope) {
@@ -419,7 +419,7 @@ __device__ void route_back(const BackwardParams& p, const float* dq, float* row,
     for (int k = 0; config.renormalize && k < top_k; ++k) mean += dweight[k] * (row[idx[k]] / z);
   }
   __syncwarp();
-  // From here on the row is dp.
+  // From here on the row holds dp.
 #pragma unroll
   for (int i = 0; i < L::kEach; ++i) {
     if (L::expert(i) < p.stride) row[L::expert(i)] = 0;
@@ -494,7 +494,7 @@ __global__ void __launch_bounds__(L::kThreads)
   }
 }
 
-// Terms of eight segments at a time, a warp each; one thread adds those.
+// Eight warps each compute the terms of a segment at a time; one thread adds them.
 constexpr int kLossThreads = 256;
 
 struct LossParams {
@@ -565,7 +565,8 @@ __global__ void __launch_bounds__(kBiasThreads)
   }
 }
 
-// visit(layout, tokens that a thread block has at a time); shared(tokens): bytes for them.
+// Calls visit(layout, tokens that a thread block has at a time); shared(tokens) gives their bytes
+// of shared memory.
 template <class Shared, class Visit>
 void with_layout(int64_t experts, Shared&& shared, Visit&& visit) {
   const auto fit = [&](auto layout) {

@@ -1,22 +1,23 @@
-// The router on GPUs: all of it but the products, and what lies around those. Internal to router.
+// The router on GPUs: everything except the products, and the operations around those. Internal to
+// the router.
 #pragma once
 
 #include "moiety/moe/router.h"
 
 namespace moiety::moe::detail {
 
-// From args.logits_TE on.
+// The part of router_forward after the product, from args.logits_TE on.
 void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args,
                        const Stream& stream);
 void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, const Stream& stream);
-// `dlogits`: float32 [T, E], or bfloat16 [T, 3E] for its three pieces: columns [0, E) have the
+// `dlogits` is float32 [T, E], or bfloat16 [T, 3E] for its three pieces: columns [0, E) have the
 // largest, [2E, 3E) the smallest, and all three add up to it.
 void backward_rows_cuda(const RouterConfig& config, const RouterBackwardArgs& args,
                         const TensorView& dlogits, const Stream& stream);
-// out_3ED, without gaps, := bfloat16 rows three times.
+// out_3ED, without gaps, := the bfloat16 rows three times.
 void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const Stream& stream);
-// dw := round(beta * dw + (sums of pieces, from the smallest)); float32 sums without gaps, beta 0
-// or 1.
+// dw := round(beta * dw + (the sums of pieces, from the smallest)), with float32 sums without gaps
+// and beta 0 or 1.
 void add_pieces_cuda(const TensorView& sums_3ED, const TensorView& dw_ED, float beta,
                      const Stream& stream);
 void update_bias_cuda(const TensorView& bias_E, const TensorView& count_E, float rate,

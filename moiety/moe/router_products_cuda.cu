@@ -1,4 +1,4 @@
-// Around the products of the router's backward pass: a thread has an octet of a row.
+// Operations around the products of the router's backward pass: a thread has an octet of a row.
 #include "moiety/base/launch.cuh"
 #include "moiety/formats/octet.cuh"
 #include "moiety/moe/router_cuda.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Where a thread is in an [E, D] matrix.
+// The place of a thread in an [E, D] matrix.
 struct Place {
   int64_t row, column;
 

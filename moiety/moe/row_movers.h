@@ -1,4 +1,4 @@
-// Inside expert parallelism: the movers of rows that the data operations are made of. Those of a
+// The movers of rows inside expert parallelism, which the data operations are made of. Those of a
 // CPU run inside an operation of an Exchange; those of a GPU are in exchange_cuda.h.
 //
 // dispatch and combine_backward bring rows to experts (dispatch_cpu.cpp; scale_rows is combine's),
@@ -14,40 +14,41 @@
 
 namespace moiety::moe {
 
-// Sends x[t] (and the K weights of t) once to every rank with a pair alive of t. Every row that
-// arrives with a pair alive, own tokens' included, goes by bytes to its slots among `rows`, whose
-// experts' amax the sink is told.
+// Sends x[t] (and the K weights of t) once to every rank with a live pair of t. Every row that
+// arrives with a live pair, also from the own tokens, goes bit for bit to its slots among `rows`;
+// the sink gets the amax of their experts.
 void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
                const ExpertRows& rows, const quant::AmaxSink& sink = {});
-// The same, but for expand(row, its K slots) in place of copying; x is floating point. Rows are
+// The same, but it calls expand(row, its K slots) instead of copying; x is floating point. Rows are
 // expanded in any order and by several threads.
 using ExpandRow = std::function<void(const Row& row, const int32_t* slot_K)>;
 void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
                  const ExpandRow& expand);
 
-// gy[slot] := round(slot_w[slot] g[t]) for every pair alive, and its values := the dot products of
-// y[slot] and g[t] if y is defined.
+// gy[slot] := round(slot_w[slot] g[t]) for every live pair; if y is defined, its values := the dot
+// products of y[slot] and g[t].
 struct ScaledRows {
-  DType dtype = DType::kFloat32;  // of all
+  DType dtype = DType::kFloat32;  // of all tensors
   SourceRows g;
   TensorView slot_w, y_CD;
   ExpertRows gy;
 };
 void scale_rows(Exchange& exchange, const EpPlan& plan, const ScaledRows& args);
 
-// Zeroes the padding rows of every local expert, the tail up to C if asked, and what the layout of
-// scales adds.
+// Zeroes the padding rows of every local expert, the tail up to C if asked, and the pads that the
+// layout of scales adds.
 void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail);
 
-// out[t] := sum of y over the pairs alive of t, weighted by slot_w if given, + addend; and
-// side_TK[t, k] := side[slot], 0 for pairs not alive. At most one of slot_w and side is given.
+// out[t] := the sum of y over the live pairs of t, weighted by slot_w if given, + addend; and
+// side_TK[t, k] := side[slot], 0 for pairs that are not live. At most one of slot_w and side is
+// given.
 struct SumArgs {
   TensorView y_CD, slot_w = {}, side = {}, addend = {}, out_TD, side_TK = {};
   Reduction reduction = Reduction::kRank;
 };
 void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args);
 
-// Checks what combine and dispatch_backward have in common and issues sum_rows.
+// Makes the checks that combine and dispatch_backward share, and issues sum_rows.
 struct SumNames {
   const char *operation, *y, *out;
   OpKind kind;

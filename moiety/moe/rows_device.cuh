@@ -1,4 +1,5 @@
-// What the kernels that move rows share: a warp and the slots of its token, and rows of zeros.
+// Parts that the kernels that move rows share: a warp and the slots of its token, and rows of
+// zeros.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ constexpr uint32_t kWarp = 0xFFFFFFFFu;
 constexpr int kRowThreads = 256;
 constexpr int kRowWarps = kRowThreads / 32;
 
-// The slots of one token, lane k that of its choice k.
+// The slots of one token; lane k has that of its choice k.
 class TokenSlots {
  public:
   __device__ TokenSlots(const int32_t* slot_TK, int64_t t, int topk) {
@@ -19,11 +20,11 @@ class TokenSlots {
     slot_ = lane < topk ? slot_TK[t * topk + lane] : -1;
     alive_ = __ballot_sync(kWarp, slot_ >= 0);
   }
-  // Of the lane's own choice; -1 if not alive.
+  // The slot of the lane's own choice; -1 if it is not alive.
   __device__ int32_t own() const { return slot_; }
   __device__ int count() const { return __popc(alive_); }
   __device__ bool more() const { return alive_ != 0; }
-  // The lane of the next choice alive, in ascending order. There are more.
+  // The lane of the next live choice, in ascending order. There must be one.
   __device__ int next() {
     const int lane = __ffs(static_cast<int>(alive_)) - 1;
     alive_ &= alive_ - 1;
@@ -36,11 +37,11 @@ class TokenSlots {
   uint32_t alive_;
 };
 
-// Rows of a batch are cut into pieces, a warp has one of them. There are fewer than 2^32, as the
-// rows of more would not fit into a memory.
+// A piece of a row: rows of a batch are cut into pieces, and a warp has one of them. There are
+// fewer than 2^32, since the rows of more would not fit into a memory.
 struct Piece {
   int64_t row;
-  uint32_t piece;  // of the row
+  uint32_t piece;  // number of the piece in the row
 
   __device__ Piece(uint32_t block, uint32_t pieces) {
     const uint32_t warp = block * kRowWarps + threadIdx.x / 32;
@@ -49,7 +50,7 @@ struct Piece {
   }
 };
 
-// The rows and values of slots without a token: padding, and if asked the tail.
+// The rows and values of slots without a token: padding, and the tail if asked.
 struct ZeroRows {
   std::byte* data;
   int64_t stride, bytes;
@@ -60,7 +61,7 @@ struct ZeroRows {
   int64_t capacity;
   bool tail;
 
-  // Rows are whole Units at multiples of their size. A warp looks after 32 slots.
+  // Zeroes rows, which are whole Units at multiples of their size. A warp looks after 32 slots.
   template <class Unit>
   __device__ void run(int64_t warp) const {
     const int lane = threadIdx.x % 32;
@@ -73,7 +74,7 @@ struct ZeroRows {
       for (int64_t i = lane; i < bytes / int64_t{sizeof(Unit)}; i += 32) row[i] = Unit{};
     }
   }
-  // Those of a plan, without memory yet.
+  // The zero rows of a plan, without memory yet.
   static ZeroRows of(const EpPlan& plan, bool tail) {
     ZeroRows out{};
     out.slot_row = plan.slot_row.data<int32_t>();

@@ -9,7 +9,7 @@
 namespace moiety::train {
 namespace {
 
-// What is read back may be damaged too.
+// Whether an error comes from the disk: data that are read back may be damaged too.
 bool is_of_disk(const Error& e) {
   return e.kind() == ErrorKind::kIo || e.kind() == ErrorKind::kCheckpoint;
 }

@@ -1,5 +1,5 @@
-// The checkpoints that a training writes: beside it at an interval or a request, for good at its
-// end. One that fails is tried again at the next interval.
+// The checkpoints that a training writes: beside it at an interval or a request, and one for good
+// at its end. A save that fails is tried again at the next interval.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,27 @@ namespace moiety::train {
 
 class CheckpointKeeper {
  public:
-  // `run_state`: what a checkpoint holds beside tensors, after the steps completed so far.
+  // `run_state` gives the state of a checkpoint beside tensors, after the steps completed so far.
   CheckpointKeeper(const TrainingPlan& plan, Learner& learner, comm::Communicator& world,
                    Heartbeat& heartbeat, const Journal& journal,
                    std::function<checkpoint::RunState()> run_state);
 
   // Takes the memory for a copy of the state, if checkpoints are written beside training.
   void reserve();
-  // A checkpoint after step `step`, unless there is one; collective.
+  // Begins a checkpoint after step `step`, unless there is one. Collective.
   void save(int64_t step);
-  // The last one of the run: waits for it, and its failure ends the run. Collective.
+  // Writes the last checkpoint of the run and waits for it; its failure ends the run. Collective.
   void save_for_good(int64_t step);
-  // At every step border: rank 0 says how a save ended. `step`: completed steps.
+  // Makes rank 0 report how a save ended. Called at every step border; `step` counts completed
+  // steps.
   void hear_of_saves(int64_t step);
 
-  // What the last save took.
+  // Seconds that the last save took.
   double seconds() const { return seconds_; }
 
  private:
   void write(int64_t step, bool in_background);
-  // Of the newest save; the same on all ranks.
+  // Whether the newest save succeeded; the same on all ranks.
   bool saved_well(int64_t step);
   void tell(const checkpoint::SaveResult& result, int64_t step);
   void tell_of_failure(int64_t step, std::string_view error);

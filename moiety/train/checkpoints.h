@@ -12,9 +12,9 @@ namespace moiety::train {
 // checkpoints/. Throws CheckpointError if there is none.
 std::string find_checkpoint(const std::string& path);
 
-// The checkpoints that a run continues from, best first; later ones are for the case that an
-// earlier one is damaged. Empty: it starts anew. What a crash left of a save is cleared away first.
-// After run.resume; throws CheckpointError or UsageError where that cannot be.
+// The checkpoints from which a run may continue, best first: a later one is used if an earlier one
+// is damaged. If there is none the run starts anew. The rest of an interrupted save is cleared away
+// first. Follows run.resume; throws CheckpointError or UsageError where that cannot be.
 std::vector<std::string> resume_candidates(const TrainConfig& config);
 
 }  // namespace moiety::train

@@ -1,6 +1,6 @@
-// What a training is, as values. Sections and names are those of the program's keys, which error
-// texts name and docs/config.md describes; the library reads no text. The samples themselves come
-// from the caller (plan.h).
+// The configuration of a training, as values. Sections and names are those of the program's keys,
+// which error texts name and docs/config.md describes; the library reads no text. The samples
+// themselves come from the caller (plan.h).
 #pragma once
 
 #include <cstdint>
@@ -16,27 +16,27 @@
 
 namespace moiety::train {
 
-// Where a run begins that finds checkpoints in its directory.
+// The place where a run begins that finds checkpoints in its directory.
 enum class ResumeFrom {
-  kNewest,  // at the newest complete one, or anew if there is none
+  kNewest,  // the newest complete one, or anew if there is none
   kNever,   // anew; a directory with checkpoints is refused
-  kMust,    // at the newest complete one, which must be there
-  kPath,    // at RunSettings::checkpoint
+  kMust,    // the newest complete one, which must be there
+  kPath,    // RunSettings::checkpoint
 };
 
-// Storage of weights and activations; the last three quantize the linears of bf16.
+// The storage of weights and activations; the last three quantize the linears of bf16.
 enum class Recipe { kFp32, kBf16, kFp8Block, kMxfp8, kNvfp4 };
-// "fp32", "bf16", "fp8_block", "mxfp8", "nvfp4".
+// The recipe's name: "fp32", "bf16", "fp8_block", "mxfp8" or "nvfp4".
 std::string_view name(Recipe recipe);
 
-// Format of tokens' rows on the way to their experts.
+// The format of tokens' rows on the way to their experts.
 enum class DispatchFormat { kAuto, kBf16, kFp8Block, kMxfp8 };  // kAuto: the storage type
 std::string_view name(DispatchFormat format);
 
-// Format of gradients as they travel over gtp, egtp and dp.
+// The format of gradients as they travel over gtp, egtp and dp.
 enum class GradReduce { kMainGrad, kBf16 };  // kMainGrad: as they are kept
 
-// What more rows than a given capacity factor mean.
+// The consequence of needing more rows than the given capacity factor allows.
 enum class Overflow { kError, kDrop, kReport };
 
 struct RunSettings {
@@ -44,8 +44,8 @@ struct RunSettings {
   uint64_t seed = 1234;
   int64_t ranks = 1;
   ResumeFrom resume = ResumeFrom::kNewest;
-  std::string checkpoint;  // of kPath: a checkpoint, or a run directory
-  std::string init_from;   // a checkpoint whose weights alone are taken; empty: none
+  std::string checkpoint;  // for kPath: a checkpoint, or a run directory
+  std::string init_from;   // a checkpoint from which only the weights are taken; empty: none
   double max_hours = 0;    // save and stop before this time; 0: no limit
 };
 
@@ -64,12 +64,12 @@ struct DataSettings {
 };
 
 struct BatchSettings {
-  int64_t steps = 0;               // of the run; 0: from `tokens`, and 1000 without those
-  int64_t tokens = 0;              // of the run, instead of steps
+  int64_t steps = 0;               // steps of the run; 0: from `tokens`, or 1000 without those
+  int64_t tokens = 0;              // tokens of the run, instead of steps
   int64_t micro_batch = 1;         // sequences of a pass on one rank
   int64_t global_batch = 8;        // sequences of a step; a multiple of micro_batch x data ranks
-  double grad_clip = 1;            // largest norm of the mean gradient; 0: none
-  std::optional<bool> cuda_graph;  // capture steps on a GPU; none: where nothing forbids it
+  double grad_clip = 1;            // largest norm of the mean gradient; 0: any
+  std::optional<bool> cuda_graph;  // capture steps on a GPU; absent: where nothing forbids it
 };
 
 struct OptimizerSettings {
@@ -77,7 +77,7 @@ struct OptimizerSettings {
   double min_lr = 3e-5;
   int64_t warmup_steps = 100;
   optim::ScheduleKind schedule = optim::ScheduleKind::kCosine;
-  int64_t decay_steps = 0;  // 0: all after warm-up, a tenth of the run for kWsd
+  int64_t decay_steps = 0;  // 0: all steps after the warm-up, for kWsd a tenth of the run
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
@@ -87,7 +87,7 @@ struct OptimizerSettings {
 };
 
 struct ParallelSettings {
-  int64_t dp = 0;  // 0: what remains
+  int64_t dp = 0;  // 0: the ranks that remain
   int64_t tp = 1;
   int64_t gtp = 1;
   int64_t ep = 1;
@@ -102,7 +102,7 @@ struct PrecisionSettings {
   DispatchFormat dispatch = DispatchFormat::kAuto;
   bool rht = true;
   bool stochastic = true;
-  std::optional<bool> weight_2d;  // none: the recipe's rule
+  std::optional<bool> weight_2d;  // absent: the recipe's rule
   bool pow2_scales = true;
   int64_t switch_step = 0;  // first step of switch_recipe; 0: none
   Recipe switch_recipe = Recipe::kBf16;
@@ -119,17 +119,17 @@ struct CheckpointSettings {
 
 struct EvaluationSettings {
   int64_t every = 0;     // steps; 0: one at the end
-  int64_t samples = 64;  // of each source
+  int64_t samples = 64;  // samples of each source
 };
 
-// Traced steps begin ... end - 1; the first step of a run is 1. 0, 0: none.
+// The steps to trace, begin ... end - 1; the first step of a run is 1. 0, 0: none.
 struct ProfileSteps {
   int64_t begin = 0, end = 0;
 };
 
 struct MeasureSettings {
-  bool causal_flops = true;  // the half of the scores that the mask leaves
-  double peak_tflops = 0;    // of a rank, for MFU; 0: measured
+  bool causal_flops = true;  // count the half of the scores that the mask leaves
+  double peak_tflops = 0;    // peak of a rank, for MFU; 0: measured
 };
 
 struct GuardSettings {
@@ -141,7 +141,7 @@ struct GuardSettings {
 
 struct TrainConfig {
   RunSettings run;
-  model::Config model;  // `overflow` must be kDrop: expert_capacity.h decides what follows
+  model::Config model;  // `overflow` must be kDrop: expert_capacity.h decides the consequence
   ExpertSettings moe;
   DataSettings data;
   BatchSettings train;

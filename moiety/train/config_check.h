@@ -1,5 +1,5 @@
-// What several values of a configuration say together, checked before anything is allocated; the
-// layout of ranks is checked in layout.h. Each throws UsageError naming keys and values.
+// Checks of values of a configuration that depend on each other, made before anything is allocated;
+// layout.h checks the layout of ranks. Each throws UsageError naming keys and values.
 #pragma once
 
 #include "moiety/base/device.h"
@@ -8,14 +8,14 @@
 
 namespace moiety::train {
 
-// Length and batches, capacity, precision.
+// Checks length and batches, capacity, and precision.
 void check_training(const TrainConfig& config, const Grid& grid);
-// The grid's tp must cut every weight, and part no block of a recipe.
+// Checks that the grid's tp cuts every weight and parts no block of a recipe.
 void check_cuts(const TrainConfig& config, const Grid& grid);
-// Whether steps can be captured on this device, if that is demanded.
+// Checks that steps can be captured on this device, if that is demanded.
 void check_graph(const TrainConfig& config, Device device);
 
-// Steps of the run, from train.steps or train.tokens.
+// The steps of the run, from train.steps or train.tokens.
 int64_t total_steps(const TrainConfig& config);
 
 }  // namespace moiety::train

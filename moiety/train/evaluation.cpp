@@ -10,7 +10,7 @@
 namespace moiety::train {
 namespace {
 
-// What the passes of an evaluation use.
+// The objects that the passes of an evaluation use.
 struct Passes {
   RankModel& model;
   ExpertCapacity& capacity;
@@ -21,7 +21,7 @@ struct Passes {
   model::StepSums sums;
 };
 
-// Adds a batch to `total`, again until no rank loses pairs (where that is asked for).
+// Adds a batch to `total`, and repeats it until no rank loses pairs (if that is asked for).
 void add_batch(Passes& p, const data::Batch& batch, model::StepStats& total) {
   model::Transformer& model = p.model.transformer();
   for (;;) {

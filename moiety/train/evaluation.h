@@ -16,8 +16,8 @@ namespace moiety::train {
 EvaluationResult evaluate(RankModel& model, data::ValidationSet& samples, ExpertCapacity& capacity,
                           Arena& arena, const Stream& stream, WeightGathering* gathering = nullptr);
 
-// Largest need of a rank if a pass with these statistics lost pairs on any rank, else 0.
-// Collective.
+// The largest number of rows that a rank needed, if a pass with these statistics lost pairs on any
+// rank; else 0. Collective.
 int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world);
 
 }  // namespace moiety::train

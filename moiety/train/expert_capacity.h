@@ -1,7 +1,8 @@
-// How many rows a rank's experts take per layer (moe.capacity_factor, moe.overflow).
-// Automatic: 1.25 times the balanced load at first; a pass in which a rank needs more counts for
-// nothing, all ranks grow to 1.1 times what was needed, and it is made again. So nothing is ever
-// dropped and memory follows what is used.
+// The number of rows that a rank's experts take per layer (moe.capacity_factor, moe.overflow).
+//
+// The automatic capacity is 1.25 times the balanced load at first. A pass in which a rank needs
+// more is void: all ranks grow to 1.1 times the rows that were needed, and the pass is made again.
+// So nothing is ever dropped, and memory follows the need.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +14,14 @@ namespace moiety::train {
 
 class ExpertCapacity {
  public:
-  // `tokens` of a rank's pass.
+  // `tokens` are those of a rank's pass.
   ExpertCapacity(const TrainConfig& config, const model::Transformer& model, int64_t tokens);
 
   int64_t rows() const { return rows_; }
-  // A pass that lost pairs counts for nothing (automatic, or moe.overflow = error).
+  // Whether a pass that lost pairs is void (automatic, or moe.overflow = error).
   bool refuses_drops() const { return automatic_ || error_; }
-  // After such a pass: grows for `required` rows, the largest need of a rank, or, if the capacity
-  // is the user's, throws UsageError.
+  // Grows after such a pass for `required` rows, the largest need of a rank; throws UsageError if
+  // the capacity is the user's.
   void grow(int64_t required);
 
  private:

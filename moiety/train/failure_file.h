@@ -1,4 +1,4 @@
-// failures/rank<r>-step<n>.json of a run directory: what a rank knew when the run went wrong.
+// Files failures/rank<r>-step<n>.json in a run directory: a rank's view when the run went wrong.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace moiety::train {
 
-// One JSON object: v, t, kind, rank, step, process, host, and `fields`. A later failure of the same
-// rank and step replaces the file. Gives its path; empty, with a warning, if it cannot be written.
+// Writes one JSON object: v, t, kind, rank, step, process, host, and `fields`. A later failure of
+// the same rank and step replaces the file. Returns its path; empty, with a warning, if it cannot
+// be written.
 std::string write_failure(const std::filesystem::path& run_directory, std::string_view kind,
                           int rank, int64_t step, const JsonLine& fields);
 

@@ -1,5 +1,5 @@
-// The weights that gtp and egtp cut: transports that move them, and the executor that gathers them
-// for the model and takes their gradients to the optimizer. Where nothing is cut all of it is
+// The weights that gtp and egtp cut: the transports that move them, and the executor that gathers
+// them for the model and takes their gradients to the optimizer. If nothing is cut all of it is
 // empty.
 #pragma once
 
@@ -18,24 +18,25 @@ namespace moiety::train {
 
 class WeightGathering {
  public:
-  // Collective. The groups outlive it, and it outlives the optimizer that has its peers. `memory`:
-  // bytes of this rank, of which gathered weights may take a share. Without a wish the embedding
-  // moves as what is fewer bytes: its rows, where peers map each other's memory, or the table.
+  // Makes the transports. Collective. The groups outlive the object, and it outlives the optimizer
+  // that has its peers. `memory` is the number of bytes of this rank, of which gathered weights may
+  // take a share. `embedding` is the way to move the embedding; by default the one with fewer
+  // bytes: its rows, where peers map each other's memory, or the table.
   WeightGathering(const TrainConfig& config, const optim::GridGroups& groups, int64_t memory,
                   std::optional<gtp::EmbeddingPath> embedding = {});
 
-  // What the optimizer asks; of the transports that there are when it asks.
+  // The functions that the optimizer calls; they use the transports that exist at the call.
   optim::ShardPeers peers(bool experts) const { return optim::shard_peers(transports_[experts]); }
-  // Collective: lets go of executor and transports, before the optimizer places weights anew.
+  // Lets go of executor and transports, before the optimizer places weights anew. Collective.
   void renew();
-  // Collective, when it has placed them and before it publishes: the executor, which the parameters
-  // name their bundles of. Null if nothing is cut.
+  // Makes the executor, whose bundles the parameters name, after the optimizer has placed the
+  // weights and before it publishes them. Collective. Null if nothing is cut.
   gtp::Executor* bind(optim::DistributedOptimizer& optimizer);
 
-  // A step of the executor, if there is one; `micro_steps` passes, forward and backward if it
-  // trains.
+  // Begins a step of the executor, if there is one, with `micro_steps` passes, forward and backward
+  // if it trains.
   std::optional<gtp::StepScope> begin_step(const char* kind, int64_t micro_steps);
-  // Ends it: gradients are on their way to the optimizer.
+  // Ends the step: gradients are on their way to the optimizer.
   void flush();
 
   const gtp::Executor* executor() const { return executor_.get(); }
@@ -44,17 +45,17 @@ class WeightGathering {
   bool moves_rows(const optim::Parameter& embedding) const;
 
   const optim::GridGroups& groups_;
-  int64_t tokens_;  // of a data rank's pass
+  int64_t tokens_;  // tokens of a data rank's pass
   std::optional<gtp::EmbeddingPath> embedding_;
   gtp::ExecutorOptions options_;
   double deadline_s_;
-  std::array<std::unique_ptr<gtp::Transport>, 2> transports_;  // of dense weights, of experts
+  std::array<std::unique_ptr<gtp::Transport>, 2> transports_;  // for dense weights, for experts
   std::optional<optim::GtpBinding> binding_;
   std::unique_ptr<gtp::Executor> executor_;
 };
 
-// Of what tp leaves of the parameters, the shards of this rank. `last`: the formats that they take
-// later in the run, with which a shard has to agree as well.
+// This rank's shards of the parts of the parameters that tp leaves. `last` are the formats that
+// they take later in the run, which a shard has to fit as well.
 std::vector<optim::ParamSpec> shard_specs(std::vector<optim::ParamSpec> slices,
                                           std::span<const optim::ParamSpec> last,
                                           const gtp::Grid& grid, int rank);

@@ -9,8 +9,8 @@
 
 namespace moiety::train {
 
-// Dense TFLOP/s (0: not there), bytes of memory, TB/s of it, GB/s of a link and of the network per
-// rank and direction, ranks that links connect.
+// A GPU: dense TFLOP/s (0: not there), bytes of memory, TB/s of it, GB/s of a link and of the
+// network per rank and direction, and the number of ranks that links connect.
 struct Hardware {
   const char* name;
   double bf16, fp8, mxfp8, fp4;
@@ -18,7 +18,7 @@ struct Hardware {
   double bandwidth, link, network;
   int domain;
 
-  // TFLOP/s under a recipe; a format that the device lacks is multiplied as bf16.
+  // The TFLOP/s under a recipe; a format that the device lacks is multiplied as bf16.
   double rate(Recipe recipe) const {
     const double own = recipe == Recipe::kFp8Block ? fp8
                        : recipe == Recipe::kMxfp8  ? mxfp8
@@ -36,7 +36,7 @@ inline constexpr std::array<Hardware, 5> kHardware{
      {"b200", 2250, 4500, 4500, 9000, 180 * kGB, 8.0, 900, 50, 8},
      {"gb200", 2500, 5000, 5000, 10000, 186 * kGB, 8.0, 900, 50, 72}}};
 
-// The row of a GPU that calls itself "NVIDIA H100 80GB HBM3"; null: there is none.
+// The row of a GPU that calls itself, for example, "NVIDIA H100 80GB HBM3"; null if there is none.
 const Hardware* find_hardware(std::string_view gpu_name);
 
 }  // namespace moiety::train

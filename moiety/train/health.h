@@ -1,5 +1,5 @@
-// What this machine, this build and a directory's disk offer to training, and what to do about what
-// they lack.
+// A check of this machine, this build and a directory's disk: what they offer to training, and how
+// to mend what they lack.
 #pragma once
 
 #include <filesystem>
@@ -21,21 +21,22 @@ struct HealthCheck {
   JsonLine facts{};   // the same for programs
 };
 
-// Looks, without changing anything; `measure` also times products of matrices and the disk and
-// opens the libraries for GPUs, which takes about two seconds.
+// Looks, without changing anything. With `measure` it also times products of matrices and the disk,
+// and opens the libraries for GPUs, which takes about two seconds.
 std::vector<HealthCheck> examine(const std::filesystem::path& directory, bool measure);
 
-// Those of them that tell of GPUs, and of the libraries that work on GPUs needs at run time.
+// The check of GPUs, and of the libraries that work on GPUs needs at run time.
 HealthCheck gpu_check();
 HealthCheck gpu_library_check();
-// How many NVLinks of each of the machine's GPUs, in the driver's order, are active.
+// The check of the active NVLinks of each of the machine's GPUs, in the driver's order.
 HealthCheck nvlink_check();
 HealthCheck nvlink_health(const std::vector<int>& links);
 
-// None of them is kFail.
+// Whether none of them is kFail.
 bool all_well(const std::vector<HealthCheck>& checks);
+// The checks with all their facts on one line:
 // {"v":1,"version":...,"t":...,"host":...,"ok":...,"checks":[{"name":...,"status":"OK","text":...,
-// "fix":...}, ...]}: one line, every check with its facts.
+// "fix":...}, ...]}.
 std::string checks_json(const std::vector<HealthCheck>& checks);
 
 }  // namespace moiety::train

@@ -104,7 +104,7 @@ HealthCheck products(bool measure) {
   return f;
 }
 
-// Cores that the control group allows, if it sets a limit.
+// The cores that the control group allows, if it sets a limit.
 std::optional<double> quota() {
   std::istringstream v2(first_line("/sys/fs/cgroup/cpu.max"));
   std::string most;
@@ -143,7 +143,7 @@ HealthCheck memory() {
   HealthCheck f{.name = "memory"};
   for (const char* path :
        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    const double limit = std::atof(first_line(path).c_str());  // "max" is 0
+    const double limit = std::atof(first_line(path).c_str());  // "max" gives 0
     if (limit <= 0 || limit >= total) continue;
     f.facts.add("limit", limit);
     available = std::min(available, limit);
@@ -158,7 +158,7 @@ HealthCheck memory() {
   return f;
 }
 
-// Two ranks hand each other memory in the way of processes; what failed, if it does not work.
+// Makes two ranks hand each other memory as processes do; the failure, if it does not work.
 std::string hand_over_memory() {
   const std::vector<comm::Nonce> nonces{comm::random_nonce(), comm::random_nonce()};
   try {
@@ -214,7 +214,7 @@ HealthCheck files() {
   return f;
 }
 
-// MB/s of writing and fsync, over at most a second of writing.
+// The MB/s of writing and fsync, over at most a second of writing.
 double write_speed(int fd) {
   const std::vector<char> block(1 << 20, 'm');
   const Deadline limit{Seconds(1)};

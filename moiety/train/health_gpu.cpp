@@ -12,9 +12,9 @@
 namespace moiety::train {
 namespace {
 
-constexpr unsigned kMostLinks = 18;  // of a GPU: NVML_NVLINK_MAX_LINKS
+constexpr unsigned kMostLinks = 18;  // links of a GPU: NVML_NVLINK_MAX_LINKS
 
-// 13000 is 13.0, as CUDA counts.
+// A version as CUDA counts it, as text: 13000 is 13.0.
 std::string cuda_version(int version) { return text("{}.{}", version / 1000, version % 1000 / 10); }
 
 // The newest CUDA version that the installed driver supports, in any build; 0 without a driver.
@@ -122,7 +122,7 @@ HealthCheck gpu_library_check() {
                                    : text("{} of {}, at least {} is needed", nccl.path(),
                                           dotted_version(version), dotted_version(kNcclLeast));
   tell("NCCL", fits, found, "needed by several GPUs, not by one", "nvidia-nccl-cu13");
-  // Nobody without a GPU is sent to install them.
+  // Only users with a GPU are told to install them.
   if (gpu_status().count > 0 && !packages.empty()) f.fix = "pip install" + packages;
   return f;
 }

@@ -11,8 +11,9 @@ namespace moiety::train {
 
 class InferenceModel {
  public:
-  // On the stream's device: the checkpoint at `path`, of a training with this configuration.
-  // `tokens`: the most of a pass. `world` has one rank. Throws what checkpoint::load throws.
+  // Loads the checkpoint at `path`, of a training with this configuration, onto the stream's
+  // device. `tokens` is the most of a pass. `world` has one rank. Throws what checkpoint::load
+  // throws.
   InferenceModel(const std::string& path, const TrainConfig& config, int64_t tokens,
                  comm::Communicator& world, const Stream& stream);
 

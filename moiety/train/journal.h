@@ -1,4 +1,4 @@
-// A rank's way to the observer: rank 0's words arrive, those of the others are not said.
+// A rank's way to the observer: words of rank 0 arrive, those of the others are dropped.
 #pragma once
 
 #include "moiety/train/observer.h"
@@ -7,7 +7,8 @@ namespace moiety::train {
 
 class Journal {
  public:
-  // `observer`: of rank 0, null on the others. Without `events` nothing is recorded: a dry run.
+  // `observer` is set on rank 0 and null on the others. Without `events` nothing is recorded: a dry
+  // run.
   Journal(Observer* observer, bool events) : observer_(observer), events_(events) {}
 
   template <class... Args>
@@ -17,7 +18,7 @@ class Journal {
   void event(std::string_view name, int64_t step, const JsonLine& fields = {}) const {
     if (observer_ && events_) observer_->event(name, step, fields);
   }
-  // Null on the other ranks.
+  // Null on other ranks than 0.
   Observer* observer() const { return observer_; }
 
  private:

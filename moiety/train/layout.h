@@ -1,4 +1,4 @@
-// The ranks of a training: the grid that its degrees make, and who trains on what.
+// The ranks of a training: the grid that its degrees make, and the data that each trains on.
 #pragma once
 
 #include <string>
@@ -12,20 +12,20 @@ namespace moiety::train {
 using gtp::Grid;
 
 inline int rank_count(const Grid& grid) { return grid.tp * grid.gtp * grid.dp; }
-// Ranks that train on different sequences: those of one tp group share theirs.
+// The number of ranks that train on different sequences; those of one tp group share theirs.
 inline int data_ranks(const Grid& grid) { return grid.gtp * grid.dp; }
 inline int data_rank(const Grid& grid, int rank) { return rank / grid.tp; }
-// "8 ranks (gtp 4, tp 2, ep 8)": the degrees that are not 1, of both grids.
+// The degrees that are not 1, of both grids, as text: "8 ranks (gtp 4, tp 2, ep 8)".
 std::string describe_layout(const Grid& grid);
 
-// Passes of a step on one rank.
+// The passes of a step on one rank.
 int64_t micro_steps(const TrainConfig& config, const Grid& grid);
 
 // The grid of config.parallel over config.run.ranks ranks. Throws UsageError naming keys and values
 // that do not fit each other or the model.
 Grid check_layout(const TrainConfig& config);
 
-// The same as a checkpoint tells it.
+// The same in the form that a checkpoint holds.
 checkpoint::RankLayout rank_layout(const Grid& grid);
 
 }  // namespace moiety::train

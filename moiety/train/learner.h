@@ -1,5 +1,5 @@
-// What a rank trains: the model, its weights wherever they lie, the optimizer that changes them,
-// and the room that a pass takes.
+// The trained part of a rank: the model, its weights wherever they lie, the optimizer that changes
+// them, and the room that a pass takes.
 #pragma once
 
 #include "moiety/base/arena.h"
@@ -14,14 +14,15 @@
 namespace moiety::train {
 
 struct Learner {
-  // Collective. The weights have no values yet; the plan's configuration outlives it.
+  // Allocates everything. Collective. The weights have no values yet; the plan's configuration
+  // outlives the object.
   Learner(const TrainingPlan& plan, comm::Communicator& world);
 
   model::Transformer& transformer() { return model.transformer(); }
-  // Collective: weights take the formats of another recipe, from the optimizer's masters.
+  // Gives the weights the formats of another recipe, from the optimizer's masters. Collective.
   void set_recipe(Recipe wanted);
-  // What a checkpoint loads: the optimizer's pieces, and the routers' biases. What it saves has the
-  // biases on rank 0 alone.
+  // The state that a checkpoint loads: the optimizer's pieces, and the routers' biases. The state
+  // that it saves has the biases only on rank 0.
   optim::StateView loaded_state();
   optim::StateView saved_state();
 
@@ -32,7 +33,7 @@ struct Learner {
   optim::DistributedOptimizer optimizer;
   ExpertCapacity capacity;
   Arena arena;
-  Recipe recipe;  // of the weights
+  Recipe recipe;  // recipe of the weights
 };
 
 }  // namespace moiety::train

@@ -17,7 +17,7 @@ namespace {
 // Bytes of a token of a batch: itself, its target, and whether that counts.
 constexpr int64_t kBatchToken = 4 + 4 + 1;
 
-// Slots of the plan that a step under the recipe has, by the default policy.
+// Bytes of the plan's slots in a step under the recipe, by the default policy.
 int64_t gathered_bytes(const TrainConfig& o, const Grid& grid, Recipe recipe) {
   if (grid.gtp == 1 && grid.egtp == 1) return 0;
   const gtp::Policy policy;
@@ -27,7 +27,7 @@ int64_t gathered_bytes(const TrainConfig& o, const Grid& grid, Recipe recipe) {
                                .micro_batches = 2,  // more of them need no more
                                .storage = storage_dtype(o),
                                .wire = gradient_wire(o),
-                               .mapped = true};  // else the embedding has no slots of its own
+                               .mapped = true};  // otherwise the embedding has no slots of its own
   const model::StepTrace trace =
       model::step_trace(o.model, precision_of_recipe(o, recipe), shape, policy);
   return gtp::plan(trace.events, trace.bundles, policy).report.bytes;
@@ -68,7 +68,8 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   std::vector<model::Precision> precisions;
   for (const Recipe r : recipes) precisions.push_back(precision_of_recipe(o, r));
   const KeptWeights w(c, grid, storage, precisions);
-  // What a rank's optimizer updates, what of it is a sum over ranks, and what is summed.
+  // The elements that a rank's optimizer updates, those of them that are sums over ranks, and those
+  // that are summed.
   const int64_t owned = w.copied / ranks + w.dense / grid.dp + w.expert / grid.edp;
   const int64_t summed = (ranks > 1 ? w.copied / ranks : 0) +
                          (grid.dp > 1 ? w.dense / grid.dp : 0) +
@@ -78,13 +79,13 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
 
   MemoryEstimate m;
   m.parameters = w.bytes;
-  // Of the recipes of a run the one that needs more, by class.
+  // Among the recipes of a run the one that needs more counts, by class.
   for (size_t i = 0; i < recipes.size(); ++i) {
     m.workspace = std::max(m.workspace, temporary_bytes(o, grid, s, precisions[i]));
     m.gathered = std::max(m.gathered, gathered_bytes(o, grid, recipes[i]));
   }
-  // Beside main_grad the sums; what came of a bf16 wire; and what is sent, unless that is
-  // main_grad.
+  // Beside main_grad there are the sums, the data received on a bf16 wire, and the data sent,
+  // unless that is main_grad.
   if (o.optim.grad_dtype == DType::kBFloat16) {
     m.main_grad = 2 * (w.copied + w.dense + w.expert) + kFloatBytes * summed + 2 * terms;
   } else {

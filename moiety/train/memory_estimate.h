@@ -1,5 +1,5 @@
-// The memory of a rank, by what it is for, from the sizes that modules and arena use. For a rank on
-// a GPU it is the GPU's memory.
+// The memory of a rank by purpose, computed from the sizes that modules and arena use. For a rank
+// on a GPU it is the GPU's memory.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@
 
 namespace moiety::train {
 
-// Bytes. What temporaries take beyond the logits counts as workspace: they share memory.
+// Bytes by purpose. Temporaries beyond the size of the logits count as workspace, since they share
+// memory.
 struct MemoryEstimate {
   int64_t parameters = 0;
   int64_t main_grad = 0;  // the shard of its sum, and the copies that travel in another format
@@ -24,9 +25,9 @@ struct MemoryEstimate {
   int64_t expert_parallel = 0;
   int64_t logits = 0;
   int64_t workspace = 0;
-  int64_t snapshot = 0;  // of an asynchronous checkpoint
-  int64_t gpu = 0;     // what only a GPU has: the libraries' workspaces, batches beside the host's
-  int64_t pinned = 0;  // of the host, which total() leaves out: the snapshot of a GPU's state
+  int64_t snapshot = 0;  // copy for an asynchronous checkpoint
+  int64_t gpu = 0;       // only on a GPU: the libraries' workspaces, batches beside the host's
+  int64_t pinned = 0;    // host memory that total() leaves out: the snapshot of a GPU's state
 
   int64_t arena() const { return activations + logits + workspace; }
   int64_t total() const {
@@ -38,8 +39,7 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const Grid& grid, Devi
 
 // The classes of the total by name.
 std::vector<std::pair<const char*, int64_t>> memory_classes(const MemoryEstimate& memory);
-// "parameters   2.4 GiB": one line for every class that takes memory, and the total beside the
-// limit.
+// One line for every class that takes memory, "parameters 2.4 GiB", and the total beside the limit.
 std::vector<std::string> memory_lines(const MemoryEstimate& memory, int64_t limit);
 
 }  // namespace moiety::train

@@ -14,11 +14,11 @@
 namespace moiety::train {
 namespace {
 
-// What the threads of a rank reserve of a limited address space before they hold a tensor: four
-// stacks (8 MiB) with an allocator's heap each (64 MiB), and the heap that is being aligned.
+// The part of a limited address space that the threads of a rank reserve before they hold a tensor:
+// four stacks (8 MiB) with an allocator's heap each (64 MiB), and the heap that is being aligned.
 constexpr int64_t kAddressesOfRank = (4 * (8 + 64) + 128) << 20;
-// On a GPU: kernels that are loaded at their first launch, captured graphs, and holes between
-// blocks.
+// The reserve on a GPU: kernels that are loaded at their first launch, captured graphs, and holes
+// between blocks.
 constexpr int64_t kGpuReserve = int64_t{1} << 30;
 
 int64_t control_group_limit() {
@@ -63,7 +63,7 @@ std::optional<std::string> nearest_fit(const TrainConfig& config, const Grid& gr
     changed.model.recompute = recompute.value_or(config.model.recompute);
     return estimate_memory(changed, grid, device).total() <= limit;
   };
-  // The snapshot of a GPU's state is not in its memory.
+  // The snapshot of a GPU's state is not in the GPU's memory.
   const bool async = config.checkpoint.async, gpu = device.type == DeviceType::kCuda;
   if (fits(config.train.micro_batch, chunk, async)) return text("memory.loss_chunk = {}", chunk);
   if (async && !gpu && fits(config.train.micro_batch, config.model.loss_chunk, false)) {

@@ -5,9 +5,9 @@
 
 namespace moiety::train {
 
-// Bytes. Of a CPU: what this process has in memory, and the machine's memory. Of a GPU: what is not
-// free of it (by whomever it was taken), and its memory; a rank gives nothing back between steps,
-// so that is the most that it had.
+// Bytes. On a CPU the memory that this process has, and the machine's memory. On a GPU the memory
+// that is not free (whoever took it), and its size; a rank gives nothing back between steps, so
+// that is the most that it had.
 struct MemoryUse {
   double used = 0;
   double total = 0;

@@ -104,7 +104,7 @@ std::string duration_text(double seconds) {
 }
 
 void Eta::add_step(double seconds) {
-  // A plain mean at first, which the first (slow) steps would otherwise stay in for long.
+  // A plain mean at first: otherwise the first (slow) steps would stay in it for long.
   ++steps_;
   step_ += (seconds - step_) / double(std::min<int64_t>(steps_, 50));
 }

@@ -1,4 +1,4 @@
-// What is said about a step: one line for people, one record of metrics.jsonl
+// The report on a step: one line for people, one record of metrics.jsonl
 // (docs/seeing.md#metricsjsonl).
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace moiety::train {
 
-// Milliseconds of a step at waits for other ranks, mean over ranks.
+// Milliseconds that a step stands at waits for other ranks, mean over ranks.
 struct WaitTimes {
   std::array<double, kWaitAxes.size()> ms{};  // by axis
 
@@ -45,12 +45,12 @@ struct HostActivity {
 
 struct StepRecord {
   int64_t step = 0;    // completed steps
-  int64_t steps = 0;   // of the whole run
+  int64_t steps = 0;   // steps of the whole run
   int64_t tokens = 0;  // trained on so far
   double loss = 0;     // mean cross-entropy of the valid targets, nats
   double aux = 0;      // load-balancing loss and z loss of the router, unweighted
   double z = 0;
-  double grad_norm = 0;  // of the mean gradient, before clipping
+  double grad_norm = 0;  // norm of the mean gradient, before clipping
   double lr = 0;
   double step_s = 0;  // evaluation and checkpoints excluded
   double tokens_per_s = 0;
@@ -61,7 +61,7 @@ struct StepRecord {
   double memory_total = 0;
   std::vector<double> balance;       // by MoE layer: pairs of the busiest expert / mean
   std::vector<double> rank_balance;  // by MoE layer: pairs of the busiest ep rank / mean
-  double entropy = 0;   // of the experts' shares / ln E, mean over layers; 1 is balanced
+  double entropy = 0;   // entropy of the experts' shares / ln E, mean over layers; 1 is balanced
   int64_t dropped = 0;  // (token, expert) pairs
   double data_wait_ms = 0;
   WaitTimes waits;
@@ -72,31 +72,31 @@ struct StepRecord {
   std::string recipe;
 };
 
-// "step 120/1000 loss 3.4125 aux 1.031 gnorm 0.84 lr 2.9e-04 tok/s 41.2k TFLOP/s 312.4 MFU 31.6
-// mem 61.3/79.6G bal 1.18/1.42 drop 0 comm 4.1 eta 2m05s"; z behind aux where `with_z`, and no eta
-// where there is none.
+// The line for people: "step 120/1000 loss 3.4125 aux 1.031 gnorm 0.84 lr 2.9e-04 tok/s 41.2k
+// TFLOP/s 312.4 MFU 31.6 mem 61.3/79.6G bal 1.18/1.42 drop 0 comm 4.1 eta 2m05s". z follows aux if
+// `with_z`; eta is left out if there is none.
 std::string step_line(const StepRecord& record, bool with_z, std::optional<double> eta_s);
-// The record's fields, `time` in Unix seconds.
+// The record's fields; `time` is in Unix seconds.
 std::string step_json(const StepRecord& record, double time);
 
-// Pairs of a layer's experts -> busiest / mean over `parts` equal parts of the experts; 1 is
+// The pairs of the busiest part / mean, over `parts` equal parts of a layer's experts; 1 is
 // balanced.
 double imbalance(const int64_t* pairs, int64_t experts, int64_t parts);
-// Of the layers; 1 where there is none.
+// The balance of the layers; 1 if there is none.
 struct Balance {
   double mean, worst;
 };
 Balance balance_of(const std::vector<double>& layers);
-// Entropy of the experts' shares / ln E.
+// The entropy of the experts' shares / ln E.
 double balance_entropy(const int64_t* pairs, int64_t experts);
 
-// "41.2k", "1.31M": three significant digits.
+// A number with three significant digits: "41.2k", "1.31M".
 std::string si_text(double value);
-// "3s", "2m05s", "1h02m", "3d04h".
+// A duration as text: "3s", "2m05s", "1h02m", "3d04h".
 std::string duration_text(double seconds);
 
-// How long the rest takes: step time smoothed over about 50 steps, and the mean cost of the
-// evaluations and of the checkpoints so far.
+// An estimate of the remaining time: step time smoothed over about 50 steps, and the mean cost of
+// the evaluations and of the checkpoints so far.
 class Eta {
  public:
   void add_step(double seconds);

@@ -1,11 +1,11 @@
-// A training before its ranks start: the configuration, checked, and what all ranks of a process
-// share.
+// A training before its ranks start: the checked configuration, and the objects that all ranks of a
+// process share.
 //
-//   TrainConfig config;                        // sizes, batches, config.run.dir
-//   TrainingPlan plan = make_plan(config);
-//   plan.train = data::open_token_files(...);
-//   plan.resume_from = resume_candidates(config);
-//   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) { train(plan, world); });
+//    TrainConfig config;                        // sizes, batches, config.run.dir
+//    TrainingPlan plan = make_plan(config);
+//    plan.train = data::open_token_files(...);
+//    plan.resume_from = resume_candidates(config);
+//    comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) { train(plan, world); });
 #pragma once
 
 #include <atomic>
@@ -25,9 +25,9 @@ namespace moiety::train {
 
 class Watchdog;
 
-// What the caller asks of a running training, from any thread or a signal handler: a checkpoint,
+// Requests of the caller to a running training, from any thread or a signal handler: a checkpoint,
 // or a checkpoint and the end. A step under way is completed first; `save` is cleared when it is
-// heard. One rank that asks suffices.
+// noticed. One rank that asks is enough.
 struct TrainRequests {
   std::atomic<bool> save{false};
   std::atomic<bool> stop{false};
@@ -36,25 +36,26 @@ struct TrainRequests {
 struct TrainingPlan {
   TrainConfig config;
   Grid grid;
-  int64_t steps = 0;           // of the whole run
-  Device device;               // of the ranks
+  int64_t steps = 0;           // steps of the whole run
+  Device device;               // device of the ranks
   int64_t memory_of_rank = 0;  // bytes that one may take
 
   std::shared_ptr<const data::SampleSource> train;
-  std::shared_ptr<const data::SampleSource> valid;  // null: none
-  std::vector<std::string> resume_from;             // best first; rank 0's counts
-  std::string init_from;  // a checkpoint whose weights alone are taken, or empty
+  std::shared_ptr<const data::SampleSource> valid;  // null if there is none
+  std::vector<std::string> resume_from;             // best first; rank 0's list is used
+  std::string init_from;  // a checkpoint from which only the weights are taken, or empty
 
-  // Kept in checkpoints to the byte, a JSON object; and what a run that continues makes of that of
-  // a checkpoint: sentences about what differs, or a CheckpointError. On rank 0; null: nothing.
+  // A JSON object that checkpoints keep byte for byte; and a function for runs that continue, which
+  // gets that of the checkpoint: it returns sentences about the differences, or throws
+  // CheckpointError. Used on rank 0; null for nothing.
   std::string config_text = "{}";
   std::function<std::vector<std::string>(const std::string& text, const std::string& checkpoint)>
       compare;
 
-  Observer* observer = nullptr;       // of rank 0; null: nobody listens
-  TrainRequests* requests = nullptr;  // null: nobody asks
-  Watchdog* watchdog = nullptr;       // of train(); null: none
-  bool dry_run = false;               // sets everything up and stops before the first step
+  Observer* observer = nullptr;       // rank 0's; null if nobody listens
+  TrainRequests* requests = nullptr;  // null if nobody asks
+  Watchdog* watchdog = nullptr;       // the watchdog of train(); null for none
+  bool dry_run = false;               // set everything up and stop before the first step
 };
 
 // Checks the configuration and fills in grid, steps, device, memory and the checkpoint of

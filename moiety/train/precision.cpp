@@ -76,7 +76,7 @@ std::vector<optim::ParamSpec> training_specs(const TrainConfig& c, model::Transf
   model.set_precision(precision_of_recipe(c, c.precision.recipe));
   std::vector<optim::ParamSpec> specs = model.parameter_specs();
   using Formats = std::pair<std::optional<QuantSpec>, std::optional<QuantSpec>>;
-  std::vector<Formats> classes{{}};  // the first: never in a format
+  std::vector<Formats> classes{{}};  // the first class is never in a format
   for (size_t p = 0; p < specs.size(); ++p) {
     const Formats formats{specs[p].format, last[p].format};
     const auto found = std::find(classes.begin(), classes.end(), formats);

@@ -1,4 +1,4 @@
-// What a run's precision settings mean for its model, step by step.
+// The precision settings of a run, applied to its model step by step.
 #pragma once
 
 #include <vector>
@@ -15,19 +15,19 @@ inline bool is_quantized(Recipe recipe) {
   return recipe != Recipe::kFp32 && recipe != Recipe::kBf16;
 }
 
-// Storage of activations, and of weights that are not quantized.
+// The dtype of activations, and of weights that are not quantized.
 DType storage_dtype(const TrainConfig& config);
 
-// What ranks send of gradients.
+// The dtype in which ranks send gradients.
 DType gradient_wire(const TrainConfig& config);
 
-// The recipe of step `step` (the first is 1), and what it means for the model.
+// The recipe of step `step` (the first is 1), and the model's precision under it.
 Recipe recipe_of_step(const TrainConfig& config, int64_t step);
 model::Precision precision_of_recipe(const TrainConfig& config, Recipe recipe);
 
-// The parameters of `model`, which keeps the precision of the first step, with classes of
+// The parameters of `model`, which keeps the precision of the first step. They have classes of
 // formats: those that change their formats together in the run share buckets. Of weights that gtp
-// and egtp cut, rank's shards.
+// and egtp cut they are the rank's shards.
 std::vector<optim::ParamSpec> training_specs(const TrainConfig& config, model::Transformer& model,
                                              const Grid& grid, int rank);
 

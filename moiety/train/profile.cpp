@@ -15,7 +15,7 @@ namespace {
 
 double microseconds(int64_t ns) { return double(ns) / 1e3; }
 
-// Sizes as they are, and the rates that follow from flops, bytes and the time.
+// The sizes as they are, and the rates that follow from flops, bytes and the time.
 std::string event_args(const TraceEvent& event) {
   JsonLine args;
   const double ns = double(event.end - event.begin);
@@ -43,7 +43,7 @@ JsonLine metadata(const char* what, int rank, int lane, const JsonLine& args) {
       .raw("args", args.text());
 }
 
-// A file of events: a line before them and a line behind them.
+// The line before the events of a file, and the line behind them.
 std::string head(int64_t first, int64_t last, int ranks) {
   return text("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n",
               JsonLine()
@@ -120,7 +120,7 @@ Profiler::~Profiler() {
   if (last_ > 0) write();
 }
 
-// Ranks of rank 0's host have its clock; others take the moment after the barrier for the same.
+// Ranks of rank 0's host have its clock; others take the moment after the barrier to be the same.
 void Profiler::align_clocks() {
   world_.barrier();
   const ClockReading mine{comm::this_process(), trace_clock()};
@@ -154,7 +154,7 @@ void Profiler::join(const std::string& stem) const {
   std::string all;
   for (int rank = 0; rank < world_.size(); ++rank) {
     const std::string events = read_events(directory_ / stem / rank_file(rank));
-    if (events.empty()) return;  // that rank will join them
+    if (events.empty()) return;  // the other rank will join them
     all += (rank == 0 ? "" : ",\n") + events;
   }
   const fs::path path = directory_ / (stem + ".json");

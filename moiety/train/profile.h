@@ -14,7 +14,7 @@
 
 namespace moiety::train {
 
-// How long the calling thread has stood at waits for other ranks.
+// The time for which the calling thread has stood at waits for other ranks.
 struct PeerWaits {
   std::array<int64_t, kWaitAxes.size()> ns{};  // by axis
 
@@ -30,22 +30,22 @@ struct PeerWaits {
   }
 };
 
-// A rank's profile. Every rank writes its own file beside the whole; whichever is the last finds
-// those of all the others and joins them, so nobody waits.
+// A rank's profile. Every rank writes its own file beside the joined one; the rank that comes last
+// finds the files of all others and joins them, so nobody waits.
 class Profiler {
  public:
   Profiler(const ProfileSteps& steps, const std::filesystem::path& run_directory,
            comm::Communicator& world);
-  // Writes what has been recorded, if training ended earlier.
+  // Writes the events recorded so far, if training ended earlier.
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
   bool covers(int64_t step) const { return step >= steps_.begin && step < steps_.end; }
 
-  // The calling thread records during its lifetime, if the step is one of them: on a GPU what its
-  // operations take on `stream`, which is waited for at the end. On every rank: the first one is a
-  // barrier.
+  // Makes the calling thread record during its lifetime, if the step is one of them. On a GPU it
+  // records the times of its operations on `stream`, which is waited for at the end. Made on every
+  // rank, since the first one is a barrier.
   class Step {
    public:
     Step(Profiler& profiler, int64_t step, const Stream& stream);
@@ -62,22 +62,22 @@ class Profiler {
  private:
   void align_clocks();
   void write() noexcept;
-  // This rank's file; gives what the files of these steps are called.
+  // Writes this rank's file; returns the name of the files of these steps.
   std::string write_own() const;
   void join(const std::string& stem) const;
 
   ProfileSteps steps_;
   std::filesystem::path directory_;
   comm::Communicator& world_;
-  int64_t origin_ = 0;            // of the clock, at the begin of the trace
+  int64_t origin_ = 0;            // the clock's value at the begin of the trace
   int64_t first_ = 0, last_ = 0;  // steps recorded
   Trace trace_;
 };
 
-// A sample of the process's memory in the trace of the calling thread, if it has one.
+// Adds a sample of the process's memory to the trace of the calling thread, if it has one.
 void trace_memory();
 
-// The events of a rank, each one line of JSON, behind one another with commas.
+// The events of a rank, each as one line of JSON, with commas between them.
 std::string trace_events(const Trace& trace, int rank, int64_t origin);
 
 }  // namespace moiety::train

@@ -18,22 +18,23 @@ namespace moiety::train {
 
 class RankModel {
  public:
-  // Collective over `world`, which outlives it. `tokens`: the most of a data rank's pass.
+  // Makes the model. Collective over `world`, which outlives it. `tokens` is the most of a data
+  // rank's pass.
   RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
             double deadline_s, comm::Communicator& world, Device device = {});
 
   model::Transformer& transformer() { return *transformer_; }
   comm::Communicator& world() { return world_; }
   const optim::GridGroups& groups() const { return groups_; }
-  // Memory of the expert-parallel group on this rank.
+  // Bytes of the expert-parallel group on this rank.
   int64_t expert_parallel_bytes() const { return group_ ? group_->bytes().total : 0; }
 
-  // The routers' biases as a checkpoint has them. All ranks hold them; rank 0 saves them.
+  // The routers' biases in the form that a checkpoint has. All ranks hold them; rank 0 saves them.
   optim::StateView router_biases() const;
-  // (Token, expert) pairs by MoE layer and expert, int64 [L, E], of all ranks. Collective.
+  // The (token, expert) pairs of all ranks by MoE layer and expert, int64 [L, E]. Collective.
   Tensor pairs_of_all_ranks(const model::StepStats& stats);
 
-  // Collective, at a good end.
+  // Closes the group at a good end. Collective.
   void close();
 
  private:

@@ -1,4 +1,4 @@
-// What the host gives a step: batches, and the few numbers of its update. Both lie in rings that
+// The host's input to a step: batches, and the few numbers of its update. Both lie in rings that
 // the device reads in its own time (base/step_ring.h), so a captured step needs nothing new from
 // the host.
 #pragma once
@@ -14,12 +14,12 @@ namespace moiety::train {
 // A micro-batch on the device: the loader's tensors, and the number of the micro-step.
 class BatchFeed {
  public:
-  // For micro-batches of B sequences of S tokens; the host may be `ahead` of them.
+  // A feed for micro-batches of B sequences of S tokens; the host may be `ahead` of them.
   BatchFeed(int64_t sequences, int64_t seq_len, bool with_positions, int64_t ahead, Device device);
 
-  // The next micro-batch.
+  // Puts in the next micro-batch.
   void put(const data::Batch& batch, uint64_t micro_step);
-  // In the order of the stream: the next micro-batch on the device. Valid until the next call.
+  // The next micro-batch on the device, in the order of the stream. Valid until the next call.
   model::Batch fetch(const Stream& stream);
 
  private:

@@ -1,4 +1,4 @@
-// Which steps are under way, and what comes of them; step_work.cpp has the step itself.
+// The steps under way and their completion; step_work.cpp has the step itself.
 #include "moiety/train/step_pipeline.h"
 
 #include <utility>

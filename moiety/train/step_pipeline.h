@@ -1,12 +1,12 @@
-// The steps of a rank, one behind the other: what the host gives them, the work on the device, and
-// what comes back.
+// The steps of a rank, one behind the other: the input from the host, the work on the device, and
+// the results.
 //
-// A step is enqueued as a whole: what the host knows goes to the device through rings
-// (step_feed.h), what the device finds out comes back through others, when it is there. On a GPU
-// the host is up to kStepsAhead steps ahead of the reports that it has read, and nothing inside a
-// step waits for it; where train.cuda_graph allows it the step is captured once and launched again.
-// Before a border (evaluation, checkpoint, another recipe) every step under way is completed. On a
-// CPU a step is over when it has been enqueued: the same code with one step under way.
+// A step is enqueued as a whole. The host's values go to the device through rings (step_feed.h);
+// the device's results come back through others when they are there. On a GPU the host is up to
+// kStepsAhead steps ahead of the reports that it has read, and nothing inside a step waits for it;
+// where train.cuda_graph allows it, the step is captured once and launched again. Before a border
+// (evaluation, checkpoint, another recipe) every step under way is completed. On a CPU a step is
+// over when it has been enqueued: the same code with one step under way.
 #pragma once
 
 #include <deque>
@@ -32,12 +32,12 @@ namespace moiety::train {
 // Requests to all ranks, bits that travel with a step's statistics.
 enum StepRequest : uint32_t { kSaveRequest = 1, kStopRequest = 2 };
 
-// What a completed step came to.
+// The result of a completed step.
 struct FinishedStep {
   optim::StepReport report;
   model::StepStats stats;        // this rank's; pairs of all ranks
-  data::SamplerState start;      // the data before it
-  std::optional<Finding> found;  // in it, with guard.nan = tensor
+  data::SamplerState start;      // the data's state before the step
+  std::optional<Finding> found;  // what was found in the step, with guard.nan = tensor
   double seconds = 0;
   double data_wait_ms = 0;
   PeerWaits waits;         // of this rank's host
@@ -46,34 +46,35 @@ struct FinishedStep {
 
 class StepPipeline {
  public:
-  // `requests`: asked once a step for bits of StepRequest, which reach all ranks.
+  // `requests` is called once a step for bits of StepRequest, which reach all ranks.
   StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Communicator& world,
                Heartbeat& heartbeat, const Journal& journal, std::function<uint32_t()> requests);
 
-  // `completed` steps are behind it, and the data goes on `from` there (null: from the start).
+  // Starts after `completed` steps; the data continues at `from` (null: from the start).
   void start(int64_t completed, const data::SamplerState* from);
-  // The data behind the last step completed.
+  // The data's state behind the last completed step.
   data::SamplerState data_state() const { return loader_->state(); }
 
   int64_t completed() const { return step_; }
   bool empty() const { return under_way_.empty(); }
-  // Enqueues as many steps as may be under way. None may where the data or the run has ended.
+  // Enqueues as many steps as may be under way; none if the data or the run has ended.
   void fill();
-  // Waits for the first step under way. Nothing if it lost pairs: it is made again with more room.
+  // Waits for the first step under way. Empty if it lost pairs: it is then made again with more
+  // room.
   std::optional<FinishedStep> complete();
-  // Waits for all of them, whose reports are read for requests alone.
+  // Waits for all steps under way, whose reports are read only for requests.
   void drain();
-  // Requests of any rank that came with the steps completed, until they are forgotten.
+  // The requests of any rank that came with the completed steps, until they are forgotten.
   uint32_t asked() const { return asked_; }
   void forget(uint32_t requests) { asked_ &= ~requests; }
 
-  // With no step under way: addresses stay from now on, unless experts were given more rows
-  // (`same_rows` is false) since the last step.
+  // Settles the arenas, with no step under way: addresses stay from now on, unless experts were
+  // given more rows (`same_rows` is false) since the last step.
   void settle(bool same_rows = true);
-  // The recipe of step `step`, if the weights have another one; collective.
+  // Sets the recipe of step `step`, if the weights have another one. Collective.
   void set_recipe(int64_t step);
 
-  // The last step's passes once more from its data, under a probe, after drain(); and then its
+  // Runs the last step's passes once more from its data, under a probe, after drain(); and then its
   // update, which changes nothing while the optimizer is halted.
   model::StepStats repeat_passes(const data::SamplerState& from, TensorProbe& probe);
   optim::StepReport repeat_update();
@@ -87,19 +88,19 @@ class StepPipeline {
     PeerWaits waits{};
     gpu::Activity activity{};
   };
-  // Up to kStepsAhead; one where the host reads what a step came to before the next one begins.
+  // Up to kStepsAhead; one if the host reads the result of a step before the next one begins.
   int64_t steps_ahead() const;
   int64_t last_step() const { return step_ + static_cast<int64_t>(under_way_.size()); }
-  // What is due behind this step needs it completed, and nothing behind it begun.
+  // Whether an action that is due behind this step needs it completed and nothing behind it begun.
   bool is_border(int64_t step) const;
   bool may_enqueue() const;
   bool checks_tensors() const { return config_.guard.nan == optim::NanGuard::kTensor; }
   bool captures_steps() const;
-  // False: the data has ended.
+  // Enqueues a step; false if the data has ended.
   bool enqueue();
   void run_step();
-  // Forward and backward of the step's micro-batches; `feeds`: with batches that are fetched from
-  // the loader beside it.
+  // Enqueues forward and backward of the step's micro-batches; with `feeds`, batches are fetched
+  // from the loader beside it.
   void enqueue_passes(bool feeds);
   void enqueue_update();
   void launch_graph();
@@ -107,7 +108,7 @@ class StepPipeline {
   void feed_update();
   void start_data(const data::SamplerState* from);
   optim::StepReport read_report(int64_t number);
-  // The first step lost pairs, which nothing behind it changed.
+  // Makes the first step again, which lost pairs; nothing behind it has changed that.
   void make_again(const optim::StepReport& report);
   void forget_graph();
 
@@ -125,20 +126,20 @@ class StepPipeline {
   Profiler profiler_;
   std::unique_ptr<data::BatchLoader> loader_;
 
-  // The step that is made.
+  // The step that is being made.
   model::StepSums sums_;
   BatchFeed batches_;
-  InboundRing update_input_;  // optim::input_word
-  Tensor report_;             // optim::report_word, as bytes on the device
+  InboundRing update_input_;  // words of optim::input_word
+  Tensor report_;             // words of optim::report_word, as bytes on the device
   OutboundRing reports_, reported_sums_;
   std::optional<Finding> found_;
-  int64_t made_step_ = 0;  // its number, or that of the one made last
+  int64_t made_step_ = 0;  // its number, or that of the step made last
 
-  int64_t step_ = 0;                     // completed
-  int64_t enqueued_ = 0, finished_ = 0;  // steps that this object made, repeated ones too
+  int64_t step_ = 0;                     // completed steps
+  int64_t enqueued_ = 0, finished_ = 0;  // steps that this object made, with repeated ones
   std::deque<StepUnderWay> under_way_;
-  std::optional<Graph> graph_;  // of a step, with all addresses as they are
-  bool settled_ = false;        // they will stay
+  std::optional<Graph> graph_;  // a step, with all addresses as they are
+  bool settled_ = false;        // whether the addresses will stay
   bool data_ended_ = false;
   uint32_t asked_ = 0;
 };

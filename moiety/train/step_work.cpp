@@ -1,4 +1,4 @@
-// One step of the pipeline: what the host gives it, and the work on the device.
+// One step of the pipeline: its input from the host, and the work on the device.
 #include "moiety/base/log.h"
 #include "moiety/model/step_input.h"
 #include "moiety/train/step_pipeline.h"
@@ -34,7 +34,7 @@ void StepPipeline::launch_graph() {
   graph_->launch(learner_.stream);
 }
 
-// Batch 0 of a step comes before everything else: it tells whether there is a step.
+// Batch 0 of a step comes before everything else, since it tells whether there is a step.
 void StepPipeline::feed_batch(int64_t m) {
   heartbeat_.phase("data");
   const data::Batch* batch = loader_->next();

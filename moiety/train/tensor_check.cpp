@@ -15,8 +15,8 @@ namespace {
 
 using Index = std::array<int64_t, kMaxDims>;
 
-// Tensors where the host can read them: of those on a GPU copies, gaps and all, as long as this
-// lives.
+// Tensors where the host can read them: those on a GPU as copies, gaps and all, which live as long
+// as this object.
 class OnHost {
  public:
   TensorView operator()(const TensorView& x) {
@@ -33,8 +33,8 @@ class OnHost {
   std::vector<Tensor> copies_;
 };
 
-// row(index, pointer) for every index of all dimensions but the last, in row-major order, until it
-// returns false.
+// Calls row(index, pointer) for every index of all dimensions but the last, in row-major order,
+// until it returns false.
 template <class T, class Row>
 void for_each_row(const TensorView& x, Row&& row) {
   const int outer = std::max(0, x.dims() - 1);
@@ -61,7 +61,7 @@ double value_of(float x) { return x; }
 double value_of(double x) { return x; }
 double value_of(bf16 x) { return static_cast<float>(x); }
 
-// Which expert an index belongs to: -1 no particular one, -2 nothing lies there.
+// The expert that an index belongs to: -1 for no particular one, -2 if nothing lies there.
 class ExpertOf {
  public:
   ExpertOf(const TensorView& x, const ExpertRows* rows) : rows_(rows) {
@@ -137,13 +137,13 @@ JsonLine statistics_json(const TensorStatistics& s) {
       .add("rms", s.rms);
 }
 
-// "layers.12.attn.q.weight" -> 12.
+// The layer in a name: "layers.12.attn.q.weight" gives 12.
 int64_t layer_of(const std::string& name) {
   constexpr std::string_view kPrefix = "layers.";
   return name.starts_with(kPrefix) ? std::atoll(name.c_str() + kPrefix.size()) : -1;
 }
 
-// The name and index that a checkpoint has for element `at` of a parameter's memory.
+// Sets the name and index that a checkpoint has for element `at` of a parameter's memory.
 void to_logical(const optim::ParamSpec& spec, int64_t at, Finding& finding) {
   const int64_t row = at / spec.row_elements;
   const auto run = std::find_if(spec.row_map.begin(), spec.row_map.end(), [&](const auto& r) {
@@ -257,7 +257,7 @@ void FirstNonFinite::look_at_weights(std::span<const optim::Parameter> parameter
   for (const optim::Parameter& p : parameters) {
     if (finding_) return;
     OnHost on_host;
-    // A cast says which of its tensors held such a value, not which element.
+    // A cast tells which of its tensors held such a value, but not which element.
     for (size_t e = 0; e < p.quantized.size() && !finding_; ++e) {
       const QuantizedView& q = p.quantized[e];
       if (!(*on_host(q.flags).data<uint32_t>() & kFlagNonFinite)) continue;

@@ -1,4 +1,5 @@
-// Values that are not finite: in weights, and in what the operations of a pass store.
+// The search for values that are not finite: in weights, and in tensors that the operations of a
+// pass store.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +17,27 @@ namespace moiety::train {
 struct TensorStatistics {
   std::string tensor;  // "float32[128, 32]"
   int64_t elements = 0, nan = 0, infinite = 0;
-  double min = 0, max = 0, mean = 0, rms = 0;  // of the finite ones
+  double min = 0, max = 0, mean = 0, rms = 0;  // over the finite values
 };
-// Of float32, bfloat16 and float64, any strides; other types have no elements. With `rows` the rows
-// of experts alone.
+// The statistics of float32, bfloat16 and float64 tensors of any strides; other dtypes have no
+// elements. With `rows` only the rows of experts count.
 TensorStatistics tensor_statistics(const TensorView& x, const ExpertRows* rows = nullptr);
 
-// Where the first such value is.
+// The place of the first such value.
 struct Finding {
   int64_t order = 0;  // of the tensor among those that the step has stored; 0: a weight, before all
   int64_t layer = -1;
   int expert = -1;
   bool backward = false;
-  std::string operation;  // "weight", or what stored the tensor
+  std::string operation;  // "weight", or the operation that stored the tensor
   std::string tensor;
   std::vector<int64_t> index;
   double value = 0;
   TensorStatistics statistics;
-  std::vector<TensorStatistics> inputs;  // of the operation
+  std::vector<TensorStatistics> inputs;  // inputs of the operation
 
-  // "layer 1, expert 3: weight layers.1.moe.experts.fc2.weight is nan at [3, 0, 5]".
+  // The finding as a sentence: "layer 1, expert 3: weight layers.1.moe.experts.fc2.weight is nan at
+  // [3, 0, 5]".
   std::string sentence() const;
   JsonLine json() const;
 };
@@ -45,7 +47,7 @@ class FirstNonFinite final : public TensorProbe {
  public:
   void enter(int64_t layer, bool backward) override { layer_ = layer, backward_ = backward; }
   void stored(const StoredTensor& tensor) override;
-  // The weights as they are, by their logical names and indices.
+  // Looks at the weights as they are, by their logical names and indices.
   void look_at_weights(std::span<const optim::Parameter> parameters);
 
   const std::optional<Finding>& finding() const { return finding_; }

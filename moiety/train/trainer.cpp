@@ -83,7 +83,8 @@ uint32_t Trainer::requests() {
   if (plan_.requests) {
     const bool save = plan_.requests->save.exchange(false);
     if (plan_.requests->stop) {
-      // A launcher tells the survivors of a dead rank to stop: not to be taken for a wish.
+      // A launcher tells the survivors of a dead rank to stop, which is not to be taken for a
+      // request.
       if (const auto dead = comm::mpi::dead_peer()) fail(ErrorKind::kComm, "{}", *dead);
       bits |= kStopRequest;
     } else if (save) {

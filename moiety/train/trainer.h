@@ -1,5 +1,5 @@
-// Training on one rank: from the first step (or a checkpoint's) to the last. The steps themselves
-// are the pipeline's (step_pipeline.h); here is what lies between them: reports, the guard,
+// Training on one rank, from the first step (or a checkpoint's) to the last. The pipeline runs the
+// steps (step_pipeline.h); the trainer does everything between them: reports, the guard,
 // evaluation, checkpoints, the end.
 #pragma once
 
@@ -22,9 +22,9 @@ namespace moiety::train {
 
 class Trainer {
  public:
-  // Collective over `world`: allocates, and loads or draws the weights. All three outlive it.
-  // Throws Error: of kNumerical where the guard ends the run, of kCheckpoint, kIo, kComm,
-  // kOutOfMemory, kData.
+  // Allocates everything, and loads or draws the weights. Collective over `world`. The arguments
+  // outlive the object. Throws errors of kNumerical where the guard ends the run, and of
+  // kCheckpoint, kIo, kComm, kOutOfMemory, kData.
   Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat& heartbeat);
 
   RunEnd run();
@@ -41,7 +41,7 @@ class Trainer {
     journal_.event(name, step(), fields);
   }
 
-  // trainer_start.cpp: where the weights come from, and the first batch.
+  // trainer_start.cpp: the weights' origin, and the first batch.
   void initialize_or_load();
   std::vector<std::string> resume_candidates_of_rank_0();
   bool load(const std::string& path, bool last);
@@ -52,17 +52,17 @@ class Trainer {
   void at_border();
   void evaluate();
   RunEnd finish(bool stopped);
-  // What this rank asks of all: what the caller does, and the end of the time.
+  // This rank's requests to all: the caller's, and the end of the time.
   uint32_t requests();
   checkpoint::RunState run_state();
 
-  // trainer_report.cpp: what is said about a step, and what stops a bad run.
+  // trainer_report.cpp: the report on a step, and the end of a bad run.
   void report_step(const FinishedStep& step);
   StepRecord record_of(const FinishedStep& step, int64_t dropped) const;
   void check_guard(const FinishedStep& step);
 
   // trainer_replay.cpp: the step that the guard halted at, made again under a probe. Collective;
-  // the verdict of all ranks.
+  // returns the verdict of all ranks.
   std::string replay(const FinishedStep& step);
   uint32_t checksum(const model::StepStats& stats);
 
@@ -76,8 +76,8 @@ class Trainer {
   std::optional<data::ValidationSet> validation_;
   int64_t trained_tokens_ = 0;
   int64_t evaluated_step_ = -1;
-  int64_t loaded_step_ = -1;  // of the checkpoint that the run continues
-  double step_seconds_ = 0;   // of the last step
+  int64_t loaded_step_ = -1;  // step of the checkpoint that the run continues
+  double step_seconds_ = 0;   // seconds of the last step
   Deadline time_limit_;
 };
 

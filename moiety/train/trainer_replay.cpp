@@ -1,5 +1,5 @@
-// The step that the guard halted at, once more: same weights, which the step did not change, same
-// data, same random numbers, and a look at every tensor that is stored.
+// The replay of the step that the guard halted at: the same weights, which the step did not change,
+// the same data and random numbers, and a look at every tensor that is stored.
 #include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
 #include "moiety/checkpoint/together.h"

@@ -1,4 +1,4 @@
-// What is said about a step, and what stops a bad run.
+// The report on a step, and the end of a bad run.
 #include <algorithm>
 #include <cmath>
 
@@ -36,7 +36,8 @@ StepRecord Trainer::record_of(const FinishedStep& done, int64_t dropped) const {
 }
 
 void Trainer::report_step(const FinishedStep& done) {
-  // Every rank of an expert-parallel group counts the group's dropped pairs; its first rank tells.
+  // Every rank of an expert-parallel group counts the group's dropped pairs; only its first rank
+  // reports them.
   int64_t dropped = 0;
   if (world_.rank() % plan_.grid.ep == 0) {
     for (const model::MoeLayerStats& layer : done.stats.moe) dropped += layer.dropped;
@@ -55,7 +56,8 @@ void Trainer::report_step(const FinishedStep& done) {
   const double per_token =
       model::flops_per_token(c, config().data.seq_len, config().log.causal_flops);
   const double flops = per_token * tokens - model::flops_per_pair(c) * double(sums.dropped);
-  // The share of all ranks' time, of a step: ranks begin and end it at slightly different times.
+  // Shares are of all ranks' time in a step, since ranks begin and end it at slightly different
+  // times.
   WaitTimes waits;
   for (size_t a = 0; a < kWaitAxes.size(); ++a) {
     waits.ms[a] =

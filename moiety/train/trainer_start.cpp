@@ -1,4 +1,4 @@
-// How training begins on a rank: groups, memory, weights, data.
+// The start of training on a rank: groups, memory, weights, data.
 #include <cmath>
 #include <sstream>
 #include <tuple>
@@ -19,8 +19,8 @@
 namespace moiety::train {
 namespace {
 
-// TFLOP/s of a GPU, by its name: bf16 and the recipe's. A GPU that nobody knows has none, so MFU is
-// not a number.
+// The TFLOP/s of a GPU, by its name: for bf16 and for the recipe. An unknown GPU has none, so its
+// MFU is not a number.
 std::pair<double, double> known_peaks(Device device, Recipe recipe) {
   const Hardware* h = find_hardware(gpu_properties(device.index).name);
   if (!h) return {std::nan(""), std::nan("")};
@@ -77,7 +77,7 @@ void Trainer::initialize_or_load() {
   event("start");
 }
 
-// The checkpoint's configuration with this one, as the caller knows to compare them.
+// Compares the checkpoint's configuration with this one by the caller's function.
 void Trainer::compare(const std::string& path) {
   if (!leads() || !plan_.compare) return;
   const checkpoint::Manifest manifest = checkpoint::read_manifest(path);
@@ -86,7 +86,7 @@ void Trainer::compare(const std::string& path) {
   }
 }
 
-// False if the checkpoint is damaged and there is another one to try.
+// Loads a checkpoint; false if it is damaged and there is another one to try.
 bool Trainer::load(const std::string& path, bool last) {
   compare(path);
   checkpoint::RunState run;
@@ -111,7 +111,7 @@ bool Trainer::load(const std::string& path, bool last) {
   return true;
 }
 
-// CPU ranks measure, all at the same time, as they compute at the same time.
+// Measures the peaks of CPU ranks, all at the same time, as they compute at the same time.
 void Trainer::measure_peaks() {
   const double given = config().log.peak_tflops;
   world_.barrier();

@@ -1,4 +1,5 @@
-// What a checkpoint holds beside tensors, so that a run goes on bitwise as if it had never stopped.
+// The state that a checkpoint holds beside tensors, so that a run continues bitwise as if it had
+// never stopped.
 #pragma once
 
 #include <string>
@@ -15,7 +16,7 @@ struct TrainingState {
 };
 
 std::string to_json(const TrainingState& state);
-// Throws CheckpointError.
+// The state in a JSON text. Throws CheckpointError if it is none.
 TrainingState parse_training_state(std::string_view json);
 
 }  // namespace moiety::train

@@ -18,13 +18,13 @@ int64_t now_ns() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A thread that is asked for its stack answers in a handler.
+// The signal that asks a thread for its stack, which it answers in a handler.
 constexpr int kStackSignal = SIGUSR2;
 constexpr int kMaxFrames = 48;
 void* g_frames[kMaxFrames];
 std::atomic<int> g_frame_count{-1};
 
-// What the alarm ends the process with, should the disk hang.
+// The function with which the alarm ends the process, should the disk hang.
 std::atomic<Watchdog::EndProcess> g_end_process{nullptr};
 
 void take_stack(int) { g_frame_count = ::backtrace(g_frames, kMaxFrames); }
@@ -59,7 +59,8 @@ std::vector<std::string> stack_of(pthread_t thread) {
   }
   const int count = std::max(0, g_frame_count.load());
   char** names = ::backtrace_symbols(g_frames, count);
-  for (int i = 2; names && i < count; ++i) out.emplace_back(names[i]);  // without the handler
+  // without the frames of the handler
+  for (int i = 2; names && i < count; ++i) out.emplace_back(names[i]);
   std::free(names);
   return out;
 }
@@ -123,8 +124,8 @@ void Watchdog::watch() {
   }
 }
 
-// With the mutex held, so that no rank leaves. The disk may be what hangs: the message comes first,
-// and files get five seconds.
+// Ends the process. The mutex is held, so that no rank leaves. The disk may be the cause of the
+// hang, so the message comes first, and files get five seconds.
 void Watchdog::end(const Heartbeat& silent) {
   std::string ranks;
   for (const Heartbeat* rank : ranks_) {
@@ -154,7 +155,7 @@ void Watchdog::end(const Heartbeat& silent) {
     write_failure(run_directory_, "watchdog", rank->rank(), rank->completed() + 1, fields);
   }
   end_process_();
-  std::abort();  // it has returned
+  std::abort();  // the function has returned
 }
 
 }  // namespace moiety::train

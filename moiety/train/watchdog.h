@@ -20,10 +20,10 @@ namespace moiety::train {
 
 class Watchdog;
 
-// What a rank does, told by its thread.
+// The progress of a rank, told by its thread.
 class Heartbeat {
  public:
-  // Of the calling thread, until its end. Without a watchdog nobody listens.
+  // The heartbeat of the calling thread, until its end. Without a watchdog nobody listens.
   Heartbeat(Watchdog* watchdog, int rank);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
@@ -31,11 +31,11 @@ class Heartbeat {
 
   // A step is complete (or training begins after it).
   void step(int64_t completed);
-  // A part of the step; `name` lives as long as the program.
+  // Names a part of the step; `name` lives as long as the program.
   void phase(const char* name) { phase_.store(name, std::memory_order_relaxed); }
 
-  // Evaluation, checkpoints, loading: has kPatience times as long, and does not count as the step's
-  // time.
+  // A scope for evaluation, checkpoints and loading, which have kPatience times as long and do not
+  // count as the step's time.
   class Aside {
    public:
     Aside(Heartbeat& heartbeat, const char* name) : heartbeat_(heartbeat) {
@@ -70,8 +70,8 @@ class Heartbeat {
 
 class Watchdog {
  public:
-  // `limit`: seconds without a completed step. `end_process` does not return and is legal in a
-  // signal handler: it calls _exit.
+  // `limit` is the seconds without a completed step. `end_process` does not return and is legal in
+  // a signal handler: it calls _exit.
   using EndProcess = void (*)();
   Watchdog(Seconds limit, std::filesystem::path run_directory, EndProcess end_process);
   ~Watchdog();
@@ -93,8 +93,8 @@ class Watchdog {
   std::thread thread_;
 };
 
-// Where a thread of this process stands: frames as "binary(function+offset)", innermost first.
-// Empty if it does not answer within a fifth of a second.
+// The stack of a thread of this process: frames as "binary(function+offset)", innermost first.
+// Empty if the thread does not answer within a fifth of a second.
 std::vector<std::string> stack_of(pthread_t thread);
 
 }  // namespace moiety::train

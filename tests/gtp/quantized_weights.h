@@ -12,8 +12,8 @@
 
 namespace moiety::gtp {
 
-using quant::difference;
 using kind_and_error_of;
+using quant::difference;
 
 inline constexpr Views kBothViews = kRowView | kColView;
 inline constexpr int64_t kGuard = 256;

@@ -1,4 +1,4 @@
-// DequantizeArguments and work of `moiety dequantize`.
+// The arguments and the work of `moiety dequantize`.
 #include <array>
 #include <cstdio>
 #include <filesystem>

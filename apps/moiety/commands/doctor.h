@@ -1,4 +1,4 @@
-// `moiety doctor`: the checks of moiety/train/health.h, in words.
+// The command `moiety doctor`: the checks of moiety/train/health.h, in words.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace moiety::app {
 
-// With the arguments behind the command's name; returns the exit code.
+// Runs the command with the arguments behind its name; returns the exit code.
 int doctor_command(const std::vector<std::string>& arguments);
 
 }  // namespace moiety::app

@@ -65,7 +65,7 @@ int eval_command(const std::vector<std::string>& arguments) {
     const Stream stream = Stream::on(device);
     const int64_t tokens = config.pass_tokens();
     train::InferenceModel model(checkpoint.path, config, tokens, world, stream);
-    // As validation in the run: with the recipe of the step that the checkpoint is of.
+    // Evaluation is as in the run: with the recipe of the checkpoint's step.
     model.transformer().set_precision(
         precision_of_recipe(config, recipe_of_step(config, std::max<int64_t>(checkpoint.step, 1))));
     data::LoaderConfig loader;

@@ -46,7 +46,7 @@ void generate(train::InferenceModel& model, const data::Tokenizer& tokenizer,
   const int64_t vocab = model.transformer().config().vocab;
   const Tensor logits_PV(DType::kFloat32, {1, vocab}, stream.device(), "logits");
   const Tensor on_host(DType::kFloat32, {1, vocab}, "logits");
-  // A model's vocabulary may be larger than the tokenizer's, for its size.
+  // A model's vocabulary may be larger than the tokenizer's, to have a suitable size.
   const std::span<const float> logits(on_host.data<float>(), tokenizer.vocab());
   for (int64_t n = 0; n < tokens; ++n) {
     decoder.append(std::vector<model::Decoder::Continuation>{{0, context}}, logits_PV, arena,
@@ -92,7 +92,7 @@ int generate_command(const std::vector<std::string>& arguments) {
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   std::vector<uint32_t> ids;
   tokenizer.encode(prompt, ids);
-  if (ids.empty()) ids.push_back(tokenizer.eos());  // what stands before a document
+  if (ids.empty()) ids.push_back(tokenizer.eos());  // as before a document
   train::run_alone([&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
     train::InferenceModel model(checkpoint.path, train_config(checkpoint.options),

@@ -1,4 +1,4 @@
-// `moiety generate`: continues a text, token by token.
+// The command `moiety generate`, which continues a text token by token.
 #pragma once
 
 #include <string>

@@ -92,7 +92,7 @@ class Literal {
     if (!rest_.starts_with("False")) fail();
     rest_.remove_prefix(5);
   }
-  // (), (3,), (3, 4)
+  // A tuple: (), (3,), (3, 4).
   std::vector<int64_t> tuple() {
     std::vector<int64_t> out;
     expect('(');
@@ -166,7 +166,7 @@ NpyHeader parse_npy_header(const std::string& path, std::string_view start) {
   if (major < 1 || major > 3 || minor != 0) {
     throw DataError("{}: is of .npy version {}.{}; known are 1.0 to 3.0", path, major, minor);
   }
-  // Version 1 has a length of two bytes, the others of four.
+  // Version 1 has a length of two bytes, the other versions of four.
   const size_t from = major == 1 ? 10 : 12;
   size_t length = byte(8) | size_t{byte(9)} << 8;
   if (major > 1 && start.size() >= 12) length |= size_t{byte(10)} << 16 | size_t{byte(11)} << 24;
@@ -177,7 +177,7 @@ NpyHeader parse_npy_header(const std::string& path, std::string_view start) {
   out.offset = static_cast<int64_t>(from + length);
   out.bytes = element_bytes(path, out.descr);
   bool fits = true;
-  int64_t sizes = 1;  // of the dimensions that are not empty, so that no product of some overflows
+  int64_t sizes = 1;  // product of the non-empty dimensions, so that no partial product overflows
   for (const int64_t n : out.shape) {
     fits = fits && !__builtin_mul_overflow(sizes, std::max<int64_t>(n, 1), &sizes);
   }

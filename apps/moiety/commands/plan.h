@@ -1,4 +1,4 @@
-// `moiety plan`: what a layout would do to a step, from shapes alone.
+// The command `moiety plan`, which tells from shapes alone how a step would run under a layout.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace moiety::app {
 
-// With the arguments behind the command's name; returns the exit code. Throws UsageError.
+// Runs the command with the arguments behind its name; returns the exit code. Throws UsageError.
 int plan_command(const std::vector<std::string>& arguments);
 
 }  // namespace moiety::app

@@ -1,4 +1,4 @@
-// PlanArguments and work of `moiety plan`.
+// The arguments and the work of `moiety plan`.
 #include <array>
 #include <cstdio>
 
@@ -28,7 +28,7 @@ constexpr const char* kPlanAbout =
     "Configuration and layout as for moiety train: --config files, then --section.key=value;\n"
     "the degrees are parallel.tp, gtp, ep and egtp, and dp is what remains.";
 
-// Of the peaks, until they are measured.
+// Shares of the peaks that are reached, until they are measured.
 constexpr double kGemmShare = 0.80, kMemoryShare = 0.90, kLinkShare = 0.82;
 
 struct PlanArguments {

@@ -16,9 +16,9 @@ namespace {
 using gtp::Kind;
 
 constexpr double kWidth = 1600, kLeft = 130, kRight = kWidth - 24, kMargin = 24;
-constexpr double kTop = 104;  // of the first row
+constexpr double kTop = 104;  // top of the first row
 constexpr double kComputeHeight = 44, kLaneHeight = 26, kGap = 26;
-constexpr double kLetter = 5.6;  // width, of 10 px
+constexpr double kLetter = 5.6;  // width of a letter of 10 px
 enum Color {
   kForward = 0,
   kReduce = 1,
@@ -42,7 +42,8 @@ std::string time_text(double ns) {
   return text("{:.3g} us", ns / 1e3);
 }
 
-// "layers.3.attn.qkv.weight" is "3 attn.qkv", "layers.3.moe.experts.fc1.weight" "3 experts.fc1".
+// The short form of a weight's name: "layers.3.attn.qkv.weight" is "3 attn.qkv",
+// "layers.3.moe.experts.fc1.weight" is "3 experts.fc1".
 std::string short_name(std::string name) {
   if (name.ends_with(".weight")) name.resize(name.size() - 7);
   if (!name.starts_with("layers.")) return name;
@@ -80,7 +81,7 @@ Color color_of(Kind kind) {
     case Kind::kRowsGrad:
       return kGradient;
     case Kind::kBwd:
-    case Kind::kGrad:  // what follows it: attention's backward pass
+    case Kind::kGrad:  // the work that follows it: attention's backward pass
       return kBackward;
     default:
       return kForward;
@@ -175,7 +176,7 @@ class Timeline {
       if (visible(wait)) bars.push_back(bar(wait, kWait, "", "waits for " + waited_for(p)));
       const Call& call = calls_[p];
       if (visible(work[p])) {
-        // What follows a kGrad is no work of its bundle: the backward pass of attention, say.
+        // Work that follows a kGrad is not its bundle's; it may be the backward pass of attention.
         const bool after = call.kind == Kind::kGrad;
         bars.push_back(
             bar(work[p], color_of(call.kind), after ? "" : call.bundles,

@@ -19,7 +19,8 @@ constexpr const char* kPlotAbout =
     "Curves of one or several runs as one SVG picture, which any browser shows. Reads the runs'\n"
     "metrics.jsonl; a run that is training may be plotted too.";
 
-// The last part of each path, or, where two runs would be called the same, the whole path.
+// The names of runs: the last part of each path or, where two runs would have the same name, the
+// whole path.
 std::vector<std::string> run_names(const std::vector<std::string>& paths) {
   std::vector<std::string> names;
   for (const std::string& path : paths) {

@@ -1,4 +1,4 @@
-// `moiety plot`: curves of one or several runs in one picture.
+// The command `moiety plot`, which draws curves of one or several runs in one picture.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// `moiety prepare`: text or JSONL to token files.
+// The command `moiety prepare`, which turns text or JSONL into token files.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace moiety::app {
 
-// The command, with the arguments behind `prepare`: throws what data::prepare throws, prints the
-// summary to stdout, returns the exit code.
+// Runs the command with the arguments behind its name. Prints the summary to stdout and returns the
+// exit code; throws what data::prepare throws.
 int prepare_command(const std::vector<std::string>& arguments);
 
 }  // namespace moiety::app

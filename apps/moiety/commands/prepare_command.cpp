@@ -1,4 +1,4 @@
-// PrepareArguments and output of `moiety prepare`.
+// The arguments and the output of `moiety prepare`.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -26,7 +26,7 @@ constexpr const char* kPrepareAbout =
     "Writes PREFIX.tok, or with --valid-fraction PREFIX.train.tok and PREFIX.valid.tok. Lines and\n"
     "bytes in errors count from 1, in the decompressed file.";
 
-// \n, \t, \r and \\ of a separator as typed in a shell.
+// Replaces \n, \t, \r and \\ in a separator as typed in a shell.
 std::string unescape(const std::string& typed) {
   std::string s;
   for (size_t i = 0; i < typed.size(); ++i) {
@@ -42,7 +42,7 @@ std::string unescape(const std::string& typed) {
   return s;
 }
 
-// How far it is: a status line on a terminal, elsewhere a log line now and then.
+// The progress: a status line on a terminal, elsewhere a log line now and then.
 class ProgressLine {
  public:
   void update(const data::PrepareProgress& done) {
@@ -51,7 +51,7 @@ class ProgressLine {
     const double bytes = static_cast<double>(done.bytes);
     const std::string line = text("{:.0f} MB, {:.1f} MB/s, {} documents, {}", bytes / 1e6,
                                   bytes / 1e6 / seconds, done.documents, done.path);
-    // An estimate: the bytes done are decompressed, those of the files may not be.
+    // This is an estimate: the bytes done are decompressed, those of the files may not be.
     const double all = std::max(static_cast<double>(done.all_bytes), 1.0);
     console_.status(std::min(1.0, bytes / all), line);
     if (!console_.has_bar() && now - logged_ >= std::chrono::seconds(10)) {

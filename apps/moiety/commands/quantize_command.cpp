@@ -1,4 +1,4 @@
-// QuantizeArguments and work of `moiety quantize`.
+// The arguments and the work of `moiety quantize`.
 #include <cstdio>
 #include <map>
 
@@ -83,7 +83,7 @@ void add_options(CLI::App& app, QuantizeArguments& a) {
   app.add_flag("--force", a.force, "overwrite files in DIR");
 }
 
-// What does not go together is named before anything is read.
+// Describes the tensor; options that do not go together are named before anything is read.
 QuantizedDescription describe(const QuantizeArguments& a) {
   QuantizedDescription d;
   d.spec = QuantSpec::of(a.format);
@@ -110,7 +110,8 @@ QuantizedDescription describe(const QuantizeArguments& a) {
   if (d.layout != ScaleLayout::kCompact) {
     QuantizedView shape;
     shape.spec = d.spec;
-    quant::scale_layout_size(shape, Direction::kRow, d.layout);  // throws for what there is not
+    // throws for layouts that the format does not have
+    quant::scale_layout_size(shape, Direction::kRow, d.layout);
   }
   return d;
 }
@@ -129,7 +130,7 @@ TensorView matrix(const NpyArray& in, const QuantizeArguments& a, QuantizedDescr
                     {d.rows(), d.cols()});
 }
 
-// Scales in another layout take the place of the compact ones in `view`.
+// Replaces the compact scales in `view` by scales in another layout.
 void lay_out(const QuantizedDescription& d, QuantizedView& view, std::vector<Tensor>& memory) {
   if (d.layout == ScaleLayout::kCompact) return;
   QuantizedView out = view;

@@ -13,10 +13,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// More than a file system holds; sizes of such tensors do not overflow.
+// More elements than a file system holds; sizes of smaller tensors do not overflow.
 constexpr int64_t kMostElements = int64_t{1} << 48;
 
-// A field and then it is gone, so that what nobody took is noticed.
+// The fields of an object, each of which can be taken once, so that unknown ones are noticed.
 class Fields {
  public:
   Fields(const std::string& path, std::string_view json) : path_(path) {
@@ -50,7 +50,7 @@ class Fields {
     }
     throw DataError("{}: {} is {}", path_, key, value.dump());
   }
-  // The number of a word among some.
+  // Takes a word and returns its number among `words`.
   template <size_t kCount>
   size_t take_word(const char* key, const std::array<std::string_view, kCount>& words) {
     const auto typed = take<std::string>(key);
@@ -72,7 +72,7 @@ constexpr DType kElements[] = {DType::kE4M3, DType::kE5M2, DType::kE2M1};
 constexpr std::array<std::string_view, 3> kDirectionWords{"row", "col", "both"};
 constexpr std::array<std::string_view, 2> kRoundingWords{"nearest", "stochastic"};
 
-// What a view of these elements has to be small enough for.
+// Checks that the tensor is small enough for a view of its elements.
 void check_shape(const std::string& path, const QuantizedDescription& d) {
   int64_t elements = 1;
   bool fits = !d.shape.empty();

@@ -1,4 +1,4 @@
-// What the files of a quantized tensor say about themselves: quantized.json.
+// The description in a quantized tensor's files: quantized.json.
 #pragma once
 
 #include <array>
@@ -12,24 +12,24 @@
 
 namespace moiety::app {
 
-// Of ScaleLayout, in its order.
+// Words for the values of ScaleLayout, in its order.
 inline constexpr std::array<std::string_view, 4> kLayoutWords{"compact", "sm100", "padded", "sm90"};
 
 struct QuantizedDescription {
   QuantSpec spec;
-  std::vector<int64_t> shape;  // as it was given; the last is a row, the others are one
+  std::vector<int64_t> shape;  // as it was given; the last is a row, the others are one dimension
   Directions directions;
   ScaleLayout layout = ScaleLayout::kCompact;
-  quant::RngState rng;  // of stochastic rounding, with tensor_id
+  quant::RngState rng;  // state of stochastic rounding, with tensor_id
   uint32_t tensor_id = 0;
-  bool non_finite = false;  // inf or NaN was met
+  bool non_finite = false;  // whether inf or NaN was met
 
   int64_t rows() const;
   int64_t cols() const { return shape.back(); }
 };
 
 std::string to_json(const QuantizedDescription& description);
-// Throws DataError naming `path`, also for options that do not go together.
+// Throws DataError naming `path` for a damaged text and for options that do not go together.
 QuantizedDescription parse_quantized_description(const std::string& path, std::string_view json);
 
 }  // namespace moiety::app

@@ -52,7 +52,7 @@ QuantizedDescription read_description(const std::string& path) {
   return parse_quantized_description(path, json);
 }
 
-// An array of a file, which has to be of this dtype and shape.
+// Reads an array from a file, which must have this dtype and shape.
 TensorView read_array(const std::string& path, const ArraySpec& expected,
                       std::vector<Buffer>& memory) {
   NpyArray array = read_npy(path);
@@ -66,7 +66,7 @@ TensorView read_array(const std::string& path, const ArraySpec& expected,
   return TensorView(memory.back().data(), expected.dtype, sizes_of(expected));
 }
 
-// The scales of a direction are read in their layout; compact ones take their place.
+// Reads the scales of a direction in their layout, and puts compact ones in their place.
 void read_scales(const std::string& path, Direction direction, StoredTensor& out) {
   const bool row = direction == Direction::kRow;
   const QuantizedDescription& d = out.description;

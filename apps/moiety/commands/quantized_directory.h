@@ -1,5 +1,5 @@
-// A quantized tensor as files that any other implementation can read: quantized.json says what it
-// is, and row_data, row_scales, col_data, col_scales, amax and tensor_scale .npy are its arrays
+// A quantized tensor as files that any other implementation can read: quantized.json describes it,
+// and row_data, row_scales, col_data, col_scales, amax and tensor_scale .npy are its arrays
 // (docs/formats.md). Codes are uint8, scales float32 or uint8.
 #pragma once
 
@@ -11,10 +11,11 @@
 
 namespace moiety::app {
 
-// Throws UsageError if one of the files is there, unless `overwrite`.
+// Throws UsageError if one of the files exists, unless `overwrite`.
 void check_free(const std::string& directory, bool overwrite);
-// Files appear whole, the description last; arrays of an earlier tensor go. The scales of `view`
-// are in the layout of the description. Returns a line for every array. Throws IoError.
+// Writes the files. Each appears whole, the description last; arrays of an earlier tensor are
+// removed. The scales of `view` are in the layout of the description. Returns a line for every
+// array. Throws IoError.
 std::vector<std::string> write_quantized(const std::string& directory,
                                          const QuantizedDescription& description,
                                          const QuantizedView& view);
@@ -22,10 +23,10 @@ std::vector<std::string> write_quantized(const std::string& directory,
 struct StoredTensor {
   QuantizedDescription description;
   std::vector<Buffer> memory;
-  QuantizedView view;  // scales are compact
+  QuantizedView view;  // with compact scales
 };
-// Throws DataError for files that are damaged or do not fit each other, and Error(Unsupported) for
-// scales of tiles in another layout than compact, which have no way back.
+// Throws DataError for files that are damaged or do not fit each other, and Error(kUnsupported) for
+// scales of tiles in another layout than compact, which cannot be converted back.
 StoredTensor read_quantized(const std::string& directory);
 
 }  // namespace moiety::app

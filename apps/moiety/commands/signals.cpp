@@ -12,7 +12,7 @@ constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
 
 std::atomic<train::TrainRequests*> g_requests{nullptr};
 std::atomic<bool> g_interrupted{false};
-// Legal in a handler.
+// Only a lock-free flag is legal in a handler.
 static_assert(std::atomic<bool>::is_always_lock_free);
 static_assert(std::atomic<train::TrainRequests*>::is_always_lock_free);
 

@@ -1,5 +1,6 @@
-// What the user asks of a running training: SIGUSR1 saves and goes on; SIGTERM or the first SIGINT
-// finishes the step, saves and stops; a second SIGINT ends the process at once with 130.
+// Signals by which the user controls a running training: SIGUSR1 saves and continues; SIGTERM or
+// the first SIGINT finishes the step, saves and stops; a second SIGINT ends the process at once
+// with 130.
 #pragma once
 
 #include <csignal>
@@ -8,7 +9,7 @@
 
 namespace moiety::app {
 
-// Turns the signals into requests during its lifetime; one at a time.
+// Turns the signals into requests during its lifetime; only one object at a time.
 class SignalHandlers {
  public:
   explicit SignalHandlers(train::TrainRequests& requests);

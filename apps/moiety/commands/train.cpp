@@ -44,7 +44,7 @@ std::shared_ptr<const data::SampleSource> open_validation_data(const Options& o,
                                 data::Tokenizer::load(o.data.tokenizer).identity());
 }
 
-// What every process of a run makes before its ranks start; the configuration outlives it.
+// The plan that every process of a run makes before its ranks start; the configuration outlives it.
 TrainingPlan make_plan(const Config& config, const Launch& launch) {
   const Options& o = config.options;
   const train::TrainConfig typed = train_config(o);
@@ -60,7 +60,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch) {
   return plan;
 }
 
-// The part of rank 0's process: the run directory, and what there is to continue from.
+// The part of rank 0's process: the run directory, and the checkpoints to continue from.
 class LeadingPart {
  public:
   LeadingPart(TrainingPlan& plan, const Config& config, bool quiet)
@@ -93,8 +93,8 @@ class LeadingPart {
   RunFiles files_;
 };
 
-// Runs `body`; what it throws is told to the other ranks, and all of them throw what the first of
-// them failed with.
+// Runs `body`. If it throws, the other ranks are told, and all of them throw the error of the first
+// that failed.
 template <class Body>
 void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
   try {
@@ -108,7 +108,7 @@ void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
     if (world.size() > 1) {
       world.bootstrap().abort(to_peers(failure));
       const auto first = world.bootstrap().aborted();
-      // What the guard says all ranks say by themselves: no rank has failed before others.
+      // All ranks raise the guard's errors by themselves: no rank has failed before others.
       if (first && failure.kind != ErrorKind::kNumerical) failure = from_peers(*first);
     }
     throw_error(failure.kind, failure.text);
@@ -118,7 +118,7 @@ void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
 int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
   RunEnd end = RunEnd::kDone;
   train::Heartbeat heartbeat(plan.watchdog, world.rank());
-  std::unique_ptr<train::Trainer> trainer;  // taken apart when the peers have heard of a failure
+  std::unique_ptr<train::Trainer> trainer;  // destroyed when the peers know of a failure
   try {
     as_one(plan, world, [&] {
       train::check_memory(plan.config, plan.grid, plan.memory_of_rank, plan.device);
@@ -135,7 +135,7 @@ int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
   return end == RunEnd::kStopped ? kExitStartAgain : kExitDone;
 }
 
-// The console is that of rank 0; the other processes warn on stderr.
+// Makes a process other than rank 0's, which has the console, write only warnings, on stderr.
 void log_warnings_alone() {
   set_log_sink([](LogLevel level, std::string_view line) {
     if (level < LogLevel::kWarning) return;
@@ -161,7 +161,7 @@ int run_threads(TrainingPlan& plan, const Config& config, bool quiet) {
   return code;
 }
 
-// After a failure a process ends at once: what MPI would do at its end could wait for the peers.
+// Runs a process, which ends at once after a failure: MPI's own end could wait for the peers.
 int run_process(TrainingPlan& plan, const Config& config, bool quiet) {
   int code = kExitDone;
   std::optional<LeadingPart> leading;

@@ -1,4 +1,5 @@
-// `moiety train`: trains a model in a run directory, and goes on where its newest checkpoint ends.
+// The command `moiety train`, which trains a model in a run directory and continues where its
+// newest checkpoint ends.
 #pragma once
 
 #include <string>
@@ -10,11 +11,11 @@ namespace moiety::app {
 
 struct TrainFlags {
   bool quiet = false;
-  bool dry_run = false;  // everything but the steps
+  bool dry_run = false;  // everything except the steps
 };
 
-// Returns kExitDone, or kExitStartAgain after a signal or at run.max_hours. Errors are thrown: the
-// first failing rank's.
+// Trains. Returns kExitDone, or kExitStartAgain after a signal or at run.max_hours. Throws the
+// error of the first rank that fails.
 int train(const Config& config, const TrainFlags& flags);
 
 int train_command(const std::vector<std::string>& arguments);

@@ -1,4 +1,4 @@
-// TrainArguments of `moiety train`.
+// The arguments of `moiety train`.
 #include <algorithm>
 #include <cstdio>
 
@@ -41,7 +41,7 @@ int train_command(const std::vector<std::string>& given) {
   app.add_flag("--print-config", print, "print every key with its value and source, and stop");
   app.add_flag("--dry-run", flags.dry_run, "check and set up everything, and stop before step 1");
   if (!parse_command_line(app, arguments, &flags.quiet)) return kExitDone;
-  // The short forms come first: a key that is spelled out wins.
+  // The short forms come first, so that a key that is spelled out wins.
   if (!ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + ranks);
   if (!run.empty()) overrides.insert(overrides.begin(), "--run.dir=" + run);
   const Config config = load_config(files, overrides);

@@ -19,7 +19,7 @@ Options parse_config_json(std::string_view json, const std::string& checkpoint) 
   } catch (const nlohmann::json::exception& e) {
     throw CheckpointError("{}: config: {}", checkpoint, e.what());
   } catch (const UsageError& e) {
-    throw CheckpointError("{}", e.what());  // made by another version
+    throw CheckpointError("{}", e.what());  // written by another version
   }
 }
 

@@ -1,4 +1,4 @@
-// The configuration that a checkpoint keeps, in words: a JSON object around the TOML of
+// The configuration that a checkpoint keeps in words: a JSON object around the TOML of
 // --print-config.
 #pragma once
 
@@ -11,16 +11,16 @@
 namespace moiety::app {
 
 std::string config_to_json(const Config& config);
-// Throws CheckpointError.
+// Parses the object. Throws CheckpointError.
 Options parse_config_json(std::string_view json, const std::string& checkpoint);
 
-// A checkpoint without its tensors.
+// The facts about a checkpoint, without its tensors.
 struct CheckpointInfo {
   std::string path;
   int64_t step = 0;
   Options options;
 };
-// `path` as find_checkpoint gives it. Throws CheckpointError.
+// `path` is a result of find_checkpoint. Throws CheckpointError.
 CheckpointInfo read_checkpoint_info(const std::string& path);
 
 // Compares a checkpoint's configuration with that of a run that continues, by the table's resume

@@ -1,4 +1,5 @@
-// Where the ranks of a run compute, and evaluation and generation: run.device, on this machine.
+// The device of a run's ranks, and of evaluation and generation: run.device, applied to this
+// machine.
 #pragma once
 
 #include <string>
@@ -10,15 +11,15 @@ namespace moiety::app {
 
 struct DeviceChoice {
   Device device;
-  std::string note;  // for the log: why a GPU that is there is left alone
+  std::string note;  // for the log: the reason why an existing GPU is left alone
 };
 
-// "auto" takes the first GPU for a run of one rank, if its compute capability `major` is at least
-// 9, else the CPU. "cuda" throws DeviceError if that GPU cannot be used, UsageError for several
-// ranks. Pure; `major` is looked at if there is a GPU.
+// Chooses a device. "auto" takes the first GPU for a run of one rank, if its compute capability
+// `major` is at least 9, else the CPU. "cuda" throws DeviceError if that GPU cannot be used,
+// UsageError for several ranks. A pure function; `major` only counts if there is a GPU.
 DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& gpus, int major);
 
-// The choice on this machine; the note is logged. All ranks compute there.
+// Makes the choice on this machine and logs the note. All ranks compute on the result.
 Device rank_device(std::string_view wanted, int ranks);
 
 }  // namespace moiety::app

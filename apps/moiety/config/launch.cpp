@@ -11,10 +11,11 @@ namespace moiety::app {
 namespace {
 
 struct Launcher {
-  const char* variable;  // the number of processes that it started
-  bool mpi;              // they may find each other through MPI
+  const char* variable;  // holds the number of processes that it started
+  bool mpi;              // whether they may find each other through MPI
 };
-// The last is set by torchrun, whose processes know nothing of MPI, and by some MPI launchers too.
+// The last variable is set by torchrun, whose processes know nothing of MPI, and by some MPI
+// launchers too.
 constexpr Launcher kLaunchers[] = {{"OMPI_COMM_WORLD_SIZE", true},
                                    {"PMI_SIZE", true},
                                    {"SLURM_STEP_NUM_TASKS", true},

@@ -63,7 +63,7 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   c.shared_gate = o.moe.shared_gate;
   c.delay_wgrad = o.moe.delay_wgrad;
   c.combine = value_of(kReductions, o.moe.combine);
-  c.overflow = moe::OverflowPolicy::kDrop;  // expert_capacity.h decides what follows
+  c.overflow = moe::OverflowPolicy::kDrop;  // expert_capacity.h decides the consequence
   c.init_std = float(o.init.std);
   c.residual_scale = o.init.residual_scale;
   c.decay_embeddings = o.optim.decay_embeddings;

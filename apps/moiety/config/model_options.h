@@ -1,4 +1,4 @@
-// From configuration keys to the model.
+// The translation of configuration keys into the model's configuration.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace moiety::app {
 // naming the first key that does not fit the others.
 model::Config model_config(const Options& options, int64_t tokenizer_vocab);
 
-// The sizes of a published model (model::preset) as TOML; nothing for "tiny", the defaults, and "".
+// The sizes of a published model (model::preset) as TOML; empty for "tiny", the defaults, and "".
 std::string preset_toml(std::string_view name);
 
 }  // namespace moiety::app

@@ -56,7 +56,7 @@ bool contains(std::span<const std::string_view> list, std::string_view name) {
   return std::find(std::begin(list), std::end(list), name) != std::end(list);
 }
 
-// Insertions, deletions and replacements that make b of a.
+// The number of insertions, deletions and replacements that turn a into b.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -1,4 +1,4 @@
-// The table for people: ranges, --print-config, --help, docs/config.md.
+// The table of keys as text for people: ranges, --print-config, --help, docs/config.md.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -10,7 +10,7 @@
 namespace moiety::app {
 namespace {
 
-// "1e6" for 1e+06.
+// Writes 1e+06 as "1e6".
 std::string plain_exponent(std::string s) {
   const size_t e = s.find('e');
   if (e == std::string::npos) return s;
@@ -23,7 +23,7 @@ std::string toml_float(double v) {
   return s.find_first_of(".e") == std::string::npos ? s + ".0" : s;
 }
 
-// Of a range, which may belong to integers.
+// A number of a range, which may belong to integers.
 std::string number(double v) {
   const bool whole = std::floor(v) == v && std::fabs(v) < 1e15;
   return whole ? std::to_string(int64_t(v)) : plain_exponent(number_text(v));
@@ -89,7 +89,7 @@ const char* resume_text(Resume resume) {
   return "";
 }
 
-// A '|' would end a cell.
+// A cell of a table; a '|' would end it.
 std::string cell(std::string s) {
   for (size_t at = 0; (at = s.find('|', at)) != std::string::npos; at += 2) s.insert(at, 1, '\\');
   return s;
@@ -124,7 +124,7 @@ std::string range_text(const Key& key) {
 }
 
 std::string value_text(const Key& key, const Options& options) {
-  // A field is only read through the pointer.
+  // The pointer is only used for reading.
   return std::visit(ValueText{}, key.field(const_cast<Options&>(options)));
 }
 

@@ -26,7 +26,7 @@ struct Entry {
   const toml::node* value;
   std::string raw;     // text of an argument's value
   std::string source;  // for --print-config
-  std::string where;   // for errors
+  std::string where;   // place, for errors
 };
 
 std::string shown(const toml::node& node) {
@@ -50,7 +50,7 @@ bool allows(const Rule& rule, double v) {
   return !(rule.open_min && v == rule.min) && !(rule.open_max && v == rule.max);
 }
 
-// Stores a node in a field of its type, or refuses.
+// Stores a node in a field of its type, or refuses it.
 class Assign {
  public:
   Assign(const Entry& entry, const toml::node& node) : entry_(entry), node_(node) {}
@@ -112,7 +112,7 @@ class Assign {
     if (!path || table->size() != (weight ? 2u : 1u)) refuse();
     return {string(*path), weight ? number(*weight) : 1.0};
   }
-  // One value stands for a list of one.
+  // A single value stands for a list of one.
   template <class Take>
   void each(Take take) const {
     const auto* list = node_.as_array();
@@ -216,7 +216,7 @@ class Loader {
   }
 
   std::vector<Entry> entries_;
-  std::deque<toml::table> tables_;  // what the entries point into
+  std::deque<toml::table> tables_;  // the tables that the entries point into
   std::deque<toml::value<std::string>> texts_;
 };
 

@@ -1,4 +1,4 @@
-// From configuration keys to the values of a training.
+// The translation of configuration keys into the values of a training.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@
 
 namespace moiety::app {
 
-// Throws UsageError naming the first key whose words mean nothing, or that does not fit the model.
+// Throws UsageError naming the first key that has an unknown word or does not fit the model.
 train::TrainConfig train_config(const Options& options);
 
-// What of a training's keys the program alone knows: the run directory and the data. Throws
+// Checks the keys of a training that only the program knows: the run directory and the data. Throws
 // UsageError.
 void check_inputs(const Options& options);
 
-// "a:b"; empty: none. Throws UsageError.
+// The steps in "a:b"; none if it is empty. Throws UsageError.
 train::ProfileSteps parse_profile_steps(const std::string& text);
 
 train::RankShare rank_share(const Launch& launch);

@@ -22,10 +22,10 @@ struct Unit {
   const char* suffix;
 };
 
-// Decimals that multiples of `step` need.
+// The number of decimals that multiples of `step` need.
 int decimals(double step) { return std::max(0, -int(std::floor(std::log10(step) + 1e-9))); }
 
-// A multiple of `step` on an axis whose largest number is `most`.
+// The text for a multiple of `step` on an axis whose largest number is `most`.
 std::string tick_text(double value, double step, double most) {
   static constexpr Unit kUnits[] = {{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}};
   if (std::fabs(value) < step * 1e-6) return "0";
@@ -55,7 +55,7 @@ std::vector<Tick> linear_ticks(Range range, int wanted) {
 
 std::vector<Tick> logarithmic_ticks(Range range, int wanted) {
   const double decades = std::log10(range.high / range.low);
-  // 1, 2, 5 of every decade, or powers of ten, or every n-th of them.
+  // Ticks are 1, 2, 5 of every decade, or powers of ten, or every n-th of them.
   const bool fine = 3 * decades <= 1.5 * wanted;
   const int every = std::max(1, int(std::ceil(decades / wanted)));
   std::vector<Tick> ticks;
@@ -87,7 +87,7 @@ void Extent::add(double x) {
 
 Axis::Axis(Range range, double begin, double end, bool logarithmic)
     : range_(range), begin_(begin), end_(end), logarithmic_(logarithmic) {
-  // Less than this is noise of the arithmetic.
+  // A smaller value is noise of the arithmetic.
   const double least = 1e-9 * std::max(std::fabs(range.low), std::fabs(range.high));
   if (range_.high - range_.low > least) return;
   const double room = 0.1 * std::fabs(range.high);

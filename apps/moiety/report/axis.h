@@ -1,4 +1,4 @@
-// Axes of a chart: which part of the numbers is shown, where the ticks stand and what they say.
+// Axes of a chart: the part of the numbers that is shown, and the places and texts of the ticks.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ struct Range {
   double low, high;
 };
 
-// Empty until something is added; non-finite values are not.
+// A range of the finite values added so far; empty at first.
 class Extent {
  public:
   void add(double x);
@@ -26,11 +26,11 @@ struct Tick {
   std::string label;
 };
 
-// A scale from numbers to positions. Ticks stand at 1, 2 and 5 times powers of ten, about `wanted`
-// of them; on a logarithmic scale of many decades at powers of ten alone.
+// A scale from numbers to positions. It has about `wanted` ticks, at 1, 2 and 5 times powers of
+// ten; on a logarithmic scale of many decades only at powers of ten.
 class Axis {
  public:
-  // A range without width is widened. A logarithmic range is positive.
+  // A range without width is widened. A logarithmic range must be positive.
   Axis(Range range, double begin, double end, bool logarithmic);
 
   // The position of x; positions increase or decrease with x, as begin and end say.

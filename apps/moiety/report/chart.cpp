@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kWidth = 960, kHeight = 540;
 constexpr double kMargin = 24;
-// Where curves are drawn, if the legend has one row.
+// The area of the curves, if the legend has one row.
 constexpr double kLeft = 76, kRight = kWidth - 76, kTop = 114, kBottom = kHeight - 62;
 constexpr double kLegendTop = 62, kLegendRow = 20;
 constexpr double kCharacter = 6.7;  // width of a letter of 12 px, rather more than less
@@ -36,7 +36,7 @@ int letters(std::string_view s) {
   return int(std::count_if(s.begin(), s.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-// At most `most` letters, the middle left out.
+// Shortens text to at most `most` letters by leaving out the middle.
 std::string shortened(const std::string& s, int most) {
   if (letters(s) <= most) return s;
   const auto byte_of = [&](int letter) {
@@ -68,7 +68,7 @@ class Drawing {
 
  private:
   struct LegendItem {
-    const Series* series;  // null: values that are lost
+    const Series* series;  // null for lost values
     std::string label;
     double x;
     int row;
@@ -77,7 +77,7 @@ class Drawing {
   int lay_out_legend();
   Axis x_axis() const;
   Axis y_axis() const;
-  // The point can be shown on the y axis.
+  // Whether the point can be shown on the y axis.
   bool visible(double y) const { return std::isfinite(y) && (!chart_.logarithmic || y > 0); }
 
   void write(std::string_view s) { out_ += s; }
@@ -128,7 +128,7 @@ Axis Drawing::x_axis() const {
     for (const ChartPoint& p : series.points) extent.add(p.x);
   }
   Range range = extent.empty() ? Range{0, 1} : extent.range();
-  // What begins near zero is shown from zero; so is a single value.
+  // An axis whose values begin near zero, or that has a single value, begins at zero.
   if (range.low > 0 && (range.low < 0.1 * range.high || range.low == range.high)) range.low = 0;
   return {range, kLeft, kRight, false};
 }
@@ -241,7 +241,7 @@ void Drawing::dots(const Series& series) {
   }
 }
 
-// Values that are nan or inf: marks along the x axis, one a pixel at most.
+// Draws marks along the x axis for values that are nan or inf, at most one per pixel.
 void Drawing::lost_values(const Series& series) {
   std::string path, last;
   int64_t count = 0;
@@ -258,12 +258,12 @@ void Drawing::lost_values(const Series& series) {
              count));
 }
 
-// What the smooth curves and the reference end at, beside their ends; pushed apart where they are
-// close.
+// Draws the last values of the smooth curves and the reference beside their ends, pushed apart
+// where they are close.
 void Drawing::end_labels() {
   struct End {
     double curve, y;
-    int color;  // negative: the reference
+    int color;  // negative for the reference
     std::string text;
   };
   std::vector<End> ends;
@@ -302,7 +302,7 @@ std::string Drawing::svg() {
     label((kLeft + kRight) / 2, (top_ + kBottom) / 2, "quiet", "middle", "nothing recorded yet");
   }
   reference();
-  // Thin curves below thick ones, dots on top.
+  // Thin curves lie below thick ones, dots on top.
   for (const Series& series : chart_.series) {
     if (series.mark != Mark::kThin) continue;
     curve(series);

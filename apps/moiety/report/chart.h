@@ -1,5 +1,5 @@
-// A chart of curves as SVG text: 960 x 540, light and dark by prefers-color-scheme, without
-// scripts and without fonts of its own, so any browser shows it.
+// A chart of curves as SVG text: 960 x 540, light and dark by prefers-color-scheme, without scripts
+// and without fonts of its own, so any browser shows it.
 #pragma once
 
 #include <optional>
@@ -10,17 +10,18 @@
 
 namespace moiety::app {
 
-// What a series looks like.
+// The looks of a series.
 enum class Mark {
-  kThin,    // every value; of each pixel column its smallest and its largest, so spikes survive
+  // every value; each pixel column keeps its smallest and its largest, so that spikes survive
+  kThin,
   kThick,   // a smooth curve
   kDashed,  // a second smooth curve of the same color
   kDot,     // single points
 };
 
 struct Series {
-  std::string label;  // in the legend; empty: not in it
-  int color = 0;      // of the palette
+  std::string label;  // its text in the legend; empty: not in the legend
+  int color = 0;      // number in the palette
   Mark mark = Mark::kThick;
   std::vector<ChartPoint> points{};  // x ascends; a y that is not finite leaves a gap
 };
@@ -29,8 +30,8 @@ struct Chart {
   std::string title;
   std::string note{};  // beside the title
   std::string x_title, y_title;
-  bool logarithmic = false;           // y
-  bool from_zero = false;             // y
+  bool logarithmic = false;           // the y axis is logarithmic
+  bool from_zero = false;             // the y axis begins at zero
   std::optional<double> reference{};  // a line across at this y
   std::string reference_label{};
   std::vector<Series> series{};

@@ -1,6 +1,6 @@
-// What the program shows on stderr. On a terminal: one status line with a bar, redrawn at most ten
-// times a second, cut to the terminal's width, with log lines scrolling above it. Otherwise plain
-// lines, without carriage returns or escape codes.
+// The program's display on stderr. On a terminal it is one status line with a bar, redrawn at most
+// ten times a second, cut to the terminal's width, with log lines scrolling above it. Otherwise it
+// is plain lines, without carriage returns or escape codes.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ class Console {
  public:
   struct Target {
     std::function<void(std::string_view)> write;
-    std::function<int()> width;  // of the terminal, in columns
+    std::function<int()> width;  // width of the terminal in columns
     ProgressMode progress = ProgressMode::kLines;
     bool color = false;
   };
@@ -28,12 +28,13 @@ class Console {
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  // stderr. `progress` and `color` as in [log]; auto looks at the terminal, TERM and NO_COLOR.
+  // The target stderr. `progress` and `color` are as in [log]; auto looks at the terminal, TERM and
+  // NO_COLOR.
   static Target standard_error(std::string_view progress, std::string_view color);
 
-  // A line for good. Warnings and errors are coloured where colour is on.
+  // Writes a line that stays. Warnings and errors are coloured where colour is on.
   void line(LogLevel level, std::string_view text);
-  // How far the program is: `done` in [0, 1] and text behind the bar. Nothing where there is no
+  // Shows the progress: `done` in [0, 1] and text behind the bar. Does nothing where there is no
   // bar.
   void status(double done, std::string_view text);
   // Removes the status line; the end of the program's last line belongs to the shell.
@@ -47,11 +48,11 @@ class Console {
 
   Target target_;
   std::mutex mutex_;
-  std::string status_;  // as drawn, cut to the width; empty: none
+  std::string status_;  // as drawn, cut to the width; empty if there is none
   Clock::time_point drawn_{};
 };
 
-// "[=====>     ]" of `width` columns.
+// A bar of `width` columns: "[=====> ]".
 std::string progress_bar(double done, int width);
 
 }  // namespace moiety::app

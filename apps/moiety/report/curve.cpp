@@ -6,13 +6,13 @@
 namespace moiety::app {
 namespace {
 
-// How much of the mean stays from one value to the next. Near the beginning, where curves fall
-// steeply, the window is as short as the way from there.
+// The part of the mean that stays from one value to the next. Near the beginning, where curves fall
+// steeply, the window is as short as the distance from there.
 double keep(size_t i, double window) {
   return std::exp(-1 / std::min(window, 2 + 0.5 * double(i)));
 }
 
-// One pass of the weighted mean: adds to sum[i] and weight[i] what came before i.
+// One pass of the weighted mean: adds the values before i to sum[i] and weight[i].
 template <class Index>
 void accumulate(const std::vector<ChartPoint>& points, double window, Index index,
                 std::vector<double>& sum, std::vector<double>& weight) {
@@ -61,7 +61,7 @@ std::vector<ChartPoint> thin_out(const std::vector<ChartPoint>& points, int colu
       if (high == points.size() || y > points[high].y) high = end;
     }
     if (low == points.size()) {
-      out.push_back(points[begin]);  // a column without a finite value: a gap
+      out.push_back(points[begin]);  // a gap: a column without a finite value
     } else {
       out.push_back(points[std::min(low, high)]);
       if (low != high) out.push_back(points[std::max(low, high)]);

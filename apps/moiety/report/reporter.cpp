@@ -15,7 +15,7 @@ double unix_time() {
   return std::chrono::duration<double>(now).count();
 }
 
-// How many of the steps after `step` up to `last` are multiples of `every`, the last one included.
+// The number of steps after `step` up to `last` that are multiples of `every`, with the last one.
 int64_t occasions(int64_t step, int64_t last, int64_t every) {
   if (step >= last) return 0;
   if (every == 0) return 1;

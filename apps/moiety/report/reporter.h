@@ -1,4 +1,4 @@
-// What rank 0 says about a training run: step lines with progress, metrics.jsonl, event files for
+// Rank 0's reports on a training run: step lines with progress, metrics.jsonl, event files for
 // TensorBoard, plots.
 #pragma once
 
@@ -19,33 +19,33 @@ namespace moiety::app {
 
 class Reporter final : public train::Observer {
  public:
-  // Touches no file before the first event.
+  // It touches no file before the first event.
   Reporter(const Config& config, int64_t steps, RunDirectory& directory, Console& console);
-  // However the run ends, its plots are drawn.
+  // Draws the plots of the run, however it ends.
   ~Reporter() override;
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
-  // Every `log.every` steps (and the last) a line and a record, with the mean time since the last
-  // ones.
+  // Writes a line and a record every `log.every` steps (and for the last one), with the mean time
+  // since the last ones.
   void step(const train::StepRecord& record, const train::StepWork& work) override;
-  // A line of the run, not of rank 0.
+  // Writes a line of the run, not of rank 0.
   void say(LogLevel level, const std::string& line) override;
-  // A record of an event. `fields` go behind v, t, event and step. With the first one, start or
-  // resume, the configuration is written.
+  // Writes a record of an event. `fields` go behind v, t, event and step. With the first one, start
+  // or resume, the configuration is written.
   void event(std::string_view name, int64_t step, const JsonLine& fields) override;
   void evaluated(int64_t, const train::EvaluationResult&, double seconds) override {
     eta_.add_evaluation(seconds);
   }
   void saved(int64_t, double seconds) override { eta_.add_checkpoint(seconds); }
   void peaks(double bf16, double recipe) override { peak_ = bf16, recipe_peak_ = recipe; }
-  // Where rank 0 computes: whose memory the lines tell of.
+  // Sets the device of rank 0, of whose memory the lines tell.
   void set_device(Device device) { device_ = device; }
 
  private:
   double eta_seconds(int64_t step) const;
   void fill_in(train::StepRecord& record) const;
-  // What training that goes on behind `step` adds to.
+  // Opens the files to which training that continues behind `step` adds.
   void open(int64_t step);
   void draw_plots();
 

@@ -33,7 +33,7 @@ bool same_values(const fs::path& file, const Options& options) {
     }
     return true;
   } catch (const UsageError&) {
-    return false;  // of another version
+    return false;  // another version wrote it
   }
 }
 
@@ -58,7 +58,7 @@ void RecordFile::add(std::string_view record) {
     why += "; a part of it stays";
   }
   if (lost_++ > 0) return;
-  // Not through the log, which may be this file.
+  // The log is not used, since it may be this file.
   std::fprintf(stderr, "warning: %s: a record could not be written: %s\n", path_.c_str(),
                why.c_str());
 }

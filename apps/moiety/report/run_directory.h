@@ -12,8 +12,8 @@
 
 namespace moiety::app {
 
-// A file that grows by whole records, each one `write`. A record that cannot be written leaves
-// nothing of itself; it is counted and the first one is warned of: a full disk does not stop
+// A file that grows by whole records, each written at once. A record that cannot be written leaves
+// nothing behind; it is counted, and the first one is a warning: a full disk does not stop
 // training.
 class RecordFile {
  public:
@@ -42,7 +42,7 @@ class LineFile {
   RecordFile file_;
 };
 
-// The kernel's lock on DIR/lock: it ends with the process, so it is never stale.
+// The kernel's lock on DIR/lock, which ends with the process, so it is never stale.
 class DirectoryLock {
  public:
   // Throws UsageError if another process holds it, naming that process.
@@ -57,14 +57,14 @@ class DirectoryLock {
 
 class RunDirectory {
  public:
-  // Creates the directory where it is missing and takes the lock.
+  // Creates the directory if it is missing, and takes the lock.
   explicit RunDirectory(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  // Writes config.toml, or, where the newest of config.toml, config.2.toml, ... has other values,
-  // the next of them.
+  // Writes config.toml or, if the newest of config.toml, config.2.toml, ... has other values, the
+  // next of them.
   void write_config(const Config& config);
 
   LineFile& log() { return log_; }

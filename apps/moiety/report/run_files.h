@@ -1,5 +1,6 @@
-// What the process of rank 0 holds while a run lasts: the locked directory, the console, the log
-// that goes to both, and the reporter. The other processes of a run have none of it.
+// The objects that the process of rank 0 holds while a run lasts: the locked directory, the
+// console, the log that goes to both, and the reporter. The other processes of a run have none of
+// them.
 #pragma once
 
 #include "apps/moiety/config/options.h"
@@ -11,7 +12,7 @@ namespace moiety::app {
 
 class RunFiles {
  public:
-  // Log lines go to the console and to log.txt during its lifetime.
+  // Log lines go to the console and to log.txt during the lifetime of this object.
   RunFiles(const Config& config, int64_t steps, bool quiet)
       : directory(config.options.run.dir),
         console(Console::standard_error(quiet ? "off" : config.options.log.progress,

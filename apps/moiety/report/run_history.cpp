@@ -17,7 +17,7 @@ struct Field {
   std::string_view key;
   Metric metric;
 };
-// By step_json.
+// The fields, named as step_json names them.
 constexpr Field kFields[] = {{"loss", Metric::kLoss},
                              {"aux", Metric::kAux},
                              {"z", Metric::kZ},
@@ -33,7 +33,7 @@ constexpr Field kFields[] = {{"loss", Metric::kLoss},
                              {"entropy", Metric::kEntropy},
                              {"drop", Metric::kDropped}};
 
-// Mean and largest of "[1,1.5]".
+// Reads the mean and the largest number of a list such as "[1,1.5]".
 void read_balance(std::string_view list, StepPoint& point) {
   if (list.size() < 3 || list.front() != '[') return;
   list = list.substr(1, list.size() - 2);

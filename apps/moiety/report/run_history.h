@@ -1,4 +1,4 @@
-// What metrics.jsonl tells of a run, as plots need it.
+// The history of a run, read from metrics.jsonl for plots.
 #pragma once
 
 #include <array>
@@ -24,14 +24,14 @@ enum class Metric {
   kDataWaitMs,
   kComm,
   kMemory,
-  kBalanceMean,   // over layers
-  kBalanceWorst,  // layer
+  kBalanceMean,   // mean over layers
+  kBalanceWorst,  // the worst layer
   kEntropy,
   kDropped,
 };
 inline constexpr int kMetrics = 16;
 
-// The value of a quantity that a record does not tell of.
+// The value of a quantity that a record does not have.
 inline constexpr float kAbsent = std::numeric_limits<float>::lowest();
 
 struct StepPoint {
@@ -46,16 +46,16 @@ struct StepPoint {
 
 struct EvaluationPoint {
   int64_t step = 0;
-  double tokens = 0;  // trained on at this step
+  double tokens = 0;  // trained on until this step
   double time = 0;
   double loss = 0;
 };
 
 class RunHistory {
  public:
-  // The run starts or continues behind `step`: what is recorded of later steps is dropped.
+  // The run starts or continues behind `step`: records of later steps are dropped.
   void restart(int64_t step, double time);
-  // A step that is not behind the last one begins anew there too.
+  // Adds a step. One that is not behind the last one begins anew there.
   void add(StepPoint point);
   void add_evaluation(int64_t step, double time, double loss);
 
@@ -71,7 +71,7 @@ class RunHistory {
   bool running_ = false;
 };
 
-// One record. False if the line is not one, as the last line of a run that was killed.
+// Adds one record. False if the line is none, such as the last line of a run that was killed.
 bool add_record(std::string_view line, RunHistory& history);
 
 // The records of DIR/metrics.jsonl (or of a file of that kind). Throws DataError if there is none.

@@ -21,11 +21,11 @@ struct Plot {
   const char* title;
   const char* y_title;
   std::vector<Curve>
-      curves;  // the first is drawn full, a second one dashed where runs are compared
+      curves;  // the first is drawn full; where runs are compared a second one is dashed
   double scale = 1;
   bool from_zero = true;
   bool validation = false;
-  bool smoothed = true;  // false: what is recorded is smooth
+  bool smoothed = true;  // false if the recorded values are smooth already
   std::optional<double> reference = std::nullopt;
   const char* reference_label = "";
 };
@@ -197,7 +197,8 @@ class RunChart {
   void add_alone() {
     for (size_t c = 0; c < plot_.curves.size(); ++c) {
       const Curve& curve = plot_.curves[c];
-      // With one curve the legend says what thin and thick are; with two, what each color is.
+      // With one curve the legend explains thin and thick lines; with several it explains the
+      // colors.
       const bool single = plot_.curves.size() == 1;
       add_curves(curve, runs_[0], int(c), Mark::kThick, single ? curve.label : "",
                  single ? text("{}, smoothed", curve.label) : curve.label);
@@ -225,7 +226,7 @@ std::string run_name(const std::filesystem::path& path, bool whole) {
   if (!p.has_filename()) p = p.parent_path();
   if (p.filename() == "metrics.jsonl") p = p.parent_path();
   const std::string name = whole ? path.string() : p.filename().string();
-  // What is not UTF-8 would not be XML.
+  // Text that is not UTF-8 would not be XML.
   using nlohmann::json;
   return json::parse(json(name).dump(-1, ' ', false, json::error_handler_t::replace));
 }

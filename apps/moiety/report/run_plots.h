@@ -13,7 +13,7 @@ namespace moiety::app {
 
 enum class PlotX { kSteps, kTokens, kTime };
 
-// What a run in this directory is called: its last part, or, if `whole`, the path as given.
+// The name of a run in this directory: its last part or, if `whole`, the path as given.
 std::string run_name(const std::filesystem::path& path, bool whole = false);
 
 struct PlotRun {
@@ -26,11 +26,11 @@ struct PlotOptions {
   bool logarithmic = false;
 };
 
-// loss, throughput, balance, ...: what `moiety plot --which` takes.
+// The names that `moiety plot --which` takes: loss, throughput, balance, ...
 std::vector<std::string> plot_names();
 
-// `which` is one of plot_names(). One run: raw and smooth curves, and validation as points; several
-// runs: a color each.
+// A chart; `which` is one of plot_names(). One run gives raw and smooth curves, and validation as
+// points; several runs have a color each.
 Chart run_chart(const std::string& which, std::span<const PlotRun> runs,
                 const PlotOptions& options);
 

@@ -22,7 +22,7 @@ void append(std::string& out, T value) {
   out.append(bytes, sizeof(T));
 }
 
-// Protobuf: fields with their tags.
+// The encoding of protobuf: fields with their tags.
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void append_varint(std::string& out, uint64_t value) {
@@ -40,7 +40,7 @@ void append_bytes(std::string& out, uint32_t field, std::string_view bytes) {
   out += bytes;
 }
 
-// The fields of Event, Summary, Summary.Value and SessionLog that are used.
+// The numbers of the fields of Event, Summary, Summary.Value and SessionLog that are used.
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 constexpr uint32_t kValue = 1, kValueTag = 1, kSimpleValue = 2;
 constexpr uint32_t kStatus = 1;

@@ -17,7 +17,7 @@
 
 namespace moiety::app {
 
-// ((c >> 15) | (c << 17)) + 0xa282ead8 of the crc32c.
+// The masked checksum ((c >> 15) | (c << 17)) + 0xa282ead8 of the crc32c c.
 uint32_t masked_crc32c(std::string_view bytes);
 
 struct Scalar {
@@ -27,9 +27,9 @@ struct Scalar {
 
 class EventWriter {
  public:
-  // Creates `directory` where it is missing, and in it a file
+  // Creates `directory` if it is missing, and in it a file
   // events.out.tfevents.<time>.<host>.<pid>.<n>. `next_step` is the first step that this writer
-  // will tell of: TensorBoard drops what earlier files say of it and of later ones.
+  // will report: TensorBoard drops what earlier files say of it and of later ones.
   EventWriter(const std::filesystem::path& directory, int64_t next_step);
 
   void add(int64_t step, std::span<const Scalar> scalars);
@@ -40,7 +40,7 @@ class EventWriter {
   std::unique_ptr<RecordFile> file_;
 };
 
-// What TensorBoard shows of a step.
+// Adds the numbers of a step that TensorBoard shows.
 void add_step(const train::StepRecord& record, EventWriter& writer);
 
 }  // namespace moiety::app

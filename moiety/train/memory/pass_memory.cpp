@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kFirstCapacity = 1.25;  // expert_capacity.h
 
-// What a layer's parts leave for backward, unless it makes them anew.
+// The tensors that a layer's parts leave for backward, unless they are computed again.
 struct Kept {
   explicit Kept(const PassSizes& s)
       : attention(s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloatBytes)),
@@ -26,7 +26,8 @@ struct Kept {
   int64_t attention, dense, rows, shared;
 };
 
-// The linears of a rank that a recipe may quantize: how many layers have them, and their sizes.
+// The linears of a rank that a recipe may quantize: the number of layers that have them, and their
+// sizes.
 struct Linears {
   enum Name { kQkv, kO, kDense1, kDense2, kFc1, kFc2, kShared1, kShared2, kCount };
   std::array<gemm::LinearSize, kCount> size;
@@ -54,7 +55,7 @@ struct Linears {
   }
 };
 
-// What a precision makes of them.
+// The same linears under a precision.
 class QuantizedLinears {
  public:
   QuantizedLinears(const model::Precision& precision, const model::Config& c, const Grid& grid,
@@ -66,7 +67,7 @@ class QuantizedLinears {
     }
   }
 
-  // Layers in which the linear is quantized.
+  // The number of layers in which the linear is quantized.
   int64_t count(Linears::Name n) const {
     if (!precision_.recipe || (n <= Linears::kO && !precision_.attention_linears)) return 0;
     const model::KeptLayers& kept = precision_.kept;
@@ -77,7 +78,7 @@ class QuantizedLinears {
   bool multiplies_rows_that_came() const {
     return precision_.recipe && precision_.dispatch == precision_.recipe->input;
   }
-  // Of the products of a linear; nothing where it is not quantized.
+  // The workspace of a linear's products; nothing if it is not quantized.
   gemm::LinearBytes workspace(Linears::Name n) const {
     if (count(n) == 0) return {};
     return gemm::quantized_linear_bytes(*precision_.recipe, linears_.size[n]);
@@ -101,7 +102,7 @@ int64_t attention_bytes(const PassSizes& s, const QuantizedLinears& q) {
        qkv + s.gathered + std::max(w1.input_gradient, s.gathered + s.staged)});
 }
 
-// A network of two linears, of `ffn` inner columns.
+// A network of two linears with `ffn` inner columns.
 int64_t network_bytes(const PassSizes& s, int64_t ffn, const gemm::LinearBytes& w1,
                       const gemm::LinearBytes& w2) {
   const int64_t a = s.tokens * ffn * s.item;
@@ -216,7 +217,7 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
                                                   anew(moe, saved.shared)
                                             : 0;
   const int64_t rows = gradient + anew(moe, saved.rows);
-  const int64_t delayed = c.delay_wgrad ? rows : 0;  // through the backward pass
+  const int64_t delayed = c.delay_wgrad ? rows : 0;  // kept through the backward pass
   return delayed +
          std::max(embedding, layer + std::max({others, c.moe_layers() < c.layers ? dense : 0,
                                                experts - gradient + rows - delayed, shared}));

@@ -1,4 +1,5 @@
-// The memory of a pass on one rank: what forward leaves, and what blocks take while they run.
+// The memory of a pass on one rank: the tensors that forward leaves, and those that blocks take
+// while they run.
 #pragma once
 
 #include "moiety/base/device.h"
@@ -10,8 +11,9 @@ namespace moiety::train {
 
 inline constexpr int64_t kFloatBytes = 4;
 
-// Sizes of a pass on one rank, in elements unless bytes are said. Tokens: of the data rank, and own
-// ones, which the residual stream, router and experts have; columns: those that tp leaves a rank.
+// The sizes of a pass on one rank, in elements unless bytes are named. Tokens are those of the data
+// rank, and own ones, which residual stream, router and experts have; columns are those that tp
+// leaves to a rank.
 struct PassSizes {
   PassSizes(const TrainConfig& config, const Grid& grid, Device device);
   bool on_gpu() const { return device.type == DeviceType::kCuda; }
@@ -21,17 +23,17 @@ struct PassSizes {
   // Bytes of a tensor of all tokens that is gathered or summed over tp, and of the copy in which
   // several sequences change their order.
   int64_t gathered = 0, staged = 0;
-  int64_t table_sum = 0;  // of a gradient of embedding or head that is summed beside a bf16 one
-  int64_t codes = 0;      // of rows that came quantized
+  int64_t table_sum = 0;  // sum of a gradient of embedding or head beside a bf16 one
+  int64_t codes = 0;      // bytes of rows that came quantized
 };
 
-// Each gives bytes. What forward leaves for backward.
+// Bytes that forward leaves for backward.
 int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& sizes);
-// The largest of what blocks take beside that while they run, what they make anew included.
+// The most bytes that blocks take beside that while they run, with tensors that they compute again.
 int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& sizes,
                         const model::Precision& precision);
-// What the loss takes: the logits of a chunk, and over tp its tokens' inputs, row statistics and
-// gradients.
+// Bytes that the loss takes: the logits of a chunk, and over tp its tokens' inputs, row statistics
+// and gradients.
 int64_t logits_bytes(const model::Config& model, const PassSizes& sizes);
 
 }  // namespace moiety::train

@@ -14,8 +14,8 @@ namespace {
 
 // A weight that gtp or egtp may cut.
 struct BigWeight {
-  gtp::Layout layout;   // as tp cuts it
-  int64_t layer = -1;   // -1: embedding, head
+  gtp::Layout layout;   // layout as tp cuts the weight
+  int64_t layer = -1;   // -1: embedding or head
   int64_t members = 1;  // experts of this rank
   bool expert = false, attention = false;
 

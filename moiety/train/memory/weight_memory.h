@@ -9,9 +9,9 @@
 
 namespace moiety::train {
 
-// What a rank has of the weights, the padding of its shards included.
+// The weights that a rank has, with the padding of its shards.
 struct KeptWeights {
-  // Under the precisions of a run, one after the other; the bytes are the most of them.
+  // Counts them under the precisions of a run, one after the other; bytes are the most over all.
   KeptWeights(const model::Config& model, const Grid& grid, DType storage,
               std::span<const model::Precision> precisions);
 
