@@ -35,7 +35,7 @@ TEST(Doctor, JsonHasTheFacts) {
     checks[check["name"]] = check;
     const std::string status = check["status"];
     EXPECT_TRUE(status == "OK" || status == "INFO" || status == "WARN") << check;
-    // Whoever is warned is told what to do.
+    // A check that warns also tells what to do.
     EXPECT_TRUE(status != "WARN" || check.contains("fix")) << check;
   }
   EXPECT_GE(checks.at("cores")["usable"], 1);

@@ -1,5 +1,5 @@
-// What a run knows about its faults: errors, memory, the guard. What processes do when they are
-// killed or stopped is in faults.py; findings, verdicts and stacks are in tests/train.
+// A run's own knowledge of its faults: errors, memory, the guard. faults.py tests processes that
+// are killed or stopped; tests/train has findings, verdicts and stacks.
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -41,7 +41,7 @@ Options options_of(const Arguments& arguments) {
   return load_config({}, options_arguments(arguments)).options;
 }
 
-// What a pass shows: "0 attn.qkv", "0 back attention", ...
+// Records the tensors that a pass shows: "0 attn.qkv", "0 back attention", ...
 class Recorder final : public TensorProbe {
  public:
   void enter(int64_t layer, bool backward) override { layer_ = layer, backward_ = backward; }

@@ -107,8 +107,8 @@ TEST(GtpTrain, AModelWithoutExperts) {
   }
 }
 
-// What differs: the order of sums, as in bf16; maxima of activations that are taken over a rank's
-// tokens (nvfp4); blocks along tokens that begin anew on every rank.
+// The differences are the order of sums, as in bf16; maxima of activations that are taken over a
+// rank's tokens (nvfp4); and blocks along tokens that begin anew on every rank.
 TEST(GtpTrain, RecipesDifferLittle) {
   const TemporaryDirectory dir;
   for (const char* name : {"bf16", "fp8_block", "mxfp8", "nvfp4"}) {
@@ -360,8 +360,8 @@ int64_t looked_up(const Rank& rank) {
   return rank.passes_of_step() * ((gtp - 1) * rank.tokens * row / gtp);
 }
 
-// What a step on demand moves of (dense, experts): every weight to forward and to backward, its
-// gradient; rows of the embedding are moved; and the head's two products are of one gather.
+// The bytes that a step on demand moves of (dense, experts): every weight to forward and to
+// backward, and its gradient; rows of the embedding; the head's two products share one gather.
 std::array<gtp::StepCounts::Moved, 2> moved_on_demand(Rank& rank, int64_t wire) {
   const int64_t passes = rank.passes_of_step();
   std::array<gtp::StepCounts::Moved, 2> all;
@@ -405,7 +405,7 @@ std::array<gtp::StepCounts::Moved, 2> moved_by_plan(Rank& rank, const gtp::Plan&
   return all;
 }
 
-// Whose blocks tp may cut in any recipe.
+// A model whose blocks tp may cut in any recipe.
 Arguments wide_model(const Cut& cut, int micro_steps) {
   return cut_model("r", cut, micro_steps) +
          Arguments{"--model.d_model=64", "--model.d_ffn_dense=128", "--moe.shared_d_ffn=64",
@@ -442,7 +442,8 @@ void expect_counted_bytes(const Cut& cut, const std::string& recipe, const std::
 
 using Call = std::pair<std::string, double>;  // kind and bundles; work behind it, ns
 
-// What the executor hears of: bundles that are cut. The work of others belongs to the call before.
+// The bundles that the executor learns of are those that are cut. The work of others belongs to the
+// call before.
 template <class BundleOf>
 std::vector<Call> calls_of(std::span<const gtp::TraceEvent> events, const BundleOf& bundle_of) {
   std::vector<Call> calls;
@@ -495,8 +496,8 @@ TEST(GtpTrain, TheTraceIsKnownBeforeTheRun) {
   expect_known_trace(kTogether[4], {"--precision.recipe=bf16"});
 }
 
-// Of the experts' weights, whose shards are full, in a step on demand: received bytes over
-// (G - 1) / G of their elements, in every pass.
+// The bytes of the experts' weights, whose shards are full, in a step on demand: received bytes
+// over (G - 1) / G of their elements, in every pass.
 void expect_bytes_of_an_element(const Cut& cut, const std::string& recipe, double bytes) {
   for (const int wire : {4, 2}) {
     const Arguments more{"--precision.recipe=" + recipe, "--model.d_model=256", "--moe.d_ffn=128",

@@ -78,7 +78,7 @@ void PrintTo(const LayoutCase& c, std::ostream* out) { *out << name_of(c.grid) <
 constexpr const char* kRecipes[] = {"bf16", "fp8_block", "mxfp8", "nvfp4"};
 constexpr const char* kKinds[] = {"adamw", "descent", "resumed"};
 
-// Of every layout all kinds and recipes.
+// All kinds and recipes of every layout.
 std::vector<LayoutCase> all_cases() {
   std::vector<LayoutCase> all;
   for (const Grid& g : all_layouts()) {
@@ -88,7 +88,7 @@ std::vector<LayoutCase> all_cases() {
   return all;
 }
 
-// Of each one descent, which hides nothing, and the others in turn.
+// One descent of each layout, which hides nothing, and the other kinds in turn.
 std::vector<LayoutCase> covering_cases() {
   std::vector<LayoutCase> all;
   const std::array others{"adamw", "bf16", "fp8_block", "resumed", "mxfp8", "nvfp4"};

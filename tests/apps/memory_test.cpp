@@ -24,7 +24,7 @@ int64_t weight_bytes(const optim::Parameter& p) {
   return bytes;
 }
 
-// Of the parameters. What is summed over the ranks of a domain is divided among them.
+// The bytes of the parameters. Sums over the ranks of a domain are divided among them.
 Bytes bytes_of_parameters(Rank& rank) {
   const bool travels = rank.config.precision.grad_reduce == GradReduce::kBf16;
   Bytes b;
@@ -146,7 +146,7 @@ TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {
   EXPECT_EQ(there.activations, host.activations);
   EXPECT_GE(there.arena(), host.arena());
   EXPECT_EQ(there.total(), host.total() - host.snapshot + there.gpu + there.arena() - host.arena());
-  // What does not lie on the GPU is no help there.
+  // Memory outside of the GPU is no help there.
   const int64_t limit = there.total() - 1;
   for (const int64_t part : {limit, limit / 2, limit / 8}) {
     const std::string change = nearest_fit(config, grid, part, gpu).value_or("none");

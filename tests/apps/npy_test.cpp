@@ -9,7 +9,7 @@
 namespace moiety::app {
 namespace {
 
-// As NumPy writes it, but for the padding.
+// A file as NumPy writes it, except for the padding.
 std::string npy(const std::string& dictionary, const std::string& data, int version = 1) {
   std::string out = "\x93NUMPY";
   out += {static_cast<char>(version), '\0'};

@@ -102,8 +102,8 @@ TEST(ParallelTrain, ResumeUnderTheSameLayoutIsBitwise) {
   EXPECT_EQ(digests(checkpoint_path(dir / "part", 6)), digests(checkpoint_path(dir / "whole", 6)));
 }
 
-// What differs: the order of sums, partial sums that travel in bf16, and maxima of activations that
-// are taken over a rank's columns (nvfp4).
+// The differences are the order of sums, partial sums that travel in bf16, and maxima of
+// activations that are taken over a rank's columns (nvfp4).
 TEST(ParallelTrain, RecipesDifferLittle) {
   const TemporaryDirectory dir;
   const Arguments wide{

@@ -51,7 +51,7 @@ std::string floats(int64_t n) {
   return raw(out);
 }
 
-// Of a golden case.
+// The options of a golden case.
 Arguments options_of(const Json& o) {
   Arguments out;
   const std::string directions = o.value("directions", "both");

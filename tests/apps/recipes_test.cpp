@@ -53,8 +53,8 @@ TEST(Recipes, ALossOfAHundredStepsIsNearThatOfBf16) {
   }
 }
 
-// What differs between layouts: the order of sums, as in bf16; maxima of activations that are taken
-// over a rank's tokens (nvfp4); blocks along tokens that begin anew on every rank.
+// The differences between layouts are the order of sums, as in bf16; maxima of activations that are
+// taken over a rank's tokens (nvfp4); and blocks along tokens that begin anew on every rank.
 TEST(Recipes, LayoutsDifferLittle) {
   const TemporaryDirectory dir;
   for (const char* name : kRecipes) {

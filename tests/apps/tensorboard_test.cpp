@@ -114,7 +114,7 @@ Event parse_event(const std::string& payload) {
   return event;
 }
 
-// Of all files of a directory in the order of their names, as TensorBoard reads them.
+// The events of all files of a directory, in the order of their names, as TensorBoard reads them.
 std::vector<Event> read_events(const fs::path& directory) {
   std::vector<std::string> files;
   for (const auto& entry : fs::directory_iterator(directory)) files.push_back(entry.path());

@@ -63,7 +63,7 @@ struct Span {
   double begin, end;
 };
 
-// By pid and tid; checks what every event must have.
+// The spans by pid and tid; it checks the fields that every event must have.
 std::map<std::pair<int, int>, std::vector<Span>> spans_of(const nlohmann::json& trace) {
   std::map<std::pair<int, int>, std::vector<Span>> spans;
   for (const nlohmann::json& e : trace.at("traceEvents")) {
@@ -153,7 +153,8 @@ TEST(Profile, AnEarlyEndLeavesWhatThereIs) {
   EXPECT_FALSE(spans_of(trace).empty());
 }
 
-// In some step ranks stood at waits of each of `axes`, and never at others; comm is their share.
+// Expects that in some step ranks stood at waits of each of `axes`, and never at others; comm is
+// their share.
 void expect_exposed(const std::string& directory, const std::set<std::string>& axes) {
   std::set<std::string> seen;
   for (const auto& [step, r] : steps(directory)) {

@@ -1,4 +1,4 @@
-// Small training runs through the program itself, and what they leave behind.
+// Small training runs through the program itself, and the files that they leave behind.
 #pragma once
 
 #include <map>
@@ -84,7 +84,7 @@ inline std::vector<nlohmann::json> records(const std::string& directory) {
   return list;
 }
 
-// By step, the last record of each.
+// The last record of each step.
 inline std::map<int64_t, nlohmann::json> steps(const std::string& directory) {
   std::map<int64_t, nlohmann::json> by_step;
   for (const nlohmann::json& r : records(directory)) {

@@ -1,5 +1,5 @@
-// A rank as a trainer has it, whose steps a test makes itself: where weights, executor, optimizer
-// and memory are looked at.
+// A rank as a trainer has it, whose steps the test makes itself, to look at weights, executor,
+// optimizer and memory.
 #pragma once
 
 #include <filesystem>
@@ -34,7 +34,7 @@ inline train::TrainConfig config_of(const Arguments& arguments) {
   return train_config(options_of(arguments));
 }
 
-// What a trainer holds on a rank.
+// The objects that a trainer holds on a rank.
 struct Rank {
   Rank(const train::TrainConfig& c, comm::Communicator& world,
        std::optional<gtp::EmbeddingPath> embedding = {})

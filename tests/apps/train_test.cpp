@@ -70,7 +70,7 @@ TEST(Train, InitialWeightsDoNotDependOnTheLayout) {
   }
 }
 
-// What a run that was stopped after `step` steps has left.
+// Makes the directory that a run leaves when it is stopped after `step` steps.
 void stop_after(const std::string& from, const std::string& to, int step) {
   fs::create_directories(to + "/checkpoints");
   fs::copy(checkpoint_path(from, step), checkpoint_path(to, step));

@@ -84,7 +84,7 @@ TEST_F(InferenceGpu, EvalOfARecipeIsNearTheCpu) {
   }
 }
 
-// With the weights that the optimizer has cast there, here quantized for every use.
+// The optimizer has cast the weights there; here they are quantized for every use.
 TEST_F(InferenceGpu, EvalIsTheValidationOfTheRun) {
   for (const char* format : {"fp32", "bf16", "mxfp8", "nvfp4"}) {
     const std::string name = begun(
@@ -112,7 +112,7 @@ TEST_F(InferenceGpu, GenerateGivesTheTokensOfTheCpu) {
   EXPECT_EQ(run({"generate", name, "--tokens=1"}).code, kExitDone);  // no prompt, no device
 }
 
-// By tiles and by the plain kernel, and the beginning by cuDNN.
+// Tiles and the plain kernel serve the heads, and cuDNN the beginning.
 TEST_F(InferenceGpu, GenerateTakesHeadsOfAnySize) {
   std::string beginning;
   while (beginning.size() < 130) beginning += kSentence;

@@ -128,7 +128,7 @@ TEST_F(TrainGpu, CheckpointsMoveBetweenDevices) {
   train_at("to-gpu", kOnGpu + each);
   expect_near(at("to-cpu"), at("cpu"), 1e-4);
   expect_near(at("to-gpu"), at("cpu"), 1e-4);
-  // What a GPU has loaded it saves bit for bit.
+  // A state that a GPU has loaded is saved bit for bit.
   stop_after("cpu", "again", 6);
   const Arguments done =
       kOnGpu + each +

@@ -17,7 +17,7 @@ TEST(Copy, RowsOfAnyPitchInTheOrderOfTheStream) {
   const TensorView window = to.view().slice(0, 1, 5).slice(1, 2, 5);
   fill_bytes(to, 0xFF, stream);
   copy(window, from.view().slice(1, 1, 4), stream);
-  // From strided rows to a contiguous tensor and back.
+  // The copies go from strided rows to a contiguous tensor and back.
   Tensor rows(DType::kInt32, {4, 3});
   copy(rows, window, stream);
   fill_bytes(window, 0, stream);

@@ -1,4 +1,5 @@
-// On a CPU; on a GPU the trainer's graphs read and write rings (tests/apps_gpu/train_test.cpp).
+// Step rings on a CPU; on a GPU the trainer's graphs read and write rings
+// (tests/apps_gpu/train_test.cpp).
 #include "moiety/base/step_ring.h"
 
 #include <cstring>

@@ -51,7 +51,7 @@ TEST_F(GraphTest, ReplaysReadWhatMemoryHoldsThen) {
     expected += a + 1;
     EXPECT_EQ(value(), expected);
   }
-  // On another stream than the one it was captured on.
+  // The graph runs on another stream than the one it was captured on.
   const Stream other = Stream::on(kGpu);
   graph.launch(other);
   other.synchronize();

@@ -42,7 +42,7 @@ int listen(NvtxGetExportTableFunc_t find) {
   return 1;
 }
 
-// Where NVTX looks for a listener that is linked into the program.
+// The place where NVTX looks for a listener that is linked into the program.
 [[maybe_unused]] const bool kListening = (InitializeInjectionNvtx2_fnptr = listen) != nullptr;
 
 }  // namespace

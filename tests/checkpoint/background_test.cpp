@@ -311,7 +311,7 @@ TEST_F(Background, WithoutMemoryForACopyTrainingWaits) {
     RankState mine(state, Cut::kRows, 0, 1);
     mine.fill(1);
     Saver saver(directory / "c", bootstrap);
-    // As much address space as there is now, and half of the copy.
+    // The limit is the present address space and half of the copy.
     int64_t pages = 0;
     std::FILE* file = std::fopen("/proc/self/statm", "r");
     MOIETY_CHECK(file && std::fscanf(file, "%ld", &pages) == 1, "statm");

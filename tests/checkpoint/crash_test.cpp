@@ -40,7 +40,7 @@ void save_step(Mode mode, const std::string& c, int version, comm::Bootstrap& bo
   saver.wait();
 }
 
-// What a new start finds: the version of the newest checkpoint, -1 for none. No leftovers stay.
+// The version of the newest checkpoint that a new start finds, -1 for none. No leftovers stay.
 int recovered_version(const std::string& c, comm::Bootstrap& bootstrap) {
   recover(c);
   for (const std::string& name : list(posix(), c)) {

@@ -56,7 +56,7 @@ class FaultyFiles : public FileSystem {
   std::map<int, std::string> paths_;  // of open descriptors
   std::map<int, int> unsynced_;       // descriptors written to, and a second one for each
   std::vector<int> lost_files_;       // second descriptors of closed files
-  // Of directories that were not synchronized since; paths as they are now.
+  // Files of directories that were not synchronized since; paths as they are now.
   std::vector<std::string> created_;
   std::vector<std::pair<std::string, std::string>> renamed_;
 };

@@ -30,7 +30,7 @@ struct Shared {
                   static_cast<int>(text.size()), text.data());
     aborted = true;
   }
-  // Of even and odd calls: a rank is at most one call ahead of the slowest.
+  // Messages of even and odd calls, since a rank is at most one call ahead of the slowest.
   struct Message {
     size_t bytes = 0;
     char data[kMostBytes];

@@ -17,8 +17,8 @@ namespace moiety::checkpoint {
 namespace {
 
 using Layout = gtp::Grid;
-// With ep 3 a rank holds no expert, with egtp 6 and in the small vocabularies nothing but padding;
-// the vocabulary of 41 divides by none of the degrees.
+// Layouts with hard cases: with ep 3 a rank holds no expert, with egtp 6 and in the small
+// vocabularies nothing but padding; the vocabulary of 41 divides by none of the degrees.
 constexpr std::array kLayouts{
     Layout{},
     Layout{.tp = 2, .egtp = 2},
@@ -35,7 +35,7 @@ constexpr std::array kLayouts{
 };
 int ranks_of(const Layout& layout) { return layout.tp * layout.gtp * layout.dp; }
 
-// What one rank has: the optimizer's segments, and the router's bias, of which all have copies.
+// The state of one rank: the optimizer's segments, and the router's bias, of which all have copies.
 class ModelState {
  public:
   ModelState(comm::Communicator& world, const Layout& layout, DType moments)
@@ -129,7 +129,7 @@ int64_t step_of_layout(size_t layout) { return int64_t(layout) + 1; }
 class Reshard : public ::testing::TestWithParam<DType> {};
 
 TEST_P(Reshard, EveryLayoutIntoEveryOther) {
-  // Of bf16 moments a third of the pairs.
+  // Only a third of the pairs runs with bf16 moments.
   const size_t stride = GetParam() == DType::kFloat32 ? 1 : 3;
   const TemporaryDirectory directory;
   const std::string saved = directory / "saved";

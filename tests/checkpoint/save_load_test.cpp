@@ -215,7 +215,7 @@ TEST(Load, RanksMayHoldCopiesIfAllAreCopied) {
   });
 }
 
-// Of a load of the small state.
+// The error of a load of the small state.
 std::string load_error_text(const std::string& path) {
   return error_of([&] { load_small(path, Cut::kRows, 2, 1); });
 }

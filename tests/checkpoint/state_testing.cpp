@@ -13,7 +13,7 @@
 namespace moiety::checkpoint {
 namespace {
 
-// What an element holds, cut to its size.
+// The pattern that an element holds, cut to its size.
 uint64_t pattern_of(const StatePiece& p, int64_t i, int version) {
   const PhiloxBlock block = philox({tensor_id(p.slot + "/" + p.tensor), uint32_t(version)},
                                    {uint32_t(i), uint32_t(i >> 32), 0, 0});
@@ -69,7 +69,7 @@ std::vector<Box> cut_boxes(const std::vector<int64_t>& shape, Cut cut, int rank,
 }  // namespace
 
 TemporaryDirectory::TemporaryDirectory() {
-  // In memory where that can be had: thousands of files are synchronized.
+  // The directory is in memory where possible, since thousands of files are synchronized.
   const std::filesystem::path memory = "/dev/shm";
   const bool in_memory = ::access(memory.c_str(), W_OK) == 0;
   std::string name =

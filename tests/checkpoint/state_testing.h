@@ -26,7 +26,7 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// How a logical tensor is divided.
+// The way in which a logical tensor is divided.
 enum class Cut {
   kRows,     // the first dimension
   kColumns,  // the last dimension
@@ -50,10 +50,10 @@ const State& tiny_state();
 
 // Element i of a tensor gets a value that only its name, i and `version` decide.
 void fill(const StateView& view, int version);
-// How many elements are not those of `version`.
+// The number of elements that are not those of `version`.
 int64_t differences(const StateView& view, int version);
 
-// What one rank owns of a state.
+// The part of a state that one rank owns.
 class RankState {
  public:
   RankState(const State& state, Cut cut, int rank, int ranks);

@@ -11,8 +11,8 @@
 namespace moiety::checkpoint {
 namespace {
 
-// What one rank of one owns. Of every fifth piece the memory is the host's, as a trainer's
-// counters' would be.
+// The state of a single rank. Every fifth piece is in the host's memory, as a trainer's counters
+// would be.
 class GpuState {
  public:
   GpuState(const State& state, const Stream& stream)

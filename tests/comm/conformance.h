@@ -1,4 +1,4 @@
-// What every transport must do, as one typed suite. A backend is a type with
+// The contract of every transport, as one typed suite. A backend is a type with
 //   static void run(int ranks, Seconds deadline, const std::function<void(Communicator&)>& body);
 // which runs the body on that many ranks and rethrows the failure of the first rank that fails.
 #pragma once

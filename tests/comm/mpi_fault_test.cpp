@@ -92,7 +92,7 @@ TEST(MpiFaults, ARankThatEndsEarly) {
   const std::map<int, Said> said = run_fault(kProgram, "ends_early", &output);
   ASSERT_EQ(said.size(), 3u) << output;
   for (const auto& [rank, what] : said) {
-    // Who gives up first is chance.
+    // Chance decides which rank gives up first.
     EXPECT_NE(what.text.find(" waited 2.0 s "), std::string::npos) << what.text;
     EXPECT_LT(what.seconds, 3.0);
   }

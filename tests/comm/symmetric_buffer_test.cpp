@@ -106,7 +106,7 @@ std::vector<Nonce> all_nonces(Communicator& comm, const Nonce& mine) {
   return out;
 }
 
-// What processes do, among threads: every rank maps the memory of all at addresses of its own.
+// Threads do what processes do: every rank maps the memory of all at addresses of its own.
 TEST(MemoryExchange, MapsTheMemoryOfAllRanks) {
   run_thread_ranks(3, {kPatience}, [](Communicator& comm) {
     const std::vector<Nonce> nonces = all_nonces(comm, random_nonce());

@@ -88,7 +88,7 @@ TEST(ThreadFailure, ARankThatNeverArrives) {
     std::vector<float> x(16);
     if (comm.rank() != 2) comm.all_reduce(view(x), ReduceOp::kSum, Stream()).wait();
   });
-  // Who gives up first is chance; the other one hears of it.
+  // Chance decides which rank gives up first; the other one learns of it.
   const auto expected = [](int r) {
     return text(
         "communicator \"world\", operation 1: rank {} waited 0.3 s in "

@@ -1,4 +1,4 @@
-// What run_mpi_rank promises besides the communicator.
+// The promises of run_mpi_rank besides the communicator.
 #include "moiety/comm/mpi_group.h"
 
 #include <algorithm>

@@ -57,7 +57,7 @@ TEST_F(MpiSymmetricBuffer, PeersReachEachOthersMemory) {
   EXPECT_EQ(buffer.local(), buffer.peer(comm.rank()));
   for (int64_t i = 0; i < buffer.bytes(); ++i) ASSERT_EQ(buffer.local()[i], std::byte{0});
   comm.barrier();
-  // At both ends: byte 10 w of rank r says r + 1 and w.
+  // Both ends are checked: byte 10 w of rank r says r + 1 and w.
   for (int r = 0; r < comm.size(); ++r) {
     buffer.peer(r)[10 * comm.rank()] = std::byte(16 * comm.rank() + r + 1);
     buffer.peer(r)[buffer.bytes() - 1 - comm.rank()] = std::byte(r + 1);

@@ -37,7 +37,7 @@ Sampler make_sampler(const SampleSource& source, bool shuffle = true, uint64_t e
   return Sampler(source.sources(), 1234, shuffle, epochs);
 }
 
-// What a data rank gets in `steps` steps, rows one after the other.
+// The rows that a data rank gets in `steps` steps, one after the other.
 Rows run(const std::shared_ptr<const SampleSource>& source, Sampler sampler,
          const LoaderConfig& config, int64_t steps) {
   BatchLoader loader(source, std::move(sampler), config);

@@ -1,4 +1,4 @@
-// What the tests of the data side share: a directory that goes away, files, errors as text.
+// Helpers of the tests of the data side: a directory that goes away, files, errors as text.
 #pragma once
 
 #include <cstdint>

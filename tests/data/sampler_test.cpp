@@ -52,7 +52,8 @@ TEST(Permutation, IsOne) {
   }
 }
 
-// From an implementation of docs/spec/trainer.md#order-of-samples in another language.
+// The values come from an implementation of docs/spec/trainer.md#order-of-samples in another
+// language.
 TEST(Permutation, Golden) {
   EXPECT_EQ(order(17, 1234, 0, 0),
             (std::vector<uint64_t>{11, 1, 12, 5, 15, 10, 0, 14, 7, 16, 6, 9, 13, 8, 2, 3, 4}));

@@ -1,4 +1,4 @@
-// What the tests of the 4- and 8-bit codecs share: the values of a format from its definition, in
+// Helpers of the tests of the 4- and 8-bit codecs: the values of a format from its definition, in
 // double precision, a search for the nearest one, and the inputs that decide.
 #pragma once
 
@@ -40,7 +40,8 @@ struct Grid {
 
   double midpoint(size_t code) const { return (values[code] + values[code + 1]) / 2; }
 
-  // Of a magnitude between values[floor] and the next value; ties go to the even code.
+  // The code nearest to a magnitude between values[floor] and the next value; ties go to the even
+  // code.
   uint32_t nearest(double magnitude, size_t floor) const {
     if (floor + 1 == values.size()) return static_cast<uint32_t>(floor);
     const double mid = midpoint(floor);
@@ -144,8 +145,8 @@ void expect_values_stay(const Grid& grid) {
   }
 }
 
-// At fraction k/4096 of each step, exactly floor(256 k/4096 + 1/2) of the 256 bytes round up, the
-// others down.
+// Checks that at fraction k/4096 of each step, exactly floor(256 k/4096 + 1/2) of the 256 bytes
+// round up, and the others down.
 template <class F>
 void expect_exact_probabilities(const Grid& grid) {
   for (uint32_t code = 0; code + 1 < grid.values.size(); ++code) {

@@ -1,5 +1,5 @@
-// Which products of a code and its block scale are exact in bf16 (docs/numerics.md, Low-precision
-// formats): all codes x all scales.
+// The products of a code and its block scale that are exact in bf16 (docs/numerics.md,
+// Low-precision formats): all codes x all scales.
 #include <cmath>
 #include <set>
 
@@ -25,8 +25,8 @@ bool exact(double product) {
 }
 bool normal_or_zero(double product) { return product == 0 || std::fabs(product) >= 0x1p-126; }
 
-// With scale code e: every product is exact just when e lies in `exactly`, and free of subnormals
-// just from `normal_from` on. The product in FP32 is always exact, but for overflow.
+// Expects that with scale code e every product is exact just when e lies in `exactly`, and free of
+// subnormals just from `normal_from` on. The product in FP32 is always exact, except for overflow.
 template <class F>
 void expect_ranges(Range exactly, int normal_from) {
   for (int e = 0; e <= UE8M0::kMaxCode; ++e) {

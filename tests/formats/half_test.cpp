@@ -53,7 +53,7 @@ TEST(Fp16, OverflowsToInfinity) {
   EXPECT_EQ(fp16(-1e30f).bits, 0xFC00);
 }
 
-// Of the 65536 random numbers exactly as many round up as the fraction that is lost says.
+// Exactly as many of the 65536 random numbers round up as the lost fraction says.
 TEST(Bf16, StochasticProbabilitiesAreExact) {
   for (uint32_t kept : {0x0000u, 0x0080u, 0x3F80u, 0xC2FFu, 0x7F7Fu}) {
     for (uint32_t fraction : {0u, 1u, 0x1234u, 0x8000u, 0xFFFFu}) {

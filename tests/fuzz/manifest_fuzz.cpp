@@ -51,7 +51,7 @@ void manifest(std::string_view json) {
 void commit(std::string_view input) {
   const size_t line = std::min(input.find('\n'), input.size() - (input.empty() ? 0 : 1));
   const std::string_view word = input.substr(0, line + 1), json = input.substr(word.size());
-  // As it is, and as it should end.
+  // The text runs as it is, and with the end that it should have.
   std::string fitting(word.substr(0, word.find(' ', 22)));
   fitting += text(" {} {:08x}\n", json.size(), crc32c(json));
   for (const std::string_view commit : {word, std::string_view(fitting)}) {

@@ -10,7 +10,7 @@ namespace moiety::fuzz {
 
 class MemoryFiles : public checkpoint::FileSystem {
  public:
-  // By path; "<directory>/<name>".
+  // Files by path, "<directory>/<name>".
   explicit MemoryFiles(std::map<std::string, std::string_view> files);
 
   int open(const std::string& path, int flags) override;

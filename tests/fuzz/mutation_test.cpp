@@ -109,7 +109,7 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-// Where an input that is a finding can be taken from.
+// Keeps an input that is a finding; returns its place.
 std::string keep(const Target& target, const std::string& input) {
   const std::string path = testing::TempDir() + "moiety-finding-" + target.name;
   std::ofstream(path, std::ios::binary) << input;

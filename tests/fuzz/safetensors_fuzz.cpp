@@ -21,7 +21,7 @@ void open_and_read(FileSystem& files, const std::string& path) {
     reader.read(entry.begin, data);
   }
   require(at <= reader.bytes(), "entries lie in the file");
-  // What was read can be written, and read again.
+  // A header that was read can be written, and read again.
   const std::string header = encode_header(reader.entries(), reader.metadata());
   const SafetensorsHeader again =
       parse_header("again", std::string_view(header).substr(sizeof(uint64_t)), at);

@@ -144,7 +144,7 @@ TEST(GroupedMlp, GradientsMatchFiniteDifferences) {
       const std::vector<int64_t> owner = p.groups.owners();
       for (const auto& [what, input, gradient] : pairs) {
         for (int64_t i = 0; i < input->view().numel(); ++i) {
-          // With maps a row that found no place at its token (-1) reads zeros and is in no sum.
+          // With maps, a row that found no place at its token (-1) reads zeros and is in no sum.
           if (input == &p.prob && maps && p.source.data<int32_t>()[i] < 0) continue;
           constexpr double kStep = 1e-5;
           const double v = get(*input, i);

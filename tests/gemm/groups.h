@@ -10,7 +10,7 @@
 
 namespace moiety::gemm {
 
-// What outputs are poisoned with: exact in every dtype, and no result of these tests.
+// The value that poisons outputs: exact in every dtype, and no result of these tests.
 inline constexpr double kSentinel = -0x1p100;
 
 struct GroupCase {

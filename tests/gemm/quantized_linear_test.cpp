@@ -176,7 +176,7 @@ TEST_P(QuantizedLinears, WeightsKeptInTheFormatGiveTheSameBits) {
   }
 }
 
-// What a product takes of the arena is what quantized_linear_bytes says.
+// A product takes exactly the bytes of the arena that quantized_linear_bytes says.
 TEST_P(QuantizedLinears, WorkspaceIsAsStated) {
   constexpr int64_t kExperts = 3, kN = 48, kK = 80, kRows = 150;
   const Tensor w = normal_tensor(DType::kBFloat16, {kExperts, kN, kK}, 1);

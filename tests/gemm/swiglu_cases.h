@@ -31,7 +31,7 @@ struct ActivationProblem {
     fill_normal(da, 3);
   }
 
-  // In the first row, beside a probability of 0 in the second.
+  // Puts special values into the first row, beside a probability of 0 in the second.
   void put_specials() const {
     constexpr float kInf = std::numeric_limits<float>::infinity();
     const float special[] = {0,     -0.0f,  kInf, -kInf, NAN,   std::bit_cast<float>(0xFFFFFFFF),

@@ -1,4 +1,4 @@
-// What the two devices make of the same tensors, compared.
+// Comparisons of the two devices' results for the same tensors.
 #pragma once
 
 #include "tests/support/tensors.h"

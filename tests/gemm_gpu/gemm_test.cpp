@@ -73,7 +73,7 @@ struct Problem {
                   .old_stride = old.stride(0)};
     return g;
   }
-  // What the sums of products and their terms come to.
+  // The sums of the magnitudes of products and their terms.
   Tensor magnitude(const Stream& stream) {
     Problem p = {base.op, shape, a.host.view().dtype(), DType::kFloat32, stream};
     p.base = base;

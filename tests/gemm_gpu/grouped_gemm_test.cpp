@@ -211,7 +211,7 @@ TEST_F(GroupedGemmParts, IndexedWeights) {
   GroupCase many{"", std::vector<int64_t>(600)};
   for (size_t e = 0; e < many.counts.size(); ++e) many.counts[e] = int64_t(e % 3);
   const Problem p(many, {24, 16}, DType::kBFloat16, DType::kFloat32, Data::kIntegers, stream);
-  // In another order of memory.
+  // The matrices lie in another order in memory.
   const Twin w(DType::kBFloat16, {600, 16, 24}, stream), dw(DType::kFloat32, {600, 16, 24}, stream);
   fill_integers(w.host, 9, 4);
   w.upload(stream);

@@ -130,7 +130,7 @@ TEST_P(GroupedMlpGpu, HasTheBitsOfTheReference) {
 }
 
 TEST_P(GroupedMlpGpu, Bf16IsCloseToTheReference) {
-  // Without clamps, where a difference in the last place would switch a gradient off.
+  // An activation without clamps, where a difference in the last place would switch a gradient off.
   constexpr Activation kOffset{ActivationKind::kGlu, 1.702f, swiglu().limit, 1};
   for (const Activation& activation : {swiglu(), kOffset, squared_relu()}) {
     const MlpProblem p(GetParam(), {.dtype = DType::kBFloat16,

@@ -50,7 +50,7 @@ class QuantizedGpu : public GpuTest, public testing::WithParamInterface<RecipeCa
   std::string bytes(const char* what, const TensorView& got, const TensorView& expected) const {
     if (got.defined() != expected.defined()) return text("{} is missing; ", what);
     if (got.numel() == 0) return {};
-    // As they lie, which may be transposed.
+    // The operands as they lie in memory, which may be transposed.
     const TensorView there(got.raw(), got.dtype(), {got.numel()}, got.device()),
         here(expected.raw(), expected.dtype(), {expected.numel()});
     return differing(what, to_host(there, stream), here);
@@ -101,7 +101,7 @@ TEST_P(QuantizedGpu, OperandsOfGroupsHaveTheBytesOfTheCpu) {
                 }),
                 "");
     }
-    // Where groups lie in the col direction.
+    // The places of groups in the col direction.
     for (const bool begins : {false, true}) {
       EXPECT_EQ(operand_difference([&](Side side, Arena& arena) {
                   const Groups g =

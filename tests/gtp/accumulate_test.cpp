@@ -63,7 +63,7 @@ struct Types {
   DType wire, main;
 };
 
-// Over shapes, strides and types: padding is neither read nor left with anything in it.
+// The cases are shapes, strides and dtypes: padding is neither read nor left with anything in it.
 TEST(Accumulate, EqualsTheReference) {
   for (const Types& t :
        {Types{DType::kFloat32, DType::kFloat32}, Types{DType::kBFloat16, DType::kFloat32},

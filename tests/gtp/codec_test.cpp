@@ -1,4 +1,5 @@
-// What travels and how it is put together: gathered shards are the quantized whole, bit for bit.
+// The payloads of a gather, and their assembly: gathered shards are the quantized whole, bit for
+// bit.
 #include "moiety/gtp/codec.h"
 
 #include <cstring>
@@ -13,7 +14,7 @@
 namespace moiety::gtp {
 namespace {
 
-// What a transport does, member by member.
+// Moves the parts as a transport does, member by member.
 void move(const Landing& landing, const Weights& weights) {
   for (const Plane& plane : landing.layout().planes) {
     for (size_t g = 0; g < weights.shards.size(); ++g) {

@@ -16,7 +16,7 @@ float at(const TensorView& x, int64_t i) {
   return x.dtype() == DType::kBFloat16 ? static_cast<float>(x.data<bf16>()[i]) : x.data<float>()[i];
 }
 
-// What the ranks of a group look up, and the gradients of it.
+// The tokens that the ranks of a group look up, and the gradients.
 struct Batch {
   Layout layout;  // of rank 0
   DType storage;
@@ -73,7 +73,7 @@ void expect_rows(const Batch& batch, int r, const TensorView& out, const std::st
   }
 }
 
-// What rank g adds to element (row, d) of the slice's table.
+// The part that rank g adds to element (row, d) of the slice's table.
 float sum_of(const Batch& batch, int64_t row, int64_t d) {
   float x = 0;
   for (int r = 0; r < batch.layout.gtp_size; ++r) {

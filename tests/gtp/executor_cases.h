@@ -75,7 +75,7 @@ inline TrainingSetup setup_of(int ranks, int egtp, Pace pace) {
   return out;
 }
 
-// Of each program, the first on demand; the others as planned.
+// Runs three steps of each program, the first on demand, the others as planned.
 inline void three_steps(Rank& rank, const std::vector<Named>& programs) {
   int64_t planned = 0;
   for (const Named& p : programs) {

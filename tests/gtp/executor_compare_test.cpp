@@ -1,4 +1,4 @@
-// What peers compare: a shard that was quantized with its own amax is found.
+// The comparison between peers: a shard that was quantized with its own amax is found.
 #include "moiety/base/error.h"
 #include "moiety/quant/dequantize.h"
 #include "moiety/quant/quantize.h"
@@ -59,7 +59,7 @@ TEST(ExecutorCompare, FindsAShardQuantizedWithItsOwnAmax) {
     setup.bundles = {{.name = "dense", .rows = 40, .cols = 48, .codec = codec},
                      {.name = "experts", .rows = 60, .cols = 32, .experts = 2, .codec = codec}};
     for (const int damage : {0, 1, 2, kSteps}) {
-      // From then on the last expert of one rank.
+      // From this step on the last expert of one rank is damaged.
       setup.on_write = [damage](Rank& rank, int64_t step) {
         if (step >= damage && rank.number() == kDamaged) quantize_alone(rank.weight(1, 1));
       };

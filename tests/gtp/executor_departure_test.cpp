@@ -44,8 +44,8 @@ Program small_step() {
   return program_of(maker);
 }
 
-// What may come instead of the calls from `at` on: the rest without the call there, or other calls
-// before it, all of which leave no gradient open.
+// The programs that may replace the calls from `at` on: the rest without the call there, or other
+// calls before it, all of which leave no gradient open.
 std::vector<Program> others(const Program& program, size_t at) {
   std::vector<Program> out;
   const auto insert = [&](std::initializer_list<ProgramCall> calls) {

@@ -37,7 +37,8 @@ struct BundleCase {
 
 class Rank;
 
-// Which streams run as soon as something is put on them; the others when they are waited for.
+// The streams that run as soon as something is put on them; the others run when they are waited
+// for.
 enum class Pace { kLazy, kLanes, kCallers, kOptimizer };
 
 struct TrainingSetup {
@@ -96,7 +97,7 @@ inline uint64_t mix(std::initializer_list<int64_t> parts) {
 inline uint16_t weight_bits(BundleId b, int64_t expert, int64_t version, int64_t r, int64_t c) {
   return static_cast<uint16_t>(mix({b, expert, version, r, c}) % 0x7F00);
 }
-// Of different exponents, so that the order of a sum shows.
+// Gradients have different exponents, so that the order of a sum shows.
 inline float gradient(int rank, BundleId b, int64_t expert, int64_t salt, int64_t r, int64_t c) {
   const uint64_t h = mix({rank, b, expert, salt, r, c});
   const double m = static_cast<double>(h >> 12) * 0x1p-52 + 0.5;
@@ -183,7 +184,7 @@ class Rank final : public ParamSource, public GradSink {
   ShardedWeight& weight(BundleId b, int member) {
     return weights_[static_cast<size_t>(bundles_[b].members[static_cast<size_t>(member)])];
   }
-  // Of all weights, as the optimizer saw them last; after `synchronize`.
+  // The bytes of all weights' gradients, as the optimizer saw them last; after `synchronize`.
   std::string gradient_bytes() const {
     std::string out;
     for (const Tensor& x : logs_) {
@@ -278,7 +279,7 @@ class Rank final : public ParamSource, public GradSink {
     bundles_.push_back(bundle);
   }
 
-  // In memory that peers see: a block for each group.
+  // Places shards in memory that peers see: a block for each group.
   void place_shards() {
     for (const bool alone : {false, true}) {
       for (const bool expert : {false, true}) {
@@ -382,7 +383,7 @@ class Rank final : public ParamSource, public GradSink {
     write(to.amax, from.amax);
     write(to.tensor_scale, from.tensor_scale);
   }
-  // That the group's bundles are in; a transport counts up to the largest.
+  // The number of buckets that the group's bundles are in; a transport counts up to the largest.
   int32_t buckets_of(bool expert) const {
     int32_t count = 0;
     for (size_t b = 0; b < bundles_.size(); ++b) {
@@ -642,7 +643,7 @@ class Rank final : public ParamSource, public GradSink {
   std::unique_ptr<Executor> executor_;
 };
 
-// What a rank does; expects no fault.
+// Runs a rank; expects no fault.
 inline void run_rank(comm::Communicator& world, const TrainingSetup& setup,
                      const std::function<void(Rank&)>& body) {
   Rank rank(world, setup);

@@ -116,7 +116,7 @@ void table_gradient(const Parts& parts, const std::vector<int32_t>& token, const
   });
 }
 
-// What a step gives: of every source in turn, then whole gradients.
+// The results of a step: of every source in turn, then whole gradients.
 struct StepResult {
   std::vector<std::vector<float>> logits{kDepths}, dx{kDepths};  // dx: of e_k
   std::vector<std::vector<float>> grads{kWeights};
@@ -200,7 +200,7 @@ class Stack final : public ParamSource, public GradSink {
   void on_grad_late(WeightId, const Stream&) override { ADD_FAILURE() << "a late gradient"; }
 
  private:
-  // What a block keeps for its backward pass.
+  // The tensors that a block keeps for its backward pass.
   struct BlockPass {
     BundleId w1 = kA1, w2 = kA2;
     Matrix *x = nullptr, *u = nullptr, *a = nullptr, *y = nullptr;
@@ -381,7 +381,7 @@ class Stack final : public ParamSource, public GradSink {
     stream.run([=, this] { weight_gradient(parts_, *dy, *x, view); });
     executor_->reduce(w, stream);
   }
-  // Of dx rounded to the table's dtype, in which rows travel.
+  // Computes it from dx rounded to the table's dtype, in which rows travel.
   void embedding_gradient(int depth, Matrix* dx) {
     Tensor& rounded =
         tensors_.emplace_back(DType::kBFloat16, std::initializer_list{tokens(), kModel});

@@ -74,7 +74,7 @@ TEST(Plan, ChainHasOneSlotMoreThanItLooksAhead) {
   }
 }
 
-// Where work is long one ahead is enough: two slots.
+// If work is long, one gather ahead is enough: two slots.
 TEST(Plan, JustInTime) {
   TraceMaker maker(1e6f);
   for (int i = 0; i < 20; ++i) maker.fwd(i);

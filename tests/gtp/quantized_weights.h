@@ -98,7 +98,7 @@ inline Tensor laid_out(const QuantizedView& whole, Direction d, ScaleLayout layo
   return out;
 }
 
-// Where the views of member e differ from the whole; empty if nowhere.
+// The first difference of the views of member e from the whole; empty if there is none.
 inline std::string fault_of(const Landing& landing, const QuantizedView& whole, int e) {
   const GatherLayout& layout = landing.layout();
   const QuantizedView& view = landing.view(e);

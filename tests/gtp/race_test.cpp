@@ -38,7 +38,7 @@ TEST(Race, EachEdgeIsMissedOnRandomTraces) {
   }
 }
 
-// What each edge is for, on the smallest traces.
+// The purpose of each edge, on the smallest traces.
 TEST(Race, EachEdgeIsMissedOnANamedTrace) {
   TraceCase c;
   for (int i = 0; i < 3; ++i) c.bundles.push_back(bundle_of("w", kMiB));

@@ -107,8 +107,8 @@ TEST(SlotArena, RefusesBlocksThatAreNotWhatWasAskedFor) {
   EXPECT_THROW(arena.place(specs), Error);
 }
 
-// Over the plans of random steps: slots are apart, in their blocks, where they were; the memory is
-// at most that of all plans, at least that of the largest.
+// For the plans of random steps, slots do not overlap, lie in their blocks and stay where they
+// were; the memory is at most that of all plans, and at least that of the largest.
 TEST(SlotArena, RandomPlans) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     Counted c;

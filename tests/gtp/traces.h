@@ -35,7 +35,7 @@ class TraceMaker {
   TraceMaker& fwd(BundleId b) { return call(Kind::kFwd, b); }
   TraceMaker& bwd(BundleId b) { return call(Kind::kBwd, b); }
   TraceMaker& again(BundleId b) { return call(Kind::kRecompute, b); }
-  // In the call before.
+  // Adds a bundle to the call before.
   TraceMaker& also(BundleId b) {
     events_.push_back({events_.back().kind, b, true, 0});
     return *this;
@@ -79,7 +79,7 @@ class TraceMaker {
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}
-  // In [low, high].
+  // A number in [low, high].
   int of(int low, int high) {
     return low + static_cast<int>(engine_() % static_cast<uint64_t>(high - low + 1));
   }

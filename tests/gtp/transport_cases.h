@@ -1,4 +1,4 @@
-// What every transport has to do, on ranks that are threads or processes.
+// The contract of every transport, on ranks that are threads or processes.
 #pragma once
 
 #include <cmath>

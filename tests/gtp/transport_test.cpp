@@ -171,7 +171,8 @@ TEST(Transport, DeferredLanesKeepTheOrder) {
 
 constexpr double kDeadline = 0.3;
 
-// What the ranks of a group say, all but the last of which run `act`; in time.
+// The errors of the ranks of a group, all of which run `act` except the last; they must come in
+// time.
 std::vector<std::string> errors_of(int ranks, TransportKind kind,
                                    const std::function<void(Transport&, Numbered&)>& act) {
   std::vector<std::string> out(static_cast<size_t>(ranks));

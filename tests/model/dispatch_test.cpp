@@ -160,7 +160,7 @@ TEST(QuantizedDispatch, LayersThatStayInBf16SendBf16) {
   EXPECT_EQ(step_of(c, sent, batch).gradients, step_of(c, kept, batch).gradients);
 }
 
-// With partial sums by token nothing depends on where the experts are.
+// With partial sums by token nothing depends on the places of the experts.
 TEST(QuantizedDispatch, LossesDoNotDependOnExpertParallelism) {
   Config c = moe_config();
   c.combine = moe::Reduction::kToken;

@@ -1,4 +1,4 @@
-// What the model says about itself, and how its gradients accumulate.
+// The model's account of itself, and the accumulation of its gradients.
 
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"

@@ -13,7 +13,7 @@ struct Training {
   std::optional<RecipeKind> recipe = {};
 };
 
-// What so many micro-batches leave in gradients of `dtype`: their sum, or that of the last alone.
+// The gradients that so many micro-batches leave in `dtype`: their sum, or that of only the last.
 std::vector<std::vector<double>> gradients_of(const Training& run, DType dtype, int64_t batches,
                                               bool accumulate) {
   std::vector<std::vector<double>> all;

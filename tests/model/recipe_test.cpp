@@ -107,7 +107,7 @@ TEST(Recipe, ConcernsLinearsOfLayersAlone) {
   });
 }
 
-// What a step leaves: the loss and every gradient, by bytes.
+// The result of a step: the loss and every gradient, as bytes.
 std::string step_bits(ModelHarness& h, const Batch& batch) {
   for (optim::Parameter& p : h.parameters) p.overwrite = true;
   const StepStats stats = h.step(batch);

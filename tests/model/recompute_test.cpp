@@ -22,7 +22,7 @@ void append(std::string& bits, T value) {
   bits.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
-// What two micro-batches leave: losses, counts and gradients, by bytes.
+// The result of two micro-batches: losses, counts and gradients, as bytes.
 std::string step_bits(ModelHarness& h, const Batch& batch) {
   for (optim::Parameter& p : h.parameters) p.overwrite = true;
   std::string bits;
@@ -53,7 +53,7 @@ struct Case {
   moe::EpTransport transport = moe::EpTransport::kAuto;
 };
 
-// By rank.
+// The results by rank.
 std::vector<std::string> run_bits(const Case& run, const Mode& mode) {
   std::vector<std::string> all(run.ranks);
   Config config = run.c.config;
@@ -194,7 +194,7 @@ TEST(Recompute, FullKeepsInputAndRoutingOfALayer) {
   const int64_t x = tokens * c.d_model * 2;
   const int64_t routing =
       aligned(plan) + aligned(tokens * experts * 4) + 2 * aligned(tokens * topk * 4);
-  // What the model counts of a layer: pairs, sums and info words.
+  // The model's counts of a layer: pairs, sums and info words.
   const auto layer_of = [&](Recompute recompute) {
     c.layers = 6;
     const int64_t six = memory_of(c, {recompute}, batch).kept;
@@ -229,7 +229,8 @@ TEST(Recompute, ThePeakFalls) {
   }
 }
 
-// What one layer leaves for its weight gradients outlives it, whatever the number of layers.
+// The tensors that one layer leaves for its weight gradients outlive it, whatever the number of
+// layers.
 TEST(DelayedWeightGradients, TakeTheMemoryOfOneLayer) {
   Config c = small_config();
   const TestBatch batch(c, 2, 64, false, 1);

@@ -1,4 +1,4 @@
-// What passes add to the sums of a step, by hand.
+// The sums that passes add to those of a step, checked by hand.
 #include "moiety/model/routing_sums.h"
 
 #include "moiety/moe/prepare.h"

@@ -51,9 +51,9 @@ TEST_P(Model, LossAndStatisticsMatchTheNaiveModel) {
   });
 }
 
-// For every logical tensor the derivative of the naive objective along a direction, by central
-// differences in double, against the gradient that the model computed in float. The direction is
-// the gradient itself with random factors, so that no element is without weight.
+// Compares, for every logical tensor, the derivative of the naive objective along a direction, by
+// central differences in double, with the gradient that the model computed in float. The direction
+// is the gradient itself with random factors, so that no element is without weight.
 TEST_P(Model, GradientsMatchDifferencesOfTheNaiveObjective) {
   const ModelCase& c = GetParam();
   on_ranks(1, [&](comm::Communicator& world) {

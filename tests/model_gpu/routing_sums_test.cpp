@@ -1,4 +1,4 @@
-// What a pass counts and sums on a GPU has the bits of the CPU.
+// The counts and sums of a pass on a GPU have the bits of the CPU.
 #include "moiety/model/routing_sums.h"
 
 #include "moiety/base/graph.h"

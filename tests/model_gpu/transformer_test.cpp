@@ -126,7 +126,7 @@ class OnGpu {
 
   Tensor gradient(size_t i) const { return on_host(parameters_[i].grad); }
   StepStats stats() const { return sums_.read(stream_); }
-  // What a step leaves, by bytes.
+  // The result of a step, as bytes.
   std::string bits() const {
     std::string all;
     const auto append = [&](const TensorView& x) {
@@ -188,7 +188,7 @@ class TransformerGpu : public GpuTest {
       batch = on(*memory, first.batch);
       batch.micro_step_at = (*memory)(draw);
     }
-    // What the memory holds from now on.
+    // Loads the contents that the memory has from now on.
     void load(const TestBatch& next, uint64_t micro_step, const Stream& stream) {
       draw.data<uint64_t>()[0] = micro_step;
       copy(batch.token_BS, next.token, stream);

@@ -1,5 +1,5 @@
-// Over collectives: ranks that are late, gone, or do something else are named as exactly as between
-// ranks that map each other (ep_failure_test.cpp).
+// Failures over collectives: ranks that are late, gone, or do something else are named exactly as
+// between ranks that map each other's memory (ep_failure_test.cpp).
 #include <chrono>
 #include <thread>
 
@@ -56,7 +56,7 @@ Outcome fail_with(const std::function<void(int, EpGroup&, BatchRun&)>& act, doub
   return out;
 }
 
-// What the ranks, whoever gives up first, say of rank `late`.
+// Checks the words of all ranks about rank `late`, whichever gives up first.
 void expect_late(const Outcome& out, int late, const std::string& begin, const std::string& end) {
   for (int r = 0; r < kRanks; ++r) {
     bool found = false;

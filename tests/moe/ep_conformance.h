@@ -233,7 +233,7 @@ struct Problem {
   ref::PerRank<float> w, slot_w, addend;
 };
 
-// What all ranks should get.
+// The results that all ranks should get.
 template <class T, class Out>
 struct Expected {
   explicit Expected(const Problem<T>& p) {

@@ -77,7 +77,7 @@ class Explorer {
  public:
   explicit Explorer(Protocol p) : p_(std::move(p)) {}
 
-  // What is wrong with the protocol; "ok" if nothing.
+  // The fault of the protocol; "ok" if there is none.
   std::string run() {
     State start;
     std::memset(&start, 0, sizeof(start));
@@ -136,7 +136,7 @@ class Explorer {
   static bool sends(Op op, int from, int to) {
     return (op != Op::kToHot || to == 0) && (op != Op::kFromHot || from == 0);
   }
-  // Where the rows of sender s lie: those of kToken move about.
+  // The place of the rows of sender s: those of kToken move about.
   int place(Op op, int s) const { return op == Op::kToken ? (s + 1) % p_.ranks : s; }
   // The epoch whose words and rows a rank may still look at.
   int reading(const State& s, int r) const {

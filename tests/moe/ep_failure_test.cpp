@@ -22,7 +22,7 @@ EpOptions options(double deadline = kDeadline) {
 }
 Batch small_batch(int64_t model = kModel) { return {kMap, {12, 12, 12}, 2, 1, model, 1}; }
 
-// What the ranks of a run said, and how long each took.
+// The words of a run's ranks, and the time that each took.
 struct Outcome {
   std::vector<std::string> text;
   std::vector<double> seconds;
@@ -131,7 +131,7 @@ TEST(EpFailure, ARankThatNeverEnds) {
     BatchRun run(batch, me);
     run.prepare_plan(group);
     world.barrier();
-    // As if its credit for epoch 1 had not come.
+    // The state is as if the credit for epoch 1 had not come.
     MappedExchange& e = mapped(group);
     if (me != 1) e.word(me, e.layout().credit, 1) = 0;
     if (me != 1) texts[me] = error_of([&] { run.dispatch_rows(group); });
@@ -193,7 +193,7 @@ TEST(EpFailure, AnotherModelSize) {
   expect_mismatch(out, 2, "dispatch(bf16, 40 B) of plan 1", "dispatch(bf16, 80 B) of plan 1");
 }
 
-// What prepare's heads disagree about is known to all ranks at once.
+// A disagreement between prepare's heads is known to all ranks at once.
 void expect_prepare_differs(const std::function<void(int, PrepareArgs&)>& change,
                             const std::string& difference) {
   const Tensor idx(DType::kInt32, {5, 1});
@@ -250,7 +250,7 @@ TEST(EpFailure, AFlagOfALaterEpoch) {
             "ep dispatch, group \"moe\", epoch 2: rank 1 sees a flag of rank 2 of epoch 9");
 }
 
-// Whoever fails elsewhere takes its peers out of their waits, long before the deadline.
+// A rank that fails elsewhere takes its peers out of their waits, long before the deadline.
 TEST(EpFailure, ARankThatDies) {
   const Batch batch = small_batch();
   std::vector<std::string> texts(kRanks);

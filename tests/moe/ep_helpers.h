@@ -1,4 +1,4 @@
-// What the tests of expert parallelism share: transports, poisoned matrices, random inputs, and the
+// Helpers of the tests of expert parallelism: transports, poisoned matrices, random inputs, and the
 // comparison of a plan with the oracle's.
 #pragma once
 
@@ -36,7 +36,7 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// Where a suite runs: its ranks, and how their groups reach each other. Such a type has
+// The place where a suite runs: its ranks, and their way to reach each other. Such a type has
 //   static constexpr EpTransport kTransport;
 //   static constexpr int kManyOperations;  // of a test that runs very many
 //   static bool has(int ranks);  // false: it cannot run that many
@@ -54,12 +54,12 @@ struct ThreadRanks {
 using Threads = ThreadRanks<EpTransport::kMapped>;
 using ThreadCollectives = ThreadRanks<EpTransport::kCollectives>;
 
-// What a rank of a group holds for its peers, for tests that look into it.
+// The part of a group that a rank holds for its peers, for tests that look into it.
 inline MappedExchange& mapped(const EpGroup& group) {
   return dynamic_cast<MappedExchange&>(*group.impl()->exchange);
 }
 
-// What its memory really takes.
+// The bytes that its memory really takes.
 inline int64_t memory_bytes(const EpGroup& group) {
   if (group.transport() == EpTransport::kMapped) return mapped(group).memory().bytes();
   return dynamic_cast<CollectiveExchange&>(*group.impl()->exchange).memory().bytes();
@@ -128,7 +128,7 @@ class Mat {
     return {rows_ ? &data_[first_] : nullptr, dtype_of<T>, sizes, strides};
   }
 
-  // By bytes; `arithmetic`: any NaN equals any NaN.
+  // Compares bytes; with `arithmetic` any NaN equals any NaN.
   void expect(const std::vector<T>& expected, bool arithmetic, const std::string& what) const {
     ASSERT_EQ(static_cast<int64_t>(expected.size()), rows_ * cols_) << what;
     for (int64_t r = 0; r < rows_; ++r) {
@@ -151,7 +151,7 @@ class Mat {
   std::vector<T> data_;
 };
 
-// Where a suite's tensors are and its operations run: here. Another place makes copies of tensors'
+// The place of a suite's tensors and operations: here. Another place makes copies of tensors'
 // memory there, as it is now, and brings all of them back.
 struct OnHost {
   Stream stream = {};

@@ -1,5 +1,5 @@
-// What must hold between operations: independence of the layout, adjointness, derivatives, round
-// trips, and the bits of single values.
+// Relations that must hold between operations: independence of the layout, adjointness,
+// derivatives, round trips, and the bits of single values.
 #include <cmath>
 #include <mutex>
 

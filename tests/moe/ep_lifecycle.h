@@ -93,7 +93,7 @@ TYPED_TEST_P(EpLifecycle, TwoGroupsOnTwoStreams) {
     auto runs = runs_of(batches, world.rank()), other_runs = runs_of(others, world.rank());
     run_pipeline(a, runs, first);
     run_pipeline(b, other_runs, second);
-    // On every rank, b's operations stand between two of a's.
+    // On every rank b's operations stand between two of a's.
     Event middle;
     middle.record(first);
     for (int i = 0; i < 3; ++i) {

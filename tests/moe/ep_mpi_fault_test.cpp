@@ -41,7 +41,7 @@ TEST_P(EpMpiFault, IsNamedByEverySurvivor) {
 constexpr const char *kMapped = "mapped", *kCollectives = "collectives";
 constexpr double kStall = 3;  // seconds that a stalled rank is away for: its own error comes then
 
-// What the rank that noticed says first, then what others may have heard from it.
+// The first words of the rank that noticed, then the words that others may have got from it.
 std::vector<std::string> stopped(const std::string& first, const std::string& verb, int epoch = 2) {
   std::vector<std::string> out{first};
   for (const int origin : {0, 1, 2}) {

@@ -100,7 +100,7 @@ class Bytes {
   TensorView storage() {
     return {data_.data(), DType::kUInt8, {static_cast<int64_t>(data_.size())}};
   }
-  // Of one column.
+  // A vector of one column.
   TensorView vector(DType dtype) {
     const int64_t sizes[] = {rows_}, strides[] = {stride_};
     return {rows_ ? row(0) : nullptr, dtype, sizes, strides};
@@ -140,7 +140,7 @@ struct RowMemory {
     view.spec.row_scaled = false;
     view.tensor_scale = row_scale.vector(DType::kFloat32);
   }
-  // To receive.
+  // Memory that receives rows.
   RowMemory(PayloadFormat format, int64_t model, int64_t rows, bool gemm_layout, bool odd)
       : RowMemory(format, model, poison(rows, row_bytes(format, model).data),
                   poison(rows, row_bytes(format, model).scales),

@@ -25,7 +25,7 @@ struct Problem {
   int64_t experts() const { return config.router.experts; }
 };
 
-// What a forward and a backward pass give, over all tokens and experts.
+// The results of a forward and a backward pass, over all tokens and experts.
 struct Result {
   Values out, dh, d_router, dw1, dw2, db1, db2;
 };
@@ -168,7 +168,7 @@ Result expected(const Problem& p) {
     pair.add_output(out.out);
     dweight[i] = pair.add_gradients(out);
   }
-  // As many valid targets as tokens: n / N = 1.
+  // There are as many valid targets as tokens: n / N = 1.
   for (int64_t e = 0; e < experts; ++e) {
     dq[e] = router.aux_coef * detail::aux_slope(router, r.count[e], r.count[experts]);
   }

@@ -22,7 +22,7 @@ inline std::vector<double> random_values(int64_t n, uint32_t seed, double spread
   return v;
 }
 
-// What the blocks make of given logits, in T.
+// The results of the blocks for given logits, in T.
 template <class T>
 struct Routed {
   std::vector<int32_t> idx;

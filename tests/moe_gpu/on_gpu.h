@@ -28,7 +28,7 @@ class OnGpu {
     }
     stream.synchronize();
   }
-  // With views of the memory that plan memory was copied from and brought back to.
+  // The plan with views of the memory that plan memory was copied from and brought back to.
   EpPlan plan(const EpPlan& plan) const {
     EpPlan out = plan;
     for (TensorView* x :

@@ -282,7 +282,8 @@ struct BackwardCase {
   float dw_beta;
 };
 
-// What a backward pass read, its dlogits as the CPU has them, and what it must come to in double.
+// The inputs of a backward pass, its dlogits as the CPU has them, and the results that it must
+// have, in double.
 struct BackwardExpected {
   const Problem& p;
   const BackwardCase& c;
@@ -375,7 +376,7 @@ TEST_F(RouterGpu, BackwardOfBf16IsWithinTheBound) {
   }
 }
 
-// So that the guard of a step sees them.
+// The guard of a step has to see them.
 TEST_F(RouterGpu, WhatIsNotFiniteReachesTheGradientsOfBf16) {
   const RouterConfig config{
       .experts = 16, .top_k = 2, .score = Score::kSigmoid, .renormalize = false};

@@ -1,4 +1,5 @@
-// What the typed suites of expert parallelism (tests/moe/ep_helpers.h) need to run on processes.
+// The place that lets the typed suites of expert parallelism (tests/moe/ep_helpers.h) run on
+// processes.
 #pragma once
 
 #include "moiety/comm/symmetric_buffer.h"

@@ -31,7 +31,7 @@ const Case kGpuCases[] = {
 
 constexpr Device kDevice{DeviceType::kCuda, 0};
 
-// What a problem has on the GPU, in the order of Problem::tensors.
+// The tensors of a problem on the GPU, in the order of Problem::tensors.
 struct Copies {
   Copies(const Problem& p, const Stream& stream) {
     for (const Tensor& x : p.tensors) tensors.push_back(to_gpu(x, stream));
@@ -60,7 +60,7 @@ struct Copies {
 class AttentionGpu : public GpuTest, public testing::WithParamInterface<Case> {};
 using AttentionGpuCalls = GpuTest;
 
-// Who is to take the case.
+// The path that is to take the case.
 AttentionPath path_of(const Case& c, DType dtype, bool cudnn, bool backward) {
   if (dtype != DType::kBFloat16) return AttentionPath::kPlain;
   if (cudnn && cudnn_status().available && c.head_dim % 32 == 0 && c.documents == 0 &&
@@ -72,7 +72,7 @@ AttentionPath path_of(const Case& c, DType dtype, bool cudnn, bool backward) {
   return tiles ? AttentionPath::kTiles : AttentionPath::kPlain;
 }
 
-// What has a path of its own: dtype, and whether cuDNN may take it.
+// The choices that have a path of their own: dtype, and whether cuDNN may take it.
 constexpr std::pair<DType, bool> kChoices[] = {
     {DType::kFloat32, true}, {DType::kBFloat16, true}, {DType::kBFloat16, false}};
 
@@ -173,8 +173,8 @@ TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
   }
 }
 
-// What cuDNN's backward takes in a launch for each group (whose scores are 2 GiB) and for each
-// sequence, against the tiles: 1 % of the root mean square.
+// Cases that cuDNN's backward takes in a launch for each group (whose scores are 2 GiB) and for
+// each sequence, against the tiles: 1 % of the root mean square.
 class AttentionGpuLaunches : public GpuTest, public testing::WithParamInterface<Case> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionGpuLaunches,
                          testing::Values(Case{"group", 1, 16384, 16384, 8, 2, 64},

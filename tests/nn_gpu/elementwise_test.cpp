@@ -1,4 +1,4 @@
-// What the model does element by element, on a GPU with the bits of the CPU.
+// The model's element-by-element operations on a GPU have the bits of the CPU.
 #include "moiety/nn/elementwise.h"
 
 #include "moiety/base/graph.h"

@@ -21,7 +21,7 @@ std::vector<int32_t> skewed(int64_t n, int32_t distinct) {
 
 class EmbeddingGpu : public GpuTest {
  protected:
-  // Also for a slice of the table.
+  // Compares the devices, also for a slice of the table.
   void compare(const EmbeddingCase& c, DType dtype, const VocabularySlice& slice) const {
     const auto tokens = static_cast<int64_t>(c.tokens.size());
     const Tensor token = int32_tensor(c.tokens);

@@ -1,4 +1,4 @@
-// Where parameters lie, who owns what, and the boxes that follow.
+// The places of parameters, their owners, and the boxes that follow.
 #include "moiety/optim/buffer_layout.h"
 
 #include <algorithm>

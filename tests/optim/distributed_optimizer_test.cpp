@@ -340,7 +340,7 @@ TEST(Distributed, OverflowHaltsAllRanksUntilTheStepIsRepeated) {
   EXPECT_TRUE(same_bits(run(true), run(false)));
 }
 
-// With memory of the caller's for the words, and nothing read before the report is.
+// The caller gives memory for the words, and reads nothing before the report.
 TEST(Distributed, AnEnqueuedStepIsAStep) {
   for (const Layout layout : {kLayouts[0], kLayouts[2], kLayouts[15]}) {
     const auto run = [&](bool enqueued) {

@@ -1,4 +1,4 @@
-// How gradients become sums: what travels, when, and what is late.
+// The way of gradients to sums: what travels, when, and what is late.
 #include <algorithm>
 #include <random>
 
@@ -146,7 +146,7 @@ Whole run_reported(Layout layout, When when, DType wire) {
           add(p, step, kBatches / 2, kBatches);
           if (p % 2 == 0) report(p);
         }
-        // What was there is taken away and given again.
+        // The contribution is taken away and given again.
         if (when == When::kLateOne && world.rank() == 0 && p == 7) {
           optimizer.on_grad_late(p);
           report(p);

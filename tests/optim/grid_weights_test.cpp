@@ -80,7 +80,7 @@ std::vector<ParamSpec> specs_of(const Grid& grid, int rank, const QuantSpec& for
   return out;
 }
 
-// Those weights in every format, beside one that is in none.
+// The specs of those weights in every format, beside one that is in none.
 std::vector<ParamSpec> specs_of(const Grid& grid, int rank) {
   std::vector<ParamSpec> out{vector_spec("norm.weight", kColumns)};
   int format_class = 0;
@@ -196,7 +196,7 @@ void check_parameter(const Parameter& p, const Wholes& wholes, const std::string
       valid = to - from;
       logical = run.logical_row + from - run.memory_row;
     }
-    // Which expert it is of, a member that is all padding does not know.
+    // A member that is all padding does not know which expert it is of.
     if (valid == 0 && p.quantized.size() > 1) continue;
     expect_part(p.quantized[m], wholes.of(tensor, logical / height), valid, logical % height,
                 p.spec.first_column, what);
@@ -281,7 +281,7 @@ TEST(GridWeights, PeersFindShardsInTheSharedMemory) {
         for (const std::string& other : told) {
           EXPECT_EQ(std::memcmp(other.data(), &offset, sizeof(offset)), 0);
         }
-        // What the peer maps there is its shard.
+        // The memory that the peer maps is its shard.
         std::vector<char> own(static_cast<const char*>(array.raw()),
                               static_cast<const char*>(array.raw()) + array.bytes());
         const auto shards = group.bootstrap().all_gather({own.data(), own.size()});

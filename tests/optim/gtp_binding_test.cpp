@@ -185,8 +185,8 @@ TEST(GtpBinding, StepsAreThoseOfWholeWeights) {
   }
 }
 
-// Between any two calls, of a step on demand and of a planned one. What was reported, what was
-// already summed over dp, and what the norm got leave no trace.
+// The exception comes between any two calls, of a step on demand and of a planned one. Reports,
+// sums over dp and the norm so far leave no trace.
 TEST(GtpBinding, AStepThatThrowsLeavesNoGradients) {
   const Whole expected = train_plainly(Training::kCalls + 1);
   for (const Layout& grid :

@@ -1,4 +1,4 @@
-// A rank whose big weights GTP cuts: optimizer, executor, and what binds them.
+// A rank whose big weights GTP cuts: optimizer, executor, and the binding between them.
 #pragma once
 
 #include <array>

@@ -66,7 +66,7 @@ using Matrix = std::vector<float>;  // row-major
 struct Operand {
   Matrix row, col;  // both [N, K]
 };
-// What dequantization gives of one direction, [rows, cols].
+// The values of one direction by dequantization, [rows, cols].
 Matrix values(const QuantizedView& q, Direction direction) {
   const bool transposed = direction == Direction::kCol && !is_mxfp8(q.spec.format);
   const int64_t rows = transposed ? q.cols : q.rows, cols = transposed ? q.rows : q.cols;
@@ -194,7 +194,7 @@ Trained quantized_each_step(const QuantSpec& format, int ranks) {
     const auto operand = [&](const TensorView& w) {
       const QuantizedTensor q(format, w.size(0), w.size(1), {true, true});
       quant::quantize(w, q, {}, {});
-      // Of tiles the columns are the rows.
+      // The columns of tiles are the rows.
       const bool tile = is_tile(format.format);
       const Matrix row = values(q.view(), Direction::kRow);
       return Operand{row, tile ? row : values(q.view(), Direction::kCol)};

@@ -170,7 +170,7 @@ inline std::string grid_text(const gtp::Grid& g) {
   return text("tp {} gtp {} dp {}, ep {} egtp {} edp {}", g.tp, g.gtp, g.dp, g.ep, g.egtp, g.edp);
 }
 
-// Of a grid whose dense weights are not cut.
+// The specs for a grid whose dense weights are not cut.
 inline std::vector<ParamSpec> model_specs(int ep, int ep_ranks) {
   return model_specs(gtp::Grid{.dp = ep_ranks, .ep = ep_ranks}, ep);
 }

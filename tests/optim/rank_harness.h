@@ -93,7 +93,7 @@ inline bool same_bits(const Whole& a, const Whole& b) {
   return true;
 }
 
-// What token batch `batch` of step `step` adds to an element's gradient.
+// The part that token batch `batch` of step `step` adds to an element's gradient.
 using Gradient = std::function<float(const LogicalTensor&, int64_t i, int step, int batch)>;
 inline constexpr int kBatches = 12;
 

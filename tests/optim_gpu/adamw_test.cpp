@@ -34,7 +34,7 @@ struct Segment {
   std::vector<ElementRun> runs;
 
   std::vector<TensorView> tensors() const { return {grad, master, exp_avg, exp_avg_sq, weight}; }
-  // Of what is kept at `at(tensor)`.
+  // The arguments, with the copies of the tensors that `at(tensor)` gives.
   template <class At>
   AdamWArgs args(At&& at) const {
     const auto part = [&](const TensorView& x) {

@@ -268,7 +268,7 @@ TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
       applied += !skip;
       EXPECT_EQ(got.t, applied);
     }
-    // What was saved goes on.
+    // The saved state continues.
     StepState state = gpu.step_state();
     state.t = 400;
     cpu.restore(state);

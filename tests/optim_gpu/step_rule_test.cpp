@@ -12,7 +12,7 @@ namespace {
 
 class StepRuleGpu : public GpuTest {};
 
-// What one step of a group has in memory.
+// The memory of one step of a group.
 struct Memory {
   Memory(int64_t ranks, int64_t losses)
       : input(DType::kFloat64, {input_word::kCount + losses}),
@@ -30,8 +30,8 @@ struct Memory {
 
 double uniform(uint64_t i, uint64_t what) { return random_word(i, what) / 4294967296.0; }
 
-// Of one rank in one step: ordinary, without tokens, with non-finite gradients, of huge norm, a
-// spike, or of too small a capacity.
+// Fills the words of one rank in one step: ordinary, without tokens, with non-finite gradients, of
+// huge norm, a spike, or with too small a capacity.
 void fill(Memory& x, uint64_t step, uint64_t rank) {
   namespace in = input_word;
   const uint64_t i = step * 8 + rank;

@@ -1,4 +1,5 @@
-// What an AmaxSink must hold: the bits of compute_amax of a matrix, or of each of its groups.
+// The value that an AmaxSink must hold: the bits of compute_amax of a matrix, or of each of its
+// groups.
 #pragma once
 
 #include <bit>

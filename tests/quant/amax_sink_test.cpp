@@ -1,4 +1,5 @@
-// On its own; what producers leave in it is compared with compute_amax in their tests.
+// The sink on its own; the tests of producers compare the values that these leave in it with
+// compute_amax.
 #include "moiety/quant/amax_sink.h"
 
 #include <limits>

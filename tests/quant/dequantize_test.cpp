@@ -77,7 +77,7 @@ TEST_P(DequantizeSpecs, FastPathEqualsReference) {
   }
 }
 
-// Of element (r, c) of a direction, from the bytes, in double precision.
+// The exact value of element (r, c) of a direction, from the bytes, in double precision.
 struct Exact {
   double code, scale, tensor;
 };
@@ -140,7 +140,8 @@ TEST_P(DequantizeSpecs, ValuesAreWithinOneUlpOfDouble) {
   }
 }
 
-// What the operand leaves out is applied to the accumulators; the rest is exact in bf16.
+// The scales that the operand leaves out are applied to the accumulators; the rest is exact in
+// bf16.
 TEST_P(DequantizeSpecs, OperandsAreExact) {
   const Input x(DType::kFloat32, {47, 150}, Data::kNormal);
   const Guarded g = quantized(x);

@@ -51,7 +51,7 @@ class FuzzCases {
     return {c, shape, std::move(x), wanted, options};
   }
 
-  // Also with begins and counts that cannot be.
+  // Groups, also with impossible begins and counts.
   GroupCase groups() {
     SpecCase c = one_of(specs_);
     while (is_tile(c.spec.format)) c = one_of(specs_);

@@ -128,7 +128,7 @@ class Quantized {
     ASSERT_TRUE(expected.contains(name)) << name;
     compare(name, array, bytes_of(expected.at(name)));
   }
-  // Of a direction that is not asked for the scalar is untouched.
+  // The scalar of a direction that is not asked for is untouched.
   void check_scalars(const char* name, const TensorView& array) const {
     const Json& expected = golden_.at("expect");
     ASSERT_EQ(array.defined(), expected.contains(name)) << name;

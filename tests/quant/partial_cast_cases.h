@@ -195,7 +195,7 @@ inline PartialProblem random_problem(uint64_t seed) {
     const uint64_t options = dice(10 * i + 15, 1 << 16);
     const int64_t rows = dice(10 * i + 11, 5) == 0 ? dice(10 * i + 12, 600) : dice(10 * i + 12, 70);
     int64_t cols = dice(10 * i + 13, 8) == 0 ? dice(10 * i + 14, 2500) : dice(10 * i + 14, 200);
-    // As parameters are laid out; otherwise as nobody would.
+    // Regular splits are those of parameters; others are those that nobody would make.
     const bool regular = (options >> 10 & 3) == 0;
     if (regular) cols = cols / 16 * 16;
     PartialWeight w = make_weight(kind, rows, cols, random_cuts(rows * cols, ranks, mix(seed, i)),

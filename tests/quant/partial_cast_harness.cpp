@@ -37,8 +37,8 @@ int64_t pitch_of(const PartialWeight& w) {
   return is_fp4(w.spec.format) ? (w.cols + 15) / 16 * 8 : w.cols;
 }
 
-// For each byte of the row data the bits that belong to elements [start, end), pads to the last
-// element of their row.
+// The bits of each byte of the row data that belong to elements [start, end); pads belong to the
+// last element of their row.
 std::vector<uint8_t> owned_bits(const PartialWeight& w, int64_t start, int64_t end) {
   const int64_t pitch = pitch_of(w);
   std::vector<uint8_t> out(w.rows * pitch);
@@ -55,7 +55,7 @@ std::vector<uint8_t> owned_bits(const PartialWeight& w, int64_t start, int64_t e
   return out;
 }
 
-// What quantize makes of the weight, after its masters were rounded as they should be.
+// The results of quantize for the weight, after its masters were rounded as they should be.
 struct Expected {
   QuantizedTensor tensor;
   float step_amax = 0;
@@ -110,7 +110,7 @@ class Image {
         {static_cast<std::byte*>(host.raw()) - around, used_ + shift, host.bytes() + 2 * around});
     used_ += (shift + host.bytes() + 2 * around + 63) / 64 * 64;
   }
-  // To be called once, before the others.
+  // Must be called once, before the others.
   void upload() {
     if (!on_gpu()) return;
     memory_ = Buffer(used_, stream_.device());
@@ -128,7 +128,7 @@ class Image {
     stream_.synchronize();
     for (const Part& p : parts_) std::memcpy(p.host, staging_.data() + p.at, p.bytes);
   }
-  // Of one array alone.
+  // Sends only one array.
   void send(const TensorView& host) const {
     if (on_gpu()) copy(there(host), host, stream_);
   }
@@ -174,7 +174,7 @@ struct RankWeight {
   }
   RankWeight(const RankWeight&) = delete;
 
-  // With some weights aligned to its elements and no more.
+  // The own master; some weights are aligned only to their elements.
   TensorView own_master() const {
     const int64_t at = weight.seed % kMasterRoom;
     return master.view().slice(0, at, at + end - start);

@@ -28,7 +28,7 @@ struct Delayed {
   }
 };
 
-// Where the low-precision weights come from: the whole masters or, with `ranks`, their shards.
+// The source of the low-precision weights: the whole masters or, with `ranks`, their shards.
 class Caster {
  public:
   Caster(const QuantSpec& spec, bool delayed, int ranks, const std::vector<Tensor>& masters)

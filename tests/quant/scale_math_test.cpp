@@ -93,7 +93,7 @@ TEST(Mxfp8Scale, Golden) {
   EXPECT_EQ(E4M3::encode(3.0f * UE8M0::inverse(0xFF)), 0x7F);
 }
 
-// Where docs/numerics.md says that operands stop being exact in bf16.
+// The ends are those at which docs/numerics.md says that operands stop being exact in bf16.
 TEST(Mxfp8Scale, EndsOfTheExactRange) {
   const auto after = [](float x) { return std::nextafter(x, kInf); };
   EXPECT_EQ(mxfp8_scale<E4M3>(448 * 0x1p-125f), 2);

@@ -124,7 +124,7 @@ __device__ bool same_units(uint32_t bits) {
   device::Unit<float> wide;
   for (uint32_t& word : wide.word) word = bits;
   if (!same_unit<F>(x, wide, factor)) return false;
-  // As BF16, under a factor that is not a power of two.
+  // The values as BF16, under a factor that is not a power of two.
   device::Unit<bf16> narrow;
   for (uint32_t& word : narrow.word) word = bits >> 16 | (bits & 0xFFFF0000u);
   x = __uint_as_float(bits & 0xFFFF0000u);

@@ -13,19 +13,20 @@ struct Mismatches {
   uint64_t count;
   uint64_t first;  // bits of the first float32 that differs
 };
-// Of the float32 with bits first, first + 1, ..., as kernels encode them: after a product.
+// The mismatches of the float32 with bits first, first + 1, ..., encoded as kernels do it: after a
+// product.
 Mismatches encode_mismatches(Conversion conversion, uint64_t first, uint64_t count,
                              const Stream& stream);
-// Of units of float32 with bits first, first + stride, ..., rounded by each random byte; E2M1 also
-// to nearest. The first that differs is `first` of Mismatches.
+// The mismatches of units of float32 with bits first, first + stride, ..., rounded by each random
+// byte; E2M1 also to nearest. The first that differs is `first` of Mismatches.
 enum class UnitCodec { kE4M3, kE5M2, kE2M1 };
 Mismatches unit_mismatches(UnitCodec codec, uint64_t first, uint64_t count, uint64_t stride,
                            const Stream& stream);
-// Of scales of NVFP4 blocks for every amax, under a tensor's amax.
+// The mismatches of scales of NVFP4 blocks for every amax, under a tensor's amax.
 Mismatches block_scale_mismatches(float tensor_amax, const Stream& stream);
-// Of random bits: some numbers of blocks of a stream.
+// The mismatches of random bits, for some numbers of blocks of a stream.
 Mismatches random_mismatches(const Stream& stream);
-// Of all codes of E4M3, E5M2 and E2M1, NaN alike.
+// The mismatches of all codes of E4M3, E5M2 and E2M1; NaNs count as equal.
 Mismatches decode_mismatches(const Stream& stream);
 
 }  // namespace moiety::quant

@@ -82,7 +82,8 @@ TEST_P(DequantizeGpu, AnyAlignment) {
     GpuGuarded gpu(spec(), shape.rows, shape.cols, both, stream);
     gpu.set(host);
     SCOPED_TRACE(name(shape));
-    // With 8, rows of values begin at multiples of eight bytes where codes lie in whole words.
+    // With a gap of 8, rows of values begin at multiples of eight bytes where codes lie in whole
+    // words.
     for (const int64_t gap : {(i * 3 + 1) % 16, int64_t{8}}) {
       ASSERT_NO_FATAL_FAILURE(check(host, gpu, gap));
     }

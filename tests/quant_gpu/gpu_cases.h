@@ -1,5 +1,5 @@
 // The table of cases of tests/quant on a GPU: inputs copied there, outputs between guard bytes, and
-// what the CPU reference makes of the same.
+// the CPU reference's results for the same.
 #pragma once
 
 #include <string>
@@ -35,7 +35,7 @@ class GpuInput {
   TensorView view_;
 };
 
-// As Guarded of tests/quant/cases.h, on a GPU.
+// Guarded of tests/quant/cases.h, on a GPU.
 class GpuGuarded {
  public:
   static constexpr int64_t kGuard = Guarded::kGuard;
@@ -69,7 +69,7 @@ class GpuGuarded {
   const QuantizedView& view() const { return view_; }
   operator const QuantizedView&() const { return view_; }
 
-  // As at first.
+  // Poisons everything, as at first.
   void poison_all() {
     fill_bytes(whole(), poison_, stream_);
     fill_bytes(view_.flags, 0, stream_);
@@ -164,7 +164,7 @@ class QuantGpuTest : public GpuTest {
   Buffer rng_;
 };
 
-// What the reference makes of X, all else as in an output of the GPU before anything runs.
+// The reference's results for X; everything else as in an output of the GPU before anything runs.
 inline Guarded reference(const TensorView& x, const QuantSpec& spec, Directions wanted,
                          const QuantizeOptions& options) {
   Guarded out(spec, x.size(0), x.size(1), wanted);

@@ -116,7 +116,7 @@ TEST_F(QuantGraph, AllOperationsCanBeCaptured) {
   stream.synchronize();
 }
 
-// What the host spends on a call, printed; it does not grow with the number of tensors.
+// Prints the time that the host spends on a call; it does not grow with the number of tensors.
 TEST_F(QuantGraph, HostTimeOfACall) {
   const Tensor x(DType::kBFloat16, {64, 128}, kGpu);
   for (const int tensors : {1, 1000}) {

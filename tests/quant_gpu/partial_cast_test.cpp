@@ -115,7 +115,7 @@ TEST_F(PartialCastGpu, CapturedGraphReadsChangedData) {
   }
 }
 
-// What the host spends on a call, printed; it does not grow with the number of tensors.
+// Prints the time that the host spends on a call; it does not grow with the number of tensors.
 TEST_F(PartialCastGpu, HostTimeOfACall) {
   for (const int64_t tensors : {1, 1000}) {
     const Weights weights(tensors, kGpu);

@@ -69,7 +69,8 @@ TEST_P(GroupedGpu, EqualsReference) {
   }
 }
 
-// So many groups that a block takes several tiles, and searches for a group more than once.
+// There are so many groups that a block takes several tiles, and searches for a group more than
+// once.
 TEST_P(GroupedGpu, ManyGroups) {
   std::vector<int64_t> counts(4200);
   for (size_t e = 0; e < counts.size(); ++e) {

@@ -82,7 +82,7 @@ TEST_P(QuantizeGpu, AnyAlignment) {
   }
 }
 
-// So many tiles that a block measures several.
+// There are so many tiles that a block measures several.
 TEST_P(QuantizeGpu, ManyTiles) {
   if (!is_tensor_scaled(spec().format)) GTEST_SKIP() << "nothing is measured";
   const Input x(DType::kBFloat16, {1, 530001}, Data::kNormal);

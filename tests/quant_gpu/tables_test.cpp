@@ -98,7 +98,7 @@ TEST_F(TablesGpu, TransposesAreTheColHalfOfQuantize) {
       const Input x(DType::kBFloat16, shape, Data::kNormal);
       expected.push_back(reference(x, c.spec, {true, true}, test_options()));
       moved.emplace_back(c.spec, shape.rows, shape.cols, Directions{true, true}, stream);
-      // As after a gather: the row half alone is there.
+      // The state is as after a gather: only the row half is there.
       QuantizedView row = expected.back();
       row.col_data = {};
       moved.back().set(row);

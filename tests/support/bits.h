@@ -23,7 +23,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// Of tensors on the host, without gaps. Absent is the same as absent alone.
+// Compares tensors on the host, without gaps. An absent tensor equals only an absent one.
 inline bool same_bits(const TensorView& a, const TensorView& b) {
   return a.defined() == b.defined() && a.bytes() == b.bytes() &&
          (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())) == 0);

@@ -1,4 +1,4 @@
-// What a test says of an error.
+// The kind and the text of an error, for tests.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace moiety {
 
-// Of what throws no error.
+// The text if no error is thrown.
 inline const std::string kNoError = "no error";
 
 // The text of the Error that f throws, which is of this kind if one is given, or kNoError.

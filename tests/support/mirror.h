@@ -24,7 +24,7 @@ inline Tensor to_gpu(const TensorView& host, const Stream& stream) {
 
 class Mirror {
  public:
-  // Of tensors without gaps, as they are now; they must outlive it.
+  // Copies tensors without gaps as they are now; the tensors must outlive the copies.
   Mirror(std::initializer_list<TensorView> tensors, const Stream& stream) : stream_(stream) {
     for (const TensorView& host : tensors) {
       if (!host.defined()) continue;
@@ -48,7 +48,7 @@ class Mirror {
     return {};
   }
 
-  // What a copy holds now.
+  // The present contents of a copy.
   Tensor back(const TensorView& host) const {
     Tensor out(host.dtype(), host.sizes());
     if (host.bytes() > 0) copy(out, (*this)(host), stream_);

@@ -15,7 +15,7 @@
 
 namespace moiety {
 
-// Where element i, counted row-major, of a float32, bfloat16 or float64 tensor lies.
+// The place of element i, counted row-major, of a float32, bfloat16 or float64 tensor.
 inline int64_t offset_of(const TensorView& x, int64_t i) {
   if (x.contiguous()) return i;
   int64_t offset = 0;
@@ -89,7 +89,7 @@ inline Tensor converted(const TensorView& x, DType dtype) {
   return out;
 }
 
-// Between tensors without gaps, of any dtype.
+// Copies between tensors without gaps, of any dtype.
 inline void copy_into(const TensorView& out, const TensorView& x) {
   if (x.bytes() > 0) std::memcpy(out.raw(), x.raw(), x.bytes());
 }

@@ -1,4 +1,4 @@
-// A tensor in host memory and its copy on a GPU, both owned: for what a test hands to the same
+// A tensor in host memory and its copy on a GPU, both owned, for tests that pass it to the same
 // operation on either device. (mirror.h is for tensors that something else owns.)
 #pragma once
 

@@ -53,7 +53,7 @@ void dies_in_bootstrap(Communicator& world) {
   world.bootstrap().all_gather("here");
 }
 
-// In the middle of long messages.
+// The rank dies in the middle of long messages.
 void dies_while_sending(Communicator& world) {
   if (world.rank() == 2) {
     signal(SIGALRM, [](int) { kill(getpid(), SIGKILL); });

@@ -1,5 +1,5 @@
 // Programs of processes in which a rank fails (tests/mpi/FOLDER_fault_program.cpp), started under
-// mpirun, and what their ranks say.
+// mpirun, and the words of their ranks.
 #pragma once
 
 #include <cstdio>
@@ -15,7 +15,7 @@
 
 namespace moiety::testing {
 
-// What a rank said when it ended with an error.
+// The words of a rank that ended with an error.
 struct Said {
   double seconds = 0;  // since the fault
   std::string text;    // without the process id, which changes from run to run

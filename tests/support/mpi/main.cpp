@@ -14,7 +14,7 @@ namespace {
 constexpr Seconds kPatience{60};
 Communicator* g_world = nullptr;
 
-// What ranks other than 0 print: their failures.
+// The output of ranks other than 0: their failures.
 class Failures final : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo& test) override {
     name_ = text("{}.{}", test.test_suite_name(), test.name());
