@@ -1,24 +1,25 @@
-// How what a group of peers shares is moved: shards of weights to whoever multiplies with them, and
-// gradients back onto the shards (docs/spec/gtp.md#transports). One object a group and rank.
+// The transport between a group of peers: shards of weights travel to the ranks that multiply with
+// them, and gradients travel back onto the shards (docs/spec/gtp.md#transports). Each group and
+// rank has one object.
 //
-//   transport     gather                         reduce
-//   kMapped       peers' shards are copied       peers' send slots are read in place
-//   kAllToAll     all-gather                     all-to-all; one reduce-scatter if that has the
-//                                                same bits (two ranks, float32)
-//   kRing         all-gather                     reduce-scatter, in the wire dtype
+//    transport     gather                         reduce
+//    kMapped       peers' shards are copied       peers' send slots are read in place
+//    kAllToAll     all-gather                     all-to-all; one reduce-scatter if that has the
+//                                                 same bits (two ranks, float32)
+//    kRing         all-gather                     reduce-scatter, in the wire dtype
 //
 // Reduces sum as accumulate.h says, so kMapped and kAllToAll give the same bits; a ring rounds to
 // the wire dtype on the way.
 //
 // Operations run in the order of the stream passed in, the lane; a CPU's inline stream waits for
 // peers where it stands. Ranks make the calls of a kind (gathers, reduces, drains) in the same
-// order, but for gathers where `gathers_alone`. The order is one over all lanes; ranks tell each
-// other what they reduce or gather together, and nothing is added or landed of another bundle.
+// order, except for gathers where `gathers_alone`. The order is one over all lanes. Ranks tell each
+// other what they reduce or gather together, and nothing of another bundle is added or landed.
 //
-// Errors: what runs throws Error(Comm) when a peer is later than the deadline, failed or aborted,
-// naming edge (docs/spec/gtp.md#edges), lane, operation number, peer, counters and bundle; and when
-// ranks make different operations, naming the operation and both bundles, on every rank. The
-// transport then stays failed: every later operation throws the same at once.
+// Errors: an operation throws Error(kComm) when a peer is later than the deadline, failed or
+// aborted, naming edge (docs/spec/gtp.md#edges), lane, operation number, peer, counters and bundle;
+// and when ranks make different operations, naming the operation and both bundles, on every rank.
+// The transport then stays failed: every later operation throws the same at once.
 #pragma once
 
 #include <array>
@@ -42,19 +43,19 @@ enum class TransportKind : uint8_t { kMapped, kAllToAll, kRing };
 const char* name(TransportKind kind);
 
 struct TransportOptions {
-  std::string name = "gtp";          // of the group, for errors
-  TraceLane axis = TraceLane::kGtp;  // that waits and operations count for
-  Seconds deadline{100};             // of every wait; collectives have their communicator's
+  std::string name = "gtp";          // name of the group, for errors
+  TraceLane axis = TraceLane::kGtp;  // the axis that waits and operations count for
+  Seconds deadline{100};             // limit of every wait; collectives have their communicator's
 };
 
-// A bundle as this rank stores it. All but the addresses is equal on all ranks of the group, and
-// for kMapped the places in memory from `allocate` are too.
+// A bundle as this rank stores it. Everything except the addresses is equal on all ranks of the
+// group, and for kMapped the places in memory from `allocate` are equal too.
 struct SharedBundle {
   BundleId id = kNoBundle;
   std::string name;
   bool expert = false;
-  int32_t bucket = 0;  // of `publish`
-  // The arrays of each member's shard, by Array, without gaps; undefined: the format has none.
+  int32_t bucket = 0;  // the bucket for `publish`
+  // The arrays of each member's shard, by Array, without gaps; undefined if the format has none.
   std::vector<std::array<TensorView, 4>> members;
 };
 
@@ -76,17 +77,17 @@ struct ReduceJob {
   TensorView send;
   TensorView scratch;  // uint8, as many bytes as reduce_transfer says; undefined for none
   std::vector<TensorView> main_grads;  // of the own shards: [shard_rows, cols] of each member
-  int64_t valid_rows = 0;              // of the own shard
+  int64_t valid_rows = 0;              // rows of the own shard that exist
   bool first = false;                  // overwrites main_grads
 };
 
-// An operation as ranks tell it each other. Two words, without gaps.
+// An operation in the form in which ranks tell it each other: two words, without gaps.
 struct Subject {
   enum class Action : uint16_t { kGather, kReduce, kReduceRows };
   BundleId bundle = kNoBundle;
   Action action = Action::kGather;
-  uint16_t detail = 0;  // of a gather: the arrays that travel, a bit each; else the wire dtype
-  int64_t bytes = 0;    // that this rank sends
+  uint16_t detail = 0;  // for a gather: the arrays that travel, a bit each; else the wire dtype
+  int64_t bytes = 0;    // bytes that this rank sends
   bool operator==(const Subject&) const = default;
 };
 static_assert(sizeof(Subject) == 16);
@@ -108,39 +109,40 @@ class Transport {
   const std::string& name() const { return options_.name; }
   TraceLane axis() const { return options_.axis; }
   comm::Bootstrap& bootstrap() const { return comm_.bootstrap(); }
-  // Gathers ask nothing of peers but published shards: a rank may gather what it likes, when it
-  // likes.
+  // Whether gathers ask nothing of peers except published shards: then a rank may gather what it
+  // likes, when it likes.
   virtual bool gathers_alone() const = 0;
 
   // Zeroed memory, aligned to 4 KiB, for shards and for send slots; the caller keeps it until no
   // rank needs it any more. Collective; the sizes are equal on all ranks.
   virtual SlotArena::Block allocate(const std::string& what, int64_t bytes) = 0;
-  // Collective, once, before the first operation. Throws Error(InvalidArgument) on every rank if
-  // the ranks' bundles differ.
+  // Shares the bundles, once, before the first operation. Collective. Throws
+  // Error(kInvalidArgument) on every rank if the ranks' bundles differ.
   void share(std::vector<SharedBundle> bundles);
 
-  // Fills every part of the landing, the own one too; does not finish it.
+  // Fills every part of the landing, the own one too; it does not finish the landing.
   virtual void gather(const GatherJob& job, const Stream& lane) = 0;
 
-  // What a reduce receives and the memory it takes (slot: the send slot). Throws
-  // Error(InvalidArgument) for dtypes that the transport does not sum: bfloat16 into float32 on a
+  // The bytes that a reduce receives and the memory that it takes (slot: the send slot). Throws
+  // Error(kInvalidArgument) for dtypes that the transport does not sum: bfloat16 into float32 on a
   // ring.
   virtual BundleSpec::Transfer reduce_transfer(const ReduceShape& shape) const = 0;
   virtual void reduce(const ReduceJob& job, const Stream& lane) = 0;
-  // What is run on `stream` afterwards may write the send slots of this lane's reduces so far (E6):
-  // peers have read them.
+  // Makes work that is run on `stream` afterwards wait until it may write the send slots of this
+  // lane's reduces so far (E6), since peers have read them.
   virtual void await_readers(bool expert, const Stream& stream) = 0;
 
-  // The bucket's shards are written; peers may gather them (E1). Every rank publishes a bucket
-  // equally often: a gather waits until peers have done so as often as this rank.
+  // Says that the bucket's shards are written, so peers may gather them (E1). Every rank publishes
+  // a bucket equally often: a gather waits until peers have done so as often as this rank.
   virtual void publish(int32_t bucket, const Stream& stream) = 0;
-  // Behind the last gather of a step, also of a step without one.
+  // Ends the gathers of a step. Called behind the last one, also in a step without gathers.
   virtual void drain(const Stream& lane) = 0;
-  // What is run on `stream` afterwards may overwrite shards: all peers have drained as often as
-  // this rank (E7). Before bundles are shared nobody gathers, and there is nothing to wait for.
+  // Makes work that is run on `stream` afterwards wait until it may overwrite shards: all peers
+  // have drained as often as this rank (E7). Before bundles are shared nobody gathers, and there is
+  // nothing to wait for.
   virtual void await_drained(const Stream& stream) = 0;
 
-  // Throws what made the transport fail, if anything did.
+  // Throws the error that made the transport fail, if one did.
   void check() const;
   const TransportBytes& received() const { return received_; }
 
@@ -148,14 +150,14 @@ class Transport {
   Transport(comm::Communicator& comm, TransportOptions options)
       : comm_(comm), options_(std::move(options)) {}
 
-  // The bundles are there and agree. Collective.
+  // Called when the bundles are there and agree. Collective.
   virtual void on_shared() {}
   // Tells peers what this rank knows of a bundle's memory.
   virtual uint64_t place_of(const SharedBundle&) const { return 0; }
   const SharedBundle& bundle(BundleId id) const;
   std::string describe(const Subject& subject) const;
   std::span<const SharedBundle> bundles() const { return bundles_; }
-  // Checked against the bundle.
+  // Checks the job against the bundle.
   void check_gather(const GatherJob& job) const;
   ReduceShape check_reduce(const ReduceJob& job) const;
   // Fails if the ranks' subjects, by rank, are not all equal. `operation`, equal on all ranks,
@@ -177,8 +179,9 @@ class Transport {
   std::string failure_;
 };
 
-// Collective. The communicator outlives the transport. Without a wish: kMapped where the ranks can
-// map each other's memory, else kAllToAll. kMapped where they cannot: Error(Unsupported).
+// Makes a transport. Collective. The communicator outlives it. Without a wish it is kMapped where
+// the ranks can map each other's memory, else kAllToAll. A wish for kMapped where they cannot is
+// Error(kUnsupported).
 std::unique_ptr<Transport> make_transport(comm::Communicator& comm, TransportOptions options = {},
                                           std::optional<TransportKind> wish = {});
 

@@ -18,11 +18,12 @@ SlotArena::Block CollectiveTransport::allocate(const std::string& what, int64_t 
   return {buffer->view(DType::kUInt8, {bytes}), buffer};
 }
 
-// The subjects of the ranks travel first: their difference, and not what comes of it, is the error.
+// An operation under way. The subjects of the ranks travel first, so that their difference is the
+// error and not its consequences.
 struct CollectiveTransport::Pending {
   std::vector<Subject> subjects;  // the own one, then all, by rank
-  Tickets tickets;                // of the subjects, then of the operations
-  std::string error;              // the first one
+  Tickets tickets;                // for the subjects, then for the operations
+  std::string error;              // the first error
 
   TensorView bytes(size_t begin, size_t end) {
     return {

@@ -1,4 +1,4 @@
-// The transport of ranks that do not map each other's memory: collectives of a communicator.
+// The transport of ranks that do not map each other's memory, by collectives of a communicator.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@ namespace moiety::gtp {
 
 class CollectiveTransport final : public Transport {
  public:
-  // kAllToAll or kRing.
+  // `kind` is kAllToAll or kRing.
   CollectiveTransport(comm::Communicator& comm, TransportOptions options, TransportKind kind)
       : Transport(comm, std::move(options)), kind_(kind) {}
 
@@ -31,8 +31,8 @@ class CollectiveTransport final : public Transport {
  private:
   using Tickets = std::vector<comm::Ticket>;
   struct Pending;
-  // Issues operations now, all before one is waited for, and completes them, then, if all ranks
-  // have the same subject, does `then`, on the lane.
+  // Runs an operation on the lane: issues collectives now, all before one is waited for, and
+  // completes them; then, if all ranks have the same subject, does `then`.
   void run(const char* operation, const Subject& subject, const Stream& lane,
            const std::function<void(Tickets&)>& issue, std::function<void()> then);
   bool scatters(const ReduceShape& shape) const;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
-// The words that are waited for.
+// The name of the words that are waited for.
 std::string counter_name(int array, int published) {
   constexpr const char* kNames[] = {"drained", "produced", "produced", "consumed", "consumed"};
   if (array < published) return kNames[array];
@@ -170,7 +170,7 @@ void MappedTransport::run_gather(const GatherJob& job) {
     for (size_t e = 0; e < b.members.size(); ++e) {
       const TensorView& shard = b.members[e][static_cast<size_t>(plane.array)];
       const int64_t at = place(shard.raw(), shard.bytes());
-      // From the next rank on, so that the ranks read from different ones.
+      // The ranks begin at the next rank, so that they read from different ones.
       for (int i = 0; i < ranks(); ++i) {
         const int g = (rank() + i) % ranks();
         const TensorView to = job.landing->part(plane, g);
@@ -227,7 +227,7 @@ void MappedTransport::exchange(const Subject& subject, const TensorView& send,
   const bool expert = bundle(id).expert;
   const int produced = kProduced + expert, consumed = kConsumed + expert;
   const uint64_t k = own(produced) + 1;
-  // Until then a peer may still look for what was sent before.
+  // Until then a peer may still look for the words of the exchange before.
   await(consumed, k - 1, {"E6", "reduce", expert, k - 1, id});
   const auto at = static_cast<uint64_t>(place(send.raw(), send.bytes()));
   for (int r = 0; r < ranks(); ++r) tell_exchange(r, expert, at, subject);

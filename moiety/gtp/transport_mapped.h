@@ -1,11 +1,11 @@
 // The transport of ranks that map each other's memory (docs/spec/gtp.md#mapped-words): shards and
-// send slots are read where they lie, and words that only grow order that.
+// send slots are read where they lie, and words that only grow give the order.
 //
-//   published[b][r]   rank r has published bucket b so often
-//   drained[r]        rank r has ended so many steps' gathers
-//   produced[l][r]    rank r's send slot of exchange k of lane l is written; place[l][r] says
-//                     where, subject[l][r] of which bundle and how it is sent
-//   consumed[l][r]    rank r has read all send slots of exchange k of lane l
+//    published[b][r]   how often rank r has published bucket b
+//    drained[r]        of how many steps rank r has ended the gathers
+//    produced[l][r]    rank r's send slot of exchange k of lane l is written; place[l][r] says
+//                      where, subject[l][r] of which bundle and how it is sent
+//    consumed[l][r]    rank r has read all send slots of exchange k of lane l
 //
 // Every rank has all words and polls its own copy; the rank that a word tells of stores it to all.
 #pragma once
@@ -36,14 +36,14 @@ class MappedTransport final : public Transport {
   void drain(const Stream& lane) override;
   void await_drained(const Stream& stream) override;
 
-  // -- What operations other than gather and reduce are made of: the rows path of embeddings. These
-  // are for the body of a stream's operation.
+  // -- Building blocks of operations other than gather and reduce: of the rows path of embeddings.
+  // They are for the body of a stream's operation.
 
-  // Every rank's shard of an array of a member, by rank, once all have published it.
+  // Every rank's shard of an array of a member, by rank, once all ranks have published it.
   std::vector<const std::byte*> await_shards(BundleId bundle, Array array, int member);
   void check_send(BundleId bundle, const TensorView& send) const;
   // One of the reduces of the bundle's lane, of `send`, which lies in memory from `allocate`: when
-  // all peers have got so far with the same subject, read(sends) gets their memory, by rank.
+  // all peers have come to it with the same subject, read(sends) gets their memory, by rank.
   void exchange(const Subject& subject, const TensorView& send,
                 const std::function<void(std::span<std::byte* const> sends)>& read);
   void count_received(const TransportBytes& bytes) {
@@ -54,9 +54,9 @@ class MappedTransport final : public Transport {
  private:
   struct Block {
     comm::SymmetricBuffer memory;
-    int64_t begin = 0;  // among the bytes of all blocks
+    int64_t begin = 0;  // first byte, counted over the bytes of all blocks
   };
-  // What waits, for its error.
+  // The wait of a rank, for its error.
   struct Waiting {
     const char *edge, *operation;
     bool expert = false;
@@ -77,13 +77,13 @@ class MappedTransport final : public Transport {
   int64_t place(const void* at, int64_t bytes) const;
   std::byte* locate(int rank, int64_t place) const;
 
-  // Array `array` of words at rank `at`; element `of`.
+  // Element `of` of array `array` of words at rank `at`.
   uint64_t& word(int at, int array, int of) const;
   uint64_t& poison_word(int at) const;
   uint64_t own(int array) const { return comm::load_relaxed(word(rank(), array, rank())); }
-  // Stores it to all ranks.
+  // Stores a word to all ranks.
   void tell(int array, uint64_t value) const;
-  // What rank `of` says at rank `at` of its exchange on a lane.
+  // Stores this rank's words about its exchange on a lane to rank `at`.
   void tell_exchange(int at, bool expert, uint64_t place, const Subject& subject) const;
   Subject subject_of(int of, bool expert) const;
   void await(int array, uint64_t value, const Waiting& waiting);

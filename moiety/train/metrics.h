@@ -37,7 +37,7 @@ struct EvaluationResult {
   std::vector<double> balance;  // by MoE layer: pairs of the busiest expert / mean
 };
 
-// What the host of a rank did while it enqueued a step.
+// The host's actions on a rank while it enqueued a step.
 struct HostActivity {
   int64_t allocations = 0;  // of memory of the GPU
   int64_t waits = 0;        // for the GPU

@@ -301,7 +301,8 @@ TEST(Embedding, BadTokensAreReportedOnce) {
             "invalid argument: gtp embedding: out is float32[3, 4], expected float32[4, 4]");
 }
 
-// Of one table, rows from one rank and the whole from the other; then rows of other capacities.
+// The cases are rows from one rank and the whole from the other, of one table; then rows of other
+// capacities.
 TEST(Embedding, RanksThatReduceInOtherWays) {
   const Batch batch({.rows = 50, .cols = kCols, .gtp_size = 2, .align = 16}, DType::kFloat32, 3);
   const Layout& cut = batch.layout;

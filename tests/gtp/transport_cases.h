@@ -236,8 +236,8 @@ struct ReduceTypes {
   DType wire, main;
 };
 
-// What a rank says when its last peer makes another operation than all others: the same everywhere.
-// Nothing was added, and every later operation says it again.
+// The error of a rank when its last peer makes another operation than all others: the same
+// everywhere.
 struct Disagreement {
   std::string what;
   // Runs on a transport with bundles 0 and 1, of the same shape, and 2, of another; `odd`: of the

@@ -1,5 +1,5 @@
-// What the comparison of gradients under a recipe sees, from two runs on a CPU: of the same model,
-// and of one that is off where devices may be.
+// The comparison of gradients under a recipe, for two runs on a CPU: of the same model, and of one
+// that differs as devices may.
 #include "tests/model/gradient_error.h"
 
 #include "moiety/model/precision.h"
