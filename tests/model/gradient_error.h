@@ -10,7 +10,7 @@
 
 #include "moiety/optim/parameter.h"
 #include "tests/model/model_cases.h"
-#include "tests/model/support.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::model {
 

@@ -136,8 +136,7 @@ TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
         Choice{3, 128, false}, Choice{3, 16, true}}) {
     const int64_t length = 256, tokens = sequences * length, heads = 4, kv = 2;
     const Tensor host = normal_tensor(DType::kBFloat16, {tokens, (heads + 2 * kv) * dim}, 1);
-    const Tensor qkv = Copies::to_gpu(host, stream),
-                 dqkv(DType::kBFloat16, host.view().sizes(), kGpu);
+    const Tensor qkv = to_gpu(host, stream), dqkv(DType::kBFloat16, host.view().sizes(), kGpu);
     const QkvHeads h = split_heads(host, sequences, heads, kv, dim),
                    x = split_heads(qkv, sequences, heads, kv, dim),
                    d = split_heads(dqkv, sequences, heads, kv, dim);
@@ -154,9 +153,9 @@ TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {
     stream.synchronize();
     const QkvHeads d_fused = split_heads(dqkv_host, sequences, heads, kv, dim);
 
-    const Tensor q = Copies::to_gpu(converted(h.q_BSGMC, DType::kBFloat16), stream),
-                 k = Copies::to_gpu(converted(h.k_BSGC, DType::kBFloat16), stream),
-                 v = Copies::to_gpu(converted(h.v_BSGC, DType::kBFloat16), stream),
+    const Tensor q = to_gpu(converted(h.q_BSGMC, DType::kBFloat16), stream),
+                 k = to_gpu(converted(h.k_BSGC, DType::kBFloat16), stream),
+                 v = to_gpu(converted(h.v_BSGC, DType::kBFloat16), stream),
                  dq(DType::kBFloat16, q.view().sizes(), kGpu),
                  dk(DType::kBFloat16, k.view().sizes(), kGpu),
                  dv(DType::kBFloat16, k.view().sizes(), kGpu);
@@ -186,10 +185,9 @@ TEST_P(AttentionGpuLaunches, AreTheTiles) {
   const Case& c = GetParam();
   const int64_t n = c.sequences, length = c.queries, heads = c.heads, kv = c.kv_heads;
   const int64_t width = (heads + 2 * kv) * c.head_dim;
-  const Tensor qkv =
-      Copies::to_gpu(normal_tensor(DType::kBFloat16, {n * length, width}, 1), stream);
-  const Tensor d_out = Copies::to_gpu(
-      normal_tensor(DType::kBFloat16, {n, length, kv, heads / kv, c.head_dim}, 2), stream);
+  const Tensor qkv = to_gpu(normal_tensor(DType::kBFloat16, {n * length, width}, 1), stream);
+  const Tensor d_out =
+      to_gpu(normal_tensor(DType::kBFloat16, {n, length, kv, heads / kv, c.head_dim}, 2), stream);
   const QkvHeads x = split_heads(qkv, n, heads, kv, c.head_dim);
   std::vector<Tensor> results;
   for (const bool cudnn : {true, false}) {

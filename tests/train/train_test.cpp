@@ -63,7 +63,9 @@ TrainConfig tiny(const std::string& directory, int64_t ranks = 1) {
   c.model.router.experts = 4;
   c.parallel.ep = ranks;
   c.data.seq_len = 16;
-  c.train = {.steps = 6, .micro_batch = 8 / ranks, .global_batch = 8};
+  c.train.steps = 6;
+  c.train.micro_batch = 8 / ranks;
+  c.train.global_batch = 8;
   c.optim.lr = 0.01;
   c.optim.warmup_steps = 3;
   c.log.peak_tflops = 1;
