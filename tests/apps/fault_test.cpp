@@ -14,6 +14,7 @@
 #include "moiety/train/precision.h"
 #include "moiety/train/trainer.h"
 #include "tests/apps/train_helpers.h"
+#include "tests/support/model_batch.h"
 
 namespace moiety::app {
 namespace {

@@ -18,6 +18,7 @@
 #include "moiety/train/precision.h"
 #include "moiety/train/rank_model.h"
 #include "tests/apps/train_helpers.h"
+#include "tests/support/model_batch.h"
 
 namespace moiety::app {
 

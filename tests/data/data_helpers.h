@@ -75,13 +75,4 @@ inline std::vector<uint32_t> ramp(int64_t n, uint32_t factor = 1) {
   return ids;
 }
 
-// A batch in the memory of the host, as a model there takes it.
-inline model::Batch model_batch(const Batch& batch) {
-  model::Batch out;
-  out.token_BS = batch.token_BS;
-  out.target_BS = batch.target_BS;
-  out.position_BS = batch.position_BS;
-  return out;
-}
-
 }  // namespace moiety::data

@@ -17,9 +17,6 @@
 namespace moiety::gtp {
 namespace {
 
-using kind_and_error_of;
-using same_bits;
-
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 TEST(Accumulate, SumsInRankOrderAndRoundsOnce) {
@@ -56,7 +53,7 @@ TEST(Accumulate, OneRankIsACopy) {
   a.data<float>()[0] = -0.0f, a.data<float>()[1] = 3;
   const TensorView chunks[] = {a};
   accumulate(chunks, main, 2, true, Stream());
-  EXPECT_TRUE(same_bytes(main, a));
+  EXPECT_TRUE(same_bits(main, a));
 }
 
 struct Types {
@@ -95,8 +92,8 @@ TEST(Accumulate, EqualsTheReference) {
           for (const bool first : {true, false}) {
             accumulate(chunks, got, valid, first, Stream());
             accumulate_reference({chunks, expected, valid, first});
-            ASSERT_TRUE(same_bytes(got, expected)) << name(t.wire) << " " << name(t.main) << " "
-                                                   << cols << " " << ranks << " " << valid;
+            ASSERT_TRUE(same_bits(got, expected)) << name(t.wire) << " " << name(t.main) << " "
+                                                  << cols << " " << ranks << " " << valid;
             for (int64_t e = 0; e < E; ++e) {
               const TensorView pad = got.view().select(e).slice(0, valid, s);
               const auto* bytes = static_cast<const uint8_t*>(pad.raw());
@@ -121,7 +118,7 @@ TEST(Accumulate, ThreadsDoNotChangeBits) {
   }
   const ThreadBudget budget(2);
   accumulate(chunks, two, 290, true, Stream());
-  EXPECT_TRUE(same_bytes(one, two));
+  EXPECT_TRUE(same_bits(one, two));
 }
 
 TEST(Accumulate, Errors) {

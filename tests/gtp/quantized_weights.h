@@ -12,9 +12,6 @@
 
 namespace moiety::gtp {
 
-using kind_and_error_of;
-using quant::difference;
-
 inline constexpr Views kBothViews = kRowView | kColView;
 inline constexpr int64_t kGuard = 256;
 
