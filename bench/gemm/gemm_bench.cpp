@@ -11,9 +11,9 @@
 namespace moiety::bench {
 namespace {
 
-using gemm::BlockGemm;
 using gemm::GemmEngine;
 using gemm::GemmOp;
+using gemm::Product;
 
 // ---- fp32 multiply-adds in registers: twelve independent chains.
 constexpr int64_t kRounds = 100000;
@@ -78,7 +78,7 @@ void measure_shape(const Kind& kind, const Shape& s, GemmEngine engine, double p
   const bool a_transposed = kind.op == GemmOp::kNT, b_transposed = kind.op == GemmOp::kTN;
   const int64_t bytes = byte_size(kind.dtype, s.k * (s.m + s.n)) + byte_size(kind.out, s.m * s.n);
   std::vector<Tensor> as, bs, outs;
-  std::vector<BlockGemm> blocks;
+  std::vector<Product> blocks;
   for (int64_t c = 0; c < copies(bytes); ++c) {
     const auto id = static_cast<uint32_t>(2 * c);
     as.push_back(
@@ -86,7 +86,7 @@ void measure_shape(const Kind& kind, const Shape& s, GemmEngine engine, double p
     bs.push_back(
         random_tensor(kind.dtype, {b_transposed ? s.n : s.k, b_transposed ? s.k : s.n}, id + 1));
     outs.emplace_back(kind.out, std::initializer_list<int64_t>{s.m, s.n});
-    BlockGemm g;
+    Product g;
     g.op = kind.op;
     g.dtype = kind.dtype;
     g.m = s.m;

@@ -100,7 +100,7 @@ class Case {
     const int64_t columns = out_.view().size(-1);
     std::vector<float> expected(columns);
     for (int64_t e = 0; e < shape_.experts; ++e) {
-      gemm::BlockGemm g = group_product(a, e);
+      gemm::Product g = group_product(a, e);
       if (g.m == 0) continue;
       const int64_t row = g.row + (op_.op == GroupedOp::kWgrad ? e * shape_.features : 0);
       g.m = 1;

@@ -131,14 +131,15 @@ bool aligned(const void* data, int64_t stride, DType dtype) {
 
 }  // namespace
 
-bool gemm_cublaslt(const BlockGemm& g, const Stream& stream) {
-  const BlockEpilogue& e = g.epilogue;
-  const bool reads = e.beta != 0;
+bool gemm_cublaslt(const Product& g, const Stream& stream) {
+  const Epilogue& e = g.epilogue;
+  const bool reads = e.beta.value != 0;
   // When it adds to bf16 in place, cuBLASLt rounds before it adds (13.1).
   if (reads && e.old == e.out && e.out_dtype == DType::kBFloat16) return false;
-  if (g.dtype != DType::kBFloat16 || g.a_scales.data || g.k == 0 ||
-      (reads && e.old_dtype != e.out_dtype) || !aligned(g.a.data, g.a.stride, g.dtype) ||
-      !aligned(g.b.data, g.b.stride, g.dtype) || !aligned(e.out, e.out_stride, e.out_dtype) ||
+  if (g.dtype != DType::kBFloat16 || g.a_scales.data || e.a_scale.data || e.b_scale.data ||
+      g.k == 0 || (reads && e.old_dtype != e.out_dtype) ||
+      !aligned(g.a.data, g.a.stride, g.dtype) || !aligned(g.b.data, g.b.stride, g.dtype) ||
+      !aligned(e.out, e.out_stride, e.out_dtype) ||
       (reads && !aligned(e.old, e.old_stride, e.old_dtype)) || !cublaslt().available) {
     return false;
   }
@@ -152,9 +153,9 @@ bool gemm_cublaslt(const BlockGemm& g, const Stream& stream) {
                        {{"m", g.m}, {"n", g.n}, {"k", g.k}, {"flops", 2.0 * g.m * g.n * g.k}});
   const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
   void* workspace = context.workspace(cuda_stream);
-  check(cublaslt().matmul(context.handle(), plan.operation, &e.alpha, g.b.data, plan.b, g.a.data,
-                          plan.a, &e.beta, reads ? e.old : e.out, plan.old, e.out, plan.out,
-                          &plan.algorithm, workspace, kCublasLtWorkspace, cuda_stream),
+  check(cublaslt().matmul(context.handle(), plan.operation, &e.alpha.value, g.b.data, plan.b,
+                          g.a.data, plan.a, &e.beta.value, reads ? e.old : e.out, plan.old, e.out,
+                          plan.out, &plan.algorithm, workspace, kCublasLtWorkspace, cuda_stream),
         "cublasLtMatmul");
   return true;
 }

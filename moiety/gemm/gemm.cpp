@@ -56,12 +56,35 @@ Shape check(const GemmArgs& args) {
   return s;
 }
 
+Product product_of(const GemmArgs& args, const Shape& s) {
+  const TensorView& old = args.c.defined() ? args.c : args.out;
+  return {.op = args.op,
+          .dtype = args.a.dtype(),
+          .m = s.m,
+          .n = s.n,
+          .k = s.k,
+          .a = {args.a.raw(), args.a.stride(0)},
+          .b = {args.b.raw(), args.b.stride(0)},
+          .a_scales = block_scales(args.a_scale, args.a_scale.block),
+          .b_scales = block_scales(args.b_scale, args.b_scale.block),
+          .epilogue = {.a_scale = tensor_scale(args.a_scale),
+                       .b_scale = tensor_scale(args.b_scale),
+                       .alpha = {args.alpha},
+                       .beta = {args.beta},
+                       .out = args.out.raw(),
+                       .out_dtype = args.out.dtype(),
+                       .out_stride = args.out.stride(0),
+                       .old = old.raw(),
+                       .old_dtype = old.dtype(),
+                       .old_stride = old.stride(0)}};
+}
+
 // The least work (multiply-adds), rows and columns of a task.
 constexpr int64_t kTaskWork = 1 << 18;
 constexpr int64_t kTaskRows = 96;
 constexpr int64_t kTaskColumns = 64;
 
-void spread(const BlockGemm& whole) {
+void spread(const Product& whole) {
   const int64_t work = whole.m * whole.n * std::max<int64_t>(whole.k, 1);
   const int64_t wanted = std::clamp<int64_t>(work / kTaskWork, 1, thread_budget());
   // Rows are divided first: every block of rows packs its columns of b again, which many rows
@@ -71,7 +94,7 @@ void spread(const BlockGemm& whole) {
       std::clamp<int64_t>(whole.n / kTaskColumns, 1, ceil_div(wanted, row_tasks));
   const int64_t rows = ceil_div(whole.m, row_tasks), columns = ceil_div(whole.n, column_tasks);
   parallel_tasks(row_tasks * column_tasks, [&](int64_t task) {
-    BlockGemm part = whole;
+    Product part = whole;
     part.row = task / column_tasks * rows;
     part.column = task % column_tasks * columns;
     part.m = std::clamp<int64_t>(whole.m - part.row, 0, rows);
@@ -115,7 +138,7 @@ GemmEngine automatic_engine(DType dtype) {
   return GemmEngine::kReference;
 }
 
-void block_gemm(const BlockGemm& block, GemmEngine engine) {
+void block_gemm(const Product& block, GemmEngine engine) {
   if (block.m == 0 || block.n == 0) return;
   if (block.a_scales.data) return block_gemm_scaled(block, engine);
   if (engine == GemmEngine::kAuto) engine = automatic_engine(block.dtype);
@@ -145,32 +168,13 @@ void gemm(const GemmArgs& args, Stream stream) {
                                   {"b_scale.tensor", args.b_scale.tensor},
                                   {"b_scale.block", args.b_scale.block}},
                                  stream);
-  BlockGemm g;
-  g.op = args.op;
-  g.dtype = args.a.dtype();
-  g.m = s.m;
-  g.n = s.n;
-  g.k = s.k;
-  g.a = {args.a.raw(), args.a.stride(0)};
-  g.b = {args.b.raw(), args.b.stride(0)};
-  const TensorView& old = args.c.defined() ? args.c : args.out;
-  g.epilogue.alpha = args.alpha;
-  g.epilogue.beta = args.beta;
-  g.epilogue.out = args.out.raw();
-  g.epilogue.out_dtype = args.out.dtype();
-  g.epilogue.out_stride = args.out.stride(0);
-  g.epilogue.old = old.raw();
-  g.epilogue.old_dtype = old.dtype();
-  g.epilogue.old_stride = old.stride(0);
-  g.a_scales = block_scales(args.a_scale, args.a_scale.block);
-  g.b_scales = block_scales(args.b_scale, args.b_scale.block);
+  const Product product = product_of(args, s);
   if (gpu) {
-    if constexpr (kCudaBuilt) return gemm_cuda(args, g, stream);
+    if constexpr (kCudaBuilt) return gemm_cuda(product, stream);
     fail_without_cuda("gemm");
   }
-  stream.run([g, a_scale = args.a_scale, b_scale = args.b_scale]() mutable {
-    g.epilogue.a_scale = tensor_scale(a_scale, 0);
-    g.epilogue.b_scale = tensor_scale(b_scale, 0);
+  stream.run([g = product]() mutable {
+    g.read_factors(0);
     const TraceSpan span(TraceLane::kCompute, "gemm",
                          {{"m", g.m}, {"n", g.n}, {"k", g.k}, {"flops", 2.0 * g.m * g.n * g.k}});
     spread(g);

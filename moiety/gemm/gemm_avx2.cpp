@@ -31,7 +31,7 @@ struct Simd {
 
 }  // namespace
 
-void block_gemm_avx2(const BlockGemm& block) {
+void block_gemm_avx2(const Product& block) {
   if (block.dtype == DType::kFloat32) {
     block_gemm_vector<float>(block);
   } else {
@@ -46,7 +46,7 @@ void block_gemm_avx2(const BlockGemm& block) {
 
 namespace moiety::gemm {
 bool avx2_available() { return false; }
-void block_gemm_avx2(const BlockGemm& block) { block_gemm_reference(block); }
+void block_gemm_avx2(const Product& block) { block_gemm_reference(block); }
 }  // namespace moiety::gemm
 
 #endif

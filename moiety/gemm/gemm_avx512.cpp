@@ -35,7 +35,7 @@ struct Simd {
 
 }  // namespace
 
-void block_gemm_avx512(const BlockGemm& block) {
+void block_gemm_avx512(const Product& block) {
   if (block.dtype == DType::kFloat32) {
     block_gemm_vector<float>(block);
   } else {
@@ -50,7 +50,7 @@ void block_gemm_avx512(const BlockGemm& block) {
 
 namespace moiety::gemm {
 bool avx512_available() { return false; }
-void block_gemm_avx512(const BlockGemm& block) { block_gemm_reference(block); }
+void block_gemm_avx512(const Product& block) { block_gemm_reference(block); }
 }  // namespace moiety::gemm
 
 #endif

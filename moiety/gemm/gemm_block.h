@@ -1,6 +1,6 @@
-// One matrix product computed by the calling thread: the building block of gemm, grouped_gemm and
-// the grouped MLP. Internal to moiety/gemm. Notation, epilogue and bits are those of gemm.h and
-// grouped_gemm.h.
+// A product, or a part of one, computed by the calling thread: the building block of gemm,
+// grouped_gemm and the grouped MLP. Its factors have been read (Product::read_factors). Internal to
+// moiety/gemm. Notation, epilogue and bits are those of gemm.h and grouped_gemm.h.
 #pragma once
 
 #include <cmath>
@@ -8,74 +8,11 @@
 #include <string>
 #include <type_traits>
 
-#include "moiety/base/dtype.h"
 #include "moiety/base/simd.h"
 #include "moiety/formats/bf16.h"
-#include "moiety/gemm/gemm.h"
+#include "moiety/gemm/product.h"
 
 namespace moiety::gemm {
-
-// A row-major operand. With `source` (for a, and for b of kNT), row r is row source[r] of data, and
-// zeros unless 0 <= source[r] < sources.
-struct BlockOperand {
-  const void* data = nullptr;
-  int64_t stride = 0;  // elements from row to row
-  const int32_t* source = nullptr;
-  int64_t sources = 0;
-  int64_t first = 0;  // added to every row index
-
-  template <class T>
-  const T* row(int64_t r) const {  // null: a row of zeros
-    r += first;
-    if (source) {
-      r = source[r];
-      if (r < 0 || r >= sources) return nullptr;
-    }
-    return static_cast<const T*>(data) + r * stride;
-  }
-};
-
-// The operations on an accumulator before it is stored.
-struct BlockEpilogue {
-  float a_scale = 1;  // scales of the whole operands, applied first
-  float b_scale = 1;
-  float alpha = 1;
-  float beta = 0;
-  void* out = nullptr;
-  DType out_dtype = DType::kFloat32;
-  int64_t out_stride = 0;
-  const void* old = nullptr;  // read if beta != 0
-  DType old_dtype = DType::kFloat32;
-  int64_t old_stride = 0;
-  const void* bias = nullptr;  // one per column, in the operands' dtype
-  DType bias_dtype = DType::kFloat32;
-  const void* bias_scale = nullptr;  // one per row, float; double with double operands
-};
-
-// Scales of an operand, one for each block of rows and each slice of the reduction.
-struct BlockScales {
-  const float* data = nullptr;  // null if there are none
-  int64_t stride = 0;           // from one block of rows to the next
-  int64_t slice_stride = 0;
-  int64_t rows = 1;  // rows of a block
-
-  float at(int64_t row, int64_t slice) const {
-    return data[row / rows * stride + slice * slice_stride];
-  }
-};
-inline constexpr int64_t kScaledSlice = 128;  // elements of the reduction
-
-// Rows [row, row + m) and columns [column, column + n) of a product.
-struct BlockGemm {
-  GemmOp op = GemmOp::kTN;
-  DType dtype = DType::kFloat32;  // dtype of a and b
-  int64_t row = 0, m = 0;
-  int64_t column = 0, n = 0;
-  int64_t k = 0;
-  BlockOperand a, b;
-  BlockScales a_scales, b_scales;  // both or none; not for kNT
-  BlockEpilogue epilogue;
-};
 
 // kVector is the code of this folder for AVX2 or AVX-512, with the bits of the reference. kOneDnn
 // is for bf16 where the CPU has bf16 products.
@@ -87,29 +24,25 @@ GemmEngine automatic_engine(DType dtype);
 bool engine_available(GemmEngine engine, DType dtype);
 
 // Throws Error(kUnsupported) unless the engine is available. Zero sizes are legal.
-void block_gemm(const BlockGemm& block, GemmEngine engine = GemmEngine::kAuto);
+void block_gemm(const Product& block, GemmEngine engine = GemmEngine::kAuto);
 
 // The engines.
-void block_gemm_reference(const BlockGemm& block);
+void block_gemm_reference(const Product& block);
 bool avx2_available();
-void block_gemm_avx2(const BlockGemm& block);
+void block_gemm_avx2(const Product& block);
 bool avx512_available();
-void block_gemm_avx512(const BlockGemm& block);
+void block_gemm_avx512(const Product& block);
 struct OneDnnSupport {
   bool works = false;   // it is built in, and multiplies this dtype on this machine
   bool native = false;  // the machine has instructions for it
 };
 OneDnnSupport onednn_support(DType dtype);
 std::string onednn_version();  // "3.1.1"; empty if it is not built in
-void block_gemm_onednn(const BlockGemm& block);
+void block_gemm_onednn(const Product& block);
 
 // The product slice by slice, with the scales of both operands.
-void block_gemm_scaled(const BlockGemm& block, GemmEngine engine);
+void block_gemm_scaled(const Product& block, GemmEngine engine);
 
-// An operand's scales as a block product takes them, for group e. `block` is its scale.block, for
-// grouped weights that of the group.
-float tensor_scale(const OperandScale& scale, int64_t e);
-BlockScales block_scales(const OperandScale& scale, const TensorView& block);
 // Throws Error(kInvalidArgument) unless the scales fit an operand of `rows` rows and this
 // reduction. `groups` is 1 for a dense product; `each` says that every group has block scales of
 // its own.
@@ -170,25 +103,26 @@ MOIETY_INLINE void store(const AccTile<Math>& t, void* out, int64_t out_stride) 
 
 // Storage is the dtype of operands, old, bias and out: float and bf16, or only double.
 template <class Math>
-MOIETY_INLINE void finish_tile(const BlockEpilogue& e, const AccTile<Math>& t) {
+MOIETY_INLINE void finish_tile(const Epilogue& e, const AccTile<Math>& t) {
   using namespace detail;
   using Half = std::conditional_t<std::is_same_v<Math, float>, bf16, Math>;
-  for (const float scale : {e.a_scale, e.b_scale}) {
+  const float alpha = e.alpha.value, beta = e.beta.value;
+  for (const float scale : {e.a_scale.value, e.b_scale.value}) {
     if (scale == 1) continue;
     for (int64_t r = 0; r < t.rows; ++r) {
       for (int64_t x = 0; x < t.n; ++x) t.v[r * t.stride + x] *= scale;
     }
   }
-  if (e.alpha != 1) {
+  if (alpha != 1) {
     for (int64_t r = 0; r < t.rows; ++r) {
-      for (int64_t x = 0; x < t.n; ++x) t.v[r * t.stride + x] *= e.alpha;
+      for (int64_t x = 0; x < t.n; ++x) t.v[r * t.stride + x] *= alpha;
     }
   }
-  if (e.beta != 0) {
+  if (beta != 0) {
     if (e.old_dtype == dtype_of<Math>) {
-      add_old<Math, Math>(t, e.beta, e.old, e.old_stride);
+      add_old<Math, Math>(t, beta, e.old, e.old_stride);
     } else {
-      add_old<Math, Half>(t, e.beta, e.old, e.old_stride);
+      add_old<Math, Half>(t, beta, e.old, e.old_stride);
     }
   }
   if (e.bias) {

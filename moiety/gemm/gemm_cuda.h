@@ -5,19 +5,18 @@
 
 namespace moiety::gemm {
 
-// `block` is the whole product of args; the factors that args.a_scale and args.b_scale hold are
-// read on the GPU.
-void gemm_cuda(const GemmArgs& args, const BlockGemm& block, const Stream& stream);
+// Computes the product by cuBLASLt where it keeps the contract, else by our tiles.
+void gemm_cuda(const Product& product, const Stream& stream);
 
 // Computes the product by cuBLASLt. Returns false, with nothing launched, if cuBLASLt is not there
-// or has no algorithm that keeps the contract: operands other than bf16, block scales, an old value
-// of another dtype than the output's or, in bf16, in the output itself, an empty reduction, odd
-// addresses.
+// or has no algorithm that keeps the contract: operands other than bf16, operand scales, an old
+// value of another dtype than the output's or, in bf16, in the output itself, an empty reduction,
+// odd addresses.
 //
 // The algorithm is looked up once for every shape; it depends only on the shape, the GPU and
 // cuBLASLt's version. The workspace, one for each stream, is allocated at the stream's first
 // product (also while the stream is captured) and kept until the process ends.
-bool gemm_cublaslt(const BlockGemm& block, const Stream& stream);
+bool gemm_cublaslt(const Product& product, const Stream& stream);
 inline constexpr int64_t kCublasLtWorkspace = int64_t{32}
                                               << 20;  // NVIDIA's recommendation for Hopper
 

@@ -125,7 +125,7 @@ struct Factor {
 
 // Rows [row, row + rows), then zeros up to `padded`, of columns [column, column + columns).
 template <class T>
-Factor<T> factor(const BlockOperand& x, int64_t row, int64_t rows, int64_t padded, int64_t column,
+Factor<T> factor(const ProductOperand& x, int64_t row, int64_t rows, int64_t padded, int64_t column,
                  int64_t columns, int which) {
   if (!x.source && rows == padded) return {x.row<T>(row) + column, x.stride};
   T* out = scratch<T>(padded * columns, which);
@@ -142,7 +142,7 @@ Factor<T> factor(const BlockOperand& x, int64_t row, int64_t rows, int64_t padde
 
 // Computes rows [i, i + m) and columns [j, j + n) of y = x w^T or dx = dy w into `acc` [padded, n].
 template <class T>
-void rows_block(const BlockGemm& g, int64_t i, int64_t m, int64_t padded, int64_t j, int64_t n,
+void rows_block(const Product& g, int64_t i, int64_t m, int64_t padded, int64_t j, int64_t n,
                 float* acc) {
   const bool transposed = g.op == GemmOp::kTN;
   const Factor<T> a = factor<T>(g.a, i, m, padded, 0, g.k, 0);
@@ -153,7 +153,7 @@ void rows_block(const BlockGemm& g, int64_t i, int64_t m, int64_t padded, int64_
 
 // The same for dw = dy^T x, a sum over g.k rows.
 template <class T>
-void reduction_block(const BlockGemm& g, int64_t i, int64_t m, int64_t j, int64_t n, float* acc) {
+void reduction_block(const Product& g, int64_t i, int64_t m, int64_t j, int64_t n, float* acc) {
   for (int64_t p = 0; p < g.k; p += kRowBlock) {
     const int64_t rows = std::min(kRowBlock, g.k - p), padded = padded_rows(rows);
     const Factor<T> a = factor<T>(g.a, p, rows, padded, i, m, 0);
@@ -164,7 +164,7 @@ void reduction_block(const BlockGemm& g, int64_t i, int64_t m, int64_t j, int64_
 }
 
 template <class T>
-void product(const BlockGemm& g) {
+void product(const Product& g) {
   const int64_t end = g.row + g.m, column_end = g.column + g.n;
   for (int64_t j = g.column; j < column_end; j += kColumnBlock) {
     const int64_t n = std::min(kColumnBlock, column_end - j);
@@ -200,7 +200,7 @@ OneDnnSupport onednn_support(DType dtype) {
   return {has(dnnl::cpu_isa::avx512_core), has(dnnl::cpu_isa::avx512_core_bf16)};
 }
 
-void block_gemm_onednn(const BlockGemm& block) {
+void block_gemm_onednn(const Product& block) {
   if (block.dtype == DType::kFloat32) {
     product<float>(block);
   } else {

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kScaledRows = 64, kScaledColumns = 512;
 
 // `x` from row `row` on; the operand whose rows are the reduction from column `column` on.
-BlockOperand moved(BlockOperand x, int64_t row, int64_t column, DType dtype) {
+ProductOperand moved(ProductOperand x, int64_t row, int64_t column, DType dtype) {
   x.first += row;
   x.data = static_cast<const std::byte*>(x.data) + byte_size(dtype, column);
   return x;
@@ -21,12 +21,12 @@ BlockOperand moved(BlockOperand x, int64_t row, int64_t column, DType dtype) {
 
 // Computes rows [i, i + m) and columns [j, j + n): `t` has their accumulators, `part` is the
 // scratch of one slice.
-void scaled_tile(const BlockGemm& g, const AccTile<float>& t, float* part, GemmEngine engine) {
+void scaled_tile(const Product& g, const AccTile<float>& t, float* part, GemmEngine engine) {
   const bool transposed = g.op == GemmOp::kTN;
   std::fill_n(t.v, t.rows * t.n, 0.0f);
   for (int64_t slice = 0; slice * kScaledSlice < g.k; ++slice) {
     const int64_t k = slice * kScaledSlice;
-    BlockGemm one;
+    Product one;
     one.op = g.op;
     one.dtype = g.dtype;
     one.m = t.rows;
@@ -50,7 +50,7 @@ void scaled_tile(const BlockGemm& g, const AccTile<float>& t, float* part, GemmE
 
 }  // namespace
 
-void block_gemm_scaled(const BlockGemm& g, GemmEngine engine) {
+void block_gemm_scaled(const Product& g, GemmEngine engine) {
   thread_local std::vector<float> scratch;
   scratch.resize(2 * kScaledRows * kScaledColumns);
   for (int64_t i = 0; i < g.m; i += kScaledRows) {
@@ -63,8 +63,9 @@ void block_gemm_scaled(const BlockGemm& g, GemmEngine engine) {
   }
 }
 
-float tensor_scale(const OperandScale& scale, int64_t e) {
-  return scale.tensor.defined() ? scale.tensor.data<float>()[e] : 1.0f;
+ProductFactor tensor_scale(const OperandScale& scale) {
+  if (!scale.tensor.defined()) return {};
+  return {1, scale.tensor.data<float>(), 1};
 }
 
 BlockScales block_scales(const OperandScale& scale, const TensorView& block) {

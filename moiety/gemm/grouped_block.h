@@ -26,11 +26,16 @@ std::span<const RowTile> row_tiles(const Groups& groups, int64_t height);
 inline constexpr int64_t kTileRows = 256;
 
 // `x` as an operand of block products.
-BlockOperand block_operand(const GroupedTensor& x);
-// The whole product of group e, whose rows are those of the buffers.
-BlockGemm group_product(const GroupedGemmArgs& args, int64_t e);
+ProductOperand block_operand(const GroupedTensor& x);
+// Results go to `out`, which also holds the old values.
+void set_output(Epilogue& epilogue, void* out, DType dtype, int64_t stride);
+// The product of all groups, but for the matrices of the experts: b of kForward and kDgrad, out of
+// kWgrad.
+Product product_of(const GroupedGemmArgs& args);
+// The whole product of group e as its size is now, whose rows are those of the buffers.
+Product group_product(const GroupedGemmArgs& args, int64_t e);
 // The part of the product, kForward or kDgrad, that gives the rows of a tile.
-BlockGemm tile_product(const GroupedGemmArgs& args, const RowTile& tile);
+Product tile_product(const GroupedGemmArgs& args, const RowTile& tile);
 
 void grouped_gemm_reference(const GroupedGemmArgs& args);
 void grouped_gemm_cpu(const GroupedGemmArgs& args, GemmEngine engine);

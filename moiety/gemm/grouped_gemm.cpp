@@ -175,82 +175,105 @@ std::span<const RowTile> row_tiles(const Groups& groups, int64_t height) {
   return tiles;
 }
 
-BlockOperand block_operand(const GroupedTensor& x) {
+ProductOperand block_operand(const GroupedTensor& x) {
   const int32_t* source = x.source_R.defined() ? x.source_R.data<int32_t>() : nullptr;
   return {x.data.raw(), x.data.stride(0), source, x.data.size(0)};
 }
 
 namespace {
 
-// `begin` is the first row, or column, of group e.
-void set_scales(const GroupedGemmArgs& args, int64_t e, int64_t begin, BlockGemm& g) {
-  g.epilogue.a_scale = tensor_scale(args.a_scale, e);
-  g.epilogue.b_scale = tensor_scale(args.b_scale, e);
-  TensorView a = args.a_scale.block, b = args.b_scale.block;
-  if (!a.defined()) return;
-  if (args.op == GroupedOp::kWgrad) {
-    const int64_t slice = begin / kScaledSlice;
-    a = a.slice(1, slice, a.size(1));
-    b = b.slice(1, slice, b.size(1));
-  } else {
-    b = b.select(e);
+ProductFactor factor(const GroupScalar& x) {
+  if (!x.per_group.defined()) return {x.value};
+  return {x.value, x.per_group.data<float>(), x.per_group.numel() == 1 ? 0 : 1};
+}
+
+// kWgrad: everything but the matrices that are written.
+void set_wgrad(const GroupedGemmArgs& args, Product& g) {
+  const int width = args.transposed ? 0 : 1;
+  g.ragged = Ragged::kReduction;
+  g.op = args.transposed ? GemmOp::kTN : GemmOp::kNT;
+  g.m = args.a.data.size(width);
+  g.n = args.b.data.size(width);
+  g.b = block_operand(args.b);
+  g.b_scales = block_scales(args.b_scale, args.b_scale.block);
+}
+
+// kForward and kDgrad: everything but the weights.
+void set_rows(const GroupedGemmArgs& args, Product& g) {
+  g.ragged = Ragged::kRows;
+  g.op = args.op == GroupedOp::kForward ? GemmOp::kTN : GemmOp::kNN;
+  g.n = args.out.size(1);
+  g.k = args.a.data.size(1);
+  set_output(g.epilogue, args.out.raw(), args.out.dtype(), args.out.stride(0));
+  if (const TensorView& b = args.b_scale.block; b.defined()) {
+    g.b_scales = {b.data<float>(), b.stride(1), b.stride(2), args.b_scale.block_rows};
+    g.b_scales_group = b.stride(0);
   }
-  g.a_scales = block_scales(args.a_scale, a);
-  g.b_scales = block_scales(args.b_scale, b);
+  if (!args.bias_EN.defined()) return;
+  g.epilogue.bias = args.bias_EN.raw();
+  g.epilogue.bias_dtype = args.bias_EN.dtype();
+  g.epilogue.bias_scale = args.bias_scale_R.raw();
 }
 
 }  // namespace
 
-BlockGemm group_product(const GroupedGemmArgs& args, int64_t e) {
-  const RowRange range = group_rows(args.groups, e);
-  const TensorView w = args.w[e];
-  BlockGemm g;
+void set_output(Epilogue& e, void* out, DType dtype, int64_t stride) {
+  e.out = out;
+  e.old = out;
+  e.out_dtype = e.old_dtype = dtype;
+  e.out_stride = e.old_stride = stride;
+}
+
+Product product_of(const GroupedGemmArgs& args) {
+  const Groups& groups = args.groups;
+  Product g;
   g.dtype = args.a.data.dtype();
+  g.groups = {.begin = groups.begin_E1.data<int64_t>(),
+              .count = groups.count_E.defined() ? groups.count_E.data<int64_t>() : nullptr,
+              .groups = groups.experts,
+              .capacity = groups.capacity};
   g.a = block_operand(args.a);
-  TensorView out = args.out;
-  if (args.op == GroupedOp::kWgrad) {
-    g.op = args.transposed ? GemmOp::kTN : GemmOp::kNT;
-    g.m = w.size(0);
-    g.n = w.size(1);
-    g.k = range.rows;
-    g.b = block_operand(args.b);
-    if (args.transposed) {
-      for (BlockOperand* x : {&g.a, &g.b}) {
-        x->data = static_cast<const std::byte*>(x->data) + byte_size(g.dtype, range.begin);
-      }
-    } else {
-      g.a.first = g.b.first = range.begin;
-    }
-    out = w;
-  } else {
-    const bool forward = args.op == GroupedOp::kForward;
-    g.op = forward ? GemmOp::kTN : GemmOp::kNN;
-    g.row = range.begin;
-    g.m = range.rows;
-    g.n = w.size(forward ? 0 : 1);
-    g.k = w.size(forward ? 1 : 0);
-    g.b = {w.raw(), w.stride(0)};
-  }
-  set_scales(args, e, range.begin, g);
-  BlockEpilogue& epilogue = g.epilogue;
-  epilogue.alpha = args.alpha.of(e);
-  epilogue.beta = args.beta.of(e);
-  epilogue.out = out.raw();
-  epilogue.out_dtype = out.dtype();
-  epilogue.out_stride = out.stride(0);
-  epilogue.old = epilogue.out;
-  epilogue.old_dtype = epilogue.out_dtype;
-  epilogue.old_stride = epilogue.out_stride;
-  if (args.bias_EN.defined()) {
-    epilogue.bias = args.bias_EN.select(e).raw();
-    epilogue.bias_dtype = args.bias_EN.dtype();
-    epilogue.bias_scale = args.bias_scale_R.raw();
-  }
+  g.a_scales = block_scales(args.a_scale, args.a_scale.block);
+  args.op == GroupedOp::kWgrad ? set_wgrad(args, g) : set_rows(args, g);
+  g.epilogue.a_scale = tensor_scale(args.a_scale);
+  g.epilogue.b_scale = tensor_scale(args.b_scale);
+  g.epilogue.alpha = factor(args.alpha);
+  g.epilogue.beta = factor(args.beta);
   return g;
 }
 
-BlockGemm tile_product(const GroupedGemmArgs& args, const RowTile& tile) {
-  BlockGemm g = group_product(args, tile.group);
+Product group_product(const GroupedGemmArgs& args, int64_t e) {
+  Product g = product_of(args);
+  const RowRange range = group_rows(args.groups, e);
+  const TensorView w = args.w[e];
+  g.read_factors(e);
+  if (g.ragged == Ragged::kRows) {
+    g.row = range.begin;
+    g.m = range.rows;
+    g.b = {w.raw(), w.stride(0)};
+    if (g.b_scales.data) g.b_scales.data += e * g.b_scales_group;
+    if (g.epilogue.bias) g.epilogue.bias = args.bias_EN.select(e).raw();
+  } else {
+    g.k = range.rows;
+    set_output(g.epilogue, w.raw(), w.dtype(), w.stride(0));
+    for (ProductOperand* x : {&g.a, &g.b}) {
+      if (args.transposed) {
+        x->data = static_cast<const std::byte*>(x->data) + byte_size(g.dtype, range.begin);
+      } else {
+        x->first = range.begin;
+      }
+    }
+    for (BlockScales* s : {&g.a_scales, &g.b_scales}) {
+      if (s->data) s->data += range.begin / kScaledSlice * s->slice_stride;
+    }
+  }
+  g.ragged = Ragged::kNone;
+  g.groups = {};
+  return g;
+}
+
+Product tile_product(const GroupedGemmArgs& args, const RowTile& tile) {
+  Product g = group_product(args, tile.group);
   g.row = tile.begin;
   g.m = tile.rows;
   return g;
@@ -259,7 +282,10 @@ BlockGemm tile_product(const GroupedGemmArgs& args, const RowTile& tile) {
 void grouped_gemm(const GroupedGemmArgs& args, Stream stream) {
   const DType dtype = check(args);
   if (on_gpu(args, dtype, stream)) {
-    if constexpr (kCudaBuilt) return grouped_gemm_cuda(args, stream);
+    if constexpr (kCudaBuilt) {
+      record_faults_cuda(args.groups, OperationId::kGroupedGemm, args.a, args.b, stream);
+      return grouped_gemm_cuda(args, stream);
+    }
     fail_without_cuda("grouped_gemm");
   }
   stream.run([args, dtype] {

@@ -13,7 +13,7 @@ void grouped_gemm_cpu(const GroupedGemmArgs& args, GemmEngine engine) {
     const int64_t rows = args.a.data.size(args.transposed ? 0 : 1);
     const int64_t blocks = ceil_div(rows, kTileRows);
     parallel_tasks(args.groups.experts * blocks, [&](int64_t task) {
-      BlockGemm g = group_product(args, task / blocks);
+      Product g = group_product(args, task / blocks);
       g.row = task % blocks * kTileRows;
       g.m = std::min(kTileRows, rows - g.row);
       block_gemm(g, engine);

@@ -5,9 +5,8 @@
 
 namespace moiety::gemm {
 
+// The caller records faults.
 void grouped_gemm_cuda(const GroupedGemmArgs& args, const Stream& stream);
-// The same for a caller that has recorded the faults.
-void grouped_products_cuda(const GroupedGemmArgs& args, const Stream& stream);
 void grouped_bias_grad_cuda(const GroupedBiasGradArgs& args, const Stream& stream);
 void grouped_scale_grad_cuda(const GroupedScaleGradArgs& args, const Stream& stream);
 

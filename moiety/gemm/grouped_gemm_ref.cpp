@@ -14,7 +14,7 @@ constexpr int64_t kBiasColumns = 64;  // columns of a task; no result depends on
 // Computes columns [c, c + n) of dbias[e].
 template <class T, class Math>
 void bias_grad(const GroupedBiasGradArgs& args, int64_t e, int64_t c, int64_t n) {
-  const BlockOperand dy = block_operand(args.dy);
+  const ProductOperand dy = block_operand(args.dy);
   const Math* scale = static_cast<const Math*>(args.scale_R.raw());
   const RowRange range = group_rows(args.groups, e);
   Math total[kBiasColumns] = {};
@@ -30,8 +30,8 @@ void bias_grad(const GroupedBiasGradArgs& args, int64_t e, int64_t c, int64_t n)
     }
     for (int64_t j = 0; j < n; ++j) total[j] += sum[j];
   }
-  BlockEpilogue epilogue;
-  epilogue.beta = args.beta.of(e);
+  Epilogue epilogue;
+  epilogue.beta = {args.beta.of(e)};
   epilogue.out = args.dbias_EN.raw();
   epilogue.out_dtype = epilogue.old_dtype = args.dbias_EN.dtype();
   epilogue.out_stride = epilogue.old_stride = args.dbias_EN.size(1);
@@ -41,7 +41,7 @@ void bias_grad(const GroupedBiasGradArgs& args, int64_t e, int64_t c, int64_t n)
 
 template <class T, class Math>
 void scale_grad(const GroupedScaleGradArgs& args, int64_t e) {
-  const BlockOperand dy = block_operand(args.dy);
+  const ProductOperand dy = block_operand(args.dy);
   const int64_t n = args.bias_EN.size(1);
   const T* bias = static_cast<const T*>(args.bias_EN.raw()) + e * n;
   Math* out = static_cast<Math*>(args.dscale_R.raw());

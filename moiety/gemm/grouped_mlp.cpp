@@ -161,7 +161,7 @@ void record_faults_on_gpu(const MlpInput& input, const Stream& stream) {
   fail_without_cuda(kName);
 }
 void run_on_gpu(const GroupedGemmArgs& product, const Stream& stream) {
-  if constexpr (kCudaBuilt) return grouped_products_cuda(product, stream);
+  if constexpr (kCudaBuilt) return grouped_gemm_cuda(product, stream);
   fail_without_cuda(kName);
 }
 

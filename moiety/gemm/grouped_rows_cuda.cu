@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kFaultThreads)
 }
 
 template <class T>
-__device__ const T* row_of(const BlockOperand& x, int64_t r) {
+__device__ const T* row_of(const ProductOperand& x, int64_t r) {
   if (x.source) {
     r = x.source[r];
     if (r < 0 || r >= x.sources) return nullptr;
@@ -102,7 +102,7 @@ constexpr int kBiasColumns = 32, kBiasBlocks = 8;
 
 struct BiasGrad {
   GroupList groups;
-  BlockOperand dy;
+  ProductOperand dy;
   const float* scale;
   int64_t columns, pieces;
   void* out;
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kBiasColumns* kBiasBlocks) sum_bias_grad(BiasG
 
 struct ScaleGrad {
   GroupList groups;
-  BlockOperand dy;
+  ProductOperand dy;
   const void* bias;
   int64_t columns;
   float* out;

@@ -3,7 +3,7 @@
 
 namespace moiety::gemm {
 
-bool gemm_cublaslt(const BlockGemm&, const Stream&) { return false; }
+bool gemm_cublaslt(const Product&, const Stream&) { return false; }
 
 const CublasLtStatus& cublaslt_status() {
   static const CublasLtStatus status{false,

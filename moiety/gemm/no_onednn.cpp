@@ -7,7 +7,7 @@ namespace moiety::gemm {
 OneDnnSupport onednn_support(DType) { return {}; }
 std::string onednn_version() { return {}; }
 
-void block_gemm_onednn(const BlockGemm&) {
+void block_gemm_onednn(const Product&) {
   fail(ErrorKind::kUnsupported, "gemm: this build has no oneDNN");
 }
 

@@ -201,60 +201,66 @@ __global__ void __launch_bounds__(kThreads) activation_rows(const __grid_constan
   }
 }
 
-template <class T, bool kVector, Kind kKind>
-void launch_rows(const Params& p, const Stream& stream) {
-  // The first block looks for faults of the groups even if there are no rows.
-  const LaunchShape shape{std::max<int64_t>(blocks_for(p.rows, kRows), p.begin ? 1 : 0), kThreads};
-  if (p.block.dh) {
-    launch("activation_backward", activation_rows<T, kVector, kKind, true>, shape, stream, p);
-  } else {
-    launch("activation_forward", activation_rows<T, kVector, kKind, false>, shape, stream, p);
-  }
-}
+using Kernel = void (*)(Params);
 
 template <class T, bool kVector>
-void launch_kind(const Params& p, const Stream& stream) {
-  const Activation& x = p.block.activation;
+Kernel kernel_of(const Activation& x, bool backward) {
+  const auto of = [&](auto kind) -> Kernel {
+    return backward ? activation_rows<T, kVector, kind.value, true>
+                    : activation_rows<T, kVector, kind.value, false>;
+  };
   if (x.kind == ActivationKind::kSquaredRelu) {
-    return launch_rows<T, kVector, Kind::kSquaredRelu>(p, stream);
+    return of(std::integral_constant<Kind, Kind::kSquaredRelu>());
   }
   const bool plain = x.alpha == 1 && x.offset == 0 && x.limit == swiglu().limit;
-  plain ? launch_rows<T, kVector, Kind::kPlainGlu>(p, stream)
-        : launch_rows<T, kVector, Kind::kGlu>(p, stream);
+  return plain ? of(std::integral_constant<Kind, Kind::kPlainGlu>())
+               : of(std::integral_constant<Kind, Kind::kGlu>());
 }
 
-void run(const ActivationArgs& args, const ActivationBlock& block, bool vector,
-         const Stream& stream) {
+Kernel kernel_of(const ActivationBlock& block, bool vector, bool backward) {
+  const Activation& x = block.activation;
+  if (block.dtype == DType::kBFloat16) {
+    return vector ? kernel_of<bf16, true>(x, backward) : kernel_of<bf16, false>(x, backward);
+  }
+  return vector ? kernel_of<float, true>(x, backward) : kernel_of<float, false>(x, backward);
+}
+
+Params params_of(const ActivationArgs& args, const ActivationBlock& block) {
   const auto pointer = [](const TensorView& x, auto* type) {
     return static_cast<decltype(type)>(x.raw());
   };
-  if (args.sink.defined()) fill_bytes(args.sink.amax, 0, stream);
   const Groups& g = args.groups;
-  const Params p{block,
-                 args.h.size(0),
-                 pointer(args.sink.amax, (uint32_t*)nullptr),
-                 pointer(g.begin_E1, (const int64_t*)nullptr),
-                 pointer(g.count_E, (const int64_t*)nullptr),
-                 pointer(g.status, (uint32_t*)nullptr),
-                 g.experts,
-                 g.capacity};
-  if (block.dtype == DType::kBFloat16) {
-    vector ? launch_kind<bf16, true>(p, stream) : launch_kind<bf16, false>(p, stream);
-  } else {
-    vector ? launch_kind<float, true>(p, stream) : launch_kind<float, false>(p, stream);
-  }
+  return {block,
+          args.h.size(0),
+          pointer(args.sink.amax, (uint32_t*)nullptr),
+          pointer(g.begin_E1, (const int64_t*)nullptr),
+          pointer(g.count_E, (const int64_t*)nullptr),
+          pointer(g.status, (uint32_t*)nullptr),
+          g.experts,
+          g.capacity};
+}
+
+// The first block looks for faults of the groups even if there are no rows.
+LaunchShape shape_of(const Params& p) {
+  return {std::max<int64_t>(blocks_for(p.rows, kRows), p.begin ? 1 : 0), kThreads};
 }
 
 }  // namespace
 
 void activation_forward_cuda(const ActivationArgs& args, const ActivationBlock& block, TensorView a,
                              const Stream& stream) {
-  run(args, block, octets_fit({&args.h, &a}), stream);
+  if (args.sink.defined()) fill_bytes(args.sink.amax, 0, stream);
+  const Params p = params_of(args, block);
+  const Kernel kernel = kernel_of(block, octets_fit({&args.h, &a}), false);
+  launch("activation_forward", kernel, shape_of(p), stream, p);
 }
 
 void activation_backward_cuda(const ActivationArgs& args, const ActivationBlock& block,
                               TensorView da, TensorView dh, TensorView a, const Stream& stream) {
-  run(args, block, octets_fit({&args.h, &da, &dh, &a}), stream);
+  if (args.sink.defined()) fill_bytes(args.sink.amax, 0, stream);
+  const Params p = params_of(args, block);
+  const Kernel kernel = kernel_of(block, octets_fit({&args.h, &da, &dh, &a}), true);
+  launch("activation_backward", kernel, shape_of(p), stream, p);
 }
 
 }  // namespace moiety::gemm

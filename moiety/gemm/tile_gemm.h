@@ -1,5 +1,6 @@
 // Matrix products on GPUs by tiles, for everything that gemm.h and grouped_gemm.h allow: one launch
-// computes one product, or those of many groups whose sizes are read on the GPU. Internal to
+// computes one product, or those of many groups whose sizes are read on the GPU. The kernel is a
+// pure choice from lists of all kernels, so that tests hold it without a GPU. Internal to
 // moiety/gemm.
 //
 // Tensor cores multiply bf16 operands with fp32 accumulators, over the reduction in steps of 16
@@ -8,64 +9,62 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
-#include "moiety/base/stream.h"
-#include "moiety/gemm/gemm_block.h"
+#include "moiety/gemm/product.h"
 
 namespace moiety::gemm {
 
-// The size of a product that its group determines: none, the output's rows (and those of `a`), or
-// the reduction.
-enum class Ragged { kNone, kRows, kReduction };
-
-// One number, or one in device memory for each group.
-struct TileFactor {
-  float value = 1;
-  const float* data = nullptr;
-  int64_t stride = 0;
-};
-
-// Groups `first` to `first + groups - 1`.
-struct TileGroups {
-  const int64_t* begin = nullptr;
-  const int64_t* count = nullptr;  // null if groups are tight
-  int64_t first = 0, groups = 1, capacity = 0;
-};
-
-struct TileGemm {
-  GemmOp op = GemmOp::kTN;
-  DType dtype = DType::kBFloat16;  // dtype of a and b
-  Ragged ragged = Ragged::kNone;
-  TileGroups groups;
-  int64_t m = 0, n = 0, k = 0;  // the ragged one is ignored
-  BlockOperand a, b;
-  BlockScales a_scales, b_scales;
-  int64_t b_scales_group = 0;  // elements from one group to the next
-  TileFactor a_scale, b_scale, alpha, beta;
-  BlockEpilogue epilogue;  // its four factors are those above
-
-  // The matrix of each group: b with kRows, out with kReduction. Group first + e has pointers[e]
-  // or, without pointers, lies e * group_stride elements further.
+// A product as kernels take it, with the matrix of each group: b with kRows, out with kReduction.
+// Group first + e has pointers[e] or, without pointers, lies e * group_stride elements further.
+struct TileGemm : Product {
   static constexpr int64_t kPointers = 256;
   bool indexed = false;
   int64_t group_stride = 0;
-  void* pointers[kPointers];
+  void* pointers[kPointers] = {};
 };
 
 // An upper bound of the number of tiles, whatever the sizes of groups.
-inline int64_t tile_bound(const TileGemm& g, int64_t rows, int64_t columns) {
+inline int64_t tile_bound(const Product& g, int64_t rows, int64_t columns) {
   const auto pieces = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
-  const TileGroups& all = g.groups;
+  const ProductGroups& all = g.groups;
   const int64_t row_tiles = g.ragged == Ragged::kRows
                                 ? all.capacity / rows + std::min(all.groups, all.capacity)
                                 : pieces(g.m, rows) * all.groups;
   return row_tiles * pieces(g.n, columns);
 }
 
-// Zero sizes are legal; fp64 is Error(kUnsupported).
-void tile_gemm_cuda(const TileGemm& gemm, const Stream& stream);
-// The two implementations.
-void tile_gemm_bf16_cuda(const TileGemm& gemm, const Stream& stream);
-void tile_gemm_fp32_cuda(const TileGemm& gemm, const Stream& stream);
+struct TileKernel {
+  DType dtype;
+  GemmOp op;
+  bool scaled;  // operands have block scales
+  bool small;   // fp32: tiles for products of few elements
+  friend constexpr bool operator==(const TileKernel&, const TileKernel&) = default;
+};
+
+// One list a source file: tile_gemm_bf16_cuda.cu, tile_gemm_fp32_cuda.cu.
+inline constexpr std::array kBf16TileKernels = {
+    TileKernel{DType::kBFloat16, GemmOp::kTN, true, false},
+    TileKernel{DType::kBFloat16, GemmOp::kTN, false, false},
+    TileKernel{DType::kBFloat16, GemmOp::kNN, true, false},
+    TileKernel{DType::kBFloat16, GemmOp::kNN, false, false},
+    TileKernel{DType::kBFloat16, GemmOp::kNT, false, false},
+};
+inline constexpr std::array kFp32TileKernels = {
+    TileKernel{DType::kFloat32, GemmOp::kTN, true, false},
+    TileKernel{DType::kFloat32, GemmOp::kTN, false, true},
+    TileKernel{DType::kFloat32, GemmOp::kTN, false, false},
+    TileKernel{DType::kFloat32, GemmOp::kNN, true, false},
+    TileKernel{DType::kFloat32, GemmOp::kNN, false, true},
+    TileKernel{DType::kFloat32, GemmOp::kNN, false, false},
+    TileKernel{DType::kFloat32, GemmOp::kNT, false, true},
+    TileKernel{DType::kFloat32, GemmOp::kNT, false, false},
+};
+// Rows and columns of a large fp32 tile.
+inline constexpr int kLargeFp32Rows = 128, kLargeFp32Columns = 64;
+
+// `processors`: multiprocessors of the GPU. Throws Error(kUnsupported), naming what is asked for, if no
+// list has a kernel for it: fp64 is for CPUs.
+TileKernel choose_kernel(const Product& product, int processors);
 
 }  // namespace moiety::gemm

@@ -1,11 +1,12 @@
 // bf16 tiles through mma.sync. Operands come by cp.async through a ring of stages in shared memory;
 // those of a block's next tile come while it stores the last one. 16-byte pieces of a stage lie
 // where ldmatrix reads eight of them from all banks.
-#include <algorithm>
+#include <array>
+#include <utility>
 
-#include "moiety/base/launch.cuh"
 #include "moiety/gemm/mma_device.cuh"
 #include "moiety/gemm/tile_gemm_device.cuh"
+#include "moiety/gemm/tile_launch.cuh"
 
 namespace moiety::gemm {
 namespace {
@@ -283,34 +284,24 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
-template <class C>
-void launch_tiles(const TileGemm& g, const Stream& stream) {
-  const int64_t tiles = tile_bound(g, C::kRows, C::kColumns);
-  const int64_t processors = gpu_properties(stream.device().index).multiprocessors;
-  launch("gemm tiles", multiply_tiles<C>,
-         {std::min(tiles, C::kBlocks * processors), C::kThreads, C::kStages * C::kBytes}, stream,
-         g);
+template <size_t kIndex>
+TileLaunch launch_of() {
+  constexpr TileKernel k = kBf16TileKernels[kIndex];
+  using C = Config<k.op, k.scaled>;
+  return {k,           multiply_tiles<C>,      C::kRows,  C::kColumns,
+          C::kThreads, C::kStages * C::kBytes, C::kBlocks};
 }
 
-template <GemmOp kOp>
-void launch_op(const TileGemm& g, const Stream& stream) {
-  if constexpr (kOp != GemmOp::kNT) {
-    if (g.a_scales.data) return launch_tiles<Config<kOp, true>>(g, stream);
-  }
-  launch_tiles<Config<kOp, false>>(g, stream);
+template <size_t... kIndex>
+std::span<const TileLaunch> launches_of(std::index_sequence<kIndex...>) {
+  static const std::array table = {launch_of<kIndex>()...};
+  return table;
 }
 
 }  // namespace
 
-void tile_gemm_bf16_cuda(const TileGemm& g, const Stream& stream) {
-  switch (g.op) {
-    case GemmOp::kTN:
-      return launch_op<GemmOp::kTN>(g, stream);
-    case GemmOp::kNN:
-      return launch_op<GemmOp::kNN>(g, stream);
-    case GemmOp::kNT:
-      return launch_op<GemmOp::kNT>(g, stream);
-  }
+std::span<const TileLaunch> bf16_tile_launches() {
+  return launches_of(std::make_index_sequence<kBf16TileKernels.size()>());
 }
 
 }  // namespace moiety::gemm

@@ -2,6 +2,7 @@
 // operands, and the epilogue of its accumulators.
 #pragma once
 
+#include "moiety/formats/bf16.h"
 #include "moiety/gemm/mma_device.cuh"
 #include "moiety/gemm/tile_gemm.h"
 #include "moiety/quant/quantize_group.h"
@@ -46,7 +47,7 @@ class TileWalk {
 
   __device__ quant::Claim claim(int64_t group) const {
     const int64_t e = g_.groups.first + group;
-    const TileGroups& all = g_.groups;
+    const ProductGroups& all = g_.groups;
     return quant::claim(all.begin[e], all.begin[e + 1], all.count ? all.count + e : nullptr,
                         all.capacity);
   }
@@ -115,7 +116,7 @@ struct TileRows {
 
 // `first` and `column` are the place of the tile's first element in the operand.
 template <class T>
-__device__ TileRows<T> tile_rows(const BlockOperand& x, const void* data, int64_t first,
+__device__ TileRows<T> tile_rows(const ProductOperand& x, const void* data, int64_t first,
                                  int64_t rows, int64_t column, int64_t columns) {
   TileRows<T> out{static_cast<const T*>(data) + column,
                   x.stride,
@@ -159,8 +160,8 @@ __device__ TileRows<T> right_rows(const TileGemm& g, const Tile& t) {
   }
 }
 
-__device__ inline float factor(const TileFactor& f, const TileGemm& g, const Tile& t) {
-  return f.data ? f.data[(g.groups.first + t.group) * f.stride] : f.value;
+__device__ inline float factor(const ProductFactor& f, const TileGemm& g, const Tile& t) {
+  return f.of(g.groups.first + t.group);
 }
 
 // The block scales of a slice of the reduction.
@@ -184,10 +185,10 @@ class TileEpilogue {
  public:
   __device__ TileEpilogue(const TileGemm& g, const Tile& t, int columns)
       : e_(g.epilogue), rows_(t.m), columns_(g.n) {
-    a_scale_ = factor(g.a_scale, g, t);
-    b_scale_ = factor(g.b_scale, g, t);
-    alpha_ = factor(g.alpha, g, t);
-    beta_ = factor(g.beta, g, t);
+    a_scale_ = factor(e_.a_scale, g, t);
+    b_scale_ = factor(e_.b_scale, g, t);
+    alpha_ = factor(e_.alpha, g, t);
+    beta_ = factor(e_.beta, g, t);
     first_row_ = g.ragged == Ragged::kRows ? t.begin : 0;
     out_ = e_.out;
     old_ = e_.old;
@@ -324,7 +325,7 @@ class TileEpilogue {
     }
   }
 
-  const BlockEpilogue& e_;
+  const Epilogue& e_;
   int64_t rows_, columns_;
   float a_scale_, b_scale_, alpha_, beta_;
   int64_t first_row_, bias_;

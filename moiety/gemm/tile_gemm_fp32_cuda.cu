@@ -1,9 +1,11 @@
 // fp32 tiles in the order of the reference: a chain of fma for each element. Operands lie in shared
 // memory by rows of the reduction; the next ones are loaded meanwhile.
-#include <algorithm>
+#include <array>
+#include <type_traits>
+#include <utility>
 
-#include "moiety/base/launch.cuh"
 #include "moiety/gemm/tile_gemm_device.cuh"
+#include "moiety/gemm/tile_launch.cuh"
 
 namespace moiety::gemm {
 namespace {
@@ -17,7 +19,7 @@ struct Config {
   static constexpr int kThreadColumns = kColumns / kOwn;
   static constexpr int kThreads = kRows / kOwn * kThreadColumns;
 };
-using Large = Config<128, 64, 16, 8>;
+using Large = Config<kLargeFp32Rows, kLargeFp32Columns, 16, 8>;
 // For products with few elements and long reductions, such as a router's weight gradient.
 using Small = Config<32, 32, 64, 4>;
 
@@ -155,36 +157,23 @@ __global__ void __launch_bounds__(C::kThreads) multiply_tiles(const __grid_const
   }
 }
 
-template <class C, GemmOp kOp, bool kScaled>
-void launch_tiles(const TileGemm& g, const Stream& stream) {
-  const auto kernel = multiply_tiles<C, kOp, kScaled>;
-  const int64_t tiles = tile_bound(g, C::kRows, C::kColumns);
-  launch("gemm fp32 tiles", kernel,
-         {std::min(tiles, resident_blocks(kernel, C::kThreads, 0, stream)), C::kThreads}, stream,
-         g);
+template <size_t kIndex>
+TileLaunch launch_of() {
+  constexpr TileKernel k = kFp32TileKernels[kIndex];
+  using C = std::conditional_t<k.small, Small, Large>;
+  return {k, multiply_tiles<C, k.op, k.scaled>, C::kRows, C::kColumns, C::kThreads};
 }
 
-template <GemmOp kOp>
-void launch_op(const TileGemm& g, const Stream& stream) {
-  if constexpr (kOp != GemmOp::kNT) {
-    if (g.a_scales.data) return launch_tiles<Large, kOp, true>(g, stream);
-  }
-  const int processors = gpu_properties(stream.device().index).multiprocessors;
-  const bool few = tile_bound(g, Large::kRows, Large::kColumns) < 2 * processors;
-  few ? launch_tiles<Small, kOp, false>(g, stream) : launch_tiles<Large, kOp, false>(g, stream);
+template <size_t... kIndex>
+std::span<const TileLaunch> launches_of(std::index_sequence<kIndex...>) {
+  static const std::array table = {launch_of<kIndex>()...};
+  return table;
 }
 
 }  // namespace
 
-void tile_gemm_fp32_cuda(const TileGemm& g, const Stream& stream) {
-  switch (g.op) {
-    case GemmOp::kTN:
-      return launch_op<GemmOp::kTN>(g, stream);
-    case GemmOp::kNN:
-      return launch_op<GemmOp::kNN>(g, stream);
-    case GemmOp::kNT:
-      return launch_op<GemmOp::kNT>(g, stream);
-  }
+std::span<const TileLaunch> fp32_tile_launches() {
+  return launches_of(std::make_index_sequence<kFp32TileKernels.size()>());
 }
 
 }  // namespace moiety::gemm

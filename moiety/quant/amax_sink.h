@@ -1,6 +1,7 @@
 // A place where a producer leaves the amax of the values it stores, found while the rows are in the
 // cache, so that quantize() with amax_given needs no pass of its own
-// (docs/spec/formats.md#amax-from-elsewhere).
+// (docs/spec/formats.md#amax-from-elsewhere). Library only: producers fill it in, but the trainer's
+// recipes do not ask for it.
 //
 // After the operation, amax holds the bits that compute_amax of the stored output gives, or
 // compute_amax_grouped where the output's rows belong to groups. NaN and infinities show; an empty

@@ -1,6 +1,7 @@
 // Delayed scaling of FP8 tensors: the scale of a step comes from the maxima of steps before it
 // (Micikevicius et al., "FP8 formats for deep learning", 2022;
-// docs/spec/formats.md#delayed-scaling).
+// docs/spec/formats.md#delayed-scaling). Library only: no recipe of the trainer uses it, so its
+// state is in no checkpoint of the trainer.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 namespace moiety::quant {
 
 // The state of one tensor, float32 unless said otherwise. At first history, position and step_amax
-// are 0, scale and scale_inv 1. Checkpoints store the history oldest first (oldest_first below).
+// are 0, scale and scale_inv 1. A checkpoint wants the history oldest first (oldest_first below).
 struct DelayedScaling {
   TensorView history;    // [L], a ring
   TensorView position;   // int32 [1]: place of the next value
@@ -58,8 +59,8 @@ class DelayedScalingTable {
 // Afterwards step_amax is 0.
 void update_delayed_scales(const DelayedScalingTable& table, Stream stream);
 
-// Copies the history in the order of time to out_L, float32 [L], as checkpoints keep it: with it
-// and position 0 a state continues as if it had never stopped.
+// Copies the history in the order of time to out_L, float32 [L], as a checkpoint wants it: with
+// it and position 0 a state continues as if it had never stopped.
 void oldest_first(const DelayedScaling& state, TensorView out_L, Stream stream);
 
 namespace detail {

@@ -82,20 +82,19 @@ DequantizeJob make_dequantize_job(const char* operation, const QuantizedView& x,
 
 namespace {
 
-void run(const char* operation, const QuantizedView& x, Direction direction, const TensorView& out,
-         Dequantized what, bool undo_rht, const Stream& stream) {
-  const DequantizeJob job = make_dequantize_job(operation, x, direction, out, what, undo_rht);
-  if (check_devices(operation,
-                    {{"out", out},
-                     {"row_data", x.row_data},
-                     {"row_scales", x.row_scales},
-                     {"col_data", x.col_data},
-                     {"col_scales", x.col_scales},
-                     {"tensor_scale", x.tensor_scale}},
-                    stream)) {
-    if constexpr (kCudaBuilt) return dequantize_cuda(job, stream);
-    fail_without_cuda(operation);
-  }
+bool on_gpu(const char* operation, const QuantizedView& x, const TensorView& out,
+            const Stream& stream) {
+  return check_devices(operation,
+                       {{"out", out},
+                        {"row_data", x.row_data},
+                        {"row_scales", x.row_scales},
+                        {"col_data", x.col_data},
+                        {"col_scales", x.col_scales},
+                        {"tensor_scale", x.tensor_scale}},
+                       stream);
+}
+
+void enqueue(const char* operation, const DequantizeJob& job, const Stream& stream) {
   stream.run([job, operation] {
     const TraceSpan span(TraceLane::kCompute, operation, {{"rows", job.rows}});
     dequantize_cpu(job);
@@ -106,12 +105,26 @@ void run(const char* operation, const QuantizedView& x, Direction direction, con
 
 void dequantize(const QuantizedView& x, Direction direction, TensorView out,
                 const DequantizeOptions& options, Stream stream) {
-  run("dequantize", x, direction, out, Dequantized::kValues, options.undo_rht, stream);
+  const char* op = "dequantize";
+  const DequantizeJob job =
+      make_dequantize_job(op, x, direction, out, Dequantized::kValues, options.undo_rht);
+  if (on_gpu(op, x, out, stream)) {
+    if constexpr (kCudaBuilt) return dequantize_cuda(job, stream);
+    fail_without_cuda(op);
+  }
+  enqueue(op, job, stream);
 }
 
 void dequantize_operand(const QuantizedView& x, Direction direction, TensorView out_bf16,
                         Stream stream) {
-  run("dequantize_operand", x, direction, out_bf16, Dequantized::kOperand, false, stream);
+  const char* op = "dequantize_operand";
+  const DequantizeJob job =
+      make_dequantize_job(op, x, direction, out_bf16, Dequantized::kOperand, false);
+  if (on_gpu(op, x, out_bf16, stream)) {
+    if constexpr (kCudaBuilt) return dequantize_cuda(job, stream);
+    fail_without_cuda(op);
+  }
+  enqueue(op, job, stream);
 }
 
 }  // namespace moiety::quant

@@ -63,6 +63,7 @@ class PartialCastPlan {
   // formats are reduced, and each rank writes its own scales, which travel beside the codes. Throws
   // Error(kInvalidArgument) for ranges out of bounds and own ranges that break the promise,
   // Error(kUnsupported) for formats and options that have no partial cast.
+  // Plans with `aligned` are library only: those of the optimizer are not aligned.
   PartialCastPlan(std::span<const PartialCastItem> items, bool aligned);
   ~PartialCastPlan();
   PartialCastPlan(PartialCastPlan&&) noexcept;

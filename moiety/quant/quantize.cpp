@@ -8,11 +8,12 @@
 #include "moiety/quant/quantize/quantize_table.h"
 
 namespace moiety::quant {
+
 void compute_amax(TensorView x, const QuantizedView& view, const QuantizeOptions& options,
                   Stream stream) {
   const QuantizeJob job = make_quantize_job("compute_amax", x, view, options, false);
   if (check_devices("compute_amax", {{"x", x}}, stream)) {
-    if constexpr (kCudaBuilt) return measure_cuda(job, stream);
+    if constexpr (kCudaBuilt) return quantize_cuda(job, nullptr, QuantizePass::kMeasure, stream);
     fail_without_cuda("compute_amax");
   }
   stream.run([job] { measure_cpu({&job, 1}); });
@@ -22,7 +23,7 @@ void quantize(TensorView x, const QuantizedView& out, const QuantizeOptions& opt
               Stream stream) {
   const QuantizeJob job = make_quantize_job("quantize", x, out, options);
   if (check_devices("quantize", {{"x", x}}, stream)) {
-    if constexpr (kCudaBuilt) return quantize_cuda(job, stream);
+    if constexpr (kCudaBuilt) return quantize_cuda(job, nullptr, QuantizePass::kCast, stream);
     fail_without_cuda("quantize");
   }
   stream.run([job] {
@@ -35,7 +36,7 @@ void compute_amax_grouped(TensorView x, const RowGroups& groups, const Quantized
                           const QuantizeOptions& options, Stream stream) {
   const QuantizeJob job = make_grouped_job("compute_amax_grouped", x, groups, view, options, false);
   if (check_devices("compute_amax_grouped", {{"x", x}}, stream)) {
-    if constexpr (kCudaBuilt) return measure_groups_cuda(job, groups, stream);
+    if constexpr (kCudaBuilt) return quantize_cuda(job, &groups, QuantizePass::kMeasure, stream);
     fail_without_cuda("compute_amax_grouped");
   }
   stream.run([job, groups] { measure_cpu(group_jobs(job, groups)); });
@@ -45,7 +46,7 @@ void quantize_grouped(TensorView x, const RowGroups& groups, const QuantizedView
                       const QuantizeOptions& options, Stream stream) {
   const QuantizeJob job = make_grouped_job("quantize_grouped", x, groups, out, options, true);
   if (check_devices("quantize_grouped", {{"x", x}}, stream)) {
-    if constexpr (kCudaBuilt) return quantize_groups_cuda(job, groups, stream);
+    if constexpr (kCudaBuilt) return quantize_cuda(job, &groups, QuantizePass::kCast, stream);
     fail_without_cuda("quantize_grouped");
   }
   stream.run([job, groups] {

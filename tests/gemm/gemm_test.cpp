@@ -42,8 +42,8 @@ struct Problem {
     args.out = out.view().slice(1, 0, s.n);
   }
 
-  BlockGemm block(const Case& s) const {
-    BlockGemm g;
+  Product block(const Case& s) const {
+    Product g;
     g.op = op;
     g.dtype = a.view().dtype();
     g.m = s.m;
@@ -52,8 +52,8 @@ struct Problem {
     g.a = {args.a.raw(), args.a.stride(0)};
     g.b = {args.b.raw(), args.b.stride(0)};
     const TensorView& old = args.c.defined() ? args.c : args.out;
-    g.epilogue = {.alpha = args.alpha,
-                  .beta = args.beta,
+    g.epilogue = {.alpha = {args.alpha},
+                  .beta = {args.beta},
                   .out = args.out.raw(),
                   .out_dtype = args.out.dtype(),
                   .out_stride = args.out.stride(0),

@@ -52,9 +52,9 @@ struct Problem {
     if (with_c) args.c = part(c);
     return args;
   }
-  BlockGemm block(Side side) const {
+  Product block(Side side) const {
     const GemmArgs x = args(side);
-    BlockGemm g;
+    Product g;
     g.op = x.op;
     g.dtype = x.a.dtype();
     g.m = shape.m;
@@ -63,8 +63,8 @@ struct Problem {
     g.a = {x.a.raw(), x.a.stride(0)};
     g.b = {x.b.raw(), x.b.stride(0)};
     const TensorView& old = with_c ? x.c : x.out;
-    g.epilogue = {.alpha = x.alpha,
-                  .beta = x.beta,
+    g.epilogue = {.alpha = {x.alpha},
+                  .beta = {x.beta},
                   .out = x.out.raw(),
                   .out_dtype = x.out.dtype(),
                   .out_stride = x.out.stride(0),

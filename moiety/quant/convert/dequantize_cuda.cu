@@ -136,22 +136,6 @@ __global__ void __launch_bounds__(kThreads) dequantize_tiles(const __grid_consta
   }
 }
 
-template <class C, class T, Scales kScales, Rows kRows, bool kUndo>
-void launch_tiles(const DequantizeJob& job, const Stream& stream) {
-  constexpr int n = kUndo ? 16 : 16 / int(sizeof(T));
-  const int64_t columns = blocks_for(job.out_cols, 64 * n);
-  const auto* scales = static_cast<const uint8_t*>(job.scales);
-  const Params p{job,
-                 std::countr_zero(static_cast<uint64_t>(job.block_rows)),
-                 std::countr_zero(static_cast<uint64_t>(job.block_cols)),
-                 static_cast<uint32_t>(columns),
-                 {job.codes, job.codes + job.rows * job.pitch},
-                 {scales, scales + blocks_for(job.rows, job.block_rows) * job.row_stride}};
-  launch(job.what == Dequantized::kOperand ? "dequantize_operand" : "dequantize",
-         dequantize_tiles<C, T, kScales, kRows, n, kUndo>,
-         {blocks_for(job.rows, kTileRows) * columns, kThreads}, stream, p);
-}
-
 // Whether codes, scales of columns and values lie at these alignments, in bytes, in every row.
 bool is_aligned(const DequantizeJob& job, uintptr_t code_bytes, uintptr_t out_bytes) {
   const auto address = [](const void* base, int64_t pitch) {
@@ -163,38 +147,63 @@ bool is_aligned(const DequantizeJob& job, uintptr_t code_bytes, uintptr_t out_by
   return codes % code_bytes == 0 && address(job.out, job.out_stride * value) % out_bytes == 0;
 }
 
+using Kernel = void (*)(Params);
+
 template <class C, Scales kScales, bool kUndo>
-void launch_to(const DequantizeJob& job, const Stream& stream) {
-  const bool vectors = is_aligned(job, job.dtype == DType::kFloat32 ? 4 : 8, 16);
-  if (job.dtype == DType::kFloat32) {
-    if (vectors) return launch_tiles<C, float, kScales, Rows::kVectors, kUndo>(job, stream);
-    return launch_tiles<C, float, kScales, Rows::kBytes, kUndo>(job, stream);
+Kernel kernel_to(DType dtype, Rows rows) {
+  const auto of = [](auto element, auto access) -> Kernel {
+    using T = decltype(element);
+    return dequantize_tiles < C, T, kScales, access.value, kUndo ? 16 : 16 / int(sizeof(T)),
+           kUndo > ;
+  };
+  constexpr std::integral_constant<Rows, Rows::kVectors> vectors;
+  constexpr std::integral_constant<Rows, Rows::kWords> words;
+  constexpr std::integral_constant<Rows, Rows::kBytes> bytes;
+  if (dtype == DType::kFloat32) {
+    return rows == Rows::kVectors ? of(float{}, vectors) : of(float{}, bytes);
   }
-  if (vectors) return launch_tiles<C, bf16, kScales, Rows::kVectors, kUndo>(job, stream);
-  if (is_aligned(job, 4, 8))
-    return launch_tiles<C, bf16, kScales, Rows::kWords, kUndo>(job, stream);
-  launch_tiles<C, bf16, kScales, Rows::kBytes, kUndo>(job, stream);
+  if (rows == Rows::kVectors) return of(bf16{}, vectors);
+  return rows == Rows::kWords ? of(bf16{}, words) : of(bf16{}, bytes);
 }
 
 template <class C>
-void launch_fp8(const DequantizeJob& job, const Stream& stream) {
-  if (!job.scales) return launch_to<C, Scales::kNone, false>(job, stream);
-  if (is_fp8_block(job.spec.format)) return launch_to<C, Scales::kFloat, false>(job, stream);
-  if (job.block_cols == 1) return launch_to<C, Scales::kUE8M0Columns, false>(job, stream);
-  launch_to<C, Scales::kUE8M0, false>(job, stream);
+Kernel fp8_kernel(const DequantizeJob& job, Rows rows) {
+  if (!job.scales) return kernel_to<C, Scales::kNone, false>(job.dtype, rows);
+  if (is_fp8_block(job.spec.format)) return kernel_to<C, Scales::kFloat, false>(job.dtype, rows);
+  if (job.block_cols == 1) return kernel_to<C, Scales::kUE8M0Columns, false>(job.dtype, rows);
+  return kernel_to<C, Scales::kUE8M0, false>(job.dtype, rows);
+}
+
+Rows rows_of(const DequantizeJob& job) {
+  const bool wide = job.dtype == DType::kFloat32;
+  if (is_aligned(job, wide ? 4 : 8, 16)) return Rows::kVectors;
+  return !wide && is_aligned(job, 4, 8) ? Rows::kWords : Rows::kBytes;
+}
+
+Kernel kernel_of(const DequantizeJob& job) {
+  const Rows rows = rows_of(job);
+  if (is_fp4(job.spec.format)) {
+    return job.undo_rht ? kernel_to<E2M1, Scales::kE4M3, true>(job.dtype, rows)
+                        : kernel_to<E2M1, Scales::kE4M3, false>(job.dtype, rows);
+  }
+  if (job.spec.element == DType::kE5M2) return fp8_kernel<E5M2>(job, rows);
+  return fp8_kernel<E4M3>(job, rows);
 }
 
 }  // namespace
 
 void dequantize_cuda(const DequantizeJob& job, const Stream& stream) {
-  if (is_fp4(job.spec.format)) {
-    job.undo_rht ? launch_to<E2M1, Scales::kE4M3, true>(job, stream)
-                 : launch_to<E2M1, Scales::kE4M3, false>(job, stream);
-  } else if (job.spec.element == DType::kE5M2) {
-    launch_fp8<E5M2>(job, stream);
-  } else {
-    launch_fp8<E4M3>(job, stream);
-  }
+  const int64_t run = job.undo_rht ? 16 : job.dtype == DType::kFloat32 ? 4 : 8;
+  const int64_t columns = blocks_for(job.out_cols, 64 * run);
+  const auto* scales = static_cast<const uint8_t*>(job.scales);
+  const Params p{job,
+                 std::countr_zero(static_cast<uint64_t>(job.block_rows)),
+                 std::countr_zero(static_cast<uint64_t>(job.block_cols)),
+                 static_cast<uint32_t>(columns),
+                 {job.codes, job.codes + job.rows * job.pitch},
+                 {scales, scales + blocks_for(job.rows, job.block_rows) * job.row_stride}};
+  launch(job.what == Dequantized::kOperand ? "dequantize_operand" : "dequantize", kernel_of(job),
+         {blocks_for(job.rows, kTileRows) * columns, kThreads}, stream, p);
 }
 
 }  // namespace moiety::quant

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "moiety/quant/quantize/quantize_columns.cuh"
-#include "moiety/quant/quantize/quantize_launch.cuh"
 
 namespace moiety::quant::device {
 
@@ -162,23 +161,6 @@ __global__ void __launch_bounds__(kThreads, kColumnPlan<F, T, kStochastic>.block
       if (more) stage(i + 1).fill(jobs[next.slot], next);
     }
   }
-}
-
-template <Format F, class T, bool kStochastic>
-void launch_blocks(const CastKind& kind, const Source& source, int64_t blocks,
-                   const Stream& stream) {
-  if (!kind.col) {
-    return launch("quantize", cast_row_blocks<F, T, kStochastic>,
-                  {blocks, kThreads, 0, source.early}, stream, source);
-  }
-  constexpr ColumnPlan kPlan = kColumnPlan<F, T, kStochastic>;
-  const bool single = source.kind == Source::Kind::kSingle;
-  Source runs = source;
-  if (single) runs.run = kPlan.run;
-  launch("quantize", cast_row_col_blocks<F, T, kStochastic>,
-         {single ? blocks_for(blocks, kPlan.run) : blocks, kThreads,
-          kPlan.stages * StagedTile<T>::kBytes, source.early},
-         stream, runs);
 }
 
 }  // namespace moiety::quant::device

@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <tuple>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "moiety/quant/device_table.h"
@@ -13,8 +12,8 @@
 namespace moiety::quant {
 namespace {
 
-using device::CastKind;
-using device::kTile;
+using device::Launches;
+using device::QuantizeLaunch;
 using device::Source;
 using device::Tiling;
 
@@ -53,8 +52,9 @@ __device__ void record_device_faults(const Source& source) {
 
 // Begins jobs: one thread per job, or one block for all groups.
 __global__ void __launch_bounds__(device::kThreads)
-    begin_jobs(const __grid_constant__ Source source, bool measure) {
+    begin_jobs(const __grid_constant__ Source source) {
   cudaTriggerProgrammaticLaunchCompletion();
+  const bool measure = source.measures;
   const bool clear = !(source.skip && *source.skip != 0);
   const int64_t i = int64_t{blockIdx.x} * device::kThreads + threadIdx.x;
   if (source.kind == Source::Kind::kSingle) {
@@ -72,15 +72,15 @@ __global__ void __launch_bounds__(device::kThreads)
   }
 }
 
-Tiling tiling_of(const CastKind& kind) {
+Tiling tiling_of(bool row_scaled) {
   // A tile has whole rows, however many columns they have.
-  if (kind.row_scaled) return {device::kScaledRows, std::numeric_limits<int64_t>::max() / 2};
+  if (row_scaled) return {device::kScaledRows, std::numeric_limits<int64_t>::max() / 2};
   return {};
 }
 
 Source single(const QuantizeJob& job) {
   Source s;
-  s.tiling = tiling_of(device::kind_of(job));
+  s.tiling = tiling_of(job.spec.row_scaled);
   s.skip = job.skip;
   s.job = job;
   s.tiles = device::tiles_of(job.padded_rows, job.cols, s.tiling).count();
@@ -103,99 +103,82 @@ Source grouped(const QuantizeJob& whole, const RowGroups& groups) {
   return s;
 }
 
-void begin(const Source& source, bool measure, const Stream& stream) {
-  const int64_t blocks =
-      source.kind == Source::Kind::kMany ? blocks_for(source.count, device::kThreads) : int64_t{1};
-  launch("quantize", begin_jobs, {blocks, device::kThreads}, stream, source, measure);
-}
-
-void measure(const CastKind& kind, const Source& source, bool col, int64_t blocks,
-             const Stream& stream) {
-  if (kind.row_scaled) return device::launch_scaled_rows(kind, source, false, blocks, stream);
-  device::launch_measure(kind, col && kind.rotated, source, blocks, stream);
-}
-
-void cast(const CastKind& kind, const Source& source, int64_t blocks, const Stream& stream) {
-  if (kind.row_scaled) {
-    device::launch_scaled_rows(kind, source, true, blocks, stream);
-  } else if (is_fp4(kind.format)) {
-    device::launch_nvfp4(kind, source, blocks, stream);
-  } else if (is_mxfp8(kind.format)) {
-    device::launch_mxfp8(kind, source, blocks, stream);
-  } else {
-    device::launch_fp8(kind, source, blocks, stream);
+const QuantizeLaunch& launch_of(QuantizePass pass, const QuantizeTraits& traits) {
+  const QuantizeKernel chosen = choose_kernel(pass, traits);
+  for (const auto& table :
+       {device::fp8_launches(), device::mxfp8_launches(), device::nvfp4_launches()}) {
+    for (const QuantizeLaunch& row : table) {
+      if (row.is == chosen) return row;
+    }
   }
+  fail(ErrorKind::kUnsupported, "quantize: {} has a kernel in no table", name(chosen.format));
 }
 
-// `like` stands for all jobs of the source, which are alike in the properties that matter here.
-void run(Source source, const QuantizeJob& like, bool only_measure, const Stream& stream) {
-  const CastKind kind = device::kind_of(like);
-  const bool measures = only_measure || (like.measures_first() && !kind.row_scaled);
-  const bool single = source.kind == Source::Kind::kSingle,
-             groups = source.kind == Source::Kind::kGroups;
-  // A block takes several tiles where each costs a search, or one more word to the same address.
+// A block takes several tiles where each costs a search, or one more word to the same address.
+int64_t tiles_a_block(const Source& source) {
   const auto most = static_cast<uint64_t>(std::clamp<int64_t>(source.tiles / 2048, 1, 8));
-  const auto several = static_cast<int64_t>(std::bit_floor(most));
-  source.run = single ? 1 : several;
+  return static_cast<int64_t>(std::bit_floor(most));
+}
+
+// `traits`: those of all jobs of the source. The last pass is `last`.
+Launches plan(const Source& source, const QuantizeTraits& traits, QuantizePass last) {
+  Launches out{source};
+  Source& s = out.source;
+  s.casts = last == QuantizePass::kCast;
+  s.measures = !s.casts || (traits.measures_first && !traits.row_scaled);
+  const bool single = s.kind == Source::Kind::kSingle, groups = s.kind == Source::Kind::kGroups;
+  const int64_t several = tiles_a_block(s);
+  s.run = single ? 1 : several;
   const auto blocks = [&](int64_t tiles) {
-    return std::min(blocks_for(source.tiles, tiles), kMostBlocks);
+    return std::min(blocks_for(s.tiles, tiles), kMostBlocks);
   };
-  if (measures || like.delayed_scale || groups) {
-    begin(source, measures, stream);
-    source.early = true;
+  if (s.measures || traits.delayed || groups) {
+    const bool many = s.kind == Source::Kind::kMany;
+    out.add("quantize", begin_jobs, many ? blocks_for(s.count, device::kThreads) : 1);
   }
-  if (measures) {
-    measure(kind, source, like.want_col, blocks(several), stream);
-    source.early = true;
+  if (s.measures) {
+    const QuantizeLaunch& measure = launch_of(QuantizePass::kMeasure, traits);
+    out.add("compute_amax", measure.kernel, blocks(several));
   }
-  if (!only_measure) cast(kind, source, blocks(source.run), stream);
+  if (s.casts) {
+    const QuantizeLaunch& cast = launch_of(QuantizePass::kCast, traits);
+    if (single) s.run = cast.run;
+    out.add("quantize", cast.kernel, single ? blocks_for(blocks(1), cast.run) : blocks(several),
+            cast.shared_bytes);
+  }
+  return out;
 }
 
 }  // namespace
 
-void measure_cuda(const QuantizeJob& job, const Stream& stream) {
-  run(single(job), job, true, stream);
-}
-
-void quantize_cuda(const QuantizeJob& job, const Stream& stream) {
-  run(single(job), job, false, stream);
-}
-
-void measure_groups_cuda(const QuantizeJob& whole, const RowGroups& groups, const Stream& stream) {
-  run(grouped(whole, groups), whole, true, stream);
-}
-
-void quantize_groups_cuda(const QuantizeJob& whole, const RowGroups& groups, const Stream& stream) {
-  run(grouped(whole, groups), whole, false, stream);
+void quantize_cuda(const QuantizeJob& job, const RowGroups* groups, QuantizePass last,
+                   const Stream& stream) {
+  const Launches launches =
+      plan(groups ? grouped(job, *groups) : single(job), traits_of(job), last);
+  for (const auto& one : launches.each()) {
+    launch(one.name, one.kernel, one.shape, stream, launches.source);
+  }
 }
 
 // Jobs that the same kernels serve, in one launch per pass.
 struct QuantizeTable::Device {
   struct Batch {
-    QuantizeJob like;
     Buffer jobs, first_tile;
-    Source source;
+    Launches launches;
   };
   std::vector<Batch> batches;
 };
 
 namespace {
 
-bool alike(const QuantizeJob& a, const QuantizeJob& b) {
-  const auto traits = [](const QuantizeJob& j) {
-    return std::tuple(j.measures_first(), j.delayed_scale != nullptr, j.want_row, j.want_col);
-  };
-  return device::kind_of(a) == device::kind_of(b) && traits(a) == traits(b);
-}
-
 QuantizeTable::Device::Batch make_batch(const std::vector<QuantizeJob>& jobs,
                                         const Stream& stream) {
   QuantizeTable::Device::Batch batch;
-  batch.like = jobs.front();
-  Source& s = batch.source;
+  const QuantizeJob& like = jobs.front();
+  Source s;
   s.kind = Source::Kind::kMany;
-  s.tiling = tiling_of(device::kind_of(batch.like));
-  s.skip = batch.like.skip;
+  s.tiling = tiling_of(like.spec.row_scaled);
+  s.skip = like.skip;
   std::vector<int64_t> first_tile;
   for (const QuantizeJob& job : jobs) {
     first_tile.push_back(s.tiles);
@@ -207,6 +190,7 @@ QuantizeTable::Device::Batch make_batch(const std::vector<QuantizeJob>& jobs,
   batch.first_tile = upload(first_tile, "table of tensors to be quantized", stream);
   s.jobs = reinterpret_cast<const QuantizeJob*>(batch.jobs.data());
   s.first_tile = reinterpret_cast<const int64_t*>(batch.first_tile.data());
+  batch.launches = plan(s, traits_of(like), QuantizePass::kCast);
   return batch;
 }
 
@@ -216,8 +200,9 @@ std::shared_ptr<const QuantizeTable::Device> make_device_table(std::span<const Q
                                                                moiety::Device device) {
   std::vector<std::vector<QuantizeJob>> groups;
   for (const QuantizeJob& job : jobs) {
-    const auto group = std::find_if(groups.begin(), groups.end(),
-                                    [&](const auto& g) { return alike(g.front(), job); });
+    const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) {
+      return traits_of(g.front()) == traits_of(job);
+    });
     if (group == groups.end()) {
       groups.push_back({job});
     } else {
@@ -232,7 +217,11 @@ std::shared_ptr<const QuantizeTable::Device> make_device_table(std::span<const Q
 }
 
 void quantize_many_cuda(const QuantizeTable::Device& table, const Stream& stream) {
-  for (const auto& batch : table.batches) run(batch.source, batch.like, false, stream);
+  for (const auto& batch : table.batches) {
+    for (const auto& one : batch.launches.each()) {
+      launch(one.name, one.kernel, one.shape, stream, batch.launches.source);
+    }
+  }
 }
 
 }  // namespace moiety::quant

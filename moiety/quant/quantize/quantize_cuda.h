@@ -5,16 +5,15 @@
 #include <memory>
 #include <span>
 
-#include "moiety/quant/quantize/quantize_job.h"
+#include "moiety/quant/quantize/quantize_kernel.h"
 #include "moiety/quant/quantize/quantize_table.h"
 
 namespace moiety::quant {
 
-void measure_cuda(const QuantizeJob& job, const Stream& stream);
-void quantize_cuda(const QuantizeJob& job, const Stream& stream);
-
-void measure_groups_cuda(const QuantizeJob& whole, const RowGroups& groups, const Stream& stream);
-void quantize_groups_cuda(const QuantizeJob& whole, const RowGroups& groups, const Stream& stream);
+// The passes up to `last`: kMeasure gives the amax alone. With `groups` (or null) the job is the
+// whole of them.
+void quantize_cuda(const QuantizeJob& job, const RowGroups* groups, QuantizePass last,
+                   const Stream& stream);
 
 // Copies the jobs to the GPU, sorted by the kernel that serves them.
 std::shared_ptr<const QuantizeTable::Device> make_device_table(std::span<const QuantizeJob> jobs,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "moiety/quant/quantize/quantize_blocks.cuh"
+#include "moiety/quant/quantize/quantize_launch.cuh"
 
 namespace moiety::quant::device {
 
@@ -23,7 +24,8 @@ __device__ inline uint32_t warps_max(uint32_t v, int width, uint32_t* warps) {
 // measures the amax.
 template <class T, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, kResident<T, true>)
-    cast_scaled_rows(const __grid_constant__ Source source, bool cast) {
+    cast_scaled_rows(const __grid_constant__ Source source) {
+  const bool cast = source.casts;
   constexpr Format F = Format::kNvfp4;
   constexpr int kHeld = sizeof(T) == 2 ? 4 : 2;
   __shared__ QuantizeJob shared_job;

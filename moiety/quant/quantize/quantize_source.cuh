@@ -45,7 +45,8 @@ struct Source {
   QuantizeJob job;                 // the single job, or the whole of the groups
   int64_t tiles = 0;               // of kSingle and kMany; for kGroups a bound for valid groups
   int64_t run = 1;                 // for kMany and kGroups: consecutive tiles of a block, 2^n
-  bool early = false;              // another kernel of the call runs before this one (launch.cuh)
+  bool measures = false;           // a kernel of the call fills the amax slots
+  bool casts = true;               // a kernel of the call writes codes
   // For kMany: the jobs, and the first tile of each, with the total at the end.
   const QuantizeJob* jobs = nullptr;
   const int64_t* first_tile = nullptr;
