@@ -11,13 +11,13 @@ namespace {
 TEST(GradientError, IsOfTheLength) {
   const Tensor x = normal_tensor(DType::kFloat32, {50}, 1), zero(DType::kFloat32, {50});
   const Tensor less(DType::kFloat32, {50});
-  for (int64_t i = 0; i < 50; ++i) set(less, i, 0.9 * get(x, i));
+  for (int64_t i = 0; i < 50; ++i) put(less, i, 0.9 * get(x, i));
   EXPECT_EQ(length_error(x, x), 0);
   EXPECT_EQ(length_error(zero, zero), 0);
   EXPECT_NEAR(length_error(less, x), 0.1, 1e-6);
   EXPECT_NEAR(length_error(zero, x), 1, 1e-12);
   EXPECT_TRUE(std::isinf(length_error(x, zero)));
-  set(less, 7, std::nan(""));
+  put(less, 7, std::nan(""));
   EXPECT_TRUE(std::isinf(length_error(less, x)));
 }
 
@@ -64,7 +64,7 @@ TEST(GradientError, SeesAGradientOfNineTenths) {
       for (size_t i = 0; i < s.first.size(); ++i) {
         const TensorView g = s.first[i];
         const Tensor before = converted(g, g.dtype());
-        for (int64_t e = 0; e < g.numel(); ++e) set(g, e, 0.9 * get(g, e));
+        for (int64_t e = 0; e < g.numel(); ++e) put(g, e, 0.9 * get(g, e));
         const GradientErrors errors = s.errors();
         const std::string& name = s.host.parameters[i].spec.name;
         // Over one key the gradients of q and k are nothing but rounding.
