@@ -1,25 +1,29 @@
-// Trains a small mixture of experts on text with the library alone: on the file that is given, or
-// on a sentence. Started again with the same directory, it continues where it stopped.
+// Trains a small mixture of experts on text, with the library alone: on the file that is given, or
+// on a sentence. Started again with the same directory it goes on where it has stopped.
 //
-//    train DIRECTORY [TEXT]
+//   train DIRECTORY [TEXT]
+#include "moiety/train/train.h"
+
 #include <cstdio>
 #include <fstream>
-#include <moiety/comm/thread_group.h>
-#include <moiety/data/prepare.h>
-#include <moiety/data/tokenizer.h>
-#include <moiety/train/checkpoints.h>
-#include <moiety/train/train.h>
 #include <string>
+
+#include "moiety/comm/thread_group.h"
+#include "moiety/data/prepare.h"
+#include "moiety/data/tokenizer.h"
+#include "moiety/train/checkpoints.h"
+
+using namespace moiety;
 
 namespace {
 
 // Prints the loss of every tenth step, and lines for people.
-class Printer final : public moiety::train::Observer {
+class Printer final : public train::Observer {
  public:
-  void step(const moiety::train::StepRecord& r, const moiety::train::StepWork&) override {
+  void step(const train::StepRecord& r, const train::StepWork&) override {
     if (r.step % 10 == 0) std::printf("step %d loss %.4f\n", int(r.step), r.loss);
   }
-  void say(moiety::LogLevel, const std::string& line) override { std::puts(line.c_str()); }
+  void say(LogLevel, const std::string& line) override { std::puts(line.c_str()); }
 };
 
 // The text as a file of tokens: bytes, here.
@@ -29,18 +33,21 @@ std::string token_file(const std::string& directory, std::string text) {
     std::ofstream file(text);
     for (int i = 0; i < 200; ++i) file << "the quick brown fox jumps over the lazy dog. ";
   }
-  moiety::data::PrepareOptions options;
+  data::PrepareOptions options;
   options.inputs = {text};
   options.out = directory + "-data";
-  return moiety::data::prepare(options).files[0].path;
+  return data::prepare(options).files[0].path;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) return std::puts("usage: train DIRECTORY [TEXT]"), 2;
-  const auto tokenizer = moiety::data::Tokenizer::load("bytes");
-  moiety::train::TrainConfig config;
+  if (argc < 2) {
+    std::puts("usage: train DIRECTORY [TEXT]");
+    return 2;
+  }
+  const auto tokenizer = data::Tokenizer::load("bytes");
+  train::TrainConfig config;
   config.run.dir = argv[1];
   config.model.vocab = tokenizer.vocab();
   config.model.d_model = 64;
@@ -54,12 +61,10 @@ int main(int argc, char** argv) {
   const std::string tokens = token_file(config.run.dir, argc > 2 ? argv[2] : "");
 
   Printer printer;
-  moiety::train::TrainingPlan plan = moiety::train::make_plan(config);
-  plan.train =
-      moiety::data::open_token_files(std::vector<moiety::data::WeightedPath>{{tokens}},
-                                     config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
-  plan.resume_from = moiety::train::resume_candidates(config);
+  train::TrainingPlan plan = train::make_plan(config);
+  plan.train = data::open_token_files(std::vector<data::WeightedPath>{{tokens}},
+                                      config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
+  plan.resume_from = train::resume_candidates(config);
   plan.observer = &printer;
-  moiety::comm::run_thread_ranks(
-      1, {}, [&](moiety::comm::Communicator& world) { moiety::train::train(plan, world); });
+  comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) { train::train(plan, world); });
 }
