@@ -1,4 +1,5 @@
-// Linked where CUDA is not built. What takes a handle is never reached: none can be made.
+// The run time of GPUs in builds without CUDA. Functions that take a handle are never reached,
+// since no handle can be made.
 #include "moiety/base/gpu_runtime.h"
 
 namespace moiety::gpu {

@@ -1,4 +1,4 @@
-// Linked where CUDA is not built: nobody listens.
+// NVTX ranges in builds without CUDA: nobody listens.
 #include "moiety/base/trace.h"
 
 namespace moiety::detail {

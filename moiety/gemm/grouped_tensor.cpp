@@ -10,7 +10,7 @@
 namespace moiety::gemm {
 namespace {
 
-// As scan_counts of grouped_offsets_cuda.cu, group after group.
+// Writes the offsets group after group, with the results of scan_counts (grouped_offsets_cuda.cu).
 void run(const OffsetsScan& scan, const TensorView& status) {
   const auto fault = [&](uint32_t bit, int64_t e, int64_t value) {
     record_fault(status, bit, OperationId::kGroupedOffsets, e, value);

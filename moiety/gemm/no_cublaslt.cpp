@@ -1,4 +1,5 @@
-// Linked where the headers of cuBLASLt were not there, or CUDA was not: our tiles multiply.
+// Products by cuBLASLt in builds without CUDA or cuBLASLt's headers: Moiety's tiles multiply
+// instead.
 #include "moiety/gemm/gemm_cuda.h"
 
 namespace moiety::gemm {

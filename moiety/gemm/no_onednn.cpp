@@ -1,4 +1,4 @@
-// Linked where oneDNN is not built.
+// Products by oneDNN in builds without oneDNN: there are none.
 #include "moiety/base/error.h"
 #include "moiety/gemm/gemm_block.h"
 

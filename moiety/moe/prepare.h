@@ -95,7 +95,7 @@ struct EpPlan {
   TensorView pair_end_BE;  // int32 [ceil(T_max / 256), E]
 };
 
-// The exact bytes of plan memory for these arguments. Of `args` only K and the capacity count.
+// The exact bytes of plan memory for these arguments; only K and the capacity of `args` count.
 int64_t plan_bytes(const ExpertMap& map, const EpLimits& limits, const PrepareArgs& args);
 
 // Makes the plan of a batch. Collective, and asynchronous in the stream: the plan's tensors are

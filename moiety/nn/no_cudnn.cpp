@@ -1,5 +1,4 @@
-// Linked where the headers of cuDNN were not there, or CUDA was not: Moiety's kernels take
-// attention.
+// Attention by cuDNN in builds without CUDA or cuDNN's headers: Moiety's kernels take it instead.
 #include "moiety/base/gpu.h"
 #include "moiety/nn/attention_cuda.h"
 

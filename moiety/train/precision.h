@@ -26,8 +26,8 @@ Recipe recipe_of_step(const TrainConfig& config, int64_t step);
 model::Precision precision_of_recipe(const TrainConfig& config, Recipe recipe);
 
 // The parameters of `model`, which keeps the precision of the first step. They have classes of
-// formats: those that change their formats together in the run share buckets. Of weights that gtp
-// and egtp cut they are the rank's shards.
+// formats: those that change their formats together in the run share buckets. Weights that gtp and
+// egtp cut appear as the rank's shards.
 std::vector<optim::ParamSpec> training_specs(const TrainConfig& config, model::Transformer& model,
                                              const Grid& grid, int rank);
 

@@ -147,7 +147,7 @@ class StepPipeline {
 // Whether something that comes every so many steps (0: never) comes behind step `step`.
 inline bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// How a rank reads its share of the samples.
+// The configuration with which a rank's loader reads its share of the samples.
 data::LoaderConfig loader_config(const TrainConfig& config, const Grid& grid, int rank);
 
 }  // namespace moiety::train

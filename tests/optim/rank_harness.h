@@ -139,8 +139,8 @@ class Rank {
 
   const Communicator& domain(const Parameter& p) const { return groups_.of(p.spec.domain); }
 
-  // Backward of the batches of this rank: parameters see those of their place in the domain. What
-  // is written to padding rows makes no difference.
+  // Runs backward for the batches of this rank: parameters see those of their place in the domain.
+  // Values written to padding rows make no difference.
   void backward(int step, const Gradient& gradient) {
     for (Parameter& p : optimizer_.parameters()) {
       for (const int64_t i : padding(p.spec)) p.grad.data<float>()[i] = std::nanf("");

@@ -22,7 +22,7 @@ constexpr int64_t kTaskRows = 128;
 constexpr int64_t kTaskCols = 2048;
 constexpr int64_t kRowElements = 1 << 16;  // elements of a task of whole rows
 
-// How a job is cut.
+// The way in which a job is cut.
 struct Cut {
   int64_t rows, cols;  // rows and columns of a task
 
