@@ -126,7 +126,7 @@ TEST(Accumulate, Errors) {
       odd(DType::kFloat32, {1, 2, 4});
   const auto error = [](std::initializer_list<TensorView> chunks, const TensorView& main,
                         int64_t valid) {
-    return error_of(
+    return kind_and_error_of(
         [&] { accumulate(std::span(chunks.begin(), chunks.size()), main, valid, true, Stream()); });
   };
   EXPECT_NE(error({}, f, 2).find("gtp accumulate: no chunks"), std::string::npos);

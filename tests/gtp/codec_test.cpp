@@ -190,19 +190,19 @@ TEST(Codec, GridsOfRows) {
 
 TEST(Codec, Errors) {
   const QuantSpec tile = QuantSpec::of(Format::kNvfp4Tile16);
-  EXPECT_NE(error_of([] {
+  EXPECT_NE(kind_and_error_of([] {
               Codec(QuantSpec::of(Format::kFp8Block1x128));
             }).find("fp8_block_1x128 is for activations and gradients, not weights"),
             std::string::npos);
   QuantSpec rht = QuantSpec::of(Format::kNvfp4);
   rht.rht_col = true;
-  EXPECT_NE(error_of([&] { Codec{rht}; }).find("nvfp4, rht, is for"), std::string::npos);
-  EXPECT_NE(error_of([] {
+  EXPECT_NE(kind_and_error_of([&] { Codec{rht}; }).find("nvfp4, rht, is for"), std::string::npos);
+  EXPECT_NE(kind_and_error_of([] {
               Codec(QuantSpec::of(Format::kNvfp4), true);
             }).find("column_planes with nvfp4, expected nvfp4_tile16"),
             std::string::npos);
   const auto error = [](const GatherShape& shape, Payload payload, Views views) {
-    return error_of([&] { gather_layout(shape, payload, views); });
+    return kind_and_error_of([&] { gather_layout(shape, payload, views); });
   };
   EXPECT_NE(error({Codec(QuantSpec::of(Format::kMxfp8)), 48, 64, 2}, Payload::kRow, kRowView)
                 .find("1 members of 48 rows, 64 columns on 2 ranks; rows of mxfp8 are a multiple "
@@ -224,9 +224,11 @@ TEST(Codec, Errors) {
   const GatherLayout layout = gather_layout({Codec(tile), 16, 64, 2}, Payload::kRow, kColView);
   const Poisoned memory(4 * layout.slot_bytes), small(16);
   const TensorView all = memory.view();
-  EXPECT_NE(error_of([&] { Landing(layout, all, small.view()); }).find("gtp landing: scratch is"),
+  EXPECT_NE(kind_and_error_of([&] {
+              Landing(layout, all, small.view());
+            }).find("gtp landing: scratch is"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { Landing(layout, all, all); }).find("slot and scratch overlap"),
+  EXPECT_NE(kind_and_error_of([&] { Landing(layout, all, all); }).find("slot and scratch overlap"),
             std::string::npos);
 }
 
@@ -250,7 +252,7 @@ TEST(Interleave, PutsColumnsSideBySide) {
     }
   }
   Tensor x(DType::kUInt8, {1, 2, 3, 4});
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(kind_and_error_of([&] {
               interleave(x, x.view().reshape({1, 3, 8}), Stream());
             }).find("overlap"),
             std::string::npos);
