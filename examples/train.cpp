@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   config.model.d_ffn = 64;
   config.data.seq_len = 64;
   config.train.steps = 60;
+  config.train.micro_batch = 8;
   config.optim.lr = 0.003;
   config.optim.warmup_steps = 10;
   config.checkpoint.interval = 30;

@@ -37,7 +37,7 @@ TEST(Watchdog, EndsTheProcessInTheWayOfItsCaller) {
     std::this_thread::sleep_for(std::chrono::seconds(20));
   };
   EXPECT_EXIT(hang(), testing::ExitedWithCode(23), "no step was completed for .*: step 4, forward");
-  EXPECT_NE(read_all(dir / "r/failures/rank0-step4.json").find("\"kind\": \"watchdog\""),
+  EXPECT_NE(read_all(dir / "r/failures/rank0-step4.json").find("\"kind\":\"watchdog\""),
             std::string::npos);
 }
 
