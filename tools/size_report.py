@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints how large files and functions are and fails where a budget of CONTRIBUTING.md is
-exceeded: files at most 700 lines (library median at most 150), host functions at most 70 lines,
-kernels 150."""
+"""Prints how large folders, files and functions are and fails where a budget of CONTRIBUTING.md is
+exceeded: at most 60 sources in a folder; files at most 700 lines (95 of 100 at most 300, the
+library's median at most 150); host functions at most 70 lines (95 of 100 at most 30), kernels 150."""
 
 import pathlib
 import re
@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 FILE_LINES, MEDIAN_LINES, FUNCTION_LINES, KERNEL_LINES = 700, 150, 70, 150
+FOLDER_FILES, MOST_FILE_LINES, MOST_FUNCTION_LINES = 60, 300, 30  # the latter two: 95 of 100
 CODE = {".h", ".cpp", ".cu", ".cuh"}
 
 
@@ -64,9 +65,34 @@ def tracked(root):
     return [pathlib.Path(line) for line in out.splitlines() if (root / line).is_file()]
 
 
+def most(lengths):
+    """The length that 95 of 100 do not exceed."""
+    ordered = sorted(lengths)
+    return ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)]
+
+
+def tails(sizes, bodies):
+    """What is exceeded by folders, and by the larger files and functions as a whole."""
+    code = {path: lines for path, lines in sizes.items()
+            if path.suffix in CODE and path.parts[0] in {"moiety", "apps", "bench"}}
+    count = {}
+    for path in code:
+        count[path.parent] = count.get(path.parent, 0) + 1
+    largest = max(count, key=count.get)
+    print(f"largest folder {largest}: {count[largest]} sources; 95 of 100 files have at most "
+          f"{most(code.values())} lines, functions {most(bodies)}")
+    for folder, files in count.items():
+        if files > FOLDER_FILES:
+            yield f"{folder}: {files} sources, at most {FOLDER_FILES}"
+    if most(code.values()) > MOST_FILE_LINES:
+        yield f"95 of 100 files: {most(code.values())} lines, at most {MOST_FILE_LINES}"
+    if most(bodies) > MOST_FUNCTION_LINES:
+        yield f"95 of 100 functions: {most(bodies)} lines, at most {MOST_FUNCTION_LINES}"
+
+
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
-    faults, sizes = [], {}
+    faults, sizes, bodies = [], {}, []
     for path in tracked(root):
         if path.suffix not in CODE | {".py"}:
             continue
@@ -76,6 +102,7 @@ def main():
             faults.append(f"{path}: {lines} lines, at most {FILE_LINES}")
         if path.suffix in CODE and path.parts[0] in {"moiety", "apps", "bench"}:
             for line, name, length, kernel in functions(text):
+                bodies.append(length)
                 limit = KERNEL_LINES if kernel else FUNCTION_LINES
                 if length > limit:
                     faults.append(f"{path}:{line}: {name} has {length} lines, at most {limit}")
@@ -88,6 +115,7 @@ def main():
     if statistics.median(library) > MEDIAN_LINES:
         faults.append(f"moiety: median file has {statistics.median(library)} lines, "
                       f"at most {MEDIAN_LINES}")
+    faults += tails(sizes, bodies)
     print("\n".join(faults) if faults else "sizes: ok")
     return 1 if faults else 0
 
