@@ -99,7 +99,7 @@ struct Naive {
     return x;
   }
 
-  void nn::attention(int64_t layer, Vector& x) const {
+  void attention(int64_t layer, Vector& x) const {
     const int64_t n = c.head_size(), heads_per_group = c.heads / c.kv_heads;
     const Vector h = normalized(x, weight(layer, "attn_norm.weight"), double(c.norm_eps));
     const Vector q = heads(layer, h, "q"), k = heads(layer, h, "k"), v = heads(layer, h, "v");
