@@ -21,6 +21,7 @@
 #include "moiety/comm/mpi_group.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/gemm/gemm_block.h"
+#include "moiety/gemm/grouped_mlp.h"
 #include "moiety/train/cpu_peak.h"
 #include "moiety/train/health.h"
 
@@ -80,6 +81,8 @@ HealthCheck cpu() {
   return f;
 }
 
+constexpr int64_t kExpertSize = 64;  // any size: the path of a CPU does not depend on it
+
 HealthCheck products(bool measure) {
   HealthCheck f{.name = "products"};
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
@@ -101,6 +104,10 @@ HealthCheck products(bool measure) {
   const std::string version = gemm::onednn_version();
   f.facts.add("onednn", version);
   f.text += version.empty() ? "; no oneDNN in this build" : "; oneDNN " + version;
+  const gemm::PathReport experts = gemm::choose_grouped_mlp(
+      {.dtype = DType::kBFloat16, .model = kExpertSize, .ffn = kExpertSize}, Device{});
+  f.facts.add("experts", gemm::name(experts.path));
+  f.text += "; experts by " + experts.describe();
   return f;
 }
 

@@ -45,6 +45,10 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
   heartbeat_.phase("loading");
   checkpoint::check_shared_directory(config().run.dir, world.bootstrap());
   initialize_or_load();
+  const gemm::PathReport* path = learner_.model.transformer().expert_path();
+  if (path && !is_quantized(config().precision.recipe)) {
+    journal_.say(LogLevel::kInfo, "experts: {}", path->describe());
+  }
   keeper_.reserve();
   measure_peaks();
 }

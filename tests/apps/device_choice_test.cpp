@@ -38,25 +38,31 @@ TEST(DeviceChoice, AutoSaysWhyAGpuIsLeftAlone) {
       "cuda:0 is of compute capability 8.x, but at least 9.0 is needed: computing on the CPU");
 }
 
-Failure failure_of(int ranks, const GpuStatus& gpus, int major) {
+// The exit code and the text of a choice.
+struct Outcome {
+  ExitCode code;
+  std::string text;
+};
+Outcome failure_of(int ranks, const GpuStatus& gpus, int major) {
   try {
     choose_device("cuda", ranks, gpus, major);
   } catch (...) {
-    return current_failure();
+    const Failure failure = current_failure();
+    return {failure.code(), failure.text};
   }
   return {kExitDone, ""};
 }
 
 TEST(DeviceChoice, CudaIsTakenOrRefused) {
-  const Failure none = failure_of(1, kNone, 0);
+  const Outcome none = failure_of(1, kNone, 0);
   EXPECT_EQ(none.code, kExitDevice);
   EXPECT_EQ(none.text, "run.device = \"cuda\": this build has no CUDA");
-  const Failure old = failure_of(1, kTwo, 8);
+  const Outcome old = failure_of(1, kTwo, 8);
   EXPECT_EQ(old.code, kExitDevice);
   EXPECT_EQ(
       old.text,
       "run.device = \"cuda\": cuda:0 is of compute capability 8.x, but at least 9.0 is needed");
-  const Failure several = failure_of(2, kTwo, 9);
+  const Outcome several = failure_of(2, kTwo, 9);
   EXPECT_EQ(several.code, kExitUsage);
   EXPECT_EQ(
       several.text,

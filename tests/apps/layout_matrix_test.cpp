@@ -16,6 +16,8 @@ namespace moiety::app {
 namespace {
 
 namespace fs = std::filesystem;
+using gtp::Grid;
+using train::data_ranks, train::rank_count;
 
 std::string name_of(const Grid& g) {
   return text("tp{}gtp{}dp{}_ep{}egtp{}edp{}", g.tp, g.gtp, g.dp, g.ep, g.egtp, g.edp);

@@ -9,6 +9,7 @@
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
+#include "moiety/train/plan.h"
 #include "tests/data/data_helpers.h"
 #include "tests/support/error_of.h"
 

@@ -12,7 +12,6 @@
 namespace moiety::app {
 namespace {
 
-using data::TemporaryDirectory;
 using Texts = std::vector<std::string>;
 
 TEST(PrepareCommand, ArgumentsAndSummary) {

@@ -15,6 +15,9 @@
 
 namespace moiety::app {
 
+using data::ramp;
+using data::write_tokens;
+
 struct ProgramResult {
   int code = 0;
   std::string out, err;

@@ -73,7 +73,7 @@ struct Rank {
         model::Batch pass = model_batch(batch.batch());
         pass.micro_step = uint64_t(number * passes + m);
         pass.first_token = rank * tokens;
-        pass.all_tokens = data_ranks(grid) * tokens;
+        pass.all_tokens = train::data_ranks(grid) * tokens;
         if (on_pass) on_pass(m, pass);
         model.transformer().forward(pass, capacity.rows(), sums, arena, Stream());
         model.transformer().backward(pass, Stream());

@@ -172,7 +172,8 @@ TEST_F(MpiWorld, TellsEveryoneOnceThatItFails) {
 
 TEST_F(MpiWorld, HearsThatAPeerFails) {
   const auto world = make(3);
-  fake_.inbox.push_back({2, 0, "rank 2 failed: disk full"});
+  const Fake::Sent last{2, 0, "rank 2 failed: disk full"};
+  fake_.inbox.push_back(last);
   EXPECT_EQ(world->stopped(), "rank 2 failed: disk full");
   world->abort("for that reason");
   EXPECT_TRUE(fake_.sent.empty());  // all know

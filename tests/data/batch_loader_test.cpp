@@ -12,6 +12,7 @@
 
 #include "moiety/base/error.h"
 #include "tests/data/data_helpers.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::data {
 namespace {
@@ -164,12 +165,12 @@ TEST_F(BatchLoaderTest, ShrunkFileStopsWithAnErrorBehindTheBatchesMadeBefore) {
                      {.micro_batch = 1, .global_batch = 1, .prefetch = 4});
   ASSERT_NE(loader.next(), nullptr);
   std::filesystem::resize_file(path, 5000);
-  const std::string error = error_of([&] {
+  const std::string error = kind_and_error_of([&] {
     for (int k = 0; k < 1000; ++k) ASSERT_NE(loader.next(), nullptr);
   });
   EXPECT_EQ(error.substr(0, 6 + path.size()), "data: " + path);
   EXPECT_NE(error.find("has 5000 now"), std::string::npos) << error;
-  EXPECT_EQ(error_of([&] { loader.next(); }), error);
+  EXPECT_EQ(kind_and_error_of([&] { loader.next(); }), error);
 }
 
 TEST_F(BatchLoaderTest, IsDestroyedAtAnyTime) {
@@ -215,7 +216,7 @@ TEST(OpenTokenFiles, WhatDoesNotFitIsDataError) {
   const Sha256 bytes = Tokenizer::load("bytes").identity();
   const std::string path = write_tokens(dir / "a.tok", {ramp(8)});
   const auto error = [&](int64_t seq_len, uint32_t vocab, const Sha256& identity) {
-    return error_of(
+    return kind_and_error_of(
         [&] { open_token_files(std::vector<WeightedPath>{{path}}, seq_len, vocab, identity); });
   };
   EXPECT_EQ(error(7, 264, bytes), "no error");
@@ -240,7 +241,7 @@ TEST(OpenTokenFiles, IdBeyondTheVocabularyStopsTheLoader) {
   BatchLoader loader(source, make_sampler(*source, false), {.micro_batch = 1, .global_batch = 1});
   EXPECT_NE(loader.next(), nullptr);
   EXPECT_NE(loader.next(), nullptr);
-  EXPECT_EQ(error_of([&] { loader.next(); }),
+  EXPECT_EQ(kind_and_error_of([&] { loader.next(); }),
             "data: " + path + ": token 21 is 12345, the vocabulary has 264");
 }
 
@@ -278,7 +279,7 @@ TEST(SyntheticSource, KindsKeepTheirPromises) {
     synthetic_source(kind, S, V, 8)->read({0, 399}, b, {});
     EXPECT_NE(a, b);
   }
-  EXPECT_EQ(error_of([] { synthetic_source("zipf", 8, 8, 0); }),
+  EXPECT_EQ(kind_and_error_of([] { synthetic_source("zipf", 8, 8, 0); }),
             "usage: data.synthetic is 'zipf'; there are: uniform, copy, markov");
 }
 

@@ -9,6 +9,7 @@
 
 #include "moiety/data/token_file.h"
 #include "tests/data/data_helpers.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::data {
 namespace {
@@ -155,7 +156,8 @@ TEST(Prepare, DamagedGzip) {
   const std::string good = read_all(gzip(dir.write("a", std::string(1000, 'x'))));
   const auto error = [&](const std::string& bytes) {
     const std::string path = dir.write("bad.gz", bytes);
-    return error_of([&] { prepare(options({path}, dir / "out")); }).substr(0, 6 + path.size() + 23);
+    return kind_and_error_of([&] { prepare(options({path}, dir / "out")); })
+        .substr(0, 6 + path.size() + 23);
   };
   const std::string path = dir / "bad.gz";
   EXPECT_EQ(error(good.substr(0, good.size() - 1)), "data: " + path + ": the gzip stream is cu");
@@ -190,7 +192,7 @@ TEST(Prepare, BadDocumentsStopWithFileLineAndByte) {
   for (const Case& c : cases) {
     const std::string path = dir.write(c.name, c.bytes);
     const std::string expected = "data: " + path + ": " + c.error;
-    const std::string error = error_of([&] { prepare(options({path}, dir / "out")); });
+    const std::string error = kind_and_error_of([&] { prepare(options({path}, dir / "out")); });
     EXPECT_EQ(error.substr(0, expected.size()), expected) << error;
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(dir / ""), {}), std::ssize(cases));
@@ -235,7 +237,7 @@ TEST(Prepare, LargeInputIsIndependentOfWorkers) {
   for (const int workers : {1, 2, 5}) {
     auto o = options({bad, gz}, dir / "out2");
     o.workers = workers;
-    EXPECT_EQ(error_of([&] { prepare(o); }).substr(0, start.size()), start);
+    EXPECT_EQ(kind_and_error_of([&] { prepare(o); }).substr(0, start.size()), start);
   }
 }
 
@@ -288,15 +290,15 @@ TEST(Prepare, ValidationDocumentsDependOnTheirNumberAlone) {
 TEST(Prepare, NothingToWriteIsAnErrorThatLeavesNothing) {
   const TemporaryDirectory dir;
   const std::string empty = dir.write("in/empty.txt", "");
-  EXPECT_EQ(error_of([&] { prepare(options({empty}, dir / "out")); }),
+  EXPECT_EQ(kind_and_error_of([&] { prepare(options({empty}, dir / "out")); }),
             "data: " + (dir / "out.tok") +
                 ": none of 0 documents would be in it: the inputs hold no text");
   auto o = options({dir.write("in/a", "a")}, dir / "out");
   o.valid_fraction = 0.01;
-  EXPECT_EQ(error_of([&] { prepare(o); }),
+  EXPECT_EQ(kind_and_error_of([&] { prepare(o); }),
             "data: " + (dir / "out.valid.tok") +
                 ": none of 1 documents would be in it (see --valid-fraction)");
-  EXPECT_EQ(error_of([&] { prepare(options({dir / "no.txt"}, dir / "out")); }),
+  EXPECT_EQ(kind_and_error_of([&] { prepare(options({dir / "no.txt"}, dir / "out")); }),
             "data: " + (dir / "no.txt") + ": no such file or directory");
   EXPECT_EQ(std::distance(fs::directory_iterator(dir / ""), {}), 1);
 }

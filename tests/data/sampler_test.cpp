@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/data/data_helpers.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::data {
 namespace {
@@ -164,13 +165,13 @@ TEST(Sampler, StateOfOtherSourcesIsRefused) {
   const Sampler saved(std::vector{source(5, whole, 0xabc)}, 1, true, 0);
   Sampler other(std::vector{source(6, whole, 0xdef)}, 1, true, 0);
   EXPECT_EQ(
-      error_of([&] { other.restore(saved.state()); }),
+      kind_and_error_of([&] { other.restore(saved.state()); }),
       "checkpoint: data.train: the checkpoint was trained on (crc32c 00000abc, 50 tokens, weight "
       "1.000000); the files now are (crc32c 00000def, 60 tokens, weight 1.000000)");
   SamplerState beyond = saved.state();
   beyond.sources[0].position = 5;
   Sampler same(std::vector{source(5, whole, 0xabc)}, 1, true, 0);
-  EXPECT_NE(error_of([&] { same.restore(beyond); }), "no error");
+  EXPECT_NE(kind_and_error_of([&] { same.restore(beyond); }), "no error");
 }
 
 TEST(SamplerState, BadJsonIsCheckpointError) {
@@ -186,7 +187,7 @@ TEST(SamplerState, BadJsonIsCheckpointError) {
                                                         {"}]}", ""}}) {
     std::string bad = good;
     bad.replace(bad.find(from), from.size(), to);
-    EXPECT_EQ(error_of([&] { parse_sampler_state(bad); }).substr(0, 27),
+    EXPECT_EQ(kind_and_error_of([&] { parse_sampler_state(bad); }).substr(0, 27),
               "checkpoint: sampler state: ")
         << bad;
   }

@@ -11,6 +11,7 @@
 #include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 #include "tests/data/data_helpers.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::data {
 namespace {
@@ -120,7 +121,8 @@ TEST(TokenFile, EveryDamagedByteIsFound) {
   for (size_t at = 0; at < good.size(); at += at < 128 || at >= 4080 ? 1 : 97) {
     std::string bad = good;
     bad[at] ^= 0x10;
-    const std::string error = error_of([&] { TokenFile::open(dir.write("bad.tok", bad)); });
+    const std::string error =
+        kind_and_error_of([&] { TokenFile::open(dir.write("bad.tok", bad)); });
     EXPECT_EQ(error.substr(0, 6), "data: ") << "byte " << at << ": " << error;
   }
 }
@@ -130,7 +132,7 @@ TEST(TokenFile, EveryLengthIsChecked) {
   const std::string good = golden();
   const auto open = [&](const std::string& bytes) {
     const std::string path = dir.write("x.tok", bytes);
-    return error_of([&] { TokenFile::open(path); }).substr(6 + path.size() + 2);
+    return kind_and_error_of([&] { TokenFile::open(path); }).substr(6 + path.size() + 2);
   };
   for (const size_t size : {0, 1, 8, 112, 4095}) {
     EXPECT_EQ(open(good.substr(0, size)),
@@ -205,7 +207,7 @@ TEST(TokenFile, ContradictionsAreRefused) {
     c.change(f);
     seal(f);
     const std::string path = dir.write("x.tok", f);
-    const std::string error = error_of([&] { TokenFile::open(path); });
+    const std::string error = kind_and_error_of([&] { TokenFile::open(path); });
     EXPECT_EQ(error.substr(0, 6 + path.size() + 2 + std::strlen(c.error)),
               "data: " + path + ": " + c.error)
         << c.name;
@@ -214,9 +216,10 @@ TEST(TokenFile, ContradictionsAreRefused) {
 
 TEST(TokenFile, MissingFileAndDirectory) {
   const TemporaryDirectory dir;
-  EXPECT_EQ(error_of([&] { TokenFile::open(dir / "no.tok"); }),
+  EXPECT_EQ(kind_and_error_of([&] { TokenFile::open(dir / "no.tok"); }),
             "data: " + (dir / "no.tok") + ": cannot open: No such file or directory");
-  EXPECT_EQ(error_of([&] { TokenFile::open(dir / ""); }), "data: " + (dir / "") + ": not a file");
+  EXPECT_EQ(kind_and_error_of([&] { TokenFile::open(dir / ""); }),
+            "data: " + (dir / "") + ": not a file");
 }
 
 TEST(TokenFile, ChangedSizeIsAnErrorNotACrash) {
@@ -230,8 +233,8 @@ TEST(TokenFile, ChangedSizeIsAnErrorNotACrash) {
     const std::string expected = "data: " + path + ": the file had " + std::to_string(size) +
                                  " bytes when it was opened and has " + std::to_string(changed) +
                                  " now";
-    EXPECT_EQ(error_of([&] { file->read(90000, ids); }), expected);
-    EXPECT_EQ(error_of([&] { file->positions(90000, ids); }), expected);
+    EXPECT_EQ(kind_and_error_of([&] { file->read(90000, ids); }), expected);
+    EXPECT_EQ(kind_and_error_of([&] { file->positions(90000, ids); }), expected);
   }
 }
 
@@ -262,8 +265,9 @@ TEST(TokenFileWriter, LongFilesAreWrittenInPieces) {
 
 TEST(TokenFileWriter, DiskErrors) {
   const Tokenizer bytes = Tokenizer::load("bytes");
-  EXPECT_EQ(error_of([&] { TokenFileWriter("/nonexistent/a.tok", bytes, 0); }).substr(0, 4),
-            "io: ");
+  EXPECT_EQ(
+      kind_and_error_of([&] { TokenFileWriter("/nonexistent/a.tok", bytes, 0); }).substr(0, 4),
+      "io: ");
   EXPECT_THROW(TokenFileWriter("/tmp/x", bytes, 0).add(std::vector<uint32_t>{264}, 0), Error);
 }
 

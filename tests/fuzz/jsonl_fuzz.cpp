@@ -10,7 +10,7 @@
 namespace moiety::fuzz {
 namespace {
 
-using namespace app;
+using namespace data;
 
 struct Encoded {
   std::vector<uint32_t> ids;

@@ -12,7 +12,7 @@
 namespace moiety::fuzz {
 namespace {
 
-using namespace app;
+using namespace data;
 
 void read_all(const TokenFile& file) {
   const TokenFileHeader& header = file.header();

@@ -20,8 +20,6 @@
 namespace moiety::train {
 namespace {
 
-using data::TemporaryDirectory;
-
 // Keeps what it hears; after step `stop_at` it asks for the end, after `save_at` for a checkpoint.
 class Recorder final : public Observer {
  public:

@@ -14,7 +14,7 @@ namespace moiety::train {
 namespace {
 
 TEST(Watchdog, SeesWhereAThreadStands) {
-  const data::TemporaryDirectory dir;
+  const TemporaryDirectory dir;
   const Watchdog installs_the_handler(Seconds(100), dir / "r", [] { ::_exit(1); });
   std::atomic<bool> stop{false};
   std::thread sleeper([&] {
@@ -28,7 +28,7 @@ TEST(Watchdog, SeesWhereAThreadStands) {
 
 // A death test: the message comes first, then the files, then the caller's function.
 TEST(Watchdog, EndsTheProcessInTheWayOfItsCaller) {
-  const data::TemporaryDirectory dir;
+  const TemporaryDirectory dir;
   const auto hang = [&] {
     Watchdog watchdog(Seconds(0.05), dir / "r", [] { ::_exit(23); });
     Heartbeat heartbeat(&watchdog, 0);
@@ -37,7 +37,7 @@ TEST(Watchdog, EndsTheProcessInTheWayOfItsCaller) {
     std::this_thread::sleep_for(std::chrono::seconds(20));
   };
   EXPECT_EXIT(hang(), testing::ExitedWithCode(23), "no step was completed for .*: step 4, forward");
-  EXPECT_NE(data::read_all(dir / "r/failures/rank0-step4.json").find("\"kind\": \"watchdog\""),
+  EXPECT_NE(read_all(dir / "r/failures/rank0-step4.json").find("\"kind\": \"watchdog\""),
             std::string::npos);
 }
 

@@ -18,7 +18,7 @@
 namespace moiety::bench {
 namespace {
 
-using namespace model;
+using namespace nn;
 
 constexpr DType kBf16 = DType::kBFloat16, kF32 = DType::kFloat32;
 // Heads of a token: groups of eight query heads, a key head and a value head.

@@ -79,7 +79,7 @@ void measure_shape(const Shape& s, Way way, const Stream& stream) {
     // cuDNN's path has peers, so its rows have no path in their names.
     const bool ours = path != nn::AttentionPath::kCudnn;
     Row row{name,
-            case_of(s) + (ours ? text(" {}", model::name(path)) : "") +
+            case_of(s) + (ours ? text(" {}", nn::name(path)) : "") +
                 (way == Way::kDocuments ? " documents" : ""),
             tera(flops, time.ms), "TFLOP/s", time};
     row.device = kGpu;
