@@ -27,7 +27,7 @@ struct Members {
   }
   std::string error(Bundle bundle = {.name = "fc1", .members = {0, 1}},
                     DType wire = DType::kFloat32) const {
-    return error_of([&] { BundleLayout(bundle, weights, nullptr, wire); });
+    return kind_and_error_of([&] { BundleLayout(bundle, weights, nullptr, wire); });
   }
 };
 
@@ -86,7 +86,9 @@ TEST(BundleErrors, WiresAndViews) {
 }
 
 TEST(ShardErrors, NameTheWeightAndWhatIsExpected) {
-  const auto error = [](const ShardedWeight& w) { return error_of([&] { check_weight(w); }); };
+  const auto error = [](const ShardedWeight& w) {
+    return kind_and_error_of([&] { check_weight(w); });
+  };
   Members m;
   ShardedWeight w = m.add("layers.0.fc1");
   EXPECT_EQ(error(w), "no error");

@@ -289,13 +289,13 @@ TEST(Embedding, BadTokensAreReportedOnce) {
   Tensor table(DType::kFloat32, {16, 4}), out(DType::kFloat32, {4, 4}), faults(DType::kInt64, {3});
   std::vector<int32_t> tokens{3, 10, 2, -7};
   const TensorView token_T(tokens.data(), DType::kInt32, {4});
-  EXPECT_EQ(error_of([&] { check_tokens(layout, faults); }), "no error");
+  EXPECT_EQ(kind_and_error_of([&] { check_tokens(layout, faults); }), "no error");
   for (int i = 0; i < 2; ++i) embedding_lookup(layout, table, token_T, out, faults, Stream());
   EXPECT_EQ(
-      error_of([&] { check_tokens(layout, faults); }),
+      kind_and_error_of([&] { check_tokens(layout, faults); }),
       "invalid argument: embedding: token 10 at position 1 is outside the vocabulary of 10 (4 "
       "such)");
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(kind_and_error_of([&] {
               embedding_lookup(layout, table, token_T, out.view().slice(0, 0, 3), {}, Stream());
             }),
             "invalid argument: gtp embedding: out is float32[3, 4], expected float32[4, 4]");
@@ -317,7 +317,7 @@ TEST(Embedding, RanksThatReduceInOtherWays) {
       std::fill_n(main.data<float>(), main.view().numel(), 5.0f);
       const int64_t capacity = me == 1 ? kCapacity - 16 : kCapacity;
       const int64_t bytes = embedding_send_bytes(capacity, kCols, DType::kFloat32);
-      const std::string error = error_of([&] {
+      const std::string error = kind_and_error_of([&] {
         if (me == 1 && !same_way) {
           const TensorView send(memory.table_slot.memory.raw(), DType::kFloat32,
                                 {1, cut.padded_rows(), kCols});
@@ -363,7 +363,7 @@ TEST(Embedding, APeerThatSendsNothing) {
         workspace(DType::kInt64, {2 * kCapacity});
     std::fill_n(main.data<float>(), main.view().numel(), 5.0f);
     EXPECT_EQ(
-        error_of([&] {
+        kind_and_error_of([&] {
           embedding_reduce(t,
                            {.bundle = 0,
                             .layout = batch.layout_of(0),

@@ -310,8 +310,8 @@ inline void expect_disagreements(const RunRanks& run, int ranks, TransportKind k
           "communication: gtp \"moe\", {}: rank 0 {}; rank {} {}; expected the same on all "
           "ranks",
           d.operation, d.of_all, ranks - 1, d.of_odd);
-      EXPECT_EQ(error_of([&] { d.act(*t, odd); }), want);
-      EXPECT_EQ(error_of([&] { t->check(); }), want);
+      EXPECT_EQ(kind_and_error_of([&] { d.act(*t, odd); }), want);
+      EXPECT_EQ(kind_and_error_of([&] { t->check(); }), want);
     });
   }
 }

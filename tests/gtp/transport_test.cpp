@@ -187,11 +187,14 @@ std::vector<std::string> errors_of(int ranks, TransportKind kind,
       return;
     }
     const auto start = Clock::now();
-    out[me] = error_of([&] { act(*transport, weights); });
+    out[me] = kind_and_error_of([&] { act(*transport, weights); });
     EXPECT_LT(Seconds(Clock::now() - start).count(), kDeadline + 1);
-    EXPECT_EQ(error_of([&] { transport->check(); }), out[me]);
+    EXPECT_EQ(kind_and_error_of([&] { transport->check(); }), out[me]);
     const auto later = Clock::now();
-    EXPECT_EQ(error_of([&] { transport->gather({1, &weights.landing()}, Stream()); }), out[me]);
+    EXPECT_EQ(kind_and_error_of([&] {
+                transport->gather({1, &weights.landing()}, Stream());
+              }),
+              out[me]);
     EXPECT_LT(Seconds(Clock::now() - later).count(), kDeadline / 2);
   });
   return out;
@@ -262,7 +265,7 @@ TEST(TransportFailure, APeerThatNeverReduces) {
         std::this_thread::sleep_for(Seconds(3 * kDeadline));
         return;
       }
-      const std::string error = error_of([&] { reducer.reduce(x, got, false); });
+      const std::string error = kind_and_error_of([&] { reducer.reduce(x, got, false); });
       EXPECT_EQ(difference_of(got, want), "") << "the failed reduce added something";
       if (kind == TransportKind::kMapped) {
         const std::string where =
@@ -279,7 +282,7 @@ TEST(TransportFailure, APeerThatNeverReduces) {
         EXPECT_EQ(error.substr(0, where.size()), where) << error;
         EXPECT_NE(error.find("rank 2"), std::string::npos) << error;
       }
-      EXPECT_EQ(error_of([&] { reducer.reduce(x, got, false); }), error);
+      EXPECT_EQ(kind_and_error_of([&] { reducer.reduce(x, got, false); }), error);
     });
   }
 }
@@ -303,7 +306,9 @@ TEST(TransportFailure, RanksThatGatherOtherBundles) {
         t->publish(b, Stream());
       }
       const int mine = world.rank() == 2 ? 2 : 0;
-      const std::string error = error_of([&] { t->gather({mine, &weights.landing()}, Stream()); });
+      const std::string error = kind_and_error_of([&] {
+        t->gather({mine, &weights.landing()}, Stream());
+      });
       if (kind == TransportKind::kMapped) {
         EXPECT_EQ(error, "no error");
         EXPECT_EQ(weights.faults(mine, 1), 0);
@@ -332,7 +337,7 @@ TEST(TransportFailure, RanksThatGatherOtherViews) {
     const Poisoned slot(layout.slot_bytes), scratch(layout.scratch_bytes);
     const Landing landing(layout, slot.view(), scratch.view());
     EXPECT_EQ(
-        error_of([&] {
+        kind_and_error_of([&] {
           t->gather({0, &landing}, Stream());
         }),
         "communication: gtp \"dense\", operation 1: rank 0 gathers the row view of bundle "
@@ -344,13 +349,13 @@ TEST(TransportFailure, RanksThatGatherOtherViews) {
 TEST(TransportFailure, AnAbortEndsWaits) {
   std::string seen;
   const auto start = Clock::now();
-  const std::string thrown = error_of([&] {
+  const std::string thrown = kind_and_error_of([&] {
     run_threads(2, [&](comm::Communicator& world) {
       const auto t = make_transport(world);
       Numbered weights(*t, 1);
       if (world.rank() == 1) fail(ErrorKind::kIo, "the disk is full");
       t->publish(0, Stream());
-      seen = error_of([&] { t->gather({0, &weights.landing()}, Stream()); });
+      seen = kind_and_error_of([&] { t->gather({0, &weights.landing()}, Stream()); });
     });
   });
   EXPECT_EQ(thrown, "io: the disk is full");
@@ -367,7 +372,7 @@ TEST(TransportFailure, RanksThatShareDifferentBundles) {
     const auto t = make_transport(world, {.name = "dense"});
     const int mine = world.rank() == 2 ? 3 : 2;
     EXPECT_EQ(
-        error_of([&] {
+        kind_and_error_of([&] {
           t->share({bundle_without_shards(0, 1, false), bundle_without_shards(4, mine, false)});
         }),
         "invalid argument: gtp \"dense\": ranks 0 and 2 share different bundles, from "
@@ -377,7 +382,7 @@ TEST(TransportFailure, RanksThatShareDifferentBundles) {
     bundle.members[0][0] = elsewhere;
     const auto other = make_transport(world, {.name = "dense"});
     EXPECT_EQ(
-        error_of([&] { other->share({bundle}); }),
+        kind_and_error_of([&] { other->share({bundle}); }),
         "invalid argument: gtp \"dense\": bundle \"bundle 1\" is not in memory that peers map");
   });
 }
@@ -386,21 +391,21 @@ TEST(TransportFailure, Arguments) {
   run_threads(2, [](comm::Communicator& world) {
     const auto t = make_transport(world, {.name = "dense"});
     Numbered weights(*t, 1);
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(kind_and_error_of([&] {
                 t->gather({7, &weights.landing()}, Stream());
               }),
               "invalid argument: gtp \"dense\": bundle 7 is not among the 1 shared ones");
     const GatherLayout layout = gather_layout({Codec(), 32, 24, 2, 2}, Payload::kRow, kRowView);
     const Poisoned slot(layout.slot_bytes);
     const Landing landing(layout, slot.view(), {});
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(kind_and_error_of([&] {
                 t->gather({0, &landing}, Stream());
               }),
               "invalid argument: gtp gather: array 0 of bundle \"layer 0\" is bfloat16[16, 24], "
               "expected 1536 bytes");
     Tensor send(DType::kFloat32, {2, 32, 24}), main(DType::kFloat32, {16, 24});
     EXPECT_EQ(
-        error_of([&] {
+        kind_and_error_of([&] {
           t->reduce({.bundle = 0,
                      .send = send,
                      .scratch = {},
@@ -412,7 +417,7 @@ TEST(TransportFailure, Arguments) {
         "invalid argument: gtp \"dense\": the send slot of bundle \"layer 0\" is not in memory "
         "that peers map");
     const auto ring = make_transport(world, {.name = "dense"}, TransportKind::kRing);
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(kind_and_error_of([&] {
                 ring->reduce_transfer({1, 16, 24, DType::kBFloat16, DType::kFloat32});
               }),
               "invalid argument: gtp \"dense\": a ring cannot send bfloat16 for a main_grad in "
