@@ -4,6 +4,7 @@
 
 #include "moiety/base/graph.h"
 #include "moiety/gemm/grouped_block.h"
+#include "tests/gemm/groups.h"
 #include "tests/gemm_gpu/bounds.h"
 
 namespace moiety::gemm {
