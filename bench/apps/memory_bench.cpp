@@ -21,7 +21,7 @@
 #include "moiety/train/memory_estimate.h"
 #include "moiety/train/precision.h"
 #include "moiety/train/rank_model.h"
-#include "moiety/train/step_feed.h"
+#include "moiety/train/step/step_feed.h"
 
 namespace moiety::app {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "moiety/checkpoint/saver.h"
 #include "moiety/train/journal.h"
-#include "moiety/train/learner.h"
 #include "moiety/train/plan.h"
+#include "moiety/train/step/learner.h"
 #include "moiety/train/watchdog.h"
 
 namespace moiety::train {

@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "moiety/train/metrics.h"
-#include "moiety/train/step_feed.h"
+#include "moiety/train/step/step_feed.h"
 
 namespace moiety::train {
 namespace {

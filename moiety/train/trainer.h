@@ -12,9 +12,9 @@
 #include "moiety/data/batch_loader.h"
 #include "moiety/train/checkpoint_keeper.h"
 #include "moiety/train/journal.h"
-#include "moiety/train/learner.h"
 #include "moiety/train/plan.h"
-#include "moiety/train/step_pipeline.h"
+#include "moiety/train/step/learner.h"
+#include "moiety/train/step/step_pipeline.h"
 #include "moiety/train/train.h"
 #include "moiety/train/watchdog.h"
 

@@ -4,7 +4,7 @@
 #include "moiety/base/crc32c.h"
 #include "moiety/checkpoint/together.h"
 #include "moiety/train/failure_file.h"
-#include "moiety/train/replay.h"
+#include "moiety/train/step/replay.h"
 #include "moiety/train/trainer.h"
 
 namespace moiety::train {

@@ -1,4 +1,4 @@
-#include "moiety/train/replay.h"
+#include "moiety/train/step/replay.h"
 
 #include <vector>
 

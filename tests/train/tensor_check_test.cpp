@@ -1,4 +1,4 @@
-#include "moiety/train/tensor_check.h"
+#include "moiety/train/step/tensor_check.h"
 
 #include <array>
 #include <cmath>

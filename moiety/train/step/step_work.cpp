@@ -1,7 +1,7 @@
 // One step of the pipeline: its input from the host, and the work on the device.
 #include "moiety/base/log.h"
 #include "moiety/model/step_input.h"
-#include "moiety/train/step_pipeline.h"
+#include "moiety/train/step/step_pipeline.h"
 
 namespace moiety::train {
 

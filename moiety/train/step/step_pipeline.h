@@ -20,11 +20,11 @@
 #include "moiety/data/batch_loader.h"
 #include "moiety/optim/schedule.h"
 #include "moiety/train/journal.h"
-#include "moiety/train/learner.h"
 #include "moiety/train/plan.h"
 #include "moiety/train/profile.h"
-#include "moiety/train/step_feed.h"
-#include "moiety/train/tensor_check.h"
+#include "moiety/train/step/learner.h"
+#include "moiety/train/step/step_feed.h"
+#include "moiety/train/step/tensor_check.h"
 #include "moiety/train/watchdog.h"
 
 namespace moiety::train {

@@ -1,4 +1,4 @@
-#include "moiety/train/learner.h"
+#include "moiety/train/step/learner.h"
 
 #include "moiety/train/precision.h"
 

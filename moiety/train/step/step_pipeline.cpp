@@ -1,5 +1,5 @@
 // The steps under way and their completion; step_work.cpp has the step itself.
-#include "moiety/train/step_pipeline.h"
+#include "moiety/train/step/step_pipeline.h"
 
 #include <utility>
 

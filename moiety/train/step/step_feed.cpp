@@ -1,4 +1,4 @@
-#include "moiety/train/step_feed.h"
+#include "moiety/train/step/step_feed.h"
 
 #include <cstring>
 
