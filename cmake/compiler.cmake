@@ -23,7 +23,7 @@ endif()
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${moiety_cxx_options}>")
 
 # Standard headers are compiled once, for libraries and programs alike, and once more with GoogleTest
-# for the tests: half of a cold build is spent on them otherwise. Programs are compiled as libraries
+# for the tests: about a third of a cold build goes to them otherwise. Programs are compiled as libraries
 # are, so that the result fits all; -fpch-preprocess lets ccache look into it.
 option(MOIETY_PRECOMPILE "Compile standard headers once" ON)
 if(MOIETY_PRECOMPILE)
