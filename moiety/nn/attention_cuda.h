@@ -17,6 +17,7 @@ struct HeadStrides {
 
 struct AttentionJob {
   DType dtype = DType::kBFloat16;
+  bool backward = false;
   int64_t sequences = 0, queries = 0, keys = 0, groups = 0, heads = 0, head_dim = 0;
   float scale = 1;
   HeadStrides q, k, v, o;
@@ -40,7 +41,7 @@ constexpr const char* name(AttentionPath path) {
 AttentionPath attention_path(const AttentionArgs& args);
 AttentionPath attention_backward_path(const AttentionBackwardArgs& args);
 
-// Whether cuDNN's fused kernels take the job: forward or, if there is d_out, backward, in bf16,
+// Whether cuDNN's fused kernels take the job: forward or backward, in bf16,
 // with heads of a multiple of 32, as many queries as keys and at least 128, no documents, and a
 // shape that its heuristics take.
 //
@@ -66,13 +67,5 @@ struct CudnnStatus {
   std::string text;
 };
 const CudnnStatus& cudnn_status();
-
-// The path of tensor cores: bf16, heads of 32, 64 or 128, all addresses and strides multiples of 16
-// bytes.
-void attention_tiles_cuda(const AttentionJob& job, const Stream& stream);
-void attention_tiles_backward_cuda(const AttentionJob& job, const Stream& stream);
-// The path of all other fp32 and bf16 jobs: a warp for every query or key.
-void attention_plain_cuda(const AttentionJob& job, const Stream& stream);
-void attention_plain_backward_cuda(const AttentionJob& job, const Stream& stream);
 
 }  // namespace moiety::nn

@@ -1,9 +1,16 @@
-// Heads and their rows, for the kernels of attention.
+// Heads and their rows, for the kernels of attention, and the launches of those.
 #pragma once
 
-#include "moiety/nn/attention_cuda.h"
+#include "moiety/base/kernel_list.cuh"
+#include "moiety/nn/attention_kernel.h"
 
-namespace moiety::nn::device {
+namespace moiety::nn {
+
+using AttentionStart = KernelStart<AttentionJob>;
+AttentionStart tile_attention_start(const AttentionKernel& kernel, const AttentionJob& job);
+AttentionStart plain_attention_start(const AttentionKernel& kernel, const AttentionJob& job);
+
+namespace device {
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -59,4 +66,5 @@ __device__ inline float sum_of_warp(float x) {
   return x;
 }
 
-}  // namespace moiety::nn::device
+}  // namespace device
+}  // namespace moiety::nn

@@ -1,6 +1,7 @@
 // Attention for any head size, in fp32. A warp has a query (forward, dQ) or a key (dK, dV), its
 // lanes have the elements of heads; sums run in ascending order.
-#include "moiety/base/launch.cuh"
+#include <type_traits>
+
 #include "moiety/formats/bf16.h"
 #include "moiety/nn/attention_device.cuh"
 
@@ -9,7 +10,7 @@ namespace {
 
 using namespace device;
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kMost = 8;  // elements of a lane, for heads of up to 256
 
 // A row of a head spread over the lanes of a warp: a lane has elements lane + 32 n.
@@ -51,7 +52,7 @@ __device__ float dot(const LaneRow& x, const LaneRow& y) {
 
 // Finds the query of this warp, where `index` counts heads, then queries; false if there is none.
 __device__ bool own_row(int64_t rows, int64_t heads, int64_t& row, int64_t& head) {
-  const int64_t index = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   row = index / heads;
   head = index % heads;
   return row < rows;
@@ -139,23 +140,21 @@ __global__ void __launch_bounds__(kThreads) key_gradient(AttentionJob job) {
   dv.store(h.rows<T>(job.dv)[j], job.head_dim);
 }
 
-int64_t blocks(int64_t rows) { return blocks_for(rows, kThreads / 32); }
-
 }  // namespace
 
-void attention_plain_cuda(const AttentionJob& job, const Stream& stream) {
-  const int64_t rows = job.sequences * job.groups * job.heads * job.queries;
-  launch("attention", job.dtype == DType::kBFloat16 ? attend<bf16> : attend<float>,
-         {blocks(rows), kThreads}, stream, job);
-}
-
-void attention_plain_backward_cuda(const AttentionJob& job, const Stream& stream) {
-  const bool half = job.dtype == DType::kBFloat16;
-  const int64_t heads = job.sequences * job.groups;
-  launch("attention_backward", half ? query_gradient<bf16> : query_gradient<float>,
-         {blocks(heads * job.heads * job.queries), kThreads}, stream, job);
-  launch("attention_backward", half ? key_gradient<bf16> : key_gradient<float>,
-         {blocks(heads * job.keys), kThreads}, stream, job);
+AttentionStart plain_attention_start(const AttentionKernel& kernel, const AttentionJob& job) {
+  const int64_t groups = job.sequences * job.groups, queries = groups * job.heads * job.queries;
+  const auto shape = [](int64_t rows) { return LaunchShape{blocks_for(rows, kWarps), kThreads}; };
+  return start_of<kPlainAttention>(kernel, [&]<AttentionKernel k>() -> AttentionStart {
+    using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
+    if constexpr (k.pass == AttentionPass::kForward) {
+      return {attend<T>, shape(queries)};
+    } else if constexpr (k.pass == AttentionPass::kQueryGradient) {
+      return {query_gradient<T>, shape(queries)};
+    } else {
+      return {key_gradient<T>, shape(groups * job.keys)};
+    }
+  });
 }
 
 }  // namespace moiety::nn

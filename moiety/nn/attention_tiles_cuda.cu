@@ -2,7 +2,6 @@
 // scores, of queries (forward, dQ) or of keys (dK, dV, from transposed scores), so that
 // accumulators of one product are operands of the next. Every sum has one owner, so results are
 // always the same bits; the passes for dQ and for dK, dV each compute the scores again.
-#include "moiety/base/launch.cuh"
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/mma_device.cuh"
 #include "moiety/nn/attention_device.cuh"
@@ -470,52 +469,28 @@ __global__ void __launch_bounds__(kThreads, 2)
   dv.store(h.rows<uint16_t>(job.dv), first_key + warp_row, job.keys, one);
 }
 
-template <int kC>
-void forward(const AttentionJob& job, const Stream& stream) {
-  const int64_t heads = job.sequences * job.groups * job.heads;
-  launch("attention", attend_tiles<kC>,
-         {heads * blocks_for(job.queries, kForwardQueries), kThreads,
-          Tiles<kC>::bytes(kForwardQueries + 2 * kForwardKeys)},
-         stream, job);
-}
-
-template <int kC>
-void backward(const AttentionJob& job, const Stream& stream) {
-  const int64_t groups = job.sequences * job.groups, heads = groups * job.heads;
-  launch("attention_backward", dot_rows<kC>, {blocks_for(heads * job.queries, kWarps), kThreads},
-         stream, job);
-  launch("attention_backward", query_gradient<kC>,
-         {heads * blocks_for(job.queries, kGradientQueries), kThreads,
-          Tiles<kC>::bytes(2 * kGradientQueries + 4 * kGradientKeys)},
-         stream, job);
-  launch("attention_backward", key_gradient<kC>,
-         {groups * blocks_for(job.keys, kOwnKeys), kThreads,
-          Tiles<kC>::bytes(2 * kOwnKeys) + 2 * Tiles<kC>::step_bytes()},
-         stream, job);
-}
-
 }  // namespace
 
-void attention_tiles_cuda(const AttentionJob& job, const Stream& stream) {
-  switch (job.head_dim) {
-    case 32:
-      return forward<32>(job, stream);
-    case 64:
-      return forward<64>(job, stream);
-    default:
-      return forward<128>(job, stream);
-  }
-}
-
-void attention_tiles_backward_cuda(const AttentionJob& job, const Stream& stream) {
-  switch (job.head_dim) {
-    case 32:
-      return backward<32>(job, stream);
-    case 64:
-      return backward<64>(job, stream);
-    default:
-      return backward<128>(job, stream);
-  }
+AttentionStart tile_attention_start(const AttentionKernel& kernel, const AttentionJob& job) {
+  const int64_t groups = job.sequences * job.groups, heads = groups * job.heads;
+  return start_of<kTileAttention>(kernel, [&]<AttentionKernel k>() -> AttentionStart {
+    using T = Tiles<k.head_dim>;
+    if constexpr (k.pass == AttentionPass::kForward) {
+      return {attend_tiles<k.head_dim>,
+              {heads * blocks_for(job.queries, kForwardQueries), kThreads,
+               T::bytes(kForwardQueries + 2 * kForwardKeys)}};
+    } else if constexpr (k.pass == AttentionPass::kDots) {
+      return {dot_rows<k.head_dim>, {blocks_for(heads * job.queries, kWarps), kThreads}};
+    } else if constexpr (k.pass == AttentionPass::kQueryGradient) {
+      return {query_gradient<k.head_dim>,
+              {heads * blocks_for(job.queries, kGradientQueries), kThreads,
+               T::bytes(2 * kGradientQueries + 4 * kGradientKeys)}};
+    } else {
+      return {key_gradient<k.head_dim>,
+              {groups * blocks_for(job.keys, kOwnKeys), kThreads,
+               T::bytes(2 * kOwnKeys) + 2 * T::step_bytes()}};
+    }
+  });
 }
 
 }  // namespace moiety::nn

@@ -34,7 +34,7 @@ SdpaStrides strides_of(const HeadStrides& x, Cover cover, bool one_head) {
 SdpaShape shape_of(const AttentionJob& job, Cover cover) {
   const bool all = cover == Cover::kAll, one_head = job.heads == 1;
   SdpaShape s;
-  s.backward = job.d_out.data != nullptr;
+  s.backward = job.backward;
   s.batch = all ? job.sequences : cover == Cover::kSequence ? job.groups : 1;
   s.kv_heads = all ? job.groups : 1;
   s.heads = s.kv_heads * job.heads;
@@ -120,30 +120,19 @@ class Context {
     return it->second ? &*it->second : nullptr;
   }
 
-  // Launches the parts of one call, in order.
-  class Launcher {
-   public:
-    // `more` is the number of bytes that the call needs besides the plan's.
-    Launcher(Context& context, const CudnnPlan& plan, cudaStream_t stream, int64_t more)
-        : context_(context),
-          plan_(plan),
-          lock_(context.mutex_),
-          more_(static_cast<std::byte*>(context.workspace(stream, more + plan.workspace_bytes()))),
-          bytes_(more) {
-      cudnn_check(cudnn().set_stream(context.handle_, stream), "cudnnSetStream");
-    }
-    void run(std::span<const CudnnBinding> bindings) const {
-      plan_.run(context_.handle_, bindings, more_ + bytes_);
-    }
-    void* more() const { return more_; }
-
-   private:
-    Context& context_;
-    const CudnnPlan& plan_;
-    std::lock_guard<std::mutex> lock_;
-    std::byte* more_;
-    int64_t bytes_;
+  // What the launches of one call need; the next call waits until this is gone.
+  struct Session {
+    std::unique_lock<std::mutex> lock;
+    cudnnHandle_t handle = nullptr;
+    std::byte *packed = nullptr, *workspace = nullptr;  // memory of the call, and of its plan
   };
+  Session session(const CudnnPlan& plan, int64_t packed_bytes, cudaStream_t stream) {
+    std::unique_lock lock(mutex_);
+    void* memory = workspace(stream, packed_bytes + plan.workspace_bytes());
+    auto* const packed = static_cast<std::byte*>(memory);
+    cudnn_check(cudnn().set_stream(handle_, stream), "cudnnSetStream");
+    return {std::move(lock), handle_, packed, packed + packed_bytes};
+  }
 
  private:
   // Graphs that were captured with a smaller workspace keep using that one.
@@ -170,7 +159,7 @@ class Context {
 // Whether cuDNN computes the job as attention.h says. Before 9.16 its backward reads past the end
 // of lengths that are no multiple of 128.
 bool fits(const AttentionJob& job) {
-  const bool any_length = !job.d_out.data || cudnn().version >= 91600;
+  const bool any_length = !job.backward || cudnn().version >= 91600;
   return job.cudnn && job.dtype == DType::kBFloat16 && job.head_dim % 32 == 0 &&
          !job.document_start && job.queries == job.keys && job.queries >= kShortest &&
          (any_length || job.queries % 128 == 0);
@@ -198,10 +187,9 @@ const void* at(const HeadStrides& x, int64_t sequence, int64_t group) {
   return static_cast<const uint16_t*>(x.data) + sequence * x.sequence + group * x.group;
 }
 
-// Makes the launch that begins with this sequence and group.
-void launch(const AttentionJob& job, const Context::Launcher& launcher, int64_t sequence,
-            int64_t group) {
-  constexpr float kMinus = -std::numeric_limits<float>::infinity(), kUnit = 1;
+// The tensors of the launch that begins with this sequence and group.
+std::vector<CudnnBinding> bindings_of(const AttentionJob& job, int64_t sequence, int64_t group) {
+  static constexpr float kMinus = -std::numeric_limits<float>::infinity(), kUnit = 1;
   const int64_t row = (sequence * job.groups + group) * job.heads * job.queries;
   std::vector<CudnnBinding> bindings{{kQ, at(job.q, sequence, group)},
                                      {kK, at(job.k, sequence, group)},
@@ -210,7 +198,7 @@ void launch(const AttentionJob& job, const Context::Launcher& launcher, int64_t 
                                      {kLse, job.lse + row},
                                      {kScale, &job.scale},
                                      {kMinusInfinity, &kMinus}};
-  if (job.d_out.data) {
+  if (job.backward) {
     bindings.insert(bindings.end(), {{kDOut, at(job.d_out, sequence, group)},
                                      {kDelta, job.delta + row},
                                      {kDq, at(job.dq, sequence, group)},
@@ -218,7 +206,7 @@ void launch(const AttentionJob& job, const Context::Launcher& launcher, int64_t 
                                      {kDv, at(job.dv, sequence, group)},
                                      {kOne, &kUnit}});
   }
-  launcher.run(bindings);
+  return bindings;
 }
 
 }  // namespace
@@ -229,34 +217,37 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream) {
   const int device = stream.device().index;
   const auto [way, plan] = choose(job, device);
   const TraceSpan span(TraceLane::kCompute,
-                       job.d_out.data ? "attention_backward cudnn" : "attention cudnn");
+                       job.backward ? "attention_backward cudnn" : "attention cudnn");
   const CudaDeviceGuard guard(device);
   const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
   const int64_t tokens = job.sequences * job.queries * job.groups, width = job.heads * job.head_dim;
   const int64_t bytes = way.pack ? packed_bytes(job) : 0;
-  const bool backward = job.d_out.data;
-  const Context::Launcher launcher(per_device<Context>(device), *plan, cuda_stream,
-                                   backward ? 2 * bytes : bytes);
+  const Context::Session session =
+      per_device<Context>(device).session(*plan, job.backward ? 2 * bytes : bytes, cuda_stream);
   const auto copy = [&](const HeadStrides& to, const HeadStrides& from) {
     MOIETY_CUDA_CHECK(cudaMemcpy2DAsync(to.data, 2 * to.group, from.data, 2 * from.group, 2 * width,
                                         tokens, cudaMemcpyDeviceToDevice, cuda_stream));
   };
   AttentionJob launched = job;
   if (way.pack) {
-    launched.q = packed(job, launcher.more());
-    if (backward) launched.dq = packed(job, static_cast<std::byte*>(launcher.more()) + bytes);
+    launched.q = packed(job, session.packed);
+    if (job.backward) launched.dq = packed(job, session.packed + bytes);
     copy(launched.q, job.q);
   }
   const int64_t sequences = way.cover == Cover::kAll ? 1 : job.sequences;
   const int64_t groups = way.cover == Cover::kGroup ? job.groups : 1;
   for (int64_t b = 0; b < sequences; ++b) {
-    for (int64_t g = 0; g < groups; ++g) launch(launched, launcher, b, g);
+    for (int64_t g = 0; g < groups; ++g) {
+      const CudnnDescriptor pack = plan->pack(bindings_of(launched, b, g), session.workspace);
+      cudnn_check(cudnn().execute(session.handle, plan->get(), pack.get()), "cudnnBackendExecute");
+    }
   }
-  if (way.pack && backward) copy(job.dq, launched.dq);
+  if (way.pack && job.backward) copy(job.dq, launched.dq);
 }
 
 int64_t cudnn_workspace(const AttentionSizes& sizes) {
   AttentionJob job;
+  job.backward = true;
   job.sequences = sizes.sequences;
   job.queries = job.keys = sizes.length;
   job.groups = sizes.kv_heads;

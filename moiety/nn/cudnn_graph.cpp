@@ -79,8 +79,7 @@ CudnnPlan::CudnnPlan(CudnnDescriptor plan) : plan_(std::move(plan)) {
               "cudnnBackendGetAttribute");
 }
 
-void CudnnPlan::run(cudnnHandle_t handle, std::span<const CudnnBinding> bindings,
-                    void* workspace) const {
+CudnnDescriptor CudnnPlan::pack(std::span<const CudnnBinding> bindings, void* workspace) const {
   std::vector<int64_t> ids;
   std::vector<const void*> pointers;
   for (const CudnnBinding& b : bindings) {
@@ -92,8 +91,7 @@ void CudnnPlan::run(cudnnHandle_t handle, std::span<const CudnnBinding> bindings
            std::span<const void* const>(pointers));
   pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, std::span<const int64_t>(ids));
   pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace);
-  pack.finalize();
-  cudnn_check(cudnn().execute(handle, plan_.get(), pack.get()), "cudnnBackendExecute");
+  return pack.finalize();
 }
 
 CudnnDims packed_strides(const CudnnDims& sizes) {

@@ -51,7 +51,9 @@ struct CudnnBinding {
 class CudnnPlan {
  public:
   int64_t workspace_bytes() const { return workspace_; }
-  void run(cudnnHandle_t handle, std::span<const CudnnBinding> bindings, void* workspace) const;
+  // The tensors of one execution, as cudnnBackendExecute takes them with get().
+  CudnnDescriptor pack(std::span<const CudnnBinding> bindings, void* workspace) const;
+  cudnnBackendDescriptor_t get() const { return plan_.get(); }
 
  private:
   friend class CudnnGraph;

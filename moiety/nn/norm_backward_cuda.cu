@@ -6,11 +6,13 @@
 //   take a row each for its sums, and warps that take columns for dx and the weight's gradient;
 // - all other rows, aligned or not: sums first, then columns, which read the row again.
 #include <algorithm>
+#include <type_traits>
 
-#include "moiety/base/launch.cuh"
-#include "moiety/nn/element.h"
+#include "moiety/base/kernel_list.cuh"
+#include "moiety/formats/bf16.h"
 #include "moiety/nn/norm.h"
 #include "moiety/nn/norm_device.cuh"
+#include "moiety/nn/norm_kernel.h"
 #include "moiety/nn/row_map.cuh"
 #include "moiety/nn/rows.h"
 
@@ -25,6 +27,7 @@ struct Params {
   int64_t rows, n;
   device::RowLength length;
   float eps;
+  NormRing ring;
 };
 
 // The two numbers that a row's elements need from the row's sums.
@@ -135,22 +138,11 @@ __global__ void __launch_bounds__(kShortThreads, 4)
   if (rows > 0) store_octet<true>(p.partial + block * p.n + c, round_octet<float>(dg), p.n - c);
 }
 
-template <class T, int kLanes>
-void launch_short(const Params& p, const Stream& stream) {
-  launch("norm_backward", norm_backward_short<T, kLanes>,
-         {blocks_for(norm_blocks(p.rows), kShortThreads / kLanes), kShortThreads}, stream, p);
-}
-
 // ---- a ring of rows
 
 constexpr int kColumnWarps = 8, kSumWarps = 7, kColumnThreads = 32 * kColumnWarps;
 constexpr int kRingThreads = kColumnThreads + 32 * kSumWarps + 32;
-constexpr int kMostStages = 16, kMostLog = 4;
-
-struct Ring {
-  int stages, log;  // 2^log rows of a stage
-  int tensors;      // tensors of a row: x, dy and perhaps the addend
-};
+constexpr int kMostStages = NormRing::kMostStages, kMostLog = NormRing::kMostLog;
 
 struct RingRow {
   RowSums sums;
@@ -200,7 +192,7 @@ struct RingState {
 template <class T, int kOctets>
 struct RingBlock {
   const Params& p;
-  const Ring& ring;
+  const NormRing& ring;
   T* staged;  // [stages][batch][tensors][n]
   RingState& state;
   int lane = threadIdx.x % 32;
@@ -324,20 +316,20 @@ struct RingBlock {
 
 template <class T, int kOctets>
 __global__ void __launch_bounds__(kRingThreads, 1)
-    norm_backward_ring(const __grid_constant__ Params p, const __grid_constant__ Ring ring) {
+    norm_backward_ring(const __grid_constant__ Params p) {
   extern __shared__ uint4 memory[];
   __shared__ RingState state;
   cudaTriggerProgrammaticLaunchCompletion();
   if (threadIdx.x == 0) {
-    for (int s = 0; s < ring.stages; ++s) {
+    for (int s = 0; s < p.ring.stages; ++s) {
       state.full[s].init(1);
-      state.known[s].init(1 << ring.log);
+      state.known[s].init(1 << p.ring.log);
       state.empty[s].init(kColumnWarps);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const RingBlock<T, kOctets> block{p, ring, reinterpret_cast<T*>(memory), state};
+  const RingBlock<T, kOctets> block{p, p.ring, reinterpret_cast<T*>(memory), state};
   const int warp = threadIdx.x / 32;
   if (warp < kColumnWarps) {
     block.columns();
@@ -346,16 +338,6 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   } else {
     block.bring();
   }
-}
-
-template <class T, int kOctets>
-void launch_ring(const Params& p, const Ring& ring, const Stream& stream) {
-  const int64_t blocks =
-      std::min<int64_t>(norm_blocks(p.rows), gpu_properties(stream.device().index).multiprocessors);
-  launch("norm_backward", norm_backward_ring<T, kOctets>,
-         {blocks, kRingThreads,
-          (int64_t{ring.stages} << ring.log) * ring.tensors * p.n * int64_t{sizeof(T)}},
-         stream, p, ring);
 }
 
 // ---- other rows
@@ -406,35 +388,21 @@ __global__ void __launch_bounds__(kOtherThreads)
   }
 }
 
-template <class T, bool kVector>
-void launch_other(const Params& p, const Stream& stream) {
-  launch("norm_backward", norm_backward_other<T, kVector>, {norm_blocks(p.rows), kOtherThreads},
-         stream, p);
-}
-
-template <class T>
-void launch_backward(const NormBackwardArgs& a, const Params& p, const Stream& stream) {
-  if (!octets_fit({&a.x, &a.dy, &a.addend, &a.dx, &a.weight_D, &a.workspace})) {
-    return launch_other<T, false>(p, stream);
-  }
-  if (!p.addend) {
-    if (p.n <= 8 * kOctet) return launch_short<T, 8>(p, stream);
-    if (p.n <= 16 * kOctet) return launch_short<T, 16>(p, stream);
-    if (p.n <= 32 * kOctet) return launch_short<T, 32>(p, stream);
-  }
-  constexpr int kMostOctets = 8 / sizeof(T);  // octets that a thread keeps in its registers
-  constexpr int64_t kStage = 48 << 10;        // bytes of a stage
-  const int64_t most =
-      gpu_properties(stream.device().index).shared_block - int64_t{sizeof(RingState)};
-  Ring ring{0, kMostLog, p.addend ? 3 : 2};
-  const int64_t row = ring.tensors * p.n * int64_t{sizeof(T)};
-  while (ring.log > 0 && row << ring.log > kStage) --ring.log;
-  ring.stages = static_cast<int>(std::min<int64_t>(most / (row << ring.log), kMostStages));
-  const int64_t octets = blocks_for(p.n, kColumnThreads * kOctet);
-  if (ring.stages < 2 || octets > kMostOctets) return launch_other<T, true>(p, stream);
-  if (octets == 1) return launch_ring<T, 1>(p, ring, stream);
-  if (octets == 2) return launch_ring<T, 2>(p, ring, stream);
-  launch_ring<T, kMostOctets>(p, ring, stream);
+KernelStart<Params> start_backward(const NormKernel& chosen, const Params& p, int multiprocessors) {
+  const int64_t blocks = norm_blocks(p.rows);
+  return start_of<kNormBackwardKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
+    using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
+    if constexpr (k.family == NormFamily::kShort) {
+      constexpr int kLanes = k.columns / kOctet;
+      return {norm_backward_short<T, kLanes>,
+              {blocks_for(blocks, kShortThreads / kLanes), kShortThreads}};
+    } else if constexpr (k.family == NormFamily::kRing) {
+      return {norm_backward_ring<T, k.columns / (kColumnThreads * kOctet)>,
+              {std::min<int64_t>(blocks, multiprocessors), kRingThreads, p.ring.bytes()}};
+    } else {
+      return {norm_backward_other<T, k.family == NormFamily::kLong>, {blocks, kOtherThreads}};
+    }
+  });
 }
 
 // ---- the sum over blocks of rows
@@ -471,16 +439,13 @@ __global__ void __launch_bounds__(32)
   grad[c] = accumulate ? grad[c] + sum : sum;
 }
 
-void launch_sum(const NormBackwardArgs& a, const Stream& stream) {
-  const int64_t n = a.grad_D.size(0);
-  launch("norm_backward", sum_norm_blocks,
-         {.blocks = blocks_for(n, 32), .threads = 32, .early = true}, stream,
-         a.workspace.data<float>(), a.workspace.size(0), n, a.grad_D.data<float>(), a.accumulate);
-}
-
 }  // namespace
 
 void norm_backward_cuda(const NormBackwardArgs& a, const Stream& stream) {
+  const int64_t n = a.x.size(-1);
+  const bool octets = octets_fit({&a.x, &a.dy, &a.addend, &a.dx, &a.weight_D, &a.workspace});
+  const NormTraits traits{a.x.dtype(), n, octets, a.addend.defined()};
+  const GpuProperties& gpu = gpu_properties(stream.device().index);
   const Params p{a.x.raw(),
                  a.weight_D.raw(),
                  a.dy.raw(),
@@ -489,12 +454,15 @@ void norm_backward_cuda(const NormBackwardArgs& a, const Stream& stream) {
                  a.workspace.data<float>(),
                  RowMap<4>({&a.x, &a.dy, &a.addend, &a.dx}),
                  row_count(a.x),
-                 a.x.size(-1),
-                 device::row_length(a.x.size(-1)),
-                 a.eps};
-  with_storage(a.x.dtype(),
-               [&](auto element) { launch_backward<decltype(element)>(a, p, stream); });
-  launch_sum(a, stream);
+                 n,
+                 device::row_length(n),
+                 a.eps,
+                 norm_ring(traits, gpu.shared_block - int64_t{sizeof(RingState)})};
+  const auto start = start_backward(choose_norm_backward(traits, p.ring), p, gpu.multiprocessors);
+  launch("norm_backward", start.kernel, start.shape, stream, p);
+  launch("norm_backward", sum_norm_blocks,
+         {.blocks = blocks_for(n, 32), .threads = 32, .early = true}, stream,
+         a.workspace.data<float>(), a.workspace.size(0), n, a.grad_D.data<float>(), a.accumulate);
 }
 
 }  // namespace moiety::nn

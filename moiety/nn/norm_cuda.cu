@@ -1,10 +1,13 @@
 // RMSNorm on GPUs. A group of lanes has a row: the 32 lanes of lane_sum, or as many as a short row
 // has octets.
+#include <type_traits>
+
 #include "moiety/base/copy.h"
-#include "moiety/base/launch.cuh"
-#include "moiety/nn/element.h"
+#include "moiety/base/kernel_list.cuh"
+#include "moiety/formats/bf16.h"
 #include "moiety/nn/norm.h"
 #include "moiety/nn/norm_device.cuh"
+#include "moiety/nn/norm_kernel.h"
 #include "moiety/nn/row_map.cuh"
 #include "moiety/nn/rows.h"
 #include "moiety/quant/amax_device.cuh"
@@ -24,57 +27,44 @@ struct Params {
   uint32_t* amax;  // may be null
 };
 
-// Normalizes rows of which a lane keeps kChunks octets in registers; a longer row is read twice.
-// kRows rows wait for memory together.
-template <class T, bool kVector, int kLanes, int kChunks, int kRows>
+// A warp normalizes a row, of which a lane keeps kChunks octets in registers; a longer row is read
+// twice.
+template <class T, bool kVector, int kChunks>
 __global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ Params p) {
-  constexpr int kGroups = kThreads / kLanes;
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  const auto column = [&](int chunk) { return int64_t{chunk * kLanes + lane} * kOctet; };
-  const int64_t row0 = int64_t{blockIdx.x} * kGroups * kRows + group;
-  const T* x[kRows];
-  T* y[kRows];
-  int64_t n[kRows];
-  Octet<T> held[kRows][kChunks];
+  const int lane = threadIdx.x % 32;
+  const auto column = [&](int chunk) { return int64_t{chunk * 32 + lane} * kOctet; };
+  const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  const int64_t n = row < p.rows ? p.n : 0;
+  const auto [from, to] = p.map.offsets(row < p.rows ? row : 0);
+  const T* x = static_cast<const T*>(p.x) + from;
+  T* y = static_cast<T*>(p.y) + to;
+  Octet<T> held[kChunks];
 #pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-    const int64_t row = row0 + k * kGroups;
-    n[k] = row < p.rows ? p.n : 0;
-    const auto [from, to] = p.map.offsets(row < p.rows ? row : 0);
-    x[k] = static_cast<const T*>(p.x) + from;
-    y[k] = static_cast<T*>(p.y) + to;
+  for (int j = 0; j < kChunks; ++j) held[j] = load_octet<kVector>(x + column(j), n - column(j));
+  float sum = 0;
 #pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      held[k][j] = load_octet<kVector>(x[k] + column(j), n[k] - column(j));
-    }
+  for (int j = 0; j < kChunks; ++j) sum = device::add_products(held[j], held[j], sum);
+#pragma unroll 4
+  for (int64_t c = column(kChunks); c < n; c += 32 * kOctet) {
+    const Octet<T> more = load_octet<kVector>(x + c, n - c);
+    sum = device::add_products(more, more, sum);
   }
+  const float r = device::inverse_rms(device::fold<32>(sum), p.length, p.eps);
   uint32_t amax = 0;
-  const auto store = [&](int k, int64_t c, const Octet<T>& values, float r) {
-    const Octet<T> g = load_octet<kVector>(static_cast<const T*>(p.weight) + c, n[k] - c);
+  const auto store = [&](int64_t c, const Octet<T>& values) {
+    const Octet<T> g = load_octet<kVector>(static_cast<const T*>(p.weight) + c, n - c);
     float v[kOctet];
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) v[i] = values[i] * r * g[i];
     Octet<T> out = round_octet<T>(v);
-    store_octet<kVector>(y[k] + c, out, n[k] - c);
-    if (p.amax) amax = max(amax, out.amax(n[k] - c));
+    store_octet<kVector>(y + c, out, n - c);
+    if (p.amax) amax = max(amax, out.amax(n - c));
   };
 #pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) sum = device::add_products(held[k][j], held[k][j], sum);
+  for (int j = 0; j < kChunks; ++j) store(column(j), held[j]);
 #pragma unroll 4
-    for (int64_t c = column(kChunks); c < n[k]; c += kLanes * kOctet) {
-      const Octet<T> more = load_octet<kVector>(x[k] + c, n[k] - c);
-      sum = device::add_products(more, more, sum);
-    }
-    const float r = device::inverse_rms(device::fold<kLanes>(sum), p.length, p.eps);
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) store(k, column(j), held[k][j], r);
-#pragma unroll 4
-    for (int64_t c = column(kChunks); c < n[k]; c += kLanes * kOctet) {
-      store(k, c, load_octet<kVector>(x[k] + c, n[k] - c), r);
-    }
+  for (int64_t c = column(kChunks); c < n; c += 32 * kOctet) {
+    store(c, load_octet<kVector>(x + c, n - c));
   }
   if (p.amax) quant::device::raise_amax(p.amax, amax);
 }
@@ -117,35 +107,19 @@ __global__ void __launch_bounds__(kThreads) norm_short_rows(const __grid_constan
   if (p.amax) quant::device::raise_amax(p.amax, amax);
 }
 
-template <class T, int kLanes>
-void launch_short(const Params& p, const Stream& stream) {
-  launch("norm", norm_short_rows<T, kLanes>,
-         {blocks_for(p.rows, kThreads / kLanes * (16 / sizeof(T))), kThreads}, stream, p);
-}
-
-template <class T, bool kVector, int kLanes, int kChunks, int kRows>
-void launch_rows(const Params& p, const Stream& stream) {
-  launch("norm", norm_rows<T, kVector, kLanes, kChunks, kRows>,
-         {blocks_for(p.rows, kThreads / kLanes * kRows), kThreads}, stream, p);
-}
-
-template <class T>
-void launch_norm(const NormArgs& a, const Params& p, const Stream& stream) {
-  if (!octets_fit({&a.x, &a.y, &a.weight_D})) {
-    launch_rows<T, false, 32, 1, 1>(p, stream);
-  } else if (p.n <= 8 * kOctet) {
-    launch_short<T, 8>(p, stream);
-  } else if (p.n <= 16 * kOctet) {
-    launch_short<T, 16>(p, stream);
-  } else if (p.n <= 32 * kOctet) {
-    launch_short<T, 32>(p, stream);
-  } else if (p.n * int64_t{sizeof(T)} <= 4096) {
-    launch_rows<T, true, 32, 16 / sizeof(T), 1>(p, stream);
-  } else if (p.n * int64_t{sizeof(T)} <= 8192) {
-    launch_rows<T, true, 32, 32 / sizeof(T), 1>(p, stream);
-  } else {
-    launch_rows<T, true, 32, 64 / sizeof(T), 1>(p, stream);
-  }
+KernelStart<Params> start_norm(const NormKernel& chosen, int64_t rows) {
+  return start_of<kNormKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
+    using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
+    if constexpr (k.family == NormFamily::kShort) {
+      constexpr int kLanes = k.columns / kOctet;
+      return {norm_short_rows<T, kLanes>,
+              {blocks_for(rows, kThreads / kLanes * (16 / sizeof(T))), kThreads}};
+    } else {
+      constexpr int kChunks = k.columns / (32 * kOctet);
+      return {norm_rows<T, k.family == NormFamily::kLong, kChunks>,
+              {blocks_for(rows, kThreads / 32), kThreads}};
+    }
+  });
 }
 
 }  // namespace
@@ -161,7 +135,9 @@ void norm_cuda(const NormArgs& a, const Stream& stream) {
                  device::row_length(a.x.size(-1)),
                  a.eps,
                  static_cast<uint32_t*>(a.sink.amax.raw())};
-  with_storage(a.x.dtype(), [&](auto element) { launch_norm<decltype(element)>(a, p, stream); });
+  const bool octets = octets_fit({&a.x, &a.y, &a.weight_D});
+  const auto start = start_norm(choose_norm({a.x.dtype(), p.n, octets}), p.rows);
+  launch("norm", start.kernel, start.shape, stream, p);
 }
 
 }  // namespace moiety::nn

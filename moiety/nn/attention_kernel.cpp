@@ -1,4 +1,4 @@
-#include "moiety/nn/attention_cuda.h"
+#include "moiety/nn/attention_kernel.h"
 
 #include <cmath>
 
@@ -33,8 +33,13 @@ AttentionJob job_of(const char* operation, const AttentionArgs& a) {
   return job;
 }
 
+}  // namespace
+
+AttentionJob job_of(const AttentionArgs& args) { return job_of("attention", args); }
+
 AttentionJob job_of(const AttentionBackwardArgs& a) {
   AttentionJob job = job_of("attention_backward", a.forward);
+  job.backward = true;
   job.d_out = strides_of(a.do_BSGMC);
   job.dq = strides_of(a.dq_BSGMC);
   job.dk = strides_of(a.dk_BSGC);
@@ -43,8 +48,7 @@ AttentionJob job_of(const AttentionBackwardArgs& a) {
   return job;
 }
 
-// Whether addresses and strides of these tensors suit the tensor cores.
-bool aligned(const AttentionJob& job) {
+bool suits_tensor_cores(const AttentionJob& job) {
   if (job.dtype != DType::kBFloat16) return false;
   for (const HeadStrides* x :
        {&job.q, &job.k, &job.v, &job.o, &job.d_out, &job.dq, &job.dk, &job.dv}) {
@@ -56,45 +60,17 @@ bool aligned(const AttentionJob& job) {
   return true;
 }
 
-AttentionPath path_of(const AttentionJob& job, Device device) {
-  if (!aligned(job)) return AttentionPath::kPlain;
-  if (cudnn_takes(job, device.index)) return AttentionPath::kCudnn;
-  const bool tiles = job.head_dim == 32 || job.head_dim == 64 || job.head_dim == 128;
-  return tiles ? AttentionPath::kTiles : AttentionPath::kPlain;
-}
-
-}  // namespace
-
-AttentionPath attention_path(const AttentionArgs& args) {
-  return path_of(job_of("attention", args), args.q_BSGMC.device());
-}
-
-AttentionPath attention_backward_path(const AttentionBackwardArgs& args) {
-  return path_of(job_of(args), args.forward.q_BSGMC.device());
-}
-
-void attention_cuda(const AttentionArgs& args, const Stream& stream) {
-  const AttentionJob job = job_of("attention", args);
-  switch (path_of(job, stream.device())) {
-    case AttentionPath::kCudnn:
-      return attention_cudnn(job, stream);
-    case AttentionPath::kTiles:
-      return attention_tiles_cuda(job, stream);
-    case AttentionPath::kPlain:
-      return attention_plain_cuda(job, stream);
-  }
-}
-
-void attention_backward_cuda(const AttentionBackwardArgs& args, const Stream& stream) {
-  const AttentionJob job = job_of(args);
-  switch (path_of(job, stream.device())) {
-    case AttentionPath::kCudnn:
-      return attention_cudnn(job, stream);
-    case AttentionPath::kTiles:
-      return attention_tiles_backward_cuda(job, stream);
-    case AttentionPath::kPlain:
-      return attention_plain_backward_cuda(job, stream);
-  }
+std::vector<AttentionKernel> choose_kernels(const AttentionJob& job) {
+  const int64_t c = job.head_dim;
+  const bool tiles = suits_tensor_cores(job) && (c == 32 || c == 64 || c == 128);
+  const AttentionPath path = tiles ? AttentionPath::kTiles : AttentionPath::kPlain;
+  const auto kernel = [&](AttentionPass pass) {
+    return AttentionKernel{path, pass, job.dtype, tiles ? c : 0};
+  };
+  using enum AttentionPass;
+  if (!job.backward) return {kernel(kForward)};
+  if (!tiles) return {kernel(kQueryGradient), kernel(kKeyGradient)};
+  return {kernel(kDots), kernel(kQueryGradient), kernel(kKeyGradient)};
 }
 
 }  // namespace moiety::nn
