@@ -25,7 +25,7 @@ void check_sum_record(const char* operation, const EpGroup& group, const EpPlan&
 
 }  // namespace
 
-void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
+void check_sum(const EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
                const Stream& stream) {
   const char* op = names.operation;
   check_devices(op,
@@ -48,21 +48,16 @@ void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const 
   check_home(names.out, args.out_TD);
   if (args.addend.defined()) check_home("addend", args.addend);
   check_sum_record(op, group, plan, args.y_CD, args.reduction);
-  if (group.impl()->on_gpu()) {
-    if constexpr (kCudaBuilt) {
-      issue_on_gpu(group, stream, [&](Epoch, const Stream& on) { sum_rows_cuda(plan, args, on); });
-      return;
-    }
-    fail_without_cuda(op);
-  }
-  const Signature signature{.op = names.kind,
-                            .format = payload_format(dtype),
-                            .weights = args.slot_w.defined() || args.side.defined(),
-                            .reduction = args.reduction,
-                            .row_bytes = byte_size(dtype, model),
-                            .plan = plan.epoch};
-  issue(group, signature, stream,
-        [plan, args](Exchange& exchange) { sum_rows(exchange, plan, args); });
+}
+
+Signature sum_signature(OpKind kind, const EpPlan& plan, const SumArgs& args) {
+  const DType dtype = args.y_CD.dtype();
+  return {.op = kind,
+          .format = payload_format(dtype),
+          .weights = args.slot_w.defined() || args.side.defined(),
+          .reduction = args.reduction,
+          .row_bytes = byte_size(dtype, args.y_CD.size(1)),
+          .plan = plan.epoch};
 }
 
 void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream stream) {
@@ -76,7 +71,17 @@ void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream
                     .addend = args.addend,
                     .out_TD = args.out_TD,
                     .reduction = args.reduction};
-  issue_sum(group, plan, {kName, "y", "out", OpKind::kCombine}, sum, stream);
+  check_sum(group, plan, {kName, "y", "out"}, sum, stream);
+  if (group.impl()->on_gpu()) {
+    if constexpr (kCudaBuilt) {
+      sum_rows_cuda(plan, sum, stream);
+      group.impl()->count_on_gpu(stream);
+      return;
+    }
+    fail_without_cuda(kName);
+  }
+  issue(group, sum_signature(OpKind::kCombine, plan, sum), stream,
+        [plan, sum](Exchange& exchange) { sum_rows(exchange, plan, sum); });
 }
 
 void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardArgs& args,
@@ -108,13 +113,15 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
   if (group.impl()->on_gpu()) {
     check_gpu_rows(kName, "gy", gy);
     if constexpr (kCudaBuilt) {
-      issue_on_gpu(group, stream, [&](Epoch, const Stream& on) {
-        if (!weights) return copy_rows_cuda(plan, g, {}, gy, false, on);
-        const auto& g_TD = std::get<TensorView>(args.g_TD);
-        scale_rows_cuda(
-            plan, {g_TD, args.slot_w, args.y_CD, std::get<TensorView>(args.gy_CD), args.g_slot_w},
-            on);
-      });
+      if (weights) {
+        scale_rows_cuda(plan,
+                        {std::get<TensorView>(args.g_TD), args.slot_w, args.y_CD,
+                         std::get<TensorView>(args.gy_CD), args.g_slot_w},
+                        stream);
+      } else {
+        copy_rows_cuda(plan, g, {}, gy, false, stream);
+      }
+      group.impl()->count_on_gpu(stream);
       return;
     }
     fail_without_cuda(kName);

@@ -25,6 +25,8 @@ struct Params {
   const int32_t* slot_TK;
 };
 
+using SumKernel = void(Params);
+
 // Loads the row of t, among rows of T or of float.
 template <bool kVector, class T>
 __device__ void load_row(const std::byte* row, bool fp32, int64_t c, int64_t n,
@@ -105,16 +107,16 @@ __global__ void __launch_bounds__(kRowThreads) sum_rows(const __grid_constant__ 
   }
 }
 
-template <class T, bool kVector>
-void launch_sum(const Params& p, const Stream& stream) {
-  const LaunchShape shape{blocks_for(p.tokens * p.pieces, kRowWarps), kRowThreads};
-  p.slot_w ? launch("ep sum_rows", sum_rows<T, kVector, true>, shape, stream, p)
-           : launch("ep sum_rows", sum_rows<T, kVector, false>, shape, stream, p);
+template <class T>
+SumKernel* sum_kernel(bool vectors, bool weighted) {
+  if (vectors) return weighted ? sum_rows<T, true, true> : sum_rows<T, true, false>;
+  return weighted ? sum_rows<T, false, true> : sum_rows<T, false, false>;
 }
 
-template <class T>
-void launch_sum_of(const Params& p, bool vectors, const Stream& stream) {
-  vectors ? launch_sum<T, true>(p, stream) : launch_sum<T, false>(p, stream);
+SumKernel* sum_kernel(DType dtype, bool vectors, bool weighted) {
+  return dtype == DType::kBFloat16  ? sum_kernel<bf16>(vectors, weighted)
+         : dtype == DType::kFloat16 ? sum_kernel<fp16>(vectors, weighted)
+                                    : sum_kernel<float>(vectors, weighted);
 }
 
 }  // namespace
@@ -122,7 +124,6 @@ void launch_sum_of(const Params& p, bool vectors, const Stream& stream) {
 void sum_rows_cuda(const EpPlan& plan, const SumArgs& a, const Stream& stream) {
   const Rows y(a.y_CD), slot_w(a.slot_w), addend(a.addend), side(a.side), out(a.out_TD),
       side_out(a.side_TK);
-  const DType type = a.y_CD.dtype();
   const int64_t n = a.y_CD.size(1);
   const Params p{.y = y[0],
                  .slot_w = slot_w[0],
@@ -145,14 +146,8 @@ void sum_rows_cuda(const EpPlan& plan, const SumArgs& a, const Stream& stream) {
                  .topk = plan.topk,
                  .slot_TK = plan.slot_TK.data<int32_t>()};
   const bool vectors = octets_fit({&a.y_CD, &a.addend, &a.out_TD});
-  switch (type) {
-    case DType::kBFloat16:
-      return launch_sum_of<bf16>(p, vectors, stream);
-    case DType::kFloat16:
-      return launch_sum_of<fp16>(p, vectors, stream);
-    default:
-      return launch_sum_of<float>(p, vectors, stream);
-  }
+  launch("ep sum_rows", sum_kernel(a.y_CD.dtype(), vectors, p.slot_w != nullptr),
+         {blocks_for(p.tokens * p.pieces, kRowWarps), kRowThreads}, stream, p);
 }
 
 namespace {
@@ -166,6 +161,8 @@ struct ScaleParams {
   const int32_t* slot_TK;
   device::ZeroRows to;
 };
+
+using ScaleKernel = void(ScaleParams);
 
 // A warp has a pair; the other pairs of a token find its row in the cache. Lanes are those of
 // lane_sum (base/math.h), and go over the row by kBatch octets whose loads wait together.
@@ -215,11 +212,15 @@ __global__ void __launch_bounds__(kRowThreads) scale_rows(const __grid_constant_
   if (lane == 0) *reinterpret_cast<float*>(p.to.values + slot * p.to.value_stride) = sum;
 }
 
-template <class T>
-void launch_scale(const ScaleParams& p, bool vectors, const Stream& stream) {
-  const LaunchShape shape{p.pair_blocks + device::ZeroRows::blocks(p.to.capacity), kRowThreads};
-  vectors ? launch("ep scale_rows", scale_rows<T, true>, shape, stream, p)
-          : launch("ep scale_rows", scale_rows<T, false>, shape, stream, p);
+ScaleKernel* scale_kernel(DType dtype, bool vectors) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return vectors ? scale_rows<bf16, true> : scale_rows<bf16, false>;
+    case DType::kFloat16:
+      return vectors ? scale_rows<fp16, true> : scale_rows<fp16, false>;
+    default:
+      return vectors ? scale_rows<float, true> : scale_rows<float, false>;
+  }
 }
 
 }  // namespace
@@ -244,14 +245,8 @@ void scale_rows_cuda(const EpPlan& plan, const ScaleRowsArgs& a, const Stream& s
   p.to.values = values[0];
   p.to.value_stride = values.stride();
   const bool vectors = octets_fit({&a.g_TD, &a.y_CD, &a.gy_CD});
-  switch (a.g_TD.dtype()) {
-    case DType::kBFloat16:
-      return launch_scale<bf16>(p, vectors, stream);
-    case DType::kFloat16:
-      return launch_scale<fp16>(p, vectors, stream);
-    default:
-      return launch_scale<float>(p, vectors, stream);
-  }
+  launch("ep scale_rows", scale_kernel(a.g_TD.dtype(), vectors),
+         {p.pair_blocks + device::ZeroRows::blocks(p.to.capacity), kRowThreads}, stream, p);
 }
 
 }  // namespace moiety::moe

@@ -38,9 +38,8 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
       fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
     }
     if constexpr (kCudaBuilt) {
-      issue_on_gpu(group, stream, [&](Epoch, const Stream& on) {
-        copy_rows_cuda(plan, x, args.w_TK, rows, args.zero_tail, on);
-      });
+      copy_rows_cuda(plan, x, args.w_TK, rows, args.zero_tail, stream);
+      group.impl()->count_on_gpu(stream);
       return;
     }
     fail_without_cuda(kName);
@@ -75,7 +74,17 @@ void dispatch_backward(EpGroup& group, const EpPlan& plan, const DispatchBackwar
                     .out_TD = args.gx_TD,
                     .side_TK = args.gw_TK,
                     .reduction = args.reduction};
-  issue_sum(group, plan, {kName, "g_rows", "gx", OpKind::kDispatchBackward}, sum, stream);
+  check_sum(group, plan, {kName, "g_rows", "gx"}, sum, stream);
+  if (group.impl()->on_gpu()) {
+    if constexpr (kCudaBuilt) {
+      sum_rows_cuda(plan, sum, stream);
+      group.impl()->count_on_gpu(stream);
+      return;
+    }
+    fail_without_cuda(kName);
+  }
+  issue(group, sum_signature(OpKind::kDispatchBackward, plan, sum), stream,
+        [plan, sum](Exchange& exchange) { sum_rows(exchange, plan, sum); });
 }
 
 }  // namespace moiety::moe

@@ -1,9 +1,11 @@
 // Rows to experts on a GPU: dispatch and, where it only copies, combine_backward. A warp has a
 // piece of one token's row, which it reads once and writes to every slot of the token; warps behind
 // those zero the rows that no token has.
-#include <algorithm>
+#include <array>
+#include <type_traits>
 
-#include "moiety/base/launch.cuh"
+#include "moiety/base/kernel_list.cuh"
+#include "moiety/moe/copy_kernel.h"
 #include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/rows_device.cuh"
 
@@ -60,53 +62,57 @@ __global__ void __launch_bounds__(kRowThreads) copy_part(const __grid_constant__
   }
 }
 
-template <class Unit>
-void launch_copy(CopyParams p, const Stream& stream) {
-  const int64_t units = p.to.bytes / int64_t{sizeof(Unit)};
-  p.pieces = static_cast<uint32_t>(blocks_for(units, 32 * kUnits<Unit>));
-  p.token_blocks = blocks_for(p.tokens * p.pieces, kRowWarps);
-  launch("ep copy_rows", copy_part<Unit>,
-         {p.token_blocks + device::ZeroRows::blocks(p.to.capacity), kRowThreads}, stream, p);
+// The rows of one part, all but what a kernel decides.
+CopyParams part_of(const EpPlan& plan, const Rows& from, const Rows& to, int64_t bytes, bool tail) {
+  CopyParams p{};
+  p.from = from[0];
+  p.from_stride = from.stride();
+  p.tokens = plan.tokens;
+  p.topk = plan.topk;
+  p.slot_TK = plan.slot_TK.data<int32_t>();
+  p.to = device::ZeroRows::of(plan, tail);
+  p.to.data = to[0];
+  p.to.stride = to.stride();
+  p.to.bytes = bytes;
+  return p;
 }
 
-// Launches with the widest unit that all rows are made of.
-void launch_part(const CopyParams& p, const Stream& stream) {
-  const auto all = reinterpret_cast<uintptr_t>(p.from) | reinterpret_cast<uintptr_t>(p.to.data) |
-                   static_cast<uintptr_t>(p.from_stride | p.to.stride | p.to.bytes);
-  if (all % 16 == 0) return launch_copy<uint4>(p, stream);
-  if (all % 4 == 0) return launch_copy<uint32_t>(p, stream);
-  if (all % 2 == 0) return launch_copy<uint16_t>(p, stream);
-  launch_copy<uint8_t>(p, stream);
+// The launch for a part, and the numbers of it that depend on the kernel.
+KernelStart<CopyParams> start_copy(CopyParams& p) {
+  const CopyKernel chosen =
+      choose_copy({p.from, p.to.data}, {p.from_stride, p.to.stride, p.to.bytes});
+  return start_of<kCopyKernels>(chosen, [&]<CopyKernel k>() -> KernelStart<CopyParams> {
+    using Small = std::conditional_t<k.unit == 2, uint16_t, uint8_t>;
+    using Unit =
+        std::conditional_t<k.unit == 16, uint4, std::conditional_t<k.unit == 4, uint32_t, Small>>;
+    p.pieces = static_cast<uint32_t>(blocks_for(p.to.bytes / k.unit, 32 * kUnits<Unit>));
+    p.token_blocks = blocks_for(p.tokens * p.pieces, kRowWarps);
+    return {copy_part<Unit>,
+            {p.token_blocks + device::ZeroRows::blocks(p.to.capacity), kRowThreads}};
+  });
 }
 
 }  // namespace
 
 void copy_rows_cuda(const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
                     const ExpertRows& rows, bool tail, const Stream& stream) {
-  const auto part = [&](const Rows& from, const Rows& to, int64_t bytes, bool values) {
-    if (bytes == 0) return;
-    CopyParams p{};
-    p.from = from[0];
-    p.from_stride = from.stride();
-    p.tokens = plan.tokens;
-    p.topk = plan.topk;
-    p.slot_TK = plan.slot_TK.data<int32_t>();
-    p.to = device::ZeroRows::of(plan, tail);
-    p.to.data = to[0];
-    p.to.stride = to.stride();
-    p.to.bytes = bytes;
-    if (values) {
-      const Rows w(w_TK);
-      p.weights = w[0];
-      p.weight_stride = w.stride();
-      p.to.values = rows.values[0];
-      p.to.value_stride = rows.values.stride();
-    }
-    launch_part(p, stream);
+  std::array parts = {
+      part_of(plan, x.data, rows.data, x.parts.data, tail),
+      part_of(plan, x.scales, rows.scales.compact(), x.parts.scales, tail),
+      part_of(plan, x.row_scale, rows.row_scale, x.parts.row_scale, tail),
   };
-  part(x.data, rows.data, x.parts.data, rows.has_values);
-  part(x.scales, rows.scales.compact(), x.parts.scales, false);
-  part(x.row_scale, rows.row_scale, x.parts.row_scale, false);
+  if (rows.has_values) {
+    const Rows w(w_TK);
+    parts[0].weights = w[0];
+    parts[0].weight_stride = w.stride();
+    parts[0].to.values = rows.values[0];
+    parts[0].to.value_stride = rows.values.stride();
+  }
+  for (CopyParams& p : parts) {
+    if (p.to.bytes == 0) continue;
+    const auto start = start_copy(p);
+    launch("ep copy_rows", start.kernel, start.shape, stream, p);
+  }
 }
 
 }  // namespace moiety::moe

@@ -237,6 +237,11 @@ struct EpGroup::Impl {
   bool on_gpu() const { return options.device.type == DeviceType::kCuda; }
   GpuState* gpu() const { return reinterpret_cast<GpuState*>(gpu_state.data()); }
   const EpBytes& bytes() const { return on_gpu() ? gpu_bytes : exchange->bytes(); }
+  // Counts an operation of a GPU, whose kernels are on the stream; returns its epoch.
+  Epoch count_on_gpu(const Stream& stream) {
+    last_stream = stream;
+    return ++issued;
+  }
   // Returns when the operation issued last has happened.
   void wait() const;
   // The first finding at or before `epoch`, as in Findings::take.
@@ -261,16 +266,6 @@ Epoch issue(EpGroup& group, const Signature& signature, const Stream& stream, Bo
   });
   impl->last.record(stream);
   return epoch;
-}
-
-// Issues enqueue(epoch, stream), which puts kernels on the stream, as the next operation of a group
-// on a GPU.
-template <class Enqueue>
-Epoch issue_on_gpu(EpGroup& group, const Stream& stream, Enqueue&& enqueue) {
-  EpGroup::Impl& impl = *group.impl();
-  enqueue(impl.issued + 1, stream);
-  impl.last_stream = stream;
-  return ++impl.issued;
 }
 
 // Throws unless the group may run on the stream, and the plan is one of its plans and fits its

@@ -116,9 +116,8 @@ EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, 
                         g.limits, args, &bytes);
   if (g.on_gpu()) {
     if constexpr (kCudaBuilt) {
-      plan.epoch = issue_on_gpu(group, stream, [&](Epoch epoch, const Stream& on) {
-        prepare_cuda(plan, args, epoch, g.gpu(), on);
-      });
+      prepare_cuda(plan, args, g.issued + 1, g.gpu(), stream);
+      plan.epoch = group.impl()->count_on_gpu(stream);
       return plan;
     }
     fail_without_cuda("ep prepare");

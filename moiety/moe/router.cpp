@@ -133,63 +133,30 @@ class Parts {
   Device device_;
 };
 
-void add_hidden_gradient(const RouterBackwardArgs& args, const TensorView& dlogits,
-                         const TensorView& w, const Stream& stream) {
-  gemm::gemm({.op = gemm::GemmOp::kNN,
-              .a = dlogits,
-              .b = w,
-              .out = args.dh_TD,
-              .beta = args.addend_TD.defined() ? 1.0f : 0.0f,
-              .c = args.addend_TD},
-             stream);
-}
+// What the products of the backward pass multiply, in the workspace. On tensor cores the gradient
+// of the logits is three bf16 pieces [T, 3E] that add up to it, which meet w three times; then the
+// products of the pieces are the rows of `sums`. Elsewhere it stays float32, and meets h and w that
+// are widened unless they are float32.
+struct BackwardParts {
+  bool pieces;
+  TensorView dlogits, h, w, sums = {};
 
-void backward_in_fp32(const RouterConfig& config, const RouterBackwardArgs& args, bool gpu,
-                      const Stream& stream) {
-  const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
-  Parts parts(args.workspace, stream);
-  const TensorView dlogits = parts.take(DType::kFloat32, tokens, experts);
-  if (!gpu) {
-    stream.run([=] { detail::backward_rows(config, args, dlogits); });
-  } else if constexpr (kCudaBuilt) {
-    detail::backward_rows_cuda(config, args, dlogits, stream);
-  }
-  TensorView h = args.h_TD, w = args.w_ED;
-  if (h.dtype() != DType::kFloat32) {
+  BackwardParts(const RouterBackwardArgs& args, bool in_pieces, const Stream& stream)
+      : pieces(in_pieces), h(args.h_TD), w(args.w_ED) {
+    const int64_t tokens = h.size(0), model = h.size(1), experts = w.size(0);
+    Parts parts(args.workspace, stream);
+    if (pieces) {
+      sums = parts.take(DType::kFloat32, 3 * experts, model);
+      w = parts.take(DType::kBFloat16, 3 * experts, model);
+      dlogits = parts.take(DType::kBFloat16, tokens, 3 * experts);
+      return;
+    }
+    dlogits = parts.take(DType::kFloat32, tokens, experts);
+    if (h.dtype() == DType::kFloat32) return;
     h = parts.take(DType::kFloat32, tokens, model);
     w = parts.take(DType::kFloat32, experts, model);
-    widen(args.h_TD, h, stream);
-    widen(args.w_ED, w, stream);
   }
-  add_hidden_gradient(args, dlogits, w, stream);
-  if (!args.dw_ED.defined()) return;
-  gemm::gemm({.op = gemm::GemmOp::kNT,
-              .a = dlogits,
-              .b = h,
-              .out = args.dw_ED,
-              .beta = args.dw_beta,
-              .c = {}},
-             stream);
-}
-
-// The backward products on tensor cores: three bf16 pieces add up to the gradient of the logits.
-void backward_in_pieces(const RouterConfig& config, const RouterBackwardArgs& args,
-                        const Stream& stream) {
-  if constexpr (kCudaBuilt) {
-    const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
-    Parts parts(args.workspace, stream);
-    const TensorView sums = parts.take(DType::kFloat32, 3 * experts, model);
-    const TensorView w = parts.take(DType::kBFloat16, 3 * experts, model);
-    const TensorView pieces = parts.take(DType::kBFloat16, tokens, 3 * experts);
-    detail::backward_rows_cuda(config, args, pieces, stream);
-    detail::stack_rows_cuda(args.w_ED, w, stream);
-    add_hidden_gradient(args, pieces, w, stream);
-    if (!args.dw_ED.defined()) return;
-    gemm::gemm({.op = gemm::GemmOp::kNT, .a = pieces, .b = args.h_TD, .out = sums, .c = {}},
-               stream);
-    detail::add_pieces_cuda(sums, args.dw_ED, args.dw_beta, stream);
-  }
-}
+};
 
 void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
   const int64_t segments = args.stats.count.size(0), experts = config.experts;
@@ -356,8 +323,35 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   if (gpu && !kCudaBuilt) fail_without_cuda("router_backward");
   const TraceSpan span(TraceLane::kCompute, "router_backward",
                        {{"tokens", args.h_TD.size(0)}, {"experts", config.experts}});
-  const bool pieces = gpu && args.h_TD.dtype() == DType::kBFloat16;
-  pieces ? backward_in_pieces(config, args, stream) : backward_in_fp32(config, args, gpu, stream);
+  const BackwardParts parts(args, gpu && args.h_TD.dtype() == DType::kBFloat16, stream);
+  if (!gpu) {
+    stream.run([=] { detail::backward_rows(config, args, parts.dlogits); });
+  } else if constexpr (kCudaBuilt) {
+    detail::backward_rows_cuda(config, args, parts.dlogits, stream);
+    if (parts.pieces) detail::stack_rows_cuda(args.w_ED, parts.w, stream);
+  }
+  if (!parts.pieces && args.h_TD.dtype() != DType::kFloat32) {
+    widen(args.h_TD, parts.h, stream);
+    widen(args.w_ED, parts.w, stream);
+  }
+  gemm::gemm({.op = gemm::GemmOp::kNN,
+              .a = parts.dlogits,
+              .b = parts.w,
+              .out = args.dh_TD,
+              .beta = args.addend_TD.defined() ? 1.0f : 0.0f,
+              .c = args.addend_TD},
+             stream);
+  if (!args.dw_ED.defined()) return;
+  gemm::gemm({.op = gemm::GemmOp::kNT,
+              .a = parts.dlogits,
+              .b = parts.h,
+              .out = parts.pieces ? parts.sums : args.dw_ED,
+              .beta = parts.pieces ? 0.0f : args.dw_beta,
+              .c = {}},
+             stream);
+  if constexpr (kCudaBuilt) {
+    if (parts.pieces) detail::add_pieces_cuda(parts.sums, args.dw_ED, args.dw_beta, stream);
+  }
 }
 
 void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream,

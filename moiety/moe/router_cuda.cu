@@ -2,25 +2,24 @@
 // of lane_sum, has a token, and a thread block has the 64 tokens of a block of the statistics, so
 // that their sums can run in the order of router_block.h. The scores of the tokens that a block has
 // at a time lie in shared memory.
-#include <algorithm>
-
-#include "moiety/base/launch.cuh"
+#include "moiety/base/kernel_list.cuh"
 #include "moiety/base/math.h"
 #include "moiety/formats/octet.cuh"
 #include "moiety/moe/router_block.h"
 #include "moiety/moe/router_cuda.h"
+#include "moiety/moe/router_kernel.h"
 
 namespace moiety::moe::detail {
 namespace {
 
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
-constexpr int64_t kSharedBytes = 200 * 1024;
 
 // The way in which the lanes of a token hold its experts: octets in turns. The further lanes of
 // lane_sum would hold +0.
-template <int kLanes_, int kOctets, int kThreads_>
+template <RouterLayout kLayout>
 struct Layout {
-  static constexpr int kLanes = kLanes_, kEach = kOctets * kOctet, kThreads = kThreads_;
+  static constexpr int kLanes = kLayout.lanes, kThreads = kLayout.threads;
+  static constexpr int kEach = kLayout.experts / kLanes;
 
   __device__ static int lane() { return threadIdx.x % kLanes; }
   // The expert of a lane's i-th element.
@@ -229,7 +228,11 @@ struct ForwardShared {
         tokens(tokens_at_a_time),
         top_k(config.top_k),
         experts(config.experts) {}
-  int64_t bytes() const { return 4 * (tokens * (stride + groups + top_k + 1) + experts + 1); }
+  static RouterBlock block(const RouterConfig& config) {
+    const ForwardShared one(config, 1);
+    return choose_block(one.experts, 4 * (one.experts + 1),
+                        4 * (one.stride + one.groups + one.top_k + 1));
+  }
 
   __device__ float* row(float* memory, int64_t token) const { return memory + token * stride; }
   __device__ float* lse2(float* memory) const { return memory + tokens * stride; }
@@ -565,23 +568,6 @@ __global__ void __launch_bounds__(kBiasThreads)
   }
 }
 
-// Calls visit(layout, tokens that a thread block has at a time); shared(tokens) gives their bytes
-// of shared memory.
-template <class Shared, class Visit>
-void with_layout(int64_t experts, Shared&& shared, Visit&& visit) {
-  const auto fit = [&](auto layout) {
-    using L = decltype(layout);
-    int64_t tokens = L::kThreads / L::kLanes;
-    while (shared(tokens) > kSharedBytes) tokens /= 2;
-    visit(layout, tokens);
-  };
-  if (experts <= 8 * kOctet) return fit(Layout<8, 1, 512>());
-  if (experts <= 16 * kOctet) return fit(Layout<16, 1, 1024>());
-  if (experts <= 32 * kOctet) return fit(Layout<32, 1, 1024>());
-  if (experts <= 64 * kOctet) return fit(Layout<32, 2, 512>());
-  fit(Layout<32, kMaxExperts / (32 * kOctet), 256>());
-}
-
 }  // namespace
 
 void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args,
@@ -597,12 +583,14 @@ void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args
       block_count,
       block_sum,
       octets_fit({&args.logits_TE})};
-  const auto shared = [&](int64_t tokens) { return ForwardShared(config, tokens).bytes(); };
-  with_layout(config.experts, shared, [&](auto layout, int64_t tokens) {
-    using L = decltype(layout);
-    const LaunchShape shape{blocks.count, static_cast<int>(tokens) * L::kLanes, shared(tokens)};
-    launch("router_forward", route_block<L>, shape, stream, p, ForwardShared(config, tokens));
+  const RouterBlock block = ForwardShared::block(config);
+  const ForwardShared shared(config, block.tokens);
+  const LaunchShape shape{blocks.count, block.threads(), block.shared_bytes};
+  using Start = KernelStart<ForwardParams, ForwardShared>;
+  const Start start = start_of<kRouterLayouts>(block.layout, [&]<RouterLayout k>() -> Start {
+    return {route_block<Layout<k>>, shape};
   });
+  launch("router_forward", start.kernel, start.shape, stream, p, shared);
   const SumParams sums{block_count,
                        block_sum,
                        blocks.per_segment,
@@ -626,12 +614,13 @@ void backward_rows_cuda(const RouterConfig& config, const RouterBackwardArgs& ar
                          pieces ? dlogits.data<bf16>() : nullptr,
                          stride,
                          octets_fit({&args.logits_TE, &dlogits})};
-  const auto shared = [&](int64_t tokens) { return 4 * stride * (tokens + 1); };
-  with_layout(config.experts, shared, [&](auto layout, int64_t tokens) {
-    using L = decltype(layout);
-    const LaunchShape shape{blocks.count, static_cast<int>(tokens) * L::kLanes, shared(tokens)};
-    launch("router_backward", route_block_back<L>, shape, stream, p);
+  const RouterBlock block = choose_block(config.experts, 4 * stride, 4 * stride);
+  const LaunchShape shape{blocks.count, block.threads(), block.shared_bytes};
+  using Start = KernelStart<BackwardParams>;
+  const Start start = start_of<kRouterLayouts>(block.layout, [&]<RouterLayout k>() -> Start {
+    return {route_block_back<Layout<k>>, shape};
   });
+  launch("router_backward", start.kernel, start.shape, stream, p);
 }
 
 void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, const Stream& stream) {

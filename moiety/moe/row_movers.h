@@ -48,12 +48,12 @@ struct SumArgs {
 };
 void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args);
 
-// Makes the checks that combine and dispatch_backward share, and issues sum_rows.
+// The checks that combine and dispatch_backward share, and what ranks must agree in.
 struct SumNames {
   const char *operation, *y, *out;
-  OpKind kind;
 };
-void issue_sum(EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
+void check_sum(const EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
                const Stream& stream);
+Signature sum_signature(OpKind kind, const EpPlan& plan, const SumArgs& args);
 
 }  // namespace moiety::moe

@@ -186,51 +186,43 @@ TileRun make_run(const AdamWArgs& a, const ElementRun& run) {
 
 }  // namespace
 
-class AdamWDeviceTable {
- public:
-  AdamWDeviceTable(std::span<const AdamWArgs> segments, Device device)
-      : narrow_moments_(segments[0].exp_avg.dtype() == DType::kBFloat16) {
-    std::vector<TileRun> runs;
-    std::vector<Tile> tiles;
-    for (const AdamWArgs& a : segments) {
-      for (const ElementRun& run : a.runs) {
-        const auto index = static_cast<int32_t>(runs.size());
-        runs.push_back(make_run(a, run));
-        // Every tile except the first begins at a multiple of its size.
-        for (int64_t at = run.begin, stop; at < run.end; at = stop) {
-          stop = std::min(run.end, (at / kTile + 1) * kTile);
-          tiles.push_back({at, static_cast<int32_t>(stop - at), index});
-        }
-      }
-    }
-    tiles_count_ = static_cast<int64_t>(tiles.size());
-    const Stream stream = Stream::on(device);
-    runs_ = quant::upload(runs, "runs of the optimizer", stream);
-    tiles_ = quant::upload(tiles, "tiles of the optimizer", stream);
-    stream.synchronize();
-  }
-
-  void update(const AdamWConstants& c, const AdamWStep* step, const Stream& stream) const {
-    launch("adamw", narrow_moments_ ? update_tiles<bf16> : update_tiles<float>,
-           {blocks_for(tiles_count_, kThreads / kWarp), kThreads}, stream, c, step,
-           reinterpret_cast<const TileRun*>(runs_.data()),
-           reinterpret_cast<const Tile*>(tiles_.data()), tiles_count_);
-  }
-
- private:
-  bool narrow_moments_;
-  int64_t tiles_count_ = 0;
-  Buffer runs_, tiles_;
+struct AdamWDeviceTable {
+  bool narrow_moments;
+  int64_t tile_count;
+  Buffer runs, tiles;
 };
 
 std::shared_ptr<const AdamWDeviceTable> make_device_table(std::span<const AdamWArgs> segments,
                                                           Device device) {
-  return std::make_shared<const AdamWDeviceTable>(segments, device);
+  std::vector<TileRun> runs;
+  std::vector<Tile> tiles;
+  for (const AdamWArgs& a : segments) {
+    for (const ElementRun& run : a.runs) {
+      const auto index = static_cast<int32_t>(runs.size());
+      runs.push_back(make_run(a, run));
+      // Every tile except the first begins at a multiple of its size.
+      for (int64_t at = run.begin, stop; at < run.end; at = stop) {
+        stop = std::min(run.end, (at / kTile + 1) * kTile);
+        tiles.push_back({at, static_cast<int32_t>(stop - at), index});
+      }
+    }
+  }
+  const Stream stream = Stream::on(device);
+  auto table = std::make_shared<const AdamWDeviceTable>(AdamWDeviceTable{
+      segments[0].exp_avg.dtype() == DType::kBFloat16, static_cast<int64_t>(tiles.size()),
+      quant::upload(runs, "runs of the optimizer", stream),
+      quant::upload(tiles, "tiles of the optimizer", stream)});
+  stream.synchronize();
+  return table;
 }
 
 void adamw_cuda(const AdamWConstants& constants, TensorView step, const AdamWDeviceTable& table,
                 const Stream& stream) {
-  table.update(constants, static_cast<const AdamWStep*>(step.raw()), stream);
+  launch("adamw", table.narrow_moments ? update_tiles<bf16> : update_tiles<float>,
+         {blocks_for(table.tile_count, kThreads / kWarp), kThreads}, stream, constants,
+         static_cast<const AdamWStep*>(step.raw()),
+         reinterpret_cast<const TileRun*>(table.runs.data()),
+         reinterpret_cast<const Tile*>(table.tiles.data()), table.tile_count);
 }
 
 }  // namespace moiety::optim::detail

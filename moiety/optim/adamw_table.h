@@ -38,7 +38,7 @@ MOIETY_HD_INLINE AdamWElement update_element(const AdamWConstants& c, const Adam
 
 struct NoWeight {};  // stands for an element type: no weight is stored
 
-class AdamWDeviceTable;  // adamw_cuda.cu
+struct AdamWDeviceTable;  // adamw_cuda.cu
 std::shared_ptr<const AdamWDeviceTable> make_device_table(std::span<const AdamWArgs> segments,
                                                           Device device);
 

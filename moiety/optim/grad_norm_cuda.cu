@@ -214,108 +214,97 @@ __global__ void __launch_bounds__(kNormLanes)
   if (threadIdx.x == 0) *out = all;
 }
 
+void append_blocks(const GradSegment& s, int64_t first_run, std::vector<NormBlock>& blocks) {
+  const bool narrow = s.grad.dtype() == DType::kBFloat16;
+  const auto address = reinterpret_cast<uintptr_t>(s.grad.raw());
+  const auto& runs = s.runs;
+  size_t first = 0;
+  for (int64_t at = 0; at < s.grad.numel(); at += kNormBlock) {
+    while (first < runs.size() && runs[first].end <= at) ++first;
+    size_t last = first;
+    while (last < runs.size() && runs[last].begin < at + kNormBlock) ++last;
+    blocks.push_back({.grad = s.grad.raw(),
+                      .at = at,
+                      .first_run = static_cast<int32_t>(first_run + first),
+                      .runs = static_cast<int32_t>(last - first),
+                      .narrow = narrow,
+                      .aligned = address % byte_size(s.grad.dtype(), kQuad) == 0});
+  }
+}
+
+// Groups the sums of the segments that have several; the results come after the `sums` that there
+// are.
+std::vector<Fold> next_level(std::vector<Fold>& open, int64_t& sums) {
+  std::vector<Fold> level;
+  for (Fold& segment : open) {
+    if (segment.count == 1) continue;
+    const Fold before = segment;
+    segment = {sums, 0, 0};
+    for (int64_t at = 0; at < before.count; at += kNormBlock) {
+      level.push_back({before.first + at, std::min(kNormBlock, before.count - at), sums++});
+      ++segment.count;
+    }
+  }
+  return level;
+}
+
 }  // namespace
 
-class GradDeviceTable {
- public:
-  GradDeviceTable(std::span<const GradSegment> segments, Device device) {
-    std::vector<ElementRun> runs;
-    std::vector<NormBlock> blocks;
-    std::vector<Fold> open;  // the sums of each segment that are still to be folded
-    for (const GradSegment& s : segments) {
-      const auto first = static_cast<int64_t>(blocks.size());
-      append_blocks(s, static_cast<int64_t>(runs.size()), blocks);
-      runs.insert(runs.end(), s.runs.begin(), s.runs.end());
-      const auto count = static_cast<int64_t>(blocks.size()) - first;
-      if (count > 0) open.push_back({first, count, 0});
-    }
-    block_count_ = static_cast<int64_t>(blocks.size());
-    int64_t sums = block_count_;
-    const Stream stream = Stream::on(device);
-    for (;;) {
-      const std::vector<Fold> level = next_level(open, sums);
-      if (level.empty()) break;
-      levels_.push_back(
-          {quant::upload(level, "folds of the norm", stream), static_cast<int64_t>(level.size())});
-    }
-    std::vector<int64_t> where;
-    for (const Fold& f : open) where.push_back(f.first);
-    segment_count_ = static_cast<int64_t>(where.size());
-    runs_ = quant::upload(runs, "runs of the norm", stream);
-    blocks_ = quant::upload(blocks, "blocks of the norm", stream);
-    where_ = quant::upload(where, "segments of the norm", stream);
-    sums_ = Buffer(sums * int64_t{sizeof(GradStatistics)}, device, "sums of the norm");
-    stream.synchronize();
-  }
-
-  void run(GradStatistics* out, const Stream& stream) const {
-    auto* sums = reinterpret_cast<GradStatistics*>(sums_.data());
-    launch("grad_statistics", sum_blocks, {blocks_for(block_count_, kThreads / kWarp), kThreads},
-           stream, reinterpret_cast<const NormBlock*>(blocks_.data()),
-           reinterpret_cast<const ElementRun*>(runs_.data()), block_count_, sums);
-    for (const Level& level : levels_) {
-      launch("grad_statistics: fold", fold_sums,
-             {.blocks = level.count, .threads = kNormLanes, .early = true}, stream,
-             reinterpret_cast<const Fold*>(level.folds.data()), sums);
-    }
-    launch("grad_statistics: add", add_segments,
-           {.blocks = 1, .threads = kNormLanes, .early = true}, stream,
-           reinterpret_cast<const int64_t*>(where_.data()), segment_count_, sums, out);
-  }
-
- private:
+struct GradDeviceTable {
   struct Level {
     Buffer folds;
     int64_t count;
   };
-
-  static void append_blocks(const GradSegment& s, int64_t first_run,
-                            std::vector<NormBlock>& blocks) {
-    const bool narrow = s.grad.dtype() == DType::kBFloat16;
-    const auto address = reinterpret_cast<uintptr_t>(s.grad.raw());
-    const auto& runs = s.runs;
-    size_t first = 0;
-    for (int64_t at = 0; at < s.grad.numel(); at += kNormBlock) {
-      while (first < runs.size() && runs[first].end <= at) ++first;
-      size_t last = first;
-      while (last < runs.size() && runs[last].begin < at + kNormBlock) ++last;
-      blocks.push_back({.grad = s.grad.raw(),
-                        .at = at,
-                        .first_run = static_cast<int32_t>(first_run + first),
-                        .runs = static_cast<int32_t>(last - first),
-                        .narrow = narrow,
-                        .aligned = address % byte_size(s.grad.dtype(), kQuad) == 0});
-    }
-  }
-
-  // Groups the sums of the segments that have several; the results come after the `sums` that there
-  // are.
-  static std::vector<Fold> next_level(std::vector<Fold>& open, int64_t& sums) {
-    std::vector<Fold> level;
-    for (Fold& segment : open) {
-      if (segment.count == 1) continue;
-      const Fold before = segment;
-      segment = {sums, 0, 0};
-      for (int64_t at = 0; at < before.count; at += kNormBlock) {
-        level.push_back({before.first + at, std::min(kNormBlock, before.count - at), sums++});
-        ++segment.count;
-      }
-    }
-    return level;
-  }
-
-  Buffer runs_, blocks_, where_, sums_;
-  int64_t block_count_ = 0, segment_count_ = 0;
-  std::vector<Level> levels_;
+  Buffer runs, blocks, where, sums;
+  int64_t block_count = 0, segment_count = 0;
+  std::vector<Level> levels;
 };
 
 std::shared_ptr<const GradDeviceTable> make_device_table(std::span<const GradSegment> segments,
                                                          Device device) {
-  return std::make_shared<const GradDeviceTable>(segments, device);
+  const auto table = std::make_shared<GradDeviceTable>();
+  std::vector<ElementRun> runs;
+  std::vector<NormBlock> blocks;
+  std::vector<Fold> open;  // the sums of each segment that are still to be folded
+  for (const GradSegment& s : segments) {
+    const auto first = static_cast<int64_t>(blocks.size());
+    append_blocks(s, static_cast<int64_t>(runs.size()), blocks);
+    runs.insert(runs.end(), s.runs.begin(), s.runs.end());
+    const auto count = static_cast<int64_t>(blocks.size()) - first;
+    if (count > 0) open.push_back({first, count, 0});
+  }
+  int64_t sums = table->block_count = static_cast<int64_t>(blocks.size());
+  const Stream stream = Stream::on(device);
+  for (;;) {
+    const std::vector<Fold> level = next_level(open, sums);
+    if (level.empty()) break;
+    table->levels.push_back(
+        {quant::upload(level, "folds of the norm", stream), static_cast<int64_t>(level.size())});
+  }
+  std::vector<int64_t> where;
+  for (const Fold& f : open) where.push_back(f.first);
+  table->segment_count = static_cast<int64_t>(where.size());
+  table->runs = quant::upload(runs, "runs of the norm", stream);
+  table->blocks = quant::upload(blocks, "blocks of the norm", stream);
+  table->where = quant::upload(where, "segments of the norm", stream);
+  table->sums = Buffer(sums * int64_t{sizeof(GradStatistics)}, device, "sums of the norm");
+  stream.synchronize();
+  return table;
 }
 
 void grad_statistics_cuda(const GradDeviceTable& table, TensorView out, const Stream& stream) {
-  table.run(static_cast<GradStatistics*>(out.raw()), stream);
+  auto* sums = reinterpret_cast<GradStatistics*>(table.sums.data());
+  launch("grad_statistics", sum_blocks, {blocks_for(table.block_count, kThreads / kWarp), kThreads},
+         stream, reinterpret_cast<const NormBlock*>(table.blocks.data()),
+         reinterpret_cast<const ElementRun*>(table.runs.data()), table.block_count, sums);
+  for (const GradDeviceTable::Level& level : table.levels) {
+    launch("grad_statistics: fold", fold_sums,
+           {.blocks = level.count, .threads = kNormLanes, .early = true}, stream,
+           reinterpret_cast<const Fold*>(level.folds.data()), sums);
+  }
+  launch("grad_statistics: add", add_segments, {.blocks = 1, .threads = kNormLanes, .early = true},
+         stream, reinterpret_cast<const int64_t*>(table.where.data()), table.segment_count, sums,
+         static_cast<GradStatistics*>(out.raw()));
 }
 
 }  // namespace moiety::optim::detail

@@ -30,7 +30,7 @@ double fold_block_sums(std::vector<double> sums);
 GradStatistics grad_statistics_ref(TensorView grad, std::span<const ElementRun> runs);
 GradStatistics grad_statistics_cpu(TensorView grad, std::span<const ElementRun> runs);
 
-class GradDeviceTable;  // grad_norm_cuda.cu
+struct GradDeviceTable;  // grad_norm_cuda.cu
 std::shared_ptr<const GradDeviceTable> make_device_table(std::span<const GradSegment> segments,
                                                          Device device);
 void grad_statistics_cuda(const GradDeviceTable& table, TensorView out, const Stream& stream);
