@@ -1,11 +1,10 @@
-// Trains a small mixture of experts on text, with the library alone: on the file that is given, or
-// on a sentence. Started again with the same directory it goes on where it has stopped.
+// Trains a small mixture of experts on text, with the library alone. Started again with the same
+// directory it goes on where it has stopped.
 //
-//   train DIRECTORY [TEXT]
+//   train DIRECTORY TEXT
 #include "moiety/train/train.h"
 
 #include <cstdio>
-#include <fstream>
 #include <string>
 
 #include "moiety/comm/thread_group.h"
@@ -14,8 +13,6 @@
 #include "moiety/train/checkpoints.h"
 
 using namespace moiety;
-
-namespace {
 
 // Prints the loss of every tenth step, and lines for people.
 class Printer final : public train::Observer {
@@ -26,24 +23,9 @@ class Printer final : public train::Observer {
   void say(LogLevel, const std::string& line) override { std::puts(line.c_str()); }
 };
 
-// The text as a file of tokens: bytes, here.
-std::string token_file(const std::string& directory, std::string text) {
-  if (text.empty()) {
-    text = directory + ".txt";
-    std::ofstream file(text);
-    for (int i = 0; i < 200; ++i) file << "the quick brown fox jumps over the lazy dog. ";
-  }
-  data::PrepareOptions options;
-  options.inputs = {text};
-  options.out = directory + "-data";
-  return data::prepare(options).files[0].path;
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::puts("usage: train DIRECTORY [TEXT]");
+  if (argc != 3) {
+    std::puts("usage: train DIRECTORY TEXT");
     return 2;
   }
   const auto tokenizer = data::Tokenizer::load("bytes");
@@ -59,12 +41,16 @@ int main(int argc, char** argv) {
   config.optim.lr = 0.003;
   config.optim.warmup_steps = 10;
   config.checkpoint.interval = 30;
-  const std::string tokens = token_file(config.run.dir, argc > 2 ? argv[2] : "");
+
+  data::PrepareOptions prepare;
+  prepare.inputs = {argv[2]};
+  prepare.out = config.run.dir + "-data";
+  const std::vector<data::WeightedPath> tokens = {{data::prepare(prepare).files[0].path}};
 
   Printer printer;
   train::TrainingPlan plan = train::make_plan(config);
-  plan.train = data::open_token_files(std::vector<data::WeightedPath>{{tokens}},
-                                      config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
+  plan.train =
+      data::open_token_files(tokens, config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
   plan.resume_from = train::resume_candidates(config);
   plan.observer = &printer;
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) { train::train(plan, world); });
