@@ -92,21 +92,14 @@ void combine_backward(const Plan& plan, int64_t model, const PerRank<T>& g,
     zero_padding(plan.rank[r], model, false, gy[r]);
     if (y) zero_padding(plan.rank[r], 1, false, g_slot_w[r]);
   }
-  for (int s = 0; s < static_cast<int>(plan.rank.size()); ++s) {
-    for (int64_t t = 0; t < plan.in.tokens(s); ++t) {
-      for (int k = 0; k < plan.in.topk; ++k) {
-        const int32_t slot = plan.slots(s, t)[k];
-        if (slot < 0) continue;
-        const int r = plan.owner(s, t, k);
-        const T* from = &g[s][t * model];
-        if (y) g_slot_w[r][slot] = dot<T, Acc>(&(*y)[r][slot * model], from, model);
-        for (int64_t d = 0; d < model; ++d) {
-          gy[r][slot * model + d] =
-              slot_w ? T((*slot_w)[r][slot] * static_cast<Acc>(from[d])) : from[d];
-        }
-      }
+  for_live_pairs(plan, [&](int s, int64_t t, int, int r, int32_t slot) {
+    const T* from = &g[s][t * model];
+    if (y) g_slot_w[r][slot] = dot<T, Acc>(&(*y)[r][slot * model], from, model);
+    for (int64_t d = 0; d < model; ++d) {
+      gy[r][slot * model + d] =
+          slot_w ? T((*slot_w)[r][slot] * static_cast<Acc>(from[d])) : from[d];
     }
-  }
+  });
 }
 
 }  // namespace moiety::moe::ref

@@ -24,6 +24,20 @@ void zero_padding(const Plan::Rank& rank, int64_t model, bool tail, std::vector<
   if (tail) zero_rows(x, model, rank.offset.back(), static_cast<int64_t>(x.size()) / model);
 }
 
+// visit(s, t, k, r, slot) for every live pair: choice k of token t of rank s, which has this slot
+// of rank r.
+template <class Visit>
+void for_live_pairs(const Plan& plan, Visit&& visit) {
+  for (int s = 0; s < static_cast<int>(plan.rank.size()); ++s) {
+    for (int64_t t = 0; t < plan.in.tokens(s); ++t) {
+      for (int k = 0; k < plan.in.topk; ++k) {
+        const int32_t slot = plan.slots(s, t)[k];
+        if (slot >= 0) visit(s, t, k, plan.owner(s, t, k), slot);
+      }
+    }
+  }
+}
+
 // `rows` and `slot_w` come with their old contents.
 template <class T, class Acc>
 void dispatch(const Plan& plan, int64_t model, const PerRank<T>& x, const PerRank<Acc>* w,
@@ -32,17 +46,10 @@ void dispatch(const Plan& plan, int64_t model, const PerRank<T>& x, const PerRan
     zero_padding(plan.rank[r], model, zero_tail, rows[r]);
     if (w) zero_padding(plan.rank[r], 1, zero_tail, slot_w[r]);
   }
-  for (int s = 0; s < static_cast<int>(plan.rank.size()); ++s) {
-    for (int64_t t = 0; t < plan.in.tokens(s); ++t) {
-      for (int k = 0; k < plan.in.topk; ++k) {
-        const int32_t slot = plan.slots(s, t)[k];
-        if (slot < 0) continue;
-        const int r = plan.owner(s, t, k);
-        for (int64_t d = 0; d < model; ++d) rows[r][slot * model + d] = x[s][t * model + d];
-        if (w) slot_w[r][slot] = (*w)[s][t * plan.in.topk + k];
-      }
-    }
-  }
+  for_live_pairs(plan, [&](int s, int64_t t, int k, int r, int32_t slot) {
+    for (int64_t d = 0; d < model; ++d) rows[r][slot * model + d] = x[s][t * model + d];
+    if (w) slot_w[r][slot] = (*w)[s][t * plan.in.topk + k];
+  });
 }
 
 // Rows in a low-precision format (docs/spec/ep.md#payloads): the bytes of each part, with compact
@@ -69,16 +76,12 @@ std::vector<uint8_t> column_major_scales(const Plan::Rank& rank, int64_t capacit
 template <class Acc>
 PerRank<Acc> weight_gradients(const Plan& plan, const PerRank<Acc>& g_slot_w) {
   PerRank<Acc> out(plan.rank.size());
-  for (int s = 0; s < static_cast<int>(plan.rank.size()); ++s) {
-    const int64_t pairs = plan.in.tokens(s) * plan.in.topk;
-    out[s].assign(pairs, Acc(0));
-    for (int64_t i = 0; i < pairs; ++i) {
-      const int64_t t = i / plan.in.topk;
-      const int k = static_cast<int>(i % plan.in.topk);
-      const int32_t slot = plan.slots(s, t)[k];
-      if (slot >= 0) out[s][i] = g_slot_w[plan.owner(s, t, k)][slot];
-    }
+  for (int s = 0; s < static_cast<int>(out.size()); ++s) {
+    out[s].assign(plan.in.tokens(s) * plan.in.topk, Acc(0));
   }
+  for_live_pairs(plan, [&](int s, int64_t t, int k, int r, int32_t slot) {
+    out[s][t * plan.in.topk + k] = g_slot_w[r][slot];
+  });
   return out;
 }
 

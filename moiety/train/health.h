@@ -25,6 +25,8 @@ struct HealthCheck {
 // and opens the libraries for GPUs, which takes about two seconds.
 std::vector<HealthCheck> examine(const std::filesystem::path& directory, bool measure);
 
+// The check of the disk of a directory, in which it makes a file and takes it away again.
+HealthCheck disk_check(const std::filesystem::path& directory, bool measure);
 // The check of GPUs, and of the libraries that work on GPUs needs at run time.
 HealthCheck gpu_check();
 HealthCheck gpu_library_check();

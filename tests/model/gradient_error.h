@@ -74,13 +74,7 @@ inline constexpr double kRecipeGradientBound = 5e-2;
 inline ModelCase one_token_case(const char* name, bool delay_wgrad = false) {
   return model_case(name,
                     [&](Config& c) {
-                      c.layers = 4;
-                      c.dense_layers = {1};
-                      c.d_ffn_dense = 24;
-                      c.shared_d_ffn = 16;
-                      c.shared_gate = true;
-                      c.router.z_coef = 0.01f;
-                      c.aux_scope = AuxScope::kGlobal;
+                      take_all_kinds_of_layers(c);
                       c.recompute = delay_wgrad ? Recompute::kNone : Recompute::kMoe;
                       c.delay_wgrad = delay_wgrad;
                     },

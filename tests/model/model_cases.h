@@ -30,6 +30,17 @@ inline Config small_config() {
   return c;
 }
 
+// Dense layers and experts, a shared one with a gate, and losses of the router over all ranks.
+inline void take_all_kinds_of_layers(Config& c) {
+  c.layers = 4;
+  c.dense_layers = {1};
+  c.d_ffn_dense = 24;
+  c.shared_d_ffn = 16;
+  c.shared_gate = true;
+  c.router.z_coef = 0.01f;
+  c.aux_scope = AuxScope::kGlobal;
+}
+
 template <class F>
 ModelCase model_case(const char* name, F&& change, ModelCase rest = {}) {
   ModelCase out = rest;

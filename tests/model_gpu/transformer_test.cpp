@@ -22,13 +22,7 @@ struct GpuCase {
 ModelCase all_kinds_of_layers(const char* name, Recompute recompute, bool delay_wgrad) {
   return model_case(name,
                     [&](Config& c) {
-                      c.layers = 4;
-                      c.dense_layers = {1};
-                      c.d_ffn_dense = 24;
-                      c.shared_d_ffn = 16;
-                      c.shared_gate = true;
-                      c.router.z_coef = 0.01f;
-                      c.aux_scope = AuxScope::kGlobal;
+                      take_all_kinds_of_layers(c);
                       c.recompute = recompute;
                       c.delay_wgrad = delay_wgrad;
                     },
