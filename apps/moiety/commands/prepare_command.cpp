@@ -92,7 +92,7 @@ void warn(const data::PrepareSummary& summary) {
 
 int prepare_command(const std::vector<std::string>& arguments) {
   data::PrepareOptions options;
-  CLI::App app(kPrepareAbout, "prepare");
+  CLI::App app(kPrepareAbout, "moiety prepare");
   app.add_option("INPUT", options.inputs, "files, directories, or -")->required();
   app.add_option("--tokenizer", options.tokenizer, "bytes")->capture_default_str();
   app.add_option("--out", options.out, "PREFIX of the files to write")->required();
