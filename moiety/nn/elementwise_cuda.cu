@@ -9,17 +9,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// Calls f(i) for i = 0 ... n - 1.
 template <class F>
 __global__ void __launch_bounds__(kThreads) for_each_element(int64_t n, F f) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n) f(i);
 }
 
-// Calls f(i) for i = 0 ... n - 1.
-template <class F>
-void for_each(const char* name, int64_t n, const Stream& stream, const F& f) {
-  launch(name, for_each_element<F>, {blocks_for(n, kThreads), kThreads}, stream, n, f);
-}
+LaunchShape over(int64_t n) { return {blocks_for(n, kThreads), kThreads}; }
 
 struct DocumentStart {
   const int32_t* position;
@@ -75,35 +72,38 @@ struct SigmoidGradient {
 }  // namespace
 
 void document_starts_cuda(TensorView position_BS, TensorView start_BS, const Stream& stream) {
-  for_each(
-      "document_starts", position_BS.numel(), stream,
-      DocumentStart{position_BS.data<int32_t>(), start_BS.data<int32_t>(), position_BS.size(1)});
+  const int64_t n = position_BS.numel();
+  const DocumentStart start{position_BS.data<int32_t>(), start_BS.data<int32_t>(),
+                            position_BS.size(1)};
+  launch("document_starts", for_each_element<DocumentStart>, over(n), stream, n, start);
 }
 
 void round_to_bf16_cuda(TensorView x, TensorView out, bool accumulate, const Stream& stream) {
   const int64_t n = x.numel(), octets = blocks_for(n, kOctet);
-  const auto run = [&](auto round) { for_each("round_to_bf16", octets, stream, round); };
-  const float* from = x.data<float>();
-  bf16* to = out.data<bf16>();
-  octets_fit({&x, &out}) ? run(RoundOctet<true>{from, to, n, accumulate})
-                         : run(RoundOctet<false>{from, to, n, accumulate});
+  const auto round = [&]<bool kVector>() {
+    launch("round_to_bf16", for_each_element<RoundOctet<kVector>>, over(octets), stream, octets,
+           RoundOctet<kVector>{x.data<float>(), out.data<bf16>(), n, accumulate});
+  };
+  octets_fit({&x, &out}) ? round.operator()<true>() : round.operator()<false>();
 }
 
 void apply_sigmoid_cuda(TensorView x_T, const Stream& stream) {
-  for_each("sigmoid", x_T.numel(), stream, Sigmoid{x_T.data<float>()});
+  const int64_t n = x_T.numel();
+  launch("sigmoid", for_each_element<Sigmoid>, over(n), stream, n, Sigmoid{x_T.data<float>()});
 }
 
 void sigmoid_gradient_cuda(TensorView s_T, TensorView dy_T, TensorView dx_T, const Stream& stream) {
   with_storage(dx_T.dtype(), [&](auto element) {
     using T = decltype(element);
-    for_each("sigmoid_gradient", dx_T.numel(), stream,
-             SigmoidGradient<T>{s_T.data<float>(), dy_T.data<float>(), dx_T.data<T>()});
+    const int64_t n = dx_T.numel();
+    launch("sigmoid_gradient", for_each_element<SigmoidGradient<T>>, over(n), stream, n,
+           SigmoidGradient<T>{s_T.data<float>(), dy_T.data<float>(), dx_T.data<T>()});
   });
 }
 
 void set_random_state_cuda(const RandomState& a, const Stream& stream) {
-  for_each("set_random_state", 1, stream,
-           SetRandomState{a.state_2.data<uint64_t>(), a.seed, a.draw, a.draw_at.data<uint64_t>()});
+  const SetRandomState set{a.state_2.data<uint64_t>(), a.seed, a.draw, a.draw_at.data<uint64_t>()};
+  launch("set_random_state", for_each_element<SetRandomState>, over(1), stream, int64_t{1}, set);
 }
 
 }  // namespace moiety::nn

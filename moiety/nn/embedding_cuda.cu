@@ -213,12 +213,6 @@ __global__ void __launch_bounds__(kThreads, 4) sum_runs(const __grid_constant__ 
   }
 }
 
-template <class T, bool kVector>
-void launch_sums(const Sums& p, const Stream& stream) {
-  launch("embedding_backward", sum_runs<T, kVector>,
-         {p.long_blocks + blocks_for(p.tokens * p.tiles, kWarps), kThreads}, stream, p);
-}
-
 }  // namespace
 
 void embedding_cuda(const EmbeddingArgs& a, const Stream& stream) {
@@ -259,7 +253,8 @@ void embedding_backward_cuda(const EmbeddingBackwardArgs& a, const Stream& strea
   const bool vector = octets_fit({&a.dout_TD, &a.grad_VD});
   with_storage(a.dout_TD.dtype(), [&](auto element) {
     using T = decltype(element);
-    vector ? launch_sums<T, true>(p, stream) : launch_sums<T, false>(p, stream);
+    launch("embedding_backward", vector ? sum_runs<T, true> : sum_runs<T, false>,
+           {p.long_blocks + blocks_for(p.tokens * p.tiles, kWarps), kThreads}, stream, p);
   });
 }
 

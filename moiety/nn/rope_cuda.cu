@@ -64,12 +64,6 @@ __global__ void __launch_bounds__(kThreads) rotate_heads(const __grid_constant__
   }
 }
 
-template <class T>
-void launch_rope(const Params& p, bool vector, const Stream& stream) {
-  launch("rope", vector ? rotate_heads<T, true> : rotate_heads<T, false>,
-         {blocks_for(p.items, kThreads), kThreads}, stream, p);
-}
-
 }  // namespace
 
 void rope_cuda(const RopeArgs& a, const Stream& stream) {
@@ -92,7 +86,11 @@ void rope_cuda(const RopeArgs& a, const Stream& stream) {
                  Divisor(std::max<int64_t>(x.size(2), 1)),
                  a.inverse};
   const bool vector = half % kOctet == 0 && octets_fit({&x, &a.table});
-  with_storage(x.dtype(), [&](auto element) { launch_rope<decltype(element)>(p, vector, stream); });
+  with_storage(x.dtype(), [&](auto element) {
+    using T = decltype(element);
+    launch("rope", vector ? rotate_heads<T, true> : rotate_heads<T, false>,
+           {blocks_for(p.items, kThreads), kThreads}, stream, p);
+  });
 }
 
 }  // namespace moiety::nn
