@@ -136,14 +136,17 @@ def main():
     a, both = parser.parse_known_args()
 
     preset = "gpu" if a.device == "cuda" else "cpu"
-    ours = (a.bin or BENCH.parent / f"build/{preset}/bin") / f"{a.name}_bench"
+    name = a.name
+    if a.device == "cuda" and (BENCH / f"peers/{name}_cuda.py").exists():
+        name += "_cuda"  # a program of its own
+    ours = (a.bin or BENCH.parent / f"build/{preset}/bin") / f"{name}_bench"
     if not ours.exists():
         stop(f"{ours} is missing; build it: cmake --preset {preset} && cmake --build "
              f"build/{preset} --target {ours.name}")
     python = peer_python(a.python)
     both += ["--threads", str(a.threads)] if a.device == "cpu" else ["--device", a.device]
     environment = dict(os.environ, OMP_NUM_THREADS=str(a.threads))
-    peer = Peer([python, BENCH / "peers" / f"{a.name}.py", "--bench", ours, *both,
+    peer = Peer([python, BENCH / "peers" / f"{name}.py", "--bench", ours, *both,
                  *a.peer_options.split()], environment)
     command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
 

@@ -284,7 +284,7 @@ void grouped_gemm(const GroupedGemmArgs& args, Stream stream) {
   if (on_gpu(args, dtype, stream)) {
     if constexpr (kCudaBuilt) {
       record_faults_cuda(args.groups, OperationId::kGroupedGemm, args.a, args.b, stream);
-      return grouped_gemm_cuda(args, stream);
+      return grouped_gemm_cuda(args, TileKernels::kFastest, stream);
     }
     fail_without_cuda("grouped_gemm");
   }

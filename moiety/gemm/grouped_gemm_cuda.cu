@@ -1,45 +1,49 @@
 #include "moiety/gemm/grouped_block.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
+#include "moiety/gemm/sm90/launch.cuh"
 #include "moiety/gemm/tile_launch.cuh"
 
 namespace moiety::gemm {
-namespace {
 
-// The matrices of the groups begin at `data`, or, with null, have pointers.
-void set_matrices(TileGemm& g, void* data, DType dtype, int64_t stride) {
-  if (g.ragged == Ragged::kReduction) {
-    set_output(g.epilogue, data, dtype, stride);
-  } else {
-    g.b = {data, stride};
-  }
-}
-
-}  // namespace
-
-void grouped_gemm_cuda(const GroupedGemmArgs& args, const Stream& stream) {
-  const int64_t experts = args.groups.experts;
-  if (experts == 0) return;
+TileGemm tile_gemm_of(const GroupedGemmArgs& args, int64_t first) {
   TileGemm g{product_of(args)};
+  g.groups.first = first;
+  void* data = nullptr;
+  int64_t stride;
   if (const TensorView& packed = args.w.packed(); packed.defined()) {
+    data = packed.raw();
+    stride = packed.stride(1);
     g.group_stride = packed.stride(0);
-    set_matrices(g, packed.raw(), packed.dtype(), packed.stride(1));
-    const TileStart start = tile_start(g, stream);
-    return launch(start.name, start.kernel, start.shape, stream, g);
-  }
-  // Launches for as many experts as have pointers and one row stride.
-  g.indexed = true;
-  for (int64_t e = 0; e < experts; e += g.groups.groups) {
-    const int64_t stride = args.w[e].stride(0);
-    g.groups.first = e;
+  } else {
+    g.indexed = true;
     g.groups.groups = 0;
-    for (int64_t i = e; i < experts && i < e + TileGemm::kPointers; ++i) {
-      const TensorView w = args.w[i];
+    stride = args.w[first].stride(0);
+    for (int64_t e = first; e < args.w.experts() && e < first + TileGemm::kPointers; ++e) {
+      const TensorView w = args.w[e];
       if (w.stride(0) != stride) break;
       g.pointers[g.groups.groups++] = w.raw();
     }
-    set_matrices(g, nullptr, args.w.dtype(), stride);
-    const TileStart start = tile_start(g, stream);
-    launch(start.name, start.kernel, start.shape, stream, g);
+  }
+  if (g.ragged == Ragged::kReduction) {
+    set_output(g.epilogue, data, args.w.dtype(), stride);
+  } else {
+    g.b = {data, stride};
+  }
+  return g;
+}
+
+void grouped_gemm_cuda(const GroupedGemmArgs& args, TileKernels kernels, const Stream& stream) {
+  const GpuProperties& gpu = gpu_properties(stream.device().index);
+  for (int64_t e = 0; e < args.groups.experts;) {
+    const TileGemm g = tile_gemm_of(args, e);
+    if (kernels == TileKernels::kFastest && !sm90::refusal(g, gpu)) {
+      const sm90::Start start = sm90::start(g, sm90::choose_kernel(g), stream);
+      launch("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
+    } else {
+      const TileStart start = tile_start(g, stream);
+      launch(start.name, start.kernel, start.shape, stream, g);
+    }
+    e += g.groups.groups;
   }
 }
 

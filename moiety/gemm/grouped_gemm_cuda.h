@@ -2,11 +2,18 @@
 #pragma once
 
 #include "moiety/gemm/grouped_gemm.h"
+#include "moiety/gemm/tile_gemm.h"
 
 namespace moiety::gemm {
 
+// The product of the groups from `first` on: of all if their matrices are packed, else of as many as
+// have pointers and one row stride.
+TileGemm tile_gemm_of(const GroupedGemmArgs& args, int64_t first);
+
+// kFastest: those of sm90/grouped_sm90.h, where these take the product; else tile_gemm.h's.
+enum class TileKernels { kFastest, kPlain };
 // The caller records faults.
-void grouped_gemm_cuda(const GroupedGemmArgs& args, const Stream& stream);
+void grouped_gemm_cuda(const GroupedGemmArgs& args, TileKernels kernels, const Stream& stream);
 void grouped_bias_grad_cuda(const GroupedBiasGradArgs& args, const Stream& stream);
 void grouped_scale_grad_cuda(const GroupedScaleGradArgs& args, const Stream& stream);
 

@@ -160,8 +160,10 @@ void record_faults_on_gpu(const MlpInput& input, const Stream& stream) {
   }
   fail_without_cuda(kName);
 }
-void run_on_gpu(const GroupedGemmArgs& product, const Stream& stream) {
-  if constexpr (kCudaBuilt) return grouped_gemm_cuda(product, stream);
+void run_on_gpu(const GroupedMlp& mlp, const GroupedGemmArgs& product, const Stream& stream) {
+  const TileKernels kernels =
+      mlp.path == MlpPath::kCudaPlain ? TileKernels::kPlain : TileKernels::kFastest;
+  if constexpr (kCudaBuilt) return grouped_gemm_cuda(product, kernels, stream);
   fail_without_cuda(kName);
 }
 
@@ -184,8 +186,8 @@ bool on_gpu(const GroupedMlp& mlp, const MlpInput& input, std::initializer_list<
                                   {"b2_ED", mlp.b2_ED}},
                                  stream);
   check_devices(kName, more, stream);
-  MOIETY_CHECK(gpu == (mlp.path == MlpPath::kCudaPlain), "{}: path {} on a stream of {}", kName,
-               name(mlp.path), name(stream.device()));
+  MOIETY_CHECK(gpu == (mlp.path == MlpPath::kCudaPlain || mlp.path == MlpPath::kSm90),
+               "{}: path {} on a stream of {}", kName, name(mlp.path), name(stream.device()));
   return gpu;
 }
 
@@ -275,6 +277,8 @@ const char* name(MlpPath path) {
       return "cpu";
     case MlpPath::kCudaPlain:
       return "cuda_plain";
+    case MlpPath::kSm90:
+      return "sm90";
   }
   return "?";
 }
@@ -295,17 +299,46 @@ void PathReport::require(MlpPath required) const {
        name(path), why);
 }
 
-PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device) {
+namespace {
+
+void check(const GroupedMlpDesc& desc) {
   MOIETY_CHECK(desc.model >= 1 && desc.ffn >= 1, "{}: D={}, F={}", kName, desc.model, desc.ffn);
-  PathReport report;
-  const bool fast = desc.dtype == DType::kFloat32 || desc.dtype == DType::kBFloat16;
+}
+bool is_fast(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kBFloat16; }
+
+// The reason why Hopper's kernels do not compute these experts; empty if they do.
+std::string why_not_sm90(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
+  constexpr int64_t kElements = 8;  // of 16 bytes
+  if (gpu.major != 9 || gpu.minor != 0) {
+    return text("capability {}.{} is not 9.0", gpu.major, gpu.minor);
+  }
+  if (desc.dtype != DType::kBFloat16) return text("dtype {} is not bfloat16", name(desc.dtype));
+  for (const auto& [size, value] : {std::pair{"D", desc.model}, std::pair{"F", desc.ffn}}) {
+    if (value % kElements != 0) return text("{}={} is no multiple of {}", size, value, kElements);
+  }
+  return {};
+}
+
+}  // namespace
+
+PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
+  check(desc);
+  if (!is_fast(desc.dtype)) {
+    fail(ErrorKind::kUnsupported, "{}: dtype {}, expected float32 or bfloat16 on a GPU", kName,
+         name(desc.dtype));
+  }
+  const std::string why = why_not_sm90(desc, gpu);
+  if (why.empty()) return {MlpPath::kSm90, {}};
+  return {MlpPath::kCudaPlain, {{MlpPath::kSm90, why}}};
+}
+
+PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device) {
   if (device.type == DeviceType::kCuda) {
-    if (!fast) {
-      fail(ErrorKind::kUnsupported, "{}: dtype {}, expected float32 or bfloat16 on a GPU", kName,
-           name(desc.dtype));
-    }
-    report.path = MlpPath::kCudaPlain;
-  } else if (!fast) {
+    return choose_grouped_mlp(desc, gpu_properties(device.index));
+  }
+  check(desc);
+  PathReport report;
+  if (!is_fast(desc.dtype)) {
     report.rejected.push_back(
         {MlpPath::kCpu, text("dtype {} is not float32 or bfloat16", name(desc.dtype))});
   } else if (automatic_engine(desc.dtype) == GemmEngine::kReference) {
@@ -343,9 +376,9 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
   }
   if (on_gpu(mlp, input, {{"h", h}, {"o", o}, {"workspace", workspace}}, stream)) {
     record_faults_on_gpu(input, stream);
-    run_on_gpu(steps.fc1, stream);
+    run_on_gpu(mlp, steps.fc1, stream);
     if (input.groups.experts > 0) activation_forward(activation(mlp, input, h), t.ffn, stream);
-    run_on_gpu(steps.fc2, stream);
+    run_on_gpu(mlp, steps.fc2, stream);
     if (s.maps) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
     return;
   }
@@ -367,7 +400,7 @@ void grouped_mlp_hidden(const GroupedMlp& mlp, const MlpInput& input, TensorView
   const GroupedGemmArgs product = fc1(mlp, input, h);
   if (on_gpu(mlp, input, {{"h", h}}, stream)) {
     record_faults_on_gpu(input, stream);
-    return run_on_gpu(product, stream);
+    return run_on_gpu(mlp, product, stream);
   }
   stream.run([=] {
     record_input_faults(input);
@@ -404,11 +437,11 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
               {"workspace", workspace}},
              stream)) {
     record_faults_on_gpu(input, stream);
-    run_on_gpu(steps.fc2_dgrad, stream);
+    run_on_gpu(mlp, steps.fc2_dgrad, stream);
     if (input.groups.experts > 0) {
       activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
     }
-    run_on_gpu(steps.fc1_dgrad, stream);
+    run_on_gpu(mlp, steps.fc1_dgrad, stream);
     if (s.maps) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);
     return mlp_bias_gradients(input, g, mlp.b2_ED, stream);
   }
@@ -446,8 +479,8 @@ void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,
       check_devices(kName, {{"gradient", grad}, {"beta", target->beta.per_group}}, stream);
     }
     record_faults_on_gpu(input, stream);
-    if (w2.grad.defined()) run_on_gpu(g2, stream);
-    if (w1.grad.defined()) run_on_gpu(g1, stream);
+    if (w2.grad.defined()) run_on_gpu(mlp, g2, stream);
+    if (w1.grad.defined()) run_on_gpu(mlp, g1, stream);
     return;
   }
   stream.run([=] {

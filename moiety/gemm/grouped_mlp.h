@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "moiety/base/gpu.h"
 #include "moiety/gemm/grouped_gemm.h"
 #include "moiety/gemm/swiglu.h"
 
@@ -32,7 +33,9 @@ void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorVi
               Stream stream);
 
 // ---- Choice of path: a pure function, made once per layer, never changed during a run.
-enum class MlpPath { kReference, kCpu, kCudaPlain };
+// kSm90: products by Hopper's tensor cores (sm90/grouped_sm90.h), but for single views that these
+// cannot take, whose rows begin at no multiple of 16 bytes; kCudaPlain: for every GPU and view.
+enum class MlpPath { kReference, kCpu, kCudaPlain, kSm90 };
 const char* name(MlpPath path);
 
 struct PathReport {
@@ -54,8 +57,10 @@ struct GroupedMlpDesc {
   int64_t model = 0;  // D
   int64_t ffn = 0;    // F
 };
-// Float64 is Error(kUnsupported) on a GPU.
+// Float64 is Error(kUnsupported) on a GPU, and so is a GPU that is not there.
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device);
+// The choice for a GPU with these properties, whether there is one or not.
+PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& gpu);
 
 // ---- The operation.
 struct GroupedMlp {

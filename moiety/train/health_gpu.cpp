@@ -6,6 +6,7 @@
 #include "moiety/base/gpu.h"
 #include "moiety/base/shared_library.h"
 #include "moiety/gemm/gemm_cuda.h"
+#include "moiety/gemm/grouped_mlp.h"
 #include "moiety/nn/attention_cuda.h"
 #include "moiety/train/health.h"
 
@@ -78,6 +79,10 @@ HealthCheck gpu_check() {
         .add(text("gpu{}_capability", i), text("{}.{}", p.major, p.minor))
         .add(text("gpu{}_multiprocessors", i), p.multiprocessors);
   }
+  const gemm::PathReport experts = gemm::choose_grouped_mlp(
+      {.dtype = DType::kBFloat16, .model = 1024, .ffn = 1024}, gpu_properties(0));
+  f.facts.add("gpu_experts", gemm::name(experts.path));
+  f.text += text("; experts in bfloat16 by {}", experts.describe());
   f.text += text("; {}, run time {}", driver_text, cuda_version(status.runtime));
   if (old) {
     f.health = Health::kWarn;

@@ -338,11 +338,20 @@ TEST(GroupedMlpPath, IsReportedWithReasons) {
 }
 
 TEST(GroupedMlpPath, OfGpus) {
-  const Device gpu{DeviceType::kCuda, 0};
-  const PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 8}, gpu);
-  EXPECT_STREQ(name(report.path), "cuda_plain");
-  EXPECT_TRUE(report.rejected.empty());
-  EXPECT_THROW(choose_grouped_mlp({DType::kFloat64, 8, 8}, gpu), Error);
+  const GpuProperties hopper{.name = "H200", .major = 9}, blackwell{.name = "B200", .major = 10};
+  EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper).describe(), "sm90");
+  const auto plain = [](const GroupedMlpDesc& desc, const GpuProperties& gpu) {
+    return choose_grouped_mlp(desc, gpu).describe();
+  };
+  EXPECT_EQ(plain({DType::kBFloat16, 8, 16}, blackwell),
+            "cuda_plain (sm90: capability 10.0 is not 9.0)");
+  EXPECT_EQ(plain({DType::kFloat32, 8, 16}, hopper),
+            "cuda_plain (sm90: dtype float32 is not bfloat16)");
+  EXPECT_EQ(plain({DType::kBFloat16, 12, 16}, hopper),
+            "cuda_plain (sm90: D=12 is no multiple of 8)");
+  EXPECT_EQ(plain({DType::kBFloat16, 8, 4}, hopper), "cuda_plain (sm90: F=4 is no multiple of 8)");
+  EXPECT_THROW(choose_grouped_mlp({DType::kFloat64, 8, 8}, hopper), Error);
+  const PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 8}, blackwell);
   const Problem p({"", {4, 5}}, {.path = report.path});
   try {
     p.forward();

@@ -1,0 +1,91 @@
+// The experts of known models, by name, and random routing to them.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "bench/harness.h"
+#include "moiety/base/copy.h"
+#include "moiety/gemm/grouped_tensor.h"
+
+namespace moiety::bench {
+
+struct ExpertShape {
+  const char* name;
+  int64_t tokens, model, ffn, experts, topk;
+  int64_t rows() const { return tokens * topk; }
+};
+inline constexpr ExpertShape kExpertShapes[] = {
+    {"q128", 8192, 2048, 768, 128, 8},    {"q16", 8192, 2048, 768, 16, 8},
+    {"mixtral", 8192, 4096, 14336, 8, 2}, {"dsv3", 4096, 7168, 2048, 32, 8},
+    {"gptoss", 8192, 2880, 2880, 32, 4},  {"s30b", 32768, 4096, 1024, 64, 4},
+    {"s7b", 24576, 1536, 256, 128, 8},    {"s120b", 32768, 4096, 2048, 64, 4},
+};
+inline std::vector<std::string> expert_shape_names() {
+  std::vector<std::string> names;
+  for (const ExpertShape& s : kExpertShapes) names.push_back(s.name);
+  return names;
+}
+
+// Random numbers on the stream's GPU, the same 4 Mi of them again and again.
+inline Tensor random_on_gpu(DType dtype, std::initializer_list<int64_t> sizes,
+                            const Stream& stream) {
+  constexpr int64_t kPeriod = int64_t{4} << 20;
+  Tensor out(dtype, sizes, stream.device());
+  const int64_t n = out.view().numel();
+  const Tensor period = random_tensor(dtype, {std::min(n, kPeriod)}, 1);
+  const TensorView all(out.view().raw(), dtype, {n}, stream.device());
+  for (int64_t i = 0; i < n; i += kPeriod) {
+    const int64_t size = std::min(kPeriod, n - i);
+    copy(all.slice(0, i, i + size), period.view().slice(0, 0, size), stream);
+  }
+  stream.synchronize();
+  return out;
+}
+
+// The rows of each expert, tight and in the order of their tokens.
+struct Choices {
+  std::vector<int64_t> begin{0};
+  std::vector<int32_t> source;  // the token of a row
+};
+
+// Every token chooses `topk` experts at random.
+inline Choices choose(const ExpertShape& s) {
+  std::vector<std::vector<int32_t>> tokens(s.experts);
+  std::vector<int32_t> experts(s.experts);
+  std::iota(experts.begin(), experts.end(), 0);
+  const PhiloxKey key = rng_key(9, RngDomain::kInit);
+  for (int64_t t = 0; t < s.tokens; ++t) {
+    for (int64_t k = 0; k < s.topk; ++k) {
+      const uint32_t word = philox(key, {uint32_t(t), uint32_t(k), 0, 0})[0];
+      std::swap(experts[k], experts[k + word % (s.experts - k)]);
+      tokens[experts[k]].push_back(static_cast<int32_t>(t));
+    }
+  }
+  Choices out;
+  for (const auto& rows : tokens) {
+    out.source.insert(out.source.end(), rows.begin(), rows.end());
+    out.begin.push_back(static_cast<int64_t>(out.source.size()));
+  }
+  return out;
+}
+
+// The same in the memory of the stream's GPU.
+struct Routing {
+  Routing(const ExpertShape& s, const Stream& stream)
+      : begin_E1(DType::kInt64, {s.experts + 1}, stream.device()),
+        source_R(DType::kInt32, {s.rows()}, stream.device()) {
+    Choices c = choose(s);
+    groups.begin_E1 = begin_E1;
+    groups.experts = s.experts;
+    groups.capacity = s.rows();
+    copy(begin_E1, TensorView(c.begin.data(), DType::kInt64, {s.experts + 1}), stream);
+    copy(source_R, TensorView(c.source.data(), DType::kInt32, {s.rows()}), stream);
+    stream.synchronize();
+  }
+
+  Tensor begin_E1, source_R;
+  gemm::Groups groups;
+};
+
+}  // namespace moiety::bench

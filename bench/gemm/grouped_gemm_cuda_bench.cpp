@@ -1,0 +1,215 @@
+// The six products of a layer's experts on a GPU, for the shapes of known models under random
+// routing, as a share of one dense product: in short bursts from rest, when the chip's clock is
+// high, and in a burst of a second, when its power decides.
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <thread>
+
+#include "bench/gemm/expert_shapes.h"
+#include "bench/harness.h"
+#include "moiety/base/copy.h"
+#include "moiety/base/gpu.h"
+#include "moiety/gemm/gemm.h"
+#include "moiety/gemm/grouped_gemm.h"
+
+namespace moiety::bench {
+namespace {
+
+using gemm::GroupedGemmArgs;
+using gemm::GroupedOp;
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+constexpr DType kHalf = DType::kBFloat16;
+
+struct Burst {
+  Timing from_rest;    // 0.5 s of rest, 5 runs, 20 timed ones
+  double steady_ms{};  // of a run in a burst of a second
+};
+template <class Run>
+Burst bursts(Run&& run, bool steady, const Stream& stream) {
+  constexpr int kWarm = 5, kTimed = 20;
+  std::vector<Event> marks;
+  for (int i = 0; i <= kTimed; ++i) marks.push_back(Event::timed());
+  stream.synchronize();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  for (int i = 0; i < kWarm; ++i) run();
+  for (int i = 0; i < kTimed; ++i) {
+    marks[i].record(stream);
+    run();
+  }
+  marks[kTimed].record(stream);
+  stream.synchronize();
+  std::vector<double> times;
+  for (int i = 0; i < kTimed; ++i) times.push_back(elapsed_ms(marks[i], marks[i + 1]));
+  Burst out{timing(std::move(times))};
+  if (!steady) return out;
+  const int n = std::max(static_cast<int>(1000 / out.from_rest.ms), 1);
+  marks[0].record(stream);
+  for (int i = 0; i < n; ++i) run();
+  marks[1].record(stream);
+  stream.synchronize();
+  out.steady_ms = elapsed_ms(marks[0], marks[1]) / n;
+  return out;
+}
+
+struct Rates {
+  double from_rest = 0, steady = 0;  // TFLOP/s
+};
+
+Rates dense_rates(bool steady, const Stream& stream) {
+  constexpr int64_t kSize = 8192;
+  const Tensor a = random_on_gpu(kHalf, {kSize, kSize}, stream),
+               b = random_on_gpu(kHalf, {kSize, kSize}, stream), c(kHalf, {kSize, kSize}, kGpu);
+  const Burst burst =
+      bursts([&] { gemm::gemm({.op = gemm::GemmOp::kTN, .a = a, .b = b, .out = c}, stream); },
+             steady, stream);
+  const double flop = 2.0 * kSize * kSize * kSize;
+  const Rates rates{tera(flop, burst.from_rest.ms), steady ? tera(flop, burst.steady_ms) : 0};
+  Row row{"gemm.tn", "8192x8192x8192", rates.from_rest, "TFLOP/s", burst.from_rest};
+  row.device = kGpu;
+  if (steady) row.more = text(R"("steady": {:.1f})", rates.steady);
+  print(row);
+  return rates;
+}
+
+// Operands of one layer's experts.
+struct Experts {
+  Experts(const ExpertShape& shape, const Stream& stream) : s(shape), routing(shape, stream) {
+    const int64_t rows = s.rows();
+    x_TD = random_on_gpu(kHalf, {s.tokens, s.model}, stream);
+    x_RD = random_on_gpu(kHalf, {rows, s.model}, stream);
+    h_RH = random_on_gpu(kHalf, {rows, 2 * s.ffn}, stream);
+    a_RF = random_on_gpu(kHalf, {rows, s.ffn}, stream);
+    w1 = random_on_gpu(kHalf, {s.experts, 2 * s.ffn, s.model}, stream);
+    w2 = random_on_gpu(kHalf, {s.experts, s.model, s.ffn}, stream);
+  }
+  GroupedGemmArgs args(GroupedOp op, const gemm::GroupedTensor& a) const {
+    GroupedGemmArgs args;
+    args.op = op;
+    args.groups = routing.groups;
+    args.a = a;
+    return args;
+  }
+  gemm::GroupedTensor gathered() const { return {x_TD, routing.source_R}; }
+
+  ExpertShape s;
+  Routing routing;
+  Tensor x_TD, x_RD, h_RH, a_RF, w1, w2;
+};
+
+struct Product {
+  const char* name;
+  GroupedGemmArgs args;
+  double flop;
+};
+
+std::vector<Product> products(const Experts& x, const TensorView& dw1, const TensorView& dw2,
+                              float beta) {
+  const double one = 2.0 * double(x.s.rows()) * double(x.s.model * x.s.ffn);
+  std::vector<Product> out;
+  const auto rows = [&](const char* name, GroupedOp op, const gemm::GroupedTensor& a,
+                        const Tensor& w, const Tensor& result, double flop) {
+    GroupedGemmArgs args = x.args(op, a);
+    args.w = w.view();
+    args.out = result;
+    out.push_back({name, args, flop});
+  };
+  const auto weights = [&](const char* name, const gemm::GroupedTensor& dy,
+                           const gemm::GroupedTensor& in, const TensorView& dw, double flop) {
+    GroupedGemmArgs args = x.args(GroupedOp::kWgrad, dy);
+    args.b = in;
+    args.w = dw;
+    args.beta.value = beta;
+    out.push_back({name, args, flop});
+  };
+  const gemm::GroupedTensor token = x.gathered(), in{x.x_RD, {}}, h{x.h_RH, {}}, a{x.a_RF, {}};
+  if (beta == 0) {
+    rows("fc1", GroupedOp::kForward, in, x.w1, x.h_RH, 2 * one);
+    rows("fc1 gathered", GroupedOp::kForward, token, x.w1, x.h_RH, 2 * one);
+    rows("fc2", GroupedOp::kForward, a, x.w2, x.x_RD, one);
+    rows("fc2 dgrad", GroupedOp::kDgrad, in, x.w2, x.a_RF, one);
+    rows("fc2 dgrad gathered", GroupedOp::kDgrad, token, x.w2, x.a_RF, one);
+    rows("fc1 dgrad", GroupedOp::kDgrad, h, x.w1, x.x_RD, 2 * one);
+  }
+  weights("fc2 wgrad", in, a, dw2, one);
+  weights("fc2 wgrad gathered", token, a, dw2, one);
+  weights("fc1 wgrad", h, in, dw1, 2 * one);
+  weights("fc1 wgrad gathered", h, token, dw1, 2 * one);
+  return out;
+}
+
+void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, const Stream& stream) {
+  const Experts x(s, stream);
+  struct Gradient {
+    DType dtype;
+    float beta;
+    const char* name;
+  };
+  for (const Gradient& g : {Gradient{kHalf, 0, ""}, Gradient{DType::kFloat32, 0, " fp32"},
+                            Gradient{DType::kFloat32, 1, " fp32 added"}}) {
+    const Tensor dw1(g.dtype, {s.experts, 2 * s.ffn, s.model}, kGpu),
+        dw2(g.dtype, {s.experts, s.model, s.ffn}, kGpu);
+    for (const Product& p : products(x, dw1, dw2, g.beta)) {
+      if (g.dtype == DType::kFloat32 && p.args.op != GroupedOp::kWgrad) continue;
+      const Burst burst = bursts([&] { grouped_gemm(p.args, stream); }, steady, stream);
+      Row row{text("grouped_gemm.{}{}", p.name, g.name), s.name, tera(p.flop, burst.from_rest.ms),
+              "TFLOP/s", burst.from_rest};
+      row.device = kGpu;
+      row.more =
+          text(R"("dense": {:.1f}, "share": {:.3f})", dense.from_rest, row.value / dense.from_rest);
+      if (steady) {
+        row.more +=
+            text(R"(, "steady": {:.1f}, "steady_share": {:.3f})", tera(p.flop, burst.steady_ms),
+                 tera(p.flop, burst.steady_ms) / dense.steady);
+      }
+      print(row);
+    }
+  }
+}
+
+// A line for peers, who multiply the same rows.
+void print_shape(const ExpertShape& s) {
+  const auto list = [](const auto& numbers) {
+    std::string out;
+    for (const auto& n : numbers) out += text("{}{}", out.empty() ? "" : ", ", n);
+    return "[" + out + "]";
+  };
+  const Choices choices = choose(s);
+  std::vector<int64_t> counts;
+  for (size_t e = 1; e < choices.begin.size(); ++e) {
+    counts.push_back(choices.begin[e] - choices.begin[e - 1]);
+  }
+  std::puts(
+      text(R"({{"case": "{}", "T": {}, "D": {}, "F": {}, "E": {}, "counts": {}, "source": {}}})",
+           s.name, s.tokens, s.model, s.ffn, s.experts, list(counts), list(choices.source))
+          .c_str());
+}
+
+void run(Options& options) {
+  std::string device = "cuda", shape;
+  bool steady = false, list = false;
+  options.choice("--device", device, {"cuda"}, "where");
+  options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
+  options.flag("--steady", steady, "also bursts of a second");
+  options.flag("--list", list, "print the shapes and who chose whom, for peers");
+  if (!options.parse()) return;
+  const auto for_shapes = [&](auto&& run_one) {
+    for (const ExpertShape& s : kExpertShapes) {
+      if (shape.empty() || shape == s.name) run_one(s);
+    }
+  };
+  if (list) return for_shapes(print_shape);
+  require_device("grouped_gemm_cuda_bench", kGpu);
+  const Stream stream = Stream::on(kGpu);
+  const Rates dense = dense_rates(steady, stream);
+  for_shapes([&](const ExpertShape& s) { measure_shape(s, steady, dense, stream); });
+}
+
+}  // namespace
+}  // namespace moiety::bench
+
+int main(int argc, char** argv) {
+  return moiety::bench::run_main(argc, argv, "Grouped products of experts on a GPU.",
+                                 moiety::bench::run);
+}

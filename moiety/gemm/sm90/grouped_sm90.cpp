@@ -1,0 +1,82 @@
+#include "moiety/gemm/sm90/grouped_sm90.h"
+
+#include "moiety/base/format.h"
+
+namespace moiety::gemm::sm90 {
+namespace {
+
+constexpr int64_t kAlignment = 16;         // bytes, of what the copy engine reads
+constexpr int64_t kMostRows = 1 << 30;     // of a buffer: ragged_map
+constexpr int64_t kMostBytes = 1ll << 40;  // from row to row, and from matrix to matrix
+
+std::optional<std::string> unaligned(const char* name, const void* data, int64_t bytes) {
+  if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
+    return text("{} is not at a multiple of {} bytes", name, kAlignment);
+  }
+  if (bytes % kAlignment != 0 || bytes <= 0 || bytes >= kMostBytes) {
+    return text("{} has strides of {} bytes, not of a multiple of {}", name, bytes, kAlignment);
+  }
+  return {};
+}
+
+// The matrices of the groups: b or out.
+std::optional<std::string> unaligned_matrices(const TileGemm& g) {
+  const bool out = g.ragged == Ragged::kReduction;
+  const char* name = out ? "out" : "w";
+  const int64_t item = byte_size(out ? g.epilogue.out_dtype : g.dtype, 1);
+  const int64_t row = (out ? g.epilogue.out_stride : g.b.stride) * item;
+  if (!g.indexed) {
+    if (g.groups.groups > 1) {
+      if (auto why = unaligned(name, nullptr, g.group_stride * item)) return why;
+    }
+    return unaligned(name, out ? g.epilogue.out : g.b.data, row);
+  }
+  for (int64_t e = 0; e < g.groups.groups; ++e) {
+    if (auto why = unaligned(name, g.pointers[e], row)) return why;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu) {
+  if (gpu.major != 9 || gpu.minor != 0) {
+    return text("capability {}.{} is not 9.0", gpu.major, gpu.minor);
+  }
+  if (g.dtype != DType::kBFloat16) return text("dtype {} is not bfloat16", name(g.dtype));
+  const bool by_rows = g.ragged == Ragged::kRows && g.op != GemmOp::kNT;
+  const bool by_reduction = g.ragged == Ragged::kReduction && g.op == GemmOp::kNT;
+  if (!by_rows && !by_reduction) return "operands are transposed, or not grouped";
+  if (g.a_scales.data) return "operands have block scales";
+  const ProductGroups& all = g.groups;
+  if (all.capacity <= 0 || all.capacity >= kMostRows) {
+    return text("{} rows are not in [1, {})", all.capacity, kMostRows);
+  }
+  if (g.n <= 0 || (by_rows ? g.k : g.m) <= 0) return "a matrix is empty";
+  if (g.a.source && g.b.source) return "rows of both operands are gathered";
+  if (auto why = unaligned("a", g.a.data, g.a.stride * 2)) return why;
+  if (by_reduction) {
+    if (auto why = unaligned("b", g.b.data, g.b.stride * 2)) return why;
+  } else {
+    const Epilogue& e = g.epilogue;
+    if (auto why = unaligned("out", e.out, byte_size(e.out_dtype, e.out_stride))) return why;
+  }
+  return unaligned_matrices(g);
+}
+
+Kernel choose_kernel(const Product& product) {
+  Kernel kernel{product.op, kTileColumns[0], Gathered::kNone};
+  if (product.a.source) kernel.gathered = Gathered::kA;
+  if (product.b.source) kernel.gathered = Gathered::kB;
+  // Columns that are computed, dearer in narrow tiles, which read `a` more often.
+  const auto cost = [&](int columns) {
+    const int64_t computed = (product.n + columns - 1) / columns * columns;
+    return computed * (100 + (256 - columns) / 16);
+  };
+  for (const int columns : kTileColumns) {
+    if (cost(columns) <= cost(kernel.columns)) kernel.columns = columns;
+  }
+  return kernel;
+}
+
+}  // namespace moiety::gemm::sm90

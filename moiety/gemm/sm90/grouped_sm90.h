@@ -1,0 +1,39 @@
+// Grouped products of bfloat16 operands by Hopper's tensor cores (WGMMA), fed by its copy engine:
+// one launch computes the products of all groups, whose sizes are read on the GPU. Internal to
+// moiety/gemm.
+//
+// A block holds the chip's multiprocessor alone: a group of threads loads tiles of both operands
+// into a ring of stages in shared memory, two groups multiply 64 rows each. An element is one
+// chain over the reduction from its start, ascending, in steps of 16, so nothing about it depends
+// on the tile that it lies in.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "moiety/base/gpu.h"
+#include "moiety/gemm/tile_gemm.h"
+
+namespace moiety::gemm::sm90 {
+
+// The operand whose rows the kernel reads through `source`.
+enum class Gathered { kNone, kA, kB };
+
+struct Kernel {
+  GemmOp op;
+  int columns;  // of a tile; its rows are 128
+  Gathered gathered;
+  friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
+};
+
+inline constexpr int kTileRows = 128;
+inline constexpr std::array kTileColumns = {128, 192, 256};
+
+// The reason why these kernels cannot take the product on this GPU, with values; none if they can.
+std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu);
+
+// The kernel of a product that is not refused, by its shape.
+Kernel choose_kernel(const Product& product);
+
+}  // namespace moiety::gemm::sm90

@@ -1,0 +1,71 @@
+#include <algorithm>
+
+#include "moiety/gemm/sm90/launch.cuh"
+#include "moiety/gemm/sm90/tensor_map.cuh"
+
+namespace moiety::gemm::sm90 {
+namespace {
+
+const KernelLaunch& launch_of(const Kernel& chosen) {
+  for (const auto& table : {forward_launches(), dgrad_launches(), wgrad_launches()}) {
+    for (const KernelLaunch& row : table) {
+      if (row.is == chosen) return row;
+    }
+  }
+  fail(ErrorKind::kUnsupported, "grouped_gemm: tiles of {} columns are in no table of sm90",
+       chosen.columns);
+}
+
+// The groups' matrices, `rows` by g.n or g.k elements, b or out.
+MapMatrices matrices_of(const TileGemm& g, int64_t rows, int64_t columns) {
+  const bool out = g.ragged == Ragged::kReduction;
+  MapMatrices m{.first = out ? g.epilogue.out : g.b.data,
+                .dtype = out ? g.epilogue.out_dtype : g.dtype,
+                .rows = rows,
+                .columns = columns,
+                .row_stride = out ? g.epilogue.out_stride : g.b.stride,
+                .groups = g.groups.groups};
+  if (g.indexed) {
+    m.first = *std::min_element(g.pointers, g.pointers + g.groups.groups);
+  } else {
+    m.stride = std::max<int64_t>(byte_size(m.dtype, g.group_stride), 16);
+  }
+  return m;
+}
+
+Maps maps_of(const TileGemm& g, int columns) {
+  constexpr int kBox = 64;  // rows, where 64 columns of the operand are copied at a time
+  const auto rows_of = [&](const ProductOperand& x, int64_t width, int box_rows) {
+    return x.source ? CUtensorMap{} : ragged_map(x.data, g.dtype, width, x.stride, box_rows);
+  };
+  Maps maps{};
+  MapMatrices matrices;
+  if (g.op == GemmOp::kNT) {
+    matrices = matrices_of(g, g.m, g.n);
+    maps.a = rows_of(g.a, g.m, kBox);
+    maps.b = rows_of(g.b, g.n, kBox);
+    maps.out = matrix_map(matrices, kBox);
+  } else {
+    const bool forward = g.op == GemmOp::kTN;
+    const Epilogue& e = g.epilogue;
+    matrices = matrices_of(g, forward ? g.n : g.k, forward ? g.k : g.n);
+    maps.a = rows_of(g.a, g.k, kTileRows);
+    maps.b = matrix_map(matrices, forward ? columns : kBox);
+    maps.out = ragged_map(e.out, e.out_dtype, g.n, e.out_stride, kBox);
+  }
+  maps.matrices = {static_cast<const char*>(matrices.first), matrices.stride};
+  return maps;
+}
+
+}  // namespace
+
+Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
+  const KernelLaunch& row = launch_of(kernel);
+  const int64_t processors = gpu_properties(stream.device().index).multiprocessors;
+  const int64_t tiles = tile_bound(g, kTileRows, row.is.columns);
+  return {row.kernel,
+          {std::min(tiles, processors), 3 * 128, row.shared_bytes},
+          maps_of(g, row.is.columns)};
+}
+
+}  // namespace moiety::gemm::sm90

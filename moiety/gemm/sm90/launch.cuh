@@ -1,0 +1,41 @@
+// The kernels of this folder as they are launched: parameters, and one table a source file.
+#pragma once
+
+#include <cuda.h>
+#include <span>
+
+#include "moiety/base/launch.cuh"
+#include "moiety/gemm/sm90/grouped_sm90.h"
+
+namespace moiety::gemm::sm90 {
+
+// The matrices of groups, as places in their map (tensor_map.cuh).
+struct MatrixPlaces {
+  const char* first = nullptr;  // the lowest address
+  int64_t stride = 0;           // bytes from one to the next, where they have one
+};
+
+struct Maps {
+  CUtensorMap a, b, out;
+  MatrixPlaces matrices;
+};
+
+struct KernelLaunch {
+  Kernel is;
+  void (*kernel)(Maps, TileGemm);
+  int64_t shared_bytes;
+};
+std::span<const KernelLaunch> forward_launches();
+std::span<const KernelLaunch> dgrad_launches();
+std::span<const KernelLaunch> wgrad_launches();
+
+// The launch of a product that is not refused, on the stream's GPU, by choose_kernel's or another
+// kernel that takes it.
+struct Start {
+  void (*kernel)(Maps, TileGemm);
+  LaunchShape shape;
+  Maps maps;
+};
+Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream);
+
+}  // namespace moiety::gemm::sm90

@@ -1,0 +1,65 @@
+// Shared memory of the kernel of grouped_sm90.h, and places in its tensor maps.
+#pragma once
+
+#include "moiety/gemm/sm90/tensor_map.cuh"
+#include "moiety/gemm/sm90/tile_walk.cuh"
+#include "moiety/gemm/sm90/wgmma.cuh"
+
+namespace moiety::gemm::sm90 {
+
+constexpr int kPiece = 64 * 128;  // bytes of 64 rows of 128, the unit of copies
+constexpr int kGroups = 2;        // warp groups that multiply
+constexpr int kTilesAhead = 8;    // more than the loading group can be ahead
+
+// Shared memory: stages, and buffers through which a group stores, `kRound` at a time. Products over
+// rows store all columns of bfloat16 at once, which hides best; weight gradients and gathered rows
+// are better off with a stage more.
+template <GemmOp kOp, int kColumns, bool kGathers>
+struct Layout {
+  static constexpr bool kStoresAtOnce = kOp != GemmOp::kNT && !kGathers;
+  static constexpr int kA = kTileRows * kDepth * 2;
+  static constexpr int kB = kColumns * kDepth * 2;
+  static constexpr int kStage = kA + kB;
+  static constexpr int kStages = (kColumns > 128 ? 4 : 6) - kStoresAtOnce;
+  static constexpr int kBuffers = kStoresAtOnce ? 4 : 2;  // of a group
+  static constexpr int kRound = kStoresAtOnce ? 4 : 1;
+  static constexpr int kStore = kStages * kStage;
+  static constexpr int kBarriers = kStore + kGroups * kBuffers * kPiece;
+  static constexpr int kTiles = kBarriers + 2 * kStages * 8;
+  static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
+  static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
+};
+
+// The place of a ragged matrix's rows from `row` on, of which `rows` exist.
+__device__ inline Place ragged_place(int column, int row, int rows) {
+  return {column, kRaggedEnd - rows, kRaggedEnd, row + rows};
+}
+
+// The place in the matrix of a group.
+__device__ inline Place matrix_place(const TileGemm& g, const MatrixPlaces& matrices, int group,
+                                     int column, int row) {
+  if (!g.indexed) return {column, row, group, 0};
+  const int64_t bytes = static_cast<const char*>(g.pointers[group]) - matrices.first;
+  return {column, row, static_cast<int32_t>(bytes % kNearBytes / 16),
+          static_cast<int32_t>(bytes / kNearBytes)};
+}
+
+// The ring of stages as one of its users sees it.
+template <class L>
+struct Ring {
+  uint32_t base;
+  int stage = 0, phase = 0;
+
+  __device__ void next() {
+    if (++stage == L::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ uint32_t full() const { return base + L::kBarriers + stage * 16; }
+  __device__ uint32_t empty() const { return full() + 8; }
+  __device__ uint32_t a() const { return base + stage * L::kStage; }
+  __device__ uint32_t b() const { return a() + L::kA; }
+};
+
+}  // namespace moiety::gemm::sm90

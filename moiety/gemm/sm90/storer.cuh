@@ -1,0 +1,179 @@
+// The epilogue of gemm.h and grouped_gemm.h on the accumulators of a warp group: 64 rows of a tile.
+#pragma once
+
+#include "moiety/gemm/sm90/stages.cuh"
+
+namespace moiety::gemm::sm90 {
+
+template <GemmOp kOp, int kColumns, class L>
+class Storer {
+ public:
+  static constexpr int kRound = L::kRound, kRounds = L::kBuffers / kRound;
+  static constexpr int kHeld = kColumns / 2;  // accumulators of a thread
+
+  __device__ Storer(const TileGemm& g, const Maps& maps, uint32_t base, int group)
+      : g_(g),
+        maps_(maps),
+        e_(g.epilogue),
+        buffers_(base + L::kStore + group * L::kBuffers * kPiece),
+        group_(group),
+        warp_(threadIdx.x % kWarpGroup / 32),
+        lane_(threadIdx.x % 32) {}
+
+  __device__ void store(const Tile& t, float (&d)[kHeld]) {
+    const int64_t group = g_.groups.first + t.group;
+    const float a_scale = e_.a_scale.of(group), b_scale = e_.b_scale.of(group);
+    const float alpha = e_.alpha.of(group), beta = e_.beta.of(group);
+    if (a_scale != 1 || b_scale != 1 || alpha != 1) {
+#pragma unroll
+      for (float& v : d) v = __fmul_rn(__fmul_rn(__fmul_rn(v, a_scale), b_scale), alpha);
+    }
+    const bool fp32 = e_.out_dtype == DType::kFloat32;
+    if (kOp == GemmOp::kNT && t.depth == 0 && beta == 1) return;  // nothing is added
+    // The engine adds 1 * old with one rounding.
+    const bool add = kOp == GemmOp::kNT && fp32 && beta == 1;
+    if (beta != 0 && !add) add_old(t, d, beta);
+    if (kOp == GemmOp::kTN && e_.bias) add_bias(t, d, group);
+    fp32 ? store_fp32(t, d, add) : store_bf16(t, d);
+  }
+
+ private:
+  __device__ int row(int half) const { return 16 * warp_ + 8 * half + lane_ / 4; }
+  __device__ int rows_left(const Tile& t) const { return t.live - 64 * group_; }
+
+  template <class Run>
+  __device__ void for_pairs(const Tile& t, Run&& run) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= rows_left(t)) continue;
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const int column = t.column + 8 * j + lane_ % 4 * 2;
+        if (column < g_.n) run(row(half), column, column + 1 < g_.n, 4 * j + 2 * half);
+      }
+    }
+  }
+  // Element (row, 0) of the tile's group in the output, from its own half on.
+  __device__ int64_t first_element(const Tile& t) const {
+    return (int64_t{kOp == GemmOp::kNT ? 0 : t.begin} + t.row + 64 * group_) * e_.out_stride;
+  }
+  __device__ const void* matrix(const Tile& t) const {
+    if (kOp != GemmOp::kNT) return e_.out;
+    if (g_.indexed) return g_.pointers[t.group];
+    return static_cast<const char*>(e_.out) + t.group * maps_.matrices.stride;
+  }
+
+  __device__ void add_old(const Tile& t, float (&d)[kHeld], float beta) const {
+    const void* old = matrix(t);
+    const int64_t first = first_element(t);
+    for_pairs(t, [&](int row, int column, bool both, int i) {
+      const float2 x = read_pair(old, e_.out_dtype, first + row * e_.out_stride + column, both);
+      d[i] = fmaf(beta, x.x, d[i]);
+      d[i + 1] = fmaf(beta, x.y, d[i + 1]);
+    });
+  }
+  __device__ void add_bias(const Tile& t, float (&d)[kHeld], int64_t group) const {
+    const auto* scales = static_cast<const float*>(e_.bias_scale);
+    for_pairs(t, [&](int row, int column, bool both, int i) {
+      const float scale = scales ? scales[t.begin + t.row + 64 * group_ + row] : 1;
+      const int64_t at = group * g_.n + column;
+      d[i] = fmaf(read(e_.bias, e_.bias_dtype, at), scale, d[i]);
+      if (both) d[i + 1] = fmaf(read(e_.bias, e_.bias_dtype, at + 1), scale, d[i + 1]);
+    });
+  }
+  __device__ static float read(const void* data, DType dtype, int64_t at) {
+    if (dtype == DType::kFloat32) return static_cast<const float*>(data)[at];
+    return __uint_as_float(uint32_t{static_cast<const uint16_t*>(data)[at]} << 16);
+  }
+  // Two elements of a row that begins at a multiple of 16 bytes, or the last one and zero.
+  __device__ static float2 read_pair(const void* data, DType dtype, int64_t at, bool both) {
+    if (!both) return {read(data, dtype, at), 0};
+    if (dtype == DType::kFloat32) {
+      return *reinterpret_cast<const float2*>(static_cast<const float*>(data) + at);
+    }
+    const uint32_t pair =
+        *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(data) + at);
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+  }
+
+  // ---- Results leave through the group's buffers, boxes of 64 rows of 128 bytes, in rounds.
+  // The buffer of a box, free to be written.
+  __device__ uint32_t buffer(int box) const {
+    if (box % kRound == 0) {
+      if (threadIdx.x % kWarpGroup == 0) wait_stores_read<kRounds - 1>();
+      meet(1 + group_, kWarpGroup);
+    }
+    return buffers_ + (round_ * kRound + box % kRound) * kPiece;
+  }
+  // Sends the boxes, of `width` columns, up to `box`, if it is the last of its round.
+  __device__ void send(const Tile& t, int box, int boxes, int width, bool add) {
+    if (box % kRound != kRound - 1 && box != boxes - 1) return;
+    fence_for_engines();
+    meet(1 + group_, kWarpGroup);
+    const uint32_t from = buffers_ + round_ * kRound * kPiece;
+    round_ = (round_ + 1) % kRounds;
+    if (threadIdx.x % kWarpGroup != 0) return;
+    const int row = t.row + 64 * group_;
+    for (int i = box / kRound * kRound; i <= box; ++i) {
+      const int column = t.column + i * width;
+      const Place at = kOp == GemmOp::kNT
+                           ? matrix_place(g_, maps_.matrices, t.group, column, row)
+                           : ragged_place(column, t.begin + row, min(rows_left(t), 64));
+      const uint32_t piece = from + i % kRound * kPiece;
+      add ? add_tile(maps_.out, piece, at) : store_tile(maps_.out, piece, at);
+    }
+    commit_stores();
+  }
+
+  __device__ void store_bf16(const Tile& t, const float (&d)[kHeld]) {
+    const int row = 16 * warp_ + lane_ % 16;
+    const int boxes = min(pieces(g_.n - t.column, 64), kColumns / 64);
+#pragma unroll
+    for (int box = 0; box < kColumns / 64; ++box) {
+      if (box >= boxes) break;
+      const uint32_t to = buffer(box);
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        const int i = (box * 8 + j) * 4;
+        store_matrices(to + row * 128 + ((j + lane_ / 16) ^ row % 8) * 16, pack(d[i], d[i + 1]),
+                       pack(d[i + 2], d[i + 3]), pack(d[i + 4], d[i + 5]),
+                       pack(d[i + 6], d[i + 7]));
+      }
+      send(t, box, boxes, 64, false);
+    }
+  }
+  __device__ static uint32_t pack(float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+  }
+
+  __device__ void store_fp32(const Tile& t, const float (&d)[kHeld], bool add) {
+    const int boxes = min(pieces(g_.n - t.column, 32), kColumns / 32);
+#pragma unroll
+    for (int box = 0; box < kColumns / 32; ++box) {
+      if (box >= boxes) break;
+      const uint32_t to = buffer(box);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = (box * 4 + j) * 4 + half * 2, piece = 2 * j + lane_ % 4 / 2;
+          asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                           to + row(half) * 128 + (piece ^ row(half) % 8) * 16 + lane_ % 2 * 8),
+                       "f"(d[i]), "f"(d[i + 1])
+                       : "memory");
+        }
+      }
+      send(t, box, boxes, 32, add);
+    }
+  }
+
+  const TileGemm& g_;
+  const Maps& maps_;
+  const Epilogue& e_;
+  uint32_t buffers_;
+  int group_, warp_, lane_, round_ = 0;
+};
+
+}  // namespace moiety::gemm::sm90

@@ -1,0 +1,115 @@
+// Whether Hopper's kernels take a product, and which one, is decided without a GPU.
+#include "moiety/gemm/sm90/grouped_sm90.h"
+
+#include <gtest/gtest.h>
+
+namespace moiety::gemm::sm90 {
+namespace {
+
+const GpuProperties kHopper{.name = "H200", .major = 9, .multiprocessors = 132};
+
+// Aligned memory that nobody reads.
+void* at(int64_t bytes) { return reinterpret_cast<void*>((int64_t{1} << 20) + bytes); }
+
+// kTN and kNN: rows of `a` belong to groups; kNT: the reduction does.
+TileGemm product(GemmOp op) {
+  TileGemm g;
+  g.op = op;
+  g.dtype = DType::kBFloat16;
+  g.ragged = op == GemmOp::kNT ? Ragged::kReduction : Ragged::kRows;
+  g.groups = {.groups = 4, .capacity = 1000};
+  g.m = op == GemmOp::kNT ? 256 : 0;
+  g.n = 512;
+  g.k = op == GemmOp::kNT ? 0 : 256;
+  g.a = {at(0), 256};
+  g.b = {at(0), op == GemmOp::kTN ? 256 : 512};
+  g.epilogue.out = at(0);
+  g.epilogue.out_stride = 512;
+  g.group_stride = 256 * 512;
+  return g;
+}
+
+constexpr GemmOp kOps[] = {GemmOp::kTN, GemmOp::kNN, GemmOp::kNT};
+
+std::string refused(const TileGemm& g, const GpuProperties& gpu = kHopper) {
+  return refusal(g, gpu).value_or("");
+}
+
+TEST(GroupedSm90, TakesAlignedProductsOfBfloat16) {
+  for (const GemmOp op : kOps) {
+    EXPECT_EQ(refused(product(op)), "") << int(op);
+    TileGemm indexed = product(op);
+    indexed.indexed = true;
+    for (int64_t e = 0; e < indexed.groups.groups; ++e) indexed.pointers[e] = at(4096 - 16 * e);
+    EXPECT_EQ(refused(indexed), "") << int(op);
+  }
+}
+
+TEST(GroupedSm90, SaysWhyItTakesNoOther) {
+  const auto expect = [](GemmOp op, const std::string& why, auto&& change) {
+    TileGemm g = product(op);
+    change(g);
+    EXPECT_EQ(refused(g), why);
+  };
+  EXPECT_EQ(refused(product(GemmOp::kTN), {.major = 10}), "capability 10.0 is not 9.0");
+  EXPECT_EQ(refused(product(GemmOp::kTN), {.major = 8, .minor = 9}), "capability 8.9 is not 9.0");
+  for (const GemmOp op : kOps) {
+    expect(op, "dtype float32 is not bfloat16", [](TileGemm& g) { g.dtype = DType::kFloat32; });
+    expect(op, "operands are transposed, or not grouped",
+           [](TileGemm& g) { g.ragged = Ragged::kNone; });
+    expect(op, "operands have block scales", [](TileGemm& g) {
+      static const float scale = 1;
+      g.a_scales.data = &scale;
+    });
+    expect(op, "0 rows are not in [1, 1073741824)", [](TileGemm& g) { g.groups.capacity = 0; });
+    expect(op, "a matrix is empty", [](TileGemm& g) { g.n = 0; });
+    expect(op, "a is not at a multiple of 16 bytes", [](TileGemm& g) { g.a.data = at(8); });
+    expect(op, "a has strides of 514 bytes, not of a multiple of 16",
+           [](TileGemm& g) { g.a.stride = 257; });
+  }
+  expect(GemmOp::kTN, "w is not at a multiple of 16 bytes", [](TileGemm& g) { g.b.data = at(2); });
+  expect(GemmOp::kNN, "w has strides of 20 bytes, not of a multiple of 16",
+         [](TileGemm& g) { g.group_stride = 10; });
+  expect(GemmOp::kTN, "out has strides of 1026 bytes, not of a multiple of 16", [](TileGemm& g) {
+    g.epilogue.out_dtype = DType::kBFloat16;
+    g.epilogue.out_stride = 513;
+  });
+  expect(GemmOp::kNT, "out has strides of 2052 bytes, not of a multiple of 16",
+         [](TileGemm& g) { g.epilogue.out_stride = 513; });
+  expect(GemmOp::kNT, "b is not at a multiple of 16 bytes", [](TileGemm& g) { g.b.data = at(4); });
+  expect(GemmOp::kNT, "rows of both operands are gathered", [](TileGemm& g) {
+    static const int32_t source = 0;
+    g.a.source = g.b.source = &source;
+  });
+}
+
+TEST(GroupedSm90, ChoosesTheTileThatComputesFewestColumnsInVain) {
+  const auto columns = [](int64_t n) {
+    TileGemm g = product(GemmOp::kTN);
+    g.n = n;
+    return choose_kernel(g).columns;
+  };
+  EXPECT_EQ(columns(8), 128);
+  EXPECT_EQ(columns(128), 128);
+  EXPECT_EQ(columns(192), 192);
+  EXPECT_EQ(columns(256), 256);
+  EXPECT_EQ(columns(768), 256);
+  EXPECT_EQ(columns(1536), 256);
+  EXPECT_EQ(columns(2880), 192);
+  EXPECT_EQ(columns(5760), 256);
+  EXPECT_EQ(columns(7168), 256);
+}
+
+TEST(GroupedSm90, KnowsWhichRowsAreGathered) {
+  static const int32_t source = 0;
+  TileGemm g = product(GemmOp::kNT);
+  EXPECT_EQ(choose_kernel(g).gathered, Gathered::kNone);
+  g.b.source = &source;
+  EXPECT_EQ(choose_kernel(g), (Kernel{GemmOp::kNT, 256, Gathered::kB}));
+  g.b.source = nullptr;
+  g.a.source = &source;
+  EXPECT_EQ(choose_kernel(g), (Kernel{GemmOp::kNT, 256, Gathered::kA}));
+}
+
+}  // namespace
+}  // namespace moiety::gemm::sm90

@@ -1,0 +1,145 @@
+// Hopper's grouped products: every tile, forced in turn, gives the bits of the others, and on
+// integers those of the reference.
+#include "moiety/gemm/grouped_block.h"
+#include "moiety/gemm/grouped_gemm_cuda.h"
+#include "moiety/gemm/sm90/launch.cuh"
+#include "tests/gemm/groups.h"
+#include "tests/gemm_gpu/bounds.h"
+
+namespace moiety::gemm {
+namespace {
+
+struct Case {
+  GroupedOp op;
+  sm90::Gathered gathered;
+  DType out;
+  float beta;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (const float beta : {0.f, 1.f, -0.5f}) {
+      for (const GroupedOp op : {GroupedOp::kForward, GroupedOp::kDgrad, GroupedOp::kWgrad}) {
+        for (const auto gathered :
+             {sm90::Gathered::kNone, sm90::Gathered::kA, sm90::Gathered::kB}) {
+          if (gathered == sm90::Gathered::kB && op != GroupedOp::kWgrad) continue;
+          out.push_back({op, gathered, dtype, beta});
+        }
+      }
+    }
+  }
+  return out;
+}
+
+class GroupedSm90Gpu : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    const GpuProperties& gpu = gpu_properties(0);
+    if (gpu.major != 9) GTEST_SKIP() << gpu.name << " is no Hopper";
+  }
+
+  // Groups of many sizes with gaps, over [rows, C] and [rows, N], or gathered from fewer rows.
+  struct Problem {
+    Problem(const Case& c, int64_t C, int64_t N, bool integers, const Stream& stream)
+        : groups({"", {300, 0, 1, 64, 129, 65, 63, 200}, 5}) {
+      const int64_t rows = groups.capacity(), experts = groups.experts();
+      count = Twin(groups().count_E, stream);
+      begin = Twin(groups().begin_E1, stream);
+      source = Twin(DType::kInt32, {rows}, stream);
+      for (int64_t r = 0; r < rows; ++r) {
+        source.host.data<int32_t>()[r] = static_cast<int32_t>(r * 37 % (kSources + 1)) - 1;
+      }
+      const bool wgrad = c.op == GroupedOp::kWgrad;
+      const int64_t inner = c.op == GroupedOp::kForward ? C : N;
+      a = Twin(DType::kBFloat16, {c.gathered == sm90::Gathered::kA ? kSources : rows, inner},
+               stream);
+      b = Twin(DType::kBFloat16, {c.gathered == sm90::Gathered::kB ? kSources : rows, C}, stream);
+      w = Twin(wgrad ? c.out : DType::kBFloat16, {experts, N, C}, stream);
+      out = Twin(c.out, {rows, c.op == GroupedOp::kForward ? N : C}, stream);
+      uint32_t id = 0;
+      for (const Twin* x : {&a, &b, &w, &out}) {
+        integers ? fill_integers(x->host, ++id, 4) : fill_normal(x->host, ++id);
+      }
+      for (const Twin* x : {&count, &begin, &source, &a, &b, &w, &out}) x->upload(stream);
+    }
+    const Twin& result(const Case& c) const { return c.op == GroupedOp::kWgrad ? w : out; }
+    GroupedGemmArgs args(const Case& c, Side side) const {
+      GroupedGemmArgs args;
+      args.op = c.op;
+      args.groups = groups();
+      args.groups.count_E = side(count);
+      args.groups.begin_E1 = side(begin);
+      args.groups.status = {};
+      args.a.data = side(a);
+      if (c.gathered == sm90::Gathered::kA) args.a.source_R = side(source);
+      args.w = side(w);
+      args.beta.value = c.beta;
+      if (c.op == GroupedOp::kWgrad) {
+        args.b.data = side(b);
+        if (c.gathered == sm90::Gathered::kB) args.b.source_R = side(source);
+      } else {
+        args.out = side(out);
+      }
+      return args;
+    }
+
+    static constexpr int64_t kSources = 90;
+    TestGroups groups;
+    Twin count, begin, source, a, b, w, out;
+  };
+
+  Tensor run(const Problem& p, const Case& c, int columns) {
+    p.result(c).upload(stream);  // as it was before
+    const TileGemm g = tile_gemm_of(p.args(c, kOnGpu), 0);
+    EXPECT_EQ(sm90::refusal(g, gpu_properties(0)).value_or(""), "");
+    const sm90::Kernel chosen = sm90::choose_kernel(g);
+    const sm90::Start start = sm90::start(
+        g, {chosen.op, columns > 0 ? columns : chosen.columns, chosen.gathered}, stream);
+    launch("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
+    return p.result(c).download(stream);
+  }
+};
+
+TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
+  for (const Case& c : cases()) {
+    for (const auto& [C, N] : {std::pair{136, 520}, std::pair{448, 64}, std::pair{64, 392}}) {
+      SCOPED_TRACE(text("op {} gathered {} {} beta {}, C {} N {}", int(c.op), int(c.gathered),
+                        name(c.out), c.beta, C, N));
+      const Problem p(c, C, N, false, stream);
+      const Tensor first = run(p, c, 0);
+      for (const int columns : sm90::kTileColumns) {
+        ASSERT_EQ(difference(run(p, c, columns), first), "") << columns;
+      }
+      ASSERT_EQ(difference(run(p, c, 0), first), "") << "again";
+    }
+  }
+}
+
+TEST_F(GroupedSm90Gpu, EqualsTheReferenceOnIntegers) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(
+        text("op {} gathered {} {} beta {}", int(c.op), int(c.gathered), name(c.out), c.beta));
+    const Problem p(c, 136, 520, true, stream);
+    const Tensor got = run(p, c, 0);
+    grouped_gemm_reference(p.args(c, kHost));
+    ASSERT_EQ(difference(got, p.result(c).host), "");
+  }
+}
+
+TEST_F(GroupedSm90Gpu, ReadsOnlyLiveRows) {
+  for (const Case& c : cases()) {
+    if (c.beta != 0 || c.gathered != sm90::Gathered::kNone) continue;
+    const Problem p(c, 200, 264, true, stream);
+    const Tensor clean = run(p, c, 0);
+    for (const Twin* x : {&p.a, &p.b}) {
+      p.groups.fill_dead_rows(x->host, NAN);
+      x->upload(stream);
+    }
+    ASSERT_EQ(difference(run(p, c, 0), clean), "") << int(c.op);
+  }
+}
+
+}  // namespace
+}  // namespace moiety::gemm
