@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "bench/gemm/expert_shapes.h"
 #include "bench/harness.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
@@ -19,21 +20,6 @@ using gemm::GroupedGemmArgs;
 using gemm::GroupedOp;
 
 constexpr Device kGpu{DeviceType::kCuda, 0};
-
-// Random numbers, the same 4 Mi of them again and again.
-Tensor random_on_gpu(DType dtype, std::initializer_list<int64_t> sizes, const Stream& stream) {
-  constexpr int64_t kPeriod = int64_t{4} << 20;
-  Tensor out(dtype, sizes, kGpu);
-  const int64_t n = out.view().numel();
-  const Tensor period = random_tensor(dtype, {std::min(n, kPeriod)}, 1);
-  const TensorView all(out.view().raw(), dtype, {n}, kGpu);
-  for (int64_t i = 0; i < n; i += kPeriod) {
-    const int64_t size = std::min(kPeriod, n - i);
-    copy(all.slice(0, i, i + size), period.view().slice(0, 0, size), stream);
-  }
-  stream.synchronize();
-  return out;
-}
 
 struct DenseShape {
   int64_t m, n, k;

@@ -7,7 +7,9 @@ namespace moiety::gemm::sm90 {
 namespace {
 
 const KernelLaunch& launch_of(const Kernel& chosen) {
-  for (const auto& table : {forward_launches(), dgrad_launches(), wgrad_launches()}) {
+  for (const auto& table :
+       {forward_launches(), forward_gathered_launches(), dgrad_launches(),
+        dgrad_gathered_launches(), wgrad_launches(), wgrad_gathered_launches()}) {
     for (const KernelLaunch& row : table) {
       if (row.is == chosen) return row;
     }

@@ -26,8 +26,11 @@ struct KernelLaunch {
   int64_t shared_bytes;
 };
 std::span<const KernelLaunch> forward_launches();
+std::span<const KernelLaunch> forward_gathered_launches();
 std::span<const KernelLaunch> dgrad_launches();
+std::span<const KernelLaunch> dgrad_gathered_launches();
 std::span<const KernelLaunch> wgrad_launches();
+std::span<const KernelLaunch> wgrad_gathered_launches();
 
 // The launch of a product that is not refused, on the stream's GPU, by choose_kernel's or another
 // kernel that takes it.

@@ -1,0 +1,12 @@
+#include "moiety/gemm/sm90/grouped_sm90.cuh"
+
+namespace moiety::gemm::sm90 {
+
+std::span<const KernelLaunch> dgrad_gathered_launches() {
+  static const KernelLaunch table[] = {launch_of<GemmOp::kNN, 128, Gathered::kA>(),
+                                       launch_of<GemmOp::kNN, 192, Gathered::kA>(),
+                                       launch_of<GemmOp::kNN, 256, Gathered::kA>()};
+  return table;
+}
+
+}  // namespace moiety::gemm::sm90

@@ -1,0 +1,12 @@
+#include "moiety/gemm/sm90/grouped_sm90.cuh"
+
+namespace moiety::gemm::sm90 {
+
+std::span<const KernelLaunch> forward_gathered_launches() {
+  static const KernelLaunch table[] = {launch_of<GemmOp::kTN, 128, Gathered::kA>(),
+                                       launch_of<GemmOp::kTN, 192, Gathered::kA>(),
+                                       launch_of<GemmOp::kTN, 256, Gathered::kA>()};
+  return table;
+}
+
+}  // namespace moiety::gemm::sm90
