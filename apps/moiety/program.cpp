@@ -11,6 +11,8 @@
 #include "apps/moiety/commands/quantize.h"
 #include "apps/moiety/commands/train.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/result.h"
+#include "moiety/base/printable.h"
 
 namespace moiety::app {
 namespace {
@@ -44,11 +46,15 @@ std::string usage() {
 int dispatch(const std::vector<std::string>& arguments) {
   const std::string name = arguments.empty() ? "--help" : arguments[0];
   if (name == "--help" || name == "-h" || name == "help") {
-    std::fputs(usage().c_str(), arguments.empty() ? stderr : stdout);
-    return arguments.empty() ? kExitUsage : kExitDone;
+    if (arguments.empty()) {
+      std::fputs(usage().c_str(), stderr);
+      throw UsageError("no command is given");
+    }
+    print_result(usage());
+    return kExitDone;
   }
   if (name == "--version") {
-    std::puts("moiety " MOIETY_VERSION);
+    print_result("moiety " MOIETY_VERSION "\n");
     return kExitDone;
   }
   for (const Command& command : kCommands) {
@@ -57,7 +63,7 @@ int dispatch(const std::vector<std::string>& arguments) {
   std::string names;
   for (const Command& command : kCommands)
     names += text("{}{}", names.empty() ? "" : ", ", command.name);
-  throw UsageError("unknown command '{}'; the commands are {}", name, names);
+  throw UsageError("unknown command '{}'; the commands are {}", printable(name), names);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ uint64_t file_size(int fd, const std::string& path) {
 std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path) {
   const std::shared_ptr<TokenFile> file(new TokenFile);
   file->path_ = path;
-  file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file->fd_ < 0) throw DataError("{}: cannot open: {}", path, std::strerror(errno));
   file->bytes_ = file_size(file->fd_, path);
   if (file->bytes_ < tok::kHeaderBytes) {

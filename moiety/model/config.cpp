@@ -123,6 +123,11 @@ int64_t parameter_count(const Config& c) {
          c.moe_layers() * moe + (c.layers - c.moe_layers()) * size.dense + d;
 }
 
+int64_t active_parameter_count(const Config& c) {
+  const int64_t idle = c.router.experts - c.router.top_k;
+  return parameter_count(c) - c.moe_layers() * idle * layer_sizes(c).expert;
+}
+
 double flops_per_token(const Config& c, int64_t seq_len, bool causal) {
   const LayerSizes size = layer_sizes(c);
   const int64_t core = (causal ? 1 : 2) * c.heads * c.head_size() * seq_len;

@@ -1,5 +1,6 @@
 #include "moiety/train/training_state.h"
 
+#include <algorithm>
 #include <limits>
 
 #include <climits>
@@ -7,6 +8,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
+#include "moiety/base/printable.h"
 
 namespace moiety::train {
 namespace {
@@ -48,7 +50,10 @@ TrainingState parse_training_state(std::string_view text) {
     for (const nlohmann::json& loss : json.at("losses")) losses.push_back(parse_loss(loss));
     state.guard.set_losses(losses);
   } catch (const nlohmann::json::exception& e) {
-    throw CheckpointError("state of the checkpoint: {}", e.what());
+    // The parser's text begins with its own name and number in brackets.
+    const std::string_view what = e.what();
+    throw CheckpointError("state of the checkpoint: {}",
+                          printable(what.substr(std::min(what.find("] ") + 2, what.size()))));
   }
   return state;
 }

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/device_choice.h"
-#include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/base/json_line.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/train/checkpoints.h"
@@ -47,15 +46,14 @@ int eval_command(const std::vector<std::string>& arguments) {
   CLI::App app(kEvalAbout, "moiety eval");
   app.add_option("CKPT", path, "checkpoint, or run directory: its newest one")->required();
   app.add_option("--data", data, "token files")->required();
-  app.add_option("--samples", samples, "of each file, from its start")
-      ->check(CLI::PositiveNumber.description(""))
-      ->capture_default_str();
+  add_number(app, "--samples", samples, find_key("eval.samples", "--samples").rule,
+             "of each file, from its start");
   add_device_option(app, wanted);
   if (!parse_command_line(app, arguments)) return kExitDone;
 
   const Device device = rank_device(wanted, 1);
   const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(path));
-  const train::TrainConfig config = train_config(checkpoint.options);
+  const train::TrainConfig config = checkpoint_config(checkpoint);
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   std::vector<data::WeightedPath> files;
   for (const std::string& file : data) files.push_back({file});
@@ -75,7 +73,7 @@ int eval_command(const std::vector<std::string>& arguments) {
     train::ExpertCapacity capacity(config, model.transformer(), tokens);
     Arena arena("activations", device);
     const train::EvaluationResult result = evaluate(model.model(), set, capacity, arena, stream);
-    std::puts(result_line(checkpoint, result).c_str());
+    print_result(result_line(checkpoint, result) + "\n");
     model.model().close();
   });
   return kExitDone;

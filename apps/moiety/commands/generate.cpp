@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include <CLI/CLI.hpp>
 
@@ -10,8 +9,8 @@
 #include "apps/moiety/commands/token_choice.h"
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/device_choice.h"
-#include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/base/copy.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/model/decoder.h"
@@ -25,11 +24,6 @@ constexpr const char* kGenerateAbout =
     "Continues a text: prints the prompt and, as they come, the tokens behind it, until the end "
     "of\n"
     "a document or --tokens. Without a prompt a new document begins.";
-
-void print(const std::string& bytes) {
-  std::fwrite(bytes.data(), 1, bytes.size(), stdout);
-  std::fflush(stdout);
-}
 
 void check_finite(std::span<const float> logits) {
   if (std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) return;
@@ -56,10 +50,10 @@ void generate(train::InferenceModel& model, const data::Tokenizer& tokenizer,
     check_finite(logits);
     const int32_t next = choice.choose(logits, uint32_t(n));
     if (next == int32_t(tokenizer.eos())) break;
-    print(tokenizer.decode(std::vector<int32_t>{next}));
+    print_result(tokenizer.decode(std::vector<int32_t>{next}));
     context = {next};
   }
-  print("\n");
+  print_result("\n");
 }
 
 }  // namespace
@@ -71,19 +65,14 @@ int generate_command(const std::vector<std::string>& arguments) {
   CLI::App app(kGenerateAbout, "moiety generate");
   app.add_option("CKPT", path, "checkpoint, or run directory: its newest one")->required();
   app.add_option("--prompt", prompt, "text to continue");
-  app.add_option("--tokens", tokens, "the most that are made")
-      ->check(CLI::PositiveNumber.description(""))
-      ->capture_default_str();
-  app.add_option("--temperature", rules.temperature, "0: always the likeliest token")
-      ->check(CLI::Range(0.0, 100.0).description(""))
-      ->capture_default_str();
-  app.add_option("--top-k", rules.top_k, "choose among the k likeliest; 0: all")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->capture_default_str();
-  app.add_option("--top-p", rules.top_p, "choose among the likeliest that have this share together")
-      ->check(CLI::Range(0.0, 1.0).description(""))
-      ->capture_default_str();
-  app.add_option("--seed", rules.seed, "of the choices")->capture_default_str();
+  add_number(app, "--tokens", tokens, between(1, 1 << 24), "the most that are made");
+  add_number(app, "--temperature", rules.temperature, between(0, 100),
+             "0: always the likeliest token");
+  add_number(app, "--top-k", rules.top_k, between(0, 1 << 24),
+             "choose among the k likeliest; 0: all");
+  add_number(app, "--top-p", rules.top_p, between(0, 1),
+             "choose among the likeliest that have this share together");
+  add_seed(app, "--seed", rules.seed, "of the choices");
   add_device_option(app, wanted);
   if (!parse_command_line(app, arguments)) return kExitDone;
 
@@ -95,9 +84,9 @@ int generate_command(const std::vector<std::string>& arguments) {
   if (ids.empty()) ids.push_back(tokenizer.eos());  // as before a document
   train::run_alone([&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
-    train::InferenceModel model(checkpoint.path, train_config(checkpoint.options),
+    train::InferenceModel model(checkpoint.path, checkpoint_config(checkpoint),
                                 int64_t(ids.size()), world, stream);
-    print(prompt);
+    print_result(prompt);
     generate(model, tokenizer, {ids.begin(), ids.end()}, tokens, TokenChoice(rules), stream);
     model.model().close();
   });

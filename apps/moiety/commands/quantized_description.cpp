@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/moiety/exit_code.h"
+#include "moiety/base/printable.h"
 
 namespace moiety::app {
 namespace {
@@ -48,18 +49,18 @@ class Fields {
       }
       if (out.size() == value.size()) return out;
     }
-    throw DataError("{}: {} is {}", path_, key, value.dump());
+    throw DataError("{}: {} is {}", path_, key, printable(value.dump()));
   }
   // Takes a word and returns its number among `words`.
   template <size_t kCount>
   size_t take_word(const char* key, const std::array<std::string_view, kCount>& words) {
     const auto typed = take<std::string>(key);
     const auto at = std::find(words.begin(), words.end(), typed);
-    if (at == words.end()) throw DataError("{}: {} is '{}'", path_, key, typed);
+    if (at == words.end()) throw DataError("{}: {} is '{}'", path_, key, printable(typed));
     return static_cast<size_t>(at - words.begin());
   }
   void end() const {
-    if (!json_.empty()) throw DataError("{}: unknown key {}", path_, json_.begin().key());
+    if (!json_.empty()) throw DataError("{}: unknown key {}", path_, printable(json_.begin().key()));
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "apps/moiety/commands/npy.h"
+#include "apps/moiety/commands/output_file.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/run_directory.h"
 #include "moiety/base/replace_file.h"
@@ -80,23 +81,11 @@ void read_scales(const std::string& path, Direction direction, StoredTensor& out
   quant::compact_scales(scales, d.layout, out.view, direction, Stream());
 }
 
-}  // namespace
-
-void check_free(const std::string& directory, bool overwrite) {
-  if (overwrite) return;
-  std::vector<std::string> paths{text("{}/{}", directory, kDescription)};
-  for (const NamedArray& a : kArrays) paths.push_back(path_of(directory, a.name));
-  for (const std::string& path : paths) {
-    if (fs::exists(path)) throw UsageError("{}: is there already; --force overwrites", path);
-  }
-}
-
-std::vector<std::string> write_quantized(const std::string& directory,
-                                         const QuantizedDescription& description,
-                                         const QuantizedView& view) {
+// Writes the files into a directory that exists.
+std::vector<std::string> write_arrays(const std::string& directory,
+                                      const QuantizedDescription& description,
+                                      const QuantizedView& view) {
   std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) throw IoError("{}: cannot be made: {}", directory, error.message());
   const std::string json = text("{}/{}", directory, kDescription);
   fs::remove(json, error);  // without it there is no tensor
   std::vector<std::string> lines;
@@ -109,10 +98,34 @@ std::vector<std::string> write_quantized(const std::string& directory,
     }
     replace_file(path, npy_header(descr_of(array.dtype()), array.sizes()),
                  {static_cast<const char*>(array.raw()), static_cast<size_t>(array.bytes())});
-    lines.push_back(text("{}: {}", path, array.describe()));
+    const NpyHeader stored{descr_of(array.dtype()), {array.sizes().begin(), array.sizes().end()}};
+    lines.push_back(text("{}: {}", path, stored.describe()));
   }
   replace_file(json, to_json(description));
   return lines;
+}
+
+}  // namespace
+
+void check_free(const std::string& directory, bool overwrite) {
+  if (overwrite) return;
+  std::vector<std::string> paths{text("{}/{}", directory, kDescription)};
+  for (const NamedArray& a : kArrays) paths.push_back(path_of(directory, a.name));
+  for (const std::string& path : paths) check_free_file(path, false);
+}
+
+std::vector<std::string> write_quantized(const std::string& directory,
+                                         const QuantizedDescription& description,
+                                         const QuantizedView& view) {
+  std::error_code error;
+  const bool made = fs::create_directories(directory, error);
+  if (error) throw IoError("{}: cannot be made: {}", directory, error.message());
+  try {
+    return write_arrays(directory, description, view);
+  } catch (...) {
+    if (made) fs::remove_all(directory, error);  // what was made here alone
+    throw;
+  }
 }
 
 StoredTensor read_quantized(const std::string& directory) {
