@@ -35,4 +35,9 @@ std::string printable(std::string_view s, size_t most) {
          escaped(s.substr(tail));
 }
 
+std::string parser_text(std::string_view what) {
+  const size_t end = what.starts_with('[') ? what.find("] ") : what.npos;
+  return printable(end == what.npos ? what : what.substr(end + 2));
+}
+
 }  // namespace moiety

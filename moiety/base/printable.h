@@ -11,4 +11,8 @@ namespace moiety {
 // beginning and the end, with the number of the bytes between. Characters of UTF-8 stay whole.
 std::string printable(std::string_view s, size_t most = 200);
 
+// What a parser's exception says, printable, without the name and number in brackets with which the
+// JSON parser begins.
+std::string parser_text(std::string_view what);
+
 }  // namespace moiety

@@ -81,11 +81,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool parse_error(size_t, const std::string& token,
                    const nlohmann::detail::exception& e) override {
-    // The parser's text begins with its own number and position in brackets.
-    const std::string_view what = e.what();
-    const size_t at = what.find("] ");
     document_.refuse(taken(), "not JSON near " + json_string(printable(token, kMostShown)) + ": " +
-                                  printable(what.substr(at == what.npos ? 0 : at + 2), kMostShown));
+                                  parser_text(e.what()));
   }
 
  private:

@@ -38,7 +38,14 @@ void check_layers(const Config& c) {
 void check_moe(const Config& c) {
   check_range("moe.experts", c.router.experts, 1, 4096);
   check_range("moe.top_k", c.router.top_k, 1, std::min<int64_t>(c.router.experts, 32));
-  moe::check(c.router);
+  const moe::RouterConfig& r = c.router;
+  MOIETY_CHECK(r.groups >= 1 && r.experts % r.groups == 0,
+               "router.groups={} must divide moe.experts={}", r.groups, r.experts);
+  check_range("router.group_top_k", r.group_top_k, 1, r.groups);
+  MOIETY_CHECK(r.group_top_k * (r.experts / r.groups) >= r.top_k,
+               "router.group_top_k={} of router.groups={} have fewer experts than moe.top_k={}",
+               r.group_top_k, r.groups, r.top_k);
+  moe::check(r);
   MOIETY_CHECK(c.d_ffn >= 8 && c.d_ffn % 8 == 0, "moe.d_ffn={} must be a multiple of 8", c.d_ffn);
   MOIETY_CHECK(c.shared_d_ffn >= 0, "moe.shared_d_ffn={} must not be negative", c.shared_d_ffn);
   MOIETY_CHECK(!c.shared_gate || c.shared_d_ffn > 0,

@@ -1,6 +1,5 @@
 #include "moiety/train/training_state.h"
 
-#include <algorithm>
 #include <limits>
 
 #include <climits>
@@ -50,10 +49,7 @@ TrainingState parse_training_state(std::string_view text) {
     for (const nlohmann::json& loss : json.at("losses")) losses.push_back(parse_loss(loss));
     state.guard.set_losses(losses);
   } catch (const nlohmann::json::exception& e) {
-    // The parser's text begins with its own name and number in brackets.
-    const std::string_view what = e.what();
-    throw CheckpointError("state of the checkpoint: {}",
-                          printable(what.substr(std::min(what.find("] ") + 2, what.size()))));
+    throw CheckpointError("state of the checkpoint: {}", parser_text(e.what()));
   }
   return state;
 }

@@ -20,5 +20,11 @@ TEST(Printable, LongTextsLoseTheirMiddle) {
             "\xc3\xbc...(6 bytes)...\xc3\xbc");
 }
 
+TEST(Printable, AParsersTextWithoutItsNumber) {
+  EXPECT_EQ(parser_text("[json.exception.out_of_range.403] key 'a' not found"),
+            "key 'a' not found");
+  EXPECT_EQ(parser_text("no brackets] here"), "no brackets] here");
+}
+
 }  // namespace
 }  // namespace moiety

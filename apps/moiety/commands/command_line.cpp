@@ -54,7 +54,7 @@ CLI::Option* add_number_of(CLI::App& app, const char* option, T& value, const Ru
 std::string parse_error_text(const CLI::App& app, const CLI::ParseError& e) {
   for (const CLI::Option* option : app.get_options()) {
     const auto most = static_cast<size_t>(option->get_items_expected_max());
-    if (option->results().size() > most) {
+    if (most > 0 && option->results().size() > most) {
       return text("{}: is given {} times", option->get_name(), option->results().size());
     }
   }
