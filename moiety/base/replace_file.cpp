@@ -57,7 +57,11 @@ void replace_file(const fs::path& path, std::string_view bytes, std::string_view
   std::error_code none;
   const bool link = fs::is_symlink(path, none);
   // What a link names is replaced, not the link.
-  const std::string target = (link ? fs::weakly_canonical(path, none) : path).string();
+  fs::path named = path;
+  if (link) {
+    named = exists ? fs::canonical(path, none) : path.parent_path() / fs::read_symlink(path, none);
+  }
+  const std::string target = named.string();
   const int error = exists && !S_ISREG(there.st_mode) ? write_into(target, bytes, more)
                                                       : replace(target, bytes, more);
   if (error != 0) throw IoError("{}: cannot be written: {}", path.string(), std::strerror(error));

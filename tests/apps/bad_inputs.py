@@ -213,7 +213,7 @@ def cases_of_files():
                    {0} if name in ("missing", "directory") else {2, 4})
         if name != "/dev/zero":
             yield Case(["prepare", name, "--out=x", "--format=jsonl"], [name, "x.tok"], {3})
-        if name != "directory":
+        if name != "directory":  # which is one
             yield Case(["doctor", "--dir", name], [name], {2})
         if name in ("directory", "fifo", "loop"):
             yield Case(["plot", "steps.jsonl", "--out", name], [name], {4})

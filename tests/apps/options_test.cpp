@@ -79,12 +79,12 @@ std::vector<std::string> out_of_range(const Key& key) {
   std::vector<std::string> values;
   const auto add = [&](double v) {
     if (!(rule.zero && v == 0)) {
-      values.push_back(type == 2 ? std::to_string(v) : std::to_string(int64_t(v)));
+      values.push_back(type == 2 ? text("{}", v) : std::to_string(int64_t(v)));
     }
   };
   if (type == 1 || type == 2) {
     if (std::isfinite(rule.min)) add(rule.open_min ? rule.min : rule.min - 1);
-    if (std::isfinite(rule.max)) add(rule.open_max ? rule.max : rule.max + 1);
+    if (std::isfinite(rule.max)) add(rule.open_max ? rule.max : std::max(rule.max + 1, 2 * rule.max));
     if (rule.multiple > 1) add(std::max(rule.min, double(rule.multiple)) + 1);
   }
   if (!rule.choices.empty()) values.insert(values.end(), {"\"nonsense\"", "nonsense"});
@@ -155,7 +155,7 @@ TEST(Options, ErrorsOfArgumentsNameTheArgument) {
             "--moe.exprets=4: unknown key 'moe.exprets'; did you mean 'moe.experts'?");
   EXPECT_EQ(argument_error("--moe.experts"),
             "--moe.experts: moe.experts = true: must be an integer, 1..4096");
-  EXPECT_EQ(argument_error("--train.steps=1\nseed = 2").rfind("--train.steps=1\n", 0), 0u);
+  EXPECT_EQ(argument_error("--train.steps=1\nseed = 2").rfind("--train.steps=1\\nseed = 2: ", 0), 0u);
 }
 
 TEST(Options, ArgumentsAreTomlOrRawText) {
@@ -276,7 +276,8 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--router.groups=2", "--router.group_top_k=3"}, "router.group_top_k=3 must be in 1..2"},
       {{"--router.groups=8", "--router.group_top_k=1"},
        "router.group_top_k=1 of router.groups=8 have fewer experts than moe.top_k=2"},
-      {{"--moe.d_ffn=1048576", "--model.d_model=65536", "--moe.experts=4096"},
+      {{"--moe.d_ffn=1048576", "--model.d_model=65536", "--model.heads=1024",
+        "--moe.experts=4096"},
        "model.layers x moe.experts x model.d_model x moe.d_ffn = 4 x 4096 x 65536 x 1048576: a "
        "model of 3.4e+15 parameters is too large"},
       {{"--train.micro_batch=65536", "--train.global_batch=65536", "--data.seq_len=32768"},
@@ -402,7 +403,7 @@ TEST(Options, AConfigIsARegularFile) {
 TEST(Options, WhatIsSaidOfValuesIsShortAndOneLine) {
   EXPECT_EQ(argument_error("--data.train=[{path='a',weight=nan}]"),
             "--data.train=[{path='a',weight=nan}]: data.train = [ { path = 'a', weight = nan } ]: "
-            "must be a list of paths or {path, weight}, 0.000001..1000000");
+            "must be a list of paths or {path, weight}, 1e-6..1000000");
   EXPECT_EQ(argument_error("--router.aux_coef=-0.1"),
             "--router.aux_coef=-0.1: router.aux_coef = -0.1: must be a number, 0..1");
   const std::string name(1000000, 'k');

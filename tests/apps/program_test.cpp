@@ -70,7 +70,8 @@ TEST(Program, BadInputIsOneMessageAndAnExitCode) {
       {base + with_data(text_file), kExitData, "/"},
       {base + with_data(shorty), kExitData, "/"},
       {base + Arguments{"--data.valid=" + cut}, kExitData, "/"},
-      {base + Arguments{"--run.init_from=" + (dir / "nowhere")}, kExitCheckpoint, "/"},
+      {base + Arguments{"--run.init_from=" + (dir / "nowhere")}, kExitCheckpoint,
+       "run.init_from: /"},
       {tiny(good + "/run"), kExitDisk, "/"},  // below a file
       {{"eval", dir / "nowhere", "--data=" + good}, kExitCheckpoint, "/"},
       {{"eval"}, kExitUsage, "CKPT is required"},
@@ -213,7 +214,8 @@ TEST(Program, WhatDoesNotStartLeavesNothing) {
   const auto left = [&] { return std::filesystem::exists(dir / "a"); };
   EXPECT_EQ(run(tiny(dir / "a/b/c") + Arguments{"--dry-run"}).code, kExitDone);
   EXPECT_FALSE(left());
-  EXPECT_EQ(run(tiny(dir / "a/b/c") + Arguments{"--model.d_model=8192", "--model.layers=1024"}).code,
+  EXPECT_EQ(run(tiny(dir / "a/b/c") + Arguments{"--model.d_model=1024", "--model.layers=1024",
+                                                "--moe.d_ffn=1024"}).code,
             kExitMemory);
   EXPECT_FALSE(left());
   std::filesystem::create_directories(dir / "a");

@@ -16,8 +16,9 @@ TEST(Printable, LongTextsLoseTheirMiddle) {
   EXPECT_EQ(printable("0123456789", 10), "0123456789");
   EXPECT_EQ(printable("0123456789a", 8), "012345...(3 bytes)...9a");
   // Characters are not cut: five umlauts are ten bytes.
-  EXPECT_EQ(printable("\xc3\xbc\xc3\xbc\xc3\xbc\xc3\xbc\xc3\xbc", 4),
-            "\xc3\xbc...(6 bytes)...\xc3\xbc");
+  EXPECT_EQ(printable("\xc3\xbc\xc3\xbc\xc3\xbc\xc3\xbc\xc3\xbc", 8),
+            "\xc3\xbc\xc3\xbc\xc3\xbc...(2 bytes)...\xc3\xbc");
+  EXPECT_EQ(printable("\xc3\xbc\xc3\xbc\xc3\xbc\xc3\xbc\xc3\xbc", 4), "\xc3\xbc...(8 bytes)...");
 }
 
 TEST(Printable, AParsersTextWithoutItsNumber) {

