@@ -53,17 +53,16 @@ int replace(const std::string& path, std::string_view bytes, std::string_view mo
 
 void replace_file(const fs::path& path, std::string_view bytes, std::string_view more) {
   struct stat there {};
-  const bool exists = ::stat(path.c_str(), &there) == 0;
-  std::error_code none;
-  const bool link = fs::is_symlink(path, none);
-  // What a link names is replaced, not the link.
-  fs::path named = path;
-  if (link) {
-    named = exists ? fs::canonical(path, none) : path.parent_path() / fs::read_symlink(path, none);
+  int error = ::stat(path.c_str(), &there) == 0 ? 0 : errno;
+  const bool special = error == 0 && !S_ISREG(there.st_mode);
+  if (error == ENOENT) error = 0;
+  if (error == 0) {
+    // What a link names is replaced, not the link.
+    std::error_code none;
+    fs::path named = path;
+    while (fs::is_symlink(named, none)) named = named.parent_path() / fs::read_symlink(named, none);
+    error = special ? write_into(path, bytes, more) : replace(named.string(), bytes, more);
   }
-  const std::string target = named.string();
-  const int error = exists && !S_ISREG(there.st_mode) ? write_into(target, bytes, more)
-                                                      : replace(target, bytes, more);
   if (error != 0) throw IoError("{}: cannot be written: {}", path.string(), std::strerror(error));
 }
 

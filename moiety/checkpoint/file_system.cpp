@@ -36,8 +36,8 @@ class Posix : public FileSystem {
     const int fd = without_interrupts(
         [&] { return ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666); });
     struct stat status {};
-    if (fd < 0 || (::fstat(fd, &status) == 0 &&
-                   (S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)))) {
+    if (fd < 0 ||
+        (::fstat(fd, &status) == 0 && (S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)))) {
       return fd;
     }
     ::close(fd);

@@ -15,8 +15,8 @@ std::string step_name(int64_t step);
 std::optional<int64_t> step_of(std::string_view name);
 
 struct CheckpointList {
-  std::vector<std::string> complete;  // paths, newest first
-  std::vector<std::string> damaged;   // a sentence for each step-<n> that is not complete
+  std::vector<std::string> complete;    // paths, newest first
+  std::vector<std::string> damaged;     // a sentence for each step-<n> that is not complete
   std::vector<std::string> unreadable;  // those of them that the system did not let be read
 };
 // Lists the checkpoints. One is complete if it is named step-<n>, COMMIT matches the manifest, and

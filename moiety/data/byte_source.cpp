@@ -15,8 +15,7 @@ namespace {
 class FileSource : public ByteSource {
  public:
   explicit FileSource(const std::string& path)
-      : path_(path == "-" ? "standard input" : path),
-        fd_(path == "-" ? STDIN_FILENO : open(path)) {
+      : path_(path == "-" ? "standard input" : path), fd_(path == "-" ? STDIN_FILENO : open(path)) {
     try {
       for (size_t n = 1; n > 0 && head_bytes_ < sizeof(head_); head_bytes_ += n) {
         n = read_file(head_ + head_bytes_, sizeof(head_) - head_bytes_);

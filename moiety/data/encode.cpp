@@ -58,8 +58,9 @@ std::string text_of_json(std::string_view line, size_t begin, const std::string&
   } catch (const nlohmann::json::parse_error& e) {
     const std::string_view what = e.what();
     const size_t reason = what.find(": ");
-    throw BadDocument{begin + std::min(e.byte > 0 ? e.byte - 1 : 0, line.size()),
-                      text("bad JSON: {}", printable(reason == what.npos ? what : what.substr(reason + 2)))};
+    throw BadDocument{
+        begin + std::min(e.byte > 0 ? e.byte - 1 : 0, line.size()),
+        text("bad JSON: {}", printable(reason == what.npos ? what : what.substr(reason + 2)))};
   } catch (const nlohmann::json::out_of_range&) {
     throw BadDocument{begin, "bad JSON: a number is beyond double"};
   }

@@ -25,7 +25,7 @@ struct PrepareOptions {
   double valid_fraction = 0;  // 0: one file
   DocumentRules rules;
   bool overwrite = true;  // false: files that are there already are a UsageError
-  int workers = 0;  // 0: one per core; the output does not depend on it
+  int workers = 0;        // 0: one per core; the output does not depend on it
   std::function<void(const PrepareProgress&)> progress;  // called after every block; may be empty
 };
 

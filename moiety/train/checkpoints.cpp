@@ -21,8 +21,7 @@ std::string find_checkpoint(const std::string& path) {
   if (type != fs::file_type::directory) throw CheckpointError("{}: is not a directory", path);
   if (type_of(fs::path(path) / "COMMIT") != fs::file_type::not_found) return path;
   const fs::path inner = fs::path(path) / "checkpoints";
-  const std::string directory =
-      type_of(inner) == fs::file_type::directory ? inner.string() : path;
+  const std::string directory = type_of(inner) == fs::file_type::directory ? inner.string() : path;
   const auto newest = checkpoint::find_newest_complete(directory);
   if (!newest) throw CheckpointError("{}: holds no complete checkpoint", path);
   return *newest;

@@ -27,8 +27,8 @@ Grid check_layout(const TrainConfig& c) {
   const int64_t ranks = c.run.ranks, slices = p.tp * p.gtp;
   const int64_t shares = p.ep <= ranks ? p.ep * p.egtp : ranks + 1;
   if (p.dp != 0 && p.dp * slices != ranks) {
-    throw UsageError("layout: run.ranks = {}, but parallel.dp x gtp x tp = {} x {} x {} = {}", ranks,
-                     p.dp, p.gtp, p.tp, p.dp * slices);
+    throw UsageError("layout: run.ranks = {}, but parallel.dp x gtp x tp = {} x {} x {} = {}",
+                     ranks, p.dp, p.gtp, p.tp, p.dp * slices);
   }
   if (ranks % slices != 0) {
     throw UsageError("layout: run.ranks = {}: must be a multiple of parallel.gtp x tp = {} x {}",

@@ -84,7 +84,8 @@ std::vector<std::string> out_of_range(const Key& key) {
   };
   if (type == 1 || type == 2) {
     if (std::isfinite(rule.min)) add(rule.open_min ? rule.min : rule.min - 1);
-    if (std::isfinite(rule.max)) add(rule.open_max ? rule.max : std::max(rule.max + 1, 2 * rule.max));
+    if (std::isfinite(rule.max))
+      add(rule.open_max ? rule.max : std::max(rule.max + 1, 2 * rule.max));
     if (rule.multiple > 1) add(std::max(rule.min, double(rule.multiple)) + 1);
   }
   if (!rule.choices.empty()) values.insert(values.end(), {"\"nonsense\"", "nonsense"});
@@ -155,7 +156,8 @@ TEST(Options, ErrorsOfArgumentsNameTheArgument) {
             "--moe.exprets=4: unknown key 'moe.exprets'; did you mean 'moe.experts'?");
   EXPECT_EQ(argument_error("--moe.experts"),
             "--moe.experts: moe.experts = true: must be an integer, 1..4096");
-  EXPECT_EQ(argument_error("--train.steps=1\nseed = 2").rfind("--train.steps=1\\nseed = 2: ", 0), 0u);
+  EXPECT_EQ(argument_error("--train.steps=1\nseed = 2").rfind("--train.steps=1\\nseed = 2: ", 0),
+            0u);
 }
 
 TEST(Options, ArgumentsAreTomlOrRawText) {
@@ -276,8 +278,7 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--router.groups=2", "--router.group_top_k=3"}, "router.group_top_k=3 must be in 1..2"},
       {{"--router.groups=8", "--router.group_top_k=1"},
        "router.group_top_k=1 of router.groups=8 have fewer experts than moe.top_k=2"},
-      {{"--moe.d_ffn=1048576", "--model.d_model=65536", "--model.heads=1024",
-        "--moe.experts=4096"},
+      {{"--moe.d_ffn=1048576", "--model.d_model=65536", "--model.heads=1024", "--moe.experts=4096"},
        "model.layers x moe.experts x model.d_model x moe.d_ffn = 4 x 4096 x 65536 x 1048576: a "
        "model of 3.4e+15 parameters is too large"},
       {{"--train.micro_batch=65536", "--train.global_batch=65536", "--data.seq_len=32768"},
@@ -295,8 +296,10 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--precision.keep_last=99"},
        "precision.keep_first = -1 and precision.keep_last = 99: model.layers is 4"},
       {{"--data.tokenizer=gpt2"}, "data.tokenizer = \"gpt2\": only"},
-      {{"--parallel.ep=2"}, "layout: run.ranks = 1: must be a multiple of parallel.ep x egtp = 2 x 1"},
-      {{"--run.ranks=4", "--parallel.dp=2"}, "layout: run.ranks = 4, but parallel.dp x gtp x tp = 2 x 1 x 1 = 2"},
+      {{"--parallel.ep=2"},
+       "layout: run.ranks = 1: must be a multiple of parallel.ep x egtp = 2 x 1"},
+      {{"--run.ranks=4", "--parallel.dp=2"},
+       "layout: run.ranks = 4, but parallel.dp x gtp x tp = 2 x 1 x 1 = 2"},
       {{"--run.ranks=6", "--parallel.tp=4"},
        "layout: run.ranks = 6: must be a multiple of parallel.gtp x tp = 1 x 4"},
       {{"--run.ranks=8", "--parallel.tp=2", "--parallel.gtp=2", "--parallel.egtp=3"},
@@ -382,9 +385,9 @@ TEST(Options, DeepKeysAreRefusedBeforeTheyAreParsed) {
   EXPECT_EQ(file_error(dotted("\"a\\\",\"", 50000) + " = 1\n"),
             "c.toml:1: a key of more than 8 parts");
   const std::string path = dotted("..", 100);
-  EXPECT_EQ(parse_config("[run]\ndir = '" + path + "' # a.b.c.d.e.f.g.h.i.j\n", "c.toml")
-                .options.run.dir,
-            path);
+  EXPECT_EQ(
+      parse_config("[run]\ndir = '" + path + "' # a.b.c.d.e.f.g.h.i.j\n", "c.toml").options.run.dir,
+      path);
   const std::string deep = "--data.train={" + dotted("a", 50000) + " = 1}";
   EXPECT_EQ(from_arguments({deep}).options.data.train[0].path, deep.substr(13));  // a text, then
 }

@@ -20,14 +20,5 @@ TEST(People, AmountsHaveThreeDigitsAndAUnit) {
   EXPECT_EQ(amount_text(999.6e3), "1.00 M");
 }
 
-TEST(People, TimesAreInTheUnitThatFits) {
-  EXPECT_EQ(seconds_text(0.00000023), "0.00 ms");
-  EXPECT_EQ(seconds_text(0.00023), "0.23 ms");
-  EXPECT_EQ(seconds_text(0.0023), "2.3 ms");
-  EXPECT_EQ(seconds_text(0.0412), "41.2 ms");
-  EXPECT_EQ(seconds_text(1.42), "1.4 s");
-  EXPECT_EQ(seconds_text(142), "142 s");
-}
-
 }  // namespace
 }  // namespace moiety::app

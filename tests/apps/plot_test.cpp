@@ -296,7 +296,8 @@ TEST(Plot, TheCommandWritesOnePictureOfSeveralRuns) {
     EXPECT_EQ(empty.last_line(), "moiety: " + (dir / "none.jsonl") + ": holds no steps");
     EXPECT_EQ(empty.out, "");
   }
-  const std::string mixed = dir.write("mixed.jsonl", "x\n" + step_line_of(1, "5") + "\n{\"v\":1,\"t");
+  const std::string mixed =
+      dir.write("mixed.jsonl", "x\n" + step_line_of(1, "5") + "\n{\"v\":1,\"t");
   const ProgramResult some = run({"plot", mixed, "--out=-"});
   EXPECT_EQ(some.code, kExitDone);
   EXPECT_EQ(some.err, "warning: " + mixed + ": 1 of its lines are no records and were left out\n");

@@ -60,9 +60,11 @@ TEST(Program, BadInputIsOneMessageAndAnExitCode) {
       {base + Arguments{"--moe.experts=0"}, kExitUsage, "--moe.experts=0: moe.experts = 0: must"},
       {base + Arguments{"--config=" + bad_toml}, kExitUsage, "/"},
       {base + Arguments{"--config=" + (dir / "none.toml")}, kExitUsage, "/"},
-      {base + Arguments{"--parallel.tp=2"}, kExitUsage, "layout: run.ranks = 1: must be a multiple of parallel.gtp"},
+      {base + Arguments{"--parallel.tp=2"}, kExitUsage,
+       "layout: run.ranks = 1: must be a multiple of parallel.gtp"},
       {base + Arguments{"--run.ranks=3"}, kExitUsage, "train.global_batch = 8: must be a multiple"},
-      {base + Arguments{"--parallel.ep=3"}, kExitUsage, "layout: run.ranks = 1: must be a multiple of parallel.ep"},
+      {base + Arguments{"--parallel.ep=3"}, kExitUsage,
+       "layout: run.ranks = 1: must be a multiple of parallel.ep"},
       {base + Arguments{"--moe.top_k=5"}, kExitUsage, "moe.top_k=5"},
       {base + Arguments{"--run.dir="}, kExitUsage, "no run directory"},
       {base + with_data(dir / "missing.tok"), kExitData, "/"},
@@ -77,32 +79,41 @@ TEST(Program, BadInputIsOneMessageAndAnExitCode) {
       {{"eval"}, kExitUsage, "CKPT is required"},
       {{"generate", dir / "nowhere"}, kExitCheckpoint, "/"},
       {{"generate", dir / "nowhere", "--temperature=-1"}, kExitUsage, "--temperature"},
-      {{"generate", dir / "nowhere", "--run.device=tpu"}, kExitUsage,
+      {{"generate", dir / "nowhere", "--run.device=tpu"},
+       kExitUsage,
        "--run.device tpu: must be one of auto | cpu | cuda"},
       {{"eval", dir / "nowhere", "--data=" + good, "--run.device=gpu"}, kExitUsage, "--run.device"},
-      {{"generate", dir / "nowhere", "--temperature=nan"}, kExitUsage,
+      {{"generate", dir / "nowhere", "--temperature=nan"},
+       kExitUsage,
        "--temperature nan: must be a number, 0..100"},
-      {{"generate", dir / "nowhere", "--tokens=99999999999999999999"}, kExitUsage,
+      {{"generate", dir / "nowhere", "--tokens=99999999999999999999"},
+       kExitUsage,
        "--tokens 99999999999999999999: must be an integer, 1..16777216"},
       {{"generate", dir / "nowhere", "--tokens", ""}, kExitUsage, "--tokens \"\": must be"},
       {{"generate", dir / "nowhere", "--top-p=nan"}, kExitUsage, "--top-p nan: must be a number"},
       {{"generate", dir / "nowhere", "--seed=-1"}, kExitUsage, "--seed -1: must be an integer"},
-      {{"eval", dir / "nowhere", "--data=x", "--samples=0"}, kExitUsage,
+      {{"eval", dir / "nowhere", "--data=x", "--samples=0"},
+       kExitUsage,
        "--samples 0: must be an integer, 1..16777216"},
-      {{"quantize", "x.npy", "--out=q", "--format=foo"}, kExitUsage,
+      {{"quantize", "x.npy", "--out=q", "--format=foo"},
+       kExitUsage,
        "--format foo: must be one of fp8_tensor | fp8_block_1x128 | fp8_block_128x128 | mxfp8 | "
        "mxfp8_tile32 | nvfp4 | nvfp4_tile16"},
       {{"quantize", "x.npy", "--out=q", "--format=nvfp4", "--rounding=stochastic", "--draw=-1"},
-       kExitUsage, "--draw -1: must be an integer, 0..2^64 - 1"},
-      {{"prepare", "x", "--out=o", "--format=xml"}, kExitUsage,
+       kExitUsage,
+       "--draw -1: must be an integer, 0..2^64 - 1"},
+      {{"prepare", "x", "--out=o", "--format=xml"},
+       kExitUsage,
        "--format xml: must be one of auto | text | jsonl"},
       {{"plot", "x", "--out=o", "--x=foo"}, kExitUsage, "--x foo: must be one of steps | tokens"},
-      {{"eval", "--log-level=loud"}, kExitUsage,
+      {{"eval", "--log-level=loud"},
+       kExitUsage,
        "--log-level loud: must be one of debug | info | warning | error"},
       {{"train", "--ranks=1", "--ranks=2"}, kExitUsage, "--ranks: is given 2 times"},
       {{"plan", "--gtp", "--from=5", "--to=3"}, kExitUsage, "--from 5 and --to 3: the end is not"},
       {{"plan", "--gtp", "--from=nan"}, kExitUsage, "--from nan: must be a number"},
-      {{"plan", "--gtp", "--precision.recipe=bf16", "--train.global_batch=1048576"}, kExitUsage,
+      {{"plan", "--gtp", "--precision.recipe=bf16", "--train.global_batch=1048576"},
+       kExitUsage,
        "train.global_batch = 1048576: makes 1048576 micro-batches; of 4 layers at most 16384 are"},
       {{"doctor", "--dir", dir / "nowhere"}, kExitUsage, "--dir /"},
       {base + Arguments{"--train.micro_batch=9223372036854775807"}, kExitUsage,
@@ -214,8 +225,9 @@ TEST(Program, WhatDoesNotStartLeavesNothing) {
   const auto left = [&] { return std::filesystem::exists(dir / "a"); };
   EXPECT_EQ(run(tiny(dir / "a/b/c") + Arguments{"--dry-run"}).code, kExitDone);
   EXPECT_FALSE(left());
-  EXPECT_EQ(run(tiny(dir / "a/b/c") + Arguments{"--model.d_model=1024", "--model.layers=1024",
-                                                "--moe.d_ffn=1024"}).code,
+  EXPECT_EQ(run(tiny(dir / "a/b/c") +
+                Arguments{"--model.d_model=1024", "--model.layers=1024", "--moe.d_ffn=1024"})
+                .code,
             kExitMemory);
   EXPECT_FALSE(left());
   std::filesystem::create_directories(dir / "a");
@@ -226,8 +238,8 @@ TEST(Program, WhatDoesNotStartLeavesNothing) {
 
 TEST(Program, ErrorsOfFileSystemsAreOfTheDisk) {
   try {
-    throw std::filesystem::filesystem_error(
-        "status", "run/COMMIT", std::make_error_code(std::errc::permission_denied));
+    throw std::filesystem::filesystem_error("status", "run/COMMIT",
+                                            std::make_error_code(std::errc::permission_denied));
   } catch (...) {
     const Failure failure = current_failure();
     EXPECT_EQ(failure.code(), kExitDisk);

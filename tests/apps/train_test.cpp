@@ -164,9 +164,7 @@ TEST(Train, ResumeComparesTheConfiguration) {
   const ProgramResult other = run(tiny(dir / "r") + Arguments{"--model.layers=3", "--run.seed=9"});
   EXPECT_EQ(other.code, kExitCheckpoint);
   EXPECT_NE(other.err.find("run.seed"), std::string::npos) << other.err;
-  EXPECT_NE(other.last_line().find("model.layers was 2, is now 3"),
-            std::string::npos)
-      << other.err;
+  EXPECT_NE(other.last_line().find("model.layers was 2, is now 3"), std::string::npos) << other.err;
   const ProgramResult rate = run(tiny(dir / "r") + Arguments{"--optim.lr=0.02"});
   EXPECT_EQ(rate.code, kExitDone);
   EXPECT_NE(rate.err.find("resume: optim.lr was 0.01, is now 0.02"), std::string::npos) << rate.err;
@@ -425,7 +423,10 @@ TEST(Train, AtMostOneLineASecondAndARecordOfEveryStep) {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   ASSERT_EQ(quiet.code, kExitDone);
   EXPECT_EQ(quiet.err.rfind("48.1 k parameters, 35.8 k active a token; 1 rank, fp32; 6 steps of 8 "
-                            "x 16 tokens\n", 0), 0u) << quiet.err;
+                            "x 16 tokens\n",
+                            0),
+            0u)
+      << quiet.err;
   EXPECT_GE(lines(quiet.err), 1);
   EXPECT_LE(lines(quiet.err), 2 + int(took.count()));
   EXPECT_EQ(lines("\n" + read_all(dir / "a/log.txt")), lines(quiet.err));

@@ -67,6 +67,9 @@ TEST(ReplaceFile, ALinkStaysAndItsFileIsReplaced) {
   EXPECT_EQ(read(file), "new");
   EXPECT_TRUE(fs::is_symlink(dir / "dangling"));
   EXPECT_EQ(read(dir / "there/new"), "made");
+  fs::create_symlink("loop", dir / "loop");
+  EXPECT_THROW(replace_file(dir / "loop", "x"), IoError);
+  EXPECT_TRUE(fs::is_symlink(dir / "loop"));
 }
 
 }  // namespace

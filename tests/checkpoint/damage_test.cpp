@@ -81,7 +81,8 @@ TEST_F(Damage, CutGrownAndMissingFilesAreFound) {
 // One that could not be read may be good: an older one is no answer then.
 TEST_F(Damage, AnUnreadableCheckpointIsNotPassedOver) {
   const TemporaryDirectory directory;
-  for (const int64_t step : {4, 5}) save_state(tiny_state(), directory / "c", Cut::kRows, 1, step, 1);
+  for (const int64_t step : {4, 5})
+    save_state(tiny_state(), directory / "c", Cut::kRows, 1, step, 1);
   FaultyFiles sound(Fault::kFail, -1);
   EXPECT_EQ(find_newest_complete(directory / "c", sound), directory / "c/step-00000005");
   for (int n = 0; n < sound.calls(); ++n) {

@@ -218,7 +218,8 @@ TEST(Prepare, BadDocumentsStopWithFileLineAndByte) {
       {"g.jsonl", "{\"text\": \"\\ud800\"}\n", "line 1, byte 17: bad JSON: "},
       {"h.jsonl", "{\"text\": \"a\"", "line 1, byte 13: bad JSON: "},
       {"i.jsonl", "{\"text\": \"a\"} x\n", "line 1, byte 15: bad JSON: "},
-      {"j.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n", "line 1, byte 1: key 'text' stands 2 times"},
+      {"j.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n",
+       "line 1, byte 1: key 'text' stands 2 times"},
       {"k.jsonl", "{\"text\": 1e999}\n", "line 1, byte 1: bad JSON: a number is beyond double"},
   };
   const TemporaryDirectory dir;

@@ -4,7 +4,7 @@
 #include <charconv>
 
 #include "apps/moiety/exit_code.h"
-#include "moiety/base/input_file.h"
+#include "apps/moiety/input_file.h"
 
 namespace moiety::app {
 namespace {

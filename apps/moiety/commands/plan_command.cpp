@@ -97,11 +97,9 @@ model::StepShape shape_of(const TrainConfig& o, const Hardware& h, const gtp::Gr
 
 std::string describe(const TrainConfig& o, const Hardware& h, const model::StepShape& s) {
   const gtp::Grid& g = s.grid;
-  return text(
-      "tp {} x gtp {} x dp {}, ep {} x egtp {} x edp {}; {} of {}; {} on {}",
-      g.tp, g.gtp, g.dp, g.ep, g.egtp, g.edp, counted(s.micro_batches, "micro-batch"),
-      counted(s.sequences * s.seq_len, "token"),
-      name(o.precision.recipe), h.name);
+  return text("tp {} x gtp {} x dp {}, ep {} x egtp {} x edp {}; {} of {}; {} on {}", g.tp, g.gtp,
+              g.dp, g.ep, g.egtp, g.edp, counted(s.micro_batches, "micro-batch"),
+              counted(s.sequences * s.seq_len, "token"), name(o.precision.recipe), h.name);
 }
 
 void plan_gtp(const TrainConfig& o, const PlanArguments& a) {
@@ -140,7 +138,8 @@ int plan_command(const std::vector<std::string>& given) {
   if (!parse_command_line(app, arguments)) return kExitDone;
   if (!a.gtp) throw UsageError("--gtp is missing: it is what this version of Moiety can plan");
   if (a.end_ms > 0 && a.end_ms <= a.begin_ms) {
-    throw UsageError("--from {} and --to {}: the end is not behind the begin", a.begin_ms, a.end_ms);
+    throw UsageError("--from {} and --to {}: the end is not behind the begin", a.begin_ms,
+                     a.end_ms);
   }
   if (!a.ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + a.ranks);
   const Config config = load_config(a.files, overrides);

@@ -44,10 +44,9 @@ int plot_command(const std::vector<std::string>& arguments) {
   Rule rule;
   rule.choices.assign(names.begin(), names.end());
   add_word(app, "--which", which, rule, range_text(rule));
-  add_choice<PlotX>(
-      app, "--x", options.x,
-      {{"steps", PlotX::kSteps}, {"tokens", PlotX::kTokens}, {"time", PlotX::kTime}},
-      "steps, tokens or time; pauses between resumes take no time");
+  add_choice<PlotX>(app, "--x", options.x,
+                    {{"steps", PlotX::kSteps}, {"tokens", PlotX::kTokens}, {"time", PlotX::kTime}},
+                    "steps, tokens or time; pauses between resumes take no time");
   app.add_flag("--log-y", options.logarithmic, "logarithmic y axis");
   if (!parse_command_line(app, arguments)) return kExitDone;
 

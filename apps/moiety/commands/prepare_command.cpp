@@ -8,9 +8,9 @@
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/commands/prepare.h"
 #include "apps/moiety/exit_code.h"
-#include "apps/moiety/report/result.h"
 #include "apps/moiety/report/console.h"
 #include "apps/moiety/report/people.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/base/log.h"
 #include "moiety/data/prepare.h"
 
@@ -50,8 +50,9 @@ class ProgressLine {
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - start_).count();
     const double bytes = static_cast<double>(done.bytes);
-    const std::string line = text("{:.0f} MB, {:.1f} MB/s, {}, {}", bytes / 1e6,
-                                  bytes / 1e6 / seconds, counted(done.documents, "document"), done.path);
+    const std::string line =
+        text("{:.0f} MB, {:.1f} MB/s, {}, {}", bytes / 1e6, bytes / 1e6 / seconds,
+             counted(done.documents, "document"), done.path);
     // This is an estimate: the bytes done are decompressed, those of the files may not be.
     const double all = std::max(static_cast<double>(done.all_bytes), 1.0);
     console_.status(std::min(1.0, bytes / all), line);

@@ -60,7 +60,8 @@ class Fields {
     return static_cast<size_t>(at - words.begin());
   }
   void end() const {
-    if (!json_.empty()) throw DataError("{}: unknown key {}", path_, printable(json_.begin().key()));
+    if (!json_.empty())
+      throw DataError("{}: unknown key {}", path_, printable(json_.begin().key()));
   }
 
  private:

@@ -79,7 +79,8 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   constexpr int64_t kMostParameters = int64_t{1} << 46;
   if (const int64_t n = model::parameter_count(c); n > kMostParameters) {
     throw UsageError(
-        "model.layers x moe.experts x model.d_model x moe.d_ffn = {} x {} x {} x {}: a model of {:.2g} "
+        "model.layers x moe.experts x model.d_model x moe.d_ffn = {} x {} x {} x {}: a model of "
+        "{:.2g} "
         "parameters is too large",
         c.layers, c.router.experts, c.d_model, c.d_ffn, double(n));
   }

@@ -82,9 +82,9 @@ const Key& find_key(std::string_view name, const std::string& where) {
   }
   if (contains(kUnsupported, name)) throw UsageError("{}: {} is not supported", where, name);
   const std::string nearest = nearest_key(name);
-  throw UsageError("{}: unknown key '{}'{}", printable(where), printable(name),
-                   nearest.empty() ? "; --help lists the keys"
-                                   : text("; did you mean '{}'?", nearest));
+  throw UsageError(
+      "{}: unknown key '{}'{}", printable(where), printable(name),
+      nearest.empty() ? "; --help lists the keys" : text("; did you mean '{}'?", nearest));
 }
 
 const std::vector<Section>& option_sections() {

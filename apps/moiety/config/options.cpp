@@ -8,7 +8,7 @@
 
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/exit_code.h"
-#include "moiety/base/input_file.h"
+#include "apps/moiety/input_file.h"
 #include "moiety/base/number_text.h"
 #include "moiety/base/printable.h"
 #include "moiety/data/documents.h"
@@ -39,7 +39,8 @@ std::string shown(const toml::node& node) {
   std::ostringstream out;
   node.visit([&](const auto& value) { out << value; });
   std::string line = std::move(out).str();
-  for (size_t at; (at = line.find("\n")) != line.npos;) {  // arrays of tables are printed over lines
+  for (size_t at;
+       (at = line.find("\n")) != line.npos;) {  // arrays of tables are printed over lines
     line.replace(at, std::min(line.find_first_not_of("\n ", at), line.size()) - at, " ");
   }
   return printable(line);
@@ -48,8 +49,8 @@ std::string shown(const toml::node& node) {
 [[noreturn]] void refuse(const Entry& entry, const std::string& value) {
   const std::string range = range_text(entry.key->rule);
   const bool choice = !entry.key->rule.choices.empty();
-  throw UsageError("{}: {} = {}: must be {}{}", printable(entry.where), entry.key->full_name(), value,
-                   choice ? "one of" : type_text(*entry.key),
+  throw UsageError("{}: {} = {}: must be {}{}", printable(entry.where), entry.key->full_name(),
+                   value, choice ? "one of" : type_text(*entry.key),
                    range.empty() ? "" : (choice ? " " : ", ") + range);
 }
 

@@ -23,7 +23,8 @@ std::string number(double v) {
   const std::string s = number_text(v);
   const size_t e = s.find('e');
   if (e == s.npos) return s;
-  return s.substr(0, e + 1) + (s[e + 1] == '-' ? "-" : "") + s.substr(s.find_first_not_of("+-0", e + 1));
+  return s.substr(0, e + 1) + (s[e + 1] == '-' ? "-" : "") +
+         s.substr(s.find_first_not_of("+-0", e + 1));
 }
 
 }  // namespace

@@ -13,7 +13,4 @@ std::string counted(int64_t n, std::string_view noun);
 // A large amount with three digits and its unit: "512", "1.58 M", "30.5 B".
 std::string amount_text(double value);
 
-// A time with two or three digits and its unit: "0.23 ms", "41 ms", "1.4 s".
-std::string seconds_text(double seconds);
-
 }  // namespace moiety::app

@@ -18,7 +18,8 @@ void print_result(std::string_view bytes) {
       pollfd room{STDOUT_FILENO, POLLOUT, 0};  // the shell may have left it non-blocking
       ::poll(&room, 1, -1);
     } else if (n == 0 || errno != EINTR) {
-      throw IoError("stdout: the result cannot be written: {}", std::strerror(n == 0 ? ENOSPC : errno));
+      throw IoError("stdout: the result cannot be written: {}",
+                    std::strerror(n == 0 ? ENOSPC : errno));
     }
   }
 }

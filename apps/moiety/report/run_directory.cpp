@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "apps/moiety/input_file.h"
 #include "moiety/base/error.h"
-#include "moiety/base/input_file.h"
 #include "moiety/base/log.h"
 #include "moiety/base/replace_file.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "apps/moiety/exit_code.h"
-#include "moiety/base/input_file.h"
+#include "apps/moiety/input_file.h"
 #include "moiety/base/json_fields.h"
 #include "moiety/base/log.h"
 

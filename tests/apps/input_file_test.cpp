@@ -1,4 +1,4 @@
-#include "moiety/base/input_file.h"
+#include "apps/moiety/input_file.h"
 
 #include <sys/stat.h>
 
@@ -7,7 +7,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/files.h"
 
-namespace moiety {
+namespace moiety::app {
 namespace {
 
 std::string error_at(const std::string& path, int64_t most = 100) {
@@ -23,9 +23,9 @@ TEST(InputFile, ReadsRegularFiles) {
   std::string some(3, ' ');
   file.read(7, std::as_writable_bytes(std::span(some)));
   EXPECT_EQ(some, "789");
-  EXPECT_EQ(error_of([&] { file.read(8, std::as_writable_bytes(std::span(some))); },
-                     ErrorKind::kUsage),
-            path + ": cannot be read at byte 10: it became shorter");
+  EXPECT_EQ(
+      error_of([&] { file.read(8, std::as_writable_bytes(std::span(some))); }, ErrorKind::kUsage),
+      path + ": cannot be read at byte 10: it became shorter");
   EXPECT_EQ(read_file(dir.write("empty", ""), 0, ErrorKind::kData), "");
 }
 
@@ -42,4 +42,4 @@ TEST(InputFile, RefusesWhatIsNoFileAndNeverWaits) {
 }
 
 }  // namespace
-}  // namespace moiety
+}  // namespace moiety::app

@@ -9,7 +9,7 @@
 
 #include "moiety/base/error.h"
 
-namespace moiety {
+namespace moiety::app {
 
 // A regular file that is open for reading. Failures are errors of the given kind, which name the
 // path and, where bytes are missing, the place.
@@ -34,4 +34,4 @@ class InputFile {
 // The contents of a regular file of at most `most` bytes.
 std::string read_file(const std::string& path, int64_t most, ErrorKind kind);
 
-}  // namespace moiety
+}  // namespace moiety::app

@@ -1,4 +1,4 @@
-#include "moiety/base/input_file.h"
+#include "apps/moiety/input_file.h"
 
 #include <cerrno>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <utility>
 
-namespace moiety {
+namespace moiety::app {
 
 InputFile::InputFile(std::string path, ErrorKind kind) : path_(std::move(path)), kind_(kind) {
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -50,4 +50,4 @@ std::string read_file(const std::string& path, int64_t most, ErrorKind kind) {
   return out;
 }
 
-}  // namespace moiety
+}  // namespace moiety::app
