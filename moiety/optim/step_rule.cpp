@@ -27,10 +27,8 @@ void StepState::set_applied(int64_t applied, const StepRuleConfig& config) {
   t = applied;
   b1pow = b2pow = 1;
   for (int64_t i = 0; i < applied; ++i) {
-    const double b1 = b1pow * config.beta1, b2 = b2pow * config.beta2;
-    if (b1 == b1pow && b2 == b2pow) break;  // they stay so, and `applied` may be a hostile number
-    b1pow = b1;
-    b2pow = b2;
+    b1pow *= config.beta1;
+    b2pow *= config.beta2;
   }
 }
 

@@ -343,7 +343,7 @@ std::string changed_checkpoint(const std::string& from, const std::string& to,
   return to;
 }
 
-TEST_F(Inference, ACheckpointWithHostileNumbersIsRefusedByName) {
+TEST_F(Inference, ACheckpointWithAHostileConfigIsRefusedByName) {
   const std::string good = checkpoint_path(*dir_ / "run", 150);
   const auto refused = [&](const std::string& name, const std::string& a, const std::string& b) {
     const std::string path = changed_checkpoint(good, *dir_ / name, a, b);
@@ -352,10 +352,6 @@ TEST_F(Inference, ACheckpointWithHostileNumbersIsRefusedByName) {
     EXPECT_EQ(result.last_line().rfind("moiety: " + path, 0), 0u) << result.err;
     return result.last_line();
   };
-  refused("steps", "\"adam_t\":150", "\"adam_t\":9223372036854775807");
-  refused("tokens", "\"tokens\":", "\"tokens\":9223372036854775");
-  EXPECT_NE(refused("vocab", "vocab = 0", "vocab = 16777216").find("embed.weight"),
-            std::string::npos);
   EXPECT_NE(refused("top_k", "top_k = 2", "top_k = 9").find("moe.top_k=9 must be in 1..4"),
             std::string::npos);
   std::string deep = "a";

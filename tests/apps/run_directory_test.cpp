@@ -81,22 +81,17 @@ TEST(RunDirectory, ALineThatWasCutOffIsRemoved) {
 
 TEST(RunDirectory, IsRemovedIfNoRunBeganInIt) {
   const TemporaryDirectory dir;
-  { RunDirectory(dir / "a/b").log().add("a start that fails"); }
+  {
+    RunDirectory run(dir / "a/b");
+    run.log().add("a start that fails");
+    std::filesystem::create_directories(run.checkpoints());
+  }
   EXPECT_FALSE(std::filesystem::exists(dir / "a"));
   { RunDirectory(dir / "a/b").metrics().add("{}"); }
   EXPECT_TRUE(std::filesystem::exists(dir / "a/b/metrics.jsonl"));
   std::filesystem::create_directories(dir / "c");
   { const RunDirectory run(dir / "c"); }
   EXPECT_TRUE(std::filesystem::exists(dir / "c/log.txt")) << "it was there before";
-}
-
-TEST(RunDirectory, ProbesOfAKilledStartAreRemoved) {
-  const TemporaryDirectory dir;
-  dir.write("run/.probe-0123", "0123");
-  dir.write("run/kept", "");
-  const RunDirectory run(dir / "run");
-  EXPECT_FALSE(std::filesystem::exists(dir / "run/.probe-0123"));
-  EXPECT_TRUE(std::filesystem::exists(dir / "run/kept"));
 }
 
 TEST(RunDirectory, AFifoInPlaceOfALogIsNotWaitedFor) {

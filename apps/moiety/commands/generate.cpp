@@ -84,7 +84,7 @@ int generate_command(const std::vector<std::string>& arguments) {
   if (ids.empty()) ids.push_back(tokenizer.eos());  // as before a document
   train::run_alone([&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
-    train::InferenceModel model(checkpoint.path, checkpoint_config(checkpoint), int64_t(ids.size()),
+    train::InferenceModel model(checkpoint.path, train_config(checkpoint), int64_t(ids.size()),
                                 world, stream);
     print_result(prompt);
     generate(model, tokenizer, {ids.begin(), ids.end()}, tokens, TokenChoice(rules), stream);

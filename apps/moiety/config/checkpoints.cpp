@@ -32,11 +32,11 @@ CheckpointInfo read_checkpoint_info(const std::string& path) {
   return {path, manifest.run.step, parse_config_json(manifest.run.config, path)};
 }
 
-train::TrainConfig checkpoint_config(const CheckpointInfo& checkpoint) {
+train::TrainConfig train_config(const CheckpointInfo& checkpoint) {
   try {
     return train_config(checkpoint.options);
   } catch (const UsageError& e) {
-    throw CheckpointError("{}: its config: {}", checkpoint.path, e.what());
+    throw CheckpointError("{} config: {}", checkpoint.path, e.what());
   }
 }
 

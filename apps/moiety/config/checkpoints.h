@@ -23,10 +23,8 @@ struct CheckpointInfo {
 };
 // `path` is a result of find_checkpoint. Throws CheckpointError.
 CheckpointInfo read_checkpoint_info(const std::string& path);
-
-// The training that the checkpoint's configuration describes. Throws CheckpointError naming the
-// checkpoint where this version would refuse it.
-train::TrainConfig checkpoint_config(const CheckpointInfo& checkpoint);
+// Its configuration as values. Throws CheckpointError if it is none that a training could have.
+train::TrainConfig train_config(const CheckpointInfo& checkpoint);
 
 // Compares a checkpoint's configuration with that of a run that continues, by the table's resume
 // classes. Throws CheckpointError with every kMust key that differs, the checkpoint's value and the

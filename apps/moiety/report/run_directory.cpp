@@ -119,18 +119,7 @@ RunDirectory::RunDirectory(const fs::path& path)
       made_(create(path)),
       lock_(path_),
       log_(path_ / "log.txt"),
-      metrics_(path_ / "metrics.jsonl") {
-  const fs::path folder = checkpoints();
-  if (::access(folder.c_str(), W_OK | X_OK) != 0 && errno != ENOENT) {
-    throw IoError("{}: cannot be written to: {}", folder.string(), std::strerror(errno));
-  }
-  // A start that was killed may have left the file by which ranks see whether they share the
-  // directory.
-  std::error_code none;
-  for (fs::directory_iterator it(path_, none), end; it != end; it.increment(none)) {
-    if (it->path().filename().string().starts_with(".probe-")) fs::remove(it->path(), none);
-  }
-}
+      metrics_(path_ / "metrics.jsonl") {}
 
 RunDirectory::~RunDirectory() {
   static constexpr std::array<std::string_view, 3> kOwn{"lock", "log.txt", "metrics.jsonl"};
@@ -139,9 +128,11 @@ RunDirectory::~RunDirectory() {
   if (made_.empty() || fs::file_size(path_ / kOwn[2], error) > 0) return;
   for (fs::directory_iterator it(path_, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
-    if (std::find(kOwn.begin(), kOwn.end(), name) == kOwn.end()) return;
+    const bool own = std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end();
+    if (!own && !(it->path() == checkpoints() && fs::is_empty(it->path(), error))) return;
   }
   for (const std::string_view name : kOwn) fs::remove(path_ / name, error);
+  fs::remove(checkpoints(), error);
   for (const fs::path& directory : made_) fs::remove(directory, error);  // if it is empty
 }
 
