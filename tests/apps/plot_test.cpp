@@ -6,9 +6,9 @@
 
 #include "apps/moiety/report/axis.h"
 #include "apps/moiety/report/chart.h"
+#include "apps/moiety/report/json_fields.h"
 #include "apps/moiety/report/run_history.h"
 #include "apps/moiety/report/run_plots.h"
-#include "moiety/base/json_fields.h"
 #include "tests/apps/train_helpers.h"
 #include "tests/apps/xml_reader.h"
 

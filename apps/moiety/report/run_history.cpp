@@ -7,7 +7,7 @@
 
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/input_file.h"
-#include "moiety/base/json_fields.h"
+#include "apps/moiety/report/json_fields.h"
 #include "moiety/base/log.h"
 
 namespace moiety::app {
