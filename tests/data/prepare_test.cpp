@@ -79,7 +79,8 @@ TEST(Prepare, OneDocumentAFile) {
   EXPECT_EQ(summary.files[0].tokens, 14u);
   EXPECT_EQ(summary.files[0].source_bytes, 12u);
   EXPECT_EQ(summary.inputs, 2);
-  EXPECT_EQ(TokenFile::open(dir / "out/corpus.tok")->header().flags, kDocumentsEndInEos);
+  EXPECT_EQ(TokenFile::open(dir / "out/corpus.tok")->header().flags,
+            kDocumentsEndInEos | kPiecesHaveChecksums);
 }
 
 TEST(Prepare, DirectoriesAreSortedAndEachFileIsTakenOnce) {
@@ -138,7 +139,8 @@ TEST(Prepare, Bos) {
   std::vector<int32_t> ids(file->header().tokens);
   file->read(0, ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{257, 'x', 256}));
-  EXPECT_EQ(file->header().flags, kDocumentsEndInEos | kDocumentsStartWithBos);
+  EXPECT_EQ(file->header().flags,
+            kDocumentsEndInEos | kDocumentsStartWithBos | kPiecesHaveChecksums);
 }
 
 TEST(Prepare, GzipIsSeenByItsContent) {
