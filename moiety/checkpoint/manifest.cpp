@@ -240,13 +240,13 @@ void merge(Manifest& m, const Manifest& part) {
   }
 }
 
-void check_tiling(const Manifest& m) {
+void check_tiling(const Manifest& m, const std::string& path) {
   for (const auto& [name, tensor] : m.tensors) {
     for (const auto& [slot, entry] : tensor.slots) {
       std::vector<Box> boxes;
       for (const Piece& piece : entry.pieces) boxes.push_back(piece.box);
       if (const auto fault = cover_fault(whole(tensor.shape), boxes)) {
-        refuse("checkpoint: {}/{} of shape {}: {}", slot, name, shape_text(tensor.shape), *fault);
+        refuse("{}: {}/{} of shape {}: {}", path, slot, name, shape_text(tensor.shape), *fault);
       }
     }
   }
@@ -276,7 +276,7 @@ Manifest read_manifest(const std::string& path, FileSystem& files) {
     refuse("{}/COMMIT does not match manifest.json, whose id is {}: {}", path, m.id,
            json_string(commit));
   }
-  check_tiling(m);
+  check_tiling(m, path);
   for (const FileEntry& file : m.files) {
     const auto bytes = size_of(files, path + "/" + file.name);
     if (!bytes) refuse("{}/{} is missing", path, file.name);

@@ -83,9 +83,9 @@ SlotEntry& slot_of(Manifest& manifest, const std::string& tensor, const std::str
                    const std::vector<int64_t>& shape, DType dtype);
 // Adds the files and pieces of `part`; digests add up.
 void merge(Manifest& manifest, const Manifest& part);
-// Throws CheckpointError naming tensor, slot and box unless the pieces of every tensor and slot
-// cover it exactly once.
-void check_tiling(const Manifest& manifest);
+// Throws CheckpointError naming `path`, tensor, slot and box unless the pieces of every tensor and
+// slot cover it exactly once.
+void check_tiling(const Manifest& manifest, const std::string& path = "checkpoint");
 
 std::string encode_commit(const Manifest& manifest, std::string_view manifest_json);
 // Reads a checkpoint's manifest and checks that COMMIT matches it, the pieces tile, and every file

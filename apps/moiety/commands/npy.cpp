@@ -5,6 +5,8 @@
 
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/input_file.h"
+#include "moiety/base/crc32c.h"
+#include "moiety/base/input_file.h"
 
 namespace moiety::app {
 namespace {
@@ -153,13 +155,15 @@ NpyArray read_npy(const std::string& path) {
   const int64_t bytes = file.bytes();
   std::string start(std::min<size_t>(static_cast<size_t>(bytes), 12 + kLongestHeader), '\0');
   file.read(0, std::as_writable_bytes(std::span(start)));
-  NpyArray out{parse_npy_header(path, start), {}};
+  NpyArray out{parse_npy_header(path, start), {}, 0};
   if (out.header.bytes != bytes - out.header.offset) {
     throw DataError("{}: is {} bytes long, but {} take {}", path, bytes, out.header.describe(),
                     out.header.offset + out.header.bytes);
   }
   out.data = Buffer(out.header.bytes, path.c_str());
   file.read(out.header.offset, {out.data.data(), static_cast<size_t>(out.header.bytes)});
+  out.crc32c = crc32c(start.data(), static_cast<size_t>(out.header.offset));
+  out.crc32c = crc32c(out.data.data(), static_cast<size_t>(out.header.bytes), out.crc32c);
   return out;
 }
 
