@@ -5,11 +5,14 @@
 #include "apps/moiety/commands/doctor.h"
 #include "apps/moiety/commands/eval.h"
 #include "apps/moiety/commands/generate.h"
+#include "apps/moiety/commands/info.h"
 #include "apps/moiety/commands/plan.h"
 #include "apps/moiety/commands/plot.h"
 #include "apps/moiety/commands/prepare.h"
 #include "apps/moiety/commands/quantize.h"
+#include "apps/moiety/commands/repair.h"
 #include "apps/moiety/commands/train.h"
+#include "apps/moiety/commands/verify.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/result.h"
 #include "moiety/base/printable.h"
@@ -32,6 +35,10 @@ constexpr Command kCommands[] = {
     {"plot", "curves of one or several runs in one picture", plot_command},
     {"quantize", "a NumPy matrix to one of the low-precision formats", quantize_command},
     {"dequantize", "what quantize wrote, back to a NumPy matrix", dequantize_command},
+    {"info", "what a run, a checkpoint or a token file is", info_command},
+    {"verify", "compare token files, checkpoints and quantized tensors with their checksums",
+     verify_command},
+    {"repair", "make a checkpoint's lost manifest again", repair_command},
     {"doctor", "what this machine offers to training, and what to do", doctor_command},
 };
 

@@ -70,13 +70,13 @@ TensorView read_array(const std::string& directory, const QuantizedDescription& 
                       const char* name, const ArraySpec& expected, std::vector<Buffer>& memory) {
   const std::string path = path_of(directory, name);
   NpyArray array = read_npy(path);
-  compare_checksum(path, d, name, array.crc32c);
   const NpyHeader wanted{descr_of(expected.dtype),
                          {sizes_of(expected).begin(), sizes_of(expected).end()}};
   if (array.header.descr != wanted.descr || array.header.shape != wanted.shape) {
     throw DataError("{}: is {}, but by {} it is {}", path, array.header.describe(), kDescription,
                     wanted.describe());
   }
+  compare_checksum(path, d, name, array.crc32c);
   memory.push_back(std::move(array.data));
   return TensorView(memory.back().data(), expected.dtype, sizes_of(expected));
 }
