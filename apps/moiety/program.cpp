@@ -2,10 +2,12 @@
 
 #include <cstdio>
 
+#include "apps/moiety/commands/completion.h"
 #include "apps/moiety/commands/doctor.h"
 #include "apps/moiety/commands/eval.h"
 #include "apps/moiety/commands/generate.h"
 #include "apps/moiety/commands/info.h"
+#include "apps/moiety/commands/man.h"
 #include "apps/moiety/commands/plan.h"
 #include "apps/moiety/commands/plot.h"
 #include "apps/moiety/commands/prepare.h"
@@ -20,11 +22,6 @@
 namespace moiety::app {
 namespace {
 
-struct Command {
-  const char* name;
-  const char* help;
-  int (*run)(const std::vector<std::string>& arguments);
-};
 constexpr Command kCommands[] = {
     {"train", "train a model; continues by itself from the run directory's checkpoint",
      train_command},
@@ -40,6 +37,8 @@ constexpr Command kCommands[] = {
      verify_command},
     {"repair", "make a checkpoint's lost manifest again", repair_command},
     {"doctor", "what this machine offers to training, and what to do", doctor_command},
+    {"completion", "completion of this command line for a shell", completion_command},
+    {"man", "the manual page", man_command},
 };
 
 std::string usage() {
@@ -74,6 +73,8 @@ int dispatch(const std::vector<std::string>& arguments) {
 }
 
 }  // namespace
+
+std::span<const Command> commands() { return kCommands; }
 
 int run_program(const std::vector<std::string>& arguments) {
   try {

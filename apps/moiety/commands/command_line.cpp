@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <memory>
 
 #include <CLI/CLI.hpp>
@@ -15,6 +16,25 @@
 
 namespace moiety::app {
 namespace {
+
+// What shape_of() fills while a command is asked for its options; else null.
+thread_local CommandShape* asked_shape = nullptr;
+thread_local std::map<const CLI::Option*, std::vector<std::string>> asked_words;
+
+void take_shape(const CLI::App& app, CommandShape& shape) {
+  shape.about = app.get_description();
+  for (const CLI::Option* option : app.get_options()) {
+    const bool is_positional = option->get_positional();
+    const bool is_flag = option->get_items_expected_max() == 0;
+    OptionShape one;
+    one.name = is_positional ? option->get_name(true) : "--" + option->get_lnames().at(0);
+    if (!is_flag && !is_positional) one.value = option->get_type_name();
+    one.help = option->get_description();
+    if (!option->get_default_str().empty()) one.help += " [" + option->get_default_str() + "]";
+    one.words = asked_words[option];
+    (is_positional ? shape.positionals : shape.options).push_back(std::move(one));
+  }
+}
 
 [[noreturn]] void refuse(const char* option, std::string_view value, std::string_view wanted) {
   throw UsageError("{} {}: must be {}", option, value.empty() ? "\"\"" : printable(value), wanted);
@@ -65,6 +85,7 @@ std::string parse_error_text(const CLI::App& app, const CLI::ParseError& e) {
 
 std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
   std::vector<std::string> overrides;
+  if (asked_shape) asked_shape->takes_keys = true;
   const auto is_override = [](const std::string& s) {
     const std::string name = s.substr(0, s.find('='));
     return name.starts_with("--") && name.find('.') != std::string::npos;
@@ -100,6 +121,7 @@ CLI::Option* add_words(CLI::App& app, const char* option, const Rule& rule,
     take(given);
   };
   CLI::Option* added = app.add_option_function<std::string>(option, checked, help);
+  if (asked_shape) asked_words[added] = {rule.choices.begin(), rule.choices.end()};
   return added->type_name("WORD")->default_str(standard);
 }
 
@@ -107,6 +129,15 @@ CLI::Option* add_word(CLI::App& app, const char* option, std::string& value, con
                       const std::string& help) {
   return add_words(app, option, rule, value, help,
                    [&value](std::string_view word) { value = word; });
+}
+
+CommandShape shape_of(int (*command)(const std::vector<std::string>&)) {
+  CommandShape shape;
+  asked_shape = &shape;
+  command({});
+  asked_shape = nullptr;
+  asked_words.clear();
+  return shape;
 }
 
 void add_device_option(CLI::App& app, std::string& device) {
@@ -126,6 +157,10 @@ bool parse_command_line(CLI::App& app, std::vector<std::string> arguments, bool*
                         {"warning", LogLevel::kWarning},
                         {"error", LogLevel::kError}},
                        "debug, info, warning or error");
+  if (asked_shape) {
+    take_shape(app, *asked_shape);
+    return false;
+  }
   try {
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
     app.parse(std::move(arguments));

@@ -61,6 +61,21 @@ CLI::Option* add_choice(CLI::App& app, const char* option, E& value,
 // of a checkpoint's run does not count, since it may have been on another machine.
 void add_device_option(CLI::App& app, std::string& device);
 
+// A command's options as they are defined, for what is made of them: completion, manual.
+struct OptionShape {
+  std::string name;                // "--config", or of what comes without a name "CKPT"
+  std::string value;               // what stands behind it; empty: a flag
+  std::string help;                // one paragraph
+  std::vector<std::string> words;  // the values that it may have; empty: any, or a file
+};
+struct CommandShape {
+  std::string about;
+  std::vector<OptionShape> positionals, options;
+  bool takes_keys = false;  // --section.key=value too
+};
+// The options of a command, which is run up to the place where it parses its arguments.
+CommandShape shape_of(int (*command)(const std::vector<std::string>& arguments));
+
 // Adds the common flags, parses, and sets the log level (--quiet: only warnings and errors; `quiet`
 // tells the command, for output that is no log line). False: help or version was printed to stdout,
 // and nothing is left to do. Throws UsageError for arguments that do not fit.
