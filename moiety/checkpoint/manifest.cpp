@@ -216,8 +216,8 @@ SlotEntry& slot_of(Manifest& m, const std::string& name, const std::string& slot
   TensorEntry& tensor = m.tensors.try_emplace(name, TensorEntry{shape, {}}).first->second;
   SlotEntry& entry = tensor.slots.try_emplace(slot, SlotEntry{dtype, 0, {}}).first->second;
   if (tensor.shape != shape || entry.dtype != dtype) {
-    refuse("{}: {}/{} is {} {} here and {} {} there", path, slot, name,
-           moiety::name(entry.dtype), shape_text(tensor.shape), moiety::name(dtype), shape_text(shape));
+    refuse("{}: {}/{} is {} {} here and {} {} there", path, slot, name, moiety::name(entry.dtype),
+           shape_text(tensor.shape), moiety::name(dtype), shape_text(shape));
   }
   return entry;
 }

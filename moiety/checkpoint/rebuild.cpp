@@ -65,8 +65,8 @@ Manifest manifest_of(const SafetensorsReader& reader, const std::string& name) {
     const Buffer data(static_cast<int64_t>(entry.end - entry.begin), "piece of a checkpoint");
     const std::span<std::byte> bytes(data.data(), entry.end - entry.begin);
     reader.read(entry.begin, bytes);
-    SlotEntry& slot = slot_of(part, key.tensor, key.slot, key.shape, *entry.type->dtype,
-                              reader.path());
+    SlotEntry& slot =
+        slot_of(part, key.tensor, key.slot, key.shape, *entry.type->dtype, reader.path());
     slot.digest += digest(data.data(), slot.dtype, key.box, key.shape);
     const uint32_t crc = crc32c(data.data(), bytes.size());
     slot.pieces.push_back({0, key.box, entry.begin, entry.end, crc});

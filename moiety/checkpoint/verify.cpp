@@ -99,7 +99,8 @@ Repair repair(const std::string& path, FileSystem& files) {
   const std::string commit = encode_commit(found, json);
   // A COMMIT has the manifest's checksum, and so that of all data.
   const bool is_whole = left.commit.size() == commit.size() &&
-                        left.commit.starts_with("moiety-checkpoint ") && left.commit.ends_with('\n');
+                        left.commit.starts_with("moiety-checkpoint ") &&
+                        left.commit.ends_with('\n');
   if (!left.manifest && is_whole && left.commit != commit) {
     refuse("{}: the rank files are not what was saved: COMMIT is {}, by the rank files {}", path,
            json_string(left.commit), json_string(commit));

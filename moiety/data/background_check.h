@@ -55,7 +55,7 @@ class BackgroundCheck {
   std::condition_variable changed_;
   std::deque<Place> queue_;  // its front is under way
   bool stop_ = false;
-  std::exception_ptr error_;          // written before failed_, read behind it
+  std::exception_ptr error_;  // written before failed_, read behind it
   std::atomic<bool> failed_ = false;
   std::thread thread_;  // runs from the first piece that is asked for
 };

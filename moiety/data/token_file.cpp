@@ -129,8 +129,9 @@ void TokenFile::check_piece_table() const {
   const uint32_t expected = tok::load<uint32_t>(data_ + tok::kPiecesTableCrcAt);
   const uint32_t crc = crc32c(data_ + pieces_offset_, pieces() * 4);
   if (crc != expected) {
-    throw DataError("{}: the checksums of pieces are damaged: crc32c {:08x}, the header says {:08x}",
-                    path_, crc, expected);
+    throw DataError(
+        "{}: the checksums of pieces are damaged: crc32c {:08x}, the header says {:08x}", path_,
+        crc, expected);
   }
   std::vector<uint32_t> crcs(pieces());
   if (!crcs.empty()) std::memcpy(crcs.data(), data_ + pieces_offset_, crcs.size() * 4);
@@ -194,9 +195,9 @@ TokenFile::PieceCheck TokenFile::check_piece(uint64_t piece) const {
   if (!(header_.flags & kPiecesHaveChecksums)) return check;
   const uint32_t expected = tok::load<uint32_t>(data_ + pieces_offset_ + piece * 4);
   if (check.crc32c != expected) {
-    check.fault = text("{}: the tokens are damaged: bytes [{}, {}) have crc32c {:08x}, not {:08x}",
-                       path_, tok::kHeaderBytes + begin, tok::kHeaderBytes + end, check.crc32c,
-                       expected);
+    check.fault =
+        text("{}: the tokens are damaged: bytes [{}, {}) have crc32c {:08x}, not {:08x}", path_,
+             tok::kHeaderBytes + begin, tok::kHeaderBytes + end, check.crc32c, expected);
   }
   return check;
 }

@@ -40,8 +40,8 @@ HeaderBytes encode(const TokenFileHeader& header, uint32_t pieces_crc32c) {
   tok::store(&h[tok::kHeaderCrcAt], crc32c(h.data(), tok::kHeaderCrcAt));
   tok::store(&h[tok::kPiecesOffsetAt], tok::layout(header).pieces_offset);
   tok::store(&h[tok::kPiecesTableCrcAt], pieces_crc32c);
-  tok::store(&h[tok::kPiecesCrcAt], crc32c(&h[tok::kPiecesOffsetAt],
-                                           tok::kPiecesCrcAt - tok::kPiecesOffsetAt));
+  tok::store(&h[tok::kPiecesCrcAt],
+             crc32c(&h[tok::kPiecesOffsetAt], tok::kPiecesCrcAt - tok::kPiecesOffsetAt));
   return h;
 }
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -313,6 +314,83 @@ TEST_F(Inference, GenerateContinuesTheText) {
   EXPECT_EQ(run(base + warm).out, sample);
   EXPECT_NE(run(base + warm + Arguments{"--seed=4"}).out, sample);
   EXPECT_EQ(run({"generate", *dir_ / "run", "--tokens=1"}).code, kExitDone);  // no prompt
+}
+
+// What a command says on a terminal.
+std::string on_terminal(const Arguments& arguments) {
+  const int master = ::posix_openpt(O_RDWR | O_NOCTTY);
+  if (master < 0 || ::grantpt(master) != 0 || ::unlockpt(master) != 0) return "no terminal";
+  const int terminal = ::open(::ptsname(master), O_RDWR | O_NOCTTY);
+  const int before = ::dup(STDOUT_FILENO);
+  ::dup2(terminal, STDOUT_FILENO);
+  run_program(arguments);
+  ::dup2(before, STDOUT_FILENO);
+  ::close(before);
+  char bytes[4096];
+  const ssize_t n = ::read(master, bytes, sizeof bytes);
+  ::close(terminal);
+  ::close(master);
+  return n > 0 ? std::string(bytes, size_t(n)) : "";
+}
+
+TEST_F(Inference, EvalSaysASentenceOnATerminal) {
+  const Arguments eval{"eval", *dir_ / "run", "--data", *dir_ / "t.tok", "--samples=7"};
+  const std::string sentence = on_terminal(eval);
+  EXPECT_NE(sentence.find("nats a token, perplexity 1."), std::string::npos) << sentence;
+  EXPECT_NE(sentence.find("bits a byte, over 448 tokens; the busiest expert"), std::string::npos)
+      << sentence;
+  EXPECT_EQ(nlohmann::json::parse(on_terminal(eval + Arguments{"--json"}))["tokens"], 448);
+}
+
+TEST_F(Inference, SamplesAndStopTexts) {
+  const Arguments base{"generate", *dir_ / "run", "--prompt=the quick brown", "--tokens=40"};
+  const ProgramResult stopped = run(base + Arguments{"--stop=jump", "--stop=never"});
+  EXPECT_EQ(stopped.out, "the quick brown fox \n");
+  const Arguments warm{"--temperature=2", "--seed=3", "--samples=3", "--json"};
+  const ProgramResult three = run(base + warm);
+  ASSERT_EQ(three.code, kExitDone) << three.err;
+  std::set<std::string> texts;
+  std::istringstream lines(three.out);
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json json = nlohmann::json::parse(line);
+    EXPECT_EQ(json["sample"], texts.size());
+    EXPECT_EQ(json["prompt"], "the quick brown");
+    texts.insert(json["text"].get<std::string>());
+  }
+  EXPECT_EQ(texts.size(), 3u);
+  const std::string spoken =
+      run(base + Arguments{"--temperature=2", "--seed=3", "--samples=3"}).out;
+  EXPECT_EQ(spoken.find("the quick brown" +
+                        nlohmann::json::parse(three.out.substr(0, three.out.find('\n')))["text"]
+                            .get<std::string>() +
+                        "\n---\nthe quick brown"),
+            0u)
+      << spoken;
+  EXPECT_EQ(run(base + Arguments{"--stop="}).code, kExitUsage);
+}
+
+TEST_F(Inference, EveryLineIsAPromptOfItsOwn) {
+  const std::string input = dir_->write("lines.txt", "the quick\nover the lazy\n");
+  const int before = ::dup(STDIN_FILENO);
+  const int lines = ::open(input.c_str(), O_RDONLY);
+  ::dup2(lines, STDIN_FILENO);
+  const ProgramResult result =
+      run({"generate", *dir_ / "run", "--interactive", "--tokens=30", "--stop=."});
+  ::dup2(before, STDIN_FILENO);
+  ::close(before);
+  ::close(lines);
+  EXPECT_EQ(result.code, kExitDone) << result.err;
+  EXPECT_EQ(result.out, "the quick brown fox jumps over the lazy\nover the lazy dog\n")
+      << result.err;
+  EXPECT_EQ(run({"generate", *dir_ / "run", "--interactive", "--prompt=a"}).code, kExitUsage);
+}
+
+TEST_F(Inference, BeyondTheTrainedLengthIsAWarning) {
+  const Arguments base{"generate", *dir_ / "run", "--prompt=the"};
+  EXPECT_EQ(run(base + Arguments{"--tokens=61"}).err, "");
+  EXPECT_NE(run(base + Arguments{"--tokens=62"})
+                .err.find("up to 65 tokens with the prompt; the model was trained on 64"),
+            std::string::npos);
 }
 
 TEST_F(Inference, ADamagedCheckpointIsRefused) {

@@ -372,8 +372,7 @@ TEST(Quantize, AnyChangedByteIsFound) {
   dir.write("q/row_data.npy", data.substr(0, data.size() - 1) + '~');
   const ProgramResult result = run({"dequantize", q, "--out", dir / "y.npy"});
   EXPECT_EQ(result.code, kExitData);
-  EXPECT_NE(result.last_line().find("row_data.npy: the file is damaged: crc32c"),
-            std::string::npos)
+  EXPECT_NE(result.last_line().find("row_data.npy: the file is damaged: crc32c"), std::string::npos)
       << result.err;
 }
 

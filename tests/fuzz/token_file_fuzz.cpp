@@ -44,8 +44,8 @@ void seal_pieces(unsigned char* p, const TokenFileHeader& header) {
                crc32c(p + tok::kHeaderBytes + begin, std::min(kPieceBytes, bytes - begin)));
   }
   tok::store(p + tok::kPiecesTableCrcAt, crc32c(p + layout.pieces_offset, pieces * 4));
-  tok::store(p + tok::kPiecesCrcAt, crc32c(p + tok::kPiecesOffsetAt,
-                                           tok::kPiecesCrcAt - tok::kPiecesOffsetAt));
+  tok::store(p + tok::kPiecesCrcAt,
+             crc32c(p + tok::kPiecesOffsetAt, tok::kPiecesCrcAt - tok::kPiecesOffsetAt));
 }
 
 // The same with checksums that are right, so that the checks behind them are reached.

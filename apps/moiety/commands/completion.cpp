@@ -134,7 +134,8 @@ std::string zsh() {
 _moiety() {
   local -a list keys
   if (( CURRENT == 2 )); then
-    list=()" + names +
+    list=()" +
+         names +
          R"()
     _describe command list
     return

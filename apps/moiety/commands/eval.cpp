@@ -23,8 +23,10 @@ namespace moiety::app {
 namespace {
 
 constexpr const char* kEvalAbout =
-    "How well a checkpoint predicts token files: loss in nats per token, perplexity, bits per byte\n"
-    "of text, and by MoE layer how many tokens the busiest expert gets, against the mean (bal; 1 is\n"
+    "How well a checkpoint predicts token files: loss in nats per token, perplexity, bits per "
+    "byte\n"
+    "of text, and by MoE layer how many tokens the busiest expert gets, against the mean (bal; 1 "
+    "is\n"
     "balanced). A sentence on a terminal, one JSON line in a file or pipe.";
 
 std::string result_line(const CheckpointInfo& checkpoint, const train::EvaluationResult& result) {
@@ -44,12 +46,13 @@ std::string result_sentence(const CheckpointInfo& checkpoint,
                             const train::EvaluationResult& result) {
   std::string out = text("{}: loss {:.4f} nats a token, perplexity {:.4g}", checkpoint.path,
                          result.loss, std::exp(result.loss));
-  if (std::isfinite(result.bits_per_byte)) out += text(", {:.4f} bits a byte", result.bits_per_byte);
+  if (std::isfinite(result.bits_per_byte))
+    out += text(", {:.4f} bits a byte", result.bits_per_byte);
   out += text(", over {}", counted(result.tokens, "token"));
   if (result.balance.empty()) return out;
   const auto [least, most] = std::minmax_element(result.balance.begin(), result.balance.end());
-  return out + text("; the busiest expert of a layer has {:.2f} to {:.2f} times the mean", *least,
-                    *most);
+  return out +
+         text("; the busiest expert of a layer has {:.2f} to {:.2f} times the mean", *least, *most);
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ namespace moiety::app {
 namespace {
 
 constexpr const char* kGenerateAbout =
-    "Continues a text: prints the prompt and, as they come, the tokens behind it, until the end of\n"
+    "Continues a text: prints the prompt and, as they come, the tokens behind it, until the end "
+    "of\n"
     "a document, a --stop text or --tokens. Without a prompt a new document begins.";
 
 struct GenerateArguments {

@@ -80,9 +80,9 @@ void add_state(const std::string& path, const checkpoint::Manifest& m, InfoSheet
   const train::TrainConfig c = checkpoint_config(info);
   const std::string layout = train::describe_layout(grid_of(m.run.layout));
   add_model(c, sheet);
-  sheet.line("training", text("{} steps of {} x {} tokens: {}; {}", m.run.step,
-                              c.train.global_batch, c.data.seq_len,
-                              amount_text(double(m.run.tokens)), name(c.precision.recipe)));
+  sheet.line("training",
+             text("{} steps of {} x {} tokens: {}; {}", m.run.step, c.train.global_batch,
+                  c.data.seq_len, amount_text(double(m.run.tokens)), name(c.precision.recipe)));
   sheet.line("layout", layout);
   sheet.line("data", paths_text(info.options));
   sheet.json.add("step", m.run.step)
@@ -176,8 +176,7 @@ void add_branches(const std::string& directory, InfoSheet& sheet) {
       paths.push_back(text_json(path));
     }
     sheet.line(branch.name, text("left aside: {}", names));
-    list.push_back(
-        JsonLine().add("name", branch.name).raw("checkpoints", list_json(paths)).text());
+    list.push_back(JsonLine().add("name", branch.name).raw("checkpoints", list_json(paths)).text());
   }
   sheet.json.raw("branches", list_json(list));
 }
@@ -189,8 +188,7 @@ std::optional<std::string> add_checkpoints(const std::string& directory, InfoShe
   std::vector<std::string> list;
   for (auto path = found.complete.rbegin(); path != found.complete.rend(); ++path) {
     names += (names.empty() ? "" : ", ") + file_name(*path);
-    list.push_back(
-        JsonLine().add("path", *path).add("bytes", disk_bytes(*path)).text());
+    list.push_back(JsonLine().add("path", *path).add("bytes", disk_bytes(*path)).text());
   }
   sheet.line("checkpoints", names.empty() ? "none" : names);
   for (const std::string& sentence : found.damaged) sheet.line("damaged", sentence);

@@ -35,9 +35,9 @@ void add_header(const TokenFile& file, const std::string& tokenizer, InfoSheet& 
   sheet.line("file", text("{}, {}", file.path(), bytes_text(int64_t(file.bytes()))));
   sheet.line("tokens", text("{} of {} bytes, vocabulary {}, tokenizer {}", h.tokens, h.token_bytes,
                             h.vocab, tokenizer));
-  sheet.line("documents", text("{}: of {} to {} tokens, {:.1f} on average{}", h.documents,
-                               lengths.shortest, lengths.longest, mean,
-                               ends ? "; each ends in eos" : ""));
+  sheet.line("documents",
+             text("{}: of {} to {} tokens, {:.1f} on average{}", h.documents, lengths.shortest,
+                  lengths.longest, mean, ends ? "; each ends in eos" : ""));
   sheet.line("text", text("{}, {:.2f} bytes a token", bytes_text(int64_t(h.source_bytes)),
                           h.tokens == 0 ? 0 : double(h.source_bytes) / double(h.tokens)));
   sheet.line("checksum", text("{:08x}{}; moiety verify compares", h.crc32c,
@@ -82,15 +82,15 @@ InfoSheet token_file_info(const std::string& path, const ShownDocuments& shown) 
     std::vector<int32_t> ids(std::min(length, uint64_t(shown.tokens)));
     file->read(document.begin, ids);
     const std::string content = is_known ? bytes.decode(ids) : ids_text(ids);
-    sheet.line(text("document {}", d), text("{}: {}{}", counted(int64_t(length), "token"),
-                                            printable(content, SIZE_MAX),
-                                            ids.size() < length ? " ..." : ""));
-    list.push_back(JsonLine()
-                       .add("document", d)
-                       .add("tokens", length)
-                       .raw(is_known ? "text" : "ids",
-                            is_known ? text_json(content) : "\"" + content + "\"")
-                       .text());
+    sheet.line(text("document {}", d),
+               text("{}: {}{}", counted(int64_t(length), "token"), printable(content, SIZE_MAX),
+                    ids.size() < length ? " ..." : ""));
+    list.push_back(
+        JsonLine()
+            .add("document", d)
+            .add("tokens", length)
+            .raw(is_known ? "text" : "ids", is_known ? text_json(content) : "\"" + content + "\"")
+            .text());
   }
   sheet.json.raw("content", list_json(list));
   return sheet;

@@ -66,7 +66,8 @@ std::string command_text(const Command& command) {
 std::string keys_text() {
   const Options defaults;
   std::string out =
-      ".SH CONFIGURATION\nKeys of TOML files, and of \\fB\\-\\-section.key=value\\fR behind train and "
+      ".SH CONFIGURATION\nKeys of TOML files, and of \\fB\\-\\-section.key=value\\fR behind train "
+      "and "
       "plan.\n";
   for (const Section& section : option_sections()) {
     out += text(".SS [{}] {}\n", roff(section.name), roff(section.help));
@@ -84,11 +85,10 @@ std::string keys_text() {
 int man_command(const std::vector<std::string>& arguments) {
   CLI::App app(kManAbout, "moiety man");
   if (!parse_command_line(app, arguments)) return kExitDone;
-  std::string out =
-      ".TH MOIETY 1 \"\" \"moiety " MOIETY_VERSION
-      "\"\n.SH NAME\nmoiety \\- mixture\\-of\\-experts training\n"
-      ".SH SYNOPSIS\n\\fBmoiety\\fR \\fICOMMAND\\fR ...\n"
-      ".SH COMMANDS\nResults go to standard output, all else to standard error.\n";
+  std::string out = ".TH MOIETY 1 \"\" \"moiety " MOIETY_VERSION
+                    "\"\n.SH NAME\nmoiety \\- mixture\\-of\\-experts training\n"
+                    ".SH SYNOPSIS\n\\fBmoiety\\fR \\fICOMMAND\\fR ...\n"
+                    ".SH COMMANDS\nResults go to standard output, all else to standard error.\n";
   for (const Command& command : commands()) out += command_text(command);
   out += keys_text() + ".SH EXIT STATUS\n";
   for (const auto& [code, meaning] : kCodes) out += item(text("{}", int(code)), meaning);

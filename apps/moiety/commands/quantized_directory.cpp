@@ -66,8 +66,8 @@ void compare_checksum(const std::string& path, const QuantizedDescription& d, co
 }
 
 // Reads the file of an array, which must have this dtype and shape.
-TensorView read_array(const std::string& directory, const QuantizedDescription& d,
-                      const char* name, const ArraySpec& expected, std::vector<Buffer>& memory) {
+TensorView read_array(const std::string& directory, const QuantizedDescription& d, const char* name,
+                      const ArraySpec& expected, std::vector<Buffer>& memory) {
   const std::string path = path_of(directory, name);
   NpyArray array = read_npy(path);
   const NpyHeader wanted{descr_of(expected.dtype),

@@ -13,7 +13,8 @@ namespace moiety::app {
 namespace {
 
 constexpr const char* kRepairAbout =
-    "Makes the lost or damaged manifest.json and COMMIT of a checkpoint again, from its rank files.\n"
+    "Makes the lost or damaged manifest.json and COMMIT of a checkpoint again, from its rank "
+    "files.\n"
     "Damaged data cannot be made again: then nothing is changed, and it ends with 5.";
 
 const char* word(checkpoint::Repair outcome) {

@@ -101,8 +101,9 @@ class Verifier {
     } catch (const Error&) {
       failures_.push_back(current_failure());
       const std::string& error = failures_.back().text;
-      print_result((json_ ? JsonLine().add("path", path).add("good", false).add("error", error).text()
-                          : text("{}: not good: {}", path, error)) +
+      print_result((json_
+                        ? JsonLine().add("path", path).add("good", false).add("error", error).text()
+                        : text("{}: not good: {}", path, error)) +
                    "\n");
     }
   }
