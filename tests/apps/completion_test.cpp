@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "apps/moiety/commands/command_line.h"
+#include "apps/moiety/config/options.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {

@@ -45,8 +45,7 @@ TEST(BackgroundCheck, WithoutChecksumsOfPiecesAFirstReadChecksTheWhole) {
   check.touch(0, 0, 10);
   EXPECT_EQ(check.settle(kLong), 0u);
   check.touch(1, 0, 10);
-  EXPECT_EQ(error_after(check).substr(0, bad.size() + 37),
-            "data: " + bad + ": the tokens are damaged: crc32c");
+  EXPECT_EQ(error_after(check).rfind("data: " + bad + ": the tokens are damaged: crc32c", 0), 0u);
 }
 
 TEST(BackgroundCheck, AFileThatBecomesShorterIsAnError) {

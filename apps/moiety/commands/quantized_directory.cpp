@@ -85,7 +85,8 @@ TensorView read_array(const std::string& directory, const QuantizedDescription& 
 ArraySpec stored_size(const QuantizedDescription& d, const QuantizedView& view,
                       const NamedArray& a) {
   const bool row = a.view == &QuantizedView::row_scales;
-  if (!row && a.view != &QuantizedView::col_scales) {
+  const bool is_scales = row || a.view == &QuantizedView::col_scales;
+  if (!is_scales || d.layout == ScaleLayout::kCompact) {
     return quantized_sizes(d.spec, d.rows(), d.cols(), d.directions).*a.size;
   }
   return quant::scale_layout_size(view, row ? Direction::kRow : Direction::kCol, d.layout);
