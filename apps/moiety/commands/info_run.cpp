@@ -77,7 +77,7 @@ std::string paths_text(const Options& o) {
 // What a checkpoint tells of model and training.
 void add_state(const std::string& path, const checkpoint::Manifest& m, InfoSheet& sheet) {
   const CheckpointInfo info{path, m.run.step, parse_config_json(m.run.config, path)};
-  const train::TrainConfig c = checkpoint_config(info);
+  const train::TrainConfig c = train_config(info);
   const std::string layout = train::describe_layout(grid_of(m.run.layout));
   add_model(c, sheet);
   sheet.line("training",

@@ -6,7 +6,6 @@
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/input_file.h"
 #include "moiety/base/crc32c.h"
-#include "moiety/base/input_file.h"
 
 namespace moiety::app {
 namespace {
