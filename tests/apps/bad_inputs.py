@@ -209,6 +209,9 @@ def cases_of_files():
         yield Case(["quantize", name, "--format=mxfp8", "--out=q"], [name], {3})
         yield Case(["dequantize", name, "--out=x.npy"], [name], {3})
         yield Case(["plot", name, "--out=x.svg"], [name], {3})
+        yield Case(["info", name], [name], {3})
+        yield Case(["verify", name, "--json"], [name], {3})
+        yield Case(["repair", name], [name], {3, 5})
         yield Case(["prepare", "text.txt", "--out", f"{name}/x"], [name],
                    {0} if name in ("missing", "directory") else {2, 4})
         if name != "/dev/zero":
@@ -237,6 +240,7 @@ def cases_of_commands():
     full = open("/dev/full", "wb")
     for arguments in (["--help"], ["--version"], ["train", "--help"], ["train", "--print-config"], ["doctor"],
                       ["train", "--help=markdown"], ["eval", "--version"], ["doctor", "--json"], ["plan", "--gtp"],
+                      ["info", "good.tok"], ["verify", "good.tok"], ["completion", "fish"], ["man"],
                       ["plot", "steps.jsonl", "--out", "-"], ["plan", "--gtp", "--out", "-"]):
         yield Case(arguments, ["stdout"], {4}, stdout=full)
 
@@ -244,6 +248,7 @@ def cases_of_commands():
 # Arguments with which a command gets as far as its options; what is missing is then the next error.
 BESIDE = {"train": [], "eval": ["missing", "--data=good.tok"], "generate": ["missing"], "plan": ["--gtp"],
           "prepare": ["missing", "--out=x"], "plot": ["missing", "--out=x.svg"], "doctor": ["--dir=missing"],
+          "info": ["missing"], "verify": ["missing"], "repair": ["missing"], "completion": ["tcsh"], "man": [],
           "quantize": ["missing", "--format=mxfp8", "--rounding=stochastic", "--out=q"],
           "dequantize": ["missing", "--out=x.npy"]}
 
