@@ -19,7 +19,7 @@ bash setup.sh "${setup[@]}"
 say "building"
 cmake --preset $preset >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
 rm -f build-configure.log
-cmake --build build/$preset --target moiety_program
+cmake --build build/$preset --target installable
 moiety=build/$preset/bin/moiety
 
 data=runs/demo-data
@@ -37,7 +37,7 @@ say "validation"
 $moiety eval runs/demo --data $data/demo.valid.tok --samples 320
 
 say "a sample"
-$moiety generate runs/demo --prompt "The " --tokens 400 --temperature 0.6 --seed 3
+$moiety generate runs/demo --prompt "The " --tokens 250 --temperature 0.6 --seed 3
 echo
 
 cat >&2 <<END
@@ -47,5 +47,6 @@ What to try next
   $moiety train --config configs/demo.toml --run runs/longer --train.steps=3000 ${ranks[@]} \\
       --data.train="['$data/demo.train.tok']" --data.valid="['$data/demo.valid.tok']"
   $moiety train --help        every option, its default and its range
+  cmake --install build/$preset --prefix ~/.local   program, library, completion, manual
   runs/demo/plots/loss.svg    the curve, in any browser; docs/getting-started.md goes on from here
 END

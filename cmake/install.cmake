@@ -1,5 +1,5 @@
-# cmake --install: program, library in both forms, public headers, and the package that
-# find_package(moiety COMPONENTS static|shared) finds.
+# cmake --install: program with its completion for shells and manual page, library in both forms,
+# public headers, and the package that find_package(moiety COMPONENTS static|shared) finds.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -20,10 +20,18 @@ foreach(library ${moiety_libraries})
 endforeach()
 if(TARGET moiety_program)
   install(TARGETS moiety_program)
+  install(DIRECTORY ${CMAKE_BINARY_DIR}/share/ DESTINATION ${CMAKE_INSTALL_DATADIR} OPTIONAL)
 endif()
 if(TARGET moiety_mpi)
   install(TARGETS moiety_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
+# All that an installation holds, without tests and benchmarks.
+add_custom_target(installable DEPENDS ${moiety_libraries})
+foreach(target moiety_program moiety_mpi)
+  if(TARGET ${target})
+    add_dependencies(installable ${target})
+  endif()
+endforeach()
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 configure_package_config_file(cmake/moiety-config.cmake.in ${CMAKE_BINARY_DIR}/moiety-config.cmake

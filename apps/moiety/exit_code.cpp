@@ -3,12 +3,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <new>
+
+#include "moiety/base/printable.h"
 
 namespace moiety::app {
 namespace {
 
 constexpr std::string_view kEnding = " (exit code ";
+constexpr size_t kLongestLine = 4096;
 
 // The kind that stands for a code; several kinds may share one.
 ErrorKind kind_of(int code) {
@@ -52,6 +56,8 @@ Failure current_failure() {
     throw;
   } catch (const Error& e) {
     return {e.kind(), e.what()};
+  } catch (const std::filesystem::filesystem_error& e) {
+    return {ErrorKind::kIo, text("{}: {}", e.path1().string(), e.code().message())};
   } catch (const std::bad_alloc&) {
     return {ErrorKind::kOutOfMemory, "out of memory"};
   } catch (const std::exception& e) {
@@ -73,7 +79,8 @@ Failure from_peers(std::string_view text) {
 }
 
 void print_failure(const Failure& failure) {
-  std::fprintf(stderr, "moiety: %s\n", failure.text.c_str());
+  // One line, whatever the names and values in it are.
+  std::fprintf(stderr, "moiety: %s\n", printable(failure.text, kLongestLine).c_str());
 }
 
 }  // namespace moiety::app

@@ -32,7 +32,8 @@ struct Failure {
 
   ExitCode code() const { return exit_code(kind); }
 };
-// The exception that is being handled. One that is no moiety::Error is an internal failure.
+// The exception that is being handled. One of std::filesystem is a failure of the disk; any other
+// that is no moiety::Error is an internal failure.
 Failure current_failure();
 
 // A failure on its way to the other ranks, which get only texts: "... (exit code 3)", and the way

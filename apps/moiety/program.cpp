@@ -2,24 +2,26 @@
 
 #include <cstdio>
 
+#include "apps/moiety/commands/completion.h"
 #include "apps/moiety/commands/doctor.h"
 #include "apps/moiety/commands/eval.h"
 #include "apps/moiety/commands/generate.h"
+#include "apps/moiety/commands/info.h"
+#include "apps/moiety/commands/man.h"
 #include "apps/moiety/commands/plan.h"
 #include "apps/moiety/commands/plot.h"
 #include "apps/moiety/commands/prepare.h"
 #include "apps/moiety/commands/quantize.h"
+#include "apps/moiety/commands/repair.h"
 #include "apps/moiety/commands/train.h"
+#include "apps/moiety/commands/verify.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/result.h"
+#include "moiety/base/printable.h"
 
 namespace moiety::app {
 namespace {
 
-struct Command {
-  const char* name;
-  const char* help;
-  int (*run)(const std::vector<std::string>& arguments);
-};
 constexpr Command kCommands[] = {
     {"train", "train a model; continues by itself from the run directory's checkpoint",
      train_command},
@@ -30,7 +32,13 @@ constexpr Command kCommands[] = {
     {"plot", "curves of one or several runs in one picture", plot_command},
     {"quantize", "a NumPy matrix to one of the low-precision formats", quantize_command},
     {"dequantize", "what quantize wrote, back to a NumPy matrix", dequantize_command},
+    {"info", "what a run, a checkpoint or a token file is", info_command},
+    {"verify", "compare token files, checkpoints and quantized tensors with their checksums",
+     verify_command},
+    {"repair", "make a checkpoint's lost manifest again", repair_command},
     {"doctor", "what this machine offers to training, and what to do", doctor_command},
+    {"completion", "completion of this command line for a shell", completion_command},
+    {"man", "the manual page", man_command},
 };
 
 std::string usage() {
@@ -44,11 +52,15 @@ std::string usage() {
 int dispatch(const std::vector<std::string>& arguments) {
   const std::string name = arguments.empty() ? "--help" : arguments[0];
   if (name == "--help" || name == "-h" || name == "help") {
-    std::fputs(usage().c_str(), arguments.empty() ? stderr : stdout);
-    return arguments.empty() ? kExitUsage : kExitDone;
+    if (arguments.empty()) {
+      std::fputs(usage().c_str(), stderr);
+      throw UsageError("no command is given");
+    }
+    print_result(usage());
+    return kExitDone;
   }
   if (name == "--version") {
-    std::puts("moiety " MOIETY_VERSION);
+    print_result("moiety " MOIETY_VERSION "\n");
     return kExitDone;
   }
   for (const Command& command : kCommands) {
@@ -57,10 +69,12 @@ int dispatch(const std::vector<std::string>& arguments) {
   std::string names;
   for (const Command& command : kCommands)
     names += text("{}{}", names.empty() ? "" : ", ", command.name);
-  throw UsageError("unknown command '{}'; the commands are {}", name, names);
+  throw UsageError("unknown command '{}'; the commands are {}", printable(name), names);
 }
 
 }  // namespace
+
+std::span<const Command> commands() { return kCommands; }
 
 int run_program(const std::vector<std::string>& arguments) {
   try {

@@ -6,7 +6,8 @@
 
 namespace moiety {
 
-// Readers see the old bytes or the new ones (with `more` behind them), whole. Throws IoError.
+// Readers see the old bytes or the new ones (with `more` behind them), whole. A link stays, and what
+// it names is replaced; a device or a FIFO stays and is written into. Throws IoError.
 void replace_file(const std::filesystem::path& path, std::string_view bytes,
                   std::string_view more = {});
 

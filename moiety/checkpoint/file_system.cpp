@@ -27,10 +27,21 @@ auto without_interrupts(Call&& call) {
   }
 }
 
+constexpr int kNoFile = -ENOTSUP;  // what is opened is no file
+
 class Posix : public FileSystem {
  public:
   int open(const std::string& path, int flags) override {
-    return without_interrupts([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
+    // Opening a FIFO would wait for its other end.
+    const int fd = without_interrupts(
+        [&] { return ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666); });
+    struct stat status {};
+    if (fd < 0 ||
+        (::fstat(fd, &status) == 0 && (S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)))) {
+      return fd;
+    }
+    ::close(fd);
+    return kNoFile;
   }
   // The descriptor is gone whatever close says, so an interrupted call is not repeated.
   int close(int fd) override { return ::close(fd) < 0 && errno != EINTR ? -errno : 0; }
@@ -113,6 +124,7 @@ File::File(FileSystem& files, std::string path, int flags)
     : files_(&files), path_(std::move(path)), fd_(files.open(path_, flags)) {
   // Not every file system can bypass its cache.
   if (fd_ == -EINVAL && (flags & O_DIRECT)) fd_ = files.open(path_, flags & ~O_DIRECT);
+  if (fd_ == kNoFile) refuse("{} is not a regular file", path_);
   check(fd_, "open", path_);
 }
 

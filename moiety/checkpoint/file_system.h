@@ -46,7 +46,8 @@ FileSystem& posix();
 
 class File {
  public:
-  // Opens a file. O_DIRECT among the flags is only a wish.
+  // Opens a regular file or a directory; anything else is a CheckpointError. O_DIRECT among the
+  // flags is only a wish.
   File(FileSystem& files, std::string path, int flags);
   ~File();
   File(File&& other) noexcept;

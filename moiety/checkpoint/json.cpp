@@ -6,10 +6,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "moiety/base/printable.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 
 namespace moiety::checkpoint {
 namespace {
+
+constexpr size_t kMostShown = 100;  // of a damaged text, in errors
 
 // Characters of the text; it counts those that the parser has taken.
 class Cursor {
@@ -72,17 +75,14 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
                            [](const auto& a, const auto& b) { return a.key == b.key; });
     if (twice != members.end()) {
       document_.refuse(std::max(twice->value.end, std::next(twice)->value.end),
-                       "duplicate key " + json_string(twice->key));
+                       "duplicate key " + json_string(printable(twice->key, kMostShown)));
     }
     return close();
   }
   bool parse_error(size_t, const std::string& token,
                    const nlohmann::detail::exception& e) override {
-    // The parser's text begins with its own number and position in brackets.
-    const std::string_view what = e.what();
-    const size_t at = what.find("] ");
-    document_.refuse(taken(), "not JSON near " + json_string(token) + ": " +
-                                  std::string(what.substr(at == what.npos ? 0 : at + 2)));
+    document_.refuse(taken(), "not JSON near " + json_string(printable(token, kMostShown)) + ": " +
+                                  parser_text(e.what()));
   }
 
  private:

@@ -212,22 +212,22 @@ std::string encode_manifest(const Manifest& m) {
 }
 
 SlotEntry& slot_of(Manifest& m, const std::string& name, const std::string& slot,
-                   const std::vector<int64_t>& shape, DType dtype) {
+                   const std::vector<int64_t>& shape, DType dtype, const std::string& path) {
   TensorEntry& tensor = m.tensors.try_emplace(name, TensorEntry{shape, {}}).first->second;
   SlotEntry& entry = tensor.slots.try_emplace(slot, SlotEntry{dtype, 0, {}}).first->second;
   if (tensor.shape != shape || entry.dtype != dtype) {
-    refuse("checkpoint: {}/{} is {} {} here and {} {} there", slot, name, moiety::name(entry.dtype),
+    refuse("{}: {}/{} is {} {} here and {} {} there", path, slot, name, moiety::name(entry.dtype),
            shape_text(tensor.shape), moiety::name(dtype), shape_text(shape));
   }
   return entry;
 }
 
-void merge(Manifest& m, const Manifest& part) {
+void merge(Manifest& m, const Manifest& part, const std::string& path) {
   const int first_file = static_cast<int>(m.files.size());
   m.files.insert(m.files.end(), part.files.begin(), part.files.end());
   for (const auto& [name, tensor] : part.tensors) {
     for (const auto& [slot, entry] : tensor.slots) {
-      SlotEntry& sum = slot_of(m, name, slot, tensor.shape, entry.dtype);
+      SlotEntry& sum = slot_of(m, name, slot, tensor.shape, entry.dtype, path);
       sum.digest += entry.digest;
       for (Piece piece : entry.pieces) {
         piece.file += first_file;
@@ -240,13 +240,13 @@ void merge(Manifest& m, const Manifest& part) {
   }
 }
 
-void check_tiling(const Manifest& m) {
+void check_tiling(const Manifest& m, const std::string& path) {
   for (const auto& [name, tensor] : m.tensors) {
     for (const auto& [slot, entry] : tensor.slots) {
       std::vector<Box> boxes;
       for (const Piece& piece : entry.pieces) boxes.push_back(piece.box);
       if (const auto fault = cover_fault(whole(tensor.shape), boxes)) {
-        refuse("checkpoint: {}/{} of shape {}: {}", slot, name, shape_text(tensor.shape), *fault);
+        refuse("{}: {}/{} of shape {}: {}", path, slot, name, shape_text(tensor.shape), *fault);
       }
     }
   }
@@ -276,7 +276,7 @@ Manifest read_manifest(const std::string& path, FileSystem& files) {
     refuse("{}/COMMIT does not match manifest.json, whose id is {}: {}", path, m.id,
            json_string(commit));
   }
-  check_tiling(m);
+  check_tiling(m, path);
   for (const FileEntry& file : m.files) {
     const auto bytes = size_of(files, path + "/" + file.name);
     if (!bytes) refuse("{}/{} is missing", path, file.name);

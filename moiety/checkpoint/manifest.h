@@ -77,15 +77,16 @@ Manifest parse_manifest(std::string_view json, const std::string& file = "manife
 std::string encode_manifest(const Manifest& manifest);
 // The run's state as rank 0's file holds it.
 RunState parse_run(std::string_view json, const std::string& file);
-// The entry of a tensor's slot, added if there was none. Throws CheckpointError if it is there with
-// another shape or type.
+// The entry of a tensor's slot, added if there was none. Throws CheckpointError naming `path` if it
+// is there with another shape or type.
 SlotEntry& slot_of(Manifest& manifest, const std::string& tensor, const std::string& slot,
-                   const std::vector<int64_t>& shape, DType dtype);
-// Adds the files and pieces of `part`; digests add up.
-void merge(Manifest& manifest, const Manifest& part);
-// Throws CheckpointError naming tensor, slot and box unless the pieces of every tensor and slot
-// cover it exactly once.
-void check_tiling(const Manifest& manifest);
+                   const std::vector<int64_t>& shape, DType dtype,
+                   const std::string& path = "checkpoint");
+// Adds the files and pieces of `part`; digests add up. Throws as slot_of does.
+void merge(Manifest& manifest, const Manifest& part, const std::string& path = "checkpoint");
+// Throws CheckpointError naming `path`, tensor, slot and box unless the pieces of every tensor and
+// slot cover it exactly once.
+void check_tiling(const Manifest& manifest, const std::string& path = "checkpoint");
 
 std::string encode_commit(const Manifest& manifest, std::string_view manifest_json);
 // Reads a checkpoint's manifest and checks that COMMIT matches it, the pieces tile, and every file

@@ -51,10 +51,10 @@ const std::string& metadata_field(const SafetensorsReader& reader, const char* f
   return at->second;
 }
 
-// The manifest of one rank's file, made by reading all of its data.
-Manifest manifest_of(const SafetensorsReader& reader, const std::string& name, FileSystem& files) {
+// The manifest of one rank's file, made by reading all of its data once.
+Manifest manifest_of(const SafetensorsReader& reader, const std::string& name) {
   Manifest part;
-  part.files.push_back({name, reader.bytes(), checksum(files, reader.path())});
+  uint32_t file_crc = reader.header_crc32c();  // goes on in the order of the data
   for (const Entry& entry : reader.entries()) {
     const PieceName key = parse_piece_key(reader.path(), entry.name);
     const std::span sizes(key.box.size.data(), static_cast<size_t>(key.box.rank));
@@ -65,10 +65,14 @@ Manifest manifest_of(const SafetensorsReader& reader, const std::string& name, F
     const Buffer data(static_cast<int64_t>(entry.end - entry.begin), "piece of a checkpoint");
     const std::span<std::byte> bytes(data.data(), entry.end - entry.begin);
     reader.read(entry.begin, bytes);
-    SlotEntry& slot = slot_of(part, key.tensor, key.slot, key.shape, *entry.type->dtype);
+    SlotEntry& slot =
+        slot_of(part, key.tensor, key.slot, key.shape, *entry.type->dtype, reader.path());
     slot.digest += digest(data.data(), slot.dtype, key.box, key.shape);
-    slot.pieces.push_back({0, key.box, entry.begin, entry.end, crc32c(data.data(), bytes.size())});
+    const uint32_t crc = crc32c(data.data(), bytes.size());
+    slot.pieces.push_back({0, key.box, entry.begin, entry.end, crc});
+    file_crc = crc32c_combine(file_crc, crc, bytes.size());
   }
+  part.files.push_back({name, reader.bytes(), file_crc});
   return part;
 }
 
@@ -120,9 +124,9 @@ Manifest rebuild_manifest(const std::string& path, FileSystem& files) {
       refuse("{}: the metadata is not that of checkpoint {}, step {}, rank {} of {}", reader.path(),
              m.id, m.run.step, rank, m.run.layout.ranks);
     }
-    merge(m, manifest_of(reader, name, files));
+    merge(m, manifest_of(reader, name), reader.path());
   }
-  check_tiling(m);
+  check_tiling(m, path);
   return m;
 }
 

@@ -66,6 +66,7 @@ CheckpointList list_checkpoints(const std::string& directory, FileSystem& files)
       if (manifest.run.step != step) refuse("{} is that of step {}", path, manifest.run.step);
       found.complete.push_back(path);
     } catch (const Error& e) {
+      if (e.kind() == ErrorKind::kIo) found.unreadable.push_back(e.what());
       found.damaged.push_back(e.what());
     }
   }
@@ -74,6 +75,8 @@ CheckpointList list_checkpoints(const std::string& directory, FileSystem& files)
 
 std::optional<std::string> find_newest_complete(const std::string& directory, FileSystem& files) {
   const CheckpointList found = list_checkpoints(directory, files);
+  // It may well be a good one: an older one in its place would be a wrong answer.
+  if (!found.unreadable.empty()) throw IoError("{}", found.unreadable.front());
   for (const std::string& why : found.damaged) {
     log(LogLevel::kWarning, "checkpoint: skipped a damaged one: {}", why);
   }

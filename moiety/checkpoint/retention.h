@@ -15,13 +15,15 @@ std::string step_name(int64_t step);
 std::optional<int64_t> step_of(std::string_view name);
 
 struct CheckpointList {
-  std::vector<std::string> complete;  // paths, newest first
-  std::vector<std::string> damaged;   // a sentence for each step-<n> that is not complete
+  std::vector<std::string> complete;    // paths, newest first
+  std::vector<std::string> damaged;     // a sentence for each step-<n> that is not complete
+  std::vector<std::string> unreadable;  // those of them that the system did not let be read
 };
 // Lists the checkpoints. One is complete if it is named step-<n>, COMMIT matches the manifest, and
 // every file has its size.
 CheckpointList list_checkpoints(const std::string& directory, FileSystem& files = posix());
-// The newest complete checkpoint. Damaged ones that are newer are named in the log.
+// The newest complete checkpoint. Damaged ones that are newer are named in the log; one that may
+// not be read, or a disk that fails, is an Error(kIo).
 std::optional<std::string> find_newest_complete(const std::string& directory,
                                                 FileSystem& files = posix());
 

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <utility>
 
+#include "moiety/base/crc32c.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/json.h"
 
@@ -169,10 +170,11 @@ std::string encode_header(std::span<const Entry> entries, const Metadata& metada
   return out + json;
 }
 
-SafetensorsReader::SafetensorsReader(File file, SafetensorsHeader header, uint64_t data_begin,
-                                     uint64_t data_bytes)
+SafetensorsReader::SafetensorsReader(File file, SafetensorsHeader header, uint32_t header_crc32c,
+                                     uint64_t data_begin, uint64_t data_bytes)
     : file_(std::move(file)),
       header_(std::move(header)),
+      header_crc32c_(header_crc32c),
       data_begin_(data_begin),
       data_bytes_(data_bytes) {}
 
@@ -191,7 +193,8 @@ SafetensorsReader SafetensorsReader::open(const std::string& path, FileSystem& f
   std::string json(length, '\0');
   file.read(sizeof length, std::as_writable_bytes(std::span(json)));
   SafetensorsHeader header = parse_header(path, json, rest - length);
-  return SafetensorsReader(std::move(file), std::move(header), sizeof length + length,
+  const uint32_t crc = crc32c(json.data(), json.size(), crc32c(&length, sizeof length));
+  return SafetensorsReader(std::move(file), std::move(header), crc, sizeof length + length,
                            rest - length);
 }
 

@@ -63,6 +63,7 @@ class SafetensorsReader {
   const Metadata& metadata() const { return header_.metadata; }
   const std::string& path() const { return file_.path(); }
   uint64_t bytes() const { return data_begin_ + data_bytes_; }
+  uint32_t header_crc32c() const { return header_crc32c_; }  // of all bytes before the data
 
   // Reads bytes [begin, begin + out.size()) of the data.
   void read(uint64_t begin, std::span<std::byte> out) const;
@@ -72,10 +73,12 @@ class SafetensorsReader {
   }
 
  private:
-  SafetensorsReader(File file, SafetensorsHeader header, uint64_t data_begin, uint64_t data_bytes);
+  SafetensorsReader(File file, SafetensorsHeader header, uint32_t header_crc32c,
+                    uint64_t data_begin, uint64_t data_bytes);
 
   File file_;
   SafetensorsHeader header_;
+  uint32_t header_crc32c_;
   uint64_t data_begin_, data_bytes_;
 };
 

@@ -106,6 +106,8 @@ class ValidationSet {
   bool has_positions() const { return config_.document_mask; }
   // Batch k, valid until the next call.
   const Batch& batch(int64_t k);
+  // As SampleSource::await_checks().
+  void await_checks() const { source_->await_checks(); }
   // Bytes of text of all samples together: bits per byte = sum of losses / (ln 2 * bytes).
   double source_bytes() const { return source_bytes_; }
 

@@ -14,9 +14,8 @@ namespace {
 
 class FileSource : public ByteSource {
  public:
-  explicit FileSource(const std::string& path) : path_(path) {
-    fd_ = path == "-" ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd_ < 0) throw DataError("{}: cannot open: {}", path_, std::strerror(errno));
+  explicit FileSource(const std::string& path)
+      : path_(path == "-" ? "standard input" : path), fd_(path == "-" ? STDIN_FILENO : open(path)) {
     try {
       for (size_t n = 1; n > 0 && head_bytes_ < sizeof(head_); head_bytes_ += n) {
         n = read_file(head_ + head_bytes_, sizeof(head_) - head_bytes_);
@@ -42,6 +41,13 @@ class FileSource : public ByteSource {
   }
 
  private:
+  // A FIFO is read, since a shell's <(...) is one, but no writer is waited for: one without is empty.
+  static int open(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) throw DataError("{}: cannot open: {}", path, std::strerror(errno));
+    ::fcntl(fd, F_SETFL, 0);
+    return fd;
+  }
   size_t read_file(char* to, size_t bytes) {
     while (true) {
       const ssize_t n = ::read(fd_, to, bytes);
@@ -64,7 +70,7 @@ class FileSource : public ByteSource {
 std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
   auto file = std::make_unique<FileSource>(path);
   if (!file->is_gzip()) return file;
-  return open_gzip(std::move(file), path);
+  return open_gzip(std::move(file), path == "-" ? "standard input" : path);
 }
 
 }  // namespace moiety::data

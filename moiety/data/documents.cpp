@@ -46,7 +46,8 @@ std::vector<std::string> list_inputs(const std::vector<std::string>& inputs, int
   std::set<std::string> seen;
   repeated = 0;
   const auto add = [&](const std::string& path) {
-    const std::string identity = path == "-" ? path : fs::canonical(path).string();
+    std::error_code none;  // a file that is gone by now is an error when it is read
+    const std::string identity = path == "-" ? path : fs::canonical(path, none).string();
     if (seen.insert(identity).second) {
       files.push_back(path);
     } else {
@@ -58,7 +59,7 @@ std::vector<std::string> list_inputs(const std::vector<std::string>& inputs, int
     if (input != "-" && !fs::exists(input, error)) {
       throw DataError("{}: {}", input, error ? error.message() : "no such file or directory");
     }
-    if (input != "-" && fs::is_directory(input)) {
+    if (input != "-" && fs::is_directory(input, error)) {
       for (const std::string& file : files_below(input)) add(file);
     } else {
       add(input);
@@ -68,7 +69,7 @@ std::vector<std::string> list_inputs(const std::vector<std::string>& inputs, int
 }
 
 BlockReader::BlockReader(const std::string& path, const DocumentRules& rules, size_t block_bytes)
-    : path_(path),
+    : path_(path == "-" ? "standard input" : path),
       jsonl_(is_jsonl(path, rules.format)),
       separator_(jsonl_ ? "\n" : rules.split),
       block_bytes_(block_bytes),

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "moiety/base/error.h"
+#include "moiety/base/printable.h"
 #include "moiety/data/documents.h"
 
 namespace moiety::data {
@@ -24,10 +25,28 @@ void check_utf8(std::string_view s, size_t begin) {
                          static_cast<unsigned char>(s[bad]))};
 }
 
+// Parses a line. The parser takes the last of several values of one key, so a line in which the key
+// of the text stands more than once is looked at more closely.
+nlohmann::json parse_object(std::string_view line, size_t begin, const std::string& key) {
+  const std::string quoted = "\"" + key + "\"";
+  const size_t first = line.find(quoted);
+  if (first == line.npos || line.find(quoted, first + 1) == line.npos) {
+    return nlohmann::json::parse(line);
+  }
+  int texts = 0;
+  nlohmann::json object = nlohmann::json::parse(
+      line, [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+        texts += depth == 1 && event == nlohmann::json::parse_event_t::key && value == key;
+        return true;
+      });
+  if (texts > 1) throw BadDocument{begin, text("key '{}' stands {} times", key, texts)};
+  return object;
+}
+
 std::string text_of_json(std::string_view line, size_t begin, const std::string& key) {
   check_utf8(line, begin);
   try {
-    const nlohmann::json object = nlohmann::json::parse(line);
+    const nlohmann::json object = parse_object(line, begin, key);
     const auto value = object.is_object() ? object.find(key) : object.end();
     if (value == object.end()) {
       throw BadDocument{begin, text("no key '{}' (see --text-key)", key)};
@@ -39,10 +58,11 @@ std::string text_of_json(std::string_view line, size_t begin, const std::string&
   } catch (const nlohmann::json::parse_error& e) {
     const std::string_view what = e.what();
     const size_t reason = what.find(": ");
-    throw BadDocument{begin + std::min(e.byte > 0 ? e.byte - 1 : 0, line.size()),
-                      text("bad JSON: {}", reason == what.npos ? what : what.substr(reason + 2))};
-  } catch (const nlohmann::json::out_of_range& e) {
-    throw BadDocument{begin, text("bad JSON: {}", e.what())};  // a number beyond double
+    throw BadDocument{
+        begin + std::min(e.byte > 0 ? e.byte - 1 : 0, line.size()),
+        text("bad JSON: {}", printable(reason == what.npos ? what : what.substr(reason + 2)))};
+  } catch (const nlohmann::json::out_of_range&) {
+    throw BadDocument{begin, "bad JSON: a number is beyond double"};
   }
 }
 

@@ -14,20 +14,40 @@
 namespace moiety::data {
 namespace {
 
+namespace fs = std::filesystem;
+
+// Checks a file before it is written: that it may be replaced, and is none of the inputs.
+void check_output(const std::string& path, const PrepareOptions& options) {
+  std::error_code none;
+  const fs::file_status status = fs::status(path, none);
+  if (!fs::exists(status)) return;
+  if (!fs::is_regular_file(status)) throw UsageError("{}: is not a regular file", path);
+  for (const std::string& input : options.inputs) {
+    if (fs::equivalent(path, input, none)) throw UsageError("{}: is an input too", path);
+  }
+  if (!options.overwrite) throw UsageError("{}: is there already; --force overwrites", path);
+}
+
 // The token files being written, and the choice of the file for each document.
 class Outputs {
  public:
   Outputs(const PrepareOptions& options, const Tokenizer& tokenizer)
       : valid_fraction_(options.valid_fraction) {
-    const std::filesystem::path directory = std::filesystem::path(options.out).parent_path();
+    if (!fs::path(options.out).has_filename()) {
+      throw UsageError("--out {}: is a directory; the PREFIX of the files in it is missing",
+                       options.out);
+    }
+    const bool split = valid_fraction_ > 0;
+    std::vector<std::string> paths{options.out + (split ? ".train.tok" : ".tok")};
+    if (split) paths.push_back(options.out + ".valid.tok");
+    for (const std::string& path : paths) check_output(path, options);
+    const fs::path directory = fs::path(options.out).parent_path();
     std::error_code error;
-    if (!directory.empty()) std::filesystem::create_directories(directory, error);
+    if (!directory.empty()) fs::create_directories(directory, error);
     if (error) throw IoError("{}: cannot create: {}", directory.string(), error.message());
     const uint32_t flags =
         kDocumentsEndInEos | (options.rules.bos ? kDocumentsStartWithBos : uint32_t{0});
-    const bool split = valid_fraction_ > 0;
-    add_file(options.out + (split ? ".train.tok" : ".tok"), tokenizer, flags);
-    if (split) add_file(options.out + ".valid.tok", tokenizer, flags);
+    for (const std::string& path : paths) add_file(path, tokenizer, flags);
   }
 
   void add(const EncodedBlock& block) {
@@ -76,7 +96,7 @@ uint64_t bytes_of_files(const std::vector<std::string>& paths) {
   uint64_t bytes = 0;
   for (const std::string& path : paths) {
     std::error_code error;
-    const uintmax_t size = std::filesystem::file_size(path, error);
+    const uintmax_t size = fs::file_size(path, error);
     if (!error) bytes += size;
   }
   return bytes;

@@ -24,7 +24,8 @@ struct PrepareOptions {
   std::string out;            // PREFIX: PREFIX.tok, or PREFIX.train.tok and PREFIX.valid.tok
   double valid_fraction = 0;  // 0: one file
   DocumentRules rules;
-  int workers = 0;  // 0: one per core; the output does not depend on it
+  bool overwrite = true;  // false: files that are there already are a UsageError
+  int workers = 0;        // 0: one per core; the output does not depend on it
   std::function<void(const PrepareProgress&)> progress;  // called after every block; may be empty
 };
 

@@ -3,17 +3,30 @@
 #include <numeric>
 
 #include "moiety/base/error.h"
+#include "moiety/base/log.h"
 #include "moiety/base/rng.h"
+#include "moiety/data/background_check.h"
 #include "moiety/data/token_file.h"
 
 namespace moiety::data {
 namespace {
 
+constexpr uint64_t kCheckAtOpen = uint64_t{256} << 20;  // bytes: a fraction of a second
+constexpr double kCheckWait = 20;  // seconds: well below what a rank waits for another
+
 class FileSamples : public SampleSource {
  public:
   FileSamples(std::vector<std::shared_ptr<const TokenFile>> files, std::vector<uint64_t> weights,
               int64_t seq_len)
-      : files_(std::move(files)), weights_(std::move(weights)), seq_len_(seq_len) {}
+      : files_(std::move(files)), weights_(std::move(weights)), seq_len_(seq_len) {
+    uint64_t bytes = 0;
+    for (const auto& file : files_) bytes += file->bytes();
+    if (bytes > kCheckAtOpen) {
+      check_ = std::make_unique<BackgroundCheck>(files_);
+    } else {
+      for (const auto& file : files_) file->verify();
+    }
+  }
 
   int64_t seq_len() const override { return seq_len_; }
 
@@ -31,6 +44,7 @@ class FileSamples : public SampleSource {
             std::span<int32_t> positions) const override {
     const TokenFile& file = *files_[sample.source];
     const uint64_t begin = sample.index * static_cast<uint64_t>(seq_len_);
+    if (check_) check_->touch(static_cast<size_t>(sample.source), begin, tokens.size());
     file.read(begin, tokens);
     if (!positions.empty()) file.positions(begin, positions);
   }
@@ -40,10 +54,19 @@ class FileSamples : public SampleSource {
     return static_cast<double>(h.source_bytes) / static_cast<double>(h.tokens);
   }
 
+  void await_checks() const override {
+    const uint64_t left = check_ ? check_->settle(kCheckWait) : 0;
+    if (left == 0) return;
+    log(LogLevel::kWarning,
+        "data: {} of the tokens that were read are not checked yet (moiety verify checks a file)",
+        bytes_text(static_cast<int64_t>(left * kPieceBytes)));
+  }
+
  private:
   std::vector<std::shared_ptr<const TokenFile>> files_;
   std::vector<uint64_t> weights_;
   int64_t seq_len_;
+  std::unique_ptr<BackgroundCheck> check_;  // null: all has been checked
 };
 
 enum class SyntheticKind { kUniform, kCopy, kMarkov };

@@ -27,6 +27,9 @@ class SampleSource {
                     std::span<int32_t> positions) const = 0;
   // Bytes of text per token of a source; 0 if there is no text.
   virtual double bytes_per_token(int source) const = 0;
+  // Waits a while until all that was read is checked; what is left then is a warning. Throws the
+  // DataError of damaged data, as read() does once it is known.
+  virtual void await_checks() const {}
 };
 
 struct WeightedPath {
@@ -36,7 +39,8 @@ struct WeightedPath {
 
 // Samples from token files: sample i of a file is tokens [i*S, i*S + S], with N = floor((tokens -
 // 1) / S) samples. DataError for a file that is unreadable, too short for one sample, or of another
-// tokenizer than `identity`, and for files with ids that do not fit `vocab`.
+// tokenizer than `identity`, and for files with ids that do not fit `vocab`. Files of at most 256 MiB
+// together are checked whole; of larger ones the pieces that are read are, in the background.
 std::shared_ptr<const SampleSource> open_token_files(std::span<const WeightedPath> files,
                                                      int64_t seq_len, uint32_t vocab,
                                                      const Sha256& identity);

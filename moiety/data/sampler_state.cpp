@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "moiety/base/error.h"
+#include "moiety/base/printable.h"
 #include "moiety/data/sampler.h"
 
 namespace moiety::data {
@@ -64,7 +65,7 @@ SamplerState parse_sampler_state(std::string_view json) {
     }
     return state;
   } catch (const nlohmann::json::exception& e) {
-    throw CheckpointError("sampler state: {}", e.what());
+    throw CheckpointError("sampler state: {}", parser_text(e.what()));
   }
 }
 

@@ -16,8 +16,7 @@
 namespace moiety::data {
 namespace {
 
-constexpr uint64_t kVerifyAtOpen = uint64_t{256} << 20;  // bytes: a fraction of a second
-constexpr uint64_t kChunkTokens = 1 << 16;
+constexpr uint32_t kKnownFlags = kDocumentsEndInEos | kDocumentsStartWithBos | kPiecesHaveChecksums;
 
 uint64_t file_size(int fd, const std::string& path) {
   struct stat info;
@@ -31,7 +30,7 @@ uint64_t file_size(int fd, const std::string& path) {
 std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path) {
   const std::shared_ptr<TokenFile> file(new TokenFile);
   file->path_ = path;
-  file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file->fd_ < 0) throw DataError("{}: cannot open: {}", path, std::strerror(errno));
   file->bytes_ = file_size(file->fd_, path);
   if (file->bytes_ < tok::kHeaderBytes) {
@@ -43,7 +42,7 @@ std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path) {
   file->data_ = static_cast<const unsigned char*>(data);
   file->check_header();
   file->check_table();
-  if (file->bytes_ <= kVerifyAtOpen) file->verify();
+  if (file->header_.flags & kPiecesHaveChecksums) file->check_piece_table();
   return file;
 }
 
@@ -71,16 +70,16 @@ void TokenFile::check_header() {
     throw DataError("{}: the header is damaged: crc32c {:08x}, of its bytes {:08x}", path_, crc,
                     expected);
   }
-  const unsigned char* rest = p + tok::kHeaderCrcAt + 4;
-  const unsigned char* end = p + tok::kHeaderBytes;
-  const unsigned char* odd = std::find_if(rest, end, [](unsigned char b) { return b != 0; });
-  if (odd != end) {
-    throw DataError("{}: the header is damaged: byte {} is {}, not 0", path_, odd - p, *odd);
-  }
   header_ = tok::decode_header(p);
+  if (header_.flags & ~kKnownFlags) {
+    throw DataError("{}: its header has flags {}, of which this version knows {}", path_,
+                    header_.flags, kKnownFlags);
+  }
+  check_header_rest();
 
   const tok::Layout layout = tok::layout(header_);
   table_offset_ = layout.table_offset;
+  pieces_offset_ = layout.pieces_offset;
   const uint64_t token_offset = tok::load<uint64_t>(p + tok::kTokenOffsetAt);
   const uint64_t table_offset = tok::load<uint64_t>(p + tok::kTableOffsetAt);
   if (header_.vocab == 0 || header_.vocab > tok::kMostVocab ||
@@ -96,6 +95,27 @@ void TokenFile::check_header() {
   if (bytes_ != layout.file_bytes) {
     throw DataError("{}: the file has {} bytes, its header says {}: it was {}", path_, bytes_,
                     layout.file_bytes, bytes_ < layout.file_bytes ? "cut off" : "added to");
+  }
+}
+
+// The bytes behind the first checksum: the place of the piece checksums, else zeros.
+void TokenFile::check_header_rest() const {
+  const unsigned char* p = data_;
+  const bool has_pieces = header_.flags & kPiecesHaveChecksums;
+  const auto is_free = [&](int64_t at) {
+    return !has_pieces || at < tok::kPiecesOffsetAt || at >= tok::kPiecesCrcAt + 4;
+  };
+  for (int64_t at = tok::kHeaderCrcAt + 4; at < tok::kHeaderBytes; ++at) {
+    if (p[at] == 0 || !is_free(at)) continue;
+    throw DataError("{}: the header is damaged: byte {} is {}, not 0", path_, at, p[at]);
+  }
+  if (!has_pieces) return;
+  const uint32_t crc = tok::load<uint32_t>(p + tok::kPiecesCrcAt);
+  const uint32_t expected =
+      crc32c(p + tok::kPiecesOffsetAt, tok::kPiecesCrcAt - tok::kPiecesOffsetAt);
+  if (crc != expected) {
+    throw DataError("{}: the header is damaged: crc32c {:08x} at byte {}, of its bytes {:08x}",
+                    path_, crc, tok::kPiecesCrcAt, expected);
   }
 }
 
@@ -125,25 +145,10 @@ void TokenFile::check_size() const {
   }
 }
 
-void TokenFile::verify() const {
-  std::vector<int32_t> chunk;
-  uint32_t crc = 0;
-  for (uint64_t begin = 0; begin < header_.tokens; begin += chunk.size()) {
-    chunk.resize(std::min(kChunkTokens, header_.tokens - begin));
-    read(begin, chunk);
-    crc = crc32c(data_ + tok::kHeaderBytes + begin * header_.token_bytes,
-                 chunk.size() * header_.token_bytes, crc);
-  }
-  if (crc != header_.crc32c) {
-    throw DataError("{}: the tokens are damaged: crc32c {:08x}, the header says {:08x}", path_, crc,
-                    header_.crc32c);
-  }
-  const unsigned char* gap = data_ + tok::kHeaderBytes + header_.tokens * header_.token_bytes;
-  const unsigned char* end = data_ + table_offset_;
-  const unsigned char* odd = std::find_if(gap, end, [](unsigned char b) { return b != 0; });
-  if (odd != end) {
-    throw DataError("{}: byte {} between tokens and table is {}, not 0", path_, odd - data_, *odd);
-  }
+TokenFile::Document TokenFile::document(uint64_t d) const {
+  MOIETY_CHECK(d < header_.documents, "{}: document {} of {}", path_, d, header_.documents);
+  check_size();
+  return {document_start(d), document_start(d + 1)};
 }
 
 uint32_t TokenFile::token(uint64_t i) const {

@@ -1,5 +1,6 @@
 // Token files, `.tok` (docs/spec/trainer.md#token-files): a header of 4096 bytes, the token ids in
-// 2 or 4 bytes each, and a table of document starts. Little endian.
+// 2 or 4 bytes each, a table of document starts, and checksums of pieces of the tokens. Little
+// endian.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,8 @@ class Tokenizer;
 inline constexpr uint32_t kNoToken = 0xffffffff;  // the eos or bos of a tokenizer that has none
 inline constexpr uint32_t kDocumentsEndInEos = 1;
 inline constexpr uint32_t kDocumentsStartWithBos = 2;
+inline constexpr uint32_t kPiecesHaveChecksums = 8;  // in every file that this version writes
+inline constexpr uint64_t kPieceBytes = uint64_t{16} << 20;  // of tokens with one checksum
 
 struct TokenFileHeader {
   uint32_t token_bytes = 2;  // 2 if vocab <= 65536, else 4
@@ -35,8 +38,7 @@ struct TokenFileHeader {
 // A token file, mapped read-only. Every fault of the file is a DataError with path and values.
 class TokenFile {
  public:
-  // Opens a file and checks its size, header and table, and, if it has at most 256 MiB, the tokens
-  // too (as verify() does).
+  // Opens a file and checks its size, header and tables, but not the tokens.
   static std::shared_ptr<const TokenFile> open(const std::string& path);
   ~TokenFile();
   TokenFile(const TokenFile&) = delete;
@@ -44,6 +46,7 @@ class TokenFile {
 
   const std::string& path() const { return path_; }
   const TokenFileHeader& header() const { return header_; }
+  uint64_t bytes() const { return bytes_; }
 
   // Reads tokens [begin, begin + out.size()), which must lie in the file. An id >= vocab is a
   // DataError with its position and value, and so is a file that has changed its size since it was
@@ -52,13 +55,34 @@ class TokenFile {
   // Gives the same tokens' positions in their documents. In a document that has started before
   // `begin` they count from `begin`: 0 where a document (or the range) starts.
   void positions(uint64_t begin, std::span<int32_t> out) const;
-  // Checks the checksum of all tokens and that every id is below vocab.
+  struct Document {
+    uint64_t begin = 0, end = 0;  // its tokens are [begin, end)
+  };
+  // Document d < header().documents.
+  Document document(uint64_t d) const;
+
+  // The tokens are checked in pieces of kPieceBytes, of which the last may be shorter.
+  uint64_t pieces() const;
+  struct PieceCheck {
+    uint32_t crc32c = 0;
+    std::string fault;  // the sentence about a damaged piece, with path and place; empty: none
+  };
+  // Reads a piece from the disk, and compares it with its checksum, if the file has one for it, and
+  // its ids with vocab. DataError if it cannot be read.
+  PieceCheck check_piece(uint64_t piece) const;
+  // Compares the checksums of all pieces, in their order, with that of the whole. DataError.
+  void check_whole(std::span<const uint32_t> crcs) const;
+  // Checks every byte of the file. DataError naming the first damaged piece.
   void verify() const;
 
  private:
   TokenFile() = default;
   void check_header();
+  void check_header_rest() const;
   void check_table() const;
+  void check_piece_table() const;
+  std::string id_fault(std::span<const unsigned char> bytes, uint64_t first) const;
+  void read_bytes(uint64_t offset, std::span<unsigned char> out) const;
   void check_size() const;
   uint32_t token(uint64_t i) const;
   uint64_t document_start(uint64_t d) const;
@@ -68,7 +92,7 @@ class TokenFile {
   int fd_ = -1;
   const unsigned char* data_ = nullptr;
   uint64_t bytes_ = 0;
-  uint64_t table_offset_ = 0;
+  uint64_t table_offset_ = 0, pieces_offset_ = 0;
 };
 
 // Writes a token file under a temporary name beside `path`, which appears (or is replaced) only in
@@ -94,12 +118,15 @@ class TokenFileWriter {
  private:
   void write(const void* data, size_t bytes);
   void flush_tokens();
+  void add_to_pieces(const unsigned char* data, size_t bytes);
 
   std::string path_, temporary_;
   TokenFileHeader header_;
   int fd_ = -1;
   std::vector<unsigned char> pending_;  // encoded tokens not yet written
   std::vector<uint64_t> starts_;
+  std::vector<uint32_t> piece_crcs_;  // the last one may grow
+  uint64_t last_piece_bytes_ = kPieceBytes;
 };
 
 }  // namespace moiety::data

@@ -29,6 +29,9 @@ inline constexpr int kTokenCrcAt = 96;
 inline constexpr int kTableCrcAt = 100;
 inline constexpr int kSourceBytesAt = 104;
 inline constexpr int kHeaderCrcAt = 112;
+inline constexpr int kPiecesOffsetAt = 136;
+inline constexpr int kPiecesTableCrcAt = 144;
+inline constexpr int kPiecesCrcAt = 148;  // of the two fields before it
 
 template <class T>
 T load(const unsigned char* p) {
@@ -48,14 +51,21 @@ inline constexpr uint64_t kMostTokens = uint64_t{1} << 48;
 
 constexpr uint32_t token_bytes(uint32_t vocab) { return vocab <= 65536 ? 2 : 4; }
 
+constexpr uint64_t pieces(const TokenFileHeader& h) {
+  return (h.tokens * h.token_bytes + kPieceBytes - 1) / kPieceBytes;
+}
+
 struct Layout {
-  uint64_t table_offset = 0;
+  uint64_t table_offset = 0;   // of the documents
+  uint64_t pieces_offset = 0;  // of the checksums of pieces: behind all else
   uint64_t file_bytes = 0;
 };
 // The layout of a file with this header, whose counts are at most kMostTokens.
 constexpr Layout layout(const TokenFileHeader& h) {
   const uint64_t table = (kHeaderBytes + h.tokens * h.token_bytes + 63) / 64 * 64;
-  return {table, table + (h.documents + 1) * 8};
+  const uint64_t pieces_offset = table + (h.documents + 1) * 8;
+  const uint64_t pieces_bytes = h.flags & kPiecesHaveChecksums ? pieces(h) * 4 : 0;
+  return {table, pieces_offset, pieces_offset + pieces_bytes};
 }
 
 inline TokenFileHeader decode_header(const unsigned char* p) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -17,9 +18,9 @@ namespace {
 
 constexpr size_t kFlushBytes = 1 << 20;
 
-using HeaderBytes = std::array<unsigned char, tok::kHeaderCrcAt + 4>;
+using HeaderBytes = std::array<unsigned char, tok::kPiecesCrcAt + 4>;
 
-HeaderBytes encode(const TokenFileHeader& header) {
+HeaderBytes encode(const TokenFileHeader& header, uint32_t pieces_crc32c) {
   HeaderBytes h{};
   std::memcpy(h.data(), tok::kMagic, 8);
   tok::store(&h[tok::kHeaderBytesAt], tok::kHeaderBytes);
@@ -37,6 +38,10 @@ HeaderBytes encode(const TokenFileHeader& header) {
   tok::store(&h[tok::kTableCrcAt], header.table_crc32c);
   tok::store(&h[tok::kSourceBytesAt], header.source_bytes);
   tok::store(&h[tok::kHeaderCrcAt], crc32c(h.data(), tok::kHeaderCrcAt));
+  tok::store(&h[tok::kPiecesOffsetAt], tok::layout(header).pieces_offset);
+  tok::store(&h[tok::kPiecesTableCrcAt], pieces_crc32c);
+  tok::store(&h[tok::kPiecesCrcAt],
+             crc32c(&h[tok::kPiecesOffsetAt], tok::kPiecesCrcAt - tok::kPiecesOffsetAt));
   return h;
 }
 
@@ -49,7 +54,7 @@ TokenFileWriter::TokenFileWriter(const std::string& path, const Tokenizer& token
   header_.vocab = tokenizer.vocab();
   header_.eos = tokenizer.eos();
   header_.bos = tokenizer.bos();
-  header_.flags = flags;
+  header_.flags = flags | kPiecesHaveChecksums;
   header_.tokenizer = tokenizer.identity();
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) throw IoError("{}: cannot create: {}", temporary_, std::strerror(errno));
@@ -85,9 +90,24 @@ void TokenFileWriter::add(std::span<const uint32_t> ids, uint64_t source_bytes) 
 }
 
 void TokenFileWriter::flush_tokens() {
-  header_.crc32c = crc32c(pending_.data(), pending_.size(), header_.crc32c);
+  add_to_pieces(pending_.data(), pending_.size());
   write(pending_.data(), pending_.size());
   pending_.clear();
+}
+
+void TokenFileWriter::add_to_pieces(const unsigned char* data, size_t bytes) {
+  header_.crc32c = crc32c(data, bytes, header_.crc32c);
+  while (bytes > 0) {
+    if (last_piece_bytes_ == kPieceBytes) {
+      piece_crcs_.push_back(0);
+      last_piece_bytes_ = 0;
+    }
+    const size_t n = std::min<size_t>(bytes, kPieceBytes - last_piece_bytes_);
+    piece_crcs_.back() = crc32c(data, n, piece_crcs_.back());
+    last_piece_bytes_ += n;
+    data += n;
+    bytes -= n;
+  }
 }
 
 void TokenFileWriter::finish() {
@@ -100,7 +120,10 @@ void TokenFileWriter::finish() {
   header_.table_crc32c = crc32c(starts_.data(), starts_.size() * 8);
   write(starts_.data(), starts_.size() * 8);
 
-  const HeaderBytes h = encode(header_);
+  const size_t pieces_bytes = piece_crcs_.size() * 4;
+  write(piece_crcs_.data(), pieces_bytes);
+
+  const HeaderBytes h = encode(header_, crc32c(piece_crcs_.data(), pieces_bytes));
   if (::lseek(fd_, 0, SEEK_SET) != 0) {
     throw IoError("{}: cannot seek: {}", temporary_, std::strerror(errno));
   }

@@ -38,7 +38,14 @@ void check_layers(const Config& c) {
 void check_moe(const Config& c) {
   check_range("moe.experts", c.router.experts, 1, 4096);
   check_range("moe.top_k", c.router.top_k, 1, std::min<int64_t>(c.router.experts, 32));
-  moe::check(c.router);
+  const moe::RouterConfig& r = c.router;
+  MOIETY_CHECK(r.groups >= 1 && r.experts % r.groups == 0,
+               "router.groups={} must divide moe.experts={}", r.groups, r.experts);
+  check_range("router.group_top_k", r.group_top_k, 1, r.groups);
+  MOIETY_CHECK(r.group_top_k * (r.experts / r.groups) >= r.top_k,
+               "router.group_top_k={} of router.groups={} have fewer experts than moe.top_k={}",
+               r.group_top_k, r.groups, r.top_k);
+  moe::check(r);
   MOIETY_CHECK(c.d_ffn >= 8 && c.d_ffn % 8 == 0, "moe.d_ffn={} must be a multiple of 8", c.d_ffn);
   MOIETY_CHECK(c.shared_d_ffn >= 0, "moe.shared_d_ffn={} must not be negative", c.shared_d_ffn);
   MOIETY_CHECK(!c.shared_gate || c.shared_d_ffn > 0,
@@ -121,6 +128,11 @@ int64_t parameter_count(const Config& c) {
       size.router + c.router.experts * size.expert + size.shared + (c.shared_gate ? d : 0);
   return (c.tie_embeddings ? 1 : 2) * c.vocab * d + c.layers * (size.attention + norms) +
          c.moe_layers() * moe + (c.layers - c.moe_layers()) * size.dense + d;
+}
+
+int64_t active_parameter_count(const Config& c) {
+  const int64_t idle = c.router.experts - c.router.top_k;
+  return parameter_count(c) - c.moe_layers() * idle * layer_sizes(c).expert;
 }
 
 double flops_per_token(const Config& c, int64_t seq_len, bool causal) {

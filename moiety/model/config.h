@@ -76,6 +76,8 @@ Config preset(std::string_view name);
 
 // The number of trained values; the router's bias is not one of them.
 int64_t parameter_count(const Config& config);
+// The same without the experts that a token does not go to.
+int64_t active_parameter_count(const Config& config);
 
 // Model FLOPs of one training step per token in sequences of `seq_len` tokens: 3 times the matrix
 // products of the forward pass, with 2 FLOPs per multiply-add. With `causal` only the half of the

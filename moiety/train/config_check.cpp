@@ -1,6 +1,7 @@
 #include "moiety/train/config_check.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "moiety/base/error.h"
 #include "moiety/model/transformer.h"
@@ -31,7 +32,7 @@ void check_precision(const TrainConfig& c, const Grid& grid) {
   require(!uses(Recipe::kFp8Block) || p.weight_2d != false,
           "precision.weight_2d = \"false\": weights of recipe fp8_block are scaled by 128 x 128");
   const int64_t kept = std::max<int64_t>(p.keep_first, 0) + std::max<int64_t>(p.keep_last, 0);
-  require(kept <= c.model.layers || !(is_quantized(p.recipe) || switches),
+  require(kept <= c.model.layers,
           "precision.keep_first = {} and precision.keep_last = {}: model.layers is {}",
           p.keep_first, p.keep_last, c.model.layers);
   require(
@@ -41,10 +42,34 @@ void check_precision(const TrainConfig& c, const Grid& grid) {
       c.train.micro_batch, c.data.seq_len);
 }
 
+// Numbers that are legal by themselves, and too much together for what counts tokens and rows.
+void check_counts(const TrainConfig& c, const Grid& grid) {
+  constexpr double kMostRows = INT32_MAX, kMostTokens = 4e18;
+  const auto& t = c.train;
+  const double pass = double(t.micro_batch) * double(c.data.seq_len);
+  const double factor = c.moe.capacity_factor;
+  const double pairs = pass * double(c.model.router.top_k);
+  const double rows = factor < 0 ? pairs * grid.ep : pairs * std::max(factor, 1.25);
+  require(rows <= kMostRows,
+          "train.micro_batch x data.seq_len x moe.top_k = {} x {} x {}, with moe.capacity_factor = "
+          "{}: a rank's experts would get {:.3g} rows, and can have {}",
+          t.micro_batch, c.data.seq_len, c.model.router.top_k, factor, rows, INT32_MAX);
+  require(double(total_steps(c)) * double(c.step_tokens()) <= kMostTokens,
+          "train.steps x train.global_batch x data.seq_len = {} x {} x {}: more than {:.0e} tokens",
+          total_steps(c), t.global_batch, c.data.seq_len, kMostTokens);
+}
+
+void check_schedule(const OptimizerSettings& o) {
+  require(o.schedule == optim::ScheduleKind::kConstant || o.min_lr <= o.lr,
+          "optim.min_lr = {}: is above optim.lr = {}", o.min_lr, o.lr);
+}
+
 }  // namespace
 
 void check_training(const TrainConfig& c, const Grid& grid) {
   check_precision(c, grid);
+  check_counts(c, grid);
+  check_schedule(c.optim);
   const double factor = c.moe.capacity_factor;
   require(factor >= 0 || factor == -1,
           "moe.capacity_factor = {}: 0 (automatic), -1 (worst case) or a positive number", factor);

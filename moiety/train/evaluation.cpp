@@ -64,6 +64,7 @@ EvaluationResult evaluate(RankModel& model, data::ValidationSet& samples, Expert
                 model.transformer().make_sums()};
   model::StepStats stats;
   for (int64_t k = 0; k < samples.batches(); ++k) add_batch(passes, samples.batch(k), stats);
+  samples.await_checks();
   double sums[2] = {stats.loss_sum, double(stats.targets)};
   model.world()
       .all_reduce(TensorView(sums, DType::kFloat64, {2}), comm::ReduceOp::kSum, Stream())

@@ -26,15 +26,17 @@ Grid check_layout(const TrainConfig& c) {
   const auto& p = c.parallel;
   const int64_t ranks = c.run.ranks, slices = p.tp * p.gtp;
   const int64_t shares = p.ep <= ranks ? p.ep * p.egtp : ranks + 1;
-  const auto what_remains = [&](int64_t taken) {
-    return ranks % taken == 0 ? std::to_string(ranks / taken) : text("{} / {}", ranks, taken);
-  };
-  const bool covered = ranks % slices == 0 && (p.dp == 0 || p.dp == ranks / slices);
-  if (!covered || ranks % shares != 0) {
-    throw UsageError(
-        "layout: run.ranks = {} must be dp {} x gtp {} x tp {} and edp {} x egtp {} x ep {}", ranks,
-        p.dp > 0 ? std::to_string(p.dp) : what_remains(slices), p.gtp, p.tp, what_remains(shares),
-        p.egtp, p.ep);
+  if (p.dp != 0 && p.dp * slices != ranks) {
+    throw UsageError("layout: run.ranks = {}, but parallel.dp x gtp x tp = {} x {} x {} = {}",
+                     ranks, p.dp, p.gtp, p.tp, p.dp * slices);
+  }
+  if (ranks % slices != 0) {
+    throw UsageError("layout: run.ranks = {}: must be a multiple of parallel.gtp x tp = {} x {}",
+                     ranks, p.gtp, p.tp);
+  }
+  if (ranks % shares != 0) {
+    throw UsageError("layout: run.ranks = {}: must be a multiple of parallel.ep x egtp = {} x {}",
+                     ranks, p.ep, p.egtp);
   }
   if (c.model.router.experts % p.ep != 0) {
     throw UsageError("parallel.ep = {}: must divide moe.experts = {}", p.ep,

@@ -23,7 +23,8 @@ std::string short_text(double v) {
 
 std::string step_line(const StepRecord& r, bool with_z, std::optional<double> eta_s) {
   constexpr double kGiga = 1 << 30;
-  std::string line = text("step {}/{} loss {:.4f} aux {:.3f}", r.step, r.steps, r.loss, r.aux);
+  std::string line =
+      text("step {}/{} loss {:.4f} aux {:.3f}", r.step, r.steps, r.loss, r.aux_of_layer);
   if (with_z) line += text(" z {:.3f}", r.z);
   const Balance balance = balance_of(r.balance);
   line += text(" gnorm {} lr {:.1e} tok/s {} TFLOP/s {} MFU {:.1f} mem {:.{}f}/{:.1f}G",

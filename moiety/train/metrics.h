@@ -48,9 +48,10 @@ struct StepRecord {
   int64_t steps = 0;   // steps of the whole run
   int64_t tokens = 0;  // trained on so far
   double loss = 0;     // mean cross-entropy of the valid targets, nats
-  double aux = 0;      // load-balancing loss and z loss of the router, unweighted
+  double aux = 0;      // load-balancing loss and z loss of the router, unweighted, sums over layers
   double z = 0;
-  double grad_norm = 0;  // norm of the mean gradient, before clipping
+  double aux_of_layer = 0;  // aux as the line shows it: comparable for any number of layers
+  double grad_norm = 0;     // norm of the mean gradient, before clipping
   double lr = 0;
   double step_s = 0;  // evaluation and checkpoints excluded
   double tokens_per_s = 0;

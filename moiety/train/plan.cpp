@@ -1,5 +1,6 @@
 #include "moiety/train/plan.h"
 
+#include "moiety/base/error.h"
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/config_check.h"
 
@@ -15,7 +16,13 @@ TrainingPlan make_plan(const TrainConfig& config, Device device, RankShare share
   plan.steps = total_steps(config);
   plan.device = device;
   plan.memory_of_rank = memory_of_rank(share, device);
-  if (!config.run.init_from.empty()) plan.init_from = find_checkpoint(config.run.init_from);
+  if (!config.run.init_from.empty()) {
+    try {
+      plan.init_from = find_checkpoint(config.run.init_from);
+    } catch (const CheckpointError& e) {
+      throw CheckpointError("run.init_from: {}", e.what());
+    }
+  }
   return plan;
 }
 

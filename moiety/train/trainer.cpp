@@ -69,7 +69,10 @@ RunEnd Trainer::finish(bool stopped) {
   if (plan_.dry_run) {
     say(LogLevel::kInfo, "dry run: everything is set up; stopped before step {}", step() + 1);
   } else {
-    if (!stopped) evaluate();
+    if (!stopped) {
+      evaluate();
+      plan_.train->await_checks();
+    }
     if (loaded_step_ != step()) keeper_.save_for_good(step());
     event("stop", JsonLine().add("complete", !stopped));
     if (stopped) say(LogLevel::kInfo, "stopped after step {}; start again to go on", step());

@@ -7,6 +7,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
+#include "moiety/base/printable.h"
 
 namespace moiety::train {
 namespace {
@@ -48,7 +49,7 @@ TrainingState parse_training_state(std::string_view text) {
     for (const nlohmann::json& loss : json.at("losses")) losses.push_back(parse_loss(loss));
     state.guard.set_losses(losses);
   } catch (const nlohmann::json::exception& e) {
-    throw CheckpointError("state of the checkpoint: {}", e.what());
+    throw CheckpointError("state of the checkpoint: {}", parser_text(e.what()));
   }
   return state;
 }

@@ -89,7 +89,8 @@ TEST(Doctor, ADirectoryThatCannotBeWrittenFails) {
   const ProgramResult result = run({"doctor", "--dir", "/proc"});
   EXPECT_EQ(result.code, kExitDevice);
   EXPECT_NE(result.out.find("FAIL  disk"), std::string::npos) << result.out;
-  EXPECT_EQ(run({"doctor", "--dir", "/nowhere"}).code, kExitDevice);
+  EXPECT_EQ(result.err, "moiety: doctor: disk: failed\n");
+  EXPECT_EQ(run({"doctor", "--dir", "/nowhere"}).code, kExitUsage);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ def tiny(run_dir, ranks=1, ep=1, steps=6, **more):
         "model.heads": 4, "moe.experts": 4, "moe.d_ffn": 32, "router.aux_scope": "global",
         "data.synthetic": "markov", "data.seq_len": 16, "optim.lr": 0.01, "optim.warmup_steps": 3,
         "precision.recipe": "fp32", "log.peak_tflops": 1, "log.tensorboard": "false",
-        "log.plot_every": 0,
+        "log.plot_every": 0, "log.every": 1,
     }
     options.update({name.replace("__", "."): value for name, value in more.items()})
     return ["train"] + [f"--{name}={value}" for name, value in options.items()]
@@ -420,6 +420,37 @@ class Faults(unittest.TestCase):
             saved = [e["step"] for e in events(path, "checkpoint")]
             self.assertEqual(len(saved), 2, saved)
             self.assertLess(saved[0], 40)
+
+    def test_hangup_saves_unless_it_is_ignored(self):
+        for how in self.launchers():
+            path = f"{self.dir}/r{how['mpi']}"
+            run = Run(tiny(path, 2, 2, 400, **SLOWER), ranks=2, **how)
+            wait_for_step(path, 2)
+            os.kill(run.rank_pids()[0], signal.SIGHUP)
+            self.assertEqual(run.wait(), 75, run.tail())
+            self.assertTrue(os.path.exists(checkpoint(path, max(steps(path))) + "/COMMIT"), run.tail())
+        path = f"{self.dir}/nohup"
+        run = Run(tiny(path, 1, 1, 40, **SLOWER),
+                  preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        wait_for_step(path, 2)
+        os.kill(run.process.pid, signal.SIGHUP)
+        self.assertEqual(run.wait(), 0, run.tail())
+        self.assertEqual(max(steps(path)), 40)
+
+    def test_a_reader_of_the_lines_that_goes_away(self):
+        path = f"{self.dir}/r"
+        run = subprocess.Popen([PROGRAM] + tiny(path, 1, 1, 60, **SLOWER), stderr=subprocess.PIPE)
+        run.stderr.readline()
+        run.stderr.close()
+        self.assertEqual(run.wait(LIMIT), 0)
+        self.assertEqual(max(steps(path)), 60)
+        self.assertTrue(os.path.exists(checkpoint(path, 60) + "/COMMIT"))
+
+    def test_limit_of_file_sizes(self):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+        code, run = train(tiny(self.dir + "/r"), preexec=limit)
+        self.assertEqual(code, 4, run.tail())
+        self.assertIn("File too large", run.messages()[-1])
 
     def test_second_interrupt(self):
         path = self.dir + "/r"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <sys/stat.h>
 
 #include <gtest/gtest.h>
 
@@ -78,12 +79,13 @@ std::vector<std::string> out_of_range(const Key& key) {
   std::vector<std::string> values;
   const auto add = [&](double v) {
     if (!(rule.zero && v == 0)) {
-      values.push_back(type == 2 ? std::to_string(v) : std::to_string(int64_t(v)));
+      values.push_back(type == 2 ? text("{}", v) : std::to_string(int64_t(v)));
     }
   };
   if (type == 1 || type == 2) {
     if (std::isfinite(rule.min)) add(rule.open_min ? rule.min : rule.min - 1);
-    if (std::isfinite(rule.max)) add(rule.open_max ? rule.max : rule.max + 1);
+    if (std::isfinite(rule.max))
+      add(rule.open_max ? rule.max : std::max(rule.max + 1, 2 * rule.max));
     if (rule.multiple > 1) add(std::max(rule.min, double(rule.multiple)) + 1);
   }
   if (!rule.choices.empty()) values.insert(values.end(), {"\"nonsense\"", "nonsense"});
@@ -133,7 +135,7 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
        "c.toml:2: precision.recipe = 'fp8': must be one of fp32 | bf16 | fp8_block | mxfp8 | "
        "nvfp4"},
       {"[precision]\nkeep_first = -2\n",
-       "c.toml:2: precision.keep_first = -2: must be an integer, >= -1"},
+       "c.toml:2: precision.keep_first = -2: must be an integer, -1..1024"},
       {"[precision]\nweight_2d = true\n", "c.toml:2: precision.weight_2d = true: must be one of"},
       {"[model.layers]\nx = 1\n", "c.toml:1: model.layers = {...}: must be an integer"},
       {"seed = 1\n", "c.toml:1: 'seed' stands outside a section such as [model]"},
@@ -146,7 +148,7 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
   }
   EXPECT_EQ(error_of([] { load_config(std::vector<std::string>{"/nowhere.toml"}, {}); },
                      ErrorKind::kUsage),
-            "/nowhere.toml: the config file cannot be read");
+            "/nowhere.toml: cannot open: No such file or directory");
 }
 
 TEST(Options, ErrorsOfArgumentsNameTheArgument) {
@@ -154,7 +156,8 @@ TEST(Options, ErrorsOfArgumentsNameTheArgument) {
             "--moe.exprets=4: unknown key 'moe.exprets'; did you mean 'moe.experts'?");
   EXPECT_EQ(argument_error("--moe.experts"),
             "--moe.experts: moe.experts = true: must be an integer, 1..4096");
-  EXPECT_EQ(argument_error("--train.steps=1\nseed = 2").rfind("--train.steps=1\n", 0), 0u);
+  EXPECT_EQ(argument_error("--train.steps=1\nseed = 2").rfind("--train.steps=1\\nseed = 2: ", 0),
+            0u);
 }
 
 TEST(Options, ArgumentsAreTomlOrRawText) {
@@ -271,16 +274,36 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--moe.top_k=9"}, "moe.top_k=9 must be in 1..8"},
       {{"--moe.shared_gate"}, "moe.shared_gate=true needs moe.shared_d_ffn > 0"},
       {{"--moe.capacity_factor=-0.5"}, "moe.capacity_factor = -0.5: 0 (automatic)"},
-      {{"--router.groups=3"}, "router"},
-      {{"--router.groups=2", "--router.group_top_k=3"}, "router"},
-      {{"--router.groups=8", "--router.group_top_k=1"}, "router"},
+      {{"--router.groups=3"}, "router.groups=3 must divide moe.experts=8"},
+      {{"--router.groups=2", "--router.group_top_k=3"}, "router.group_top_k=3 must be in 1..2"},
+      {{"--router.groups=8", "--router.group_top_k=1"},
+       "router.group_top_k=1 of router.groups=8 have fewer experts than moe.top_k=2"},
+      {{"--moe.d_ffn=1048576", "--model.d_model=65536", "--model.heads=1024", "--moe.experts=4096"},
+       "model.layers x moe.experts x model.d_model x moe.d_ffn = 4 x 4096 x 65536 x 1048576: a "
+       "model of 3.4e+15 parameters is too large"},
+      {{"--train.micro_batch=65536", "--train.global_batch=65536", "--data.seq_len=32768"},
+       "train.micro_batch x data.seq_len x moe.top_k = 65536 x 32768 x 2, with "
+       "moe.capacity_factor = 0"},
+      {{"--moe.capacity_factor=4096", "--train.micro_batch=512", "--train.global_batch=512"},
+       "train.micro_batch x data.seq_len x moe.top_k = 512 x 1024 x 2, with moe.capacity_factor = "
+       "4096: a rank's experts would get 4.29e+09 rows, and can have 2147483647"},
+      {{"--train.steps=1000000000", "--train.global_batch=1048576", "--data.seq_len=1048576",
+        "--train.micro_batch=2"},
+       "train.steps x train.global_batch x data.seq_len = 1000000000 x 1048576 x 1048576: more "
+       "than 4e+18 tokens"},
+      {{"--optim.lr=1e-5"}, "optim.min_lr = 3e-05: is above optim.lr = 1e-05"},
+      {{"--optim.lr=1e-5", "--optim.schedule=constant"}, "no error"},
+      {{"--precision.keep_last=99"},
+       "precision.keep_first = -1 and precision.keep_last = 99: model.layers is 4"},
       {{"--data.tokenizer=gpt2"}, "data.tokenizer = \"gpt2\": only"},
-      {{"--parallel.ep=2"}, "layout: run.ranks = 1 must be dp 1 x gtp 1 x tp 1 and edp 1 / 2 x"},
-      {{"--run.ranks=4", "--parallel.dp=2"}, "layout: run.ranks = 4 must be dp 2 x gtp 1 x tp 1"},
+      {{"--parallel.ep=2"},
+       "layout: run.ranks = 1: must be a multiple of parallel.ep x egtp = 2 x 1"},
+      {{"--run.ranks=4", "--parallel.dp=2"},
+       "layout: run.ranks = 4, but parallel.dp x gtp x tp = 2 x 1 x 1 = 2"},
       {{"--run.ranks=6", "--parallel.tp=4"},
-       "layout: run.ranks = 6 must be dp 6 / 4 x gtp 1 x tp 4 and edp 6 x egtp 1 x ep 1"},
+       "layout: run.ranks = 6: must be a multiple of parallel.gtp x tp = 1 x 4"},
       {{"--run.ranks=8", "--parallel.tp=2", "--parallel.gtp=2", "--parallel.egtp=3"},
-       "layout: run.ranks = 8 must be dp 2 x gtp 2 x tp 2 and edp 8 / 3 x egtp 3 x ep 1"},
+       "layout: run.ranks = 8: must be a multiple of parallel.ep x egtp = 1 x 3"},
       {{"--run.ranks=4", "--parallel.tp=4"},
        "parallel.tp = 4: must divide model.heads = 8, model.kv_heads = 2 and data.seq_len = 1024"},
       {{"--run.ranks=2", "--parallel.tp=2", "--data.seq_len=33"}, "parallel.tp = 2: must divide"},
@@ -345,6 +368,59 @@ TEST(Options, PresetsAreTheModelsPresets) {
     EXPECT_EQ(got.router.top_k, expected.router.top_k);
     EXPECT_EQ(got.router.aux, expected.router.aux);
     EXPECT_EQ(got.router.aux_coef, expected.router.aux_coef);
+  }
+}
+
+TEST(Options, DeepKeysAreRefusedBeforeTheyAreParsed) {
+  const auto dotted = [](std::string_view part, int times) {
+    std::string key(part);
+    for (int i = 1; i < times; ++i) key += "." + std::string(part);
+    return key;
+  };
+  EXPECT_EQ(file_error("[" + dotted("a", 50000) + "]\n"), "c.toml:1: a key of more than 8 parts");
+  EXPECT_EQ(file_error("\n# a.b.c.d.e.f.g.h.i\n" + dotted("a", 50000) + " = 1\n"),
+            "c.toml:3: a key of more than 8 parts");
+  // A quoted part may hold what ends a bare one; a long path is no key.
+  EXPECT_EQ(file_error(dotted("'a=\\'", 50000) + " = 1\n"), "c.toml:1: a key of more than 8 parts");
+  EXPECT_EQ(file_error(dotted("\"a\\\",\"", 50000) + " = 1\n"),
+            "c.toml:1: a key of more than 8 parts");
+  const std::string path = dotted("..", 100);
+  EXPECT_EQ(
+      parse_config("[run]\ndir = '" + path + "' # a.b.c.d.e.f.g.h.i.j\n", "c.toml").options.run.dir,
+      path);
+  const std::string deep = "--data.train={" + dotted("a", 50000) + " = 1}";
+  EXPECT_EQ(from_arguments({deep}).options.data.train[0].path, deep.substr(13));  // a text, then
+}
+
+TEST(Options, AConfigIsARegularFile) {
+  const TemporaryDirectory dir;
+  const std::string fifo = dir / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const auto error_at = [](const std::string& path) {
+    return error_of([&] { load_config(std::vector<std::string>{path}, {}); }, ErrorKind::kUsage);
+  };
+  EXPECT_EQ(error_at(dir / "."), (dir / ".") + ": is a directory, not a file");
+  EXPECT_EQ(error_at(fifo), fifo + ": is not a regular file");
+}
+
+TEST(Options, WhatIsSaidOfValuesIsShortAndOneLine) {
+  EXPECT_EQ(argument_error("--data.train=[{path='a',weight=nan}]"),
+            "--data.train=[{path='a',weight=nan}]: data.train = [ { path = 'a', weight = nan } ]: "
+            "must be a list of paths or {path, weight}, 1e-6..1000000");
+  EXPECT_EQ(argument_error("--router.aux_coef=-0.1"),
+            "--router.aux_coef=-0.1: router.aux_coef = -0.1: must be a number, 0..1");
+  const std::string name(1000000, 'k');
+  EXPECT_LT(file_error("[model]\n" + name + " = 1\n").size(), 400u);
+  EXPECT_LT(argument_error("--train.steps=" + name).size(), 800u);
+  EXPECT_EQ(argument_error("--foo.bar=1"),
+            "--foo.bar=1: unknown key 'foo.bar'; --help lists the keys");
+}
+
+TEST(Options, IntegersAreBoundedOnBothSides) {
+  for (const Key& key : option_keys()) {
+    Options options;
+    if (key.field(options).index() != 1 || key.full_name() == "run.seed") continue;
+    EXPECT_TRUE(std::isfinite(key.rule.min) && std::isfinite(key.rule.max)) << key.full_name();
   }
 }
 

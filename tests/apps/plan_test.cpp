@@ -54,8 +54,10 @@ TEST(Plan, LayoutsThatDoNotFitAreUsageErrors) {
     EXPECT_EQ(result.code, kExitUsage);
     return result.last_line();
   };
-  EXPECT_NE(error({"--parallel.gtp=3"}).find("gtp 3"), std::string::npos);
-  EXPECT_NE(error({"--parallel.dp=2"}).find("dp 2 x gtp 8"), std::string::npos);
+  EXPECT_NE(error({"--parallel.gtp=3"}).find("must be a multiple of parallel.gtp x tp = 3 x 1"),
+            std::string::npos);
+  EXPECT_NE(error({"--parallel.dp=2"}).find("parallel.dp x gtp x tp = 2 x 8 x 1 = 16"),
+            std::string::npos);
   EXPECT_NE(error({"--parallel.gtp=1", "--parallel.tp=8"}).find("parallel.tp = 8"),
             std::string::npos);
   EXPECT_NE(error({"--train.global_batch=9"}).find("train.global_batch = 9"), std::string::npos);

@@ -6,9 +6,9 @@
 
 #include "apps/moiety/report/axis.h"
 #include "apps/moiety/report/chart.h"
+#include "apps/moiety/report/json_fields.h"
 #include "apps/moiety/report/run_history.h"
 #include "apps/moiety/report/run_plots.h"
-#include "moiety/base/json_fields.h"
 #include "tests/apps/train_helpers.h"
 #include "tests/apps/xml_reader.h"
 
@@ -229,6 +229,16 @@ TEST(Plot, TheRunsCurvesPointsAndNamesAreInThePicture) {
   EXPECT_TRUE(both.has_text("second"));
 }
 
+TEST(Plot, EveryRunHasItsLastValueWritten) {
+  const RunHistory shorter = history_of({step_line_of(1, "7"), step_line_of(2, "6")});
+  const RunHistory longer =
+      history_of({step_line_of(1, "5"), step_line_of(2, "4"), step_line_of(3, "3")});
+  const PlotRun runs[] = {{"first", &shorter}, {"second", &longer}};
+  const XmlElement svg = read_xml(draw(run_chart("loss", runs, {})));
+  EXPECT_TRUE(svg.has_text("6.000"));
+  EXPECT_TRUE(svg.has_text("3.000"));
+}
+
 TEST(Plot, NamesOfAnyBytesBecomeText) {
   const RunHistory history = history_of({step_line_of(1, "5")});
   std::string umlauts;
@@ -280,6 +290,17 @@ TEST(Plot, TheCommandWritesOnePictureOfSeveralRuns) {
   EXPECT_EQ(run({"plot", dir / "a"}).code, kExitUsage);
   EXPECT_EQ(run({"plot", dir / "a", "--which=nonsense", "--out=-"}).code, kExitUsage);
   EXPECT_EQ(run({"plot", dir / "a", "--out", dir / "none/x.svg"}).code, kExitDisk);
+  for (const std::string& none : {std::string(), std::string("garbage\n"), std::string("{\"v\"")}) {
+    const ProgramResult empty = run({"plot", dir.write("none.jsonl", none), "--out=-"});
+    EXPECT_EQ(empty.code, kExitData);
+    EXPECT_EQ(empty.last_line(), "moiety: " + (dir / "none.jsonl") + ": holds no steps");
+    EXPECT_EQ(empty.out, "");
+  }
+  const std::string mixed =
+      dir.write("mixed.jsonl", "x\n" + step_line_of(1, "5") + "\n{\"v\":1,\"t");
+  const ProgramResult some = run({"plot", mixed, "--out=-"});
+  EXPECT_EQ(some.code, kExitDone);
+  EXPECT_EQ(some.err, "warning: " + mixed + ": 1 of its lines are no records and were left out\n");
 }
 
 TEST(Plot, ARunDrawsItsOwnPictures) {

@@ -1,5 +1,7 @@
 // `moiety prepare`: its arguments and its summary; what it does is tested in tests/data.
+#include <filesystem>
 #include <string>
+#include <sys/stat.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -8,6 +10,7 @@
 #include "moiety/base/error.h"
 #include "moiety/data/token_file.h"
 #include "tests/data/data_helpers.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::app {
 namespace {
@@ -38,6 +41,31 @@ TEST(PrepareCommand, ArgumentsAndSummary) {
                                              {in, "--out", "x", "--valid-fraction", "nan"}}) {
     EXPECT_THROW(prepare_command(bad), UsageError) << testing::PrintToString(bad);
   }
+}
+
+TEST(PrepareCommand, FilesThatAreThereAreNotLost) {
+  const TemporaryDirectory dir;
+  const std::string in = dir.write("a", "one");
+  const auto prepare = [&](const Texts& more) {
+    Texts arguments{"--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    testing::internal::CaptureStdout();
+    const std::string error = error_of([&] { prepare_command(arguments); }, ErrorKind::kUsage);
+    testing::internal::GetCapturedStdout();
+    return error;
+  };
+  EXPECT_EQ(prepare({in, "--out", dir / "out"}), kNoError);
+  EXPECT_EQ(prepare({in, "--out", dir / "out"}),
+            (dir / "out.tok") + ": is there already; --force overwrites");
+  EXPECT_EQ(prepare({in, "--out", dir / "out", "--force"}), kNoError);
+  EXPECT_EQ(prepare({dir / "out.tok", "--format=text", "--out", dir / "out", "--force"}),
+            (dir / "out.tok") + ": is an input too");
+  EXPECT_EQ(prepare({in, "--out", dir / ""}),
+            "--out " + (dir / "") + ": is a directory; the PREFIX of the files in it is missing");
+  ASSERT_EQ(::mkfifo((dir / "pipe.tok").c_str(), 0600), 0);
+  EXPECT_EQ(prepare({in, "--out", dir / "pipe", "--force"}),
+            (dir / "pipe.tok") + ": is not a regular file");
+  EXPECT_FALSE(std::filesystem::exists(dir / ".tok"));
 }
 
 }  // namespace

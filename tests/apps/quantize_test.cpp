@@ -314,7 +314,8 @@ TEST(Dequantize, DamagedDirectoriesAreNamed) {
   expect(kExitData, "tensor_scale.npy: is '<u4' [2], but");
   // Descriptions that are none.
   make();
-  const std::string json = read_all(q + "/quantized.json");
+  std::string json = read_all(q + "/quantized.json");
+  json = json.substr(0, json.rfind(",\n  \"crc32c\"")) + "\n}\n";  // else it would name any change
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string changed = json;
     ASSERT_NE(changed.find(from), std::string::npos) << from;
@@ -343,6 +344,49 @@ TEST(Dequantize, DamagedDirectoriesAreNamed) {
     EXPECT_NE(result.code, kExitInternal) << c.to << ": " << result.err;
     EXPECT_NE(result.err.find(c.message), std::string::npos) << c.message << " in " << result.err;
   }
+}
+
+TEST(Quantize, AnyChangedByteIsFound) {
+  const TemporaryDirectory dir;
+  const std::string in = dir.write("in.npy", npy("<f4", {4, 32}, floats(128)));
+  const std::string q = dir / "q";
+  ASSERT_EQ(run({"quantize", in, "--format=nvfp4", "--row", "--col", "--rht", "--out", q}).code, 0);
+  EXPECT_EQ(run({"verify", q}).code, kExitDone);
+  int tried = 0;
+  for (const auto& entry : fs::directory_iterator(q)) {
+    const std::string name = entry.path().filename().string(), good = read_all(entry.path());
+    for (size_t at = 0; at < good.size(); at += 1 + good.size() / 100) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ (1 << (at % 8)));
+      dir.write("q/" + name, bad);
+      const ProgramResult result = run({"verify", q});
+      EXPECT_EQ(result.code, kExitData) << name << " byte " << at << ": " << result.err;
+      EXPECT_NE(result.last_line().find(q + "/"), std::string::npos) << result.err;
+      ++tried;
+    }
+    dir.write("q/" + name, good);
+  }
+  EXPECT_GT(tried, 300);
+  // Reading finds it too.
+  const std::string data = read_all(q + "/row_data.npy");
+  dir.write("q/row_data.npy", data.substr(0, data.size() - 1) + '~');
+  const ProgramResult result = run({"dequantize", q, "--out", dir / "y.npy"});
+  EXPECT_EQ(result.code, kExitData);
+  EXPECT_NE(result.last_line().find("row_data.npy: the file is damaged: crc32c"), std::string::npos)
+      << result.err;
+}
+
+TEST(Quantize, FilesWithoutChecksumsAreRead) {
+  const TemporaryDirectory dir;
+  const std::string in = dir.write("in.npy", npy("<f4", {4, 32}, floats(128)));
+  const std::string q = dir / "q";
+  ASSERT_EQ(run({"quantize", in, "--format=nvfp4", "--layout=sm100", "--out", q}).code, 0);
+  const std::string json = read_all(q + "/quantized.json");
+  dir.write("q/quantized.json", json.substr(0, json.rfind(",\n  \"crc32c\"")) + "\n}\n");
+  EXPECT_EQ(run({"dequantize", q, "--out", dir / "y.npy"}).code, kExitDone);
+  const ProgramResult result = run({"verify", q});
+  EXPECT_EQ(result.code, kExitDone) << result.err;
+  EXPECT_NE(result.out.find("without checksums"), std::string::npos) << result.out;
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "apps/moiety/report/run_directory.h"
 
+#include <sys/stat.h>
+
 #include <gtest/gtest.h>
 
 #include "apps/moiety/exit_code.h"
@@ -61,6 +63,42 @@ TEST(RunDirectory, FullDiskDoesNotThrow) {
   const std::string warnings = testing::internal::GetCapturedStderr();
   EXPECT_NE(warnings.find("/dev/full: a record could not be written"), std::string::npos);
   EXPECT_EQ(std::count(warnings.begin(), warnings.end(), '\n'), 1);
+}
+
+TEST(RunDirectory, ALineThatWasCutOffIsRemoved) {
+  const TemporaryDirectory dir;
+  for (const auto& [before, after] :
+       {std::pair<std::string, std::string>{"{\"a\":1}\n{\"b\":", "{\"a\":1}\n"},
+        {"{\"a\":1}\n", "{\"a\":1}\n"},
+        {std::string(10000, 'x'), ""},
+        {"y\n" + std::string(10000, 'x'), "y\n"},
+        {"", ""}}) {
+    dir.write("run/metrics.jsonl", before);
+    const RunDirectory run(dir / "run");
+    EXPECT_EQ(read_all(dir / "run/metrics.jsonl"), after);
+  }
+}
+
+TEST(RunDirectory, IsRemovedIfNoRunBeganInIt) {
+  const TemporaryDirectory dir;
+  {
+    RunDirectory run(dir / "a/b");
+    run.log().add("a start that fails");
+    std::filesystem::create_directories(run.checkpoints());
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir / "a"));
+  { RunDirectory(dir / "a/b").metrics().add("{}"); }
+  EXPECT_TRUE(std::filesystem::exists(dir / "a/b/metrics.jsonl"));
+  std::filesystem::create_directories(dir / "c");
+  { const RunDirectory run(dir / "c"); }
+  EXPECT_TRUE(std::filesystem::exists(dir / "c/log.txt")) << "it was there before";
+}
+
+TEST(RunDirectory, AFifoInPlaceOfALogIsNotWaitedFor) {
+  const TemporaryDirectory dir;
+  std::filesystem::create_directories(dir / "run");
+  ASSERT_EQ(::mkfifo((dir / "run/log.txt").c_str(), 0600), 0);
+  EXPECT_THROW(RunDirectory(dir / "run"), IoError);
 }
 
 }  // namespace

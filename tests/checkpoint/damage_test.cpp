@@ -1,11 +1,16 @@
 // Damaged checkpoints are refused by name, and what is removed is what should be.
+#include <filesystem>
+#include <sys/stat.h>
+
 #include <gtest/gtest.h>
 
 #include "moiety/base/log.h"
 #include "moiety/checkpoint/checkpoint_error.h"
+#include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/retention.h"
 #include "tests/checkpoint/faulty_files.h"
 #include "tests/checkpoint/state_testing.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::checkpoint {
 namespace {
@@ -71,6 +76,36 @@ TEST_F(Damage, CutGrownAndMissingFilesAreFound) {
     }
     EXPECT_EQ(find_newest_complete(directory / "c"), path);
   });
+}
+
+// One that could not be read may be good: an older one is no answer then.
+TEST_F(Damage, AnUnreadableCheckpointIsNotPassedOver) {
+  const TemporaryDirectory directory;
+  for (const int64_t step : {4, 5})
+    save_state(tiny_state(), directory / "c", Cut::kRows, 1, step, 1);
+  FaultyFiles sound(Fault::kFail, -1);
+  EXPECT_EQ(find_newest_complete(directory / "c", sound), directory / "c/step-00000005");
+  for (int n = 0; n < sound.calls(); ++n) {
+    FaultyFiles faulty(Fault::kFail, n);
+    std::optional<std::string> newest;
+    try {
+      newest = find_newest_complete(directory / "c", faulty);
+    } catch (const IoError&) {
+      continue;
+    }
+    EXPECT_EQ(newest, directory / "c/step-00000005") << "call " << n;  // it was one of close
+  }
+}
+
+TEST_F(Damage, AFifoIsNotWaitedFor) {
+  const TemporaryDirectory directory;
+  for (const char* name : {"COMMIT", "manifest.json"}) {
+    const std::string path = save_state(tiny_state(), directory / name, Cut::kRows, 1, 5, 1).path;
+    std::filesystem::remove(path + "/" + name);
+    ASSERT_EQ(::mkfifo((path + "/" + name).c_str(), 0600), 0);
+    EXPECT_EQ(error_of([&] { read_manifest(path); }, ErrorKind::kCheckpoint),
+              path + "/" + name + " is not a regular file");
+  }
 }
 
 TEST_F(Damage, ACheckpointUnderAnotherStepsNameIsNotComplete) {

@@ -228,7 +228,7 @@ TEST(OpenTokenFiles, WhatDoesNotFitIsDataError) {
             "data: " + path + ": made with another tokenizer:");
 }
 
-// An id that the check at opening has not seen (large files are not read through).
+// An id that the check at opening has not seen.
 TEST(OpenTokenFiles, IdBeyondTheVocabularyStopsTheLoader) {
   const TemporaryDirectory dir;
   const std::string path = write_tokens(dir / "a.tok", {ramp(64)});

@@ -1,8 +1,13 @@
 #include "moiety/data/prepare.h"
 
+#include <chrono>
 #include <cstdlib>
+#include <fcntl.h>
 #include <filesystem>
 #include <string>
+#include <sys/stat.h>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -74,7 +79,8 @@ TEST(Prepare, OneDocumentAFile) {
   EXPECT_EQ(summary.files[0].tokens, 14u);
   EXPECT_EQ(summary.files[0].source_bytes, 12u);
   EXPECT_EQ(summary.inputs, 2);
-  EXPECT_EQ(TokenFile::open(dir / "out/corpus.tok")->header().flags, kDocumentsEndInEos);
+  EXPECT_EQ(TokenFile::open(dir / "out/corpus.tok")->header().flags,
+            kDocumentsEndInEos | kPiecesHaveChecksums);
 }
 
 TEST(Prepare, DirectoriesAreSortedAndEachFileIsTakenOnce) {
@@ -133,7 +139,8 @@ TEST(Prepare, Bos) {
   std::vector<int32_t> ids(file->header().tokens);
   file->read(0, ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{257, 'x', 256}));
-  EXPECT_EQ(file->header().flags, kDocumentsEndInEos | kDocumentsStartWithBos);
+  EXPECT_EQ(file->header().flags,
+            kDocumentsEndInEos | kDocumentsStartWithBos | kPiecesHaveChecksums);
 }
 
 TEST(Prepare, GzipIsSeenByItsContent) {
@@ -169,6 +176,32 @@ TEST(Prepare, DamagedGzip) {
   EXPECT_FALSE(fs::exists(dir / "out.tok"));
 }
 
+TEST(Prepare, AKeyMayStandAgainInsideAValue) {
+  const TemporaryDirectory dir;
+  const std::string path =
+      dir.write("a.jsonl", "{\"text\": \"\\\"text\\\"\", \"meta\": {\"text\": 1, \"text\": 2}}\n");
+  prepare(options({path}, dir / "out"));
+  EXPECT_EQ(documents(dir / "out.tok"), Texts{"\"text\""});
+}
+
+TEST(Prepare, AFifoWithoutAWriterIsEmptyAndNotWaitedFor) {
+  const TemporaryDirectory dir;
+  const std::string fifo = dir / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_EQ(kind_and_error_of([&] { prepare(options({fifo}, dir / "out")); }),
+            "data: " + (dir / "out.tok") +
+                ": none of 0 documents would be in it: the inputs hold no text");
+  const int both = ::open(fifo.c_str(), O_RDWR);
+  ASSERT_EQ(::write(both, "from a pipe", 11), 11);
+  std::thread writer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ::close(both);
+  });
+  prepare(options({fifo}, dir / "out"));
+  writer.join();
+  EXPECT_EQ(documents(dir / "out.tok"), Texts{"from a pipe"});
+}
+
 TEST(Prepare, BadDocumentsStopWithFileLineAndByte) {
   struct Case {
     const char* name;
@@ -187,6 +220,9 @@ TEST(Prepare, BadDocumentsStopWithFileLineAndByte) {
       {"g.jsonl", "{\"text\": \"\\ud800\"}\n", "line 1, byte 17: bad JSON: "},
       {"h.jsonl", "{\"text\": \"a\"", "line 1, byte 13: bad JSON: "},
       {"i.jsonl", "{\"text\": \"a\"} x\n", "line 1, byte 15: bad JSON: "},
+      {"j.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n",
+       "line 1, byte 1: key 'text' stands 2 times"},
+      {"k.jsonl", "{\"text\": 1e999}\n", "line 1, byte 1: bad JSON: a number is beyond double"},
   };
   const TemporaryDirectory dir;
   for (const Case& c : cases) {

@@ -22,10 +22,19 @@ void put(std::string& bytes, size_t at, T value) {
   std::memcpy(bytes.data() + at, &value, sizeof(T));
 }
 
-void seal(std::string& file) { put<uint32_t>(file, 112, crc32c(file.data(), 112)); }
+void seal(std::string& file) {
+  put<uint32_t>(file, 112, crc32c(file.data(), 112));
+  if (file[60] & 8) put<uint32_t>(file, 148, crc32c(file.data() + 136, 12));
+}
 
-// Documents "ab" and "c", each with eos: the file as docs/spec/trainer.md#token-files spells it.
-std::string golden() {
+// A file that is damaged is refused at the latest when all of it is checked.
+std::string error_of_file(const std::string& path) {
+  return kind_and_error_of([&] { TokenFile::open(path)->verify(); });
+}
+
+// Documents "ab" and "c", each with eos: the file as docs/spec/trainer.md#token-files spells it,
+// without checksums of pieces.
+std::string golden_without_pieces() {
   std::string f(4096, '\0');
   std::memcpy(f.data(), "MOIETOK1", 8);
   put<uint32_t>(f, 8, 4096);
@@ -55,6 +64,16 @@ std::string golden() {
   return f;
 }
 
+std::string golden() {
+  std::string f = golden_without_pieces();
+  put<uint32_t>(f, 60, 9);
+  put<uint64_t>(f, 136, 4184);
+  put<uint32_t>(f, 4184, crc32c(f.data() + 4096, 10));
+  put<uint32_t>(f, 144, crc32c(f.data() + 4184, 4));
+  seal(f);
+  return f;
+}
+
 TEST(TokenFile, WriterMakesTheGoldenBytes) {
   const TemporaryDirectory dir;
   write_tokens(dir / "a.tok", {{97, 98, 256}, {99, 256}});
@@ -79,9 +98,31 @@ TEST(TokenFile, ReadsTheGoldenBytes) {
   EXPECT_THROW(file->read(4, ids), Error);
 }
 
+TEST(TokenFile, ReadsFilesWithoutChecksumsOfPieces) {
+  const TemporaryDirectory dir;
+  const auto file = TokenFile::open(dir.write("a.tok", golden_without_pieces()));
+  file->verify();
+  std::vector<int32_t> ids(5);
+  file->read(0, ids);
+  EXPECT_EQ(ids, (std::vector<int32_t>{97, 98, 256, 99, 256}));
+  std::string bad = golden_without_pieces();
+  bad[4098] ^= 1;
+  EXPECT_EQ(error_of_file(dir.write("b.tok", bad)).substr(0, 6 + (dir / "b.tok").size() + 32),
+            "data: " + (dir / "b.tok") + ": the tokens are damaged: crc32c");
+}
+
+TEST(TokenFile, Documents) {
+  const TemporaryDirectory dir;
+  const auto file = TokenFile::open(dir.write("a.tok", golden()));
+  EXPECT_EQ(file->document(0).end, 3u);
+  EXPECT_EQ(file->document(1).begin, 3u);
+  EXPECT_EQ(file->document(1).end, 5u);
+  EXPECT_THROW(file->document(2), Error);
+}
+
 TEST(TokenFile, FourByteTokens) {
   const TemporaryDirectory dir;
-  std::string f = golden();
+  std::string f = golden_without_pieces();
   f.resize(4096);
   put<uint32_t>(f, 12, 4);
   put<uint32_t>(f, 48, 100000);
@@ -121,8 +162,7 @@ TEST(TokenFile, EveryDamagedByteIsFound) {
   for (size_t at = 0; at < good.size(); at += at < 128 || at >= 4080 ? 1 : 97) {
     std::string bad = good;
     bad[at] ^= 0x10;
-    const std::string error =
-        kind_and_error_of([&] { TokenFile::open(dir.write("bad.tok", bad)); });
+    const std::string error = error_of_file(dir.write("bad.tok", bad));
     EXPECT_EQ(error.substr(0, 6), "data: ") << "byte " << at << ": " << error;
   }
 }
@@ -132,17 +172,17 @@ TEST(TokenFile, EveryLengthIsChecked) {
   const std::string good = golden();
   const auto open = [&](const std::string& bytes) {
     const std::string path = dir.write("x.tok", bytes);
-    return kind_and_error_of([&] { TokenFile::open(path); }).substr(6 + path.size() + 2);
+    return error_of_file(path).substr(6 + path.size() + 2);
   };
   for (const size_t size : {0, 1, 8, 112, 4095}) {
     EXPECT_EQ(open(good.substr(0, size)),
               "not a token file: " + std::to_string(size) + " bytes, less than its header of 4096");
   }
-  for (const size_t size : {4096, 4100, 4160, 4183}) {
+  for (const size_t size : {4096, 4100, 4160, 4184, 4187}) {
     EXPECT_EQ(open(good.substr(0, size)), "the file has " + std::to_string(size) +
-                                              " bytes, its header says 4184: it was cut off");
+                                              " bytes, its header says 4188: it was cut off");
   }
-  EXPECT_EQ(open(good + "x"), "the file has 4185 bytes, its header says 4184: it was added to");
+  EXPECT_EQ(open(good + "x"), "the file has 4189 bytes, its header says 4188: it was added to");
 }
 
 // Files with right checksums and wrong contents.
@@ -169,9 +209,25 @@ TEST(TokenFile, ContradictionsAreRefused) {
       {"documents that overflow", [](std::string& f) { put<uint64_t>(f, 24, ~0ull); },
        "the header contradicts itself"},
       {"more documents", [](std::string& f) { put<uint64_t>(f, 24, 3); },
-       "the file has 4184 bytes, its header says 4192"},
+       "the file has 4188 bytes, its header says 4196"},
       {"rest of the header", [](std::string& f) { f[4000] = 1; },
        "the header is damaged: byte 4000 is 1, not 0"},
+      {"bytes of another field", [](std::string& f) { f[135] = 1; },
+       "the header is damaged: byte 135 is 1, not 0"},
+      {"pieces without their flag", [](std::string& f) { f[60] = 1; },
+       "the header is damaged: byte 136 is 88, not 0"},
+      {"flags of later versions", [](std::string& f) { f[60] = 13; },
+       "its header has flags 13, of which this version knows 11"},
+      {"offset of the pieces", [](std::string& f) { put<uint64_t>(f, 136, 4192); },
+       "the header contradicts itself: checksums of pieces at 4192, expected at 4184"},
+      {"checksums of pieces", [](std::string& f) { f[4184] ^= 1; },
+       "the checksums of pieces are damaged: crc32c"},
+      {"checksums of pieces and of the whole",
+       [](std::string& f) {
+         f[4184] ^= 1;
+         put<uint32_t>(f, 144, crc32c(f.data() + 4184, 4));
+       },
+       "the tokens are damaged: crc32c"},
       {"table start",
        [](std::string& f) {
          put<uint64_t>(f, 4160, 1);
@@ -194,6 +250,8 @@ TEST(TokenFile, ContradictionsAreRefused) {
        [](std::string& f) {
          put<uint16_t>(f, 4098, 264);
          put<uint32_t>(f, 96, crc32c(f.data() + 4096, 10));
+         put<uint32_t>(f, 4184, crc32c(f.data() + 4096, 10));
+         put<uint32_t>(f, 144, crc32c(f.data() + 4184, 4));
        },
        "token 1 is 264, the vocabulary has 264"},
       {"gap", [](std::string& f) { f[4110] = 1; },
@@ -207,7 +265,7 @@ TEST(TokenFile, ContradictionsAreRefused) {
     c.change(f);
     seal(f);
     const std::string path = dir.write("x.tok", f);
-    const std::string error = kind_and_error_of([&] { TokenFile::open(path); });
+    const std::string error = error_of_file(path);
     EXPECT_EQ(error.substr(0, 6 + path.size() + 2 + std::strlen(c.error)),
               "data: " + path + ": " + c.error)
         << c.name;
@@ -261,6 +319,30 @@ TEST(TokenFileWriter, LongFilesAreWrittenInPieces) {
     file->read(d * 20000, ids);
     EXPECT_TRUE(std::equal(ids.begin(), ids.end(), documents[d].begin())) << d;
   }
+}
+
+TEST(TokenFileWriter, EveryPieceHasItsChecksum) {
+  const TemporaryDirectory dir;
+  const std::string path = dir / "a.tok";
+  // The second piece ends in the middle of a document.
+  write_tokens(path, std::vector(21, ramp(1'000'000)));
+  const auto file = TokenFile::open(path);
+  ASSERT_EQ(file->pieces(), 3u);
+  file->verify();
+  for (const uint64_t at : {kPieceBytes - 1, kPieceBytes, uint64_t{42'000'000} - 1}) {
+    flip_bit(path, 4096 + at);
+  }
+  const auto damaged = TokenFile::open(path);
+  for (uint64_t p = 0; p < 3; ++p) {
+    const uint64_t begin = 4096 + p * kPieceBytes;
+    const uint64_t end = p == 2 ? 4096 + 42'000'000 : begin + kPieceBytes;
+    const std::string place = text("bytes [{}, {}) have crc32c", begin, end);
+    EXPECT_NE(damaged->check_piece(p).fault.find(place), std::string::npos)
+        << damaged->check_piece(p).fault;
+  }
+  const std::string error = kind_and_error_of([&] { damaged->verify(); });
+  EXPECT_NE(error.find("bytes [4096, 16781312) have crc32c"), std::string::npos) << error;
+  EXPECT_NE(error.find("; so are 2 more of 3 pieces"), std::string::npos) << error;
 }
 
 TEST(TokenFileWriter, DiskErrors) {

@@ -35,6 +35,19 @@ void try_open(std::string_view bytes) {
   }
 }
 
+void seal_pieces(unsigned char* p, const TokenFileHeader& header) {
+  const tok::Layout layout = tok::layout(header);
+  const uint64_t bytes = header.tokens * header.token_bytes, pieces = tok::pieces(header);
+  for (uint64_t i = 0; i < pieces; ++i) {
+    const uint64_t begin = i * kPieceBytes;
+    tok::store(p + layout.pieces_offset + i * 4,
+               crc32c(p + tok::kHeaderBytes + begin, std::min(kPieceBytes, bytes - begin)));
+  }
+  tok::store(p + tok::kPiecesTableCrcAt, crc32c(p + layout.pieces_offset, pieces * 4));
+  tok::store(p + tok::kPiecesCrcAt,
+             crc32c(p + tok::kPiecesOffsetAt, tok::kPiecesCrcAt - tok::kPiecesOffsetAt));
+}
+
 // The same with checksums that are right, so that the checks behind them are reached.
 std::string with_checksums(std::string_view bytes) {
   std::string out(bytes);
@@ -50,6 +63,7 @@ std::string with_checksums(std::string_view bytes) {
       tok::store(p + tok::kTokenCrcAt,
                  crc32c(p + tok::kHeaderBytes, header.tokens * header.token_bytes));
       tok::store(p + tok::kTableCrcAt, crc32c(p + layout.table_offset, (header.documents + 1) * 8));
+      if (header.flags & kPiecesHaveChecksums) seal_pieces(p, header);
     }
   }
   tok::store(p + tok::kHeaderCrcAt, crc32c(p, tok::kHeaderCrcAt));

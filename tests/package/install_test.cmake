@@ -22,6 +22,18 @@ foreach(public base/tensor_view.h moe/moe_layer.h checkpoint/saver.h)
     message(FATAL_ERROR "moiety/${public} is not installed")
   endif()
 endforeach()
+# What the program says about itself lies where shells and man look.
+run(${prefix}/bin/moiety man)
+file(READ ${prefix}/share/man/man1/moiety.1 manual)
+if(NOT output STREQUAL manual)
+  message(FATAL_ERROR "the manual page is not that of the program")
+endif()
+foreach(shell bash-completion/completions/moiety zsh/site-functions/_moiety
+        fish/vendor_completions.d/moiety.fish)
+  if(NOT EXISTS ${prefix}/share/${shell})
+    message(FATAL_ERROR "share/${shell} is not installed")
+  endif()
+endforeach()
 # Those of sub-folders, and one that its folder's CMakeLists.txt calls PRIVATE.
 file(GLOB private RELATIVE ${prefix}/include ${prefix}/include/moiety/*/*/*.h
      ${prefix}/include/moiety/gemm/tile_gemm.h ${prefix}/include/moiety/*/*.cuh)

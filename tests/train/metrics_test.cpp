@@ -17,7 +17,8 @@ StepRecord example() {
   r.steps = 1000;
   r.tokens = 983040;
   r.loss = 3.41254;
-  r.aux = 1.0312;
+  r.aux = 4.1248;
+  r.aux_of_layer = 1.0312;
   r.grad_norm = 0.8437;
   r.lr = 2.9e-4;
   r.step_s = 0.2;

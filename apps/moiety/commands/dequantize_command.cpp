@@ -1,17 +1,16 @@
 // The arguments and the work of `moiety dequantize`.
 #include <array>
-#include <cstdio>
-#include <filesystem>
 #include <span>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/commands/npy.h"
+#include "apps/moiety/commands/output_file.h"
 #include "apps/moiety/commands/quantize.h"
 #include "apps/moiety/commands/quantized_directory.h"
 #include "apps/moiety/exit_code.h"
-#include "apps/moiety/report/run_directory.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/base/integer.h"
 #include "moiety/base/replace_file.h"
 #include "moiety/quant/dequantize.h"
@@ -62,9 +61,7 @@ int dequantize_command(const std::vector<std::string>& arguments) {
       ->excludes(operand);
   app.add_flag("--force", a.force, "overwrite OUT.npy");
   if (!parse_command_line(app, arguments)) return kExitDone;
-  if (!a.force && std::filesystem::exists(a.out)) {
-    throw UsageError("{}: is there already; --force overwrites", a.out);
-  }
+  check_free_file(a.out, a.force);
   const StoredTensor stored = read_quantized(a.directory);
   check(stored, a);
 
@@ -79,9 +76,10 @@ int dequantize_command(const std::vector<std::string>& arguments) {
   std::span<const int64_t> shape = matrix;
   if (!a.col) shape = stored.description.shape;
   const TensorView& values = out;
-  replace_file(a.out, npy_header(a.operand ? "<u2" : "<f4", shape),
+  const std::string descr = a.operand ? "<u2" : "<f4";
+  replace_file(a.out, npy_header(descr, shape),
                {static_cast<const char*>(values.raw()), static_cast<size_t>(values.bytes())});
-  std::puts(text("{}: {}", a.out, values.describe()).c_str());
+  print_result(text("{}: {}\n", a.out, NpyHeader{descr, {shape.begin(), shape.end()}}.describe()));
   return kExitDone;
 }
 

@@ -1,11 +1,12 @@
 #include "apps/moiety/commands/doctor.h"
 
-#include <cstdio>
+#include <filesystem>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/train/health.h"
 
 namespace moiety::app {
@@ -24,16 +25,24 @@ int doctor_command(const std::vector<std::string>& arguments) {
   app.add_flag("--json", json, "one line of JSON");
   app.add_option("--dir", directory, "directory whose disk is examined")->capture_default_str();
   if (!parse_command_line(app, arguments)) return kExitDone;
-  const std::vector<train::HealthCheck> checks = train::examine(directory, true);
-  if (json) {
-    std::puts(checks_json(checks).c_str());
-  } else {
-    for (const train::HealthCheck& c : checks) {
-      std::printf("%-4s  %-14s %s\n", name(c.health), c.name.c_str(), c.text.c_str());
-      if (!c.fix.empty()) std::printf("%21s-> %s\n", "", c.fix.c_str());
-    }
+  std::error_code none;
+  if (!std::filesystem::is_directory(directory, none)) {
+    throw UsageError("--dir {}: is not a directory", directory);
   }
-  return all_well(checks) ? kExitDone : kExitDevice;
+  const std::vector<train::HealthCheck> checks = train::examine(directory, true);
+  std::string lines = json ? checks_json(checks) + "\n" : "";
+  for (const train::HealthCheck& c : checks) {
+    if (json) break;
+    lines += text("{:<4}  {:<14} {}\n", name(c.health), c.name, c.text);
+    if (!c.fix.empty()) lines += text("{:>21}-> {}\n", "", c.fix);
+  }
+  print_result(lines);
+  std::string failed;
+  for (const train::HealthCheck& c : checks) {
+    if (c.health == train::Health::kFail) failed += (failed.empty() ? "" : ", ") + c.name;
+  }
+  if (!failed.empty()) throw DeviceError("doctor: {}: failed", failed);
+  return kExitDone;
 }
 
 }  // namespace moiety::app

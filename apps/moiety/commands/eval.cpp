@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/device_choice.h"
-#include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/people.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/base/json_line.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/train/checkpoints.h"
@@ -22,9 +23,11 @@ namespace moiety::app {
 namespace {
 
 constexpr const char* kEvalAbout =
-    "How well a checkpoint predicts token files. Prints one JSON line: loss in nats per token,\n"
-    "perplexity, bits per byte of text, and by MoE layer how many tokens the busiest expert gets,\n"
-    "against the mean (bal; 1 is balanced).";
+    "How well a checkpoint predicts token files: loss in nats per token, perplexity, bits per "
+    "byte\n"
+    "of text, and by MoE layer how many tokens the busiest expert gets, against the mean (bal; 1 "
+    "is\n"
+    "balanced). A sentence on a terminal, one JSON line in a file or pipe.";
 
 std::string result_line(const CheckpointInfo& checkpoint, const train::EvaluationResult& result) {
   return JsonLine()
@@ -38,24 +41,39 @@ std::string result_line(const CheckpointInfo& checkpoint, const train::Evaluatio
       .text();
 }
 
+// The same for people.
+std::string result_sentence(const CheckpointInfo& checkpoint,
+                            const train::EvaluationResult& result) {
+  std::string out = text("{}: loss {:.4f} nats a token, perplexity {:.4g}", checkpoint.path,
+                         result.loss, std::exp(result.loss));
+  if (std::isfinite(result.bits_per_byte))
+    out += text(", {:.4f} bits a byte", result.bits_per_byte);
+  out += text(", over {}", counted(result.tokens, "token"));
+  if (result.balance.empty()) return out;
+  const auto [least, most] = std::minmax_element(result.balance.begin(), result.balance.end());
+  return out +
+         text("; the busiest expert of a layer has {:.2f} to {:.2f} times the mean", *least, *most);
+}
+
 }  // namespace
 
 int eval_command(const std::vector<std::string>& arguments) {
   std::string path, wanted = "auto";
   std::vector<std::string> data;
   int64_t samples = 64;
+  bool json = false;
   CLI::App app(kEvalAbout, "moiety eval");
   app.add_option("CKPT", path, "checkpoint, or run directory: its newest one")->required();
   app.add_option("--data", data, "token files")->required();
-  app.add_option("--samples", samples, "of each file, from its start")
-      ->check(CLI::PositiveNumber.description(""))
-      ->capture_default_str();
+  add_number(app, "--samples", samples, find_key("eval.samples", "--samples").rule,
+             "of each file, from its start");
+  app.add_flag("--json", json, "one line of JSON on a terminal too");
   add_device_option(app, wanted);
   if (!parse_command_line(app, arguments)) return kExitDone;
 
   const Device device = rank_device(wanted, 1);
   const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(path));
-  const train::TrainConfig config = train_config(checkpoint.options);
+  const train::TrainConfig config = train_config(checkpoint);
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   std::vector<data::WeightedPath> files;
   for (const std::string& file : data) files.push_back({file});
@@ -75,7 +93,8 @@ int eval_command(const std::vector<std::string>& arguments) {
     train::ExpertCapacity capacity(config, model.transformer(), tokens);
     Arena arena("activations", device);
     const train::EvaluationResult result = evaluate(model.model(), set, capacity, arena, stream);
-    std::puts(result_line(checkpoint, result).c_str());
+    const bool is_read = ::isatty(STDOUT_FILENO) && !json;
+    print_result((is_read ? result_sentence : result_line)(checkpoint, result) + "\n");
     model.model().close();
   });
   return kExitDone;

@@ -1,22 +1,20 @@
 #include "apps/moiety/commands/generate.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
+#include <iostream>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
-#include "apps/moiety/commands/token_choice.h"
+#include "apps/moiety/commands/info_sheet.h"
+#include "apps/moiety/commands/text_generator.h"
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/device_choice.h"
-#include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
-#include "moiety/base/copy.h"
-#include "moiety/data/tokenizer.h"
-#include "moiety/model/decoder.h"
+#include "apps/moiety/report/result.h"
+#include "moiety/base/log.h"
 #include "moiety/train/checkpoints.h"
-#include "moiety/train/inference_model.h"
 
 namespace moiety::app {
 namespace {
@@ -24,81 +22,100 @@ namespace {
 constexpr const char* kGenerateAbout =
     "Continues a text: prints the prompt and, as they come, the tokens behind it, until the end "
     "of\n"
-    "a document or --tokens. Without a prompt a new document begins.";
+    "a document, a --stop text or --tokens. Without a prompt a new document begins.";
 
-void print(const std::string& bytes) {
-  std::fwrite(bytes.data(), 1, bytes.size(), stdout);
-  std::fflush(stdout);
-}
+struct GenerateArguments {
+  std::string path, prompt, device = "auto";
+  int64_t samples = 1;
+  bool json = false, interactive = false;
+  GenerationRules rules;
+};
 
-void check_finite(std::span<const float> logits) {
-  if (std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) return;
-  throw NumericalError("generate: the model gives logits that are not finite");
-}
-
-// `context` has at least one token.
-void generate(train::InferenceModel& model, const data::Tokenizer& tokenizer,
-              std::vector<int32_t> context, int64_t tokens, TokenChoice choice,
-              const Stream& stream) {
-  const int64_t positions = int64_t(context.size()) + tokens;
-  model::Decoder decoder(model.transformer(), 1, positions);
-  Arena arena("activations", stream.device());
-  const int64_t vocab = model.transformer().config().vocab;
-  const Tensor logits_PV(DType::kFloat32, {1, vocab}, stream.device(), "logits");
-  const Tensor on_host(DType::kFloat32, {1, vocab}, "logits");
-  // A model's vocabulary may be larger than the tokenizer's, to have a suitable size.
-  const std::span<const float> logits(on_host.data<float>(), tokenizer.vocab());
-  for (int64_t n = 0; n < tokens; ++n) {
-    decoder.append(std::vector<model::Decoder::Continuation>{{0, context}}, logits_PV, arena,
-                   stream);
-    copy(on_host, logits_PV, stream);
-    stream.synchronize();
-    check_finite(logits);
-    const int32_t next = choice.choose(logits, uint32_t(n));
-    if (next == int32_t(tokenizer.eos())) break;
-    print(tokenizer.decode(std::vector<int32_t>{next}));
-    context = {next};
+bool parse(const std::vector<std::string>& arguments, GenerateArguments& a) {
+  CLI::App app(kGenerateAbout, "moiety generate");
+  app.add_option("CKPT", a.path, "checkpoint, or run directory: its newest one")->required();
+  CLI::Option* prompt = app.add_option("--prompt", a.prompt, "text to continue");
+  add_number(app, "--tokens", a.rules.tokens, between(1, 1 << 24), "the most that are made");
+  add_number(app, "--samples", a.samples, between(1, 1 << 20), "continuations, each on its own");
+  app.add_option("--stop", a.rules.stops, "text that ends a continuation, and is not shown")
+      ->take_all()
+      ->expected(1);
+  ChoiceRules& choice = a.rules.choice;
+  add_number(app, "--temperature", choice.temperature, between(0, 100),
+             "0: always the likeliest token");
+  add_number(app, "--top-k", choice.top_k, between(0, 1 << 24),
+             "choose among the k likeliest; 0: all");
+  add_number(app, "--top-p", choice.top_p, between(0, 1),
+             "choose among the likeliest that have this share together");
+  add_seed(app, "--seed", choice.seed, "of the choices");
+  app.add_flag("--interactive", a.interactive,
+               "continue every line of standard input, each as a prompt of its own")
+      ->excludes(prompt);
+  app.add_flag("--json", a.json, "a line of JSON for each continuation");
+  add_device_option(app, a.device);
+  if (!parse_command_line(app, arguments)) return false;
+  for (const std::string& stop : a.rules.stops) {
+    if (stop.empty()) throw UsageError("--stop \"\": must be a text");
   }
-  print("\n");
+  if (a.samples > 1 && choice.temperature == 0) {
+    log(LogLevel::kWarning, "generate: with --temperature 0 all samples are the same");
+  }
+  return true;
+}
+
+std::string json_line(int64_t sample, const std::string& prompt, const Continuation& c) {
+  return JsonLine()
+      .add("sample", sample)
+      .raw("prompt", text_json(prompt))
+      .raw("text", text_json(c.text))
+      .add("tokens", c.tokens)
+      .add("end", c.end)
+      .text();
+}
+
+// Continues a prompt as often as was asked for; `first` is the number of the first sample.
+void continue_prompt(TextGenerator& generator, const GenerateArguments& a,
+                     const std::string& prompt, int64_t first) {
+  for (int64_t s = 0; s < a.samples; ++s) {
+    if (!a.json && s > 0) print_result("---\n");
+    if (!a.json) print_result(prompt);
+    const Continuation c = generator.run(prompt, uint32_t(first + s), [&](std::string_view text) {
+      if (!a.json) print_result(text);
+    });
+    print_result(a.json ? json_line(first + s, prompt, c) + "\n" : "\n");
+  }
+}
+
+// The loop of --interactive.
+void continue_lines(TextGenerator& generator, const GenerateArguments& a) {
+  const bool is_typed = ::isatty(STDIN_FILENO) && !a.json;
+  int64_t first = 0;
+  while (true) {
+    if (is_typed) std::fputs("> ", stderr);
+    std::string line;
+    if (!std::getline(std::cin, line)) break;
+    continue_prompt(generator, a, line, first);
+    first += a.samples;
+  }
+  if (is_typed) std::fputs("\n", stderr);
 }
 
 }  // namespace
 
 int generate_command(const std::vector<std::string>& arguments) {
-  std::string path, prompt, wanted = "auto";
-  int64_t tokens = 128;
-  ChoiceRules rules;
-  CLI::App app(kGenerateAbout, "moiety generate");
-  app.add_option("CKPT", path, "checkpoint, or run directory: its newest one")->required();
-  app.add_option("--prompt", prompt, "text to continue");
-  app.add_option("--tokens", tokens, "the most that are made")
-      ->check(CLI::PositiveNumber.description(""))
-      ->capture_default_str();
-  app.add_option("--temperature", rules.temperature, "0: always the likeliest token")
-      ->check(CLI::Range(0.0, 100.0).description(""))
-      ->capture_default_str();
-  app.add_option("--top-k", rules.top_k, "choose among the k likeliest; 0: all")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->capture_default_str();
-  app.add_option("--top-p", rules.top_p, "choose among the likeliest that have this share together")
-      ->check(CLI::Range(0.0, 1.0).description(""))
-      ->capture_default_str();
-  app.add_option("--seed", rules.seed, "of the choices")->capture_default_str();
-  add_device_option(app, wanted);
-  if (!parse_command_line(app, arguments)) return kExitDone;
-
-  const Device device = rank_device(wanted, 1);
-  const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(path));
+  GenerateArguments a;
+  if (!parse(arguments, a)) return kExitDone;
+  const Device device = rank_device(a.device, 1);
+  const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(a.path));
+  const train::TrainConfig config = train_config(checkpoint);
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
-  std::vector<uint32_t> ids;
-  tokenizer.encode(prompt, ids);
-  if (ids.empty()) ids.push_back(tokenizer.eos());  // as before a document
+  const int64_t pass_tokens =
+      a.interactive ? config.data.seq_len : std::ssize(prompt_tokens(tokenizer, a.prompt));
   train::run_alone([&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
-    train::InferenceModel model(checkpoint.path, train_config(checkpoint.options),
-                                int64_t(ids.size()), world, stream);
-    print(prompt);
-    generate(model, tokenizer, {ids.begin(), ids.end()}, tokens, TokenChoice(rules), stream);
+    train::InferenceModel model(checkpoint.path, config, pass_tokens, world, stream);
+    TextGenerator generator(model, tokenizer, a.rules, pass_tokens, config.data.seq_len, stream);
+    a.interactive ? continue_lines(generator, a) : continue_prompt(generator, a, a.prompt, 0);
     model.model().close();
   });
   return kExitDone;

@@ -1,14 +1,11 @@
 #include "apps/moiety/commands/npy.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/input_file.h"
+#include "moiety/base/crc32c.h"
 
 namespace moiety::app {
 namespace {
@@ -115,40 +112,6 @@ class Literal {
   std::string_view rest_;
 };
 
-// A file, closed at the end of the scope.
-class Descriptor {
- public:
-  explicit Descriptor(const std::string& path)
-      : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ < 0) throw DataError("{}: cannot open: {}", path, std::strerror(errno));
-  }
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int64_t bytes() const {
-    struct stat s {};
-    if (::fstat(fd_, &s) != 0 || !S_ISREG(s.st_mode)) throw DataError("{}: is no file", path_);
-    return s.st_size;
-  }
-  void read(int64_t offset, std::span<std::byte> out) const {
-    while (!out.empty()) {
-      const ssize_t n = ::pread(fd_, out.data(), out.size(), offset);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) {
-        throw DataError("{}: cannot be read at byte {}: {}", path_, offset,
-                        n < 0 ? std::strerror(errno) : "it became shorter");
-      }
-      offset += n;
-      out = out.subspan(static_cast<size_t>(n));
-    }
-  }
-
- private:
-  const std::string& path_;
-  int fd_;
-};
-
 }  // namespace
 
 std::string NpyHeader::describe() const {
@@ -187,17 +150,19 @@ NpyHeader parse_npy_header(const std::string& path, std::string_view start) {
 }
 
 NpyArray read_npy(const std::string& path) {
-  const Descriptor file(path);
+  const InputFile file(path, ErrorKind::kData);
   const int64_t bytes = file.bytes();
   std::string start(std::min<size_t>(static_cast<size_t>(bytes), 12 + kLongestHeader), '\0');
   file.read(0, std::as_writable_bytes(std::span(start)));
-  NpyArray out{parse_npy_header(path, start), {}};
+  NpyArray out{parse_npy_header(path, start), {}, 0};
   if (out.header.bytes != bytes - out.header.offset) {
     throw DataError("{}: is {} bytes long, but {} take {}", path, bytes, out.header.describe(),
                     out.header.offset + out.header.bytes);
   }
   out.data = Buffer(out.header.bytes, path.c_str());
   file.read(out.header.offset, {out.data.data(), static_cast<size_t>(out.header.bytes)});
+  out.crc32c = crc32c(start.data(), static_cast<size_t>(out.header.offset));
+  out.crc32c = crc32c(out.data.data(), static_cast<size_t>(out.header.bytes), out.crc32c);
   return out;
 }
 

@@ -28,6 +28,7 @@ NpyHeader parse_npy_header(const std::string& path, std::string_view start);
 struct NpyArray {
   NpyHeader header;
   Buffer data;
+  uint32_t crc32c = 0;  // of the whole file
 };
 // Reads a file. Throws DataError if it cannot be read, has another header, or another length than
 // its header says; and MemoryError if there is no memory for it.

@@ -1,6 +1,5 @@
 // The arguments and the work of `moiety plan`.
 #include <array>
-#include <cstdio>
 
 #include <CLI/CLI.hpp>
 
@@ -9,6 +8,8 @@
 #include "apps/moiety/commands/plan_timeline.h"
 #include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/people.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/base/replace_file.h"
 #include "moiety/model/step_trace.h"
 #include "moiety/train/hardware.h"
@@ -31,6 +32,8 @@ constexpr const char* kPlanAbout =
 // Shares of the peaks that are reached, until they are measured.
 constexpr double kGemmShare = 0.80, kMemoryShare = 0.90, kLinkShare = 0.82;
 
+constexpr int64_t kMostLayers = 1 << 16;
+
 struct PlanArguments {
   std::vector<std::string> files;
   std::string ranks, hardware = "h200", out;
@@ -44,14 +47,12 @@ void add_options(CLI::App& app, PlanArguments& a) {
       ->expected(1);
   app.add_option("--ranks", a.ranks, "ranks: run.ranks");
   app.add_flag("--gtp", a.gtp, "the plan of gathers and reduces");
-  std::vector<std::string> names;
-  for (const Hardware& h : train::kHardware) names.emplace_back(h.name);
-  app.add_option("--hardware", a.hardware, "a100, h100, h200, b200 or gb200")
-      ->check(CLI::IsMember(names).description(""))
-      ->capture_default_str();
+  Rule names;
+  for (const Hardware& h : train::kHardware) names.choices.emplace_back(h.name);
+  add_word(app, "--hardware", a.hardware, names, range_text(names));
   app.add_option("--out", a.out, "an SVG picture of the step; - is stdout, in place of the report");
-  app.add_option("--from", a.begin_ms, "begin of the picture, ms of the step [0]");
-  app.add_option("--to", a.end_ms, "its end; 0 is the step's [0]");
+  add_number(app, "--from", a.begin_ms, between(0, 1e9), "begin of the picture, ms of the step");
+  add_number(app, "--to", a.end_ms, between(0, 1e9), "its end; 0 is the step's");
 }
 
 bool linked(const Hardware& h, const gtp::Grid& grid) {
@@ -77,10 +78,18 @@ model::StepShape shape_of(const TrainConfig& o, const Hardware& h, const gtp::Gr
         "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",
         o.train.global_batch, o.train.micro_batch, data_ranks(grid));
   }
+  // Every layer of every micro-batch is planned.
+  const int64_t micro_batches = o.train.global_batch / slice, most = kMostLayers / o.model.layers;
+  if (micro_batches > most) {
+    throw UsageError(
+        "train.global_batch = {}: makes {} micro-batches; of {} layers at most {} are planned, and "
+        "fewer show the same",
+        o.train.global_batch, micro_batches, o.model.layers, most);
+  }
   return {.grid = grid,
           .sequences = o.train.micro_batch,
           .seq_len = o.data.seq_len,
-          .micro_batches = int(o.train.global_batch / slice),
+          .micro_batches = int(micro_batches),
           .storage = storage_dtype(o),
           .wire = gradient_wire(o),
           .mapped = linked(h, grid)};
@@ -88,10 +97,9 @@ model::StepShape shape_of(const TrainConfig& o, const Hardware& h, const gtp::Gr
 
 std::string describe(const TrainConfig& o, const Hardware& h, const model::StepShape& s) {
   const gtp::Grid& g = s.grid;
-  return text(
-      "tp {} x gtp {} x dp {}, ep {} x egtp {} x edp {}; {} micro-batches of {} tokens; {} on {}",
-      g.tp, g.gtp, g.dp, g.ep, g.egtp, g.edp, s.micro_batches, s.sequences * s.seq_len,
-      name(o.precision.recipe), h.name);
+  return text("tp {} x gtp {} x dp {}, ep {} x egtp {} x edp {}; {} of {}; {} on {}", g.tp, g.gtp,
+              g.dp, g.ep, g.egtp, g.edp, counted(s.micro_batches, "micro-batch"),
+              counted(s.sequences * s.seq_len, "token"), name(o.precision.recipe), h.name);
 }
 
 void plan_gtp(const TrainConfig& o, const PlanArguments& a) {
@@ -107,13 +115,13 @@ void plan_gtp(const TrainConfig& o, const PlanArguments& a) {
   const bool by_rows = std::any_of(trace.bundles.begin(), trace.bundles.end(),
                                    [](const gtp::BundleSpec& b) { return b.rows.tokens > 0; });
   const std::string about = describe(o, hardware, shape) + (by_rows ? "; embedding by rows" : "");
-  if (a.out != "-") std::printf("layout     %s\n%s", about.c_str(), plan_report(step).c_str());
+  if (a.out != "-") print_result(text("layout     {}\n{}", about, plan_report(step)));
   if (a.out.empty()) return;
   TimelineOptions options{.title = "A step's plan", .note = about, .begin_ns = 1e6 * a.begin_ms};
   if (a.end_ms > 0) options.end_ns = 1e6 * a.end_ms;
   const std::string svg = draw_timeline(step, options);
   if (a.out == "-") {
-    std::fputs(svg.c_str(), stdout);
+    print_result(svg);
   } else {
     replace_file(a.out, svg);
   }
@@ -128,7 +136,11 @@ int plan_command(const std::vector<std::string>& given) {
   CLI::App app(kPlanAbout, "moiety plan");
   add_options(app, a);
   if (!parse_command_line(app, arguments)) return kExitDone;
-  if (!a.gtp) throw UsageError("plan: --gtp is what this version of Moiety plans");
+  if (!a.gtp) throw UsageError("--gtp is missing: it is what this version of Moiety can plan");
+  if (a.end_ms > 0 && a.end_ms <= a.begin_ms) {
+    throw UsageError("--from {} and --to {}: the end is not behind the begin", a.begin_ms,
+                     a.end_ms);
+  }
   if (!a.ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + a.ranks);
   const Config config = load_config(a.files, overrides);
   try {

@@ -1,14 +1,12 @@
 #include "apps/moiety/commands/plot.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <map>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/exit_code.h"
-#include "apps/moiety/report/run_directory.h"
+#include "apps/moiety/report/result.h"
 #include "apps/moiety/report/run_plots.h"
 #include "moiety/base/replace_file.h"
 
@@ -39,31 +37,30 @@ int plot_command(const std::vector<std::string>& arguments) {
   std::vector<std::string> paths;
   std::string out, which = "loss";
   PlotOptions options;
-  const std::map<std::string, PlotX> axes{
-      {"steps", PlotX::kSteps}, {"tokens", PlotX::kTokens}, {"time", PlotX::kTime}};
   CLI::App app(kPlotAbout, "moiety plot");
   app.add_option("RUN", paths, "run directories")->required();
   app.add_option("--out", out, "the picture; - is stdout")->required();
-  std::string names;
-  for (const std::string& name : plot_names()) names += (names.empty() ? "" : ", ") + name;
-  app.add_option("--which", which, names)
-      ->check(CLI::IsMember(plot_names()).description(""))
-      ->capture_default_str();
-  app.add_option("--x", options.x, "steps, tokens or time; pauses between resumes take no time")
-      ->type_name("AXIS")
-      ->transform(CLI::CheckedTransformer(axes).description(""))
-      ->default_str("steps");
+  const std::vector<std::string> names = plot_names();
+  Rule rule;
+  rule.choices.assign(names.begin(), names.end());
+  add_word(app, "--which", which, rule, range_text(rule));
+  add_choice<PlotX>(app, "--x", options.x,
+                    {{"steps", PlotX::kSteps}, {"tokens", PlotX::kTokens}, {"time", PlotX::kTime}},
+                    "steps, tokens or time; pauses between resumes take no time");
   app.add_flag("--log-y", options.logarithmic, "logarithmic y axis");
   if (!parse_command_line(app, arguments)) return kExitDone;
 
   std::vector<RunHistory> histories;
-  for (const std::string& path : paths) histories.push_back(read_history(path));
+  for (const std::string& path : paths) {
+    histories.push_back(read_history(path));
+    if (histories.back().steps().empty()) throw DataError("{}: holds no steps", path);
+  }
   const std::vector<std::string> labels = run_names(paths);
   std::vector<PlotRun> runs;
   for (size_t i = 0; i < paths.size(); ++i) runs.push_back({labels[i], &histories[i]});
   const std::string svg = draw(run_chart(which, runs, options));
   if (out == "-") {
-    std::fputs(svg.c_str(), stdout);
+    print_result(svg);
   } else {
     replace_file(out, svg);
   }

@@ -1,7 +1,6 @@
 // The arguments and the output of `moiety prepare`.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <optional>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +9,8 @@
 #include "apps/moiety/commands/prepare.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/console.h"
+#include "apps/moiety/report/people.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/base/log.h"
 #include "moiety/data/prepare.h"
 
@@ -49,8 +50,9 @@ class ProgressLine {
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - start_).count();
     const double bytes = static_cast<double>(done.bytes);
-    const std::string line = text("{:.0f} MB, {:.1f} MB/s, {} documents, {}", bytes / 1e6,
-                                  bytes / 1e6 / seconds, done.documents, done.path);
+    const std::string line =
+        text("{:.0f} MB, {:.1f} MB/s, {}, {}", bytes / 1e6, bytes / 1e6 / seconds,
+             counted(done.documents, "document"), done.path);
     // This is an estimate: the bytes done are decompressed, those of the files may not be.
     const double all = std::max(static_cast<double>(done.all_bytes), 1.0);
     console_.status(std::min(1.0, bytes / all), line);
@@ -68,23 +70,22 @@ class ProgressLine {
 
 void print(const data::PrepareSummary& summary) {
   for (const data::PrepareSummary::File& f : summary.files) {
-    const std::string line = text("{}: {} documents, {} tokens, {} bytes of text\n", f.path,
-                                  f.documents, f.tokens, f.source_bytes);
-    std::fputs(line.c_str(), stdout);
+    print_result(text("{}: {}, {}, {} of text\n", f.path, counted(f.documents, "document"),
+                      counted(f.tokens, "token"), counted(f.source_bytes, "byte")));
   }
-  std::fflush(stdout);
 }
 
 void warn(const data::PrepareSummary& summary) {
   if (summary.bad > 0) {
-    log(LogLevel::kWarning, "prepare: {} documents left out: bad JSON or UTF-8", summary.bad);
+    log(LogLevel::kWarning, "prepare: {} left out: bad JSON or UTF-8",
+        counted(summary.bad, "document"));
   }
   if (summary.repeated > 0) {
-    log(LogLevel::kWarning, "prepare: {} of the inputs are repeated; each was taken once",
-        summary.repeated);
+    log(LogLevel::kWarning, "prepare: {} of a file that was named before: left out",
+        counted(summary.repeated, "repetition"));
   }
   if (summary.empty > 0) {
-    log(LogLevel::kInfo, "prepare: {} documents left out: empty", summary.empty);
+    log(LogLevel::kInfo, "prepare: {} left out: empty", counted(summary.empty, "document"));
   }
 }
 
@@ -92,33 +93,34 @@ void warn(const data::PrepareSummary& summary) {
 
 int prepare_command(const std::vector<std::string>& arguments) {
   data::PrepareOptions options;
+  bool force = false;
   CLI::App app(kPrepareAbout, "moiety prepare");
   app.add_option("INPUT", options.inputs, "files, directories, or -")->required();
   app.add_option("--tokenizer", options.tokenizer, "bytes")->capture_default_str();
   app.add_option("--out", options.out, "PREFIX of the files to write")->required();
-  app.add_option("--valid-fraction", options.valid_fraction,
-                 "share of the documents, 0 <= f < 1, that goes to PREFIX.valid.tok; which ones "
-                 "depends on their number alone")
-      ->capture_default_str();
-  const std::map<std::string, data::InputFormat> formats{{"auto", data::InputFormat::kAuto},
-                                                         {"text", data::InputFormat::kText},
-                                                         {"jsonl", data::InputFormat::kJsonl}};
-  app.add_option("--format", options.rules.format, "auto (by name), text or jsonl")
-      ->transform(CLI::CheckedTransformer(formats).description(""))
-      ->default_str("auto");
+  add_number(app, "--valid-fraction", options.valid_fraction, between(0, 1).without_max(),
+             "share of the documents, 0 <= f < 1, that goes to PREFIX.valid.tok; which ones "
+             "depends on their number alone");
+  add_choice<data::InputFormat>(app, "--format", options.rules.format,
+                                {{"auto", data::InputFormat::kAuto},
+                                 {"text", data::InputFormat::kText},
+                                 {"jsonl", data::InputFormat::kJsonl}},
+                                "auto (by name), text or jsonl");
   app.add_option("--text-key", options.rules.text_key, "key of the text in a JSONL object")
       ->capture_default_str();
   app.add_option("--split", options.rules.split,
                  "separator of documents in text files; \\n, \\t, \\r, \\\\ are understood");
+  app.add_flag("--force", force, "overwrite token files");
   app.add_flag("--bos", options.rules.bos, "begin every document with bos");
   app.add_flag("--skip-bad", options.rules.skip_bad,
                "leave out documents with bad JSON or UTF-8, and count them");
-  app.add_option("--workers", options.workers,
-                 "threads; 0 is one per core; the output does not depend on it")
-      ->check(CLI::Range(0, 1024).description(""))
-      ->capture_default_str();
+  int64_t workers = 0;
+  add_number(app, "--workers", workers, between(0, 1024),
+             "threads; 0 is one per core; the output does not depend on it");
   bool quiet = false;
   if (!parse_command_line(app, arguments, &quiet)) return kExitDone;
+  options.workers = static_cast<int>(workers);
+  options.overwrite = force;
   options.rules.split = unescape(options.rules.split);
   std::optional<ProgressLine> line;
   if (!quiet) {

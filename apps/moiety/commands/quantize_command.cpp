@@ -1,6 +1,4 @@
 // The arguments and the work of `moiety quantize`.
-#include <cstdio>
-#include <map>
 
 #include <CLI/CLI.hpp>
 
@@ -9,6 +7,7 @@
 #include "apps/moiety/commands/quantize.h"
 #include "apps/moiety/commands/quantized_directory.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/result.h"
 #include "moiety/base/log.h"
 #include "moiety/quant/quantize.h"
 #include "moiety/quant/scale_layout.h"
@@ -39,34 +38,30 @@ struct QuantizeArguments {
   bool bf16 = false, stochastic = false, rht = false, row_scaled = false, force = false;
   bool pow2 = false, no_pow2 = false;
   quant::RngState rng;
-  uint32_t tensor_id = 0;
+  int64_t tensor_id = 0;
 };
 
 void add_options(CLI::App& app, QuantizeArguments& a) {
-  std::map<std::string, Format> formats;
+  std::vector<std::pair<std::string_view, Format>> formats;
   std::string names;
   for (const Format f : kFormats) {
-    formats[name(f)] = f;
+    formats.emplace_back(name(f), f);
     names += text("{}{}", names.empty() ? "" : ", ", name(f));
   }
   app.add_option("IN.npy", a.input, "the matrix")->required();
-  app.add_option("--format", a.format, names)
-      ->required()
-      ->transform(CLI::CheckedTransformer(formats).description(""));
+  add_choice(app, "--format", a.format, formats, names)->required()->default_str("");
   app.add_option("--out", a.directory, "DIR of the files to write")->required();
-  app.add_option("--element", a.element, "e4m3 or e5m2, of FP8 formats [e4m3]")
-      ->check(CLI::IsMember({"e4m3", "e5m2"}).description(""));
+  add_word(app, "--element", a.element, one_of("e4m3", "e5m2"),
+           "e4m3 or e5m2, of FP8 formats [e4m3]");
   app.add_flag("--row", a.directions.row, "blocks along rows: the default");
   app.add_flag("--col", a.directions.col, "blocks along columns; both with --row");
   CLI::Option* stochastic =
-      app.add_option_function<std::string>(
-             "--rounding", [&a](const std::string& word) { a.stochastic = word == "stochastic"; },
-             "nearest or stochastic")
-          ->check(CLI::IsMember({"nearest", "stochastic"}).description(""))
-          ->default_str("nearest");
-  app.add_option("--seed", a.rng.seed, "of stochastic rounding")->needs(stochastic);
-  app.add_option("--tensor-id", a.tensor_id, "of stochastic rounding")->needs(stochastic);
-  app.add_option("--draw", a.rng.draw, "number of the pass, of stochastic rounding")
+      add_choice<bool>(app, "--rounding", a.stochastic, {{"nearest", false}, {"stochastic", true}},
+                       "nearest or stochastic");
+  add_seed(app, "--seed", a.rng.seed, "of stochastic rounding")->needs(stochastic);
+  add_number(app, "--tensor-id", a.tensor_id, between(0, UINT32_MAX), "of stochastic rounding")
+      ->needs(stochastic);
+  add_seed(app, "--draw", a.rng.draw, "number of the pass, of stochastic rounding")
       ->needs(stochastic);
   app.add_flag("--rht", a.rht, "nvfp4: random Hadamard transform of the columns");
   app.add_flag("--row-scaled", a.row_scaled, "nvfp4: a tensor scale for every row");
@@ -75,10 +70,10 @@ void add_options(CLI::App& app, QuantizeArguments& a) {
   app.add_flag("--no-pow2", a.no_pow2,
                "FP8 scales keep all their bits, as those of tensors by default")
       ->excludes(pow2);
-  app.add_option("--layout", a.layout,
-                 "of block scales: compact, sm100 (swizzled), padded, or of FP8 blocks sm90")
-      ->check(CLI::IsMember(kLayoutWords).description(""))
-      ->capture_default_str();
+  Rule layouts;
+  layouts.choices.assign(kLayoutWords.begin(), kLayoutWords.end());
+  add_word(app, "--layout", a.layout, layouts,
+           "of block scales: compact, sm100 (swizzled), padded, or of FP8 blocks sm90");
   app.add_flag("--bf16", a.bf16, "uint16 in IN.npy are the bits of bfloat16");
   app.add_flag("--force", a.force, "overwrite files in DIR");
 }
@@ -95,7 +90,7 @@ QuantizedDescription describe(const QuantizeArguments& a) {
   d.spec.rht_col = a.rht;
   d.directions = {a.directions.row || !a.directions.col, a.directions.col};
   d.rng = a.rng;
-  d.tensor_id = a.tensor_id;
+  d.tensor_id = static_cast<uint32_t>(a.tensor_id);
   try {
     quantized_sizes(d.spec, 0, 0, d.directions);
   } catch (const Error& e) {
@@ -169,7 +164,7 @@ int quantize_command(const std::vector<std::string>& arguments) {
   if (d.non_finite) log(LogLevel::kWarning, "quantize: {} holds inf or NaN", a.input);
   std::vector<Tensor> scales;
   lay_out(d, view, scales);
-  for (const std::string& line : write_quantized(a.directory, d, view)) std::puts(line.c_str());
+  for (const std::string& line : write_quantized(a.directory, d, view)) print_result(line + "\n");
   return kExitDone;
 }
 

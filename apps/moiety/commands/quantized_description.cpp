@@ -1,12 +1,15 @@
 #include "apps/moiety/commands/quantized_description.h"
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <type_traits>
 
 #include <nlohmann/json.hpp>
 
 #include "apps/moiety/exit_code.h"
+#include "moiety/base/crc32c.h"
+#include "moiety/base/printable.h"
 
 namespace moiety::app {
 namespace {
@@ -15,6 +18,8 @@ using Json = nlohmann::ordered_json;
 
 // More elements than a file system holds; sizes of smaller tensors do not overflow.
 constexpr int64_t kMostElements = int64_t{1} << 48;
+constexpr const char* kChecksums = "crc32c";
+constexpr const char* kOwnChecksum = "quantized.json";  // its key beside those of the arrays
 
 // The fields of an object, each of which can be taken once, so that unknown ones are noticed.
 class Fields {
@@ -40,6 +45,16 @@ class Fields {
       if (value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<T>::max()) {
         return value.get<T>();
       }
+    } else if constexpr (std::is_same_v<T, std::map<std::string, uint32_t>>) {
+      T out;
+      for (const auto& [name, sum] : value.items()) {
+        if (!sum.is_string()) break;
+        const auto digits = sum.template get<std::string>();
+        const char* end = digits.data() + digits.size();
+        const auto [at, error] = std::from_chars(digits.data(), end, out[name], 16);
+        if (digits.size() != 8 || at != end || error != std::errc()) break;
+      }
+      if (value.is_object() && out.size() == value.size()) return out;
     } else if (value.is_array()) {
       T out;
       for (const Json& n : value) {
@@ -48,18 +63,20 @@ class Fields {
       }
       if (out.size() == value.size()) return out;
     }
-    throw DataError("{}: {} is {}", path_, key, value.dump());
+    throw DataError("{}: {} is {}", path_, key, printable(value.dump()));
   }
+  bool has(const char* key) const { return json_.contains(key); }
   // Takes a word and returns its number among `words`.
   template <size_t kCount>
   size_t take_word(const char* key, const std::array<std::string_view, kCount>& words) {
     const auto typed = take<std::string>(key);
     const auto at = std::find(words.begin(), words.end(), typed);
-    if (at == words.end()) throw DataError("{}: {} is '{}'", path_, key, typed);
+    if (at == words.end()) throw DataError("{}: {} is '{}'", path_, key, printable(typed));
     return static_cast<size_t>(at - words.begin());
   }
   void end() const {
-    if (!json_.empty()) throw DataError("{}: unknown key {}", path_, json_.begin().key());
+    if (!json_.empty())
+      throw DataError("{}: unknown key {}", path_, printable(json_.begin().key()));
   }
 
  private:
@@ -71,6 +88,17 @@ constexpr std::array<std::string_view, 3> kElementWords{"e4m3", "e5m2", "e2m1"};
 constexpr DType kElements[] = {DType::kE4M3, DType::kE5M2, DType::kE2M1};
 constexpr std::array<std::string_view, 3> kDirectionWords{"row", "col", "both"};
 constexpr std::array<std::string_view, 2> kRoundingWords{"nearest", "stochastic"};
+
+// Compares the text with its own checksum, which is taken out of `sums`.
+void check_own(const std::string& path, std::string_view json,
+               std::map<std::string, uint32_t>& sums) {
+  const uint32_t crc = crc32c(json.substr(0, json.rfind(text("\"{}\"", kChecksums))));
+  if (!sums.contains(kOwnChecksum) || sums[kOwnChecksum] != crc) {
+    throw DataError("{}: the text before \"{}\" has crc32c {:08x}, which is not the one behind it",
+                    path, kChecksums, crc);
+  }
+  sums.erase(kOwnChecksum);
+}
 
 // Checks that the tensor is small enough for a view of its elements.
 void check_shape(const std::string& path, const QuantizedDescription& d) {
@@ -112,7 +140,13 @@ std::string to_json(const QuantizedDescription& d) {
   if (d.spec.rht_col) out["rht_signs"] = d.spec.rht_signs;
   out["amax_floor"] = d.spec.amax_floor;
   out["non_finite"] = d.non_finite;
-  return out.dump(2) + "\n";
+  std::string json = out.dump(2);
+  json.resize(json.size() - 2);  // "\n}"
+  json += ",\n  ";
+  Json sums;
+  sums[kOwnChecksum] = text("{:08x}", crc32c(json));
+  for (const auto& [array, crc] : d.checksums) sums[array] = text("{:08x}", crc);
+  return json + text("\"{}\": {}\n}}\n", kChecksums, sums.dump());
 }
 
 QuantizedDescription parse_quantized_description(const std::string& path, std::string_view json) {
@@ -141,6 +175,10 @@ QuantizedDescription parse_quantized_description(const std::string& path, std::s
   if (d.spec.rht_col) d.spec.rht_signs = fields.take<uint16_t>("rht_signs");
   d.spec.amax_floor = fields.take<float>("amax_floor");
   d.non_finite = fields.take<bool>("non_finite");
+  if (fields.has(kChecksums)) {
+    d.checksums = fields.take<std::map<std::string, uint32_t>>(kChecksums);
+    check_own(path, json, d.checksums);
+  }
   fields.end();
   check_shape(path, d);
   try {

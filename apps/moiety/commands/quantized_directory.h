@@ -29,4 +29,14 @@ struct StoredTensor {
 // scales of tiles in another layout than compact, which cannot be converted back.
 StoredTensor read_quantized(const std::string& directory);
 
+// Whether the directory holds a description.
+bool is_quantized(const std::string& directory);
+struct QuantizedCheck {
+  QuantizedDescription description;  // without checksums, if the files are of an older version
+  int64_t bytes = 0;                 // of the arrays
+  int arrays = 0;
+};
+// Reads all files and compares them with the description, scales of any layout too. DataError.
+QuantizedCheck check_quantized(const std::string& directory);
+
 }  // namespace moiety::app

@@ -8,7 +8,7 @@
 namespace moiety::app {
 namespace {
 
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array<int, 5> kSignals{SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
 
 std::atomic<train::TrainRequests*> g_requests{nullptr};
 std::atomic<bool> g_interrupted{false};
@@ -31,15 +31,19 @@ void handle(int signal) {
 SignalHandlers::SignalHandlers(train::TrainRequests& requests) {
   g_requests = &requests;
   g_interrupted = false;
-  struct sigaction action {};
-  action.sa_handler = handle;
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
-  for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &action, &previous_[i]);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &previous_[i]);
+    if (kSignals[i] == SIGHUP && previous_[i].sa_handler == SIG_IGN) continue;  // nohup
+    struct sigaction action {};
+    action.sa_handler = kSignals[i] == SIGPIPE ? SIG_IGN : handle;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 SignalHandlers::~SignalHandlers() {
-  for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &previous_[i], nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous_[i], nullptr);
 }
 
 }  // namespace moiety::app

@@ -1,8 +1,10 @@
-// Signals by which the user controls a running training: SIGUSR1 saves and continues; SIGTERM or
-// the first SIGINT finishes the step, saves and stops; a second SIGINT ends the process at once
-// with 130.
+// Signals by which the user controls a running training: SIGUSR1 saves and continues; SIGTERM,
+// SIGHUP (a terminal that was closed; not under nohup) or the first SIGINT finishes the step, saves
+// and stops; a second SIGINT ends the process at once with 130. SIGPIPE is ignored: a reader of the
+// step lines that goes away does not end the training.
 #pragma once
 
+#include <array>
 #include <csignal>
 
 #include "moiety/train/plan.h"
@@ -18,7 +20,7 @@ class SignalHandlers {
   SignalHandlers& operator=(const SignalHandlers&) = delete;
 
  private:
-  struct sigaction previous_[3];
+  std::array<struct sigaction, 5> previous_;
 };
 
 }  // namespace moiety::app

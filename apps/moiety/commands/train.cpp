@@ -12,6 +12,7 @@
 #include "apps/moiety/config/launch.h"
 #include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/people.h"
 #include "apps/moiety/report/run_files.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/mpi_group.h"
@@ -79,9 +80,11 @@ class LeadingPart {
 
   void announce(const TrainingPlan& plan) {
     const train::TrainConfig& c = plan.config;
-    say(text("{:.2f} M parameters; {}, {}; {} steps of {} x {} tokens",
-             1e-6 * double(model::parameter_count(c.model)), train::describe_layout(plan.grid),
-             name(c.precision.recipe), plan.steps, c.train.global_batch, c.data.seq_len));
+    say(text("{} parameters, {} active a token; {}, {}; {} of {} x {} tokens",
+             amount_text(double(model::parameter_count(c.model))),
+             amount_text(double(model::active_parameter_count(c.model))),
+             train::describe_layout(plan.grid), name(c.precision.recipe),
+             counted(plan.steps, "step"), c.train.global_batch, c.data.seq_len));
     if (!plan.dry_run) return;
     say("memory of a rank:");
     const train::MemoryEstimate memory = train::estimate_memory(c, plan.grid, plan.device);

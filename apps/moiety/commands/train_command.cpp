@@ -1,12 +1,12 @@
 // The arguments of `moiety train`.
 #include <algorithm>
-#include <cstdio>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/commands/train.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/result.h"
 
 namespace moiety::app {
 namespace {
@@ -21,7 +21,7 @@ constexpr const char* kTrainAbout =
 
 int train_command(const std::vector<std::string>& given) {
   if (std::find(given.begin(), given.end(), "--help=markdown") != given.end()) {
-    std::fputs(options_markdown().c_str(), stdout);
+    print_result(options_markdown());
     return kExitDone;
   }
   std::vector<std::string> arguments = given;
@@ -46,7 +46,7 @@ int train_command(const std::vector<std::string>& given) {
   if (!run.empty()) overrides.insert(overrides.begin(), "--run.dir=" + run);
   const Config config = load_config(files, overrides);
   if (print) {
-    std::fputs(print_config(config).c_str(), stdout);
+    print_result(print_config(config));
     return kExitDone;
   }
   return train(config, flags);

@@ -2,8 +2,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "apps/moiety/config/train_options.h"
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
+#include "moiety/base/printable.h"
 #include "moiety/checkpoint/manifest.h"
 
 namespace moiety::app {
@@ -14,10 +16,12 @@ std::string config_to_json(const Config& config) {
 
 Options parse_config_json(std::string_view json, const std::string& checkpoint) {
   try {
-    const nlohmann::json object = nlohmann::json::parse(json);
-    return parse_config(object.at("toml").get<std::string>(), checkpoint + " config").options;
-  } catch (const nlohmann::json::exception& e) {
-    throw CheckpointError("{}: config: {}", checkpoint, e.what());
+    const nlohmann::json object = nlohmann::json::parse(json, nullptr, false);
+    const auto toml = object.is_object() ? object.find("toml") : object.end();
+    if (toml == object.end() || !toml->is_string()) {
+      throw CheckpointError("{}: its config is no object with a text \"toml\"", checkpoint);
+    }
+    return parse_config(toml->get<std::string>(), checkpoint + " config").options;
   } catch (const UsageError& e) {
     throw CheckpointError("{}", e.what());  // written by another version
   }
@@ -28,6 +32,14 @@ CheckpointInfo read_checkpoint_info(const std::string& path) {
   return {path, manifest.run.step, parse_config_json(manifest.run.config, path)};
 }
 
+train::TrainConfig train_config(const CheckpointInfo& checkpoint) {
+  try {
+    return train_config(checkpoint.options);
+  } catch (const UsageError& e) {
+    throw CheckpointError("{} config: {}", checkpoint.path, e.what());
+  }
+}
+
 std::vector<std::string> compare_for_resume(const Options& saved, const Options& now,
                                             const std::string& checkpoint) {
   std::vector<std::string> changes;
@@ -36,15 +48,15 @@ std::vector<std::string> compare_for_resume(const Options& saved, const Options&
     const std::string before = value_text(key, saved), after = value_text(key, now);
     if (before == after) continue;
     if (key.resume == Resume::kMust) {
-      different += text("\n  {:<24} {:>16} {:>16}", key.full_name(), before, after);
+      different += text("{}{} was {}, is now {}", different.empty() ? "" : "; ", key.full_name(),
+                        printable(before), printable(after));
     } else if (key.resume == Resume::kMay) {
       changes.push_back(text("resume: {} was {}, is now {}", key.full_name(), before, after));
     }
   }
   if (different.empty()) return changes;
-  throw CheckpointError(
-      "{}: made with other values of keys that a resume must not change:\n  {:<24} {:>16} {:>16}{}",
-      checkpoint, "key", "checkpoint", "now", different);
+  throw CheckpointError("{}: made with other values of keys that a resume must not change: {}",
+                        checkpoint, different);
 }
 
 }  // namespace moiety::app

@@ -75,6 +75,15 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   } catch (const Error& e) {
     throw UsageError("{}", e.what());
   }
+  // Sizes that are legal by themselves; the bytes of more than these could not be counted.
+  constexpr int64_t kMostParameters = int64_t{1} << 46;
+  if (const int64_t n = model::parameter_count(c); n > kMostParameters) {
+    throw UsageError(
+        "model.layers x moe.experts x model.d_model x moe.d_ffn = {} x {} x {} x {}: a model of "
+        "{:.2g} "
+        "parameters is too large",
+        c.layers, c.router.experts, c.d_model, c.d_ffn, double(n));
+  }
   if (c.vocab < tokenizer_vocab) {
     throw UsageError("model.vocab = {}: the tokenizer \"{}\" has {} ids", c.vocab, o.data.tokenizer,
                      tokenizer_vocab);

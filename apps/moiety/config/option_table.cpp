@@ -4,29 +4,10 @@
 
 #include "apps/moiety/config/options.h"
 #include "apps/moiety/exit_code.h"
+#include "moiety/base/printable.h"
 
 namespace moiety::app {
 namespace {
-
-Rule any() { return {}; }
-Rule between(double min, double max) {
-  Rule rule;
-  rule.min = min;
-  rule.max = max;
-  return rule;
-}
-Rule at_least(double min) { return between(min, Rule::kInfinity); }
-Rule above(double min) {
-  Rule rule = at_least(min);
-  rule.open_min = true;
-  return rule;
-}
-template <class... Names>
-Rule one_of(Names... names) {
-  Rule rule;
-  rule.choices = {names...};
-  return rule;
-}
 
 constexpr Resume kMust = Resume::kMust, kMay = Resume::kMay, kFree = Resume::kFree,
                  kContent = Resume::kContent;
@@ -71,10 +52,12 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// A key that was probably meant, or nothing: a name that shares less than half is no misspelling.
 std::string nearest_key(std::string_view name) {
+  if (name.size() > 64) return {};
   const std::string_view last = name.substr(name.rfind('.') + 1);
   std::string best;
-  size_t best_distance = std::string::npos;
+  size_t best_distance = std::max<size_t>(2, name.size() / 2);
   for (const Key& key : option_keys()) {
     // The right name in the wrong section is nearer than any misspelling.
     const size_t distance = key.name == last ? 0 : edit_distance(name, key.full_name());
@@ -88,22 +71,6 @@ std::string nearest_key(std::string_view name) {
 
 }  // namespace
 
-Rule Rule::or_zero() const {
-  Rule rule = *this;
-  rule.zero = true;
-  return rule;
-}
-Rule Rule::multiple_of(int64_t m) const {
-  Rule rule = *this;
-  rule.multiple = m;
-  return rule;
-}
-Rule Rule::without_max() const {
-  Rule rule = *this;
-  rule.open_max = true;
-  return rule;
-}
-
 std::span<const Key> option_keys() { return table(); }
 
 const Key& find_key(std::string_view name, const std::string& where) {
@@ -114,7 +81,10 @@ const Key& find_key(std::string_view name, const std::string& where) {
     throw UsageError("{}: {} is not available in this version of Moiety", where, name);
   }
   if (contains(kUnsupported, name)) throw UsageError("{}: {} is not supported", where, name);
-  throw UsageError("{}: unknown key '{}'; did you mean '{}'?", where, name, nearest_key(name));
+  const std::string nearest = nearest_key(name);
+  throw UsageError(
+      "{}: unknown key '{}'{}", printable(where), printable(name),
+      nearest.empty() ? "; --help lists the keys" : text("; did you mean '{}'?", nearest));
 }
 
 const std::vector<Section>& option_sections() {

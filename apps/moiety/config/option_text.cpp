@@ -23,12 +23,6 @@ std::string toml_float(double v) {
   return s.find_first_of(".e") == std::string::npos ? s + ".0" : s;
 }
 
-// A number of a range, which may belong to integers.
-std::string number(double v) {
-  const bool whole = std::floor(v) == v && std::fabs(v) < 1e15;
-  return whole ? std::to_string(int64_t(v)) : plain_exponent(number_text(v));
-}
-
 std::string toml_string(std::string_view s) {
   std::string out = "\"";
   for (char c : s) {
@@ -66,15 +60,6 @@ struct ValueText {
   }
 };
 
-std::string join(const std::vector<std::string_view>& words, const char* separator) {
-  std::string out;
-  for (std::string_view word : words) {
-    if (!out.empty()) out += separator;
-    out += word.empty() ? "\"\"" : word;
-  }
-  return out;
-}
-
 const char* resume_text(Resume resume) {
   switch (resume) {
     case Resume::kMust:
@@ -109,20 +94,6 @@ std::string type_text(const Key& key) {
   return kNames[key.field(options).index()];
 }
 
-std::string range_text(const Key& key) {
-  const Rule& rule = key.rule;
-  if (!rule.choices.empty()) return join(rule.choices, " | ");
-  std::string out = rule.zero ? "0 or " : "";
-  const bool low = std::isfinite(rule.min), high = std::isfinite(rule.max);
-  if (low && high) {
-    out += number(rule.min) + ".." + (rule.open_max ? "<" : "") + number(rule.max);
-  } else if (low) {
-    out += (rule.open_min ? "> " : ">= ") + number(rule.min);
-  }
-  if (rule.multiple > 1) out += ", a multiple of " + std::to_string(rule.multiple);
-  return out;
-}
-
 std::string value_text(const Key& key, const Options& options) {
   // The pointer is only used for reading.
   return std::visit(ValueText{}, key.field(const_cast<Options&>(options)));
@@ -147,7 +118,7 @@ std::string options_help() {
   for (const Section& section : option_sections()) {
     out += text("\n[{}] {}\n", section.name, section.help);
     for (const Key& key : section.keys) {
-      std::string limits = range_text(key);
+      std::string limits = range_text(key.rule);
       if (!key.unit.empty()) limits = std::string(key.unit) + (limits.empty() ? "" : ", " + limits);
       const std::string left = text("--{}={}", key.full_name(), value_text(key, defaults));
       out += text("  {:<34}  {}{}\n", left, key.help, limits.empty() ? "" : " [" + limits + "]");
@@ -171,7 +142,7 @@ std::string options_markdown() {
     out += "| key | default | range | unit | resume | |\n|---|---|---|---|---|---|\n";
     for (const Key& key : section.keys) {
       out += text("| `{}` | `{}` | {} | {} | {} | {} |\n", key.name, value_text(key, defaults),
-                  cell(range_text(key)), key.unit, resume_text(key.resume),
+                  cell(range_text(key.rule)), key.unit, resume_text(key.resume),
                   cell(std::string(key.help)));
     }
   }

@@ -1,24 +1,24 @@
 #include "apps/moiety/config/options.h"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
-#include <fstream>
 #include <sstream>
 
 #include <toml++/toml.h>
 
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/input_file.h"
+#include "moiety/base/number_text.h"
+#include "moiety/base/printable.h"
 #include "moiety/data/documents.h"
 
 namespace moiety::app {
 namespace {
 
-template <class List>
-bool contains(const List& list, std::string_view name) {
-  return std::find(std::begin(list), std::end(list), name) != std::end(list);
-}
+constexpr int64_t kMostBytes = 1 << 20;  // of a config file
+// The parser descends once for each part of a dotted key, so a long one would overflow its stack.
+constexpr int kMostDots = 8;
 
 // A value on its way to its key.
 struct Entry {
@@ -29,25 +29,29 @@ struct Entry {
   std::string where;   // place, for errors
 };
 
+// A value as it is said in errors: in one line, and short.
 std::string shown(const toml::node& node) {
   if (node.is_table()) return "{...}";
+  if (const auto* number = node.as_floating_point()) {
+    const std::string s = number_text(number->get());
+    return s.find_first_of(".en") == s.npos ? s + ".0" : s;
+  }
   std::ostringstream out;
   node.visit([&](const auto& value) { out << value; });
-  return out.str();
+  std::string line = std::move(out).str();
+  for (size_t at;
+       (at = line.find("\n")) != line.npos;) {  // arrays of tables are printed over lines
+    line.replace(at, std::min(line.find_first_not_of("\n ", at), line.size()) - at, " ");
+  }
+  return printable(line);
 }
 
 [[noreturn]] void refuse(const Entry& entry, const std::string& value) {
-  const std::string range = range_text(*entry.key);
+  const std::string range = range_text(entry.key->rule);
   const bool choice = !entry.key->rule.choices.empty();
-  throw UsageError("{}: {} = {}: must be {}{}", entry.where, entry.key->full_name(), value,
-                   choice ? "one of" : type_text(*entry.key),
+  throw UsageError("{}: {} = {}: must be {}{}", printable(entry.where), entry.key->full_name(),
+                   value, choice ? "one of" : type_text(*entry.key),
                    range.empty() ? "" : (choice ? " " : ", ") + range);
-}
-
-bool allows(const Rule& rule, double v) {
-  if (rule.zero && v == 0) return true;
-  if (!std::isfinite(v) || v < rule.min || v > rule.max) return false;
-  return !(rule.open_min && v == rule.min) && !(rule.open_max && v == rule.max);
 }
 
 // Stores a node in a field of its type, or refuses it.
@@ -84,22 +88,22 @@ class Assign {
 
   int64_t integer(const toml::node& node) const {
     const auto* v = node.as_integer();
-    if (!v || !allows(rule(), double(v->get())) || v->get() % rule().multiple != 0) refuse();
+    if (!v || !rule().allows(v->get())) refuse();
     return v->get();
   }
   double number(const toml::node& node) const {
     const auto v = node.is_number() ? node.value<double>() : std::nullopt;
-    if (!v || !allows(rule(), *v)) refuse();
+    if (!v || !rule().allows(*v)) refuse();
     return *v;
   }
   std::string string(const toml::node& node) const {
     const auto* v = node.as_string();
     if (!v) refuse();
     const std::string& s = v->get();
-    if (!rule().choices.empty() && !contains(rule().choices, s)) refuse();
+    if (!rule().allows(std::string_view(s))) refuse();
     const auto control = [](char c) { return uint8_t(c) < 32 || c == 127; };
     if (data::find_bad_utf8(s) != std::string::npos || std::any_of(s.begin(), s.end(), control)) {
-      throw UsageError("{}: {}: not UTF-8, or with control characters", entry_.where,
+      throw UsageError("{}: {}: not UTF-8, or with control characters", printable(entry_.where),
                        entry_.key->full_name());
     }
     return s;
@@ -124,6 +128,35 @@ class Assign {
   const toml::node& node_;
 };
 
+// The index behind the string that begins at `at`, or the end of the text.
+size_t end_of_string(std::string_view toml, size_t at) {
+  const char quote = toml[at];
+  const std::string_view three = quote == '"' ? R"(""")" : "'''";
+  const bool lines = toml.substr(at).starts_with(three);
+  const std::string_view end = lines ? three : three.substr(0, 1);
+  for (at += end.size(); at < toml.size(); ++at) {
+    if (toml.substr(at).starts_with(end)) return at + end.size();
+    if (quote == '"' && toml[at] == '\\') ++at;
+    if (!lines && at < toml.size() && toml[at] == '\n') break;  // not ended: the parser refuses it
+  }
+  return at;
+}
+
+// The line of the first key of too many parts; 0 if there is none.
+int line_of_deep_key(std::string_view toml) {
+  int line = 1, dots = 0;
+  for (size_t at = 0; at < toml.size();) {
+    const char c = toml[at];
+    const size_t begin = at++;
+    if (c == '#') at = std::min(toml.find('\n', at), toml.size());
+    if (c == '"' || c == '\'') at = end_of_string(toml, begin);
+    line += int(std::count(toml.begin() + ptrdiff_t(begin), toml.begin() + ptrdiff_t(at), '\n'));
+    if (std::string_view("=,[]{}\n").find(c) != std::string_view::npos) dots = 0;
+    if (c == '.' && ++dots == kMostDots) return line;
+  }
+  return 0;
+}
+
 // Collects the values of all sources, then applies them in their order.
 class Loader {
  public:
@@ -133,7 +166,8 @@ class Loader {
       const std::string where = place(path, node);
       const toml::table* keys = node.as_table();
       if (!keys) {
-        throw UsageError("{}: '{}' stands outside a section such as [model]", where, section.str());
+        throw UsageError("{}: '{}' stands outside a section such as [model]", where,
+                         printable(section.str()));
       }
       for (const auto& [name, value] : *keys) {
         const std::string at = place(path, value);
@@ -144,11 +178,7 @@ class Loader {
   }
 
   void add_file(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream content;
-    content << file.rdbuf();
-    if (!file) throw UsageError("{}: the config file cannot be read", path);
-    add_toml(content.str(), path);
+    add_toml(read_file(path, kMostBytes, ErrorKind::kUsage), path);
   }
 
   void add_argument(const std::string& argument) {
@@ -167,7 +197,7 @@ class Loader {
                                       entry.value->is_table()))) {
       entry.value = &texts_.emplace_back(entry.raw);
     }
-    if (!entry.value) refuse(entry, entry.raw);
+    if (!entry.value) refuse(entry, printable(entry.raw));
     entries_.push_back(std::move(entry));
   }
 
@@ -193,15 +223,19 @@ class Loader {
   }
 
   const toml::table& parse(std::string_view toml, const std::string& path) {
+    if (const int line = line_of_deep_key(toml)) {
+      throw UsageError("{}:{}: a key of more than {} parts", path, line, kMostDots);
+    }
     try {
       return tables_.emplace_back(toml::parse(toml, path));
     } catch (const toml::parse_error& e) {
-      throw UsageError("{}:{}: {}", path, e.source().begin.line, e.description());
+      throw UsageError("{}:{}: {}", path, e.source().begin.line, printable(e.description()));
     }
   }
 
   // The value of an argument, or null if it is not one TOML value.
   const toml::node* parse_value(const std::string& raw) {
+    if (line_of_deep_key(raw)) return nullptr;
     try {
       const toml::table& table = tables_.emplace_back(toml::parse("value = " + raw));
       return table.size() == 1 ? table.get("value") : nullptr;

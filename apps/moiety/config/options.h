@@ -9,13 +9,13 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
+#include "apps/moiety/config/rule.h"
 #include "moiety/data/sample_source.h"
 
 namespace moiety::app {
@@ -34,23 +34,6 @@ struct Options {
 // (sampler.h).
 enum class Resume { kMust, kMay, kFree, kContent };
 
-// The values that a key may have. The numbers of a list, and the weights of paths, obey it one by
-// one.
-struct Rule {
-  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  double min = -kInfinity;
-  double max = kInfinity;
-  bool open_min = false;  // min itself is excluded
-  bool open_max = false;
-  bool zero = false;  // 0 is legal even if the range excludes it
-  int64_t multiple = 1;
-  std::vector<std::string_view> choices;  // for a string; empty: any text
-
-  Rule or_zero() const;
-  Rule multiple_of(int64_t m) const;
-  Rule without_max() const;
-};
-
 struct Key {
   // A pointer to the key's value in an Options; the alternative tells its type.
   using Field = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
@@ -58,7 +41,7 @@ struct Key {
   std::string_view section, name;
   Field (*field)(Options&);
   Resume resume;
-  Rule rule;
+  Rule rule;  // the numbers of a list, and the weights of paths, obey it one by one
   std::string_view unit;
   std::string_view help;
 
@@ -91,8 +74,6 @@ Config load_config(std::span<const std::string> files, std::span<const std::stri
 // The same from TOML text, with the name `path` in errors: a checkpoint's config is read this way.
 Config parse_config(std::string_view toml, const std::string& path);
 
-// The values that the key's rule allows: "1..1024", "> 0", "auto | cpu". Empty if it allows all.
-std::string range_text(const Key& key);
 // A value as TOML: the shortest text that reads back to the same value.
 std::string value_text(const Key& key, const Options& options);
 std::string type_text(const Key& key);

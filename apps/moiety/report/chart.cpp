@@ -52,7 +52,8 @@ std::string shortened(const std::string& s, int most) {
 
 std::string value_label(double v) {
   if (std::fabs(v) >= 1000) return train::si_text(v);
-  return v == 0 || std::fabs(v) >= 1e-3 ? text("{:#.4g}", v) : text("{:.1e}", v);
+  if (v == 0 || std::fabs(v) >= 1e-3) return text("{:#.4g}", v);
+  return std::fabs(v) >= 1e-4 ? text("{:.2g}", v) : text("{:.1e}", v);
 }
 
 class Drawing {
@@ -258,8 +259,8 @@ void Drawing::lost_values(const Series& series) {
              count));
 }
 
-// Draws the last values of the smooth curves and the reference beside their ends, pushed apart
-// where they are close.
+// Draws the last values of the smooth curves and the reference beside their ends; at the right edge
+// they are pushed apart where they are close.
 void Drawing::end_labels() {
   struct End {
     double curve, y;
@@ -270,9 +271,14 @@ void Drawing::end_labels() {
   for (const Series& series : chart_.series) {
     if (series.mark != Mark::kThick && series.mark != Mark::kDashed) continue;
     if (series.points.empty() || !visible(series.points.back().y)) continue;
-    if (x_.position(series.points.back().x) < kRight - 2) continue;
+    const double x = x_.position(series.points.back().x);
     const double y = y_.position(series.points.back().y);
-    ends.push_back({y, y, color_class(series), value_label(series.points.back().y)});
+    const std::string value = value_label(series.points.back().y);
+    if (x < kRight - 2) {
+      label(x + 6, y + 4, "ink", "", value);  // it ends before others do
+    } else {
+      ends.push_back({y, y, color_class(series), value});
+    }
   }
   if (chart_.reference && visible(*chart_.reference)) {
     const double y = y_.position(*chart_.reference);

@@ -1,6 +1,6 @@
 #include "apps/moiety/report/reporter.h"
 
-#include <chrono>
+#include <algorithm>
 
 #include "apps/moiety/report/run_plots.h"
 #include "moiety/base/replace_file.h"
@@ -38,54 +38,79 @@ double Reporter::eta_seconds(int64_t step) const {
                       occasions(step, steps_, options_.checkpoint.interval));
 }
 
-void Reporter::fill_in(train::StepRecord& record) const {
-  const double seconds = since_line_.seconds, steps = double(steps_since_line_);
+void Reporter::Since::add(const train::StepWork& step) {
+  work.seconds += step.seconds;
+  work.tokens += step.tokens;
+  work.flops += step.flops;
+  work.data_wait_ms += step.data_wait_ms;
+  work.waits += step.waits;
+  ++steps;
+}
+
+train::StepRecord Reporter::filled_in(const train::StepRecord& of_step, const Since& since) const {
+  train::StepRecord record = of_step;
+  const double seconds = since.work.seconds, steps = double(since.steps);
   record.steps = steps_;
   record.step_s = seconds / steps;
-  record.data_wait_ms = since_line_.data_wait_ms / steps;
-  record.waits = since_line_.waits / steps;
-  record.comm = 0.1 * since_line_.waits.sum_ms() / seconds;
-  record.tokens_per_s = since_line_.tokens / seconds;
-  record.tflops = since_line_.flops / seconds * 1e-12;
+  record.data_wait_ms = since.work.data_wait_ms / steps;
+  record.waits = since.work.waits / steps;
+  record.comm = 0.1 * since.work.waits.sum_ms() / seconds;
+  record.tokens_per_s = since.work.tokens / seconds;
+  record.tflops = since.work.flops / seconds * 1e-12;
   record.mfu = 100 * record.tflops / peak_;
   record.mfu_recipe = 100 * record.tflops / recipe_peak_;
   const train::MemoryUse memory = train::memory_use(device_);
   record.memory = memory.used;
   record.memory_total = memory.total;
   record.forced = options_.router.force_balance;
+  return record;
+}
+
+bool Reporter::is_due(int64_t step) const {
+  const int64_t every = std::max<int64_t>(options_.log.every, 1);
+  return step % every == 0 || step == steps_;
+}
+
+bool Reporter::line_is_due(int64_t step) const {
+  if (options_.log.every > 0) return is_due(step);
+  return step == steps_ || std::chrono::steady_clock::now() - last_line_ >= std::chrono::seconds(1);
+}
+
+void Reporter::write_line(const train::StepRecord& record, double eta) {
+  const std::string line = step_line(record, options_.router.z_coef > 0, eta);
+  if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);
+  directory_.log().add(line);
+  since_line_ = {};
+  last_line_ = std::chrono::steady_clock::now();
+}
+
+void Reporter::write_record(const train::StepRecord& record) {
+  const std::string json = step_json(record, unix_time());
+  directory_.metrics().add(json);
+  add_record(json, history_);
+  if (tensorboard_) add_step(record, *tensorboard_);
+  plots_are_old_ = true;
+  since_record_ = {};
 }
 
 void Reporter::step(const train::StepRecord& of_step, const train::StepWork& work) {
   eta_.add_step(work.seconds);
-  since_line_.seconds += work.seconds;
-  since_line_.tokens += work.tokens;
-  since_line_.flops += work.flops;
-  since_line_.data_wait_ms += work.data_wait_ms;
-  since_line_.waits += work.waits;
-  ++steps_since_line_;
-  const bool due = of_step.step % options_.log.every == 0 || of_step.step == steps_;
-  train::StepRecord record = of_step;
-  fill_in(record);
-  const bool with_z = options_.router.z_coef > 0;
-  const double eta = eta_seconds(record.step);
-  // The end of a status line may be cut.
-  console_.status(
-      double(record.step) / double(steps_),
-      text("eta {} {}", train::duration_text(eta), step_line(record, with_z, std::nullopt)));
-  if (due) {
-    const std::string line = step_line(record, with_z, eta);
-    if (console_.progress() == ProgressMode::kLines) console_.line(LogLevel::kInfo, line);
-    directory_.log().add(line);
-    const std::string json = step_json(record, unix_time());
-    directory_.metrics().add(json);
-    add_record(json, history_);
-    if (tensorboard_) add_step(record, *tensorboard_);
-    plots_are_old_ = true;
-    since_line_ = {};
-    steps_since_line_ = 0;
+  since_line_.add(work);
+  since_record_.add(work);
+  const int64_t step = of_step.step;
+  const double eta = eta_seconds(step);
+  const bool line = line_is_due(step);
+  if (line || console_.has_bar()) {
+    const train::StepRecord shown = filled_in(of_step, since_line_);
+    // The end of a status line may be cut.
+    console_.status(double(step) / double(steps_),
+                    text("eta {} {}", train::duration_text(eta),
+                         step_line(shown, options_.router.z_coef > 0, std::nullopt)));
+    if (line) write_line(shown, eta);
   }
+  if (is_due(step)) write_record(filled_in(of_step, since_record_));
   const int64_t plot_every = options_.log.plot_every;
-  if (plot_every > 0 && record.step % plot_every == 0) draw_plots();
+  if (plot_every > 0 && step % plot_every == 0) draw_plots();
 }
 
 void Reporter::say(LogLevel level, const std::string& line) {

@@ -2,6 +2,7 @@
 // TensorBoard, plots.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 
@@ -26,8 +27,8 @@ class Reporter final : public train::Observer {
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
-  // Writes a line and a record every `log.every` steps (and for the last one), with the mean time
-  // since the last ones.
+  // Writes a line and a record every `log.every` steps (and for the last one), each with the mean
+  // time since the one before. If it is 0, every step has a record, and a second at most one line.
   void step(const train::StepRecord& record, const train::StepWork& work) override;
   // Writes a line of the run, not of rank 0.
   void say(LogLevel level, const std::string& line) override;
@@ -43,8 +44,20 @@ class Reporter final : public train::Observer {
   void set_device(Device device) { device_ = device; }
 
  private:
+  // The steps since a line or a record.
+  struct Since {
+    train::StepWork work;
+    int64_t steps = 0;
+
+    void add(const train::StepWork& step);
+  };
+
   double eta_seconds(int64_t step) const;
-  void fill_in(train::StepRecord& record) const;
+  train::StepRecord filled_in(const train::StepRecord& record, const Since& since) const;
+  bool is_due(int64_t step) const;
+  bool line_is_due(int64_t step) const;
+  void write_line(const train::StepRecord& record, double eta);
+  void write_record(const train::StepRecord& record);
   // Opens the files to which training that continues behind `step` adds.
   void open(int64_t step);
   void draw_plots();
@@ -57,8 +70,8 @@ class Reporter final : public train::Observer {
   train::Eta eta_;
   double peak_ = 0, recipe_peak_ = 0;
   Device device_;
-  train::StepWork since_line_;
-  int64_t steps_since_line_ = 0;
+  Since since_line_, since_record_;
+  std::chrono::steady_clock::time_point last_line_{};
   RunHistory history_;
   bool plots_are_old_ = false, plots_failed_ = false;
   std::optional<EventWriter> tensorboard_;

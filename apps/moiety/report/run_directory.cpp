@@ -1,24 +1,33 @@
 #include "apps/moiety/report/run_directory.h"
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
-#include <fstream>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "apps/moiety/input_file.h"
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
+#include "moiety/base/replace_file.h"
 
 namespace moiety::app {
 namespace fs = std::filesystem;
 namespace {
 
-fs::path created(const fs::path& path) {
+// Makes the directory and those above it; returns those that were not there, deepest first.
+std::vector<fs::path> create(const fs::path& path) {
+  std::vector<fs::path> made;
   std::error_code error;
+  for (fs::path p = path; !p.empty() && !fs::exists(p, error); p = p.parent_path()) {
+    if (p.has_filename()) made.push_back(p);
+  }
   fs::create_directories(path, error);
   if (error) throw IoError("{}: cannot create the directory: {}", path.string(), error.message());
-  return path;
+  return made;
 }
 
 fs::path config_path(const fs::path& directory, int number) {
@@ -40,7 +49,8 @@ bool same_values(const fs::path& file, const Options& options) {
 }  // namespace
 
 RecordFile::RecordFile(const fs::path& path) : path_(path.string()) {
-  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  // A FIFO that nobody reads is an error, not a wait.
+  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
   if (fd_ < 0) throw IoError("{}: cannot open: {}", path_, std::strerror(errno));
 }
 
@@ -63,12 +73,25 @@ void RecordFile::add(std::string_view record) {
                why.c_str());
 }
 
-LineFile::LineFile(const fs::path& path) : file_(path) {
-  std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (in.tellg() <= 0) return;
-  in.seekg(-1, std::ios::end);
-  if (in.get() != '\n') file_.add("\n");  // the machine stopped while a line was written
+void RecordFile::cut_last_line() {
+  struct stat info {};
+  if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) return;
+  const InputFile file(path_, ErrorKind::kIo);
+  int64_t end = file.bytes();
+  std::array<char, 4096> part;
+  while (end > 0) {
+    const int64_t begin = std::max<int64_t>(0, end - int64_t(part.size()));
+    file.read(begin, std::as_writable_bytes(std::span(part.data(), size_t(end - begin))));
+    const size_t at = std::string_view(part.data(), size_t(end - begin)).rfind('\n');
+    end = at == std::string_view::npos ? begin : begin + int64_t(at) + 1;
+    if (at != std::string_view::npos) break;
+  }
+  if (end < file.bytes() && ::ftruncate(fd_, end) != 0) {
+    throw IoError("{}: cannot be cut to {} bytes: {}", path_, end, std::strerror(errno));
+  }
 }
+
+LineFile::LineFile(const fs::path& path) : file_(path) { file_.cut_last_line(); }
 
 DirectoryLock::DirectoryLock(const fs::path& directory) {
   const std::string path = (directory / "lock").string();
@@ -92,18 +115,33 @@ DirectoryLock::DirectoryLock(const fs::path& directory) {
 DirectoryLock::~DirectoryLock() { ::close(fd_); }
 
 RunDirectory::RunDirectory(const fs::path& path)
-    : path_(created(path)),
+    : path_(path),
+      made_(create(path)),
       lock_(path_),
       log_(path_ / "log.txt"),
       metrics_(path_ / "metrics.jsonl") {}
 
+RunDirectory::~RunDirectory() {
+  static constexpr std::array<std::string_view, 3> kOwn{"lock", "log.txt", "metrics.jsonl"};
+  std::error_code error;
+  // A run that has begun has left a record.
+  if (made_.empty() || fs::file_size(path_ / kOwn[2], error) > 0) return;
+  for (fs::directory_iterator it(path_, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    const bool own = std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end();
+    if (!own && !(it->path() == checkpoints() && fs::is_empty(it->path(), error))) return;
+  }
+  for (const std::string_view name : kOwn) fs::remove(path_ / name, error);
+  fs::remove(checkpoints(), error);
+  for (const fs::path& directory : made_) fs::remove(directory, error);  // if it is empty
+}
+
 void RunDirectory::write_config(const Config& config) {
   int number = 1;
-  while (fs::exists(config_path(path_, number))) ++number;
+  std::error_code none;
+  while (fs::exists(config_path(path_, number), none)) ++number;
   if (number > 1 && same_values(config_path(path_, number - 1), config.options)) return;
-  std::ofstream file(config_path(path_, number));
-  file << print_config(config) << std::flush;
-  if (!file) throw IoError("{}: cannot be written", config_path(path_, number).string());
+  replace_file(config_path(path_, number), print_config(config));
 }
 
 }  // namespace moiety::app

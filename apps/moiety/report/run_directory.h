@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "apps/moiety/config/options.h"
 
@@ -24,6 +25,8 @@ class RecordFile {
   RecordFile& operator=(const RecordFile&) = delete;
 
   void add(std::string_view record);
+  // Removes what stands behind the last end of a line: the machine stopped while it was written.
+  void cut_last_line();
 
  private:
   std::string path_;
@@ -32,7 +35,7 @@ class RecordFile {
   std::mutex mutex_;
 };
 
-// A RecordFile of lines. A last line that was cut off stays by itself.
+// A RecordFile of lines. A last line that was cut off is removed.
 class LineFile {
  public:
   explicit LineFile(const std::filesystem::path& path);
@@ -59,6 +62,10 @@ class RunDirectory {
  public:
   // Creates the directory if it is missing, and takes the lock.
   explicit RunDirectory(const std::filesystem::path& path);
+  // Removes what it created, if no run has begun there: after a dry run, or a start that failed.
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
@@ -72,6 +79,7 @@ class RunDirectory {
 
  private:
   std::filesystem::path path_;
+  std::vector<std::filesystem::path> made_;  // directories that were not there, deepest first
   DirectoryLock lock_;
   LineFile log_, metrics_;
 };

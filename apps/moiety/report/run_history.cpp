@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <optional>
 
 #include "apps/moiety/exit_code.h"
-#include "moiety/base/json_fields.h"
+#include "apps/moiety/input_file.h"
+#include "apps/moiety/report/json_fields.h"
+#include "moiety/base/log.h"
 
 namespace moiety::app {
 namespace fs = std::filesystem;
@@ -119,12 +120,27 @@ bool add_record(std::string_view line, RunHistory& history) {
 }
 
 RunHistory read_history(const fs::path& path) {
-  const fs::path file = fs::is_directory(path) ? path / "metrics.jsonl" : path;
-  std::ifstream in(file, std::ios::binary);
-  if (!in) throw DataError("{}: cannot be read; is this a run directory?", file.string());
+  std::error_code none;
+  const fs::path file = fs::is_directory(path, none) ? path / "metrics.jsonl" : path;
+  std::string records;
+  try {
+    records = read_file(file.string(), std::numeric_limits<int64_t>::max(), ErrorKind::kData);
+  } catch (const DataError& e) {
+    throw DataError("{} (is {} a run directory?)", e.what(), path.string());
+  }
   RunHistory history;
-  for (std::string line; std::getline(in, line);) add_record(line, history);
-  if (in.bad()) throw DataError("{}: reading failed", file.string());
+  int64_t damaged = 0;
+  for (size_t begin = 0; begin < records.size();) {
+    const size_t end = std::min(records.find('\n', begin), records.size());
+    const std::string_view line(records.data() + begin, end - begin);
+    // A last line without its end is being written.
+    damaged += !add_record(line, history) && end < records.size();
+    begin = end + 1;
+  }
+  if (damaged > 0) {
+    log(LogLevel::kWarning, "{}: {} of its lines are no records and were left out", file.string(),
+        damaged);
+  }
   return history;
 }
 

@@ -56,7 +56,7 @@ const std::vector<Plot>& plots() {
        .curves = {{Metric::kGradNorm, "gradient norm"}}},
       {.name = "aux",
        .title = "Load-balancing loss",
-       .y_title = "auxiliary loss, unweighted",
+       .y_title = "auxiliary loss, unweighted, sum over layers",
        .curves = {{Metric::kAux, "auxiliary loss"}},
        .from_zero = false},
       {.name = "lr",

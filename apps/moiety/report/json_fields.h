@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-namespace moiety {
+namespace moiety::app {
 
 // Walks over the members of an object:
 //   JsonFields fields(line);
@@ -39,4 +39,4 @@ class JsonFields {
 // gives nan.
 double json_number(std::string_view value);
 
-}  // namespace moiety
+}  // namespace moiety::app

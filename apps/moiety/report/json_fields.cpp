@@ -1,9 +1,9 @@
-#include "moiety/base/json_fields.h"
+#include "apps/moiety/report/json_fields.h"
 
 #include <charconv>
 #include <limits>
 
-namespace moiety {
+namespace moiety::app {
 
 JsonFields::JsonFields(std::string_view text) : rest_(text) {}
 
@@ -82,4 +82,4 @@ double json_number(std::string_view value) {
              : std::numeric_limits<double>::quiet_NaN();
 }
 
-}  // namespace moiety
+}  // namespace moiety::app

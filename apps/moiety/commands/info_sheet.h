@@ -1,0 +1,40 @@
+// What `moiety info` tells of a thing: lines for people, and the same as JSON.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "moiety/base/json_line.h"
+
+namespace moiety::app {
+
+struct InfoSheet {
+  std::vector<std::pair<std::string, std::string>> lines;  // a word, and what it is
+  JsonLine json;
+
+  void line(std::string word, std::string text) {
+    lines.emplace_back(std::move(word), std::move(text));
+  }
+};
+
+// The part of a token file's documents that is shown.
+struct ShownDocuments {
+  int64_t from = 0;     // the first document
+  int64_t count = 3;    // documents
+  int64_t tokens = 80;  // of each, from its beginning
+};
+
+InfoSheet token_file_info(const std::string& path, const ShownDocuments& shown);
+InfoSheet checkpoint_info(const std::string& path);
+InfoSheet run_info(const std::string& path);
+
+// Text as JSON. What is no UTF-8, such as half a character, becomes U+FFFD.
+std::string text_json(std::string_view bytes);
+// A list of JSON values as JSON.
+std::string list_json(std::span<const std::string> values);
+
+}  // namespace moiety::app

@@ -1,0 +1,110 @@
+#include "apps/moiety/commands/text_generator.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/moiety/commands/stop_text.h"
+#include "moiety/base/copy.h"
+#include "moiety/base/error.h"
+#include "moiety/base/log.h"
+#include "moiety/model/decoder.h"
+
+namespace moiety::app {
+namespace {
+
+void check_finite(std::span<const float> logits) {
+  if (std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) return;
+  throw NumericalError("generate: the model gives logits that are not finite");
+}
+
+// One sequence, whose logits come to the host.
+class Sequence {
+ public:
+  Sequence(train::InferenceModel& model, int64_t positions, int64_t pass_tokens, uint32_t vocab,
+           const Stream& stream)
+      : decoder_(model.transformer(), 1, positions),
+        pass_tokens_(size_t(pass_tokens)),
+        vocab_(vocab),
+        stream_(stream),
+        arena_("activations", stream.device()),
+        logits_PV_(DType::kFloat32, {1, model.transformer().config().vocab}, stream.device(),
+                   "logits"),
+        on_host_(DType::kFloat32, {1, model.transformer().config().vocab}, "logits") {}
+
+  // The logits behind the tokens, of the tokenizer's vocabulary: a model's may be larger, to have a
+  // suitable size.
+  std::span<const float> append(std::span<const int32_t> tokens) {
+    for (; tokens.size() > pass_tokens_; tokens = tokens.subspan(pass_tokens_)) {
+      pass(tokens.first(pass_tokens_));
+    }
+    pass(tokens);
+    copy(on_host_, logits_PV_, stream_);
+    stream_.synchronize();
+    const std::span<const float> logits(on_host_.data<float>(), vocab_);
+    check_finite(logits);
+    return logits;
+  }
+
+ private:
+  void pass(std::span<const int32_t> tokens) {
+    decoder_.append(std::vector<model::Decoder::Continuation>{{0, tokens}}, logits_PV_, arena_,
+                    stream_);
+  }
+
+  model::Decoder decoder_;
+  size_t pass_tokens_;
+  uint32_t vocab_;
+  const Stream& stream_;
+  Arena arena_;
+  Tensor logits_PV_, on_host_;
+};
+
+}  // namespace
+
+std::vector<int32_t> prompt_tokens(const data::Tokenizer& tokenizer, const std::string& prompt) {
+  std::vector<uint32_t> ids;
+  tokenizer.encode(prompt, ids);
+  if (ids.empty()) ids.push_back(tokenizer.eos());  // as before a document
+  return {ids.begin(), ids.end()};
+}
+
+void TextGenerator::warn_of_length(int64_t positions) {
+  if (positions <= trained_length_ || warned_) return;
+  warned_ = true;
+  log(LogLevel::kWarning,
+      "generate: up to {} tokens with the prompt; the model was trained on {}, and what comes "
+      "behind may be worse",
+      positions, trained_length_);
+}
+
+Continuation TextGenerator::run(const std::string& prompt, uint32_t sample,
+                                const std::function<void(std::string_view)>& say) {
+  std::vector<int32_t> context = prompt_tokens(tokenizer_, prompt);
+  const int64_t positions = int64_t(context.size()) + rules_.tokens;
+  warn_of_length(positions);
+  Sequence sequence(model_, positions, pass_tokens_, tokenizer_.vocab(), stream_);
+  StopText stop(rules_.stops);
+  Continuation out;
+  const auto show = [&](const std::string& text) {
+    out.text += text;
+    if (!text.empty()) say(text);
+  };
+  for (; out.tokens < rules_.tokens; ++out.tokens) {
+    const int32_t next = choice_.choose(sequence.append(context), uint32_t(out.tokens), sample);
+    if (next == int32_t(tokenizer_.eos())) {
+      out.end = "eos";
+      break;
+    }
+    context = {next};
+    show(stop.add(tokenizer_.decode(context)));
+    if (stop.met()) {
+      ++out.tokens;
+      out.end = "stop";
+      break;
+    }
+  }
+  show(stop.rest());
+  return out;
+}
+
+}  // namespace moiety::app
