@@ -68,7 +68,6 @@ Rule between(double min, double max) {
   return rule;
 }
 Rule at_least(double min) { return between(min, Rule::kInfinity); }
-Rule above(double min) { return at_least(min).without_min(); }
 
 std::string range_text(const Rule& rule) {
   if (!rule.choices.empty()) return join(rule.choices);

@@ -34,7 +34,6 @@ struct Rule {
 Rule any();
 Rule between(double min, double max);
 Rule at_least(double min);
-Rule above(double min);
 template <class... Names>
 Rule one_of(Names... names) {
   Rule rule;
