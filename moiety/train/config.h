@@ -43,6 +43,7 @@ struct RunSettings {
   std::string dir;  // profile/, failures/ and checkpoints/ lie there
   uint64_t seed = 1234;
   int64_t ranks = 1;
+  int64_t threads = 0;  // of a rank's loops; 0: its thread's budget (moiety/base/parallel.h)
   ResumeFrom resume = ResumeFrom::kNewest;
   std::string checkpoint;  // for kPath: a checkpoint, or a run directory
   std::string init_from;   // a checkpoint from which only the weights are taken; empty: none

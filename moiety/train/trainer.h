@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "moiety/base/deadline.h"
+#include "moiety/base/parallel.h"
 #include "moiety/data/batch_loader.h"
 #include "moiety/train/checkpoint_keeper.h"
 #include "moiety/train/journal.h"
@@ -67,6 +68,7 @@ class Trainer {
   uint32_t checksum(const model::StepStats& stats);
 
   const TrainingPlan& plan_;
+  ThreadBudget threads_;  // run.threads
   comm::Communicator& world_;
   Heartbeat& heartbeat_;
   Journal journal_;

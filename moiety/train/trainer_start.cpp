@@ -31,6 +31,7 @@ std::pair<double, double> known_peaks(Device device, Recipe recipe) {
 
 Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat& heartbeat)
     : plan_(plan),
+      threads_(config().run.threads > 0 ? int(config().run.threads) : thread_budget()),
       world_(world),
       heartbeat_(heartbeat),
       journal_(world.rank() == 0 ? plan.observer : nullptr, !plan.dry_run),

@@ -34,6 +34,10 @@ struct Options {
 // (sampler.h).
 enum class Resume { kMust, kMay, kFree, kContent };
 
+// The demand of a run's ranks on a key: kSame has one value on all of them; kByHost may differ, as
+// paths and devices do, and what it means is compared instead (ranks.h).
+enum class AmongRanks { kSame, kByHost };
+
 // The values that a key may have. The numbers of a list, and the weights of paths, obey it one by
 // one.
 struct Rule {
@@ -58,6 +62,7 @@ struct Key {
   std::string_view section, name;
   Field (*field)(Options&);
   Resume resume;
+  AmongRanks among_ranks;
   Rule rule;
   std::string_view unit;
   std::string_view help;

@@ -42,6 +42,7 @@ train::RunSettings run_settings(const Options& o) {
   train::RunSettings r{.dir = o.run.dir,
                        .seed = uint64_t(o.run.seed),
                        .ranks = o.run.ranks,
+                       .threads = o.run.threads,
                        .resume = ResumeFrom::kPath,
                        .checkpoint = o.run.resume,
                        .init_from = o.run.init_from,
