@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "moiety/base/crc32c.h"
+#include "moiety/base/number_text.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/json.h"
 #include "moiety/checkpoint/safetensors.h"
@@ -32,10 +33,14 @@ std::string encode_run(const RunState& run) {
   for (const auto& [field, member] : kLayoutFields) {
     layout += text("{}\"{}\":{}", layout.empty() ? "" : ",", field, run.layout.*member);
   }
+  std::string loss;
+  if (run.validation_loss) {
+    loss = text("\"validation_loss\":{},", number_text(*run.validation_loss));
+  }
   return text(
-      "\"step\":{},\"tokens\":{},\"seed\":\"{:016x}\",\"adam_t\":{},\"layout\":{{{}}},\n"
+      "\"step\":{},\"tokens\":{},\"seed\":\"{:016x}\",\"adam_t\":{},{}\"layout\":{{{}}},\n"
       "\"config\":{},\n\"state\":{}",
-      run.step, run.tokens, run.seed, run.adam_t, layout, json_object("config", run.config),
+      run.step, run.tokens, run.seed, run.adam_t, loss, layout, json_object("config", run.config),
       json_object("state", run.state));
 }
 
@@ -45,6 +50,9 @@ RunState parse_run_members(const JsonDocument& json, const JsonValue& v) {
   run.tokens = json.integer(json.member(v, "tokens"));
   run.seed = json.hex(json.member(v, "seed"), 16);
   run.adam_t = json.integer(json.member(v, "adam_t"));
+  if (const JsonValue* loss = json.find(v, "validation_loss")) {
+    run.validation_loss = json.number(*loss);
+  }
   const JsonValue& layout = json.member(v, "layout");
   for (const auto& [field, member] : kLayoutFields) {
     const JsonValue& degree = json.member(layout, field);

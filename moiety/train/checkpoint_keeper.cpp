@@ -16,8 +16,9 @@ bool is_of_disk(const Error& e) {
 
 checkpoint::SaveOptions save_options(const TrainConfig& c) {
   checkpoint::SaveOptions s;
-  s.keep_last = int(c.checkpoint.keep_last);
-  s.keep_every = int(c.checkpoint.keep_every);
+  s.keep = {.last = int(c.checkpoint.keep_last),
+            .every = int(c.checkpoint.keep_every),
+            .best = int(c.checkpoint.keep_best)};
   s.verify = c.checkpoint.verify;
   return s;
 }

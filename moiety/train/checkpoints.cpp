@@ -4,10 +4,54 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
+#include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/retention.h"
 
 namespace moiety::train {
 namespace fs = std::filesystem;
+namespace {
+
+using checkpoint::Branch, checkpoint::BranchList;
+
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  fs::path whole = fs::weakly_canonical(path, error);
+  if (error) whole = fs::absolute(path).lexically_normal();
+  return (whole.has_filename() ? whole : whole.parent_path()).string();
+}
+
+// Whether run.resume is the path of this run itself, whose newest checkpoint it then means.
+bool names_this_run(const TrainConfig& config) {
+  const std::string given = absolute(config.run.checkpoint);
+  return given == absolute(config.run.dir) || given == absolute(config.checkpoints());
+}
+
+// Whether this branch began with the same command: at the checkpoint that run.resume names, which
+// may be pruned by now, with the same settings. A path under which there is another checkpoint by
+// now names that one.
+bool began_so(const TrainConfig& config, const Branch& branch) {
+  if (branch.id.empty() || branch.variant != config.run.variant) return false;
+  const fs::path given = config.run.checkpoint;
+  if (!fs::exists(given / "COMMIT")) return absolute(given.string()) == branch.given;
+  return checkpoint::read_manifest(given.string()).id == branch.id;
+}
+
+int64_t step_of(const std::string& path) {
+  return checkpoint::step_of(fs::path(path).filename().string()).value_or(0);
+}
+
+// The checkpoints of the branch that began at run.resume, newest first, down to that one.
+std::vector<std::string> of_branch(const Branch& branch, const std::vector<std::string>& complete) {
+  std::vector<std::string> out;
+  for (const std::string& path : complete) {
+    if (step_of(path) >= branch.step) out.push_back(path);
+  }
+  const bool has_start = !out.empty() && step_of(out.back()) == branch.step;
+  if (!has_start && fs::exists(branch.path)) out.push_back(branch.path);
+  return out;
+}
+
+}  // namespace
 
 std::string find_checkpoint(const std::string& path) {
   if (!fs::is_directory(path)) throw CheckpointError("{}: no such directory", path);
@@ -23,10 +67,23 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
   const std::string directory = config.checkpoints();
   const bool exists = fs::is_directory(directory);
   if (exists) checkpoint::recover(directory);
-  const ResumeFrom resume = config.run.resume;
-  if (resume == ResumeFrom::kPath) return {find_checkpoint(config.run.checkpoint)};
+  ResumeFrom resume = config.run.resume;
   checkpoint::CheckpointList list;
   if (exists) list = checkpoint::list_checkpoints(directory);
+  const BranchList branches = checkpoint::read_branches(directory);
+  if (resume == ResumeFrom::kPath) {
+    if (!names_this_run(config)) {
+      if (!began_so(config, branches.now())) return {find_checkpoint(config.run.checkpoint)};
+      const std::vector<std::string> found = of_branch(branches.now(), list.complete);
+      if (found.empty()) return {find_checkpoint(config.run.checkpoint)};
+      if (step_of(found[0]) > branches.now().step) {
+        log(LogLevel::kInfo, "branch {}, which began at run.resume = {}, has gone on since",
+            branches.current, config.run.checkpoint);
+      }
+      return found;
+    }
+    resume = ResumeFrom::kMust;
+  }
   if (resume == ResumeFrom::kNever && !list.complete.empty()) {
     throw UsageError(
         "run.resume = \"never\": {} holds checkpoints, which a new run would mix with its own; "
@@ -34,6 +91,10 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
         directory);
   }
   for (const std::string& sentence : list.damaged) log(LogLevel::kWarning, "{}", sentence);
+  if (list.complete.empty() && list.damaged.empty() && !branches.now().path.empty() &&
+      resume != ResumeFrom::kNever) {
+    return {find_checkpoint(branches.now().path)};  // none was saved since the branch began
+  }
   if (list.complete.empty() && resume == ResumeFrom::kMust) {
     throw CheckpointError("run.resume = \"must\": {} holds no complete checkpoint", directory);
   }
@@ -43,6 +104,29 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
         directory);
   }
   return list.complete;
+}
+
+Following follow_start(const TrainConfig& config, const std::string& loaded) {
+  const std::string directory = config.checkpoints();
+  const BranchList branches = checkpoint::read_branches(directory);
+  Branch start;
+  if (!loaded.empty()) {
+    const bool named = config.run.resume == ResumeFrom::kPath && !names_this_run(config);
+    if (!named || began_so(config, branches.now())) return {branches.now(), {}};
+    const checkpoint::Manifest manifest = checkpoint::read_manifest(loaded);
+    start.step = manifest.run.step;
+    start.id = manifest.id;
+    start.path = absolute(loaded);
+    start.given = absolute(config.run.checkpoint);
+    start.variant = config.run.variant;
+  } else if (branches.current == 1) {
+    return {branches.now(), {}};
+  }
+  const Branch begun = checkpoint::begin_branch(directory, start);
+  if (begun.number == 1) return {begun, {}};
+  std::string sentence = text("branch {} begins behind step {}", begun.number, begun.step);
+  if (begun.parent != 0) sentence += text(" of branch {}", begun.parent);
+  return {begun, sentence + text("; checkpoints of other branches are in {}/branch-*", directory)};
 }
 
 }  // namespace moiety::train

@@ -79,7 +79,17 @@ void Trainer::initialize_or_load() {
     say(LogLevel::kInfo, "weights from {}", plan_.init_from);
   }
   pipeline_.start(0, nullptr);
-  event("start");
+  follow("start", {});
+}
+
+void Trainer::follow(std::string_view event_name, const std::string& loaded) {
+  Following following;
+  checkpoint::together(world_.bootstrap(), [&] {
+    if (leads() && !plan_.dry_run) following = follow_start(config(), loaded);
+  });
+  if (!following.sentence.empty()) say(LogLevel::kInfo, "{}", following.sentence);
+  event(event_name,
+        JsonLine().add("branch", following.branch.number).add("parent", following.branch.parent));
 }
 
 // Compares the checkpoint's configuration with this one by the caller's function.
@@ -112,7 +122,7 @@ bool Trainer::load(const std::string& path, bool last) {
   trained_tokens_ = run.tokens;
   say(LogLevel::kInfo, "resumed from {}{}", path,
       run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
-  event("resume");
+  follow("resume", path);
   return true;
 }
 

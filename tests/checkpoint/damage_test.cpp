@@ -206,13 +206,13 @@ TEST_F(Damage, PruningKeepsWhatItShould) {
   for (const auto& k : kCases) {
     const TemporaryDirectory directory;
     SaveOptions all;
-    all.keep_last = 0;
+    all.keep.last = 0;
     for (int64_t step = 1; step <= 6; ++step) {
       save_state(tiny_state(), directory / "c", Cut::kRows, 1, step, 1, all);
     }
     // Damaged ones are neither counted nor removed.
     std::filesystem::remove(directory / "c/step-00000005/COMMIT");
-    prune(directory / "c", k.keep_last, k.keep_every, k.keep_step);
+    prune(directory / "c", {.last = k.keep_last, .every = k.keep_every}, k.keep_step);
     std::vector<int64_t> left;
     for (const std::string& name : list(posix(), directory / "c")) {
       if (const auto step = step_of(name)) left.push_back(*step);
