@@ -96,31 +96,42 @@ std::map<int64_t, int64_t> ancestors(const BranchList& list) {
   return out;
 }
 
-// Moves the checkpoints of `next`'s ancestors into the directory and all others out of it. Run
-// again after a crash it does what was left to do.
-void move_checkpoints(const std::string& directory, const BranchList& list, FileSystem& files) {
+// Moves the checkpoints out of the directory that are no ancestors of `next`. Run again after a
+// crash it does what was left to do.
+void move_aside(const std::string& directory, const BranchList& list, FileSystem& files) {
   const std::map<int64_t, int64_t> stay = ancestors(list);
-  const auto stays = [&](int64_t branch, int64_t step) {
-    const auto found = stay.find(branch);
-    return found != stay.end() && step <= found->second;
-  };
   for (const int64_t step : steps_in(files, directory)) {
     const int64_t owner = list.owner_of(step);
-    if (stays(owner, step)) continue;
+    const auto found = stay.find(owner);
+    if (found != stay.end() && step <= found->second) continue;
     const std::string folder = directory + "/" + branch_name(owner);
-    if (!size_of(files, folder)) make_directory(files, folder);
+    if (!size_of(files, folder)) {
+      make_directory(files, folder);
+      sync_directory(files, directory);
+    }
     rename(files, directory + "/" + step_name(step), folder + "/" + step_name(step));
     sync_directory(files, folder);
   }
-  for (const auto& [branch, last] : stay) {
+}
+
+// Moves the checkpoints of `next`'s ancestors back that were once moved aside.
+void move_back(const std::string& directory, const BranchList& list, FileSystem& files) {
+  for (const auto& [branch, last] : ancestors(list)) {
     const std::string folder = directory + "/" + branch_name(branch);
     for (const int64_t step : steps_in(files, folder)) {
       if (step > last) continue;
       rename(files, folder + "/" + step_name(step), directory + "/" + step_name(step));
+      sync_directory(files, directory);
     }
     if (size_of(files, folder) && checkpoint::list(files, folder).empty()) remove(files, folder);
   }
-  sync_directory(files, directory);
+}
+
+void name_latest(const std::string& directory, const Branch& branch, FileSystem& files) {
+  const std::string name = step_name(branch.step), path = directory + "/latest";
+  if (branch.parent == 0 || !size_of(files, directory + "/" + name)) return remove(files, path);
+  write_text(files, directory + "/.tmp-latest", name + "\n");
+  rename(files, directory + "/.tmp-latest", path);
 }
 
 }  // namespace
@@ -171,16 +182,16 @@ Branch begin_branch(const std::string& directory, Branch start, FileSystem& file
 void finish_branching(const std::string& directory, FileSystem& files) {
   BranchList list = read_branches(directory, files);
   if (list.next == 0) return;
-  move_checkpoints(directory, list, files);
-  const Branch& next = list.at(list.next);
-  if (size_of(files, directory + "/" + step_name(next.step)) && next.parent != 0) {
-    write_text(files, directory + "/.tmp-latest", step_name(next.step) + "\n");
-    rename(files, directory + "/.tmp-latest", directory + "/latest");
-  } else {
-    remove(files, directory + "/latest");
+  // Whose a checkpoint in the directory is goes by the current branch: so that is the old one until
+  // all of its own are moved aside, and the new one before others come back.
+  if (list.current != list.next) {
+    move_aside(directory, list, files);
+    list.current = list.next;
+    write_branches(directory, list, files);
   }
+  move_back(directory, list, files);
+  name_latest(directory, list.now(), files);
   if (size_of(files, directory + "/best")) update_best(directory, files);
-  list.current = list.next;
   list.next = 0;
   write_branches(directory, list, files);
 }

@@ -20,12 +20,12 @@ namespace moiety::checkpoint {
 
 struct Branch {
   int64_t number = 1;
-  int64_t parent = 0;   // branch of the checkpoint that it begins at; 0: it is not of this run
-  int64_t step = 0;     // of that checkpoint
-  std::string id;       // its id; empty: the branch begins before the first step
-  std::string path;     // where it was loaded from
-  std::string given;    // the name by which the caller asked for it
-  std::string variant;  // the caller's mark of what it began to try there
+  int64_t parent = 0;     // branch of the checkpoint that it begins at; 0: it is not of this run
+  int64_t step = 0;       // of that checkpoint
+  std::string id{};       // its id; empty: the branch begins before the first step
+  std::string path{};     // where it was loaded from
+  std::string given{};    // the name by which the caller asked for it
+  std::string variant{};  // the caller's mark of what it began to try there
   friend bool operator==(const Branch&, const Branch&) = default;
 };
 

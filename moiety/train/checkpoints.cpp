@@ -1,6 +1,7 @@
 #include "moiety/train/checkpoints.h"
 
 #include <filesystem>
+#include <fstream>
 
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
@@ -51,9 +52,22 @@ std::vector<std::string> of_branch(const Branch& branch, const std::vector<std::
   return out;
 }
 
+// The checkpoint that a file such as checkpoints/best names.
+std::string named_by(const fs::path& file) {
+  std::ifstream in(file);
+  std::string name;
+  std::getline(in, name);
+  const fs::path path = file.parent_path() / name;
+  if (!checkpoint::step_of(name) || !fs::exists(path / "COMMIT")) {
+    throw CheckpointError("{}: names no checkpoint beside it", file.string());
+  }
+  return path.string();
+}
+
 }  // namespace
 
 std::string find_checkpoint(const std::string& path) {
+  if (fs::is_regular_file(path)) return named_by(path);
   if (!fs::is_directory(path)) throw CheckpointError("{}: no such directory", path);
   if (fs::exists(fs::path(path) / "COMMIT")) return path;
   const fs::path inner = fs::path(path) / "checkpoints";

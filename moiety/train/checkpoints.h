@@ -9,8 +9,8 @@
 
 namespace moiety::train {
 
-// The checkpoint that `path` names: itself, or the newest complete one of a run directory or of its
-// checkpoints/. Throws CheckpointError if there is none.
+// The checkpoint that `path` names: itself, the newest complete one of a run directory or of its
+// checkpoints/, or the one that the file checkpoints/best or checkpoints/latest names. Throws CheckpointError if there is none.
 std::string find_checkpoint(const std::string& path);
 
 // The checkpoints from which a run may continue, best first: a later one is used if an earlier one

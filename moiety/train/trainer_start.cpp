@@ -1,5 +1,6 @@
 // The start of training on a rank: groups, memory, weights, data.
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 #include <tuple>
 #include <utility>
@@ -44,7 +45,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
                         loader_config(config(), plan.grid, world.rank()));
   }
   heartbeat_.phase("loading");
-  checkpoint::check_shared_directory(config().run.dir, world.bootstrap());
+  check_directories();
   initialize_or_load();
   const gemm::PathReport* path = learner_.model.transformer().expert_path();
   if (path && !is_quantized(config().precision.recipe)) {
@@ -52,6 +53,14 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
   }
   keeper_.reserve();
   measure_peaks();
+}
+
+// Finds out whether all ranks see one run directory, and can write where checkpoints will be.
+void Trainer::check_directories() {
+  checkpoint::check_shared_directory(config().run.dir, world_.bootstrap());
+  const bool exists = leads() && std::filesystem::is_directory(config().checkpoints());
+  if (checkpoint::gather(world_.bootstrap(), exists ? "1" : "")[0].empty()) return;
+  checkpoint::check_shared_directory(config().checkpoints(), world_.bootstrap());
 }
 
 // Rank 0's list, which other processes may not even be able to read.

@@ -95,8 +95,8 @@ int generate_command(const std::vector<std::string>& arguments) {
   if (ids.empty()) ids.push_back(tokenizer.eos());  // as before a document
   train::run_alone([&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
-    train::InferenceModel model(checkpoint.path, train_config(checkpoint.options),
-                                int64_t(ids.size()), world, stream);
+    train::InferenceModel model(checkpoint.path, train_config(checkpoint), int64_t(ids.size()),
+                                world, stream);
     print(prompt);
     generate(model, tokenizer, {ids.begin(), ids.end()}, tokens, TokenChoice(rules), stream);
     model.model().close();

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "apps/moiety/config/train_options.h"
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
 #include "moiety/checkpoint/manifest.h"
@@ -26,6 +27,14 @@ Options parse_config_json(std::string_view json, const std::string& checkpoint) 
 CheckpointInfo read_checkpoint_info(const std::string& path) {
   const checkpoint::Manifest manifest = checkpoint::read_manifest(path);
   return {path, manifest.run.step, parse_config_json(manifest.run.config, path)};
+}
+
+train::TrainConfig train_config(const CheckpointInfo& checkpoint) {
+  try {
+    return train_config(checkpoint.options);
+  } catch (const UsageError& e) {
+    throw CheckpointError("{} config: {}", checkpoint.path, e.what());
+  }
 }
 
 std::vector<std::string> compare_for_resume(const Options& saved, const Options& now,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/moiety/config/options.h"
+#include "moiety/train/config.h"
 
 namespace moiety::app {
 
@@ -22,6 +23,8 @@ struct CheckpointInfo {
 };
 // `path` is a result of find_checkpoint. Throws CheckpointError.
 CheckpointInfo read_checkpoint_info(const std::string& path);
+// Its configuration as values. Throws CheckpointError if it is none that a training could have.
+train::TrainConfig train_config(const CheckpointInfo& checkpoint);
 
 // Compares a checkpoint's configuration with that of a run that continues, by the table's resume
 // classes. Throws CheckpointError with a line for every kMust key that differs: key, checkpoint's
