@@ -21,6 +21,10 @@ std::string absolute(const std::string& path) {
   return (whole.has_filename() ? whole : whole.parent_path()).string();
 }
 
+BranchList branches_of(const std::string& directory) {
+  return fs::is_directory(directory) ? checkpoint::read_branches(directory) : BranchList{};
+}
+
 // Whether run.resume is the path of this run itself, whose newest checkpoint it then means.
 bool names_this_run(const TrainConfig& config) {
   const std::string given = absolute(config.run.checkpoint);
@@ -84,7 +88,7 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
   ResumeFrom resume = config.run.resume;
   checkpoint::CheckpointList list;
   if (exists) list = checkpoint::list_checkpoints(directory);
-  const BranchList branches = checkpoint::read_branches(directory);
+  const BranchList branches = branches_of(directory);
   if (resume == ResumeFrom::kPath) {
     if (!names_this_run(config)) {
       if (!began_so(config, branches.now())) return {find_checkpoint(config.run.checkpoint)};
@@ -122,7 +126,7 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
 
 Following follow_start(const TrainConfig& config, const std::string& loaded) {
   const std::string directory = config.checkpoints();
-  const BranchList branches = checkpoint::read_branches(directory);
+  const BranchList branches = branches_of(directory);
   Branch start;
   if (!loaded.empty()) {
     const bool named = config.run.resume == ResumeFrom::kPath && !names_this_run(config);

@@ -534,6 +534,21 @@ class Faults(unittest.TestCase):
         self.assertEqual(sorted(os.listdir(path + "/failures")),
                          ["rank0-step1.json", "rank1-step1.json"])
 
+    def test_a_pause_is_no_hang(self):
+        # Ctrl-Z, or a machine that was paused: longer than the watchdog's limit.
+        for how in self.launchers():
+            path = f"{self.dir}/r{how['mpi']}"
+            run = Run(tiny(path, 2, 2, 200, **SLOWER, guard__watchdog_s=1), ranks=2, **how)
+            wait_for_step(path, 2)
+            pids = run.rank_pids()
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(3)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            self.assertEqual(run.wait(), 0, run.tail())
+            self.assertEqual(len(steps(path)), 200)
+
     def test_one_rank_finds_bad_data(self):
         # While both ranks train, a sample of rank 1 gets an id beyond the vocabulary.
         text = self.dir + "/t.txt"
@@ -606,6 +621,19 @@ class Faults(unittest.TestCase):
         self.assertEqual(code, 4, run.tail())
         self.assertIn("the checkpoint of step 3 failed and is tried again later", run.err())
         self.assertEqual(len(steps(self.dir + "/s")), 6)
+
+    def test_full_disk_names_the_right_checkpoint(self):
+        path = self.dir + "/r"
+        run = Run(tiny(path, 1, 1, 40, **SLOWER, checkpoint__interval=5, checkpoint__async="false"),
+                  preexec=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+        wait_for(lambda: events(path, "checkpoint"))
+        resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (60000, resource.RLIM_INFINITY))
+        self.assertEqual(run.wait(), 4, run.tail())
+        good = {e["step"] for e in events(path, "checkpoint")}
+        failed = [int(s) for s in re.findall(r"the checkpoint of step (\d+) failed", run.err())]
+        self.assertTrue(failed)
+        self.assertFalse(good & set(failed), run.err())
+        self.assertIn("the checkpoint of step 40 failed and is tried again now", run.err())
 
     # ---- Crashes.
 

@@ -194,6 +194,23 @@ TEST(Retention, Names) {
   }
 }
 
+TEST_F(Damage, CountsThatNoTrainingReachesAreRefused) {
+  const TemporaryDirectory directory;
+  const std::string path = save_state(tiny_state(), directory / "c", Cut::kRows, 1, 5, 1).path;
+  Manifest manifest = read_manifest(path);
+  for (int64_t RunState::*count : {&RunState::step, &RunState::tokens, &RunState::adam_t}) {
+    Manifest bad = manifest;
+    bad.run.*count = INT64_MAX;
+    EXPECT_NE(error_of([&] { parse_manifest(encode_manifest(bad)); }).find("9223372036854775807"),
+              std::string::npos);
+  }
+  manifest.run.adam_t = 6;
+  EXPECT_NE(error_of([&] {
+              parse_manifest(encode_manifest(manifest));
+            }).find("adam_t is 6 after 5 steps"),
+            std::string::npos);
+}
+
 TEST_F(Damage, PruningKeepsWhatItShould) {
   const struct {
     int keep_last, keep_every;
