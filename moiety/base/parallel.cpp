@@ -18,7 +18,7 @@ constexpr int kMostThreads = 1024;
 // within some microseconds, and a sleeper's wake costs as much.
 constexpr int kPauses = 2000;
 
-thread_local int t_budget = 0;       // 0: not set
+thread_local int t_budget = 0;        // 0: not set
 thread_local bool t_in_loop = false;  // this thread is at work in a loop
 
 void pause() {

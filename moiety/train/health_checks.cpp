@@ -104,8 +104,7 @@ std::optional<double> quota() {
 HealthCheck cores() {
   const int usable = core_count();
   const int64_t present = ::sysconf(_SC_NPROCESSORS_ONLN);
-  HealthCheck f{.name = "cores",
-                .text = text("{} of {} usable", usable, present)};
+  HealthCheck f{.name = "cores", .text = text("{} of {} usable", usable, present)};
   const int threads = environment_threads(usable);
   if (threads != usable) f.text += text("; OMP_NUM_THREADS gives loops {}", threads);
   f.facts.add("usable", usable).add("present", present).add("threads", threads);
