@@ -16,7 +16,7 @@ namespace {
 constexpr int kMostThreads = 1024;
 // The pauses of a thread that has nothing to do, before it sleeps: loops often follow each other
 // within some microseconds, and a sleeper's wake costs as much.
-constexpr int kPauses = 2000;
+constexpr int kPauses = 20000;
 
 thread_local int t_budget = 0;        // 0: not set
 thread_local bool t_in_loop = false;  // this thread is at work in a loop
