@@ -50,7 +50,7 @@ function(moiety_say_cuda)
 endfunction()
 
 # moiety_folder(NAME [PRIVATE header...] [EXCLUDE file...] [OPENMP file...] [LINK library...]): the
-# library code of one folder of moiety/; the OPENMP files hold its loops that are spread over cores.
+# library code of one folder of moiety/; the OPENMP files call OpenMP.
 # Layers are checked by tools/check_layers.py; all folders link into the one library. A folder may be
 # headers alone.
 function(moiety_folder name)

@@ -1,6 +1,10 @@
 // Loops over the cores. Every host thread has a budget of threads for the loops it starts: ranks
 // that are threads of one process share the cores, so 2 ranks on 2 cores use one each. The way a
 // loop is divided never changes a result, since its bodies write disjoint elements.
+//
+// A thread that starts loops has a team of its own, which helps where it gets a core in time: the
+// caller works on the loop itself and waits for nobody who has not begun, so a machine that is busy
+// with something else makes a loop slower by what it takes, not more (parallel.cpp).
 #pragma once
 
 #include <algorithm>
@@ -9,8 +13,8 @@
 
 namespace moiety {
 
-// The number of threads that loops of the calling thread use, at least 1; all cores until it is
-// set.
+// The number of threads that loops of the calling thread use, at least 1; until it is set,
+// OMP_NUM_THREADS or all cores.
 int thread_budget();
 void set_thread_budget(int threads);
 // Sets the calling thread's budget for a scope and restores the one before.
@@ -26,8 +30,9 @@ class ThreadBudget {
 };
 // Number of cores that this process may run on.
 int core_count();
-// The name of the engine that runs the loops: "OpenMP" or "serial".
-const char* loop_engine();
+// OMP_NUM_THREADS, the threads that the environment allows this process; `otherwise` where it is
+// not set, or is not a number above 0.
+int environment_threads(int otherwise);
 
 namespace detail {
 void parallel_tasks(int64_t tasks, void (*body)(void*, int64_t), void* context);

@@ -1,7 +1,9 @@
 #include "moiety/checkpoint/json.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -165,6 +167,14 @@ int64_t JsonDocument::integer(const JsonValue& v) const {
   if (!n) refuse(v, "expected an integer below 2^63");
   if (*n < 0) refuse(v, text("{} is negative", *n));
   return *n;
+}
+
+double JsonDocument::number(const JsonValue& v) const {
+  double x = std::numeric_limits<double>::infinity();
+  if (const auto* whole = std::get_if<int64_t>(&v.value)) x = static_cast<double>(*whole);
+  if (const auto* number = std::get_if<double>(&v.value)) x = *number;
+  if (!std::isfinite(x)) refuse(v, "expected a finite number");
+  return x;
 }
 
 uint64_t JsonDocument::hex(const JsonValue& v, int digits) const {

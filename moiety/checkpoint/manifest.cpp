@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "moiety/base/crc32c.h"
+#include "moiety/base/number_text.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/json.h"
 #include "moiety/checkpoint/safetensors.h"
@@ -32,19 +33,38 @@ std::string encode_run(const RunState& run) {
   for (const auto& [field, member] : kLayoutFields) {
     layout += text("{}\"{}\":{}", layout.empty() ? "" : ",", field, run.layout.*member);
   }
+  std::string loss;
+  if (run.validation_loss) {
+    loss = text("\"validation_loss\":{},", number_text(*run.validation_loss));
+  }
   return text(
-      "\"step\":{},\"tokens\":{},\"seed\":\"{:016x}\",\"adam_t\":{},\"layout\":{{{}}},\n"
+      "\"step\":{},\"tokens\":{},\"seed\":\"{:016x}\",\"adam_t\":{},{}\"layout\":{{{}}},\n"
       "\"config\":{},\n\"state\":{}",
-      run.step, run.tokens, run.seed, run.adam_t, layout, json_object("config", run.config),
+      run.step, run.tokens, run.seed, run.adam_t, loss, layout, json_object("config", run.config),
       json_object("state", run.state));
+}
+
+// A number of steps or tokens: training goes on counting from it.
+int64_t parse_count(const JsonDocument& json, const JsonValue& v, const char* field) {
+  constexpr int64_t kMost = int64_t{1} << 53;
+  const JsonValue& value = json.member(v, field);
+  const int64_t n = json.integer(value);
+  if (n > kMost) json.refuse(value, text("{} is {}, more than any training counts", field, n));
+  return n;
 }
 
 RunState parse_run_members(const JsonDocument& json, const JsonValue& v) {
   RunState run;
-  run.step = json.integer(json.member(v, "step"));
-  run.tokens = json.integer(json.member(v, "tokens"));
+  run.step = parse_count(json, v, "step");
+  run.tokens = parse_count(json, v, "tokens");
   run.seed = json.hex(json.member(v, "seed"), 16);
-  run.adam_t = json.integer(json.member(v, "adam_t"));
+  run.adam_t = parse_count(json, v, "adam_t");
+  if (run.adam_t > run.step) {
+    json.refuse(v, text("adam_t is {} after {} steps", run.adam_t, run.step));
+  }
+  if (const JsonValue* loss = json.find(v, "validation_loss")) {
+    run.validation_loss = json.number(*loss);
+  }
   const JsonValue& layout = json.member(v, "layout");
   for (const auto& [field, member] : kLayoutFields) {
     const JsonValue& degree = json.member(layout, field);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,7 +32,8 @@ struct RunState {
   uint64_t seed = 0;
   int64_t adam_t = 0;  // updates that were applied
   RankLayout layout;
-  std::string config = "{}";  // JSON objects of the caller, kept byte for byte
+  std::optional<double> validation_loss;  // of these weights, if they were evaluated; finite
+  std::string config = "{}";              // JSON objects of the caller, kept byte for byte
   std::string state = "{}";
   friend bool operator==(const RunState&, const RunState&) = default;
 };

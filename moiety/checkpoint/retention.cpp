@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "moiety/base/log.h"
+#include "moiety/checkpoint/branches.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/manifest.h"
 
@@ -26,6 +28,20 @@ std::vector<int64_t> steps_in(FileSystem& files, const std::string& directory) {
     if (const auto step = step_of(name)) steps.push_back(*step);
   }
   std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+// The steps whose checkpoints have a validation loss, lowest first; of equal ones the newest.
+std::vector<int64_t> best_first(FileSystem& files, const std::string& directory) {
+  std::vector<std::pair<double, int64_t>> found;
+  for (const int64_t step : steps_in(files, directory)) {
+    const auto manifest = complete(files, directory + "/" + step_name(step));
+    if (!manifest || !manifest->run.validation_loss) continue;
+    found.emplace_back(*manifest->run.validation_loss, -step);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<int64_t> steps;
+  for (const auto& [loss, negative] : found) steps.push_back(-negative);
   return steps;
 }
 
@@ -85,6 +101,7 @@ std::optional<std::string> find_newest_complete(const std::string& directory, Fi
 }
 
 void recover(const std::string& directory, FileSystem& files) {
+  finish_branching(directory, files);
   const std::vector<std::string> names = list(files, directory);
   for (const std::string& name : names) {
     if (name.starts_with(".old-")) restore(files, directory, directory + "/" + name);
@@ -97,25 +114,35 @@ void recover(const std::string& directory, FileSystem& files) {
   if (!names.empty()) sync_directory(files, directory);
 }
 
-void prune(const std::string& directory, int keep_last, int keep_every, int64_t keep_step,
-           FileSystem& files) {
-  if (keep_last == 0) return;
+void prune(const std::string& directory, const Keep& keep, int64_t keep_step, FileSystem& files) {
+  if (keep.last == 0) return;
+  const std::vector<int64_t> best =
+      keep.best > 0 ? best_first(files, directory) : std::vector<int64_t>{};
+  const auto best_end = best.begin() + std::min<int64_t>(keep.best, std::ssize(best));
   std::vector<std::string> victims;
   int kept = 0;
   for (const int64_t step : steps_in(files, directory)) {
-    if (kept >= keep_last && (step == keep_step || (keep_every > 0 && step % keep_every == 0))) {
-      continue;
-    }
+    const bool stays = step == keep_step || (keep.every > 0 && step % keep.every == 0) ||
+                       std::find(best.begin(), best_end, step) != best_end;
+    if (kept >= keep.last && stays) continue;
     const std::string path = directory + "/" + step_name(step);
     const auto manifest = complete(files, path);
     if (!manifest) continue;
-    if (++kept <= keep_last) continue;
+    if (++kept <= keep.last) continue;
     victims.push_back(directory + "/.trash-" + manifest->id);
     rename(files, path, victims.back());
   }
   if (victims.empty()) return;
   sync_directory(files, directory);
   for (const std::string& victim : victims) remove(files, victim);
+}
+
+void update_best(const std::string& directory, FileSystem& files) {
+  const std::vector<int64_t> best = best_first(files, directory);
+  const std::string path = directory + "/best", temporary = directory + "/.tmp-best";
+  if (best.empty()) return remove(files, path);
+  write_text(files, temporary, step_name(best[0]) + "\n");
+  rename(files, temporary, path);
 }
 
 }  // namespace moiety::checkpoint

@@ -31,9 +31,19 @@ std::optional<std::string> find_newest_complete(const std::string& directory,
 // gets its name back if that one never came. For rank 0, when a run starts and holds its lock.
 void recover(const std::string& directory, FileSystem& files = posix());
 
-// Removes complete checkpoints except the newest `keep_last` (0: keeps all), those whose step is a
-// multiple of `keep_every` (0: none), and `keep_step`.
-void prune(const std::string& directory, int keep_last, int keep_every, int64_t keep_step,
+// The checkpoints that are kept: the newest `last` (0: all of them), those whose step is a multiple
+// of `every` (0: none), and the `best` with the lowest validation losses (0: none).
+struct Keep {
+  int last = 3;
+  int every = 0;
+  int best = 0;
+};
+// Removes complete checkpoints except those that are kept, and `keep_step`.
+void prune(const std::string& directory, const Keep& keep, int64_t keep_step,
            FileSystem& files = posix());
+
+// Writes the name of the complete checkpoint with the lowest validation loss (of several the
+// newest) to the file `best`, which goes away if there is none.
+void update_best(const std::string& directory, FileSystem& files = posix());
 
 }  // namespace moiety::checkpoint

@@ -170,9 +170,9 @@ void SaveTask::tidy() const {
     rename(files_, latest, directory_ + "/latest");
   });
   log_failure("removing the old one", [&] { remove(files_, old_path()); });
-  log_failure("pruning", [&] {
-    prune(directory_, options_.keep_last, options_.keep_every, head_.run.step, files_);
-  });
+  log_failure("pruning", [&] { prune(directory_, options_.keep, head_.run.step, files_); });
+  if (options_.keep.best == 0) return;
+  log_failure("writing `best`", [&] { update_best(directory_, files_); });
 }
 
 void SaveTask::discard() const {

@@ -121,9 +121,10 @@ class Saver::Job {
 Saver::Saver(std::string directory, comm::Bootstrap& bootstrap, SaveOptions options,
              FileSystem& files)
     : directory_(std::move(directory)), bootstrap_(bootstrap), options_(options), files_(files) {
-  MOIETY_CHECK(options.keep_last >= 0 && options.keep_every >= 0 && options.piece_bytes > 0,
-               "save: keep_last {}, keep_every {}, piece_bytes {}", options.keep_last,
-               options.keep_every, options.piece_bytes);
+  const Keep& keep = options.keep;
+  MOIETY_CHECK(keep.last >= 0 && keep.every >= 0 && keep.best >= 0 && options.piece_bytes > 0,
+               "save: keep last {}, every {}, best {}, piece_bytes {}", keep.last, keep.every,
+               keep.best, options.piece_bytes);
 }
 
 Saver::~Saver() {
@@ -150,6 +151,8 @@ std::unique_ptr<Saver::Job> Saver::agree(const StateView& view, const RunState& 
   head.run = run;
   const std::string temporary = SaveTask::temporary_path(directory_, head);
   const int rank = bootstrap_.rank();
+  SaveOptions options = options_;
+  if (keeps_all_) options.keep.last = 0;
   std::unique_ptr<Job> job;
   try {
     together(bootstrap_, [&] {
@@ -164,7 +167,7 @@ std::unique_ptr<Saver::Job> Saver::agree(const StateView& view, const RunState& 
       MOIETY_CHECK(proposals[0].substr(32) == text(" {}", run.step),
                    "save: this rank is at step {}, rank 0 at{}", run.step, proposals[0].substr(32));
       job = std::make_unique<Job>(called, RankFile(view, head, rank, options_.piece_bytes), head,
-                                  rank, directory_, options_, files_);
+                                  rank, directory_, options, files_);
       if (rank > 0) return;
       if (!size_of(files_, directory_)) {
         make_directory(files_, directory_);

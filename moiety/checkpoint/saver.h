@@ -21,13 +21,13 @@
 #include "moiety/base/deadline.h"
 #include "moiety/base/stream.h"
 #include "moiety/checkpoint/manifest.h"
+#include "moiety/checkpoint/retention.h"
 #include "moiety/comm/bootstrap.h"
 
 namespace moiety::checkpoint {
 
 struct SaveOptions {
-  int keep_last = 3;   // number of newest complete checkpoints that are kept; 0 keeps all
-  int keep_every = 0;  // checkpoints of multiples of this step are kept too; 0: none
+  Keep keep;           // what is pruned when a save is complete; best > 0 writes `best` too
   bool verify = true;  // read every file back
   int64_t piece_bytes = int64_t{64} << 20;  // limit of a piece
   Seconds deadline{3600};                   // for the slowest rank's file
@@ -84,6 +84,9 @@ class Saver {
   // Runs start() and wait() without the copy: the caller's threads write.
   SaveResult save(const StateView& view, const RunState& run, Stream stream);
 
+  // From the next save on, removes older checkpoints or leaves all of them.
+  void keep_all(bool all) { keeps_all_ = all; }
+
   // Takes the memory for the copy of such a state beforehand. It is no error if there is too
   // little.
   void reserve(const StateView& view);
@@ -99,6 +102,7 @@ class Saver {
   std::string directory_;
   comm::Bootstrap& bootstrap_;
   SaveOptions options_;
+  bool keeps_all_ = false;
   FileSystem& files_;
   Buffer snapshot_;
   std::unique_ptr<Job> job_;  // under way; reads the snapshot

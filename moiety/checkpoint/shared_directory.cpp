@@ -5,12 +5,28 @@
 #include "moiety/checkpoint/together.h"
 
 namespace moiety::checkpoint {
+namespace {
+
+constexpr std::string_view kProbe = ".probe-";
+
+// Removes what starts left behind that were killed here.
+void remove_probes(const std::string& directory, FileSystem& files) {
+  const std::string failed = report_of([&] {
+    for (const std::string& name : list(files, directory)) {
+      if (name.starts_with(kProbe)) remove(files, directory + "/" + name);
+    }
+  });
+  if (!failed.empty()) log(LogLevel::kWarning, "checkpoint: {}", failed.substr(1));
+}
+
+}  // namespace
 
 void check_shared_directory(const std::string& directory, comm::Bootstrap& bootstrap,
                             FileSystem& files) {
   const std::string nonce = gather(bootstrap, random_id())[0];
-  const std::string path = directory + "/.probe-" + nonce;
+  const std::string path = directory + "/" + std::string(kProbe) + nonce;
   const bool first = bootstrap.rank() == 0;
+  if (first) remove_probes(directory, files);
   std::string seen;
   const std::string error = report_of([&] {
     together(bootstrap, [&] {

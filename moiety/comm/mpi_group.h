@@ -35,9 +35,9 @@ struct MpiGroupOptions {
 };
 
 // Runs body(world) on the calling thread as one rank of all processes that the launcher started,
-// once per process. The thread's log rank is its rank in the world; its thread budget is the cores
-// that the ranks of this host may use, divided by these ranks, at least 1. Both are restored at the
-// end.
+// once per process. The thread's log rank is its rank in the world; its thread budget is
+// OMP_NUM_THREADS or, where that is not set, the cores that the ranks of this host may use, divided
+// by these ranks, at least 1. Both are restored at the end.
 //
 // - The body returns: all ranks meet in a barrier with the deadline, then MPI is shut down, so no
 //   rank ends while a peer still needs it. A rank that does not come is Error(kComm).

@@ -15,7 +15,7 @@ struct ThreadGroupOptions {
 };
 
 // Runs body(world) on `ranks` new threads, each with its own communicator, log rank and thread
-// budget (cores / ranks, at least 1), and returns when all have ended. If a rank throws, the group
+// budget (cores, or OMP_NUM_THREADS, / ranks, at least 1), and returns when all have ended. If a rank throws, the group
 // is aborted with its text, so its peers stop; the first rank's exception is rethrown here.
 void run_thread_ranks(int ranks, const ThreadGroupOptions& options,
                       const std::function<void(Communicator& world)>& body);

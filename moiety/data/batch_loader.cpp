@@ -154,21 +154,36 @@ ValidationSet::ValidationSet(std::shared_ptr<const SampleSource> source, int64_t
       buffer_(config.micro_batch, source_->seq_len(), config.document_mask) {
   MOIETY_CHECK(samples >= 1, "validation: {} samples", samples);
   const std::vector<SamplerSource> sources = source_->sources();
+  const int64_t micro_step = config_.micro_batch * config_.data_ranks;
+  int64_t end = 0;
   for (int s = 0; s < static_cast<int>(sources.size()); ++s) {
+    Part part;
     const uint64_t n = std::min(sources[s].samples, static_cast<uint64_t>(samples));
-    for (uint64_t i = 0; i < n; ++i) samples_.push_back({s, i});
-    source_bytes_ += source_->bytes_per_token(s) *
-                     static_cast<double>(n * static_cast<uint64_t>(source_->seq_len()));
+    for (uint64_t i = 0; i < n; ++i) part.samples.push_back({s, i});
+    part.bytes = source_->bytes_per_token(s) *
+                 static_cast<double>(n * static_cast<uint64_t>(source_->seq_len()));
+    part.end = end += ceil_div(std::ssize(part.samples), micro_step);
+    parts_.push_back(std::move(part));
   }
 }
 
-int64_t ValidationSet::batches() const {
-  const int64_t micro_step = config_.micro_batch * config_.data_ranks;
-  return ceil_div(std::ssize(samples_), micro_step);
+int64_t ValidationSet::batches() const { return parts_.empty() ? 0 : parts_.back().end; }
+
+int ValidationSet::source_of(int64_t k) const {
+  int source = 0;
+  while (k >= parts_[source].end) ++source;
+  return source;
+}
+
+double ValidationSet::source_bytes() const {
+  double bytes = 0;
+  for (const Part& part : parts_) bytes += part.bytes;
+  return bytes;
 }
 
 const Batch& ValidationSet::batch(int64_t k) {
-  buffer_.fill(*source_, share(samples_, k, config_));
+  const int source = source_of(k);
+  buffer_.fill(*source_, share(parts_[source].samples, k - first_batch(source), config_));
   return buffer_.batch();
 }
 

@@ -92,8 +92,9 @@ class BatchLoader {
   std::thread thread_;
 };
 
-// The first samples of every source, unshuffled, cut into batches for one data rank. All ranks have
-// the same number of batches; where samples run out, rows have no targets.
+// The first samples of every source, unshuffled, cut into batches for one data rank, each of one
+// source. All ranks have the same number of batches; where a source's samples run out, rows have no
+// targets.
 class ValidationSet {
  public:
   // `samples` is the number per source (fewer if a source is shorter).
@@ -108,14 +109,27 @@ class ValidationSet {
   const Batch& batch(int64_t k);
   // As SampleSource::await_checks().
   void await_checks() const { source_->await_checks(); }
-  // Bytes of text of all samples together: bits per byte = sum of losses / (ln 2 * bytes).
-  double source_bytes() const { return source_bytes_; }
+
+  int sources() const { return static_cast<int>(parts_.size()); }
+  // The source of batch k.
+  int source_of(int64_t k) const;
+  std::string name(int source) const { return source_->name(source); }
+  // Bytes of text of a source's samples: bits per byte = sum of losses / (ln 2 * bytes).
+  double source_bytes(int source) const { return parts_[source].bytes; }
+  // Of all samples together.
+  double source_bytes() const;
 
  private:
+  struct Part {
+    std::vector<SampleRef> samples;
+    double bytes = 0;
+    int64_t end = 0;  // the batch behind its last one
+  };
+  int64_t first_batch(int source) const { return source == 0 ? 0 : parts_[source - 1].end; }
+
   std::shared_ptr<const SampleSource> source_;
   LoaderConfig config_;
-  std::vector<SampleRef> samples_;
-  double source_bytes_ = 0;
+  std::vector<Part> parts_;
   BatchBuffer buffer_;
 };
 

@@ -49,6 +49,7 @@ class FileSamples : public SampleSource {
     if (!positions.empty()) file.positions(begin, positions);
   }
 
+  std::string name(int source) const override { return files_[source]->path(); }
   double bytes_per_token(int source) const override {
     const TokenFileHeader& h = files_[source]->header();
     return static_cast<double>(h.source_bytes) / static_cast<double>(h.tokens);

@@ -25,6 +25,8 @@ class SampleSource {
   // positions that restart at 0 with each document.
   virtual void read(SampleRef sample, std::span<int32_t> tokens,
                     std::span<int32_t> positions) const = 0;
+  // The name of a source for people: the path of its file.
+  virtual std::string name(int source) const { return "source " + std::to_string(source); }
   // Bytes of text per token of a source; 0 if there is no text.
   virtual double bytes_per_token(int source) const = 0;
   // Waits a while until all that was read is checked; what is left then is a warning. Throws the

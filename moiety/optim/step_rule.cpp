@@ -27,8 +27,10 @@ void StepState::set_applied(int64_t applied, const StepRuleConfig& config) {
   t = applied;
   b1pow = b2pow = 1;
   for (int64_t i = 0; i < applied; ++i) {
+    const double before1 = b1pow, before2 = b2pow;
     b1pow *= config.beta1;
     b2pow *= config.beta2;
+    if (b1pow == before1 && b2pow == before2) break;  // they are 0, or as small as can be
   }
 }
 

@@ -16,8 +16,9 @@ bool is_of_disk(const Error& e) {
 
 checkpoint::SaveOptions save_options(const TrainConfig& c) {
   checkpoint::SaveOptions s;
-  s.keep_last = int(c.checkpoint.keep_last);
-  s.keep_every = int(c.checkpoint.keep_every);
+  s.keep = {.last = int(c.checkpoint.keep_last),
+            .every = int(c.checkpoint.keep_every),
+            .best = int(c.checkpoint.keep_best)};
   s.verify = c.checkpoint.verify;
   return s;
 }
@@ -40,12 +41,12 @@ void CheckpointKeeper::reserve() {
 }
 
 void CheckpointKeeper::write(int64_t step, bool in_background) {
+  started_ = step;  // before it can fail: failures are told of this step
   if (in_background) {
     saver_.start(learner_.saved_state(), run_state_(), learner_.stream);
   } else {
     tell(saver_.save(learner_.saved_state(), run_state_(), learner_.stream), step);
   }
-  started_ = step;
 }
 
 void CheckpointKeeper::save(int64_t step) {
@@ -94,8 +95,8 @@ void CheckpointKeeper::hear_of_saves(int64_t step) {
 
 void CheckpointKeeper::tell_of_failure(int64_t step, std::string_view error) {
   if (std::exchange(told_, step) == step) return;
-  journal_.say(LogLevel::kWarning, "the checkpoint of step {} failed and is tried again later: {}",
-               step, error);
+  journal_.say(LogLevel::kWarning, "the checkpoint of step {} failed and is tried again {}: {}",
+               step, step < plan_.steps ? "later" : "now", error);
 }
 
 void CheckpointKeeper::tell(const checkpoint::SaveResult& r, int64_t step) {

@@ -25,6 +25,8 @@ class CheckpointKeeper {
   void reserve();
   // Begins a checkpoint after step `step`, unless there is one. Collective.
   void save(int64_t step);
+  // From the next save on, leaves older checkpoints where they are.
+  void keep_all(bool all) { saver_.keep_all(all); }
   // Writes the last checkpoint of the run and waits for it; its failure ends the run. Collective.
   void save_for_good(int64_t step);
   // Makes rank 0 report how a save ended. Called at every step border; `step` counts completed

@@ -1,13 +1,83 @@
 #include "moiety/train/checkpoints.h"
 
 #include <filesystem>
+#include <fstream>
 
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
+#include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/retention.h"
 
 namespace moiety::train {
 namespace fs = std::filesystem;
+namespace {
+
+using checkpoint::Branch, checkpoint::BranchList;
+
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  fs::path whole = fs::weakly_canonical(path, error);
+  if (error) whole = fs::absolute(path).lexically_normal();
+  return (whole.has_filename() ? whole : whole.parent_path()).string();
+}
+
+BranchList branches_of(const std::string& directory) {
+  return fs::is_directory(directory) ? checkpoint::read_branches(directory) : BranchList{};
+}
+
+// Whether run.resume is the path of this run itself, whose newest checkpoint it then means.
+bool names_this_run(const TrainConfig& config) {
+  const std::string given = absolute(config.run.checkpoint);
+  return given == absolute(config.run.dir) || given == absolute(config.checkpoints());
+}
+
+// Whether this branch began with the same command: at the checkpoint that run.resume names, which
+// may be pruned by now, with the same settings. A path under which there is another checkpoint by
+// now names that one.
+bool began_so(const TrainConfig& config, const Branch& branch) {
+  if (branch.id.empty() || branch.variant != config.run.variant) return false;
+  const fs::path given = config.run.checkpoint;
+  if (!fs::exists(given / "COMMIT")) return absolute(given.string()) == branch.given;
+  return checkpoint::read_manifest(given.string()).id == branch.id;
+}
+
+int64_t step_of(const std::string& path) {
+  return checkpoint::step_of(fs::path(path).filename().string()).value_or(0);
+}
+
+// The checkpoints of the branch that began at run.resume, newest first, down to that one.
+std::vector<std::string> of_branch(const Branch& branch, const std::vector<std::string>& complete) {
+  std::vector<std::string> out;
+  for (const std::string& path : complete) {
+    if (step_of(path) >= branch.step) out.push_back(path);
+  }
+  const bool has_start = !out.empty() && step_of(out.back()) == branch.step;
+  if (!has_start && fs::exists(branch.path)) out.push_back(branch.path);
+  return out;
+}
+
+// The checkpoint that a file such as checkpoints/best names.
+std::string named_by(const fs::path& file) {
+  std::ifstream in(file);
+  std::string name;
+  std::getline(in, name);
+  const fs::path path = file.parent_path() / name;
+  if (!checkpoint::step_of(name) || !fs::exists(path / "COMMIT")) {
+    throw CheckpointError("{}: names no checkpoint beside it", file.string());
+  }
+  return path.string();
+}
+
+// The checkpoint that run.resume names.
+std::string given_checkpoint(const TrainConfig& config) {
+  try {
+    return find_checkpoint(config.run.checkpoint);
+  } catch (const CheckpointError& e) {
+    throw CheckpointError("run.resume (auto, never, must or a checkpoint): {}", e.what());
+  }
+}
+
+}  // namespace
 
 std::string find_checkpoint(const std::string& path) {
   const auto type_of = [](const fs::path& p) {
@@ -18,6 +88,7 @@ std::string find_checkpoint(const std::string& path) {
   };
   const fs::file_type type = type_of(path);
   if (type == fs::file_type::not_found) throw CheckpointError("{}: no such directory", path);
+  if (type == fs::file_type::regular) return named_by(path);
   if (type != fs::file_type::directory) throw CheckpointError("{}: is not a directory", path);
   if (type_of(fs::path(path) / "COMMIT") != fs::file_type::not_found) return path;
   const fs::path inner = fs::path(path) / "checkpoints";
@@ -32,16 +103,23 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
   std::error_code none;
   const bool exists = fs::is_directory(directory, none);
   if (exists) checkpoint::recover(directory);
-  const ResumeFrom resume = config.run.resume;
-  if (resume == ResumeFrom::kPath) {
-    try {
-      return {find_checkpoint(config.run.checkpoint)};
-    } catch (const CheckpointError& e) {
-      throw CheckpointError("run.resume (auto, never, must or a checkpoint): {}", e.what());
-    }
-  }
+  ResumeFrom resume = config.run.resume;
   checkpoint::CheckpointList list;
   if (exists) list = checkpoint::list_checkpoints(directory);
+  const BranchList branches = branches_of(directory);
+  if (resume == ResumeFrom::kPath) {
+    if (!names_this_run(config)) {
+      if (!began_so(config, branches.now())) return {given_checkpoint(config)};
+      const std::vector<std::string> found = of_branch(branches.now(), list.complete);
+      if (found.empty()) return {given_checkpoint(config)};
+      if (step_of(found[0]) > branches.now().step) {
+        log(LogLevel::kInfo, "branch {}, which began at run.resume = {}, has gone on since",
+            branches.current, config.run.checkpoint);
+      }
+      return found;
+    }
+    resume = ResumeFrom::kMust;
+  }
   if (resume == ResumeFrom::kNever && !list.complete.empty()) {
     throw UsageError(
         "run.resume = \"never\": {} holds checkpoints, which a new run would mix with its own; "
@@ -49,6 +127,10 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
         directory);
   }
   for (const std::string& sentence : list.damaged) log(LogLevel::kWarning, "{}", sentence);
+  if (list.complete.empty() && list.damaged.empty() && !branches.now().path.empty() &&
+      resume != ResumeFrom::kNever) {
+    return {find_checkpoint(branches.now().path)};  // none was saved since the branch began
+  }
   if (list.complete.empty() && resume == ResumeFrom::kMust) {
     throw CheckpointError("run.resume = \"must\": {} holds no complete checkpoint", directory);
   }
@@ -58,6 +140,29 @@ std::vector<std::string> resume_candidates(const TrainConfig& config) {
         directory);
   }
   return list.complete;
+}
+
+Following follow_start(const TrainConfig& config, const std::string& loaded) {
+  const std::string directory = config.checkpoints();
+  const BranchList branches = branches_of(directory);
+  Branch start;
+  if (!loaded.empty()) {
+    const bool named = config.run.resume == ResumeFrom::kPath && !names_this_run(config);
+    if (!named || began_so(config, branches.now())) return {branches.now(), {}};
+    const checkpoint::Manifest manifest = checkpoint::read_manifest(loaded);
+    start.step = manifest.run.step;
+    start.id = manifest.id;
+    start.path = absolute(loaded);
+    start.given = absolute(config.run.checkpoint);
+    start.variant = config.run.variant;
+  } else if (branches.current == 1) {
+    return {branches.now(), {}};
+  }
+  const Branch begun = checkpoint::begin_branch(directory, start);
+  if (begun.number == 1) return {begun, {}};
+  std::string sentence = text("branch {} begins behind step {}", begun.number, begun.step);
+  if (begun.parent != 0) sentence += text(" of branch {}", begun.parent);
+  return {begun, sentence + text("; checkpoints of other branches are in {}/branch-*", directory)};
 }
 
 }  // namespace moiety::train

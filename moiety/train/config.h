@@ -43,8 +43,10 @@ struct RunSettings {
   std::string dir;  // profile/, failures/ and checkpoints/ lie there
   uint64_t seed = 1234;
   int64_t ranks = 1;
+  int64_t threads = 0;  // of a rank's loops; 0: its thread's budget (moiety/base/parallel.h)
   ResumeFrom resume = ResumeFrom::kNewest;
   std::string checkpoint;  // for kPath: a checkpoint, or a run directory
+  std::string variant;     // any text: runs from one checkpoint that differ in it are two branches
   std::string init_from;   // a checkpoint from which only the weights are taken; empty: none
   double max_hours = 0;    // save and stop before this time; 0: no limit
 };
@@ -113,6 +115,7 @@ struct CheckpointSettings {
   int64_t interval = 1000;  // steps; 0: one at the end
   int64_t keep_last = 3;
   int64_t keep_every = 0;  // steps whose checkpoints are kept for good; 0: none
+  int64_t keep_best = 0;   // with the lowest validation losses; > 0 evaluates at every checkpoint
   bool async = true;       // written beside training, from a copy of the state
   bool verify = true;
 };

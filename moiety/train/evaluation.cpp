@@ -43,6 +43,35 @@ void add_batch(Passes& p, const data::Batch& batch, model::StepStats& total) {
   }
 }
 
+EvaluationLoss loss_of(std::string name, double sum, double targets, double bytes) {
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  return {.name = std::move(name),
+          .loss = sum / targets,
+          .bits_per_byte = bytes > 0 ? sum / (std::numbers::ln2 * bytes) : none,
+          .tokens = int64_t(targets)};
+}
+
+// The losses of the files over all ranks, and of all of them together.
+EvaluationLoss losses_of(const std::vector<model::StepStats>& stats,
+                         const data::ValidationSet& samples, comm::Communicator& world,
+                         std::vector<EvaluationLoss>& files) {
+  std::vector<double> sums;  // loss and targets of each
+  for (const model::StepStats& file : stats) {
+    sums.insert(sums.end(), {file.loss_sum, double(file.targets)});
+  }
+  world
+      .all_reduce(TensorView(sums.data(), DType::kFloat64, {std::ssize(sums)}),
+                  comm::ReduceOp::kSum, Stream())
+      .wait();
+  double sum = 0, targets = 0;
+  for (int f = 0; f < samples.sources(); ++f) {
+    const double* own = &sums[2 * size_t(f)];
+    files.push_back(loss_of(samples.name(f), own[0], own[1], samples.source_bytes(f)));
+    sum += own[0], targets += own[1];
+  }
+  return loss_of("", sum, targets, samples.source_bytes());
+}
+
 }  // namespace
 
 int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world) {
@@ -62,19 +91,15 @@ EvaluationResult evaluate(RankModel& model, data::ValidationSet& samples, Expert
                 BatchFeed(samples.sequences(), samples.seq_len(), samples.has_positions(), 1,
                           stream.device()),
                 model.transformer().make_sums()};
-  model::StepStats stats;
-  for (int64_t k = 0; k < samples.batches(); ++k) add_batch(passes, samples.batch(k), stats);
+  std::vector<model::StepStats> of_file(size_t(samples.sources()));
+  for (int64_t k = 0; k < samples.batches(); ++k) {
+    add_batch(passes, samples.batch(k), of_file[size_t(samples.source_of(k))]);
+  }
   samples.await_checks();
-  double sums[2] = {stats.loss_sum, double(stats.targets)};
-  model.world()
-      .all_reduce(TensorView(sums, DType::kFloat64, {2}), comm::ReduceOp::kSum, Stream())
-      .wait();
   EvaluationResult result;
-  result.loss = sums[0] / sums[1];
-  result.tokens = int64_t(sums[1]);
-  const double bytes = samples.source_bytes();
-  result.bits_per_byte =
-      bytes > 0 ? sums[0] / (std::numbers::ln2 * bytes) : std::numeric_limits<double>::quiet_NaN();
+  model::StepStats stats;
+  static_cast<EvaluationLoss&>(result) = losses_of(of_file, samples, model.world(), result.files);
+  for (const model::StepStats& file : of_file) stats.add(file);
   const Tensor pairs_LE = model.pairs_of_all_ranks(stats);
   for (int64_t l = 0; l < pairs_LE.view().size(0); ++l) {
     const int64_t experts = pairs_LE.view().size(1);

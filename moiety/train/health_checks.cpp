@@ -104,9 +104,10 @@ std::optional<double> quota() {
 HealthCheck cores() {
   const int usable = core_count();
   const int64_t present = ::sysconf(_SC_NPROCESSORS_ONLN);
-  HealthCheck f{.name = "cores",
-                .text = text("{} of {} usable; loops by {}", usable, present, loop_engine())};
-  f.facts.add("usable", usable).add("present", present).add("loops", loop_engine());
+  HealthCheck f{.name = "cores", .text = text("{} of {} usable", usable, present)};
+  const int threads = environment_threads(usable);
+  if (threads != usable) f.text += text("; OMP_NUM_THREADS gives loops {}", threads);
+  f.facts.add("usable", usable).add("present", present).add("threads", threads);
   const std::optional<double> allowed = quota();
   if (allowed) f.facts.add("quota", *allowed);
   if (allowed && *allowed < usable - 0.01) {
@@ -114,10 +115,7 @@ HealthCheck cores() {
     f.text += text("; the control group allows {:.1f}", *allowed);
     f.fix =
         "more threads than that wait for each other: raise the limit, or start with "
-        "`taskset -c` on as many cores";
-  } else if (std::string_view(loop_engine()) == "serial") {
-    f.health = Health::kWarn;
-    f.fix = "a rank uses one core: configure with MOIETY_OPENMP=ON";
+        "OMP_NUM_THREADS or `taskset -c` of as many cores";
   }
   return f;
 }

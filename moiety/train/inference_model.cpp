@@ -1,16 +1,39 @@
 #include "moiety/train/inference_model.h"
 
+#include "moiety/base/error.h"
 #include "moiety/base/log.h"
+#include "moiety/checkpoint/manifest.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/train/precision.h"
 
 namespace moiety::train {
+namespace {
+
+// The specs, once their shapes are those of the checkpoint. A load compares all of it; but by then
+// the memory is taken and filled that a false configuration asks for.
+std::vector<optim::ParamSpec> fitting(std::vector<optim::ParamSpec> specs,
+                                      const std::string& path) {
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(path);
+  for (const optim::ParamSpec& spec : specs) {
+    for (const optim::LogicalTensor& tensor : spec.tensors) {
+      const auto found = manifest.tensors.find(tensor.name);
+      if (found == manifest.tensors.end() || found->second.shape == tensor.shape) continue;
+      throw CheckpointError("{}: {} is {}, by its configuration {}", path, tensor.name,
+                            checkpoint::shape_text(found->second.shape),
+                            checkpoint::shape_text(tensor.shape));
+    }
+  }
+  return specs;
+}
+
+}  // namespace
 
 InferenceModel::InferenceModel(const std::string& path, const TrainConfig& config, int64_t tokens,
                                comm::Communicator& world, const Stream& stream)
     : model_(config.model, storage_dtype(config), Grid(), tokens, config.guard.comm_timeout_s,
              world, stream.device()),
-      weights_(transformer().parameter_specs(), storage_dtype(config), stream.device()) {
+      weights_(fitting(transformer().parameter_specs(), path), storage_dtype(config),
+               stream.device()) {
   transformer().bind(weights_.parameters());
   load_weights(path, weights_.state_view(), model_);
   weights_.publish(stream);

@@ -29,12 +29,16 @@ struct WaitTimes {
   }
 };
 
-// The loss of a model on validation samples.
-struct EvaluationResult {
+// The loss of a model on validation samples: of each file, and the mean over all of their tokens.
+struct EvaluationLoss {
+  std::string name;          // the file's path; empty for all of them
   double loss = 0;           // mean cross-entropy, nats per token
   double bits_per_byte = 0;  // of the text; NaN where the samples have none
   int64_t tokens = 0;
-  std::vector<double> balance;  // by MoE layer: pairs of the busiest expert / mean
+};
+struct EvaluationResult : EvaluationLoss {
+  std::vector<EvaluationLoss> files;  // in the order of the sources
+  std::vector<double> balance;        // by MoE layer: pairs of the busiest expert / mean
 };
 
 // The host's actions on a rank while it enqueued a step.

@@ -169,6 +169,8 @@ Profiler::Step::Step(Profiler& profiler, int64_t step, const Stream& stream)
     profiler.align_clocks();
     profiler.first_ = step;
   }
+  profiler.events_before_ = profiler.trace_.events.size();
+  profiler.samples_before_ = profiler.trace_.samples.size();
   set_current_trace(&profiler.trace_);
   if (stream.device().type == DeviceType::kCuda) profiler.trace_.follow(stream);
   trace_memory();
@@ -182,7 +184,17 @@ Profiler::Step::~Step() {
   trace_memory();
   set_current_trace(nullptr);
   profiler_.last_ = step_;
-  if (step_ + 1 == profiler_.steps_.end) profiler_.write();
+}
+
+void Profiler::keep(int64_t step) {
+  if (last_ == step && step + 1 == steps_.end) write();
+}
+
+void Profiler::drop(int64_t step) {
+  if (last_ != step) return;
+  trace_.events.resize(events_before_);
+  trace_.samples.resize(samples_before_);
+  last_ = step == first_ ? 0 : step - 1;
 }
 
 }  // namespace moiety::train

@@ -43,6 +43,11 @@ class Profiler {
 
   bool covers(int64_t step) const { return step >= steps_.begin && step < steps_.end; }
 
+  // The end of a step: it is complete, and with the last one the file is written; or it counts for
+  // nothing and will be made again, so that what was recorded of it is dropped.
+  void keep(int64_t step);
+  void drop(int64_t step);
+
   // Makes the calling thread record during its lifetime, if the step is one of them. On a GPU it
   // records the times of its operations on `stream`, which is waited for at the end. Made on every
   // rank, since the first one is a barrier.
@@ -72,6 +77,7 @@ class Profiler {
   int64_t origin_ = 0;            // the clock's value at the begin of the trace
   int64_t first_ = 0, last_ = 0;  // steps recorded
   Trace trace_;
+  size_t events_before_ = 0, samples_before_ = 0;  // of the trace, before step `last_`
 };
 
 // Adds a sample of the process's memory to the trace of the calling thread, if it has one.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "moiety/base/deadline.h"
+#include "moiety/base/parallel.h"
 #include "moiety/data/batch_loader.h"
 #include "moiety/train/checkpoint_keeper.h"
 #include "moiety/train/journal.h"
@@ -42,15 +43,21 @@ class Trainer {
   }
 
   // trainer_start.cpp: the weights' origin, and the first batch.
+  void check_directories();
   void initialize_or_load();
   std::vector<std::string> resume_candidates_of_rank_0();
   bool load(const std::string& path, bool last);
+  // Makes the directory follow this start (checkpoints.h) and records it.
+  void follow(std::string_view event_name, const std::string& loaded);
   void compare(const std::string& path);
   void measure_peaks();
 
   void after_step(const FinishedStep& step);
   void at_border();
   void evaluate();
+  // The reason for which the weights as they are may be worth nothing; empty if there is none.
+  std::string doubts() const;
+  bool has_finite_weights();
   RunEnd finish(bool stopped);
   // This rank's requests to all: the caller's, and the end of the time.
   uint32_t requests();
@@ -67,6 +74,7 @@ class Trainer {
   uint32_t checksum(const model::StepStats& stats);
 
   const TrainingPlan& plan_;
+  ThreadBudget threads_;  // run.threads
   comm::Communicator& world_;
   Heartbeat& heartbeat_;
   Journal journal_;
@@ -76,8 +84,10 @@ class Trainer {
   std::optional<data::ValidationSet> validation_;
   int64_t trained_tokens_ = 0;
   int64_t evaluated_step_ = -1;
-  int64_t loaded_step_ = -1;  // step of the checkpoint that the run continues
-  double step_seconds_ = 0;   // seconds of the last step
+  double validation_loss_ = 0;  // after that step
+  bool save_due_ = false;       // an interval or a request, until it is saved
+  int64_t loaded_step_ = -1;    // step of the checkpoint that the run continues
+  double step_seconds_ = 0;     // seconds of the last step
   Deadline time_limit_;
 };
 

@@ -1,5 +1,6 @@
 // The start of training on a rank: groups, memory, weights, data.
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 #include <tuple>
 #include <utility>
@@ -31,6 +32,7 @@ std::pair<double, double> known_peaks(Device device, Recipe recipe) {
 
 Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat& heartbeat)
     : plan_(plan),
+      threads_(config().run.threads > 0 ? int(config().run.threads) : thread_budget()),
       world_(world),
       heartbeat_(heartbeat),
       journal_(world.rank() == 0 ? plan.observer : nullptr, !plan.dry_run),
@@ -43,7 +45,7 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
                         loader_config(config(), plan.grid, world.rank()));
   }
   heartbeat_.phase("loading");
-  checkpoint::check_shared_directory(config().run.dir, world.bootstrap());
+  check_directories();
   initialize_or_load();
   const gemm::PathReport* path = learner_.model.transformer().expert_path();
   if (path && !is_quantized(config().precision.recipe)) {
@@ -51,6 +53,14 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
   }
   keeper_.reserve();
   measure_peaks();
+}
+
+// Finds out whether all ranks see one run directory, and can write where checkpoints will be.
+void Trainer::check_directories() {
+  checkpoint::check_shared_directory(config().run.dir, world_.bootstrap());
+  const bool exists = leads() && std::filesystem::is_directory(config().checkpoints());
+  if (checkpoint::gather(world_.bootstrap(), exists ? "1" : "")[0].empty()) return;
+  checkpoint::check_shared_directory(config().checkpoints(), world_.bootstrap());
 }
 
 // Rank 0's list, which other processes may not even be able to read.
@@ -78,7 +88,17 @@ void Trainer::initialize_or_load() {
     say(LogLevel::kInfo, "weights from {}", plan_.init_from);
   }
   pipeline_.start(0, nullptr);
-  event("start");
+  follow("start", {});
+}
+
+void Trainer::follow(std::string_view event_name, const std::string& loaded) {
+  Following following;
+  checkpoint::together(world_.bootstrap(), [&] {
+    if (leads() && !plan_.dry_run) following = follow_start(config(), loaded);
+  });
+  if (!following.sentence.empty()) say(LogLevel::kInfo, "{}", following.sentence);
+  event(event_name,
+        JsonLine().add("branch", following.branch.number).add("parent", following.branch.parent));
 }
 
 // Compares the checkpoint's configuration with this one by the caller's function.
@@ -111,7 +131,7 @@ bool Trainer::load(const std::string& path, bool last) {
   trained_tokens_ = run.tokens;
   say(LogLevel::kInfo, "resumed from {}{}", path,
       run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
-  event("resume");
+  follow("resume", path);
   return true;
 }
 

@@ -1,6 +1,7 @@
 // Ends a process whose ranks make no progress: what every rank stands at goes to stderr and to
 // failures/, then the caller's function ends the process, since a rank that hangs cannot be
-// unwound. One thread, which never communicates.
+// unwound. One thread, which never communicates. A time for which it did not run itself, since the
+// process was stopped (Ctrl-Z) or the machine paused, counts for nothing.
 #pragma once
 
 #include <atomic>
@@ -58,6 +59,8 @@ class Heartbeat {
   void begin_aside(const char* name);
   void end_aside();
   void restart();
+  // Does not count a time for which the whole process stood still.
+  void forgive(int64_t ns);
 
   Watchdog* watchdog_;
   const int rank_;

@@ -49,7 +49,8 @@ SLOWER = {"model__d_model": 64, "moe__d_ffn": 128, "data__seq_len": 128}
 class Run:
     """A run under way: `ranks` threads of one process, or processes under mpirun."""
 
-    def __init__(self, arguments, ranks=1, mpi=False, prefix=(), env=None, preexec=None):
+    def __init__(self, arguments, ranks=1, mpi=False, prefix=(), env=None, preexec=None, last=()):
+        """`last` are arguments that the last process has besides."""
         command = list(prefix) + [PROGRAM] + arguments
         number, self.err_path = tempfile.mkstemp()  # several processes append to it
         os.close(number)
@@ -58,12 +59,14 @@ class Run:
             # With recovery mpirun does not say how ranks ended, and what it is told to pass on is
             # lost when it hangs itself, so ranks write to the file.
             tell_code = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "ended: $?" >&2', self.err_path]
-            command = MPIRUN + ["-np", str(ranks)] + tell_code + command
+            of_last = ["-np", "1"] + tell_code + command + list(last)
+            others = ["-np", str(ranks - 1)] + tell_code + command
+            command = MPIRUN + (others + [":"] if ranks > 1 else []) + of_last
         elif ranks > 1:
             command.append(f"--ranks={ranks}")
         self.mark = f"MOIETY_TEST_RUN={os.urandom(8).hex()}"
         name, value = self.mark.split("=")
-        environment = dict(os.environ, OMP_WAIT_POLICY="passive", **(env or {}), **{name: value})
+        environment = dict(os.environ, **(env or {}), **{name: value})
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.err_file,
                                         env=environment, preexec_fn=preexec)
@@ -363,6 +366,47 @@ class Faults(unittest.TestCase):
             code, run = train(tiny(self.dir + "/s", 2) + ["--ranks=2"], ranks=2, mpi=True)
             self.assertEqual(code, 0, run.tail())
 
+    def test_ranks_that_differ(self):
+        # tests/apps_mpi goes over every key; here are the ways from a launch to the comparison.
+        self.need_mpi()
+        for path in "t", "u":
+            with open(f"{self.dir}/{path}.txt", "w") as f:
+                f.write(f"moiety trains {path} experts. " * 500)
+            subprocess.run([PROGRAM, "prepare", f"{self.dir}/{path}.txt", "--tokenizer=bytes",
+                            f"--out={self.dir}/{path}", "--quiet"], check=True,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        shutil.copy(self.dir + "/t.tok", self.dir + "/copy.tok")
+        data = dict(data__synthetic="none", data__train=self.dir + "/t.tok")
+        differ = {
+            "--optim.lr=2e-3": "rank 1 has optim.lr = 0.002 (command line), rank 0 0.01",
+            "--eval.every=2": "rank 1 has eval.every = 2 (command line), rank 0 0",
+            "--model.preset=mixtral-8x7b": 'rank 1 has model.preset = "mixtral-8x7b" (command line), '
+                                           'rank 0 "tiny"',
+            "--dry-run": "rank 1 has --dry-run = true (command line), rank 0 false",
+            "--print-config": "rank 1 has --print-config = true (command line), rank 0 false",
+            "--optim.lr=fast": "rank 1 failed: --optim.lr=fast: optim.lr = fast: must be a number, >= 0",
+            f"--data.train={self.dir}/u.tok": "rank 1 has data.train[0] = ",
+            f"--data.valid={self.dir}/u.tok": "rank 1 has data.valid = 1 files",
+        }
+        for argument, message in differ.items():
+            path = self.dir + "/r"
+            code, run = train(tiny(path, 2, **data), ranks=2, mpi=True, last=[argument])
+            self.assertEqual(code, 2, run.tail())
+            self.assertEqual(len(run.messages()), 2, run.tail())
+            for line in run.messages():
+                self.assertTrue(line.startswith("moiety: " + message), line)
+            self.assertFalse(os.path.exists(path), "nothing is made before ranks agree")
+        # The same by another path, and what no result depends on.
+        for argument in f"--data.train={self.dir}/copy.tok", "--run.threads=3", "--run.device=cpu":
+            code, run = train(tiny(self.dir + "/s", 2, **data), ranks=2, mpi=True, last=[argument])
+            self.assertEqual(code, 0, run.tail())
+            shutil.rmtree(self.dir + "/s")
+        os.mkdir(self.dir + "/elsewhere")
+        code, run = train(tiny(self.dir + "/s", 2, **data), ranks=2, mpi=True,
+                          last=[f"--run.dir={self.dir}/elsewhere"])
+        self.assertEqual(code, 4, run.tail())
+        self.assertIn("elsewhere is not the directory that rank 0 sees", run.messages()[-1])
+
     # ---- Values that are not finite.
 
     def test_nan_in_an_expert_is_named(self):
@@ -521,6 +565,21 @@ class Faults(unittest.TestCase):
         self.assertEqual(sorted(os.listdir(path + "/failures")),
                          ["rank0-step1.json", "rank1-step1.json"])
 
+    def test_a_pause_is_no_hang(self):
+        # Ctrl-Z, or a machine that was paused: longer than the watchdog's limit.
+        for how in self.launchers():
+            path = f"{self.dir}/r{how['mpi']}"
+            run = Run(tiny(path, 2, 2, 200, **SLOWER, guard__watchdog_s=1), ranks=2, **how)
+            wait_for_step(path, 2)
+            pids = run.rank_pids()
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(3)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            self.assertEqual(run.wait(), 0, run.tail())
+            self.assertEqual(len(steps(path)), 200)
+
     def test_one_rank_finds_bad_data(self):
         # While both ranks train, a sample of rank 1 gets an id beyond the vocabulary.
         text = self.dir + "/t.txt"
@@ -593,6 +652,19 @@ class Faults(unittest.TestCase):
         self.assertEqual(code, 4, run.tail())
         self.assertIn("the checkpoint of step 3 failed and is tried again later", run.err())
         self.assertEqual(len(steps(self.dir + "/s")), 6)
+
+    def test_full_disk_names_the_right_checkpoint(self):
+        path = self.dir + "/r"
+        run = Run(tiny(path, 1, 1, 40, **SLOWER, checkpoint__interval=5, checkpoint__async="false"),
+                  preexec=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+        wait_for(lambda: events(path, "checkpoint"))
+        resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (60000, resource.RLIM_INFINITY))
+        self.assertEqual(run.wait(), 4, run.tail())
+        good = {e["step"] for e in events(path, "checkpoint")}
+        failed = [int(s) for s in re.findall(r"the checkpoint of step (\d+) failed", run.err())]
+        self.assertTrue(failed)
+        self.assertFalse(good & set(failed), run.err())
+        self.assertIn("the checkpoint of step 40 failed and is tried again now", run.err())
 
     # ---- Crashes.
 

@@ -192,7 +192,7 @@ TEST(TensorBoard, ARunTellsEverything) {
     EXPECT_GE(tb.at("experts/balance_worst_layer"), tb.at("experts/balance_mean"));
   }
   EXPECT_EQ(by_step.at(3).at("loss/validation"),
-            moiety::app::events(dir / "r", "eval").at(0)["loss"].get<float>());
+            moiety::app::events(dir / "r", "eval").at(1)["loss"].get<float>());
 
   // A second part of the run is a file of its own, which takes the place of what came later.
   fs::remove_all(checkpoint_path(dir / "r", 4));

@@ -146,6 +146,20 @@ TEST(Profile, ARunsStepsAreAChromeTrace) {
   EXPECT_TRUE(rates);
 }
 
+TEST(Profile, AStepThatIsMadeAgainIsTracedOnce) {
+  const TemporaryDirectory dir;
+  const ProgramResult result =
+      run(tiny(dir / "r", 4, 4) + Arguments{"--router.aux=none", "--moe.experts=8", "--moe.top_k=1",
+                                            "--profile.steps=1:2", "--train.steps=2"});
+  ASSERT_EQ(result.code, kExitDone) << result.err;
+  ASSERT_NE(result.err.find("step 1 is made again"), std::string::npos);
+  const nlohmann::json trace = nlohmann::json::parse(read_all(dir / "r/profile/steps-1-1.json"));
+  int steps = 0;
+  for (const nlohmann::json& e : trace["traceEvents"]) steps += e["name"] == "step";
+  EXPECT_EQ(steps, 4) << "one a rank";
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir / "r/profile"), {}), 2);
+}
+
 TEST(Profile, AnEarlyEndLeavesWhatThereIs) {
   const TemporaryDirectory dir;
   ASSERT_EQ(run(tiny(dir / "r") + Arguments{"--profile.steps=5:100"}).code, kExitDone);

@@ -357,11 +357,12 @@ TEST(Train, EvaluatesAtIntervalsAndAtTheEnd) {
   ASSERT_EQ(run(tiny(dir / "a") + eval).code, kExitDone);
   ASSERT_EQ(run(tiny(dir / "b", 4, 2) + eval).code, kExitDone);
   const auto a = events(dir / "a", "eval"), b = events(dir / "b", "eval");
-  ASSERT_EQ(a.size(), 2u);
-  ASSERT_EQ(b.size(), 2u);
-  EXPECT_EQ(a[0]["step"], 4);
-  EXPECT_EQ(a[1]["step"], 6);
-  for (int i = 0; i < 2; ++i) {
+  ASSERT_EQ(a.size(), 3u);
+  ASSERT_EQ(b.size(), 3u);
+  EXPECT_EQ(a[0]["step"], 0);  // where the curve begins
+  EXPECT_EQ(a[1]["step"], 4);
+  EXPECT_EQ(a[2]["step"], 6);
+  for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(a[i]["tokens"], 80);
     EXPECT_EQ(b[i]["tokens"], 80);
     const double expected = a[i]["loss"].get<double>();

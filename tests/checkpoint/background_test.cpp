@@ -353,6 +353,7 @@ TEST_F(Background, RanksMayBeProcesses) {
 
 TEST_F(Background, SharedDirectory) {
   const TemporaryDirectory directory;
+  write_file(directory / ".probe-0123", "of a start that was killed");
   on_ranks(3, [&](int rank, comm::Bootstrap& bootstrap) {
     check_shared_directory(directory.path(), bootstrap);
     const TemporaryDirectory other;

@@ -19,7 +19,7 @@ enum class Mode { kWaiting, kBeside };  // save() or start()
 // Three pieces of a file and a few more calls are enough.
 SaveOptions crash_options(Seconds deadline = Seconds(30)) {
   SaveOptions options;
-  options.keep_last = 2;
+  options.keep.last = 2;
   options.deadline = deadline;
   return options;
 }

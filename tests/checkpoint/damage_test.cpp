@@ -229,6 +229,23 @@ TEST(Retention, Names) {
   }
 }
 
+TEST_F(Damage, CountsThatNoTrainingReachesAreRefused) {
+  const TemporaryDirectory directory;
+  const std::string path = save_state(tiny_state(), directory / "c", Cut::kRows, 1, 5, 1).path;
+  Manifest manifest = read_manifest(path);
+  for (int64_t RunState::*count : {&RunState::step, &RunState::tokens, &RunState::adam_t}) {
+    Manifest bad = manifest;
+    bad.run.*count = INT64_MAX;
+    EXPECT_NE(error_of([&] { parse_manifest(encode_manifest(bad)); }).find("9223372036854775807"),
+              std::string::npos);
+  }
+  manifest.run.adam_t = 6;
+  EXPECT_NE(error_of([&] {
+              parse_manifest(encode_manifest(manifest));
+            }).find("adam_t is 6 after 5 steps"),
+            std::string::npos);
+}
+
 TEST_F(Damage, PruningKeepsWhatItShould) {
   const struct {
     int keep_last, keep_every;
@@ -241,13 +258,13 @@ TEST_F(Damage, PruningKeepsWhatItShould) {
   for (const auto& k : kCases) {
     const TemporaryDirectory directory;
     SaveOptions all;
-    all.keep_last = 0;
+    all.keep.last = 0;
     for (int64_t step = 1; step <= 6; ++step) {
       save_state(tiny_state(), directory / "c", Cut::kRows, 1, step, 1, all);
     }
     // Damaged ones are neither counted nor removed.
     std::filesystem::remove(directory / "c/step-00000005/COMMIT");
-    prune(directory / "c", k.keep_last, k.keep_every, k.keep_step);
+    prune(directory / "c", {.last = k.keep_last, .every = k.keep_every}, k.keep_step);
     std::vector<int64_t> left;
     for (const std::string& name : list(posix(), directory / "c")) {
       if (const auto step = step_of(name)) left.push_back(*step);

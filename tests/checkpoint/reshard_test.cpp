@@ -91,7 +91,7 @@ void save_beside(ModelState& state, comm::Communicator& world, const std::string
                  int64_t step) {
   SaveOptions options;
   options.piece_bytes = 400;
-  options.keep_last = 0;
+  options.keep.last = 0;
   Saver saver(directory, world.bootstrap(), options);
   saver.start(state.view(world.rank() == 0), state.run(step), Stream());
   saver.wait();

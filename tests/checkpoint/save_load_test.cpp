@@ -107,8 +107,8 @@ TEST(SaveLoad, BigPiecesAreCutAlongTheFirstDimensionWithMoreThanOneIndex) {
 TEST(SaveLoad, SameStepIsReplacedAndOldOnesArePruned) {
   const TemporaryDirectory directory;
   SaveOptions options;
-  options.keep_last = 2;
-  options.keep_every = 4;
+  options.keep.last = 2;
+  options.keep.every = 4;
   for (const int64_t step : {1, 2, 3, 4, 5, 6, 7, 7}) {
     save_small(directory / "c", Cut::kRows, 2, step, int(step), options);
   }

@@ -308,16 +308,27 @@ TEST(ValidationSet, FirstSamplesOfEachSourceWhateverTheRanks) {
       for (int d = 0; d < ranks; ++d) {
         ValidationSet set(source, 5,
                           {.micro_batch = micro_batch, .data_rank = d, .data_ranks = ranks});
-        EXPECT_EQ(set.batches(), (8 + ranks * micro_batch - 1) / (ranks * micro_batch));
+        // Five samples of one source, then three of the other, each in batches of its own.
+        const int64_t all = ranks * micro_batch, first = (5 + all - 1) / all;
+        EXPECT_EQ(set.batches(), first + (3 + all - 1) / all);
+        EXPECT_EQ(set.sources(), 2);
+        EXPECT_EQ(set.name(1), dir / "b.tok");
+        EXPECT_DOUBLE_EQ(set.source_bytes(0), 40 * 99 / 100.0);
+        EXPECT_DOUBLE_EQ(set.source_bytes(1), 24 * 25 / 26.0);
         EXPECT_DOUBLE_EQ(set.source_bytes(), 40 * 99 / 100.0 + 24 * 25 / 26.0);
         for (int64_t k = 0; k < set.batches(); ++k) {
           const Batch& batch = set.batch(k);
+          const bool second = set.source_of(k) == 1;
+          EXPECT_EQ(second, k >= first);
+          const size_t begin = second ? 5 : 0, end = second ? 8 : 5;
           for (int64_t b = 0; b < micro_batch; ++b) {
             const std::vector<int32_t> target = row(batch.target_BS, b);
             targets += 8 - std::count(target.begin(), target.end(), kNoTarget);
             const bool counted = target[0] != kNoTarget;
-            const size_t at = (k * ranks + d) * micro_batch + b;
-            EXPECT_EQ(counted, at < 8);
+            const int64_t own = second ? k - first : k;
+            const size_t at = begin + size_t((own * ranks + d) * micro_batch + b);
+            EXPECT_EQ(counted, at < end);
+            if (at >= end) continue;
             if (got.size() <= at) got.resize(at + 1);
             got[at] = row(batch.token_BS, b);
           }

@@ -110,7 +110,8 @@ TEST(Train, TellsItsObserverEverything) {
   ASSERT_EQ(heard.losses.size(), 6u);
   EXPECT_LT(heard.losses.back(), heard.losses.front());
   EXPECT_EQ(heard.tokens, 6 * 8 * 16);
-  EXPECT_EQ(heard.evaluations.size(), 2u);
+  EXPECT_EQ(heard.evaluations.size(), 3u);
+  EXPECT_EQ(heard.evaluations.count(0), 1u);
   EXPECT_EQ(heard.evaluations.count(4), 1u);
   EXPECT_EQ(heard.evaluations.count(6), 1u);
   EXPECT_EQ(heard.events.front(), "start 0");

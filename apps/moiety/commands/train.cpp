@@ -10,9 +10,11 @@
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/device_choice.h"
 #include "apps/moiety/config/launch.h"
+#include "apps/moiety/config/ranks.h"
 #include "apps/moiety/config/train_options.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/people.h"
+#include "apps/moiety/report/result.h"
 #include "apps/moiety/report/run_files.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/mpi_group.h"
@@ -97,16 +99,16 @@ class LeadingPart {
 };
 
 // Runs `body`. If it throws, the other ranks are told, and all of them throw the error of the first
-// that failed.
+// that failed. `plan`, where there is one, explains an end of memory.
 template <class Body>
-void as_one(const TrainingPlan& plan, comm::Communicator& world, Body&& body) {
+void as_one(const TrainingPlan* plan, comm::Communicator& world, Body&& body) {
   try {
     body();
   } catch (...) {
     Failure failure = current_failure();
-    if (failure.kind == ErrorKind::kOutOfMemory) {
+    if (failure.kind == ErrorKind::kOutOfMemory && plan) {
       failure.text +=
-          "; " + train::memory_report(plan.config, plan.grid, plan.memory_of_rank, plan.device);
+          "; " + train::memory_report(plan->config, plan->grid, plan->memory_of_rank, plan->device);
     }
     if (world.size() > 1) {
       world.bootstrap().abort(to_peers(failure));
@@ -123,7 +125,7 @@ int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
   train::Heartbeat heartbeat(plan.watchdog, world.rank());
   std::unique_ptr<train::Trainer> trainer;  // destroyed when the peers know of a failure
   try {
-    as_one(plan, world, [&] {
+    as_one(&plan, world, [&] {
       train::check_memory(plan.config, plan.grid, plan.memory_of_rank, plan.device);
       trainer = std::make_unique<train::Trainer>(plan, world, heartbeat);
       end = trainer->run();
@@ -147,14 +149,72 @@ void log_warnings_alone() {
   });
 }
 
-int run_threads(TrainingPlan& plan, const Config& config, bool quiet) {
-  LeadingPart leading(plan, config, quiet);
+// A training in this process: its configuration, and what its ranks share.
+class Training {
+ public:
+  Training(const TrainFlags& flags, Launch launch)
+      : flags_(flags), launch_(std::move(launch)), signals_(requests_) {}
+
+  // Both return the exit code. `refused` is the error of the configuration, if it could not be
+  // loaded; the other ranks are told.
+  int run_threads(Config config);
+  int run_process(Config config, std::exception_ptr refused);
+
+ private:
+  // Compares with the other processes what this one is to run with, before anything depends on it,
+  // and what it means, once that is known. Returns the difference, if there is one.
+  std::string agree(comm::Communicator& world);
+  std::vector<RankFact> facts() const;
+  void prepare();
+  void print() const { print_result(print_config(config_)); }
+
+  const TrainFlags& flags_;
+  Launch launch_;
+  train::TrainRequests requests_;
+  SignalHandlers signals_;
+  Config config_;
+  std::optional<train::Watchdog> watchdog_;
+  TrainingPlan plan_;
+};
+
+std::vector<RankFact> Training::facts() const {
+  std::vector<RankFact> facts = facts_of(config_);
+  for (const auto& [name, given] :
+       {std::pair("--dry-run", flags_.dry_run), std::pair("--print-config", flags_.print_config)}) {
+    facts.push_back({name, given ? "true" : "false", given ? "command line" : "default"});
+  }
+  return facts;
+}
+
+std::string Training::agree(comm::Communicator& world) {
+  settle_ranks(launch_, config_);
+  std::string difference = first_difference(world.bootstrap(), facts());
+  if (!difference.empty() || flags_.print_config) return difference;
+  prepare();
+  return first_difference(world.bootstrap(), meanings_of(config_, plan_));
+}
+
+void Training::prepare() {
+  watchdog_.emplace(Seconds(config_.options.guard.watchdog_s), config_.options.run.dir,
+                    [] { ::_exit(kExitComm); });
+  plan_ = make_plan(config_, launch_);
+  plan_.requests = &requests_;
+  plan_.watchdog = &*watchdog_;
+  plan_.dry_run = flags_.dry_run;
+}
+
+int Training::run_threads(Config config) {
+  config_ = std::move(config);
+  settle_ranks(launch_, config_);
+  if (flags_.print_config) return print(), kExitDone;
+  prepare();
+  LeadingPart leading(plan_, config_, flags_.quiet);
   std::atomic<int> code{kExitDone};
   comm::ThreadGroupOptions group;
-  group.deadline = Seconds(plan.config.guard.comm_timeout_s);
+  group.deadline = Seconds(plan_.config.guard.comm_timeout_s);
   try {
-    comm::run_thread_ranks(train::rank_count(plan.grid), group, [&](comm::Communicator& world) {
-      const int result = run_rank(plan, world);
+    comm::run_thread_ranks(train::rank_count(plan_.grid), group, [&](comm::Communicator& world) {
+      const int result = run_rank(plan_, world);
       if (world.rank() == 0) code = result;
     });
   } catch (...) {
@@ -164,18 +224,26 @@ int run_threads(TrainingPlan& plan, const Config& config, bool quiet) {
   return code;
 }
 
-// Runs a process, which ends at once after a failure: MPI's own end could wait for the peers.
-int run_process(TrainingPlan& plan, const Config& config, bool quiet) {
+// The process ends at once after a failure: MPI's own end could wait for the peers.
+int Training::run_process(Config config, std::exception_ptr refused) {
+  config_ = std::move(config);
   int code = kExitDone;
   std::optional<LeadingPart> leading;
   comm::MpiGroupOptions group;
-  group.deadline = Seconds(plan.config.guard.comm_timeout_s);
+  group.deadline = Seconds(config_.options.guard.comm_timeout_s);
   try {
     comm::run_mpi_rank(group, [&](comm::Communicator& world) {
-      as_one(plan, world, [&] {
-        world.rank() == 0 ? void(leading.emplace(plan, config, quiet)) : log_warnings_alone();
+      const bool leads = world.rank() == 0;
+      if (!leads) log_warnings_alone();
+      std::string difference;
+      as_one(nullptr, world, [&] {
+        if (refused) std::rethrow_exception(refused);
+        difference = agree(world);
+        if (!difference.empty() || !leads) return;
+        flags_.print_config ? print() : void(leading.emplace(plan_, config_, flags_.quiet));
       });
-      code = run_rank(plan, world);
+      if (!difference.empty()) throw UsageError("{}", difference);  // said by all ranks alike
+      if (!flags_.print_config) code = run_rank(plan_, world);
     });
   } catch (...) {
     const Failure failure = current_failure();
@@ -189,19 +257,20 @@ int run_process(TrainingPlan& plan, const Config& config, bool quiet) {
 
 }  // namespace
 
-int train(const Config& given, const TrainFlags& flags) {
-  Config config = given;
-  const Launch launch = find_launch(config);
-  train::TrainRequests requests;
-  const SignalHandlers signals(requests);
-  train::Watchdog watchdog(Seconds(config.options.guard.watchdog_s), config.options.run.dir,
-                           [] { ::_exit(kExitComm); });
-  TrainingPlan plan = make_plan(config, launch);
-  plan.requests = &requests;
-  plan.watchdog = &watchdog;
-  plan.dry_run = flags.dry_run;
-  return launch.processes ? run_process(plan, config, flags.quiet)
-                          : run_threads(plan, config, flags.quiet);
+int train(const std::function<Config()>& configure, const TrainFlags& flags) {
+  Config config;
+  std::exception_ptr refused;
+  try {
+    config = configure();
+  } catch (const Error&) {
+    refused = std::current_exception();
+  }
+  Launch launch = find_launch(Seconds(config.options.guard.comm_timeout_s));
+  const bool processes = launch.processes;
+  Training training(flags, std::move(launch));
+  if (processes) return training.run_process(std::move(config), refused);
+  if (refused) std::rethrow_exception(refused);
+  return training.run_threads(std::move(config));
 }
 
 }  // namespace moiety::app

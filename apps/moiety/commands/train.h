@@ -2,6 +2,7 @@
 // newest checkpoint ends.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,12 +12,14 @@ namespace moiety::app {
 
 struct TrainFlags {
   bool quiet = false;
-  bool dry_run = false;  // everything except the steps
+  bool dry_run = false;       // everything except the steps
+  bool print_config = false;  // the configuration alone, once all ranks have agreed on it
 };
 
-// Trains. Returns kExitDone, or kExitStartAgain after a signal or at run.max_hours. Throws the
-// error of the first rank that fails.
-int train(const Config& config, const TrainFlags& flags);
+// Trains with the configuration that `configure` loads. Its errors, as all others, are those of all
+// ranks. Returns kExitDone, or kExitStartAgain after a signal or at run.max_hours. Throws the error
+// of the first rank that fails.
+int train(const std::function<Config()>& configure, const TrainFlags& flags);
 
 int train_command(const std::vector<std::string>& arguments);
 

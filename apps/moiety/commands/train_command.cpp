@@ -28,7 +28,6 @@ int train_command(const std::vector<std::string>& given) {
   std::vector<std::string> overrides = take_overrides(arguments);
   std::vector<std::string> files;
   std::string run, ranks;
-  bool print = false;
   TrainFlags flags;
   CLI::App app(kTrainAbout, "moiety train");
   app.footer([] { return options_help(); });
@@ -38,18 +37,14 @@ int train_command(const std::vector<std::string>& given) {
   app.add_option("--run", run, "run directory: run.dir");
   app.add_option("--ranks", ranks,
                  "ranks, as threads of this process (mpirun starts processes instead): run.ranks");
-  app.add_flag("--print-config", print, "print every key with its value and source, and stop");
+  app.add_flag("--print-config", flags.print_config,
+               "print every key with its value and source, and stop");
   app.add_flag("--dry-run", flags.dry_run, "check and set up everything, and stop before step 1");
   if (!parse_command_line(app, arguments, &flags.quiet)) return kExitDone;
   // The short forms come first, so that a key that is spelled out wins.
   if (!ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + ranks);
   if (!run.empty()) overrides.insert(overrides.begin(), "--run.dir=" + run);
-  const Config config = load_config(files, overrides);
-  if (print) {
-    print_result(print_config(config));
-    return kExitDone;
-  }
-  return train(config, flags);
+  return train([&] { return load_config(files, overrides); }, flags);
 }
 
 }  // namespace moiety::app

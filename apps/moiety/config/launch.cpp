@@ -37,10 +37,9 @@ std::optional<Seen> several_processes() {
 
 }  // namespace
 
-Launch find_launch(Config& config) {
-  int64_t& ranks = config.options.run.ranks;
+Launch find_launch(Seconds deadline) {
   const std::optional<Seen> seen = several_processes();
-  if (!seen) return {false, static_cast<int>(ranks), static_cast<int>(ranks)};
+  if (!seen) return {};
   if (!seen->launcher.mpi) {
     throw UsageError(
         "{}: started as one of several processes, but not by an MPI launcher: use mpirun or srun, "
@@ -53,24 +52,31 @@ Launch find_launch(Config& config) {
         "{}: started as one of several processes, which need MPI to find each other: {}",
         seen->text(), mpi.text);
   }
-  const comm::mpi::Processes started =
-      comm::mpi::processes(Seconds(config.options.guard.comm_timeout_s));
+  const comm::mpi::Processes started = comm::mpi::processes(deadline);
   if (started.size == 1) {
     throw UsageError(
         "{}: started as one of several processes, but MPI reports one: the launcher belongs to "
         "another MPI than the one found here ({})",
         seen->text(), mpi.text);
   }
+  const char* here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  return {true, started.size, here ? std::max(1, std::atoi(here)) : started.size, seen->text()};
+}
+
+void settle_ranks(Launch& launch, Config& config) {
+  int64_t& ranks = config.options.run.ranks;
+  if (!launch.processes) {
+    launch.ranks = launch.ranks_on_machine = static_cast<int>(ranks);
+    return;
+  }
   const Key& key = find_key("run.ranks", "launch");
   std::string& source = config.source[&key - option_keys().data()];
-  if (source != "default" && ranks != started.size) {
+  if (source != "default" && ranks != launch.ranks) {
     throw UsageError("run.ranks = {} ({}), but {}: leave it out, the launcher says it", ranks,
-                     source, seen->text());
+                     source, launch.launcher);
   }
-  ranks = started.size;
-  source = seen->launcher.variable;
-  const char* here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  return {true, started.size, here ? std::max(1, std::atoi(here)) : started.size};
+  ranks = launch.ranks;
+  source = launch.launcher.substr(0, launch.launcher.find(' '));
 }
 
 }  // namespace moiety::app

@@ -9,14 +9,26 @@
 namespace moiety::app {
 namespace {
 
-constexpr Resume kMust = Resume::kMust, kMay = Resume::kMay, kFree = Resume::kFree,
-                 kContent = Resume::kContent;
+// What is demanded of a key: of a run that continues, and among the ranks of one.
+struct Demand {
+  Resume resume;
+  AmongRanks among_ranks = AmongRanks::kSame;
+};
+constexpr Demand kMust{Resume::kMust}, kMay{Resume::kMay}, kFree{Resume::kFree},
+    kContent{Resume::kContent};
+constexpr Demand by_host(Demand demand) { return {demand.resume, AmongRanks::kByHost}; }
 
 const std::vector<Key>& table() {
 #define SECTION(section, help)
-#define KEY(section, name, type, value, resume, rule, unit, help) \
-  {#section, #name, [](Options& o) { return Key::Field(&o.section.name); }, resume, rule,             \
-   unit,     help},
+#define KEY(section, name, type, value, demand, rule, unit, help) \
+  {#section,                                                      \
+   #name,                                                         \
+   [](Options& o) { return Key::Field(&o.section.name); },        \
+   (demand).resume,                                               \
+   (demand).among_ranks,                                          \
+   rule,                                                          \
+   unit,                                                          \
+   help},
 #define END_SECTION(section)
   static const std::vector<Key> keys{
 #include "apps/moiety/config/option_table.inc"

@@ -60,18 +60,11 @@ struct ValueText {
   }
 };
 
-const char* resume_text(Resume resume) {
-  switch (resume) {
-    case Resume::kMust:
-      return "must be equal";
-    case Resume::kMay:
-      return "may change, logged";
-    case Resume::kFree:
-      return "free";
-    case Resume::kContent:
-      return "same contents";
-  }
-  return "";
+std::string resume_text(const Key& key) {
+  static constexpr const char* kTexts[] = {"must be equal", "may change, logged", "free",
+                                           "same contents"};
+  const char* by_host = key.among_ranks == AmongRanks::kByHost ? ", by host" : "";
+  return std::string(kTexts[static_cast<size_t>(key.resume)]) + by_host;
 }
 
 // A cell of a table; a '|' would end it.
@@ -136,14 +129,16 @@ std::string options_markdown() {
       "TOML files (`--config`, several are read in order) hold these keys; `--section.key=value`\n"
       "on the command line comes last. `moiety train --print-config ...` prints every key with\n"
       "its value and where it comes from. The last column but one says what a run that continues\n"
-      "from a checkpoint demands.\n";
+      "from a checkpoint demands; `by host` are keys that may differ among the ranks of a run, "
+      "which\n"
+      "compare what the values mean. All other keys must be the same on all ranks.\n";
   for (const Section& section : option_sections()) {
     out += text("\n## [{}]\n\n{}.\n\n", section.name, section.help);
     out += "| key | default | range | unit | resume | |\n|---|---|---|---|---|---|\n";
     for (const Key& key : section.keys) {
-      out += text("| `{}` | `{}` | {} | {} | {} | {} |\n", key.name, value_text(key, defaults),
-                  cell(range_text(key.rule)), key.unit, resume_text(key.resume),
-                  cell(std::string(key.help)));
+      out +=
+          text("| `{}` | `{}` | {} | {} | {} | {} |\n", key.name, value_text(key, defaults),
+               cell(range_text(key.rule)), key.unit, resume_text(key), cell(std::string(key.help)));
     }
   }
   return out;

@@ -34,6 +34,10 @@ struct Options {
 // (sampler.h).
 enum class Resume { kMust, kMay, kFree, kContent };
 
+// The demand of a run's ranks on a key: kSame has one value on all of them; kByHost may differ, as
+// paths and devices do, and what it means is compared instead (ranks.h).
+enum class AmongRanks { kSame, kByHost };
+
 struct Key {
   // A pointer to the key's value in an Options; the alternative tells its type.
   using Field = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
@@ -41,6 +45,7 @@ struct Key {
   std::string_view section, name;
   Field (*field)(Options&);
   Resume resume;
+  AmongRanks among_ranks;
   Rule rule;  // the numbers of a list, and the weights of paths, obey it one by one
   std::string_view unit;
   std::string_view help;

@@ -5,6 +5,7 @@
 
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/names.h"
+#include "moiety/data/sha256.h"
 #include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
@@ -38,12 +39,27 @@ constexpr Names<optim::NanGuard, 3> kGuards{{{"off", optim::NanGuard::kOff},
                                              {"step", optim::NanGuard::kStep},
                                              {"tensor", optim::NanGuard::kTensor}}};
 
+// A digest of the values that may change at a resume, without the length of the run: going on for
+// longer is nothing else.
+std::string settings_digest(const Options& o) {
+  std::string values;
+  for (const Key& key : option_keys()) {
+    if (key.resume != Resume::kMay) continue;
+    const std::string name = key.full_name();
+    if (name == "train.steps" || name == "train.tokens") continue;
+    values += text("{} = {}\n", name, value_text(key, o));
+  }
+  return data::hex(data::sha256(values));
+}
+
 train::RunSettings run_settings(const Options& o) {
   train::RunSettings r{.dir = o.run.dir,
                        .seed = uint64_t(o.run.seed),
                        .ranks = o.run.ranks,
+                       .threads = o.run.threads,
                        .resume = ResumeFrom::kPath,
                        .checkpoint = o.run.resume,
+                       .variant = settings_digest(o),
                        .init_from = o.run.init_from,
                        .max_hours = o.run.max_hours};
   for (const auto& [word, from] : kResume) {
@@ -113,6 +129,7 @@ train::TrainConfig train_config(const Options& o) {
   c.checkpoint = {.interval = o.checkpoint.interval,
                   .keep_last = o.checkpoint.keep_last,
                   .keep_every = o.checkpoint.keep_every,
+                  .keep_best = o.checkpoint.keep_best,
                   .async = o.checkpoint.async,
                   .verify = o.checkpoint.verify};
   c.eval = {o.eval.every, o.eval.samples};
@@ -127,6 +144,10 @@ train::TrainConfig train_config(const Options& o) {
 
 void check_inputs(const Options& o) {
   if (o.run.dir.empty()) throw UsageError("no run directory: --run DIR");
+  if (o.checkpoint.keep_best > 0 && o.data.valid.empty()) {
+    throw UsageError("checkpoint.keep_best = {} goes by the validation loss: data.valid is missing",
+                     o.checkpoint.keep_best);
+  }
   const bool files = !o.data.train.empty();
   if (files != (o.data.synthetic != "none")) return;
   throw UsageError(

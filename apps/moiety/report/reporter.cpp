@@ -129,12 +129,23 @@ void Reporter::event(std::string_view name, int64_t step, const JsonLine& fields
     return directory_.write_config(config_);
   }
   add_record(json.text(), history_);
-  if (name == "eval") {
-    plots_are_old_ = true;
-    const Scalar loss{"loss/validation", history_.evaluations().back().loss};
-    if (tensorboard_) tensorboard_->add(step, {&loss, 1});
-  }
+  if (name == "eval") plots_are_old_ = true;
   if (name == "stop") draw_plots();
+}
+
+void Reporter::evaluated(int64_t step, const train::EvaluationResult& result, double seconds) {
+  eta_.add_evaluation(seconds);
+  if (!tensorboard_) return;
+  std::vector<std::string> tags{"loss/validation"};
+  std::vector<double> losses{result.loss};
+  for (const train::EvaluationLoss& file : result.files) {
+    if (result.files.size() == 1) break;
+    tags.push_back("loss/validation/" + file.name);
+    losses.push_back(file.loss);
+  }
+  std::vector<Scalar> scalars;
+  for (size_t i = 0; i < tags.size(); ++i) scalars.push_back({tags[i], losses[i]});
+  tensorboard_->add(step, scalars);
 }
 
 void Reporter::open(int64_t step) {

@@ -35,9 +35,7 @@ class Reporter final : public train::Observer {
   // Writes a record of an event. `fields` go behind v, t, event and step. With the first one, start
   // or resume, the configuration is written.
   void event(std::string_view name, int64_t step, const JsonLine& fields) override;
-  void evaluated(int64_t, const train::EvaluationResult&, double seconds) override {
-    eta_.add_evaluation(seconds);
-  }
+  void evaluated(int64_t step, const train::EvaluationResult& result, double seconds) override;
   void saved(int64_t, double seconds) override { eta_.add_checkpoint(seconds); }
   void peaks(double bf16, double recipe) override { peak_ = bf16, recipe_peak_ = recipe; }
   // Sets the device of rank 0, of whose memory the lines tell.

@@ -52,9 +52,32 @@ void read_balance(std::string_view list, StepPoint& point) {
   point.of(Metric::kBalanceWorst) = float(worst);
 }
 
+// The losses in the field `files` of an evaluation, {"a.tok":{"loss":2.5,...},...}.
+std::vector<std::pair<std::string, double>> read_files(std::string_view object) {
+  std::vector<std::pair<std::string, double>> files;
+  for (JsonFields of_object(object); of_object.next();) {
+    for (JsonFields fields(of_object.value()); fields.next();) {
+      if (fields.key() != "loss") continue;
+      files.emplace_back(of_object.key(), json_number(fields.value()));
+    }
+  }
+  return files;
+}
+
 }  // namespace
 
-void RunHistory::restart(int64_t step, double time) {
+void RunHistory::follow(int64_t branch, int64_t parent) {
+  others_[branch_] = {std::move(steps_), std::move(evaluations_)};
+  const auto known = others_.find(branch);
+  const auto from = known != others_.end() ? known : others_.find(parent);
+  const Records records = from != others_.end() ? from->second : Records{};
+  steps_ = records.steps;
+  evaluations_ = records.evaluations;
+  branch_ = branch;
+}
+
+void RunHistory::restart(int64_t step, double time, int64_t branch, int64_t parent) {
+  if (branch > 0 && branch != branch_) follow(branch, parent);
   drop_after(step);
   const double trained = steps_.empty() ? 0 : steps_.back().time;
   pause_ = time - trained;
@@ -73,23 +96,23 @@ void RunHistory::add(StepPoint point) {
   steps_.push_back(point);
 }
 
-void RunHistory::add_evaluation(int64_t step, double time, double loss) {
-  while (!evaluations_.empty() && evaluations_.back().step >= step) evaluations_.pop_back();
-  if (!running_) restart(step, time);
-  double tokens = 0;
+void RunHistory::add_evaluation(EvaluationPoint point) {
+  while (!evaluations_.empty() && evaluations_.back().step >= point.step) evaluations_.pop_back();
+  if (!running_) restart(point.step, point.time);
   if (!steps_.empty()) {
     // Not every step has a record.
     const StepPoint& last = steps_.back();
-    tokens = last.tokens * double(step) / double(std::max<int64_t>(last.step, 1));
+    point.tokens = last.tokens * double(point.step) / double(std::max<int64_t>(last.step, 1));
   }
-  evaluations_.push_back({step, tokens, time - pause_, loss});
+  point.time -= pause_;
+  evaluations_.push_back(std::move(point));
 }
 
 bool add_record(std::string_view line, RunHistory& history) {
   StepPoint point;
   point.value.fill(kAbsent);
-  std::string_view event;
-  double step = -1, loss = std::numeric_limits<double>::quiet_NaN();
+  std::string_view event, files;
+  double step = -1, loss = std::numeric_limits<double>::quiet_NaN(), branch = 0, parent = 0;
   JsonFields fields(line);
   while (fields.next()) {
     const std::string_view key = fields.key(), value = fields.value();
@@ -97,6 +120,9 @@ bool add_record(std::string_view line, RunHistory& history) {
     if (key == "t") point.time = json_number(value);
     if (key == "tokens") point.tokens = json_number(value);
     if (key == "event") event = value;
+    if (key == "files") files = value;
+    if (key == "branch") branch = json_number(value);
+    if (key == "parent") parent = json_number(value);
     if (key == "bal") read_balance(value, point);
     for (const Field& f : kFields) {
       if (key != f.key) continue;
@@ -112,9 +138,10 @@ bool add_record(std::string_view line, RunHistory& history) {
   if (event.empty()) {
     history.add(point);
   } else if (event == "\"start\"" || event == "\"resume\"") {
-    history.restart(point.step, point.time);
+    const auto number = [](double x) { return x >= 1 && x < 1e9 ? int64_t(x) : 0; };
+    history.restart(point.step, point.time, number(branch), number(parent));
   } else if (event == "\"eval\"") {
-    history.add_evaluation(point.step, point.time, loss);
+    history.add_evaluation({point.step, 0, point.time, loss, read_files(files)});
   }
   return true;
 }

@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace moiety::app {
@@ -48,26 +51,37 @@ struct EvaluationPoint {
   int64_t step = 0;
   double tokens = 0;  // trained on until this step
   double time = 0;
-  double loss = 0;
+  double loss = 0;                                      // the mean over all files
+  std::vector<std::pair<std::string, double>> files{};  // each file's, where there are several
 };
 
 class RunHistory {
  public:
-  // The run starts or continues behind `step`: records of later steps are dropped.
-  void restart(int64_t step, double time);
+  // The run starts or continues behind `step`: records of later steps are dropped. `branch`, above
+  // 0, is the one that it follows from now on: where that is a new one, behind `parent`'s records.
+  void restart(int64_t step, double time, int64_t branch = 0, int64_t parent = 0);
   // Adds a step. One that is not behind the last one begins anew there.
   void add(StepPoint point);
-  void add_evaluation(int64_t step, double time, double loss);
+  // `point.time` is of the clock.
+  void add_evaluation(EvaluationPoint point);
 
   std::span<const StepPoint> steps() const { return steps_; }
   std::span<const EvaluationPoint> evaluations() const { return evaluations_; }
 
  private:
+  struct Records {
+    std::vector<StepPoint> steps;
+    std::vector<EvaluationPoint> evaluations;
+  };
+
   void drop_after(int64_t step);
+  void follow(int64_t branch, int64_t parent);
 
   std::vector<StepPoint> steps_;
   std::vector<EvaluationPoint> evaluations_;
-  double pause_ = 0;  // clock - seconds of training
+  int64_t branch_ = 1;
+  std::map<int64_t, Records> others_;  // by branch, as each was left
+  double pause_ = 0;                   // clock - seconds of training
   bool running_ = false;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 
 #include <nlohmann/json.hpp>
@@ -109,6 +110,12 @@ TimeUnit time_unit(double seconds) {
   return {86400, "days"};
 }
 
+// A text with what is not UTF-8 replaced, which would not be XML.
+std::string xml_text(const std::string& s) {
+  using nlohmann::json;
+  return json::parse(json(s).dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
 class RunChart {
  public:
   RunChart(const Plot& plot, std::span<const PlotRun> runs, const PlotOptions& options)
@@ -194,6 +201,23 @@ class RunChart {
         {.label = label, .color = color, .mark = Mark::kDot, .points = std::move(points)});
   }
 
+  // The losses of single validation files, each in a colour of its own.
+  void add_files(const PlotRun& run, int first_color) {
+    if (!plot_.validation) return;
+    std::map<std::string, std::vector<ChartPoint>> files;
+    for (const EvaluationPoint& e : run.history->evaluations()) {
+      for (const auto& [name, loss] : e.files) {
+        files[name].push_back({x_of(e.step, e.tokens, e.time), loss});
+      }
+    }
+    for (auto& [name, points] : files) {
+      chart_.series.push_back({.label = xml_text(std::filesystem::path(name).stem().string()),
+                               .color = first_color++,
+                               .mark = Mark::kDot,
+                               .points = std::move(points)});
+    }
+  }
+
   void add_alone() {
     for (size_t c = 0; c < plot_.curves.size(); ++c) {
       const Curve& curve = plot_.curves[c];
@@ -204,6 +228,7 @@ class RunChart {
                  single ? text("{}, smoothed", curve.label) : curve.label);
     }
     add_validation(runs_[0], 1, "validation");
+    add_files(runs_[0], 2);
   }
 
   void add_compared(const PlotRun& run, int color) {
@@ -226,9 +251,7 @@ std::string run_name(const std::filesystem::path& path, bool whole) {
   if (!p.has_filename()) p = p.parent_path();
   if (p.filename() == "metrics.jsonl") p = p.parent_path();
   const std::string name = whole ? path.string() : p.filename().string();
-  // Text that is not UTF-8 would not be XML.
-  using nlohmann::json;
-  return json::parse(json(name).dump(-1, ' ', false, json::error_handler_t::replace));
+  return xml_text(name);
 }
 
 std::vector<std::string> plot_names() {

@@ -115,7 +115,7 @@ void share_cores(const std::vector<Hello>& hellos, int rank) {
     CPU_OR(&all, &all, &hello.cores);
   }
   const int cores = CPU_COUNT(&all);
-  set_thread_budget(std::clamp(cores / ranks, 1, core_count()));
+  set_thread_budget(environment_threads(std::clamp(cores / ranks, 1, core_count())));
   set_crowded(ranks > cores);
   const int64_t online = sysconf(_SC_NPROCESSORS_ONLN);
   if (rank == 0 && cores < online) {

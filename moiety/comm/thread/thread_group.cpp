@@ -37,7 +37,7 @@ void run_thread_ranks(int ranks, const ThreadGroupOptions& options,
   const auto shared = std::make_shared<thread::World>();
   shared->map_memory = options.map_memory;
   const auto group = std::make_shared<thread::Group>(shared, "world", members, options.deadline);
-  const int budget = std::max(1, core_count() / ranks);
+  const int budget = std::max(1, environment_threads(core_count()) / ranks);
   FirstFailure failure;
   const auto run_rank = [&](int rank) {
     set_thread_budget(budget);

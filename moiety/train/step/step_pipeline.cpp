@@ -156,6 +156,7 @@ std::optional<FinishedStep> StepPipeline::complete() {
   ++finished_;
   under_way_.pop_front();
   ++step_;
+  profiler_.keep(step_);
   heartbeat_.step(step_);
   return out;
 }
@@ -169,6 +170,7 @@ void StepPipeline::drain() {
 void StepPipeline::make_again(const optim::StepReport& report) {
   const data::SamplerState start = under_way_.front().start;
   drain();
+  profiler_.drop(step_ + 1);
   learner_.optimizer.clear_halt();
   learner_.capacity.grow(report.required);
   forget_graph();
