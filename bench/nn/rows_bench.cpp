@@ -154,10 +154,9 @@ void rotated_heads(const Bench& b, int64_t head_dim) {
     return v[i % std::ssize(v)].view().slice(2, 0, kGroupHeads - 1);
   };
   const Tensor weight = b.random(kBf16, {head_dim}), q_grad = b.empty(kF32, {head_dim}),
-               k_grad = b.empty(kF32, {head_dim}),
-               table = b.here(rope_table(4096, head_dim, 1e6)),
-               workspace = b.empty(
-                   kF32, {norm_rope_blocks(b.tokens, kGroups, kGroupHeads - 1), head_dim});
+               k_grad = b.empty(kF32, {head_dim}), table = b.here(rope_table(4096, head_dim, 1e6)),
+               workspace =
+                   b.empty(kF32, {norm_rope_blocks(b.tokens, kGroups, kGroupHeads - 1), head_dim});
   const HeadAngles angles{table, {}, 4096};
   const int64_t bytes = 2 * b.tokens * kGroups * (kGroupHeads - 1) * head_dim;
   const std::string label = text("{}x{}x{} of {}", b.tokens, kGroups, kGroupHeads - 1, head_dim);
@@ -168,8 +167,7 @@ void rotated_heads(const Bench& b, int64_t head_dim) {
     return NormRopeBackwardArgs{turn(qkv, i), weight, weight,    turn(out, i),
                                 q_grad,       k_grad, workspace, angles};
   };
-  b.report("norm_rope", label, bytes, bytes,
-           [&](int64_t i) { norm_rope(forward(i), b.stream); });
+  b.report("norm_rope", label, bytes, bytes, [&](int64_t i) { norm_rope(forward(i), b.stream); });
   b.report("norm_rope.apart", label, bytes, bytes,
            [&](int64_t i) { norm_then_rope(forward(i), b.stream); });
   b.report("norm_rope_backward", label, 2 * bytes, bytes,
@@ -274,7 +272,7 @@ void run(Options& options) {
   activations(b, 8 * b.tokens, 768, 128);
   activations(b, b.tokens, 6144, 0);
   embeddings(b);
-  for (const int64_t vocabulary : {32000, 50304, 151936}) losses(b, vocabulary);
+  for (const int64_t vocabulary : {32000, 50304, 128256, 151936}) losses(b, vocabulary);
 }
 
 }  // namespace

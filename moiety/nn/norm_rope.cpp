@@ -70,11 +70,25 @@ void rope_then_norm_backward(const NormRopeBackwardArgs& a, const Stream& stream
   const TensorView dq = queries(a.d_TGNC), dk = keys(a.d_TGNC);
   const int64_t blocks = a.workspace.size(0), split = blocks - norm_blocks(dk.size(0) * dk.size(1));
   rope(rotation(a.d_TGNC, a.angles, true), stream);
-  norm_backward({queries(a.x_TGNC), a.q_weight_C, dq, {}, dq, a.q_grad_C,
-                 a.workspace.slice(0, 0, split), a.eps, a.q_accumulate},
+  norm_backward({queries(a.x_TGNC),
+                 a.q_weight_C,
+                 dq,
+                 {},
+                 dq,
+                 a.q_grad_C,
+                 a.workspace.slice(0, 0, split),
+                 a.eps,
+                 a.q_accumulate},
                 stream);
-  norm_backward({keys(a.x_TGNC), a.k_weight_C, dk, {}, dk, a.k_grad_C,
-                 a.workspace.slice(0, split, blocks), a.eps, a.k_accumulate},
+  norm_backward({keys(a.x_TGNC),
+                 a.k_weight_C,
+                 dk,
+                 {},
+                 dk,
+                 a.k_grad_C,
+                 a.workspace.slice(0, split, blocks),
+                 a.eps,
+                 a.k_accumulate},
                 stream);
 }
 

@@ -18,7 +18,7 @@ struct HeadAngles {
 };
 
 struct NormRopeArgs {
-  TensorView x_TGNC;     // storage; N - 1 query heads and the key head of each group; C even
+  TensorView x_TGNC;      // storage; N - 1 query heads and the key head of each group; C even
   TensorView q_weight_C;  // storage
   TensorView k_weight_C;
   TensorView y_TGNC;  // may be x

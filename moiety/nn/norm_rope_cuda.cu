@@ -63,8 +63,8 @@ class Angles {
     held_ = position;
     constexpr int kHalf = kLanes / 2 * kOctet;
     const bool known = position >= 0 && position < p_.limit, high = threadIdx.x & kLanes / 2;
-    const float* at = p_.table + int64_t{known ? position : 0} * 2 * kHalf +
-                      threadIdx.x % (kLanes / 2) * kOctet;
+    const float* at =
+        p_.table + int64_t{known ? position : 0} * 2 * kHalf + threadIdx.x % (kLanes / 2) * kOctet;
     const Octet<float> c = load_octet<true>(at, kOctet), s = load_octet<true>(at + kHalf, kOctet);
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
@@ -137,8 +137,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
   Angles<kLanes, false> angles(p);
   angles.turn_to(batch.position_of(0));
-  const Octet<T> g =
-      load_octet<true>(static_cast<const T*>(heads.weight) + batch.column(), kOctet);
+  const Octet<T> g = load_octet<true>(static_cast<const T*>(heads.weight) + batch.column(), kOctet);
   float sums[kBatch];
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) sums[j] = device::add_products(x[j], x[j], 0.0f);
@@ -233,8 +232,7 @@ __global__ void __launch_bounds__(kGroups* kLanes, 640 / (kGroups * kLanes))
 
 template <class Args>
 NormKernel chosen_kernel(const Args& a, const TensorView& y) {
-  const bool octets =
-      octets_fit({&a.x_TGNC, &a.q_weight_C, &a.k_weight_C, &y, &a.angles.table});
+  const bool octets = octets_fit({&a.x_TGNC, &a.q_weight_C, &a.k_weight_C, &y, &a.angles.table});
   return choose_norm_rope({a.x_TGNC.dtype(), a.x_TGNC.size(3), octets});
 }
 
@@ -243,8 +241,8 @@ Heads heads_of(const TensorView& x_TGNC, const TensorView& weight_C, const Tenso
                int64_t begin, int64_t end) {
   const TensorView x = x_TGNC.slice(2, begin, end), out = out_TGNC.slice(2, begin, end);
   const int64_t per_token = x.size(1) * x.size(2);
-  return {x.raw(),     weight_C.raw(),
-          out.raw(),   RowMap<2>({&x, &out}),
+  return {x.raw(),      weight_C.raw(),
+          out.raw(),    RowMap<2>({&x, &out}),
           row_count(x), Divisor(per_token > 0 ? per_token : 1)};
 }
 

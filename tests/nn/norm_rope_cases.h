@@ -46,12 +46,10 @@ struct NormRopeProblem {
     for (int64_t t = 0; t < c.tokens; ++t) positions.push_back(int32_t(t * 37 % kPositions));
     position = int32_tensor(positions);
   }
-  NormRopeArgs forward() const {
-    return {view(x), q_weight, k_weight, view(y), angles(), 1e-3f};
-  }
+  NormRopeArgs forward() const { return {view(x), q_weight, k_weight, view(y), angles(), 1e-3f}; }
   NormRopeBackwardArgs backward() const {
-    return {view(x),  q_weight, k_weight,     view(d),     q_grad, k_grad, workspace,
-            angles(), 1e-3f,    c.accumulate, c.accumulate};
+    return {view(x),   q_weight, k_weight, view(d),      q_grad,      k_grad,
+            workspace, angles(), 1e-3f,    c.accumulate, c.accumulate};
   }
   HeadAngles angles() const {
     return {table, c.positions ? position.view() : TensorView(), c.positions ? 0 : kSeqLen};
@@ -63,9 +61,7 @@ struct NormRopeProblem {
   Tensor x, y, d, q_weight, k_weight, q_grad, k_grad, workspace, table, position;
 
  private:
-  static DType compute(DType d) {
-    return d == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  }
+  static DType compute(DType d) { return d == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
   Tensor heads(DType dtype, unsigned seed) const {
     return normal_tensor(dtype, {c.tokens, c.groups, c.queries + 2, c.head_dim}, seed);
   }

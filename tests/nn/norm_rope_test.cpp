@@ -45,8 +45,8 @@ TEST_P(NormRope, BackwardHasTheBitsOfRopeThenNorm) {
                                    const Tensor& grad) {
       const TensorView part = d.slice(2, begin, end);
       const Tensor workspace(grad.view().dtype(), {norm_blocks(row_count(part)), a.c.head_dim});
-      norm_backward_ref({x.slice(2, begin, end), weight, part, {}, part, grad, workspace, 1e-3f,
-                         a.c.accumulate});
+      norm_backward_ref(
+          {x.slice(2, begin, end), weight, part, {}, part, grad, workspace, 1e-3f, a.c.accumulate});
     };
     norm_gradient(0, keys, a.q_weight, a.q_grad);
     norm_gradient(keys, keys + 1, a.k_weight, a.k_grad);

@@ -18,8 +18,12 @@ class NormRopeGpu : public GpuTest, public testing::WithParamInterface<NormRopeC
   }
   static NormRopeArgs there(const Mirror& m, const NormRopeArgs& a) {
     const HeadAngles& at = a.angles;
-    return {m(a.x_TGNC), m(a.q_weight_C), m(a.k_weight_C), m(a.y_TGNC),
-            {m(at.table), m(at.position_T), at.seq_len}, a.eps};
+    return {m(a.x_TGNC),
+            m(a.q_weight_C),
+            m(a.k_weight_C),
+            m(a.y_TGNC),
+            {m(at.table), m(at.position_T), at.seq_len},
+            a.eps};
   }
   static NormRopeBackwardArgs there(const Mirror& m, NormRopeBackwardArgs a) {
     for (TensorView* x : {&a.x_TGNC, &a.q_weight_C, &a.k_weight_C, &a.d_TGNC, &a.q_grad_C,
