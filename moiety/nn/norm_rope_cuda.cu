@@ -29,6 +29,7 @@ struct Heads {
 struct Params {
   Heads heads[2];        // queries, keys
   int64_t query_blocks;  // thread blocks of queries, before those of keys
+  int64_t first;         // number of the launch's first thread block among these
   const float* table;
   const int32_t* position;  // null: position t is t mod seq_len
   int64_t limit;            // positions of the table
@@ -49,8 +50,9 @@ struct Task {
   int64_t block;
 };
 __device__ Task task(const Params& p) {
-  const bool keys = blockIdx.x >= p.query_blocks;
-  return {p.heads[keys], blockIdx.x - (keys ? p.query_blocks : 0)};
+  const int64_t block = p.first + blockIdx.x;
+  const bool keys = block >= p.query_blocks;
+  return {p.heads[keys], block - (keys ? p.query_blocks : 0)};
 }
 
 // The cosines of a lane's elements, and the sines with the sign of their terms.
@@ -227,7 +229,16 @@ __global__ void __launch_bounds__(kGroups* kLanes, 640 / (kGroups * kLanes))
     const float x = float(kept.x[i][threadIdx.x]), dy = float(kept.dy[i][threadIdx.x]);
     dg = __fmaf_rn(dy, x * kept.r[i], dg);
   }
-  p.partial[blockIdx.x * int64_t{kColumns} + threadIdx.x] = dg;
+  p.partial[(p.first + blockIdx.x) * kColumns + threadIdx.x] = dg;
+  // The launch before this one may still add up blocks, and must not outlast this one.
+  if (blockIdx.x == gridDim.x - 1) cudaGridDependencySynchronize();
+}
+
+// Adding up the blocks of queries is a long chain. If there are many, most of it runs beside the
+// last quarter of the rows.
+constexpr int64_t kManyBlocks = 512;
+int64_t blocks_ahead(int64_t query_blocks) {
+  return query_blocks < kManyBlocks ? 0 : query_blocks / 4 * 3;
 }
 
 template <class Args>
@@ -254,6 +265,7 @@ Params params_of(const Args& a, const TensorView& out_TGNC, int64_t rows, float*
   const Heads queries = heads_of(a.x_TGNC, a.q_weight_C, out_TGNC, 0, keys);
   return {{queries, heads_of(a.x_TGNC, a.k_weight_C, out_TGNC, keys, keys + 1)},
           blocks_for(queries.rows, rows),
+          0,
           angles.table.template data<float>(),
           angles.position_T.template data<int32_t>(),
           angles.table.size(0),
@@ -285,22 +297,39 @@ void norm_rope_cuda(const NormRopeArgs& a, const Stream& stream) {
 }
 
 void norm_rope_backward_cuda(const NormRopeBackwardArgs& a, const Stream& stream) {
+  const char* name = "norm_rope_backward";
   const NormKernel chosen = chosen_kernel(a, a.d_TGNC);
-  const Params p = params_of(a, a.d_TGNC, kNormBlockRows, a.workspace.data<float>());
+  Params p = params_of(a, a.d_TGNC, kNormBlockRows, a.workspace.data<float>());
   const int64_t n = chosen.columns, blocks = a.workspace.size(0);
-  const auto start = start_of<kNormRopeKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
+  auto start = start_of<kNormRopeKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
     using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
     constexpr int kLanes = k.columns / kOctet;
     return {norm_rope_backward_rows<T, kLanes>,
             {blocks, kGroups * kLanes, sizeof(Kept<T, kLanes>)}};
   });
-  launch("norm_rope_backward", start.kernel, start.shape, stream, p);
+  LaunchShape sum{.blocks = blocks_for(n, 32), .threads = 32, .early = true};
+  float* queries = p.partial;
+  float* keys = p.partial + p.query_blocks * n;
+  int64_t query_sums = p.query_blocks;
+  if (const int64_t ahead = blocks_ahead(p.query_blocks); ahead > 0) {
+    start.shape.blocks = ahead;
+    launch(name, start.kernel, start.shape, stream, p);
+    // The sum of these blocks takes the place of the last of them.
+    float* last = p.partial + (ahead - 1) * n;
+    launch(name, device::sum_norm_blocks<1>, sum, stream,
+           std::array{device::NormSum{queries, ahead, last, false}}, n);
+    start.shape.blocks = blocks - ahead;
+    start.shape.early = true;
+    p.first = ahead;
+    queries = last;
+    query_sums -= ahead - 1;
+  }
+  launch(name, start.kernel, start.shape, stream, p);
+  sum.blocks *= 2;
   const std::array sums{
-      device::NormSum{p.partial, p.query_blocks, a.q_grad_C.data<float>(), a.q_accumulate},
-      device::NormSum{p.partial + p.query_blocks * n, blocks - p.query_blocks,
-                      a.k_grad_C.data<float>(), a.k_accumulate}};
-  launch("norm_rope_backward", device::sum_norm_blocks<2>,
-         {.blocks = 2 * blocks_for(n, 32), .threads = 32, .early = true}, stream, sums, n);
+      device::NormSum{queries, query_sums, a.q_grad_C.data<float>(), a.q_accumulate},
+      device::NormSum{keys, blocks - p.query_blocks, a.k_grad_C.data<float>(), a.k_accumulate}};
+  launch(name, device::sum_norm_blocks<2>, sum, stream, sums, n);
 }
 
 }  // namespace moiety::nn

@@ -21,6 +21,7 @@ template <size_t kSums>
 __global__ void __launch_bounds__(32)
     sum_norm_blocks(const __grid_constant__ std::array<NormSum, kSums> sums, int64_t n) {
   constexpr int kAhead = 96;
+  cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
   const unsigned of_each = gridDim.x / kSums;
   const NormSum& mine = sums[blockIdx.x / of_each];
