@@ -13,6 +13,7 @@
 #include "moiety/nn/embedding.h"
 #include "moiety/nn/loss.h"
 #include "moiety/nn/norm.h"
+#include "moiety/nn/norm_rope.h"
 #include "moiety/nn/rope.h"
 
 namespace moiety::bench {
@@ -144,6 +145,37 @@ void heads(const Bench& b, int64_t head_dim) {
            });
 }
 
+// The heads of q and k, normalized and rotated: one pass, and the operations one after the other.
+void rotated_heads(const Bench& b, int64_t head_dim) {
+  if (!b.wanted("norm_rope")) return;
+  const auto qkv = b.randoms(kBf16, {b.tokens, kGroups, kGroupHeads, head_dim}),
+             out = b.randoms(kBf16, {b.tokens, kGroups, kGroupHeads, head_dim});
+  const auto turn = [](const auto& v, int64_t i) {
+    return v[i % std::ssize(v)].view().slice(2, 0, kGroupHeads - 1);
+  };
+  const Tensor weight = b.random(kBf16, {head_dim}), q_grad = b.empty(kF32, {head_dim}),
+               k_grad = b.empty(kF32, {head_dim}), table = b.here(rope_table(4096, head_dim, 1e6)),
+               workspace =
+                   b.empty(kF32, {norm_rope_blocks(b.tokens, kGroups, kGroupHeads - 1), head_dim});
+  const HeadAngles angles{table, {}, 4096};
+  const int64_t bytes = 2 * b.tokens * kGroups * (kGroupHeads - 1) * head_dim;
+  const std::string label = text("{}x{}x{} of {}", b.tokens, kGroups, kGroupHeads - 1, head_dim);
+  const auto forward = [&](int64_t i) {
+    return NormRopeArgs{turn(qkv, i), weight, weight, turn(out, i), angles};
+  };
+  const auto backward = [&](int64_t i) {
+    return NormRopeBackwardArgs{turn(qkv, i), weight, weight,    turn(out, i),
+                                q_grad,       k_grad, workspace, angles};
+  };
+  b.report("norm_rope", label, bytes, bytes, [&](int64_t i) { norm_rope(forward(i), b.stream); });
+  b.report("norm_rope.apart", label, bytes, bytes,
+           [&](int64_t i) { norm_then_rope(forward(i), b.stream); });
+  b.report("norm_rope_backward", label, 2 * bytes, bytes,
+           [&](int64_t i) { norm_rope_backward(backward(i), b.stream); });
+  b.report("norm_rope_backward.apart", label, 2 * bytes, bytes,
+           [&](int64_t i) { rope_then_norm_backward(backward(i), b.stream); });
+}
+
 // Activations of rows of `experts`, whose numbers differ much.
 void activations(const Bench& b, int64_t rows, int64_t ffn, int64_t experts) {
   if (!b.wanted("swiglu")) return;
@@ -236,10 +268,11 @@ void run(Options& options) {
   const Bench b(settings);
   norms(b);
   for (const int64_t head_dim : {64, 128}) heads(b, head_dim);
+  for (const int64_t head_dim : {64, 128}) rotated_heads(b, head_dim);
   activations(b, 8 * b.tokens, 768, 128);
   activations(b, b.tokens, 6144, 0);
   embeddings(b);
-  for (const int64_t vocabulary : {32000, 50304, 151936}) losses(b, vocabulary);
+  for (const int64_t vocabulary : {32000, 50304, 128256, 151936}) losses(b, vocabulary);
 }
 
 }  // namespace

@@ -91,14 +91,15 @@ nn::QkvHeads AttentionBlock::split(const Pass& pass, TensorView qkv) const {
   return nn::split_heads(qkv, pass.sequences, heads_, kv_heads_, head_dim_);
 }
 
+nn::HeadAngles AttentionBlock::angles(const Pass& pass) const {
+  return {pass.rope_table, pass.position_T, pass.seq_len};
+}
+
 void AttentionBlock::rotate(const Pass& pass, TensorView qkv, bool inverse) const {
-  nn::rope({.x_TGNC = split(pass, qkv).qk_TGNC,
-            .table = pass.rope_table,
-            .position_T = pass.position_T,
-            .seq_len = pass.seq_len,
-            .inverse = inverse},
-           pass.stream);
-  pass.stored("rope", inverse ? "dq, dk" : "q, k", split(pass, qkv).qk_TGNC);
+  const nn::HeadAngles at = angles(pass);
+  const TensorView qk = split(pass, qkv).qk_TGNC;
+  nn::rope({qk, at.table, at.position_T, at.seq_len, inverse}, pass.stream);
+  pass.stored("rope", inverse ? "dq, dk" : "q, k", qk);
 }
 
 void AttentionBlock::project(const Pass& pass, TensorView x_TD, TensorView qkv) const {
@@ -115,9 +116,15 @@ nn::QkvHeads AttentionBlock::heads(const Pass& pass, TensorView qkv) const {
   if (!qk_norm_) return raw;
   const TensorView rotated = pass.tensor({qkv.size(0), qkv.size(1)});
   nn::QkvHeads out = split(pass, rotated);
-  apply_norm(pass, raw.q_BSGMC, *q_norm_, eps_, out.q_BSGMC);
-  apply_norm(pass, raw.k_BSGC, *k_norm_, eps_, out.k_BSGC);
-  rotate(pass, rotated, false);
+  nn::norm_rope({.x_TGNC = raw.qk_TGNC,
+                 .q_weight_C = q_norm_->weight,
+                 .k_weight_C = k_norm_->weight,
+                 .y_TGNC = out.qk_TGNC,
+                 .angles = angles(pass),
+                 .eps = eps_},
+                pass.stream);
+  pass.note(elementwise_work(2 * out.qk_TGNC.numel(), pass.storage));
+  pass.stored("norm_rope", "q, k", out.qk_TGNC, raw.qk_TGNC, q_norm_->weight, k_norm_->weight);
   out.v_BSGC = raw.v_BSGC;
   return out;
 }
@@ -167,6 +174,33 @@ void AttentionBlock::output_backward(const Pass& pass, TensorView d_TD, TensorVi
   o_.weight_gradient(pass, dout_TD, o);
 }
 
+void AttentionBlock::heads_gradient(const Pass& pass, TensorView qkv, TensorView dqkv) const {
+  ArenaScope workspace(pass.arena);
+  const TensorView x = split(pass, qkv).qk_TGNC, d = split(pass, dqkv).qk_TGNC;
+  const OpenGradient q_grad{q_norm_->grad, take_accumulate(*q_norm_)},
+      k_grad{k_norm_->grad, take_accumulate(*k_norm_)};
+  const GradientSum q_sum = begin_sum(pass, q_grad), k_sum = begin_sum(pass, k_grad);
+  const int64_t blocks = nn::norm_rope_blocks(x.size(0), x.size(1), x.size(2));
+  nn::norm_rope_backward({.x_TGNC = x,
+                          .q_weight_C = q_norm_->weight,
+                          .k_weight_C = k_norm_->weight,
+                          .d_TGNC = d,
+                          .q_grad_C = q_sum.view,
+                          .k_grad_C = k_sum.view,
+                          .workspace = pass.arena.tensor(DType::kFloat32, {blocks, head_dim_}),
+                          .angles = angles(pass),
+                          .eps = eps_,
+                          .q_accumulate = q_sum.accumulate,
+                          .k_accumulate = k_sum.accumulate},
+                         pass.stream);
+  end_sum(pass, q_sum, q_grad);
+  end_sum(pass, k_sum, k_grad);
+  pass.note(elementwise_work(2 * d.numel(), pass.storage));
+  pass.stored("norm_rope", "dq, dk", d, q_norm_->weight, k_norm_->weight);
+  pass.stored(q_norm_->spec.name, "gradient", q_norm_->grad, d);
+  pass.stored(k_norm_->spec.name, "gradient", k_norm_->grad, d);
+}
+
 void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
                               TensorView d_TD) const {
   ArenaScope temporaries(pass.arena);
@@ -190,12 +224,7 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
                            pass.stream);
     pass.note(core_work(pass, 5));
     pass.stored("attention", "dq, dk, dv", dqkv, d_o, s.qkv);
-    rotate(pass, dqkv, true);
-    if (qk_norm_) {
-      const nn::QkvHeads raw = split(pass, s.qkv);
-      norm_gradient(pass, {raw.q_BSGMC, d.q_BSGMC, {}, d.q_BSGMC}, eps_, *q_norm_);
-      norm_gradient(pass, {raw.k_BSGC, d.k_BSGC, {}, d.k_BSGC}, eps_, *k_norm_);
-    }
+    qk_norm_ ? heads_gradient(pass, s.qkv, dqkv) : rotate(pass, dqkv, true);
   }
   apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
   {

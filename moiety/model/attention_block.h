@@ -11,6 +11,7 @@
 #include "moiety/model/pass.h"
 #include "moiety/model/weight_layout.h"
 #include "moiety/nn/attention.h"
+#include "moiety/nn/norm_rope.h"
 
 namespace moiety::model {
 
@@ -59,7 +60,11 @@ class AttentionBlock {
   // The heads that attention reads; with qk_norm they are normalized and rotated copies of q and k.
   nn::QkvHeads heads(const Pass& pass, TensorView qkv) const;
   nn::QkvHeads split(const Pass& pass, TensorView qkv) const;
+  nn::HeadAngles angles(const Pass& pass) const;
   void rotate(const Pass& pass, TensorView qkv, bool inverse) const;
+  // With qk_norm: makes the gradient of attention's q and k, in dqkv, that of the projection's, and
+  // adds to those of the norms' weights.
+  void heads_gradient(const Pass& pass, TensorView qkv, TensorView dqkv) const;
   TensorView head_rows(const Pass& pass, TensorView o) const;
   // Given the gradient of the block's output, computes that of `o` and that of the output weight.
   void output_backward(const Pass& pass, TensorView d_TD, TensorView o, TensorView d_o) const;

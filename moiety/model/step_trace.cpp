@@ -189,9 +189,7 @@ class StepWriter {
   Work norm() const { return elementwise(2 * own_tokens_ * c_.d_model); }
   void note_head_norms() {
     if (!c_.qk_norm) return;
-    for (const int64_t heads : {c_.heads, c_.kv_heads}) {
-      note(elementwise(2 * own_tokens_ * heads * c_.head_size()));
-    }
+    note(elementwise(2 * own_tokens_ * (c_.heads + c_.kv_heads) * c_.head_size()));
   }
   Work core(int products) const {
     const int tp = shape_.grid.tp;

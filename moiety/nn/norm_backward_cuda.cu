@@ -13,6 +13,7 @@
 #include "moiety/nn/norm.h"
 #include "moiety/nn/norm_device.cuh"
 #include "moiety/nn/norm_kernel.h"
+#include "moiety/nn/norm_sum.cuh"
 #include "moiety/nn/row_map.cuh"
 #include "moiety/nn/rows.h"
 
@@ -30,41 +31,16 @@ struct Params {
   NormRing ring;
 };
 
-// The two numbers that a row's elements need from the row's sums.
-struct RowSums {
-  float r, factor;
-};
+using device::add_dot, device::dx_octet, device::RowSums;
 
 __device__ RowSums row_sums(const Params& p, float squares, float dot) {
-  const float r = device::inverse_rms(squares, p.length, p.eps);
-  return {r, p.length.mean(r * r * r) * dot};
-}
-
-// Adds an octet's part of the sum of u x.
-template <class T>
-__device__ float add_dot(const Octet<T>& g, const Octet<T>& dy, const Octet<T>& x, float sum) {
-#pragma unroll
-  for (int i = 0; i < kOctet; ++i) sum = __fmaf_rn(g[i] * dy[i], x[i], sum);
-  return sum;
+  return device::row_sums(p.length, p.eps, squares, dot);
 }
 
 template <class T>
 __device__ void add_gradient(const Octet<T>& dy, const Octet<T>& x, float r, float (&dg)[kOctet]) {
 #pragma unroll
   for (int i = 0; i < kOctet; ++i) dg[i] = __fmaf_rn(dy[i], x[i] * r, dg[i]);
-}
-
-template <class T>
-__device__ Octet<T> dx_octet(const RowSums& s, const Octet<T>& x, const Octet<T>& dy,
-                             const Octet<T>& g, bool add, const Octet<T>& addend) {
-  float v[kOctet];
-#pragma unroll
-  for (int i = 0; i < kOctet; ++i) v[i] = s.r * (g[i] * dy[i]) - s.factor * x[i];
-  if (add) {
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) v[i] = addend[i] + v[i];
-  }
-  return round_octet<T>(v);
 }
 
 // ---- short rows
@@ -405,40 +381,6 @@ KernelStart<Params> start_backward(const NormKernel& chosen, const Params& p, in
   });
 }
 
-// ---- the sum over blocks of rows
-
-constexpr int kAhead = 96;
-
-// Adds the blocks' sums; a lane has a column. Additions wait for each other while loads run ahead
-// of them. A block that does not exist counts as +0 and changes nothing, since no sum is -0.
-__global__ void __launch_bounds__(32)
-    sum_norm_blocks(const float* partial, int64_t blocks, int64_t n, float* grad, bool accumulate) {
-  cudaGridDependencySynchronize();
-  const int64_t c = int64_t{blockIdx.x} * 32 + threadIdx.x;
-  if (c >= n) return;
-  const float* next = partial + c;
-  float ahead[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i, next += n) ahead[i] = i < blocks ? *next : 0.0f;
-  float sum = 0;
-  int64_t left = blocks - kAhead;  // blocks still to load
-  for (; left >= kAhead; left -= kAhead) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i, next += n) {
-      sum += ahead[i];
-      ahead[i] = *next;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i, next += n) {
-    sum += ahead[i];
-    ahead[i] = i < left ? *next : 0.0f;
-  }
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) sum += ahead[i];
-  grad[c] = accumulate ? grad[c] + sum : sum;
-}
-
 }  // namespace
 
 void norm_backward_cuda(const NormBackwardArgs& a, const Stream& stream) {
@@ -460,9 +402,10 @@ void norm_backward_cuda(const NormBackwardArgs& a, const Stream& stream) {
                  norm_ring(traits, gpu.shared_block - int64_t{sizeof(RingState)})};
   const auto start = start_backward(choose_norm_backward(traits, p.ring), p, gpu.multiprocessors);
   launch("norm_backward", start.kernel, start.shape, stream, p);
-  launch("norm_backward", sum_norm_blocks,
-         {.blocks = blocks_for(n, 32), .threads = 32, .early = true}, stream,
-         a.workspace.data<float>(), a.workspace.size(0), n, a.grad_D.data<float>(), a.accumulate);
+  const device::NormSum sum{a.workspace.data<float>(), a.workspace.size(0), a.grad_D.data<float>(),
+                            a.accumulate};
+  launch("norm_backward", device::sum_norm_blocks<1>,
+         {.blocks = blocks_for(n, 32), .threads = 32, .early = true}, stream, std::array{sum}, n);
 }
 
 }  // namespace moiety::nn

@@ -65,6 +65,37 @@ __device__ inline float inverse_rms(float sum, const RowLength& length, float ep
   return 1.0f / sqrtf(length.mean(sum) + eps);
 }
 
+// The two numbers that a row's elements need, in the backward pass, from the row's sums.
+struct RowSums {
+  float r, factor;
+};
+
+__device__ inline RowSums row_sums(const RowLength& length, float eps, float squares, float dot) {
+  const float r = inverse_rms(squares, length, eps);
+  return {r, length.mean(r * r * r) * dot};
+}
+
+// Adds an octet's part of the sum of u x.
+template <class T>
+__device__ float add_dot(const Octet<T>& g, const Octet<T>& dy, const Octet<T>& x, float sum) {
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) sum = __fmaf_rn(g[i] * dy[i], x[i], sum);
+  return sum;
+}
+
+template <class T>
+__device__ Octet<T> dx_octet(const RowSums& s, const Octet<T>& x, const Octet<T>& dy,
+                             const Octet<T>& g, bool add, const Octet<T>& addend) {
+  float v[kOctet];
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) v[i] = s.r * (g[i] * dy[i]) - s.factor * x[i];
+  if (add) {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) v[i] = addend[i] + v[i];
+  }
+  return round_octet<T>(v);
+}
+
 // Offsets of the rows of a group of lanes: each lane finds those of one row and gives them to all.
 template <int kLanes, int kViews>
 struct RowOffsets {

@@ -15,6 +15,13 @@ NormKernel choose_norm(const NormTraits& traits) {
   return out;
 }
 
+NormKernel choose_norm_rope(const NormTraits& traits) {
+  for (const NormKernel& k : kNormRopeKernels) {
+    if (traits.octets && k.dtype == traits.dtype && k.columns == traits.columns) return k;
+  }
+  return {NormFamily::kAny, traits.dtype, 0};
+}
+
 NormRing norm_ring(const NormTraits& traits, int64_t shared_bytes) {
   constexpr int64_t kStage = 48 << 10;  // bytes of a stage, unless a row has more
   NormRing ring{.tensors = traits.addend ? 3 : 2};

@@ -59,6 +59,17 @@ inline constexpr std::array kNormBackwardKernels = {
     NormKernel{NormFamily::kAny, DType::kBFloat16, 0},
 };
 
+// Norm and rope in one pass: heads of exactly so many elements. kAny stands for the two operations
+// one after the other.
+inline constexpr std::array kNormRopeKernels = {
+    NormKernel{NormFamily::kShort, DType::kFloat32, 64},
+    NormKernel{NormFamily::kShort, DType::kFloat32, 128},
+    NormKernel{NormFamily::kShort, DType::kFloat32, 256},
+    NormKernel{NormFamily::kShort, DType::kBFloat16, 64},
+    NormKernel{NormFamily::kShort, DType::kBFloat16, 128},
+    NormKernel{NormFamily::kShort, DType::kBFloat16, 256},
+};
+
 struct NormTraits {
   DType dtype = DType::kFloat32;
   int64_t columns = 0;
@@ -66,6 +77,7 @@ struct NormTraits {
   bool addend = false;  // backward
 };
 NormKernel choose_norm(const NormTraits& traits);
+NormKernel choose_norm_rope(const NormTraits& traits);
 
 // The ring of kRing: `stages` of 2^log rows.
 struct NormRing {

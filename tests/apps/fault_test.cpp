@@ -91,7 +91,7 @@ TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
     EXPECT_TRUE(probe.has_in_order({"-1 embedding",
                                     "0 layers.0.attn_norm.weight",
                                     "0 attn.qkv",
-                                    "0 rope",
+                                    "0 norm_rope",
                                     "0 attention",
                                     "0 attn.o",
                                     "0 router",

@@ -74,6 +74,16 @@ TEST(NormKernel, ShortRowsWithAnAddendTakeTheRing) {
             (NormKernel{kRing, DType::kBFloat16, 2048}));
 }
 
+TEST(NormKernel, HeadsAreRotatedInThePassOnlyIfTheyFillTheirLanes) {
+  const auto choose = [](const NormTraits& traits) { return choose_norm_rope(traits); };
+  for (const NormKernel& k : kNormRopeKernels) {
+    EXPECT_EQ(choose({k.dtype, k.columns, true}), k);
+    EXPECT_EQ(choose({k.dtype, k.columns, false}).family, kAny);
+    EXPECT_EQ(choose({k.dtype, k.columns + 8, true}).family, kAny);
+  }
+  EXPECT_EQ(choose({DType::kBFloat16, 32, true}).family, kAny);
+}
+
 TEST(NormKernel, RowsTooLongForTheRing) {
   const auto family = [](DType dtype, int64_t columns, bool addend) {
     return backward({dtype, columns, true, addend}).family;
