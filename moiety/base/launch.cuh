@@ -24,7 +24,6 @@ struct LaunchShape {
   // it. Then memory that the other writes must not be touched before
   // cudaGridDependencySynchronize(), which some block must call.
   bool early = false;
-  int cluster = 1;  // blocks that run side by side and see each other's shared memory
 };
 
 constexpr int64_t blocks_for(int64_t items, int64_t items_a_block) {
@@ -59,25 +58,17 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream.cuda_stream());
-  cudaLaunchAttribute attributes[2]{};
-  config.attrs = attributes;
-  if (shape.early) {
-    cudaLaunchAttribute& early = attributes[config.numAttrs++];
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (shape.cluster > 1) {
-    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  }
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = shape.early ? 1 : 0;
   const cudaError_t result = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   if (result == cudaSuccess) [[likely]]
     return;
   cudaGetLastError();
-  fail(ErrorKind::kCuda,
-       "{}: launch of {} blocks of {} threads with {} bytes shared, {} a cluster: {} ({})", name,
-       shape.blocks, shape.threads, shape.shared_bytes, shape.cluster, cudaGetErrorString(result),
+  fail(ErrorKind::kCuda, "{}: launch of {} blocks of {} threads with {} bytes shared: {} ({})",
+       name, shape.blocks, shape.threads, shape.shared_bytes, cudaGetErrorString(result),
        cudaGetErrorName(result));
 }
 

@@ -1,6 +1,4 @@
 // Cross-entropy of rows of logits on a GPU, from a captured graph, has the bits of the reference.
-#include <cmath>
-
 #include "moiety/base/graph.h"
 #include "tests/nn/loss_cases.h"
 #include "tests/support/gpu_test.h"
@@ -43,17 +41,11 @@ class LossGpu : public GpuTest {
 TEST_F(LossGpu, HasTheBitsOfTheReference) {
   std::vector<LossCase> cases(std::begin(kLossCases), std::end(kLossCases));
   cases.push_back({"one_word", 3, 1, 1, 1});
-  cases.push_back({"one_turn", 9, 256, 1, 1});
-  cases.push_back({"largest_of_one_block", 5, 18432, 1, 1, 1e-4f});
-  cases.push_back({"one_logit_more", 3, 18433, 1, 1});
-  cases.push_back({"four_logits_more", 3, 18436, 1, 1});
-  cases.push_back({"cluster_of_two", 300, 32000, 1, 1, 0, true});
-  cases.push_back({"cluster_of_four", 300, 50304, 1, 1, 1e-4f, true});
-  cases.push_back({"cluster_of_four_unaligned", 9, 50257, 1, 1, 1e-4f, true});
-  cases.push_back({"cluster_of_eight", 40, 151936, 1, 1, 1e-4f});
-  cases.push_back({"cluster_of_eight_unaligned", 3, 151937, 1, 1});
-  cases.push_back({"largest_of_a_cluster", 3, 463872, 1, 1});
-  cases.push_back({"longer_than_a_cluster", 3, 463876, 1, 1, 1e-4f});
+  cases.push_back({"vocabulary_in_shared_memory", 5, 10240, 1, 1, 1e-4f});
+  cases.push_back({"one_logit_more", 3, 10241, 1, 1});
+  cases.push_back({"four_logits_more", 3, 10244, 1, 1});
+  cases.push_back({"large_vocabulary_of_fours", 5, 50304, 1, 1, 1e-4f, true});
+  cases.push_back({"large_vocabulary", 9, 50257, 1, 1, 1e-4f, true});
   for (const LossCase& c : cases) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       for (const double scale : {1.0, 40.0}) {
@@ -61,28 +53,6 @@ TEST_F(LossGpu, HasTheBitsOfTheReference) {
         compare(c, dtype, scale);
       }
     }
-  }
-}
-
-// Logits that are NaN or infinite: fmaxf passes over NaN, as the comparison of the reference does.
-TEST_F(LossGpu, SpecialLogits) {
-  for (const int64_t vocabulary : {300, 32000}) {
-    const Tensor z = normal_tensor(DType::kFloat32, {4, vocabulary}, 1), loss(DType::kFloat32, {4}),
-                 dz(DType::kFloat32, {4, vocabulary}), target = int32_tensor({0, 1, 2, 3});
-    put(z, 5, NAN);
-    put(z, vocabulary + 70, -INFINITY);
-    put(z, 2 * vocabulary + 299, 1e30);
-    for (int64_t v = 0; v < vocabulary; ++v) put(z, 3 * vocabulary + v, -0.0);
-    const Mirror m({z, loss, dz, target}, stream);
-    cross_entropy({m(z), m(target), {}, m(loss), m(dz)}, stream);
-    cross_entropy_ref({z, target, {}, loss, dz});
-    const Tensor losses = m.back(loss), gradient = m.back(dz);
-    EXPECT_TRUE(std::isnan(get(losses, 0)) && std::isnan(get(gradient, 0)));
-    EXPECT_EQ(moiety::difference("loss", losses.view().slice(0, 1, 4), loss.view().slice(0, 1, 4)),
-              "");
-    EXPECT_EQ(
-        moiety::difference("dlogits", gradient.view().slice(0, 1, 4), dz.view().slice(0, 1, 4)),
-        "");
   }
 }
 
