@@ -147,8 +147,9 @@ TEST_F(InferenceGpu, ARunOfSeveralRanksIsEvaluatedByOne) {
 
 TEST_F(InferenceGpu, ACacheThatDoesNotFitIsNamed) {
   // 2^24 tokens, the most that may be asked for, of 2 layers with 128 heads of 64 in fp32.
-  const std::string name = begun(
-      "run", Arguments{"--model.heads=128", "--model.kv_heads=128", "--model.head_dim=64"} + kOnGpu);
+  const std::string name =
+      begun("run",
+            Arguments{"--model.heads=128", "--model.kv_heads=128", "--model.head_dim=64"} + kOnGpu);
   const ProgramResult result =
       run(Arguments{"generate", name, "--prompt=a", "--tokens=16777216"} + kOnGpu);
   EXPECT_EQ(result.code, kExitMemory) << result.err;
