@@ -169,7 +169,8 @@ def edges(limits):
     low, high = float(found[2]), float(found[4])
     show = lambda x: str(int(x)) if x == int(x) and abs(x) < 1e18 else repr(x)
     legal = [show(low)] * (not found[1]) + [show(high)] * (not found[3])
-    return legal, [show(low - 1), show(high + 1 if high < 1e15 else high * 2)]
+    illegal = [show(low - 1), show(high + 1 if high < 1e15 else high * 2)]
+    return legal, [x for x in illegal if x != "0" or not limits.startswith("0 or ")]
 
 
 # A training that is legal, and would take milliseconds.

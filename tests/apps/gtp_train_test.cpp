@@ -253,7 +253,7 @@ TEST(GtpTrain, EvaluatesBetweenSteps) {
   const Arguments eval{"--data.valid=" + valid, "--eval.samples=5", "--eval.every=2"};
   train(cut_model(dir / "one", kOne) + eval);
   const auto one = events(dir / "one", "eval");
-  ASSERT_EQ(one.size(), 3u);
+  ASSERT_EQ(one.size(), 4u);
   for (const Cut& c : {kGtp2, kTogether[2]}) {
     train(cut_model(dir / c.name, c) + eval);
     expect_near(dir / c.name, dir / "one", 1e-4);
