@@ -55,15 +55,6 @@ void write_branches(const std::string& directory, const BranchList& list, FileSy
   sync_directory(files, directory);
 }
 
-// The step directories in `folder`, complete or not.
-std::vector<int64_t> steps_in(FileSystem& files, const std::string& folder) {
-  std::vector<int64_t> steps;
-  for (const std::string& name : list(files, folder)) {
-    if (const auto step = step_of(name)) steps.push_back(*step);
-  }
-  return steps;
-}
-
 std::optional<std::string> id_of(FileSystem& files, const std::string& path) {
   try {
     return read_manifest(path, files).id;
@@ -100,7 +91,7 @@ std::map<int64_t, int64_t> ancestors(const BranchList& list) {
 // crash it does what was left to do.
 void move_aside(const std::string& directory, const BranchList& list, FileSystem& files) {
   const std::map<int64_t, int64_t> stay = ancestors(list);
-  for (const int64_t step : steps_in(files, directory)) {
+  for (const int64_t step : steps_in(directory, files)) {
     const int64_t owner = list.owner_of(step);
     const auto found = stay.find(owner);
     if (found != stay.end() && step <= found->second) continue;
@@ -118,7 +109,7 @@ void move_aside(const std::string& directory, const BranchList& list, FileSystem
 void move_back(const std::string& directory, const BranchList& list, FileSystem& files) {
   for (const auto& [branch, last] : ancestors(list)) {
     const std::string folder = directory + "/" + branch_name(branch);
-    for (const int64_t step : steps_in(files, folder)) {
+    for (const int64_t step : steps_in(folder, files)) {
       if (step > last) continue;
       rename(files, folder + "/" + step_name(step), directory + "/" + step_name(step));
       sync_directory(files, directory);
@@ -169,7 +160,7 @@ Branch begin_branch(const std::string& directory, Branch start, FileSystem& file
   if (!size_of(files, directory)) make_directory(files, directory);
   BranchList list = read_branches(directory, files);
   start.parent = owner_of_id(directory, list, start, files);
-  const bool unused = !size_of(files, list_path(directory)) && steps_in(files, directory).empty();
+  const bool unused = !size_of(files, list_path(directory)) && steps_in(directory, files).empty();
   if (unused) list.branches.clear();
   start.number = static_cast<int64_t>(list.branches.size()) + 1;
   list.branches.push_back(start);

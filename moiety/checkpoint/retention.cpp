@@ -21,20 +21,10 @@ std::optional<Manifest> complete(FileSystem& files, const std::string& path) {
   }
 }
 
-// The steps that have a directory, newest first.
-std::vector<int64_t> steps_in(FileSystem& files, const std::string& directory) {
-  std::vector<int64_t> steps;
-  for (const std::string& name : list(files, directory)) {
-    if (const auto step = step_of(name)) steps.push_back(*step);
-  }
-  std::sort(steps.rbegin(), steps.rend());
-  return steps;
-}
-
 // The steps whose checkpoints have a validation loss, lowest first; of equal ones the newest.
 std::vector<int64_t> best_first(FileSystem& files, const std::string& directory) {
   std::vector<std::pair<double, int64_t>> found;
-  for (const int64_t step : steps_in(files, directory)) {
+  for (const int64_t step : steps_in(directory, files)) {
     const auto manifest = complete(files, directory + "/" + step_name(step));
     if (!manifest || !manifest->run.validation_loss) continue;
     found.emplace_back(*manifest->run.validation_loss, -step);
@@ -73,9 +63,18 @@ std::optional<int64_t> step_of(std::string_view name) {
   return step;
 }
 
+std::vector<int64_t> steps_in(const std::string& directory, FileSystem& files) {
+  std::vector<int64_t> steps;
+  for (const std::string& name : list(files, directory)) {
+    if (const auto step = step_of(name)) steps.push_back(*step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
 CheckpointList list_checkpoints(const std::string& directory, FileSystem& files) {
   CheckpointList found;
-  for (const int64_t step : steps_in(files, directory)) {
+  for (const int64_t step : steps_in(directory, files)) {
     const std::string path = directory + "/" + step_name(step);
     try {
       const Manifest manifest = read_manifest(path, files);
@@ -121,7 +120,7 @@ void prune(const std::string& directory, const Keep& keep, int64_t keep_step, Fi
   const auto best_end = best.begin() + std::min<int64_t>(keep.best, std::ssize(best));
   std::vector<std::string> victims;
   int kept = 0;
-  for (const int64_t step : steps_in(files, directory)) {
+  for (const int64_t step : steps_in(directory, files)) {
     const bool stays = step == keep_step || (keep.every > 0 && step % keep.every == 0) ||
                        std::find(best.begin(), best_end, step) != best_end;
     if (kept >= keep.last && stays) continue;

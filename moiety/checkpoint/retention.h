@@ -13,6 +13,8 @@ namespace moiety::checkpoint {
 // The name of a step's checkpoint, "step-00001000", and the step of a name (empty if it is none).
 std::string step_name(int64_t step);
 std::optional<int64_t> step_of(std::string_view name);
+// The steps that have a directory, complete or not, newest first.
+std::vector<int64_t> steps_in(const std::string& directory, FileSystem& files = posix());
 
 struct CheckpointList {
   std::vector<std::string> complete;    // paths, newest first

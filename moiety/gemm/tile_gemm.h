@@ -12,6 +12,7 @@
 #include <array>
 
 #include "moiety/gemm/product.h"
+#include "moiety/quant/quantize_group.h"
 
 namespace moiety::gemm {
 
@@ -23,6 +24,13 @@ struct TileGemm : Product {
   int64_t group_stride = 0;
   void* pointers[kPointers] = {};
 };
+
+// The rows that a group claims, counted from `all.first`. Sizes are read where they lie.
+MOIETY_HD inline quant::Claim claim(const ProductGroups& all, int64_t group) {
+  const int64_t e = all.first + group;
+  return quant::claim(all.begin[e], all.begin[e + 1], all.count ? all.count + e : nullptr,
+                      all.capacity);
+}
 
 // An upper bound of the number of tiles, whatever the sizes of groups.
 inline int64_t tile_bound(const Product& g, int64_t rows, int64_t columns) {

@@ -5,7 +5,6 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/mma_device.cuh"
 #include "moiety/gemm/tile_gemm.h"
-#include "moiety/quant/quantize_group.h"
 
 namespace moiety::gemm::device {
 
@@ -34,7 +33,7 @@ class TileWalk {
     t.group = index / tiles;
     place(t, index - t.group * tiles, rows);
     if (g_.ragged == Ragged::kReduction) {
-      const quant::Claim c = claim(t.group);
+      const quant::Claim c = claim(g_.groups, t.group);
       t.begin = c.valid ? c.begin : 0;
       t.k = c.valid ? c.rows : 0;
     }
@@ -44,13 +43,6 @@ class TileWalk {
  private:
   // Row tiles that share columns, so that the part of `b` that they read is read from the cache.
   static constexpr int64_t kBand = 8;
-
-  __device__ quant::Claim claim(int64_t group) const {
-    const int64_t e = g_.groups.first + group;
-    const ProductGroups& all = g_.groups;
-    return quant::claim(all.begin[e], all.begin[e + 1], all.count ? all.count + e : nullptr,
-                        all.capacity);
-  }
 
   __device__ void place(Tile& t, int64_t index, int64_t rows) const {
     const int64_t band = index / (kBand * columns_), inner = index - band * kBand * columns_;
@@ -64,7 +56,7 @@ class TileWalk {
     const int lane = threadIdx.x % 32;
     for (; group_ < g_.groups.groups; group_ += 32) {
       quant::Claim c{0, 0, false};
-      if (group_ + lane < g_.groups.groups) c = claim(group_ + lane);
+      if (group_ + lane < g_.groups.groups) c = claim(g_.groups, group_ + lane);
       const int64_t rows = c.valid ? c.rows : 0;
       const int64_t own = (rows + kRows - 1) / kRows * columns_;
       int64_t end = own;

@@ -92,14 +92,7 @@ __global__ void __launch_bounds__(kShortThreads, 4)
     }
     const float all_squares = device::fold_rows<kLanes>(squares);
     const RowSums known = row_sums(p, all_squares, device::fold_rows<kLanes>(dots));
-    // Without this the elements would stay in registers as floats, with their products with g.
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-      for (int w = 0; w < Octet<T>::kWords; ++w) {
-        asm volatile("" : "+r"(x[j].word[w]), "+r"(dy[j].word[w]));
-      }
-    }
+    device::keep_packed(x, dy);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const RowSums s{__shfl_sync(device::kWarp, known.r, j * kSame, kLanes),

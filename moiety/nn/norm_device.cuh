@@ -96,6 +96,19 @@ __device__ Octet<T> dx_octet(const RowSums& s, const Octet<T>& x, const Octet<T>
   return round_octet<T>(v);
 }
 
+// Keeps octets packed until they are used again; without it their elements, and products with them,
+// would stay in registers as floats.
+template <class T, int kCount>
+__device__ void keep_packed(Octet<T> (&x)[kCount], Octet<T> (&dy)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+#pragma unroll
+    for (int w = 0; w < Octet<T>::kWords; ++w) {
+      asm volatile("" : "+r"(x[j].word[w]), "+r"(dy[j].word[w]));
+    }
+  }
+}
+
 // Offsets of the rows of a group of lanes: each lane finds those of one row and gives them to all.
 template <int kLanes, int kViews>
 struct RowOffsets {

@@ -204,14 +204,7 @@ __global__ void __launch_bounds__(kGroups* kLanes, 640 / (kGroups * kLanes))
     const float all_squares = device::fold_rows<kLanes>(squares);
     const device::RowSums known =
         device::row_sums(p.length, p.eps, all_squares, device::fold_rows<kLanes>(dots));
-    // Without this the elements would stay in registers as floats.
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-      for (int w = 0; w < Octet<T>::kWords; ++w) {
-        asm volatile("" : "+r"(x[j].word[w]), "+r"(dy[j].word[w]));
-      }
-    }
+    device::keep_packed(x, dy);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const device::RowSums s{__shfl_sync(device::kWarp, known.r, j * kSame, kLanes),

@@ -8,9 +8,10 @@
 namespace moiety::app {
 
 std::vector<std::string> list_steps(const std::string& directory) {
+  const std::vector<int64_t> newest_first = checkpoint::steps_in(directory);
   std::vector<std::string> steps;
-  for (const std::string& name : checkpoint::list(checkpoint::posix(), directory)) {
-    if (checkpoint::step_of(name)) steps.push_back(directory + "/" + name);
+  for (auto step = newest_first.rbegin(); step != newest_first.rend(); ++step) {
+    steps.push_back(directory + "/" + checkpoint::step_name(*step));
   }
   return steps;
 }

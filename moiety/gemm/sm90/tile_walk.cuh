@@ -3,7 +3,6 @@
 
 #include "moiety/gemm/sm90/grouped_sm90.h"
 #include "moiety/gemm/sm90/launch.cuh"
-#include "moiety/quant/quantize_group.h"
 
 namespace moiety::gemm::sm90 {
 
@@ -20,14 +19,8 @@ struct Tile {
   int32_t unused;  // makes it 32 bytes
 };
 
-__device__ inline quant::Claim claim(const TileGemm& g, int group) {
-  const ProductGroups& all = g.groups;
-  const int64_t e = all.first + group;
-  return quant::claim(all.begin[e], all.begin[e + 1], all.count ? all.count + e : nullptr,
-                      all.capacity);
-}
 __device__ inline int claimed_rows(const TileGemm& g, int group) {
-  const quant::Claim c = claim(g, group);
+  const quant::Claim c = claim(g.groups, group);
   return c.valid ? static_cast<int>(c.rows) : 0;
 }
 __device__ inline int pieces(int64_t n, int size) {
@@ -98,7 +91,7 @@ class TileWalk {
     t.group = static_cast<int>(index / tiles);
     place(t, static_cast<int>(index - int64_t{t.group} * tiles), rows);
     t.live = min(static_cast<int>(g_.m) - t.row, kTileRows);
-    const quant::Claim c = claim(g_, t.group);
+    const quant::Claim c = claim(g_.groups, t.group);
     t.begin = c.valid ? static_cast<int>(c.begin) : 0;
     t.depth = c.valid ? static_cast<int>(c.rows) : 0;
     t.steps = max(pieces(t.depth, kDepth), 1);  // a group without rows is a product of zeros
@@ -114,11 +107,11 @@ class TileWalk {
       if (table_.before[low + half] <= above) low += half;
     }
     int before = table_.before[low], group = low * chunk_;
-    quant::Claim c = claim(g_, group);
+    quant::Claim c = claim(g_.groups, group);
     int rows = c.valid ? static_cast<int>(c.rows) : 0;
     while (chunk_ > 1 && before + pieces(rows, kTileRows) <= above) {
       before += pieces(rows, kTileRows);
-      c = claim(g_, ++group);
+      c = claim(g_.groups, ++group);
       rows = c.valid ? static_cast<int>(c.rows) : 0;
     }
     t.group = group;
