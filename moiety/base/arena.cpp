@@ -30,12 +30,27 @@ TensorView Arena::tensor(DType dtype, std::initializer_list<int64_t> sizes) {
   return TensorView(allocate(shape.bytes()), dtype, sizes, device_);
 }
 
-Arena::Mark Arena::mark() const { return {chunk_, used_, in_use_}; }
+void Arena::lend(std::span<std::byte> memory) {
+  MOIETY_CHECK(lent_used_ == 0, "arena {}: lend with {} bytes in use", name_, lent_used_);
+  lent_ = memory;
+}
+
+TensorView Arena::lent_tensor(DType dtype, std::initializer_list<int64_t> sizes) {
+  const int64_t bytes = TensorView(nullptr, dtype, sizes).bytes();
+  const int64_t rounded = std::max(alignment(), round_up(bytes, alignment()));
+  if (lent_used_ + rounded > std::ssize(lent_)) return tensor(dtype, sizes);
+  std::byte* const here = lent_.data() + lent_used_;
+  lent_used_ += rounded;
+  return TensorView(here, dtype, sizes, device_);
+}
+
+Arena::Mark Arena::mark() const { return {chunk_, used_, in_use_, lent_used_}; }
 
 void Arena::release(const Mark& mark) {
   chunk_ = mark.chunk;
   used_ = mark.used;
   in_use_ = mark.in_use;
+  lent_used_ = mark.lent;
 }
 
 bool Arena::settle() {

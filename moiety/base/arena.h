@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,11 +30,18 @@ class Arena {
   std::byte* allocate(int64_t bytes);
   TensorView tensor(DType dtype, std::initializer_list<int64_t> sizes);
 
+  // Lends memory of another kind, such as that which peers map, to tensors that ask for it; empty
+  // memory ends that. Called between steps, with nothing in use.
+  void lend(std::span<std::byte> memory);
+  // The same as `tensor`, in lent memory as long as there is room.
+  TensorView lent_tensor(DType dtype, std::initializer_list<int64_t> sizes);
+
   // Everything allocated after `mark` is given back by `release(mark)`.
   struct Mark {
     size_t chunk = 0;
     int64_t used = 0;
     int64_t in_use = 0;
+    int64_t lent = 0;
   };
   Mark mark() const;
   void release(const Mark& mark);
@@ -58,6 +66,8 @@ class Arena {
   int64_t used_ = 0;    // bytes used of that chunk
   int64_t in_use_ = 0;  // bytes over all chunks, gaps at chunk ends not counted
   int64_t peak_ = 0;
+  std::span<std::byte> lent_;
+  int64_t lent_used_ = 0;
 };
 
 // Releases at its end what was allocated since its beginning.

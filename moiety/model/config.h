@@ -52,14 +52,15 @@ struct Config {
   moe::Reduction combine = moe::Reduction::kRank;
   moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
 
-  // Keys of [init], [optim], [train] and [memory], and moe.delay_wgrad.
+  // Keys of [init], [optim], [train] and [memory], moe.delay_wgrad and ep.overlap.
   float init_std = 0.02f;
   bool residual_scale = true;  // attn.o and every fc2 get std / sqrt(2 layers)
   bool decay_embeddings = true;
   float loss_z_coef = 0;
   int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: the default of nn::loss_chunk
   Recompute recompute = Recompute::kNone;
-  bool delay_wgrad = false;  // weight gradients of experts wait: moe_block.h
+  bool delay_wgrad = false;                    // weight gradients of experts wait: moe_block.h
+  moe::Overlap overlap = moe::Overlap::kNone;  // ep.overlap
 
   int64_t head_size() const { return head_dim ? head_dim : d_model / heads; }
   int64_t qkv_size() const { return (heads + 2 * kv_heads) * head_size(); }

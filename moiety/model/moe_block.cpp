@@ -21,7 +21,8 @@ moe::MoeConfig moe_config(const Config& c, DType storage) {
           .router = c.router,
           .activation = c.activation,
           .reduction = c.combine,
-          .overflow = c.overflow};
+          .overflow = c.overflow,
+          .overlap = c.overlap};
 }
 
 MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group,

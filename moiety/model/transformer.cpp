@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "moiety/base/copy.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/trace.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/model/block_ops.h"
@@ -27,6 +28,13 @@ TensorView flat(const TensorView& x_BS) {
 
 moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens) {
   return moe::moe_limits(moe_config(config, storage), tokens);
+}
+
+int64_t lent_bytes(const Config& c, DType storage, int64_t capacity, bool quantized) {
+  constexpr int64_t kUnit = 256;  // to which arenas round, at most
+  const int64_t kept = c.recompute == Recompute::kNone ? c.moe_layers() : 1;
+  const int64_t tensors = (quantized ? 0 : kept) + (c.combine == moe::Reduction::kToken ? 1 : 0);
+  return tensors * std::max(kUnit, round_up(byte_size(storage, capacity * c.d_model), kUnit));
 }
 
 Transformer::Transformer(const Config& config, DType storage, const ModelContext& context)

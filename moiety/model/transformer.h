@@ -67,6 +67,9 @@ struct ModelContext {
 
 // The limits that a model's group must have for `tokens` own tokens of a rank.
 moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens);
+// The bytes of rows that a pass asks of lent memory (Arena::lend), for experts that take `capacity`
+// rows; `quantized` says that all rows travel quantized.
+int64_t lent_bytes(const Config& config, DType storage, int64_t capacity, bool quantized);
 
 class Transformer {
  public:

@@ -60,6 +60,11 @@ Signature sum_signature(OpKind kind, const EpPlan& plan, const SumArgs& args) {
           .plan = plan.epoch};
 }
 
+Operand sum_operand(const SumArgs& args) {
+  const Rows y(args.y_CD);
+  return {y[0], args.y_CD.size(0), y.stride(), byte_size(args.y_CD.dtype(), args.y_CD.size(1))};
+}
+
 void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream stream) {
   constexpr const char* kName = "ep combine";
   check_plan(kName, group, plan, stream);
@@ -80,7 +85,7 @@ void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream
     }
     fail_without_cuda(kName);
   }
-  issue(group, sum_signature(OpKind::kCombine, plan, sum), stream,
+  issue(group, sum_signature(OpKind::kCombine, plan, sum), sum_operand(sum), stream,
         [plan, sum](Exchange& exchange) { sum_rows(exchange, plan, sum); });
 }
 
@@ -132,7 +137,7 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
                             .row_bytes = g.parts.bytes(),
                             .plan = plan.epoch};
   if (!weights) {
-    issue(group, signature, stream, [=](Exchange& exchange) {
+    issue(group, signature, gy.operand(plan.capacity), stream, [=](Exchange& exchange) {
       copy_rows(exchange, plan, g, {}, gy);
       zero_padding(plan, gy, false);
     });
@@ -140,7 +145,7 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
   }
   const DType dtype = std::get<TensorView>(args.g_TD).dtype();
   const ScaledRows scaled{dtype, g, args.slot_w, args.y_CD, gy};
-  issue(group, signature, stream, [plan, scaled](Exchange& exchange) {
+  issue(group, signature, {}, stream, [plan, scaled](Exchange& exchange) {
     scale_rows(exchange, plan, scaled);
     zero_padding(plan, scaled.gy, false);
   });

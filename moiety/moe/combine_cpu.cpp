@@ -1,5 +1,6 @@
 // Expert rows to tokens on a CPU: combine and dispatch_backward, and the scaled rows of
-// combine_backward. Every partial sum is copied twice on its way (into a record, out of it).
+// combine_backward. Every partial sum is copied twice on its way (into a record, out of it). Under
+// kToken without weights, homes read the rows of owners that are direct (EpGroup::attach).
 #include <cstring>
 #include <vector>
 
@@ -104,6 +105,7 @@ class RowSum {
       }
     }
     exchange_.open(Box::kPairs, stride_, count_R);
+    if (exchange_.direct(rank())) return;
     for_received(
         [&](int home, int64_t j, int64_t chunk) { send_pairs(home, j, before_RC[home][chunk]); });
   }
@@ -179,6 +181,12 @@ class RowSum {
       if (maps_.slot_TK[t * maps_.topk + k] < 0) continue;
       if (own_K && own_K[k] >= 0) {
         pairs.add(own_term(own_K[k]));
+        continue;
+      }
+      const int32_t slot = maps_.slot_TK[t * maps_.topk + k];
+      const int owner = maps_.owner_TK[t * maps_.topk + k];
+      if (exchange_.direct(owner)) {
+        pairs.add({exchange_.direct_row(owner, slot), type_, 1});
         continue;
       }
       const std::byte* record = exchange_.pair_in(t * maps_.topk + k);

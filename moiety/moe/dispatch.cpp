@@ -8,7 +8,8 @@
 
 namespace moiety::moe {
 
-void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream) {
+DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const DispatchArgs& args,
+                            const Stream& stream) {
   constexpr const char* kName = "ep dispatch";
   check_plan(kName, group, plan, stream);
   check_payload_device(kName, "x", args.x_TD, stream);
@@ -31,30 +32,33 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
                  describe(args.x_TD));
     args.sink.check(kName, tensor->dtype(), plan.rows_real.size(0));
   }
-
-  if (group.impl()->on_gpu()) {
-    check_gpu_rows(kName, "rows", rows);
-    if (args.sink.defined()) {
-      fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
-    }
-    if constexpr (kCudaBuilt) {
-      copy_rows_cuda(plan, x, args.w_TK, rows, args.zero_tail, stream);
-      group.impl()->count_on_gpu(stream);
-      return;
-    }
-    fail_without_cuda(kName);
-  }
   const Signature signature{.op = OpKind::kDispatch,
                             .format = x.format,
                             .weights = weights,
                             .row_bytes = x.parts.bytes(),
                             .plan = plan.epoch};
-  issue(group, signature, stream,
-        [plan, x, w_TK = args.w_TK, rows, tail = args.zero_tail,
-         sink = args.sink](Exchange& exchange) {
-          copy_rows(exchange, plan, x, w_TK, rows, sink);
-          zero_padding(plan, rows, tail);
-        });
+  return {x, args.w_TK, rows, args.zero_tail, args.sink, signature};
+}
+
+void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream) {
+  constexpr const char* kName = "ep dispatch";
+  const DispatchRows d = check_dispatch(group, plan, args, stream);
+  if (group.impl()->on_gpu()) {
+    check_gpu_rows(kName, "rows", d.rows);
+    if (args.sink.defined()) {
+      fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
+    }
+    if constexpr (kCudaBuilt) {
+      copy_rows_cuda(plan, d.x, args.w_TK, d.rows, args.zero_tail, stream);
+      group.impl()->count_on_gpu(stream);
+      return;
+    }
+    fail_without_cuda(kName);
+  }
+  issue(group, d.signature, d.rows.operand(plan.capacity), stream, [plan, d](Exchange& exchange) {
+    copy_rows(exchange, plan, d.x, d.w_TK, d.rows, d.sink);
+    zero_padding(plan, d.rows, d.zero_tail);
+  });
 }
 
 void dispatch_backward(EpGroup& group, const EpPlan& plan, const DispatchBackwardArgs& args,
@@ -83,7 +87,7 @@ void dispatch_backward(EpGroup& group, const EpPlan& plan, const DispatchBackwar
     }
     fail_without_cuda(kName);
   }
-  issue(group, sum_signature(OpKind::kDispatchBackward, plan, sum), stream,
+  issue(group, sum_signature(OpKind::kDispatchBackward, plan, sum), sum_operand(sum), stream,
         [plan, sum](Exchange& exchange) { sum_rows(exchange, plan, sum); });
 }
 

@@ -49,9 +49,11 @@ std::string describe(const ExpertMap& map, const EpLimits& l, const EpOptions& o
   }
   return text(
       "group \"{}\" of {} experts (owners {:08x}), {} tokens, model {}, topk {}, rows of {}, "
-      "depth {}, rank_fp32 {}, token_order {}, peer_rows {}, chunks of {}, transport {}",
+      "depth {}, rank_fp32 {}, token_order {}, peer_rows {}, chunks of {}, transport {}, "
+      "zero_copy {}",
       o.name, map.experts(), owners, l.tokens, l.model, l.topk, name(l.widest), l.depth,
-      l.rank_fp32, l.token_order, l.peer_rows, o.chunk_rows, transport_name(o.transport));
+      l.rank_fp32, l.token_order, l.peer_rows, o.chunk_rows, transport_name(o.transport),
+      o.zero_copy == ZeroCopy::kOff ? "off" : "auto");
 }
 
 // Makes the exchange of the transport. Collective, unless the transport is given.
@@ -138,12 +140,43 @@ void EpGroup::release() {
   g.limits = {};
 }
 
+// Waits for own operations and then for all ranks, which agree that they mean the same buffer.
+void EpGroup::Impl::meet_outside(const char* operation, const std::string& what) const {
+  MOIETY_CHECK(options.zero_copy == ZeroCopy::kAuto, "{}, group \"{}\": zero_copy is kOff",
+               operation, options.name);
+  check_usable(operation);
+  wait();
+  if (!exchange) return;
+  const std::vector<std::string> all = comm->bootstrap().all_gather(what);
+  for (size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    fail(ErrorKind::kComm, "{}, group \"{}\": rank 0 gives {}; rank {} gives {}", operation,
+         options.name, all[0], r, all[r]);
+  }
+}
+
+void EpGroup::attach(const comm::SymmetricBuffer& buffer) {
+  Impl& g = *impl_;
+  g.meet_outside("ep attach", text("a buffer of {} bytes", buffer.bytes()));
+  if (g.exchange && buffer.bytes() > 0) g.exchange->attach(buffer);
+}
+
+void EpGroup::detach(const comm::SymmetricBuffer& buffer) {
+  Impl& g = *impl_;
+  if (!g.exchange) return;
+  const int place = g.exchange->place_of(buffer);
+  MOIETY_CHECK(place >= 0, "ep detach, group \"{}\": the buffer is not attached", name());
+  g.meet_outside("ep detach", text("buffer {}", place));
+  g.exchange->detach(place);
+}
+
 void EpGroup::close() {
   Impl& g = *impl_;
   if (g.state == Impl::State::kClosed) return;
   g.wait();
   g.state = Impl::State::kClosed;
   g.free_memory();
+  if (g.exchange) g.exchange->detach_all();
   g.gpu_state = {};
 }
 
@@ -197,6 +230,7 @@ int EpGroup::rank() const { return impl_->comm->rank(); }
 int EpGroup::ranks() const { return impl_->map.ranks(); }
 const ExpertMap& EpGroup::map() const { return impl_->map; }
 Device EpGroup::device() const { return impl_->options.device; }
+ZeroCopy EpGroup::zero_copy() const { return impl_->options.zero_copy; }
 EpTransport EpGroup::transport() const {
   return impl_->on_gpu() ? EpTransport::kMapped : impl_->exchange->transport();
 }

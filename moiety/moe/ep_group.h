@@ -10,7 +10,8 @@
 // stream changes). After an operation, in stream order, the caller may overwrite every input and
 // read every output, and no peer touches either.
 //
-// create, reserve, release and close are collective and are called outside of any operation.
+// create, reserve, release, attach, detach and close are collective and are called outside of any
+// operation.
 //
 // On a GPU (EpOptions::device) a group has one rank and no memory for peers. Its operations are
 // kernels on the caller's stream, which may be captured in a graph; the epoch of a captured
@@ -32,6 +33,7 @@
 #include "moiety/base/device.h"
 #include "moiety/base/stream.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/comm/symmetric_buffer.h"
 #include "moiety/moe/expert_map.h"
 #include "moiety/moe/payload.h"
 
@@ -48,7 +50,9 @@ struct EpLimits {
   // The format of the largest row. Rows of all formats that are no longer fit, too. Sums need
   // floating-point rows, so memory for quantized rows alone may be too short for them.
   PayloadFormat widest = PayloadFormat::kBF16;
-  int depth = 2;             // 1 or 2 halves of memory: 2 hide a latency, 1 takes half the memory
+  // Parts of memory, 1 to 8, that operations use in turn: with 1 an operation waits until all have
+  // ended the one before, more hide that and take as much memory more.
+  int depth = 2;
   bool rank_fp32 = false;    // whether Reduction::kRankFp32 is used
   bool token_order = false;  // whether Reduction::kToken is used
   // P, the rows that a rank may send to another; 0 allows all. A token whose row there would be
@@ -64,11 +68,27 @@ enum class EpTransport : uint8_t {
   kCollectives,  // all-to-all of the communicator, whose deadline holds; at most 1024 ranks
 };
 
+// Whether rows in attached memory (EpGroup::attach) are reached by peers where they lie, with the
+// same bits; equal on all ranks. Each call and each rank decides by address, so some ranks may have
+// their rows there and others not.
+enum class ZeroCopy : uint8_t {
+  kOff,   // all rows go through the group's memory, and no rank waits for another's address
+  kAuto,  // rows of dispatch and of combine_backward without weights are stored into their slots;
+  // rows of combine and dispatch_backward under kToken without weights are read by the homes
+};
+
+// What a layer (moe_layer.h) computes beside an exchange among ranks (ep.overlap); the same bits.
+enum class Overlap : uint8_t {
+  kNone,
+  kWgrad,  // the experts' weight gradients, beside the exchange that brings dh home
+};
+
 struct EpOptions {
   std::string name = "ep";
   Seconds deadline{100};  // limit of every wait inside an operation
   int chunk_rows = 16;    // rows that are announced to the receiver together
   EpTransport transport = EpTransport::kAuto;
+  ZeroCopy zero_copy = ZeroCopy::kOff;  // has no effect over collectives and on a GPU
   // where operations run; a GPU needs a communicator of one rank, else Error(kUnsupported)
   Device device = {};
   // For tests: called before something goes to a peer, by the thread that is about to send it.
@@ -101,6 +121,10 @@ class EpGroup {
   void reserve(const EpLimits& limits);
   // Frees the memory. An operation before the next reserve is an error.
   void release();
+  // Lets peers reach rows in this buffer, of all the group's ranks, until `detach` or `close`. On a
+  // poisoned group its contents are undefined until then. Error(kInvalidArgument) under kOff.
+  void attach(const comm::SymmetricBuffer& buffer);
+  void detach(const comm::SymmetricBuffer& buffer);
   // Frees the memory when all ranks are here: the end of a group, poisoned or not.
   void close();
 
@@ -120,6 +144,7 @@ class EpGroup {
   int ranks() const;
   const ExpertMap& map() const;
   Device device() const;
+  ZeroCopy zero_copy() const;
   int local_experts() const { return map().local_count(rank()); }
   // kMapped or kCollectives; on a GPU kMapped.
   EpTransport transport() const;

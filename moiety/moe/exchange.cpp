@@ -23,7 +23,17 @@ int64_t sum_bytes(PayloadFormat format) {
 
 uint64_t Signature::bits() const {
   return static_cast<uint64_t>(op) | static_cast<uint64_t>(format) << 3 | uint64_t{weights} << 6 |
-         static_cast<uint64_t>(reduction) << 7;
+         static_cast<uint64_t>(reduction) << 7 | uint64_t{early} << 9;
+}
+
+bool Signature::pulls() const {
+  const bool sums = op == OpKind::kCombine || op == OpKind::kDispatchBackward;
+  return sums && reduction == Reduction::kToken && !weights;
+}
+
+bool Signature::may_be_direct() const {
+  return (op == OpKind::kDispatch && !early) || (op == OpKind::kCombineBackward && !weights) ||
+         pulls();
 }
 
 const char* op_name(uint64_t word) { return kOpNames[word & 7]; }
@@ -33,9 +43,9 @@ std::string describe(const Entry& entry) {
   const auto op = static_cast<OpKind>(word & 7);
   if (op == OpKind::kPrepare) return "prepare";
   const bool sums = op == OpKind::kCombine || op == OpKind::kDispatchBackward;
-  return text("{}({}, {} B{}{}{}) of plan {}", op_name(word),
+  return text("{}({}, {} B{}{}{}{}) of plan {}", op_name(word),
               name(static_cast<PayloadFormat>(word >> 3 & 7)), entry.row_bytes,
-              word >> 6 & 1 ? ", weights" : "", sums ? ", " : "",
+              word >> 6 & 1 ? ", weights" : "", word >> 9 & 1 ? ", early" : "", sums ? ", " : "",
               sums ? kReductionNames[word >> 7 & 3] : "", entry.plan);
 }
 
@@ -48,7 +58,7 @@ EpBytes record_sizes(const ExpertMap& map, const EpLimits& l, const EpOptions& o
   in("tokens", l.tokens, 0, INT32_MAX);
   in("model", l.model, 1, int64_t{1} << 40);
   in("topk", l.topk, 1, kMaxTopk);
-  in("depth", l.depth, 1, 2);
+  in("depth", l.depth, 1, kMostDepth);
   in("peer_rows", l.peer_rows, 0, INT32_MAX);
   in("chunk_rows", o.chunk_rows, 1, INT32_MAX);
   in("ranks x tokens x topk", map.ranks() * l.tokens * l.topk, 0, INT32_MAX);
@@ -66,21 +76,33 @@ EpBytes record_sizes(const ExpertMap& map, const EpLimits& l, const EpOptions& o
 }
 
 Exchange::Exchange(comm::Communicator& comm, const ExpertMap& map, const EpOptions& options)
-    : comm_(comm),
-      map_(map),
-      options_(options),
-      rank_(comm.rank()),
-      sent_R_(map.ranks()),
-      out_R_(map.ranks()),
-      in_R_(map.ranks()) {}
+    : comm_(comm), map_(map), options_(options), rank_(comm.rank()) {
+  const auto ranks = static_cast<size_t>(map.ranks());
+  direct_R_.resize(ranks);
+  stride_R_.resize(ranks);
+  sent_R_.resize(ranks);
+  out_R_.resize(ranks);
+  in_R_.resize(ranks);
+}
 
 std::string Exchange::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void Exchange::begin(const Signature& signature) {
+int Exchange::place_of(const comm::SymmetricBuffer& buffer) const {
+  for (size_t i = 0; i < attached_.size(); ++i) {
+    if (attached_[i] && buffer && attached_[i].local() == buffer.local()) return int(i);
+  }
+  return -1;
+}
+
+void Exchange::begin(const Signature& signature, const Operand& operand) {
   ++epoch_;
+  operand_ = operand;
+  pulls_ = signature.pulls();
+  may_be_direct_ = options_.zero_copy == ZeroCopy::kAuto && signature.may_be_direct();
+  std::fill(direct_R_.begin(), direct_R_.end(), Operand());
   sent_bytes_ = 0;
   entry_ = {uint64_t(epoch_) << kSignatureBits | signature.bits(), signature.row_bytes,
             signature.plan};
@@ -88,18 +110,28 @@ void Exchange::begin(const Signature& signature) {
   if (!failed()) enter();
 }
 
-void Exchange::open(Box box, int64_t stride, std::span<const int64_t> sent_R) {
+void Exchange::begin_beside(const Signature& signature) {
+  aside_ = *this;
+  begin(signature);
+}
+
+void Exchange::open(Box box, int64_t stride, std::span<const int64_t> sent_R,
+                    int64_t direct_stride) {
   box_ = box;
-  stride_ = stride;
   std::copy(sent_R.begin(), sent_R.end(), sent_R_.begin());
   sent_R_[rank()] = 0;
-  for (const int64_t records : sent_R_) sent_bytes_ += records * stride;
+  find_direct();
+  for (int r = 0; r < ranks(); ++r) {
+    const bool stores = direct(r) && !pulls_;
+    stride_R_[r] = stores ? direct_stride : stride;
+    sent_bytes_ += sent_R_[r] * (stride_R_[r] + (stores ? direct_R_[r].bytes : 0));
+  }
   place();
 }
 
 void Exchange::finish() {
+  if (!failed()) leave();
   if (failed()) throw_error(ErrorKind::kComm, failure());
-  leave();
 }
 
 void Exchange::before_store() const {

@@ -28,6 +28,7 @@ namespace moiety::moe {
 
 inline constexpr int kTokenBlock = 256;  // tokens of one task of prepare's scan
 inline constexpr int kMaxTopk = 32;
+inline constexpr int kMostDepth = 8;
 
 enum class OpKind : uint8_t {
   kPrepare = 1,
@@ -43,10 +44,15 @@ struct Signature {
   PayloadFormat format = PayloadFormat::kBF16;
   bool weights = false;  // whether there is a side part, or weights
   Reduction reduction = Reduction::kRank;
+  bool early = false;  // rows come before the plan is known: prepare_dispatch
   int64_t row_bytes = 0;
   Epoch plan = 0;  // epoch of the prepare that made the plan; 0 if the operation is a prepare
 
-  uint64_t bits() const;  // bits of the first four fields
+  uint64_t bits() const;  // bits of the first five fields
+  // Whether the homes of a sum read its rows from the owners, if these are direct.
+  bool pulls() const;
+  // Whether peers reach rows of this operation where they lie, if they are direct.
+  bool may_be_direct() const;
 };
 
 // word(n) = n 2^20 + Signature::bits(), so that a peer that runs something else in epoch n is seen
@@ -94,8 +100,24 @@ enum class Box : uint8_t {
   kPairs,    // the live pairs of each row: Reduction::kToken
 };
 
+// The state of the operation that runs.
+struct OperationState {
+  Epoch epoch_ = 0;  // in stream order
+  Entry entry_;      // of this rank
+  Operand operand_;  // of this rank; without rows if it is staged
+  bool may_be_direct_ = false, pulls_ = false;
+  std::vector<Operand> direct_R_;  // operands of ranks that are direct, where this rank sees them
+
+  Box box_ = Box::kRows;
+  std::vector<int64_t> stride_R_;  // bytes of a record for each rank
+  int64_t sent_bytes_ = 0;
+  std::vector<int64_t> sent_R_;  // numbers of records; 0 for the own rank
+  std::vector<std::byte*> out_R_, in_R_;
+  std::byte* pairs_in_ = nullptr;
+};
+
 // The connection between the ranks of one group: the group's memory, and the operation that runs.
-class Exchange {
+class Exchange : protected OperationState {
  public:
   Exchange(comm::Communicator& comm, const ExpertMap& map, const EpOptions& options);
   virtual ~Exchange() = default;
@@ -121,13 +143,26 @@ class Exchange {
   // The reason why the group is poisoned; empty if it is not.
   virtual std::string failure() const;
 
+  // -- Buffers of all ranks, between operations: EpGroup::attach.
+
+  void attach(const comm::SymmetricBuffer& buffer) { attached_.push_back(buffer); }
+  // The place of an attached buffer among them; -1 if it is none.
+  int place_of(const comm::SymmetricBuffer& buffer) const;
+  void detach(int place) { attached_[place] = {}; }
+  void detach_all() { attached_.clear(); }
+
   // -- An operation. Its functions return at once when the group is poisoned. Only out, in,
   // before_store and announce may be called by other threads than the rank's, since functions that
   // wait may call the rank's communicator.
 
   // Takes the next epoch. It may wait for peers to end older ones, so that everything may be stored
   // afterwards without waiting.
-  void begin(const Signature& signature);
+  void begin(const Signature& signature, const Operand& operand = {});
+  // Begins the next operation beside the one that runs, which waits for `turn`. Needs depth 2 and
+  // mapped memory. The older one is finished first; then it is the newer one's turn.
+  void begin_beside(const Signature& signature);
+  // Changes between the two operations.
+  void turn() { std::swap(static_cast<OperationState&>(*this), aside_); }
   // Ends the operation: everything that peers sent has been read. Throws if the group is poisoned.
   void finish();
 
@@ -139,13 +174,20 @@ class Exchange {
   int64_t rows_max() const { return moe::rows_max(limits_); }
 
   // Makes room for this operation's records of `stride` bytes, sent_R[r] of them for rank r. The
-  // own rank's entry does not count, here and below.
-  void open(Box box, int64_t stride, std::span<const int64_t> sent_R);
+  // own rank's entry does not count, here and below. Records for ranks that are direct have
+  // `direct_stride` bytes. Where ranks may be direct this waits for all to enter the operation.
+  void open(Box box, int64_t stride, std::span<const int64_t> sent_R, int64_t direct_stride = 0);
+  // Whether peers reach the operand of rank r where it lies. Known after `open`.
+  bool direct(int r) const { return direct_R_[r].base; }
+  // Its row `slot`.
+  std::byte* direct_row(int r, int64_t slot) const {
+    return direct_R_[r].base + slot * direct_R_[r].stride;
+  }
   // Bytes that the operation sends.
   int64_t sent_bytes() const { return sent_bytes_; }
   // The place for record i to rank `to`; for Box::kPairs the place for pair number t K + k at home,
   // which is the i-th for `to`.
-  std::byte* out(int to, int64_t i) const { return out_R_[to] + i * stride_; }
+  std::byte* out(int to, int64_t i) const { return out_R_[to] + i * stride_R_[to]; }
   std::byte* pair_out(int to, int64_t pair, int64_t i) const {
     return out(to, place_of_pair_ ? i : pair);
   }
@@ -160,9 +202,9 @@ class Exchange {
   // Ends the stores, and returns when the received_R[s] records of every rank s are here.
   virtual void transfer(std::span<const int64_t> received_R) = 0;
   // Record i from rank `from`.
-  const std::byte* in(int from, int64_t i) const { return in_R_[from] + i * stride_; }
+  const std::byte* in(int from, int64_t i) const { return in_R_[from] + i * stride_R_[rank()]; }
   const std::byte* pair_in(int64_t pair) const {
-    return pairs_in_ + (place_of_pair_ ? place_of_pair_[pair] : pair) * stride_;
+    return pairs_in_ + (place_of_pair_ ? place_of_pair_[pair] : pair) * stride_R_[rank()];
   }
 
   // Stops this rank and, as far as the transport can, all others, with a short form of `why`.
@@ -172,6 +214,8 @@ class Exchange {
  protected:
   virtual void enter() = 0;
   virtual void leave() = 0;
+  // Finds the ranks whose operands peers reach where they lie, this one among them.
+  virtual void find_direct() {}
   // Decides the places of this operation's records.
   virtual void place() = 0;
   virtual void spread_poison(Failure, int /*about*/) {}
@@ -189,18 +233,12 @@ class Exchange {
   EpLimits limits_;
   EpBytes bytes_;
 
-  Epoch epoch_ = 0;  // in stream order
-  Entry entry_;      // of this rank, for the operation that runs
   std::atomic<bool> failed_{false};
-
-  Box box_ = Box::kRows;
-  int64_t stride_ = 0, sent_bytes_ = 0;
-  std::vector<int64_t> sent_R_;  // numbers of records; 0 for the own rank
-  std::vector<std::byte*> out_R_, in_R_;
-  std::byte* pairs_in_ = nullptr;
+  std::vector<comm::SymmetricBuffer> attached_;
   int32_t* place_of_pair_ = nullptr;  // null if pairs lie at their numbers
 
  private:
+  OperationState aside_;      // of an operation that waits for its turn
   mutable std::mutex mutex_;  // guards failure_
   std::string failure_;
 };
@@ -249,17 +287,20 @@ struct EpGroup::Impl {
   void free_memory();
   // Checks that all ranks ask for the same. Collective.
   void compare(const EpLimits& wanted) const;
+  // Returns when all ranks are here between operations, for attach or detach, with equal `what`.
+  void meet_outside(const char* operation, const std::string& what) const;
 };
 
-// Runs body(Exchange&) as the group's next operation.
+// Runs body(Exchange&) as the group's next operation. Peers may reach its `operand`.
 template <class Body>
-Epoch issue(EpGroup& group, const Signature& signature, const Stream& stream, Body&& body) {
+Epoch issue(EpGroup& group, const Signature& signature, const Operand& operand,
+            const Stream& stream, Body&& body) {
   const std::shared_ptr<EpGroup::Impl>& impl = group.impl();
   const Epoch epoch = ++impl->issued;
-  stream.run([impl, signature, body = std::forward<Body>(body)] {
+  stream.run([impl, signature, operand, body = std::forward<Body>(body)] {
     Exchange& exchange = *impl->exchange;
     TraceSpan span(TraceLane::kEp, op_name(static_cast<uint64_t>(signature.op)));
-    exchange.begin(signature);
+    exchange.begin(signature, operand);
     if (!exchange.failed()) body(exchange);
     exchange.finish();
     span.add({"bytes", exchange.sent_bytes()});
@@ -276,7 +317,13 @@ void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan,
 // reserved for.
 void check_record(const char* operation, const EpGroup& group, const Payload& rows, int64_t bytes);
 
-// Fills the plan's tensors.
-void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings);
+// Checks the arguments of a prepare and returns its plan, whose tensors have no values yet.
+EpPlan check_prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory,
+                     const Stream& stream);
+// Fills the plan's tensors. It calls `between`, if that is set, when the own rows are numbered and
+// sent, and the peers' counts are not known: of the maps, rows_RR has this rank's row alone, row_TR
+// rows that may turn out dead, row_end_BR its values.
+void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings,
+               const std::function<void()>& between = {});
 
 }  // namespace moiety::moe

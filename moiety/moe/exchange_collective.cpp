@@ -139,7 +139,7 @@ void CollectiveExchange::place() {
   std::byte* here = memory_.data() + layout_.sent;
   for (int r = 0; r < ranks(); ++r) {
     out_R_[r] = here;
-    here += sent_R_[r] * stride_;
+    here += sent_R_[r] * stride_R_[r];
   }
 }
 
@@ -168,13 +168,14 @@ void CollectiveExchange::transfer(std::span<const int64_t> received_R) {
     received_R_[rank()] = 0;
   }
   int64_t sent = 0, received = 0;
+  const int64_t stride = stride_R_[rank()];  // equal for all ranks
   std::byte* const base = memory_.data() + layout_.received;
   for (int r = 0; r < ranks(); ++r) {
-    in_R_[r] = base + received * stride_;
+    in_R_[r] = base + received * stride;
     sent += sent_R_[r];
     received += received_R_[r];
   }
-  if (received * stride_ > bytes_.total - layout_.received) {
+  if (received * stride > bytes_.total - layout_.received) {
     poison(
         Failure::kProtocol, rank(),
         text("ep {}, group \"{}\", epoch {}: {} records come to rank {}, which has room for {} B",
@@ -183,8 +184,8 @@ void CollectiveExchange::transfer(std::span<const int64_t> received_R) {
     return;
   }
   const bool done = run([&](comm::Communicator& c) {
-    return c.all_to_all(bytes_at(memory_.data() + layout_.sent, sent, stride_), sent_R_,
-                        bytes_at(base, received, stride_), received_R_, {});
+    return c.all_to_all(bytes_at(memory_.data() + layout_.sent, sent, stride), sent_R_,
+                        bytes_at(base, received, stride), received_R_, {});
   });
   if (done && box_ == Box::kPairs) index_pairs();
 }

@@ -11,7 +11,10 @@ namespace moiety::moe {
 namespace {
 
 constexpr int64_t kPage = 4096;
-constexpr uint64_t kStaged = ~uint64_t{0};  // addr: the operand is not in an attached buffer
+// addr: {number of the attached buffer, offset in it} of an operand's first row, or that it is in
+// none.
+constexpr int kOffsetBits = 48;
+constexpr uint64_t kStaged = ~uint64_t{0};
 
 // The poison word: {failure, origin, about, epoch}.
 uint64_t poison_word(Exchange::Failure failure, int origin, int about, Epoch epoch) {
@@ -38,6 +41,7 @@ MappedLayout mapped_layout(const ExpertMap& map, const EpLimits& l, const EpOpti
     end += round_up(size, 128);
   };
   place(out.addr, 8 * l.depth * ranks);
+  place(out.pitch, 8 * l.depth * ranks);
   place(out.width, 8 * l.depth * ranks);
   place(out.plan, 8 * l.depth * ranks);
   place(out.head, 8 * l.depth * ranks);
@@ -99,17 +103,30 @@ std::string MappedExchange::poison_text(uint64_t poison) const {
          text(kWhy[poison & 7], about);
 }
 
+// The word that tells peers where the operand lies, if they may reach it there.
+uint64_t MappedExchange::own_address() const {
+  if (!may_be_direct_ || operand_.rows == 0) return kStaged;
+  const int64_t bytes = (operand_.rows - 1) * operand_.stride + operand_.bytes;
+  for (size_t i = 0; i < attached_.size(); ++i) {
+    if (!attached_[i].contains(operand_.base, bytes)) continue;
+    return uint64_t(i) << kOffsetBits | uint64_t(operand_.base - attached_[i].local());
+  }
+  return kStaged;
+}
+
 void MappedExchange::enter() {
-  half_ = static_cast<int>(epoch_ % limits_.depth);
   const Epoch freed = epoch_ - limits_.depth;
   for (int i = 0; i + 1 < ranks(); ++i) {
     const int r = peer(i);
     if (!wait(word(rank(), layout_.credit, r), 0, freed, {.from = r})) return;
   }
+  const uint64_t address = own_address();
+  if (address != kStaged) direct_R_[rank()] = operand_;
   for (int i = 0; i + 1 < ranks(); ++i) {
     const int r = peer(i);
     before_store();
-    comm::store_relaxed(entry_word(r, layout_.addr, rank()), kStaged);
+    comm::store_relaxed(entry_word(r, layout_.addr, rank()), address);
+    comm::store_relaxed(entry_word(r, layout_.pitch, rank()), uint64_t(operand_.stride));
     comm::store_relaxed(entry_word(r, layout_.width, rank()), uint64_t(entry_.row_bytes));
     comm::store_relaxed(entry_word(r, layout_.plan, rank()), uint64_t(entry_.plan));
     post(entry_word(r, layout_.head, rank()), entry_.word);
@@ -120,18 +137,39 @@ void MappedExchange::leave() {
   for (int i = 0; i + 1 < ranks(); ++i) {
     post(word(peer(i), layout_.credit, rank()), uint64_t(epoch_));
   }
+  if (!pulls_ || !direct(rank())) return;
+  // Homes read the rows of this rank: they stay as they are until all homes have ended.
+  for (int i = 0; i + 1 < ranks(); ++i) {
+    if (!wait(word(rank(), layout_.credit, peer(i)), 0, epoch_, {.from = peer(i)})) return;
+  }
+}
+
+void MappedExchange::find_direct() {
+  if (!may_be_direct_) return;
+  for (int i = 0; i + 1 < ranks(); ++i) {
+    const int r = peer(i);
+    if (!meet(r)) return;
+    const uint64_t address = comm::load_relaxed(entry_word(rank(), layout_.addr, r));
+    if (address == kStaged) continue;
+    const int64_t offset = address & ((uint64_t{1} << kOffsetBits) - 1);
+    const auto pitch = comm::load_relaxed(entry_word(rank(), layout_.pitch, r));
+    direct_R_[r] = {.base = attached_[address >> kOffsetBits].peer(r) + offset,
+                    .stride = static_cast<int64_t>(pitch),
+                    .bytes = operand_.bytes};
+  }
 }
 
 std::byte* MappedExchange::message(int at, int from) const {
   const int64_t slot = from < at ? from : from - 1;
-  return memory_.peer(at) + layout_.meta + (half_ * (ranks() - 1) + slot) * layout_.message;
+  return memory_.peer(at) + layout_.meta + (half() * (ranks() - 1) + slot) * layout_.message;
 }
 
 void MappedExchange::place() {
   const auto records = [&](int at, int from) {
     if (box_ == Box::kRouting) return message(at, from) + head_bytes(map_.experts(), ranks());
     const int64_t slot = box_ == Box::kPairs ? 0 : from < at ? from : from - 1;
-    return memory_.peer(at) + layout_.regions + half_ * layout_.half + slot * rows_max() * stride_;
+    return memory_.peer(at) + layout_.regions + half() * layout_.half +
+           slot * rows_max() * stride_R_[at];
   };
   for (int i = 0; i + 1 < ranks(); ++i) {
     const int r = peer(i);
@@ -147,11 +185,11 @@ void MappedExchange::post(uint64_t& word, uint64_t value) const {
 }
 
 uint64_t& MappedExchange::entry_word(int at, int64_t array, int from) const {
-  return word(at, array, half_ * ranks() + from);
+  return word(at, array, half() * ranks() + from);
 }
 
 uint64_t& MappedExchange::ready_word(int at, int from, int64_t chunk) const {
-  return word(at, layout_.ready, (half_ * ranks() + from) * (layout_.chunks + 1) + chunk);
+  return word(at, layout_.ready, (half() * ranks() + from) * (layout_.chunks + 1) + chunk);
 }
 
 void MappedExchange::announce(int to, int64_t chunk) {
@@ -159,11 +197,13 @@ void MappedExchange::announce(int to, int64_t chunk) {
 }
 
 // Chunks without a live row, too, must have come before their half is given back, and a peer that
-// sends nothing must have said that it runs the same operation.
+// sends nothing must have said that it runs the same operation. Rows that are read from their owner
+// are complete when it has entered.
 void MappedExchange::transfer(std::span<const int64_t> received_R) {
   if (box_ == Box::kRouting) return;  // they came before the heads
   for (int i = 0; i + 1 < ranks(); ++i) {
-    const int64_t of = chunks(received_R[peer(i)]);
+    const bool pulled = pulls_ && direct(peer(i));
+    const int64_t of = pulled ? 0 : chunks(received_R[peer(i)]);
     for (int64_t chunk = 0; chunk < of; ++chunk) {
       if (!await(peer(i), chunk, of)) return;
     }

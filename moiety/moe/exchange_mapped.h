@@ -22,7 +22,8 @@ inline constexpr int64_t kReasonWords = 6;
 struct MappedLayout {
   EpBytes bytes;
   int64_t chunks = 0;  // flags of a sender in a half, without prepare's
-  int64_t addr = 0, width = 0, plan = 0, head = 0, ready = 0, credit = 0, poison = 0, reason = 0;
+  int64_t addr = 0, pitch = 0, width = 0, plan = 0, head = 0, ready = 0, credit = 0, poison = 0,
+          reason = 0;
   int64_t meta = 0, message = 0;  // bytes of all messages, of one
   int64_t regions = 0, half = 0;
 };
@@ -56,8 +57,10 @@ class MappedExchange final : public Exchange {
     int64_t chunk = -1, of = 0;  // chunk -1 is an entry or a credit; of 0 is no chunk
   };
 
+  int half() const { return static_cast<int>(epoch_ % limits_.depth); }
   void enter() override;
   void leave() override;
+  void find_direct() override;
   void place() override;
   void spread_poison(Failure failure, int about) override;
   uint64_t& ready_word(int at, int from, int64_t chunk) const;
@@ -67,6 +70,7 @@ class MappedExchange final : public Exchange {
   bool wait(uint64_t& word, int shift, Epoch wanted, const Awaited& awaited);
   void post(uint64_t& word, uint64_t value) const;
   std::string late_text(uint64_t word, int shift, Epoch wanted, const Awaited& awaited) const;
+  uint64_t own_address() const;
   Entry entry_of(int peer, uint64_t head) const;
   bool differs(int peer, uint64_t head) const;
   bool meet(int peer);
@@ -74,7 +78,6 @@ class MappedExchange final : public Exchange {
 
   MappedLayout layout_;
   comm::SymmetricBuffer memory_;
-  int half_ = 0;
 };
 
 }  // namespace moiety::moe

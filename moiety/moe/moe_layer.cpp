@@ -4,7 +4,7 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
-#include "moiety/moe/dispatch.h"
+#include "moiety/moe/prepare_dispatch.h"
 #include "moiety/quant/dequantize.h"
 #include "moiety/quant/quantize.h"
 
@@ -49,6 +49,30 @@ struct Experts {
   }
 };
 
+// A stream beside the main one for operations that follow what is there and come before what
+// follows `join`; unless `apart`, the main stream itself.
+class Beside {
+ public:
+  Beside(bool apart, const Stream& side, const Stream& main)
+      : apart_(apart), side_(apart ? side : main), main_(main) {
+    if (!apart_) return;
+    Event here;
+    here.record(main_);
+    side_.wait(here);
+  }
+  const Stream& stream() const { return side_; }
+  void join() const {
+    if (!apart_) return;
+    Event here;
+    here.record(side_);
+    main_.wait(here);
+  }
+
+ private:
+  bool apart_;
+  Stream side_, main_;
+};
+
 }  // namespace
 
 MoeStats moe_stats(const TensorView& info) {
@@ -77,6 +101,8 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
   MOIETY_CHECK(group.map().experts() == config.router.experts,
                "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
                group.map().experts(), config.router.experts);
+  // On CPU ranks the exchange then runs when its results are asked for.
+  if (overlaps()) side_ = Stream::deferred();
   path_ = gemm::choose_grouped_mlp(
       {.dtype = config.dtype, .model = config.model, .ffn = config.ffn}, group.device());
 }
@@ -110,7 +136,9 @@ gemm::QuantizedMlp MoeLayer::quantized_mlp(const MoeWeights& weights,
 
 MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena) const {
   MoeRows rows;
-  rows.rows_CD = arena.tensor(config_.dtype, {capacity, config_.model});
+  // Rows that travel quantized come as codes, and these are dequantized.
+  rows.rows_CD = dispatch_ ? arena.tensor(config_.dtype, {capacity, config_.model})
+                           : arena.lent_tensor(config_.dtype, {capacity, config_.model});
   rows.slot_w = arena.tensor(DType::kFloat32, {capacity});
   rows.hidden_CH = arena.tensor(config_.dtype, {capacity, config_.activation.hidden(config_.ffn)});
   return rows;
@@ -145,27 +173,24 @@ void MoeLayer::set_dispatch(const std::optional<QuantSpec>& format) {
   dispatch_ = format;
 }
 
-QuantizedView MoeLayer::send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK,
-                             const MoeRows& rows, TensorProbe* probe, Arena& arena,
-                             Stream stream) const {
+QuantizedView MoeLayer::send(const Move& move, TensorView h_TD, TensorView weight_TK,
+                             const MoeRows& rows, Arena& arena, Stream stream) const {
   DispatchArgs args{
       .x_TD = h_TD, .w_TK = weight_TK, .rows_CD = rows.rows_CD, .slot_w = rows.slot_w};
   QuantizedView received;
   if (dispatch_) {
-    received = gemm::allocate_rows(*dispatch_, saved.plan.capacity, config_.model, arena);
+    received = gemm::allocate_rows(*dispatch_, rows.rows_CD.size(0), config_.model, arena);
     ArenaScope temporaries(arena);
-    const QuantizedView sent =
-        gemm::allocate_rows(*dispatch_, saved.plan.tokens, config_.model, arena);
+    const QuantizedView sent = gemm::allocate_rows(*dispatch_, h_TD.size(0), config_.model, arena);
     quant::quantize(h_TD, sent, {}, stream);
     args.x_TD = sent;
     args.rows_CD = received;
     args.zero_tail = true;  // the tail is dequantized with the rest
-    dispatch(*group_, saved.plan, args, stream);
+    move(args);
     quant::dequantize(received, Direction::kRow, rows.rows_CD, {}, stream);
   } else {
-    dispatch(*group_, saved.plan, args, stream);
+    move(args);
   }
-  show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", rows.rows_CD, h_TD);
   return received;
 }
 
@@ -174,11 +199,31 @@ void MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeS
                           Stream stream) const {
   MOIETY_CHECK(saved.weight_TK.defined(), "moe_layer: the rows of forward were kept");
   ArenaScope temporaries(arena);
-  const QuantizedView received = send(saved, h_TD, saved.weight_TK, rows, probe, arena, stream);
+  const Move again = [&](const DispatchArgs& a) { dispatch(*group_, saved.plan, a, stream); };
+  const QuantizedView received = send(again, h_TD, saved.weight_TK, rows, arena, stream);
+  show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", rows.rows_CD, h_TD);
   const Experts experts{mlp(weights), quantized_mlp(weights, received)};
   experts.hidden(mlp_input(saved.plan, rows), rows.hidden_CH, arena, stream);
   show_rows(probe, stream, expert_rows(saved), "experts.fc1", "hidden", rows.hidden_CH,
             rows.rows_CD);
+}
+
+// Few tokens go before the counts of the peers have come, unless peers store into their slots.
+EpPlan MoeLayer::plan_and_send(const PrepareArgs& routing, const DispatchArgs& rows,
+                               TensorView plan_memory, Stream stream) const {
+  const EpLimits& limits = group_->limits();
+  if (limits.tokens <= kFewTokens && limits.depth > 1 && group_->zero_copy() == ZeroCopy::kOff) {
+    return prepare_dispatch(*group_, routing, rows, plan_memory, stream);
+  }
+  const EpPlan plan = prepare(*group_, routing, plan_memory, stream);
+  dispatch(*group_, plan, rows, stream);
+  return plan;
+}
+
+TensorView MoeLayer::make_outputs(int64_t capacity, Arena& arena) const {
+  const bool by_token = config_.reduction == Reduction::kToken;
+  return by_token ? arena.lent_tensor(config_.dtype, {capacity, config_.model})
+                  : arena.tensor(config_.dtype, {capacity, config_.model});
 }
 
 ExpertRows MoeLayer::expert_rows(const MoeSaved& saved) const {
@@ -230,11 +275,14 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
                  stream);
   show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
   show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);
-  s.plan = prepare(*group_, prepare_args, plan_memory, stream);
+  const Move move = [&](const DispatchArgs& a) {
+    s.plan = plan_and_send(prepare_args, a, plan_memory, stream);
+  };
+  const QuantizedView received = send(move, args.h_TD, weight_TK, rows, arena, stream);
   if (args.info.defined()) copy(args.info, s.plan.info, stream);
-  const QuantizedView received = send(s, args.h_TD, weight_TK, rows, args.probe, arena, stream);
   const ExpertRows alive = expert_rows(s);
-  const TensorView y_CD = arena.tensor(config_.dtype, {args.capacity, config_.model});
+  show_rows(args.probe, stream, alive, "dispatch", "rows", rows.rows_CD, args.h_TD);
+  const TensorView y_CD = make_outputs(args.capacity, arena);
   const Experts experts{mlp(args.weights), quantized_mlp(args.weights, received)};
   experts.forward(mlp_input(s.plan, rows), rows.hidden_CH, y_CD, arena, stream);
   show_rows(args.probe, stream, alive, "experts.fc1", "hidden", rows.hidden_CH, rows.rows_CD);
@@ -311,6 +359,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                                ? args.dh_TD
                                : arena.tensor(DType::kFloat32, {tokens, config_.model});
   const TensorView dweight_TK = arena.tensor(DType::kFloat32, {tokens, router.top_k});
+  const Beside exchange(overlaps(), side_, stream);
   dispatch_backward(*group_, saved.plan,
                     {.g_rows_CD = gradients.dx,
                      .g_slot_w = gradients.dprob_R,
@@ -318,9 +367,10 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                      .reduction = config_.reduction,
                      .gx_TD = gx_TD,
                      .gw_TK = dweight_TK},
-                    stream);
-  show(args.probe, stream, "dispatch", "dh", gx_TD, gradients.dx);
+                    exchange.stream());
   experts.backward_weights(input, gradients, args.grads.w2, args.grads.w1, arena, stream);
+  exchange.join();
+  show(args.probe, stream, "dispatch", "dh", gx_TD, gradients.dx);
   router_backward(router,
                   {.h_TD = args.h_TD,
                    .w_ED = args.weights.router_ED,

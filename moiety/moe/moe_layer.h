@@ -5,12 +5,16 @@
 //    h -> router -> idx, w -> prepare -> dispatch h, w -> grouped MLP with p = w -> combine -> out
 //
 // Tensors that backward needs lie on the caller's arena, allocated first, until the caller releases
-// them after backward; temporaries are given back before the call returns. Collective over the
-// group, also with T = 0 on a rank. Letters are those of router.h, and: L local experts, F ffn
-// size, H columns of the hidden activation (2F or F), C capacity in rows.
+// them after backward; temporaries are given back before the call returns. Rows that peers could
+// reach where they lie (EpOptions::zero_copy) are in memory lent to the arena (Arena::lend), if
+// there is any: the rows that come, unless they travel quantized, and under kToken what experts
+// make of them. Gradients are never there. Collective over the group, also with T = 0 on a rank.
+// Letters are those of router.h, and: L local experts, F ffn size, H columns of the hidden
+// activation (2F or F), C capacity in rows.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "moiety/base/arena.h"
@@ -18,6 +22,7 @@
 #include "moiety/base/tensor_probe.h"
 #include "moiety/gemm/quantized_mlp.h"
 #include "moiety/moe/combine.h"
+#include "moiety/moe/dispatch.h"
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/expert_map.h"
 #include "moiety/moe/router.h"
@@ -33,6 +38,7 @@ struct MoeConfig {
   Reduction reduction = Reduction::kRank;
   OverflowPolicy overflow = OverflowPolicy::kError;
   int64_t alignment = 1;  // multiple to which an expert's rows are padded
+  Overlap overlap = Overlap::kNone;
 };
 
 struct MoeWeights {
@@ -173,14 +179,21 @@ class MoeLayer {
   // `rows` are the rows that came, if they came quantized.
   gemm::QuantizedMlp quantized_mlp(const MoeWeights& weights, const QuantizedView& rows = {}) const;
   gemm::MlpInput mlp_input(const EpPlan& plan, const MoeRows& rows) const;
-  // Sends h and its weights to the experts. Rows that travel quantized are returned, on the arena.
-  QuantizedView send(const MoeSaved& saved, TensorView h_TD, TensorView weight_TK,
-                     const MoeRows& rows, TensorProbe* probe, Arena& arena, Stream stream) const;
+  // Sends h and its weights to the experts, by `move`. Rows that travel quantized are returned, on
+  // the arena.
+  using Move = std::function<void(const DispatchArgs&)>;
+  QuantizedView send(const Move& move, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
+                     Arena& arena, Stream stream) const;
+  EpPlan plan_and_send(const PrepareArgs& routing, const DispatchArgs& rows, TensorView plan_memory,
+                       Stream stream) const;
+  TensorView make_outputs(int64_t capacity, Arena& arena) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
+  bool overlaps() const { return config_.overlap == Overlap::kWgrad && group_->ranks() > 1; }
 
   MoeConfig config_;
   std::optional<QuantSpec> dispatch_;
   EpGroup* group_;
+  Stream side_;  // of the exchange that has something beside it
   gemm::PathReport path_;
 };
 

@@ -13,6 +13,13 @@
 
 namespace moiety::moe {
 
+// The rows of an operation that peers may reach where they lie, if that is in an attached buffer:
+// the rows that a copy brings, or those that are summed.
+struct Operand {
+  std::byte* base = nullptr;
+  int64_t rows = 0, stride = 0, bytes = 0;  // distance of rows, and bytes of one
+};
+
 // The rows of a matrix, or the elements of a vector, in a view that may be strided or absent.
 class Rows {
  public:
@@ -124,7 +131,7 @@ struct ExpertRows {
   // Puts the row and its weight k.
   template <bool quantized>
   void put(int64_t slot, const Row& row, int k) const {
-    std::memcpy(data[slot], row.data, parts.data);
+    if (data[slot] != row.data) std::memcpy(data[slot], row.data, parts.data);
     if constexpr (quantized) {
       scales.put(slot, row.scales);
       if (row.row_scale) std::memcpy(row_scale[slot], row.row_scale, sizeof(float));
@@ -132,6 +139,8 @@ struct ExpertRows {
     if (row.weights) std::memcpy(values[slot], row.weights + k, sizeof(float));
   }
   void zero(int64_t slot) const;
+  // The data of `count` rows, for peers.
+  Operand operand(int64_t count) const { return {data[0], count, data.stride(), parts.data}; }
 };
 // The places in `rows`; throws Error(kInvalidArgument) unless it can receive the rows of `from`,
 // which source_rows accepted, at the plan's capacity. `values_C` has been checked.

@@ -22,6 +22,7 @@ struct PlanMaps {
         tokens_max(plan.tokens_max),
         ranks(static_cast<int>(plan.rows_RR.size(0))),
         slot_TK(plan.slot_TK.data<int32_t>()),
+        owner_TK(plan.owner_TK.data<int32_t>()),
         row_TR(plan.row_TR.data<int32_t>()),
         recv_token(plan.recv_token.data<int32_t>()),
         recv_slot(plan.recv_slot.data<int32_t>()),
@@ -50,7 +51,7 @@ struct PlanMaps {
   int topk;
   int64_t tokens_max;
   int ranks;
-  const int32_t *slot_TK, *row_TR, *recv_token, *recv_slot, *rows_RR, *row_end_BR;
+  const int32_t *slot_TK, *owner_TK, *row_TR, *recv_token, *recv_slot, *rows_RR, *row_end_BR;
 };
 
 // Calls body(peer, chunk, first row, end row) for all chunks of n(peer) rows, peers interleaved.

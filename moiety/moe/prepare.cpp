@@ -57,6 +57,8 @@ EpPlan lay_out(std::byte* memory, Device device, const ExpertMap& map, int rank,
   p.tokens_R = parts.take(kI32, ranks, {ranks});
   p.slot_TK = parts.take(kI32, tokens_max * topk, {tokens, topk});
   p.row_TR = parts.take(kI32, tokens_max * ranks, {tokens, ranks});
+  const bool peers = ranks > 1;
+  p.owner_TK = parts.take(kI32, peers ? tokens_max * topk : 0, {peers ? tokens : 0, topk});
   p.recv_token = parts.take(kI32, rows, {ranks, tokens_max});
   p.recv_slot = parts.take(kI32, rows * topk, {ranks, tokens_max, topk});
   p.slot_row = parts.take(kI32, args.capacity, {args.capacity});
@@ -89,7 +91,8 @@ int64_t plan_bytes(const ExpertMap& map, const EpLimits& limits, const PrepareAr
   return bytes;
 }
 
-EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, Stream stream) {
+EpPlan check_prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory,
+                     const Stream& stream) {
   const EpGroup::Impl& g = *group.impl();
   g.check_usable("ep prepare");
   g.check_stream("ep prepare", stream);
@@ -112,9 +115,13 @@ EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, 
                    reinterpret_cast<uintptr_t>(plan_memory.raw()) % 64 == 0,
                "ep prepare: plan_memory is {} at {}, expected {} bytes aligned to 64",
                plan_memory.describe(), plan_memory.raw(), bytes);
-  EpPlan plan = lay_out(static_cast<std::byte*>(plan_memory.raw()), g.options.device, g.map, rank,
-                        g.limits, args, &bytes);
-  if (g.on_gpu()) {
+  return lay_out(static_cast<std::byte*>(plan_memory.raw()), g.options.device, g.map, rank,
+                 g.limits, args, &bytes);
+}
+
+EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, Stream stream) {
+  EpPlan plan = check_prepare(group, args, plan_memory, stream);
+  if (const EpGroup::Impl& g = *group.impl(); g.on_gpu()) {
     if constexpr (kCudaBuilt) {
       prepare_cuda(plan, args, g.issued + 1, g.gpu(), stream);
       plan.epoch = group.impl()->count_on_gpu(stream);
@@ -122,7 +129,7 @@ EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, 
     }
     fail_without_cuda("ep prepare");
   }
-  plan.epoch = issue(group, {.op = OpKind::kPrepare}, stream,
+  plan.epoch = issue(group, {.op = OpKind::kPrepare}, {}, stream,
                      [impl = group.impl(), plan, args](Exchange& exchange) {
                        make_plan(exchange, plan, args, impl->findings);
                      });

@@ -78,8 +78,9 @@ struct EpPlan {
   TensorView offset;       // int64 [L + 1] exclusive sum of rows_padded
 
   // Tables of this rank's tokens.
-  TensorView slot_TK;  // int32 [T, K] slot at the expert's owner, -1 if not alive
-  TensorView row_TR;   // int32 [T, R] row of the token at each rank, -1 without a pair alive there
+  TensorView slot_TK;   // int32 [T, K] slot at the expert's owner, -1 if not alive
+  TensorView owner_TK;  // int32 [T, K] that owner, -1 if not alive; empty in a group of one rank
+  TensorView row_TR;    // int32 [T, R] row of the token at each rank, -1 without a pair alive there
   // Tables of the rows that this rank receives, its own tokens among them.
   TensorView recv_token;  // int32 [R, T_max] token of row (s, j)
   TensorView recv_slot;   // int32 [R, T_max, K] slots of row (s, j), -1 where not alive or not here

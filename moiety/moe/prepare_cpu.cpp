@@ -67,16 +67,18 @@ class Prepare {
         count_RE_(plan.count_RE.data<int32_t>()),
         rows_RR_(plan.rows_RR.data<int32_t>()),
         slot_TK_(plan.slot_TK.data<int32_t>()),
+        owner_TK_(plan.owner_TK.data<int32_t>()),
         row_TR_(plan.row_TR.data<int32_t>()),
         row_end_BR_(plan.row_end_BR.data<int32_t>()),
         pair_end_BE_(plan.pair_end_BE.data<int32_t>()) {}
 
-  void run() {
+  void run(const std::function<void()>& between) {
     count_blocks();
     number_rows_of_blocks();
     add_up(pair_end_BE_, experts_, count_RE_ + int64_t{me_} * experts_);
     number_blocks();
     send_head();
+    if (between) between();
     if (!receive_heads() || !receive_rows()) return;
     trim_all();
     find_slots();
@@ -141,7 +143,7 @@ class Prepare {
   std::vector<BlockFindings> found_;
   std::vector<int64_t> sent_R_, received_R_;  // numbers of rows
   Trimmed trimmed_;
-  int32_t *const count_RE_, *const rows_RR_, *const slot_TK_, *const row_TR_;
+  int32_t *const count_RE_, *const rows_RR_, *const slot_TK_, *const owner_TK_, *const row_TR_;
   int32_t *const row_end_BR_, *const pair_end_BE_;
 };
 
@@ -374,6 +376,7 @@ void Prepare::find_slots() {
         const bool alive = e >= 0 && position < trimmed_.kept[e];
         slot = alive ? static_cast<int32_t>(trimmed_.offset[e] + position) : -1;
         const int r = alive ? map_.owner(e) : -1;
+        if (ranks_ > 1) owner_TK_[t * topk_ + k] = r;
         if (alive) last_token_R[r] = t;
         if (own_row >= 0) recv_slots(me_, own_row)[k] = r == me_ ? slot : -1;
       }
@@ -500,9 +503,9 @@ void Prepare::record_errors() {
 
 }  // namespace
 
-void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args,
-               Findings& findings) {
-  Prepare(exchange, plan, args, findings).run();
+void make_plan(Exchange& exchange, const EpPlan& plan, const PrepareArgs& args, Findings& findings,
+               const std::function<void()>& between) {
+  Prepare(exchange, plan, args, findings).run(between);
 }
 
 }  // namespace moiety::moe

@@ -65,6 +65,7 @@ std::vector<Pair> valid_pairs(const PlanInput& in, const Cut& left, Plan& out) {
   for (int s = 0; s < ranks; ++s) {
     Plan::Rank& home = out.rank[s];
     home.slot_TK.assign(in.idx[s].size(), -1);
+    home.owner_TK = home.slot_TK;
     home.row_TR.assign(in.tokens(s) * ranks, -1);
     home.token.resize(ranks);
     home.slot_K.resize(ranks);
@@ -121,6 +122,7 @@ void give_slots(const PlanInput& in, const std::vector<Pair>& pairs,
     const auto position = static_cast<int64_t>(i - begin);
     if (position < room[e].kept) {
       out.rank[s].slot_TK[t * in.topk + k] = static_cast<int32_t>(room[e].offset + position);
+      out.rank[s].owner_TK[t * in.topk + k] = in.map.owner(e);
     } else {
       ++out.rank[s].info[kInfoOwnDropped];
     }

@@ -31,7 +31,7 @@ struct Plan {
   struct Rank {
     std::vector<int64_t> real, padded, before, offset;
     std::array<int64_t, 16> info{};
-    std::vector<int32_t> slot_TK, row_TR;
+    std::vector<int32_t> slot_TK, owner_TK, row_TR;
     // The tokens whose rows come here, and their slots here, by source rank.
     PerRank<int32_t> token;                         // [n]
     PerRank<int32_t> slot_K;                        // [n, K]

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "moiety/moe/combine.h"
+#include "moiety/moe/dispatch.h"
 #include "moiety/moe/exchange.h"
 #include "moiety/moe/payload_rows.h"
 #include "moiety/quant/amax_sink.h"
@@ -18,6 +19,11 @@ namespace moiety::moe {
 // arrives with a live pair, also from the own tokens, goes bit for bit to its slots among `rows`;
 // the sink gets the amax of their experts.
 void copy_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
+               const ExpertRows& rows, const quant::AmaxSink& sink = {});
+// The two halves of copy_rows: stores what is sent, and takes what comes. The first needs no more
+// of the plan than make_plan's `between` has.
+void push_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK);
+void take_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
                const ExpertRows& rows, const quant::AmaxSink& sink = {});
 // The same, but it calls expand(row, its K slots) instead of copying; x is floating point. Rows are
 // expanded in any order and by several threads.
@@ -48,6 +54,18 @@ struct SumArgs {
 };
 void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args);
 
+// A dispatch whose arguments have been checked.
+struct DispatchRows {
+  SourceRows x;
+  TensorView w_TK;
+  ExpertRows rows;
+  bool zero_tail = false;
+  quant::AmaxSink sink;
+  Signature signature;
+};
+DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const DispatchArgs& args,
+                            const Stream& stream);
+
 // The checks that combine and dispatch_backward share, and what ranks must agree in.
 struct SumNames {
   const char *operation, *y, *out;
@@ -55,5 +73,6 @@ struct SumNames {
 void check_sum(const EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
                const Stream& stream);
 Signature sum_signature(OpKind kind, const EpPlan& plan, const SumArgs& args);
+Operand sum_operand(const SumArgs& args);
 
 }  // namespace moiety::moe

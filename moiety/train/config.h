@@ -11,6 +11,7 @@
 
 #include "moiety/base/dtype.h"
 #include "moiety/model/config.h"
+#include "moiety/moe/ep_group.h"
 #include "moiety/optim/schedule.h"
 #include "moiety/optim/step_decision.h"
 
@@ -55,6 +56,12 @@ struct ExpertSettings {
   double capacity_factor = 0;  // rows a rank / balanced; 0: automatic, never drops; -1: worst case
   Overflow overflow = Overflow::kError;
   double bias_rate = 0;  // router.bias_rate: > 0 balances by a bias of the scores
+};
+
+struct ExpertParallelSettings {
+  // Rows of forward that peers reach where they lie, with the same bits (moe/ep_group.h).
+  moe::ZeroCopy zero_copy = moe::ZeroCopy::kOff;
+  int64_t depth = 2;  // parts of the group's memory (moe/ep_group.h)
 };
 
 struct DataSettings {
@@ -146,6 +153,7 @@ struct TrainConfig {
   RunSettings run;
   model::Config model;  // `overflow` must be kDrop: expert_capacity.h decides the consequence
   ExpertSettings moe;
+  ExpertParallelSettings ep;
   DataSettings data;
   BatchSettings train;
   OptimizerSettings optim;

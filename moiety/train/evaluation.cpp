@@ -40,6 +40,7 @@ void add_batch(Passes& p, const data::Batch& batch, model::StepStats& total) {
       return;
     }
     p.capacity.grow(required);
+    p.model.share_rows(p.capacity.rows(), p.arena);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "moiety/train/memory/pass_memory.h"
 #include "moiety/train/memory/weight_memory.h"
 #include "moiety/train/precision.h"
+#include "moiety/train/rank_model.h"
 
 namespace moiety::train {
 namespace {
@@ -100,8 +101,9 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   if (c.moe_layers() > 0) {
     m.expert_parallel =
         moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),
-                            model::ep_limits(c, storage, s.own), {})
-            .total;
+                            ep_limits(o, s.own), {})
+            .total +
+        s.lent;
   }
   if (o.checkpoint.async) (s.on_gpu() ? m.pinned : m.snapshot) = m.master + m.moments;
   if (s.on_gpu()) {

@@ -3,26 +3,57 @@
 #include <algorithm>
 
 #include "moiety/checkpoint/loader.h"
+#include "moiety/train/precision.h"
 
 namespace moiety::train {
 
-RankModel::RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
-                     double deadline_s, comm::Communicator& world, Device device)
+moe::EpLimits ep_limits(const TrainConfig& config, int64_t tokens) {
+  moe::EpLimits limits = model::ep_limits(config.model, storage_dtype(config), tokens);
+  limits.depth = static_cast<int>(config.ep.depth);
+  return limits;
+}
+
+RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t tokens,
+                     comm::Communicator& world, Device device)
     : world_(world), groups_(grid, world) {
+  const model::Config& config = settings.model;
+  const DType storage = storage_dtype(settings);
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
-    options.deadline = Seconds(deadline_s);
+    options.deadline = Seconds(settings.guard.comm_timeout_s);
+    options.zero_copy = settings.ep.zero_copy;
     options.device = device;
     group_ = moe::EpGroup::create(groups_.of({gtp::Axis::kEp}),
                                   moe::ExpertMap(int(config.router.experts), grid.ep),
-                                  model::ep_limits(config, storage, tokens / grid.tp), options);
+                                  ep_limits(settings, tokens / grid.tp), options);
   }
+  zero_copy_ = settings.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && group_ &&
+               group_->transport() == moe::EpTransport::kMapped;
+  rows_are_quantized_ =
+      precision_of_recipe(settings, settings.precision.recipe).dispatch.has_value();
   transformer_.emplace(
       config, storage,
       model::ModelContext{.experts = group_ ? &*group_ : nullptr,
                           .tp = grid.tp > 1 ? &groups_.of({gtp::Axis::kTp}) : nullptr,
                           .world = &world_,
                           .device = device});
+}
+
+void RankModel::share_rows(int64_t capacity, Arena& arena) {
+  if (!zero_copy_) return;
+  comm::Communicator& comm = groups_.of({gtp::Axis::kEp});
+  const model::Transformer& model = *transformer_;
+  int64_t bytes = model::lent_bytes(model.config(), model.storage(), capacity, rows_are_quantized_);
+  comm.all_reduce(TensorView(&bytes, DType::kInt64, {1}), comm::ReduceOp::kMax, Stream()).wait();
+  if (bytes <= shared_rows_.bytes()) return;
+  arena.lend({});
+  if (shared_rows_) {
+    group_->detach(shared_rows_);
+    shared_rows_.close();
+  }
+  shared_rows_ = comm::SymmetricBuffer::create(comm, "expert rows", bytes);
+  group_->attach(shared_rows_);
+  arena.lend({shared_rows_.local(), size_t(bytes)});
 }
 
 optim::StateView RankModel::router_biases() const {

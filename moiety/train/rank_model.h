@@ -6,28 +6,38 @@
 #include <optional>
 #include <string>
 
+#include "moiety/base/arena.h"
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/model/transformer.h"
 #include "moiety/moe/ep_group.h"
 #include "moiety/optim/grid_groups.h"
 #include "moiety/optim/state_view.h"
+#include "moiety/train/config.h"
 #include "moiety/train/layout.h"
 
 namespace moiety::train {
 
+// The limits of the expert-parallel group for `tokens` own tokens of a rank.
+moe::EpLimits ep_limits(const TrainConfig& config, int64_t tokens);
+
 class RankModel {
  public:
-  // Makes the model. Collective over `world`, which outlives it. `tokens` is the most of a data
-  // rank's pass.
-  RankModel(const model::Config& config, DType storage, const Grid& grid, int64_t tokens,
-            double deadline_s, comm::Communicator& world, Device device = {});
+  // Makes the model of `config` in the layout `grid`. Collective over `world`, which outlives it.
+  // `tokens` is the most of a data rank's pass.
+  RankModel(const TrainConfig& config, const Grid& grid, int64_t tokens, comm::Communicator& world,
+            Device device = {});
 
   model::Transformer& transformer() { return *transformer_; }
   comm::Communicator& world() { return world_; }
   const optim::GridGroups& groups() const { return groups_; }
-  // Bytes of the expert-parallel group on this rank.
-  int64_t expert_parallel_bytes() const { return group_ ? group_->bytes().total : 0; }
+  // Bytes of the expert-parallel group on this rank, and of rows that peers reach.
+  int64_t expert_parallel_bytes() const {
+    return group_ ? group_->bytes().total + shared_rows_.bytes() : 0;
+  }
+  // Lends the arena memory for the rows of passes with this capacity that peers reach, in place of
+  // what it had, if they are to (ep.zero_copy). Collective, between steps.
+  void share_rows(int64_t capacity, Arena& arena);
 
   // The routers' biases in the form that a checkpoint has. All ranks hold them; rank 0 saves them.
   optim::StateView router_biases() const;
@@ -40,6 +50,8 @@ class RankModel {
  private:
   comm::Communicator& world_;
   optim::GridGroups groups_;
+  bool zero_copy_ = false, rows_are_quantized_ = false;
+  comm::SymmetricBuffer shared_rows_;
   std::optional<moe::EpGroup> group_;
   std::optional<model::Transformer> transformer_;
 };

@@ -7,6 +7,32 @@
 namespace moiety {
 namespace {
 
+TEST(Arena, LendsMemoryToThoseWhoAskAsLongAsThereIsRoom) {
+  Arena arena("test");
+  std::vector<std::byte> memory(256);
+  const auto is_lent = [&](const TensorView& x) {
+    return x.raw() >= memory.data() && x.raw() < memory.data() + memory.size();
+  };
+  EXPECT_FALSE(is_lent(arena.lent_tensor(DType::kUInt8, {10})));
+  const Arena::Mark before = arena.mark();
+  arena.lend(memory);
+  const TensorView first = arena.lent_tensor(DType::kUInt8, {100});
+  EXPECT_EQ(first.raw(), memory.data());
+  EXPECT_FALSE(is_lent(arena.tensor(DType::kUInt8, {10})));
+  const int64_t in_use = arena.in_use();
+  {
+    const ArenaScope scope(arena);
+    EXPECT_EQ(arena.lent_tensor(DType::kUInt8, {65}).raw(), memory.data() + 128);
+    EXPECT_FALSE(is_lent(arena.lent_tensor(DType::kUInt8, {1})));  // none is left
+  }
+  EXPECT_EQ(arena.in_use(), in_use);
+  EXPECT_EQ(arena.lent_tensor(DType::kUInt8, {1}).raw(), memory.data() + 128);
+  EXPECT_THROW(arena.lend({}), Error);
+  arena.release(before);
+  arena.lend({});
+  EXPECT_FALSE(is_lent(arena.lent_tensor(DType::kUInt8, {1})));
+}
+
 TEST(Arena, SettlesToStableAddresses) {
   Arena arena("test", 256);
   const auto step = [&] {

@@ -27,6 +27,7 @@ enum class Addend { kNone, kSame, kFloat, kInPlace };
 
 struct Case {
   int ranks, topk, experts, depth, chunk_rows, threads;
+  int direct;  // bits of the ranks whose operands are attached; -1: zero-copy is off
   int64_t tokens, tokens_pattern, model, alignment, peer_rows;
   DType dtype;
   Routing routing;
@@ -42,23 +43,24 @@ struct Case {
         "R {} K {} E {} depth {} chunk {} threads {} T {}/{} D {} a {} P {} {} routing {} values "
         "{} "
         "capacity {} addend {} reduction {} policy {} weights {} fp32 {} odd {} wide {} "
-        "permuted {} limited {} tail {}",
+        "permuted {} limited {} tail {} direct {}",
         ranks, topk, experts, depth, chunk_rows, threads, tokens, tokens_pattern, model, alignment,
         peer_rows, name(dtype), int(routing), int(values), int(capacity), int(addend),
         int(reduction), int(overflow), weights, out_fp32, odd, wide_idx, permuted, limited,
-        zero_tail);
+        zero_tail, direct);
   }
 };
 
 inline std::vector<Case> all_cases() {
   const std::vector<int> ranks{1, 2, 3, 4, 8}, topk{1, 2, 8, 32}, experts{1, 6, 64, 256, 4096};
   const std::vector<int> chunk_rows{16, 1, 3}, threads{1, 2};
+  const std::vector<int> direct{-1, 0xFF, 0xAA, 0x25, 0};
   const std::vector<int64_t> tokens{0, 1, 15, 16, 17, 255, 4096};
   const std::vector<int64_t> model{1, 7, 127, 128, 2047, 7168}, alignment{1, 3, 16, 128};
   const std::vector<int64_t> peer_rows{0, 1, 9};
   const std::vector<DType> dtype{DType::kBFloat16, DType::kFloat16, DType::kFloat32};
-  const auto rows =
-      pairwise_cover({5, 4, 5, 2, 3, 2, 7, 3, 6, 4, 3, 3, 7, 3, 8, 4, 3, 3, 2, 2, 2, 2, 2, 2, 2});
+  const auto rows = pairwise_cover(
+      {5, 4, 5, 2, 3, 2, 7, 3, 6, 4, 3, 3, 7, 3, 8, 4, 3, 3, 2, 2, 2, 2, 2, 2, 2, 5});
   std::vector<Case> out;
   for (const auto& r : rows) {
     int i = 0;
@@ -88,6 +90,7 @@ inline std::vector<Case> all_cases() {
     c.permuted = r[i++];
     c.limited = r[i++];
     c.zero_tail = r[i++];
+    c.direct = direct[r[i++]];
     out.push_back(c);
   }
   return out;
@@ -274,14 +277,21 @@ class RankRun {
                                {.name = "case",
                                 .chunk_rows = p.c.chunk_rows,
                                 .transport = transport,
+                                .zero_copy = c_.direct < 0 ? ZeroCopy::kOff : ZeroCopy::kAuto,
                                 .device = place.stream.device()})) {
     if (group_.bytes().total > 0) poison_memory(group_);
+    if constexpr (std::is_same_v<Place, OnHost>) {
+      if (c_.direct >= 0 && transport == EpTransport::kMapped) {
+        operands_ = [this, &world] { place_.attach(group_, world, operand_bytes(), c_.direct); };
+      }
+    }
     world.barrier();
   }
 
   void run() {
     prepare_plan();
     if (testing::Test::HasFailure()) return;
+    if (operands_) operands_();
     run_dispatch();
     run_combine();
     run_combine_backward();
@@ -291,6 +301,13 @@ class RankRun {
   }
 
  private:
+  // Enough for the tensors of any operation.
+  int64_t operand_bytes() const {
+    const int64_t rows = *std::max_element(p_.rows.begin(), p_.rows.end());
+    const int64_t elements = (3 * rows + 3 * p_.limits.tokens + 12) * (c_.model + 3) +
+                             (2 * p_.limits.tokens + 2 * rows + 8) * (c_.topk + 3);
+    return 4 * elements + 16 * 64;
+  }
   template <class Element>
   TensorView at(Mat<Element>& x) {
     return place_(x.storage(), x.view());
@@ -413,6 +430,7 @@ class RankRun {
   const Case& c_;
   const Expected<T, Out>& e_;
   const int me_;
+  std::function<void()> operands_;  // makes operands direct, where they are to be
   EpGroup group_;
   std::optional<PlanMemory> memory_;
   EpPlan plan_;

@@ -4,6 +4,10 @@
 // among ranks that entered different ones. With an edge or a comparison of the protocol taken away
 // the explorer must find what goes wrong.
 //
+// With zero-copy the operands of odd ranks are direct: rows are stored into them, or read from them
+// by their homes, and nobody may touch them before their owner has entered the operation, nor after
+// it has ended.
+//
 // A rank has two roles inside an operation, one that stores and one that reads, as kernels have;
 // the CPU path, which stores first, is one of the interleavings.
 #include <cstring>
@@ -17,7 +21,7 @@
 namespace moiety::moe {
 namespace {
 
-constexpr int kMaxRanks = 3, kMaxDepth = 2;
+constexpr int kMaxRanks = 3, kMaxDepth = 3;
 
 enum class Op : uint8_t {
   kPrepare,  // messages
@@ -25,8 +29,13 @@ enum class Op : uint8_t {
   kToHot,    // all rows go to rank 0
   kFromHot,  // and come back
   kToken,    // as a reduction in token order: one array for the rows of all senders
+  kDirect,   // a copy into the rows of odd ranks, and into the regions of even ones
+  kPull,     // kToken where homes read the rows of odd ranks
+  // Of prepare_dispatch: a prepare, and a copy whose rows are stored before messages are read.
+  kEarly,
+  kEarlyRows,
 };
-constexpr int kOps = 5;
+constexpr int kOps = 7;
 
 enum class Fault {
   kNone,
@@ -42,6 +51,8 @@ enum class Fault {
   kAnyWidth,
   kAnyPlan,
   kMeetsSenders,  // compares the entries of those alone that send it rows
+  kAnyAddress,    // stores into direct rows without waiting for their owner's entry
+  kEndsAtOnce,    // an owner does not wait for those that read its rows
 };
 
 // The words of an entry; the operation is in the head.
@@ -64,12 +75,14 @@ struct Protocol {
 struct State {
   struct Rank {
     uint8_t done, heads, stored, read, credits;  // operations; steps of the current one
+    uint8_t next_heads, next_stored;             // steps of kEarlyRows, while kEarly runs
   } rank[kMaxRanks];
   uint8_t credit[kMaxRanks][kMaxRanks];           // [at][from]
   uint8_t head[kMaxDepth][kMaxRanks][kMaxRanks];  // [half][at][from]
   uint8_t entry[kMaxDepth][kMaxRanks][kMaxRanks][kWords];
   uint8_t ready[2][kMaxDepth][kMaxRanks][kMaxRanks];   // [data, messages][half][at][from]
   uint8_t memory[2][kMaxDepth][kMaxRanks][kMaxRanks];  // [data, messages][half][at][place]
+  uint8_t rows[kMaxRanks][kMaxRanks];  // [at][from]: direct rows, of one operation at a time
 };
 constexpr uint8_t kTorn = 0x80;  // a cell that is being written
 
@@ -121,7 +134,7 @@ class Explorer {
   // A word of the entry of rank a. It is never that of the epoch whose place it takes.
   uint8_t content(int a, int n, int word) const {
     const Stray& x = p_.stray;
-    return static_cast<uint8_t>(1 + n % 3 + 4 * (a == x.rank && n == x.epoch && word == x.word));
+    return static_cast<uint8_t>(1 + n % 4 + 5 * (a == x.rank && n == x.epoch && word == x.word));
   }
   bool agrees(const State& s, int a, int from, int n, int half) const {
     static constexpr Fault kAny[] = {Fault::kAnyOperation, Fault::kAnyWidth, Fault::kAnyPlan};
@@ -136,8 +149,18 @@ class Explorer {
   static bool sends(Op op, int from, int to) {
     return (op != Op::kToHot || to == 0) && (op != Op::kFromHot || from == 0);
   }
+  static bool messages(Op op) { return op == Op::kPrepare || op == Op::kEarly; }
+  static bool direct(int rank) { return rank % 2 == 1; }
+  static bool stores_direct(Op op, int to) { return op == Op::kDirect && direct(to); }
+  static bool pulls(Op op, int from) { return op == Op::kPull && direct(from); }
+  // Whether the caller of rank r has given the operand of epoch n, and not got it back.
+  static bool in_operation(const State& s, int r, int n) {
+    return s.rank[r].done == n - 1 && s.rank[r].heads > 0;
+  }
   // The place of the rows of sender s: those of kToken move about.
-  int place(Op op, int s) const { return op == Op::kToken ? (s + 1) % p_.ranks : s; }
+  int place(Op op, int s) const {
+    return op == Op::kToken || op == Op::kPull ? (s + 1) % p_.ranks : s;
+  }
   // The epoch whose words and rows a rank may still look at.
   int reading(const State& s, int r) const {
     const State::Rank& rank = s.rank[r];
@@ -151,23 +174,26 @@ class Explorer {
     State::Rank& me = s.rank[a];
     if (me.done == p_.ops.size()) return false;
     const int peers = p_.ranks - 1, n = me.done + 1, half = n % p_.depth;
-    const bool in_data = me.heads == 2 * peers && (me.stored < 2 * peers || me.read < 2 * peers);
-    if (in_data) return reader ? read(s, a, n, half) : store(s, a, n, half);
-    if (reader) return false;
-    if (me.heads < 2 * peers) return post_entry(s, a, n, half);
-    return post_credit(s, a, n);
+    const int steps = 2 * peers;
+    const bool early = p_.ops[n - 1] == Op::kEarly;
+    if (reader) return me.heads == steps && me.read < steps && read(s, a, n, half);
+    if (me.heads < steps) return post_entry(s, a, n, me.heads);
+    if (me.stored < steps) return store(s, a, n, me.stored);
+    if (early && me.next_heads < steps) return post_entry(s, a, n + 1, me.next_heads);
+    if (early && me.next_stored < steps) return store(s, a, n + 1, me.next_stored);
+    return me.read == steps && post_credit(s, a, n);
   }
 
-  bool post_entry(State& s, int a, int n, int half) {
-    State::Rank& me = s.rank[a];
+  bool post_entry(State& s, int a, int n, uint8_t& heads) {
+    const int half = n % p_.depth;
     int wanted = n - p_.depth;
     if (p_.fault == Fault::kCreditTooOld) wanted -= 1;
     if (p_.fault == Fault::kCreditTooNew) wanted = n;
     for (int r = 0; r < p_.ranks; ++r) {
       if (r != a && p_.fault != Fault::kNoCredits && s.credit[a][r] < wanted) return false;
     }
-    const int r = peer(a, me.heads / 2);
-    const bool first = me.heads++ % 2 == 0;
+    const int r = peer(a, heads / 2);
+    const bool first = heads++ % 2 == 0;
     if (first == (p_.fault == Fault::kHeadFirst)) {
       s.head[half][r][a] = static_cast<uint8_t>(n);
       s.entry[half][r][a][kOperation] = content(a, n, kOperation);
@@ -179,17 +205,19 @@ class Explorer {
     return true;
   }
 
-  bool store(State& s, int a, int n, int half) {
-    State::Rank& me = s.rank[a];
-    const int peers = p_.ranks - 1;
-    if (me.stored == 2 * peers) return false;
-    if (p_.fault == Fault::kReadThenStore && me.read < 2 * peers) return false;
+  bool store(State& s, int a, int n, uint8_t& stored) {
+    const int half = n % p_.depth;
+    if (p_.fault == Fault::kReadThenStore && s.rank[a].read < 2 * (p_.ranks - 1)) return false;
     const Op op = p_.ops[n - 1];
-    const int kind = op == Op::kPrepare, r = peer(a, me.stored / 2);
-    uint8_t& cell = s.memory[kind][half][r][place(op, a)];
+    const int kind = messages(op), r = peer(a, stored / 2);
+    const bool reaches = stores_direct(op, r);
+    // Its entry tells where the rows lie.
+    if (reaches && p_.fault != Fault::kAnyAddress && s.head[half][a][r] != n) return false;
+    uint8_t& cell = reaches ? s.rows[r][a] : s.memory[kind][half][r][place(op, a)];
     uint8_t& ready = s.ready[kind][half][r][a];
-    const bool begins = me.stored++ % 2 == 0;
-    if (!sends(op, a, r)) return true;
+    const bool begins = stored++ % 2 == 0;
+    if (!sends(op, a, r) || pulls(op, a)) return true;
+    if (reaches) expect(in_operation(s, r, n), "a row is stored where no operation is");
     cell = static_cast<uint8_t>(begins ? n | kTorn : n);
     if (begins == (p_.fault == Fault::kFlagFirst)) ready = static_cast<uint8_t>(n);
     return true;
@@ -197,12 +225,10 @@ class Explorer {
 
   bool read(State& s, int a, int n, int half) {
     State::Rank& me = s.rank[a];
-    const int peers = p_.ranks - 1;
-    if (me.read == 2 * peers) return false;
     const Op op = p_.ops[n - 1];
-    const int kind = op == Op::kPrepare, i = me.read / 2;
+    const int kind = messages(op), i = me.read / 2;
     // Sums are taken over the ranks ascending, copies as they come.
-    const bool sums = op == Op::kFromHot || op == Op::kToken;
+    const bool sums = op == Op::kFromHot || op == Op::kToken || op == Op::kPull;
     const int from = sums ? (i < a ? i : i + 1) : peer(a, i);
     const int ready = s.ready[kind][half][a][from];
     if (me.read % 2 == 0) {
@@ -214,10 +240,14 @@ class Explorer {
       }
       if (meets && !entered) return false;
     }
-    if (sends(op, from, a)) {
+    if (pulls(op, from)) {
+      expect(in_operation(s, from, n), "a row is read that its owner has back");
+    } else if (sends(op, from, a)) {
       if (ready < n && p_.fault != Fault::kNoReady) return false;
       expect(ready <= n, "a flag is newer than its epoch");
-      expect(s.memory[kind][half][a][place(op, from)] == n, "an overwritten row is read");
+      const uint8_t* const cell =
+          stores_direct(op, a) ? &s.rows[a][from] : &s.memory[kind][half][a][place(op, from)];
+      expect(*cell == n, "an overwritten row is read");
     }
     const bool ends = me.read++ % 2 == 1;
     if (ends && p_.fault == Fault::kCreditPerSender) s.credit[from][a] = static_cast<uint8_t>(n);
@@ -226,13 +256,29 @@ class Explorer {
 
   bool post_credit(State& s, int a, int n) {
     State::Rank& me = s.rank[a];
-    if (p_.fault != Fault::kCreditPerSender) {
-      s.credit[peer(a, me.credits)][a] = static_cast<uint8_t>(n);
+    const int peers = p_.ranks - 1;
+    const bool waits = pulls(p_.ops[n - 1], a) && p_.fault != Fault::kEndsAtOnce;
+    if (me.credits < peers) {
+      if (p_.fault != Fault::kCreditPerSender) {
+        s.credit[peer(a, me.credits)][a] = static_cast<uint8_t>(n);
+      }
+      ++me.credits;
+      if (me.credits == peers && waits) return true;
+    } else {
+      for (int r = 0; r < p_.ranks; ++r) {
+        if (r != a && s.credit[a][r] < n) return false;
+      }
     }
-    if (++me.credits == p_.ranks - 1) {
+    if (me.credits == peers) {
       const bool astray = p_.stray.rank >= 0 && n == p_.stray.epoch;
       expect(!astray, "an operation ends among ranks that differ");
-      me = {.done = static_cast<uint8_t>(n), .heads = 0, .stored = 0, .read = 0, .credits = 0};
+      me = {.done = static_cast<uint8_t>(n),
+            .heads = me.next_heads,
+            .stored = me.next_stored,
+            .read = 0,
+            .credits = 0,
+            .next_heads = 0,
+            .next_stored = 0};
     }
     return true;
   }
@@ -300,7 +346,8 @@ TEST(Explorer, AStrayRankIsNamed) {
   const std::string ends = "an operation ends among ranks that differ";
   for (const int ranks : {2, 3}) {
     for (const int depth : {1, 2}) {
-      for (const Op op : {Op::kCopy, Op::kToHot, Op::kFromHot, Op::kToken}) {
+      for (const Op op :
+           {Op::kCopy, Op::kToHot, Op::kFromHot, Op::kToken, Op::kDirect, Op::kPull}) {
         for (int stray = 0; stray < ranks; ++stray) {
           for (const Word word : {kOperation, kWidth, kPlan}) {
             const auto explore = [&](Fault fault) {
@@ -316,6 +363,34 @@ TEST(Explorer, AStrayRankIsNamed) {
         }
       }
     }
+  }
+}
+
+TEST(Explorer, DirectRowsNeedTheirOwnersEntryAndTheReadersEnd) {
+  for (const int ranks : {2, 3}) {
+    for (const int depth : {1, 2}) {
+      const auto explore = [&](Fault fault) {
+        const std::vector<Op> ops{Op::kDirect, Op::kPull, Op::kCopy, Op::kDirect};
+        return Explorer({ranks, depth, ops, fault}).run();
+      };
+      EXPECT_EQ(explore(Fault::kNone), "ok");
+      EXPECT_EQ(explore(Fault::kAnyAddress), "a row is stored where no operation is");
+      EXPECT_EQ(explore(Fault::kEndsAtOnce), "a row is read that its owner has back");
+    }
+  }
+}
+
+TEST(Explorer, RowsMayComeBeforeTheMessages) {
+  const std::vector<Op> between{Op::kCopy, Op::kEarly, Op::kEarlyRows, Op::kToHot},
+      twice{Op::kEarly, Op::kEarlyRows, Op::kEarly, Op::kEarlyRows};
+  for (const int ranks : {2, 3}) {
+    for (const auto& ops : {between, twice}) {
+      EXPECT_EQ(Explorer({ranks, 1, ops}).run(), "deadlock");
+      EXPECT_EQ(Explorer({ranks, 2, ops}).run(), "ok");
+      EXPECT_EQ(Explorer({ranks, 3, ops}).run(), "ok");
+    }
+    // Here meeting does not imply the credits.
+    EXPECT_NE(Explorer({ranks, 2, between, Fault::kNoCredits}).run(), "ok");
   }
 }
 

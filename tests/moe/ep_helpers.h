@@ -12,7 +12,9 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/buffer.h"
+#include "moiety/base/integer.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/comm/symmetric_buffer.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
@@ -152,13 +154,45 @@ class Mat {
 };
 
 // The place of a suite's tensors and operations: here. Another place makes copies of tensors'
-// memory there, as it is now, and brings all of them back.
-struct OnHost {
+// memory there, as it is now, and brings all of them back. So does this one on ranks whose memory
+// is attached to a group, at places that differ from rank to rank.
+class OnHost {
+ public:
   Stream stream = {};
+  // Makes tensors from now on direct, on ranks whose bit is set in `ranks`. Collective; `bytes` hold
+  // all tensors up to a `back`, and are equal on all ranks.
+  void attach(EpGroup& group, comm::Communicator& world, int64_t bytes, unsigned ranks) {
+    shift_ = 64 * (1 + world.rank() * 3 % 7) + 16 * (world.rank() % 3);
+    buffer_ = comm::SymmetricBuffer::create(world, "operands", 1024 + bytes);
+    group.attach(buffer_);
+    direct_ = ranks >> group.rank() & 1;
+  }
   // A view of a part of `storage`.
-  TensorView operator()(const TensorView&, const TensorView& view) const { return view; }
-  void back() {}
+  TensorView operator()(const TensorView& storage, const TensorView& view) {
+    if (!direct_ || !view.raw()) return view;
+    std::byte* const there = buffer_.local() + shift_ + used_;
+    used_ += round_up(storage.bytes(), 64);
+    EXPECT_LE(shift_ + used_, buffer_.bytes());
+    std::memcpy(there, storage.raw(), storage.bytes());
+    copies_.push_back({storage, there});
+    const auto* base = static_cast<const std::byte*>(storage.raw());
+    return {there + (static_cast<const std::byte*>(view.raw()) - base), view.dtype(), view.sizes(),
+            view.strides()};
+  }
+  void back() {
+    for (const auto& [storage, there] : copies_) {
+      std::memcpy(storage.raw(), there, storage.bytes());
+    }
+    copies_.clear();
+    used_ = 0;
+  }
   const EpPlan& plan(const EpPlan& plan) const { return plan; }
+
+ private:
+  bool direct_ = false;
+  int64_t shift_ = 0, used_ = 0;
+  comm::SymmetricBuffer buffer_;
+  std::vector<std::pair<TensorView, std::byte*>> copies_;
 };
 
 // Memory of one plan, poisoned.
@@ -227,6 +261,9 @@ inline void expect_plan(const EpPlan& plan, const ref::Plan& all, int me) {
   EXPECT_EQ(words(plan.info), std::vector<int64_t>(expected.info.begin(), expected.info.end()));
   EXPECT_EQ(ints(plan.slot_TK), expected.slot_TK);
   EXPECT_EQ(ints(plan.row_TR), expected.row_TR);
+  if (ranks > 1) {
+    EXPECT_EQ(ints(plan.owner_TK), expected.owner_TK);
+  }
   for (int s = 0; s < ranks; ++s) {
     const auto n = static_cast<int64_t>(expected.token[s].size());
     EXPECT_EQ(plan.rows_RR.data<int32_t>()[s * ranks + me], n);

@@ -84,7 +84,7 @@ TEST(Memory, BytesFollowTheFormulas) {
       regions = std::max(regions, depth * t * k * up(up(d * b, 16) + 16, 128));
     }
     const int64_t chunks = (t + row.chunk_rows - 1) / row.chunk_rows;
-    const int64_t words = 4 * up(8 * depth * r, 128) + up(8 * depth * r * (chunks + 1), 128) +
+    const int64_t words = 5 * up(8 * depth * r, 128) + up(8 * depth * r * (chunks + 1), 128) +
                           up(8 * r, 128) + up(8, 128) + up(48 * r, 128);
     const EpBytes bytes =
         EpGroup::bytes(ExpertMap(row.experts, row.ranks), l, {.chunk_rows = row.chunk_rows});
@@ -141,7 +141,7 @@ TEST(Memory, PlanBytesFollowTheFormula) {
   const int64_t t = 300, k = 4, c = 1000, r = 3, e = 6, most = 4, blocks = 2;
   const Tensor idx(DType::kInt32, {7, k});
   const int64_t expected = 128 + 3 * up(8 * most) + up(8 * (most + 1)) + up(4 * r * e) +
-                           up(4 * r * r) + up(4 * r) + up(4 * t * k) + up(4 * t * r) +
+                           up(4 * r * r) + up(4 * r) + 2 * up(4 * t * k) + up(4 * t * r) +
                            up(4 * r * t) + up(4 * r * t * k) + up(4 * c) + up(4 * blocks * r) +
                            up(4 * blocks * e);
   EXPECT_EQ(plan_bytes(map, {.tokens = t, .model = 1, .topk = 8}, {.idx_TK = idx, .capacity = c}),

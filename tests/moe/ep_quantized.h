@@ -26,9 +26,10 @@ inline std::vector<Case> all_cases() {
   const std::vector<int> topk{1, 2, 8}, experts{1, 6, 64}, chunk_rows{16, 1, 3};
   const std::vector<int64_t> tokens{0, 1, 17, 100}, alignment{1, 3, 16, 128}, peer_rows{0, 1, 9};
   const std::vector<int64_t> model{1, 7, 16, 17, 127, 128, 129, 300, 1024};
+  const std::vector<int> direct{-1, 0xFF, 0xAA, 0x25};
   std::vector<Case> out;
   for (const auto& r :
-       pairwise_cover({4, 2, 2, 2, 4, 3, 3, 2, 3, 2, 4, 3, 9, 4, 3, 7, 8, 3, 2, 2, 2, 2})) {
+       pairwise_cover({4, 2, 2, 2, 4, 3, 3, 2, 3, 2, 4, 3, 9, 4, 3, 7, 8, 3, 2, 2, 2, 2, 4})) {
     int i = 0;
     Case c{};
     c.format = static_cast<PayloadFormat>(static_cast<int>(PayloadFormat::kFP8E4M3) + r[i++]);
@@ -53,6 +54,7 @@ inline std::vector<Case> all_cases() {
     c.odd = r[i++];
     c.permuted = r[i++];
     c.zero_tail = r[i++];
+    c.direct = direct[r[i++]];
     if (c.swizzled()) c.alignment = 128;
     if (c.gradient) c.weights = c.zero_tail = false;
     out.push_back(c);
@@ -264,9 +266,11 @@ void run_rank(comm::Communicator& world, const Problem& p, EpTransport transport
                         .widest = c.odd ? c.format : PayloadFormat::kBF16,
                         .depth = c.depth,
                         .peer_rows = c.peer_rows};
-  EpGroup group = EpGroup::create(
-      world, p.map, limits,
-      {.chunk_rows = c.chunk_rows, .transport = transport, .device = place.stream.device()});
+  EpGroup group = EpGroup::create(world, p.map, limits,
+                                  {.chunk_rows = c.chunk_rows,
+                                   .transport = transport,
+                                   .zero_copy = c.direct < 0 ? ZeroCopy::kOff : ZeroCopy::kAuto,
+                                   .device = place.stream.device()});
   if (group.bytes().total > 0) poison_memory(group);
   world.barrier();
 
@@ -284,6 +288,13 @@ void run_rank(comm::Communicator& world, const Problem& p, EpTransport transport
   place.back();
   expect_plan(place.plan(plan), p.plan, me);
 
+  if constexpr (std::is_same_v<Place, OnHost>) {
+    if (c.direct >= 0 && transport == EpTransport::kMapped) {
+      const int64_t most = *std::max_element(p.sizes.rows.begin(), p.sizes.rows.end()) + 256;
+      const int64_t row = 2 * (c.model + 64) + 4 * (c.topk + 3) + 64;
+      place.attach(group, world, (most + p.sizes.tokens_max) * row, c.direct);
+    }
+  }
   RowMemory x(c.format, c.model, p.x, me, c.one_scale, c.odd);
   RowMemory rows(c.format, c.model, p.sizes.rows[me], c.gemm_layout, c.odd);
   Mat<float> w(p.w[me], c.topk, c.odd), slot_w(p.sizes.rows[me], 1, c.odd);

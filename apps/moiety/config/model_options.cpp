@@ -14,6 +14,8 @@ constexpr Names<moe::AuxLoss, 4> kAuxLosses{{{"none", moe::AuxLoss::kNone},
                                              {"sequence", moe::AuxLoss::kSequence}}};
 constexpr Names<model::AuxScope, 2> kScopes{
     {{"micro_batch", model::AuxScope::kMicroBatch}, {"global", model::AuxScope::kGlobal}}};
+constexpr Names<moe::Overlap, 2> kOverlaps{
+    {{"none", moe::Overlap::kNone}, {"wgrad", moe::Overlap::kWgrad}}};
 constexpr Names<moe::Reduction, 3> kReductions{{{"rank", moe::Reduction::kRank},
                                                 {"rank_fp32", moe::Reduction::kRankFp32},
                                                 {"token", moe::Reduction::kToken}}};
@@ -62,6 +64,7 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   c.shared_d_ffn = o.moe.shared_d_ffn;
   c.shared_gate = o.moe.shared_gate;
   c.delay_wgrad = o.moe.delay_wgrad;
+  c.overlap = value_of(kOverlaps, o.ep.overlap);
   c.combine = value_of(kReductions, o.moe.combine);
   c.overflow = moe::OverflowPolicy::kDrop;  // expert_capacity.h decides the consequence
   c.init_std = float(o.init.std);

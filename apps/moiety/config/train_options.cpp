@@ -26,6 +26,8 @@ constexpr Names<GradReduce, 2> kGradReduce{
     {{"main_grad", GradReduce::kMainGrad}, {"bf16", GradReduce::kBf16}}};
 constexpr Names<Overflow, 3> kOverflow{
     {{"error", Overflow::kError}, {"drop", Overflow::kDrop}, {"report", Overflow::kReport}}};
+constexpr Names<moe::ZeroCopy, 2> kZeroCopy{
+    {{"off", moe::ZeroCopy::kOff}, {"auto", moe::ZeroCopy::kAuto}}};
 constexpr Names<ResumeFrom, 3> kResume{
     {{"auto", ResumeFrom::kNewest}, {"never", ResumeFrom::kNever}, {"must", ResumeFrom::kMust}}};
 constexpr Names<std::optional<bool>, 3> kChoices{
@@ -112,6 +114,7 @@ train::TrainConfig train_config(const Options& o) {
   c.run = run_settings(o);
   c.model = model_config(o, data::Tokenizer::load(o.data.tokenizer).vocab());
   c.moe = {o.moe.capacity_factor, value_of(kOverflow, o.moe.overflow), o.router.bias_rate};
+  c.ep = {.zero_copy = value_of(kZeroCopy, o.ep.zero_copy), .depth = o.ep.depth};
   c.data = {.seq_len = o.data.seq_len,
             .shuffle = o.data.shuffle,
             .document_mask = o.data.document_mask,

@@ -10,6 +10,7 @@
 #include "moiety/moe/prepare.h"
 #include "moiety/nn/loss.h"
 #include "moiety/train/precision.h"
+#include "moiety/train/rank_model.h"
 
 namespace moiety::train {
 namespace {
@@ -21,7 +22,7 @@ struct Kept {
   explicit Kept(const PassSizes& s)
       : attention(s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloatBytes)),
         dense(s.tokens * 2 * s.dense * s.item),
-        rows(s.capacity * ((s.d + s.hidden) * s.item + kFloatBytes)),
+        rows(s.capacity * (((s.lends_rows ? 0 : s.d) + s.hidden) * s.item + kFloatBytes)),
         shared(s.tokens * 2 * s.shared * s.item) {}
   int64_t attention, dense, rows, shared;
 };
@@ -145,6 +146,10 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
   capacity = factor < 0 ? moe::worst_capacity(grid.ep, own, topk, local, 1)
                         : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
   if (dispatch) codes = gemm::row_bytes(*dispatch, capacity, d);
+  if (config.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && config.model.moe_layers() > 0) {
+    lent = model::lent_bytes(config.model, storage_dtype(config), capacity, dispatch.has_value());
+    lends_rows = !dispatch;
+  }
 }
 
 int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s) {
@@ -165,8 +170,7 @@ int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const Pass
   args.idx_TK = TensorView(nullptr, DType::kInt32, {s.own, c.router.top_k});
   args.capacity = s.capacity;
   const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
-  const int64_t plan =
-      moe::plan_bytes(map, model::ep_limits(c, storage_dtype(config), s.own), args);
+  const int64_t plan = moe::plan_bytes(map, ep_limits(config, s.own), args);
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
   const int64_t gate = c.shared_gate ? s.own * kFloatBytes : 0;
   const int64_t rest = c.recompute == model::Recompute::kNone

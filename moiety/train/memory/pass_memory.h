@@ -23,8 +23,10 @@ struct PassSizes {
   // Bytes of a tensor of all tokens that is gathered or summed over tp, and of the copy in which
   // several sequences change their order.
   int64_t gathered = 0, staged = 0;
-  int64_t table_sum = 0;  // sum of a gradient of embedding or head beside a bf16 one
-  int64_t codes = 0;      // bytes of rows that came quantized
+  int64_t table_sum = 0;    // sum of a gradient of embedding or head beside a bf16 one
+  int64_t codes = 0;        // bytes of rows that came quantized
+  int64_t lent = 0;         // bytes of rows that peers reach, beside the pass's own memory
+  bool lends_rows = false;  // whether the rows that come are there
 };
 
 // Bytes that forward leaves for backward.

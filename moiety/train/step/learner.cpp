@@ -27,8 +27,7 @@ optim::OptimizerConfig optimizer_config(const TrainConfig& c, Device device) {
 Learner::Learner(const TrainingPlan& plan, comm::Communicator& world)
     : config(plan.config),
       stream(Stream::on(plan.device)),
-      model(config.model, storage_dtype(config), plan.grid, config.pass_tokens(),
-            config.guard.comm_timeout_s, world, plan.device),
+      model(config, plan.grid, config.pass_tokens(), world, plan.device),
       gathering(config, model.groups(), plan.memory_of_rank),
       optimizer(training_specs(config, model.transformer(), plan.grid, world.rank()),
                 optimizer_config(config, plan.device), model.groups(), gathering.peers(false),
@@ -37,6 +36,7 @@ Learner::Learner(const TrainingPlan& plan, comm::Communicator& world)
       arena("activations", plan.device),
       recipe(config.precision.recipe) {
   transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
+  model.share_rows(capacity.rows(), arena);
 }
 
 void Learner::set_recipe(Recipe wanted) {

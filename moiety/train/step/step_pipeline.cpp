@@ -173,6 +173,7 @@ void StepPipeline::make_again(const optim::StepReport& report) {
   profiler_.drop(step_ + 1);
   learner_.optimizer.clear_halt();
   learner_.capacity.grow(report.required);
+  learner_.model.share_rows(learner_.capacity.rows(), learner_.arena);
   forget_graph();
   journal_.say(LogLevel::kInfo, "step {} is made again: experts now take {} rows a rank", step_ + 1,
                learner_.capacity.rows());
