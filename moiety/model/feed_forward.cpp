@@ -58,8 +58,12 @@ gtp::Work FeedForward::activation_work(const Pass& pass) const {
   return elementwise_work(pass.tokens() * 3 * ffn_, pass.storage);
 }
 
-TensorView FeedForward::hidden(const Pass& pass, TensorView h_TD) const {
-  const TensorView hidden = pass.tensor({pass.tokens(), 2 * ffn_});
+TensorView FeedForward::make_hidden(const Pass& pass) const {
+  return pass.tensor({pass.tokens(), 2 * ffn_});
+}
+
+TensorView FeedForward::hidden(const Pass& pass, TensorView h_TD, TensorView to) const {
+  const TensorView hidden = to.defined() ? to : make_hidden(pass);
   ArenaScope input(pass.arena);
   const TensorView all_TD = gather_tokens(pass, h_TD);
   fc1_.forward(pass, all_TD, hidden, {});
@@ -68,7 +72,7 @@ TensorView FeedForward::hidden(const Pass& pass, TensorView h_TD) const {
 }
 
 TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
-  const TensorView hidden = this->hidden(pass, a.h_TD);
+  const TensorView hidden = this->hidden(pass, a.h_TD, a.hidden);
   ArenaScope temporaries(pass.arena);
   const TensorView activated = pass.tensor({pass.tokens(), ffn_});
   gemm::activation_forward(swiglu_args(hidden, gather_values(pass, a.prob_T)), activated,

@@ -29,9 +29,11 @@ class FeedForward {
     TensorView prob_T;  // optional, fp32: scales a token's output (by multiplying its activation)
     TensorView residual_TD;  // added to the output
     TensorView out_TD;       // storage or fp32
+    TensorView hidden = {};  // place of what is returned; absent: on the arena
   };
-  // Returns fc1's output for all tokens, on the arena, for backward.
+  // Returns fc1's output for all tokens, for backward.
   TensorView forward(const Pass& pass, const Forward& args) const;
+  TensorView make_hidden(const Pass& pass) const;
 
   struct Backward {
     TensorView h_TD;
@@ -45,8 +47,8 @@ class FeedForward {
   void backward(const Pass& pass, const Backward& args) const;
 
  private:
-  // Computes fc1's output for all tokens, on the arena.
-  TensorView hidden(const Pass& pass, TensorView h_TD) const;
+  // Computes fc1's output for all tokens into `to`, or on the arena.
+  TensorView hidden(const Pass& pass, TensorView h_TD, TensorView to = {}) const;
   // Turns `hidden` into its gradient and computes `activated`, fc2's input, again.
   void activation_backward(const Pass& pass, const Backward& args, TensorView hidden,
                            TensorView d_activated, TensorView activated) const;

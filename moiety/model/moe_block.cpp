@@ -149,8 +149,16 @@ moe::MoeWeights MoeBlock::read_weights(const Pass& pass, gtp::Phase phase, int64
 void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   Saved s;
-  const TensorView addend = shared_ ? add_shared(pass, a, s) : a.x_TD;
-  layer_.forward({.weights = read_weights(pass, pass.phase, pairs(a.x_TD)),
+  // The order of the weights that are read is the same: the shared expert's, then the experts'.
+  const bool beside = shared_ && layer_.overlaps(moe::Overlap::kShared);
+  if (beside) make_shared(pass, a, s);
+  const TensorView addend = beside ? pass.wide_TD : shared_ ? add_shared(pass, a, s) : a.x_TD;
+  const auto read = [&] { return read_weights(pass, pass.phase, pairs(a.x_TD)); };
+  const auto add_and_read = [&] {
+    add_shared(pass, a, s);
+    return read();
+  };
+  layer_.forward({.weights = beside ? router_weights() : read(),
                   .h_TD = pass.h_TD,
                   .mask_T = {},
                   .addend = addend,
@@ -159,7 +167,8 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
                   .stats = a.stats,
                   .info = a.info,
                   .recompute = a.recompute,
-                  .probe = pass.probe},
+                  .probe = pass.probe,
+                  .beside = beside ? std::function<moe::MoeWeights()>(add_and_read) : nullptr},
                  saved ? &s.experts : nullptr, pass.arena, pass.stream);
   pass.note(router_work(pass));
   pass.note(exchange_work(pass, layer_.dispatch_format()));
@@ -168,19 +177,34 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
   if (saved) *saved = s;
 }
 
+moe::MoeWeights MoeBlock::router_weights() const {
+  moe::MoeWeights weights;
+  weights.router_ED = router_->weight;
+  weights.router_bias_E = bias_E_;
+  return weights;
+}
+
+void MoeBlock::make_shared(const Pass& pass, const Forward& a, Saved& saved) const {
+  if (gated_) saved.gate_T = pass.arena.tensor(DType::kFloat32, {a.x_TD.size(0)});
+  if (!a.recompute) saved.shared_hidden = shared_->make_hidden(pass);
+}
+
 TensorView MoeBlock::add_shared(const Pass& pass, const Forward& a, Saved& saved) const {
+  const int64_t tokens = a.x_TD.size(0);
   if (gated_) {
-    const TensorView logit_T1 = pass.arena.tensor(DType::kFloat32, {a.x_TD.size(0), 1});
+    if (!saved.gate_T.defined()) saved.gate_T = pass.arena.tensor(DType::kFloat32, {tokens});
+    const TensorView logit_T1 = saved.gate_T.reshape({tokens, 1});
     nn::linear(pass.h_TD, gate_->weight, logit_T1, {}, pass.stream);
     pass.note(product_work(pass.own_tokens(), 1, d_model_, pass.storage));
-    saved.gate_T = logit_T1.reshape({a.x_TD.size(0)});
     nn::apply_sigmoid(saved.gate_T, pass.stream);
     pass.stored("shared.gate", "gate", saved.gate_T, pass.h_TD, gate_->weight);
   }
   const Arena::Mark mark = pass.arena.mark();
-  saved.shared_hidden = shared_->forward(
-      pass,
-      {.h_TD = pass.h_TD, .prob_T = saved.gate_T, .residual_TD = a.x_TD, .out_TD = pass.wide_TD});
+  saved.shared_hidden = shared_->forward(pass, {.h_TD = pass.h_TD,
+                                                .prob_T = saved.gate_T,
+                                                .residual_TD = a.x_TD,
+                                                .out_TD = pass.wide_TD,
+                                                .hidden = saved.shared_hidden});
   if (a.recompute) {
     saved.shared_hidden = {};
     pass.arena.release(mark);
@@ -274,12 +298,16 @@ void MoeBlock::finish(const Pass& pass, DelayedExperts& delayed) {
 void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
   ArenaScope temporaries(pass.arena);
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
-  if (shared_) shared_backward(pass, a.d_TD, saved);
+  const bool beside = shared_ && layer_.overlaps(moe::Overlap::kShared);
+  if (shared_ && !beside) shared_backward(pass, a.d_TD, saved);
   const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
   const moe::MoeGradientRows gradient =
       a.delayed ? a.delayed->gradient
                 : layer_.make_gradient_rows(saved.experts.plan.capacity, pass.arena);
-  layer_.receive_gradient(saved.experts, a.d_TD, gradient, pass.probe, pass.stream);
+  const moe::Beside exchange = layer_.beside(moe::Overlap::kShared, pass.stream);
+  layer_.receive_gradient(saved.experts, a.d_TD, gradient, pass.probe, exchange.stream());
+  if (beside) shared_backward(pass, a.d_TD, saved);
+  exchange.join();
   pass.note(exchange_work(pass));
   if (a.delayed) {
     finish(pass, *a.delayed);

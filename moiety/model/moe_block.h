@@ -85,6 +85,7 @@ class MoeBlock {
                           const gemm::LinearWeight& w2) const;
   // The weights of both expert layers, for a product with `rows` routed rows.
   moe::MoeWeights read_weights(const Pass& pass, gtp::Phase phase, int64_t rows) const;
+  moe::MoeWeights router_weights() const;
   gtp::Work fc1_work(const Pass& pass, int64_t rows) const;
   gtp::Work fc2_work(const Pass& pass, int64_t rows) const;
   gtp::Work router_work(const Pass& pass) const;
@@ -103,7 +104,9 @@ class MoeBlock {
   };
   ExpertGradients open_gradients(const Pass& pass) const;
   void close_gradients(const Pass& pass, const ExpertGradients& gradients) const;
-  // pass.wide = x + shared(h); fills the shared part of `saved`.
+  // Takes memory for the shared part of `saved`, which outlives what is allocated after it.
+  void make_shared(const Pass& pass, const Forward& args, Saved& saved) const;
+  // pass.wide = x + shared(h); fills the shared part of `saved`, and takes what memory it lacks.
   TensorView add_shared(const Pass& pass, const Forward& args, Saved& saved) const;
   // pass.wide = the gradient of h through the shared expert.
   void shared_backward(const Pass& pass, TensorView d_TD, const Saved& saved) const;

@@ -80,7 +80,8 @@ enum class ZeroCopy : uint8_t {
 // What a layer (moe_layer.h) computes beside an exchange among ranks (ep.overlap); the same bits.
 enum class Overlap : uint8_t {
   kNone,
-  kWgrad,  // the experts' weight gradients, beside the exchange that brings dh home
+  kWgrad,   // the experts' weight gradients, beside the exchange that brings dh home
+  kShared,  // the shared expert, beside the first exchange of forward and that of backward
 };
 
 struct EpOptions {

@@ -49,31 +49,22 @@ struct Experts {
   }
 };
 
-// A stream beside the main one for operations that follow what is there and come before what
-// follows `join`; unless `apart`, the main stream itself.
-class Beside {
- public:
-  Beside(bool apart, const Stream& side, const Stream& main)
-      : apart_(apart), side_(apart ? side : main), main_(main) {
-    if (!apart_) return;
-    Event here;
-    here.record(main_);
-    side_.wait(here);
-  }
-  const Stream& stream() const { return side_; }
-  void join() const {
-    if (!apart_) return;
-    Event here;
-    here.record(side_);
-    main_.wait(here);
-  }
-
- private:
-  bool apart_;
-  Stream side_, main_;
-};
-
 }  // namespace
+
+Beside::Beside(bool apart, const Stream& side, const Stream& main)
+    : apart_(apart), side_(apart ? side : main), main_(main) {
+  if (!apart_) return;
+  Event here;
+  here.record(main_);
+  side_.wait(here);
+}
+
+void Beside::join() const {
+  if (!apart_) return;
+  Event here;
+  here.record(side_);
+  main_.wait(here);
+}
 
 MoeStats moe_stats(const TensorView& info) {
   check_tensor("moe_stats", "info", info, DType::kInt64, {kInfoWords});
@@ -102,7 +93,7 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
                group.map().experts(), config.router.experts);
   // On CPU ranks the exchange then runs when its results are asked for.
-  if (overlaps()) side_ = Stream::deferred();
+  if (config.overlap != Overlap::kNone && group.ranks() > 1) side_ = Stream::deferred();
   path_ = gemm::choose_grouped_mlp(
       {.dtype = config.dtype, .model = config.model, .ffn = config.ffn}, group.device());
 }
@@ -174,13 +165,16 @@ void MoeLayer::set_dispatch(const std::optional<QuantSpec>& format) {
 }
 
 QuantizedView MoeLayer::send(const Move& move, TensorView h_TD, TensorView weight_TK,
-                             const MoeRows& rows, Arena& arena, Stream stream) const {
+                             const MoeRows& rows, Arena& arena, const Beside& exchange) const {
+  const Stream& stream = exchange.stream();
   DispatchArgs args{
       .x_TD = h_TD, .w_TK = weight_TK, .rows_CD = rows.rows_CD, .slot_w = rows.slot_w};
   QuantizedView received;
   if (dispatch_) {
     received = gemm::allocate_rows(*dispatch_, rows.rows_CD.size(0), config_.model, arena);
-    ArenaScope temporaries(arena);
+    // Beside other work, what is sent stays where it is until the caller's scope ends.
+    std::optional<ArenaScope> temporaries;
+    if (!exchange.apart()) temporaries.emplace(arena);
     const QuantizedView sent = gemm::allocate_rows(*dispatch_, h_TD.size(0), config_.model, arena);
     quant::quantize(h_TD, sent, {}, stream);
     args.x_TD = sent;
@@ -200,7 +194,8 @@ void MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeS
   MOIETY_CHECK(saved.weight_TK.defined(), "moe_layer: the rows of forward were kept");
   ArenaScope temporaries(arena);
   const Move again = [&](const DispatchArgs& a) { dispatch(*group_, saved.plan, a, stream); };
-  const QuantizedView received = send(again, h_TD, saved.weight_TK, rows, arena, stream);
+  const QuantizedView received =
+      send(again, h_TD, saved.weight_TK, rows, arena, {false, {}, stream});
   show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", rows.rows_CD, h_TD);
   const Experts experts{mlp(weights), quantized_mlp(weights, received)};
   experts.hidden(mlp_input(saved.plan, rows), rows.hidden_CH, arena, stream);
@@ -275,15 +270,18 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
                  stream);
   show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
   show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);
+  const Beside exchange = beside(Overlap::kShared, stream);
   const Move move = [&](const DispatchArgs& a) {
-    s.plan = plan_and_send(prepare_args, a, plan_memory, stream);
+    s.plan = plan_and_send(prepare_args, a, plan_memory, exchange.stream());
   };
-  const QuantizedView received = send(move, args.h_TD, weight_TK, rows, arena, stream);
+  const QuantizedView received = send(move, args.h_TD, weight_TK, rows, arena, exchange);
+  const MoeWeights weights = args.beside ? args.beside() : args.weights;
+  exchange.join();
   if (args.info.defined()) copy(args.info, s.plan.info, stream);
   const ExpertRows alive = expert_rows(s);
   show_rows(args.probe, stream, alive, "dispatch", "rows", rows.rows_CD, args.h_TD);
   const TensorView y_CD = make_outputs(args.capacity, arena);
-  const Experts experts{mlp(args.weights), quantized_mlp(args.weights, received)};
+  const Experts experts{mlp(weights), quantized_mlp(weights, received)};
   experts.forward(mlp_input(s.plan, rows), rows.hidden_CH, y_CD, arena, stream);
   show_rows(args.probe, stream, alive, "experts.fc1", "hidden", rows.hidden_CH, rows.rows_CD);
   show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, rows.hidden_CH, rows.slot_w);
@@ -359,7 +357,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                                ? args.dh_TD
                                : arena.tensor(DType::kFloat32, {tokens, config_.model});
   const TensorView dweight_TK = arena.tensor(DType::kFloat32, {tokens, router.top_k});
-  const Beside exchange(overlaps(), side_, stream);
+  const Beside exchange = beside(Overlap::kWgrad, stream);
   dispatch_backward(*group_, saved.plan,
                     {.g_rows_CD = gradients.dx,
                      .g_slot_w = gradients.dprob_R,

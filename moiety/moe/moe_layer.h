@@ -109,6 +109,9 @@ struct MoeForwardArgs {
   // bits; nothing is counted or dropped anew.
   bool recompute = false;
   TensorProbe* probe = nullptr;
+  // Optional: called when h is on its way to the experts, for what is computed beside that and
+  // gives `addend` its values. It returns the weights; of those above only the router's count then.
+  std::function<MoeWeights()> beside = {};
 };
 
 struct MoeBackwardArgs {
@@ -123,6 +126,20 @@ struct MoeBackwardArgs {
   TensorProbe* probe = nullptr;
   MoeRows rows = {};              // from `rows_again`; absent: as forward saved them
   MoeGradientRows gradient = {};  // from `receive_gradient`; absent: temporaries
+};
+
+// A stream beside the main one for operations that follow what is there and come before what
+// follows `join`; unless it is apart, the main stream itself.
+class Beside {
+ public:
+  Beside(bool apart, const Stream& side, const Stream& main);
+  bool apart() const { return apart_; }
+  const Stream& stream() const { return side_; }
+  void join() const;
+
+ private:
+  bool apart_;
+  Stream side_, main_;
 };
 
 class MoeLayer {
@@ -165,6 +182,13 @@ class MoeLayer {
   void backward_weights(const WeightGradients& args, const MoeSaved& saved, Arena& arena,
                         Stream stream) const;
 
+  // Whether this is asked for, and there are ranks to exchange with.
+  bool overlaps(Overlap what) const { return config_.overlap == what && group_->ranks() > 1; }
+  // A stream for an exchange, which is apart from the main one where `overlap` is asked for.
+  Beside beside(Overlap overlap, const Stream& main) const {
+    return {overlaps(overlap), side_, main};
+  }
+
   MoeRows make_rows(int64_t capacity, Arena& arena) const;
   MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena) const;
 
@@ -183,12 +207,11 @@ class MoeLayer {
   // the arena.
   using Move = std::function<void(const DispatchArgs&)>;
   QuantizedView send(const Move& move, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
-                     Arena& arena, Stream stream) const;
+                     Arena& arena, const Beside& exchange) const;
   EpPlan plan_and_send(const PrepareArgs& routing, const DispatchArgs& rows, TensorView plan_memory,
                        Stream stream) const;
   TensorView make_outputs(int64_t capacity, Arena& arena) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
-  bool overlaps() const { return config_.overlap == Overlap::kWgrad && group_->ranks() > 1; }
 
   MoeConfig config_;
   std::optional<QuantSpec> dispatch_;

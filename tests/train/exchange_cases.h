@@ -29,10 +29,10 @@ struct ExchangeCase {
 inline std::vector<ExchangeCase> exchange_cases() {
   std::vector<ExchangeCase> out{{}};
   const model::Recompute recomputes[] = {model::Recompute::kNone, model::Recompute::kMoe};
-  for (const auto& r : pairwise_cover({2, 3, 2, 2, 2})) {
+  for (const auto& r : pairwise_cover({2, 3, 3, 2, 2})) {
     out.push_back({.zero_copy = r[0] ? moe::ZeroCopy::kAuto : moe::ZeroCopy::kOff,
                    .depth = 1 + r[1],
-                   .overlap = r[2] ? moe::Overlap::kWgrad : moe::Overlap::kNone,
+                   .overlap = static_cast<moe::Overlap>(r[2]),
                    .delay_wgrad = r[3] != 0,
                    .recompute = recomputes[r[4]]});
   }
@@ -52,6 +52,7 @@ inline TrainConfig exchange_config(const std::string& directory, int ranks,
   c.model.heads = 4;
   c.model.d_ffn = 32;
   c.model.shared_d_ffn = 16;
+  c.model.shared_gate = true;
   c.model.router.experts = 12;  // which 2, 3 and 4 ranks share
   c.model.combine = combine;
   c.parallel.ep = ranks;

@@ -14,8 +14,9 @@ constexpr Names<moe::AuxLoss, 4> kAuxLosses{{{"none", moe::AuxLoss::kNone},
                                              {"sequence", moe::AuxLoss::kSequence}}};
 constexpr Names<model::AuxScope, 2> kScopes{
     {{"micro_batch", model::AuxScope::kMicroBatch}, {"global", model::AuxScope::kGlobal}}};
-constexpr Names<moe::Overlap, 2> kOverlaps{
-    {{"none", moe::Overlap::kNone}, {"wgrad", moe::Overlap::kWgrad}}};
+constexpr Names<moe::Overlap, 3> kOverlaps{{{"none", moe::Overlap::kNone},
+                                            {"wgrad", moe::Overlap::kWgrad},
+                                            {"shared", moe::Overlap::kShared}}};
 constexpr Names<moe::Reduction, 3> kReductions{{{"rank", moe::Reduction::kRank},
                                                 {"rank_fp32", moe::Reduction::kRankFp32},
                                                 {"token", moe::Reduction::kToken}}};

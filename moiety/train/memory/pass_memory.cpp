@@ -216,10 +216,12 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
                         s.capacity * s.d * s.item + hidden + std::max(fc1, s.codes + w2.forward),
                         moe ? x + gradient + fc1 : 0});
   }
-  const int64_t shared = c.shared_d_ffn > 0 ? network_bytes(s, s.shared, q.workspace(L::kShared1),
-                                                            q.workspace(L::kShared2)) +
-                                                  anew(moe, saved.shared)
-                                            : 0;
+  const bool beside = c.overlap == moe::Overlap::kShared && grid.ep > 1 && !c.delay_wgrad;
+  const int64_t shared =
+      c.shared_d_ffn > 0
+          ? network_bytes(s, s.shared, q.workspace(L::kShared1), q.workspace(L::kShared2)) +
+                anew(moe, saved.shared) + anew(beside, x + gradient)
+          : 0;
   const int64_t rows = gradient + anew(moe, saved.rows);
   const int64_t delayed = c.delay_wgrad ? rows : 0;  // kept through the backward pass
   return delayed +
