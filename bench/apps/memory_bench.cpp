@@ -106,7 +106,7 @@ Counted count(optim::DistributedOptimizer& optimizer, const optim::GridGroups& g
 void train(const TrainConfig& o, const Grid& grid, comm::Communicator& world,
            const std::function<void(const Counted&)>& when_done) {
   const int64_t tokens = o.pass_tokens();
-  RankModel model(o.model, storage_dtype(o), grid, tokens, 100, world);
+  RankModel model(o, grid, tokens, world);
   WeightGathering gathering(o, model.groups(), int64_t{1} << 33);
   optim::OptimizerConfig optimizer_config;
   optimizer_config.weights = storage_dtype(o);
@@ -120,6 +120,7 @@ void train(const TrainConfig& o, const Grid& grid, comm::Communicator& world,
   BatchFeed feed(o.train.micro_batch, o.data.seq_len, false, 1, {});
   ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
   Arena arena("activations");
+  model.share_rows(capacity.rows(), arena);
   for (int step = 0; step < 2; ++step) {
     const model::StepSums sums = model.transformer().make_sums();
     const auto gathers = gathering.begin_step("train", kMicroBatches);

@@ -66,9 +66,9 @@ class Recorder final : public TensorProbe {
 };
 
 TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
-  const model::Config config = train_config(options_of(tiny("r"))).model;
+  const TrainConfig config = train_config(options_of(tiny("r")));
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
-    RankModel model(config, DType::kFloat32, Grid{}, 128, 100, world);
+    RankModel model(config, Grid{}, 128, world);
     model::Transformer& transformer = model.transformer();
     optim::DistributedOptimizer optimizer(transformer.parameter_specs(),
                                           {.weights = DType::kFloat32}, model.groups());
@@ -165,6 +165,9 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
        {"--memory.recompute=full", "--model.layers=6", "--precision.recipe=mxfp8",
         "--moe.shared_d_ffn=64", "--moe.shared_gate"}},
       {"delayed", 2, 2, {"--moe.delay_wgrad", "--model.layers=6"}},
+      {"zero-copy", 2, 2, {"--ep.zero_copy=auto", "--ep.depth=3"}},
+      {"zero-copy recompute", 2, 2, {"--ep.zero_copy=auto", "--memory.recompute=moe"}},
+      {"shared beside", 2, 2, {"--ep.overlap=shared", "--moe.shared_d_ffn=64"}},
       {"delayed mxfp8",
        2,
        2,
@@ -194,7 +197,7 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
     std::atomic<int64_t> master{0}, moments{0};
     comm::run_thread_ranks(c.ranks, {}, [&](comm::Communicator& world) {
       const int64_t tokens = 4 * 128;
-      RankModel model(config.model, storage_dtype(config), grid, tokens, 100, world);
+      RankModel model(config, grid, tokens, world);
       optim::OptimizerConfig oc;
       oc.weights = storage_dtype(config);
       oc.moments = config.optim.state_dtype;
@@ -227,6 +230,8 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       batch.fill(*source, samples);
       ExpertCapacity capacity(config, model.transformer(), tokens / grid.tp);
       Arena arena("activations");
+      model.share_rows(capacity.rows(), arena);
+      EXPECT_EQ(model.expert_parallel_bytes(), m.expert_parallel) << c.name;
       const model::StepSums sums = model.transformer().make_sums();
       {
         const ArenaScope scope(arena);

@@ -42,7 +42,7 @@ struct Rank {
       : config(c),
         grid(check_layout(c)),
         tokens(c.pass_tokens()),
-        model(c.model, storage_dtype(c), grid, tokens, 100, world),
+        model(c, grid, tokens, world),
         gathering(c, model.groups(), int64_t{1} << 33, embedding),
         optimizer(training_specs(c, model.transformer(), grid, world.rank()),
                   {.weights = storage_dtype(c), .main_grad = c.optim.grad_dtype}, model.groups(),
