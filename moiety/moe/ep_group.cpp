@@ -22,7 +22,7 @@ bool fits(const EpLimits& wanted, const EpLimits& have) {
   return wanted.tokens <= have.tokens && wanted.model <= have.model && wanted.topk <= have.topk &&
          !wider(wanted.widest, have.widest) && wanted.depth <= have.depth &&
          wanted.rank_fp32 <= have.rank_fp32 && wanted.token_order <= have.token_order &&
-         peer_rows(wanted) <= peer_rows(have);
+         wanted.staged <= have.staged && peer_rows(wanted) <= peer_rows(have);
 }
 
 EpLimits larger(const EpLimits& a, const EpLimits& b) {
@@ -33,7 +33,8 @@ EpLimits larger(const EpLimits& a, const EpLimits& b) {
           .depth = std::max(a.depth, b.depth),
           .rank_fp32 = a.rank_fp32 || b.rank_fp32,
           .token_order = a.token_order || b.token_order,
-          .peer_rows = peer_rows(a) >= peer_rows(b) ? a.peer_rows : b.peer_rows};
+          .peer_rows = peer_rows(a) >= peer_rows(b) ? a.peer_rows : b.peer_rows,
+          .staged = a.staged || b.staged};
 }
 
 const char* transport_name(EpTransport transport) {
@@ -49,10 +50,11 @@ std::string describe(const ExpertMap& map, const EpLimits& l, const EpOptions& o
   }
   return text(
       "group \"{}\" of {} experts (owners {:08x}), {} tokens, model {}, topk {}, rows of {}, "
-      "depth {}, rank_fp32 {}, token_order {}, peer_rows {}, chunks of {}, transport {}, "
+      "depth {}, rank_fp32 {}, token_order {}, peer_rows {}, staged {}, chunks of {}, transport "
+      "{}, "
       "zero_copy {}",
       o.name, map.experts(), owners, l.tokens, l.model, l.topk, name(l.widest), l.depth,
-      l.rank_fp32, l.token_order, l.peer_rows, o.chunk_rows, transport_name(o.transport),
+      l.rank_fp32, l.token_order, l.peer_rows, l.staged, o.chunk_rows, transport_name(o.transport),
       o.zero_copy == ZeroCopy::kOff ? "off" : "auto");
 }
 

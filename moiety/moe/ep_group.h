@@ -59,6 +59,10 @@ struct EpLimits {
   // number P or later loses its pairs of that rank before anything is counted; the overflow policy
   // of prepare tells the consequence.
   int64_t peer_rows = 0;
+  // Whether there is memory for rows on their way. Without it, over mapped memory, rows must be
+  // where peers reach them (EpGroup::attach): others, and sums that are not read by the homes, are
+  // Error(kUnsupported).
+  bool staged = true;
 };
 
 // The way in which rows move; equal on all ranks.

@@ -97,6 +97,14 @@ int Exchange::place_of(const comm::SymmetricBuffer& buffer) const {
   return -1;
 }
 
+int Exchange::place_of(const Operand& operand) const {
+  const int64_t bytes = (operand.rows - 1) * operand.stride + operand.bytes;
+  for (size_t i = 0; i < attached_.size(); ++i) {
+    if (operand.rows > 0 && attached_[i].contains(operand.base, bytes)) return int(i);
+  }
+  return -1;
+}
+
 void Exchange::begin(const Signature& signature, const Operand& operand) {
   ++epoch_;
   operand_ = operand;
@@ -202,6 +210,20 @@ void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan,
                "{}, group \"{}\": the plan is for up to {} rows to a rank, reserved are {} "
                "(EpLimits peer_rows)",
                operation, group.name(), plan.rows_max, rows_max(g.limits));
+}
+
+void check_staging(const EpGroup& group, const Signature& signature, const Operand& operand) {
+  const EpGroup::Impl& g = *group.impl();
+  const bool stages = g.limits.staged || g.map.ranks() == 1 || signature.op == OpKind::kPrepare ||
+                      g.exchange->transport() != EpTransport::kMapped;
+  if (stages) return;
+  const bool direct = g.options.zero_copy == ZeroCopy::kAuto && signature.may_be_direct() &&
+                      (operand.rows == 0 || g.exchange->place_of(operand) >= 0);
+  if (direct) return;
+  fail(ErrorKind::kUnsupported,
+       "ep {}, group \"{}\": peers cannot reach these rows, and no memory is reserved for rows on "
+       "their way (EpLimits staged)",
+       op_name(signature.bits()), group.name());
 }
 
 void check_record(const char* operation, const EpGroup& group, const Payload& rows, int64_t bytes) {

@@ -148,6 +148,8 @@ class Exchange : protected OperationState {
   void attach(const comm::SymmetricBuffer& buffer) { attached_.push_back(buffer); }
   // The place of an attached buffer among them; -1 if it is none.
   int place_of(const comm::SymmetricBuffer& buffer) const;
+  // The place of the one that holds these rows; -1 if none does.
+  int place_of(const Operand& operand) const;
   void detach(int place) { attached_[place] = {}; }
   void detach_all() { attached_.clear(); }
 
@@ -291,10 +293,14 @@ struct EpGroup::Impl {
   void meet_outside(const char* operation, const std::string& what) const;
 };
 
+// Throws unless there is memory for the rows of an operation on their way, or peers reach them.
+void check_staging(const EpGroup& group, const Signature& signature, const Operand& operand);
+
 // Runs body(Exchange&) as the group's next operation. Peers may reach its `operand`.
 template <class Body>
 Epoch issue(EpGroup& group, const Signature& signature, const Operand& operand,
             const Stream& stream, Body&& body) {
+  check_staging(group, signature, operand);
   const std::shared_ptr<EpGroup::Impl>& impl = group.impl();
   const Epoch epoch = ++impl->issued;
   stream.run([impl, signature, operand, body = std::forward<Body>(body)] {

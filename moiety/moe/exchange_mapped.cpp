@@ -29,8 +29,10 @@ MappedLayout mapped_layout(const ExpertMap& map, const EpLimits& l, const EpOpti
   MappedLayout out;
   EpBytes& bytes = out.bytes = record_sizes(map, l, o, kMostMappedRanks);
   out.chunks = ceil_div(rows_max(l), o.chunk_rows);
-  out.half = (ranks - 1) * rows_max(l) * std::max(bytes.record, bytes.record_reduce);
-  if (ranks > 1) out.half = std::max(out.half, l.tokens * l.topk * bytes.pair);
+  const int64_t record = l.staged ? std::max(bytes.record, bytes.record_reduce)
+                                  : largest_rest(l.widest, l.model, l.topk);
+  out.half = (ranks - 1) * rows_max(l) * record;
+  if (ranks > 1 && l.staged) out.half = std::max(out.half, l.tokens * l.topk * bytes.pair);
   out.message = head_bytes(map.experts(), map.ranks()) + rows_max(l) * routing_bytes(l.topk);
   bytes.regions = l.depth * out.half;
   bytes.meta = l.depth * (ranks - 1) * out.message;
@@ -105,13 +107,9 @@ std::string MappedExchange::poison_text(uint64_t poison) const {
 
 // The word that tells peers where the operand lies, if they may reach it there.
 uint64_t MappedExchange::own_address() const {
-  if (!may_be_direct_ || operand_.rows == 0) return kStaged;
-  const int64_t bytes = (operand_.rows - 1) * operand_.stride + operand_.bytes;
-  for (size_t i = 0; i < attached_.size(); ++i) {
-    if (!attached_[i].contains(operand_.base, bytes)) continue;
-    return uint64_t(i) << kOffsetBits | uint64_t(operand_.base - attached_[i].local());
-  }
-  return kStaged;
+  const int place = may_be_direct_ ? place_of(operand_) : -1;
+  if (place < 0) return kStaged;
+  return uint64_t(place) << kOffsetBits | uint64_t(operand_.base - attached_[place].local());
 }
 
 void MappedExchange::enter() {

@@ -129,6 +129,17 @@ int64_t largest_record(PayloadFormat widest, int64_t model, int topk) {
   return out;
 }
 
+int64_t largest_rest(PayloadFormat widest, int64_t model, int topk) {
+  int64_t out = 0;
+  for (int i = 0; i < kFormats; ++i) {
+    const auto format = static_cast<PayloadFormat>(i);
+    if (wider(format, widest)) continue;
+    const RowParts parts = row_parts(format, model);
+    out = std::max(out, RowParts{0, parts.scales, parts.row_scale}.record(topk));
+  }
+  return out;
+}
+
 PayloadFormat payload_format(DType dtype) {
   switch (dtype) {
     case DType::kBFloat16:

@@ -62,6 +62,8 @@ struct RowParts {
 RowParts row_parts(PayloadFormat format, int64_t model);
 // The largest record of a format with rows no longer than those of `widest`.
 int64_t largest_record(PayloadFormat widest, int64_t model, int topk);
+// The same for records of the parts beside the data.
+int64_t largest_rest(PayloadFormat widest, int64_t model, int topk);
 // Whether long rows of format a have more bytes than those of b.
 bool wider(PayloadFormat a, PayloadFormat b);
 

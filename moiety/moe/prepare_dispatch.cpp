@@ -55,6 +55,7 @@ EpPlan prepare_dispatch(EpGroup& group, const PrepareArgs& args, const DispatchA
   plan.epoch = group.epoch() + 1;
   DispatchRows d = check_dispatch(group, plan, rows, stream);
   d.signature.early = true;
+  check_staging(group, d.signature, {});
   stream.run([impl, plan, args, d] { run_both(*impl->exchange, plan, args, impl->findings, d); });
   impl->issued += 2;
   impl->last.record(stream);

@@ -198,7 +198,8 @@ TYPED_TEST_P(EpLifecycle, RanksMustAgree) {
     const EpLimits limits{.tokens = 8, .model = 16, .topk = 2};
     const std::string asked =
         "group \"moe\" of 4 experts (owners {}), 8 tokens, model 16, topk {}, rows of bf16, "
-        "depth 2, rank_fp32 false, token_order false, peer_rows {}, chunks of 16, transport {}, "
+        "depth 2, rank_fp32 false, token_order false, peer_rows {}, staged true, chunks of 16, "
+        "transport {}, "
         "zero_copy off";
     const auto expect = [&](const EpLimits& mine, const EpOptions& options, auto rank0,
                             auto rank1) {

@@ -181,6 +181,53 @@ TEST(ZeroCopy, BuffersComeAndGo) {
   });
 }
 
+TEST(ZeroCopy, AGroupMayHaveNoMemoryForRowsOnTheirWay) {
+  const ExpertMap map(5, kRanks);
+  const int64_t model = 20;
+  const Batch batch(map, {9, 7, 12}, 2, 1, model, 3, Routing::kRandom);
+  EpLimits limits{.tokens = 12, .model = model, .topk = 2, .token_order = true, .staged = false};
+  EXPECT_EQ(EpGroup::bytes(map, limits, {}).regions, 2 * 2 * 12 * 128);  // weights alone
+  Threads::run(kRanks, [&](comm::Communicator& world) {
+    const int me = world.rank();
+    EpGroup group = EpGroup::create(world, map, limits, automatic());
+    const int64_t most = *std::max_element(batch.capacity.begin(), batch.capacity.end());
+    comm::SymmetricBuffer buffer = comm::SymmetricBuffer::create(world, "rows", 2 * model * most);
+    group.attach(buffer);
+    BatchRun run(batch, me);
+    run.prepare_plan(group);
+    const auto why = [](const char* operation) {
+      return text(
+          "ep {}, group \"moe\": peers cannot reach these rows, and no memory is reserved for rows "
+          "on their way (EpLimits staged)",
+          operation);
+    };
+    EXPECT_EQ(error_of([&] { run.dispatch_rows(group); }), why("dispatch"));
+    EXPECT_EQ(error_of([&] { run.combine_rows(group); }), why("combine"));
+    EXPECT_EQ(error_of([&] { run.backward(group); }), why("combine_backward"));
+
+    const TensorView rows(buffer.local(), DType::kBFloat16, {batch.capacity[me], model});
+    std::memset(buffer.local(), 0xFF, buffer.bytes());
+    world.barrier();
+    Mat<bf16> x(batch.x[me], model), received(batch.capacity[me], model);
+    const int64_t tokens = batch.plan.in.tokens(me);
+    Mat<float> w(std::vector<float>(tokens * 2, 0.5f), 2), slot_w(batch.capacity[me], 1);
+    dispatch(group, run.plan,
+             {.x_TD = x.view(), .w_TK = w.view(), .rows_CD = rows, .slot_w = slot_w.vector()}, {});
+    std::memcpy(received.view().raw(), rows.raw(), rows.bytes());
+    received.expect(batch.rows[me], false, "rows");
+    Mat<bf16> out(tokens, model);
+    combine(group, run.plan, {.y_CD = rows, .reduction = Reduction::kToken, .out_TD = out.view()},
+            {});
+    limits.staged = true;
+    group.reserve(limits);
+    run.forward(group);
+    run.backward(group);
+    run.expect_all("staged");
+    group.close();
+    buffer.close();
+  });
+}
+
 TEST(ZeroCopy, IsAskedForByTheOptions) {
   Threads::run(2, [](comm::Communicator& world) {
     const EpLimits limits{.tokens = 1, .model = 1, .topk = 1};
