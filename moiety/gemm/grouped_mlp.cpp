@@ -5,6 +5,7 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/mlp_steps.h"
+#include "moiety/gemm/row_dot.h"
 
 namespace moiety::gemm {
 namespace {
@@ -72,6 +73,7 @@ Sizes check(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
 // live.
 struct Transients {
   TensorView ffn, model;
+  std::byte* segments;  // of dprob, on kSm90Fused
 };
 
 Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes& s,
@@ -82,12 +84,14 @@ Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes&
                "{}: workspace is {}, expected uint8[{}]", kName, workspace.describe(), need);
   std::byte* base = static_cast<std::byte*>(workspace.raw());
   const int64_t rows = input.groups.experts > 0 ? s.capacity : 0;
-  Transients out;
+  Transients out{};
   out.ffn = TensorView(base, s.dtype, {rows, s.ffn}, workspace.device());
+  int64_t used = padded_bytes(out.ffn.bytes());
   if (s.maps) {
-    out.model = TensorView(base + padded_bytes(out.ffn.bytes()), s.dtype, {rows, s.model},
-                           workspace.device());
+    out.model = TensorView(base + used, s.dtype, {rows, s.model}, workspace.device());
+    used += padded_bytes(out.model.bytes());
   }
+  out.segments = base + used;
   return out;
 }
 
@@ -167,6 +171,18 @@ void run_on_gpu(const GroupedMlp& mlp, const GroupedGemmArgs& product, const Str
   fail_without_cuda(kName);
 }
 
+// F1 with F2, or B1 with B2, in one launch, if the path and the views allow it.
+bool run_fused(const GroupedMlp& mlp, const GroupedGemmArgs& product, const ActivationBlock& block,
+               std::byte* segments, const Stream& stream) {
+  if (mlp.path != MlpPath::kSm90Fused || product.groups.experts == 0) return false;
+  if constexpr (kCudaBuilt) return grouped_activation_cuda(product, block, segments, stream);
+  fail_without_cuda(kName);
+}
+// The bytes of dprob's segments.
+int64_t segments_bytes(int64_t capacity, int64_t ffn) {
+  return byte_size(DType::kFloat32, capacity * ((ffn + kDotSegment - 1) / kDotSegment));
+}
+
 // Whether the operation runs on a GPU, found while checking that everything it reads and writes is
 // with the stream.
 bool on_gpu(const GroupedMlp& mlp, const MlpInput& input, std::initializer_list<NamedView> more,
@@ -186,7 +202,7 @@ bool on_gpu(const GroupedMlp& mlp, const MlpInput& input, std::initializer_list<
                                   {"b2_ED", mlp.b2_ED}},
                                  stream);
   check_devices(kName, more, stream);
-  MOIETY_CHECK(gpu == (mlp.path == MlpPath::kCudaPlain || mlp.path == MlpPath::kSm90),
+  MOIETY_CHECK(gpu == (mlp.path != MlpPath::kReference && mlp.path != MlpPath::kCpu),
                "{}: path {} on a stream of {}", kName, name(mlp.path), name(stream.device()));
   return gpu;
 }
@@ -279,6 +295,8 @@ const char* name(MlpPath path) {
       return "cuda_plain";
     case MlpPath::kSm90:
       return "sm90";
+    case MlpPath::kSm90Fused:
+      return "sm90_fused";
   }
   return "?";
 }
@@ -319,6 +337,14 @@ std::string why_not_sm90(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
   return {};
 }
 
+// The same of activations in their launches.
+std::string why_not_fused(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
+  if (std::string why = why_not_sm90(desc, gpu); !why.empty()) return why;
+  if (desc.interleave != 0) return text("interleave {} is not 0", desc.interleave);
+  if (desc.asked != MlpPath::kSm90Fused) return "it has not run on a GPU yet";
+  return {};
+}
+
 }  // namespace
 
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
@@ -327,9 +353,20 @@ PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& g
     fail(ErrorKind::kUnsupported, "{}: dtype {}, expected float32 or bfloat16 on a GPU", kName,
          name(desc.dtype));
   }
-  const std::string why = why_not_sm90(desc, gpu);
-  if (why.empty()) return {MlpPath::kSm90, {}};
-  return {MlpPath::kCudaPlain, {{MlpPath::kSm90, why}}};
+  PathReport report;
+  report.path = MlpPath::kCudaPlain;
+  for (const auto& [path, why] : {std::pair{MlpPath::kSm90Fused, why_not_fused(desc, gpu)},
+                                  std::pair{MlpPath::kSm90, why_not_sm90(desc, gpu)}}) {
+    const bool another = desc.asked && *desc.asked != path;
+    if (why.empty() && !another) {
+      report.path = path;
+      break;
+    }
+    report.rejected.push_back(
+        {path, why.empty() ? text("{} is asked for", name(*desc.asked)) : why});
+  }
+  if (desc.asked) report.require(*desc.asked);
+  return report;
 }
 
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device) {
@@ -349,6 +386,7 @@ PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device) {
   } else {
     report.path = MlpPath::kCpu;
   }
+  if (desc.asked) report.require(*desc.asked);
   return report;
 }
 
@@ -357,8 +395,9 @@ int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input) {
   const DType dtype = input.x.dtype();
   const int64_t capacity = input.groups.capacity, ffn = mlp.w2[0].size(1);
   const int64_t model = input.row_TK.defined() ? input.x.size(1) : 0;
+  const int64_t segments = mlp.path == MlpPath::kSm90Fused ? segments_bytes(capacity, ffn) : 0;
   return padded_bytes(byte_size(dtype, capacity * ffn)) +
-         padded_bytes(byte_size(dtype, capacity * model));
+         padded_bytes(byte_size(dtype, capacity * model)) + padded_bytes(segments);
 }
 
 void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,
@@ -376,8 +415,10 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
   }
   if (on_gpu(mlp, input, {{"h", h}, {"o", o}, {"workspace", workspace}}, stream)) {
     record_faults_on_gpu(input, stream);
-    run_on_gpu(mlp, steps.fc1, stream);
-    if (input.groups.experts > 0) activation_forward(activation(mlp, input, h), t.ffn, stream);
+    if (!run_fused(mlp, steps.fc1, steps.activation, nullptr, stream)) {
+      run_on_gpu(mlp, steps.fc1, stream);
+      if (input.groups.experts > 0) activation_forward(activation(mlp, input, h), t.ffn, stream);
+    }
     run_on_gpu(mlp, steps.fc2, stream);
     if (s.maps) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
     return;
@@ -437,9 +478,11 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
               {"workspace", workspace}},
              stream)) {
     record_faults_on_gpu(input, stream);
-    run_on_gpu(mlp, steps.fc2_dgrad, stream);
-    if (input.groups.experts > 0) {
-      activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
+    if (!run_fused(mlp, steps.fc2_dgrad, steps.activation, t.segments, stream)) {
+      run_on_gpu(mlp, steps.fc2_dgrad, stream);
+      if (input.groups.experts > 0) {
+        activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
+      }
     }
     run_on_gpu(mlp, steps.fc1_dgrad, stream);
     if (s.maps) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);

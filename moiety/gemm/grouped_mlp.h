@@ -17,6 +17,7 @@
 // call can be captured; faults of the data are recorded there.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,10 @@ void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorVi
 
 // ---- Choice of path: a pure function, made once per layer, never changed during a run.
 // kSm90: products by Hopper's tensor cores (sm90/grouped_sm90.h), but for single views that these
-// cannot take, whose rows begin at no multiple of 16 bytes; kCudaPlain: for every GPU and view.
-enum class MlpPath { kReference, kCpu, kCudaPlain, kSm90 };
+// cannot take, whose rows begin at no multiple of 16 bytes; kSm90Fused: with the activation in the
+// products' launches (sm90/fused.h), which changes no bit and is taken only where it is asked for,
+// since it has not run on a GPU yet; kCudaPlain: for every GPU and view.
+enum class MlpPath { kReference, kCpu, kCudaPlain, kSm90, kSm90Fused };
 const char* name(MlpPath path);
 
 struct PathReport {
@@ -54,8 +57,11 @@ struct PathReport {
 
 struct GroupedMlpDesc {
   DType dtype = DType::kFloat32;
-  int64_t model = 0;  // D
-  int64_t ffn = 0;    // F
+  int64_t model = 0;       // D
+  int64_t ffn = 0;         // F
+  int64_t interleave = 0;  // of the GLU (swiglu.h)
+  // The path that is asked for: another choice is Error(kUnsupported) with the reason.
+  std::optional<MlpPath> asked = {};
 };
 // Float64 is Error(kUnsupported) on a GPU, and so is a GPU that is not there.
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device);
@@ -82,7 +88,7 @@ struct MlpInput {
 };
 
 // Bytes of `workspace` (uint8 [bytes], aligned to 64). forward keeps A there and, with the maps, Y;
-// backward_data keeps dA there and, with the maps, dXr.
+// backward_data keeps dA there, with the maps dXr, and on kSm90Fused the segments of dprob.
 int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input);
 
 // Writes h [R_cap, 2F], to be kept for backward, and o [T, D], without the maps [R_cap, D].

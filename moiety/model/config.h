@@ -3,10 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "moiety/gemm/swiglu.h"
+#include "moiety/gemm/grouped_mlp.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/prepare.h"
 #include "moiety/moe/router.h"
@@ -50,6 +51,7 @@ struct Config {
   bool shared_gate = false;
   gemm::Activation activation = gemm::swiglu();  // activation of the experts
   moe::Reduction combine = moe::Reduction::kRank;
+  std::optional<gemm::MlpPath> expert_path = {};  // asked for instead of the choice
   moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
 
   // Keys of [init], [optim], [train] and [memory], and moe.delay_wgrad.

@@ -21,7 +21,8 @@ moe::MoeConfig moe_config(const Config& c, DType storage) {
           .router = c.router,
           .activation = c.activation,
           .reduction = c.combine,
-          .overflow = c.overflow};
+          .overflow = c.overflow,
+          .path = c.expert_path};
 }
 
 MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group,

@@ -78,7 +78,8 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
                group.map().experts(), config.router.experts);
   path_ = gemm::choose_grouped_mlp(
-      {.dtype = config.dtype, .model = config.model, .ffn = config.ffn}, group.device());
+      {.dtype = config.dtype, .model = config.model, .ffn = config.ffn, .asked = config.path},
+      group.device());
 }
 
 int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {

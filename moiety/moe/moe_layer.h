@@ -32,7 +32,8 @@ struct MoeConfig {
   gemm::Activation activation = gemm::swiglu();
   Reduction reduction = Reduction::kRank;
   OverflowPolicy overflow = OverflowPolicy::kError;
-  int64_t alignment = 1;  // multiple to which an expert's rows are padded
+  int64_t alignment = 1;                   // multiple to which an expert's rows are padded
+  std::optional<gemm::MlpPath> path = {};  // asked for instead of the choice
 };
 
 struct MoeWeights {

@@ -339,18 +339,40 @@ TEST(GroupedMlpPath, IsReportedWithReasons) {
 
 TEST(GroupedMlpPath, OfGpus) {
   const GpuProperties hopper{.name = "H200", .major = 9}, blackwell{.name = "B200", .major = 10};
-  EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper).describe(), "sm90");
+  EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper).describe(),
+            "sm90 (sm90_fused: it has not run on a GPU yet)");
   const auto plain = [](const GroupedMlpDesc& desc, const GpuProperties& gpu) {
     return choose_grouped_mlp(desc, gpu).describe();
   };
-  EXPECT_EQ(plain({DType::kBFloat16, 8, 16}, blackwell),
-            "cuda_plain (sm90: capability 10.0 is not 9.0)");
+  EXPECT_EQ(
+      plain({DType::kBFloat16, 8, 16}, blackwell),
+      "cuda_plain (sm90_fused: capability 10.0 is not 9.0; sm90: capability 10.0 is not 9.0)");
   EXPECT_EQ(plain({DType::kFloat32, 8, 16}, hopper),
-            "cuda_plain (sm90: dtype float32 is not bfloat16)");
+            "cuda_plain (sm90_fused: dtype float32 is not bfloat16; sm90: dtype float32 is not "
+            "bfloat16)");
   EXPECT_EQ(plain({DType::kBFloat16, 12, 16}, hopper),
-            "cuda_plain (sm90: D=12 is no multiple of 8)");
-  EXPECT_EQ(plain({DType::kBFloat16, 8, 4}, hopper), "cuda_plain (sm90: F=4 is no multiple of 8)");
+            "cuda_plain (sm90_fused: D=12 is no multiple of 8; sm90: D=12 is no multiple of 8)");
+  EXPECT_EQ(plain({DType::kBFloat16, 8, 4}, hopper),
+            "cuda_plain (sm90_fused: F=4 is no multiple of 8; sm90: F=4 is no multiple of 8)");
   EXPECT_THROW(choose_grouped_mlp({DType::kFloat64, 8, 8}, hopper), Error);
+  const auto asked = [&](MlpPath path, int64_t interleave = 0) -> std::string {
+    try {
+      return choose_grouped_mlp({DType::kBFloat16, 8, 16, interleave, path}, hopper).describe();
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(asked(MlpPath::kSm90Fused), "sm90_fused");
+  EXPECT_EQ(asked(MlpPath::kSm90), "sm90 (sm90_fused: it has not run on a GPU yet)");
+  EXPECT_EQ(asked(MlpPath::kCudaPlain),
+            "cuda_plain (sm90_fused: it has not run on a GPU yet; sm90: cuda_plain is asked for)");
+  EXPECT_EQ(asked(MlpPath::kSm90Fused, 8),
+            "grouped_mlp: path sm90_fused is required, cuda_plain was chosen; sm90_fused: "
+            "interleave 8 is not 0; sm90: sm90_fused is asked for");
+  EXPECT_THROW(
+      choose_grouped_mlp({.dtype = DType::kFloat32, .model = 8, .ffn = 8, .asked = MlpPath::kSm90},
+                         Device{}),
+      Error);
   const PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 8}, blackwell);
   const Problem p({"", {4, 5}}, {.path = report.path});
   try {

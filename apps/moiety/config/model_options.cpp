@@ -17,6 +17,11 @@ constexpr Names<model::AuxScope, 2> kScopes{
 constexpr Names<moe::Reduction, 3> kReductions{{{"rank", moe::Reduction::kRank},
                                                 {"rank_fp32", moe::Reduction::kRankFp32},
                                                 {"token", moe::Reduction::kToken}}};
+constexpr Names<std::optional<gemm::MlpPath>, 4> kExpertPaths{
+    {{"auto", std::nullopt},
+     {"cuda_plain", gemm::MlpPath::kCudaPlain},
+     {"sm90", gemm::MlpPath::kSm90},
+     {"sm90_fused", gemm::MlpPath::kSm90Fused}}};
 // Norms' outputs and activations are never kept.
 constexpr Names<model::Recompute, 4> kRecomputes{{{"none", model::Recompute::kNone},
                                                   {"norm", model::Recompute::kNone},
@@ -63,6 +68,7 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   c.shared_gate = o.moe.shared_gate;
   c.delay_wgrad = o.moe.delay_wgrad;
   c.combine = value_of(kReductions, o.moe.combine);
+  c.expert_path = value_of(kExpertPaths, o.moe.path);
   c.overflow = moe::OverflowPolicy::kDrop;  // expert_capacity.h decides the consequence
   c.init_std = float(o.init.std);
   c.residual_scale = o.init.residual_scale;
