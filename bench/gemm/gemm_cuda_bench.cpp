@@ -4,11 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "bench/gemm/expert_shapes.h"
-#include "bench/harness.h"
-#include "moiety/base/copy.h"
-#include "moiety/base/gpu.h"
-#include "moiety/gemm/gemm.h"
+#include "bench/gemm/bursts.h"
 #include "moiety/gemm/grouped_mlp.h"
 
 namespace moiety::bench {
@@ -18,8 +14,6 @@ using gemm::GemmArgs;
 using gemm::GemmOp;
 using gemm::GroupedGemmArgs;
 using gemm::GroupedOp;
-
-constexpr Device kGpu{DeviceType::kCuda, 0};
 
 struct DenseShape {
   int64_t m, n, k;
