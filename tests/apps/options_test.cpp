@@ -384,6 +384,9 @@ TEST(Options, DeepKeysAreRefusedBeforeTheyAreParsed) {
   EXPECT_EQ(file_error(dotted("'a=\\'", 50000) + " = 1\n"), "c.toml:1: a key of more than 8 parts");
   EXPECT_EQ(file_error(dotted("\"a\\\",\"", 50000) + " = 1\n"),
             "c.toml:1: a key of more than 8 parts");
+  // A string that ends with the text, and with a backslash: the parser's error, no read beyond it.
+  const std::string_view unended = "[run]\ndir = \"a\\";
+  EXPECT_THAT(file_error(std::string(unended)), testing::StartsWith("c.toml:2: "));
   const std::string path = dotted("..", 100);
   EXPECT_EQ(
       parse_config("[run]\ndir = '" + path + "' # a.b.c.d.e.f.g.h.i.j\n", "c.toml").options.run.dir,

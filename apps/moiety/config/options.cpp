@@ -139,7 +139,7 @@ size_t end_of_string(std::string_view toml, size_t at) {
     if (quote == '"' && toml[at] == '\\') ++at;
     if (!lines && at < toml.size() && toml[at] == '\n') break;  // not ended: the parser refuses it
   }
-  return at;
+  return std::min(at, toml.size());  // a last backslash has nothing behind it
 }
 
 // The line of the first key of too many parts; 0 if there is none.
