@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <set>
 #include <sys/stat.h>
 
@@ -395,6 +396,17 @@ TEST(Options, PresetsAreTheModelsPresets) {
     EXPECT_EQ(got.router.aux, expected.router.aux);
     EXPECT_EQ(got.router.aux_coef, expected.router.aux_coef);
   }
+}
+
+TEST(Options, ConfigsThatComeAlongAreSound) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(MOIETY_SOURCE_DIR "/configs")) {
+    const std::string path = entry.path();
+    EXPECT_EQ(error_of([&] { train_config(load_config(std::vector{path}, {}).options); }), kNoError)
+        << path;
+    ++files;
+  }
+  EXPECT_GE(files, 3);
 }
 
 TEST(Options, DeepKeysAreRefusedBeforeTheyAreParsed) {

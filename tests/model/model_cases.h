@@ -146,7 +146,7 @@ inline std::vector<ModelCase> model_cases() {
                  }),
       model_case("interleaved_and_indexed",
                  [](C& c) {
-                   c.activation = gemm::clamped_swiglu(0.6f);
+                   c.activation = gemm::clamped_swiglu(1);
                    c.expert_bias = true;
                    c.glu_interleave = 8;
                    c.indexed_experts = true;
