@@ -30,11 +30,13 @@ constexpr double kPeak = 989;  // TFLOP/s of an H100 or H200, dense bf16
 struct Case {
   const char* name;
   int64_t d, layers, heads, kv_heads, head_dim, experts, top_k, ffn, vocab, sequences, seq_len;
+  bool gpt_oss = false;  // its gate and biases, no norm of heads
 };
 constexpr Case kCases[] = {
     {"demo", 256, 4, 8, 2, 32, 8, 2, 128, 264, 8, 256},
     {"qwen3", 2048, 4, 32, 4, 128, 128, 8, 768, 151936, 2, 4096},
     {"small", 1024, 16, 16, 4, 64, 32, 4, 512, 50304, 4, 4096},
+    {"gptoss", 2880, 2, 64, 8, 64, 32, 4, 2880, 201088, 2, 4096, true},
 };
 
 struct Settings {
@@ -58,6 +60,11 @@ model::Config config_of(const Case& c) {
   config.router.experts = c.experts;
   config.router.top_k = c.top_k;
   config.d_ffn = c.ffn;
+  if (c.gpt_oss) {  // configs/gpt-oss-20b-experts.toml
+    config.qk_norm = false;
+    config.activation = gemm::qgeglu(1.702f, 7, 1);
+    config.expert_bias = true;
+  }
   return config;
 }
 
@@ -173,7 +180,7 @@ struct Result {
   std::vector<double> ms;                // of each timed step
   std::map<std::string, double> groups;  // ms of a step by operation
   double memory = 0;
-  std::string experts;  // the path that computes them
+  std::string experts;  // the path that computes them, and why no better one does
 };
 
 // The time of the innermost spans of one step, by operation.
@@ -204,7 +211,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   if (gpu && !settings.eager) graph = Graph(rank.stream(), [&] { rank.enqueue(); });
   const auto step = [&] { gpu && !settings.eager ? graph.launch(rank.stream()) : rank.enqueue(); };
   Result result;
-  if (rank.expert_path()) result.experts = name(rank.expert_path()->path);
+  if (rank.expert_path()) result.experts = rank.expert_path()->describe();
   for (int i = 0; i < 2; ++i) step();
   rank.loss();
   if (gpu) {
@@ -240,8 +247,9 @@ void run(bench::Options& options) {
   options.number("--threads", settings.threads, "that the ranks share")
       .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
       .choice("--device", device, {"cpu", "cuda"}, "")
-      .choice("--model", model, {"demo", "qwen3", "small"},
-              "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters")
+      .choice(
+          "--model", model, {"demo", "qwen3", "small", "gptoss"},
+          "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters; GPT-OSS 20B cut to 2 layers")
       .flag("--groups", settings.groups, "on a GPU: the time of a step by operation")
       .flag("--eager", settings.eager, "on a GPU: not captured")
       .number("--ranks", settings.ranks, "that share the experts and the batch")

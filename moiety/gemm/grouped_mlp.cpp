@@ -291,10 +291,26 @@ std::string PathReport::describe() const {
   return name(path) + why + (why.empty() ? "" : ")");
 }
 
-void PathReport::require(MlpPath required) const {
+namespace {
+
+bool of_gpus(MlpPath path) { return path != MlpPath::kReference && path != MlpPath::kCpu; }
+
+}  // namespace
+
+void PathReport::require(MlpPath required) {
   if (path == required) return;
+  // Paths of a device are in ascending order, and the least of them computes whatever a better one
+  // does.
+  if (of_gpus(path) == of_gpus(required) && required < path) {
+    rejected.push_back({path, text("{} is required", name(required))});
+    path = required;
+    return;
+  }
   std::string why;
   for (const Rejected& r : rejected) why += text("; {}: {}", name(r.path), r.reason);
+  if (of_gpus(path) != of_gpus(required)) {
+    why += text("; {} is a path of {}", name(required), of_gpus(required) ? "GPUs" : "CPUs");
+  }
   fail(ErrorKind::kUnsupported, "{}: path {} is required, {} was chosen{}", kName, name(required),
        name(path), why);
 }

@@ -48,8 +48,9 @@ struct PathReport {
 
   // "reference (cpu: dtype float64 is not float32 or bfloat16)"
   std::string describe() const;
-  // Throws Unsupported with the reasons unless `path` is the one required.
-  void require(MlpPath required) const;
+  // Makes `required` the path, also where a better one is there, which is then rejected for that.
+  // Throws Unsupported, with the reasons, if it was rejected or is a path of other devices.
+  void require(MlpPath required);
 };
 
 struct GroupedMlpDesc {

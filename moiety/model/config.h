@@ -3,10 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "moiety/gemm/swiglu.h"
+#include "moiety/gemm/grouped_mlp.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/prepare.h"
 #include "moiety/moe/router.h"
@@ -48,9 +49,15 @@ struct Config {
   int64_t d_ffn = 512;       // F
   int64_t shared_d_ffn = 0;  // Fs; 0: no shared expert
   bool shared_gate = false;
-  gemm::Activation activation = gemm::swiglu();  // activation of the experts
+  gemm::Activation activation = gemm::swiglu();  // of the experts, the shared one and dense layers
+  bool expert_bias = false;  // b1 and b2 of the experts; b2 is scaled by the token's weight
   moe::Reduction combine = moe::Reduction::kRank;
   moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
+
+  // How the experts' weights lie in memory; checkpoints hold them packed in plain order.
+  int64_t glu_interleave = 0;              // rows of gate and up that alternate in fc1 (swiglu.h)
+  bool indexed_experts = false;            // one view for each expert instead of one of all
+  std::optional<gemm::MlpPath> path = {};  // the path required of the experts; absent: the best
 
   // Keys of [init], [optim], [train] and [memory], and moe.delay_wgrad.
   float init_std = 0.02f;

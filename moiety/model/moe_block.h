@@ -1,6 +1,9 @@
 // The second half of a layer with experts: out = x + experts(h) + shared(h), with h = norm(x) and
 // one rounding. The shared expert, if there is one, is sigmoid(h gate^T) ffn(h), where the gate is
 // optional; the gate's value multiplies the activation, as the router's probabilities do.
+//
+// With Config::glu_interleave s the rows of the experts' fc1 and its bias lie in memory as blocks
+// of s gate rows and s up rows; only their row maps know, so files do not.
 #pragma once
 
 #include <optional>
@@ -80,7 +83,11 @@ class MoeBlock {
   static void finish(const Pass& pass, DelayedExperts& delayed);
 
  private:
-  optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std) const;
+  // `interleave`: that of the rows of fc1; 0 for fc2.
+  optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std,
+                               int64_t interleave) const;
+  optim::ParamSpec bias_spec(const char* name, int64_t columns, int64_t interleave) const;
+  optim::ParamSpec own_experts(optim::ParamSpec spec, int64_t rows, int64_t block) const;
   moe::MoeWeights weights(const Pass& pass, const gemm::LinearWeight& w1,
                           const gemm::LinearWeight& w2) const;
   // The weights of both expert layers, for a product with `rows` routed rows.
@@ -101,8 +108,11 @@ class MoeBlock {
   struct ExpertGradients {
     OpenGradient fc2, fc1;
   };
+  gemm::GroupedWeight grouped(const TensorView& packed_LNK) const;
+  gemm::GradTarget target(const OpenGradient& gradient) const;
   ExpertGradients open_gradients(const Pass& pass) const;
   void close_gradients(const Pass& pass, const ExpertGradients& gradients) const;
+  void show_gradient(const Pass& pass, const optim::Parameter& p, const TensorView& gradient) const;
   // pass.wide = x + shared(h); fills the shared part of `saved`.
   TensorView add_shared(const Pass& pass, const Forward& args, Saved& saved) const;
   // pass.wide = the gradient of h through the shared expert.
@@ -115,11 +125,12 @@ class MoeBlock {
   const moe::EpGroup* group_;
   moe::MoeLayer layer_;
   Tensor bias_E_;
-  bool gated_;
+  bool gated_, indexed_, biased_;
   std::optional<FeedForward> shared_;
   optim::Parameter* norm_ = nullptr;
   optim::Parameter* router_ = nullptr;
   LinearLayer fc1_, fc2_;
+  optim::Parameter *b1_ = nullptr, *b2_ = nullptr;
   optim::Parameter* gate_ = nullptr;
 };
 

@@ -29,7 +29,8 @@ void check_blocks(const char* tensor, gtp::Layout layout, int64_t block) {
 
 void check_ffn(const Config& c, const std::string& prefix, int64_t ffn, TpPlace place,
                int64_t block) {
-  check_blocks((prefix + "fc1.weight").c_str(), fc1_layout(c, ffn, place), 2 * block);
+  check_blocks((prefix + "fc1.weight").c_str(), fc1_layout(c, ffn, place),
+               c.activation.hidden(1) * block);
   check_blocks((prefix + "fc2.weight").c_str(), fc2_layout(c, ffn, place), block);
 }
 
@@ -53,7 +54,7 @@ gtp::Layout o_layout(const Config& c, TpPlace place) {
 }
 
 gtp::Layout fc1_layout(const Config& c, int64_t ffn, TpPlace place) {
-  return cut(2 * ffn, c.d_model, 0, 2, place);
+  return cut(c.activation.hidden(ffn), c.d_model, 0, c.activation.hidden(1), place);
 }
 
 gtp::Layout fc2_layout(const Config& c, int64_t ffn, TpPlace place) {

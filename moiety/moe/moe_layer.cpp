@@ -79,6 +79,7 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                group.map().experts(), config.router.experts);
   path_ = gemm::choose_grouped_mlp(
       {.dtype = config.dtype, .model = config.model, .ffn = config.ffn}, group.device());
+  if (config.path) path_.require(*config.path);
 }
 
 int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
@@ -89,7 +90,7 @@ int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
 gemm::GroupedMlp MoeLayer::mlp(const MoeWeights& weights) const {
   return {.path = path_.path,
           .activation = config_.activation,
-          .interleave = 0,
+          .interleave = config_.interleave,
           .w1 = weights.w1,
           .w2 = weights.w2,
           .b1_EH = weights.b1_LH,
@@ -99,7 +100,7 @@ gemm::GroupedMlp MoeLayer::mlp(const MoeWeights& weights) const {
 gemm::QuantizedMlp MoeLayer::quantized_mlp(const MoeWeights& weights,
                                            const QuantizedView& rows) const {
   gemm::QuantizedMlp mlp{.activation = config_.activation,
-                         .interleave = 0,
+                         .interleave = config_.interleave,
                          .fc1 = weights.quantized_1,
                          .fc2 = weights.quantized_2,
                          .b1_EH = weights.b1_LH,

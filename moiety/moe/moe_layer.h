@@ -30,6 +30,8 @@ struct MoeConfig {
   int64_t ffn = 0;                // F
   RouterConfig router;
   gemm::Activation activation = gemm::swiglu();
+  int64_t interleave = 0;  // of W1's rows and of H's columns (gemm/swiglu.h)
+  std::optional<gemm::MlpPath> path = std::nullopt;  // the path that is required; absent: the best
   Reduction reduction = Reduction::kRank;
   OverflowPolicy overflow = OverflowPolicy::kError;
   int64_t alignment = 1;  // multiple to which an expert's rows are padded
@@ -42,7 +44,7 @@ struct MoeWeights {
   gemm::GroupedWeight w2;    // [L, D, F]
   // With a recipe these replace w1 and w2.
   gemm::QuantizedLinear quantized_1 = {}, quantized_2 = {};
-  TensorView b1_LH, b2_LD;  // optional
+  TensorView b1_LH = {}, b2_LD = {};  // optional
 };
 
 // The targets of weight gradients, main_grad in float32 or bfloat16. The gradient of an undefined

@@ -101,6 +101,17 @@ void check_graph(const TrainConfig& c, Device device) {
   }
 }
 
+void check_path(const TrainConfig& c, Device device) {
+  if (!c.model.path || c.model.moe_layers() == 0) return;
+  try {
+    gemm::choose_grouped_mlp(
+        {.dtype = storage_dtype(c), .model = c.model.d_model, .ffn = c.model.d_ffn}, device)
+        .require(*c.model.path);
+  } catch (const Error& e) {
+    throw UsageError("moe.path = \"{}\": {}", name(*c.model.path), e.what());
+  }
+}
+
 int64_t total_steps(const TrainConfig& c) {
   if (c.train.steps > 0) return c.train.steps;
   if (c.train.tokens > 0) return (c.train.tokens + c.step_tokens() - 1) / c.step_tokens();

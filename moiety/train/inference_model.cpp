@@ -26,12 +26,18 @@ std::vector<optim::ParamSpec> fitting(std::vector<optim::ParamSpec> specs,
   return specs;
 }
 
+// The model of the configuration without what concerns the machine of its training.
+model::Config anywhere(model::Config config) {
+  config.path.reset();
+  return config;
+}
+
 }  // namespace
 
 InferenceModel::InferenceModel(const std::string& path, const TrainConfig& config, int64_t tokens,
                                comm::Communicator& world, const Stream& stream)
-    : model_(config.model, storage_dtype(config), Grid(), tokens, config.guard.comm_timeout_s,
-             world, stream.device()),
+    : model_(anywhere(config.model), storage_dtype(config), Grid(), tokens,
+             config.guard.comm_timeout_s, world, stream.device()),
       weights_(fitting(transformer().parameter_specs(), path), storage_dtype(config),
                stream.device()) {
   transformer().bind(weights_.parameters());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <set>
 #include <sys/stat.h>
 
@@ -134,6 +135,14 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
       {"[precision]\nrecipe = \"fp8\"\n",
        "c.toml:2: precision.recipe = 'fp8': must be one of fp32 | bf16 | fp8_block | mxfp8 | "
        "nvfp4"},
+      {"[moe]\nactivation = \"gelu\"\n",
+       "c.toml:2: moe.activation = 'gelu': must be one of swiglu | clamped_swiglu | qgeglu | "
+       "relu2"},
+      {"[moe]\nact_limit = 0\n", "c.toml:2: moe.act_limit = 0: must be a number, \"\" or >0..1e30"},
+      {"[moe]\nact_limit = \"seven\"\n",
+       "c.toml:2: moe.act_limit = 'seven': must be a number, \"\" or >0..1e30"},
+      {"[moe]\nglu_interleave = 16\n",
+       "c.toml:2: moe.glu_interleave = 16: must be an integer, 0..32, a multiple of 32"},
       {"[precision]\nkeep_first = -2\n",
        "c.toml:2: precision.keep_first = -2: must be an integer, -1..1024"},
       {"[precision]\nweight_2d = true\n", "c.toml:2: precision.weight_2d = true: must be one of"},
@@ -221,6 +230,8 @@ std::string without_comments(const std::string& toml) {
 TEST(Options, PrintedConfigReadsBackTheSame) {
   const std::vector<std::vector<std::string>> cases{
       {},
+      {"--moe.activation=qgeglu", "--moe.act_alpha=1.702", "--moe.act_limit=7",
+       "--moe.act_offset="},
       {"--model.preset=qwen3-235b-a22b", "--optim.lr=1e-7", "--optim.eps=1.2345678901234567e-8"},
       {"--run.dir=a \"quoted\" \\ path # not a comment", "--model.dense_layers=[1,2]",
        "--data.train=[{path = \"x y\", weight = 0.1}, \"z\"]", "--data.valid=[\"p\", \"q\"]",
@@ -273,6 +284,22 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--model.vocab=100"}, "model.vocab = 100: the tokenizer \"bytes\" has 264 ids"},
       {{"--moe.top_k=9"}, "moe.top_k=9 must be in 1..8"},
       {{"--moe.shared_gate"}, "moe.shared_gate=true needs moe.shared_d_ffn > 0"},
+      {{"--moe.activation=qgeglu", "--moe.act_alpha=1.702", "--moe.act_limit=7"},
+       "moe.act_offset = \"\": moe.activation = \"qgeglu\" needs a number there"},
+      {{"--moe.activation=qgeglu", "--moe.act_alpha=1.702", "--moe.act_limit=7",
+        "--moe.act_offset=1", "--moe.expert_bias", "--moe.glu_interleave=32"},
+       "no error"},
+      {{"--moe.activation=clamped_swiglu"},
+       "moe.act_limit = \"\": moe.activation = \"clamped_swiglu\" needs a number there"},
+      {{"--moe.act_limit=7"},
+       "moe.act_limit = 7: moe.activation = \"swiglu\" has no such parameter, expected \"\""},
+      {{"--moe.activation=relu2", "--moe.glu_interleave=32"},
+       "moe.glu_interleave=32: moe.activation has no gate to interleave, expected 0"},
+      {{"--moe.d_ffn=40", "--moe.glu_interleave=32"},
+       "moe.glu_interleave=32 must be 0, or a multiple of 8 that divides moe.d_ffn=40"},
+      {{"--moe.path=cuda_plain"},
+       "moe.path = \"cuda_plain\": grouped_mlp: path cuda_plain is required, "},
+      {{"--moe.path=reference"}, "no error"},
       {{"--moe.capacity_factor=-0.5"}, "moe.capacity_factor = -0.5: 0 (automatic)"},
       {{"--router.groups=3"}, "router.groups=3 must divide moe.experts=8"},
       {{"--router.groups=2", "--router.group_top_k=3"}, "router.group_top_k=3 must be in 1..2"},
@@ -369,6 +396,17 @@ TEST(Options, PresetsAreTheModelsPresets) {
     EXPECT_EQ(got.router.aux, expected.router.aux);
     EXPECT_EQ(got.router.aux_coef, expected.router.aux_coef);
   }
+}
+
+TEST(Options, ConfigsThatComeAlongAreSound) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(MOIETY_SOURCE_DIR "/configs")) {
+    const std::string path = entry.path();
+    EXPECT_EQ(error_of([&] { train_config(load_config(std::vector{path}, {}).options); }), kNoError)
+        << path;
+    ++files;
+  }
+  EXPECT_GE(files, 3);
 }
 
 TEST(Options, DeepKeysAreRefusedBeforeTheyAreParsed) {

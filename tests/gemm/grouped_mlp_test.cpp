@@ -3,6 +3,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
 #include "tests/gemm/mlp_problem.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gemm {
 namespace {
@@ -319,7 +320,7 @@ TEST(SumRows, FromTheFirstLivingTermInOrder) {
 }
 
 TEST(GroupedMlpPath, IsReportedWithReasons) {
-  const PathReport report = choose_grouped_mlp({DType::kFloat64, 8, 8}, Device{});
+  PathReport report = choose_grouped_mlp({DType::kFloat64, 8, 8}, Device{});
   EXPECT_EQ(report.path, MlpPath::kReference);
   ASSERT_EQ(report.rejected.size(), 1u);
   EXPECT_NE(report.rejected[0].reason.find("float64"), std::string::npos);
@@ -335,6 +336,22 @@ TEST(GroupedMlpPath, IsReportedWithReasons) {
   if (engine_available(GemmEngine::kVector, DType::kFloat32)) {
     EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 8}, Device{}).path, MlpPath::kCpu);
   }
+}
+
+TEST(GroupedMlpPath, ThatIsRequiredMayBeALesserOne) {
+  const GpuProperties hopper{.name = "H200", .major = 9};
+  PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper);
+  report.require(MlpPath::kCudaPlain);
+  EXPECT_EQ(report.describe(), "cuda_plain (sm90: cuda_plain is required)");
+  const auto error = [&](PathReport of, MlpPath path) {
+    return error_of([&] { of.require(path); }, ErrorKind::kUnsupported);
+  };
+  EXPECT_EQ(error(choose_grouped_mlp({DType::kBFloat16, 12, 16}, hopper), MlpPath::kSm90),
+            "grouped_mlp: path sm90 is required, cuda_plain was chosen; sm90: D=12 is no multiple "
+            "of 8");
+  EXPECT_EQ(error(report, MlpPath::kReference),
+            "grouped_mlp: path reference is required, cuda_plain was chosen; sm90: cuda_plain is "
+            "required; reference is a path of CPUs");
 }
 
 TEST(GroupedMlpPath, OfGpus) {

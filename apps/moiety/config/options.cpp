@@ -66,6 +66,10 @@ class Assign {
   }
   void operator()(int64_t* field) const { *field = integer(node_); }
   void operator()(double* field) const { *field = number(node_); }
+  void operator()(std::optional<double>* field) const {
+    const auto* word = node_.as_string();
+    *field = word && word->get().empty() ? std::nullopt : std::optional(number(node_));
+  }
   void operator()(std::string* field) const { *field = string(node_); }
   void operator()(std::vector<int64_t>* field) const {
     const auto* list = node_.as_array();
@@ -197,6 +201,7 @@ class Loader {
                                       entry.value->is_table()))) {
       entry.value = &texts_.emplace_back(entry.raw);
     }
+    if (!entry.value && entry.raw.empty() && key.rule.none) entry.value = &texts_.emplace_back("");
     if (!entry.value) refuse(entry, printable(entry.raw));
     entries_.push_back(std::move(entry));
   }

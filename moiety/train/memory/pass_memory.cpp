@@ -20,9 +20,9 @@ constexpr double kFirstCapacity = 1.25;  // expert_capacity.h
 struct Kept {
   explicit Kept(const PassSizes& s)
       : attention(s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloatBytes)),
-        dense(s.tokens * 2 * s.dense * s.item),
+        dense(s.tokens * s.dense_hidden * s.item),
         rows(s.capacity * ((s.d + s.hidden) * s.item + kFloatBytes)),
-        shared(s.tokens * 2 * s.shared * s.item) {}
+        shared(s.tokens * s.shared_hidden * s.item) {}
   int64_t attention, dense, rows, shared;
 };
 
@@ -37,11 +37,11 @@ struct Linears {
     const int64_t local = c.router.experts / grid.ep;
     size = {{{0, s.qkv, s.d, s.tokens},
              {0, s.d, s.o, s.tokens},
-             {0, 2 * s.dense, s.d, s.tokens},
+             {0, s.dense_hidden, s.d, s.tokens},
              {0, s.d, s.dense, s.tokens},
              {local, s.hidden, s.d, s.capacity},
              {local, s.d, c.d_ffn, s.capacity},
-             {0, 2 * s.shared, s.d, s.tokens},
+             {0, s.shared_hidden, s.d, s.tokens},
              {0, s.d, s.shared, s.tokens}}};
     for (int64_t l = 0; l < c.layers; ++l) {
       for (const Name n : {kQkv, kO}) layers[n].push_back(l);
@@ -128,6 +128,8 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
       dense(config.model.d_ffn_dense / tp),
       shared(config.model.shared_d_ffn / tp),
       vocab(model::vocabulary_layout(config.model, {0, grid.tp}).slice_rows()),
+      dense_hidden(config.model.activation.hidden(dense)),
+      shared_hidden(config.model.activation.hidden(shared)),
       hidden(config.model.activation.hidden(config.model.d_ffn)) {
   if (tp > 1) {
     gathered = tokens * d * item;
