@@ -32,7 +32,7 @@ void use(const Manifest& m) {
   const StateView needs = first_rows(m);
   for (const StatePiece& need : needs) elements += static_cast<uint64_t>(volume(need.box));
   for (const BoxCopy& copy : plan_reshard(m, needs)) {
-    require(contains(copy.piece.box, copy.region), "a region lies in its piece");
+    require(contains(copy.from, copy.region), "a region lies in its piece");
     require(contains(needs[copy.need].box, copy.region), "a region lies in what needs it");
     planned += static_cast<uint64_t>(volume(copy.region));
   }
