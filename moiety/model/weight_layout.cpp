@@ -24,7 +24,12 @@ int64_t group_heads(const Config& c) { return c.heads / c.kv_heads; }
 
 void check_blocks(const char* tensor, gtp::Layout layout, int64_t block) {
   layout.tp_unit = std::lcm(layout.tp_unit, block);
-  gtp::check_layout(tensor, layout);
+  try {
+    gtp::check_layout(tensor, layout);
+  } catch (const Error& e) {
+    fail(e.kind(), "parallel.tp={}{}: {}", layout.tp_size,
+         block > 1 ? " and the blocks of precision.recipe" : "", e.what());
+  }
 }
 
 void check_ffn(const Config& c, const std::string& prefix, int64_t ffn, TpPlace place,

@@ -336,11 +336,12 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--run.ranks=2", "--parallel.tp=2", "--data.seq_len=33"}, "parallel.tp = 2: must divide"},
       {{"--run.ranks=2", "--parallel.gtp=2", "--precision.grad_reduce=bf16"}, "no error"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block"},
-       "layout of attn.qkv.weight: 384 rows cannot be cut by tp 2, expected a multiple of 768"},
+       "parallel.tp=2 and the blocks of precision.recipe: layout of attn.qkv.weight: 384 rows "
+       "cannot be cut by tp 2, expected a multiple of 768"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block",
         "--precision.attention_linears=false", "--moe.shared_d_ffn=128"},
-       "layout of moe.shared.fc1.weight: 256 rows cannot be cut by tp 2, expected a multiple of "
-       "512"},
+       "parallel.tp=2 and the blocks of precision.recipe: layout of moe.shared.fc1.weight: 256 rows "
+       "cannot be cut by tp 2, expected a multiple of 512"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "no error"},
       {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
        "parallel.ep = 3: must divide moe.experts = 8"},
@@ -423,8 +424,7 @@ TEST(Options, DeepKeysAreRefusedBeforeTheyAreParsed) {
   EXPECT_EQ(file_error(dotted("\"a\\\",\"", 50000) + " = 1\n"),
             "c.toml:1: a key of more than 8 parts");
   // A string that ends with the text, and with a backslash: the parser's error, no read beyond it.
-  const std::string_view unended = "[run]\ndir = \"a\\";
-  EXPECT_THAT(file_error(std::string(unended)), testing::StartsWith("c.toml:2: "));
+  EXPECT_EQ(file_error("[run]\ndir = \"a\\").substr(0, 10), "c.toml:2: ");
   const std::string path = dotted("..", 100);
   EXPECT_EQ(
       parse_config("[run]\ndir = '" + path + "' # a.b.c.d.e.f.g.h.i.j\n", "c.toml").options.run.dir,
