@@ -38,7 +38,7 @@ BASE = {"run.device": ["cpu"], "data.synthetic": ["markov", "uniform", "copy"], 
 # Drawn in one configuration of three each.
 SOMETIMES = {"model.head_dim": [8, 16, 32], "model.dense_layers": ["[]", "[0]", "[1]"],
              "model.moe_every": [1, 2], "model.rope_theta": [1e4, 1e6], "moe.top_k": [1, 2, 3, 4],
-             "moe.shared_d_ffn": [0, 32, 64], "moe.capacity_factor": [-1, 0, 0.5, 1, 2],
+             "moe.path": ["auto", "cpu", "reference"], "moe.shared_d_ffn": [0, 32, 64], "moe.capacity_factor": [-1, 0, 0.5, 1, 2],
              "router.scale": [0.5, 1, 2.5], "router.groups": [1, 2, 3], "router.group_top_k": [1, 2],
              "router.aux_coef": [0, 0.01, 1], "router.z_coef": [0, 0.001], "router.bias_rate": [0, 0.001],
              "init.std": [0, 0.02, 1], "train.micro_batch": [1, 2, 4], "train.grad_clip": [0, 1, 1e-3],
@@ -51,6 +51,7 @@ SOMETIMES = {"model.head_dim": [8, 16, 32], "model.dense_layers": ["[]", "[0]", 
 # Words and switches of these sections are drawn too, whichever they are.
 SECTIONS = {"model", "moe", "router", "data", "init", "train", "optim", "memory", "precision", "ep"}
 NUMBERS = ["loss", "gnorm", "aux", "z", "lr", "drop", "bal", "skipped"]  # of a step, that no clock is in
+ACTIVATIONS = {"clamped_swiglu": {"moe.act_limit": 7}, "qgeglu": {"moe.act_alpha": 1.702, "moe.act_limit": 7}}
 AXES = ["dp", "tp", "gtp", "ep", "egtp"]
 
 
@@ -109,6 +110,7 @@ def fit(config, rng):
     config["moe.top_k"] = rng.randint(1, min(chosen, 4))
     if config.get("moe.shared_gate") == "true":
         config["moe.shared_d_ffn"] = 32
+    config.update(ACTIVATIONS.get(config.get("moe.activation"), {}))
     for key in "train.cuda_graph", "checkpoint.keep_best":
         config.pop(key, None)
 
