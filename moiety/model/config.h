@@ -10,6 +10,7 @@
 #include "moiety/moe/combine.h"
 #include "moiety/moe/prepare.h"
 #include "moiety/moe/router.h"
+#include "moiety/moe/row_layout.h"
 
 namespace moiety::model {
 
@@ -21,7 +22,7 @@ enum class AuxScope { kMicroBatch, kGlobal };
 // Outputs of norms, activations, and normalized and rotated heads are never kept.
 enum class Recompute {
   kNone,
-  kMoe,   // dispatched rows and fc1's outputs of MoE layers; only their routing is kept
+  kMoe,   // rows of experts and fc1's outputs of MoE layers; only their routing is kept
   kFull,  // everything in a layer except its input and its routing
 };
 
@@ -51,6 +52,7 @@ struct Config {
   gemm::Activation activation = gemm::swiglu();  // activation of the experts
   moe::Reduction combine = moe::Reduction::kRank;
   moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
+  moe::RowLayout row_layout = moe::RowLayout::kAuto;  // moe.layout
 
   // Keys of [init], [optim], [train] and [memory], and moe.delay_wgrad.
   float init_std = 0.02f;

@@ -317,6 +317,11 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "no error"},
       {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
        "parallel.ep = 3: must divide moe.experts = 8"},
+      {{"--run.ranks=2", "--parallel.ep=2", "--moe.layout=rank"},
+       "moe.layout = \"rank\": experts read rows where they lie with parallel.ep = 1, and that is "
+       "2; "
+       "auto or expert"},
+      {{"--run.ranks=2", "--moe.layout=rank"}, "no error"},
       {{"--run.ranks=3"}, "train.global_batch = 8: must be a multiple of train.micro_batch x"},
       {{"--train.steps=1", "--train.tokens=1"}, "train.steps = 1 and train.tokens = 1"},
       {{"--data.train=[]"}, "data.train = []: token files to train on are missing"},
