@@ -19,8 +19,6 @@ using gemm::GemmOp;
 using gemm::GroupedGemmArgs;
 using gemm::GroupedOp;
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
-
 struct DenseShape {
   int64_t m, n, k;
 };

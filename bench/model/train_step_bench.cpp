@@ -41,6 +41,7 @@ constexpr Case kCases[] = {
 
 struct Settings {
   Case shape = kCases[0];
+  moe::RowLayout layout = moe::RowLayout::kAuto;
   Device device;
   int threads = core_count();
   int ranks = 1;
@@ -49,7 +50,8 @@ struct Settings {
   DType dtype = DType::kBFloat16;
 };
 
-model::Config config_of(const Case& c) {
+model::Config config_of(const Settings& settings) {
+  const Case& c = settings.shape;
   model::Config config = model::preset("tiny");
   config.vocab = c.vocab;
   config.d_model = c.d;
@@ -65,6 +67,7 @@ model::Config config_of(const Case& c) {
     config.activation = gemm::qgeglu(1.702f, 7, 1);
     config.expert_bias = true;
   }
+  config.row_layout = settings.layout;
   return config;
 }
 
@@ -84,7 +87,7 @@ class Rank {
  public:
   Rank(const Settings& settings, comm::Communicator& world)
       : shape_(settings.shape),
-        config_(config_of(shape_)),
+        config_(config_of(settings)),
         device_(settings.device),
         stream_(Stream::on(device_)),
         sequences_(shape_.sequences / world.size()),
@@ -243,8 +246,9 @@ void print_groups(const std::string& name, const Result& result) {
 
 void run(bench::Options& options) {
   Settings settings;
-  std::string dtype = "bf16", device = "cpu", model = "demo";
+  std::string dtype = "bf16", device = "cpu", model = "demo", layout = "auto";
   options.number("--threads", settings.threads, "that the ranks share")
+      .choice("--layout", layout, {"auto", "expert", "rank"}, "moe.layout")
       .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
       .choice("--device", device, {"cpu", "cuda"}, "")
       .choice(
@@ -259,6 +263,9 @@ void run(bench::Options& options) {
   if (device == "cuda") settings.device = {DeviceType::kCuda, 0};
   for (const Case& c : kCases) {
     if (model == c.name) settings.shape = c;
+  }
+  for (const auto wanted : {moe::RowLayout::kExpert, moe::RowLayout::kRank}) {
+    if (layout == moe::name(wanted)) settings.layout = wanted;
   }
   const Case& c = settings.shape;
   MOIETY_CHECK(c.sequences % settings.ranks == 0, "--ranks {} does not divide the batch of {}",
@@ -277,7 +284,7 @@ void run(bench::Options& options) {
   row.more = text(R"("ranks": {}, "threads": {})", settings.ranks, settings.threads);
   if (device == "cuda") {
     const double tflops =
-        model::flops_per_token(config_of(c), c.seq_len, true) * tokens / time.ms * 1e-9;
+        model::flops_per_token(config_of(settings), c.seq_len, true) * tokens / time.ms * 1e-9;
     row.device = settings.device;
     row.more = text(R"("tflops": {:.1f}, "mfu": {:.1f}, "memory": {:.0f})", tflops,
                     100 * tflops / kPeak, result.memory);

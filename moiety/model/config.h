@@ -11,6 +11,7 @@
 #include "moiety/moe/combine.h"
 #include "moiety/moe/prepare.h"
 #include "moiety/moe/router.h"
+#include "moiety/moe/row_layout.h"
 
 namespace moiety::model {
 
@@ -22,7 +23,7 @@ enum class AuxScope { kMicroBatch, kGlobal };
 // Outputs of norms, activations, and normalized and rotated heads are never kept.
 enum class Recompute {
   kNone,
-  kMoe,   // dispatched rows and fc1's outputs of MoE layers; only their routing is kept
+  kMoe,   // rows of experts and fc1's outputs of MoE layers; only their routing is kept
   kFull,  // everything in a layer except its input and its routing
 };
 
@@ -53,6 +54,7 @@ struct Config {
   bool expert_bias = false;  // b1 and b2 of the experts; b2 is scaled by the token's weight
   moe::Reduction combine = moe::Reduction::kRank;
   moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
+  moe::RowLayout row_layout = moe::RowLayout::kAuto;  // moe.layout
 
   // How the experts' weights lie in memory; checkpoints hold them packed in plain order.
   int64_t glu_interleave = 0;              // rows of gate and up that alternate in fc1 (swiglu.h)

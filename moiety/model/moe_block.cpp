@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "moiety/base/copy.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/nn/elementwise.h"
 
@@ -15,7 +16,8 @@ moe::MoeConfig moe_config(const Config& c, DType storage) {
           .interleave = c.glu_interleave,
           .path = c.path,
           .reduction = c.combine,
-          .overflow = c.overflow};
+          .overflow = c.overflow,
+          .layout = c.row_layout};
 }
 
 MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group,
@@ -295,7 +297,14 @@ void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradient
 
 DelayedExperts MoeBlock::make_delayed(const Pass& pass, const Saved& saved) const {
   const int64_t capacity = saved.experts.plan.capacity;
-  DelayedExperts delayed{.gradient = layer_.make_gradient_rows(capacity, pass.arena), .rows = {}};
+  DelayedExperts delayed;
+  if (by_maps()) {
+    delayed.gradient.inner_CF = pass.tensor({capacity, d_ffn_});
+    delayed.h_TD = pass.tensor({pass.own_tokens(), d_model_});
+    delayed.dout_TD = pass.tensor({pass.own_tokens(), d_model_});
+  } else {
+    delayed.gradient = layer_.make_gradient_rows(capacity, pass.arena);
+  }
   if (saved.experts.weight_TK.defined()) delayed.rows = layer_.make_rows(capacity, pass.arena);
   return delayed;
 }
@@ -311,9 +320,22 @@ void MoeBlock::finish(const Pass& pass, DelayedExperts& delayed) {
                                   .w1 = block->target(gradients.fc1),
                                   .w2 = block->target(gradients.fc2),
                                   .rows = delayed.rows,
-                                  .gradient = gradient},
+                                  .gradient = gradient,
+                                  .h_TD = delayed.h_TD,
+                                  .dout_TD = delayed.dout_TD},
                                  *delayed.saved, pass.arena, pass.stream);
   block->close_gradients(pass, gradients);
+}
+
+void MoeBlock::delay(const Pass& pass, const Backward& a, const Saved& saved) const {
+  a.delayed->block = this;
+  a.delayed->saved = &saved.experts;
+  if (by_maps()) {
+    copy(a.delayed->h_TD, pass.h_TD, pass.stream);
+    copy(a.delayed->dout_TD, a.d_TD, pass.stream);
+  } else {
+    std::swap(a.delayed->gradient.dy_CD, a.delayed->gradient.dx_CD);
+  }
 }
 
 void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
@@ -321,9 +343,13 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   if (shared_) shared_backward(pass, a.d_TD, saved);
   const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
-  const moe::MoeGradientRows gradient =
-      a.delayed ? a.delayed->gradient
-                : layer_.make_gradient_rows(saved.experts.plan.capacity, pass.arena);
+  const int64_t capacity = saved.experts.plan.capacity;
+  moe::MoeGradientRows gradient;
+  if (a.delayed) {
+    gradient = a.delayed->gradient;
+  } else if (!by_maps()) {
+    gradient = layer_.make_gradient_rows(capacity, pass.arena);
+  }
   layer_.receive_gradient(saved.experts, a.d_TD, gradient, pass.probe, pass.stream);
   pass.note(exchange_work(pass));
   if (a.delayed) {
@@ -333,6 +359,9 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
   const moe::MoeRows rows = expert_rows(pass, saved.experts, a.delayed);
   gemm::GroupScalar bias_beta;
   if (biased_ && take_accumulate(*b1_) + take_accumulate(*b2_) > 0) bias_beta.value = 1;
+  // By maps no gradient has come, so its memory is only needed now.
+  if (!gradient.inner_CF.defined()) gradient.inner_CF = pass.tensor({capacity, d_ffn_});
+  if (!gradient.dx_CD.defined()) gradient.dx_CD = pass.tensor({capacity, d_model_});
   ExpertGradients gradients;
   if (!a.delayed) gradients = open_gradients(pass);
   layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
@@ -344,7 +373,7 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
                              .b2_LD = biased_ ? b2_->grad : TensorView(),
                              .bias_beta = bias_beta},
                    .h_TD = pass.h_TD,
-                   .dout_TD = {},
+                   .dout_TD = a.d_TD,
                    .addend = shared_ ? pass.wide_TD : TensorView(),
                    .count = a.count,
                    .scope = a.scope,
@@ -362,9 +391,7 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
     show_gradient(pass, *b1_, b1_->grad);
   }
   if (a.delayed) {
-    a.delayed->block = this;
-    a.delayed->saved = &saved.experts;
-    std::swap(a.delayed->gradient.dy_CD, a.delayed->gradient.dx_CD);
+    delay(pass, a, saved);
   } else {
     close_gradients(pass, gradients);
   }

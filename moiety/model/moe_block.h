@@ -26,9 +26,11 @@ class MoeBlock;
 // of the micro-batch's backward. So one layer waits at a time, in the memory below. The bits do not
 // change.
 struct DelayedExperts {
-  // Memory that lives through a backward pass. dy and dx change places from layer to layer, so that
-  // a gradient may come in while weight gradients read the one before it.
+  // Memory that lives through a backward pass. Where rows are copied, dy and dx change places from
+  // layer to layer, so that a gradient may come in while weight gradients read the one before it.
+  // Where experts read rows by maps, there are copies of h and of the gradient of out instead.
   moe::MoeGradientRows gradient;
+  TensorView h_TD, dout_TD;
   moe::MoeRows rows;  // with recomputation: rows of the waiting layer, then of the next one
   // The block that waits; null if none does.
   const MoeBlock* block = nullptr;
@@ -51,6 +53,7 @@ class MoeBlock {
   const Tensor& router_bias() const { return bias_E_; }
   std::string router_bias_name() const { return prefix_ + "moe.router.bias"; }
   const gemm::PathReport& expert_path() const { return layer_.path(); }
+  moe::RowLayout row_layout() const { return layer_.layout(); }
 
   struct Forward {
     TensorView x_TD;
@@ -83,6 +86,7 @@ class MoeBlock {
   static void finish(const Pass& pass, DelayedExperts& delayed);
 
  private:
+  bool by_maps() const { return layer_.layout() == moe::RowLayout::kRank; }
   // `interleave`: that of the rows of fc1; 0 for fc2.
   optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std,
                                int64_t interleave) const;
@@ -105,6 +109,8 @@ class MoeBlock {
   // the memory for them.
   moe::MoeRows expert_rows(const Pass& pass, const moe::MoeSaved& saved,
                            const DelayedExperts* delayed) const;
+  // Leaves the weight gradients to `finish`.
+  void delay(const Pass& pass, const Backward& args, const Saved& saved) const;
   struct ExpertGradients {
     OpenGradient fc2, fc1;
   };

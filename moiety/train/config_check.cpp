@@ -73,6 +73,11 @@ void check_training(const TrainConfig& c, const Grid& grid) {
   const double factor = c.moe.capacity_factor;
   require(factor >= 0 || factor == -1,
           "moe.capacity_factor = {}: 0 (automatic), -1 (worst case) or a positive number", factor);
+  require(
+      c.model.row_layout != moe::RowLayout::kRank || grid.ep == 1,
+      "moe.layout = \"rank\": experts read rows where they lie with parallel.ep = 1, and that is "
+      "{}; auto or expert",
+      grid.ep);
   require(!c.run.dir.empty(), "run.dir = \"\": a run needs a directory");
   require(c.train.steps == 0 || c.train.tokens == 0,
           "train.steps = {} and train.tokens = {}: one of them", c.train.steps, c.train.tokens);

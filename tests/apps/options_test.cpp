@@ -340,11 +340,17 @@ TEST(Options, KeysAreCheckedTogether) {
        "cannot be cut by tp 2, expected a multiple of 768"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block",
         "--precision.attention_linears=false", "--moe.shared_d_ffn=128"},
-       "parallel.tp=2 and the blocks of precision.recipe: layout of moe.shared.fc1.weight: 256 rows "
+       "parallel.tp=2 and the blocks of precision.recipe: layout of moe.shared.fc1.weight: 256 "
+       "rows "
        "cannot be cut by tp 2, expected a multiple of 512"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "no error"},
       {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
        "parallel.ep = 3: must divide moe.experts = 8"},
+      {{"--run.ranks=2", "--parallel.ep=2", "--moe.layout=rank"},
+       "moe.layout = \"rank\": experts read rows where they lie with parallel.ep = 1, and that is "
+       "2; "
+       "auto or expert"},
+      {{"--run.ranks=2", "--moe.layout=rank"}, "no error"},
       {{"--run.ranks=3"}, "train.global_batch = 8: must be a multiple of train.micro_batch x"},
       {{"--train.steps=1", "--train.tokens=1"}, "train.steps = 1 and train.tokens = 1"},
       {{"--data.train=[]"}, "data.train = []: token files to train on are missing"},

@@ -215,6 +215,41 @@ TEST(GroupedMlp, IdentityMapEqualsNoMap) {
   expect_equal(plain, q);
 }
 
+// Without row_TK the caller sums rows; the input gradient may come apart from the rest.
+TEST(GroupedMlp, RowsBeforeTheirSums) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Problem p({"", {9, 0, 30}, 2}, {.dtype = dtype, .biases = true, .maps = true});
+    p.run();
+    MlpInput rows = p.input;
+    rows.row_TK = {};
+    const int64_t capacity = rows.groups.capacity;
+    const Tensor y(dtype, {capacity, p.o.model}), dxr(dtype, {capacity, p.o.model}),
+        h(dtype, p.h.view().sizes()), sum(dtype, p.out.view().sizes());
+    EXPECT_LT(grouped_mlp_workspace(p.mlp, rows), grouped_mlp_workspace(p.mlp, p.input));
+    fill(h, kSentinel);
+    grouped_mlp_forward(p.mlp, rows, h, y, p.workspace, Stream());
+    EXPECT_TRUE(same_bits(h, p.h));
+    sum_rows(y, p.row, sum, {}, Stream());
+    EXPECT_TRUE(same_bits(sum, p.out));
+    for (const bool apart : {false, true}) {
+      MlpGradients g = p.gradients;
+      g.h = g.dh = h;
+      g.dx = apart ? TensorView() : dxr.view();
+      fill(dxr, kSentinel);
+      grouped_mlp_forward(p.mlp, rows, h, y, p.workspace, Stream());
+      grouped_mlp_backward_data(p.mlp, rows, g, p.workspace, Stream());
+      g.dx = dxr;
+      if (apart) grouped_mlp_backward_input(p.mlp, rows, g, Stream());
+      sum_rows(dxr, p.row, sum, {}, Stream());
+      EXPECT_TRUE(same_bits(sum, p.dx));
+    }
+    MlpInput alone = p.input;
+    alone.source_R = {};
+    EXPECT_THROW(grouped_mlp_forward(p.mlp, alone, h, y, p.workspace, Stream()), Error);
+    EXPECT_THROW(grouped_mlp_backward_input(p.mlp, p.input, p.gradients, Stream()), Error);
+  }
+}
+
 TEST(GroupedMlp, InterleavedWeightsGiveTheSameOutputs) {
   constexpr int64_t s = 8, ffn = 40, model = 24;
   const GroupCase c{"", {9, 0, 30}};

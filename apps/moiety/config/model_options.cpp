@@ -20,6 +20,9 @@ constexpr Names<model::AuxScope, 2> kScopes{
 constexpr Names<moe::Reduction, 3> kReductions{{{"rank", moe::Reduction::kRank},
                                                 {"rank_fp32", moe::Reduction::kRankFp32},
                                                 {"token", moe::Reduction::kToken}}};
+constexpr Names<moe::RowLayout, 3> kLayouts{{{"auto", moe::RowLayout::kAuto},
+                                             {"expert", moe::RowLayout::kExpert},
+                                             {"rank", moe::RowLayout::kRank}}};
 // Norms' outputs and activations are never kept.
 constexpr Names<model::Recompute, 4> kRecomputes{{{"none", model::Recompute::kNone},
                                                   {"norm", model::Recompute::kNone},
@@ -118,6 +121,7 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   c.path = value_of(kPaths, o.moe.path);
   c.delay_wgrad = o.moe.delay_wgrad;
   c.combine = value_of(kReductions, o.moe.combine);
+  c.row_layout = value_of(kLayouts, o.moe.layout);
   c.overflow = moe::OverflowPolicy::kDrop;  // expert_capacity.h decides the consequence
   c.init_std = float(o.init.std);
   c.residual_scale = o.init.residual_scale;

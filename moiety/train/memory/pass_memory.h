@@ -27,6 +27,7 @@ struct PassSizes {
   int64_t gathered = 0, staged = 0;
   int64_t table_sum = 0;  // sum of a gradient of embedding or head beside a bf16 one
   int64_t codes = 0;      // bytes of rows that came quantized
+  bool maps = false;      // experts read rows where they lie (moe::RowLayout::kRank)
 };
 
 // Bytes that forward leaves for backward.
