@@ -341,8 +341,7 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block",
         "--precision.attention_linears=false", "--moe.shared_d_ffn=128"},
        "parallel.tp=2 and the blocks of precision.recipe: layout of moe.shared.fc1.weight: 256 "
-       "rows "
-       "cannot be cut by tp 2, expected a multiple of 512"},
+       "rows cannot be cut by tp 2, expected a multiple of 512"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "no error"},
       {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
        "parallel.ep = 3: must divide moe.experts = 8"},
