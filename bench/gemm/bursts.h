@@ -16,13 +16,20 @@ namespace moiety::bench {
 inline constexpr Device kGpu{DeviceType::kCuda, 0};
 inline constexpr DType kHalf = DType::kBFloat16;
 
-// Random numbers on the stream's GPU, the same 4 Mi of them again and again.
-inline Tensor random_on_gpu(DType dtype, std::initializer_list<int64_t> sizes,
-                            const Stream& stream) {
+// Random numbers of this spread where the stream runs, the same 4 Mi of them again and again.
+inline Tensor random_on_gpu(DType dtype, std::initializer_list<int64_t> sizes, const Stream& stream,
+                            float spread = 1) {
   constexpr int64_t kPeriod = int64_t{4} << 20;
   Tensor out(dtype, sizes, stream.device());
   const int64_t n = out.view().numel();
   const Tensor period = random_tensor(dtype, {std::min(n, kPeriod)}, 1);
+  for (int64_t i = 0; spread != 1 && i < period.view().numel(); ++i) {
+    if (dtype == kHalf) {
+      period.data<bf16>()[i] = bf16(spread * float(period.data<bf16>()[i]));
+    } else {
+      period.data<float>()[i] *= spread;
+    }
+  }
   const TensorView all(out.view().raw(), dtype, {n}, stream.device());
   for (int64_t i = 0; i < n; i += kPeriod) {
     const int64_t size = std::min(kPeriod, n - i);

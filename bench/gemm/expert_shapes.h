@@ -1,4 +1,5 @@
-// The experts of known models, by name, and random routing to them.
+// The experts of known models, by name, random routing to them, and the way in which what they do on
+// a GPU is timed: beside one dense product, in short bursts from rest.
 #pragma once
 
 #include <algorithm>

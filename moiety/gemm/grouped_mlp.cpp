@@ -16,7 +16,10 @@ constexpr const char* kName = "grouped_mlp";
 struct Sizes {
   DType dtype;
   int64_t capacity, tokens, model, ffn, hidden;
-  bool maps;
+  bool sums;  // of the rows of a token, at the end of both passes
+
+  // Rows of o and dx.
+  int64_t results() const { return sums ? tokens : capacity; }
 };
 
 DType scalar_dtype(DType storage) { return storage == DType::kFloat64 ? storage : DType::kFloat32; }
@@ -29,11 +32,10 @@ void check_matrix(const char* argument, const TensorView& x, DType dtype, int64_
 }
 
 void check_maps(const MlpInput& input) {
-  const TensorView &source = input.source_R, &row = input.row_TK;
-  MOIETY_CHECK(source.defined() == row.defined(),
-               "{}: source_R is {}, row_TK is {}: give both or none", kName, source.describe(),
-               row.describe());
+  const TensorView& row = input.row_TK;
   if (!row.defined()) return;
+  MOIETY_CHECK(input.source_R.defined(), "{}: row_TK is {}, its inverse source_R is missing", kName,
+               row.describe());
   check_tensor(kName, "row_TK", row, DType::kInt32, {input.x.size(0), -1});
   MOIETY_CHECK(row.stride(1) == 1 || row.size(1) <= 1, "{}: row_TK is {}", kName, row.describe());
 }
@@ -69,7 +71,7 @@ Sizes check(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
   return s;
 }
 
-// The two transient buffers: [R_cap, F] and, with the maps, [R_cap, D]. Without experts no row is
+// The two transient buffers: [R_cap, F] and, with sums, [R_cap, D]. Without experts no row is
 // live.
 struct Transients {
   TensorView ffn, model;
@@ -87,7 +89,7 @@ Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes&
   Transients out{};
   out.ffn = TensorView(base, s.dtype, {rows, s.ffn}, workspace.device());
   int64_t used = padded_bytes(out.ffn.bytes());
-  if (s.maps) {
+  if (s.sums) {
     out.model = TensorView(base + used, s.dtype, {rows, s.model}, workspace.device());
     used += padded_bytes(out.model.bytes());
   }
@@ -225,7 +227,7 @@ void check_gradients(const GroupedMlp& mlp, const MlpInput& input, const MlpGrad
                      const Sizes& s) {
   check_matrix("h", g.h, s.dtype, s.capacity, s.hidden);
   check_matrix("d_o", g.d_o, s.dtype, s.tokens, s.model);
-  check_matrix("dx", g.dx, s.dtype, s.tokens, s.model);
+  if (g.dx.defined()) check_matrix("dx", g.dx, s.dtype, s.results(), s.model);
   if (g.a.defined()) check_matrix("a", g.a, s.dtype, s.capacity, s.ffn);
   if (g.dprob_R.defined()) {
     check_tensor(kName, "dprob_R", g.dprob_R, scalar_dtype(s.dtype), {s.capacity});
@@ -309,10 +311,34 @@ std::string PathReport::describe() const {
   return name(path) + why + (why.empty() ? "" : ")");
 }
 
-void PathReport::require(MlpPath required) const {
+namespace {
+
+bool of_gpus(MlpPath path) { return path != MlpPath::kReference && path != MlpPath::kCpu; }
+
+}  // namespace
+
+void PathReport::require(MlpPath required) {
   if (path == required) return;
+  // Paths of a device are in ascending order, and the least of them computes whatever a better one
+  // does.
+  if (of_gpus(path) == of_gpus(required) && required < path) {
+    rejected.push_back({path, text("{} is required", name(required))});
+    path = required;
+    return;
+  }
+  const auto by_name = std::find_if(rejected.begin(), rejected.end(), [&](const Rejected& r) {
+    return r.by_name && r.path == required;
+  });
+  if (by_name != rejected.end()) {
+    rejected.erase(by_name);
+    path = required;
+    return;
+  }
   std::string why;
   for (const Rejected& r : rejected) why += text("; {}: {}", name(r.path), r.reason);
+  if (of_gpus(path) != of_gpus(required)) {
+    why += text("; {} is a path of {}", name(required), of_gpus(required) ? "GPUs" : "CPUs");
+  }
   fail(ErrorKind::kUnsupported, "{}: path {} is required, {} was chosen{}", kName, name(required),
        name(path), why);
 }
@@ -337,14 +363,6 @@ std::string why_not_sm90(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
   return {};
 }
 
-// The same of activations in their launches.
-std::string why_not_fused(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
-  if (std::string why = why_not_sm90(desc, gpu); !why.empty()) return why;
-  if (desc.interleave != 0) return text("interleave {} is not 0", desc.interleave);
-  if (desc.asked != MlpPath::kSm90Fused) return "it has not run on a GPU yet";
-  return {};
-}
-
 }  // namespace
 
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
@@ -353,19 +371,14 @@ PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& g
     fail(ErrorKind::kUnsupported, "{}: dtype {}, expected float32 or bfloat16 on a GPU", kName,
          name(desc.dtype));
   }
+  std::string why = why_not_sm90(desc, gpu);
   PathReport report;
-  report.path = MlpPath::kCudaPlain;
-  for (const auto& [path, why] : {std::pair{MlpPath::kSm90Fused, why_not_fused(desc, gpu)},
-                                  std::pair{MlpPath::kSm90, why_not_sm90(desc, gpu)}}) {
-    const bool another = desc.asked && *desc.asked != path;
-    if (why.empty() && !another) {
-      report.path = path;
-      break;
-    }
-    report.rejected.push_back(
-        {path, why.empty() ? text("{} is asked for", name(*desc.asked)) : why});
-  }
-  if (desc.asked) report.require(*desc.asked);
+  report.path = why.empty() ? MlpPath::kSm90 : MlpPath::kCudaPlain;
+  if (why.empty() && desc.interleave != 0) why = text("interleave {} is not 0", desc.interleave);
+  const bool by_name = why.empty();
+  report.rejected.push_back(
+      {MlpPath::kSm90Fused, by_name ? "it has not run on a GPU yet" : why, by_name});
+  if (report.path == MlpPath::kCudaPlain) report.rejected.push_back({MlpPath::kSm90, why});
   return report;
 }
 
@@ -386,7 +399,6 @@ PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device) {
   } else {
     report.path = MlpPath::kCpu;
   }
-  if (desc.asked) report.require(*desc.asked);
   return report;
 }
 
@@ -403,12 +415,12 @@ int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input) {
 void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,
                          TensorView workspace, Stream stream) {
   const Sizes s = check(mlp, input, h);
-  check_matrix("o", o, s.dtype, s.tokens, s.model);
+  check_matrix("o", o, s.dtype, s.results(), s.model);
   const Transients t = transients(mlp, input, s, workspace);
   MlpForwardSteps steps;
   steps.fc1 = fc1(mlp, input, h);
   steps.activation = activation(mlp, input, s, h, t.ffn);
-  steps.fc2 = linear(GroupedOp::kForward, input.groups, {t.ffn, {}}, mlp.w2, s.maps ? t.model : o);
+  steps.fc2 = linear(GroupedOp::kForward, input.groups, {t.ffn, {}}, mlp.w2, s.sums ? t.model : o);
   if (mlp.b2_ED.defined()) {
     steps.fc2.bias_EN = mlp.b2_ED;
     steps.fc2.bias_scale_R = input.prob_R;
@@ -420,7 +432,7 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
       if (input.groups.experts > 0) activation_forward(activation(mlp, input, h), t.ffn, stream);
     }
     run_on_gpu(mlp, steps.fc2, stream);
-    if (s.maps) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
+    if (s.sums) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
     return;
   }
   stream.run([=, path = mlp.path] {
@@ -432,7 +444,7 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
     } else {
       grouped_mlp_forward_cpu(steps);
     }
-    if (s.maps) run_sum_rows(t.model, input.row_TK, o, input.groups.status);
+    if (s.sums) run_sum_rows(t.model, input.row_TK, o, input.groups.status);
   });
 }
 
@@ -463,8 +475,11 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
   steps.activation.dh = g.dh.raw();
   steps.activation.dh_stride = g.dh.stride(0);
   steps.activation.dprob = g.dprob_R.raw();
-  steps.fc1_dgrad =
-      linear(GroupedOp::kDgrad, input.groups, {g.dh, {}}, mlp.w1, s.maps ? t.model : g.dx);
+  const bool input_gradient = g.dx.defined(), sums = input_gradient && s.sums;
+  if (input_gradient) {
+    steps.fc1_dgrad =
+        linear(GroupedOp::kDgrad, input.groups, {g.dh, {}}, mlp.w1, sums ? t.model : g.dx);
+  }
   if (on_gpu(mlp, input,
              {{"d_o", g.d_o},
               {"h", g.h},
@@ -484,8 +499,8 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
         activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
       }
     }
-    run_on_gpu(mlp, steps.fc1_dgrad, stream);
-    if (s.maps) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);
+    if (input_gradient) run_on_gpu(mlp, steps.fc1_dgrad, stream);
+    if (sums) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);
     return mlp_bias_gradients(input, g, mlp.b2_ED, stream);
   }
   stream.run([=] {
@@ -497,9 +512,23 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
     } else {
       grouped_mlp_backward_cpu(steps);
     }
-    if (s.maps) run_sum_rows(t.model, input.row_TK, g.dx, input.groups.status);
+    if (sums) run_sum_rows(t.model, input.row_TK, g.dx, input.groups.status);
     mlp_bias_gradients(input, g, mlp.b2_ED, Stream());
   });
+}
+
+void grouped_mlp_backward_input(const GroupedMlp& mlp, const MlpInput& input,
+                                const MlpGradients& gradients, Stream stream) {
+  const Sizes s = check(mlp, input, gradients.dh);
+  MOIETY_CHECK(!s.sums, "{}: row_TK is {}, but B4 alone sums no rows", kName,
+               input.row_TK.describe());
+  check_matrix("dx", gradients.dx, s.dtype, s.capacity, s.model);
+  const GroupedGemmArgs product =
+      linear(GroupedOp::kDgrad, input.groups, {gradients.dh, {}}, mlp.w1, gradients.dx);
+  if (on_gpu(mlp, input, {{"dh", gradients.dh}, {"dx", gradients.dx}}, stream)) {
+    return run_on_gpu(mlp, product, stream);
+  }
+  stream.run([=] { run_linear(mlp, product); });
 }
 
 void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,

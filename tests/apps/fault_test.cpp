@@ -65,8 +65,10 @@ class Recorder final : public TensorProbe {
   bool backward_ = false;
 };
 
+// With rows that are copied; those that experts read where they lie are seen as the norm's output.
 TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
-  const model::Config config = train_config(options_of(tiny("r"))).model;
+  const Arguments copies{"--moe.layout=expert"};
+  const model::Config config = train_config(options_of(tiny("r") + copies)).model;
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
     RankModel model(config, DType::kFloat32, Grid{}, 128, 100, world);
     model::Transformer& transformer = model.transformer();
