@@ -4,6 +4,7 @@
 #   bash setup.sh           compiler, libraries, tools
 #   bash setup.sh --corpus  also the packages that hold the demo's English text
 #   bash setup.sh --fresh   also what tools/dev fresh needs
+#   bash setup.sh --fuzz    also what tools/dev fuzz needs
 #   bash setup.sh --gpu     also CUDA's compiler, if there is none, and the headers of NVIDIA's libraries: from PyPI
 #                           into ~/.cache/moiety, where 100 MB stay of 1000
 set -euo pipefail
@@ -16,9 +17,10 @@ for argument in "$@"; do
   case "$argument" in
     --corpus) packages+=(fortunes dict-jargon) ;;
     --fresh) packages+=(mmdebstrap uidmap) ;;
+    --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;
     --gpu) gpu=1; packages+=(python3-pip) ;;
-    --help | -h) sed -n '2,8s/^# \?//p' "$0"; exit 0 ;;
-    *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --fresh, --gpu)" >&2; exit 2 ;;
+    --help | -h) sed -n '2,9s/^# \?//p' "$0"; exit 0 ;;
+    *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --fresh, --fuzz, --gpu)" >&2; exit 2 ;;
   esac
 done
 

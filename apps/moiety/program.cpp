@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "apps/moiety/commands/completion.h"
+#include "apps/moiety/commands/convert.h"
 #include "apps/moiety/commands/doctor.h"
 #include "apps/moiety/commands/eval.h"
 #include "apps/moiety/commands/generate.h"
@@ -36,6 +37,7 @@ constexpr Command kCommands[] = {
     {"verify", "compare token files, checkpoints and quantized tensors with their checksums",
      verify_command},
     {"repair", "make a checkpoint's lost manifest again", repair_command},
+    {"convert", "a checkpoint with its experts in another form", convert_command},
     {"doctor", "what this machine offers to training, and what to do", doctor_command},
     {"completion", "completion of this command line for a shell", completion_command},
     {"man", "the manual page", man_command},

@@ -1,4 +1,5 @@
-// The experts of known models, by name, and random routing to them.
+// The experts of known models, by name, random routing to them, and the way in which what they do on
+// a GPU is timed: beside one dense product, in short bursts from rest.
 #pragma once
 
 #include <algorithm>
@@ -25,22 +26,6 @@ inline std::vector<std::string> expert_shape_names() {
   std::vector<std::string> names;
   for (const ExpertShape& s : kExpertShapes) names.push_back(s.name);
   return names;
-}
-
-// Random numbers on the stream's GPU, the same 4 Mi of them again and again.
-inline Tensor random_on_gpu(DType dtype, std::initializer_list<int64_t> sizes,
-                            const Stream& stream) {
-  constexpr int64_t kPeriod = int64_t{4} << 20;
-  Tensor out(dtype, sizes, stream.device());
-  const int64_t n = out.view().numel();
-  const Tensor period = random_tensor(dtype, {std::min(n, kPeriod)}, 1);
-  const TensorView all(out.view().raw(), dtype, {n}, stream.device());
-  for (int64_t i = 0; i < n; i += kPeriod) {
-    const int64_t size = std::min(kPeriod, n - i);
-    copy(all.slice(0, i, i + size), period.view().slice(0, 0, size), stream);
-  }
-  stream.synchronize();
-  return out;
 }
 
 // The rows of each expert, tight and in the order of their tokens.
@@ -87,5 +72,23 @@ struct Routing {
   Tensor begin_E1, source_R;
   gemm::Groups groups;
 };
+
+// A line for peers, who multiply the same rows.
+inline void print_shape(const ExpertShape& s) {
+  const auto list = [](const auto& numbers) {
+    std::string out;
+    for (const auto& n : numbers) out += text("{}{}", out.empty() ? "" : ", ", n);
+    return "[" + out + "]";
+  };
+  const Choices choices = choose(s);
+  std::vector<int64_t> counts;
+  for (size_t e = 1; e < choices.begin.size(); ++e) {
+    counts.push_back(choices.begin[e] - choices.begin[e - 1]);
+  }
+  std::puts(
+      text(R"({{"case": "{}", "T": {}, "D": {}, "F": {}, "E": {}, "counts": {}, "source": {}}})",
+           s.name, s.tokens, s.model, s.ffn, s.experts, list(counts), list(choices.source))
+          .c_str());
+}
 
 }  // namespace moiety::bench

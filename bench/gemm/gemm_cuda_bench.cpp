@@ -4,11 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "bench/gemm/expert_shapes.h"
-#include "bench/harness.h"
-#include "moiety/base/copy.h"
-#include "moiety/base/gpu.h"
-#include "moiety/gemm/gemm.h"
+#include "bench/gemm/bursts.h"
 #include "moiety/gemm/grouped_mlp.h"
 
 namespace moiety::bench {
@@ -18,8 +14,6 @@ using gemm::GemmArgs;
 using gemm::GemmOp;
 using gemm::GroupedGemmArgs;
 using gemm::GroupedOp;
-
-constexpr Device kGpu{DeviceType::kCuda, 0};
 
 struct DenseShape {
   int64_t m, n, k;
@@ -78,12 +72,14 @@ void measure_all_dense(const Stream& stream) {
 struct GroupedShape {
   const char* name;
   int64_t rows, model, ffn, experts;
-  bool skewed = false;  // Zipf instead of 0.7 to 1.3 of the mean
+  bool skewed = false;   // Zipf instead of 0.7 to 1.3 of the mean
+  bool gpt_oss = false;  // its gate and biases (configs/gpt-oss-20b-experts.toml)
 };
 constexpr GroupedShape kGrouped[] = {{"qwen3-30b", 65536, 2048, 768, 128},
                                      {"qwen3-30b zipf", 65536, 2048, 768, 128, true},
                                      {"qwen3-30b E16", 65536, 2048, 768, 16},
-                                     {"mixtral", 16384, 4096, 14336, 8}};
+                                     {"mixtral", 16384, 4096, 14336, 8},
+                                     {"gptoss", 32768, 2880, 2880, 32, false, true}};
 
 std::vector<int64_t> begins(const GroupedShape& s) {
   std::vector<double> weight(s.experts);
@@ -145,7 +141,7 @@ void measure_grouped(const GroupedShape& s, const Stream& stream) {
   }
 }
 
-// SwiGLU experts with router probabilities; backward adds to fp32 gradients.
+// Experts with router probabilities; backward adds to fp32 gradients.
 void measure_mlp(const GroupedShape& s, const Stream& stream) {
   std::vector<int64_t> rows = begins(s);
   const Tensor begin(DType::kInt64, {s.experts + 1}, kGpu);
@@ -158,30 +154,42 @@ void measure_mlp(const GroupedShape& s, const Stream& stream) {
   const Tensor x = random(half, {s.rows, s.model}), d_o = random(half, {s.rows, s.model}),
                prob = random(DType::kFloat32, {s.rows}),
                w1 = random(half, {s.experts, hidden, s.model}),
-               w2 = random(half, {s.experts, s.model, s.ffn});
+               w2 = random(half, {s.experts, s.model, s.ffn}),
+               b1 = random(half, {s.experts, hidden}), b2 = random(half, {s.experts, s.model});
   const Tensor h(half, {s.rows, hidden}, kGpu), o(half, {s.rows, s.model}, kGpu),
       a(half, {s.rows, s.ffn}, kGpu), dh(half, {s.rows, hidden}, kGpu),
       dx(half, {s.rows, s.model}, kGpu), dprob(DType::kFloat32, {s.rows}, kGpu),
       dw1(DType::kFloat32, {s.experts, hidden, s.model}, kGpu),
-      dw2(DType::kFloat32, {s.experts, s.model, s.ffn}, kGpu);
-  const gemm::GroupedMlp mlp{.path = gemm::choose_grouped_mlp({half, s.model, s.ffn}, kGpu).path,
-                             .activation = gemm::swiglu(),
-                             .w1 = w1.view(),
-                             .w2 = w2.view()};
+      dw2(DType::kFloat32, {s.experts, s.model, s.ffn}, kGpu),
+      db1(DType::kFloat32, {s.experts, hidden}, kGpu),
+      db2(DType::kFloat32, {s.experts, s.model}, kGpu);
+  const gemm::PathReport path = gemm::choose_grouped_mlp({half, s.model, s.ffn}, kGpu);
+  gemm::GroupedMlp mlp{
+      .path = path.path, .activation = gemm::swiglu(), .w1 = w1.view(), .w2 = w2.view()};
+  if (s.gpt_oss) {
+    mlp.activation = gemm::qgeglu(1.702f, 7, 1);
+    mlp.b1_EH = b1;
+    mlp.b2_ED = b2;
+  }
   const gemm::MlpInput input{
       .groups = {.begin_E1 = begin, .experts = s.experts, .capacity = s.rows},
       .x = x,
       .prob_R = prob};
   const Tensor workspace(DType::kUInt8, {grouped_mlp_workspace(mlp, input)}, kGpu);
-  const gemm::MlpGradients gradients{
-      .d_o = d_o, .h = h, .dh = dh, .a = a, .dx = dx, .dprob_R = dprob};
   const gemm::GroupScalar add{.value = 1};
+  gemm::MlpGradients gradients{.d_o = d_o, .h = h, .dh = dh, .a = a, .dx = dx, .dprob_R = dprob};
+  if (s.gpt_oss) {
+    gradients.db1_EH = db1;
+    gradients.db2_ED = db2;
+    gradients.bias_beta = add;
+  }
   // There are three products of this size each.
   const double flop = 6.0 * double(s.rows) * double(s.model * s.ffn);
   const auto report = [&](const char* name, const std::function<void()>& call) {
     const Timing time = measure([&](int64_t) { call(); }, stream, 0.15);
     Row row{text("grouped_mlp.{}", name), s.name, tera(flop, time.ms), "TFLOP/s", time};
     row.device = kGpu;
+    row.more = text(R"("experts": "{}")", path.describe());
     print(row);
   };
   report("fwd", [&] { grouped_mlp_forward(mlp, input, h, o, workspace, stream); });

@@ -1,16 +1,8 @@
 // The six products of a layer's experts on a GPU, for the shapes of known models under random
 // routing, as a share of one dense product: in short bursts from rest, when the chip's clock is
 // high, and in a burst of a second, when its power decides.
-#include <chrono>
-#include <cmath>
-#include <numeric>
-#include <thread>
-
+#include "bench/gemm/bursts.h"
 #include "bench/gemm/expert_shapes.h"
-#include "bench/harness.h"
-#include "moiety/base/copy.h"
-#include "moiety/base/gpu.h"
-#include "moiety/gemm/gemm.h"
 #include "moiety/gemm/grouped_gemm.h"
 
 namespace moiety::bench {
@@ -18,60 +10,6 @@ namespace {
 
 using gemm::GroupedGemmArgs;
 using gemm::GroupedOp;
-
-constexpr Device kGpu{DeviceType::kCuda, 0};
-constexpr DType kHalf = DType::kBFloat16;
-
-struct Burst {
-  Timing from_rest;    // 0.5 s of rest, 5 runs, 20 timed ones
-  double steady_ms{};  // of a run in a burst of a second
-};
-template <class Run>
-Burst bursts(Run&& run, bool steady, const Stream& stream) {
-  constexpr int kWarm = 5, kTimed = 20;
-  std::vector<Event> marks;
-  for (int i = 0; i <= kTimed; ++i) marks.push_back(Event::timed());
-  stream.synchronize();
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  for (int i = 0; i < kWarm; ++i) run();
-  for (int i = 0; i < kTimed; ++i) {
-    marks[i].record(stream);
-    run();
-  }
-  marks[kTimed].record(stream);
-  stream.synchronize();
-  std::vector<double> times;
-  for (int i = 0; i < kTimed; ++i) times.push_back(elapsed_ms(marks[i], marks[i + 1]));
-  Burst out{timing(std::move(times))};
-  if (!steady) return out;
-  const int n = std::max(static_cast<int>(1000 / out.from_rest.ms), 1);
-  marks[0].record(stream);
-  for (int i = 0; i < n; ++i) run();
-  marks[1].record(stream);
-  stream.synchronize();
-  out.steady_ms = elapsed_ms(marks[0], marks[1]) / n;
-  return out;
-}
-
-struct Rates {
-  double from_rest = 0, steady = 0;  // TFLOP/s
-};
-
-Rates dense_rates(bool steady, const Stream& stream) {
-  constexpr int64_t kSize = 8192;
-  const Tensor a = random_on_gpu(kHalf, {kSize, kSize}, stream),
-               b = random_on_gpu(kHalf, {kSize, kSize}, stream), c(kHalf, {kSize, kSize}, kGpu);
-  const Burst burst =
-      bursts([&] { gemm::gemm({.op = gemm::GemmOp::kTN, .a = a, .b = b, .out = c}, stream); },
-             steady, stream);
-  const double flop = 2.0 * kSize * kSize * kSize;
-  const Rates rates{tera(flop, burst.from_rest.ms), steady ? tera(flop, burst.steady_ms) : 0};
-  Row row{"gemm.tn", "8192x8192x8192", rates.from_rest, "TFLOP/s", burst.from_rest};
-  row.device = kGpu;
-  if (steady) row.more = text(R"("steady": {:.1f})", rates.steady);
-  print(row);
-  return rates;
-}
 
 // Operands of one layer's experts.
 struct Experts {
@@ -166,24 +104,6 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, const 
       print(row);
     }
   }
-}
-
-// A line for peers, who multiply the same rows.
-void print_shape(const ExpertShape& s) {
-  const auto list = [](const auto& numbers) {
-    std::string out;
-    for (const auto& n : numbers) out += text("{}{}", out.empty() ? "" : ", ", n);
-    return "[" + out + "]";
-  };
-  const Choices choices = choose(s);
-  std::vector<int64_t> counts;
-  for (size_t e = 1; e < choices.begin.size(); ++e) {
-    counts.push_back(choices.begin[e] - choices.begin[e - 1]);
-  }
-  std::puts(
-      text(R"({{"case": "{}", "T": {}, "D": {}, "F": {}, "E": {}, "counts": {}, "source": {}}})",
-           s.name, s.tokens, s.model, s.ffn, s.experts, list(counts), list(choices.source))
-          .c_str());
 }
 
 void run(Options& options) {

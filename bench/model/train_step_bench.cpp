@@ -30,15 +30,18 @@ constexpr double kPeak = 989;  // TFLOP/s of an H100 or H200, dense bf16
 struct Case {
   const char* name;
   int64_t d, layers, heads, kv_heads, head_dim, experts, top_k, ffn, vocab, sequences, seq_len;
+  bool gpt_oss = false;  // its gate and biases, no norm of heads
 };
 constexpr Case kCases[] = {
     {"demo", 256, 4, 8, 2, 32, 8, 2, 128, 264, 8, 256},
     {"qwen3", 2048, 4, 32, 4, 128, 128, 8, 768, 151936, 2, 4096},
     {"small", 1024, 16, 16, 4, 64, 32, 4, 512, 50304, 4, 4096},
+    {"gptoss", 2880, 2, 64, 8, 64, 32, 4, 2880, 201088, 2, 4096, true},
 };
 
 struct Settings {
   Case shape = kCases[0];
+  moe::RowLayout layout = moe::RowLayout::kAuto;
   Device device;
   int threads = core_count();
   int ranks = 1;
@@ -47,7 +50,8 @@ struct Settings {
   DType dtype = DType::kBFloat16;
 };
 
-model::Config config_of(const Case& c) {
+model::Config config_of(const Settings& settings) {
+  const Case& c = settings.shape;
   model::Config config = model::preset("tiny");
   config.vocab = c.vocab;
   config.d_model = c.d;
@@ -58,6 +62,12 @@ model::Config config_of(const Case& c) {
   config.router.experts = c.experts;
   config.router.top_k = c.top_k;
   config.d_ffn = c.ffn;
+  if (c.gpt_oss) {  // configs/gpt-oss-20b-experts.toml
+    config.qk_norm = false;
+    config.activation = gemm::qgeglu(1.702f, 7, 1);
+    config.expert_bias = true;
+  }
+  config.row_layout = settings.layout;
   return config;
 }
 
@@ -77,7 +87,7 @@ class Rank {
  public:
   Rank(const Settings& settings, comm::Communicator& world)
       : shape_(settings.shape),
-        config_(config_of(shape_)),
+        config_(config_of(settings)),
         device_(settings.device),
         stream_(Stream::on(device_)),
         sequences_(shape_.sequences / world.size()),
@@ -173,7 +183,7 @@ struct Result {
   std::vector<double> ms;                // of each timed step
   std::map<std::string, double> groups;  // ms of a step by operation
   double memory = 0;
-  std::string experts;  // the path that computes them
+  std::string experts;  // the path that computes them, and why no better one does
 };
 
 // The time of the innermost spans of one step, by operation.
@@ -204,7 +214,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   if (gpu && !settings.eager) graph = Graph(rank.stream(), [&] { rank.enqueue(); });
   const auto step = [&] { gpu && !settings.eager ? graph.launch(rank.stream()) : rank.enqueue(); };
   Result result;
-  if (rank.expert_path()) result.experts = name(rank.expert_path()->path);
+  if (rank.expert_path()) result.experts = rank.expert_path()->describe();
   for (int i = 0; i < 2; ++i) step();
   rank.loss();
   if (gpu) {
@@ -236,12 +246,14 @@ void print_groups(const std::string& name, const Result& result) {
 
 void run(bench::Options& options) {
   Settings settings;
-  std::string dtype = "bf16", device = "cpu", model = "demo";
+  std::string dtype = "bf16", device = "cpu", model = "demo", layout = "auto";
   options.number("--threads", settings.threads, "that the ranks share")
+      .choice("--layout", layout, {"auto", "expert", "rank"}, "moe.layout")
       .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
       .choice("--device", device, {"cpu", "cuda"}, "")
-      .choice("--model", model, {"demo", "qwen3", "small"},
-              "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters")
+      .choice(
+          "--model", model, {"demo", "qwen3", "small", "gptoss"},
+          "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters; GPT-OSS 20B cut to 2 layers")
       .flag("--groups", settings.groups, "on a GPU: the time of a step by operation")
       .flag("--eager", settings.eager, "on a GPU: not captured")
       .number("--ranks", settings.ranks, "that share the experts and the batch")
@@ -251,6 +263,9 @@ void run(bench::Options& options) {
   if (device == "cuda") settings.device = {DeviceType::kCuda, 0};
   for (const Case& c : kCases) {
     if (model == c.name) settings.shape = c;
+  }
+  for (const auto wanted : {moe::RowLayout::kExpert, moe::RowLayout::kRank}) {
+    if (layout == moe::name(wanted)) settings.layout = wanted;
   }
   const Case& c = settings.shape;
   MOIETY_CHECK(c.sequences % settings.ranks == 0, "--ranks {} does not divide the batch of {}",
@@ -269,7 +284,7 @@ void run(bench::Options& options) {
   row.more = text(R"("ranks": {}, "threads": {})", settings.ranks, settings.threads);
   if (device == "cuda") {
     const double tflops =
-        model::flops_per_token(config_of(c), c.seq_len, true) * tokens / time.ms * 1e-9;
+        model::flops_per_token(config_of(settings), c.seq_len, true) * tokens / time.ms * 1e-9;
     row.device = settings.device;
     row.more = text(R"("tflops": {:.1f}, "mfu": {:.1f}, "memory": {:.0f})", tflops,
                     100 * tflops / kPeak, result.memory);

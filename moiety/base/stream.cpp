@@ -98,7 +98,7 @@ void Event::record(const Stream& stream) {
   if (device.type == DeviceType::kCuda) {
     const bool reusable = gpu_ && gpu_.use_count() == 1 && gpu_->device == device.index;
     if (!reusable) {
-      gpu_ = std::make_shared<GpuEvent>(device.index, gpu::create_event(device.index, timed_));
+      gpu_.reset(new GpuEvent{device.index, gpu::create_event(device.index, timed_)});
     }
     gpu::record_event(device.index, gpu_->cuda_event, stream.cuda_stream());
     return;

@@ -177,6 +177,12 @@ double JsonDocument::number(const JsonValue& v) const {
   return x;
 }
 
+bool JsonDocument::boolean(const JsonValue& v) const {
+  const auto* value = std::get_if<bool>(&v.value);
+  if (!value) refuse(v, "expected true or false");
+  return *value;
+}
+
 uint64_t JsonDocument::hex(const JsonValue& v, int digits) const {
   const std::string& s = string(v);
   uint64_t value = 0;

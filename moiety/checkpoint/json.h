@@ -39,6 +39,7 @@ class JsonDocument {
   const std::string& string(const JsonValue& v) const;
   int64_t integer(const JsonValue& v) const;  // not negative
   double number(const JsonValue& v) const;    // finite
+  bool boolean(const JsonValue& v) const;
   // A number in lowercase hex of exactly `digits` digits.
   uint64_t hex(const JsonValue& v, int digits) const;
   const JsonValue& member(const JsonValue& object, std::string_view key) const;

@@ -14,7 +14,15 @@ namespace moiety::checkpoint {
 namespace {
 
 constexpr int64_t kVersion = 1;
+// Of a checkpoint whose experts are not plain: a reader that does not know of it would take their
+// rows in a wrong order.
+constexpr int64_t kVersionWithExperts = 2;
 constexpr int kDeepest = 16;
+constexpr int64_t kMostExperts = int64_t{1} << 16;  // of a module
+
+int64_t version_of(const RunState& run) {
+  return run.experts.is_plain() ? kVersion : kVersionWithExperts;
+}
 
 constexpr std::pair<const char*, int RankLayout::*> kLayoutFields[] = {
     {"ranks", &RankLayout::ranks}, {"tp", &RankLayout::tp}, {"gtp", &RankLayout::gtp},
@@ -25,6 +33,42 @@ std::string json_object(const char* what, const std::string& s) {
   const JsonDocument json(what, s, kDeepest - 2);
   json.object(json.root());
   return std::string(json.raw(json.root()));
+}
+
+std::string encode_experts(const ExpertLayout& experts) {
+  std::string modules;
+  for (const ExpertModule& module : experts.modules) {
+    modules += text("{}{{\"name\":{},\"experts\":{},\"gated\":{}}}", modules.empty() ? "" : ",",
+                    json_string(module.name), module.experts, module.gated ? "true" : "false");
+  }
+  return text(",\n\"experts\":{{\"expert_weights\":\"{}\",\"glu_interleave\":{},\"modules\":[{}]}}",
+              name(experts.form), experts.interleave, modules);
+}
+
+ExpertLayout parse_experts(const JsonDocument& json, const JsonValue& v) {
+  ExpertLayout experts;
+  const JsonValue& form = json.member(v, "expert_weights");
+  const std::string& word = json.string(form);
+  if (word == name(ExpertForm::kIndexed)) {
+    experts.form = ExpertForm::kIndexed;
+  } else if (word != name(ExpertForm::kPacked)) {
+    json.refuse(form, "expert_weights is " + json_string(word) + ", not packed or indexed");
+  }
+  experts.interleave = json.integer(json.member(v, "glu_interleave"));
+  for (const JsonValue& item : json.array(json.member(v, "modules"))) {
+    ExpertModule& module = experts.modules.emplace_back();
+    module.name = json.string(json.member(item, "name"));
+    if (const char* fault = name_fault(module.name)) json.refuse(item, fault);
+    const JsonValue& count = json.member(item, "experts");
+    module.experts = json.integer(count);
+    if (module.experts < 1 || module.experts > kMostExperts) {
+      json.refuse(count, text("a module of {} experts", module.experts));
+    }
+    module.gated = json.boolean(json.member(item, "gated"));
+  }
+  if (experts.is_plain())
+    json.refuse(v, "experts are packed and not interleaved, which is not said");
+  return experts;
 }
 
 // The members of an object, without its braces.
@@ -39,9 +83,9 @@ std::string encode_run(const RunState& run) {
   }
   return text(
       "\"step\":{},\"tokens\":{},\"seed\":\"{:016x}\",\"adam_t\":{},{}\"layout\":{{{}}},\n"
-      "\"config\":{},\n\"state\":{}",
+      "\"config\":{},\n\"state\":{}{}",
       run.step, run.tokens, run.seed, run.adam_t, loss, layout, json_object("config", run.config),
-      json_object("state", run.state));
+      json_object("state", run.state), run.experts.is_plain() ? "" : encode_experts(run.experts));
 }
 
 // A number of steps or tokens: training goes on counting from it.
@@ -76,6 +120,9 @@ RunState parse_run_members(const JsonDocument& json, const JsonValue& v) {
     const JsonValue& object = json.member(v, field);
     json.object(object);
     *raw = json.raw(object);
+  }
+  if (const JsonValue* experts = json.find(v, "experts")) {
+    run.experts = parse_experts(json, *experts);
   }
   return run;
 }
@@ -183,15 +230,19 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
   const JsonValue& format = json.member(root, "format");
   if (json.string(format) != "moiety-checkpoint") json.refuse(format, "no checkpoint of moiety");
   const JsonValue& version = json.member(root, "version");
-  if (json.integer(version) != kVersion) {
-    json.refuse(version,
-                moiety::text("version {}; this program reads {}", json.integer(version), kVersion));
+  const int64_t n = json.integer(version);
+  if (n != kVersion && n != kVersionWithExperts) {
+    json.refuse(version, moiety::text("version {}; this program reads {} and {}", n, kVersion,
+                                      kVersionWithExperts));
   }
   Manifest m;
   const JsonValue& id = json.member(root, "id");
   m.id = json.string(id);
   json.hex(id, 32);
   m.run = parse_run_members(json, root);
+  if (n != version_of(m.run)) {
+    json.refuse(version, moiety::text("version {}, by its experts {}", n, version_of(m.run)));
+  }
   m.files = parse_files(json, json.member(root, "files"));
   for (const auto& [name, item] : json.object(json.member(root, "tensors"))) {
     if (const char* fault = name_fault(name)) json.refuse(item, fault);
@@ -207,7 +258,7 @@ RunState parse_run(std::string_view text, const std::string& file) {
 
 std::string encode_manifest(const Manifest& m) {
   std::string out = text("{{\"format\":\"moiety-checkpoint\",\"version\":{},\"id\":\"{}\",\n{},\n",
-                         kVersion, m.id, encode_run(m.run));
+                         version_of(m.run), m.id, encode_run(m.run));
   out += "\"files\":[";
   const char* separator = "\n";
   for (const FileEntry& file : m.files) {
@@ -273,7 +324,8 @@ void check_tiling(const Manifest& m, const std::string& path) {
 }
 
 std::string encode_commit(const Manifest& m, std::string_view json) {
-  return text("moiety-checkpoint {} {} {} {:08x}\n", kVersion, m.id, json.size(), crc32c(json));
+  return text("moiety-checkpoint {} {} {} {:08x}\n", version_of(m.run), m.id, json.size(),
+              crc32c(json));
 }
 
 Manifest read_manifest(const std::string& path, FileSystem& files) {
@@ -282,7 +334,8 @@ Manifest read_manifest(const std::string& path, FileSystem& files) {
   const std::string json = read_text(files, path + "/manifest.json", kLongestManifest);
   // The version and the manifest's checksum are checked before anything of it is believed.
   const std::string begin = text("moiety-checkpoint {} ", kVersion);
-  if (!commit.starts_with(begin)) {
+  if (!commit.starts_with(begin) &&
+      !commit.starts_with(text("moiety-checkpoint {} ", kVersionWithExperts))) {
     refuse("{}/COMMIT begins with {}, expected {}", path,
            json_string(commit.substr(0, begin.size())), json_string(begin));
   }
@@ -308,7 +361,7 @@ Manifest read_manifest(const std::string& path, FileSystem& files) {
 }
 
 Metadata file_metadata(const Manifest& m, int rank) {
-  Metadata metadata{{"format", text("moiety-checkpoint {}", kVersion)},
+  Metadata metadata{{"format", text("moiety-checkpoint {}", version_of(m.run))},
                     {"id", m.id},
                     {"step", text("{}", m.run.step)},
                     {"rank", text("{}", rank)},

@@ -4,7 +4,8 @@
 //    step-00001000/rank-00000-of-00002.safetensors ...   manifest.json   COMMIT
 //
 // COMMIT is written last: "moiety-checkpoint 1 <id> <bytes of the manifest> <its crc32c>\n". A text
-// that is wrong is a CheckpointError with file, byte offset and value.
+// that is wrong is a CheckpointError with file, byte offset and value. The version is 2, which older
+// readers refuse, where experts are not plain (key_remap.h).
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 
 #include "moiety/checkpoint/box.h"
 #include "moiety/checkpoint/file_system.h"
+#include "moiety/checkpoint/key_remap.h"
 #include "moiety/checkpoint/safetensors.h"
 
 namespace moiety::checkpoint {
@@ -35,6 +37,7 @@ struct RunState {
   std::optional<double> validation_loss;  // of these weights, if they were evaluated; finite
   std::string config = "{}";              // JSON objects of the caller, kept byte for byte
   std::string state = "{}";
+  ExpertLayout experts;  // names and row order of the experts' tensors
   friend bool operator==(const RunState&, const RunState&) = default;
 };
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,15 +14,43 @@
 
 namespace moiety::checkpoint {
 
+// The places of a view's pieces in a file.
+struct FilePlan {
+  struct Piece {
+    int of = 0;  // index into the view
+    Box box;
+    uint64_t begin = 0, end = 0;  // bytes of the data
+    int64_t bytes() const { return static_cast<int64_t>(end - begin); }
+  };
+  std::vector<Piece> pieces;  // in the order of the file
+  std::string header;
+  uint64_t data_bytes = 0;
+
+  uint64_t bytes() const { return header.size() + data_bytes; }
+};
+// Cuts a view into pieces of at most `piece_bytes` (or one index of the last dimension). Its memory
+// is not looked at. Throws Error(kInvalidArgument) for a piece of the view that cannot be stored,
+// naming it.
+FilePlan plan_file(const StateView& view, const Metadata& metadata, int64_t piece_bytes);
+
+struct PieceSums {
+  uint32_t crc32c = 0;
+  uint64_t digest = 0;
+};
+// Writes a piece of `of`, whose bytes are at `data`, to its place.
+PieceSums write_piece(const File& file, const FilePlan& plan, const FilePlan::Piece& piece,
+                      const StatePiece& of, const std::byte* data);
+// The contents of a file whose pieces were written, as a manifest of one file.
+Manifest manifest_of_file(const std::string& name, const FilePlan& plan, const StateView& view,
+                          std::span<const PieceSums> sums);
+
 class RankFile {
  public:
-  // The file of the state that rank `rank` owns, cut into pieces of at most `piece_bytes` (or one
-  // index of the last dimension). `head` has id and run. Throws Error(kInvalidArgument) for a piece
-  // of the view that cannot be stored, naming it.
+  // The file of the state that rank `rank` owns. `head` has id and run. Throws what plan_file throws.
   RankFile(StateView view, const Manifest& head, int rank, int64_t piece_bytes);
 
-  uint64_t bytes() const { return header_.size() + data_bytes_; }
-  uint64_t data_bytes() const { return data_bytes_; }
+  uint64_t bytes() const { return plan_.bytes(); }
+  uint64_t data_bytes() const { return plan_.data_bytes; }
 
   // Copies the pieces' elements to `memory`, of data_bytes(), and writes from there later. Elements
   // on a GPU are copied on `stream`, which is that GPU's and is waited for.
@@ -35,30 +64,17 @@ class RankFile {
   const std::string& name() const { return name_; }
 
  private:
-  struct Piece {
-    int of = 0;  // index into view_
-    Box box;
+  struct Memory {
     const std::byte* data = nullptr;
     Device device{};
-    uint64_t begin = 0, end = 0;  // bytes of the data
-
-    int64_t bytes() const { return static_cast<int64_t>(end - begin); }
   };
-  struct Sums {
-    uint32_t crc32c = 0;
-    uint64_t digest = 0;
-  };
-
-  Sums write_piece(const File& file, const Piece& piece, Staging& staging,
-                   const std::atomic<bool>& stop) const;
 
   StateView view_;
   std::string id_;
   int64_t step_;
   std::string name_;
-  std::string header_;
-  uint64_t data_bytes_ = 0;
-  std::vector<Piece> pieces_;  // in the order of the file
+  FilePlan plan_;
+  std::vector<Memory> memory_;  // by piece of the plan
 };
 
 }  // namespace moiety::checkpoint

@@ -47,4 +47,27 @@ void grouped_gemm_cuda(const GroupedGemmArgs& args, TileKernels kernels, const S
   }
 }
 
+bool grouped_activation_cuda(const GroupedGemmArgs& args, const ActivationBlock& activation,
+                             std::byte* segments, const Stream& stream) {
+  const GpuProperties& gpu = gpu_properties(stream.device().index);
+  const sm90::FusedActivation fused{
+      activation, activation.dprob ? reinterpret_cast<float*>(segments) : nullptr};
+  for (int64_t e = 0; e < args.groups.experts;) {  // before anything is launched
+    const TileGemm g = tile_gemm_of(args, e);
+    if (sm90::refusal(g, gpu) || sm90::fused_refusal(g, fused)) return false;
+    e += g.groups.groups;
+  }
+  for (int64_t e = 0; e < args.groups.experts;) {
+    const TileGemm g = tile_gemm_of(args, e);
+    const sm90::FusedStart start = sm90::start_fused(g, fused, stream);
+    launch("grouped activation sm90", start.kernel, start.shape, stream, start.maps, g, fused);
+    e += g.groups.groups;
+  }
+  if (fused.segments) {
+    sum_segments_cuda(args.groups, fused.segments, sm90::segment_count(activation.ffn),
+                      static_cast<float*>(activation.dprob), stream);
+  }
+  return true;
+}
+
 }  // namespace moiety::gemm

@@ -1,6 +1,7 @@
 // Grouped products on GPUs; split sizes are read there. Internal to moiety/gemm.
 #pragma once
 
+#include "moiety/gemm/activation_block.h"
 #include "moiety/gemm/grouped_gemm.h"
 #include "moiety/gemm/tile_gemm.h"
 
@@ -14,6 +15,16 @@ TileGemm tile_gemm_of(const GroupedGemmArgs& args, int64_t first);
 enum class TileKernels { kFastest, kPlain };
 // The caller records faults.
 void grouped_gemm_cuda(const GroupedGemmArgs& args, TileKernels kernels, const Stream& stream);
+
+// A product whose output is H, or dA if the activation has dh, with that activation in the same
+// launch (sm90/fused.h). Bits are those of the two operations. `segments`: memory for those of dprob.
+// Does nothing and returns false if the kernel does not take them.
+bool grouped_activation_cuda(const GroupedGemmArgs& args, const ActivationBlock& activation,
+                             std::byte* segments, const Stream& stream);
+// dprob[r] = the sum of row r's segments of the canonical row dot.
+void sum_segments_cuda(const Groups& groups, const float* segments, int64_t count, float* dprob,
+                       const Stream& stream);
+
 void grouped_bias_grad_cuda(const GroupedBiasGradArgs& args, const Stream& stream);
 void grouped_scale_grad_cuda(const GroupedScaleGradArgs& args, const Stream& stream);
 

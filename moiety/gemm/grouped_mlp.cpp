@@ -5,6 +5,7 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/mlp_steps.h"
+#include "moiety/gemm/row_dot.h"
 
 namespace moiety::gemm {
 namespace {
@@ -15,7 +16,10 @@ constexpr const char* kName = "grouped_mlp";
 struct Sizes {
   DType dtype;
   int64_t capacity, tokens, model, ffn, hidden;
-  bool maps;
+  bool sums;  // of the rows of a token, at the end of both passes
+
+  // Rows of o and dx.
+  int64_t results() const { return sums ? tokens : capacity; }
 };
 
 DType scalar_dtype(DType storage) { return storage == DType::kFloat64 ? storage : DType::kFloat32; }
@@ -28,11 +32,10 @@ void check_matrix(const char* argument, const TensorView& x, DType dtype, int64_
 }
 
 void check_maps(const MlpInput& input) {
-  const TensorView &source = input.source_R, &row = input.row_TK;
-  MOIETY_CHECK(source.defined() == row.defined(),
-               "{}: source_R is {}, row_TK is {}: give both or none", kName, source.describe(),
-               row.describe());
+  const TensorView& row = input.row_TK;
   if (!row.defined()) return;
+  MOIETY_CHECK(input.source_R.defined(), "{}: row_TK is {}, its inverse source_R is missing", kName,
+               row.describe());
   check_tensor(kName, "row_TK", row, DType::kInt32, {input.x.size(0), -1});
   MOIETY_CHECK(row.stride(1) == 1 || row.size(1) <= 1, "{}: row_TK is {}", kName, row.describe());
 }
@@ -68,10 +71,11 @@ Sizes check(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
   return s;
 }
 
-// The two transient buffers: [R_cap, F] and, with the maps, [R_cap, D]. Without experts no row is
+// The two transient buffers: [R_cap, F] and, with sums, [R_cap, D]. Without experts no row is
 // live.
 struct Transients {
   TensorView ffn, model;
+  std::byte* segments;  // of dprob, on kSm90Fused
 };
 
 Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes& s,
@@ -82,12 +86,14 @@ Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes&
                "{}: workspace is {}, expected uint8[{}]", kName, workspace.describe(), need);
   std::byte* base = static_cast<std::byte*>(workspace.raw());
   const int64_t rows = input.groups.experts > 0 ? s.capacity : 0;
-  Transients out;
+  Transients out{};
   out.ffn = TensorView(base, s.dtype, {rows, s.ffn}, workspace.device());
-  if (s.maps) {
-    out.model = TensorView(base + padded_bytes(out.ffn.bytes()), s.dtype, {rows, s.model},
-                           workspace.device());
+  int64_t used = padded_bytes(out.ffn.bytes());
+  if (s.sums) {
+    out.model = TensorView(base + used, s.dtype, {rows, s.model}, workspace.device());
+    used += padded_bytes(out.model.bytes());
   }
+  out.segments = base + used;
   return out;
 }
 
@@ -167,6 +173,18 @@ void run_on_gpu(const GroupedMlp& mlp, const GroupedGemmArgs& product, const Str
   fail_without_cuda(kName);
 }
 
+// F1 with F2, or B1 with B2, in one launch, if the path and the views allow it.
+bool run_fused(const GroupedMlp& mlp, const GroupedGemmArgs& product, const ActivationBlock& block,
+               std::byte* segments, const Stream& stream) {
+  if (mlp.path != MlpPath::kSm90Fused || product.groups.experts == 0) return false;
+  if constexpr (kCudaBuilt) return grouped_activation_cuda(product, block, segments, stream);
+  fail_without_cuda(kName);
+}
+// The bytes of dprob's segments.
+int64_t segments_bytes(int64_t capacity, int64_t ffn) {
+  return byte_size(DType::kFloat32, capacity * ((ffn + kDotSegment - 1) / kDotSegment));
+}
+
 // Whether the operation runs on a GPU, found while checking that everything it reads and writes is
 // with the stream.
 bool on_gpu(const GroupedMlp& mlp, const MlpInput& input, std::initializer_list<NamedView> more,
@@ -186,7 +204,7 @@ bool on_gpu(const GroupedMlp& mlp, const MlpInput& input, std::initializer_list<
                                   {"b2_ED", mlp.b2_ED}},
                                  stream);
   check_devices(kName, more, stream);
-  MOIETY_CHECK(gpu == (mlp.path == MlpPath::kCudaPlain || mlp.path == MlpPath::kSm90),
+  MOIETY_CHECK(gpu == (mlp.path != MlpPath::kReference && mlp.path != MlpPath::kCpu),
                "{}: path {} on a stream of {}", kName, name(mlp.path), name(stream.device()));
   return gpu;
 }
@@ -209,7 +227,7 @@ void check_gradients(const GroupedMlp& mlp, const MlpInput& input, const MlpGrad
                      const Sizes& s) {
   check_matrix("h", g.h, s.dtype, s.capacity, s.hidden);
   check_matrix("d_o", g.d_o, s.dtype, s.tokens, s.model);
-  check_matrix("dx", g.dx, s.dtype, s.tokens, s.model);
+  if (g.dx.defined()) check_matrix("dx", g.dx, s.dtype, s.results(), s.model);
   if (g.a.defined()) check_matrix("a", g.a, s.dtype, s.capacity, s.ffn);
   if (g.dprob_R.defined()) {
     check_tensor(kName, "dprob_R", g.dprob_R, scalar_dtype(s.dtype), {s.capacity});
@@ -279,6 +297,8 @@ const char* name(MlpPath path) {
       return "cuda_plain";
     case MlpPath::kSm90:
       return "sm90";
+    case MlpPath::kSm90Fused:
+      return "sm90_fused";
   }
   return "?";
 }
@@ -291,10 +311,34 @@ std::string PathReport::describe() const {
   return name(path) + why + (why.empty() ? "" : ")");
 }
 
-void PathReport::require(MlpPath required) const {
+namespace {
+
+bool of_gpus(MlpPath path) { return path != MlpPath::kReference && path != MlpPath::kCpu; }
+
+}  // namespace
+
+void PathReport::require(MlpPath required) {
   if (path == required) return;
+  // Paths of a device are in ascending order, and the least of them computes whatever a better one
+  // does.
+  if (of_gpus(path) == of_gpus(required) && required < path) {
+    rejected.push_back({path, text("{} is required", name(required))});
+    path = required;
+    return;
+  }
+  const auto by_name = std::find_if(rejected.begin(), rejected.end(), [&](const Rejected& r) {
+    return r.by_name && r.path == required;
+  });
+  if (by_name != rejected.end()) {
+    rejected.erase(by_name);
+    path = required;
+    return;
+  }
   std::string why;
   for (const Rejected& r : rejected) why += text("; {}: {}", name(r.path), r.reason);
+  if (of_gpus(path) != of_gpus(required)) {
+    why += text("; {} is a path of {}", name(required), of_gpus(required) ? "GPUs" : "CPUs");
+  }
   fail(ErrorKind::kUnsupported, "{}: path {} is required, {} was chosen{}", kName, name(required),
        name(path), why);
 }
@@ -327,9 +371,15 @@ PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& g
     fail(ErrorKind::kUnsupported, "{}: dtype {}, expected float32 or bfloat16 on a GPU", kName,
          name(desc.dtype));
   }
-  const std::string why = why_not_sm90(desc, gpu);
-  if (why.empty()) return {MlpPath::kSm90, {}};
-  return {MlpPath::kCudaPlain, {{MlpPath::kSm90, why}}};
+  std::string why = why_not_sm90(desc, gpu);
+  PathReport report;
+  report.path = why.empty() ? MlpPath::kSm90 : MlpPath::kCudaPlain;
+  if (why.empty() && desc.interleave != 0) why = text("interleave {} is not 0", desc.interleave);
+  const bool by_name = why.empty();
+  report.rejected.push_back(
+      {MlpPath::kSm90Fused, by_name ? "it has not run on a GPU yet" : why, by_name});
+  if (report.path == MlpPath::kCudaPlain) report.rejected.push_back({MlpPath::kSm90, why});
+  return report;
 }
 
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device) {
@@ -357,29 +407,32 @@ int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input) {
   const DType dtype = input.x.dtype();
   const int64_t capacity = input.groups.capacity, ffn = mlp.w2[0].size(1);
   const int64_t model = input.row_TK.defined() ? input.x.size(1) : 0;
+  const int64_t segments = mlp.path == MlpPath::kSm90Fused ? segments_bytes(capacity, ffn) : 0;
   return padded_bytes(byte_size(dtype, capacity * ffn)) +
-         padded_bytes(byte_size(dtype, capacity * model));
+         padded_bytes(byte_size(dtype, capacity * model)) + padded_bytes(segments);
 }
 
 void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,
                          TensorView workspace, Stream stream) {
   const Sizes s = check(mlp, input, h);
-  check_matrix("o", o, s.dtype, s.tokens, s.model);
+  check_matrix("o", o, s.dtype, s.results(), s.model);
   const Transients t = transients(mlp, input, s, workspace);
   MlpForwardSteps steps;
   steps.fc1 = fc1(mlp, input, h);
   steps.activation = activation(mlp, input, s, h, t.ffn);
-  steps.fc2 = linear(GroupedOp::kForward, input.groups, {t.ffn, {}}, mlp.w2, s.maps ? t.model : o);
+  steps.fc2 = linear(GroupedOp::kForward, input.groups, {t.ffn, {}}, mlp.w2, s.sums ? t.model : o);
   if (mlp.b2_ED.defined()) {
     steps.fc2.bias_EN = mlp.b2_ED;
     steps.fc2.bias_scale_R = input.prob_R;
   }
   if (on_gpu(mlp, input, {{"h", h}, {"o", o}, {"workspace", workspace}}, stream)) {
     record_faults_on_gpu(input, stream);
-    run_on_gpu(mlp, steps.fc1, stream);
-    if (input.groups.experts > 0) activation_forward(activation(mlp, input, h), t.ffn, stream);
+    if (!run_fused(mlp, steps.fc1, steps.activation, nullptr, stream)) {
+      run_on_gpu(mlp, steps.fc1, stream);
+      if (input.groups.experts > 0) activation_forward(activation(mlp, input, h), t.ffn, stream);
+    }
     run_on_gpu(mlp, steps.fc2, stream);
-    if (s.maps) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
+    if (s.sums) sum_rows(t.model, input.row_TK, o, input.groups.status, stream);
     return;
   }
   stream.run([=, path = mlp.path] {
@@ -391,7 +444,7 @@ void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorVie
     } else {
       grouped_mlp_forward_cpu(steps);
     }
-    if (s.maps) run_sum_rows(t.model, input.row_TK, o, input.groups.status);
+    if (s.sums) run_sum_rows(t.model, input.row_TK, o, input.groups.status);
   });
 }
 
@@ -422,8 +475,11 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
   steps.activation.dh = g.dh.raw();
   steps.activation.dh_stride = g.dh.stride(0);
   steps.activation.dprob = g.dprob_R.raw();
-  steps.fc1_dgrad =
-      linear(GroupedOp::kDgrad, input.groups, {g.dh, {}}, mlp.w1, s.maps ? t.model : g.dx);
+  const bool input_gradient = g.dx.defined(), sums = input_gradient && s.sums;
+  if (input_gradient) {
+    steps.fc1_dgrad =
+        linear(GroupedOp::kDgrad, input.groups, {g.dh, {}}, mlp.w1, sums ? t.model : g.dx);
+  }
   if (on_gpu(mlp, input,
              {{"d_o", g.d_o},
               {"h", g.h},
@@ -437,12 +493,14 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
               {"workspace", workspace}},
              stream)) {
     record_faults_on_gpu(input, stream);
-    run_on_gpu(mlp, steps.fc2_dgrad, stream);
-    if (input.groups.experts > 0) {
-      activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
+    if (!run_fused(mlp, steps.fc2_dgrad, steps.activation, t.segments, stream)) {
+      run_on_gpu(mlp, steps.fc2_dgrad, stream);
+      if (input.groups.experts > 0) {
+        activation_backward(activation(mlp, input, g.h), t.ffn, g.dh, g.a, g.dprob_R, stream);
+      }
     }
-    run_on_gpu(mlp, steps.fc1_dgrad, stream);
-    if (s.maps) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);
+    if (input_gradient) run_on_gpu(mlp, steps.fc1_dgrad, stream);
+    if (sums) sum_rows(t.model, input.row_TK, g.dx, input.groups.status, stream);
     return mlp_bias_gradients(input, g, mlp.b2_ED, stream);
   }
   stream.run([=] {
@@ -454,9 +512,23 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
     } else {
       grouped_mlp_backward_cpu(steps);
     }
-    if (s.maps) run_sum_rows(t.model, input.row_TK, g.dx, input.groups.status);
+    if (sums) run_sum_rows(t.model, input.row_TK, g.dx, input.groups.status);
     mlp_bias_gradients(input, g, mlp.b2_ED, Stream());
   });
+}
+
+void grouped_mlp_backward_input(const GroupedMlp& mlp, const MlpInput& input,
+                                const MlpGradients& gradients, Stream stream) {
+  const Sizes s = check(mlp, input, gradients.dh);
+  MOIETY_CHECK(!s.sums, "{}: row_TK is {}, but B4 alone sums no rows", kName,
+               input.row_TK.describe());
+  check_matrix("dx", gradients.dx, s.dtype, s.capacity, s.model);
+  const GroupedGemmArgs product =
+      linear(GroupedOp::kDgrad, input.groups, {gradients.dh, {}}, mlp.w1, gradients.dx);
+  if (on_gpu(mlp, input, {{"dh", gradients.dh}, {"dx", gradients.dx}}, stream)) {
+    return run_on_gpu(mlp, product, stream);
+  }
+  stream.run([=] { run_linear(mlp, product); });
 }
 
 void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,

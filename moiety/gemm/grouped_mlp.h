@@ -9,8 +9,9 @@
 //    G2  dW2[e] = sum dO[source]^T A             G1  dW1[e] = sum dH^T X[source]
 //
 // The rounding points are part of the contract: every named tensor is rounded once to the storage
-// dtype. The probability is applied only between the linears. Without the maps (expert-major input)
-// F3 writes O and B4 writes dX, whose dead rows are not written.
+// dtype. The probability is applied only between the linears. Without `row` F3 writes O and B4 writes
+// dX, whose dead rows are not written: those of expert-major input, and with `source` the rows that
+// the caller sums. Without `source` rows are read as they lie.
 //
 // The storage dtype is fp32 or bf16 (fp64 in the reference, for gradient checks). All paths give
 // the same bits as long as the products of gemm.h do. On a GPU the host reads nothing and every
@@ -34,28 +35,33 @@ void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorVi
 
 // ---- Choice of path: a pure function, made once per layer, never changed during a run.
 // kSm90: products by Hopper's tensor cores (sm90/grouped_sm90.h), but for single views that these
-// cannot take, whose rows begin at no multiple of 16 bytes; kCudaPlain: for every GPU and view.
-enum class MlpPath { kReference, kCpu, kCudaPlain, kSm90 };
+// cannot take, whose rows begin at no multiple of 16 bytes; kSm90Fused: with the activation in the
+// products' launches (sm90/fused.h), which changes no bit and is taken only where it is required,
+// since it has not run on a GPU yet; kCudaPlain: for every GPU and view.
+enum class MlpPath { kReference, kCpu, kCudaPlain, kSm90, kSm90Fused };
 const char* name(MlpPath path);
 
 struct PathReport {
   struct Rejected {
     MlpPath path;
-    std::string reason;  // the first condition that failed, with its values
+    std::string reason;    // the first condition that failed, with its values
+    bool by_name = false;  // `require` may take it
   };
   MlpPath path = MlpPath::kReference;
   std::vector<Rejected> rejected;  // every better path
 
   // "reference (cpu: dtype float64 is not float32 or bfloat16)"
   std::string describe() const;
-  // Throws Unsupported with the reasons unless `path` is the one required.
-  void require(MlpPath required) const;
+  // Makes `required` the path, also where a better one is there, which is then rejected for that,
+  // and where it is a better one that is only taken by name. Throws Unsupported, with the reasons, if it was rejected or is a path of other devices.
+  void require(MlpPath required);
 };
 
 struct GroupedMlpDesc {
   DType dtype = DType::kFloat32;
-  int64_t model = 0;  // D
-  int64_t ffn = 0;    // F
+  int64_t model = 0;       // D
+  int64_t ffn = 0;         // F
+  int64_t interleave = 0;  // of the GLU (swiglu.h)
 };
 // Float64 is Error(kUnsupported) on a GPU, and so is a GPU that is not there.
 PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, Device device);
@@ -75,28 +81,29 @@ struct GroupedMlp {
 
 struct MlpInput {
   Groups groups;
-  TensorView x;              // [R_cap, D], or [T, D] with the maps
+  TensorView x;              // [R_cap, D], or [T, D] with source_R
   TensorView prob_R = {};    // float32 [R_cap], optional
-  TensorView source_R = {};  // int32 [R_cap], optional, together with
-  TensorView row_TK = {};    // int32 [T, K], its inverse: -1 where a pair is not alive
+  TensorView source_R = {};  // int32 [R_cap], optional: the rows of x and d_o
+  TensorView row_TK = {};    // int32 [T, K], its inverse, optional: -1 where a pair is not alive
 };
 
-// Bytes of `workspace` (uint8 [bytes], aligned to 64). forward keeps A there and, with the maps, Y;
-// backward_data keeps dA there and, with the maps, dXr.
+// Bytes of `workspace` (uint8 [bytes], aligned to 64). forward keeps A there and, with row_TK, Y;
+// backward_data keeps dA there, with row_TK dXr, and on kSm90Fused the segments of dprob.
 int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input);
 
-// Writes h [R_cap, 2F], to be kept for backward, and o [T, D], without the maps [R_cap, D].
+// Writes h [R_cap, 2F], to be kept for backward, and o [T, D], without row_TK [R_cap, D]. Without
+// source_R o may be x exactly.
 void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,
                          TensorView workspace, Stream stream);
 // Runs only F1, with the same bits: for layers that keep only their input.
 void grouped_mlp_hidden(const GroupedMlp& mlp, const MlpInput& input, TensorView h, Stream stream);
 
 struct MlpGradients {
-  TensorView d_o;           // in: [T, D], without the maps [R_cap, D]
+  TensorView d_o;           // in: like x
   TensorView h;             // in: [R_cap, 2F]
   TensorView dh;            // out: [R_cap, 2F]; may be h exactly
   TensorView a = {};        // out: [R_cap, F], for backward_weights; absent if w2 is frozen
-  TensorView dx;            // out: like x
+  TensorView dx = {};       // out: [T, D], without row_TK [R_cap, D]; absent: without B4
   TensorView dprob_R = {};  // out, optional: float32 [R_cap]
   TensorView db1_EH = {};   // out, optional: float32 or the storage dtype
   TensorView db2_ED = {};   // out, optional
@@ -104,6 +111,11 @@ struct MlpGradients {
 };
 void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
                                const MlpGradients& gradients, TensorView workspace, Stream stream);
+
+// Runs B4 alone, after a backward_data without dx, for a caller that has use for dx's memory until
+// then. Without row_TK.
+void grouped_mlp_backward_input(const GroupedMlp& mlp, const MlpInput& input,
+                                const MlpGradients& gradients, Stream stream);
 
 // The target of a weight gradient: an fp32 or bf16 main_grad. beta 0 overwrites, 1 adds.
 struct GradTarget {

@@ -37,7 +37,7 @@ void grouped_mlp_backward_cpu(const MlpBackwardSteps& steps) {
   for_tiles(steps.fc2_dgrad.groups, [&](const RowTile& tile) {
     run_product(steps.fc2_dgrad, tile);
     activation_backward_cpu(rows_of_tile(steps.activation, tile));
-    run_product(steps.fc1_dgrad, tile);
+    if (steps.fc1_dgrad.out.defined()) run_product(steps.fc1_dgrad, tile);
   });
 }
 

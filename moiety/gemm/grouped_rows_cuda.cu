@@ -190,7 +190,32 @@ __global__ void __launch_bounds__(kScaleThreads) sum_scale_grad(ScaleGrad p) {
   }
 }
 
+constexpr int kSegmentThreads = 128;
+
+// A thread has a row, `blocks` blocks a group.
+__global__ void __launch_bounds__(kSegmentThreads)
+    sum_segments(GroupList groups, const float* segments, int64_t count, float* dprob,
+                 int64_t blocks) {
+  const int64_t e = blockIdx.x / blocks;
+  const RowRange range = groups.rows(e);
+  for (int64_t i = (blockIdx.x - e * blocks) * kSegmentThreads + threadIdx.x; i < range.rows;
+       i += blocks * kSegmentThreads) {
+    const float* row = segments + (range.begin + i) * count;
+    float sum = 0;
+    for (int64_t s = 0; s < count; ++s) sum = __fadd_rn(sum, row[s]);
+    dprob[range.begin + i] = sum;
+  }
+}
+
 }  // namespace
+
+void sum_segments_cuda(const Groups& groups, const float* segments, int64_t count, float* dprob,
+                       const Stream& stream) {
+  constexpr int64_t kBlocks = 1024;
+  const int64_t each = blocks_for(kBlocks, std::max<int64_t>(groups.experts, 1));
+  launch("sum segments", sum_segments, {groups.experts * each, kSegmentThreads}, stream,
+         GroupList(groups), segments, count, dprob, each);
+}
 
 void record_faults_cuda(const Groups& groups, OperationId operation, const GroupedTensor& rows,
                         const GroupedTensor& more, const Stream& stream) {

@@ -93,6 +93,16 @@ GroupedWeight::GroupedWeight(TensorView packed_ENC) : packed_(packed_ENC) {
                packed_.describe());
 }
 
+GroupedWeight GroupedWeight::split(const TensorView& packed_ENC) {
+  const GroupedWeight packed(packed_ENC);
+  std::vector<TensorView> views;
+  for (int64_t e = 0; e < packed.experts(); ++e) views.push_back(packed[e]);
+  GroupedWeight out;
+  out.owned_ = std::make_shared<const std::vector<TensorView>>(std::move(views));
+  out.indexed_ = *out.owned_;
+  return out;
+}
+
 int64_t GroupedWeight::experts() const {
   return packed_.defined() ? packed_.size(0) : static_cast<int64_t>(indexed_.size());
 }

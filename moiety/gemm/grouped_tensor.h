@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
@@ -54,12 +56,15 @@ struct GroupedTensor {
 };
 
 // One matrix [N, C] for each expert, with contiguous columns: one view [E, N, C] or E views. The
-// array behind `indexed` must live until the operation has run.
+// array behind a span must live until the operation has run; that of `split` lives with its copies.
 class GroupedWeight {
  public:
   GroupedWeight() = default;
   GroupedWeight(TensorView packed_ENC);                                      // NOLINT: converts
   GroupedWeight(std::span<const TensorView> indexed) : indexed_(indexed) {}  // NOLINT: converts
+
+  // The matrices of one view [E, N, C] as E views.
+  static GroupedWeight split(const TensorView& packed_ENC);
 
   bool defined() const { return packed_.defined() || !indexed_.empty(); }
   int64_t experts() const;
@@ -75,6 +80,7 @@ class GroupedWeight {
  private:
   TensorView packed_;
   std::span<const TensorView> indexed_;
+  std::shared_ptr<const std::vector<TensorView>> owned_;  // what `indexed_` shows, after split
 };
 
 }  // namespace moiety::gemm

@@ -17,7 +17,7 @@ struct MlpForwardSteps {
 struct MlpBackwardSteps {
   GroupedGemmArgs fc2_dgrad;   // B1
   ActivationBlock activation;  // B2, rows left open
-  GroupedGemmArgs fc1_dgrad;   // B4
+  GroupedGemmArgs fc1_dgrad;   // B4, if it has an output
 };
 
 void grouped_mlp_forward_reference(const MlpForwardSteps& steps);

@@ -32,18 +32,19 @@ void multiply(const Operand& a, const Operand& w, TensorView out, TensorView add
        stream);
 }
 
-Operand forward_operand(const QuantizedLinear& linear, const Groups& groups, const TensorView& x,
+Operand forward_operand(const QuantizedLinear& linear, const Groups& groups, const GroupedTensor& x,
                         Arena& arena, Stream stream) {
   const QuantSpec& spec = linear.recipe->input;
   const QuantizedView& rows = linear.rows;
   if (!rows.row_data.defined()) {
     return make_grouped_operand(spec, Direction::kRow, x, groups, {}, arena, stream);
   }
-  MOIETY_CHECK(rows.spec == spec && rows.rows == groups.capacity && rows.cols == x.size(1),
+  const int64_t count = x.source_R.defined() ? x.data.size(0) : groups.capacity;
+  MOIETY_CHECK(rows.spec == spec && rows.rows == count && rows.cols == x.data.size(1),
                "quantized_grouped_forward: rows are {} [{}, {}], expected {} [{}, {}]",
-               name(rows.spec.format), rows.rows, rows.cols, name(spec.format), groups.capacity,
-               x.size(1));
-  return make_row_operand(rows, arena, stream);
+               name(rows.spec.format), rows.rows, rows.cols, name(spec.format), count,
+               x.data.size(1));
+  return make_row_operand(rows, x.source_R, arena, stream);
 }
 
 }  // namespace
@@ -90,29 +91,33 @@ void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, Ten
 
 LinearBytes quantized_linear_bytes(const Recipe& r, const LinearSize& s) {
   const int64_t matrices = std::max<int64_t>(s.experts, 1);
-  const auto product = [&](Direction direction, const QuantSpec& spec, int64_t cols) {
+  const auto x = [&](Direction direction) {
+    return operand_bytes(r.input, direction, s.rows, s.k, s.experts, s.x_sources);
+  };
+  const auto dy = [&](Direction direction) {
+    return operand_bytes(r.gradient, direction, s.rows, s.n, s.experts, s.dy_sources);
+  };
+  const auto product = [&](Direction direction, const OperandBytes& rows) {
     const OperandBytes w =
         weight_operand_bytes(r.weight, direction, s.n, s.k, matrices, s.in_format);
-    return std::max(w.peak,
-                    w.kept + operand_bytes(spec, Direction::kRow, s.rows, cols, s.experts).peak);
+    return std::max(w.peak, w.kept + rows.peak);
   };
-  const OperandBytes dy = operand_bytes(r.gradient, Direction::kCol, s.rows, s.n, s.experts);
-  const OperandBytes x = operand_bytes(r.input, Direction::kCol, s.rows, s.k, s.experts);
-  return {product(Direction::kRow, r.input, s.k), product(Direction::kCol, r.gradient, s.n),
-          std::max(dy.peak, dy.kept + x.peak)};
+  const OperandBytes a = dy(Direction::kCol), b = x(Direction::kCol);
+  return {product(Direction::kRow, x(Direction::kRow)),
+          product(Direction::kCol, dy(Direction::kRow)), std::max(a.peak, a.kept + b.peak)};
 }
 
-void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups, TensorView x,
-                               TensorView y, TensorView bias_EN, TensorView bias_scale_R,
-                               Arena& arena, Stream stream) {
-  check_rows("quantized_grouped_forward", linear, x, linear.weight.columns());
+void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups,
+                               const GroupedTensor& x, TensorView y, TensorView bias_EN,
+                               TensorView bias_scale_R, Arena& arena, Stream stream) {
+  check_rows("quantized_grouped_forward", linear, x.data, linear.weight.columns());
   ArenaScope operands(arena);
   const Operand w =
       make_weight_operand(linear.recipe->weight, Direction::kRow, linear.weight, arena, stream);
   const Operand a = forward_operand(linear, groups, x, arena, stream);
   grouped_gemm({.op = GroupedOp::kForward,
                 .groups = groups,
-                .a = {a.data},
+                .a = {a.data, a.source_R},
                 .w = w.data,
                 .out = y,
                 .bias_EN = bias_EN,
@@ -123,8 +128,9 @@ void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& grou
 }
 
 void quantized_grouped_input_gradient(const QuantizedLinear& linear, const Groups& groups,
-                                      TensorView dy, TensorView dx, Arena& arena, Stream stream) {
-  check_rows("quantized_grouped_input_gradient", linear, dy, linear.weight.rows());
+                                      const GroupedTensor& dy, TensorView dx, Arena& arena,
+                                      Stream stream) {
+  check_rows("quantized_grouped_input_gradient", linear, dy.data, linear.weight.rows());
   ArenaScope operands(arena);
   const Operand w =
       make_weight_operand(linear.recipe->weight, Direction::kCol, linear.weight, arena, stream);
@@ -132,7 +138,7 @@ void quantized_grouped_input_gradient(const QuantizedLinear& linear, const Group
                                          linear.gradient_bits, arena, stream);
   grouped_gemm({.op = w.transposed ? GroupedOp::kForward : GroupedOp::kDgrad,
                 .groups = groups,
-                .a = {a.data},
+                .a = {a.data, a.source_R},
                 .w = w.data,
                 .out = dx,
                 .a_scale = a.scale,
@@ -141,10 +147,11 @@ void quantized_grouped_input_gradient(const QuantizedLinear& linear, const Group
 }
 
 void quantized_grouped_weight_gradient(const QuantizedLinear& linear, const Groups& groups,
-                                       TensorView dy, TensorView x, const GroupedWeight& grad,
-                                       const GroupScalar& beta, Arena& arena, Stream stream) {
-  check_rows("quantized_grouped_weight_gradient", linear, dy, linear.weight.rows());
-  check_rows("quantized_grouped_weight_gradient", linear, x, linear.weight.columns());
+                                       const GroupedTensor& dy, const GroupedTensor& x,
+                                       const GroupedWeight& grad, const GroupScalar& beta,
+                                       Arena& arena, Stream stream) {
+  check_rows("quantized_grouped_weight_gradient", linear, dy.data, linear.weight.rows());
+  check_rows("quantized_grouped_weight_gradient", linear, x.data, linear.weight.columns());
   ArenaScope operands(arena);
   const Recipe& recipe = *linear.recipe;
   const Operand a = make_grouped_operand(recipe.gradient, Direction::kCol, dy, groups,

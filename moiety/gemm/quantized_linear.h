@@ -19,7 +19,8 @@ struct QuantizedLinear {
   const Recipe* recipe = nullptr;
   LinearWeight weight;
   RandomBits gradient_bits = {};
-  // For a grouped forward, optional: x as recipe->input has quantized it. x is then not read.
+  // For a grouped forward, optional: x as recipe->input has quantized it, as many rows as x has. x
+  // is then not read.
   QuantizedView rows = {};
 };
 
@@ -36,21 +37,25 @@ void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, Ten
 struct LinearSize {
   int64_t experts = 0, n = 0, k = 0, rows = 0;
   bool in_format = true;  // the weight's owner keeps it in the recipe's format
+  // Rows that maps read x and dy from; 0 without a map.
+  int64_t x_sources = 0, dy_sources = 0;
 };
 struct LinearBytes {
   int64_t forward = 0, input_gradient = 0, weight_gradient = 0;
 };
 LinearBytes quantized_linear_bytes(const Recipe& recipe, const LinearSize& size);
 
-// The same for rows of groups, [capacity, ...]; bias and beta are as in grouped_gemm.h. There is no
-// residual.
-void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups, TensorView x,
-                               TensorView y, TensorView bias_EN, TensorView bias_scale_R,
-                               Arena& arena, Stream stream);
+// The same for rows of groups, [capacity, ...], or x and dy read through source_R; bias and beta are
+// as in grouped_gemm.h. There is no residual.
+void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups,
+                               const GroupedTensor& x, TensorView y, TensorView bias_EN,
+                               TensorView bias_scale_R, Arena& arena, Stream stream);
 void quantized_grouped_input_gradient(const QuantizedLinear& linear, const Groups& groups,
-                                      TensorView dy, TensorView dx, Arena& arena, Stream stream);
+                                      const GroupedTensor& dy, TensorView dx, Arena& arena,
+                                      Stream stream);
 void quantized_grouped_weight_gradient(const QuantizedLinear& linear, const Groups& groups,
-                                       TensorView dy, TensorView x, const GroupedWeight& grad,
-                                       const GroupScalar& beta, Arena& arena, Stream stream);
+                                       const GroupedTensor& dy, const GroupedTensor& x,
+                                       const GroupedWeight& grad, const GroupScalar& beta,
+                                       Arena& arena, Stream stream);
 
 }  // namespace moiety::gemm

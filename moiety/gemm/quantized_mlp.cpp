@@ -6,9 +6,9 @@ namespace moiety::gemm {
 namespace {
 
 void check(const QuantizedMlp& mlp, const MlpInput& input) {
-  if (input.source_R.defined() || input.row_TK.defined()) {
-    fail(ErrorKind::kUnsupported,
-         "quantized_mlp: rows are taken in the order of experts, without source_R and row_TK");
+  if (input.row_TK.defined()) {
+    fail(ErrorKind::kUnsupported, "quantized_mlp: row_TK is {}, but sums of rows are the caller's",
+         input.row_TK.describe());
   }
   const int64_t experts = input.groups.experts,
                 hidden = mlp.activation.hidden(mlp.fc2.weight.columns());
@@ -42,14 +42,15 @@ void quantized_mlp_forward(const QuantizedMlp& mlp, const MlpInput& input, Tenso
   const TensorView a = activated(mlp, input, arena);
   quantized_mlp_hidden(mlp, input, h, arena, stream);
   activation_forward(activation(mlp, input, h), a, stream);
-  quantized_grouped_forward(mlp.fc2, input.groups, a, o, mlp.b2_ED,
+  quantized_grouped_forward(mlp.fc2, input.groups, {a}, o, mlp.b2_ED,
                             mlp.b2_ED.defined() ? input.prob_R : TensorView(), arena, stream);
 }
 
 void quantized_mlp_hidden(const QuantizedMlp& mlp, const MlpInput& input, TensorView h,
                           Arena& arena, Stream stream) {
   check(mlp, input);
-  quantized_grouped_forward(mlp.fc1, input.groups, input.x, h, mlp.b1_EH, {}, arena, stream);
+  quantized_grouped_forward(mlp.fc1, input.groups, {input.x, input.source_R}, h, mlp.b1_EH, {},
+                            arena, stream);
 }
 
 void quantized_mlp_backward_data(const QuantizedMlp& mlp, const MlpInput& input,
@@ -57,9 +58,10 @@ void quantized_mlp_backward_data(const QuantizedMlp& mlp, const MlpInput& input,
   check(mlp, input);
   ArenaScope temporaries(arena);
   const TensorView da = activated(mlp, input, arena);
-  quantized_grouped_input_gradient(mlp.fc2, input.groups, g.d_o, da, arena, stream);
+  quantized_grouped_input_gradient(mlp.fc2, input.groups, {g.d_o, input.source_R}, da, arena,
+                                   stream);
   activation_backward(activation(mlp, input, g.h), da, g.dh, g.a, g.dprob_R, stream);
-  quantized_grouped_input_gradient(mlp.fc1, input.groups, g.dh, g.dx, arena, stream);
+  quantized_grouped_input_gradient(mlp.fc1, input.groups, {g.dh}, g.dx, arena, stream);
   mlp_bias_gradients(input, g, mlp.b2_ED, stream);
 }
 
@@ -68,12 +70,12 @@ void quantized_mlp_backward_weights(const QuantizedMlp& mlp, const MlpInput& inp
                                     const GradTarget& w1, Arena& arena, Stream stream) {
   check(mlp, input);
   if (w2.grad.defined()) {
-    quantized_grouped_weight_gradient(mlp.fc2, input.groups, g.d_o, g.a, w2.grad, w2.beta, arena,
-                                      stream);
+    quantized_grouped_weight_gradient(mlp.fc2, input.groups, {g.d_o, input.source_R}, {g.a},
+                                      w2.grad, w2.beta, arena, stream);
   }
   if (w1.grad.defined()) {
-    quantized_grouped_weight_gradient(mlp.fc1, input.groups, g.dh, input.x, w1.grad, w1.beta, arena,
-                                      stream);
+    quantized_grouped_weight_gradient(mlp.fc1, input.groups, {g.dh}, {input.x, input.source_R},
+                                      w1.grad, w1.beta, arena, stream);
   }
 }
 

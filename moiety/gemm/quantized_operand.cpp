@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "moiety/base/check_devices.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/integer.h"
+#include "moiety/base/parallel.h"
+#include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/quantized_operand_cuda.h"
 #include "moiety/quant/dequantize.h"
 
@@ -115,6 +118,59 @@ TensorView transposed(const TensorView& x) {
                     std::array{x.stride(0), x.stride(2), x.stride(1)}, x.device());
 }
 
+// Whether the codes of a row depend on nothing but the row.
+bool rows_alone(const QuantSpec& spec, Direction direction) {
+  return direction == Direction::kRow && !is_tensor_scaled(spec.format) &&
+         spec.rounding == Rounding::kNearest;
+}
+
+// out[r] := x[source[r]], bit for bit; zeros where that is no row of x.
+void gather_rows(const GroupedTensor& x, const TensorView& out, const Stream& stream) {
+  if (check_devices("quantized operand", {{"x", x.data}, {"source_R", x.source_R}, {"arena", out}},
+                    stream)) {
+    if constexpr (kCudaBuilt) return gather_rows_cuda(x, out, stream);
+    fail_without_cuda("quantized operand");
+  }
+  stream.run([=] {
+    const int64_t bytes = byte_size(out.dtype(), out.size(1)), sources = x.data.size(0);
+    const int64_t stride = byte_size(out.dtype(), x.data.stride(0));
+    const auto* from = static_cast<const std::byte*>(x.data.raw());
+    parallel_for(out.size(0), 64, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int32_t source = x.source_R.data<int32_t>()[r];
+        std::byte* to = static_cast<std::byte*>(out.raw()) + r * bytes;
+        if (source < 0 || source >= sources) {
+          std::memset(to, 0, bytes);
+        } else {
+          std::memcpy(to, from + source * stride, bytes);
+        }
+      }
+    });
+  });
+}
+
+// Turns the operand of the rows that a map reads into one of the groups' rows: the product reads
+// data through the map, block scales are copied.
+void read_through(const TensorView& source_R, Operand& operand, Arena& arena,
+                  const Stream& stream) {
+  operand.source_R = source_R;
+  if (!operand.scale.block.defined()) return;
+  const TensorView all = operand.scale.block;
+  operand.scale.block = arena.tensor(DType::kFloat32, {source_R.size(0), all.size(1)});
+  gather_rows({all, source_R}, operand.scale.block, stream);
+}
+
+void record_source_faults(const GroupedTensor& x, const Groups& groups, const Stream& stream) {
+  if (stream.device().type == DeviceType::kCuda) {
+    if constexpr (kCudaBuilt) {
+      return record_faults_cuda(groups, OperationId::kQuantizeGrouped, x, {}, stream);
+    }
+    fail_without_cuda("quantized operand");
+  }
+  stream.run(
+      [=] { record_faults(groups, OperationId::kQuantizeGrouped, x.source_R, x.data.size(0)); });
+}
+
 int64_t code_bytes(const QuantizedSizes& s) {
   int64_t bytes = 0;
   for (const ArraySpec* a :
@@ -149,17 +205,28 @@ Operand make_operand(const QuantSpec& spec, Direction direction, TensorView x,
   return out;
 }
 
-Operand make_grouped_operand(const QuantSpec& spec, Direction direction, TensorView x,
+Operand make_grouped_operand(const QuantSpec& spec, Direction direction, const GroupedTensor& x,
                              const Groups& groups, const RandomBits& random, Arena& arena,
                              Stream stream) {
-  const int64_t capacity = groups.capacity, cols = x.size(1), experts = groups.experts;
+  const int64_t capacity = groups.capacity, cols = x.data.size(1), experts = groups.experts;
+  if (x.source_R.defined() && rows_alone(spec, direction)) {
+    Operand out = make_operand(spec, direction, x.data, random, arena, stream);
+    read_through(x.source_R, out, arena, stream);
+    return out;
+  }
   const int64_t rows = direction == Direction::kRow ? capacity : grouped_columns(capacity, experts);
   const Operand out = allocate(spec, direction, rows, cols, experts, arena);
   ArenaScope codes(arena);
+  TensorView ordered = x.data;
+  if (x.source_R.defined()) {
+    record_source_faults(x, groups, stream);
+    ordered = arena.tensor(x.data.dtype(), {capacity, cols});
+    gather_rows(x, ordered, stream);
+  }
   const QuantizedView view =
       place(spec, capacity, cols,
             quantized_grouped_sizes(spec, capacity, cols, experts, only(direction)), arena);
-  quant::quantize_grouped(x, groups, view, options(spec, random), stream);
+  quant::quantize_grouped(ordered, groups, view, options(spec, random), stream);
   if (out.scale.tensor.defined()) {
     keep_tensor_scale(view, direction, experts, out.scale.tensor, stream);
   }
@@ -169,11 +236,13 @@ Operand make_grouped_operand(const QuantSpec& spec, Direction direction, TensorV
   return out;
 }
 
-Operand make_row_operand(const QuantizedView& rows, Arena& arena, Stream stream) {
+Operand make_row_operand(const QuantizedView& rows, const TensorView& source_R, Arena& arena,
+                         Stream stream) {
   MOIETY_CHECK(!is_tensor_scaled(rows.spec.format), "quantized rows: {} has a scale for a tensor",
                name(rows.spec.format));
-  const Operand out = allocate(rows.spec, Direction::kRow, rows.rows, rows.cols, 1, arena);
+  Operand out = allocate(rows.spec, Direction::kRow, rows.rows, rows.cols, 1, arena);
   fill(rows, Direction::kRow, 1, out, stream);
+  if (source_R.defined()) read_through(source_R, out, arena, stream);
   return out;
 }
 
@@ -247,7 +316,13 @@ Operand make_weight_operand(const QuantSpec& spec, Direction wanted, const Linea
 }
 
 OperandBytes operand_bytes(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols,
-                           int64_t groups) {
+                           int64_t groups, int64_t sources) {
+  if (sources > 0 && rows_alone(spec, direction)) {
+    OperandBytes out = operand_bytes(spec, direction, sources, cols, 0);
+    if (leaves_block_scales(spec)) out.kept += padded_bytes(4 * rows * ceil_div(cols, 128));
+    out.peak = std::max(out.peak, out.kept);
+    return out;
+  }
   const bool padded = groups > 0 && direction == Direction::kCol;
   const OperandSize size =
       operand_size(spec, direction, padded ? grouped_columns(rows, groups) : rows, cols);
@@ -259,6 +334,7 @@ OperandBytes operand_bytes(const QuantSpec& spec, Direction direction, int64_t r
   out.peak = out.kept + code_bytes(groups > 0 ? quantized_grouped_sizes(spec, rows, cols, groups,
                                                                         only(direction))
                                               : quantized_sizes(spec, rows, cols, only(direction)));
+  if (sources > 0) out.peak += padded_bytes(2 * rows * cols);
   return out;
 }
 

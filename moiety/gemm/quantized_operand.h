@@ -55,6 +55,8 @@ struct Operand {
   // The data of a matrix [M, K] is [K, M]. It may have more columns than M, the tail of a
   // transform, which are multiplied too.
   bool transposed = false;
+  // The rows of groups are read from data through it, if it is defined; block scales are not.
+  TensorView source_R = {};
 };
 
 // The operand of x [rows, columns] in direction `direction`.
@@ -64,12 +66,18 @@ Operand make_operand(const QuantSpec& spec, Direction direction, TensorView x,
 // The same for rows that belong to groups. In the col direction group e begins at row (transposed:
 // column) 128 * sum over j < e of ceil(n_j / 128): multiply by the groups of
 // grouped_operand_groups.
-Operand make_grouped_operand(const QuantSpec& spec, Direction direction, TensorView x,
+//
+// With a map (x.source_R) rows whose codes depend on nothing but themselves are quantized where
+// they lie, once each, and the product reads them through the map. Others, with scales or random
+// bits of their group or blocks along tokens, are gathered for the time of being quantized.
+Operand make_grouped_operand(const QuantSpec& spec, Direction direction, const GroupedTensor& x,
                              const Groups& groups, const RandomBits& random, Arena& arena,
                              Stream stream);
 // The same in the row direction for rows that are quantized already (in a format without tensor
-// scales): the operand that make_grouped_operand would make of rows with these codes.
-Operand make_row_operand(const QuantizedView& rows, Arena& arena, Stream stream);
+// scales), [capacity] or, with `source_R`, those that it maps from: the operand that
+// make_grouped_operand would make of rows with these codes.
+Operand make_row_operand(const QuantizedView& rows, const TensorView& source_R, Arena& arena,
+                         Stream stream);
 // Memory on the arena for the row direction of [rows, cols].
 QuantizedView allocate_rows(const QuantSpec& spec, int64_t rows, int64_t cols, Arena& arena);
 int64_t row_bytes(const QuantSpec& spec, int64_t rows, int64_t cols);
@@ -85,9 +93,10 @@ Operand make_weight_operand(const QuantSpec& spec, Direction direction, const Li
 struct OperandBytes {
   int64_t kept = 0, peak = 0;
 };
-// The bytes of make_grouped_operand; with groups 0 those of make_operand.
+// The bytes of make_grouped_operand; with groups 0 those of make_operand. `sources`: the rows that a
+// map reads, 0 without one.
 OperandBytes operand_bytes(const QuantSpec& spec, Direction direction, int64_t rows, int64_t cols,
-                           int64_t groups);
+                           int64_t groups, int64_t sources = 0);
 // `in_format` says that the weight's owner keeps it in the format.
 OperandBytes weight_operand_bytes(const QuantSpec& spec, Direction direction, int64_t rows,
                                   int64_t cols, int64_t experts, bool in_format);

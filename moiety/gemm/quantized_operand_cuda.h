@@ -10,4 +10,7 @@ namespace moiety::gemm {
 void operand_groups_cuda(const Groups& groups, int64_t tail, const Groups& out,
                          const Stream& stream);
 
+// out[r] := x[source[r]], bit for bit; zeros where that is no row of x. Rows of out have no gaps.
+void gather_rows_cuda(const GroupedTensor& x, const TensorView& out, const Stream& stream);
+
 }  // namespace moiety::gemm

@@ -34,14 +34,20 @@ struct Activation {
   float limit;
   float offset;
 
+  // Whether H has a linear half b beside the activated one.
+  bool gated() const { return kind == ActivationKind::kGlu; }
   // The columns of H for `ffn` columns of A.
-  int64_t hidden(int64_t ffn) const { return kind == ActivationKind::kGlu ? 2 * ffn : ffn; }
+  int64_t hidden(int64_t ffn) const { return gated() ? 2 * ffn : ffn; }
 };
 
 constexpr Activation swiglu() {
   return {ActivationKind::kGlu, 1, std::numeric_limits<float>::infinity(), 0};
 }
 constexpr Activation clamped_swiglu(float limit) { return {ActivationKind::kGlu, 1, limit, 0}; }
+// The clamped gate of GPT-OSS is qgeglu(1.702, 7, 1).
+constexpr Activation qgeglu(float alpha, float limit, float offset) {
+  return {ActivationKind::kGlu, alpha, limit, offset};
+}
 constexpr Activation squared_relu() {
   return {ActivationKind::kSquaredRelu, 1, std::numeric_limits<float>::infinity(), 0};
 }

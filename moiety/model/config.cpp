@@ -1,6 +1,7 @@
 #include "moiety/model/config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "moiety/base/error.h"
 
@@ -14,11 +15,17 @@ struct LayerSizes {
 
 LayerSizes layer_sizes(const Config& c) {
   const int64_t d = c.d_model;
+  const auto network = [&](int64_t ffn) { return (c.activation.hidden(ffn) + ffn) * d; };
   return {.attention = (c.qkv_size() + c.heads * c.head_size()) * d,
           .router = d * c.router.experts,
-          .expert = (c.activation.hidden(c.d_ffn) + c.d_ffn) * d,
-          .shared = 3 * d * c.shared_d_ffn,
-          .dense = 3 * d * c.d_ffn_dense};
+          .expert = network(c.d_ffn),
+          .shared = network(c.shared_d_ffn),
+          .dense = network(c.d_ffn_dense)};
+}
+
+// Elements of an expert's biases.
+int64_t bias_size(const Config& c) {
+  return c.expert_bias ? c.activation.hidden(c.d_ffn) + c.d_model : 0;
 }
 
 void check_range(const char* key, int64_t value, int64_t low, int64_t high) {
@@ -50,6 +57,19 @@ void check_moe(const Config& c) {
   MOIETY_CHECK(c.shared_d_ffn >= 0, "moe.shared_d_ffn={} must not be negative", c.shared_d_ffn);
   MOIETY_CHECK(!c.shared_gate || c.shared_d_ffn > 0,
                "moe.shared_gate=true needs moe.shared_d_ffn > 0");
+  const int64_t s = c.glu_interleave;
+  MOIETY_CHECK(s == 0 || c.activation.gated(),
+               "moe.glu_interleave={}: moe.activation has no gate to interleave, expected 0", s);
+  MOIETY_CHECK(s >= 0 && s % 8 == 0 && (s == 0 || c.d_ffn % s == 0),
+               "moe.glu_interleave={} must be 0, or a multiple of 8 that divides moe.d_ffn={}", s,
+               c.d_ffn);
+}
+
+void check_activation(const gemm::Activation& a) {
+  if (!a.gated()) return;
+  MOIETY_CHECK(a.alpha > 0 && std::isfinite(a.alpha), "moe.act_alpha={} must be above 0", a.alpha);
+  MOIETY_CHECK(a.limit > 0, "moe.act_limit={} must be above 0", a.limit);
+  MOIETY_CHECK(std::isfinite(a.offset), "moe.act_offset={} must be finite", a.offset);
 }
 
 }  // namespace
@@ -83,6 +103,7 @@ void check(const Config& c) {
   MOIETY_CHECK(c.norm_eps >= 1e-12f && c.norm_eps <= 1e-2f,
                "model.norm_eps={} must be in 1e-12..1e-2", c.norm_eps);
   check_layers(c);
+  check_activation(c.activation);
   if (c.moe_layers() > 0) check_moe(c);
   MOIETY_CHECK(c.init_std >= 0, "init.std={} must not be negative", c.init_std);
   MOIETY_CHECK(c.loss_z_coef >= 0, "train.loss_z_coef={} must not be negative", c.loss_z_coef);
@@ -124,15 +145,15 @@ Config preset(std::string_view name) {
 int64_t parameter_count(const Config& c) {
   const LayerSizes size = layer_sizes(c);
   const int64_t d = c.d_model, norms = 2 * d + (c.qk_norm ? 2 * c.head_size() : 0);
-  const int64_t moe =
-      size.router + c.router.experts * size.expert + size.shared + (c.shared_gate ? d : 0);
+  const int64_t moe = size.router + c.router.experts * (size.expert + bias_size(c)) + size.shared +
+                      (c.shared_gate ? d : 0);
   return (c.tie_embeddings ? 1 : 2) * c.vocab * d + c.layers * (size.attention + norms) +
          c.moe_layers() * moe + (c.layers - c.moe_layers()) * size.dense + d;
 }
 
 int64_t active_parameter_count(const Config& c) {
   const int64_t idle = c.router.experts - c.router.top_k;
-  return parameter_count(c) - c.moe_layers() * idle * layer_sizes(c).expert;
+  return parameter_count(c) - c.moe_layers() * idle * (layer_sizes(c).expert + bias_size(c));
 }
 
 double flops_per_token(const Config& c, int64_t seq_len, bool causal) {

@@ -3,13 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "moiety/gemm/swiglu.h"
+#include "moiety/gemm/grouped_mlp.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/prepare.h"
 #include "moiety/moe/router.h"
+#include "moiety/moe/row_layout.h"
 
 namespace moiety::model {
 
@@ -21,7 +23,7 @@ enum class AuxScope { kMicroBatch, kGlobal };
 // Outputs of norms, activations, and normalized and rotated heads are never kept.
 enum class Recompute {
   kNone,
-  kMoe,   // dispatched rows and fc1's outputs of MoE layers; only their routing is kept
+  kMoe,   // rows of experts and fc1's outputs of MoE layers; only their routing is kept
   kFull,  // everything in a layer except its input and its routing
 };
 
@@ -48,9 +50,16 @@ struct Config {
   int64_t d_ffn = 512;       // F
   int64_t shared_d_ffn = 0;  // Fs; 0: no shared expert
   bool shared_gate = false;
-  gemm::Activation activation = gemm::swiglu();  // activation of the experts
+  gemm::Activation activation = gemm::swiglu();  // of the experts, the shared one and dense layers
+  bool expert_bias = false;  // b1 and b2 of the experts; b2 is scaled by the token's weight
   moe::Reduction combine = moe::Reduction::kRank;
   moe::OverflowPolicy overflow = moe::OverflowPolicy::kError;
+  moe::RowLayout row_layout = moe::RowLayout::kAuto;  // moe.layout
+
+  // How the experts' weights lie in memory; checkpoints hold them packed in plain order.
+  int64_t glu_interleave = 0;              // rows of gate and up that alternate in fc1 (swiglu.h)
+  bool indexed_experts = false;            // one view for each expert instead of one of all
+  std::optional<gemm::MlpPath> path = {};  // the path required of the experts; absent: the best
 
   // Keys of [init], [optim], [train] and [memory], moe.delay_wgrad and ep.overlap.
   float init_std = 0.02f;

@@ -2,18 +2,12 @@
 
 #include <utility>
 
-#include "moiety/gemm/swiglu.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/model/step_work.h"
 #include "moiety/model/tensor_parallel.h"
 
 namespace moiety::model {
 namespace {
-
-gemm::ActivationArgs swiglu_args(TensorView hidden, TensorView prob_T) {
-  return {
-      .activation = gemm::swiglu(), .interleave = 0, .groups = {}, .h = hidden, .prob_R = prob_T};
-}
 
 TensorView column(const TensorView& x_T) { return x_T.reshape({x_T.numel(), 1}); }
 
@@ -28,18 +22,22 @@ TensorView gather_values(const Pass& pass, TensorView own_T) {
 
 FeedForward::FeedForward(const Config& c, std::string prefix, int64_t ffn, TpPlace place)
     : prefix_(std::move(prefix)),
+      activation_(c.activation),
       ffn_(ffn / place.size),
+      hidden_(activation_.hidden(ffn_)),
       std_(c.init_std),
       out_std_(residual_std(c)),
       fc1_(fc1_layout(c, ffn, place)),
       fc2_(fc2_layout(c, ffn, place)) {}
 
 std::vector<optim::ParamSpec> FeedForward::specs() const {
-  // Files hold all gate rows, then all up rows; a rank has a part of each.
+  // Files hold all rows of a gate, then all up rows; a rank has a part of each.
   const gtp::Layout& layout = fc1_.layout();
   const int64_t gate = layout.tp_rank * ffn_, up = layout.rows / 2 + gate;
   optim::ParamSpec fc1 = weight_spec(prefix_ + "fc1.weight", layout, std_);
-  if (layout.tp_size > 1) fc1.row_map = {{0, 0, gate, ffn_}, {ffn_, 0, up, ffn_}};
+  if (layout.tp_size > 1 && activation_.gated()) {
+    fc1.row_map = {{0, 0, gate, ffn_}, {ffn_, 0, up, ffn_}};
+  }
   return {fc1_.with_format(std::move(fc1)),
           fc2_.with_format(weight_spec(prefix_ + "fc2.weight", fc2_.layout(), out_std_))};
 }
@@ -55,11 +53,15 @@ void FeedForward::set_recipe(const std::optional<gemm::Recipe>& recipe) {
 }
 
 gtp::Work FeedForward::activation_work(const Pass& pass) const {
-  return elementwise_work(pass.tokens() * 3 * ffn_, pass.storage);
+  return elementwise_work(pass.tokens() * (hidden_ + ffn_), pass.storage);
+}
+
+gemm::ActivationArgs FeedForward::activation(TensorView hidden, TensorView prob_T) const {
+  return {.activation = activation_, .interleave = 0, .groups = {}, .h = hidden, .prob_R = prob_T};
 }
 
 TensorView FeedForward::make_hidden(const Pass& pass) const {
-  return pass.tensor({pass.tokens(), 2 * ffn_});
+  return pass.tensor({pass.tokens(), hidden_});
 }
 
 TensorView FeedForward::hidden(const Pass& pass, TensorView h_TD, TensorView to) const {
@@ -75,10 +77,10 @@ TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
   const TensorView hidden = this->hidden(pass, a.h_TD, a.hidden);
   ArenaScope temporaries(pass.arena);
   const TensorView activated = pass.tensor({pass.tokens(), ffn_});
-  gemm::activation_forward(swiglu_args(hidden, gather_values(pass, a.prob_T)), activated,
+  gemm::activation_forward(activation(hidden, gather_values(pass, a.prob_T)), activated,
                            pass.stream);
   pass.note(activation_work(pass));
-  pass.stored("ffn.swiglu", "a", activated, hidden);
+  pass.stored("ffn.activation", "a", activated, hidden);
   forward_to_own(pass, fc2_, activated, a.out_TD, a.residual_TD);
   pass.stored("ffn.fc2", "x", a.out_TD, activated, fc2_.parameter().weight, a.residual_TD);
   return hidden;
@@ -91,10 +93,10 @@ void FeedForward::activation_backward(const Pass& pass, const Backward& a, Tenso
   const bool partial = pass.tp && a.dprob_T.defined();
   const TensorView dprob_T =
       partial ? pass.arena.tensor(DType::kFloat32, {pass.tokens()}) : a.dprob_T;
-  gemm::activation_backward(swiglu_args(hidden, prob_T), d_activated, hidden, activated, dprob_T,
+  gemm::activation_backward(activation(hidden, prob_T), d_activated, hidden, activated, dprob_T,
                             pass.stream);
   pass.note(activation_work(pass));
-  pass.stored("ffn.swiglu", "dhidden", hidden, d_activated);
+  pass.stored("ffn.activation", "dhidden", hidden, d_activated);
   if (partial) sum_to_own(pass, column(dprob_T), {}, column(a.dprob_T));
 }
 

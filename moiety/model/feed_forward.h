@@ -1,10 +1,11 @@
-// The SwiGLU feed-forward network, fc2(swiglu(fc1(h))): the body of a dense layer and of the shared
-// expert.
+// The feed-forward network, fc2(activation(fc1(h))): the body of a dense layer and of the shared
+// expert. The activation is that of the experts.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "moiety/gemm/swiglu.h"
 #include "moiety/model/config.h"
 #include "moiety/model/linear_layer.h"
 #include "moiety/model/parameters.h"
@@ -53,9 +54,12 @@ class FeedForward {
   void activation_backward(const Pass& pass, const Backward& args, TensorView hidden,
                            TensorView d_activated, TensorView activated) const;
   gtp::Work activation_work(const Pass& pass) const;
+  gemm::ActivationArgs activation(TensorView hidden, TensorView prob_T) const;
 
   std::string prefix_;
-  int64_t ffn_;  // inner columns of this rank
+  gemm::Activation activation_;
+  int64_t ffn_;     // inner columns of this rank
+  int64_t hidden_;  // columns of fc1's output on this rank
   float std_, out_std_;
   LinearLayer fc1_, fc2_;
 };

@@ -2,27 +2,23 @@
 
 #include <utility>
 
+#include "moiety/base/copy.h"
 #include "moiety/model/block_ops.h"
 #include "moiety/nn/elementwise.h"
 
 namespace moiety::model {
-namespace {
-
-gemm::GradTarget grad_target(const OpenGradient& g) {
-  return {.grad = g.view, .beta = {g.accumulate ? 1.0f : 0.0f, {}}};
-}
-
-}  // namespace
-
 moe::MoeConfig moe_config(const Config& c, DType storage) {
   return {.dtype = storage,
           .model = c.d_model,
           .ffn = c.d_ffn,
           .router = c.router,
           .activation = c.activation,
+          .interleave = c.glu_interleave,
+          .path = c.path,
           .reduction = c.combine,
           .overflow = c.overflow,
-          .overlap = c.overlap};
+          .overlap = c.overlap,
+          .layout = c.row_layout};
 }
 
 MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group,
@@ -37,39 +33,72 @@ MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& 
       group_(&group),
       layer_(moe_config(c, storage), group),
       bias_E_(DType::kFloat32, {c.router.experts}, group.device(), "router bias"),
-      gated_(c.shared_gate) {
+      gated_(c.shared_gate),
+      indexed_(c.indexed_experts),
+      biased_(c.expert_bias) {
   if (c.shared_d_ffn > 0) shared_.emplace(c, prefix_ + "moe.shared.", c.shared_d_ffn, place);
 }
 
-// The spec of one weight of this rank's experts, in their local order.
-optim::ParamSpec MoeBlock::expert_spec(const char* name, int64_t rows, int64_t columns,
-                                       float std) const {
+// Completes the spec of a tensor of this rank's experts, in their local order, each with so many
+// rows of the matrix. With a `block` an expert's rows are blocks of that many, in turn of the first
+// and of the second half of its rows in the tensor.
+optim::ParamSpec MoeBlock::own_experts(optim::ParamSpec spec, int64_t rows, int64_t block) const {
+  spec.row_map.clear();
+  int64_t at = 0;
+  for (const int32_t expert : group_->map().experts_of(group_->rank())) {
+    const int64_t end = at + rows, first = expert * rows;
+    if (block == 0) spec.row_map.push_back({at, 0, first, rows});
+    for (int64_t b = 0; b < (block > 0 ? rows / 2 : 0); b += block) {
+      spec.row_map.push_back({at + 2 * b, 0, first + b, block});
+      spec.row_map.push_back({at + 2 * b + block, 0, first + rows / 2 + b, block});
+    }
+    at = end;
+  }
+  spec.expert = true;
+  spec.kind = optim::ParameterClass::kExpert;
+  return spec;
+}
+
+optim::ParamSpec MoeBlock::expert_spec(const char* name, int64_t rows, int64_t columns, float std,
+                                       int64_t interleave) const {
   const int64_t local = group_->local_experts();
   optim::ParamSpec spec =
       matrix_spec(prefix_ + "moe.experts." + name + ".weight", local * rows, columns, std);
   spec.tensors[0].shape = {group_->map().experts(), rows, columns};
   spec.shape = {local, rows, columns};
-  spec.row_map.clear();
-  for (const int32_t expert : group_->map().experts_of(group_->rank())) {
-    const int64_t memory_row = static_cast<int64_t>(spec.row_map.size()) * rows;
-    spec.row_map.push_back({memory_row, 0, expert * rows, rows});
-  }
   spec.layout = gtp::Layout{.rows = rows, .cols = columns};
-  spec.expert = true;
   spec.domain = {gtp::Axis::kEdp};
-  spec.kind = optim::ParameterClass::kExpert;
-  return spec;
+  return own_experts(std::move(spec), rows, interleave);
+}
+
+// A vector for each expert. It is small: egtp does not cut it.
+optim::ParamSpec MoeBlock::bias_spec(const char* name, int64_t columns, int64_t interleave) const {
+  const int64_t local = group_->local_experts(), width = interleave > 0 ? interleave : columns;
+  optim::ParamSpec spec =
+      matrix_spec(prefix_ + "moe.experts." + name + ".bias", local * columns / width, width, 0);
+  spec.tensors[0].shape = {group_->map().experts(), columns};
+  spec.tensors[0].columns = width;
+  spec.shape = {local, columns};
+  spec.init = optim::InitKind::kZeros;
+  spec.decay = false;
+  spec.domain = {gtp::Axis::kEgtp, gtp::Axis::kEdp};
+  return own_experts(std::move(spec), columns / width, interleave > 0 ? 1 : 0);
 }
 
 std::vector<optim::ParamSpec> MoeBlock::specs() const {
   const int64_t hidden = layer_.config().activation.hidden(d_ffn_);
+  const int64_t interleave = layer_.config().interleave;
   optim::ParamSpec router =
       matrix_spec(prefix_ + "moe.router.weight", group_->map().experts(), d_model_, std_);
   router.kind = optim::ParameterClass::kRouter;
   std::vector<optim::ParamSpec> specs{
       norm_spec(prefix_ + "mlp_norm.weight", d_model_), router,
-      fc1_.with_format(expert_spec("fc1", hidden, d_model_, std_)),
-      fc2_.with_format(expert_spec("fc2", d_model_, d_ffn_, out_std_))};
+      fc1_.with_format(expert_spec("fc1", hidden, d_model_, std_, interleave)),
+      fc2_.with_format(expert_spec("fc2", d_model_, d_ffn_, out_std_, 0))};
+  if (biased_) {
+    specs.push_back(bias_spec("fc1", hidden, interleave));
+    specs.push_back(bias_spec("fc2", d_model_, 0));
+  }
   if (shared_) {
     for (const optim::ParamSpec& spec : shared_->specs()) specs.push_back(spec);
     if (gated_) specs.push_back(matrix_spec(prefix_ + "moe.shared.gate.weight", 1, d_model_, std_));
@@ -82,6 +111,10 @@ void MoeBlock::bind(ParameterCursor& parameters) {
   router_ = parameters.next(prefix_ + "moe.router.weight");
   fc1_.bind(parameters.next(prefix_ + "moe.experts.fc1.weight"));
   fc2_.bind(parameters.next(prefix_ + "moe.experts.fc2.weight"));
+  if (biased_) {
+    b1_ = parameters.next(prefix_ + "moe.experts.fc1.bias");
+    b2_ = parameters.next(prefix_ + "moe.experts.fc2.bias");
+  }
   if (shared_) {
     shared_->bind(parameters);
     if (gated_) gate_ = parameters.next(prefix_ + "moe.shared.gate.weight");
@@ -103,12 +136,22 @@ moe::MoeWeights MoeBlock::weights(const Pass& pass, const gemm::LinearWeight& w1
   const int32_t first = own.empty() ? 0 : own[0];
   return {.router_ED = router_->weight,
           .router_bias_E = bias_E_,
-          .w1 = w1.values,
-          .w2 = w2.values,
+          .w1 = grouped(w1.values),
+          .w2 = grouped(w2.values),
           .quantized_1 = fc1_.quantized_experts(pass, w1, first),
           .quantized_2 = fc2_.quantized_experts(pass, w2, first),
-          .b1_LH = {},
-          .b2_LD = {}};
+          .b1_LH = biased_ ? b1_->weight : TensorView(),
+          .b2_LD = biased_ ? b2_->weight : TensorView()};
+}
+
+// The experts' matrices as the products take them. Weights without data are only asked for shapes.
+gemm::GroupedWeight MoeBlock::grouped(const TensorView& packed_LNK) const {
+  if (!indexed_ || !packed_LNK.raw()) return packed_LNK;
+  return gemm::GroupedWeight::split(packed_LNK);
+}
+
+gemm::GradTarget MoeBlock::target(const OpenGradient& gradient) const {
+  return {.grad = grouped(gradient.view), .beta = {gradient.accumulate ? 1.0f : 0.0f, {}}};
 }
 
 gtp::Work MoeBlock::fc1_work(const Pass& pass, int64_t rows) const {
@@ -250,7 +293,7 @@ moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved,
       read_weight(pass, fc1_.parameter(), gtp::Phase::kRecompute, fc1_work(pass, pairs(pass.h_TD)));
   pass.note(exchange_work(pass, layer_.dispatch_format()));
   moe::MoeWeights weights = weight_shapes(pass);
-  weights.w1 = w1.values;
+  weights.w1 = grouped(w1.values);
   weights.quantized_1.weight = w1;
   layer_.rows_again(weights, pass.h_TD, saved, rows, pass.probe, pass.arena, pass.stream);
   return rows;
@@ -262,10 +305,15 @@ MoeBlock::ExpertGradients MoeBlock::open_gradients(const Pass& pass) const {
           open_gradient(pass, fc1_.parameter(), fc1_work(pass, rows))};
 }
 
-void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradients) const {
+void MoeBlock::show_gradient(const Pass& pass, const optim::Parameter& p,
+                             const TensorView& gradient) const {
   const ExpertRows own{{}, {}, group_->map().experts_of(group_->rank())};
+  show_rows(pass.probe, pass.stream, own, p.spec.name, "gradient", gradient);
+}
+
+void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradients) const {
   const auto close = [&](optim::Parameter& fc, const OpenGradient& grad) {
-    show_rows(pass.probe, pass.stream, own, fc.spec.name, "gradient", grad.view);
+    show_gradient(pass, fc, grad.view);
     close_gradient(pass, fc);
   };
   close(fc2_.parameter(), gradients.fc2);
@@ -274,7 +322,14 @@ void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradient
 
 DelayedExperts MoeBlock::make_delayed(const Pass& pass, const Saved& saved) const {
   const int64_t capacity = saved.experts.plan.capacity;
-  DelayedExperts delayed{.gradient = layer_.make_gradient_rows(capacity, pass.arena), .rows = {}};
+  DelayedExperts delayed;
+  if (by_maps()) {
+    delayed.gradient.inner_CF = pass.tensor({capacity, d_ffn_});
+    delayed.h_TD = pass.tensor({pass.own_tokens(), d_model_});
+    delayed.dout_TD = pass.tensor({pass.own_tokens(), d_model_});
+  } else {
+    delayed.gradient = layer_.make_gradient_rows(capacity, pass.arena);
+  }
   if (saved.experts.weight_TK.defined()) delayed.rows = layer_.make_rows(capacity, pass.arena);
   return delayed;
 }
@@ -287,12 +342,25 @@ void MoeBlock::finish(const Pass& pass, DelayedExperts& delayed) {
   moe::MoeGradientRows gradient = delayed.gradient;
   std::swap(gradient.dy_CD, gradient.dx_CD);  // the two change back
   block->layer_.backward_weights({.weights = block->weight_shapes(pass),
-                                  .w1 = grad_target(gradients.fc1),
-                                  .w2 = grad_target(gradients.fc2),
+                                  .w1 = block->target(gradients.fc1),
+                                  .w2 = block->target(gradients.fc2),
                                   .rows = delayed.rows,
-                                  .gradient = gradient},
+                                  .gradient = gradient,
+                                  .h_TD = delayed.h_TD,
+                                  .dout_TD = delayed.dout_TD},
                                  *delayed.saved, pass.arena, pass.stream);
   block->close_gradients(pass, gradients);
+}
+
+void MoeBlock::delay(const Pass& pass, const Backward& a, const Saved& saved) const {
+  a.delayed->block = this;
+  a.delayed->saved = &saved.experts;
+  if (by_maps()) {
+    copy(a.delayed->h_TD, pass.h_TD, pass.stream);
+    copy(a.delayed->dout_TD, a.d_TD, pass.stream);
+  } else {
+    std::swap(a.delayed->gradient.dy_CD, a.delayed->gradient.dx_CD);
+  }
 }
 
 void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
@@ -301,9 +369,13 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
   const bool beside = shared_ && layer_.overlaps(moe::Overlap::kShared);
   if (shared_ && !beside) shared_backward(pass, a.d_TD, saved);
   const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
-  const moe::MoeGradientRows gradient =
-      a.delayed ? a.delayed->gradient
-                : layer_.make_gradient_rows(saved.experts.plan.capacity, pass.arena);
+  const int64_t capacity = saved.experts.plan.capacity;
+  moe::MoeGradientRows gradient;
+  if (a.delayed) {
+    gradient = a.delayed->gradient;
+  } else if (!by_maps()) {
+    gradient = layer_.make_gradient_rows(capacity, pass.arena);
+  }
   const moe::Beside exchange = layer_.beside(moe::Overlap::kShared, pass.stream);
   layer_.receive_gradient(saved.experts, a.d_TD, gradient, pass.probe, exchange.stream());
   if (beside) shared_backward(pass, a.d_TD, saved);
@@ -314,17 +386,23 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
     if (pass.probe) pass.probe->enter(index_, true);
   }
   const moe::MoeRows rows = expert_rows(pass, saved.experts, a.delayed);
+  gemm::GroupScalar bias_beta;
+  if (biased_ && take_accumulate(*b1_) + take_accumulate(*b2_) > 0) bias_beta.value = 1;
+  // By maps no gradient has come, so its memory is only needed now.
+  if (!gradient.inner_CF.defined()) gradient.inner_CF = pass.tensor({capacity, d_ffn_});
+  if (!gradient.dx_CD.defined()) gradient.dx_CD = pass.tensor({capacity, d_model_});
   ExpertGradients gradients;
   if (!a.delayed) gradients = open_gradients(pass);
   layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
                    .grads = {.router_ED = router_->grad,
                              .router_beta = take_accumulate(*router_) ? 1.0f : 0.0f,
-                             .w1 = grad_target(gradients.fc1),
-                             .w2 = grad_target(gradients.fc2),
-                             .b1_LH = {},
-                             .b2_LD = {}},
+                             .w1 = target(gradients.fc1),
+                             .w2 = target(gradients.fc2),
+                             .b1_LH = biased_ ? b1_->grad : TensorView(),
+                             .b2_LD = biased_ ? b2_->grad : TensorView(),
+                             .bias_beta = bias_beta},
                    .h_TD = pass.h_TD,
-                   .dout_TD = {},
+                   .dout_TD = a.d_TD,
                    .addend = shared_ ? pass.wide_TD : TensorView(),
                    .count = a.count,
                    .scope = a.scope,
@@ -337,10 +415,12 @@ void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved)
   pass.note(exchange_work(pass));
   for (int product = 0; product < 2; ++product) pass.note(router_work(pass));
   pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
+  if (biased_) {
+    show_gradient(pass, *b2_, b2_->grad);
+    show_gradient(pass, *b1_, b1_->grad);
+  }
   if (a.delayed) {
-    a.delayed->block = this;
-    a.delayed->saved = &saved.experts;
-    std::swap(a.delayed->gradient.dy_CD, a.delayed->gradient.dx_CD);
+    delay(pass, a, saved);
   } else {
     close_gradients(pass, gradients);
   }

@@ -1,6 +1,9 @@
 // The second half of a layer with experts: out = x + experts(h) + shared(h), with h = norm(x) and
 // one rounding. The shared expert, if there is one, is sigmoid(h gate^T) ffn(h), where the gate is
 // optional; the gate's value multiplies the activation, as the router's probabilities do.
+//
+// With Config::glu_interleave s the rows of the experts' fc1 and its bias lie in memory as blocks
+// of s gate rows and s up rows; only their row maps know, so files do not.
 #pragma once
 
 #include <optional>
@@ -23,9 +26,11 @@ class MoeBlock;
 // of the micro-batch's backward. So one layer waits at a time, in the memory below. The bits do not
 // change.
 struct DelayedExperts {
-  // Memory that lives through a backward pass. dy and dx change places from layer to layer, so that
-  // a gradient may come in while weight gradients read the one before it.
+  // Memory that lives through a backward pass. Where rows are copied, dy and dx change places from
+  // layer to layer, so that a gradient may come in while weight gradients read the one before it.
+  // Where experts read rows by maps, there are copies of h and of the gradient of out instead.
   moe::MoeGradientRows gradient;
+  TensorView h_TD, dout_TD;
   moe::MoeRows rows;  // with recomputation: rows of the waiting layer, then of the next one
   // The block that waits; null if none does.
   const MoeBlock* block = nullptr;
@@ -48,6 +53,7 @@ class MoeBlock {
   const Tensor& router_bias() const { return bias_E_; }
   std::string router_bias_name() const { return prefix_ + "moe.router.bias"; }
   const gemm::PathReport& expert_path() const { return layer_.path(); }
+  moe::RowLayout row_layout() const { return layer_.layout(); }
 
   struct Forward {
     TensorView x_TD;
@@ -80,7 +86,12 @@ class MoeBlock {
   static void finish(const Pass& pass, DelayedExperts& delayed);
 
  private:
-  optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std) const;
+  bool by_maps() const { return layer_.layout() == moe::RowLayout::kRank; }
+  // `interleave`: that of the rows of fc1; 0 for fc2.
+  optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std,
+                               int64_t interleave) const;
+  optim::ParamSpec bias_spec(const char* name, int64_t columns, int64_t interleave) const;
+  optim::ParamSpec own_experts(optim::ParamSpec spec, int64_t rows, int64_t block) const;
   moe::MoeWeights weights(const Pass& pass, const gemm::LinearWeight& w1,
                           const gemm::LinearWeight& w2) const;
   // The weights of both expert layers, for a product with `rows` routed rows.
@@ -99,11 +110,16 @@ class MoeBlock {
   // the memory for them.
   moe::MoeRows expert_rows(const Pass& pass, const moe::MoeSaved& saved,
                            const DelayedExperts* delayed) const;
+  // Leaves the weight gradients to `finish`.
+  void delay(const Pass& pass, const Backward& args, const Saved& saved) const;
   struct ExpertGradients {
     OpenGradient fc2, fc1;
   };
+  gemm::GroupedWeight grouped(const TensorView& packed_LNK) const;
+  gemm::GradTarget target(const OpenGradient& gradient) const;
   ExpertGradients open_gradients(const Pass& pass) const;
   void close_gradients(const Pass& pass, const ExpertGradients& gradients) const;
+  void show_gradient(const Pass& pass, const optim::Parameter& p, const TensorView& gradient) const;
   // Takes memory for the shared part of `saved`, which outlives what is allocated after it.
   void make_shared(const Pass& pass, const Forward& args, Saved& saved) const;
   // pass.wide = x + shared(h); fills the shared part of `saved`, and takes what memory it lacks.
@@ -118,11 +134,12 @@ class MoeBlock {
   const moe::EpGroup* group_;
   moe::MoeLayer layer_;
   Tensor bias_E_;
-  bool gated_;
+  bool gated_, indexed_, biased_;
   std::optional<FeedForward> shared_;
   optim::Parameter* norm_ = nullptr;
   optim::Parameter* router_ = nullptr;
   LinearLayer fc1_, fc2_;
+  optim::Parameter *b1_ = nullptr, *b2_ = nullptr;
   optim::Parameter* gate_ = nullptr;
 };
 

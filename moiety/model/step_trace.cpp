@@ -159,7 +159,7 @@ class StepWriter {
     const TpPlace tp{0, shape_.grid.tp};
     return {.fc1 = add({prefix + "fc1.weight", fc1_layout(c_, ffn, tp)}, recipe_),
             .fc2 = add({prefix + "fc2.weight", fc2_layout(c_, ffn, tp)}, recipe_),
-            .activation = elementwise(own_tokens_ * 3 * ffn),
+            .activation = elementwise(own_tokens_ * (c_.activation.hidden(ffn) + ffn)),
             .dispatch = {}};
   }
 

@@ -164,6 +164,13 @@ const gemm::PathReport* Transformer::expert_path() const {
   return nullptr;
 }
 
+moe::RowLayout Transformer::row_layout() const {
+  for (const Layer& layer : layers_) {
+    if (const auto* moe = std::get_if<MoeBlock>(&layer.ffn)) return moe->row_layout();
+  }
+  return moe::RowLayout::kAuto;
+}
+
 void Transformer::update_router_bias(TensorView pairs_LE, float rate, Stream stream,
                                      TensorView skip) {
   check_tensor("update_router_bias", "pairs", pairs_LE, DType::kInt64,

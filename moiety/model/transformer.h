@@ -128,6 +128,8 @@ class Transformer {
   // The path that computes experts without a recipe, the same in all MoE layers, and why no better
   // one does; null: there are no such layers.
   const gemm::PathReport* expert_path() const;
+  // Where those experts read rows; kAuto if there are none.
+  moe::RowLayout row_layout() const;
 
   const Config& config() const { return config_; }
   DType storage() const { return storage_; }

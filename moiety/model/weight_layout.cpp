@@ -24,12 +24,18 @@ int64_t group_heads(const Config& c) { return c.heads / c.kv_heads; }
 
 void check_blocks(const char* tensor, gtp::Layout layout, int64_t block) {
   layout.tp_unit = std::lcm(layout.tp_unit, block);
-  gtp::check_layout(tensor, layout);
+  try {
+    gtp::check_layout(tensor, layout);
+  } catch (const Error& e) {
+    fail(e.kind(), "parallel.tp={}{}: {}", layout.tp_size,
+         block > 1 ? " and the blocks of precision.recipe" : "", e.what());
+  }
 }
 
 void check_ffn(const Config& c, const std::string& prefix, int64_t ffn, TpPlace place,
                int64_t block) {
-  check_blocks((prefix + "fc1.weight").c_str(), fc1_layout(c, ffn, place), 2 * block);
+  check_blocks((prefix + "fc1.weight").c_str(), fc1_layout(c, ffn, place),
+               c.activation.hidden(1) * block);
   check_blocks((prefix + "fc2.weight").c_str(), fc2_layout(c, ffn, place), block);
 }
 
@@ -53,7 +59,7 @@ gtp::Layout o_layout(const Config& c, TpPlace place) {
 }
 
 gtp::Layout fc1_layout(const Config& c, int64_t ffn, TpPlace place) {
-  return cut(2 * ffn, c.d_model, 0, 2, place);
+  return cut(c.activation.hidden(ffn), c.d_model, 0, c.activation.hidden(1), place);
 }
 
 gtp::Layout fc2_layout(const Config& c, int64_t ffn, TpPlace place) {

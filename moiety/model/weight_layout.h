@@ -1,7 +1,7 @@
 // The cuts of a model's big weights by tensor parallelism
 // (docs/spec/trainer.md#tensor-parallelism). Rows are those of the matrix in memory: q-k-v is
-// ordered by groups of query heads, key head and value head; fc1 has rank 0's gate rows, then its
-// up rows, then those of rank 1, and so on. Experts, norms, router and gate are not cut.
+// ordered by groups of query heads, key head and value head; the fc1 of a gate has rank 0's gate
+// rows, then its up rows, then those of rank 1, and so on. Experts, norms, router and gate are not cut.
 #pragma once
 
 #include <optional>
@@ -25,7 +25,7 @@ gtp::Layout vocabulary_layout(const Config& config, TpPlace place);
 // Attention is cut by heads.
 gtp::Layout qkv_layout(const Config& config, TpPlace place);
 gtp::Layout o_layout(const Config& config, TpPlace place);
-// A gated feed-forward network of size `ffn` is cut by its inner columns.
+// A feed-forward network of size `ffn` is cut by its inner columns.
 gtp::Layout fc1_layout(const Config& config, int64_t ffn, TpPlace place);
 gtp::Layout fc2_layout(const Config& config, int64_t ffn, TpPlace place);
 

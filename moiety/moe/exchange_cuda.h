@@ -7,6 +7,7 @@
 
 #include "moiety/moe/exchange.h"
 #include "moiety/moe/row_movers.h"
+#include "moiety/moe/slot_maps.h"
 
 namespace moiety::moe {
 
@@ -23,6 +24,10 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
                   const Stream& stream);
 // Writes the state's report, which then starts again from zero.
 void take_report_cuda(const TensorView& report, GpuState* state, const Stream& stream);
+
+// Fills the maps of the plan's slots (slot_maps.h).
+void make_slot_maps_cuda(const EpPlan& plan, const TensorView& w_TK, const SlotMaps& maps,
+                         const Stream& stream);
 
 // Copies rows x[t] to their slots, bit for bit, with w[t, k] if there are values; then zeroes the
 // padding and, if asked, the tail. Scales are compact.

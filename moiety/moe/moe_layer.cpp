@@ -15,10 +15,11 @@ constexpr int64_t kInfoWords = 16;
 
 TensorView bytes(Arena& arena, int64_t n) { return arena.tensor(DType::kUInt8, {n}); }
 
-// The experts of a rank, quantized if they have a recipe.
-struct Experts {
+}  // namespace
+
+struct MoeLayer::Experts {
   gemm::GroupedMlp plain;
-  gemm::QuantizedMlp quantized;
+  gemm::QuantizedMlp quantized;  // in use if it has a recipe
   bool has_recipe() const { return quantized.fc1.recipe; }
 
   void forward(const gemm::MlpInput& input, TensorView h, TensorView y, Arena& arena,
@@ -48,8 +49,6 @@ struct Experts {
     grouped_mlp_backward_weights(plain, input, gradients, w2, w1, stream);
   }
 };
-
-}  // namespace
 
 Beside::Beside(bool apart, const Stream& side, const Stream& main)
     : apart_(apart), side_(apart ? side : main), main_(main) {
@@ -94,8 +93,15 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                group.map().experts(), config.router.experts);
   // On CPU ranks the exchange then runs when its results are asked for.
   if (config.overlap != Overlap::kNone && group.ranks() > 1) side_ = Stream::deferred();
-  path_ = gemm::choose_grouped_mlp(
-      {.dtype = config.dtype, .model = config.model, .ffn = config.ffn}, group.device());
+  layout_ = choose_row_layout(config.layout, group.ranks(), group.device());
+  path_ = gemm::choose_grouped_mlp({.dtype = config.dtype,
+                                    .model = config.model,
+                                    .ffn = config.ffn,
+                                    .interleave = config.interleave},
+                                   group.device());
+  if (config.path) path_.require(*config.path);
+  copies_ = config.copies.value_or(
+      choose_row_copies(path_.path, config.ffn, config.activation.hidden(config.ffn)));
 }
 
 int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
@@ -103,55 +109,73 @@ int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
                            group_->ranks(), group_->local_experts(), config_.alignment);
 }
 
-gemm::GroupedMlp MoeLayer::mlp(const MoeWeights& weights) const {
-  return {.path = path_.path,
-          .activation = config_.activation,
-          .interleave = 0,
-          .w1 = weights.w1,
-          .w2 = weights.w2,
-          .b1_EH = weights.b1_LH,
-          .b2_ED = weights.b2_LD};
-}
-
-gemm::QuantizedMlp MoeLayer::quantized_mlp(const MoeWeights& weights,
-                                           const QuantizedView& rows) const {
-  gemm::QuantizedMlp mlp{.activation = config_.activation,
-                         .interleave = 0,
-                         .fc1 = weights.quantized_1,
-                         .fc2 = weights.quantized_2,
-                         .b1_EH = weights.b1_LH,
-                         .b2_ED = weights.b2_LD};
-  if (mlp.fc1.recipe && mlp.fc1.recipe->input == rows.spec) mlp.fc1.rows = rows;
-  return mlp;
+MoeLayer::Experts MoeLayer::experts(const MoeWeights& weights, const QuantizedView& codes) const {
+  Experts experts{.plain = {.path = path_.path,
+                            .activation = config_.activation,
+                            .interleave = config_.interleave,
+                            .w1 = weights.w1,
+                            .w2 = weights.w2,
+                            .b1_EH = weights.b1_LH,
+                            .b2_ED = weights.b2_LD},
+                  .quantized = {.activation = config_.activation,
+                                .interleave = config_.interleave,
+                                .fc1 = weights.quantized_1,
+                                .fc2 = weights.quantized_2,
+                                .b1_EH = weights.b1_LH,
+                                .b2_ED = weights.b2_LD}};
+  gemm::QuantizedLinear& fc1 = experts.quantized.fc1;
+  if (fc1.recipe && fc1.recipe->input == codes.spec) fc1.rows = codes;
+  return experts;
 }
 
 MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena) const {
   MoeRows rows;
-  // Rows that travel quantized come as codes, and these are dequantized.
-  rows.rows_CD = dispatch_ ? arena.tensor(config_.dtype, {capacity, config_.model})
-                           : arena.lent_tensor(config_.dtype, {capacity, config_.model});
+  if (by_maps()) {
+    rows.source_C = arena.tensor(DType::kInt32, {capacity});
+  } else {
+    // Rows that travel quantized come as codes, and these are dequantized.
+    rows.rows_CD = dispatch_ ? arena.tensor(config_.dtype, {capacity, config_.model})
+                             : arena.lent_tensor(config_.dtype, {capacity, config_.model});
+  }
   rows.slot_w = arena.tensor(DType::kFloat32, {capacity});
   rows.hidden_CH = arena.tensor(config_.dtype, {capacity, config_.activation.hidden(config_.ffn)});
   return rows;
 }
 
 MoeGradientRows MoeLayer::make_gradient_rows(int64_t capacity, Arena& arena) const {
-  return {.dy_CD = arena.tensor(config_.dtype, {capacity, config_.model}),
-          .inner_CF = arena.tensor(config_.dtype, {capacity, config_.ffn}),
-          .dx_CD = arena.tensor(config_.dtype, {capacity, config_.model})};
+  MoeGradientRows gradient;
+  if (!by_maps()) gradient.dy_CD = arena.tensor(config_.dtype, {capacity, config_.model});
+  gradient.inner_CF = arena.tensor(config_.dtype, {capacity, config_.ffn});
+  gradient.dx_CD = arena.tensor(config_.dtype, {capacity, config_.model});
+  return gradient;
 }
 
-gemm::MlpInput MoeLayer::mlp_input(const EpPlan& plan, const MoeRows& rows) const {
+gemm::MlpInput MoeLayer::mlp_input(const EpPlan& plan, const MoeRows& rows, TensorView x) const {
   return {.groups = {.count_E = plan.rows_real,
                      .begin_E1 = plan.offset,
                      .status = {},
                      .experts = group_->local_experts(),
                      .capacity = plan.capacity,
                      .expected_rows = 0},
-          .x = rows.rows_CD,
+          .x = x,
           .prob_R = rows.slot_w,
-          .source_R = {},
+          .source_R = rows.source_C,
           .row_TK = {}};
+}
+
+bool MoeLayer::copies_forward(const Experts& experts) const {
+  return by_maps() && copies_.forward && !experts.has_recipe();
+}
+
+gemm::MlpInput MoeLayer::forward_input(const Experts& experts, const EpPlan& plan,
+                                       const MoeRows& rows, const Came& came, TensorView copy_CD,
+                                       Stream stream) const {
+  gemm::MlpInput input = mlp_input(plan, rows, came.x);
+  if (!copies_forward(experts)) return input;
+  copy_rows(plan, came.x, copy_CD, stream);
+  input.x = copy_CD;
+  input.source_R = {};
+  return input;
 }
 
 void MoeLayer::set_dispatch(const std::optional<QuantSpec>& format) {
@@ -164,8 +188,18 @@ void MoeLayer::set_dispatch(const std::optional<QuantSpec>& format) {
   dispatch_ = format;
 }
 
-QuantizedView MoeLayer::send(const Move& move, TensorView h_TD, TensorView weight_TK,
-                             const MoeRows& rows, Arena& arena, const Beside& exchange) const {
+MoeLayer::Came MoeLayer::send_nowhere(TensorView h_TD, Arena& arena, Stream stream) const {
+  if (!dispatch_) return {h_TD, {}};
+  const int64_t tokens = h_TD.size(0);
+  Came came{arena.tensor(config_.dtype, {tokens, config_.model}),
+            gemm::allocate_rows(*dispatch_, tokens, config_.model, arena)};
+  quant::quantize(h_TD, came.codes, {}, stream);
+  quant::dequantize(came.codes, Direction::kRow, came.x, {}, stream);
+  return came;
+}
+
+MoeLayer::Came MoeLayer::send(const Move& move, TensorView h_TD, TensorView weight_TK,
+                              const MoeRows& rows, Arena& arena, const Beside& exchange) const {
   const Stream& stream = exchange.stream();
   DispatchArgs args{
       .x_TD = h_TD, .w_TK = weight_TK, .rows_CD = rows.rows_CD, .slot_w = rows.slot_w};
@@ -185,7 +219,36 @@ QuantizedView MoeLayer::send(const Move& move, TensorView h_TD, TensorView weigh
   } else {
     move(args);
   }
-  return received;
+  return {rows.rows_CD, received};
+}
+
+MoeLayer::Came MoeLayer::first_exchange(const PrepareArgs& routing, TensorView plan_memory,
+                                        TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
+                                        EpPlan& plan, Arena& arena, const Beside& exchange) const {
+  const Stream& stream = exchange.stream();
+  if (by_maps()) {
+    plan = prepare(*group_, routing, plan_memory, stream);
+    return map(plan, h_TD, weight_TK, rows, arena, stream);
+  }
+  const Move move = [&](const DispatchArgs& a) {
+    plan = plan_and_send(routing, a, plan_memory, stream);
+  };
+  return send(move, h_TD, weight_TK, rows, arena, exchange);
+}
+
+MoeLayer::Came MoeLayer::map(const EpPlan& plan, TensorView h_TD, TensorView weight_TK,
+                             const MoeRows& rows, Arena& arena, Stream stream) const {
+  make_slot_maps(plan, weight_TK, {rows.source_C, rows.slot_w}, stream);
+  return send_nowhere(h_TD, arena, stream);
+}
+
+void MoeLayer::show_rows_that_came(TensorProbe* probe, Stream stream, const MoeSaved& saved,
+                                   const Came& came, TensorView h_TD) const {
+  if (!by_maps()) {
+    show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", came.x, h_TD);
+  } else if (dispatch_) {
+    show(probe, stream, "dispatch", "rows", came.x, h_TD);
+  }
 }
 
 void MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
@@ -193,14 +256,21 @@ void MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeS
                           Stream stream) const {
   MOIETY_CHECK(saved.weight_TK.defined(), "moe_layer: the rows of forward were kept");
   ArenaScope temporaries(arena);
-  const Move again = [&](const DispatchArgs& a) { dispatch(*group_, saved.plan, a, stream); };
-  const QuantizedView received =
-      send(again, h_TD, saved.weight_TK, rows, arena, {false, {}, stream});
-  show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", rows.rows_CD, h_TD);
-  const Experts experts{mlp(weights), quantized_mlp(weights, received)};
-  experts.hidden(mlp_input(saved.plan, rows), rows.hidden_CH, arena, stream);
-  show_rows(probe, stream, expert_rows(saved), "experts.fc1", "hidden", rows.hidden_CH,
-            rows.rows_CD);
+  Came came;
+  if (by_maps()) {
+    came = map(saved.plan, h_TD, saved.weight_TK, rows, arena, stream);
+  } else {
+    const Move again = [&](const DispatchArgs& a) { dispatch(*group_, saved.plan, a, stream); };
+    came = send(again, h_TD, saved.weight_TK, rows, arena, {false, {}, stream});
+  }
+  show_rows_that_came(probe, stream, saved, came, h_TD);
+  const Experts experts = this->experts(weights, came.codes);
+  const TensorView copy_CD = copies_forward(experts)
+                                 ? arena.tensor(config_.dtype, {saved.plan.capacity, config_.model})
+                                 : TensorView();
+  experts.hidden(forward_input(experts, saved.plan, rows, came, copy_CD, stream), rows.hidden_CH,
+                 arena, stream);
+  show_rows(probe, stream, expert_rows(saved), "experts.fc1", "hidden", rows.hidden_CH, came.x);
 }
 
 // Few tokens go before the counts of the peers have come, unless peers store into their slots.
@@ -271,19 +341,19 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
   show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
   show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);
   const Beside exchange = beside(Overlap::kShared, stream);
-  const Move move = [&](const DispatchArgs& a) {
-    s.plan = plan_and_send(prepare_args, a, plan_memory, exchange.stream());
-  };
-  const QuantizedView received = send(move, args.h_TD, weight_TK, rows, arena, exchange);
+  const Came came = first_exchange(prepare_args, plan_memory, args.h_TD, weight_TK, rows, s.plan,
+                                   arena, exchange);
   const MoeWeights weights = args.beside ? args.beside() : args.weights;
   exchange.join();
   if (args.info.defined()) copy(args.info, s.plan.info, stream);
+  show_rows_that_came(args.probe, stream, s, came, args.h_TD);
   const ExpertRows alive = expert_rows(s);
-  show_rows(args.probe, stream, alive, "dispatch", "rows", rows.rows_CD, args.h_TD);
   const TensorView y_CD = make_outputs(args.capacity, arena);
-  const Experts experts{mlp(weights), quantized_mlp(weights, received)};
-  experts.forward(mlp_input(s.plan, rows), rows.hidden_CH, y_CD, arena, stream);
-  show_rows(args.probe, stream, alive, "experts.fc1", "hidden", rows.hidden_CH, rows.rows_CD);
+  const Experts experts = this->experts(weights, came.codes);
+  // A copy may lie where y will: FC1 has read it when FC2 writes y.
+  experts.forward(forward_input(experts, s.plan, rows, came, y_CD, stream), rows.hidden_CH, y_CD,
+                  arena, stream);
+  show_rows(args.probe, stream, alive, "experts.fc1", "hidden", rows.hidden_CH, came.x);
   show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, rows.hidden_CH, rows.slot_w);
   combine(*group_, s.plan,
           {.y_CD = y_CD,
@@ -300,27 +370,94 @@ void MoeLayer::receive_gradient(const MoeSaved& saved, TensorView dout_TD,
                                 const MoeGradientRows& gradient, TensorProbe* probe,
                                 Stream stream) const {
   check_tensor("moe_layer", "dout_TD", dout_TD, config_.dtype, {saved.plan.tokens, config_.model});
+  if (by_maps()) return;
   combine_backward(
       *group_, saved.plan,
       {.g_TD = dout_TD, .slot_w = {}, .y_CD = {}, .gy_CD = gradient.dy_CD, .g_slot_w = {}}, stream);
   show_rows(probe, stream, expert_rows(saved), "combine", "dy", gradient.dy_CD, dout_TD);
 }
 
+void MoeLayer::copy_rows(const EpPlan& plan, TensorView h_TD, TensorView rows_CD,
+                         Stream stream) const {
+  dispatch(*group_, plan, {.x_TD = h_TD, .rows_CD = rows_CD}, stream);
+}
+
+void MoeLayer::copy_gradient(const EpPlan& plan, TensorView dout_TD, TensorView rows_CD,
+                             Stream stream) const {
+  combine_backward(*group_, plan, {.g_TD = dout_TD, .gy_CD = rows_CD}, stream);
+}
+
+bool MoeLayer::data_gradients(const Experts& experts, const MoeRows& rows, const EpPlan& plan,
+                              TensorView h_TD, gemm::MlpGradients g, const gemm::GradTarget& w2,
+                              Arena& arena, Stream stream) const {
+  if (!by_maps() || experts.has_recipe() || !copies_.gradient) {
+    // Gradients of rows read the shape of x alone.
+    experts.backward_data(mlp_input(plan, rows, by_maps() ? h_TD : rows.rows_CD), g, arena, stream);
+    return false;
+  }
+  // The copy lies in dx's place until B4.
+  const TensorView dx_CD = g.dx;
+  MoeRows ordered = rows;
+  ordered.source_C = {};
+  const gemm::MlpInput input = mlp_input(plan, ordered, dx_CD);
+  copy_gradient(plan, g.d_o, dx_CD, stream);
+  g.d_o = dx_CD;
+  g.dx = {};
+  experts.backward_data(input, g, arena, stream);
+  if (w2.grad.defined()) experts.backward_weights(input, g, w2, {}, arena, stream);
+  g.dx = dx_CD;
+  grouped_mlp_backward_input(experts.plain, input, g, stream);
+  return true;
+}
+
+void MoeLayer::weight_gradients(const Experts& experts, const WeightGradients& args,
+                                const MoeRows& rows, const EpPlan& plan, TensorView free_CD,
+                                Arena& arena, Stream stream) const {
+  gemm::MlpGradients g{.d_o = by_maps() ? args.dout_TD : args.gradient.dy_CD,
+                       .h = rows.hidden_CH,
+                       .dh = rows.hidden_CH,
+                       .a = args.gradient.inner_CF,
+                       .dx = {},
+                       .dprob_R = {},
+                       .db1_EH = {},
+                       .db2_ED = {},
+                       .bias_beta = {}};
+  if (!by_maps()) {
+    return experts.backward_weights(mlp_input(plan, rows, rows.rows_CD), g, args.w2, args.w1, arena,
+                                    stream);
+  }
+  ArenaScope temporaries(arena);
+  const RowCopies copies = experts.has_recipe() ? RowCopies{} : copies_;
+  const bool any = (args.w2.grad.defined() && copies.gradient) ||
+                   (args.w1.grad.defined() && copies.weight_gradient);
+  if (any && !free_CD.defined()) {
+    free_CD = arena.tensor(config_.dtype, {plan.capacity, config_.model});
+  }
+  MoeRows ordered = rows;
+  ordered.source_C = {};
+  if (args.w2.grad.defined()) {
+    gemm::MlpInput input = mlp_input(plan, rows, args.h_TD);
+    if (copies.gradient) {
+      copy_gradient(plan, args.dout_TD, free_CD, stream);
+      g.d_o = free_CD;
+      input = mlp_input(plan, ordered, free_CD);
+    }
+    experts.backward_weights(input, g, args.w2, {}, arena, stream);
+  }
+  if (!args.w1.grad.defined()) return;
+  const Came came = send_nowhere(args.h_TD, arena, stream);
+  gemm::MlpInput input = mlp_input(plan, rows, came.x);
+  if (copies.weight_gradient) {
+    copy_rows(plan, came.x, free_CD, stream);
+    input = mlp_input(plan, ordered, free_CD);
+  }
+  experts.backward_weights(input, g, {}, args.w1, arena, stream);
+}
+
 void MoeLayer::backward_weights(const WeightGradients& args, const MoeSaved& saved, Arena& arena,
                                 Stream stream) const {
-  ArenaScope temporaries(arena);
-  const MoeRows& rows = args.rows.rows_CD.defined() ? args.rows : saved.rows;
-  const gemm::MlpGradients gradients{.d_o = args.gradient.dy_CD,
-                                     .h = rows.hidden_CH,
-                                     .dh = rows.hidden_CH,
-                                     .a = args.gradient.inner_CF,
-                                     .dx = {},
-                                     .dprob_R = {},
-                                     .db1_EH = {},
-                                     .db2_ED = {},
-                                     .bias_beta = {}};
-  const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
-  experts.backward_weights(mlp_input(saved.plan, rows), gradients, args.w2, args.w1, arena, stream);
+  const MoeRows& rows = args.rows.hidden_CH.defined() ? args.rows : saved.rows;
+  weight_gradients(experts(args.weights), args, rows, saved.plan, {}, arena, stream);
 }
 
 void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
@@ -330,16 +467,15 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
   check_tensor("moe_layer", "h_TD", args.h_TD, config_.dtype, {tokens, config_.model});
   check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
   ArenaScope temporaries(arena);
-  const Experts experts{mlp(args.weights), quantized_mlp(args.weights)};
-  const MoeRows& rows = args.rows.rows_CD.defined() ? args.rows : saved.rows;
-  MOIETY_CHECK(rows.rows_CD.defined(), "moe_layer: backward without the rows of rows_again");
-  const gemm::MlpInput input = mlp_input(saved.plan, rows);
+  const Experts experts = this->experts(args.weights);
+  const MoeRows& rows = args.rows.hidden_CH.defined() ? args.rows : saved.rows;
+  MOIETY_CHECK(rows.hidden_CH.defined(), "moe_layer: backward without the rows of rows_again");
   MoeGradientRows gradient = args.gradient;
-  if (!gradient.dy_CD.defined()) {
+  if (!gradient.inner_CF.defined()) {
     gradient = make_gradient_rows(capacity, arena);
     receive_gradient(saved, args.dout_TD, gradient, args.probe, stream);
   }
-  const gemm::MlpGradients gradients{.d_o = gradient.dy_CD,
+  const gemm::MlpGradients gradients{.d_o = by_maps() ? args.dout_TD : gradient.dy_CD,
                                      .h = rows.hidden_CH,
                                      .dh = rows.hidden_CH,
                                      .a = gradient.inner_CF,
@@ -349,7 +485,8 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                                      .db2_ED = args.grads.b2_LD,
                                      .bias_beta = args.grads.bias_beta};
   const ExpertRows alive = expert_rows(saved);
-  experts.backward_data(input, gradients, arena, stream);
+  const bool has_w2 =
+      data_gradients(experts, rows, saved.plan, args.h_TD, gradients, args.grads.w2, arena, stream);
   show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
   show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
   // The part of dh through the experts stays float32 until the router's part is added.
@@ -366,9 +503,15 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                      .gx_TD = gx_TD,
                      .gw_TK = dweight_TK},
                     exchange.stream());
-  experts.backward_weights(input, gradients, args.grads.w2, args.grads.w1, arena, stream);
+  show(args.probe, exchange.stream(), "dispatch", "dh", gx_TD, gradients.dx);
+  weight_gradients(experts,
+                   {.w1 = args.grads.w1,
+                    .w2 = has_w2 ? gemm::GradTarget{} : args.grads.w2,
+                    .gradient = gradient,
+                    .h_TD = args.h_TD,
+                    .dout_TD = args.dout_TD},
+                   rows, saved.plan, gradient.dx_CD, arena, stream);
   exchange.join();
-  show(args.probe, stream, "dispatch", "dh", gx_TD, gradients.dx);
   router_backward(router,
                   {.h_TD = args.h_TD,
                    .w_ED = args.weights.router_ED,

@@ -4,6 +4,10 @@
 //
 //    h -> router -> idx, w -> prepare -> dispatch h, w -> grouped MLP with p = w -> combine -> out
 //
+// In a group of one rank nothing needs to travel (RowLayout::kRank): the experts read h, and the
+// gradient of out, where they lie, through the maps of the plan's slots, and forward keeps maps,
+// routing and hidden activation alone. The bits are those of rows that are copied.
+//
 // Tensors that backward needs lie on the caller's arena, allocated first, until the caller releases
 // them after backward; temporaries are given back before the call returns. Rows that peers could
 // reach where they lie (EpOptions::zero_copy) are in memory lent to the arena (Arena::lend), if
@@ -26,6 +30,8 @@
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/expert_map.h"
 #include "moiety/moe/router.h"
+#include "moiety/moe/row_layout.h"
+#include "moiety/moe/slot_maps.h"
 
 namespace moiety::moe {
 
@@ -35,10 +41,14 @@ struct MoeConfig {
   int64_t ffn = 0;                // F
   RouterConfig router;
   gemm::Activation activation = gemm::swiglu();
+  int64_t interleave = 0;  // of W1's rows and of H's columns (gemm/swiglu.h)
+  std::optional<gemm::MlpPath> path = std::nullopt;  // the path that is required; absent: the best
   Reduction reduction = Reduction::kRank;
   OverflowPolicy overflow = OverflowPolicy::kError;
   int64_t alignment = 1;  // multiple to which an expert's rows are padded
   Overlap overlap = Overlap::kNone;
+  RowLayout layout = RowLayout::kAuto;
+  std::optional<RowCopies> copies = {};  // for measurements: instead of choose_row_copies
 };
 
 struct MoeWeights {
@@ -48,7 +58,7 @@ struct MoeWeights {
   gemm::GroupedWeight w2;    // [L, D, F]
   // With a recipe these replace w1 and w2.
   gemm::QuantizedLinear quantized_1 = {}, quantized_2 = {};
-  TensorView b1_LH, b2_LD;  // optional
+  TensorView b1_LH = {}, b2_LD = {};  // optional
 };
 
 // The targets of weight gradients, main_grad in float32 or bfloat16. The gradient of an undefined
@@ -63,7 +73,8 @@ struct MoeGrads {
 
 // The input of a rank's experts, and their hidden activation.
 struct MoeRows {
-  TensorView rows_CD;    // the tokens that came to this rank's experts
+  TensorView rows_CD;    // kExpert: the tokens that came to this rank's experts
+  TensorView source_C;   // kRank: which rows of h these are (SlotMaps)
   TensorView slot_w;     // [C]: the weights of those tokens
   TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
 };
@@ -71,7 +82,7 @@ struct MoeRows {
 // The gradients of those rows, made by backward. Weight gradients read dy and `inner`, and from
 // MoeRows rows and hidden; dx is free again when backward returns.
 struct MoeGradientRows {
-  TensorView dy_CD;     // gradient of the experts' outputs
+  TensorView dy_CD;     // kExpert: gradient of the experts' outputs; in kRank it is that of out
   TensorView inner_CF;  // FC2's input
   TensorView dx_CD;     // gradient of the experts' inputs
 };
@@ -118,14 +129,14 @@ struct MoeBackwardArgs {
   MoeWeights weights;
   MoeGrads grads;
   TensorView h_TD;     // as in forward
-  TensorView dout_TD;  // in the layer's dtype; not read if `gradient` is given
+  TensorView dout_TD;  // in the layer's dtype; in kExpert not read if `gradient` is given
   TensorView addend;   // optional [T, D], in the layer's dtype or float32: added to dh
   TensorView count;    // int64 [S, E+1], over the scope of the losses (router.h)
   TensorView scope;    // int64 [2]
   TensorView dh_TD;    // result, in the layer's dtype, rounded once
   TensorProbe* probe = nullptr;
   MoeRows rows = {};              // from `rows_again`; absent: as forward saved them
-  MoeGradientRows gradient = {};  // from `receive_gradient`; absent: temporaries
+  MoeGradientRows gradient = {};  // through `receive_gradient`; absent: temporaries
 };
 
 // A stream beside the main one for operations that follow what is there and come before what
@@ -150,16 +161,16 @@ class MoeLayer {
   // Makes h travel to the experts quantized from now on (kFp8Block1x128 or kMxfp8, in layers of
   // bfloat16): each row once, whatever the ranks, and never again. FC1 multiplies these very codes
   // if this is its recipe's format for inputs. Otherwise, and for its weight gradient, it reads
-  // them dequantized (quant/dequantize.h), rounded to bfloat16: MoeRows::rows_CD. All other rows
-  // travel in the layer's dtype; gradients are those of h, as if it had not been quantized. Equal
-  // on all ranks of the group.
+  // them dequantized (quant/dequantize.h), rounded to bfloat16: MoeRows::rows_CD, or in kRank a
+  // temporary of T rows. All other rows travel in the layer's dtype; gradients are those of h, as if
+  // it had not been quantized. Equal on all ranks of the group.
   void set_dispatch(const std::optional<QuantSpec>& format);
   const std::optional<QuantSpec>& dispatch_format() const { return dispatch_; }
 
   // Runs forward and fills `saved` with tensors on the arena; without it (evaluation) nothing
   // stays. Under kError the caller asks `group.check(saved.plan.epoch)` once per step.
   void forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena, Stream stream) const;
-  // Dispatches h once more to `rows` and runs FC1 again, after a forward under `recompute`;
+  // Brings h once more to `rows` and runs FC1 again, after a forward under `recompute`;
   // `weights` only needs w1.
   void rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
                   const MoeRows& rows, TensorProbe* probe, Arena& arena, Stream stream) const;
@@ -168,16 +179,18 @@ class MoeLayer {
                 Stream stream) const;
 
   // Runs only the first exchange of backward, for a caller that puts work between it and the rest.
+  // In kRank there is none.
   void receive_gradient(const MoeSaved& saved, TensorView dout_TD, const MoeGradientRows& gradient,
                         TensorProbe* probe, Stream stream) const;
   // Computes the weight gradients alone, any time after a `backward` that had no targets for them,
   // with the same bits. `rows` and `gradient` are those that it was given, as it left them. Only
   // the shapes and recipes of `weights` count.
   struct WeightGradients {
-    MoeWeights weights;
+    MoeWeights weights = {};
     gemm::GradTarget w1, w2;
-    MoeRows rows;  // absent: as forward saved them
+    MoeRows rows = {};  // absent: as forward saved them
     MoeGradientRows gradient;
+    TensorView h_TD, dout_TD;  // in kRank, as they were
   };
   void backward_weights(const WeightGradients& args, const MoeSaved& saved, Arena& arena,
                         Stream stream) const;
@@ -192,6 +205,9 @@ class MoeLayer {
   MoeRows make_rows(int64_t capacity, Arena& arena) const;
   MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena) const;
 
+  // kExpert or kRank.
+  RowLayout layout() const { return layout_; }
+
   const MoeConfig& config() const { return config_; }
   // Rows for `factor` times the balanced load of `group_tokens` tokens.
   int64_t capacity_for(double factor, int64_t group_tokens) const;
@@ -199,25 +215,59 @@ class MoeLayer {
   const gemm::PathReport& path() const { return path_; }
 
  private:
-  gemm::GroupedMlp mlp(const MoeWeights& weights) const;
-  // `rows` are the rows that came, if they came quantized.
-  gemm::QuantizedMlp quantized_mlp(const MoeWeights& weights, const QuantizedView& rows = {}) const;
-  gemm::MlpInput mlp_input(const EpPlan& plan, const MoeRows& rows) const;
-  // Sends h and its weights to the experts, by `move`. Rows that travel quantized are returned, on
-  // the arena.
+  struct Experts;  // of a rank, with or without a recipe
+
+  bool by_maps() const { return layout_ == RowLayout::kRank; }
+  // `codes` are the rows that came, if they came quantized.
+  Experts experts(const MoeWeights& weights, const QuantizedView& codes = {}) const;
+  gemm::MlpInput mlp_input(const EpPlan& plan, const MoeRows& rows, TensorView x_TD) const;
+  // The experts' input as it came: rows [C], or in kRank [T]; with their codes if it came quantized.
+  struct Came {
+    TensorView x;
+    QuantizedView codes;
+  };
+  // Sends h and its weights to the experts, by `move`; what has no place in `rows` is on the arena.
   using Move = std::function<void(const DispatchArgs&)>;
-  QuantizedView send(const Move& move, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
-                     Arena& arena, const Beside& exchange) const;
+  Came send(const Move& move, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
+            Arena& arena, const Beside& exchange) const;
   EpPlan plan_and_send(const PrepareArgs& routing, const DispatchArgs& rows, TensorView plan_memory,
                        Stream stream) const;
+  // Makes the plan and brings h and its weights to the experts, by either layout.
+  Came first_exchange(const PrepareArgs& routing, TensorView plan_memory, TensorView h_TD,
+                      TensorView weight_TK, const MoeRows& rows, EpPlan& plan, Arena& arena,
+                      const Beside& exchange) const;
+  // In kRank: the maps and weights of slots, and h as it would come.
+  Came map(const EpPlan& plan, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
+           Arena& arena, Stream stream) const;
+  // In kRank: h as it would come, which is h itself unless it travels quantized.
+  Came send_nowhere(TensorView h_TD, Arena& arena, Stream stream) const;
+  void show_rows_that_came(TensorProbe* probe, Stream stream, const MoeSaved& saved,
+                           const Came& came, TensorView h_TD) const;
   TensorView make_outputs(int64_t capacity, Arena& arena) const;
+  // Whether F1 reads a copy of rows in kRank; and its input, with that copy in `copy_CD`.
+  bool copies_forward(const Experts& experts) const;
+  gemm::MlpInput forward_input(const Experts& experts, const EpPlan& plan, const MoeRows& rows,
+                               const Came& came, TensorView copy_CD, Stream stream) const;
+  // Copies for products in kRank: all rows of h, or of the gradient of out, in the order of experts.
+  void copy_rows(const EpPlan& plan, TensorView h_TD, TensorView rows_CD, Stream stream) const;
+  void copy_gradient(const EpPlan& plan, TensorView dout_TD, TensorView rows_CD,
+                     Stream stream) const;
+  // B1, B2 and B4; in kRank G2 with them, if it reads the same copy. Returns whether it did.
+  bool data_gradients(const Experts& experts, const MoeRows& rows, const EpPlan& plan,
+                      TensorView h_TD, gemm::MlpGradients gradients, const gemm::GradTarget& w2,
+                      Arena& arena, Stream stream) const;
+  // `free_CD` may be overwritten; if it is absent, memory of its size is taken where it is needed.
+  void weight_gradients(const Experts& experts, const WeightGradients& args, const MoeRows& rows,
+                        const EpPlan& plan, TensorView free_CD, Arena& arena, Stream stream) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;
   std::optional<QuantSpec> dispatch_;
   EpGroup* group_;
   Stream side_;  // of the exchange that has something beside it
+  RowLayout layout_;
   gemm::PathReport path_;
+  RowCopies copies_;  // without a recipe
 };
 
 }  // namespace moiety::moe

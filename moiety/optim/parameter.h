@@ -21,7 +21,8 @@ namespace moiety::optim {
 struct LogicalTensor {
   std::string name;
   std::vector<int64_t> shape;
-  int64_t row_elements() const { return shape.back(); }
+  int64_t columns = 0;  // elements of a row, where rows are shorter than the last dimension
+  int64_t row_elements() const { return columns > 0 ? columns : shape.back(); }
 };
 
 // `rows` consecutive rows of the parameter's matrix hold as many consecutive rows of tensor

@@ -61,7 +61,7 @@ void append_pieces(std::span<const ParamSpec> specs, std::span<const ElementRun>
     const LogicalTensor& tensor = specs[run.parameter].tensors[run.tensor];
     std::byte* at = static_cast<std::byte*>(data.raw()) + byte_size(data.dtype(), run.begin);
     std::vector<int64_t> own_columns = tensor.shape;
-    own_columns.back() = run.columns.count;
+    if (!run.columns.whole()) own_columns.back() = run.columns.count;
     for (Box box : boxes_of_range(own_columns, run.logical, run.logical + run.end - run.begin)) {
       box.start[box.rank - 1] += run.columns.first;
       view.push_back({.tensor = tensor.name,

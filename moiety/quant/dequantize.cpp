@@ -21,7 +21,7 @@ void set_arrays(const char* operation, const QuantizedView& x, Direction directi
   MOIETY_CHECK(data.defined(), "{}: x has no {} data", operation, row ? "row" : "col");
   MOIETY_CHECK(scales.defined() || format == Format::kFp8Tensor, "{}: x has no {} scales",
                operation, row || tile ? "row" : "col");
-  const bool transposed = !row && !is_mxfp8(format);
+  const bool transposed = dequantized_shape(x, direction).transposed;
   job->codes = static_cast<const uint8_t*>(data.raw());
   job->pitch = data.size(1);
   job->rows = transposed ? x.cols : x.rows;
@@ -43,6 +43,13 @@ void set_arrays(const char* operation, const QuantizedView& x, Direction directi
 }
 
 }  // namespace
+
+DequantizedShape dequantized_shape(const QuantizedView& x, Direction direction,
+                                   const DequantizeOptions& options) {
+  if (direction == Direction::kRow || is_mxfp8(x.spec.format)) return {x.rows, x.cols, false};
+  const bool has_tail = x.spec.rht_col && !options.undo_rht;
+  return {x.cols, has_tail ? round_up(x.rows, 16) : x.rows, true};
+}
 
 DequantizeJob make_dequantize_job(const char* operation, const QuantizedView& x,
                                   Direction direction, const TensorView& out, Dequantized what,
@@ -68,7 +75,7 @@ DequantizeJob make_dequantize_job(const char* operation, const QuantizedView& x,
     if (direction == Direction::kCol) ++job.tensor_scale;
     if (spec.row_scaled) job.tensor_stride = 1;
   }
-  job.out_cols = rotated && !undo_rht ? round_up(job.cols, 16) : job.cols;
+  job.out_cols = dequantized_shape(x, direction, {undo_rht}).cols;
   job.dtype = out.dtype() == DType::kFloat32 && !operand ? DType::kFloat32 : DType::kBFloat16;
   check_tensor(operation, "out", out, job.dtype, {job.rows, job.out_cols});
   MOIETY_CHECK(out.stride(1) == 1 || job.out_cols <= 1,

@@ -1,6 +1,8 @@
 // Dequantization: quantized tensors back to matrices (docs/spec/formats.md#dequantization).
 #pragma once
 
+#include <cstdint>
+
 #include "moiety/base/stream.h"
 #include "moiety/formats/quantized.h"
 
@@ -10,9 +12,18 @@ struct DequantizeOptions {
   bool undo_rht = false;  // rht_col views, col direction: invert the transform
 };
 
-// out := the values of a direction. The row direction gives out [M, K]. The col direction gives X
-// transposed, [K, M] (MXFP8: [M, K]), and [K][16 * ceil(M / 16)] for an rht_col view unless the
+// The matrix that a direction gives: of row X, of col X transposed. Columns of MXFP8 are stored as
+// they stand in X, and come so.
+struct DequantizedShape {
+  int64_t rows = 0, cols = 0;
+  bool transposed = false;  // element (r, c) is that of X at (c, r)
+};
+// [M, K], or transposed [K, M], with 16 * ceil(M / 16) columns for an rht_col view unless the
 // transform is undone.
+DequantizedShape dequantized_shape(const QuantizedView& x, Direction direction,
+                                   const DequantizeOptions& options = {});
+
+// out := the values of a direction, in the shape that dequantized_shape says.
 //
 // NVFP4 is RN(RN(q * s) * g), other formats RN(q * scale), in float32; a bf16 out is the encoding
 // of that. Overflow is inf. Columns of out are contiguous, its row stride is free. Scales must be

@@ -44,6 +44,17 @@ struct PartialReduction {
   int64_t offset = 0, bytes = 0;  // place in the reduction buffer
 };
 
+// The words of an item in the reduction buffer: where they begin, in bytes, or -1 if it has none.
+struct PartialWords {
+  // Words of the blocks of a direction, row-major: int32 bits of their amaxes; of MXFP8 E8M0 bytes.
+  struct Blocks {
+    int64_t offset = -1;
+    int64_t rows = 0, cols = 0;
+  };
+  int64_t tensor = -1;  // int32 bits of the tensor's amax
+  Blocks row, col;      // col: of MXFP8 alone, if it is asked for
+};
+
 // Bytes [begin, end) of an item's row data.
 struct ByteRange {
   int64_t begin = 0, end = 0;
@@ -74,6 +85,7 @@ class PartialCastPlan {
   // Bytes of the buffer [int32 region | uint8 region], whose parts are aligned to 16 bytes.
   int64_t reduction_bytes() const;
   std::span<const PartialReduction> reductions() const;
+  PartialWords words(int64_t item) const;
   // Whether an all-gather of bytes can join the shards of an item, since no byte is split.
   bool gatherable(int64_t item) const;
 

@@ -7,9 +7,10 @@
 // amax[i] and tensor_scale[i] of a direction that is not asked for are untouched. Bits depend only
 // on values, spec, seed and draw: not on device, threads, tiling, or how a tensor is cut.
 //
-// An inf or NaN under a scale that was measured on these data gives NaN codes and a NaN scale;
-// under a scale that was given (delayed, amax_given) NaN stays NaN and inf saturates. Both set
-// kFlagNonFinite in `flags`, if that is defined.
+// An inf or NaN under a scale that was measured on these data gives NaN codes and a NaN scale, and
+// so do blocks of NVFP4 under amax_given: their own amax is measured all the same. Under a scale
+// that was given (delayed, or amax_given of kFp8Tensor) NaN stays NaN and inf saturates. All of it
+// sets kFlagNonFinite in `flags`, if that is defined.
 //
 // No call allocates, synchronizes or reads device data on the host, so all can be captured in a
 // graph. Errors name operation, argument and value: kInvalidArgument for shapes, dtypes, devices
@@ -44,8 +45,9 @@ struct QuantizeOptions {
   TensorView skip = {};
 };
 
-// Sets view.amax from X: [0], and [1] for the col direction (of the transformed columns if rht_col,
-// else the same value); with row_scaled [M]. A format that is not tensor-scaled is an
+// Sets view.amax from X: [0] for the row direction, [1] for col (of the transformed columns if
+// rht_col, else the same value); with row_scaled [M]. Directions are those whose data are defined,
+// as for quantize, and both if neither is. A format that is not tensor-scaled is an
 // Error(kInvalidArgument).
 void compute_amax(TensorView x, const QuantizedView& view, const QuantizeOptions& options,
                   Stream stream);

@@ -45,7 +45,7 @@ void CheckpointKeeper::write(int64_t step, bool in_background) {
   if (in_background) {
     saver_.start(learner_.saved_state(), run_state_(), learner_.stream);
   } else {
-    tell(saver_.save(learner_.saved_state(), run_state_(), learner_.stream), step);
+    tell(saver_.save(learner_.saved_state(), run_state_(), learner_.stream));
   }
 }
 
@@ -61,13 +61,13 @@ void CheckpointKeeper::save(int64_t step) {
     tell_of_failure(step, e.what());
   }
   if (Observer* observer = journal_.observer()) observer->saved(step, watch.lap());
-  hear_of_saves(step);
+  hear_of_saves();
 }
 
 void CheckpointKeeper::save_for_good(int64_t step) {
   const Heartbeat::Aside aside(heartbeat_, "checkpoint");
   try {
-    if (saved_well(step) && started_ == step) return;
+    if (saved_well() && started_ == step) return;
     write(step, false);
   } catch (const Error& e) {
     if (!is_of_disk(e)) throw;
@@ -75,9 +75,9 @@ void CheckpointKeeper::save_for_good(int64_t step) {
   }
 }
 
-bool CheckpointKeeper::saved_well(int64_t step) {
+bool CheckpointKeeper::saved_well() {
   try {
-    if (const auto result = saver_.wait()) tell(*result, step);
+    if (const auto result = saver_.wait()) tell(*result);
     return true;
   } catch (const Error& e) {
     if (!is_of_disk(e)) throw;
@@ -86,10 +86,10 @@ bool CheckpointKeeper::saved_well(int64_t step) {
   }
 }
 
-void CheckpointKeeper::hear_of_saves(int64_t step) {
+void CheckpointKeeper::hear_of_saves() {
   const std::optional<checkpoint::SaveReport> report = saver_.poll();
   if (!report) return;
-  report->error.empty() ? tell(report->result, step)
+  report->error.empty() ? tell(report->result)
                         : tell_of_failure(report->result.step, report->error);
 }
 
@@ -99,12 +99,12 @@ void CheckpointKeeper::tell_of_failure(int64_t step, std::string_view error) {
                step, step < plan_.steps ? "later" : "now", error);
 }
 
-void CheckpointKeeper::tell(const checkpoint::SaveResult& r, int64_t step) {
+void CheckpointKeeper::tell(const checkpoint::SaveResult& r) {
   if (std::exchange(told_, r.step) == r.step) return;
   seconds_ = r.seconds;
   journal_.say(LogLevel::kInfo, "step {}: saved {} ({}, {:.1f} s)", r.step, r.path,
                bytes_text(int64_t(r.bytes)), r.seconds);
-  journal_.event("checkpoint", step,
+  journal_.event("checkpoint", r.step,
                  JsonLine()
                      .add("path", r.path)
                      .add("bytes", r.bytes)

@@ -29,9 +29,8 @@ class CheckpointKeeper {
   void keep_all(bool all) { saver_.keep_all(all); }
   // Writes the last checkpoint of the run and waits for it; its failure ends the run. Collective.
   void save_for_good(int64_t step);
-  // Makes rank 0 report how a save ended. Called at every step border; `step` counts completed
-  // steps.
-  void hear_of_saves(int64_t step);
+  // Makes rank 0 report how a save ended. Called at every step border.
+  void hear_of_saves();
 
   // Seconds that the last save took.
   double seconds() const { return seconds_; }
@@ -39,8 +38,8 @@ class CheckpointKeeper {
  private:
   void write(int64_t step, bool in_background);
   // Whether the newest save succeeded; the same on all ranks.
-  bool saved_well(int64_t step);
-  void tell(const checkpoint::SaveResult& result, int64_t step);
+  bool saved_well();
+  void tell(const checkpoint::SaveResult& result);
   void tell_of_failure(int64_t step, std::string_view error);
 
   const TrainingPlan& plan_;

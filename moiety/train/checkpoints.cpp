@@ -7,6 +7,7 @@
 #include "moiety/base/log.h"
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/retention.h"
+#include "moiety/model/parameters.h"
 
 namespace moiety::train {
 namespace fs = std::filesystem;
@@ -96,6 +97,28 @@ std::string find_checkpoint(const std::string& path) {
   const auto newest = checkpoint::find_newest_complete(directory);
   if (!newest) throw CheckpointError("{}: holds no complete checkpoint", path);
   return *newest;
+}
+
+std::vector<checkpoint::ExpertModule> expert_modules(const model::Config& config,
+                                                     const checkpoint::Manifest& manifest) {
+  const auto rows_of = [&](const std::string& module) {
+    for (const char* leaf : {".weight", ".weight0"}) {
+      const auto at = manifest.tensors.find(module + leaf);
+      if (at != manifest.tensors.end() && at->second.shape.size() >= 2) {
+        return at->second.shape[at->second.shape.size() - 2];
+      }
+    }
+    return int64_t{0};
+  };
+  std::vector<checkpoint::ExpertModule> modules;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (!config.is_moe(layer)) continue;
+    const std::string prefix = model::layer_prefix(layer) + "moe.experts.";
+    const bool gated = rows_of(prefix + "fc1") == 2 * config.d_ffn;
+    modules.push_back({prefix + "fc1", config.router.experts, gated});
+    modules.push_back({prefix + "fc2", config.router.experts, false});
+  }
+  return modules;
 }
 
 std::vector<std::string> resume_candidates(const TrainConfig& config) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "moiety/checkpoint/branches.h"
+#include "moiety/checkpoint/manifest.h"
 #include "moiety/train/config.h"
 
 namespace moiety::train {
@@ -12,6 +13,11 @@ namespace moiety::train {
 // The checkpoint that `path` names: itself, the newest complete one of a run directory or of its
 // checkpoints/, or the one that the file checkpoints/best or checkpoints/latest names. Throws CheckpointError if there is none.
 std::string find_checkpoint(const std::string& path);
+
+// The modules of a model's experts, as key_remap takes them. The checkpoint's shapes tell whether
+// fc1 is gated.
+std::vector<checkpoint::ExpertModule> expert_modules(const model::Config& config,
+                                                     const checkpoint::Manifest& manifest);
 
 // The checkpoints from which a run may continue, best first: a later one is used if an earlier one
 // is damaged. If there is none the run starts anew. The rest of an interrupted save is cleared away

@@ -73,6 +73,11 @@ void check_training(const TrainConfig& c, const Grid& grid) {
   const double factor = c.moe.capacity_factor;
   require(factor >= 0 || factor == -1,
           "moe.capacity_factor = {}: 0 (automatic), -1 (worst case) or a positive number", factor);
+  require(
+      c.model.row_layout != moe::RowLayout::kRank || grid.ep == 1,
+      "moe.layout = \"rank\": experts read rows where they lie with parallel.ep = 1, and that is "
+      "{}; auto or expert",
+      grid.ep);
   require(!c.run.dir.empty(), "run.dir = \"\": a run needs a directory");
   require(c.train.steps == 0 || c.train.tokens == 0,
           "train.steps = {} and train.tokens = {}: one of them", c.train.steps, c.train.tokens);
@@ -98,6 +103,20 @@ void check_graph(const TrainConfig& c, Device device) {
   if (device.type == DeviceType::kCpu) throw UsageError("{}, but the run is on the CPU", what);
   if (c.guard.nan == optim::NanGuard::kTensor) {
     throw UsageError("{}: guard.nan = \"tensor\" looks at single operations", what);
+  }
+}
+
+void check_path(const TrainConfig& c, Device device) {
+  if (!c.model.path || c.model.moe_layers() == 0) return;
+  try {
+    gemm::choose_grouped_mlp({.dtype = storage_dtype(c),
+                              .model = c.model.d_model,
+                              .ffn = c.model.d_ffn,
+                              .interleave = c.model.glu_interleave},
+                             device)
+        .require(*c.model.path);
+  } catch (const Error& e) {
+    throw UsageError("moe.path = \"{}\": {}", name(*c.model.path), e.what());
   }
 }
 

@@ -2,7 +2,8 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
-#include "moiety/checkpoint/manifest.h"
+#include "moiety/base/parallel.h"
+#include "moiety/checkpoint/reshard.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/train/precision.h"
 
@@ -14,23 +15,30 @@ namespace {
 std::vector<optim::ParamSpec> fitting(std::vector<optim::ParamSpec> specs,
                                       const std::string& path) {
   const checkpoint::Manifest manifest = checkpoint::read_manifest(path);
+  const checkpoint::PackedState state(manifest);
   for (const optim::ParamSpec& spec : specs) {
     for (const optim::LogicalTensor& tensor : spec.tensors) {
-      const auto found = manifest.tensors.find(tensor.name);
-      if (found == manifest.tensors.end() || found->second.shape == tensor.shape) continue;
+      const checkpoint::PackedSlot* found = state.find(tensor.name, "weight");
+      if (!found || found->shape == tensor.shape) continue;
       throw CheckpointError("{}: {} is {}, by its configuration {}", path, tensor.name,
-                            checkpoint::shape_text(found->second.shape),
+                            checkpoint::shape_text(found->shape),
                             checkpoint::shape_text(tensor.shape));
     }
   }
   return specs;
 }
 
+// The configuration without what concerns the machine of its training.
+TrainConfig anywhere(TrainConfig config) {
+  config.model.path.reset();
+  return config;
+}
+
 }  // namespace
 
 InferenceModel::InferenceModel(const std::string& path, const TrainConfig& config, int64_t tokens,
                                comm::Communicator& world, const Stream& stream)
-    : model_(config, Grid(), tokens, world, stream.device()),
+    : model_(anywhere(config), Grid(), tokens, world, stream.device()),
       weights_(fitting(transformer().parameter_specs(), path), storage_dtype(config),
                stream.device()) {
   transformer().bind(weights_.parameters());
@@ -38,9 +46,10 @@ InferenceModel::InferenceModel(const std::string& path, const TrainConfig& confi
   weights_.publish(stream);
 }
 
-void run_alone(const std::function<void(comm::Communicator& world)>& body) {
+void run_alone(int64_t threads, const std::function<void(comm::Communicator& world)>& body) {
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
     set_log_rank(-1);
+    const ThreadBudget budget(threads > 0 ? int(threads) : thread_budget());
     body(world);
   });
 }

@@ -25,7 +25,8 @@ class InferenceModel {
   optim::WeightStore weights_;
 };
 
-// Runs body(world) as the only rank.
-void run_alone(const std::function<void(comm::Communicator& world)>& body);
+// Runs body(world) as the only rank, with so many threads for its loops; 0: all that the
+// environment allows.
+void run_alone(int64_t threads, const std::function<void(comm::Communicator& world)>& body);
 
 }  // namespace moiety::train

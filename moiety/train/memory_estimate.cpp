@@ -69,14 +69,18 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   std::vector<model::Precision> precisions;
   for (const Recipe r : recipes) precisions.push_back(precision_of_recipe(o, r));
   const KeptWeights w(c, grid, storage, precisions);
-  // The elements that a rank's optimizer updates, those of them that are sums over ranks, and those
-  // that are summed.
-  const int64_t owned = w.copied / ranks + w.dense / grid.dp + w.expert / grid.edp;
-  const int64_t summed = (ranks > 1 ? w.copied / ranks : 0) +
-                         (grid.dp > 1 ? w.dense / grid.dp : 0) +
-                         (grid.edp > 1 ? w.expert / grid.edp : 0);
-  const int64_t terms =
-      (ranks > 1 ? w.copied : 0) + (grid.dp > 1 ? w.dense : 0) + (grid.edp > 1 ? w.expert : 0);
+  // The elements that a rank has, those that its optimizer updates, those of them that are sums over
+  // ranks, and those that are summed.
+  int64_t elements = 0, owned = 0, summed = 0, terms = 0;
+  for (const auto& [n, peers] : {std::pair(w.copied, ranks),
+                                 {w.dense, grid.dp},
+                                 {w.expert, grid.edp},
+                                 {w.expert_copied, grid.egtp * grid.edp}}) {
+    elements += n;
+    owned += n / peers;
+    summed += peers > 1 ? n / peers : 0;
+    terms += peers > 1 ? n : 0;
+  }
 
   MemoryEstimate m;
   m.parameters = w.bytes;
@@ -88,9 +92,9 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   // Beside main_grad there are the sums, the data received on a bf16 wire, and the data sent,
   // unless that is main_grad.
   if (o.optim.grad_dtype == DType::kBFloat16) {
-    m.main_grad = 2 * (w.copied + w.dense + w.expert) + kFloatBytes * summed + 2 * terms;
+    m.main_grad = 2 * elements + kFloatBytes * summed + 2 * terms;
   } else {
-    m.main_grad = kFloatBytes * (w.copied + w.dense + w.expert + summed);
+    m.main_grad = kFloatBytes * (elements + summed);
     if (gradient_wire(o) == DType::kBFloat16) m.main_grad += 2 * 2 * terms;
   }
   m.master = owned * kFloatBytes;

@@ -49,7 +49,7 @@ void Trainer::after_step(const FinishedStep& done) {
   trained_tokens_ += config().step_tokens();
   report_step(done);
   check_guard(done);
-  keeper_.hear_of_saves(step());
+  keeper_.hear_of_saves();
 }
 
 void Trainer::at_border() {

@@ -49,7 +49,8 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
   initialize_or_load();
   const gemm::PathReport* path = learner_.model.transformer().expert_path();
   if (path && !is_quantized(config().precision.recipe)) {
-    journal_.say(LogLevel::kInfo, "experts: {}", path->describe());
+    journal_.say(LogLevel::kInfo, "experts: {}, moe.layout {}", path->describe(),
+                 moe::name(learner_.model.transformer().row_layout()));
   }
   keeper_.reserve();
   measure_peaks();

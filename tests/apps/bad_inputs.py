@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Bad inputs for every command, made from the program's own table of keys and options.
 
-    bad_inputs.py PROGRAM [--every N]
+    bad_inputs.py PROGRAM [--every N] [--mpi]
 
 Every key of the configuration gets every hostile value of its type, every option of every command
 likewise, and every file a command reads or writes is replaced by what is no such file. Each case
 must end with a documented exit code, within two seconds of computing and without waiting, leave
 nothing behind, and say on its last line, alone and without control characters, which key, option or
-file it is about, and its value. --every N runs each N-th case: a sample. Standard library alone.
+file it is about, and its value. --every N runs each N-th case: a sample. --mpi starts the trainings among the cases as two processes
+of mpirun, of which each must end like that; without mpirun it ends with 77. Standard library alone.
 """
 import argparse
 import os
@@ -117,21 +118,79 @@ def tree(directory):
     return found
 
 
+# Runs a command with stderr and the exit code in files of the rank's own.
+OF_RANK = 'exec 2>"$0/err.$OMPI_COMM_WORLD_RANK"; "$@"; echo $? >"$0/code.$OMPI_COMM_WORLD_RANK"'
+MPIRUN = ["mpirun", "--enable-recovery", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+
+
+def can_be_of_mpirun(case):
+    """Trainings that are refused, by arguments that mpirun can pass on."""
+    return (case.arguments[:1] == ["train"] and "--print-config" not in case.arguments and 0 not in (case.code or CODES)
+            and case.stdout == subprocess.DEVNULL and all(len(a) < 1000 and a.isprintable() for a in case.arguments))
+
+
+def run_ranks(case, directory):
+    """The exit code and stderr of each of two processes."""
+    told = tempfile.mkdtemp(prefix="moiety-ranks-")
+
+    def read(name):
+        path = os.path.join(told, name)
+        if not os.path.exists(path):
+            return ""
+        with open(path, errors="replace") as f:
+            return f.read()
+    process = subprocess.Popen(MPIRUN + ["sh", "-c", OF_RANK, told, PROGRAM] + case.arguments, cwd=directory,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + WAITING
+    # mpirun itself now and then stays behind; what counts is that the ranks have ended.
+    while process.poll() is None and time.monotonic() < end:
+        if all(read(f"code.{rank}").endswith("\n") for rank in (0, 1)):
+            end = min(end, time.monotonic() + 1)
+        time.sleep(0.01)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    ranks = [(read(f"code.{rank}").strip(), read(f"err.{rank}")) for rank in (0, 1)]
+    shutil.rmtree(told)
+    return [(int(code) if code else "did not end", err) for code, err in ranks]
+
+
+def faults_of_ranks(case, directory):
+    before = tree(directory)
+    ranks = run_ranks(case, directory)
+    left = clear(directory, before)
+    out = [fault for code, err in ranks for fault in judge(case, code, err, left)]
+    if ranks[0][0] != ranks[1][0]:
+        out.append(f"the ranks end with {ranks[0][0]} and {ranks[1][0]}")
+    return out
+
+
 def faults(case, directory):
     before = tree(directory)
-    code, err, computed, took = run(case, directory)
+    code, err, computed, _ = run(case, directory)
+    out = judge(case, code, err, clear(directory, before))
+    if computed > COMPUTING:
+        out.append(f"computed {computed:.1f} s")
+    return out
+
+
+def clear(directory, before):
+    """Removes what was not there before, and says what that was."""
+    left = tree(directory) - before
+    for name in sorted(left, key=len, reverse=True):
+        path = os.path.join(directory, name)
+        os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+    return left
+
+
+def judge(case, code, err, left):
+    """What is wrong with the end of a process."""
     lines = err.split("\n")[:-1]
     last = lines[-1] if lines else ""
     errors = [line for line in lines if line.startswith("moiety: ")]
     out = []
     if code not in (case.code or CODES):
         out.append(f"exit code {code}, expected {sorted(case.code or CODES)}")
-    if computed > COMPUTING:
-        out.append(f"computed {computed:.1f} s")
-    left = tree(directory) - before
-    for name in sorted(left, key=len, reverse=True):
-        path = os.path.join(directory, name)
-        os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
     if code != 0:
         if not last.startswith("moiety: ") or len(errors) != 1 or not err.endswith("\n"):
             out.append("the last line is not the error, or not the only one")
@@ -210,6 +269,7 @@ def cases_of_files():
         yield Case(["quantize", name, "--format=mxfp8", "--out=q"], [name], {3})
         yield Case(["dequantize", name, "--out=x.npy"], [name], {3})
         yield Case(["plot", name, "--out=x.svg"], [name], {3})
+        yield Case(["convert", name, "--out=x"], [name], {4, 5})
         yield Case(["info", name], [name], {3})
         yield Case(["verify", name, "--json"], [name], {3})
         yield Case(["repair", name], [name], {3, 5})
@@ -249,7 +309,7 @@ def cases_of_commands():
 # Arguments with which a command gets as far as its options; what is missing is then the next error.
 BESIDE = {"train": [], "eval": ["missing", "--data=good.tok"], "generate": ["missing"], "plan": ["--gtp"],
           "prepare": ["missing", "--out=x"], "plot": ["missing", "--out=x.svg"], "doctor": ["--dir=missing"],
-          "info": ["missing"], "verify": ["missing"], "repair": ["missing"], "completion": ["tcsh"], "man": [],
+          "convert": ["missing", "--out=x"], "info": ["missing"], "verify": ["missing"], "repair": ["missing"], "completion": ["tcsh"], "man": [],
           "quantize": ["missing", "--format=mxfp8", "--rounding=stochastic", "--out=q"],
           "dequantize": ["missing", "--out=x.npy"]}
 
@@ -306,18 +366,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("program")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--mpi", action="store_true")
     options = parser.parse_args()
+    if options.mpi and not shutil.which("mpirun"):
+        print("there is no mpirun")
+        return 77
     PROGRAM = os.path.abspath(options.program)
     directory = tempfile.mkdtemp(prefix="moiety-bad-inputs-")
     done = failed = 0
     began = time.monotonic()
     try:
         furnish(directory)
-        for number, case in enumerate(all_cases()):
+        cases = (case for case in all_cases() if not options.mpi or can_be_of_mpirun(case))
+        for number, case in enumerate(cases):
             if number % options.every:
                 continue
             done += 1
-            for fault in faults(case, directory):
+            for fault in faults_of_ranks(case, directory) if options.mpi else faults(case, directory):
                 failed += 1
                 shown = " ".join(visible_argument(a) for a in case.arguments)
                 print(f"case {number}: {shown}\n    {fault}")

@@ -82,6 +82,23 @@ TEST_F(Branches, ARunFollowsItsLastStart) {
   EXPECT_EQ(plotted("r").size(), 6u);
   EXPECT_TRUE(fs::exists(dir_ / "r/checkpoints/branch-2/step-00000010/COMMIT"));
 
+  // Where each of them began.
+  const nlohmann::json told = nlohmann::json::parse(run({"info", dir_ / "r", "--json"}).out);
+  const nlohmann::json& branches = told["branches"];
+  ASSERT_EQ(branches.size(), 3u);
+  for (size_t b = 0; b < 3; ++b) {
+    EXPECT_EQ(branches[b]["branch"], b + 1);
+    EXPECT_EQ(branches[b]["parent"], b == 0 ? 0 : 1);
+    EXPECT_EQ(branches[b]["step"], b == 0 ? 0 : 4);
+    EXPECT_EQ(branches[b]["current"], b == 2);
+  }
+  const std::string words = run({"info", dir_ / "r"}).out;
+  EXPECT_NE(words.find("begins before the first step; left aside: step-00000006"),
+            std::string::npos)
+      << words;
+  EXPECT_NE(words.find("begins behind step 4 of branch 1; the current one"), std::string::npos)
+      << words;
+
   // Back to the abandoned end of branch 1, which goes on as if nothing had been.
   EXPECT_TRUE(said(start("r", back_to("branch-1/step-00000008") + Arguments{"--train.steps=10"}),
                    "branch 4 begins behind step 8 of branch 1"));

@@ -65,8 +65,10 @@ class Recorder final : public TensorProbe {
   bool backward_ = false;
 };
 
+// With rows that are copied; those that experts read where they lie are seen as the norm's output.
 TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
-  const TrainConfig config = train_config(options_of(tiny("r")));
+  const Arguments copies{"--moe.layout=expert"};
+  const TrainConfig config = train_config(options_of(tiny("r") + copies));
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
     RankModel model(config, Grid{}, 128, world);
     model::Transformer& transformer = model.transformer();

@@ -126,13 +126,42 @@ TEST(MemoryClasses, AreThoseOfARankUnderTwelveLayouts) {
     expect_estimate(l, {"--precision.recipe=bf16", "--precision.grad_reduce=bf16"});
     if (l.tp == 1) expect_estimate(l, {"--precision.recipe=nvfp4"});
     expect_estimate(l, {"--precision.recipe=mxfp8", "--memory.recompute=moe"});
+    expect_estimate(l, {"--moe.activation=relu2", "--moe.expert_bias"});
   }
+}
+
+// Rows that experts copy, and rows that they read through maps, with all that this changes.
+TEST(MemoryClasses, FollowTheLayoutOfRows) {
+  for (const char* layout : {"expert", "rank"}) {
+    const std::string rows = text("--moe.layout={}", layout);
+    for (const Arguments& more : std::initializer_list<Arguments>{
+             {"--precision.recipe=bf16"},
+             {"--moe.delay_wgrad"},
+             {"--moe.delay_wgrad", "--memory.recompute=moe"},
+             {"--precision.recipe=mxfp8", "--precision.dispatch=mxfp8"},
+             {"--precision.recipe=bf16", "--precision.dispatch=fp8_block"},
+             {"--precision.recipe=fp8_block", "--moe.delay_wgrad", "--memory.recompute=full"}}) {
+      expect_estimate(kLayouts[0], Arguments{rows} + more);
+    }
+  }
+  const auto total = [](const char* layout) {
+    const TrainConfig config = config_of(tiny("r") + Arguments{text("--moe.layout={}", layout)});
+    return estimate_memory(config, check_layout(config)).total();
+  };
+  EXPECT_LT(total("rank"), total("expert"));
+  EXPECT_EQ(total("auto"), total("rank"));
+  const TrainConfig copies = config_of(tiny("r") + Arguments{"--moe.layout=expert"});
+  // A smaller chunk of logits and a layout of rows are the nearest changes.
+  const std::string change =
+      nearest_fit(copies, check_layout(copies), total("rank"), {}).value_or("none");
+  EXPECT_TRUE(change == "moe.layout = rank" || change.starts_with("memory.loss_chunk")) << change;
 }
 
 TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {
   const Device gpu{DeviceType::kCuda, 0};
   const TrainConfig config =
-      config_of(tiny("r") + Arguments{"--train.micro_batch=2", "--data.seq_len=128"});
+      config_of(tiny("r") + Arguments{"--train.micro_batch=2", "--data.seq_len=128",
+                                      "--moe.layout=expert"});  // as a GPU does by itself
   const Grid grid = check_layout(config);
   const MemoryEstimate host = estimate_memory(config, grid),
                        there = estimate_memory(config, grid, gpu);

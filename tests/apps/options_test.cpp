@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <set>
 #include <sys/stat.h>
 
@@ -138,6 +139,14 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
       {"[precision]\nrecipe = \"fp8\"\n",
        "c.toml:2: precision.recipe = 'fp8': must be one of fp32 | bf16 | fp8_block | mxfp8 | "
        "nvfp4"},
+      {"[moe]\nactivation = \"gelu\"\n",
+       "c.toml:2: moe.activation = 'gelu': must be one of swiglu | clamped_swiglu | qgeglu | "
+       "relu2"},
+      {"[moe]\nact_limit = 0\n", "c.toml:2: moe.act_limit = 0: must be a number, \"\" or >0..1e30"},
+      {"[moe]\nact_limit = \"seven\"\n",
+       "c.toml:2: moe.act_limit = 'seven': must be a number, \"\" or >0..1e30"},
+      {"[moe]\nglu_interleave = 16\n",
+       "c.toml:2: moe.glu_interleave = 16: must be an integer, 0..32, a multiple of 32"},
       {"[precision]\nkeep_first = -2\n",
        "c.toml:2: precision.keep_first = -2: must be an integer, -1..1024"},
       {"[precision]\nweight_2d = true\n", "c.toml:2: precision.weight_2d = true: must be one of"},
@@ -225,6 +234,8 @@ std::string without_comments(const std::string& toml) {
 TEST(Options, PrintedConfigReadsBackTheSame) {
   const std::vector<std::vector<std::string>> cases{
       {},
+      {"--moe.activation=qgeglu", "--moe.act_alpha=1.702", "--moe.act_limit=7",
+       "--moe.act_offset="},
       {"--model.preset=qwen3-235b-a22b", "--optim.lr=1e-7", "--optim.eps=1.2345678901234567e-8"},
       {"--run.dir=a \"quoted\" \\ path # not a comment", "--model.dense_layers=[1,2]",
        "--data.train=[{path = \"x y\", weight = 0.1}, \"z\"]", "--data.valid=[\"p\", \"q\"]",
@@ -277,6 +288,22 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--model.vocab=100"}, "model.vocab = 100: the tokenizer \"bytes\" has 264 ids"},
       {{"--moe.top_k=9"}, "moe.top_k=9 must be in 1..8"},
       {{"--moe.shared_gate"}, "moe.shared_gate=true needs moe.shared_d_ffn > 0"},
+      {{"--moe.activation=qgeglu", "--moe.act_alpha=1.702", "--moe.act_limit=7"},
+       "moe.act_offset = \"\": moe.activation = \"qgeglu\" needs a number there"},
+      {{"--moe.activation=qgeglu", "--moe.act_alpha=1.702", "--moe.act_limit=7",
+        "--moe.act_offset=1", "--moe.expert_bias", "--moe.glu_interleave=32"},
+       "no error"},
+      {{"--moe.activation=clamped_swiglu"},
+       "moe.act_limit = \"\": moe.activation = \"clamped_swiglu\" needs a number there"},
+      {{"--moe.act_limit=7"},
+       "moe.act_limit = 7: moe.activation = \"swiglu\" has no such parameter, expected \"\""},
+      {{"--moe.activation=relu2", "--moe.glu_interleave=32"},
+       "moe.glu_interleave=32: moe.activation has no gate to interleave, expected 0"},
+      {{"--moe.d_ffn=40", "--moe.glu_interleave=32"},
+       "moe.glu_interleave=32 must be 0, or a multiple of 8 that divides moe.d_ffn=40"},
+      {{"--moe.path=cuda_plain"},
+       "moe.path = \"cuda_plain\": grouped_mlp: path cuda_plain is required, "},
+      {{"--moe.path=reference"}, "no error"},
       {{"--moe.capacity_factor=-0.5"}, "moe.capacity_factor = -0.5: 0 (automatic)"},
       {{"--router.groups=3"}, "router.groups=3 must divide moe.experts=8"},
       {{"--router.groups=2", "--router.group_top_k=3"}, "router.group_top_k=3 must be in 1..2"},
@@ -313,14 +340,20 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--run.ranks=2", "--parallel.tp=2", "--data.seq_len=33"}, "parallel.tp = 2: must divide"},
       {{"--run.ranks=2", "--parallel.gtp=2", "--precision.grad_reduce=bf16"}, "no error"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block"},
-       "layout of attn.qkv.weight: 384 rows cannot be cut by tp 2, expected a multiple of 768"},
+       "parallel.tp=2 and the blocks of precision.recipe: layout of attn.qkv.weight: 384 rows "
+       "cannot be cut by tp 2, expected a multiple of 768"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_block",
         "--precision.attention_linears=false", "--moe.shared_d_ffn=128"},
-       "layout of moe.shared.fc1.weight: 256 rows cannot be cut by tp 2, expected a multiple of "
-       "512"},
+       "parallel.tp=2 and the blocks of precision.recipe: layout of moe.shared.fc1.weight: 256 "
+       "rows cannot be cut by tp 2, expected a multiple of 512"},
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "no error"},
       {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
        "parallel.ep = 3: must divide moe.experts = 8"},
+      {{"--run.ranks=2", "--parallel.ep=2", "--moe.layout=rank"},
+       "moe.layout = \"rank\": experts read rows where they lie with parallel.ep = 1, and that is "
+       "2; "
+       "auto or expert"},
+      {{"--run.ranks=2", "--moe.layout=rank"}, "no error"},
       {{"--run.ranks=3"}, "train.global_batch = 8: must be a multiple of train.micro_batch x"},
       {{"--train.steps=1", "--train.tokens=1"}, "train.steps = 1 and train.tokens = 1"},
       {{"--data.train=[]"}, "data.train = []: token files to train on are missing"},
@@ -375,6 +408,17 @@ TEST(Options, PresetsAreTheModelsPresets) {
   }
 }
 
+TEST(Options, ConfigsThatComeAlongAreSound) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(MOIETY_SOURCE_DIR "/configs")) {
+    const std::string path = entry.path();
+    EXPECT_EQ(error_of([&] { train_config(load_config(std::vector{path}, {}).options); }), kNoError)
+        << path;
+    ++files;
+  }
+  EXPECT_GE(files, 3);
+}
+
 TEST(Options, DeepKeysAreRefusedBeforeTheyAreParsed) {
   const auto dotted = [](std::string_view part, int times) {
     std::string key(part);
@@ -388,6 +432,8 @@ TEST(Options, DeepKeysAreRefusedBeforeTheyAreParsed) {
   EXPECT_EQ(file_error(dotted("'a=\\'", 50000) + " = 1\n"), "c.toml:1: a key of more than 8 parts");
   EXPECT_EQ(file_error(dotted("\"a\\\",\"", 50000) + " = 1\n"),
             "c.toml:1: a key of more than 8 parts");
+  // A string that ends with the text, and with a backslash: the parser's error, no read beyond it.
+  EXPECT_EQ(file_error("[run]\ndir = \"a\\").substr(0, 10), "c.toml:2: ");
   const std::string path = dotted("..", 100);
   EXPECT_EQ(
       parse_config("[run]\ndir = '" + path + "' # a.b.c.d.e.f.g.h.i.j\n", "c.toml").options.run.dir,

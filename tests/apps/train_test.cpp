@@ -326,6 +326,9 @@ TEST(Train, SignalsSaveAndStop) {
   const auto saved = events(dir / "r", "checkpoint");
   ASSERT_EQ(saved.size(), 2u);
   EXPECT_EQ(saved[1]["step"], steps(dir / "r").rbegin()->first);
+  for (const nlohmann::json& event : saved) {
+    EXPECT_EQ(event["path"], checkpoint_path(dir / "r", event["step"]));
+  }
   EXPECT_EQ(events(dir / "r", "stop").at(0)["complete"], false);
 }
 

@@ -2,7 +2,10 @@
 #include <filesystem>
 #include <set>
 
+#include "apps/moiety/config/checkpoints.h"
+#include "moiety/base/parallel.h"
 #include "moiety/checkpoint/retention.h"
+#include "moiety/train/inference_model.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
@@ -130,6 +133,23 @@ void set_config(const std::string& path, const std::string& from, const std::str
   const std::string json = checkpoint::encode_manifest(manifest);
   std::ofstream(path + "/manifest.json") << json;
   std::ofstream(path + "/COMMIT") << checkpoint::encode_commit(manifest, json);
+}
+
+TEST(Validation, EvaluationHasTheThreadsOfARankOfTheRun) {
+  CheckpointInfo checkpoint;
+  EXPECT_EQ(inference_threads(checkpoint, {}), 0);
+  checkpoint.options.run.threads = 1;
+  EXPECT_EQ(inference_threads(checkpoint, {}), 1);
+  EXPECT_EQ(inference_threads(checkpoint, 0), 0);
+  EXPECT_EQ(inference_threads(checkpoint, 3), 3);
+  checkpoint.options.run.threads = 1024;  // the run was on another machine
+  EXPECT_EQ(inference_threads(checkpoint, {}), core_count());
+  const int otherwise = thread_budget();
+  for (const int64_t threads : {0, 1, 3}) {
+    train::run_alone(threads, [&](comm::Communicator&) {
+      EXPECT_EQ(thread_budget(), threads > 0 ? threads : otherwise);
+    });
+  }
 }
 
 TEST(Validation, AHostileConfigurationOfACheckpointIsRefusedByItsName) {

@@ -91,6 +91,32 @@ TEST_F(TrainGpu, RecipesAreNearTheCpu) {
   }
 }
 
+// Activations, biases and the order in memory, on every path that the GPU has.
+TEST_F(TrainGpu, OptionsOfExpertsAreNearTheCpu) {
+  const Arguments gpt_oss{"--moe.activation=qgeglu",  "--moe.act_alpha=1.702",
+                          "--moe.act_limit=0.05",     "--moe.act_offset=1",
+                          "--moe.expert_bias",        "--moe.shared_d_ffn=16",
+                          "--model.dense_layers=[0]", "--model.d_ffn_dense=48"};
+  const Arguments in_memory{"--moe.expert_weights=indexed", "--moe.glu_interleave=32"};
+  const Arguments relu2{"--moe.activation=relu2", "--moe.expert_bias"};
+  train_at("cpu", kOnCpu + gpt_oss);
+  train_at("gpu", kOnGpu + gpt_oss);
+  expect_near(at("gpu"), at("cpu"), 1e-4);
+  train_at("in-memory", kOnGpu + gpt_oss + in_memory);
+  expect_near(at("in-memory"), at("cpu"), 1e-4);
+  train_at("cpu-relu2", kOnCpu + relu2);
+  train_at("gpu-relu2", kOnGpu + relu2);
+  expect_near(at("gpu-relu2"), at("cpu-relu2"), 1e-4);
+  for (const char* path : {"auto", "cuda_plain"}) {
+    train_at(text("bf16-{}", path),
+             kOnGpu + kBf16 + gpt_oss + in_memory + Arguments{text("--moe.path={}", path)});
+  }
+  expect_losses_near(at("bf16-auto"), at("bf16-cuda_plain"), 0.01);
+  train_at("indexed", kOnGpu + kBf16 + gpt_oss + Arguments{"--moe.expert_weights=indexed"});
+  train_at("packed", kOnGpu + kBf16 + gpt_oss);
+  expect_equal(at("indexed"), at("packed"));
+}
+
 TEST_F(TrainGpu, TheRecipeChangesOnTheWay) {
   const Arguments more{"--precision.recipe=mxfp8", "--precision.switch_step=4",
                        "--model.d_model=128", "--moe.d_ffn=128", "--train.steps=8"};

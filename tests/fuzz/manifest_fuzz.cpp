@@ -10,15 +10,15 @@ namespace {
 
 using namespace checkpoint;
 
-// The first row of every tensor, as another layout might need it.
-StateView first_rows(const Manifest& m) {
+// The first row, or rows of the first expert, of every tensor, as another layout might need it.
+StateView first_rows(const PackedState& state) {
+  constexpr int64_t kRows = 64;
   StateView needs;
-  for (const auto& [name, tensor] : m.tensors) {
-    for (const auto& [slot, entry] : tensor.slots) {
-      Box box = whole(tensor.shape);
-      if (box.rank > 0 && box.size[0] > 1) box.size[0] = 1;
-      needs.push_back({name, slot, entry.dtype, tensor.shape, box, nullptr});
-    }
+  for (const auto& [key, slot] : state.slots()) {
+    Box box = whole(slot.shape);
+    if (box.rank > 0 && box.size[0] > 1) box.size[0] = 1;
+    if (box.rank > 1 && box.size[1] > kRows) box.size[1] = kRows;
+    needs.push_back({key.first, key.second, slot.dtype, slot.shape, box, nullptr});
   }
   return needs;
 }
@@ -29,10 +29,11 @@ void use(const Manifest& m) {
   require(parse_manifest(json) == m, "a manifest survives being written");
   check_tiling(m);
   uint64_t elements = 0, planned = 0;
-  const StateView needs = first_rows(m);
+  const PackedState state(m);
+  const StateView needs = first_rows(state);
   for (const StatePiece& need : needs) elements += static_cast<uint64_t>(volume(need.box));
-  for (const BoxCopy& copy : plan_reshard(m, needs)) {
-    require(contains(copy.piece.box, copy.region), "a region lies in its piece");
+  for (const BoxCopy& copy : plan_reshard(state, needs)) {
+    require(contains(copy.from, copy.region), "a region lies in its piece");
     require(contains(needs[copy.need].box, copy.region), "a region lies in what needs it");
     planned += static_cast<uint64_t>(volume(copy.region));
   }

@@ -3,6 +3,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
 #include "tests/gemm/mlp_problem.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gemm {
 namespace {
@@ -214,6 +215,41 @@ TEST(GroupedMlp, IdentityMapEqualsNoMap) {
   expect_equal(plain, q);
 }
 
+// Without row_TK the caller sums rows; the input gradient may come apart from the rest.
+TEST(GroupedMlp, RowsBeforeTheirSums) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Problem p({"", {9, 0, 30}, 2}, {.dtype = dtype, .biases = true, .maps = true});
+    p.run();
+    MlpInput rows = p.input;
+    rows.row_TK = {};
+    const int64_t capacity = rows.groups.capacity;
+    const Tensor y(dtype, {capacity, p.o.model}), dxr(dtype, {capacity, p.o.model}),
+        h(dtype, p.h.view().sizes()), sum(dtype, p.out.view().sizes());
+    EXPECT_LT(grouped_mlp_workspace(p.mlp, rows), grouped_mlp_workspace(p.mlp, p.input));
+    fill(h, kSentinel);
+    grouped_mlp_forward(p.mlp, rows, h, y, p.workspace, Stream());
+    EXPECT_TRUE(same_bits(h, p.h));
+    sum_rows(y, p.row, sum, {}, Stream());
+    EXPECT_TRUE(same_bits(sum, p.out));
+    for (const bool apart : {false, true}) {
+      MlpGradients g = p.gradients;
+      g.h = g.dh = h;
+      g.dx = apart ? TensorView() : dxr.view();
+      fill(dxr, kSentinel);
+      grouped_mlp_forward(p.mlp, rows, h, y, p.workspace, Stream());
+      grouped_mlp_backward_data(p.mlp, rows, g, p.workspace, Stream());
+      g.dx = dxr;
+      if (apart) grouped_mlp_backward_input(p.mlp, rows, g, Stream());
+      sum_rows(dxr, p.row, sum, {}, Stream());
+      EXPECT_TRUE(same_bits(sum, p.dx));
+    }
+    MlpInput alone = p.input;
+    alone.source_R = {};
+    EXPECT_THROW(grouped_mlp_forward(p.mlp, alone, h, y, p.workspace, Stream()), Error);
+    EXPECT_THROW(grouped_mlp_backward_input(p.mlp, p.input, p.gradients, Stream()), Error);
+  }
+}
+
 TEST(GroupedMlp, InterleavedWeightsGiveTheSameOutputs) {
   constexpr int64_t s = 8, ffn = 40, model = 24;
   const GroupCase c{"", {9, 0, 30}};
@@ -319,7 +355,7 @@ TEST(SumRows, FromTheFirstLivingTermInOrder) {
 }
 
 TEST(GroupedMlpPath, IsReportedWithReasons) {
-  const PathReport report = choose_grouped_mlp({DType::kFloat64, 8, 8}, Device{});
+  PathReport report = choose_grouped_mlp({DType::kFloat64, 8, 8}, Device{});
   EXPECT_EQ(report.path, MlpPath::kReference);
   ASSERT_EQ(report.rejected.size(), 1u);
   EXPECT_NE(report.rejected[0].reason.find("float64"), std::string::npos);
@@ -337,19 +373,54 @@ TEST(GroupedMlpPath, IsReportedWithReasons) {
   }
 }
 
+TEST(GroupedMlpPath, ThatIsRequiredMayBeALesserOne) {
+  const GpuProperties hopper{.name = "H200", .major = 9};
+  PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper);
+  report.require(MlpPath::kCudaPlain);
+  EXPECT_EQ(report.describe(),
+            "cuda_plain (sm90_fused: it has not run on a GPU yet; sm90: cuda_plain is required)");
+  const auto error = [&](PathReport of, MlpPath path) {
+    return error_of([&] { of.require(path); }, ErrorKind::kUnsupported);
+  };
+  EXPECT_EQ(error(choose_grouped_mlp({DType::kBFloat16, 12, 16}, hopper), MlpPath::kSm90),
+            "grouped_mlp: path sm90 is required, cuda_plain was chosen; sm90_fused: D=12 is no "
+            "multiple of 8; sm90: D=12 is no multiple of 8");
+  EXPECT_EQ(
+      error(report, MlpPath::kReference),
+      "grouped_mlp: path reference is required, cuda_plain was chosen; sm90_fused: it has not "
+      "run on a GPU yet; sm90: cuda_plain is required; reference is a path of CPUs");
+}
+
+TEST(GroupedMlpPath, ThatIsTakenByNameAlone) {
+  const GpuProperties hopper{.name = "H200", .major = 9};
+  const GroupedMlpDesc interleaved{
+      .dtype = DType::kBFloat16, .model = 8, .ffn = 16, .interleave = 8};
+  PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper);
+  report.require(MlpPath::kSm90Fused);
+  EXPECT_EQ(report.describe(), "sm90_fused");
+  EXPECT_EQ(error_of([&] { choose_grouped_mlp(interleaved, hopper).require(MlpPath::kSm90Fused); },
+                     ErrorKind::kUnsupported),
+            "grouped_mlp: path sm90_fused is required, sm90 was chosen; sm90_fused: interleave 8 "
+            "is not 0");
+}
+
 TEST(GroupedMlpPath, OfGpus) {
   const GpuProperties hopper{.name = "H200", .major = 9}, blackwell{.name = "B200", .major = 10};
-  EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper).describe(), "sm90");
+  EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper).describe(),
+            "sm90 (sm90_fused: it has not run on a GPU yet)");
   const auto plain = [](const GroupedMlpDesc& desc, const GpuProperties& gpu) {
     return choose_grouped_mlp(desc, gpu).describe();
   };
-  EXPECT_EQ(plain({DType::kBFloat16, 8, 16}, blackwell),
-            "cuda_plain (sm90: capability 10.0 is not 9.0)");
+  EXPECT_EQ(
+      plain({DType::kBFloat16, 8, 16}, blackwell),
+      "cuda_plain (sm90_fused: capability 10.0 is not 9.0; sm90: capability 10.0 is not 9.0)");
   EXPECT_EQ(plain({DType::kFloat32, 8, 16}, hopper),
-            "cuda_plain (sm90: dtype float32 is not bfloat16)");
+            "cuda_plain (sm90_fused: dtype float32 is not bfloat16; sm90: dtype float32 is not "
+            "bfloat16)");
   EXPECT_EQ(plain({DType::kBFloat16, 12, 16}, hopper),
-            "cuda_plain (sm90: D=12 is no multiple of 8)");
-  EXPECT_EQ(plain({DType::kBFloat16, 8, 4}, hopper), "cuda_plain (sm90: F=4 is no multiple of 8)");
+            "cuda_plain (sm90_fused: D=12 is no multiple of 8; sm90: D=12 is no multiple of 8)");
+  EXPECT_EQ(plain({DType::kBFloat16, 8, 4}, hopper),
+            "cuda_plain (sm90_fused: F=4 is no multiple of 8; sm90: F=4 is no multiple of 8)");
   EXPECT_THROW(choose_grouped_mlp({DType::kFloat64, 8, 8}, hopper), Error);
   const PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 8}, blackwell);
   const Problem p({"", {4, 5}}, {.path = report.path});

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "moiety/gemm/sm90/fused.h"
+
 namespace moiety::gemm::sm90 {
 namespace {
 
@@ -86,6 +88,35 @@ TEST(GroupedSm90, SaysWhyItTakesNoOther) {
     static const int32_t source = 0;
     g.a.source = g.b.source = &source;
   });
+  expect(GemmOp::kTN, "34359738368 gathered rows have more than 64 GiB", [](TileGemm& g) {
+    static const int32_t source = 0;
+    g.a.source = &source;
+    g.a.sources = int64_t{1} << 35;
+  });
+}
+
+TEST(GroupedSm90, FusesWhatIsStoredAsItIsMultiplied) {
+  const auto why = [](auto&& change) {
+    TileGemm g = product(GemmOp::kTN);
+    g.epilogue.out_dtype = DType::kBFloat16;
+    FusedActivation f;
+    f.block.activation = swiglu();
+    f.block.ffn = 256;
+    f.block.h = f.block.a = at(0);
+    f.block.h_stride = 512;
+    f.block.a_stride = 256;
+    change(g, f.block);
+    return fused_refusal(g, f).value_or("");
+  };
+  EXPECT_EQ(why([](TileGemm&, ActivationBlock&) {}), "");
+  EXPECT_EQ(why([](TileGemm& g, auto&) { g.epilogue.out_dtype = DType::kFloat32; }),
+            "the product has no rows of bfloat16");
+  EXPECT_EQ(why([](TileGemm& g, auto&) { g.epilogue.alpha.value = 2; }), "the product is scaled");
+  EXPECT_EQ(why([](TileGemm& g, auto&) { g.epilogue.beta.value = 1; }), "the product is added to");
+  EXPECT_EQ(why([](TileGemm&, ActivationBlock& b) { b.interleave = 8; }), "interleave 8 is not 0");
+  EXPECT_EQ(why([](TileGemm&, ActivationBlock& b) { b.ffn = 252; }), "F=252 is no multiple of 8");
+  EXPECT_EQ(why([](TileGemm&, ActivationBlock& b) { b.a_stride = 257; }),
+            "a has strides of 514 bytes, not of a multiple of 16");
 }
 
 TEST(GroupedSm90, ChoosesTheTileThatComputesFewestColumnsInVain) {

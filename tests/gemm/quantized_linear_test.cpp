@@ -135,10 +135,10 @@ TEST(QuantizedLinear, EveryOptionChangesTheResult) {
       const Tensor y(DType::kFloat32, {64, 48}), dx(DType::kFloat32, {64, 80}),
           dw(DType::kFloat32, {48, 80});
       if (grouped) {
-        quantized_grouped_forward(linear, groups, x, y, {}, {}, arena, {});
-        quantized_grouped_input_gradient(linear, groups, dy, dx, arena, {});
-        quantized_grouped_weight_gradient(linear, groups, dy, x, dw.view().reshape({1, 48, 80}), {},
-                                          arena, {});
+        quantized_grouped_forward(linear, groups, {x}, y, {}, {}, arena, {});
+        quantized_grouped_input_gradient(linear, groups, {dy}, dx, arena, {});
+        quantized_grouped_weight_gradient(linear, groups, {dy}, {x}, dw.view().reshape({1, 48, 80}),
+                                          {}, arena, {});
       } else {
         quantized_forward(linear, x, y, {}, arena, {});
         quantized_input_gradient(linear, dy, dx, {}, arena, {});
@@ -203,15 +203,40 @@ TEST_P(QuantizedLinears, WorkspaceIsAsStated) {
   const QuantizedLinear experts{&recipe(), {{}, w}, bits};
   const LinearBytes g = quantized_linear_bytes(recipe(), {kExperts, kN, kK, kRows, false});
   EXPECT_EQ(
-      peak([&](Arena& a) { quantized_grouped_forward(experts, groups, x, y, {}, {}, a, {}); }),
+      peak([&](Arena& a) { quantized_grouped_forward(experts, groups, {x}, y, {}, {}, a, {}); }),
       g.forward);
   EXPECT_EQ(
-      peak([&](Arena& a) { quantized_grouped_input_gradient(experts, groups, dy, dx, a, {}); }),
+      peak([&](Arena& a) { quantized_grouped_input_gradient(experts, groups, {dy}, dx, a, {}); }),
       g.input_gradient);
   EXPECT_EQ(peak([&](Arena& a) {
-              quantized_grouped_weight_gradient(experts, groups, dy, x, dw.view(), {}, a, {});
+              quantized_grouped_weight_gradient(experts, groups, {dy}, {x}, dw.view(), {}, a, {});
             }),
             g.weight_gradient);
+  // Rows that are read through a map.
+  const int64_t sources = 21;
+  const Tensor map(DType::kInt32, {kRows}), x_T = activations(sources, kK, 5),
+                                            dy_T = activations(sources, kN, 6);
+  for (int64_t r = 0; r < kRows; ++r) map.data<int32_t>()[r] = static_cast<int32_t>(r % sources);
+  const LinearBytes m = quantized_linear_bytes(recipe(), {.experts = kExperts,
+                                                          .n = kN,
+                                                          .k = kK,
+                                                          .rows = kRows,
+                                                          .in_format = false,
+                                                          .x_sources = sources,
+                                                          .dy_sources = sources});
+  EXPECT_EQ(peak([&](Arena& a) {
+              quantized_grouped_forward(experts, groups, {x_T, map}, y, {}, {}, a, {});
+            }),
+            m.forward);
+  EXPECT_EQ(peak([&](Arena& a) {
+              quantized_grouped_input_gradient(experts, groups, {dy_T, map}, dx, a, {});
+            }),
+            m.input_gradient);
+  EXPECT_EQ(peak([&](Arena& a) {
+              quantized_grouped_weight_gradient(experts, groups, {dy_T, map}, {x_T, map}, dw.view(),
+                                                {}, a, {});
+            }),
+            m.weight_gradient);
 }
 
 // Groups with gaps, dead rows that hold NaN, empty groups: each group is a dense layer of its own.
@@ -239,11 +264,11 @@ TEST_P(QuantizedLinears, GroupsAreDenseLayersOfTheirRows) {
       dw(DType::kFloat32, {4, kN, kK});
   for (const Tensor* t : {&y, &dx}) fill(*t, kSentinel);
   fill(dw, 0.5);
-  quantized_grouped_forward(linear, groups, x, y, {}, {}, arena, {});
-  quantized_grouped_input_gradient(linear, groups, dy, dx, arena, {});
+  quantized_grouped_forward(linear, groups, {x}, y, {}, {}, arena, {});
+  quantized_grouped_input_gradient(linear, groups, {dy}, dx, arena, {});
   const float beta[] = {1, 1, 0, 1};
   quantized_grouped_weight_gradient(
-      linear, groups, dy, x, dw.view(),
+      linear, groups, {dy}, {x}, dw.view(),
       {.per_group = TensorView(const_cast<float*>(beta), DType::kFloat32, {4})}, arena, {});
   EXPECT_EQ(arena.in_use(), 0);
 
@@ -273,9 +298,10 @@ TEST_P(QuantizedLinears, GroupsAreDenseLayersOfTheirRows) {
 
 // Everything that a quantized MLP stores.
 struct MlpRun {
-  static constexpr int64_t kExperts = 3, kD = 48, kF = 32, kCapacity = 64;
-  Tensor x = activations(kCapacity, kD, 1), d_o = activations(kCapacity, kD, 2),
-         prob = normal_tensor(DType::kFloat32, {kCapacity}, 3),
+  static constexpr int64_t kExperts = 3, kD = 48, kF = 32, kCapacity = 64, kTokens = 27;
+  Tensor x_T = activations(kTokens, kD, 1), d_o_T = activations(kTokens, kD, 2),
+         x{DType::kBFloat16, {kCapacity, kD}}, d_o{DType::kBFloat16, {kCapacity, kD}},
+         source{DType::kInt32, {kCapacity}}, prob = normal_tensor(DType::kFloat32, {kCapacity}, 3),
          w1 = normal_tensor(DType::kBFloat16, {kExperts, 2 * kF, kD}, 4),
          w2 = normal_tensor(DType::kBFloat16, {kExperts, kD, kF}, 5),
          b1 = normal_tensor(DType::kBFloat16, {kExperts, 2 * kF}, 6),
@@ -287,13 +313,15 @@ struct MlpRun {
       dw1{DType::kFloat32, {kExperts, 2 * kF, kD}}, dw2{DType::kFloat32, {kExperts, kD, kF}},
       db1{DType::kFloat32, {kExperts, 2 * kF}}, db2{DType::kFloat32, {kExperts, kD}};
 
-  MlpInput input() const {
+  // Rows in the order of experts or, with a map, where they lie.
+  MlpInput input(bool map = false) const {
     return {.groups = {.begin_E1 = begin, .experts = kExperts, .capacity = kCapacity},
-            .x = x,
-            .prob_R = prob};
+            .x = map ? x_T : x,
+            .prob_R = prob,
+            .source_R = map ? source.view() : TensorView()};
   }
-  MlpGradients gradients() const {
-    return {.d_o = d_o,
+  MlpGradients gradients(bool map = false) const {
+    return {.d_o = map ? d_o_T : d_o,
             .h = h,
             .dh = dh,
             .a = a,
@@ -302,9 +330,18 @@ struct MlpRun {
             .db1_EH = db1,
             .db2_ED = db2};
   }
-  explicit MlpRun(const Recipe& recipe, bool bias) {
+  explicit MlpRun(const Recipe& recipe, bool bias, bool map = false) {
     const int64_t rows[] = {0, 20, 20, kCapacity};
     std::copy_n(rows, 4, begin.data<int64_t>());
+    for (int64_t r = 0; r < kCapacity; ++r) {
+      const int64_t t = r == 5 ? -1 : (7 * r + r / 9) % kTokens;  // row 5 is a row of zeros
+      source.data<int32_t>()[r] = static_cast<int32_t>(t);
+      for (const auto& [to, from] : {std::pair{&x, &x_T}, std::pair{&d_o, &d_o_T}}) {
+        for (int64_t c = 0; c < kD; ++c) {
+          to->data<bf16>()[r * kD + c] = t < 0 ? bf16(0.0f) : from->data<bf16>()[t * kD + c];
+        }
+      }
+    }
     Arena arena("test");
     const QuantizedMlp mlp{swiglu(),
                            0,
@@ -312,11 +349,12 @@ struct MlpRun {
                            {&recipe, {{}, w2}, {&rng, 12, 1}},
                            bias ? b1.view() : TensorView(),
                            bias ? b2.view() : TensorView()};
-    MlpGradients g = gradients();
+    MlpGradients g = gradients(map);
     if (!bias) g.db1_EH = g.db2_ED = TensorView();
-    quantized_mlp_forward(mlp, input(), h, o, arena, {});
-    quantized_mlp_backward_data(mlp, input(), g, arena, {});
-    quantized_mlp_backward_weights(mlp, input(), g, {dw2.view(), {}}, {dw1.view(), {}}, arena, {});
+    quantized_mlp_forward(mlp, input(map), h, o, arena, {});
+    quantized_mlp_backward_data(mlp, input(map), g, arena, {});
+    quantized_mlp_backward_weights(mlp, input(map), g, {dw2.view(), {}}, {dw1.view(), {}}, arena,
+                                   {});
   }
 };
 
@@ -334,15 +372,15 @@ TEST_P(QuantizedLinears, MlpIsMadeOfItsSteps) {
                  dw1 = copy_of(run.dw1), dw2 = copy_of(run.dw2);
     for (const Tensor* t : {&h, &a, &o, &dh, &dx, &dw1, &dw2}) fill(*t, kSentinel);
     const TensorView none;
-    quantized_grouped_forward(fc1, groups, run.x, h, bias ? run.b1.view() : none, {}, arena, {});
+    quantized_grouped_forward(fc1, groups, {run.x}, h, bias ? run.b1.view() : none, {}, arena, {});
     activation_forward(activation, a, {});
-    quantized_grouped_forward(fc2, groups, a, o, bias ? run.b2.view() : none,
+    quantized_grouped_forward(fc2, groups, {a}, o, bias ? run.b2.view() : none,
                               bias ? run.prob.view() : none, arena, {});
-    quantized_grouped_input_gradient(fc2, groups, run.d_o, da, arena, {});
+    quantized_grouped_input_gradient(fc2, groups, {run.d_o}, da, arena, {});
     activation_backward(activation, da, dh, {}, dprob, {});
-    quantized_grouped_input_gradient(fc1, groups, dh, dx, arena, {});
-    quantized_grouped_weight_gradient(fc2, groups, run.d_o, a, dw2.view(), {}, arena, {});
-    quantized_grouped_weight_gradient(fc1, groups, dh, run.x, dw1.view(), {}, arena, {});
+    quantized_grouped_input_gradient(fc1, groups, {dh}, dx, arena, {});
+    quantized_grouped_weight_gradient(fc2, groups, {run.d_o}, {a}, dw2.view(), {}, arena, {});
+    quantized_grouped_weight_gradient(fc1, groups, {dh}, {run.x}, dw1.view(), {}, arena, {});
     EXPECT_TRUE(same_bits(h, run.h));
     EXPECT_TRUE(same_bits(a, run.a));
     EXPECT_TRUE(same_bits(o, run.o));
@@ -351,6 +389,21 @@ TEST_P(QuantizedLinears, MlpIsMadeOfItsSteps) {
     EXPECT_TRUE(same_bits(dw1, run.dw1));
     EXPECT_TRUE(same_bits(dw2, run.dw2));
     EXPECT_TRUE(bias || same_bits(dprob, run.dprob));
+  }
+}
+
+TEST_P(QuantizedLinears, RowsReadThroughAMapGiveTheBitsOfCopies) {
+  for (const bool bias : {false, true}) {
+    const MlpRun copies(recipe(), bias), map(recipe(), bias, true);
+    EXPECT_TRUE(same_bits(map.h, copies.h));
+    EXPECT_TRUE(same_bits(map.o, copies.o));
+    EXPECT_TRUE(same_bits(map.dh, copies.dh));
+    EXPECT_TRUE(same_bits(map.a, copies.a));
+    EXPECT_TRUE(same_bits(map.dx, copies.dx));
+    EXPECT_TRUE(same_bits(map.dprob, copies.dprob));
+    EXPECT_TRUE(same_bits(map.dw1, copies.dw1));
+    EXPECT_TRUE(same_bits(map.dw2, copies.dw2));
+    EXPECT_TRUE(!bias || (same_bits(map.db1, copies.db1) && same_bits(map.db2, copies.db2)));
   }
 }
 
@@ -381,7 +434,7 @@ TEST_P(QuantizedLinears, BitsDoNotDependOnThreads) {
 TEST(QuantizedLinear, RefusesWhatItCannotDo) {
   const Recipe recipe = recipe_of(Format::kMxfp8, Format::kMxfp8);
   const Tensor w = normal_tensor(DType::kBFloat16, {32, 64}, 1), x = activations(4, 48, 2),
-               y(DType::kBFloat16, {4, 32}), source(DType::kInt32, {4}), begin(DType::kInt64, {2});
+               y(DType::kBFloat16, {4, 32}), row(DType::kInt32, {4, 1}), begin(DType::kInt64, {2});
   Arena arena("test");
   EXPECT_THROW(quantized_forward({&recipe, {{}, w}, {}}, x, y, {}, arena, {}), Error);
   EXPECT_THROW(quantized_forward({nullptr, {{}, w}, {}}, x, y, {}, arena, {}), Error);
@@ -389,7 +442,7 @@ TEST(QuantizedLinear, RefusesWhatItCannotDo) {
   EXPECT_THROW(quantized_forward({&recipe, {{}, w}, {}}, fp32, y, {}, arena, {}), Error);
   const QuantizedMlp mlp{swiglu(), 0, {&recipe, {{}, w}, {}}, {&recipe, {{}, w}, {}}, {}, {}};
   const MlpInput input{
-      .groups = {.begin_E1 = begin, .experts = 1, .capacity = 4}, .x = x, .source_R = source};
+      .groups = {.begin_E1 = begin, .experts = 1, .capacity = 4}, .x = x, .row_TK = row};
   try {
     quantized_mlp_forward(mlp, input, y, y, arena, {});
     FAIL();

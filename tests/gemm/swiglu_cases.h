@@ -75,7 +75,7 @@ struct ActivationCase {
 };
 const ActivationCase kActivationKinds[] = {{"swiglu", swiglu()},
                                            {"clamped", clamped_swiglu(1.25f)},
-                                           {"quick_geglu", {ActivationKind::kGlu, 1.702f, 1, 1}},
+                                           {"qgeglu", qgeglu(1.702f, 1, 1)},
                                            {"squared_relu", squared_relu()}};
 
 // F and interleave.

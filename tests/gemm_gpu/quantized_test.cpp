@@ -96,7 +96,7 @@ TEST_P(QuantizedGpu, OperandsOfGroupsHaveTheBytesOfTheCpu) {
     };
     for (const Direction direction : kDirections) {
       EXPECT_EQ(operand_difference([&](Side side, Arena& arena) {
-                  return make_grouped_operand(recipe().gradient, direction, side(x), there(side),
+                  return make_grouped_operand(recipe().gradient, direction, {side(x)}, there(side),
                                               bits(side, 5), arena, on(side));
                 }),
                 "");
@@ -279,16 +279,16 @@ TEST_P(QuantizedGpu, ExpertsAreNearTheCpuStepByStep) {
     const Groups groups = p.rows_on(kHost);
     const auto from_gpu = [&](const Twin& t) { copy_into(t.host, t.download(stream)); };
 
-    quantized_grouped_forward(mlp.fc1, groups, p.x.host, p.h.host, p.b1.host, {}, arena, {});
+    quantized_grouped_forward(mlp.fc1, groups, {p.x.host}, p.h.host, p.b1.host, {}, arena, {});
     EXPECT_EQ(far_rows("h", p.h.download(stream), p.h.host, kNearBf16), "");
     from_gpu(p.h);
     activation_forward(p.activation(kHost), p.a.host, {});
     EXPECT_EQ(differing("a", p.a.download(stream), p.a.host), "");
-    quantized_grouped_forward(mlp.fc2, groups, p.a.host, p.o.host, p.b2.host, p.prob.host, arena,
+    quantized_grouped_forward(mlp.fc2, groups, {p.a.host}, p.o.host, p.b2.host, p.prob.host, arena,
                               {});
     EXPECT_EQ(far_rows("o", p.o.download(stream), p.o.host, kNearBf16), "");
 
-    quantized_grouped_input_gradient(mlp.fc2, groups, p.d_o.host, p.da.host, arena, {});
+    quantized_grouped_input_gradient(mlp.fc2, groups, {p.d_o.host}, p.da.host, arena, {});
     activation_backward(p.activation(kHost), p.da.host, p.dh.host, {}, p.dprob.host, {});
     grouped_scale_grad({groups, {p.d_o.host}, p.b2.host, p.dprob.host, true}, {});
     EXPECT_EQ(far_rows("dh", p.dh.download(stream), p.dh.host, 2 * kNearBf16), "");
@@ -298,7 +298,7 @@ TEST_P(QuantizedGpu, ExpertsAreNearTheCpuStepByStep) {
                        p.dprob.host.view().reshape({1, p.rows}), kNearBf16),
               "");
     from_gpu(p.dh);
-    quantized_grouped_input_gradient(mlp.fc1, groups, p.dh.host, p.dx.host, arena, {});
+    quantized_grouped_input_gradient(mlp.fc1, groups, {p.dh.host}, p.dx.host, arena, {});
     EXPECT_EQ(far_rows("dx", p.dx.download(stream), p.dx.host, kNearBf16), "");
 
     quantized_mlp_backward_weights(mlp, p.input(kHost), p.gradients(kHost), {p.dw2.host.view(), {}},

@@ -1,5 +1,6 @@
 #include "moiety/model/config.h"
 
+#include <cmath>
 #include <functional>
 #include <string>
 
@@ -32,6 +33,26 @@ TEST(Config, FlopsOfAPair) {
   EXPECT_EQ(flops_per_token(c, 4096) - before, c.moe_layers() * flops_per_pair(c));
 }
 
+TEST(Config, CountsOfSquaredReluAndBiases) {
+  Config c;
+  c.vocab = 264;
+  c.shared_d_ffn = 64;
+  c.dense_layers = {0};
+  c.d_ffn_dense = 96;
+  const int64_t before = parameter_count(c), active = active_parameter_count(c);
+  const double flops = flops_per_token(c, 64), pair = flops_per_pair(c);
+  c.activation = gemm::squared_relu();  // fc1 has one row where a gate has two
+  const int64_t d = c.d_model, used = 3 * (2 * c.d_ffn + c.shared_d_ffn) * d + c.d_ffn_dense * d;
+  EXPECT_EQ(before - parameter_count(c), used + 3 * 6 * c.d_ffn * d);
+  EXPECT_EQ(active - active_parameter_count(c), used);
+  EXPECT_EQ(flops - flops_per_token(c, 64), 6.0 * double(used));
+  EXPECT_EQ(pair - flops_per_pair(c), 6.0 * double(c.d_ffn * d));
+  const int64_t without = parameter_count(c), active_without = active_parameter_count(c);
+  c.expert_bias = true;
+  EXPECT_EQ(parameter_count(c) - without, 3 * 8 * (c.d_ffn + d));
+  EXPECT_EQ(active_parameter_count(c) - active_without, 3 * 2 * (c.d_ffn + d));
+}
+
 TEST(Config, LayersWithExperts) {
   Config c;
   c.layers = 6;
@@ -60,6 +81,17 @@ TEST(Config, ErrorsNameTheKey) {
       {"moe.top_k=9", [](Config& c) { c.router.top_k = 9; }},
       {"moe.d_ffn=20", [](Config& c) { c.d_ffn = 20; }},
       {"moe.shared_gate", [](Config& c) { c.shared_gate = true; }},
+      {"moe.act_alpha=0", [](Config& c) { c.activation = gemm::qgeglu(0, 7, 1); }},
+      {"moe.act_limit=-1", [](Config& c) { c.activation = gemm::clamped_swiglu(-1); }},
+      {"moe.act_offset=inf", [](Config& c) { c.activation = gemm::qgeglu(1, 7, INFINITY); }},
+      {"moe.glu_interleave=12 must be 0, or a multiple of 8 that divides moe.d_ffn=512",
+       [](Config& c) { c.glu_interleave = 12; }},
+      {"moe.glu_interleave=24", [](Config& c) { c.glu_interleave = 24; }},
+      {"moe.glu_interleave=32: moe.activation has no gate",
+       [](Config& c) {
+         c.glu_interleave = 32;
+         c.activation = gemm::squared_relu();
+       }},
       {"groups=3", [](Config& c) { c.router.groups = 3; }},
       {"init.std", [](Config& c) { c.init_std = -1; }},
       {"memory.loss_chunk", [](Config& c) { c.loss_chunk = -1; }},

@@ -18,7 +18,14 @@ namespace moiety::model {
 // that no part of the model is negligible.
 inline float test_weight(const optim::ParamSpec& spec, int tensor, int64_t i) {
   const float x = init_normal(7, tensor_id(spec.tensors[tensor].name), i);
-  return spec.init == optim::InitKind::kOnes ? 1 + 0.1f * x : spec.init_std * x;
+  switch (spec.init) {
+    case optim::InitKind::kOnes:
+      return 1 + 0.1f * x;
+    case optim::InitKind::kZeros:
+      return 0.1f * x;
+    default:
+      return spec.init_std * x;
+  }
 }
 
 // Calls f(memory element, tensor, logical element) for every element of the parameter.

@@ -41,6 +41,12 @@ inline void take_all_kinds_of_layers(Config& c) {
   c.aux_scope = AuxScope::kGlobal;
 }
 
+// The experts of GPT-OSS, with a limit that test weights reach.
+inline void take_gpt_oss_experts(Config& c) {
+  c.activation = gemm::qgeglu(1.702f, 0.6f, 1);
+  c.expert_bias = true;
+}
+
 template <class F>
 ModelCase model_case(const char* name, F&& change, ModelCase rest = {}) {
   ModelCase out = rest;
@@ -119,6 +125,32 @@ inline std::vector<ModelCase> model_cases() {
                  [](C& c) {
                    c.activation = gemm::squared_relu();
                    c.router.aux = moe::AuxLoss::kNone;
+                 }),
+      model_case("gpt_oss_like",
+                 [](C& c) {
+                   take_gpt_oss_experts(c);
+                   c.qk_norm = false;
+                   c.router.experts = 8;
+                   c.router.top_k = 4;
+                   c.dense_layers = {0};
+                   c.d_ffn_dense = 24;
+                 }),
+      model_case("squared_relu_everywhere",
+                 [](C& c) {
+                   c.activation = gemm::squared_relu();
+                   c.expert_bias = true;
+                   c.dense_layers = {1};
+                   c.d_ffn_dense = 24;
+                   c.shared_d_ffn = 12;
+                   c.shared_gate = true;
+                 }),
+      model_case("interleaved_and_indexed",
+                 [](C& c) {
+                   c.activation = gemm::clamped_swiglu(1);
+                   c.expert_bias = true;
+                   c.glu_interleave = 8;
+                   c.indexed_experts = true;
+                   c.shared_d_ffn = 12;
                  }),
   };
 }

@@ -21,14 +21,28 @@ INSTANTIATE_TEST_SUITE_P(Layouts, ModelRanks,
                                          RanksCase{"ep4_switch", 4, 4, moe::AuxLoss::kSwitch}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST_P(ModelRanks, SumToOneRank) {
+Config config_of(const RanksCase& ranks) {
   Config c = small_config();
   c.aux_scope = AuxScope::kGlobal;
-  c.router.aux = GetParam().aux;
+  c.router.aux = ranks.aux;
   c.router.z_coef = 0.05f;
   c.shared_d_ffn = 8;
+  return c;
+}
+
+void expect_sum(const Config& c, const RanksCase& ranks) {
   expect_equal(run_ranked(c, {}, 4, 10),
-               run_ranked(c, {.ranks = GetParam().ranks, .ep = GetParam().ep}, 4, 10), 2e-5);
+               run_ranked(c, {.ranks = ranks.ranks, .ep = ranks.ep}, 4, 10), 2e-5);
+}
+
+TEST_P(ModelRanks, SumToOneRank) { expect_sum(config_of(GetParam()), GetParam()); }
+
+TEST_P(ModelRanks, SumToOneRankWithBiasesOfExperts) {
+  Config c = config_of(GetParam());
+  take_gpt_oss_experts(c);
+  c.glu_interleave = 8;
+  c.indexed_experts = true;
+  expect_sum(c, GetParam());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::model {
 namespace {
@@ -29,7 +30,8 @@ struct Expected {
 };
 
 TEST(ModelState, LogicalTensorsAreThoseOfTheCheckpoint) {
-  const Config c = full_config();
+  Config c = full_config();
+  c.expert_bias = true;
   const float std = c.init_std, out = std / std::sqrt(2 * 2.0f);
   using enum ParameterClass;
   std::map<std::string, Expected> expected{
@@ -39,6 +41,8 @@ TEST(ModelState, LogicalTensorsAreThoseOfTheCheckpoint) {
       {"layers.1.moe.router.weight", {{4, 32}, InitKind::kNormal, std, true, kRouter}},
       {"layers.1.moe.experts.fc1.weight", {{4, 32, 32}, InitKind::kNormal, std, true, kExpert}},
       {"layers.1.moe.experts.fc2.weight", {{4, 32, 16}, InitKind::kNormal, out, true, kExpert}},
+      {"layers.1.moe.experts.fc1.bias", {{4, 32}, InitKind::kZeros, 0, false, kExpert}},
+      {"layers.1.moe.experts.fc2.bias", {{4, 32}, InitKind::kZeros, 0, false, kExpert}},
       {"layers.1.moe.shared.fc1.weight", {{16, 32}, InitKind::kNormal, std, true, kDense}},
       {"layers.1.moe.shared.fc2.weight", {{32, 8}, InitKind::kNormal, out, true, kDense}},
       {"layers.1.moe.shared.gate.weight", {{1, 32}, InitKind::kNormal, std, true, kDense}},
@@ -79,6 +83,58 @@ TEST(ModelState, LogicalTensorsAreThoseOfTheCheckpoint) {
   });
 }
 
+// Interleaving and one view for each expert are matters of memory: logical tensors and loss are the
+// same to the bit. So are gradients, unless interleaving changes the order of the sum over fc1's rows.
+TEST(ModelState, TheOrderInMemoryIsNotTheModels) {
+  Config plain = full_config();
+  take_gpt_oss_experts(plain);
+  for (const auto& [interleave, indexed] : {std::pair(8, false), {0, true}, {8, true}}) {
+    Config c = plain;
+    c.glu_interleave = interleave;
+    c.indexed_experts = indexed;
+    on_ranks(1, [&](comm::Communicator& world) {
+      const TestBatch batch(c, 2, 6, false, 1);
+      ModelHarness one(plain, DType::kFloat32, world, 12), other(c, DType::kFloat32, world, 12);
+      EXPECT_EQ(one.weights(), other.weights());
+      EXPECT_EQ(one.step(batch.batch).loss_sum, other.step(batch.batch).loss_sum);
+      const Weights expected = one.gradients(), got = other.gradients();
+      if (interleave == 0) {
+        EXPECT_EQ(expected, got);
+      }
+      for (const auto& [name, g] : expected) {
+        for (size_t i = 0; i < g.size(); ++i) {
+          ASSERT_NEAR(g[i], got.at(name)[i], 1e-5) << name << " element " << i;
+        }
+      }
+    });
+  }
+}
+
+TEST(ModelState, InterleavedRowsOfGateAndUpAlternate) {
+  on_ranks(1, [](comm::Communicator& world) {
+    Config c = small_config();
+    c.expert_bias = true;
+    c.glu_interleave = 8;
+    const ModelHarness h(c, DType::kFloat32, world, 4);
+    for (const optim::Parameter& p : h.parameters) {
+      const bool weight = p.spec.name.ends_with("layers.0.moe.experts.fc1.weight");
+      if (!weight && !p.spec.name.ends_with("layers.0.moe.experts.fc1.bias")) continue;
+      const int64_t n = weight ? 8 : 1;  // rows of a block
+      EXPECT_EQ(p.spec.row_elements, weight ? c.d_model : 8);
+      ASSERT_EQ(p.spec.row_map.size(), 16u);
+      for (int64_t e = 0; e < 4; ++e) {
+        const int64_t blocks[] = {0, 2, 1, 3};  // two of the gate, two of up, in turn
+        for (int64_t b = 0; b < 4; ++b) {
+          const optim::RowRun& r = p.spec.row_map[4 * e + b];
+          EXPECT_EQ(r.memory_row, (4 * e + b) * n);
+          EXPECT_EQ(r.logical_row, (4 * e + blocks[b]) * n);
+          EXPECT_EQ(r.rows, n);
+        }
+      }
+    }
+  });
+}
+
 TEST(ModelState, QkvLiesInGroups) {
   on_ranks(1, [&](comm::Communicator& world) {
     const ModelHarness h(small_config(), DType::kFloat32, world, 4);
@@ -96,7 +152,8 @@ TEST(ModelState, QkvLiesInGroups) {
 }
 
 TEST(ModelState, MicroBatchesAccumulateAndOverwriteStartsAnew) {
-  const Config c = full_config();
+  Config c = full_config();
+  c.expert_bias = true;
   on_ranks(1, [&](comm::Communicator& world) {
     const TestBatch a(c, 2, 6, false, 1), b(c, 2, 6, false, 2);
     ModelHarness h(c, DType::kFloat32, world, 12);
@@ -137,6 +194,15 @@ TEST(ModelState, TellsWhichPathComputesTheExperts) {
     dense.dense_layers = {0, 1};
     const ModelHarness none(dense, DType::kFloat32, world, 4);
     EXPECT_EQ(none.model->expert_path(), nullptr);
+    Config required = full_config();
+    required.path = gemm::MlpPath::kReference;
+    const ModelHarness reference(required, DType::kFloat32, world, 4);
+    EXPECT_EQ(reference.model->expert_path()->path, gemm::MlpPath::kReference);
+    required.path = gemm::MlpPath::kSm90;
+    EXPECT_NE(error_of([&] { ModelHarness(required, DType::kFloat32, world, 4); },
+                       ErrorKind::kUnsupported)
+                  .find("sm90 is a path of GPUs"),
+              std::string::npos);
   });
 }
 

@@ -47,14 +47,19 @@ void rotate(double* x, int64_t head_dim, int64_t position, double theta) {
   }
 }
 
+// The matrices and, if there are any, the biases of a network.
+struct Mlp {
+  const double *fc1, *fc2, *b1 = nullptr, *b2 = nullptr;
+};
+
 // fc2(activation(fc1(x))) of one row.
-Vector mlp(const gemm::Activation& act, const Vector& x, const double* fc1, const double* fc2,
-           int64_t ffn) {
+Vector mlp(const gemm::Activation& act, const Vector& x, const Mlp& w, int64_t ffn) {
   const int64_t d = x.size(), hidden = act.hidden(ffn);
   Vector h(hidden), y(d);
   for (int64_t f = 0; f < hidden; ++f) {
-    h[f] = std::inner_product(x.begin(), x.end(), fc1 + f * d, 0.0);
+    h[f] = std::inner_product(x.begin(), x.end(), w.fc1 + f * d, w.b1 ? w.b1[f] : 0.0);
   }
+  if (w.b2) std::copy_n(w.b2, d, y.begin());
   for (int64_t f = 0; f < ffn; ++f) {
     double a = h[f];
     if (act.kind == gemm::ActivationKind::kSquaredRelu) {
@@ -64,7 +69,7 @@ Vector mlp(const gemm::Activation& act, const Vector& x, const double* fc1, cons
       const double up = std::clamp(h[ffn + f], -double(act.limit), double(act.limit));
       a = gate / (1 + std::exp(-double(act.alpha) * gate)) * (up + double(act.offset));
     }
-    for (int64_t i = 0; i < d; ++i) y[i] += a * fc2[i * ffn + f];
+    for (int64_t i = 0; i < d; ++i) y[i] += a * w.fc2[i * ffn + f];
   }
   return y;
 }
@@ -194,9 +199,13 @@ struct Naive {
       const Vector weights = route(layer, index, t, h, chosen);
       out.choice[index].insert(out.choice[index].end(), chosen.begin(), chosen.end());
       for (size_t k = 0; k < chosen.size(); ++k) {
-        const Vector y =
-            mlp(c.activation, h, &weight(layer, "moe.experts.fc1.weight")[chosen[k] * hidden * d],
-                &weight(layer, "moe.experts.fc2.weight")[chosen[k] * c.d_ffn * d], c.d_ffn);
+        Mlp w{&weight(layer, "moe.experts.fc1.weight")[chosen[k] * hidden * d],
+              &weight(layer, "moe.experts.fc2.weight")[chosen[k] * c.d_ffn * d]};
+        if (c.expert_bias) {
+          w.b1 = &weight(layer, "moe.experts.fc1.bias")[chosen[k] * hidden];
+          w.b2 = &weight(layer, "moe.experts.fc2.bias")[chosen[k] * d];
+        }
+        const Vector y = mlp(c.activation, h, w, c.d_ffn);
         for (int64_t i = 0; i < d; ++i) x[t * d + i] += weights[k] * y[i];
       }
       if (c.shared_d_ffn == 0) continue;
@@ -204,8 +213,10 @@ struct Naive {
       if (c.shared_gate) {
         gate = 1 / (1 + std::exp(-times(h, weight(layer, "moe.shared.gate.weight"), d)[0]));
       }
-      const Vector y = mlp(gemm::swiglu(), h, weight(layer, "moe.shared.fc1.weight").data(),
-                           weight(layer, "moe.shared.fc2.weight").data(), c.shared_d_ffn);
+      const Vector y = mlp(c.activation, h,
+                           {weight(layer, "moe.shared.fc1.weight").data(),
+                            weight(layer, "moe.shared.fc2.weight").data()},
+                           c.shared_d_ffn);
       for (int64_t i = 0; i < d; ++i) x[t * d + i] += gate * y[i];
     }
   }
@@ -214,9 +225,10 @@ struct Naive {
     const int64_t d = c.d_model;
     const Vector h_all = normalized(x, weight(layer, "mlp_norm.weight"), double(c.norm_eps));
     for (int64_t t = 0; t < b.tokens(); ++t) {
-      const Vector y = mlp(gemm::swiglu(), Vector(&h_all[t * d], &h_all[t * d] + d),
-                           weight(layer, "mlp.fc1.weight").data(),
-                           weight(layer, "mlp.fc2.weight").data(), c.d_ffn_dense);
+      const Vector y =
+          mlp(c.activation, Vector(&h_all[t * d], &h_all[t * d] + d),
+              {weight(layer, "mlp.fc1.weight").data(), weight(layer, "mlp.fc2.weight").data()},
+              c.d_ffn_dense);
       for (int64_t i = 0; i < d; ++i) x[t * d + i] += y[i];
     }
   }

@@ -10,12 +10,15 @@ namespace {
 struct Mode {
   Recompute recompute = Recompute::kNone;
   bool delay_wgrad = false;
+  moe::RowLayout layout = moe::RowLayout::kAuto;  // of one rank
 };
 constexpr Mode kModes[] = {{Recompute::kMoe},
                            {Recompute::kFull},
                            {Recompute::kNone, true},
                            {Recompute::kMoe, true},
-                           {Recompute::kFull, true}};
+                           {Recompute::kFull, true},
+                           {Recompute::kNone, false, moe::RowLayout::kExpert},
+                           {Recompute::kMoe, true, moe::RowLayout::kExpert}};
 
 template <class T>
 void append(std::string& bits, T value) {
@@ -59,6 +62,7 @@ std::vector<std::string> run_bits(const Case& run, const Mode& mode) {
   Config config = run.c.config;
   config.recompute = mode.recompute;
   config.delay_wgrad = mode.delay_wgrad;
+  config.row_layout = mode.layout;
   on_ranks(run.ranks, [&](comm::Communicator& world) {
     const TestBatch batch(config, run.c.sequences, run.c.seq_len, run.c.documents,
                           5 + world.rank());
@@ -85,7 +89,7 @@ void expect_equal_bits(const Case& run) {
   for (const Mode& mode : kModes) {
     EXPECT_TRUE(run_bits(run, mode) == kept)
         << run.c.name << ", " << name(run.storage) << ", mode " << static_cast<int>(mode.recompute)
-        << (mode.delay_wgrad ? ", delayed" : "");
+        << (mode.delay_wgrad ? ", delayed" : "") << ", rows " << moe::name(mode.layout);
   }
 }
 
@@ -241,8 +245,11 @@ TEST(DelayedWeightGradients, TakeTheMemoryOfOneLayer) {
   const int64_t two = more(2);
   EXPECT_GE(two, 0);
   EXPECT_EQ(more(9), two);
-  // Rows of dy and dx, and FC2's input.
-  EXPECT_LE(two, 128 * c.router.top_k * (2 * c.d_model + c.d_ffn) * 2 + 1024);
+  // FC2's input, and h and the gradient of out; with copies rows of dy and dx in their place.
+  const int64_t inner = c.router.top_k * c.d_ffn;
+  EXPECT_LE(two, 128 * (2 * c.d_model + inner) * 2 + 1024);
+  c.row_layout = moe::RowLayout::kExpert;
+  EXPECT_LE(more(2), 128 * (2 * c.router.top_k * c.d_model + inner) * 2 + 1024);
 }
 
 // Sees when the experts' gradients of a layer are stored, and when the gradient of rows comes.
@@ -263,6 +270,7 @@ TEST(DelayedWeightGradients, RunBehindTheNextLayersFirstExchange) {
   c.layers = 4;
   c.dense_layers = {1};
   c.d_ffn_dense = 16;
+  c.row_layout = moe::RowLayout::kExpert;
   const TestBatch batch(c, 2, 12, false, 1);
   for (const auto& [delay, expected] : {std::pair(false, " c3 d3 w3 w3 c2 d2 w2 w2 c0 d0 w0 w0"),
                                         std::pair(true, " c3 d3 c2 w3 w3 d2 c0 w2 w2 d0 w0 w0")}) {

@@ -49,6 +49,23 @@ constexpr Shape kShapes[] = {
            c.shared_d_ffn = 12;
            c.shared_gate = true;
          }},
+    {.name = "gpt_oss_experts",
+     .change =
+         [](Config& c) {
+           take_gpt_oss_experts(c);
+           c.glu_interleave = 8;
+           c.dense_layers = {0};
+           c.d_ffn_dense = 12;
+           c.shared_d_ffn = 12;
+         }},
+    {.name = "squared_relu",
+     .change =
+         [](Config& c) {
+           c.activation = gemm::squared_relu();
+           c.dense_layers = {0};
+           c.d_ffn_dense = 12;
+           c.shared_d_ffn = 12;
+         }},
     {.name = "tied", .change = [](Config& c) { c.tie_embeddings = true; }},
     {.name = "odd_vocabulary", .change = [](Config& c) { c.vocab = 257; }},
     {.name = "vocabulary_smaller_than_the_group",

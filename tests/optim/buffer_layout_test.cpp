@@ -70,6 +70,43 @@ TEST(Layout, RunsMergeAndFollowTheRowMap) {
   EXPECT_EQ(segment_runs(split, layout_buffers(split, gtp::Grid{})[0], 0).size(), 1u);
 }
 
+// Two vectors of 16 elements, each in four parts of which the middle ones changed places.
+TEST(Layout, RowsMayBePartsOfTheLastDimension) {
+  ParamSpec spec = matrix_spec("bias", 8, 4);
+  spec.tensors[0] = {.name = "bias", .shape = {2, 16}, .columns = 4};
+  spec.shape = {2, 16};
+  spec.row_map.clear();
+  for (int64_t e = 0; e < 2; ++e) {
+    for (const int64_t part : {0, 2, 1, 3}) {
+      spec.row_map.push_back({static_cast<int64_t>(spec.row_map.size()), 0, 4 * e + part, 1});
+    }
+  }
+  const std::vector<ParamSpec> specs{spec};
+  check_specs(specs);
+  const auto buckets = layout_buffers(specs, gtp::Grid{});
+  Tensor memory(DType::kInt64, {buckets[0].length});
+  for (int64_t row = 0; row < 8; ++row) {
+    for (int64_t c = 0; c < 4; ++c) {
+      memory.data<int64_t>()[4 * row + c] = 4 * spec.row_map[row].logical_row + c;
+    }
+  }
+  StateView view;
+  append_pieces(specs, segment_runs(specs, buckets[0], 0), "weight", memory, view);
+  std::vector<int> seen(32);
+  for (const StatePiece& piece : view) {
+    EXPECT_EQ(piece.shape, (std::vector<int64_t>{2, 16}));
+    int64_t k = 0;
+    for (int64_t e = 0; e < piece.box.size[0]; ++e) {
+      for (int64_t c = 0; c < piece.box.size[1]; ++c, ++k) {
+        const int64_t i = (piece.box.start[0] + e) * 16 + piece.box.start[1] + c;
+        EXPECT_EQ(static_cast<const int64_t*>(piece.data)[k], i);
+        ++seen[i];
+      }
+    }
+  }
+  EXPECT_EQ(seen, std::vector<int>(32, 1));
+}
+
 // The rank's place in the domain of a bucket.
 int place_in(const BucketLayout& bucket, const gtp::Grid& grid, int rank) {
   const std::vector<int> group = grid.group(bucket.domain, rank);

@@ -28,6 +28,15 @@ Shape result_shape(const QuantizedView& x, Direction direction, bool undo = fals
   return {x.cols, tail ? (x.rows + 15) / 16 * 16 : x.rows};
 }
 
+// Which shape that is, and whether it is turned, is no secret.
+void expect_shape(const QuantizedView& x, Direction direction, bool undo = false) {
+  const Shape shape = result_shape(x, direction, undo);
+  const DequantizedShape said = dequantized_shape(x, direction, {.undo_rht = undo});
+  EXPECT_EQ(said.rows, shape.rows);
+  EXPECT_EQ(said.cols, shape.cols);
+  EXPECT_EQ(said.transposed, direction == Direction::kCol && !is_mxfp8(x.spec.format));
+}
+
 class DequantizeSpecs : public testing::TestWithParam<SpecCase> {
  protected:
   // X quantized in every direction.
@@ -176,6 +185,8 @@ TEST_P(DequantizeSpecs, ValuesAreNearTheSource) {
   const double share = spec.rounding == Rounding::kStochastic ? step : step / 2;
   for (const Direction d : directions(spec)) {
     const Shape shape = result_shape(q, d, true);
+    expect_shape(q, d, true);
+    expect_shape(q, d);
     Tensor out(DType::kFloat32, {shape.rows, shape.cols});
     const bool rotated = spec.rht_col && d == Direction::kCol;
     dequantize(q, d, out, {.undo_rht = rotated}, Stream());

@@ -24,6 +24,16 @@ void expect_reduction(const PartialReduction& got, PartialReduction::Over over, 
   EXPECT_EQ(got.bytes, bytes);
 }
 
+void expect_words(const PartialWords& got, int64_t tensor, const PartialWords::Blocks& row,
+                  const PartialWords::Blocks& col = {}) {
+  EXPECT_EQ(got.tensor, tensor);
+  for (const auto& [is, expected] : {std::pair{got.row, row}, {got.col, col}}) {
+    EXPECT_EQ(is.offset, expected.offset);
+    EXPECT_EQ(is.rows, expected.rows);
+    EXPECT_EQ(is.cols, expected.cols);
+  }
+}
+
 TEST(PartialCastPlan, ReductionBuffer) {
   const std::vector<PartialCastItem> items = {
       item(Format::kMxfp8, 33, 65, 0, 0, true),        // 99 row bytes, 130 col bytes
@@ -34,16 +44,13 @@ TEST(PartialCastPlan, ReductionBuffer) {
       item(Format::kNvfp4, 2, 20, 0, 0),               // a tensor word, 4 blocks
   };
   const PartialCastPlan plan = plan_of(items);
-  const auto& parts = plan.impl().items;
-  EXPECT_EQ(parts[1].tensor_word, 0);
-  EXPECT_EQ(parts[2].tensor_word, 4);
-  EXPECT_EQ(parts[5].tensor_word, 8);
-  EXPECT_EQ(parts[2].row.offset, 16);        // 24 bytes
-  EXPECT_EQ(parts[3].row.offset, 48);        // 8 bytes
-  EXPECT_EQ(parts[5].row.offset, 64);        // 16 bytes
-  EXPECT_EQ(parts[0].row.offset, 80);        // 99 bytes
-  EXPECT_EQ(parts[0].col.offset, 80 + 112);  // 130 bytes
-  EXPECT_EQ(parts[4].row.offset, 80 + 112 + 144);
+  expect_words(plan.words(1), 0, {});
+  expect_words(plan.words(2), 4, {16, 3, 2});
+  expect_words(plan.words(3), -1, {48, 2, 1});
+  expect_words(plan.words(5), 8, {64, 2, 2});
+  expect_words(plan.words(0), -1, {80, 33, 3}, {80 + 112, 2, 65});
+  expect_words(plan.words(4), -1, {80 + 112 + 144, 2, 2});
+  EXPECT_NE(error_of([&] { plan.words(6); }).find("words: item 6 of 6"), std::string::npos);
   EXPECT_EQ(plan.reduction_bytes(), 80 + 112 + 144 + 16);
   using Over = PartialReduction::Over;
   ASSERT_EQ(plan.reductions().size(), 3u);

@@ -3,6 +3,7 @@
 #include "moiety/quant/quantize.h"
 
 #include <cmath>
+#include <limits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -250,20 +251,41 @@ TEST(Quantize, SkipChangesNothing) {
 TEST(ComputeAmax, IsWhatQuantizeMeasures) {
   for (const SpecCase& c : spec_cases()) {
     if (!is_tensor_scaled(c.spec.format)) continue;
-    for (const Data data : kAllData) {
-      const Input x(DType::kFloat32, {37, 83}, data, 3);
-      const Directions both{true, !c.spec.row_scaled};
-      const Guarded measured(c.spec, 37, 83, both), whole(c.spec, 37, 83, both);
-      compute_amax(x, measured, test_options(), Stream());
-      quantize(x, whole, test_options(), Stream());
-      EXPECT_EQ(difference("amax", measured.view().amax, whole.view().amax), "") << c.name;
-      // Given back, it gives the same tensor.
-      QuantizeOptions options = test_options();
-      options.amax_given = true;
-      quantize(x, measured, options, Stream());
-      EXPECT_EQ(difference(measured, whole), "") << c.name << name(data);
+    for (const Directions wanted : {Directions{true, true}, {true, false}, {false, true}}) {
+      if (wanted.col && c.spec.row_scaled) continue;
+      for (const Data data : kAllData) {
+        const Input x(DType::kFloat32, {37, 83}, data, 3);
+        const Guarded measured(c.spec, 37, 83, wanted), whole(c.spec, 37, 83, wanted);
+        compute_amax(x, measured, test_options(), Stream());
+        quantize(x, whole, test_options(), Stream());
+        // The amax of a direction that is not asked for is left alone, by both.
+        EXPECT_EQ(difference("amax", measured.view().amax, whole.view().amax), "") << c.name;
+        // Given back, it gives the same tensor.
+        QuantizeOptions options = test_options();
+        options.amax_given = true;
+        quantize(x, measured, options, Stream());
+        EXPECT_EQ(difference(measured, whole), "") << c.name << name(data);
+      }
     }
   }
+}
+
+// The amax of the tensor is given, those of blocks are measured all the same.
+TEST(ComputeAmax, GivenItDoesNotSaturateBlocksOfNvfp4) {
+  Tensor x(DType::kFloat32, {1, 32});
+  for (int i = 0; i < 32; ++i) x.data<float>()[i] = 1;
+  x.data<float>()[3] = std::numeric_limits<float>::infinity();
+  const Guarded out(QuantSpec::of(Format::kNvfp4), 1, 32, {true, false});
+  *out.view().amax.data<float>() = 1;
+  QuantizeOptions options;
+  options.amax_given = true;
+  quantize(x, out, options, Stream());
+  const auto* scales = static_cast<const uint8_t*>(out.view().row_scales.raw());
+  const auto* codes = static_cast<const uint8_t*>(out.view().row_data.raw());
+  EXPECT_EQ(scales[0], 0x7F);
+  EXPECT_EQ(scales[1], 0x7E);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(codes[i], 0x77) << i;
+  EXPECT_EQ(*out.view().flags.data<uint32_t>() & kFlagNonFinite, kFlagNonFinite);
 }
 
 TEST(Quantize, RotationReadsFp32AsItsBf16) {

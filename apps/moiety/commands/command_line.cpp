@@ -107,6 +107,14 @@ CLI::Option* add_number(CLI::App& app, const char* option, double& value, const 
   return add_number_of(app, option, value, rule, "a number", help);
 }
 
+CLI::Option* add_number(CLI::App& app, const char* option, std::optional<int64_t>& value,
+                        const Rule& rule, const std::string& help) {
+  const auto take = [option, rule, &value](const std::string& given) {
+    value = number_of<int64_t>(option, given, rule, "an integer");
+  };
+  return app.add_option_function<std::string>(option, take, help)->type_name("N");
+}
+
 CLI::Option* add_seed(CLI::App& app, const char* option, uint64_t& value, const std::string& help) {
   return add_number_of(app, option, value, any(), "an integer, 0..2^64 - 1", help);
 }
@@ -144,6 +152,12 @@ void add_device_option(CLI::App& app, std::string& device) {
   const Key& key = find_key("run.device", "command line");
   add_word(app, "--run.device", device, key.rule,
            "where to compute: " + range_text(key.rule) + "; auto: on the GPU, if there is one");
+}
+
+void add_threads_option(CLI::App& app, std::optional<int64_t>& threads) {
+  add_number(app, "--run.threads", threads, find_key("run.threads", "command line").rule,
+             "threads that loops are spread over; 0: all cores, or OMP_NUM_THREADS; without it as "
+             "many as a rank of the run had");
 }
 
 bool parse_command_line(CLI::App& app, std::vector<std::string> arguments, bool* quiet) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,6 +29,9 @@ CLI::Option* add_number(CLI::App& app, const char* option, int64_t& value, const
                         const std::string& help);
 CLI::Option* add_number(CLI::App& app, const char* option, double& value, const Rule& rule,
                         const std::string& help);
+// The same for one that may be left out: then the value stays empty.
+CLI::Option* add_number(CLI::App& app, const char* option, std::optional<int64_t>& value,
+                        const Rule& rule, const std::string& help);
 // A seed or the number of a draw: any integer of 64 bits.
 CLI::Option* add_seed(CLI::App& app, const char* option, uint64_t& value, const std::string& help);
 
@@ -60,6 +64,9 @@ CLI::Option* add_choice(CLI::App& app, const char* option, E& value,
 // Adds --run.device, with the values that training's key has. `device` is the default; the device
 // of a checkpoint's run does not count, since it may have been on another machine.
 void add_device_option(CLI::App& app, std::string& device);
+
+// Adds --run.threads, as training has it; empty if it is not given.
+void add_threads_option(CLI::App& app, std::optional<int64_t>& threads);
 
 // A command's options as they are defined, for what is made of them: completion, manual.
 struct OptionShape {

@@ -11,7 +11,6 @@
 #include "apps/moiety/commands/quantized_directory.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/result.h"
-#include "moiety/base/integer.h"
 #include "moiety/base/replace_file.h"
 #include "moiety/quant/dequantize.h"
 
@@ -27,13 +26,6 @@ struct DequantizeArguments {
   std::string directory, out;
   bool col = false, operand = false, undo_rht = false, force = false;
 };
-
-// The shape of the values, [rows, cols] of the direction.
-std::array<int64_t, 2> matrix_shape(const QuantizedView& view, const DequantizeArguments& a) {
-  if (!a.col || is_mxfp8(view.spec.format)) return {view.rows, view.cols};
-  const bool rotated = view.spec.rht_col && !a.undo_rht;
-  return {view.cols, rotated ? round_up(view.rows, 16) : view.rows};
-}
 
 void check(const StoredTensor& stored, const DequantizeArguments& a) {
   const QuantizedDescription& d = stored.description;
@@ -66,7 +58,9 @@ int dequantize_command(const std::vector<std::string>& arguments) {
   check(stored, a);
 
   const Direction direction = a.col ? Direction::kCol : Direction::kRow;
-  const std::array<int64_t, 2> matrix = matrix_shape(stored.view, a);
+  const quant::DequantizedShape is =
+      quant::dequantized_shape(stored.view, direction, {.undo_rht = a.undo_rht});
+  const std::array<int64_t, 2> matrix{is.rows, is.cols};
   const Tensor out(a.operand ? DType::kBFloat16 : DType::kFloat32, matrix, "values");
   if (a.operand) {
     quant::dequantize_operand(stored.view, direction, out, Stream());

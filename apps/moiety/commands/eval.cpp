@@ -61,6 +61,7 @@ int eval_command(const std::vector<std::string>& arguments) {
   std::string path, wanted = "auto";
   std::vector<std::string> data;
   int64_t samples = 64;
+  std::optional<int64_t> threads;
   bool json = false;
   CLI::App app(kEvalAbout, "moiety eval");
   app.add_option("CKPT", path, "checkpoint, or run directory: its newest one")->required();
@@ -69,6 +70,7 @@ int eval_command(const std::vector<std::string>& arguments) {
              "of each file, from its start");
   app.add_flag("--json", json, "one line of JSON on a terminal too");
   add_device_option(app, wanted);
+  add_threads_option(app, threads);
   if (!parse_command_line(app, arguments)) return kExitDone;
 
   const Device device = rank_device(wanted, 1);
@@ -79,7 +81,7 @@ int eval_command(const std::vector<std::string>& arguments) {
   for (const std::string& file : data) files.push_back({file});
   const auto source =
       data::open_token_files(files, config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
-  train::run_alone([&](comm::Communicator& world) {
+  train::run_alone(inference_threads(checkpoint, threads), [&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
     const int64_t tokens = config.pass_tokens();
     train::InferenceModel model(checkpoint.path, config, tokens, world, stream);

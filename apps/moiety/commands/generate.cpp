@@ -28,6 +28,7 @@ struct GenerateArguments {
   std::string path, prompt, device = "auto";
   int64_t samples = 1;
   bool json = false, interactive = false;
+  std::optional<int64_t> threads;
   GenerationRules rules;
 };
 
@@ -53,6 +54,7 @@ bool parse(const std::vector<std::string>& arguments, GenerateArguments& a) {
       ->excludes(prompt);
   app.add_flag("--json", a.json, "a line of JSON for each continuation");
   add_device_option(app, a.device);
+  add_threads_option(app, a.threads);
   if (!parse_command_line(app, arguments)) return false;
   for (const std::string& stop : a.rules.stops) {
     if (stop.empty()) throw UsageError("--stop \"\": must be a text");
@@ -111,7 +113,7 @@ int generate_command(const std::vector<std::string>& arguments) {
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   const int64_t pass_tokens =
       a.interactive ? config.data.seq_len : std::ssize(prompt_tokens(tokenizer, a.prompt));
-  train::run_alone([&](comm::Communicator& world) {
+  train::run_alone(inference_threads(checkpoint, a.threads), [&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
     train::InferenceModel model(checkpoint.path, config, pass_tokens, world, stream);
     TextGenerator generator(model, tokenizer, a.rules, pass_tokens, config.data.seq_len, stream);

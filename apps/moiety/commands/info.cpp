@@ -16,14 +16,14 @@ constexpr const char* kInfoAbout =
     "What a thing is. Of a run or a checkpoint: model, parameters, training, layout, losses,\n"
     "checkpoints, branches, disk. Of a token file: its documents, and the text of some.";
 
-InfoSheet sheet_of(const std::string& path, const ShownDocuments& shown) {
+InfoSheet sheet_of(const std::string& path, const ShownDocuments& shown, bool tensors) {
   switch (kind_of_path(path)) {
     case PathKind::kTokenFile:
       return token_file_info(path, shown);
     case PathKind::kCheckpoint:
-      return checkpoint_info(path);
+      return checkpoint_info(path, tensors);
     case PathKind::kRun:
-      return run_info(path);
+      return run_info(path, tensors);
     case PathKind::kQuantized:
       break;
   }
@@ -44,17 +44,18 @@ std::string list_json(std::span<const std::string> values) {
 
 int info_command(const std::vector<std::string>& arguments) {
   std::string path;
-  bool json = false;
+  bool json = false, tensors = false;
   ShownDocuments shown;
   CLI::App app(kInfoAbout, "moiety info");
   app.add_option("PATH", path, "run directory, checkpoint or token file")->required();
   app.add_flag("--json", json, "one line of JSON");
+  app.add_flag("--tensors", tensors, "names, shapes, types and layout of a checkpoint's tensors");
   add_number(app, "--documents", shown.count, between(0, 1 << 20),
              "documents of a token file whose beginning is shown");
   add_number(app, "--from", shown.from, between(0, 1e15), "the first of them, counted from 0");
   add_number(app, "--tokens", shown.tokens, between(1, 1 << 30), "of each of them");
   if (!parse_command_line(app, arguments)) return kExitDone;
-  const InfoSheet sheet = sheet_of(path, shown);
+  const InfoSheet sheet = sheet_of(path, shown, tensors);
   if (json) {
     print_result(sheet.json.text() + "\n");
     return kExitDone;

@@ -10,8 +10,10 @@
 #include "apps/moiety/report/branches.h"
 #include "apps/moiety/report/people.h"
 #include "apps/moiety/report/run_history.h"
+#include "moiety/checkpoint/branches.h"
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/retention.h"
+#include "moiety/train/checkpoints.h"
 #include "moiety/train/layout.h"
 
 namespace moiety::app {
@@ -74,8 +76,42 @@ std::string paths_text(const Options& o) {
   return out;
 }
 
+// The layout of a tensor of experts; empty for others.
+std::string experts_layout_of(const std::string& tensor, const checkpoint::ExpertLayout& stored,
+                              std::span<const checkpoint::ExpertModule> modules) {
+  for (const checkpoint::ExpertModule& module : modules) {
+    if (!tensor.starts_with(module.name + ".")) continue;
+    return module.gated ? stored.describe() : name(stored.form);
+  }
+  return {};
+}
+
+void add_tensors(const checkpoint::Manifest& m, const train::TrainConfig& config,
+                 InfoSheet& sheet) {
+  const std::vector<checkpoint::ExpertModule> modules = train::expert_modules(config.model, m);
+  std::vector<std::string> list;
+  for (const auto& [tensor, entry] : m.tensors) {
+    const std::string layout = experts_layout_of(tensor, m.run.experts, modules);
+    std::string slots;
+    JsonLine types;
+    for (const auto& [slot, stored] : entry.slots) {
+      slots += text("{}{} {}", slots.empty() ? "" : ", ", slot, name(stored.dtype));
+      types.add(slot, name(stored.dtype));
+    }
+    const std::string shape = checkpoint::shape_text(entry.shape);
+    sheet.line("tensor",
+               text("{} {}: {}{}{}", tensor, shape, slots, layout.empty() ? "" : "; ", layout));
+    JsonLine json;
+    json.raw("name", text_json(tensor)).raw("shape", shape).raw("slots", types.text());
+    if (!layout.empty()) json.add("layout", layout);
+    list.push_back(json.text());
+  }
+  sheet.json.raw("tensors", list_json(list));
+}
+
 // What a checkpoint tells of model and training.
-void add_state(const std::string& path, const checkpoint::Manifest& m, InfoSheet& sheet) {
+void add_state(const std::string& path, const checkpoint::Manifest& m, bool tensors,
+               InfoSheet& sheet) {
   const CheckpointInfo info{path, m.run.step, parse_config_json(m.run.config, path)};
   const train::TrainConfig c = train_config(info);
   const std::string layout = train::describe_layout(grid_of(m.run.layout));
@@ -98,6 +134,12 @@ void add_state(const std::string& path, const checkpoint::Manifest& m, InfoSheet
                          .add("ep", m.run.layout.ep)
                          .add("egtp", m.run.layout.egtp)
                          .text());
+  if (c.model.moe_layers() > 0) {
+    if (!m.run.experts.is_plain()) sheet.line("experts", m.run.experts.describe());
+    sheet.json.add("expert_weights", name(m.run.experts.form))
+        .add("glu_interleave", m.run.experts.interleave);
+  }
+  if (tensors) add_tensors(m, c, sheet);
 }
 
 // The bytes of the files below a path.
@@ -166,18 +208,53 @@ void add_losses(const std::string& run, InfoSheet& sheet) {
 
 std::string file_name(const std::string& path) { return fs::path(path).filename().string(); }
 
-void add_branches(const std::string& directory, InfoSheet& sheet) {
-  std::vector<std::string> list;
-  for (const LeftBranch& branch : list_left_branches(directory)) {
-    std::string names;
-    std::vector<std::string> paths;
-    for (const std::string& path : branch.checkpoints) {
-      names += (names.empty() ? "" : ", ") + file_name(path);
-      paths.push_back(text_json(path));
-    }
-    sheet.line(branch.name, text("left aside: {}", names));
-    list.push_back(JsonLine().add("name", branch.name).raw("checkpoints", list_json(paths)).text());
+// The place where a branch began.
+std::string beginning_text(const checkpoint::Branch& branch) {
+  if (branch.id.empty()) return "begins before the first step";
+  if (branch.parent == 0) return text("begins behind {}", branch.path);
+  return text("begins behind step {} of branch {}", branch.step, branch.parent);
+}
+
+// One branch: where it began, if branches.json says so, and its checkpoints that lie aside.
+void add_branch(const std::string& name, const checkpoint::Branch* began, bool is_current,
+                const std::vector<std::string>& aside, InfoSheet& sheet,
+                std::vector<std::string>& list) {
+  std::string line = began ? beginning_text(*began) : "";
+  if (is_current) line += "; the current one";
+  std::string names;
+  std::vector<std::string> paths;
+  for (const std::string& path : aside) {
+    names += (names.empty() ? "" : ", ") + file_name(path);
+    paths.push_back(text_json(path));
   }
+  if (!names.empty()) line += text("{}left aside: {}", line.empty() ? "" : "; ", names);
+  sheet.line(name, line);
+  JsonLine json;
+  json.add("name", name);
+  if (began) {
+    json.add("branch", began->number)
+        .add("parent", began->parent)
+        .add("step", began->step)
+        .add("current", is_current);
+  }
+  list.push_back(json.raw("checkpoints", list_json(paths)).text());
+}
+
+void add_branches(const std::string& directory, InfoSheet& sheet) {
+  std::map<std::string, std::vector<std::string>> aside;
+  for (const LeftBranch& branch : list_left_branches(directory)) {
+    aside[branch.name] = branch.checkpoints;
+  }
+  const checkpoint::BranchList branches = checkpoint::read_branches(directory);
+  std::vector<std::string> list;
+  if (branches.branches.size() > 1 || !branches.at(1).id.empty()) {
+    for (const checkpoint::Branch& branch : branches.branches) {
+      const std::string name = checkpoint::branch_name(branch.number);
+      add_branch(name, &branch, branch.number == branches.current, aside[name], sheet, list);
+      aside.erase(name);
+    }
+  }
+  for (const auto& [name, paths] : aside) add_branch(name, nullptr, false, paths, sheet, list);
   sheet.json.raw("branches", list_json(list));
 }
 
@@ -201,25 +278,25 @@ std::optional<std::string> add_checkpoints(const std::string& directory, InfoShe
 
 }  // namespace
 
-InfoSheet checkpoint_info(const std::string& path) {
+InfoSheet checkpoint_info(const std::string& path, bool tensors) {
   const checkpoint::Manifest m = checkpoint::read_manifest(path);
   const int64_t bytes = disk_bytes(path);
   InfoSheet sheet;
   sheet.line("checkpoint", text("{}, {} in {}, id {}", path, bytes_text(bytes),
                                 counted(std::ssize(m.files), "rank file"), m.id));
   sheet.json.add("path", path).add("kind", "checkpoint").add("id", m.id).add("disk_bytes", bytes);
-  add_state(path, m, sheet);
+  add_state(path, m, tensors, sheet);
   return sheet;
 }
 
-InfoSheet run_info(const std::string& path) {
+InfoSheet run_info(const std::string& path, bool tensors) {
   InfoSheet sheet;
   sheet.line("run", path);
   sheet.json.add("path", path).add("kind", "run");
   InfoSheet rest;
   const std::string directory = checkpoints_of(path);
   if (const auto newest = add_checkpoints(directory, rest)) {
-    add_state(*newest, checkpoint::read_manifest(*newest), sheet);
+    add_state(*newest, checkpoint::read_manifest(*newest), tensors, sheet);
   }
   add_losses(path, sheet);
   sheet.lines.insert(sheet.lines.end(), rest.lines.begin(), rest.lines.end());

@@ -29,8 +29,9 @@ struct ShownDocuments {
 };
 
 InfoSheet token_file_info(const std::string& path, const ShownDocuments& shown);
-InfoSheet checkpoint_info(const std::string& path);
-InfoSheet run_info(const std::string& path);
+// With `tensors`, names and shapes of all tensors too; of a run those of its newest checkpoint.
+InfoSheet checkpoint_info(const std::string& path, bool tensors);
+InfoSheet run_info(const std::string& path, bool tensors);
 
 // Text as JSON. What is no UTF-8, such as half a character, becomes U+FFFD.
 std::string text_json(std::string_view bytes);

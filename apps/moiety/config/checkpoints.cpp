@@ -1,10 +1,13 @@
 #include "apps/moiety/config/checkpoints.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "apps/moiety/config/train_options.h"
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
+#include "moiety/base/parallel.h"
 #include "moiety/base/printable.h"
 #include "moiety/checkpoint/manifest.h"
 
@@ -38,6 +41,10 @@ train::TrainConfig train_config(const CheckpointInfo& checkpoint) {
   } catch (const UsageError& e) {
     throw CheckpointError("{} config: {}", checkpoint.path, e.what());
   }
+}
+
+int64_t inference_threads(const CheckpointInfo& checkpoint, std::optional<int64_t> given) {
+  return given.value_or(std::min<int64_t>(checkpoint.options.run.threads, core_count()));
 }
 
 std::vector<std::string> compare_for_resume(const Options& saved, const Options& now,

@@ -2,6 +2,7 @@
 // --print-config.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,10 @@ struct CheckpointInfo {
 CheckpointInfo read_checkpoint_info(const std::string& path);
 // Its configuration as values. Throws CheckpointError if it is none that a training could have.
 train::TrainConfig train_config(const CheckpointInfo& checkpoint);
+
+// The threads of evaluation and generation from a checkpoint: as many as were `given`, or as a rank
+// of its run had, but no more than there are cores here; 0: all that the environment allows.
+int64_t inference_threads(const CheckpointInfo& checkpoint, std::optional<int64_t> given);
 
 // Compares a checkpoint's configuration with that of a run that continues, by the table's resume
 // classes. Throws CheckpointError with every kMust key that differs, the checkpoint's value and the

@@ -1,5 +1,8 @@
 #include "apps/moiety/config/model_options.h"
 
+#include <algorithm>
+#include <optional>
+
 #include "apps/moiety/config/names.h"
 #include "moiety/base/number_text.h"
 
@@ -20,11 +23,63 @@ constexpr Names<moe::Overlap, 3> kOverlaps{{{"none", moe::Overlap::kNone},
 constexpr Names<moe::Reduction, 3> kReductions{{{"rank", moe::Reduction::kRank},
                                                 {"rank_fp32", moe::Reduction::kRankFp32},
                                                 {"token", moe::Reduction::kToken}}};
+constexpr Names<moe::RowLayout, 3> kLayouts{{{"auto", moe::RowLayout::kAuto},
+                                             {"expert", moe::RowLayout::kExpert},
+                                             {"rank", moe::RowLayout::kRank}}};
 // Norms' outputs and activations are never kept.
 constexpr Names<model::Recompute, 4> kRecomputes{{{"none", model::Recompute::kNone},
                                                   {"norm", model::Recompute::kNone},
                                                   {"moe", model::Recompute::kMoe},
                                                   {"full", model::Recompute::kFull}}};
+
+constexpr Names<std::optional<gemm::MlpPath>, 6> kPaths{
+    {{"auto", std::nullopt},
+     {"reference", gemm::MlpPath::kReference},
+     {"cpu", gemm::MlpPath::kCpu},
+     {"cuda_plain", gemm::MlpPath::kCudaPlain},
+     {"sm90", gemm::MlpPath::kSm90},
+     {"sm90_fused", gemm::MlpPath::kSm90Fused}}};
+
+// The kinds of moe.activation, and the parameters that each one takes: no more and no fewer.
+struct ActivationChoice {
+  std::string_view name;
+  gemm::Activation activation;  // with 0 for what the configuration gives
+  bool alpha = false, limit = false, offset = false;
+};
+constexpr ActivationChoice kActivations[] = {
+    {.name = "swiglu", .activation = gemm::swiglu()},
+    {.name = "clamped_swiglu", .activation = gemm::clamped_swiglu(0), .limit = true},
+    {.name = "qgeglu",
+     .activation = gemm::qgeglu(0, 0, 0),
+     .alpha = true,
+     .limit = true,
+     .offset = true},
+    {.name = "relu2", .activation = gemm::squared_relu()}};
+
+// Takes a parameter's value from its key, if the activation has the parameter.
+void take_parameter(const char* key, const std::string& activation, bool wanted,
+                    const std::optional<double>& given, float& value) {
+  if (wanted && !given) {
+    throw UsageError("moe.{} = \"\": moe.activation = \"{}\" needs a number there", key,
+                     activation);
+  }
+  if (!wanted && given) {
+    throw UsageError("moe.{} = {}: moe.activation = \"{}\" has no such parameter, expected \"\"",
+                     key, number_text(*given), activation);
+  }
+  if (wanted) value = float(*given);
+}
+
+gemm::Activation activation(const Options& o) {
+  const auto& moe = o.moe;
+  const ActivationChoice& choice =
+      *std::ranges::find(kActivations, std::string_view(moe.activation), &ActivationChoice::name);
+  gemm::Activation a = choice.activation;
+  take_parameter("act_alpha", moe.activation, choice.alpha, moe.act_alpha, a.alpha);
+  take_parameter("act_limit", moe.activation, choice.limit, moe.act_limit, a.limit);
+  take_parameter("act_offset", moe.activation, choice.offset, moe.act_offset, a.offset);
+  return a;
+}
 
 moe::RouterConfig router_config(const Options& o) {
   moe::RouterConfig r;
@@ -64,9 +119,15 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   c.d_ffn = o.moe.d_ffn;
   c.shared_d_ffn = o.moe.shared_d_ffn;
   c.shared_gate = o.moe.shared_gate;
+  c.activation = activation(o);
+  c.expert_bias = o.moe.expert_bias;
+  c.glu_interleave = o.moe.glu_interleave;
+  c.indexed_experts = o.moe.expert_weights == "indexed";
+  c.path = value_of(kPaths, o.moe.path);
   c.delay_wgrad = o.moe.delay_wgrad;
   c.overlap = value_of(kOverlaps, o.ep.overlap);
   c.combine = value_of(kReductions, o.moe.combine);
+  c.row_layout = value_of(kLayouts, o.moe.layout);
   c.overflow = moe::OverflowPolicy::kDrop;  // expert_capacity.h decides the consequence
   c.init_std = float(o.init.std);
   c.residual_scale = o.init.residual_scale;

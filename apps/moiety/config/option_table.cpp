@@ -37,10 +37,7 @@ const std::vector<Key>& table() {
 }
 
 // Keys of the design that this version does not have yet.
-constexpr std::string_view kPlanned[] = {
-    "moe.activation",  "moe.act_alpha",  "moe.act_limit",      "moe.act_offset",
-    "moe.expert_bias", "moe.path",       "moe.glu_interleave", "moe.expert_weights",
-    "ep.comm_sms",     "parallel.layout"};
+constexpr std::string_view kPlanned[] = {"ep.comm_sms", "parallel.layout"};
 // Parallelism that the design leaves out.
 constexpr std::string_view kUnsupported[] = {"parallel.pp", "parallel.cp", "parallel.etp"};
 

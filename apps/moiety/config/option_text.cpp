@@ -48,6 +48,9 @@ struct ValueText {
   std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
   std::string operator()(const int64_t* v) const { return std::to_string(*v); }
   std::string operator()(const double* v) const { return toml_float(*v); }
+  std::string operator()(const std::optional<double>* v) const {
+    return *v ? toml_float(**v) : toml_string("");
+  }
   std::string operator()(const std::string* v) const { return toml_string(*v); }
   std::string operator()(const std::vector<int64_t>* v) const {
     return toml_array(*v, [](int64_t x) { return std::to_string(x); });
@@ -83,7 +86,8 @@ std::string type_text(const Key& key) {
                                            "a string",
                                            "a list of integers",
                                            "a list of paths",
-                                           "a list of paths or {path, weight}"};
+                                           "a list of paths or {path, weight}",
+                                           "a number"};
   return kNames[key.field(options).index()];
 }
 

@@ -66,6 +66,10 @@ class Assign {
   }
   void operator()(int64_t* field) const { *field = integer(node_); }
   void operator()(double* field) const { *field = number(node_); }
+  void operator()(std::optional<double>* field) const {
+    const auto* word = node_.as_string();
+    *field = word && word->get().empty() ? std::nullopt : std::optional(number(node_));
+  }
   void operator()(std::string* field) const { *field = string(node_); }
   void operator()(std::vector<int64_t>* field) const {
     const auto* list = node_.as_array();
@@ -139,7 +143,7 @@ size_t end_of_string(std::string_view toml, size_t at) {
     if (quote == '"' && toml[at] == '\\') ++at;
     if (!lines && at < toml.size() && toml[at] == '\n') break;  // not ended: the parser refuses it
   }
-  return at;
+  return std::min(at, toml.size());  // a last backslash has nothing behind it
 }
 
 // The line of the first key of too many parts; 0 if there is none.
@@ -197,6 +201,7 @@ class Loader {
                                       entry.value->is_table()))) {
       entry.value = &texts_.emplace_back(entry.raw);
     }
+    if (!entry.value && entry.raw.empty() && key.rule.none) entry.value = &texts_.emplace_back("");
     if (!entry.value) refuse(entry, printable(entry.raw));
     entries_.push_back(std::move(entry));
   }

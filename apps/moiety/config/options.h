@@ -4,11 +4,12 @@
 // Later sources win: defaults < model.preset < --config files in order < --section.key=value. A
 // value of the command line is parsed as TOML; a string key takes the raw text if that gives no
 // string. An integer is accepted for a float, never the reverse; one path is accepted for a list of
-// paths. Every error is a UsageError that names file:line or argument, key, value and the allowed
+// paths, and "" for a number that need not be given. Every error is a UsageError that names file:line or argument, key, value and the allowed
 // values.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,7 +42,8 @@ enum class AmongRanks { kSame, kByHost };
 struct Key {
   // A pointer to the key's value in an Options; the alternative tells its type.
   using Field = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
-                             std::vector<std::string>*, std::vector<data::WeightedPath>*>;
+                             std::vector<std::string>*, std::vector<data::WeightedPath>*,
+                             std::optional<double>*>;
   std::string_view section, name;
   Field (*field)(Options&);
   Resume resume;

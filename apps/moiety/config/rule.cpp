@@ -34,6 +34,11 @@ Rule Rule::or_zero() const {
   rule.zero = true;
   return rule;
 }
+Rule Rule::or_none() const {
+  Rule rule = *this;
+  rule.none = true;
+  return rule;
+}
 Rule Rule::multiple_of(int64_t m) const {
   Rule rule = *this;
   rule.multiple = m;
@@ -71,7 +76,7 @@ Rule at_least(double min) { return between(min, Rule::kInfinity); }
 
 std::string range_text(const Rule& rule) {
   if (!rule.choices.empty()) return join(rule.choices);
-  std::string out = rule.zero ? "0 or " : "";
+  std::string out = rule.none ? "\"\" or " : rule.zero ? "0 or " : "";
   const bool low = std::isfinite(rule.min), high = std::isfinite(rule.max);
   if (low && high) {
     out += (rule.open_min ? ">" : "") + number(rule.min) + ".." + (rule.open_max ? "<" : "") +

@@ -17,10 +17,12 @@ struct Rule {
   bool open_min = false;  // min itself is excluded
   bool open_max = false;
   bool zero = false;  // 0 is legal even if the range excludes it
+  bool none = false;  // of an optional number: "" is legal and means that none is given
   int64_t multiple = 1;
   std::vector<std::string_view> choices;  // for a string; empty: any text
 
   Rule or_zero() const;
+  Rule or_none() const;
   Rule multiple_of(int64_t m) const;
   Rule without_min() const;
   Rule without_max() const;

@@ -1,13 +1,15 @@
 #include "moiety/gemm/sm90/grouped_sm90.h"
 
 #include "moiety/base/format.h"
+#include "moiety/gemm/sm90/fused.h"
 
 namespace moiety::gemm::sm90 {
 namespace {
 
-constexpr int64_t kAlignment = 16;         // bytes, of what the copy engine reads
-constexpr int64_t kMostRows = 1 << 30;     // of a buffer: ragged_map
-constexpr int64_t kMostBytes = 1ll << 40;  // from row to row, and from matrix to matrix
+constexpr int64_t kAlignment = 16;            // bytes, of what the copy engine reads
+constexpr int64_t kMostRows = 1 << 30;        // of a buffer: ragged_map
+constexpr int64_t kMostGathered = 1ll << 36;  // bytes that a loader's 32-bit places reach
+constexpr int64_t kMostBytes = 1ll << 40;     // from row to row, and from matrix to matrix
 
 std::optional<std::string> unaligned(const char* name, const void* data, int64_t bytes) {
   if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
@@ -55,6 +57,11 @@ std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu) 
   if (g.n <= 0 || (by_rows ? g.k : g.m) <= 0) return "a matrix is empty";
   if (g.a.source && g.b.source) return "rows of both operands are gathered";
   if (auto why = unaligned("a", g.a.data, g.a.stride * 2)) return why;
+  for (const ProductOperand* x : {&g.a, &g.b}) {
+    if (x->source && x->sources >= kMostGathered / (x->stride * 2)) {
+      return text("{} gathered rows have more than 64 GiB", x->sources);
+    }
+  }
   if (by_reduction) {
     if (auto why = unaligned("b", g.b.data, g.b.stride * 2)) return why;
   } else {
@@ -62,6 +69,32 @@ std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu) 
     if (auto why = unaligned("out", e.out, byte_size(e.out_dtype, e.out_stride))) return why;
   }
   return unaligned_matrices(g);
+}
+
+std::optional<std::string> fused_refusal(const TileGemm& g, const FusedActivation& activation) {
+  const Epilogue& e = g.epilogue;
+  const ActivationBlock& block = activation.block;
+  if (g.ragged != Ragged::kRows || e.out_dtype != DType::kBFloat16) {
+    return "the product has no rows of bfloat16";
+  }
+  for (const ProductFactor* f : {&e.a_scale, &e.b_scale, &e.alpha}) {
+    if (f->data || f->value != 1) return "the product is scaled";
+  }
+  if (e.beta.data || e.beta.value != 0 || e.bias_scale) return "the product is added to";
+  if (block.interleave != 0) return text("interleave {} is not 0", block.interleave);
+  if (block.ffn % 8 != 0) return text("F={} is no multiple of 8", block.ffn);
+  struct Rows {
+    const char* name;
+    const void* data;
+    int64_t stride;
+  };
+  for (const Rows& x :
+       {Rows{"h", block.h, block.h_stride}, Rows{"a", block.a, block.a_stride},
+        Rows{"da", block.da, block.da_stride}, Rows{"dh", block.dh, block.dh_stride}}) {
+    if (!x.data) continue;
+    if (auto why = unaligned(x.name, x.data, x.stride * 2)) return why;
+  }
+  return {};
 }
 
 Kernel choose_kernel(const Product& product) {

@@ -35,7 +35,7 @@ MapMatrices matrices_of(const TileGemm& g, int64_t rows, int64_t columns) {
   return m;
 }
 
-Maps maps_of(const TileGemm& g, int columns) {
+Maps maps_of(const TileGemm& g, int columns_at_once) {
   constexpr int kBox = 64;  // rows, where 64 columns of the operand are copied at a time
   const auto rows_of = [&](const ProductOperand& x, int64_t width, int box_rows) {
     return x.source ? CUtensorMap{} : ragged_map(x.data, g.dtype, width, x.stride, box_rows);
@@ -52,7 +52,7 @@ Maps maps_of(const TileGemm& g, int columns) {
     const Epilogue& e = g.epilogue;
     matrices = matrices_of(g, forward ? g.n : g.k, forward ? g.k : g.n);
     maps.a = rows_of(g.a, g.k, kTileRows);
-    maps.b = matrix_map(matrices, forward ? columns : kBox);
+    maps.b = matrix_map(matrices, forward ? columns_at_once : kBox);
     maps.out = ragged_map(e.out, e.out_dtype, g.n, e.out_stride, kBox);
   }
   maps.matrices = {static_cast<const char*>(matrices.first), matrices.stride};
@@ -68,6 +68,24 @@ Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
   return {row.kernel,
           {std::min(tiles, processors), 3 * 128, row.shared_bytes},
           maps_of(g, row.is.columns)};
+}
+
+FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, const Stream& stream) {
+  const bool forward = g.op == GemmOp::kTN;
+  const bool gathers = g.a.source;
+  const FusedLaunch row = forward ? fused_forward_launch(gathers) : fused_backward_launch(gathers);
+  FusedMaps maps{maps_of(g, kFusedColumns / 2), {}, 0};
+  const Epilogue& e = g.epilogue;
+  const int64_t tiles = tile_bound(g, kTileRows, kFusedColumns);
+  if (forward && activation.block.activation.kind == ActivationKind::kGlu) {
+    const int64_t ffn = activation.block.ffn;
+    maps.pairs = static_cast<int32_t>(ffn);
+    maps.products.out = ragged_map(e.out, e.out_dtype, ffn, e.out_stride, 64);
+    maps.second = ragged_map(static_cast<const char*>(e.out) + byte_size(e.out_dtype, ffn),
+                             e.out_dtype, ffn, e.out_stride, 64);
+  }
+  const int64_t processors = gpu_properties(stream.device().index).multiprocessors;
+  return {row.kernel, {std::min(tiles, processors), 3 * 128, row.shared_bytes}, maps};
 }
 
 }  // namespace moiety::gemm::sm90

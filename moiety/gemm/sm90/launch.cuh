@@ -5,6 +5,7 @@
 #include <span>
 
 #include "moiety/base/launch.cuh"
+#include "moiety/gemm/sm90/fused.h"
 #include "moiety/gemm/sm90/grouped_sm90.h"
 
 namespace moiety::gemm::sm90 {
@@ -32,6 +33,19 @@ std::span<const KernelLaunch> dgrad_gathered_launches();
 std::span<const KernelLaunch> wgrad_launches();
 std::span<const KernelLaunch> wgrad_gathered_launches();
 
+// Those of fused.h.
+struct FusedMaps {
+  Maps products;
+  CUtensorMap second;  // out, for the second half of a tile's columns
+  int32_t pairs;       // F, if that half is F columns after the first; 0 if it is its neighbour
+};
+struct FusedLaunch {
+  void (*kernel)(FusedMaps, TileGemm, FusedActivation);
+  int64_t shared_bytes;
+};
+FusedLaunch fused_forward_launch(bool gathers);
+FusedLaunch fused_backward_launch(bool gathers);
+
 // The launch of a product that is not refused, on the stream's GPU, by choose_kernel's or another
 // kernel that takes it.
 struct Start {
@@ -40,5 +54,12 @@ struct Start {
   Maps maps;
 };
 Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream);
+
+struct FusedStart {
+  void (*kernel)(FusedMaps, TileGemm, FusedActivation);
+  LaunchShape shape;
+  FusedMaps maps;
+};
+FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, const Stream& stream);
 
 }  // namespace moiety::gemm::sm90

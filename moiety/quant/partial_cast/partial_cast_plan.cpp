@@ -206,6 +206,16 @@ bool PartialCastPlan::aligned() const { return impl_->aligned; }
 int64_t PartialCastPlan::reduction_bytes() const { return impl_->reduction_bytes; }
 std::span<const PartialReduction> PartialCastPlan::reductions() const { return impl_->reductions; }
 
+PartialWords PartialCastPlan::words(int64_t item) const {
+  MOIETY_CHECK(item >= 0 && item < std::ssize(items()), "words: item {} of {}", item,
+               items().size());
+  const PartialItem& x = impl_->items[static_cast<size_t>(item)];
+  const auto blocks = [](const PartialBlocks& b) {
+    return b.size() == 0 ? PartialWords::Blocks{} : PartialWords::Blocks{b.offset, b.rows, b.cols};
+  };
+  return {x.tensor_word, blocks(x.row), blocks(x.col)};
+}
+
 bool PartialCastPlan::gatherable(int64_t item) const {
   MOIETY_CHECK(item >= 0 && item < static_cast<int64_t>(items().size()),
                "gatherable: item {} of {}", item, items().size());

@@ -173,8 +173,9 @@ void finish(const char* operation, const QuantizedView& out, bool cast, Quantize
     return;
   }
   MOIETY_CHECK(job->amax[0], "{}: {} has no amax to fill in", operation, name(out.spec.format));
-  job->want_row = true;
-  job->want_col = !out.spec.row_scaled;
+  const bool row = out.row_data.defined(), col = out.col_data.defined();
+  job->want_row = row || !col || out.spec.row_scaled;
+  job->want_col = (col || !row) && !out.spec.row_scaled;
 }
 
 }  // namespace

@@ -21,9 +21,12 @@ constexpr double kFirstCapacity = 1.25;  // expert_capacity.h
 struct Kept {
   explicit Kept(const PassSizes& s)
       : attention(s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloatBytes)),
-        dense(s.tokens * 2 * s.dense * s.item),
-        rows(s.capacity * (((s.lends_rows ? 0 : s.d) + s.hidden) * s.item + kFloatBytes)),
-        shared(s.tokens * 2 * s.shared * s.item) {}
+        dense(s.tokens * s.dense_hidden * s.item),
+        rows(s.capacity * (s.hidden * s.item + kFloatBytes) + s.capacity * (s.maps ? sizeof(int32_t)
+                                                                            : s.lends_rows
+                                                                                ? 0
+                                                                                : s.d * s.item)),
+        shared(s.tokens * s.shared_hidden * s.item) {}
   int64_t attention, dense, rows, shared;
 };
 
@@ -38,11 +41,19 @@ struct Linears {
     const int64_t local = c.router.experts / grid.ep;
     size = {{{0, s.qkv, s.d, s.tokens},
              {0, s.d, s.o, s.tokens},
-             {0, 2 * s.dense, s.d, s.tokens},
+             {0, s.dense_hidden, s.d, s.tokens},
              {0, s.d, s.dense, s.tokens},
-             {local, s.hidden, s.d, s.capacity},
-             {local, s.d, c.d_ffn, s.capacity},
-             {0, 2 * s.shared, s.d, s.tokens},
+             {.experts = local,
+              .n = s.hidden,
+              .k = s.d,
+              .rows = s.capacity,
+              .x_sources = s.maps ? s.own : 0},
+             {.experts = local,
+              .n = s.d,
+              .k = c.d_ffn,
+              .rows = s.capacity,
+              .dy_sources = s.maps ? s.own : 0},
+             {0, s.shared_hidden, s.d, s.tokens},
              {0, s.d, s.shared, s.tokens}}};
     for (int64_t l = 0; l < c.layers; ++l) {
       for (const Name n : {kQkv, kO}) layers[n].push_back(l);
@@ -129,6 +140,8 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
       dense(config.model.d_ffn_dense / tp),
       shared(config.model.shared_d_ffn / tp),
       vocab(model::vocabulary_layout(config.model, {0, grid.tp}).slice_rows()),
+      dense_hidden(config.model.activation.hidden(dense)),
+      shared_hidden(config.model.activation.hidden(shared)),
       hidden(config.model.activation.hidden(config.model.d_ffn)) {
   if (tp > 1) {
     gathered = tokens * d * item;
@@ -145,7 +158,9 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
   const auto dispatch = precision_of_recipe(config, config.precision.recipe).dispatch;
   capacity = factor < 0 ? moe::worst_capacity(grid.ep, own, topk, local, 1)
                         : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
-  if (dispatch) codes = gemm::row_bytes(*dispatch, capacity, d);
+  maps = grid.ep == 1 &&
+         moe::choose_row_layout(config.model.row_layout, 1, device) == moe::RowLayout::kRank;
+  if (dispatch) codes = gemm::row_bytes(*dispatch, maps ? own : capacity, d);
   if (config.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && config.model.moe_layers() > 0) {
     lent = model::lent_bytes(config.model, storage_dtype(config), capacity, dispatch.has_value());
     lends_rows = !dispatch;
@@ -199,7 +214,12 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
   const int64_t wide = s.item == kFloatBytes ? 0 : s.own * s.d * kFloatBytes;
   const int64_t widened = s.item == kFloatBytes ? 0 : wide + c.router.experts * s.d * kFloatBytes;
-  const int64_t gradient = s.capacity * (2 * s.d + c.d_ffn) * s.item;
+  // The gradients of experts' rows, and the part of them that delayed weight gradients read: with
+  // maps that of out and h have T rows each.
+  const int64_t rows_d = s.capacity * s.d * s.item, inner = s.capacity * c.d_ffn * s.item;
+  const int64_t gradient = inner + (s.maps ? rows_d : 2 * rows_d);
+  // h as it came, where it comes quantized and experts read it by maps.
+  const int64_t came = s.maps && s.codes > 0 ? x + s.codes : 0;
   const int64_t kept = x + gradient + s.capacity * kFloatBytes;
   const int64_t hidden = s.capacity * c.d_ffn * s.item;
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
@@ -210,10 +230,11 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
     const int64_t beside_weights =
         c.delay_wgrad ? x + gradient : kept + wide + s.own * c.router.top_k * kFloatBytes;
     // The codes that came are multiplied, or quantized anew beside them.
-    const int64_t fc1 = w1.forward + (q.multiplies_rows_that_came() ? 0 : s.codes);
+    const int64_t beside_fc1 = s.maps ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
+    const int64_t fc1 = w1.forward + beside_fc1;
     experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
-                        beside_weights + std::max(w1.weight_gradient, w2.weight_gradient),
-                        s.capacity * s.d * s.item + hidden + std::max(fc1, s.codes + w2.forward),
+                        beside_weights + std::max(came + w1.weight_gradient, w2.weight_gradient),
+                        rows_d + hidden + std::max(fc1, (s.maps ? came : s.codes) + w2.forward),
                         moe ? x + gradient + fc1 : 0});
   }
   const bool beside = c.overlap == moe::Overlap::kShared && grid.ep > 1 && !c.delay_wgrad;
@@ -223,10 +244,12 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
                 anew(moe, saved.shared) + anew(beside, x + gradient)
           : 0;
   const int64_t rows = gradient + anew(moe, saved.rows);
-  const int64_t delayed = c.delay_wgrad ? rows : 0;  // kept through the backward pass
+  // Kept through the backward pass; of it what `experts` counts too.
+  const int64_t counted = c.delay_wgrad ? (s.maps ? rows - rows_d : rows) : 0;
+  const int64_t delayed = counted + (c.delay_wgrad && s.maps ? 2 * x : 0);
   return delayed +
          std::max(embedding, layer + std::max({others, c.moe_layers() < c.layers ? dense : 0,
-                                               experts - gradient + rows - delayed, shared}));
+                                               experts - gradient + rows - counted, shared}));
 }
 
 int64_t logits_bytes(const model::Config& c, const PassSizes& s) {

@@ -19,12 +19,15 @@ struct PassSizes {
   bool on_gpu() const { return device.type == DeviceType::kCuda; }
 
   Device device;
-  int64_t tokens, own, tp, item, d, heads, qkv, o, dense, shared, vocab, hidden, capacity = 0;
+  int64_t tokens, own, tp, item, d, heads, qkv, o, dense, shared, vocab;
+  int64_t dense_hidden, shared_hidden, hidden;  // columns before the activation
+  int64_t capacity = 0;
   // Bytes of a tensor of all tokens that is gathered or summed over tp, and of the copy in which
   // several sequences change their order.
   int64_t gathered = 0, staged = 0;
   int64_t table_sum = 0;    // sum of a gradient of embedding or head beside a bf16 one
   int64_t codes = 0;        // bytes of rows that came quantized
+  bool maps = false;        // experts read rows where they lie (moe::RowLayout::kRank)
   int64_t lent = 0;         // bytes of rows that peers reach, beside the pass's own memory
   bool lends_rows = false;  // whether the rows that come are there
 };

@@ -62,6 +62,10 @@ KeptWeights::KeptWeights(const model::Config& c, const Grid& grid, DType storage
                          std::span<const model::Precision> precisions) {
   copied = c.d_model * (2 * c.layers + 1) + (c.qk_norm ? 2 * c.layers * c.head_size() : 0) +
            c.moe_layers() * c.d_model * (c.router.experts + (c.shared_gate ? 1 : 0));
+  if (c.expert_bias) {
+    expert_copied =
+        c.moe_layers() * (c.router.experts / grid.ep) * (c.activation.hidden(c.d_ffn) + c.d_model);
+  }
   std::vector<int64_t> of_precision(precisions.size());
   for (const BigWeight& w : big_weights(c, grid)) {
     gtp::Layout layout = w.layout;
@@ -81,7 +85,7 @@ KeptWeights::KeptWeights(const model::Config& c, const Grid& grid, DType storage
                                              : byte_size(storage, rows * cols));
     }
   }
-  bytes = byte_size(storage, copied) + *std::ranges::max_element(of_precision);
+  bytes = byte_size(storage, copied + expert_copied) + *std::ranges::max_element(of_precision);
 }
 
 }  // namespace moiety::train

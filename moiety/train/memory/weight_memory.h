@@ -15,7 +15,8 @@ struct KeptWeights {
   KeptWeights(const model::Config& model, const Grid& grid, DType storage,
               std::span<const model::Precision> precisions);
 
-  int64_t copied = 0, dense = 0, expert = 0;  // elements
+  // Elements. Those of experts that egtp does not cut are `expert_copied`.
+  int64_t copied = 0, dense = 0, expert = 0, expert_copied = 0;
   int64_t bytes = 0;
 };
 

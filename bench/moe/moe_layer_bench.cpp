@@ -1,0 +1,184 @@
+// A whole layer of experts on one rank, forward and backward: router, plan, experts, sums. Rows of
+// both layouts (moe.layout): the value counts the experts' products, `peak_mib` all memory but the
+// weights: tensors of tokens, gradients and what the layer takes while it runs, of which `kept_mib`
+// lies between forward and backward. On a GPU the step is a graph that is replayed.
+#include <cmath>
+
+#include "bench/gemm/bursts.h"
+#include "bench/gemm/expert_shapes.h"
+#include "moiety/base/gpu.h"
+#include "moiety/base/parallel.h"
+#include "moiety/comm/thread_group.h"
+#include "moiety/moe/moe_layer.h"
+
+namespace moiety::bench {
+namespace {
+
+using namespace moe;
+
+constexpr ExpertShape kCpuShapes[] = {{"c8", 2048, 256, 512, 8, 2}, {"c32", 4096, 512, 256, 32, 4}};
+
+class Layer {
+ public:
+  Layer(const ExpertShape& shape, RowLayout layout, DType gradients, comm::Communicator& world,
+        const Stream& stream)
+      : s_(shape),
+        stream_(stream),
+        config_{.dtype = kHalf,
+                .model = s_.model,
+                .ffn = s_.ffn,
+                .router = {.experts = s_.experts, .top_k = s_.topk},
+                .overflow = OverflowPolicy::kDrop,
+                .layout = layout},
+        group_(EpGroup::create(world, ExpertMap(static_cast<int>(s_.experts), 1),
+                               moe_limits(config_, s_.tokens), {.device = stream.device()})),
+        layer_(config_, group_),
+        arena_("layer", stream.device()) {
+    const auto random = [&](std::initializer_list<int64_t> sizes, float spread) {
+      return random_on_gpu(kHalf, sizes, stream, spread);
+    };
+    const auto empty = [&](DType dtype, std::initializer_list<int64_t> sizes) {
+      Tensor t(dtype, sizes, stream.device());
+      tensors_ += t.view().bytes();
+      return t;
+    };
+    h_ = random({s_.tokens, s_.model}, 1);
+    dout_ = random({s_.tokens, s_.model}, 0.01f);
+    tensors_ = 2 * h_.view().bytes();
+    router_ = random({s_.experts, s_.model}, 1 / std::sqrt(float(s_.model)));
+    w1_ = random({s_.experts, 2 * s_.ffn, s_.model}, 0.02f);
+    w2_ = random({s_.experts, s_.model, s_.ffn}, 0.02f);
+    out_ = empty(kHalf, {s_.tokens, s_.model});
+    dh_ = empty(kHalf, {s_.tokens, s_.model});
+    d_router_ = empty(gradients, {s_.experts, s_.model});
+    dw1_ = empty(gradients, {s_.experts, 2 * s_.ffn, s_.model});
+    dw2_ = empty(gradients, {s_.experts, s_.model, s_.ffn});
+    count_ = empty(DType::kInt64, {1, s_.experts + 1});
+    sum_ = empty(DType::kFloat64, {1, s_.experts + 1});
+    scope_ = empty(DType::kInt64, {2});
+    const Tensor scope(DType::kInt64, {2});
+    std::fill_n(scope.data<int64_t>(), 2, s_.tokens);
+    copy(scope_, scope, stream);
+    stream.synchronize();
+  }
+
+  void step() {
+    const ArenaScope all(arena_);
+    MoeSaved saved;
+    const MoeWeights weights{.router_ED = router_,
+                             .router_bias_E = {},
+                             .w1 = w1_.view(),
+                             .w2 = w2_.view(),
+                             .b1_LH = {},
+                             .b2_LD = {}};
+    layer_.forward({.weights = weights,
+                    .h_TD = h_,
+                    .mask_T = {},
+                    .addend = {},
+                    .capacity = s_.rows(),
+                    .out_TD = out_,
+                    .stats = {count_, sum_},
+                    .info = {}},
+                   &saved, arena_, stream_);
+    kept_ = arena_.in_use();
+    layer_.backward({.weights = weights,
+                     .grads = {.router_ED = d_router_,
+                               .w1 = {dw1_.view()},
+                               .w2 = {dw2_.view()},
+                               .b1_LH = {},
+                               .b2_LD = {}},
+                     .h_TD = h_,
+                     .dout_TD = dout_,
+                     .addend = {},
+                     .count = count_,
+                     .scope = scope_,
+                     .dh_TD = dh_},
+                    saved, arena_, stream_);
+  }
+
+  void run(const char* name, const Rates& dense, bool steady) {
+    step();  // finds out how much memory it takes
+    stream_.synchronize();
+    arena_.settle();
+    step();
+    stream_.synchronize();
+    const bool gpu = stream_.device().type == DeviceType::kCuda;
+    Burst burst;
+    if (gpu) {
+      const Graph graph(stream_, [&] { step(); });
+      burst = bursts([&] { graph.launch(stream_); }, steady, stream_);
+    } else {
+      burst.from_rest = measure([&](int64_t) { step(); });
+    }
+    const double flop = 18.0 * double(s_.rows()) * double(s_.model * s_.ffn);
+    Row row{name, s_.name, tera(flop, burst.from_rest.ms), "TFLOP/s", burst.from_rest};
+    row.device = stream_.device();
+    row.more = text(R"("layout": "{}", "path": "{}", "kept_mib": {:.0f}, "peak_mib": {:.0f})",
+                    moe::name(layer_.layout()), gemm::name(layer_.path().path),
+                    double(kept_) / 0x1p20, double(arena_.peak() + tensors_) / 0x1p20);
+    if (gpu) {
+      row.more += text(R"(, "dense": {:.1f}, "share": {:.3f})", dense.from_rest,
+                       row.value / dense.from_rest);
+    }
+    if (gpu && steady) {
+      row.more += text(R"(, "steady": {:.1f}, "steady_share": {:.3f})", tera(flop, burst.steady_ms),
+                       tera(flop, burst.steady_ms) / dense.steady);
+    }
+    print(row);
+    group_.close();
+  }
+
+ private:
+  ExpertShape s_;
+  Stream stream_;
+  MoeConfig config_;
+  EpGroup group_;
+  MoeLayer layer_;
+  Arena arena_;
+  int64_t tensors_ = 0, kept_ = 0;  // bytes
+  Tensor h_, dout_, router_, w1_, w2_, out_, dh_, d_router_, dw1_, dw2_, count_, sum_, scope_;
+};
+
+void run(Options& options) {
+  std::string device = "cpu", shape, layout, gradient = "bf16";
+  int threads = core_count();
+  bool steady = false;
+  std::vector<std::string> shapes = expert_shape_names();
+  for (const ExpertShape& s : kCpuShapes) shapes.push_back(s.name);
+  options.choice("--device", device, {"cpu", "cuda"}, "where")
+      .choice("--shape", shape, shapes, "one alone; else all of the device")
+      .choice("--layout", layout, {"expert", "rank"}, "one alone; else both")
+      .choice("--gradient", gradient, {"bf16", "fp32"}, "type of weight gradients, overwritten")
+      .number("--threads", threads, "of a CPU")
+      .flag("--steady", steady, "on a GPU: also bursts of a second");
+  if (!options.parse()) return;
+  const bool gpu = device == "cuda";
+  const DType gradients = gradient == "bf16" ? kHalf : DType::kFloat32;
+  if (gpu) require_device("moe_layer_bench", kGpu);
+  comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
+    set_thread_budget(threads);
+    const Stream stream = gpu ? Stream::on(kGpu) : Stream();
+    const Rates dense = gpu ? dense_rates(steady, stream) : Rates{};
+    const auto run_shape = [&](const ExpertShape& s) {
+      if (!shape.empty() && shape != s.name) return;
+      for (const auto& [name, wanted] : {std::pair{"moe_layer", RowLayout::kRank},
+                                         std::pair{"moe_layer.copies", RowLayout::kExpert}}) {
+        if (!layout.empty() && layout != moe::name(wanted)) continue;
+        Layer(s, wanted, gradients, world, stream).run(name, dense, steady);
+      }
+    };
+    if (gpu) {
+      for (const ExpertShape& s : kExpertShapes) run_shape(s);
+    } else {
+      for (const ExpertShape& s : kCpuShapes) run_shape(s);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace moiety::bench
+
+int main(int argc, char** argv) {
+  return moiety::bench::run_main(argc, argv, "A whole layer of experts, forward and backward.",
+                                 moiety::bench::run);
+}

@@ -1,0 +1,36 @@
+// Products of experts with the activation beside them, on Hopper: F1 with F2, and B1 with B2, in
+// one launch each. Internal to moiety/gemm.
+//
+// The kernel is that of grouped_sm90.h with tiles of 256 columns and a fourth group of threads. Who
+// multiplies stores H, or dA, as ever; once a tile's rows are in memory, which is in the L2 cache,
+// the fourth group reads them there and computes the activation, while the next tile is
+// multiplied. A forward tile has 128 columns of the activated half and the same 128 of the linear
+// half, so H keeps its order, and the weights theirs. Bits are those of the separate operations.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "moiety/gemm/activation_block.h"
+#include "moiety/gemm/row_dot.h"
+#include "moiety/gemm/sm90/grouped_sm90.h"
+
+namespace moiety::gemm::sm90 {
+
+inline constexpr int kFusedColumns = 256;  // of a tile
+
+// Segments of the canonical row dot in a row of `ffn` columns.
+MOIETY_HD inline int64_t segment_count(int64_t ffn) {
+  return (ffn + kDotSegment - 1) / kDotSegment;
+}
+
+struct FusedActivation {
+  ActivationBlock block;      // describes all rows; dprob is not used
+  float* segments = nullptr;  // backward, optional: [capacity, segment_count(ffn)], of dprob
+};
+
+// The reason why the kernel cannot take the product, which grouped_sm90.h's take, with this activation;
+// none if it can.
+std::optional<std::string> fused_refusal(const TileGemm& g, const FusedActivation& activation);
+
+}  // namespace moiety::gemm::sm90

@@ -1,0 +1,36 @@
+#include "moiety/moe/row_layout.h"
+
+#include "moiety/base/error.h"
+
+namespace moiety::moe {
+
+std::string_view name(RowLayout layout) {
+  switch (layout) {
+    case RowLayout::kAuto:
+      return "auto";
+    case RowLayout::kExpert:
+      return "expert";
+    case RowLayout::kRank:
+      return "rank";
+  }
+  return "?";
+}
+
+RowLayout choose_row_layout(RowLayout wanted, int64_t ranks, Device device) {
+  if (wanted == RowLayout::kRank && ranks > 1) {
+    fail(ErrorKind::kUnsupported,
+         "moe.layout = \"rank\": experts read rows where they lie in groups of one rank, and this "
+         "group has {} (parallel.ep); auto and expert are accepted",
+         ranks);
+  }
+  if (wanted != RowLayout::kAuto) return wanted;
+  const bool cpu = device.type == DeviceType::kCpu;
+  return ranks == 1 && cpu ? RowLayout::kRank : RowLayout::kExpert;
+}
+
+RowCopies choose_row_copies(gemm::MlpPath path, int64_t ffn, int64_t hidden) {
+  if (path != gemm::MlpPath::kSm90 && path != gemm::MlpPath::kSm90Fused) return {};
+  return {.forward = hidden > 2048, .gradient = ffn > 768, .weight_gradient = hidden > 1024};
+}
+
+}  // namespace moiety::moe

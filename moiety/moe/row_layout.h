@@ -1,0 +1,34 @@
+// Where the experts of a rank read their rows (moe.layout): a pure choice.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "moiety/base/device.h"
+#include "moiety/gemm/grouped_mlp.h"
+
+namespace moiety::moe {
+
+enum class RowLayout : uint8_t {
+  kAuto,    // kRank where it is possible, on CPUs
+  kExpert,  // in copies, which lie in the order of experts
+  kRank,    // where the tokens lie, through maps (slot_maps.h): in groups of one rank
+};
+std::string_view name(RowLayout layout);
+
+// The layout of the layers of a group of so many ranks: kExpert or kRank. kAuto is kExpert on a GPU,
+// where kRank was never measured. Error(kUnsupported) for kRank with several ranks.
+RowLayout choose_row_layout(RowLayout wanted, int64_t ranks, Device device);
+
+// Which products of experts in kRank read a copy of their rows that is made for them alone, in memory
+// that they need anyhow, instead of gathering rows as they load them. A product loses by gathering
+// the more the more columns it has, a copy costs the same for each row; on Hopper the measured times
+// cross at a few columns, on other paths products read rows as they need them. The bits are the same.
+struct RowCopies {
+  bool forward = false;          // of h for F1 (the names are those of grouped_mlp.h)
+  bool gradient = false;         // of the gradient of out for B1 and G2
+  bool weight_gradient = false;  // of h for G1
+};
+RowCopies choose_row_copies(gemm::MlpPath path, int64_t ffn, int64_t hidden);
+
+}  // namespace moiety::moe

@@ -1,0 +1,247 @@
+// Rows that experts read where they lie, in a group of one rank, against rows that are copied.
+#include "moiety/moe/slot_maps.h"
+
+#include <map>
+#include <optional>
+
+#include "tests/moe/moe_layer_problem.h"
+#include "tests/support/bits.h"
+
+namespace moiety::moe {
+namespace {
+
+using namespace whole_layer;
+
+// Everything that a step of the layer stores.
+struct Stored {
+  std::map<std::string, std::string> bytes;
+  void add(const std::string& what, const TensorView& x) { bytes[what] = bytes_of(x); }
+};
+
+struct StepOptions {
+  bool recompute = false, delay = false;
+  int64_t capacity = -1;  // -1: ample
+  std::optional<QuantSpec> dispatch = {};
+  const gemm::Recipe* recipe = nullptr;
+  std::optional<RowCopies> copies = {};
+};
+
+// A step of the layer as the model runs it, forward and two backward passes that add up.
+Stored step_of(Problem p, RowLayout layout, const StepOptions& o) {
+  p.config.layout = layout;
+  p.config.copies = o.copies;
+  Stored result;
+  on_ranks(p, layouts()[0], [&](Rank& r) {
+    if (o.dispatch) r.layer.set_dispatch(o.dispatch);
+    MoeWeights weights = r.weights();
+    if (o.recipe) {
+      weights.quantized_1 = {o.recipe, {{}, r.w1}};
+      weights.quantized_2 = {o.recipe, {{}, r.w2}};
+    }
+    const int64_t capacity = o.capacity < 0 ? r.ample() : o.capacity;
+    for (int pass = 0; pass < 2; ++pass) {
+      const ArenaScope scope(r.arena);
+      r.layer.forward({.weights = weights,
+                       .h_TD = r.h,
+                       .mask_T = r.mask,
+                       .addend = r.addend,
+                       .capacity = capacity,
+                       .out_TD = r.out,
+                       .stats = {r.count, r.sum},
+                       .info = r.info,
+                       .recompute = o.recompute},
+                      &r.saved, r.arena, {});
+      std::fill_n(r.scope.data<int64_t>(), 2, r.count.data<int64_t>()[p.experts()]);
+      MoeRows rows;
+      if (o.recompute) {
+        rows = r.layer.make_rows(capacity, r.arena);
+        r.layer.rows_again(weights, r.h, r.saved, rows, nullptr, r.arena, {});
+      }
+      const gemm::GroupScalar beta{static_cast<float>(pass), {}};
+      const gemm::GradTarget w1{r.dw1.view(), beta}, w2{r.dw2.view(), beta};
+      const MoeGradientRows gradient = r.layer.make_gradient_rows(capacity, r.arena);
+      r.layer.receive_gradient(r.saved, r.dout, gradient, nullptr, {});
+      const TensorView none;
+      r.layer.backward({.weights = weights,
+                        .grads = {.router_ED = r.d_router,
+                                  .router_beta = beta.value,
+                                  .w1 = o.delay ? gemm::GradTarget{} : w1,
+                                  .w2 = o.delay ? gemm::GradTarget{} : w2,
+                                  .b1_LH = p.b1.empty() ? none : r.db1.view(),
+                                  .b2_LD = p.b2.empty() ? none : r.db2.view(),
+                                  .bias_beta = beta},
+                        .h_TD = r.h,
+                        .dout_TD = r.dout,
+                        .addend = r.dh_addend,
+                        .count = r.count,
+                        .scope = r.scope,
+                        .dh_TD = r.dh,
+                        .rows = rows,
+                        .gradient = gradient},
+                       r.saved, r.arena, {});
+      if (o.delay) {
+        r.layer.backward_weights({.weights = weights,
+                                  .w1 = w1,
+                                  .w2 = w2,
+                                  .rows = rows,
+                                  .gradient = gradient,
+                                  .h_TD = r.h,
+                                  .dout_TD = r.dout},
+                                 r.saved, r.arena, {});
+      }
+    }
+    for (const auto& [what, x] :
+         {std::pair{"out", &r.out}, std::pair{"dh", &r.dh}, std::pair{"d_router", &r.d_router},
+          std::pair{"dw1", &r.dw1}, std::pair{"dw2", &r.dw2}, std::pair{"info", &r.info}}) {
+      result.add(what, *x);
+    }
+    if (!p.b1.empty()) result.add("db1", r.db1);
+    if (!p.b2.empty()) result.add("db2", r.db2);
+  });
+  return result;
+}
+
+void expect_same_bits(const Problem& p, const StepOptions& options) {
+  const Stored copies = step_of(p, RowLayout::kExpert, options),
+               maps = step_of(p, RowLayout::kRank, options);
+  for (const auto& [what, bytes] : copies.bytes) EXPECT_EQ(maps.bytes.at(what), bytes) << what;
+}
+
+TEST(SlotMaps, RowsReadThroughMapsGiveTheBitsOfCopies) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Reduction reduction : {Reduction::kRank, Reduction::kRankFp32, Reduction::kToken}) {
+      Problem p = make_problem(small_config(dtype, reduction), 24);
+      p.mask[3] = p.mask[4] = 0;
+      p.addend = stored(DType::kFloat32, random_values(p.h.size(), 8));
+      p.dh_addend = stored(dtype, random_values(p.h.size(), 9));
+      for (const StepOptions& options : std::initializer_list<StepOptions>{
+               {}, {.recompute = true}, {.delay = true}, {.recompute = true, .delay = true}}) {
+        SCOPED_TRACE(text("{}, reduction {}, recompute {}, delay {}", name(dtype), int(reduction),
+                          options.recompute, options.delay));
+        expect_same_bits(p, options);
+      }
+      // Products that read copies for themselves, as Hopper's may.
+      for (const RowCopies& copies : {RowCopies{true, false, false}, RowCopies{false, true, false},
+                                      RowCopies{false, false, true}, RowCopies{true, true, true}}) {
+        expect_same_bits(p, {.copies = copies});
+        expect_same_bits(p, {.recompute = true, .delay = true, .copies = copies});
+      }
+      p.config.alignment = 16;
+      p.b1 = stored(dtype, random_values(p.experts() * 2 * p.config.ffn, 6));
+      p.b2 = stored(dtype, random_values(p.experts() * p.config.model, 7));
+      expect_same_bits(p, {});
+      p.config.overflow = OverflowPolicy::kDrop;
+      for (const int64_t capacity : {0, 16, 32, 64}) {
+        expect_same_bits(p, {.capacity = capacity});
+        expect_same_bits(p, {.capacity = capacity, .copies = RowCopies{true, true, true}});
+      }
+      std::fill(p.mask.begin(), p.mask.end(), 0);
+      expect_same_bits(p, {});
+    }
+  }
+}
+
+// Formats whose scales belong to a row, to a tensor, and to blocks beside exact factors.
+TEST(SlotMaps, QuantizedRowsReadThroughMapsGiveTheBitsOfCopies) {
+  QuantSpec exact = QuantSpec::of(Format::kFp8Block1x128);
+  exact.pow2_scales = false;
+  const QuantSpec tiles = QuantSpec::of(Format::kFp8Block128x128),
+                  mxfp8 = QuantSpec::of(Format::kMxfp8), nvfp4 = QuantSpec::of(Format::kNvfp4);
+  QuantSpec exact_tiles = tiles;
+  exact_tiles.pow2_scales = false;
+  MoeConfig config = small_config(DType::kBFloat16, Reduction::kRank);
+  config.model = 160;
+  config.ffn = 48;
+  const Problem p = make_problem(config, 24);
+  for (const auto& [weight, input] :
+       {std::pair{exact_tiles, exact}, std::pair{mxfp8, mxfp8}, std::pair{nvfp4, nvfp4}}) {
+    const gemm::Recipe recipe{weight, input, input};
+    for (const std::optional<QuantSpec>& dispatch :
+         {std::optional<QuantSpec>{}, std::optional(exact), std::optional(mxfp8)}) {
+      SCOPED_TRACE(text("{}, rows as {}", name(input.format),
+                        dispatch ? name(dispatch->format) : "bfloat16"));
+      expect_same_bits(p, {.dispatch = dispatch, .recipe = &recipe});
+      expect_same_bits(p,
+                       {.recompute = true, .delay = true, .dispatch = dispatch, .recipe = &recipe});
+    }
+  }
+  expect_same_bits(p, {.dispatch = mxfp8});
+}
+
+// docs/spec/grouped.md: X is the caller's, of the rest the hidden activation and the maps are kept.
+TEST(SlotMaps, KeepTheHiddenActivationAndMapsAlone) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool relu : {false, true}) {
+      MoeConfig config = small_config(dtype, Reduction::kRank);
+      if (relu) config.activation = gemm::squared_relu();
+      const Problem p = make_problem(config, 24);
+      on_ranks(p, layouts()[0], [&](Rank& r) {
+        EXPECT_EQ(r.layer.layout(), RowLayout::kRank);
+        const int64_t t = r.tokens, k = config.router.top_k, rows = t * k, item = bits(dtype) / 8;
+        const TensorView idx(nullptr, DType::kInt32, {t, k});
+        const int64_t routing = padded_bytes(plan_bytes(r.group.map(), r.group.limits(),
+                                                        {.idx_TK = idx, .capacity = rows})) +
+                                padded_bytes(4 * t * k) + padded_bytes(4 * t * p.experts());
+        const int64_t maps = 2 * padded_bytes(4 * rows);
+        const int64_t hidden = (relu ? 1 : 2) * rows * config.ffn * item;
+        r.w1 = Tensor(dtype, {r.local, config.activation.hidden(config.ffn), config.model});
+        r.forward(rows);
+        EXPECT_EQ(r.arena.in_use(), routing + maps + padded_bytes(hidden));
+      });
+    }
+  }
+}
+
+TEST(RowLayout, IsAPureChoice) {
+  const Device cpu, gpu{DeviceType::kCuda, 0};
+  EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 1, cpu), RowLayout::kRank);
+  EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 2, cpu), RowLayout::kExpert);
+  EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 1, gpu), RowLayout::kExpert);
+  EXPECT_EQ(choose_row_layout(RowLayout::kExpert, 1, cpu), RowLayout::kExpert);
+  EXPECT_EQ(choose_row_layout(RowLayout::kRank, 1, cpu), RowLayout::kRank);
+  EXPECT_EQ(choose_row_layout(RowLayout::kRank, 1, gpu), RowLayout::kRank);
+  EXPECT_EQ(
+      error_of([] { choose_row_layout(RowLayout::kRank, 4, {}); }),
+      "moe.layout = \"rank\": experts read rows where they lie in groups of one rank, and this "
+      "group has 4 (parallel.ep); auto and expert are accepted");
+  EXPECT_EQ(name(RowLayout::kAuto), "auto");
+  // Copies for single products are Hopper's alone.
+  for (const gemm::MlpPath path :
+       {gemm::MlpPath::kReference, gemm::MlpPath::kCpu, gemm::MlpPath::kCudaPlain}) {
+    const RowCopies none = choose_row_copies(path, 1 << 20, 1 << 21);
+    EXPECT_FALSE(none.forward || none.gradient || none.weight_gradient);
+  }
+  const RowCopies few = choose_row_copies(gemm::MlpPath::kSm90, 256, 512),
+                  many = choose_row_copies(gemm::MlpPath::kSm90, 2048, 4096);
+  EXPECT_FALSE(few.forward || few.gradient || few.weight_gradient);
+  EXPECT_TRUE(many.forward && many.gradient && many.weight_gradient);
+}
+
+TEST(SlotMaps, AreThePlansInverse) {
+  MoeConfig config = small_config(DType::kFloat32, Reduction::kRank);
+  config.alignment = 8;
+  const Problem p = make_problem(config, 24);
+  on_ranks(p, layouts()[0], [&](Rank& r) {
+    r.forward(r.ample());
+    const EpPlan& plan = r.saved.plan;
+    const int64_t k = plan.topk;
+    std::vector<int32_t> source(plan.capacity, -1);
+    for (int64_t i = 0; i < plan.tokens * k; ++i) {
+      const int32_t slot = plan.slot_TK.data<int32_t>()[i];
+      if (slot >= 0) source[slot] = static_cast<int32_t>(i / k);
+    }
+    for (int64_t slot = 0; slot < plan.capacity; ++slot) {
+      EXPECT_EQ(r.saved.rows.source_C.data<int32_t>()[slot], source[slot]) << slot;
+      const float w = r.saved.rows.slot_w.data<float>()[slot];
+      EXPECT_TRUE(source[slot] >= 0 || w == 0) << slot;
+    }
+    const Tensor w(DType::kFloat32, {3, 3}), c(DType::kInt32, {4}), f(DType::kFloat32, {4});
+    EXPECT_NE(error_of([&] {
+                make_slot_maps(plan, w, {c, f}, {});
+              }).find("slot_maps: w_TK is"),
+              std::string::npos);
+  });
+}
+
+}  // namespace
+}  // namespace moiety::moe
