@@ -1,6 +1,7 @@
 // Processes of which one is started with another value of a key, for every key of the table.
 #include "apps/moiety/config/ranks.h"
 
+#include <optional>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -28,6 +29,10 @@ class OtherValue {
       if (x != *v && x > rule_.min && x < rule_.max) return text("{}", x);
     }
     return "none";
+  }
+  std::string operator()(const std::optional<double>* v) const {
+    const double number = v->value_or(1);
+    return (*this)(&number);
   }
   std::string operator()(const std::string* v) const {
     for (const std::string_view choice : rule_.choices) {
