@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = ["bf16", "fp8_block", "mxfp8", "nvfp4"]  # the first is what the others are compared with
+RECIPES = ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]  # the first is what the others are compared with
 RANKS = 2
 LAST = 10  # steps
 BOUND = 0.02

@@ -67,8 +67,12 @@ constexpr BlockShape block_shape(Format format) {
   }
   return {0, 0};
 }
-// Whether one scale serves a square of elements, so that both directions have the same codes.
+// Whether one scale serves a square of elements.
 constexpr bool is_tile(Format format) { return block_shape(format).rows > 1; }
+// Whether both directions have the same codes: a scale serves squares or the whole tensor.
+constexpr bool has_one_coding(Format format) {
+  return is_tile(format) || format == Format::kFp8Tensor;
+}
 constexpr bool is_fp4(Format format) {
   return format == Format::kNvfp4 || format == Format::kNvfp4Tile16;
 }

@@ -282,8 +282,7 @@ Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena
 Operand make_weight_operand(const QuantSpec& spec, Direction wanted, const LinearWeight& w,
                             Arena& arena, Stream stream) {
   const int64_t rows = w.rows(), cols = w.columns(), experts = w.experts();
-  // Tiles have the same codes in both directions.
-  const Direction direction = is_tile(spec.format) ? Direction::kRow : wanted;
+  const Direction direction = has_one_coding(spec.format) ? Direction::kRow : wanted;
   Operand out;
   out.transposed = lies_transposed(spec.format, direction);
   const OperandSize size = operand_size(spec, direction, rows, cols);
@@ -340,7 +339,7 @@ OperandBytes operand_bytes(const QuantSpec& spec, Direction direction, int64_t r
 
 OperandBytes weight_operand_bytes(const QuantSpec& spec, Direction wanted, int64_t rows,
                                   int64_t cols, int64_t experts, bool in_format) {
-  const Direction direction = is_tile(spec.format) ? Direction::kRow : wanted;
+  const Direction direction = has_one_coding(spec.format) ? Direction::kRow : wanted;
   const OperandSize size = operand_size(spec, direction, rows, cols);
   OperandBytes out;
   out.kept = padded_bytes(2 * experts * size.rows * size.columns);

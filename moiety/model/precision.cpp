@@ -7,6 +7,12 @@ namespace {
 
 Format weight_format(RecipeKind kind, std::optional<bool> weight_2d) {
   switch (kind) {
+    case RecipeKind::kFp8Tensor:
+      if (weight_2d.value_or(false)) {
+        fail(ErrorKind::kUnsupported,
+             "recipe fp8_tensor: its weights have one scale each, weight_2d cannot be true");
+      }
+      return Format::kFp8Tensor;
     case RecipeKind::kFp8Block:
       if (!weight_2d.value_or(true)) {
         fail(ErrorKind::kUnsupported,
@@ -22,9 +28,10 @@ Format weight_format(RecipeKind kind, std::optional<bool> weight_2d) {
 }
 
 Format row_format(RecipeKind kind) {
-  return kind == RecipeKind::kFp8Block ? Format::kFp8Block1x128
-         : kind == RecipeKind::kMxfp8  ? Format::kMxfp8
-                                       : Format::kNvfp4;
+  return kind == RecipeKind::kFp8Tensor  ? Format::kFp8Tensor
+         : kind == RecipeKind::kFp8Block ? Format::kFp8Block1x128
+         : kind == RecipeKind::kMxfp8    ? Format::kMxfp8
+                                         : Format::kNvfp4;
 }
 
 }  // namespace
@@ -32,6 +39,7 @@ Format row_format(RecipeKind kind) {
 gemm::Recipe make_recipe(RecipeKind kind, const RecipeOptions& options) {
   gemm::Recipe r{QuantSpec::of(weight_format(kind, options.weight_2d)),
                  QuantSpec::of(row_format(kind)), QuantSpec::of(row_format(kind))};
+  if (kind == RecipeKind::kFp8Tensor) r.gradient.element = DType::kE5M2;
   if (kind == RecipeKind::kFp8Block) {
     for (QuantSpec* spec : {&r.weight, &r.input, &r.gradient}) {
       spec->pow2_scales = options.pow2_scales;

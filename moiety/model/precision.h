@@ -8,6 +8,10 @@
 //   layers in bf16 at first   0, 0              0, 0         ceil(L/32), ceil(L/8); none if L < 8
 //   and last
 //
+// fp8_tensor has one scale for each tensor, of its largest element at that time: weights and x are
+// E4M3, dy is E5M2, no layer stays in bf16. A tensor is a whole weight, however it is sharded, for
+// experts that of one; and the rows of a product on a rank, for experts those of one group.
+//
 // Recipes apply to the linears of attention, of dense and shared feed-forward networks and of
 // experts. Embedding, head, norms, router, the products of attention, the residual and the data
 // that travel between ranks are never quantized by them.
@@ -20,17 +24,17 @@
 
 namespace moiety::model {
 
-enum class RecipeKind : uint8_t { kFp8Block, kMxfp8, kNvfp4 };
+enum class RecipeKind : uint8_t { kFp8Tensor, kFp8Block, kMxfp8, kNvfp4 };
 
 struct RecipeOptions {
   bool pow2_scales = true;  // kFp8Block
   bool rht = true;          // kNvfp4: Hadamard transform of the operands of dw
   bool stochastic = true;   // kNvfp4: stochastic rounding of dy
-  // weights in tiles; if absent, not for kMxfp8, for all others
+  // weights in tiles; if absent, for kFp8Block and kNvfp4 alone
   std::optional<bool> weight_2d = {};
 };
 
-// Throws Error(kUnsupported) for fp8_block without tiles.
+// Throws Error(kUnsupported) for fp8_block without tiles and fp8_tensor with them.
 gemm::Recipe make_recipe(RecipeKind kind, const RecipeOptions& options = {});
 
 // Numbers of first and last layers that a recipe leaves in bf16.

@@ -63,7 +63,7 @@ gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Lay
   spec.group = spec.expert ? 1 : 0;
   spec.group_size = layout.gtp_size;
   spec.one_payload = codec.one_payload();
-  spec.rows_only = !codec.quantized() || is_tile(codec.spec().format);
+  spec.rows_only = !codec.quantized() || has_one_coding(codec.spec().format);
   const gtp::GatherShape shape{.codec = codec,
                                .shard_rows = layout.shard_rows(),
                                .cols = layout.slice_cols(),

@@ -1,5 +1,6 @@
 #include "moiety/model/weight_layout.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "moiety/base/error.h"
@@ -78,8 +79,9 @@ void check_tp(const Config& c, const Precision& precision, int ranks) {
                "parallel.tp={} must divide model.heads={} and model.kv_heads={}", ranks, c.heads,
                c.kv_heads);
   const TpPlace place{0, ranks};
+  // A format with one scale for a tensor has no blocks that a cut could part.
   const int64_t block =
-      precision.recipe ? block_shape(precision.recipe->input.format).cols : int64_t{1};
+      precision.recipe ? std::max(1, block_shape(precision.recipe->input.format).cols) : 1;
   const int64_t attention = precision.attention_linears ? block : 1;
   check_blocks("attn.qkv.weight", qkv_layout(c, place), attention);
   check_blocks("attn.o.weight", o_layout(c, place), attention);

@@ -30,8 +30,9 @@ gtp::BundleId GtpBinding::add(int parameter, const gtp::Layout& layout, int grou
                      .expert = spec.expert,
                      .bucket = 0,
                      .scales = ScaleLayout::kCompact,
-                     // Tiles are dequantized from row codes for every product.
-                     .rows_only = !spec.format || is_tile(spec.format->format)};
+                     // Where both directions have the same codes, every product dequantizes those
+                     // of rows.
+                     .rows_only = !spec.format || has_one_coding(spec.format->format)};
   if (const auto shared = optimizer_.shared_shard(parameter)) bundle.bucket = shared->bucket;
   for (int64_t e = 0; e < members; ++e) {
     const auto matrix = [&](const TensorView& x) {

@@ -26,7 +26,7 @@ enum class ResumeFrom {
 };
 
 // The storage of weights and activations; the last three quantize the linears of bf16.
-enum class Recipe { kFp32, kBf16, kFp8Block, kMxfp8, kNvfp4 };
+enum class Recipe { kFp32, kBf16, kFp8Tensor, kFp8Block, kMxfp8, kNvfp4 };
 // The recipe's name: "fp32", "bf16", "fp8_block", "mxfp8" or "nvfp4".
 std::string_view name(Recipe recipe);
 

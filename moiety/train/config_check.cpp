@@ -31,6 +31,8 @@ void check_precision(const TrainConfig& c, const Grid& grid) {
   };
   require(!uses(Recipe::kFp8Block) || p.weight_2d != false,
           "precision.weight_2d = \"false\": weights of recipe fp8_block are scaled by 128 x 128");
+  require(!uses(Recipe::kFp8Tensor) || p.weight_2d != true,
+          "precision.weight_2d = \"true\": weights of recipe fp8_tensor have one scale each");
   const int64_t kept = std::max<int64_t>(p.keep_first, 0) + std::max<int64_t>(p.keep_last, 0);
   require(kept <= c.model.layers,
           "precision.keep_first = {} and precision.keep_last = {}: model.layers is {}",

@@ -20,10 +20,11 @@ struct Hardware {
 
   // The TFLOP/s under a recipe; a format that the device lacks is multiplied as bf16.
   double rate(Recipe recipe) const {
-    const double own = recipe == Recipe::kFp8Block ? fp8
-                       : recipe == Recipe::kMxfp8  ? mxfp8
-                       : recipe == Recipe::kNvfp4  ? fp4
-                                                   : bf16;
+    const double own = recipe == Recipe::kFp8Tensor  ? fp8
+                       : recipe == Recipe::kFp8Block ? fp8
+                       : recipe == Recipe::kMxfp8    ? mxfp8
+                       : recipe == Recipe::kNvfp4    ? fp4
+                                                     : bf16;
     return own > 0 ? own : bf16;
   }
 };

@@ -10,9 +10,10 @@ namespace moiety::train {
 namespace {
 
 model::RecipeKind kind_of(Recipe recipe) {
-  return recipe == Recipe::kFp8Block ? model::RecipeKind::kFp8Block
-         : recipe == Recipe::kMxfp8  ? model::RecipeKind::kMxfp8
-                                     : model::RecipeKind::kNvfp4;
+  return recipe == Recipe::kFp8Tensor  ? model::RecipeKind::kFp8Tensor
+         : recipe == Recipe::kFp8Block ? model::RecipeKind::kFp8Block
+         : recipe == Recipe::kMxfp8    ? model::RecipeKind::kMxfp8
+                                       : model::RecipeKind::kNvfp4;
 }
 
 std::optional<QuantSpec> dispatch_spec(const PrecisionSettings& p) {
@@ -26,8 +27,8 @@ std::optional<QuantSpec> dispatch_spec(const PrecisionSettings& p) {
 }  // namespace
 
 std::string_view name(Recipe recipe) {
-  static constexpr std::array<std::string_view, 5> kNames{"fp32", "bf16", "fp8_block", "mxfp8",
-                                                          "nvfp4"};
+  static constexpr std::array<std::string_view, 6> kNames{"fp32",      "bf16",  "fp8_tensor",
+                                                          "fp8_block", "mxfp8", "nvfp4"};
   return kNames[static_cast<size_t>(recipe)];
 }
 

@@ -82,7 +82,7 @@ TEST(ExpertOptions, RecomputationAndDelayChangeNoBit) {
 
 TEST(ExpertOptions, RecipesDifferLittle) {
   const TemporaryDirectory dir;
-  for (const char* name : {"bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const char* name : {"bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"}) {
     train(model(dir / name) + kGptOss +
           Arguments{text("--precision.recipe={}", name), "--precision.keep_first=0",
                     "--precision.keep_last=0", "--checkpoint.interval=0"});

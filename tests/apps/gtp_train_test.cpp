@@ -108,10 +108,10 @@ TEST(GtpTrain, AModelWithoutExperts) {
 }
 
 // The differences are the order of sums, as in bf16; maxima of activations that are taken over a
-// rank's tokens (nvfp4); and blocks along tokens that begin anew on every rank.
+// rank's tokens (nvfp4, fp8_tensor); and blocks along tokens that begin anew on every rank.
 TEST(GtpTrain, RecipesDifferLittle) {
   const TemporaryDirectory dir;
-  for (const char* name : {"bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const char* name : {"bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"}) {
     const Arguments recipe{"--train.steps=20", text("--precision.recipe={}", name)};
     const std::string one = dir / text("{}-one", name);
     train(cut_model(one, kOne) + recipe);
@@ -126,7 +126,7 @@ TEST(GtpTrain, RecipesDifferLittle) {
 // The formats of the shards change in the middle, and with them transports, executor and plans.
 TEST(GtpTrain, TheRecipeSwitches) {
   const TemporaryDirectory dir;
-  for (const char* later : {"bf16", "mxfp8"}) {
+  for (const char* later : {"bf16", "fp8_tensor", "mxfp8"}) {
     const Arguments to_later{
         "--train.steps=12",          "--precision.recipe=nvfp4",
         "--precision.switch_step=7", text("--precision.switch_recipe={}", later),
@@ -517,6 +517,7 @@ void expect_bytes_of_an_element(const Cut& cut, const std::string& recipe, doubl
 TEST(GtpTrain, BytesOfAnElementAreThoseOfItsFormat) {
   for (const Cut& cut : {kGtp2Egtp2, kTogether[2]}) {
     expect_bytes_of_an_element(cut, "bf16", 4);
+    expect_bytes_of_an_element(cut, "fp8_tensor", 2);
     expect_bytes_of_an_element(cut, "fp8_block", 2 + 8.0 / (128 * 128));
     expect_bytes_of_an_element(cut, "mxfp8", 2.0625);
     expect_bytes_of_an_element(cut, "nvfp4", 1.0078125);
@@ -524,7 +525,7 @@ TEST(GtpTrain, BytesOfAnElementAreThoseOfItsFormat) {
 }
 
 TEST(GtpTrain, BytesMovedAreThoseOfTheFormula) {
-  for (const char* recipe : {"fp32", "bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const char* recipe : {"fp32", "bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"}) {
     for (const char* wire : {"main_grad", "bf16"}) {
       expect_counted_bytes(kGtp2Egtp2, recipe, wire);
     }

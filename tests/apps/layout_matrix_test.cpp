@@ -77,7 +77,7 @@ struct LayoutCase {
 };
 void PrintTo(const LayoutCase& c, std::ostream* out) { *out << name_of(c.grid) << " " << c.kind; }
 
-constexpr const char* kRecipes[] = {"bf16", "fp8_block", "mxfp8", "nvfp4"};
+constexpr const char* kRecipes[] = {"bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"};
 constexpr const char* kKinds[] = {"adamw", "descent", "resumed"};
 
 // All kinds and recipes of every layout.
@@ -93,7 +93,7 @@ std::vector<LayoutCase> all_cases() {
 // One descent of each layout, which hides nothing, and the other kinds in turn.
 std::vector<LayoutCase> covering_cases() {
   std::vector<LayoutCase> all;
-  const std::array others{"adamw", "bf16", "fp8_block", "resumed", "mxfp8", "nvfp4"};
+  const std::array others{"adamw", "bf16", "fp8_tensor", "fp8_block", "resumed", "mxfp8", "nvfp4"};
   for (const Grid& g : covering_layouts()) {
     all.push_back({g, others[all.size() / 2 % others.size()]});
     all.push_back({g, "descent"});

@@ -125,6 +125,7 @@ TEST(MemoryClasses, AreThoseOfARankUnderTwelveLayouts) {
     expect_estimate(l, {});
     expect_estimate(l, {"--precision.recipe=bf16", "--precision.grad_reduce=bf16"});
     if (l.tp == 1) expect_estimate(l, {"--precision.recipe=nvfp4"});
+    expect_estimate(l, {"--precision.recipe=fp8_tensor"});
     expect_estimate(l, {"--precision.recipe=mxfp8", "--memory.recompute=moe"});
     expect_estimate(l, {"--moe.activation=relu2", "--moe.expert_bias"});
   }

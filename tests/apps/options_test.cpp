@@ -137,8 +137,8 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
       {"[precision]\ngrad_reduce = \"fp8\"\n",
        "c.toml:2: precision.grad_reduce = 'fp8': must be one of main_grad | bf16"},
       {"[precision]\nrecipe = \"fp8\"\n",
-       "c.toml:2: precision.recipe = 'fp8': must be one of fp32 | bf16 | fp8_block | mxfp8 | "
-       "nvfp4"},
+       "c.toml:2: precision.recipe = 'fp8': must be one of fp32 | bf16 | fp8_tensor | fp8_block | "
+       "mxfp8 | nvfp4"},
       {"[moe]\nactivation = \"gelu\"\n",
        "c.toml:2: moe.activation = 'gelu': must be one of swiglu | clamped_swiglu | qgeglu | "
        "relu2"},
@@ -363,6 +363,9 @@ TEST(Options, KeysAreCheckedTogether) {
        "precision.switch_step = 5: a run of recipe fp32 cannot switch"},
       {{"--precision.recipe=fp8_block", "--precision.weight_2d=false"},
        "precision.weight_2d = \"false\": weights of recipe fp8_block are scaled by 128 x 128"},
+      {{"--precision.recipe=fp8_tensor", "--precision.weight_2d=true"},
+       "precision.weight_2d = \"true\": weights of recipe fp8_tensor have one scale each"},
+      {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=fp8_tensor"}, "no error"},
       {{"--precision.switch_recipe=fp8_block", "--precision.switch_step=5",
         "--precision.weight_2d=false"},
        "precision.weight_2d = \"false\""},

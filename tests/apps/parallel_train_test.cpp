@@ -103,14 +103,14 @@ TEST(ParallelTrain, ResumeUnderTheSameLayoutIsBitwise) {
 }
 
 // The differences are the order of sums, partial sums that travel in bf16, and maxima of
-// activations that are taken over a rank's columns (nvfp4).
+// activations that are taken over a rank's columns (nvfp4, fp8_tensor).
 TEST(ParallelTrain, RecipesDifferLittle) {
   const TemporaryDirectory dir;
   const Arguments wide{
       "--model.d_model=256",      "--model.kv_heads=2",      "--model.layers=2",
       "--model.dense_layers=[0]", "--model.d_ffn_dense=256", "--moe.shared_d_ffn=256",
       "--train.steps=4",          "--optim.lr=0.002",        "--checkpoint.interval=0"};
-  for (const char* name : {"bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const char* name : {"bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"}) {
     const Arguments recipe = wide + Arguments{text("--precision.recipe={}", name)};
     const std::string one = dir / text("{}-one", name), two = dir / text("{}-two", name);
     ASSERT_EQ(run(cut_model(one) + recipe).code, kExitDone);

@@ -1,4 +1,4 @@
-// Training under the recipes fp8_block, mxfp8 and nvfp4, through the program itself.
+// Training under the recipes fp8_tensor, fp8_block, mxfp8 and nvfp4, through the program itself.
 #include <cmath>
 #include <filesystem>
 
@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kRecipes[] = {"fp8_block", "mxfp8", "nvfp4"};
+constexpr const char* kRecipes[] = {"fp8_tensor", "fp8_block", "mxfp8", "nvfp4"};
 
 Arguments recipe(const std::string& name) { return {"--precision.recipe=" + name}; }
 
@@ -54,7 +54,7 @@ TEST(Recipes, ALossOfAHundredStepsIsNearThatOfBf16) {
 }
 
 // The differences between layouts are the order of sums, as in bf16; maxima of activations that are
-// taken over a rank's tokens (nvfp4); and blocks along tokens that begin anew on every rank.
+// taken over a rank's tokens (nvfp4, fp8_tensor); and blocks along tokens that begin anew on every rank.
 TEST(Recipes, LayoutsDifferLittle) {
   const TemporaryDirectory dir;
   for (const char* name : kRecipes) {
@@ -99,7 +99,7 @@ TEST(Recipes, SwitchAtAStep) {
   const TemporaryDirectory dir;
   const Arguments common =
       recipe("nvfp4") + Arguments{"--checkpoint.interval=1", "--checkpoint.keep_last=10"};
-  for (const char* later : {"bf16", "mxfp8"}) {
+  for (const char* later : {"bf16", "fp8_tensor", "mxfp8"}) {
     const Arguments to_later{"--precision.switch_step=4",
                              text("--precision.switch_recipe={}", later)};
     const std::string whole = dir / text("whole-{}", later);
@@ -125,7 +125,7 @@ TEST(Recipes, CheckpointsLoadUnderAnotherRecipe) {
   const TemporaryDirectory dir;
   const std::string from = dir / "nvfp4";
   ASSERT_EQ(run(tiny(from) + recipe("nvfp4") + Arguments{"--train.steps=3"}).code, kExitDone);
-  for (const char* name : {"bf16", "fp8_block", "mxfp8"}) {
+  for (const char* name : {"bf16", "fp8_tensor", "fp8_block", "mxfp8"}) {
     const std::string to = dir / name;
     fs::create_directories(to + "/checkpoints");
     fs::copy(checkpoint_path(from, 3), checkpoint_path(to, 3), fs::copy_options::recursive);
@@ -182,7 +182,7 @@ TEST(Recipes, RowsTravelQuantized) {
       EXPECT_NEAR(r["loss"].template get<double>(), loss, 0.01 * loss) << what << " step " << step;
     }
   };
-  for (const char* name : {"bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+  for (const char* name : {"bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"}) {
     const auto bf16 = train(name, "bf16", 1, recipe(name));
     EXPECT_EQ(train(name, "auto", 1, recipe(name)).at(20)["loss"], bf16.at(20)["loss"]) << name;
     for (const char* format : {"fp8_block", "mxfp8"}) {
@@ -190,7 +190,7 @@ TEST(Recipes, RowsTravelQuantized) {
       expect_near(quantized, bf16, text("{} {}", name, format));
       if (name == std::string_view(format)) {  // the same codes
         EXPECT_EQ(quantized.at(20)["loss"], bf16.at(20)["loss"]) << name;
-      } else if (name == std::string_view("bf16") || name == std::string_view("nvfp4")) {
+      } else if (name != std::string_view("fp8_block") && name != std::string_view("mxfp8")) {
         EXPECT_NE(quantized.at(20)["loss"], bf16.at(20)["loss"]) << name << " " << format;
       }
       expect_near(train(name, format, 2, recipe(name)), quantized, text("{} {} ep", name, format));
@@ -203,17 +203,19 @@ TEST(Recipes, EvalIsTheValidationOfTheRun) {
   const TemporaryDirectory dir;
   const std::string train = write_tokens(dir / "a.tok", {ramp(900)});
   const std::string valid = write_tokens(dir / "v.tok", {ramp(400, 5)});
-  const std::string name = dir / "run";
-  ASSERT_EQ(
-      run(tiny(name) + recipe("nvfp4") +
-          Arguments{"--precision.dispatch=mxfp8", "--data.synthetic=none", "--data.train=" + train,
-                    "--data.valid=[\"" + valid + "\"]", "--eval.samples=16"})
-          .code,
-      kExitDone);
-  const ProgramResult result = run({"eval", name, "--data", valid, "--samples=16"});
-  ASSERT_EQ(result.code, kExitDone) << result.err;
-  EXPECT_EQ(nlohmann::json::parse(result.out)["loss"], events(name, "eval").back()["loss"]);
-  ASSERT_EQ(run({"generate", name, "--prompt", "a", "--tokens", "4"}).code, kExitDone);
+  for (const char* format : {"fp8_tensor", "nvfp4"}) {
+    const std::string name = dir / format;
+    ASSERT_EQ(run(tiny(name) + recipe(format) +
+                  Arguments{"--precision.dispatch=mxfp8", "--data.synthetic=none",
+                            "--data.train=" + train, "--data.valid=[\"" + valid + "\"]",
+                            "--eval.samples=16"})
+                  .code,
+              kExitDone);
+    const ProgramResult result = run({"eval", name, "--data", valid, "--samples=16"});
+    ASSERT_EQ(result.code, kExitDone) << result.err;
+    EXPECT_EQ(nlohmann::json::parse(result.out)["loss"], events(name, "eval").back()["loss"]);
+    ASSERT_EQ(run({"generate", name, "--prompt", "a", "--tokens", "4"}).code, kExitDone);
+  }
 }
 
 }  // namespace

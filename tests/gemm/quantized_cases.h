@@ -30,7 +30,10 @@ inline std::vector<RecipeCase> recipe_cases() {
   }
   Recipe stochastic_mxfp8 = recipe_of(Format::kMxfp8, Format::kMxfp8);
   stochastic_mxfp8.gradient.rounding = Rounding::kStochastic;
-  return {{"fp8_block", recipe_of(Format::kFp8Block128x128, Format::kFp8Block1x128)},
+  Recipe fp8_tensor = recipe_of(Format::kFp8Tensor, Format::kFp8Tensor);
+  fp8_tensor.gradient.element = DType::kE5M2;
+  return {{"fp8_tensor", fp8_tensor},
+          {"fp8_block", recipe_of(Format::kFp8Block128x128, Format::kFp8Block1x128)},
           {"fp8_block_fp32_scales", fp32_scales},
           {"mxfp8", recipe_of(Format::kMxfp8, Format::kMxfp8)},
           {"mxfp8_stochastic", stochastic_mxfp8},

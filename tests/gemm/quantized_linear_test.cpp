@@ -159,7 +159,8 @@ TEST_P(QuantizedLinears, WeightsKeptInTheFormatGiveTheSameBits) {
   std::vector<QuantizedTensor> owned;
   std::vector<QuantizedView> members;
   for (int64_t e = 0; e < 3; ++e) {
-    owned.emplace_back(recipe().weight, 40, 48, Directions{true, !is_tile(recipe().weight.format)});
+    owned.emplace_back(recipe().weight, 40, 48,
+                       Directions{true, !has_one_coding(recipe().weight.format)});
     quant::quantize(w.view().select(e), owned.back(), {}, {});
     members.push_back(owned.back());
   }

@@ -123,7 +123,8 @@ TEST_P(QuantizedGpu, OperandsOfWeightsHaveTheBytesOfTheCpu) {
   std::vector<QuantizedView> members[2];
   for (const Side side : {kHost, kOnGpu}) {
     for (int64_t e = 0; e < kExperts; ++e) {
-      owned.emplace_back(spec, kN, kK, Directions{true, !is_tile(spec.format)}, on(side).device());
+      owned.emplace_back(spec, kN, kK, Directions{true, !has_one_coding(spec.format)},
+                         on(side).device());
       quant::quantize(side(w).select(e), owned.back(), {}, on(side));
       members[side.gpu].push_back(owned.back());
     }

@@ -74,7 +74,8 @@ TEST(NarrowGradients, OfRecipesToo) {
     config.shared_gate = true;
     config.loss_chunk = 5;
   });
-  for (const RecipeKind kind : {RecipeKind::kFp8Block, RecipeKind::kMxfp8, RecipeKind::kNvfp4}) {
+  for (const RecipeKind kind :
+       {RecipeKind::kFp8Tensor, RecipeKind::kFp8Block, RecipeKind::kMxfp8, RecipeKind::kNvfp4}) {
     expect_one_rounding({c, DType::kBFloat16, kind});
   }
 }

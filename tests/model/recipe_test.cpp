@@ -10,7 +10,8 @@
 namespace moiety::model {
 namespace {
 
-constexpr RecipeKind kKinds[] = {RecipeKind::kFp8Block, RecipeKind::kMxfp8, RecipeKind::kNvfp4};
+constexpr RecipeKind kKinds[] = {RecipeKind::kFp8Tensor, RecipeKind::kFp8Block, RecipeKind::kMxfp8,
+                                 RecipeKind::kNvfp4};
 
 Config all_kinds_of_layers() {
   Config c = small_config();
@@ -30,6 +31,12 @@ Precision precision_of(RecipeKind kind, const RecipeOptions& options = {}) {
 }
 
 TEST(Recipe, FormatsAreThoseOfTheTable) {
+  const gemm::Recipe whole = make_recipe(RecipeKind::kFp8Tensor);
+  EXPECT_EQ(whole.weight, QuantSpec::of(Format::kFp8Tensor));
+  EXPECT_EQ(whole.input, whole.weight);
+  EXPECT_EQ(whole.gradient.format, Format::kFp8Tensor);
+  EXPECT_EQ(whole.gradient.element, DType::kE5M2);
+  EXPECT_THROW(make_recipe(RecipeKind::kFp8Tensor, {.weight_2d = true}), Error);
   const gemm::Recipe fp8 = make_recipe(RecipeKind::kFp8Block);
   EXPECT_EQ(fp8.weight, QuantSpec::of(Format::kFp8Block128x128));
   EXPECT_EQ(fp8.input, QuantSpec::of(Format::kFp8Block1x128));
@@ -67,6 +74,7 @@ TEST(Recipe, LayersInBf16) {
   EXPECT_EQ(kept(RecipeKind::kNvfp4, 7), std::pair(int64_t{0}, int64_t{0}));
   EXPECT_EQ(kept(RecipeKind::kMxfp8, 62), std::pair(int64_t{0}, int64_t{0}));
   EXPECT_EQ(kept(RecipeKind::kFp8Block, 62), std::pair(int64_t{0}, int64_t{0}));
+  EXPECT_EQ(kept(RecipeKind::kFp8Tensor, 62), std::pair(int64_t{0}, int64_t{0}));
 }
 
 // Names of parameters that have a format.
@@ -148,6 +156,7 @@ struct OptionCase {
   RecipeOptions options;
 };
 const std::vector<OptionCase> kOptionCases{
+    {"fp8_tensor", RecipeKind::kFp8Tensor, {}},
     {"fp8_block", RecipeKind::kFp8Block, {}},
     {"fp8_block_fp32_scales", RecipeKind::kFp8Block, {.pow2_scales = false}},
     {"mxfp8", RecipeKind::kMxfp8, {}},
@@ -215,8 +224,10 @@ TEST(Recipe, KeepingAllLayersIsBf16) {
 TEST(Recipe, GradientsAreNearThoseOfBf16) {
   const Config c = all_kinds_of_layers();
   const TestBatch batch(c, 4, 16, false, 1);
-  const std::map<RecipeKind, double> least{
-      {RecipeKind::kFp8Block, 0.95}, {RecipeKind::kMxfp8, 0.95}, {RecipeKind::kNvfp4, 0.7}};
+  const std::map<RecipeKind, double> least{{RecipeKind::kFp8Tensor, 0.95},
+                                           {RecipeKind::kFp8Block, 0.95},
+                                           {RecipeKind::kMxfp8, 0.95},
+                                           {RecipeKind::kNvfp4, 0.7}};
   on_ranks(1, [&](comm::Communicator& world) {
     ModelHarness h(c, DType::kBFloat16, world, 64);
     const StepStats expected_stats = h.step(batch.batch);

@@ -76,7 +76,9 @@ std::vector<std::string> run_bits(const Case& run, const Mode& mode) {
       Precision precision;
       precision.recipe = make_recipe(*run.recipe);
       precision.seed = 17;
-      if (*run.recipe != RecipeKind::kNvfp4) precision.dispatch = precision.recipe->input;
+      if (!is_tensor_scaled(precision.recipe->input.format)) {
+        precision.dispatch = precision.recipe->input;
+      }
       h.model->set_precision(precision);
     }
     all[world.rank()] = step_bits(h, batch.batch);
@@ -129,7 +131,8 @@ TEST(Recompute, StepOverCollectivesIsBitwiseTheSame) {
 }
 
 TEST(Recompute, RecipesAreBitwiseTheSame) {
-  for (const RecipeKind kind : {RecipeKind::kFp8Block, RecipeKind::kMxfp8, RecipeKind::kNvfp4}) {
+  for (const RecipeKind kind :
+       {RecipeKind::kFp8Tensor, RecipeKind::kFp8Block, RecipeKind::kMxfp8, RecipeKind::kNvfp4}) {
     for (const int ranks : {1, 2}) {
       expect_equal_bits({all_kinds_of_layers(), DType::kBFloat16, ranks, kind});
     }

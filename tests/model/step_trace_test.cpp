@@ -156,13 +156,15 @@ TEST(StepTrace, BundlesTravelInTheRecipesFormat) {
   const auto received = [&](const Precision& precision, const char* name) {
     return bundle(step_trace(c, precision, shape, {}), name).gather_of(gtp::kRowView).received;
   };
-  Precision mxfp8, nvfp4;
+  Precision fp8_tensor, mxfp8, nvfp4;
+  fp8_tensor.recipe = make_recipe(RecipeKind::kFp8Tensor);
   mxfp8.recipe = make_recipe(RecipeKind::kMxfp8);
   nvfp4.recipe = make_recipe(RecipeKind::kNvfp4);
   nvfp4.kept = {.first = 1, .last = 0};
   // A slice of qkv [2048, 512] over tp is [1024, 512], half of it comes from the peer.
   const int64_t half = 512 * 512, expert_half = 4 * 512 * 512 / 2;
   EXPECT_EQ(received({}, "layers.1.attn.qkv.weight"), 2 * half);
+  EXPECT_EQ(received(fp8_tensor, "layers.1.attn.qkv.weight"), half);
   EXPECT_EQ(received(mxfp8, "layers.1.attn.qkv.weight"), half + half / 32);
   EXPECT_EQ(received(nvfp4, "layers.1.attn.qkv.weight"), half / 2 + half / 256);
   EXPECT_EQ(received(nvfp4, "layers.0.attn.qkv.weight"), 2 * half);  // kept in bf16

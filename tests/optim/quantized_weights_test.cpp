@@ -144,14 +144,12 @@ QuantSpec fp32_scales() {
 }
 
 class QuantizedWeights : public testing::TestWithParam<QuantSpec> {};
-INSTANTIATE_TEST_SUITE_P(Formats, QuantizedWeights,
-                         testing::Values(QuantSpec::of(Format::kFp8Block128x128), fp32_scales(),
-                                         QuantSpec::of(Format::kMxfp8),
-                                         QuantSpec::of(Format::kMxfp8Tile32),
-                                         QuantSpec::of(Format::kNvfp4Tile16)),
-                         [](const auto& info) {
-                           return text("{}_{}", name(info.param.format), info.index);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Formats, QuantizedWeights,
+    testing::Values(QuantSpec::of(Format::kFp8Tensor), QuantSpec::of(Format::kFp8Block128x128),
+                    fp32_scales(), QuantSpec::of(Format::kMxfp8),
+                    QuantSpec::of(Format::kMxfp8Tile32), QuantSpec::of(Format::kNvfp4Tile16)),
+    [](const auto& info) { return text("{}_{}", name(info.param.format), info.index); });
 
 TEST_P(QuantizedWeights, AreThoseOfTheWholeMastersUnderEveryLayout) {
   const Outcome plain = train(1, 1, std::nullopt);

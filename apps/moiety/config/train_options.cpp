@@ -13,8 +13,9 @@ namespace {
 
 using train::DispatchFormat, train::GradReduce, train::Overflow, train::Recipe, train::ResumeFrom;
 
-constexpr Names<Recipe, 5> kRecipes{{{"fp32", Recipe::kFp32},
+constexpr Names<Recipe, 6> kRecipes{{{"fp32", Recipe::kFp32},
                                      {"bf16", Recipe::kBf16},
+                                     {"fp8_tensor", Recipe::kFp8Tensor},
                                      {"fp8_block", Recipe::kFp8Block},
                                      {"mxfp8", Recipe::kMxfp8},
                                      {"nvfp4", Recipe::kNvfp4}}};
