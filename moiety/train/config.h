@@ -25,9 +25,9 @@ enum class ResumeFrom {
   kPath,    // RunSettings::checkpoint
 };
 
-// The storage of weights and activations; the last three quantize the linears of bf16.
+// The storage of weights and activations; those from kFp8Tensor on quantize the linears of bf16.
 enum class Recipe { kFp32, kBf16, kFp8Tensor, kFp8Block, kMxfp8, kNvfp4 };
-// The recipe's name: "fp32", "bf16", "fp8_block", "mxfp8" or "nvfp4".
+// The recipe's name: "fp32", "bf16", "fp8_tensor", "fp8_block", "mxfp8" or "nvfp4".
 std::string_view name(Recipe recipe);
 
 // The format of tokens' rows on the way to their experts.
