@@ -336,6 +336,8 @@ int64_t shard_bytes(const optim::ParamSpec& spec, DType storage) {
   if (!spec.format) return byte_size(storage, s * k);
   const auto blocks = [](int64_t n, int64_t block) { return (n + block - 1) / block; };
   switch (spec.format->format) {
+    case Format::kFp8Tensor:  // every shard has the scale
+      return s * k;
     case Format::kFp8Block128x128:
       return s * k + 4 * (s / 128) * blocks(k, 128);
     case Format::kMxfp8:  // by rows or by columns

@@ -142,7 +142,7 @@ TEST(ZeroCopy, RowsOfDirectRanksLeaveTheRegionsAlone) {
 TEST(ZeroCopy, BuffersComeAndGo) {
   const ExpertMap map(5, kRanks);
   const Batch batch(map, {9, 0, 12}, 2, 1, 20, 3);
-  EpLimits limits{.tokens = 12, .model = 20, .topk = 2};
+  const EpLimits limits{.tokens = 12, .model = 20, .topk = 2};
   Threads::run(kRanks, [&](comm::Communicator& world) {
     EpGroup group = EpGroup::create(world, map, limits, automatic());
     const int me = world.rank();
@@ -170,8 +170,9 @@ TEST(ZeroCopy, BuffersComeAndGo) {
     group.detach(first);
     first.close();
     check_rows(&second, "second alone");
-    limits.tokens = 40;
-    group.reserve(limits);
+    EpLimits more = limits;
+    more.tokens = 40;
+    group.reserve(more);
     check_rows(&second, "after reserve");
     check_rows(nullptr, "elsewhere");
     group.detach(second);
@@ -185,7 +186,8 @@ TEST(ZeroCopy, AGroupMayHaveNoMemoryForRowsOnTheirWay) {
   const ExpertMap map(5, kRanks);
   const int64_t model = 20;
   const Batch batch(map, {9, 7, 12}, 2, 1, model, 3, Routing::kRandom);
-  EpLimits limits{.tokens = 12, .model = model, .topk = 2, .token_order = true, .staged = false};
+  const EpLimits limits{
+      .tokens = 12, .model = model, .topk = 2, .token_order = true, .staged = false};
   EXPECT_EQ(EpGroup::bytes(map, limits, {}).regions, 2 * 2 * 12 * 128);  // weights alone
   Threads::run(kRanks, [&](comm::Communicator& world) {
     const int me = world.rank();
@@ -218,8 +220,9 @@ TEST(ZeroCopy, AGroupMayHaveNoMemoryForRowsOnTheirWay) {
     Mat<bf16> out(tokens, model);
     combine(group, run.plan, {.y_CD = rows, .reduction = Reduction::kToken, .out_TD = out.view()},
             {});
-    limits.staged = true;
-    group.reserve(limits);
+    EpLimits staged = limits;
+    staged.staged = true;
+    group.reserve(staged);
     run.forward(group);
     run.backward(group);
     run.expect_all("staged");
