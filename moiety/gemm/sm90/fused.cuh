@@ -141,6 +141,7 @@ __device__ void multiply_and_hand_over(const TileGemm& g, const FusedMaps& maps,
     for (int step = 0; step < t.steps; ++step) {
       if (step > 0) barrier_wait(ring.full(), ring.phase);
       if (live) {
+        if (L::kArrivals > 1) fence_for_engines();  // rows that threads have copied
         products_begin();
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {

@@ -15,9 +15,7 @@ struct FusedLayout {
   static constexpr int kStages = kGathers ? 4 : 3;
   static constexpr int kBuffers = kGathers ? 2 : 4;  // of a group
   static constexpr int kRound = kGathers ? 1 : 4;    // of them, stored together
-  // Stages whose gathered rows are still on their way when the next are asked for.
-  static constexpr int kLag = 1;
-  static constexpr int kArrivals = kGathers ? 2 : 1;  // that fill a stage
+  static constexpr int kArrivals = kGathers ? 33 : 1;  // that fill a stage
   static constexpr int kA = kTileRows * kDepth * 2;
   static constexpr int kB = kFusedColumns * kDepth * 2;
   static constexpr int kStage = kA + kB;
@@ -36,46 +34,29 @@ class FusedLoader {
   using L = FusedLayout<kOp, kGathers>;
 
   __device__ FusedLoader(const TileGemm& g, const FusedMaps& maps, uint32_t base)
-      : g_(g), maps_(maps), ring_{base}, late_{base}, lane_(threadIdx.x % 32) {}
+      : g_(g), maps_(maps), ring_{base}, lane_(threadIdx.x % 32) {}
 
   __device__ void tile(const Tile& t) {
     if constexpr (kGathers) find_rows(t);
     for (int step = 0; step < t.steps; ++step) {
       barrier_wait(ring_.empty(), ring_.phase ^ 1);
       if (lane_ == 0) copy_tiles(t, step);
-      if constexpr (!kGathers) {
-        ring_.next();
-      } else {
+      if constexpr (kGathers) {
         gather(step);
-        commit_copies();
-        ring_.next();
-        if (++issued_ > L::kLag) {
-          wait_copies<L::kLag>();
-          arrive();
-        }
+        arrive_with_copies(ring_.full());
       }
+      ring_.next();
     }
   }
   // Announces that no tile follows.
   __device__ void end() {
-    if constexpr (kGathers) {
-      wait_copies<0>();
-      for (issued_ = min(issued_, L::kLag); issued_ > 0; --issued_) arrive();
-    }
+    if (kGathers) wait_copies();
     barrier_wait(ring_.empty(), ring_.phase ^ 1);
-    if (lane_ != 0) return;
-    for (int i = 0; i < L::kArrivals; ++i) barrier_arrive(ring_.full());
+    if (kGathers) barrier_arrive(ring_.full());
+    if (lane_ == 0) barrier_arrive(ring_.full());
   }
 
  private:
-  // All lanes have copied, and each orders its own copies.
-  __device__ void arrive() {
-    fence_for_engines();
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(late_.full());
-    late_.next();
-  }
-
   // The operands that the copy engine brings.
   __device__ void copy_tiles(const Tile& t, int step) {
     barrier_arrive_expecting(ring_.full(), (kGathers ? 0 : L::kA) + L::kB);
@@ -133,8 +114,8 @@ class FusedLoader {
 
   const TileGemm& g_;
   const FusedMaps& maps_;
-  Ring<L> ring_, late_;
-  int lane_, issued_ = 0;
+  Ring<L> ring_;
+  int lane_;
   uint32_t rows_[kRowsEach];
 };
 

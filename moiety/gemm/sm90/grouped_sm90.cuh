@@ -27,6 +27,7 @@ __device__ void multiply_tiles(const TileGemm& g, const Maps& maps, uint32_t bas
     for (int step = 0; step < t.steps; ++step) {
       if (step > 0) barrier_wait(ring.full(), ring.phase);
       if (live) {
+        if (L::kGathers) fence_for_engines();  // rows that threads have copied
         products_begin();
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {

@@ -10,10 +10,9 @@ class Loader {
  public:
   using L = Layout<kOp, kColumns, kGathered != Gathered::kNone>;
   static constexpr bool kATurned = kOp == GemmOp::kNT;
-  static constexpr int kLag = 2;  // stages whose gathered rows are still on their way
 
   __device__ Loader(const TileGemm& g, const Maps& maps, uint32_t base)
-      : g_(g), maps_(maps), ring_{base}, late_{base}, thread_(threadIdx.x % kWarpGroup) {}
+      : g_(g), maps_(maps), ring_{base}, thread_(threadIdx.x % kWarpGroup) {}
 
   __device__ void tile(const Tile& t) {
     if constexpr (kGathered == Gathered::kA && !kATurned) find_rows(t);
@@ -21,37 +20,22 @@ class Loader {
     for (int step = 0; step < t.steps; ++step) {
       barrier_wait(ring_.empty(), ring_.phase ^ 1);
       if (thread_ == 0) copy_tiles(t, step);
-      if constexpr (kGathered == Gathered::kNone) {
-        ring_.next();
-      } else {
+      if constexpr (kGathered != Gathered::kNone) {
         gather(t, step);
-        commit_copies();
-        ring_.next();
-        if (++issued_ > kLag) {
-          wait_copies<kLag>();
-          arrive();
-        }
+        arrive_with_copies(ring_.full());
       }
+      ring_.next();
     }
   }
   // Announces that no tile follows.
   __device__ void end() {
-    if constexpr (kGathered != Gathered::kNone) {
-      wait_copies<0>();
-      for (issued_ = min(issued_, kLag); issued_ > 0; --issued_) arrive();
-    }
+    if (kGathered != Gathered::kNone) wait_copies();
     barrier_wait(ring_.empty(), ring_.phase ^ 1);
     barrier_arrive(ring_.full());
     if (kGathered != Gathered::kNone && thread_ == 0) barrier_arrive(ring_.full());
   }
 
  private:
-  __device__ void arrive() {
-    fence_for_engines();
-    barrier_arrive(late_.full());
-    late_.next();
-  }
-
   // The operands that the copy engine brings.
   __device__ void copy_tiles(const Tile& t, int step) {
     constexpr bool kCopyA = kGathered != Gathered::kA, kCopyB = kGathered != Gathered::kB;
@@ -157,8 +141,8 @@ class Loader {
 
   const TileGemm& g_;
   const Maps& maps_;
-  Ring<L> ring_, late_;
-  int thread_, issued_ = 0;
+  Ring<L> ring_;
+  int thread_;
   Row rows_[kRowsEach];
   int32_t sources_[kRowsEach];
 };

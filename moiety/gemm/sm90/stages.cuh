@@ -14,8 +14,9 @@ constexpr int kTilesAhead = 8;    // more than the loading group can be ahead
 // Shared memory: stages, and buffers through which a group stores, `kRound` at a time. Products over
 // rows store all columns of bfloat16 at once, which hides best; weight gradients and gathered rows
 // are better off with a stage more.
-template <GemmOp kOp, int kColumns, bool kGathers>
+template <GemmOp kOp, int kColumns, bool kGathersRows>
 struct Layout {
+  static constexpr bool kGathers = kGathersRows;
   static constexpr bool kStoresAtOnce = kOp != GemmOp::kNT && !kGathers;
   static constexpr int kA = kTileRows * kDepth * 2;
   static constexpr int kB = kColumns * kDepth * 2;
