@@ -32,10 +32,24 @@ MOIETY_HD_INLINE float exp_nonpositive(float t) {
 }
 inline double exp_nonpositive(double t) { return std::exp(t); }
 
+// 1 / d, correctly rounded, for 1 <= d <= 2 (NaN gives NaN). A GPU's division is right for all
+// numbers and takes three times as long.
+MOIETY_HD_INLINE float reciprocal_of_1_to_2(float d) {
+#ifdef __CUDA_ARCH__
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  r = std::fma(r, std::fma(-d, r, 1.0f), r);
+  r = std::fma(r, std::fma(-d, r, 1.0f), r);
+  return d == 0x1.fffffep+0f ? 0x1.000002p-1f : r;  // the one number that this rounds wrongly
+#else
+  return 1.0f / d;
+#endif
+}
+
 // The sigmoid, 1 / (1 + e^-x).
 MOIETY_HD_INLINE float sigmoid(float x) {
   const float e = exp_nonpositive(-std::fabs(x));
-  const float r = 1.0f / (1.0f + e);
+  const float r = reciprocal_of_1_to_2(1.0f + e);
   return x < 0 ? e * r : r;
 }
 inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }

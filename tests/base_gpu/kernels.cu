@@ -1,4 +1,5 @@
 #include "moiety/base/launch.cuh"
+#include "moiety/base/math.h"
 #include "tests/base_gpu/kernels.h"
 
 namespace moiety {
@@ -32,6 +33,12 @@ __global__ void mark_blocks_kernel(int32_t* x, int64_t shared_bytes) {
   }
 }
 
+__global__ void count_wrong_reciprocals_kernel(int32_t* wrong, uint32_t last) {
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  const float d = __uint_as_float(__float_as_uint(1.0f) + min(i, last));
+  if (reciprocal_of_1_to_2(d) != __frcp_rn(d)) atomicAdd(wrong, 1);
+}
+
 }  // namespace
 
 void add_one(TensorView x, Stream stream) {
@@ -42,6 +49,12 @@ void add_one(TensorView x, Stream stream) {
 void add_amount(TensorView x, TensorView amount, Stream stream) {
   launch("add_amount", add_amount_kernel, {.blocks = blocks_for(x.numel(), 256)}, stream,
          x.data<int32_t>(), amount.data<int32_t>(), x.numel());
+}
+
+void count_wrong_reciprocals(TensorView wrong, Stream stream) {
+  constexpr uint32_t kLast = 1 << 23;  // 2
+  launch("count_wrong_reciprocals", count_wrong_reciprocals_kernel,
+         {.blocks = blocks_for(kLast + 1, 256)}, stream, wrong.data<int32_t>(), kLast);
 }
 
 void spin(int64_t cycles, Stream stream) {

@@ -17,6 +17,9 @@ void mark_blocks(TensorView x, int64_t blocks, int64_t shared_bytes, Stream stre
 int64_t resident_mark_blocks(int64_t shared_bytes, const Stream& stream);
 void launch_too_many_threads(TensorView x, Stream stream);
 
+// *wrong += how many floats d from 1 to 2 have another 1 / d than the GPU's division.
+void count_wrong_reciprocals(TensorView wrong, Stream stream);
+
 // A cudaStream_t that the library does not own.
 void* make_cuda_stream();
 bool destroy_cuda_stream(void* stream);

@@ -45,6 +45,12 @@ TEST_F(Runtime, PropertiesAreThoseOfAGpu) {
   EXPECT_GE(gpu_status().driver, gpu_status().runtime / 1000 * 1000);
 }
 
+TEST_F(Runtime, ReciprocalsOfSigmoidsAreRoundedCorrectly) {
+  const Tensor wrong(DType::kInt32, {1}, kGpu);
+  count_wrong_reciprocals(wrong, stream);
+  EXPECT_EQ(words_of(wrong, stream)[0], 0);
+}
+
 TEST_F(Runtime, MemoryIsZeroedAndGivenBack) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   Tensor first(DType::kInt32, {1}, kGpu);  // the run time takes memory of its own at first uses

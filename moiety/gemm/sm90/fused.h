@@ -1,11 +1,10 @@
 // Products of experts with the activation beside them, on Hopper: F1 with F2, and B1 with B2, in
 // one launch each. Internal to moiety/gemm.
 //
-// The kernel is that of grouped_sm90.h with tiles of 256 columns and a fourth group of threads. Who
-// multiplies stores H, or dA, as ever; once a tile's rows are in memory, which is in the L2 cache,
-// the fourth group reads them there and computes the activation, while the next tile is
-// multiplied. A forward tile has 128 columns of the activated half and the same 128 of the linear
-// half, so H keeps its order, and the weights theirs. Bits are those of the separate operations.
+// Two groups of threads multiply in turns, each a tile of its own; the activation of a tile is
+// computed while the other group multiplies. A forward tile has columns of the activated half and
+// the same ones of the linear half, so H keeps its order, and the weights theirs. Bits are those of
+// the separate operations.
 #pragma once
 
 #include <optional>
@@ -17,7 +16,8 @@
 
 namespace moiety::gemm::sm90 {
 
-inline constexpr int kFusedColumns = 256;  // of a tile
+// Columns of a tile for a product of `n` columns (of H, or of dA): a pure choice.
+int fused_columns(int64_t n);
 
 // Segments of the canonical row dot in a row of `ffn` columns.
 MOIETY_HD inline int64_t segment_count(int64_t ffn) {

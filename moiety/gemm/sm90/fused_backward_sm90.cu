@@ -2,8 +2,9 @@
 
 namespace moiety::gemm::sm90 {
 
-FusedLaunch fused_backward_launch(bool gathers) {
-  return gathers ? fused_launch_of<GemmOp::kNN, true>() : fused_launch_of<GemmOp::kNN, false>();
+FusedLaunch fused_backward_launch(int columns) {
+  return columns == 192 ? fused_launch_of<GemmOp::kNN, 192, false>()
+                        : fused_launch_of<GemmOp::kNN, 128, false>();
 }
 
 }  // namespace moiety::gemm::sm90

@@ -2,8 +2,9 @@
 
 namespace moiety::gemm::sm90 {
 
-FusedLaunch fused_forward_launch(bool gathers) {
-  return gathers ? fused_launch_of<GemmOp::kTN, true>() : fused_launch_of<GemmOp::kTN, false>();
+FusedLaunch fused_forward_launch(int columns) {
+  return columns == 192 ? fused_launch_of<GemmOp::kTN, 192, false>()
+                        : fused_launch_of<GemmOp::kTN, 128, false>();
 }
 
 }  // namespace moiety::gemm::sm90

@@ -97,17 +97,23 @@ std::optional<std::string> fused_refusal(const TileGemm& g, const FusedActivatio
   return {};
 }
 
+namespace {
+
+// Columns that are computed in tiles of so many, dearer in narrow tiles, which read `a` more often.
+int64_t cost(int64_t n, int columns) {
+  return (n + columns - 1) / columns * columns * (100 + (256 - columns) / 16);
+}
+
+}  // namespace
+
+int fused_columns(int64_t n) { return cost(n, 192) <= cost(n, 128) ? 192 : 128; }
+
 Kernel choose_kernel(const Product& product) {
   Kernel kernel{product.op, kTileColumns[0], Gathered::kNone};
   if (product.a.source) kernel.gathered = Gathered::kA;
   if (product.b.source) kernel.gathered = Gathered::kB;
-  // Columns that are computed, dearer in narrow tiles, which read `a` more often.
-  const auto cost = [&](int columns) {
-    const int64_t computed = (product.n + columns - 1) / columns * columns;
-    return computed * (100 + (256 - columns) / 16);
-  };
   for (const int columns : kTileColumns) {
-    if (cost(columns) <= cost(kernel.columns)) kernel.columns = columns;
+    if (cost(product.n, columns) <= cost(product.n, kernel.columns)) kernel.columns = columns;
   }
   return kernel;
 }

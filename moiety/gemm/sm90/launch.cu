@@ -71,20 +71,18 @@ Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
 }
 
 FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, const Stream& stream) {
-  const bool forward = g.op == GemmOp::kTN;
-  const bool gathers = g.a.source;
-  const FusedLaunch row = forward ? fused_forward_launch(gathers) : fused_backward_launch(gathers);
-  FusedMaps maps{maps_of(g, kFusedColumns / 2), {}, 0};
-  const Epilogue& e = g.epilogue;
-  const int64_t tiles = tile_bound(g, kTileRows, kFusedColumns);
-  if (forward && activation.block.activation.kind == ActivationKind::kGlu) {
-    const int64_t ffn = activation.block.ffn;
-    maps.pairs = static_cast<int32_t>(ffn);
-    maps.products.out = ragged_map(e.out, e.out_dtype, ffn, e.out_stride, 64);
-    maps.second = ragged_map(static_cast<const char*>(e.out) + byte_size(e.out_dtype, ffn),
-                             e.out_dtype, ffn, e.out_stride, 64);
+  const bool forward = g.op == GemmOp::kTN, gathers = g.a.source;
+  const int columns = fused_columns(g.n);
+  const FusedLaunch row =
+      forward ? gathers ? fused_forward_gathered_launch(columns) : fused_forward_launch(columns)
+      : gathers ? fused_backward_gathered_launch(columns)
+                : fused_backward_launch(columns);
+  FusedMaps maps{maps_of(g, columns / 2), 0};
+  if (forward && activation.block.activation.gated()) {
+    maps.pairs = static_cast<int32_t>(activation.block.ffn);
   }
   const int64_t processors = gpu_properties(stream.device().index).multiprocessors;
+  const int64_t tiles = tile_bound(g, kTileRows, columns);
   return {row.kernel, {std::min(tiles, processors), 3 * 128, row.shared_bytes}, maps};
 }
 

@@ -36,15 +36,16 @@ std::span<const KernelLaunch> wgrad_gathered_launches();
 // Those of fused.h.
 struct FusedMaps {
   Maps products;
-  CUtensorMap second;  // out, for the second half of a tile's columns
-  int32_t pairs;       // F, if that half is F columns after the first; 0 if it is its neighbour
+  int32_t pairs;  // F, if half of a tile's columns is F after the other; 0 if they are neighbours
 };
 struct FusedLaunch {
   void (*kernel)(FusedMaps, TileGemm, FusedActivation);
   int64_t shared_bytes;
 };
-FusedLaunch fused_forward_launch(bool gathers);
-FusedLaunch fused_backward_launch(bool gathers);
+FusedLaunch fused_forward_launch(int columns);
+FusedLaunch fused_forward_gathered_launch(int columns);
+FusedLaunch fused_backward_launch(int columns);
+FusedLaunch fused_backward_gathered_launch(int columns);
 
 // The launch of a product that is not refused, on the stream's GPU, by choose_kernel's or another
 // kernel that takes it.

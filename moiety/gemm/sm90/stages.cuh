@@ -57,6 +57,12 @@ struct Ring {
       phase ^= 1;
     }
   }
+  // Passes stages that another user takes.
+  __device__ void skip(int stages) {
+    stage += stages;
+    phase ^= stage / L::kStages & 1;
+    stage %= L::kStages;
+  }
   __device__ uint32_t full() const { return base + L::kBarriers + stage * 16; }
   __device__ uint32_t empty() const { return full() + 8; }
   __device__ uint32_t a() const { return base + stage * L::kStage; }
