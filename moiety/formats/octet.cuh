@@ -124,6 +124,22 @@ __device__ void store_octet(T* p, const Octet<T>& x, int64_t valid) {
   }
 }
 
+// The same in global memory, always by instructions of 16 bytes: the compiler splits store_octet's
+// if the words come from different branches, and a warp's stores then take four times as long.
+template <bool kVector, class T>
+__device__ void store_octet_global(T* p, const Octet<T>& x, int64_t valid) {
+  if constexpr (kVector) {
+    if (valid <= 0) return;
+#pragma unroll
+    for (int w = 0; w < Octet<T>::kWords; w += 4) {
+      __stwb(reinterpret_cast<uint4*>(p) + w / 4,
+             make_uint4(x.word[w], x.word[w + 1], x.word[w + 2], x.word[w + 3]));
+    }
+  } else {
+    store_octet<false>(p, x, valid);
+  }
+}
+
 // Whether all rows of the tensors that are defined are whole octets at multiples of 16 bytes.
 inline bool octets_fit(std::initializer_list<const TensorView*> tensors) {
   for (const TensorView* x : tensors) {

@@ -105,7 +105,7 @@ __device__ uint32_t forward_row(const Params& p, int64_t r) {
       v[i] = prob ? y * prob[r] : y;
     }
     const Octet<T> a = round_octet<T>(v);
-    store_octet<kVector>(out + f, a, block.ffn - f);
+    store_octet_global<kVector>(out + f, a, block.ffn - f);
     if (p.amax) amax = max(amax, a.amax(block.ffn - f));
   }
   return amax;
@@ -169,19 +169,19 @@ __device__ uint32_t backward_row(const Params& p, int64_t r) {
     if (p.amax) amax = max(amax, first.amax(valid));
     if (valid > 0) {
       const int64_t interleave = kKind == Kind::kSquaredRelu ? 0 : block.interleave;
-      store_octet<kVector>(dh + hidden_column(0, f, block.ffn, interleave), first, valid);
+      store_octet_global<kVector>(dh + hidden_column(0, f, block.ffn, interleave), first, valid);
     }
     if constexpr (kKind != Kind::kSquaredRelu) {
       const Octet<T> second = round_octet<T>(w);
       if (p.amax) amax = max(amax, second.amax(valid));
       if (valid > 0) {
-        store_octet<kVector>(dh + hidden_column(1, f, block.ffn, block.interleave), second, valid);
+        store_octet_global<kVector>(dh + hidden_column(1, f, block.ffn, block.interleave), second, valid);
       }
     }
     if (again) {
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) v[i] = prob ? y[i] * *prob : y[i];
-      store_octet<kVector>(again + f, round_octet<T>(v), valid);
+      store_octet_global<kVector>(again + f, round_octet<T>(v), valid);
     }
   }
   if (block.dprob && threadIdx.x % 32 == 0) static_cast<float*>(block.dprob)[r] = dprob;

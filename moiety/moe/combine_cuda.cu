@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kRowThreads) sum_rows(const __grid_constant__ 
   std::byte* const out = p.out + t * p.out_stride;
   const bool same_type = !p.out_fp32 || sizeof(T) == 4;
   if (!kWeighted && terms == 1 && !p.addend && same_type) {
-    return store_octet<kVector>(reinterpret_cast<T*>(out) + c, held[0], p.n - c);
+    return store_octet_global<kVector>(reinterpret_cast<T*>(out) + c, held[0], p.n - c);
   }
   if (p.round_terms) {
     const Octet<T> rounded = round_octet<T>(v);
@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(kRowThreads) sum_rows(const __grid_constant__ 
     for (int j = 0; j < kOctet; ++j) v[j] = terms == 0 ? more[j] : v[j] + more[j];
   }
   if (p.out_fp32) {
-    store_octet<kVector>(reinterpret_cast<float*>(out) + c, round_octet<float>(v), p.n - c);
+    store_octet_global<kVector>(reinterpret_cast<float*>(out) + c, round_octet<float>(v), p.n - c);
   } else {
-    store_octet<kVector>(reinterpret_cast<T*>(out) + c, round_octet<T>(v), p.n - c);
+    store_octet_global<kVector>(reinterpret_cast<T*>(out) + c, round_octet<T>(v), p.n - c);
   }
 }
 
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kRowThreads) scale_rows(const __grid_constant_
         // An element that does not exist must not turn a sum of -0 into +0.
         if (c + j < p.n) sum = __fmaf_rn(held_y[i][j], held_g[i][j], sum);
       }
-      store_octet<kVector>(to + c, round_octet<T>(v), p.n - c);
+      store_octet_global<kVector>(to + c, round_octet<T>(v), p.n - c);
     }
   }
   if (!p.y) return;

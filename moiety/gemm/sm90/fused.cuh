@@ -24,8 +24,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[2][L::kColumns / 2], Ri
     last.next();
   };
   for (int step = 0; step < steps; ++step) {
-    barrier_wait(ring.full(), ring.phase);
-    if (L::kGathers) fence_for_engines();  // rows that threads have copied
+    if (!L::kGathers || step == 0) await_stage(ring);
     products_begin();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
@@ -36,9 +35,13 @@ __device__ __forceinline__ void multiply_tile(float (&d)[2][L::kColumns / 2], Ri
       }
     }
     products_commit();
-    if (step == steps - 1) passed();
-    products_wait<1>();
     ring.next();
+    if (step == steps - 1) {
+      passed();
+    } else if (L::kGathers) {
+      await_stage(ring);  // while these products run
+    }
+    products_wait<1>();
     if (step > 0) release();
   }
   products_wait<0>();
@@ -66,7 +69,8 @@ __device__ void multiply_in_turns(const TileGemm& g, const FusedActivation& f, u
     const auto passed = [&] {
       if (threadIdx.x % kWarpGroup == 0) barrier_arrive(turn_barrier(turns, 1 - group));
     };
-    float d[2][L::kColumns / 2];
+    // The first product overwrites them, but the compiler would hold old ones in registers for it.
+    float d[2][L::kColumns / 2] = {};
     if (t.live > 64) {
       multiply_tile<kOp, 2, L>(d, ring, steps, passed);
       rows.finish(t, 0, d[0]);
@@ -98,7 +102,7 @@ __global__ void __launch_bounds__(3 * kWarpGroup, 1)
   __syncthreads();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role == kGroups) {
-    give_registers<L::kGathers ? 56 : 40>();
+    give_registers<504 - 2 * L::kRegisters>();
     if (!L::kGathers && threadIdx.x % kWarpGroup != 0) return;
     FusedLoader<kOp, L> loader(g, maps, base);
     const TileWalk<kOp, L::kColumns> walk(g, *table);
@@ -110,7 +114,7 @@ __global__ void __launch_bounds__(3 * kWarpGroup, 1)
     if (L::kGathers) wait_copies();
     return;
   }
-  take_registers<L::kGathers ? 224 : 232>();
+  take_registers<L::kRegisters>();
   const ActivationBlock& block = f.block;
   const bool plain = block.activation.alpha == 1 && block.activation.offset == 0 &&
                      block.activation.limit == swiglu().limit;

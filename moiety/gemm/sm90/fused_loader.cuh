@@ -13,6 +13,8 @@ struct FusedLayout {
   static constexpr int kColumns = kColumnsOfTile;
   static constexpr bool kGathers = kGathersRows;
   static constexpr int kStages = kColumns > 128 ? 4 : 5;
+  // Of each thread that multiplies; what is left of three groups' is for those that load.
+  static constexpr int kRegisters = 232;
   static constexpr int kArrivals = kGathers ? kWarpGroup + 1 : 1;  // that fill a stage
   static constexpr int kA = kTileRows * kDepth * 2;
   static constexpr int kB = kColumns * kDepth * 2;

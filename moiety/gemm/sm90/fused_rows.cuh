@@ -129,9 +129,9 @@ class FusedRows {
 #pragma unroll
       for (int c = 0; c < kOctet; ++c) v[c] = value(x[c], b[c]) * p;
       if (!live || f + turn * 32 >= block_.ffn) continue;
-      store_octet<true>(h + turn * 32, x, kOctet);
-      if constexpr (kPaired) store_octet<true>(h + turn * 32 + block_.ffn, b, kOctet);
-      store_octet<true>(a + turn * 32, round_octet<bf16>(v), kOctet);
+      store_octet_global<true>(h + turn * 32, x, kOctet);
+      if constexpr (kPaired) store_octet_global<true>(h + turn * 32 + block_.ffn, b, kOctet);
+      store_octet_global<true>(a + turn * 32, round_octet<bf16>(v), kOctet);
     }
   }
 
@@ -202,9 +202,9 @@ class FusedRows {
       if constexpr (kPaired) db = exchange(w);
       if (block_.a) again = exchange(y);
       if (live && column + turn * 32 + kOctet * lane < ffn) {
-        store_octet<true>(dh + turn * 32, dx, kOctet);
-        if constexpr (kPaired) store_octet<true>(dh + turn * 32 + ffn, db, kOctet);
-        if (block_.a) store_octet<true>(a + turn * 32, again, kOctet);
+        store_octet_global<true>(dh + turn * 32, dx, kOctet);
+        if constexpr (kPaired) store_octet_global<true>(dh + turn * 32 + ffn, db, kOctet);
+        if (block_.a) store_octet_global<true>(a + turn * 32, again, kOctet);
       }
       x = next_x;
       b = next_b;

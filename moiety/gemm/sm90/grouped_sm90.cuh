@@ -19,15 +19,14 @@ __device__ void multiply_tiles(const TileGemm& g, const Maps& maps, uint32_t bas
     last.next();
   };
   for (int n = 0;; ++n) {
-    barrier_wait(ring.full(), ring.phase);
+    await_stage(ring);
     const Tile t = tiles[n % kTilesAhead];
     if (t.group < 0) return;
     const bool live = t.live > 64 * group;
     float d[kColumns / 2];
     for (int step = 0; step < t.steps; ++step) {
-      if (step > 0) barrier_wait(ring.full(), ring.phase);
+      if (!L::kGathers && step > 0) await_stage(ring);
       if (live) {
-        if (L::kGathers) fence_for_engines();  // rows that threads have copied
         products_begin();
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {
@@ -35,9 +34,10 @@ __device__ void multiply_tiles(const TileGemm& g, const Maps& maps, uint32_t bas
                                        operand(ring.b() + k * kBStep, kPiece), step > 0 || k > 0);
         }
         products_commit();
-        products_wait<1>();
       }
       ring.next();
+      if (L::kGathers && step + 1 < t.steps) await_stage(ring);  // while these products run
+      if (live) products_wait<1>();
       if (step > 0) release();
     }
     products_wait<0>();

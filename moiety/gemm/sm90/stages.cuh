@@ -69,4 +69,11 @@ struct Ring {
   __device__ uint32_t b() const { return a() + L::kA; }
 };
 
+// Waits until the stage may be multiplied. Rows that threads have copied need an order of their own.
+template <class L>
+__device__ __forceinline__ void await_stage(const Ring<L>& ring) {
+  barrier_wait(ring.full(), ring.phase);
+  if (L::kGathers) fence_for_engines();
+}
+
 }  // namespace moiety::gemm::sm90
