@@ -24,7 +24,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[2][L::kColumns / 2], Ri
     last.next();
   };
   for (int step = 0; step < steps; ++step) {
-    if (!L::kGathers || step == 0) await_stage(ring);
+    await_stage(ring);
     products_begin();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
@@ -35,13 +35,9 @@ __device__ __forceinline__ void multiply_tile(float (&d)[2][L::kColumns / 2], Ri
       }
     }
     products_commit();
-    ring.next();
-    if (step == steps - 1) {
-      passed();
-    } else if (L::kGathers) {
-      await_stage(ring);  // while these products run
-    }
+    if (step == steps - 1) passed();
     products_wait<1>();
+    ring.next();
     if (step > 0) release();
   }
   products_wait<0>();
@@ -102,7 +98,7 @@ __global__ void __launch_bounds__(3 * kWarpGroup, 1)
   __syncthreads();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role == kGroups) {
-    give_registers<504 - 2 * L::kRegisters>();
+    give_registers<40>();
     if (!L::kGathers && threadIdx.x % kWarpGroup != 0) return;
     FusedLoader<kOp, L> loader(g, maps, base);
     const TileWalk<kOp, L::kColumns> walk(g, *table);
@@ -114,7 +110,7 @@ __global__ void __launch_bounds__(3 * kWarpGroup, 1)
     if (L::kGathers) wait_copies();
     return;
   }
-  take_registers<L::kRegisters>();
+  take_registers<232>();
   const ActivationBlock& block = f.block;
   const bool plain = block.activation.alpha == 1 && block.activation.offset == 0 &&
                      block.activation.limit == swiglu().limit;
