@@ -132,10 +132,10 @@ __device__ void store_octet_global(T* p, const Octet<T>& x, int64_t valid) {
     if (valid <= 0) return;
 #pragma unroll
     for (int w = 0; w < Octet<T>::kWords; w += 4) {
-      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(
-                       reinterpret_cast<uint32_t*>(p) + w),
-                   "r"(x.word[w]), "r"(x.word[w + 1]), "r"(x.word[w + 2]), "r"(x.word[w + 3])
-                   : "memory");
+      asm volatile(
+          "st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(reinterpret_cast<uint32_t*>(p) + w),
+          "r"(x.word[w]), "r"(x.word[w + 1]), "r"(x.word[w + 2]), "r"(x.word[w + 3])
+          : "memory");
     }
   } else {
     store_octet<false>(p, x, valid);

@@ -37,7 +37,7 @@ void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorVi
 // kSm90: products by Hopper's tensor cores (sm90/grouped_sm90.h), but for single views that these
 // cannot take, whose rows begin at no multiple of 16 bytes; kSm90Fused: with the activation in the
 // products' launches (sm90/fused.h), which changes no bit and is taken only where it is required,
-// since it has not run on a GPU yet; kCudaPlain: for every GPU and view.
+// since it was slower on whole layers; kCudaPlain: for every GPU and view.
 enum class MlpPath { kReference, kCpu, kCudaPlain, kSm90, kSm90Fused };
 const char* name(MlpPath path);
 

@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kThreads) sum_token_rows(const __grid_constant
         first = false;
       }
     }
-    store_octet_global<kVector>(static_cast<T*>(p.out) + t * p.out_stride + c, round_octet<T>(sum), valid);
+    store_octet_global<kVector>(static_cast<T*>(p.out) + t * p.out_stride + c, round_octet<T>(sum),
+                                valid);
   }
 }
 

@@ -175,7 +175,8 @@ __device__ uint32_t backward_row(const Params& p, int64_t r) {
       const Octet<T> second = round_octet<T>(w);
       if (p.amax) amax = max(amax, second.amax(valid));
       if (valid > 0) {
-        store_octet_global<kVector>(dh + hidden_column(1, f, block.ffn, block.interleave), second, valid);
+        store_octet_global<kVector>(dh + hidden_column(1, f, block.ffn, block.interleave), second,
+                                    valid);
       }
     }
     if (again) {

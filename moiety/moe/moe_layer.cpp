@@ -93,7 +93,7 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                group.map().experts(), config.router.experts);
   // On CPU ranks the exchange then runs when its results are asked for.
   if (config.overlap != Overlap::kNone && group.ranks() > 1) side_ = Stream::deferred();
-  layout_ = choose_row_layout(config.layout, group.ranks(), group.device());
+  layout_ = choose_row_layout(config.layout, group.ranks());
   path_ = gemm::choose_grouped_mlp({.dtype = config.dtype,
                                     .model = config.model,
                                     .ffn = config.ffn,

@@ -16,7 +16,7 @@ std::string_view name(RowLayout layout) {
   return "?";
 }
 
-RowLayout choose_row_layout(RowLayout wanted, int64_t ranks, Device device) {
+RowLayout choose_row_layout(RowLayout wanted, int64_t ranks) {
   if (wanted == RowLayout::kRank && ranks > 1) {
     fail(ErrorKind::kUnsupported,
          "moe.layout = \"rank\": experts read rows where they lie in groups of one rank, and this "
@@ -24,8 +24,7 @@ RowLayout choose_row_layout(RowLayout wanted, int64_t ranks, Device device) {
          ranks);
   }
   if (wanted != RowLayout::kAuto) return wanted;
-  const bool cpu = device.type == DeviceType::kCpu;
-  return ranks == 1 && cpu ? RowLayout::kRank : RowLayout::kExpert;
+  return ranks == 1 ? RowLayout::kRank : RowLayout::kExpert;
 }
 
 RowCopies choose_row_copies(gemm::MlpPath path, int64_t ffn, int64_t hidden) {

@@ -4,21 +4,20 @@
 #include <cstdint>
 #include <string_view>
 
-#include "moiety/base/device.h"
 #include "moiety/gemm/grouped_mlp.h"
 
 namespace moiety::moe {
 
 enum class RowLayout : uint8_t {
-  kAuto,    // kRank where it is possible, on CPUs
+  kAuto,    // kRank where it is possible
   kExpert,  // in copies, which lie in the order of experts
   kRank,    // where the tokens lie, through maps (slot_maps.h): in groups of one rank
 };
 std::string_view name(RowLayout layout);
 
-// The layout of the layers of a group of so many ranks: kExpert or kRank. kAuto is kExpert on a GPU,
-// where kRank was never measured. Error(kUnsupported) for kRank with several ranks.
-RowLayout choose_row_layout(RowLayout wanted, int64_t ranks, Device device);
+// The layout of the layers of a group of so many ranks: kExpert or kRank. Error(kUnsupported) for
+// kRank with several ranks.
+RowLayout choose_row_layout(RowLayout wanted, int64_t ranks);
 
 // Which products of experts in kRank read a copy of their rows that is made for them alone, in memory
 // that they need anyhow, instead of gathering rows as they load them. A product loses by gathering

@@ -378,17 +378,16 @@ TEST(GroupedMlpPath, ThatIsRequiredMayBeALesserOne) {
   PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper);
   report.require(MlpPath::kCudaPlain);
   EXPECT_EQ(report.describe(),
-            "cuda_plain (sm90_fused: it has not run on a GPU yet; sm90: cuda_plain is required)");
+            "cuda_plain (sm90_fused: it was slower than sm90; sm90: cuda_plain is required)");
   const auto error = [&](PathReport of, MlpPath path) {
     return error_of([&] { of.require(path); }, ErrorKind::kUnsupported);
   };
   EXPECT_EQ(error(choose_grouped_mlp({DType::kBFloat16, 12, 16}, hopper), MlpPath::kSm90),
             "grouped_mlp: path sm90 is required, cuda_plain was chosen; sm90_fused: D=12 is no "
             "multiple of 8; sm90: D=12 is no multiple of 8");
-  EXPECT_EQ(
-      error(report, MlpPath::kReference),
-      "grouped_mlp: path reference is required, cuda_plain was chosen; sm90_fused: it has not "
-      "run on a GPU yet; sm90: cuda_plain is required; reference is a path of CPUs");
+  EXPECT_EQ(error(report, MlpPath::kReference),
+            "grouped_mlp: path reference is required, cuda_plain was chosen; sm90_fused: it was "
+            "slower than sm90; sm90: cuda_plain is required; reference is a path of CPUs");
 }
 
 TEST(GroupedMlpPath, ThatIsTakenByNameAlone) {
@@ -407,7 +406,7 @@ TEST(GroupedMlpPath, ThatIsTakenByNameAlone) {
 TEST(GroupedMlpPath, OfGpus) {
   const GpuProperties hopper{.name = "H200", .major = 9}, blackwell{.name = "B200", .major = 10};
   EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper).describe(),
-            "sm90 (sm90_fused: it has not run on a GPU yet)");
+            "sm90 (sm90_fused: it was slower than sm90)");
   const auto plain = [](const GroupedMlpDesc& desc, const GpuProperties& gpu) {
     return choose_grouped_mlp(desc, gpu).describe();
   };

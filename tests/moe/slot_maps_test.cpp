@@ -193,15 +193,12 @@ TEST(SlotMaps, KeepTheHiddenActivationAndMapsAlone) {
 }
 
 TEST(RowLayout, IsAPureChoice) {
-  const Device cpu, gpu{DeviceType::kCuda, 0};
-  EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 1, cpu), RowLayout::kRank);
-  EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 2, cpu), RowLayout::kExpert);
-  EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 1, gpu), RowLayout::kExpert);
-  EXPECT_EQ(choose_row_layout(RowLayout::kExpert, 1, cpu), RowLayout::kExpert);
-  EXPECT_EQ(choose_row_layout(RowLayout::kRank, 1, cpu), RowLayout::kRank);
-  EXPECT_EQ(choose_row_layout(RowLayout::kRank, 1, gpu), RowLayout::kRank);
+  EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 1), RowLayout::kRank);
+  EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 2), RowLayout::kExpert);
+  EXPECT_EQ(choose_row_layout(RowLayout::kExpert, 1), RowLayout::kExpert);
+  EXPECT_EQ(choose_row_layout(RowLayout::kRank, 1), RowLayout::kRank);
   EXPECT_EQ(
-      error_of([] { choose_row_layout(RowLayout::kRank, 4, {}); }),
+      error_of([] { choose_row_layout(RowLayout::kRank, 4); }),
       "moe.layout = \"rank\": experts read rows where they lie in groups of one rank, and this "
       "group has 4 (parallel.ep); auto and expert are accepted");
   EXPECT_EQ(name(RowLayout::kAuto), "auto");

@@ -97,7 +97,8 @@ class FusedLoader {
     const int piece = thread_ % 8, column = step * kDepth + piece * 8, row = thread_ / 8;
     const char* data = static_cast<const char*>(g_.a.data) + column * 2;
     const uint32_t to = ring_.a() + row * 128 + (piece ^ row % 8) * 16;
-    if (all_live_ && (step + 1) * kDepth <= g_.k) {  // few instructions: one warp a scheduler copies
+    if (all_live_ &&
+        (step + 1) * kDepth <= g_.k) {  // few instructions: one warp a scheduler copies
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
         copy_16(to + i * kApart * 128, data + rows_[i] * uint64_t{16}, 16);
@@ -108,8 +109,7 @@ class FusedLoader {
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
       const bool live = rows_[i] != kZeros;
-      copy_16(to + i * kApart * 128, data + (live ? rows_[i] : 0) * uint64_t{16},
-              live ? bytes : 0);
+      copy_16(to + i * kApart * 128, data + (live ? rows_[i] : 0) * uint64_t{16}, live ? bytes : 0);
     }
   }
 

@@ -74,8 +74,8 @@ FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, con
   const bool forward = g.op == GemmOp::kTN, gathers = g.a.source;
   const int columns = fused_columns(g.n);
   const FusedLaunch row =
-      forward ? gathers ? fused_forward_gathered_launch(columns) : fused_forward_launch(columns)
-      : gathers ? fused_backward_gathered_launch(columns)
+      forward   ? gathers ? fused_forward_gathered_launch(columns) : fused_forward_launch(columns)
+        : gathers ? fused_backward_gathered_launch(columns)
                 : fused_backward_launch(columns);
   FusedMaps maps{maps_of(g, columns / 2), 0};
   if (forward && activation.block.activation.gated()) {

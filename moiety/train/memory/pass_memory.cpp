@@ -158,8 +158,8 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
   const auto dispatch = precision_of_recipe(config, config.precision.recipe).dispatch;
   capacity = factor < 0 ? moe::worst_capacity(grid.ep, own, topk, local, 1)
                         : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
-  maps = grid.ep == 1 &&
-         moe::choose_row_layout(config.model.row_layout, 1, device) == moe::RowLayout::kRank;
+  maps =
+      grid.ep == 1 && moe::choose_row_layout(config.model.row_layout, 1) == moe::RowLayout::kRank;
   if (dispatch) codes = gemm::row_bytes(*dispatch, maps ? own : capacity, d);
   if (config.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && config.model.moe_layers() > 0) {
     lent = model::lent_bytes(config.model, storage_dtype(config), capacity, dispatch.has_value());
