@@ -31,11 +31,14 @@ struct Barrier {
                  "r"(bytes)
                  : "memory");
   }
-  // Arrives at this barrier of a block of the cluster.
-  __device__ void arrive_at(int block) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-                     cluster_address(&state, block))
-                 : "memory");
+  // Stores at the place of `own` in the shared memory of a block of the cluster, whose barrier gets
+  // the four bytes.
+  __device__ void store_at(const float* own, int block, float value) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+            cluster_address(own, block)),
+        "r"(__float_as_uint(value)), "r"(cluster_address(&state, block))
+        : "memory");
   }
   // Waits until use number `use` of the barrier is complete. A thread that waits is at most one use
   // behind, which the parity can tell apart.
@@ -47,7 +50,7 @@ struct Barrier {
         "r"(use & 1)
         : "memory");
   }
-  // The same where other blocks of the cluster arrive; what they wrote before is visible then.
+  // The same where blocks of the cluster store; what they stored is visible then.
   __device__ void wait_for_cluster(int use) {
     asm volatile(
         "{\n.reg .pred done;\n"
@@ -71,12 +74,6 @@ __device__ inline int block_of_cluster() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(out));
   return int(out);
 }
-// Stores at the place of `own` in the shared memory of a block of the cluster.
-__device__ inline void store_at(const float* own, int block, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(cluster_address(own, block)), "f"(value)
-               : "memory");
-}
-
 // Multiples of 16 bytes, from and to multiples of 16 bytes.
 __device__ inline void bulk_copy(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
   asm volatile(

@@ -1,7 +1,7 @@
-// Cross-entropy on GPUs, of rows that loss_whole_cuda.cu does not take. A thread block goes over its
-// row three times: for the maximum, the sum of
-// exponentials and the gradient. In the second pass one warp adds, in the order of lane_sum, the
-// exponentials that the others compute. The first logits of a row stay in shared memory.
+// Cross-entropy on GPUs. Most long rows are read once (loss_whole_cuda.cu). Over others a thread
+// block goes three times: for the maximum, the sum of exponentials and the gradient. In the second
+// pass one warp adds, in the order of lane_sum, the exponentials that the others compute. The first
+// logits of a row stay in shared memory.
 #include <algorithm>
 
 #include "moiety/base/math.h"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kGroup = device::kLossGroup, kEach = device::kLossEach;
-constexpr int kProducers = kWarps - 1;            // warps of the second pass that compute
-constexpr int64_t kHeld = 20480;                  // logits in shared memory: two blocks fit
+constexpr int kProducers = kWarps - 1;  // warps of the second pass that compute
+constexpr int64_t kHeld = 20480;        // logits in shared memory: two blocks fit
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 using Params = LossParams;

@@ -110,12 +110,12 @@ __device__ void store_dlogits(T* group, int64_t valid, int64_t target, float fac
 
 // Whether a row has a target, and else what it is filled with.
 struct LossTarget {
-  int64_t word;
+  int32_t word;
   bool given, valid;
   __device__ float constant() const { return given ? kCanonicalNan : 0.0f; }
 };
 __device__ inline LossTarget loss_target(const LossParams& p, int64_t n) {
-  const int64_t word = p.target[n];
+  const int32_t word = p.target[n];
   const bool given = word != kIgnoredTarget && !(p.mask && p.mask[n] == 0);
   return {word, given, given && word >= 0 && word < p.vocabulary};
 }

@@ -21,77 +21,81 @@ constexpr int kGroup = device::kLossGroup, kEach = device::kLossEach;
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 constexpr int kWorkers = 16, kThreads = 32 * (kWorkers + 1);
-constexpr int kSegment = 8;       // groups that have a barrier
-constexpr int kHeldSegments = 26, kHeldGroups = kHeldSegments * kSegment;
-constexpr int kLate = 6;          // groups in a worker's registers
-constexpr int kGroups = kHeldGroups + kLate * kWorkers;  // of a block at most
-constexpr int kLateSegments = kLate * kWorkers / kSegment;
-constexpr int kSlotSegments = kWorkers / kSegment;
-constexpr int kMostBlocks = 2;    // of a row
+constexpr int kSegment = kWorkers * kGroup;  // logits that have a barrier: a group of each worker
+constexpr int kHeld = 13, kLate = 6;         // segments in shared memory, and in registers
+constexpr int kSegments = kHeld + kLate;     // of a block at most
+constexpr int kMostBlocks = 2;               // of a row
 
 // Uses of these barriers are rows that have a target.
 struct State {
-  Barrier full[kHeldSegments], empty[kHeldSegments];
-  Barrier done[kHeldSegments + kLateSegments];  // exponentials
-  Barrier freed[kLateSegments];                 // the slots, by the conductor
+  Barrier full[kHeld], empty[kHeld];  // of logits
+  Barrier done[kSegments];            // exponentials
+  Barrier freed[kSegments];           // the slot of late segments, by the conductor
   Barrier max_known, sum_handed, factor_known;
-  float maxima[2][kMostBlocks][kWorkers];       // of even and odd uses
+  float maxima[2][kMostBlocks][kWorkers];  // of even and odd uses
   float sums[32];
   float factor;
 };
-constexpr int64_t kSlots = int64_t{4} * kGroup * (kHeldGroups + kWorkers);  // bytes
+constexpr int64_t kSlots = int64_t{4} * kSegment * (kHeld + 1);  // bytes
 constexpr int64_t kShared = kSlots + sizeof(State);
 
 // What a thread block has of the rows.
 template <class T, int kBlocks>
 struct Block {
   const LossParams& p;
-  float* slots;  // [kHeldGroups + kWorkers, kGroup]
+  float* slots;  // [kHeld + 1, kWorkers, kGroup]
   State& state;
   int rank = kBlocks == 1 ? 0 : device::block_of_cluster();
-  int lane = threadIdx.x % 32;
-  int64_t row_groups = (p.vocabulary + kGroup - 1) / kGroup;
-  int64_t first_group = (row_groups + kBlocks - 1) / kBlocks * rank;
-  int groups = int(min((row_groups + kBlocks - 1) / kBlocks, row_groups - first_group));
-  int held = min(groups, kHeldGroups);
-  int64_t first = first_group * kGroup;  // logit
-  int logits = int(min(int64_t{groups} * kGroup, p.vocabulary - first));
+  int lane = threadIdx.x % 32, worker = threadIdx.x / 32 - 1;
+  int share = int((p.vocabulary + kBlocks * kGroup - 1) / (kBlocks * kGroup)) * kGroup;
+  int first = share * rank;                            // logit
+  int logits = min(share, int(p.vocabulary) - first);  // groups past them are -inf
+  int segments = (logits + kSegment - 1) / kSegment, held = min(segments, kHeld);
 
-  __device__ float* slot(int group) const {
-    return slots + kGroup * (group < kHeldGroups
-                                 ? group
-                                 : kHeldGroups + (group - kHeldGroups) % kWorkers);
+  __device__ float* slot(int segment) const { return slots + kSegment * min(segment, kHeld); }
+  // The worker's group of a segment.
+  __device__ int begin(int segment) const { return segment * kSegment + worker * kGroup; }
+  __device__ float* group(int segment) const { return slot(segment) + worker * kGroup; }
+  __device__ void take(const float* from, int segment, float (&v)[kEach]) const {
+    const int valid = logits - begin(segment);
+    if (valid >= kGroup) return device::take_logits<true, true>(from, kGroup, v);
+    device::take_logits<true, false>(from, valid, v);
   }
-  __device__ int valid(int group) const { return logits - group * kGroup; }
-  __device__ void take(const float* from, int group, float (&v)[kEach]) const {
-    if (valid(group) >= kGroup) return device::take_logits<true, true>(from, kGroup, v);
-    device::take_logits<true, false>(from, valid(group), v);
-  }
-  __device__ int groups_of(int segment) const { return min(kSegment, groups - segment * kSegment); }
   __device__ void init() const {
-    for (int s = 0; s * kSegment < groups; ++s) {
-      state.done[s].init(groups_of(s));
-      if (s < kHeldSegments) {
-        state.full[s].init(1);
-        state.empty[s].init(groups_of(s));
-      } else {
-        state.freed[s - kHeldSegments].init(1);
-      }
-    }
-    state.max_known.init(kBlocks * kWorkers);
-    state.sum_handed.init(32);
+    for (Barrier& b : state.full) b.init(1);
+    for (Barrier& b : state.empty) b.init(kWorkers);
+    for (Barrier& b : state.done) b.init(kWorkers);
+    for (Barrier& b : state.freed) b.init(1);
+    state.max_known.init(kBlocks == 1 ? kWorkers : 1);
+    state.sum_handed.init(1);
     state.factor_known.init(1);
     device::fence_init();
+  }
+  // Gives a value to a block of the row. Within one block an arrival says that it has come; between
+  // blocks its bytes do, which each block announces.
+  __device__ void give(float* own, int to, float value, Barrier& come) const {
+    if constexpr (kBlocks == 1) {
+      *own = value;
+      come.arrive();
+    } else {
+      come.store_at(own, to, value);
+    }
+  }
+  __device__ void announce(Barrier& come, int values) const {
+    if (kBlocks > 1) come.arrive_expecting(uint32_t(4 * values));
+  }
+  __device__ void await(Barrier& come, int use) const {
+    kBlocks == 1 ? come.wait(use) : come.wait_for_cluster(use);
   }
   // work(row, target, use) for each row that has a target, constant(row, target) for the others.
   template <class Work, class Constant>
   __device__ void rows(const Work& work, const Constant& constant) const {
-    const int64_t begin = blockIdx.x / kBlocks, step = gridDim.x / kBlocks;
-    LossTarget next = device::loss_target(p, begin);
-    for (int64_t row = begin, use = 0; row < p.rows; row += step) {
+    const int step = gridDim.x / kBlocks, all = int(p.rows);
+    LossTarget next = device::loss_target(p, blockIdx.x / kBlocks);
+    for (int row = blockIdx.x / kBlocks, use = 0; row < all; row += step) {
       const LossTarget target = next;
-      if (row + step < p.rows) next = device::loss_target(p, row + step);
-      target.valid ? work(row, target.word, int(use++)) : constant(row, target.constant());
+      if (row + step < all) next = device::loss_target(p, row + step);
+      target.valid ? work(row, target.word, use++) : constant(row, target.constant());
     }
   }
   __device__ const float* logits_of(int64_t row) const {
@@ -101,66 +105,78 @@ struct Block {
   // ---- the conductor
 
   __device__ void bring(const float* z, int use) const {
-    for (int s = 0; s * kSegment < held; ++s) {
+    for (int s = 0; s < held; ++s) {
       if (use > 0) state.empty[s].wait(use - 1);
-      const int begin = s * kSegment * kGroup;
-      const auto bytes = uint32_t(4 * min(kSegment * kGroup, logits - begin));
+      const auto bytes = uint32_t(4 * min(kSegment, logits - s * kSegment));
       state.full[s].arrive_expecting(bytes);
-      device::bulk_copy(slots + begin, z + begin, bytes, state.full[s]);
+      device::bulk_copy(slot(s), z + s * kSegment, bytes, state.full[s]);
     }
   }
-  // Adds this block's exponentials to the lanes' sums. Loads run ahead of the additions, which wait
-  // for each other.
-  __device__ float add(float sum, int use) const {
-    constexpr int kAhead = 4;
-    float4 ahead[kAhead][2];
-    const auto load = [&](int group, float4(&to)[2]) {
-      if (group % kSegment == 0) state.done[group / kSegment].wait(use);
-      const auto* e = reinterpret_cast<const float4*>(slot(group)) + 2 * lane;
-      to[0] = e[0];
-      to[1] = e[1];
-      if (group >= kHeldGroups && (group % kSegment == kSegment - 1 || group == groups - 1)) {
-        __syncwarp();
-        if (lane == 0) state.freed[group / kSegment - kHeldSegments].arrive();
-      }
-    };
+  // A quarter of a segment in the order of lane_sum, of which a lane has two vectors a group.
+  static constexpr int kQuarter = kWorkers / 4, kFours = kGroup / 4;
+  using Quarter = float4[kQuarter][2];
+  __device__ void load(int segment, int quarter, Quarter& e) const {
+    const auto* from = reinterpret_cast<const float4*>(slot(segment)) + 2 * lane;
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (k < groups) load(k, ahead[k]);
+    for (int i = 0; i < kQuarter; ++i) {
+      e[i][0] = from[(quarter * kQuarter + i) * kFours];
+      e[i][1] = from[(quarter * kQuarter + i) * kFours + 1];
     }
-    for (int base = 0; base < groups; base += kAhead) {
+    __syncwarp();  // keeps the compiler from moving loads to where their values are needed
+  }
+  __device__ static float add(const Quarter& e, float sum) {
 #pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        if (base + k >= groups) break;
+    for (const auto& group : e) {
 #pragma unroll
-        for (const float4& e : ahead[k]) sum = sum + e.x + e.y + e.z + e.w;
-        if (base + k + kAhead < groups) load(base + k + kAhead, ahead[k]);
+      for (const float4& four : group) sum = sum + four.x + four.y + four.z + four.w;
+    }
+    return sum;
+  }
+  // Adds this block's exponentials to the lanes' sums. An addition waits for the one before, so that
+  // all else has to come between them: loads are a quarter of a segment ahead.
+  __device__ float add_all(float sum, int use) const {
+    Quarter even, odd;
+    state.done[0].wait(use);
+    load(0, 0, even);
+    for (int s = 0; s < segments; ++s) {
+      load(s, 1, odd);
+      sum = add(even, sum);
+      load(s, 2, even);
+      sum = add(odd, sum);
+      load(s, 3, odd);
+      if (s >= kHeld && lane == 0) state.freed[s].arrive();
+      sum = add(even, sum);
+      if (s + 1 < segments) {
+        state.done[s + 1].wait(use);
+        load(s + 1, 0, even);
       }
+      sum = add(odd, sum);
     }
     return sum;
   }
   __device__ void conduct() const {
     rows(
-        [&](int64_t row, int64_t target, int use) {
+        [&](int row, int target, int use) {
           const float at_target = p.logits[row * p.logits_stride + target];
           if (lane == 0) bring(logits_of(row), use);
           __syncwarp();
           float sum = 0;
           if (rank > 0) {
-            state.sum_handed.wait_for_cluster(use);
+            if (lane == 0) announce(state.sum_handed, 32);
+            await(state.sum_handed, use);
             sum = state.sums[lane];
           }
-          sum = add(sum, use);
+          sum = add_all(sum, use);
+          if (lane == 0) announce(state.factor_known, 1);
           if (rank + 1 < kBlocks) {
-            device::store_at(&state.sums[lane], rank + 1, sum);
-            state.sum_handed.arrive_at(rank + 1);
+            give(&state.sums[lane], rank + 1, sum, state.sum_handed);
             return;
           }
 #pragma unroll
           for (int o = 16; o >= 1; o /= 2) sum += __shfl_xor_sync(kWarp, sum, o);
           conclude(row, at_target, row_max(use), sum);
         },
-        [&](int64_t row, float value) {
+        [&](int row, float value) {
           if (rank == 0 && lane == 0) p.loss[row] = value;
         });
   }
@@ -170,17 +186,14 @@ struct Block {
     // The logarithm takes long; without z_coef the gradient need not wait for it.
     const auto lse = [&] { return max + log(sum); };
     const float factor = (p.z_coef != 0 ? 1 + 2 * p.z_coef * lse() : 1) * (1 / sum);
-    for (int b = 0; b < kBlocks; ++b) {
-      device::store_at(&state.factor, b, factor);
-      state.factor_known.arrive_at(b);
-    }
+    for (int b = 0; b < kBlocks; ++b) give(&state.factor, b, factor, state.factor_known);
     p.loss[row] = lse() - at_target;
   }
 
   // ---- workers
 
   __device__ float row_max(int use) const {
-    state.max_known.wait_for_cluster(use);
+    await(state.max_known, use);
     const float(&maxima)[kMostBlocks][kWorkers] = state.maxima[use % 2];
     float max = lane < kBlocks * kWorkers ? (&maxima[0][0])[lane] : -INFINITY;
 #pragma unroll
@@ -189,23 +202,22 @@ struct Block {
   }
   // The largest of a worker's logits; fmaxf passes over NaN. Those that stay in registers are
   // loaded while bulk copies bring the others.
-  __device__ float own_max(const float* z, int use, int worker, float (&late)[kLate][kEach]) const {
+  __device__ float own_max(const float* z, int use, float (&late)[kLate][kEach]) const {
 #pragma unroll
     for (int k = 0; k < kLate; ++k) {
-      const int group = kHeldGroups + k * kWorkers + worker;
-      if (group < groups) take(z + group * kGroup, group, late[k]);
+      if (kHeld + k < segments) take(z + begin(kHeld + k), kHeld + k, late[k]);
     }
     float max = -INFINITY;
-    for (int group = worker; group < held; group += kWorkers) {
-      state.full[group / kSegment].wait(use);
+    for (int s = 0; s < held; ++s) {
+      state.full[s].wait(use);
       float v[kEach];
-      take(slot(group), group, v);
+      take(group(s), s, v);
 #pragma unroll
       for (const float x : v) max = fmaxf(max, x);
     }
 #pragma unroll
     for (int k = 0; k < kLate; ++k) {
-      if (kHeldGroups + k * kWorkers + worker >= groups) break;
+      if (kHeld + k >= segments) break;
 #pragma unroll
       for (const float x : late[k]) max = fmaxf(max, x);
     }
@@ -213,70 +225,66 @@ struct Block {
     for (int o = 16; o >= 1; o /= 2) max = fmaxf(max, __shfl_xor_sync(kWarp, max, o));
     return max;
   }
-  __device__ void report_done(int group) const {
+  __device__ void put(int segment, const float (&e)[kEach]) const {
+    device::put_logits<true>(group(segment), e);
     __syncwarp();
-    if (lane == 0) state.done[group / kSegment].arrive();
+    if (lane == 0) state.done[segment].arrive();
   }
-  __device__ void exponentials(float max, int use, int worker, float (&late)[kLate][kEach]) const {
-    for (int group = worker; group < held; group += kWorkers) {
+  __device__ void exponentials(float max, int use, float (&late)[kLate][kEach]) const {
+    for (int s = 0; s < held; ++s) {
       float v[kEach];
-      take(slot(group), group, v);
+      take(group(s), s, v);
 #pragma unroll
       for (float& x : v) x = exp_nonpositive(x - max);
-      device::put_logits<true>(slot(group), v);
-      report_done(group);
+      put(s, v);
     }
 #pragma unroll
     for (int k = 0; k < kLate; ++k) {
-      const int group = kHeldGroups + k * kWorkers + worker;
-      if (group >= groups) break;
+      if (kHeld + k >= segments) break;
 #pragma unroll
       for (float& x : late[k]) x = exp_nonpositive(x - max);
-      if (k > 0) state.freed[group / kSegment - kHeldSegments - kSlotSegments].wait(use);
-      device::put_logits<true>(slot(group), late[k]);
-      report_done(group);
+      if (k > 0) state.freed[kHeld + k - 1].wait(use);
+      put(kHeld + k, late[k]);
     }
   }
   // The gradient may lie in the memory of the row, of which all has been read by now.
-  __device__ void gradient(T* dz, int64_t target, float factor, int worker,
-                           float (&late)[kLate][kEach]) const {
-    for (int group = worker; group < held; group += kWorkers) {
-      const int at = group * kGroup;
-      if (dz) {
-        float v[kEach];
-        device::take_logits<true, true>(slot(group), kGroup, v);
-        device::store_dlogits<true>(dz + at, valid(group), target - at, factor, v);
-      }
+  __device__ void gradient(T* dz, int target, float factor, float (&late)[kLate][kEach]) const {
+    const auto store = [&](int segment, float(&e)[kEach]) {
+      const int at = begin(segment);
+      if (dz) device::store_dlogits<true>(dz + at, logits - at, target - at, factor, e);
+    };
+    for (int s = 0; s < held; ++s) {
+      float v[kEach];
+      device::take_logits<true, true>(group(s), kGroup, v);
       device::fence_for_bulk();
       __syncwarp();
-      if (lane == 0) state.empty[group / kSegment].arrive();
+      if (lane == 0) state.empty[s].arrive();
+      store(s, v);
     }
 #pragma unroll
     for (int k = 0; k < kLate; ++k) {
-      const int group = kHeldGroups + k * kWorkers + worker, at = group * kGroup;
-      if (group >= groups || !dz) break;
-      device::store_dlogits<true>(dz + at, valid(group), target - at, factor, late[k]);
+      if (kHeld + k >= segments) break;
+      store(kHeld + k, late[k]);
     }
   }
   __device__ T* dlogits_of(int64_t row) const {
     return p.dlogits ? static_cast<T*>(p.dlogits) + row * p.dlogits_stride + first : nullptr;
   }
   __device__ void work() const {
-    const int worker = threadIdx.x / 32 - 1;
     rows(
-        [&](int64_t row, int64_t target, int use) {
+        [&](int row, int target, int use) {
           float late[kLate][kEach];
-          const float own = own_max(logits_of(row), use, worker, late);
+          const float own = own_max(logits_of(row), use, late);
+          if (threadIdx.x == 32) announce(state.max_known, kBlocks * kWorkers);
           if (lane < kBlocks) {
-            device::store_at(&state.maxima[use % 2][rank][worker], lane, own);
-            state.max_known.arrive_at(lane);
+            give(&state.maxima[use % 2][rank][worker], lane, own, state.max_known);
           }
           __syncwarp();
-          exponentials(row_max(use), use, worker, late);
-          state.factor_known.wait_for_cluster(use);
-          gradient(dlogits_of(row), target - first, state.factor, worker, late);
+          exponentials(row_max(use), use, late);
+          await(state.factor_known, use);
+          gradient(dlogits_of(row), target - first, state.factor, late);
         },
-        [&](int64_t row, float value) {
+        [&](int row, float value) {
           T* dz = dlogits_of(row);
           if (!dz) return;
           for (int i = threadIdx.x - 32; i < logits; i += kThreads - 32) dz[i] = T(value);
@@ -297,21 +305,21 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, 1)
   device::meet_cluster();  // none ends while another may reach its shared memory
 }
 
-template <class T>
-void start(const LossParams& p, const Stream& stream) {
-  const int64_t multiprocessors = gpu_properties(stream.device().index).multiprocessors;
-  const int blocks = p.vocabulary <= kGroups * kGroup ? 1 : kMostBlocks;
-  const LaunchShape shape{std::min(p.rows, multiprocessors / blocks) * blocks, kThreads, kShared};
-  launch("cross_entropy", blocks == 1 ? loss_whole<T, 1> : loss_whole<T, kMostBlocks>, shape,
-         stream, p);
-}
-
 }  // namespace
 
-bool loss_whole_takes(int64_t vocabulary) { return vocabulary <= kMostBlocks * kGroups * kGroup; }
+bool loss_whole_takes(int64_t vocabulary) {
+  return vocabulary <= kMostBlocks * kSegments * kSegment;
+}
 
 void loss_whole_cuda(const LossParams& p, DType dlogits, const Stream& stream) {
-  with_storage(dlogits, [&](auto element) { start<decltype(element)>(p, stream); });
+  const int64_t multiprocessors = gpu_properties(stream.device().index).multiprocessors;
+  const int blocks = p.vocabulary <= kSegments * kSegment ? 1 : kMostBlocks;
+  const LaunchShape shape{std::min(p.rows, multiprocessors / blocks) * blocks, kThreads, kShared};
+  with_storage(dlogits, [&](auto element) {
+    using T = decltype(element);
+    launch("cross_entropy", blocks == 1 ? loss_whole<T, 1> : loss_whole<T, kMostBlocks>, shape,
+           stream, p);
+  });
 }
 
 }  // namespace moiety::nn

@@ -366,7 +366,8 @@ void norm_backward_cuda(const NormBackwardArgs& a, const Stream& stream) {
   const device::NormSum sum{a.workspace.data<float>(), a.workspace.size(0), a.grad_D.data<float>(),
                             a.accumulate};
   launch("norm_backward", device::sum_norm_blocks<1>,
-         {.blocks = blocks_for(n, 32), .threads = 32, .early = true}, stream, std::array{sum}, n);
+         {.blocks = blocks_for(n, 32), .threads = device::kSumThreads, .early = true}, stream,
+         std::array{sum}, n);
 }
 
 }  // namespace moiety::nn
