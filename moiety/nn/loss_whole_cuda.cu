@@ -1,11 +1,11 @@
-// Cross-entropy on GPUs of rows that are read once. One thread block has a row, or the two of a
-// cluster a half each, in shared memory, and what does not fit there in registers.
+// Cross-entropy on GPUs of rows that are read once. A thread block has a row in shared memory, and
+// what does not fit there in registers.
 //
 // A block has sixteen warps that work and one that conducts. The conductor brings the next row by
 // bulk copies into what the last one has left. Workers take groups of logits in turns: for the
 // maximum; for the exponentials, which replace the logits; for the gradient. Behind the exponentials
-// the conductor adds them up in the order of lane_sum, and the second block's goes on where the
-// first one's stops. Exponentials that workers keep in registers pass the conductor through slots.
+// the conductor adds them up in the order of lane_sum. Exponentials that workers keep in registers
+// pass it through a slot.
 #include <algorithm>
 
 #include "moiety/base/math.h"
@@ -23,33 +23,27 @@ constexpr uint32_t kWarp = 0xFFFFFFFFu;
 constexpr int kWorkers = 16, kThreads = 32 * (kWorkers + 1);
 constexpr int kSegment = kWorkers * kGroup;  // logits that have a barrier: a group of each worker
 constexpr int kHeld = 13, kLate = 6;         // segments in shared memory, and in registers
-constexpr int kSegments = kHeld + kLate;     // of a block at most
-constexpr int kMostBlocks = 2;               // of a row
+constexpr int kSegments = kHeld + kLate;     // of a row at most
 
 // Uses of these barriers are rows that have a target.
 struct State {
   Barrier full[kHeld], empty[kHeld];  // of logits
   Barrier done[kSegments];            // exponentials
   Barrier freed[kSegments];           // the slot of late segments, by the conductor
-  Barrier max_known, sum_handed, factor_known;
-  float maxima[2][kMostBlocks][kWorkers];  // of even and odd uses
-  float sums[32];
+  Barrier max_known, factor_known;
+  float maxima[2][kWorkers];  // of even and odd uses
   float factor;
 };
 constexpr int64_t kSlots = int64_t{4} * kSegment * (kHeld + 1);  // bytes
 constexpr int64_t kShared = kSlots + sizeof(State);
 
-// What a thread block has of the rows.
-template <class T, int kBlocks>
+template <class T>
 struct Block {
   const LossParams& p;
   float* slots;  // [kHeld + 1, kWorkers, kGroup]
   State& state;
-  int rank = kBlocks == 1 ? 0 : device::block_of_cluster();
   int lane = threadIdx.x % 32, worker = threadIdx.x / 32 - 1;
-  int share = int((p.vocabulary + kBlocks * kGroup - 1) / (kBlocks * kGroup)) * kGroup;
-  int first = share * rank;                            // logit
-  int logits = min(share, int(p.vocabulary) - first);  // groups past them are -inf
+  int logits = int(p.vocabulary);  // groups past them are -inf
   int segments = (logits + kSegment - 1) / kSegment, held = min(segments, kHeld);
 
   __device__ float* slot(int segment) const { return slots + kSegment * min(segment, kHeld); }
@@ -66,41 +60,22 @@ struct Block {
     for (Barrier& b : state.empty) b.init(kWorkers);
     for (Barrier& b : state.done) b.init(kWorkers);
     for (Barrier& b : state.freed) b.init(1);
-    state.max_known.init(kBlocks == 1 ? kWorkers : 1);
-    state.sum_handed.init(1);
+    state.max_known.init(kWorkers);
     state.factor_known.init(1);
     device::fence_init();
-  }
-  // Gives a value to a block of the row. Within one block an arrival says that it has come; between
-  // blocks its bytes do, which each block announces.
-  __device__ void give(float* own, int to, float value, Barrier& come) const {
-    if constexpr (kBlocks == 1) {
-      *own = value;
-      come.arrive();
-    } else {
-      come.store_at(own, to, value);
-    }
-  }
-  __device__ void announce(Barrier& come, int values) const {
-    if (kBlocks > 1) come.arrive_expecting(uint32_t(4 * values));
-  }
-  __device__ void await(Barrier& come, int use) const {
-    kBlocks == 1 ? come.wait(use) : come.wait_for_cluster(use);
   }
   // work(row, target, use) for each row that has a target, constant(row, target) for the others.
   template <class Work, class Constant>
   __device__ void rows(const Work& work, const Constant& constant) const {
-    const int step = gridDim.x / kBlocks, all = int(p.rows);
-    LossTarget next = device::loss_target(p, blockIdx.x / kBlocks);
-    for (int row = blockIdx.x / kBlocks, use = 0; row < all; row += step) {
+    const int step = gridDim.x, all = int(p.rows);
+    LossTarget next = device::loss_target(p, blockIdx.x);
+    for (int row = blockIdx.x, use = 0; row < all; row += step) {
       const LossTarget target = next;
       if (row + step < all) next = device::loss_target(p, row + step);
       target.valid ? work(row, target.word, use++) : constant(row, target.constant());
     }
   }
-  __device__ const float* logits_of(int64_t row) const {
-    return p.logits + row * p.logits_stride + first;
-  }
+  __device__ const float* logits_of(int64_t row) const { return p.logits + row * p.logits_stride; }
 
   // ---- the conductor
 
@@ -132,9 +107,10 @@ struct Block {
     }
     return sum;
   }
-  // Adds this block's exponentials to the lanes' sums. An addition waits for the one before, so that
+  // The lanes' sums of exponentials. An addition waits for the one before, so that
   // all else has to come between them: loads are a quarter of a segment ahead.
-  __device__ float add_all(float sum, int use) const {
+  __device__ float add_all(int use) const {
+    float sum = 0;
     Quarter even, odd;
     state.done[0].wait(use);
     load(0, 0, even);
@@ -160,44 +136,35 @@ struct Block {
           const float at_target = p.logits[row * p.logits_stride + target];
           if (lane == 0) bring(logits_of(row), use);
           __syncwarp();
-          float sum = 0;
-          if (rank > 0) {
-            if (lane == 0) announce(state.sum_handed, 32);
-            await(state.sum_handed, use);
-            sum = state.sums[lane];
-          }
-          sum = add_all(sum, use);
-          if (lane == 0) announce(state.factor_known, 1);
-          if (rank + 1 < kBlocks) {
-            give(&state.sums[lane], rank + 1, sum, state.sum_handed);
-            return;
-          }
+          float sum = add_all(use);
 #pragma unroll
           for (int o = 16; o >= 1; o /= 2) sum += __shfl_xor_sync(kWarp, sum, o);
           conclude(row, at_target, row_max(use), sum);
         },
         [&](int row, float value) {
-          if (rank == 0 && lane == 0) p.loss[row] = value;
+          if (lane == 0) p.loss[row] = value;
         });
   }
-  // Lane 0 gives all blocks of the row its factor, and stores the loss.
+  // Lane 0 gives workers the factor, and stores the loss.
   __device__ void conclude(int64_t row, float at_target, float max, float sum) const {
     if (lane > 0) return;
     // The logarithm takes long; without z_coef the gradient need not wait for it.
     const auto lse = [&] { return max + log(sum); };
     const float factor = (p.z_coef != 0 ? 1 + 2 * p.z_coef * lse() : 1) * (1 / sum);
-    for (int b = 0; b < kBlocks; ++b) give(&state.factor, b, factor, state.factor_known);
+    state.factor = factor;
+    state.factor_known.arrive();
     p.loss[row] = lse() - at_target;
   }
 
   // ---- workers
 
   __device__ float row_max(int use) const {
-    await(state.max_known, use);
-    const float(&maxima)[kMostBlocks][kWorkers] = state.maxima[use % 2];
-    float max = lane < kBlocks * kWorkers ? (&maxima[0][0])[lane] : -INFINITY;
+    state.max_known.wait(use);
+    float max = state.maxima[use % 2][lane % kWorkers];
 #pragma unroll
-    for (int o = 16; o >= 1; o /= 2) max = fmaxf(max, __shfl_xor_sync(kWarp, max, o));
+    for (int o = kWorkers / 2; o >= 1; o /= 2) {
+      max = fmaxf(max, __shfl_xor_sync(kWarp, max, o));
+    }
     return max;
   }
   // The largest of a worker's logits; fmaxf passes over NaN. Those that stay in registers are
@@ -268,21 +235,21 @@ struct Block {
     }
   }
   __device__ T* dlogits_of(int64_t row) const {
-    return p.dlogits ? static_cast<T*>(p.dlogits) + row * p.dlogits_stride + first : nullptr;
+    return p.dlogits ? static_cast<T*>(p.dlogits) + row * p.dlogits_stride : nullptr;
   }
   __device__ void work() const {
     rows(
         [&](int row, int target, int use) {
           float late[kLate][kEach];
           const float own = own_max(logits_of(row), use, late);
-          if (threadIdx.x == 32) announce(state.max_known, kBlocks * kWorkers);
-          if (lane < kBlocks) {
-            give(&state.maxima[use % 2][rank][worker], lane, own, state.max_known);
+          if (lane == 0) {
+            state.maxima[use % 2][worker] = own;
+            state.max_known.arrive();
           }
           __syncwarp();
           exponentials(row_max(use), use, late);
-          await(state.factor_known, use);
-          gradient(dlogits_of(row), target - first, state.factor, late);
+          state.factor_known.wait(use);
+          gradient(dlogits_of(row), target, state.factor, late);
         },
         [&](int row, float value) {
           T* dz = dlogits_of(row);
@@ -292,33 +259,25 @@ struct Block {
   }
 };
 
-template <class T, int kBlocks>
-__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, 1)
-    loss_whole(const __grid_constant__ LossParams p) {
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) loss_whole(const __grid_constant__ LossParams p) {
   extern __shared__ float4 memory[];
   auto* slots = reinterpret_cast<float*>(memory);
-  const Block<T, kBlocks> block{p, slots, *reinterpret_cast<State*>(slots + kSlots / 4)};
+  const Block<T> block{p, slots, *reinterpret_cast<State*>(slots + kSlots / 4)};
   if (threadIdx.x == 0) block.init();
-  device::meet_cluster();
+  __syncthreads();
   threadIdx.x < 32 ? block.conduct() : block.work();
-  __syncwarp();
-  device::meet_cluster();  // none ends while another may reach its shared memory
 }
 
 }  // namespace
 
-bool loss_whole_takes(int64_t vocabulary) {
-  return vocabulary <= kMostBlocks * kSegments * kSegment;
-}
+bool loss_whole_takes(int64_t vocabulary) { return vocabulary <= kSegments * kSegment; }
 
 void loss_whole_cuda(const LossParams& p, DType dlogits, const Stream& stream) {
   const int64_t multiprocessors = gpu_properties(stream.device().index).multiprocessors;
-  const int blocks = p.vocabulary <= kSegments * kSegment ? 1 : kMostBlocks;
-  const LaunchShape shape{std::min(p.rows, multiprocessors / blocks) * blocks, kThreads, kShared};
+  const LaunchShape shape{std::min(p.rows, multiprocessors), kThreads, kShared};
   with_storage(dlogits, [&](auto element) {
-    using T = decltype(element);
-    launch("cross_entropy", blocks == 1 ? loss_whole<T, 1> : loss_whole<T, kMostBlocks>, shape,
-           stream, p);
+    launch("cross_entropy", loss_whole<decltype(element)>, shape, stream, p);
   });
 }
 

@@ -165,7 +165,7 @@ __device__ float dot_of(const Turn<T>& g, const Turn<T>& dy, const Turn<T>& x) {
 constexpr int kForwardThreads = 128;
 
 template <class T>
-constexpr int kForwardBatch = 8 / sizeof(T);  // heads of a group of lanes
+constexpr int kForwardBatch = 4 / sizeof(T);  // heads of a group of lanes
 
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kForwardThreads)
