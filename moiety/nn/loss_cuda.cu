@@ -1,7 +1,7 @@
-// Cross-entropy on GPUs. Most long rows are read once (loss_whole_cuda.cu). Over others a thread
-// block goes three times: for the maximum, the sum of exponentials and the gradient. In the second
-// pass one warp adds, in the order of lane_sum, the exponentials that the others compute. The first
-// logits of a row stay in shared memory.
+// Cross-entropy on GPUs. Most long rows that have a gradient are read once (loss_whole_cuda.cu). Over
+// others a thread block goes three times: for the maximum, the sum of exponentials and the gradient.
+// In the second pass one warp adds, in the order of lane_sum, the exponentials that the others
+// compute. The first logits of a row stay in shared memory.
 #include <algorithm>
 
 #include "moiety/base/math.h"
@@ -194,7 +194,7 @@ void cross_entropy_cuda(const CrossEntropyArgs& a, const Stream& stream) {
   };
   const bool vector = fours(a.logits_NV) && (!dz.defined() || fours(dz));
   const DType dtype = dz.defined() ? dz.dtype() : DType::kFloat32;
-  if (vector && vocabulary > kHeld && loss_whole_takes(vocabulary)) {
+  if (dz.defined() && vector && vocabulary > kHeld && loss_whole_takes(vocabulary)) {
     return loss_whole_cuda(p, dtype, stream);
   }
   const LaunchShape shape{p.rows, kThreads, int64_t{sizeof(Shared)} + 4 * p.held};

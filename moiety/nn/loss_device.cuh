@@ -26,7 +26,7 @@ struct LossParams {
 };
 
 // Rows that stay on the GPU's multiprocessors from the first pass over them to the last
-// (loss_whole_cuda.cu): of so many logits, all of them in vectors of 16 bytes.
+// (loss_whole_cuda.cu): of so many logits, with a gradient, all in vectors of 16 bytes.
 bool loss_whole_takes(int64_t vocabulary);
 void loss_whole_cuda(const LossParams& p, DType dlogits, const Stream& stream);
 

@@ -218,7 +218,7 @@ struct Block {
   __device__ void gradient(T* dz, int target, float factor, float (&late)[kLate][kEach]) const {
     const auto store = [&](int segment, float(&e)[kEach]) {
       const int at = begin(segment);
-      if (dz) device::store_dlogits<true>(dz + at, logits - at, target - at, factor, e);
+      device::store_dlogits<true>(dz + at, logits - at, target - at, factor, e);
     };
     for (int s = 0; s < held; ++s) {
       float v[kEach];
@@ -235,7 +235,7 @@ struct Block {
     }
   }
   __device__ T* dlogits_of(int64_t row) const {
-    return p.dlogits ? static_cast<T*>(p.dlogits) + row * p.dlogits_stride : nullptr;
+    return static_cast<T*>(p.dlogits) + row * p.dlogits_stride;
   }
   __device__ void work() const {
     rows(
@@ -253,7 +253,6 @@ struct Block {
         },
         [&](int row, float value) {
           T* dz = dlogits_of(row);
-          if (!dz) return;
           for (int i = threadIdx.x - 32; i < logits; i += kThreads - 32) dz[i] = T(value);
         });
   }
