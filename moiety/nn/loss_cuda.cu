@@ -1,37 +1,23 @@
-// Cross-entropy on GPUs. A thread block goes over its row three times: for the maximum, the sum of
-// exponentials and the gradient. In the second pass one warp adds, in the order of lane_sum, the
-// exponentials that the others compute. The first logits of a row stay in shared memory.
+// Cross-entropy on GPUs. Most long rows that have a gradient are read once (loss_whole_cuda.cu). Over
+// others a thread block goes three times: for the maximum, the sum of exponentials and the gradient.
+// In the second pass one warp adds, in the order of lane_sum, the exponentials that the others
+// compute. The first logits of a row stay in shared memory.
 #include <algorithm>
 
-#include "moiety/base/launch.cuh"
 #include "moiety/base/math.h"
-#include "moiety/formats/bf16.h"
-#include "moiety/formats/fp32.h"
-#include "moiety/formats/octet.cuh"
 #include "moiety/nn/element.h"
-#include "moiety/nn/loss.h"
+#include "moiety/nn/loss_device.cuh"
 
 namespace moiety::nn {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kGroup = 256, kEach = kGroup / 32;  // logits that a warp takes at a time
-constexpr int kProducers = kWarps - 1;            // warps of the second pass that compute
-constexpr int64_t kHeld = 20480;                  // logits in shared memory: two blocks fit
+constexpr int kGroup = device::kLossGroup, kEach = device::kLossEach;
+constexpr int kProducers = kWarps - 1;  // warps of the second pass that compute
+constexpr int64_t kHeld = 20480;        // logits in shared memory: two blocks fit
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
-struct Params {
-  const float* logits;
-  int64_t logits_stride;
-  const int32_t* target;
-  const uint8_t* mask;  // may be null
-  float* loss;
-  void* dlogits;  // may be null
-  int64_t dlogits_stride;
-  int64_t vocabulary;
-  int64_t held;  // logits that stay in shared memory, in whole groups
-  float z_coef;
-};
+using Params = LossParams;
 
 // Shared memory of a block before the logits that stay. It has all of a block's shared memory,
 // since launch() must know the sum.
@@ -41,14 +27,6 @@ struct alignas(16) Shared {
   float factor;
 };
 
-// The place of a lane's j-th logit in a group: four neighbours at a time with kVector, else one by
-// one. Rows of vectors are whole ones at multiples of 16 bytes.
-template <bool kVector>
-__device__ int64_t place(int64_t group, int j) {
-  const int lane = threadIdx.x % 32;
-  return group * kGroup + (kVector ? 128 * (j / 4) + 4 * lane + j % 4 : 32 * j + lane);
-}
-
 // A row of logits, read in groups by warps; past its end it is -inf, whose exponential is 0.
 template <bool kVector>
 struct Row {
@@ -57,47 +35,18 @@ struct Row {
   int64_t n, held_n;
 
   __device__ void load(int64_t group, float (&v)[kEach]) const {
-    if ((group + 1) * kGroup <= held_n) return load_from<true>(held, group, v);
-    if ((group + 1) * kGroup <= n) return load_from<true>(z, group, v);
-    load_from<false>(z, group, v);
-  }
-  // kWhole says that the whole group exists.
-  template <bool kWhole>
-  __device__ void load_from(const float* from, int64_t group, float (&v)[kEach]) const {
-    if constexpr (kVector) {
-#pragma unroll
-      for (int j = 0; j < kEach; j += 4) {
-        const int64_t i = place<kVector>(group, j);
-        float4 four{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-        if (kWhole || i < n) four = *reinterpret_cast<const float4*>(from + i);
-        v[j] = four.x;
-        v[j + 1] = four.y;
-        v[j + 2] = four.z;
-        v[j + 3] = four.w;
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        const int64_t i = place<kVector>(group, j);
-        v[j] = kWhole || i < n ? from[i] : -INFINITY;
-      }
+    if ((group + 1) * kGroup <= held_n) {
+      return device::take_logits<kVector, true>(held + group * kGroup, kGroup, v);
     }
+    read(group, v);
+  }
+  // The same from the row itself.
+  __device__ void read(int64_t group, float (&v)[kEach]) const {
+    const int64_t begin = group * kGroup;
+    if (begin + kGroup <= n) return device::take_logits<kVector, true>(z + begin, kGroup, v);
+    device::take_logits<kVector, false>(z + begin, n - begin, v);
   }
 };
-
-// Puts a lane's part of a group into shared memory.
-template <bool kVector>
-__device__ void put(float* group, const float (&v)[kEach]) {
-#pragma unroll
-  for (int j = 0; j < kEach; j += kVector ? 4 : 1) {
-    if constexpr (kVector) {
-      *reinterpret_cast<float4*>(group + place<kVector>(0, j)) =
-          make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
-    } else {
-      group[place<kVector>(0, j)] = v[j];
-    }
-  }
-}
 
 // The maximum over all threads; `memory` has a place for each warp.
 __device__ float block_max(float v, float* memory) {
@@ -117,10 +66,10 @@ __device__ float row_max(const Row<kVector>& row, float* memory) {
 #pragma unroll 2
   for (int64_t group = threadIdx.x / 32; group * kGroup < row.n; group += kWarps) {
     float v[kEach];
-    const bool whole = (group + 1) * kGroup <= row.n;
-    whole ? row.template load_from<true>(row.z, group, v)
-          : row.template load_from<false>(row.z, group, v);
-    if ((group + 1) * kGroup <= row.held_n) put<kVector>(row.held + group * kGroup, v);
+    row.read(group, v);
+    if ((group + 1) * kGroup <= row.held_n) {
+      device::put_logits<kVector>(row.held + group * kGroup, v);
+    }
 #pragma unroll
     for (const float x : v) max = fmaxf(max, x);  // fmaxf passes over NaN
   }
@@ -146,7 +95,7 @@ __device__ float row_sum(const Row<kVector>& row, float max,
       row.load((tile + 1) * kProducers + warp - 1, next);
 #pragma unroll
       for (float& x : e) x = exp_nonpositive(x - max);
-      put<kVector>(tiles[tile % 2][warp - 1], e);
+      device::put_logits<kVector>(tiles[tile % 2][warp - 1], e);
     } else if (warp == 0 && tile > 0) {
 #pragma unroll
       for (const auto& group : tiles[(tile - 1) % 2]) {
@@ -185,26 +134,9 @@ __device__ void store_gradient(const Row<kVector>& row, float max, float factor,
     row.load(group + kWarps, next);
     __syncthreads();
 #pragma unroll
-    for (float& x : v) x = factor * exp_nonpositive(x - max);
-    if (target / kGroup == group) {
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        if (place<kVector>(group, j) == target) v[j] = v[j] - 1;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kEach; j += kVector ? 4 : 1) {
-      const int64_t i = place<kVector>(group, j);
-      if (i >= row.n) continue;
-      if constexpr (!kVector) {
-        dz[i] = T(v[j]);
-      } else if constexpr (sizeof(T) == 2) {
-        *reinterpret_cast<uint2*>(dz + i) =
-            make_uint2(bf16_word(v[j], v[j + 1]), bf16_word(v[j + 2], v[j + 3]));
-      } else {
-        *reinterpret_cast<float4*>(dz + i) = make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
-      }
-    }
+    for (float& x : v) x = exp_nonpositive(x - max);
+    const int64_t begin = group * kGroup;
+    device::store_dlogits<kVector>(dz + begin, row.n - begin, target - begin, factor, v);
   }
 }
 
@@ -222,23 +154,21 @@ __global__ void __launch_bounds__(kThreads, 2) loss_rows(const __grid_constant__
   extern __shared__ float4 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   float* held = reinterpret_cast<float*>(memory + sizeof(Shared) / sizeof(float4));
-  const int64_t n = blockIdx.x, target = p.target[n];
-  if (target == kIgnoredTarget || (p.mask && p.mask[n] == 0)) {
-    return store_constant<T>(p, n, 0.0f);
-  }
-  if (target < 0 || target >= p.vocabulary) return store_constant<T>(p, n, kCanonicalNan);
+  const int64_t n = blockIdx.x;
+  const device::LossTarget target = device::loss_target(p, n);
+  if (!target.valid) return store_constant<T>(p, n, target.constant());
   const float* z = p.logits + n * p.logits_stride;
   const Row<kVector> row{z, held, p.vocabulary, p.held};
   const float max = row_max(row, shared.maxima);
   const float sum = row_sum(row, max, shared.tiles);
   if (threadIdx.x == 0) {
     const float lse = max + log(sum);
-    p.loss[n] = lse - z[target];
+    p.loss[n] = lse - z[target.word];
     shared.factor = (1 + 2 * p.z_coef * lse) * (1 / sum);
   }
   if (!p.dlogits) return;
   __syncthreads();
-  store_gradient(row, max, shared.factor, target,
+  store_gradient(row, max, shared.factor, target.word,
                  static_cast<T*>(p.dlogits) + n * p.dlogits_stride);
 }
 
@@ -254,16 +184,21 @@ void cross_entropy_cuda(const CrossEntropyArgs& a, const Stream& stream) {
                  a.loss_N.data<float>(),
                  dz.raw(),
                  dz.defined() ? dz.stride(0) : 0,
+                 a.logits_NV.size(0),
                  vocabulary,
                  std::min(kHeld, vocabulary / kGroup * kGroup),
                  a.z_coef};
-  const LaunchShape shape{a.logits_NV.size(0), kThreads, int64_t{sizeof(Shared)} + 4 * p.held};
   const auto fours = [](const TensorView& x) {
     return x.size(1) % 4 == 0 && x.stride(0) % 4 == 0 &&
            reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
   };
   const bool vector = fours(a.logits_NV) && (!dz.defined() || fours(dz));
-  with_storage(dz.defined() ? dz.dtype() : DType::kFloat32, [&](auto element) {
+  const DType dtype = dz.defined() ? dz.dtype() : DType::kFloat32;
+  if (dz.defined() && vector && vocabulary > kHeld && loss_whole_takes(vocabulary)) {
+    return loss_whole_cuda(p, dtype, stream);
+  }
+  const LaunchShape shape{p.rows, kThreads, int64_t{sizeof(Shared)} + 4 * p.held};
+  with_storage(dtype, [&](auto element) {
     using T = decltype(element);
     launch("cross_entropy", vector ? loss_rows<T, true> : loss_rows<T, false>, shape, stream, p);
   });

@@ -10,6 +10,7 @@
 
 #include "moiety/base/kernel_list.cuh"
 #include "moiety/formats/bf16.h"
+#include "moiety/nn/barrier.cuh"
 #include "moiety/nn/norm.h"
 #include "moiety/nn/norm_device.cuh"
 #include "moiety/nn/norm_kernel.h"
@@ -31,7 +32,7 @@ struct Params {
   NormRing ring;
 };
 
-using device::add_dot, device::dx_octet, device::RowSums;
+using device::add_dot, device::Barrier, device::bulk_copy, device::dx_octet, device::RowSums;
 
 __device__ RowSums row_sums(const Params& p, float squares, float dot) {
   return device::row_sums(p.length, p.eps, squares, dot);
@@ -117,39 +118,6 @@ struct RingRow {
   RowSums sums;
   int64_t dx;  // offset of the row in dx
 };
-
-struct Barrier {
-  uint64_t state;
-  __device__ uint32_t address() { return uint32_t(__cvta_generic_to_shared(&state)); }
-  __device__ void init(int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(count) : "memory");
-  }
-  __device__ void arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
-  }
-  __device__ void arrive_expecting(uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),
-                 "r"(bytes)
-                 : "memory");
-  }
-  // Waits until use number `use` of the barrier is complete.
-  __device__ void wait(int use) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(address()),
-        "r"(use & 1)
-        : "memory");
-  }
-};
-
-__device__ void bulk_copy(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(uint32_t(__cvta_generic_to_shared(to))),
-      "l"(from), "r"(bytes), "r"(barrier.address())
-      : "memory");
-}
 
 struct RingState {
   Barrier full[kMostStages], known[kMostStages], empty[kMostStages];
@@ -295,7 +263,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
       state.known[s].init(1 << p.ring.log);
       state.empty[s].init(kColumnWarps);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    device::fence_init();
   }
   __syncthreads();
   const RingBlock<T, kOctets> block{p, p.ring, reinterpret_cast<T*>(memory), state};
@@ -398,7 +366,8 @@ void norm_backward_cuda(const NormBackwardArgs& a, const Stream& stream) {
   const device::NormSum sum{a.workspace.data<float>(), a.workspace.size(0), a.grad_D.data<float>(),
                             a.accumulate};
   launch("norm_backward", device::sum_norm_blocks<1>,
-         {.blocks = blocks_for(n, 32), .threads = 32, .early = true}, stream, std::array{sum}, n);
+         {.blocks = blocks_for(n, 32), .threads = device::kSumThreads, .early = true}, stream,
+         std::array{sum}, n);
 }
 
 }  // namespace moiety::nn

@@ -1,5 +1,5 @@
-// Norm and rope of q and k on GPUs, in one pass. A group of lanes has a head, and a lane has eight
-// elements of it; what they are rotated with is half the group away. Heads of one token follow each
+// Norm and rope of q and k on GPUs, in one pass. A group of lanes has a head, and a lane has two
+// octets of it, half a head apart, which are rotated with each other. Heads of one token follow each
 // other, so that a lane seldom reads other cosines and sines.
 #include <type_traits>
 
@@ -55,7 +55,24 @@ __device__ Task task(const Params& p) {
   return {p.heads[keys], block - (keys ? p.query_blocks : 0)};
 }
 
-// The cosines of a lane's elements, and the sines with the sign of their terms.
+// A lane's elements of a head: an octet of the first half, and its fellow of the second.
+template <class T>
+struct Turn {
+  Octet<T> low, high;
+};
+template <class T>
+__device__ Turn<T> load_turn(const T* low, int64_t half, bool exists) {
+  const int64_t valid = exists ? kOctet : 0;
+  return {load_octet<true>(low, valid), load_octet<true>(low + half, valid)};
+}
+template <class T>
+__device__ void store_turn(T* low, int64_t half, const Turn<T>& x, bool exists) {
+  const int64_t valid = exists ? kOctet : 0;
+  store_octet<true>(low, x.low, valid);
+  store_octet<true>(low + half, x.high, valid);
+}
+
+// The cosines and sines of a lane's elements.
 template <int kLanes, bool kInverse>
 class Angles {
  public:
@@ -63,29 +80,26 @@ class Angles {
   __device__ void turn_to(int position) {
     if (position == held_) return;
     held_ = position;
-    constexpr int kHalf = kLanes / 2 * kOctet;
-    const bool known = position >= 0 && position < p_.limit, high = threadIdx.x & kLanes / 2;
+    constexpr int kHalf = kLanes * kOctet;
+    const bool known = position >= 0 && position < p_.limit;
     const float* at =
-        p_.table + int64_t{known ? position : 0} * 2 * kHalf + threadIdx.x % (kLanes / 2) * kOctet;
+        p_.table + int64_t{known ? position : 0} * 2 * kHalf + threadIdx.x % kLanes * kOctet;
     const Octet<float> c = load_octet<true>(at, kOctet), s = load_octet<true>(at + kHalf, kOctet);
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
       cosine_[i] = known ? c[i] : kCanonicalNan;
-      sine_[i] = high == kInverse ? -s[i] : s[i];
+      sine_[i] = kInverse ? -s[i] : s[i];
     }
   }
-  // All lanes of a warp call it.
   template <class T>
-  __device__ Octet<T> rotate(const Octet<T>& x) const {
-    Octet<T> other;
+  __device__ Turn<T> rotate(const Turn<T>& x) const {
+    float low[kOctet], high[kOctet];
 #pragma unroll
-    for (int w = 0; w < Octet<T>::kWords; ++w) {
-      other.word[w] = __shfl_xor_sync(device::kWarp, x.word[w], kLanes / 2);
+    for (int i = 0; i < kOctet; ++i) {
+      low[i] = x.low[i] * cosine_[i] + x.high[i] * -sine_[i];
+      high[i] = x.high[i] * cosine_[i] + x.low[i] * sine_[i];
     }
-    float v[kOctet];
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) v[i] = x[i] * cosine_[i] + other[i] * sine_[i];
-    return round_octet<T>(v);
+    return {round_octet<T>(low), round_octet<T>(high)};
   }
 
  private:
@@ -100,6 +114,7 @@ class Angles {
 // A lane's elements of some rows; each lane finds the place of one of them.
 template <class T, int kLanes>
 struct Batch {
+  static constexpr int kHalf = kLanes * kOctet;
   const Heads& heads;
   int64_t row0;
   device::RowOffsets<kLanes, 2> offsets;
@@ -120,119 +135,167 @@ struct Batch {
   __device__ T* out(int j) const {
     return static_cast<T*>(heads.out) + offsets.of(1, j) + column();
   }
+  __device__ Turn<T> weight() const {
+    return load_turn(static_cast<const T*>(heads.weight) + column(), kHalf, true);
+  }
   static __device__ int column() { return threadIdx.x % kLanes * kOctet; }
 };
 
+// device::keep_packed for both octets.
+template <class T, int kBatch>
+__device__ void keep_packed(Turn<T> (&x)[kBatch], Turn<T> (&dy)[kBatch]) {
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    Octet<T> xs[2] = {x[j].low, x[j].high}, dys[2] = {dy[j].low, dy[j].high};
+    device::keep_packed(xs, dys);
+    x[j] = {xs[0], xs[1]};
+    dy[j] = {dys[0], dys[1]};
+  }
+}
+template <class T>
+__device__ float squares_of(const Turn<T>& x) {
+  return device::add_products(x.low, x.low, 0.0f) + device::add_products(x.high, x.high, 0.0f);
+}
+template <class T>
+__device__ float dot_of(const Turn<T>& g, const Turn<T>& dy, const Turn<T>& x) {
+  return device::add_dot(g.low, dy.low, x.low, 0.0f) +
+         device::add_dot(g.high, dy.high, x.high, 0.0f);
+}
+
 constexpr int kForwardThreads = 128;
+
+template <class T>
+constexpr int kForwardBatch = 4 / sizeof(T);  // heads of a group of lanes
 
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kForwardThreads)
     norm_rope_rows(const __grid_constant__ Params p) {
-  constexpr int kBatch = 16 / sizeof(T), kSame = kLanes / kBatch;
+  constexpr int kBatch = kForwardBatch<T>, kSame = kLanes / kBatch, kHalf = kLanes * kOctet;
   const auto [heads, block] = task(p);
   const int64_t group = block * (kForwardThreads / kLanes) + threadIdx.x / kLanes;
   const Batch<T, kLanes> batch(p, heads, group * kBatch, kBatch);
-  Octet<T> x[kBatch];
+  Turn<T> x[kBatch];
 #pragma unroll
-  for (int j = 0; j < kBatch; ++j) {
-    x[j] = load_octet<true>(batch.x(j), batch.exists(j) ? kOctet : 0);
-  }
+  for (int j = 0; j < kBatch; ++j) x[j] = load_turn(batch.x(j), kHalf, batch.exists(j));
   Angles<kLanes, false> angles(p);
   angles.turn_to(batch.position_of(0));
-  const Octet<T> g = load_octet<true>(static_cast<const T*>(heads.weight) + batch.column(), kOctet);
+  const Turn<T> g = batch.weight();
   float sums[kBatch];
 #pragma unroll
-  for (int j = 0; j < kBatch; ++j) sums[j] = device::add_products(x[j], x[j], 0.0f);
+  for (int j = 0; j < kBatch; ++j) sums[j] = squares_of(x[j]);
   const float known = device::inverse_rms(device::fold_rows<kLanes>(sums), p.length, p.eps);
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const float r = __shfl_sync(device::kWarp, known, j * kSame, kLanes);
     angles.turn_to(batch.position_of(j));
-    float v[kOctet];
+    const auto scale = [&](const Octet<T>& values, const Octet<T>& weight) {
+      float v[kOctet];
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) v[i] = x[j][i] * r * g[i];
-    const Octet<T> y = angles.rotate(round_octet<T>(v));
-    store_octet<true>(batch.out(j), y, batch.exists(j) ? kOctet : 0);
+      for (int i = 0; i < kOctet; ++i) v[i] = values[i] * r * weight[i];
+      return round_octet<T>(v);
+    };
+    const Turn<T> y{scale(x[j].low, g.low), scale(x[j].high, g.high)};
+    store_turn(batch.out(j), kHalf, angles.rotate(y), batch.exists(j));
   }
 }
 
-constexpr int kGroups = 8;  // groups of lanes of a thread block in the backward pass
+constexpr int kGroups = 16;  // groups of lanes of a thread block in the backward pass
 
 // The memory of a block of rows between its two steps.
 template <class T, int kLanes>
 struct Kept {
-  alignas(16) T x[kNormBlockRows][kLanes * kOctet], dy[kNormBlockRows][kLanes * kOctet];
+  static constexpr int kColumns = 2 * kLanes * kOctet;
+  alignas(16) T x[kNormBlockRows][kColumns], dy[kNormBlockRows][kColumns];
   float r[kNormBlockRows];
 };
 
-// Takes a block of rows: first each group of lanes some rows, for dx; then each thread a column, for
-// the gradient of the weight.
+template <class T>
+__device__ float element(uint32_t word, int i) {
+  if constexpr (sizeof(T) == 4) return __uint_as_float(word);
+  return __uint_as_float(i > 0 ? word & 0xFFFF0000u : word << 16);
+}
+
+// A thread adds up the rows' terms of the weight's gradient for a word of columns.
+template <class T, int kLanes>
+__device__ void add_columns(const Kept<T, kLanes>& kept, int rows, float* partial) {
+  constexpr int kEach = 4 / sizeof(T);
+  const int c = threadIdx.x * kEach;
+  if (c >= Kept<T, kLanes>::kColumns) return;
+  float dg[kEach] = {};
+#pragma unroll 8
+  for (int i = 0; i < rows; ++i) {
+    const float r = kept.r[i];
+    const uint32_t x = *reinterpret_cast<const uint32_t*>(&kept.x[i][c]),
+                   dy = *reinterpret_cast<const uint32_t*>(&kept.dy[i][c]);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      dg[j] = __fmaf_rn(element<T>(dy, j), element<T>(x, j) * r, dg[j]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) partial[c + j] = dg[j];
+}
+
+// Takes a block of rows: first each group of lanes some rows, for dx; then each thread some columns,
+// for the gradient of the weight.
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kGroups* kLanes, 640 / (kGroups * kLanes))
     norm_rope_backward_rows(const __grid_constant__ Params p) {
-  constexpr int kBatch = 8 / sizeof(T), kSame = kLanes / kBatch, kColumns = kLanes * kOctet;
+  constexpr int kBatch = 4 / sizeof(T), kSame = kLanes / kBatch, kHalf = kLanes * kOctet;
   constexpr int kRows = int(kNormBlockRows) / kGroups;  // of a group
-  static_assert(kGroups == kOctet, "there are as many threads as columns");
+  static_assert(kRows % kBatch == 0 && kGroups == 2 * kOctet, "a thread for every column");
   extern __shared__ uint4 memory[];
   auto& kept = *reinterpret_cast<Kept<T, kLanes>*>(memory);
   cudaTriggerProgrammaticLaunchCompletion();
   const auto [heads, block] = task(p);
   const int64_t row0 = block * kNormBlockRows;
   const int group = threadIdx.x / kLanes, column = Batch<T, kLanes>::column();
-  const Octet<T> g = load_octet<true>(static_cast<const T*>(heads.weight) + column, kOctet);
+  Turn<T> g;
   Angles<kLanes, true> angles(p);
 #pragma unroll 1
   for (int b = group * kRows; b < (group + 1) * kRows; b += kBatch) {
     const Batch<T, kLanes> batch(p, heads, row0 + b, kBatch);
-    Octet<T> x[kBatch], dy[kBatch];
+    Turn<T> x[kBatch], dy[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const int64_t valid = batch.exists(j) ? kOctet : 0;
-      x[j] = load_octet<true>(batch.x(j), valid);
-      dy[j] = load_octet<true>(static_cast<const T*>(batch.out(j)), valid);
+      x[j] = load_turn(batch.x(j), kHalf, batch.exists(j));
+      dy[j] = load_turn(static_cast<const T*>(batch.out(j)), kHalf, batch.exists(j));
     }
+    g = batch.weight();
     float squares[kBatch], dots[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       angles.turn_to(batch.position_of(j));
       dy[j] = angles.rotate(dy[j]);
-      squares[j] = device::add_products(x[j], x[j], 0.0f);
-      dots[j] = device::add_dot(g, dy[j], x[j], 0.0f);
-      store_octet<true>(&kept.x[b + j][column], x[j], kOctet);
-      store_octet<true>(&kept.dy[b + j][column], dy[j], kOctet);
+      squares[j] = squares_of(x[j]);
+      dots[j] = dot_of(g, dy[j], x[j]);
+      store_turn(&kept.x[b + j][column], kHalf, x[j], true);
+      store_turn(&kept.dy[b + j][column], kHalf, dy[j], true);
     }
     const float all_squares = device::fold_rows<kLanes>(squares);
     const device::RowSums known =
         device::row_sums(p.length, p.eps, all_squares, device::fold_rows<kLanes>(dots));
-    device::keep_packed(x, dy);
+    keep_packed(x, dy);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const device::RowSums s{__shfl_sync(device::kWarp, known.r, j * kSame, kLanes),
                               __shfl_sync(device::kWarp, known.factor, j * kSame, kLanes)};
       if (threadIdx.x % kLanes == j) kept.r[b + j] = s.r;
-      store_octet<true>(batch.out(j), device::dx_octet(s, x[j], dy[j], g, false, {}),
-                        batch.exists(j) ? kOctet : 0);
+      const Turn<T> dx{device::dx_octet(s, x[j].low, dy[j].low, g.low, false, {}),
+                       device::dx_octet(s, x[j].high, dy[j].high, g.high, false, {})};
+      store_turn(batch.out(j), kHalf, dx, batch.exists(j));
     }
   }
   __syncthreads();
-  const int rows = int(min(kNormBlockRows, heads.rows - row0));
-  float dg = 0;
-#pragma unroll 16
-  for (int i = 0; i < rows; ++i) {
-    const float x = float(kept.x[i][threadIdx.x]), dy = float(kept.dy[i][threadIdx.x]);
-    dg = __fmaf_rn(dy, x * kept.r[i], dg);
-  }
-  p.partial[(p.first + blockIdx.x) * kColumns + threadIdx.x] = dg;
+  add_columns(kept, int(min(kNormBlockRows, heads.rows - row0)),
+              p.partial + (p.first + blockIdx.x) * 2 * kHalf);
   // The launch before this one may still add up blocks, and must not outlast this one.
   if (blockIdx.x == gridDim.x - 1) cudaGridDependencySynchronize();
 }
 
-// Adding up the blocks of queries is a long chain. If there are many, most of it runs beside the
-// last quarter of the rows.
-constexpr int64_t kManyBlocks = 512;
-int64_t blocks_ahead(int64_t query_blocks) {
-  return query_blocks < kManyBlocks ? 0 : query_blocks / 4 * 3;
-}
+// Adding up the blocks of queries is a long chain. While there are many, half of them are added up
+// beside the rows of the rest.
+constexpr int64_t kManyBlocks = 1024;
 
 template <class Args>
 NormKernel chosen_kernel(const Args& a, const TensorView& y) {
@@ -250,14 +313,13 @@ Heads heads_of(const TensorView& x_TGNC, const TensorView& weight_C, const Tenso
           row_count(x), Divisor(per_token > 0 ? per_token : 1)};
 }
 
-// rows: heads of a thread block
 template <class Args>
-Params params_of(const Args& a, const TensorView& out_TGNC, int64_t rows, float* partial) {
+Params params_of(const Args& a, const TensorView& out_TGNC, float* partial) {
   const int64_t keys = a.x_TGNC.size(2) - 1;
   const HeadAngles& angles = a.angles;
   const Heads queries = heads_of(a.x_TGNC, a.q_weight_C, out_TGNC, 0, keys);
   return {{queries, heads_of(a.x_TGNC, a.k_weight_C, out_TGNC, keys, keys + 1)},
-          blocks_for(queries.rows, rows),
+          0,
           0,
           angles.table.template data<float>(),
           angles.position_T.template data<int32_t>(),
@@ -279,12 +341,14 @@ bool one_pass(const NormRopeBackwardArgs& a) {
 
 void norm_rope_cuda(const NormRopeArgs& a, const Stream& stream) {
   const NormKernel chosen = chosen_kernel(a, a.y_TGNC);
-  const int64_t rows = kForwardThreads * kOctet / chosen.columns * (128 / bits(chosen.dtype));
-  const Params p = params_of(a, a.y_TGNC, rows, nullptr);
+  Params p = params_of(a, a.y_TGNC, nullptr);
   const auto start = start_of<kNormRopeKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
     using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
-    return {norm_rope_rows<T, k.columns / kOctet>,
-            {p.query_blocks + blocks_for(p.heads[1].rows, rows), kForwardThreads}};
+    constexpr int kLanes = k.columns / (2 * kOctet);
+    constexpr int kRows = kForwardThreads / kLanes * kForwardBatch<T>;
+    p.query_blocks = blocks_for(p.heads[0].rows, kRows);
+    return {norm_rope_rows<T, kLanes>,
+            {p.query_blocks + blocks_for(p.heads[1].rows, kRows), kForwardThreads}};
   });
   launch("norm_rope", start.kernel, start.shape, stream, p);
 }
@@ -292,35 +356,34 @@ void norm_rope_cuda(const NormRopeArgs& a, const Stream& stream) {
 void norm_rope_backward_cuda(const NormRopeBackwardArgs& a, const Stream& stream) {
   const char* name = "norm_rope_backward";
   const NormKernel chosen = chosen_kernel(a, a.d_TGNC);
-  Params p = params_of(a, a.d_TGNC, kNormBlockRows, a.workspace.data<float>());
+  Params p = params_of(a, a.d_TGNC, a.workspace.data<float>());
+  p.query_blocks = norm_blocks(p.heads[0].rows);
   const int64_t n = chosen.columns, blocks = a.workspace.size(0);
   auto start = start_of<kNormRopeKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
     using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
-    constexpr int kLanes = k.columns / kOctet;
+    constexpr int kLanes = k.columns / (2 * kOctet);
     return {norm_rope_backward_rows<T, kLanes>,
             {blocks, kGroups * kLanes, sizeof(Kept<T, kLanes>)}};
   });
-  LaunchShape sum{.blocks = blocks_for(n, 32), .threads = 32, .early = true};
-  float* queries = p.partial;
-  float* keys = p.partial + p.query_blocks * n;
-  int64_t query_sums = p.query_blocks;
-  if (const int64_t ahead = blocks_ahead(p.query_blocks); ahead > 0) {
-    start.shape.blocks = ahead;
+  LaunchShape sum{.blocks = blocks_for(n, 32), .threads = device::kSumThreads, .early = true};
+  float* queries = p.partial;  // what is to be added up: sums of blocks, then blocks
+  while (p.query_blocks - p.first >= kManyBlocks) {
+    start.shape.blocks = (p.query_blocks - p.first) / 2;
     launch(name, start.kernel, start.shape, stream, p);
+    p.first += start.shape.blocks;
     // The sum of these blocks takes the place of the last of them.
-    float* last = p.partial + (ahead - 1) * n;
+    float* last = p.partial + (p.first - 1) * n;
     launch(name, device::sum_norm_blocks<1>, sum, stream,
-           std::array{device::NormSum{queries, ahead, last, false}}, n);
-    start.shape.blocks = blocks - ahead;
-    start.shape.early = true;
-    p.first = ahead;
+           std::array{device::NormSum{queries, (last - queries) / n + 1, last, false}}, n);
     queries = last;
-    query_sums -= ahead - 1;
+    start.shape.early = true;
   }
+  start.shape.blocks = blocks - p.first;
   launch(name, start.kernel, start.shape, stream, p);
   sum.blocks *= 2;
+  float* keys = p.partial + p.query_blocks * n;
   const std::array sums{
-      device::NormSum{queries, query_sums, a.q_grad_C.data<float>(), a.q_accumulate},
+      device::NormSum{queries, (keys - queries) / n, a.q_grad_C.data<float>(), a.q_accumulate},
       device::NormSum{keys, blocks - p.query_blocks, a.k_grad_C.data<float>(), a.k_accumulate}};
   launch(name, device::sum_norm_blocks<2>, sum, stream, sums, n);
 }

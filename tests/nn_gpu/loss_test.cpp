@@ -56,19 +56,45 @@ TEST_F(LossGpu, HasTheBitsOfTheReference) {
   }
 }
 
+// Rows that are read once: where groups, segments and registers begin and end, and more rows than
+// thread blocks.
+TEST_F(LossGpu, RowsReadOnceHaveTheBitsOfTheReference) {
+  const LossCase cases[] = {
+      {"one_row", 1, 32000, 1, 1},
+      {"shortest", 3, 20484, 1, 1, 1e-4f, true},
+      {"rows_of_several_turns", 400, 20992, 1, 1, 0, true},
+      {"all_in_shared_memory", 5, 53248, 1, 1},
+      {"first_in_registers", 5, 53252, 1, 1, 1e-4f},
+      {"second_in_registers", 140, 57600, 1, 1},
+      {"registers_of_several_turns", 270, 65536, 1, 1, 1e-4f, true},
+      {"longest", 5, 77824, 1, 1},
+      {"too_long", 5, 77828, 1, 1, 1e-4f, true},
+      {"large", 6, 151936, 1, 1, 1e-4f},
+  };
+  for (const LossCase& c : cases) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      SCOPED_TRACE(text("{} {}", c.name, name(dtype)));
+      compare(c, dtype, dtype == DType::kFloat32 ? 1 : 40);
+    }
+  }
+}
+
 TEST_F(LossGpu, TargetsThatCannotBeGiveNan) {
-  const Tensor z = normal_tensor(DType::kFloat32, {4, 300}, 1), loss(DType::kFloat32, {4}),
-               dz(DType::kBFloat16, {4, 300}), target = int32_tensor({0, 300, -1, kIgnoredTarget});
-  const Mirror m({z, loss, dz, target}, stream);
-  cross_entropy({m(z), m(target), {}, m(loss), m(dz)}, stream);
-  const Tensor losses = m.back(loss), gradient = m.back(dz);
-  for (int64_t i = 0; i < 4 * 300; ++i) {
-    const int64_t n = i / 300;
-    const bool nan = n == 1 || n == 2;
-    EXPECT_EQ(std::isnan(get(losses, n)), nan);
-    ASSERT_EQ(std::isnan(get(gradient, i)), nan) << i;
-    if (n == 3) {
-      EXPECT_EQ(get(gradient, i), 0);
+  for (const int64_t vocabulary : {300, 20484, 77828}) {
+    const Tensor z = normal_tensor(DType::kFloat32, {4, vocabulary}, 1), loss(DType::kFloat32, {4}),
+                 dz(DType::kBFloat16, {4, vocabulary}),
+                 target = int32_tensor({0, int32_t(vocabulary), -1, kIgnoredTarget});
+    const Mirror m({z, loss, dz, target}, stream);
+    cross_entropy({m(z), m(target), {}, m(loss), m(dz)}, stream);
+    const Tensor losses = m.back(loss), gradient = m.back(dz);
+    for (int64_t i = 0; i < 4 * vocabulary; ++i) {
+      const int64_t n = i / vocabulary;
+      const bool nan = n == 1 || n == 2;
+      EXPECT_EQ(std::isnan(get(losses, n)), nan);
+      ASSERT_EQ(std::isnan(get(gradient, i)), nan) << i;
+      if (n == 3) {
+        ASSERT_EQ(get(gradient, i), 0);
+      }
     }
   }
 }
