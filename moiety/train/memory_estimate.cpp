@@ -1,6 +1,8 @@
 #include "moiety/train/memory_estimate.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "moiety/base/format.h"
 #include "moiety/gemm/gemm_cuda.h"
@@ -72,10 +74,17 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   // The elements that a rank has, those that its optimizer updates, those of them that are sums over
   // ranks, and those that are summed.
   int64_t elements = 0, owned = 0, summed = 0, terms = 0;
-  for (const auto& [n, peers] : {std::pair(w.copied, ranks),
-                                 {w.dense, grid.dp},
-                                 {w.expert, grid.edp},
-                                 {w.expert_copied, grid.egtp * grid.edp}}) {
+  const auto by_peers = [&](const KeptElements& e) {
+    return std::array{std::pair(e.copied, ranks), std::pair(e.dense, int64_t{grid.dp}),
+                      std::pair(e.expert, int64_t{grid.edp}),
+                      std::pair(e.expert_copied, int64_t{grid.egtp} * grid.edp)};
+  };
+  const auto owned_of = [&](const KeptElements& e) {
+    int64_t sum = 0;
+    for (const auto& [n, peers] : by_peers(e)) sum += n / peers;
+    return sum;
+  };
+  for (const auto& [n, peers] : by_peers(w.trained)) {
     elements += n;
     owned += n / peers;
     summed += peers > 1 ? n / peers : 0;
@@ -97,7 +106,7 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
     m.main_grad = kFloatBytes * (elements + summed);
     if (gradient_wire(o) == DType::kBFloat16) m.main_grad += 2 * 2 * terms;
   }
-  m.master = owned * kFloatBytes;
+  m.master = owned * kFloatBytes + byte_size(storage, owned_of(w.frozen_codes));
   m.moments = 2 * owned * (o.optim.state_dtype == DType::kFloat32 ? kFloatBytes : 2);
   m.activations = activation_bytes(o, grid, s);
   m.logits = logits_bytes(c, s);
@@ -109,7 +118,10 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
             .total +
         s.lent;
   }
-  if (o.checkpoint.async) (s.on_gpu() ? m.pinned : m.snapshot) = m.master + m.moments;
+  // Frozen weights are widened beside the copy of the state while it is made.
+  const int64_t widened = owned_of(w.frozen) * kFloatBytes;
+  (s.on_gpu() ? m.pinned : m.snapshot) =
+      widened + (o.checkpoint.async ? owned * kFloatBytes + m.moments + widened : 0);
   if (s.on_gpu()) {
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
     m.gpu = gemm::kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;
