@@ -171,8 +171,8 @@ double network_flops(const Config& c, int64_t ffn, const NetworkNeeds& n) {
 }
 
 double expert_flops(const Config& c, const FfnNeeds& n) {
-  return network_flops(
-      c, c.d_ffn, {.input = n.routed, .inner = n.experts, .fc1 = n.fc1, .fc2 = n.fc2});
+  return network_flops(c, c.d_ffn,
+                       {.input = n.routed, .inner = n.experts, .fc1 = n.fc1, .fc2 = n.fc2});
 }
 
 }  // namespace
@@ -186,8 +186,7 @@ double flops_per_token(const Config& c, int64_t seq_len, bool causal) {
     const AttentionNeeds a = attention_needs(c, frozen, l);
     const FfnNeeds f = ffn_needs(c, frozen, l);
     flops += products(c.qkv_size() * d, a.input, a.qkv) +
-             products(c.heads * c.head_size() * d, a.core, a.o) +
-             products(core, a.core, a.core);
+             products(c.heads * c.head_size() * d, a.core, a.o) + products(core, a.core, a.core);
     if (!c.is_moe(l)) {
       flops += network_flops(c, c.d_ffn_dense, f.network);
       continue;

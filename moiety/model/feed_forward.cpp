@@ -108,8 +108,7 @@ void FeedForward::activation_backward(const Pass& pass, const Backward& a, Tenso
 void FeedForward::backward(const Pass& pass, const Backward& a) const {
   ArenaScope temporaries(pass.arena);
   const TensorView hidden = a.hidden.defined() ? a.hidden : this->hidden(pass.again(), a.h_TD);
-  const TensorView activated =
-      a.needs.fc2 ? pass.tensor({pass.tokens(), ffn_}) : TensorView();
+  const TensorView activated = a.needs.fc2 ? pass.tensor({pass.tokens(), ffn_}) : TensorView();
   {
     ArenaScope output(pass.arena);
     const TensorView dout_TD = gather_tokens(pass, a.dout_TD);

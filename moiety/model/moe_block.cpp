@@ -420,25 +420,25 @@ void MoeBlock::experts_backward(const Pass& pass, const Backward& a, const Saved
   if (!gradient.dx_CD.defined()) gradient.dx_CD = pass.tensor({capacity, d_model_});
   ExpertGradients gradients;
   if (!a.delayed) gradients = open_gradients(pass);
-  layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
-                   .grads = {.router_ED = needs_.router ? router_->grad : TensorView(),
-                             .router_beta =
-                                 needs_.router && take_accumulate(*router_) ? 1.0f : 0.0f,
-                             .w1 = target(gradients.fc1),
-                             .w2 = target(gradients.fc2),
-                             .b1_LH = b1_grad,
-                             .b2_LD = b2_grad,
-                             .bias_beta = bias_beta},
-                   .h_TD = pass.h_TD,
-                   .dout_TD = a.d_TD,
-                   .addend = shared_ && needs_.input ? pass.wide_TD : TensorView(),
-                   .count = a.count,
-                   .scope = a.scope,
-                   .dh_TD = dh_TD,
-                   .probe = pass.probe,
-                   .rows = rows,
-                   .gradient = gradient},
-                  saved.experts, pass.arena, pass.stream);
+  layer_.backward(
+      {.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
+       .grads = {.router_ED = needs_.router ? router_->grad : TensorView(),
+                 .router_beta = needs_.router && take_accumulate(*router_) ? 1.0f : 0.0f,
+                 .w1 = target(gradients.fc1),
+                 .w2 = target(gradients.fc2),
+                 .b1_LH = b1_grad,
+                 .b2_LD = b2_grad,
+                 .bias_beta = bias_beta},
+       .h_TD = pass.h_TD,
+       .dout_TD = a.d_TD,
+       .addend = shared_ && needs_.input ? pass.wide_TD : TensorView(),
+       .count = a.count,
+       .scope = a.scope,
+       .dh_TD = dh_TD,
+       .probe = pass.probe,
+       .rows = rows,
+       .gradient = gradient},
+      saved.experts, pass.arena, pass.stream);
   pass.note(activation_work(pass));
   if (needs_.routed) {
     pass.note(exchange_work(pass));

@@ -74,9 +74,9 @@ class MoeBlock {
 
   struct Backward {
     TensorView x_TD;
-    TensorView d_TD;  // the gradient of out, replaced by that of x if blocks before need it
-    TensorView count;                   // int64 [S, E+1], over the scope of the losses
-    TensorView scope;                   // int64 [2]
+    TensorView d_TD;   // the gradient of out, replaced by that of x if blocks before need it
+    TensorView count;  // int64 [S, E+1], over the scope of the losses
+    TensorView scope;  // int64 [2]
     DelayedExperts* delayed = nullptr;  // null: weight gradients are computed at once
   };
   void backward(const Pass& pass, const Backward& args, const Saved& saved) const;

@@ -41,8 +41,8 @@ FfnNeeds ffn_needs(const Config& c, const Frozen& frozen, int64_t layer) {
   n.routed = n.input || n.router;
   n.fc1 = trained(moe + "experts.fc1.weight");
   n.fc2 = trained(moe + "experts.fc2.weight");
-  const bool biases = c.expert_bias && (trained(moe + "experts.fc1.bias") ||
-                                        trained(moe + "experts.fc2.bias"));
+  const bool biases =
+      c.expert_bias && (trained(moe + "experts.fc1.bias") || trained(moe + "experts.fc2.bias"));
   n.experts = n.routed || n.fc1 || n.fc2 || biases;
   n.gate = trained(moe + "shared.gate.weight");
   n.gate_prob = n.input || n.gate;

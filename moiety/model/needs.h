@@ -9,9 +9,9 @@
 namespace moiety::model {
 
 struct AttentionNeeds {
-  bool below = true;  // the gradient of the block's input
-  bool input = true;  // the gradient of qkv's input, the norm's output
-  bool core = true;   // the gradients of attention's output and of q, k and v
+  bool below = true;          // the gradient of the block's input
+  bool input = true;          // the gradient of qkv's input, the norm's output
+  bool core = true;           // the gradients of attention's output and of q, k and v
   bool qkv = true, o = true;  // weight gradients
 };
 
@@ -32,8 +32,8 @@ struct FfnNeeds {
   bool gate_prob = true;  // the gradient of the shared gate's value
   bool gate = true;
   bool router = true;
-  bool routed = true;   // the gradients of rows and probabilities, back through the router
-  bool experts = true;  // anything of the experts, biases and all that is routed included
+  bool routed = true;           // the gradients of rows and probabilities, back through the router
+  bool experts = true;          // anything of the experts, biases and all that is routed included
   bool fc1 = true, fc2 = true;  // weight gradients of experts
   bool expert_weights() const { return fc1 || fc2; }
 };

@@ -302,8 +302,11 @@ void Transformer::ffn_forward(const Pass& pass, const Layer& layer, const Routin
 
 void Transformer::layer_passed(const Pass& pass, const Layer& layer, const Routing& routing,
                                TensorView x_TD, TensorView mid_TD, int64_t capacity) const {
+  {
+    ArenaScope temporaries(pass.arena);
+    layer.attention.forward(pass, x_TD, mid_TD);
+  }
   ArenaScope temporaries(pass.arena);
-  layer.attention.forward(pass, x_TD, mid_TD);
   ffn_forward(pass, layer, routing,
               {.x_TD = mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = nullptr});
 }

@@ -206,7 +206,8 @@ class MoeLayer {
     return {overlaps(overlap), side_, main};
   }
 
-  MoeRows make_rows(int64_t capacity, Arena& arena) const;
+  // `copies`: with rows_CD, where there is one.
+  MoeRows make_rows(int64_t capacity, Arena& arena, bool copies = true) const;
   // `frozen_w2`: nobody wants the gradient of w2.
   MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2 = false) const;
 
@@ -226,9 +227,8 @@ class MoeLayer {
   // `codes` are the rows that came, if they came quantized.
   Experts experts(const MoeWeights& weights, const QuantizedView& codes = {}) const;
   gemm::MlpInput mlp_input(const EpPlan& plan, const MoeRows& rows, TensorView x_TD) const;
-  // Memory for rows that are copied, and for what else make_rows gives.
+  // Memory for rows that are copied; none in kRank.
   TensorView make_copies(int64_t capacity, Arena& arena) const;
-  MoeRows make_rows_but_copies(int64_t capacity, Arena& arena) const;
   // The experts' input as it came: rows [C], or in kRank [T]; with their codes if it came quantized.
   struct Came {
     TensorView x;
@@ -268,6 +268,11 @@ class MoeLayer {
   // `free_CD` may be overwritten; if it is absent, memory of its size is taken where it is needed.
   void weight_gradients(const Experts& experts, const WeightGradients& args, const MoeRows& rows,
                         const EpPlan& plan, TensorView free_CD, Arena& arena, Stream stream) const;
+  // The way of the rows' gradients back through dispatch and router; `weights` computes weight
+  // gradients beside the exchange.
+  void route_back(const MoeBackwardArgs& args, const MoeSaved& saved,
+                  const gemm::MlpGradients& gradients, const std::function<void()>& weights,
+                  Arena& arena, Stream stream) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;

@@ -43,8 +43,11 @@ void layout_family(std::span<const ParamSpec> specs, const gtp::Grid& grid, cons
     const int64_t numel = specs[p].numel();
     int64_t start = round_up(end, kParameterAlignment);
     if (out.size() == first || start + numel > bucket_elements) {
-      out.push_back(
-          {.expert = family.expert, .frozen = family.frozen, .domain = family.domain, .ranks = ranks, .slots = {}});
+      out.push_back({.expert = family.expert,
+                     .frozen = family.frozen,
+                     .domain = family.domain,
+                     .ranks = ranks,
+                     .slots = {}});
       start = 0;
     }
     out.back().slots.push_back({p, start});

@@ -1,7 +1,6 @@
 #include "moiety/train/memory_estimate.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "moiety/base/format.h"
@@ -61,35 +60,47 @@ std::vector<std::string> memory_lines(const MemoryEstimate& memory, int64_t limi
   return lines;
 }
 
+namespace {
+
+// The elements that a rank has, those that its optimizer updates, those of them that are sums over
+// ranks, and those that are summed.
+struct Shares {
+  Shares(const KeptElements& e, const Grid& grid) {
+    for (const auto& [n, peers] : {std::pair<int64_t, int64_t>(e.copied, rank_count(grid)),
+                                   {e.dense, grid.dp},
+                                   {e.expert, grid.edp},
+                                   {e.expert_copied, grid.egtp * grid.edp}}) {
+      elements += n;
+      owned += n / peers;
+      summed += peers > 1 ? n / peers : 0;
+      terms += peers > 1 ? n : 0;
+    }
+  }
+  int64_t elements = 0, owned = 0, summed = 0, terms = 0;
+};
+
+// Beside main_grad there are the sums, the data received on a bf16 wire, and the data sent, unless
+// that is main_grad.
+int64_t gradient_bytes(const TrainConfig& o, const Shares& s) {
+  if (o.optim.grad_dtype == DType::kBFloat16) {
+    return 2 * s.elements + kFloatBytes * s.summed + 2 * s.terms;
+  }
+  const int64_t wire = gradient_wire(o) == DType::kBFloat16 ? 2 * 2 * s.terms : 0;
+  return kFloatBytes * (s.elements + s.summed) + wire;
+}
+
+}  // namespace
+
 MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device device) {
   const model::Config& c = o.model;
   const DType storage = storage_dtype(o);
   const PassSizes s(o, grid, device);
-  const int64_t ranks = rank_count(grid);
   std::vector<Recipe> recipes{o.precision.recipe};
   if (o.precision.switch_step > 0) recipes.push_back(o.precision.switch_recipe);
   std::vector<model::Precision> precisions;
   for (const Recipe r : recipes) precisions.push_back(precision_of_recipe(o, r));
   const KeptWeights w(c, grid, storage, precisions);
-  // The elements that a rank has, those that its optimizer updates, those of them that are sums over
-  // ranks, and those that are summed.
-  int64_t elements = 0, owned = 0, summed = 0, terms = 0;
-  const auto by_peers = [&](const KeptElements& e) {
-    return std::array{std::pair(e.copied, ranks), std::pair(e.dense, int64_t{grid.dp}),
-                      std::pair(e.expert, int64_t{grid.edp}),
-                      std::pair(e.expert_copied, int64_t{grid.egtp} * grid.edp)};
-  };
-  const auto owned_of = [&](const KeptElements& e) {
-    int64_t sum = 0;
-    for (const auto& [n, peers] : by_peers(e)) sum += n / peers;
-    return sum;
-  };
-  for (const auto& [n, peers] : by_peers(w.trained)) {
-    elements += n;
-    owned += n / peers;
-    summed += peers > 1 ? n / peers : 0;
-    terms += peers > 1 ? n : 0;
-  }
+  const Shares trained(w.trained, grid);
 
   MemoryEstimate m;
   m.parameters = w.bytes;
@@ -98,16 +109,9 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
     m.workspace = std::max(m.workspace, temporary_bytes(o, grid, s, precisions[i]));
     m.gathered = std::max(m.gathered, gathered_bytes(o, grid, recipes[i]));
   }
-  // Beside main_grad there are the sums, the data received on a bf16 wire, and the data sent,
-  // unless that is main_grad.
-  if (o.optim.grad_dtype == DType::kBFloat16) {
-    m.main_grad = 2 * elements + kFloatBytes * summed + 2 * terms;
-  } else {
-    m.main_grad = kFloatBytes * (elements + summed);
-    if (gradient_wire(o) == DType::kBFloat16) m.main_grad += 2 * 2 * terms;
-  }
-  m.master = owned * kFloatBytes + byte_size(storage, owned_of(w.frozen_codes));
-  m.moments = 2 * owned * (o.optim.state_dtype == DType::kFloat32 ? kFloatBytes : 2);
+  m.main_grad = gradient_bytes(o, trained);
+  m.master = trained.owned * kFloatBytes + byte_size(storage, Shares(w.frozen_codes, grid).owned);
+  m.moments = 2 * trained.owned * (o.optim.state_dtype == DType::kFloat32 ? kFloatBytes : 2);
   m.activations = activation_bytes(o, grid, s);
   m.logits = logits_bytes(c, s);
   m.workspace = std::max<int64_t>(0, m.workspace - m.logits);
@@ -119,9 +123,9 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
         s.lent;
   }
   // Frozen weights are widened beside the copy of the state while it is made.
-  const int64_t widened = owned_of(w.frozen) * kFloatBytes;
-  (s.on_gpu() ? m.pinned : m.snapshot) =
-      widened + (o.checkpoint.async ? owned * kFloatBytes + m.moments + widened : 0);
+  const int64_t widened = Shares(w.frozen, grid).owned * kFloatBytes;
+  const int64_t copied = trained.owned * kFloatBytes + m.moments + widened;
+  (s.on_gpu() ? m.pinned : m.snapshot) = widened + (o.checkpoint.async ? copied : 0);
   if (s.on_gpu()) {
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
     m.gpu = gemm::kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;

@@ -18,7 +18,7 @@ namespace moiety::train {
 struct MemoryEstimate {
   int64_t parameters = 0;
   int64_t main_grad = 0;  // the shard of its sum, and the copies that travel in another format
-  int64_t master = 0;  // with the values of frozen weights that are quantized
+  int64_t master = 0;     // with the values of frozen weights that are quantized
   int64_t moments = 0;
   int64_t gathered = 0;  // slots of weights and gradients that gtp and egtp move
   int64_t activations = 0;

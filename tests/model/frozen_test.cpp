@@ -15,24 +15,25 @@ namespace {
 using Globs = std::vector<std::string>;
 
 TEST(Glob, MatchesWholeNames) {
-  for (const auto& [glob, name, matches] : std::initializer_list<std::tuple<
-           const char*, const char*, bool>>{{"embed.weight", "embed.weight", true},
-                                            {"embed", "embed.weight", false},
-                                            {"*", "", true},
-                                            {"", "", true},
-                                            {"", "a", false},
-                                            {"?", "", false},
-                                            {"embed*", "embed.weight", true},
-                                            {"*weight", "embed.weight", true},
-                                            {"*.router.*", "layers.0.moe.router.bias", true},
-                                            {"*.router.?*", "layers.0.moe.router.", false},
-                                            {"layers.1.*", "layers.11.attn.o.weight", false},
-                                            {"layers.?.*", "layers.7.attn.o.weight", true},
-                                            {"*a*b", "aabab", true},
-                                            {"*a*b", "aaba", false},
-                                            {"**", "x", true},
-                                            {"[ab]", "a", false},
-                                            {"*ab*ab*ab", "abab", false}}) {
+  for (const auto& [glob, name, matches] :
+       std::initializer_list<std::tuple<const char*, const char*, bool>>{
+           {"embed.weight", "embed.weight", true},
+           {"embed", "embed.weight", false},
+           {"*", "", true},
+           {"", "", true},
+           {"", "a", false},
+           {"?", "", false},
+           {"embed*", "embed.weight", true},
+           {"*weight", "embed.weight", true},
+           {"*.router.*", "layers.0.moe.router.bias", true},
+           {"*.router.?*", "layers.0.moe.router.", false},
+           {"layers.1.*", "layers.11.attn.o.weight", false},
+           {"layers.?.*", "layers.7.attn.o.weight", true},
+           {"*a*b", "aabab", true},
+           {"*a*b", "aaba", false},
+           {"**", "x", true},
+           {"[ab]", "a", false},
+           {"*ab*ab*ab", "abab", false}}) {
     EXPECT_EQ(glob_matches(glob, name), matches) << glob << " " << name;
   }
 }
@@ -274,8 +275,8 @@ TEST(Frozen, LayersBeforeTheFirstTrainedOneKeepNothing) {
               2.0 * counts, 128);
   // Rows that came to the experts are read by the gradient of their first weight alone.
   const int64_t tokens = 24, ranks = 1;
-  const int64_t rows = moe::worst_capacity(static_cast<int>(ranks), tokens,
-                                           static_cast<int>(c.router.top_k), 4, 1);
+  const int64_t rows =
+      moe::worst_capacity(static_cast<int>(ranks), tokens, static_cast<int>(c.router.top_k), 4, 1);
   EXPECT_EQ(kept(3, {}) - kept(3, {"*.experts.fc1.weight"}), 3 * rows * c.d_model * 2);
   EXPECT_EQ(kept(3, {}), kept(3, {"*.experts.fc2.weight"}));
 }
@@ -294,7 +295,8 @@ TEST(Frozen, FlopsCountTheGradientsThatAreComputed) {
   EXPECT_EQ(whole - with({"embed*"}), 0);
   EXPECT_EQ(whole - with({"*norm*", "*.bias"}), 0);
   EXPECT_EQ(whole - with({"*.router.weight"}), 2 * 2.0 * double(c.d_model * c.router.experts));
-  EXPECT_EQ(whole - with({"*.experts.*"}), 2 * 2.0 * double(c.router.top_k * 3 * c.d_ffn * c.d_model));
+  EXPECT_EQ(whole - with({"*.experts.*"}),
+            2 * 2.0 * double(c.router.top_k * 3 * c.d_ffn * c.d_model));
   // Forward and the weight gradient of the head alone.
   EXPECT_EQ(with({"embed*", "layers.*", "final_norm*"}), (whole - 3 * head) / 3 + 2 * head);
   Config frozen = c;

@@ -66,10 +66,13 @@ TEST(Frozen, StayAsTheyAreUnderEveryLayout) {
 TEST(Frozen, TheNormIsThatOfTheOthers) {
   const auto norm_with = [](const std::set<std::string>& frozen) {
     double norm = 0;
-    run_layout(dense_copies(1, 1), small_buckets(), [&](Rank& rank, Communicator&) {
-      rank.backward(0, small_integer);
-      norm = rank.optimizer().step(unclipped(), Stream()).norm;
-    }, frozen);
+    run_layout(
+        dense_copies(1, 1), small_buckets(),
+        [&](Rank& rank, Communicator&) {
+          rank.backward(0, small_integer);
+          norm = rank.optimizer().step(unclipped(), Stream()).norm;
+        },
+        frozen);
     return norm;
   };
   std::set<std::string> rest;
@@ -83,38 +86,45 @@ TEST(Frozen, TheNormIsThatOfTheOthers) {
 }
 
 TEST(Frozen, HaveNoMemoryOfTheirOwn) {
-  run_layout(dense_copies(1, 1), small_buckets(), [&](Rank& rank, Communicator&) {
-    for (Parameter& p : rank.optimizer().parameters()) {
-      EXPECT_EQ(p.grad.defined(), p.trained()) << p.spec.name;
-      EXPECT_EQ(p.trained(), !kFrozen.contains(p.spec.name));
-    }
-    // What the view has of them is there until it ends.
-    const StateView view = rank.optimizer().state_view(), again = rank.optimizer().state_view();
-    for (size_t i = 0; i < view.size(); ++i) EXPECT_EQ(view[i].data, again[i].data);
-    rank.optimizer().end_view();
-    for (Parameter& p : rank.optimizer().parameters()) {
-      const int index = int(&p - rank.optimizer().parameters().data());
-      if (p.trained()) continue;
-      EXPECT_NE(error_of([&] { rank.optimizer().on_grad_ready(index, {}); })
-                    .find(p.spec.name + " is frozen"),
-                std::string::npos);
-    }
-  }, kFrozen);
+  run_layout(
+      dense_copies(1, 1), small_buckets(),
+      [&](Rank& rank, Communicator&) {
+        for (Parameter& p : rank.optimizer().parameters()) {
+          EXPECT_EQ(p.grad.defined(), p.trained()) << p.spec.name;
+          EXPECT_EQ(p.trained(), !kFrozen.contains(p.spec.name));
+        }
+        // What the view has of them is there until it ends.
+        const StateView view = rank.optimizer().state_view(), again = rank.optimizer().state_view();
+        for (size_t i = 0; i < view.size(); ++i) EXPECT_EQ(view[i].data, again[i].data);
+        rank.optimizer().end_view();
+        for (Parameter& p : rank.optimizer().parameters()) {
+          const int index = int(&p - rank.optimizer().parameters().data());
+          if (p.trained()) continue;
+          EXPECT_NE(error_of([&] {
+                      rank.optimizer().on_grad_ready(index, {});
+                    }).find(p.spec.name + " is frozen"),
+                    std::string::npos);
+        }
+      },
+      kFrozen);
 }
 
 // What a checkpoint loads replaces them too, rounded.
 TEST(Frozen, TakeWhatIsLoaded) {
   for_each_layout([](Layout layout) {
-    const Whole whole = run_layout(layout, small_buckets(), [](Rank& rank, Communicator&) {
-      for (const StatePiece& piece : rank.optimizer().state_view()) {
-        if (piece.slot != "weight") continue;
-        for_each_in_piece(piece, [&](int64_t k, int64_t i) {
-          static_cast<float*>(piece.data)[k] = 0.1f * float(i % 17);
-        });
-      }
-      rank.optimizer().publish(Stream());
-      three_steps(rank);
-    }, kFrozen);
+    const Whole whole = run_layout(
+        layout, small_buckets(),
+        [](Rank& rank, Communicator&) {
+          for (const StatePiece& piece : rank.optimizer().state_view()) {
+            if (piece.slot != "weight") continue;
+            for_each_in_piece(piece, [&](int64_t k, int64_t i) {
+              static_cast<float*>(piece.data)[k] = 0.1f * float(i % 17);
+            });
+          }
+          rank.optimizer().publish(Stream());
+          three_steps(rank);
+        },
+        kFrozen);
     const std::vector<float>& embed = whole.at("weight/embed.weight");
     for (size_t i = 0; i < embed.size(); ++i) {
       ASSERT_EQ(embed[i], float(bf16(0.1f * float(i % 17))));

@@ -39,18 +39,22 @@ struct Reached {
     for (int64_t l = 0; l < c.layers; ++l) {
       attention |= frozen.reaches(model::attention_block(l));
       if (!frozen.reaches(model::ffn_block(l))) {
-        passes = true;
+        (c.is_moe(l) ? passes_moe : passes_dense) = true;
       } else if (c.is_moe(l)) {
         moe = true;
-        experts_fc2 |= model::ffn_needs(c, frozen, l).fc2;
+        const model::FfnNeeds needs = model::ffn_needs(c, frozen, l);
+        experts_fc1 |= needs.fc1;
+        experts_fc2 |= needs.fc2;
       } else {
         dense = true;
       }
     }
     embedding = !frozen("embed.weight");
   }
-  bool embedding, attention = false, dense = false, moe = false, experts_fc2 = false;
-  bool passes = false;  // over layers that it does not come to
+  bool embedding = true, attention = false, dense = false, moe = false;
+  bool experts_fc1 = false, experts_fc2 = false;  // weight gradients of experts
+  bool passes_dense = false, passes_moe = false;  // layers that it does not come to
+  bool passes() const { return passes_dense || passes_moe; }
 };
 
 // The bytes of a MoE layer's plan, and of its router's results.
@@ -211,7 +215,7 @@ int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const Pass
   if (model::head_needs(c, frozen).input) bytes += x;
   if (c.shared_d_ffn > 0) bytes += s.own * s.d * kFloatBytes;
   // The middle of a layer.
-  if (full || Reached(c).passes) bytes += x;
+  if (full || Reached(c).passes()) bytes += x;
   const int64_t routing = c.moe_layers() > 0 ? routing_bytes(config, grid, s) : 0;
   const int64_t gate = c.shared_gate ? s.own * kFloatBytes : 0;
   for (int64_t l = 0; l < c.layers; ++l) {
@@ -244,25 +248,27 @@ int64_t passed_layer_bytes(const TrainConfig& config, const Grid& grid, const Pa
   const auto network = [&](int64_t hidden, int64_t ffn, L::Name fc1, L::Name fc2) {
     const int64_t a = s.tokens * ffn * s.item;
     return hidden + s.gathered +
-           std::max(q.workspace(fc1).forward, a + std::max(q.workspace(fc2).forward, s.gathered) +
-                                                  s.staged);
+           std::max(q.workspace(fc1).forward,
+                    a + std::max(q.workspace(fc2).forward, s.gathered) + s.staged);
   };
   int64_t bytes =
       kept.attention + s.gathered +
       std::max(q.workspace(L::kQkv).forward,
                s.tokens * s.qkv * s.item + std::max(q.workspace(L::kO).forward, s.gathered)) +
       s.staged;
-  if (c.moe_layers() < c.layers) {
+  const Reached reached(c);
+  if (reached.passes_dense) {
     bytes = std::max(bytes, network(kept.dense, s.dense, L::kDense1, L::kDense2));
   }
-  if (c.moe_layers() == 0) return bytes;
+  if (!reached.passes_moe) return bytes;
   const int64_t inner = s.capacity * c.d_ffn * s.item, y = s.capacity * s.d * s.item;
   const int64_t experts =
-      routing_bytes(config, grid, s) + s.own * c.router.top_k * kFloatBytes + kept.rows + y + inner +
-      std::max(q.workspace(L::kFc1).forward, q.workspace(L::kFc2).forward) + s.codes;
+      routing_bytes(config, grid, s) + s.own * c.router.top_k * kFloatBytes + kept.rows + y +
+      inner + std::max(q.workspace(L::kFc1).forward, q.workspace(L::kFc2).forward) + s.codes;
   const int64_t shared =
       c.shared_d_ffn > 0 ? network(kept.shared, s.shared, L::kShared1, L::kShared2) : 0;
-  return std::max({bytes, experts + kept.shared, shared});
+  const bool keeps_shared = c.recompute == model::Recompute::kNone;
+  return std::max({bytes, experts + (keeps_shared ? kept.shared : 0), shared});
 }
 
 }  // namespace
@@ -280,15 +286,15 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   const int64_t layer = anew(full, saved.attention);
   const int64_t x = s.own * s.d * s.item;
   const int64_t others = anew(reached.attention, attention_bytes(s, q));
-  const int64_t dense = anew(
-      reached.dense,
-      x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2)) +
-          anew(full, saved.dense));
+  const int64_t dense =
+      anew(reached.dense,
+           x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2)) +
+               anew(full, saved.dense));
   int64_t outside = anew(reached.embedding, 2 * s.gathered + s.staged + s.table_sum);
-  if (reached.passes) {
-    outside = std::max(outside,
-                       passed_layer_bytes(config, grid, s, q) + 3 * x -
-                           activation_bytes(config, grid, s));
+  if (reached.passes()) {
+    const int64_t beside = 3 * x + (c.shared_d_ffn > 0 ? s.own * s.d * kFloatBytes : 0);
+    outside = std::max(outside, passed_layer_bytes(config, grid, s, q) + beside -
+                                    activation_bytes(config, grid, s));
   }
   if (!reached.moe) return std::max(layer + std::max(others, dense), outside);
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
@@ -312,8 +318,10 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
     // The codes that came are multiplied, or quantized anew beside them.
     const int64_t beside_fc1 = s.maps ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
     const int64_t fc1 = w1.forward + beside_fc1;
+    const int64_t weights = std::max(anew(reached.experts_fc1, came + w1.weight_gradient),
+                                     anew(reached.experts_fc2, w2.weight_gradient));
     experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
-                        beside_weights + std::max(came + w1.weight_gradient, w2.weight_gradient),
+                        anew(weights > 0, beside_weights + weights),
                         rows_d + hidden + std::max(fc1, (s.maps ? came : s.codes) + w2.forward),
                         moe ? x + gradient + fc1 : 0});
   }
@@ -328,8 +336,8 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   const int64_t counted = c.delay_wgrad ? (s.maps ? rows - rows_d : rows) : 0;
   const int64_t delayed = counted + (c.delay_wgrad && s.maps ? 2 * x : 0);
   return delayed +
-         std::max(outside, layer + std::max({others, dense,
-                                               experts - gradient + rows - counted, shared}));
+         std::max(outside,
+                  layer + std::max({others, dense, experts - gradient + rows - counted, shared}));
 }
 
 int64_t logits_bytes(const model::Config& c, const PassSizes& s) {

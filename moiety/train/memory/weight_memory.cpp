@@ -52,8 +52,8 @@ std::vector<BigWeight> big_weights(const model::Config& c, const Grid& grid) {
     }
     if (!c.is_moe(l)) continue;
     const int64_t hidden = c.activation.hidden(c.d_ffn), local = c.router.experts / grid.ep;
-    for (const auto& [fc, rows, cols] : {std::tuple("fc1", hidden, c.d_model),
-                                         std::tuple("fc2", c.d_model, c.d_ffn)}) {
+    for (const auto& [fc, rows, cols] :
+         {std::tuple("fc1", hidden, c.d_model), std::tuple("fc2", c.d_model, c.d_ffn)}) {
       all.push_back({.name = layer + "moe.experts." + fc + ".weight",
                      .layout = {.rows = rows, .cols = cols},
                      .layer = l,
