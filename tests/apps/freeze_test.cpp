@@ -57,6 +57,10 @@ class Freeze : public testing::Test {
 
 TEST_F(Freeze, KeepsBitsUnderEveryLayout) {
   train(run_of(path("one"), 1, {kFreeze}));
+  EXPECT_NE(read_all(path("one") + "/log.txt")
+                .find("train.freeze: 28656 of 64336 parameters stay as they are"),
+            std::string::npos)
+      << read_all(path("one") + "/log.txt");
   const auto frozen = weights_of(path("one"), 2, true);
   EXPECT_EQ(frozen.size(), 1u + 17 + 2);  // the embedding, layer 0, the router of layer 2
   EXPECT_EQ(weights_of(path("one"), 6, true), frozen);
