@@ -91,6 +91,45 @@ TEST_F(Freeze, KeepsBitsUnderEveryLayout) {
   }
 }
 
+// Options that change no bit change none, and lists of other kinds train under tp and gtp.
+TEST_F(Freeze, KeepsBitsUnderEveryOption) {
+  for (const std::string list :
+       {"[\"embed*\", \"layers.0.*\", \"*.router.*\"]", "[\"*.experts.fc1.*\", \"embed*\"]",
+        "[\"*.experts.fc2.weight\"]", "[\"*.experts.*\", \"head*\"]"}) {
+    const std::string freeze = "--train.freeze=" + list;
+    const Arguments ep2{freeze, "--parallel.ep=2", "--precision.recipe=bf16"};
+    train(run_of(path("plain"), 2, ep2));
+    const auto expected = steps(path("plain"));
+    for (const Arguments& more : std::initializer_list<Arguments>{
+             {"--ep.zero_copy=auto"},
+             {"--moe.delay_wgrad", "--ep.zero_copy=auto", "--moe.combine=token"},
+             {"--moe.delay_wgrad", "--memory.recompute=moe"},
+             {"--ep.overlap=wgrad"},
+             {"--ep.overlap=shared", "--memory.recompute=full"},
+             {"--moe.expert_weights=indexed", "--ep.depth=3"}}) {
+      SCOPED_TRACE(list + more[0]);
+      fs::remove_all(path("other"));
+      train(run_of(path("other"), 2, ep2 + more));
+      if (more.back() == "--moe.combine=token") continue;  // another sum, with room of its own
+      for (const auto& [step, r] : steps(path("other"))) {
+        EXPECT_EQ(r["loss"], expected.at(step)["loss"]);
+        EXPECT_EQ(r["gnorm"], expected.at(step)["gnorm"]);
+      }
+    }
+    fs::remove_all(path("plain"));
+    train(run_of(path("one"), 1, {freeze}));
+    for (const int gtp : {1, 2}) {
+      const std::string many = path(text("many{}", gtp));
+      train(run_of(many, 2 * gtp,
+                   {freeze, "--parallel.tp=2", text("--parallel.gtp={}", gtp),
+                    text("--parallel.egtp={}", gtp), text("--train.micro_batch={}", 8 / gtp)}));
+      expect_near(many, path("one"), 1e-4);
+      fs::remove_all(many);
+    }
+    fs::remove_all(path("one"));
+  }
+}
+
 // The squares of the norms of a gradient's parts add up to that of the whole.
 TEST_F(Freeze, TheNormCountsTheRest) {
   const Arguments one_step{"--train.steps=1"};
