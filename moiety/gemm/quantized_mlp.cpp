@@ -61,7 +61,9 @@ void quantized_mlp_backward_data(const QuantizedMlp& mlp, const MlpInput& input,
   quantized_grouped_input_gradient(mlp.fc2, input.groups, {g.d_o, input.source_R}, da, arena,
                                    stream);
   activation_backward(activation(mlp, input, g.h), da, g.dh, g.a, g.dprob_R, stream);
-  quantized_grouped_input_gradient(mlp.fc1, input.groups, {g.dh}, g.dx, arena, stream);
+  if (g.dx.defined()) {
+    quantized_grouped_input_gradient(mlp.fc1, input.groups, {g.dh}, g.dx, arena, stream);
+  }
   mlp_bias_gradients(input, g, mlp.b2_ED, stream);
 }
 

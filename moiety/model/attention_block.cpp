@@ -27,7 +27,7 @@ void copy_rows(TensorView from, TensorView to, int64_t begin, Stream stream) {
 
 }  // namespace
 
-AttentionBlock::AttentionBlock(const Config& c, int64_t layer, TpPlace place)
+AttentionBlock::AttentionBlock(const Config& c, int64_t layer, TpPlace place, const Frozen& frozen)
     : layer_(layer),
       d_model_(c.d_model),
       heads_(c.heads / place.size),
@@ -37,6 +37,7 @@ AttentionBlock::AttentionBlock(const Config& c, int64_t layer, TpPlace place)
       std_(c.init_std),
       out_std_(residual_std(c)),
       qk_norm_(c.qk_norm),
+      needs_(attention_needs(c, frozen, layer)),
       qkv_(qkv_layout(c, place)),
       o_(o_layout(c, place)) {}
 
@@ -169,16 +170,18 @@ void AttentionBlock::output_backward(const Pass& pass, TensorView d_TD, TensorVi
                                      TensorView d_o) const {
   ArenaScope temporaries(pass.arena);
   const TensorView dout_TD = gather_tokens(pass, d_TD);
-  o_.input_gradient(pass, dout_TD, d_o);
-  pass.stored("attn.o", "do", d_o, dout_TD, o_.parameter().weight);
+  if (d_o.defined()) {
+    o_.input_gradient(pass, dout_TD, d_o);
+    pass.stored("attn.o", "do", d_o, dout_TD, o_.parameter().weight);
+  }
   o_.weight_gradient(pass, dout_TD, o);
 }
 
 void AttentionBlock::heads_gradient(const Pass& pass, TensorView qkv, TensorView dqkv) const {
   ArenaScope workspace(pass.arena);
   const TensorView x = split(pass, qkv).qk_TGNC, d = split(pass, dqkv).qk_TGNC;
-  const OpenGradient q_grad{q_norm_->grad, take_accumulate(*q_norm_)},
-      k_grad{k_norm_->grad, take_accumulate(*k_norm_)};
+  const OpenGradient q_grad = open_small_gradient(pass, *q_norm_),
+                     k_grad = open_small_gradient(pass, *k_norm_);
   const GradientSum q_sum = begin_sum(pass, q_grad), k_sum = begin_sum(pass, k_grad);
   const int64_t blocks = nn::norm_rope_blocks(x.size(0), x.size(1), x.size(2));
   nn::norm_rope_backward({.x_TGNC = x,
@@ -197,13 +200,15 @@ void AttentionBlock::heads_gradient(const Pass& pass, TensorView qkv, TensorView
   end_sum(pass, k_sum, k_grad);
   pass.note(elementwise_work(2 * d.numel(), pass.storage));
   pass.stored("norm_rope", "dq, dk", d, q_norm_->weight, k_norm_->weight);
-  pass.stored(q_norm_->spec.name, "gradient", q_norm_->grad, d);
-  pass.stored(k_norm_->spec.name, "gradient", k_norm_->grad, d);
+  for (const optim::Parameter* p : {q_norm_, k_norm_}) {
+    if (p->trained()) pass.stored(p->spec.name, "gradient", p->grad, d);
+  }
 }
 
 void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
                               TensorView d_TD) const {
   ArenaScope temporaries(pass.arena);
+  if (!needs_.core) return output_backward(pass, d_TD, s.o, {});
   const TensorView dqkv = pass.tensor({s.qkv.size(0), s.qkv.size(1)});
   {
     ArenaScope inner(pass.arena);
@@ -226,11 +231,12 @@ void AttentionBlock::backward(const Pass& pass, TensorView x_TD, const Saved& s,
     pass.stored("attention", "dq, dk, dv", dqkv, d_o, s.qkv);
     qk_norm_ ? heads_gradient(pass, s.qkv, dqkv) : rotate(pass, dqkv, true);
   }
-  apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
-  {
+  if (needs_.qkv) {
+    apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
     ArenaScope inner(pass.arena);
     qkv_.weight_gradient(pass, dqkv, gather_tokens(pass, pass.h_TD));
   }
+  if (!needs_.input) return;
   const TensorView dh_TD = pass.h_TD;  // h is not needed any more
   input_gradient_to_own(pass, qkv_, dqkv, dh_TD);
   pass.stored("attn.qkv", "dh", dh_TD, dqkv, qkv_.parameter().weight);

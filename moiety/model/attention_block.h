@@ -7,6 +7,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/model/config.h"
 #include "moiety/model/linear_layer.h"
+#include "moiety/model/needs.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
 #include "moiety/model/weight_layout.h"
@@ -31,7 +32,7 @@ struct CacheRun {
 class AttentionBlock {
  public:
   // The block of the heads that `place` gives to this rank.
-  AttentionBlock(const Config& config, int64_t layer, TpPlace place);
+  AttentionBlock(const Config& config, int64_t layer, TpPlace place, const Frozen& frozen = {});
 
   // Specs of norm, fused qkv in kv-group order and o, and with qk_norm q_norm and k_norm.
   std::vector<optim::ParamSpec> specs() const;
@@ -46,7 +47,8 @@ class AttentionBlock {
   };
   // x_TD and out_TD are of own tokens.
   Saved forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
-  // d_TD, of own tokens, is the gradient of out on entry and that of x on return.
+  // d_TD, of own tokens, is the gradient of out on entry and that of x on return, if the blocks
+  // before this one need it.
   void backward(const Pass& pass, TensorView x_TD, const Saved& saved, TensorView d_TD) const;
 
   // The forward pass of tokens whose earlier keys lie in the cache, to which theirs are added. The
@@ -66,7 +68,8 @@ class AttentionBlock {
   // adds to those of the norms' weights.
   void heads_gradient(const Pass& pass, TensorView qkv, TensorView dqkv) const;
   TensorView head_rows(const Pass& pass, TensorView o) const;
-  // Given the gradient of the block's output, computes that of `o` and that of the output weight.
+  // Given the gradient of the block's output, computes that of `o`, if it is defined, and that of
+  // the output weight.
   void output_backward(const Pass& pass, TensorView d_TD, TensorView o, TensorView d_o) const;
   gtp::Work core_work(const Pass& pass, int products) const;
   nn::AttentionArgs attention_args(const Pass& pass, const nn::QkvHeads& heads,
@@ -77,6 +80,7 @@ class AttentionBlock {
   int64_t layer_, d_model_, heads_, kv_heads_, head_dim_;  // heads of this rank
   float eps_, std_, out_std_;
   bool qk_norm_;
+  AttentionNeeds needs_;
   optim::Parameter* norm_ = nullptr;
   LinearLayer qkv_, o_;
   optim::Parameter* q_norm_ = nullptr;

@@ -12,9 +12,10 @@
 
 namespace moiety::model {
 
-// grad of `p` (+)= dy^T x.
+// grad of `p` (+)= dy^T x; nothing if it is frozen.
 inline void add_weight_gradient(const Pass& pass, TensorView dy, TensorView x,
                                 optim::Parameter& p) {
+  if (!p.trained()) return;
   const gtp::Work work = product_work(dy.size(0), dy.size(1), x.size(1), pass.storage);
   const OpenGradient grad = open_gradient(pass, p, work);
   nn::linear_weight_gradient(dy, x, grad.view, grad.accumulate, pass.stream);
@@ -39,7 +40,7 @@ struct NormGradient {
 inline void norm_gradient(const Pass& pass, const NormGradient& g, float eps, optim::Parameter& p) {
   ArenaScope workspace(pass.arena);
   const int64_t blocks = nn::norm_blocks(nn::row_count(g.x));
-  const OpenGradient grad{p.grad, take_accumulate(p)};
+  const OpenGradient grad = open_small_gradient(pass, p);
   const GradientSum sum = begin_sum(pass, grad);
   nn::norm_backward({.x = g.x,
                      .weight_D = p.weight,
@@ -54,7 +55,7 @@ inline void norm_gradient(const Pass& pass, const NormGradient& g, float eps, op
   end_sum(pass, sum, grad);
   pass.note(elementwise_work(2 * g.x.numel(), pass.storage));
   pass.stored(p.spec.name, "dx", g.dx, g.dy, p.weight);
-  pass.stored(p.spec.name, "gradient", p.grad, g.dy);
+  if (p.trained()) pass.stored(p.spec.name, "gradient", p.grad, g.dy);
 }
 
 }  // namespace moiety::model

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "moiety/base/error.h"
+#include "moiety/model/needs.h"
 
 namespace moiety::model {
 namespace {
@@ -108,6 +109,7 @@ void check(const Config& c) {
   MOIETY_CHECK(c.init_std >= 0, "init.std={} must not be negative", c.init_std);
   MOIETY_CHECK(c.loss_z_coef >= 0, "train.loss_z_coef={} must not be negative", c.loss_z_coef);
   MOIETY_CHECK(c.loss_chunk >= 0, "memory.loss_chunk={} must not be negative", c.loss_chunk);
+  Frozen{c};
 }
 
 Config preset(std::string_view name) {
@@ -156,14 +158,53 @@ int64_t active_parameter_count(const Config& c) {
   return parameter_count(c) - c.moe_layers() * idle * (layer_sizes(c).expert + bias_size(c));
 }
 
-double flops_per_token(const Config& c, int64_t seq_len, bool causal) {
-  const LayerSizes size = layer_sizes(c);
-  const int64_t core = (causal ? 1 : 2) * c.heads * c.head_size() * seq_len;
-  const int64_t moe = size.router + c.router.top_k * size.expert + size.shared;
-  return 6 * static_cast<double>(c.layers * (size.attention + core) + c.moe_layers() * moe +
-                                 (c.layers - c.moe_layers()) * size.dense + c.vocab * c.d_model);
+namespace {
+
+// Products with matrices of so many elements: the one of forward, and those of its gradients.
+double products(int64_t elements, bool input, bool weight) {
+  return 2.0 * static_cast<double>(elements) * (1 + input + weight);
 }
 
-double flops_per_pair(const Config& c) { return 6 * static_cast<double>(layer_sizes(c).expert); }
+double network_flops(const Config& c, int64_t ffn, const NetworkNeeds& n) {
+  return products(c.activation.hidden(ffn) * c.d_model, n.input, n.fc1) +
+         products(ffn * c.d_model, n.inner, n.fc2);
+}
+
+double expert_flops(const Config& c, const FfnNeeds& n) {
+  return network_flops(c, c.d_ffn,
+                       {.input = n.routed, .inner = n.experts, .fc1 = n.fc1, .fc2 = n.fc2});
+}
+
+}  // namespace
+
+double flops_per_token(const Config& c, int64_t seq_len, bool causal) {
+  const Frozen frozen(c);
+  const int64_t d = c.d_model, core = (causal ? 1 : 2) * c.heads * c.head_size() * seq_len;
+  const HeadNeeds head = head_needs(c, frozen);
+  double flops = products(c.vocab * d, head.input, head.weight);
+  for (int64_t l = 0; l < c.layers; ++l) {
+    const AttentionNeeds a = attention_needs(c, frozen, l);
+    const FfnNeeds f = ffn_needs(c, frozen, l);
+    flops += products(c.qkv_size() * d, a.input, a.qkv) +
+             products(c.heads * c.head_size() * d, a.core, a.o) + products(core, a.core, a.core);
+    if (!c.is_moe(l)) {
+      flops += network_flops(c, c.d_ffn_dense, f.network);
+      continue;
+    }
+    flops += products(d * c.router.experts, f.routed, f.router) +
+             static_cast<double>(c.router.top_k) * expert_flops(c, f) +
+             network_flops(c, c.shared_d_ffn, f.network);
+  }
+  return flops;
+}
+
+double flops_per_pair(const Config& c) {
+  const Frozen frozen(c);
+  double sum = 0;
+  for (int64_t l = 0; l < c.layers; ++l) {
+    if (c.is_moe(l)) sum += expert_flops(c, ffn_needs(c, frozen, l));
+  }
+  return sum / static_cast<double>(std::max<int64_t>(c.moe_layers(), 1));
+}
 
 }  // namespace moiety::model

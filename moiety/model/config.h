@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -68,6 +69,8 @@ struct Config {
   float loss_z_coef = 0;
   int64_t loss_chunk = 0;  // tokens whose logits exist at a time; 0: the default of nn::loss_chunk
   Recompute recompute = Recompute::kNone;
+  // Globs over the names of checkpoints' tensors that training leaves as they are (frozen.h).
+  std::vector<std::string> freeze = {};
   bool delay_wgrad = false;                    // weight gradients of experts wait: moe_block.h
   moe::Overlap overlap = moe::Overlap::kNone;  // ep.overlap
 
@@ -89,11 +92,12 @@ int64_t parameter_count(const Config& config);
 // The same without the experts that a token does not go to.
 int64_t active_parameter_count(const Config& config);
 
-// Model FLOPs of one training step per token in sequences of `seq_len` tokens: 3 times the matrix
-// products of the forward pass, with 2 FLOPs per multiply-add. With `causal` only the half of the
-// scores that the mask leaves counts.
+// Model FLOPs of one training step per token in sequences of `seq_len` tokens, with 2 FLOPs per
+// multiply-add: the matrix products of the forward pass, and as many again for the gradient of
+// inputs and for that of weights. Gradients that frozen parameters leave out do not count. With
+// `causal` only the half of the scores that the mask leaves counts.
 double flops_per_token(const Config& config, int64_t seq_len, bool causal = true);
-// The part of flops_per_token that one (token, expert) pair takes.
+// The part of flops_per_token that one (token, expert) pair takes, on average over the MoE layers.
 double flops_per_pair(const Config& config);
 
 }  // namespace moiety::model

@@ -73,14 +73,19 @@ TensorView FeedForward::hidden(const Pass& pass, TensorView h_TD, TensorView to)
   return hidden;
 }
 
+void FeedForward::activate(const Pass& pass, TensorView hidden, TensorView prob_T,
+                           TensorView activated) const {
+  ArenaScope temporaries(pass.arena);
+  gemm::activation_forward(activation(hidden, gather_values(pass, prob_T)), activated, pass.stream);
+  pass.note(activation_work(pass));
+  pass.stored("ffn.activation", "a", activated, hidden);
+}
+
 TensorView FeedForward::forward(const Pass& pass, const Forward& a) const {
   const TensorView hidden = this->hidden(pass, a.h_TD, a.hidden);
   ArenaScope temporaries(pass.arena);
   const TensorView activated = pass.tensor({pass.tokens(), ffn_});
-  gemm::activation_forward(activation(hidden, gather_values(pass, a.prob_T)), activated,
-                           pass.stream);
-  pass.note(activation_work(pass));
-  pass.stored("ffn.activation", "a", activated, hidden);
+  activate(pass, hidden, a.prob_T, activated);
   forward_to_own(pass, fc2_, activated, a.out_TD, a.residual_TD);
   pass.stored("ffn.fc2", "x", a.out_TD, activated, fc2_.parameter().weight, a.residual_TD);
   return hidden;
@@ -103,28 +108,34 @@ void FeedForward::activation_backward(const Pass& pass, const Backward& a, Tenso
 void FeedForward::backward(const Pass& pass, const Backward& a) const {
   ArenaScope temporaries(pass.arena);
   const TensorView hidden = a.hidden.defined() ? a.hidden : this->hidden(pass.again(), a.h_TD);
-  const TensorView activated = pass.tensor({pass.tokens(), ffn_});
+  const TensorView activated = a.needs.fc2 ? pass.tensor({pass.tokens(), ffn_}) : TensorView();
   {
     ArenaScope output(pass.arena);
-    const TensorView d_activated = pass.tensor({pass.tokens(), ffn_});
     const TensorView dout_TD = gather_tokens(pass, a.dout_TD);
-    fc2_.input_gradient(pass, dout_TD, d_activated);
-    pass.stored("ffn.fc2", "da", d_activated, dout_TD, fc2_.parameter().weight);
-    activation_backward(pass, a, hidden, d_activated, activated);
+    if (a.needs.inner) {
+      const TensorView d_activated = pass.tensor({pass.tokens(), ffn_});
+      fc2_.input_gradient(pass, dout_TD, d_activated);
+      pass.stored("ffn.fc2", "da", d_activated, dout_TD, fc2_.parameter().weight);
+      activation_backward(pass, a, hidden, d_activated, activated);
+    } else {
+      activate(pass, hidden, a.prob_T, activated);
+    }
     fc2_.weight_gradient(pass, dout_TD, activated);
   }
-  {
+  if (a.needs.fc1) {
     ArenaScope input(pass.arena);
     fc1_.weight_gradient(pass, hidden, gather_tokens(pass, a.h_TD));
   }
+  if (!a.needs.input) return;
   input_gradient_to_own(pass, fc1_, hidden, a.dh_TD);
   pass.stored("ffn.fc1", "dh", a.dh_TD, hidden, fc1_.parameter().weight);
 }
 
-DenseBlock::DenseBlock(const Config& c, int64_t layer, TpPlace place)
+DenseBlock::DenseBlock(const Config& c, int64_t layer, TpPlace place, const Frozen& frozen)
     : norm_name_(layer_prefix(layer) + "mlp_norm.weight"),
       d_model_(c.d_model),
       eps_(c.norm_eps),
+      needs_(ffn_needs(c, frozen, layer)),
       ffn_(c, layer_prefix(layer) + "mlp.", c.d_ffn_dense, place) {}
 
 std::vector<optim::ParamSpec> DenseBlock::specs() const {
@@ -147,14 +158,21 @@ TensorView DenseBlock::forward(const Pass& pass, TensorView x_TD, TensorView out
 void DenseBlock::backward(const Pass& pass, TensorView x_TD, TensorView hidden,
                           TensorView d_TD) const {
   ArenaScope temporaries(pass.arena);
-  const TensorView dh_TD = pass.tensor({x_TD.size(0), d_model_});
-  apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
-  ffn_.backward(pass, {.h_TD = pass.h_TD,
-                       .prob_T = {},
-                       .hidden = hidden,
-                       .dout_TD = d_TD,
-                       .dh_TD = dh_TD,
-                       .dprob_T = {}});
+  TensorView dh_TD;
+  if (needs_.input) dh_TD = pass.tensor({x_TD.size(0), d_model_});
+  if (needs_.network.reads_input(hidden.defined())) {
+    apply_norm(pass, x_TD, *norm_, eps_, pass.h_TD);
+  }
+  if (needs_.network.any()) {
+    ffn_.backward(pass, {.h_TD = pass.h_TD,
+                         .prob_T = {},
+                         .hidden = hidden,
+                         .dout_TD = d_TD,
+                         .dh_TD = dh_TD,
+                         .dprob_T = {},
+                         .needs = needs_.network});
+  }
+  if (!needs_.input) return;
   norm_gradient(pass, {x_TD, dh_TD, d_TD, d_TD}, eps_, *norm_);
 }
 

@@ -8,6 +8,7 @@
 #include "moiety/gemm/swiglu.h"
 #include "moiety/model/config.h"
 #include "moiety/model/linear_layer.h"
+#include "moiety/model/needs.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/pass.h"
 #include "moiety/model/weight_layout.h"
@@ -42,8 +43,9 @@ class FeedForward {
     // fc1's output for all tokens, consumed; if absent it is computed again from h
     TensorView hidden;
     TensorView dout_TD;  // storage
-    TensorView dh_TD;    // result, storage or fp32
-    TensorView dprob_T;  // result, defined exactly if prob is
+    TensorView dh_TD;    // result, storage or fp32; if `needs` have it
+    TensorView dprob_T;  // result, only where there is prob; needs inner gradients
+    NetworkNeeds needs = {};
   };
   void backward(const Pass& pass, const Backward& args) const;
 
@@ -55,6 +57,8 @@ class FeedForward {
                            TensorView d_activated, TensorView activated) const;
   gtp::Work activation_work(const Pass& pass) const;
   gemm::ActivationArgs activation(TensorView hidden, TensorView prob_T) const;
+  // `activated` of forward, once more.
+  void activate(const Pass& pass, TensorView hidden, TensorView prob_T, TensorView activated) const;
 
   std::string prefix_;
   gemm::Activation activation_;
@@ -67,7 +71,7 @@ class FeedForward {
 // The second half of a dense layer: out = x + ffn(norm(x)).
 class DenseBlock {
  public:
-  DenseBlock(const Config& config, int64_t layer, TpPlace place);
+  DenseBlock(const Config& config, int64_t layer, TpPlace place, const Frozen& frozen = {});
 
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
@@ -76,13 +80,14 @@ class DenseBlock {
   // Returns the tensor that backward needs besides x; if that is absent, backward computes it
   // again.
   TensorView forward(const Pass& pass, TensorView x_TD, TensorView out_TD) const;
-  // d_TD is the gradient of out on entry and that of x on return.
+  // d_TD is the gradient of out on entry and that of x on return, if the blocks before need it.
   void backward(const Pass& pass, TensorView x_TD, TensorView hidden, TensorView d_TD) const;
 
  private:
   std::string norm_name_;
   int64_t d_model_;
   float eps_;
+  FfnNeeds needs_;
   optim::Parameter* norm_ = nullptr;
   FeedForward ffn_;
 };

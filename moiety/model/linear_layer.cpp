@@ -62,6 +62,7 @@ void LinearLayer::input_gradient(const Pass& pass, TensorView dy, TensorView dx)
 }
 
 void LinearLayer::weight_gradient(const Pass& pass, TensorView dy, TensorView x) const {
+  if (!p_->trained()) return;
   if (!recipe_) return add_weight_gradient(pass, dy, x, *p_);
   const OpenGradient grad = open_gradient(pass, *p_, work(pass, dy.size(0)));
   gemm::quantized_weight_gradient(quantized(pass, {}), dy, x, grad.view, grad.accumulate,

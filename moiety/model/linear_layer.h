@@ -32,7 +32,7 @@ class LinearLayer {
   void forward(const Pass& pass, TensorView x, TensorView y, TensorView residual) const;
   // dx = round(dy w)
   void input_gradient(const Pass& pass, TensorView dy, TensorView dx) const;
-  // main_grad (+)= dy^T x
+  // main_grad (+)= dy^T x; nothing if the weight is frozen
   void weight_gradient(const Pass& pass, TensorView dy, TensorView x) const;
 
   // The description of experts that gemm's products take; `first_expert` is the first one's global

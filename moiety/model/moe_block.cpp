@@ -22,7 +22,7 @@ moe::MoeConfig moe_config(const Config& c, DType storage) {
 }
 
 MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& group,
-                   TpPlace place)
+                   TpPlace place, const Frozen& frozen)
     : prefix_(layer_prefix(layer)),
       index_(layer),
       d_model_(c.d_model),
@@ -35,7 +35,8 @@ MoeBlock::MoeBlock(const Config& c, DType storage, int64_t layer, moe::EpGroup& 
       bias_E_(DType::kFloat32, {c.router.experts}, group.device(), "router bias"),
       gated_(c.shared_gate),
       indexed_(c.indexed_experts),
-      biased_(c.expert_bias) {
+      biased_(c.expert_bias),
+      needs_(ffn_needs(c, frozen, layer)) {
   if (c.shared_d_ffn > 0) shared_.emplace(c, prefix_ + "moe.shared.", c.shared_d_ffn, place);
 }
 
@@ -151,6 +152,7 @@ gemm::GroupedWeight MoeBlock::grouped(const TensorView& packed_LNK) const {
 }
 
 gemm::GradTarget MoeBlock::target(const OpenGradient& gradient) const {
+  if (!gradient.view.defined()) return {};
   return {.grad = grouped(gradient.view), .beta = {gradient.accumulate ? 1.0f : 0.0f, {}}};
 }
 
@@ -209,6 +211,7 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
                   .out_TD = a.out_TD,
                   .stats = a.stats,
                   .info = a.info,
+                  .frozen_w1 = !needs_.fc1,
                   .recompute = a.recompute,
                   .probe = pass.probe,
                   .beside = beside ? std::function<moe::MoeWeights()>(add_and_read) : nullptr},
@@ -258,17 +261,20 @@ TensorView MoeBlock::add_shared(const Pass& pass, const Forward& a, Saved& saved
 void MoeBlock::shared_backward(const Pass& pass, TensorView d_TD, const Saved& saved) const {
   ArenaScope temporaries(pass.arena);
   const int64_t tokens = d_TD.size(0);
-  const TensorView dprob_T = gated_ ? pass.arena.tensor(DType::kFloat32, {tokens}) : TensorView();
+  const bool prob = gated_ && needs_.gate_prob;
+  const TensorView dprob_T = prob ? pass.arena.tensor(DType::kFloat32, {tokens}) : TensorView();
   shared_->backward(pass, {.h_TD = pass.h_TD,
                            .prob_T = saved.gate_T,
                            .hidden = saved.shared_hidden,
                            .dout_TD = d_TD,
                            .dh_TD = pass.wide_TD,
-                           .dprob_T = dprob_T});
-  if (!gated_) return;
+                           .dprob_T = dprob_T,
+                           .needs = needs_.network});
+  if (!prob) return;
   const TensorView dlogit_T1 = pass.tensor({tokens, 1});
   nn::sigmoid_gradient(saved.gate_T, dprob_T, dlogit_T1, pass.stream);
   add_weight_gradient(pass, dlogit_T1, pass.h_TD, *gate_);
+  if (!needs_.input) return;
   nn::linear_input_gradient(dlogit_T1, gate_->weight, pass.wide_TD, pass.wide_TD, pass.stream);
   pass.note(product_work(pass.own_tokens(), 1, d_model_, pass.storage));
   pass.stored("shared.gate", "dh", pass.wide_TD, dlogit_T1, gate_->weight);
@@ -301,8 +307,10 @@ moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved,
 
 MoeBlock::ExpertGradients MoeBlock::open_gradients(const Pass& pass) const {
   const int64_t rows = pairs(pass.h_TD);
-  return {open_gradient(pass, fc2_.parameter(), fc2_work(pass, rows)),
-          open_gradient(pass, fc1_.parameter(), fc1_work(pass, rows))};
+  ExpertGradients gradients;
+  if (needs_.fc2) gradients.fc2 = open_gradient(pass, fc2_.parameter(), fc2_work(pass, rows));
+  if (needs_.fc1) gradients.fc1 = open_gradient(pass, fc1_.parameter(), fc1_work(pass, rows));
+  return gradients;
 }
 
 void MoeBlock::show_gradient(const Pass& pass, const optim::Parameter& p,
@@ -313,6 +321,7 @@ void MoeBlock::show_gradient(const Pass& pass, const optim::Parameter& p,
 
 void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradients) const {
   const auto close = [&](optim::Parameter& fc, const OpenGradient& grad) {
+    if (!fc.trained()) return;
     show_gradient(pass, fc, grad.view);
     close_gradient(pass, fc);
   };
@@ -366,65 +375,83 @@ void MoeBlock::delay(const Pass& pass, const Backward& a, const Saved& saved) co
 void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
   ArenaScope temporaries(pass.arena);
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
-  const bool beside = shared_ && layer_.overlaps(moe::Overlap::kShared);
-  if (shared_ && !beside) shared_backward(pass, a.d_TD, saved);
-  const TensorView dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
-  const int64_t capacity = saved.experts.plan.capacity;
+  const bool has_shared = shared_ && needs_.network.any();
+  const bool beside = has_shared && needs_.experts && layer_.overlaps(moe::Overlap::kShared);
+  if (has_shared && !beside) shared_backward(pass, a.d_TD, saved);
+  TensorView dh_TD;
+  if (needs_.routed) dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
   moe::MoeGradientRows gradient;
-  if (a.delayed) {
+  if (needs_.experts && a.delayed) {
     gradient = a.delayed->gradient;
-  } else if (!by_maps()) {
-    gradient = layer_.make_gradient_rows(capacity, pass.arena);
+  } else if (needs_.experts && !by_maps()) {
+    gradient = layer_.make_gradient_rows(saved.experts.plan.capacity, pass.arena, !needs_.fc2);
   }
   const moe::Beside exchange = layer_.beside(moe::Overlap::kShared, pass.stream);
-  layer_.receive_gradient(saved.experts, a.d_TD, gradient, pass.probe, exchange.stream());
+  if (needs_.experts) {
+    layer_.receive_gradient(saved.experts, a.d_TD, gradient, pass.probe, exchange.stream());
+  }
   if (beside) shared_backward(pass, a.d_TD, saved);
   exchange.join();
-  pass.note(exchange_work(pass));
+  if (needs_.experts) pass.note(exchange_work(pass));
   if (a.delayed) {
     finish(pass, *a.delayed);
     if (pass.probe) pass.probe->enter(index_, true);
   }
+  if (needs_.experts) experts_backward(pass, a, saved, gradient, dh_TD);
+  if (needs_.input) norm_gradient(pass, {a.x_TD, dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);
+}
+
+void MoeBlock::experts_backward(const Pass& pass, const Backward& a, const Saved& saved,
+                                const moe::MoeGradientRows& given, TensorView dh_TD) const {
+  const int64_t capacity = saved.experts.plan.capacity;
+  moe::MoeGradientRows gradient = given;
   const moe::MoeRows rows = expert_rows(pass, saved.experts, a.delayed);
   gemm::GroupScalar bias_beta;
-  if (biased_ && take_accumulate(*b1_) + take_accumulate(*b2_) > 0) bias_beta.value = 1;
+  const auto bias_gradient = [&](optim::Parameter* bias) {
+    if (!biased_ || !bias->trained()) return TensorView();
+    if (take_accumulate(*bias)) bias_beta.value = 1;
+    return bias->grad;
+  };
+  const TensorView b1_grad = bias_gradient(b1_), b2_grad = bias_gradient(b2_);
   // By maps no gradient has come, so its memory is only needed now.
-  if (!gradient.inner_CF.defined()) gradient.inner_CF = pass.tensor({capacity, d_ffn_});
+  if (needs_.fc2 && !gradient.inner_CF.defined()) {
+    gradient.inner_CF = pass.tensor({capacity, d_ffn_});
+  }
   if (!gradient.dx_CD.defined()) gradient.dx_CD = pass.tensor({capacity, d_model_});
   ExpertGradients gradients;
   if (!a.delayed) gradients = open_gradients(pass);
-  layer_.backward({.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
-                   .grads = {.router_ED = router_->grad,
-                             .router_beta = take_accumulate(*router_) ? 1.0f : 0.0f,
-                             .w1 = target(gradients.fc1),
-                             .w2 = target(gradients.fc2),
-                             .b1_LH = biased_ ? b1_->grad : TensorView(),
-                             .b2_LD = biased_ ? b2_->grad : TensorView(),
-                             .bias_beta = bias_beta},
-                   .h_TD = pass.h_TD,
-                   .dout_TD = a.d_TD,
-                   .addend = shared_ ? pass.wide_TD : TensorView(),
-                   .count = a.count,
-                   .scope = a.scope,
-                   .dh_TD = dh_TD,
-                   .probe = pass.probe,
-                   .rows = rows,
-                   .gradient = gradient},
-                  saved.experts, pass.arena, pass.stream);
+  layer_.backward(
+      {.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
+       .grads = {.router_ED = needs_.router ? router_->grad : TensorView(),
+                 .router_beta = needs_.router && take_accumulate(*router_) ? 1.0f : 0.0f,
+                 .w1 = target(gradients.fc1),
+                 .w2 = target(gradients.fc2),
+                 .b1_LH = b1_grad,
+                 .b2_LD = b2_grad,
+                 .bias_beta = bias_beta},
+       .h_TD = pass.h_TD,
+       .dout_TD = a.d_TD,
+       .addend = shared_ && needs_.input ? pass.wide_TD : TensorView(),
+       .count = a.count,
+       .scope = a.scope,
+       .dh_TD = dh_TD,
+       .probe = pass.probe,
+       .rows = rows,
+       .gradient = gradient},
+      saved.experts, pass.arena, pass.stream);
   pass.note(activation_work(pass));
-  pass.note(exchange_work(pass));
-  for (int product = 0; product < 2; ++product) pass.note(router_work(pass));
-  pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
-  if (biased_) {
-    show_gradient(pass, *b2_, b2_->grad);
-    show_gradient(pass, *b1_, b1_->grad);
+  if (needs_.routed) {
+    pass.note(exchange_work(pass));
+    for (int product = 0; product < 2; ++product) pass.note(router_work(pass));
   }
-  if (a.delayed) {
+  if (needs_.router) pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
+  if (b2_grad.defined()) show_gradient(pass, *b2_, b2_grad);
+  if (b1_grad.defined()) show_gradient(pass, *b1_, b1_grad);
+  if (a.delayed && needs_.expert_weights()) {
     delay(pass, a, saved);
   } else {
     close_gradients(pass, gradients);
   }
-  norm_gradient(pass, {a.x_TD, dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);
 }
 
 }  // namespace moiety::model

@@ -41,7 +41,8 @@ class MoeBlock {
  public:
   // Borrows the group, which has the config's experts. Experts get own tokens; the shared expert's
   // inner columns are cut over tp.
-  MoeBlock(const Config& config, DType storage, int64_t layer, moe::EpGroup& group, TpPlace place);
+  MoeBlock(const Config& config, DType storage, int64_t layer, moe::EpGroup& group, TpPlace place,
+           const Frozen& frozen = {});
 
   // Specs of norm, router, this rank's experts and the shared expert.
   std::vector<optim::ParamSpec> specs() const;
@@ -73,9 +74,9 @@ class MoeBlock {
 
   struct Backward {
     TensorView x_TD;
-    TensorView d_TD;                    // the gradient of out, replaced by that of x
-    TensorView count;                   // int64 [S, E+1], over the scope of the losses
-    TensorView scope;                   // int64 [2]
+    TensorView d_TD;   // the gradient of out, replaced by that of x if blocks before need it
+    TensorView count;  // int64 [S, E+1], over the scope of the losses
+    TensorView scope;  // int64 [2]
     DelayedExperts* delayed = nullptr;  // null: weight gradients are computed at once
   };
   void backward(const Pass& pass, const Backward& args, const Saved& saved) const;
@@ -112,11 +113,14 @@ class MoeBlock {
                            const DelayedExperts* delayed) const;
   // Leaves the weight gradients to `finish`.
   void delay(const Pass& pass, const Backward& args, const Saved& saved) const;
+  // The gradients of everything but norm, shared expert and weights that wait; `dh_TD` is optional.
+  void experts_backward(const Pass& pass, const Backward& args, const Saved& saved,
+                        const moe::MoeGradientRows& gradient, TensorView dh_TD) const;
   struct ExpertGradients {
     OpenGradient fc2, fc1;
   };
   gemm::GroupedWeight grouped(const TensorView& packed_LNK) const;
-  gemm::GradTarget target(const OpenGradient& gradient) const;
+  gemm::GradTarget target(const OpenGradient& gradient) const;  // none if the weight is frozen
   ExpertGradients open_gradients(const Pass& pass) const;
   void close_gradients(const Pass& pass, const ExpertGradients& gradients) const;
   void show_gradient(const Pass& pass, const optim::Parameter& p, const TensorView& gradient) const;
@@ -124,7 +128,7 @@ class MoeBlock {
   void make_shared(const Pass& pass, const Forward& args, Saved& saved) const;
   // pass.wide = x + shared(h); fills the shared part of `saved`, and takes what memory it lacks.
   TensorView add_shared(const Pass& pass, const Forward& args, Saved& saved) const;
-  // pass.wide = the gradient of h through the shared expert.
+  // pass.wide = the gradient of h through the shared expert, if anybody needs it.
   void shared_backward(const Pass& pass, TensorView d_TD, const Saved& saved) const;
 
   std::string prefix_;
@@ -135,6 +139,7 @@ class MoeBlock {
   moe::MoeLayer layer_;
   Tensor bias_E_;
   bool gated_, indexed_, biased_;
+  FfnNeeds needs_;
   std::optional<FeedForward> shared_;
   optim::Parameter* norm_ = nullptr;
   optim::Parameter* router_ = nullptr;

@@ -98,7 +98,7 @@ void finish_rows(const Pass& pass, const Chunk& c, float z_coef, bool gradient) 
   });
 }
 
-// Computes dx of own tokens, and adds to main_grad.
+// Computes dx of own tokens, and adds to main_grad, each if it is defined.
 void chunk_gradients(const Pass& pass, const ParallelCrossEntropyArgs& a, const Chunk& c,
                      TensorView dx, bool accumulate) {
   ArenaScope temporaries(pass.arena);
@@ -106,12 +106,15 @@ void chunk_gradients(const Pass& pass, const ParallelCrossEntropyArgs& a, const 
   const int64_t stride = columns * bits(DType::kFloat32) / bits(pass.storage);
   const TensorView dlogits(c.logits_NV.raw(), pass.storage, std::array{rows, columns},
                            std::array{stride, int64_t{1}}, c.logits_NV.device());
+  if (a.grad_VD.defined() && columns > 0) {
+    nn::linear_weight_gradient(dlogits, c.x_ND, a.grad_VD, accumulate, pass.stream);
+  }
+  if (!dx.defined()) return;
   const TensorView partial = pass.tensor({rows, dx.size(1)});
   if (columns == 0) {
     pass.stream.run([partial] { std::memset(partial.raw(), 0, partial.bytes()); });
   } else {
     nn::linear_input_gradient(dlogits, a.head_VD, partial, {}, pass.stream);
-    nn::linear_weight_gradient(dlogits, c.x_ND, a.grad_VD, accumulate, pass.stream);
   }
   sum_parts_to_own(pass, partial, {}, dx);
 }
@@ -133,9 +136,10 @@ void chunk_loss(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t beg
   gather_parts(pass, a.x_TD.slice(0, begin, end), c.x_ND);
   if (c.columns() > 0) nn::linear(c.x_ND, a.head_VD, c.logits_NV, {}, pass.stream);
   combine_rows(pass, c);
-  finish_rows(pass, c, a.z_coef, a.dx_TD.defined());
-  if (!a.dx_TD.defined()) return;
-  chunk_gradients(pass, a, c, a.dx_TD.slice(0, begin, end), a.accumulate || begin > 0);
+  finish_rows(pass, c, a.z_coef, a.gradients());
+  if (!a.gradients()) return;
+  const TensorView dx = a.dx_TD.defined() ? a.dx_TD.slice(0, begin, end) : TensorView();
+  chunk_gradients(pass, a, c, dx, a.accumulate || begin > 0);
 }
 
 }  // namespace
@@ -151,8 +155,8 @@ void parallel_cross_entropy(const Pass& pass, const ParallelCrossEntropyArgs& a)
     check_tensor(operation, "mask", a.mask_T, DType::kUInt8, {pass.tokens()});
   }
   check_tensor(operation, "loss", a.loss_T, DType::kFloat32, {pass.tokens()});
-  if (a.dx_TD.defined()) {
-    check_tensor(operation, "dx", a.dx_TD, pass.storage, {own, d_model});
+  if (a.dx_TD.defined()) check_tensor(operation, "dx", a.dx_TD, pass.storage, {own, d_model});
+  if (a.grad_VD.defined()) {
     check_tensor(operation, "grad", a.grad_VD, DType::kFloat32, {columns, d_model});
   }
   const TraceSpan span(TraceLane::kCompute, operation,

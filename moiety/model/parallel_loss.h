@@ -18,10 +18,12 @@ struct ParallelCrossEntropyArgs {
   TensorView mask_T;    // optional, uint8, all tokens
   TensorView loss_T;    // fp32, all tokens, in the order of chunks
   TensorView dx_TD;     // optional, storage, own tokens
-  TensorView grad_VD;   // fp32, defined exactly if dx is
+  TensorView grad_VD;   // optional, fp32
   int64_t chunk = 1;    // own tokens of a chunk; the same number on all ranks
   float z_coef = 0;
   bool accumulate = false;  // add to grad instead of overwriting it
+
+  bool gradients() const { return dx_TD.defined() || grad_VD.defined(); }
 };
 void parallel_cross_entropy(const Pass& pass, const ParallelCrossEntropyArgs& args);
 

@@ -10,6 +10,7 @@
 #include "moiety/gtp/codec.h"
 #include "moiety/gtp/embedding.h"
 #include "moiety/gtp/recorder.h"
+#include "moiety/model/needs.h"
 #include "moiety/model/parameters.h"
 #include "moiety/model/step_work.h"
 #include "moiety/model/weight_layout.h"
@@ -31,6 +32,7 @@ struct Matrix {
 struct Linear {
   gtp::BundleId bundle = gtp::kNoBundle;
   Work product;
+  bool trained = true;
 };
 
 struct Network {
@@ -40,6 +42,8 @@ struct Network {
 };
 
 struct Layer {
+  AttentionNeeds attention;
+  FfnNeeds ffn;
   Linear qkv, o;
   std::optional<Network> network;  // a dense layer's, or the shared expert
   std::optional<Network> experts;
@@ -56,7 +60,7 @@ gtp::Layout layout_of(const Matrix& m, const gtp::Codec& codec, const gtp::Grid&
 }
 
 gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Layout& layout,
-                        const StepShape& step) {
+                        const StepShape& step, bool trained) {
   gtp::BundleSpec spec;
   spec.name = m.name;
   spec.expert = m.members > 0;
@@ -77,6 +81,7 @@ gtp::BundleSpec spec_of(const Matrix& m, const gtp::Codec& codec, const gtp::Lay
   gather(gtp::kRowView);
   gather(gtp::kColView);
   if (spec.one_payload) gather(gtp::kRowView | gtp::kColView);
+  if (!trained) return spec;
   const int64_t shard = byte_size(step.wire, shape.members * shape.shard_rows * shape.cols);
   const int64_t received = shard * (shape.ranks - 1);
   spec.reduce = {received, shard * shape.ranks, step.mapped ? 0 : received};
@@ -87,7 +92,7 @@ class StepWriter {
  public:
   StepWriter(const Config& c, const Precision& precision, const StepShape& shape,
              const gtp::Policy& policy)
-      : c_(c), precision_(precision), shape_(shape), recorder_(policy) {
+      : c_(c), frozen_(c), precision_(precision), shape_(shape), recorder_(policy) {
     check_shape();
     tokens_ = shape.sequences * shape.seq_len;
     own_tokens_ = tokens_ / shape.grid.tp;
@@ -130,6 +135,8 @@ class StepWriter {
       const auto dispatch = quantized ? precision_.dispatch : std::nullopt;
       const auto attention = precision_.attention_linears ? recipe_ : std::nullopt;
       Layer layer;
+      layer.attention = attention_needs(c_, frozen_, l);
+      layer.ffn = ffn_needs(c_, frozen_, l);
       layer.qkv = add({prefix + "attn.qkv.weight", qkv_layout(c_, tp)}, attention);
       layer.o = add({prefix + "attn.o.weight", o_layout(c_, tp)}, attention);
       if (!c_.is_moe(l)) {
@@ -177,10 +184,12 @@ class StepWriter {
     if (recipe) format = kept_format(*recipe, m.layout.cols);
     const gtp::Codec codec = format ? gtp::Codec(*format) : gtp::Codec(shape_.storage);
     const gtp::Layout layout = layout_of(m, codec, shape_.grid);
-    out_.bundles.push_back(spec_of(m, codec, layout, shape_));
+    const bool trained = !frozen_(m.name);
+    out_.bundles.push_back(spec_of(m, codec, layout, shape_, trained));
     return {static_cast<gtp::BundleId>(out_.bundles.size()) - 1,
             product_work(m.members > 0 ? pairs() : tokens_, layout.slice_rows(),
-                         layout.slice_cols(), shape_.storage, std::max<int64_t>(m.members, 1))};
+                         layout.slice_cols(), shape_.storage, std::max<int64_t>(m.members, 1)),
+            trained};
   }
 
   // ---- Work.
@@ -224,10 +233,15 @@ class StepWriter {
   }
   void consume(Kind kind, const Linear& l) { call(kind, {&l}); }
   void weight_gradient(const Linear& l) {
-    call(Kind::kGradBuffer, {&l});
+    open_gradient(l);
     end_gradient(l);
   }
-  void end_gradient(const Linear& l) { recorder_.call(Kind::kGrad, std::span(&l.bundle, 1)); }
+  void open_gradient(const Linear& l) {
+    if (l.trained) call(Kind::kGradBuffer, {&l});
+  }
+  void end_gradient(const Linear& l) {
+    if (l.trained) recorder_.call(Kind::kGrad, std::span(&l.bundle, 1));
+  }
 
   void forward() {
     recorder_.call(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
@@ -243,9 +257,9 @@ class StepWriter {
       if (layer.experts) experts_forward(*layer.experts);
     }
     note(norm());
-    call(Kind::kGradBuffer, {&head_});
+    open_gradient(head_);
     consume(Kind::kFwd, head_);
-    note(head_.product);  // the product for dx
+    if (head_needs(c_, frozen_).input) note(head_.product);  // the product for dx
     end_gradient(head_);
   }
   Work embedding() const { return elementwise(2 * tokens_ * c_.d_model); }
@@ -267,39 +281,51 @@ class StepWriter {
   }
 
   void backward() {
-    note(norm());
-    for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
-      if (full()) attention_forward(*layer, Kind::kRecompute);
-      note(norm());
-      if (layer->network) {
-        const bool shared = layer->experts.has_value();
-        network_backward(*layer->network, shared ? c_.recompute != Recompute::kNone : full());
-        if (shared && c_.shared_gate) {
-          note(shared_gate());  // the product for its weight's gradient
-          note(shared_gate());
-        }
-      }
-      if (layer->experts) experts_backward(*layer->experts);
-      attention_backward(*layer);
+    if (head_needs(c_, frozen_).input) note(norm());
+    for (int64_t l = c_.layers - 1; l >= 0 && frozen_.reaches(ffn_block(l)); --l) {
+      const Layer& layer = layers_[static_cast<size_t>(l)];
+      if (full()) attention_forward(layer, Kind::kRecompute);
+      layer.experts ? moe_backward(layer) : dense_backward(layer);
+      if (frozen_.reaches(attention_block(l))) attention_backward(layer);
     }
     delayed_gradients();
+    if (!embed_.trained) return;
     recorder_.call(by_rows_ ? Kind::kRowsGrad : Kind::kGradBuffer, std::span(&embed_.bundle, 1),
                    embedding());
     if (!by_rows_) end_gradient(embed_);
   }
 
-  void network_backward(const Network& network, bool recompute) {
+  void dense_backward(const Layer& layer) {
+    const NetworkNeeds& needs = layer.ffn.network;
+    if (needs.reads_input(!full())) note(norm());
+    if (needs.any()) network_backward(*layer.network, needs, full());
+    if (layer.ffn.input) note(norm());
+  }
+
+  void moe_backward(const Layer& layer) {
+    const FfnNeeds& needs = layer.ffn;
+    note(norm());
+    if (layer.network && needs.network.any()) {
+      network_backward(*layer.network, needs.network, c_.recompute != Recompute::kNone);
+      if (c_.shared_gate && needs.gate) note(shared_gate());  // for its weight's gradient
+      if (c_.shared_gate && needs.input) note(shared_gate());
+    }
+    experts_backward(*layer.experts, needs);
+    if (needs.input) note(norm());
+  }
+
+  void network_backward(const Network& network, const NetworkNeeds& needs, bool recompute) {
     if (recompute) consume(Kind::kRecompute, network.fc1);
-    consume(Kind::kBwd, network.fc2);
+    if (needs.inner) consume(Kind::kBwd, network.fc2);
     note(network.activation);
     weight_gradient(network.fc2);
     weight_gradient(network.fc1);
-    consume(Kind::kBwd, network.fc1);
+    if (needs.input) consume(Kind::kBwd, network.fc1);
   }
 
   void open_gradients(const Network& experts) {
-    call(Kind::kGradBuffer, {&experts.fc2});
-    call(Kind::kGradBuffer, {&experts.fc1});
+    open_gradient(experts.fc2);
+    open_gradient(experts.fc1);
   }
   void end_gradients(const Network& experts) {
     end_gradient(experts.fc2);
@@ -312,9 +338,10 @@ class StepWriter {
     end_gradients(*experts);
   }
 
-  void experts_backward(const Network& experts) {
-    note(exchange());
+  void experts_backward(const Network& experts, const FfnNeeds& needs) {
+    if (needs.experts) note(exchange());
     delayed_gradients();
+    if (!needs.experts) return;
     if (c_.recompute != Recompute::kNone) {
       consume(Kind::kRecompute, experts.fc1);
       note(experts.dispatch);
@@ -322,26 +349,32 @@ class StepWriter {
     if (!c_.delay_wgrad) open_gradients(experts);
     call(Kind::kBwd, {&experts.fc1, &experts.fc2});
     note(experts.activation);
-    note(exchange());
-    note(router());
-    note(router());  // the product for its weight's gradient
-    c_.delay_wgrad ? void(delayed_ = &experts) : end_gradients(experts);
+    if (needs.routed) {
+      note(exchange());
+      note(router());
+      note(router());  // the product for its weight's gradient
+    }
+    if (!c_.delay_wgrad) return end_gradients(experts);
+    if (needs.expert_weights()) delayed_ = &experts;
   }
 
   void attention_backward(const Layer& layer) {
-    note(norm());
+    const AttentionNeeds& needs = layer.attention;
+    if (!needs.core) return weight_gradient(layer.o);
     consume(Kind::kBwd, layer.o);
     weight_gradient(layer.o);
     note_head_norms();
     note(core(5));
     note_head_norms();
-    note(norm());
+    if (needs.qkv) note(norm());
     weight_gradient(layer.qkv);
+    if (!needs.input) return;
     consume(Kind::kBwd, layer.qkv);
     note(norm());
   }
 
   const Config& c_;
+  const Frozen frozen_;
   const Precision& precision_;
   const StepShape& shape_;
   gtp::Recorder recorder_;

@@ -18,6 +18,9 @@
 // With moe.delay_wgrad the experts' dw, fc2's and fc1's, come before the calls of the experts of
 // the next MoE layer, or before embed's.
 //
+// Gradients that nobody needs because parameters are frozen (needs.h) are left out, and so are the
+// layers that backward does not come to.
+//
 // A dx reads the weight (kBwd); a dw is kGradBuffer and kGrad. Norms, router and the shared gate
 // are not cut and make no calls.
 #pragma once

@@ -32,13 +32,21 @@ moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens) {
 
 int64_t lent_bytes(const Config& c, DType storage, int64_t capacity, bool quantized) {
   constexpr int64_t kUnit = 256;  // to which arenas round, at most
-  const int64_t kept = c.recompute == Recompute::kNone ? c.moe_layers() : 1;
+  // Where forward keeps rows they stay, elsewhere a layer gives its room to the next one.
+  int64_t kept = 0;
+  const Frozen frozen(c);
+  for (int64_t l = 0; l < c.layers && c.recompute == Recompute::kNone; ++l) {
+    kept += c.is_moe(l) && ffn_needs(c, frozen, l).fc1;
+  }
+  if (kept < c.moe_layers()) ++kept;
   const int64_t tensors = (quantized ? 0 : kept) + (c.combine == moe::Reduction::kToken ? 1 : 0);
   return tensors * std::max(kUnit, round_up(byte_size(storage, capacity * c.d_model), kUnit));
 }
 
 Transformer::Transformer(const Config& config, DType storage, const ModelContext& context)
     : config_(config),
+      frozen_(config),
+      head_needs_(head_needs(config, frozen_)),
       storage_(storage),
       context_(context),
       rng_(DType::kUInt64, {2}, context.device, "random state") {
@@ -57,10 +65,12 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
   int64_t moe_index = 0;
   for (int64_t l = 0; l < config_.layers; ++l) {
     if (config_.is_moe(l)) {
-      layers_.push_back({AttentionBlock(config_, l, place()),
-                         MoeBlock(config_, storage_, l, *context_.experts, place()), moe_index++});
+      layers_.push_back({AttentionBlock(config_, l, place(), frozen_),
+                         MoeBlock(config_, storage_, l, *context_.experts, place(), frozen_),
+                         moe_index++});
     } else {
-      layers_.push_back({AttentionBlock(config_, l, place()), DenseBlock(config_, l, place()), -1});
+      layers_.push_back({AttentionBlock(config_, l, place(), frozen_),
+                         DenseBlock(config_, l, place(), frozen_), -1});
     }
   }
 }
@@ -117,6 +127,7 @@ std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
   if (!config_.tie_embeddings) {
     append({weight_spec("head.weight", vocabulary_, config_.init_std)});
   }
+  for (optim::ParamSpec& spec : specs) spec.frozen = frozen_(spec.name);
   return specs;
 }
 
@@ -143,7 +154,9 @@ void Transformer::bind(std::span<optim::Parameter> parameters, gtp::Executor* ex
     MOIETY_CHECK(!p.weight.defined() || p.weight.device() == context_.device,
                  "model: weight of {} is {}, expected on {}", p.spec.name, p.weight.describe(),
                  name(context_.device));
-    trainable_ = trainable_ && p.grad.defined();
+    MOIETY_CHECK(p.spec.frozen == frozen_(p.spec.name), "model: {} is {}frozen by its spec",
+                 p.spec.name, p.spec.frozen ? "" : "not ");
+    trainable_ = trainable_ && (p.spec.frozen || p.grad.defined());
   }
 }
 
@@ -177,7 +190,8 @@ void Transformer::update_router_bias(TensorView pairs_LE, float rate, Stream str
                {config_.moe_layers(), config_.router.experts});
   int64_t l = 0;
   for (const State& bias : states()) {
-    moe::router_update_bias(bias.view, pairs_LE.select(l++), rate, stream, skip);
+    const TensorView pairs = pairs_LE.select(l++);
+    if (!frozen_(bias.name)) moe::router_update_bias(bias.view, pairs, rate, stream, skip);
   }
 }
 
@@ -286,22 +300,39 @@ void Transformer::ffn_forward(const Pass& pass, const Layer& layer, const Routin
                                         a.saved ? &a.saved->moe : nullptr);
 }
 
-TensorView Transformer::layer_forward(const Layer& layer, TensorView x_TD, int64_t capacity,
+void Transformer::layer_passed(const Pass& pass, const Layer& layer, const Routing& routing,
+                               TensorView x_TD, TensorView mid_TD, int64_t capacity) const {
+  {
+    ArenaScope temporaries(pass.arena);
+    layer.attention.forward(pass, x_TD, mid_TD);
+  }
+  ArenaScope temporaries(pass.arena);
+  ffn_forward(pass, layer, routing,
+              {.x_TD = mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = nullptr});
+}
+
+TensorView Transformer::layer_forward(int64_t index, TensorView x_TD, int64_t capacity,
                                       LayerSaved& saved) const {
   const Pass& pass = saved_->pass;
+  const Layer& layer = layers_[index];
+  if (!frozen_.reaches(ffn_block(index))) {
+    layer_passed(pass, layer, saved_->routing, x_TD, saved_->mid_TD, capacity);
+    return x_TD;
+  }
   const int64_t tokens = pass.own_tokens();
   saved.x_TD = x_TD;
   saved.mid_TD = full_recompute() ? saved_->mid_TD : pass.tensor({tokens, config_.d_model});
   const Arena::Mark mark = pass.arena.mark();
   saved.attention = layer.attention.forward(pass, x_TD, saved.mid_TD);
-  if (full_recompute()) pass.arena.release(mark);
+  if (full_recompute() || !frozen_.reaches(attention_block(index))) pass.arena.release(mark);
   const TensorView out_TD = pass.tensor({tokens, config_.d_model});
   ffn_forward(pass, layer, saved_->routing,
               {.x_TD = saved.mid_TD, .out_TD = out_TD, .capacity = capacity, .saved = &saved});
   return out_TD;
 }
 
-void Transformer::layer_backward(const Layer& layer, const LayerSaved& saved) const {
+void Transformer::layer_backward(int64_t index, const LayerSaved& saved) const {
+  const Layer& layer = layers_[index];
   const Pass& pass = saved_->pass;
   const TensorView d_TD = saved_->d_TD;
   const ArenaScope temporaries(pass.arena);
@@ -320,6 +351,7 @@ void Transformer::layer_backward(const Layer& layer, const LayerSaved& saved) co
          .delayed = saved_->delayed ? &*saved_->delayed : nullptr},
         saved.moe);
   }
+  if (!frozen_.reaches(attention_block(index))) return;
   layer.attention.backward(pass, saved.x_TD, attention, d_TD);
 }
 
@@ -333,9 +365,10 @@ void Transformer::check_tokens() {
 
 std::optional<DelayedExperts> Transformer::make_delayed() const {
   if (!config_.delay_wgrad) return std::nullopt;
-  for (size_t l = 0; l < layers_.size(); ++l) {
+  for (int64_t l = 0; l < config_.layers; ++l) {
     const auto* block = std::get_if<MoeBlock>(&layers_[l].ffn);
-    if (block) return block->make_delayed(saved_->pass, saved_->layers[l].moe);
+    if (!block || !frozen_.reaches(ffn_block(l))) continue;
+    return block->make_delayed(saved_->pass, saved_->layers[l].moe);
   }
   return std::nullopt;
 }
@@ -420,7 +453,7 @@ void Transformer::parallel_loss(const Pass& pass, const Batch& batch, const Loss
 }
 
 void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
-                       const StepSums& sums) const {
+                       bool head_gradient, const StepSums& sums) const {
   ArenaScope temporaries(pass.arena);
   apply_norm(pass, x_TD, *final_norm_, config_.norm_eps, pass.h_TD);
   const gtp::Work product =
@@ -428,7 +461,7 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
   const TensorView loss_T = pass.arena.tensor(DType::kFloat32, {pass.tokens()});
   LossHead head;
   OpenGradient rows;
-  if (d_TD.defined()) {
+  if (head_gradient) {
     const OpenGradient grad = open_gradient(pass, head_parameter(), product);
     rows = {token_rows(grad.view), grad.accumulate};
     head.gradient = begin_sum(pass, rows);
@@ -438,8 +471,8 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
   pass.tp ? parallel_loss(pass, batch, head, d_TD, loss_T)
           : whole_loss(pass, batch, head, d_TD, loss_T);
   pass.stored("loss", "loss", loss_T, pass.h_TD, head.weight_VD);
-  if (d_TD.defined()) {
-    pass.stored("loss", "dh", d_TD, pass.h_TD, head.weight_VD);
+  if (d_TD.defined()) pass.stored("loss", "dh", d_TD, pass.h_TD, head.weight_VD);
+  if (head_gradient) {
     end_sum(pass, head.gradient, rows);
     pass.stored(head_parameter().spec.name, "gradient", rows.view, pass.h_TD);
     close_gradient(pass, head_parameter());
@@ -459,20 +492,23 @@ void Transformer::forward(const Batch& batch, int64_t capacity, const StepSums& 
             .layers = std::vector<LayerSaved>(layers_.size()),
             .routing = Routing(config_, pass, flat(batch.target_BS), flat(batch.mask_BS)),
             .x_TD = {},
-            .d_TD = pass.tensor({tokens, config_.d_model})});
-  if (full_recompute()) saved_->mid_TD = pass.tensor({tokens, config_.d_model});
+            .d_TD = {}});
+  if (head_needs_.input) saved_->d_TD = pass.tensor({tokens, config_.d_model});
+  if (full_recompute() || !frozen_.reaches(ffn_block(0))) {
+    saved_->mid_TD = pass.tensor({tokens, config_.d_model});
+  }
   TensorView x_TD = pass.tensor({tokens, config_.d_model});
   enter(-1, false);
   embed(pass, batch, x_TD);
-  for (size_t l = 0; l < layers_.size(); ++l) {
+  for (int64_t l = 0; l < config_.layers; ++l) {
     const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
-    enter(static_cast<int64_t>(l), false);
-    x_TD = layer_forward(layers_[l], x_TD, capacity, saved_->layers[l]);
+    enter(l, false);
+    x_TD = layer_forward(l, x_TD, capacity, saved_->layers[l]);
   }
   saved_->x_TD = x_TD;
   enter(-1, false);
   saved_->routing.count(sums, context_.world, stream);
-  loss(pass, batch, x_TD, saved_->d_TD, sums);
+  loss(pass, batch, x_TD, saved_->d_TD, head_needs_.weight, sums);
   saved_->routing.losses(sums, stream);
 }
 
@@ -484,15 +520,17 @@ void Transformer::backward(const Batch& batch, Stream stream) {
   const TensorView d_TD = saved_->d_TD;
   enter(-1, true);
   saved_->delayed = make_delayed();
-  norm_gradient(pass, {saved_->x_TD, d_TD, {}, d_TD}, config_.norm_eps, *final_norm_);
-  for (int64_t l = config_.layers - 1; l >= 0; --l) {
+  if (head_needs_.input) {
+    norm_gradient(pass, {saved_->x_TD, d_TD, {}, d_TD}, config_.norm_eps, *final_norm_);
+  }
+  for (int64_t l = config_.layers - 1; l >= 0 && frozen_.reaches(ffn_block(l)); --l) {
     const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
     enter(l, true);
-    layer_backward(layers_[l], saved_->layers[l]);
+    layer_backward(l, saved_->layers[l]);
   }
   if (saved_->delayed) MoeBlock::finish(pass, *saved_->delayed);
   enter(-1, true);
-  embed_gradient(pass, batch, d_TD);
+  if (embed_->trained()) embed_gradient(pass, batch, d_TD);
   saved_.reset();
 }
 
@@ -505,14 +543,9 @@ void Transformer::evaluate(const Batch& batch, int64_t capacity, const StepSums&
   const TensorView x_TD = pass.tensor({pass.own_tokens(), config_.d_model});
   const TensorView mid_TD = pass.tensor({pass.own_tokens(), config_.d_model});
   embed(pass, batch, x_TD);
-  for (const Layer& layer : layers_) {
-    ArenaScope temporaries(arena);
-    layer.attention.forward(pass, x_TD, mid_TD);
-    ffn_forward(pass, layer, routing,
-                {.x_TD = mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = nullptr});
-  }
+  for (const Layer& layer : layers_) layer_passed(pass, layer, routing, x_TD, mid_TD, capacity);
   routing.count(sums, context_.world, stream);
-  loss(pass, batch, x_TD, {}, sums);
+  loss(pass, batch, x_TD, {}, false, sums);
   routing.losses(sums, stream);
 }
 

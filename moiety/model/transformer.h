@@ -32,6 +32,7 @@
 #include "moiety/model/attention_block.h"
 #include "moiety/model/config.h"
 #include "moiety/model/feed_forward.h"
+#include "moiety/model/frozen.h"
 #include "moiety/model/moe_block.h"
 #include "moiety/model/routing.h"
 #include "moiety/model/step_stats.h"
@@ -143,7 +144,8 @@ class Transformer {
     int64_t moe_index = -1;  // number among the MoE layers
   };
   // The tensors of a layer that outlive its forward. Under Recompute::kFull only x and the routing
-  // do; mid is then one workspace of all layers.
+  // do; mid is then one workspace of all layers. Of layers that backward does not come to nothing
+  // does.
   struct LayerSaved {
     TensorView x_TD, mid_TD;
     AttentionBlock::Saved attention;
@@ -154,7 +156,7 @@ class Transformer {
     Pass pass;
     std::vector<LayerSaved> layers;
     Routing routing;
-    TensorView mid_TD = {};  // kFull
+    TensorView mid_TD = {};  // kFull, and layers that backward does not come to
     TensorView x_TD;         // output of the last layer
     TensorView d_TD;         // the gradient on its way back
     std::optional<DelayedExperts> delayed = {};
@@ -174,10 +176,13 @@ class Transformer {
   Pass begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream);
   Pass begin_pass(const Batch& batch, Arena& arena, Stream stream);
   bool full_recompute() const { return config_.recompute == Recompute::kFull; }
-  // Runs a layer in training; returns its output.
-  TensorView layer_forward(const Layer& layer, TensorView x_TD, int64_t capacity,
+  // Runs a layer in training; returns its output, which may lie where x does.
+  TensorView layer_forward(int64_t layer, TensorView x_TD, int64_t capacity,
                            LayerSaved& saved) const;
-  void layer_backward(const Layer& layer, const LayerSaved& saved) const;
+  // Runs a layer of which nothing is kept; its output takes the place of x.
+  void layer_passed(const Pass& pass, const Layer& layer, const Routing& routing, TensorView x_TD,
+                    TensorView mid_TD, int64_t capacity) const;
+  void layer_backward(int64_t layer, const LayerSaved& saved) const;
   // The memory for weight gradients of experts that wait, if any wait in this pass.
   std::optional<DelayedExperts> make_delayed() const;
   void ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
@@ -190,10 +195,10 @@ class Transformer {
   bool moves_rows() const;
   void embed(const Pass& pass, const Batch& batch, TensorView x_TD) const;
   void embed_gradient(const Pass& pass, const Batch& batch, TensorView d_TD) const;
-  // Computes the loss and, if `d_TD` is defined, the gradients of the last norm's output and of the
-  // head.
+  // Computes the loss, the gradient of the last norm's output, if `d_TD` is defined, and that of
+  // the head.
   void loss(const Pass& pass, const Batch& batch, TensorView x_TD, TensorView d_TD,
-            const StepSums& sums) const;
+            bool head_gradient, const StepSums& sums) const;
   struct LossHead {
     TensorView weight_VD;
     GradientSum gradient;  // gradient of the rows that are tokens; without a view in evaluation
@@ -216,6 +221,8 @@ class Transformer {
   }
 
   Config config_;
+  Frozen frozen_;
+  HeadNeeds head_needs_;
   DType storage_;
   ModelContext context_;
   gtp::Layout vocabulary_;  // layout of embedding and head

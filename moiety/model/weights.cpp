@@ -56,6 +56,11 @@ void close_gradient(const Pass& pass, optim::Parameter& p) {
   if (is_cut(p)) executor_of(pass, p).reduce(p.bundle, pass.stream);
 }
 
+OpenGradient open_small_gradient(const Pass& pass, optim::Parameter& p) {
+  if (p.trained()) return {p.grad, take_accumulate(p)};
+  return {pass.arena.tensor(DType::kFloat32, {p.spec.numel()}), false};
+}
+
 GradientSum begin_sum(const Pass& pass, const OpenGradient& gradient) {
   const TensorView& g = gradient.view;
   if (g.dtype() == DType::kFloat32) return {g, gradient.accumulate};

@@ -33,6 +33,9 @@ struct OpenGradient {
 OpenGradient open_gradient(const Pass& pass, optim::Parameter& p, gtp::Work work);
 // Ends a contribution, which is enqueued on pass.stream by now.
 void close_gradient(const Pass& pass, optim::Parameter& p);
+// The place for a contribution to the gradient of a small parameter, which nothing cuts; it needs
+// no end. That of a frozen one is memory on the arena that nobody reads.
+OpenGradient open_small_gradient(const Pass& pass, optim::Parameter& p);
 
 // The place where a contribution that comes in parts, or term by term, is summed: in float32, which
 // is the gradient itself, or memory on the arena beside a bfloat16 gradient. `end_sum` then brings

@@ -128,24 +128,26 @@ MoeLayer::Experts MoeLayer::experts(const MoeWeights& weights, const QuantizedVi
   return experts;
 }
 
-MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena) const {
+TensorView MoeLayer::make_copies(int64_t capacity, Arena& arena) const {
+  if (by_maps()) return {};
+  // Rows that travel quantized come as codes, and these are dequantized.
+  return dispatch_ ? arena.tensor(config_.dtype, {capacity, config_.model})
+                   : arena.lent_tensor(config_.dtype, {capacity, config_.model});
+}
+
+MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena, bool copies) const {
   MoeRows rows;
-  if (by_maps()) {
-    rows.source_C = arena.tensor(DType::kInt32, {capacity});
-  } else {
-    // Rows that travel quantized come as codes, and these are dequantized.
-    rows.rows_CD = dispatch_ ? arena.tensor(config_.dtype, {capacity, config_.model})
-                             : arena.lent_tensor(config_.dtype, {capacity, config_.model});
-  }
+  if (copies) rows.rows_CD = make_copies(capacity, arena);
+  if (by_maps()) rows.source_C = arena.tensor(DType::kInt32, {capacity});
   rows.slot_w = arena.tensor(DType::kFloat32, {capacity});
   rows.hidden_CH = arena.tensor(config_.dtype, {capacity, config_.activation.hidden(config_.ffn)});
   return rows;
 }
 
-MoeGradientRows MoeLayer::make_gradient_rows(int64_t capacity, Arena& arena) const {
+MoeGradientRows MoeLayer::make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2) const {
   MoeGradientRows gradient;
   if (!by_maps()) gradient.dy_CD = arena.tensor(config_.dtype, {capacity, config_.model});
-  gradient.inner_CF = arena.tensor(config_.dtype, {capacity, config_.ffn});
+  if (!frozen_w2) gradient.inner_CF = arena.tensor(config_.dtype, {capacity, config_.ffn});
   gradient.dx_CD = arena.tensor(config_.dtype, {capacity, config_.model});
   return gradient;
 }
@@ -318,15 +320,12 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
              .weight_TK = {},
              .rows = {}};
   const auto make_weights = [&] { return arena.tensor(DType::kFloat32, {tokens, router.top_k}); };
-  if (args.recompute) {
-    s.weight_TK = make_weights();
-  } else {
-    s.rows = make_rows(args.capacity, arena);
-  }
+  if (args.recompute) s.weight_TK = make_weights();
+  if (!args.recompute) s.rows = make_rows(args.capacity, arena, !args.frozen_w1);
   ArenaScope temporaries(arena);
   const TensorView weight_TK = args.recompute ? s.weight_TK : make_weights();
-  const MoeRows rows = args.recompute ? make_rows(args.capacity, arena) : s.rows;
-  const int64_t segments = args.stats.count.size(0);
+  MoeRows rows = args.recompute ? make_rows(args.capacity, arena) : s.rows;
+  if (!rows.rows_CD.defined()) rows.rows_CD = make_copies(args.capacity, arena);
   router_forward(router,
                  {.h_TD = args.h_TD,
                   .w_ED = args.weights.router_ED,
@@ -336,7 +335,8 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
                   .idx_TK = s.idx_TK,
                   .weight_TK = weight_TK,
                   .stats = args.stats,
-                  .workspace = bytes(arena, router_forward_workspace(router, tokens, segments))},
+                  .workspace = bytes(
+                      arena, router_forward_workspace(router, tokens, args.stats.count.size(0)))},
                  stream);
   show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
   show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);
@@ -388,15 +388,16 @@ void MoeLayer::copy_gradient(const EpPlan& plan, TensorView dout_TD, TensorView 
 }
 
 bool MoeLayer::data_gradients(const Experts& experts, const MoeRows& rows, const EpPlan& plan,
-                              TensorView h_TD, gemm::MlpGradients g, const gemm::GradTarget& w2,
-                              Arena& arena, Stream stream) const {
+                              TensorView h_TD, TensorView dx_CD, gemm::MlpGradients g,
+                              const gemm::GradTarget& w2, Arena& arena, Stream stream) const {
   if (!by_maps() || experts.has_recipe() || !copies_.gradient) {
     // Gradients of rows read the shape of x alone.
-    experts.backward_data(mlp_input(plan, rows, by_maps() ? h_TD : rows.rows_CD), g, arena, stream);
+    const TensorView x = by_maps() ? h_TD : rows.rows_CD.defined() ? rows.rows_CD : dx_CD;
+    experts.backward_data(mlp_input(plan, rows, x), g, arena, stream);
     return false;
   }
   // The copy lies in dx's place until B4.
-  const TensorView dx_CD = g.dx;
+  const bool wanted = g.dx.defined();
   MoeRows ordered = rows;
   ordered.source_C = {};
   const gemm::MlpInput input = mlp_input(plan, ordered, dx_CD);
@@ -405,6 +406,7 @@ bool MoeLayer::data_gradients(const Experts& experts, const MoeRows& rows, const
   g.dx = {};
   experts.backward_data(input, g, arena, stream);
   if (w2.grad.defined()) experts.backward_weights(input, g, w2, {}, arena, stream);
+  if (!wanted) return true;
   g.dx = dx_CD;
   grouped_mlp_backward_input(experts.plain, input, g, stream);
   return true;
@@ -423,8 +425,9 @@ void MoeLayer::weight_gradients(const Experts& experts, const WeightGradients& a
                        .db2_ED = {},
                        .bias_beta = {}};
   if (!by_maps()) {
-    return experts.backward_weights(mlp_input(plan, rows, rows.rows_CD), g, args.w2, args.w1, arena,
-                                    stream);
+    // Without the gradient of w1 only the shape of x is read.
+    const TensorView x = rows.rows_CD.defined() ? rows.rows_CD : args.gradient.dy_CD;
+    return experts.backward_weights(mlp_input(plan, rows, x), g, args.w2, args.w1, arena, stream);
   }
   ArenaScope temporaries(arena);
   const RowCopies copies = experts.has_recipe() ? RowCopies{} : copies_;
@@ -462,33 +465,53 @@ void MoeLayer::backward_weights(const WeightGradients& args, const MoeSaved& sav
 
 void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
                         Stream stream) const {
-  const RouterConfig& router = config_.router;
   const int64_t tokens = saved.plan.tokens, capacity = saved.plan.capacity;
   check_tensor("moe_layer", "h_TD", args.h_TD, config_.dtype, {tokens, config_.model});
-  check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
+  const bool routed = args.dh_TD.defined();
+  if (routed) {
+    check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
+  }
   ArenaScope temporaries(arena);
   const Experts experts = this->experts(args.weights);
   const MoeRows& rows = args.rows.hidden_CH.defined() ? args.rows : saved.rows;
   MOIETY_CHECK(rows.hidden_CH.defined(), "moe_layer: backward without the rows of rows_again");
   MoeGradientRows gradient = args.gradient;
-  if (!gradient.inner_CF.defined()) {
+  if (!gradient.dx_CD.defined()) {
     gradient = make_gradient_rows(capacity, arena);
     receive_gradient(saved, args.dout_TD, gradient, args.probe, stream);
   }
-  const gemm::MlpGradients gradients{.d_o = by_maps() ? args.dout_TD : gradient.dy_CD,
-                                     .h = rows.hidden_CH,
-                                     .dh = rows.hidden_CH,
-                                     .a = gradient.inner_CF,
-                                     .dx = gradient.dx_CD,
-                                     .dprob_R = arena.tensor(DType::kFloat32, {capacity}),
-                                     .db1_EH = args.grads.b1_LH,
-                                     .db2_ED = args.grads.b2_LD,
-                                     .bias_beta = args.grads.bias_beta};
+  const gemm::MlpGradients gradients{
+      .d_o = by_maps() ? args.dout_TD : gradient.dy_CD,
+      .h = rows.hidden_CH,
+      .dh = rows.hidden_CH,
+      .a = gradient.inner_CF,
+      .dx = routed ? gradient.dx_CD : TensorView(),
+      .dprob_R = routed ? arena.tensor(DType::kFloat32, {capacity}) : TensorView(),
+      .db1_EH = args.grads.b1_LH,
+      .db2_ED = args.grads.b2_LD,
+      .bias_beta = args.grads.bias_beta};
   const ExpertRows alive = expert_rows(saved);
-  const bool has_w2 =
-      data_gradients(experts, rows, saved.plan, args.h_TD, gradients, args.grads.w2, arena, stream);
+  const bool has_w2 = data_gradients(experts, rows, saved.plan, args.h_TD, gradient.dx_CD,
+                                     gradients, args.grads.w2, arena, stream);
+  const WeightGradients targets{.w1 = args.grads.w1,
+                                .w2 = has_w2 ? gemm::GradTarget{} : args.grads.w2,
+                                .gradient = gradient,
+                                .h_TD = args.h_TD,
+                                .dout_TD = args.dout_TD};
   show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
+  const auto weights = [&] {
+    weight_gradients(experts, targets, rows, saved.plan, gradient.dx_CD, arena, stream);
+  };
+  if (!routed) return weights();
   show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
+  route_back(args, saved, gradients, weights, arena, stream);
+}
+
+void MoeLayer::route_back(const MoeBackwardArgs& args, const MoeSaved& saved,
+                          const gemm::MlpGradients& gradients, const std::function<void()>& weights,
+                          Arena& arena, Stream stream) const {
+  const RouterConfig& router = config_.router;
+  const int64_t tokens = saved.plan.tokens;
   // The part of dh through the experts stays float32 until the router's part is added.
   const TensorView gx_TD = config_.dtype == DType::kFloat32
                                ? args.dh_TD
@@ -504,13 +527,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                      .gw_TK = dweight_TK},
                     exchange.stream());
   show(args.probe, exchange.stream(), "dispatch", "dh", gx_TD, gradients.dx);
-  weight_gradients(experts,
-                   {.w1 = args.grads.w1,
-                    .w2 = has_w2 ? gemm::GradTarget{} : args.grads.w2,
-                    .gradient = gradient,
-                    .h_TD = args.h_TD,
-                    .dout_TD = args.dout_TD},
-                   rows, saved.plan, gradient.dx_CD, arena, stream);
+  weights();
   exchange.join();
   router_backward(router,
                   {.h_TD = args.h_TD,

@@ -73,7 +73,7 @@ struct MoeGrads {
 
 // The input of a rank's experts, and their hidden activation.
 struct MoeRows {
-  TensorView rows_CD;    // kExpert: the tokens that came to this rank's experts
+  TensorView rows_CD;    // kExpert: the tokens that came to this rank's experts; absent: not kept
   TensorView source_C;   // kRank: which rows of h these are (SlotMaps)
   TensorView slot_w;     // [C]: the weights of those tokens
   TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
@@ -83,8 +83,8 @@ struct MoeRows {
 // MoeRows rows and hidden; dx is free again when backward returns.
 struct MoeGradientRows {
   TensorView dy_CD;     // kExpert: gradient of the experts' outputs; in kRank it is that of out
-  TensorView inner_CF;  // FC2's input
-  TensorView dx_CD;     // gradient of the experts' inputs
+  TensorView inner_CF;  // FC2's input; absent if nobody wants the gradient of w2
+  TensorView dx_CD;     // gradient of the experts' inputs; workspace, if that is not wanted
 };
 
 // The part of a layer that backward needs from forward: views into the arena, and the plan.
@@ -116,6 +116,8 @@ struct MoeForwardArgs {
   TensorView out_TD;     // in the layer's dtype or float32
   RouterStats stats;     // result
   TensorView info;       // result, optional: int64 [16], the plan's info words (InfoWord)
+  // Nobody wants the gradient of w1, which alone reads the rows again: they are not kept.
+  bool frozen_w1 = false;
   // Keep only the routing in `saved`: `rows_again` makes the rows once more, with the same plan and
   // bits; nothing is counted or dropped anew.
   bool recompute = false;
@@ -133,7 +135,9 @@ struct MoeBackwardArgs {
   TensorView addend;   // optional [T, D], in the layer's dtype or float32: added to dh
   TensorView count;    // int64 [S, E+1], over the scope of the losses (router.h)
   TensorView scope;    // int64 [2]
-  TensorView dh_TD;    // result, in the layer's dtype, rounded once
+  // Result, in the layer's dtype, rounded once. Absent: neither it nor the router's gradient is
+  // wanted, so that nothing goes back through rows and probabilities.
+  TensorView dh_TD;
   TensorProbe* probe = nullptr;
   MoeRows rows = {};              // from `rows_again`; absent: as forward saved them
   MoeGradientRows gradient = {};  // through `receive_gradient`; absent: temporaries
@@ -202,8 +206,10 @@ class MoeLayer {
     return {overlaps(overlap), side_, main};
   }
 
-  MoeRows make_rows(int64_t capacity, Arena& arena) const;
-  MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena) const;
+  // `copies`: with rows_CD, where there is one.
+  MoeRows make_rows(int64_t capacity, Arena& arena, bool copies = true) const;
+  // `frozen_w2`: nobody wants the gradient of w2.
+  MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2 = false) const;
 
   // kExpert or kRank.
   RowLayout layout() const { return layout_; }
@@ -221,6 +227,8 @@ class MoeLayer {
   // `codes` are the rows that came, if they came quantized.
   Experts experts(const MoeWeights& weights, const QuantizedView& codes = {}) const;
   gemm::MlpInput mlp_input(const EpPlan& plan, const MoeRows& rows, TensorView x_TD) const;
+  // Memory for rows that are copied; none in kRank.
+  TensorView make_copies(int64_t capacity, Arena& arena) const;
   // The experts' input as it came: rows [C], or in kRank [T]; with their codes if it came quantized.
   struct Came {
     TensorView x;
@@ -252,13 +260,19 @@ class MoeLayer {
   void copy_rows(const EpPlan& plan, TensorView h_TD, TensorView rows_CD, Stream stream) const;
   void copy_gradient(const EpPlan& plan, TensorView dout_TD, TensorView rows_CD,
                      Stream stream) const;
-  // B1, B2 and B4; in kRank G2 with them, if it reads the same copy. Returns whether it did.
+  // B1, B2 and, if its result is defined, B4; in kRank G2 with them, if it reads the same copy.
+  // Returns whether it did. `dx_CD` is where B4 writes, workspace before.
   bool data_gradients(const Experts& experts, const MoeRows& rows, const EpPlan& plan,
-                      TensorView h_TD, gemm::MlpGradients gradients, const gemm::GradTarget& w2,
-                      Arena& arena, Stream stream) const;
+                      TensorView h_TD, TensorView dx_CD, gemm::MlpGradients gradients,
+                      const gemm::GradTarget& w2, Arena& arena, Stream stream) const;
   // `free_CD` may be overwritten; if it is absent, memory of its size is taken where it is needed.
   void weight_gradients(const Experts& experts, const WeightGradients& args, const MoeRows& rows,
                         const EpPlan& plan, TensorView free_CD, Arena& arena, Stream stream) const;
+  // The way of the rows' gradients back through dispatch and router; `weights` computes weight
+  // gradients beside the exchange.
+  void route_back(const MoeBackwardArgs& args, const MoeSaved& saved,
+                  const gemm::MlpGradients& gradients, const std::function<void()>& weights,
+                  Arena& arena, Stream stream) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;

@@ -31,13 +31,14 @@ void chunk_loss(const LinearCrossEntropyArgs& a, bool accumulate, Stream stream)
                         .loss_N = a.loss_T,
                         .dlogits_NV = {},
                         .z_coef = a.z_coef};
-  if (!a.dx_TD.defined()) return cross_entropy(rows, stream);
+  if (!a.dx_TD.defined() && !a.grad_VD.defined()) return cross_entropy(rows, stream);
   const DType storage = a.x_TD.dtype();
   const int64_t stride = vocabulary * bits(logits.dtype()) / bits(storage);
   const std::array<int64_t, 2> sizes{tokens, vocabulary}, strides{stride, 1};
   rows.dlogits_NV = TensorView(logits.raw(), storage, sizes, strides, logits.device());
   cross_entropy(rows, stream);
-  linear_input_gradient(rows.dlogits_NV, a.head_VD, a.dx_TD, {}, stream);
+  if (a.dx_TD.defined()) linear_input_gradient(rows.dlogits_NV, a.head_VD, a.dx_TD, {}, stream);
+  if (!a.grad_VD.defined()) return;
   linear_weight_gradient(rows.dlogits_NV, a.x_TD, a.grad_VD, accumulate, stream);
 }
 
@@ -90,8 +91,8 @@ void linear_cross_entropy(const LinearCrossEntropyArgs& a, Stream stream) {
   check_tensor(operation, "target", a.target_T, DType::kInt32, {tokens});
   if (a.mask_T.defined()) check_tensor(operation, "mask", a.mask_T, DType::kUInt8, {tokens});
   check_tensor(operation, "loss", a.loss_T, compute, {tokens});
-  if (a.dx_TD.defined()) {
-    check_tensor(operation, "dx", a.dx_TD, storage, {tokens, d_model});
+  if (a.dx_TD.defined()) check_tensor(operation, "dx", a.dx_TD, storage, {tokens, d_model});
+  if (a.grad_VD.defined()) {
     check_tensor(operation, "grad", a.grad_VD, compute, {vocabulary, d_model});
   }
   check_tensor(operation, "workspace", a.workspace, compute, {-1, vocabulary});

@@ -28,8 +28,8 @@ struct CrossEntropyArgs {
 };
 void cross_entropy(const CrossEntropyArgs& args, Stream stream);
 
-// logits = x head^T in fp32 and their cross-entropy; if dx is defined also dx = dlogits head and
-// grad (+)= dlogits^T x. It takes as many tokens at a time as the workspace has rows.
+// logits = x head^T in fp32 and their cross-entropy; also dx = dlogits head and grad (+)= dlogits^T
+// x, each if it is defined. It takes as many tokens at a time as the workspace has rows.
 struct LinearCrossEntropyArgs {
   TensorView x_TD;       // storage
   TensorView head_VD;    // storage
@@ -37,7 +37,7 @@ struct LinearCrossEntropyArgs {
   TensorView mask_T;     // optional, uint8
   TensorView loss_T;     // fp32
   TensorView dx_TD;      // optional, storage
-  TensorView grad_VD;    // fp32, defined exactly if dx is
+  TensorView grad_VD;    // optional, fp32
   TensorView workspace;  // fp32 [chunk, V], chunk >= 1
   float z_coef = 0;
   bool accumulate = false;  // add to grad instead of overwriting it

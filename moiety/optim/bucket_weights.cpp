@@ -58,8 +58,8 @@ std::array<ScaleArray, kScaleArrays> scale_arrays(const QuantSpec& format, int64
 }  // namespace
 
 BucketWeights::BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout,
-                             DType storage, int rank, TensorView master, std::byte* memory)
-    : slots_(layout.slots), format_(format_of_slots(specs, layout)), device_(master.device()) {
+                             DType storage, int rank, Device device, std::byte* memory)
+    : slots_(layout.slots), format_(format_of_slots(specs, layout)), device_(device) {
   for (const BucketLayout::Slot& slot : slots_) {
     const ParamSpec& spec = specs[slot.parameter];
     MOIETY_CHECK(spec.format == format_, "optimizer: {} and {} share a bucket, not a format",
@@ -70,9 +70,10 @@ BucketWeights::BucketWeights(std::span<const ParamSpec> specs, const BucketLayou
     memory = memory_.data();
   }
   if (format_) {
-    place_members(specs, layout, rank, master);
+    place_members(specs, layout, rank);
     place_scales(place_codes(layout, rank, memory));
-    make_table();
+    plan_.emplace(items_, false);
+    reduction_ = Buffer(plan_->reduction_bytes(), device_, "reduction of a cast");
     return;
   }
   const int64_t n = layout.segment();
@@ -100,7 +101,7 @@ int64_t BucketWeights::bytes_needed(std::span<const ParamSpec> specs, const Buck
 
 // Finds each member's matrix, and the elements of it that the own segment holds.
 void BucketWeights::place_members(std::span<const ParamSpec> specs, const BucketLayout& layout,
-                                  int rank, TensorView master) {
+                                  int rank) {
   const int64_t segment = layout.segment(), first = rank * segment;
   // Members begin at a multiple of 16 bytes, and no byte is split between them.
   const int64_t aligned = is_fp4(format_->format) ? 32 : 16;
@@ -124,7 +125,7 @@ void BucketWeights::place_members(std::span<const ParamSpec> specs, const Bucket
       const int64_t begin = std::clamp<int64_t>(-start, 0, size);
       const int64_t end = std::clamp<int64_t>(segment - start, begin, size);
       items_.push_back({*format_, m.rows, m.cols, begin, end, format_->format == Format::kMxfp8});
-      masters_.push_back(begin < end ? master.slice(0, start + begin, start + end) : TensorView());
+      starts_.push_back(start);
     }
   }
 }
@@ -180,19 +181,19 @@ void BucketWeights::place_scales(std::byte* next) {
   }
 }
 
-void BucketWeights::make_table() {
+void BucketWeights::set_master(const TensorView& master) {
+  if (!format_) return;
   std::vector<quant::PartialCastArrays> arrays;
   for (const std::vector<QuantizedView>& views : members_) {
     for (const QuantizedView& view : views) {
-      const TensorView& master = masters_[arrays.size()];
+      const quant::PartialCastItem& item = items_[arrays.size()];
+      const int64_t start = starts_[arrays.size()];
       quant::PartialCastArrays& a = arrays.emplace_back();
-      a.master = master;
+      if (item.start < item.end) a.master = master.slice(0, start + item.start, start + item.end);
       a.out = view;
     }
   }
-  plan_.emplace(items_, false);
   table_.emplace(*plan_, arrays);
-  reduction_ = Buffer(plan_->reduction_bytes(), device_, "reduction of a cast");
 }
 
 void BucketWeights::bind(std::span<Parameter> parameters) const {

@@ -21,12 +21,13 @@ namespace moiety::optim {
 
 class BucketWeights {
  public:
-  // `rank` is the rank in the bucket's domain; `master`, float32 [segment], belongs to the own
-  // segment. The slots' parameters all have one format, or all none: then they have the dtype
-  // `storage`. `memory` is bytes_needed() zeroed bytes, aligned to 64, on the master's device; with
-  // null the object makes its own.
+  // `rank` is the rank in the bucket's domain. The slots' parameters all have one format, or all
+  // none: then they have the dtype `storage`. `memory` is bytes_needed() zeroed bytes, aligned to
+  // 64, on the device; with null the object makes its own.
   BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout, DType storage,
-                int rank, TensorView master, std::byte* memory = nullptr);
+                int rank, Device device, std::byte* memory = nullptr);
+  // Sets what `cast` reads, float32 [segment]: the master of the own segment.
+  void set_master(const TensorView& master);
   // The bytes that the weights take, a multiple of 64. The place of a weight's arrays depends only
   // on the bucket's layout.
   static int64_t bytes_needed(std::span<const ParamSpec> specs, const BucketLayout& layout,
@@ -51,11 +52,9 @@ class BucketWeights {
   uint32_t tensor_checksum() const;
 
  private:
-  void place_members(std::span<const ParamSpec> specs, const BucketLayout& layout, int rank,
-                     TensorView master);
+  void place_members(std::span<const ParamSpec> specs, const BucketLayout& layout, int rank);
   std::byte* place_codes(const BucketLayout& layout, int rank, std::byte* memory);
   void place_scales(std::byte* memory);
-  void make_table();
   TensorView array_at(void* data, const ArraySpec& array) const;
 
   std::vector<BucketLayout::Slot> slots_;
@@ -68,7 +67,7 @@ class BucketWeights {
   std::vector<TensorView> weights_;                  // by slot, in the storage dtype
   std::vector<std::vector<QuantizedView>> members_;  // by slot, in the format
   std::vector<quant::PartialCastItem> items_;        // of all members
-  std::vector<TensorView> masters_;                  // of each item
+  std::vector<int64_t> starts_;  // where the matrix of each begins, in the own segment
   std::optional<quant::PartialCastPlan> plan_;
   std::optional<quant::PartialCastTable> table_;
   std::vector<TensorView> words_;  // float32 [members, 2]: amax, tensor_scale

@@ -22,10 +22,14 @@ int64_t product(std::span<const int64_t> sizes) {
 // Parameters that share buckets.
 struct Family {
   explicit Family(const ParamSpec& spec, const gtp::Grid& grid)
-      : expert(spec.expert), domain(grid.several(spec.domain)), format_class(spec.format_class) {}
+      : expert(spec.expert),
+        domain(grid.several(spec.domain)),
+        format_class(spec.format_class),
+        frozen(spec.frozen) {}
   bool expert;
   gtp::Axes domain;
   int format_class;
+  bool frozen;
   friend auto operator<=>(const Family&, const Family&) = default;
 };
 
@@ -39,8 +43,11 @@ void layout_family(std::span<const ParamSpec> specs, const gtp::Grid& grid, cons
     const int64_t numel = specs[p].numel();
     int64_t start = round_up(end, kParameterAlignment);
     if (out.size() == first || start + numel > bucket_elements) {
-      out.push_back(
-          {.expert = family.expert, .domain = family.domain, .ranks = ranks, .slots = {}});
+      out.push_back({.expert = family.expert,
+                     .frozen = family.frozen,
+                     .domain = family.domain,
+                     .ranks = ranks,
+                     .slots = {}});
       start = 0;
     }
     out.back().slots.push_back({p, start});
@@ -83,8 +90,8 @@ std::string describe(std::span<const ParamSpec> specs, const BucketLayout& bucke
   std::string all = text("bucket {} {}\n", bucket.ranks, bucket.length);
   for (const BucketLayout::Slot& slot : bucket.slots) {
     const ParamSpec& spec = specs[slot.parameter];
-    all +=
-        text("{} {} {} {} {}\n", spec.name, slot.start, spec.rows, spec.row_elements, spec.decay);
+    all += text("{} {} {} {} {} {}\n", spec.name, slot.start, spec.rows, spec.row_elements,
+                spec.decay, spec.frozen);
     if (!parts) continue;
     all += text("{}\n", spec.first_column);
     for (const RowRun& run : spec.row_map) {

@@ -1,8 +1,8 @@
 // The places of parameters in the optimizer's flat buffers, and the elements that a rank owns
 // (docs/spec/optimizer.md#buckets). Everything is a pure function of the parameter list.
 //
-// Parameters share buckets if they are of one grid and one format class and their gradients are
-// summed over the same ranks (the domain). Buckets hold them in reverse order of construction,
+// Parameters share buckets if they are of one grid and one format class, all trained or all frozen,
+// and their gradients are summed over the same ranks (the domain). Buckets hold them in reverse order of construction,
 // which is close to the order of backward. A bucket is divided evenly: rank i of P owns [i*L/P,
 // (i+1)*L/P) of it.
 #pragma once
@@ -26,6 +26,7 @@ struct BucketLayout {
     int64_t start = 0;  // element of the bucket, a multiple of kParameterAlignment
   };
   bool expert = false;  // whether it belongs to the expert grid
+  bool frozen = false;  // whether its parameters are
   gtp::Axes domain;     // axes of the domain that have several ranks
   int ranks = 1;        // P, ranks of the domain
   int64_t length = 0;   // elements, a multiple of kParameterAlignment * ranks

@@ -49,6 +49,7 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
     for (const BucketLayout::Slot& slot : layout.slots) bucket_index_[slot.parameter] = b;
     buckets_.push_back(make_bucket(layout));
     forward_.push_back(b);
+    if (layout.frozen) continue;
     auto same = std::find_if(domains_.begin(), domains_.end(), [&](const auto& domain) {
       return buckets_[domain[0]].domain == buckets_[b].domain;
     });
@@ -62,7 +63,9 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
   check_layouts();
   check_owners();
   std::vector<GradSegment> gradients;
-  for (const Bucket& b : buckets_) gradients.push_back({b.gradients->sum(), b.runs});
+  for (const Bucket& b : buckets_) {
+    if (!b.frozen) gradients.push_back({b.gradients->sum(), b.runs});
+  }
   gradients_ = GradStatisticsTable(gradients, config_.device);
   place_weights();
   begin_gradients();
@@ -79,10 +82,19 @@ DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayou
   const Axis cut = layout.expert ? Axis::kEgtp : Axis::kGtp;
   b.shared = groups_.grid().degree(cut) > 1 && !layout.domain.has(cut);
   b.peers = &peers_[layout.expert];
-  const int64_t n = layout.segment();
   b.runs = segment_runs(specs_, layout, b.domain->rank());
+  if (layout.frozen) {
+    b.frozen.emplace(layout.segment(), config_.weights, config_.device);
+  } else {
+    make_state(b);
+  }
+  return b;
+}
+
+void DistributedOptimizer::make_state(Bucket& b) {
+  const int64_t n = b.layout.segment();
   b.gradients = std::make_unique<BucketGradients>(
-      layout, config_.main_grad,
+      b.layout, config_.main_grad,
       config_.main_grad == DType::kBFloat16 ? DType::kBFloat16 : config_.grad_wire, *b.domain,
       config_.device);
   const int64_t moment_bytes = byte_size(config_.moments, n);
@@ -92,11 +104,10 @@ DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayou
   std::byte* at = b.state_memory.data();
   b.master = TensorView(at, DType::kFloat32, {n}, device);
   b.moments = TensorView(at + b.master.bytes(), config_.moments, {2, n}, device);
-  for (const BucketLayout::Slot& slot : layout.slots) {
+  for (const BucketLayout::Slot& slot : b.layout.slots) {
     Parameter& p = parameters_[slot.parameter];
     p.grad = slot_view(b.gradients->main_grad(), slot, p.spec);
   }
-  return b;
 }
 
 // Takes shared memory for shards where needed. Collective over the peers that share weights.
@@ -120,13 +131,15 @@ void DistributedOptimizer::place_weights() {
   for (Bucket& b : buckets_) {
     std::byte*& at = next[b.layout.expert];
     b.weights = std::make_unique<BucketWeights>(specs_, b.layout, config_.weights, b.domain->rank(),
-                                                b.master, b.shared ? at : nullptr);
+                                                config_.device, b.shared ? at : nullptr);
+    if (!b.frozen) b.weights->set_master(b.master);
     b.weights->bind(parameters_);
     if (b.shared && at) at += bytes_of(b);
   }
   std::vector<AdamWArgs> segments;
   for (const size_t i : forward_) {
     const Bucket& b = buckets_[i];
+    if (b.frozen) continue;
     segments.push_back({.grad = b.gradients->sum(),
                         .master = b.master,
                         .exp_avg = b.moments.select(0),
@@ -153,6 +166,10 @@ void DistributedOptimizer::ensure_ready(int parameter, const Stream& stream) con
 void DistributedOptimizer::initialize(uint64_t seed, Stream stream) {
   stream_ = stream;
   for (Bucket& b : buckets_) {
+    if (b.frozen) {
+      optim::initialize(specs_, b.runs, seed, b.frozen->open(*b.weights), Stream());
+      continue;
+    }
     optim::initialize(specs_, b.runs, seed, b.master, stream);
     fill_bytes(b.moments, 0, stream);
   }
@@ -165,9 +182,14 @@ void DistributedOptimizer::publish(Stream stream) {
   await_drained(stream);
   for (Bucket& b : buckets_) {
     const TensorView& own = b.weights->own_storage();
-    if (own.defined()) round_weights(b.master, own, stream);
+    if (b.frozen) {
+      b.frozen->publish(*b.weights, stream);
+    } else if (own.defined()) {
+      round_weights(b.master, own, stream);
+    }
   }
-  gather_weights(stream);
+  gather_weights(true, stream);
+  end_view();
 }
 
 void DistributedOptimizer::set_formats(std::span<const std::optional<QuantSpec>> formats,
@@ -177,6 +199,9 @@ void DistributedOptimizer::set_formats(std::span<const std::optional<QuantSpec>>
   for (size_t p = 0; p < specs_.size(); ++p) specs_[p].format = formats[p];
   await_drained(stream);
   stream_ = stream;
+  for (Bucket& b : buckets_) {
+    if (b.frozen) b.frozen->open(*b.weights);
+  }
   place_weights();
 }
 
@@ -190,15 +215,17 @@ void DistributedOptimizer::await_drained(Stream stream) const {
 }
 
 // Gathers in the order in which a forward pass reads the weights.
-void DistributedOptimizer::gather_weights(Stream stream) {
+void DistributedOptimizer::gather_weights(bool all, Stream stream) {
   std::vector<std::vector<comm::Ticket>> tickets(buckets_.size());
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];
+    if (b.frozen && !all) continue;
     b.weights->cast(*b.domain, *b.holders, stream);
     b.weights->gather(*b.domain, tickets[i], stream);
   }
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];
+    if (b.frozen && !all) continue;
     for (comm::Ticket& ticket : tickets[i]) ticket.wait();
     if (!on_gpu()) b.published.record(stream);
     if (b.shared && b.peers->publish) b.peers->publish(static_cast<int32_t>(i), stream);
@@ -207,12 +234,22 @@ void DistributedOptimizer::gather_weights(Stream stream) {
 
 StateView DistributedOptimizer::state_view() {
   StateView view;
-  for (const Bucket& b : buckets_) {
+  for (Bucket& b : buckets_) {
+    if (b.frozen) {
+      append_pieces(specs_, b.runs, "weight", b.frozen->open(*b.weights), view);
+      continue;
+    }
     append_pieces(specs_, b.runs, "weight", b.master, view);
     append_pieces(specs_, b.runs, "exp_avg", b.moments.select(0), view);
     append_pieces(specs_, b.runs, "exp_avg_sq", b.moments.select(1), view);
   }
   return view;
+}
+
+void DistributedOptimizer::end_view() {
+  for (Bucket& b : buckets_) {
+    if (b.frozen) b.frozen->close(stream_);
+  }
 }
 
 }  // namespace moiety::optim

@@ -6,6 +6,9 @@
 // the statistics of all ranks and combines them in rank order, so that all decide alike
 // (step_rule.h); applies AdamW to the own segment; and all-gathers the weights.
 //
+// Frozen parameters (ParamSpec::frozen) have buckets of their own, without gradients, masters and
+// moments: a step does nothing to them, and its norm leaves them out.
+//
 // Nothing is scaled before the update: backward gives gradients of a sum over tokens, and 1/tokens
 // is applied once, with the clip factor. A skipped step changes only `skips_in_row` and `halt`.
 #pragma once
@@ -27,6 +30,7 @@
 #include "moiety/optim/bucket_gradients.h"
 #include "moiety/optim/bucket_weights.h"
 #include "moiety/optim/buffer_layout.h"
+#include "moiety/optim/frozen_values.h"
 #include "moiety/optim/grad_norm.h"
 #include "moiety/optim/grid_groups.h"
 #include "moiety/optim/parameter.h"
@@ -163,8 +167,11 @@ class DistributedOptimizer {
   // Waits for sums that have begun; all ranks of a domain call it, after the same reports.
   void begin_gradients();
 
-  // This rank's masters ("weight") and moments.
+  // This rank's masters ("weight") and moments; of frozen parameters the weights, float32 in host
+  // memory, which are valid until `publish`, which takes what was written there, or `end_view`.
   StateView state_view();
+  // Gives the memory back that state_view took for frozen parameters.
+  void end_view();
   // The rest of the state, which is the same on all ranks. This function and the next two wait for
   // the stream on which the optimizer worked last.
   StepState step_state() const;
@@ -189,6 +196,7 @@ class DistributedOptimizer {
     size_t incomplete = 0;  // parameters whose gradient is not known to be complete
     bool late = false;      // summed too early in this step
     Event published;
+    std::optional<FrozenValues> frozen;  // instead of all that follows, and of gradients
     Buffer state_memory;
     TensorView master;                  // [segment]
     TensorView moments;                 // [2, segment]: exp_avg, exp_avg_sq
@@ -206,6 +214,7 @@ class DistributedOptimizer {
 
   bool on_gpu() const { return config_.device.type == DeviceType::kCuda; }
   Bucket make_bucket(const BucketLayout& layout);
+  void make_state(Bucket& bucket);
   void place_weights();
   // optimizer_checks.cpp
   void check_layouts() const;
@@ -224,7 +233,8 @@ class DistributedOptimizer {
   void write_state(StepState state);
 
   void await_drained(Stream stream) const;
-  void gather_weights(Stream stream);
+  // Gathers weights that a step has changed, or all.
+  void gather_weights(bool all, Stream stream);
 
   std::vector<ParamSpec> specs_;
   OptimizerConfig config_;
@@ -234,7 +244,7 @@ class DistributedOptimizer {
   std::array<gtp::SlotArena::Block, 2> shard_memory_;  // memory that they gave
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_index_;          // by parameter
-  std::vector<std::vector<size_t>> domains_;  // the buckets of each domain, ascending
+  std::vector<std::vector<size_t>> domains_;  // the trained buckets of each domain, ascending
   std::vector<size_t> forward_;               // buckets in the order that a forward pass reads them
   std::vector<Parameter> parameters_;
   std::vector<bool> complete_;  // by parameter, in this step

@@ -27,8 +27,8 @@ std::string difference(comm::Communicator& comm, uint32_t word, const char* what
 void DistributedOptimizer::check_layouts() const {
   std::string tensors;
   for (const ParamSpec& spec : specs_) {
-    tensors += text("{} {} {} {}\n", spec.name, static_cast<int>(spec.kind), spec.expert,
-                    gtp::name(spec.domain));
+    tensors += text("{} {} {} {} {}\n", spec.name, static_cast<int>(spec.kind), spec.expert,
+                    spec.frozen, gtp::name(spec.domain));
     for (const LogicalTensor& tensor : spec.tensors) {
       tensors += tensor.name;
       for (const int64_t n : tensor.shape) tensors += text(" {}", n);
@@ -46,6 +46,9 @@ void DistributedOptimizer::check_layouts() const {
     for (const size_t i : domain) hash = hash * 31 + part_hash(specs_, buckets_[i].layout);
     const Bucket& b = buckets_[domain[0]];
     add(*b.domain, hash, b.layout.expert ? "expert parameters" : "dense parameters");
+  }
+  for (const Bucket& b : buckets_) {
+    if (b.frozen) add(*b.domain, part_hash(specs_, b.layout), "frozen parameters");
   }
   for (const bool expert : {false, true}) {
     uint32_t hash = 0;

@@ -17,6 +17,7 @@ DistributedOptimizer::Bucket& DistributedOptimizer::bucket_of(int parameter) {
 
 void DistributedOptimizer::on_grad_ready(int parameter, const Event& event) {
   Bucket& b = bucket_of(parameter);
+  MOIETY_CHECK(!b.frozen, "optimizer: {} is frozen, and has a gradient", specs_[parameter].name);
   MOIETY_CHECK(!complete_[parameter], "optimizer: the gradient of {} is complete twice",
                specs_[parameter].name);
   const Stream lane;
@@ -60,7 +61,9 @@ void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
 void DistributedOptimizer::finish_gradients(Stream stream) {
   reduce_buckets(true, stream);
   if (reported_) reduce_late_buckets(stream);
-  for (const Bucket& b : buckets_) b.gradients->finish(stream);
+  for (const Bucket& b : buckets_) {
+    if (!b.frozen) b.gradients->finish(stream);
+  }
 }
 
 // Sums buckets that were late on one rank once more on all ranks.
@@ -84,7 +87,7 @@ void DistributedOptimizer::begin_gradients() {
   for (Bucket& b : buckets_) {
     b.incomplete = b.layout.slots.size();
     b.late = false;
-    if (!b.gradients->open()) b.gradients->reopen();
+    if (!b.frozen && !b.gradients->open()) b.gradients->reopen();
   }
   for (Parameter& p : parameters_) p.overwrite = true;
   complete_.assign(specs_.size(), false);

@@ -82,7 +82,7 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
   // A skipped step changes nothing and casts the same bytes again.
   await_drained(stream);
   adamw(config_.adam, config_.seed, step_.adamw, update_, stream);
-  gather_weights(stream);
+  gather_weights(false, stream);
   begin_gradients();
 }
 

@@ -65,13 +65,15 @@ struct ParamSpec {
   std::optional<QuantSpec> format = {};
   // A class of parameters that have equal formats at every time of a run; only they share buckets.
   int format_class = 0;
+  // Training leaves the values as they are: there is no gradient, no master and no moment.
+  bool frozen = false;
 
   int64_t numel() const { return rows * row_elements; }
 };
 
 // A parameter bound to memory. `weight` is in the storage dtype; a weight that is kept in a format
 // has `quantized` instead, one for each expert (otherwise 1). `grad` is main_grad; if it is
-// undefined the parameter is not trained here (evaluation).
+// undefined the parameter is not trained here (it is frozen, or this is evaluation).
 struct Parameter {
   ParamSpec spec;
   TensorView weight;
@@ -83,6 +85,8 @@ struct Parameter {
   // Whether the next contribution overwrites `grad`; set at the start of a step, cleared by the
   // first contribution. (So there is no pass that zeroes gradients.)
   bool overwrite = true;
+
+  bool trained() const { return !spec.frozen; }
 };
 
 }  // namespace moiety::optim

@@ -7,6 +7,7 @@
 #include "moiety/base/integer.h"
 #include "moiety/base/trace.h"
 #include "moiety/quant/convert/dequantize_job.h"
+#include "moiety/quant/cpu_path.h"
 
 namespace moiety::quant {
 namespace {
@@ -104,7 +105,7 @@ bool on_gpu(const char* operation, const QuantizedView& x, const TensorView& out
 void enqueue(const char* operation, const DequantizeJob& job, const Stream& stream) {
   stream.run([job, operation] {
     const TraceSpan span(TraceLane::kCompute, operation, {{"rows", job.rows}});
-    dequantize_cpu(job);
+    detail::by_reference() ? dequantize_reference(job) : dequantize_cpu(job);
   });
 }
 

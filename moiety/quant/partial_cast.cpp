@@ -5,6 +5,7 @@
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
+#include "moiety/quant/cpu_path.h"
 #include "moiety/quant/partial_cast/partial_cast_cuda.h"
 
 namespace moiety::quant {
@@ -164,7 +165,8 @@ void partial_amax(const PartialCastPlan& plan, const PartialCastTable& table, Te
   stream.run([work = &table.impl(), words] {
     const TraceSpan span(TraceLane::kCompute, "partial_amax",
                          {{"tensors", work->plan->items.size()}});
-    detail::partial_amax_cpu(*work, words);
+    detail::by_reference() ? detail::partial_amax_ref(*work, words)
+                           : detail::partial_amax_cpu(*work, words);
   });
 }
 
@@ -180,7 +182,8 @@ void partial_cast(const PartialCastPlan& plan, const PartialCastTable& table, Te
   stream.run([work = &table.impl(), words] {
     const TraceSpan span(TraceLane::kCompute, "partial_cast",
                          {{"tensors", work->plan->items.size()}});
-    detail::partial_cast_cpu(*work, words);
+    detail::by_reference() ? detail::partial_cast_ref(*work, words)
+                           : detail::partial_cast_cpu(*work, words);
   });
 }
 

@@ -3,11 +3,28 @@
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
+#include "moiety/quant/cpu_path.h"
 #include "moiety/quant/quantize/quantize_cuda.h"
 #include "moiety/quant/quantize/quantize_job.h"
 #include "moiety/quant/quantize/quantize_table.h"
 
 namespace moiety::quant {
+namespace {
+
+// The jobs on a CPU, by the path of the moment; `skip` is that of the first.
+void run_measure(std::span<const QuantizeJob> jobs) {
+  if (!detail::by_reference()) return measure_cpu(jobs);
+  for (const QuantizeJob& job : jobs) measure_reference(job);
+}
+void run_quantize(std::span<const QuantizeJob> jobs) {
+  if (!detail::by_reference()) return quantize_cpu(jobs);
+  for (QuantizeJob job : jobs) {
+    job.skip = jobs[0].skip;
+    quantize_reference(job);
+  }
+}
+
+}  // namespace
 
 void compute_amax(TensorView x, const QuantizedView& view, const QuantizeOptions& options,
                   Stream stream) {
@@ -16,7 +33,7 @@ void compute_amax(TensorView x, const QuantizedView& view, const QuantizeOptions
     if constexpr (kCudaBuilt) return quantize_cuda(job, nullptr, QuantizePass::kMeasure, stream);
     fail_without_cuda("compute_amax");
   }
-  stream.run([job] { measure_cpu({&job, 1}); });
+  stream.run([job] { run_measure({&job, 1}); });
 }
 
 void quantize(TensorView x, const QuantizedView& out, const QuantizeOptions& options,
@@ -28,7 +45,7 @@ void quantize(TensorView x, const QuantizedView& out, const QuantizeOptions& opt
   }
   stream.run([job] {
     const TraceSpan span(TraceLane::kCompute, "quantize", {{"rows", job.rows}});
-    quantize_cpu({&job, 1});
+    run_quantize({&job, 1});
   });
 }
 
@@ -39,7 +56,7 @@ void compute_amax_grouped(TensorView x, const RowGroups& groups, const Quantized
     if constexpr (kCudaBuilt) return quantize_cuda(job, &groups, QuantizePass::kMeasure, stream);
     fail_without_cuda("compute_amax_grouped");
   }
-  stream.run([job, groups] { measure_cpu(group_jobs(job, groups)); });
+  stream.run([job, groups] { run_measure(group_jobs(job, groups)); });
 }
 
 void quantize_grouped(TensorView x, const RowGroups& groups, const QuantizedView& out,
@@ -51,7 +68,7 @@ void quantize_grouped(TensorView x, const RowGroups& groups, const QuantizedView
   }
   stream.run([job, groups] {
     const TraceSpan span(TraceLane::kCompute, "quantize_grouped", {{"rows", job.rows}});
-    quantize_cpu(group_jobs(job, groups));
+    run_quantize(group_jobs(job, groups));
   });
 }
 
@@ -68,7 +85,7 @@ void quantize_many(const QuantizeTable& table, Stream stream) {
   stream.run([impl] {
     const TraceSpan span(TraceLane::kCompute, "quantize_many",
                          {{"tensors", static_cast<int64_t>(impl->jobs.size())}});
-    quantize_cpu(impl->jobs);
+    run_quantize(impl->jobs);
   });
 }
 

@@ -4,6 +4,7 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/integer.h"
 #include "moiety/base/trace.h"
+#include "moiety/quant/cpu_path.h"
 #include "moiety/quant/scale_layout_job.h"
 
 namespace moiety::quant {
@@ -108,7 +109,8 @@ void convert_scales(const QuantizedView& view, Direction direction, ScaleLayout 
   }
   stream.run([in, layout, to] {
     const TraceSpan span(TraceLane::kCompute, "convert_scales", {{"rows", in.rows}});
-    convert_scales_cpu(in, layout, to);
+    detail::by_reference() ? convert_scales_reference(in, layout, to)
+                           : convert_scales_cpu(in, layout, to);
   });
 }
 

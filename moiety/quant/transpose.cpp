@@ -2,6 +2,7 @@
 
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
+#include "moiety/quant/cpu_path.h"
 #include "moiety/quant/quantize/quantize_table.h"
 
 namespace moiety::quant {
@@ -44,7 +45,8 @@ void transpose_quantized(const QuantizeTable& table, Stream stream) {
   stream.run([impl] {
     const TraceSpan span(TraceLane::kCompute, "transpose_quantized",
                          {{"tensors", static_cast<int64_t>(impl->transposes.size())}});
-    transpose_cpu(impl->transposes);
+    if (!detail::by_reference()) return transpose_cpu(impl->transposes);
+    for (const TransposeJob& job : impl->transposes) transpose_reference(job);
   });
 }
 

@@ -37,7 +37,9 @@ CheckpointKeeper::CheckpointKeeper(const TrainingPlan& plan, Learner& learner,
       saver_(plan.config.checkpoints(), world.bootstrap(), save_options(plan.config)) {}
 
 void CheckpointKeeper::reserve() {
-  if (plan_.config.checkpoint.async) saver_.reserve(learner_.saved_state());
+  if (!plan_.config.checkpoint.async) return;
+  saver_.reserve(learner_.saved_state());
+  learner_.optimizer.end_view();
 }
 
 void CheckpointKeeper::write(int64_t step, bool in_background) {
@@ -47,6 +49,7 @@ void CheckpointKeeper::write(int64_t step, bool in_background) {
   } else {
     tell(saver_.save(learner_.saved_state(), run_state_(), learner_.stream));
   }
+  learner_.optimizer.end_view();
 }
 
 void CheckpointKeeper::save(int64_t step) {

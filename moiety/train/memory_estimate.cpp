@@ -1,6 +1,7 @@
 #include "moiety/train/memory_estimate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "moiety/base/format.h"
 #include "moiety/gemm/gemm_cuda.h"
@@ -59,28 +60,47 @@ std::vector<std::string> memory_lines(const MemoryEstimate& memory, int64_t limi
   return lines;
 }
 
+namespace {
+
+// The elements that a rank has, those that its optimizer updates, those of them that are sums over
+// ranks, and those that are summed.
+struct Shares {
+  Shares(const KeptElements& e, const Grid& grid) {
+    for (const auto& [n, peers] : {std::pair<int64_t, int64_t>(e.copied, rank_count(grid)),
+                                   {e.dense, grid.dp},
+                                   {e.expert, grid.edp},
+                                   {e.expert_copied, grid.egtp * grid.edp}}) {
+      elements += n;
+      owned += n / peers;
+      summed += peers > 1 ? n / peers : 0;
+      terms += peers > 1 ? n : 0;
+    }
+  }
+  int64_t elements = 0, owned = 0, summed = 0, terms = 0;
+};
+
+// Beside main_grad there are the sums, the data received on a bf16 wire, and the data sent, unless
+// that is main_grad.
+int64_t gradient_bytes(const TrainConfig& o, const Shares& s) {
+  if (o.optim.grad_dtype == DType::kBFloat16) {
+    return 2 * s.elements + kFloatBytes * s.summed + 2 * s.terms;
+  }
+  const int64_t wire = gradient_wire(o) == DType::kBFloat16 ? 2 * 2 * s.terms : 0;
+  return kFloatBytes * (s.elements + s.summed) + wire;
+}
+
+}  // namespace
+
 MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device device) {
   const model::Config& c = o.model;
   const DType storage = storage_dtype(o);
   const PassSizes s(o, grid, device);
-  const int64_t ranks = rank_count(grid);
   std::vector<Recipe> recipes{o.precision.recipe};
   if (o.precision.switch_step > 0) recipes.push_back(o.precision.switch_recipe);
   std::vector<model::Precision> precisions;
   for (const Recipe r : recipes) precisions.push_back(precision_of_recipe(o, r));
   const KeptWeights w(c, grid, storage, precisions);
-  // The elements that a rank has, those that its optimizer updates, those of them that are sums over
-  // ranks, and those that are summed.
-  int64_t elements = 0, owned = 0, summed = 0, terms = 0;
-  for (const auto& [n, peers] : {std::pair(w.copied, ranks),
-                                 {w.dense, grid.dp},
-                                 {w.expert, grid.edp},
-                                 {w.expert_copied, grid.egtp * grid.edp}}) {
-    elements += n;
-    owned += n / peers;
-    summed += peers > 1 ? n / peers : 0;
-    terms += peers > 1 ? n : 0;
-  }
+  const Shares trained(w.trained, grid);
 
   MemoryEstimate m;
   m.parameters = w.bytes;
@@ -89,16 +109,9 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
     m.workspace = std::max(m.workspace, temporary_bytes(o, grid, s, precisions[i]));
     m.gathered = std::max(m.gathered, gathered_bytes(o, grid, recipes[i]));
   }
-  // Beside main_grad there are the sums, the data received on a bf16 wire, and the data sent,
-  // unless that is main_grad.
-  if (o.optim.grad_dtype == DType::kBFloat16) {
-    m.main_grad = 2 * elements + kFloatBytes * summed + 2 * terms;
-  } else {
-    m.main_grad = kFloatBytes * (elements + summed);
-    if (gradient_wire(o) == DType::kBFloat16) m.main_grad += 2 * 2 * terms;
-  }
-  m.master = owned * kFloatBytes;
-  m.moments = 2 * owned * (o.optim.state_dtype == DType::kFloat32 ? kFloatBytes : 2);
+  m.main_grad = gradient_bytes(o, trained);
+  m.master = trained.owned * kFloatBytes + byte_size(storage, Shares(w.frozen_codes, grid).owned);
+  m.moments = 2 * trained.owned * (o.optim.state_dtype == DType::kFloat32 ? kFloatBytes : 2);
   m.activations = activation_bytes(o, grid, s);
   m.logits = logits_bytes(c, s);
   m.workspace = std::max<int64_t>(0, m.workspace - m.logits);
@@ -109,7 +122,10 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
             .total +
         s.lent;
   }
-  if (o.checkpoint.async) (s.on_gpu() ? m.pinned : m.snapshot) = m.master + m.moments;
+  // Frozen weights are widened beside the copy of the state while it is made.
+  const int64_t widened = Shares(w.frozen, grid).owned * kFloatBytes;
+  const int64_t copied = trained.owned * kFloatBytes + m.moments + widened;
+  (s.on_gpu() ? m.pinned : m.snapshot) = widened + (o.checkpoint.async ? copied : 0);
   if (s.on_gpu()) {
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
     m.gpu = gemm::kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;

@@ -18,14 +18,14 @@ namespace moiety::train {
 struct MemoryEstimate {
   int64_t parameters = 0;
   int64_t main_grad = 0;  // the shard of its sum, and the copies that travel in another format
-  int64_t master = 0;
+  int64_t master = 0;     // with the values of frozen weights that are quantized
   int64_t moments = 0;
   int64_t gathered = 0;  // slots of weights and gradients that gtp and egtp move
   int64_t activations = 0;
   int64_t expert_parallel = 0;
   int64_t logits = 0;
   int64_t workspace = 0;
-  int64_t snapshot = 0;  // copy for an asynchronous checkpoint
+  int64_t snapshot = 0;  // copy for an asynchronous checkpoint, frozen weights as it has them
   int64_t gpu = 0;       // only on a GPU: the libraries' workspaces, batches beside the host's
   int64_t pinned = 0;    // host memory that total() leaves out: the snapshot of a GPU's state
 

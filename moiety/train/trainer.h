@@ -44,6 +44,7 @@ class Trainer {
 
   // trainer_start.cpp: the weights' origin, and the first batch.
   void check_directories();
+  void say_what_is_frozen();
   void initialize_or_load();
   std::vector<std::string> resume_candidates_of_rank_0();
   bool load(const std::string& path, bool last);

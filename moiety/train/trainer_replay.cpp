@@ -14,6 +14,7 @@ uint32_t Trainer::checksum(const model::StepStats& stats) {
   const double losses[] = {stats.loss_sum, stats.aux_sum, stats.z_sum};
   uint32_t sum = crc32c(losses, sizeof losses);
   for (const optim::Parameter& p : learner_.optimizer.parameters()) {
+    if (!p.trained()) continue;
     const Tensor grad = to_host(p.grad, learner_.stream);
     sum = crc32c(grad.view().raw(), static_cast<size_t>(grad.view().bytes()), sum);
   }

@@ -52,8 +52,23 @@ Trainer::Trainer(const TrainingPlan& plan, comm::Communicator& world, Heartbeat&
     journal_.say(LogLevel::kInfo, "experts: {}, moe.layout {}", path->describe(),
                  moe::name(learner_.model.transformer().row_layout()));
   }
+  say_what_is_frozen();
   keeper_.reserve();
   measure_peaks();
+}
+
+void Trainer::say_what_is_frozen() {
+  int64_t frozen = 0, all = 0;
+  for (const optim::ParamSpec& spec : learner_.transformer().parameter_specs()) {
+    for (const optim::LogicalTensor& tensor : spec.tensors) {
+      int64_t elements = 1;
+      for (const int64_t n : tensor.shape) elements *= n;
+      all += elements;
+      frozen += spec.frozen ? elements : 0;
+    }
+  }
+  if (frozen == 0) return;
+  say(LogLevel::kInfo, "train.freeze: {} of {} parameters stay as they are", frozen, all);
 }
 
 // Finds out whether all ranks see one run directory, and can write where checkpoints will be.

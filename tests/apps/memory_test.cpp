@@ -28,10 +28,15 @@ int64_t weight_bytes(const optim::Parameter& p) {
 Bytes bytes_of_parameters(Rank& rank) {
   const bool travels = rank.config.precision.grad_reduce == GradReduce::kBf16;
   Bytes b;
-  double summed = 0, owned = 0;
+  double summed = 0, owned = 0, frozen_codes = 0;
   for (const optim::Parameter& p : rank.optimizer.parameters()) {
     const int ranks = rank.model.groups().of(p.spec.domain).size();
     b.parameters += weight_bytes(p);
+    if (!p.trained()) {
+      EXPECT_FALSE(p.grad.defined());
+      if (!p.quantized.empty()) frozen_codes += double(p.spec.numel()) / ranks;
+      continue;
+    }
     b.main_grad += p.grad.bytes();
     owned += double(p.grad.numel()) / ranks;
     if (ranks == 1) continue;
@@ -39,7 +44,7 @@ Bytes bytes_of_parameters(Rank& rank) {
     if (travels) b.main_grad += 2 * 2 * p.grad.numel();
   }
   b.main_grad += std::llround(4 * summed);
-  b.state = std::llround(12 * owned);
+  b.state = std::llround(12 * owned + 2 * frozen_codes);
   return b;
 }
 
@@ -48,8 +53,10 @@ Bytes bytes_of_parameters(Rank& rank) {
 void expect_state(const Rank& rank, const std::vector<optim::ParamSpec>& specs, int64_t estimate) {
   int64_t state = 0, slack = 0;
   for (const optim::BucketLayout& bucket : optim::layout_buffers(specs, rank.grid)) {
-    state += 12 * bucket.segment();
-    slack += 12 * optim::kParameterAlignment * int64_t(1 + bucket.slots.size());
+    const bool codes = specs[size_t(bucket.slots[0].parameter)].format.has_value();
+    const int64_t bytes = !bucket.frozen ? 12 : codes ? 2 : 0;
+    state += bytes * bucket.segment();
+    slack += bytes * optim::kParameterAlignment * int64_t(1 + bucket.slots.size());
   }
   EXPECT_GE(state, estimate - 12);
   EXPECT_LE(state, estimate + slack);
@@ -75,7 +82,9 @@ constexpr LayoutOfMemory kLayouts[] = {
 };
 
 void expect_estimate(const LayoutOfMemory& l, const Arguments& more) {
-  SCOPED_TRACE(text("{} {}", l.name, more.empty() ? "" : more[0]));
+  std::string with;
+  for (const std::string& argument : more) with += " " + argument;
+  SCOPED_TRACE(l.name + with);
   const Arguments arguments = tiny("r", l.ranks, l.ep) +
                               Arguments{text("--parallel.tp={}", l.tp),
                                         text("--parallel.gtp={}", l.gtp),
@@ -103,7 +112,8 @@ void expect_estimate(const LayoutOfMemory& l, const Arguments& more) {
         m.master + m.moments);
     EXPECT_EQ(rank.model.expert_parallel_bytes(), m.expert_parallel);
     for (int64_t step = 0; step < 2; ++step) rank.step(step, "train");
-    EXPECT_NEAR(double(rank.arena.peak()), double(m.arena()), 0.06 * double(m.arena()));
+    EXPECT_NEAR(double(rank.arena.peak()), double(m.arena()), 0.06 * double(m.arena()))
+        << l.name << with;
     const gtp::Executor* const executor = rank.gathering.executor();
     if (!executor) {
       EXPECT_EQ(m.gathered, 0);
@@ -128,6 +138,32 @@ TEST(MemoryClasses, AreThoseOfARankUnderTwelveLayouts) {
     expect_estimate(l, {"--precision.recipe=fp8_tensor"});
     expect_estimate(l, {"--precision.recipe=mxfp8", "--memory.recompute=moe"});
     expect_estimate(l, {"--moe.activation=relu2", "--moe.expert_bias"});
+    expect_estimate(l, {"--train.freeze=[\"embed*\", \"layers.0.*\", \"*.router.*\"]"});
+  }
+}
+
+TEST(MemoryClasses, FollowWhatIsFrozen) {
+  const Arguments some{"--train.freeze=[\"embed*\", \"layers.0.*\", \"*.router.*\"]"},
+      experts{"--train.freeze=[\"*.experts.*\"]"},
+      head{"--train.freeze=[\"embed*\", \"layers.*\", \"final_norm*\"]"};
+  for (const Arguments& frozen : {some, experts, head}) {
+    for (const size_t l : {size_t{0}, size_t{6}, size_t{11}}) {
+      expect_estimate(kLayouts[l], frozen);
+      if (l == 0) expect_estimate(kLayouts[l], frozen + Arguments{"--moe.layout=expert"});
+      expect_estimate(kLayouts[l], frozen + Arguments{"--precision.recipe=mxfp8"});
+      expect_estimate(kLayouts[l], frozen + Arguments{"--memory.recompute=full"});
+    }
+    const auto estimate = [](const Arguments& more) {
+      const TrainConfig config = config_of(tiny("r") + more);
+      return estimate_memory(config, check_layout(config));
+    };
+    const MemoryEstimate with = estimate(frozen), without = estimate({});
+    EXPECT_EQ(with.parameters, without.parameters);
+    EXPECT_LT(with.main_grad, without.main_grad);
+    EXPECT_LT(with.master, without.master);
+    EXPECT_LT(with.moments, without.moments);
+    EXPECT_LE(with.arena(), without.arena());
+    EXPECT_LT(with.total(), without.total());
   }
 }
 

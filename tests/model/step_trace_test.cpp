@@ -46,7 +46,7 @@ gtp::Executor make_executor(ModelHarness& h, Nobody& nobody) {
       w.layout = *p.spec.layout;
       w.codec = gtp::Codec(p.weight.dtype());
       w.data = several ? p.weight.select(e) : p.weight;
-      w.main_grad = several ? p.grad.select(e) : p.grad;
+      if (p.trained()) w.main_grad = several ? p.grad.select(e) : p.grad;
     }
   }
   return {std::move(weights), std::move(bundles), {nullptr}, {}, nullptr, nobody, &nobody};
@@ -56,16 +56,34 @@ class Traced : public testing::TestWithParam<ModelCase> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, Traced, testing::ValuesIn(model_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
+struct Variant {
+  Recompute recompute = Recompute::kNone;
+  bool delay_wgrad = false;
+  std::vector<std::string> freeze = {};
+};
+const Variant kVariants[] = {
+    {},
+    {Recompute::kMoe},
+    {Recompute::kFull},
+    {Recompute::kNone, true},
+    {Recompute::kMoe, true},
+    {Recompute::kNone, false, {"embed*", "layers.0.attn*"}},
+    {Recompute::kNone, true, {"embed*", "layers.0.*", "*norm*"}},
+    {Recompute::kFull, false, {"embed*", "layers.0.*"}},
+    {Recompute::kMoe, true, {"*fc1.weight"}},
+    {Recompute::kMoe, false, {"*fc2.weight", "*.attn.o.*"}},
+    {Recompute::kNone, false, {"embed*", "*norm*", "*.attn.?.weight"}},
+    {Recompute::kNone, false, {"embed*", "layers.*"}},
+    {Recompute::kNone, false, {"layers.*", "final_norm*"}},
+};
+
 TEST_P(Traced, CallsAreThoseOfAStep) {
   const ModelCase& c = GetParam();
-  for (const auto& [mode, delay] : {std::pair(Recompute::kNone, false),
-                                    {Recompute::kMoe, false},
-                                    {Recompute::kFull, false},
-                                    {Recompute::kNone, true},
-                                    {Recompute::kMoe, true}}) {
+  for (const Variant& variant : kVariants) {
     Config config = c.config;
-    config.recompute = mode;
-    config.delay_wgrad = delay;
+    config.recompute = variant.recompute;
+    config.delay_wgrad = variant.delay_wgrad;
+    config.freeze = variant.freeze;
     const StepShape shape{.grid = {},
                           .sequences = c.sequences,
                           .seq_len = c.seq_len,
@@ -88,13 +106,15 @@ TEST_P(Traced, CallsAreThoseOfAStep) {
       }
       const std::span<const gtp::TraceEvent> run = executor.trace_of(key);
       ASSERT_EQ(words(trace.events, trace.bundles), words(run, trace.bundles))
-          << static_cast<int>(mode);
+          << static_cast<int>(variant.recompute);
       for (size_t i = 0; i < run.size(); ++i) {
         EXPECT_EQ(trace.events[i].work_ns, run[i].work_ns)
             << "event " << i << " of " << words(run.first(i + 1), trace.bundles);
       }
       std::map<std::string, int64_t> elements;
-      for (const optim::Parameter& p : h.parameters) elements[p.spec.name] = p.grad.numel();
+      for (const optim::Parameter& p : h.parameters) {
+        elements[p.spec.name] = p.trained() ? p.grad.numel() : 0;
+      }
       for (const gtp::BundleSpec& b : trace.bundles) {
         EXPECT_GE(b.reduce.slot, 4 * elements.at(b.name)) << b.name;  // with padding
       }

@@ -1,4 +1,5 @@
 #include "tests/nn/loss_cases.h"
+#include "tests/support/bits.h"
 #include "tests/support/gradient.h"
 
 namespace moiety::nn {
@@ -67,6 +68,26 @@ TEST_P(Loss, FloatAndBf16MatchDouble) {
     for (size_t i = 0; i < first.size(); ++i) {
       EXPECT_NEAR(get(p.grad, i), 2 * first[i], 1e-5 * (1 + std::abs(first[i])));
     }
+  }
+}
+
+// Either gradient alone has the bits that it has beside the other.
+TEST_P(Loss, GradientsMayBeLeftOut) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const LossProblem both(GetParam(), dtype), dx(GetParam(), dtype), grad(GetParam(), dtype);
+    linear_cross_entropy(both.args(true), {});
+    LinearCrossEntropyArgs only_dx = dx.args(true), only_grad = grad.args(true);
+    only_dx.grad_VD = {};
+    only_grad.dx_TD = {};
+    const std::string untouched_grad = bytes_of(dx.grad), untouched_dx = bytes_of(grad.dx);
+    linear_cross_entropy(only_dx, {});
+    linear_cross_entropy(only_grad, {});
+    EXPECT_EQ(bytes_of(dx.loss), bytes_of(both.loss));
+    EXPECT_EQ(bytes_of(grad.loss), bytes_of(both.loss));
+    EXPECT_EQ(bytes_of(dx.dx), bytes_of(both.dx));
+    EXPECT_EQ(bytes_of(grad.grad), bytes_of(both.grad));
+    EXPECT_EQ(bytes_of(dx.grad), untouched_grad);
+    EXPECT_EQ(bytes_of(grad.dx), untouched_dx);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -123,11 +124,20 @@ inline std::vector<int64_t> padding(const ParamSpec& spec) {
   return out;
 }
 
+// The specs of which these are frozen, by their names.
+inline std::vector<ParamSpec> with_frozen(std::vector<ParamSpec> specs,
+                                          const std::set<std::string>& names) {
+  for (ParamSpec& spec : specs) spec.frozen = names.contains(spec.name);
+  return specs;
+}
+
 // One rank of a layout with its optimizer.
 class Rank {
  public:
-  Rank(Communicator& world, const Layout& layout, const OptimizerConfig& config)
-      : groups_(layout, world), optimizer_(model_specs(layout, world.rank()), config, groups_) {}
+  Rank(Communicator& world, const Layout& layout, const OptimizerConfig& config,
+       const std::set<std::string>& frozen = {})
+      : groups_(layout, world),
+        optimizer_(with_frozen(model_specs(layout, world.rank()), frozen), config, groups_) {}
 
   DistributedOptimizer& optimizer() { return optimizer_; }
   Parameter& parameter(const std::string& name) {
@@ -143,6 +153,7 @@ class Rank {
   // Values written to padding rows make no difference.
   void backward(int step, const Gradient& gradient) {
     for (Parameter& p : optimizer_.parameters()) {
+      if (!p.trained()) continue;
       for (const int64_t i : padding(p.spec)) p.grad.data<float>()[i] = std::nanf("");
       const Communicator& domain = this->domain(p);
       for (int batch = 0; batch < kBatches; ++batch) {
@@ -196,11 +207,12 @@ inline StepInput input(int64_t tokens = 1) {
 
 // Runs the body on every rank of a layout; the whole state at its end.
 inline Whole run_layout(Layout layout, const OptimizerConfig& config,
-                        const std::function<void(Rank&, Communicator&)>& body) {
+                        const std::function<void(Rank&, Communicator&)>& body,
+                        const std::set<std::string>& frozen = {}) {
   Whole whole;
   std::mutex mutex;
   comm::run_thread_ranks(ranks_of(layout), {Seconds(60)}, [&](Communicator& world) {
-    Rank rank(world, layout, config);
+    Rank rank(world, layout, config, frozen);
     rank.optimizer().initialize(kSeed, Stream());
     body(rank, world);
     {

@@ -135,6 +135,7 @@ model::Config model_config(const Options& o, int64_t tokenizer_vocab) {
   c.loss_z_coef = float(o.train.loss_z_coef);
   c.loss_chunk = o.memory.loss_chunk;
   c.recompute = value_of(kRecomputes, o.memory.recompute);
+  c.freeze = o.train.freeze;
   try {
     model::check(c);
   } catch (const Error& e) {

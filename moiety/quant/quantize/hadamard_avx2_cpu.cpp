@@ -3,6 +3,7 @@
 // selects. The file is compiled for AVX2 as a whole.
 #include <bit>
 
+#include "moiety/quant/cpu_path.h"
 #include "moiety/quant/hadamard.h"
 #include "moiety/quant/quantize/quantize_loops_avx2.h"
 
@@ -17,10 +18,7 @@ namespace {
 
 constexpr int64_t kColumns = 16;  // columns in a vector of bf16
 
-bool serves(const Rows& x) {
-  static const bool present = __builtin_cpu_supports("avx2");
-  return present && x.dtype == DType::kBFloat16;
-}
+bool serves(const Rows& x) { return quant::detail::by_avx2() && x.dtype == DType::kBFloat16; }
 
 // The rows with their signs changed, stored side by side: rows of X may lie so that a cache holds
 // only eight of them.

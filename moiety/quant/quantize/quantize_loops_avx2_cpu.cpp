@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "moiety/quant/cpu_path.h"
 #include "moiety/quant/quantize/quantize_encode.h"
 #include "moiety/quant/quantize/quantize_loops_avx2.h"
 
@@ -241,10 +242,7 @@ void amax_of_blocks(const bf16* x, int64_t blocks, uint32_t* out) {
   }
 }
 
-bool present() {
-  static const bool out = __builtin_cpu_supports("avx2");
-  return out;
-}
+bool present() { return quant::detail::by_avx2(); }
 
 template <class F>
 Encode find(bool stochastic, Known known) {

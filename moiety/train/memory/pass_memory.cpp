@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "moiety/gemm/quantized_linear.h"
+#include "moiety/model/needs.h"
 #include "moiety/model/transformer.h"
 #include "moiety/model/weight_layout.h"
 #include "moiety/moe/prepare.h"
@@ -22,13 +23,50 @@ struct Kept {
   explicit Kept(const PassSizes& s)
       : attention(s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloatBytes)),
         dense(s.tokens * s.dense_hidden * s.item),
-        rows(s.capacity * (s.hidden * s.item + kFloatBytes) + s.capacity * (s.maps ? sizeof(int32_t)
-                                                                            : s.lends_rows
-                                                                                ? 0
-                                                                                : s.d * s.item)),
+        copies(s.maps || s.lends_rows ? 0 : s.capacity * s.d * s.item),
+        rows(s.capacity * (s.hidden * s.item + kFloatBytes + (s.maps ? sizeof(int32_t) : 0)) +
+             copies),
         shared(s.tokens * s.shared_hidden * s.item) {}
-  int64_t attention, dense, rows, shared;
+  int64_t attention, dense;
+  int64_t copies, rows;  // what copies of tokens' rows take of `rows`
+  int64_t shared;
 };
+
+// The kinds of blocks that backward comes to.
+struct Reached {
+  explicit Reached(const model::Config& c) {
+    const model::Frozen frozen(c);
+    for (int64_t l = 0; l < c.layers; ++l) {
+      attention |= frozen.reaches(model::attention_block(l));
+      if (!frozen.reaches(model::ffn_block(l))) {
+        (c.is_moe(l) ? passes_moe : passes_dense) = true;
+      } else if (c.is_moe(l)) {
+        moe = true;
+        const model::FfnNeeds needs = model::ffn_needs(c, frozen, l);
+        experts_fc1 |= needs.fc1;
+        experts_fc2 |= needs.fc2;
+      } else {
+        dense = true;
+      }
+    }
+    embedding = !frozen("embed.weight");
+  }
+  bool embedding = true, attention = false, dense = false, moe = false;
+  bool experts_fc1 = false, experts_fc2 = false;  // weight gradients of experts
+  bool passes_dense = false, passes_moe = false;  // layers that it does not come to
+  bool passes() const { return passes_dense || passes_moe; }
+};
+
+// The bytes of a MoE layer's plan, and of its router's results.
+int64_t routing_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s) {
+  const model::Config& c = config.model;
+  moe::PrepareArgs args;
+  args.idx_TK = TensorView(nullptr, DType::kInt32, {s.own, c.router.top_k});
+  args.capacity = s.capacity;
+  const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
+  return moe::plan_bytes(map, ep_limits(config, s.own), args) +
+         s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
+}
 
 // The linears of a rank that a recipe may quantize: the number of layers that have them, and their
 // sizes.
@@ -169,30 +207,71 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
 
 int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s) {
   const model::Config& c = config.model;
-  const int64_t moe_layers = c.moe_layers(), dense_layers = c.layers - moe_layers;
+  const model::Frozen frozen(c);
   const bool full = c.recompute == model::Recompute::kFull;
   const Kept kept(s);
   const int64_t x = s.own * s.d * s.item;
-  int64_t bytes = 3 * x;  // h, the gradient, the embedding's output
+  int64_t bytes = 2 * x;  // h, the embedding's output
+  if (model::head_needs(c, frozen).input) bytes += x;
   if (c.shared_d_ffn > 0) bytes += s.own * s.d * kFloatBytes;
-  if (full) {
-    bytes += (1 + c.layers) * x;  // the middle of a layer, and the layers' outputs
-  } else {
-    bytes += c.layers * (2 * x + kept.attention) + dense_layers * kept.dense;
-  }
-  if (moe_layers == 0) return bytes;
-  moe::PrepareArgs args;
-  args.idx_TK = TensorView(nullptr, DType::kInt32, {s.own, c.router.top_k});
-  args.capacity = s.capacity;
-  const moe::ExpertMap map(static_cast<int>(c.router.experts), grid.ep);
-  const int64_t plan = moe::plan_bytes(map, ep_limits(config, s.own), args);
-  const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
+  // The middle of a layer.
+  if (full || Reached(c).passes()) bytes += x;
+  const int64_t routing = c.moe_layers() > 0 ? routing_bytes(config, grid, s) : 0;
   const int64_t gate = c.shared_gate ? s.own * kFloatBytes : 0;
-  const int64_t rest = c.recompute == model::Recompute::kNone
-                           ? kept.rows + kept.shared
-                           : s.own * c.router.top_k * kFloatBytes;
-  return bytes + moe_layers * (plan + router + gate + rest);
+  for (int64_t l = 0; l < c.layers; ++l) {
+    if (!frozen.reaches(model::ffn_block(l))) continue;
+    bytes += full ? x : 2 * x;
+    if (!full && frozen.reaches(model::attention_block(l))) bytes += kept.attention;
+    if (!c.is_moe(l)) {
+      bytes += full ? 0 : kept.dense;
+      continue;
+    }
+    bytes += routing + gate;
+    if (c.recompute != model::Recompute::kNone) {
+      bytes += s.own * c.router.top_k * kFloatBytes;
+    } else {
+      const bool copies = model::ffn_needs(c, frozen, l).fc1;
+      bytes += kept.rows - (copies ? 0 : kept.copies) + kept.shared;
+    }
+  }
+  return bytes;
 }
+
+namespace {
+
+// The most bytes that a layer takes of which nothing is kept.
+int64_t passed_layer_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s,
+                           const QuantizedLinears& q) {
+  using L = Linears;
+  const model::Config& c = config.model;
+  const Kept kept(s);
+  const auto network = [&](int64_t hidden, int64_t ffn, L::Name fc1, L::Name fc2) {
+    const int64_t a = s.tokens * ffn * s.item;
+    return hidden + s.gathered +
+           std::max(q.workspace(fc1).forward,
+                    a + std::max(q.workspace(fc2).forward, s.gathered) + s.staged);
+  };
+  int64_t bytes =
+      kept.attention + s.gathered +
+      std::max(q.workspace(L::kQkv).forward,
+               s.tokens * s.qkv * s.item + std::max(q.workspace(L::kO).forward, s.gathered)) +
+      s.staged;
+  const Reached reached(c);
+  if (reached.passes_dense) {
+    bytes = std::max(bytes, network(kept.dense, s.dense, L::kDense1, L::kDense2));
+  }
+  if (!reached.passes_moe) return bytes;
+  const int64_t inner = s.capacity * c.d_ffn * s.item, y = s.capacity * s.d * s.item;
+  const int64_t experts =
+      routing_bytes(config, grid, s) + s.own * c.router.top_k * kFloatBytes + kept.rows + y +
+      inner + std::max(q.workspace(L::kFc1).forward, q.workspace(L::kFc2).forward) + s.codes;
+  const int64_t shared =
+      c.shared_d_ffn > 0 ? network(kept.shared, s.shared, L::kShared1, L::kShared2) : 0;
+  const bool keeps_shared = c.recompute == model::Recompute::kNone;
+  return std::max({bytes, experts + (keeps_shared ? kept.shared : 0), shared});
+}
+
+}  // namespace
 
 int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s,
                         const model::Precision& precision) {
@@ -200,24 +279,31 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   const QuantizedLinears q(precision, c, grid, s);
   using L = Linears;
   const Kept saved(s);
+  const Reached reached(c);
   const auto anew = [&](bool made, int64_t bytes) { return made ? bytes : 0; };
   const bool full = c.recompute == model::Recompute::kFull,
              moe = c.recompute != model::Recompute::kNone;
   const int64_t layer = anew(full, saved.attention);
   const int64_t x = s.own * s.d * s.item;
-  const int64_t others = attention_bytes(s, q);
-  const int64_t embedding = 2 * s.gathered + s.staged + s.table_sum;
+  const int64_t others = anew(reached.attention, attention_bytes(s, q));
   const int64_t dense =
-      x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2)) +
-      anew(full, saved.dense);
-  if (c.moe_layers() == 0) return std::max(layer + std::max(others, dense), embedding);
+      anew(reached.dense,
+           x + network_bytes(s, s.dense, q.workspace(L::kDense1), q.workspace(L::kDense2)) +
+               anew(full, saved.dense));
+  int64_t outside = anew(reached.embedding, 2 * s.gathered + s.staged + s.table_sum);
+  if (reached.passes()) {
+    const int64_t beside = 3 * x + (c.shared_d_ffn > 0 ? s.own * s.d * kFloatBytes : 0);
+    outside = std::max(outside, passed_layer_bytes(config, grid, s, q) + beside -
+                                    activation_bytes(config, grid, s));
+  }
+  if (!reached.moe) return std::max(layer + std::max(others, dense), outside);
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
   const int64_t wide = s.item == kFloatBytes ? 0 : s.own * s.d * kFloatBytes;
   const int64_t widened = s.item == kFloatBytes ? 0 : wide + c.router.experts * s.d * kFloatBytes;
   // The gradients of experts' rows, and the part of them that delayed weight gradients read: with
   // maps that of out and h have T rows each.
   const int64_t rows_d = s.capacity * s.d * s.item, inner = s.capacity * c.d_ffn * s.item;
-  const int64_t gradient = inner + (s.maps ? rows_d : 2 * rows_d);
+  const int64_t gradient = anew(reached.experts_fc2, inner) + (s.maps ? rows_d : 2 * rows_d);
   // h as it came, where it comes quantized and experts read it by maps.
   const int64_t came = s.maps && s.codes > 0 ? x + s.codes : 0;
   const int64_t kept = x + gradient + s.capacity * kFloatBytes;
@@ -232,8 +318,10 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
     // The codes that came are multiplied, or quantized anew beside them.
     const int64_t beside_fc1 = s.maps ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
     const int64_t fc1 = w1.forward + beside_fc1;
+    const int64_t weights = std::max(anew(reached.experts_fc1, came + w1.weight_gradient),
+                                     anew(reached.experts_fc2, w2.weight_gradient));
     experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
-                        beside_weights + std::max(came + w1.weight_gradient, w2.weight_gradient),
+                        anew(weights > 0, beside_weights + weights),
                         rows_d + hidden + std::max(fc1, (s.maps ? came : s.codes) + w2.forward),
                         moe ? x + gradient + fc1 : 0});
   }
@@ -248,8 +336,8 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   const int64_t counted = c.delay_wgrad ? (s.maps ? rows - rows_d : rows) : 0;
   const int64_t delayed = counted + (c.delay_wgrad && s.maps ? 2 * x : 0);
   return delayed +
-         std::max(embedding, layer + std::max({others, c.moe_layers() < c.layers ? dense : 0,
-                                               experts - gradient + rows - counted, shared}));
+         std::max(outside,
+                  layer + std::max({others, dense, experts - gradient + rows - counted, shared}));
 }
 
 int64_t logits_bytes(const model::Config& c, const PassSizes& s) {

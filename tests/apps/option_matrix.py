@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""The demo with every option that changes no bit, and with every recipe under every way of cutting.
+
+    option_matrix.py PROGRAM [--cover] [--steps N] [--tokens S] [--jobs J] [--data FILE.tok]
+
+Options: losses and norms of all steps are equal to the bit over the whole product of the options of
+experts and exchanges, once on one rank and once on two that share the experts; moe.glu_interleave changes
+the order of one sum of backward, so its values are compared by the loss of the first step, and by the mean
+of the last ten. Recipes: with tp 2, gtp 2 and ep 2 that mean is within 1 % of that of one rank.
+
+The default is the whole matrix of 200 steps of the demo, which takes an hour or two of two cores. --cover
+takes rows that between them have every pair of values of any two options. Without --data, the synthetic
+text stands for the demo's. Standard library alone.
+"""
+import argparse
+import concurrent.futures
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+WAITING = 1800.0  # seconds of a clock that a run may take on a busy machine
+LAST = 10
+NEAR = 0.01
+
+SHARED = {"moe.expert_weights": ["packed", "indexed"], "moe.delay_wgrad": ["false", "true"],
+          "memory.recompute": ["none", "moe", "full"], "moe.glu_interleave": [0, 32]}
+# Of one rank, whose experts may read rows where they lie; and of two, between which rows travel.
+MATRICES = {
+    "one rank": ({"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 8},
+                 {**SHARED, "moe.layout": ["rank", "expert"]}),
+    "ep 2": ({"run.ranks": 2, "parallel.ep": 2, "moe.layout": "expert"},
+             {**SHARED, "ep.zero_copy": ["off", "auto"], "ep.overlap": ["none", "wgrad", "shared"],
+              "ep.depth": [2, 3]}),
+}
+# Beyond pairs of values, the product of these is what the whole matrix runs; others stay at their first.
+CROSSED = {"moe.expert_weights", "moe.delay_wgrad", "memory.recompute", "moe.glu_interleave", "moe.layout",
+           "ep.zero_copy"}
+RECIPES = ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]
+ALONE = {"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 8}
+CUTS = {"gtp 2": {"run.ranks": 2, "parallel.ep": 1, "parallel.gtp": 2, "parallel.egtp": 2},
+        "ep 2": {"run.ranks": 2, "parallel.ep": 2},
+        "tp 2": {"run.ranks": 2, "parallel.ep": 1, "parallel.tp": 2, "train.micro_batch": 8}}
+# With tp 2 each slice of q, k and v is whole blocks of 128 rows.
+SIZES = {"model.kv_heads": 8}
+
+
+def product(options):
+    crossed = [[(key, value) for value in (values if key in CROSSED else values[:1])]
+               for key, values in options.items()]
+    return [dict(row) for row in itertools.product(*crossed)]
+
+
+def pairs(row):
+    return set(itertools.combinations(sorted((key, str(value)) for key, value in row.items()), 2))
+
+
+def cover(options):
+    """Rows, each the one with most pairs of values that no row before has; the first has all defaults."""
+    rows = [dict(row) for row in itertools.product(*[[(k, v) for v in vs] for k, vs in options.items()])]
+    chosen, seen = [rows[0]], pairs(rows[0])
+    while True:
+        best = max(rows, key=lambda row: len(pairs(row) - seen))
+        if not pairs(best) - seen:
+            return chosen
+        chosen.append(best)
+        seen |= pairs(best)
+
+
+def mean_of_last(steps):
+    return sum(steps[step][0] for step in sorted(steps)[-LAST:]) / LAST
+
+
+class Matrix:
+    def __init__(self, options):
+        self.options = options
+        self.directory = tempfile.mkdtemp(prefix="moiety-option-matrix-")
+        self.faults = []
+
+    def train(self, name, config):
+        """step -> (loss, norm), as they are printed; or the fault."""
+        run = os.path.join(self.directory, name.replace(" ", "-"))
+        data = ({"data.train": f"['{os.path.abspath(self.options.data)}']"} if self.options.data
+                else {"data.synthetic": "markov"})
+        config = {**data, "run.device": "cpu", "train.steps": self.options.steps,
+                  "data.seq_len": self.options.tokens, "eval.every": 0, "checkpoint.interval": 0,
+                  "log.tensorboard": "false", "log.plot_every": 0, "log.peak_tflops": 1,
+                  "log.progress": "off", **config}
+        arguments = ["train", "--config", os.path.join(ROOT, "configs", "demo.toml"), "--run", run]
+        arguments += [f"--{key}={value}" for key, value in config.items()]
+        try:
+            done = subprocess.run([self.options.program, *arguments], capture_output=True, text=True,
+                                  check=False, timeout=WAITING)
+            if done.returncode:
+                return f"{name}: exit code {done.returncode}: {done.stderr.strip()[-300:]}"
+            with open(os.path.join(run, "metrics.jsonl"), encoding="utf-8") as file:
+                records = [json.loads(line) for line in file]
+        except subprocess.TimeoutExpired:
+            return f"{name}: did not end in {WAITING:.0f} s"
+        finally:
+            shutil.rmtree(run, ignore_errors=True)
+        steps = {r["step"]: (r["loss"], r["aux"], r["gnorm"]) for r in records if "event" not in r}
+        if sorted(steps) != list(range(1, self.options.steps + 1)):
+            return f"{name}: records of {len(steps)} steps"
+        return steps
+
+    def run(self, configs):
+        """name -> its steps, of those that ran."""
+        with concurrent.futures.ThreadPoolExecutor(self.options.jobs) as pool:
+            results = dict(zip(configs, pool.map(lambda c: self.train(*c), configs.items())))
+        self.faults += [result for result in results.values() if isinstance(result, str)]
+        return {name: result for name, result in results.items() if not isinstance(result, str)}
+
+    def bits(self, name, base, options):
+        rows = cover(options) if self.options.cover else product(options)
+        configs = {f"{name} {number}": {**base, **row} for number, row in enumerate(rows)}
+        results = self.run(configs)
+        firsts = {}  # by interleave, the name of the run that others are compared with
+        for run, steps in results.items():
+            first = firsts.setdefault(configs[run]["moe.glu_interleave"], run)
+            different = [step for step in steps if steps[step] != results[first][step]]
+            if different:
+                at = different[0]
+                self.faults.append(f"{run}: step {at} has {steps[at]}, {first} {results[first][at]}\n"
+                                   f"    {configs[run]}\n    {configs[first]}")
+        self.interleaves([results[first] for first in firsts.values()], name)
+        print(f"{name}: {len(results)} of {len(rows)} runs of {self.options.steps} steps, last losses "
+              f"{[results[first][self.options.steps][0] for first in firsts.values()]}", flush=True)
+
+    def interleaves(self, results, name):
+        if len(results) != len(SHARED["moe.glu_interleave"]):
+            self.faults.append(f"{name}: runs of {len(results)} values of moe.glu_interleave")
+            return
+        one, other = results
+        if one[1][0] != other[1][0] or abs(mean_of_last(other) / mean_of_last(one) - 1) > NEAR:
+            self.faults.append(f"{name}: with and without interleave the first losses are {one[1][0]} and "
+                               f"{other[1][0]}, the last ones {mean_of_last(one)} and {mean_of_last(other)}")
+
+    def recipes(self):
+        configs = {}
+        for recipe in RECIPES:
+            for cut, layout in {"one rank": ALONE, **CUTS}.items():
+                configs[f"{recipe}, {cut}"] = {**SIZES, "precision.recipe": recipe, **layout}
+        results = self.run(configs)
+        mean = {name: mean_of_last(steps) for name, steps in results.items()}
+        for recipe in RECIPES:
+            one = mean.get(f"{recipe}, one rank")
+            shown = []
+            for cut in CUTS:
+                there = mean.get(f"{recipe}, {cut}")
+                if one is None or there is None:
+                    continue
+                shown.append(f"{cut} {100 * (there / one - 1):+.3f} %")
+                if abs(there / one - 1) > NEAR:
+                    self.faults.append(f"{recipe}, {cut}: mean of the last {LAST} losses is {there}, "
+                                       f"on one rank {one}")
+            print(f"{recipe}: {one} on one rank; {', '.join(shown)}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program")
+    parser.add_argument("--cover", action="store_true")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--data")
+    options = parser.parse_args()
+    options.program = os.path.abspath(options.program)
+    if options.steps < LAST:
+        parser.error(f"--steps {options.steps}: at least {LAST}")
+    began = time.monotonic()
+    matrix = Matrix(options)
+    try:
+        for name, (base, choices) in MATRICES.items():
+            matrix.bits(name, base, choices)
+        matrix.recipes()
+    finally:
+        shutil.rmtree(matrix.directory)
+    for fault in matrix.faults:
+        print(fault)
+    print(f"{len(matrix.faults)} faults, {time.monotonic() - began:.0f} s")
+    return 1 if matrix.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
