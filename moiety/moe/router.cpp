@@ -6,10 +6,12 @@
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/gemm.h"
+#include "moiety/gemm/grouped_gemm.h"
 #include "moiety/moe/router_block.h"
 #include "moiety/moe/router_cuda.h"
 
@@ -133,20 +135,32 @@ class Parts {
   Device device_;
 };
 
+// The gradient of w has few tiles, so tensor cores compute it in so many slices of the tokens: a pure
+// function of the sizes, for about as many tiles as a large GPU has multiprocessors.
+int64_t weight_slices(int64_t tokens, int64_t experts, int64_t model) {
+  constexpr int64_t kTiles = 128, kFewestTokens = 256;
+  const int64_t tiles = ceil_div(3 * experts, 128) * ceil_div(model, 256);
+  return std::clamp<int64_t>(kTiles / tiles, 1, std::max<int64_t>(tokens / kFewestTokens, 1));
+}
+// Their ends, and as many more as keep 16 bytes together.
+int64_t slice_words(int64_t slices) { return round_up(slices + 1, 2); }
+
 // What the products of the backward pass multiply, in the workspace. On tensor cores the gradient
 // of the logits is three bf16 pieces [T, 3E] that add up to it, which meet w three times; then the
-// products of the pieces are the rows of `sums`. Elsewhere it stays float32, and meets h and w that
+// products of the pieces, for each slice of tokens, are the rows of `sums`. Elsewhere it stays float32, and meets h and w that
 // are widened unless they are float32.
 struct BackwardParts {
   bool pieces;
-  TensorView dlogits, h, w, sums = {};
+  TensorView dlogits, h, w, sums = {}, slices = {};
 
   BackwardParts(const RouterBackwardArgs& args, bool in_pieces, const Stream& stream)
       : pieces(in_pieces), h(args.h_TD), w(args.w_ED) {
     const int64_t tokens = h.size(0), model = h.size(1), experts = w.size(0);
     Parts parts(args.workspace, stream);
     if (pieces) {
-      sums = parts.take(DType::kFloat32, 3 * experts, model);
+      const int64_t count = weight_slices(tokens, experts, model);
+      slices = parts.take(DType::kInt64, 1, slice_words(count)).slice(1, 0, count + 1);
+      sums = parts.take(DType::kFloat32, count * 3 * experts, model);
       w = parts.take(DType::kBFloat16, 3 * experts, model);
       dlogits = parts.take(DType::kBFloat16, tokens, 3 * experts);
       return;
@@ -157,6 +171,21 @@ struct BackwardParts {
     w = parts.take(DType::kFloat32, experts, model);
   }
 };
+
+// The router's weight gradient in pieces: slices of tokens are the groups of one product.
+void multiply_slices(const RouterBackwardArgs& args, const BackwardParts& parts,
+                     const Stream& stream) {
+  const int64_t slices = parts.slices.numel() - 1, rows = parts.w.size(0), model = parts.h.size(1);
+  gemm::GroupedGemmArgs product;
+  product.op = gemm::GroupedOp::kWgrad;
+  product.groups = {.begin_E1 = parts.slices.reshape({slices + 1}),
+                    .experts = slices,
+                    .capacity = args.h_TD.size(0)};
+  product.a = {parts.dlogits, {}};
+  product.b = {parts.h, {}};
+  product.w = parts.sums.reshape({slices, rows, model});
+  gemm::grouped_gemm(product, stream);
+}
 
 void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
   const int64_t segments = args.stats.count.size(0), experts = config.experts;
@@ -251,7 +280,9 @@ int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64
   const int64_t experts = config.experts;
   if (dtype == DType::kFloat32) return byte_size(dtype, tokens * experts);
   const int64_t widened = byte_size(DType::kFloat32, tokens * experts + (tokens + experts) * model);
-  const int64_t pieces = byte_size(DType::kFloat32, 3 * experts * model) +
+  const int64_t slices = weight_slices(tokens, experts, model);
+  const int64_t pieces = byte_size(DType::kFloat32, slices * 3 * experts * model) +
+                         byte_size(DType::kInt64, slice_words(slices)) +
                          byte_size(dtype, 3 * experts * (model + tokens));
   return std::max(widened, pieces);
 }
@@ -328,7 +359,10 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
     stream.run([=] { detail::backward_rows(config, args, parts.dlogits); });
   } else if constexpr (kCudaBuilt) {
     detail::backward_rows_cuda(config, args, parts.dlogits, stream);
-    if (parts.pieces) detail::stack_rows_cuda(args.w_ED, parts.w, stream);
+    if (parts.pieces) {
+      detail::stack_rows_cuda(args.w_ED, parts.w, stream);
+      detail::cut_tokens_cuda(args.h_TD.size(0), parts.slices, stream);
+    }
   }
   if (!parts.pieces && args.h_TD.dtype() != DType::kFloat32) {
     widen(args.h_TD, parts.h, stream);
@@ -342,16 +376,19 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
               .c = args.addend_TD},
              stream);
   if (!args.dw_ED.defined()) return;
+  if constexpr (kCudaBuilt) {
+    if (parts.pieces) {
+      multiply_slices(args, parts, stream);
+      return detail::add_pieces_cuda(parts.sums, args.dw_ED, args.dw_beta, stream);
+    }
+  }
   gemm::gemm({.op = gemm::GemmOp::kNT,
               .a = parts.dlogits,
               .b = parts.h,
-              .out = parts.pieces ? parts.sums : args.dw_ED,
-              .beta = parts.pieces ? 0.0f : args.dw_beta,
+              .out = args.dw_ED,
+              .beta = args.dw_beta,
               .c = {}},
              stream);
-  if constexpr (kCudaBuilt) {
-    if (parts.pieces) detail::add_pieces_cuda(parts.sums, args.dw_ED, args.dw_beta, stream);
-  }
 }
 
 void router_update_bias(TensorView bias_E, TensorView count_E, float rate, Stream stream,

@@ -16,9 +16,11 @@ void backward_rows_cuda(const RouterConfig& config, const RouterBackwardArgs& ar
                         const TensorView& dlogits, const Stream& stream);
 // out_3ED, without gaps, := the bfloat16 rows three times.
 void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const Stream& stream);
-// dw := round(beta * dw + (the sums of pieces, from the smallest)), with float32 sums without gaps
-// and beta 0 or 1.
-void add_pieces_cuda(const TensorView& sums_3ED, const TensorView& dw_ED, float beta,
+// begin := where slices of equal numbers of tokens begin, and at its end `tokens`.
+void cut_tokens_cuda(int64_t tokens, const TensorView& begin, const Stream& stream);
+// dw := round(beta * dw + (the sums of pieces, from the smallest)), with float32 sums without gaps,
+// of slices that are added in ascending order, and beta 0 or 1.
+void add_pieces_cuda(const TensorView& sums_S3ED, const TensorView& dw_ED, float beta,
                      const Stream& stream);
 void update_bias_cuda(const TensorView& bias_E, const TensorView& count_E, float rate,
                       const TensorView& skip, const Stream& stream);

@@ -37,22 +37,34 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void cut_tokens(int64_t tokens, int64_t slices, int64_t* begin) {
+  const int64_t each = (tokens + slices - 1) / slices;
+  for (int64_t i = threadIdx.x; i <= slices; i += blockDim.x) begin[i] = min(i * each, tokens);
+}
+
 template <bool kVector, class T>
-__global__ void __launch_bounds__(kThreads) add_pieces(const float* sums, T* dw, int64_t stride,
-                                                       float beta, int64_t rows, int64_t columns) {
+__global__ void __launch_bounds__(kThreads)
+    add_pieces(const float* sums, int64_t slices, T* dw, int64_t stride, float beta, int64_t rows,
+               int64_t columns) {
   const Place at(columns);
   if (at.row >= rows) return;
   const int64_t valid = columns - at.column, piece = rows * columns;
   const float* from = sums + at.row * columns + at.column;
   T* to = dw + at.row * stride + at.column;
-  const Octet<float> high = load_octet<kVector>(from, valid),
-                     middle = load_octet<kVector>(from + piece, valid),
-                     low = load_octet<kVector>(from + 2 * piece, valid);
+  float sum[3][kOctet] = {};  // of high, middle and low pieces
+  for (int64_t slice = 0; slice < slices; ++slice) {
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      const Octet<float> x = load_octet<kVector>(from + (3 * slice + k) * piece, valid);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) sum[k][i] += x[i];
+    }
+  }
   const Octet<T> old = beta != 0 ? load_octet<kVector>(to, valid) : Octet<T>();
   float v[kOctet];
 #pragma unroll
   for (int i = 0; i < kOctet; ++i) {
-    v[i] = (low[i] + middle[i]) + high[i];
+    v[i] = (sum[2][i] + sum[1][i]) + sum[0][i];
     if (beta != 0) v[i] = fmaf(beta, old[i], v[i]);
   }
   store_octet<kVector>(to, round_octet<T>(v), valid);
@@ -67,13 +79,19 @@ void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const St
          w_ED.size(1));
 }
 
-void add_pieces_cuda(const TensorView& sums_3ED, const TensorView& dw_ED, float beta,
+void cut_tokens_cuda(int64_t tokens, const TensorView& begin, const Stream& stream) {
+  launch("router_backward: cut", cut_tokens, {1, kThreads}, stream, tokens, begin.numel() - 1,
+         begin.data<int64_t>());
+}
+
+void add_pieces_cuda(const TensorView& sums_S3ED, const TensorView& dw_ED, float beta,
                      const Stream& stream) {
-  const bool vector = octets_fit({&sums_3ED, &dw_ED});
+  const bool vector = octets_fit({&sums_S3ED, &dw_ED});
   const auto add = [&]<class T>(T* dw) {
     launch("router_backward: add", vector ? add_pieces<true, T> : add_pieces<false, T>,
-           shape_for(dw_ED), stream, sums_3ED.data<float>(), dw, dw_ED.stride(0), beta,
-           dw_ED.size(0), dw_ED.size(1));
+           shape_for(dw_ED), stream, sums_S3ED.data<float>(),
+           sums_S3ED.size(0) / (3 * dw_ED.size(0)), dw, dw_ED.stride(0), beta, dw_ED.size(0),
+           dw_ED.size(1));
   };
   dw_ED.dtype() == DType::kFloat32 ? add(dw_ED.data<float>()) : add(dw_ED.data<bf16>());
 }
