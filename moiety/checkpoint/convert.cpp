@@ -181,6 +181,9 @@ Manifest Conversion::write(const std::string& directory) {
     fail(ErrorKind::kIo, "{} reads back with crc32c {:08x}, written was {:08x}", path, got, crc);
   }
   const std::string json = encode_manifest(manifest);
+  for (const data::TokenizerFile& f : options_.tokenizer) {
+    write_text(files_, directory + "/" + f.name, f.bytes);
+  }
   write_text(files_, directory + "/manifest.json", json);
   write_text(files_, directory + "/COMMIT", encode_commit(manifest, json));
   sync_directory(files_, directory);

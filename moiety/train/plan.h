@@ -16,6 +16,7 @@
 
 #include "moiety/base/device.h"
 #include "moiety/data/sample_source.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/train/config.h"
 #include "moiety/train/layout.h"
 #include "moiety/train/memory_limit.h"
@@ -51,6 +52,10 @@ struct TrainingPlan {
   std::string config_text = "{}";
   std::function<std::vector<std::string>(const std::string& text, const std::string& checkpoint)>
       compare;
+
+  // The files of the tokenizer, which checkpoints keep, and its SHA-256 in hex.
+  std::vector<data::TokenizerFile> tokenizer;
+  std::string tokenizer_identity;
 
   Observer* observer = nullptr;       // rank 0's; null if nobody listens
   TrainRequests* requests = nullptr;  // null if nobody asks

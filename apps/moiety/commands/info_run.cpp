@@ -112,7 +112,8 @@ void add_tensors(const checkpoint::Manifest& m, const train::TrainConfig& config
 // What a checkpoint tells of model and training.
 void add_state(const std::string& path, const checkpoint::Manifest& m, bool tensors,
                InfoSheet& sheet) {
-  const CheckpointInfo info{path, m.run.step, parse_config_json(m.run.config, path)};
+  CheckpointInfo info{path, m.run.step, parse_config_json(m.run.config, path)};
+  info.options.data.tokenizer = kept_tokenizer(info.options, path);
   const train::TrainConfig c = train_config(info);
   const std::string layout = train::describe_layout(grid_of(m.run.layout));
   add_model(c, sheet);

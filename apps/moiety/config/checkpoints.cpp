@@ -1,6 +1,7 @@
 #include "apps/moiety/config/checkpoints.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include <nlohmann/json.hpp>
 
@@ -32,12 +33,25 @@ Options parse_config_json(std::string_view json, const std::string& checkpoint) 
 
 CheckpointInfo read_checkpoint_info(const std::string& path) {
   const checkpoint::Manifest manifest = checkpoint::read_manifest(path);
-  return {path, manifest.run.step, parse_config_json(manifest.run.config, path)};
+  CheckpointInfo info{path, manifest.run.step, parse_config_json(manifest.run.config, path)};
+  info.options.data.tokenizer = kept_tokenizer(info.options, path);
+  return info;
+}
+
+std::string kept_tokenizer(const Options& options, const std::string& path) {
+  std::error_code error;
+  const bool is_kept = std::filesystem::exists(path + "/tokenizer.json", error);
+  return is_kept ? path : options.data.tokenizer;
 }
 
 train::TrainConfig train_config(const CheckpointInfo& checkpoint) {
+  return train_config(checkpoint, data::Tokenizer::load(checkpoint.options.data.tokenizer));
+}
+
+train::TrainConfig train_config(const CheckpointInfo& checkpoint,
+                                const data::Tokenizer& tokenizer) {
   try {
-    return train_config(checkpoint.options);
+    return train_config(checkpoint.options, tokenizer);
   } catch (const UsageError& e) {
     throw CheckpointError("{} config: {}", checkpoint.path, e.what());
   }

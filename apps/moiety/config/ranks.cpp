@@ -82,6 +82,7 @@ std::vector<RankFact> meanings_of(const Config& config, const train::TrainingPla
   for (const data::WeightedPath& file : o.data.train) paths.push_back(file.path);
   add_files("data.train", paths, plan.train.get(), facts);
   add_files("data.valid", o.data.valid, plan.valid.get(), facts);
+  facts.push_back({"data.tokenizer", plan.tokenizer_identity, o.data.tokenizer});
   const std::string& origin = plan.init_from;
   facts.push_back(
       {"run.init_from", origin.empty() ? "none" : checkpoint::read_manifest(origin).id, origin});
