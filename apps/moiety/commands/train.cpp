@@ -68,7 +68,7 @@ data::Tokenizer load_tokenizer(const Options& o) {
 // run's. Equal tokenizers may be called by other paths.
 std::vector<std::string> compare_with(const std::string& saved, const std::string& checkpoint,
                                       const Options& now, const data::Sha256& identity) {
-  Options before = parse_config_json(saved, checkpoint);
+  const Options before = parse_config_json(saved, checkpoint);
   const std::string kept = kept_tokenizer(before, checkpoint);
   const data::Sha256 was = data::Tokenizer::load(kept).identity();
   if (was != identity) {
@@ -76,7 +76,6 @@ std::vector<std::string> compare_with(const std::string& saved, const std::strin
         "{}: made with another tokenizer: its SHA-256 is {}, that of data.tokenizer = \"{}\" is {}",
         checkpoint, data::hex(was), now.data.tokenizer, data::hex(identity));
   }
-  before.data.tokenizer = now.data.tokenizer;
   return compare_for_resume(before, now, checkpoint);
 }
 
