@@ -74,7 +74,7 @@ class TokenStream {
   TokenStream(const TokenStream&) = delete;
   TokenStream& operator=(const TokenStream&) = delete;
 
-  // The bytes that an id adds. A character may come in several parts (base/utf8_stream.h).
+  // The bytes that an id adds. A character may come in several parts (utf8_stream.h).
   std::string add(int32_t id);
 
  private:

@@ -14,7 +14,8 @@ using namespace data;
 // Texts that meet most of what a tokenizer may do.
 constexpr std::string_view kTexts[] = {
     "", "a", " the  quick\tbrown\r\nfox's 12345 \xc3\xa9\xe2\x96\x81 e\xcc\x81</s> <mask>x",
-    "\xe4\xb8\xad\xe6\x96\x87 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa \xf0\x9f\x98\x80"};
+    "\xe4\xb8\xad\xe6\x96\x87 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa "
+    "\xf0\x9f\x98\x80"};
 
 void use(const Tokenizer& tokenizer) {
   for (const std::string_view text : kTexts) {

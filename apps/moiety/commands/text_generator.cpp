@@ -7,7 +7,7 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
-#include "moiety/base/utf8_stream.h"
+#include "moiety/data/utf8_stream.h"
 #include "moiety/model/decoder.h"
 
 namespace moiety::app {
@@ -93,7 +93,7 @@ Continuation TextGenerator::run(const std::string& prompt, uint32_t sample,
   Continuation out;
   data::TokenStream decoder(tokenizer_);
   for (const int32_t id : context) decoder.add(id);  // what follows may depend on it
-  Utf8Stream characters;
+  data::Utf8Stream characters;
   const auto show = [&](const std::string& text) {
     out.text += text;
     if (!text.empty()) say(text);

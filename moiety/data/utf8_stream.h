@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace moiety {
+namespace moiety::data {
 
 // Holds a character back until all of its bytes are there. What can be no UTF-8 becomes U+FFFD.
 class Utf8Stream {
@@ -18,4 +18,4 @@ class Utf8Stream {
   std::string held_;
 };
 
-}  // namespace moiety
+}  // namespace moiety::data

@@ -1,6 +1,6 @@
-#include "moiety/base/utf8_stream.h"
+#include "moiety/data/utf8_stream.h"
 
-namespace moiety {
+namespace moiety::data {
 namespace {
 
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";
@@ -52,4 +52,4 @@ std::string Utf8Stream::rest() {
   return out;
 }
 
-}  // namespace moiety
+}  // namespace moiety::data

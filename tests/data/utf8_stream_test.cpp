@@ -1,10 +1,10 @@
-#include "moiety/base/utf8_stream.h"
+#include "moiety/data/utf8_stream.h"
 
 #include <string>
 
 #include <gtest/gtest.h>
 
-namespace moiety {
+namespace moiety::data {
 namespace {
 
 // The text in parts of `n` bytes.
@@ -49,4 +49,4 @@ TEST(Utf8Stream, PartsChangeNothing) {
 }
 
 }  // namespace
-}  // namespace moiety
+}  // namespace moiety::data
