@@ -95,6 +95,22 @@ TEST_F(TokenizerRun, RefusesAnotherTokenizerWithBothIdentities) {
   EXPECT_EQ(eval.code, kExitData) << eval.err;
 }
 
+TEST_F(TokenizerRun, WorkersChangeNoByte) {
+  std::string lines;
+  for (int i = 0; lines.size() < (3 << 20); ++i) {
+    lines +=
+        text("{{\"text\": \"{} \u00e9t\u00e9 number {} of the quick brown foxes\"}}\n", i * i, i);
+  }
+  const std::string jsonl = dir.write("many.jsonl", lines);
+  for (const char* workers : {"1", "3"}) {
+    ASSERT_EQ(run({"prepare", jsonl, "--tokenizer", dir / "given", "--out", dir / workers,
+                   "--workers", workers, "--quiet"})
+                  .code,
+              kExitDone);
+  }
+  EXPECT_EQ(read_all(dir / "1.tok"), read_all(dir / "3.tok"));
+}
+
 TEST_F(TokenizerRun, InfoShowsDocumentsOfAKnownTokenizer) {
   const ProgramResult unknown = run({"info", dir / "given.tok", "--json"});
   EXPECT_EQ(nlohmann::json::parse(unknown.out)["tokenizer"], identity_of(dir / "given"));

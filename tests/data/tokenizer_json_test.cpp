@@ -153,6 +153,13 @@ TEST(TokenizerJson, DamageIsADataErrorWithItsPath) {
                 ErrorKind::kData)
                 .substr(0, 17),
             "t.json: not JSON:");
+  const std::string deep = R"({"model": {}, "truncation": )" + std::string(1 << 20, '[');
+  EXPECT_EQ(error_of(
+                [&] {
+                  Tokenizer::of_files("t.json", {{"tokenizer.json", deep}});
+                },
+                ErrorKind::kData),
+            "t.json: nests deeper than 64");
   EXPECT_EQ(error_of([] { ids_of(tokenizer_of(small()), "a\xff"); }, ErrorKind::kData),
             "t.json: byte 1 of a text is not UTF-8");
 }

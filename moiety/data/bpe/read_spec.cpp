@@ -471,10 +471,31 @@ void read_steps(Fields& fields, Spec& spec) {
   }
 }
 
+// Whether brackets nest deeper than any tokenizer's; what shows a value calls itself for each.
+bool is_too_deep(std::string_view json) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > 4 * kDeepest) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
 nlohmann::json parse(const std::string& file, const std::string& json) {
   if (const size_t bad = find_bad_utf8(json); bad != json.npos) {
     throw DataError("{}: byte {} is not UTF-8", file, bad);
   }
+  if (is_too_deep(json)) throw DataError("{}: nests deeper than {}", file, 4 * kDeepest);
   try {
     return nlohmann::json::parse(json);
   } catch (const nlohmann::json::exception& e) {
