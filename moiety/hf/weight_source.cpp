@@ -20,6 +20,7 @@ using checkpoint::whole;
 
 constexpr int64_t kReadBytes = int64_t{8} << 20;  // of float32 elements that are read at a time
 constexpr size_t kMostListed = 20;
+constexpr int64_t kMostExperts = int64_t{1} << 18;  // of all layers: a bound of what is listed
 
 bool is_readable(const Entry& entry) {
   const auto type = entry.type->dtype;
@@ -87,6 +88,10 @@ WeightSource::WeightSource(const Folder& folder, const model::Config& config,
                            const Drawing& drawing)
     : folder_(folder), config_(config), drawing_(drawing) {
   const Family family = folder.description().family;
+  if (const int64_t n = config.moe_layers() * config.router.experts; n > kMostExperts) {
+    refuse("{}: {} layers of {} experts are more than {} in all", folder.path(),
+           config.moe_layers(), config.router.experts, kMostExperts);
+  }
   tensors_ = model_tensors(config, family);
   for (const ModelTensor& tensor : tensors_) targets_[tensor.name].tensor = tensor;
   Form form = Form::kOneByOne;
