@@ -151,7 +151,7 @@ void Conversion::write_slot(const File& file, const PackedState::Key& key, const
       const FilePlan::Piece& piece = plan_.pieces[number];
       const int64_t first = piece.bytes() > 0 ? BoxRuns(of.box, piece.box).outer_offset(0) : 0;
       sums[number] = write_piece(file, plan_, piece, of,
-                                  memory.data() + output.offset + byte_size(of.dtype, first));
+                                 memory.data() + output.offset + byte_size(of.dtype, first));
     });
     done_ += static_cast<uint64_t>(byte_size(of.dtype, volume(of.box)));
     if (options_.progress) options_.progress(done_, plan_.data_bytes);

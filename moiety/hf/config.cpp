@@ -154,8 +154,8 @@ void refuse_foreign(const Fields& f) {
   for (const char* key : {"kv_lora_rank", "q_lora_rank"}) {
     f.want_none(key, "latent attention is not built");
   }
-  for (const char* key : {"n_shared_experts", "num_shared_experts",
-                          "shared_expert_intermediate_size"}) {
+  for (const char* key :
+       {"n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size"}) {
     f.want_none(key, "shared experts are not read from these families");
   }
   f.want_none("num_nextn_predict_layers", "layers that predict further tokens are not built");
@@ -188,7 +188,8 @@ double rope_theta(const Fields& f, double standard) {
       }
     }
   }
-  if (const JsonValue* part = f.find("partial_rotary_factor"); part && f.json().number(*part) != 1) {
+  if (const JsonValue* part = f.find("partial_rotary_factor");
+      part && f.json().number(*part) != 1) {
     f.refuse_value("partial_rotary_factor", *part, "partial positions are not built");
   }
   return theta;

@@ -69,8 +69,7 @@ class Export {
         manifest_(read_manifest(path, files)),
         state_(manifest_),
         tensors_(model_tensors(config, family_)),
-        shards_(folder_tensors(config, family_, options.form), options.dtype,
-                options.shard_bytes) {
+        shards_(folder_tensors(config, family_, options.form), options.dtype, options.shard_bytes) {
     if (const std::string fault = weights_fault(state_, tensors_); !fault.empty()) {
       refuse("export {}: {}", path, fault);
     }
@@ -229,7 +228,9 @@ void Export::write_chunk(const std::deque<File>& out, const Chunk& chunk) const 
   const bool narrow = shards_.dtype() == DType::kBFloat16;
   const char* data = narrow ? reinterpret_cast<const char*>(chunk.narrowed.data())
                             : reinterpret_cast<const char*>(chunk.values.data());
-  const auto bytes = [&](int64_t n) { return static_cast<uint64_t>(byte_size(shards_.dtype(), n)); };
+  const auto bytes = [&](int64_t n) {
+    return static_cast<uint64_t>(byte_size(shards_.dtype(), n));
+  };
   for (const Shards::Placed& placed : shards_.of(chunk.piece.tensor)) {
     const auto region = intersect(placed.tensor.box, chunk.piece.box);
     if (!region || volume(*region) == 0) continue;

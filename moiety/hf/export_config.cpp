@@ -73,7 +73,8 @@ Family export_family(const model::Config& c) {
   };
   if (c.moe_layers() == 0) {
     std::string layers;
-    for (const int64_t l : c.dense_layers) layers += (layers.empty() ? "" : ", ") + std::to_string(l);
+    for (const int64_t l : c.dense_layers)
+      layers += (layers.empty() ? "" : ", ") + std::to_string(l);
     refuse_key(text("model.dense_layers = [{}]", layers),
                "a model without experts is not exported; moiety import --upcycle makes it MoE");
   }

@@ -111,9 +111,9 @@ bool is_folder(const std::string& path) {
 
 const std::vector<std::string>& side_file_names() {
   static const std::vector<std::string> names{
-      kConfig,          "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-      "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-      "vocab.json",     "merges.txt",             "chat_template.jinja", "chat_template.json"};
+      kConfig,           "generation_config.json",  "tokenizer.json",    "tokenizer_config.json",
+      "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+      "merges.txt",      "chat_template.jinja",     "chat_template.json"};
   return names;
 }
 

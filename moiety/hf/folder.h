@@ -21,8 +21,7 @@ class Folder {
  public:
   // Reads configuration and headers of the folder at `path`; the configuration first, so that a
   // model that is not built is refused before anything else.
-  static Folder open(const std::string& path,
-                     checkpoint::FileSystem& files = checkpoint::posix());
+  static Folder open(const std::string& path, checkpoint::FileSystem& files = checkpoint::posix());
 
   struct Stored {
     const checkpoint::SafetensorsReader* file = nullptr;

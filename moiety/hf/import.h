@@ -16,8 +16,8 @@ namespace moiety::hf {
 // so that without noise the model computes what the dense one does.
 struct Upcycling {
   int64_t experts = 8, top_k = 2;
-  float noise = 0;              // normal numbers, in units of init.std, on every expert's weights
-  std::vector<int64_t> layers;  // ascending; empty: all
+  float noise = 0;  // normal numbers, in units of init.std, on every expert's weights
+  std::vector<int64_t> layers = {};  // ascending; empty: all
 };
 // The description's configuration after upcycling. Throws UsageError for a model that has experts,
 // layers that it has not, and numbers out of range.

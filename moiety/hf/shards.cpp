@@ -45,10 +45,11 @@ Shards::Shards(std::vector<FolderTensor> tensors, DType dtype, int64_t shard_byt
   keys_ = std::ssize(tensors);
   std::vector<std::vector<Entry>> entries;
   for (FolderTensor& tensor : tensors) {
-    const auto bytes =
-        static_cast<uint64_t>(byte_size(dtype, checkpoint::volume(checkpoint::whole(tensor.shape))));
-    if (shards_.empty() || (shards_.back().data_bytes > 0 &&
-                            shards_.back().data_bytes + bytes > static_cast<uint64_t>(shard_bytes))) {
+    const auto bytes = static_cast<uint64_t>(
+        byte_size(dtype, checkpoint::volume(checkpoint::whole(tensor.shape))));
+    if (shards_.empty() ||
+        (shards_.back().data_bytes > 0 &&
+         shards_.back().data_bytes + bytes > static_cast<uint64_t>(shard_bytes))) {
       shards_.emplace_back();
       entries.emplace_back();
     }
@@ -67,9 +68,10 @@ Shards::Shards(std::vector<FolderTensor> tensors, DType dtype, int64_t shard_byt
                      shards_[i].name);
     }
   }
-  index_ = text("{{\n  \"metadata\": {{\n    \"total_size\": {}\n  }},\n  \"weight_map\": {{\n{}\n"
-                "  }}\n}}\n",
-                bytes_, index_);
+  index_ = text(
+      "{{\n  \"metadata\": {{\n    \"total_size\": {}\n  }},\n  \"weight_map\": {{\n{}\n"
+      "  }}\n}}\n",
+      bytes_, index_);
   for (auto& [tensor, list] : placed_) {
     for (Placed& p : list) p.begin += shards_[p.shard].header.size();
   }

@@ -56,4 +56,9 @@ std::vector<SideFile> load_side_files(const checkpoint::Manifest& manifest, cons
   return list;
 }
 
+std::vector<SideFile> side_files_at(const std::string& path, checkpoint::FileSystem& files) {
+  if (is_folder(path)) return read_side_files(path, files);
+  return load_side_files(checkpoint::read_manifest(path, files), path, files);
+}
+
 }  // namespace moiety::hf

@@ -23,4 +23,8 @@ std::vector<SideFile> side_files_of(const checkpoint::Manifest& manifest, const 
 std::vector<SideFile> load_side_files(const checkpoint::Manifest& manifest, const std::string& path,
                                       checkpoint::FileSystem& files = checkpoint::posix());
 
+// Those of a folder or of a checkpoint.
+std::vector<SideFile> side_files_at(const std::string& path,
+                                    checkpoint::FileSystem& files = checkpoint::posix());
+
 }  // namespace moiety::hf

@@ -114,11 +114,11 @@ void WeightSource::match(Form form) {
     }
     const Entry& entry = *at->second.entry;
     if (!is_readable(entry)) {
-      differences.add("of another type", text("{} {} (read are BF16, F16, F32)", t.name,
-                                              entry.type->name));
+      differences.add("of another type",
+                      text("{} {} (read are BF16, F16, F32)", t.name, entry.type->name));
     } else if (entry.shape != t.shape) {
-      differences.add("of another shape", text("{} {} (needed {})", t.name,
-                                               shape_text(entry.shape), shape_text(t.shape)));
+      differences.add("of another shape", text("{} {} (needed {})", t.name, shape_text(entry.shape),
+                                               shape_text(t.shape)));
     } else {
       if (first) amounts[*entry.type->dtype] += elements(entry);
       targets_.at(t.model_tensor).parts.push_back({t.box, at->second});
@@ -143,8 +143,8 @@ void WeightSource::check_tied_head() const {
   const Folder::Stored& embed = targets_.at("embed.weight").parts.at(0).stored;
   const Entry& entry = *head->second.entry;
   if (!is_readable(entry) || entry.shape != embed.entry->shape) {
-    refuse("{}: the model is tied, and {} is {} {}, the embedding {} {}", folder_.path(),
-           kHeadName, entry.type->name, shape_text(entry.shape), embed.entry->type->name,
+    refuse("{}: the model is tied, and {} is {} {}, the embedding {} {}", folder_.path(), kHeadName,
+           entry.type->name, shape_text(entry.shape), embed.entry->type->name,
            shape_text(embed.entry->shape));
   }
   const int64_t all = elements(entry), step = kReadBytes / 4;
@@ -157,8 +157,7 @@ void WeightSource::check_tied_head() const {
     if (std::memcmp(a.data(), b.data(), bytes) == 0) continue;
     const int64_t i = std::mismatch(a.begin(), a.begin() + n, b.begin()).first - a.begin();
     refuse("{}: the model is tied, and {} differs from the embedding at element {}: {} and {}",
-           folder_.path(), kHeadName, at + i, a[static_cast<size_t>(i)],
-           b[static_cast<size_t>(i)]);
+           folder_.path(), kHeadName, at + i, a[static_cast<size_t>(i)], b[static_cast<size_t>(i)]);
   }
 }
 
@@ -185,9 +184,8 @@ void WeightSource::read_part(const Part& part, const Box& region, const Box& box
       }
       from = values.data();
     }
-    checkpoint::copy_region(piece, sizeof(float), piece,
-                            reinterpret_cast<const std::byte*>(from), box,
-                            reinterpret_cast<std::byte*>(out));
+    checkpoint::copy_region(piece, sizeof(float), piece, reinterpret_cast<const std::byte*>(from),
+                            box, reinterpret_cast<std::byte*>(out));
   }
 }
 

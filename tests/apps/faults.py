@@ -636,6 +636,32 @@ class Faults(unittest.TestCase):
             self.assertEqual(os.listdir(self.dir), ["r"])
         self.assertGreater(interrupted, 0)
 
+    def test_interrupted_imports_and_exports_leave_nothing(self):
+        path, folder, out = self.dir + "/r", self.dir + "/hf", self.dir + "/out"
+        code, run = train(tiny(path, 1, 1, 1, moe__experts=64, model__layers=4))
+        self.assertEqual(code, 0, run.tail())
+        self.assertEqual(Run(["export", path, "--hf", folder]).wait(), 0)
+        for command in (["import", "--hf", folder, "--out", out], ["export", path, "--hf", out]):
+            began = time.monotonic()
+            self.assertEqual(Run(command).wait(), 0)
+            whole = time.monotonic() - began
+            shutil.rmtree(out)
+            interrupted = 0
+            for number in range(20):
+                how = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[number % 3]
+                run = Run(command)
+                time.sleep(whole * number / 20)
+                run.process.send_signal(how)
+                code = run.wait()
+                if os.path.exists(out):
+                    self.assertTrue(os.path.exists(out + ("/COMMIT" if command[0] == "import" else "/config.json")))
+                    shutil.rmtree(out)
+                else:
+                    self.assertEqual(code, -how, run.tail())
+                    interrupted += 1
+                self.assertEqual(sorted(os.listdir(self.dir)), ["hf", "r"])
+            self.assertGreater(interrupted, 0)
+
     def test_kill_at_random_moments(self):
         saves = dict(checkpoint__interval=5, checkpoint__keep_last=2, guard__comm_timeout_s=8)
         whole, run = self.trained("whole", 2, 2, 60, **SLOWER, **saves)

@@ -27,19 +27,16 @@ void checkpoint_state(std::string_view json);
 void token_file(std::string_view file);
 // jsonl_fuzz.cpp: documents for `moiety prepare`, plain or gzip.
 void jsonl(std::string_view file);
+// hf_config_fuzz.cpp: config.json of a Hugging Face folder.
+void hf_config(std::string_view json);
 // npy_fuzz.cpp: an array of NumPy, and the description of a quantized tensor.
 void npy(std::string_view file);
 void quantized_json(std::string_view json);
 
 inline constexpr Target kTargets[] = {
-    {"safetensors", safetensors},
-    {"manifest", manifest},
-    {"commit", commit},
-    {"toml_config", toml_config},
-    {"token_file", token_file},
-    {"jsonl", jsonl},
-    {"checkpoint_state", checkpoint_state},
-    {"npy", npy},
+    {"safetensors", safetensors},           {"manifest", manifest},     {"commit", commit},
+    {"toml_config", toml_config},           {"token_file", token_file}, {"jsonl", jsonl},
+    {"checkpoint_state", checkpoint_state}, {"hf_config", hf_config},   {"npy", npy},
     {"quantized_json", quantized_json},
 };
 

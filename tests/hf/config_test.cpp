@@ -57,9 +57,9 @@ TEST(ReadConfig, WhatIsAbsentHasTheDefaultOfItsClass) {
   EXPECT_EQ(parse("{\"model_type\":\"mistral\",\"sliding_window\":null}").window, 0);
   EXPECT_EQ(parse("{\"model_type\":\"qwen3\",\"head_dim\":null}").config.head_size(), 128);
   EXPECT_EQ(parse("{\"model_type\":\"qwen3\",\"hidden_size\":2048}").config.head_size(), 128);
-  EXPECT_EQ(parse("{\"model_type\":\"qwen3\",\"hidden_size\":2048,\"head_dim\":null}")
-                .config.head_size(),
-            64);
+  EXPECT_EQ(
+      parse("{\"model_type\":\"qwen3\",\"hidden_size\":2048,\"head_dim\":null}").config.head_size(),
+      64);
   EXPECT_EQ(parse("{\"model_type\":\"llama\",\"num_attention_heads\":16}").config.kv_heads, 16);
   EXPECT_EQ(parse("{\"model_type\":\"mixtral\",\"num_key_value_heads\":null}").config.kv_heads, 32);
 }
@@ -74,7 +74,8 @@ TEST(ReadConfig, RefusesByFieldAndValue) {
       {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "rope_scaling."},
       {"\"rope_scaling\": {\"rope_type\": \"yarn\"}", "rope_scaling.rope_type = \"yarn\""},
       {"\"rope_parameters\": {\"rope_theta\": 1e4, \"factor\": 8.0}", "rope_parameters.factor = 8"},
-      {"\"rope_parameters\": {\"rope_type\": \"llama3\"}", "rope_parameters.rope_type = \"llama3\""},
+      {"\"rope_parameters\": {\"rope_type\": \"llama3\"}",
+       "rope_parameters.rope_type = \"llama3\""},
       {"\"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 1e6}",
        "rope_theta = 10000 and rope_parameters.rope_theta = 1e+06"},
       {"\"partial_rotary_factor\": 0.5", "partial_rotary_factor = 0.5"},
@@ -82,7 +83,8 @@ TEST(ReadConfig, RefusesByFieldAndValue) {
       {"\"n_shared_experts\": 1", "n_shared_experts = 1: shared experts"},
       {"\"shared_expert_intermediate_size\": 64", "shared_expert_intermediate_size = 64"},
       {"\"quantization_config\": {\"quant_method\": \"fp8\"}", "quantization_config = {"},
-      {"\"num_experts\": 8, \"num_local_experts\": 16", "num_experts = 8 and num_local_experts = 16"},
+      {"\"num_experts\": 8, \"num_local_experts\": 16",
+       "num_experts = 8 and num_local_experts = 16"},
       {"\"num_experts_per_tok\": 9, \"num_experts\": 8", "num_experts_per_tok = 9: there are 8"},
       {"\"hidden_size\": 0", "hidden_size = 0: must be in 1..65536"},
       {"\"hidden_size\": 4095", "model.d_model=4095 must be a multiple of 8"},

@@ -21,7 +21,8 @@ struct FolderBuilder {
   std::map<std::string, Item> items;
   std::string config;
 
-  explicit FolderBuilder(const std::string& name) : config(read_all(golden(name) + "/config.json")) {
+  explicit FolderBuilder(const std::string& name)
+      : config(read_all(golden(name) + "/config.json")) {
     const auto reader = checkpoint::SafetensorsReader::open(golden(name) + "/model.safetensors");
     for (const checkpoint::Entry& entry : reader.entries()) {
       Item& item = items[entry.name];

@@ -36,7 +36,8 @@ TEST(HostileFolder, KeysThatDoNotFitAreAllListed) {
   const std::string error = import_error(dir, builder.write(dir, "hf"));
   expect_text(error, "1 missing: model.layers.0.mlp.experts.3.up_proj.weight");
   expect_text(error, "1 unexpected: model.layers.0.mlp.experts.4.up_proj.weight");
-  expect_text(error, "1 of another shape: model.layers.1.mlp.up_proj.weight [24,40] (needed [40,24])");
+  expect_text(error,
+              "1 of another shape: model.layers.1.mlp.up_proj.weight [24,40] (needed [40,24])");
   expect_text(error, "1 of another type: model.norm.weight I16");
 }
 

@@ -1,10 +1,9 @@
 // There and back: bits, forms, files, and what an export refuses or leaves when it is stopped.
-#include "moiety/hf/export.h"
-
 #include <atomic>
 #include <functional>
 
 #include "moiety/checkpoint/whole_directory.h"
+#include "moiety/hf/export.h"
 #include "moiety/hf/shards.h"
 #include "moiety/hf/side_tensors.h"
 #include "tests/hf/folder_builder.h"
@@ -29,8 +28,7 @@ std::map<std::string, std::string> contents(const std::string& path) {
   for (const auto& [name, stored] : folder.tensors()) {
     std::string bytes(stored.entry->end - stored.entry->begin, '\0');
     stored.file->read(stored.entry->begin, std::as_writable_bytes(std::span(bytes)));
-    out[name] =
-        stored.entry->type->name + checkpoint::shape_text(stored.entry->shape) + bytes;
+    out[name] = stored.entry->type->name + checkpoint::shape_text(stored.entry->shape) + bytes;
   }
   return out;
 }
@@ -125,8 +123,7 @@ TEST(RoundTrip, ShardsInNaturalOrder) {
     bytes += data;
   }
   EXPECT_EQ(bytes, result.bytes);
-  expect_text(read_all(dir / "hf/model.safetensors.index.json"),
-              text("\"total_size\": {}", bytes));
+  expect_text(read_all(dir / "hf/model.safetensors.index.json"), text("\"total_size\": {}", bytes));
   EXPECT_TRUE(natural_less("layers.2.x", "layers.10.x"));
   EXPECT_FALSE(natural_less("layers.10.x", "layers.2.x"));
   EXPECT_FALSE(natural_less("a1", "a1"));
@@ -252,8 +249,9 @@ TEST(ExportRefuses, BiasesAndDamage) {
   expect_text(changed("huge", "layers.0.attn.k.weight", 3.4e38f), "is inf as bfloat16");
   model::Config other = imported.config;
   other.d_ffn = 24;
-  expect_text(refusal([&] { export_folder(imported.path, other, dir / "x", {}); }),
-              "weight/layers.0.moe.experts.fc1.weight is [4,32,24], by the configuration [4,48,24]");
+  expect_text(
+      refusal([&] { export_folder(imported.path, other, dir / "x", {}); }),
+      "weight/layers.0.moe.experts.fc1.weight is [4,32,24], by the configuration [4,48,24]");
   std::string bytes = read_all(imported.path + "/rank-00000-of-00001.safetensors");
   bytes[bytes.size() - 3000] ^= 1;
   dir.write("ckpt/rank-00000-of-00001.safetensors", bytes);

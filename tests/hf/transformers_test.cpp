@@ -1,10 +1,28 @@
 // Models of transformers, stored and made live: what Moiety computes with their weights is what
 // transformers computes.
+#include <cstdlib>
+
+#include "moiety/hf/export.h"
 #include "moiety/model/decoder.h"
 #include "tests/hf/hf_testing.h"
 
 namespace moiety::hf {
 namespace {
+
+// A Python that has transformers and torch; empty if there is none.
+std::string find_python() {
+  const char* home = std::getenv("HOME");
+  // Where bench/setup_peers.sh puts torch.
+  const std::string venv = std::string(home ? home : "") + "/.cache/moiety/torch-venv/bin/python";
+  for (const std::string& python : {venv, std::string("python3")}) {
+    const std::string command =
+        "'" + python +
+        "' -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec(\"torch\") and "
+        "u.find_spec(\"transformers\")))' >/dev/null 2>&1";
+    if (std::system(command.c_str()) == 0) return python;
+  }
+  return {};
+}
 
 // The logits behind every token, [T, V].
 std::vector<float> logits_of(model::ModelHarness& h, const ReferenceBatch& batch) {
@@ -78,6 +96,74 @@ TEST(AgainstTransformers, ModelsWithExperts) {
 TEST(AgainstTransformers, DenseModels) {
   for (const std::string& name : kDenseCases) {
     for (const int generation : {4, 5}) compare(name, generation);
+  }
+}
+
+// Makes the dense model of `name` MoE; its logits and its loss stay those of the dense model.
+void compare_upcycled(const std::string& name, const Upcycling& upcycling, double logits_bound,
+                      double loss_bound) {
+  SCOPED_TRACE(name);
+  const TemporaryDirectory dir;
+  const Folder folder = Folder::open(golden(name));
+  model::Config config = upcycled(folder.description(), upcycling);
+  import_folder(folder, config, dir / "ckpt", {.noise = upcycling.noise});
+  config.router.aux = moe::AuxLoss::kNone;
+  const std::string reference = golden(name) + "/reference.safetensors";
+  const ReferenceBatch batch(reference);
+  model::on_ranks(1, [&](comm::Communicator& world) {
+    model::ModelHarness h(config, DType::kFloat32, world, std::ssize(batch.tokens));
+    load_harness(dir / "ckpt", h, world);
+    expect_near(logits_of(h, batch), stored_values<float>(reference, "logits"), logits_bound,
+                "logits");
+    const double loss = stored_values<float>(reference, "loss").at(0);
+    EXPECT_NEAR(h.step(batch.batch).loss_sum, loss, loss_bound * loss);
+  });
+}
+
+TEST(AgainstTransformers, UpcycledModels) {
+  for (const std::string& name : kDenseCases) {
+    compare_upcycled(name, {.experts = 8, .top_k = 2}, 1e-4, 1e-5);
+    compare_upcycled(name, {.experts = 3, .top_k = 3, .layers = {1}}, 1e-4, 1e-5);
+    // Noise changes it a little.
+    compare_upcycled(name, {.experts = 4, .top_k = 1, .noise = 0.1f}, 0.5, 0.05);
+  }
+}
+
+// What is exported is loaded by transformers without a missing or unexpected key, and gives the
+// logits of the model that was imported.
+TEST(AgainstTransformersLive, LoadsWhatIsExported) {
+  const std::string python = find_python();
+  if (python.empty()) {
+    GTEST_SKIP() << "there is no transformers with torch here; "
+                    "pip install torch transformers into ~/.cache/moiety/torch-venv";
+  }
+  const auto check = [&](const TemporaryDirectory& dir, const std::string& name, double bound) {
+    const std::string reference = golden(name) + "/reference.safetensors";
+    const std::string command =
+        "'" + python + "' " MOIETY_SOURCE_DIR "/tests/hf/transformers_reference.py check '" +
+        (dir / "hf") + "' '" + reference + "' >/dev/null 2>'" + (dir / "log") + "'";
+    ASSERT_EQ(std::system(command.c_str()), 0) << read_all(dir / "log");
+    expect_near(stored_values<float>(dir / "logits.safetensors", "logits"),
+                stored_values<float>(reference, "logits"), bound, name);
+  };
+  for (const Form form : {Form::kOneByOne, Form::kStacked}) {
+    for (const std::string& name : kExpertCases) {
+      const TemporaryDirectory dir;
+      const Folder folder = Folder::open(golden(name));
+      const model::Config config = folder.description().config;
+      import_folder(folder, config, dir / "ckpt", {});
+      export_folder(dir / "ckpt", config, dir / "hf", {.form = form});
+      check(dir, name, 2e-5);
+    }
+  }
+  for (const std::string& name : kDenseCases) {
+    const TemporaryDirectory dir;
+    const Folder folder = Folder::open(golden(name));
+    const model::Config config = upcycled(folder.description(), {.experts = 4, .top_k = 2});
+    import_folder(folder, config, dir / "ckpt", {});
+    EXPECT_EQ(export_folder(dir / "ckpt", config, dir / "hf", {}).family,
+              name == "qwen3" ? Family::kQwen3Moe : Family::kMixtral);
+    check(dir, name, 1e-4);
   }
 }
 

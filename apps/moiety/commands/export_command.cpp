@@ -56,8 +56,7 @@ int export_command(const std::vector<std::string>& arguments) {
   options.dtype = dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
   options.form = stacked ? hf::Form::kStacked : hf::Form::kOneByOne;
   options.positions = o.data.seq_len;
-  const hf::ExportResult made =
-      export_checked(path, model_config(checkpoint), out, options, quiet);
+  const hf::ExportResult made = export_checked(path, model_config(checkpoint), out, options, quiet);
   print_result((json ? JsonLine()
                            .add("path", out)
                            .add("model_type", name(made.family))

@@ -48,8 +48,8 @@ train::TrainConfig train_config(const CheckpointInfo& checkpoint) {
 model::Config model_config(const CheckpointInfo& checkpoint) {
   const Options& o = checkpoint.options;
   try {
-    return model_config(o, o.model.vocab > 0 ? o.model.vocab
-                                             : data::Tokenizer::load(o.data.tokenizer).vocab());
+    return model_config(
+        o, o.model.vocab > 0 ? o.model.vocab : data::Tokenizer::load(o.data.tokenizer).vocab());
   } catch (const UsageError& e) {
     throw CheckpointError("{} config: {}", checkpoint.path, e.what());
   }
