@@ -1,10 +1,10 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
-#include "apps/moiety/commands/export.h"
-#include "apps/moiety/commands/long_work.h"
+#include "apps/moiety/commands/hugging_face.h"
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/long_work.h"
 #include "apps/moiety/report/people.h"
 #include "apps/moiety/report/result.h"
 #include "moiety/base/error.h"

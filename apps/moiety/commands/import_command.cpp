@@ -4,12 +4,12 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/moiety/commands/command_line.h"
-#include "apps/moiety/commands/import.h"
-#include "apps/moiety/commands/long_work.h"
-#include "apps/moiety/commands/upcycle_text.h"
+#include "apps/moiety/commands/hugging_face.h"
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/config/imported_options.h"
+#include "apps/moiety/config/upcycle_text.h"
 #include "apps/moiety/exit_code.h"
+#include "apps/moiety/report/long_work.h"
 #include "apps/moiety/report/people.h"
 #include "apps/moiety/report/result.h"
 #include "moiety/base/json_line.h"

@@ -1,4 +1,4 @@
-#include "apps/moiety/commands/upcycle_text.h"
+#include "apps/moiety/config/upcycle_text.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-// `moiety export`: a checkpoint as a Hugging Face folder.
+// `moiety import` and `moiety export`: a Hugging Face folder as a checkpoint, and back.
 #pragma once
 
 #include <string>
@@ -6,6 +6,7 @@
 
 namespace moiety::app {
 
+int import_command(const std::vector<std::string>& arguments);
 int export_command(const std::vector<std::string>& arguments);
 
 }  // namespace moiety::app

@@ -1,4 +1,4 @@
-#include "apps/moiety/commands/long_work.h"
+#include "apps/moiety/report/long_work.h"
 
 #include <algorithm>
 #include <utility>
