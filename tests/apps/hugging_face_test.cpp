@@ -170,6 +170,11 @@ TEST_F(HuggingFace, RunsBeginWithFolders) {
   const auto of_folder = from("a", dir_ / "hf", 4, wide);
   EXPECT_EQ(of_folder, from("b", dir_ / "c", 4, wide));
   EXPECT_TRUE(of_folder.contains("file/files/tokenizer.json"));
+  // Its own configuration, which takes no sizes from the command line.
+  dir_.write("m.toml", run({"import", "--hf", dir_ / "hf", "--print-config"}).out);
+  train({"train", "--config", dir_ / "m.toml", "--run=" + dir_ / "e", "--train.steps=1",
+         "--data.synthetic=markov", "--data.seq_len=16", "--train.global_batch=2",
+         "--log.peak_tflops=1", "--run.init_from=" + dir_ / "hf"});
   // A resume under another layout keeps them, and so does the export.
   train(tiny(dir_ / "a") + Arguments{"--train.steps=8"});
   done({"export", dir_ / "a", "--hf", dir_ / "out"});

@@ -68,35 +68,38 @@ void compare_gradients(const model::ModelHarness& h, const std::string& path) {
   }
 }
 
-void compare(const std::string& name, int generation) {
-  SCOPED_TRACE(text("{} in the words of transformers {}", name, generation));
+// Imports `folder` and compares with what transformers computed in `results`.
+void compare(const Folder& folder, const std::string& results, bool gradients) {
   const TemporaryDirectory dir;
-  const Folder folder = Folder::open(copy_golden(dir, name, "hf", generation));
   import_folder(folder, folder.description().config, dir / "ckpt", {});
-  const ReferenceBatch batch(golden(name) + "/reference.safetensors");
+  const std::string reference = results + "/reference.safetensors";
+  const ReferenceBatch batch(reference);
   model::Config config = folder.description().config;
   config.router.aux = moe::AuxLoss::kNone;
   model::on_ranks(1, [&](comm::Communicator& world) {
     model::ModelHarness h(config, DType::kFloat32, world, std::ssize(batch.tokens));
     load_harness(dir / "ckpt", h, world);
-    const std::string reference = golden(name) + "/reference.safetensors";
     expect_near(logits_of(h, batch), stored_values<float>(reference, "logits"), 2e-5, "logits");
     const double loss = stored_values<float>(reference, "loss").at(0);
     EXPECT_NEAR(h.step(batch.batch).loss_sum, loss, 1e-6 * loss);
-    if (generation == 5) compare_gradients(h, golden(name) + "/grads");
+    if (gradients) compare_gradients(h, results + "/grads");
   });
 }
 
-TEST(AgainstTransformers, ModelsWithExperts) {
-  for (const std::string& name : kExpertCases) {
-    for (const int generation : {4, 5}) compare(name, generation);
+void compare_stored(const std::string& name) {
+  for (const int generation : {4, 5}) {
+    SCOPED_TRACE(text("{} in the words of transformers {}", name, generation));
+    const TemporaryDirectory dir;
+    compare(Folder::open(copy_golden(dir, name, "hf", generation)), golden(name), generation == 5);
   }
 }
 
+TEST(AgainstTransformers, ModelsWithExperts) {
+  for (const std::string& name : kExpertCases) compare_stored(name);
+}
+
 TEST(AgainstTransformers, DenseModels) {
-  for (const std::string& name : kDenseCases) {
-    for (const int generation : {4, 5}) compare(name, generation);
-  }
+  for (const std::string& name : kDenseCases) compare_stored(name);
 }
 
 // Makes the dense model of `name` MoE; its logits and its loss stay those of the dense model.
@@ -129,14 +132,33 @@ TEST(AgainstTransformers, UpcycledModels) {
   }
 }
 
+constexpr const char* kNoTransformers =
+    "there is no transformers with torch here; "
+    "pip install torch transformers into ~/.cache/moiety/torch-venv";
+
+// Models that the transformers of this machine makes now.
+TEST(AgainstTransformersLive, ReadsWhatIsSaved) {
+  const std::string python = find_python();
+  if (python.empty()) GTEST_SKIP() << kNoTransformers;
+  const TemporaryDirectory dir;
+  const std::string command = "'" + python +
+                              "' " MOIETY_SOURCE_DIR "/tests/hf/transformers_reference.py make '" +
+                              (dir / "made") + "' >'" + (dir / "log") + "' 2>&1";
+  ASSERT_EQ(std::system(command.c_str()), 0) << read_all(dir / "log");
+  for (const auto& cases : {kExpertCases, kDenseCases}) {
+    for (const std::string& name : cases) {
+      SCOPED_TRACE(name);
+      const std::string made = dir / ("made/" + name);
+      compare(Folder::open(made), made, true);
+    }
+  }
+}
+
 // What is exported is loaded by transformers without a missing or unexpected key, and gives the
 // logits of the model that was imported.
 TEST(AgainstTransformersLive, LoadsWhatIsExported) {
   const std::string python = find_python();
-  if (python.empty()) {
-    GTEST_SKIP() << "there is no transformers with torch here; "
-                    "pip install torch transformers into ~/.cache/moiety/torch-venv";
-  }
+  if (python.empty()) GTEST_SKIP() << kNoTransformers;
   const auto check = [&](const TemporaryDirectory& dir, const std::string& name, double bound) {
     const std::string reference = golden(name) + "/reference.safetensors";
     const std::string command =

@@ -12,6 +12,7 @@
 #include "apps/moiety/report/long_work.h"
 #include "apps/moiety/report/people.h"
 #include "apps/moiety/report/result.h"
+#include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
 #include "moiety/hf/import.h"
 
@@ -29,13 +30,13 @@ constexpr const char* kImportAbout =
 struct ImportArguments {
   std::string folder, out, upcycle;
   int64_t seq_len = 0, seed = 1234;
-  bool json = false, quiet = false;
+  bool print_config = false, json = false, quiet = false;
 };
 
 bool parse(const std::vector<std::string>& arguments, ImportArguments& a) {
   CLI::App app(kImportAbout, "moiety import");
   app.add_option("--hf", a.folder, "DIR with config.json and safetensors files")->required();
-  app.add_option("--out", a.out, "DIR of the new checkpoint")->required();
+  app.add_option("--out", a.out, "DIR of the new checkpoint");
   app.add_option("--upcycle", a.upcycle,
                  "make a dense model MoE: experts=8,top_k=2[,noise=0.01][,layers=all|LIST]; noise "
                  "is in units of init.std");
@@ -44,8 +45,12 @@ bool parse(const std::vector<std::string>& arguments, ImportArguments& a) {
              "tokens that the model is used with; 0: 1024, or fewer if it has fewer positions");
   add_number(app, "--run.seed", a.seed, find_key("run.seed", "--run.seed").rule,
              "of an upcycled model's routers and noise");
+  app.add_flag("--print-config", a.print_config,
+               "print the configuration of a training that begins with the model, and stop");
   app.add_flag("--json", a.json, "one line of JSON");
-  return parse_command_line(app, arguments, &a.quiet);
+  if (!parse_command_line(app, arguments, &a.quiet)) return false;
+  if (a.out.empty() && !a.print_config) throw UsageError("--out is required");
+  return true;
 }
 
 checkpoint::Manifest import_checked(const hf::Folder& folder, const model::Config& config,
@@ -80,7 +85,9 @@ int import_command(const std::vector<std::string>& arguments) {
     imported.config = hf::upcycled(description, upcycling);
     options.noise = upcycling.noise;
   }
-  options.config = config_to_json(imported_config(imported));
+  const Config config = imported_config(imported);
+  if (a.print_config) return print_result(print_config(config)), kExitDone;
+  options.config = config_to_json(config);
   const checkpoint::Manifest made = import_checked(folder, imported.config, a, options);
   const int64_t parameters = model::parameter_count(imported.config);
   const int64_t bytes = int64_t(made.files.at(0).bytes), keys = std::ssize(folder.tensors());
