@@ -17,6 +17,7 @@ using checkpoint::JsonValue, checkpoint::json_string, checkpoint::refuse;
 
 constexpr int kDeepest = 16;
 constexpr int64_t kMostSize = int64_t{1} << 24;
+constexpr double kMostTheta = 1e12;
 constexpr size_t kMostShown = 200;  // of a value, in errors
 
 // The defaults of transformers' configuration classes. 0: as many heads of keys as of queries, and
@@ -88,9 +89,19 @@ class Fields {
     if (n < 1 || n > most) refuse("{}: {} = {}: must be in 1..{}", path_, key, n, most);
     return n;
   }
-  double number(std::string_view key, double standard) const {
+  // The inner size of a feed-forward part.
+  int64_t inner_size(std::string_view key, int64_t standard) const {
+    const int64_t n = size(key, standard, {}, int64_t{1} << 20);
+    if (n % 8 != 0) refuse("{}: {} = {}: must be a multiple of 8", path_, key, n);
+    return n;
+  }
+  double number(std::string_view key, double standard, double most) const {
     const JsonValue* v = find(key);
-    return v ? json_.number(*v) : standard;
+    const double x = v ? json_.number(*v) : standard;
+    if (x < 0 || x > most) {
+      refuse("{}: {} = {}: must be in 0..{}", path_, key, number_text(x), number_text(most));
+    }
+    return x;
   }
   bool flag(std::string_view key, bool standard) const {
     const JsonValue* v = find(key);
@@ -166,7 +177,7 @@ void refuse_foreign(const Fields& f) {
 
 // The base of the rotary embedding, in the spelling of either generation.
 double rope_theta(const Fields& f, double standard) {
-  double theta = f.number("rope_theta", standard);
+  double theta = f.number("rope_theta", standard, kMostTheta);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const JsonValue* rope = f.find(key);
     if (!rope) continue;
@@ -182,6 +193,7 @@ double rope_theta(const Fields& f, double standard) {
           refuse("{}: rope_theta = {} and {} = {}: two values of one thing", f.path(),
                  number_text(theta), name, number_text(given));
         }
+        if (given > kMostTheta) f.refuse_value(name, value, "must be at most 1e12");
         theta = given;
       } else if (field != "partial_rotary_factor" || f.json().number(value) != 1) {
         f.refuse_value(name, value, "scaled or partial positions are not built");
@@ -230,13 +242,14 @@ void read_experts(const Fields& f, Family family, const Defaults& d, model::Conf
   }
   c.router.renormalize = qwen ? f.flag("norm_topk_prob", false) : true;
   c.router.aux = moe::AuxLoss::kHf;
-  c.router.aux_coef = float(f.number("router_aux_loss_coef", 0.001));
-  const int64_t dense = f.size("intermediate_size", d.intermediate);
-  c.d_ffn = qwen ? f.size("moe_intermediate_size", 768) : dense;
+  c.router.aux_coef = float(f.number("router_aux_loss_coef", 0.001, 1));
+  c.d_ffn = qwen ? f.inner_size("moe_intermediate_size", 768)
+                 : f.inner_size("intermediate_size", d.intermediate);
   if (!qwen) return;
   c.moe_every = f.size("decoder_sparse_step", 1, {}, 1024);
   c.dense_layers = layer_list(f, "mlp_only_layers", c.layers);
-  if (c.moe_layers() < c.layers) c.d_ffn_dense = dense;
+  if (c.moe_layers() == c.layers) return;
+  c.d_ffn_dense = f.inner_size("intermediate_size", d.intermediate);
 }
 
 void read_sizes(const Fields& f, const Defaults& d, model::Config& c) {
@@ -249,10 +262,10 @@ void read_sizes(const Fields& f, const Defaults& d, model::Config& c) {
   const bool divided = d.head_dim == 0 || f.is_null("head_dim");
   c.head_dim = f.size("head_dim", divided ? c.d_model / c.heads : d.head_dim, {}, 256);
   c.qk_norm = d.family == Family::kQwen3Moe || d.family == Family::kQwen3;
-  c.norm_eps = float(f.number("rms_norm_eps", d.norm_eps));
+  c.norm_eps = float(f.number("rms_norm_eps", d.norm_eps, 1));
   c.rope_theta = rope_theta(f, d.rope_theta);
   c.tie_embeddings = f.flag("tie_word_embeddings", false);
-  c.init_std = float(f.number("initializer_range", 0.02));
+  c.init_std = float(f.number("initializer_range", 0.02, 1000));
 }
 
 std::optional<DType> dtype_of(const Fields& f) {
@@ -281,7 +294,7 @@ Description parse_config(std::string_view json, const std::string& path) {
     read_experts(f, out.family, d, out.config);
   } else {
     for (int64_t l = 0; l < out.config.layers; ++l) out.config.dense_layers.push_back(l);
-    out.config.d_ffn_dense = f.size("intermediate_size", d.intermediate);
+    out.config.d_ffn_dense = f.inner_size("intermediate_size", d.intermediate);
   }
   out.dtype = dtype_of(f);
   out.max_positions = f.size("max_position_embeddings", d.positions, {}, int64_t{1} << 40);

@@ -19,10 +19,10 @@ Family export_family(const model::Config& config);
 struct ExportOptions {
   Form form = Form::kOneByOne;
   bool replace = false;  // a folder that is there and holds files (checkpoint/whole_directory.h)
-  DType dtype = DType::kBFloat16;            // of weights: bfloat16, rounded to even, or float32
-  int64_t positions = 1024;                  // max_position_embeddings, if none travelled
-  int64_t shard_bytes = 5'000'000'000;       // of data; a larger tensor has a file of its own
-  int64_t chunk_bytes = int64_t{256} << 20;  // of float32 values that are in memory at a time
+  DType dtype = DType::kBFloat16;           // of weights: bfloat16, rounded to even, or float32
+  int64_t positions = 1024;                 // max_position_embeddings, if none travelled
+  int64_t shard_bytes = 5'000'000'000;      // of data; a larger tensor has a file of its own
+  int64_t chunk_bytes = int64_t{64} << 20;  // of float32 values that are in memory at a time
   std::function<void(uint64_t done, uint64_t all)> progress{};  // bytes written and read back
   const std::atomic<bool>* stop = nullptr;                      // true: give up
 };

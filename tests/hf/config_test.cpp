@@ -92,7 +92,11 @@ TEST(ReadConfig, RefusesByFieldAndValue) {
       {"\"mlp_only_layers\": [24]", "mlp_only_layers = [24]: there are layers 0..23"},
       {"\"torch_dtype\": \"float64\"", "torch_dtype = \"float64\""},
       {"\"num_hidden_layers\": 1000000000000", "num_hidden_layers = 1000000000000"},
-      {"\"rms_norm_eps\": 0", "model.norm_eps=0"}};
+      {"\"rms_norm_eps\": 0", "model.norm_eps=0"},
+      {"\"initializer_range\": -1.0", "initializer_range = -1: must be in 0..1000"},
+      {"\"rope_theta\": 1e300", "rope_theta = 1e+300: must be in 0..1e+12"},
+      {"\"router_aux_loss_coef\": 2", "router_aux_loss_coef = 2"},
+      {"\"moe_intermediate_size\": 20", "moe_intermediate_size = 20: must be a multiple of 8"}};
   for (const auto& [field, expected] : fields) {
     expect_text(refusal("{\"model_type\": \"qwen3_moe\", " + field + "}"), "c.json: ");
     expect_text(refusal("{\"model_type\": \"qwen3_moe\", " + field + "}"), expected);
