@@ -44,7 +44,8 @@ struct TrainingPlan {
   std::shared_ptr<const data::SampleSource> train;
   std::shared_ptr<const data::SampleSource> valid;  // null if there is none
   std::vector<std::string> resume_from;             // best first; rank 0's list is used
-  std::string init_from;  // a checkpoint from which only the weights are taken, or empty
+  // A checkpoint, or a Hugging Face folder, from which only the weights are taken; or empty.
+  std::string init_from;
 
   // A JSON object that checkpoints keep byte for byte; and a function for runs that continue, which
   // gets that of the checkpoint: it returns sentences about the differences, or throws
@@ -63,8 +64,8 @@ struct TrainingPlan {
   bool dry_run = false;               // set everything up and stop before the first step
 };
 
-// Checks the configuration and fills in grid, steps, device, memory and the checkpoint of
-// run.init_from. Throws UsageError, CheckpointError.
+// Checks the configuration, and the folder of run.init_from against it, and fills in grid, steps,
+// device, memory and init_from. Throws UsageError, CheckpointError.
 TrainingPlan make_plan(const TrainConfig& config, Device device = {}, RankShare share = {});
 
 }  // namespace moiety::train

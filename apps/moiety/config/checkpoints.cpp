@@ -5,12 +5,14 @@
 
 #include <nlohmann/json.hpp>
 
+#include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/train_options.h"
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/printable.h"
 #include "moiety/checkpoint/manifest.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
 
@@ -52,6 +54,16 @@ train::TrainConfig train_config(const CheckpointInfo& checkpoint,
                                 const data::Tokenizer& tokenizer) {
   try {
     return train_config(checkpoint.options, tokenizer);
+  } catch (const UsageError& e) {
+    throw CheckpointError("{} config: {}", checkpoint.path, e.what());
+  }
+}
+
+model::Config model_config(const CheckpointInfo& checkpoint) {
+  const Options& o = checkpoint.options;
+  try {
+    return model_config(
+        o, o.model.vocab > 0 ? o.model.vocab : data::Tokenizer::load(o.data.tokenizer).vocab());
   } catch (const UsageError& e) {
     throw CheckpointError("{} config: {}", checkpoint.path, e.what());
   }

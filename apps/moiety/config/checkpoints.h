@@ -32,6 +32,10 @@ std::string kept_tokenizer(const Options& options, const std::string& path);
 train::TrainConfig train_config(const CheckpointInfo& checkpoint);
 train::TrainConfig train_config(const CheckpointInfo& checkpoint, const data::Tokenizer& tokenizer);
 
+// Its model alone, which may have been imported with a smaller vocabulary than data.tokenizer has.
+// Throws as train_config does.
+model::Config model_config(const CheckpointInfo& checkpoint);
+
 // The threads of evaluation and generation from a checkpoint: as many as were `given`, or as a rank
 // of its run had, but no more than there are cores here; 0: all that the environment allows.
 int64_t inference_threads(const CheckpointInfo& checkpoint, std::optional<int64_t> given);
