@@ -159,10 +159,7 @@ void Conversion::write_slot(const File& file, const PackedState::Key& key, const
 }
 
 Manifest Conversion::write(const std::string& directory) {
-  for (const data::TokenizerFile& f : options_.tokenizer) {
-    write_text(files_, directory + "/" + f.name, f.bytes);
-  }
-  Manifest manifest = write_single_file(directory, head_, plan_, view_, files_,
+  Manifest manifest = write_single_file(directory, head_, plan_, view_, options_.tokenizer, files_,
                                         [&](const File& file, std::span<PieceSums> sums) {
                                           for (const auto& [key, slot] : state_->slots()) {
                                             check_stop();

@@ -72,7 +72,8 @@ void make_whole_directory(const char* operation, const std::string& given, bool 
 }
 
 Manifest write_single_file(const std::string& directory, const Manifest& head, const FilePlan& plan,
-                           const StateView& view, FileSystem& files,
+                           const StateView& view, const std::vector<data::TokenizerFile>& tokenizer,
+                           FileSystem& files,
                            const std::function<void(const File&, std::span<PieceSums>)>& fill) {
   const std::string name = rank_file_name(0, 1), path = directory + "/" + name;
   std::vector<PieceSums> sums(plan.pieces.size());
@@ -91,6 +92,9 @@ Manifest write_single_file(const std::string& directory, const Manifest& head, c
     fail(ErrorKind::kIo, "{} reads back with crc32c {:08x}, written was {:08x}", path, got, crc);
   }
   const std::string json = encode_manifest(manifest);
+  for (const data::TokenizerFile& f : tokenizer) {
+    write_text(files, directory + "/" + f.name, f.bytes);
+  }
   write_text(files, directory + "/manifest.json", json);
   write_text(files, directory + "/COMMIT", encode_commit(manifest, json));
   return manifest;

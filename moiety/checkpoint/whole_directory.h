@@ -5,8 +5,10 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "moiety/checkpoint/rank_file.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::checkpoint {
 
@@ -20,10 +22,11 @@ void make_whole_directory(const char* operation, const std::string& out, bool re
                           const std::function<void(const std::string& directory)>& body);
 
 // Writes the one rank file of a checkpoint, by plan_file(view, file_metadata(head, 0), ...), into
-// `directory`, reads it back, and commits. fill(file, sums) writes all pieces, in any order, and
-// sets the sums of each. Returns the manifest.
+// `directory`, reads it back, lays the tokenizer's files beside it, and commits. fill(file, sums)
+// writes all pieces, in any order, and sets the sums of each. Returns the manifest.
 Manifest write_single_file(const std::string& directory, const Manifest& head, const FilePlan& plan,
-                           const StateView& view, FileSystem& files,
+                           const StateView& view, const std::vector<data::TokenizerFile>& tokenizer,
+                           FileSystem& files,
                            const std::function<void(const File&, std::span<PieceSums>)>& fill);
 
 }  // namespace moiety::checkpoint

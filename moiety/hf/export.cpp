@@ -1,5 +1,6 @@
 #include "moiety/hf/export.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -49,6 +50,17 @@ std::string weights_fault(const PackedState& state, const std::vector<ModelTenso
   return {};
 }
 
+// The files that a folder gets. A tokenizer that the checkpoint keeps for its run is the model's;
+// what came with another one, such as the ids of its special tokens, then stays behind.
+std::vector<SideFile> exported_files(const Manifest& manifest, const std::string& path,
+                                     FileSystem& files) {
+  std::vector<SideFile> travelled = load_side_files(manifest, path, files);
+  std::vector<SideFile> kept = read_side_files(path, files);
+  const bool is_same = std::ranges::all_of(
+      kept, [&](const SideFile& file) { return std::ranges::count(travelled, file) > 0; });
+  return is_same ? travelled : kept;
+}
+
 // A part of a tensor in memory: as the checkpoint has it, and as a folder does.
 struct Chunk {
   StatePiece piece;
@@ -77,7 +89,7 @@ class Export {
       const std::string file = path + "/" + manifest_.files[f].name;
       check_header(manifest_, static_cast<int>(f), SafetensorsReader::open(file, files));
     }
-    side_files_ = load_side_files(manifest_, path, files);
+    side_files_ = exported_files(manifest_, path, files);
     check_biases();
   }
 

@@ -35,10 +35,11 @@ struct ExportResult {
 
 // Writes the weights of the checkpoint at `path`, of a model of `config`, to the folder `out`:
 // model-00001-of-0000N.safetensors, their index, a config.json that transformers 4 and 5 read, and
-// the side files of the checkpoint. The bytes do not depend on the checkpoint's layout. What is
-// written is read back and compared, tensor by tensor. Throws CheckpointError for what the format
-// cannot hold and for a damaged checkpoint, UsageError if `out` is there, IoError for the disk and
-// when it is stopped; nothing is left then.
+// the side files of the checkpoint; if it keeps another tokenizer than they have, that one alone.
+// The bytes do not depend on the checkpoint's layout. What is written is read back and compared,
+// tensor by tensor. Throws CheckpointError for what the format cannot hold and for a damaged
+// checkpoint, UsageError if `out` is there, IoError for the disk and when it is stopped; nothing is
+// left then.
 ExportResult export_folder(const std::string& path, const model::Config& config,
                            const std::string& out, const ExportOptions& options,
                            checkpoint::FileSystem& files = checkpoint::posix());

@@ -53,6 +53,7 @@ bool is_folder(const std::string& path);
 struct SideFile {
   std::string name;
   std::string bytes;
+  bool operator==(const SideFile&) const = default;
 };
 // The names of such files; config.json is one of them.
 const std::vector<std::string>& side_file_names();

@@ -45,7 +45,7 @@ class Import {
   Manifest write(const std::string& directory) {
     source_.check_tied_head();
     Manifest manifest =
-        write_single_file(directory, head_, plan_, view_, files_,
+        write_single_file(directory, head_, plan_, view_, options_.tokenizer, files_,
                           [&](const File& file, std::span<PieceSums> sums) { fill(file, sums); });
     check_stop();
     return manifest;

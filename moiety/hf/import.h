@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "moiety/checkpoint/manifest.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/hf/weight_source.h"
 
 namespace moiety::hf {
@@ -24,10 +26,11 @@ struct Upcycling {
 model::Config upcycled(const Description& description, const Upcycling& upcycling);
 
 struct ImportOptions {
-  uint64_t seed = 1234;                     // of routers and noise
-  float noise = 0;                          // as in Upcycling
-  std::string config = "{}";                // kept in the checkpoint (RunState::config)
-  int64_t piece_bytes = int64_t{64} << 20;  // limit of a piece
+  uint64_t seed = 1234;                          // of routers and noise
+  float noise = 0;                               // as in Upcycling
+  std::string config = "{}";                     // kept in the checkpoint (RunState::config)
+  std::vector<data::TokenizerFile> tokenizer{};  // files beside the manifest
+  int64_t piece_bytes = int64_t{64} << 20;       // limit of a piece
   std::function<void(uint64_t done, uint64_t all)> progress{};  // bytes of tensors
   const std::atomic<bool>* stop = nullptr;                      // true: give up
 };

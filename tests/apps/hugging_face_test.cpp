@@ -2,6 +2,7 @@
 // layout, and as the beginning of a run.
 #include <filesystem>
 
+#include "moiety/data/tokenizer.h"
 #include "moiety/hf/side_tensors.h"
 #include "tests/apps/train_helpers.h"
 
@@ -97,6 +98,8 @@ TEST_F(HuggingFace, FoldersOfTransformers) {
   expect(refused({"export", dir_ / "mixtral", "--hf", dir_ / "mixtral.hf"}, kExitUsage),
          "is there already");
   done({"export", dir_ / "mixtral", "--hf", dir_ / "mixtral.hf", "--force", "--dtype=fp32"});
+  // A vocabulary smaller than that of "bytes" is no matter to files.
+  EXPECT_EQ(run({"convert", dir_ / "mixtral", "--out", dir_ / "c", "--quiet"}).code, kExitDone);
   // For people.
   expect(run({"import", "--hf", golden("mixtral"), "--out", dir_ / "again"}).out,
          "parameters of a mixtral model from 41 keys");
@@ -184,6 +187,90 @@ TEST_F(HuggingFace, RunsBeginWithFolders) {
                  kExitCheckpoint),
          "another model: model.d_model is 32 there, 64 here; model.head_dim is 8 there, 16 here; "
          "moe.top_k is 2 there, 1 here");
+}
+
+// The files of a tokenizer that is read without PCRE2, with fewer than 640 tokens.
+void write_tokenizer(const TemporaryDirectory& dir, const std::string& folder) {
+  const std::string path = std::string(MOIETY_SOURCE_DIR) + "/tests/golden/tokenizers/mixtral.json";
+  dir.write(folder + "/tokenizer.json", Json::parse(read_all(path))["tokenizer"].dump(1));
+  dir.write(folder + "/tokenizer_config.json", R"({"eos_token": "</s>"})");
+}
+
+// A folder's tokenizer is the checkpoint's, the run's that begins with it, and the exported one.
+TEST_F(HuggingFace, TokenizersOfFoldersAreUsed) {
+  still("r", 1, {"--model.vocab=640"});
+  done({"export", dir_ / "r", "--hf", dir_ / "hf"});
+  write_tokenizer(dir_, "hf");
+  dir_.write("hf/vocab.json", "{}");
+  const auto given = files_of(dir_ / "hf");
+  done({"import", "--hf", dir_ / "hf", "--out", dir_ / "c"});
+  const std::string config = run({"import", "--hf", dir_ / "hf", "--print-config"}).out;
+  expect(config, "tokenizer = \"" + dir_ / "hf/tokenizer.json");
+  dir_.write("m.toml", config);
+  dir_.write("text.txt", "the quick brown fox jumps over 12345 lazy dogs. and again.");
+  const std::string tokens = dir_ / "text.tok";
+  ASSERT_EQ(
+      run({"prepare", dir_ / "text.txt", "--tokenizer", dir_ / "c", "--out", dir_ / "text"}).code,
+      kExitDone);
+  train({"train", "--config", dir_ / "m.toml", "--run=" + dir_ / "e", "--train.steps=1",
+         "--data.train=" + tokens, "--data.seq_len=8", "--train.global_batch=2",
+         "--log.peak_tflops=1", "--run.init_from=" + dir_ / "c"});
+  fs::rename(dir_ / "hf", dir_ / "gone");
+  ASSERT_EQ(run({"convert", dir_ / "c", "--out", dir_ / "d", "--quiet"}).code, kExitDone);
+  const data::Sha256 identity = data::Tokenizer::load(dir_ / "gone").identity();
+  for (const char* path : {"c", "d", "e"}) {
+    const Json said = done({"generate", dir_ / path, "--prompt=the quick", "--tokens=4"});
+    EXPECT_EQ(said["prompt"], "the quick");
+    // Its data are of the tokenizer, whose identity evaluation compares.
+    done({"eval", dir_ / path, "--data", tokens, "--samples=1"});
+    const std::string out = dir_ / text("{}.hf", path);
+    done({"export", dir_ / path, "--hf", out});
+    const auto files = files_of(out);
+    for (const char* file : {"tokenizer.json", "tokenizer_config.json", "vocab.json"}) {
+      EXPECT_EQ(files.at(file), given.at(file)) << path;
+    }
+  }
+  EXPECT_EQ(data::Tokenizer::load(dir_ / "c").identity(), identity);
+  EXPECT_EQ(files_of(dir_ / "c.hf").at("model-00001-of-00001.safetensors"),
+            given.at("model-00001-of-00001.safetensors"));
+}
+
+TEST_F(HuggingFace, TokenizersThatAreRefusedTravelAlone) {
+  still("r", 1, {});
+  done({"export", dir_ / "r", "--hf", dir_ / "hf"});
+  const auto imported = [&](const std::string& out, const std::string& reason) {
+    const ProgramResult result = run({"import", "--hf", dir_ / "hf", "--out", dir_ / out});
+    ASSERT_EQ(result.code, kExitDone) << result.err;
+    expect(result.err, "data.tokenizer is \"bytes\"");
+    expect(result.err, reason);
+    EXPECT_FALSE(fs::exists(dir_ / (out + "/tokenizer.json")));
+    EXPECT_EQ(run({"generate", dir_ / out, "--prompt=a", "--tokens=2"}).code, kExitDone);
+    done({"export", dir_ / out, "--hf", dir_ / text("{}.hf", out)});
+  };
+  dir_.write("hf/tokenizer.model", "not read");
+  imported("pieces", "a SentencePiece model is not read");
+  EXPECT_EQ(read_all(dir_ / "pieces.hf/tokenizer.model"), "not read");
+  write_tokenizer(dir_, "hf");
+  imported("large", "tokens, the model 264");
+  EXPECT_EQ(read_all(dir_ / "large.hf/tokenizer.json"), read_all(dir_ / "hf/tokenizer.json"));
+  dir_.write("hf/tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  imported("unigram", "model.type");
+  EXPECT_EQ(read_all(dir_ / "unigram.hf/tokenizer.json"), R"({"model": {"type": "Unigram"}})");
+}
+
+// The tokenizer of a run is exported, and what belongs to another one is not.
+TEST_F(HuggingFace, ExportHasTheTokenizerOfTheRun) {
+  write_tokenizer(dir_, "given");
+  const Arguments own{"--data.tokenizer=" + dir_ / "given", "--model.vocab=640"};
+  still("r", 1, own);
+  done({"export", dir_ / "r", "--hf", dir_ / "hf"});
+  EXPECT_EQ(read_all(dir_ / "hf/tokenizer.json"), read_all(dir_ / "given/tokenizer.json"));
+  dir_.write("hf/tokenizer.json", "{\"of\": \"another\"}");
+  dir_.write("hf/merges.txt", "of another");
+  still("s", 1, own + Arguments{"--run.init_from=" + dir_ / "hf"});
+  done({"export", dir_ / "s", "--hf", dir_ / "out"});
+  EXPECT_EQ(read_all(dir_ / "out/tokenizer.json"), read_all(dir_ / "given/tokenizer.json"));
+  EXPECT_FALSE(fs::exists(dir_ / "out/merges.txt"));
 }
 
 }  // namespace

@@ -233,7 +233,7 @@ TEST(ExportRefuses, BiasesAndDamage) {
     const auto plan = checkpoint::plan_file(view, checkpoint::file_metadata(head, 0), 1 << 20);
     checkpoint::make_whole_directory("test", dir / out, false, checkpoint::posix(), [&](auto& d) {
       checkpoint::write_single_file(
-          d, head, plan, view, checkpoint::posix(), [&](const auto& file, auto sums) {
+          d, head, plan, view, {}, checkpoint::posix(), [&](const auto& file, auto sums) {
             for (size_t i = 0; i < plan.pieces.size(); ++i) {
               const checkpoint::StatePiece& of = view[size_t(plan.pieces[i].of)];
               sums[i] = write_piece(file, plan, plan.pieces[i], of,

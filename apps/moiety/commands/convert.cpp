@@ -62,8 +62,7 @@ int convert_command(const std::vector<std::string>& arguments) {
   const CheckpointInfo info = read_checkpoint_info(path);
   const data::Tokenizer tokenizer = data::Tokenizer::load(info.options.data.tokenizer);
   options.tokenizer.assign(tokenizer.files().begin(), tokenizer.files().end());
-  const train::TrainConfig config = train_config(info, tokenizer);
-  options.modules = train::expert_modules(config.model, source);
+  options.modules = train::expert_modules(model_config(info), source);
   const checkpoint::Manifest made = convert_checked(path, out, options, quiet);
   const int64_t bytes = int64_t(made.files.at(0).bytes);
   print_result((json ? JsonLine()

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 
 #include <CLI/CLI.hpp>
@@ -14,6 +15,8 @@
 #include "apps/moiety/report/result.h"
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
+#include "moiety/base/log.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/hf/import.h"
 
 namespace moiety::app {
@@ -53,6 +56,26 @@ bool parse(const std::vector<std::string>& arguments, ImportArguments& a) {
   return true;
 }
 
+// The folder's tokenizer. None, with a warning that says why, if it is not read or does not fit.
+std::optional<data::Tokenizer> tokenizer_of(const hf::Folder& folder, int64_t vocab) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    const std::string path = folder.path() + "/" + name;
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) continue;
+    try {
+      data::Tokenizer tokenizer = data::Tokenizer::load(path);
+      if (int64_t(tokenizer.vocab()) <= vocab) return tokenizer;
+      throw DataError("{}: has {} tokens, the model {}", path, tokenizer.vocab(), vocab);
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::kData && e.kind() != ErrorKind::kUnsupported) throw;
+      log(LogLevel::kWarning, "import: data.tokenizer is \"bytes\", its files go along: {}",
+          e.what());
+      return std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
+
 checkpoint::Manifest import_checked(const hf::Folder& folder, const model::Config& config,
                                     const ImportArguments& a, hf::ImportOptions options) {
   const EndBySignal end;
@@ -84,6 +107,10 @@ int import_command(const std::vector<std::string>& arguments) {
     const hf::Upcycling upcycling = parse_upcycling(a.upcycle);
     imported.config = hf::upcycled(description, upcycling);
     options.noise = upcycling.noise;
+  }
+  if (const auto tokenizer = tokenizer_of(folder, imported.config.vocab)) {
+    imported.tokenizer = tokenizer->name();
+    options.tokenizer.assign(tokenizer->files().begin(), tokenizer->files().end());
   }
   const Config config = imported_config(imported);
   if (a.print_config) return print_result(print_config(config)), kExitDone;

@@ -21,13 +21,16 @@ std::string float_text(double x) {
 
 Config imported_config(const ImportedModel& imported) {
   const model::Config& c = imported.config;
+  Options o;
+  o.data.tokenizer = imported.tokenizer;
+  const std::string tokenizer = value_text(find_key("data.tokenizer", "import"), o);
   std::string toml = text(
-      "[run]\nseed = {}\n[data]\nseq_len = {}\n[precision]\nrecipe = \"{}\"\n"
+      "[run]\nseed = {}\n[data]\nseq_len = {}\ntokenizer = {}\n[precision]\nrecipe = \"{}\"\n"
       "[model]\npreset = \"\"\nvocab = {}\nd_model = {}\nlayers = {}\nheads = {}\nkv_heads = {}\n"
       "head_dim = {}\nqk_norm = {}\nrope_theta = {}\nnorm_eps = {}\ntie_embeddings = {}\n"
       "dense_layers = {}\nmoe_every = {}\nd_ffn_dense = {}\n[init]\nstd = {}\n",
-      imported.seed, imported.seq_len, imported.recipe, c.vocab, c.d_model, c.layers, c.heads,
-      c.kv_heads, c.head_size(), c.qk_norm, float_text(c.rope_theta),
+      imported.seed, imported.seq_len, tokenizer, imported.recipe, c.vocab, c.d_model, c.layers,
+      c.heads, c.kv_heads, c.head_size(), c.qk_norm, float_text(c.rope_theta),
       float_text(double(std::stod(number_text(c.norm_eps)))), c.tie_embeddings,
       list_text(c.dense_layers), c.moe_every, c.d_ffn_dense,
       float_text(std::stod(number_text(c.init_std))));

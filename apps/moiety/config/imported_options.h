@@ -15,7 +15,8 @@ struct ImportedModel {
   int64_t seed = 1234;
   int64_t seq_len = 1024;
   std::string_view recipe = "bf16";
-  std::string source;  // the file that describes the model, for comments and errors
+  std::string tokenizer = "bytes";  // as in data.tokenizer
+  std::string source;               // the file that describes the model, for comments and errors
 };
 Config imported_config(const ImportedModel& imported);
 
