@@ -39,4 +39,4 @@ configure_package_config_file(cmake/moiety-config.cmake.in ${CMAKE_BINARY_DIR}/m
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/moiety-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/moiety-config.cmake ${CMAKE_BINARY_DIR}/moiety-config-version.cmake
-        cmake/cudart.cmake cmake/onednn.cmake DESTINATION ${package_folder})
+        cmake/cudart.cmake cmake/onednn.cmake cmake/tokenizer.cmake DESTINATION ${package_folder})

@@ -30,7 +30,7 @@ LIST_ITEM = re.compile(r"(\s*)([-*+]|\d+\.)\s+")
 # A word that would begin a block of its own if it stood first on a line.
 BLOCK_START = re.compile(r"([-*+=]+|#{1,6}|\d+[.)]|>.*|\|.*)$")
 # What follows a dot in names of files, which are no keys.
-NO_KEYS = set("h cpp cu cuh inc md py toml txt json jsonl svg tok".split())
+NO_KEYS = set("h cpp cu cuh inc md py toml txt json jsonl safetensors svg tok".split())
 
 
 # --- Markdown ---------------------------------------------------------------------------------

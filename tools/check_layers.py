@@ -9,7 +9,7 @@ import re
 import sys
 
 LAYERS = ["base", "formats", "data", "quant", "gemm", "comm", "nn", "moe", "gtp", "optim", "checkpoint",
-          "model", "train"]
+          "model", "hf", "train"]
 # Folders that may include less than all layers below them.
 ONLY = {
     "data": {"base", "data"},

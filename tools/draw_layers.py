@@ -28,6 +28,7 @@ FOLDERS = {
     "optim": ("AdamW on shards", 0),
     "checkpoint": ("save, load, reshard", 0),
     "model": ("the transformer", 1),
+    "hf": ("Hugging Face folders", 2),
     "train": ("the trainer", 1.5),
     "moiety": ("the program (apps/moiety)", 1.5),
 }

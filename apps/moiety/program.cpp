@@ -7,6 +7,7 @@
 #include "apps/moiety/commands/doctor.h"
 #include "apps/moiety/commands/eval.h"
 #include "apps/moiety/commands/generate.h"
+#include "apps/moiety/commands/hugging_face.h"
 #include "apps/moiety/commands/info.h"
 #include "apps/moiety/commands/man.h"
 #include "apps/moiety/commands/plan.h"
@@ -38,6 +39,8 @@ constexpr Command kCommands[] = {
      verify_command},
     {"repair", "make a checkpoint's lost manifest again", repair_command},
     {"convert", "a checkpoint with its experts in another form", convert_command},
+    {"import", "a Hugging Face folder to a checkpoint", import_command},
+    {"export", "a checkpoint to a Hugging Face folder", export_command},
     {"doctor", "what this machine offers to training, and what to do", doctor_command},
     {"completion", "completion of this command line for a shell", completion_command},
     {"man", "the manual page", man_command},

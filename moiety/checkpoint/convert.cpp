@@ -1,20 +1,17 @@
 #include "moiety/checkpoint/convert.h"
 
-#include <fcntl.h>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/error.h"
-#include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/checkpoint_error.h"
 #include "moiety/checkpoint/rank_file.h"
 #include "moiety/checkpoint/reading.h"
 #include "moiety/checkpoint/reshard.h"
-#include "moiety/checkpoint/together.h"
+#include "moiety/checkpoint/whole_directory.h"
 
 namespace moiety::checkpoint {
 namespace {
@@ -44,7 +41,6 @@ class Conversion {
     for (size_t i = 0; i < plan_.pieces.size(); ++i) {
       pieces_[static_cast<size_t>(plan_.pieces[i].of)].push_back(i);
     }
-    sums_.resize(plan_.pieces.size());
     check_headers();
   }
 
@@ -56,7 +52,8 @@ class Conversion {
   void check_headers() const;
   // Reads a slot, with its experts packed in the target's order of rows.
   Buffer read(const PackedState::Key& key, const PackedSlot& slot) const;
-  void write_slot(const File& file, const PackedState::Key& key, const PackedSlot& slot);
+  void write_slot(const File& file, const PackedState::Key& key, const PackedSlot& slot,
+                  std::span<PieceSums> sums);
   void check_stop() const {
     if (options_.stop && *options_.stop) fail(ErrorKind::kIo, "convert {}: interrupted", path_);
   }
@@ -71,7 +68,6 @@ class Conversion {
   std::map<PackedState::Key, std::vector<Output>> outputs_;
   FilePlan plan_;
   std::vector<std::vector<size_t>> pieces_;  // by tensor of the view, its pieces in the plan
-  std::vector<PieceSums> sums_;              // by piece of the plan
   uint64_t done_ = 0;
 };
 
@@ -143,7 +139,8 @@ Buffer Conversion::read(const PackedState::Key& key, const PackedSlot& slot) con
   return memory;
 }
 
-void Conversion::write_slot(const File& file, const PackedState::Key& key, const PackedSlot& slot) {
+void Conversion::write_slot(const File& file, const PackedState::Key& key, const PackedSlot& slot,
+                            std::span<PieceSums> sums) {
   const Buffer memory = read(key, slot);
   for (const Output& output : outputs_.at(key)) {
     const std::vector<size_t>& pieces = pieces_[output.of];
@@ -153,8 +150,8 @@ void Conversion::write_slot(const File& file, const PackedState::Key& key, const
       const size_t number = pieces[static_cast<size_t>(i)];
       const FilePlan::Piece& piece = plan_.pieces[number];
       const int64_t first = piece.bytes() > 0 ? BoxRuns(of.box, piece.box).outer_offset(0) : 0;
-      sums_[number] = write_piece(file, plan_, piece, of,
-                                  memory.data() + output.offset + byte_size(of.dtype, first));
+      sums[number] = write_piece(file, plan_, piece, of,
+                                 memory.data() + output.offset + byte_size(of.dtype, first));
     });
     done_ += static_cast<uint64_t>(byte_size(of.dtype, volume(of.box)));
     if (options_.progress) options_.progress(done_, plan_.data_bytes);
@@ -162,52 +159,28 @@ void Conversion::write_slot(const File& file, const PackedState::Key& key, const
 }
 
 Manifest Conversion::write(const std::string& directory) {
-  const std::string name = rank_file_name(0, 1), path = directory + "/" + name;
-  {
-    File file(files_, path, O_WRONLY | O_CREAT | O_EXCL);
-    file.allocate(plan_.bytes());
-    file.write(0, plan_.header);
-    for (const auto& [key, slot] : state_->slots()) {
-      check_stop();
-      write_slot(file, key, slot);
-    }
-    file.sync_data();
-    file.close();
-  }
-  Manifest manifest = head_;
-  merge(manifest, manifest_of_file(name, plan_, view_, sums_), path);
-  const uint32_t crc = manifest.files[0].crc32c;
-  if (const uint32_t got = checksum(files_, path); got != crc) {
-    fail(ErrorKind::kIo, "{} reads back with crc32c {:08x}, written was {:08x}", path, got, crc);
-  }
-  const std::string json = encode_manifest(manifest);
-  write_text(files_, directory + "/manifest.json", json);
-  write_text(files_, directory + "/COMMIT", encode_commit(manifest, json));
-  sync_directory(files_, directory);
+  Manifest manifest = write_single_file(directory, head_, plan_, view_, options_.tokenizer, files_,
+                                        [&](const File& file, std::span<PieceSums> sums) {
+                                          for (const auto& [key, slot] : state_->slots()) {
+                                            check_stop();
+                                            write_slot(file, key, slot, sums);
+                                          }
+                                        });
   check_stop();
   return manifest;
 }
 
 }  // namespace
 
-Manifest convert(const std::string& path, const std::string& given, const ConvertOptions& options,
+Manifest convert(const std::string& path, const std::string& out, const ConvertOptions& options,
                  FileSystem& files) {
-  const std::string out = given.substr(0, given.find_last_not_of('/') + 1);
-  if (out.empty() || size_of(files, out)) throw UsageError("{}: is there already", given);
+  if (size_of(files, out)) throw UsageError("convert: {}: is there already", out);
   Conversion conversion(path, options, files);
-  const std::string temporary = out + ".tmp-" + random_id().substr(0, 8);
-  make_directory(files, temporary);
-  try {
-    Manifest manifest = conversion.write(temporary);
-    rename(files, temporary, out);
-    const std::string parent = std::filesystem::path(out).parent_path().string();
-    sync_directory(files, parent.empty() ? "." : parent);
-    return manifest;
-  } catch (...) {
-    const std::string left = report_of([&] { remove(files, temporary); });
-    if (!left.empty()) log(LogLevel::kWarning, "convert: {}", left.substr(1));
-    throw;
-  }
+  Manifest manifest;
+  make_whole_directory("convert", out, false, files, [&](const std::string& directory) {
+    manifest = conversion.write(directory);
+  });
+  return manifest;
 }
 
 }  // namespace moiety::checkpoint

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "moiety/checkpoint/manifest.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::checkpoint {
 
@@ -19,6 +20,7 @@ struct ConvertOptions {
   int64_t piece_bytes = int64_t{64} << 20;  // limit of a piece
   std::function<void(uint64_t done, uint64_t all)> progress{};  // bytes of tensors
   const std::atomic<bool>* stop = nullptr;                      // true: give up
+  std::vector<data::TokenizerFile> tokenizer{};                 // files beside the manifest
 };
 
 // Writes the checkpoint at `path` to the directory `out`, as one rank file, with the id, the state

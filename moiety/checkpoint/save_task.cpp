@@ -145,6 +145,9 @@ void SaveTask::collect(Manifest& manifest) const {
 void SaveTask::commit(const Manifest& manifest) const {
   check_tiling(manifest);
   const std::string json = encode_manifest(manifest);
+  for (const data::TokenizerFile& f : options_.tokenizer) {
+    write_text(files_, temporary_ + "/" + f.name, f.bytes);
+  }
   write_text(files_, temporary_ + "/manifest.json", json);
   write_text(files_, temporary_ + "/COMMIT", encode_commit(manifest, json));
   for (int rank = 1; rank < head_.run.layout.ranks; ++rank) remove(files_, done_path(rank));

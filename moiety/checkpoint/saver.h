@@ -23,14 +23,16 @@
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/comm/bootstrap.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::checkpoint {
 
 struct SaveOptions {
   Keep keep;           // what is pruned when a save is complete; best > 0 writes `best` too
   bool verify = true;  // read every file back
-  int64_t piece_bytes = int64_t{64} << 20;  // limit of a piece
-  Seconds deadline{3600};                   // for the slowest rank's file
+  int64_t piece_bytes = int64_t{64} << 20;       // limit of a piece
+  Seconds deadline{3600};                        // for the slowest rank's file
+  std::vector<data::TokenizerFile> tokenizer{};  // files that lie beside the manifest
 };
 
 struct SaveResult {

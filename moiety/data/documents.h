@@ -22,6 +22,7 @@ struct DocumentRules {
   std::string text_key = "text";            // key of the text in a JSONL object
   std::string split;  // separator between documents of a text file; empty: none
   bool bos = false;
+  bool parse_special = false;  // special tokens that a text spells are ids, not text
   bool skip_bad = false;
 };
 

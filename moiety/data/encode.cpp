@@ -114,7 +114,7 @@ class Encoder {
     }
     const size_t begin = out_.ids.size();
     if (rules_.bos) out_.ids.push_back(tokenizer_.bos());
-    tokenizer_.encode(s, out_.ids);
+    tokenizer_.encode(s, out_.ids, rules_.parse_special);
     out_.ids.push_back(tokenizer_.eos());
     out_.documents.push_back({out_.ids.size() - begin, s.size()});
   }

@@ -172,6 +172,19 @@ class Pipeline {
   std::deque<Running> running_;
 };
 
+// Throws UsageError if the tokenizer lacks a token that documents begin or end with.
+void check_tokens(const Tokenizer& tokenizer, const DocumentRules& rules) {
+  constexpr std::string_view kAdvice =
+      "a tokenizer_config.json beside its tokenizer.json may name it: {\"eos_token\": \"...\"}";
+  if (tokenizer.eos() == Tokenizer::kNoToken) {
+    throw UsageError("--tokenizer {}: has no eos, in which documents end; {}", tokenizer.name(),
+                     kAdvice);
+  }
+  if (rules.bos && tokenizer.bos() == Tokenizer::kNoToken) {
+    throw UsageError("--bos: the tokenizer {} has no bos", tokenizer.name());
+  }
+}
+
 }  // namespace
 
 bool is_validation_document(uint64_t d, double valid_fraction) {
@@ -188,6 +201,7 @@ PrepareSummary prepare(const PrepareOptions& options) {
     throw UsageError("prepare: --valid-fraction is {}, not in [0, 1)", options.valid_fraction);
   }
   const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+  check_tokens(tokenizer, options.rules);
   PrepareSummary summary;
   const std::vector<std::string> paths = list_inputs(options.inputs, summary.repeated);
   summary.inputs = static_cast<int64_t>(paths.size());

@@ -1,31 +1,61 @@
 #include "moiety/data/tokenizer.h"
 
 #include "moiety/base/error.h"
+#include "moiety/data/tokenizer_bpe.h"
 
 namespace moiety::data {
 
-Tokenizer Tokenizer::load(std::string_view name) {
-  if (name != "bytes") {
-    throw UsageError("tokenizer '{}' does not exist; there is: bytes", name);
-  }
+Tokenizer Tokenizer::of_files(std::string_view name, std::vector<TokenizerFile> files) {
   Tokenizer t;
   t.name_ = name;
-  t.identity_ = sha256("moiety tokenizer bytes 1: eos=256 bos=257 pad=258 vocab=264\n");
+  t.bpe_ = std::make_shared<const Bpe>(std::string(name), std::move(files));
+  t.vocab_ = t.bpe_->pipeline.vocab();
+  t.before_ = t.bpe_->before;
+  t.eos_ = t.bpe_->eos;
+  t.bos_ = t.bpe_->bos;
+  t.pad_ = t.bpe_->pad;
+  t.identity_ = sha256(t.bpe_->canonical + text("eos={} bos={}\n", t.eos_, t.bos_));
   return t;
 }
 
-void Tokenizer::encode(std::string_view text, std::vector<uint32_t>& ids) const {
+std::span<const TokenizerFile> Tokenizer::files() const {
+  return bpe_ ? std::span(bpe_->files) : std::span<const TokenizerFile>();
+}
+
+void Tokenizer::encode(std::string_view text, std::vector<uint32_t>& ids, bool special) const {
+  if (bpe_) return bpe_->pipeline.encode(text, special, ids);
   const size_t begin = ids.size();
   ids.resize(begin + text.size());
   for (size_t i = 0; i < text.size(); ++i) ids[begin + i] = static_cast<unsigned char>(text[i]);
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  TokenStream stream(*this);
   std::string bytes;
-  for (const int32_t id : ids) {
-    if (id >= 0 && id < 256) bytes += static_cast<char>(id);
-  }
+  for (const int32_t id : ids) bytes += stream.add(id);
   return bytes;
+}
+
+struct TokenStream::State {
+  bpe::Decoder::Run run;
+};
+
+TokenStream::TokenStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
+  if (!tokenizer.bpe_) return;
+  state_ = std::make_unique<State>(State{bpe::Decoder::Run(tokenizer.bpe_->pipeline.decoder())});
+}
+
+TokenStream::~TokenStream() = default;
+
+std::string TokenStream::add(int32_t id) {
+  std::string out;
+  if (!state_) {
+    if (id >= 0 && id < 256) out += static_cast<char>(id);
+    return out;
+  }
+  const std::string* spelling = tokenizer_.bpe_->pipeline.spelling(static_cast<uint32_t>(id));
+  if (spelling) state_->run.add(*spelling, out);
+  return out;
 }
 
 }  // namespace moiety::data

@@ -14,12 +14,14 @@ bool is_of_disk(const Error& e) {
   return e.kind() == ErrorKind::kIo || e.kind() == ErrorKind::kCheckpoint;
 }
 
-checkpoint::SaveOptions save_options(const TrainConfig& c) {
+checkpoint::SaveOptions save_options(const TrainingPlan& plan) {
+  const TrainConfig& c = plan.config;
   checkpoint::SaveOptions s;
   s.keep = {.last = int(c.checkpoint.keep_last),
             .every = int(c.checkpoint.keep_every),
             .best = int(c.checkpoint.keep_best)};
   s.verify = c.checkpoint.verify;
+  s.tokenizer = plan.tokenizer;
   return s;
 }
 
@@ -34,7 +36,7 @@ CheckpointKeeper::CheckpointKeeper(const TrainingPlan& plan, Learner& learner,
       heartbeat_(heartbeat),
       journal_(journal),
       run_state_(std::move(run_state)),
-      saver_(plan.config.checkpoints(), world.bootstrap(), save_options(plan.config)) {}
+      saver_(plan.config.checkpoints(), world.bootstrap(), save_options(plan)) {}
 
 void CheckpointKeeper::reserve() {
   if (!plan_.config.checkpoint.async) return;

@@ -48,7 +48,7 @@ struct RunSettings {
   ResumeFrom resume = ResumeFrom::kNewest;
   std::string checkpoint;  // for kPath: a checkpoint, or a run directory
   std::string variant;     // any text: runs from one checkpoint that differ in it are two branches
-  std::string init_from;   // a checkpoint from which only the weights are taken; empty: none
+  std::string init_from;   // checkpoint or Hugging Face folder: its weights alone; empty: none
   double max_hours = 0;    // save and stop before this time; 0: no limit
 };
 

@@ -1,6 +1,7 @@
 #include "moiety/train/plan.h"
 
 #include "moiety/base/error.h"
+#include "moiety/hf/load.h"
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/config_check.h"
 
@@ -17,9 +18,14 @@ TrainingPlan make_plan(const TrainConfig& config, Device device, RankShare share
   plan.steps = total_steps(config);
   plan.device = device;
   plan.memory_of_rank = memory_of_rank(share, device);
-  if (!config.run.init_from.empty()) {
+  if (const std::string& from = config.run.init_from; !from.empty()) {
     try {
-      plan.init_from = find_checkpoint(config.run.init_from);
+      if (hf::is_folder(from)) {
+        hf::check_model(hf::Folder::open(from), config.model, config.data.seq_len);
+        plan.init_from = from;
+      } else {
+        plan.init_from = find_checkpoint(from);
+      }
     } catch (const CheckpointError& e) {
       throw CheckpointError("run.init_from: {}", e.what());
     }

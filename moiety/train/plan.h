@@ -16,6 +16,7 @@
 
 #include "moiety/base/device.h"
 #include "moiety/data/sample_source.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/train/config.h"
 #include "moiety/train/layout.h"
 #include "moiety/train/memory_limit.h"
@@ -43,7 +44,8 @@ struct TrainingPlan {
   std::shared_ptr<const data::SampleSource> train;
   std::shared_ptr<const data::SampleSource> valid;  // null if there is none
   std::vector<std::string> resume_from;             // best first; rank 0's list is used
-  std::string init_from;  // a checkpoint from which only the weights are taken, or empty
+  // A checkpoint, or a Hugging Face folder, from which only the weights are taken; or empty.
+  std::string init_from;
 
   // A JSON object that checkpoints keep byte for byte; and a function for runs that continue, which
   // gets that of the checkpoint: it returns sentences about the differences, or throws
@@ -52,14 +54,18 @@ struct TrainingPlan {
   std::function<std::vector<std::string>(const std::string& text, const std::string& checkpoint)>
       compare;
 
+  // The files of the tokenizer, which checkpoints keep, and its SHA-256 in hex.
+  std::vector<data::TokenizerFile> tokenizer;
+  std::string tokenizer_identity;
+
   Observer* observer = nullptr;       // rank 0's; null if nobody listens
   TrainRequests* requests = nullptr;  // null if nobody asks
   Watchdog* watchdog = nullptr;       // the watchdog of train(); null for none
   bool dry_run = false;               // set everything up and stop before the first step
 };
 
-// Checks the configuration and fills in grid, steps, device, memory and the checkpoint of
-// run.init_from. Throws UsageError, CheckpointError.
+// Checks the configuration, and the folder of run.init_from against it, and fills in grid, steps,
+// device, memory and init_from. Throws UsageError, CheckpointError.
 TrainingPlan make_plan(const TrainConfig& config, Device device = {}, RankShare share = {});
 
 }  // namespace moiety::train

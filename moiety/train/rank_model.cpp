@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "moiety/checkpoint/loader.h"
+#include "moiety/checkpoint/together.h"
+#include "moiety/hf/load.h"
 #include "moiety/train/precision.h"
 
 namespace moiety::train {
@@ -90,15 +92,20 @@ void RankModel::close() {
   if (group_) group_->close();
 }
 
-checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
-                                  RankModel& model) {
+void load_weights(const std::string& path, const optim::StateView& weights, RankModel& model) {
   optim::StateView view = model.router_biases();
   for (const optim::StatePiece& piece : weights) {
     if (piece.slot == "weight") view.push_back(piece);
   }
+  comm::Bootstrap& ranks = model.world().bootstrap();
+  if (hf::is_folder(path)) {
+    return checkpoint::together(ranks, [&] {
+      hf::load_weights(hf::Folder::open(path), model.transformer().config(), view);
+    });
+  }
   checkpoint::LoadOptions options;
   options.weights_only = true;
-  return checkpoint::load(path, view, options, model.world().bootstrap());
+  checkpoint::load(path, view, options, ranks);
 }
 
 }  // namespace moiety::train

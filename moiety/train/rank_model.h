@@ -56,8 +56,8 @@ class RankModel {
   std::optional<model::Transformer> transformer_;
 };
 
-// Weights alone into pieces of slot "weight" and the routers' biases. Collective.
-checkpoint::RunState load_weights(const std::string& path, const optim::StateView& weights,
-                                  RankModel& model);
+// Weights alone, of a checkpoint or a Hugging Face folder, into pieces of slot "weight" and the
+// routers' biases. Collective.
+void load_weights(const std::string& path, const optim::StateView& weights, RankModel& model);
 
 }  // namespace moiety::train

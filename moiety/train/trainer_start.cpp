@@ -10,6 +10,7 @@
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/shared_directory.h"
 #include "moiety/checkpoint/together.h"
+#include "moiety/hf/side_tensors.h"
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/cpu_peak.h"
 #include "moiety/train/hardware.h"
@@ -100,6 +101,9 @@ void Trainer::initialize_or_load() {
   learner_.optimizer.initialize(config().run.seed, learner_.stream);
   if (!plan_.init_from.empty()) {
     load_weights(plan_.init_from, learner_.optimizer.state_view(), learner_.model);
+    checkpoint::together(world_.bootstrap(), [&] {
+      if (leads()) learner_.side_files = hf::side_files_at(plan_.init_from);
+    });
     learner_.optimizer.publish(learner_.stream);
     say(LogLevel::kInfo, "weights from {}", plan_.init_from);
   }
@@ -131,6 +135,10 @@ bool Trainer::load(const std::string& path, bool last) {
   compare(path);
   checkpoint::RunState run;
   try {
+    checkpoint::together(world_.bootstrap(), [&] {
+      if (!leads()) return;
+      learner_.side_files = hf::side_files_of(checkpoint::read_manifest(path), path);
+    });
     run = checkpoint::load(path, learner_.loaded_state(), {}, world_.bootstrap());
   } catch (const CheckpointError& e) {
     if (last) throw;

@@ -270,6 +270,8 @@ def cases_of_files():
         yield Case(["dequantize", name, "--out=x.npy"], [name], {3})
         yield Case(["plot", name, "--out=x.svg"], [name], {3})
         yield Case(["convert", name, "--out=x"], [name], {4, 5})
+        yield Case(["import", "--hf", name, "--out=x"], [name], {4, 5})
+        yield Case(["export", name, "--hf=x"], [name], {4, 5})
         yield Case(["info", name], [name], {3})
         yield Case(["verify", name, "--json"], [name], {3})
         yield Case(["repair", name], [name], {3, 5})
@@ -309,7 +311,8 @@ def cases_of_commands():
 # Arguments with which a command gets as far as its options; what is missing is then the next error.
 BESIDE = {"train": [], "eval": ["missing", "--data=good.tok"], "generate": ["missing"], "plan": ["--gtp"],
           "prepare": ["missing", "--out=x"], "plot": ["missing", "--out=x.svg"], "doctor": ["--dir=missing"],
-          "convert": ["missing", "--out=x"], "info": ["missing"], "verify": ["missing"], "repair": ["missing"], "completion": ["tcsh"], "man": [],
+          "convert": ["missing", "--out=x"], "import": ["--hf=missing", "--out=x"],
+          "export": ["missing", "--hf=x"], "info": ["missing"], "verify": ["missing"], "repair": ["missing"], "completion": ["tcsh"], "man": [],
           "quantize": ["missing", "--format=mxfp8", "--rounding=stochastic", "--out=q"],
           "dequantize": ["missing", "--out=x.npy"]}
 

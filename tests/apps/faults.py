@@ -610,31 +610,35 @@ class Faults(unittest.TestCase):
 
     # ---- Crashes.
 
-    def test_an_interrupted_conversion_leaves_nothing(self):
-        path, out = self.dir + "/r", self.dir + "/c"
+    def test_interrupted_conversions_leave_nothing(self):
+        path, folder, out = self.dir + "/r", self.dir + "/hf", self.dir + "/c"
         # Of many tensors, so that there is time for a signal between them.
         code, run = train(tiny(path, 1, 1, 1, moe__experts=64, model__layers=4))
         self.assertEqual(code, 0, run.tail())
-        convert = ["convert", path, "--expert-weights=indexed", "--out", out]
-        began = time.monotonic()
-        self.assertEqual(Run(convert).wait(), 0)
-        whole = time.monotonic() - began
-        shutil.rmtree(out)
-        interrupted = 0
-        for number in range(20):
-            how = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[number % 3]
-            run = Run(convert)
-            time.sleep(whole * number / 20)
-            run.process.send_signal(how)
-            code = run.wait()
-            if os.path.exists(out):
-                self.assertEqual(Run(["verify", out]).wait(), 0)
-                shutil.rmtree(out)
-            else:
-                self.assertEqual(code, -how, run.tail())
-                interrupted += 1
-            self.assertEqual(os.listdir(self.dir), ["r"])
-        self.assertGreater(interrupted, 0)
+        self.assertEqual(Run(["export", path, "--hf", folder]).wait(), 0)
+        for command in (["convert", path, "--expert-weights=indexed", "--out", out],
+                        ["import", "--hf", folder, "--out", out], ["export", path, "--hf", out]):
+            began = time.monotonic()
+            self.assertEqual(Run(command).wait(), 0)
+            whole = time.monotonic() - began
+            shutil.rmtree(out)
+            interrupted = 0
+            for number in range(20):
+                how = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[number % 3]
+                run = Run(command)
+                time.sleep(whole * number / 20)
+                run.process.send_signal(how)
+                code = run.wait()
+                if os.path.exists(out):
+                    if command[-2] == "--out":
+                        self.assertEqual(Run(["verify", out]).wait(), 0)
+                    self.assertEqual(len(os.listdir(out)), 3)
+                    shutil.rmtree(out)
+                else:
+                    self.assertEqual(code, -how, run.tail())
+                    interrupted += 1
+                self.assertEqual(sorted(os.listdir(self.dir)), ["hf", "r"])
+            self.assertGreater(interrupted, 0)
 
     def test_kill_at_random_moments(self):
         saves = dict(checkpoint__interval=5, checkpoint__keep_last=2, guard__comm_timeout_s=8)

@@ -326,7 +326,7 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--optim.lr=1e-5", "--optim.schedule=constant"}, "no error"},
       {{"--precision.keep_last=99"},
        "precision.keep_first = -1 and precision.keep_last = 99: model.layers is 4"},
-      {{"--data.tokenizer=gpt2"}, "data.tokenizer = \"gpt2\": only"},
+      {{"--data.tokenizer=gpt2"}, "tokenizer 'gpt2' does not exist"},
       {{"--parallel.ep=2"},
        "layout: run.ranks = 1: must be a multiple of parallel.ep x egtp = 2 x 1"},
       {{"--run.ranks=4", "--parallel.dp=2"},

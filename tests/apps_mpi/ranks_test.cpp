@@ -71,8 +71,9 @@ TEST(Ranks, EveryKeyIsTheSameOnAllRanksOrDeclaredByHost) {
     EXPECT_EQ(found, text("rank {} has {} = {} (command line), rank 0 {}", last, key.full_name(),
                           value_text(key, changed.options), value_text(key, defaults)));
   }
-  EXPECT_EQ(by_host, (std::set<std::string>{"data.train", "data.valid", "run.device", "run.dir",
-                                            "run.init_from", "run.threads"}));
+  EXPECT_EQ(by_host,
+            (std::set<std::string>{"data.tokenizer", "data.train", "data.valid", "run.device",
+                                   "run.dir", "run.init_from", "run.threads"}));
 }
 
 TEST(Ranks, TheLowestRankThatDiffersIsNamedOnAllRanks) {

@@ -39,7 +39,9 @@ TEST(Tokenizer, UnknownNameIsUsageError) {
     FAIL();
   } catch (const UsageError& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kUsage);
-    EXPECT_STREQ(e.what(), "tokenizer 'gpt2.json' does not exist; there is: bytes");
+    EXPECT_STREQ(e.what(),
+                 "tokenizer 'gpt2.json' does not exist; there are: bytes, and the path of a "
+                 "tokenizer.json or of its folder");
   }
 }
 

@@ -27,6 +27,10 @@ void checkpoint_state(std::string_view json);
 void token_file(std::string_view file);
 // jsonl_fuzz.cpp: documents for `moiety prepare`, plain or gzip.
 void jsonl(std::string_view file);
+// tokenizer_json_fuzz.cpp: a tokenizer.json, and texts encoded and decoded with it.
+void tokenizer_json(std::string_view json);
+// hf_config_fuzz.cpp: config.json of a Hugging Face folder.
+void hf_config(std::string_view json);
 // npy_fuzz.cpp: an array of NumPy, and the description of a quantized tensor.
 void npy(std::string_view file);
 void quantized_json(std::string_view json);
@@ -39,6 +43,8 @@ inline constexpr Target kTargets[] = {
     {"token_file", token_file},
     {"jsonl", jsonl},
     {"checkpoint_state", checkpoint_state},
+    {"tokenizer_json", tokenizer_json},
+    {"hf_config", hf_config},
     {"npy", npy},
     {"quantized_json", quantized_json},
 };

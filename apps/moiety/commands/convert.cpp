@@ -1,9 +1,5 @@
 #include "apps/moiety/commands/convert.h"
 
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <csignal>
 #include <optional>
 
 #include <CLI/CLI.hpp>
@@ -11,11 +7,10 @@
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/exit_code.h"
-#include "apps/moiety/report/console.h"
+#include "apps/moiety/report/long_work.h"
 #include "apps/moiety/report/people.h"
 #include "apps/moiety/report/result.h"
 #include "moiety/base/json_line.h"
-#include "moiety/base/log.h"
 #include "moiety/checkpoint/convert.h"
 #include "moiety/train/checkpoints.h"
 
@@ -28,70 +23,12 @@ constexpr const char* kConvertAbout =
     "their gate and up rows apart or interleaved. No value changes, and everything that reads\n"
     "checkpoints reads it. What is not given stays as it is in CKPT.";
 
-// Signals end a conversion behind its current piece, so that it leaves nothing; then they end the
-// process, as they would have at once.
-class EndBySignal {
- public:
-  EndBySignal() {
-    stop_ = false;
-    seen_ = 0;
-    for (size_t i = 0; i < kSignals.size(); ++i) {
-      sigaction(kSignals[i], nullptr, &previous_[i]);
-      if (previous_[i].sa_handler == SIG_IGN) continue;  // nohup
-      struct sigaction action {};
-      action.sa_handler = [](int signal) {
-        seen_ = signal;
-        stop_ = true;
-      };
-      sigemptyset(&action.sa_mask);
-      action.sa_flags = SA_RESTART;
-      sigaction(kSignals[i], &action, nullptr);
-    }
-  }
-  ~EndBySignal() {
-    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous_[i], nullptr);
-    if (stop_) std::raise(seen_);
-  }
-  EndBySignal(const EndBySignal&) = delete;
-  EndBySignal& operator=(const EndBySignal&) = delete;
-  static const std::atomic<bool>* flag() { return &stop_; }
-
- private:
-  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP};
-  static inline std::atomic<bool> stop_{false};
-  static inline std::atomic<int> seen_{0};
-  // Only lock-free values are legal in a handler.
-  static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
-  std::array<struct sigaction, kSignals.size()> previous_;
-};
-
-// The progress: a status line on a terminal, elsewhere a log line now and then.
-class ConvertProgress {
- public:
-  void update(uint64_t done, uint64_t all) {
-    const std::string line = text("{} of {}", bytes_text(int64_t(done)), bytes_text(int64_t(all)));
-    console_.status(double(done) / double(std::max<uint64_t>(all, 1)), line);
-    const auto now = Clock::now();
-    if (console_.has_bar() || now - logged_ < std::chrono::seconds(10)) return;
-    logged_ = now;
-    log(LogLevel::kInfo, "convert: {}", line);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Console console_{Console::standard_error("auto", "auto")};
-  Clock::time_point logged_ = Clock::now();
-};
-
 checkpoint::Manifest convert_checked(const std::string& path, const std::string& out,
                                      checkpoint::ConvertOptions options, bool quiet) {
   const EndBySignal end;
   options.stop = EndBySignal::flag();
-  std::optional<ConvertProgress> line;
-  if (!quiet) {
-    line.emplace();
-    options.progress = [&line](uint64_t done, uint64_t all) { line->update(done, all); };
-  }
+  ByteProgress line("convert", quiet);
+  options.progress = [&line](uint64_t done, uint64_t all) { line.update(done, all); };
   return checkpoint::convert(path, out, options);
 }
 
@@ -122,8 +59,10 @@ int convert_command(const std::vector<std::string>& arguments) {
     options.form =
         *form == "packed" ? checkpoint::ExpertForm::kPacked : checkpoint::ExpertForm::kIndexed;
   options.interleave = interleave.value_or(now.interleave);
-  const train::TrainConfig config = train_config(read_checkpoint_info(path));
-  options.modules = train::expert_modules(config.model, source);
+  const CheckpointInfo info = read_checkpoint_info(path);
+  const data::Tokenizer tokenizer = data::Tokenizer::load(info.options.data.tokenizer);
+  options.tokenizer.assign(tokenizer.files().begin(), tokenizer.files().end());
+  options.modules = train::expert_modules(model_config(info), source);
   const checkpoint::Manifest made = convert_checked(path, out, options, quiet);
   const int64_t bytes = int64_t(made.files.at(0).bytes);
   print_result((json ? JsonLine()

@@ -75,8 +75,8 @@ int eval_command(const std::vector<std::string>& arguments) {
 
   const Device device = rank_device(wanted, 1);
   const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(path));
-  const train::TrainConfig config = train_config(checkpoint);
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
+  const train::TrainConfig config = train_config(checkpoint, tokenizer);
   std::vector<data::WeightedPath> files;
   for (const std::string& file : data) files.push_back({file});
   const auto source =

@@ -22,7 +22,10 @@ namespace {
 constexpr const char* kGenerateAbout =
     "Continues a text: prints the prompt and, as they come, the tokens behind it, until the end "
     "of\n"
-    "a document, a --stop text or --tokens. Without a prompt a new document begins.";
+    "a document, a --stop text or --tokens. Without a prompt a new document begins. Special "
+    "tokens\n"
+    "that a prompt spells are such; what the tokenizer's template puts before a text (often bos)\n"
+    "stands before it.";
 
 struct GenerateArguments {
   std::string path, prompt, device = "auto";
@@ -109,8 +112,8 @@ int generate_command(const std::vector<std::string>& arguments) {
   if (!parse(arguments, a)) return kExitDone;
   const Device device = rank_device(a.device, 1);
   const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(a.path));
-  const train::TrainConfig config = train_config(checkpoint);
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
+  const train::TrainConfig config = train_config(checkpoint, tokenizer);
   const int64_t pass_tokens =
       a.interactive ? config.data.seq_len : std::ssize(prompt_tokens(tokenizer, a.prompt));
   train::run_alone(inference_threads(checkpoint, a.threads), [&](comm::Communicator& world) {

@@ -54,6 +54,10 @@ int info_command(const std::vector<std::string>& arguments) {
              "documents of a token file whose beginning is shown");
   add_number(app, "--from", shown.from, between(0, 1e15), "the first of them, counted from 0");
   add_number(app, "--tokens", shown.tokens, between(1, 1 << 30), "of each of them");
+  app.add_option("--tokenizer", shown.tokenizer,
+                 "of a token file, for the text: bytes, or the path of a tokenizer.json or of its "
+                 "folder (a run or checkpoint keeps one)")
+      ->capture_default_str();
   if (!parse_command_line(app, arguments)) return kExitDone;
   const InfoSheet sheet = sheet_of(path, shown, tensors);
   if (json) {

@@ -109,11 +109,22 @@ void add_tensors(const checkpoint::Manifest& m, const train::TrainConfig& config
   sheet.json.raw("tensors", list_json(list));
 }
 
+// The configuration as values. The vocabulary of an imported model may be smaller than that of
+// data.tokenizer, which only a use of both refuses.
+train::TrainConfig described_training(CheckpointInfo info) {
+  const model::Config model = model_config(info);
+  info.options.model.vocab = 0;
+  train::TrainConfig c = train_config(info);
+  c.model = model;
+  return c;
+}
+
 // What a checkpoint tells of model and training.
 void add_state(const std::string& path, const checkpoint::Manifest& m, bool tensors,
                InfoSheet& sheet) {
-  const CheckpointInfo info{path, m.run.step, parse_config_json(m.run.config, path)};
-  const train::TrainConfig c = train_config(info);
+  CheckpointInfo info{path, m.run.step, parse_config_json(m.run.config, path)};
+  info.options.data.tokenizer = kept_tokenizer(info.options, path);
+  const train::TrainConfig c = described_training(info);
   const std::string layout = train::describe_layout(grid_of(m.run.layout));
   add_model(c, sheet);
   sheet.line("training",

@@ -23,9 +23,10 @@ struct InfoSheet {
 
 // The part of a token file's documents that is shown.
 struct ShownDocuments {
-  int64_t from = 0;     // the first document
-  int64_t count = 3;    // documents
-  int64_t tokens = 80;  // of each, from its beginning
+  int64_t from = 0;                 // the first document
+  int64_t count = 3;                // documents
+  int64_t tokens = 80;              // of each, from its beginning
+  std::string tokenizer = "bytes";  // for their text, if the file was made with it
 };
 
 InfoSheet token_file_info(const std::string& path, const ShownDocuments& shown);

@@ -2,6 +2,7 @@
 
 #include "apps/moiety/commands/info_sheet.h"
 #include "apps/moiety/report/people.h"
+#include "moiety/base/error.h"
 #include "moiety/base/format.h"
 #include "moiety/base/printable.h"
 #include "moiety/data/token_file.h"
@@ -69,11 +70,16 @@ std::string ids_text(std::span<const int32_t> ids) {
 
 InfoSheet token_file_info(const std::string& path, const ShownDocuments& shown) {
   const auto file = TokenFile::open(path);
-  const data::Tokenizer bytes = data::Tokenizer::load("bytes");
+  const data::Tokenizer tokenizer = data::Tokenizer::load(shown.tokenizer);
   const TokenFileHeader& h = file->header();
-  const bool is_known = h.tokenizer == bytes.identity();
+  const bool is_known = h.tokenizer == tokenizer.identity();
+  if (!is_known && shown.tokenizer != "bytes") {
+    throw DataError(
+        "{}: made with another tokenizer: its SHA-256 is {}, that of --tokenizer {} is {}", path,
+        data::hex(h.tokenizer), shown.tokenizer, data::hex(tokenizer.identity()));
+  }
   InfoSheet sheet;
-  add_header(*file, is_known ? bytes.name() : data::hex(h.tokenizer), sheet);
+  add_header(*file, is_known ? tokenizer.name() : data::hex(h.tokenizer), sheet);
   std::vector<std::string> list;
   const uint64_t end = std::min(uint64_t(shown.from + shown.count), h.documents);
   for (uint64_t d = uint64_t(shown.from); d < end; ++d) {
@@ -81,7 +87,7 @@ InfoSheet token_file_info(const std::string& path, const ShownDocuments& shown) 
     const uint64_t length = document.end - document.begin;
     std::vector<int32_t> ids(std::min(length, uint64_t(shown.tokens)));
     file->read(document.begin, ids);
-    const std::string content = is_known ? bytes.decode(ids) : ids_text(ids);
+    const std::string content = is_known ? tokenizer.decode(ids) : ids_text(ids);
     sheet.line(text("document {}", d),
                text("{}: {}{}", counted(int64_t(length), "token"), printable(content, SIZE_MAX),
                     ids.size() < length ? " ..." : ""));

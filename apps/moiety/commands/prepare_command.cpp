@@ -96,7 +96,9 @@ int prepare_command(const std::vector<std::string>& arguments) {
   bool force = false;
   CLI::App app(kPrepareAbout, "moiety prepare");
   app.add_option("INPUT", options.inputs, "files, directories, or -")->required();
-  app.add_option("--tokenizer", options.tokenizer, "bytes")->capture_default_str();
+  app.add_option("--tokenizer", options.tokenizer,
+                 "bytes, or the path of a tokenizer.json or of its folder")
+      ->capture_default_str();
   app.add_option("--out", options.out, "PREFIX of the files to write")->required();
   add_number(app, "--valid-fraction", options.valid_fraction, between(0, 1).without_max(),
              "share of the documents, 0 <= f < 1, that goes to PREFIX.valid.tok; which ones "
@@ -112,6 +114,8 @@ int prepare_command(const std::vector<std::string>& arguments) {
                  "separator of documents in text files; \\n, \\t, \\r, \\\\ are understood");
   app.add_flag("--force", force, "overwrite token files");
   app.add_flag("--bos", options.rules.bos, "begin every document with bos");
+  app.add_flag("--parse-special", options.rules.parse_special,
+               "special tokens that a text spells become their ids; else they stay text");
   app.add_flag("--skip-bad", options.rules.skip_bad,
                "leave out documents with bad JSON or UTF-8, and count them");
   int64_t workers = 0;

@@ -7,6 +7,7 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
+#include "moiety/data/utf8_stream.h"
 #include "moiety/model/decoder.h"
 
 namespace moiety::app {
@@ -63,8 +64,13 @@ class Sequence {
 
 std::vector<int32_t> prompt_tokens(const data::Tokenizer& tokenizer, const std::string& prompt) {
   std::vector<uint32_t> ids;
-  tokenizer.encode(prompt, ids);
+  ids.assign(tokenizer.before().begin(), tokenizer.before().end());
+  tokenizer.encode(prompt, ids, true);
   if (ids.empty()) ids.push_back(tokenizer.eos());  // as before a document
+  if (ids.back() == data::Tokenizer::kNoToken) {
+    throw UsageError("generate: an empty prompt, and the tokenizer {} has no eos to begin with",
+                     tokenizer.name());
+  }
   return {ids.begin(), ids.end()};
 }
 
@@ -85,6 +91,9 @@ Continuation TextGenerator::run(const std::string& prompt, uint32_t sample,
   Sequence sequence(model_, positions, pass_tokens_, tokenizer_.vocab(), stream_);
   StopText stop(rules_.stops);
   Continuation out;
+  data::TokenStream decoder(tokenizer_);
+  for (const int32_t id : context) decoder.add(id);  // what follows may depend on it
+  data::Utf8Stream characters;
   const auto show = [&](const std::string& text) {
     out.text += text;
     if (!text.empty()) say(text);
@@ -96,13 +105,14 @@ Continuation TextGenerator::run(const std::string& prompt, uint32_t sample,
       break;
     }
     context = {next};
-    show(stop.add(tokenizer_.decode(context)));
+    show(stop.add(characters.add(decoder.add(next))));
     if (stop.met()) {
       ++out.tokens;
       out.end = "stop";
       break;
     }
   }
+  if (!stop.met()) show(stop.add(characters.rest()));
   show(stop.rest());
   return out;
 }

@@ -57,7 +57,8 @@ class TextGenerator {
   bool warned_ = false;
 };
 
-// The tokens of a prompt, at least one.
+// The tokens of a prompt, at least one, behind those that the tokenizer puts before a text. Throws
+// UsageError if there is nothing to begin with.
 std::vector<int32_t> prompt_tokens(const data::Tokenizer& tokenizer, const std::string& prompt);
 
 }  // namespace moiety::app

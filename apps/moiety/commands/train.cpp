@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <unistd.h>
@@ -28,37 +29,72 @@
 namespace moiety::app {
 namespace {
 
+namespace fs = std::filesystem;
+
 using train::RunEnd, train::TrainingPlan;
 
-std::shared_ptr<const data::SampleSource> open_training_data(const Options& o, int64_t vocab) {
+std::shared_ptr<const data::SampleSource> open_training_data(const Options& o, int64_t vocab,
+                                                             const data::Tokenizer& tokenizer) {
   if (o.data.synthetic != "none") {
     return data::synthetic_source(o.data.synthetic, o.data.seq_len, uint32_t(vocab),
                                   uint64_t(o.run.seed));
   }
   return data::open_token_files(o.data.train, o.data.seq_len, uint32_t(vocab),
-                                data::Tokenizer::load(o.data.tokenizer).identity());
+                                tokenizer.identity());
 }
 
-std::shared_ptr<const data::SampleSource> open_validation_data(const Options& o, int64_t vocab) {
+std::shared_ptr<const data::SampleSource> open_validation_data(const Options& o, int64_t vocab,
+                                                               const data::Tokenizer& tokenizer) {
   if (o.data.valid.empty()) return nullptr;
   std::vector<data::WeightedPath> files;
   for (const std::string& path : o.data.valid) files.push_back({path});
-  return data::open_token_files(files, o.data.seq_len, uint32_t(vocab),
-                                data::Tokenizer::load(o.data.tokenizer).identity());
+  return data::open_token_files(files, o.data.seq_len, uint32_t(vocab), tokenizer.identity());
+}
+
+// The tokenizer that data.tokenizer names or, if that is gone, the copy that the run keeps.
+data::Tokenizer load_tokenizer(const Options& o) {
+  std::error_code error;
+  const std::string kept = kept_tokenizer_folder(o.run.dir);
+  const bool is_gone = o.data.tokenizer != "bytes" && !fs::exists(o.data.tokenizer, error);
+  if (!is_gone || o.run.dir.empty() || !fs::exists(kept, error)) {
+    return data::Tokenizer::load(o.data.tokenizer);
+  }
+  log(LogLevel::kWarning, "data.tokenizer = \"{}\": is gone; the run's copy, {}, is used",
+      o.data.tokenizer, kept);
+  return data::Tokenizer::load(kept);
+}
+
+// Compares the configuration of a checkpoint that a run continues from, and its tokenizer, with the
+// run's. Equal tokenizers may be called by other paths.
+std::vector<std::string> compare_with(const std::string& saved, const std::string& checkpoint,
+                                      const Options& now, const data::Sha256& identity) {
+  const Options before = parse_config_json(saved, checkpoint);
+  const std::string kept = kept_tokenizer(before, checkpoint);
+  const data::Sha256 was = data::Tokenizer::load(kept).identity();
+  if (was != identity) {
+    throw CheckpointError(
+        "{}: made with another tokenizer: its SHA-256 is {}, that of data.tokenizer = \"{}\" is {}",
+        checkpoint, data::hex(was), now.data.tokenizer, data::hex(identity));
+  }
+  return compare_for_resume(before, now, checkpoint);
 }
 
 // The plan that every process of a run makes before its ranks start; the configuration outlives it.
 TrainingPlan make_plan(const Config& config, const Launch& launch) {
   const Options& o = config.options;
-  const train::TrainConfig typed = train_config(o);
+  const data::Tokenizer tokenizer = load_tokenizer(o);
+  const train::TrainConfig typed = train_config(o, tokenizer);
   check_inputs(o);
   TrainingPlan plan =
       train::make_plan(typed, rank_device(o.run.device, launch.ranks), rank_share(launch));
-  plan.train = open_training_data(o, typed.model.vocab);
-  plan.valid = open_validation_data(o, typed.model.vocab);
+  plan.train = open_training_data(o, typed.model.vocab, tokenizer);
+  plan.valid = open_validation_data(o, typed.model.vocab, tokenizer);
   plan.config_text = config_to_json(config);
-  plan.compare = [&o](const std::string& saved, const std::string& checkpoint) {
-    return compare_for_resume(parse_config_json(saved, checkpoint), o, checkpoint);
+  plan.tokenizer.assign(tokenizer.files().begin(), tokenizer.files().end());
+  plan.tokenizer_identity = data::hex(tokenizer.identity());
+  plan.compare = [&o, identity = tokenizer.identity()](const std::string& saved,
+                                                       const std::string& checkpoint) {
+    return compare_with(saved, checkpoint, o, identity);
   };
   return plan;
 }
@@ -68,6 +104,7 @@ class LeadingPart {
  public:
   LeadingPart(TrainingPlan& plan, const Config& config, bool quiet)
       : files_(config, plan.steps, quiet) {
+    files_.directory.keep_tokenizer(plan.tokenizer);
     plan.observer = &files_.reporter;
     files_.reporter.set_device(plan.device);
     plan.resume_from = train::resume_candidates(plan.config);

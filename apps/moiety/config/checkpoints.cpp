@@ -1,15 +1,18 @@
 #include "apps/moiety/config/checkpoints.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include <nlohmann/json.hpp>
 
+#include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/train_options.h"
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/printable.h"
 #include "moiety/checkpoint/manifest.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
 
@@ -32,12 +35,35 @@ Options parse_config_json(std::string_view json, const std::string& checkpoint) 
 
 CheckpointInfo read_checkpoint_info(const std::string& path) {
   const checkpoint::Manifest manifest = checkpoint::read_manifest(path);
-  return {path, manifest.run.step, parse_config_json(manifest.run.config, path)};
+  CheckpointInfo info{path, manifest.run.step, parse_config_json(manifest.run.config, path)};
+  info.options.data.tokenizer = kept_tokenizer(info.options, path);
+  return info;
+}
+
+std::string kept_tokenizer(const Options& options, const std::string& path) {
+  std::error_code error;
+  const bool is_kept = std::filesystem::exists(path + "/tokenizer.json", error);
+  return is_kept ? path : options.data.tokenizer;
 }
 
 train::TrainConfig train_config(const CheckpointInfo& checkpoint) {
+  return train_config(checkpoint, data::Tokenizer::load(checkpoint.options.data.tokenizer));
+}
+
+train::TrainConfig train_config(const CheckpointInfo& checkpoint,
+                                const data::Tokenizer& tokenizer) {
   try {
-    return train_config(checkpoint.options);
+    return train_config(checkpoint.options, tokenizer);
+  } catch (const UsageError& e) {
+    throw CheckpointError("{} config: {}", checkpoint.path, e.what());
+  }
+}
+
+model::Config model_config(const CheckpointInfo& checkpoint) {
+  const Options& o = checkpoint.options;
+  try {
+    return model_config(
+        o, o.model.vocab > 0 ? o.model.vocab : data::Tokenizer::load(o.data.tokenizer).vocab());
   } catch (const UsageError& e) {
     throw CheckpointError("{} config: {}", checkpoint.path, e.what());
   }

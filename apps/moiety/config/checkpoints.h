@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/moiety/config/options.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/train/config.h"
 
 namespace moiety::app {
@@ -16,7 +17,8 @@ std::string config_to_json(const Config& config);
 // Parses the object. Throws CheckpointError.
 Options parse_config_json(std::string_view json, const std::string& checkpoint);
 
-// The facts about a checkpoint, without its tensors.
+// The facts about a checkpoint, without its tensors. Where it keeps a tokenizer data.tokenizer is its
+// path: the one that the run was given may be gone, or another by now.
 struct CheckpointInfo {
   std::string path;
   int64_t step = 0;
@@ -24,8 +26,15 @@ struct CheckpointInfo {
 };
 // `path` is a result of find_checkpoint. Throws CheckpointError.
 CheckpointInfo read_checkpoint_info(const std::string& path);
+// data.tokenizer of a checkpoint with these options: `path` if a tokenizer is kept there.
+std::string kept_tokenizer(const Options& options, const std::string& path);
 // Its configuration as values. Throws CheckpointError if it is none that a training could have.
 train::TrainConfig train_config(const CheckpointInfo& checkpoint);
+train::TrainConfig train_config(const CheckpointInfo& checkpoint, const data::Tokenizer& tokenizer);
+
+// Its model alone, which may have been imported with a smaller vocabulary than data.tokenizer has.
+// Throws as train_config does.
+model::Config model_config(const CheckpointInfo& checkpoint);
 
 // The threads of evaluation and generation from a checkpoint: as many as were `given`, or as a rank
 // of its run had, but no more than there are cores here; 0: all that the environment allows.

@@ -7,6 +7,7 @@
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/together.h"
 #include "moiety/data/sha256.h"
+#include "moiety/hf/folder.h"
 
 namespace moiety::app {
 namespace {
@@ -82,9 +83,12 @@ std::vector<RankFact> meanings_of(const Config& config, const train::TrainingPla
   for (const data::WeightedPath& file : o.data.train) paths.push_back(file.path);
   add_files("data.train", paths, plan.train.get(), facts);
   add_files("data.valid", o.data.valid, plan.valid.get(), facts);
+  facts.push_back({"data.tokenizer", plan.tokenizer_identity, o.data.tokenizer});
   const std::string& origin = plan.init_from;
-  facts.push_back(
-      {"run.init_from", origin.empty() ? "none" : checkpoint::read_manifest(origin).id, origin});
+  const std::string identity = origin.empty()          ? "none"
+                               : hf::is_folder(origin) ? hf::Folder::open(origin).identity()
+                                                       : checkpoint::read_manifest(origin).id;
+  facts.push_back({"run.init_from", identity, origin});
   return facts;
 }
 

@@ -106,14 +106,13 @@ train::PrecisionSettings precision_settings(const Options& o) {
 }  // namespace
 
 train::TrainConfig train_config(const Options& o) {
-  if (o.data.tokenizer != "bytes") {
-    throw UsageError(
-        "data.tokenizer = \"{}\": only \"bytes\" is available in this version of Moiety",
-        o.data.tokenizer);
-  }
+  return train_config(o, data::Tokenizer::load(o.data.tokenizer));
+}
+
+train::TrainConfig train_config(const Options& o, const data::Tokenizer& tokenizer) {
   train::TrainConfig c;
   c.run = run_settings(o);
-  c.model = model_config(o, data::Tokenizer::load(o.data.tokenizer).vocab());
+  c.model = model_config(o, tokenizer.vocab());
   c.moe = {o.moe.capacity_factor, value_of(kOverflow, o.moe.overflow), o.router.bias_rate};
   c.ep = {.zero_copy = value_of(kZeroCopy, o.ep.zero_copy), .depth = o.ep.depth};
   c.data = {.seq_len = o.data.seq_len,

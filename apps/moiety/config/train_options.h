@@ -5,12 +5,16 @@
 
 #include "apps/moiety/config/launch.h"
 #include "apps/moiety/config/options.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/train/config.h"
 #include "moiety/train/memory_limit.h"
 
 namespace moiety::app {
 
-// Throws UsageError naming the first key that has an unknown word or does not fit the model.
+// Throws UsageError naming the first key that has an unknown word or does not fit the model, or the
+// tokenizer. Without a tokenizer it is read as data.tokenizer says, which may throw as
+// Tokenizer::load does.
+train::TrainConfig train_config(const Options& options, const data::Tokenizer& tokenizer);
 train::TrainConfig train_config(const Options& options);
 
 // Checks the keys of a training that only the program knows: the run directory and the data. Throws

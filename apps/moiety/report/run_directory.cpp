@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <set>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -136,7 +137,35 @@ RunDirectory::~RunDirectory() {
   for (const fs::path& directory : made_) fs::remove(directory, error);  // if it is empty
 }
 
+std::string kept_tokenizer_folder(const std::string& run) {
+  return (fs::path(run) / "tokenizer").string();
+}
+
+void RunDirectory::keep_tokenizer(std::span<const data::TokenizerFile> files) {
+  tokenizer_.assign(files.begin(), files.end());
+}
+
+void RunDirectory::write_tokenizer() {
+  if (tokenizer_.empty()) return;
+  const fs::path folder = kept_tokenizer_folder(path_);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw IoError("{}: cannot create: {}", folder.string(), error.message());
+  std::set<std::string> names;
+  for (const data::TokenizerFile& file : tokenizer_) {
+    replace_file(folder / file.name, file.bytes);
+    names.insert(file.name);
+  }
+  // What an earlier tokenizer left would be taken for a part of this one.
+  std::vector<fs::path> old;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (!names.contains(entry.path().filename().string())) old.push_back(entry.path());
+  }
+  for (const fs::path& path : old) fs::remove(path, error);
+}
+
 void RunDirectory::write_config(const Config& config) {
+  write_tokenizer();
   int number = 1;
   std::error_code none;
   while (fs::exists(config_path(path_, number), none)) ++number;

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "apps/moiety/config/options.h"
+#include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
 
@@ -72,16 +74,25 @@ class RunDirectory {
 
   // Writes config.toml or, if the newest of config.toml, config.2.toml, ... has other values, the
   // next of them.
+  // Beside it the tokenizer's files, if there are any.
   void write_config(const Config& config);
+  // The files that write_config writes into tokenizer/.
+  void keep_tokenizer(std::span<const data::TokenizerFile> files);
 
   LineFile& log() { return log_; }
   LineFile& metrics() { return metrics_; }
 
  private:
+  void write_tokenizer();
+
   std::filesystem::path path_;
   std::vector<std::filesystem::path> made_;  // directories that were not there, deepest first
   DirectoryLock lock_;
   LineFile log_, metrics_;
+  std::vector<data::TokenizerFile> tokenizer_;
 };
+
+// The folder in which a run directory keeps its tokenizer.
+std::string kept_tokenizer_folder(const std::string& run);
 
 }  // namespace moiety::app

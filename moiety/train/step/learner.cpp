@@ -1,5 +1,6 @@
 #include "moiety/train/step/learner.h"
 
+#include "moiety/hf/side_tensors.h"
 #include "moiety/train/precision.h"
 
 namespace moiety::train {
@@ -56,6 +57,7 @@ optim::StateView Learner::loaded_state() {
   optim::StateView view = optimizer.state_view();
   const optim::StateView biases = model.router_biases();
   view.insert(view.end(), biases.begin(), biases.end());
+  for (hf::SideFile& file : side_files) view.push_back(hf::side_piece(file));
   return view;
 }
 

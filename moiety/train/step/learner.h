@@ -2,8 +2,11 @@
 // them, and the room that a pass takes.
 #pragma once
 
+#include <vector>
+
 #include "moiety/base/arena.h"
 #include "moiety/base/stream.h"
+#include "moiety/hf/folder.h"
 #include "moiety/optim/distributed_optimizer.h"
 #include "moiety/train/config.h"
 #include "moiety/train/expert_capacity.h"
@@ -21,8 +24,8 @@ struct Learner {
   model::Transformer& transformer() { return model.transformer(); }
   // Gives the weights the formats of another recipe, from the optimizer's masters. Collective.
   void set_recipe(Recipe wanted);
-  // The state that a checkpoint loads: the optimizer's pieces, and the routers' biases. The state
-  // that it saves has the biases only on rank 0.
+  // The state that a checkpoint loads: the optimizer's pieces, the routers' biases, and on rank 0
+  // the side files. The state that it saves has the biases only on rank 0.
   optim::StateView loaded_state();
   optim::StateView saved_state();
 
@@ -34,6 +37,8 @@ struct Learner {
   ExpertCapacity capacity;
   Arena arena;
   Recipe recipe;  // recipe of the weights
+  // What goes with the model into every checkpoint (moiety/hf/side_tensors.h); of rank 0.
+  std::vector<hf::SideFile> side_files;
 };
 
 }  // namespace moiety::train
