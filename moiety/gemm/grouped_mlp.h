@@ -53,7 +53,8 @@ struct PathReport {
   // "reference (cpu: dtype float64 is not float32 or bfloat16)"
   std::string describe() const;
   // Makes `required` the path, also where a better one is there, which is then rejected for that,
-  // and where it is a better one that is only taken by name. Throws Unsupported, with the reasons, if it was rejected or is a path of other devices.
+  // and where it is a better one that is only taken by name. Throws Unsupported, with the reasons,
+  // if it was rejected or is a path of other devices.
   void require(MlpPath required);
 };
 

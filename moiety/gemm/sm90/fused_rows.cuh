@@ -19,7 +19,7 @@ class FusedRows {
   static constexpr int kHeld = L::kColumns / 2;  // accumulators of a thread, of 64 rows
   // Columns of F in a tile, of which a loop takes 32 at a time: an octet for each of four lanes.
   static constexpr int kWidth = kOp == GemmOp::kTN && kPaired ? L::kColumns / 2 : L::kColumns;
-  static constexpr int kTurns = kWidth / 32;
+  static constexpr int kPasses = kWidth / 32;
 
   __device__ FusedRows(const TileGemm& g, const FusedActivation& f, uint32_t base)
       : g_(g),
@@ -121,17 +121,17 @@ class FusedRows {
     auto* a = static_cast<bf16*>(block_.a) + at * block_.a_stride + f;
     const uint32_t from = kept_row(e) + lane_ % 4 * 16;
 #pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const Octet<bf16> x = kept_octet(from + turn * 64);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const Octet<bf16> x = kept_octet(from + pass * 64);
       Octet<bf16> b;
-      if constexpr (kPaired) b = kept_octet(from + turn * 64 + kWidth * 2);
+      if constexpr (kPaired) b = kept_octet(from + pass * 64 + kWidth * 2);
       float v[kOctet];
 #pragma unroll
       for (int c = 0; c < kOctet; ++c) v[c] = value(x[c], b[c]) * p;
-      if (!live || f + turn * 32 >= block_.ffn) continue;
-      store_octet_global<true>(h + turn * 32, x, kOctet);
-      if constexpr (kPaired) store_octet_global<true>(h + turn * 32 + block_.ffn, b, kOctet);
-      store_octet_global<true>(a + turn * 32, round_octet<bf16>(v), kOctet);
+      if (!live || f + pass * 32 >= block_.ffn) continue;
+      store_octet_global<true>(h + pass * 32, x, kOctet);
+      if constexpr (kPaired) store_octet_global<true>(h + pass * 32 + block_.ffn, b, kOctet);
+      store_octet_global<true>(a + pass * 32, round_octet<bf16>(v), kOctet);
     }
   }
 
@@ -163,11 +163,11 @@ class FusedRows {
     const auto* h = static_cast<const bf16*>(block_.h) + at * block_.h_stride + column + 2 * lane;
     auto* dh = static_cast<bf16*>(block_.dh) + at * block_.dh_stride + column + kOctet * lane;
     auto* a = static_cast<bf16*>(block_.a) + at * block_.a_stride + column + kOctet * lane;
-    const auto words_of = [&](const bf16* row, int turn) {
+    const auto words_of = [&](const bf16* row, int pass) {
       Words out;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int f = turn * 32 + 8 * j;
+        const int f = pass * 32 + 8 * j;
         if (live && column + f < ffn) out.word[j] = *reinterpret_cast<const uint32_t*>(row + f);
       }
       return out;
@@ -176,15 +176,15 @@ class FusedRows {
     if constexpr (kPaired) b = words_of(h + ffn, 0);
     float part = 0;
 #pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      if (turn + 1 < kTurns) {
-        next_x = words_of(h, turn + 1);
-        if constexpr (kPaired) next_b = words_of(h + ffn, turn + 1);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (pass + 1 < kPasses) {
+        next_x = words_of(h, pass + 1);
+        if constexpr (kPaired) next_b = words_of(h + ffn, pass + 1);
       }
       Words v, w, y;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const uint32_t da = kept_word(kept_row(e) + (turn * 4 + j) * 16 + lane * 4);
+        const uint32_t da = kept_word(kept_row(e) + (pass * 4 + j) * 16 + lane * 4);
         const Gradient first = gradient(low(x.word[j]), low(b.word[j]), low(da), p);
         const Gradient second = gradient(high(x.word[j]), high(b.word[j]), high(da), p);
         part = __fmaf_rn(low(da), first.y, part);
@@ -193,18 +193,18 @@ class FusedRows {
         w.word[j] = bf16_word(first.b, second.b);
         y.word[j] = bf16_word(first.y * p, second.y * p);
       }
-      if (segments_ && turn % 2 == 1) {
-        store_segment(part, column + turn / 2 * 64, at, live);
+      if (segments_ && pass % 2 == 1) {
+        store_segment(part, column + pass / 2 * 64, at, live);
         part = 0;
       }
       const Octet<bf16> dx = exchange(v);
       Octet<bf16> db, again;
       if constexpr (kPaired) db = exchange(w);
       if (block_.a) again = exchange(y);
-      if (live && column + turn * 32 + kOctet * lane < ffn) {
-        store_octet_global<true>(dh + turn * 32, dx, kOctet);
-        if constexpr (kPaired) store_octet_global<true>(dh + turn * 32 + ffn, db, kOctet);
-        if (block_.a) store_octet_global<true>(a + turn * 32, again, kOctet);
+      if (live && column + pass * 32 + kOctet * lane < ffn) {
+        store_octet_global<true>(dh + pass * 32, dx, kOctet);
+        if constexpr (kPaired) store_octet_global<true>(dh + pass * 32 + ffn, db, kOctet);
+        if (block_.a) store_octet_global<true>(a + pass * 32, again, kOctet);
       }
       x = next_x;
       b = next_b;
