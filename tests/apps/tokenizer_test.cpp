@@ -97,7 +97,7 @@ TEST_F(TokenizerRun, RefusesAnotherTokenizerWithBothIdentities) {
 
 TEST_F(TokenizerRun, WorkersChangeNoByte) {
   std::string lines;
-  for (int i = 0; lines.size() < (3 << 20); ++i) {
+  for (int64_t i = 0; lines.size() < (3 << 20); ++i) {
     lines +=
         text("{{\"text\": \"{} \u00e9t\u00e9 number {} of the quick brown foxes\"}}\n", i * i, i);
   }
