@@ -81,11 +81,6 @@ template <int kNewest>
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kNewest) : "memory");
 }
-// Waits until all but the newest `kNewest` groups of this thread's stores are in memory.
-template <int kNewest>
-__device__ __forceinline__ void wait_stores() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kNewest) : "memory");
-}
 // Orders this thread's plain accesses of shared memory before those of TMA and WGMMA.
 __device__ __forceinline__ void fence_for_engines() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -82,29 +82,17 @@ class FusedLoader {
   __device__ void find_rows(const Tile& t) {
     const int32_t* source = g_.a.source + t.begin + t.row;
     const auto stride = static_cast<uint32_t>(g_.a.stride / 8);
-    bool all = true;
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
       const int row = thread_ / 8 + kApart * i;
       const int32_t from = row < t.live ? source[row] : -1;
-      const bool live = from >= 0 && from < g_.a.sources;
-      rows_[i] = live ? from * stride : kZeros;
-      all = all && live;
+      rows_[i] = from >= 0 && from < g_.a.sources ? from * stride : kZeros;
     }
-    all_live_ = __all_sync(~0u, all);
   }
   __device__ void gather(int step) {
     const int piece = thread_ % 8, column = step * kDepth + piece * 8, row = thread_ / 8;
     const char* data = static_cast<const char*>(g_.a.data) + column * 2;
     const uint32_t to = ring_.a() + row * 128 + (piece ^ row % 8) * 16;
-    if (all_live_ &&
-        (step + 1) * kDepth <= g_.k) {  // few instructions: one warp a scheduler copies
-#pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) {
-        copy_16(to + i * kApart * 128, data + rows_[i] * uint64_t{16}, 16);
-      }
-      return;
-    }
     const int bytes = min(max((static_cast<int>(g_.k) - column) * 2, 0), 16);
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
@@ -118,7 +106,6 @@ class FusedLoader {
   Ring<L> ring_;
   int thread_;
   uint32_t rows_[kRowsEach];
-  bool all_live_;  // of the warp's
 };
 
 }  // namespace moiety::gemm::sm90
