@@ -45,31 +45,28 @@ if(MOIETY_MPI AND NOT MOIETY_SANITIZE MATCHES "thread")
   find_package(MPI MODULE QUIET COMPONENTS CXX)
 endif()
 
+# OUT := what is there, or what its absence means.
+function(moiety_describe out found there missing)
+  if(${found})
+    set(${out} "${there}" PARENT_SCOPE)
+  else()
+    set(${out} "${missing}" PARENT_SCOPE)
+  endif()
+endfunction()
+
 function(moiety_print_summary)
-  set(onednn "no: the reference GEMM is used (Debian: libdnnl-dev)")
-  if(moiety_onednn)
-    set(onednn "${moiety_onednn_version}")
-  endif()
-  set(mpi "no: ranks are threads (Debian: libopenmpi-dev openmpi-bin)")
-  if(MPI_CXX_FOUND)
-    set(mpi "${MPI_CXX_VERSION}")
-  endif()
-  set(zlib "no: gzip input is refused (Debian: zlib1g-dev)")
-  if(ZLIB_FOUND)
-    set(zlib "${ZLIB_VERSION_STRING}")
-  endif()
-  set(pcre2 "no: tokenizers with patterns are refused (Debian: libpcre2-dev)")
-  if(moiety_pcre2)
-    set(pcre2 "${moiety_pcre2_version}")
-  endif()
-  set(utf8proc "no: tokenizers with NFC are refused (Debian: libutf8proc-dev)")
-  if(moiety_utf8proc)
-    set(utf8proc "${moiety_utf8proc_version}")
-  endif()
-  set(ccache "no: every clone compiles all (Debian: ccache)")
-  if(MOIETY_CCACHE)
-    set(ccache "${MOIETY_CCACHE}")
-  endif()
+  moiety_describe(onednn moiety_onednn "${moiety_onednn_version}"
+                  "no: the reference GEMM is used (Debian: libdnnl-dev)")
+  moiety_describe(mpi MPI_CXX_FOUND "${MPI_CXX_VERSION}"
+                  "no: ranks are threads (Debian: libopenmpi-dev openmpi-bin)")
+  moiety_describe(zlib ZLIB_FOUND "${ZLIB_VERSION_STRING}"
+                  "no: gzip input is refused (Debian: zlib1g-dev)")
+  moiety_describe(pcre2 moiety_pcre2 "${moiety_pcre2_version}"
+                  "no: tokenizers with patterns are refused (Debian: libpcre2-dev)")
+  moiety_describe(utf8proc moiety_utf8proc "${moiety_utf8proc_version}"
+                  "no: tokenizers with NFC are refused (Debian: libutf8proc-dev)")
+  moiety_describe(ccache MOIETY_CCACHE "${MOIETY_CCACHE}"
+                  "no: every clone compiles all (Debian: ccache)")
   message(STATUS "Moiety ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} "
                  "${CMAKE_CXX_COMPILER_VERSION}")
   message(STATUS "  oneDNN     ${onednn}")

@@ -5,24 +5,10 @@
 #include "moiety/hf/export.h"
 #include "moiety/model/decoder.h"
 #include "tests/hf/hf_testing.h"
+#include "tests/support/python.h"
 
 namespace moiety::hf {
 namespace {
-
-// A Python that has transformers and torch; empty if there is none.
-std::string find_python() {
-  const char* home = std::getenv("HOME");
-  // Where bench/setup_peers.sh puts torch.
-  const std::string venv = std::string(home ? home : "") + "/.cache/moiety/torch-venv/bin/python";
-  for (const std::string& python : {venv, std::string("python3")}) {
-    const std::string command =
-        "'" + python +
-        "' -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec(\"torch\") and "
-        "u.find_spec(\"transformers\")))' >/dev/null 2>&1";
-    if (std::system(command.c_str()) == 0) return python;
-  }
-  return {};
-}
 
 // The logits behind every token, [T, V].
 std::vector<float> logits_of(model::ModelHarness& h, const ReferenceBatch& batch) {
@@ -138,7 +124,7 @@ constexpr const char* kNoTransformers =
 
 // Models that the transformers of this machine makes now.
 TEST(AgainstTransformersLive, ReadsWhatIsSaved) {
-  const std::string python = find_python();
+  const std::string python = find_python({"torch", "transformers"});
   if (python.empty()) GTEST_SKIP() << kNoTransformers;
   const TemporaryDirectory dir;
   const std::string command = "'" + python +
@@ -157,7 +143,7 @@ TEST(AgainstTransformersLive, ReadsWhatIsSaved) {
 // What is exported is loaded by transformers without a missing or unexpected key, and gives the
 // logits of the model that was imported.
 TEST(AgainstTransformersLive, LoadsWhatIsExported) {
-  const std::string python = find_python();
+  const std::string python = find_python({"torch", "transformers"});
   if (python.empty()) GTEST_SKIP() << kNoTransformers;
   const auto check = [&](const TemporaryDirectory& dir, const std::string& name, double bound) {
     const std::string reference = golden(name) + "/reference.safetensors";

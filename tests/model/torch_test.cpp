@@ -7,24 +7,10 @@
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
 #include "tests/support/files.h"
+#include "tests/support/python.h"
 
 namespace moiety::model {
 namespace {
-
-// A Python that has PyTorch; empty if there is none.
-std::string find_python() {
-  const char* home = std::getenv("HOME");
-  // Where bench/setup_peers.sh puts it.
-  const std::string venv = std::string(home ? home : "") + "/.cache/moiety/torch-venv/bin/python";
-  for (const std::string& python : {venv, std::string("python3")}) {
-    const std::string command =
-        "'" + python +
-        "' -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"torch\"))' "
-        ">/dev/null 2>&1";
-    if (std::system(command.c_str()) == 0) return python;
-  }
-  return {};
-}
 
 template <class T>
 std::string bytes_of_values(const std::vector<T>& values) {
@@ -98,7 +84,7 @@ TorchResult run_torch(const std::string& python, const ModelHarness& h, const Na
 }
 
 TEST(AgainstTorch, LossAndGradients) {
-  const std::string python = find_python();
+  const std::string python = find_python({"torch"});
   if (python.empty()) {
     GTEST_SKIP() << "there is no PyTorch here; bash bench/setup_peers.sh installs it";
   }
