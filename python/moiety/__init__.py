@@ -1,0 +1,1 @@
+"""Moiety's Python side. Importing it imports nothing else."""
