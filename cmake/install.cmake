@@ -22,6 +22,9 @@ if(TARGET moiety_program)
   install(TARGETS moiety_program)
   install(DIRECTORY ${CMAKE_BINARY_DIR}/share/ DESTINATION ${CMAKE_INSTALL_DATADIR} OPTIONAL)
 endif()
+# Python alone; PYTHONPATH finds it until there is a wheel (docs/tokenizers.md#from-python).
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/python/moiety DESTINATION ${CMAKE_INSTALL_DATADIR}/moiety/python
+        FILES_MATCHING PATTERN "*.py")
 if(TARGET moiety_mpi)
   install(TARGETS moiety_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()

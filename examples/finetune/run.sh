@@ -5,8 +5,8 @@
 # one, else a few steps of the last layers on the CPU. docs/finetuning.md walks through it.
 #   bash examples/finetune/run.sh [options] [--section.key=value ...]   the rest goes to `moiety train`
 #     --out DIR        everything goes here (runs/finetune)
-#     --steps N        steps of the fine-tuning (CPU 16, GPU 200)
-#     --seq-len N      tokens of a sample (CPU 256, GPU 1024)
+#     --steps N        steps of the fine-tuning (CPU 12, GPU 200)
+#     --seq-len N      tokens of a sample (CPU 128, GPU 1024)
 #     --samples N      samples of the held-out text (CPU 24, GPU 64)
 #     --check          compare with transformers: its loss of the GGUF file and of the exported folder
 #     --program FILE   a `moiety` that is built; without it run.sh builds one
@@ -38,12 +38,13 @@ done
 
 preset=cpu
 # The CPU trains the last ten of thirty layers, which a laptop's memory holds.
-device=(--train.freeze="['embed*', 'layers.?.*', 'layers.1?.*']" --precision.recipe=fp32)
+device=(--train.freeze="['embed*', 'layers.?.*', 'layers.1?.*']" --precision.recipe=fp32
+  --train.global_batch=4)
 if nvidia-smi -L >/dev/null 2>&1; then
   preset=gpu device=(--precision.recipe=bf16 --train.micro_batch=8 --train.global_batch=16)
   : "${steps:=200}" "${seq_len:=1024}" "${samples:=64}"
 fi
-: "${steps:=16}" "${seq_len:=256}" "${samples:=24}"
+: "${steps:=12}" "${seq_len:=128}" "${samples:=24}"
 
 if [ -z "$moiety" ]; then
   say "setting up and building"

@@ -200,8 +200,8 @@ def _table(path, keys):
         raise DataError(f"{path}: {e}") from None
 
 
-def text_of(record, key):
-    """The text of a record of one key."""
+def text_of(record, keys):
+    """The text of a record; of several keys, the texts below each other."""
     if isinstance(record, BadDocument):
         raise record
-    return record if isinstance(record, str) else check_text(record[key], key)
+    return record if isinstance(record, str) else "\n".join(check_text(record[key], key) for key in keys)

@@ -28,7 +28,7 @@ def parse_arguments(arguments):
     add("--out", required=True, help="PREFIX of the files to write")
     add("--valid-fraction", type=float, default=0.0, help="share of the documents for PREFIX.valid.tok")
     add("--format", choices=["auto", "text", "jsonl", "parquet"], default="auto", help="auto: by name")
-    add("--text-key", default="text", help="key, or column, of the text")
+    add("--text-key", default="text", help="key, or column, of the text; of several, a,b, the texts stand below each other")
     add("--split", default="", help=r"separator of documents in text files; \n, \t, \r, \\ are understood")
     add("--chat", action="store_true", help="the inputs are conversations: messages, or prompt and completion")
     add("--chat-template", metavar="FILE", help="a Jinja template instead of the one beside the tokenizer")
@@ -49,6 +49,7 @@ def parse_arguments(arguments):
         raise UsageError("--chat-template: needs --chat")
     if not os.path.basename(a.out):
         raise UsageError(f"--out {a.out}: is a directory; the PREFIX of the files in it is missing")
+    a.text_key = a.text_key.split(",")
     a.split = re.sub(r"\\([ntr\\])", lambda m: {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}[m[1]], a.split)
     return a
 
@@ -135,11 +136,13 @@ class Work:
 
     def _collect(self, place, record):
         from .chat import messages_of
-        from .inputs import text_of
+        from .inputs import BadDocument, text_of
 
         text, spans = text_of(record, self.a.text_key) if not self.chat else None, None
         if self.chat:
             text, spans = self.chat.text_and_spans(messages_of(record))
+        if self.chat and not spans:
+            raise BadDocument("a conversation without a message of the assistant: nothing to learn")
         if not text:
             self.empty += 1
             return
@@ -200,7 +203,7 @@ def prepare(a):
     tokenizer = load_tokenizer(a)
     chat = conversations.Renderer(tokenizer, a.chat_template) if a.chat else None
     paths, repeated = inputs.list_inputs(a.inputs)
-    keys = conversations.keys_of if a.chat else lambda names: [a.text_key]
+    keys = conversations.keys_of if a.chat else lambda names: a.text_key
     flags = token_file.HAS_LOSS_MASK if a.chat else token_file.END_IN_EOS
     outputs = Outputs(a, tokenizer, flags | (token_file.START_WITH_BOS if a.bos else 0))
     try:

@@ -41,7 +41,7 @@ TEST(Tokenizer, UnknownNameIsUsageError) {
     EXPECT_EQ(e.kind(), ErrorKind::kUsage);
     EXPECT_STREQ(e.what(),
                  "tokenizer 'gpt2.json' does not exist; there are: bytes, and the path of a "
-                 "tokenizer.json or of its folder");
+                 "tokenizer.json, of its folder");
   }
 }
 

@@ -104,6 +104,8 @@ class Prepare(Base):
                       files=(".train.tok", ".valid.tok") if split else (".tok",))  # fmt: skip
         self.jsonl("key.txt", TEXTS, key="body")
         self.same(self.dir / "key.txt", "--format", "jsonl", "--text-key", "body")
+        self.write("two.jsonl", "".join(json.dumps({"title": t, "body": t * 2}) + "\n" for t in TEXTS))
+        self.same(self.dir / "two.jsonl", "--text-key", "title,body")
 
     def test_bad_documents(self):
         lines = [
@@ -154,6 +156,17 @@ class Prepare(Base):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("model WordLevel", done.stderr)
         self.assertEqual(read_tokens(self.dir / "a.tok")[0], [[1, 2, 0], [1, 3, 0]])
+        self.trains_on(self.dir / "a.tok")
+
+    def trains_on(self, tokens):
+        """The token file is the tokenizer of a training, which knows no text."""
+        run = [f"--run.dir={self.dir / 'run'}", "--run.ranks=1", f"--data.tokenizer={tokens}", f"--data.train=['{tokens}']",
+               "--data.seq_len=4", "--model.preset=tiny", "--train.steps=1", "--train.micro_batch=1",
+               "--train.global_batch=1", "--log.peak_tflops=1", "--moe.experts=2", "--moe.top_k=1"]  # fmt: skip
+        trained = subprocess.run([PROGRAM, "train", *run], capture_output=True, text=True, timeout=300)
+        self.assertEqual(trained.returncode, 0, trained.stderr)
+        words = subprocess.run([PROGRAM, "generate", self.dir / "run", "--prompt", "x"], capture_output=True, text=True)
+        self.assertIn("a token file knows ids and no text", words.stderr)
 
     @needs("pyarrow")
     def test_parquet(self):
@@ -199,7 +212,7 @@ CHAT = [
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"},
                   {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": ""}]},
     {"prompt": "zwei \u00fc", "completion": "\U0001f600!"},
-    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]},
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "a\n"}]},
 ]  # fmt: skip
 
 
@@ -233,13 +246,13 @@ class Chat(Base):
         for document, mask in zip(ids, masks):
             targets = [i for i, m in zip(document, mask) if m]
             said.append([self.tokenizer.decode([i], skip_special_tokens=False) if i == end else i for i in targets])
-        spelled = [[self.tokenizer.encode(t).ids for t in texts] for texts in (["Hello there", ""], ["\U0001f600!"], [])]
+        spelled = [[self.tokenizer.encode(t).ids for t in texts] for texts in (["Hello there", ""], ["\U0001f600!"], ["a\n"])]
         expected = [[one for part in texts for one in [*part, "<|im_end|>"]] for texts in spelled]
         self.assertEqual(said, expected)
         # The same of a template that marks what is generated.
         self.assertEqual(self.words(MARKED), (ids, masks))
         header = (self.dir / "a.tok").read_bytes()
-        self.assertEqual(struct.unpack_from("<Q", header, 104)[0], len("Hello there".encode()) + len("\U0001f600!".encode()))
+        self.assertEqual(struct.unpack_from("<Q", header, 104)[0], len("Hello there\U0001f600!a\n".encode()))
 
     @needs("transformers")
     def test_equals_transformers(self):
@@ -274,6 +287,7 @@ class Chat(Base):
         fails(3, "the chat template", self.dir / "chat.jsonl", "--chat", "--chat-template", broken)
         good = self.write("good.jinja", CHATML)
         for line, part in [('{"text": "x"}', "no key 'messages'"), ('{"messages": []}', "is no list, or empty"),
+                           ('{"messages": [{"role": "user", "content": "x"}]}', "nothing to learn"),
                            ('{"messages": [{"role": "king", "content": ""}]}', "its role is none of"),
                            ('{"messages": [{"role": "user", "content": 1}]}', "not a string")]:  # fmt: skip
             fails(3, part, self.write("bad.jsonl", line), "--chat", "--chat-template", good)
