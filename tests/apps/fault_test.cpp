@@ -76,7 +76,7 @@ TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
                                           {.weights = DType::kFloat32}, model.groups());
     transformer.bind(optimizer.parameters());
     optimizer.initialize(1, Stream());
-    data::BatchBuffer batch(8, 16, false);
+    data::BatchBuffer batch(8, 16, {});
     batch.fill(*data::synthetic_source("uniform", 16, 264, 1), std::vector<data::SampleRef>(8));
     Arena arena("activations");
     Recorder probe;
@@ -227,7 +227,7 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
         (p.slot == "weight" ? master : moments) += bytes;
       }
       const auto source = data::synthetic_source("uniform", 128, 264, 1);
-      data::BatchBuffer batch(4, 128, false);
+      data::BatchBuffer batch(4, 128, {});
       const std::vector<data::SampleRef> samples{{0, 1}, {0, 2}, {0, 3}, {0, 4}};
       batch.fill(*source, samples);
       ExpertCapacity capacity(config, model.transformer(), tokens / grid.tp);
