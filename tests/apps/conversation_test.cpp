@@ -1,9 +1,8 @@
 // `moiety generate --chat`: what the model sees is the whole conversation in its template, whoever
 // keeps it.
 #include <fcntl.h>
-#include <unistd.h>
-
 #include <string>
+#include <unistd.h>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -31,9 +30,9 @@ class Conversing : public testing::Test {
                    "--quiet"})
                   .code,
               kExitDone);
-    train(tiny(dir_ / "run") +
-          Arguments{"--data.synthetic=none", "--data.train=" + dir_ / "t.tok", "--data.seq_len=64",
-                    "--data.tokenizer=" + dir_ / "given", "--train.steps=20"});
+    train(tiny(dir_ / "run") + Arguments{"--data.synthetic=none", "--data.train=" + dir_ / "t.tok",
+                                         "--data.seq_len=64", "--data.tokenizer=" + dir_ / "given",
+                                         "--train.steps=20"});
   }
   // The program with these lines on its standard input.
   ProgramResult run_with(const std::string& lines, const Arguments& arguments) {
@@ -61,9 +60,9 @@ class Conversing : public testing::Test {
 };
 
 TEST_F(Conversing, EveryAnswerSeesAllThatWasSaid) {
-  const ProgramResult result = run_with("the quick\nbrown fox\n\n",
-                                        {"generate", dir_ / "run", "--chat", "--tokens=12",
-                                         "--json", "--system=Be brief."});
+  const ProgramResult result =
+      run_with("the quick\nbrown fox\n\n",
+               {"generate", dir_ / "run", "--chat", "--tokens=12", "--json", "--system=Be brief."});
   ASSERT_EQ(result.code, kExitDone) << result.err;
   std::istringstream lines(result.out);
   std::string told = turn("system", "Be brief.");
@@ -105,8 +104,8 @@ TEST_F(Conversing, OptionsThatDoNotFit) {
   const ProgramResult refused = run({"generate", dir_ / "bytes", "--chat", "--prompt=a"});
   EXPECT_EQ(refused.code, kExitUsage);
   EXPECT_NE(refused.last_line().find("--chat-template"), std::string::npos) << refused.last_line();
-  const ProgramResult told = run({"generate", dir_ / "bytes", "--chat", "--prompt=a", "--tokens=4",
-                                  "--chat-template=chatml"});
+  const ProgramResult told = run(
+      {"generate", dir_ / "bytes", "--chat", "--prompt=a", "--tokens=4", "--chat-template=chatml"});
   EXPECT_EQ(told.code, kExitDone) << told.err;
 }
 

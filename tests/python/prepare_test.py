@@ -254,6 +254,12 @@ class Chat(Base):
         header = (self.dir / "a.tok").read_bytes()
         self.assertEqual(struct.unpack_from("<Q", header, 104)[0], len("Hello there\U0001f600!a\n".encode()))
 
+    def test_chatml_is_the_programs(self):
+        self.words(CHATML)
+        done = self.program(self.dir / "chat.jsonl", "--chat", "--tokenizer", self.dir, "--out", self.dir / "b", "--quiet")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((self.dir / "a.tok").read_bytes(), (self.dir / "b.tok").read_bytes())
+
     @needs("transformers")
     def test_equals_transformers(self):
         import transformers
