@@ -30,6 +30,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WAITING = 1800.0  # seconds of a clock that a run may take on a busy machine
 LAST = 10
+LONG, LAST_LONG = 300, 20  # the same where a GPU is compared with the CPU
 NEAR = 0.01
 
 SHARED = {"moe.expert_weights": ["packed", "indexed"], "moe.delay_wgrad": ["false", "true"],
@@ -83,8 +84,8 @@ def cover(options):
         seen |= pairs(best)
 
 
-def mean_of_last(steps):
-    return sum(steps[step][0] for step in sorted(steps)[-LAST:]) / LAST
+def mean_of_last(steps, last=LAST):
+    return sum(steps[step][0] for step in sorted(steps)[-last:]) / last
 
 
 class Matrix:
@@ -116,7 +117,7 @@ class Matrix:
         finally:
             shutil.rmtree(run, ignore_errors=True)
         steps = {r["step"]: (r["loss"], r["aux"], r["gnorm"]) for r in records if "event" not in r}
-        if sorted(steps) != list(range(1, self.options.steps + 1)):
+        if sorted(steps) != list(range(1, config["train.steps"] + 1)):
             return f"{name}: records of {len(steps)} steps"
         return steps
 
@@ -157,19 +158,19 @@ class Matrix:
         """Paths of experts, recipes and frozen parts on the GPU, near to the same on the CPU."""
         kinds = {"sm90": {"moe.path": "sm90"}, "cuda_plain": {"moe.path": "cuda_plain"}, "frozen": FROZEN,
                  **{recipe: {"precision.recipe": recipe} for recipe in RECIPES[1:]}}
-        configs = {f"{kind}, {device}": {**base, **keys, "run.device": device}
+        configs = {f"{kind}, {device}": {**base, **keys, "run.device": device, "train.steps": LONG}
                    for kind, keys in kinds.items() for device in ("cuda", "cpu")}
         for name, config in configs.items():
             if name.endswith("cpu"):
                 config.pop("moe.path", None)
-        mean = {name: mean_of_last(steps) for name, steps in self.run(configs).items()}
+        mean = {name: mean_of_last(steps, LAST_LONG) for name, steps in self.run(configs).items()}
         for kind in kinds:
             gpu, cpu = mean.get(f"{kind}, cuda"), mean.get(f"{kind}, cpu")
             if gpu is None or cpu is None:
                 continue
             print(f"{kind}: {gpu} on the GPU, {100 * (gpu / cpu - 1):+.3f} % of the CPU's", flush=True)
             if abs(gpu / cpu - 1) > NEAR:
-                self.faults.append(f"{kind}: mean of the last {LAST} losses is {gpu} on the GPU, {cpu} on the CPU")
+                self.faults.append(f"{kind}: mean of the last {LAST_LONG} losses is {gpu} on the GPU, {cpu} on the CPU")
 
     def recipes(self):
         configs = {}
