@@ -52,7 +52,8 @@ GPU_MATRICES = {
 # Beyond pairs of values, the product of these is what the whole matrix runs; others stay at their first.
 CROSSED = {"moe.expert_weights", "moe.delay_wgrad", "memory.recompute", "moe.glu_interleave", "moe.layout",
            "ep.zero_copy", "moe.path"}
-RECIPES = ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]
+RECIPES = {name: {"precision.recipe": name} for name in ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]}
+RECIPES["fp8_tensor delayed"] = {**RECIPES["fp8_tensor"], "precision.scaling": "delayed"}
 ALONE = {"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 8}
 CUTS = {"gtp 2": {"run.ranks": 2, "parallel.ep": 1, "parallel.gtp": 2, "parallel.egtp": 2},
         "ep 2": {"run.ranks": 2, "parallel.ep": 2},
@@ -157,7 +158,7 @@ class Matrix:
     def beside_cpu(self, base):
         """Paths of experts, recipes and frozen parts on the GPU, near to the same on the CPU."""
         kinds = {"sm90": {"moe.path": "sm90"}, "cuda_plain": {"moe.path": "cuda_plain"}, "frozen": FROZEN,
-                 **{recipe: {"precision.recipe": recipe} for recipe in RECIPES[1:]}}
+                 **{name: keys for name, keys in RECIPES.items() if name != "bf16"}}
         configs = {f"{kind}, {device}": {**base, **keys, "run.device": device, "train.steps": LONG}
                    for kind, keys in kinds.items() for device in ("cuda", "cpu")}
         for name, config in configs.items():
@@ -174,9 +175,9 @@ class Matrix:
 
     def recipes(self):
         configs = {}
-        for recipe in RECIPES:
+        for recipe, settings in RECIPES.items():
             for cut, layout in {"one rank": ALONE, **CUTS}.items():
-                configs[f"{recipe}, {cut}"] = {**SIZES, "precision.recipe": recipe, **layout}
+                configs[f"{recipe}, {cut}"] = {**SIZES, **settings, **layout}
         results = self.run(configs)
         mean = {name: mean_of_last(steps) for name, steps in results.items()}
         for recipe in RECIPES:
