@@ -12,9 +12,7 @@ Operand dense(Operand w) {
   return w;
 }
 
-OperandCast input_cast(const QuantizedLinear& linear) {
-  return {.delayed = linear.input_scaling};
-}
+OperandCast input_cast(const QuantizedLinear& linear) { return {.delayed = linear.input_scaling}; }
 OperandCast gradient_cast(const QuantizedLinear& linear) {
   return {.random = linear.gradient_bits, .delayed = linear.gradient_scaling};
 }
@@ -64,9 +62,9 @@ void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y
   Operand w = dense(
       make_weight_operand(linear.recipe->weight, Direction::kRow, linear.weight, arena, stream));
   w.transposed = true;
-  multiply(make_operand(linear.recipe->input, Direction::kRow, x, input_cast(linear), arena,
-                        stream),
-           w, y, residual, stream);
+  multiply(
+      make_operand(linear.recipe->input, Direction::kRow, x, input_cast(linear), arena, stream), w,
+      y, residual, stream);
 }
 
 void quantized_input_gradient(const QuantizedLinear& linear, TensorView dy, TensorView dx,
@@ -85,8 +83,8 @@ void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, Ten
   check_rows("quantized_weight_gradient", linear, dy, grad.size(0));
   check_rows("quantized_weight_gradient", linear, x, grad.size(1));
   ArenaScope operands(arena);
-  const Operand a = make_operand(linear.recipe->gradient, Direction::kCol, dy, gradient_cast(linear),
-                                 arena, stream);
+  const Operand a = make_operand(linear.recipe->gradient, Direction::kCol, dy,
+                                 gradient_cast(linear), arena, stream);
   const Operand b =
       make_operand(linear.recipe->input, Direction::kCol, x, input_cast(linear), arena, stream);
   gemm({.op = a.transposed ? GemmOp::kTN : GemmOp::kNT,
@@ -166,9 +164,8 @@ void quantized_grouped_weight_gradient(const QuantizedLinear& linear, const Grou
   const Recipe& recipe = *linear.recipe;
   const Operand a = make_grouped_operand(recipe.gradient, Direction::kCol, dy, groups,
                                          gradient_cast(linear), arena, stream);
-  const Operand b =
-      make_grouped_operand(recipe.input, Direction::kCol, x, groups, input_cast(linear), arena,
-                           stream);
+  const Operand b = make_grouped_operand(recipe.input, Direction::kCol, x, groups,
+                                         input_cast(linear), arena, stream);
   grouped_gemm({.op = GroupedOp::kWgrad,
                 .groups = grouped_operand_groups(recipe.input, groups, arena, stream),
                 .a = {a.data},

@@ -101,8 +101,8 @@ void Transformer::set_precision(const Precision& precision) {
   if (precision.amax_history != (scales_ ? scales_->length() : 0)) {
     scales_ = precision.amax_history > 0 ? make_scales(precision.amax_history) : nullptr;
   }
-  uses_scales_ = scales_ && precision.recipe &&
-                 precision.recipe->input.format == Format::kFp8Tensor;
+  uses_scales_ =
+      scales_ && precision.recipe && precision.recipe->input.format == Format::kFp8Tensor;
   const KeptLayers& kept = precision.kept;
   for (int64_t l = 0; l < config_.layers; ++l) {
     const bool quantized = l >= kept.first && l < config_.layers - kept.last;

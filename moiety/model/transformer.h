@@ -243,11 +243,11 @@ class Transformer {
   TensorProbe* probe_ = nullptr;
   std::unique_ptr<DelayedScales> scales_;  // of delayed scaling
   bool uses_scales_ = false;               // whether the recipe casts with them
-  Tensor token_faults_;           // of rows that are moved (gtp/embedding.h)
-  uint64_t seed_ = 0;             // seed of stochastic rounding
-  Tensor rng_;                    // quant::RngState of the last forward
-  Tensor rope_table_;             // made for the longest sequence so far
-  std::unique_ptr<Saved> saved_;  // of a forward that waits for its backward
+  Tensor token_faults_;                    // of rows that are moved (gtp/embedding.h)
+  uint64_t seed_ = 0;                      // seed of stochastic rounding
+  Tensor rng_;                             // quant::RngState of the last forward
+  Tensor rope_table_;                      // made for the longest sequence so far
+  std::unique_ptr<Saved> saved_;           // of a forward that waits for its backward
 };
 
 }  // namespace moiety::model

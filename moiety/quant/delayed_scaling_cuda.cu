@@ -108,8 +108,7 @@ void update_delayed_scales_cuda(const DelayedScalingTable::Device& table, const 
                                 const Stream& stream) {
   launch("update_delayed_scales", update_states,
          {blocks_for(table.count, kThreads / kWarp), kThreads}, stream,
-         reinterpret_cast<const State*>(table.states.data()), table.count, table.algorithm,
-         skip);
+         reinterpret_cast<const State*>(table.states.data()), table.count, table.algorithm, skip);
 }
 
 void oldest_first_cuda(const DelayedScaling& state, const TensorView& out_L, const Stream& stream) {

@@ -119,7 +119,7 @@ struct PrecisionSettings {
   bool pow2_scales = true;
   Scaling scaling = Scaling::kCurrent;  // of x and dy of kFp8Tensor
   int64_t amax_history = 16;            // steps that delayed scales look back on
-  int64_t switch_step = 0;  // first step of switch_recipe; 0: none
+  int64_t switch_step = 0;              // first step of switch_recipe; 0: none
   Recipe switch_recipe = Recipe::kBf16;
   GradReduce grad_reduce = GradReduce::kMainGrad;
 };

@@ -95,8 +95,7 @@ TEST(DelayedScaling, ResumesBitwise) {
   const auto all = steps_of(tiny(whole, 4, 2) + common);
   for (const int64_t stop : {0, 2, 6}) {
     const std::string again = dir / text("{}", stop);
-    const auto rest =
-        steps_of(tiny(again, 4, 2) + common, stop ? whole : std::string(), stop);
+    const auto rest = steps_of(tiny(again, 4, 2) + common, stop ? whole : std::string(), stop);
     EXPECT_EQ(rest.begin()->first, stop + 1);
     expect_same(rest, all);
     EXPECT_EQ(digests(checkpoint_path(again, 8)), digests(checkpoint_path(whole, 8)));
@@ -140,9 +139,9 @@ TEST(DelayedScaling, RecomputationAndEvaluationLeaveNoTrace) {
   const TemporaryDirectory dir;
   const std::string train = write_tokens(dir / "a.tok", {ramp(900)});
   const std::string valid = write_tokens(dir / "v.tok", {ramp(400, 5)});
-  const Arguments common = kDelayed + Arguments{"--data.synthetic=none", "--data.train=" + train,
-                                                "--data.valid=[\"" + valid + "\"]",
-                                                "--eval.samples=16"};
+  const Arguments common =
+      kDelayed + Arguments{"--data.synthetic=none", "--data.train=" + train,
+                           "--data.valid=[\"" + valid + "\"]", "--eval.samples=16"};
   const auto expected = steps_of(tiny(dir / "plain", 2, 2) + common);
   const auto digest = digests(checkpoint_path(dir / "plain", 6));
   for (const char* option : {"memory.recompute=moe", "memory.recompute=full", "eval.every=1",
@@ -186,10 +185,9 @@ TEST(DelayedScaling, StepsThatAreUndoneLeaveNoTrace) {
   EXPECT_EQ(digests(checkpoint_path(dir / "again", 6)), digests(checkpoint_path(dir / "wide", 6)));
 
   // A rate that breaks the weights: the first step that follows is skipped, and so are all others.
-  const ProgramResult broken =
-      run(tiny(dir / "broken", 2, 2) + common +
-          Arguments{"--optim.lr=1e38", "--optim.warmup_steps=0", "--train.steps=9",
-                    "--guard.max_skips=99"});
+  const ProgramResult broken = run(tiny(dir / "broken", 2, 2) + common +
+                                   Arguments{"--optim.lr=1e38", "--optim.warmup_steps=0",
+                                             "--train.steps=9", "--guard.max_skips=99"});
   const auto skips = events(dir / "broken", "skip");
   ASSERT_FALSE(skips.empty()) << broken.err;
   const int64_t first = skips[0]["step"].get<int64_t>();
@@ -202,8 +200,7 @@ TEST(DelayedScaling, StepsThatAreUndoneLeaveNoTrace) {
 // Scaling and the length of histories may change at a resume.
 TEST(DelayedScaling, SettingsChangeAtAResume) {
   const TemporaryDirectory dir;
-  const auto resume = [&](const std::string& name, const std::string& from,
-                          const Arguments& more) {
+  const auto resume = [&](const std::string& name, const std::string& from, const Arguments& more) {
     fs::create_directories(dir / name + "/checkpoints");
     fs::copy(checkpoint_path(dir / from, 3), checkpoint_path(dir / name, 3));
     const ProgramResult result = run(tiny(dir / name) + kEveryStep + more);
@@ -241,8 +238,8 @@ TEST(DelayedScaling, SettingsChangeAtAResume) {
 // Histories begin where the recipe does, and outlive it.
 TEST(DelayedScaling, TheRecipeSwitches) {
   const TemporaryDirectory dir;
-  const Arguments common = kEveryStep + Arguments{"--precision.scaling=delayed",
-                                                  "--precision.switch_step=4"};
+  const Arguments common =
+      kEveryStep + Arguments{"--precision.scaling=delayed", "--precision.switch_step=4"};
   const Arguments in{"--precision.recipe=bf16", "--precision.switch_recipe=fp8_tensor"},
       out{"--precision.recipe=fp8_tensor", "--precision.switch_recipe=bf16"};
   for (const Arguments& way : {in, out}) {
@@ -263,9 +260,9 @@ TEST(DelayedScaling, TheRecipeSwitches) {
 TEST(DelayedScaling, OtherRecipesRefuseIt) {
   const TemporaryDirectory dir;
   for (const char* recipe : {"fp32", "bf16", "fp8_block", "mxfp8", "nvfp4"}) {
-    const ProgramResult result = run(tiny(dir / "r") + Arguments{
-                                         text("--precision.recipe={}", recipe),
-                                         "--precision.scaling=delayed"});
+    const ProgramResult result =
+        run(tiny(dir / "r") +
+            Arguments{text("--precision.recipe={}", recipe), "--precision.scaling=delayed"});
     EXPECT_EQ(result.code, kExitUsage);
     EXPECT_NE(result.last_line().find(text("precision.scaling = \"delayed\": precision.recipe is "
                                            "\"{}\"; only recipe fp8_tensor",
