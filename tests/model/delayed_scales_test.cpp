@@ -54,7 +54,7 @@ TEST(DelayedScales, EveryLinearHasTwoTensors) {
       "layers.0.attn.qkv.amax_x", "layers.0.attn.qkv.amax_dy", "layers.0.attn.o.amax_x",
       "layers.0.attn.o.amax_dy",  "layers.0.mlp.fc1.amax_x",   "layers.0.mlp.fc1.amax_dy",
       "layers.0.mlp.fc2.amax_x",  "layers.0.mlp.fc2.amax_dy",  "layers.1.attn.qkv.amax_x"};
-  ASSERT_EQ(names.size(), 3u * 4 + 2 * 4 + 2 * 8);
+  ASSERT_EQ(names.size(), 3u * 4 + 4 + 2 * 8);
   EXPECT_TRUE(std::equal(first.begin(), first.end(), names.begin()));
   EXPECT_EQ(count, 3 * 4 + 4 + 2 * 4 + 2 * 4 * c.router.experts);
   EXPECT_EQ(delayed_scale_bytes(c, 16), count * 21 * 4);
@@ -172,7 +172,9 @@ TEST(DelayedScales, AStepThatRepeatsIsThatOfCurrentScaling) {
     for (std::string before, now; before.empty() || now != before; ++steps) {
       before = now;
       now = step_bits(h, batch.batch);
-      if (steps == 0) EXPECT_TRUE(now != current);  // it had scale 1
+      if (steps == 0) {
+        EXPECT_TRUE(now != current);  // it had scale 1
+      }
       h.model->update_scales({}, {});
       ASSERT_LT(steps, 40);
     }
@@ -215,7 +217,8 @@ TEST(DelayedScales, RecomputationAndEvaluationChangeNoHistory) {
 }
 
 // Ranks that share the experts, each with a part of the batch, have the histories of one with all
-// of it: forward of the first layer is the same, so are the values that its linears see.
+// of it: forward of the first layer is the same, so are the values that its linears see. Further on
+// routing losses are those of a rank's tokens, and choices of experts may flip.
 TEST(DelayedScales, RanksHaveOneHistory) {
   const Config c = all_kinds_of_layers();
   const TestBatch all(c, 4, 12, false, 1);
@@ -240,7 +243,7 @@ TEST(DelayedScales, RanksHaveOneHistory) {
     const std::vector<double>& one = expected.at(name);
     const bool same = name.starts_with("layers.0.") && name.ends_with("_x");
     for (size_t i = 0; i < list.size(); ++i) {
-      EXPECT_NEAR(list[i], one[i], same ? 0 : 0.1 * one[i]) << name << " " << i;
+      EXPECT_NEAR(list[i], one[i], same ? 0 : 0.4 * one[i]) << name << " " << i;
     }
   }
 }
