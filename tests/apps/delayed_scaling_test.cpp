@@ -151,11 +151,11 @@ TEST(DelayedScaling, RecomputationAndEvaluationLeaveNoTrace) {
     EXPECT_EQ(digests(checkpoint_path(name, 6)), digest) << option;
   }
   // `moiety eval` casts with the checkpoint's scales, as the run's validation did.
-  const ProgramResult result = run({"eval", dir / "plain", "--data", valid, "--samples=16"});
+  steps_of(tiny(dir / "one") + common);
+  const ProgramResult result = run({"eval", dir / "one", "--data", valid, "--samples=16"});
   ASSERT_EQ(result.code, kExitDone) << result.err;
-  EXPECT_EQ(nlohmann::json::parse(result.out)["loss"],
-            events(dir / "plain", "eval").back()["loss"]);
-  ASSERT_EQ(run({"generate", dir / "plain", "--prompt", "a", "--tokens", "4"}).code, kExitDone);
+  EXPECT_EQ(nlohmann::json::parse(result.out)["loss"], events(dir / "one", "eval").back()["loss"]);
+  ASSERT_EQ(run({"generate", dir / "one", "--prompt", "a", "--tokens", "4"}).code, kExitDone);
 }
 
 TEST(DelayedScaling, FrozenPartsHaveHistoriesOfTheirInputs) {
@@ -172,12 +172,11 @@ TEST(DelayedScaling, FrozenPartsHaveHistoriesOfTheirInputs) {
 TEST(DelayedScaling, StepsThatAreUndoneLeaveNoTrace) {
   const TemporaryDirectory dir;
   const Arguments common = kDelayed + kEveryStep;
-  const ProgramResult again =
-      run(tiny(dir / "again", 2, 2) + common + Arguments{"--router.aux=none", "--init.std=0.5"});
+  const Arguments skewed{"--router.aux=none", "--moe.experts=8", "--moe.top_k=1"};
+  const ProgramResult again = run(tiny(dir / "again", 4, 4) + common + skewed);
   ASSERT_EQ(again.code, kExitDone) << again.err;
   const ProgramResult wide =
-      run(tiny(dir / "wide", 2, 2) + common +
-          Arguments{"--router.aux=none", "--init.std=0.5", "--moe.capacity_factor=-1"});
+      run(tiny(dir / "wide", 4, 4) + common + skewed + Arguments{"--moe.capacity_factor=-1"});
   ASSERT_EQ(wide.code, kExitDone) << wide.err;
   EXPECT_NE(again.err.find("is made again"), std::string::npos) << again.err;
   EXPECT_EQ(wide.err.find("is made again"), std::string::npos);
