@@ -21,7 +21,7 @@ void spin(const Stream& stream, int64_t nanoseconds);
 // a kernel waits, and is used again by the next group.
 class RankMemory {
  public:
-  static constexpr int64_t kBytes = int64_t{24} << 20;
+  static constexpr int64_t kBytes = int64_t{64} << 20;
 
   RankMemory() : own(kBytes, kGpu), pinned(Buffer::pinned(kBytes)), stream(Stream::on(kGpu)) {}
 

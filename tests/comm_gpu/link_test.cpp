@@ -122,8 +122,9 @@ TEST_F(CommGpu, TwoStreamsInTurn) {
 // Random operations on three communicators, each on a stream of its own, eagerly, in graphs and
 // mixed: what they give, and that nobody waits for long.
 TEST_F(CommGpu, RandomOperationsOnThreeCommunicators) {
-  for (const int ranks : {2, 3, 4}) {
-    run_gpu_ranks(ranks, Seconds(10), false, {.staging_bytes = 1 << 20}, [&](Communicator& comm) {
+  // Graphs of three branches take more queues of the GPU than four ranks on it can have.
+  for (const int ranks : {2, 3}) {
+    run_gpu_ranks(ranks, Seconds(4), false, {.staging_bytes = 1 << 20}, [&](Communicator& comm) {
       constexpr int kGroups = 3;
       constexpr int64_t kMost = 60000;
       const Stream origin = RankMemory::mine()->stream;
@@ -184,7 +185,7 @@ TEST_F(CommGpu, RandomOperationsOnThreeCommunicators) {
         comm.barrier();
       }
       const double took = seconds_of([&] {
-        for (int round = 0; round < 24; ++round) {
+        for (int round = 0; round < 200; ++round) {
           const int which = int(same() % 4);
           if (same() % 2) {
             graphs[which].launch(origin);
@@ -194,7 +195,7 @@ TEST_F(CommGpu, RandomOperationsOnThreeCommunicators) {
         }
         comm.synchronize(origin);
       });
-      EXPECT_LT(took, 10);
+      EXPECT_LT(took, 20);
       for (int g = 0; g < kGroups; ++g) groups[g]->synchronize(streams[g]);
       // After all of it, one operation of each group has its exact result.
       for (int g = 0; g < kGroups; ++g) {

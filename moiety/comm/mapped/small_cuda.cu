@@ -1,5 +1,5 @@
 #include "moiety/base/launch.cuh"
-#include "moiety/comm/mapped/reduce_device.cuh"
+#include "moiety/comm/mapped/sum_device.cuh"
 #include "moiety/comm/mapped/wait_device.cuh"
 
 namespace moiety::comm::mapped {
@@ -83,17 +83,18 @@ __global__ void __launch_bounds__(kThreads)
     small_sum_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting,
                      const __grid_constant__ SmallOperands operands) {
   exchange(region, meeting, operands, [&](auto&& pushed) {
-    using A = Accumulator<T>;
-    const auto source = [&](int r) {
+    const auto at = [&](int r) {
       return reinterpret_cast<const T*>(r == region.rank ? operands.send[r] : pushed(r));
     };
-    for (int i = threadIdx.x; i < operands.elements; i += kThreads) {
-      A total = static_cast<A>(source(0)[i]);
-      for (int r = 1; r < region.ranks; ++r) {
-        total = combine<op>(total, static_cast<A>(source(r)[i]));
-      }
-      reinterpret_cast<T*>(operands.sum)[i] = static_cast<T>(total);
-    }
+    T* to = reinterpret_cast<T*>(operands.sum);
+    const auto bits =
+        reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(operands.send[region.rank]);
+    const int packs = bits % 16 == 0 ? operands.elements / kWide<T> : 0;
+    sum_packs<T, op, kWide<T>>(to, at, region.ranks, packs, threadIdx.x, kThreads);
+    const int done = packs * kWide<T>;
+    sum_packs<T, op, 1>(
+        to + done, [&](int r) { return at(r) + done; }, region.ranks, operands.elements - done,
+        threadIdx.x, kThreads);
   });
 }
 

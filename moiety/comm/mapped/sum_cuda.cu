@@ -2,84 +2,42 @@
 
 #include "moiety/base/launch.cuh"
 #include "moiety/comm/mapped/kernels.h"
-#include "moiety/comm/mapped/reduce_device.cuh"
+#include "moiety/comm/mapped/sum_device.cuh"
 
 namespace moiety::comm::mapped {
 namespace {
+
+constexpr int kThreads = 512;
 
 struct Sources {
   const std::byte* at[kMaxRanks];
   int count;
 };
 
-// N elements, loaded and stored at once.
-template <class T, int N>
-struct alignas(N * sizeof(T)) Pack {
-  T x[N];
-};
-
-// Sums packs first, first + step, ...; each thread has several in flight. Plain loads, since peers
-// write what is read here.
 template <class T, ReduceOp op, int N>
-__device__ void sum_packs(T* to, const Sources& sources, int64_t packs, int64_t first,
-                          int64_t step) {
-  constexpr int kFlight = 4;
-  using A = Accumulator<T>;
-  using P = Pack<T, N>;
-  const auto at = [&](int r) { return reinterpret_cast<const P*>(sources.at[r]); };
-  for (int64_t i = first; i < packs; i += kFlight * step) {
-    A total[kFlight][N];
-    P loaded[kFlight];
-    for (int r = 0; r < sources.count; ++r) {
-#pragma unroll
-      for (int f = 0; f < kFlight; ++f) {
-        if (i + f * step < packs) loaded[f] = at(r)[i + f * step];
-      }
-#pragma unroll
-      for (int f = 0; f < kFlight; ++f) {
-#pragma unroll
-        for (int e = 0; e < N; ++e) {
-          const A x = static_cast<A>(loaded[f].x[e]);
-          total[f][e] = r == 0 ? x : combine<op>(total[f][e], x);
-        }
-      }
-    }
-#pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
-      if (i + f * step >= packs) continue;
-      P out;
-#pragma unroll
-      for (int e = 0; e < N; ++e) out.x[e] = static_cast<T>(total[f][e]);
-      reinterpret_cast<P*>(to)[i + f * step] = out;
-    }
-  }
-}
-
-template <class T, ReduceOp op, int N>
-__global__ void sum_kernel(T* to, const __grid_constant__ Sources sources, int64_t n) {
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(T* to, const __grid_constant__ Sources sources, int64_t n) {
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  sum_packs<T, op, N>(to, sources, n / N, first, step);
+  const auto at = [&](int r) { return reinterpret_cast<const T*>(sources.at[r]); };
+  sum_packs<T, op, N>(to, at, sources.count, n / N, first, step);
   if constexpr (N > 1) {  // the elements behind the last pack
     const int64_t tail = n / N * N + first;
-    if (tail >= n) return;
-    Sources rest = sources;
-    for (int r = 0; r < rest.count; ++r) rest.at[r] += tail * int64_t(sizeof(T));
-    sum_packs<T, op, 1>(to + tail, rest, 1, 0, 1);
+    if (tail < n) {
+      sum_packs<T, op, 1>(
+          to + tail, [&](int r) { return at(r) + tail; }, sources.count, 1, 0, 1);
+    }
   }
 }
 
 template <class T, ReduceOp op, int N>
 void launch_sum(const SumStep& step, const Sources& sources, int blocks, const Stream& stream) {
-  constexpr int kThreads = 512, kPacks = 4;
+  constexpr int kPacks = 4;
   const int64_t needed = std::max<int64_t>(1, blocks_for(step.elements, kThreads * kPacks * N));
   launch("comm_sum", sum_kernel<T, op, N>,
          {.blocks = blocks > 0 ? std::min<int64_t>(blocks, needed) : needed, .threads = kThreads},
          stream, reinterpret_cast<T*>(step.to), sources, step.elements);
 }
-
-template <class T>
-constexpr int kWide = 16 / int(sizeof(T));
 
 }  // namespace
 
