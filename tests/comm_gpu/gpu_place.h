@@ -49,6 +49,14 @@ struct GpuPlace {
     memory.comm = &comm;
     memory.used = 0;
   }
+  // Nothing may be allocated while a kernel waits, whichever group it belongs to.
+  static void prepare(Communicator& comm, Communicator& world) {
+    RankMemory& memory = *RankMemory::mine();
+    world.synchronize(memory.stream);
+    world.barrier();
+    comm.prepare(kGpu, {.staging_bytes = 1 << 20});
+    world.barrier();
+  }
   // The rank's stream, now and then late.
   static Stream stream() {
     RankMemory& memory = *RankMemory::mine();
