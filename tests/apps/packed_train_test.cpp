@@ -70,7 +70,9 @@ TEST(PackedTraining, LayoutsAgree) {
       EXPECT_EQ(record["fill"], expected["fill"]);
       const double loss = expected["loss"].get<double>();
       EXPECT_NEAR(record["loss"].get<double>(), loss, (is_whole ? 1e-4 : 1e-2) * loss);
-      if (step == 1) EXPECT_EQ(record["bal"], expected["bal"]);
+      if (step == 1) {
+        EXPECT_EQ(record["bal"], expected["bal"]);
+      }
     }
     if (is_whole) expect_near(run, dir / "one", 1e-4);
   }
