@@ -2,11 +2,15 @@
 """The demo with every option that changes no bit, and with every recipe under every way of cutting.
 
     option_matrix.py PROGRAM [--cover] [--steps N] [--tokens S] [--jobs J] [--data FILE.tok]
+                     [--device cpu|cuda]
 
 Options: losses and norms of all steps are equal to the bit over the whole product of the options of
 experts and exchanges, once on one rank and once on two that share the experts; moe.glu_interleave changes
 the order of one sum of backward, so its values are compared by the loss of the first step, and by the mean
 of the last ten. Recipes: with tp 2, gtp 2 and ep 2 that mean is within 1 % of that of one rank.
+
+On a GPU (--device cuda): one rank, with every path of experts that a Hopper chip has, equal to the bit, and
+cuda_plain near it; then each recipe and a model with frozen parts, within 1 % of the same on the CPU.
 
 The default is the whole matrix of 200 steps of the demo, which takes an hour or two of two cores. --cover
 takes rows that between them have every pair of values of any two options. Without --data, the synthetic
@@ -38,14 +42,21 @@ MATRICES = {
              {**SHARED, "ep.zero_copy": ["off", "auto"], "ep.overlap": ["none", "wgrad", "shared"],
               "ep.depth": [2, 3]}),
 }
+GPU_MATRICES = {
+    "one GPU": ({"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 4, "run.device": "cuda"},
+                {"moe.path": ["sm90", "sm90_fused"], "moe.expert_weights": ["packed", "indexed"],
+                 "moe.delay_wgrad": ["false", "true"], "memory.recompute": ["none", "moe"],
+                 "moe.layout": ["rank", "expert"]}),
+}
 # Beyond pairs of values, the product of these is what the whole matrix runs; others stay at their first.
 CROSSED = {"moe.expert_weights", "moe.delay_wgrad", "memory.recompute", "moe.glu_interleave", "moe.layout",
-           "ep.zero_copy"}
+           "ep.zero_copy", "moe.path"}
 RECIPES = ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]
 ALONE = {"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 8}
 CUTS = {"gtp 2": {"run.ranks": 2, "parallel.ep": 1, "parallel.gtp": 2, "parallel.egtp": 2},
         "ep 2": {"run.ranks": 2, "parallel.ep": 2},
         "tp 2": {"run.ranks": 2, "parallel.ep": 1, "parallel.tp": 2, "train.micro_batch": 8}}
+FROZEN = {"train.freeze": '["embed*", "layers.0.*", "*.router.*"]'}
 # With tp 2 each slice of q, k and v is whole blocks of 128 rows.
 SIZES = {"model.kv_heads": 8}
 
@@ -122,13 +133,14 @@ class Matrix:
         results = self.run(configs)
         firsts = {}  # by interleave, the name of the run that others are compared with
         for run, steps in results.items():
-            first = firsts.setdefault(configs[run]["moe.glu_interleave"], run)
+            first = firsts.setdefault(configs[run].get("moe.glu_interleave"), run)
             different = [step for step in steps if steps[step] != results[first][step]]
             if different:
                 at = different[0]
                 self.faults.append(f"{run}: step {at} has {steps[at]}, {first} {results[first][at]}\n"
                                    f"    {configs[run]}\n    {configs[first]}")
-        self.interleaves([results[first] for first in firsts.values()], name)
+        if "moe.glu_interleave" in options:
+            self.interleaves([results[first] for first in firsts.values()], name)
         print(f"{name}: {len(results)} of {len(rows)} runs of {self.options.steps} steps, last losses "
               f"{[results[first][self.options.steps][0] for first in firsts.values()]}", flush=True)
 
@@ -140,6 +152,24 @@ class Matrix:
         if one[1][0] != other[1][0] or abs(mean_of_last(other) / mean_of_last(one) - 1) > NEAR:
             self.faults.append(f"{name}: with and without interleave the first losses are {one[1][0]} and "
                                f"{other[1][0]}, the last ones {mean_of_last(one)} and {mean_of_last(other)}")
+
+    def beside_cpu(self, base):
+        """Paths of experts, recipes and frozen parts on the GPU, near to the same on the CPU."""
+        kinds = {"sm90": {"moe.path": "sm90"}, "cuda_plain": {"moe.path": "cuda_plain"}, "frozen": FROZEN,
+                 **{recipe: {"precision.recipe": recipe} for recipe in RECIPES[1:]}}
+        configs = {f"{kind}, {device}": {**base, **keys, "run.device": device}
+                   for kind, keys in kinds.items() for device in ("cuda", "cpu")}
+        for name, config in configs.items():
+            if name.endswith("cpu"):
+                config.pop("moe.path", None)
+        mean = {name: mean_of_last(steps) for name, steps in self.run(configs).items()}
+        for kind in kinds:
+            gpu, cpu = mean.get(f"{kind}, cuda"), mean.get(f"{kind}, cpu")
+            if gpu is None or cpu is None:
+                continue
+            print(f"{kind}: {gpu} on the GPU, {100 * (gpu / cpu - 1):+.3f} % of the CPU's", flush=True)
+            if abs(gpu / cpu - 1) > NEAR:
+                self.faults.append(f"{kind}: mean of the last {LAST} losses is {gpu} on the GPU, {cpu} on the CPU")
 
     def recipes(self):
         configs = {}
@@ -170,6 +200,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--data")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     options.program = os.path.abspath(options.program)
     if options.steps < LAST:
@@ -177,9 +208,12 @@ def main():
     began = time.monotonic()
     matrix = Matrix(options)
     try:
-        for name, (base, choices) in MATRICES.items():
+        for name, (base, choices) in (MATRICES if options.device == "cpu" else GPU_MATRICES).items():
             matrix.bits(name, base, choices)
-        matrix.recipes()
+        if options.device == "cpu":
+            matrix.recipes()
+        else:
+            matrix.beside_cpu(GPU_MATRICES["one GPU"][0])
     finally:
         shutil.rmtree(matrix.directory)
     for fault in matrix.faults:
