@@ -11,7 +11,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache git python3 clang-format
   libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev zlib1g-dev
-  libdnnl-dev libpcre2-dev libutf8proc-dev libopenmpi-dev openmpi-bin libgtest-dev)
+  libdnnl-dev libpcre2-dev libutf8proc-dev libzstd-dev libopenmpi-dev openmpi-bin libgtest-dev)
 gpu=0
 for argument in "$@"; do
   case "$argument" in

@@ -61,6 +61,8 @@ function(moiety_print_summary)
                   "no: ranks are threads (Debian: libopenmpi-dev openmpi-bin)")
   moiety_describe(zlib ZLIB_FOUND "${ZLIB_VERSION_STRING}"
                   "no: gzip input is refused (Debian: zlib1g-dev)")
+  moiety_describe(zstd moiety_zstd "${moiety_zstd_version}"
+                  "no: zstd input is refused (Debian: libzstd-dev)")
   moiety_describe(pcre2 moiety_pcre2 "${moiety_pcre2_version}"
                   "no: tokenizers with patterns are refused (Debian: libpcre2-dev)")
   moiety_describe(utf8proc moiety_utf8proc "${moiety_utf8proc_version}"
@@ -72,6 +74,7 @@ function(moiety_print_summary)
   message(STATUS "  oneDNN     ${onednn}")
   message(STATUS "  MPI        ${mpi}")
   message(STATUS "  zlib       ${zlib}")
+  message(STATUS "  zstd       ${zstd}")
   message(STATUS "  PCRE2      ${pcre2}")
   message(STATUS "  utf8proc   ${utf8proc}")
   message(STATUS "  CUDA       ${moiety_cuda_summary}")

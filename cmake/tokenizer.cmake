@@ -1,11 +1,15 @@
-# Finds PCRE2 and utf8proc, for patterns and NFC of tokenizers: for this build
+# Finds PCRE2 and utf8proc, for patterns and NFC of tokenizers, and zstd, for inputs: for this build
 # (cmake/dependencies.cmake) and for users of the static library (moiety-config.cmake). Static ones
-# are preferred, so that a program needs neither where it runs. Sets moiety_pcre2, moiety_utf8proc,
-# their versions, and the targets moiety::pcre2 and moiety::utf8proc.
+# are preferred, so that a program needs none where it runs. Sets moiety_pcre2, moiety_utf8proc,
+# moiety_zstd, their versions, and the targets moiety::pcre2, moiety::utf8proc and moiety::zstd.
 find_path(MOIETY_PCRE2_INCLUDE pcre2.h)
 find_library(MOIETY_PCRE2_LIBRARY NAMES libpcre2-8.a pcre2-8)
 find_path(MOIETY_UTF8PROC_INCLUDE utf8proc.h)
 find_library(MOIETY_UTF8PROC_LIBRARY NAMES libutf8proc.a utf8proc)
+find_path(MOIETY_ZSTD_INCLUDE zstd.h)
+find_library(MOIETY_ZSTD_LIBRARY NAMES libzstd.a zstd)
+set(moiety_zstd FALSE)
+set(moiety_zstd_version "")
 set(moiety_pcre2 FALSE)
 set(moiety_pcre2_version "")
 set(moiety_utf8proc FALSE)
@@ -43,5 +47,13 @@ if(MOIETY_UTF8PROC_INCLUDE AND MOIETY_UTF8PROC_LIBRARY)
   if(NOT moiety_utf8proc_version VERSION_LESS 2.4)
     set(moiety_utf8proc TRUE)
     moiety_import(utf8proc ${MOIETY_UTF8PROC_LIBRARY} ${MOIETY_UTF8PROC_INCLUDE})
+  endif()
+endif()
+if(MOIETY_ZSTD_INCLUDE AND MOIETY_ZSTD_LIBRARY)
+  moiety_read_version(moiety_zstd_version ${MOIETY_ZSTD_INCLUDE}/zstd.h
+    ZSTD_VERSION_MAJOR ZSTD_VERSION_MINOR)
+  if(NOT moiety_zstd_version VERSION_LESS 1.4)
+    set(moiety_zstd TRUE)
+    moiety_import(zstd ${MOIETY_ZSTD_LIBRARY} ${MOIETY_ZSTD_INCLUDE})
   endif()
 endif()

@@ -32,40 +32,42 @@ std::span<const SampleRef> share(std::span<const SampleRef> samples, int64_t m,
 
 }  // namespace
 
-BatchBuffer::BatchBuffer(int64_t micro_batch, int64_t seq_len, bool document_mask)
+BatchBuffer::BatchBuffer(int64_t micro_batch, int64_t seq_len, BatchParts parts)
     : token_(DType::kInt32, {micro_batch, seq_len}, "batch"),
-      target_(DType::kInt32, {micro_batch, seq_len}, "batch"),
-      sample_(seq_len + 1) {
+      target_(DType::kInt32, {micro_batch, seq_len}, "batch") {
   batch_.token_BS = token_;
   batch_.target_BS = target_;
-  if (document_mask) {
+  if (parts.positions) {
     position_ = Tensor(DType::kInt32, {micro_batch, seq_len}, "batch");
-    sample_position_.resize(seq_len + 1);
     batch_.position_BS = position_;
+  }
+  if (parts.padding) {
+    routed_ = Tensor(DType::kUInt8, {micro_batch, seq_len}, "batch");
+    batch_.routed_BS = routed_;
   }
 }
 
 void BatchBuffer::fill(const SampleSource& source, std::span<const SampleRef> samples) {
-  const int64_t S = batch_.token_BS.size(1);
-  const int64_t rows = static_cast<int64_t>(samples.size());
+  const auto S = static_cast<size_t>(batch_.token_BS.size(1));
   int32_t* token = token_.data<int32_t>();
   int32_t* target = target_.data<int32_t>();
   int32_t* position = batch_.position_BS.defined() ? position_.data<int32_t>() : nullptr;
-  for (int64_t b = 0; b < rows; ++b, token += S, target += S) {
-    source.read(samples[b], sample_, sample_position_);
-    std::copy_n(sample_.begin(), S, token);
-    std::copy_n(sample_.begin() + 1, S, target);
-    if (position == nullptr) continue;
-    std::copy_n(sample_position_.begin(), S, position);
-    position += S;
-    for (int64_t s = 0; s < S; ++s) {
-      if (sample_position_[s + 1] == 0) target[s] = kNoTarget;
-    }
+  uint8_t* routed = batch_.routed_BS.defined() ? routed_.data<uint8_t>() : nullptr;
+  for (const SampleRef sample : samples) {
+    source.read(sample, {{token, S},
+                         {target, S},
+                         {position, position == nullptr ? 0 : S},
+                         {routed, routed == nullptr ? 0 : S}});
+    token += S;
+    target += S;
+    if (position != nullptr) position += S;
+    if (routed != nullptr) routed += S;
   }
-  const int64_t empty = (batch_.token_BS.size(0) - rows) * S;
+  const size_t empty = static_cast<size_t>(batch_.token_BS.size(0)) * S - samples.size() * S;
   std::fill_n(token, empty, 0);
   std::fill_n(target, empty, kNoTarget);
   if (position != nullptr) std::fill_n(position, empty, 0);
+  if (routed != nullptr) std::fill_n(routed, empty, uint8_t{0});
 }
 
 BatchLoader::BatchLoader(std::shared_ptr<const SampleSource> source, Sampler sampler,
@@ -76,7 +78,7 @@ BatchLoader::BatchLoader(std::shared_ptr<const SampleSource> source, Sampler sam
       state_(sampler_.state()) {
   check(config_);
   for (int i = 0; i <= config_.prefetch; ++i) {
-    slots_.push_back({BatchBuffer(config_.micro_batch, source_->seq_len(), config_.document_mask)});
+    slots_.push_back({BatchBuffer(config_.micro_batch, source_->seq_len(), config_.parts())});
   }
   thread_ = std::thread([this] { produce(); });
 }
@@ -151,7 +153,7 @@ ValidationSet::ValidationSet(std::shared_ptr<const SampleSource> source, int64_t
                              const LoaderConfig& config)
     : source_(std::move(source)),
       config_(config),
-      buffer_(config.micro_batch, source_->seq_len(), config.document_mask) {
+      buffer_(config.micro_batch, source_->seq_len(), config.parts()) {
   MOIETY_CHECK(samples >= 1, "validation: {} samples", samples);
   const std::vector<SamplerSource> sources = source_->sources();
   const int64_t micro_step = config_.micro_batch * config_.data_ranks;
@@ -160,8 +162,7 @@ ValidationSet::ValidationSet(std::shared_ptr<const SampleSource> source, int64_t
     Part part;
     const uint64_t n = std::min(sources[s].samples, static_cast<uint64_t>(samples));
     for (uint64_t i = 0; i < n; ++i) part.samples.push_back({s, i});
-    part.bytes = source_->bytes_per_token(s) *
-                 static_cast<double>(n * static_cast<uint64_t>(source_->seq_len()));
+    part.bytes = source_->text_bytes(s, n);
     part.end = end += ceil_div(std::ssize(part.samples), micro_step);
     parts_.push_back(std::move(part));
   }

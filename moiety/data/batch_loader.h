@@ -16,26 +16,30 @@
 
 namespace moiety::data {
 
-inline constexpr int32_t kNoTarget = -100;  // a target that does not count
-
 struct Batch {
   TensorView token_BS, target_BS;
   // Positions that restart with each document, if there is a document mask, else undefined. The
   // query at s sees the keys s - position[s] ... s, and the target across a border is kNoTarget.
   TensorView position_BS;
+  // uint8, 0: padding, which no expert gets; undefined if there is no padding.
+  TensorView routed_BS;
+};
+
+// What a batch has beside tokens and targets.
+struct BatchParts {
+  bool positions = false, padding = false;
 };
 
 // A Batch and its memory.
 class BatchBuffer {
  public:
-  BatchBuffer(int64_t micro_batch, int64_t seq_len, bool document_mask);
+  BatchBuffer(int64_t micro_batch, int64_t seq_len, BatchParts parts);
   // Makes row b sample b. Rows beyond the samples hold zeros without targets.
   void fill(const SampleSource& source, std::span<const SampleRef> samples);
   const Batch& batch() const { return batch_; }
 
  private:
-  Tensor token_, target_, position_;
-  std::vector<int32_t> sample_, sample_position_;
+  Tensor token_, target_, position_, routed_;
   Batch batch_;
 };
 
@@ -45,8 +49,14 @@ struct LoaderConfig {
   int data_rank = 0;
   int data_ranks = 1;
   bool document_mask = false;
+  Pack pack = Pack::kStream;  // as the source was opened; kDocuments implies document_mask
   int prefetch = 4;           // batches made ahead, at least 1
   double wait_limit_s = 100;  // limit for one batch
+
+  BatchParts parts() const {
+    const bool packs = pack == Pack::kDocuments;
+    return {.positions = document_mask || packs, .padding = packs};
+  }
 };
 
 // The batches of one data rank. A step takes the next `global_batch` samples of the sampler;
@@ -104,7 +114,7 @@ class ValidationSet {
   // Sequences of a batch.
   int64_t sequences() const { return config_.micro_batch; }
   int64_t seq_len() const { return buffer_.batch().token_BS.size(1); }
-  bool has_positions() const { return config_.document_mask; }
+  BatchParts parts() const { return config_.parts(); }
   // Batch k, valid until the next call.
   const Batch& batch(int64_t k);
   // As SampleSource::await_checks().

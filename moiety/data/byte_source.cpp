@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <string_view>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,9 +28,12 @@ class FileSource : public ByteSource {
   }
   ~FileSource() override { close(); }
 
-  bool is_gzip() const {
-    return head_bytes_ == 2 && static_cast<unsigned char>(head_[0]) == 0x1f &&
-           static_cast<unsigned char>(head_[1]) == 0x8b;
+  bool is_gzip() const { return head().starts_with("\x1f\x8b"); }
+  // A frame, or one that is skipped.
+  bool is_zstd() const {
+    if (head_bytes_ < 4) return false;
+    return head() == "\x28\xb5\x2f\xfd" ||
+           (head().substr(1) == "\x2a\x4d\x18" && (head_[0] & 0xf0) == 0x50);
   }
 
   size_t read(char* to, size_t bytes) override {
@@ -41,6 +45,7 @@ class FileSource : public ByteSource {
   }
 
  private:
+  std::string_view head() const { return {head_, head_bytes_}; }
   // A FIFO is read, since a shell's <(...) is one, but no writer is waited for: one without is empty.
   static int open(const std::string& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -61,7 +66,7 @@ class FileSource : public ByteSource {
 
   std::string path_;
   int fd_ = -1;
-  char head_[2];  // read ahead to recognize gzip
+  char head_[4];  // read ahead to recognize gzip and zstd
   size_t head_bytes_ = 0, head_taken_ = 0;
 };
 
@@ -69,8 +74,10 @@ class FileSource : public ByteSource {
 
 std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
   auto file = std::make_unique<FileSource>(path);
-  if (!file->is_gzip()) return file;
-  return open_gzip(std::move(file), path == "-" ? "standard input" : path);
+  const std::string name = path == "-" ? "standard input" : path;
+  if (file->is_gzip()) return open_gzip(std::move(file), name);
+  if (file->is_zstd()) return open_zstd(std::move(file), name);
+  return file;
 }
 
 }  // namespace moiety::data

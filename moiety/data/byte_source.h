@@ -1,5 +1,5 @@
 // The bytes of an input of `prepare`: a file or standard input, decompressed if it is gzip (.gz,
-// .dz), which is recognized by its first two bytes.
+// .dz) or zstd (.zst), which are recognized by their first bytes.
 #pragma once
 
 #include <cstddef>
@@ -22,5 +22,8 @@ std::unique_ptr<ByteSource> open_bytes(const std::string& path);
 // Decompresses all members of a file one after the other; a cut or damaged stream is a DataError.
 // It is in gzip.cpp (zlib), or in no_gzip.cpp where zlib was not found: a DataError that says so.
 std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource> compressed, std::string path);
+
+// The same of the frames of a zstd file: zstd.cpp or no_zstd.cpp.
+std::unique_ptr<ByteSource> open_zstd(std::unique_ptr<ByteSource> compressed, std::string path);
 
 }  // namespace moiety::data

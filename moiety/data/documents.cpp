@@ -13,10 +13,11 @@ namespace fs = std::filesystem;
 
 constexpr size_t kReadBytes = 1 << 18;
 
-bool is_jsonl(const std::string& path, InputFormat format) {
-  if (format != InputFormat::kAuto) return format == InputFormat::kJsonl;
+bool is_jsonl(const std::string& path, const DocumentRules& rules) {
+  if (rules.chat) return true;
+  if (rules.format != InputFormat::kAuto) return rules.format == InputFormat::kJsonl;
   std::string_view name = path;
-  for (const std::string_view packed : {".gz", ".dz"}) {
+  for (const std::string_view packed : {".gz", ".dz", ".zst"}) {
     if (name.ends_with(packed)) name.remove_suffix(packed.size());
   }
   return name.ends_with(".jsonl");
@@ -70,7 +71,7 @@ std::vector<std::string> list_inputs(const std::vector<std::string>& inputs, int
 
 BlockReader::BlockReader(const std::string& path, const DocumentRules& rules, size_t block_bytes)
     : path_(path == "-" ? "standard input" : path),
-      jsonl_(is_jsonl(path, rules.format)),
+      jsonl_(is_jsonl(path, rules)),
       separator_(jsonl_ ? "\n" : rules.split),
       block_bytes_(block_bytes),
       source_(open_bytes(path)) {}

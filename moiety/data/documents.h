@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "moiety/data/byte_source.h"
+#include "moiety/data/chat.h"
 #include "moiety/data/tokenizer.h"
 
 namespace moiety::data {
@@ -18,8 +19,12 @@ namespace moiety::data {
 enum class InputFormat { kAuto, kText, kJsonl };
 
 struct DocumentRules {
-  InputFormat format = InputFormat::kAuto;  // kAuto: JSONL if the name ends in .jsonl[.gz|.dz]
-  std::string text_key = "text";            // key of the text in a JSONL object
+  // kAuto: JSONL if the name ends in .jsonl[.gz|.dz|.zst], or for conversations
+  InputFormat format = InputFormat::kAuto;
+  std::vector<std::string> text_keys{"text"};  // of a JSONL object; texts are joined by newlines
+  // Every line of JSON is a conversation, rendered so; such documents have no eos or bos but their
+  // template's.
+  std::optional<ChatTemplate> chat;
   std::string split;  // separator between documents of a text file; empty: none
   bool bos = false;
   bool parse_special = false;  // special tokens that a text spells are ids, not text
@@ -66,9 +71,10 @@ class BlockReader {
 struct EncodedBlock {
   struct Document {
     uint64_t tokens = 0;
-    uint64_t source_bytes = 0;
+    uint64_t source_bytes = 0;  // of conversations, those of the targets
   };
-  std::vector<uint32_t> ids;  // ids of all documents
+  std::vector<uint32_t> ids;     // ids of all documents
+  std::vector<uint8_t> targets;  // of conversations: which of the ids are targets
   std::vector<Document> documents;
   uint64_t bytes = 0;  // bytes of input
   int64_t bad = 0;     // documents skipped because of bad JSON or UTF-8

@@ -25,14 +25,21 @@ void check_utf8(std::string_view s, size_t begin) {
                          static_cast<unsigned char>(s[bad]))};
 }
 
-// Parses a line. The parser takes the last of several values of one key, so a line in which the key
-// of the text stands more than once is looked at more closely.
-nlohmann::json parse_object(std::string_view line, size_t begin, const std::string& key) {
+// Whether a key may stand more than once in a line.
+bool may_repeat(std::string_view line, const std::string& key) {
   const std::string quoted = "\"" + key + "\"";
   const size_t first = line.find(quoted);
-  if (first == line.npos || line.find(quoted, first + 1) == line.npos) {
-    return nlohmann::json::parse(line);
-  }
+  return first != line.npos && line.find(quoted, first + 1) != line.npos;
+}
+
+// Parses a line. The parser takes the last of several values of one key, so a line in which the key
+// of a text stands more than once is looked at more closely.
+nlohmann::json parse_object(std::string_view line, size_t begin,
+                            const std::vector<std::string>& keys) {
+  const auto repeated = std::find_if(keys.begin(), keys.end(),
+                                     [&](const std::string& key) { return may_repeat(line, key); });
+  if (repeated == keys.end()) return nlohmann::json::parse(line);
+  const std::string& key = *repeated;
   int texts = 0;
   nlohmann::json object = nlohmann::json::parse(
       line, [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
@@ -43,18 +50,24 @@ nlohmann::json parse_object(std::string_view line, size_t begin, const std::stri
   return object;
 }
 
-std::string text_of_json(std::string_view line, size_t begin, const std::string& key) {
+std::string text_of_json(std::string_view line, size_t begin,
+                         const std::vector<std::string>& keys) {
   check_utf8(line, begin);
   try {
-    const nlohmann::json object = parse_object(line, begin, key);
-    const auto value = object.is_object() ? object.find(key) : object.end();
-    if (value == object.end()) {
-      throw BadDocument{begin, text("no key '{}' (see --text-key)", key)};
+    const nlohmann::json object = parse_object(line, begin, keys);
+    std::string all;
+    for (const std::string& key : keys) {
+      const auto value = object.is_object() ? object.find(key) : object.end();
+      if (value == object.end()) {
+        throw BadDocument{begin, text("no key '{}' (see --text-key)", key)};
+      }
+      if (!value->is_string()) {
+        throw BadDocument{begin, text("'{}' is a JSON {}, not a string", key, value->type_name())};
+      }
+      if (&key != &keys.front()) all += '\n';
+      all += value->get_ref<const std::string&>();
     }
-    if (!value->is_string()) {
-      throw BadDocument{begin, text("'{}' is a JSON {}, not a string", key, value->type_name())};
-    }
-    return value->get<std::string>();
+    return all;
   } catch (const nlohmann::json::parse_error& e) {
     const std::string_view what = e.what();
     const size_t reason = what.find(": ");
@@ -71,6 +84,7 @@ class Encoder {
   Encoder(const Block& block, const DocumentRules& rules, const Tokenizer& tokenizer)
       : block_(block), rules_(rules), tokenizer_(tokenizer) {
     out_.bytes = block.bytes.size();
+    if (rules.chat) chat_.emplace(tokenizer, *rules.chat);
   }
 
   EncodedBlock run() {
@@ -89,8 +103,10 @@ class Encoder {
   void piece(std::string_view s, size_t begin) {
     if (block_.jsonl && s.find_first_not_of(" \t\r") == s.npos) return;  // a blank line
     try {
-      if (block_.jsonl) {
-        document(text_of_json(s, begin, rules_.text_key));
+      if (chat_) {
+        conversation(s, begin);
+      } else if (block_.jsonl) {
+        document(text_of_json(s, begin, rules_.text_keys));
       } else {
         check_utf8(s, begin);
         document(s);
@@ -105,6 +121,23 @@ class Encoder {
       }
       ++out_.bad;
     }
+  }
+
+  void conversation(std::string_view line, size_t begin) {
+    check_utf8(line, begin);
+    ChatTokens tokens;
+    try {
+      tokens = chat_->render(parse_chat(line));
+    } catch (const DataError& e) {
+      throw BadDocument{begin, e.what()};
+    }
+    if (std::find(tokens.targets.begin(), tokens.targets.end(), 1) == tokens.targets.end()) {
+      throw BadDocument{begin,
+                        "a conversation without a message of the assistant: nothing to learn"};
+    }
+    out_.ids.insert(out_.ids.end(), tokens.ids.begin(), tokens.ids.end());
+    out_.targets.insert(out_.targets.end(), tokens.targets.begin(), tokens.targets.end());
+    out_.documents.push_back({tokens.ids.size(), tokens.target_bytes});
   }
 
   void document(std::string_view s) {
@@ -122,6 +155,7 @@ class Encoder {
   const Block& block_;
   const DocumentRules& rules_;
   const Tokenizer& tokenizer_;
+  std::optional<ChatRenderer> chat_;
   EncodedBlock out_;
 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "moiety/base/error.h"
+#include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/rng.h"
 #include "moiety/data/token_file.h"
@@ -46,16 +47,22 @@ class Outputs {
     if (!directory.empty()) fs::create_directories(directory, error);
     if (error) throw IoError("{}: cannot create: {}", directory.string(), error.message());
     const uint32_t flags =
-        kDocumentsEndInEos | (options.rules.bos ? kDocumentsStartWithBos : uint32_t{0});
+        options.from ? 0
+        : options.rules.chat
+            ? kHasLossMask
+            : kDocumentsEndInEos | (options.rules.bos ? kDocumentsStartWithBos : uint32_t{0});
     for (const std::string& path : paths) add_file(path, tokenizer, flags);
   }
 
   void add(const EncodedBlock& block) {
     std::span<const uint32_t> ids = block.ids;
+    std::span<const uint8_t> targets = block.targets;
     for (const EncodedBlock::Document& d : block.documents) {
       const bool valid = valid_fraction_ > 0 && is_validation_document(documents_, valid_fraction_);
-      files_[valid ? 1 : 0]->add(ids.first(d.tokens), d.source_bytes);
+      const size_t masked = targets.empty() ? 0 : d.tokens;
+      files_[valid ? 1 : 0]->add(ids.first(d.tokens), d.source_bytes, targets.first(masked));
       ids = ids.subspan(d.tokens);
+      targets = targets.subspan(masked);
       ++documents_;
     }
   }
@@ -77,7 +84,7 @@ class Outputs {
     std::vector<PrepareSummary::File> list;
     for (const auto& f : files_) {
       const TokenFileHeader& h = f->header();
-      list.push_back({f->path(), h.documents, h.tokens, h.source_bytes});
+      list.push_back({f->path(), h.documents, h.tokens, h.source_bytes, f->target_count()});
     }
     return list;
   }
@@ -172,10 +179,50 @@ class Pipeline {
   std::deque<Running> running_;
 };
 
+// The documents of other projects' token files. The bytes of their text are those that their ids
+// spell.
+void take_foreign(const PrepareOptions& options, const Tokenizer& tokenizer, Outputs& outputs) {
+  const uint32_t separator =
+      tokenizer.eos() == Tokenizer::kNoToken ? tokenizer.bos() : tokenizer.eos();
+  PrepareProgress progress;
+  progress.all_bytes = bytes_of_files(options.inputs);
+  for (const std::string& path : options.inputs) {
+    progress.path = path;
+    uint64_t shown = 0;
+    read_foreign_tokens(*options.from, path, separator, tokenizer.vocab(),
+                        [&](std::span<const uint32_t> ids) {
+                          const std::vector<int32_t> decoded(ids.begin(), ids.end());
+                          EncodedBlock block;
+                          block.ids.assign(ids.begin(), ids.end());
+                          block.documents = {{ids.size(), tokenizer.decode(decoded).size()}};
+                          outputs.add(block);
+                          progress.bytes += block.documents[0].source_bytes;
+                          progress.documents = outputs.documents();
+                          if (!options.progress || progress.bytes - shown < (1 << 20)) return;
+                          shown = progress.bytes;
+                          options.progress(progress);
+                        });
+  }
+}
+
 // Throws UsageError if the tokenizer lacks a token that documents begin or end with.
 void check_tokens(const Tokenizer& tokenizer, const DocumentRules& rules) {
   constexpr std::string_view kAdvice =
       "a tokenizer_config.json beside its tokenizer.json may name it: {\"eos_token\": \"...\"}";
+  if (rules.chat) {
+    if (rules.bos) throw UsageError("--bos: a chat template says where bos stands");
+    if (rules.parse_special) {
+      throw UsageError("--parse-special: the messages of a conversation are text");
+    }
+    for (const std::string& token : ChatRenderer(tokenizer, *rules.chat).spelled()) {
+      log(LogLevel::kWarning,
+          "prepare: the tokenizer {} has no token {}, which the chat template asks for: it is "
+          "spelled "
+          "as text, and a message may spell it too",
+          tokenizer.name(), token);
+    }
+    return;
+  }
   if (tokenizer.eos() == Tokenizer::kNoToken) {
     throw UsageError("--tokenizer {}: has no eos, in which documents end; {}", tokenizer.name(),
                      kAdvice);
@@ -201,8 +248,17 @@ PrepareSummary prepare(const PrepareOptions& options) {
     throw UsageError("prepare: --valid-fraction is {}, not in [0, 1)", options.valid_fraction);
   }
   const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
-  check_tokens(tokenizer, options.rules);
   PrepareSummary summary;
+  if (options.from) {
+    if (options.rules.chat) throw UsageError("--from: its inputs are tokens, not conversations");
+    Outputs outputs(options, tokenizer);
+    take_foreign(options, tokenizer, outputs);
+    outputs.publish();
+    summary.files = outputs.summary();
+    summary.inputs = std::ssize(options.inputs);
+    return summary;
+  }
+  check_tokens(tokenizer, options.rules);
   const std::vector<std::string> paths = list_inputs(options.inputs, summary.repeated);
   summary.inputs = static_cast<int64_t>(paths.size());
   Outputs outputs(options, tokenizer);

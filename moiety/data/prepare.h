@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "moiety/data/documents.h"
+#include "moiety/data/foreign_tokens.h"
 
 namespace moiety::data {
 
@@ -24,8 +26,9 @@ struct PrepareOptions {
   std::string out;            // PREFIX: PREFIX.tok, or PREFIX.train.tok and PREFIX.valid.tok
   double valid_fraction = 0;  // 0: one file
   DocumentRules rules;
-  bool overwrite = true;  // false: files that are there already are a UsageError
-  int workers = 0;        // 0: one per core; the output does not depend on it
+  std::optional<ForeignTokens> from;  // inputs are token files of another project
+  bool overwrite = true;              // false: files that are there already are a UsageError
+  int workers = 0;                    // 0: one per core; the output does not depend on it
   std::function<void(const PrepareProgress&)> progress;  // called after every block; may be empty
 };
 
@@ -34,7 +37,8 @@ struct PrepareSummary {
     std::string path;
     uint64_t documents = 0;
     uint64_t tokens = 0;
-    uint64_t source_bytes = 0;
+    uint64_t source_bytes = 0;  // with a loss mask, of the targets alone
+    uint64_t targets = 0;       // tokens with a loss
   };
   std::vector<File> files;  // train before valid
   int64_t inputs = 0;

@@ -13,7 +13,24 @@
 
 namespace moiety::data {
 
-// Samples of S+1 tokens, from several sources. Reading is safe from several threads.
+inline constexpr int32_t kNoTarget = -100;  // a target that does not count
+
+// Where a sample is read to: S tokens and, of each, the token that follows it, or kNoTarget.
+// Positions restart at 0 with each document. Where they are asked for, a document's last token has
+// no target.
+struct SampleRow {
+  std::span<int32_t> token, target;
+  std::span<int32_t> position = {};  // S, or empty: not asked for
+  std::span<uint8_t> routed = {};    // S, or empty: not asked for; 0: padding, which is zeros
+};
+
+// How documents become samples.
+enum class Pack {
+  kStream,     // one behind the other; samples are cut out of the stream
+  kDocuments,  // whole, with padding (packing.h)
+};
+
+// Samples of S tokens and targets, from several sources. Reading is safe from several threads.
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
@@ -21,14 +38,12 @@ class SampleSource {
   virtual int64_t seq_len() const = 0;
   // The sources as the sampler needs them.
   virtual std::vector<SamplerSource> sources() const = 0;
-  // Reads a sample into `tokens`, S+1 ids, and into `positions`, which is empty or gets S+1
-  // positions that restart at 0 with each document.
-  virtual void read(SampleRef sample, std::span<int32_t> tokens,
-                    std::span<int32_t> positions) const = 0;
+  virtual void read(SampleRef sample, const SampleRow& row) const = 0;
   // The name of a source for people: the path of its file.
   virtual std::string name(int source) const { return "source " + std::to_string(source); }
-  // Bytes of text per token of a source; 0 if there is no text.
-  virtual double bytes_per_token(int source) const = 0;
+  // Bytes of text of a source's first samples, where there is a loss mask of the targets' text; 0 if
+  // there is no text.
+  virtual double text_bytes(int source, uint64_t samples) const = 0;
   // Waits a while until all that was read is checked; what is left then is a warning. Throws the
   // DataError of damaged data, as read() does once it is known.
   virtual void await_checks() const {}
@@ -39,13 +54,15 @@ struct WeightedPath {
   double weight = 1;
 };
 
-// Samples from token files: sample i of a file is tokens [i*S, i*S + S], with N = floor((tokens -
-// 1) / S) samples. DataError for a file that is unreadable, too short for one sample, or of another
-// tokenizer than `identity`, and for files with ids that do not fit `vocab`. Files of at most 256 MiB
-// together are checked whole; of larger ones the pieces that are read are, in the background.
+// Samples from token files. In a stream sample i of a file is tokens [i*S, i*S + S], with N =
+// floor((tokens - 1) / S) samples. DataError for a file that is unreadable, too short for one
+// sample, or of another tokenizer than `identity`, and for files with ids that do not fit `vocab`.
+// Files of at most 256 MiB together are checked whole; of larger ones the pieces that are read are,
+// in the background.
 std::shared_ptr<const SampleSource> open_token_files(std::span<const WeightedPath> files,
                                                      int64_t seq_len, uint32_t vocab,
-                                                     const Sha256& identity);
+                                                     const Sha256& identity,
+                                                     Pack pack = Pack::kStream);
 
 // Endless samples that are functions of (seed, index). `kind` is one of:
 //   uniform: independent ids below vocab; the best loss is ln(vocab).

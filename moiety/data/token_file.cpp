@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <numeric>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,7 +17,10 @@
 namespace moiety::data {
 namespace {
 
-constexpr uint32_t kKnownFlags = kDocumentsEndInEos | kDocumentsStartWithBos | kPiecesHaveChecksums;
+constexpr uint32_t kKnownFlags =
+    kDocumentsEndInEos | kDocumentsStartWithBos | kHasLossMask | kPiecesHaveChecksums;
+
+constexpr uint64_t kCountedTogether = 1 << 16;  // tokens
 
 uint64_t file_size(int fd, const std::string& path) {
   struct stat info;
@@ -42,6 +46,7 @@ std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path) {
   file->data_ = static_cast<const unsigned char*>(data);
   file->check_header();
   file->check_table();
+  file->check_mask();
   if (file->header_.flags & kPiecesHaveChecksums) file->check_piece_table();
   return file;
 }
@@ -79,6 +84,7 @@ void TokenFile::check_header() {
 
   const tok::Layout layout = tok::layout(header_);
   table_offset_ = layout.table_offset;
+  mask_offset_ = layout.mask_offset;
   pieces_offset_ = layout.pieces_offset;
   const uint64_t token_offset = tok::load<uint64_t>(p + tok::kTokenOffsetAt);
   const uint64_t table_offset = tok::load<uint64_t>(p + tok::kTableOffsetAt);
@@ -98,25 +104,28 @@ void TokenFile::check_header() {
   }
 }
 
-// The bytes behind the first checksum: the place of the piece checksums, else zeros.
+// The bytes behind the first checksum: the places of loss mask and piece checksums, else zeros.
 void TokenFile::check_header_rest() const {
   const unsigned char* p = data_;
   const bool has_pieces = header_.flags & kPiecesHaveChecksums;
   const auto is_free = [&](int64_t at) {
-    return !has_pieces || at < tok::kPiecesOffsetAt || at >= tok::kPiecesCrcAt + 4;
+    const bool is_mask = at >= tok::kMaskOffsetAt && at < tok::kMaskFieldsCrcAt + 4;
+    const bool is_pieces = at >= tok::kPiecesOffsetAt && at < tok::kPiecesCrcAt + 4;
+    return !(has_mask() && is_mask) && !(has_pieces && is_pieces);
+  };
+  const auto check_crc = [&](int64_t from, int64_t crc_at) {
+    const uint32_t crc = tok::load<uint32_t>(p + crc_at);
+    const uint32_t expected = crc32c(p + from, static_cast<size_t>(crc_at - from));
+    if (crc == expected) return;
+    throw DataError("{}: the header is damaged: crc32c {:08x} at byte {}, of its bytes {:08x}",
+                    path_, crc, crc_at, expected);
   };
   for (int64_t at = tok::kHeaderCrcAt + 4; at < tok::kHeaderBytes; ++at) {
     if (p[at] == 0 || !is_free(at)) continue;
     throw DataError("{}: the header is damaged: byte {} is {}, not 0", path_, at, p[at]);
   }
-  if (!has_pieces) return;
-  const uint32_t crc = tok::load<uint32_t>(p + tok::kPiecesCrcAt);
-  const uint32_t expected =
-      crc32c(p + tok::kPiecesOffsetAt, tok::kPiecesCrcAt - tok::kPiecesOffsetAt);
-  if (crc != expected) {
-    throw DataError("{}: the header is damaged: crc32c {:08x} at byte {}, of its bytes {:08x}",
-                    path_, crc, tok::kPiecesCrcAt, expected);
-  }
+  if (has_mask()) check_crc(tok::kMaskAt, tok::kMaskFieldsCrcAt);
+  if (has_pieces) check_crc(tok::kPiecesOffsetAt, tok::kPiecesCrcAt);
 }
 
 void TokenFile::check_table() const {
@@ -134,6 +143,30 @@ void TokenFile::check_table() const {
       throw DataError("{}: entry {} of the document table is {}, behind {} and with {} tokens",
                       path_, d, start, low, header_.tokens);
     }
+  }
+}
+
+void TokenFile::check_mask() {
+  target_count_ = header_.tokens;
+  if (!has_mask()) return;
+  const uint64_t offset = tok::load<uint64_t>(data_ + tok::kMaskOffsetAt);
+  if (offset != mask_offset_) {
+    throw DataError("{}: the header contradicts itself: loss mask at {}, expected at {}", path_,
+                    offset, mask_offset_);
+  }
+  const uint64_t bytes = tok::mask_bytes(header_);
+  const unsigned char* mask = data_ + mask_offset_;
+  const uint32_t crc = crc32c(mask, bytes);
+  if (crc != header_.mask_crc32c) {
+    throw DataError("{}: the loss mask is damaged: crc32c {:08x}, the header says {:08x}", path_,
+                    crc, header_.mask_crc32c);
+  }
+  if (header_.tokens % 8 != 0 && mask[bytes - 1] >> header_.tokens % 8 != 0) {
+    throw DataError("{}: the loss mask has bits behind its {} tokens", path_, header_.tokens);
+  }
+  target_count_ = 0;
+  for (uint64_t i = 0; i < bytes; ++i) {
+    target_count_ += static_cast<uint64_t>(std::popcount(mask[i]));
   }
 }
 
@@ -172,6 +205,32 @@ void TokenFile::read(uint64_t begin, std::span<int32_t> out) const {
     }
     out[i] = static_cast<int32_t>(id);
   }
+}
+
+void TokenFile::targets(uint64_t begin, std::span<uint8_t> out) const {
+  MOIETY_CHECK(begin <= header_.tokens && out.size() <= header_.tokens - begin,
+               "{}: targets [{}, {} + {}) of {}", path_, begin, begin, out.size(), header_.tokens);
+  check_size();
+  if (!has_mask()) {
+    std::fill(out.begin(), out.end(), uint8_t{1});
+    return;
+  }
+  const unsigned char* mask = data_ + mask_offset_;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const uint64_t t = begin + i;
+    out[i] = mask[t / 8] >> t % 8 & 1;
+  }
+}
+
+uint64_t TokenFile::count_targets(uint64_t begin, uint64_t count) const {
+  std::vector<uint8_t> part;
+  uint64_t targets = 0;
+  for (const uint64_t end = begin + count; begin < end; begin += part.size()) {
+    part.resize(std::min(kCountedTogether, end - begin));
+    this->targets(begin, part);
+    targets += std::accumulate(part.begin(), part.end(), uint64_t{0});
+  }
+  return targets;
 }
 
 void TokenFile::positions(uint64_t begin, std::span<int32_t> out) const {

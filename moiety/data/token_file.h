@@ -1,6 +1,6 @@
 // Token files, `.tok` (docs/spec/trainer.md#token-files): a header of 4096 bytes, the token ids in
-// 2 or 4 bytes each, a table of document starts, and checksums of pieces of the tokens. Little
-// endian.
+// 2 or 4 bytes each, a table of document starts, a loss mask if not every token is a target, and
+// checksums of pieces of the tokens. Little endian.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ class Tokenizer;
 inline constexpr uint32_t kNoToken = 0xffffffff;  // the eos or bos of a tokenizer that has none
 inline constexpr uint32_t kDocumentsEndInEos = 1;
 inline constexpr uint32_t kDocumentsStartWithBos = 2;
+inline constexpr uint32_t kHasLossMask = 4;
 inline constexpr uint32_t kPiecesHaveChecksums = 8;  // in every file that this version writes
 inline constexpr uint64_t kPieceBytes = uint64_t{16} << 20;  // of tokens with one checksum
 
@@ -32,13 +33,15 @@ struct TokenFileHeader {
   Sha256 tokenizer{};
   uint32_t crc32c = 0;  // checksum of the tokens
   uint32_t table_crc32c = 0;
-  uint64_t source_bytes = 0;  // bytes of the text that the tokens were made from
+  // Bytes of the text that the tokens were made from; with a loss mask, of the targets' text alone.
+  uint64_t source_bytes = 0;
+  uint32_t mask_crc32c = 0;
 };
 
 // A token file, mapped read-only. Every fault of the file is a DataError with path and values.
 class TokenFile {
  public:
-  // Opens a file and checks its size, header and tables, but not the tokens.
+  // Opens a file and checks its size, header, tables and loss mask, but not the tokens.
   static std::shared_ptr<const TokenFile> open(const std::string& path);
   ~TokenFile();
   TokenFile(const TokenFile&) = delete;
@@ -55,6 +58,12 @@ class TokenFile {
   // Gives the same tokens' positions in their documents. In a document that has started before
   // `begin` they count from `begin`: 0 where a document (or the range) starts.
   void positions(uint64_t begin, std::span<int32_t> out) const;
+  // Tells which of the same tokens are targets: 1, else 0. Without a loss mask all are.
+  void targets(uint64_t begin, std::span<uint8_t> out) const;
+  bool has_mask() const { return header_.flags & kHasLossMask; }
+  // The targets of the whole file, and those among tokens [begin, begin + count).
+  uint64_t target_count() const { return target_count_; }
+  uint64_t count_targets(uint64_t begin, uint64_t count) const;
   struct Document {
     uint64_t begin = 0, end = 0;  // its tokens are [begin, end)
   };
@@ -80,6 +89,7 @@ class TokenFile {
   void check_header();
   void check_header_rest() const;
   void check_table() const;
+  void check_mask();
   void check_piece_table() const;
   std::string id_fault(std::span<const unsigned char> bytes, uint64_t first) const;
   void read_bytes(uint64_t offset, std::span<unsigned char> out) const;
@@ -92,7 +102,8 @@ class TokenFile {
   int fd_ = -1;
   const unsigned char* data_ = nullptr;
   uint64_t bytes_ = 0;
-  uint64_t table_offset_ = 0, pieces_offset_ = 0;
+  uint64_t table_offset_ = 0, mask_offset_ = 0, pieces_offset_ = 0;
+  uint64_t target_count_ = 0;
 };
 
 // Writes a token file under a temporary name beside `path`, which appears (or is replaced) only in
@@ -105,8 +116,10 @@ class TokenFileWriter {
   TokenFileWriter(const TokenFileWriter&) = delete;
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
-  // Adds one document, its eos and bos included, made from `source_bytes` bytes of text.
-  void add(std::span<const uint32_t> ids, uint64_t source_bytes);
+  // Adds one document, its eos and bos included, made from `source_bytes` bytes of text. With
+  // kHasLossMask, and only then, `targets` tells of every id whether it is one: 1 or 0.
+  void add(std::span<const uint32_t> ids, uint64_t source_bytes,
+           std::span<const uint8_t> targets = {});
   // Completes the temporary file and brings it to the disk.
   void finish();
   // Gives the finished file its name.
@@ -114,6 +127,7 @@ class TokenFileWriter {
 
   const std::string& path() const { return path_; }
   const TokenFileHeader& header() const { return header_; }
+  uint64_t target_count() const { return target_count_; }
 
  private:
   void write(const void* data, size_t bytes);
@@ -125,6 +139,8 @@ class TokenFileWriter {
   int fd_ = -1;
   std::vector<unsigned char> pending_;  // encoded tokens not yet written
   std::vector<uint64_t> starts_;
+  std::vector<unsigned char> mask_;
+  uint64_t target_count_ = 0;
   std::vector<uint32_t> piece_crcs_;  // the last one may grow
   uint64_t last_piece_bytes_ = kPieceBytes;
 };

@@ -29,6 +29,10 @@ inline constexpr int kTokenCrcAt = 96;
 inline constexpr int kTableCrcAt = 100;
 inline constexpr int kSourceBytesAt = 104;
 inline constexpr int kHeaderCrcAt = 112;
+inline constexpr int kMaskAt = 116;  // four bytes of zeros, then the fields of the loss mask
+inline constexpr int kMaskOffsetAt = 120;
+inline constexpr int kMaskCrcAt = 128;
+inline constexpr int kMaskFieldsCrcAt = 132;  // of the bytes from kMaskAt on
 inline constexpr int kPiecesOffsetAt = 136;
 inline constexpr int kPiecesTableCrcAt = 144;
 inline constexpr int kPiecesCrcAt = 148;  // of the two fields before it
@@ -55,17 +59,23 @@ constexpr uint64_t pieces(const TokenFileHeader& h) {
   return (h.tokens * h.token_bytes + kPieceBytes - 1) / kPieceBytes;
 }
 
+constexpr uint64_t mask_bytes(const TokenFileHeader& h) {
+  return h.flags & kHasLossMask ? (h.tokens + 7) / 8 : 0;
+}
+
 struct Layout {
   uint64_t table_offset = 0;   // of the documents
+  uint64_t mask_offset = 0;    // of the loss mask, which may be empty
   uint64_t pieces_offset = 0;  // of the checksums of pieces: behind all else
   uint64_t file_bytes = 0;
 };
 // The layout of a file with this header, whose counts are at most kMostTokens.
 constexpr Layout layout(const TokenFileHeader& h) {
   const uint64_t table = (kHeaderBytes + h.tokens * h.token_bytes + 63) / 64 * 64;
-  const uint64_t pieces_offset = table + (h.documents + 1) * 8;
+  const uint64_t mask = table + (h.documents + 1) * 8;
+  const uint64_t pieces_offset = mask + mask_bytes(h);
   const uint64_t pieces_bytes = h.flags & kPiecesHaveChecksums ? pieces(h) * 4 : 0;
-  return {table, pieces_offset, pieces_offset + pieces_bytes};
+  return {table, mask, pieces_offset, pieces_offset + pieces_bytes};
 }
 
 inline TokenFileHeader decode_header(const unsigned char* p) {
@@ -81,6 +91,7 @@ inline TokenFileHeader decode_header(const unsigned char* p) {
   h.crc32c = load<uint32_t>(p + kTokenCrcAt);
   h.table_crc32c = load<uint32_t>(p + kTableCrcAt);
   h.source_bytes = load<uint64_t>(p + kSourceBytesAt);
+  h.mask_crc32c = load<uint32_t>(p + kMaskCrcAt);
   return h;
 }
 

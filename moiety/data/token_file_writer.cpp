@@ -38,6 +38,12 @@ HeaderBytes encode(const TokenFileHeader& header, uint32_t pieces_crc32c) {
   tok::store(&h[tok::kTableCrcAt], header.table_crc32c);
   tok::store(&h[tok::kSourceBytesAt], header.source_bytes);
   tok::store(&h[tok::kHeaderCrcAt], crc32c(h.data(), tok::kHeaderCrcAt));
+  if (header.flags & kHasLossMask) {
+    tok::store(&h[tok::kMaskOffsetAt], tok::layout(header).mask_offset);
+    tok::store(&h[tok::kMaskCrcAt], header.mask_crc32c);
+    tok::store(&h[tok::kMaskFieldsCrcAt],
+               crc32c(&h[tok::kMaskAt], tok::kMaskFieldsCrcAt - tok::kMaskAt));
+  }
   tok::store(&h[tok::kPiecesOffsetAt], tok::layout(header).pieces_offset);
   tok::store(&h[tok::kPiecesTableCrcAt], pieces_crc32c);
   tok::store(&h[tok::kPiecesCrcAt],
@@ -69,8 +75,19 @@ TokenFileWriter::~TokenFileWriter() {
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
-void TokenFileWriter::add(std::span<const uint32_t> ids, uint64_t source_bytes) {
+void TokenFileWriter::add(std::span<const uint32_t> ids, uint64_t source_bytes,
+                          std::span<const uint8_t> targets) {
+  const bool has_mask = header_.flags & kHasLossMask;
+  MOIETY_CHECK(targets.size() == (has_mask ? ids.size() : 0), "{}: {} targets of {} ids", path_,
+               targets.size(), ids.size());
   starts_.push_back(header_.tokens);
+  for (uint64_t t = header_.tokens; const uint8_t is_target : targets) {
+    if (t % 8 == 0) mask_.push_back(0);
+    mask_.back() |= static_cast<unsigned char>((is_target != 0) << t % 8);
+    target_count_ += is_target != 0;
+    ++t;
+  }
+  if (!has_mask) target_count_ += ids.size();
   header_.tokens += ids.size();
   header_.documents += 1;
   header_.source_bytes += source_bytes;
@@ -119,6 +136,8 @@ void TokenFileWriter::finish() {
   starts_.push_back(header_.tokens);
   header_.table_crc32c = crc32c(starts_.data(), starts_.size() * 8);
   write(starts_.data(), starts_.size() * 8);
+  header_.mask_crc32c = crc32c(mask_.data(), mask_.size());
+  write(mask_.data(), mask_.size());
 
   const size_t pieces_bytes = piece_crcs_.size() * 4;
   write(piece_crcs_.data(), pieces_bytes);

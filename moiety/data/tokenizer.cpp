@@ -29,6 +29,25 @@ void Tokenizer::encode(std::string_view text, std::vector<uint32_t>& ids, bool s
   for (size_t i = 0; i < text.size(); ++i) ids[begin + i] = static_cast<unsigned char>(text[i]);
 }
 
+void Tokenizer::encode_part(std::string_view text, bool is_start,
+                            std::vector<uint32_t>& ids) const {
+  if (bpe_) return bpe_->pipeline.encode(text, false, ids, is_start);
+  encode(text, ids);
+}
+
+uint32_t Tokenizer::find_added(std::string_view token) const {
+  const bpe::AddedToken* found = bpe_ ? bpe_->pipeline.find_added(token) : nullptr;
+  if (!found) return kNoToken;
+  if (found->lstrip || found->rstrip || found->single_word) {
+    fail(ErrorKind::kUnsupported, "tokenizer {}: {} has {}, which a chat template does without",
+         name_, token,
+         found->single_word ? "single_word"
+         : found->lstrip    ? "lstrip"
+                            : "rstrip");
+  }
+  return found->id;
+}
+
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   TokenStream stream(*this);
   std::string bytes;

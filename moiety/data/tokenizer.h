@@ -51,6 +51,11 @@ class Tokenizer {
   // `special` ids. Throws DataError if the text is not UTF-8, which "bytes" does not ask for. For
   // several threads.
   void encode(std::string_view text, std::vector<uint32_t>& ids, bool special = false) const;
+  // The same of a text between two tokens, special ones in it being text; `is_start`: of the first.
+  void encode_part(std::string_view text, bool is_start, std::vector<uint32_t>& ids) const;
+  // The id of an added token, such as "<|im_end|>"; kNoToken if there is none. Throws
+  // Error(kUnsupported) if it takes spaces around it along, or counts only as a word of its own.
+  uint32_t find_added(std::string_view token) const;
   // The bytes of the ids; special and unused ids give none. The bytes need not be UTF-8.
   std::string decode(std::span<const int32_t> ids) const;
 

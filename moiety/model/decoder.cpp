@@ -76,7 +76,7 @@ void Decoder::append(std::span<const Continuation> parts, TensorView logits_PV, 
   model_.grow_rope_table(positions_, stream);
   Pass pass = model_.begin_pass(1, static_cast<int64_t>(tokens.size()), arena, stream);
   pass.position_T = int32_on(pass, std::move(positions));
-  const Routing routing(c, pass, {}, {});
+  const Routing routing(c, pass, {});
   const int64_t capacity = model_.moe_capacity(-1, pass.tokens());
   const TensorView x_TD = pass.tensor({pass.tokens(), c.d_model});
   const TensorView mid_TD = pass.tensor({pass.tokens(), c.d_model});

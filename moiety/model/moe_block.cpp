@@ -204,7 +204,7 @@ void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
   };
   layer_.forward({.weights = beside ? router_weights() : read(),
                   .h_TD = pass.h_TD,
-                  .mask_T = {},
+                  .mask_T = pass.routed_T,
                   .addend = addend,
                   .capacity = a.capacity,
                   .out_TD = a.out_TD,

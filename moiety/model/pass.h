@@ -23,6 +23,7 @@ struct Pass {
   TensorView rope_table;
   TensorView position_T;         // optional int32: positions, if they are not t mod seq_len
   TensorView document_start_BS;  // optional int32: attention.h
+  TensorView routed_T;           // optional uint8, of own tokens; 0: padding, which no expert gets
   // Workspace of all blocks, of own tokens, in storage: the norm's output, computed again in
   // backward.
   TensorView h_TD;

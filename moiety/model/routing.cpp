@@ -11,7 +11,7 @@ constexpr int64_t kInfoWords = 16;
 
 }  // namespace
 
-Routing::Routing(const Config& c, const Pass& pass, TensorView target_T, TensorView mask_T)
+Routing::Routing(const Config& c, const Pass& pass, const Counted& counted)
     : router_(c.router),
       global_(c.aux_scope == AuxScope::kGlobal),
       tp_(pass.tp),
@@ -27,11 +27,12 @@ Routing::Routing(const Config& c, const Pass& pass, TensorView target_T, TensorV
   pooled_count_SE_ = pass.arena.tensor(DType::kInt64, {segments, columns});
   pooled_sum_SE_ = pass.arena.tensor(DType::kFloat64, {segments, columns});
   // One of the ranks that share the sequences brings their targets to a sum over all ranks.
-  count_targets({.target_T = target_T,
-                 .mask_T = mask_T,
+  count_targets({.target_T = counted.target_T,
+                 .mask_T = counted.mask_T,
                  .own_2 = own_scope_,
                  .scope_2 = scope_,
-                 .in_scope = !global_ || pass.tp_rank() == 0},
+                 .in_scope = !global_ || pass.tp_rank() == 0,
+                 .routed_T = counted.routed_T},
                 pass.stream);
 }
 

@@ -14,9 +14,13 @@ namespace moiety::model {
 class Routing {
  public:
   Routing() = default;
-  // Tensors lie on the pass's arena. `target_T` and `mask_T` are as in loss.h, for all tokens of
-  // the pass; they give the scope.
-  Routing(const Config& config, const Pass& pass, TensorView target_T, TensorView mask_T);
+  // What gives the scope, for all tokens of the pass: targets and mask are as in loss.h, and of
+  // tokens with routed = 0 there is none (optional uint8).
+  struct Counted {
+    TensorView target_T, mask_T, routed_T;
+  };
+  // Tensors lie on the pass's arena.
+  Routing(const Config& config, const Pass& pass, const Counted& counted);
 
   // The statistics of MoE layer `index`, which its forward writes and its backward reads.
   moe::RouterStats stats_of(int64_t index) const;

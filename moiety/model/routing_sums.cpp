@@ -49,21 +49,30 @@ void count_targets(const TargetCount& a, Stream stream) {
     check_tensor(operation, "mask", a.mask_T, DType::kUInt8, {tokens});
     MOIETY_CHECK(a.mask_T.contiguous(), "{}: mask is {}", operation, a.mask_T.describe());
   }
+  if (a.routed_T.defined()) {
+    check_tensor(operation, "routed", a.routed_T, DType::kUInt8, {tokens});
+    MOIETY_CHECK(a.routed_T.contiguous(), "{}: routed is {}", operation, a.routed_T.describe());
+  }
   check_tensor(operation, "own", a.own_2, DType::kInt64, {2});
   check_tensor(operation, "scope", a.scope_2, DType::kInt64, {2});
-  if (check_devices(
-          operation,
-          {{"target", a.target_T}, {"mask", a.mask_T}, {"own", a.own_2}, {"scope", a.scope_2}},
-          stream)) {
+  if (check_devices(operation,
+                    {{"target", a.target_T},
+                     {"mask", a.mask_T},
+                     {"routed", a.routed_T},
+                     {"own", a.own_2},
+                     {"scope", a.scope_2}},
+                    stream)) {
     if constexpr (kCudaBuilt) return count_targets_cuda(a, stream);
     fail_without_cuda(operation);
   }
   stream.run([=] {
     const int32_t* target = a.target_T.data<int32_t>();
     const uint8_t* mask = a.mask_T.data<uint8_t>();
+    const uint8_t* routed = a.routed_T.data<uint8_t>();
     int64_t* own = a.own_2.data<int64_t>();
     own[0] = 0;
-    own[1] = tokens;
+    own[1] =
+        routed ? std::count_if(routed, routed + tokens, [](uint8_t r) { return r != 0; }) : tokens;
     for (int64_t t = 0; t < tokens; ++t) {
       own[0] += target[t] != nn::kIgnoredTarget && (!mask || mask[t] != 0);
     }

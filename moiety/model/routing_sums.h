@@ -8,13 +8,15 @@
 namespace moiety::model {
 
 // own = {valid targets, tokens}, int64; scope = own if `in_scope`, else zeros. Targets (int32) and
-// masks (uint8) are as in loss.h; absent targets count no tokens.
+// masks (uint8) are as in loss.h; absent targets count no tokens, and padding (routed = 0, uint8,
+// optional), which has no targets, is no token.
 struct TargetCount {
   TensorView target_T;
   TensorView mask_T;
   TensorView own_2;
   TensorView scope_2;
   bool in_scope = true;
+  TensorView routed_T = {};
 };
 void count_targets(const TargetCount& args, Stream stream);
 

@@ -18,19 +18,27 @@ __device__ void fold(T* lane) {
 }
 
 __global__ void __launch_bounds__(kLossLanes)
-    count_targets_kernel(const int32_t* target, const uint8_t* mask, int64_t tokens, bool in_scope,
-                         int64_t* own, int64_t* scope) {
+    count_targets_kernel(const int32_t* target, const uint8_t* mask, const uint8_t* routed,
+                         int64_t tokens, bool in_scope, int64_t* own, int64_t* scope) {
   __shared__ int64_t lane[kLossLanes];
-  int64_t n = 0;
+  int64_t n = 0, unrouted = 0;
   for (int64_t t = threadIdx.x; t < tokens; t += kLossLanes) {
     n += target[t] != nn::kIgnoredTarget && (!mask || mask[t] != 0);
+    unrouted += routed && routed[t] == 0;
   }
   lane[threadIdx.x] = n;
   fold(lane);
+  n = lane[0];
+  if (routed) {
+    __syncthreads();
+    lane[threadIdx.x] = unrouted;
+    fold(lane);
+    tokens -= lane[0];
+  }
   if (threadIdx.x > 0) return;
-  own[0] = lane[0];
+  own[0] = n;
   own[1] = tokens;
-  scope[0] = in_scope ? lane[0] : 0;
+  scope[0] = in_scope ? n : 0;
   scope[1] = in_scope ? tokens : 0;
 }
 
@@ -96,8 +104,8 @@ __global__ void __launch_bounds__(kLossLanes)
 
 void count_targets_cuda(const TargetCount& a, const Stream& stream) {
   launch("count_targets", count_targets_kernel, {1, kLossLanes}, stream, a.target_T.data<int32_t>(),
-         a.mask_T.data<uint8_t>(), a.target_T.numel(), a.in_scope, a.own_2.data<int64_t>(),
-         a.scope_2.data<int64_t>());
+         a.mask_T.data<uint8_t>(), a.routed_T.data<uint8_t>(), a.target_T.numel(), a.in_scope,
+         a.own_2.data<int64_t>(), a.scope_2.data<int64_t>());
 }
 
 void add_counts_cuda(const RoutingCounts& a, const StepSums& sums, const Stream& stream) {

@@ -25,6 +25,10 @@ TensorView flat(const TensorView& x_BS) {
   return x_BS.defined() ? x_BS.reshape({x_BS.numel()}) : TensorView();
 }
 
+Routing::Counted counted(const Batch& batch) {
+  return {flat(batch.target_BS), flat(batch.mask_BS), flat(batch.routed_BS)};
+}
+
 }  // namespace
 
 moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens) {
@@ -240,6 +244,9 @@ void Transformer::check_batch(const Batch& batch) const {
   if (batch.mask_BS.defined()) {
     check_tensor("model", "mask", batch.mask_BS, DType::kUInt8, {sequences, seq_len});
   }
+  if (batch.routed_BS.defined()) {
+    check_tensor("model", "routed", batch.routed_BS, DType::kUInt8, {sequences, seq_len});
+  }
   if (batch.position_BS.defined()) {
     check_tensor("model", "position", batch.position_BS, DType::kInt32, {sequences, seq_len});
   }
@@ -271,6 +278,7 @@ Pass Transformer::begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, S
             .rope_table = rope_table_,
             .position_T = {},
             .document_start_BS = {},
+            .routed_T = {},
             .h_TD = {},
             .wide_TD = {},
             .probe = probe_};
@@ -289,6 +297,16 @@ Pass Transformer::begin_pass(const Batch& batch, Arena& arena, Stream stream) {
     pass.position_T = flat(batch.position_BS);
     pass.document_start_BS = arena.tensor(DType::kInt32, {sequences, seq_len});
     nn::document_starts(batch.position_BS, pass.document_start_BS, stream);
+  }
+  if (batch.routed_BS.defined()) {
+    pass.routed_T = flat(batch.routed_BS);
+    if (pass.tp) {
+      const int64_t own = seq_len / pass.tp_ranks();
+      const TensorView own_BS = arena.tensor(DType::kUInt8, {sequences, own});
+      copy(own_BS, batch.routed_BS.slice(1, pass.tp_rank() * own, (pass.tp_rank() + 1) * own),
+           stream);
+      pass.routed_T = flat(own_BS);
+    }
   }
   nn::set_random_state(
       {.state_2 = rng_, .seed = seed_, .draw = batch.micro_step, .draw_at = batch.micro_step_at},
@@ -509,12 +527,11 @@ void Transformer::forward(const Batch& batch, int64_t capacity, const StepSums& 
   const TraceSpan span(TraceLane::kHost, "forward");
   const Pass pass = begin_pass(batch, arena, stream);
   const int64_t tokens = pass.own_tokens();
-  saved_ = std::make_unique<Saved>(
-      Saved{.pass = pass,
-            .layers = std::vector<LayerSaved>(layers_.size()),
-            .routing = Routing(config_, pass, flat(batch.target_BS), flat(batch.mask_BS)),
-            .x_TD = {},
-            .d_TD = {}});
+  saved_ = std::make_unique<Saved>(Saved{.pass = pass,
+                                         .layers = std::vector<LayerSaved>(layers_.size()),
+                                         .routing = Routing(config_, pass, counted(batch)),
+                                         .x_TD = {},
+                                         .d_TD = {}});
   if (head_needs_.input) saved_->d_TD = pass.tensor({tokens, config_.d_model});
   if (full_recompute() || !frozen_.reaches(ffn_block(0))) {
     saved_->mid_TD = pass.tensor({tokens, config_.d_model});
@@ -562,7 +579,7 @@ void Transformer::evaluate(const Batch& batch, int64_t capacity, const StepSums&
   ArenaScope all(arena);
   Pass pass = begin_pass(batch, arena, stream);
   pass.records_amax = false;
-  Routing routing(config_, pass, flat(batch.target_BS), flat(batch.mask_BS));
+  Routing routing(config_, pass, counted(batch));
   const TensorView x_TD = pass.tensor({pass.own_tokens(), config_.d_model});
   const TensorView mid_TD = pass.tensor({pass.own_tokens(), config_.d_model});
   embed(pass, batch, x_TD);

@@ -50,6 +50,8 @@ struct Batch {
   // optional, int32: place in the token's document. The query at s attends to the keys s - position
   // ... s of its sequence.
   TensorView position_BS;
+  // optional, uint8; 0: padding, without a target: no expert gets it and no statistic has it
+  TensorView routed_BS = {};
   // The place in the run, for stochastic rounding: the number of the micro-step, and the place of
   // these tokens among those of all data ranks in it, so that random numbers do not depend on the
   // layout. first_token is a multiple of 16; all_tokens 0 means that these are all.

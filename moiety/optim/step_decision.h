@@ -100,7 +100,8 @@ MOIETY_HD inline bool is_spike(double loss, const StepState& state, double sigma
 MOIETY_HD inline StepDecision decide(const StepRuleConfig& config, double clip,
                                      const StepStatistics& x, StepState& state) {
   StepDecision out;
-  out.scale = 1.0 / static_cast<double>(x.tokens);
+  const bool empty = x.tokens == 0;  // nothing to learn from, which is no fault
+  out.scale = empty ? 0.0 : 1.0 / static_cast<double>(x.tokens);
   out.norm = out.scale * std::sqrt(x.sumsq);
   if (clip > 0) out.coef = std::min(1.0, clip / (out.norm + 1e-6));
   out.s = static_cast<float>(out.scale * out.coef);
@@ -109,9 +110,10 @@ MOIETY_HD inline StepDecision decide(const StepRuleConfig& config, double clip,
   const double loss = x.has_loss ? x.loss * out.scale : 0;
   const bool spike = detail::is_spike(loss, state, config.spike_sigma);
   const bool held = state.halt || x.overflow;  // not the gradient's fault: no skip is counted
-  out.skip = held || bad || x.tokens == 0 || spike;
-  if (!held) state.skips_in_row = out.skip ? state.skips_in_row + 1 : 0;
-  state.halt = held || (out.skip && state.skips_in_row == config.max_skips) ||
+  out.skip = held || bad || empty || spike;
+  const bool counts = !held && (bad || !empty);
+  if (counts) state.skips_in_row = out.skip ? state.skips_in_row + 1 : 0;
+  state.halt = held || (counts && out.skip && state.skips_in_row == config.max_skips) ||
                (bad && config.guard == NanGuard::kTensor);
   out.halt = state.halt != 0;
   if (out.skip) return out;

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "moiety/base/dtype.h"
+#include "moiety/data/sample_source.h"
 #include "moiety/model/config.h"
 #include "moiety/moe/ep_group.h"
 #include "moiety/optim/schedule.h"
@@ -69,9 +70,10 @@ struct ExpertParallelSettings {
 struct DataSettings {
   int64_t seq_len = 1024;  // S, tokens of a sample
   bool shuffle = true;
-  bool document_mask = false;  // attention stays inside a document
-  int64_t epochs = 0;          // passes over the data; 0: endless
-  int64_t prefetch = 4;        // batches made ahead
+  bool document_mask = false;  // attention stays inside a document; packed documents imply it
+  data::Pack pack = data::Pack::kStream;
+  int64_t epochs = 0;    // passes over the data; 0: endless
+  int64_t prefetch = 4;  // batches made ahead
 };
 
 struct BatchSettings {

@@ -84,14 +84,14 @@ int64_t lost_capacity(const model::StepStats& stats, comm::Communicator& world) 
 
 EvaluationResult evaluate(RankModel& model, data::ValidationSet& samples, ExpertCapacity& capacity,
                           Arena& arena, const Stream& stream, WeightGathering* gathering) {
-  Passes passes{model,
-                capacity,
-                arena,
-                stream,
-                gathering,
-                BatchFeed(samples.sequences(), samples.seq_len(), samples.has_positions(), 1,
-                          stream.device()),
-                model.transformer().make_sums()};
+  Passes passes{
+      model,
+      capacity,
+      arena,
+      stream,
+      gathering,
+      BatchFeed(samples.sequences(), samples.seq_len(), samples.parts(), 1, stream.device()),
+      model.transformer().make_sums()};
   std::vector<model::StepStats> of_file(size_t(samples.sources()));
   for (int64_t k = 0; k < samples.batches(); ++k) {
     add_batch(passes, samples.batch(k), of_file[size_t(samples.source_of(k))]);

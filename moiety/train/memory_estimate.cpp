@@ -18,6 +18,7 @@ namespace {
 
 // Bytes of a token of a batch: itself, its target, and whether that counts.
 constexpr int64_t kBatchToken = 4 + 4 + 1;
+constexpr int64_t kPackedToken = 4 + 4;  // its position, and whether it is padding
 
 // Bytes of the plan's slots in a step under the recipe, by the default policy.
 int64_t gathered_bytes(const TrainConfig& o, const Grid& grid, Recipe recipe) {
@@ -131,8 +132,10 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   (s.on_gpu() ? m.pinned : m.snapshot) = widened + (o.checkpoint.async ? copied : 0);
   if (s.on_gpu()) {
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
-    m.gpu = gemm::kCublasLtWorkspace + sequences * o.data.seq_len * kBatchToken;
-    if (storage == DType::kBFloat16 && !o.data.document_mask) {
+    const bool packs = o.data.pack == data::Pack::kDocuments;
+    m.gpu = gemm::kCublasLtWorkspace +
+            sequences * o.data.seq_len * (kBatchToken + (packs ? kPackedToken : 0));
+    if (storage == DType::kBFloat16 && !o.data.document_mask && !packs) {
       m.gpu += nn::cudnn_workspace({.sequences = o.train.micro_batch,
                                     .length = o.data.seq_len,
                                     .heads = c.heads,

@@ -48,6 +48,7 @@ std::string step_json(const StepRecord& r, double time) {
   JsonLine exposed;
   for (size_t a = 0; a < kWaitAxes.size(); ++a) exposed.add(name(kWaitAxes[a]), r.waits.ms[a]);
   json.add("comm", r.comm).raw("exposed_ms", exposed.text());
+  if (r.fill) json.add("fill", *r.fill);
   if (r.activity) {
     json.add("allocations", r.activity->allocations).add("host_waits", r.activity->waits);
   }

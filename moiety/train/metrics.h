@@ -72,6 +72,8 @@ struct StepRecord {
   WaitTimes waits;
   double comm = 0;                       // %, these waits in the step
   std::optional<HostActivity> activity;  // on a GPU
+  std::optional<double>
+      fill;  // share of the tokens that are no padding, where documents are packed
   bool skipped = false;
   bool forced = false;  // the router balances by force
   std::string recipe;

@@ -46,9 +46,9 @@ void Trainer::report_step(const FinishedStep& done) {
     for (const model::MoeLayerStats& layer : done.stats.moe) dropped += layer.dropped;
   }
   struct Sums {
-    int64_t dropped, ns;
+    int64_t dropped, ns, tokens;
     PeerWaits waits;
-  } sums{dropped, std::llround(1e9 * done.seconds), done.waits};
+  } sums{dropped, std::llround(1e9 * done.seconds), done.stats.tokens, done.waits};
   constexpr int64_t kSums = sizeof(Sums) / sizeof(int64_t);
   world_.all_reduce(TensorView(&sums, DType::kInt64, {kSums}), comm::ReduceOp::kSum, Stream())
       .wait();
@@ -66,11 +66,13 @@ void Trainer::report_step(const FinishedStep& done) {
     waits.ms[a] =
         1e3 * done.seconds * double(sums.waits.ns[a]) / double(std::max<int64_t>(sums.ns, 1));
   }
-  observer->step(record_of(done, sums.dropped), {.seconds = done.seconds,
-                                                 .tokens = tokens,
-                                                 .flops = flops / world_.size(),
-                                                 .data_wait_ms = done.data_wait_ms,
-                                                 .waits = waits});
+  StepRecord record = record_of(done, sums.dropped);
+  if (config().data.pack == data::Pack::kDocuments) record.fill = double(sums.tokens) / tokens;
+  observer->step(record, {.seconds = done.seconds,
+                          .tokens = tokens,
+                          .flops = flops / world_.size(),
+                          .data_wait_ms = done.data_wait_ms,
+                          .waits = waits});
   if (sums.dropped > 0 && config().moe.overflow == Overflow::kReport) {
     say(LogLevel::kWarning, "step {}: {} (token, expert) pairs were dropped", step(), sums.dropped);
   }

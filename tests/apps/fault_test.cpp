@@ -76,7 +76,7 @@ TEST(TensorProbe, SeesEveryOperationAndChangesNothing) {
                                           {.weights = DType::kFloat32}, model.groups());
     transformer.bind(optimizer.parameters());
     optimizer.initialize(1, Stream());
-    data::BatchBuffer batch(8, 16, false);
+    data::BatchBuffer batch(8, 16, {});
     batch.fill(*data::synthetic_source("uniform", 16, 264, 1), std::vector<data::SampleRef>(8));
     Arena arena("activations");
     Recorder probe;
@@ -228,7 +228,7 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
         (p.slot == "weight" ? master : moments) += bytes;
       }
       const auto source = data::synthetic_source("uniform", 128, 264, 1);
-      data::BatchBuffer batch(4, 128, false);
+      data::BatchBuffer batch(4, 128, {});
       const std::vector<data::SampleRef> samples{{0, 1}, {0, 2}, {0, 3}, {0, 4}};
       batch.fill(*source, samples);
       ExpertCapacity capacity(config, model.transformer(), tokens / grid.tp);
@@ -329,12 +329,16 @@ class DisturbedSource final : public data::SampleSource {
   std::vector<data::SamplerSource> sources() const override {
     return {{{1, 1 << 20, uint64_t{1} << 32}, 1 << 16}};
   }
-  double bytes_per_token(int) const override { return 0; }
-  void read(data::SampleRef sample, std::span<int32_t> tokens, std::span<int32_t>) const override {
+  double text_bytes(int, uint64_t) const override { return 0; }
+  void read(data::SampleRef sample, const data::SampleRow& row) const override {
     const bool disturbed =
         sample.index - first_ < count_ && !(fickle_ && read_before(sample.index));
-    for (size_t s = 0; s < tokens.size(); ++s) {
-      tokens[s] = disturbed ? int32_t((sample.index * 131 + s * s * 7919) % 251) : int32_t(s);
+    const auto token = [&](size_t s) {
+      return disturbed ? int32_t((sample.index * 131 + s * s * 7919) % 251) : int32_t(s);
+    };
+    for (size_t s = 0; s < row.token.size(); ++s) {
+      row.token[s] = token(s);
+      row.target[s] = token(s + 1);
     }
   }
 

@@ -71,6 +71,22 @@ TEST(Info, OfATokenFile) {
   EXPECT_EQ(part["content"][0]["tokens"], 10);
 }
 
+TEST(Info, OfALossMask) {
+  const TemporaryDirectory dir;
+  const std::string path =
+      data::write_masked(dir / "a.tok", {{{'a', 'b', 'c', 'd'}, {0, 0, 1, 1}}, {{'e'}, {0}}});
+  const ProgramResult words = run({"info", path});
+  ASSERT_EQ(words.code, kExitDone) << words.err;
+  for (const char* part : {"targets      2, 40.0 % of the tokens", "4 tokens: {ab}cd\n",
+                           "1 token: {e}\n", "1.50 bytes a target"}) {
+    EXPECT_NE(words.out.find(part), std::string::npos) << part << " in " << words.out;
+  }
+  const Json json = Json::parse(run({"info", path, "--json"}).out);
+  EXPECT_EQ(json["targets"], 2);
+  EXPECT_EQ(json["content"][0]["targets"], (Json{{2, 4}}));
+  EXPECT_EQ(json["content"][1]["targets"], Json::array());
+}
+
 TEST_F(OfARun, InfoOfTheRunAndOfACheckpoint) {
   const ProgramResult words = run({"info", *dir_ / "r"});
   ASSERT_EQ(words.code, kExitDone) << words.err;

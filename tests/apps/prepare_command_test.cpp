@@ -30,6 +30,15 @@ TEST(PrepareCommand, ArgumentsAndSummary) {
   EXPECT_EQ(prepare_command({"--help"}), 0);
   EXPECT_NE(testing::internal::GetCapturedStdout().find("--valid-fraction"), std::string::npos);
 
+  const std::string chat = dir.write("chat", R"({"prompt": "p", "completion": "ab"})");
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(prepare_command(
+                {chat, "--out", dir / "chat", "--chat", "--chat-template", "mistral", "--quiet"}),
+            0);
+  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+            (dir / "chat.tok") +
+                ": 1 document, 22 tokens (18.2 % are targets), 2 bytes of text in them\n");
+
   for (const Texts& bad : std::vector<Texts>{{},
                                              {in},
                                              {"--out", "x"},
@@ -37,6 +46,9 @@ TEST(PrepareCommand, ArgumentsAndSummary) {
                                              {in, "--out", "x", "--format", "xml"},
                                              {in, "--out", "x", "--workers", "-1"},
                                              {in, "--out", "x", "--tokenizer", "gpt2"},
+                                             {in, "--out", "x", "--chat-template", "llama3"},
+                                             {in, "--out", "x", "--chat", "--chat-template", "x"},
+                                             {in, "--out", "x", "--from", "x"},
                                              {in, "--out", "x", "--valid-fraction", "1"},
                                              {in, "--out", "x", "--valid-fraction", "nan"}}) {
     EXPECT_THROW(prepare_command(bad), UsageError) << testing::PrintToString(bad);

@@ -50,7 +50,8 @@ SOMETIMES = {"model.head_dim": [8, 16, 32], "model.dense_layers": ["[]", "[0]", 
              "precision.keep_last": [-1, 0, 1], "precision.switch_step": [0, 2, 3],
              "precision.amax_history": [1, 2, 16, 1024],
              "run.threads": [0, 1, 3], "run.seed": [0, 1, 2**31], "eval.every": [0, 1],
-             "checkpoint.keep_best": [0, 1], "guard.spike_sigma": [0, 6], "data.prefetch": [1, 4]}
+             "checkpoint.keep_best": [0, 1], "guard.spike_sigma": [0, 6], "data.prefetch": [1, 4],
+             "data.pack": ["stream", "documents"]}
 # Words and switches of these sections are drawn too, whichever they are.
 SECTIONS = {"model", "moe", "router", "data", "init", "train", "optim", "memory", "precision", "ep"}
 NUMBERS = ["loss", "gnorm", "aux", "z", "lr", "drop", "bal", "skipped"]  # of a step, that no clock is in

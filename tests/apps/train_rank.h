@@ -58,7 +58,7 @@ struct Rank {
     const int64_t per_pass = config.train.micro_batch * train::data_ranks(grid);
     const int64_t passes = passes_of_step();
     const auto source = data::synthetic_source("markov", config.data.seq_len, 264, 1);
-    data::BatchBuffer batch(config.train.micro_batch, config.data.seq_len, false);
+    data::BatchBuffer batch(config.train.micro_batch, config.data.seq_len, {});
     const model::StepSums sums = model.transformer().make_sums();
     {
       const auto scope = gathering.begin_step(kind.c_str(), passes);

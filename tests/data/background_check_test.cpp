@@ -72,18 +72,18 @@ TEST(OpenTokenFiles, LargeFilesAreCheckedWhileTheyAreRead) {
     return open_token_files(std::vector<WeightedPath>{{path}}, 8, 264,
                             Tokenizer::load("bytes").identity());
   };
-  std::vector<int32_t> sample(9);
+  ReadSample sample(8);
   const auto good = open();
-  good->read({0, 0}, sample, {});
+  sample.read(*good, {0, 0});
   good->await_checks();
   flip_bit(path, 4096 + 3 * kPieceBytes);
   const auto source = open();
-  source->read({0, 0}, sample, {});
+  sample.read(*source, {0, 0});
   source->await_checks();
-  source->read({0, 3 * kPieceTokens / 8}, sample, {});
+  sample.read(*source, {0, 3 * kPieceTokens / 8});
   const std::string error = kind_and_error_of([&] { source->await_checks(); });
   EXPECT_NE(error.find("bytes [50335744, 67112960) have crc32c"), std::string::npos) << error;
-  EXPECT_EQ(kind_and_error_of([&] { source->read({0, 0}, sample, {}); }), error);
+  EXPECT_EQ(kind_and_error_of([&] { sample.read(*source, {0, 0}); }), error);
 }
 
 }  // namespace

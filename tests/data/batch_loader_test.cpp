@@ -87,6 +87,30 @@ TEST_F(BatchLoaderTest, DocumentMask) {
             (Rows{{1, 2, kNoTarget, 1, 2, 3, 4, 5}, {6, 7, 8, kNoTarget, 1, 2, 3, 4}}));
 }
 
+// The mask belongs to targets: where token i + 1 is none, place i has no loss.
+TEST_F(BatchLoaderTest, LossMask) {
+  const auto source =
+      open({{write_masked(dir_ / "a.tok",
+                          {{{1, 2, 3, 4, 5, 256}, {0, 0, 0, 1, 1, 1}}, {{6, 7, 256}, {0, 1, 1}}})}},
+           4);
+  const Rows none{{kNoTarget, kNoTarget, 4, 5}, {256, kNoTarget, 7, 256}};
+  for (const bool document_mask : {false, true}) {
+    BatchLoader loader(source, make_sampler(*source, false, 1),
+                       {.micro_batch = 2, .global_batch = 2, .document_mask = document_mask});
+    const Batch* batch = loader.next();
+    EXPECT_EQ(rows(batch->token_BS), (Rows{{1, 2, 3, 4}, {5, 256, 6, 7}}));
+    EXPECT_EQ(rows(batch->target_BS), none);
+  }
+  // Text is that of the targets: 7 bytes for 5 targets, of which the samples have 3 and 5.
+  EXPECT_DOUBLE_EQ(ValidationSet(source, 1, {}).source_bytes(), 7 * 2 / 5.0);
+  EXPECT_DOUBLE_EQ(ValidationSet(source, 2, {}).source_bytes(), 7);
+  const auto other =
+      open({{write_masked(dir_ / "b.tok",
+                          {{{1, 2, 3, 4, 5, 256}, {0, 0, 1, 1, 1, 1}}, {{6, 7, 256}, {0, 1, 1}}})}},
+           4);
+  EXPECT_NE(source->sources()[0].identity, other->sources()[0].identity);
+}
+
 TEST_F(BatchLoaderTest, SetOfAStepIsTheSameForEveryLayout) {
   const auto source = open(files(), 8);
   constexpr int64_t kSteps = 5;
@@ -248,20 +272,21 @@ TEST(OpenTokenFiles, IdBeyondTheVocabularyStopsTheLoader) {
 TEST(SyntheticSource, KindsKeepTheirPromises) {
   constexpr int64_t S = 63;
   constexpr uint32_t V = 100;
-  std::vector<int32_t> a(S + 1), b(S + 1), positions(S + 1);
+  ReadSample a(S), b(S);
   for (const char* kind : {"uniform", "copy", "markov"}) {
     const auto source = synthetic_source(kind, S, V, 7);
     std::set<int32_t> ids;
     std::vector<std::set<int32_t>> successors(V);
     for (uint64_t i = 0; i < 400; ++i) {
-      source->read({0, i}, a, positions);
-      source->read({0, i}, b, {});
-      ASSERT_EQ(a, b);
-      ASSERT_EQ(positions[S], S);
-      ids.insert(a.begin(), a.end());
-      for (int64_t p = 0; p < S; ++p) successors[a[p]].insert(a[p + 1]);
+      a.read(*source, {0, i}, true);
+      b.read(*source, {0, i});
+      ASSERT_EQ(a.token, b.token);
+      ASSERT_EQ(a.target, b.target);
+      ASSERT_EQ(a.position[S - 1], S - 1);
+      ids.insert(a.token.begin(), a.token.end());
+      for (int64_t p = 0; p < S; ++p) successors[a.token[p]].insert(a.target[p]);
       if (std::string(kind) == "copy") {
-        for (int64_t p = 32; p <= S; ++p) ASSERT_EQ(a[p], a[p - 32]);
+        for (int64_t p = 32; p <= S; ++p) ASSERT_EQ(a.target[p - 1], a.token[p - 32]);
       }
     }
     EXPECT_GE(*ids.begin(), 0);
@@ -274,10 +299,10 @@ TEST(SyntheticSource, KindsKeepTheirPromises) {
         EXPECT_GT(next.size(), 40u) << kind;
       }
     }
-    source->read({0, 400}, b, {});
-    EXPECT_NE(a, b);
-    synthetic_source(kind, S, V, 8)->read({0, 399}, b, {});
-    EXPECT_NE(a, b);
+    b.read(*source, {0, 400});
+    EXPECT_NE(a.token, b.token);
+    b.read(*synthetic_source(kind, S, V, 8), {0, 399});
+    EXPECT_NE(a.token, b.token);
   }
   EXPECT_EQ(kind_and_error_of([] { synthetic_source("zipf", 8, 8, 0); }),
             "usage: data.synthetic is 'zipf'; there are: uniform, copy, markov");
@@ -295,11 +320,11 @@ TEST(ValidationSet, FirstSamplesOfEachSourceWhateverTheRanks) {
       {{write_tokens(dir / "a.tok", {ramp(100)})}, {write_tokens(dir / "b.tok", {ramp(26, 5)}), 9}},
       8);
   Rows expected;
-  std::vector<int32_t> sample(9);
+  ReadSample sample(8);
   for (const SampleRef ref :
        std::vector<SampleRef>{{0, 0}, {0, 1}, {0, 2}, {0, 3}, {0, 4}, {1, 0}, {1, 1}, {1, 2}}) {
-    source->read(ref, sample, {});
-    expected.emplace_back(sample.begin(), sample.end() - 1);
+    sample.read(*source, ref);
+    expected.push_back(sample.token);
   }
   for (const int ranks : {1, 2, 3}) {
     for (const int64_t micro_batch : {1, 3}) {

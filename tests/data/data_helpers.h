@@ -30,6 +30,27 @@ inline std::string write_tokens(const std::string& path,
   return path;
 }
 
+// The same with a loss mask: of every document the ids, and which of them are targets.
+inline std::string write_masked(
+    const std::string& path,
+    const std::vector<std::pair<std::vector<uint32_t>, std::vector<uint8_t>>>& documents) {
+  TokenFileWriter writer(path, Tokenizer::load("bytes"), kDocumentsEndInEos | kHasLossMask);
+  for (const auto& [ids, targets] : documents) writer.add(ids, ids.size() - 1, targets);
+  writer.finish();
+  writer.publish();
+  return path;
+}
+
+// A sample as it is read.
+struct ReadSample {
+  explicit ReadSample(int64_t seq_len) : token(seq_len), target(seq_len), position(seq_len) {}
+  void read(const SampleSource& source, SampleRef sample, bool with_positions = false) {
+    source.read(sample,
+                {token, target, with_positions ? std::span(position) : std::span<int32_t>()});
+  }
+  std::vector<int32_t> token, target, position;
+};
+
 // One document of `n` tokens: i * factor mod 251.
 inline std::vector<uint32_t> ramp(int64_t n, uint32_t factor = 1) {
   std::vector<uint32_t> ids(n);

@@ -125,9 +125,157 @@ TEST(Prepare, Jsonl) {
 
   auto o = options({dir.write("b.json", "{\"body\": \"B\"}")}, dir / "out");
   o.rules.format = InputFormat::kJsonl;
-  o.rules.text_key = "body";
+  o.rules.text_keys = {"body"};
   prepare(o);
   EXPECT_EQ(documents(dir / "out.tok"), (Texts{"B"}));
+}
+
+TEST(Prepare, SeveralKeys) {
+  const TemporaryDirectory dir;
+  auto o = options(
+      {dir.write("a.jsonl", "{\"b\": \"two\", \"a\": \"one\"}\n{\"a\": \"\", \"b\": \"\"}")},
+      dir / "out");
+  o.rules.text_keys = {"a", "b"};
+  prepare(o);
+  EXPECT_EQ(documents(dir / "out.tok"), (Texts{"one\ntwo", "\n"}));
+  o.rules.text_keys = {"a", "c"};
+  EXPECT_EQ(kind_and_error_of([&] { prepare(o); }),
+            "data: " + (dir / "a.jsonl") + ": line 1, byte 1: no key 'c' (see --text-key)");
+}
+
+TEST(Prepare, Conversations) {
+  const TemporaryDirectory dir;
+  const std::string path = dir.write("chat.json",
+                                     "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                                     "{\"role\": \"assistant\", \"content\": "
+                                     "\"b\\u00e9\"}]}\n\n"
+                                     "{\"prompt\": \"p\", \"completion\": \"c\"}\n");
+  auto o = options({path}, dir / "out");
+  o.rules.chat = ChatTemplate::kMistral;
+  const PrepareSummary summary = prepare(o);
+  const auto file = TokenFile::open(dir / "out.tok");
+  file->verify();
+  EXPECT_EQ(file->header().flags, kHasLossMask | kPiecesHaveChecksums);
+  EXPECT_EQ(file->header().documents, 2u);
+  EXPECT_EQ(file->header().source_bytes, 4u);
+  std::vector<int32_t> ids(file->header().tokens);
+  std::vector<uint8_t> targets(ids.size());
+  file->read(0, ids);
+  file->targets(0, targets);
+  const std::string first = " [INST] a [/INST] b\xc3\xa9";
+  EXPECT_EQ(Tokenizer::load("bytes").decode(ids), first + " [INST] p [/INST] c");
+  EXPECT_EQ(ids[0], 257);
+  EXPECT_EQ(ids[first.size() + 1], 256);
+  EXPECT_EQ(file->target_count(), 5u + 3u);
+  EXPECT_EQ(summary.files[0].targets, 8u);
+  EXPECT_EQ(std::vector<uint8_t>(targets.begin() + 16, targets.begin() + 25),
+            (std::vector<uint8_t>{0, 0, 1, 1, 1, 1, 1, 0, 0}));
+}
+
+template <class T>
+void put(std::string& bytes, const std::vector<T>& values) {
+  bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+std::vector<std::vector<int32_t>> ids_of_documents(const std::string& path) {
+  const auto file = TokenFile::open(path);
+  file->verify();
+  std::vector<std::vector<int32_t>> all;
+  for (uint64_t d = 0; d < file->header().documents; ++d) {
+    const auto [begin, end] = file->document(d);
+    file->read(begin, all.emplace_back(end - begin));
+  }
+  return all;
+}
+
+TEST(Prepare, TokenFilesOfLlmc) {
+  const TemporaryDirectory dir;
+  std::vector<int32_t> header(256);
+  header[0] = 20240520;
+  header[1] = 1;
+  header[2] = 7;
+  std::string file;
+  put(file, header);
+  put(file, std::vector<uint16_t>{256, 97, 98, 256, 99, 256, 100});
+  auto o = options({dir.write("a.bin", file)}, dir / "out");
+  o.from = ForeignTokens::kLlmc;
+  prepare(o);
+  EXPECT_EQ(ids_of_documents(dir / "out.tok"),
+            (std::vector<std::vector<int32_t>>{{256, 97, 98}, {256, 99}, {256, 100}}));
+  EXPECT_EQ(TokenFile::open(dir / "out.tok")->header().source_bytes, 4u);
+  EXPECT_EQ(TokenFile::open(dir / "out.tok")->header().flags, kPiecesHaveChecksums);
+
+  const auto error = [&](const std::string& bytes) {
+    dir.write("a.bin", bytes);
+    return kind_and_error_of([&] { prepare(o); }).substr(6 + (dir / "a.bin: ").size());
+  };
+  EXPECT_EQ(error(file.substr(0, 1030)), "1030 bytes, its header says 1038");
+  EXPECT_EQ(error(file.substr(0, 100)), "100 bytes, cut off in its header: there should be 256");
+  header[0] = 5;
+  std::string other;
+  put(other, header);
+  EXPECT_EQ(error(other), "no token file of llm.c: its magic is 5");
+  file[1025] = 0x7f;
+  EXPECT_EQ(error(file), "an id is 32512, the vocabulary of --tokenizer has 264");
+}
+
+TEST(Prepare, TokenFilesOfMegatron) {
+  const TemporaryDirectory dir;
+  std::string index("MMIDIDX\0\0", 9);
+  put(index, std::vector<uint64_t>{1});
+  put(index, std::vector<uint8_t>{4});
+  put(index, std::vector<uint64_t>{3, 3});
+  put(index, std::vector<int32_t>{2, 1, 3});
+  put(index, std::vector<int64_t>{0, 8, 12});
+  put(index, std::vector<int64_t>{0, 2, 3});
+  std::string bin;
+  put(bin, std::vector<int32_t>{97, 98, 256, 99, 100, 256});
+  dir.write("a.idx", index);
+  const std::string path = dir.write("a.bin", bin);
+  auto o = options({path}, dir / "out");
+  o.from = ForeignTokens::kMegatron;
+  prepare(o);
+  EXPECT_EQ(ids_of_documents(dir / "out.tok"),
+            (std::vector<std::vector<int32_t>>{{97, 98, 256}, {99, 100, 256}}));
+
+  const auto error = [&] { return kind_and_error_of([&] { prepare(o); }); };
+  dir.write("a.bin", bin.substr(0, 20));
+  EXPECT_EQ(error(), "data: " + (dir / "a.idx") + ": sequence 2 is 3 ids at byte 12 of 20");
+  dir.write("a.bin", bin);
+  for (size_t n = 1; n < index.size(); ++n) {
+    dir.write("a.idx", index.substr(0, n));
+    ASSERT_NE(error().find("cut off"), std::string::npos) << n;
+  }
+  index[17] = 7;
+  dir.write("a.idx", index);
+  EXPECT_EQ(error(), "data: " + (dir / "a.idx") +
+                         ": version 1 with ids of type 7; read is version 1 with integers");
+  std::filesystem::remove(dir / "a.bin");
+  EXPECT_EQ(error(), "data: " + path + ": cannot be read");
+  EXPECT_FALSE(fs::exists(dir / "b.tok"));
+}
+
+TEST(Prepare, BadConversations) {
+  const TemporaryDirectory dir;
+  const std::string good = "{\"prompt\": \"p\", \"completion\": \"c\"}\n";
+  const auto error = [&](const std::string& bad, bool bos = false) {
+    auto o = options({dir.write("a", good + bad)}, dir / "out");
+    o.rules.chat = ChatTemplate::kChatml;
+    o.rules.bos = bos;
+    return kind_and_error_of([&] { prepare(o); });
+  };
+  const std::string place = "data: " + (dir / "a") + ": line 2, byte 36: ";
+  EXPECT_EQ(error("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}"),
+            place + "a conversation without a message of the assistant: nothing to learn");
+  EXPECT_EQ(error("{\"messages\": [{\"role\": \"gpt\"}]}"), place + "message 1: no key 'content'");
+  EXPECT_EQ(error("{\"prompt\": 1, \"completion\": \"\"}"),
+            place + "the conversation: 'prompt' is a JSON number, not a string");
+  EXPECT_EQ(error("{").substr(0, place.size() + 9), place + "bad JSON:");
+  EXPECT_EQ(error("", true), "usage: --bos: a chat template says where bos stands");
+  auto o = options({dir.write("a", good + "{}")}, dir / "out");
+  o.rules.chat = ChatTemplate::kChatml;
+  o.rules.skip_bad = true;
+  EXPECT_EQ(prepare(o).bad, 1);
 }
 
 TEST(Prepare, Bos) {
@@ -173,6 +321,48 @@ TEST(Prepare, DamagedGzip) {
   flipped[good.size() - 5] ^= 1;
   EXPECT_EQ(error(flipped), "data: " + path + ": the gzip stream is da");
   EXPECT_EQ(error(good + "trailing"), "data: " + path + ": the gzip stream is da");
+  EXPECT_FALSE(fs::exists(dir / "out.tok"));
+}
+
+std::string from_hex(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i < digits.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+// What `zstd` made of {"text": "packed"} and of 300,000 times x, then y.
+const std::string kZstdLine =
+    from_hex("28b52ffd04589900007b2274657874223a20227061636b6564227d0ac3c4a4ed");
+const std::string kZstdLong =
+    from_hex("28b52ffd04585400001078780100fbff39c002020010785500001078790100dc131d08014d52e2d7");
+
+TEST(Prepare, ZstdIsSeenByItsContent) {
+  const TemporaryDirectory dir;
+  const std::string skipped("\x50\x2a\x4d\x18\x02\0\0\0zz", 10);
+  const std::vector<std::string> inputs{dir.write("a.jsonl.zst", kZstdLine + kZstdLine),
+                                        dir.write("b", skipped + kZstdLong)};
+  prepare(options(inputs, dir / "out"));
+  EXPECT_EQ(documents(dir / "out.tok"),
+            (Texts{"packed", "packed", std::string(300000, 'x') + "y"}));
+}
+
+TEST(Prepare, DamagedZstd) {
+  const TemporaryDirectory dir;
+  const std::string path = dir / "bad.zst";
+  const auto error = [&](const std::string& bytes) {
+    dir.write("bad.zst", bytes);
+    return kind_and_error_of([&] { prepare(options({path}, dir / "out")); })
+        .substr(0, 6 + path.size() + 23);
+  };
+  for (size_t n = 4; n < kZstdLong.size(); ++n) {
+    ASSERT_EQ(error(kZstdLong.substr(0, n)), "data: " + path + ": the zstd stream is cu") << n;
+  }
+  std::string flipped = kZstdLong;
+  flipped.back() ^= 1;
+  EXPECT_EQ(error(flipped), "data: " + path + ": the zstd stream is da");
+  EXPECT_EQ(error(kZstdLine + "trailing"), "data: " + path + ": the zstd stream is da");
   EXPECT_FALSE(fs::exists(dir / "out.tok"));
 }
 

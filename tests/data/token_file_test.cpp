@@ -120,6 +120,70 @@ TEST(TokenFile, Documents) {
   EXPECT_THROW(file->document(2), Error);
 }
 
+// The same with the loss mask 01001, and checksums of pieces.
+std::string golden_masked() {
+  std::string f = golden_without_pieces();
+  put<uint32_t>(f, 60, 13);
+  put<uint64_t>(f, 120, 4184);
+  f += char(0b10010);
+  put<uint32_t>(f, 128, crc32c(f.data() + 4184, 1));
+  put<uint32_t>(f, 132, crc32c(f.data() + 116, 16));
+  put<uint64_t>(f, 136, 4185);
+  put<uint32_t>(f, 4185, crc32c(f.data() + 4096, 10));
+  put<uint32_t>(f, 144, crc32c(f.data() + 4185, 4));
+  seal(f);
+  return f;
+}
+
+TEST(TokenFile, LossMask) {
+  const TemporaryDirectory dir;
+  write_masked(dir / "a.tok", {{{97, 98, 256}, {0, 1, 0}}, {{99, 256}, {0, 1}}});
+  EXPECT_EQ(read_all(dir / "a.tok"), golden_masked());
+  const auto file = TokenFile::open(dir / "a.tok");
+  file->verify();
+  EXPECT_TRUE(file->has_mask());
+  EXPECT_EQ(file->target_count(), 2u);
+  EXPECT_EQ(file->count_targets(2, 3), 1u);
+  std::vector<uint8_t> targets(4);
+  file->targets(1, targets);
+  EXPECT_EQ(targets, (std::vector<uint8_t>{1, 0, 0, 1}));
+  EXPECT_THROW(file->targets(2, targets), Error);
+  const auto plain = TokenFile::open(dir.write("b.tok", golden()));
+  EXPECT_FALSE(plain->has_mask());
+  EXPECT_EQ(plain->target_count(), 5u);
+  plain->targets(1, targets);
+  EXPECT_EQ(targets, (std::vector<uint8_t>{1, 1, 1, 1}));
+  TokenFileWriter writer(dir / "c.tok", Tokenizer::load("bytes"), kHasLossMask);
+  EXPECT_THROW(writer.add(std::vector<uint32_t>{1, 2}, 2), Error);
+  EXPECT_THROW(writer.add(std::vector<uint32_t>{1, 2}, 2, std::vector<uint8_t>{1}), Error);
+}
+
+TEST(TokenFile, DamagedLossMasks) {
+  const TemporaryDirectory dir;
+  const auto error = [&](const std::string& bytes) {
+    const std::string path = dir.write("a.tok", bytes);
+    return error_of_file(path).substr(8 + path.size());
+  };
+  std::string f = golden_masked();
+  f[4184] = 0b10011;
+  EXPECT_EQ(error(f).substr(0, 24), "the loss mask is damaged");
+  f[4184] = char(0b1010010);
+  put<uint32_t>(f, 128, crc32c(f.data() + 4184, 1));
+  EXPECT_TRUE(error(f).starts_with("the header is damaged: crc32c")) << error(f);
+  put<uint32_t>(f, 132, crc32c(f.data() + 116, 16));
+  EXPECT_EQ(error(f), "the loss mask has bits behind its 5 tokens");
+  f = golden_masked();
+  put<uint64_t>(f, 120, 4185);
+  put<uint32_t>(f, 132, crc32c(f.data() + 116, 16));
+  EXPECT_EQ(error(f), "the header contradicts itself: loss mask at 4185, expected at 4184");
+  f = golden();
+  put<uint64_t>(f, 120, 4184);
+  EXPECT_EQ(error(f), "the header is damaged: byte 120 is 88, not 0");
+  for (size_t bytes = 0; bytes < golden_masked().size(); bytes += 1 + bytes / 64) {
+    EXPECT_THROW(TokenFile::open(dir.write("b.tok", golden_masked().substr(0, bytes))), DataError);
+  }
+}
+
 TEST(TokenFile, FourByteTokens) {
   const TemporaryDirectory dir;
   std::string f = golden_without_pieces();
@@ -216,8 +280,8 @@ TEST(TokenFile, ContradictionsAreRefused) {
        "the header is damaged: byte 135 is 1, not 0"},
       {"pieces without their flag", [](std::string& f) { f[60] = 1; },
        "the header is damaged: byte 136 is 88, not 0"},
-      {"flags of later versions", [](std::string& f) { f[60] = 13; },
-       "its header has flags 13, of which this version knows 11"},
+      {"flags of later versions", [](std::string& f) { f[60] = 25; },
+       "its header has flags 25, of which this version knows 15"},
       {"offset of the pieces", [](std::string& f) { put<uint64_t>(f, 136, 4192); },
        "the header contradicts itself: checksums of pieces at 4192, expected at 4184"},
       {"checksums of pieces", [](std::string& f) { f[4184] ^= 1; },

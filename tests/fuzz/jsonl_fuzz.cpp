@@ -27,6 +27,7 @@ Encoded encode_all(const char* path, const DocumentRules& rules, size_t block_by
     const EncodedBlock encoded = encode(*block, rules, tokenizer);
     uint64_t tokens = 0;
     for (const EncodedBlock::Document& d : encoded.documents) tokens += d.tokens;
+    require(encoded.targets.size() == (rules.chat ? tokens : 0), "conversations have targets");
     require(tokens == encoded.ids.size(), "documents have all tokens");
     out.ids.insert(out.ids.end(), encoded.ids.begin(), encoded.ids.end());
     out.documents += encoded.documents.size();
@@ -41,6 +42,13 @@ Encoded encode_all(const char* path, const DocumentRules& rules, size_t block_by
 void jsonl(std::string_view file) {
   const MemoryFile memory(file);
   DocumentRules rules;
+  rules.chat = ChatTemplate::kLlama3;
+  rules.skip_bad = true;
+  try {
+    encode_all(memory.path(), rules, 1 << 20);
+  } catch (const DataError&) {
+  }
+  rules.chat.reset();
   for (const InputFormat format : {InputFormat::kJsonl, InputFormat::kText}) {
     rules.format = format;
     rules.split = format == InputFormat::kText ? "\n\n" : "";

@@ -24,6 +24,9 @@ void read_all(const TokenFile& file) {
             "ids are below the vocabulary");
     require(positions[i] == 0 || positions[i] == positions[i - 1] + 1, "positions count");
   }
+  std::vector<uint8_t> targets(header.tokens);
+  file.targets(0, targets);
+  require(file.count_targets(0, header.tokens) == file.target_count(), "targets are counted");
   file.verify();
 }
 
@@ -63,6 +66,11 @@ std::string with_checksums(std::string_view bytes) {
       tok::store(p + tok::kTokenCrcAt,
                  crc32c(p + tok::kHeaderBytes, header.tokens * header.token_bytes));
       tok::store(p + tok::kTableCrcAt, crc32c(p + layout.table_offset, (header.documents + 1) * 8));
+      if (header.flags & kHasLossMask) {
+        tok::store(p + tok::kMaskCrcAt, crc32c(p + layout.mask_offset, tok::mask_bytes(header)));
+        tok::store(p + tok::kMaskFieldsCrcAt,
+                   crc32c(p + tok::kMaskAt, tok::kMaskFieldsCrcAt - tok::kMaskAt));
+      }
       if (header.flags & kPiecesHaveChecksums) seal_pieces(p, header);
     }
   }

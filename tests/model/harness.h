@@ -121,7 +121,8 @@ struct TestBatch {
       : token(DType::kInt32, {sequences, seq_len}),
         target(DType::kInt32, {sequences, seq_len}),
         mask(DType::kUInt8, {sequences, seq_len}),
-        position(DType::kInt32, {sequences, seq_len}) {
+        position(DType::kInt32, {sequences, seq_len}),
+        routed(DType::kUInt8, {sequences, seq_len}) {
     std::mt19937 engine(seed);
     naive.sequences = sequences;
     naive.seq_len = seq_len;
@@ -138,12 +139,23 @@ struct TestBatch {
     std::copy(naive.position.begin(), naive.position.end(), position.data<int32_t>());
     batch = {token, target, mask, documents ? position.view() : TensorView()};
   }
+  // Makes the last tokens of the odd sequences padding.
+  void pad(int64_t from) {
+    const int64_t seq_len = naive.seq_len;
+    for (int64_t t = 0; t < naive.sequences * seq_len; ++t) {
+      const bool pads = t / seq_len % 2 == 1 && t % seq_len >= from;
+      routed.data<uint8_t>()[t] = !pads;
+      if (pads) target.data<int32_t>()[t] = -100;
+    }
+    batch.routed_BS = routed;
+  }
   // Sequences [begin, end) as views.
   Batch part(int64_t begin, int64_t end) const {
     const auto cut = [&](const TensorView& x) { return x.defined() ? x.slice(0, begin, end) : x; };
-    return {cut(batch.token_BS), cut(batch.target_BS), cut(batch.mask_BS), cut(batch.position_BS)};
+    return {cut(batch.token_BS), cut(batch.target_BS), cut(batch.mask_BS), cut(batch.position_BS),
+            cut(batch.routed_BS)};
   }
-  Tensor token, target, mask, position;
+  Tensor token, target, mask, position, routed;
   Batch batch;
   NaiveBatch naive;
 };

@@ -28,13 +28,15 @@ inline void add(RankedResult& total, const StepStats& s, const Weights& gradient
 
 // Data ranks share the batch; on each `tp` ranks have the same sequences.
 inline RankedResult run_ranked(const Config& config, const RankedLayout& layout, int64_t sequences,
-                               int64_t seq_len, bool documents = false, bool evaluate = false) {
+                               int64_t seq_len, bool documents = false, bool evaluate = false,
+                               int64_t pad_from = 0) {
   RankedResult total;
   std::mutex mutex;
   on_ranks(layout.ranks, [&](comm::Communicator& world) {
     const int rank = world.rank(), data_rank = rank / layout.tp;
     const int64_t own = sequences / (layout.ranks / layout.tp);
-    const TestBatch batch(config, sequences, seq_len, documents, 1);
+    TestBatch batch(config, sequences, seq_len, documents, 1);
+    if (pad_from > 0) batch.pad(pad_from);
     const auto experts = world.split(rank / layout.ep, rank, "ep");
     const auto tp = world.split(data_rank, rank, "tp");
     ModelHarness h(config, DType::kFloat32, *experts, own * seq_len / layout.tp, &world, tp.get());

@@ -16,6 +16,7 @@ struct Shape {
   void (*change)(Config&) = [](Config&) {};
   int64_t sequences = 2, seq_len = 12;
   bool documents = false;
+  int64_t pad_from = 0;
 };
 
 // Four key heads, which up to four ranks cut.
@@ -77,6 +78,10 @@ constexpr Shape kShapes[] = {
     {.name = "a_token_of_a_rank", .sequences = 3, .seq_len = 4},
     {.name = "one_sequence", .sequences = 1, .seq_len = 20},
     {.name = "documents", .documents = true},
+    {.name = "padding",
+     .change = [](Config& c) { c.aux_scope = AuxScope::kGlobal; },
+     .documents = true,
+     .pad_from = 7},
     {.name = "no_grouping_no_qk_norm",
      .change =
          [](Config& c) {
@@ -111,8 +116,9 @@ TEST_P(TensorParallel, GivesWhatOneRankGives) {
   const auto& [tp, shape] = GetParam();
   const Config c = config_of(shape);
   expect_equal(
-      run_ranked(c, {}, shape.sequences, shape.seq_len, shape.documents),
-      run_ranked(c, {.ranks = tp, .tp = tp}, shape.sequences, shape.seq_len, shape.documents),
+      run_ranked(c, {}, shape.sequences, shape.seq_len, shape.documents, false, shape.pad_from),
+      run_ranked(c, {.ranks = tp, .tp = tp}, shape.sequences, shape.seq_len, shape.documents, false,
+                 shape.pad_from),
       1e-5);
 }
 
@@ -182,6 +188,7 @@ TEST(TensorParallel, OneSliceHasTheBitsOfTheWhole) {
                       .rope_table = {},
                       .position_T = {},
                       .document_start_BS = {},
+                      .routed_T = {},
                       .h_TD = {},
                       .wide_TD = {}};
       parallel_cross_entropy(pass, {.x_TD = x,

@@ -11,6 +11,7 @@ inline model::Batch model_batch(const data::Batch& batch) {
   out.token_BS = batch.token_BS;
   out.target_BS = batch.target_BS;
   out.position_BS = batch.position_BS;
+  out.routed_BS = batch.routed_BS;
   return out;
 }
 

@@ -80,8 +80,8 @@ int eval_command(const std::vector<std::string>& arguments) {
   const train::TrainConfig config = train_config(checkpoint, tokenizer);
   std::vector<data::WeightedPath> files;
   for (const std::string& file : data) files.push_back({file});
-  const auto source =
-      data::open_token_files(files, config.data.seq_len, tokenizer.vocab(), tokenizer.identity());
+  const auto source = data::open_token_files(files, config.data.seq_len, tokenizer.vocab(),
+                                             tokenizer.identity(), config.data.pack);
   train::run_alone(inference_threads(checkpoint, threads), [&](comm::Communicator& world) {
     const Stream stream = Stream::on(device);
     const int64_t tokens = config.pass_tokens();
@@ -93,6 +93,7 @@ int eval_command(const std::vector<std::string>& arguments) {
     data::LoaderConfig loader;
     loader.micro_batch = config.train.micro_batch;
     loader.document_mask = config.data.document_mask;
+    loader.pack = config.data.pack;
     data::ValidationSet set(source, samples, loader);
     train::ExpertCapacity capacity(config, model.transformer(), tokens);
     Arena arena("activations", device);

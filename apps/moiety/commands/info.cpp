@@ -1,5 +1,8 @@
 #include "apps/moiety/commands/info.h"
 
+#include <cstdlib>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -59,6 +62,8 @@ int info_command(const std::vector<std::string>& arguments) {
                  "folder (a run or checkpoint keeps one)")
       ->capture_default_str();
   if (!parse_command_line(app, arguments)) return kExitDone;
+  const char* no_color = std::getenv("NO_COLOR");
+  shown.color = ::isatty(STDOUT_FILENO) && (no_color == nullptr || *no_color == '\0');
   const InfoSheet sheet = sheet_of(path, shown, tensors);
   if (json) {
     print_result(sheet.json.text() + "\n");

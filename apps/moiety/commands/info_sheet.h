@@ -26,6 +26,7 @@ struct ShownDocuments {
   int64_t from = 0;                 // the first document
   int64_t count = 3;                // documents
   int64_t tokens = 80;              // of each, from its beginning
+  bool color = false;               // tokens without a loss are dimmed; else they stand in braces
   std::string tokenizer = "bytes";  // for their text, if the file was made with it
 };
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "apps/moiety/commands/info_sheet.h"
 #include "apps/moiety/report/people.h"
@@ -39,8 +40,16 @@ void add_header(const TokenFile& file, const std::string& tokenizer, InfoSheet& 
   sheet.line("documents",
              text("{}: of {} to {} tokens, {:.1f} on average{}", h.documents, lengths.shortest,
                   lengths.longest, mean, ends ? "; each ends in eos" : ""));
-  sheet.line("text", text("{}, {:.2f} bytes a token", bytes_text(int64_t(h.source_bytes)),
-                          h.tokens == 0 ? 0 : double(h.source_bytes) / double(h.tokens)));
+  if (file.has_mask()) {
+    sheet.line("targets",
+               text("{}, {:.1f} % of the tokens; the others have no loss", file.target_count(),
+                    h.tokens == 0 ? 0 : 100 * double(file.target_count()) / double(h.tokens)));
+  }
+  sheet.line(
+      "text",
+      text("{}, {:.2f} bytes a {}", bytes_text(int64_t(h.source_bytes)),
+           file.target_count() == 0 ? 0 : double(h.source_bytes) / double(file.target_count()),
+           file.has_mask() ? "target" : "token"));
   sheet.line("checksum", text("{:08x}{}; moiety verify compares", h.crc32c,
                               has_pieces ? text(", and {} of pieces", file.pieces()) : ""));
   sheet.json.add("path", file.path())
@@ -55,6 +64,7 @@ void add_header(const TokenFile& file, const std::string& tokenizer, InfoSheet& 
       .add("eos", h.eos)
       .add("bos", h.bos)
       .add("tokenizer", tokenizer)
+      .add("targets", file.target_count())
       .add("source_bytes", h.source_bytes)
       .add("crc32c", text("{:08x}", h.crc32c))
       .add("pieces", has_pieces ? file.pieces() : 0);
@@ -64,6 +74,39 @@ std::string ids_text(std::span<const int32_t> ids) {
   std::string out;
   for (const int32_t id : ids) out += text("{}{}", out.empty() ? "" : " ", id);
   return out;
+}
+
+// The ids as text for people: what has no loss is dimmed, if there is colour, else stands in
+// braces.
+std::string shown_text(std::span<const int32_t> ids, std::span<const uint8_t> targets,
+                       const data::Tokenizer* tokenizer, bool color) {
+  std::string out;
+  std::optional<data::TokenStream> stream;
+  if (tokenizer) stream.emplace(*tokenizer);
+  for (size_t begin = 0, end; begin < ids.size(); begin = end) {
+    end = begin;
+    std::string part;
+    for (; end < ids.size() && targets[end] == targets[begin]; ++end) {
+      part += stream ? stream->add(ids[end]) : text("{}{}", part.empty() ? "" : " ", ids[end]);
+    }
+    part = printable(part, SIZE_MAX);
+    const bool is_masked = targets[begin] == 0;
+    if (!stream && !out.empty()) out += ' ';
+    out += is_masked ? color ? "\x1b[2m" + part + "\x1b[0m" : "{" + part + "}" : part;
+  }
+  return out;
+}
+
+// Runs of targets as [begin, end) of the ids.
+std::string target_runs(std::span<const uint8_t> targets) {
+  std::string out;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (!targets[i]) continue;
+    const size_t begin = i;
+    while (i < targets.size() && targets[i]) ++i;
+    out += text("{}[{},{}]", out.empty() ? "" : ",", begin, i);
+  }
+  return "[" + out + "]";
 }
 
 }  // namespace
@@ -86,17 +129,19 @@ InfoSheet token_file_info(const std::string& path, const ShownDocuments& shown) 
     const TokenFile::Document document = file->document(d);
     const uint64_t length = document.end - document.begin;
     std::vector<int32_t> ids(std::min(length, uint64_t(shown.tokens)));
+    std::vector<uint8_t> targets(ids.size());
     file->read(document.begin, ids);
+    file->targets(document.begin, targets);
     const std::string content = is_known ? tokenizer.decode(ids) : ids_text(ids);
     sheet.line(text("document {}", d),
-               text("{}: {}{}", counted(int64_t(length), "token"), printable(content, SIZE_MAX),
+               text("{}: {}{}", counted(int64_t(length), "token"),
+                    shown_text(ids, targets, is_known ? &tokenizer : nullptr, shown.color),
                     ids.size() < length ? " ..." : ""));
-    list.push_back(
-        JsonLine()
-            .add("document", d)
-            .add("tokens", length)
-            .raw(is_known ? "text" : "ids", is_known ? text_json(content) : "\"" + content + "\"")
-            .text());
+    JsonLine line;
+    line.add("document", d).add("tokens", length);
+    line.raw(is_known ? "text" : "ids", is_known ? text_json(content) : "\"" + content + "\"");
+    if (file->has_mask()) line.raw("targets", target_runs(targets));
+    list.push_back(line.text());
   }
   sheet.json.raw("content", list_json(list));
   return sheet;

@@ -24,6 +24,10 @@ constexpr const char* kPrepareAbout =
     "is JSON Lines, one object a line; other files are UTF-8 text, one document a file or, with\n"
     "--split, what stands between the separators. Every document ends in eos; empty ones are left\n"
     "out. A file that is named twice is taken once.\n\n"
+    "With --chat every line is a conversation: {\"messages\": [{\"role\", \"content\"}]}, or\n"
+    "{\"prompt\", \"completion\"}. The assistant's messages, each with the token that ends it, "
+    "are\n"
+    "targets; all else is read and has no loss (a loss mask in the token file).\n\n"
     "Writes PREFIX.tok, or with --valid-fraction PREFIX.train.tok and PREFIX.valid.tok. Lines and\n"
     "bytes in errors count from 1, in the decompressed file.";
 
@@ -70,8 +74,12 @@ class ProgressLine {
 
 void print(const data::PrepareSummary& summary) {
   for (const data::PrepareSummary::File& f : summary.files) {
-    print_result(text("{}: {}, {}, {} of text\n", f.path, counted(f.documents, "document"),
-                      counted(f.tokens, "token"), counted(f.source_bytes, "byte")));
+    const bool is_masked = f.targets < f.tokens;
+    const double share = 100 * static_cast<double>(f.targets) / static_cast<double>(f.tokens);
+    const std::string targets = is_masked ? text(" ({:.1f} % are targets)", share) : "";
+    print_result(text("{}: {}, {}{}, {} of text{}\n", f.path, counted(f.documents, "document"),
+                      counted(f.tokens, "token"), targets, counted(f.source_bytes, "byte"),
+                      is_masked ? " in them" : ""));
   }
 }
 
@@ -108,10 +116,27 @@ int prepare_command(const std::vector<std::string>& arguments) {
                                  {"text", data::InputFormat::kText},
                                  {"jsonl", data::InputFormat::kJsonl}},
                                 "auto (by name), text or jsonl");
-  app.add_option("--text-key", options.rules.text_key, "key of the text in a JSONL object")
+  app.add_option("--text-key", options.rules.text_keys,
+                 "key of the text in a JSONL object; of several, the texts stand below each other")
+      ->delimiter(',')
       ->capture_default_str();
+  bool chat = false;
+  auto chat_template = data::ChatTemplate::kChatml;
+  app.add_flag("--chat", chat, "lines of JSON are conversations");
+  add_choice<data::ChatTemplate>(app, "--chat-template", chat_template,
+                                 {{"chatml", data::ChatTemplate::kChatml},
+                                  {"mistral", data::ChatTemplate::kMistral},
+                                  {"llama3", data::ChatTemplate::kLlama3}},
+                                 "of --chat: chatml (Qwen, SmolLM2), mistral (Mixtral) or llama3")
+      ->needs("--chat");
   app.add_option("--split", options.rules.split,
                  "separator of documents in text files; \\n, \\t, \\r, \\\\ are understood");
+  auto foreign = data::ForeignTokens::kLlmc;
+  CLI::Option* const from_option = add_choice<data::ForeignTokens>(
+      app, "--from", foreign,
+      {{"llmc", data::ForeignTokens::kLlmc}, {"megatron", data::ForeignTokens::kMegatron}},
+      "inputs are token files of llm.c (.bin) or Megatron-LM (.bin or .idx), made with "
+      "--tokenizer");
   app.add_flag("--force", force, "overwrite token files");
   app.add_flag("--bos", options.rules.bos, "begin every document with bos");
   app.add_flag("--parse-special", options.rules.parse_special,
@@ -125,6 +150,8 @@ int prepare_command(const std::vector<std::string>& arguments) {
   if (!parse_command_line(app, arguments, &quiet)) return kExitDone;
   options.workers = static_cast<int>(workers);
   options.overwrite = force;
+  if (chat) options.rules.chat = chat_template;
+  if (from_option->count() > 0) options.from = foreign;
   options.rules.split = unescape(options.rules.split);
   std::optional<ProgressLine> line;
   if (!quiet) {

@@ -39,8 +39,8 @@ std::shared_ptr<const data::SampleSource> open_training_data(const Options& o, i
     return data::synthetic_source(o.data.synthetic, o.data.seq_len, uint32_t(vocab),
                                   uint64_t(o.run.seed));
   }
-  return data::open_token_files(o.data.train, o.data.seq_len, uint32_t(vocab),
-                                tokenizer.identity());
+  return data::open_token_files(o.data.train, o.data.seq_len, uint32_t(vocab), tokenizer.identity(),
+                                pack_of(o));
 }
 
 std::shared_ptr<const data::SampleSource> open_validation_data(const Options& o, int64_t vocab,
@@ -48,7 +48,8 @@ std::shared_ptr<const data::SampleSource> open_validation_data(const Options& o,
   if (o.data.valid.empty()) return nullptr;
   std::vector<data::WeightedPath> files;
   for (const std::string& path : o.data.valid) files.push_back({path});
-  return data::open_token_files(files, o.data.seq_len, uint32_t(vocab), tokenizer.identity());
+  return data::open_token_files(files, o.data.seq_len, uint32_t(vocab), tokenizer.identity(),
+                                pack_of(o));
 }
 
 // The tokenizer that data.tokenizer names or, if that is gone, the copy that the run keeps.

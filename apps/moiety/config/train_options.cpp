@@ -29,6 +29,8 @@ constexpr Names<GradReduce, 2> kGradReduce{
     {{"main_grad", GradReduce::kMainGrad}, {"bf16", GradReduce::kBf16}}};
 constexpr Names<Overflow, 3> kOverflow{
     {{"error", Overflow::kError}, {"drop", Overflow::kDrop}, {"report", Overflow::kReport}}};
+constexpr Names<data::Pack, 2> kPacks{
+    {{"stream", data::Pack::kStream}, {"documents", data::Pack::kDocuments}}};
 constexpr Names<moe::ZeroCopy, 2> kZeroCopy{
     {{"off", moe::ZeroCopy::kOff}, {"auto", moe::ZeroCopy::kAuto}}};
 constexpr Names<ResumeFrom, 3> kResume{
@@ -109,6 +111,8 @@ train::PrecisionSettings precision_settings(const Options& o) {
 
 }  // namespace
 
+data::Pack pack_of(const Options& o) { return value_of(kPacks, o.data.pack); }
+
 train::TrainConfig train_config(const Options& o) {
   return train_config(o, data::Tokenizer::load(o.data.tokenizer));
 }
@@ -122,6 +126,7 @@ train::TrainConfig train_config(const Options& o, const data::Tokenizer& tokeniz
   c.data = {.seq_len = o.data.seq_len,
             .shuffle = o.data.shuffle,
             .document_mask = o.data.document_mask,
+            .pack = pack_of(o),
             .epochs = o.data.epochs,
             .prefetch = o.data.prefetch};
   c.train = {.steps = o.train.steps,

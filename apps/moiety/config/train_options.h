@@ -21,6 +21,9 @@ train::TrainConfig train_config(const Options& options);
 // UsageError.
 void check_inputs(const Options& options);
 
+// data.pack.
+data::Pack pack_of(const Options& options);
+
 // The steps in "a:b"; none if it is empty. Throws UsageError.
 train::ProfileSteps parse_profile_steps(const std::string& text);
 

@@ -76,6 +76,12 @@ std::optional<AddedTokens::Found> AddedTokens::find(std::string_view text, size_
   return std::nullopt;
 }
 
+const AddedToken* AddedTokens::find(std::string_view content) const {
+  const auto it = std::find_if(tokens_.begin(), tokens_.end(),
+                               [&](const AddedToken& token) { return token.content == content; });
+  return it == tokens_.end() ? nullptr : &*it;
+}
+
 AddedTokens::Run::Run(const AddedTokens& tokens) : tokens_(tokens) {
   if (tokens.word_) word_.emplace(*tokens.word_);
 }

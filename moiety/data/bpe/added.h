@@ -27,6 +27,9 @@ class AddedTokens {
   // without PCRE2.
   AddedTokens(std::vector<AddedToken> tokens, const std::vector<std::string>& texts);
 
+  // The one with this content, or null.
+  const AddedToken* find(std::string_view content) const;
+
   // The part of it that belongs to one thread.
   class Run {
    public:

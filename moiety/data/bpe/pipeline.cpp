@@ -78,6 +78,11 @@ std::optional<uint32_t> Pipeline::find(const std::string& token) const {
   return it == tokens_.end() ? std::nullopt : std::optional(it->second);
 }
 
+const AddedToken* Pipeline::find_added(std::string_view token) const {
+  const AddedToken* found = raw_.find(token);
+  return found ? found : normalized_.find(token);
+}
+
 const std::string* Pipeline::spelling(uint32_t id) const {
   return id < vocab_ && is_text_[id] ? &spellings_[id] : nullptr;
 }
@@ -91,7 +96,8 @@ std::unique_ptr<Pipeline::Worker> Pipeline::hire() const {
   return worker;
 }
 
-void Pipeline::encode(std::string_view text, bool special, std::vector<uint32_t>& ids) const {
+void Pipeline::encode(std::string_view text, bool special, std::vector<uint32_t>& ids,
+                      bool is_start) const {
   if (text.size() > kLongestText) {
     throw DataError("{}: a text of {} bytes is too long; the longest is {}", file_, text.size(),
                     kLongestText);
@@ -107,7 +113,7 @@ void Pipeline::encode(std::string_view text, bool special, std::vector<uint32_t>
       ids.push_back(*part.id);
       continue;
     }
-    const bool is_start = part.text.data() == text.data();
+    const bool is_first = is_start && part.text.data() == text.data();
     std::string_view normal = part.text;
     if (!normalizer_.empty()) {
       worker->text.assign(part.text);
@@ -120,7 +126,7 @@ void Pipeline::encode(std::string_view text, bool special, std::vector<uint32_t>
       if (inner.id) {
         ids.push_back(*inner.id);
       } else {
-        encode_part(inner.text, is_start && inner.text.data() == normal.data(), *worker, ids);
+        encode_part(inner.text, is_first && inner.text.data() == normal.data(), *worker, ids);
       }
     }
   }

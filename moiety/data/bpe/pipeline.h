@@ -28,9 +28,12 @@ class Pipeline {
   uint32_t vocab() const { return vocab_; }
   // The id of a token, or nothing.
   std::optional<uint32_t> find(const std::string& token) const;
-  // Appends the ids of a text; `special`: special tokens in it are ids, else text. Throws DataError
-  // if it is not UTF-8.
-  void encode(std::string_view text, bool special, std::vector<uint32_t>& ids) const;
+  // The added token of this text, or null.
+  const AddedToken* find_added(std::string_view token) const;
+  // Appends the ids of a text; `special`: special tokens in it are ids, else text; `is_start`: it
+  // stands behind no token. Throws DataError if it is not UTF-8.
+  void encode(std::string_view text, bool special, std::vector<uint32_t>& ids,
+              bool is_start = true) const;
 
   // The spelling of an id that is text; none for special and unused ids.
   const std::string* spelling(uint32_t id) const;

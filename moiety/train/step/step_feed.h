@@ -15,7 +15,8 @@ namespace moiety::train {
 class BatchFeed {
  public:
   // A feed for micro-batches of B sequences of S tokens; the host may be `ahead` of them.
-  BatchFeed(int64_t sequences, int64_t seq_len, bool with_positions, int64_t ahead, Device device);
+  BatchFeed(int64_t sequences, int64_t seq_len, data::BatchParts parts, int64_t ahead,
+            Device device);
 
   // Puts in the next micro-batch.
   void put(const data::Batch& batch, uint64_t micro_step);
@@ -24,7 +25,7 @@ class BatchFeed {
 
  private:
   int64_t sequences_, seq_len_, tensor_bytes_;
-  bool with_positions_;
+  data::BatchParts parts_;
   InboundRing ring_;
   int64_t put_ = 0;
 };

@@ -29,6 +29,7 @@ data::LoaderConfig loader_config(const TrainConfig& c, const Grid& grid, int ran
   l.data_rank = data_rank(grid, rank);
   l.data_ranks = data_ranks(grid);
   l.document_mask = c.data.document_mask;
+  l.pack = c.data.pack;
   l.prefetch = int(c.data.prefetch);
   l.wait_limit_s = c.guard.comm_timeout_s;
   return l;
@@ -48,8 +49,9 @@ StepPipeline::StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Com
       schedule_(schedule(config_, plan.steps)),
       profiler_(config_.profile, config_.run.dir, world),
       sums_(learner.transformer().make_sums()),
-      batches_(config_.train.micro_batch, config_.data.seq_len, config_.data.document_mask,
-               kStepsAhead * micro_steps_, plan.device),
+      batches_(config_.train.micro_batch, config_.data.seq_len,
+               loader_config(config_, plan.grid, world.rank()).parts(), kStepsAhead * micro_steps_,
+               plan.device),
       update_input_(byte_size(DType::kFloat64, model::kStepInputWords), kStepsAhead, plan.device,
                     "numbers of a step"),
       report_(DType::kUInt8, {byte_size(DType::kFloat64, model::kStepReportWords)}, plan.device,
