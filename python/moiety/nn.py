@@ -56,7 +56,6 @@ def SquaredRelu():
 _delayed = weakref.WeakSet()  # modules whose weight gradients may be pending
 
 
-@torch.compiler.disable
 def _refuse_pending(optimizer, args, kwargs):
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for module in _delayed:

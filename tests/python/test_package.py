@@ -41,10 +41,12 @@ def test_import_alone_loads_neither_torch_nor_the_library():
 
 
 def test_import_of_the_modules_is_quick_after_torch():
-    out = python("import torch, time; t = time.perf_counter(); import moiety.nn; "
-                 "print(time.perf_counter() - t, torch.cuda.is_initialized())")
-    seconds, initialized = out.split()
-    assert float(seconds) < 3 and initialized == "False"  # a loose bound: the machine may be busy
+    out = python("import time; a = time.perf_counter(); import torch; b = time.perf_counter(); "
+                 "import moiety.nn; c = time.perf_counter(); "
+                 "print(b - a, c - b, torch.cuda.is_initialized())")
+    torchs, ours, initialized = out.split()
+    # On a busy machine both take longer.
+    assert float(ours) < max(0.3, 0.3 * float(torchs)) and initialized == "False"
 
 
 def test_fork_works_after_import_and_use():
