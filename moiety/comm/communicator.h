@@ -11,9 +11,12 @@
 // contiguous. Reductions take float64, float32, bfloat16, float16, int32, int64 and uint8;
 // operations that only move bytes take any dtype.
 //
-// On a GPU's stream, with tensors of that GPU, a group may only have one rank: an operation is a
-// copy in the order of the stream, or nothing, and its ticket is complete at once. A larger group
-// throws Error(kUnsupported).
+// On a GPU's stream, with tensors of that GPU, an operation is enqueued and its ticket is complete
+// at once: in the order of the stream its outputs are valid and its inputs free. Sums have the same
+// bits as on a CPU. Ranks whose GPUs cannot map each other's memory throw Error(kUnsupported). What
+// goes wrong there later is thrown by `synchronize` and by the communicator's next operation; until
+// then the stream goes on, with undefined outputs, and never hangs. All ranks of a GPU enqueue the
+// operations of all their communicators in one order.
 //
 // Errors: Error(kInvalidArgument) for views that do not fit; Error(kComm), naming communicator,
 // operation, rank and peer, when a peer is late (the deadline), issues another operation, or
@@ -56,6 +59,19 @@ class [[nodiscard]] Ticket {
   std::shared_ptr<Operation> operation_;
 };
 
+class SymmetricBuffer;
+
+// What operations on a GPU's streams take; equal on all ranks.
+struct GpuLinkOptions {
+  // Memory of each rank for operands that lie outside attached buffers; at least 1 MiB.
+  int64_t staging_bytes = int64_t{32} << 20;
+  // The most blocks of a kernel that reads peers' memory, 1 to 64; without influence on results.
+  int sum_blocks = 12;
+  // Whether reductions run beside other work of the GPU: then copies bring the peers' parts, and
+  // many short blocks sum them, which a stream of low priority keeps out of the way. The same bits.
+  bool beside_compute = false;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -83,13 +99,26 @@ class Communicator {
   // Returns when all ranks have entered.
   virtual void barrier() = 0;
 
+  // Makes what operations on the streams of this rank's GPU need, and loads their kernels.
+  // Collective. Without it the first such operation does so, which then cannot be in a capture; a
+  // second call does nothing. A rank computes on one GPU. Throws what `SymmetricBuffer::create`
+  // throws.
+  virtual void prepare(Device gpu, const GpuLinkOptions& options = {}) = 0;
+  // From now on operands that lie in this buffer, at the same place on all ranks, are read by peers
+  // where they are. Collective: all ranks attach the same buffers, which have this group's ranks,
+  // in the same order. The buffer is forgotten when it is closed.
+  virtual void attach(const SymmetricBuffer& buffer) = 0;
+  // Returns when the work on the stream is done, as stream.synchronize() does, but ends the waits
+  // of this communicator's operations if a peer aborts, and throws their errors.
+  virtual void synchronize(const Stream& stream) = 0;
+
   // Forms sub-groups: ranks that pass the same color are one group, ordered by (key, rank).
   // Collective. A rank with a negative color takes part and gets null.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
 
  private:
-  friend bool mappable(Communicator& comm);  // moiety/comm/symmetric_buffer.h
-  std::optional<bool> mappable_;             // set once it is known
+  friend bool mappable(Communicator& comm, Device device);  // moiety/comm/symmetric_buffer.h
+  std::optional<bool> mappable_[2];                         // by type of device, once it is known
 };
 
 }  // namespace moiety::comm

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "moiety/base/copy.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/base/trace.h"
+#include "moiety/comm/mapped/link.h"
 
 namespace moiety::comm {
 
@@ -137,11 +139,37 @@ LaneCommunicator::LaneCommunicator(std::shared_ptr<Endpoint> endpoint,
                                    std::shared_ptr<RankLanes> lanes)
     : lane_(std::make_shared<Lane>(std::move(endpoint), std::move(lanes))) {}
 
+void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
+  MOIETY_CHECK(gpu.type == DeviceType::kCuda, "communicator \"{}\": prepare for {}, no GPU", name(),
+               moiety::name(gpu));
+  require_device("communicator", gpu);
+  if (size() == 1 || link_) return;
+  if constexpr (kCudaBuilt) {
+    link_ = std::make_shared<mapped::Link>(*this, gpu, options);
+  } else {
+    fail_without_cuda("communicator");
+  }
+}
+
+void LaneCommunicator::attach(const SymmetricBuffer& buffer) {
+  if (size() == 1) return;
+  MOIETY_CHECK(link_, "communicator \"{}\": attach before prepare", name());
+  if constexpr (kCudaBuilt) link_->attach(buffer);
+}
+
+void LaneCommunicator::synchronize(const Stream& stream) {
+  if constexpr (kCudaBuilt) {
+    if (link_ && stream.device().type == DeviceType::kCuda) return link_->synchronize(stream);
+  }
+  stream.synchronize();
+}
+
 // The collective of one rank only has to bring `send` to `recv`.
 Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& stream) {
   if (size() > 1) {
-    fail(ErrorKind::kUnsupported, "communicator \"{}\": {} among {} ranks on GPUs", name(),
-         describe(call), size());
+    prepare(stream.device(), {});
+    if constexpr (kCudaBuilt) link_->issue(call, stream);
+    return {};
   }
   if (call.send == call.recv) return {};
   const int64_t rows = call.kind == Collective::kAllToAll ? call.send_rows[0] : 1;

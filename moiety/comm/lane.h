@@ -15,6 +15,10 @@
 
 namespace moiety::comm {
 
+namespace mapped {
+class Link;
+}
+
 enum class Progress { kNone, kMoved, kDone };
 
 // A rank's side of one collective operation. `advance` and `waits_for` follow `post`.
@@ -116,6 +120,9 @@ class LaneCommunicator final : public Communicator {
                     std::span<const int64_t> recv_counts, Stream stream) override;
   Ticket broadcast(TensorView x, int root, Stream stream) override;
   void barrier() override;
+  void prepare(Device gpu, const GpuLinkOptions& options) override;
+  void attach(const SymmetricBuffer& buffer) override;
+  void synchronize(const Stream& stream) override;
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
 
  private:
@@ -123,6 +130,8 @@ class LaneCommunicator final : public Communicator {
   Ticket issue_on_gpu(const CollectiveCall& call, const Stream& stream);
 
   std::shared_ptr<Lane> lane_;
+  std::shared_ptr<mapped::Link>
+      link_;  // null before the first operation on a GPU, and for one rank
   uint64_t splits_ = 0;
 };
 

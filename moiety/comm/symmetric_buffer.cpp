@@ -6,18 +6,20 @@
 #include <vector>
 
 #include "moiety/base/buffer.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/agree.h"
 #include "moiety/comm/flags.h"
+#include "moiety/comm/mapped/gpu_memory.h"
 #include "moiety/comm/memory_exchange.h"
 #include "moiety/comm/process.h"
 
 namespace moiety::comm {
 namespace {
 
-constexpr int64_t kVersion = 2;
+constexpr int64_t kVersion = 3;
 constexpr int64_t kPage = 4096;
 
 // A rank's message to its peers. `memory` leads to the rank's memory, for peers of the same
@@ -26,6 +28,7 @@ struct Offer {
   int64_t version = kVersion;
   int64_t bytes = 0;
   int64_t may_map = 1;
+  int64_t on_gpu = 0;
   Nonce nonce{};
   ProcessIdentity process;
   const Memory* memory = nullptr;
@@ -60,6 +63,10 @@ void check_offers(const std::string& what, const std::vector<Offer>& offers) {
     if (other.bytes != first.bytes) {
       fail(ErrorKind::kComm, "{}: rank 0 asks for {} bytes, rank {} for {}", what, first.bytes, r,
            other.bytes);
+    }
+    if (other.on_gpu != first.on_gpu) {
+      fail(ErrorKind::kComm, "{}: rank 0 asks for memory of a {}, rank {} of a {}", what,
+           first.on_gpu ? "GPU" : "CPU", r, other.on_gpu ? "GPU" : "CPU");
     }
   }
 }
@@ -129,7 +136,10 @@ struct SymmetricBuffer::Impl {
   Communicator* comm = nullptr;
   int rank = 0;
   int64_t bytes = 0;
+  Device device;
   std::vector<Memory> memory;  // by rank; one probe word per rank follows the `bytes`
+
+  bool on_gpu() const { return device.type == DeviceType::kCuda; }
 
   static int64_t probe_offset(int64_t bytes) { return round_up(bytes, 8); }
   uint64_t* probe_words(int rank) const {
@@ -141,24 +151,39 @@ struct SymmetricBuffer::Impl {
 // Proves the mapping: every rank stores into every peer's memory and must find the words that its
 // peers stored into its own.
 void SymmetricBuffer::Impl::probe(const std::string& what) const {
-  const int me = rank;
-  for (int r = 0; r < comm->size(); ++r) store_release(probe_words(r)[me], uint64_t(me) + 1);
+  const int me = rank, ranks = comm->size();
+  const uint64_t mark = uint64_t(me) + 1;
+  std::vector<uint64_t*> outboxes;
+  for (int r = 0; r < ranks; ++r) outboxes.push_back(probe_words(r) + me);
+  if (!on_gpu()) {
+    for (uint64_t* word : outboxes) store_release(*word, mark);
+  } else if constexpr (kCudaBuilt) {
+    mapped::store_words(device.index, outboxes, mark);
+  }
   agree(comm->bootstrap(), "");
+  std::vector<uint64_t> inbox;
+  if (!on_gpu()) {
+    for (int r = 0; r < ranks; ++r) inbox.push_back(load_acquire(probe_words(me)[r]));
+  } else if constexpr (kCudaBuilt) {
+    inbox = mapped::load_words(device.index, probe_words(me), ranks);
+  }
   std::string error;
-  for (int r = 0; r < comm->size() && error.empty(); ++r) {
-    if (load_acquire(probe_words(me)[r]) != uint64_t(r) + 1) {
+  for (int r = 0; r < ranks && error.empty(); ++r) {
+    if (inbox[r] != uint64_t(r) + 1) {
       error = text("{}: what rank {} stores does not reach rank {}", what, r, me);
     }
   }
   agree(comm->bootstrap(), error, ErrorKind::kUnsupported);
 }
 
-SymmetricBuffer SymmetricBuffer::create(Communicator& comm, const std::string& name,
-                                        int64_t bytes) {
+SymmetricBuffer SymmetricBuffer::create(Communicator& comm, const std::string& name, int64_t bytes,
+                                        Device device) {
+  require_device("symmetric buffer", device);
   Bootstrap& bootstrap = comm.bootstrap();
   const std::string what = text("symmetric buffer \"{}\"", name);
   const Offer mine{.bytes = bytes,
                    .may_map = comm.may_map_memory(),
+                   .on_gpu = device.type == DeviceType::kCuda,
                    .nonce = random_nonce(),
                    .process = this_process()};
   const std::vector<Offer> offers = exchange(bootstrap, mine);
@@ -168,14 +193,21 @@ SymmetricBuffer SymmetricBuffer::create(Communicator& comm, const std::string& n
   if (!reason.empty()) {
     fail(ErrorKind::kUnsupported, "{}: the ranks do not map each other's memory: {}", what, reason);
   }
-  check_physical_memory(bootstrap, what, bytes);
+  if (!mine.on_gpu) check_physical_memory(bootstrap, what, bytes);
 
   auto impl = std::make_shared<Impl>();
   impl->comm = &comm;
   impl->rank = comm.rank();
   impl->bytes = bytes;
+  impl->device = device;
   const int64_t allocated = Impl::probe_offset(bytes) + 8 * comm.size();
-  if (in_one_process(offers)) {
+  if (impl->on_gpu() && !in_one_process(offers)) {
+    fail(ErrorKind::kUnsupported, "{}: processes do not yet share memory of GPUs", what);
+  } else if (impl->on_gpu()) {
+    if constexpr (kCudaBuilt) {
+      impl->memory = mapped::share_gpu_memory(bootstrap, what, allocated, device.index);
+    }
+  } else if (in_one_process(offers)) {
     impl->memory = share_heap(bootstrap, what, allocated, mine);
   } else {
     std::vector<Nonce> nonces;
@@ -188,26 +220,63 @@ SymmetricBuffer SymmetricBuffer::create(Communicator& comm, const std::string& n
   return out;
 }
 
-bool mappable(Communicator& comm) {
-  if (!comm.mappable_) {
+SymmetricBuffer SymmetricBuffer::adopt(Communicator& comm, std::vector<std::byte*> peers,
+                                       int64_t bytes, std::shared_ptr<void> keep_alive,
+                                       Device device) {
+  MOIETY_CHECK(peers.size() == size_t(comm.size()) && bytes >= 0,
+               "symmetric buffer: {} peers of {} bytes for {} ranks", peers.size(), bytes,
+               comm.size());
+  SymmetricBuffer out;
+  out.impl_ = std::make_shared<Impl>();
+  out.impl_->comm = &comm;
+  out.impl_->rank = comm.rank();
+  out.impl_->bytes = bytes;
+  out.impl_->device = device;
+  for (std::byte* peer : peers) out.impl_->memory.emplace_back(keep_alive, peer);
+  return out;
+}
+
+SymmetricBuffer SymmetricBuffer::view(Communicator& sub) const {
+  SymmetricBuffer out;
+  out.impl_ = std::make_shared<Impl>(*impl_);
+  out.impl_->comm = &sub;
+  out.impl_->rank = sub.rank();
+  out.impl_->memory.clear();
+  const int mine = impl_->rank;
+  for (const std::string& word :
+       sub.bootstrap().all_gather({reinterpret_cast<const char*>(&mine), sizeof(mine)})) {
+    int rank = -1;
+    if (word.size() == sizeof(rank)) std::memcpy(&rank, word.data(), sizeof(rank));
+    MOIETY_CHECK(rank >= 0 && rank < ranks(), "symmetric buffer: view: rank {} of {}", rank,
+                 ranks());
+    out.impl_->memory.push_back(impl_->memory[rank]);
+  }
+  return out;
+}
+
+bool mappable(Communicator& comm, Device device) {
+  std::optional<bool>& known = comm.mappable_[device.type == DeviceType::kCuda];
+  if (!known) {
     try {
-      SymmetricBuffer::create(comm, "probe", 0);
-      comm.mappable_ = true;
+      SymmetricBuffer::create(comm, "probe", 0, device);
+      known = true;
     } catch (const Error& e) {
       if (e.kind() != ErrorKind::kUnsupported) throw;
-      comm.mappable_ = false;
+      known = false;
       if (comm.rank() == 0) {
         log(LogLevel::kInfo, "communicator \"{}\" works without symmetric memory: {}", comm.name(),
             e.what());
       }
     }
   }
-  return *comm.mappable_;
+  return *known;
 }
 
 std::byte* SymmetricBuffer::local() const { return peer(impl_->rank); }
 std::byte* SymmetricBuffer::peer(int rank) const { return impl_->memory[rank].get(); }
 int64_t SymmetricBuffer::bytes() const { return impl_ ? impl_->bytes : 0; }
+int SymmetricBuffer::ranks() const { return static_cast<int>(impl_->memory.size()); }
+Device SymmetricBuffer::device() const { return impl_->device; }
 
 bool SymmetricBuffer::contains(const void* p, int64_t bytes) const {
   if (!impl_) return false;
@@ -217,6 +286,9 @@ bool SymmetricBuffer::contains(const void* p, int64_t bytes) const {
 
 void SymmetricBuffer::close() {
   if (!impl_) return;
+  if constexpr (kCudaBuilt) {
+    if (impl_->on_gpu()) mapped::wait_for_gpu(impl_->device.index);
+  }
   agree(impl_->comm->bootstrap(), "");  // nobody uses it any more
   impl_.reset();
 }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "moiety/base/host_device.h"
 #include "moiety/base/math.h"
@@ -43,7 +44,8 @@ void activation_backward_cuda(const ActivationArgs& args, const ActivationBlock&
                               TensorView da, TensorView dh, TensorView a, const Stream& stream);
 
 // The column of H that holds element f of half h.
-MOIETY_HD_INLINE int64_t hidden_column(int64_t h, int64_t f, int64_t ffn, int64_t interleave) {
+template <class Int>
+MOIETY_HD_INLINE Int hidden_column(int h, Int f, Int ffn, std::type_identity_t<Int> interleave) {
   if (interleave == 0) return h * ffn + f;
   return f / interleave * 2 * interleave + h * interleave + f % interleave;
 }

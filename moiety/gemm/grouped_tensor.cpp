@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
@@ -82,6 +83,36 @@ void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, in
     fail_without_cuda(op);
   }
   stream.run([scan, status] { run(scan, status); });
+}
+
+void zero_dead_rows(const Groups& groups, TensorView rows, Stream stream) {
+  const char* op = "zero_dead_rows";
+  check_groups(op, groups);
+  MOIETY_CHECK((rows.dims() == 1 || rows.dims() == 2) && rows.size(0) == groups.capacity,
+               "{}: rows is {}, expected [{}, *] or [{}]", op, rows.describe(), groups.capacity,
+               groups.capacity);
+  MOIETY_CHECK(rows.dims() == 1 ? rows.contiguous() : rows.stride(1) == 1 || rows.size(1) <= 1,
+               "{}: rows is {}, whose columns are not contiguous", op, rows.describe());
+  if (check_devices(op, {{"begin_E1", groups.begin_E1}, {"rows", rows}}, stream)) {
+    fail(ErrorKind::kUnsupported, "{}: only on a CPU", op);
+  }
+  stream.run([=] {
+    const int64_t columns = rows.dims() == 1 ? 1 : rows.size(1);
+    const auto zero = [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end && columns > 0; ++r) {
+        const TensorView row = rows.slice(0, r, r + 1);
+        std::memset(row.raw(), 0, static_cast<size_t>(byte_size(row.dtype(), columns)));
+      }
+    };
+    int64_t next = 0;
+    for (int64_t e = 0; e < groups.experts; ++e) {
+      const auto [begin, live] = group_rows(groups, e);
+      if (live == 0) continue;
+      zero(next, begin);
+      next = begin + live;
+    }
+    zero(next, groups.capacity);
+  });
 }
 
 int64_t offsets_bound(int64_t capacity, int64_t experts, int64_t div, int64_t mul) {

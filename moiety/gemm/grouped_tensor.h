@@ -45,6 +45,10 @@ struct OffsetSpec {
 void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, int64_t capacity,
                      TensorView status, Stream stream);
 
+// Zeroes the dead rows of a buffer [capacity, ...] with contiguous columns: gaps, and those past the
+// last group. Error(kUnsupported) on a GPU.
+void zero_dead_rows(const Groups& groups, TensorView rows, Stream stream);
+
 // An upper bound of the total of {div, mul} for any counts of at most `capacity` rows.
 int64_t offsets_bound(int64_t capacity, int64_t experts, int64_t div, int64_t mul);
 

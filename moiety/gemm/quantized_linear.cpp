@@ -12,6 +12,11 @@ Operand dense(Operand w) {
   return w;
 }
 
+OperandCast input_cast(const QuantizedLinear& linear) { return {.delayed = linear.input_scaling}; }
+OperandCast gradient_cast(const QuantizedLinear& linear) {
+  return {.random = linear.gradient_bits, .delayed = linear.gradient_scaling};
+}
+
 void check_rows(const char* operation, const QuantizedLinear& linear, const TensorView& x,
                 int64_t columns) {
   MOIETY_CHECK(linear.recipe, "{}: no recipe", operation);
@@ -37,7 +42,8 @@ Operand forward_operand(const QuantizedLinear& linear, const Groups& groups, con
   const QuantSpec& spec = linear.recipe->input;
   const QuantizedView& rows = linear.rows;
   if (!rows.row_data.defined()) {
-    return make_grouped_operand(spec, Direction::kRow, x, groups, {}, arena, stream);
+    return make_grouped_operand(spec, Direction::kRow, x, groups, input_cast(linear), arena,
+                                stream);
   }
   const int64_t count = x.source_R.defined() ? x.data.size(0) : groups.capacity;
   MOIETY_CHECK(rows.spec == spec && rows.rows == count && rows.cols == x.data.size(1),
@@ -56,8 +62,9 @@ void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y
   Operand w = dense(
       make_weight_operand(linear.recipe->weight, Direction::kRow, linear.weight, arena, stream));
   w.transposed = true;
-  multiply(make_operand(linear.recipe->input, Direction::kRow, x, {}, arena, stream), w, y,
-           residual, stream);
+  multiply(
+      make_operand(linear.recipe->input, Direction::kRow, x, input_cast(linear), arena, stream), w,
+      y, residual, stream);
 }
 
 void quantized_input_gradient(const QuantizedLinear& linear, TensorView dy, TensorView dx,
@@ -66,7 +73,7 @@ void quantized_input_gradient(const QuantizedLinear& linear, TensorView dy, Tens
   ArenaScope operands(arena);
   const Operand w = dense(
       make_weight_operand(linear.recipe->weight, Direction::kCol, linear.weight, arena, stream));
-  multiply(make_operand(linear.recipe->gradient, Direction::kRow, dy, linear.gradient_bits, arena,
+  multiply(make_operand(linear.recipe->gradient, Direction::kRow, dy, gradient_cast(linear), arena,
                         stream),
            w, dx, addend, stream);
 }
@@ -76,9 +83,10 @@ void quantized_weight_gradient(const QuantizedLinear& linear, TensorView dy, Ten
   check_rows("quantized_weight_gradient", linear, dy, grad.size(0));
   check_rows("quantized_weight_gradient", linear, x, grad.size(1));
   ArenaScope operands(arena);
-  const Operand a = make_operand(linear.recipe->gradient, Direction::kCol, dy, linear.gradient_bits,
-                                 arena, stream);
-  const Operand b = make_operand(linear.recipe->input, Direction::kCol, x, {}, arena, stream);
+  const Operand a = make_operand(linear.recipe->gradient, Direction::kCol, dy,
+                                 gradient_cast(linear), arena, stream);
+  const Operand b =
+      make_operand(linear.recipe->input, Direction::kCol, x, input_cast(linear), arena, stream);
   gemm({.op = a.transposed ? GemmOp::kTN : GemmOp::kNT,
         .a = a.data,
         .b = b.data,
@@ -135,7 +143,7 @@ void quantized_grouped_input_gradient(const QuantizedLinear& linear, const Group
   const Operand w =
       make_weight_operand(linear.recipe->weight, Direction::kCol, linear.weight, arena, stream);
   const Operand a = make_grouped_operand(linear.recipe->gradient, Direction::kRow, dy, groups,
-                                         linear.gradient_bits, arena, stream);
+                                         gradient_cast(linear), arena, stream);
   grouped_gemm({.op = w.transposed ? GroupedOp::kForward : GroupedOp::kDgrad,
                 .groups = groups,
                 .a = {a.data, a.source_R},
@@ -155,9 +163,9 @@ void quantized_grouped_weight_gradient(const QuantizedLinear& linear, const Grou
   ArenaScope operands(arena);
   const Recipe& recipe = *linear.recipe;
   const Operand a = make_grouped_operand(recipe.gradient, Direction::kCol, dy, groups,
-                                         linear.gradient_bits, arena, stream);
-  const Operand b =
-      make_grouped_operand(recipe.input, Direction::kCol, x, groups, {}, arena, stream);
+                                         gradient_cast(linear), arena, stream);
+  const Operand b = make_grouped_operand(recipe.input, Direction::kCol, x, groups,
+                                         input_cast(linear), arena, stream);
   grouped_gemm({.op = GroupedOp::kWgrad,
                 .groups = grouped_operand_groups(recipe.input, groups, arena, stream),
                 .a = {a.data},

@@ -19,6 +19,9 @@ struct QuantizedLinear {
   const Recipe* recipe = nullptr;
   LinearWeight weight;
   RandomBits gradient_bits = {};
+  // Delayed scaling of x and of dy, if the recipe's formats have it (OperandCast).
+  const quant::DelayedScaling* input_scaling = nullptr;
+  const quant::DelayedScaling* gradient_scaling = nullptr;
   // For a grouped forward, optional: x as recipe->input has quantized it, as many rows as x has. x
   // is then not read.
   QuantizedView rows = {};

@@ -57,8 +57,10 @@ void keep_tensor_scale(const QuantizedView& view, Direction direction, int64_t g
   copy(out, view.tensor_scale.reshape({2 * groups}).slice(0, at, at + groups), stream);
 }
 
-quant::QuantizeOptions options(const QuantSpec& spec, const RandomBits& random) {
+quant::QuantizeOptions options(const QuantSpec& spec, const OperandCast& cast) {
+  const RandomBits& random = cast.random;
   quant::QuantizeOptions o;
+  o.delayed = cast.delayed;
   if (spec.rounding == Rounding::kNearest) return o;
   o.rng = random.rng;
   o.tensor_id = random.tensor_id;
@@ -194,23 +196,23 @@ int64_t LinearWeight::columns() const {
 }
 
 Operand make_operand(const QuantSpec& spec, Direction direction, TensorView x,
-                     const RandomBits& random, Arena& arena, Stream stream) {
+                     const OperandCast& cast, Arena& arena, Stream stream) {
   const int64_t rows = x.size(0), cols = x.size(1);
   const Operand out = allocate(spec, direction, rows, cols, 1, arena);
   ArenaScope codes(arena);
   const QuantizedView view =
       place(spec, rows, cols, quantized_sizes(spec, rows, cols, only(direction)), arena);
-  quant::quantize(x, view, options(spec, random), stream);
+  quant::quantize(x, view, options(spec, cast), stream);
   fill(view, direction, 1, out, stream);
   return out;
 }
 
 Operand make_grouped_operand(const QuantSpec& spec, Direction direction, const GroupedTensor& x,
-                             const Groups& groups, const RandomBits& random, Arena& arena,
+                             const Groups& groups, const OperandCast& cast, Arena& arena,
                              Stream stream) {
   const int64_t capacity = groups.capacity, cols = x.data.size(1), experts = groups.experts;
   if (x.source_R.defined() && rows_alone(spec, direction)) {
-    Operand out = make_operand(spec, direction, x.data, random, arena, stream);
+    Operand out = make_operand(spec, direction, x.data, cast, arena, stream);
     read_through(x.source_R, out, arena, stream);
     return out;
   }
@@ -226,7 +228,7 @@ Operand make_grouped_operand(const QuantSpec& spec, Direction direction, const G
   const QuantizedView view =
       place(spec, capacity, cols,
             quantized_grouped_sizes(spec, capacity, cols, experts, only(direction)), arena);
-  quant::quantize_grouped(ordered, groups, view, options(spec, random), stream);
+  quant::quantize_grouped(ordered, groups, view, options(spec, cast), stream);
   if (out.scale.tensor.defined()) {
     keep_tensor_scale(view, direction, experts, out.scale.tensor, stream);
   }

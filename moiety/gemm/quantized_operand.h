@@ -49,6 +49,14 @@ struct RandomBits {
   int64_t row0 = 0, full_rows = 0, col0 = 0, full_cols = 0;
 };
 
+// How a tensor is cast, beside its format.
+struct OperandCast {
+  RandomBits random = {};
+  // kFp8Tensor with delayed scaling: the state of the tensor, one element for each group; its
+  // step_amax is raised. Null: the scale is that of the amax now.
+  const quant::DelayedScaling* delayed = nullptr;
+};
+
 struct Operand {
   TensorView data;  // bf16
   OperandScale scale;
@@ -61,7 +69,7 @@ struct Operand {
 
 // The operand of x [rows, columns] in direction `direction`.
 Operand make_operand(const QuantSpec& spec, Direction direction, TensorView x,
-                     const RandomBits& random, Arena& arena, Stream stream);
+                     const OperandCast& cast, Arena& arena, Stream stream);
 
 // The same for rows that belong to groups. In the col direction group e begins at row (transposed:
 // column) 128 * sum over j < e of ceil(n_j / 128): multiply by the groups of
@@ -71,7 +79,7 @@ Operand make_operand(const QuantSpec& spec, Direction direction, TensorView x,
 // they lie, once each, and the product reads them through the map. Others, with scales or random
 // bits of their group or blocks along tokens, are gathered for the time of being quantized.
 Operand make_grouped_operand(const QuantSpec& spec, Direction direction, const GroupedTensor& x,
-                             const Groups& groups, const RandomBits& random, Arena& arena,
+                             const Groups& groups, const OperandCast& cast, Arena& arena,
                              Stream stream);
 // The same in the row direction for rows that are quantized already (in a format without tensor
 // scales), [capacity] or, with `source_R`, those that it maps from: the operand that

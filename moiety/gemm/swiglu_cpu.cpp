@@ -23,7 +23,7 @@ MOIETY_INLINE void store(const float* in, int64_t n, T* out) {
 
 // Moves columns [f, f + n) of one half of a row of H: contiguous, or in runs of the interleave.
 template <bool kStore, class T, class Values>
-MOIETY_INLINE void move_half(const ActivationBlock& b, T* row, int64_t half, int64_t f, int64_t n,
+MOIETY_INLINE void move_half(const ActivationBlock& b, T* row, int half, int64_t f, int64_t n,
                              Values* values) {
   const bool gated = b.activation.kind == ActivationKind::kGlu;
   const int64_t run = gated && b.interleave > 0 ? b.interleave : b.ffn;

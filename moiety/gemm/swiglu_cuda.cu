@@ -1,5 +1,6 @@
-// Activations on GPUs. A warp has a row, and its lanes take octets of columns in turns. A block has
-// some rows of the buffers, and first looks up the groups they belong to.
+// Activations on GPUs. A warp has a row, and its lanes take octets of columns in turns; the loads of a
+// step go out before the results of the step before it are computed and stored. Those of the first
+// step do so before the block looks up the groups of its rows.
 #include <algorithm>
 
 #include "moiety/base/copy.h"
@@ -12,8 +13,9 @@
 namespace moiety::gemm {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kRows = 2 * kWarps;  // rows of a block: more for one search, fewer to fill the GPU
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kMaxRows = 4 * kWarps;  // of a block
+constexpr int kStep = 32 * kOctet;    // columns of a row that a warp computes at once
 constexpr uint32_t kWarp = 0xFFFFFFFFu;
 
 struct Params {
@@ -24,6 +26,7 @@ struct Params {
   const int64_t *begin, *count;
   uint32_t* status;  // may be null
   int64_t experts, capacity;
+  int ffn, interleave, block_rows;
 };
 
 // kPlainGlu is kGlu without limit, alpha and offset, which the compiler then knows.
@@ -53,8 +56,8 @@ __device__ void record_faults(const Params& p) {
 }
 
 // group[i] := the group of row row0 + i, or -1. All threads of a block call it.
-__device__ void find_groups(const Params& p, int64_t row0, int (&group)[kRows]) {
-  if (threadIdx.x < kRows) group[threadIdx.x] = p.begin ? -1 : 0;
+__device__ void find_groups(const Params& p, int64_t row0, int (&group)[kMaxRows]) {
+  if (threadIdx.x < kMaxRows) group[threadIdx.x] = p.begin ? -1 : 0;
   __syncthreads();
   if (!p.begin) return;
   bool fault = false;
@@ -62,24 +65,43 @@ __device__ void find_groups(const Params& p, int64_t row0, int (&group)[kRows]) 
     const quant::Claim c = claim_of(p, e);
     fault = fault || !c.valid;
     if (!c.valid) continue;
-    const int64_t first = max(c.begin, row0), end = min(c.begin + c.rows, row0 + kRows);
+    const int64_t first = max(c.begin, row0), end = min(c.begin + c.rows, row0 + p.block_rows);
     for (int64_t r = first; r < end; ++r) atomicMax(&group[r - row0], int(e));
   }
   const bool any = __syncthreads_or(fault) != 0;
   if (any && blockIdx.x == 0 && threadIdx.x == 0 && p.status) record_faults(p);
 }
 
+// What is read of a row of the buffers; only backward has dA.
 template <class T>
-struct Hidden {
-  Octet<T> a, b;
+struct Row {
+  const T *h, *da;
 };
-template <class T, bool kVector, Kind kKind>
-__device__ Hidden<T> load_hidden(const Params& p, const T* row, int64_t f) {
-  const ActivationBlock& block = p.block;
-  const int64_t valid = block.ffn - f;
-  if constexpr (kKind == Kind::kSquaredRelu) return {load_octet<kVector>(row + f, valid), {}};
-  return {load_octet<kVector>(row + hidden_column(0, f, block.ffn, block.interleave), valid),
-          load_octet<kVector>(row + hidden_column(1, f, block.ffn, block.interleave), valid)};
+
+template <class T, bool kBackward>
+__device__ Row<T> row_of(const ActivationBlock& x, int64_t r) {
+  return {static_cast<const T*>(x.h) + r * x.h_stride,
+          kBackward ? static_cast<const T*>(x.da) + r * x.da_stride : nullptr};
+}
+
+// What a lane reads for one step: both halves of H, and in backward dA.
+template <class T>
+struct Input {
+  Octet<T> a, b, da;
+};
+
+template <class T, bool kVector, Kind kKind, bool kBackward>
+__device__ Input<T> load_input(const Params& p, const Row<T>& row, int f) {
+  const int valid = p.ffn - f;
+  Input<T> in = {};
+  if constexpr (kKind == Kind::kSquaredRelu) {
+    in.a = load_octet<kVector>(row.h + f, valid);
+  } else {
+    in.a = load_octet<kVector>(row.h + hidden_column(0, f, p.ffn, p.interleave), valid);
+    in.b = load_octet<kVector>(row.h + hidden_column(1, f, p.ffn, p.interleave), valid);
+  }
+  if constexpr (kBackward) in.da = load_octet<kVector>(row.da + f, valid);
+  return in;
 }
 
 template <Kind kKind>
@@ -87,117 +109,162 @@ __device__ float activate(const Activation& activation, float a, float b) {
   return kKind == Kind::kSquaredRelu ? squared_relu(a) : glu(activation, a, b);
 }
 
+// The amax of the row's results, if it is asked for.
 template <class T, bool kVector, Kind kKind>
-__device__ uint32_t forward_row(const Params& p, int64_t r) {
-  const ActivationBlock& block = p.block;
+__device__ uint32_t forward_row(const Params& p, int64_t r, const Row<T>& row, Input<T> next) {
   const Activation activation = activation_of<kKind>(p);
-  const T* h = static_cast<const T*>(block.h) + r * block.h_stride;
-  T* out = static_cast<T*>(block.a) + r * block.a_stride;
-  const float* prob = static_cast<const float*>(block.prob);
+  const float* prob = static_cast<const float*>(p.block.prob);
+  const float weight = prob ? prob[r] : 1;
+  T* out = static_cast<T*>(p.block.a) + r * p.block.a_stride;
   uint32_t amax = 0;
-#pragma unroll 2
-  for (int64_t f = threadIdx.x % 32 * kOctet; f < block.ffn; f += 32 * kOctet) {
-    const Hidden<T> x = load_hidden<T, kVector, kKind>(p, h, f);
+  for (int f = threadIdx.x % 32 * kOctet; f < p.ffn; f += kStep) {
+    const Input<T> x = next;
+    next = load_input<T, kVector, kKind, false>(p, row, f + kStep);
     float v[kOctet];
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
       const float y = activate<kKind>(activation, x.a[i], x.b[i]);
-      v[i] = prob ? y * prob[r] : y;
+      v[i] = prob ? y * weight : y;
     }
     const Octet<T> a = round_octet<T>(v);
-    store_octet_global<kVector>(out + f, a, block.ffn - f);
-    if (p.amax) amax = max(amax, a.amax(block.ffn - f));
+    store_octet_global<kVector>(out + f, a, p.ffn - f);
+    if (p.amax) amax = max(amax, a.amax(p.ffn - f));
   }
   return amax;
 }
 
-// The canonical row dot of 256 columns, added to `sum`: eight lanes are a segment, through which
-// the four partial sums go. Columns that do not exist are 0 and change no bit.
+// What a warp turns around for its row dots: two steps are eight segments of four partial sums, one
+// for each lane. Rows are as long as keeps lanes in banks of their own.
+constexpr int kSegment = 64, kSegments = 2 * kStep / kSegment, kSegmentRow = kSegment + 8;
 template <class T>
-__device__ float add_segments(const Octet<T>& da, const float (&y)[kOctet], float sum) {
-  const int place = threadIdx.x % 8;
-  float part[4] = {};
+struct alignas(16) DotBuffer {
+  float y[kSegments][kSegmentRow];
+  uint32_t da_words[kSegments][kSegmentRow * sizeof(T) / 4];
+
+  __device__ T* da(int segment) { return reinterpret_cast<T*>(da_words[segment]); }
+};
+
+// This lane's columns of the first or second step.
+template <class T>
+__device__ void put_columns(DotBuffer<T>& buffer, int step, const Octet<T>& da,
+                            const float (&y)[kOctet]) {
+  const int lane = threadIdx.x % 32;
+  const int segment = step * (kSegments / 2) + lane / 8, column = lane % 8 * kOctet;
+  store_octet<true>(buffer.da(segment) + column, da, kOctet);
+  store_octet<true>(&buffer.y[segment][column], round_octet<float>(y), kOctet);
+}
+
+// The canonical row dot of the first `segments`, added to `sum`. Columns that do not exist are 0
+// and change no bit.
+template <class T>
+__device__ float add_segments(DotBuffer<T>& buffer, int segments, float sum) {
+  const int lane = threadIdx.x % 32, s = lane / 4, first = lane % 4 * 2;
+  __syncwarp();
+  float part = 0;
+  if (s < segments) {
+    const T* da = buffer.da(s);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+    for (int c = 0; c < kSegment; c += 8) {
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      if (place == j) {
-        part[q] = __fmaf_rn(da[2 * q], y[2 * q], part[q]);
-        part[q] = __fmaf_rn(da[2 * q + 1], y[2 * q + 1], part[q]);
+      for (int i = 0; i < 2; ++i) {
+        part = __fmaf_rn(float(da[c + first + i]), buffer.y[s][c + first + i], part);
       }
-      part[q] = __shfl_sync(kWarp, part[q], j, 8);
     }
   }
-  const float segment = (part[0] + part[1]) + (part[2] + part[3]);
+  __syncwarp();
+  part += __shfl_xor_sync(kWarp, part, 1);
+  part += __shfl_xor_sync(kWarp, part, 2);
 #pragma unroll
-  for (int s = 0; s < 4; ++s) sum += __shfl_sync(kWarp, segment, 8 * s);
+  for (int i = 0; i < kSegments; ++i) sum += __shfl_sync(kWarp, part, 4 * i);
   return sum;
 }
 
+// The same. All lanes stay for the dot; outputs are addressed anew in each step, since the registers
+// are worth more.
 template <class T, bool kVector, Kind kKind>
-__device__ uint32_t backward_row(const Params& p, int64_t r) {
+__device__ uint32_t backward_row(const Params& p, int64_t r, const Row<T>& row, Input<T> next,
+                                 DotBuffer<T>& buffer) {
   const ActivationBlock& block = p.block;
   const Activation activation = activation_of<kKind>(p);
-  const T* h = static_cast<const T*>(block.h) + r * block.h_stride;
-  const T* da = static_cast<const T*>(block.da) + r * block.da_stride;
-  T* dh = static_cast<T*>(block.dh) + r * block.dh_stride;
-  T* again = block.a ? static_cast<T*>(block.a) + r * block.a_stride : nullptr;
-  const float* prob = block.prob ? static_cast<const float*>(block.prob) + r : nullptr;
+  const float* prob = static_cast<const float*>(block.prob);
+  const float weight = prob ? prob[r] : 1;
   uint32_t amax = 0;
-  float dprob = 0;
-  // All lanes stay for the dot.
-  for (int64_t base = 0; base < block.ffn; base += 32 * kOctet) {
-    const int64_t f = base + threadIdx.x % 32 * kOctet, valid = block.ffn - f;
-    const Hidden<T> x = valid > 0 ? load_hidden<T, kVector, kKind>(p, h, f) : Hidden<T>{};
-    const Octet<T> d = load_octet<kVector>(da + f, valid);
+  float dot = 0;
+  for (int base = 0; base < p.ffn; base += kStep) {
+    const int f = base + threadIdx.x % 32 * kOctet, valid = p.ffn - f;
+    const Input<T> in = next;
+    next = load_input<T, kVector, kKind, true>(p, row, f + kStep);
     float y[kOctet], v[kOctet], w[kOctet];
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
-      const float t = prob ? d[i] * *prob : d[i];
+      const float t = prob ? in.da[i] * weight : in.da[i];
       if constexpr (kKind == Kind::kSquaredRelu) {
-        y[i] = squared_relu(x.a[i]);
-        v[i] = squared_relu_gradient(x.a[i], t);
+        y[i] = squared_relu(in.a[i]);
+        v[i] = squared_relu_gradient(in.a[i], t);
       } else {
-        const ActivationGradient<float> g = glu_gradient(activation, x.a[i], x.b[i], t);
+        const ActivationGradient<float> g = glu_gradient(activation, in.a[i], in.b[i], t);
         y[i] = g.y;
         v[i] = g.a;
         w[i] = g.b;
       }
     }
-    if (block.dprob) dprob = add_segments(d, y, dprob);
     const Octet<T> first = round_octet<T>(v);
     if (p.amax) amax = max(amax, first.amax(valid));
-    if (valid > 0) {
-      const int64_t interleave = kKind == Kind::kSquaredRelu ? 0 : block.interleave;
-      store_octet_global<kVector>(dh + hidden_column(0, f, block.ffn, interleave), first, valid);
-    }
+    T* dh = static_cast<T*>(block.dh) + r * block.dh_stride;
+    const int interleave = kKind == Kind::kSquaredRelu ? 0 : p.interleave;
+    store_octet_global<kVector>(dh + hidden_column(0, f, p.ffn, interleave), first, valid);
     if constexpr (kKind != Kind::kSquaredRelu) {
       const Octet<T> second = round_octet<T>(w);
       if (p.amax) amax = max(amax, second.amax(valid));
-      if (valid > 0) {
-        store_octet_global<kVector>(dh + hidden_column(1, f, block.ffn, block.interleave), second,
-                                    valid);
-      }
+      store_octet_global<kVector>(dh + hidden_column(1, f, p.ffn, interleave), second, valid);
     }
-    if (again) {
+    if (block.a) {
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) v[i] = prob ? y[i] * *prob : y[i];
+      for (int i = 0; i < kOctet; ++i) v[i] = prob ? y[i] * weight : y[i];
+      T* again = static_cast<T*>(block.a) + r * block.a_stride;
       store_octet_global<kVector>(again + f, round_octet<T>(v), valid);
     }
+    if (block.dprob) {
+      const int step = base / kStep % 2;
+      put_columns(buffer, step, in.da, y);
+      if (step == 1 || base + kStep >= p.ffn) {
+        dot = add_segments(buffer, (step + 1) * (kSegments / 2), dot);
+      }
+    }
   }
-  if (block.dprob && threadIdx.x % 32 == 0) static_cast<float*>(block.dprob)[r] = dprob;
+  if (block.dprob && threadIdx.x % 32 == 0) static_cast<float*>(block.dprob)[r] = dot;
   return amax;
 }
 
+// As many blocks of an SM as hide the latency of loads, within the registers.
 template <class T, bool kVector, Kind kKind, bool kBackward>
-__global__ void __launch_bounds__(kThreads) activation_rows(const __grid_constant__ Params p) {
-  __shared__ int group[kRows];
-  const int64_t row0 = int64_t{blockIdx.x} * kRows;
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 4
+                                            : kBackward    ? 7
+                                                           : 10)
+    activation_rows(const __grid_constant__ Params p) {
+  __shared__ int group[kMaxRows];
+  const int64_t row0 = int64_t{blockIdx.x} * p.block_rows;
+  const int warp = threadIdx.x / 32;
+  const auto load = [&](const Row<T>& row) {
+    return load_input<T, kVector, kKind, kBackward>(p, row, threadIdx.x % 32 * kOctet);
+  };
+  Row<T> row = row_of<T, kBackward>(p.block, row0 + warp);
+  Input<T> first = {};
+  if (row0 + warp < p.rows) first = load(row);
   find_groups(p, row0, group);
-  for (int i = threadIdx.x / 32; i < kRows && row0 + i < p.rows; i += kWarps) {
+  for (int i = warp; i < p.block_rows && row0 + i < p.rows; i += kWarps) {
     if (group[i] < 0) continue;
-    const uint32_t amax = kBackward ? backward_row<T, kVector, kKind>(p, row0 + i)
-                                    : forward_row<T, kVector, kKind>(p, row0 + i);
+    if (i != warp) {
+      row = row_of<T, kBackward>(p.block, row0 + i);
+      first = load(row);
+    }
+    uint32_t amax;
+    if constexpr (kBackward) {
+      __shared__ DotBuffer<T> buffers[kWarps];
+      amax = backward_row<T, kVector, kKind>(p, row0 + i, row, first, buffers[warp]);
+    } else {
+      amax = forward_row<T, kVector, kKind>(p, row0 + i, row, first);
+    }
     if (p.amax) quant::device::raise_amax(p.amax + group[i], amax);
   }
 }
@@ -238,12 +305,15 @@ Params params_of(const ActivationArgs& args, const ActivationBlock& block) {
           pointer(g.count_E, (const int64_t*)nullptr),
           pointer(g.status, (uint32_t*)nullptr),
           g.experts,
-          g.capacity};
+          g.capacity,
+          int(block.ffn),
+          int(block.interleave),
+          block.ffn > kStep ? kWarps : kMaxRows};
 }
 
 // The first block looks for faults of the groups even if there are no rows.
 LaunchShape shape_of(const Params& p) {
-  return {std::max<int64_t>(blocks_for(p.rows, kRows), p.begin ? 1 : 0), kThreads};
+  return {std::max<int64_t>(blocks_for(p.rows, p.block_rows), p.begin ? 1 : 0), kThreads};
 }
 
 }  // namespace

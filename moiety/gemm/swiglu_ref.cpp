@@ -12,10 +12,10 @@ struct Row {
   int64_t r;
 
   bool gated() const { return block.activation.kind == ActivationKind::kGlu; }
-  int64_t column(int64_t h, int64_t f) const {
+  int64_t column(int h, int64_t f) const {
     return gated() ? hidden_column(h, f, block.ffn, block.interleave) : f;
   }
-  Math h(int64_t half, int64_t f) const {
+  Math h(int half, int64_t f) const {
     return static_cast<const T*>(block.h)[r * block.h_stride + column(half, f)];
   }
   Math y(int64_t f) const {

@@ -83,7 +83,7 @@ void AttentionBlock::bind(ParameterCursor& parameters) {
   }
 }
 
-void AttentionBlock::set_recipe(const std::optional<gemm::Recipe>& recipe) {
+void AttentionBlock::set_recipe(const LinearRecipe& recipe) {
   qkv_.set_recipe(recipe);
   o_.set_recipe(recipe);
 }

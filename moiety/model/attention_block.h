@@ -37,7 +37,7 @@ class AttentionBlock {
   // Specs of norm, fused qkv in kv-group order and o, and with qk_norm q_norm and k_norm.
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
-  void set_recipe(const std::optional<gemm::Recipe>& recipe);
+  void set_recipe(const LinearRecipe& recipe);
 
   // Tensors that backward needs besides x: for all tokens and this rank's heads; on the arena.
   struct Saved {

@@ -47,7 +47,7 @@ void FeedForward::bind(ParameterCursor& parameters) {
   fc2_.bind(parameters.next(prefix_ + "fc2.weight"));
 }
 
-void FeedForward::set_recipe(const std::optional<gemm::Recipe>& recipe) {
+void FeedForward::set_recipe(const LinearRecipe& recipe) {
   fc1_.set_recipe(recipe);
   fc2_.set_recipe(recipe);
 }

@@ -23,7 +23,7 @@ class FeedForward {
 
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
-  void set_recipe(const std::optional<gemm::Recipe>& recipe);
+  void set_recipe(const LinearRecipe& recipe);
 
   // Arguments of forward, all of own tokens.
   struct Forward {
@@ -75,7 +75,7 @@ class DenseBlock {
 
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
-  void set_recipe(const std::optional<gemm::Recipe>& recipe) { ffn_.set_recipe(recipe); }
+  void set_recipe(const LinearRecipe& recipe) { ffn_.set_recipe(recipe); }
 
   // Returns the tensor that backward needs besides x; if that is absent, backward computes it
   // again.

@@ -18,9 +18,14 @@ optim::ParamSpec LinearLayer::with_format(optim::ParamSpec spec) const {
 
 gemm::QuantizedLinear LinearLayer::linear(const Pass& pass,
                                           const gemm::LinearWeight& weight) const {
-  return {.recipe = recipe_ ? &*recipe_ : nullptr,
-          .weight = weight,
-          .gradient_bits = {.rng = pass.rng, .tensor_id = gradient_id_}};
+  gemm::QuantizedLinear out{.recipe = recipe_ ? &*recipe_ : nullptr,
+                            .weight = weight,
+                            .gradient_bits = {.rng = pass.rng, .tensor_id = gradient_id_}};
+  if (recipe_ && scales_) {
+    out.input_scaling = &scales_->input(p_->spec.name, pass.records_amax);
+    out.gradient_scaling = &scales_->gradient(p_->spec.name);
+  }
+  return out;
 }
 
 gemm::QuantizedLinear LinearLayer::quantized(const Pass& pass,

@@ -19,7 +19,10 @@ class LinearLayer {
 
   // Sets the recipe for products; without one they are in the storage type. It also changes the
   // parameter's spec, see the specs() of blocks.
-  void set_recipe(const std::optional<gemm::Recipe>& recipe) { recipe_ = recipe; }
+  void set_recipe(const LinearRecipe& recipe) {
+    recipe_ = recipe.recipe;
+    scales_ = recipe.scales;
+  }
   void bind(optim::Parameter* p);
 
   const std::optional<gemm::Recipe>& recipe() const { return recipe_; }
@@ -48,6 +51,7 @@ class LinearLayer {
 
   gtp::Layout layout_;
   std::optional<gemm::Recipe> recipe_;
+  const DelayedScales* scales_ = nullptr;
   optim::Parameter* p_ = nullptr;
   uint32_t gradient_id_ = 0;
 };

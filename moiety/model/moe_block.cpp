@@ -122,8 +122,7 @@ void MoeBlock::bind(ParameterCursor& parameters) {
   }
 }
 
-void MoeBlock::set_recipe(const std::optional<gemm::Recipe>& recipe,
-                          const std::optional<QuantSpec>& dispatch) {
+void MoeBlock::set_recipe(const LinearRecipe& recipe, const std::optional<QuantSpec>& dispatch) {
   layer_.set_dispatch(dispatch);
   fc1_.set_recipe(recipe);
   fc2_.set_recipe(recipe);

@@ -48,8 +48,7 @@ class MoeBlock {
   std::vector<optim::ParamSpec> specs() const;
   void bind(ParameterCursor& parameters);
   // `dispatch` is the format in which rows travel to the experts (moe_layer.h).
-  void set_recipe(const std::optional<gemm::Recipe>& recipe,
-                  const std::optional<QuantSpec>& dispatch);
+  void set_recipe(const LinearRecipe& recipe, const std::optional<QuantSpec>& dispatch);
   // The bias of the router's choice. It is state that balancing moves, not gradients.
   const Tensor& router_bias() const { return bias_E_; }
   std::string router_bias_name() const { return prefix_ + "moe.router.bias"; }

@@ -32,6 +32,7 @@ struct Pass {
   const quant::RngState* rng = nullptr;  // state of stochastic rounding
   int64_t first_token = 0;               // as in Batch
   int64_t all_tokens = 0;
+  bool records_amax = true;  // for delayed scaling; false in evaluation
 
   int64_t tokens() const { return sequences * seq_len; }
   int tp_ranks() const { return tp ? tp->size() : 1; }

@@ -10,7 +10,8 @@
 //
 // fp8_tensor has one scale for each tensor, of its largest element at that time: weights and x are
 // E4M3, dy is E5M2, no layer stays in bf16. A tensor is a whole weight, however it is sharded, for
-// experts that of one; and the rows of a product on a rank, for experts those of one group.
+// experts that of one; and the rows of a product on a rank, for experts those of one group. With
+// delayed scaling the scales of x and dy come from the steps before (delayed_scales.h).
 //
 // Recipes apply to the linears of attention, of dense and shared feed-forward networks and of
 // experts. Embedding, head, norms, router, the products of attention, the residual and the data
@@ -21,6 +22,7 @@
 #include <optional>
 
 #include "moiety/gemm/quantized_operand.h"
+#include "moiety/model/delayed_scales.h"
 
 namespace moiety::model {
 
@@ -51,6 +53,16 @@ struct Precision {
   // that the recipe does not leave in bf16; if absent they travel as they are stored.
   std::optional<QuantSpec> dispatch = {};
   uint64_t seed = 0;  // seed of stochastic rounding
+  // Steps of the histories of delayed scaling, which recipes of kFp8Tensor then use; 0: there are
+  // none, and scales are those of the tensors at hand. Histories outlive a change of recipe that
+  // leaves this as it is.
+  int64_t amax_history = 0;
+};
+
+// The casting of a linear layer: its recipe, and the scales if they are delayed.
+struct LinearRecipe {
+  std::optional<gemm::Recipe> recipe = {};
+  const DelayedScales* scales = nullptr;
 };
 
 // The format in which the owner of a weight with rows of `columns` elements keeps it. If absent the

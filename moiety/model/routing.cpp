@@ -29,10 +29,10 @@ Routing::Routing(const Config& c, const Pass& pass, const Counted& counted)
   // One of the ranks that share the sequences brings their targets to a sum over all ranks.
   count_targets({.target_T = counted.target_T,
                  .mask_T = counted.mask_T,
-                 .routed_T = counted.routed_T,
                  .own_2 = own_scope_,
                  .scope_2 = scope_,
-                 .in_scope = !global_ || pass.tp_rank() == 0},
+                 .in_scope = !global_ || pass.tp_rank() == 0,
+                 .routed_T = counted.routed_T},
                 pass.stream);
 }
 

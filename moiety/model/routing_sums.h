@@ -13,10 +13,10 @@ namespace moiety::model {
 struct TargetCount {
   TensorView target_T;
   TensorView mask_T;
-  TensorView routed_T = {};
   TensorView own_2;
   TensorView scope_2;
   bool in_scope = true;
+  TensorView routed_T = {};
 };
 void count_targets(const TargetCount& args, Stream stream);
 

@@ -1,6 +1,7 @@
 #include "moiety/model/transformer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -101,11 +102,17 @@ void Transformer::set_precision(const Precision& precision) {
                "model: a recipe quantizes bfloat16, storage is {}", name(storage_));
   MOIETY_CHECK(!saved_, "model: the recipe changes between forward and backward");
   check_tp(config_, precision, place().size);
+  if (precision.amax_history != (scales_ ? scales_->length() : 0)) {
+    scales_ = precision.amax_history > 0 ? make_scales(precision.amax_history) : nullptr;
+  }
+  uses_scales_ =
+      scales_ && precision.recipe && precision.recipe->input.format == Format::kFp8Tensor;
   const KeptLayers& kept = precision.kept;
   for (int64_t l = 0; l < config_.layers; ++l) {
     const bool quantized = l >= kept.first && l < config_.layers - kept.last;
-    const std::optional<gemm::Recipe> recipe = quantized ? precision.recipe : std::nullopt;
-    layers_[l].attention.set_recipe(precision.attention_linears ? recipe : std::nullopt);
+    LinearRecipe recipe;
+    if (quantized) recipe = {precision.recipe, uses_scales_ ? scales_.get() : nullptr};
+    layers_[l].attention.set_recipe(precision.attention_linears ? recipe : LinearRecipe());
     if (auto* dense = std::get_if<DenseBlock>(&layers_[l].ffn)) {
       dense->set_recipe(recipe);
     } else {
@@ -114,6 +121,21 @@ void Transformer::set_precision(const Precision& precision) {
     }
   }
   seed_ = precision.seed;
+}
+
+std::unique_ptr<DelayedScales> Transformer::make_scales(int64_t length) const {
+  OwnExperts own;
+  if (config_.moe_layers() > 0) {
+    // The experts of a rank are consecutive.
+    const moe::EpGroup& group = *context_.experts;
+    const std::span<const int32_t> experts = group.map().experts_of(group.rank());
+    own = {experts.empty() ? 0 : experts[0], std::ssize(experts)};
+  }
+  return std::make_unique<DelayedScales>(config_, length, own, context_.device);
+}
+
+void Transformer::update_scales(const TensorView& skip, const Stream& stream) {
+  if (uses_scales_) scales_->update(context_.world, skip, stream);
 }
 
 std::vector<optim::ParamSpec> Transformer::parameter_specs() const {
@@ -555,7 +577,8 @@ void Transformer::evaluate(const Batch& batch, int64_t capacity, const StepSums&
                            Stream stream) {
   const TraceSpan span(TraceLane::kHost, "evaluate");
   ArenaScope all(arena);
-  const Pass pass = begin_pass(batch, arena, stream);
+  Pass pass = begin_pass(batch, arena, stream);
+  pass.records_amax = false;
   Routing routing(config_, pass, counted(batch));
   const TensorView x_TD = pass.tensor({pass.own_tokens(), config_.d_model});
   const TensorView mid_TD = pass.tensor({pass.own_tokens(), config_.d_model});

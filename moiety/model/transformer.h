@@ -103,6 +103,13 @@ class Transformer {
   // not 0 nothing changes.
   void update_router_bias(TensorView pairs_LE, float rate, Stream stream, TensorView skip = {});
 
+  // The scales of delayed scaling, if the precision has any; null: it has none.
+  DelayedScales* delayed_scales() { return scales_.get(); }
+  // Ends a step for them: takes what all ranks of ModelContext::world recorded since the last call,
+  // unless `skip` (optional, int32 [1], read in stream order) is not 0. Collective, and nothing if
+  // the recipe has no delayed scaling.
+  void update_scales(const TensorView& skip, const Stream& stream);
+
   // Sums for the passes of a step.
   StepSums make_sums() const {
     return StepSums(config_.moe_layers(), config_.router.experts, context_.device);
@@ -173,6 +180,7 @@ class Transformer {
 
   TpPlace place() const;
   void check_device() const;
+  std::unique_ptr<DelayedScales> make_scales(int64_t length) const;
   void check_batch(const Batch& batch) const;
   void grow_rope_table(int64_t positions, const Stream& stream);
   Pass begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream);
@@ -235,11 +243,13 @@ class Transformer {
   optim::Parameter* head_ = nullptr;
   bool trainable_ = false;
   TensorProbe* probe_ = nullptr;
-  Tensor token_faults_;           // of rows that are moved (gtp/embedding.h)
-  uint64_t seed_ = 0;             // seed of stochastic rounding
-  Tensor rng_;                    // quant::RngState of the last forward
-  Tensor rope_table_;             // made for the longest sequence so far
-  std::unique_ptr<Saved> saved_;  // of a forward that waits for its backward
+  std::unique_ptr<DelayedScales> scales_;  // of delayed scaling
+  bool uses_scales_ = false;               // whether the recipe casts with them
+  Tensor token_faults_;                    // of rows that are moved (gtp/embedding.h)
+  uint64_t seed_ = 0;                      // seed of stochastic rounding
+  Tensor rng_;                             // quant::RngState of the last forward
+  Tensor rope_table_;                      // made for the longest sequence so far
+  std::unique_ptr<Saved> saved_;           // of a forward that waits for its backward
 };
 
 }  // namespace moiety::model

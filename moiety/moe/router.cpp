@@ -79,6 +79,21 @@ void widen(const TensorView& x, const TensorView& out, Stream stream) {
   });
 }
 
+// Checks what both backward passes read, for so many tokens.
+void check_choice_backward(const char* op, const RouterConfig& config,
+                           const RouterChooseBackwardArgs& args, int64_t tokens) {
+  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, config.experts});
+  check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
+  check_contiguous(op, "dweight_TK", args.dweight_TK, DType::kFloat32, {tokens, config.top_k});
+  check_count(op, config, args.count);
+  check_segments(op, tokens, args.count.size(0));
+  check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
+}
+
+RouterChooseBackwardArgs choice_of(const RouterBackwardArgs& args, const TensorView& dlogits) {
+  return {args.logits_TE, args.idx_TK, args.dweight_TK, args.count, args.scope, dlogits};
+}
+
 // Checks the operands; whether they are on a GPU.
 bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                     const Stream& stream) {
@@ -86,12 +101,7 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   check_operands(op, config, args.h_TD, args.w_ED);
   const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
   const DType dtype = args.h_TD.dtype();
-  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, experts});
-  check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
-  check_contiguous(op, "dweight_TK", args.dweight_TK, DType::kFloat32, {tokens, config.top_k});
-  check_count(op, config, args.count);
-  check_segments(op, tokens, args.count.size(0));
-  check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
+  check_choice_backward(op, config, choice_of(args, {}), tokens);
   check_tensor(op, "dh_TD", args.dh_TD, dtype, {tokens, model});
   if (args.addend_TD.defined()) {
     const DType addend = args.addend_TD.dtype();
@@ -117,6 +127,56 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                         {"dh_TD", args.dh_TD},
                         {"workspace", args.workspace}},
                        stream);
+}
+
+// Checks all of a choice but the configuration and its operands.
+void check_choice(const char* op, const RouterConfig& config, const RouterChooseArgs& args,
+                  int64_t tokens) {
+  const int64_t experts = config.experts;
+  check_count(op, config, args.stats.count);
+  const int64_t segments = args.stats.count.size(0);
+  check_segments(op, tokens, segments);
+  check_contiguous(op, "stats.sum", args.stats.sum, DType::kFloat64, {segments, experts + 1});
+  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, experts});
+  check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
+  check_contiguous(op, "weight_TK", args.weight_TK, DType::kFloat32, {tokens, config.top_k});
+  if (args.bias_E.defined()) {
+    check_contiguous(op, "bias_E", args.bias_E, DType::kFloat32, {experts});
+  }
+  if (args.mask_T.defined()) {
+    check_contiguous(op, "mask_T", args.mask_T, DType::kUInt8, {tokens});
+  }
+  if (args.given_idx_TK.defined()) {
+    check_contiguous(op, "given_idx_TK", args.given_idx_TK, DType::kInt32, {tokens, config.top_k});
+  }
+  check_workspace(op, args.workspace, router_forward_workspace(config, tokens, segments));
+}
+
+bool on_gpu(const char* op, const RouterChooseArgs& args, const Stream& stream) {
+  return check_devices(op,
+                       {{"logits_TE", args.logits_TE},
+                        {"bias_E", args.bias_E},
+                        {"mask_T", args.mask_T},
+                        {"given_idx_TK", args.given_idx_TK},
+                        {"idx_TK", args.idx_TK},
+                        {"weight_TK", args.weight_TK},
+                        {"stats.count", args.stats.count},
+                        {"stats.sum", args.stats.sum},
+                        {"workspace", args.workspace}},
+                       stream);
+}
+
+void choose(const char* op, const RouterConfig& config, const RouterChooseArgs& args, bool gpu,
+            const Stream& stream) {
+  if (gpu) {
+    if (args.given_idx_TK.defined()) {
+      fail(ErrorKind::kUnsupported, "{}: given_idx_TK is {}, but choices are given on a CPU only",
+           op, args.given_idx_TK.describe());
+    }
+    if constexpr (kCudaBuilt) return detail::forward_rows_cuda(config, args, stream);
+    fail_without_cuda(op);
+  }
+  stream.run([=] { detail::forward_rows(config, args); });
 }
 
 // The views of a workspace, one behind the other.
@@ -211,7 +271,7 @@ void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
 
 namespace detail {
 
-void forward_rows(const RouterConfig& config, const RouterForwardArgs& args) {
+void forward_rows(const RouterConfig& config, const RouterChooseArgs& args) {
   const int64_t segments = args.stats.count.size(0), columns = config.experts + 1;
   const Blocks blocks(args.logits_TE.size(0), segments);
   auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
@@ -220,6 +280,7 @@ void forward_rows(const RouterConfig& config, const RouterForwardArgs& args) {
                                 args.logits_TE.data<float>(),
                                 args.bias_E.data<float>(),
                                 args.mask_T.data<uint8_t>(),
+                                args.given_idx_TK.data<int32_t>(),
                                 args.idx_TK.data<int32_t>(),
                                 args.weight_TK.data<float>()};
   parallel_tasks(blocks.count, [&](int64_t i) {
@@ -234,12 +295,11 @@ void forward_rows(const RouterConfig& config, const RouterForwardArgs& args) {
   add_blocks(blocks, block_sum, columns, sum);
 }
 
-void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args,
-                   const TensorView& dlogits_TE) {
+void backward_rows(const RouterConfig& config, const RouterChooseBackwardArgs& args) {
   const int64_t segments = args.count.size(0), experts = config.experts;
   const Blocks blocks(args.logits_TE.size(0), segments);
   const BackwardRows<float> rows{config, args.logits_TE.data<float>(), args.idx_TK.data<int32_t>(),
-                                 args.dweight_TK.data<float>(), dlogits_TE.data<float>()};
+                                 args.dweight_TK.data<float>(), args.dlogits_TE.data<float>()};
   const int64_t* scope = args.scope.data<int64_t>();
   const bool aux = has_aux(config);
   parallel_tasks(blocks.count, [&](int64_t i) {
@@ -291,42 +351,32 @@ void router_forward(const RouterConfig& config, const RouterForwardArgs& args, S
   const char* op = "router_forward";
   check_operands(op, config, args.h_TD, args.w_ED);
   const int64_t tokens = args.h_TD.size(0), experts = config.experts;
-  check_count(op, config, args.stats.count);
-  const int64_t segments = args.stats.count.size(0);
-  check_segments(op, tokens, segments);
-  check_contiguous(op, "stats.sum", args.stats.sum, DType::kFloat64, {segments, experts + 1});
-  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, experts});
-  check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
-  check_contiguous(op, "weight_TK", args.weight_TK, DType::kFloat32, {tokens, config.top_k});
-  if (args.bias_E.defined()) {
-    check_contiguous(op, "bias_E", args.bias_E, DType::kFloat32, {experts});
-  }
-  if (args.mask_T.defined()) {
-    check_contiguous(op, "mask_T", args.mask_T, DType::kUInt8, {tokens});
-  }
-  check_workspace(op, args.workspace, router_forward_workspace(config, tokens, segments));
-  const bool gpu = check_devices(op,
-                                 {{"h_TD", args.h_TD},
-                                  {"w_ED", args.w_ED},
-                                  {"bias_E", args.bias_E},
-                                  {"mask_T", args.mask_T},
-                                  {"logits_TE", args.logits_TE},
-                                  {"idx_TK", args.idx_TK},
-                                  {"weight_TK", args.weight_TK},
-                                  {"stats.count", args.stats.count},
-                                  {"stats.sum", args.stats.sum},
-                                  {"workspace", args.workspace}},
-                                 stream);
-
+  const RouterChooseArgs choice = {.logits_TE = args.logits_TE,
+                                   .bias_E = args.bias_E,
+                                   .mask_T = args.mask_T,
+                                   .idx_TK = args.idx_TK,
+                                   .weight_TK = args.weight_TK,
+                                   .stats = args.stats,
+                                   .workspace = args.workspace};
+  check_choice(op, config, choice, tokens);
+  check_devices(op, {{"h_TD", args.h_TD}, {"w_ED", args.w_ED}}, stream);
+  const bool gpu = on_gpu(op, choice, stream);
   const TraceSpan span(TraceLane::kCompute, op, {{"tokens", tokens}, {"experts", experts}});
   gemm::gemm(
       {.op = gemm::GemmOp::kTN, .a = args.h_TD, .b = args.w_ED, .out = args.logits_TE, .c = {}},
       stream);
-  if (gpu) {
-    if constexpr (kCudaBuilt) return detail::forward_rows_cuda(config, args, stream);
-    fail_without_cuda(op);
-  }
-  stream.run([=] { detail::forward_rows(config, args); });
+  choose(op, config, choice, gpu, stream);
+}
+
+void router_choose(const RouterConfig& config, const RouterChooseArgs& args, Stream stream) {
+  const char* op = "router_choose";
+  check(config);
+  check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {-1, config.experts});
+  const int64_t tokens = args.logits_TE.size(0);
+  check_choice(op, config, args, tokens);
+  const bool gpu = on_gpu(op, args, stream);
+  const TraceSpan span(TraceLane::kCompute, op, {{"tokens", tokens}, {"experts", config.experts}});
+  choose(op, config, args, gpu, stream);
 }
 
 void router_losses(const RouterConfig& config, const RouterLossArgs& args, Stream stream) {
@@ -349,6 +399,26 @@ void router_losses(const RouterConfig& config, const RouterLossArgs& args, Strea
   stream.run([=] { add_losses(config, args); });
 }
 
+void router_choose_backward(const RouterConfig& config, const RouterChooseBackwardArgs& args,
+                            Stream stream) {
+  const char* op = "router_choose_backward";
+  check(config);
+  check_contiguous(op, "dlogits_TE", args.dlogits_TE, DType::kFloat32, {-1, config.experts});
+  check_choice_backward(op, config, args, args.dlogits_TE.size(0));
+  if (check_devices(op,
+                    {{"logits_TE", args.logits_TE},
+                     {"idx_TK", args.idx_TK},
+                     {"dweight_TK", args.dweight_TK},
+                     {"count", args.count},
+                     {"scope", args.scope},
+                     {"dlogits_TE", args.dlogits_TE}},
+                    stream)) {
+    if constexpr (kCudaBuilt) return detail::backward_rows_cuda(config, args, stream);
+    fail_without_cuda(op);
+  }
+  stream.run([=] { detail::backward_rows(config, args); });
+}
+
 void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream) {
   const bool gpu = check_backward(config, args, stream);
   if (gpu && !kCudaBuilt) fail_without_cuda("router_backward");
@@ -356,9 +426,9 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                        {{"tokens", args.h_TD.size(0)}, {"experts", config.experts}});
   const BackwardParts parts(args, gpu && args.h_TD.dtype() == DType::kBFloat16, stream);
   if (!gpu) {
-    stream.run([=] { detail::backward_rows(config, args, parts.dlogits); });
+    stream.run([=] { detail::backward_rows(config, choice_of(args, parts.dlogits)); });
   } else if constexpr (kCudaBuilt) {
-    detail::backward_rows_cuda(config, args, parts.dlogits, stream);
+    detail::backward_rows_cuda(config, choice_of(args, parts.dlogits), stream);
     if (parts.pieces) {
       detail::stack_rows_cuda(args.w_ED, parts.w, stream);
       detail::cut_tokens_cuda(args.h_TD.size(0), parts.slices, stream);

@@ -88,6 +88,21 @@ struct RouterForwardArgs {
 void router_forward(const RouterConfig& config, const RouterForwardArgs& args, Stream stream);
 int64_t router_forward_workspace(const RouterConfig& config, int64_t tokens, int64_t segments);
 
+// The part of router_forward behind its product, for logits that are already there: the same bits.
+struct RouterChooseArgs {
+  TensorView logits_TE;       // float32
+  TensorView bias_E, mask_T;  // as above
+  // int32, optional: the choice is this one, such as that of a run before, and weights and
+  // statistics are those of the logits, as ever. A token with an index outside [0, E) counts as
+  // masked. Not on a GPU.
+  TensorView given_idx_TK = {};
+  TensorView idx_TK, weight_TK;  // results, as above
+  RouterStats stats;             // result
+  TensorView workspace;          // as above
+};
+
+void router_choose(const RouterConfig& config, const RouterChooseArgs& args, Stream stream);
+
 struct RouterLossArgs {
   RouterStats stats;  // one layer's, or (hf) the sum over all MoE layers
   TensorView scope;   // int64 [2]
@@ -95,6 +110,18 @@ struct RouterLossArgs {
 };
 
 void router_losses(const RouterConfig& config, const RouterLossArgs& args, Stream stream);
+
+// The part of router_backward before its products: the gradient of the logits, that of the losses
+// included.
+struct RouterChooseBackwardArgs {
+  TensorView logits_TE, idx_TK;  // as in forward
+  TensorView dweight_TK;         // float32
+  TensorView count, scope;       // as below
+  TensorView dlogits_TE;         // result, float32
+};
+
+void router_choose_backward(const RouterConfig& config, const RouterChooseBackwardArgs& args,
+                            Stream stream);
 
 struct RouterBackwardArgs {
   TensorView h_TD, w_ED, logits_TE, idx_TK;  // as in forward

@@ -121,12 +121,24 @@ struct Scores {
 template <class T>
 struct ForwardRows {
   RouterConfig config;
-  const T* logits;      // [T, E]
-  const T* bias;        // [E] or null
-  const uint8_t* mask;  // [T] or null
-  int32_t* idx;         // [T, K]
-  T* weight;            // [T, K]
+  const T* logits;       // [T, E]
+  const T* bias;         // [E] or null
+  const uint8_t* mask;   // [T] or null
+  const int32_t* given;  // [T, K] or null: the choice
+  int32_t* idx;          // [T, K]
+  T* weight;             // [T, K]
 };
+
+// Whether the choice of token t is given, but is none.
+template <class T>
+MOIETY_INLINE bool given_none(const ForwardRows<T>& rows, int64_t t) {
+  const int64_t top_k = rows.config.top_k;
+  for (int64_t k = 0; rows.given && k < top_k; ++k) {
+    const int32_t e = rows.given[t * top_k + k];
+    if (e < 0 || e >= rows.config.experts) return true;
+  }
+  return false;
+}
 
 // Routes tokens [begin, end), at most kBlock; overwrites count and sum [E+1] with their statistics.
 template <class T>
@@ -141,14 +153,16 @@ MOIETY_INLINE void forward_block(const ForwardRows<T>& rows, int64_t begin, int6
   for (int64_t t = begin; t < end; ++t) {
     int32_t* idx = rows.idx + t * top_k;
     T* weight = rows.weight + t * top_k;
-    if (rows.mask && !rows.mask[t]) {
+    if ((rows.mask && !rows.mask[t]) || given_none(rows, t)) {
       std::fill_n(idx, top_k, -1);
       std::fill_n(weight, top_k, T(0));
       continue;
     }
     scores.compute(config, rows.logits + t * n);
     const T* p = scores.p;
-    if (config.force_balance) {
+    if (rows.given) {
+      std::copy_n(rows.given + t * top_k, top_k, idx);
+    } else if (config.force_balance) {
       for (int64_t k = 0; k < top_k; ++k) idx[k] = static_cast<int32_t>((t * top_k + k) % n);
     } else {
       for (int64_t e = 0; e < n; ++e) c[e] = rows.bias ? p[e] + rows.bias[e] : p[e];
@@ -281,8 +295,7 @@ void backward_block_cpu(const BackwardRows<float>& rows, int64_t begin, int64_t 
                         const float* dq, float z_slope);
 
 // The parts of router_forward after the product, and of router_backward before the products.
-void forward_rows(const RouterConfig& config, const RouterForwardArgs& args);
-void backward_rows(const RouterConfig& config, const RouterBackwardArgs& args,
-                   const TensorView& dlogits_TE);
+void forward_rows(const RouterConfig& config, const RouterChooseArgs& args);
+void backward_rows(const RouterConfig& config, const RouterChooseBackwardArgs& args);
 
 }  // namespace moiety::moe::detail

@@ -570,7 +570,7 @@ __global__ void __launch_bounds__(kBiasThreads)
 
 }  // namespace
 
-void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args,
+void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
                        const Stream& stream) {
   const int64_t segments = args.stats.count.size(0), columns = config.experts + 1;
   const Blocks blocks(args.logits_TE.size(0), segments);
@@ -578,7 +578,7 @@ void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args
   auto* block_sum = reinterpret_cast<float*>(block_count + blocks.count * columns);
   const ForwardParams p{
       {config, args.logits_TE.data<float>(), args.bias_E.data<float>(), args.mask_T.data<uint8_t>(),
-       args.idx_TK.data<int32_t>(), args.weight_TK.data<float>()},
+       nullptr, args.idx_TK.data<int32_t>(), args.weight_TK.data<float>()},
       blocks,
       block_count,
       block_sum,
@@ -601,8 +601,9 @@ void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args
          {segments * blocks_for(columns, 32), kSumThreads}, stream, sums);
 }
 
-void backward_rows_cuda(const RouterConfig& config, const RouterBackwardArgs& args,
-                        const TensorView& dlogits, const Stream& stream) {
+void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardArgs& args,
+                        const Stream& stream) {
+  const TensorView& dlogits = args.dlogits_TE;
   const bool pieces = dlogits.dtype() == DType::kBFloat16;
   const Blocks blocks(args.logits_TE.size(0), args.count.size(0));
   const int64_t stride = blocks_for(config.experts, kOctet) * kOctet;

@@ -6,14 +6,14 @@
 
 namespace moiety::moe::detail {
 
-// The part of router_forward after the product, from args.logits_TE on.
-void forward_rows_cuda(const RouterConfig& config, const RouterForwardArgs& args,
+// router_choose, without a given choice.
+void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
                        const Stream& stream);
 void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, const Stream& stream);
-// `dlogits` is float32 [T, E], or bfloat16 [T, 3E] for its three pieces: columns [0, E) have the
+// router_choose_backward; `dlogits_TE` is float32 [T, E], or bfloat16 [T, 3E] for its three pieces: columns [0, E) have the
 // largest, [2E, 3E) the smallest, and all three add up to it.
-void backward_rows_cuda(const RouterConfig& config, const RouterBackwardArgs& args,
-                        const TensorView& dlogits, const Stream& stream);
+void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardArgs& args,
+                        const Stream& stream);
 // out_3ED, without gaps, := the bfloat16 rows three times.
 void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const Stream& stream);
 // begin := where slices of equal numbers of tokens begin, and at its end `tokens`.

@@ -1,5 +1,10 @@
 #include "moiety/moe/slot_maps.h"
 
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <vector>
+
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
@@ -33,6 +38,37 @@ void fill(const EpPlan& plan, const float* w_TK, const SlotMaps& maps) {
   });
 }
 
+template <class Index>
+void sort_pairs(const ExpertRowsArgs& args) {
+  const int64_t topk = args.idx_TK.size(1), pairs = args.idx_TK.numel();
+  const int64_t experts = args.count_E.size(0);
+  const Index* idx = args.idx_TK.data<Index>();
+  const auto valid = [&](int64_t pair) { return idx[pair] >= 0 && idx[pair] < experts; };
+  int64_t* count = args.count_E.data<int64_t>();
+  std::fill_n(count, experts, 0);
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    if (valid(pair)) ++count[idx[pair]];
+  }
+  std::vector<int64_t> next(experts + 1);
+  std::inclusive_scan(count, count + experts, next.begin() + 1);
+  const int64_t rows = next[experts];
+  int32_t *source = args.source_R.data<int32_t>(), *row = args.row_TK.data<int32_t>();
+  const float* w = args.w_TK.data<float>();
+  float* slot_w = args.slot_w_R.data<float>();
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    if (!valid(pair)) {
+      row[pair] = -1;
+      continue;
+    }
+    const int64_t r = next[idx[pair]]++;
+    row[pair] = static_cast<int32_t>(r);
+    source[r] = static_cast<int32_t>(pair / topk);
+    if (w) slot_w[r] = w[pair];
+  }
+  std::fill(source + rows, source + pairs, -1);
+  if (w) std::fill(slot_w + rows, slot_w + pairs, 0.0f);
+}
+
 }  // namespace
 
 void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, Stream stream) {
@@ -54,6 +90,44 @@ void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, S
     fail_without_cuda(kName);
   }
   stream.run([=] { fill(plan, w_TK.data<float>(), maps); });
+}
+
+void expert_rows(const ExpertRowsArgs& args, Stream stream) {
+  const char* op = "expert_rows";
+  const DType index = args.idx_TK.dtype() == DType::kInt64 ? DType::kInt64 : DType::kInt32;
+  check_tensor(op, "idx_TK", args.idx_TK, index, {-1, -1});
+  const int64_t tokens = args.idx_TK.size(0), topk = args.idx_TK.size(1);
+  MOIETY_CHECK(tokens * topk <= std::numeric_limits<int32_t>::max(),
+               "{}: idx_TK is {}, more pairs than rows can be numbered", op,
+               args.idx_TK.describe());
+  check_tensor(op, "count_E", args.count_E, DType::kInt64, {-1});
+  check_tensor(op, "source_R", args.source_R, DType::kInt32, {tokens * topk});
+  check_tensor(op, "row_TK", args.row_TK, DType::kInt32, {tokens, topk});
+  MOIETY_CHECK(args.w_TK.defined() == args.slot_w_R.defined(), "{}: w_TK and slot_w_R go together",
+               op);
+  if (args.w_TK.defined()) {
+    check_tensor(op, "w_TK", args.w_TK, DType::kFloat32, {tokens, topk});
+    check_tensor(op, "slot_w_R", args.slot_w_R, DType::kFloat32, {tokens * topk});
+  }
+  for (const TensorView* x :
+       {&args.idx_TK, &args.w_TK, &args.count_E, &args.source_R, &args.row_TK, &args.slot_w_R}) {
+    MOIETY_CHECK(!x->defined() || x->contiguous(), "{}: {}, expected contiguous", op,
+                 x->describe());
+  }
+  if (check_devices(op,
+                    {{"idx_TK", args.idx_TK},
+                     {"w_TK", args.w_TK},
+                     {"count_E", args.count_E},
+                     {"source_R", args.source_R},
+                     {"row_TK", args.row_TK},
+                     {"slot_w_R", args.slot_w_R}},
+                    stream)) {
+    fail(ErrorKind::kUnsupported, "{}: only on a CPU", op);
+  }
+  stream.run([=] {
+    if (index == DType::kInt64) return sort_pairs<int64_t>(args);
+    sort_pairs<int32_t>(args);
+  });
 }
 
 }  // namespace moiety::moe

@@ -1,5 +1,5 @@
-// The maps by which the experts of a group of one rank read rows where they lie: which token and
-// which weight every slot of a plan has.
+// The maps by which the experts of one rank read rows where they lie: which token and which weight
+// every slot has, of a plan, or without a group from the routing alone.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -16,5 +16,19 @@ struct SlotMaps {
 // Fills the maps of a plan of one rank, with w_TK float32 [T, K]. EpPlan::slot_TK is the inverse of
 // source_C. On a GPU if the stream is, in one launch.
 void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, Stream stream);
+
+// T tokens, K choices, E experts, R = T * K rows. A pair is valid if 0 <= idx < E; the rows of an
+// expert follow each other without gaps, ordered by (token, choice), as `prepare` orders them.
+struct ExpertRowsArgs {
+  TensorView idx_TK;         // int32 or int64 [T, K]
+  TensorView w_TK = {};      // float32, optional
+  TensorView count_E;        // result, int64 [E]: the rows of each expert
+  TensorView source_R;       // result, int32 [R]: the token of a row, -1 past the last one
+  TensorView row_TK;         // result, int32 [T, K]: the row of a pair, -1 if it is not valid
+  TensorView slot_w_R = {};  // result with w_TK, float32 [R]: its bits, 0 past the last row
+};
+
+// Error(kUnsupported) on a GPU.
+void expert_rows(const ExpertRowsArgs& args, Stream stream);
 
 }  // namespace moiety::moe

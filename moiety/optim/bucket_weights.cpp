@@ -72,8 +72,6 @@ BucketWeights::BucketWeights(std::span<const ParamSpec> specs, const BucketLayou
   if (format_) {
     place_members(specs, layout, rank);
     place_scales(place_codes(layout, rank, memory));
-    plan_.emplace(items_, false);
-    reduction_ = Buffer(plan_->reduction_bytes(), device_, "reduction of a cast");
     return;
   }
   const int64_t n = layout.segment();
@@ -182,18 +180,16 @@ void BucketWeights::place_scales(std::byte* next) {
 }
 
 void BucketWeights::set_master(const TensorView& master) {
-  if (!format_) return;
-  std::vector<quant::PartialCastArrays> arrays;
+  arrays_.clear();
   for (const std::vector<QuantizedView>& views : members_) {
     for (const QuantizedView& view : views) {
-      const quant::PartialCastItem& item = items_[arrays.size()];
-      const int64_t start = starts_[arrays.size()];
-      quant::PartialCastArrays& a = arrays.emplace_back();
+      const quant::PartialCastItem& item = items_[arrays_.size()];
+      const int64_t start = starts_[arrays_.size()];
+      quant::PartialCastArrays& a = arrays_.emplace_back();
       if (item.start < item.end) a.master = master.slice(0, start + item.start, start + item.end);
       a.out = view;
     }
   }
-  table_.emplace(*plan_, arrays);
 }
 
 void BucketWeights::bind(std::span<Parameter> parameters) const {
@@ -226,23 +222,8 @@ uint32_t BucketWeights::tensor_checksum() const {
   return sum;
 }
 
-void BucketWeights::cast(comm::Communicator& domain, comm::Communicator& holders, Stream stream) {
-  if (!format_) return;
-  const TensorView reduction = reduction_.view(DType::kUInt8, {plan_->reduction_bytes()});
-  quant::partial_amax(*plan_, *table_, reduction, stream);
-  std::vector<comm::Ticket> tickets;
-  for (const quant::PartialReduction& part : plan_->reductions()) {
-    comm::Communicator& ranks =
-        part.over == quant::PartialReduction::Over::kTensor ? holders : domain;
-    if (ranks.size() == 1 || part.bytes == 0) continue;
-    const TensorView words(reduction_.data() + part.offset, part.dtype,
-                           {part.bytes * 8 / bits(part.dtype)}, device_);
-    tickets.push_back(ranks.all_reduce(words, comm::ReduceOp::kMax, stream));
-  }
-  for (comm::Ticket& ticket : tickets) ticket.wait();
-  quant::partial_cast(*plan_, *table_, reduction, stream);
+void BucketWeights::finish_cast(Stream stream) const {
   if (plane_count(*format_) == 2) return;
-  // Column views are made from the row codes and have their scales.
   for (const TensorView& x : words_) copy(x.slice(1, 1, 2), x.slice(1, 0, 1), stream);
 }
 

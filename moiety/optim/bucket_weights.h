@@ -26,7 +26,7 @@ class BucketWeights {
   // 64, on the device; with null the object makes its own.
   BucketWeights(std::span<const ParamSpec> specs, const BucketLayout& layout, DType storage,
                 int rank, Device device, std::byte* memory = nullptr);
-  // Sets what `cast` reads, float32 [segment]: the master of the own segment.
+  // Sets what a cast (weight_cast.h) reads, float32 [segment]: the master of the own segment.
   void set_master(const TensorView& master);
   // The bytes that the weights take, a multiple of 64. The place of a weight's arrays depends only
   // on the bucket's layout.
@@ -39,10 +39,11 @@ class BucketWeights {
   // The own segment in the storage dtype, which the update writes; undefined if the weights are
   // kept in a format.
   const TensorView& own_storage() const { return own_storage_; }
-  // Casts the master into the own segment's format. Collective over the bucket's domain and over
-  // `holders`, all ranks that hold elements of the uncut weights. It does nothing in the storage
-  // dtype.
-  void cast(comm::Communicator& domain, comm::Communicator& holders, Stream stream);
+  // The members' matrices for a cast, with their arrays; none in the storage dtype.
+  std::span<const quant::PartialCastItem> cast_items() const { return items_; }
+  std::span<const quant::PartialCastArrays> cast_arrays() const { return arrays_; }
+  // Completes the cast: column views have the scales of the row codes.
+  void finish_cast(Stream stream) const;
   // Begins to fetch the segments of the other ranks. Collective.
   void gather(comm::Communicator& domain, std::vector<comm::Ticket>& tickets, Stream stream) const;
 
@@ -67,11 +68,9 @@ class BucketWeights {
   std::vector<TensorView> weights_;                  // by slot, in the storage dtype
   std::vector<std::vector<QuantizedView>> members_;  // by slot, in the format
   std::vector<quant::PartialCastItem> items_;        // of all members
-  std::vector<int64_t> starts_;  // where the matrix of each begins, in the own segment
-  std::optional<quant::PartialCastPlan> plan_;
-  std::optional<quant::PartialCastTable> table_;
+  std::vector<quant::PartialCastArrays> arrays_;     // theirs, once there is a master
+  std::vector<int64_t> starts_;    // where the matrix of each begins, in the own segment
   std::vector<TensorView> words_;  // float32 [members, 2]: amax, tensor_scale
-  Buffer reduction_;
 };
 
 }  // namespace moiety::optim

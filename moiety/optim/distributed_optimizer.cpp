@@ -116,6 +116,7 @@ void DistributedOptimizer::place_weights() {
     return BucketWeights::bytes_needed(specs_, b.layout, config_.weights);
   };
   std::array<int64_t, 2> bytes{};
+  casts_.clear();
   for (Bucket& b : buckets_) {
     b.weights.reset();
     if (b.shared) bytes[b.layout.expert] += bytes_of(b);
@@ -148,6 +149,31 @@ void DistributedOptimizer::place_weights() {
                         .runs = b.runs});
   }
   update_ = AdamWTable(segments, config_.device);
+  make_casts();
+}
+
+// One cast for all trained buckets of a domain, and one for all frozen ones.
+void DistributedOptimizer::make_casts() {
+  struct Group {
+    const Bucket* first;
+    std::vector<BucketWeights*> buckets;
+  };
+  std::vector<Group> groups;
+  for (const size_t i : forward_) {
+    const Bucket& b = buckets_[i];
+    if (b.weights->cast_items().empty()) continue;
+    const auto at = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+      return g.first->domain == b.domain && g.first->holders == b.holders &&
+             g.first->layout.frozen == b.layout.frozen;
+    });
+    Group& group = at != groups.end() ? *at : groups.emplace_back(Group{&b, {}});
+    group.buckets.push_back(b.weights.get());
+  }
+  for (Group& g : groups) {
+    casts_.push_back({g.first->layout.frozen, WeightCast(std::move(g.buckets), *g.first->domain,
+                                                         *g.first->holders, config_.device)});
+    if (!casts_.back().frozen) casts_.back().weights.set_masters();
+  }
 }
 
 std::optional<SharedShard> DistributedOptimizer::shared_shard(int parameter) const {
@@ -214,13 +240,24 @@ void DistributedOptimizer::await_drained(Stream stream) const {
   }
 }
 
+void DistributedOptimizer::cast_weights(bool all, Stream stream) {
+  for (Cast& cast : casts_) {
+    if (cast.frozen && !all) continue;
+    if (cast.frozen) cast.weights.set_masters();
+    cast.weights.begin(stream);
+  }
+  for (Cast& cast : casts_) {
+    if (!cast.frozen || all) cast.weights.finish(stream);
+  }
+}
+
 // Gathers in the order in which a forward pass reads the weights.
 void DistributedOptimizer::gather_weights(bool all, Stream stream) {
+  cast_weights(all, stream);
   std::vector<std::vector<comm::Ticket>> tickets(buckets_.size());
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];
     if (b.frozen && !all) continue;
-    b.weights->cast(*b.domain, *b.holders, stream);
     b.weights->gather(*b.domain, tickets[i], stream);
   }
   for (const size_t i : forward_) {

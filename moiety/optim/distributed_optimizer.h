@@ -36,6 +36,7 @@
 #include "moiety/optim/parameter.h"
 #include "moiety/optim/state_view.h"
 #include "moiety/optim/step_decision.h"
+#include "moiety/optim/weight_cast.h"
 
 namespace moiety::optim {
 
@@ -232,6 +233,8 @@ class DistributedOptimizer {
   StepRuleConfig rule() const;
   void write_state(StepState state);
 
+  void make_casts();
+  void cast_weights(bool all, Stream stream);
   void await_drained(Stream stream) const;
   // Gathers weights that a step has changed, or all.
   void gather_weights(bool all, Stream stream);
@@ -243,6 +246,11 @@ class DistributedOptimizer {
   std::array<ShardPeers, 2> peers_;                    // for dense weights, for experts
   std::array<gtp::SlotArena::Block, 2> shard_memory_;  // memory that they gave
   std::vector<Bucket> buckets_;
+  struct Cast {
+    bool frozen = false;
+    WeightCast weights;
+  };
+  std::vector<Cast> casts_;                   // of weights that are kept in a format
   std::vector<size_t> bucket_index_;          // by parameter
   std::vector<std::vector<size_t>> domains_;  // the trained buckets of each domain, ascending
   std::vector<size_t> forward_;               // buckets in the order that a forward pass reads them

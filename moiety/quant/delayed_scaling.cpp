@@ -79,19 +79,33 @@ const DelayedScalingTable::Device* DelayedScalingTable::device() const {
   return impl_->device.get();
 }
 
-void update_delayed_scales(const DelayedScalingTable& table, Stream stream) {
+void update_delayed_scales(const DelayedScalingTable& table, Stream stream, TensorView skip) {
+  const char* op = "update_delayed_scales";
   if (table.items().empty()) return;
   const TensorView& any = table.items()[0].state.history;
-  check_device("update_delayed_scales", "history", any, stream);
+  if (skip.defined()) check_tensor(op, "skip", skip, DType::kInt32, {1});
+  check_devices(op, {{"history", any}, {"skip", skip}}, stream);
+  const int32_t* skips = skip.defined() ? skip.data<int32_t>() : nullptr;
   if (table.device()) {
-    if constexpr (kCudaBuilt) return detail::update_delayed_scales_cuda(*table.device(), stream);
-    fail_without_cuda("update_delayed_scales");
+    if constexpr (kCudaBuilt) {
+      return detail::update_delayed_scales_cuda(*table.device(), skips, stream);
+    }
+    fail_without_cuda(op);
   }
-  stream.run([&table] {
+  stream.run([&table, skips] {
     const TraceSpan span(TraceLane::kCompute, "update_delayed_scales",
                          {{"tensors", static_cast<int64_t>(table.items().size())}});
-    detail::update_delayed_scales_cpu(table);
+    detail::update_delayed_scales_cpu(table, skips);
   });
+}
+
+void scale_from_history(const DelayedScaling& state, DType element, int margin) {
+  const char* op = "scale_from_history";
+  check_state(op, state);
+  check_place(op, {state}, {});
+  MOIETY_CHECK(element == DType::kE4M3 || element == DType::kE5M2,
+               "{}: element is {}, expected e4m3 or e5m2", op, name(element));
+  detail::scale_from_history_cpu(state, element, margin);
 }
 
 void oldest_first(const DelayedScaling& state, TensorView out_L, Stream stream) {

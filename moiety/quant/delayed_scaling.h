@@ -1,7 +1,6 @@
 // Delayed scaling of FP8 tensors: the scale of a step comes from the maxima of steps before it
 // (Micikevicius et al., "FP8 formats for deep learning", 2022;
-// docs/spec/formats.md#delayed-scaling). Library only: no recipe of the trainer uses it, so its
-// state is in no checkpoint of the trainer.
+// docs/spec/formats.md#delayed-scaling). The trainer's are those of moiety/model/delayed_scales.h.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +55,13 @@ class DelayedScalingTable {
 // ranks (integer maximum). A step_amax of 0 or not finite leaves history and scale alone; any other
 // one is pushed. Then, with a = the maximum of the history or its newest value,
 //   scale = RN(RN(max * 2^-margin) / a), at most FLT_MAX;  scale_inv = RN(1 / scale)
-// Afterwards step_amax is 0.
-void update_delayed_scales(const DelayedScalingTable& table, Stream stream);
+// Afterwards step_amax is 0. `skip` is an optional int32 [1], read in stream order: if it is not 0
+// the step never was, and nothing but step_amax changes.
+void update_delayed_scales(const DelayedScalingTable& table, Stream stream, TensorView skip = {});
+
+// Sets the scales of a state in host memory to those that follow from its history, and to 1 if that
+// holds zeros alone: a state of which only the history was kept goes on so.
+void scale_from_history(const DelayedScaling& state, DType element, int margin = 0);
 
 // Copies the history in the order of time to out_L, float32 [L], as a checkpoint wants it: with
 // it and position 0 a state continues as if it had never stopped.
@@ -65,7 +69,8 @@ void oldest_first(const DelayedScaling& state, TensorView out_L, Stream stream);
 
 namespace detail {
 
-void update_delayed_scales_cpu(const DelayedScalingTable& table);
+void update_delayed_scales_cpu(const DelayedScalingTable& table, const int32_t* skip);
+void scale_from_history_cpu(const DelayedScaling& state, DType element, int margin);
 void oldest_first_cpu(const DelayedScaling& state, TensorView out_L);
 
 }  // namespace detail

@@ -47,7 +47,8 @@ __device__ float largest(const State& s, int64_t at, float newest) {
 
 // One warp per tensor.
 __global__ void __launch_bounds__(kThreads)
-    update_states(const State* states, int64_t count, AmaxAlgorithm algorithm) {
+    update_states(const State* states, int64_t count, AmaxAlgorithm algorithm,
+                  const int32_t* skip) {
   const int64_t i = int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (i >= count) return;
   const State s = states[i];
@@ -57,6 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncwarp();  // all lanes have read
   if (threadIdx.x % kWarp != 0) return;
   *s.step_amax = 0;
+  if (skip && *skip != 0) return;
   if (!is_finite(newest)) {
     if (s.flags) atomicOr(s.flags, kFlagNonFinite);
     return;
@@ -102,10 +104,11 @@ std::shared_ptr<const DelayedScalingTable::Device> make_delayed_scaling_table(
   return table;
 }
 
-void update_delayed_scales_cuda(const DelayedScalingTable::Device& table, const Stream& stream) {
+void update_delayed_scales_cuda(const DelayedScalingTable::Device& table, const int32_t* skip,
+                                const Stream& stream) {
   launch("update_delayed_scales", update_states,
          {blocks_for(table.count, kThreads / kWarp), kThreads}, stream,
-         reinterpret_cast<const State*>(table.states.data()), table.count, table.algorithm);
+         reinterpret_cast<const State*>(table.states.data()), table.count, table.algorithm, skip);
 }
 
 void oldest_first_cuda(const DelayedScaling& state, const TensorView& out_L, const Stream& stream) {

@@ -12,7 +12,8 @@ namespace moiety::quant::detail {
 std::shared_ptr<const DelayedScalingTable::Device> make_delayed_scaling_table(
     std::span<const DelayedScalingItem> items, AmaxAlgorithm algorithm, int margin,
     moiety::Device device);
-void update_delayed_scales_cuda(const DelayedScalingTable::Device& table, const Stream& stream);
+void update_delayed_scales_cuda(const DelayedScalingTable::Device& table, const int32_t* skip,
+                                const Stream& stream);
 void oldest_first_cuda(const DelayedScaling& state, const TensorView& out_L, const Stream& stream);
 
 }  // namespace moiety::quant::detail

@@ -32,6 +32,8 @@ enum class Recipe { kFp32, kBf16, kFp8Tensor, kFp8Block, kMxfp8, kNvfp4 };
 std::string_view name(Recipe recipe);
 
 // The format of tokens' rows on the way to their experts.
+// The scale of a tensor: of its own largest element, or of those of the steps before.
+enum class Scaling { kCurrent, kDelayed };
 enum class DispatchFormat { kAuto, kBf16, kFp8Block, kMxfp8 };  // kAuto: the storage type
 std::string_view name(DispatchFormat format);
 
@@ -105,6 +107,8 @@ struct ParallelSettings {
   int64_t egtp = 1;
 };
 
+inline constexpr int64_t kMostAmaxHistory = 1024;
+
 struct PrecisionSettings {
   Recipe recipe = Recipe::kBf16;
   int64_t keep_first = -1;  // first and last layers that stay bf16; -1: the recipe's rule
@@ -115,7 +119,9 @@ struct PrecisionSettings {
   bool stochastic = true;
   std::optional<bool> weight_2d;  // absent: the recipe's rule
   bool pow2_scales = true;
-  int64_t switch_step = 0;  // first step of switch_recipe; 0: none
+  Scaling scaling = Scaling::kCurrent;  // of x and dy of kFp8Tensor
+  int64_t amax_history = 16;            // steps that delayed scales look back on
+  int64_t switch_step = 0;              // first step of switch_recipe; 0: none
   Recipe switch_recipe = Recipe::kBf16;
   GradReduce grad_reduce = GradReduce::kMainGrad;
 };

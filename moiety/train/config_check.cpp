@@ -26,13 +26,18 @@ void check_precision(const TrainConfig& c, const Grid& grid) {
           "precision.dispatch = \"{}\": recipe fp32 stores activations in fp32, and its rows "
           "travel so",
           name(p.dispatch));
-  const auto uses = [&](Recipe recipe) {
-    return p.recipe == recipe || (switches && p.switch_recipe == recipe);
-  };
+  const auto uses = [&](Recipe recipe) { return uses_recipe(c, recipe); };
   require(!uses(Recipe::kFp8Block) || p.weight_2d != false,
           "precision.weight_2d = \"false\": weights of recipe fp8_block are scaled by 128 x 128");
   require(!uses(Recipe::kFp8Tensor) || p.weight_2d != true,
           "precision.weight_2d = \"true\": weights of recipe fp8_tensor have one scale each");
+  require(p.scaling != Scaling::kDelayed || uses(Recipe::kFp8Tensor),
+          "precision.scaling = \"delayed\": precision.recipe is \"{}\"; only recipe fp8_tensor (or "
+          "switch_recipe, with switch_step) has scales of whole tensors to delay, others take "
+          "\"current\"",
+          name(p.recipe));
+  require(p.amax_history >= 1 && p.amax_history <= kMostAmaxHistory,
+          "precision.amax_history = {}: expected 1 to {} steps", p.amax_history, kMostAmaxHistory);
   const int64_t kept = std::max<int64_t>(p.keep_first, 0) + std::max<int64_t>(p.keep_last, 0);
   require(kept <= c.model.layers,
           "precision.keep_first = {} and precision.keep_last = {}: model.layers is {}",

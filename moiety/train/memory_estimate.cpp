@@ -43,7 +43,7 @@ std::vector<std::pair<const char*, int64_t>> memory_classes(const MemoryEstimate
       {"parameters", m.parameters}, {"main_grad", m.main_grad},   {"master", m.master},
       {"moments", m.moments},       {"gather slots", m.gathered}, {"activations", m.activations},
       {"EP", m.expert_parallel},    {"logits", m.logits},         {"workspace", m.workspace},
-      {"snapshot", m.snapshot}};
+      {"histories", m.histories},   {"snapshot", m.snapshot}};
   if (m.gpu > 0) classes.emplace_back("GPU", m.gpu);
   return classes;
 }
@@ -123,9 +123,12 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
             .total +
         s.lent;
   }
+  if (has_delayed_scales(o)) {
+    m.histories = model::delayed_scale_bytes(c, o.precision.amax_history);
+  }
   // Frozen weights are widened beside the copy of the state while it is made.
   const int64_t widened = Shares(w.frozen, grid).owned * kFloatBytes;
-  const int64_t copied = trained.owned * kFloatBytes + m.moments + widened;
+  const int64_t copied = trained.owned * kFloatBytes + m.moments + widened + m.histories;
   (s.on_gpu() ? m.pinned : m.snapshot) = widened + (o.checkpoint.async ? copied : 0);
   if (s.on_gpu()) {
     const int64_t sequences = o.train.global_batch / data_ranks(grid);

@@ -23,6 +23,7 @@ struct MemoryEstimate {
   int64_t gathered = 0;  // slots of weights and gradients that gtp and egtp move
   int64_t activations = 0;
   int64_t expert_parallel = 0;
+  int64_t histories = 0;  // of delayed scaling
   int64_t logits = 0;
   int64_t workspace = 0;
   int64_t snapshot = 0;  // copy for an asynchronous checkpoint, frozen weights as it has them
@@ -32,7 +33,7 @@ struct MemoryEstimate {
   int64_t arena() const { return activations + logits + workspace; }
   int64_t total() const {
     return parameters + main_grad + master + moments + gathered + arena() + expert_parallel +
-           snapshot + gpu;
+           histories + snapshot + gpu;
   }
 };
 MemoryEstimate estimate_memory(const TrainConfig& config, const Grid& grid, Device device = {});

@@ -47,14 +47,24 @@ DType gradient_wire(const TrainConfig& c) {
   return narrow ? DType::kBFloat16 : DType::kFloat32;
 }
 
+bool uses_recipe(const TrainConfig& c, Recipe recipe) {
+  const PrecisionSettings& p = c.precision;
+  return p.recipe == recipe || (p.switch_step > 0 && p.switch_recipe == recipe);
+}
+
 Recipe recipe_of_step(const TrainConfig& c, int64_t step) {
   const bool switched = c.precision.switch_step > 0 && step >= c.precision.switch_step;
   return switched ? c.precision.switch_recipe : c.precision.recipe;
 }
 
+bool has_delayed_scales(const TrainConfig& c) {
+  return c.precision.scaling == Scaling::kDelayed && uses_recipe(c, Recipe::kFp8Tensor);
+}
+
 model::Precision precision_of_recipe(const TrainConfig& c, Recipe recipe) {
   const PrecisionSettings& p = c.precision;
   model::Precision precision;
+  if (has_delayed_scales(c)) precision.amax_history = p.amax_history;
   precision.dispatch = dispatch_spec(p);
   if (!is_quantized(recipe)) return precision;
   const model::RecipeKind kind = kind_of(recipe);

@@ -21,6 +21,11 @@ DType storage_dtype(const TrainConfig& config);
 // The dtype in which ranks send gradients.
 DType gradient_wire(const TrainConfig& config);
 
+// Whether some step has the recipe.
+bool uses_recipe(const TrainConfig& config, Recipe recipe);
+// Whether x and dy of some step are cast with delayed scales.
+bool has_delayed_scales(const TrainConfig& config);
+
 // The recipe of step `step` (the first is 1), and the model's precision under it.
 Recipe recipe_of_step(const TrainConfig& config, int64_t step);
 model::Precision precision_of_recipe(const TrainConfig& config, Recipe recipe);

@@ -104,7 +104,7 @@ void load_weights(const std::string& path, const optim::StateView& weights, Rank
     });
   }
   checkpoint::LoadOptions options;
-  options.weights_only = true;
+  options.may_leave = checkpoint::is_no_weight;
   checkpoint::load(path, view, options, ranks);
 }
 

@@ -48,6 +48,7 @@ class Trainer {
   void initialize_or_load();
   std::vector<std::string> resume_candidates_of_rank_0();
   bool load(const std::string& path, bool last);
+  void adopt_histories(int64_t steps);
   // Makes the directory follow this start (checkpoints.h) and records it.
   void follow(std::string_view event_name, const std::string& loaded);
   void compare(const std::string& path);

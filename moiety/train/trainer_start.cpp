@@ -11,6 +11,7 @@
 #include "moiety/checkpoint/shared_directory.h"
 #include "moiety/checkpoint/together.h"
 #include "moiety/hf/side_tensors.h"
+#include "moiety/train/amax_histories.h"
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/cpu_peak.h"
 #include "moiety/train/hardware.h"
@@ -133,13 +134,26 @@ void Trainer::compare(const std::string& path) {
 // Loads a checkpoint; false if it is damaged and there is another one to try.
 bool Trainer::load(const std::string& path, bool last) {
   compare(path);
+  model::DelayedScales* const scales = learner_.transformer().delayed_scales();
+  int64_t history = 0;  // steps of the checkpoint's histories
   checkpoint::RunState run;
   try {
     checkpoint::together(world_.bootstrap(), [&] {
       if (!leads()) return;
-      learner_.side_files = hf::side_files_of(checkpoint::read_manifest(path), path);
+      const checkpoint::Manifest manifest = checkpoint::read_manifest(path);
+      learner_.side_files = hf::side_files_of(manifest, path);
+      history = history_steps(manifest);
     });
-    run = checkpoint::load(path, learner_.loaded_state(), {}, world_.bootstrap());
+    world_.broadcast(TensorView(&history, DType::kInt64, {1}), 0, Stream()).wait();
+    optim::StateView wanted = learner_.loaded_state();
+    checkpoint::LoadOptions options;
+    if (scales && history > 0) {
+      const optim::StateView room = history_room(learner_.transformer(), history);
+      wanted.insert(wanted.end(), room.begin(), room.end());
+    } else {
+      options.may_leave = [](std::string_view slot) { return slot == kHistorySlot; };
+    }
+    run = checkpoint::load(path, wanted, options, world_.bootstrap());
   } catch (const CheckpointError& e) {
     if (last) throw;
     say(LogLevel::kWarning, "{}; trying an older checkpoint", e.what());
@@ -149,6 +163,7 @@ bool Trainer::load(const std::string& path, bool last) {
   state.guard.t = run.adam_t;
   learner_.optimizer.restore(std::move(state.guard));
   learner_.optimizer.publish(learner_.stream);
+  adopt_histories(history);
   pipeline_.start(run.step, &state.sampler);
   loaded_step_ = run.step;
   pipeline_.set_recipe(std::max<int64_t>(run.step, 1));
@@ -157,6 +172,21 @@ bool Trainer::load(const std::string& path, bool last) {
       run.layout == rank_layout(plan_.grid) ? "" : " (saved under another layout)");
   follow("resume", path);
   return true;
+}
+
+// Takes over the histories of delayed scaling that were loaded, of so many steps.
+void Trainer::adopt_histories(int64_t steps) {
+  model::DelayedScales* const scales = learner_.transformer().delayed_scales();
+  if (!scales) return;
+  if (steps > 0) scales->adopt(learner_.stream);
+  if (steps == 0) {
+    say(LogLevel::kWarning,
+        "precision.scaling = \"delayed\": the checkpoint has no histories, so the next step of "
+        "recipe fp8_tensor is cast with scale 1");
+  } else if (steps != scales->length()) {
+    say(LogLevel::kInfo, "precision.amax_history = {}: the newest of the checkpoint's {} steps",
+        scales->length(), steps);
+  }
 }
 
 // Measures the peaks of CPU ranks, all at the same time, as they compute at the same time.

@@ -1,1 +1,36 @@
-"""Moiety's Python side. Importing it imports nothing else."""
+"""Moiety for PyTorch: experts, routers and MoE layers as operators and modules.
+
+`import moiety` alone needs neither torch nor the compiled library; moiety.ops, moiety.nn and
+moiety.hf load them when they are first used.
+"""
+
+import importlib
+
+from .errors import (CheckpointError, CommError, CudaError, Error, InvalidArgument, IoError,
+                     OutOfMemory, Unsupported)
+
+_SUBMODULES = ("checkpoint", "doctor", "errors", "hf", "nn", "ops", "prepare")
+
+__all__ = ["CheckpointError", "CommError", "CudaError", "Error", "InvalidArgument", "IoError",
+           "OutOfMemory", "Unsupported", "build_info", "__version__"]
+
+
+def build_info():
+    """What is loaded: versions, the CPU's engines, torch's version, and why a library is missing."""
+    from . import _lib
+
+    return _lib.build_info()
+
+
+def __getattr__(name):
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        from . import _lib
+
+        return _lib.version()
+    raise AttributeError(f"module 'moiety' has no attribute '{name}'")
+
+
+def __dir__():
+    return sorted([*globals(), *_SUBMODULES, "__version__"])

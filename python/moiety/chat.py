@@ -5,7 +5,7 @@ import json
 import pathlib
 import re
 
-from .errors import DataError, UsageError
+from .prepare_errors import DataError, UsageError
 from .inputs import BadDocument, check_text
 
 # Marks around what {% generation %} encloses; nothing else may hold these characters.

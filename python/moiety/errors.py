@@ -1,13 +1,82 @@
-"""Errors of the commands, with the exit codes of the program (docs/reliability.md#exit-codes)."""
+"""The errors of Moiety: one class for every kind of the core.
+
+Operators throw through torch as RuntimeError with the prefix "moiety[Kind] "; modules and functions
+of this package turn that into the class (`translated`). From compiled code and from autograd's
+threads it arrives as RuntimeError with the same text.
+"""
+
+import re
 
 
-class UsageError(Exception):
-    code = 2
+class Error(RuntimeError):
+    """The common base."""
 
 
-class DataError(Exception):
-    code = 3
+class InvalidArgument(Error, ValueError):
+    """The caller's values."""
 
 
-class DiskError(Exception):
-    code = 4
+class Unsupported(Error, NotImplementedError):
+    """Legal, but not in this build, or not on this device."""
+
+
+class CudaError(Error):
+    """A GPU call failed, or there is no usable GPU."""
+
+
+class CommError(Error):
+    """A peer is late, is gone, or does something else."""
+
+
+class IoError(Error, OSError):
+    """Files and disks."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """Memory is short; the text says for what."""
+
+
+class CheckpointError(Error):
+    """Keys or files that are unreadable or do not fit."""
+
+
+_CLASSES = {
+    "InvalidArgument": InvalidArgument,
+    "Unsupported": Unsupported,
+    "Cuda": CudaError,
+    "Comm": CommError,
+    "Io": IoError,
+    "OutOfMemory": OutOfMemory,
+    "Usage": InvalidArgument,
+    "Data": IoError,
+    "Checkpoint": CheckpointError,
+}
+_PREFIX = re.compile(r"moiety\[(\w+)\] (.*)", re.S)
+
+
+def of_kind(kind, text):
+    """The error of a kind by its name, "InvalidArgument"."""
+    return _CLASSES.get(kind, Error)(text)
+
+
+def from_text(text):
+    """The error that a text of the core stands for, or None."""
+    found = _PREFIX.search(text)
+    if not found:
+        return None
+    # Of torch's text the first line is ours; what follows is its backtrace.
+    return of_kind(found.group(1), found.group(2).split("\nException raised from", 1)[0].rstrip())
+
+
+class translated:
+    """with translated(): errors of operators leave as their classes."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, RuntimeError) and not isinstance(error, Error):
+            ours = from_text(str(error))
+            if ours is not None:
+                raise ours from None
+        return False

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 
-from .errors import DataError, UsageError
+from .prepare_errors import DataError, UsageError
 
 CHUNK = 1 << 20
 

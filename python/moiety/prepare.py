@@ -13,7 +13,7 @@ import os
 import re
 import sys
 
-from .errors import DataError, DiskError, UsageError
+from .prepare_errors import DataError, DiskError, UsageError
 
 BATCH_BYTES = 4 << 20
 

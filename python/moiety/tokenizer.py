@@ -5,7 +5,7 @@ import json
 import pathlib
 
 from . import tokenizer_identity
-from .errors import DataError, UsageError
+from .prepare_errors import DataError, UsageError
 from .token_file import NO_TOKEN
 
 USUAL_EOS = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<eos>"]

@@ -184,6 +184,7 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
        1,
        {"--optim.grad_dtype=bf16", "--precision.recipe=bf16", "--parallel.gtp=2",
         "--model.vocab=4096", "--memory.recompute=full", "--memory.loss_chunk=64"}},
+      {"delayed scaling", 2, 2, {"--precision.recipe=fp8_tensor", "--precision.scaling=delayed"}},
       {"recompute dense",
        1,
        1,
@@ -328,12 +329,16 @@ class DisturbedSource final : public data::SampleSource {
   std::vector<data::SamplerSource> sources() const override {
     return {{{1, 1 << 20, uint64_t{1} << 32}, 1 << 16}};
   }
-  double bytes_per_token(int) const override { return 0; }
-  void read(data::SampleRef sample, std::span<int32_t> tokens, std::span<int32_t>) const override {
+  double text_bytes(int, uint64_t) const override { return 0; }
+  void read(data::SampleRef sample, const data::SampleRow& row) const override {
     const bool disturbed =
         sample.index - first_ < count_ && !(fickle_ && read_before(sample.index));
-    for (size_t s = 0; s < tokens.size(); ++s) {
-      tokens[s] = disturbed ? int32_t((sample.index * 131 + s * s * 7919) % 251) : int32_t(s);
+    const auto token = [&](size_t s) {
+      return disturbed ? int32_t((sample.index * 131 + s * s * 7919) % 251) : int32_t(s);
+    };
+    for (size_t s = 0; s < row.token.size(); ++s) {
+      row.token[s] = token(s);
+      row.target[s] = token(s + 1);
     }
   }
 

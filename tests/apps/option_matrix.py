@@ -2,11 +2,15 @@
 """The demo with every option that changes no bit, and with every recipe under every way of cutting.
 
     option_matrix.py PROGRAM [--cover] [--steps N] [--tokens S] [--jobs J] [--data FILE.tok]
+                     [--device cpu|cuda]
 
 Options: losses and norms of all steps are equal to the bit over the whole product of the options of
 experts and exchanges, once on one rank and once on two that share the experts; moe.glu_interleave changes
 the order of one sum of backward, so its values are compared by the loss of the first step, and by the mean
 of the last ten. Recipes: with tp 2, gtp 2 and ep 2 that mean is within 1 % of that of one rank.
+
+On a GPU (--device cuda): one rank, with every path of experts that a Hopper chip has, equal to the bit, and
+cuda_plain near it; then each recipe and a model with frozen parts, within 1 % of the same on the CPU.
 
 The default is the whole matrix of 200 steps of the demo, which takes an hour or two of two cores. --cover
 takes rows that between them have every pair of values of any two options. Without --data, the synthetic
@@ -26,6 +30,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WAITING = 1800.0  # seconds of a clock that a run may take on a busy machine
 LAST = 10
+LONG, LAST_LONG = 300, 20  # the same where a GPU is compared with the CPU
 NEAR = 0.01
 
 SHARED = {"moe.expert_weights": ["packed", "indexed"], "moe.delay_wgrad": ["false", "true"],
@@ -38,14 +43,22 @@ MATRICES = {
              {**SHARED, "ep.zero_copy": ["off", "auto"], "ep.overlap": ["none", "wgrad", "shared"],
               "ep.depth": [2, 3]}),
 }
+GPU_MATRICES = {
+    "one GPU": ({"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 4, "run.device": "cuda"},
+                {"moe.path": ["sm90", "sm90_fused"], "moe.expert_weights": ["packed", "indexed"],
+                 "moe.delay_wgrad": ["false", "true"], "memory.recompute": ["none", "moe"],
+                 "moe.layout": ["rank", "expert"]}),
+}
 # Beyond pairs of values, the product of these is what the whole matrix runs; others stay at their first.
 CROSSED = {"moe.expert_weights", "moe.delay_wgrad", "memory.recompute", "moe.glu_interleave", "moe.layout",
-           "ep.zero_copy"}
-RECIPES = ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]
+           "ep.zero_copy", "moe.path"}
+RECIPES = {name: {"precision.recipe": name} for name in ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]}
+RECIPES["fp8_tensor delayed"] = {**RECIPES["fp8_tensor"], "precision.scaling": "delayed"}
 ALONE = {"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 8}
 CUTS = {"gtp 2": {"run.ranks": 2, "parallel.ep": 1, "parallel.gtp": 2, "parallel.egtp": 2},
         "ep 2": {"run.ranks": 2, "parallel.ep": 2},
         "tp 2": {"run.ranks": 2, "parallel.ep": 1, "parallel.tp": 2, "train.micro_batch": 8}}
+FROZEN = {"train.freeze": '["embed*", "layers.0.*", "*.router.*"]'}
 # With tp 2 each slice of q, k and v is whole blocks of 128 rows.
 SIZES = {"model.kv_heads": 8}
 
@@ -72,8 +85,8 @@ def cover(options):
         seen |= pairs(best)
 
 
-def mean_of_last(steps):
-    return sum(steps[step][0] for step in sorted(steps)[-LAST:]) / LAST
+def mean_of_last(steps, last=LAST):
+    return sum(steps[step][0] for step in sorted(steps)[-last:]) / last
 
 
 class Matrix:
@@ -105,7 +118,7 @@ class Matrix:
         finally:
             shutil.rmtree(run, ignore_errors=True)
         steps = {r["step"]: (r["loss"], r["aux"], r["gnorm"]) for r in records if "event" not in r}
-        if sorted(steps) != list(range(1, self.options.steps + 1)):
+        if sorted(steps) != list(range(1, config["train.steps"] + 1)):
             return f"{name}: records of {len(steps)} steps"
         return steps
 
@@ -122,13 +135,14 @@ class Matrix:
         results = self.run(configs)
         firsts = {}  # by interleave, the name of the run that others are compared with
         for run, steps in results.items():
-            first = firsts.setdefault(configs[run]["moe.glu_interleave"], run)
+            first = firsts.setdefault(configs[run].get("moe.glu_interleave"), run)
             different = [step for step in steps if steps[step] != results[first][step]]
             if different:
                 at = different[0]
                 self.faults.append(f"{run}: step {at} has {steps[at]}, {first} {results[first][at]}\n"
                                    f"    {configs[run]}\n    {configs[first]}")
-        self.interleaves([results[first] for first in firsts.values()], name)
+        if "moe.glu_interleave" in options:
+            self.interleaves([results[first] for first in firsts.values()], name)
         print(f"{name}: {len(results)} of {len(rows)} runs of {self.options.steps} steps, last losses "
               f"{[results[first][self.options.steps][0] for first in firsts.values()]}", flush=True)
 
@@ -141,11 +155,29 @@ class Matrix:
             self.faults.append(f"{name}: with and without interleave the first losses are {one[1][0]} and "
                                f"{other[1][0]}, the last ones {mean_of_last(one)} and {mean_of_last(other)}")
 
+    def beside_cpu(self, base):
+        """Paths of experts, recipes and frozen parts on the GPU, near to the same on the CPU."""
+        kinds = {"sm90": {"moe.path": "sm90"}, "cuda_plain": {"moe.path": "cuda_plain"}, "frozen": FROZEN,
+                 **{name: keys for name, keys in RECIPES.items() if name != "bf16"}}
+        configs = {f"{kind}, {device}": {**base, **keys, "run.device": device, "train.steps": LONG}
+                   for kind, keys in kinds.items() for device in ("cuda", "cpu")}
+        for name, config in configs.items():
+            if name.endswith("cpu"):
+                config.pop("moe.path", None)
+        mean = {name: mean_of_last(steps, LAST_LONG) for name, steps in self.run(configs).items()}
+        for kind in kinds:
+            gpu, cpu = mean.get(f"{kind}, cuda"), mean.get(f"{kind}, cpu")
+            if gpu is None or cpu is None:
+                continue
+            print(f"{kind}: {gpu} on the GPU, {100 * (gpu / cpu - 1):+.3f} % of the CPU's", flush=True)
+            if abs(gpu / cpu - 1) > NEAR:
+                self.faults.append(f"{kind}: mean of the last {LAST_LONG} losses is {gpu} on the GPU, {cpu} on the CPU")
+
     def recipes(self):
         configs = {}
-        for recipe in RECIPES:
+        for recipe, settings in RECIPES.items():
             for cut, layout in {"one rank": ALONE, **CUTS}.items():
-                configs[f"{recipe}, {cut}"] = {**SIZES, "precision.recipe": recipe, **layout}
+                configs[f"{recipe}, {cut}"] = {**SIZES, **settings, **layout}
         results = self.run(configs)
         mean = {name: mean_of_last(steps) for name, steps in results.items()}
         for recipe in RECIPES:
@@ -170,6 +202,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--data")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     options.program = os.path.abspath(options.program)
     if options.steps < LAST:
@@ -177,9 +210,12 @@ def main():
     began = time.monotonic()
     matrix = Matrix(options)
     try:
-        for name, (base, choices) in MATRICES.items():
+        for name, (base, choices) in (MATRICES if options.device == "cpu" else GPU_MATRICES).items():
             matrix.bits(name, base, choices)
-        matrix.recipes()
+        if options.device == "cpu":
+            matrix.recipes()
+        else:
+            matrix.beside_cpu(GPU_MATRICES["one GPU"][0])
     finally:
         shutil.rmtree(matrix.directory)
     for fault in matrix.faults:

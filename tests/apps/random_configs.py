@@ -48,6 +48,7 @@ SOMETIMES = {"model.head_dim": [8, 16, 32], "model.dense_layers": ["[]", "[0]", 
              "optim.weight_decay": [0, 0.1, 10], "optim.decay_steps": [0, 1, 3], "optim.eps": [1e-8, 1],
              "memory.loss_chunk": [0, 1, 7, 64], "precision.keep_first": [-1, 0, 1, 5],
              "precision.keep_last": [-1, 0, 1], "precision.switch_step": [0, 2, 3],
+             "precision.amax_history": [1, 2, 16, 1024],
              "run.threads": [0, 1, 3], "run.seed": [0, 1, 2**31], "eval.every": [0, 1],
              "checkpoint.keep_best": [0, 1], "guard.spike_sigma": [0, 6], "data.prefetch": [1, 4],
              "data.pack": ["stream", "documents"]}
@@ -113,6 +114,8 @@ def fit(config, rng):
     config["moe.top_k"] = rng.randint(1, min(chosen, 4))
     if config.get("moe.shared_gate") == "true":
         config["moe.shared_d_ffn"] = 32
+    if config.get("precision.scaling") == "delayed":
+        config["precision.recipe"] = "fp8_tensor"
     config.update(ACTIVATIONS.get(config.get("moe.activation"), {}))
     for key in "train.cuda_graph", "checkpoint.keep_best":
         config.pop(key, None)

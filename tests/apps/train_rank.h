@@ -12,6 +12,7 @@
 #include "moiety/checkpoint/saver.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/data/batch_loader.h"
+#include "moiety/train/amax_histories.h"
 #include "moiety/train/evaluation.h"
 #include "moiety/train/expert_capacity.h"
 #include "moiety/train/gathering.h"
@@ -124,7 +125,13 @@ inline void save_again(const std::string& from, const Arguments& arguments) {
     const optim::StateView biases = rank.model.router_biases();
     optim::StateView loaded = view;
     loaded.insert(loaded.end(), biases.begin(), biases.end());
-    checkpoint::RunState state = checkpoint::load(from, loaded, {}, ranks);
+    checkpoint::RunState state = checkpoint::load(
+        from, loaded, {.may_leave = [](std::string_view s) { return s == train::kHistorySlot; }},
+        ranks);
+    model::Transformer& model = rank.model.transformer();
+    train::load_histories(from, model, rank.model.world(), Stream());
+    const optim::StateView histories = train::saved_histories(model, Stream());
+    loaded.insert(loaded.end(), histories.begin(), histories.end());
     state.layout = train::rank_layout(rank.grid);
     rank.optimizer.publish(Stream());
     checkpoint::Saver(to + "/checkpoints", ranks)

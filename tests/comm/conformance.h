@@ -1,6 +1,7 @@
 // The contract of every transport, as one typed suite. A backend is a type with
 //   static void run(int ranks, Seconds deadline, const std::function<void(Communicator&)>& body);
-// which runs the body on that many ranks and rethrows the failure of the first rank that fails.
+// which runs the body on that many ranks and rethrows the failure of the first rank that fails. Its
+// tensors are where its Place says: HostPlace here, GpuPlace in tests/comm_gpu/gpu_place.h.
 #pragma once
 
 #include <bit>
@@ -73,47 +74,77 @@ TensorView view(std::vector<T>& x) {
   return TensorView(x.data(), dtype_of<T>, {static_cast<int64_t>(x.size())});
 }
 
-template <class T>
+struct HostPlace {
+  static Stream stream() { return {}; }
+  // Makes what the group's operations need; `world` holds up all ranks until they have it.
+  static void prepare(Communicator&, Communicator& /*world*/) {}
+  // Called where a check begins, with the same arrays to come on all ranks.
+  static void begin(Communicator&) {}
+
+  // A tensor of one dimension. `alike`: all ranks make one of this size here.
+  template <class T>
+  class Array {
+   public:
+    explicit Array(std::vector<T> x, bool /*alike*/ = true) : x_(std::move(x)) {}
+    TensorView view() { return conformance::view(x_); }
+    std::vector<T> get() const { return x_; }
+
+   private:
+    std::vector<T> x_;
+  };
+};
+
+template <class T, class Place = HostPlace>
 void check_reductions(Communicator& comm, int64_t n) {
+  using Array = typename Place::template Array<T>;
   const int ranks = comm.size();
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
     SCOPED_TRACE(text("{} of {} ranks, {}[{}], op {}", comm.rank(), ranks, name(dtype_of<T>), n,
                       static_cast<int>(op)));
-    std::vector<T> x = values<T>(comm.rank(), n), expected(n);
+    Place::begin(comm);
+    Array x(values<T>(comm.rank(), n));
+    std::vector<T> expected(n);
     for (int64_t i = 0; i < n; ++i) expected[i] = reduced<T>(ranks, i, op);
-    comm.all_reduce(view(x), op, Stream()).wait();
-    EXPECT_TRUE(same_bits(x, expected));
+    comm.all_reduce(x.view(), op, Place::stream()).wait();
+    EXPECT_TRUE(same_bits(x.get(), expected));
 
-    std::vector<T> send = values<T>(comm.rank(), ranks * n), part(n);
+    Array send(values<T>(comm.rank(), ranks * n)), part{std::vector<T>(n)};
     for (int64_t i = 0; i < n; ++i) expected[i] = reduced<T>(ranks, comm.rank() * n + i, op);
-    comm.reduce_scatter(view(send), view(part), op, Stream()).wait();
-    EXPECT_TRUE(same_bits(part, expected));
-    const TensorView own = view(send).slice(0, comm.rank() * n, (comm.rank() + 1) * n);
-    comm.reduce_scatter(view(send), own, op, Stream()).wait();
-    EXPECT_TRUE(same_bits({own.data<T>(), own.data<T>() + n}, expected));
+    comm.reduce_scatter(send.view(), part.view(), op, Place::stream()).wait();
+    EXPECT_TRUE(same_bits(part.get(), expected));
+    const TensorView own = send.view().slice(0, comm.rank() * n, (comm.rank() + 1) * n);
+    comm.reduce_scatter(send.view(), own, op, Place::stream()).wait();
+    const std::vector<T> all = send.get();
+    const auto first = all.begin() + comm.rank() * n;
+    EXPECT_TRUE(same_bits(std::vector<T>(first, first + n), expected));
   }
 }
 
-template <class T>
+template <class T, class Place = HostPlace>
 void check_moves(Communicator& comm, int64_t n) {
+  using Array = typename Place::template Array<T>;
   const int ranks = comm.size();
   SCOPED_TRACE(text("{} of {} ranks, {}[{}]", comm.rank(), ranks, name(dtype_of<T>), n));
-  std::vector<T> send = values<T>(comm.rank(), n), recv(ranks * n), expected;
+  Place::begin(comm);
+  const std::vector<T> mine = values<T>(comm.rank(), n);
+  std::vector<T> expected;
   for (int r = 0; r < ranks; ++r) {
     for (int64_t i = 0; i < n; ++i) expected.push_back(value<T>(r, i));
   }
-  comm.all_gather(view(send), view(recv), Stream()).wait();
-  EXPECT_TRUE(same_bits(recv, expected));
-  std::vector<T> in_place(ranks * n);
-  const TensorView own = view(in_place).slice(0, comm.rank() * n, (comm.rank() + 1) * n);
-  std::copy(send.begin(), send.end(), in_place.begin() + comm.rank() * n);
-  comm.all_gather(own, view(in_place), Stream()).wait();
-  EXPECT_TRUE(same_bits(in_place, expected));
+  Array send(mine), recv{std::vector<T>(ranks * n)};
+  comm.all_gather(send.view(), recv.view(), Place::stream()).wait();
+  EXPECT_TRUE(same_bits(recv.get(), expected));
+  std::vector<T> room(ranks * n);
+  std::copy(mine.begin(), mine.end(), room.begin() + comm.rank() * n);
+  Array in_place(room);
+  const TensorView own = in_place.view().slice(0, comm.rank() * n, (comm.rank() + 1) * n);
+  comm.all_gather(own, in_place.view(), Place::stream()).wait();
+  EXPECT_TRUE(same_bits(in_place.get(), expected));
 
   for (int root = 0; root < ranks; ++root) {
-    std::vector<T> x = values<T>(comm.rank(), n, 7);
-    comm.broadcast(view(x), root, Stream()).wait();
-    EXPECT_TRUE(same_bits(x, values<T>(root, n, 7)));
+    Array x(values<T>(comm.rank(), n, 7));
+    comm.broadcast(x.view(), root, Place::stream()).wait();
+    EXPECT_TRUE(same_bits(x.get(), values<T>(root, n, 7)));
   }
 }
 
@@ -121,39 +152,55 @@ void check_moves(Communicator& comm, int64_t n) {
 // name their sender, receiver and place.
 inline int64_t rows_between(int a, int b) { return a == b && a % 2 == 1 ? 0 : (3 * a + b) % 4; }
 
-template <class T>
+template <class T, class Place = HostPlace>
 void check_all_to_all(Communicator& comm, int64_t width) {
+  using Array = typename Place::template Array<T>;
   const int ranks = comm.size(), me = comm.rank();
   SCOPED_TRACE(text("{} of {} ranks, {}, width {}", me, ranks, name(dtype_of<T>), width));
+  Place::begin(comm);
   const auto row_value = [](int from, int to, int64_t i) {
     return value<T>(from, i, 100 + uint64_t(to));
   };
   std::vector<int64_t> send_counts, recv_counts;
-  std::vector<T> send, expected;
+  std::vector<T> sent, expected;
   for (int r = 0; r < ranks; ++r) {
     send_counts.push_back(rows_between(me, r));
     recv_counts.push_back(rows_between(r, me));
-    for (int64_t i = 0; i < rows_between(me, r) * width; ++i) send.push_back(row_value(me, r, i));
+    for (int64_t i = 0; i < rows_between(me, r) * width; ++i) sent.push_back(row_value(me, r, i));
     for (int64_t i = 0; i < rows_between(r, me) * width; ++i) {
       expected.push_back(row_value(r, me, i));
     }
   }
-  std::vector<T> recv(expected.size());
-  const auto rows = [&](std::vector<T>& x, const std::vector<int64_t>& counts) {
-    return TensorView(x.data(), dtype_of<T>,
-                      {std::accumulate(counts.begin(), counts.end(), int64_t{0}), width});
+  Array send(sent, false), recv(std::vector<T>(expected.size()), false);
+  const auto rows = [&](Array& x, const std::vector<int64_t>& counts) {
+    return x.view().reshape({std::accumulate(counts.begin(), counts.end(), int64_t{0}), width});
   };
   comm.all_to_all(rows(send, send_counts), send_counts, rows(recv, recv_counts), recv_counts,
-                  Stream())
+                  Place::stream())
       .wait();
-  EXPECT_TRUE(same_bits(recv, expected));
+  EXPECT_TRUE(same_bits(recv.get(), expected));
 }
+
+template <class Backend>
+struct PlaceOf {
+  using Type = HostPlace;
+};
+template <class Backend>
+requires requires { typename Backend::Place; }
+struct PlaceOf<Backend> {
+  using Type = typename Backend::Place;
+};
+template <class Backend>
+using Place = typename PlaceOf<Backend>::Type;
+template <class Backend>
+inline constexpr bool kOnHost = std::is_same_v<Place<Backend>, HostPlace>;
 
 template <class Backend>
 class Conformance : public ::testing::Test {
  protected:
   void each(const std::function<void(Communicator&)>& body) {
     for (int ranks = 1; ranks <= 4; ++ranks) Backend::run(ranks, kPatience, body);
+    if (!kOnHost<Backend>) Backend::run(8, kPatience, body);
   }
 };
 TYPED_TEST_SUITE_P(Conformance);
@@ -161,15 +208,15 @@ TYPED_TEST_SUITE_P(Conformance);
 TYPED_TEST_P(Conformance, Reductions) {
   this->each([](Communicator& comm) {
     for (const int64_t n : {0, 1, 65, 1000}) {
-      check_reductions<double>(comm, n);
-      check_reductions<float>(comm, n);
-      check_reductions<bf16>(comm, n);
-      check_reductions<fp16>(comm, n);
-      check_reductions<int64_t>(comm, n);
-      check_reductions<int32_t>(comm, n);
+      check_reductions<double, Place<TypeParam>>(comm, n);
+      check_reductions<float, Place<TypeParam>>(comm, n);
+      check_reductions<bf16, Place<TypeParam>>(comm, n);
+      check_reductions<fp16, Place<TypeParam>>(comm, n);
+      check_reductions<int64_t, Place<TypeParam>>(comm, n);
+      check_reductions<int32_t, Place<TypeParam>>(comm, n);
     }
-    check_reductions<float>(comm, 70001);  // several tasks and tiles
-    check_reductions<bf16>(comm, 70001);
+    check_reductions<float, Place<TypeParam>>(comm, 70001);  // several tasks and tiles
+    check_reductions<bf16, Place<TypeParam>>(comm, 70001);
   });
 }
 
@@ -177,8 +224,11 @@ TYPED_TEST_P(Conformance, NanWins) {
   this->each([](Communicator& comm) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       for (int r = 0; r < comm.size(); ++r) {
-        std::vector<float> x{1.0f, comm.rank() == r ? std::nanf("") : 2.0f};
-        comm.all_reduce(view(x), op, Stream()).wait();
+        Place<TypeParam>::begin(comm);
+        typename Place<TypeParam>::template Array<float> y(
+            {1.0f, comm.rank() == r ? std::nanf("") : 2.0f});
+        comm.all_reduce(y.view(), op, Place<TypeParam>::stream()).wait();
+        const std::vector<float> x = y.get();
         EXPECT_EQ(x[0], op == ReduceOp::kSum ? float(comm.size()) : 1.0f);
         EXPECT_TRUE(std::isnan(x[1]));
       }
@@ -189,23 +239,24 @@ TYPED_TEST_P(Conformance, NanWins) {
 TYPED_TEST_P(Conformance, Moves) {
   this->each([](Communicator& comm) {
     for (const int64_t n : {0, 1, 5, 129}) {
-      check_moves<double>(comm, n);
-      check_moves<float>(comm, n);
-      check_moves<bf16>(comm, n);
-      check_moves<fp16>(comm, n);
-      check_moves<int64_t>(comm, n);
-      check_moves<int32_t>(comm, n);
-      check_moves<uint8_t>(comm, n);
+      check_moves<double, Place<TypeParam>>(comm, n);
+      check_moves<float, Place<TypeParam>>(comm, n);
+      check_moves<bf16, Place<TypeParam>>(comm, n);
+      check_moves<fp16, Place<TypeParam>>(comm, n);
+      check_moves<int64_t, Place<TypeParam>>(comm, n);
+      check_moves<int32_t, Place<TypeParam>>(comm, n);
+      check_moves<uint8_t, Place<TypeParam>>(comm, n);
     }
-    check_moves<float>(comm, 300001);
+    check_moves<float, Place<TypeParam>>(comm, 300001);
     for (const int64_t width : {0, 1, 7, 64}) {
-      check_all_to_all<float>(comm, width);
-      check_all_to_all<bf16>(comm, width);
-      check_all_to_all<uint8_t>(comm, width);
+      check_all_to_all<float, Place<TypeParam>>(comm, width);
+      check_all_to_all<bf16, Place<TypeParam>>(comm, width);
+      check_all_to_all<uint8_t, Place<TypeParam>>(comm, width);
     }
     std::vector<int64_t> none(comm.size());  // nobody sends anything
-    const TensorView empty(nullptr, DType::kFloat32, {0, 8});
-    comm.all_to_all(empty, none, empty, none, Stream()).wait();
+    const Stream stream = Place<TypeParam>::stream();
+    const TensorView empty(nullptr, DType::kFloat32, {0, 8}, stream.device());
+    comm.all_to_all(empty, none, empty, none, stream).wait();
   });
 }
 
@@ -228,15 +279,17 @@ TYPED_TEST_P(Conformance, SubGroups) {
     for (int i = 0; i < half->size(); ++i) {
       EXPECT_EQ(members[i], me % 2 + 2 * (half->size() - 1 - i));
     }
-    check_reductions<float>(*half, 100);
-    check_all_to_all<float>(*half, 3);
+    Place<TypeParam>::prepare(*half, comm);
+    check_reductions<float, Place<TypeParam>>(*half, 100);
+    check_all_to_all<float, Place<TypeParam>>(*half, 3);
     // All but rank 0, made of ranks that just worked in another group; then groups of one.
     const auto rest = comm.split(me == 0 ? -1 : 5, 0, "rest");
     EXPECT_EQ(rest == nullptr, me == 0);
-    if (rest) check_reductions<bf16>(*rest, 77);
+    Place<TypeParam>::prepare(rest ? *rest : comm, comm);
+    if (rest) check_reductions<bf16, Place<TypeParam>>(*rest, 77);
     const auto alone = half->split(half->rank(), 0, "alone");
     EXPECT_EQ(alone->size(), 1);
-    check_moves<float>(*alone, 10);
+    check_moves<float, Place<TypeParam>>(*alone, 10);
     EXPECT_EQ(half->bootstrap().all_gather("x").size(), size_t(half->size()));
   });
 }

@@ -160,6 +160,46 @@ TEST(Groups, WithoutFaultNothingIsThrown) {
   EXPECT_NO_THROW(throw_on_fault(groups().status));
 }
 
+TEST(ZeroDeadRows, LeavesLiveRowsAlone) {
+  constexpr int64_t kColumns = 3;
+  for (const GroupCase& c : group_cases()) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      SCOPED_TRACE(c.name);
+      const TestGroups groups(c);
+      const Tensor x = normal_tensor(dtype, {groups.capacity(), kColumns}, 3);
+      groups.fill_dead_rows(x, std::numeric_limits<double>::quiet_NaN());
+      const Tensor before = copy_of(x);
+      zero_dead_rows(groups(), x, Stream());
+      const std::vector<int64_t> owner = groups.owners();
+      for (int64_t i = 0; i < groups.capacity() * kColumns; ++i) {
+        const double want = owner[i / kColumns] < 0 ? 0 : get(before, i);
+        ASSERT_EQ(get(x, i), want) << i;
+      }
+    }
+  }
+}
+
+TEST(ZeroDeadRows, TakesNumbersOfRowsAndRowsWithGaps) {
+  const TestGroups groups({"", {2, 0, 1}, 1, 2});
+  const Tensor wide = normal_tensor(DType::kFloat32, {groups.capacity(), 5}, 4);
+  const Tensor before = copy_of(wide);
+  zero_dead_rows(groups(), wide.view().slice(1, 1, 3), Stream());
+  const Tensor numbers = normal_tensor(DType::kFloat32, {groups.capacity()}, 5);
+  zero_dead_rows(groups(), numbers, Stream());
+  const std::vector<int64_t> owner = groups.owners();
+  for (int64_t r = 0; r < groups.capacity(); ++r) {
+    EXPECT_EQ(get(numbers, r) == 0, owner[r] < 0);
+    for (int64_t c = 0; c < 5; ++c) {
+      const bool zeroed = owner[r] < 0 && c >= 1 && c < 3;
+      EXPECT_EQ(get(wide, r, c), zeroed ? 0 : get(before, r, c));
+    }
+  }
+  EXPECT_NE(error_of([&] {
+              zero_dead_rows(groups(), wide.view().slice(0, 0, 1), Stream());
+            }).find("zero_dead_rows: rows is float32[1, 5]"),
+            std::string::npos);
+}
+
 TEST(GroupedWeight, PackedAndIndexedAreTheSameMatrices) {
   const Tensor packed = normal_tensor(DType::kFloat32, {3, 4, 5}, 1);
   std::vector<TensorView> views;

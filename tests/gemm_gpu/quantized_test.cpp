@@ -69,7 +69,7 @@ TEST_P(QuantizedGpu, OperandsHaveTheBytesOfTheCpu) {
     for (const Direction direction : kDirections) {
       for (const QuantSpec& spec : {recipe().input, recipe().gradient}) {
         EXPECT_EQ(operand_difference([&](Side side, Arena& arena) {
-                    return make_operand(spec, direction, side(x), bits(side), arena, on(side));
+                    return make_operand(spec, direction, side(x), {bits(side)}, arena, on(side));
                   }),
                   "")
             << rows;
@@ -97,7 +97,7 @@ TEST_P(QuantizedGpu, OperandsOfGroupsHaveTheBytesOfTheCpu) {
     for (const Direction direction : kDirections) {
       EXPECT_EQ(operand_difference([&](Side side, Arena& arena) {
                   return make_grouped_operand(recipe().gradient, direction, {side(x)}, there(side),
-                                              bits(side, 5), arena, on(side));
+                                              {bits(side, 5)}, arena, on(side));
                 }),
                 "");
     }

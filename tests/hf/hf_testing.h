@@ -78,7 +78,8 @@ inline void load_harness(const std::string& checkpoint_path, model::ModelHarness
     for (const optim::LogicalTensor& t : p.spec.tensors) add(t.name, t.shape);
   }
   for (const model::Transformer::State& s : h.model->states()) add(s.name, {s.view.numel()});
-  checkpoint::load(checkpoint_path, view, {.weights_only = true}, world.bootstrap());
+  checkpoint::load(checkpoint_path, view, {.may_leave = checkpoint::is_no_weight},
+                   world.bootstrap());
   for (optim::Parameter& p : h.parameters) {
     model::for_each_element(p.spec, [&](int64_t at, int tensor, int64_t i) {
       put(p.weight, at, memory.at(p.spec.tensors[tensor].name)[static_cast<size_t>(i)]);

@@ -20,6 +20,10 @@ TEST(RoutingSums, CountTargetsThatAreValid) {
   EXPECT_EQ(count({}, true), (std::vector<int64_t>{3, 5, 3, 5}));
   EXPECT_EQ(count(mask, true), (std::vector<int64_t>{2, 5, 2, 5}));
   EXPECT_EQ(count(mask, false), (std::vector<int64_t>{2, 5, 0, 0}));
+  // Padding is no token.
+  count_targets({target, {}, own, scope, true, mask}, Stream());
+  EXPECT_EQ(scope.data<int64_t>()[0], 3);
+  EXPECT_EQ(scope.data<int64_t>()[1], 4);
 }
 
 TEST(RoutingSums, LayersOverMicroBatches) {

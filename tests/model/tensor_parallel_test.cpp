@@ -188,6 +188,7 @@ TEST(TensorParallel, OneSliceHasTheBitsOfTheWhole) {
                       .rope_table = {},
                       .position_T = {},
                       .document_start_BS = {},
+                      .routed_T = {},
                       .h_TD = {},
                       .wide_TD = {}};
       parallel_cross_entropy(pass, {.x_TD = x,

@@ -44,7 +44,9 @@ TEST_F(RoutingSumsGpu, HaveTheBitsOfTheCpu) {
     const StepSums here(layers, experts), there(layers, experts, kGpu);
     const auto pass = [&](const auto& at, const StepSums& sums, const Stream& s) {
       for (const bool in_scope : {false, true}) {
-        count_targets({at(target), at(mask), at(own), at(scope), in_scope}, s);
+        count_targets({at(target), at(mask), at(own), at(scope), in_scope,
+                       in_scope ? at(mask) : TensorView()},
+                      s);
         add_counts({at(own), at(count), at(info)}, sums, s);
       }
       add_counts({{}, at(count), at(info)}, sums, s);

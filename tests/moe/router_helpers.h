@@ -42,6 +42,7 @@ Routed<T> route(const RouterConfig& c, const std::vector<T>& logits, int64_t seg
                                     logits.data(),
                                     bias.empty() ? nullptr : bias.data(),
                                     mask.empty() ? nullptr : mask.data(),
+                                    nullptr,
                                     out.idx.data(),
                                     out.weight.data()};
   for (int64_t s = 0; s < segments; ++s) {

@@ -11,6 +11,7 @@
 
 #include "moiety/base/parallel.h"
 #include "tests/moe/router_helpers.h"
+#include "tests/support/tensors.h"
 
 namespace moiety::moe {
 namespace {
@@ -274,8 +275,8 @@ void expect_cpu_equals_reference(const RouterConfig& config, const std::vector<f
   const Routed<float> want = route(config, logits);
   Routed<float> got = want;
   detail::forward_block_cpu(
-      {config, logits.data(), nullptr, nullptr, got.idx.data(), got.weight.data()}, 0, tokens,
-      got.count.data(), got.sum.data());
+      {config, logits.data(), nullptr, nullptr, nullptr, got.idx.data(), got.weight.data()}, 0,
+      tokens, got.count.data(), got.sum.data());
   EXPECT_EQ(got.idx, want.idx);
   EXPECT_EQ(got.count, want.count);
   EXPECT_EQ(canonical_bits(got.weight), canonical_bits(want.weight));
@@ -579,6 +580,81 @@ TEST(RouterBias, StaysWhereItIsSkipped) {
   }
   EXPECT_NE(error_of([&] { router_update_bias(bias, count, 0.25f, {}, count); }).find("skip"),
             std::string::npos);
+}
+
+RouterChooseArgs choice_of(const Router& r) {
+  return {.logits_TE = r.logits,
+          .bias_E = r.bias,
+          .mask_T = r.mask,
+          .idx_TK = r.idx,
+          .weight_TK = r.weight,
+          .stats = {r.count, r.sum},
+          .workspace = r.forward_workspace};
+}
+
+const std::vector<RouterConfig> kChoices = {
+    {.experts = 8, .top_k = 2, .aux = AuxLoss::kSwitch, .aux_coef = 0.1f, .z_coef = 0.01f},
+    {.experts = 8, .top_k = 8, .score = Score::kSigmoid, .scale = 2.5f},
+    {.experts = 8, .top_k = 3, .renormalize = false, .groups = 4, .group_top_k = 2},
+};
+
+TEST(RouterChoose, IsForwardAndBackwardWithoutTheProducts) {
+  for (const RouterConfig& config : kChoices) {
+    // With w the identity, the logits are h, and dh is their gradient.
+    Router whole(config, random_values(70 * 8, 7), identity(8));
+    Router parts = Router(config, random_values(70 * 8, 7), identity(8));
+    Tensor mask(DType::kUInt8, {70}), dlogits(DType::kFloat32, {70, 8});
+    for (int64_t t = 0; t < 70; ++t) mask.data<uint8_t>()[t] = t % 9 != 4;
+    Router::fill(whole.dweight, random_values(70 * config.top_k, 9));
+    whole.mask = parts.mask = mask;
+    whole.forward();
+    Router::fill(parts.logits, random_values(70 * 8, 7));
+    router_choose(config, choice_of(parts), {});
+    EXPECT_TRUE(same_bits(whole.idx, parts.idx));
+    EXPECT_TRUE(same_bits(whole.weight, parts.weight));
+    EXPECT_TRUE(same_bits(whole.count, parts.count));
+    EXPECT_TRUE(same_bits(whole.sum, parts.sum));
+    whole.backward();
+    router_choose_backward(
+        config, {parts.logits, parts.idx, whole.dweight, parts.count, whole.scope, dlogits}, {});
+    EXPECT_TRUE(same_bits(whole.dh, dlogits));
+  }
+}
+
+TEST(RouterChoose, RepeatsAChoiceThatIsGiven) {
+  for (const RouterConfig& config : kChoices) {
+    Router then(config, random_values(70 * 8, 11), identity(8));
+    then.forward();
+    Router now(config, random_values(70 * 8, 12), identity(8));
+    Router::fill(now.logits, random_values(70 * 8, 12));
+    const Tensor given = copy_of(then.idx);
+    // Tokens 3 and 5 have no choice that could be repeated.
+    given.data<int32_t>()[3 * config.top_k] = -1;
+    given.data<int32_t>()[6 * config.top_k - 1] = 8;
+    RouterChooseArgs args = choice_of(now);
+    args.given_idx_TK = given;
+    router_choose(config, args, {});
+    std::vector<int64_t> pairs(9);
+    for (int64_t t = 0; t < 70; ++t) {
+      const bool none = t == 3 || t == 5;
+      pairs[8] += !none;
+      for (int64_t k = 0; k < config.top_k; ++k) {
+        const int32_t e = now.idx.data<int32_t>()[t * config.top_k + k];
+        EXPECT_EQ(e, none ? -1 : given.data<int32_t>()[t * config.top_k + k]);
+        if (!none) ++pairs[e];
+      }
+    }
+    EXPECT_EQ(now.counts(), pairs);
+    // The weights are those of the live logits: given its own choice, a token has its own weights.
+    Router own(config, random_values(70 * 8, 12), identity(8));
+    own.forward();
+    const Tensor weights = copy_of(own.weight);
+    args = choice_of(own);
+    const Tensor again = copy_of(own.idx);
+    args.given_idx_TK = again;
+    router_choose(config, args, {});
+    EXPECT_TRUE(same_bits(weights, own.weight));
+  }
 }
 
 TEST(RouterErrors, NameTheArgument) {

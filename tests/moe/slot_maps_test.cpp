@@ -240,5 +240,104 @@ TEST(SlotMaps, AreThePlansInverse) {
   });
 }
 
+struct ExpertRowsCase {
+  std::string name;
+  int64_t experts, topk;
+  std::vector<int64_t> idx;
+};
+
+// Every array of one call, from an idx of either type.
+struct RowsOf {
+  Tensor idx, w, count, source, row, slot_w;
+
+  RowsOf(const ExpertRowsCase& c, DType dtype)
+      : idx(dtype, {std::ssize(c.idx) / c.topk, c.topk}),
+        w(DType::kFloat32, {std::ssize(c.idx) / c.topk, c.topk}),
+        count(DType::kInt64, {c.experts}),
+        source(DType::kInt32, {std::ssize(c.idx)}),
+        row(DType::kInt32, {std::ssize(c.idx) / c.topk, c.topk}),
+        slot_w(DType::kFloat32, {std::ssize(c.idx)}) {
+    for (size_t i = 0; i < c.idx.size(); ++i) {
+      if (dtype == DType::kInt64) {
+        idx.data<int64_t>()[i] = c.idx[i];
+      } else {
+        idx.data<int32_t>()[i] = static_cast<int32_t>(c.idx[i]);
+      }
+      w.data<float>()[i] = 0.5f + static_cast<float>(i);
+      source.data<int32_t>()[i] = row.data<int32_t>()[i] = 12345;
+      slot_w.data<float>()[i] = 12345;
+    }
+    expert_rows({idx, w, count, source, row, slot_w}, {});
+  }
+};
+
+TEST(ExpertRows, ComeInTheOrderOfExpertsThenPairs) {
+  const std::vector<ExpertRowsCase> cases = {
+      {"random", 4, 2, {3, 0, 1, 3, 0, 1, 3, 2}}, {"empty_expert", 4, 1, {3, 0, 3}},
+      {"all_to_one", 3, 1, {1, 1, 1, 1}},         {"one_token", 5, 3, {4, 0, 2}},
+      {"every_expert", 3, 3, {2, 1, 0, 0, 1, 2}}, {"masked", 3, 2, {-1, -1, 2, 0, 3, 7}},
+      {"twice_the_same", 2, 2, {1, 1, 0, 1}},     {"no_tokens", 3, 2, {}},
+      {"one_expert", 1, 1, {0, 0, -1}},
+  };
+  for (const ExpertRowsCase& c : cases) {
+    for (const DType dtype : {DType::kInt32, DType::kInt64}) {
+      SCOPED_TRACE(c.name);
+      const RowsOf got(c, dtype);
+      int64_t r = 0;
+      for (int64_t e = 0; e < c.experts; ++e) {
+        const int64_t first = r;
+        for (size_t pair = 0; pair < c.idx.size(); ++pair) {
+          if (c.idx[pair] != e) continue;
+          EXPECT_EQ(got.source.data<int32_t>()[r], int64_t(pair) / c.topk);
+          EXPECT_EQ(got.row.data<int32_t>()[pair], r);
+          EXPECT_EQ(got.slot_w.data<float>()[r], got.w.data<float>()[pair]);
+          ++r;
+        }
+        EXPECT_EQ(got.count.data<int64_t>()[e], r - first);
+      }
+      for (size_t pair = 0; pair < c.idx.size(); ++pair) {
+        const bool valid = c.idx[pair] >= 0 && c.idx[pair] < c.experts;
+        EXPECT_EQ(got.row.data<int32_t>()[pair] == -1, !valid);
+      }
+      for (; r < std::ssize(c.idx); ++r) {
+        EXPECT_EQ(got.source.data<int32_t>()[r], -1);
+        EXPECT_EQ(got.slot_w.data<float>()[r], 0);
+      }
+    }
+  }
+}
+
+TEST(ExpertRows, AreThoseOfAPlanOfOneRank) {
+  const Problem p = make_problem(small_config(DType::kFloat32, Reduction::kRank), 24);
+  on_ranks(p, layouts()[0], [&](Rank& r) {
+    r.forward(r.ample());
+    const EpPlan& plan = r.saved.plan;
+    const TensorView idx = r.saved.idx_TK;
+    const int64_t pairs = idx.numel();
+    const Tensor count(DType::kInt64, {p.experts()}), source(DType::kInt32, {pairs}),
+        row(DType::kInt32, {idx.size(0), idx.size(1)});
+    expert_rows({.idx_TK = idx, .count_E = count, .source_R = source, .row_TK = row}, {});
+    EXPECT_TRUE(same_bits(count, plan.rows_real));
+    EXPECT_TRUE(same_bits(row, plan.slot_TK));
+    for (int64_t i = 0; i < std::min(pairs, plan.capacity); ++i) {
+      EXPECT_EQ(source.data<int32_t>()[i], r.saved.rows.source_C.data<int32_t>()[i]) << i;
+    }
+  });
+}
+
+TEST(ExpertRows, NameTheArgument) {
+  const Tensor idx(DType::kFloat32, {2, 1}), count(DType::kInt64, {3}), rows(DType::kInt32, {2});
+  EXPECT_NE(error_of([&] {
+              expert_rows({.idx_TK = idx, .count_E = count, .source_R = rows, .row_TK = rows}, {});
+            }).find("expert_rows: idx_TK is"),
+            std::string::npos);
+  const Tensor good(DType::kInt32, {2, 1}), short_row(DType::kInt32, {1, 1});
+  EXPECT_NE(error_of([&] {
+              expert_rows({.idx_TK = good, .count_E = count, .source_R = rows, .row_TK = short_row},
+                          {});
+            }).find("expert_rows: row_TK is int32[1, 1]"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace moiety::moe

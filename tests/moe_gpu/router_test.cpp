@@ -85,6 +85,18 @@ struct Problem : Router {
   RouterForwardArgs forward_args() const {
     return {h, w, bias, mask, logits, idx, weight, {count, sum}, forward_workspace};
   }
+  RouterChooseArgs choose_args() const {
+    return {.logits_TE = logits,
+            .bias_E = bias,
+            .mask_T = mask,
+            .idx_TK = idx,
+            .weight_TK = weight,
+            .stats = {count, sum},
+            .workspace = forward_workspace};
+  }
+  RouterChooseBackwardArgs choose_backward_args() const {
+    return {logits, idx, dweight, count, scope, dlogits};
+  }
   RouterLossArgs loss_args() const { return {{count, sum}, scope, loss}; }
   RouterBackwardArgs backward_args(float dw_beta) const {
     return {h, w, logits, idx, dweight, count, scope, dw, dw_beta, addend, dh, backward_workspace};
@@ -95,6 +107,18 @@ RouterForwardArgs there(const Mirror& m, const RouterForwardArgs& a) {
   return {m(a.h_TD),      m(a.w_ED),   m(a.bias_E),    m(a.mask_T),
           m(a.logits_TE), m(a.idx_TK), m(a.weight_TK), {m(a.stats.count), m(a.stats.sum)},
           m(a.workspace)};
+}
+RouterChooseArgs there(const Mirror& m, const RouterChooseArgs& a) {
+  return {.logits_TE = m(a.logits_TE),
+          .bias_E = m(a.bias_E),
+          .mask_T = m(a.mask_T),
+          .idx_TK = m(a.idx_TK),
+          .weight_TK = m(a.weight_TK),
+          .stats = {m(a.stats.count), m(a.stats.sum)},
+          .workspace = m(a.workspace)};
+}
+RouterChooseBackwardArgs there(const Mirror& m, const RouterChooseBackwardArgs& a) {
+  return {m(a.logits_TE), m(a.idx_TK), m(a.dweight_TK), m(a.count), m(a.scope), m(a.dlogits_TE)};
 }
 RouterLossArgs there(const Mirror& m, const RouterLossArgs& a) {
   return {{m(a.stats.count), m(a.stats.sum)}, m(a.scope), m(a.loss_2)};
@@ -109,9 +133,9 @@ class RouterGpu : public GpuTest {
   // All but the products, from logits that the problem has.
   void check_rows(const Problem& p) {
     const Mirror m = p.mirror(stream);
-    const RouterForwardArgs f = p.forward_args();
-    detail::forward_rows(p.config, f);
-    detail::forward_rows_cuda(p.config, there(m, f), stream);
+    const RouterChooseArgs f = p.choose_args();
+    router_choose(p.config, f, {});
+    router_choose(p.config, there(m, f), stream);
     expect_equal("idx", m, p.idx);
     expect_equal("weight", m, p.weight);
     expect_equal("count", m, p.count);
@@ -124,9 +148,9 @@ class RouterGpu : public GpuTest {
     router_losses(p.config, there(m, p.loss_args()), stream);
     expect_equal("loss", m, p.loss);
 
-    const RouterBackwardArgs b = p.backward_args(0);
-    detail::backward_rows(p.config, b, p.dlogits);
-    detail::backward_rows_cuda(p.config, there(m, b), m(p.dlogits), stream);
+    const RouterChooseBackwardArgs b = p.choose_backward_args();
+    router_choose_backward(p.config, b, {});
+    router_choose_backward(p.config, there(m, b), stream);
     expect_equal("dlogits", m, p.dlogits);
     check_pieces(p, m);
   }
@@ -135,7 +159,9 @@ class RouterGpu : public GpuTest {
   void check_pieces(const Problem& p, const Mirror& m) {
     const int64_t experts = p.config.experts;
     const Tensor pieces(DType::kBFloat16, {p.tokens, 3 * experts}), there_TX = twin(pieces);
-    detail::backward_rows_cuda(p.config, there(m, p.backward_args(0)), there_TX, stream);
+    RouterChooseBackwardArgs b = there(m, p.choose_backward_args());
+    b.dlogits_TE = there_TX;
+    detail::backward_rows_cuda(p.config, b, stream);
     if (p.tokens > 0) copy(pieces, there_TX, stream);
     stream.synchronize();
     for (int64_t i = 0; i < p.tokens * experts; ++i) {
@@ -291,7 +317,7 @@ struct BackwardExpected {
 
   BackwardExpected(const Problem& problem, const BackwardCase& shape)
       : p(problem), c(shape), h(Router::read(p.h)), w(Router::read(p.w)), dw(Router::read(p.dw)) {
-    detail::backward_rows(p.config, p.backward_args(0), p.dlogits);
+    router_choose_backward(p.config, p.choose_backward_args(), {});
     dlogits = Router::read(p.dlogits);
     if (p.addend.defined()) addend = Router::read(p.addend);
   }

@@ -92,8 +92,12 @@ TEST(StepRule, Guards) {
 
 TEST(StepRule, NoTokens) {
   StepState state;
-  EXPECT_TRUE(decide(kRule, kClip, {.sumsq = 0, .tokens = 0}, state).skip);
-  EXPECT_EQ(state.skips_in_row, 1);
+  state.skips_in_row = 2;
+  const StepDecision d = decide(kRule, kClip, {.sumsq = 0, .tokens = 0}, state);
+  EXPECT_TRUE(d.skip);
+  EXPECT_FALSE(d.halt);
+  EXPECT_EQ(d.norm, 0);
+  EXPECT_EQ(state.skips_in_row, 2);  // no fault of the gradient
 }
 
 TEST(StepRule, OverflowHaltsButIsNoSkip) {

@@ -96,6 +96,45 @@ TEST(DelayedScaling, TinyAmaxGivesTheLargestScale) {
   EXPECT_EQ(s.scale, 448.0f / 3.0f);
 }
 
+// A step that is skipped leaves everything but step_amax, which belongs to it.
+TEST(DelayedScaling, SkippedStepsAreForgotten) {
+  State s(3);
+  step(s, 7.0f);
+  const DelayedScalingItem item = s.item();
+  const DelayedScalingTable table(std::span(&item, 1));
+  Tensor skip(DType::kInt32, {1});
+  for (const float amax : {100.0f, kInfinity}) {
+    s.step_amax = amax;
+    *skip.data<int32_t>() = 5;
+    update_delayed_scales(table, Stream(), skip);
+    EXPECT_EQ(s.history, (std::vector<float>{7.0f, 0.0f, 0.0f}));
+    EXPECT_EQ(s.position, 1);
+    EXPECT_EQ(s.scale, 64.0f);
+    EXPECT_EQ(s.step_amax, 0.0f);
+    EXPECT_EQ(s.flags, 0u);
+  }
+  s.step_amax = 14.0f;
+  *skip.data<int32_t>() = 0;
+  update_delayed_scales(table, Stream(), skip);
+  EXPECT_EQ(s.scale, 32.0f);
+  EXPECT_THROW(update_delayed_scales(table, Stream(), Tensor(DType::kInt32, {2})), Error);
+}
+
+TEST(DelayedScaling, ScalesFollowFromAHistory) {
+  State s(3);
+  s.scale = 9;
+  scale_from_history(s.view(), DType::kE4M3);
+  EXPECT_EQ(s.scale, 1.0f);
+  EXPECT_EQ(s.scale_inv, 1.0f);
+  s.history = {0.0f, 3.5f, 1.75f};
+  scale_from_history(s.view(), DType::kE4M3);
+  EXPECT_EQ(s.scale, 128.0f);
+  EXPECT_EQ(s.scale_inv, 0x1p-7f);
+  scale_from_history(s.view(), DType::kE5M2, 1);
+  EXPECT_EQ(s.scale, 57344.0f / 2 / 3.5f);
+  EXPECT_THROW(scale_from_history(s.view(), DType::kE2M1), Error);
+}
+
 // Many tensors over 3000 steps against a list that grows.
 TEST(DelayedScaling, LongRunEqualsAPlainLoop) {
   constexpr int kSteps = 3000;

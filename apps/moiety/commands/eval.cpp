@@ -14,6 +14,7 @@
 #include "apps/moiety/report/result.h"
 #include "moiety/base/json_line.h"
 #include "moiety/data/tokenizer.h"
+#include "moiety/train/amax_histories.h"
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/evaluation.h"
 #include "moiety/train/inference_model.h"
@@ -88,6 +89,7 @@ int eval_command(const std::vector<std::string>& arguments) {
     // Evaluation is as in the run: with the recipe of the checkpoint's step.
     model.transformer().set_precision(
         precision_of_recipe(config, recipe_of_step(config, std::max<int64_t>(checkpoint.step, 1))));
+    train::load_histories(checkpoint.path, model.transformer(), world, stream);
     data::LoaderConfig loader;
     loader.micro_batch = config.train.micro_batch;
     loader.document_mask = config.data.document_mask;

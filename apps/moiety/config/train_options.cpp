@@ -23,6 +23,8 @@ constexpr Names<DispatchFormat, 4> kDispatch{{{"auto", DispatchFormat::kAuto},
                                               {"bf16", DispatchFormat::kBf16},
                                               {"fp8_block", DispatchFormat::kFp8Block},
                                               {"mxfp8", DispatchFormat::kMxfp8}}};
+constexpr Names<train::Scaling, 2> kScalings{
+    {{"current", train::Scaling::kCurrent}, {"delayed", train::Scaling::kDelayed}}};
 constexpr Names<GradReduce, 2> kGradReduce{
     {{"main_grad", GradReduce::kMainGrad}, {"bf16", GradReduce::kBf16}}};
 constexpr Names<Overflow, 3> kOverflow{
@@ -100,6 +102,8 @@ train::PrecisionSettings precision_settings(const Options& o) {
           .stochastic = p.stochastic,
           .weight_2d = value_of(kChoices, p.weight_2d),
           .pow2_scales = p.pow2_scales,
+          .scaling = value_of(kScalings, p.scaling),
+          .amax_history = p.amax_history,
           .switch_step = p.switch_step,
           .switch_recipe = value_of(kRecipes, p.switch_recipe),
           .grad_reduce = value_of(kGradReduce, p.grad_reduce)};

@@ -1,6 +1,7 @@
 #include "moiety/train/step/learner.h"
 
 #include "moiety/hf/side_tensors.h"
+#include "moiety/train/amax_histories.h"
 #include "moiety/train/precision.h"
 
 namespace moiety::train {
@@ -62,7 +63,11 @@ optim::StateView Learner::loaded_state() {
 }
 
 optim::StateView Learner::saved_state() {
-  return model.world().rank() == 0 ? loaded_state() : optimizer.state_view();
+  if (model.world().rank() != 0) return optimizer.state_view();
+  optim::StateView view = loaded_state();
+  const optim::StateView histories = saved_histories(transformer(), stream);
+  view.insert(view.end(), histories.begin(), histories.end());
+  return view;
 }
 
 }  // namespace moiety::train

@@ -25,7 +25,8 @@ struct Learner {
   // Gives the weights the formats of another recipe, from the optimizer's masters. Collective.
   void set_recipe(Recipe wanted);
   // The state that a checkpoint loads: the optimizer's pieces, the routers' biases, and on rank 0
-  // the side files. The state that it saves has the biases only on rank 0.
+  // the side files. The state that it saves has the biases, and the histories of delayed scaling
+  // (amax_histories.h), only on rank 0.
   optim::StateView loaded_state();
   optim::StateView saved_state();
 

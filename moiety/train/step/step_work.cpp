@@ -90,6 +90,7 @@ void StepPipeline::enqueue_update() {
     learner_.transformer().update_router_bias(sums_.pairs_LE(), float(config_.moe.bias_rate),
                                               stream, optimizer.skip());
   }
+  learner_.transformer().update_scales(optimizer.skip(), stream);
   reports_.store(report_, stream);
   reported_sums_.store(sums_.memory(), stream);
 }

@@ -1,0 +1,55 @@
+#include <cuda_runtime_api.h>
+
+#include "moiety/base/error.h"
+#include "moiety/comm/mapped/driver_calls.cuh"
+
+namespace moiety::comm::mapped {
+namespace {
+
+template <class Function>
+void find(const char* name, Function& function) {
+  constexpr unsigned kVersion = 12000;  // the functions as CUDA 12 has them
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  if (cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();
+    fail(ErrorKind::kUnsupported, "the CUDA driver has no {}", name);
+  }
+  function = reinterpret_cast<Function>(found);
+}
+
+DriverCalls find_all() {
+  DriverCalls out;
+  find("cuGetErrorString", out.get_error_string);
+  find("cuMemGetAllocationGranularity", out.granularity);
+  find("cuMemCreate", out.create);
+  find("cuMemRelease", out.release);
+  find("cuMemAddressReserve", out.reserve);
+  find("cuMemAddressFree", out.unreserve);
+  find("cuMemMap", out.map);
+  find("cuMemUnmap", out.unmap);
+  find("cuMemSetAccess", out.set_access);
+  find("cuMemExportToShareableHandle", out.export_handle);
+  find("cuMemImportFromShareableHandle", out.import_handle);
+  find("cuModuleGetLoadingMode", out.loading_mode);
+  return out;
+}
+
+}  // namespace
+
+const DriverCalls& driver_calls() {
+  static const DriverCalls calls = find_all();
+  return calls;
+}
+
+void driver_check(CUresult result, const char* call) {
+  if (result == CUDA_SUCCESS) return;
+  const char* words = nullptr;
+  driver_calls().get_error_string(result, &words);
+  fail(result == CUDA_ERROR_OUT_OF_MEMORY ? ErrorKind::kOutOfMemory : ErrorKind::kCuda, "{}: {}",
+       call, words ? words : "an unknown error");
+}
+
+}  // namespace moiety::comm::mapped

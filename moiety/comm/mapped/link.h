@@ -1,0 +1,52 @@
+// A rank's end of a group on its GPU: the symmetric memory through which its operations run, and
+// what the host knows of them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "moiety/comm/mapped/attached.h"
+#include "moiety/comm/mapped/kernels.h"
+
+namespace moiety::comm::mapped {
+
+class Link {
+ public:
+  // Collective. Throws what SymmetricBuffer::create throws.
+  Link(Communicator& comm, Device gpu, const GpuLinkOptions& options);
+  // Waits for the operations that were enqueued, at most as long as a wait may take.
+  ~Link();
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  Device gpu() const { return gpu_; }
+  void attach(const SymmetricBuffer& buffer);
+  // Enqueues the call. Throws the error of an earlier operation.
+  void issue(const CollectiveCall& call, const Stream& stream);
+  void synchronize(const Stream& stream);
+
+ private:
+  // Throws if an operation has failed, or a peer has aborted.
+  void check();
+  std::string abort_text() const;
+  // Makes the stream wait for the operation before, if that was on another stream.
+  void follow(const Stream& stream);
+  Meeting meeting_of(const CollectiveCall& call, int64_t place) const;
+  void enqueue(const Step& step, const CollectiveCall& call, Meeting& meeting,
+               const Stream& stream);
+
+  Communicator* comm_;
+  Device gpu_;
+  GpuLinkOptions options_;
+  SymmetricBuffer memory_;
+  Region region_{};
+  std::vector<std::byte*> parts_;  // of memory_, by rank
+  AttachedBuffers attached_;
+  Event last_, last_captured_;  // behind the last operation outside of, and in, a capture
+  uint64_t capture_ = 0;        // where last_captured_ was recorded
+  void* last_stream_ = nullptr;
+  bool any_ = false;
+  std::string failure_;
+};
+
+}  // namespace moiety::comm::mapped

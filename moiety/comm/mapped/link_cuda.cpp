@@ -1,0 +1,198 @@
+#include <mutex>
+
+#include "moiety/base/cuda_check.cuh"
+#include "moiety/base/gpu_runtime.h"
+#include "moiety/base/log.h"
+#include "moiety/comm/mapped/driver_calls.cuh"
+#include "moiety/comm/mapped/fault_text.h"
+#include "moiety/comm/mapped/link.h"
+
+namespace moiety::comm::mapped {
+namespace {
+
+// The id of the capture that the stream is in; 0: none.
+uint64_t capture_of(const Stream& stream) {
+  cudaStreamCaptureStatus status{};
+  unsigned long long id = 0;
+  MOIETY_CUDA_CHECK(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream.cuda_stream()),
+                                             &status, &id, nullptr, nullptr, nullptr, nullptr));
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+// Pages that no link uses now. Freeing one would wait for all kernels of the process, also for those
+// that wait for a rank which is a thread of it.
+struct FreePages {
+  std::mutex mutex;
+  std::vector<FaultPage*> pages;
+};
+FreePages& free_pages() {
+  static auto& pages = *new FreePages;
+  return pages;
+}
+
+FaultPage* take_page() {
+  FreePages& free = free_pages();
+  const std::lock_guard lock(free.mutex);
+  if (free.pages.empty()) {
+    free.pages.push_back(static_cast<FaultPage*>(
+        moiety::gpu::allocate_pinned(sizeof(FaultPage), "fault page of a communicator")));
+  }
+  FaultPage* page = free.pages.back();
+  free.pages.pop_back();
+  *page = {};
+  return page;
+}
+
+void give_back(FaultPage* page) {
+  FreePages& free = free_pages();
+  const std::lock_guard lock(free.mutex);
+  free.pages.push_back(page);
+}
+
+// A kernel that is loaded while another one waits on the GPU may wait for it, and it for the host.
+void warn_of_lazy_loading(const Communicator& comm) {
+  CUmoduleLoadingMode mode{};
+  if (driver_calls().loading_mode(&mode) != CUDA_SUCCESS) return;
+  if (mode == CU_MODULE_LAZY_LOADING && comm.rank() == 0) {
+    log(LogLevel::kWarning,
+        "communicator \"{}\": kernels are loaded when they are first needed, which can hold up "
+        "ranks "
+        "that wait for each other: set CUDA_MODULE_LOADING=EAGER before CUDA starts",
+        comm.name());
+  }
+}
+
+}  // namespace
+
+Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
+    : comm_(&comm), gpu_(gpu), options_(options) {
+  MOIETY_CHECK(options.sum_blocks >= 1 && options.sum_blocks <= 64,
+               "communicator \"{}\": sum_blocks is {}, 1 to 64 are possible", comm.name(),
+               options.sum_blocks);
+  const Places places = places_of(comm.size(), options);
+  memory_ = SymmetricBuffer::create(comm, text("{}, link", comm.name()), places.bytes, gpu);
+  for (int r = 0; r < comm.size(); ++r) parts_.push_back(memory_.peer(r));
+  load_kernels(gpu.index);
+  warn_of_lazy_loading(comm);
+  region_ = {.base = parts_[0],
+             .stride = parts_[1] - parts_[0],
+             .rank = comm.rank(),
+             .ranks = comm.size(),
+             .places = places,
+             .control = reinterpret_cast<Control*>(memory_.local() + places.control),
+             .page = take_page(),
+             .deadline_ns = static_cast<uint64_t>(comm.bootstrap().deadline().count() * 1e9)};
+  // Nobody enqueues an operation before all have allocated and loaded.
+  comm.bootstrap().all_gather("");
+}
+
+Link::~Link() {
+  try {
+    const Deadline deadline(comm_->bootstrap().deadline() + Seconds(1));
+    Backoff backoff;
+    while (!last_.complete() && !deadline.expired()) backoff.pause();
+    // A kernel may still write to the page of a link that has not come to its end.
+    if (last_.complete()) give_back(region_.page);
+  } catch (const std::exception& e) {
+    log(LogLevel::kError, "communicator \"{}\": {}", comm_->name(), e.what());
+  }
+}
+
+void Link::attach(const SymmetricBuffer& buffer) {
+  attached_.attach(text("communicator \"{}\"", comm_->name()), comm_->size(), buffer);
+}
+
+std::string Link::abort_text() const { return comm_->bootstrap().aborted().value_or(""); }
+
+void Link::check() {
+  auto* page = region_.page;
+  if (failure_.empty() && __atomic_load_n(&page->found, __ATOMIC_ACQUIRE) != 0) {
+    failure_ = fault_text(comm_->name(), page->fault, abort_text());
+  }
+  if (!failure_.empty()) throw_error(ErrorKind::kComm, failure_);
+}
+
+void Link::follow(const Stream& stream) {
+  const uint64_t capture = capture_of(stream);
+  const bool moved = any_ && last_stream_ != stream.cuda_stream();
+  // An event of a capture means nothing outside of it, nor the reverse: whoever launches graphs
+  // orders them.
+  if (moved && capture == capture_) stream.wait(capture ? last_captured_ : last_);
+  capture_ = capture;
+  last_stream_ = stream.cuda_stream();
+  any_ = true;
+}
+
+Meeting Link::meeting_of(const CollectiveCall& call, int64_t place) const {
+  Meeting out{.peers = 0, .first = 1, .call = pair_call(call, place), .up = {}, .down = {}};
+  if (call.kind != Collective::kAllToAll) return out;
+  const int me = region_.rank;
+  for (int r = 0; r < region_.ranks; ++r) {
+    out.up[r] = me < r ? call.send_rows[r] : call.recv_rows[r];
+    out.down[r] = me < r ? call.recv_rows[r] : call.send_rows[r];
+  }
+  return out;
+}
+
+void Link::enqueue(const Step& step, const CollectiveCall& call, Meeting& meeting,
+                   const Stream& stream) {
+  switch (step.kind) {
+    case Step::Kind::kCopy: {
+      const CopyStep& c = step.copy;
+      const moiety::gpu::Rows to{c.to, c.bytes, c.to_pitch, c.rows};
+      const moiety::gpu::Rows from{const_cast<std::byte*>(c.from), c.bytes, c.from_pitch, c.rows};
+      return moiety::gpu::copy_rows(gpu_.index, to, from, stream.cuda_stream());
+    }
+    case Step::Kind::kSum:
+      return sum(step.sum, call.dtype, call.op, options_.beside_compute ? 0 : options_.sum_blocks,
+                 stream);
+    case Step::Kind::kMeet:
+      meeting.peers = step.peers;
+      meet(region_, meeting, stream);
+      break;
+    case Step::Kind::kSmall:
+      meeting.peers = step.peers;
+      exchange_small(region_, meeting, step.small, call.dtype, call.op, stream);
+      break;
+  }
+  meeting.first = 0;
+}
+
+void Link::issue(const CollectiveCall& call, const Stream& stream) {
+  check();
+  MOIETY_CHECK(stream.device() == gpu_, "communicator \"{}\": {} on a stream of {}, it works on {}",
+               comm_->name(), describe(call), name(stream.device()), name(gpu_));
+  const auto direct = call.bytes() > region_.places.small
+                          ? attached_.find(call, region_.rank, region_.ranks)
+                          : std::nullopt;
+  follow(stream);
+  Meeting meeting = meeting_of(call, direct ? direct->place : 0);
+  const PlanInput input{.rank = region_.rank,
+                        .memory = parts_,
+                        .places = region_.places,
+                        .direct = direct ? &*direct : nullptr};
+  for (const Step& step : plan(call, input)) enqueue(step, call, meeting, stream);
+  (capture_ ? last_captured_ : last_).record(stream);
+}
+
+void Link::synchronize(const Stream& stream) {
+  Event end;
+  end.record(stream);
+  Bootstrap& bootstrap = comm_->bootstrap();
+  Backoff backoff;
+  std::optional<Deadline> leave;  // waits end soon after an abort or a fault, work may take longer
+  while (!end.complete()) {
+    backoff.pause();
+    if (!backoff.time_to_look()) continue;
+    if (!leave &&
+        (bootstrap.aborted() || __atomic_load_n(&region_.page->found, __ATOMIC_ACQUIRE))) {
+      __atomic_store_n(&region_.page->abort, 1, __ATOMIC_RELEASE);
+      leave.emplace(Seconds(10));
+    }
+    if (leave && leave->expired()) break;
+  }
+  check();
+  if (leave) fail(ErrorKind::kComm, "communicator \"{}\": {}", comm_->name(), abort_text());
+}
+
+}  // namespace moiety::comm::mapped

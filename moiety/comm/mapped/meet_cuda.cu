@@ -1,0 +1,49 @@
+#include <span>
+
+#include "moiety/base/launch.cuh"
+#include "moiety/comm/mapped/gpu_memory.h"
+#include "moiety/comm/mapped/wait_device.cuh"
+
+namespace moiety::comm::mapped {
+namespace {
+
+constexpr int kWarp = 32;
+
+// Lane l meets peers l and l + 32. All words are stored before the first wait.
+__global__ void __launch_bounds__(kWarp)
+    meet_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting) {
+  if (threadIdx.x == 0) region.control->operation += meeting.first;
+  __syncwarp();
+  for (int peer = threadIdx.x; peer < region.ranks; peer += kWarp) {
+    if (!(meeting.peers >> peer & 1)) continue;
+    post(region, call_with(meeting, peer), peer, region.control->counts[peer] + 1);
+  }
+  for (int peer = threadIdx.x; peer < region.ranks; peer += kWarp) {
+    if (!(meeting.peers >> peer & 1)) continue;
+    const uint64_t count = ++region.control->counts[peer];
+    wait_for(region, call_with(meeting, peer), peer, count);
+  }
+}
+
+__global__ void store_kernel(uint64_t* word, uint64_t value) { store_release(word, value); }
+
+}  // namespace
+
+void meet(const Region& region, const Meeting& meeting, const Stream& stream) {
+  launch("comm_meet", meet_kernel, {.blocks = 1, .threads = kWarp}, stream, region, meeting);
+}
+
+void store_words(int device, std::span<uint64_t* const> words, uint64_t value) {
+  const Stream stream = Stream::external({DeviceType::kCuda, device}, cudaStreamPerThread);
+  for (uint64_t* word : words) {
+    launch("comm_store_word", store_kernel, {.blocks = 1, .threads = 1}, stream, word, value);
+  }
+  stream.synchronize();
+}
+
+void load_meet_kernels() {
+  cudaFuncAttributes unused{};
+  MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, meet_kernel));
+}
+
+}  // namespace moiety::comm::mapped

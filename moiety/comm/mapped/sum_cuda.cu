@@ -1,0 +1,73 @@
+#include <algorithm>
+
+#include "moiety/base/launch.cuh"
+#include "moiety/comm/mapped/kernels.h"
+#include "moiety/comm/mapped/sum_device.cuh"
+
+namespace moiety::comm::mapped {
+namespace {
+
+constexpr int kThreads = 512;
+
+struct Sources {
+  const std::byte* at[kMaxRanks];
+  int count;
+};
+
+template <class T, ReduceOp op, int N>
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(T* to, const __grid_constant__ Sources sources, int64_t n) {
+  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  const auto at = [&](int r) { return reinterpret_cast<const T*>(sources.at[r]); };
+  sum_packs<T, op, N>(to, at, sources.count, n / N, first, step);
+  if constexpr (N > 1) {  // the elements behind the last pack
+    const int64_t tail = n / N * N + first;
+    if (tail < n) {
+      sum_packs<T, op, 1>(
+          to + tail, [&](int r) { return at(r) + tail; }, sources.count, 1, 0, 1);
+    }
+  }
+}
+
+template <class T, ReduceOp op, int N>
+void launch_sum(const SumStep& step, const Sources& sources, int blocks, const Stream& stream) {
+  constexpr int kPacks = 4;
+  const int64_t needed = std::max<int64_t>(1, blocks_for(step.elements, kThreads * kPacks * N));
+  launch("comm_sum", sum_kernel<T, op, N>,
+         {.blocks = blocks > 0 ? std::min<int64_t>(blocks, needed) : needed, .threads = kThreads},
+         stream, reinterpret_cast<T*>(step.to), sources, step.elements);
+}
+
+}  // namespace
+
+void sum(const SumStep& step, DType dtype, ReduceOp op, int blocks, const Stream& stream) {
+  Sources sources{.at = {}, .count = static_cast<int>(step.sources.size())};
+  uintptr_t bits = reinterpret_cast<uintptr_t>(step.to);
+  for (size_t r = 0; r < step.sources.size(); ++r) {
+    sources.at[r] = step.sources[r];
+    bits |= reinterpret_cast<uintptr_t>(step.sources[r]);
+  }
+  for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
+    if (bits % 16 == 0) {
+      launch_sum<T, o, kWide<T>>(step, sources, blocks, stream);
+    } else {
+      launch_sum<T, o, 1>(step, sources, blocks, stream);
+    }
+  });
+}
+
+void load_sum_kernels() {
+  cudaFuncAttributes unused{};
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16,
+                            DType::kInt64, DType::kInt32, DType::kUInt8}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
+        MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, sum_kernel<T, o, kWide<T>>));
+        MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, sum_kernel<T, o, 1>));
+      });
+    }
+  }
+}
+
+}  // namespace moiety::comm::mapped

@@ -1,0 +1,62 @@
+// A sum over sources that threads share out, in packs of elements that are loaded at once.
+#pragma once
+
+#include "moiety/comm/mapped/reduce_device.cuh"
+
+namespace moiety::comm::mapped {
+
+// Elements of 16 bytes.
+template <class T>
+inline constexpr int kWide = 16 / int(sizeof(T));
+
+template <class T, int N>
+struct alignas(N * sizeof(T)) Pack {
+  T x[N];
+};
+
+// Sums packs first, first + step, ... of `count` sources, of which at(r) is a pointer to the first
+// element. A thread has several packs of two sources in flight. Plain loads, since peers write what
+// is read here.
+template <class T, ReduceOp op, int N, class At>
+__device__ void sum_packs(T* to, At&& at, int count, int64_t packs, int64_t first, int64_t step) {
+  constexpr int kFlight = N <= 4 ? 8 : 32 / N;
+  using A = Accumulator<T>;
+  using P = Pack<T, N>;
+  for (int64_t i = first; i < packs; i += kFlight * step) {
+    A total[kFlight][N];
+    P one[kFlight], other[kFlight];
+    const auto load = [&](P(&into)[kFlight], int r) {
+      const P* from = reinterpret_cast<const P*>(at(r));
+#pragma unroll
+      for (int f = 0; f < kFlight; ++f) {
+        if (i + f * step < packs) into[f] = from[i + f * step];
+      }
+    };
+    const auto add = [&](const P(&what)[kFlight], bool opens) {
+#pragma unroll
+      for (int f = 0; f < kFlight; ++f) {
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+          const A x = static_cast<A>(what[f].x[e]);
+          total[f][e] = opens ? x : combine<op>(total[f][e], x);
+        }
+      }
+    };
+    for (int r = 0; r < count; r += 2) {
+      load(one, r);
+      if (r + 1 < count) load(other, r + 1);
+      add(one, r == 0);
+      if (r + 1 < count) add(other, false);
+    }
+#pragma unroll
+    for (int f = 0; f < kFlight; ++f) {
+      if (i + f * step >= packs) continue;
+      P out;
+#pragma unroll
+      for (int e = 0; e < N; ++e) out.x[e] = static_cast<T>(total[f][e]);
+      reinterpret_cast<P*>(to)[i + f * step] = out;
+    }
+  }
+}
+
+}  // namespace moiety::comm::mapped

@@ -1,0 +1,160 @@
+#include "python/csrc/call.h"
+
+#include <limits>
+#include <stdexcept>
+
+#include "moiety/base/error.h"
+#include "moiety/capi/moiety.h"
+
+namespace moiety::torch_ops {
+namespace {
+
+DType dtype_of_tensor(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::Double:
+      return DType::kFloat64;
+    case ScalarType::Long:
+      return DType::kInt64;
+    case ScalarType::Int:
+      return DType::kInt32;
+    case ScalarType::Byte:
+    case ScalarType::Bool:
+      return DType::kUInt8;
+    default:
+      fail(ErrorKind::kUnsupported, "a tensor's dtype (number {} of torch)",
+           static_cast<int64_t>(x.scalar_type()));
+  }
+}
+
+}  // namespace
+
+void rethrow(const char* name) {
+  try {
+    throw;
+  } catch (const Error& e) {
+    const std::string what = e.what();
+    const std::string own = std::string("moiety::") + name;
+    throw std::runtime_error(std::string("moiety[") +
+                             moiety_code_name(static_cast<int>(e.kind()) + 1) + "] " +
+                             (what.rfind(own, 0) == 0 ? what : own + ": " + what));
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error(text("moiety[OutOfMemory] moiety::{}: memory is short", name));
+  }
+}
+
+ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ScalarType::Float;
+    case DType::kBFloat16:
+      return ScalarType::BFloat16;
+    case DType::kInt64:
+      return ScalarType::Long;
+    case DType::kInt32:
+      return ScalarType::Int;
+    default:
+      return ScalarType::Byte;
+  }
+}
+
+TensorView view_of(const Tensor& x) {
+  const auto sizes = x.sizes(), strides = x.strides();
+  MOIETY_CHECK(x.dim() <= kMaxDims, "a tensor of {} dimensions", x.dim());
+  return TensorView(x.data_ptr(), dtype_of_tensor(x),
+                    std::span<const int64_t>(sizes.data(), sizes.size()),
+                    std::span<const int64_t>(strides.data(), strides.size()));
+}
+
+Call::Call(const char* name, const Tensor& first)
+    : name_(name), like_(first), threads_(static_cast<int>(torch::stable::get_num_threads())) {}
+
+TensorView Call::view(const char* argument, const Tensor& x, DType dtype,
+                      std::initializer_list<int64_t> sizes) const {
+  if (!x.is_cpu()) {
+    fail(ErrorKind::kUnsupported, "moiety::{}: {} is not on a CPU, as other arguments are", name_,
+         argument);
+  }
+  const TensorView out = view_of(x);
+  check_tensor((std::string("moiety::") + name_).c_str(), argument, out, dtype, sizes);
+  MOIETY_CHECK(out.dims() == 0 || out.stride(-1) == 1 || out.size(-1) <= 1 || out.numel() == 0,
+               "moiety::{}: {} is {}, whose last dimension is not contiguous", name_, argument,
+               out.describe());
+  return out;
+}
+
+TensorView Call::view(const char* argument, const Optional& x, DType dtype,
+                      std::initializer_list<int64_t> sizes) const {
+  return x ? view(argument, *x, dtype, sizes) : TensorView();
+}
+
+TensorView Call::whole(const char* argument, const Tensor& x, DType dtype,
+                       std::initializer_list<int64_t> sizes) const {
+  const TensorView out = view(argument, x, dtype, sizes);
+  MOIETY_CHECK(out.contiguous() || out.numel() == 0, "moiety::{}: {} is {}, expected contiguous",
+               name_, argument, out.describe());
+  return out;
+}
+
+TensorView Call::whole(const char* argument, const Optional& x, DType dtype,
+                       std::initializer_list<int64_t> sizes) const {
+  return x ? whole(argument, *x, dtype, sizes) : TensorView();
+}
+
+DType Call::operand(const char* argument, const Tensor& x) const {
+  const DType dtype = dtype_of_tensor(x);
+  if (dtype != DType::kFloat32 && dtype != DType::kBFloat16) {
+    fail(ErrorKind::kUnsupported, "moiety::{}: {} is {}, expected float32 or bfloat16", name_,
+         argument, moiety::name(dtype));
+  }
+  return dtype;
+}
+
+Tensor Call::empty(const Sizes& sizes, ScalarType dtype) const {
+  int64_t count = 1;
+  for (const int64_t n : sizes) count *= n;
+  try {
+    return torch::stable::new_empty(like_, {sizes.data(), sizes.size()}, dtype);
+  } catch (const std::exception&) {
+    // Target 2.11 loses torch's own text.
+    fail(ErrorKind::kOutOfMemory, "moiety::{}: torch gave no memory for {} elements", name_, count);
+  }
+}
+
+TensorView Call::bytes(int64_t size) {
+  scratch_.push_back(empty({size}, ScalarType::Byte));
+  return view_of(scratch_.back());
+}
+
+gemm::Groups Call::groups(const Tensor& splits, int64_t capacity) {
+  const DType dtype = splits.scalar_type() == ScalarType::Int ? DType::kInt32 : DType::kInt64;
+  const TensorView count = whole("splits", splits, dtype, {-1});
+  const int64_t experts = count.size(0);
+  scratch_.push_back(empty({experts + 1}, ScalarType::Long));
+  const TensorView begin = view_of(scratch_.back());
+  const TensorView status(status_.data(), DType::kUInt32, {4});
+  const gemm::OffsetSpec spec{.out = begin};
+  gemm::grouped_offsets(count, {&spec, 1}, capacity, status, stream());
+  check_data();
+  return {.begin_E1 = begin, .status = status, .experts = experts, .capacity = capacity};
+}
+
+void Call::check_data() const {
+  gemm::throw_on_fault(TensorView(const_cast<uint32_t*>(status_.data()), DType::kUInt32, {4}));
+}
+
+gemm::Activation activation_of(const Call& call, const std::string& kind, double alpha,
+                               double limit, double offset) {
+  const auto f = [](double x) { return static_cast<float>(x); };
+  if (kind == "glu") return gemm::qgeglu(f(alpha), f(limit), f(offset));
+  MOIETY_CHECK(kind == "relu2", "moiety::{}: kind is '{}', expected glu or relu2", call.name(),
+               kind);
+  return gemm::squared_relu();
+}
+
+}  // namespace moiety::torch_ops

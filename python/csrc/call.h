@@ -1,0 +1,84 @@
+// One call of an operator: tensors of torch as views of the core, checks that name operator and
+// argument, memory from torch's allocator, and errors as torch takes them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <vector>
+
+#include "moiety/base/parallel.h"
+#include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
+#include "moiety/gemm/grouped_tensor.h"
+#include "moiety/gemm/swiglu.h"
+
+namespace moiety::torch_ops {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+using Sizes = std::vector<int64_t>;
+
+// Rethrows what the core threw with the prefix by which Python finds the class: "moiety[Kind] ".
+[[noreturn]] void rethrow(const char* name);
+
+// Runs f(call); `name` is the operator's.
+template <class F>
+auto guarded(const char* name, F&& f) {
+  try {
+    return f();
+  } catch (...) {
+    rethrow(name);
+  }
+}
+
+class Call {
+ public:
+  // `first` says where the operation runs, and who allocates.
+  Call(const char* name, const Tensor& first);
+
+  const char* name() const { return name_; }
+  Stream stream() const { return {}; }
+
+  // The view of a tensor of these sizes (-1: any) and this dtype, with contiguous columns.
+  TensorView view(const char* argument, const Tensor& x, DType dtype,
+                  std::initializer_list<int64_t> sizes) const;
+  TensorView view(const char* argument, const Optional& x, DType dtype,
+                  std::initializer_list<int64_t> sizes) const;
+  // The same for tensors without gaps.
+  TensorView whole(const char* argument, const Tensor& x, DType dtype,
+                   std::initializer_list<int64_t> sizes) const;
+  TensorView whole(const char* argument, const Optional& x, DType dtype,
+                   std::initializer_list<int64_t> sizes) const;
+  // float32 or bfloat16: the dtype of operands.
+  DType operand(const char* argument, const Tensor& x) const;
+
+  Tensor empty(const Sizes& sizes, ScalarType dtype) const;
+  // An absent result: a tensor without elements.
+  Tensor absent(ScalarType dtype) const { return empty({0}, dtype); }
+  TensorView bytes(int64_t size);
+
+  // Rows of `capacity` in groups of the sizes that `splits` [E] has, one behind the other.
+  gemm::Groups groups(const Tensor& splits, int64_t capacity);
+  // Throws if the data had a fault that the core recorded.
+  void check_data() const;
+
+ private:
+  const char* name_;
+  Tensor like_;
+  ThreadBudget threads_;
+  std::array<uint32_t, 4> status_{};
+  std::vector<Tensor> scratch_;
+};
+
+ScalarType scalar_type(DType dtype);
+TensorView view_of(const Tensor& x);
+gemm::Activation activation_of(const Call& call, const std::string& kind, double alpha,
+                               double limit, double offset);
+
+}  // namespace moiety::torch_ops

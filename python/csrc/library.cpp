@@ -1,0 +1,57 @@
+// The schemas of torch.ops.moiety, and the kernels of the CPU. Gradients, fake kernels and vmap's
+// refusal are registered in Python (moiety/_register.py), and moiety/ops.py has defaults: of an
+// argument that is left to a default of the schema autograd learns nothing.
+#include "python/csrc/operators.h"
+
+#define MOIETY_ACTIVATION "str kind, float alpha, float limit, float offset, int interleave"
+#define MOIETY_MLP                                                                             \
+  "Tensor x, Tensor w1, Tensor w2, Tensor splits, Tensor? row_scale, Tensor? source, Tensor? " \
+  "row_tk, Tensor? b1, Tensor? b2, " MOIETY_ACTIVATION
+
+STABLE_TORCH_LIBRARY(moiety, m) {
+  m.def(
+      "grouped_linear(Tensor x, Tensor w, Tensor splits, Tensor? bias, "
+      "Tensor? row_scale, Tensor? main_grad) -> Tensor");
+  m.def(
+      "grouped_linear_out(Tensor x, Tensor w, Tensor splits, Tensor? bias, Tensor? row_scale, "
+      "Tensor(a!) out) -> ()");
+  m.def("grouped_linear_t(Tensor x, Tensor w, Tensor splits) -> Tensor");
+  m.def("grouped_linear_dgrad(Tensor dy, Tensor w, Tensor splits) -> Tensor");
+  m.def(
+      "grouped_linear_wgrad(Tensor dy, Tensor x, Tensor splits, Tensor? dy_source, "
+      "Tensor? x_source) -> Tensor");
+  m.def(
+      "grouped_linear_wgrad_acc(Tensor dy, Tensor x, Tensor splits, Tensor? dy_source, "
+      "Tensor? x_source, Tensor(a!) main_grad, Tensor? beta) -> ()");
+  m.def(
+      "grouped_linear_bias_grad(Tensor dy, Tensor splits, Tensor bias, Tensor? row_scale) -> "
+      "(Tensor, Tensor)");
+  m.def("grouped_mlp(" MOIETY_MLP ", Tensor? main_grad1, Tensor? main_grad2) -> (Tensor, Tensor)");
+  m.def("grouped_mlp_backward(Tensor dy, Tensor h, " MOIETY_MLP
+        ", bool need_dx) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "router(Tensor logits, Tensor? bias, Tensor? mask, Tensor? given_idx, int top_k, str score, "
+      "bool renormalize, float scale, int groups, int group_top_k) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "router_backward(Tensor logits, Tensor idx, Tensor dweight, str score, bool renormalize, "
+      "float scale) -> Tensor");
+  m.def("expert_rows(Tensor idx, Tensor? w, int num_experts) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("router_update_bias(Tensor(a!) bias, Tensor counts, float rate) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(moiety, CPU, m) {
+  using namespace moiety::torch_ops;
+  m.impl("grouped_linear", TORCH_BOX(&grouped_linear));
+  m.impl("grouped_linear_out", TORCH_BOX(&grouped_linear_out));
+  m.impl("grouped_linear_t", TORCH_BOX(&grouped_linear_t));
+  m.impl("grouped_linear_dgrad", TORCH_BOX(&grouped_linear_dgrad));
+  m.impl("grouped_linear_wgrad", TORCH_BOX(&grouped_linear_wgrad));
+  m.impl("grouped_linear_wgrad_acc", TORCH_BOX(&grouped_linear_wgrad_acc));
+  m.impl("grouped_linear_bias_grad", TORCH_BOX(&grouped_linear_bias_grad));
+  m.impl("grouped_mlp", TORCH_BOX(&grouped_mlp));
+  m.impl("grouped_mlp_backward", TORCH_BOX(&grouped_mlp_backward));
+  m.impl("router", TORCH_BOX(&router));
+  m.impl("router_backward", TORCH_BOX(&router_backward));
+  m.impl("expert_rows", TORCH_BOX(&expert_rows));
+  m.impl("router_update_bias", TORCH_BOX(&router_update_bias));
+}

@@ -1,0 +1,119 @@
+"""The compiled libraries: libmoiety.so by ctypes, and torch's operators from libmoiety_torch.so."""
+
+import ctypes
+import functools
+import importlib.metadata
+import json
+import pathlib
+import re
+
+from . import errors
+
+FOLDER = pathlib.Path(__file__).resolve().parent / "lib"
+OLDEST_TORCH = (2, 11)
+
+
+@functools.cache
+def core():
+    """libmoiety.so, whose functions moiety/capi/moiety.h describes."""
+    path = FOLDER / "libmoiety.so"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"moiety: {path} cannot be loaded: {error}. In a clone, "
+                          "`tools/dev torch` builds it; elsewhere, install the wheel again.") from None
+    for name in ("moiety_code_name", "moiety_last_error", "moiety_version"):
+        getattr(library, name).restype = ctypes.c_char_p
+    library.moiety_free.restype = None
+    library.moiety_free.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def check(code):
+    """Raises what the library's last error was, unless the code is 0."""
+    if code:
+        library = core()
+        raise errors.of_kind(library.moiety_code_name(code).decode(),
+                             library.moiety_last_error().decode())
+
+
+def call_json(name, *arguments):
+    """Calls a function of the C API whose last argument is a char** of JSON."""
+    text = ctypes.c_void_p()
+    check(getattr(core(), name)(*arguments, ctypes.byref(text)))
+    try:
+        return json.loads(ctypes.string_at(text).decode())
+    finally:
+        core().moiety_free(text)
+
+
+@functools.cache
+def version():
+    try:
+        return core().moiety_version().decode()
+    except ImportError:
+        return importlib.metadata.version("moiety")
+
+
+def counters():
+    """{"allocations", "waits"} of GPU memory and for GPUs, by the calling thread."""
+    allocations, waits = ctypes.c_int64(), ctypes.c_int64()
+    check(core().moiety_counters(ctypes.byref(allocations), ctypes.byref(waits)))
+    return {"allocations": allocations.value, "waits": waits.value}
+
+
+def torch_version_fault(version):
+    """Why a torch of this version cannot be used, or None."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if not found or tuple(map(int, found.groups())) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return (f"moiety needs torch {oldest} or newer, but torch {version} is installed: "
+                f"pip install 'torch>={oldest}'")
+    return None
+
+
+@functools.cache
+def load_operators():
+    """Registers torch.ops.moiety, once. ImportError says what is missing."""
+    import torch
+
+    fault = torch_version_fault(torch.__version__)
+    if fault:
+        raise ImportError(fault)
+    if not torch.compiled_with_cxx11_abi():
+        raise ImportError("moiety needs a torch with the C++11 ABI, as all from PyPI have been since "
+                          f"2.7; this is {torch.__version__}")
+    core()
+    path = FOLDER / "libmoiety_torch.so"
+    if not path.exists():
+        raise ImportError(f"moiety was built without its operators for torch ({path} is missing): "
+                          "install a wheel that has them, or build with "
+                          "`pip install --no-build-isolation .` where torch is installed")
+    torch.ops.load_library(str(path))
+    from . import _register
+
+    _register.register()
+    return path
+
+
+def build_info():
+    """A dictionary: the core's facts, and torch's."""
+    info = {"library": str(FOLDER / "libmoiety.so")}
+    try:
+        info.update(call_json("moiety_build_info"))
+    except ImportError as error:
+        info["error"] = str(error)
+    try:
+        import torch
+
+        info["torch"] = torch.__version__
+        info["operators"] = str(load_operators())
+    except (ImportError, OSError) as error:
+        info["operators"] = None
+        info["operators_error"] = str(error)
+    return info
+
+
+def key_remap(request):
+    """The moves of moiety_key_remap (moiety/capi/moiety.h) for a request, as a list."""
+    return call_json("moiety_key_remap", json.dumps(request).encode())["moves"]

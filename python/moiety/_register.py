@@ -1,0 +1,261 @@
+"""Fake kernels, gradients and refusals of torch.ops.moiety, one group of functions an operator.
+
+Rules: tensors only through save_for_backward; needs_input_grad decides what is saved and computed;
+backward formulas consist of moiety operators, whose own gradients raise.
+"""
+
+import torch
+
+from . import errors
+
+_ops = torch.ops.moiety
+
+
+def _require(condition, operator, text):
+    if not condition:
+        raise errors.InvalidArgument(f"moiety::{operator}: {text}")
+
+
+def _shape(x):
+    return list(x.shape)
+
+
+def _contiguous(grad):
+    """Gradients from outside may have any strides; this is the only implicit copy."""
+    return grad.contiguous()
+
+
+# ---- grouped_linear
+
+
+def _linear_fake(x, w, splits, bias, row_scale, main_grad):
+    _require(x.dim() == 2 and w.dim() == 3 and splits.dim() == 1, "grouped_linear",
+             f"x is {_shape(x)}, w {_shape(w)}, splits {_shape(splits)}, expected [R, C], "
+             "[E, N, C], [E]")
+    _require(x.shape[1] == w.shape[2], "grouped_linear",
+             f"x has {x.shape[1]} columns, w {_shape(w)} expects {w.shape[2]}")
+    _require(x.dtype == w.dtype, "grouped_linear", f"x is {x.dtype}, w is {w.dtype}")
+    return x.new_empty(x.shape[0], w.shape[1])
+
+
+def _linear_setup(ctx, inputs, output):
+    x, w, splits, bias, row_scale, main_grad = inputs
+    need_x, need_w, _, need_bias, need_scale, *_ = ctx.needs_input_grad
+    need_bias = need_bias or need_scale
+    ctx.save_for_backward(x if need_w else None, w if need_x else None, splits,
+                          bias if need_bias else None, row_scale if need_bias else None, main_grad)
+
+
+def _linear_backward(ctx, dy):
+    x, w, splits, bias, row_scale, main_grad = ctx.saved_tensors
+    dx = dw = dbias = dscale = None
+    dy = _contiguous(dy)
+    if w is not None:
+        dx = _ops.grouped_linear_dgrad(dy, w, splits)
+    if x is not None:
+        dw = _weight_gradient(dy, x, splits, None, None, main_grad)
+    if bias is not None:
+        dbias, dscale = _ops.grouped_linear_bias_grad(dy, splits, bias, row_scale)
+        if row_scale is None:
+            dscale = None
+    needs = ctx.needs_input_grad
+    return dx, dw, None, dbias if needs[3] else None, dscale if needs[4] else None, None
+
+
+def _linear_t_fake(x, w, splits):
+    _require(x.dim() == 2 and w.dim() == 3 and x.shape[1] == w.shape[1], "grouped_linear_t",
+             f"x is {_shape(x)}, w {_shape(w)}, expected [R, C], [E, C, N]")
+    _require(x.dtype == w.dtype, "grouped_linear_t", f"x is {x.dtype}, w is {w.dtype}")
+    return x.new_empty(x.shape[0], w.shape[2])
+
+
+def _linear_t_setup(ctx, inputs, output):
+    x, w, splits = inputs
+    need_x, need_w, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(x if need_w else None, w if need_x else None, splits)
+
+
+def _linear_t_backward(ctx, dy):
+    x, w, splits = ctx.saved_tensors
+    dx = dw = None
+    dy = _contiguous(dy)
+    if w is not None:
+        dx = _ops.grouped_linear(dy, w, splits, None, None, None)
+    if x is not None:
+        dw = _ops.grouped_linear_wgrad(x, dy, splits, None, None)
+    return dx, dw, None
+
+
+def _wgrad_fake(dy, x, splits, dy_source, x_source):
+    return x.new_empty(splits.shape[0], dy.shape[1], x.shape[1])
+
+
+def _bias_grad_fake(dy, splits, bias, row_scale):
+    scale = dy.new_empty(0 if row_scale is None else dy.shape[0], dtype=torch.float32)
+    return torch.empty_like(bias, memory_format=torch.contiguous_format), scale
+
+
+# ---- grouped_mlp
+
+
+def _mlp_fake(x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind, alpha, limit, offset,
+              interleave, main_grad1, main_grad2):
+    _require(x.dim() == 2 and w1.dim() == 3 and w2.dim() == 3, "grouped_mlp",
+             f"x is {_shape(x)}, w1 {_shape(w1)}, w2 {_shape(w2)}, expected [T, D], [E, H, D], "
+             "[E, D, F]")
+    _require(x.shape[1] == w1.shape[2] and x.shape[1] == w2.shape[1], "grouped_mlp",
+             f"x has {x.shape[1]} columns, w1 is {_shape(w1)}, w2 {_shape(w2)}")
+    _require(x.dtype == w1.dtype == w2.dtype, "grouped_mlp",
+             f"x is {x.dtype}, w1 {w1.dtype}, w2 {w2.dtype}")
+    rows = x.shape[0] if source is None else source.shape[0]
+    results = rows if row_tk is None else x.shape[0]
+    return x.new_empty(results, x.shape[1]), x.new_empty(rows, w1.shape[1])
+
+
+def _mlp_setup(ctx, inputs, output):
+    (x, w1, w2, splits, row_scale, source, row_tk, b1, b2, *constants) = inputs
+    *ctx.activation, main_grad1, main_grad2 = constants
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    # Nobody's gradient is wanted that would need it: not even h is kept.
+    kept = any(ctx.needs_input_grad)
+    ctx.save_for_backward(*([x, w1, w2, splits, row_scale, source, row_tk, b1, b2, output[1],
+                             main_grad1, main_grad2] if kept else [None] * 12))
+
+
+def _mlp_backward(ctx, dy, _dh):
+    (x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h, main_grad1,
+     main_grad2) = ctx.saved_tensors
+    if dy is None:
+        return (None,) * 16
+    need_x, need_w1, need_w2, _, need_scale, _, _, need_b1, need_b2, *_ = ctx.needs_input_grad
+    dy = _contiguous(dy)
+    dx, dscale, db1, db2, dh, a = _ops.grouped_mlp_backward(
+        dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, *ctx.activation, need_x)
+    dw1 = dw2 = None
+    if need_w2:
+        dw2 = _weight_gradient(dy, a, splits, source, None, main_grad2)
+    if need_w1:
+        dw1 = _weight_gradient(dh, x, splits, None, source, main_grad1)
+    return (dx if need_x else None, dw1, dw2, None, dscale if need_scale else None, None, None,
+            db1 if need_b1 else None, db2 if need_b2 else None, *[None] * 7)
+
+
+def _weight_gradient(dy, x, splits, dy_source, x_source, main_grad):
+    """The gradient, or None if it was added to main_grad."""
+    if main_grad is None:
+        return _ops.grouped_linear_wgrad(dy, x, splits, dy_source, x_source)
+    _ops.grouped_linear_wgrad_acc(dy, x, splits, dy_source, x_source, main_grad, None)
+    return None
+
+
+def _mlp_backward_fake(dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind, alpha,
+                       limit, offset, interleave, need_dx):
+    rows = h.shape[0]
+    return (torch.empty_like(dy) if need_dx else x.new_empty(0),
+            x.new_empty(0 if row_scale is None else rows, dtype=torch.float32),
+            x.new_empty(0) if b1 is None else x.new_empty(w1.shape[:2]),
+            x.new_empty(0) if b2 is None else x.new_empty(w2.shape[:2]),
+            x.new_empty(rows, h.shape[1]), x.new_empty(rows, w2.shape[2]))
+
+
+# ---- routing
+
+
+def _router_fake(logits, bias, mask, given_idx, top_k, score, renormalize, scale, groups,
+                 group_top_k):
+    _require(logits.dim() == 2 and logits.dtype == torch.float32, "router",
+             f"logits is {logits.dtype}{_shape(logits)}, expected float32 [T, E]")
+    tokens, experts = logits.shape
+    return (logits.new_empty(tokens, top_k), logits.new_empty(tokens, top_k, dtype=torch.int32),
+            logits.new_empty(experts, dtype=torch.int64))
+
+
+def _router_setup(ctx, inputs, output):
+    ctx.constants = inputs[5:8]
+    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.save_for_backward(inputs[0], output[1])
+
+
+def _router_backward(ctx, dweight, _didx, _dcounts):
+    logits, idx = ctx.saved_tensors
+    dlogits = _ops.router_backward(logits, idx, _contiguous(dweight), *ctx.constants)
+    return dlogits, *[None] * 9
+
+
+def _expert_rows_fake(idx, w, num_experts):
+    tokens, top_k = idx.shape
+    rows = tokens * top_k
+    return (idx.new_empty(num_experts, dtype=torch.int64), idx.new_empty(rows, dtype=torch.int32),
+            idx.new_empty(tokens, top_k, dtype=torch.int32),
+            idx.new_empty(0 if w is None else rows, dtype=torch.float32))
+
+
+def _expert_rows_setup(ctx, inputs, output):
+    ctx.mark_non_differentiable(*output[:3])
+    ctx.save_for_backward(output[2])
+
+
+def _expert_rows_backward(ctx, _splits, _source, _row_tk, dslot_w):
+    row_tk, = ctx.saved_tensors
+    if dslot_w is None or dslot_w.numel() == 0:
+        return None, None, None
+    picked = dslot_w[row_tk.clamp(min=0).long()]
+    return None, torch.where(row_tk >= 0, picked, picked.new_zeros(())), None
+
+
+# ---- what is refused
+
+
+def _refuse_gradient(name):
+    def backward(ctx, *grads):
+        raise errors.Unsupported(f"moiety::{name} has no gradient of its own: second derivatives "
+                                 "(create_graph=True) are not supported")
+    return backward
+
+
+def _refuse_vmap(name):
+    def vmap(info, in_dims, *args):
+        raise errors.Unsupported(f"moiety::{name} does not run under vmap: rows are batched by their "
+                                 "first dimension already")
+    return vmap
+
+
+_FAKES = {
+    "grouped_linear": _linear_fake,
+    "grouped_linear_t": _linear_t_fake,
+    "grouped_linear_out": lambda x, w, splits, bias, row_scale, out: None,
+    "grouped_linear_dgrad": lambda dy, w, splits: dy.new_empty(dy.shape[0], w.shape[2]),
+    "grouped_linear_wgrad": _wgrad_fake,
+    "grouped_linear_wgrad_acc": lambda *args: None,
+    "grouped_linear_bias_grad": _bias_grad_fake,
+    "grouped_mlp": _mlp_fake,
+    "grouped_mlp_backward": _mlp_backward_fake,
+    "router": _router_fake,
+    "router_backward": lambda logits, *args: torch.empty_like(logits),
+    "expert_rows": _expert_rows_fake,
+    "router_update_bias": lambda bias, counts, rate: None,
+}
+_GRADIENTS = {
+    "grouped_linear": (_linear_backward, _linear_setup),
+    "grouped_linear_t": (_linear_t_backward, _linear_t_setup),
+    "grouped_mlp": (_mlp_backward, _mlp_setup),
+    "router": (_router_backward, _router_setup),
+    "expert_rows": (_expert_rows_backward, _expert_rows_setup),
+}
+# Operators that write into an argument have no gradient, which torch itself refuses.
+_WRITERS = {"grouped_linear_out", "grouped_linear_wgrad_acc", "router_update_bias"}
+
+
+def register():
+    """Registers everything; once in a process."""
+    for name, fake in _FAKES.items():
+        qualified = f"moiety::{name}"
+        torch.library.register_fake(qualified, fake)
+        if name in _GRADIENTS:
+            backward, setup = _GRADIENTS[name]
+            torch.library.register_autograd(qualified, backward, setup_context=setup)
+        elif name not in _WRITERS:
+            torch.library.register_autograd(qualified, _refuse_gradient(name))
+        if name not in _WRITERS:
+            torch.library.register_vmap(qualified, _refuse_vmap(name))

@@ -1,0 +1,121 @@
+"""Transformers: `moiety.hf.register()` adds the experts implementation "moiety".
+
+    import moiety.hf
+    moiety.hf.register()
+    model = AutoModelForCausalLM.from_pretrained(..., experts_implementation="moiety")
+    # or, for a model that is there: model.set_experts_implementation("moiety")
+
+Transformers 5 keeps the experts of a layer in stacked parameters, gate_up_proj and down_proj, which
+are read in place, frozen or not. Which way a layer goes, `path(module)` says:
+
+  "grouped_mlp"  FC1, SwiGLU, FC2 and the sum per token in one operator
+  "linears"      grouped products, with the layer's own gate between them: other activations, clamps,
+                 transposed weights (gpt-oss), a norm behind the experts
+"""
+
+import warnings
+
+import torch
+
+from . import errors, ops
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def path(module):
+    """("grouped_mlp" | "linears", None), or (None, why the layer cannot be run)."""
+    first = getattr(module, "gate_up_proj" if module.has_gate else "up_proj", None)
+    second = getattr(module, "down_proj", None)
+    for weight in (first, second):
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 3:
+            return None, "its weights are not one tensor [E, ., .] for each projection"
+        if weight.dtype not in _DTYPES:
+            return None, f"its weights are {weight.dtype}, not float32 or bfloat16"
+        if weight.device.type != "cpu":
+            return None, f"its weights are on {weight.device}, and this version computes on CPUs"
+        if weight.stride(-1) != 1:
+            return None, f"its weights have strides {tuple(weight.stride())}"
+    fused = (module.has_gate and module.is_concatenated and not module.is_transposed
+             and not module.has_post_expert_norm and _is_swiglu(module))
+    return ("grouped_mlp" if fused else "linears"), None
+
+
+def _is_swiglu(module):
+    from transformers.integrations import moe
+
+    if getattr(type(module), "_apply_gate", None) is not moe._default_apply_gate:
+        return False
+    act = getattr(module, "act_fn", None)
+    return act is torch.nn.functional.silu or type(act).__name__ in ("SiLU", "SiLUActivation")
+
+
+def experts_forward(module, hidden_states, top_k_index, top_k_weights):
+    """The experts of one layer: hidden [T, D], idx [T, K] (idx >= E is masked), weights [T, K]."""
+    which, why = path(module)
+    if which is None:
+        raise errors.Unsupported(f"moiety.hf: {type(module).__name__}: {why}")
+    second = module.down_proj
+    x = hidden_states.to(second.dtype)
+    weights = top_k_weights.float().contiguous()
+    splits, source, row_tk, slot_w = ops.expert_rows(top_k_index.contiguous(), second.shape[0], weights)
+    if which == "grouped_mlp":
+        b1, b2 = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
+        y = ops.grouped_mlp(x, module.gate_up_proj, second, splits, row_scale=slot_w, source=source,
+                            row_tk=row_tk, b1=b1, b2=b2)
+    else:
+        y = _linears(module, x, splits, source, row_tk, slot_w)
+    return y.to(hidden_states.dtype)
+
+
+def _linears(module, x, splits, source, row_tk, slot_w):
+    first = module.gate_up_proj if module.has_gate else module.up_proj
+    # Rows behind the last expert's, which masked pairs leave, read some row and come out as zeros.
+    rows = x[source.clamp(min=0).long()]
+    h = _linear(module, rows, first, "gate_up_proj_bias" if module.has_gate else "up_proj_bias", splits)
+    a = module._apply_gate(h) if module.has_gate else module.act_fn(h)
+    y = _linear(module, a.contiguous(), module.down_proj, "down_proj_bias", splits)
+    if module.has_post_expert_norm:
+        y = module.post_expert_norm(y)
+    y = y * slot_w.unsqueeze(-1)
+    live = (row_tk >= 0).unsqueeze(-1)
+    picked = y[row_tk.clamp(min=0).long()]
+    return torch.where(live, picked, picked.new_zeros(())).sum(1)
+
+
+def _linear(module, x, w, bias_name, splits):
+    y = ops.grouped_linear_t(x, w, splits) if module.is_transposed else ops.grouped_linear(x, w, splits)
+    if not module.has_bias:
+        return y
+    bias = getattr(module, bias_name)
+    ends = splits.cumsum(0)
+    row = torch.arange(x.shape[0], device=x.device)
+    return y + bias[torch.searchsorted(ends, row, right=True).clamp(max=bias.shape[0] - 1)]
+
+
+def register(name="moiety", *, ep=None, strict=False):
+    """Adds the implementation `name` to transformers (5 or newer). Calling it again is legal.
+
+    A layer that cannot be run goes to transformers' "grouped_mm", with one warning that names its
+    class and the reason; strict=True raises Unsupported instead. ep: only None in this version.
+    """
+    if ep is not None:
+        raise errors.Unsupported(f"moiety.hf.register: ep is {ep!r}; several ranks are not supported "
+                                 "yet, only ep=None")
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError as error:
+        raise ImportError("moiety.hf.register needs transformers 5 or newer, with its experts "
+                          f"interface: pip install 'transformers>=5' ({error})") from None
+    warned = set()
+
+    def forward(module, hidden_states, top_k_index, top_k_weights):
+        why = None if strict else path(module)[1]
+        if why is None:
+            return experts_forward(module, hidden_states, top_k_index, top_k_weights)
+        if not torch.compiler.is_compiling() and (type(module), why) not in warned:
+            warned.add((type(module), why))
+            warnings.warn(f"moiety.hf: {type(module).__name__} runs with transformers' grouped_mm: "
+                          f"{why}", stacklevel=2)
+        return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden_states, top_k_index, top_k_weights)
+
+    ALL_EXPERTS_FUNCTIONS.register(name, forward)

@@ -1,0 +1,460 @@
+"""Modules: GroupedLinear, GroupedMLP, MoELayer.
+
+Parameters are ordinary nn.Parameters, float32 or bfloat16. Letters as in moiety.ops.
+"""
+
+import collections
+import dataclasses
+import math
+import typing
+import weakref
+
+import torch
+import torch.nn.functional as F
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from . import _lib, errors, ops
+
+__all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
+           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """What stands between the two linears (moiety/gemm/swiglu.h)."""
+
+    kind: str
+    alpha: float
+    limit: float
+    offset: float
+
+    @property
+    def gated(self):
+        return self.kind == "glu"
+
+
+def Swiglu():
+    """silu(gate) * up."""
+    return Activation("glu", 1.0, math.inf, 0.0)
+
+
+def ClampedSwiglu(limit):
+    """silu(min(gate, limit)) * clamp(up, -limit, limit)."""
+    return Activation("glu", 1.0, limit, 0.0)
+
+
+def QGeglu(alpha, limit, offset):
+    """gate * sigmoid(alpha * gate) * (up + offset), clamped as above; GPT-OSS: (1.702, 7, 1)."""
+    return Activation("glu", alpha, limit, offset)
+
+
+def SquaredRelu():
+    """relu(x)^2; FC1 has F rows, not 2F."""
+    return Activation("relu2", 1.0, math.inf, 0.0)
+
+
+_delayed = weakref.WeakSet()  # modules whose weight gradients may be pending
+
+
+def _refuse_pending(optimizer, args, kwargs):
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for module in _delayed:
+        if module.pending_dw and id(module.weight) in owned:
+            raise errors.InvalidArgument(
+                f"{type(optimizer).__name__}.step: {module} has {module.pending_dw} weight gradients "
+                "pending; call backward_dw() first")
+
+
+def _check_choice(name, value, known):
+    if value not in known:
+        raise errors.InvalidArgument(f"{name} is {value!r}, expected one of {', '.join(known)}")
+
+
+class _ManagedLinear(torch.autograd.Function):
+    """grouped_linear whose weight gradient is a job of its module."""
+
+    @staticmethod
+    def forward(ctx, module, x, weight, splits, bias, row_scale):
+        ctx.module = module
+        ctx.save_for_backward(x, weight, splits, bias, row_scale)
+        return ops.grouped_linear(x, weight.detach(), splits, bias, row_scale)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        x, weight, splits, bias, row_scale = ctx.saved_tensors
+        dx = dbias = dscale = None
+        dy = dy.contiguous()
+        if ctx.needs_input_grad[1]:
+            dx = torch.ops.moiety.grouped_linear_dgrad(dy, weight, splits)
+        if bias is not None:
+            dbias, dscale = torch.ops.moiety.grouped_linear_bias_grad(dy, splits, bias, row_scale)
+        if ctx.needs_input_grad[2]:
+            ctx.module._add_job((dy, x, splits, None, None))
+        return (None, dx, None, None, dbias if ctx.needs_input_grad[4] else None,
+                dscale if ctx.needs_input_grad[5] else None)
+
+
+class _ManagedMlp(torch.autograd.Function):
+    """grouped_mlp whose weight gradients are jobs of its linears."""
+
+    @staticmethod
+    def forward(ctx, module, x, w1, w2, splits, row_scale, source, row_tk, b1, b2):
+        y, h = torch.ops.moiety.grouped_mlp(x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
+                                            *module._constants(), None, None)
+        ctx.module = module
+        ctx.save_for_backward(x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h = ctx.saved_tensors
+        _, need_x, need_w1, need_w2, _, need_scale, _, _, need_b1, need_b2 = ctx.needs_input_grad
+        dy = dy.contiguous()
+        dx, dscale, db1, db2, dh, a = torch.ops.moiety.grouped_mlp_backward(
+            dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
+            *ctx.module._constants(), need_x)
+        if need_w2:
+            ctx.module.fc2._add_job((dy, a, splits, source, None))
+        if need_w1:
+            ctx.module.fc1._add_job((dh, x, splits, None, source))
+        return (None, dx if need_x else None, None, None, None, dscale if need_scale else None, None,
+                None, db1 if need_b1 else None, db2 if need_b2 else None)
+
+
+class GroupedLinear(torch.nn.Module):
+    """One linear layer for each group of rows: weight [E, N, C], bias [E, N].
+
+    grad="main_grad": the weight's gradient is added to `weight.main_grad` (or to what
+    `weight.get_main_grad()` returns), float32 or bfloat16, and `.grad` stays None.
+    delay_wgrad=True: backward leaves it to `backward_dw()`, which takes one backward's share, the
+    oldest first, and adds. Neither `delay_wgrad` nor `on_grad_ready` runs under torch.compile.
+
+    A state_dict with weight0 ... weight<E-1> (and bias0 ...) loads too.
+    """
+
+    def __init__(self, num_groups, in_features, out_features, *, bias=False, device=None, dtype=None,
+                 grad="grad", delay_wgrad=False):
+        super().__init__()
+        _check_choice("GroupedLinear: grad", grad, ("grad", "main_grad"))
+        self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
+        self.grad_target, self.delay_wgrad = grad, delay_wgrad
+        self.weight = torch.nn.Parameter(
+            torch.empty(num_groups, out_features, in_features, device=device, dtype=dtype))
+        if bias:
+            self.bias = torch.nn.Parameter(
+                torch.empty(num_groups, out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self._jobs = collections.deque()
+        self._ready_hooks = collections.OrderedDict()
+        if delay_wgrad:
+            if not _delayed:
+                register_optimizer_step_pre_hook(_refuse_pending)
+            _delayed.add(self)
+        self.register_load_state_dict_pre_hook(_stack_indexed_keys)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """As torch.nn.Linear, for every group."""
+        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0
+        for parameter in self.parameters(recurse=False):
+            if not parameter.is_meta:
+                torch.nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self):
+        return (f"{self.num_groups}, {self.in_features}, {self.out_features}, "
+                f"bias={self.bias is not None}, grad={self.grad_target!r}")
+
+    def forward(self, x, splits, *, row_scale=None):
+        """x [..., C] as rows; returns [..., N]. splits [E]: a tensor, or a list of ints."""
+        rows = _rows(x, self.weight)
+        splits = _splits(splits, rows)
+        if self._managed():
+            y = _ManagedLinear.apply(self, rows, self.weight, splits, self.bias, row_scale)
+        else:
+            y = ops.grouped_linear(rows, self.weight, splits, self.bias, row_scale,
+                                   self._main_grad())
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def main_grad(self):
+        """The buffer that the weight's gradient is added to; an error that says what is wrong."""
+        get = getattr(self.weight, "get_main_grad", None)
+        buffer = get() if get else getattr(self.weight, "main_grad", None)
+        if buffer is None:
+            raise errors.InvalidArgument("GroupedLinear: grad is 'main_grad', but the weight has "
+                                         "neither main_grad nor get_main_grad()")
+        if buffer.shape != self.weight.shape or (buffer.numel() and buffer.stride(-1) != 1):
+            raise errors.InvalidArgument(
+                f"GroupedLinear: main_grad has shape {list(buffer.shape)} and strides "
+                f"{list(buffer.stride())}; expected {list(self.weight.shape)} with contiguous columns")
+        return buffer
+
+    @property
+    def pending_dw(self):
+        """Weight gradients that wait for backward_dw()."""
+        return len(self._jobs)
+
+    def backward_dw(self):
+        """Computes the weight gradient of the oldest backward that is pending, and adds it."""
+        if not self._jobs:
+            raise errors.InvalidArgument(f"backward_dw: no weight gradient is pending in {self}")
+        self._run_job(self._jobs.popleft())
+
+    def on_grad_ready(self, fn):
+        """fn(weight) runs after each contribution to the weight's gradient. Returns a handle."""
+        handle = torch.utils.hooks.RemovableHandle(self._ready_hooks)
+        self._ready_hooks[handle.id] = fn
+        return handle
+
+    def _main_grad(self):
+        if self.grad_target != "main_grad" or not self.weight.requires_grad:
+            return None
+        # A view with a version of its own: other contributions may come before this one's backward.
+        return self.main_grad().data
+
+    def _managed(self):
+        managed = self.delay_wgrad or bool(self._ready_hooks)
+        if managed and torch.compiler.is_compiling():
+            raise errors.Unsupported("GroupedLinear: delay_wgrad and on_grad_ready do not run under "
+                                     "torch.compile")
+        return managed and torch.is_grad_enabled()
+
+    def _add_job(self, job):
+        if self.delay_wgrad:
+            self._jobs.append(job)
+        else:
+            self._run_job(job)
+
+    def _run_job(self, job):
+        weight = self.weight
+        with torch.no_grad(), errors.translated():
+            if self.grad_target == "main_grad":
+                torch.ops.moiety.grouped_linear_wgrad_acc(*job, self.main_grad(), None)
+            else:
+                dw = torch.ops.moiety.grouped_linear_wgrad(*job)
+                weight.grad = dw if weight.grad is None else weight.grad.add_(dw)
+        for fn in tuple(self._ready_hooks.values()):
+            fn(weight)
+
+
+class GroupedMLP(torch.nn.Module):
+    """The experts: fc1 [E, 2F, D] (gate rows, then up rows), activation, fc2 [E, D, F].
+
+    The router's probability (row_scale) is applied between the linears, also to fc2's bias. fc1 and
+    fc2 are GroupedLinears that hold parameters, main_grad and pending weight gradients.
+    """
+
+    def __init__(self, num_groups, d_model, d_ffn, *, activation=Swiglu(), bias=False,
+                 glu_interleave=0, grad="grad", delay_wgrad=False, device=None, dtype=None):
+        super().__init__()
+        self.num_groups, self.d_model, self.d_ffn = num_groups, d_model, d_ffn
+        self.activation, self.glu_interleave = activation, glu_interleave
+        common = {"bias": bias, "grad": grad, "delay_wgrad": delay_wgrad, "device": device,
+                  "dtype": dtype}
+        hidden = 2 * d_ffn if activation.gated else d_ffn
+        self.fc1 = GroupedLinear(num_groups, d_model, hidden, **common)
+        self.fc2 = GroupedLinear(num_groups, d_ffn, d_model, **common)
+
+    def extra_repr(self):
+        return f"activation={self.activation}"
+
+    def _constants(self):
+        a = self.activation
+        return a.kind, a.alpha, a.limit, a.offset, self.glu_interleave
+
+    def forward(self, x, splits, *, row_scale=None, source=None, row_tk=None):
+        """x [..., D] in the order of groups; or x [T, D] with the maps of ops.expert_rows, whose
+        result is the sum per token."""
+        rows = _rows(x, self.fc1.weight)
+        splits = _splits(splits, rows)
+        fc1, fc2 = self.fc1, self.fc2
+        if fc1._managed() or fc2._managed():
+            with errors.translated():
+                y = _ManagedMlp.apply(self, rows, fc1.weight, fc2.weight, splits, row_scale, source,
+                                      row_tk, fc1.bias, fc2.bias)
+        else:
+            kind, alpha, limit, offset, interleave = self._constants()
+            y = ops.grouped_mlp(rows, fc1.weight, fc2.weight, splits, row_scale=row_scale,
+                                source=source, row_tk=row_tk, b1=fc1.bias, b2=fc2.bias, kind=kind,
+                                alpha=alpha, limit=limit, offset=offset, interleave=interleave,
+                                main_grad1=fc1._main_grad(), main_grad2=fc2._main_grad())
+        return y.reshape(x.shape) if y.shape == rows.shape else y
+
+    @property
+    def pending_dw(self):
+        return max(self.fc1.pending_dw, self.fc2.pending_dw)
+
+    def backward_dw(self):
+        """The weight gradients of the oldest backward that is pending: fc2's, then fc1's."""
+        if not self.pending_dw:
+            raise errors.InvalidArgument(f"backward_dw: no weight gradient is pending in {self}")
+        for linear in (self.fc2, self.fc1):
+            if linear.pending_dw:
+                linear.backward_dw()
+
+
+@dataclasses.dataclass(frozen=True)
+class RouterConfig:
+    """The router's constants (moiety/moe/router.h).
+
+    score: "softmax" or "sigmoid"; renormalize: weights of a token sum to `scale`; groups,
+    group_top_k: only experts of the best groups are chosen; bias: a float32 buffer that is added to
+    the scores only for the choice (update_router_bias moves it).
+    """
+
+    score: str = "softmax"
+    renormalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    group_top_k: int = 1
+    bias: bool = False
+
+
+class MoEOutput(typing.NamedTuple):
+    """What MoELayer returns; losses come without coefficient."""
+
+    y: torch.Tensor  # like x
+    aux_loss: torch.Tensor  # 1 when balanced: E * sum_e (share of e) * (mean probability of e)
+    z_loss: torch.Tensor  # the mean of logsumexp(logits)^2
+    counts: torch.Tensor  # int64 [E]: chosen pairs
+    idx: torch.Tensor  # int32 [T, K], -1 where masked
+
+
+class _Router(torch.nn.Module):
+    def __init__(self, num_experts, d_model, bias, device, dtype):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(num_experts, d_model, device=device, dtype=dtype))
+        self.register_buffer(
+            "bias", torch.zeros(num_experts, device=device, dtype=torch.float32) if bias else None)
+
+
+class _DenseMlp(torch.nn.Module):
+    def __init__(self, d_model, d_ffn, device, dtype):
+        super().__init__()
+        self.fc1 = torch.nn.Linear(d_model, 2 * d_ffn, bias=False, device=device, dtype=dtype)
+        self.fc2 = torch.nn.Linear(d_ffn, d_model, bias=False, device=device, dtype=dtype)
+
+    def forward(self, x):
+        gate, up = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(F.silu(gate) * up)
+
+
+class MoELayer(torch.nn.Module):
+    """Router, experts and their sum, with the trainer's names of parameters (router.weight,
+    experts.fc1.weight, experts.fc2.weight, shared.fc1.weight ...).
+
+    ep: expert parallelism over several ranks; only None in this version.
+    """
+
+    def __init__(self, d_model, d_ffn, num_experts, top_k, *, router=RouterConfig(), shared_d_ffn=0,
+                 ep=None, activation=Swiglu(), bias=False, grad="grad", delay_wgrad=False, device=None,
+                 dtype=None):
+        super().__init__()
+        if ep is not None:
+            raise errors.Unsupported(f"MoELayer: ep is {ep!r}; several ranks are not supported yet, "
+                                     "only ep=None")
+        if not 1 <= top_k <= num_experts:
+            raise errors.InvalidArgument(f"MoELayer: top_k is {top_k}, expected 1 to {num_experts}, "
+                                         "the number of experts")
+        self.d_model, self.num_experts, self.top_k = d_model, num_experts, top_k
+        self.config = router
+        self.router = _Router(num_experts, d_model, router.bias, device, dtype)
+        if not self.router.weight.is_meta:
+            torch.nn.init.normal_(self.router.weight, std=0.02)
+        self.experts = GroupedMLP(num_experts, d_model, d_ffn, activation=activation, bias=bias,
+                                  grad=grad, delay_wgrad=delay_wgrad, device=device, dtype=dtype)
+        self.shared = _DenseMlp(d_model, shared_d_ffn, device, dtype) if shared_d_ffn else None
+
+    def extra_repr(self):
+        return f"{self.d_model}, experts={self.num_experts}, top_k={self.top_k}"
+
+    def forward(self, x, mask=None, idx=None):
+        """x [..., D]; mask [...]: False for tokens that are routed nowhere; idx [T, K] repeats a
+        routing (MoEOutput.idx of another run): weights, losses and gradients are of these logits."""
+        rows = _rows(x, self.experts.fc1.weight)
+        if mask is not None:
+            mask = mask.reshape(-1).to(torch.bool)
+        # The product is taken in float32, as the trainer's router does.
+        logits = F.linear(rows.float(), self.router.weight.float())
+        c = self.config
+        weights, chosen, counts = ops.router(
+            logits, self.top_k, bias=self.router.bias, mask=mask, given_idx=idx, score=c.score,
+            renormalize=c.renormalize, scale=c.scale, groups=c.groups, group_top_k=c.group_top_k)
+        splits, source, row_tk, slot_w = ops.expert_rows(chosen, self.num_experts, weights)
+        y = self.experts(rows, splits, row_scale=slot_w, source=source, row_tk=row_tk)
+        if self.shared is not None:
+            y = y + self.shared(rows)
+        aux_loss, z_loss = self._losses(logits, chosen, counts)
+        return MoEOutput(y.reshape(x.shape), aux_loss, z_loss, counts, chosen)
+
+    def _losses(self, logits, chosen, counts):
+        """Means over the tokens that are routed."""
+        live = (chosen[:, 0] >= 0).float().unsqueeze(1)
+        tokens = live.sum().clamp(min=1)
+        if self.config.score == "softmax":
+            share = torch.softmax(logits, dim=-1)
+        else:
+            share = torch.sigmoid(logits)
+            share = share / (share.sum(-1, keepdim=True) + 1e-20)
+        load = counts.float() / (tokens * self.top_k)
+        aux = self.num_experts * (load * (share * live).sum(0) / tokens).sum()
+        z = (torch.logsumexp(logits, dim=-1, keepdim=True).square() * live).sum() / tokens
+        return aux, z
+
+    @torch.no_grad()
+    def update_router_bias(self, counts, rate):
+        """Moves the bias of experts with fewer pairs than the mean up by `rate`, of others down
+        (DeepSeek-V3); counts int64 [E], summed over the global batch."""
+        if self.router.bias is None:
+            raise errors.InvalidArgument("update_router_bias: the router has no bias; "
+                                         "RouterConfig(bias=True) makes one")
+        with errors.translated():
+            torch.ops.moiety.router_update_bias(self.router.bias, counts, float(rate))
+
+    def backward_dw(self):
+        """See GroupedMLP.backward_dw."""
+        self.experts.backward_dw()
+
+
+def _rows(x, weight):
+    if x.shape[-1:] != weight.shape[-1:]:
+        raise errors.InvalidArgument(f"x has {x.shape[-1]} columns, the weight {list(weight.shape)} "
+                                     f"expects {weight.shape[-1]}")
+    rows = x.reshape(-1, x.shape[-1])
+    if torch.is_autocast_enabled(rows.device.type):
+        rows = rows.to(weight.dtype)
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
+
+
+def _splits(splits, rows):
+    if isinstance(splits, torch.Tensor):
+        return splits
+    return torch.tensor(splits, dtype=torch.int64, device=rows.device)
+
+
+def _stack_indexed_keys(module, state_dict, prefix, local_metadata, strict, missing, unexpected,
+                        messages):
+    """Loads weight0 ... as weight, by the core's key_remap; the caller's dictionary is not changed,
+    since the loader works on a copy."""
+    path = prefix or "module."
+    for name in ("weight", "bias"):
+        start = prefix + name
+        keys = [k for k in state_dict if k.startswith(start) and k[len(start):].isdigit()]
+        if not keys or getattr(module, name) is None:
+            continue
+        present = keys + ([start] if start in state_dict else [])
+        request = {
+            "keys": [{"name": path + k[len(prefix):], "shape": list(state_dict[k].shape)}
+                     for k in present],
+            "modules": [{"name": path[:-1], "experts": module.num_groups}],
+            "form": "packed"}
+        try:
+            moves = _lib.key_remap(request)
+        except errors.Error as error:
+            messages.append(str(error))
+            continue
+        order = [prefix + move["source"]["name"][len(path):]
+                 for move in sorted(moves, key=lambda move: move["expert"])]
+        state_dict[start] = torch.stack([state_dict.pop(key) for key in order])

@@ -1,0 +1,70 @@
+"""The operators, as functions: torch.ops.moiety with defaults, and with errors by class.
+
+Letters: R rows, E experts, N out and C in features, T tokens, K choices, D model size, F ffn size.
+`splits` [E] (int32 or int64) are the numbers of rows of the groups, one behind the other; rows past
+their sum are dead: they influence nothing, and are zero in results.
+"""
+
+import math
+
+import torch
+
+from . import _lib
+from .errors import translated
+
+_lib.load_operators()
+_ops = torch.ops.moiety
+
+
+def _called(operator, *args):
+    if torch.compiler.is_compiling():
+        return operator(*args)
+    with translated():
+        return operator(*args)
+
+
+def grouped_linear(x, w, splits, bias=None, row_scale=None, main_grad=None):
+    """y [R, N] of x [R, C] and w [E, N, C]; the bias [E, N] of a row is scaled by row_scale [R].
+
+    Where main_grad is given, the gradient of w is added to it, and w gets none."""
+    return _called(_ops.grouped_linear, x, w, splits, bias, row_scale, main_grad)
+
+
+def grouped_linear_t(x, w, splits):
+    """The same with weights [E, C, N], as some models store them."""
+    return _called(_ops.grouped_linear_t, x, w, splits)
+
+
+def grouped_mlp(x, w1, w2, splits, *, row_scale=None, source=None, row_tk=None, b1=None, b2=None,
+                kind="glu", alpha=1.0, limit=math.inf, offset=0.0, interleave=0, main_grad1=None,
+                main_grad2=None):
+    """FC1, activation times row_scale, FC2 of every group.
+
+    x [R, D], or with `source` [R] (int32) [T, D], whose rows are read in place; with `row_tk` [T, K]
+    (expert_rows) results are summed per token to [T, D], else they are [R, D]. w1 [E, 2F, D] (gate
+    rows, then up rows; kind "relu2": [E, F, D]), w2 [E, D, F]. Where main_grad is given, the weight's
+    gradient is added to it and the weight gets none.
+    """
+    return _called(_ops.grouped_mlp, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind,
+                   float(alpha), float(limit), float(offset), interleave, main_grad1, main_grad2)[0]
+
+
+def router(logits, top_k, *, bias=None, mask=None, given_idx=None, score="softmax",
+           renormalize=True, scale=1.0, groups=1, group_top_k=1):
+    """(weights float32 [T, K], idx int32 [T, K], counts int64 [E]) of float32 logits [T, E].
+
+    The choice is the K largest of score + bias; a token with mask 0 has idx -1 and weights 0.
+    `given_idx` [T, K] repeats a choice; weights and their gradients are of these logits.
+    """
+    if given_idx is not None and given_idx.dtype != torch.int32:
+        given_idx = given_idx.to(torch.int32)
+    return _called(_ops.router, logits, bias, mask, given_idx, top_k, score, renormalize,
+                   float(scale), groups, group_top_k)
+
+
+def expert_rows(idx, num_experts, weights=None):
+    """(splits [E], source [T*K], row_tk [T, K], slot_w [T*K]) of a routing idx [T, K].
+
+    Rows are ordered by expert, then token and choice. An idx outside [0, E) is masked.
+    """
+    return _called(_ops.expert_rows, idx, weights, num_experts)

@@ -1,0 +1,143 @@
+// Operands of the conformance suite on GPUs, for ranks that are threads and share GPU 0.
+#pragma once
+
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "moiety/base/copy.h"
+#include "moiety/comm/symmetric_buffer.h"
+#include "moiety/comm/thread_group.h"
+#include "tests/comm/conformance.h"
+
+namespace moiety::comm {
+
+inline constexpr Device kGpu{DeviceType::kCuda, 0};
+
+// Keeps the stream busy for this long.
+void spin(const Stream& stream, int64_t nanoseconds);
+
+// What one rank has on the GPU. It is made before ranks start, since nothing may be allocated while
+// a kernel waits, and is used again by the next group.
+class RankMemory {
+ public:
+  static constexpr int64_t kBytes = int64_t{64} << 20;
+
+  RankMemory() : own(kBytes, kGpu), pinned(Buffer::pinned(kBytes)), stream(Stream::on(kGpu)) {}
+
+  Buffer own, pinned;
+  Stream stream;
+  SymmetricBuffer shared;  // attached to the group, if its operands are to lie there
+  Communicator* comm = nullptr;
+  int64_t used = 0;  // of own or shared, by arrays since `begin`
+  std::mt19937 random{1};
+
+  // Of the calling thread's rank.
+  static RankMemory*& mine() {
+    static thread_local RankMemory* memory = nullptr;
+    return memory;
+  }
+};
+
+// Arrays with guards of poison around them, at odd places too.
+struct GpuPlace {
+  static constexpr int64_t kGuard = 64;
+  static constexpr int kPoison = 0xA5;
+
+  static void begin(Communicator& comm) {
+    RankMemory& memory = *RankMemory::mine();
+    memory.comm = &comm;
+    memory.used = 0;
+  }
+  // Nothing may be allocated while a kernel waits, whichever group it belongs to.
+  static void prepare(Communicator& comm, Communicator& world) {
+    RankMemory& memory = *RankMemory::mine();
+    world.synchronize(memory.stream);
+    world.barrier();
+    comm.prepare(kGpu, {.staging_bytes = 1 << 20});
+    world.barrier();
+  }
+  // The rank's stream, now and then late.
+  static Stream stream() {
+    RankMemory& memory = *RankMemory::mine();
+    if (memory.random() % 3 == 0) spin(memory.stream, memory.random() % 30000);
+    return memory.stream;
+  }
+
+  template <class T>
+  class Array {
+   public:
+    explicit Array(const std::vector<T>& x, bool alike = true) : n_(int64_t(x.size())) {
+      RankMemory& memory = *RankMemory::mine();
+      const bool shared = memory.shared && alike;
+      const int64_t bytes = n_ * int64_t(sizeof(T));
+      // Every other array begins at one element behind a multiple of 256.
+      const int64_t odd = ++count() % 2 * int64_t(sizeof(T));
+      const int64_t begin = (memory.used + 255) / 256 * 256 + odd;
+      memory.used = begin + bytes + 2 * kGuard;
+      MOIETY_CHECK(memory.used <= RankMemory::kBytes, "the tests' memory is used up");
+      base_ = (shared ? memory.shared.local() : memory.own.data()) + begin;
+      std::byte* staged = memory.pinned.data();
+      std::memset(staged, kPoison, size_t(bytes + 2 * kGuard));
+      if (n_ > 0) std::memcpy(staged + kGuard, x.data(), size_t(bytes));
+      copy(whole(base_, kGpu), whole(staged, {}), memory.stream);
+      memory.comm->synchronize(memory.stream);
+    }
+
+    TensorView view() const { return TensorView(base_ + kGuard, dtype_of<T>, {n_}, kGpu); }
+    std::vector<T> get() const {
+      RankMemory& memory = *RankMemory::mine();
+      std::byte* staged = memory.pinned.data();
+      copy(whole(staged, {}), whole(base_, kGpu), memory.stream);
+      memory.comm->synchronize(memory.stream);
+      const int64_t bytes = n_ * int64_t(sizeof(T));
+      for (int64_t i = 0; i < kGuard; ++i) {
+        EXPECT_EQ(int(staged[i]), kPoison) << i << " before the array";
+        EXPECT_EQ(int(staged[kGuard + bytes + i]), kPoison) << i << " behind the array";
+      }
+      std::vector<T> out(n_);
+      if (n_ > 0) std::memcpy(out.data(), staged + kGuard, size_t(bytes));
+      return out;
+    }
+
+   private:
+    static int64_t& count() {
+      static thread_local int64_t arrays = 0;
+      return arrays;
+    }
+    TensorView whole(std::byte* p, Device device) const {
+      return TensorView(p, DType::kUInt8, {n_ * int64_t(sizeof(T)) + 2 * kGuard}, device);
+    }
+
+    int64_t n_;
+    std::byte* base_;
+  };
+};
+
+// Runs the body on ranks that are prepared for the GPU; with `shared`, arrays lie in an attached
+// buffer.
+inline void run_gpu_ranks(int ranks, Seconds deadline, bool shared, const GpuLinkOptions& options,
+                          const std::function<void(Communicator&)>& body) {
+  static auto& pool = *new std::map<int, RankMemory>;  // CUDA may end before it
+  for (int r = 0; r < ranks; ++r) pool.try_emplace(r);
+  run_thread_ranks(ranks, {.deadline = deadline}, [&](Communicator& comm) {
+    RankMemory& memory = pool.at(comm.rank());
+    RankMemory::mine() = &memory;
+    memory.comm = &comm;
+    memory.random.seed(unsigned(comm.rank()));
+    comm.prepare(kGpu, options);
+    if (shared && ranks > 1) {
+      memory.shared = SymmetricBuffer::create(comm, "operands", RankMemory::kBytes, kGpu);
+      comm.attach(memory.shared);
+    }
+    struct Release {
+      RankMemory& memory;
+      ~Release() { memory.shared = {}; }
+    } release{memory};
+    body(comm);
+    comm.synchronize(memory.stream);
+    comm.barrier();
+  });
+}
+
+}  // namespace moiety::comm

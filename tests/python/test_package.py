@@ -1,0 +1,113 @@
+"""The package around the operators: imports, versions, the doctor, the C interface."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import moiety
+from moiety import _lib, errors
+
+
+def python(code, **environment):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+NO_TORCH = """
+import sys
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] == 'torch': raise ImportError('no torch here')
+sys.meta_path.insert(0, Gone())
+"""
+
+
+def test_without_torch_the_package_imports():
+    out = python(NO_TORCH + "import moiety\nprint(moiety.__version__, 'torch' in sys.modules)\n"
+                 "print(moiety.build_info()['operators_error'])\n"
+                 "from moiety import _lib\nprint(_lib.key_remap({'keys': [], 'modules': [], 'form': 'packed'}))")
+    assert out.splitlines() == [f"{moiety.__version__} False", "no torch here", "[]"]
+
+
+def test_import_alone_loads_neither_torch_nor_the_library():
+    assert python("import moiety, sys; print('torch' in sys.modules, 'ctypes' in sys.modules)") == \
+        "False False\n"
+
+
+def test_import_of_the_modules_is_quick_after_torch():
+    out = python("import time; a = time.perf_counter(); import torch; b = time.perf_counter(); "
+                 "import moiety.nn; c = time.perf_counter(); "
+                 "print(b - a, c - b, torch.cuda.is_initialized())")
+    torchs, ours, initialized = out.split()
+    # On a busy machine both take longer.
+    assert float(ours) < max(0.3, 0.3 * float(torchs)) and initialized == "False"
+
+
+def test_fork_works_after_import_and_use():
+    python("""
+import os, torch
+from moiety import ops
+run = lambda: ops.grouped_linear(torch.ones(4, 8), torch.ones(2, 3, 8), torch.tensor([1, 3]))
+child = os.fork()
+if child == 0:
+    os._exit(0 if (run() == 8).all() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert (run() == 8).all()
+""")
+
+
+@pytest.mark.parametrize("version,good", [("2.10.0", False), ("2.11.0+cu130", True), ("2.13.0+cpu", True),
+                                          ("3.0.0", True), ("2.9.1", False), ("1.13", False)])
+def test_versions_of_torch(version, good):
+    fault = _lib.torch_version_fault(version)
+    assert (fault is None) == good
+    if fault:
+        assert version in fault and "2.11" in fault and "pip install" in fault
+
+
+def test_doctor():
+    done = subprocess.run([sys.executable, "-m", "moiety.doctor", "--json"], capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] and found["torch"] == torch.__version__ and found["checks"]
+    text = subprocess.run([sys.executable, "-m", "moiety.doctor"], capture_output=True, text=True,
+                          timeout=120).stdout
+    assert "engine_float32" in text and torch.__version__ in text
+
+
+def test_errors_are_also_pythons_own():
+    for ours, theirs in [(moiety.InvalidArgument, ValueError), (moiety.Unsupported, NotImplementedError),
+                         (moiety.IoError, OSError), (moiety.OutOfMemory, MemoryError)]:
+        assert issubclass(ours, theirs) and issubclass(ours, moiety.Error)
+    assert issubclass(moiety.Error, RuntimeError)
+    error = errors.from_text("moiety[Unsupported] moiety::x: y is z\nException raised from here")
+    assert isinstance(error, moiety.Unsupported) and str(error) == "moiety::x: y is z"
+    assert errors.from_text("another error") is None
+
+
+def test_counters_and_build_info():
+    assert _lib.counters() == {"allocations": 0, "waits": 0}
+    info = moiety.build_info()
+    assert info["version"] == moiety.__version__ and info["operators"].endswith("libmoiety_torch.so")
+
+
+def test_key_remap_errors_by_class():
+    with pytest.raises(moiety.InvalidArgument, match="form is 'x'"):
+        _lib.key_remap({"keys": [], "modules": [], "form": "x"})
+    with pytest.raises(moiety.CheckpointError):
+        _lib.key_remap({"keys": [{"name": "a.weight0", "shape": [2, 2]}],
+                        "modules": [{"name": "a", "experts": 3}], "form": "packed"})
+
+
+def test_one_run_time_of_openmp():
+    from moiety import ops  # noqa: F401
+
+    found = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
+    assert len(found) <= 1, found
