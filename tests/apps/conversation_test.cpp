@@ -40,6 +40,8 @@ class Conversing : public testing::Test {
     const int before = ::dup(STDIN_FILENO);
     const int file = ::open(input.c_str(), O_RDONLY);
     ::dup2(file, STDIN_FILENO);
+    std::clearerr(stdin);  // a run before may have read to the end
+    std::cin.clear();
     const ProgramResult result = run(arguments);
     ::dup2(before, STDIN_FILENO);
     ::close(before);
