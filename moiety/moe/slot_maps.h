@@ -1,5 +1,5 @@
-// The maps by which the experts of a group of one rank read rows where they lie: which token and
-// which weight every slot of a plan has.
+// The maps by which experts read rows that are not in their order: which row, and in a group of one
+// rank which weight, every slot of a plan has.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -16,5 +16,12 @@ struct SlotMaps {
 // Fills the maps of a plan of one rank, with w_TK float32 [T, K]. EpPlan::slot_TK is the inverse of
 // source_C. On a GPU if the stream is, in one launch.
 void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, Stream stream);
+
+// The rows of any rank in the order (rank, token) in which they come, one for each token that has a
+// pair alive here: source_C [C], int32, is the row of every slot, -1 for padding and the tail. With
+// this map dispatch and combine_backward bring each row once. On a CPU.
+void make_row_map(const EpPlan& plan, TensorView source_C, Stream stream);
+// The most rows of such a map.
+int64_t mapped_rows(int ranks, int64_t tokens_max, int64_t capacity);
 
 }  // namespace moiety::moe

@@ -49,7 +49,8 @@ StepPipeline::StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Com
       profiler_(config_.profile, config_.run.dir, world),
       sums_(learner.transformer().make_sums()),
       batches_(config_.train.micro_batch, config_.data.seq_len, config_.data.document_mask,
-               kStepsAhead * micro_steps_, plan.device),
+               kStepsAhead * micro_steps_, plan.device,
+               learner.transformer().takes_turns() ? 2 : 1),
       update_input_(byte_size(DType::kFloat64, model::kStepInputWords), kStepsAhead, plan.device,
                     "numbers of a step"),
       report_(DType::kUInt8, {byte_size(DType::kFloat64, model::kStepReportWords)}, plan.device,
@@ -173,7 +174,7 @@ void StepPipeline::make_again(const optim::StepReport& report) {
   profiler_.drop(step_ + 1);
   learner_.optimizer.clear_halt();
   learner_.capacity.grow(report.required);
-  learner_.model.share_rows(learner_.capacity.rows(), learner_.arena);
+  learner_.share_rows();
   forget_graph();
   journal_.say(LogLevel::kInfo, "step {} is made again: experts now take {} rows a rank", step_ + 1,
                learner_.capacity.rows());
@@ -186,7 +187,7 @@ void StepPipeline::forget_graph() {
 }
 
 void StepPipeline::settle(bool same_rows) {
-  if (learner_.arena.settle() || !same_rows) graph_.reset();
+  if (learner_.settle() || !same_rows) graph_.reset();
   settled_ = same_rows;
 }
 
