@@ -22,6 +22,12 @@ if(TARGET moiety_program)
   install(TARGETS moiety_program)
   install(DIRECTORY ${CMAKE_BINARY_DIR}/share/ DESTINATION ${CMAKE_INSTALL_DATADIR} OPTIONAL)
 endif()
+# What moiety.prepare needs of the Python package, for who has no wheel: PYTHONPATH finds it
+# (docs/tokenizers.md#from-python).
+foreach(module __init__ errors prepare prepare_errors chat inputs token_file tokenizer tokenizer_identity)
+  install(FILES ${CMAKE_SOURCE_DIR}/python/moiety/${module}.py
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/moiety/python/moiety)
+endforeach()
 if(TARGET moiety_mpi)
   install(TARGETS moiety_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()

@@ -1,6 +1,9 @@
 #include "moiety/data/tokenizer.h"
 
 #include "moiety/base/error.h"
+#include "moiety/data/bpe/normalize.h"
+#include "moiety/data/bpe/regex.h"
+#include "moiety/data/token_file.h"
 #include "moiety/data/tokenizer_bpe.h"
 
 namespace moiety::data {
@@ -18,11 +21,30 @@ Tokenizer Tokenizer::of_files(std::string_view name, std::vector<TokenizerFile> 
   return t;
 }
 
+Tokenizer Tokenizer::of_token_file(std::string_view path) {
+  const TokenFileHeader h = TokenFile::open(std::string(path))->header();
+  Tokenizer t;
+  t.name_ = path;
+  t.vocab_ = h.vocab;
+  t.eos_ = h.eos;
+  t.bos_ = h.bos;
+  t.identity_ = h.tokenizer;
+  t.has_text_ = false;
+  return t;
+}
+
+void Tokenizer::require_text() const {
+  if (has_text_) return;
+  fail(ErrorKind::kUnsupported,
+       "tokenizer {}: a token file knows ids and no text; a tokenizer.json is needed", name_);
+}
+
 std::span<const TokenizerFile> Tokenizer::files() const {
   return bpe_ ? std::span(bpe_->files) : std::span<const TokenizerFile>();
 }
 
 void Tokenizer::encode(std::string_view text, std::vector<uint32_t>& ids, bool special) const {
+  require_text();
   if (bpe_) return bpe_->pipeline.encode(text, special, ids);
   const size_t begin = ids.size();
   ids.resize(begin + text.size());
@@ -55,11 +77,14 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return bytes;
 }
 
+TokenizerLibraries tokenizer_libraries() { return {bpe::regex_library(), bpe::nfc_library()}; }
+
 struct TokenStream::State {
   bpe::Decoder::Run run;
 };
 
 TokenStream::TokenStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
+  tokenizer.require_text();
   if (!tokenizer.bpe_) return;
   state_ = std::make_unique<State>(State{bpe::Decoder::Run(tokenizer.bpe_->pipeline.decoder())});
 }

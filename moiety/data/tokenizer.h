@@ -25,7 +25,8 @@ class Tokenizer {
   static constexpr uint32_t kNoToken = UINT32_MAX;
 
   // The tokenizer called `name`, as in data.tokenizer: "bytes", or the path of a tokenizer.json or
-  // of the folder that has it. A tokenizer_config.json and special_tokens_map.json beside it name
+  // of the folder that has it, or of a token file (FILE.tok), which knows the ids of the tokenizer
+  // that made it and no text: encoding and decoding are then Error(kUnsupported). A tokenizer_config.json and special_tokens_map.json beside it name
   // eos and bos; without them the template of the post-processor does, and for eos a usual name.
   // Throws UsageError if there is none, DataError if a file is damaged or contradicts itself, and
   // Error(kUnsupported), with the JSON path, for what ids would depend on and Moiety has not.
@@ -63,13 +64,23 @@ class Tokenizer {
   friend class TokenStream;
   struct Bpe;
   Tokenizer() = default;
+  static Tokenizer of_token_file(std::string_view path);
+  void require_text() const;
 
   std::string name_;
   uint32_t vocab_ = 0, eos_ = kNoToken, bos_ = kNoToken, pad_ = kNoToken;
   std::vector<uint32_t> before_;
   Sha256 identity_{};
+  bool has_text_ = true;
   std::shared_ptr<const Bpe> bpe_;  // null: bytes
 };
+
+// The libraries on which tokenizers run, with their versions; empty in a build without them.
+struct TokenizerLibraries {
+  std::string patterns;  // PCRE2
+  std::string nfc;       // utf8proc
+};
+TokenizerLibraries tokenizer_libraries();
 
 // The decoding of one text, id by id. The tokenizer outlives it.
 class TokenStream {

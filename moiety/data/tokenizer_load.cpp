@@ -52,8 +52,8 @@ fs::path find_json(const std::string& name) {
   const fs::path path(name);
   if (!fs::exists(path, error)) {
     throw UsageError(
-        "tokenizer '{}' does not exist; there are: bytes, and the path of a tokenizer.json or of "
-        "its folder",
+        "tokenizer '{}' does not exist; there are: bytes, and the path of a tokenizer.json, of "
+        "its folder, or of a token file",
         name);
   }
   if (!fs::is_directory(path, error)) {
@@ -157,6 +157,7 @@ Tokenizer Tokenizer::load(std::string_view name) {
     t.identity_ = sha256("moiety tokenizer bytes 1: eos=256 bos=257 pad=258 vocab=264\n");
     return t;
   }
+  if (name.ends_with(".tok")) return of_token_file(name);
   const fs::path json = find_json(std::string(name));
   std::vector<TokenizerFile> files{{std::string(kTokenizerJson), read_file(json)}};
   for (const std::string_view more : {kTokenizerConfig, kSpecialTokensMap}) {

@@ -105,7 +105,8 @@ class Export {
       }
     }
     write_text(files_, directory + "/config.json",
-               config_text(config_, family_, options_.dtype, options_.positions, travelled));
+               config_text(config_, family_, options_.dtype, options_.positions, travelled,
+                           options_.special));
     read_back(directory);
     check_stop();
   }

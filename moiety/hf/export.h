@@ -16,11 +16,17 @@ namespace moiety::hf {
 // Mixtral. Throws CheckpointError naming the first key whose value neither can say.
 Family export_family(const model::Config& config);
 
+// The ids of a tokenizer's special tokens.
+struct SpecialIds {
+  std::optional<uint32_t> bos, eos, pad;
+};
+
 struct ExportOptions {
   Form form = Form::kOneByOne;
   bool replace = false;  // a folder that is there and holds files (checkpoint/whole_directory.h)
   DType dtype = DType::kBFloat16;           // of weights: bfloat16, rounded to even, or float32
   int64_t positions = 1024;                 // max_position_embeddings, if none travelled
+  SpecialIds special{};                     // in config.json, if none travelled
   int64_t shard_bytes = 5'000'000'000;      // of data; a larger tensor has a file of its own
   int64_t chunk_bytes = int64_t{64} << 20;  // of float32 values that are in memory at a time
   std::function<void(uint64_t done, uint64_t all)> progress{};  // bytes written and read back
@@ -45,8 +51,8 @@ ExportResult export_folder(const std::string& path, const model::Config& config,
                            checkpoint::FileSystem& files = checkpoint::posix());
 
 // The text of config.json. `travelled` is that of the folder that the model came from, or empty:
-// its ids of special tokens and its max_position_embeddings are taken over.
+// its ids of special tokens and its max_position_embeddings are taken over in place of those given.
 std::string config_text(const model::Config& config, Family family, DType dtype, int64_t positions,
-                        const std::string& travelled);
+                        const std::string& travelled, const SpecialIds& special = {});
 
 }  // namespace moiety::hf

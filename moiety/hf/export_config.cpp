@@ -46,9 +46,14 @@ struct Kept {
   std::string bos = "null", eos = "null", pad = "null";
   int64_t positions;
 };
-Kept kept_fields(const std::string& travelled, int64_t positions) {
+Kept kept_fields(const std::string& travelled, int64_t positions, const SpecialIds& special) {
   Kept kept{.positions = positions};
-  if (travelled.empty()) return kept;
+  if (travelled.empty()) {
+    if (special.bos) kept.bos = std::to_string(*special.bos);
+    if (special.eos) kept.eos = std::to_string(*special.eos);
+    if (special.pad) kept.pad = std::to_string(*special.pad);
+    return kept;
+  }
   const JsonDocument json("files/config.json", travelled, 16);
   const auto take = [&](const char* key, std::string& field) {
     if (const JsonValue* v = json.find(json.root(), key)) field = ids_text(json, *v);
@@ -97,9 +102,9 @@ Family export_family(const model::Config& c) {
 }
 
 std::string config_text(const model::Config& c, Family family, DType dtype, int64_t positions,
-                        const std::string& travelled) {
+                        const std::string& travelled, const SpecialIds& special) {
   const bool qwen = family == Family::kQwen3Moe;
-  const Kept kept = kept_fields(travelled, positions);
+  const Kept kept = kept_fields(travelled, positions, special);
   const char* type = dtype == DType::kFloat32 ? "float32" : "bfloat16";
   std::string dense;
   for (const int64_t l : c.dense_layers) dense += (dense.empty() ? "" : ", ") + std::to_string(l);

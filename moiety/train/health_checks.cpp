@@ -14,6 +14,7 @@
 #include "moiety/comm/memory_exchange.h"
 #include "moiety/comm/mpi_group.h"
 #include "moiety/comm/thread_group.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/gemm/grouped_mlp.h"
 #include "moiety/train/cpu_peak.h"
@@ -197,6 +198,24 @@ HealthCheck files() {
   return f;
 }
 
+// The libraries without which some tokenizers are not read.
+HealthCheck tokenizers() {
+  const data::TokenizerLibraries has = data::tokenizer_libraries();
+  HealthCheck f{.name = "tokenizers"};
+  f.facts.add("patterns", has.patterns).add("nfc", has.nfc);
+  const auto add = [&](const std::string& library, const char* absent, const char* package) {
+    f.text += text("{}{}", f.text.empty() ? "" : ", ", library.empty() ? absent : library);
+    if (!library.empty()) return;
+    f.health = Health::kInfo;
+    f.fix += text("{}{}", f.fix.empty() ? "most published tokenizers need them: install " : ", ",
+                  package);
+  };
+  add(has.patterns, "no PCRE2", "libpcre2-dev");
+  add(has.nfc, "no utf8proc", "libutf8proc-dev");
+  if (!f.fix.empty()) f.fix += " and build anew";
+  return f;
+}
+
 HealthCheck build() {
 #ifdef __clang__
   const std::string compiler = __VERSION__;
@@ -223,7 +242,8 @@ HealthCheck build() {
 std::vector<HealthCheck> examine(const fs::path& directory, bool measure) {
   std::vector<HealthCheck> checks{
       build(),         cpu(), products(measure), cores(), memory(),
-      shared_memory(), mpi(), gpu_check(),       files(), disk_check(directory, measure)};
+      shared_memory(), mpi(), gpu_check(),       files(), disk_check(directory, measure),
+      tokenizers()};
   if (measure) {
     checks.push_back(gpu_library_check());
     checks.push_back(nvlink_check());

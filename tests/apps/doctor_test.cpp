@@ -15,7 +15,7 @@ TEST(Doctor, SaysEveryCheckInLines) {
   const ProgramResult result = run({"doctor", "--dir", dir / "."});
   EXPECT_EQ(result.code, kExitDone) << result.out;
   for (const char* name : {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi",
-                           "gpu", "gpu libraries", "nvlink", "open files", "disk"}) {
+                           "gpu", "gpu libraries", "nvlink", "open files", "disk", "tokenizers"}) {
     EXPECT_NE(result.out.find(text("  {} ", name)), std::string::npos) << name << "\n"
                                                                        << result.out;
   }
@@ -43,6 +43,10 @@ TEST(Doctor, JsonHasTheFacts) {
   EXPECT_GT(checks.at("disk")["write_mb_s"], 0);
   EXPECT_EQ(checks.at("disk")["locks"], true);
   EXPECT_EQ(checks.at("shared memory")["works"], true);
+  // The libraries of tokenizers, which this build has.
+  const std::string tokenizers = checks.at("tokenizers")["text"];
+  EXPECT_EQ(tokenizers.find("PCRE2 10."), 0u) << tokenizers;
+  EXPECT_NE(tokenizers.find(", utf8proc 2."), std::string::npos) << tokenizers;
   const GpuStatus& gpus = gpu_status();
   EXPECT_EQ(checks.at("gpu")["cuda"], gpus.built);
   EXPECT_EQ(checks.at("gpu")["gpus"], gpus.count);

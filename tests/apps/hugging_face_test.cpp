@@ -1,7 +1,10 @@
 // `moiety import` and `moiety export`: folders of transformers through the program, from any
 // layout, and as the beginning of a run.
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 
+#include "moiety/data/sha256.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/hf/side_tensors.h"
 #include "tests/apps/train_helpers.h"
@@ -44,6 +47,19 @@ class HuggingFace : public testing::Test {
   }
   double loss_of(const std::string& checkpoint) {
     return done({"eval", checkpoint, "--data", dir_ / "t.tok", "--samples=4"})["loss"];
+  }
+  // The bytes of the tensors of a folder of one file, by name.
+  static std::map<std::string, std::string> tensors_of(const std::string& folder) {
+    const std::string bytes = read_all(folder + "/model-00001-of-00001.safetensors");
+    uint64_t n = 0;
+    std::memcpy(&n, bytes.data(), sizeof(n));
+    std::map<std::string, std::string> tensors;
+    for (const auto& [name, tensor] : Json::parse(bytes.substr(8, n)).items()) {
+      if (name == "__metadata__") continue;
+      const uint64_t begin = tensor["data_offsets"][0], end = tensor["data_offsets"][1];
+      tensors[name] = bytes.substr(8 + n + begin, end - begin);
+    }
+    return tensors;
   }
   void expect(const std::string& text, const std::string& part) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
@@ -265,12 +281,137 @@ TEST_F(HuggingFace, ExportHasTheTokenizerOfTheRun) {
   still("r", 1, own);
   done({"export", dir_ / "r", "--hf", dir_ / "hf"});
   EXPECT_EQ(read_all(dir_ / "hf/tokenizer.json"), read_all(dir_ / "given/tokenizer.json"));
+  // It names the special tokens of the run's tokenizer, which no folder did before.
+  const auto config = Json::parse(read_all(dir_ / "hf/config.json"));
+  EXPECT_EQ(config["eos_token_id"], data::Tokenizer::load(dir_ / "given").eos());
+  EXPECT_EQ(config["bos_token_id"], data::Tokenizer::load(dir_ / "given").bos());
   dir_.write("hf/tokenizer.json", "{\"of\": \"another\"}");
   dir_.write("hf/merges.txt", "of another");
   still("s", 1, own + Arguments{"--run.init_from=" + dir_ / "hf"});
   done({"export", dir_ / "s", "--hf", dir_ / "out"});
   EXPECT_EQ(read_all(dir_ / "out/tokenizer.json"), read_all(dir_ / "given/tokenizer.json"));
   EXPECT_FALSE(fs::exists(dir_ / "out/merges.txt"));
+  still("b", 1, {});
+  done({"export", dir_ / "b", "--hf", dir_ / "bytes"});
+  EXPECT_EQ(Json::parse(read_all(dir_ / "bytes/config.json"))["eos_token_id"], 256);
+}
+
+// What a checkpoint says of its tokenizer, and that verify reads its files too.
+TEST_F(HuggingFace, TokenizersOfCheckpointsAreNamedAndVerified) {
+  write_tokenizer(dir_, "given");
+  still("r", 1, {"--data.tokenizer=" + dir_ / "given", "--model.vocab=640"});
+  const std::string path = checkpoint_path(dir_ / "r", 1);
+  const Json said = done({"info", path})["tokenizer"];
+  const data::Tokenizer tokenizer = data::Tokenizer::load(dir_ / "given");
+  EXPECT_EQ(said["identity"], data::hex(tokenizer.identity()));
+  EXPECT_EQ(said["vocab"], tokenizer.vocab());
+  EXPECT_EQ(said["name"], path);
+  EXPECT_EQ(done({"verify", path})["tokenizer_files"], 2);
+  ASSERT_EQ(run({"convert", path, "--out", dir_ / "c", "--quiet"}).code, kExitDone);
+  EXPECT_EQ(done({"verify", dir_ / "c"})["tokenizer_files"], 2);
+  // A byte that changes no id is a difference too.
+  const std::string bytes = read_all(path + "/tokenizer.json");
+  std::ofstream(path + "/tokenizer.json") << bytes << "\n";
+  expect(refused({"verify", path}, kExitCheckpoint), "tokenizer.json: its SHA-256 is ");
+  fs::remove(path + "/tokenizer.json");
+  expect(refused({"verify", path}, kExitCheckpoint), "tokenizer.json");
+  std::ofstream(path + "/tokenizer.json") << bytes;
+  done({"verify", path});
+}
+
+// A tokenizer for models of 48 ids.
+constexpr const char* kThreeTokens =
+    R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "</s>": 2}, "merges": []}})";
+
+// An imported model that is frozen in part: the frozen tensors of what is exported have the bits of
+// what came in, under every layout, and all others were trained.
+TEST_F(HuggingFace, FrozenWeightsComeOutAsTheyCameIn) {
+  const std::string upcycle = "--upcycle=experts=4,top_k=2";
+  for (const char* name : {"qwen3", "mixtral"}) {
+    const bool is_dense = std::string(name) == "qwen3";
+    const std::string model = dir_ / name, folder = model + ".hf", toml = model + ".toml";
+    fs::copy(golden(name), folder, fs::copy_options::recursive);
+    std::ofstream(folder + "/tokenizer.json") << kThreeTokens;
+    Arguments source{"import", "--hf", folder};
+    if (is_dense) source.push_back(upcycle);
+    done(source + Arguments{"--out", model, "--data.seq_len=16"});
+    dir_.write(std::string(name) + ".toml",
+               run(source + Arguments{"--print-config", "--data.seq_len=16"}).out);
+    done({"export", model, "--hf", model + ".before"});
+    const auto before = tensors_of(model + ".before");
+    struct Layout {
+      const char* name;
+      int ranks, tp, ep;
+    };
+    for (const Layout& l : {Layout{"one", 1, 1, 1}, Layout{"dp2", 2, 1, 1}, Layout{"tp2", 2, 2, 1},
+                            Layout{"ep2", 2, 1, 2}, Layout{"tp2ep2dp2", 4, 2, 2}}) {
+      SCOPED_TRACE(text("{} {}", name, l.name));
+      const std::string to = text("{}.{}", model, l.name);
+      train({"train", "--config", toml, "--run=" + to, text("--ranks={}", l.ranks),
+             text("--parallel.tp={}", l.tp), text("--parallel.ep={}", l.ep), "--train.steps=3",
+             "--data.synthetic=markov", "--train.global_batch=4", "--log.peak_tflops=1",
+             "--optim.lr=1e-2", "--optim.warmup_steps=0", "--run.init_from=" + model,
+             "--train.freeze=[\"embed*\", \"layers.0.*\", \"*.router.*\"]"});
+      done({"export", to, "--hf", to + ".hf"});
+      int frozen = 0;
+      const auto after = tensors_of(to + ".hf");
+      ASSERT_EQ(after.size(), before.size());
+      for (const auto& [tensor, bytes] : before) {
+        const bool stays = tensor.starts_with("model.embed") ||
+                           tensor.starts_with("model.layers.0.") ||
+                           tensor.ends_with(".gate.weight");
+        EXPECT_EQ(after.at(tensor) == bytes, stays) << tensor;
+        frozen += stays;
+      }
+      EXPECT_GT(frozen, 20);
+    }
+    const ProgramResult refused =
+        run({"train", "--config", toml, "--run=" + dir_ / "x", "--data.synthetic=markov",
+             "--run.init_from=" + model, "--train.freeze=[\"model.embed_tokens*\"]"});
+    EXPECT_EQ(refused.code, kExitUsage);
+    expect(refused.last_line(), "train.freeze: \"model.embed_tokens*\" matches no tensor");
+  }
+}
+
+// Rows of the embedding beyond the tokenizer's ids may hold anything: none of them is ever chosen.
+TEST_F(HuggingFace, PaddingRowsAreNeverGenerated) {
+  write_tokenizer(dir_, "given");
+  still("r", 1, {"--data.tokenizer=" + dir_ / "given", "--model.vocab=640"});
+  done({"export", dir_ / "r", "--hf", dir_ / "hf", "--dtype=fp32"});
+  const int64_t vocab = data::Tokenizer::load(dir_ / "given").vocab();
+  ASSERT_LT(vocab, 600);
+  // A pair of rows of the head, one the other's opposite, of which one wins wherever it may.
+  const std::string weights = dir_ / "hf/model-00001-of-00001.safetensors";
+  std::string bytes = read_all(weights);
+  const auto header_bytes = [&] {
+    uint64_t n = 0;
+    std::memcpy(&n, bytes.data(), sizeof(n));
+    return n;
+  }();
+  const Json header = Json::parse(bytes.substr(8, header_bytes));
+  const Json& head = header["lm_head.weight"];
+  const int64_t width = head["shape"][1];
+  auto* rows = reinterpret_cast<float*>(bytes.data() + 8 + header_bytes +
+                                        head["data_offsets"][0].get<size_t>());
+  for (int64_t i = vocab * width; i < 640 * width; ++i) {
+    const float x = i % 3 == 0 ? 100.0f : 37.0f * float(i % 5);
+    rows[i] = i / width % 2 == 0 ? x : -rows[i - width];
+  }
+  std::ofstream(weights, std::ios::binary) << bytes;
+  done({"import", "--hf", dir_ / "hf", "--out", dir_ / "c"});
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "the quick brown fox jumps over 12345 lazy dogs. ";
+  dir_.write("text.txt", text);
+  ASSERT_EQ(
+      run({"prepare", dir_ / "text.txt", "--tokenizer", dir_ / "c", "--out", dir_ / "t"}).code,
+      kExitDone);
+  EXPECT_GT(loss_of(dir_ / "c"), 20) << "the rows do not win";
+  for (const char* rule : {"--temperature=0", "--temperature=1.5", "--top-k=3"}) {
+    const auto words = [&](const std::string& path) {
+      return done({"generate", path, "--prompt=the quick", "--tokens=40", "--seed=5", rule});
+    };
+    EXPECT_EQ(words(dir_ / "c"), words(dir_ / "r")) << rule;
+  }
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/error.h"
+#include "tests/data/data_helpers.h"
+#include "tests/support/files.h"
 
 namespace moiety::data {
 namespace {
@@ -41,8 +43,31 @@ TEST(Tokenizer, UnknownNameIsUsageError) {
     EXPECT_EQ(e.kind(), ErrorKind::kUsage);
     EXPECT_STREQ(e.what(),
                  "tokenizer 'gpt2.json' does not exist; there are: bytes, and the path of a "
-                 "tokenizer.json or of its folder");
+                 "tokenizer.json, of its folder, or of a token file");
   }
+}
+
+TEST(Tokenizer, TokenFileKnowsIdsAndNoText) {
+  const TemporaryDirectory dir;
+  write_tokens(dir / "t.tok", {ramp(40)});
+  const Tokenizer t = Tokenizer::load(dir / "t.tok"), bytes = Tokenizer::load("bytes");
+  EXPECT_EQ(t.vocab(), bytes.vocab());
+  EXPECT_EQ(t.eos(), bytes.eos());
+  EXPECT_EQ(t.bos(), bytes.bos());
+  EXPECT_EQ(t.identity(), bytes.identity());
+  EXPECT_TRUE(t.files().empty());
+  std::vector<uint32_t> ids;
+  for (const bool decodes : {false, true}) {
+    try {
+      decodes ? (void)t.decode(std::vector<int32_t>{1}) : t.encode("a", ids);
+      FAIL();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+      EXPECT_EQ(e.what(), "tokenizer " + dir / "t.tok" +
+                              ": a token file knows ids and no text; a tokenizer.json is needed");
+    }
+  }
+  EXPECT_THROW(Tokenizer::load(dir / "none.tok"), DataError);
 }
 
 }  // namespace

@@ -34,6 +34,10 @@ foreach(shell bash-completion/completions/moiety zsh/site-functions/_moiety
     message(FATAL_ERROR "share/${shell} is not installed")
   endif()
 endforeach()
+find_program(python python3)
+if(python)
+  run(${CMAKE_COMMAND} -E env PYTHONPATH=${prefix}/share/moiety/python ${python} -m moiety.prepare --help)
+endif()
 # Those of sub-folders, and one that its folder's CMakeLists.txt calls PRIVATE.
 file(GLOB private RELATIVE ${prefix}/include ${prefix}/include/moiety/*/*/*.h
      ${prefix}/include/moiety/gemm/tile_gemm.h ${prefix}/include/moiety/*/*.cuh)

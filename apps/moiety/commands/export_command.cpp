@@ -9,6 +9,8 @@
 #include "apps/moiety/report/result.h"
 #include "moiety/base/error.h"
 #include "moiety/base/json_line.h"
+#include "moiety/base/log.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/hf/export.h"
 #include "moiety/train/checkpoints.h"
 
@@ -21,6 +23,20 @@ constexpr const char* kExportAbout =
     "Qwen3-MoE if heads are normalized (model.qk_norm), else as Mixtral. Tokenizer, chat template "
     "and\n"
     "generation settings come out again. What is written is read back and compared.";
+
+// The ids of special tokens of the run's tokenizer, for a folder that has none from elsewhere.
+hf::SpecialIds special_ids(const std::string& tokenizer) {
+  const auto known = [](uint32_t id) {
+    return id == data::Tokenizer::kNoToken ? std::nullopt : std::optional(id);
+  };
+  try {
+    const data::Tokenizer t = data::Tokenizer::load(tokenizer);
+    return {known(t.bos()), known(t.eos()), known(t.pad())};
+  } catch (const Error& e) {
+    log(LogLevel::kWarning, "export: config.json names no special tokens: {}", e.what());
+    return {};
+  }
+}
 
 hf::ExportResult export_checked(const std::string& path, const model::Config& config,
                                 const std::string& out, hf::ExportOptions options, bool quiet) {
@@ -56,6 +72,7 @@ int export_command(const std::vector<std::string>& arguments) {
   options.dtype = dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16;
   options.form = stacked ? hf::Form::kStacked : hf::Form::kOneByOne;
   options.positions = o.data.seq_len;
+  options.special = special_ids(o.data.tokenizer);
   const hf::ExportResult made = export_checked(path, model_config(checkpoint), out, options, quiet);
   print_result((json ? JsonLine()
                            .add("path", out)

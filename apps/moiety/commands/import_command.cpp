@@ -114,7 +114,7 @@ int import_command(const std::vector<std::string>& arguments) {
   }
   const Config config = imported_config(imported);
   if (a.print_config) return print_result(print_config(config)), kExitDone;
-  options.config = config_to_json(config);
+  options.config = config_to_json(config, options.tokenizer);
   const checkpoint::Manifest made = import_checked(folder, imported.config, a, options);
   const int64_t parameters = model::parameter_count(imported.config);
   const int64_t bytes = int64_t(made.files.at(0).bytes), keys = std::ssize(folder.tensors());

@@ -13,6 +13,8 @@
 #include "moiety/checkpoint/branches.h"
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/retention.h"
+#include "moiety/data/sha256.h"
+#include "moiety/data/tokenizer.h"
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/layout.h"
 
@@ -119,6 +121,25 @@ train::TrainConfig described_training(CheckpointInfo info) {
   return c;
 }
 
+void add_tokenizer(const std::string& name, InfoSheet& sheet) {
+  try {
+    const data::Tokenizer t = data::Tokenizer::load(name);
+    const std::string identity = data::hex(t.identity());
+    const std::string eos =
+        t.eos() == data::Tokenizer::kNoToken ? "no eos" : text("eos {}", t.eos());
+    sheet.line("tokenizer",
+               text("{}: {} ids, {}, identity {}", name, t.vocab(), eos, identity.substr(0, 16)));
+    sheet.json.raw("tokenizer", JsonLine()
+                                    .add("name", name)
+                                    .add("vocab", t.vocab())
+                                    .add("eos", t.eos())
+                                    .add("identity", identity)
+                                    .text());
+  } catch (const Error& e) {  // its file may be gone, or need a library that this build has not
+    sheet.line("tokenizer", text("{}: not read: {}", name, e.what()));
+  }
+}
+
 // What a checkpoint tells of model and training.
 void add_state(const std::string& path, const checkpoint::Manifest& m, bool tensors,
                InfoSheet& sheet) {
@@ -132,6 +153,7 @@ void add_state(const std::string& path, const checkpoint::Manifest& m, bool tens
                   c.data.seq_len, amount_text(double(m.run.tokens)), name(c.precision.recipe)));
   sheet.line("layout", layout);
   sheet.line("data", paths_text(info.options));
+  add_tokenizer(info.options.data.tokenizer, sheet);
   sheet.json.add("step", m.run.step)
       .add("tokens", m.run.tokens)
       .add("recipe", name(c.precision.recipe))

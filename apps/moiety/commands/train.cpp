@@ -90,7 +90,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch) {
       train::make_plan(typed, rank_device(o.run.device, launch.ranks), rank_share(launch));
   plan.train = open_training_data(o, typed.model.vocab, tokenizer);
   plan.valid = open_validation_data(o, typed.model.vocab, tokenizer);
-  plan.config_text = config_to_json(config);
+  plan.config_text = config_to_json(config, tokenizer.files());
   plan.tokenizer.assign(tokenizer.files().begin(), tokenizer.files().end());
   plan.tokenizer_identity = data::hex(tokenizer.identity());
   plan.compare = [&o, identity = tokenizer.identity()](const std::string& saved,

@@ -5,6 +5,7 @@
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/commands/path_kind.h"
 #include "apps/moiety/commands/quantized_directory.h"
+#include "apps/moiety/config/checkpoints.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/branches.h"
 #include "apps/moiety/report/people.h"
@@ -57,10 +58,16 @@ Good verify_checkpoint(const std::string& path) {
   const checkpoint::Manifest m = checkpoint::verify(path);
   int64_t bytes = 0;
   for (const checkpoint::FileEntry& file : m.files) bytes += int64_t(file.bytes);
+  const int64_t tokenizer = check_tokenizer_files(path, m.run.config).value_or(0);
   return {"checkpoint",
-          text("step {}, {}, {} in {}", m.run.step, counted(std::ssize(m.tensors), "tensor"),
-               bytes_text(bytes), counted(std::ssize(m.files), "file")),
-          JsonLine().add("bytes", bytes).add("step", m.run.step).add("id", m.id)};
+          text("step {}, {}, {} in {}{}", m.run.step, counted(std::ssize(m.tensors), "tensor"),
+               bytes_text(bytes), counted(std::ssize(m.files), "file"),
+               tokenizer ? ", and " + counted(tokenizer, "file") + " of its tokenizer" : ""),
+          JsonLine()
+              .add("bytes", bytes)
+              .add("step", m.run.step)
+              .add("id", m.id)
+              .add("tokenizer_files", tokenizer)};
 }
 
 Good verify_one(const std::string& path, PathKind kind) {

@@ -11,13 +11,43 @@
 #include "moiety/base/json_line.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/printable.h"
+#include "moiety/checkpoint/file_system.h"
 #include "moiety/checkpoint/manifest.h"
+#include "moiety/data/sha256.h"
 #include "moiety/data/tokenizer.h"
 
 namespace moiety::app {
+namespace {
 
-std::string config_to_json(const Config& config) {
-  return JsonLine().add("toml", print_config(config)).text();
+constexpr uint64_t kLongestTokenizer = uint64_t{512} << 20;
+
+}  // namespace
+
+std::string config_to_json(const Config& config, std::span<const data::TokenizerFile> tokenizer) {
+  JsonLine json;
+  json.add("toml", print_config(config));
+  if (tokenizer.empty()) return json.text();
+  JsonLine sums;
+  for (const data::TokenizerFile& file : tokenizer) {
+    sums.add(file.name, data::hex(data::sha256(file.bytes)));
+  }
+  return json.raw("tokenizer", sums.text()).text();
+}
+
+std::optional<int64_t> check_tokenizer_files(const std::string& path, std::string_view config) {
+  const nlohmann::json object = nlohmann::json::parse(config, nullptr, false);
+  const auto sums = object.is_object() ? object.find("tokenizer") : object.end();
+  if (sums == object.end() || !sums->is_object()) return std::nullopt;
+  for (const auto& [name, expected] : sums->items()) {
+    const std::string file = path + "/" + name;
+    const std::string bytes = checkpoint::read_text(checkpoint::posix(), file, kLongestTokenizer);
+    const std::string sum = data::hex(data::sha256(bytes));
+    if (expected != sum) {
+      throw CheckpointError("{}: its SHA-256 is {}, expected {}", file, sum,
+                            printable(expected.dump()));
+    }
+  }
+  return int64_t(sums->size());
 }
 
 Options parse_config_json(std::string_view json, const std::string& checkpoint) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,9 +14,15 @@
 
 namespace moiety::app {
 
-std::string config_to_json(const Config& config);
+// The SHA-256 of the tokenizer's files, which lie beside the manifest, stand there too.
+std::string config_to_json(const Config& config,
+                           std::span<const data::TokenizerFile> tokenizer = {});
 // Parses the object. Throws CheckpointError.
 Options parse_config_json(std::string_view json, const std::string& checkpoint);
+
+// Compares the tokenizer's files beside a checkpoint's manifest with what its config says of them.
+// Returns how many there are; nothing if it says nothing, as older ones. Throws CheckpointError.
+std::optional<int64_t> check_tokenizer_files(const std::string& path, std::string_view config);
 
 // The facts about a checkpoint, without its tensors. Where it keeps a tokenizer data.tokenizer is its
 // path: the one that the run was given may be gone, or another by now.

@@ -34,6 +34,10 @@ void append_nfc(std::string& out, std::string_view text) {
 
 void require_nfc(const std::string&) {}
 
+std::string nfc_library() {
+  return text("utf8proc {} of Unicode {}", utf8proc_version(), utf8proc_unicode_version());
+}
+
 std::string to_nfc(std::string_view text) {
   std::string out;
   out.reserve(text.size());

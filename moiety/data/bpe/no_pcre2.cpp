@@ -3,6 +3,8 @@
 
 namespace moiety::data::bpe {
 
+std::string regex_library() { return {}; }
+
 struct Pattern::Code {};
 struct Matcher::State {};
 

@@ -3,6 +3,8 @@
 
 namespace moiety::data::bpe {
 
+std::string nfc_library() { return {}; }
+
 void require_nfc(const std::string& place) {
   fail(ErrorKind::kUnsupported,
        "{}: NFC needs a build with utf8proc (Debian: libutf8proc-dev; build anew)", place);

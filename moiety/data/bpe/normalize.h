@@ -40,6 +40,8 @@ class Normalizer {
 // Replaces every match by `content`.
 void replace_all(std::string& text, Matcher& matcher, std::string_view content);
 
+// The library's version, and that of its Unicode; empty in a build without it.
+std::string nfc_library();
 // Throws Error(kUnsupported) in a build without utf8proc.
 void require_nfc(const std::string& place);
 // The text in the normal form C, as the `tokenizers` package has it.

@@ -26,6 +26,9 @@ class Pattern {
   std::string text_, place_;
 };
 
+// The library's version, and that of its Unicode; empty in a build without it.
+std::string regex_library();
+
 // The search for a pattern, for one thread.
 class Matcher {
  public:

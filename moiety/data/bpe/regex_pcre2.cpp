@@ -18,11 +18,16 @@ std::string message(int error) {
   return reinterpret_cast<const char*>(out);
 }
 
+std::string config_text(uint32_t what) {
+  char out[64] = {};
+  pcre2_config(what, out);
+  return out;
+}
+
 // The tables of code points reach from Unicode 14, the oldest that PCRE2 may be of, to 16.
 void check_unicode(const std::string& place) {
-  char version[32] = {};
-  pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version);
-  const int major = std::atoi(version);
+  const std::string version = config_text(PCRE2_CONFIG_UNICODE_VERSION);
+  const int major = std::atoi(version.c_str());
   if (major >= 14 && major <= 16) return;
   fail(ErrorKind::kUnsupported,
        "{}: patterns need a PCRE2 of Unicode 14 to 16 (10.40 to 10.46); this one is of {}", place,
@@ -30,6 +35,14 @@ void check_unicode(const std::string& place) {
 }
 
 }  // namespace
+
+std::string regex_library() {
+  uint32_t jit = 0;
+  pcre2_config(PCRE2_CONFIG_JIT, &jit);
+  const std::string version = config_text(PCRE2_CONFIG_VERSION);  // with its date
+  return text("PCRE2 {} of Unicode {}{}", version.substr(0, version.find(' ')),
+              config_text(PCRE2_CONFIG_UNICODE_VERSION), jit ? "" : " without JIT");
+}
 
 struct Pattern::Code {
   pcre2_code* code = nullptr;
