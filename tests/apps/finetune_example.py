@@ -3,7 +3,7 @@
 Hugging Face folder, and the way of run.sh through import, upcycling, training and export. Exit code
 77 without the packages gguf and numpy; what needs torch and transformers is skipped by name.
 
-    finetune_test.py PROGRAM
+    finetune_example.py PROGRAM
 """
 
 import importlib.util

@@ -4,7 +4,7 @@ tokenizers of tests/golden. Parquet and Jinja templates are compared with their 
 what is written here. What needs a package that is absent is skipped by name; exit code 77 without
 numpy.
 
-    prepare_test.py PROGRAM
+    prepare_in_python.py PROGRAM
 """
 
 import gzip
