@@ -54,7 +54,8 @@ class HuggingFace : public testing::Test {
     uint64_t n = 0;
     std::memcpy(&n, bytes.data(), sizeof(n));
     std::map<std::string, std::string> tensors;
-    for (const auto& [name, tensor] : Json::parse(bytes.substr(8, n)).items()) {
+    const Json header = Json::parse(bytes.substr(8, n));
+    for (const auto& [name, tensor] : header.items()) {
       if (name == "__metadata__") continue;
       const uint64_t begin = tensor["data_offsets"][0], end = tensor["data_offsets"][1];
       tensors[name] = bytes.substr(8 + n + begin, end - begin);
