@@ -35,16 +35,22 @@ class StepRing {
 // A ring from host to device: the host writes the slots.
 class InboundRing : public StepRing {
  public:
-  // A ring of blocks of `bytes` bytes.
-  InboundRing(int64_t bytes, int64_t slots, Device device, const char* what)
-      : StepRing(bytes, slots, device, what), block_(stride_, device, what) {}
+  // A ring of blocks of `bytes` bytes, of which the device holds the last `held`.
+  InboundRing(int64_t bytes, int64_t slots, Device device, const char* what, int64_t held = 1)
+      : StepRing(bytes, slots, device, what), blocks_(held * stride_, device, what), held_(held) {}
 
-  // Puts the next block into block().
-  void fetch(const Stream& stream) { move(block_.data(), true, stream); }
-  TensorView block() const { return block_.view(DType::kUInt8, {bytes_}); }
+  // Puts the next block into block(), in place of the oldest one that is held.
+  void fetch(const Stream& stream) {
+    last_ = (last_ + 1) % held_;
+    move(block_data(), true, stream);
+  }
+  TensorView block() const { return {block_data(), DType::kUInt8, {bytes_}, blocks_.device()}; }
 
  private:
-  Buffer block_;
+  std::byte* block_data() const { return blocks_.data() + last_ * stride_; }
+
+  Buffer blocks_;
+  int64_t held_, last_ = 0;
 };
 
 // A ring from device to host: the host reads the slots.

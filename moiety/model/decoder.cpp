@@ -88,8 +88,7 @@ void Decoder::append(std::span<const Continuation> parts, TensorView logits_PV, 
     ArenaScope temporaries(arena);
     const Transformer::Layer& layer = model_.layers_[l];
     layer.attention.forward_cached(pass, runs, caches_[l], x_TD, mid_TD);
-    model_.ffn_forward(pass, layer, routing,
-                       {.x_TD = mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = nullptr});
+    model_.ffn_passed(pass, layer, routing, mid_TD, x_TD, capacity);
   }
   int64_t end = 0;
   for (size_t p = 0; p < runs.size(); ++p) {

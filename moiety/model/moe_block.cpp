@@ -191,35 +191,48 @@ moe::MoeWeights MoeBlock::read_weights(const Pass& pass, gtp::Phase phase, int64
 }
 
 void MoeBlock::forward(const Pass& pass, const Forward& a, Saved* saved) const {
+  ForwardPass p;
+  begin_forward(pass, a, p);
+  forward_experts(pass, p);
+  end_forward(pass, p, saved);
+}
+
+void MoeBlock::begin_forward(const Pass& pass, const Forward& a, ForwardPass& p) const {
+  p.args = a;
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
-  Saved s;
-  // The order of the weights that are read is the same: the shared expert's, then the experts'.
-  const bool beside = shared_ && layer_.overlaps(moe::Overlap::kShared);
-  if (beside) make_shared(pass, a, s);
-  const TensorView addend = beside ? pass.wide_TD : shared_ ? add_shared(pass, a, s) : a.x_TD;
-  const auto read = [&] { return read_weights(pass, pass.phase, pairs(a.x_TD)); };
-  const auto add_and_read = [&] {
-    add_shared(pass, a, s);
-    return read();
-  };
-  layer_.forward({.weights = beside ? router_weights() : read(),
-                  .h_TD = pass.h_TD,
-                  .mask_T = pass.routed_T,
-                  .addend = addend,
-                  .capacity = a.capacity,
-                  .out_TD = a.out_TD,
-                  .stats = a.stats,
-                  .info = a.info,
-                  .frozen_w1 = !needs_.fc1,
-                  .recompute = a.recompute,
-                  .probe = pass.probe,
-                  .beside = beside ? std::function<moe::MoeWeights()>(add_and_read) : nullptr},
-                 saved ? &s.experts : nullptr, pass.arena, pass.stream);
+  p.shared_beside = shared_ && layer_.overlaps(moe::Overlap::kShared);
+  if (p.shared_beside) make_shared(pass, a, p.saved);
+  const TensorView addend = p.shared_beside ? pass.wide_TD
+                            : shared_       ? add_shared(pass, a, p.saved)
+                                            : a.x_TD;
+  layer_.begin_forward({.weights = router_weights(),
+                        .h_TD = pass.h_TD,
+                        .mask_T = pass.routed_T,
+                        .addend = addend,
+                        .capacity = a.capacity,
+                        .out_TD = a.out_TD,
+                        .stats = a.stats,
+                        .info = a.info,
+                        .frozen_w1 = !needs_.fc1,
+                        .recompute = a.recompute,
+                        .probe = pass.probe,
+                        .exchange = pass.exchange},
+                       p.experts, pass.arena, pass.stream);
+}
+
+// The order of the weights that are read is the same: the shared expert's, then the experts'.
+void MoeBlock::forward_experts(const Pass& pass, ForwardPass& p) const {
+  if (p.shared_beside) add_shared(pass, p.args, p.saved);
+  layer_.forward_experts(read_weights(pass, pass.phase, pairs(p.args.x_TD)), p.experts);
+}
+
+void MoeBlock::end_forward(const Pass& pass, ForwardPass& p, Saved* saved) const {
+  layer_.end_forward(p.experts, saved ? &p.saved.experts : nullptr);
   pass.note(router_work(pass));
   pass.note(exchange_work(pass, layer_.dispatch_format()));
   pass.note(activation_work(pass));
   pass.note(exchange_work(pass));
-  if (saved) *saved = s;
+  if (saved) *saved = p.saved;
 }
 
 moe::MoeWeights MoeBlock::router_weights() const {
@@ -300,7 +313,8 @@ moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved,
   moe::MoeWeights weights = weight_shapes(pass);
   weights.w1 = grouped(w1.values);
   weights.quantized_1.weight = w1;
-  layer_.rows_again(weights, pass.h_TD, saved, rows, pass.probe, pass.arena, pass.stream);
+  layer_.rows_again(weights, pass.h_TD, saved, rows, pass.probe, pass.arena, pass.stream,
+                    pass.exchange);
   return rows;
 }
 
@@ -331,12 +345,12 @@ void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradient
 DelayedExperts MoeBlock::make_delayed(const Pass& pass, const Saved& saved) const {
   const int64_t capacity = saved.experts.plan.capacity;
   DelayedExperts delayed;
-  if (by_maps()) {
+  if (layer_.in_place()) {
     delayed.gradient.inner_CF = pass.tensor({capacity, d_ffn_});
     delayed.h_TD = pass.tensor({pass.own_tokens(), d_model_});
     delayed.dout_TD = pass.tensor({pass.own_tokens(), d_model_});
   } else {
-    delayed.gradient = layer_.make_gradient_rows(capacity, pass.arena);
+    delayed.gradient = layer_.make_gradient_rows(capacity, pass.arena, false, true);
   }
   if (saved.experts.weight_TK.defined()) delayed.rows = layer_.make_rows(capacity, pass.arena);
   return delayed;
@@ -363,7 +377,7 @@ void MoeBlock::finish(const Pass& pass, DelayedExperts& delayed) {
 void MoeBlock::delay(const Pass& pass, const Backward& a, const Saved& saved) const {
   a.delayed->block = this;
   a.delayed->saved = &saved.experts;
-  if (by_maps()) {
+  if (layer_.in_place()) {
     copy(a.delayed->h_TD, pass.h_TD, pass.stream);
     copy(a.delayed->dout_TD, a.d_TD, pass.stream);
   } else {
@@ -372,84 +386,108 @@ void MoeBlock::delay(const Pass& pass, const Backward& a, const Saved& saved) co
 }
 
 void MoeBlock::backward(const Pass& pass, const Backward& a, const Saved& saved) const {
-  ArenaScope temporaries(pass.arena);
+  BackwardPass p;
+  begin_backward(pass, a, saved, p);
+  backward_experts(pass, p);
+  end_backward(pass, p);
+}
+
+void MoeBlock::begin_backward(const Pass& pass, const Backward& a, const Saved& saved,
+                              BackwardPass& p) const {
+  p.args = a;
+  p.saved = &saved;
+  p.temporaries = pass.arena.mark();
   apply_norm(pass, a.x_TD, *norm_, eps_, pass.h_TD);
   const bool has_shared = shared_ && needs_.network.any();
   const bool beside = has_shared && needs_.experts && layer_.overlaps(moe::Overlap::kShared);
   if (has_shared && !beside) shared_backward(pass, a.d_TD, saved);
-  TensorView dh_TD;
-  if (needs_.routed) dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
-  moe::MoeGradientRows gradient;
+  if (needs_.routed) p.dh_TD = pass.tensor({a.x_TD.size(0), d_model_});
   if (needs_.experts && a.delayed) {
-    gradient = a.delayed->gradient;
-  } else if (needs_.experts && !by_maps()) {
-    gradient = layer_.make_gradient_rows(saved.experts.plan.capacity, pass.arena, !needs_.fc2);
+    p.gradient = a.delayed->gradient;
+  } else if (needs_.experts && !layer_.in_place()) {
+    p.gradient = layer_.make_gradient_rows(saved.experts.plan.capacity, pass.arena, !needs_.fc2);
   }
-  const moe::Beside exchange = layer_.beside(moe::Overlap::kShared, pass.stream);
+  p.here = layer_.beside(moe::Overlap::kShared, pass.exchange, pass.stream);
   if (needs_.experts) {
-    layer_.receive_gradient(saved.experts, a.d_TD, gradient, pass.probe, exchange.stream());
+    layer_.receive_gradient(saved.experts, a.d_TD, p.gradient, pass.probe, p.here.stream());
   }
+  p.here.end();
   if (beside) shared_backward(pass, a.d_TD, saved);
-  exchange.join();
-  if (needs_.experts) pass.note(exchange_work(pass));
-  if (a.delayed) {
-    finish(pass, *a.delayed);
-    if (pass.probe) pass.probe->enter(index_, true);
-  }
-  if (needs_.experts) experts_backward(pass, a, saved, gradient, dh_TD);
-  if (needs_.input) norm_gradient(pass, {a.x_TD, dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);
 }
 
-void MoeBlock::experts_backward(const Pass& pass, const Backward& a, const Saved& saved,
-                                const moe::MoeGradientRows& given, TensorView dh_TD) const {
-  const int64_t capacity = saved.experts.plan.capacity;
-  moe::MoeGradientRows gradient = given;
-  const moe::MoeRows rows = expert_rows(pass, saved.experts, a.delayed);
+void MoeBlock::backward_experts(const Pass& pass, BackwardPass& p) const {
+  p.here.join();
+  if (needs_.experts) pass.note(exchange_work(pass));
+  if (p.args.delayed) {
+    finish(pass, *p.args.delayed);
+    if (pass.probe) pass.probe->enter(index_, true);
+  }
+  if (needs_.experts) experts_backward(pass, p);
+}
+
+void MoeBlock::end_backward(const Pass& pass, BackwardPass& p) const {
+  if (needs_.experts) end_experts(pass, p);
+  const Backward& a = p.args;
+  if (needs_.input) norm_gradient(pass, {a.x_TD, p.dh_TD, a.d_TD, a.d_TD}, eps_, *norm_);
+  pass.arena.release(p.temporaries);
+}
+
+void MoeBlock::experts_backward(const Pass& pass, BackwardPass& p) const {
+  const Backward& a = p.args;
+  const moe::MoeSaved& saved = p.saved->experts;
+  const int64_t capacity = saved.plan.capacity;
+  moe::MoeGradientRows gradient = p.gradient;
+  const moe::MoeRows rows = expert_rows(pass, saved, a.delayed);
   gemm::GroupScalar bias_beta;
   const auto bias_gradient = [&](optim::Parameter* bias) {
     if (!biased_ || !bias->trained()) return TensorView();
     if (take_accumulate(*bias)) bias_beta.value = 1;
     return bias->grad;
   };
-  const TensorView b1_grad = bias_gradient(b1_), b2_grad = bias_gradient(b2_);
-  // By maps no gradient has come, so its memory is only needed now.
+  p.b1_grad = bias_gradient(b1_);
+  p.b2_grad = bias_gradient(b2_);
+  // In place no gradient has come, so its memory is only needed now.
   if (needs_.fc2 && !gradient.inner_CF.defined()) {
     gradient.inner_CF = pass.tensor({capacity, d_ffn_});
   }
   if (!gradient.dx_CD.defined()) gradient.dx_CD = pass.tensor({capacity, d_model_});
-  ExpertGradients gradients;
-  if (!a.delayed) gradients = open_gradients(pass);
-  layer_.backward(
+  if (!a.delayed) p.gradients = open_gradients(pass);
+  layer_.backward_experts(
       {.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
        .grads = {.router_ED = needs_.router ? router_->grad : TensorView(),
                  .router_beta = needs_.router && take_accumulate(*router_) ? 1.0f : 0.0f,
-                 .w1 = target(gradients.fc1),
-                 .w2 = target(gradients.fc2),
-                 .b1_LH = b1_grad,
-                 .b2_LD = b2_grad,
+                 .w1 = target(p.gradients.fc1),
+                 .w2 = target(p.gradients.fc2),
+                 .b1_LH = p.b1_grad,
+                 .b2_LD = p.b2_grad,
                  .bias_beta = bias_beta},
        .h_TD = pass.h_TD,
        .dout_TD = a.d_TD,
        .addend = shared_ && needs_.input ? pass.wide_TD : TensorView(),
        .count = a.count,
        .scope = a.scope,
-       .dh_TD = dh_TD,
+       .dh_TD = p.dh_TD,
        .probe = pass.probe,
        .rows = rows,
-       .gradient = gradient},
-      saved.experts, pass.arena, pass.stream);
+       .gradient = gradient,
+       .exchange = pass.exchange},
+      saved, p.experts, pass.arena, pass.stream);
+}
+
+void MoeBlock::end_experts(const Pass& pass, BackwardPass& p) const {
+  layer_.end_backward(p.saved->experts, p.experts);
   pass.note(activation_work(pass));
   if (needs_.routed) {
     pass.note(exchange_work(pass));
     for (int product = 0; product < 2; ++product) pass.note(router_work(pass));
   }
   if (needs_.router) pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
-  if (b2_grad.defined()) show_gradient(pass, *b2_, b2_grad);
-  if (b1_grad.defined()) show_gradient(pass, *b1_, b1_grad);
-  if (a.delayed && needs_.expert_weights()) {
-    delay(pass, a, saved);
+  if (p.b2_grad.defined()) show_gradient(pass, *b2_, p.b2_grad);
+  if (p.b1_grad.defined()) show_gradient(pass, *b1_, p.b1_grad);
+  if (p.args.delayed && needs_.expert_weights()) {
+    delay(pass, p.args, *p.saved);
   } else {
-    close_gradients(pass, gradients);
+    close_gradients(pass, p.gradients);
   }
 }
 

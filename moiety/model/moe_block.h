@@ -28,7 +28,7 @@ class MoeBlock;
 struct DelayedExperts {
   // Memory that lives through a backward pass. Where rows are copied, dy and dx change places from
   // layer to layer, so that a gradient may come in while weight gradients read the one before it.
-  // Where experts read rows by maps, there are copies of h and of the gradient of out instead.
+  // Where experts read rows in place, there are copies of h and of the gradient of out instead.
   moe::MoeGradientRows gradient;
   TensorView h_TD, dout_TD;
   moe::MoeRows rows;  // with recomputation: rows of the waiting layer, then of the next one
@@ -70,7 +70,20 @@ class MoeBlock {
   };
   // Without `saved` (in evaluation) no backward can follow, and the caller releases the arena.
   void forward(const Pass& pass, const Forward& args, Saved* saved) const;
+  // The same in parts (moe/moe_layer.h).
+  struct ForwardPass {
+    Forward args;
+    Saved saved;
+    bool shared_beside = false;  // the shared expert comes when h is on its way
+    moe::MoeForwardPass experts;
+  };
+  void begin_forward(const Pass& pass, const Forward& args, ForwardPass& p) const;
+  void forward_experts(const Pass& pass, ForwardPass& p) const;
+  void end_forward(const Pass& pass, ForwardPass& p, Saved* saved) const;
 
+  struct ExpertGradients {
+    OpenGradient fc2, fc1;
+  };
   struct Backward {
     TensorView x_TD;
     TensorView d_TD;   // the gradient of out, replaced by that of x if blocks before need it
@@ -79,6 +92,22 @@ class MoeBlock {
     DelayedExperts* delayed = nullptr;  // null: weight gradients are computed at once
   };
   void backward(const Pass& pass, const Backward& args, const Saved& saved) const;
+  // The same in parts. `saved` stays until the end.
+  struct BackwardPass {
+    Backward args;
+    const Saved* saved = nullptr;
+    Arena::Mark temporaries;
+    TensorView dh_TD;
+    moe::MoeGradientRows gradient;
+    TensorView b1_grad, b2_grad;
+    ExpertGradients gradients;
+    moe::Beside here;
+    moe::MoeBackwardPass experts;
+  };
+  void begin_backward(const Pass& pass, const Backward& args, const Saved& saved,
+                      BackwardPass& p) const;
+  void backward_experts(const Pass& pass, BackwardPass& p) const;
+  void end_backward(const Pass& pass, BackwardPass& p) const;
   // Memory on the arena for all MoE layers of a backward pass, whose rows are as many as in
   // `saved`.
   DelayedExperts make_delayed(const Pass& pass, const Saved& saved) const;
@@ -86,7 +115,6 @@ class MoeBlock {
   static void finish(const Pass& pass, DelayedExperts& delayed);
 
  private:
-  bool by_maps() const { return layer_.layout() == moe::RowLayout::kRank; }
   // `interleave`: that of the rows of fc1; 0 for fc2.
   optim::ParamSpec expert_spec(const char* name, int64_t rows, int64_t columns, float std,
                                int64_t interleave) const;
@@ -112,12 +140,9 @@ class MoeBlock {
                            const DelayedExperts* delayed) const;
   // Leaves the weight gradients to `finish`.
   void delay(const Pass& pass, const Backward& args, const Saved& saved) const;
-  // The gradients of everything but norm, shared expert and weights that wait; `dh_TD` is optional.
-  void experts_backward(const Pass& pass, const Backward& args, const Saved& saved,
-                        const moe::MoeGradientRows& gradient, TensorView dh_TD) const;
-  struct ExpertGradients {
-    OpenGradient fc2, fc1;
-  };
+  // The gradients of everything but norm, shared expert and weights that wait.
+  void experts_backward(const Pass& pass, BackwardPass& p) const;
+  void end_experts(const Pass& pass, BackwardPass& p) const;
   gemm::GroupedWeight grouped(const TensorView& packed_LNK) const;
   gemm::GradTarget target(const OpenGradient& gradient) const;  // none if the weight is frozen
   ExpertGradients open_gradients(const Pass& pass) const;

@@ -1,6 +1,8 @@
 // The state that one pass over a micro-batch carries from block to block.
 #pragma once
 
+#include <optional>
+
 #include "moiety/base/arena.h"
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_probe.h"
@@ -29,6 +31,8 @@ struct Pass {
   TensorView h_TD;
   TensorView wide_TD;  // workspace of own tokens, fp32, if there are shared experts
   TensorProbe* probe = nullptr;
+  // The stream of exchanges among experts' ranks, if another pass computes beside them.
+  std::optional<Stream> exchange = {};
   const quant::RngState* rng = nullptr;  // state of stochastic rounding
   int64_t first_token = 0;               // as in Batch
   int64_t all_tokens = 0;

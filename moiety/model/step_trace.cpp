@@ -1,5 +1,6 @@
 #include "moiety/model/step_trace.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <numeric>
 #include <optional>
@@ -101,16 +102,58 @@ class StepWriter {
 
   StepTrace write() {
     recorder_.begin();
-    for (int m = 0; m < shape_.micro_batches; ++m) {
-      forward();
-      backward();
+    forward();
+    const Pass on = std::exchange(pass_, Pass(1));
+    backward();
+    const Pass back = std::exchange(pass_, Pass(1));
+    play(on, 0, on.size());
+    for (int m = 1; m < shape_.micro_batches; ++m) {
+      take_turns() ? play_turns(back, on) : play(back, 0, back.size());
+      if (!take_turns()) play(on, 0, on.size());
     }
+    play(back, 0, back.size());
     const std::span<const gtp::TraceEvent> events = recorder_.seal();
     out_.events.assign(events.begin(), events.end());
     return std::move(out_);
   }
 
  private:
+  // A call, or more work behind the latest one.
+  struct Item {
+    std::optional<Kind> kind;
+    std::vector<gtp::BundleId> bundles;
+    Work work;
+  };
+  // A pass in the parts between which another one may run: its beginning, the layers up to where
+  // rows have set out, and its end.
+  using Pass = std::vector<std::vector<Item>>;
+
+  void play(const Pass& pass, size_t begin, size_t end) {
+    for (size_t part = begin; part < end; ++part) {
+      for (const Item& item : pass[part]) {
+        item.kind ? recorder_.call(*item.kind, item.bundles, item.work)
+                  : recorder_.note_work(item.work);
+      }
+    }
+  }
+  void play_turns(const Pass& back, const Pass& on) {
+    const size_t turns = std::max(back.size(), on.size()) - 1;
+    for (size_t part = 0; part < turns; ++part) {
+      for (const Pass* pass : {&back, &on}) {
+        if (part + 1 < pass->size()) play(*pass, part, part + 1);
+      }
+    }
+    for (const Pass* pass : {&back, &on}) play(*pass, pass->size() - 1, pass->size());
+  }
+  bool take_turns() const {
+    return c_.overlap == moe::Overlap::kMicroBatch && shape_.grid.ep > 1 && c_.moe_layers() > 0;
+  }
+  void turn() { pass_.emplace_back(); }
+  void record(Kind kind, std::span<const gtp::BundleId> bundles, Work work = {}) {
+    pass_.back().push_back({kind, {bundles.begin(), bundles.end()}, work});
+  }
+  void note(Work work) { pass_.back().push_back({{}, {}, work}); }
+
   bool full() const { return c_.recompute == Recompute::kFull; }
 
   void check_shape() const {
@@ -219,7 +262,6 @@ class StepWriter {
                           .ranks = shape_.grid.ep},
                          shape_.storage, format);
   }
-  void note(Work work) { recorder_.note_work(work); }
 
   // ---- Calls.
   void call(Kind kind, std::initializer_list<const Linear*> linears) {
@@ -229,7 +271,7 @@ class StepWriter {
       bundles.push_back(l->bundle);
       work = {work.flops + l->product.flops, work.bytes + l->product.bytes};
     }
-    recorder_.call(kind, bundles, work);
+    record(kind, bundles, work);
   }
   void consume(Kind kind, const Linear& l) { call(kind, {&l}); }
   void weight_gradient(const Linear& l) {
@@ -240,12 +282,14 @@ class StepWriter {
     if (l.trained) call(Kind::kGradBuffer, {&l});
   }
   void end_gradient(const Linear& l) {
-    if (l.trained) recorder_.call(Kind::kGrad, std::span(&l.bundle, 1));
+    if (l.trained) record(Kind::kGrad, std::span(&l.bundle, 1));
   }
 
   void forward() {
-    recorder_.call(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
-    for (const Layer& layer : layers_) {
+    record(by_rows_ ? Kind::kRows : Kind::kFwd, std::span(&embed_.bundle, 1), embedding());
+    turn();
+    for (int64_t l = 0; l < c_.layers; ++l) {
+      const Layer& layer = layers_[static_cast<size_t>(l)];
       attention_forward(layer, Kind::kFwd);
       note(norm());
       if (layer.network) {
@@ -254,8 +298,9 @@ class StepWriter {
         note(layer.network->activation);
         consume(Kind::kFwd, layer.network->fc2);
       }
-      if (layer.experts) experts_forward(*layer.experts);
+      if (layer.experts) experts_forward(*layer.experts, frozen_.reaches(ffn_block(l)));
     }
+    turn();
     note(norm());
     open_gradient(head_);
     consume(Kind::kFwd, head_);
@@ -272,8 +317,11 @@ class StepWriter {
     consume(kind, layer.o);
   }
 
-  void experts_forward(const Network& experts) {
+  // Layers that backward does not come to run as a whole.
+  void experts_forward(const Network& experts, bool in_parts) {
+    if (in_parts) turn();
     call(Kind::kFwd, {&experts.fc1, &experts.fc2});
+    if (in_parts) turn();
     note(router());
     note(experts.dispatch);
     note(experts.activation);
@@ -282,16 +330,18 @@ class StepWriter {
 
   void backward() {
     if (head_needs(c_, frozen_).input) note(norm());
+    turn();
     for (int64_t l = c_.layers - 1; l >= 0 && frozen_.reaches(ffn_block(l)); --l) {
       const Layer& layer = layers_[static_cast<size_t>(l)];
       if (full()) attention_forward(layer, Kind::kRecompute);
       layer.experts ? moe_backward(layer) : dense_backward(layer);
       if (frozen_.reaches(attention_block(l))) attention_backward(layer);
     }
+    turn();
     delayed_gradients();
     if (!embed_.trained) return;
-    recorder_.call(by_rows_ ? Kind::kRowsGrad : Kind::kGradBuffer, std::span(&embed_.bundle, 1),
-                   embedding());
+    record(by_rows_ ? Kind::kRowsGrad : Kind::kGradBuffer, std::span(&embed_.bundle, 1),
+           embedding());
     if (!by_rows_) end_gradient(embed_);
   }
 
@@ -310,6 +360,7 @@ class StepWriter {
       if (c_.shared_gate && needs.gate) note(shared_gate());  // for its weight's gradient
       if (c_.shared_gate && needs.input) note(shared_gate());
     }
+    turn();
     experts_backward(*layer.experts, needs);
     if (needs.input) note(norm());
   }
@@ -341,13 +392,16 @@ class StepWriter {
   void experts_backward(const Network& experts, const FfnNeeds& needs) {
     if (needs.experts) note(exchange());
     delayed_gradients();
-    if (!needs.experts) return;
-    if (c_.recompute != Recompute::kNone) {
-      consume(Kind::kRecompute, experts.fc1);
-      note(experts.dispatch);
+    if (needs.experts) {
+      if (c_.recompute != Recompute::kNone) {
+        consume(Kind::kRecompute, experts.fc1);
+        note(experts.dispatch);
+      }
+      if (!c_.delay_wgrad) open_gradients(experts);
+      call(Kind::kBwd, {&experts.fc1, &experts.fc2});
     }
-    if (!c_.delay_wgrad) open_gradients(experts);
-    call(Kind::kBwd, {&experts.fc1, &experts.fc2});
+    turn();
+    if (!needs.experts) return;
     note(experts.activation);
     if (needs.routed) {
       note(exchange());
@@ -378,6 +432,7 @@ class StepWriter {
   const Precision& precision_;
   const StepShape& shape_;
   gtp::Recorder recorder_;
+  Pass pass_ = Pass(1);
   int64_t tokens_ = 0, own_tokens_ = 0;  // own: tokens of a tp rank, between blocks
   std::optional<gemm::Recipe> recipe_;   // recipe of the layer that is being made
   Linear embed_, head_;

@@ -18,6 +18,9 @@
 // With moe.delay_wgrad the experts' dw, fc2's and fc1's, come before the calls of the experts of
 // the next MoE layer, or before embed's.
 //
+// With Overlap::kMicroBatch a micro-batch's backward and the next one's forward take turns: where a
+// MoE layer's rows have set out, the calls of the other go on.
+//
 // Gradients that nobody needs because parameters are frozen (needs.h) are left out, and so are the
 // layers that backward does not come to.
 //

@@ -19,18 +19,6 @@
 #include "moiety/nn/rope.h"
 
 namespace moiety::model {
-namespace {
-
-TensorView flat(const TensorView& x_BS) {
-  return x_BS.defined() ? x_BS.reshape({x_BS.numel()}) : TensorView();
-}
-
-Routing::Counted counted(const Batch& batch) {
-  return {flat(batch.target_BS), flat(batch.mask_BS), flat(batch.routed_BS)};
-}
-
-}  // namespace
-
 moe::EpLimits ep_limits(const Config& config, DType storage, int64_t tokens) {
   return moe::moe_limits(moe_config(config, storage), tokens);
 }
@@ -44,7 +32,9 @@ int64_t lent_bytes(const Config& c, DType storage, int64_t capacity, bool quanti
     kept += c.is_moe(l) && ffn_needs(c, frozen, l).fc1;
   }
   if (kept < c.moe_layers()) ++kept;
-  const int64_t tensors = (quantized ? 0 : kept) + (c.combine == moe::Reduction::kToken ? 1 : 0);
+  // Rows that come once for all their slots are staged, as are quantized ones.
+  const bool staged = quantized || c.row_layout == moe::RowLayout::kRank;
+  const int64_t tensors = (staged ? 0 : kept) + (c.combine == moe::Reduction::kToken ? 1 : 0);
   return tensors * std::max(kUnit, round_up(byte_size(storage, capacity * c.d_model), kUnit));
 }
 
@@ -53,8 +43,7 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
       frozen_(config),
       head_needs_(head_needs(config, frozen_)),
       storage_(storage),
-      context_(context),
-      rng_(DType::kUInt64, {2}, context.device, "random state") {
+      context_(context) {
   check(config_);
   MOIETY_CHECK(storage == DType::kFloat32 || storage == DType::kBFloat16,
                "model: storage {} must be float32 or bfloat16", name(storage));
@@ -65,6 +54,8 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
                "model: router.aux_scope=global needs the communicator of all ranks");
   if (context_.tp && context_.tp->size() == 1) context_.tp = nullptr;
   check_device();
+  // On CPU ranks an exchange then runs when its results are asked for.
+  if (takes_turns()) exchange_ = Stream::deferred();
   check_tp(config_, {}, place().size);
   vocabulary_ = vocabulary_layout(config_, place());
   int64_t moe_index = 0;
@@ -308,91 +299,14 @@ Pass Transformer::begin_pass(const Batch& batch, Arena& arena, Stream stream) {
       pass.routed_T = flat(own_BS);
     }
   }
+  const TensorView rng = arena.tensor(DType::kUInt64, {2});
   nn::set_random_state(
-      {.state_2 = rng_, .seed = seed_, .draw = batch.micro_step, .draw_at = batch.micro_step_at},
+      {.state_2 = rng, .seed = seed_, .draw = batch.micro_step, .draw_at = batch.micro_step_at},
       stream);
-  pass.rng = static_cast<const quant::RngState*>(rng_.view().raw());
+  pass.rng = static_cast<const quant::RngState*>(rng.raw());
   pass.first_token = batch.first_token;
   pass.all_tokens = batch.all_tokens;
   return pass;
-}
-
-void Transformer::ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
-                              const FfnForward& a) const {
-  if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
-    const Arena::Mark mark = pass.arena.mark();
-    const TensorView hidden = dense->forward(pass, a.x_TD, a.out_TD);
-    if (!a.saved) return;
-    if (full_recompute()) {
-      pass.arena.release(mark);
-    } else {
-      a.saved->dense = hidden;
-    }
-    return;
-  }
-  std::get<MoeBlock>(layer.ffn).forward(pass,
-                                        {.x_TD = a.x_TD,
-                                         .out_TD = a.out_TD,
-                                         .capacity = a.capacity,
-                                         .stats = routing.stats_of(layer.moe_index),
-                                         .info = routing.info(layer.moe_index),
-                                         .recompute = config_.recompute != Recompute::kNone},
-                                        a.saved ? &a.saved->moe : nullptr);
-}
-
-void Transformer::layer_passed(const Pass& pass, const Layer& layer, const Routing& routing,
-                               TensorView x_TD, TensorView mid_TD, int64_t capacity) const {
-  {
-    ArenaScope temporaries(pass.arena);
-    layer.attention.forward(pass, x_TD, mid_TD);
-  }
-  ArenaScope temporaries(pass.arena);
-  ffn_forward(pass, layer, routing,
-              {.x_TD = mid_TD, .out_TD = x_TD, .capacity = capacity, .saved = nullptr});
-}
-
-TensorView Transformer::layer_forward(int64_t index, TensorView x_TD, int64_t capacity,
-                                      LayerSaved& saved) const {
-  const Pass& pass = saved_->pass;
-  const Layer& layer = layers_[index];
-  if (!frozen_.reaches(ffn_block(index))) {
-    layer_passed(pass, layer, saved_->routing, x_TD, saved_->mid_TD, capacity);
-    return x_TD;
-  }
-  const int64_t tokens = pass.own_tokens();
-  saved.x_TD = x_TD;
-  saved.mid_TD = full_recompute() ? saved_->mid_TD : pass.tensor({tokens, config_.d_model});
-  const Arena::Mark mark = pass.arena.mark();
-  saved.attention = layer.attention.forward(pass, x_TD, saved.mid_TD);
-  if (full_recompute() || !frozen_.reaches(attention_block(index))) pass.arena.release(mark);
-  const TensorView out_TD = pass.tensor({tokens, config_.d_model});
-  ffn_forward(pass, layer, saved_->routing,
-              {.x_TD = saved.mid_TD, .out_TD = out_TD, .capacity = capacity, .saved = &saved});
-  return out_TD;
-}
-
-void Transformer::layer_backward(int64_t index, const LayerSaved& saved) const {
-  const Layer& layer = layers_[index];
-  const Pass& pass = saved_->pass;
-  const TensorView d_TD = saved_->d_TD;
-  const ArenaScope temporaries(pass.arena);
-  const AttentionBlock::Saved attention =
-      full_recompute() ? layer.attention.forward(pass.again(), saved.x_TD, saved.mid_TD)
-                       : saved.attention;
-  if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
-    dense->backward(pass, saved.mid_TD, saved.dense, d_TD);
-  } else {
-    std::get<MoeBlock>(layer.ffn).backward(
-        pass,
-        {.x_TD = saved.mid_TD,
-         .d_TD = d_TD,
-         .count = saved_->routing.loss_count(layer.moe_index),
-         .scope = saved_->routing.scope(),
-         .delayed = saved_->delayed ? &*saved_->delayed : nullptr},
-        saved.moe);
-  }
-  if (!frozen_.reaches(attention_block(index))) return;
-  layer.attention.backward(pass, saved.x_TD, attention, d_TD);
 }
 
 bool Transformer::moves_rows() const {
@@ -401,16 +315,6 @@ bool Transformer::moves_rows() const {
 
 void Transformer::check_tokens() {
   if (token_faults_.view().defined()) gtp::check_tokens(vocabulary_, token_faults_);
-}
-
-std::optional<DelayedExperts> Transformer::make_delayed() const {
-  if (!config_.delay_wgrad) return std::nullopt;
-  for (int64_t l = 0; l < config_.layers; ++l) {
-    const auto* block = std::get_if<MoeBlock>(&layers_[l].ffn);
-    if (!block || !frozen_.reaches(ffn_block(l))) continue;
-    return block->make_delayed(saved_->pass, saved_->layers[l].moe);
-  }
-  return std::nullopt;
 }
 
 void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) const {
@@ -519,74 +423,6 @@ void Transformer::loss(const Pass& pass, const Batch& batch, TensorView x_TD, Te
   }
   // All ranks have the losses; one reports them.
   if (pass.tp_rank() == 0) add_losses(loss_T, sums, pass.stream);
-}
-
-void Transformer::forward(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
-                          Stream stream) {
-  MOIETY_CHECK(trainable_, "model: forward for training needs gradients; evaluate does not");
-  const TraceSpan span(TraceLane::kHost, "forward");
-  const Pass pass = begin_pass(batch, arena, stream);
-  const int64_t tokens = pass.own_tokens();
-  saved_ = std::make_unique<Saved>(Saved{.pass = pass,
-                                         .layers = std::vector<LayerSaved>(layers_.size()),
-                                         .routing = Routing(config_, pass, counted(batch)),
-                                         .x_TD = {},
-                                         .d_TD = {}});
-  if (head_needs_.input) saved_->d_TD = pass.tensor({tokens, config_.d_model});
-  if (full_recompute() || !frozen_.reaches(ffn_block(0))) {
-    saved_->mid_TD = pass.tensor({tokens, config_.d_model});
-  }
-  TensorView x_TD = pass.tensor({tokens, config_.d_model});
-  enter(-1, false);
-  embed(pass, batch, x_TD);
-  for (int64_t l = 0; l < config_.layers; ++l) {
-    const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
-    enter(l, false);
-    x_TD = layer_forward(l, x_TD, capacity, saved_->layers[l]);
-  }
-  saved_->x_TD = x_TD;
-  enter(-1, false);
-  saved_->routing.count(sums, context_.world, stream);
-  loss(pass, batch, x_TD, saved_->d_TD, head_needs_.weight, sums);
-  saved_->routing.losses(sums, stream);
-}
-
-void Transformer::backward(const Batch& batch, Stream stream) {
-  MOIETY_CHECK(saved_, "model: backward without a forward");
-  const TraceSpan span(TraceLane::kHost, "backward");
-  saved_->pass.stream = stream;
-  const Pass& pass = saved_->pass;
-  const TensorView d_TD = saved_->d_TD;
-  enter(-1, true);
-  saved_->delayed = make_delayed();
-  if (head_needs_.input) {
-    norm_gradient(pass, {saved_->x_TD, d_TD, {}, d_TD}, config_.norm_eps, *final_norm_);
-  }
-  for (int64_t l = config_.layers - 1; l >= 0 && frozen_.reaches(ffn_block(l)); --l) {
-    const TraceSpan layer_span(TraceLane::kHost, "layer", {{"layer", l}});
-    enter(l, true);
-    layer_backward(l, saved_->layers[l]);
-  }
-  if (saved_->delayed) MoeBlock::finish(pass, *saved_->delayed);
-  enter(-1, true);
-  if (embed_->trained()) embed_gradient(pass, batch, d_TD);
-  saved_.reset();
-}
-
-void Transformer::evaluate(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
-                           Stream stream) {
-  const TraceSpan span(TraceLane::kHost, "evaluate");
-  ArenaScope all(arena);
-  Pass pass = begin_pass(batch, arena, stream);
-  pass.records_amax = false;
-  Routing routing(config_, pass, counted(batch));
-  const TensorView x_TD = pass.tensor({pass.own_tokens(), config_.d_model});
-  const TensorView mid_TD = pass.tensor({pass.own_tokens(), config_.d_model});
-  embed(pass, batch, x_TD);
-  for (const Layer& layer : layers_) layer_passed(pass, layer, routing, x_TD, mid_TD, capacity);
-  routing.count(sums, context_.world, stream);
-  loss(pass, batch, x_TD, {}, false, sums);
-  routing.losses(sums, stream);
 }
 
 }  // namespace moiety::model

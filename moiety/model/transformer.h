@@ -12,6 +12,11 @@
 // above the caller's; they may be released after backward. Both passes are collective over the
 // expert-parallel group, the tensor-parallel ranks and, with AuxScope::kGlobal, all ranks.
 //
+// With Overlap::kMicroBatch backward of a micro-batch and forward of the next one take turns: where
+// the rows of one have set out among the experts' ranks, the other computes. All that adds up over
+// micro-batches (gradients, sums, losses) does so in the same order as one after the other, so the
+// bits are the same.
+//
 // On a GPU (ModelContext::device) the code is the same. Nothing waits for the host, and once a
 // batch of the same shape has been run, passes neither allocate (arena.h) nor read pageable memory,
 // so they can be captured. Tokens and targets outside the vocabulary give a loss of NaN there. A
@@ -120,6 +125,12 @@ class Transformer {
                Stream stream);
   // Runs backward for the batch of the last forward, whose arena still holds what forward left.
   void backward(const Batch& batch, Stream stream);
+  // Whether two micro-batches take turns: Overlap::kMicroBatch, where rows travel among ranks.
+  bool takes_turns() const;
+  // Runs backward for the batch of the last forward, and forward for `next` on an arena of its own,
+  // which is the last forward then. One after the other unless they take turns, and under a probe.
+  void backward_and_forward(const Batch& batch, const Batch& next, int64_t capacity,
+                            const StepSums& sums, Arena& next_arena, Stream stream);
   // Computes only the losses; nothing stays on the arena.
   void evaluate(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
                 Stream stream);
@@ -161,23 +172,31 @@ class Transformer {
     TensorView dense;
     MoeBlock::Saved moe;
   };
+  // A batch from forward to the end of backward.
   struct Saved {
     Pass pass;
+    int64_t capacity = 0;
     std::vector<LayerSaved> layers;
     Routing routing;
     TensorView mid_TD = {};  // kFull, and layers that backward does not come to
-    TensorView x_TD;         // output of the last layer
-    TensorView d_TD;         // the gradient on its way back
+    TensorView x_TD = {};    // the way forward: output of the last layer
+    TensorView d_TD = {};    // the gradient on its way back
     std::optional<DelayedExperts> delayed = {};
+    // The place on the way through the layers: a layer, and the part of it that comes next.
+    int64_t layer = 0;
+    int part = 0;
+    MoeBlock::ForwardPass forward = {};
+    MoeBlock::BackwardPass backward = {};
+    AttentionBlock::Saved attention = {};
+    Arena::Mark temporaries = {};
   };
 
-  struct FfnForward {
-    TensorView x_TD;
-    TensorView out_TD;
-    int64_t capacity = 0;
-    LayerSaved* saved = nullptr;  // null in evaluation
-  };
-
+  static TensorView flat(const TensorView& x_BS) {
+    return x_BS.defined() ? x_BS.reshape({x_BS.numel()}) : TensorView();
+  }
+  static Routing::Counted counted(const Batch& batch) {
+    return {flat(batch.target_BS), flat(batch.mask_BS), flat(batch.routed_BS)};
+  }
   TpPlace place() const;
   void check_device() const;
   std::unique_ptr<DelayedScales> make_scales(int64_t length) const;
@@ -186,17 +205,29 @@ class Transformer {
   Pass begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, Stream stream);
   Pass begin_pass(const Batch& batch, Arena& arena, Stream stream);
   bool full_recompute() const { return config_.recompute == Recompute::kFull; }
-  // Runs a layer in training; returns its output, which may lie where x does.
-  TensorView layer_forward(int64_t layer, TensorView x_TD, int64_t capacity,
-                           LayerSaved& saved) const;
+  // Begins forward: the embedding. `go_forward` then runs layers until rows have set out; false if
+  // it has run the last one. `end_forward` computes the loss.
+  std::unique_ptr<Saved> begin_forward(const Batch& batch, int64_t capacity, Arena& arena,
+                                       Stream stream);
+  bool go_forward(Saved& s) const;
+  void end_forward(Saved& s, const Batch& batch, const StepSums& sums);
+  // The same for backward, of which `end_backward` is the embedding's gradient.
+  void begin_backward(Saved& s, Stream stream) const;
+  bool go_backward(Saved& s) const;
+  void end_backward(Saved& s, const Batch& batch) const;
+  // Runs attention of the layer in training, before its second half.
+  void attention_forward(Saved& s, LayerSaved& saved) const;
+  void attention_backward(Saved& s) const;
+  // Runs the second half of a layer of which nothing is kept.
+  void ffn_passed(const Pass& pass, const Layer& layer, const Routing& routing, TensorView x_TD,
+                  TensorView out_TD, int64_t capacity) const;
   // Runs a layer of which nothing is kept; its output takes the place of x.
   void layer_passed(const Pass& pass, const Layer& layer, const Routing& routing, TensorView x_TD,
                     TensorView mid_TD, int64_t capacity) const;
-  void layer_backward(int64_t layer, const LayerSaved& saved) const;
   // The memory for weight gradients of experts that wait, if any wait in this pass.
-  std::optional<DelayedExperts> make_delayed() const;
-  void ffn_forward(const Pass& pass, const Layer& layer, const Routing& routing,
-                   const FfnForward& args) const;
+  std::optional<DelayedExperts> make_delayed(const Saved& s) const;
+  MoeBlock::Forward moe_forward(const Routing& routing, int64_t moe_index, TensorView x_TD,
+                                TensorView out_TD, int64_t capacity) const;
   void enter(int64_t layer, bool backward) const {
     if (probe_) probe_->enter(layer, backward);
   }
@@ -247,9 +278,9 @@ class Transformer {
   bool uses_scales_ = false;               // whether the recipe casts with them
   Tensor token_faults_;                    // of rows that are moved (gtp/embedding.h)
   uint64_t seed_ = 0;                      // seed of stochastic rounding
-  Tensor rng_;                             // quant::RngState of the last forward
   Tensor rope_table_;                      // made for the longest sequence so far
   std::unique_ptr<Saved> saved_;           // of a forward that waits for its backward
+  Stream exchange_;                        // of the exchanges of batches that take turns
 };
 
 }  // namespace moiety::model

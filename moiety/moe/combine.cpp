@@ -95,12 +95,18 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
   check_plan(kName, group, plan, stream);
   check_payload_device(kName, "g", args.g_TD, stream);
   check_payload_device(kName, "gy", args.gy_CD, stream);
-  check_devices(kName, {{"slot_w", args.slot_w}, {"y", args.y_CD}, {"g_slot_w", args.g_slot_w}},
+  check_devices(kName,
+                {{"slot_w", args.slot_w},
+                 {"y", args.y_CD},
+                 {"g_slot_w", args.g_slot_w},
+                 {"source_C", args.source_C}},
                 stream);
   const SourceRows g = source_rows(kName, "g", args.g_TD, plan.tokens);
   const bool weights = args.slot_w.defined(), dots = args.y_CD.defined();
   MOIETY_CHECK(weights || !dots, "{}: y is given without slot_w", kName);
   MOIETY_CHECK(dots == args.g_slot_w.defined(), "{}: y and g_slot_w go together", kName);
+  MOIETY_CHECK(!weights || !args.source_C.defined(),
+               "{}: rows by a map have no weight each, so slot_w is none", kName);
   if (weights && g.quantized()) {
     fail(ErrorKind::kUnsupported,
          "{}: g is {}, which slot_w cannot scale: rows are not requantized", kName,
@@ -112,11 +118,13 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
     check_tensor(kName, "y", args.y_CD, std::get<TensorView>(args.g_TD).dtype(), {-1, -1});
     check_tensor(kName, "g_slot_w", args.g_slot_w, DType::kFloat32, {plan.capacity});
   }
-  const ExpertRows gy = expert_rows(kName, "gy", args.gy_CD, args.g_TD, plan, args.g_slot_w);
+  const ExpertRows gy =
+      expert_rows(kName, "gy", args.gy_CD, args.g_TD, plan, args.g_slot_w, args.source_C);
   check_record(kName, group, args.g_TD, g.parts.record(plan.topk));
 
   if (group.impl()->on_gpu()) {
     check_gpu_rows(kName, "gy", gy);
+    check_no_map(kName, args.source_C);
     if constexpr (kCudaBuilt) {
       if (weights) {
         scale_rows_cuda(plan,

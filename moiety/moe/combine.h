@@ -37,13 +37,15 @@ void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream
 
 // gy[slot] = g[t], bit for bit; with slot_w it is round(slot_w[slot] g[t]), and with y also
 // g_slot_w[slot] = dot(y[slot], g[t]) in the order of lane_sum (base/math.h) with fma. Padding rows
-// are zero, also in scales and g_slot_w. Rows from info[0] to C are left alone.
+// are zero, also in scales and g_slot_w. Rows from info[0] to C are left alone. With source_C gy is
+// [M, ...] as in dispatch, without slot_w.
 struct CombineBackwardArgs {
   Payload g_TD;
   TensorView slot_w = {};    // optional, float32 [C]; Error(kUnsupported) with a quantized g
   TensorView y_CD = {};      // optional, with slot_w; in g's dtype
   Payload gy_CD;             // result, in g's dtype; may be y itself
   TensorView g_slot_w = {};  // result, float32 [C], defined exactly if y is
+  TensorView source_C = {};  // optional, int32 [C], from make_row_map
 };
 void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardArgs& args,
                       Stream stream);

@@ -14,7 +14,11 @@ DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const Disp
   check_plan(kName, group, plan, stream);
   check_payload_device(kName, "x", args.x_TD, stream);
   check_payload_device(kName, "rows", args.rows_CD, stream);
-  check_devices(kName, {{"w", args.w_TK}, {"slot_w", args.slot_w}, {"sink", args.sink.amax}},
+  check_devices(kName,
+                {{"w", args.w_TK},
+                 {"slot_w", args.slot_w},
+                 {"sink", args.sink.amax},
+                 {"source_C", args.source_C}},
                 stream);
   const SourceRows x = source_rows(kName, "x", args.x_TD, plan.tokens);
   const bool weights = args.w_TK.defined();
@@ -24,7 +28,8 @@ DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const Disp
     check_tensor(kName, "slot_w", args.slot_w, DType::kFloat32, {plan.capacity});
     check_rows(kName, "w", args.w_TK, plan.tokens, plan.topk);
   }
-  const ExpertRows rows = expert_rows(kName, "rows", args.rows_CD, args.x_TD, plan, args.slot_w);
+  const ExpertRows rows =
+      expert_rows(kName, "rows", args.rows_CD, args.x_TD, plan, args.slot_w, args.source_C);
   check_record(kName, group, args.x_TD, x.parts.record(plan.topk));
   if (args.sink.defined()) {
     const auto* tensor = std::get_if<TensorView>(&args.x_TD);
@@ -45,6 +50,7 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
   const DispatchRows d = check_dispatch(group, plan, args, stream);
   if (group.impl()->on_gpu()) {
     check_gpu_rows(kName, "rows", d.rows);
+    check_no_map(kName, args.source_C);
     if (args.sink.defined()) {
       fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
     }

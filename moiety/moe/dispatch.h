@@ -21,6 +21,9 @@ namespace moiety::moe {
 // rows[slot] = x[t] and slot_w[slot] = w[t, k], bit for bit, for every live pair. Rows between
 // rows_real and rows_padded of an expert are zero, also in scales and slot_w. Rows from info[0] to
 // C are left alone unless zero_tail.
+//
+// With source_C (slot_maps.h) rows are [M, ...], M = mapped_rows, and rows[source_C[slot]] = x[t]:
+// each row comes once, staged, and rows behind the last one are zero. On a CPU.
 struct DispatchArgs {
   Payload x_TD;
   TensorView w_TK = {};    // optional, float32
@@ -29,6 +32,7 @@ struct DispatchArgs {
   bool zero_tail = false;
   // Optional, [L]: the amax of every local expert's rows. Error(kUnsupported) on a GPU.
   quant::AmaxSink sink = {};
+  TensorView source_C = {};  // optional, int32 [C], from make_row_map
 };
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream);
 

@@ -135,9 +135,15 @@ void take_rows_of(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
   const DType dtype = x.format == PayloadFormat::kBF16 ? DType::kBFloat16 : DType::kFloat32;
   take<quantized>(exchange, plan, x, w_TK, [&](const Row& row, const int32_t* slot_K) {
     const uint32_t amax = sink.defined() ? quant::amax_bits(dtype, row.data, x.model) : 0;
+    if (rows.source) {
+      const int32_t* slot =
+          std::find_if(slot_K, slot_K + plan.topk, [](int32_t s) { return s >= 0; });
+      rows.put<quantized>(rows.source[*slot], row);
+    }
     for (int k = 0; k < plan.topk; ++k) {
       if (slot_K[k] < 0) continue;
-      rows.put<quantized>(slot_K[k], row, k);
+      if (!rows.source) rows.put<quantized>(slot_K[k], row);
+      rows.put_value(slot_K[k], row, k);
       if (sink.defined()) sink.raise(expert(slot_K[k]), amax);
     }
   });
@@ -171,7 +177,10 @@ void expand_rows(Exchange& exchange, const EpPlan& plan, const SourceRows& x,
 
 void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail) {
   const auto zero = [&](int64_t begin, int64_t end) {
-    for (int64_t slot = begin; slot < end; ++slot) rows.zero(slot);
+    for (int64_t slot = begin; slot < end; ++slot) {
+      if (!rows.source) rows.zero(slot);
+      rows.zero_value(slot);
+    }
   };
   const int64_t* offset = plan.offset.data<int64_t>();
   const int64_t experts = plan.rows_real.size(0);
@@ -179,6 +188,11 @@ void zero_padding(const EpPlan& plan, const ExpertRows& rows, bool tail) {
     zero(offset[e] + plan.rows_real.data<int64_t>()[e], offset[e + 1]);
   }
   if (tail) zero(offset[experts], plan.capacity);
+  if (rows.source) {
+    const int32_t last =
+        plan.capacity > 0 ? *std::max_element(rows.source, rows.source + plan.capacity) : -1;
+    for (int64_t place = last + 1; place < rows.places; ++place) rows.zero(place);
+  }
   rows.scales.zero_pads();
 }
 

@@ -81,11 +81,12 @@ enum class ZeroCopy : uint8_t {
   // rows of combine and dispatch_backward under kToken without weights are read by the homes
 };
 
-// What a layer (moe_layer.h) computes beside an exchange among ranks (ep.overlap); the same bits.
+// What is computed beside an exchange among ranks (ep.overlap); the same bits.
 enum class Overlap : uint8_t {
   kNone,
-  kWgrad,   // the experts' weight gradients, beside the exchange that brings dh home
-  kShared,  // the shared expert, beside the first exchange of forward and that of backward
+  kWgrad,       // the experts' weight gradients, beside the exchange that brings dh home
+  kShared,      // the shared expert, beside the first exchange of forward and that of backward
+  kMicroBatch,  // another micro-batch, beside every one: model/transformer.h
 };
 
 struct EpOptions {

@@ -58,11 +58,12 @@ Beside::Beside(bool apart, const Stream& side, const Stream& main)
   side_.wait(here);
 }
 
+void Beside::end() {
+  if (apart_) end_.record(side_);
+}
+
 void Beside::join() const {
-  if (!apart_) return;
-  Event here;
-  here.record(side_);
-  main_.wait(here);
+  if (apart_) main_.wait(end_);
 }
 
 MoeStats moe_stats(const TensorView& info) {
@@ -92,7 +93,8 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
                group.map().experts(), config.router.experts);
   // On CPU ranks the exchange then runs when its results are asked for.
-  if (config.overlap != Overlap::kNone && group.ranks() > 1) side_ = Stream::deferred();
+  const bool beside = config.overlap == Overlap::kWgrad || config.overlap == Overlap::kShared;
+  if (beside && group.ranks() > 1) side_ = Stream::deferred();
   layout_ = choose_row_layout(config.layout, group.ranks());
   path_ = gemm::choose_grouped_mlp({.dtype = config.dtype,
                                     .model = config.model,
@@ -100,6 +102,7 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                                     .interleave = config.interleave},
                                    group.device());
   if (config.path) path_.require(*config.path);
+  if (!in_place()) return;
   copies_ = config.copies.value_or(
       choose_row_copies(path_.path, config.ffn, config.activation.hidden(config.ffn)));
 }
@@ -128,11 +131,17 @@ MoeLayer::Experts MoeLayer::experts(const MoeWeights& weights, const QuantizedVi
   return experts;
 }
 
+int64_t MoeLayer::rows_that_come(int64_t capacity) const {
+  return by_maps() ? mapped_rows(group_->ranks(), group_->limits().tokens, capacity) : capacity;
+}
+
 TensorView MoeLayer::make_copies(int64_t capacity, Arena& arena) const {
-  if (by_maps()) return {};
-  // Rows that travel quantized come as codes, and these are dequantized.
-  return dispatch_ ? arena.tensor(config_.dtype, {capacity, config_.model})
-                   : arena.lent_tensor(config_.dtype, {capacity, config_.model});
+  if (in_place()) return {};
+  // Rows that travel quantized come as codes, and these are dequantized. Those that come once for
+  // all their slots are staged.
+  const int64_t rows = rows_that_come(capacity);
+  return dispatch_ || by_maps() ? arena.tensor(config_.dtype, {rows, config_.model})
+                                : arena.lent_tensor(config_.dtype, {rows, config_.model});
 }
 
 MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena, bool copies) const {
@@ -144,9 +153,14 @@ MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena, bool copies) const {
   return rows;
 }
 
-MoeGradientRows MoeLayer::make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2) const {
+MoeGradientRows MoeLayer::make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2,
+                                             bool swaps) const {
   MoeGradientRows gradient;
-  if (!by_maps()) gradient.dy_CD = arena.tensor(config_.dtype, {capacity, config_.model});
+  if (!in_place()) {
+    const int64_t rows = swaps ? capacity : rows_that_come(capacity);
+    gradient.dy_CD = arena.tensor(config_.dtype, {rows, config_.model});
+    if (by_maps()) gradient.source_C = arena.tensor(DType::kInt32, {capacity});
+  }
   if (!frozen_w2) gradient.inner_CF = arena.tensor(config_.dtype, {capacity, config_.ffn});
   gradient.dx_CD = arena.tensor(config_.dtype, {capacity, config_.model});
   return gradient;
@@ -166,7 +180,7 @@ gemm::MlpInput MoeLayer::mlp_input(const EpPlan& plan, const MoeRows& rows, Tens
 }
 
 bool MoeLayer::copies_forward(const Experts& experts) const {
-  return by_maps() && copies_.forward && !experts.has_recipe();
+  return in_place() && copies_.forward && !experts.has_recipe();
 }
 
 gemm::MlpInput MoeLayer::forward_input(const Experts& experts, const EpPlan& plan,
@@ -205,6 +219,7 @@ MoeLayer::Came MoeLayer::send(const Move& move, TensorView h_TD, TensorView weig
   const Stream& stream = exchange.stream();
   DispatchArgs args{
       .x_TD = h_TD, .w_TK = weight_TK, .rows_CD = rows.rows_CD, .slot_w = rows.slot_w};
+  args.source_C = rows.source_C;
   QuantizedView received;
   if (dispatch_) {
     received = gemm::allocate_rows(*dispatch_, rows.rows_CD.size(0), config_.model, arena);
@@ -228,11 +243,16 @@ MoeLayer::Came MoeLayer::first_exchange(const PrepareArgs& routing, TensorView p
                                         TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
                                         EpPlan& plan, Arena& arena, const Beside& exchange) const {
   const Stream& stream = exchange.stream();
-  if (by_maps()) {
+  if (in_place()) {
     plan = prepare(*group_, routing, plan_memory, stream);
     return map(plan, h_TD, weight_TK, rows, arena, stream);
   }
   const Move move = [&](const DispatchArgs& a) {
+    if (by_maps()) {
+      plan = prepare(*group_, routing, plan_memory, stream);
+      make_row_map(plan, rows.source_C, stream);
+      return dispatch(*group_, plan, a, stream);
+    }
     plan = plan_and_send(routing, a, plan_memory, stream);
   };
   return send(move, h_TD, weight_TK, rows, arena, exchange);
@@ -248,22 +268,28 @@ void MoeLayer::show_rows_that_came(TensorProbe* probe, Stream stream, const MoeS
                                    const Came& came, TensorView h_TD) const {
   if (!by_maps()) {
     show_rows(probe, stream, expert_rows(saved), "dispatch", "rows", came.x, h_TD);
-  } else if (dispatch_) {
+  } else if (dispatch_ || !in_place()) {
     show(probe, stream, "dispatch", "rows", came.x, h_TD);
   }
 }
 
 void MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
-                          const MoeRows& rows, TensorProbe* probe, Arena& arena,
-                          Stream stream) const {
+                          const MoeRows& rows, TensorProbe* probe, Arena& arena, Stream stream,
+                          const std::optional<Stream>& exchange) const {
   MOIETY_CHECK(saved.weight_TK.defined(), "moe_layer: the rows of forward were kept");
   ArenaScope temporaries(arena);
   Came came;
-  if (by_maps()) {
+  if (in_place()) {
     came = map(saved.plan, h_TD, saved.weight_TK, rows, arena, stream);
   } else {
-    const Move again = [&](const DispatchArgs& a) { dispatch(*group_, saved.plan, a, stream); };
-    came = send(again, h_TD, saved.weight_TK, rows, arena, {false, {}, stream});
+    Beside there = beside(Overlap::kNone, exchange, stream);
+    const Move again = [&](const DispatchArgs& a) {
+      if (by_maps()) make_row_map(saved.plan, rows.source_C, there.stream());
+      dispatch(*group_, saved.plan, a, there.stream());
+    };
+    came = send(again, h_TD, saved.weight_TK, rows, arena, there);
+    there.end();
+    there.join();
   }
   show_rows_that_came(probe, stream, saved, came, h_TD);
   const Experts experts = this->experts(weights, came.codes);
@@ -299,14 +325,24 @@ ExpertRows MoeLayer::expert_rows(const MoeSaved& saved) const {
 
 void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena,
                        Stream stream) const {
+  MoeForwardPass pass;
+  begin_forward(args, pass, arena, std::move(stream));
+  forward_experts(args.weights, pass);
+  end_forward(pass, saved);
+}
+
+void MoeLayer::begin_forward(const MoeForwardArgs& args, MoeForwardPass& pass, Arena& arena,
+                             Stream stream) const {
   const RouterConfig& router = config_.router;
   check_tensor("moe_layer", "h_TD", args.h_TD, config_.dtype, {-1, config_.model});
   if (args.info.defined()) {
     check_tensor("moe_layer", "info", args.info, DType::kInt64, {kInfoWords});
   }
   const int64_t tokens = args.h_TD.size(0);
-  std::optional<ArenaScope> all;
-  if (!saved) all.emplace(arena);
+  pass.args = args;
+  pass.arena = &arena;
+  pass.stream = stream;
+  pass.all = arena.mark();
   PrepareArgs prepare_args{.idx_TK = arena.tensor(DType::kInt32, {tokens, router.top_k}),
                            .alignment = config_.alignment,
                            .capacity = args.capacity,
@@ -314,17 +350,19 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
                            .overflow = config_.overflow};
   const TensorView plan_memory =
       bytes(arena, plan_bytes(group_->map(), group_->limits(), prepare_args));
-  MoeSaved s{.plan = {},
-             .logits_TE = arena.tensor(DType::kFloat32, {tokens, router.experts}),
-             .idx_TK = prepare_args.idx_TK,
-             .weight_TK = {},
-             .rows = {}};
+  MoeSaved& s = pass.saved;
+  s = {.plan = {},
+       .logits_TE = arena.tensor(DType::kFloat32, {tokens, router.experts}),
+       .idx_TK = prepare_args.idx_TK,
+       .weight_TK = {},
+       .rows = {}};
   const auto make_weights = [&] { return arena.tensor(DType::kFloat32, {tokens, router.top_k}); };
   if (args.recompute) s.weight_TK = make_weights();
   if (!args.recompute) s.rows = make_rows(args.capacity, arena, !args.frozen_w1);
-  ArenaScope temporaries(arena);
+  pass.temporaries = arena.mark();
   const TensorView weight_TK = args.recompute ? s.weight_TK : make_weights();
-  MoeRows rows = args.recompute ? make_rows(args.capacity, arena) : s.rows;
+  MoeRows& rows = pass.rows;
+  rows = args.recompute ? make_rows(args.capacity, arena) : s.rows;
   if (!rows.rows_CD.defined()) rows.rows_CD = make_copies(args.capacity, arena);
   router_forward(router,
                  {.h_TD = args.h_TD,
@@ -340,41 +378,63 @@ void MoeLayer::forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena
                  stream);
   show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
   show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);
-  const Beside exchange = beside(Overlap::kShared, stream);
-  const Came came = first_exchange(prepare_args, plan_memory, args.h_TD, weight_TK, rows, s.plan,
-                                   arena, exchange);
-  const MoeWeights weights = args.beside ? args.beside() : args.weights;
-  exchange.join();
+  pass.there = beside(Overlap::kShared, args.exchange, stream);
+  pass.came = first_exchange(prepare_args, plan_memory, args.h_TD, weight_TK, rows, s.plan, arena,
+                             pass.there);
+  pass.there.end();
+}
+
+void MoeLayer::forward_experts(const MoeWeights& weights, MoeForwardPass& pass) const {
+  const MoeForwardArgs& args = pass.args;
+  const MoeSaved& s = pass.saved;
+  const MoeRows& rows = pass.rows;
+  const Stream& stream = pass.stream;
+  Arena& arena = *pass.arena;
+  pass.there.join();
   if (args.info.defined()) copy(args.info, s.plan.info, stream);
-  show_rows_that_came(args.probe, stream, s, came, args.h_TD);
+  show_rows_that_came(args.probe, stream, s, pass.came, args.h_TD);
   const ExpertRows alive = expert_rows(s);
   const TensorView y_CD = make_outputs(args.capacity, arena);
-  const Experts experts = this->experts(weights, came.codes);
+  const Experts experts = this->experts(weights, pass.came.codes);
   // A copy may lie where y will: FC1 has read it when FC2 writes y.
-  experts.forward(forward_input(experts, s.plan, rows, came, y_CD, stream), rows.hidden_CH, y_CD,
-                  arena, stream);
-  show_rows(args.probe, stream, alive, "experts.fc1", "hidden", rows.hidden_CH, came.x);
+  experts.forward(forward_input(experts, s.plan, rows, pass.came, y_CD, stream), rows.hidden_CH,
+                  y_CD, arena, stream);
+  show_rows(args.probe, stream, alive, "experts.fc1", "hidden", rows.hidden_CH, pass.came.x);
   show_rows(args.probe, stream, alive, "experts.fc2", "y", y_CD, rows.hidden_CH, rows.slot_w);
+  pass.home = beside(Overlap::kNone, args.exchange, stream);
   combine(*group_, s.plan,
           {.y_CD = y_CD,
            .slot_w = {},
            .addend = args.addend,
            .reduction = config_.reduction,
            .out_TD = args.out_TD},
-          stream);
-  show(args.probe, stream, "combine", "x", args.out_TD, args.addend);
-  if (saved) *saved = s;
+          pass.home.stream());
+  pass.home.end();
+}
+
+void MoeLayer::end_forward(MoeForwardPass& pass, MoeSaved* saved) const {
+  pass.home.join();
+  show(pass.args.probe, pass.stream, "combine", "x", pass.args.out_TD, pass.args.addend);
+  pass.arena->release(saved ? pass.temporaries : pass.all);
+  if (saved) *saved = pass.saved;
+}
+
+// dy has as many rows as may come, or more.
+TensorView MoeLayer::rows_of(const TensorView& dy_CD, const EpPlan& plan) const {
+  return dy_CD.slice(0, 0, rows_that_come(plan.capacity));
 }
 
 void MoeLayer::receive_gradient(const MoeSaved& saved, TensorView dout_TD,
                                 const MoeGradientRows& gradient, TensorProbe* probe,
                                 Stream stream) const {
   check_tensor("moe_layer", "dout_TD", dout_TD, config_.dtype, {saved.plan.tokens, config_.model});
-  if (by_maps()) return;
-  combine_backward(
-      *group_, saved.plan,
-      {.g_TD = dout_TD, .slot_w = {}, .y_CD = {}, .gy_CD = gradient.dy_CD, .g_slot_w = {}}, stream);
-  show_rows(probe, stream, expert_rows(saved), "combine", "dy", gradient.dy_CD, dout_TD);
+  if (in_place()) return;
+  if (by_maps()) make_row_map(saved.plan, gradient.source_C, stream);
+  const TensorView dy = rows_of(gradient.dy_CD, saved.plan);
+  combine_backward(*group_, saved.plan,
+                   {.g_TD = dout_TD, .gy_CD = dy, .source_C = gradient.source_C}, stream);
+  if (by_maps()) return show(probe, stream, "combine", "dy", dy, dout_TD);
+  show_rows(probe, stream, expert_rows(saved), "combine", "dy", dy, dout_TD);
 }
 
 void MoeLayer::copy_rows(const EpPlan& plan, TensorView h_TD, TensorView rows_CD,
@@ -390,9 +450,9 @@ void MoeLayer::copy_gradient(const EpPlan& plan, TensorView dout_TD, TensorView 
 bool MoeLayer::data_gradients(const Experts& experts, const MoeRows& rows, const EpPlan& plan,
                               TensorView h_TD, TensorView dx_CD, gemm::MlpGradients g,
                               const gemm::GradTarget& w2, Arena& arena, Stream stream) const {
-  if (!by_maps() || experts.has_recipe() || !copies_.gradient) {
+  if (!in_place() || experts.has_recipe() || !copies_.gradient) {
     // Gradients of rows read the shape of x alone.
-    const TensorView x = by_maps() ? h_TD : rows.rows_CD.defined() ? rows.rows_CD : dx_CD;
+    const TensorView x = in_place() ? h_TD : rows.rows_CD.defined() ? rows.rows_CD : g.d_o;
     experts.backward_data(mlp_input(plan, rows, x), g, arena, stream);
     return false;
   }
@@ -415,7 +475,7 @@ bool MoeLayer::data_gradients(const Experts& experts, const MoeRows& rows, const
 void MoeLayer::weight_gradients(const Experts& experts, const WeightGradients& args,
                                 const MoeRows& rows, const EpPlan& plan, TensorView free_CD,
                                 Arena& arena, Stream stream) const {
-  gemm::MlpGradients g{.d_o = by_maps() ? args.dout_TD : args.gradient.dy_CD,
+  gemm::MlpGradients g{.d_o = in_place() ? args.dout_TD : rows_of(args.gradient.dy_CD, plan),
                        .h = rows.hidden_CH,
                        .dh = rows.hidden_CH,
                        .a = args.gradient.inner_CF,
@@ -424,9 +484,9 @@ void MoeLayer::weight_gradients(const Experts& experts, const WeightGradients& a
                        .db1_EH = {},
                        .db2_ED = {},
                        .bias_beta = {}};
-  if (!by_maps()) {
+  if (!in_place()) {
     // Without the gradient of w1 only the shape of x is read.
-    const TensorView x = rows.rows_CD.defined() ? rows.rows_CD : args.gradient.dy_CD;
+    const TensorView x = rows.rows_CD.defined() ? rows.rows_CD : g.d_o;
     return experts.backward_weights(mlp_input(plan, rows, x), g, args.w2, args.w1, arena, stream);
   }
   ArenaScope temporaries(arena);
@@ -465,13 +525,23 @@ void MoeLayer::backward_weights(const WeightGradients& args, const MoeSaved& sav
 
 void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
                         Stream stream) const {
+  MoeBackwardPass pass;
+  backward_experts(args, saved, pass, arena, std::move(stream));
+  end_backward(saved, pass);
+}
+
+void MoeLayer::backward_experts(const MoeBackwardArgs& args, const MoeSaved& saved,
+                                MoeBackwardPass& pass, Arena& arena, Stream stream) const {
   const int64_t tokens = saved.plan.tokens, capacity = saved.plan.capacity;
   check_tensor("moe_layer", "h_TD", args.h_TD, config_.dtype, {tokens, config_.model});
   const bool routed = args.dh_TD.defined();
   if (routed) {
     check_tensor("moe_layer", "dh_TD", args.dh_TD, config_.dtype, {tokens, config_.model});
   }
-  ArenaScope temporaries(arena);
+  pass.args = args;
+  pass.arena = &arena;
+  pass.stream = stream;
+  pass.temporaries = arena.mark();
   const Experts experts = this->experts(args.weights);
   const MoeRows& rows = args.rows.hidden_CH.defined() ? args.rows : saved.rows;
   MOIETY_CHECK(rows.hidden_CH.defined(), "moe_layer: backward without the rows of rows_again");
@@ -481,7 +551,7 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
     receive_gradient(saved, args.dout_TD, gradient, args.probe, stream);
   }
   const gemm::MlpGradients gradients{
-      .d_o = by_maps() ? args.dout_TD : gradient.dy_CD,
+      .d_o = in_place() ? args.dout_TD : rows_of(gradient.dy_CD, saved.plan),
       .h = rows.hidden_CH,
       .dh = rows.hidden_CH,
       .a = gradient.inner_CF,
@@ -499,52 +569,60 @@ void MoeLayer::backward(const MoeBackwardArgs& args, const MoeSaved& saved, Aren
                                 .h_TD = args.h_TD,
                                 .dout_TD = args.dout_TD};
   show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
-  const auto weights = [&] {
-    weight_gradients(experts, targets, rows, saved.plan, gradient.dx_CD, arena, stream);
-  };
-  if (!routed) return weights();
-  show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
-  route_back(args, saved, gradients, weights, arena, stream);
+  if (routed) {
+    show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
+    send_home(saved, gradients, pass);
+  }
+  weight_gradients(experts, targets, rows, saved.plan, gradient.dx_CD, arena, stream);
 }
 
-void MoeLayer::route_back(const MoeBackwardArgs& args, const MoeSaved& saved,
-                          const gemm::MlpGradients& gradients, const std::function<void()>& weights,
-                          Arena& arena, Stream stream) const {
-  const RouterConfig& router = config_.router;
+void MoeLayer::send_home(const MoeSaved& saved, const gemm::MlpGradients& gradients,
+                         MoeBackwardPass& pass) const {
+  const MoeBackwardArgs& args = pass.args;
   const int64_t tokens = saved.plan.tokens;
+  Arena& arena = *pass.arena;
   // The part of dh through the experts stays float32 until the router's part is added.
-  const TensorView gx_TD = config_.dtype == DType::kFloat32
-                               ? args.dh_TD
-                               : arena.tensor(DType::kFloat32, {tokens, config_.model});
-  const TensorView dweight_TK = arena.tensor(DType::kFloat32, {tokens, router.top_k});
-  const Beside exchange = beside(Overlap::kWgrad, stream);
+  pass.gx_TD = config_.dtype == DType::kFloat32
+                   ? args.dh_TD
+                   : arena.tensor(DType::kFloat32, {tokens, config_.model});
+  pass.dweight_TK = arena.tensor(DType::kFloat32, {tokens, config_.router.top_k});
+  pass.home = beside(Overlap::kWgrad, args.exchange, pass.stream);
   dispatch_backward(*group_, saved.plan,
                     {.g_rows_CD = gradients.dx,
                      .g_slot_w = gradients.dprob_R,
                      .addend = args.addend,
                      .reduction = config_.reduction,
-                     .gx_TD = gx_TD,
-                     .gw_TK = dweight_TK},
-                    exchange.stream());
-  show(args.probe, exchange.stream(), "dispatch", "dh", gx_TD, gradients.dx);
-  weights();
-  exchange.join();
-  router_backward(router,
-                  {.h_TD = args.h_TD,
-                   .w_ED = args.weights.router_ED,
-                   .logits_TE = saved.logits_TE,
-                   .idx_TK = saved.idx_TK,
-                   .dweight_TK = dweight_TK,
-                   .count = args.count,
-                   .scope = args.scope,
-                   .dw_ED = args.grads.router_ED,
-                   .dw_beta = args.grads.router_beta,
-                   .addend_TD = gx_TD,
-                   .dh_TD = args.dh_TD,
-                   .workspace = bytes(arena, router_backward_workspace(router, config_.dtype,
-                                                                       tokens, config_.model))},
-                  stream);
-  show(args.probe, stream, "router", "dh", args.dh_TD, dweight_TK, gx_TD);
+                     .gx_TD = pass.gx_TD,
+                     .gw_TK = pass.dweight_TK},
+                    pass.home.stream());
+  show(args.probe, pass.home.stream(), "dispatch", "dh", pass.gx_TD, gradients.dx);
+  pass.home.end();
+}
+
+void MoeLayer::end_backward(const MoeSaved& saved, MoeBackwardPass& pass) const {
+  const MoeBackwardArgs& args = pass.args;
+  if (args.dh_TD.defined()) {
+    pass.home.join();
+    const RouterConfig& router = config_.router;
+    router_backward(router,
+                    {.h_TD = args.h_TD,
+                     .w_ED = args.weights.router_ED,
+                     .logits_TE = saved.logits_TE,
+                     .idx_TK = saved.idx_TK,
+                     .dweight_TK = pass.dweight_TK,
+                     .count = args.count,
+                     .scope = args.scope,
+                     .dw_ED = args.grads.router_ED,
+                     .dw_beta = args.grads.router_beta,
+                     .addend_TD = pass.gx_TD,
+                     .dh_TD = args.dh_TD,
+                     .workspace = bytes(
+                         *pass.arena, router_backward_workspace(router, config_.dtype,
+                                                                saved.plan.tokens, config_.model))},
+                    pass.stream);
+    show(args.probe, pass.stream, "router", "dh", args.dh_TD, pass.dweight_TK, pass.gx_TD);
+  }
+  pass.arena->release(pass.temporaries);
 }
 
 }  // namespace moiety::moe

@@ -4,9 +4,11 @@
 //
 //    h -> router -> idx, w -> prepare -> dispatch h, w -> grouped MLP with p = w -> combine -> out
 //
-// In a group of one rank nothing needs to travel (RowLayout::kRank): the experts read h, and the
-// gradient of out, where they lie, through the maps of the plan's slots, and forward keeps maps,
-// routing and hidden activation alone. The bits are those of rows that are copied.
+// With RowLayout::kRank experts read rows through a map of the plan's slots, with the bits of rows
+// that are copied to the order of experts. In a group of one rank nothing needs to travel: they read
+// h, and the gradient of out, where they lie, and forward keeps maps, routing and hidden activation
+// alone. In other groups they read one copy of each row that came, M rows at most (mapped_rows), and
+// forward keeps these beside them.
 //
 // Tensors that backward needs lie on the caller's arena, allocated first, until the caller releases
 // them after backward; temporaries are given back before the call returns. Rows that peers could
@@ -73,8 +75,9 @@ struct MoeGrads {
 
 // The input of a rank's experts, and their hidden activation.
 struct MoeRows {
-  TensorView rows_CD;    // kExpert: the tokens that came to this rank's experts; absent: not kept
-  TensorView source_C;   // kRank: which rows of h these are (SlotMaps)
+  // The tokens that came to this rank's experts: in kRank [M, D]; absent: not kept, or h.
+  TensorView rows_CD;
+  TensorView source_C;   // kRank: which rows of those, or of h, these are (slot_maps.h)
   TensorView slot_w;     // [C]: the weights of those tokens
   TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
 };
@@ -82,9 +85,10 @@ struct MoeRows {
 // The gradients of those rows, made by backward. Weight gradients read dy and `inner`, and from
 // MoeRows rows and hidden; dx is free again when backward returns.
 struct MoeGradientRows {
-  TensorView dy_CD;     // kExpert: gradient of the experts' outputs; in kRank it is that of out
+  TensorView dy_CD;     // gradient of the experts' outputs, in kRank [M or more, D]; absent: of out
   TensorView inner_CF;  // FC2's input; absent if nobody wants the gradient of w2
   TensorView dx_CD;     // gradient of the experts' inputs; workspace, if that is not wanted
+  TensorView source_C = {};  // as in MoeRows, where dy came by the map
 };
 
 // The part of a layer that backward needs from forward: views into the arena, and the plan.
@@ -108,7 +112,7 @@ MoeStats moe_stats(const TensorView& info);
 EpLimits moe_limits(const MoeConfig& config, int64_t tokens_max);
 
 struct MoeForwardArgs {
-  MoeWeights weights;
+  MoeWeights weights;  // of those of experts, `begin_forward` needs none
   TensorView h_TD;
   TensorView mask_T;     // uint8, optional: router.h
   TensorView addend;     // optional [T, D]: out = y + addend with one rounding (combine.h)
@@ -122,9 +126,9 @@ struct MoeForwardArgs {
   // bits; nothing is counted or dropped anew.
   bool recompute = false;
   TensorProbe* probe = nullptr;
-  // Optional: called when h is on its way to the experts, for what is computed beside that and
-  // gives `addend` its values. It returns the weights; of those above only the router's count then.
-  std::function<MoeWeights()> beside = {};
+  // Optional: a stream of exchanges alone, for a pass in parts. All passes that are under way at a
+  // time have the same one.
+  std::optional<Stream> exchange = {};
 };
 
 struct MoeBackwardArgs {
@@ -139,22 +143,55 @@ struct MoeBackwardArgs {
   // wanted, so that nothing goes back through rows and probabilities.
   TensorView dh_TD;
   TensorProbe* probe = nullptr;
-  MoeRows rows = {};              // from `rows_again`; absent: as forward saved them
-  MoeGradientRows gradient = {};  // through `receive_gradient`; absent: temporaries
+  MoeRows rows = {};                    // from `rows_again`; absent: as forward saved them
+  MoeGradientRows gradient = {};        // through `receive_gradient`; absent: temporaries
+  std::optional<Stream> exchange = {};  // as in forward
 };
 
-// A stream beside the main one for operations that follow what is there and come before what
-// follows `join`; unless it is apart, the main stream itself.
+// A stream beside the main one for operations that follow what is there, up to `end`, and come
+// before what follows `join`; unless it is apart, the main stream itself. Others may use the stream
+// after `end`.
 class Beside {
  public:
+  Beside() = default;
   Beside(bool apart, const Stream& side, const Stream& main);
   bool apart() const { return apart_; }
   const Stream& stream() const { return side_; }
+  void end();
   void join() const;
 
  private:
-  bool apart_;
+  bool apart_ = false;
   Stream side_, main_;
+  Event end_;
+};
+
+// The experts' input as it came: rows [C], or in kRank [T]; with their codes if it came quantized.
+struct MoeCame {
+  TensorView x;
+  QuantizedView codes;
+};
+
+// A pass of a layer in parts. A part ends where rows have set out; what the caller computes before
+// the next part runs beside that, if the exchange has a stream of its own. Nothing is released on
+// the arena meanwhile.
+struct MoeForwardPass {
+  MoeForwardArgs args;
+  MoeSaved saved;
+  MoeRows rows;
+  MoeCame came;
+  Beside there, home;
+  Arena* arena = nullptr;
+  Stream stream;
+  Arena::Mark all, temporaries;
+};
+struct MoeBackwardPass {
+  MoeBackwardArgs args;
+  TensorView gx_TD, dweight_TK;
+  Beside home;
+  Arena* arena = nullptr;
+  Stream stream;
+  Arena::Mark temporaries;
 };
 
 class MoeLayer {
@@ -174,16 +211,27 @@ class MoeLayer {
   // Runs forward and fills `saved` with tensors on the arena; without it (evaluation) nothing
   // stays. Under kError the caller asks `group.check(saved.plan.epoch)` once per step.
   void forward(const MoeForwardArgs& args, MoeSaved* saved, Arena& arena, Stream stream) const;
+  // The same in parts: router and the way to the experts; the experts, with these weights, and the
+  // way home; the end. `addend` needs its values before the second part ends.
+  void begin_forward(const MoeForwardArgs& args, MoeForwardPass& pass, Arena& arena,
+                     Stream stream) const;
+  void forward_experts(const MoeWeights& weights, MoeForwardPass& pass) const;
+  void end_forward(MoeForwardPass& pass, MoeSaved* saved) const;
   // Brings h once more to `rows` and runs FC1 again, after a forward under `recompute`;
   // `weights` only needs w1.
   void rows_again(const MoeWeights& weights, TensorView h_TD, const MoeSaved& saved,
-                  const MoeRows& rows, TensorProbe* probe, Arena& arena, Stream stream) const;
+                  const MoeRows& rows, TensorProbe* probe, Arena& arena, Stream stream,
+                  const std::optional<Stream>& exchange = {}) const;
   // Runs backward and consumes `saved`, except for the tensors that weight gradients read.
   void backward(const MoeBackwardArgs& args, const MoeSaved& saved, Arena& arena,
                 Stream stream) const;
+  // The same in parts: the experts and the way of their gradients home, and the end.
+  void backward_experts(const MoeBackwardArgs& args, const MoeSaved& saved, MoeBackwardPass& pass,
+                        Arena& arena, Stream stream) const;
+  void end_backward(const MoeSaved& saved, MoeBackwardPass& pass) const;
 
   // Runs only the first exchange of backward, for a caller that puts work between it and the rest.
-  // In kRank there is none.
+  // There is none if rows are in place.
   void receive_gradient(const MoeSaved& saved, TensorView dout_TD, const MoeGradientRows& gradient,
                         TensorProbe* probe, Stream stream) const;
   // Computes the weight gradients alone, any time after a `backward` that had no targets for them,
@@ -194,25 +242,30 @@ class MoeLayer {
     gemm::GradTarget w1, w2;
     MoeRows rows = {};  // absent: as forward saved them
     MoeGradientRows gradient;
-    TensorView h_TD, dout_TD;  // in kRank, as they were
+    TensorView h_TD, dout_TD;  // in place, as they were
   };
   void backward_weights(const WeightGradients& args, const MoeSaved& saved, Arena& arena,
                         Stream stream) const;
 
   // Whether this is asked for, and there are ranks to exchange with.
   bool overlaps(Overlap what) const { return config_.overlap == what && group_->ranks() > 1; }
-  // A stream for an exchange, which is apart from the main one where `overlap` is asked for.
-  Beside beside(Overlap overlap, const Stream& main) const {
+  // A stream for an exchange, which is apart from the main one where `overlap` is asked for, or the
+  // caller has one.
+  Beside beside(Overlap overlap, const std::optional<Stream>& exchange, const Stream& main) const {
+    if (exchange && group_->ranks() > 1) return {true, *exchange, main};
     return {overlaps(overlap), side_, main};
   }
 
   // `copies`: with rows_CD, where there is one.
   MoeRows make_rows(int64_t capacity, Arena& arena, bool copies = true) const;
-  // `frozen_w2`: nobody wants the gradient of w2.
-  MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2 = false) const;
+  // `frozen_w2`: nobody wants the gradient of w2. `swaps`: dy and dx may change places.
+  MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2 = false,
+                                     bool swaps = false) const;
 
   // kExpert or kRank.
   RowLayout layout() const { return layout_; }
+  // Whether experts read h and the gradient of out themselves.
+  bool in_place() const { return by_maps() && group_->ranks() == 1; }
 
   const MoeConfig& config() const { return config_; }
   // Rows for `factor` times the balanced load of `group_tokens` tokens.
@@ -227,13 +280,10 @@ class MoeLayer {
   // `codes` are the rows that came, if they came quantized.
   Experts experts(const MoeWeights& weights, const QuantizedView& codes = {}) const;
   gemm::MlpInput mlp_input(const EpPlan& plan, const MoeRows& rows, TensorView x_TD) const;
-  // Memory for rows that are copied; none in kRank.
+  // The rows of memory for what comes, and that memory; none in place.
+  int64_t rows_that_come(int64_t capacity) const;
   TensorView make_copies(int64_t capacity, Arena& arena) const;
-  // The experts' input as it came: rows [C], or in kRank [T]; with their codes if it came quantized.
-  struct Came {
-    TensorView x;
-    QuantizedView codes;
-  };
+  using Came = MoeCame;
   // Sends h and its weights to the experts, by `move`; what has no place in `rows` is on the arena.
   using Move = std::function<void(const DispatchArgs&)>;
   Came send(const Move& move, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
@@ -249,6 +299,7 @@ class MoeLayer {
            Arena& arena, Stream stream) const;
   // In kRank: h as it would come, which is h itself unless it travels quantized.
   Came send_nowhere(TensorView h_TD, Arena& arena, Stream stream) const;
+  TensorView rows_of(const TensorView& dy_CD, const EpPlan& plan) const;
   void show_rows_that_came(TensorProbe* probe, Stream stream, const MoeSaved& saved,
                            const Came& came, TensorView h_TD) const;
   TensorView make_outputs(int64_t capacity, Arena& arena) const;
@@ -268,11 +319,9 @@ class MoeLayer {
   // `free_CD` may be overwritten; if it is absent, memory of its size is taken where it is needed.
   void weight_gradients(const Experts& experts, const WeightGradients& args, const MoeRows& rows,
                         const EpPlan& plan, TensorView free_CD, Arena& arena, Stream stream) const;
-  // The way of the rows' gradients back through dispatch and router; `weights` computes weight
-  // gradients beside the exchange.
-  void route_back(const MoeBackwardArgs& args, const MoeSaved& saved,
-                  const gemm::MlpGradients& gradients, const std::function<void()>& weights,
-                  Arena& arena, Stream stream) const;
+  // Sends the rows' gradients back through dispatch.
+  void send_home(const MoeSaved& saved, const gemm::MlpGradients& gradients,
+                 MoeBackwardPass& pass) const;
   ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;

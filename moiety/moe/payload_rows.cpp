@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "moiety/base/error.h"
+#include "moiety/moe/slot_maps.h"
 #include "moiety/quant/scale_layout.h"
 #include "moiety/quant/scale_layout_job.h"
 
@@ -164,6 +165,11 @@ void check_gpu_rows(const char* operation, const char* argument, const ExpertRow
        operation, argument, name(layout));
 }
 
+void check_no_map(const char* operation, const TensorView& source_C) {
+  if (!source_C.defined()) return;
+  fail(ErrorKind::kUnsupported, "{}: on a GPU rows do not come by source_C", operation);
+}
+
 void check_payload_device(const char* operation, const char* argument, const Payload& x,
                           const Stream& stream) {
   if (const auto* tensor = std::get_if<TensorView>(&x)) {
@@ -219,22 +225,29 @@ SourceRows source_rows(const char* op, const char* argument, const Payload& x, i
 }
 
 ExpertRows expert_rows(const char* op, const char* argument, const Payload& rows,
-                       const Payload& from, const EpPlan& plan, const TensorView& values_C) {
+                       const Payload& from, const EpPlan& plan, const TensorView& values_C,
+                       const TensorView& source_C) {
   MOIETY_CHECK(rows.index() == from.index(), "{}: {} is {}, what is sent is {}", op, argument,
                describe(rows), describe(from));
   ExpertRows out;
   out.values = Rows(values_C);
   out.has_values = values_C.defined();
+  out.places = plan.capacity;
+  if (source_C.defined()) {
+    check_tensor(op, "source_C", source_C, DType::kInt32, {plan.capacity});
+    out.source = source_C.data<int32_t>();
+    out.places = mapped_rows(int(plan.rows_RR.size(0)), plan.tokens_max, plan.capacity);
+  }
   if (const auto* tensor = std::get_if<TensorView>(&rows)) {
     const auto& x = std::get<TensorView>(from);
-    check_rows(op, argument, *tensor, plan.capacity, x.size(1));
+    check_rows(op, argument, *tensor, out.places, x.size(1));
     check_tensor(op, argument, *tensor, x.dtype(), {-1, -1});
     out.parts = row_parts(payload_format(x.dtype()), x.size(1));
     out.data = Rows(*tensor);
     return out;
   }
   const auto &q = std::get<QuantizedView>(rows), &x = std::get<QuantizedView>(from);
-  const PayloadFormat format = check_quantized_rows(op, argument, q, plan.capacity);
+  const PayloadFormat format = check_quantized_rows(op, argument, q, out.places);
   MOIETY_CHECK(q.spec.format == x.spec.format && q.spec.element == x.spec.element &&
                    q.spec.pow2_scales == x.spec.pow2_scales && q.cols == x.cols,
                "{}: {} is {} of {}, pow2_scales {}; what is sent is {} of {}, pow2_scales {}", op,
@@ -252,7 +265,7 @@ ExpertRows expert_rows(const char* op, const char* argument, const Payload& rows
   if (format != PayloadFormat::kNVFP4) return out;
   MOIETY_CHECK(q.spec.row_scaled, "{}: {} is not row_scaled, but each row brings its scale", op,
                argument);
-  Part{op, text("{}.tensor_scale", argument), q.tensor_scale}.check_vector(plan.capacity);
+  Part{op, text("{}.tensor_scale", argument), q.tensor_scale}.check_vector(out.places);
   out.row_scale = Rows(q.tensor_scale);
   return out;
 }
@@ -287,11 +300,10 @@ void ScaleRows::zero_pads() const {
   for (int64_t r = rows_; r < round_up(rows_, 4); ++r) zero(r);
 }
 
-void ExpertRows::zero(int64_t slot) const {
-  std::memset(data[slot], 0, parts.data);
-  if (parts.scales > 0) scales.zero(slot);
-  if (parts.row_scale > 0) std::memset(row_scale[slot], 0, parts.row_scale);
-  if (has_values) std::memset(values[slot], 0, sizeof(float));
+void ExpertRows::zero(int64_t place) const {
+  std::memset(data[place], 0, parts.data);
+  if (parts.scales > 0) scales.zero(place);
+  if (parts.row_scale > 0) std::memset(row_scale[place], 0, parts.row_scale);
 }
 
 }  // namespace moiety::moe

@@ -123,32 +123,47 @@ class ScaleRows {
   int64_t rows_ = 0, cols_ = 0, bytes_ = 0, step_ = 0;
 };
 
-// The places of received rows, by slot; with a value for each, if there is such a vector.
+// The places of received rows, by slot; with a value for each, if there is such a vector. With a
+// map a row has one place, that of any of its slots.
 struct ExpertRows {
   RowParts parts;
   Rows data, row_scale, values;
   ScaleRows scales;
   bool has_values = false;
+  const int32_t* source = nullptr;  // [C], for places by a map
+  int64_t places = 0;               // rows of `data`
 
-  // Puts the row and its weight k.
+  // Puts the row.
   template <bool quantized>
-  void put(int64_t slot, const Row& row, int k) const {
-    if (data[slot] != row.data) std::memcpy(data[slot], row.data, parts.data);
+  void put(int64_t place, const Row& row) const {
+    if (data[place] != row.data) std::memcpy(data[place], row.data, parts.data);
     if constexpr (quantized) {
-      scales.put(slot, row.scales);
-      if (row.row_scale) std::memcpy(row_scale[slot], row.row_scale, sizeof(float));
+      scales.put(place, row.scales);
+      if (row.row_scale) std::memcpy(row_scale[place], row.row_scale, sizeof(float));
     }
+  }
+  // Puts the weight of choice k.
+  void put_value(int64_t slot, const Row& row, int k) const {
     if (row.weights) std::memcpy(values[slot], row.weights + k, sizeof(float));
   }
-  void zero(int64_t slot) const;
-  // The data of `count` rows, for peers.
-  Operand operand(int64_t count) const { return {data[0], count, data.stride(), parts.data}; }
+  void zero(int64_t place) const;
+  void zero_value(int64_t slot) const {
+    if (has_values) std::memset(values[slot], 0, sizeof(float));
+  }
+  // The data of `count` rows, for peers; by a map a row has no slot that a peer could store into.
+  Operand operand(int64_t count) const {
+    if (source) return {nullptr, 1, 0, parts.data};
+    return {data[0], count, data.stride(), parts.data};
+  }
 };
 // The places in `rows`; throws Error(kInvalidArgument) unless it can receive the rows of `from`,
-// which source_rows accepted, at the plan's capacity. `values_C` has been checked.
+// which source_rows accepted, at the plan's capacity, or by the map. `values_C` has been checked.
 ExpertRows expert_rows(const char* operation, const char* argument, const Payload& rows,
-                       const Payload& from, const EpPlan& plan, const TensorView& values_C);
+                       const Payload& from, const EpPlan& plan, const TensorView& values_C,
+                       const TensorView& source_C);
 
+// Throws if there is a map, for an operation on a GPU.
+void check_no_map(const char* operation, const TensorView& source_C);
 // Throws unless a GPU can write the rows.
 void check_gpu_rows(const char* operation, const char* argument, const ExpertRows& rows);
 

@@ -40,6 +40,7 @@ EpPlan lay_out(std::byte* memory, Device device, const ExpertMap& map, int rank,
   const int64_t most = map.local_max(), blocks = ceil_div(tokens_max, kTokenBlock);
   const int64_t tokens = args.idx_TK.size(0), topk = args.idx_TK.size(1), rows = ranks * tokens_max;
   EpPlan p;
+  p.rank = rank;
   p.tokens = tokens;
   p.tokens_max = tokens_max;
   p.rows_max = rows_max(limits);

@@ -64,6 +64,7 @@ enum InfoWord : int {
 // beyond T, or beyond the rows in use of recv_*, are unspecified.
 struct EpPlan {
   Epoch epoch = 0;         // epoch of the prepare: the argument of EpGroup::check
+  int rank = 0;            // this rank
   int64_t tokens = 0;      // T
   int64_t tokens_max = 0;  // T_max when the plan was made
   int64_t rows_max = 0;    // rows of one rank for another, at that time

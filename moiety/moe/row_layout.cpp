@@ -1,7 +1,5 @@
 #include "moiety/moe/row_layout.h"
 
-#include "moiety/base/error.h"
-
 namespace moiety::moe {
 
 std::string_view name(RowLayout layout) {
@@ -17,12 +15,6 @@ std::string_view name(RowLayout layout) {
 }
 
 RowLayout choose_row_layout(RowLayout wanted, int64_t ranks) {
-  if (wanted == RowLayout::kRank && ranks > 1) {
-    fail(ErrorKind::kUnsupported,
-         "moe.layout = \"rank\": experts read rows where they lie in groups of one rank, and this "
-         "group has {} (parallel.ep); auto and expert are accepted",
-         ranks);
-  }
   if (wanted != RowLayout::kAuto) return wanted;
   return ranks == 1 ? RowLayout::kRank : RowLayout::kExpert;
 }

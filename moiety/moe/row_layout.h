@@ -9,14 +9,15 @@
 namespace moiety::moe {
 
 enum class RowLayout : uint8_t {
-  kAuto,    // kRank where it is possible
+  kAuto,    // kRank in groups of one rank
   kExpert,  // in copies, which lie in the order of experts
-  kRank,    // where the tokens lie, through maps (slot_maps.h): in groups of one rank
+  // Through maps (slot_maps.h): in groups of one rank where the tokens lie, in others in one copy of
+  // each row that came, in the order of ranks and tokens.
+  kRank,
 };
 std::string_view name(RowLayout layout);
 
-// The layout of the layers of a group of so many ranks: kExpert or kRank. Error(kUnsupported) for
-// kRank with several ranks.
+// The layout of the layers of a group of so many ranks: kExpert or kRank.
 RowLayout choose_row_layout(RowLayout wanted, int64_t ranks);
 
 // Which products of experts in kRank read a copy of their rows that is made for them alone, in memory

@@ -69,7 +69,43 @@ void sort_pairs(const ExpertRowsArgs& args) {
   if (w) std::fill(slot_w + rows, slot_w + pairs, 0.0f);
 }
 
+void fill_rows(const EpPlan& plan, int32_t* source) {
+  const int64_t ranks = plan.rows_RR.size(0), k = plan.topk;
+  const int32_t* slot = plan.recv_slot.data<int32_t>();
+  const int32_t* to_me = plan.rows_RR.data<int32_t>() + plan.rank;
+  std::fill_n(source, plan.capacity, -1);
+  int32_t row = 0;
+  for (int64_t s = 0; s < ranks; ++s) {
+    for (int64_t j = 0; j < to_me[s * ranks]; ++j) {
+      const int32_t* slot_K = slot + (s * plan.tokens_max + j) * k;
+      bool alive = false;
+      for (int64_t i = 0; i < k; ++i) {
+        if (slot_K[i] < 0) continue;
+        source[slot_K[i]] = row;
+        alive = true;
+      }
+      row += alive;
+    }
+  }
+}
+
 }  // namespace
+
+int64_t mapped_rows(int ranks, int64_t tokens_max, int64_t capacity) {
+  return std::min(ranks * tokens_max, capacity);
+}
+
+void make_row_map(const EpPlan& plan, TensorView source_C, Stream stream) {
+  constexpr const char* kRowMap = "row_map";
+  check_tensor(kRowMap, "source_C", source_C, DType::kInt32, {plan.capacity});
+  MOIETY_CHECK(source_C.contiguous(), "{}: source_C is {}, expected contiguous", kRowMap,
+               source_C.describe());
+  if (check_devices(kRowMap, {{"plan", plan.slot_TK}, {"source_C", source_C}}, stream)) {
+    fail(ErrorKind::kUnsupported, "{}: on a GPU a group has one rank, whose maps are slot_maps",
+         kRowMap);
+  }
+  stream.run([=] { fill_rows(plan, source_C.data<int32_t>()); });
+}
 
 void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, Stream stream) {
   MOIETY_CHECK(plan.rows_RR.size(0) == 1, "{}: a plan of {} ranks, expected one", kName,

@@ -1,5 +1,5 @@
-// The maps by which the experts of one rank read rows where they lie: which token and which weight
-// every slot has, of a plan, or without a group from the routing alone.
+// The maps by which experts read rows that are not in their order: which row, and in a group of one
+// rank which weight, every slot of a plan has; or without a group those of the routing alone.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -30,5 +30,12 @@ struct ExpertRowsArgs {
 
 // Error(kUnsupported) on a GPU.
 void expert_rows(const ExpertRowsArgs& args, Stream stream);
+
+// The rows of any rank in the order (rank, token) in which they come, one for each token that has a
+// pair alive here: source_C [C], int32, is the row of every slot, -1 for padding and the tail. With
+// this map dispatch and combine_backward bring each row once. On a CPU.
+void make_row_map(const EpPlan& plan, TensorView source_C, Stream stream);
+// The most rows of such a map.
+int64_t mapped_rows(int ranks, int64_t tokens_max, int64_t capacity);
 
 }  // namespace moiety::moe

@@ -66,6 +66,18 @@ void check_counts(const TrainConfig& c, const Grid& grid) {
           total_steps(c), t.global_batch, c.data.seq_len, kMostTokens);
 }
 
+// Micro-batches take turns where rows travel; elsewhere the setting has no effect.
+void check_turns(const TrainConfig& c, const Grid& grid) {
+  if (c.model.overlap != moe::Overlap::kMicroBatch) return;
+  require(grid.ep == 1 || micro_steps(c, grid) >= 2,
+          "ep.overlap = \"micro_batch\": two micro-batches take turns, and a step has one: "
+          "train.global_batch = {} is train.micro_batch x data ranks = {} x {}",
+          c.train.global_batch, c.train.micro_batch, data_ranks(grid));
+  require(grid.ep == 1 || c.ep.depth >= 2,
+          "ep.overlap = \"micro_batch\": ep.depth is 1, and the exchanges of two micro-batches are "
+          "under way; 2 to 8");
+}
+
 void check_schedule(const OptimizerSettings& o) {
   require(o.schedule == optim::ScheduleKind::kConstant || o.min_lr <= o.lr,
           "optim.min_lr = {}: is above optim.lr = {}", o.min_lr, o.lr);
@@ -80,11 +92,6 @@ void check_training(const TrainConfig& c, const Grid& grid) {
   const double factor = c.moe.capacity_factor;
   require(factor >= 0 || factor == -1,
           "moe.capacity_factor = {}: 0 (automatic), -1 (worst case) or a positive number", factor);
-  require(
-      c.model.row_layout != moe::RowLayout::kRank || grid.ep == 1,
-      "moe.layout = \"rank\": experts read rows where they lie with parallel.ep = 1, and that is "
-      "{}; auto or expert",
-      grid.ep);
   require(!c.run.dir.empty(), "run.dir = \"\": a run needs a directory");
   require(c.train.steps == 0 || c.train.tokens == 0,
           "train.steps = {} and train.tokens = {}: one of them", c.train.steps, c.train.tokens);
@@ -92,6 +99,7 @@ void check_training(const TrainConfig& c, const Grid& grid) {
   require(c.train.global_batch % slice == 0,
           "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",
           c.train.global_batch, c.train.micro_batch, data_ranks(grid));
+  check_turns(c, grid);
 }
 
 void check_cuts(const TrainConfig& c, const Grid& grid) {
@@ -102,6 +110,15 @@ void check_cuts(const TrainConfig& c, const Grid& grid) {
   } catch (const Error& e) {
     throw UsageError("{}", e.what());
   }
+}
+
+void check_overlap(const TrainConfig& c, Device device) {
+  if (device.type == DeviceType::kCpu || c.model.overlap != moe::Overlap::kMicroBatch) return;
+  throw UsageError(
+      "ep.overlap = \"micro_batch\": micro-batches take turns on CPU ranks alone, and the run is "
+      "on "
+      "{}; none, wgrad or shared",
+      name(device));
 }
 
 void check_graph(const TrainConfig& c, Device device) {

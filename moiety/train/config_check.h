@@ -14,6 +14,8 @@ void check_training(const TrainConfig& config, const Grid& grid);
 void check_cuts(const TrainConfig& config, const Grid& grid);
 // Checks that steps can be captured on this device, if that is demanded.
 void check_graph(const TrainConfig& config, Device device);
+// Checks that micro-batches can take turns on this device, if that is demanded.
+void check_overlap(const TrainConfig& config, Device device);
 // Checks that the path which the model requires for its experts is there on this device.
 void check_path(const TrainConfig& config, Device device);
 

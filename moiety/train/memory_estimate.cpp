@@ -116,12 +116,17 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   m.activations = activation_bytes(o, grid, s);
   m.logits = logits_bytes(c, s);
   m.workspace = std::max<int64_t>(0, m.workspace - m.logits);
+  // Each of two micro-batches that take turns has an arena, and rows of its own that peers reach.
+  const bool turns = c.overlap == moe::Overlap::kMicroBatch && grid.ep > 1 && c.moe_layers() > 0;
+  if (turns) {
+    for (int64_t* bytes : {&m.activations, &m.logits, &m.workspace}) *bytes *= 2;
+  }
   if (c.moe_layers() > 0) {
     m.expert_parallel =
         moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),
                             ep_limits(o, s.own), {})
             .total +
-        s.lent;
+        (turns ? 2 : 1) * s.lent;
   }
   if (has_delayed_scales(o)) {
     m.histories = model::delayed_scale_bytes(c, o.precision.amax_history);

@@ -66,6 +66,11 @@ std::optional<std::string> nearest_fit(const TrainConfig& config, const Grid& gr
   // The snapshot of a GPU's state is not in the GPU's memory.
   const bool async = config.checkpoint.async, gpu = device.type == DeviceType::kCuda;
   if (fits(config.train.micro_batch, chunk, async)) return text("memory.loss_chunk = {}", chunk);
+  if (config.model.overlap == moe::Overlap::kMicroBatch && grid.ep > 1) {
+    TrainConfig changed = config;
+    changed.model.overlap = moe::Overlap::kNone;
+    if (estimate_memory(changed, grid, device).total() <= limit) return "ep.overlap = none";
+  }
   if (config.model.row_layout == moe::RowLayout::kExpert && grid.ep == 1 && !gpu) {
     TrainConfig changed = config;
     changed.model.row_layout = moe::RowLayout::kRank;

@@ -14,6 +14,7 @@ TrainingPlan make_plan(const TrainConfig& config, Device device, RankShare share
   check_training(config, plan.grid);
   check_cuts(config, plan.grid);
   check_graph(config, device);
+  check_overlap(config, device);
   check_path(config, device);
   plan.steps = total_steps(config);
   plan.device = device;

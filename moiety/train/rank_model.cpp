@@ -41,21 +41,25 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
                           .device = device});
 }
 
-void RankModel::share_rows(int64_t capacity, Arena& arena) {
+void RankModel::share_rows(int64_t capacity, Arena& arena, Arena* other) {
   if (!zero_copy_) return;
+  if (other) other_arena_ = other;
   comm::Communicator& comm = groups_.of({gtp::Axis::kEp});
   const model::Transformer& model = *transformer_;
   int64_t bytes = model::lent_bytes(model.config(), model.storage(), capacity, rows_are_quantized_);
   comm.all_reduce(TensorView(&bytes, DType::kInt64, {1}), comm::ReduceOp::kMax, Stream()).wait();
-  if (bytes <= shared_rows_.bytes()) return;
+  const int64_t all = other_arena_ ? 2 * bytes : bytes;
+  if (all <= shared_rows_.bytes()) return;
   arena.lend({});
+  if (other_arena_) other_arena_->lend({});
   if (shared_rows_) {
     group_->detach(shared_rows_);
     shared_rows_.close();
   }
-  shared_rows_ = comm::SymmetricBuffer::create(comm, "expert rows", bytes);
+  shared_rows_ = comm::SymmetricBuffer::create(comm, "expert rows", all);
   group_->attach(shared_rows_);
   arena.lend({shared_rows_.local(), size_t(bytes)});
+  if (other_arena_) other_arena_->lend({shared_rows_.local() + bytes, size_t(bytes)});
 }
 
 optim::StateView RankModel::router_biases() const {

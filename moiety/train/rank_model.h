@@ -36,8 +36,9 @@ class RankModel {
     return group_ ? group_->bytes().total + shared_rows_.bytes() : 0;
   }
   // Lends the arena memory for the rows of passes with this capacity that peers reach, in place of
-  // what it had, if they are to (ep.zero_copy). Collective, between steps.
-  void share_rows(int64_t capacity, Arena& arena);
+  // what it had, if they are to (ep.zero_copy), and as much `other`, from its first
+  // call on. Collective, between steps.
+  void share_rows(int64_t capacity, Arena& arena, Arena* other = nullptr);
 
   // The routers' biases in the form that a checkpoint has. All ranks hold them; rank 0 saves them.
   optim::StateView router_biases() const;
@@ -52,6 +53,7 @@ class RankModel {
   optim::GridGroups groups_;
   bool zero_copy_ = false, rows_are_quantized_ = false;
   comm::SymmetricBuffer shared_rows_;
+  Arena* other_arena_ = nullptr;  // which has a share of them
   std::optional<moe::EpGroup> group_;
   std::optional<model::Transformer> transformer_;
 };

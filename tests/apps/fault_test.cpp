@@ -170,6 +170,9 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       {"zero-copy", 2, 2, {"--ep.zero_copy=auto", "--ep.depth=3"}},
       {"zero-copy recompute", 2, 2, {"--ep.zero_copy=auto", "--memory.recompute=moe"}},
       {"shared beside", 2, 2, {"--ep.overlap=shared", "--moe.shared_d_ffn=64"}},
+      {"rank-major", 4, 4, {"--moe.layout=rank", "--ep.zero_copy=auto", "--moe.top_k=4"}},
+      {"rank-major again", 2, 2, {"--moe.layout=rank", "--memory.recompute=moe"}},
+      {"batches in turn", 2, 2, {"--ep.overlap=micro_batch", "--ep.zero_copy=auto"}},
       {"delayed mxfp8",
        2,
        2,
@@ -232,19 +235,25 @@ TEST(Memory, TheEstimateIsWhatARankTakes) {
       const std::vector<data::SampleRef> samples{{0, 1}, {0, 2}, {0, 3}, {0, 4}};
       batch.fill(*source, samples);
       ExpertCapacity capacity(config, model.transformer(), tokens / grid.tp);
-      Arena arena("activations");
-      model.share_rows(capacity.rows(), arena);
+      Arena arena("activations"), other("activations");
+      const bool turns = model.transformer().takes_turns();
+      model.share_rows(capacity.rows(), arena, turns ? &other : nullptr);
       EXPECT_EQ(model.expert_parallel_bytes(), m.expert_parallel) << c.name;
       const model::StepSums sums = model.transformer().make_sums();
       {
-        const ArenaScope scope(arena);
+        const ArenaScope scope(arena), others(other);
         const auto step = gathering.begin_step("train", 1);
-        model.transformer().forward(model_batch(batch.batch()), capacity.rows(), sums, arena,
-                                    Stream());
-        model.transformer().backward(model_batch(batch.batch()), Stream());
+        const model::Batch pass = model_batch(batch.batch());
+        model.transformer().forward(pass, capacity.rows(), sums, arena, Stream());
+        if (turns) {
+          model.transformer().backward_and_forward(pass, pass, capacity.rows(), sums, other,
+                                                   Stream());
+        }
+        model.transformer().backward(pass, Stream());
         gathering.flush();
       }
-      EXPECT_NEAR(double(arena.peak()), double(m.arena()), 0.03 * double(m.arena())) << c.name;
+      EXPECT_NEAR(double(arena.peak() + other.peak()), double(m.arena()), 0.03 * double(m.arena()))
+          << c.name;
       model.close();
     });
     // No rows of padding, which ranks have as well (memory_test.cpp).

@@ -105,6 +105,7 @@ TEST_F(Freeze, KeepsBitsUnderEveryOption) {
              {"--moe.delay_wgrad", "--ep.zero_copy=auto", "--moe.combine=token"},
              {"--moe.delay_wgrad", "--memory.recompute=moe"},
              {"--ep.overlap=wgrad"},
+             {"--ep.overlap=micro_batch"},
              {"--ep.overlap=shared", "--memory.recompute=full"},
              {"--moe.expert_weights=indexed", "--ep.depth=3"}}) {
       SCOPED_TRACE(list + more[0]);

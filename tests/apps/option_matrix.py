@@ -35,13 +35,13 @@ NEAR = 0.01
 
 SHARED = {"moe.expert_weights": ["packed", "indexed"], "moe.delay_wgrad": ["false", "true"],
           "memory.recompute": ["none", "moe", "full"], "moe.glu_interleave": [0, 32]}
-# Of one rank, whose experts may read rows where they lie; and of two, between which rows travel.
+# Of one rank, and of two, between which rows travel.
 MATRICES = {
     "one rank": ({"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 8},
                  {**SHARED, "moe.layout": ["rank", "expert"]}),
-    "ep 2": ({"run.ranks": 2, "parallel.ep": 2, "moe.layout": "expert"},
-             {**SHARED, "ep.zero_copy": ["off", "auto"], "ep.overlap": ["none", "wgrad", "shared"],
-              "ep.depth": [2, 3]}),
+    "ep 2": ({"run.ranks": 2, "parallel.ep": 2, "train.micro_batch": 2},
+             {**SHARED, "moe.layout": ["rank", "expert"], "ep.zero_copy": ["off", "auto"],
+              "ep.overlap": ["none", "wgrad", "shared", "micro_batch"], "ep.depth": [2, 3]}),
 }
 GPU_MATRICES = {
     "one GPU": ({"run.ranks": 1, "parallel.ep": 1, "train.micro_batch": 4, "run.device": "cuda"},

@@ -130,8 +130,8 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
       {"[parallel]\nlayout = \"auto\"\n",
        "c.toml:2: parallel.layout is not available in this version of Moiety"},
       {"[ep]\ncomm_sms = 8\n", "c.toml:2: ep.comm_sms is not available in this version of Moiety"},
-      {"[ep]\noverlap = \"micro_batch\"\n",
-       "c.toml:2: ep.overlap = 'micro_batch': must be one of none | wgrad | shared"},
+      {"[ep]\noverlap = \"batch\"\n",
+       "c.toml:2: ep.overlap = 'batch': must be one of none | wgrad | shared | micro_batch"},
       {"[ep]\ndepth = 9\n", "c.toml:2: ep.depth = 9: must be an integer, 1..8"},
       {"[parallel]\npp = 2\n", "c.toml:2: parallel.pp is not supported"},
       {"[precision]\ngrad_reduce = \"fp8\"\n",
@@ -349,10 +349,10 @@ TEST(Options, KeysAreCheckedTogether) {
       {{"--run.ranks=2", "--parallel.tp=2", "--precision.recipe=mxfp8"}, "no error"},
       {{"--run.ranks=3", "--parallel.ep=3", "--train.global_batch=3"},
        "parallel.ep = 3: must divide moe.experts = 8"},
-      {{"--run.ranks=2", "--parallel.ep=2", "--moe.layout=rank"},
-       "moe.layout = \"rank\": experts read rows where they lie with parallel.ep = 1, and that is "
-       "2; "
-       "auto or expert"},
+      {{"--run.ranks=2", "--parallel.ep=2", "--moe.layout=rank"}, "no error"},
+      {{"--run.ranks=2", "--parallel.ep=2", "--ep.overlap=micro_batch", "--train.global_batch=2"},
+       "ep.overlap = \"micro_batch\": two micro-batches take turns, and a step has one: "
+       "train.global_batch = 2 is train.micro_batch x data ranks = 1 x 2"},
       {{"--run.ranks=2", "--moe.layout=rank"}, "no error"},
       {{"--run.ranks=3"}, "train.global_batch = 8: must be a multiple of train.micro_batch x"},
       {{"--train.steps=1", "--train.tokens=1"}, "train.steps = 1 and train.tokens = 1"},

@@ -1,7 +1,9 @@
-// Rows that experts read where they lie, in a group of one rank, against rows that are copied.
+// Rows that experts read through maps, in a group of one rank where they lie and in others as they
+// came, against rows that are copied to the order of experts.
 #include "moiety/moe/slot_maps.h"
 
 #include <map>
+#include <mutex>
 #include <optional>
 
 #include "tests/moe/moe_layer_problem.h"
@@ -15,7 +17,11 @@ using namespace whole_layer;
 // Everything that a step of the layer stores.
 struct Stored {
   std::map<std::string, std::string> bytes;
-  void add(const std::string& what, const TensorView& x) { bytes[what] = bytes_of(x); }
+  std::mutex mutex;
+  void add(int rank, const std::string& what, const TensorView& x) {
+    const std::scoped_lock lock(mutex);
+    bytes[text("{} of rank {}", what, rank)] = bytes_of(x);
+  }
 };
 
 struct StepOptions {
@@ -24,14 +30,15 @@ struct StepOptions {
   std::optional<QuantSpec> dispatch = {};
   const gemm::Recipe* recipe = nullptr;
   std::optional<RowCopies> copies = {};
+  size_t ranks = 0;  // which of layouts()
 };
 
 // A step of the layer as the model runs it, forward and two backward passes that add up.
-Stored step_of(Problem p, RowLayout layout, const StepOptions& o) {
+void step_of(Problem p, RowLayout layout, const StepOptions& o, Stored& result) {
   p.config.layout = layout;
   p.config.copies = o.copies;
-  Stored result;
-  on_ranks(p, layouts()[0], [&](Rank& r) {
+  on_ranks(p, layouts()[o.ranks], [&](Rank& r) {
+    EXPECT_EQ(r.layer.layout(), layout);
     if (o.dispatch) r.layer.set_dispatch(o.dispatch);
     MoeWeights weights = r.weights();
     if (o.recipe) {
@@ -93,17 +100,17 @@ Stored step_of(Problem p, RowLayout layout, const StepOptions& o) {
     for (const auto& [what, x] :
          {std::pair{"out", &r.out}, std::pair{"dh", &r.dh}, std::pair{"d_router", &r.d_router},
           std::pair{"dw1", &r.dw1}, std::pair{"dw2", &r.dw2}, std::pair{"info", &r.info}}) {
-      result.add(what, *x);
+      result.add(r.group.rank(), what, *x);
     }
-    if (!p.b1.empty()) result.add("db1", r.db1);
-    if (!p.b2.empty()) result.add("db2", r.db2);
+    if (!p.b1.empty()) result.add(r.group.rank(), "db1", r.db1);
+    if (!p.b2.empty()) result.add(r.group.rank(), "db2", r.db2);
   });
-  return result;
 }
 
 void expect_same_bits(const Problem& p, const StepOptions& options) {
-  const Stored copies = step_of(p, RowLayout::kExpert, options),
-               maps = step_of(p, RowLayout::kRank, options);
+  Stored copies, maps;
+  step_of(p, RowLayout::kExpert, options, copies);
+  step_of(p, RowLayout::kRank, options, maps);
   for (const auto& [what, bytes] : copies.bytes) EXPECT_EQ(maps.bytes.at(what), bytes) << what;
 }
 
@@ -141,6 +148,34 @@ TEST(SlotMaps, RowsReadThroughMapsGiveTheBitsOfCopies) {
   }
 }
 
+// A rank without tokens among others, masked tokens, drops, and every order of sums.
+TEST(SlotMaps, RowsThatCameOnceGiveTheBitsOfCopies) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Reduction reduction : {Reduction::kRank, Reduction::kRankFp32, Reduction::kToken}) {
+      for (const size_t ranks : {1, 2, 3}) {
+        SCOPED_TRACE(
+            text("{}, reduction {}, {}", name(dtype), int(reduction), layouts()[ranks].name));
+        Problem p = make_problem(small_config(dtype, reduction), 24);
+        p.mask[3] = p.mask[4] = 0;
+        p.addend = stored(DType::kFloat32, random_values(p.h.size(), 8));
+        p.dh_addend = stored(dtype, random_values(p.h.size(), 9));
+        expect_same_bits(p, {.ranks = ranks});
+        expect_same_bits(p, {.recompute = true, .delay = true, .ranks = ranks});
+        p.config.alignment = 16;
+        p.b1 = stored(dtype, random_values(p.experts() * 2 * p.config.ffn, 6));
+        p.b2 = stored(dtype, random_values(p.experts() * p.config.model, 7));
+        expect_same_bits(p, {.ranks = ranks});
+        p.config.overflow = OverflowPolicy::kDrop;
+        for (const int64_t capacity : {0, 16, 32}) {
+          expect_same_bits(p, {.capacity = capacity, .ranks = ranks});
+        }
+        std::fill(p.mask.begin(), p.mask.end(), 0);
+        expect_same_bits(p, {.ranks = ranks});
+      }
+    }
+  }
+}
+
 // Formats whose scales belong to a row, to a tensor, and to blocks beside exact factors.
 TEST(SlotMaps, QuantizedRowsReadThroughMapsGiveTheBitsOfCopies) {
   QuantSpec exact = QuantSpec::of(Format::kFp8Block1x128);
@@ -163,9 +198,12 @@ TEST(SlotMaps, QuantizedRowsReadThroughMapsGiveTheBitsOfCopies) {
       expect_same_bits(p, {.dispatch = dispatch, .recipe = &recipe});
       expect_same_bits(p,
                        {.recompute = true, .delay = true, .dispatch = dispatch, .recipe = &recipe});
+      expect_same_bits(p, {.dispatch = dispatch, .recipe = &recipe, .ranks = 1});
+      expect_same_bits(p, {.recompute = true, .dispatch = dispatch, .recipe = &recipe, .ranks = 3});
     }
   }
   expect_same_bits(p, {.dispatch = mxfp8});
+  expect_same_bits(p, {.dispatch = mxfp8, .ranks = 2});
 }
 
 // docs/spec/grouped.md: X is the caller's, of the rest the hidden activation and the maps are kept.
@@ -192,15 +230,38 @@ TEST(SlotMaps, KeepTheHiddenActivationAndMapsAlone) {
   }
 }
 
+// Of several ranks, each row that came is kept once, at most R T of them or as many as there are
+// slots; the rest is the same.
+TEST(SlotMaps, KeepEachRowThatCameOnce) {
+  MoeConfig config = small_config(DType::kBFloat16, Reduction::kRank);
+  config.layout = RowLayout::kRank;
+  config.router.top_k = 4;
+  const Problem p = make_problem(config, 24);
+  for (const bool few : {false, true}) {
+    on_ranks(p, layouts()[1], [&](Rank& r) {
+      const int64_t t = r.tokens, most = r.group.limits().tokens, k = config.router.top_k;
+      const int64_t capacity = few ? most : 2 * most * 3;
+      const TensorView idx(nullptr, DType::kInt32, {t, k});
+      const int64_t routing = padded_bytes(plan_bytes(r.group.map(), r.group.limits(),
+                                                      {.idx_TK = idx, .capacity = capacity})) +
+                              padded_bytes(4 * t * k) + padded_bytes(4 * t * p.experts());
+      const int64_t rows = few ? most : 2 * most;
+      EXPECT_EQ(mapped_rows(2, most, capacity), rows);
+      r.config.overflow = OverflowPolicy::kDrop;
+      r.forward(capacity);
+      EXPECT_EQ(r.arena.in_use(), routing + 2 * padded_bytes(4 * capacity) +
+                                      padded_bytes(2 * rows * config.model) +
+                                      padded_bytes(2 * capacity * 2 * config.ffn));
+    });
+  }
+}
+
 TEST(RowLayout, IsAPureChoice) {
   EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 1), RowLayout::kRank);
   EXPECT_EQ(choose_row_layout(RowLayout::kAuto, 2), RowLayout::kExpert);
   EXPECT_EQ(choose_row_layout(RowLayout::kExpert, 1), RowLayout::kExpert);
   EXPECT_EQ(choose_row_layout(RowLayout::kRank, 1), RowLayout::kRank);
-  EXPECT_EQ(
-      error_of([] { choose_row_layout(RowLayout::kRank, 4); }),
-      "moe.layout = \"rank\": experts read rows where they lie in groups of one rank, and this "
-      "group has 4 (parallel.ep); auto and expert are accepted");
+  EXPECT_EQ(choose_row_layout(RowLayout::kRank, 4), RowLayout::kRank);
   EXPECT_EQ(name(RowLayout::kAuto), "auto");
   // Copies for single products are Hopper's alone.
   for (const gemm::MlpPath path :

@@ -46,6 +46,11 @@ class Counting final : public comm::Communicator {
     return inner_.broadcast(x, root, stream);
   }
   void barrier() override { inner_.barrier(); }
+  void prepare(Device gpu, const comm::GpuLinkOptions& options) override {
+    inner_.prepare(gpu, options);
+  }
+  void attach(const comm::SymmetricBuffer& buffer) override { inner_.attach(buffer); }
+  void synchronize(const Stream& stream) override { inner_.synchronize(stream); }
   std::unique_ptr<comm::Communicator> split(int color, int key, const std::string& name) override {
     auto part = inner_.split(color, key, name);
     return part ? std::make_unique<Counting>(std::move(part), maxima_) : nullptr;

@@ -36,5 +36,34 @@ TEST(ConfigCheck, StepsAreCapturedOnAGpuAlone) {
             "train.cuda_graph = \"true\": guard.nan = \"tensor\" looks at single operations");
 }
 
+TEST(ConfigCheck, MicroBatchesTakeTurnsOnCpuRanks) {
+  TrainConfig c;
+  c.run.dir = "r";
+  c.run.ranks = 2;
+  c.model.overlap = moe::Overlap::kMicroBatch;
+  const auto check = [&] { check_training(c, check_layout(c)); };
+  c.train.global_batch = 2;
+  check();  // without expert parallelism nothing travels
+  c.parallel.ep = 2;
+  EXPECT_EQ(error_of(check, ErrorKind::kUsage),
+            "ep.overlap = \"micro_batch\": two micro-batches take turns, and a step has one: "
+            "train.global_batch = 2 is train.micro_batch x data ranks = 1 x 2");
+  c.train.global_batch = 4;
+  check();
+  c.ep.depth = 1;
+  EXPECT_EQ(
+      error_of(check, ErrorKind::kUsage),
+      "ep.overlap = \"micro_batch\": ep.depth is 1, and the exchanges of two micro-batches are "
+      "under way; 2 to 8");
+  check_overlap(c, {});
+  const Device gpu{DeviceType::kCuda, 0};
+  EXPECT_EQ(
+      error_of([&] { check_overlap(c, gpu); }, ErrorKind::kUsage),
+      "ep.overlap = \"micro_batch\": micro-batches take turns on CPU ranks alone, and the run "
+      "is on cuda:0; none, wgrad or shared");
+  c.model.overlap = moe::Overlap::kShared;
+  check_overlap(c, gpu);
+}
+
 }  // namespace
 }  // namespace moiety::train

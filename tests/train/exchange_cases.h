@@ -19,9 +19,10 @@ struct ExchangeCase {
   moe::Overlap overlap = moe::Overlap::kNone;
   bool delay_wgrad = false;
   model::Recompute recompute = model::Recompute::kNone;
+  moe::RowLayout layout = moe::RowLayout::kExpert;
   std::string describe() const {
-    return text("zero-copy {}, depth {}, overlap {}, delayed {}, recompute {}", int(zero_copy),
-                depth, int(overlap), delay_wgrad, int(recompute));
+    return text("zero-copy {}, depth {}, overlap {}, delayed {}, recompute {}, rows {}",
+                int(zero_copy), depth, int(overlap), delay_wgrad, int(recompute), name(layout));
   }
 };
 
@@ -29,12 +30,15 @@ struct ExchangeCase {
 inline std::vector<ExchangeCase> exchange_cases() {
   std::vector<ExchangeCase> out{{}};
   const model::Recompute recomputes[] = {model::Recompute::kNone, model::Recompute::kMoe};
-  for (const auto& r : pairwise_cover({2, 3, 3, 2, 2})) {
+  for (const auto& r : pairwise_cover({2, 3, 4, 2, 2, 2})) {
+    const auto overlap = static_cast<moe::Overlap>(r[2]);
+    const bool turns = overlap == moe::Overlap::kMicroBatch;
     out.push_back({.zero_copy = r[0] ? moe::ZeroCopy::kAuto : moe::ZeroCopy::kOff,
-                   .depth = 1 + r[1],
-                   .overlap = static_cast<moe::Overlap>(r[2]),
+                   .depth = turns && r[1] == 0 ? 8 : 1 + r[1],
+                   .overlap = overlap,
                    .delay_wgrad = r[3] != 0,
-                   .recompute = recomputes[r[4]]});
+                   .recompute = recomputes[r[4]],
+                   .layout = r[5] ? moe::RowLayout::kRank : moe::RowLayout::kExpert});
   }
   return out;
 }
@@ -72,6 +76,7 @@ inline void set(TrainConfig& c, const ExchangeCase& x) {
   c.model.overlap = x.overlap;
   c.model.delay_wgrad = x.delay_wgrad;
   c.model.recompute = x.recompute;
+  c.model.row_layout = x.layout;
 }
 
 class Losses final : public Observer {
@@ -89,14 +94,16 @@ class Losses final : public Observer {
   int made_again = 0;
 };
 
-inline std::vector<double> losses_of(const TrainConfig& config, comm::Communicator& world) {
+// The losses of a run in which a step is to be made again, if `again` says so.
+inline std::vector<double> losses_of(const TrainConfig& config, comm::Communicator& world,
+                                     bool again = true) {
   TrainingPlan plan = make_plan(config);
   plan.train = data::synthetic_source("markov", config.data.seq_len, 264, config.run.seed);
   plan.valid = data::synthetic_source("markov", config.data.seq_len, 264, 77);
   Losses heard;
   if (world.rank() == 0) plan.observer = &heard;
   train(plan, world);
-  if (world.rank() == 0 && world.size() == 2) {
+  if (again && world.rank() == 0 && world.size() == 2) {
     EXPECT_EQ(heard.made_again, 1);
   }
   return heard.values;

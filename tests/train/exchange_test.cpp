@@ -9,11 +9,11 @@
 namespace moiety::train {
 namespace {
 
-std::vector<double> losses_on_threads(const TrainConfig& config) {
+std::vector<double> losses_on_threads(const TrainConfig& config, bool again = true) {
   std::vector<double> losses;
   comm::run_thread_ranks(int(config.run.ranks), {}, [&](comm::Communicator& world) {
     set_thread_budget(1);
-    const std::vector<double> mine = losses_of(config, world);
+    const std::vector<double> mine = losses_of(config, world, again);
     if (world.rank() == 0) losses = mine;
   });
   return losses;
@@ -68,6 +68,53 @@ TEST(Exchange, RowsAreInMemoryThatPeersReach) {
     arena.lend({});
     direct->close();
   });
+}
+
+// Micro-batches that take turns under every way of cutting; also tables that are cut, and one that
+// is both embedding and head.
+TEST(Exchange, TurnsAreTheSameBitsUnderEveryLayout) {
+  struct Layout {
+    const char* name;
+    ParallelSettings parallel;
+  };
+  const Layout layouts[] = {
+      {"dp2.ep2", {.dp = 2, .ep = 2}},   {"dp4.ep2", {.dp = 4, .ep = 2}},
+      {"tp2.ep2", {.tp = 2, .ep = 2}},   {"tp2.dp2.ep4", {.dp = 2, .tp = 2, .ep = 4}},
+      {"gtp2.ep2", {.gtp = 2, .ep = 2}}, {"gtp4.ep2.egtp2", {.gtp = 4, .ep = 2, .egtp = 2}}};
+  const TemporaryDirectory dir;
+  for (const Layout& layout : layouts) {
+    for (const model::Recompute recompute : {model::Recompute::kNone, model::Recompute::kFull}) {
+      std::vector<double> expected;
+      for (const moe::Overlap overlap : {moe::Overlap::kNone, moe::Overlap::kMicroBatch}) {
+        const std::string name = text("{} {} {}", layout.name, int(recompute), int(overlap));
+        const ParallelSettings& p = layout.parallel;
+        const int ranks = int(p.tp * p.gtp * std::max<int64_t>(p.dp, 1));
+        TrainConfig config = exchange_config(dir / name, ranks, moe::Reduction::kRank);
+        config.parallel = p;
+        config.train.micro_batch = p.tp > 1 ? 4 : 2;
+        config.train.global_batch = 6 * ranks;
+        config.train.steps = 3;
+        config.model.tie_embeddings = recompute == model::Recompute::kFull;
+        config.model.recompute = recompute;
+        config.model.overlap = overlap;
+        config.model.delay_wgrad = p.gtp == 4;
+        const std::vector<double> losses = losses_on_threads(config, false);
+        if (expected.empty()) expected = losses;
+        EXPECT_EQ(losses, expected) << name;
+      }
+    }
+  }
+}
+
+// A probe sees the micro-batches one after the other, and finds the same.
+TEST(Exchange, TurnsUnderAProbeAreTheSameBits) {
+  const TemporaryDirectory dir;
+  TrainConfig config = exchange_config(dir / "r", 2, moe::Reduction::kRank);
+  const std::vector<double> expected = losses_on_threads(config);
+  config.run.dir = dir / "s";
+  config.model.overlap = moe::Overlap::kMicroBatch;
+  config.guard.nan = optim::NanGuard::kTensor;
+  EXPECT_EQ(losses_on_threads(config), expected);
 }
 
 TEST(Exchange, LossesInTokenOrderAreTheSameBits) { expect_equal_losses(moe::Reduction::kToken); }

@@ -17,9 +17,10 @@ constexpr Names<moe::AuxLoss, 4> kAuxLosses{{{"none", moe::AuxLoss::kNone},
                                              {"sequence", moe::AuxLoss::kSequence}}};
 constexpr Names<model::AuxScope, 2> kScopes{
     {{"micro_batch", model::AuxScope::kMicroBatch}, {"global", model::AuxScope::kGlobal}}};
-constexpr Names<moe::Overlap, 3> kOverlaps{{{"none", moe::Overlap::kNone},
+constexpr Names<moe::Overlap, 4> kOverlaps{{{"none", moe::Overlap::kNone},
                                             {"wgrad", moe::Overlap::kWgrad},
-                                            {"shared", moe::Overlap::kShared}}};
+                                            {"shared", moe::Overlap::kShared},
+                                            {"micro_batch", moe::Overlap::kMicroBatch}}};
 constexpr Names<moe::Reduction, 3> kReductions{{{"rank", moe::Reduction::kRank},
                                                 {"rank_fp32", moe::Reduction::kRankFp32},
                                                 {"token", moe::Reduction::kToken}}};

@@ -9,6 +9,7 @@
 #include "moiety/model/transformer.h"
 #include "moiety/model/weight_layout.h"
 #include "moiety/moe/prepare.h"
+#include "moiety/moe/slot_maps.h"
 #include "moiety/nn/loss.h"
 #include "moiety/train/precision.h"
 #include "moiety/train/rank_model.h"
@@ -23,7 +24,7 @@ struct Kept {
   explicit Kept(const PassSizes& s)
       : attention(s.tokens * ((s.qkv + s.o) * s.item + s.heads * kFloatBytes)),
         dense(s.tokens * s.dense_hidden * s.item),
-        copies(s.maps || s.lends_rows ? 0 : s.capacity * s.d * s.item),
+        copies(s.in_place || s.lends_rows ? 0 : s.sources * s.d * s.item),
         rows(s.capacity * (s.hidden * s.item + kFloatBytes + (s.maps ? sizeof(int32_t) : 0)) +
              copies),
         shared(s.tokens * s.shared_hidden * s.item) {}
@@ -85,12 +86,12 @@ struct Linears {
               .n = s.hidden,
               .k = s.d,
               .rows = s.capacity,
-              .x_sources = s.maps ? s.own : 0},
+              .x_sources = s.maps ? s.sources : 0},
              {.experts = local,
               .n = s.d,
               .k = c.d_ffn,
               .rows = s.capacity,
-              .dy_sources = s.maps ? s.own : 0},
+              .dy_sources = s.maps ? s.sources : 0},
              {0, s.shared_hidden, s.d, s.tokens},
              {0, s.d, s.shared, s.tokens}}};
     for (int64_t l = 0; l < c.layers; ++l) {
@@ -196,12 +197,13 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
   const auto dispatch = precision_of_recipe(config, config.precision.recipe).dispatch;
   capacity = factor < 0 ? moe::worst_capacity(grid.ep, own, topk, local, 1)
                         : moe::capacity_for(factor, own * grid.ep, topk, grid.ep, local, 1);
-  maps =
-      grid.ep == 1 && moe::choose_row_layout(config.model.row_layout, 1) == moe::RowLayout::kRank;
-  if (dispatch) codes = gemm::row_bytes(*dispatch, maps ? own : capacity, d);
+  maps = moe::choose_row_layout(config.model.row_layout, grid.ep) == moe::RowLayout::kRank;
+  in_place = maps && grid.ep == 1;
+  sources = in_place ? own : maps ? moe::mapped_rows(grid.ep, own, capacity) : capacity;
+  if (dispatch) codes = gemm::row_bytes(*dispatch, sources, d);
   if (config.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && config.model.moe_layers() > 0) {
     lent = model::lent_bytes(config.model, storage_dtype(config), capacity, dispatch.has_value());
-    lends_rows = !dispatch;
+    lends_rows = !dispatch && !maps;
   }
 }
 
@@ -303,9 +305,11 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   // The gradients of experts' rows, and the part of them that delayed weight gradients read: with
   // maps that of out and h have T rows each.
   const int64_t rows_d = s.capacity * s.d * s.item, inner = s.capacity * c.d_ffn * s.item;
-  const int64_t gradient = anew(reached.experts_fc2, inner) + (s.maps ? rows_d : 2 * rows_d);
+  const int64_t come = s.in_place ? 0 : c.delay_wgrad ? rows_d : s.sources * s.d * s.item;
+  const int64_t map = s.maps && !s.in_place ? s.capacity * int64_t(sizeof(int32_t)) : 0;
+  const int64_t gradient = anew(reached.experts_fc2, inner) + rows_d + come + map;
   // h as it came, where it comes quantized and experts read it by maps.
-  const int64_t came = s.maps && s.codes > 0 ? x + s.codes : 0;
+  const int64_t came = s.in_place && s.codes > 0 ? x + s.codes : 0;
   const int64_t kept = x + gradient + s.capacity * kFloatBytes;
   const int64_t hidden = s.capacity * c.d_ffn * s.item;
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
@@ -316,13 +320,13 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
     const int64_t beside_weights =
         c.delay_wgrad ? x + gradient : kept + wide + s.own * c.router.top_k * kFloatBytes;
     // The codes that came are multiplied, or quantized anew beside them.
-    const int64_t beside_fc1 = s.maps ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
+    const int64_t beside_fc1 = s.in_place ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
     const int64_t fc1 = w1.forward + beside_fc1;
     const int64_t weights = std::max(anew(reached.experts_fc1, came + w1.weight_gradient),
                                      anew(reached.experts_fc2, w2.weight_gradient));
     experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
                         anew(weights > 0, beside_weights + weights),
-                        rows_d + hidden + std::max(fc1, (s.maps ? came : s.codes) + w2.forward),
+                        rows_d + hidden + std::max(fc1, (s.in_place ? came : s.codes) + w2.forward),
                         moe ? x + gradient + fc1 : 0});
   }
   const bool beside = c.overlap == moe::Overlap::kShared && grid.ep > 1 && !c.delay_wgrad;
@@ -333,8 +337,8 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
           : 0;
   const int64_t rows = gradient + anew(moe, saved.rows);
   // Kept through the backward pass; of it what `experts` counts too.
-  const int64_t counted = c.delay_wgrad ? (s.maps ? rows - rows_d : rows) : 0;
-  const int64_t delayed = counted + (c.delay_wgrad && s.maps ? 2 * x : 0);
+  const int64_t counted = c.delay_wgrad ? (s.in_place ? rows - rows_d : rows) : 0;
+  const int64_t delayed = counted + (c.delay_wgrad && s.in_place ? 2 * x : 0);
   return delayed +
          std::max(outside,
                   layer + std::max({others, dense, experts - gradient + rows - counted, shared}));

@@ -27,7 +27,9 @@ struct PassSizes {
   int64_t gathered = 0, staged = 0;
   int64_t table_sum = 0;    // sum of a gradient of embedding or head beside a bf16 one
   int64_t codes = 0;        // bytes of rows that came quantized
-  bool maps = false;        // experts read rows where they lie (moe::RowLayout::kRank)
+  bool maps = false;        // experts read rows through a map (moe::RowLayout::kRank)
+  bool in_place = false;    // those of h itself
+  int64_t sources = 0;      // the rows that products of experts read
   int64_t lent = 0;         // bytes of rows that peers reach, beside the pass's own memory
   bool lends_rows = false;  // whether the rows that come are there
 };

@@ -38,7 +38,19 @@ Learner::Learner(const TrainingPlan& plan, comm::Communicator& world)
       arena("activations", plan.device),
       recipe(config.precision.recipe) {
   transformer().bind(optimizer.parameters(), gathering.bind(optimizer));
-  model.share_rows(capacity.rows(), arena);
+  if (transformer().takes_turns()) {
+    other_arena.emplace("activations of the other micro-batch", plan.device);
+  }
+  share_rows();
+}
+
+void Learner::share_rows() {
+  model.share_rows(capacity.rows(), arena, other_arena ? &*other_arena : nullptr);
+}
+
+bool Learner::settle() {
+  const bool other = other_arena && other_arena->settle();
+  return arena.settle() || other;
 }
 
 void Learner::set_recipe(Recipe wanted) {

@@ -2,6 +2,7 @@
 // them, and the room that a pass takes.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "moiety/base/arena.h"
@@ -24,6 +25,10 @@ struct Learner {
   model::Transformer& transformer() { return model.transformer(); }
   // Gives the weights the formats of another recipe, from the optimizer's masters. Collective.
   void set_recipe(Recipe wanted);
+  // Lends the arenas rows that peers reach, as the capacity is now. Collective.
+  void share_rows();
+  // Settles the arenas (base/arena.h); returns whether addresses have changed.
+  bool settle();
   // The state that a checkpoint loads: the optimizer's pieces, the routers' biases, and on rank 0
   // the side files. The state that it saves has the biases, and the histories of delayed scaling
   // (amax_histories.h), only on rank 0.
@@ -37,7 +42,8 @@ struct Learner {
   optim::DistributedOptimizer optimizer;
   ExpertCapacity capacity;
   Arena arena;
-  Recipe recipe;  // recipe of the weights
+  std::optional<Arena> other_arena;  // of the other micro-batch, where two take turns
+  Recipe recipe;                     // recipe of the weights
   // What goes with the model into every checkpoint (moiety/hf/side_tensors.h); of rank 0.
   std::vector<hf::SideFile> side_files;
 };

@@ -10,13 +10,13 @@ constexpr int64_t kHead = 64;  // bytes before the tensors: the number of the mi
 }  // namespace
 
 BatchFeed::BatchFeed(int64_t sequences, int64_t seq_len, data::BatchParts parts, int64_t ahead,
-                     Device device)
+                     Device device, int64_t held)
     : sequences_(sequences),
       seq_len_(seq_len),
       tensor_bytes_(padded_bytes(byte_size(DType::kInt32, sequences * seq_len))),
       parts_(parts),
       ring_(kHead + (2 + int64_t{parts.positions} + int64_t{parts.padding}) * tensor_bytes_, ahead,
-            device, "batches") {}
+            device, "batches", held) {}
 
 void BatchFeed::put(const data::Batch& batch, uint64_t micro_step) {
   std::byte* at = ring_.slot(put_++);

@@ -14,13 +14,15 @@ namespace moiety::train {
 // A micro-batch on the device: the loader's tensors, and the number of the micro-step.
 class BatchFeed {
  public:
-  // A feed for micro-batches of B sequences of S tokens; the host may be `ahead` of them.
+  // A feed for micro-batches of B sequences of S tokens; the host may be `ahead` of them. `held` of
+  // them are on the device at a time.
   BatchFeed(int64_t sequences, int64_t seq_len, data::BatchParts parts, int64_t ahead,
-            Device device);
+            Device device, int64_t held = 1);
 
   // Puts in the next micro-batch.
   void put(const data::Batch& batch, uint64_t micro_step);
-  // The next micro-batch on the device, in the order of the stream. Valid until the next call.
+  // The next micro-batch on the device, in the order of the stream. Valid until
+  // as many calls as are held.
   model::Batch fetch(const Stream& stream);
 
  private:

@@ -51,7 +51,7 @@ StepPipeline::StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Com
       sums_(learner.transformer().make_sums()),
       batches_(config_.train.micro_batch, config_.data.seq_len,
                loader_config(config_, plan.grid, world.rank()).parts(), kStepsAhead * micro_steps_,
-               plan.device),
+               plan.device, learner.transformer().takes_turns() ? 2 : 1),
       update_input_(byte_size(DType::kFloat64, model::kStepInputWords), kStepsAhead, plan.device,
                     "numbers of a step"),
       report_(DType::kUInt8, {byte_size(DType::kFloat64, model::kStepReportWords)}, plan.device,
@@ -175,7 +175,7 @@ void StepPipeline::make_again(const optim::StepReport& report) {
   profiler_.drop(step_ + 1);
   learner_.optimizer.clear_halt();
   learner_.capacity.grow(report.required);
-  learner_.model.share_rows(learner_.capacity.rows(), learner_.arena);
+  learner_.share_rows();
   forget_graph();
   journal_.say(LogLevel::kInfo, "step {} is made again: experts now take {} rows a rank", step_ + 1,
                learner_.capacity.rows());
@@ -188,7 +188,7 @@ void StepPipeline::forget_graph() {
 }
 
 void StepPipeline::settle(bool same_rows) {
-  if (learner_.arena.settle() || !same_rows) graph_.reset();
+  if (learner_.settle() || !same_rows) graph_.reset();
   settled_ = same_rows;
 }
 

@@ -102,6 +102,9 @@ class StepPipeline {
   // Enqueues forward and backward of the step's micro-batches; with `feeds`, batches are fetched
   // from the loader beside it.
   void enqueue_passes(bool feeds);
+  // The same for micro-batches that take turns (model/transformer.h), on two arenas.
+  void enqueue_turns(bool feeds);
+  model::Batch fetch_batch();
   void enqueue_update();
   void launch_graph();
   void feed_batch(int64_t micro_step);

@@ -1,4 +1,7 @@
 // One step of the pipeline: its input from the host, and the work on the device.
+#include <array>
+#include <optional>
+
 #include "moiety/base/log.h"
 #include "moiety/model/step_input.h"
 #include "moiety/train/step/step_pipeline.h"
@@ -42,25 +45,57 @@ void StepPipeline::feed_batch(int64_t m) {
   if (batch) batches_.put(*batch, uint64_t(made_step_ * micro_steps_ + m));
 }
 
+model::Batch StepPipeline::fetch_batch() {
+  const int64_t tokens_of_rank = config_.pass_tokens();
+  model::Batch batch = batches_.fetch(learner_.stream);
+  batch.first_token = data_rank(plan_.grid, world_.rank()) * tokens_of_rank;
+  batch.all_tokens = data_ranks(plan_.grid) * tokens_of_rank;
+  return batch;
+}
+
 void StepPipeline::enqueue_passes(bool feeds) {
   const Stream& stream = learner_.stream;
   model::Transformer& model = learner_.transformer();
-  const int64_t tokens_of_rank = config_.pass_tokens();
   sums_.clear(stream);
   const auto step = learner_.gathering.begin_step("train", micro_steps_);
-  for (int64_t m = 0; m < micro_steps_; ++m) {
-    if (feeds && m > 0) feed_batch(m);
-    const ArenaScope activations(learner_.arena);
-    model::Batch tokens = batches_.fetch(stream);
-    tokens.first_token = data_rank(plan_.grid, world_.rank()) * tokens_of_rank;
-    tokens.all_tokens = data_ranks(plan_.grid) * tokens_of_rank;
-    heartbeat_.phase("forward");
-    model.forward(tokens, learner_.capacity.rows(), sums_, learner_.arena, stream);
-    heartbeat_.phase("backward");
-    model.backward(tokens, stream);
+  if (model.takes_turns()) {
+    enqueue_turns(feeds);
+  } else {
+    for (int64_t m = 0; m < micro_steps_; ++m) {
+      if (feeds && m > 0) feed_batch(m);
+      const ArenaScope activations(learner_.arena);
+      const model::Batch batch = fetch_batch();
+      heartbeat_.phase("forward");
+      model.forward(batch, learner_.capacity.rows(), sums_, learner_.arena, stream);
+      heartbeat_.phase("backward");
+      model.backward(batch, stream);
+    }
   }
   learner_.gathering.flush();
   model.check_tokens();
+}
+
+void StepPipeline::enqueue_turns(bool feeds) {
+  const Stream& stream = learner_.stream;
+  model::Transformer& model = learner_.transformer();
+  const std::array<Arena*, 2> arenas{&learner_.arena, &*learner_.other_arena};
+  std::array<std::optional<ArenaScope>, 2> activations;
+  activations[0].emplace(*arenas[0]);
+  model::Batch batch = fetch_batch();
+  heartbeat_.phase("forward");
+  model.forward(batch, learner_.capacity.rows(), sums_, *arenas[0], stream);
+  for (int64_t m = 1; m < micro_steps_; ++m) {
+    if (feeds) feed_batch(m);
+    const size_t mine = size_t(m) % 2;
+    activations[mine].emplace(*arenas[mine]);
+    const model::Batch next = fetch_batch();
+    heartbeat_.phase("backward and forward");
+    model.backward_and_forward(batch, next, learner_.capacity.rows(), sums_, *arenas[mine], stream);
+    activations[1 - mine].reset();
+    batch = next;
+  }
+  heartbeat_.phase("backward");
+  model.backward(batch, stream);
 }
 
 void StepPipeline::feed_update() {
