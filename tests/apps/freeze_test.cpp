@@ -97,7 +97,9 @@ TEST_F(Freeze, KeepsBitsUnderEveryOption) {
        {"[\"embed*\", \"layers.0.*\", \"*.router.*\"]", "[\"*.experts.fc1.*\", \"embed*\"]",
         "[\"*.experts.fc2.weight\"]", "[\"*.experts.*\", \"head*\"]"}) {
     const std::string freeze = "--train.freeze=" + list;
-    const Arguments ep2{freeze, "--parallel.ep=2", "--precision.recipe=bf16"};
+    // Two micro-batches a step, which may take turns.
+    const Arguments ep2{freeze, "--parallel.ep=2", "--precision.recipe=bf16",
+                        "--train.micro_batch=2"};
     train(run_of(path("plain"), 2, ep2));
     const auto expected = steps(path("plain"));
     for (const Arguments& more : std::initializer_list<Arguments>{
