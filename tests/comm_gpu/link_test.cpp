@@ -122,8 +122,8 @@ TEST_F(CommGpu, TwoStreamsInTurn) {
 // Random operations on three communicators, each on a stream of its own, eagerly, in graphs and
 // mixed: what they give, and that nobody waits for long.
 TEST_F(CommGpu, RandomOperationsOnThreeCommunicators) {
-  // Three ranks on one GPU take more of its queues with graphs of three branches than are sure to be
-  // free: once a rank's kernels stood behind another's wait until the deadline.
+  // Four ranks with graphs of three branches take more queues than the GPU has
+  // (docs/adr/0028-ranks-on-gpus.md).
   for (const int ranks : {2, 3}) {
     run_gpu_ranks(ranks, Seconds(4), false, {.staging_bytes = 1 << 20}, [&](Communicator& comm) {
       const int communicators = ranks == 2 ? 3 : 2;
