@@ -18,7 +18,7 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 TARGETS = {"train_step": 1.3, "grouped_gemm": 1.0, "grouped_mlp": 1.2, "moe_layer": 1.25, "quantize": 1.0,
-           "attention_cuda": 1.0}
+           "attention_cuda": 1.0, "torch_experts": 1.2}
 
 
 def stop(sentence):
@@ -98,6 +98,8 @@ def compare(ours, peers, target):
                 row["peer_ratio"] = ratio
             else:
                 row |= {"ratio": ratio, "against": best["peer"], "target": target}
+            if "torch" in best:
+                row["torch"] = best["torch"]
         yield [row, *rivals]
 
 
@@ -141,15 +143,23 @@ def main():
     if a.device == "cuda" and (BENCH / f"peers/{name}_cuda.py").exists():
         name += "_cuda"  # a program of its own
     ours = (a.bin or BENCH.parent / f"build/{preset}/bin") / f"{name}_bench"
-    if not ours.exists():
+    python = peer_python(a.python)
+    if name == "torch_experts":  # the Python package, which has no program
+        ours = None
+    elif not ours.exists():
         stop(f"{ours} is missing; build it: cmake --preset {preset} && cmake --build "
              f"build/{preset} --target {ours.name}")
-    python = peer_python(a.python)
     both += ["--threads", str(a.threads)] if a.device == "cpu" else ["--device", a.device]
     environment = dict(os.environ, OMP_NUM_THREADS=str(a.threads))
-    peer = Peer([python, BENCH / "peers" / f"{name}.py", "--bench", ours, *both,
-                 *a.peer_options.split()], environment)
-    command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
+    if ours is None:
+        package = os.environ.get("PYTHONPATH", str(BENCH.parent / "python"))
+        environment["PYTHONPATH"] = package
+        command = [python, BENCH / "peers" / f"{name}.py", "--ours", *both]
+        peer = Peer([python, BENCH / "peers" / f"{name}.py", *both, *a.peer_options.split()], environment)
+    else:
+        peer = Peer([python, BENCH / "peers" / f"{name}.py", "--bench", ours, *both,
+                     *a.peer_options.split()], environment)
+        command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
 
     our_rounds, peer_rounds = [], []
     try:
