@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "moiety/data/sha256.h"
+#include "moiety/data/spill.h"
 
 namespace moiety::data {
 
@@ -107,8 +108,8 @@ class TokenFile {
 };
 
 // Writes a token file under a temporary name beside `path`, which appears (or is replaced) only in
-// publish(). A failure of the disk is an IoError. A writer that is destroyed before publish()
-// removes its temporary file.
+// publish(). Memory does not grow with the file. A failure of the disk is an IoError. A writer that is
+// destroyed before publish() removes its temporary file.
 class TokenFileWriter {
  public:
   TokenFileWriter(const std::string& path, const Tokenizer& tokenizer, uint32_t flags);
@@ -138,8 +139,8 @@ class TokenFileWriter {
   TokenFileHeader header_;
   int fd_ = -1;
   std::vector<unsigned char> pending_;  // encoded tokens not yet written
-  std::vector<uint64_t> starts_;
-  std::vector<unsigned char> mask_;
+  Spill starts_, mask_;
+  unsigned char mask_byte_ = 0;  // the last one of the mask, if it is not full
   uint64_t target_count_ = 0;
   std::vector<uint32_t> piece_crcs_;  // the last one may grow
   uint64_t last_piece_bytes_ = kPieceBytes;

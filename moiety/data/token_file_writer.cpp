@@ -55,7 +55,10 @@ HeaderBytes encode(const TokenFileHeader& header, uint32_t pieces_crc32c) {
 
 TokenFileWriter::TokenFileWriter(const std::string& path, const Tokenizer& tokenizer,
                                  uint32_t flags)
-    : path_(path), temporary_(text("{}.tmp.{}", path, ::getpid())) {
+    : path_(path),
+      temporary_(text("{}.tmp.{}", path, ::getpid())),
+      starts_(temporary_ + ".starts"),
+      mask_(temporary_ + ".mask") {
   header_.token_bytes = tok::token_bytes(tokenizer.vocab());
   header_.vocab = tokenizer.vocab();
   header_.eos = tokenizer.eos();
@@ -80,12 +83,14 @@ void TokenFileWriter::add(std::span<const uint32_t> ids, uint64_t source_bytes,
   const bool has_mask = header_.flags & kHasLossMask;
   MOIETY_CHECK(targets.size() == (has_mask ? ids.size() : 0), "{}: {} targets of {} ids", path_,
                targets.size(), ids.size());
-  starts_.push_back(header_.tokens);
+  starts_.append(&header_.tokens, 8);
   for (uint64_t t = header_.tokens; const uint8_t is_target : targets) {
-    if (t % 8 == 0) mask_.push_back(0);
-    mask_.back() |= static_cast<unsigned char>((is_target != 0) << t % 8);
+    mask_byte_ |= static_cast<unsigned char>((is_target != 0) << t % 8);
     target_count_ += is_target != 0;
-    ++t;
+    if (++t % 8 == 0) {
+      mask_.append(&mask_byte_, 1);
+      mask_byte_ = 0;
+    }
   }
   if (!has_mask) target_count_ += ids.size();
   header_.tokens += ids.size();
@@ -133,11 +138,13 @@ void TokenFileWriter::finish() {
   const std::array<unsigned char, 64> zeros{};
   write(zeros.data(),
         layout.table_offset - tok::kHeaderBytes - header_.tokens * header_.token_bytes);
-  starts_.push_back(header_.tokens);
-  header_.table_crc32c = crc32c(starts_.data(), starts_.size() * 8);
-  write(starts_.data(), starts_.size() * 8);
-  header_.mask_crc32c = crc32c(mask_.data(), mask_.size());
-  write(mask_.data(), mask_.size());
+  const auto take = [this](const void* data, size_t bytes) { write(data, bytes); };
+  starts_.append(&header_.tokens, 8);
+  starts_.read(take);
+  header_.table_crc32c = starts_.crc32c();
+  if ((header_.flags & kHasLossMask) && header_.tokens % 8 != 0) mask_.append(&mask_byte_, 1);
+  mask_.read(take);
+  header_.mask_crc32c = mask_.crc32c();
 
   const size_t pieces_bytes = piece_crcs_.size() * 4;
   write(piece_crcs_.data(), pieces_bytes);

@@ -74,6 +74,40 @@ std::string golden() {
   return f;
 }
 
+// More documents and targets than a writer keeps in memory: the table and the mask take 1.1 MiB each.
+TEST(TokenFile, ATableAndAMaskThatDoNotFitTheBuffersAreWhole) {
+  constexpr uint64_t kDocuments = 140000, kIds = 65;
+  const TemporaryDirectory dir;
+  TokenFileWriter writer(dir / "a.tok", Tokenizer::load("bytes"), kHasLossMask);
+  std::vector<uint32_t> ids(kIds);
+  std::vector<uint8_t> targets(kIds);
+  std::string starts, mask;
+  uint64_t tokens = 0;
+  for (uint64_t d = 0; d < kDocuments; ++d) {
+    put<uint64_t>(starts, 8 * d, tokens);
+    for (uint64_t i = 0; i < kIds; ++i, ++tokens) {
+      ids[i] = static_cast<uint32_t>((d + i) % 250);
+      targets[i] = (d * 7 + i) % 3 == 0;
+      if (tokens % 8 == 0) mask.push_back('\0');
+      mask.back() = static_cast<char>(mask.back() | targets[i] << tokens % 8);
+    }
+    writer.add(ids, kIds, targets);
+  }
+  put<uint64_t>(starts, 8 * kDocuments, tokens);
+  writer.finish();
+  writer.publish();
+  int files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir / "")) ++files;
+  EXPECT_EQ(files, 1);
+  const std::string file = read_all(dir / "a.tok");
+  uint64_t table_at = 0, mask_at = 0;
+  std::memcpy(&table_at, file.data() + 40, 8);
+  std::memcpy(&mask_at, file.data() + 120, 8);
+  EXPECT_TRUE(file.substr(table_at, starts.size()) == starts);
+  EXPECT_TRUE(file.substr(mask_at, mask.size()) == mask);
+  EXPECT_EQ(error_of_file(dir / "a.tok"), kNoError);
+}
+
 TEST(TokenFile, WriterMakesTheGoldenBytes) {
   const TemporaryDirectory dir;
   write_tokens(dir / "a.tok", {{97, 98, 256}, {99, 256}});
