@@ -12,6 +12,7 @@
 #include "moiety/base/gpu.h"
 #include "moiety/base/json_line.h"
 #include "moiety/base/parallel.h"
+#include "moiety/capi/guarded.h"
 #include "moiety/checkpoint/key_remap.h"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/train/health.h"
@@ -21,47 +22,12 @@ namespace {
 
 using nlohmann::json;
 
-thread_local std::string t_error;
-
 constexpr const char* kNames[] = {
     "Ok",          "InvalidArgument", "Unsupported", "Cuda",       "Comm",      "Io",
     "OutOfMemory", "Usage",           "Data",        "Checkpoint", "Numerical", "Internal"};
 
 static_assert(static_cast<int>(ErrorKind::kInvalidArgument) + 1 == MOIETY_INVALID_ARGUMENT);
 static_assert(static_cast<int>(ErrorKind::kNumerical) + 1 == MOIETY_NUMERICAL);
-
-// Runs f; no exception leaves it.
-template <class F>
-int guarded(F&& f) noexcept {
-  int code = MOIETY_INTERNAL;
-  try {
-    try {
-      f();
-      return MOIETY_OK;
-    } catch (const Error& e) {
-      code = static_cast<int>(e.kind()) + 1;
-      t_error = e.what();
-    } catch (const std::bad_alloc&) {
-      code = MOIETY_OUT_OF_MEMORY;
-      t_error = "memory is short";
-    } catch (const std::exception& e) {
-      t_error = e.what();
-    } catch (...) {
-      t_error = "an exception without a text";
-    }
-  } catch (...) {  // not even the text of the error had room
-    t_error.clear();
-  }
-  return code;
-}
-
-void give(char** out, const std::string& text) {
-  MOIETY_CHECK(out != nullptr, "capi: the address of the result is null");
-  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (!copy) throw std::bad_alloc();
-  std::memcpy(copy, text.c_str(), text.size() + 1);
-  *out = copy;
-}
 
 std::string build_info() {
   const GpuStatus& gpu = gpu_status();
@@ -123,15 +89,33 @@ std::string remap(const char* text) {
 }
 
 }  // namespace
+
+namespace capi {
+
+std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+void give(char** out, const std::string& text) {
+  MOIETY_CHECK(out != nullptr, "capi: the address of the result is null");
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (!copy) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  *out = copy;
+}
+
+}  // namespace capi
 }  // namespace moiety
 
-using namespace moiety;  // NOLINT: the functions below are C's
+using namespace moiety;        // NOLINT: the functions below are C's
+using namespace moiety::capi;  // NOLINT
 
 const char* moiety_code_name(int code) {
   return code >= 0 && code < static_cast<int>(std::size(kNames)) ? kNames[code] : "?";
 }
 
-const char* moiety_last_error(void) { return t_error.c_str(); }
+const char* moiety_last_error(void) { return last_error().c_str(); }
 
 const char* moiety_version(void) { return MOIETY_VERSION; }
 

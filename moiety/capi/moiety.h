@@ -60,6 +60,35 @@ int moiety_counters(int64_t* allocations, int64_t* waits);
    MOIETY_CHECKPOINT for keys that leave a choice, with the missing indices. */
 int moiety_key_remap(const char* request, char** moves);
 
+/* Tables of tensors by address, made once and used every step. A request has "device" (-1: the CPU,
+   else the number of a GPU) and its tensors as {"data": address, "dtype": "float32", "sizes": [..]},
+   or null where one is absent; they are without gaps and must outlive the table. Making a table
+   waits for a GPU; its steps do not, and can be captured. `stream` is a cudaStream_t of the device,
+   on the CPU null; `facts` is JSON, {} where nothing is said here. */
+
+/* AdamW (moiety/optim/adamw.h): {"beta1", "beta2", "eps", "seed", "segments": [{"grad", "master",
+   "exp_avg", "exp_avg_sq", "weight"}, ...]}, tensors of n elements each. `step` is the address of an
+   AdamWStep, 32 bytes on the device. */
+int moiety_adamw_create(const char* request, int64_t* handle, char** facts);
+int moiety_adamw_step(int64_t handle, void* step, void* stream);
+
+/* The sum of squares of gradients (moiety/optim/grad_norm.h): {"grads": [tensor, ...]}; facts:
+   {"bytes"} of `out`, on the device, whose first 8 are the sum as a double. */
+int moiety_grad_statistics_create(const char* request, int64_t* handle, char** facts);
+int moiety_grad_statistics_step(int64_t handle, void* out, void* stream);
+
+/* Partial casts (moiety/quant/partial_cast.h): {"items": [{"format", "element", "pow2_scales",
+   "through_bf16", "rows", "cols", "start", "end", "col", "master", "row_data", "row_scales",
+   "col_data", "col_scales", "amax", "tensor_scale", "flags"}, ...]}; facts: {"bytes", "reductions":
+   [{"dtype": "int32" | "uint8", "offset", "bytes"}, ...]} of `reduction`, on the device, whose
+   ranges the caller reduces with MAX over ranks between the two steps. */
+int moiety_partial_cast_create(const char* request, int64_t* handle, char** facts);
+int moiety_partial_amax(int64_t handle, void* reduction, void* stream);
+int moiety_partial_cast(int64_t handle, void* reduction, void* stream);
+
+/* Frees a table; a handle that is none is nothing. */
+int moiety_release(int64_t handle);
+
 #ifdef __cplusplus
 }
 #endif

@@ -93,8 +93,11 @@ void zero_dead_rows(const Groups& groups, TensorView rows, Stream stream) {
                groups.capacity);
   MOIETY_CHECK(rows.dims() == 1 ? rows.contiguous() : rows.stride(1) == 1 || rows.size(1) <= 1,
                "{}: rows is {}, whose columns are not contiguous", op, rows.describe());
-  if (check_devices(op, {{"begin_E1", groups.begin_E1}, {"rows", rows}}, stream)) {
-    fail(ErrorKind::kUnsupported, "{}: only on a CPU", op);
+  if (check_devices(op,
+                    {{"begin_E1", groups.begin_E1}, {"count_E", groups.count_E}, {"rows", rows}},
+                    stream)) {
+    if constexpr (kCudaBuilt) return zero_dead_rows_cuda(groups, rows, stream);
+    fail_without_cuda(op);
   }
   stream.run([=] {
     const int64_t columns = rows.dims() == 1 ? 1 : rows.size(1);

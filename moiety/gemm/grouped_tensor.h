@@ -46,7 +46,7 @@ void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, in
                      TensorView status, Stream stream);
 
 // Zeroes the dead rows of a buffer [capacity, ...] with contiguous columns: gaps, and those past the
-// last group. Error(kUnsupported) on a GPU.
+// last group. On a GPU if the stream is.
 void zero_dead_rows(const Groups& groups, TensorView rows, Stream stream);
 
 // An upper bound of the total of {div, mul} for any counts of at most `capacity` rows.

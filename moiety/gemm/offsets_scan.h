@@ -1,5 +1,5 @@
 // The one scan behind grouped_offsets, its arguments checked and resolved, and the arithmetic that
-// host and device share. Internal to moiety/gemm.
+// host and device share; and what grouped_tensor.h has on GPUs. Internal to moiety/gemm.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "moiety/base/integer.h"
 #include "moiety/base/stream.h"
+#include "moiety/quant/row_groups.h"
 
 namespace moiety::gemm {
 
@@ -69,5 +70,7 @@ struct OffsetsScan {
 };
 
 void grouped_offsets_cuda(const OffsetsScan& scan, const Stream& stream);
+void zero_dead_rows_cuda(const quant::RowGroups& groups, const TensorView& rows,
+                         const Stream& stream);
 
 }  // namespace moiety::gemm

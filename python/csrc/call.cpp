@@ -1,6 +1,6 @@
 #include "python/csrc/call.h"
 
-#include <limits>
+#include <dlfcn.h>
 #include <stdexcept>
 
 #include "moiety/base/error.h"
@@ -30,6 +30,30 @@ DType dtype_of_tensor(const Tensor& x) {
       fail(ErrorKind::kUnsupported, "a tensor's dtype (number {} of torch)",
            static_cast<int64_t>(x.scalar_type()));
   }
+}
+
+Device device_of(const Tensor& x) {
+  if (x.is_cpu()) return {};
+  if (x.is_cuda()) return {DeviceType::kCuda, static_cast<int>(x.get_device_index())};
+  fail(ErrorKind::kUnsupported, "a tensor that is neither on a CPU nor on a GPU of NVIDIA");
+}
+
+// The current stream of torch. Its function is in the library that only a torch with CUDA has, and
+// has loaded; by that one's name it is found without being linked.
+Stream current_stream(Device device) {
+  if (device.type == DeviceType::kCpu) return {};
+  using Function = AOTITorchError (*)(int32_t device, void** stream);
+  static const auto function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* found = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
+    return reinterpret_cast<Function>(found);
+  }();
+  void* stream = nullptr;
+  if (!function || function(device.index, &stream) != 0) {
+    fail(ErrorKind::kCuda, "torch does not tell its current stream of {}: libtorch_cuda.so {}",
+         name(device), function ? "refused" : "has no such function");
+  }
+  return Stream::external(device, stream);
 }
 
 }  // namespace
@@ -68,19 +92,20 @@ TensorView view_of(const Tensor& x) {
   MOIETY_CHECK(x.dim() <= kMaxDims, "a tensor of {} dimensions", x.dim());
   return TensorView(x.data_ptr(), dtype_of_tensor(x),
                     std::span<const int64_t>(sizes.data(), sizes.size()),
-                    std::span<const int64_t>(strides.data(), strides.size()));
+                    std::span<const int64_t>(strides.data(), strides.size()), device_of(x));
 }
 
 Call::Call(const char* name, const Tensor& first)
-    : name_(name), like_(first), threads_(static_cast<int>(torch::stable::get_num_threads())) {}
+    : name_(name),
+      like_(first),
+      stream_(current_stream(device_of(first))),
+      threads_(static_cast<int>(torch::stable::get_num_threads())) {}
 
 TensorView Call::view(const char* argument, const Tensor& x, DType dtype,
                       std::initializer_list<int64_t> sizes) const {
-  if (!x.is_cpu()) {
-    fail(ErrorKind::kUnsupported, "moiety::{}: {} is not on a CPU, as other arguments are", name_,
-         argument);
-  }
   const TensorView out = view_of(x);
+  MOIETY_CHECK(out.device() == device(), "moiety::{}: {} is on {}, other arguments on {}", name_,
+               argument, moiety::name(out.device()), moiety::name(device()));
   check_tensor((std::string("moiety::") + name_).c_str(), argument, out, dtype, sizes);
   MOIETY_CHECK(out.dims() == 0 || out.stride(-1) == 1 || out.size(-1) <= 1 || out.numel() == 0,
                "moiety::{}: {} is {}, whose last dimension is not contiguous", name_, argument,
@@ -126,26 +151,28 @@ Tensor Call::empty(const Sizes& sizes, ScalarType dtype) const {
   }
 }
 
-TensorView Call::bytes(int64_t size) {
-  scratch_.push_back(empty({size}, ScalarType::Byte));
+TensorView Call::scratch(const Sizes& sizes, ScalarType dtype) {
+  scratch_.push_back(empty(sizes, dtype));
   return view_of(scratch_.back());
+}
+
+TensorView Call::status() const {
+  if (device().type != DeviceType::kCpu) return {};
+  return {const_cast<uint32_t*>(status_.data()), DType::kUInt32, {4}};
 }
 
 gemm::Groups Call::groups(const Tensor& splits, int64_t capacity) {
   const DType dtype = splits.scalar_type() == ScalarType::Int ? DType::kInt32 : DType::kInt64;
   const TensorView count = whole("splits", splits, dtype, {-1});
   const int64_t experts = count.size(0);
-  scratch_.push_back(empty({experts + 1}, ScalarType::Long));
-  const TensorView begin = view_of(scratch_.back());
-  const TensorView status(status_.data(), DType::kUInt32, {4});
-  const gemm::OffsetSpec spec{.out = begin};
-  gemm::grouped_offsets(count, {&spec, 1}, capacity, status, stream());
+  const gemm::OffsetSpec spec{.out = scratch({experts + 1}, ScalarType::Long)};
+  gemm::grouped_offsets(count, {&spec, 1}, capacity, status(), stream());
   check_data();
-  return {.begin_E1 = begin, .status = status, .experts = experts, .capacity = capacity};
+  return {.begin_E1 = spec.out, .status = status(), .experts = experts, .capacity = capacity};
 }
 
 void Call::check_data() const {
-  gemm::throw_on_fault(TensorView(const_cast<uint32_t*>(status_.data()), DType::kUInt32, {4}));
+  if (const TensorView words = status(); words.defined()) gemm::throw_on_fault(words);
 }
 
 gemm::Activation activation_of(const Call& call, const std::string& kind, double alpha,

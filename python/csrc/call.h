@@ -1,5 +1,6 @@
-// One call of an operator: tensors of torch as views of the core, checks that name operator and
-// argument, memory from torch's allocator, and errors as torch takes them.
+// One call of an operator, on a CPU or a GPU: tensors of torch as views of the core, torch's current
+// stream, checks that name operator and argument, memory from torch's allocator, and errors as torch
+// takes them.
 #pragma once
 
 #include <array>
@@ -43,7 +44,9 @@ class Call {
   Call(const char* name, const Tensor& first);
 
   const char* name() const { return name_; }
-  Stream stream() const { return {}; }
+  Device device() const { return stream_.device(); }
+  // The current stream of the first tensor's device; it allows no wait and no read by the host.
+  const Stream& stream() const { return stream_; }
 
   // The view of a tensor of these sizes (-1: any) and this dtype, with contiguous columns.
   TensorView view(const char* argument, const Tensor& x, DType dtype,
@@ -61,16 +64,21 @@ class Call {
   Tensor empty(const Sizes& sizes, ScalarType dtype) const;
   // An absent result: a tensor without elements.
   Tensor absent(ScalarType dtype) const { return empty({0}, dtype); }
-  TensorView bytes(int64_t size);
+  TensorView bytes(int64_t size) { return scratch({size}, ScalarType::Byte); }
+  TensorView scratch(const Sizes& sizes, ScalarType dtype);
 
   // Rows of `capacity` in groups of the sizes that `splits` [E] has, one behind the other.
   gemm::Groups groups(const Tensor& splits, int64_t capacity);
-  // Throws if the data had a fault that the core recorded.
+  // Throws if the data had a fault that the core recorded. On a GPU nobody reads what the data are:
+  // a group whose size is a fault has no rows there.
   void check_data() const;
 
  private:
+  TensorView status() const;
+
   const char* name_;
   Tensor like_;
+  Stream stream_;
   ThreadBudget threads_;
   std::array<uint32_t, 4> status_{};
   std::vector<Tensor> scratch_;

@@ -188,7 +188,7 @@ struct Mlp {
     input.row_TK = call.whole("row_tk", a.row_tk, DType::kInt32, {x.size(0), -1});
     MOIETY_CHECK(a.source || !a.row_tk, "moiety::{}: row_tk goes with source", call.name());
     if (experts > 0 && model > 0 && ffn > 0) {
-      mlp.path = gemm::choose_grouped_mlp({dtype, model, ffn, a.interleave}, Device{}).path;
+      mlp.path = gemm::choose_grouped_mlp({dtype, model, ffn, a.interleave}, call.device()).path;
     }
   }
   int64_t results() const { return input.row_TK.defined() ? input.x.size(0) : rows; }

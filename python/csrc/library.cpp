@@ -1,9 +1,11 @@
-// The schemas of torch.ops.moiety, and the kernels of the CPU. Gradients, fake kernels and vmap's
+// The schemas of torch.ops.moiety, and the kernels, which are the same functions for the CPU and for
+// CUDA: where a call runs its first tensor says (call.h). Gradients, fake kernels and vmap's
 // refusal are registered in Python (moiety/_register.py), and moiety/ops.py has defaults: of an
 // argument that is left to a default of the schema autograd learns nothing.
 #include "python/csrc/operators.h"
 
 #define MOIETY_ACTIVATION "str kind, float alpha, float limit, float offset, int interleave"
+#define MOIETY_SPEC "str format, str element, bool pow2"
 #define MOIETY_MLP                                                                             \
   "Tensor x, Tensor w1, Tensor w2, Tensor splits, Tensor? row_scale, Tensor? source, Tensor? " \
   "row_tk, Tensor? b1, Tensor? b2, " MOIETY_ACTIVATION
@@ -37,10 +39,28 @@ STABLE_TORCH_LIBRARY(moiety, m) {
       "float scale) -> Tensor");
   m.def("expert_rows(Tensor idx, Tensor? w, int num_experts) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("router_update_bias(Tensor(a!) bias, Tensor counts, float rate) -> ()");
+  m.def("quantize(Tensor x, Tensor? rng, Tensor? splits, Tensor? amax, " MOIETY_SPEC
+        ", bool row_scaled, bool rht, bool row, bool col, int tensor_id) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("compute_amax(Tensor x, Tensor? splits, " MOIETY_SPEC
+        ", bool row_scaled, bool rht) -> Tensor");
+  m.def(
+      "dequantize(Tensor row_data, Tensor row_scales, Tensor col_data, Tensor col_scales, "
+      "Tensor tensor_scale, " MOIETY_SPEC
+      ", bool row_scaled, bool rht, int rows, int cols, str direction, bool undo_rht, "
+      "bool bfloat16) -> Tensor");
+  m.def(
+      "transpose_quantized(Tensor row_data, Tensor row_scales, Tensor amax, "
+      "Tensor tensor_scale, " MOIETY_SPEC ", int rows, int cols) -> (Tensor, Tensor, Tensor)");
+  m.def("convert_scales(Tensor scales, Tensor tensor_scale, " MOIETY_SPEC
+        ", bool rht, int rows, int cols, str direction, str layout) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(moiety, CPU, m) {
-  using namespace moiety::torch_ops;
+namespace moiety::torch_ops {
+namespace {
+
+template <class Library>
+void add_kernels(Library& m) {
   m.impl("grouped_linear", TORCH_BOX(&grouped_linear));
   m.impl("grouped_linear_out", TORCH_BOX(&grouped_linear_out));
   m.impl("grouped_linear_t", TORCH_BOX(&grouped_linear_t));
@@ -54,4 +74,15 @@ STABLE_TORCH_LIBRARY_IMPL(moiety, CPU, m) {
   m.impl("router_backward", TORCH_BOX(&router_backward));
   m.impl("expert_rows", TORCH_BOX(&expert_rows));
   m.impl("router_update_bias", TORCH_BOX(&router_update_bias));
+  m.impl("quantize", TORCH_BOX(&quantize));
+  m.impl("compute_amax", TORCH_BOX(&compute_amax));
+  m.impl("dequantize", TORCH_BOX(&dequantize));
+  m.impl("transpose_quantized", TORCH_BOX(&transpose_quantized));
+  m.impl("convert_scales", TORCH_BOX(&convert_scales));
 }
+
+}  // namespace
+}  // namespace moiety::torch_ops
+
+STABLE_TORCH_LIBRARY_IMPL(moiety, CPU, m) { moiety::torch_ops::add_kernels(m); }
+STABLE_TORCH_LIBRARY_IMPL(moiety, CUDA, m) { moiety::torch_ops::add_kernels(m); }

@@ -54,4 +54,26 @@ Tensor router_backward(Tensor logits, Tensor idx, Tensor dweight, std::string sc
 std::tuple<Tensor, Tensor, Tensor, Tensor> expert_rows(Tensor idx, Optional w, int64_t num_experts);
 void router_update_bias(Tensor bias, Tensor counts, double rate);
 
+// ---- quantized.cpp: formats by the core's names (formats/quantized.h). Arrays of bytes are uint8,
+// flags int32; an array that the format does not have, or that is not asked for, is empty ([0]).
+// {row_data, row_scales, col_data, col_scales, amax, tensor_scale, flags}; `rng` is {seed, draw},
+// int64 [2], for stochastic rounding; with `splits` every group is a tensor of its own.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> quantize(
+    Tensor x, Optional rng, Optional splits, Optional amax, std::string format, std::string element,
+    bool pow2, bool row_scaled, bool rht, bool row, bool col, int64_t tensor_id);
+Tensor compute_amax(Tensor x, Optional splits, std::string format, std::string element, bool pow2,
+                    bool row_scaled, bool rht);
+Tensor dequantize(Tensor row_data, Tensor row_scales, Tensor col_data, Tensor col_scales,
+                  Tensor tensor_scale, std::string format, std::string element, bool pow2,
+                  bool row_scaled, bool rht, int64_t rows, int64_t cols, std::string direction,
+                  bool undo_rht, bool bfloat16);
+// {col_data, amax, tensor_scale}. On a GPU its table takes memory of the core's and waits.
+std::tuple<Tensor, Tensor, Tensor> transpose_quantized(Tensor row_data, Tensor row_scales,
+                                                       Tensor amax, Tensor tensor_scale,
+                                                       std::string format, std::string element,
+                                                       bool pow2, int64_t rows, int64_t cols);
+Tensor convert_scales(Tensor scales, Tensor tensor_scale, std::string format, std::string element,
+                      bool pow2, bool rht, int64_t rows, int64_t cols, std::string direction,
+                      std::string layout);
+
 }  // namespace moiety::torch_ops

@@ -1,3 +1,4 @@
+#include "moiety/base/copy.h"
 #include "moiety/moe/router.h"
 #include "moiety/moe/slot_maps.h"
 #include "python/csrc/operators.h"
@@ -34,7 +35,7 @@ std::tuple<Tensor, Tensor, Tensor> router(Tensor logits, Optional bias, Optional
     check(config);
     const Tensor w = call.empty({tokens, top_k}, ScalarType::Float);
     const Tensor idx = call.empty({tokens, top_k}, ScalarType::Int);
-    const Tensor counts = call.empty({experts + 1}, ScalarType::Long);
+    const TensorView counts = call.scratch({1, experts + 1}, ScalarType::Long);
     moe::RouterChooseArgs args;
     args.logits_TE = logits_TE;
     args.bias_E = call.whole("bias", bias, DType::kFloat32, {experts});
@@ -42,15 +43,12 @@ std::tuple<Tensor, Tensor, Tensor> router(Tensor logits, Optional bias, Optional
     args.given_idx_TK = call.whole("given_idx", given_idx, DType::kInt32, {tokens, top_k});
     args.idx_TK = view_of(idx);
     args.weight_TK = view_of(w);
-    const TensorView sums = call.bytes(8 * (experts + 1));
-    args.stats = {view_of(counts).reshape({1, experts + 1}),
-                  TensorView(sums.raw(), DType::kFloat64, {1, experts + 1})};
+    args.stats = {counts, call.scratch({1, experts + 1}, ScalarType::Double)};
     args.workspace = call.bytes(moe::router_forward_workspace(config, tokens, 1));
     moe::router_choose(config, args, call.stream());
     // The last count is that of the tokens; a result is no view of another tensor.
     const Tensor pairs = call.empty({experts}, ScalarType::Long);
-    std::copy_n(static_cast<const int64_t*>(counts.data_ptr()), experts,
-                static_cast<int64_t*>(pairs.data_ptr()));
+    copy(view_of(pairs), counts.select(0).slice(0, 0, experts), call.stream());
     return std::tuple(w, idx, pairs);
   });
 }
@@ -63,14 +61,16 @@ Tensor router_backward(Tensor logits, Tensor idx, Tensor dweight, std::string sc
     const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1), top_k = idx.size(1);
     const moe::RouterConfig config = config_of(call, experts, top_k, score, renormalize, scale);
     const Tensor dlogits = call.empty({tokens, experts}, ScalarType::Float);
-    // Losses are torch's own operations (moiety.nn), so none comes in here.
-    std::vector<int64_t> count(experts + 1), scope(2);
+    // Losses are torch's own operations (moiety.nn), so none comes in here: no count is read, and a
+    // scope without tokens has no part in the gradient.
+    const TensorView scope = call.scratch({2}, ScalarType::Long);
+    fill_bytes(scope, 0, call.stream());
     moe::RouterChooseBackwardArgs args;
     args.logits_TE = logits_TE;
     args.idx_TK = call.whole("idx", idx, DType::kInt32, {tokens, top_k});
     args.dweight_TK = call.whole("dweight", dweight, DType::kFloat32, {tokens, top_k});
-    args.count = TensorView(count.data(), DType::kInt64, {1, experts + 1});
-    args.scope = TensorView(scope.data(), DType::kInt64, {2});
+    args.count = call.scratch({1, experts + 1}, ScalarType::Long);
+    args.scope = scope;
     args.dlogits_TE = view_of(dlogits);
     moe::router_choose_backward(config, args, call.stream());
     return dlogits;

@@ -1,7 +1,7 @@
 """Moiety for PyTorch: experts, routers and MoE layers as operators and modules.
 
-`import moiety` alone needs neither torch nor the compiled library; moiety.ops, moiety.nn and
-moiety.hf load them when they are first used.
+`import moiety` alone needs neither torch nor the compiled library; moiety.ops, nn, hf, quant and
+optim load them when they are first used.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import importlib
 from .errors import (CheckpointError, CommError, CudaError, Error, InvalidArgument, IoError,
                      OutOfMemory, Unsupported)
 
-_SUBMODULES = ("checkpoint", "doctor", "errors", "hf", "nn", "ops", "prepare")
+_SUBMODULES = ("checkpoint", "doctor", "errors", "hf", "nn", "ops", "optim", "prepare", "quant")
 
 __all__ = ["CheckpointError", "CommError", "CudaError", "Error", "InvalidArgument", "IoError",
            "OutOfMemory", "Unsupported", "build_info", "__version__"]

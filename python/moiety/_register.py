@@ -135,6 +135,7 @@ def _mlp_backward(ctx, dy, _dh):
     dw1 = dw2 = None
     if need_w2:
         dw2 = _weight_gradient(dy, a, splits, source, None, main_grad2)
+    del a  # its memory goes to the gradient that comes
     if need_w1:
         dw1 = _weight_gradient(dh, x, splits, None, source, main_grad1)
     return (dx if need_x else None, dw1, dw2, None, dscale if need_scale else None, None, None,
@@ -204,6 +205,87 @@ def _expert_rows_backward(ctx, _splits, _source, _row_tk, dslot_w):
     return None, torch.where(row_tk >= 0, picked, picked.new_zeros(())), None
 
 
+# ---- formats
+
+
+def _blocks(n, size):
+    return (n + size - 1) // size
+
+
+# The elements of X that share a scale, by the core's names.
+_BLOCKS = {"fp8_block_1x128": (1, 128), "fp8_block_128x128": (128, 128), "mxfp8": (1, 32),
+           "mxfp8_tile32": (32, 32), "nvfp4": (1, 16), "nvfp4_tile16": (16, 16)}
+
+
+def _quantize_fake(x, rng, splits, amax, format, element, pow2, row_scaled, rht, row, col, tensor_id):
+    """quantized_sizes of formats/quantized.h."""
+    _require(x.dim() == 2, "quantize", f"x is {_shape(x)}, expected [M, K]")
+    rows, cols = x.shape
+    high, wide = _BLOCKS.get(format, (0, 0))
+    tile, shared = high > 1, format == "mxfp8_tile32"
+    scale = torch.float32 if format.startswith("fp8") else torch.uint8
+    groups = () if splits is None else (splits.shape[0],)
+    col_rows = rows
+    if splits is not None:
+        some = torch.sym_min(splits.shape[0], rows)
+        col_rows = 128 * (some + (rows - some) // 128)
+
+    def none():
+        return x.new_empty(0, dtype=torch.uint8)
+
+    def codes(m, k):
+        return x.new_empty(m, 8 * _blocks(k, 16) if element == "e2m1" else k, dtype=torch.uint8)
+
+    def scales(m, k):
+        return x.new_empty(_blocks(m, high), _blocks(k, wide), dtype=scale)
+
+    def words(dtype):
+        return x.new_empty((rows,) if row_scaled else (2, *groups), dtype=dtype)
+
+    row_data = codes(rows, cols) if row or shared else none()
+    row_scales = scales(rows, cols) if wide and (row or tile) else none()
+    col_data, col_scales = none(), none()
+    if col and format == "mxfp8":
+        col_data = codes(col_rows, cols)
+        col_scales = x.new_empty(_blocks(col_rows, 32), cols, dtype=scale)
+    elif col:
+        col_data = none() if shared else codes(cols, col_rows)
+        col_scales = scales(cols, col_rows) if wide and not tile else none()
+    has_amax = format == "fp8_tensor" or element == "e2m1"
+    return (row_data, row_scales, col_data, col_scales, words(torch.float32) if has_amax else none(),
+            words(torch.float32), x.new_empty(groups or (1,), dtype=torch.int32))
+
+
+def _compute_amax_fake(x, splits, format, element, pow2, row_scaled, rht):
+    if row_scaled:
+        return x.new_empty(x.shape[0], dtype=torch.float32)
+    return x.new_empty((2,) if splits is None else (2, splits.shape[0]), dtype=torch.float32)
+
+
+def _dequantize_fake(row_data, row_scales, col_data, col_scales, tensor_scale, format, element, pow2,
+                     row_scaled, rht, rows, cols, direction, undo_rht, bfloat16):
+    shape = (rows, cols)
+    if direction == "col" and not format.startswith("mxfp8"):
+        shape = (cols, 16 * _blocks(rows, 16) if rht and not undo_rht else rows)
+    return tensor_scale.new_empty(shape, dtype=torch.bfloat16 if bfloat16 else torch.float32)
+
+
+def _transpose_fake(row_data, row_scales, amax, tensor_scale, format, element, pow2, rows, cols):
+    shape = (0,) if format.startswith("mxfp8") else (
+        cols, 8 * _blocks(rows, 16) if element == "e2m1" else rows)
+    return row_data.new_empty(shape), torch.empty_like(amax), torch.empty_like(tensor_scale)
+
+
+def _convert_scales_fake(scales, tensor_scale, format, element, pow2, rht, rows, cols, direction, layout):
+    size = _BLOCKS[format][1]
+    r, c = (rows, _blocks(cols, size)) if direction == "row" else (cols, _blocks(rows, size))
+    if layout == "sm100_swizzled":
+        return scales.new_empty(512 * _blocks(r, 128) * _blocks(c, 4), dtype=torch.uint8)
+    if layout == "padded":
+        return scales.new_empty(128 * _blocks(r, 128), 4 * _blocks(c, 4), dtype=torch.uint8)
+    return scales.new_empty(c, 4 * _blocks(r, 4), dtype=torch.float32)
+
+
 # ---- what is refused
 
 
@@ -235,6 +317,11 @@ _FAKES = {
     "router_backward": lambda logits, *args: torch.empty_like(logits),
     "expert_rows": _expert_rows_fake,
     "router_update_bias": lambda bias, counts, rate: None,
+    "quantize": _quantize_fake,
+    "compute_amax": _compute_amax_fake,
+    "dequantize": _dequantize_fake,
+    "transpose_quantized": _transpose_fake,
+    "convert_scales": _convert_scales_fake,
 }
 _GRADIENTS = {
     "grouped_linear": (_linear_backward, _linear_setup),

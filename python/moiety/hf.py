@@ -13,11 +13,12 @@ are read in place, frozen or not. Which way a layer goes, `path(module)` says:
                  transposed weights (gpt-oss), a norm behind the experts
 """
 
+import functools
 import warnings
 
 import torch
 
-from . import errors, ops
+from . import _lib, errors, ops
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -31,13 +32,36 @@ def path(module):
             return None, "its weights are not one tensor [E, ., .] for each projection"
         if weight.dtype not in _DTYPES:
             return None, f"its weights are {weight.dtype}, not float32 or bfloat16"
-        if weight.device.type != "cpu":
-            return None, f"its weights are on {weight.device}, and this version computes on CPUs"
+        fault = _device_fault(weight.device.type, weight.device.index)
+        if fault:
+            return None, f"its weights are on {weight.device}, and {fault}"
         if weight.stride(-1) != 1:
             return None, f"its weights have strides {tuple(weight.stride())}"
     fused = (module.has_gate and module.is_concatenated and not module.is_transposed
-             and not module.has_post_expert_norm and _is_swiglu(module))
+             and not _has_norm(module) and _is_swiglu(module))
     return ("grouped_mlp" if fused else "linears"), None
+
+
+@torch.compiler.assume_constant_result
+def _device_fault(kind, index):
+    """Why this build cannot compute on a device, or None."""
+    return None if kind == "cpu" else _found_device_fault(kind, index)
+
+
+@functools.cache
+def _found_device_fault(kind, index):
+    if kind != "cuda":
+        return "Moiety computes on CPUs and on GPUs of NVIDIA"
+    if not _lib.call_json("moiety_build_info")["cuda"]:
+        return "this build has no CUDA"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < (9, 0):
+        return f"its capability is {capability[0]}.{capability[1]}, less than 9.0"
+    return None
+
+
+def _has_norm(module):
+    return getattr(module, "has_post_expert_norm", False)  # 5.17 does not have it
 
 
 def _is_swiglu(module):
@@ -74,7 +98,7 @@ def _linears(module, x, splits, source, row_tk, slot_w):
     h = _linear(module, rows, first, "gate_up_proj_bias" if module.has_gate else "up_proj_bias", splits)
     a = module._apply_gate(h) if module.has_gate else module.act_fn(h)
     y = _linear(module, a.contiguous(), module.down_proj, "down_proj_bias", splits)
-    if module.has_post_expert_norm:
+    if _has_norm(module):
         y = module.post_expert_norm(y)
     y = y * slot_w.unsqueeze(-1)
     live = (row_tk >= 0).unsqueeze(-1)

@@ -431,7 +431,14 @@ def _rows(x, weight):
 def _splits(splits, rows):
     if isinstance(splits, torch.Tensor):
         return splits
-    return torch.tensor(splits, dtype=torch.int64, device=rows.device)
+    if not rows.is_cuda:
+        return torch.tensor(splits, dtype=torch.int64, device=rows.device)
+    if torch.cuda.is_current_stream_capturing():
+        raise errors.InvalidArgument("splits is a list, which a captured graph would freeze: pass a "
+                                     "tensor on the GPU")
+    # From pinned memory the copy does not wait for the GPU.
+    host = torch.tensor(splits, dtype=torch.int64, device="cpu").pin_memory()
+    return host.to(rows.device, non_blocking=True)
 
 
 def _stack_indexed_keys(module, state_dict, prefix, local_metadata, strict, missing, unexpected,

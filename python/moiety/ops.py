@@ -16,7 +16,7 @@ _lib.load_operators()
 _ops = torch.ops.moiety
 
 
-def _called(operator, *args):
+def called(operator, *args):
     if torch.compiler.is_compiling():
         return operator(*args)
     with translated():
@@ -27,12 +27,12 @@ def grouped_linear(x, w, splits, bias=None, row_scale=None, main_grad=None):
     """y [R, N] of x [R, C] and w [E, N, C]; the bias [E, N] of a row is scaled by row_scale [R].
 
     Where main_grad is given, the gradient of w is added to it, and w gets none."""
-    return _called(_ops.grouped_linear, x, w, splits, bias, row_scale, main_grad)
+    return called(_ops.grouped_linear, x, w, splits, bias, row_scale, main_grad)
 
 
 def grouped_linear_t(x, w, splits):
     """The same with weights [E, C, N], as some models store them."""
-    return _called(_ops.grouped_linear_t, x, w, splits)
+    return called(_ops.grouped_linear_t, x, w, splits)
 
 
 def grouped_mlp(x, w1, w2, splits, *, row_scale=None, source=None, row_tk=None, b1=None, b2=None,
@@ -45,7 +45,7 @@ def grouped_mlp(x, w1, w2, splits, *, row_scale=None, source=None, row_tk=None, 
     rows, then up rows; kind "relu2": [E, F, D]), w2 [E, D, F]. Where main_grad is given, the weight's
     gradient is added to it and the weight gets none.
     """
-    return _called(_ops.grouped_mlp, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind,
+    return called(_ops.grouped_mlp, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind,
                    float(alpha), float(limit), float(offset), interleave, main_grad1, main_grad2)[0]
 
 
@@ -58,7 +58,7 @@ def router(logits, top_k, *, bias=None, mask=None, given_idx=None, score="softma
     """
     if given_idx is not None and given_idx.dtype != torch.int32:
         given_idx = given_idx.to(torch.int32)
-    return _called(_ops.router, logits, bias, mask, given_idx, top_k, score, renormalize,
+    return called(_ops.router, logits, bias, mask, given_idx, top_k, score, renormalize,
                    float(scale), groups, group_top_k)
 
 
@@ -67,4 +67,4 @@ def expert_rows(idx, num_experts, weights=None):
 
     Rows are ordered by expert, then token and choice. An idx outside [0, E) is masked.
     """
-    return _called(_ops.expert_rows, idx, weights, num_experts)
+    return called(_ops.expert_rows, idx, weights, num_experts)

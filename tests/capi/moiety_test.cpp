@@ -3,6 +3,7 @@
 
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -97,6 +98,52 @@ TEST(CApi, ErrorsAreCodesAndTextsOfTheThread) {
   EXPECT_EQ(moiety_counters(nullptr, nullptr), MOIETY_INVALID_ARGUMENT);
   EXPECT_EQ(text, nullptr);
   moiety_free(nullptr);
+}
+
+json tensor(const std::vector<float>& x) {
+  return {
+      {"data", reinterpret_cast<uintptr_t>(x.data())}, {"dtype", "float32"}, {"sizes", {x.size()}}};
+}
+
+TEST(CApi, TablesOfTensorsServeSteps) {
+  const std::vector<float> grad = {3, -4}, m(2), v(2), p = {1, 1};
+  const json asked = {{"device", -1},
+                      {"beta1", 0.0},
+                      {"beta2", 0.0},
+                      {"eps", 1e-8},
+                      {"seed", 0},
+                      {"segments",
+                       {{{"grad", tensor(grad)},
+                         {"master", tensor(p)},
+                         {"exp_avg", tensor(m)},
+                         {"exp_avg_sq", tensor(v)},
+                         {"weight", nullptr}}}}};
+  int64_t steps = 0, sums = 0;
+  char* facts = nullptr;
+  ASSERT_EQ(moiety_adamw_create(asked.dump().c_str(), &steps, &facts), MOIETY_OK)
+      << moiety_last_error();
+  EXPECT_EQ(taken(facts), json::object());
+  // s, k1, k2, lr, wd, t, skip, unused: without memory of the past a step is the gradient's sign.
+  float step[8] = {1, 1, 1, 0.25f, 0, 0, 0, 0};
+  ASSERT_EQ(moiety_adamw_step(steps, step, nullptr), MOIETY_OK) << moiety_last_error();
+  EXPECT_FLOAT_EQ(p[0], 0.75f);
+  EXPECT_FLOAT_EQ(p[1], 1.25f);
+
+  const json norm = {{"device", -1}, {"grads", {tensor(grad)}}};
+  ASSERT_EQ(moiety_grad_statistics_create(norm.dump().c_str(), &sums, &facts), MOIETY_OK);
+  std::vector<double> out(taken(facts).at("bytes").get<size_t>() / sizeof(double));
+  ASSERT_EQ(moiety_grad_statistics_step(sums, out.data(), nullptr), MOIETY_OK);
+  EXPECT_EQ(out[0], 25);
+
+  // A handle is of one kind, and gone when it is released.
+  EXPECT_EQ(moiety_adamw_step(sums, step, nullptr), MOIETY_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(moiety_last_error()).find("is no handle"), std::string::npos);
+  EXPECT_EQ(moiety_release(steps), MOIETY_OK);
+  EXPECT_EQ(moiety_release(steps), MOIETY_OK);
+  EXPECT_EQ(moiety_adamw_step(steps, step, nullptr), MOIETY_INVALID_ARGUMENT);
+  EXPECT_EQ(moiety_release(sums), MOIETY_OK);
+  EXPECT_EQ(moiety_partial_cast_create("{}", &steps, &facts), MOIETY_INVALID_ARGUMENT);
+  EXPECT_EQ(moiety_partial_cast_create(nullptr, &steps, &facts), MOIETY_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// grouped_offsets on a GPU, from a captured graph, has the values and the faults of the CPU.
+// grouped_offsets on a GPU, from a captured graph, has the values and the faults of the CPU; and
+// zero_dead_rows zeroes what it zeroes there.
 #include "moiety/base/graph.h"
 #include "moiety/gemm/grouped_tensor.h"
+#include "tests/gemm/groups.h"
 #include "tests/support/gpu_test.h"
 #include "tests/support/mirror.h"
 
@@ -58,6 +60,35 @@ TEST_F(OffsetsGpu, HasTheValuesAndFaultsOfTheCpu) {
         compare(count_E, capacity, 1);
         compare(count_E, capacity, int64_t{1} << 30);  // past int32
         compare(count_E, capacity, int64_t{1} << 58);  // past int64
+      }
+    }
+  }
+}
+
+TEST_F(OffsetsGpu, DeadRowsAreZeroedAsOnTheCpu) {
+  for (const GroupCase& c : group_cases()) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const int64_t columns : {0, 1, 3, 8, 520}) {
+        SCOPED_TRACE(text("{}: {} x {}", c.name, name(dtype), columns));
+        const TestGroups groups(c);
+        // Rows of a wider tensor, and numbers of rows.
+        const Tensor wide = normal_tensor(dtype, {groups.capacity(), columns + 8}, 1);
+        const Tensor numbers = normal_tensor(DType::kFloat32, {groups.capacity()}, 2);
+        const TensorView rows = wide.view().slice(1, 0, columns);
+        const Mirror m({groups().count_E, groups().begin_E1, wide, numbers}, stream);
+        Groups there = groups();
+        there.count_E = m(there.count_E);
+        there.begin_E1 = m(there.begin_E1);
+        there.status = {};
+        const Graph graph(stream, [&] {
+          zero_dead_rows(there, m(rows), stream);
+          zero_dead_rows(there, m(numbers), stream);
+        });
+        graph.launch(stream);
+        zero_dead_rows(groups(), rows, Stream());
+        zero_dead_rows(groups(), numbers, Stream());
+        ASSERT_EQ(m.difference("rows", wide), "");
+        ASSERT_EQ(m.difference("numbers", numbers), "");
       }
     }
   }

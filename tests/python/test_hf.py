@@ -50,7 +50,11 @@ def model_of(name, dtype=torch.float32, implementation="moiety"):
 
 
 def experts_of(model):
-    return [m for m in model.modules() if hasattr(m, "_is_expert_parallel")]
+    def is_experts(m):
+        weight = getattr(m, "gate_up_proj", None)
+        return isinstance(weight, torch.Tensor) and weight.dim() == 3
+
+    return [m for m in model.modules() if is_experts(m)]
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ import moiety
 import reference
 from moiety import nn
 
-SPLITS = torch.tensor([5, 0, 9, 2])
+def splits():
+    return torch.tensor([5, 0, 9, 2])
 
 
 def mlp(**options):
@@ -35,20 +36,20 @@ def with_main_grad(module, value=0.5, dtype=torch.float32):
 def test_fused_is_its_linears(dtype, bound, activation):
     module = mlp(activation=activation, bias=True, dtype=dtype)
     x, p = rows(dtype=dtype), torch.rand(18)
-    h = module.fc1(x, SPLITS)
+    h = module.fc1(x, splits())
     a = activation
     inner = reference.activation(h.float(), a.kind, a.alpha, a.limit, a.offset) * p[:, None]
-    want = module.fc2(inner.to(dtype), SPLITS, row_scale=p)
-    assert reference.far(module(x, SPLITS, row_scale=p), want) < bound
+    want = module.fc2(inner.to(dtype), splits(), row_scale=p)
+    assert reference.far(module(x, splits(), row_scale=p), want) < bound
 
 
 def test_lists_and_leading_dimensions():
     module = mlp()
     x = rows().detach()
-    y = module(x, SPLITS)
-    assert torch.equal(y, module(x, SPLITS.tolist()))
-    assert torch.equal(y.reshape(3, 6, 16), module(x.reshape(3, 6, 16), SPLITS))
-    assert torch.equal(y, module(x, SPLITS.int()))
+    y = module(x, splits())
+    assert torch.equal(y, module(x, splits().tolist()))
+    assert torch.equal(y.reshape(3, 6, 16), module(x.reshape(3, 6, 16), splits()))
+    assert torch.equal(y, module(x, splits().int()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -56,10 +57,10 @@ def test_main_grad_adds_and_leaves_grad_alone(dtype):
     plain, module = mlp(), with_main_grad(mlp(grad="main_grad"), dtype=dtype)
     x = rows()
     # Two forwards before two backwards, as pipelines have them.
-    ys = [module(x, SPLITS) for _ in range(2)]
+    ys = [module(x, splits()) for _ in range(2)]
     for y in ys:
         y.sum().backward()
-    (2 * plain(x, SPLITS)).sum().backward()
+    (2 * plain(x, splits())).sum().backward()
     for name in ("fc1", "fc2"):
         ours, theirs = getattr(module, name).weight, getattr(plain, name).weight
         assert ours.grad is None
@@ -71,19 +72,19 @@ def test_main_grad_adds_and_leaves_grad_alone(dtype):
 def test_main_grad_by_function_and_what_is_wrong_with_one():
     module = mlp(grad="main_grad")
     with pytest.raises(moiety.InvalidArgument, match="neither main_grad nor get_main_grad"):
-        module(rows(), SPLITS)
+        module(rows(), splits())
     buffers = [torch.zeros_like(linear.weight) for linear in (module.fc1, module.fc2)]
     module.fc1.weight.get_main_grad = lambda: buffers[0]
     module.fc2.weight.get_main_grad = lambda: buffers[1]
-    module(rows(), SPLITS).sum().backward()
+    module(rows(), splits()).sum().backward()
     assert all(b.abs().sum() > 0 for b in buffers)
     module.fc1.weight.get_main_grad = lambda: torch.zeros(4, 16, 16).transpose(1, 2)[:, :, ::1]
     with pytest.raises(moiety.InvalidArgument, match=r"strides \[256, 1, 16\]"):
-        module(rows(), SPLITS)
+        module(rows(), splits())
     # A spurious .grad adds nothing to main_grad.
     module = with_main_grad(mlp(grad="main_grad"), 0.0)
     module.fc1.weight.grad = torch.full_like(module.fc1.weight, 12345.0)
-    module(rows(), SPLITS).sum().backward()
+    module(rows(), splits()).sum().backward()
     assert module.fc1.weight.main_grad.abs().max() < 12345
     assert (module.fc1.weight.grad == 12345).all()
 
@@ -100,7 +101,7 @@ def test_delayed_weight_gradients(grad):
     for module in (now, later):
         for x in inputs:
             x.grad = None
-            module(x, SPLITS, row_scale=torch.linspace(0, 1, 18)).square().sum().backward()
+            module(x, splits(), row_scale=torch.linspace(0, 1, 18)).square().sum().backward()
             x.kept = getattr(x, "kept", []) + [x.grad]
     assert later.pending_dw == 3 and not order
     target = "main_grad" if grad == "main_grad" else "grad"
@@ -128,7 +129,7 @@ def test_a_linear_delays_and_adds_to_a_gradient_that_is_there():
     now.weight.grad = torch.ones_like(now.weight)
     later.weight.grad = torch.ones_like(now.weight)
     for module in (now, later):
-        module(rows(), SPLITS).sum().backward()
+        module(rows(), splits()).sum().backward()
     later.backward_dw()
     assert torch.equal(now.weight.grad, later.weight.grad)
 
@@ -137,10 +138,10 @@ def test_hooks_once_a_contribution():
     module, calls = mlp(), []
     handle = module.fc1.on_grad_ready(lambda w: calls.append(w.grad is not None))
     for _ in range(2):
-        module(rows(), SPLITS).sum().backward()
+        module(rows(), splits()).sum().backward()
     assert calls == [True, True]
     handle.remove()
-    module(rows(), SPLITS).sum().backward()
+    module(rows(), splits()).sum().backward()
     assert calls == [True, True]
 
 
@@ -222,10 +223,10 @@ def test_recomputation_repeats_the_bits():
     assert all(torch.equal(a, b) for a, b in zip(plain, [x.grad] + [p.grad for p in module.parameters()]))
 
 
-def test_autocast_takes_the_weights_dtype():
+def test_autocast_takes_the_weights_dtype(device):
     module = mlp(dtype=torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert module(torch.randn(18, 16), SPLITS).dtype == torch.bfloat16
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert module(torch.randn(18, 16), splits()).dtype == torch.bfloat16
 
 
 # ---- state_dict
@@ -303,8 +304,8 @@ def test_compiled_main_grad(backend):
     call = torch.compile(compiled, backend=backend, fullgraph=True)
     for seed in (3, 4):
         x, y = rows(seed), rows(seed)
-        eager(x, SPLITS).square().sum().backward()
-        call(y, SPLITS).square().sum().backward()
+        eager(x, splits()).square().sum().backward()
+        call(y, splits()).square().sum().backward()
         assert torch.allclose(x.grad, y.grad, atol=1e-6)
     for name in ("fc1", "fc2"):
         assert torch.allclose(getattr(eager, name).weight.main_grad,
@@ -316,7 +317,7 @@ def test_compile_refuses_what_it_cannot_do():
     torch._dynamo.reset()
     module = mlp(delay_wgrad=True)
     with pytest.raises(Exception, match="torch.compile"):
-        torch.compile(module, backend="eager", fullgraph=True)(rows(), SPLITS)
+        torch.compile(module, backend="eager", fullgraph=True)(rows(), splits())
 
 
 def test_training_goes_down():

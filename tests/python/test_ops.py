@@ -19,8 +19,8 @@ ACTIVATIONS = {
 }
 
 
-def near(got, want, dtype, what):
-    assert reference.far(got, want) < BOUND[dtype], (what, reference.far(got, want))
+def near(got, want, dtype, what, factor=1):
+    assert reference.far(got, want) < factor * BOUND[dtype], (what, reference.far(got, want))
 
 
 def backward(y, grad):
@@ -76,6 +76,8 @@ def test_transposed_weights(dtype):
 @pytest.mark.parametrize("biased", [False, True])
 def test_grouped_mlp_and_gradients(dtype, act, name, biased):
     torch.manual_seed(3)
+    # At the edge of a clamp a rounding decides on which side an element falls.
+    factor = 3 if act == "clamped" else 1
     splits, act = torch.tensor(reference.SHAPES[name]), ACTIVATIONS[act]
     experts, rows, model, ffn = len(splits), int(splits.sum()) + 3, 16, 8
     hidden = ffn if act.get("kind") == "relu2" else 2 * ffn
@@ -93,7 +95,7 @@ def test_grouped_mlp_and_gradients(dtype, act, name, biased):
     backward(want, grad)
     for what, got, right in zip("x w1 w2 b1 b2 p".split(), [*ours, p], [*exact, p64]):
         if got is not None:
-            near(got.grad, right.grad, dtype, what)
+            near(got.grad, right.grad, dtype, what, factor)
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -206,8 +208,12 @@ def cases():
     yield "expert_rows", (idx.int(), None, 3)
 
 
-@pytest.mark.parametrize("name,args", list(cases()), ids=lambda v: v if isinstance(v, str) else "")
-def test_opcheck(name, args):
+CASES = [f"{i}-{name}" for i, (name, _) in enumerate(cases())]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_opcheck(case):
+    name, args = list(cases())[CASES.index(case)]
     checks = ["test_schema", "test_autograd_registration", "test_faketensor",
               "test_aot_dispatch_dynamic"]
     if name == "expert_rows" and args[1] is not None:
@@ -301,7 +307,9 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("text,kind,call", ERRORS, ids=[e[0] for e in ERRORS])
-def test_errors_name_operator_and_argument(text, kind, call):
+def test_errors_name_operator_and_argument(text, kind, call, device):
+    if "group" in text and device != "cpu":
+        pytest.skip("on a GPU nobody reads the splits: such a group counts as empty (test_gpu)")
     with pytest.raises(kind, match=text) as caught:
         call()
     assert "moiety::" in str(caught.value) and "moiety[" not in str(caught.value)
@@ -318,6 +326,7 @@ def test_second_derivatives_and_vmap_are_refused():
         torch.vmap(lambda r: torch.ops.moiety.grouped_linear(r, w.detach(), splits, None, None, None))(torch.randn(2, 5, 8))
 
 
+@pytest.mark.cpu_only
 def test_as_many_threads_as_torch_and_the_same_bits():
     torch.manual_seed(10)
     splits = torch.tensor([40, 0, 57])
