@@ -72,6 +72,11 @@ struct GpuLinkOptions {
   bool beside_compute = false;
 };
 
+// Memory that ranks share on GPUs comes in pieces of so many bytes.
+inline constexpr int64_t kGpuMemoryUnit = int64_t{2} << 20;
+// Bytes of a rank's GPU that a communicator of so many ranks takes when it is prepared.
+int64_t gpu_link_bytes(int ranks, const GpuLinkOptions& options = {});
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -111,6 +116,15 @@ class Communicator {
   // Returns when the work on the stream is done, as stream.synchronize() does, but ends the waits
   // of this communicator's operations if a peer aborts, and throws their errors.
   virtual void synchronize(const Stream& stream) = 0;
+  // Returns when the event is complete, as event.wait() does, but ends the waits of the operations
+  // of this rank's communicators, this one and all that came of it or it came of, if a peer aborts
+  // or one of them has failed; then throws the error.
+  virtual void wait(const Event& event) { event.wait(); }
+  // While `alone` is true each operation on a GPU's stream, on any of those communicators, runs by
+  // itself: the ranks of this one meet on the host, enqueue it, and wait for it, so that no kernel
+  // waits on a GPU while a host allocates, frees or loads there, which may wait for all kernels.
+  // All of them then enqueue the same number of operations, none in a capture. Not collective.
+  virtual void run_alone(bool alone) { static_cast<void>(alone); }
 
   // Forms sub-groups: ranks that pass the same color are one group, ordered by (key, rank).
   // Collective. A rank with a negative color takes part and gets null.

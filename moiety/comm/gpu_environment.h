@@ -1,16 +1,37 @@
 // The environment that ranks on GPUs need of the CUDA driver, which reads it when it starts.
+//
+// Note [Environment of ranks on GPUs]
+//
+//   CUDA_MODULE_LOADING=EAGER         The first launch of a kernel loads it, which waits for the
+//                                     GPU, on which another rank may wait for that launch. Without
+//                                     it communicators load their own kernels, and no others.
+//   CUDA_DEVICE_MAX_CONNECTIONS=32    Streams share queues of the GPU, 8 by default; in one queue a
+//                                     waiting kernel holds up the one that it waits for. Fewer than
+//                                     32 stand still until the deadline.
+//   NCCL_NVLS_ENABLE=0                NVLink multicast is not used, by nobody.
 #pragma once
+
+#include <string>
+#include <vector>
 
 namespace moiety::comm {
 
-// Sets the variables below where the caller's environment does not. To be called before anything
-// touches CUDA and before other threads start: at the beginning of main.
-//
-//   CUDA_MODULE_LOADING=EAGER         The first launch of a kernel loads it, which waits for the
-//                                     GPU, on which another rank may wait for that launch.
-//   CUDA_DEVICE_MAX_CONNECTIONS=32    Streams share queues of the GPU, 8 by default; in one queue a
-//                                     waiting kernel holds up the one it waits for.
-//   NCCL_NVLS_ENABLE=0                NVLink multicast is not used, by nobody.
+// Sets these variables where the caller's environment does not. To be called before anything touches
+// CUDA and before other threads start: at the beginning of main.
 void prepare_gpu_environment();
+
+// One of them as it is now.
+struct GpuVariable {
+  std::string name, wanted;
+  std::string value;    // empty: it is not set
+  bool enough = false;  // the value does; what is not set does not
+  bool needed = false;  // without it ranks can stand still, or do what is never done
+  std::string why;      // for a value that is not enough
+};
+std::vector<GpuVariable> gpu_variables();
+
+// For ranks on GPUs: throws Error(kUsage) naming a variable whose value is not enough and that is
+// needed; warns of others.
+void check_gpu_environment();
 
 }  // namespace moiety::comm

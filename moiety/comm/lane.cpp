@@ -139,6 +139,12 @@ LaneCommunicator::LaneCommunicator(std::shared_ptr<Endpoint> endpoint,
                                    std::shared_ptr<RankLanes> lanes)
     : lane_(std::make_shared<Lane>(std::move(endpoint), std::move(lanes))) {}
 
+LaneCommunicator::~LaneCommunicator() {
+  RankLanes& rank = *lane_->lanes();
+  std::erase(rank.links, link_.get());
+  if (rank.alone == this) rank.alone = nullptr;
+}
+
 void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
   MOIETY_CHECK(gpu.type == DeviceType::kCuda, "communicator \"{}\": prepare for {}, no GPU", name(),
                moiety::name(gpu));
@@ -146,6 +152,7 @@ void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
   if (size() == 1 || link_) return;
   if constexpr (kCudaBuilt) {
     link_ = std::make_shared<mapped::Link>(*this, gpu, options);
+    lane_->lanes()->links.push_back(link_.get());
   } else {
     fail_without_cuda("communicator");
   }
@@ -164,11 +171,30 @@ void LaneCommunicator::synchronize(const Stream& stream) {
   stream.synchronize();
 }
 
+void LaneCommunicator::wait(const Event& event) {
+  if constexpr (kCudaBuilt) {
+    const std::vector<mapped::Link*>& links = lane_->lanes()->links;
+    if (!links.empty()) return mapped::wait(event, links, bootstrap());
+  }
+  event.wait();
+}
+
+void LaneCommunicator::run_alone(bool alone) {
+  lane_->lanes()->alone = alone && size() > 1 ? this : nullptr;
+}
+
 // The collective of one rank only has to bring `send` to `recv`.
 Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& stream) {
   if (size() > 1) {
+    Communicator* const alone = lane_->lanes()->alone;
+    if (alone) alone->barrier();
     prepare(stream.device(), {});
     if constexpr (kCudaBuilt) link_->issue(call, stream);
+    if (alone) {
+      Event end;
+      end.record(stream);
+      wait(end);
+    }
     return {};
   }
   if (call.send == call.recv) return {};

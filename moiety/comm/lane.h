@@ -56,8 +56,12 @@ class Endpoint {
 };
 
 class Lane;
-// The lanes of one rank, those of its sub-groups included; used by the rank's thread alone.
-using RankLanes = std::vector<Lane*>;
+// The lanes of one rank, those of its sub-groups included; used by the rank's thread alone. With
+// them goes what the rank's communicators share on its GPU.
+struct RankLanes : std::vector<Lane*> {
+  std::vector<mapped::Link*> links;
+  Communicator* alone = nullptr;  // whose ranks meet before each operation (run_alone)
+};
 
 // A rank's operations on one communicator that are issued and not yet complete. Tickets keep it
 // alive.
@@ -106,6 +110,7 @@ class Lane {
 class LaneCommunicator final : public Communicator {
  public:
   LaneCommunicator(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<RankLanes> lanes);
+  ~LaneCommunicator() override;
 
   int rank() const override { return lane_->endpoint().bootstrap().rank(); }
   int size() const override { return lane_->endpoint().bootstrap().size(); }
@@ -123,6 +128,8 @@ class LaneCommunicator final : public Communicator {
   void prepare(Device gpu, const GpuLinkOptions& options) override;
   void attach(const SymmetricBuffer& buffer) override;
   void synchronize(const Stream& stream) override;
+  void wait(const Event& event) override;
+  void run_alone(bool alone) override;
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
 
  private:

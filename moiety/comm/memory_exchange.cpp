@@ -10,30 +10,12 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
-#include <utility>
 
 #include "moiety/base/error.h"
 #include "moiety/comm/agree.h"
 
 namespace moiety::comm {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 [[noreturn]] void fail_with_errno(const char* what) {
   fail(ErrorKind::kUnsupported, "{}: {}", what, std::strerror(errno));
@@ -190,52 +172,67 @@ Received receive_descriptor(const Descriptor& listener) {
   return out;
 }
 
-Memory map_received(const Received& received, int64_t bytes) {
-  struct stat file {};
-  if (::fstat(received.file.get(), &file) != 0) fail_with_errno("fstat");
-  if (file.st_size < bytes) {
-    fail(ErrorKind::kUnsupported, "rank {} sent {} bytes of memory, expected {}", received.rank,
-         file.st_size, bytes);
+Memory map_received(int rank, const Descriptor& file, int64_t bytes) {
+  struct stat has {};
+  if (::fstat(file.get(), &has) != 0) fail_with_errno("fstat");
+  if (has.st_size < bytes) {
+    fail(ErrorKind::kUnsupported, "rank {} sent {} bytes of memory, expected {}", rank, has.st_size,
+         bytes);
   }
-  return map(received.file, bytes);
+  return map(file, bytes);
 }
 
 }  // namespace
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::vector<Descriptor> exchange_descriptors(Bootstrap& bootstrap, const std::string& what,
+                                             const Descriptor& mine,
+                                             const std::vector<Nonce>& nonces) {
+  const int me = bootstrap.rank(), ranks = bootstrap.size();
+  std::vector<Descriptor> out(ranks);
+  Descriptor listener;
+  const auto step = [&](const std::string& doing, auto&& run) {
+    agree_on(bootstrap, what, doing, ErrorKind::kUnsupported, run);
+  };
+  step("open a socket", [&] { listener = listen_as(nonces[me], ranks); });
+  step("hand over its memory", [&] {
+    for (int i = 1; i < ranks; ++i) send_descriptor(nonces[(me + i) % ranks], me, mine);
+  });
+  step("take its peers' memory", [&] {
+    for (int i = 1; i < ranks; ++i) {
+      Received received = receive_descriptor(listener);
+      const int r = received.rank;
+      if (r < 0 || r >= ranks || r == me || out[r].get() >= 0) {
+        fail(ErrorKind::kUnsupported, "rank {} sent its memory twice", r);
+      }
+      out[r] = std::move(received.file);
+    }
+  });
+  return out;
+}
 
 std::vector<Memory> exchange_memory(Bootstrap& bootstrap, const std::string& what, int64_t bytes,
                                     const std::vector<Nonce>& nonces) {
   const int me = bootstrap.rank(), ranks = bootstrap.size();
   std::vector<Memory> out(ranks);
-  Descriptor listener, file;
+  Descriptor file;
   const auto step = [&](const std::string& doing, ErrorKind kind, auto&& run) {
-    std::string error;
-    try {
-      run();
-    } catch (const Error& e) {
-      error = text("{}: rank {} could not {}: {}", what, me, doing, e.what());
-    }
-    agree(bootstrap, error, kind);
+    agree_on(bootstrap, what, doing, kind, run);
   };
-  step("open a socket and memory", ErrorKind::kUnsupported, [&] {
-    listener = listen_as(nonces[me], ranks);
-    file = open_memory();
-  });
+  step("open memory", ErrorKind::kUnsupported, [&] { file = open_memory(); });
   step(text("allocate {}", bytes_text(bytes)), ErrorKind::kOutOfMemory,
        [&] { allocate(file, bytes); });
   step("map its memory", ErrorKind::kUnsupported, [&] {
     seal(file);
     out[me] = map(file, bytes);
   });
-  step("hand over its memory", ErrorKind::kUnsupported, [&] {
-    for (int i = 1; i < ranks; ++i) send_descriptor(nonces[(me + i) % ranks], me, file);
-  });
+  const std::vector<Descriptor> files = exchange_descriptors(bootstrap, what, file, nonces);
   step("map its peers' memory", ErrorKind::kUnsupported, [&] {
-    for (int i = 1; i < ranks; ++i) {
-      const Received received = receive_descriptor(listener);
-      if (received.rank < 0 || received.rank >= ranks || out[received.rank]) {
-        fail(ErrorKind::kUnsupported, "rank {} sent its memory twice", received.rank);
-      }
-      out[received.rank] = map_received(received, bytes);
+    for (int r = 0; r < ranks; ++r) {
+      if (r != me) out[r] = map_received(r, files[r], bytes);
     }
   });
   return out;

@@ -1,9 +1,11 @@
-// Ranks that are processes which an MPI launcher started: mpirun -np 8 moiety train ...
+// Ranks that are processes which an MPI launcher started, mpirun -np 8 moiety train ..., or which
+// start_ranks started (comm/local_group.h), without MPI.
 //
 // MPI is a module that is opened at run time (mpi/mpi_loader.h), so the program runs where there is
-// no MPI. MPI serves as bootstrap and carrier of bytes; sums are Moiety's own, so results are the
+// no MPI. It serves as bootstrap and carrier of bytes; sums are Moiety's own, so results are the
 // bits of ranks that are threads. Only the thread that calls run_mpi_rank (or `processes`, if that
-// came first) ever calls MPI.
+// came first) ever calls MPI. In a process of start_ranks a table over sockets stands for MPI, with
+// the same functions (mpi/functions.h), so all that is said here of MPI holds there too.
 //
 // A program uses it like this:
 //

@@ -4,32 +4,13 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
 #include "moiety/comm/reduce.h"
-#include "moiety/formats/bf16.h"
-#include "moiety/formats/fp16.h"
+#include "moiety/comm/reduce_math.h"
 
 namespace moiety::comm {
 namespace {
 
 constexpr int64_t kTile = 1024;       // elements whose accumulators stay in the nearest cache
 constexpr int64_t kGrain = 64 << 10;  // elements of a task
-
-template <class T>
-using Accumulator =
-    std::conditional_t<std::is_integral_v<T> || std::is_same_v<T, double>, T, float>;
-
-template <ReduceOp op, class A>
-MOIETY_INLINE A combine(A a, A b) {
-  if constexpr (op == ReduceOp::kSum && std::is_integral_v<A>) {
-    using U = std::make_unsigned_t<A>;
-    return static_cast<A>(static_cast<U>(a) + static_cast<U>(b));
-  } else if constexpr (op == ReduceOp::kSum) {
-    return a + b;
-  } else if constexpr (op == ReduceOp::kMax) {
-    return b > a || b != b ? b : a;
-  } else {
-    return b < a || b != b ? b : a;
-  }
-}
 
 template <ReduceOp op, class T>
 MOIETY_INLINE void reduce_range(T* dst, const T* const* sources, size_t count, int64_t begin,

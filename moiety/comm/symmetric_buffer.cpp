@@ -201,17 +201,17 @@ SymmetricBuffer SymmetricBuffer::create(Communicator& comm, const std::string& n
   impl->bytes = bytes;
   impl->device = device;
   const int64_t allocated = Impl::probe_offset(bytes) + 8 * comm.size();
-  if (impl->on_gpu() && !in_one_process(offers)) {
-    fail(ErrorKind::kUnsupported, "{}: processes do not yet share memory of GPUs", what);
-  } else if (impl->on_gpu()) {
+  std::vector<Nonce> nonces;  // of ranks that are processes
+  for (const Offer& offer : offers) {
+    if (!in_one_process(offers)) nonces.push_back(offer.nonce);
+  }
+  if (impl->on_gpu()) {
     if constexpr (kCudaBuilt) {
-      impl->memory = mapped::share_gpu_memory(bootstrap, what, allocated, device.index);
+      impl->memory = mapped::share_gpu_memory(bootstrap, what, allocated, device.index, nonces);
     }
-  } else if (in_one_process(offers)) {
+  } else if (nonces.empty()) {
     impl->memory = share_heap(bootstrap, what, allocated, mine);
   } else {
-    std::vector<Nonce> nonces;
-    for (const Offer& offer : offers) nonces.push_back(offer.nonce);
     impl->memory = exchange_memory(bootstrap, what, allocated, nonces);
   }
   impl->probe(what);

@@ -4,8 +4,8 @@
 // there are no remote atomics.
 //
 // Ranks that are threads of one process share heap memory, or the memory of their GPUs in one range
-// of addresses (docs/gpu.md). Ranks that are processes of one host map
-// each other's memory (memfd, handed over through unix sockets: comm/memory_exchange.h). Ranks of
+// of addresses (docs/gpu.md). Ranks that are processes of one host map each other's memory: memfd, or
+// memory of their GPUs, handed over through unix sockets (comm/memory_exchange.h). Ranks of
 // several hosts, or in different network namespaces, cannot: ask `mappable` first.
 #pragma once
 

@@ -1,7 +1,8 @@
-// Faults among processes: tests_comm_fault under mpirun, and what its survivors say.
+// Faults among processes: tests_comm_fault by itself and under mpirun, and what its survivors say.
 #include <algorithm>
 #include <map>
 #include <string>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@ namespace moiety::comm {
 namespace {
 
 using moiety::testing::can_run;
+using moiety::testing::Launcher;
 using moiety::testing::run_fault;
 using moiety::testing::Said;
 
@@ -22,13 +24,13 @@ struct Fault {
   double bound = 1.0;                // seconds since the fault
 };
 
-class MpiFault : public ::testing::TestWithParam<Fault> {};
+class MpiFault : public ::testing::TestWithParam<std::tuple<Launcher, Fault>> {};
 
 TEST_P(MpiFault, IsNamedByEverySurvivor) {
-  if (!can_run(kProgram)) GTEST_SKIP() << "no mpirun, or built without MPI";
-  const Fault& fault = GetParam();
+  const auto& [launcher, fault] = GetParam();
+  if (!can_run(launcher)) GTEST_SKIP() << "no mpirun, or built without MPI";
   std::string output;
-  const std::map<int, Said> said = run_fault(kProgram, fault.scenario, &output);
+  const std::map<int, Said> said = run_fault(launcher, kProgram, fault.scenario, &output);
   ASSERT_EQ(said.size(), fault.texts.size()) << output;
   for (const auto& [rank, expected] : fault.texts) {
     ASSERT_TRUE(said.contains(rank)) << output;
@@ -49,47 +51,59 @@ const std::string kRows =
 
 INSTANTIATE_TEST_SUITE_P(
     Comm, MpiFault,
-    ::testing::Values(
-        Fault{"dies", {{0, kAllReduce + kDead}, {1, kAllReduce + kDead}}},
-        Fault{"dies --no-map", {{0, kAllReduce + kDead}, {1, kAllReduce + kDead}}},
-        Fault{"dies_in_bootstrap",
-              {{0, "bootstrap of \"world\": rank 0" + kDead},
-               {1, "bootstrap of \"world\": rank 1" + kDead}}},
-        Fault{"dies_while_sending", {{0, kDead}, {1, kDead}}},
-        Fault{
-            "dies_in_barrier",
-            {{0, "barrier \"moe\", epoch 1: rank 0 stopped waiting for rank 2: rank 2 has ended"},
-             {1, "barrier \"moe\", epoch 1: rank 1 stopped waiting for rank 2: rank 2 has ended"}}},
-        Fault{"exits", {{0, kDead}, {1, kDead}}},
-        // One gives up at its deadline of 2 s, and the others hear of it; the stalled one when it
-        // comes back, 3 s late.
-        Fault{"stalls",
-              {{0, "waited 2.0 s in all_reduce(float32[16], sum) for rank 2"},
-               {1, "waited 2.0 s in all_reduce(float32[16], sum) for rank 2"},
-               {2, "waited 2.0 s in all_reduce(float32[16], sum) for rank 2"}},
-              4.0},
-        Fault{"throws",
-              {{0, kAllReduce + " stopped: rank 2 failed: disk full"},
-               {1, "bootstrap of \"world\": rank 1 stopped: rank 2 failed: disk full"},
-               {2, "disk full"}}},
-        Fault{"throws_to_busy_ranks",
-              {{0, "rank 2 failed: disk full"}, {1, "rank 2 failed: disk full"}, {2, "disk full"}}},
-        Fault{"throws_to_busy_ranks --no-map",
-              {{0, "rank 2 failed: disk full"}, {1, "rank 2 failed: disk full"}, {2, "disk full"}}},
-        Fault{"runs_another_operation", {{0, kDifference}, {1, kDifference}, {2, kDifference}}},
-        Fault{"expects_other_rows", {{0, kRows}, {1, kRows}, {2, kRows}}}, Fault{"ends_well", {}}),
+    ::testing::Combine(
+        ::testing::Values(Launcher::kOwn, Launcher::kMpirun),
+        ::testing::Values(
+            Fault{"dies", {{0, kAllReduce + kDead}, {1, kAllReduce + kDead}}},
+            Fault{"dies --no-map", {{0, kAllReduce + kDead}, {1, kAllReduce + kDead}}},
+            Fault{"dies_in_bootstrap",
+                  {{0, "bootstrap of \"world\": rank 0" + kDead},
+                   {1, "bootstrap of \"world\": rank 1" + kDead}}},
+            Fault{"dies_while_sending", {{0, kDead}, {1, kDead}}},
+            Fault{
+                "dies_in_barrier",
+                {{0,
+                  "barrier \"moe\", epoch 1: rank 0 stopped waiting for rank 2: rank 2 has ended"},
+                 {1,
+                  "barrier \"moe\", epoch 1: rank 1 stopped waiting for rank 2: rank 2 has "
+                  "ended"}}},
+            Fault{"exits", {{0, kDead}, {1, kDead}}},
+            // One gives up at its deadline of 2 s, and the others hear of it; the stalled one when it
+            // comes back, 3 s late.
+            Fault{"stalls",
+                  {{0, "waited 2.0 s in all_reduce(float32[16], sum) for rank 2"},
+                   {1, "waited 2.0 s in all_reduce(float32[16], sum) for rank 2"},
+                   {2, "waited 2.0 s in all_reduce(float32[16], sum) for rank 2"}},
+                  4.0},
+            Fault{"throws",
+                  {{0, kAllReduce + " stopped: rank 2 failed: disk full"},
+                   {1, "bootstrap of \"world\": rank 1 stopped: rank 2 failed: disk full"},
+                   {2, "disk full"}}},
+            Fault{"throws_to_busy_ranks",
+                  {{0, "rank 2 failed: disk full"},
+                   {1, "rank 2 failed: disk full"},
+                   {2, "disk full"}}},
+            Fault{"throws_to_busy_ranks --no-map",
+                  {{0, "rank 2 failed: disk full"},
+                   {1, "rank 2 failed: disk full"},
+                   {2, "disk full"}}},
+            Fault{"runs_another_operation", {{0, kDifference}, {1, kDifference}, {2, kDifference}}},
+            Fault{"expects_other_rows", {{0, kRows}, {1, kRows}, {2, kRows}}},
+            Fault{"ends_well", {}})),
     [](const auto& info) {
-      std::string name = info.param.scenario;
+      std::string name = std::get<1>(info.param).scenario;
       std::erase(name, '-');
       std::replace(name.begin(), name.end(), ' ', '_');
-      return name;
+      return name + (std::get<0>(info.param) == Launcher::kOwn ? "" : "_under_mpirun");
     });
 
 // A rank that comes back from its work before its peers had what they need of it.
-TEST(MpiFaults, ARankThatEndsEarly) {
-  if (!can_run(kProgram)) GTEST_SKIP() << "no mpirun, or built without MPI";
+class MpiFaults : public ::testing::TestWithParam<Launcher> {};
+
+TEST_P(MpiFaults, ARankThatEndsEarly) {
+  if (!can_run(GetParam())) GTEST_SKIP() << "no mpirun, or built without MPI";
   std::string output;
-  const std::map<int, Said> said = run_fault(kProgram, "ends_early", &output);
+  const std::map<int, Said> said = run_fault(GetParam(), kProgram, "ends_early", &output);
   ASSERT_EQ(said.size(), 3u) << output;
   for (const auto& [rank, what] : said) {
     // Chance decides which rank gives up first.
@@ -97,6 +111,8 @@ TEST(MpiFaults, ARankThatEndsEarly) {
     EXPECT_LT(what.seconds, 3.0);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Comm, MpiFaults, ::testing::Values(Launcher::kOwn, Launcher::kMpirun));
 
 }  // namespace
 }  // namespace moiety::comm

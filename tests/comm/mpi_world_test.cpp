@@ -80,6 +80,7 @@ void error_text(int code, char* out, int bytes) {
 }
 
 constexpr Functions kFunctions{.version = kFunctionsVersion,
+                               .name = "MPI",
                                .library = nullptr,
                                .error_text = error_text,
                                .start = nullptr,

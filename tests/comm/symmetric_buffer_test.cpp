@@ -131,10 +131,10 @@ TEST(MemoryExchange, AFailureIsTheSameErrorEverywhere) {
     std::vector<Nonce> same{nonces[0], nonces[1], nonces[1]};
     const std::string error = exchange(64, same);
     EXPECT_TRUE(error ==
-                    "test: rank 1 could not open a socket and memory: bind: Address already in "
+                    "test: rank 1 could not open a socket: bind: Address already in "
                     "use" ||
                 error ==
-                    "test: rank 2 could not open a socket and memory: bind: Address already in "
+                    "test: rank 2 could not open a socket: bind: Address already in "
                     "use")
         << error;
     // Nobody listens where rank 0 looks for rank 2.

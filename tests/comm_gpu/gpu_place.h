@@ -1,4 +1,5 @@
-// Operands of the conformance suite on GPUs, for ranks that are threads and share GPU 0.
+// Operands of the conformance suite on GPUs, for ranks that are threads, or processes, and share
+// GPU 0.
 #pragma once
 
 #include <cstring>
@@ -29,7 +30,8 @@ class RankMemory {
   Stream stream;
   SymmetricBuffer shared;  // attached to the group, if its operands are to lie there
   Communicator* comm = nullptr;
-  int64_t used = 0;  // of own or shared, by arrays since `begin`
+  int64_t used = 0;    // of own or shared, by arrays since `begin`
+  int64_t arrays = 0;  // made by this group, the same on all its ranks
   std::mt19937 random{1};
 
   // Of the calling thread's rank.
@@ -72,7 +74,7 @@ struct GpuPlace {
       const bool shared = memory.shared && alike;
       const int64_t bytes = n_ * int64_t(sizeof(T));
       // Every other array begins at one element behind a multiple of 256.
-      const int64_t odd = ++count() % 2 * int64_t(sizeof(T));
+      const int64_t odd = ++memory.arrays % 2 * int64_t(sizeof(T));
       const int64_t begin = (memory.used + 255) / 256 * 256 + odd;
       memory.used = begin + bytes + 2 * kGuard;
       MOIETY_CHECK(memory.used <= RankMemory::kBytes, "the tests' memory is used up");
@@ -101,10 +103,6 @@ struct GpuPlace {
     }
 
    private:
-    static int64_t& count() {
-      static thread_local int64_t arrays = 0;
-      return arrays;
-    }
     TensorView whole(std::byte* p, Device device) const {
       return TensorView(p, DType::kUInt8, {n_ * int64_t(sizeof(T)) + 2 * kGuard}, device);
     }
@@ -114,29 +112,35 @@ struct GpuPlace {
   };
 };
 
-// Runs the body on ranks that are prepared for the GPU; with `shared`, arrays lie in an attached
-// buffer.
+// Runs the body on this rank, prepared for the GPU; with `shared`, arrays lie in an attached buffer.
+inline void run_gpu_rank(RankMemory& memory, Communicator& comm, bool shared,
+                         const GpuLinkOptions& options,
+                         const std::function<void(Communicator&)>& body) {
+  RankMemory::mine() = &memory;
+  memory.comm = &comm;
+  memory.random.seed(unsigned(comm.rank()));
+  memory.arrays = 0;
+  comm.prepare(kGpu, options);
+  if (shared && comm.size() > 1) {
+    memory.shared = SymmetricBuffer::create(comm, "operands", RankMemory::kBytes, kGpu);
+    comm.attach(memory.shared);
+  }
+  struct Release {
+    RankMemory& memory;
+    ~Release() { memory.shared = {}; }
+  } release{memory};
+  body(comm);
+  comm.synchronize(memory.stream);
+  comm.barrier();
+}
+
+// Runs the body on ranks that are threads.
 inline void run_gpu_ranks(int ranks, Seconds deadline, bool shared, const GpuLinkOptions& options,
                           const std::function<void(Communicator&)>& body) {
   static auto& pool = *new std::map<int, RankMemory>;  // CUDA may end before it
   for (int r = 0; r < ranks; ++r) pool.try_emplace(r);
   run_thread_ranks(ranks, {.deadline = deadline}, [&](Communicator& comm) {
-    RankMemory& memory = pool.at(comm.rank());
-    RankMemory::mine() = &memory;
-    memory.comm = &comm;
-    memory.random.seed(unsigned(comm.rank()));
-    comm.prepare(kGpu, options);
-    if (shared && ranks > 1) {
-      memory.shared = SymmetricBuffer::create(comm, "operands", RankMemory::kBytes, kGpu);
-      comm.attach(memory.shared);
-    }
-    struct Release {
-      RankMemory& memory;
-      ~Release() { memory.shared = {}; }
-    } release{memory};
-    body(comm);
-    comm.synchronize(memory.stream);
-    comm.barrier();
+    run_gpu_rank(pool.at(comm.rank()), comm, shared, options, body);
   });
 }
 

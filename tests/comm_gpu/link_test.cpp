@@ -213,6 +213,24 @@ TEST_F(CommGpu, RandomOperationsOnThreeCommunicators) {
   }
 }
 
+// A rank whose host is far ahead does not fill its queue of the GPU: who stands before a full queue
+// keeps the other threads of the process from making events.
+TEST_F(CommGpu, ARankFarAheadDoesNotHoldUpItsPeer) {
+  run_gpu_ranks(2, Seconds(5), false, {.staging_bytes = 1 << 20}, [](Communicator& comm) {
+    const Stream stream = RankMemory::mine()->stream;
+    GpuPlace::begin(comm);
+    Floats x(values<float>(comm.rank(), 100));
+    comm.barrier();
+    std::vector<Event> events(comm.rank() == 1 ? 2000 : 0);
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    for (Event& event : events) event.record(stream);
+    for (int i = 0; i < 3000; ++i) comm.all_reduce(x.view(), ReduceOp::kMax, stream).wait();
+    comm.synchronize(stream);
+    const std::vector<float> got = x.get();
+    for (int64_t i = 0; i < 100; ++i) ASSERT_EQ(got[i], reduced<float>(2, i, ReduceOp::kMax));
+  });
+}
+
 // A captured step is replayed with changing inputs; each replay has the bits of the same operations
 // without a graph.
 TEST_F(CommGpu, GraphsGiveWhatEagerOperationsGive) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "moiety/comm/mapped/attached.h"
@@ -25,12 +26,21 @@ class Link {
   void issue(const CollectiveCall& call, const Stream& stream);
   void synchronize(const Stream& stream);
 
- private:
-  // Throws if an operation has failed, or a peer has aborted.
+  // Whether an operation has failed.
+  bool failed() const;
+  // Ends the waits of operations.
+  void end_waits();
+  // Throws the error of an operation that has failed.
   void check();
+  // Throws the error of a peer that has aborted.
+  [[noreturn]] void fail_of_abort() const;
+
+ private:
   std::string abort_text() const;
   // Makes the stream wait for the operation before, if that was on another stream.
   void follow(const Stream& stream);
+  // Holds the host up while too many operations are under way (Note [Few operations under way]).
+  void keep_close(const Stream& stream);
   Meeting meeting_of(const CollectiveCall& call, int64_t place) const;
   void enqueue(const Step& step, const CollectiveCall& call, Meeting& meeting,
                const Stream& stream);
@@ -46,7 +56,13 @@ class Link {
   uint64_t capture_ = 0;        // where last_captured_ was recorded
   void* last_stream_ = nullptr;
   bool any_ = false;
+  Event marks_[2];       // behind the last operations whose numbers are multiples of kAhead / 2
+  uint64_t issued_ = 0;  // operations, but for those in captures
   std::string failure_;
 };
+
+// Returns when the event is complete. If a peer aborts, or an operation of one of the links fails,
+// ends the waits of all of them and throws the error.
+void wait(const Event& event, std::span<Link* const> links, Bootstrap& bootstrap);
 
 }  // namespace moiety::comm::mapped

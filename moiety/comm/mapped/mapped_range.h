@@ -29,6 +29,12 @@ class MappedRange {
   // Lets the GPUs read and write part i, then zeroes it. Error(kUnsupported) names two GPUs that
   // cannot reach each other.
   void open(int i, std::span<const int> devices);
+  // A descriptor of part i, which another process may take as a part of its own range; the caller
+  // closes it.
+  int descriptor_of(int i) const;
+  // Takes another process's memory as part i, of the same stride, and lets `device` read and write
+  // it. The descriptor stays the caller's.
+  void take(int i, int descriptor, int device);
 
   std::byte* part(int i) const { return base_ + i * stride_; }
   int64_t stride() const { return stride_; }

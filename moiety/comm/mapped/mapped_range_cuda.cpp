@@ -16,6 +16,14 @@ CUmemAllocationProp properties_of(int device) {
   return out;
 }
 
+CUmemAccessDesc access_of(int device) {
+  CUmemAccessDesc out{};
+  out.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  out.location.id = device;
+  out.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return out;
+}
+
 CUdeviceptr address(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p); }
 
 // The driver's functions need the GPU's context, which the run time makes.
@@ -79,6 +87,30 @@ void MappedRange::allocate(int i, int device) {
   mine.mapped = true;
 }
 
+int MappedRange::descriptor_of(int i) const {
+  int out = -1;
+  driver_check(driver_calls().export_handle(&out, parts_[i].handle,
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+               "cuMemExportToShareableHandle");
+  return out;
+}
+
+void MappedRange::take(int i, int descriptor, int device) {
+  Part& theirs = parts_[i];
+  CUmemGenericAllocationHandle handle{};
+  driver_check(driver_calls().import_handle(&handle, reinterpret_cast<void*>(intptr_t{descriptor}),
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+               "cuMemImportFromShareableHandle");
+  theirs.handle = handle;
+  theirs.device = device;
+  theirs.allocated = true;
+  driver_check(driver_calls().map(address(part(i)), size_t(stride_), 0, handle, 0), "cuMemMap");
+  theirs.mapped = true;
+  const CUmemAccessDesc access = access_of(device);
+  driver_check(driver_calls().set_access(address(part(i)), size_t(stride_), &access, 1),
+               "cuMemSetAccess");
+}
+
 void MappedRange::open(int i, std::span<const int> devices) {
   const int own = parts_[i].device;
   std::vector<CUmemAccessDesc> access;
@@ -88,11 +120,7 @@ void MappedRange::open(int i, std::span<const int> devices) {
     if (!reaches) {
       fail(ErrorKind::kUnsupported, "no peer access between cuda:{} and cuda:{}", device, own);
     }
-    CUmemAccessDesc one{};
-    one.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    one.location.id = device;
-    one.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    access.push_back(one);
+    access.push_back(access_of(device));
   }
   driver_check(
       driver_calls().set_access(address(part(i)), size_t(stride_), access.data(), access.size()),

@@ -336,3 +336,11 @@ std::vector<Step> plan(const CollectiveCall& call, const PlanInput& input) {
 }
 
 }  // namespace moiety::comm::mapped
+
+namespace moiety::comm {
+
+int64_t gpu_link_bytes(int ranks, const GpuLinkOptions& options) {
+  return round_up(mapped::places_of(ranks, options).bytes, kGpuMemoryUnit);
+}
+
+}  // namespace moiety::comm

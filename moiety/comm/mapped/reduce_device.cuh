@@ -1,31 +1,9 @@
-// The sums of reduce.h on a GPU, one element at a time: the same order, the same rounding.
+// Chooses the instance of a kernel for a reduction.
 #pragma once
 
-#include <type_traits>
-
-#include "moiety/comm/communicator.h"
-#include "moiety/formats/bf16.h"
-#include "moiety/formats/fp16.h"
+#include "moiety/comm/reduce_math.h"
 
 namespace moiety::comm::mapped {
-
-template <class T>
-using Accumulator =
-    std::conditional_t<std::is_integral_v<T> || std::is_same_v<T, double>, T, float>;
-
-template <ReduceOp op, class A>
-__device__ inline A combine(A a, A b) {
-  if constexpr (op == ReduceOp::kSum && std::is_integral_v<A>) {
-    using U = std::make_unsigned_t<A>;
-    return static_cast<A>(static_cast<U>(a) + static_cast<U>(b));
-  } else if constexpr (op == ReduceOp::kSum) {
-    return a + b;
-  } else if constexpr (op == ReduceOp::kMax) {
-    return b > a || b != b ? b : a;
-  } else {
-    return b < a || b != b ? b : a;
-  }
-}
 
 // f.operator()<T, op>() for the dtype and the operation.
 template <class F>

@@ -1,6 +1,7 @@
 // The MPI functions that Moiety uses, as a table that the module libmoiety_mpi.so gives out. Only
-// the module is compiled against mpi.h, so all other code is free of one implementation's types,
-// and tests can put their own table in its place.
+// the module is compiled against mpi.h, so all other code is free of one implementation's types.
+// Processes that find each other without MPI have a table over sockets (comm/local), and tests put
+// their own in its place.
 //
 // Every function except `library` and `error_text` is called from one thread only, and returns 0 or
 // a code for `error_text`. Messages of one sender with one tag arrive in order.
@@ -10,7 +11,7 @@
 
 namespace moiety::comm::mpi {
 
-inline constexpr uint32_t kFunctionsVersion = 1;
+inline constexpr uint32_t kFunctionsVersion = 2;
 // The one function that the module exports; it returns the table.
 inline constexpr const char* kFunctionsSymbol = "moiety_mpi_functions";
 
@@ -19,6 +20,8 @@ using Request = uint64_t;
 
 struct Functions {
   uint32_t version;
+  // What carries the messages, for errors: "MPI".
+  const char* name;
   // The implementation's name, "Open MPI v4.1.4, ..."; can be called before MPI is started.
   const char* (*library)();
   void (*error_text)(int code, char* out, int bytes);

@@ -14,6 +14,8 @@
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
+#include "moiety/comm/local/socket_functions.h"
+#include "moiety/comm/local/started.h"
 #include "moiety/comm/mpi/mpi_endpoint.h"
 #include "moiety/comm/mpi/mpi_loader.h"
 #include "moiety/comm/mpi/world.h"
@@ -24,7 +26,7 @@ namespace {
 
 constexpr int kExitCommunication = 7;  // docs/reliability.md#exit-codes
 
-// The state of MPI in this process: started once, ended once.
+// The state of MPI, or what stands for it, in this process: started once, ended once.
 struct Process {
   const Functions* functions = nullptr;
   Processes launched;
@@ -41,8 +43,8 @@ Process& process() {
 // A limit on MPI's own start and end, which wait for all processes without one.
 class CallLimit {
  public:
-  CallLimit(const char* what, Seconds limit)
-      : thread_([this, what, limit] { watch(what, limit); }) {}
+  CallLimit(const Functions& functions, const char* what, Seconds limit)
+      : thread_([this, name = functions.name, what, limit] { watch(name, what, limit); }) {}
   ~CallLimit() {
     {
       const std::lock_guard lock(mutex_);
@@ -53,11 +55,11 @@ class CallLimit {
   }
 
  private:
-  void watch(const char* what, Seconds limit) {
+  void watch(const char* name, const char* what, Seconds limit) {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, limit, [&] { return over_; })) return;
-    log(LogLevel::kError, "MPI did not {} in {:.1f} s; a process of this launch may have ended",
-        what, limit.count());
+    log(LogLevel::kError, "{} did not {} in {:.1f} s; a process of this launch may have ended",
+        name, what, limit.count());
     end_process(kExitCommunication);
   }
 
@@ -67,19 +69,26 @@ class CallLimit {
   std::thread thread_;
 };
 
+// The table of the processes that start_ranks has started, or MPI's.
+const Functions& table() {
+  if (local::started()) return local::socket_functions();
+  const Module& module = load();
+  if (!module.functions) throw_error(ErrorKind::kUnsupported, module.text);
+  return *module.functions;
+}
+
 void start(Seconds limit) {
   Process& p = process();
   if (p.functions) return;
-  const Module& module = load();
-  if (!module.functions) throw_error(ErrorKind::kUnsupported, module.text);
-  const CallLimit call("start", limit);
-  const int code = module.functions->start(&p.launched.rank, &p.launched.size, &p.largest_tag);
+  const Functions& functions = table();
+  const CallLimit call(functions, "start", limit);
+  const int code = functions.start(&p.launched.rank, &p.launched.size, &p.largest_tag);
   if (code != 0) {
     char reason[512];
-    module.functions->error_text(code, reason, sizeof(reason));
-    fail(ErrorKind::kComm, "MPI does not start: {}", reason);
+    functions.error_text(code, reason, sizeof(reason));
+    fail(ErrorKind::kComm, "{} does not start: {}", functions.name, reason);
   }
-  p.functions = module.functions;
+  p.functions = &functions;
 }
 
 // A rank's message to the others at start.
@@ -118,7 +127,7 @@ void share_cores(const std::vector<Hello>& hellos, int rank) {
   set_thread_budget(environment_threads(std::clamp(cores / ranks, 1, core_count())));
   set_crowded(ranks > cores);
   const int64_t online = sysconf(_SC_NPROCESSORS_ONLN);
-  if (rank == 0 && cores < online) {
+  if (rank == 0 && cores < online && !local::started()) {
     log(LogLevel::kInfo,
         "the launcher lets the ranks of this host use {} of {} cores (mpirun --bind-to none gives "
         "all)",
@@ -213,8 +222,8 @@ void run_mpi_rank(const MpiGroupOptions& options,
     p.world->abort("an exception without a text");
     throw;
   }
-  const mpi::CallLimit limit("shut down", options.deadline);
-  p.world->check(p.functions->finish(), "MPI does not shut down");
+  const mpi::CallLimit limit(*p.functions, "shut down", options.deadline);
+  p.world->check(p.functions->finish(), "the end of the launch");
   p.world.reset();
 }
 

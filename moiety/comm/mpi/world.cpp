@@ -58,7 +58,9 @@ World::Board* World::board() const {
 }
 
 const Functions& World::functions() const {
-  if (silent_) fail(ErrorKind::kComm, "MPI is not used any more: {}", stopped_.value_or(""));
+  if (silent_) {
+    fail(ErrorKind::kComm, "{} is not used any more: {}", functions_->name, stopped_.value_or(""));
+  }
   return *functions_;
 }
 
@@ -71,8 +73,8 @@ void World::check(int code, const char* what) const {
 
 int World::tag(uint64_t group, int kind) const {
   const uint64_t tag = group * kTagsOfAGroup + kind;
-  MOIETY_CHECK(tag <= uint64_t(largest_tag_), "communicators: {} groups were made, this MPI has {}",
-               group, largest_tag_ / kTagsOfAGroup);
+  MOIETY_CHECK(tag <= uint64_t(largest_tag_), "communicators: {} groups were made, {} has {}",
+               group, functions_->name, largest_tag_ / kTagsOfAGroup);
   return static_cast<int>(tag);
 }
 

@@ -2,6 +2,7 @@
 // tests/comm/mpi_fault_test.cpp:
 //
 //   mpirun -np 3 tests_comm_fault SCENARIO [--no-map]
+//   tests_comm_fault SCENARIO [--no-map] --ranks=3
 //
 // A scenario goes wrong kLead seconds after its start. Every rank that ends with an error prints
 // `rank R: T s: TEXT`, T since the fault, and ends with code 7.
@@ -18,6 +19,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/comm/barrier.h"
+#include "moiety/comm/local_group.h"
 #include "moiety/comm/mpi_group.h"
 #include "moiety/comm/symmetric_buffer.h"
 
@@ -165,8 +167,13 @@ int run(int argc, char** argv) {
     std::fputs("usage: tests_comm_fault SCENARIO [--no-map]\n", stderr);
     return 2;
   }
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.back() == "--ranks=3" && !is_started_rank()) {
+    start_ranks(3, {.arguments = arguments});
+    return 0;
+  }
   const Scenario& scenario = kScenarios.at(argv[1]);
-  const bool map_memory = argc < 3 || argv[2] != std::string("--no-map");
+  const bool map_memory = argc < 3 || arguments[1] != "--no-map";
   int rank = -1;
   try {
     run_mpi_rank({.deadline = scenario.deadline, .map_memory = map_memory},

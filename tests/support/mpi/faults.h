@@ -1,5 +1,5 @@
-// Programs of processes in which a rank fails (tests/mpi/FOLDER_fault_program.cpp), started under
-// mpirun, and the words of their ranks.
+// Programs of processes in which a rank fails (tests/mpi/FOLDER_fault_program.cpp), started by
+// themselves or under mpirun, and the words of their ranks.
 #pragma once
 
 #include <cstdio>
@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/format.h"
+#include "moiety/comm/mpi_group.h"
 
 namespace moiety::testing {
 
@@ -25,18 +26,23 @@ inline std::filesystem::path fault_program(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
 
-inline bool can_run(const std::string& name) {
-  return std::filesystem::exists(fault_program(name)) &&
-         std::system("command -v mpirun > /dev/null 2>&1") == 0;
+enum class Launcher { kOwn, kMpirun };
+
+inline bool can_run(Launcher launcher) {
+  return launcher == Launcher::kOwn ||
+         (comm::mpi::status().available && std::system("command -v mpirun > /dev/null 2>&1") == 0);
 }
 
 // The ranks that ended with an error, of three. `output` is all that was printed.
-inline std::map<int, Said> run_fault(const std::string& name, const std::string& arguments,
-                                     std::string* output) {
-  const std::string command = text(
-      "ASAN_OPTIONS=detect_leaks=0 timeout 60 mpirun -np 3 --allow-run-as-root --oversubscribe "
-      "--bind-to none --enable-recovery {} {} 2>&1",
-      fault_program(name).string(), arguments);
+inline std::map<int, Said> run_fault(Launcher launcher, const std::string& name,
+                                     const std::string& arguments, std::string* output) {
+  const bool own = launcher == Launcher::kOwn;
+  const std::string command =
+      text("ASAN_OPTIONS=detect_leaks=0 timeout 60 {} {} {} {} 2>&1",
+           own ? ""
+               : "mpirun -np 3 --allow-run-as-root --oversubscribe --bind-to none "
+                 "--enable-recovery",
+           fault_program(name).string(), arguments, own ? "--ranks=3" : "");
   std::map<int, Said> out;
   std::FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) return out;

@@ -1,10 +1,14 @@
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "moiety/base/format.h"
+#include "moiety/comm/local_group.h"
 #include "moiety/comm/mpi_group.h"
 #include "tests/support/mpi/world.h"
 
@@ -62,24 +66,40 @@ void MpiBackend::run(int ranks, Seconds /*deadline*/,
   }
 }
 
-}  // namespace moiety::comm::testing
+// The exit code of the ranks, which this process starts with its own arguments.
+int start_all(int ranks, int argc, char** argv) {
+  const StartOptions options{.arguments = {argv + 1, argv + argc}};
+  const std::vector<RankEnd> ends = start_ranks(ranks, options);
+  const RankEnd* failure = first_failure(ends, options);
+  if (!failure) return 0;
+  std::fprintf(stderr, "%s\n", failure_text(*failure, ends).c_str());
+  return 1;
+}
 
-int main(int argc, char** argv) {
+// --no-map keeps symmetric memory off, --pieces sends long tensors in small messages; --ranks=N
+// starts N processes without a launcher.
+int run(int argc, char** argv) {
+  constexpr std::string_view kRanks = "--ranks=";
+  for (int i = 1; i < argc && !is_started_rank(); ++i) {
+    if (!std::string_view(argv[i]).starts_with(kRanks)) continue;
+    return start_all(std::atoi(argv[i] + kRanks.size()), argc, argv);
+  }
   ::testing::InitGoogleTest(&argc, argv);
-  moiety::comm::MpiGroupOptions options{.deadline = moiety::comm::testing::kPatience};
-  // --no-map keeps symmetric memory off, --pieces sends long tensors in small messages.
+  MpiGroupOptions options{.deadline = kPatience};
   for (int i = 1; i < argc; ++i) {
     if (argv[i] == std::string("--no-map")) options.map_memory = false;
     if (argv[i] == std::string("--pieces")) options.largest_message = 500;
   }
   int code = 1;
   try {
-    moiety::comm::run_mpi_rank(options, [&](moiety::comm::Communicator& world) {
-      code = moiety::comm::testing::run_all(world);
-    });
+    run_mpi_rank(options, [&](Communicator& world) { code = run_all(world); });
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    moiety::comm::mpi::end_process(1);
+    if (!report_failure(e.what())) std::fprintf(stderr, "%s\n", e.what());
+    mpi::end_process(1);
   }
   return code;
 }
+
+}  // namespace moiety::comm::testing
+
+int main(int argc, char** argv) { return moiety::comm::testing::run(argc, argv); }

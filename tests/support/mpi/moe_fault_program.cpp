@@ -2,6 +2,7 @@
 // tests/moe/ep_mpi_fault_test.cpp:
 //
 //   mpirun -np 3 tests_moe_fault SCENARIO mapped|collectives
+//   tests_moe_fault SCENARIO mapped|collectives --ranks=3
 //
 // A scenario goes wrong kLead seconds after its start. Every rank that ends with an error prints
 // `rank R: T s: TEXT`, T since the fault, and ends with code 7.
@@ -12,9 +13,11 @@
 #include <string>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/error.h"
+#include "moiety/comm/local_group.h"
 #include "moiety/comm/mpi_group.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/dispatch.h"
@@ -121,7 +124,12 @@ int run(int argc, char** argv) {
     std::fputs("usage: tests_moe_fault SCENARIO mapped|collectives\n", stderr);
     return 2;
   }
-  const bool mapped = argv[2] == std::string("mapped");
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.back() == "--ranks=3" && !comm::is_started_rank()) {
+    comm::start_ranks(3, {.arguments = arguments});
+    return 0;
+  }
+  const bool mapped = arguments[1] == "mapped";
   Clock::time_point start;
   int me = -1;
   try {

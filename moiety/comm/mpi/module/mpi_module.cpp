@@ -103,6 +103,7 @@ int probe(int tag, int* found, int* peer, int* bytes) {
 }
 
 constexpr Functions kFunctions = {.version = kFunctionsVersion,
+                                  .name = "MPI",
                                   .library = library,
                                   .error_text = error_text,
                                   .start = start,
