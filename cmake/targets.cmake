@@ -131,6 +131,9 @@ function(moiety_gpu_tests folder)
   set(target tests_${folder}_gpu)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_gpu/*.cpp
        ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_gpu/*.cu)
+  if(folder IN_LIST moiety_gpu_rank_tests)
+    list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/support/gpu_environment.cpp)
+  endif()
   moiety_cuda_sources(${sources})
   add_executable(${target} ${sources})
   set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
@@ -140,19 +143,26 @@ function(moiety_gpu_tests folder)
   moiety_suites(${folder}_gpu LABELS ${folder} gpu PROPERTIES RESOURCE_LOCK gpu)
 endfunction()
 
-# moiety_mpi_tests(FOLDER): tests/FOLDER_mpi/*.cpp as one GoogleTest program of processes, run on 2, 3
-# and 4 of them, and without symmetric memory; not without MPI. With --enable-recovery mpirun would
-# exit with 0 whatever its processes do.
+# moiety_mpi_tests(FOLDER): tests/FOLDER_mpi/*.cpp as one GoogleTest program of processes. It is run
+# on 2, 3 and 4 processes of mpirun, and without symmetric memory; and on 3 that it starts itself,
+# which needs no MPI. With --enable-recovery mpirun would exit with 0 whatever its processes do.
 function(moiety_mpi_tests folder)
-  if(NOT MPI_CXX_FOUND OR NOT MPIEXEC_EXECUTABLE)
-    return()
-  endif()
   set(target tests_${folder}_mpi)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}_mpi/*.cpp)
   add_executable(${target} ${sources} ${CMAKE_CURRENT_SOURCE_DIR}/support/mpi/main.cpp)
   moiety_precompile(${target} GTEST)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE moiety GTest::gtest)
+  foreach(variant 3 "3;--no-map;--pieces")
+    list(POP_FRONT variant ranks)
+    string(JOIN "" suffix ${ranks} ${variant})
+    set(name ${folder}_ranks_${suffix})
+    add_test(NAME ${name} COMMAND ${target} --ranks=${ranks} ${variant})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300 PROCESSORS ${ranks} LABELS "${folder}")
+  endforeach()
+  if(NOT MPI_CXX_FOUND OR NOT MPIEXEC_EXECUTABLE)
+    return()
+  endif()
   foreach(variant 2 3 4 "3;--no-map;--pieces")
     list(POP_FRONT variant ranks)
     string(JOIN "" suffix ${ranks} ${variant})
@@ -164,6 +174,25 @@ function(moiety_mpi_tests folder)
     set_tests_properties(${name} PROPERTIES TIMEOUT 300 PROCESSORS ${ranks}
       LABELS "${folder};mpi" ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
   endforeach()
+endfunction()
+
+# moiety_gpu_rank_tests(FOLDER): tests/FOLDER_gpu_ranks/*.cpp as one GoogleTest program, run as two
+# processes that share a GPU.
+function(moiety_gpu_rank_tests folder)
+  set(target tests_${folder}_gpu_ranks)
+  set(here ${CMAKE_CURRENT_SOURCE_DIR})
+  file(GLOB sources CONFIGURE_DEPENDS ${here}/${folder}_gpu_ranks/*.cpp)
+  moiety_cuda_sources(${sources})
+  # What tests_comm_gpu compiles too has its flags from there.
+  add_executable(${target} ${sources} ${here}/comm_gpu/spin.cu ${here}/support/gpu_environment.cpp
+                 ${here}/support/mpi/main.cpp)
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
+  moiety_precompile(${target} GTEST)
+  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${target} PRIVATE moiety moiety::cudart GTest::gtest)
+  add_test(NAME ${folder}_gpu_ranks COMMAND ${target} --ranks=2)
+  set_tests_properties(${folder}_gpu_ranks PROPERTIES TIMEOUT 300 LABELS "${folder};gpu"
+    RESOURCE_LOCK gpu)
 endfunction()
 
 # moiety_bench(FOLDER/NAME): bench/FOLDER/NAME_bench.cpp.

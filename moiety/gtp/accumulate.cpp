@@ -1,5 +1,8 @@
 #include "moiety/gtp/accumulate.h"
 
+#include <utility>
+
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/gtp/accumulate_job.h"
 
@@ -28,7 +31,14 @@ void accumulate(std::span<const TensorView> chunks, TensorView main_grad, int64_
     check_tensor(op, "a chunk", c, wire, {E, rows, cols});
     check("a chunk", c);
   }
-  stream.run([job = AccumulateJob{{chunks.begin(), chunks.end()}, main_grad, valid_rows, first}] {
+  AccumulateJob job{{chunks.begin(), chunks.end()}, main_grad, valid_rows, first};
+  if (stream.device().type == DeviceType::kCuda) {
+    MOIETY_CHECK(std::ssize(chunks) <= kMostGpuChunks, "{}: {} chunks on a GPU, at most {}", op,
+                 chunks.size(), kMostGpuChunks);
+    if constexpr (kCudaBuilt) return accumulate_cuda(job, stream);
+    fail_without_cuda(op);
+  }
+  stream.run([job = std::move(job)] {
     const TraceSpan span(TraceLane::kCompute, "gtp accumulate",
                          {{"ranks", static_cast<int64_t>(job.chunks.size())}});
     accumulate_cpu(job);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 
 namespace moiety::gtp {
@@ -22,5 +23,8 @@ T* row_of(const TensorView& x, int64_t member, int64_t row) {
 
 void accumulate_reference(const AccumulateJob& job);
 void accumulate_cpu(const AccumulateJob& job);
+// On a GPU at most kMostGpuChunks chunks.
+inline constexpr int kMostGpuChunks = 64;
+void accumulate_cuda(const AccumulateJob& job, const Stream& stream);
 
 }  // namespace moiety::gtp

@@ -4,11 +4,13 @@
 #include <array>
 #include <cstring>
 
+#include "moiety/base/copy.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/math.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
+#include "moiety/model/parallel_loss_rows.h"
 #include "moiety/model/tensor_parallel.h"
-#include "moiety/nn/element.h"
 #include "moiety/nn/linear.h"
 #include "moiety/nn/loss.h"
 #include "moiety/nn/loss_rows.h"
@@ -21,81 +23,105 @@ struct Chunk {
   TensorView x_ND, logits_NV, target_N, loss_N;
   TensorView max_N;   // maximum of each row
   TensorView sum_2N;  // each row's sum of exponentials, then its target's logit
-  int64_t first = 0;  // token of this rank's first column
+  nn::VocabularySlice slice;
 
   int64_t rows() const { return target_N.size(0); }
   int64_t columns() const { return logits_NV.size(1); }
-  float* row(int64_t n) const { return logits_NV.data<float>() + n * columns(); }
-  // The column of the row's target; outside [0, columns()) if another rank has it or there is none.
-  int64_t target(int64_t n) const {
-    const int32_t token = target_N.data<int32_t>()[n];
-    return token == nn::kIgnoredTarget ? -1 : token - first;
+  LossRows data() const {
+    return {.rows = rows(),
+            .columns = columns(),
+            .first = slice.first,
+            .tokens_of = slice.vocabulary,
+            .logits = logits_NV.data<float>(),
+            .target = target_N.data<int32_t>(),
+            .max = max_N.data<float>(),
+            .sum = sum_2N.data<float>(),
+            .loss = loss_N.data<float>()};
   }
 };
 
-template <class F>
-void for_rows(const Chunk& c, F&& f) {
-  parallel_for(c.rows(), 16, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) f(n);
+// Runs cuda(rows) on a GPU's pass, and on a CPU f(n) for each row.
+template <class Cuda, class F>
+void for_rows(const Pass& pass, const Chunk& chunk, Cuda&& cuda, F f) {
+  const LossRows rows = chunk.data();
+  if (pass.stream.device().type == DeviceType::kCuda) {
+    if constexpr (kCudaBuilt) return cuda(rows);
+    fail_without_cuda("parallel_cross_entropy");
+  }
+  pass.stream.run([=] {
+    parallel_for(rows.rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) f(rows, n);
+    });
   });
 }
+
+// The column of the row's target; outside [0, columns) if another rank has it or there is none.
+int64_t column_of(const LossRows& c, int64_t n) {
+  return c.target[n] == nn::kIgnoredTarget ? -1 : c.target[n] - c.first;
+}
+float* row(const LossRows& c, int64_t n) { return c.logits + n * c.columns; }
 
 // The targets of own tokens [begin, end) of every rank; masked ones become kIgnoredTarget.
 void chunk_targets(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t begin, int64_t end,
                    TensorView out) {
-  const int64_t ranks = pass.tp_ranks(), run = pass.seq_len / ranks;
-  pass.stream.run([=] {
-    int32_t* to = out.data<int32_t>();
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t t = (i / run * ranks + rank) * run + i % run;
-        const int32_t target = a.target_T.data<int32_t>()[t];
-        MOIETY_CHECK(target == nn::kIgnoredTarget || (target >= 0 && target < a.slice.vocabulary),
-                     "cross_entropy: target {} at position {} is outside the vocabulary of {}",
-                     target, t, a.slice.vocabulary);
-        const bool masked = a.mask_T.defined() && a.mask_T.data<uint8_t>()[t] == 0;
-        *to++ = masked ? nn::kIgnoredTarget : target;
-      }
+  const TargetChunk chunk{.target = a.target_T.data<int32_t>(),
+                          .mask = a.mask_T.data<uint8_t>(),
+                          .ranks = pass.tp_ranks(),
+                          .run = pass.seq_len / pass.tp_ranks(),
+                          .begin = begin,
+                          .end = end,
+                          .out = out.data<int32_t>()};
+  if (pass.stream.device().type == DeviceType::kCuda) {
+    if constexpr (kCudaBuilt) return pick_targets_cuda(chunk, pass.stream);
+    fail_without_cuda("parallel_cross_entropy");
+  }
+  pass.stream.run([chunk, rows = out.size(0), vocabulary = a.slice.vocabulary] {
+    for (int64_t n = 0; n < rows; ++n) {
+      const int64_t t = chunk.token(n);
+      const int32_t target = chunk.target[t];
+      MOIETY_CHECK(target == nn::kIgnoredTarget || (target >= 0 && target < vocabulary),
+                   "cross_entropy: target {} at position {} is outside the vocabulary of {}",
+                   target, t, vocabulary);
+      chunk.out[n] = chunk.at(t);
     }
   });
 }
 
 // Combines the row statistics over all ranks; logits become exp(logit - max).
-void combine_rows(const Pass& pass, const Chunk& c) {
-  pass.stream.run([c] {
-    for_rows(c, [&](int64_t n) { c.max_N.data<float>()[n] = nn::row_max(c.row(n), c.columns()); });
-  });
-  reduce_over_tp(pass, c.max_N, comm::ReduceOp::kMax);
-  pass.stream.run([c] {
-    for_rows(c, [&](int64_t n) {
-      float* z = c.row(n);
-      const int64_t y = c.target(n);
-      float* sum = c.sum_2N.data<float>() + n;
-      sum[c.rows()] = y >= 0 && y < c.columns() ? z[y] : 0;
-      sum[0] = nn::row_exponentials(z, c.columns(), c.max_N.data<float>()[n], z);
-    });
-  });
-  reduce_over_tp(pass, c.sum_2N, comm::ReduceOp::kSum);
+void combine_rows(const Pass& pass, const Chunk& chunk) {
+  for_rows(
+      pass, chunk, [&](const LossRows& c) { row_maxima_cuda(c, pass.stream); },
+      [](const LossRows& c, int64_t n) { c.max[n] = nn::row_max(row(c, n), c.columns); });
+  reduce_over_tp(pass, chunk.max_N, comm::ReduceOp::kMax);
+  for_rows(
+      pass, chunk, [&](const LossRows& c) { row_sums_cuda(c, pass.stream); },
+      [](const LossRows& c, int64_t n) {
+        float* z = row(c, n);
+        const int64_t y = column_of(c, n);
+        c.sum[c.rows + n] = y >= 0 && y < c.columns ? z[y] : 0;
+        c.sum[n] = nn::row_exponentials(z, c.columns, c.max[n], z);
+      });
+  reduce_over_tp(pass, chunk.sum_2N, comm::ReduceOp::kSum);
 }
 
 // Writes losses and puts the gradient in the place of the logits: rows of elements of `storage`
 // that begin where the rows of logits did.
-void finish_rows(const Pass& pass, const Chunk& c, float z_coef, bool gradient) {
-  pass.stream.run([=, storage = pass.storage] {
-    for_rows(c, [&](int64_t n) {
-      const bool counts = c.target_N.data<int32_t>()[n] != nn::kIgnoredTarget;
-      const float* sum = c.sum_2N.data<float>() + n;
-      const float lse = c.max_N.data<float>()[n] + log(sum[0]);
-      c.loss_N.data<float>()[n] = counts ? lse - sum[c.rows()] : 0;
-      if (!gradient) return;
-      if (counts) {
-        nn::row_gradient(c.row(n), c.columns(), (1 + 2 * z_coef * lse) * (1 / sum[0]), c.target(n),
-                         c.row(n), storage);
-      } else {
-        std::memset(c.row(n), 0, byte_size(storage, c.columns()));
-      }
-    });
-  });
+void finish_rows(const Pass& pass, const Chunk& chunk, float z_coef, bool gradient) {
+  for_rows(
+      pass, chunk,
+      [&](const LossRows& c) { finish_rows_cuda(c, z_coef, gradient, pass.storage, pass.stream); },
+      [=, storage = pass.storage](const LossRows& c, int64_t n) {
+        const bool counts = c.target[n] != nn::kIgnoredTarget;
+        const float lse = c.max[n] + log(c.sum[n]);
+        c.loss[n] = counts ? lse - c.sum[c.rows + n] : 0;
+        if (!gradient) return;
+        if (counts) {
+          nn::row_gradient(row(c, n), c.columns, (1 + 2 * z_coef * lse) * (1 / c.sum[n]),
+                           column_of(c, n), row(c, n), storage);
+        } else {
+          std::memset(row(c, n), 0, byte_size(storage, c.columns));
+        }
+      });
 }
 
 // Computes dx of own tokens, and adds to main_grad, each if it is defined.
@@ -112,7 +138,7 @@ void chunk_gradients(const Pass& pass, const ParallelCrossEntropyArgs& a, const 
   if (!dx.defined()) return;
   const TensorView partial = pass.tensor({rows, dx.size(1)});
   if (columns == 0) {
-    pass.stream.run([partial] { std::memset(partial.raw(), 0, partial.bytes()); });
+    fill_bytes(partial, 0, pass.stream);
   } else {
     nn::linear_input_gradient(dlogits, a.head_VD, partial, {}, pass.stream);
   }
@@ -131,7 +157,7 @@ void chunk_loss(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t beg
                 .loss_N = a.loss_T.slice(0, pass.tp_ranks() * begin, pass.tp_ranks() * end),
                 .max_N = floats({rows}),
                 .sum_2N = floats({2, rows}),
-                .first = a.slice.first};
+                .slice = a.slice};
   chunk_targets(pass, a, begin, end, c.target_N);
   gather_parts(pass, a.x_TD.slice(0, begin, end), c.x_ND);
   if (c.columns() > 0) nn::linear(c.x_ND, a.head_VD, c.logits_NV, {}, pass.stream);

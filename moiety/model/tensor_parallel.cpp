@@ -1,12 +1,15 @@
 #include "moiety/model/tensor_parallel.h"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <vector>
 
+#include "moiety/base/copy.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
+#include "moiety/model/tensor_parallel_sum.h"
 #include "moiety/nn/element.h"
 #include "moiety/nn/scratch.h"
 
@@ -18,19 +21,23 @@ enum class Order { kByRank, kBySequence };
 // Copies the rows of all tokens, which lie in order `order` in `from`, to the other order.
 void reorder(const Pass& pass, TensorView from, Order order, TensorView to) {
   const int64_t ranks = pass.tp_ranks(), sequences = pass.sequences;
-  const int64_t run = pass.seq_len / ranks;
-  const int64_t bytes = run * byte_size(from.dtype(), from.size(1));
-  pass.stream.run([=] {
-    const auto* source = static_cast<const std::byte*>(from.raw());
-    auto* target = static_cast<std::byte*>(to.raw());
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      for (int64_t b = 0; b < sequences; ++b) {
-        int64_t s = rank * sequences + b, t = b * ranks + rank;
-        if (order == Order::kBySequence) std::swap(s, t);
-        std::memcpy(target + t * bytes, source + s * bytes, bytes);
-      }
+  const int64_t run = pass.seq_len / ranks * from.size(1);  // elements of a rank in a sequence
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const auto by_rank = [&](const TensorView& x) {
+      return x.slice(0, rank * pass.own_tokens(), (rank + 1) * pass.own_tokens())
+          .reshape({sequences, run});
+    };
+    const auto by_sequence = [&](const TensorView& x) {
+      return TensorView(static_cast<std::byte*>(x.raw()) + byte_size(x.dtype(), rank * run),
+                        x.dtype(), std::array{sequences, run}, std::array{ranks * run, int64_t{1}},
+                        x.device());
+    };
+    if (order == Order::kByRank) {
+      copy(by_sequence(to), by_rank(from), pass.stream);
+    } else {
+      copy(by_rank(to), by_sequence(from), pass.stream);
     }
-  });
+  }
 }
 
 // sum[i] (+)= element first + i of x.
@@ -117,6 +124,12 @@ void sum_parts_to_own(const Pass& pass, TensorView partial, TensorView addend, T
   {
     const WaitSpan wait(TraceLane::kTp, "scatter", {{"bytes", parts.bytes()}});
     pass.tp->all_to_all(partial, rows, parts, rows, pass.stream).wait();
+  }
+  if (pass.stream.device().type == DeviceType::kCuda) {
+    if constexpr (kCudaBuilt) {
+      return add_parts_cuda(parts, pass.tp_ranks(), addend, out, pass.stream);
+    }
+    fail_without_cuda("sum_to_own");
   }
   pass.stream.run([=, ranks = pass.tp_ranks()] { add_parts(parts, ranks, addend, out); });
 }

@@ -76,12 +76,6 @@ void Transformer::check_device() const {
   MOIETY_CHECK(!context_.experts || context_.experts->device() == device,
                "model: the expert group is on {}, the model on {}",
                name(context_.experts->device()), name(device));
-  if (device.type != DeviceType::kCuda) return;
-  const int64_t ranks = std::max(place().size, context_.world ? context_.world->size() : 1);
-  if (ranks > 1) {
-    fail(ErrorKind::kUnsupported, "model: {} ranks on {}, but on a GPU a model has one", ranks,
-         name(device));
-  }
 }
 
 TpPlace Transformer::place() const {

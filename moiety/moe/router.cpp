@@ -169,10 +169,6 @@ bool on_gpu(const char* op, const RouterChooseArgs& args, const Stream& stream) 
 void choose(const char* op, const RouterConfig& config, const RouterChooseArgs& args, bool gpu,
             const Stream& stream) {
   if (gpu) {
-    if (args.given_idx_TK.defined()) {
-      fail(ErrorKind::kUnsupported, "{}: given_idx_TK is {}, but choices are given on a CPU only",
-           op, args.given_idx_TK.describe());
-    }
     if constexpr (kCudaBuilt) return detail::forward_rows_cuda(config, args, stream);
     fail_without_cuda(op);
   }

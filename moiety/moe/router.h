@@ -94,7 +94,7 @@ struct RouterChooseArgs {
   TensorView bias_E, mask_T;  // as above
   // int32, optional: the choice is this one, such as that of a run before, and weights and
   // statistics are those of the logits, as ever. A token with an index outside [0, E) counts as
-  // masked. Not on a GPU.
+  // masked.
   TensorView given_idx_TK = {};
   TensorView idx_TK, weight_TK;  // results, as above
   RouterStats stats;             // result

@@ -131,7 +131,7 @@ struct ForwardRows {
 
 // Whether the choice of token t is given, but is none.
 template <class T>
-MOIETY_INLINE bool given_none(const ForwardRows<T>& rows, int64_t t) {
+MOIETY_HD_INLINE bool given_none(const ForwardRows<T>& rows, int64_t t) {
   const int64_t top_k = rows.config.top_k;
   for (int64_t k = 0; rows.given && k < top_k; ++k) {
     const int32_t e = rows.given[t * top_k + k];

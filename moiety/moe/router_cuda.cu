@@ -258,7 +258,12 @@ __device__ void route_token(const ForwardParams& p, const ForwardShared& at, flo
   scores.compute(config, p.rows.logits + t * experts, p.vector);
   store_row<L>(row, static_cast<int>(at.stride), true, scores.p);
   __syncwarp();
-  if (config.force_balance) {
+  if (p.rows.given) {
+    // A token that is left out goes through the same steps, with some choice.
+    for (int k = L::lane(); k < top_k; k += L::kLanes) {
+      chosen[k] = live ? p.rows.given[t * top_k + k] : 0;
+    }
+  } else if (config.force_balance) {
     for (int k = L::lane(); k < top_k; k += L::kLanes) {
       chosen[k] = static_cast<int32_t>((t * top_k + k) % experts);
     }
@@ -320,7 +325,7 @@ __global__ void __launch_bounds__(L::kThreads)
   for (int64_t first = begin; first < end; first += slots) {
     __syncthreads();
     const int64_t t = first + slot;
-    const bool live = t < end && !(p.rows.mask && !p.rows.mask[t]);
+    const bool live = t < end && !(p.rows.mask && !p.rows.mask[t]) && !given_none(p.rows, t);
     // All lanes of a warp compute together, whatever their tokens.
     route_token<L>(p, at, memory, min(t, end - 1), slot, live);
     __syncwarp();
@@ -576,13 +581,13 @@ void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
   const Blocks blocks(args.logits_TE.size(0), segments);
   auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
   auto* block_sum = reinterpret_cast<float*>(block_count + blocks.count * columns);
-  const ForwardParams p{
-      {config, args.logits_TE.data<float>(), args.bias_E.data<float>(), args.mask_T.data<uint8_t>(),
-       nullptr, args.idx_TK.data<int32_t>(), args.weight_TK.data<float>()},
-      blocks,
-      block_count,
-      block_sum,
-      octets_fit({&args.logits_TE})};
+  const ForwardParams p{{config, args.logits_TE.data<float>(), args.bias_E.data<float>(),
+                         args.mask_T.data<uint8_t>(), args.given_idx_TK.data<int32_t>(),
+                         args.idx_TK.data<int32_t>(), args.weight_TK.data<float>()},
+                        blocks,
+                        block_count,
+                        block_sum,
+                        octets_fit({&args.logits_TE})};
   const RouterBlock block = ForwardShared::block(config);
   const ForwardShared shared(config, block.tokens);
   const LaunchShape shape{blocks.count, block.threads(), block.shared_bytes};

@@ -6,7 +6,7 @@
 
 namespace moiety::moe::detail {
 
-// router_choose, without a given choice.
+// router_choose.
 void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
                        const Stream& stream);
 void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, const Stream& stream);

@@ -158,7 +158,8 @@ void expert_rows(const ExpertRowsArgs& args, Stream stream) {
                      {"row_TK", args.row_TK},
                      {"slot_w_R", args.slot_w_R}},
                     stream)) {
-    fail(ErrorKind::kUnsupported, "{}: only on a CPU", op);
+    if constexpr (kCudaBuilt) return expert_rows_cuda(args, stream);
+    fail_without_cuda(op);
   }
   stream.run([=] {
     if (index == DType::kInt64) return sort_pairs<int64_t>(args);

@@ -28,7 +28,7 @@ struct ExpertRowsArgs {
   TensorView slot_w_R = {};  // result with w_TK, float32 [R]: its bits, 0 past the last row
 };
 
-// Error(kUnsupported) on a GPU.
+// On a GPU if the stream is; Error(kUnsupported) there for more than 4096 experts.
 void expert_rows(const ExpertRowsArgs& args, Stream stream);
 
 // The rows of any rank in the order (rank, token) in which they come, one for each token that has a

@@ -3,31 +3,39 @@
 #include <vector>
 
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/gtp/accumulate.h"
 #include "moiety/optim/initialize.h"
 
 namespace moiety::optim {
 
 BucketGradients::BucketGradients(const BucketLayout& layout, DType main_grad, DType wire,
-                                 comm::Communicator& domain, Device device)
+                                 comm::Communicator& domain, Device device, std::byte* memory)
     : domain_(domain), wire_(wire) {
   const int64_t ranks = layout.ranks, n = layout.segment();
-  memory_ = Buffer(byte_size(main_grad, layout.length), device, "gradients");
-  main_grad_ = memory_.view(main_grad, {layout.length});
+  if (!memory) {
+    memory_ = Buffer(bytes_needed(layout, main_grad), device, "gradients");
+    memory = memory_.data();
+  }
+  main_grad_ = TensorView(memory, main_grad, {layout.length}, device);
   if (alone()) {
     sum_ = main_grad_;
     return;
   }
-  sum_memory_ = Buffer(byte_size(DType::kFloat32, n), "gradient shard");
+  sum_memory_ = Buffer(byte_size(DType::kFloat32, n), device, "gradient shard");
   sum_ = sum_memory_.view(DType::kFloat32, {n});
   scattered_ = wire == DType::kFloat32;
   if (scattered_) return;
   const bool converts = wire != main_grad;
   const int64_t bytes = byte_size(wire, layout.length);
-  wire_memory_ = Buffer((converts ? 2 : 1) * bytes, "gradients that travel");
+  wire_memory_ = Buffer((converts ? 2 : 1) * bytes, device, "gradients that travel");
   received_ = wire_memory_.view(wire, {ranks, n});
-  sent_ = converts ? TensorView(wire_memory_.data() + bytes, wire, {ranks, n})
+  sent_ = converts ? TensorView(wire_memory_.data() + bytes, wire, {ranks, n}, device)
                    : main_grad_.reshape({ranks, n});
+}
+
+int64_t BucketGradients::bytes_needed(const BucketLayout& layout, DType main_grad) {
+  return round_up(byte_size(main_grad, layout.length), 256);
 }
 
 void BucketGradients::reduce(Stream stream) {

@@ -18,9 +18,12 @@ namespace moiety::optim {
 class BucketGradients {
  public:
   // `main_grad` and `wire`, the dtype that travels, are float32 or bfloat16; with a bfloat16
-  // main_grad `wire` is bfloat16. On a GPU the domain is one rank.
+  // main_grad `wire` is bfloat16. `memory` is bytes_needed() zeroed bytes for main_grad, aligned to
+  // 256, on the device; with null the object makes its own.
   BucketGradients(const BucketLayout& layout, DType main_grad, DType wire,
-                  comm::Communicator& domain, Device device = {});
+                  comm::Communicator& domain, Device device = {}, std::byte* memory = nullptr);
+  // A multiple of 256.
+  static int64_t bytes_needed(const BucketLayout& layout, DType main_grad);
 
   const TensorView& main_grad() const { return main_grad_; }  // [length]
   // [segment], float32; in a domain of one rank it is main_grad itself.

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "moiety/base/copy.h"
-#include "moiety/base/crc32c.h"
 #include "moiety/base/error.h"
 
 namespace moiety::optim {
@@ -30,10 +29,6 @@ int64_t code_bytes(const QuantSpec& format, int64_t elements) {
   return is_fp4(format.format) ? elements / 2 : elements;
 }
 
-uint32_t add_bytes(const TensorView& x, uint32_t sum) {
-  return x.defined() ? crc32c(x.raw(), static_cast<size_t>(x.bytes()), sum) : sum;
-}
-
 QuantizedSizes sizes_of(const QuantSpec& format, int64_t rows, int64_t cols) {
   return quantized_sizes(format, rows, cols, {true, plane_count(format) == 2});
 }
@@ -44,7 +39,7 @@ struct ScaleArray {
   ArraySpec array;
   bool words = false;  // float32 [2]: one word of the tensor in each direction
 };
-constexpr size_t kScaleArrays = 5;
+constexpr size_t kScaleArrays = 5, kFlags = 4;  // their number, and the last
 std::array<ScaleArray, kScaleArrays> scale_arrays(const QuantSpec& format, int64_t rows,
                                                   int64_t cols) {
   const QuantizedSizes sizes = sizes_of(format, rows, cols);
@@ -76,6 +71,7 @@ BucketWeights::BucketWeights(std::span<const ParamSpec> specs, const BucketLayou
   }
   const int64_t n = layout.segment();
   planes_.emplace_back(memory, storage, std::initializer_list{layout.length}, device_);
+  copies_[0].push_back(planes_[0]);
   own_storage_ = planes_[0].slice(0, rank * n, (rank + 1) * n);
   own_planes_.push_back(own_storage_);
   for (const BucketLayout::Slot& slot : slots_) {
@@ -138,6 +134,7 @@ std::byte* BucketWeights::place_codes(const BucketLayout& layout, int rank, std:
   const int64_t plane_bytes = bytes_of(layout.length);
   for (int p = 0; p < plane_count(*format_); ++p, next += padded_bytes(plane_bytes)) {
     planes_.emplace_back(next, DType::kUInt8, std::initializer_list{plane_bytes}, device_);
+    copies_[0].push_back(planes_.back());
     own_planes_.push_back(planes_[p].slice(0, bytes_of(rank * layout.segment()),
                                            bytes_of((rank + 1) * layout.segment())));
   }
@@ -171,6 +168,10 @@ void BucketWeights::place_scales(std::byte* next) {
         words = a.words;
       }
     }
+    if (next > first && k < kFlags) {
+      copies_[words].emplace_back(first, DType::kUInt8, std::initializer_list{next - first},
+                                  device_);
+    }
     if (!words) continue;
     const std::array<int64_t, 2> sizes{static_cast<int64_t>(items_.size()), 2};
     const std::array<int64_t, 2> strides{padded_bytes(2 * sizeof(float)) / int64_t{sizeof(float)},
@@ -199,27 +200,6 @@ void BucketWeights::bind(std::span<Parameter> parameters) const {
     p.weight = format_ ? TensorView() : weights_[s];
     p.quantized = format_ ? members_[s] : std::vector<QuantizedView>();
   }
-}
-
-uint32_t BucketWeights::checksum() const {
-  uint32_t sum = 0;
-  for (const TensorView& plane : planes_) sum = add_bytes(plane, sum);
-  for (const std::vector<QuantizedView>& views : members_) {
-    for (const QuantizedView& view : views) {
-      sum = add_bytes(view.col_scales, add_bytes(view.row_scales, sum));
-    }
-  }
-  return sum;
-}
-
-uint32_t BucketWeights::tensor_checksum() const {
-  uint32_t sum = 0;
-  for (const std::vector<QuantizedView>& views : members_) {
-    for (const QuantizedView& view : views) {
-      sum = add_bytes(view.tensor_scale, add_bytes(view.amax, sum));
-    }
-  }
-  return sum;
 }
 
 void BucketWeights::finish_cast(Stream stream) const {

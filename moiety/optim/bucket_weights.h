@@ -8,6 +8,7 @@
 // computed by every rank and do not travel.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <vector>
@@ -47,10 +48,9 @@ class BucketWeights {
   // Begins to fetch the segments of the other ranks. Collective.
   void gather(comm::Communicator& domain, std::vector<comm::Ticket>& tickets, Stream stream) const;
 
-  // Checksums of gathered weights: of the bytes that all ranks of the domain have, and of the bytes
-  // that all holders have.
-  uint32_t checksum() const;
-  uint32_t tensor_checksum() const;
+  // The bytes of gathered weights that are the same on all ranks of the domain; with `tensors`, on
+  // all holders. Each a multiple of 64.
+  const std::vector<TensorView>& copies(bool tensors) const { return copies_[tensors]; }
 
  private:
   void place_members(std::span<const ParamSpec> specs, const BucketLayout& layout, int rank);
@@ -71,6 +71,7 @@ class BucketWeights {
   std::vector<quant::PartialCastArrays> arrays_;     // theirs, once there is a master
   std::vector<int64_t> starts_;    // where the matrix of each begins, in the own segment
   std::vector<TensorView> words_;  // float32 [members, 2]: amax, tensor_scale
+  std::array<std::vector<TensorView>, 2> copies_;
 };
 
 }  // namespace moiety::optim

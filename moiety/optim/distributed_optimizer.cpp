@@ -4,13 +4,16 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
+#include "moiety/base/integer.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
 
 namespace moiety::optim {
 namespace {
 
-void check_config(const OptimizerConfig& config, int ranks) {
+constexpr int64_t kShareUnit = 256;  // bytes to which memory of a domain is given out
+
+void check_config(const OptimizerConfig& config, const gtp::Grid& grid) {
   const auto is_stored = [](DType t) { return t == DType::kFloat32 || t == DType::kBFloat16; };
   MOIETY_CHECK(is_stored(config.weights) && is_stored(config.moments),
                "optimizer: weights {} and moments {} must be float32 or bfloat16",
@@ -20,9 +23,9 @@ void check_config(const OptimizerConfig& config, int ranks) {
                name(config.main_grad), name(config.grad_wire));
   MOIETY_CHECK(config.bucket_elements > 0, "optimizer: buckets of {} elements",
                config.bucket_elements);
-  if (config.device.type == DeviceType::kCuda && ranks > 1) {
-    fail(ErrorKind::kUnsupported,
-         "optimizer: {} ranks with state on {}, only one can have it there", ranks,
+  const int gathered = std::max(grid.gtp, grid.egtp);
+  if (config.device.type == DeviceType::kCuda && gathered > 1) {
+    fail(ErrorKind::kUnsupported, "optimizer: (e)gtp of {} ranks with state on {}", gathered,
          name(config.device));
   }
 }
@@ -41,10 +44,15 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
       parameters_(specs_.size()),
       step_(config.device, world_.size()),
       stream_(Stream::on(config.device)) {
-  check_config(config, world_.size());
+  check_config(config, groups.grid());
   check_specs(specs_);
   for (size_t p = 0; p < specs_.size(); ++p) parameters_[p].spec = specs_[p];
-  for (const BucketLayout& layout : layout_buffers(specs_, groups.grid(), config.bucket_elements)) {
+  const std::vector<BucketLayout> layouts =
+      layout_buffers(specs_, groups.grid(), config.bucket_elements);
+  share(&DomainMemory::gradients, "gradients", layouts, [&](const BucketLayout& layout) {
+    return layout.frozen ? 0 : BucketGradients::bytes_needed(layout, config_.main_grad);
+  });
+  for (const BucketLayout& layout : layouts) {
     const size_t b = buckets_.size();
     for (const BucketLayout::Slot& slot : layout.slots) bucket_index_[slot.parameter] = b;
     buckets_.push_back(make_bucket(layout));
@@ -67,9 +75,51 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
     if (!b.frozen) gradients.push_back({b.gradients->sum(), b.runs});
   }
   gradients_ = GradStatisticsTable(gradients, config_.device);
+  if (on_gpu()) checksums_ = Tensor(DType::kUInt64, {2 * std::ssize(buckets_)}, config_.device);
   place_weights();
   begin_gradients();
   write_state({});
+}
+
+DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Communicator& domain) {
+  for (DomainMemory& memory : domain_memory_) {
+    if (memory.domain == &domain) return memory;
+  }
+  domain_memory_.push_back({.domain = &domain, .gradients = {}, .weights = {}});
+  return domain_memory_.back();
+}
+
+// Makes memory of what the buckets need, for each domain of several ranks on GPUs. Collective.
+void DistributedOptimizer::share(comm::SymmetricBuffer DomainMemory::*part, const char* what,
+                                 std::span<const BucketLayout> layouts,
+                                 const std::function<int64_t(const BucketLayout&)>& bytes_of) {
+  if (!on_gpu()) return;
+  for (DomainMemory& memory : domain_memory_) {
+    memory.bytes = 0;
+    (memory.*part).close();
+  }
+  for (const BucketLayout& layout : layouts) {
+    comm::Communicator& domain = groups_.of(layout.domain);
+    if (domain.size() > 1) memory_of(domain).bytes += round_up(bytes_of(layout), kShareUnit);
+  }
+  for (DomainMemory& memory : domain_memory_) {
+    memory.domain->prepare(config_.device);
+    if (memory.bytes == 0) continue;
+    memory.*part =
+        comm::SymmetricBuffer::create(*memory.domain, text("{} of {}", what, memory.domain->name()),
+                                      memory.bytes, config_.device);
+    memory.domain->attach(memory.*part);
+    memory.bytes = 0;  // from now on those that are taken
+  }
+}
+
+std::byte* DistributedOptimizer::take(comm::Communicator& domain,
+                                      comm::SymmetricBuffer DomainMemory::*part, int64_t bytes) {
+  if (!on_gpu() || domain.size() == 1) return nullptr;
+  DomainMemory& memory = memory_of(domain);
+  std::byte* const at = (memory.*part).local() + memory.bytes;
+  memory.bytes += round_up(bytes, kShareUnit);
+  return at;
 }
 
 DistributedOptimizer::Bucket DistributedOptimizer::make_bucket(const BucketLayout& layout) {
@@ -96,7 +146,9 @@ void DistributedOptimizer::make_state(Bucket& b) {
   b.gradients = std::make_unique<BucketGradients>(
       b.layout, config_.main_grad,
       config_.main_grad == DType::kBFloat16 ? DType::kBFloat16 : config_.grad_wire, *b.domain,
-      config_.device);
+      config_.device,
+      take(*b.domain, &DomainMemory::gradients,
+           BucketGradients::bytes_needed(b.layout, config_.main_grad)));
   const int64_t moment_bytes = byte_size(config_.moments, n);
   const Device device = config_.device;
   b.state_memory =
@@ -129,10 +181,16 @@ void DistributedOptimizer::place_weights() {
         peers_[expert].allocate(expert ? "expert shards" : "dense shards", bytes[expert]);
     next[expert] = static_cast<std::byte*>(shard_memory_[expert].memory.raw());
   }
+  std::vector<BucketLayout> layouts;
+  for (const Bucket& b : buckets_) layouts.push_back(b.layout);
+  share(&DomainMemory::weights, "weights", layouts, [&](const BucketLayout& layout) {
+    return BucketWeights::bytes_needed(specs_, layout, config_.weights);
+  });
   for (Bucket& b : buckets_) {
     std::byte*& at = next[b.layout.expert];
+    std::byte* const own = take(*b.domain, &DomainMemory::weights, bytes_of(b));
     b.weights = std::make_unique<BucketWeights>(specs_, b.layout, config_.weights, b.domain->rank(),
-                                                config_.device, b.shared ? at : nullptr);
+                                                config_.device, b.shared ? at : own);
     if (!b.frozen) b.weights->set_master(b.master);
     b.weights->bind(parameters_);
     if (b.shared && at) at += bytes_of(b);

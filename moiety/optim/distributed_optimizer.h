@@ -25,6 +25,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/stream.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/comm/symmetric_buffer.h"
 #include "moiety/gtp/slot_arena.h"
 #include "moiety/optim/adamw.h"
 #include "moiety/optim/bucket_gradients.h"
@@ -52,10 +53,12 @@ struct OptimizerConfig {
   DType main_grad = DType::kFloat32;  // or bfloat16
   // format in which ranks send it: also bfloat16, summed in fp32
   DType grad_wire = DType::kFloat32;
-  // Every so many steps the ranks compare checksums of their copies of weights; 0: never.
+  // Every so many steps the ranks compare checksums of their copies of weights; 0: never. On GPUs
+  // the caller does so, by compare_copies().
   int64_t compare_copies = 100;
-  // The place of weights, gradients and state. On a GPU the world is one rank, and the optimizer is
-  // given one stream only: gradients are written and weights read in its order.
+  // The place of weights, gradients and state. On a GPU the optimizer is given one stream only:
+  // gradients are written and weights read in its order. Weights and gradients of several ranks then
+  // lie in memory that their domain shares (comm/symmetric_buffer.h), and no (e)gtp cuts them.
   Device device = {};
 };
 
@@ -171,6 +174,15 @@ class DistributedOptimizer {
   // This rank's masters ("weight") and moments; of frozen parameters the weights, float32 in host
   // memory, which are valid until `publish`, which takes what was written there, or `end_view`.
   StateView state_view();
+  // Every so many steps the caller compares copies between steps; 0: a step does so by itself, or no
+  // rank has copies.
+  int64_t compare_interval() const {
+    return on_gpu() && world_.size() > 1 ? config_.compare_copies : 0;
+  }
+  // Throws Error(kComm) on all ranks if two have different copies of weights. Collective; waits for
+  // the stream.
+  void compare_copies();
+
   // Gives the memory back that state_view took for frozen parameters.
   void end_view();
   // The rest of the state, which is the same on all ranks. This function and the next two wait for
@@ -213,14 +225,28 @@ class DistributedOptimizer {
     Tensor input, report;     // words of `step`
   };
 
+  // Memory of the ranks of a domain on GPUs, where they read each other's gradients and weights.
+  struct DomainMemory {
+    comm::Communicator* domain = nullptr;
+    comm::SymmetricBuffer gradients, weights;
+    int64_t bytes = 0;  // of the one that is being made: needed, then taken
+  };
+
   bool on_gpu() const { return config_.device.type == DeviceType::kCuda; }
+  DomainMemory& memory_of(comm::Communicator& domain);
+  void share(comm::SymmetricBuffer DomainMemory::*part, const char* what,
+             std::span<const BucketLayout> layouts,
+             const std::function<int64_t(const BucketLayout&)>& bytes_of);
+  // Takes bytes of the domain's memory; null if it needs none.
+  std::byte* take(comm::Communicator& domain, comm::SymmetricBuffer DomainMemory::*part,
+                  int64_t bytes);
   Bucket make_bucket(const BucketLayout& layout);
   void make_state(Bucket& bucket);
   void place_weights();
   // optimizer_checks.cpp
   void check_layouts() const;
   void check_owners() const;
-  void compare_copies() const;
+  std::vector<uint64_t> copy_checksums();
   // optimizer_gradients.cpp
   Bucket& bucket_of(int parameter);
   void zero_missing(const Bucket& bucket, Stream stream);
@@ -245,6 +271,7 @@ class DistributedOptimizer {
   comm::Communicator& world_;
   std::array<ShardPeers, 2> peers_;                    // for dense weights, for experts
   std::array<gtp::SlotArena::Block, 2> shard_memory_;  // memory that they gave
+  std::vector<DomainMemory> domain_memory_;            // in the order of the buckets
   std::vector<Bucket> buckets_;
   struct Cast {
     bool frozen = false;
@@ -260,7 +287,8 @@ class DistributedOptimizer {
   GradStatisticsTable gradients_;
   AdamWTable update_;
   StepMemory step_;
-  Stream stream_;  // the stream of the last work
+  Tensor checksums_;  // on a GPU: uint64, two of each bucket
+  Stream stream_;     // the stream of the last work
 };
 
 }  // namespace moiety::optim

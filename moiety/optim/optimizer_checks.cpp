@@ -1,17 +1,21 @@
 // Checks of the things that ranks have to agree about.
+#include <algorithm>
 #include <functional>
 #include <numeric>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/crc32c.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/comm/agree.h"
+#include "moiety/optim/checksum.h"
 #include "moiety/optim/distributed_optimizer.h"
 
 namespace moiety::optim {
 namespace {
 
 // A sentence unless all ranks of the group pass the same word.
-std::string difference(comm::Communicator& comm, uint32_t word, const char* what) {
+std::string difference(comm::Communicator& comm, uint64_t word, const char* what) {
   const auto all =
       comm.bootstrap().all_gather({reinterpret_cast<const char*>(&word), sizeof(word)});
   for (int r = 1; r < comm.size(); ++r) {
@@ -91,15 +95,37 @@ void DistributedOptimizer::check_owners() const {
   }
 }
 
+// Of each bucket: of the bytes that its domain shares, and of those that all holders share.
+std::vector<uint64_t> DistributedOptimizer::copy_checksums() {
+  std::vector<uint64_t> sums(2 * buckets_.size());
+  const TensorView there = checksums_;
+  if (on_gpu()) fill_bytes(there, 0, stream_);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    for (const TensorView& x : buckets_[i / 2].weights->copies(i % 2 == 1)) {
+      if (!on_gpu()) {
+        sums[i] = crc32c(x.raw(), static_cast<size_t>(x.bytes()), static_cast<uint32_t>(sums[i]));
+      } else if constexpr (kCudaBuilt) {
+        add_checksum_cuda(x, there.data<uint64_t>() + i, stream_);
+      }
+    }
+  }
+  if (on_gpu()) {
+    const Tensor here = to_host(there, stream_);
+    std::copy_n(here.data<uint64_t>(), sums.size(), sums.begin());
+  }
+  return sums;
+}
+
 // Compares copies of weights, and the part that all parts of a tensor share.
-void DistributedOptimizer::compare_copies() const {
+void DistributedOptimizer::compare_copies() {
+  const std::vector<uint64_t> sums = copy_checksums();
   std::string error;
-  for (const Bucket& b : buckets_) {
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    const Bucket& b = buckets_[i];
     const std::string& first = specs_[b.layout.slots[0].parameter].name;
     for (const std::string& next :
-         {difference(*b.domain, b.weights->checksum(), text("weights at {}", first).c_str()),
-          difference(*b.holders, b.weights->tensor_checksum(),
-                     text("tensor scales at {}", first).c_str())}) {
+         {difference(*b.domain, sums[2 * i], text("weights at {}", first).c_str()),
+          difference(*b.holders, sums[2 * i + 1], text("tensor scales at {}", first).c_str())}) {
       if (error.empty()) error = next;
     }
   }

@@ -23,7 +23,7 @@ void DistributedOptimizer::on_grad_ready(int parameter, const Event& event) {
   const Stream lane;
   if (!on_gpu()) lane.wait(event);
   complete_[parameter] = reported_ = true;
-  if (--b.incomplete == 0 && !on_gpu()) reduce_buckets(false, lane);  // on a GPU nothing travels
+  if (--b.incomplete == 0 && !on_gpu()) reduce_buckets(false, lane);  // a GPU sums at the step
 }
 
 void DistributedOptimizer::on_grad_late(int parameter) {
@@ -32,7 +32,7 @@ void DistributedOptimizer::on_grad_late(int parameter) {
                specs_[parameter].name);
   complete_[parameter] = false;
   ++b.incomplete;
-  if (b.gradients->open()) return;
+  if (b.gradients->open()) return;  // always on a GPU
   // Its sum is made again with the others, at the step.
   b.gradients->reopen();
   b.late = true;
@@ -60,7 +60,8 @@ void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
 
 void DistributedOptimizer::finish_gradients(Stream stream) {
   reduce_buckets(true, stream);
-  if (reported_) reduce_late_buckets(stream);
+  // On a GPU no bucket is summed before the step.
+  if (reported_ && !on_gpu()) reduce_late_buckets(stream);
   for (const Bucket& b : buckets_) {
     if (!b.frozen) b.gradients->finish(stream);
   }

@@ -68,7 +68,8 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
   check_losses(losses);
   stream_ = stream;
   finish_gradients(stream);
-  if (config_.compare_copies > 0 && ranks > 1 && step_state().t % config_.compare_copies == 0) {
+  const bool compares = config_.compare_copies > 0 && ranks > 1 && !on_gpu();
+  if (compares && step_state().t % config_.compare_copies == 0) {
     compare_copies();
   }
   const int64_t width = rank_word::kCount + losses;

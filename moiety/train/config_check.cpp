@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
 
 #include "moiety/base/error.h"
 #include "moiety/model/transformer.h"
@@ -119,6 +120,24 @@ void check_overlap(const TrainConfig& c, Device device) {
       "on "
       "{}; none, wgrad or shared",
       name(device));
+}
+
+std::optional<std::string> refusal_of_gpus(const Grid& grid) {
+  for (const auto& [key, degree, what] : {std::tuple("ep", grid.ep, "experts"),
+                                          {"gtp", grid.gtp, "dense weights"},
+                                          {"egtp", grid.egtp, "the experts' weights"}}) {
+    if (degree == 1) continue;
+    return text(
+        "parallel.{} = {}: this version of Moiety divides {} among CPU ranks alone; on "
+        "GPUs ranks take parallel.dp and parallel.tp",
+        key, degree, what);
+  }
+  return std::nullopt;
+}
+
+void check_gpu_layout(const Grid& grid, Device device) {
+  if (device.type == DeviceType::kCpu) return;
+  if (const auto refusal = refusal_of_gpus(grid)) throw UsageError("{}", *refusal);
 }
 
 void check_graph(const TrainConfig& c, Device device) {

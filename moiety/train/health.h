@@ -30,6 +30,8 @@ HealthCheck disk_check(const std::filesystem::path& directory, bool measure);
 // The check of GPUs, and of the libraries that work on GPUs needs at run time.
 HealthCheck gpu_check();
 HealthCheck gpu_library_check();
+// The check of the environment that several ranks on GPUs need (comm/gpu_environment.h).
+HealthCheck gpu_variable_check();
 // The check of the active NVLinks of each of the machine's GPUs, in the driver's order.
 HealthCheck nvlink_check();
 HealthCheck nvlink_health(const std::vector<int>& links);

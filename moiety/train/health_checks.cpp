@@ -171,7 +171,7 @@ HealthCheck shared_memory() {
     f.health = Health::kWarn;
     f.text = text("processes cannot map each other's memory: {}", failed);
     f.fix =
-        "ranks that are processes use MPI's collectives instead, which is slower; look at what "
+        "ranks that are processes use collectives instead, which is slower; look at what "
         "the sandbox forbids (seccomp), or use --ranks";
   }
   return f;
@@ -182,7 +182,7 @@ HealthCheck mpi() {
   HealthCheck f{
       .health = status.available ? Health::kOk : Health::kInfo, .name = "mpi", .text = status.text};
   f.facts.add("available", status.available);
-  if (!status.available) f.fix = "needed for mpirun only; ranks as threads (--ranks) need no MPI";
+  if (!status.available) f.fix = "needed for mpirun only; ranks of one host (--ranks) need no MPI";
   return f;
 }
 
@@ -240,10 +240,18 @@ HealthCheck build() {
 }  // namespace
 
 std::vector<HealthCheck> examine(const fs::path& directory, bool measure) {
-  std::vector<HealthCheck> checks{
-      build(),         cpu(), products(measure), cores(), memory(),
-      shared_memory(), mpi(), gpu_check(),       files(), disk_check(directory, measure),
-      tokenizers()};
+  std::vector<HealthCheck> checks{build(),
+                                  cpu(),
+                                  products(measure),
+                                  cores(),
+                                  memory(),
+                                  shared_memory(),
+                                  mpi(),
+                                  gpu_check(),
+                                  gpu_variable_check(),
+                                  files(),
+                                  disk_check(directory, measure),
+                                  tokenizers()};
   if (measure) {
     checks.push_back(gpu_library_check());
     checks.push_back(nvlink_check());

@@ -5,6 +5,7 @@
 #include "moiety/base/format.h"
 #include "moiety/base/gpu.h"
 #include "moiety/base/shared_library.h"
+#include "moiety/comm/gpu_environment.h"
 #include "moiety/gemm/gemm_cuda.h"
 #include "moiety/gemm/grouped_mlp.h"
 #include "moiety/nn/attention_cuda.h"
@@ -129,6 +130,22 @@ HealthCheck gpu_library_check() {
   tell("NCCL", fits, found, "needed by several GPUs, not by one", "nvidia-nccl-cu13");
   // Only users with a GPU are told to install them.
   if (gpu_status().count > 0 && !packages.empty()) f.fix = "pip install" + packages;
+  return f;
+}
+
+HealthCheck gpu_variable_check() {
+  HealthCheck f{.health = Health::kInfo, .name = "gpu variables"};
+  for (const comm::GpuVariable& v : comm::gpu_variables()) {
+    const bool wrong = !v.value.empty() && !v.enough;
+    f.facts.add(v.name, v.value);
+    f.text += text("{}{}{}", f.text.empty() ? "" : ", ", v.name,
+                   v.value.empty() ? text(" is set to {}", v.wanted) : text(" = {}", v.value));
+    if (!wrong) continue;
+    f.health = Health::kWarn;
+    f.fix +=
+        text("{}{}: unset {}, or set it to {}", f.fix.empty() ? "" : "; ", v.why, v.name, v.wanted);
+  }
+  f.text += ", for several ranks on GPUs";
   return f;
 }
 

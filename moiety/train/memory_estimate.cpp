@@ -45,6 +45,7 @@ std::vector<std::pair<const char*, int64_t>> memory_classes(const MemoryEstimate
       {"EP", m.expert_parallel},    {"logits", m.logits},         {"workspace", m.workspace},
       {"histories", m.histories},   {"snapshot", m.snapshot}};
   if (m.gpu > 0) classes.emplace_back("GPU", m.gpu);
+  if (m.links > 0) classes.emplace_back("between GPUs", m.links);
   return classes;
 }
 
@@ -136,6 +137,10 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   const int64_t copied = trained.owned * kFloatBytes + m.moments + widened + m.histories;
   (s.on_gpu() ? m.pinned : m.snapshot) = widened + (o.checkpoint.async ? copied : 0);
   if (s.on_gpu()) {
+    // Gradients and weights of a domain end in the middle of a piece.
+    for (const int ranks : optim::GridGroups::sizes(grid)) {
+      m.links += comm::gpu_link_bytes(ranks) + 2 * comm::kGpuMemoryUnit;
+    }
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
     const bool packs = o.data.pack == data::Pack::kDocuments;
     m.gpu = gemm::kCublasLtWorkspace +

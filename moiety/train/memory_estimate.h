@@ -28,12 +28,13 @@ struct MemoryEstimate {
   int64_t workspace = 0;
   int64_t snapshot = 0;  // copy for an asynchronous checkpoint, frozen weights as it has them
   int64_t gpu = 0;       // only on a GPU: the libraries' workspaces, batches beside the host's
+  int64_t links = 0;     // only on a GPU: what communicators of several ranks stage operands in
   int64_t pinned = 0;    // host memory that total() leaves out: the snapshot of a GPU's state
 
   int64_t arena() const { return activations + logits + workspace; }
   int64_t total() const {
     return parameters + main_grad + master + moments + gathered + arena() + expert_parallel +
-           histories + snapshot + gpu;
+           histories + snapshot + gpu + links;
   }
 };
 MemoryEstimate estimate_memory(const TrainConfig& config, const Grid& grid, Device device = {});

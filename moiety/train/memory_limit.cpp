@@ -35,7 +35,7 @@ int64_t control_group_limit() {
 
 int64_t memory_of_rank(const RankShare& share, Device device) {
   if (device.type == DeviceType::kCuda) {
-    return std::max<int64_t>(0, gpu_free_memory(device.index) - kGpuReserve);
+    return std::max<int64_t>(0, gpu_free_memory(device.index) - kGpuReserve) / share.of_gpu;
   }
   int64_t bytes =
       std::min(static_cast<int64_t>(machine_bytes()), control_group_limit()) / share.of_machine;

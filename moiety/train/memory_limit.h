@@ -11,16 +11,18 @@
 
 namespace moiety::train {
 
-// The number of ranks that share a machine, and those that share a process, this one included.
+// The number of ranks that share a machine, those that share a process, and those that share a GPU,
+// this one included.
 struct RankShare {
   int64_t of_machine = 1;
   int64_t of_process = 1;
+  int64_t of_gpu = 1;
 };
 
 // Bytes that a rank may take: its share of the memory of the machine or the control group, and of
 // the part of its process's limits that the process has not mapped and its threads do not reserve.
-// To be called before the ranks take memory. On a GPU it is the free memory, less a reserve for the
-// run time and the driver.
+// To be called before the ranks take memory. On a GPU it is its share of the free memory, less a
+// reserve for the run time and the driver.
 int64_t memory_of_rank(const RankShare& share, Device device = {});
 
 // The smallest change of the configuration that brings a rank below `limit`, such as

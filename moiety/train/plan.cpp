@@ -7,12 +7,19 @@
 
 namespace moiety::train {
 
+TrainingPlan TrainingPlan::of_rank(int rank) const {
+  TrainingPlan out = *this;
+  if (device.type == DeviceType::kCuda) out.device.index += rank % gpus;
+  return out;
+}
+
 TrainingPlan make_plan(const TrainConfig& config, Device device, RankShare share) {
   TrainingPlan plan;
   plan.config = config;
   plan.grid = check_layout(config);
   check_training(config, plan.grid);
   check_cuts(config, plan.grid);
+  check_gpu_layout(plan.grid, device);
   check_graph(config, device);
   check_overlap(config, device);
   check_path(config, device);

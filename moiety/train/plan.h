@@ -38,7 +38,8 @@ struct TrainingPlan {
   TrainConfig config;
   Grid grid;
   int64_t steps = 0;           // steps of the whole run
-  Device device;               // device of the ranks
+  Device device;               // device of the ranks; with several GPUs, of the first
+  int gpus = 1;                // GPUs that the ranks of this host take in turn
   int64_t memory_of_rank = 0;  // bytes that one may take
 
   std::shared_ptr<const data::SampleSource> train;
@@ -62,10 +63,14 @@ struct TrainingPlan {
   TrainRequests* requests = nullptr;  // null if nobody asks
   Watchdog* watchdog = nullptr;       // the watchdog of train(); null for none
   bool dry_run = false;               // set everything up and stop before the first step
+
+  // The plan as one rank follows it: on its own GPU.
+  TrainingPlan of_rank(int rank) const;
 };
 
 // Checks the configuration, and the folder of run.init_from against it, and fills in grid, steps,
-// device, memory and init_from. Throws UsageError, CheckpointError.
+// device, memory and init_from. Ranks on GPUs are on one host; before CUDA starts their process has
+// called comm::prepare_gpu_environment if there are several. Throws UsageError, CheckpointError.
 TrainingPlan make_plan(const TrainConfig& config, Device device = {}, RankShare share = {});
 
 }  // namespace moiety::train

@@ -20,6 +20,10 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
     : world_(world), groups_(grid, world) {
   const model::Config& config = settings.model;
   const DType storage = storage_dtype(settings);
+  if (device.type == DeviceType::kCuda && world.size() > 1) {
+    world.run_alone(true);  // until a step's addresses are settled
+    groups_.prepare(device);
+  }
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
     options.deadline = Seconds(settings.guard.comm_timeout_s);

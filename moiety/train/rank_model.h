@@ -23,7 +23,8 @@ moe::EpLimits ep_limits(const TrainConfig& config, int64_t tokens);
 
 class RankModel {
  public:
-  // Makes the model of `config` in the layout `grid`. Collective over `world`, which outlives it.
+  // Makes the model of `config` in the layout `grid`. Collective over `world`, which outlives it. On
+  // GPUs operations of several ranks run alone from then on (Communicator::run_alone).
   // `tokens` is the most of a data rank's pass.
   RankModel(const TrainConfig& config, const Grid& grid, int64_t tokens, comm::Communicator& world,
             Device device = {});

@@ -17,8 +17,9 @@ RunEnd train(const TrainingPlan& plan, comm::Communicator& world) {
   }
   world.barrier();
   Heartbeat heartbeat(plan.watchdog, world.rank());
-  check_memory(plan.config, plan.grid, plan.memory_of_rank, plan.device);
-  return Trainer(plan, world, heartbeat).run();
+  const TrainingPlan mine = plan.of_rank(world.rank());
+  check_memory(mine.config, mine.grid, mine.memory_of_rank, mine.device);
+  return Trainer(mine, world, heartbeat).run();
 }
 
 }  // namespace moiety::train

@@ -53,6 +53,7 @@ void Trainer::after_step(const FinishedStep& done) {
 }
 
 void Trainer::at_border() {
+  if (is_due(learner_.optimizer.compare_interval(), step())) learner_.optimizer.compare_copies();
   const bool interval = is_due(config().checkpoint.interval, step());
   if (is_due(config().eval.every, step()) || (interval && config().checkpoint.keep_best > 0)) {
     evaluate();

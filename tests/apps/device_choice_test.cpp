@@ -11,31 +11,52 @@ constexpr Device kCpu{}, kGpu{DeviceType::kCuda, 0};
 const GpuStatus kNone{.built = false, .text = "this build has no CUDA"};
 const GpuStatus kTwo{.built = true, .runtime = 13000, .driver = 13000, .count = 2, .text = {}};
 
-TEST(DeviceChoice, AutoTakesAGpuForOneRank) {
-  EXPECT_EQ(choose_device("auto", 1, kTwo, 9).device, kGpu);
-  EXPECT_EQ(choose_device("auto", 1, kTwo, 9).note, "");
-  EXPECT_EQ(choose_device("cuda", 1, kTwo, 10).device, kGpu);
-  EXPECT_EQ(choose_device("auto", 1, kNone, 0).device, kCpu);
-  EXPECT_EQ(choose_device("auto", 4, kNone, 0).note, "");
+const DeviceWish kAuto{.device = "auto"}, kCuda{.device = "cuda"};
+
+DeviceWish with_ranks(DeviceWish wish, int ranks, bool share = false) {
+  wish.ranks = ranks;
+  wish.share = share;
+  return wish;
+}
+
+TEST(DeviceChoice, AutoTakesAGpuForEachRank) {
+  EXPECT_EQ(choose_device(kAuto, kTwo, 9).device, kGpu);
+  EXPECT_EQ(choose_device(kAuto, kTwo, 9).note, "");
+  EXPECT_EQ(choose_device(kAuto, kTwo, 9).gpus, 1);
+  EXPECT_EQ(choose_device(kCuda, kTwo, 10).device, kGpu);
+  EXPECT_EQ(choose_device(kAuto, kNone, 0).device, kCpu);
+  EXPECT_EQ(choose_device(with_ranks(kAuto, 4), kNone, 0).note, "");
+  for (const DeviceWish& wish : {kAuto, kCuda}) {
+    EXPECT_EQ(choose_device(with_ranks(wish, 2), kTwo, 9).device, kGpu);
+    EXPECT_EQ(choose_device(with_ranks(wish, 2), kTwo, 9).gpus, 2);
+    EXPECT_EQ(choose_device(with_ranks(wish, 3, true), kTwo, 9).device, kGpu);
+    EXPECT_EQ(choose_device(with_ranks(wish, 3, true), kTwo, 9).gpus, 2);
+  }
   for (const int ranks : {1, 4}) {
-    const DeviceChoice choice = choose_device("cpu", ranks, kTwo, 9);
+    const DeviceChoice choice = choose_device({.device = "cpu", .ranks = ranks}, kTwo, 9);
     EXPECT_EQ(choice.device, kCpu);
     EXPECT_EQ(choice.note, "");
   }
 }
 
 TEST(DeviceChoice, AutoSaysWhyAGpuIsLeftAlone) {
-  const DeviceChoice several = choose_device("auto", 4, kTwo, 9);
+  const DeviceChoice several = choose_device(with_ranks(kAuto, 4), kTwo, 9);
   EXPECT_EQ(several.device, kCpu);
-  EXPECT_EQ(
-      several.note,
-      "4 ranks on the CPU: this version of Moiety trains on one GPU, with one rank (run.ranks "
-      "= 1)");
-  const DeviceChoice old = choose_device("auto", 1, kTwo, 8);
+  EXPECT_EQ(several.note,
+            "run.ranks = 4, and this host has 2 GPUs (run.share_gpus lets ranks share them): "
+            "computing on the CPU");
+  const DeviceChoice old = choose_device(kAuto, kTwo, 8);
   EXPECT_EQ(old.device, kCpu);
   EXPECT_EQ(
       old.note,
       "cuda:0 is of compute capability 8.x, but at least 9.0 is needed: computing on the CPU");
+  DeviceWish refused = with_ranks(kAuto, 2);
+  refused.refusal = "parallel.ep = 2: no";
+  EXPECT_EQ(choose_device(refused, kTwo, 9).device, kCpu);
+  EXPECT_EQ(choose_device(refused, kTwo, 9).note, "parallel.ep = 2: no: computing on the CPU");
+  DeviceWish hosts = with_ranks(kAuto, 2);
+  hosts.hosts = true;
+  EXPECT_EQ(choose_device(hosts, kTwo, 9).device, kCpu);
 }
 
 // The exit code and the text of a choice.
@@ -43,9 +64,9 @@ struct Outcome {
   ExitCode code;
   std::string text;
 };
-Outcome failure_of(int ranks, const GpuStatus& gpus, int major) {
+Outcome failure_of(const DeviceWish& wish, const GpuStatus& gpus, int major) {
   try {
-    choose_device("cuda", ranks, gpus, major);
+    choose_device(wish, gpus, major);
   } catch (...) {
     const Failure failure = current_failure();
     return {failure.code(), failure.text};
@@ -54,20 +75,27 @@ Outcome failure_of(int ranks, const GpuStatus& gpus, int major) {
 }
 
 TEST(DeviceChoice, CudaIsTakenOrRefused) {
-  const Outcome none = failure_of(1, kNone, 0);
+  const Outcome none = failure_of(kCuda, kNone, 0);
   EXPECT_EQ(none.code, kExitDevice);
   EXPECT_EQ(none.text, "run.device = \"cuda\": this build has no CUDA");
-  const Outcome old = failure_of(1, kTwo, 8);
+  const Outcome old = failure_of(kCuda, kTwo, 8);
   EXPECT_EQ(old.code, kExitDevice);
   EXPECT_EQ(
       old.text,
       "run.device = \"cuda\": cuda:0 is of compute capability 8.x, but at least 9.0 is needed");
-  const Outcome several = failure_of(2, kTwo, 9);
-  EXPECT_EQ(several.code, kExitUsage);
-  EXPECT_EQ(
-      several.text,
-      "run.device = \"cuda\" and run.ranks = 2: this version of Moiety trains on one GPU, with "
-      "one rank");
+  const Outcome several = failure_of(with_ranks(kCuda, 4), kTwo, 9);
+  EXPECT_EQ(several.code, kExitDevice);
+  EXPECT_EQ(several.text,
+            "run.ranks = 4 and run.device = \"cuda\": this host has 2 GPUs; take at most 2 ranks "
+            "here, let ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)");
+  DeviceWish refused = with_ranks(kCuda, 2, true);
+  refused.refusal = "parallel.gtp = 2: no";
+  const Outcome layout = failure_of(refused, kTwo, 9);
+  EXPECT_EQ(layout.code, kExitUsage);
+  EXPECT_EQ(layout.text, "run.device = \"cuda\": parallel.gtp = 2: no");
+  DeviceWish hosts = with_ranks(kCuda, 2);
+  hosts.hosts = true;
+  EXPECT_EQ(failure_of(hosts, kTwo, 9).code, kExitUsage);
 }
 
 }  // namespace

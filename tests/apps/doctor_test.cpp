@@ -14,8 +14,9 @@ TEST(Doctor, SaysEveryCheckInLines) {
   const TemporaryDirectory dir;
   const ProgramResult result = run({"doctor", "--dir", dir / "."});
   EXPECT_EQ(result.code, kExitDone) << result.out;
-  for (const char* name : {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi",
-                           "gpu", "gpu libraries", "nvlink", "open files", "disk", "tokenizers"}) {
+  for (const char* name :
+       {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi", "gpu",
+        "gpu variables", "gpu libraries", "nvlink", "open files", "disk", "tokenizers"}) {
     EXPECT_NE(result.out.find(text("  {} ", name)), std::string::npos) << name << "\n"
                                                                        << result.out;
   }
@@ -43,6 +44,9 @@ TEST(Doctor, JsonHasTheFacts) {
   EXPECT_GT(checks.at("disk")["write_mb_s"], 0);
   EXPECT_EQ(checks.at("disk")["locks"], true);
   EXPECT_EQ(checks.at("shared memory")["works"], true);
+  EXPECT_NE(
+      checks.at("gpu variables")["text"].get<std::string>().find("CUDA_DEVICE_MAX_CONNECTIONS"),
+      std::string::npos);
   // The libraries of tokenizers, which this build has.
   const std::string tokenizers = checks.at("tokenizers")["text"];
   EXPECT_EQ(tokenizers.find("PCRE2 10."), 0u) << tokenizers;

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """What happens to `moiety train` when something goes wrong: signals, kills, stalls, full disks, short
-memory, values that are not finite; with ranks as threads and as processes of mpirun.
+memory, values that are not finite; with ranks as threads, as processes that the program starts, and as
+processes of mpirun.
 
     faults.py PROGRAM [--kills N] [--seed S] [unittest arguments, such as Faults.test_dead_rank -v]
 
-Standard library alone. The cases of processes are skipped where there is no mpirun, or the program
+Standard library alone. The cases of mpirun are skipped where there is no mpirun, or the program
 finds no MPI. --kills N: kill -9 at N random moments (default 6; 200 is the long form).
 """
 import argparse
+import itertools
 import json
 import os
 import random
@@ -22,206 +24,12 @@ import tempfile
 import time
 import unittest
 
+import runs
 from poke import poke
+from runs import (LIMIT, SLOWER, Run, checkpoint, checkpoint_names, events, has_mpi, records, saving,
+                  state, steps, tiny, train, wait_for, wait_for_step)
 
-PROGRAM = ""
 KILLS = 6
-MPIRUN = ["mpirun", "--enable-recovery", "--allow-run-as-root", "--oversubscribe"]
-LIMIT = 60  # seconds, for anything that should end by itself
-
-
-def tiny(run_dir, ranks=1, ep=1, steps=6, **more):
-    """Arguments of a run whose steps take milliseconds."""
-    options = {
-        "run.dir": run_dir, "parallel.ep": ep, "train.micro_batch": 8 // ranks,
-        "train.global_batch": 8, "train.steps": steps, "model.d_model": 32, "model.layers": 2,
-        "model.heads": 4, "moe.experts": 4, "moe.d_ffn": 32, "router.aux_scope": "global",
-        "data.synthetic": "markov", "data.seq_len": 16, "optim.lr": 0.01, "optim.warmup_steps": 3,
-        "precision.recipe": "fp32", "log.peak_tflops": 1, "log.tensorboard": "false",
-        "log.plot_every": 0, "log.every": 1,
-    }
-    options.update({name.replace("__", "."): value for name, value in more.items()})
-    return ["train"] + [f"--{name}={value}" for name, value in options.items()]
-
-
-# Steps of about 20 ms, so that there is time to do something to the run.
-SLOWER = {"model__d_model": 64, "moe__d_ffn": 128, "data__seq_len": 128}
-
-
-class Run:
-    """A run under way: `ranks` threads of one process, or processes under mpirun."""
-
-    def __init__(self, arguments, ranks=1, mpi=False, prefix=(), env=None, preexec=None, last=()):
-        """`last` are arguments that the last process has besides."""
-        command = list(prefix) + [PROGRAM] + arguments
-        number, self.err_path = tempfile.mkstemp()  # several processes append to it
-        os.close(number)
-        self.err_file = open(self.err_path, "a+b")
-        if mpi:
-            # With recovery mpirun does not say how ranks ended, and what it is told to pass on is
-            # lost when it hangs itself, so ranks write to the file.
-            tell_code = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "ended: $?" >&2', self.err_path]
-            of_last = ["-np", "1"] + tell_code + command + list(last)
-            others = ["-np", str(ranks - 1)] + tell_code + command
-            command = MPIRUN + (others + [":"] if ranks > 1 else []) + of_last
-        elif ranks > 1:
-            command.append(f"--ranks={ranks}")
-        self.mark = f"MOIETY_TEST_RUN={os.urandom(8).hex()}"
-        name, value = self.mark.split("=")
-        environment = dict(os.environ, **(env or {}), **{name: value})
-        self.started = time.monotonic()
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.err_file,
-                                        env=environment, preexec_fn=preexec)
-        self.mpi, self.ranks = mpi, ranks
-
-    def __del__(self):
-        self.err_file.close()
-        os.unlink(self.err_path)
-
-    def wait(self, limit=LIMIT):
-        """The exit code of all ranks (or, if they differ, the list); what does not end in time is
-        killed."""
-        try:
-            if self.mpi:
-                self.wait_for_mpirun(limit)
-            else:
-                self.process.wait(limit)
-        except subprocess.TimeoutExpired:
-            for pid in self.rank_pids():
-                os.kill(pid, signal.SIGKILL)
-            self.process.kill()
-            self.process.wait()
-            raise AssertionError("did not end within %s s:\n%s" % (limit, self.tail()))
-        if not self.mpi:
-            return self.process.returncode
-        codes = self.codes()
-        return codes[0] if len(set(codes)) == 1 else codes
-
-    def wait_for_mpirun(self, limit):
-        """Open MPI 4's mpirun now and then stays when ranks are killed while they connect to it:
-        what counts is that the ranks have ended."""
-        end = time.monotonic() + limit
-        alone = None
-        while self.process.poll() is None:
-            if alone is None and len(self.codes()) == self.ranks:
-                alone = time.monotonic() + 5
-            if alone and time.monotonic() > alone:
-                self.process.kill()
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("mpirun", limit)
-            time.sleep(0.01)
-
-    def codes(self):
-        """How the ranks under mpirun have ended so far."""
-        return [int(c) for c in re.findall(r"^ended: (\d+)$", self.err(), re.M)]
-
-    def err(self):
-        self.err_file.seek(0)
-        return self.err_file.read().decode(errors="replace")
-
-    def tail(self):
-        return "\n".join(self.err().splitlines()[-15:])
-
-    def messages(self):
-        """Lines of the program's errors, without what mpirun says."""
-        return [line for line in self.err().splitlines() if line.startswith("moiety: ")]
-
-    def rank_pids(self):
-        """Of the processes that are ranks, by rank."""
-        if not self.mpi:
-            return [self.process.pid] if self.process.poll() is None else []
-        pids = {}
-        for entry in os.listdir("/proc"):
-            try:
-                if not entry.isdigit() or os.readlink(f"/proc/{entry}/exe") != PROGRAM:
-                    continue
-                with open(f"/proc/{entry}/environ", "rb") as f:
-                    environment = f.read().decode(errors="replace")
-            except OSError:
-                continue
-            rank = re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", environment)
-            if rank and self.mark in environment:
-                pids[int(rank[1])] = int(entry)
-        return [pids[r] for r in sorted(pids)]
-
-    def kill_ranks(self, one):
-        """kill -9 for all ranks, or for one of them."""
-        pids = self.rank_pids()
-        for pid in pids[:1] if one else pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-
-
-def train(arguments, **how):
-    run = Run(arguments, **how)
-    return run.wait(), run
-
-
-def records(run_dir):
-    try:
-        with open(f"{run_dir}/metrics.jsonl") as f:
-            lines = f.read().splitlines()
-    except OSError:
-        return []
-    out = []
-    for line in lines:
-        try:
-            out.append(json.loads(line))
-        except ValueError:  # cut by a kill
-            pass
-    return out
-
-
-FIELDS = ("loss", "aux", "gnorm", "lr", "tokens")
-
-
-def steps(run_dir):
-    """step -> its figures, of its last record."""
-    return {r["step"]: tuple(r[f] for f in FIELDS) for r in records(run_dir) if "event" not in r}
-
-
-def events(run_dir, name):
-    return [r for r in records(run_dir) if r.get("event") == name]
-
-
-def wait_for(what, limit=30):
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        if what():
-            return
-        time.sleep(0.005)
-    raise AssertionError("timed out")
-
-
-def wait_for_step(run_dir, step):
-    wait_for(lambda: any(s >= step for s in steps(run_dir)))
-
-
-def checkpoint(run_dir, step):
-    return f"{run_dir}/checkpoints/step-{step:08d}"
-
-
-def checkpoint_names(run_dir, prefix):
-    try:
-        return [n for n in os.listdir(f"{run_dir}/checkpoints") if n.startswith(prefix)]
-    except OSError:
-        return []
-
-
-def saving(run_dir):
-    return bool(checkpoint_names(run_dir, ".tmp-step"))
-
-
-def has_mpi():
-    if not shutil.which("mpirun"):
-        return False
-    with tempfile.TemporaryDirectory() as d:
-        code, run = train(tiny(d + "/r", 2, steps=1), ranks=2, mpi=True)
-        if code != 0:
-            print("no MPI: " + run.err().strip(), file=sys.stderr)
-        return code == 0
 
 
 class Faults(unittest.TestCase):
@@ -237,27 +45,30 @@ class Faults(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
 
     def launchers(self):
-        """Both ways of running ranks, as keyword arguments of Run."""
-        return [dict(mpi=False)] + ([dict(mpi=True)] if self.mpi else [])
+        """All ways of running ranks, as keyword arguments of Run."""
+        return [{}] + self.process_launchers()
+
+    def process_launchers(self):
+        return [dict(own=True)] + ([dict(mpi=True)] if self.mpi else [])
 
     def need_mpi(self):
         if not self.mpi:
             self.skipTest("no MPI")
 
-    def trained(self, name, ranks=1, ep=1, steps=6, mpi=False, **more):
+    def trained(self, name, ranks=1, ep=1, steps=6, mpi=False, own=False, **more):
         path = f"{self.dir}/{name}"
-        code, run = train(tiny(path, ranks, ep, steps, **more), ranks=ranks, mpi=mpi)
+        code, run = train(tiny(path, ranks, ep, steps, **more), ranks=ranks, mpi=mpi, own=own)
         self.assertEqual(code, 0, run.tail())
         return path, run
 
     # ---- Threads and processes are the same.
 
     def test_processes_equal_threads(self):
-        self.need_mpi()
-        for ranks, ep in (2, 1), (2, 2), (4, 2):
+        for how, (ranks, ep) in itertools.product(self.process_launchers(), ((2, 1), (2, 2), (4, 2))):
             more = dict(precision__recipe="bf16", optim__state_dtype="bf16", router__bias_rate=0.01)
-            threads, run_t = self.trained(f"t{ranks}{ep}", ranks, ep, **more)
-            processes, run_p = self.trained(f"p{ranks}{ep}", ranks, ep, mpi=True, **more)
+            case = f"{ranks}{ep}{''.join(how)}"
+            threads, run_t = self.trained(f"t{case}", ranks, ep, **more)
+            processes, run_p = self.trained(f"p{case}", ranks, ep, **how, **more)
             self.assertEqual(len(steps(threads)), 6)
             self.assertEqual(steps(threads), steps(processes), (ranks, ep))
 
@@ -272,12 +83,12 @@ class Faults(unittest.TestCase):
             self.assertEqual(len(lines[0]), len(lines[1]), run_p.err())  # one console
 
     def test_resume_across_layouts_and_launchers(self):
-        self.need_mpi()
         whole, _ = self.trained("whole", 2, 2, checkpoint__interval=3, checkpoint__keep_last=10)
-        for name, ranks, ep, same in (("same", 2, 2, True), ("other", 4, 2, False)):
-            path = f"{self.dir}/{name}"
+        for how, (name, ranks, ep, same) in itertools.product(
+                self.process_launchers(), (("same", 2, 2, True), ("other", 4, 2, False))):
+            path = f"{self.dir}/{name}{''.join(how)}"
             shutil.copytree(checkpoint(whole, 3), checkpoint(path, 3))
-            code, run = train(tiny(path, ranks, ep), ranks=ranks, mpi=True)
+            code, run = train(tiny(path, ranks, ep), ranks=ranks, **how)
             self.assertEqual(code, 0, run.tail())
             self.assertEqual(sorted(steps(path)), [4, 5, 6])
             for step, figures in steps(path).items():
@@ -290,7 +101,7 @@ class Faults(unittest.TestCase):
         more = dict(router__aux="none", moe__experts=8, moe__top_k=1)
         worst, _ = self.trained("worst", 4, 4, 12, moe__capacity_factor=-1, **more)
         for how in self.launchers():
-            path, run = self.trained(f"auto{how['mpi']}", 4, 4, 12, **how, **more)
+            path, run = self.trained(f"auto{''.join(how)}", 4, 4, 12, **how, **more)
             self.assertIn(" is made again: experts now take ", run.err())
             self.assertEqual(steps(path), steps(worst))
 
@@ -307,6 +118,56 @@ class Faults(unittest.TestCase):
             self.assertIn("run.ranks = 3 (command line), but OMPI_COMM_WORLD_SIZE = 2", run.err())
             code, run = train(tiny(self.dir + "/s", 2) + ["--ranks=2"], ranks=2, mpi=True)
             self.assertEqual(code, 0, run.tail())
+            code, run = train(tiny(self.dir + "/t", 2) + ["--run.launch=threads"], ranks=2, mpi=True)
+            self.assertEqual(code, 2, run.tail())
+            self.assertIn('run.launch = "threads" (command line), but OMPI_COMM_WORLD_SIZE = 2: ',
+                          run.err())
+
+    def test_processes_of_the_program(self):
+        # What is wrong is said once, with its code; what a process must not be told is refused.
+        code, run = train(tiny(self.dir + "/r", 2, optim__lr="fast"), ranks=2, own=True)
+        self.assertEqual((code, len(run.messages())), (2, 1), run.tail())
+        code, run = train(tiny(self.dir + "/r", 3, 2, train__micro_batch=1, train__global_batch=3),
+                          ranks=3, own=True)
+        self.assertEqual((code, len(run.messages())), (2, 1), run.tail())
+        self.assertIn("run.ranks = 3: must be a multiple of parallel.ep", run.messages()[0])
+        for value in "0/2:3:", "0/2:250:-1,251,", "rubbish":
+            code, run = train(tiny(self.dir + "/r"), env={"MOIETY_STARTED_RANK": value})
+            self.assertEqual(code, 2, run.tail())
+            self.assertIn(f"moiety: MOIETY_STARTED_RANK = {value}: ", run.messages()[-1])
+        self.assertFalse(os.path.exists(self.dir + "/r"))
+        code, run = train(tiny(self.dir + "/s", 2) + ["--print-config"], ranks=2, own=True)
+        self.assertEqual(code, 0, run.tail())
+        # The ranks' own logs are not the parent's: one console.
+        code, run = train(tiny(self.dir + "/s", 2), ranks=2, own=True)
+        self.assertEqual(code, 0, run.tail())
+        self.assertEqual(sum(l.startswith("step 6/6 ") for l in run.err().splitlines()), 1)
+
+    def test_parent_of_processes(self):
+        # Signals come to the ranks through it, and they die with it.
+        for sent in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
+            path = f"{self.dir}/r{sent}"
+            run = Run(tiny(path, 2, 2, 4000, **SLOWER), ranks=2, own=True)
+            wait_for_step(path, 2)
+            self.assertEqual(len(run.rank_pids()), 2)
+            run.process.send_signal(sent)
+            self.assertEqual(run.wait(), 75, run.tail())
+            self.assertTrue(os.path.exists(checkpoint(path, max(steps(path))) + "/COMMIT"), run.tail())
+        path = self.dir + "/u"
+        run = Run(tiny(path, 2, 2, 4000, **SLOWER), ranks=2, own=True)
+        wait_for_step(path, 2)
+        run.process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: events(path, "checkpoint"))
+        # Ctrl-Z stops all of them, and they go on.
+        run.process.send_signal(signal.SIGTSTP)
+        wait_for(lambda: all(state(pid) == "T" for pid in run.rank_pids() + [run.process.pid]))
+        run.process.send_signal(signal.SIGCONT)
+        now = max(steps(path))
+        wait_for_step(path, now + 2)
+        pids = run.rank_pids()
+        run.process.kill()
+        run.process.wait()
+        wait_for(lambda: all(state(pid) in "ZX" for pid in pids), 2)
 
     def test_ranks_that_differ(self):
         # tests/apps_mpi goes over every key; here are the ways from a launch to the comparison.
@@ -314,7 +175,7 @@ class Faults(unittest.TestCase):
         for path in "t", "u":
             with open(f"{self.dir}/{path}.txt", "w") as f:
                 f.write(f"moiety trains {path} experts. " * 500)
-            subprocess.run([PROGRAM, "prepare", f"{self.dir}/{path}.txt", "--tokenizer=bytes",
+            subprocess.run([runs.PROGRAM, "prepare", f"{self.dir}/{path}.txt", "--tokenizer=bytes",
                             f"--out={self.dir}/{path}", "--quiet"], check=True,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         shutil.copy(self.dir + "/t.tok", self.dir + "/copy.tok")
@@ -356,14 +217,14 @@ class Faults(unittest.TestCase):
         poke(checkpoint(path, 4), "layers.1.moe.experts.fc2.weight", [3, 5, 7], float("nan"))
         for guard, skipped in ("step", 3), ("tensor", 1):
             for how in self.launchers():
-                copy = f"{self.dir}/{guard}{how['mpi']}"
+                copy = f"{self.dir}/{guard}{''.join(how)}"
                 shutil.copytree(path, copy)
                 code, run = train(tiny(copy, 2, 2, 20, guard__nan=guard), ranks=2, **how)
                 self.assertEqual(code, 6, run.tail())
                 for line in run.messages():
                     self.assertIn("layer 1, expert 3: weight layers.1.moe.experts.fc2.weight is nan "
                                   "at [3, 5, 7]", line)
-                self.assertEqual(len(run.messages()), 2 if how["mpi"] else 1)
+                self.assertEqual(len(run.messages()), 2 if "mpi" in how else 1)
                 self.assertEqual(len(events(copy, "skip")), skipped)
                 step = 4 + skipped
                 with open(f"{copy}/failures/rank1-step{step}.json") as f:
@@ -378,7 +239,7 @@ class Faults(unittest.TestCase):
     def test_sigterm_again_and_again(self):
         whole, _ = self.trained("whole", 2, 2, 120, **SLOWER)
         for how in self.launchers():
-            path = f"{self.dir}/stopped{how['mpi']}"
+            path = f"{self.dir}/stopped{''.join(how)}"
             code, stops = None, 0
             while code != 0:
                 run = Run(tiny(path, 2, 2, 120, **SLOWER, data__prefetch=1 + stops % 5), ranks=2, **how)
@@ -398,7 +259,7 @@ class Faults(unittest.TestCase):
 
     def test_usr1_saves_and_goes_on(self):
         for how in self.launchers():
-            path = f"{self.dir}/r{how['mpi']}"
+            path = f"{self.dir}/r{''.join(how)}"
             run = Run(tiny(path, 2, 2, 40, **SLOWER), ranks=2, **how)
             wait_for_step(path, 2)
             os.kill(run.rank_pids()[-1], signal.SIGUSR1)
@@ -409,7 +270,7 @@ class Faults(unittest.TestCase):
 
     def test_hangup_saves_unless_it_is_ignored(self):
         for how in self.launchers():
-            path = f"{self.dir}/r{how['mpi']}"
+            path = f"{self.dir}/r{''.join(how)}"
             run = Run(tiny(path, 2, 2, 400, **SLOWER), ranks=2, **how)
             wait_for_step(path, 2)
             os.kill(run.rank_pids()[0], signal.SIGHUP)
@@ -425,7 +286,7 @@ class Faults(unittest.TestCase):
 
     def test_a_reader_of_the_lines_that_goes_away(self):
         path = f"{self.dir}/r"
-        run = subprocess.Popen([PROGRAM] + tiny(path, 1, 1, 60, **SLOWER), stderr=subprocess.PIPE)
+        run = subprocess.Popen([runs.PROGRAM] + tiny(path, 1, 1, 60, **SLOWER), stderr=subprocess.PIPE)
         run.stderr.readline()
         run.stderr.close()
         self.assertEqual(run.wait(LIMIT), 0)
@@ -450,7 +311,14 @@ class Faults(unittest.TestCase):
     # ---- Ranks that die, stall, throw.
 
     def survivors_end(self, run, since, limit, named, count):
-        """As many ranks end with 7 in time, each with a message that has `named`."""
+        """As many ranks end with 7 in time, each with a message that has `named`; of own processes the
+        program, with one message."""
+        if run.own:
+            self.assertEqual(run.wait(limit + 20), 7, run.tail())
+            self.assertLess(time.monotonic() - since, limit, run.tail())
+            self.assertRegex(run.messages()[-1], named)
+            self.assertEqual(run.rank_pids(), [])
+            return
         wait_for(lambda: run.err().count("ended: 7\n") >= count, limit + 20)
         took = time.monotonic() - since
         self.assertLess(took, limit, run.tail())
@@ -462,34 +330,43 @@ class Faults(unittest.TestCase):
         run.wait(10)
 
     def test_dead_rank(self):
-        self.need_mpi()
-        for ranks, victim in (2, 0), (3, 1):
-            path = f"{self.dir}/r{ranks}"
+        for how, (ranks, victim) in itertools.product(self.process_launchers(), ((2, 0), (3, 1))):
+            path = f"{self.dir}/r{ranks}{''.join(how)}"
             more = dict(SLOWER, train__micro_batch=1, train__global_batch=12)
-            run = Run(tiny(path, ranks, 1, 100000, **more), ranks=ranks, mpi=True)
+            run = Run(tiny(path, ranks, 1, 100000, **more), ranks=ranks, **how)
             wait_for_step(path, 2)
             os.kill(run.rank_pids()[victim], signal.SIGKILL)
             since = time.monotonic()
-            self.survivors_end(run, since, 5, f"rank {victim} \\(process [0-9]+\\)", ranks - 1)
+            named = f"rank {victim} \\(process [0-9]+\\)"
+            if run.own:
+                named = f"^moiety: rank {victim} \\(pid [0-9]+\\) is gone \\(signal 9, Killed\\); rank .*" + named
+            self.survivors_end(run, since, 5, named, ranks - 1)
             survivor = 1 if victim == 0 else 0
             names = os.listdir(path + "/failures")
             self.assertTrue(any(n.startswith(f"rank{survivor}-") for n in names), names)
 
     def test_stalled_rank(self):
-        self.need_mpi()
-        path = self.dir + "/r"
-        run = Run(tiny(path, 2, 2, 100000, **SLOWER, guard__comm_timeout_s=1.5), ranks=2, mpi=True)
-        wait_for_step(path, 2)
-        os.kill(run.rank_pids()[1], signal.SIGSTOP)
-        self.survivors_end(run, time.monotonic(), 1.5 + 5, "rank 1", 1)
+        for how in self.process_launchers():
+            path = f"{self.dir}/r{''.join(how)}"
+            run = Run(tiny(path, 2, 2, 100000, **SLOWER, guard__comm_timeout_s=1.5), ranks=2, **how)
+            wait_for_step(path, 2)
+            os.kill(run.rank_pids()[1], signal.SIGSTOP)
+            self.survivors_end(run, time.monotonic(), 1.5 + 5, "rank 1", 1)
 
     def test_watchdog(self):
-        self.need_mpi()
-        path = self.dir + "/r"
-        run = Run(tiny(path, 2, 2, 100000, **SLOWER, guard__watchdog_s=1), ranks=2, mpi=True)
+        for how in self.process_launchers():
+            self.watchdog_of(f"{self.dir}/r{''.join(how)}", how)
+
+    def watchdog_of(self, path, how):
+        run = Run(tiny(path, 2, 2, 100000, **SLOWER, guard__watchdog_s=1), ranks=2, **how)
         wait_for_step(path, 2)
         os.kill(run.rank_pids()[1], signal.SIGSTOP)
-        self.survivors_end(run, time.monotonic(), 1 + 5, "rank 0: watchdog: no step was completed", 1)
+        if run.own:  # the rank says it itself, and the parent how it has ended
+            self.survivors_end(run, time.monotonic(), 1 + 5, "rank 0 .* has ended with exit code 7", 1)
+            self.assertIn("rank 0: watchdog: no step was completed", run.messages()[0])
+        else:
+            self.survivors_end(run, time.monotonic(), 1 + 5,
+                               "rank 0: watchdog: no step was completed", 1)
         names = os.listdir(path + "/failures")
         self.assertEqual(len(names), 1, names)
         with open(f"{path}/failures/{names[0]}") as f:
@@ -510,7 +387,7 @@ class Faults(unittest.TestCase):
     def test_a_pause_is_no_hang(self):
         # Ctrl-Z, or a machine that was paused: longer than the watchdog's limit.
         for how in self.launchers():
-            path = f"{self.dir}/r{how['mpi']}"
+            path = f"{self.dir}/r{''.join(how)}"
             run = Run(tiny(path, 2, 2, 200, **SLOWER, guard__watchdog_s=1), ranks=2, **how)
             wait_for_step(path, 2)
             pids = run.rank_pids()
@@ -527,10 +404,10 @@ class Faults(unittest.TestCase):
         text = self.dir + "/t.txt"
         with open(text, "w") as f:
             f.write("moiety trains experts. " * 60000)
-        subprocess.run([PROGRAM, "prepare", text, "--tokenizer=bytes", f"--out={self.dir}/t", "--quiet"],
+        subprocess.run([runs.PROGRAM, "prepare", text, "--tokenizer=bytes", f"--out={self.dir}/t", "--quiet"],
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for how in self.launchers():
-            path = f"{self.dir}/r{how['mpi']}"
+            path = f"{self.dir}/r{''.join(how)}"
             shutil.copy(self.dir + "/t.tok", path + ".tok")
             run = Run(tiny(path, 2, 2, 10000, data__synthetic="none", data__train=path + ".tok",
                            data__shuffle="false"), ranks=2, **how)
@@ -540,7 +417,7 @@ class Faults(unittest.TestCase):
                 f.seek(4096 + 2 * (sample * 16 + 5))
                 f.write(struct.pack("<H", 999))
             self.assertEqual(run.wait(), 3, run.tail())
-            self.assertEqual(len(run.messages()), 2 if how["mpi"] else 1)
+            self.assertEqual(len(run.messages()), 2 if "mpi" in how else 1)
             for line in run.messages():
                 self.assertRegex(line, "moiety: rank 1 failed: .*tok.*999")
 
@@ -653,18 +530,22 @@ class Faults(unittest.TestCase):
                 how = random.choice(self.launchers())
                 run = Run(tiny(path, 2, 2, 60, **SLOWER, **saves), ranks=2, **how)
                 if kills < KILLS:
-                    wait_for(lambda: len(run.rank_pids()) == (2 if how["mpi"] else 1)
+                    wait_for(lambda: len(run.rank_pids()) == (2 if how else 1)
                              or run.process.poll() is not None)
                     end = time.monotonic() + random.uniform(0, 0.3 * seconds)
                     # Every other kill aims at a save under way.
                     while time.monotonic() < end and not (kills % 2 and saving(path)):
                         time.sleep(0.001)
                     time.sleep(random.uniform(0, 0.01))
-                    run.kill_ranks(how["mpi"] and random.randrange(2))
+                    run.kill_ranks(how and random.randrange(2))
                 code = run.wait()
                 if code != 0:
-                    if not how["mpi"]:
+                    if not how:
                         self.assertEqual(code, -signal.SIGKILL, run.tail())
+                    elif "own" in how:
+                        self.assertEqual(code, 7, run.tail())
+                        self.assertEqual(run.rank_pids(), [])
+                        processes += 1
                     else:  # 7: the one that was left, 0: it was done, 1: by Open MPI, as it started;
                         # or mpirun ends all by itself
                         codes = set(code) if isinstance(code, list) else {code}
@@ -681,13 +562,13 @@ class Faults(unittest.TestCase):
 
 
 def main():
-    global PROGRAM, KILLS
+    global KILLS
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=None)
     options, rest = parser.parse_known_args()
-    PROGRAM, KILLS = os.path.abspath(options.program), options.kills
+    runs.PROGRAM, KILLS = os.path.abspath(options.program), options.kills
     seed = random.randrange(2**32) if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr)
     random.seed(seed)

@@ -2,7 +2,7 @@
 """The demo with every option that changes no bit, and with every recipe under every way of cutting.
 
     option_matrix.py PROGRAM [--cover] [--steps N] [--tokens S] [--jobs J] [--data FILE.tok]
-                     [--device cpu|cuda]
+                     [--device cpu|cuda] [--part K/N]
 
 Options: losses and norms of all steps are equal to the bit over the whole product of the options of
 experts and exchanges, once on one rank and once on two that share the experts; moe.glu_interleave changes
@@ -13,11 +13,13 @@ On a GPU (--device cuda): one rank, with every path of experts that a Hopper chi
 cuda_plain near it; then each recipe and a model with frozen parts, within 1 % of the same on the CPU.
 
 The default is the whole matrix of 200 steps of the demo, which takes an hour or two of two cores. --cover
-takes rows that between them have every pair of values of any two options. Without --data, the synthetic
-text stands for the demo's. Standard library alone.
+takes rows that between them have every pair of values of any two options. --part 2/3 takes every third row,
+from the second: a part on each of three machines, which agree if they print the same digests. Without
+--data, the synthetic text stands for the demo's. Standard library alone.
 """
 import argparse
 import concurrent.futures
+import hashlib
 import itertools
 import json
 import os
@@ -85,6 +87,17 @@ def cover(options):
         seen |= pairs(best)
 
 
+def digest(steps):
+    return hashlib.sha256(repr(sorted(steps.items())).encode()).hexdigest()[:12]
+
+
+def part_of(text):
+    first, of = map(int, text.split("/"))
+    if not 1 <= first <= of:
+        raise ValueError
+    return first, of
+
+
 def mean_of_last(steps, last=LAST):
     return sum(steps[step][0] for step in sorted(steps)[-last:]) / last
 
@@ -130,7 +143,7 @@ class Matrix:
         return {name: result for name, result in results.items() if not isinstance(result, str)}
 
     def bits(self, name, base, options):
-        rows = cover(options) if self.options.cover else product(options)
+        rows = self.part(cover(options) if self.options.cover else product(options))
         configs = {f"{name} {number}": {**base, **row} for number, row in enumerate(rows)}
         results = self.run(configs)
         firsts = {}  # by interleave, the name of the run that others are compared with
@@ -144,7 +157,12 @@ class Matrix:
         if "moe.glu_interleave" in options:
             self.interleaves([results[first] for first in firsts.values()], name)
         print(f"{name}: {len(results)} of {len(rows)} runs of {self.options.steps} steps, last losses "
-              f"{[results[first][self.options.steps][0] for first in firsts.values()]}", flush=True)
+              f"{[results[first][self.options.steps][0] for first in firsts.values()]}, digests "
+              f"{[digest(results[first]) for first in firsts.values()]}", flush=True)
+
+    def part(self, rows):
+        first, of = self.options.part
+        return rows[first - 1::of]
 
     def interleaves(self, results, name):
         if len(results) != len(SHARED["moe.glu_interleave"]):
@@ -175,12 +193,12 @@ class Matrix:
 
     def recipes(self):
         configs = {}
-        for recipe, settings in RECIPES.items():
+        for recipe, settings in self.part(list(RECIPES.items())):
             for cut, layout in {"one rank": ALONE, **CUTS}.items():
                 configs[f"{recipe}, {cut}"] = {**SIZES, **settings, **layout}
         results = self.run(configs)
         mean = {name: mean_of_last(steps) for name, steps in results.items()}
-        for recipe in RECIPES:
+        for recipe, _ in self.part(list(RECIPES.items())):
             one = mean.get(f"{recipe}, one rank")
             shown = []
             for cut in CUTS:
@@ -203,6 +221,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--data")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="K/N")
     options = parser.parse_args()
     options.program = os.path.abspath(options.program)
     if options.steps < LAST:

@@ -73,7 +73,7 @@ TEST(Ranks, EveryKeyIsTheSameOnAllRanksOrDeclaredByHost) {
   }
   EXPECT_EQ(by_host,
             (std::set<std::string>{"data.tokenizer", "data.train", "data.valid", "run.device",
-                                   "run.dir", "run.init_from", "run.threads"}));
+                                   "run.dir", "run.init_from", "run.share_gpus", "run.threads"}));
 }
 
 TEST(Ranks, TheLowestRankThatDiffersIsNamedOnAllRanks) {

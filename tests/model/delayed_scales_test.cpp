@@ -15,16 +15,6 @@
 namespace moiety::model {
 namespace {
 
-Config all_kinds_of_layers() {
-  Config c = small_config();
-  c.layers = 3;
-  c.dense_layers = {0};
-  c.d_ffn_dense = 48;
-  c.shared_d_ffn = 16;
-  c.shared_gate = true;
-  return c;
-}
-
 Precision fp8_tensor(int64_t amax_history) {
   Precision p;
   p.recipe = make_recipe(RecipeKind::kFp8Tensor);
@@ -40,7 +30,7 @@ std::map<std::string, std::vector<double>> histories(DelayedScales& scales) {
 }
 
 TEST(DelayedScales, EveryLinearHasTwoTensors) {
-  const Config c = all_kinds_of_layers();
+  const Config c = layers_of_all_kinds();
   std::vector<std::string> names;
   int64_t count = 0;
   for (const ScaledTensor& t : scaled_tensors(c)) {
@@ -160,7 +150,7 @@ std::string step_bits(ModelHarness& h, const Batch& batch) {
 // The same batch over and over: each step the next linear finds its own largest value in a history
 // of one step, until all do. Then the step is that of current scaling.
 TEST(DelayedScales, AStepThatRepeatsIsThatOfCurrentScaling) {
-  const Config c = all_kinds_of_layers();
+  const Config c = layers_of_all_kinds();
   const TestBatch batch(c, 2, 12, false, 1);
   on_ranks(1, [&](comm::Communicator& world) {
     ModelHarness h(c, DType::kBFloat16, world, 24);
@@ -187,7 +177,7 @@ TEST(DelayedScales, AStepThatRepeatsIsThatOfCurrentScaling) {
 // histories are those of the plain step.
 TEST(DelayedScales, RecomputationAndEvaluationChangeNoHistory) {
   const auto run = [](Recompute recompute, bool delay, bool evaluates) {
-    Config c = all_kinds_of_layers();
+    Config c = layers_of_all_kinds();
     c.recompute = recompute;
     c.delay_wgrad = delay;
     std::string bits;
@@ -220,7 +210,7 @@ TEST(DelayedScales, RecomputationAndEvaluationChangeNoHistory) {
 // of it: forward of the first layer is the same, so are the values that its linears see. Further on
 // routing losses are those of a rank's tokens, and choices of experts may flip.
 TEST(DelayedScales, RanksHaveOneHistory) {
-  const Config c = all_kinds_of_layers();
+  const Config c = layers_of_all_kinds();
   const TestBatch all(c, 4, 12, false, 1);
   std::map<std::string, std::vector<double>> expected;
   on_ranks(1, [&](comm::Communicator& world) {

@@ -41,6 +41,17 @@ inline void take_all_kinds_of_layers(Config& c) {
   c.aux_scope = AuxScope::kGlobal;
 }
 
+// One dense layer and two of experts, for recipes.
+inline Config layers_of_all_kinds() {
+  Config c = small_config();
+  c.layers = 3;
+  c.dense_layers = {0};
+  c.d_ffn_dense = 48;
+  c.shared_d_ffn = 16;
+  c.shared_gate = true;
+  return c;
+}
+
 // The experts of GPT-OSS, with a limit that test weights reach.
 inline void take_gpt_oss_experts(Config& c) {
   c.activation = gemm::qgeglu(1.702f, 0.6f, 1);

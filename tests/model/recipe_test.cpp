@@ -13,16 +13,6 @@ namespace {
 constexpr RecipeKind kKinds[] = {RecipeKind::kFp8Tensor, RecipeKind::kFp8Block, RecipeKind::kMxfp8,
                                  RecipeKind::kNvfp4};
 
-Config all_kinds_of_layers() {
-  Config c = small_config();
-  c.layers = 3;
-  c.dense_layers = {0};
-  c.d_ffn_dense = 48;
-  c.shared_d_ffn = 16;
-  c.shared_gate = true;
-  return c;
-}
-
 Precision precision_of(RecipeKind kind, const RecipeOptions& options = {}) {
   Precision p;
   p.recipe = make_recipe(kind, options);
@@ -89,7 +79,7 @@ std::set<std::string> formatted(Transformer& model, const Precision& precision) 
 
 TEST(Recipe, ConcernsLinearsOfLayersAlone) {
   on_ranks(1, [](comm::Communicator& world) {
-    ModelHarness h(all_kinds_of_layers(), DType::kBFloat16, world, 8);
+    ModelHarness h(layers_of_all_kinds(), DType::kBFloat16, world, 8);
     using Names = std::set<std::string>;
     const Names layer0{"layers.0.attn.qkv.weight", "layers.0.attn.o.weight",
                        "layers.0.mlp.fc1.weight", "layers.0.mlp.fc2.weight"};
@@ -110,7 +100,7 @@ TEST(Recipe, ConcernsLinearsOfLayersAlone) {
     EXPECT_EQ(formatted(*h.model, some), moe_layer("layers.1.", false));
     // These are quantized for every use.
     EXPECT_EQ(formatted(*h.model, precision_of(RecipeKind::kNvfp4, {.weight_2d = false})), Names());
-    ModelHarness wide(all_kinds_of_layers(), DType::kFloat32, world, 8);
+    ModelHarness wide(layers_of_all_kinds(), DType::kFloat32, world, 8);
     EXPECT_THROW(wide.model->set_precision(precision_of(RecipeKind::kMxfp8)), Error);
   });
 }
@@ -167,7 +157,7 @@ const std::vector<OptionCase> kOptionCases{
     {"nvfp4_rows", RecipeKind::kNvfp4, {.weight_2d = false}}};
 
 TEST(Recipe, WeightsInTheirFormatThreadsAndRepetitionGiveTheSameBits) {
-  const Config c = all_kinds_of_layers();
+  const Config c = layers_of_all_kinds();
   const TestBatch batch(c, 2, 12, false, 1);
   std::map<std::string, std::string> seen;
   for (const OptionCase& option : kOptionCases) {
@@ -203,7 +193,7 @@ TEST(Recipe, WeightsInTheirFormatThreadsAndRepetitionGiveTheSameBits) {
 }
 
 TEST(Recipe, KeepingAllLayersIsBf16) {
-  const Config c = all_kinds_of_layers();
+  const Config c = layers_of_all_kinds();
   const TestBatch batch(c, 2, 12, false, 1);
   on_ranks(1, [&](comm::Communicator& world) {
     ModelHarness h(c, DType::kBFloat16, world, 24);
@@ -222,7 +212,7 @@ TEST(Recipe, KeepingAllLayersIsBf16) {
 
 // Gradients point where those of bf16 do: closer the more bits there are.
 TEST(Recipe, GradientsAreNearThoseOfBf16) {
-  const Config c = all_kinds_of_layers();
+  const Config c = layers_of_all_kinds();
   const TestBatch batch(c, 4, 16, false, 1);
   const std::map<RecipeKind, double> least{{RecipeKind::kFp8Tensor, 0.95},
                                            {RecipeKind::kFp8Block, 0.95},

@@ -431,25 +431,5 @@ TEST_P(DecoderGpu, GivesTheLogitsOfTheCpuEveryTime) {
   });
 }
 
-TEST_F(TransformerGpu, SaysWhatItDoesNotRun) {
-  comm::run_thread_ranks(2, {}, [&](comm::Communicator& world) {
-    Config c = small_config();
-    c.dense_layers = {0, 1};
-    c.d_ffn_dense = 20;
-    const auto make = [&](const ModelContext& context) {
-      const Transformer model(c, DType::kFloat32, context);
-    };
-    for (const ModelContext& context :
-         {ModelContext{.tp = &world, .device = kGpu}, {.world = &world, .device = kGpu}}) {
-      try {
-        make(context);
-        FAIL() << "expected an error";
-      } catch (const Error& e) {
-        EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
-      }
-    }
-  });
-}
-
 }  // namespace
 }  // namespace moiety::model

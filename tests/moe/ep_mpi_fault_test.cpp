@@ -1,5 +1,6 @@
-// Faults in expert parallelism among processes: tests_moe_fault under mpirun, and what its
-// survivors say. Rank 2 is the one that fails.
+// Faults in expert parallelism among processes: tests_moe_fault by itself and under mpirun, and what
+// its survivors say. Rank 2 is the one that fails.
+#include <tuple>
 #include <vector>
 
 #include "tests/support/mpi/faults.h"
@@ -15,13 +16,14 @@ struct Fault {
   double bound = 1;                               // seconds since the fault
 };
 
-class EpMpiFault : public ::testing::TestWithParam<Fault> {};
+class EpMpiFault : public ::testing::TestWithParam<std::tuple<testing::Launcher, Fault>> {};
 
 TEST_P(EpMpiFault, IsNamedByEverySurvivor) {
-  if (!testing::can_run(kProgram)) GTEST_SKIP() << "no mpirun, or built without MPI";
-  const Fault& fault = GetParam();
+  const auto& [launcher, fault] = GetParam();
+  if (!testing::can_run(launcher)) GTEST_SKIP() << "no mpirun, or built without MPI";
   std::string output;
-  const auto said = testing::run_fault(kProgram, fault.scenario + " " + fault.transport, &output);
+  const auto said =
+      testing::run_fault(launcher, kProgram, fault.scenario + " " + fault.transport, &output);
   ASSERT_EQ(said.size(), fault.texts.size()) << output;
   bool first_hand = false;
   for (const auto& [rank, expected] : fault.texts) {
@@ -129,51 +131,57 @@ const std::string kEnded = "rank 2 has ended", kFull = "rank 2 failed: disk full
 
 INSTANTIATE_TEST_SUITE_P(
     Ep, EpMpiFault,
-    ::testing::Values(
-        Fault{"dies",
-              kMapped,
-              {{0, ended("dispatch", 0, 2, kEnded)}, {1, ended("dispatch", 1, 2, kEnded)}}},
-        Fault{"dies_between",
-              kMapped,
-              {{0, ended("combine", 0, 43, kEnded)}, {1, ended("combine", 1, 43, kEnded)}}},
-        Fault{"stalls", kMapped, {{0, late(0)}, {1, late(1)}, {2, late(2)}}, kStall + 0.5},
-        Fault{"throws",
-              kMapped,
-              {{0, ended("dispatch", 0, 2, kFull)},
-               {1, ended("dispatch", 1, 2, kFull)},
-               {2, {"disk full"}}}},
-        Fault{"runs_another_operation",
-              kMapped,
-              {{0, another(kDispatches, kCombines)},
-               {1, another(kDispatches, kCombines)},
-               {2, another(kDispatches, kCombines)}}},
-        Fault{"prepares_otherwise", kMapped, {{0, kDiffers}, {1, kDiffers}, {2, kDiffers}}},
-        Fault{"dies",
-              kCollectives,
-              {{0, ended_collective("dispatch", 2, 4, kEnded, "prepare, 1")},
-               {1, ended_collective("dispatch", 2, 4, kEnded, "prepare, 1")}}},
-        Fault{"dies_between",
-              kCollectives,
-              {{0, ended_collective("combine", 43, 86, kEnded, "dispatch, 42")},
-               {1, ended_collective("combine", 43, 86, kEnded, "dispatch, 42")}}},
-        Fault{"stalls",
-              kCollectives,
-              {{0, late_collective(0)}, {1, late_collective(1)}, {2, late_collective(2)}},
-              kStall + 0.5},
-        Fault{"throws",
-              kCollectives,
-              {{0, ended_collective("dispatch", 2, 4, kFull, "prepare, 1")},
-               {1, ended_collective("dispatch", 2, 4, kFull, "prepare, 1")},
-               {2, {"disk full"}}}},
-        Fault{"runs_another_operation",
-              kCollectives,
-              {{0, {runs(0, kDispatches, 2, kCombines)}},
-               {1, {runs(1, kDispatches, 2, kCombines)}},
-               {2, {runs(2, kCombines, 0, kDispatches)}}}},
-        Fault{"prepares_otherwise",
-              kCollectives,
-              {{0, misaligned()}, {1, misaligned()}, {2, misaligned()}}}),
-    [](const auto& info) { return info.param.scenario + "_" + info.param.transport; });
+    ::testing::Combine(
+        ::testing::Values(testing::Launcher::kOwn, testing::Launcher::kMpirun),
+        ::testing::Values(
+            Fault{"dies",
+                  kMapped,
+                  {{0, ended("dispatch", 0, 2, kEnded)}, {1, ended("dispatch", 1, 2, kEnded)}}},
+            Fault{"dies_between",
+                  kMapped,
+                  {{0, ended("combine", 0, 43, kEnded)}, {1, ended("combine", 1, 43, kEnded)}}},
+            Fault{"stalls", kMapped, {{0, late(0)}, {1, late(1)}, {2, late(2)}}, kStall + 0.5},
+            Fault{"throws",
+                  kMapped,
+                  {{0, ended("dispatch", 0, 2, kFull)},
+                   {1, ended("dispatch", 1, 2, kFull)},
+                   {2, {"disk full"}}}},
+            Fault{"runs_another_operation",
+                  kMapped,
+                  {{0, another(kDispatches, kCombines)},
+                   {1, another(kDispatches, kCombines)},
+                   {2, another(kDispatches, kCombines)}}},
+            Fault{"prepares_otherwise", kMapped, {{0, kDiffers}, {1, kDiffers}, {2, kDiffers}}},
+            Fault{"dies",
+                  kCollectives,
+                  {{0, ended_collective("dispatch", 2, 4, kEnded, "prepare, 1")},
+                   {1, ended_collective("dispatch", 2, 4, kEnded, "prepare, 1")}}},
+            Fault{"dies_between",
+                  kCollectives,
+                  {{0, ended_collective("combine", 43, 86, kEnded, "dispatch, 42")},
+                   {1, ended_collective("combine", 43, 86, kEnded, "dispatch, 42")}}},
+            Fault{"stalls",
+                  kCollectives,
+                  {{0, late_collective(0)}, {1, late_collective(1)}, {2, late_collective(2)}},
+                  kStall + 0.5},
+            Fault{"throws",
+                  kCollectives,
+                  {{0, ended_collective("dispatch", 2, 4, kFull, "prepare, 1")},
+                   {1, ended_collective("dispatch", 2, 4, kFull, "prepare, 1")},
+                   {2, {"disk full"}}}},
+            Fault{"runs_another_operation",
+                  kCollectives,
+                  {{0, {runs(0, kDispatches, 2, kCombines)}},
+                   {1, {runs(1, kDispatches, 2, kCombines)}},
+                   {2, {runs(2, kCombines, 0, kDispatches)}}}},
+            Fault{"prepares_otherwise",
+                  kCollectives,
+                  {{0, misaligned()}, {1, misaligned()}, {2, misaligned()}}})),
+    [](const auto& info) {
+      const Fault& fault = std::get<Fault>(info.param);
+      return fault.scenario + "_" + fault.transport +
+             (std::get<0>(info.param) == testing::Launcher::kOwn ? "" : "_under_mpirun");
+    });
 
 }  // namespace
 }  // namespace moiety::moe

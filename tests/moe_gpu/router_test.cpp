@@ -112,6 +112,7 @@ RouterChooseArgs there(const Mirror& m, const RouterChooseArgs& a) {
   return {.logits_TE = m(a.logits_TE),
           .bias_E = m(a.bias_E),
           .mask_T = m(a.mask_T),
+          .given_idx_TK = m(a.given_idx_TK),
           .idx_TK = m(a.idx_TK),
           .weight_TK = m(a.weight_TK),
           .stats = {m(a.stats.count), m(a.stats.sum)},
@@ -245,6 +246,39 @@ TEST_F(RouterGpu, GroupsHaveTheBitsOfTheCpu) {
         check_rows(p);
         if (HasFailure()) return;
       }
+    }
+  }
+}
+
+// A choice that is given is taken, but for tokens where it is none.
+TEST_F(RouterGpu, GivenChoicesHaveTheBitsOfTheCpu) {
+  uint32_t n = 0;
+  for (const int64_t experts : {3, 64, 100, 512}) {
+    for (const Score score : {Score::kSoftmax, Score::kSigmoid}) {
+      const RouterConfig config{.experts = experts, .top_k = 3, .score = score};
+      Problem p(config, 130, 1, 1, ++n);
+      fill_logits(p.logits, Logits::kNormal, n);
+      p.mask = p.mask_T;
+      const Tensor given(DType::kInt32, {p.tokens, config.top_k});
+      for (int64_t t = 0; t < p.tokens; ++t) {
+        int32_t* of_token = given.data<int32_t>() + t * config.top_k;
+        for (int64_t k = 0; k < 3; ++k) of_token[k] = int32_t((t * 5 + k) % experts);
+        if (t % 9 == 4) of_token[t % 3] = t % 2 ? -1 : int32_t(experts);
+      }
+      const Mirror m = p.mirror(stream), more({given}, stream);
+      RouterChooseArgs here = p.choose_args(), there_args = there(m, here);
+      here.given_idx_TK = given;
+      there_args.given_idx_TK = more(given);
+      router_choose(config, here, {});
+      router_choose(config, there_args, stream);
+      expect_equal("idx", m, p.idx);
+      expect_equal("weight", m, p.weight);
+      expect_equal("count", m, p.count);
+      expect_equal("sum", m, p.sum);
+      const RouterChooseBackwardArgs b = p.choose_backward_args();
+      router_choose_backward(config, b, {});
+      router_choose_backward(config, there(m, b), stream);
+      expect_equal("dlogits", m, p.dlogits);
     }
   }
 }

@@ -1,4 +1,5 @@
 // The distributed optimizer under many layouts: the same bits wherever sums are exact.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -534,6 +535,20 @@ TEST(Distributed, ConstructionFindsWrongOwners) {
   };
   EXPECT_EQ(construction_error(layout, other_size),
             "optimizer: ranks 0 and 2 of \"tp x gtp\" have different dense buckets");
+}
+
+TEST(GridGroups, SizesAreThoseOfAllGroups) {
+  for (const Layout& layout : kLayouts) {
+    comm::run_thread_ranks(ranks_of(layout), {}, [&](Communicator& world) {
+      const GridGroups groups(layout, world);
+      std::vector<int> sizes;
+      for (const Communicator* group : groups.all()) sizes.push_back(group->size());
+      std::vector<int> expected = GridGroups::sizes(layout);
+      std::sort(sizes.begin(), sizes.end());
+      std::sort(expected.begin(), expected.end());
+      EXPECT_EQ(sizes, expected);
+    });
+  }
 }
 
 }  // namespace

@@ -2,127 +2,18 @@
 // one.
 #include "moiety/optim/distributed_optimizer.h"
 
-#include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 
-#include "moiety/base/buffer.h"
-#include "moiety/base/copy.h"
 #include "moiety/base/graph.h"
-#include "moiety/base/rng.h"
 #include "moiety/comm/thread_group.h"
-#include "moiety/formats/bf16.h"
-#include "moiety/optim/initialize.h"
 #include "moiety/optim/step_words.h"
 #include "moiety/optim/weight_store.h"
-#include "tests/optim/model_specs.h"
+#include "tests/optim_gpu/optimizer_cases.h"
 #include "tests/support/gpu_test.h"
 
 namespace moiety::optim {
 namespace {
-
-using Formats = std::optional<QuantSpec>;
-
-Formats of(Format format) { return QuantSpec::of(format); }
-
-// Rows of 48 elements; matrices and experts may be kept in a format.
-std::vector<ParamSpec> specs_of(const Formats& format) {
-  const auto in_format = [&](ParamSpec spec) {
-    spec.format = format;
-    spec.format_class = 1;
-    return spec;
-  };
-  ParamSpec experts = matrix_spec("experts.weight", kExperts * 40, 48);
-  experts.tensors[0].shape = experts.shape = {kExperts, 40, 48};
-  experts.expert = true;
-  experts.domain = {gtp::Axis::kEdp};
-  experts.kind = ParameterClass::kExpert;
-  ParamSpec embedding = matrix_spec("embed.weight", 301, 48);
-  embedding.kind = ParameterClass::kEmbedding;
-  ParamSpec bias = vector_spec("bias", 5);
-  bias.init = InitKind::kZeros;
-  return {embedding,
-          vector_spec("norm.weight", 48),
-          qkv_spec(),  // several runs, with other tensors
-          in_format(matrix_spec("attn.o.weight", 137, 48)),
-          bias,
-          in_format(experts),
-          in_format(matrix_spec("small.weight", 3, 16)),
-          matrix_spec("head.weight", 301, 48)};
-}
-
-constexpr int kMissing = 3;  // a parameter that has no gradient in some steps
-struct Poison {
-  int parameter;
-  int64_t element;
-  float value;
-};
-
-// ---- comparisons; of what is on a GPU after a copy
-
-std::string bytes_of(const TensorView& x, const Stream& stream) {
-  if (!x.defined()) return "absent";
-  std::string out(static_cast<size_t>(x.bytes()), '\0');
-  const TensorView here(out.data(), x.dtype(), x.sizes());
-  copy(here, x, x.device() == stream.device() ? stream : Stream());
-  stream.synchronize();
-  return out;
-}
-
-std::string number(double x) { return std::isnan(x) ? "nan" : text("{:a}", x); }
-
-std::string text_of(const StepReport& r) {
-  std::string out =
-      text("coef {} skip {} halt {} skips {} bad {} {} {} t {} lr {} tokens {} {} {} {}",
-           number(r.coef), r.skip, r.halt, r.skips_in_row, r.bad, r.bad_parameter, r.bad_rank, r.t,
-           number(r.lr), r.tokens, r.overflow, r.required, r.flags);
-  out += " norm " + number(r.norm);
-  for (const float x : r.class_norms) out += " " + number(x);
-  for (const double x : r.losses) out += " " + number(x);
-  return out;
-}
-
-// The first part of parameters and state that differs.
-std::string difference(DistributedOptimizer& a, DistributedOptimizer& b, const Stream& stream) {
-  const auto same = [&](const TensorView& x, const TensorView& y) {
-    return bytes_of(x, stream) == bytes_of(y, stream);
-  };
-  for (size_t p = 0; p < a.parameters().size(); ++p) {
-    const Parameter &x = a.parameters()[p], &y = b.parameters()[p];
-    if (!same(x.weight, y.weight)) return x.spec.name + ": weight";
-    if (x.quantized.size() != y.quantized.size()) return x.spec.name + ": members";
-    for (size_t e = 0; e < x.quantized.size(); ++e) {
-      const QuantizedView &q = x.quantized[e], &r = y.quantized[e];
-      const std::string where = text("{}/{}: ", x.spec.name, e);
-      if (!same(q.row_data, r.row_data)) return where + "row_data";
-      if (!same(q.col_data, r.col_data)) return where + "col_data";
-      if (!same(q.row_scales, r.row_scales)) return where + "row_scales";
-      if (!same(q.col_scales, r.col_scales)) return where + "col_scales";
-      if (!same(q.amax, r.amax)) return where + "amax";
-      if (!same(q.tensor_scale, r.tensor_scale)) return where + "tensor_scale";
-      if (!same(q.flags, r.flags)) return where + "flags";
-    }
-  }
-  const StateView pieces = a.state_view(), others = b.state_view();
-  if (pieces.size() != others.size()) return "pieces";
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const StatePiece &x = pieces[i], &y = others[i];
-    int64_t n = 1;
-    for (int d = 0; d < x.box.rank; ++d) n *= x.box.size[d];
-    const auto view = [&](const StatePiece& piece) {
-      return TensorView(piece.data, piece.dtype, {n}, piece.device);
-    };
-    const bool alike =
-        x.tensor == y.tensor && x.slot == y.slot && x.box == y.box && x.dtype == y.dtype;
-    if (!alike || !same(view(x), view(y))) return x.slot + "/" + x.tensor;
-  }
-  const StepState s = a.step_state(), t = b.step_state();
-  const bool alike = s.t == t.t && s.b1pow == t.b1pow && s.b2pow == t.b2pow &&
-                     s.skips_in_row == t.skips_in_row && s.halt == t.halt &&
-                     s.last_losses() == t.last_losses();
-  return alike ? "" : "step state";
-}
 
 class OptimizerGpu : public GpuTest {
  protected:
@@ -134,59 +25,9 @@ class OptimizerGpu : public GpuTest {
     });
   }
 
-  static OptimizerConfig config(Device device) {
-    OptimizerConfig c;
-    c.seed = 77;
-    c.bucket_elements = 9000;  // several buckets
-    c.max_skips = 0;
-    c.device = device;
-    return c;
-  }
-
-  // Random gradients on either device, of all parameters but perhaps one, as backward leaves them.
   void contribute(DistributedOptimizer& optimizer, int step, bool all,
                   const std::vector<Poison>& poison = {}) const {
-    for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
-      Parameter& p = optimizer.parameters()[i];
-      if (!all && i == kMissing) continue;
-      const Tensor here(p.grad.dtype(), p.grad.sizes());
-      const auto set = [&](int64_t at, float x) {
-        if (p.grad.dtype() == DType::kBFloat16) {
-          here.data<bf16>()[at] = bf16(x);
-        } else {
-          here.data<float>()[at] = x;
-        }
-      };
-      for (int64_t at = 0; at < p.grad.numel(); ++at) {
-        const PhiloxBlock w = philox(
-            {6, 6},
-            {static_cast<uint32_t>(at), static_cast<uint32_t>(step), static_cast<uint32_t>(i), 0});
-        set(at, 3 * normal_from_word(w[0]));
-      }
-      for (const Poison& x : poison) {
-        if (x.parameter == static_cast<int>(i)) set(x.element, x.value);
-      }
-      copy(p.grad, here, p.grad.device() == kGpu ? stream : Stream());
-      p.overwrite = false;
-    }
-  }
-
-  static void set_format(DistributedOptimizer& optimizer, const Formats& format,
-                         const Stream& stream) {
-    std::vector<Formats> all;
-    for (const Parameter& p : optimizer.parameters()) {
-      all.push_back(p.spec.format_class == 1 ? format : std::nullopt);
-    }
-    optimizer.set_formats(all, stream);
-    optimizer.publish(stream);
-  }
-
-  static StepInput input(int step) {
-    return {.lr = 1e-2 / (1 + step),
-            .weight_decay = step % 4 == 0 ? 0 : 0.1,
-            .clip = step % 3 == 0 ? 0 : 1.0,
-            .tokens = 100 + 7 * step,
-            .losses = {50.0 / (1 + step), 2.0, 0.25 * step}};
+    contribute_to(optimizer, step, all, stream, 0, poison);
   }
 };
 
@@ -220,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
   const TrainingRun& which = GetParam();
   run([&](const GridGroups& groups) {
-    OptimizerConfig on_cpu = config({}), on_gpu = config(kGpu);
+    OptimizerConfig on_cpu = config_on({}), on_gpu = config_on(kGpu);
     for (OptimizerConfig* c : {&on_cpu, &on_gpu}) {
       c->weights = which.weights;
       c->moments = which.moments;
@@ -245,7 +86,7 @@ TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
       std::vector<Poison> poison;
       if (step == 4) poison = {{5, 77, std::nanf("")}};
       if (step == 6) poison = {{6, 1, -kInf}, {1, 47, kInf}};
-      StepInput in = input(step);
+      StepInput in = input_of(step);
       if (step == 9) in.overflow = true, in.required = 123, in.flags = 5;
       if (step == 12) in.tokens = 0;
       if (step == 16) in.bad = 2;
@@ -275,7 +116,7 @@ TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
     gpu.restore(state);
     contribute(cpu, 20, true);
     contribute(gpu, 20, true);
-    EXPECT_EQ(text_of(gpu.step(input(20), stream)), text_of(cpu.step(input(20), Stream())));
+    EXPECT_EQ(text_of(gpu.step(input_of(20), stream)), text_of(cpu.step(input_of(20), Stream())));
     EXPECT_EQ(difference(cpu, gpu, stream), "");
   });
 }
@@ -285,7 +126,7 @@ TEST_P(OptimizerGpuRuns, TwentyStepsHaveTheBitsOfTheCpu) {
 TEST_P(OptimizerGpuRuns, ACapturedStepHasTheBitsOfAnEagerOne) {
   const TrainingRun& which = GetParam();
   run([&](const GridGroups& groups) {
-    OptimizerConfig c = config(kGpu);
+    OptimizerConfig c = config_on(kGpu);
     c.weights = which.weights;
     c.moments = which.moments;
     c.main_grad = which.main_grad;
@@ -302,7 +143,7 @@ TEST_P(OptimizerGpuRuns, ACapturedStepHasTheBitsOfAnEagerOne) {
       SCOPED_TRACE(step);
       std::vector<Poison> poison;
       if (step == 4) poison = {{5, 77, std::nanf("")}};
-      std::vector<double> words = input_words(input(step));
+      std::vector<double> words = input_words(input_of(step));
       copy(in, {words.data(), DType::kFloat64, {static_cast<int64_t>(words.size())}}, stream);
       const auto report = [&](DistributedOptimizer& optimizer) {
         Tensor here(DType::kFloat64, {report_word::kCount + kLosses});
@@ -366,15 +207,15 @@ TEST_F(OptimizerGpu, AWeightStoreHasTheWeightsOfTheCpu) {
   }
 }
 
-TEST_F(OptimizerGpu, SeveralRanksAreUnsupported) {
+TEST_F(OptimizerGpu, GatheredWeightsAreUnsupported) {
   comm::run_thread_ranks(2, {}, [](comm::Communicator& world) {
-    const GridGroups groups({.dp = 2, .edp = 2}, world);
+    const GridGroups groups({.gtp = 2, .edp = 2}, world);
     try {
-      const DistributedOptimizer optimizer(specs_of(std::nullopt), config(kGpu), groups);
+      const DistributedOptimizer optimizer(specs_of(std::nullopt), config_on(kGpu), groups);
       ADD_FAILURE() << "no error";
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
-      EXPECT_STREQ(e.what(), "optimizer: 2 ranks with state on cuda:0, only one can have it there");
+      EXPECT_STREQ(e.what(), "optimizer: (e)gtp of 2 ranks with state on cuda:0");
     }
   });
 }

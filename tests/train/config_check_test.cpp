@@ -36,6 +36,27 @@ TEST(ConfigCheck, StepsAreCapturedOnAGpuAlone) {
             "train.cuda_graph = \"true\": guard.nan = \"tensor\" looks at single operations");
 }
 
+TEST(ConfigCheck, GpusTakeDataAndTensorParallelRanks) {
+  const Device gpu{DeviceType::kCuda, 0};
+  check_gpu_layout({.tp = 2, .dp = 3, .edp = 6}, gpu);
+  EXPECT_FALSE(refusal_of_gpus({.tp = 2, .dp = 3, .edp = 6}));
+  struct Case {
+    Grid grid;
+    const char* text;
+  };
+  const char* rest = " among CPU ranks alone; on GPUs ranks take parallel.dp and parallel.tp";
+  for (const Case& c :
+       {Case{{.dp = 2, .ep = 2}, "parallel.ep = 2: this version of Moiety divides experts"},
+        Case{{.gtp = 3, .edp = 3},
+             "parallel.gtp = 3: this version of Moiety divides dense weights"},
+        Case{{.dp = 2, .egtp = 2},
+             "parallel.egtp = 2: this version of Moiety divides the experts' weights"}}) {
+    check_gpu_layout(c.grid, {});
+    EXPECT_EQ(error_of([&] { check_gpu_layout(c.grid, gpu); }, ErrorKind::kUsage),
+              std::string(c.text) + rest);
+  }
+}
+
 TEST(ConfigCheck, MicroBatchesTakeTurnsOnCpuRanks) {
   TrainConfig c;
   c.run.dir = "r";

@@ -74,7 +74,7 @@ int eval_command(const std::vector<std::string>& arguments) {
   add_threads_option(app, threads);
   if (!parse_command_line(app, arguments)) return kExitDone;
 
-  const Device device = rank_device(wanted, 1);
+  const Device device = rank_device(wanted);
   const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(path));
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   const train::TrainConfig config = train_config(checkpoint, tokenizer);

@@ -151,7 +151,7 @@ void converse(TextGenerator& generator, const data::ChatRenderer& renderer,
 int generate_command(const std::vector<std::string>& arguments) {
   GenerateArguments a;
   if (!parse(arguments, a)) return kExitDone;
-  const Device device = rank_device(a.device, 1);
+  const Device device = rank_device(a.device);
   const CheckpointInfo checkpoint = read_checkpoint_info(train::find_checkpoint(a.path));
   const data::Tokenizer tokenizer = data::Tokenizer::load(checkpoint.options.data.tokenizer);
   const train::TrainConfig config = train_config(checkpoint, tokenizer);

@@ -18,10 +18,13 @@
 #include "apps/moiety/report/result.h"
 #include "apps/moiety/report/run_files.h"
 #include "moiety/base/log.h"
+#include "moiety/comm/gpu_environment.h"
+#include "moiety/comm/local_group.h"
 #include "moiety/comm/mpi_group.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/train/checkpoints.h"
+#include "moiety/train/config_check.h"
 #include "moiety/train/failure_file.h"
 #include "moiety/train/memory_estimate.h"
 #include "moiety/train/trainer.h"
@@ -86,8 +89,14 @@ TrainingPlan make_plan(const Config& config, const Launch& launch) {
   const data::Tokenizer tokenizer = load_tokenizer(o);
   const train::TrainConfig typed = train_config(o, tokenizer);
   check_inputs(o);
-  TrainingPlan plan =
-      train::make_plan(typed, rank_device(o.run.device, launch.ranks), rank_share(launch));
+  const DeviceChoice choice =
+      rank_devices({.device = o.run.device,
+                    .ranks = launch.ranks,
+                    .share = o.run.share_gpus,
+                    .hosts = launch.ranks_on_machine < launch.ranks,
+                    .refusal = train::refusal_of_gpus(train::check_layout(typed)).value_or("")});
+  TrainingPlan plan = train::make_plan(typed, choice.device, rank_share(launch, choice));
+  plan.gpus = choice.gpus;
   plan.train = open_training_data(o, typed.model.vocab, tokenizer);
   plan.valid = open_validation_data(o, typed.model.vocab, tokenizer);
   plan.config_text = config_to_json(config, tokenizer.files());
@@ -161,11 +170,12 @@ void as_one(const TrainingPlan* plan, comm::Communicator& world, Body&& body) {
 int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
   RunEnd end = RunEnd::kDone;
   train::Heartbeat heartbeat(plan.watchdog, world.rank());
+  const TrainingPlan mine = plan.of_rank(world.rank());
   std::unique_ptr<train::Trainer> trainer;  // destroyed when the peers know of a failure
   try {
     as_one(&plan, world, [&] {
-      train::check_memory(plan.config, plan.grid, plan.memory_of_rank, plan.device);
-      trainer = std::make_unique<train::Trainer>(plan, world, heartbeat);
+      train::check_memory(mine.config, mine.grid, mine.memory_of_rank, mine.device);
+      trainer = std::make_unique<train::Trainer>(mine, world, heartbeat);
       end = trainer->run();
     });
   } catch (const Error& e) {
@@ -236,6 +246,8 @@ void Training::prepare() {
   watchdog_.emplace(Seconds(config_.options.guard.watchdog_s), config_.options.run.dir,
                     [] { ::_exit(kExitComm); });
   plan_ = make_plan(config_, launch_);
+  const bool on_gpus = plan_.device.type == DeviceType::kCuda;
+  if (on_gpus && launch_.ranks > 1) comm::check_gpu_environment();
   plan_.requests = &requests_;
   plan_.watchdog = &*watchdog_;
   plan_.dry_run = flags_.dry_run;
@@ -287,7 +299,7 @@ int Training::run_process(Config config, std::exception_ptr refused) {
     const Failure failure = current_failure();
     if (leading) leading->log_failure(failure);
     leading.reset();
-    print_failure(failure);
+    if (!comm::report_failure(failure.text)) print_failure(failure);
     comm::mpi::end_process(failure.code());
   }
   return code;
@@ -303,8 +315,12 @@ int train(const std::function<Config()>& configure, const TrainFlags& flags) {
   } catch (const Error&) {
     refused = std::current_exception();
   }
+  if (!refused) prepare_gpus(config.options);
   Launch launch = find_launch(Seconds(config.options.guard.comm_timeout_s));
   const bool processes = launch.processes;
+  if (!processes && !refused && !flags.print_config && starts_processes(config.options)) {
+    return run_processes(static_cast<int>(config.options.run.ranks), flags.arguments);
+  }
   Training training(flags, std::move(launch));
   if (processes) return training.run_process(std::move(config), refused);
   if (refused) std::rethrow_exception(refused);

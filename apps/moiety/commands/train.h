@@ -14,6 +14,8 @@ struct TrainFlags {
   bool quiet = false;
   bool dry_run = false;       // everything except the steps
   bool print_config = false;  // the configuration alone, once all ranks have agreed on it
+  // The program's arguments, with which it starts its ranks as processes.
+  std::vector<std::string> arguments;
 };
 
 // Trains with the configuration that `configure` loads. Its errors, as all others, are those of all

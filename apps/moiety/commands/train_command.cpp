@@ -29,6 +29,8 @@ int train_command(const std::vector<std::string>& given) {
   std::vector<std::string> files;
   std::string run, ranks;
   TrainFlags flags;
+  flags.arguments = given;
+  flags.arguments.insert(flags.arguments.begin(), "train");
   CLI::App app(kTrainAbout, "moiety train");
   app.footer([] { return options_help(); });
   app.add_option("--config", files, "TOML file; several are read in order")
@@ -36,7 +38,8 @@ int train_command(const std::vector<std::string>& given) {
       ->expected(1);
   app.add_option("--run", run, "run directory: run.dir");
   app.add_option("--ranks", ranks,
-                 "ranks, as threads of this process (mpirun starts processes instead): run.ranks");
+                 "ranks of this host, as threads or processes (run.launch; mpirun starts processes "
+                 "itself): run.ranks");
   app.add_flag("--print-config", flags.print_config,
                "print every key with its value and source, and stop");
   app.add_flag("--dry-run", flags.dry_run, "check and set up everything, and stop before step 1");

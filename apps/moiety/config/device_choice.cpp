@@ -1,5 +1,7 @@
 #include "apps/moiety/config/device_choice.h"
 
+#include <algorithm>
+
 #include "apps/moiety/exit_code.h"
 #include "moiety/base/log.h"
 
@@ -8,12 +10,23 @@ namespace {
 
 constexpr int kLeastMajor = 9;  // Hopper
 
+std::string gpus_text(int count) { return text("{} GPU{}", count, count == 1 ? "" : "s"); }
+
+// Why the ranks cannot compute on GPUs, wherever that is; empty if they can.
+std::string refusal_of(const DeviceWish& wish) {
+  if (wish.ranks == 1) return {};
+  if (!wish.refusal.empty()) return wish.refusal;
+  if (!wish.hosts) return {};
+  return text("{} ranks are on several hosts: in this version of Moiety ranks on GPUs are on one",
+              wish.ranks);
+}
+
 }  // namespace
 
-DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& gpus, int major) {
+DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int major) {
   const Device gpu{DeviceType::kCuda, 0};
-  if (wanted == "cpu") return {};
-  const bool demanded = wanted == "cuda";
+  if (wish.device == "cpu") return {};
+  const bool demanded = wish.device == "cuda";
   if (gpus.count == 0) {
     if (demanded) throw DeviceError("run.device = \"cuda\": {}", gpus.text);
     return {};
@@ -22,27 +35,35 @@ DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& 
     const std::string old = text("{} is of compute capability {}.x, but at least {}.0 is needed",
                                  name(gpu), major, kLeastMajor);
     if (demanded) throw DeviceError("run.device = \"cuda\": {}", old);
-    return {{}, old + ": computing on the CPU"};
+    return {.device = {}, .note = old + ": computing on the CPU"};
   }
-  if (ranks == 1) return {gpu, {}};
-  if (demanded) {
-    throw UsageError(
-        "run.device = \"cuda\" and run.ranks = {}: this version of Moiety trains on one GPU, with "
-        "one rank",
-        ranks);
+  if (const std::string refusal = refusal_of(wish); !refusal.empty()) {
+    if (demanded) throw UsageError("run.device = \"cuda\": {}", refusal);
+    return {.device = {}, .note = refusal + ": computing on the CPU"};
   }
-  return {{},
-          text("{} ranks on the CPU: this version of Moiety trains on one GPU, with one rank "
-               "(run.ranks = 1)",
-               ranks)};
+  if (wish.ranks > gpus.count && !wish.share) {
+    if (demanded) {
+      throw DeviceError(
+          "run.ranks = {} and run.device = \"cuda\": this host has {}; take at most {} here, let "
+          "ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)",
+          wish.ranks, gpus_text(gpus.count),
+          gpus.count == 1 ? "1 rank" : text("{} ranks", gpus.count));
+    }
+    return {.device = {},
+            .note = text("run.ranks = {}, and this host has {} (run.share_gpus lets ranks share "
+                         "them): computing on the CPU",
+                         wish.ranks, gpus_text(gpus.count))};
+  }
+  return {.device = gpu, .gpus = std::min(wish.ranks, gpus.count)};
 }
 
-Device rank_device(std::string_view wanted, int ranks) {
+DeviceChoice rank_devices(const DeviceWish& wish) {
   const GpuStatus& gpus = gpu_status();
-  const DeviceChoice choice =
-      choose_device(wanted, ranks, gpus, gpus.count > 0 ? gpu_properties(0).major : 0);
+  DeviceChoice choice = choose_device(wish, gpus, gpus.count > 0 ? gpu_properties(0).major : 0);
   if (!choice.note.empty()) log(LogLevel::kInfo, "{}", choice.note);
-  return choice.device;
+  return choice;
 }
+
+Device rank_device(std::string_view wanted) { return rank_devices({.device = wanted}).device; }
 
 }  // namespace moiety::app

@@ -9,17 +9,30 @@
 
 namespace moiety::app {
 
-struct DeviceChoice {
-  Device device;
-  std::string note;  // for the log: the reason why an existing GPU is left alone
+// What is asked of a device.
+struct DeviceWish {
+  std::string_view device;  // run.device
+  int ranks = 1;
+  bool share = false;     // run.share_gpus
+  bool hosts = false;     // ranks are on several hosts
+  std::string refusal{};  // why these ranks cannot compute on GPUs; empty if they can
 };
 
-// Chooses a device. "auto" takes the first GPU for a run of one rank, if its compute capability
-// `major` is at least 9, else the CPU. "cuda" throws DeviceError if that GPU cannot be used,
-// UsageError for several ranks. A pure function; `major` only counts if there is a GPU.
-DeviceChoice choose_device(std::string_view wanted, int ranks, const GpuStatus& gpus, int major);
+struct DeviceChoice {
+  Device device;       // of rank 0
+  int gpus = 1;        // on GPUs: those that ranks take in turn
+  std::string note{};  // for the log: the reason why an existing GPU is left alone
+};
 
-// Makes the choice on this machine and logs the note. All ranks compute on the result.
-Device rank_device(std::string_view wanted, int ranks);
+// Chooses the device. "auto" takes GPUs where each rank gets one of its own (or may share), their
+// compute capability `major` is at least 9, and nothing refuses them; else the CPU. "cuda" throws
+// DeviceError if GPUs cannot be used or are too few, UsageError if they are refused. A pure
+// function; `major` only counts if there is a GPU.
+DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int major);
+
+// Makes the choice on this machine and logs the note.
+DeviceChoice rank_devices(const DeviceWish& wish);
+// The same for one rank.
+Device rank_device(std::string_view wanted);
 
 }  // namespace moiety::app

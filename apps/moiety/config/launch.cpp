@@ -4,7 +4,10 @@
 #include <cstdlib>
 #include <optional>
 
+#include "apps/moiety/config/device_choice.h"
 #include "apps/moiety/exit_code.h"
+#include "moiety/comm/gpu_environment.h"
+#include "moiety/comm/local_group.h"
 #include "moiety/comm/mpi_group.h"
 
 namespace moiety::app {
@@ -37,7 +40,17 @@ std::optional<Seen> several_processes() {
 
 }  // namespace
 
+void prepare_gpus(const Options& options) {
+  const bool several =
+      options.run.ranks > 1 || comm::is_started_rank() || several_processes().has_value();
+  if (several && options.run.device != "cpu") comm::prepare_gpu_environment();
+}
+
 Launch find_launch(Seconds deadline) {
+  if (comm::is_started_rank()) {
+    const int ranks = comm::mpi::processes(deadline).size;
+    return {true, ranks, ranks, ""};
+  }
   const std::optional<Seen> seen = several_processes();
   if (!seen) return {};
   if (!seen->launcher.mpi) {
@@ -69,14 +82,55 @@ void settle_ranks(Launch& launch, Config& config) {
     launch.ranks = launch.ranks_on_machine = static_cast<int>(ranks);
     return;
   }
-  const Key& key = find_key("run.ranks", "launch");
-  std::string& source = config.source[&key - option_keys().data()];
+  const auto source_of = [&](const char* key) -> std::string& {
+    return config.source[&find_key(key, "launch") - option_keys().data()];
+  };
+  if (launch.launcher.empty()) {
+    MOIETY_CHECK(ranks == launch.ranks, "run.ranks = {}, but {} processes were started", ranks,
+                 launch.ranks);
+    return;
+  }
+  if (config.options.run.launch == "threads") {
+    throw UsageError(
+        "run.launch = \"threads\" ({}), but {}: leave it out, ranks are processes here",
+        source_of("run.launch"), launch.launcher);
+  }
+  std::string& source = source_of("run.ranks");
   if (source != "default" && ranks != launch.ranks) {
     throw UsageError("run.ranks = {} ({}), but {}: leave it out, the launcher says it", ranks,
                      source, launch.launcher);
   }
   ranks = launch.ranks;
   source = launch.launcher.substr(0, launch.launcher.find(' '));
+}
+
+bool starts_processes(const Options& options) {
+  const int ranks = static_cast<int>(options.run.ranks);
+  if (ranks == 1 || options.run.launch == "threads") return false;
+  if (options.run.launch == "processes") return true;
+  if (options.run.device == "cpu") return false;
+  const GpuStatus& gpus = gpu_status();
+  if (gpus.count < ranks) return false;
+  // A GPU that is demanded and cannot be had is an error of the ranks.
+  const DeviceChoice choice =
+      choose_device({.device = "auto", .ranks = ranks}, gpus, gpu_properties(0).major);
+  return choice.device.type == DeviceType::kCuda;
+}
+
+int run_processes(int ranks, const std::vector<std::string>& arguments) {
+  const comm::StartOptions options{.arguments = arguments,
+                                   .good_codes = {kExitDone, kExitStartAgain}};
+  const std::vector<comm::RankEnd> ends = comm::start_ranks(ranks, options);
+  const comm::RankEnd* failure = comm::first_failure(ends, options);
+  if (!failure) {
+    const auto stopped = [](const comm::RankEnd& end) { return end.code == kExitStartAgain; };
+    return std::any_of(ends.begin(), ends.end(), stopped) ? kExitStartAgain : kExitDone;
+  }
+  constexpr int kBySignal = 128;  // a shell's code for an end by a signal
+  if (failure->told) return kBySignal + failure->signal;
+  if (failure->code == kExitInterrupted) return kExitInterrupted;
+  print_failure({ErrorKind::kComm, comm::failure_text(*failure, ends)});
+  return failure->signal != 0 ? kExitComm : failure->code;
 }
 
 }  // namespace moiety::app

@@ -5,6 +5,7 @@
 
 #include "apps/moiety/config/model_options.h"
 #include "apps/moiety/config/names.h"
+#include "moiety/base/integer.h"
 #include "moiety/data/sha256.h"
 #include "moiety/data/tokenizer.h"
 
@@ -184,8 +185,10 @@ train::ProfileSteps parse_profile_steps(const std::string& s) {
   return steps;
 }
 
-train::RankShare rank_share(const Launch& launch) {
-  return {.of_machine = launch.ranks_on_machine, .of_process = launch.processes ? 1 : launch.ranks};
+train::RankShare rank_share(const Launch& launch, const DeviceChoice& choice) {
+  return {.of_machine = launch.ranks_on_machine,
+          .of_process = launch.processes ? 1 : launch.ranks,
+          .of_gpu = ceil_div(launch.ranks, choice.gpus)};
 }
 
 }  // namespace moiety::app

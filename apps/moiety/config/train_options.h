@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "apps/moiety/config/device_choice.h"
 #include "apps/moiety/config/launch.h"
 #include "apps/moiety/config/options.h"
 #include "moiety/data/tokenizer.h"
@@ -27,6 +28,7 @@ data::Pack pack_of(const Options& options);
 // The steps in "a:b"; none if it is empty. Throws UsageError.
 train::ProfileSteps parse_profile_steps(const std::string& text);
 
-train::RankShare rank_share(const Launch& launch);
+// The choice is that of the launch's ranks.
+train::RankShare rank_share(const Launch& launch, const DeviceChoice& choice);
 
 }  // namespace moiety::app

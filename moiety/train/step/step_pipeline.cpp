@@ -75,13 +75,14 @@ void StepPipeline::start_data(const data::SamplerState* from) {
 
 int64_t StepPipeline::steps_ahead() const {
   const bool looks_at_steps = checks_tensors() || !settled_;
-  return plan_.device.type == DeviceType::kCuda && !looks_at_steps ? kStepsAhead : 1;
+  if (plan_.device.type == DeviceType::kCpu || looks_at_steps) return 1;
+  return ranks_on_gpus() && config_.train.cuda_graph == false ? 1 : kStepsAhead;
 }
 
 bool StepPipeline::is_border(int64_t step) const {
   return is_due(config_.eval.every, step) || is_due(config_.checkpoint.interval, step) ||
-         profiler_.covers(step) || profiler_.covers(step + 1) ||
-         recipe_of_step(config_, step + 1) != learner_.recipe;
+         is_due(learner_.optimizer.compare_interval(), step) || profiler_.covers(step) ||
+         profiler_.covers(step + 1) || recipe_of_step(config_, step + 1) != learner_.recipe;
 }
 
 bool StepPipeline::may_enqueue() const {
@@ -96,6 +97,8 @@ bool StepPipeline::captures_steps() const {
 }
 
 void StepPipeline::fill() {
+  // All ranks have left what stood between the steps.
+  if (ranks_on_gpus() && under_way_.empty() && may_enqueue()) world_.barrier();
   while (may_enqueue() && enqueue()) {
   }
 }
@@ -118,7 +121,9 @@ bool StepPipeline::enqueue() {
   if (data_ended_) return false;
   const Profiler::Step profiled(profiler_, made_step_, stream);
   const gpu::Activity before = gpu::activity();
+  world_.run_alone(ranks_on_gpus() && !settled_);
   run_step();
+  world_.run_alone(ranks_on_gpus());
   const gpu::Activity after = gpu::activity();
   step.found = found_;
   step.activity = {after.allocations - before.allocations, after.waits - before.waits};
@@ -138,7 +143,7 @@ optim::StepReport StepPipeline::read_report(int64_t number) {
 
 std::optional<FinishedStep> StepPipeline::complete() {
   heartbeat_.phase("step");
-  under_way_.front().ended.wait();
+  world_.wait(under_way_.front().ended);
   optim::StepReport report = read_report(finished_);
   asked_ |= report.flags;
   if (report.overflow) {
@@ -164,6 +169,7 @@ std::optional<FinishedStep> StepPipeline::complete() {
 }
 
 void StepPipeline::drain() {
+  if (!under_way_.empty()) world_.wait(under_way_.back().ended);
   learner_.stream.synchronize();
   for (; finished_ < enqueued_; ++finished_) asked_ |= read_report(finished_).flags;
   under_way_.clear();

@@ -7,6 +7,14 @@
 // where train.cuda_graph allows it, the step is captured once and launched again. Before a border
 // (evaluation, checkpoint, another recipe) every step under way is completed. On a CPU a step is
 // over when it has been enqueued: the same code with one step under way.
+//
+// Note [Ranks on one GPU]: a kernel of one rank may wait on the GPU for another rank's host. Calls
+// that wait for all kernels of a GPU (freeing, some allocations, loading, making a graph) may
+// therefore stand only where no rank waits: between steps, which a host barrier separates from the
+// next step, and in steps whose addresses are not settled, where operations run alone
+// (Communicator::run_alone). The host waits for a step by Communicator::wait, which sees a peer's
+// fault. Steps that are not captured are enqueued one at a time, so that no host fills a GPU's queue
+// behind a wait.
 #pragma once
 
 #include <deque>
@@ -114,6 +122,9 @@ class StepPipeline {
   // Makes the first step again, which lost pairs; nothing behind it has changed that.
   void make_again(const optim::StepReport& report);
   void forget_graph();
+
+  // Whether ranks wait for each other on GPUs.
+  bool ranks_on_gpus() const { return plan_.device.type == DeviceType::kCuda && world_.size() > 1; }
 
   static constexpr int64_t kStepsAhead = 4;
 

@@ -32,6 +32,12 @@ void StepPipeline::launch_graph() {
       enqueue_passes(false);
       enqueue_update();
     });
+    if (ranks_on_gpus()) {  // see Note [Ranks on one GPU]
+      Event ready;
+      ready.record(learner_.stream);
+      world_.wait(ready);
+      world_.barrier();
+    }
     log(LogLevel::kDebug, "the step is a CUDA graph of {} nodes", graph_->nodes());
   }
   graph_->launch(learner_.stream);

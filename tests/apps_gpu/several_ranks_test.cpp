@@ -1,0 +1,299 @@
+// Training of ranks that are threads and share a GPU, through the program: against one rank, against
+// CPU ranks, captured against eager, and across layouts.
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "moiety/comm/thread_group.h"
+#include "moiety/train/train.h"
+#include "tests/apps/train_helpers.h"
+#include "tests/support/error_of.h"
+#include "tests/support/gpu_test.h"
+
+namespace moiety::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Ranks {
+  const char* name;
+  int ranks, tp;
+};
+constexpr Ranks kOne{"one", 1, 1}, kDp2{"dp2", 2, 1}, kDp3{"dp3", 3, 1}, kTp2{"tp2", 2, 2},
+    kTp2Dp2{"tp2.dp2", 4, 2}, kDp4{"dp4", 4, 1};
+
+const Arguments kOnGpu{"--run.device=cuda", "--run.share_gpus"};
+const Arguments kOnCpu{"--run.device=cpu"};
+const Arguments kEager{"--train.cuda_graph=false"};
+const Arguments kCaptured{"--train.cuda_graph=true"};
+const Arguments kLonger{"--train.steps=20", "--checkpoint.interval=0"};
+
+class SeveralRanksGpu : public GpuTest {
+ protected:
+  std::string at(const std::string& name) const { return dir / name; }
+  // Twelve sequences a step, which one to four ranks share; all kinds of layers.
+  Arguments model(const std::string& name, const Ranks& r) const {
+    return tiny(at(name), r.ranks) + Arguments{text("--parallel.tp={}", r.tp),
+                                               "--train.global_batch=12",
+                                               text("--train.micro_batch={}", 12 * r.tp / r.ranks),
+                                               "--model.kv_heads=4",
+                                               "--model.layers=3",
+                                               "--model.dense_layers=[1]",
+                                               "--model.d_ffn_dense=48",
+                                               "--moe.shared_d_ffn=16",
+                                               "--moe.shared_gate",
+                                               "--router.bias_rate=0.001",
+                                               "--router.z_coef=0.001",
+                                               "--guard.comm_timeout_s=20"};
+  }
+  void train_at(const std::string& name, const Ranks& r, const Arguments& more) const {
+    train(model(name, r) + more);
+  }
+  void stop_after(const std::string& from, const std::string& to, int step) const {
+    fs::create_directories(at(to) + "/checkpoints");
+    fs::copy(checkpoint_path(at(from), step), checkpoint_path(at(to), step),
+             fs::copy_options::recursive);
+  }
+  void expect_equal(const std::string& a, const std::string& b) const {
+    const auto left = steps(at(a)), right = steps(at(b));
+    ASSERT_FALSE(left.empty());
+    for (const auto& [step, r] : left) {
+      ASSERT_TRUE(right.contains(step)) << step;
+      for (const char* field : {"loss", "aux", "z", "gnorm", "lr", "tokens", "bal", "entropy"}) {
+        EXPECT_EQ(r[field], right.at(step)[field])
+            << field << " of step " << step << " in " << a << " and " << b;
+      }
+    }
+  }
+  TemporaryDirectory dir;
+};
+
+// The rate is low enough for choices of experts to be the same: a near tie that parts changes the
+// next digits.
+TEST_F(SeveralRanksGpu, TrainAsOne) {
+  const Arguments gentle = kOnGpu + kLonger + Arguments{"--optim.lr=0.002"};
+  train_at("one", kOne, gentle);
+  for (const Ranks& r : {kDp2, kDp3, kTp2, kTp2Dp2, kDp4}) {
+    train_at(r.name, r, gentle);
+    expect_near(at(r.name), at("one"), 1e-4);
+  }
+}
+
+TEST_F(SeveralRanksGpu, TrainAsCpuRanks) {
+  for (const Ranks& r : {kDp3, kTp2}) {
+    train_at(text("gpu-{}", r.name), r, kOnGpu + kLonger);
+    train_at(text("cpu-{}", r.name), r, kOnCpu + kLonger);
+    expect_near(at(text("gpu-{}", r.name)), at(text("cpu-{}", r.name)), 1e-4);
+  }
+}
+
+TEST_F(SeveralRanksGpu, CapturedStepsAreEagerOnesAndTwoRunsAreEqual) {
+  const Arguments bf16 = kOnGpu + Arguments{"--train.steps=20", "--precision.recipe=bf16",
+                                            "--train.micro_batch=3", "--optim.state_dtype=bf16"};
+  for (const Ranks& r : {kDp2, kTp2, kTp2Dp2}) {
+    const auto named = [&](const char* what) { return text("{}-{}", what, r.name); };
+    train_at(named("captured"), r, bf16 + kCaptured);
+    train_at(named("again"), r, bf16 + kCaptured);
+    train_at(named("eager"), r, bf16 + kEager);
+    expect_equal(named("captured"), named("eager"));
+    expect_equal(named("captured"), named("again"));
+    const auto all = digests(checkpoint_path(at(named("captured")), 20));
+    EXPECT_EQ(all, digests(checkpoint_path(at(named("eager")), 20)));
+    EXPECT_EQ(all, digests(checkpoint_path(at(named("again")), 20)));
+  }
+}
+
+TEST_F(SeveralRanksGpu, AStepNeitherAllocatesNorWaits) {
+  for (const Ranks& r : {kDp2, kTp2}) {
+    for (const Arguments& how : {kEager, kCaptured}) {
+      const std::string name = text("{}-{}", r.name, how == kEager ? "eager" : "captured");
+      train_at(name, r, kOnGpu + how + Arguments{"--train.steps=8", "--checkpoint.interval=0"});
+      for (const auto& [step, record] : steps(at(name))) {
+        if (step == 1) continue;  // finds out how much memory a step takes
+        EXPECT_EQ(record["host_waits"], 0) << name << " " << step;
+        EXPECT_EQ(record["allocations"], 0) << name << " " << step;
+      }
+    }
+  }
+}
+
+// Gradients that travel in bf16, and each kind of recipe; choices of experts part in the end.
+TEST_F(SeveralRanksGpu, RecipesAreNearOneRank) {
+  for (const char* recipe : {"bf16", "fp8_block", "mxfp8", "nvfp4"}) {
+    const Arguments more{text("--precision.recipe={}", recipe),
+                         "--model.d_model=256",
+                         "--model.d_ffn_dense=256",
+                         "--moe.shared_d_ffn=256",
+                         "--moe.d_ffn=128",
+                         "--train.steps=8",
+                         "--optim.lr=0.001",
+                         "--precision.grad_reduce=bf16",
+                         "--checkpoint.interval=0"};
+    train_at(text("one-{}", recipe), kOne, kOnGpu + more);
+    for (const Ranks& r : {kDp2, kTp2}) {
+      const std::string name = text("{}-{}", r.name, recipe);
+      train_at(name, r, kOnGpu + more);
+      expect_losses_near(at(name), at(text("one-{}", recipe)), 0.02);
+    }
+  }
+}
+
+TEST_F(SeveralRanksGpu, TheRecipeChangesOnTheWay) {
+  const Arguments more = kOnGpu + Arguments{"--precision.recipe=mxfp8", "--precision.switch_step=4",
+                                            "--model.d_model=128",      "--moe.d_ffn=128",
+                                            "--model.d_ffn_dense=128",  "--moe.shared_d_ffn=128",
+                                            "--train.steps=8",          "--checkpoint.interval=0"};
+  train_at("captured", kDp2, more);
+  train_at("eager", kDp2, more + kEager);
+  expect_equal("captured", "eager");
+}
+
+// The loader compares the digest of every tensor and slot with the manifest's, so a run that goes
+// on has weights and moments bit for bit. At a rate of 0 weights stay what they were.
+TEST_F(SeveralRanksGpu, CheckpointsMoveBetweenLayoutsAndDevices) {
+  const Arguments each{"--checkpoint.interval=3", "--checkpoint.keep_last=10"};
+  const Arguments still{"--optim.lr=0", "--optim.min_lr=0", "--optim.weight_decay=0",
+                        "--train.steps=4"};
+  struct To {
+    Ranks ranks;
+    Arguments where;
+  };
+  train_at("from-cpu", kDp3, kOnCpu + each);
+  for (const Ranks& from : {kDp2, kTp2Dp2}) {
+    const std::string whole = text("from-{}", from.name);
+    train_at(whole, from, kOnGpu + each);
+    for (const To& to : {To{kOne, kOnGpu}, To{kTp2, kOnGpu}, To{kDp3, kOnGpu}, To{kDp2, kOnCpu}}) {
+      const std::string part = text("{}-{}-{}", from.name, to.ranks.name, to.where[0]);
+      stop_after(whole, part, 3);
+      train_at(part, to.ranks, to.where + each + still);
+      const auto before = digests(checkpoint_path(at(whole), 3)),
+                 after = digests(checkpoint_path(at(part), 4));
+      for (const auto& [name, digest] : before) {
+        if (name.starts_with("weight/") && !name.ends_with("router.bias")) {
+          EXPECT_EQ(digest, after.at(name)) << name << " in " << part;
+        }
+      }
+    }
+  }
+  stop_after("from-cpu", "cpu-to-gpu", 3);
+  train_at("cpu-to-gpu", kTp2, kOnGpu + each);
+  expect_near(at("cpu-to-gpu"), at("from-cpu"), 1e-4);
+}
+
+TEST_F(SeveralRanksGpu, ResumeIsBitwise) {
+  const Arguments each = kOnGpu + Arguments{"--precision.recipe=bf16", "--checkpoint.interval=3",
+                                            "--checkpoint.keep_last=10"};
+  train_at("whole", kTp2Dp2, each);
+  stop_after("whole", "rest", 3);
+  train_at("rest", kTp2Dp2, each);
+  EXPECT_EQ(digests(checkpoint_path(at("rest"), 6)), digests(checkpoint_path(at("whole"), 6)));
+}
+
+// Capacity that grows repeats steps; evaluation uses the model between steps.
+TEST_F(SeveralRanksGpu, StepsAreRepeatedAndEvaluated) {
+  const std::string tokens = write_tokens(dir / "a.tok", {ramp(900), ramp(300, 7)});
+  const Arguments more{"--router.aux=none",
+                       "--data.synthetic=none",
+                       "--data.train=[\"" + tokens + "\"]",
+                       "--data.valid=[\"" + tokens + "\"]",
+                       "--eval.every=3",
+                       "--eval.samples=12",
+                       "--train.steps=9",
+                       "--checkpoint.interval=0"};
+  train_at("one", kOne, kOnGpu + more);
+  for (const Ranks& r : {kDp2, kTp2}) {
+    train_at(r.name, r, kOnGpu + more);
+    expect_near(at(r.name), at("one"), 1e-4);
+    const auto one = events(at("one"), "eval"), many = events(at(r.name), "eval");
+    ASSERT_EQ(one.size(), many.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      const double expected = one[i]["loss"].get<double>();
+      EXPECT_NEAR(many[i]["loss"].get<double>(), expected, 1e-4 * expected);
+    }
+  }
+}
+
+TEST_F(SeveralRanksGpu, TheGuardStopsABadRun) {
+  const ProgramResult result =
+      run(model("bad", kDp2) + kOnGpu +
+          Arguments{"--optim.lr=1e30", "--optim.warmup_steps=0", "--train.steps=20"});
+  EXPECT_EQ(result.code, kExitNumerical) << result.err;
+  EXPECT_EQ(events(at("bad"), "halt").size(), 1u);
+  EXPECT_EQ(events(at("bad"), "skip").size(), 3u);
+}
+
+TEST_F(SeveralRanksGpu, WhatIsNotThereIsRefused) {
+  const auto refused = [&](const Arguments& more, int code, const std::string& what) {
+    const ProgramResult result = run(model("refused", kDp2) + more);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
+  };
+  refused({"--run.device=cuda", "--parallel.ep=2"}, kExitUsage, "parallel.ep = 2: this version");
+  refused({"--run.device=cuda", "--parallel.gtp=2"}, kExitUsage, "parallel.gtp = 2: this version");
+  if (gpu_status().count > 1) return;
+  refused({"--run.device=cuda"}, kExitDevice,
+          "run.ranks = 2 and run.device = \"cuda\": this host has 1 GPU; take at most 1 rank here, "
+          "let ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)");
+}
+
+// A source one of whose samples comes late.
+class LateSource final : public data::SampleSource {
+ public:
+  LateSource(int64_t seq_len, uint64_t late, Seconds by)
+      : source_(data::synthetic_source("markov", seq_len, 264, 1)), late_(late), by_(by) {}
+
+  int64_t seq_len() const override { return source_->seq_len(); }
+  std::vector<data::SamplerSource> sources() const override { return source_->sources(); }
+  void read(data::SampleRef sample, const data::SampleRow& row) const override {
+    if (sample.index == late_) std::this_thread::sleep_for(by_);
+    source_->read(sample, row);
+  }
+  double text_bytes(int source, uint64_t samples) const override {
+    return source_->text_bytes(source, samples);
+  }
+
+ private:
+  std::shared_ptr<const data::SampleSource> source_;
+  uint64_t late_;
+  Seconds by_;
+};
+
+// The data of one rank come after the deadline of the others. Where steps are enqueued one at a time
+// it is the GPU of another rank that waits for it. All end with one sentence, and the GPU can be used
+// afterwards.
+TEST_F(SeveralRanksGpu, ALatePeerIsNamed) {
+  train::TrainConfig c;
+  c.run.dir = at("late");
+  c.run.ranks = 2;
+  c.model.vocab = 264;
+  c.model.d_model = 32;
+  c.model.layers = 2;
+  c.model.heads = 4;
+  c.model.d_ffn = 32;
+  c.model.router.experts = 4;
+  c.data.seq_len = 16;
+  c.data.shuffle = false;
+  c.train.steps = 12;
+  c.train.micro_batch = 4;
+  c.train.global_batch = 8;
+  c.checkpoint.interval = 0;
+  c.log.peak_tflops = 1;
+  c.train.cuda_graph = false;
+  train::TrainingPlan plan = train::make_plan(c, kGpu);
+  const auto train_with = [&](std::shared_ptr<const data::SampleSource> source) {
+    plan.train = std::move(source);
+    comm::run_thread_ranks(2, {.deadline = Seconds(2)},
+                           [&](comm::Communicator& world) { train::train(plan, world); });
+  };
+  const auto start = std::chrono::steady_clock::now();
+  const std::string error = error_of(
+      [&] { train_with(std::make_shared<LateSource>(c.data.seq_len, 8 * 7 + 2, Seconds(8))); });
+  EXPECT_NE(error.find("waited 2.0 s for rank "), std::string::npos) << error;
+  EXPECT_NE(error.find("comm \""), std::string::npos) << error;
+  EXPECT_LT(Seconds(std::chrono::steady_clock::now() - start).count(), 30);
+  plan.config.run.dir = at("good");
+  train_with(data::synthetic_source("markov", c.data.seq_len, 264, 1));
+}
+
+}  // namespace
+}  // namespace moiety::app

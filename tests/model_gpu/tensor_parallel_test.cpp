@@ -1,0 +1,169 @@
+// The communication of tensor parallelism among ranks that are threads and share a GPU: the bits of
+// CPU ranks.
+#include "moiety/model/tensor_parallel.h"
+
+#include <cmath>
+#include <functional>
+
+#include "moiety/base/copy.h"
+#include "moiety/comm/thread_group.h"
+#include "moiety/model/parallel_loss.h"
+#include "moiety/nn/loss.h"
+#include "tests/support/gpu_test.h"
+#include "tests/support/tensors.h"
+
+namespace moiety::model {
+namespace {
+
+constexpr Device kOnGpu{DeviceType::kCuda, 0};
+
+// A pass of a rank on a device, without a model.
+struct Place {
+  Place(comm::Communicator& world, DType storage, int64_t sequences, int64_t seq_len, Device where)
+      : arena("test", where),
+        stream(Stream::on(where)),
+        pass{.arena = arena,
+             .stream = stream,
+             .storage = storage,
+             .sequences = sequences,
+             .seq_len = seq_len,
+             .tp = &world,
+             .rope_table = {},
+             .position_T = {},
+             .document_start_BS = {},
+             .routed_T = {},
+             .h_TD = {},
+             .wide_TD = {}} {}
+
+  Tensor there(const TensorView& x) const {
+    Tensor out(x.dtype(), x.sizes(), stream.device(), "test");
+    copy(out, x, stream);
+    stream.synchronize();
+    return out;
+  }
+  Tensor here(const TensorView& x) const {
+    pass.tp->synchronize(stream);
+    return to_host(x, stream);
+  }
+
+  Arena arena;
+  Stream stream;
+  Pass pass;
+};
+
+class TensorParallelGpu : public GpuTest {
+ protected:
+  static void run(int ranks, const std::function<void(comm::Communicator&)>& body) {
+    comm::run_thread_ranks(ranks, {.deadline = Seconds(20)}, [&](comm::Communicator& world) {
+      world.run_alone(true);
+      world.prepare(kOnGpu, {.staging_bytes = 1 << 20});
+      body(world);
+      world.barrier();
+    });
+  }
+};
+
+// Whole numbers, whose products are exact on every device.
+Tensor whole_numbers(DType dtype, std::vector<int64_t> sizes, uint32_t seed) {
+  Tensor out(dtype, sizes);
+  fill_integers(out, seed, 4);
+  return out;
+}
+
+TEST_F(TensorParallelGpu, TokensAndSumsHaveTheBitsOfCpuRanks) {
+  for (const int ranks : {2, 3}) {
+    for (const int64_t sequences : {1, 3}) {
+      for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
+        run(ranks, [&](comm::Communicator& world) {
+          const int64_t seq_len = 4 * ranks, own = 4 * sequences, all = own * ranks, width = 37;
+          const uint32_t seed = 10 * uint32_t(world.rank());
+          const Tensor x = normal_tensor(storage, {own, width}, seed + 1);
+          const Tensor partial = normal_tensor(storage, {all, width}, seed + 2);
+          const Tensor wide = normal_tensor(DType::kFloat32, {own, width}, seed + 3);
+          std::vector<Tensor> results[2];
+          for (const Device where : {Device{}, kOnGpu}) {
+            Place place(world, storage, sequences, seq_len, where);
+            std::vector<Tensor>& out = results[where == kOnGpu];
+            const Tensor own_x = place.there(x), own_partial = place.there(partial),
+                         own_wide = place.there(wide);
+            out.push_back(place.here(gather_tokens(place.pass, own_x)));
+            for (const DType to : {DType::kFloat32, DType::kBFloat16}) {
+              for (const TensorView& addend : {TensorView(), own_x.view(), own_wide.view()}) {
+                const Tensor sum = place.there(Tensor(to, {own, width}));
+                sum_to_own(place.pass, own_partial, addend, sum);
+                out.push_back(place.here(sum));
+              }
+            }
+            sum_to_own(place.pass, own_partial, own_x, own_x);  // in place
+            out.push_back(place.here(own_x));
+          }
+          for (size_t i = 0; i < results[0].size(); ++i) {
+            expect_same_bits(results[0][i], results[1][i], text("result {}", i));
+          }
+        });
+      }
+    }
+  }
+}
+
+// A rank without columns, targets that are ignored or masked, chunks, and a target outside of the
+// vocabulary, which is NaN on a GPU.
+TEST_F(TensorParallelGpu, TheLossHasTheBitsOfCpuRanks) {
+  for (const int ranks : {2, 3}) {
+    for (const int64_t vocabulary : {700, 2}) {
+      for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
+        run(ranks, [&](comm::Communicator& world) {
+          constexpr int64_t kModel = 16, kSequences = 2;
+          const int64_t seq_len = 6 * ranks, own = 6 * kSequences, all = own * ranks;
+          const int64_t slice = (vocabulary + ranks - 1) / ranks;
+          const int64_t first = std::min(vocabulary, world.rank() * slice),
+                        columns = std::min(vocabulary, first + slice) - first;
+          const Tensor x = whole_numbers(storage, {own, kModel}, 5 + uint32_t(world.rank()));
+          const Tensor head = whole_numbers(storage, {vocabulary, kModel}, 2);
+          std::vector<int32_t> targets;
+          Tensor mask(DType::kUInt8, {all});
+          for (int64_t t = 0; t < all; ++t) {
+            targets.push_back(t % 7 == 5 ? nn::kIgnoredTarget : int32_t(t * 31 % vocabulary));
+            mask.data<uint8_t>()[t] = t % 5 != 3;
+          }
+          const Tensor target = int32_tensor(targets);
+          struct Result {
+            Tensor loss, dx, grad;
+          } results[2];
+          for (const Device where : {Device{}, kOnGpu}) {
+            Place place(world, storage, kSequences, seq_len, where);
+            const Tensor there_x = place.there(x), there_target = place.there(target),
+                         there_mask = place.there(mask), there_head = place.there(head);
+            const Tensor loss = place.there(Tensor(DType::kFloat32, {all})),
+                         dx = place.there(Tensor(storage, {own, kModel})),
+                         grad = place.there(Tensor(DType::kFloat32, {slice, kModel}));
+            parallel_cross_entropy(place.pass,
+                                   {.x_TD = there_x,
+                                    .head_VD = there_head.view().slice(0, first, first + columns),
+                                    .slice = {first, vocabulary},
+                                    .target_T = there_target,
+                                    .mask_T = there_mask,
+                                    .loss_T = loss,
+                                    .dx_TD = dx,
+                                    .grad_VD = grad.view().slice(0, 0, columns),
+                                    .chunk = 5,
+                                    .z_coef = 0.1f});
+            results[where == kOnGpu] = {place.here(loss), place.here(dx), place.here(grad)};
+          }
+          expect_same_bits(results[0].loss, results[1].loss, "loss");
+          const double bound = storage == DType::kBFloat16 ? 2e-2 : 1e-4;
+          for (const auto& [a, b] : {std::pair(&results[0].dx, &results[1].dx),
+                                     std::pair(&results[0].grad, &results[1].grad)}) {
+            for (int64_t i = 0; i < a->view().numel(); ++i) {
+              const double expected = get(*a, i);
+              ASSERT_NEAR(get(*b, i), expected, bound * (1 + std::abs(expected))) << i;
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moiety::model

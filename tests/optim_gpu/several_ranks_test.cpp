@@ -1,0 +1,159 @@
+// The optimizer of ranks that are threads and share a GPU: the bits of CPU ranks, eager and captured.
+#include <functional>
+#include <limits>
+#include <optional>
+
+#include "moiety/base/graph.h"
+#include "moiety/comm/thread_group.h"
+#include "moiety/optim/step_words.h"
+#include "tests/optim_gpu/optimizer_cases.h"
+#include "tests/support/error_of.h"
+#include "tests/support/gpu_test.h"
+
+namespace moiety::optim {
+namespace {
+
+constexpr Device kOnGpu{DeviceType::kCuda, 0};
+
+struct RanksRun {
+  const char* name;
+  gtp::Grid grid;
+  DType main_grad, wire;
+  std::array<Formats, 2> formats;  // one after the other
+};
+
+class OptimizerRanksGpu : public GpuTest, public testing::WithParamInterface<RanksRun> {
+ protected:
+  // Calls body(groups, stream) on each rank, whose operations run alone.
+  static void run(const std::function<void(const GridGroups&, const Stream&)>& body) {
+    const gtp::Grid& grid = GetParam().grid;
+    const int ranks = grid.tp * grid.gtp * grid.dp;
+    comm::run_thread_ranks(ranks, {.deadline = Seconds(20)}, [&](comm::Communicator& world) {
+      world.run_alone(true);
+      const GridGroups groups(grid, world);
+      const Stream stream = Stream::on(kOnGpu);
+      groups.prepare(kOnGpu, {.staging_bytes = 1 << 20});
+      body(groups, stream);
+      world.barrier();
+    });
+  }
+  static OptimizerConfig config(Device device) {
+    OptimizerConfig c = config_on(device);
+    c.main_grad = GetParam().main_grad;
+    c.grad_wire = GetParam().wire;
+    c.compare_copies = 1;
+    return c;
+  }
+};
+
+constexpr DType kF32 = DType::kFloat32, kBf16 = DType::kBFloat16;
+INSTANTIATE_TEST_SUITE_P(
+    Runs, OptimizerRanksGpu,
+    testing::Values(
+        RanksRun{
+            "two", {.dp = 2, .edp = 2}, kF32, kF32, {std::nullopt, of(Format::kFp8Block128x128)}},
+        RanksRun{"three",
+                 {.dp = 3, .edp = 3},
+                 kF32,
+                 kBf16,
+                 {of(Format::kMxfp8), of(Format::kNvfp4Tile16)}},
+        RanksRun{
+            "four", {.dp = 4, .edp = 4}, kBf16, kBf16, {of(Format::kMxfp8Tile32), std::nullopt}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(OptimizerRanksGpu, StepsHaveTheBitsOfCpuRanks) {
+  run([&](const GridGroups& groups, const Stream& stream) {
+    const int rank = groups.world().rank();
+    DistributedOptimizer cpu(specs_of(GetParam().formats[0]), config({}), groups);
+    DistributedOptimizer gpu(specs_of(GetParam().formats[0]), config(kOnGpu), groups);
+    EXPECT_EQ(gpu.compare_interval(), 1);
+    EXPECT_EQ(cpu.compare_interval(), 0);
+    cpu.initialize(5, Stream());
+    gpu.initialize(5, stream);
+    ASSERT_EQ(difference(cpu, gpu, stream), "") << "initial weights";
+    for (int step = 0; step < 8; ++step) {
+      SCOPED_TRACE(step);
+      if (step == 4) {
+        set_format(cpu, GetParam().formats[1], Stream());
+        set_format(gpu, GetParam().formats[1], stream);
+        ASSERT_EQ(difference(cpu, gpu, stream), "") << "another format";
+      }
+      std::vector<Poison> poison;
+      if (step == 2 && rank == 1) poison = {{5, 77, std::numeric_limits<float>::quiet_NaN()}};
+      StepInput in = input_of(step);
+      in.tokens += rank;
+      contribute_to(cpu, step, step % 3 != 0, stream, rank, poison);
+      contribute_to(gpu, step, step % 3 != 0, stream, rank, poison);
+      const StepReport expected = cpu.step(in, Stream()), got = gpu.step(in, stream);
+      ASSERT_EQ(text_of(got), text_of(expected));
+      ASSERT_EQ(difference(cpu, gpu, stream), "");
+      EXPECT_EQ(got.skip, step == 2);
+      gpu.compare_copies();
+    }
+  });
+}
+
+TEST_P(OptimizerRanksGpu, ACapturedStepHasTheBitsOfAnEagerOne) {
+  run([&](const GridGroups& groups, const Stream& stream) {
+    comm::Communicator& world = groups.world();
+    const int rank = world.rank();
+    DistributedOptimizer eager(specs_of(GetParam().formats[0]), config(kOnGpu), groups);
+    DistributedOptimizer captured(specs_of(GetParam().formats[0]), config(kOnGpu), groups);
+    for (DistributedOptimizer* optimizer : {&eager, &captured}) optimizer->initialize(5, stream);
+    constexpr int64_t kLosses = 3;
+    const Tensor in(DType::kFloat64, {input_word::kCount + kLosses}, kOnGpu);
+    const Tensor out(DType::kFloat64, {report_word::kCount + kLosses}, kOnGpu);
+    contribute_to(captured, 0, false, stream, rank);
+    stream.synchronize();
+    world.barrier();
+    world.run_alone(false);
+    std::optional<Graph> graph;
+    graph.emplace(stream, [&] { captured.enqueue(in, out, stream); });
+    world.run_alone(true);
+    stream.synchronize();
+    world.barrier();
+    const auto report = [&](DistributedOptimizer& optimizer) {
+      Event end;
+      end.record(stream);
+      world.wait(end);
+      world.barrier();  // what follows may wait for all kernels
+      const Tensor here = to_host(out, stream);
+      return text_of(optimizer.read_report(here));
+    };
+    for (int step = 0; step < 6; ++step) {
+      SCOPED_TRACE(step);
+      std::vector<double> words = input_words(input_of(step));
+      copy(in, {words.data(), DType::kFloat64, {std::ssize(words)}}, stream);
+      contribute_to(eager, step, false, stream, rank);
+      eager.enqueue(in, out, stream);
+      const std::string expected = report(eager);
+      contribute_to(captured, step, false, stream, rank);
+      stream.synchronize();
+      world.barrier();
+      graph->launch(stream);
+      ASSERT_EQ(report(captured), expected);
+      ASSERT_EQ(difference(eager, captured, stream), "");
+      captured.compare_copies();
+    }
+    world.barrier();
+  });
+}
+
+// A weight that one rank has changed is found where ranks compare, and named on all.
+TEST_P(OptimizerRanksGpu, CopiesThatDifferAreFound) {
+  run([&](const GridGroups& groups, const Stream& stream) {
+    DistributedOptimizer gpu(specs_of(std::nullopt), config(kOnGpu), groups);
+    gpu.initialize(5, stream);
+    gpu.compare_copies();
+    const TensorView weight = gpu.parameters()[1].weight;
+    if (groups.world().rank() == 1) fill_bytes(weight.slice(0, 0, 1), 7, stream);
+    stream.synchronize();
+    const std::string error = error_of([&] { gpu.compare_copies(); });
+    EXPECT_NE(error.find("optimizer: ranks 0 and 1 of \"dp\" have different weights at "),
+              std::string::npos)
+        << error;
+  });
+}
+
+}  // namespace
+}  // namespace moiety::optim
