@@ -12,7 +12,7 @@ __all__ = ["remap_optimizer"]
 def remap_optimizer(state, model, form="packed", names=None):
     """The state_dict of an optimizer, for parameters of the other form; `state` is not changed.
 
-    form: "packed" (what GroupedLinear has) or "indexed". Parameters are named by strings, as
+    form: "packed" (one parameter of all experts) or "indexed". Parameters are named by strings, as
     torch.distributed.checkpoint has them, or numbered, as optimizers have them: then `names` are the
     saved parameters' in the optimizer's order; by default those of `model` in the order of its
     parameters, with each expert's in the place of the stack. Weight and bias go independently. A set
@@ -36,7 +36,7 @@ def remap_optimizer(state, model, form="packed", names=None):
               for group in state["param_groups"]]
     for path, linear in linears.items():
         for name in ("weight", "bias"):
-            if getattr(linear, name) is not None:
+            if linear.experts_of(name) is not None:
                 _remap(states, groups, f"{path}.{name}" if path else name, path, linear, form)
     if by_number:
         order = {key: i for i, key in enumerate(key for group in groups for key in group["params"])}
@@ -51,10 +51,16 @@ def _saved_names(model, linears, form):
     out = []
     for name, _ in model.named_parameters():
         path, _, leaf = name.rpartition(".")
-        if path in linears and form == "packed" and leaf in ("weight", "bias"):
-            out += [f"{name}{e}" for e in range(linears[path].num_groups)]
-        else:
-            out.append(name)
+        kind = leaf.rstrip("0123456789")
+        if path in linears and kind in ("weight", "bias"):
+            if kind == leaf and form == "packed":
+                out += [f"{name}{e}" for e in range(linears[path].num_groups)]
+                continue
+            if kind != leaf and form == "indexed":
+                name = name[:len(name) - len(leaf)] + kind
+                if name in out:
+                    continue
+        out.append(name)
     return out
 
 
@@ -69,7 +75,7 @@ def _remap(states, groups, stacked, path, linear, form):
     targets = experts if form == "indexed" else [stacked]
     if form == "packed":
         # The core says which are missing, or too many.
-        shape = list(getattr(linear, stacked.rpartition(".")[2]).shape[1:])
+        shape = list(linear.shapes[stacked.rpartition(".")[2]])
         prefix = "" if path else "module."
         _lib.key_remap({"keys": [{"name": prefix + k, "shape": shape} for k in sources],
                         "modules": [{"name": path or "module", "experts": linear.num_groups}],

@@ -41,12 +41,12 @@ def test_import_alone_loads_neither_torch_nor_the_library():
 
 
 def test_import_of_the_modules_is_quick_after_torch():
-    out = python("import time; a = time.perf_counter(); import torch; b = time.perf_counter(); "
-                 "import moiety.nn; c = time.perf_counter(); "
-                 "print(b - a, c - b, torch.cuda.is_initialized())")
-    torchs, ours, initialized = out.split()
-    # On a busy machine both take longer.
-    assert float(ours) < max(0.3, 0.3 * float(torchs)) and initialized == "False"
+    # Time of the processor, since other processes make the clock's time longer; the best of three.
+    code = ("import time, torch; a = time.process_time(); import moiety.nn, moiety.te; "
+            "print(time.process_time() - a, torch.cuda.is_initialized())")
+    runs = [python(code).split() for _ in range(3)]
+    assert min(float(seconds) for seconds, _ in runs) < 0.3
+    assert all(initialized == "False" for _, initialized in runs)
 
 
 def test_fork_works_after_import_and_use():
