@@ -427,6 +427,23 @@ def test_master_weights_are_cast_like_the_whole(format):
     te.post_all_gather_processing(torch.ones(2, 2))
 
 
+@pytest.mark.parametrize("format", ["fp8", "fp8_block_tile", "mxfp8", "mxfp8_tile", "nvfp4_tile"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_cast_like_the_whole(format, value):
+    master = values(40, 72)
+    master[7, 9] = value
+    whole = quant.quantize(master.bfloat16(), format, "both")
+    target = empty_like(whole)
+    te.quantize_master_weights([target], [master], [0], None)
+    if format == "mxfp8_tile":
+        target.tensor_scale[1] = 1
+    same(whole, target)
+    assert target.flags == 1
+    target.row.view(torch.uint8)[39, 0] ^= 1  # the comparison can fail
+    with pytest.raises(AssertionError, match="row"):
+        same(whole, target)
+
+
 def test_shards_of_masters_and_the_table_that_is_kept():
     master = values(24, 40)
     target = empty_like(quant.quantize(master.bfloat16(), "nvfp4_tile"))
