@@ -89,6 +89,30 @@ int moiety_partial_cast(int64_t handle, void* reduction, void* stream);
 /* Frees a table; a handle that is none is nothing. */
 int moiety_release(int64_t handle);
 
+/* Checkpoints (docs/checkpoint-format.md) and Hugging Face folders, by one process. Requests and
+   answers are JSON; an answer may be null where nobody wants it. "pieces" are [{"tensor", "slot",
+   "shape", "start", "size", "data"}, ...]: for each box of a logical tensor the address of its
+   float32 elements in the CPU's memory, row-major and without gaps. "run" is {"step", "tokens",
+   "adam_t", "seed", "config", "state"}, the last two texts of JSON. */
+
+/* {"path"}, a checkpoint or a run directory -> the fields of a run, {"path"} of the checkpoint, and
+   {"tensors": {name: {"shape", "slots": {slot: dtype}}}}. */
+int moiety_checkpoint_describe(const char* request, char** answer);
+/* {"path", "weights_only", "pieces"} -> run. Tensors and slots must be the checkpoint's, but that
+   moments may be left if `weights_only`; side files and amax histories always may. */
+int moiety_checkpoint_load(const char* request, char** answer);
+/* {"path", "run", "pieces"} -> {"path"} of the checkpoint step-<step> in the directory `path`. */
+int moiety_checkpoint_save(const char* request, char** answer);
+/* {"path"} -> {"family", "config": the text of config.json, "tensors": {name: shape}}, the tensors
+   of the model by the names of checkpoints. */
+int moiety_folder_describe(const char* request, char** answer);
+/* {"path", "pieces"}: fills pieces of slot "weight". */
+int moiety_folder_load(const char* request, char** answer);
+/* {"path", "like" or "config", "dtype", "stacked", "replace", "pieces"} -> {"family", "keys",
+   "files", "bytes"}: a new folder, with config.json and side files of the folder `like`, or with the
+   text `config`. Needs room for a checkpoint of the weights beside it, which is removed. */
+int moiety_folder_save(const char* request, char** answer);
+
 #ifdef __cplusplus
 }
 #endif

@@ -17,7 +17,7 @@ constexpr int64_t kRows = 32;  // rows of a task
 void check_matrix(const char* argument, const TensorView& x, DType dtype, int64_t rows,
                   int64_t columns) {
   check_tensor("activation", argument, x, dtype, {rows, columns});
-  MOIETY_CHECK(x.stride(1) == 1 || columns <= 1,
+  MOIETY_CHECK(x.stride(1) == 1 || columns <= 1 || rows == 0,
                "activation: {} {} has columns that are not contiguous", argument, x.describe());
 }
 

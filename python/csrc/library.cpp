@@ -31,6 +31,10 @@ STABLE_TORCH_LIBRARY(moiety, m) {
   m.def("grouped_mlp(" MOIETY_MLP ", Tensor? main_grad1, Tensor? main_grad2) -> (Tensor, Tensor)");
   m.def("grouped_mlp_backward(Tensor dy, Tensor h, " MOIETY_MLP
         ", bool need_dx) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("activation(Tensor h, Tensor? splits, Tensor? row_scale, " MOIETY_ACTIVATION ") -> Tensor");
+  m.def(
+      "activation_backward(Tensor da, Tensor h, Tensor? splits, Tensor? "
+      "row_scale, " MOIETY_ACTIVATION ") -> (Tensor, Tensor)");
   m.def(
       "router(Tensor logits, Tensor? bias, Tensor? mask, Tensor? given_idx, int top_k, str score, "
       "bool renormalize, float scale, int groups, int group_top_k) -> (Tensor, Tensor, Tensor)");
@@ -70,6 +74,8 @@ void add_kernels(Library& m) {
   m.impl("grouped_linear_bias_grad", TORCH_BOX(&grouped_linear_bias_grad));
   m.impl("grouped_mlp", TORCH_BOX(&grouped_mlp));
   m.impl("grouped_mlp_backward", TORCH_BOX(&grouped_mlp_backward));
+  m.impl("activation", TORCH_BOX(&activation));
+  m.impl("activation_backward", TORCH_BOX(&activation_backward));
   m.impl("router", TORCH_BOX(&router));
   m.impl("router_backward", TORCH_BOX(&router_backward));
   m.impl("expert_rows", TORCH_BOX(&expert_rows));

@@ -42,6 +42,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> grouped_mlp_backward(
     Optional source, Optional row_tk, Optional b1, Optional b2, std::string kind, double alpha,
     double limit, double offset, int64_t interleave, bool need_dx);
 
+// ---- activation.cpp: what stands between the two linears (moiety/gemm/swiglu.h), as an operation of
+// its own: a [R, F] of h [R, H]. With `splits` [E] rows past their sum are dead, else all are live.
+Tensor activation(Tensor h, Optional splits, Optional row_scale, std::string kind, double alpha,
+                  double limit, double offset, int64_t interleave);
+// {dh [R, H], dscale [R] or [0]}.
+std::tuple<Tensor, Tensor> activation_backward(Tensor da, Tensor h, Optional splits,
+                                               Optional row_scale, std::string kind, double alpha,
+                                               double limit, double offset, int64_t interleave);
+
 // ---- routing.cpp.
 // {weights float32 [T, K], idx int32 [T, K], counts int64 [E]}.
 std::tuple<Tensor, Tensor, Tensor> router(Tensor logits, Optional bias, Optional mask,

@@ -9,7 +9,8 @@ import importlib
 from .errors import (CheckpointError, CommError, CudaError, Error, InvalidArgument, IoError,
                      OutOfMemory, Unsupported)
 
-_SUBMODULES = ("checkpoint", "doctor", "errors", "hf", "nn", "ops", "optim", "prepare", "quant")
+_SUBMODULES = ("checkpoint", "doctor", "errors", "hf", "nn", "ops", "optim", "prepare", "quant",
+               "te")
 
 __all__ = ["CheckpointError", "CommError", "CudaError", "Error", "InvalidArgument", "IoError",
            "OutOfMemory", "Unsupported", "build_info", "__version__"]

@@ -160,6 +160,30 @@ def _mlp_backward_fake(dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, 
             x.new_empty(rows, h.shape[1]), x.new_empty(rows, w2.shape[2]))
 
 
+# ---- activation
+
+
+def _activation_fake(h, splits, row_scale, kind, alpha, limit, offset, interleave):
+    _require(h.dim() == 2, "activation", f"h is {_shape(h)}, expected [R, H]")
+    return h.new_empty(h.shape[0], h.shape[1] // 2 if kind == "glu" else h.shape[1])
+
+
+def _activation_setup(ctx, inputs, output):
+    h, splits, row_scale, *ctx.activation = inputs
+    ctx.save_for_backward(*((h, splits, row_scale) if any(ctx.needs_input_grad) else (None,) * 3))
+
+
+def _activation_backward(ctx, da):
+    need_h, _, need_scale, *_ = ctx.needs_input_grad
+    dh, dscale = _ops.activation_backward(_contiguous(da), *ctx.saved_tensors, *ctx.activation)
+    return (dh if need_h else None, None, dscale if need_scale else None, *[None] * 5)
+
+
+def _activation_backward_fake(da, h, splits, row_scale, *activation):
+    rows = 0 if row_scale is None else h.shape[0]
+    return h.new_empty(h.shape), h.new_empty(rows, dtype=torch.float32)
+
+
 # ---- routing
 
 
@@ -313,6 +337,8 @@ _FAKES = {
     "grouped_linear_bias_grad": _bias_grad_fake,
     "grouped_mlp": _mlp_fake,
     "grouped_mlp_backward": _mlp_backward_fake,
+    "activation": _activation_fake,
+    "activation_backward": _activation_backward_fake,
     "router": _router_fake,
     "router_backward": lambda logits, *args: torch.empty_like(logits),
     "expert_rows": _expert_rows_fake,
@@ -327,6 +353,7 @@ _GRADIENTS = {
     "grouped_linear": (_linear_backward, _linear_setup),
     "grouped_linear_t": (_linear_t_backward, _linear_t_setup),
     "grouped_mlp": (_mlp_backward, _mlp_setup),
+    "activation": (_activation_backward, _activation_setup),
     "router": (_router_backward, _router_setup),
     "expert_rows": (_expert_rows_backward, _expert_rows_setup),
 }

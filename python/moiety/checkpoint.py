@@ -1,112 +1,62 @@
-"""States of optimizers between stacked experts (weight [E, N, C]) and one tensor for each expert
-(weight0, weight1, ...). Modules convert their own parameters when they load (moiety.nn)."""
+"""Checkpoints of the trainer (docs/checkpoint-format.md), Hugging Face folders, optimizers' states.
 
-import torch
+    run = checkpoint.load("runs/demo", model, optimizer)       # {"step", "tokens", "config", ...}
+    checkpoint.save("runs/demo/checkpoints", model, optimizer, step=run["step"] + 100, run=run)
+    checkpoint.load_hf(folder, model)
+    checkpoint.save_hf(new_folder, model, config)
+
+A model's parameters have the trainer's names (layers.3.moe.experts.fc1.weight ...), as moiety.nn's
+modules do. What is unknown, missing or of another shape is one error that lists all of it, before
+anything is changed. One process; the trainer reads what is saved here under any layout.
+
+`describe` and `read` need no torch.
+"""
+
+import importlib
+import json
 
 from . import _lib, errors
-from .nn import GroupedLinear
 
-__all__ = ["remap_optimizer"]
+__all__ = ["describe", "load", "load_hf", "read", "remap_optimizer", "save", "save_hf"]
 
-
-def remap_optimizer(state, model, form="packed", names=None):
-    """The state_dict of an optimizer, for parameters of the other form; `state` is not changed.
-
-    form: "packed" (what GroupedLinear has) or "indexed". Parameters are named by strings, as
-    torch.distributed.checkpoint has them, or numbered, as optimizers have them: then `names` are the
-    saved parameters' in the optimizer's order; by default those of `model` in the order of its
-    parameters, with each expert's in the place of the stack. Weight and bias go independently. A set
-    with gaps is a CheckpointError that names them, and experts whose steps differ are an error.
-    """
-    if form not in ("packed", "indexed"):
-        raise errors.InvalidArgument(f"remap_optimizer: form is {form!r}, expected packed or indexed")
-    linears = {name: m for name, m in model.named_modules() if isinstance(m, GroupedLinear)}
-    numbered = [key for group in state["param_groups"] for key in group["params"]]
-    by_number = any(isinstance(key, int) for key in numbered)
-    if by_number:
-        names = list(names) if names is not None else _saved_names(model, linears, form)
-        if len(names) != len(numbered):
-            raise errors.InvalidArgument(f"remap_optimizer: the state has {len(numbered)} parameters, but "
-                                         f"{len(names)} names are given")
-        named = dict(zip(numbered, names))
-    else:
-        named = {key: key for key in numbered}
-    states = {named[key]: dict(value) for key, value in state["state"].items()}
-    groups = [{**group, "params": [named[key] for key in group["params"]]}
-              for group in state["param_groups"]]
-    for path, linear in linears.items():
-        for name in ("weight", "bias"):
-            if getattr(linear, name) is not None:
-                _remap(states, groups, f"{path}.{name}" if path else name, path, linear, form)
-    if by_number:
-        order = {key: i for i, key in enumerate(key for group in groups for key in group["params"])}
-        states = {order[key]: value for key, value in states.items()}
-        for group in groups:
-            group["params"] = [order[key] for key in group["params"]]
-    return {**state, "state": states, "param_groups": groups}
+_WITH_TORCH = {"load": "_storage", "load_hf": "_storage", "remap_optimizer": "_remap", "save": "_storage",
+               "save_hf": "_storage"}
 
 
-def _saved_names(model, linears, form):
-    """The names of the model's parameters in the form that is not asked for."""
-    out = []
-    for name, _ in model.named_parameters():
-        path, _, leaf = name.rpartition(".")
-        if path in linears and form == "packed" and leaf in ("weight", "bias"):
-            out += [f"{name}{e}" for e in range(linears[path].num_groups)]
-        else:
-            out.append(name)
-    return out
+def __getattr__(name):
+    if name in _WITH_TORCH:
+        return getattr(importlib.import_module(f"moiety.{_WITH_TORCH[name]}"), name)
+    raise AttributeError(f"module 'moiety.checkpoint' has no attribute '{name}'")
 
 
-def _remap(states, groups, stacked, path, linear, form):
-    """Moves the states of one stack, or of its experts, and their places in the groups."""
-    experts = [f"{stacked}{e}" for e in range(linear.num_groups)]
-    listed = {key for group in groups for key in group["params"]}
-    sources = [stacked] if form == "indexed" else [k for k in sorted(listed) if k.startswith(stacked)
-                                                   and k[len(stacked):].isdigit()]
-    if not listed.intersection(sources):
-        return
-    targets = experts if form == "indexed" else [stacked]
-    if form == "packed":
-        # The core says which are missing, or too many.
-        shape = list(getattr(linear, stacked.rpartition(".")[2]).shape[1:])
-        prefix = "" if path else "module."
-        _lib.key_remap({"keys": [{"name": prefix + k, "shape": shape} for k in sources],
-                        "modules": [{"name": path or "module", "experts": linear.num_groups}],
-                        "form": "packed"})
-        sources = experts
-    place = [group for group in groups if sources[0] in group["params"]][0]
-    if not set(sources) <= set(place["params"]):
-        raise errors.CheckpointError(f"remap_optimizer: the experts of {stacked} are in several groups")
-    at = place["params"].index(sources[0])
-    place["params"] = [k for k in place["params"][:at] if k not in sources] + targets + [
-        k for k in place["params"][at:] if k not in sources]
-    old = [states.pop(key) for key in sources if key in states]
-    if not old:
-        return
-    if len(old) != len(sources):
-        raise errors.CheckpointError(f"remap_optimizer: {len(sources) - len(old)} of the "
-                                     f"{len(sources)} experts of {stacked} have no state")
-    if form == "packed":
-        states[stacked] = {key: _joined(stacked, key, [s[key] for s in old]) for key in old[0]}
-        return
-    for e, target in enumerate(targets):
-        states[target] = {key: value[e].clone() if _per_expert(value, linear) else _copied(value)
-                          for key, value in old[0].items()}
+def asked(function, **request):
+    """The answer of a function of the C interface to a request."""
+    return _lib.call_json(function, json.dumps(request).encode())
 
 
-def _per_expert(value, linear):
-    return isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[0] == linear.num_groups
+def piece(tensor, slot, shape, data, start=None, size=None):
+    """How a request names float32 memory of a logical tensor."""
+    shape = list(shape)
+    return {"tensor": tensor, "slot": slot, "shape": shape, "data": data,
+            "start": [0] * len(shape) if start is None else list(start),
+            "size": shape if size is None else list(size)}
 
 
-def _copied(value):
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def describe(path):
+    """{"path", "step", "tokens", "adam_t", "seed", "config", "state", "tensors": {name: {"shape",
+    "slots": {slot: dtype}}}} of a checkpoint, or of a run directory: its newest one."""
+    return asked("moiety_checkpoint_describe", path=str(path))
 
 
-def _joined(stacked, key, values):
-    if isinstance(values[0], torch.Tensor) and values[0].dim() > 0:
-        return torch.stack(values)
-    if any(value != values[0] for value in values):
-        raise errors.CheckpointError(f"remap_optimizer: the experts of {stacked} differ in {key}: "
-                                     f"{sorted({float(v) for v in values})}")
-    return _copied(values[0])
+def read(path):
+    """{name: float32 numpy array}, the weights of a checkpoint; checksums and digests are compared."""
+    import numpy
+
+    found = describe(path)
+    arrays = {name: numpy.empty(t["shape"], numpy.float32) for name, t in found["tensors"].items()
+              if t["slots"].get("weight") == "float32"}
+    if not arrays:
+        raise errors.CheckpointError(f"{found['path']}: no weights")
+    asked("moiety_checkpoint_load", path=found["path"], weights_only=True,
+          pieces=[piece(name, "weight", a.shape, a.ctypes.data) for name, a in arrays.items()])
+    return arrays

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import _lib, errors, ops
+from . import _experts, errors, ops
 
 __all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
            "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu"]
@@ -59,7 +59,7 @@ _delayed = weakref.WeakSet()  # modules whose weight gradients may be pending
 def _refuse_pending(optimizer, args, kwargs):
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for module in _delayed:
-        if module.pending_dw and id(module.weight) in owned:
+        if module.pending_dw and any(id(w) in owned for w in module.experts_of("weight")):
             raise errors.InvalidArgument(
                 f"{type(optimizer).__name__}.step: {module} has {module.pending_dw} weight gradients "
                 "pending; call backward_dw() first")
@@ -74,8 +74,8 @@ class _ManagedLinear(torch.autograd.Function):
     """grouped_linear whose weight gradient is a job of its module."""
 
     @staticmethod
-    def forward(ctx, module, x, weight, splits, bias, row_scale):
-        ctx.module = module
+    def forward(ctx, module, x, weight, splits, bias, row_scale, overwrite):
+        ctx.module, ctx.overwrite = module, overwrite
         ctx.save_for_backward(x, weight, splits, bias, row_scale)
         return ops.grouped_linear(x, weight.detach(), splits, bias, row_scale)
 
@@ -90,9 +90,9 @@ class _ManagedLinear(torch.autograd.Function):
         if bias is not None:
             dbias, dscale = torch.ops.moiety.grouped_linear_bias_grad(dy, splits, bias, row_scale)
         if ctx.needs_input_grad[2]:
-            ctx.module._add_job((dy, x, splits, None, None))
+            ctx.module._add_job((dy, x, splits, None, None), ctx.overwrite)
         return (None, dx, None, None, dbias if ctx.needs_input_grad[4] else None,
-                dscale if ctx.needs_input_grad[5] else None)
+                dscale if ctx.needs_input_grad[5] else None, None)
 
 
 class _ManagedMlp(torch.autograd.Function):
@@ -126,35 +126,81 @@ class _ManagedMlp(torch.autograd.Function):
 class GroupedLinear(torch.nn.Module):
     """One linear layer for each group of rows: weight [E, N, C], bias [E, N].
 
-    grad="main_grad": the weight's gradient is added to `weight.main_grad` (or to what
-    `weight.get_main_grad()` returns), float32 or bfloat16, and `.grad` stays None.
-    delay_wgrad=True: backward leaves it to `backward_dw()`, which takes one backward's share, the
-    oldest first, and adds. Neither `delay_wgrad` nor `on_grad_ready` runs under torch.compile.
+    params, bias_params: "grouped" (one parameter of all experts) or "indexed": weight0 ... weight<E-1>
+    [N, C], bias0 ... [N], which lie in one storage and are read there. (Where they do not, since
+    somebody has moved their data, and under torch.compile, each call copies them.) A state_dict of
+    either form loads into either.
 
-    A state_dict with weight0 ... weight<E-1> (and bias0 ...) loads too.
+    grad="main_grad": the weight's gradient is added to `weight.main_grad` (or to what
+    `weight.get_main_grad()` returns), float32 or bfloat16, and `.grad` stays None; with
+    `weight.overwrite_main_grad` (True, or a float32 factor on the device) it takes the place of what
+    is there. `weight.grad_added_to_main_grad`, where a weight has it, becomes True.
+    delay_wgrad=True: backward leaves it to `backward_dw()`, which takes one backward's share, the
+    oldest first, and adds. delay_wgrad, on_grad_ready, overwrite_main_grad and main_grad of indexed
+    weights do not run under torch.compile.
     """
 
-    def __init__(self, num_groups, in_features, out_features, *, bias=False, device=None, dtype=None,
-                 grad="grad", delay_wgrad=False):
+    def __init__(self, num_groups, in_features, out_features, *, bias=False, params="grouped",
+                 bias_params="grouped", device=None, dtype=None, grad="grad", delay_wgrad=False):
         super().__init__()
         _check_choice("GroupedLinear: grad", grad, ("grad", "main_grad"))
+        _check_choice("GroupedLinear: params", params, _experts.FORMS)
+        _check_choice("GroupedLinear: bias_params", bias_params, _experts.FORMS)
         self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
         self.grad_target, self.delay_wgrad = grad, delay_wgrad
-        self.weight = torch.nn.Parameter(
-            torch.empty(num_groups, out_features, in_features, device=device, dtype=dtype))
-        if bias:
-            self.bias = torch.nn.Parameter(
-                torch.empty(num_groups, out_features, device=device, dtype=dtype))
-        else:
-            self.register_parameter("bias", None)
+        self.forms = {"weight": params, "bias": bias_params}
+        self.shapes = {"weight": (out_features, in_features), "bias": (out_features,) if bias else None}
+        for name, form in self.forms.items():
+            self._register(name, form, self.shapes[name], device=device, dtype=dtype)
         self._jobs = collections.deque()
         self._ready_hooks = collections.OrderedDict()
         if delay_wgrad:
             if not _delayed:
                 register_optimizer_step_pre_hook(_refuse_pending)
             _delayed.add(self)
-        self.register_load_state_dict_pre_hook(_stack_indexed_keys)
+        self.register_load_state_dict_pre_hook(_experts.load_other_form)
         self.reset_parameters()
+
+    def _register(self, name, form, shape, **kind):
+        if form == "grouped" or shape is None:
+            self.register_parameter(name, None if shape is None else torch.nn.Parameter(
+                torch.empty(self.num_groups, *shape, **kind)))
+            return
+        if self.num_groups < 1:
+            raise errors.InvalidArgument(f"GroupedLinear: num_groups is {self.num_groups}, and indexed "
+                                         "parameters need at least 1")
+        for e, part in enumerate(torch.empty(self.num_groups, *shape, **kind)):
+            self.register_parameter(f"{name}{e}", torch.nn.Parameter(part))
+
+    def experts_of(self, name):
+        """The parameters of "weight" or "bias" as a list, of one stack or of each expert; None: absent."""
+        if self._parameters.get(name) is not None:
+            return [self._parameters[name]]
+        if name in self._parameters:
+            return None
+        return [self._parameters[f"{name}{e}"] for e in range(self.num_groups)]
+
+    def stacked(self, name):
+        """"weight" [E, N, C] or "bias" [E, N] with its gradient, in either form; None: absent."""
+        found = self.experts_of(name)
+        if found is None or name in self._parameters:
+            return None if found is None else found[0]
+        whole = _experts.joined(found)
+        return whole.contiguous() if name == "bias" else whole
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self._lay_evenly()
+        return self
+
+    def __setstate__(self, state):  # a copy
+        super().__setstate__(state)
+        self._lay_evenly()
+
+    def _lay_evenly(self):
+        for name, form in self.forms.items():
+            if form == "indexed":
+                _experts.lay_evenly(self.experts_of(name))
 
     def reset_parameters(self):
         """As torch.nn.Linear, for every group."""
@@ -165,31 +211,27 @@ class GroupedLinear(torch.nn.Module):
 
     def extra_repr(self):
         return (f"{self.num_groups}, {self.in_features}, {self.out_features}, "
-                f"bias={self.bias is not None}, grad={self.grad_target!r}")
+                f"bias={self.experts_of('bias') is not None}, params={self.forms['weight']!r}, "
+                f"grad={self.grad_target!r}")
 
     def forward(self, x, splits, *, row_scale=None):
         """x [..., C] as rows; returns [..., N]. splits [E]: a tensor, or a list of ints."""
-        rows = _rows(x, self.weight)
+        return self._forward(x, splits, self.stacked("bias"), row_scale)
+
+    def _forward(self, x, splits, bias, row_scale, overwrite=False):
+        weight = self.stacked("weight")
+        rows = _rows(x, weight)
         splits = _splits(splits, rows)
-        if self._managed():
-            y = _ManagedLinear.apply(self, rows, self.weight, splits, self.bias, row_scale)
+        if overwrite or self._managed():
+            y = _ManagedLinear.apply(self, rows, weight, splits, bias, row_scale, overwrite)
         else:
-            y = ops.grouped_linear(rows, self.weight, splits, self.bias, row_scale,
-                                   self._main_grad())
+            y = ops.grouped_linear(rows, weight, splits, bias, row_scale, self._main_grad())
         return y.reshape(*x.shape[:-1], self.out_features)
 
-    def main_grad(self):
-        """The buffer that the weight's gradient is added to; an error that says what is wrong."""
-        get = getattr(self.weight, "get_main_grad", None)
-        buffer = get() if get else getattr(self.weight, "main_grad", None)
-        if buffer is None:
-            raise errors.InvalidArgument("GroupedLinear: grad is 'main_grad', but the weight has "
-                                         "neither main_grad nor get_main_grad()")
-        if buffer.shape != self.weight.shape or (buffer.numel() and buffer.stride(-1) != 1):
-            raise errors.InvalidArgument(
-                f"GroupedLinear: main_grad has shape {list(buffer.shape)} and strides "
-                f"{list(buffer.stride())}; expected {list(self.weight.shape)} with contiguous columns")
-        return buffer
+    def main_grads(self):
+        """The buffers that the weight's gradient is added to, as experts_of("weight") has weights; an
+        error that says what is wrong."""
+        return [_main_grad_of(weight) for weight in self.experts_of("weight")]
 
     @property
     def pending_dw(self):
@@ -197,46 +239,92 @@ class GroupedLinear(torch.nn.Module):
         return len(self._jobs)
 
     def backward_dw(self):
-        """Computes the weight gradient of the oldest backward that is pending, and adds it."""
+        """Computes the weight gradient of the oldest backward that is pending, and adds it. Without
+        delay_wgrad nothing is to be done."""
+        if not self.delay_wgrad:
+            return
         if not self._jobs:
             raise errors.InvalidArgument(f"backward_dw: no weight gradient is pending in {self}")
-        self._run_job(self._jobs.popleft())
+        self._run_job(*self._jobs.popleft())
 
     def on_grad_ready(self, fn):
-        """fn(weight) runs after each contribution to the weight's gradient. Returns a handle."""
+        """fn(weight) runs after each contribution to the weight's gradient; of indexed weights fn takes
+        their list. Returns a handle."""
         handle = torch.utils.hooks.RemovableHandle(self._ready_hooks)
         self._ready_hooks[handle.id] = fn
         return handle
 
     def _main_grad(self):
-        if self.grad_target != "main_grad" or not self.weight.requires_grad:
+        if (self.grad_target != "main_grad" or self.forms["weight"] == "indexed"
+                or not self.weight.requires_grad):
             return None
         # A view with a version of its own: other contributions may come before this one's backward.
-        return self.main_grad().data
+        return self.main_grads()[0].data
 
     def _managed(self):
         managed = self.delay_wgrad or bool(self._ready_hooks)
+        if self.grad_target == "main_grad" and not managed:
+            weight = self.experts_of("weight")[0]
+            managed = (self.forms["weight"] == "indexed" or hasattr(weight, "grad_added_to_main_grad")
+                       or getattr(weight, "overwrite_main_grad", False) is not False)
         if managed and torch.compiler.is_compiling():
-            raise errors.Unsupported("GroupedLinear: delay_wgrad and on_grad_ready do not run under "
-                                     "torch.compile")
+            raise errors.Unsupported("GroupedLinear: delay_wgrad, on_grad_ready, overwrite_main_grad, "
+                                     "grad_added_to_main_grad and main_grad of indexed weights do not "
+                                     "run under torch.compile")
         return managed and torch.is_grad_enabled()
 
-    def _add_job(self, job):
+    def _add_job(self, job, overwrite=False):
         if self.delay_wgrad:
-            self._jobs.append(job)
+            self._jobs.append((job, overwrite))
         else:
-            self._run_job(job)
+            self._run_job(job, overwrite)
 
-    def _run_job(self, job):
-        weight = self.weight
+    def _run_job(self, job, overwrite):
+        weights = self.experts_of("weight")
+        grouped = self.forms["weight"] == "grouped"
         with torch.no_grad(), errors.translated():
             if self.grad_target == "main_grad":
-                torch.ops.moiety.grouped_linear_wgrad_acc(*job, self.main_grad(), None)
+                self._accumulate(job, overwrite)
+                for weight in weights:
+                    if hasattr(weight, "grad_added_to_main_grad"):
+                        weight.grad_added_to_main_grad = True
             else:
                 dw = torch.ops.moiety.grouped_linear_wgrad(*job)
-                weight.grad = dw if weight.grad is None else weight.grad.add_(dw)
+                for weight, part in zip(weights, [dw] if grouped else dw):
+                    if weight.requires_grad:
+                        weight.grad = part if weight.grad is None else weight.grad.add_(part)
         for fn in tuple(self._ready_hooks.values()):
-            fn(weight)
+            fn(weights[0] if grouped else weights)
+
+    def _accumulate(self, job, overwrite):
+        buffers = self.main_grads()
+        factor = overwrite or getattr(self.experts_of("weight")[0], "overwrite_main_grad", False)
+        if factor is True:
+            factor = buffers[0].new_zeros(1, dtype=torch.float32)
+        elif factor is False:
+            factor = None
+        acc = torch.ops.moiety.grouped_linear_wgrad_acc
+        target = buffers[0] if self.forms["weight"] == "grouped" else _experts.over(buffers)
+        if target is not None:
+            acc(*job, target, factor)
+            return
+        # Buffers that lie apart go through one that does not.
+        target = torch.stack(buffers)
+        acc(*job, target, factor)
+        torch._foreach_copy_(buffers, list(target))
+
+
+def _main_grad_of(weight):
+    get = getattr(weight, "get_main_grad", None)
+    buffer = get() if get else getattr(weight, "main_grad", None)
+    if buffer is None:
+        raise errors.InvalidArgument("GroupedLinear: grad is 'main_grad', but the weight has "
+                                     "neither main_grad nor get_main_grad()")
+    if buffer.shape != weight.shape or (buffer.numel() and buffer.stride(-1) != 1):
+        raise errors.InvalidArgument(
+            f"GroupedLinear: main_grad has shape {list(buffer.shape)} and strides "
+            f"{list(buffer.stride())}; expected {list(weight.shape)} with contiguous columns")
+    return buffer
 
 
 class GroupedMLP(torch.nn.Module):
@@ -244,21 +332,35 @@ class GroupedMLP(torch.nn.Module):
 
     The router's probability (row_scale) is applied between the linears, also to fc2's bias. fc1 and
     fc2 are GroupedLinears that hold parameters, main_grad and pending weight gradients.
+
+    path: "fused" (one operator) or "unfused" (fc1, activation, fc2, with the same bits), what runs.
+    Fused, the children's forward pre-hooks run too (fc2's with None for its input), but may return
+    nothing; hooks that would see an output are an error.
     """
 
     def __init__(self, num_groups, d_model, d_ffn, *, activation=Swiglu(), bias=False,
-                 glu_interleave=0, grad="grad", delay_wgrad=False, device=None, dtype=None):
-        super().__init__()
-        self.num_groups, self.d_model, self.d_ffn = num_groups, d_model, d_ffn
-        self.activation, self.glu_interleave = activation, glu_interleave
-        common = {"bias": bias, "grad": grad, "delay_wgrad": delay_wgrad, "device": device,
-                  "dtype": dtype}
+                 glu_interleave=0, path="fused", **options):
         hidden = 2 * d_ffn if activation.gated else d_ffn
-        self.fc1 = GroupedLinear(num_groups, d_model, hidden, **common)
-        self.fc2 = GroupedLinear(num_groups, d_ffn, d_model, **common)
+        self._assemble(GroupedLinear(num_groups, d_model, hidden, bias=bias, **options),
+                       GroupedLinear(num_groups, d_ffn, d_model, bias=bias, **options),
+                       activation, glu_interleave, path)
+
+    @classmethod
+    def of(cls, fc1, fc2, activation, glu_interleave=0, path="fused"):
+        """The module over linears that are there."""
+        module = cls.__new__(cls)
+        module._assemble(fc1, fc2, activation, glu_interleave, path)
+        return module
+
+    def _assemble(self, fc1, fc2, activation, glu_interleave, path):
+        super().__init__()
+        _check_choice("GroupedMLP: path", path, ("fused", "unfused"))
+        self.num_groups, self.d_model, self.d_ffn = fc1.num_groups, fc1.in_features, fc2.in_features
+        self.activation, self.glu_interleave, self.path = activation, glu_interleave, path
+        self.fc1, self.fc2 = fc1, fc2
 
     def extra_repr(self):
-        return f"activation={self.activation}"
+        return f"activation={self.activation}, path={self.path!r}"
 
     def _constants(self):
         a = self.activation
@@ -267,27 +369,45 @@ class GroupedMLP(torch.nn.Module):
     def forward(self, x, splits, *, row_scale=None, source=None, row_tk=None):
         """x [..., D] in the order of groups; or x [T, D] with the maps of ops.expert_rows, whose
         result is the sum per token."""
-        rows = _rows(x, self.fc1.weight)
-        splits = _splits(splits, rows)
         fc1, fc2 = self.fc1, self.fc2
+        if self.path == "unfused":
+            return self._unfused(x, splits, row_scale, source, row_tk)
+        for child, given in ((fc1, x), (fc2, None)):
+            _run_pre_hooks(child, (given, splits))
+        w1, w2, b1, b2 = fc1.stacked("weight"), fc2.stacked("weight"), fc1.stacked("bias"), fc2.stacked("bias")
+        rows = _rows(x, w1)
+        splits = _splits(splits, rows)
         if fc1._managed() or fc2._managed():
             with errors.translated():
-                y = _ManagedMlp.apply(self, rows, fc1.weight, fc2.weight, splits, row_scale, source,
-                                      row_tk, fc1.bias, fc2.bias)
+                y = _ManagedMlp.apply(self, rows, w1, w2, splits, row_scale, source, row_tk, b1, b2)
         else:
             kind, alpha, limit, offset, interleave = self._constants()
-            y = ops.grouped_mlp(rows, fc1.weight, fc2.weight, splits, row_scale=row_scale,
-                                source=source, row_tk=row_tk, b1=fc1.bias, b2=fc2.bias, kind=kind,
-                                alpha=alpha, limit=limit, offset=offset, interleave=interleave,
-                                main_grad1=fc1._main_grad(), main_grad2=fc2._main_grad())
+            y = ops.grouped_mlp(rows, w1, w2, splits, row_scale=row_scale, source=source,
+                                row_tk=row_tk, b1=b1, b2=b2, kind=kind, alpha=alpha, limit=limit,
+                                offset=offset, interleave=interleave, main_grad1=fc1._main_grad(),
+                                main_grad2=fc2._main_grad())
         return y.reshape(x.shape) if y.shape == rows.shape else y
+
+    def _unfused(self, x, splits, row_scale, source, row_tk):
+        if source is not None or row_tk is not None:
+            raise errors.InvalidArgument("GroupedMLP: path is 'unfused', but source and row_tk go with "
+                                         "'fused' alone")
+        h = self.fc1(x.reshape(-1, x.shape[-1]), splits)
+        kind, alpha, limit, offset, interleave = self._constants()
+        a = ops.activation(h, splits=_splits(splits, h), row_scale=row_scale, kind=kind, alpha=alpha,
+                           limit=limit, offset=offset, interleave=interleave)
+        scale = None if self.fc2.experts_of("bias") is None else row_scale
+        return self.fc2(a, splits, row_scale=scale).reshape(x.shape)
 
     @property
     def pending_dw(self):
         return max(self.fc1.pending_dw, self.fc2.pending_dw)
 
     def backward_dw(self):
-        """The weight gradients of the oldest backward that is pending: fc2's, then fc1's."""
+        """The weight gradients of the oldest backward that is pending: fc2's, then fc1's. Without
+        delay_wgrad nothing is to be done."""
+        if not (self.fc1.delay_wgrad or self.fc2.delay_wgrad):
+            return
         if not self.pending_dw:
             raise errors.InvalidArgument(f"backward_dw: no weight gradient is pending in {self}")
         for linear in (self.fc2, self.fc1):
@@ -441,27 +561,13 @@ def _splits(splits, rows):
     return host.to(rows.device, non_blocking=True)
 
 
-def _stack_indexed_keys(module, state_dict, prefix, local_metadata, strict, missing, unexpected,
-                        messages):
-    """Loads weight0 ... as weight, by the core's key_remap; the caller's dictionary is not changed,
-    since the loader works on a copy."""
-    path = prefix or "module."
-    for name in ("weight", "bias"):
-        start = prefix + name
-        keys = [k for k in state_dict if k.startswith(start) and k[len(start):].isdigit()]
-        if not keys or getattr(module, name) is None:
-            continue
-        present = keys + ([start] if start in state_dict else [])
-        request = {
-            "keys": [{"name": path + k[len(prefix):], "shape": list(state_dict[k].shape)}
-                     for k in present],
-            "modules": [{"name": path[:-1], "experts": module.num_groups}],
-            "form": "packed"}
-        try:
-            moves = _lib.key_remap(request)
-        except errors.Error as error:
-            messages.append(str(error))
-            continue
-        order = [prefix + move["source"]["name"][len(path):]
-                 for move in sorted(moves, key=lambda move: move["expert"])]
-        state_dict[start] = torch.stack([state_dict.pop(key) for key in order])
+def _run_pre_hooks(child, args):
+    """The forward pre-hooks of a linear that a fused path stands for."""
+    if child._forward_hooks or child._backward_hooks or child._backward_pre_hooks:
+        raise errors.Unsupported(f"GroupedMLP: {child} has forward or backward hooks, which see nothing in "
+                                 "the fused path; path='unfused' runs them")
+    for key, hook in child._forward_pre_hooks.items():
+        with_kwargs = key in child._forward_pre_hooks_with_kwargs
+        if (hook(child, args, {}) if with_kwargs else hook(child, args)) is not None:
+            raise errors.Unsupported(f"GroupedMLP: a forward pre-hook of {child} returned a value, which "
+                                     "the fused path cannot take; path='unfused' does")

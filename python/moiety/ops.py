@@ -49,6 +49,14 @@ def grouped_mlp(x, w1, w2, splits, *, row_scale=None, source=None, row_tk=None, 
                    float(alpha), float(limit), float(offset), interleave, main_grad1, main_grad2)[0]
 
 
+def activation(h, *, splits=None, row_scale=None, kind="glu", alpha=1.0, limit=math.inf, offset=0.0,
+               interleave=0):
+    """a [R, F] of h [R, 2F] (kind "relu2": [R, F]), times row_scale [R]: the middle of grouped_mlp, with
+    its bits. Without `splits` every row is live."""
+    return called(_ops.activation, h, splits, row_scale, kind, float(alpha), float(limit), float(offset),
+                  interleave)
+
+
 def router(logits, top_k, *, bias=None, mask=None, given_idx=None, score="softmax",
            renormalize=True, scale=1.0, groups=1, group_top_k=1):
     """(weights float32 [T, K], idx int32 [T, K], counts int64 [E]) of float32 logits [T, E].

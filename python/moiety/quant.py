@@ -222,6 +222,11 @@ class PartialCast:
         self._table.call("moiety_partial_cast", self._reduction.data_ptr())
 
 
+def _place(t):
+    """Two tensors with the same one are interchangeable; the cast that is kept holds the first's memory."""
+    return None if t is None else (t.data_ptr(), t.shape, t.dtype, t.is_contiguous())
+
+
 _kept = collections.OrderedDict()  # the casts of partial_cast, the latest last
 
 
@@ -231,7 +236,7 @@ def partial_cast(masters, targets, ranges, group=None, **options):
     key = (*map(id, targets), *sorted(options.items()))
     found = _kept.pop(key, None)
     if (found is None or found.ranges != list(ranges) or found.group is not group
-            or any(a is not b for a, b in zip(found.masters, masters, strict=True))
+            or any(_place(a) != _place(b) for a, b in zip(found.masters, masters, strict=True))
             or found._present() != found._addresses):
         found = PartialCast(masters, targets, ranges, group, **options)
     _kept[key] = found

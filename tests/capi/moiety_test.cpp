@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/files.h"
+
 namespace {
 
 using nlohmann::json;
@@ -144,6 +146,55 @@ TEST(CApi, TablesOfTensorsServeSteps) {
   EXPECT_EQ(moiety_release(sums), MOIETY_OK);
   EXPECT_EQ(moiety_partial_cast_create("{}", &steps, &facts), MOIETY_INVALID_ARGUMENT);
   EXPECT_EQ(moiety_partial_cast_create(nullptr, &steps, &facts), MOIETY_INVALID_ARGUMENT);
+}
+
+// A request for memory of these values.
+json piece(const std::string& tensor, std::vector<float>& values) {
+  const auto n = static_cast<int64_t>(values.size());
+  return {{"tensor", tensor}, {"slot", "weight"},
+          {"shape", {n}},     {"start", {0}},
+          {"size", {n}},      {"data", reinterpret_cast<uintptr_t>(values.data())}};
+}
+
+TEST(CApi, CheckpointsComeBack) {
+  const moiety::TemporaryDirectory dir;
+  std::vector<float> a{1, -2, 3}, b{4}, back_a(3), back_b(1);
+  char* text = nullptr;
+  const json run{{"step", 7}, {"tokens", 70},   {"adam_t", 6},
+                 {"seed", 5}, {"config", "{}"}, {"state", "{}"}};
+  const json saved{
+      {"path", dir / "out"}, {"run", run}, {"pieces", json::array({piece("a", a), piece("b", b)})}};
+  ASSERT_EQ(moiety_checkpoint_save(saved.dump().c_str(), &text), MOIETY_OK) << moiety_last_error();
+  const std::string path = taken(text).at("path");
+  EXPECT_EQ(path, (dir / "out") + "/step-00000007");
+  ASSERT_EQ(moiety_checkpoint_describe(json{{"path", dir / "out"}}.dump().c_str(), &text),
+            MOIETY_OK);
+  const json said = taken(text);
+  EXPECT_EQ(said.at("adam_t"), 6);
+  EXPECT_EQ(said.at("tensors").at("a"), (json{{"shape", {3}}, {"slots", {{"weight", "float32"}}}}));
+  json wanted{
+      {"path", path}, {"weights_only", true}, {"pieces", json::array({piece("a", back_a)})}};
+  EXPECT_EQ(moiety_checkpoint_load(wanted.dump().c_str(), nullptr), MOIETY_CHECKPOINT);
+  EXPECT_NE(std::string(moiety_last_error()).find("b"), std::string::npos);
+  wanted["pieces"].push_back(piece("b", back_b));
+  ASSERT_EQ(moiety_checkpoint_load(wanted.dump().c_str(), nullptr), MOIETY_OK);
+  EXPECT_EQ(a, back_a);
+  EXPECT_EQ(b, back_b);
+}
+
+TEST(CApi, RequestsForStorageThatAreNone) {
+  char* text = nullptr;
+  std::vector<float> values{1, 2};
+  EXPECT_EQ(moiety_checkpoint_save("{}", &text), MOIETY_INVALID_ARGUMENT);
+  EXPECT_EQ(moiety_checkpoint_load(nullptr, nullptr), MOIETY_INVALID_ARGUMENT);
+  EXPECT_EQ(moiety_folder_load("[]", nullptr), MOIETY_INVALID_ARGUMENT);
+  EXPECT_NE(moiety_folder_describe(R"({"path": "/nowhere"})", &text), MOIETY_OK);
+  json wrong{{"path", "/tmp"}, {"weights_only", true}};
+  json box = piece("a", values);
+  box["start"] = {0, 0};
+  wrong["pieces"] = json::array({box});
+  EXPECT_EQ(moiety_checkpoint_load(wrong.dump().c_str(), nullptr), MOIETY_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(moiety_last_error()).find("dimensions"), std::string::npos);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ def has_gpu():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU, and a build with CUDA")
+    config.addinivalue_line("markers", "slow: takes seconds; `-m 'not slow'` leaves it out")
     config.addinivalue_line("markers", "cpu_only: about what a GPU does not do, or does in the same way")
 
 

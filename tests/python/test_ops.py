@@ -196,6 +196,11 @@ def cases():
     yield "grouped_mlp", (d(x)[:2].requires_grad_(), w, w2, splits, None, source, row_tk, None, None, *act, None, None)
     yield "grouped_mlp", (d(x)[:0], d(w), d(w2), splits * 0, None, None, None, None, None, *act, None, None)
     h = torch.randn(6, 16)
+    yield "activation", (d(h).requires_grad_(), splits, p, *act)
+    yield "activation", (d(h).requires_grad_(), None, None, "glu", 1.702, 7.0, 1.0, 8)
+    yield "activation", (d(h)[:0].requires_grad_(), splits * 0, None, "relu2", 1.0, math.inf, 0.0, 0)
+    yield "activation_backward", (torch.randn(6, 8), h, splits, d(p), *act)
+    yield "activation_backward", (torch.randn(6, 16), h, None, None, "relu2", 1.0, math.inf, 0.0, 0)
     for need in (True, False):
         yield "grouped_mlp_backward", (torch.randn(6, 8), h, d(x), d(w), d(w2), splits, d(p), None,
                                        None, d(b), d(b2), *act, need)
@@ -300,6 +305,8 @@ ERRORS = [
     ("kind is 'gelu'", moiety.InvalidArgument,
      lambda: ops.grouped_mlp(torch.ones(2, 8), torch.ones(1, 16, 8), torch.ones(1, 8, 8),
                              torch.tensor([2]), kind="gelu")),
+    ("h is", moiety.InvalidArgument, lambda: ops.activation(torch.ones(2, 7))),
+    ("interleave", moiety.InvalidArgument, lambda: ops.activation(torch.ones(2, 24), interleave=8)),
     ("top_k=5", moiety.InvalidArgument, lambda: ops.router(torch.ones(2, 3), 5)),
     ("score is 'relu'", moiety.InvalidArgument, lambda: ops.router(torch.ones(2, 3), 1, score="relu")),
     ("idx is", moiety.InvalidArgument, lambda: ops.expert_rows(torch.ones(2, 3), 4)),

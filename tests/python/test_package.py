@@ -13,7 +13,7 @@ from moiety import _lib, errors
 
 
 def python(code, **environment):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600,
                           env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -35,18 +35,29 @@ def test_without_torch_the_package_imports():
     assert out.splitlines() == [f"{moiety.__version__} False", "no torch here", "[]"]
 
 
+def test_without_torch_checkpoints_are_read(tmp_path):
+    from moiety import checkpoint
+
+    model = torch.nn.Linear(3, 2)
+    checkpoint.save(tmp_path, model)
+    out = python(NO_TORCH + f"from moiety import checkpoint\npath = {str(tmp_path)!r}\n"
+                 "print(checkpoint.describe(path)['step'], checkpoint.read(path)['weight'].tolist(), "
+                 "'torch' in sys.modules)")
+    assert out == f"0 {model.weight.tolist()} False\n"
+
+
 def test_import_alone_loads_neither_torch_nor_the_library():
     assert python("import moiety, sys; print('torch' in sys.modules, 'ctypes' in sys.modules)") == \
         "False False\n"
 
 
 def test_import_of_the_modules_is_quick_after_torch():
-    out = python("import time; a = time.perf_counter(); import torch; b = time.perf_counter(); "
-                 "import moiety.nn; c = time.perf_counter(); "
-                 "print(b - a, c - b, torch.cuda.is_initialized())")
-    torchs, ours, initialized = out.split()
-    # On a busy machine both take longer.
-    assert float(ours) < max(0.3, 0.3 * float(torchs)) and initialized == "False"
+    # Time of the processor, since other processes make the clock's time longer; the best of three.
+    code = ("import time, torch; a = time.process_time(); import moiety.nn, moiety.te; "
+            "print(time.process_time() - a, torch.cuda.is_initialized())")
+    runs = [python(code).split() for _ in range(3)]
+    assert min(float(seconds) for seconds, _ in runs) < 0.3
+    assert all(initialized == "False" for _, initialized in runs)
 
 
 def test_fork_works_after_import_and_use():
@@ -62,6 +73,55 @@ assert (run() == 8).all()
 """)
 
 
+COMPILED = """
+import torch
+from torch._dynamo.utils import counters
+from moiety.nn import MoELayer
+torch.manual_seed(0)
+blocks = [MoELayer(16, 8, 4, 2) for _ in range(3)]
+for block in blocks:
+    block.compile(fullgraph=True)
+x = torch.randn(10, 16, requires_grad=True)
+for block in blocks:
+    x = block(x).y
+x.sum().backward()
+found = counters["aot_autograd"]
+print(found["autograd_cache_hit"], found["autograd_cache_miss"], counters["stats"]["unique_graphs"])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_takes_graphs_from_the_disk_cache(tmp_path):
+    first, second = (python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)).split() for _ in range(2))
+    assert first[1] != "0" and int(first[2]) <= 2
+    assert second[0] != "0" and second[1] == "0"
+
+
+def resident():
+    """Bytes of this process that are in memory."""
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_thousand_calls_leak_nothing():
+    from moiety import nn
+
+    layer = nn.MoELayer(64, 64, 8, 2)
+    x = torch.randn(128, 64, requires_grad=True)  # a step's tensors take more than a megabyte
+
+    def calls(count):
+        for number in range(count):
+            x.grad = None
+            layer.zero_grad()
+            layer(x).y.sum().backward()
+            with pytest.raises(moiety.InvalidArgument):
+                layer.experts(x, [129, 0, 0, 0, 0, 0, 0, 0] if number % 2 else [1] * 7)
+
+    calls(100)
+    before = resident()
+    calls(1000)
+    assert resident() - before < 16 << 20
+
+
 @pytest.mark.parametrize("version,good", [("2.10.0", False), ("2.11.0+cu130", True), ("2.13.0+cpu", True),
                                           ("3.0.0", True), ("2.9.1", False), ("1.13", False)])
 def test_versions_of_torch(version, good):
@@ -73,12 +133,12 @@ def test_versions_of_torch(version, good):
 
 def test_doctor():
     done = subprocess.run([sys.executable, "-m", "moiety.doctor", "--json"], capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["ok"] and found["torch"] == torch.__version__ and found["checks"]
     text = subprocess.run([sys.executable, "-m", "moiety.doctor"], capture_output=True, text=True,
-                          timeout=120).stdout
+                          timeout=600).stdout
     assert "engine_float32" in text and torch.__version__ in text
 
 
