@@ -1,6 +1,6 @@
-// bf16 products by oneDNN's matmul, for CPUs with AMX. It is called on
-// one thread for blocks of few shapes, so that the primitives of a model fit in a small cache and
-// bits do not depend on the thread count. Rows are taken in blocks of {256, ..., 16} from the first
+// bf16 products by oneDNN's matmul, for CPUs with AMX. It is called on one thread for blocks of few
+// shapes, so that the primitives of a model fit in a small cache and bits do not depend on the
+// thread count. Rows are taken in blocks of {256, ..., 16} from the first
 // row, the last one zero-padded; so are reductions over rows (kNT), which are summed up in fp32.
 #include <algorithm>
 #include <array>

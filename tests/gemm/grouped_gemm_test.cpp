@@ -356,15 +356,18 @@ TEST(GroupedGemmInvariance, BitsOfAGroupDependOnItsRowsAndWeightAlone) {
 }
 
 TEST(GroupedGemmSpecialValues, StayInTheirRowOrExpert) {
-  const Problem p({"", {4, 6}}, {12, 20}, DType::kFloat32, DType::kFloat32, false);
-  put(p.x, 5 * 12 + 3, NAN);
-  put(p.dy, 5 * 20 + 2, HUGE_VAL);
-  for (GroupedOp op : kOps) grouped_gemm(p.args(op), Stream());
-  for (int64_t r = 0; r < 10; ++r) {
-    for (int64_t n = 0; n < 20; ++n) ASSERT_EQ(std::isfinite(get(p.y, r, n)), r != 5);
-    for (int64_t c = 0; c < 12; ++c) ASSERT_EQ(std::isfinite(get(p.dx, r, c)), r != 5);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Problem p({"", {4, 7}}, {13, 20}, dtype, DType::kFloat32, false);
+    put(p.x, 5 * 13 + 3, NAN);
+    put(p.dy, 5 * 20 + 2, HUGE_VAL);
+    for (GroupedOp op : kOps) grouped_gemm(p.args(op), Stream());
+    for (int64_t r = 0; r < 11; ++r) {
+      for (int64_t n = 0; n < 20; ++n) ASSERT_EQ(std::isfinite(get(p.y, r, n)), r != 5);
+      for (int64_t c = 0; c < 13; ++c) ASSERT_EQ(std::isfinite(get(p.dx, r, c)), r != 5);
+    }
+    for (int64_t i = 0; i < 260; ++i) ASSERT_TRUE(std::isfinite(get(p.dw, i)));
+    for (int64_t n = 0; n < 20; ++n) ASSERT_TRUE(std::isnan(get(p.dw, 260 + n * 13 + 3)));
   }
-  for (int64_t i = 0; i < 240; ++i) ASSERT_TRUE(std::isfinite(get(p.dw, i)));
 }
 
 // Buffers of more than 2^31 elements, of which a few rows at the end live. Only those are touched.
