@@ -113,6 +113,8 @@ const char* name(GemmEngine engine) {
       return "reference";
     case GemmEngine::kVector:
       return avx512_available() ? "avx512" : "avx2";
+    case GemmEngine::kBf16:
+      return "avx512_bf16";
     case GemmEngine::kOneDnn:
       return "onednn";
   }
@@ -123,6 +125,8 @@ bool engine_available(GemmEngine engine, DType dtype) {
   switch (engine) {
     case GemmEngine::kVector:
       return dtype != DType::kFloat64 && (avx512_available() || avx2_available());
+    case GemmEngine::kBf16:
+      return dtype == DType::kBFloat16 && avx512_bf16_available();
     case GemmEngine::kOneDnn:
       return onednn_support(dtype).works;
     default:
@@ -131,8 +135,8 @@ bool engine_available(GemmEngine engine, DType dtype) {
 }
 
 GemmEngine automatic_engine(DType dtype) {
-  if (onednn_support(dtype).native) return GemmEngine::kOneDnn;
-  for (GemmEngine engine : {GemmEngine::kVector, GemmEngine::kOneDnn}) {
+  if (onednn_support(dtype).amx) return GemmEngine::kOneDnn;
+  for (GemmEngine engine : {GemmEngine::kBf16, GemmEngine::kVector, GemmEngine::kOneDnn}) {
     if (engine_available(engine, dtype)) return engine;
   }
   return GemmEngine::kReference;
@@ -149,6 +153,8 @@ void block_gemm(const Product& block, GemmEngine engine) {
   switch (engine) {
     case GemmEngine::kVector:
       return avx512_available() ? block_gemm_avx512(block) : block_gemm_avx2(block);
+    case GemmEngine::kBf16:
+      return block_gemm_avx512_bf16(block);
     case GemmEngine::kOneDnn:
       return block_gemm_onednn(block);
     default:

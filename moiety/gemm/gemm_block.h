@@ -14,9 +14,10 @@
 
 namespace moiety::gemm {
 
-// kVector is the code of this folder for AVX2 or AVX-512, with the bits of the reference. kOneDnn
-// is for bf16 where the CPU has bf16 products.
-enum class GemmEngine { kAuto, kReference, kVector, kOneDnn };
+// kVector is the code of this folder for AVX2 or AVX-512, with the bits of the reference. kBf16 is
+// that of avx512/ for bf16 where the CPU has AVX512-BF16, with the same bits but for subnormals.
+// kOneDnn is for bf16 where the CPU has AMX.
+enum class GemmEngine { kAuto, kReference, kVector, kBf16, kOneDnn };
 const char* name(GemmEngine engine);
 
 // The engine that kAuto stands for, with operands of this dtype on this machine.
@@ -32,9 +33,11 @@ bool avx2_available();
 void block_gemm_avx2(const Product& block);
 bool avx512_available();
 void block_gemm_avx512(const Product& block);
+bool avx512_bf16_available();
+void block_gemm_avx512_bf16(const Product& block);  // bf16 operands
 struct OneDnnSupport {
-  bool works = false;   // it is built in, and multiplies this dtype on this machine
-  bool native = false;  // the machine has instructions for it
+  bool works = false;  // it is built in, and multiplies this dtype on this machine
+  bool amx = false;    // by AMX
 };
 OneDnnSupport onednn_support(DType dtype);
 std::string onednn_version();  // "3.1.1"; empty if it is not built in

@@ -1,6 +1,6 @@
-// bf16 products by oneDNN's matmul, on CPUs with bf16 products (AVX512-BF16, AMX). It is called on
-// one thread for blocks of few shapes, so that the primitives of a model fit in a small cache and
-// bits do not depend on the thread count. Rows are taken in blocks of {256, ..., 16} from the first
+// bf16 products by oneDNN's matmul, for CPUs with AMX. It is called on one thread for blocks of few
+// shapes, so that the primitives of a model fit in a small cache and bits do not depend on the
+// thread count. Rows are taken in blocks of {256, ..., 16} from the first
 // row, the last one zero-padded; so are reductions over rows (kNT), which are summed up in fp32.
 #include <algorithm>
 #include <array>
@@ -197,7 +197,7 @@ OneDnnSupport onednn_support(DType dtype) {
                         static_cast<unsigned>(dnnl::get_effective_cpu_isa())](dnnl::cpu_isa what) {
     return (isa & static_cast<unsigned>(what)) == static_cast<unsigned>(what);
   };
-  return {has(dnnl::cpu_isa::avx512_core), has(dnnl::cpu_isa::avx512_core_bf16)};
+  return {has(dnnl::cpu_isa::avx512_core), has(dnnl::cpu_isa::avx512_core_amx)};
 }
 
 void block_gemm_onednn(const Product& block) {

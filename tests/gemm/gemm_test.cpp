@@ -14,11 +14,13 @@ struct Case {
   int64_t m, n, k;
 };
 
-// Around the tiles (6 x 16, 12 x 32), row blocks (96, 256) and reduction runs (320) of the engines.
-const std::vector<Case> kCases = {{0, 5, 3},    {5, 0, 3},     {3, 4, 0},     {1, 1, 1},
-                                  {1, 24, 40},  {5, 7, 9},     {6, 16, 8},    {7, 17, 33},
-                                  {12, 32, 64}, {13, 8, 320},  {96, 31, 321}, {97, 33, 700},
-                                  {257, 49, 5}, {300, 20, 12}, {2, 1100, 16}, {16, 40, 2880}};
+// Around the tiles (6 x 16, 12 x 32, 14 x 32), row blocks (96, 112, 256) and reduction runs (320,
+// 512) of the engines.
+const std::vector<Case> kCases = {{0, 5, 3},     {5, 0, 3},      {3, 4, 0},      {1, 1, 1},
+                                  {1, 24, 40},   {5, 7, 9},      {6, 16, 8},     {7, 17, 33},
+                                  {12, 32, 64},  {13, 8, 320},   {96, 31, 321},  {97, 33, 700},
+                                  {257, 49, 5},  {300, 20, 12},  {2, 1100, 16},  {16, 40, 2880},
+                                  {14, 32, 512}, {15, 161, 513}, {113, 33, 1025}};
 
 struct Problem {
   GemmOp op;
@@ -119,12 +121,12 @@ TEST_P(Gemm, EnginesAreCloseAndExactOnIntegers) {
       block_gemm(p.block(s), GemmEngine::kReference);
       p.expect_close(s, before);
       const Tensor expected = copy_of(p.out);
-      for (GemmEngine engine : {GemmEngine::kVector, GemmEngine::kOneDnn}) {
+      for (GemmEngine engine : {GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kOneDnn}) {
         if (!engine_available(engine, dtype())) continue;
         SCOPED_TRACE(name(engine));
         copy_into(p.out, before);
         block_gemm(p.block(s), engine);
-        if (integers || engine == GemmEngine::kVector) {
+        if (integers || engine != GemmEngine::kOneDnn) {
           EXPECT_TRUE(same_bits(p.out, expected));
         } else {
           p.expect_close(s, before);
@@ -203,15 +205,55 @@ TEST(GemmFp64, IsTheDoubleProduct) {
 }
 
 TEST(GemmSpecialValues, NanAndInfinityStayInTheirRow) {
-  const Case s{14, 34, 20};
-  Problem p(GemmOp::kTN, s, DType::kFloat32, DType::kFloat32, true);
-  put(p.args.a, 3 * s.k + 5, NAN);
-  put(p.args.a, 8 * s.k + 1, HUGE_VAL);
-  gemm(p.args, Stream());
-  for (int64_t i = 0; i < s.m; ++i) {
-    for (int64_t j = 0; j < s.n; ++j) {
-      ASSERT_EQ(std::isnan(get(p.args.out, i, j)), i == 3 || (i == 8 && get(p.args.b, j, 1) == 0));
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Case s{14, 34, 21};
+    Problem p(GemmOp::kTN, s, dtype, DType::kFloat32, true);
+    put(p.args.a, 3 * s.k + 5, NAN);
+    put(p.args.a, 8 * s.k + 1, HUGE_VAL);
+    gemm(p.args, Stream());
+    for (int64_t i = 0; i < s.m; ++i) {
+      for (int64_t j = 0; j < s.n; ++j) {
+        ASSERT_EQ(std::isnan(get(p.args.out, i, j)),
+                  i == 3 || (i == 8 && get(p.args.b, j, 1) == 0));
+      }
     }
+  }
+}
+
+// With rows of whole cache lines gradients are written past the caches, other products are not.
+TEST(GemmBf16, RowsOfCacheLinesHaveTheReferencesBits) {
+  if (!avx512_bf16_available()) GTEST_SKIP() << "this processor has no AVX512-BF16";
+  const Case s{31, 112, 77};
+  for (const GemmOp op : {GemmOp::kTN, GemmOp::kNN, GemmOp::kNT}) {
+    const Problem p(op, s, DType::kBFloat16, DType::kFloat32, false);
+    const Tensor expected(DType::kFloat32, {s.m, s.n}), got(DType::kFloat32, {s.m, s.n});
+    Product g = p.block(s);
+    g.epilogue.out_stride = s.n;
+    g.epilogue.out = expected.view().raw();
+    block_gemm(g, GemmEngine::kReference);
+    g.epilogue.out = got.view().raw();
+    block_gemm(g, GemmEngine::kBf16);
+    EXPECT_TRUE(same_bits(got, expected)) << int(op);
+  }
+}
+
+// A subnormal operand, and a sum that is one, count as zero.
+TEST(GemmBf16, SubnormalNumbersAreZeros) {
+  if (!avx512_bf16_available()) GTEST_SKIP() << "this processor has no AVX512-BF16";
+  const Case s{3, 2, 4};
+  for (const GemmOp op : {GemmOp::kTN, GemmOp::kNN, GemmOp::kNT}) {
+    const Problem p(op, s, DType::kBFloat16, DType::kFloat32, true);
+    fill(p.args.a, 0x1p-127);
+    fill(p.args.b, 0x1p100);
+    block_gemm(p.block(s), GemmEngine::kBf16);
+    for (int64_t i = 0; i < s.m * s.n; ++i) ASSERT_EQ(get(p.args.out, i), 0);
+    fill(p.args.a, 0x1p-100);
+    fill(p.args.b, 0x1p-30);
+    block_gemm(p.block(s), GemmEngine::kBf16);
+    for (int64_t i = 0; i < s.m * s.n; ++i) ASSERT_EQ(get(p.args.out, i), 0);
+    fill(p.args.b, 0x1p-26);  // the least number that is not subnormal
+    block_gemm(p.block(s), GemmEngine::kBf16);
+    for (int64_t i = 0; i < s.m * s.n; ++i) ASSERT_EQ(get(p.args.out, i), 0x1p-124);
   }
 }
 

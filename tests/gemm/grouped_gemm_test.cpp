@@ -93,11 +93,11 @@ TEST_P(GroupedGemm, EveryOpDtypeAndEngine) {
           grouped_gemm_reference(p.args(op));
           const Tensor expected = copy_of(p.out(op));
           if (op != GroupedOp::kWgrad) expect_dead_rows(p.groups, expected);
-          for (GemmEngine engine : {GemmEngine::kAuto, GemmEngine::kVector, GemmEngine::kOneDnn}) {
+          for (GemmEngine engine :
+               {GemmEngine::kAuto, GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kOneDnn}) {
             if (!engine_available(engine, dtype)) continue;
-            const bool exact =
-                engine == GemmEngine::kVector ||
-                (engine == GemmEngine::kAuto && automatic_engine(dtype) != GemmEngine::kOneDnn);
+            const bool exact = (engine == GemmEngine::kAuto ? automatic_engine(dtype) : engine) !=
+                               GemmEngine::kOneDnn;
             p.poison();
             if (engine == GemmEngine::kAuto) {
               grouped_gemm(p.args(op), Stream());
@@ -210,7 +210,8 @@ TEST(GroupedGemmGather, EqualsGatheredRowsWithZerosAndRepeats) {
       GroupedGemmArgs args = p.args(op);
       args.a = {op == GroupedOp::kForward ? x.view() : dy.view(), source};
       if (op == GroupedOp::kWgrad) args.b = {x, source};
-      for (GemmEngine engine : {GemmEngine::kReference, GemmEngine::kVector, GemmEngine::kOneDnn}) {
+      for (GemmEngine engine :
+           {GemmEngine::kReference, GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kOneDnn}) {
         if (!engine_available(engine, dtype)) continue;
         p.poison();
         grouped_gemm_cpu(args, engine);
@@ -330,7 +331,7 @@ std::vector<float> middle_group(const GroupCase& c, GroupedOp op, DType dtype, G
 TEST(GroupedGemmInvariance, BitsOfAGroupDependOnItsRowsAndWeightAlone) {
   const int threads = thread_budget();
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    for (GemmEngine engine : {GemmEngine::kVector, GemmEngine::kOneDnn}) {
+    for (GemmEngine engine : {GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kOneDnn}) {
       if (!engine_available(engine, dtype)) continue;
       for (GroupedOp op : kOps) {
         SCOPED_TRACE(text("{} {} op {}", name(dtype), name(engine), int(op)));
@@ -355,15 +356,18 @@ TEST(GroupedGemmInvariance, BitsOfAGroupDependOnItsRowsAndWeightAlone) {
 }
 
 TEST(GroupedGemmSpecialValues, StayInTheirRowOrExpert) {
-  const Problem p({"", {4, 6}}, {12, 20}, DType::kFloat32, DType::kFloat32, false);
-  put(p.x, 5 * 12 + 3, NAN);
-  put(p.dy, 5 * 20 + 2, HUGE_VAL);
-  for (GroupedOp op : kOps) grouped_gemm(p.args(op), Stream());
-  for (int64_t r = 0; r < 10; ++r) {
-    for (int64_t n = 0; n < 20; ++n) ASSERT_EQ(std::isfinite(get(p.y, r, n)), r != 5);
-    for (int64_t c = 0; c < 12; ++c) ASSERT_EQ(std::isfinite(get(p.dx, r, c)), r != 5);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Problem p({"", {4, 7}}, {13, 20}, dtype, DType::kFloat32, false);
+    put(p.x, 5 * 13 + 3, NAN);
+    put(p.dy, 5 * 20 + 2, HUGE_VAL);
+    for (GroupedOp op : kOps) grouped_gemm(p.args(op), Stream());
+    for (int64_t r = 0; r < 11; ++r) {
+      for (int64_t n = 0; n < 20; ++n) ASSERT_EQ(std::isfinite(get(p.y, r, n)), r != 5);
+      for (int64_t c = 0; c < 13; ++c) ASSERT_EQ(std::isfinite(get(p.dx, r, c)), r != 5);
+    }
+    for (int64_t i = 0; i < 260; ++i) ASSERT_TRUE(std::isfinite(get(p.dw, i)));
+    for (int64_t n = 0; n < 20; ++n) ASSERT_TRUE(std::isnan(get(p.dw, 260 + n * 13 + 3)));
   }
-  for (int64_t i = 0; i < 240; ++i) ASSERT_TRUE(std::isfinite(get(p.dw, i)));
 }
 
 // Buffers of more than 2^31 elements, of which a few rows at the end live. Only those are touched.
