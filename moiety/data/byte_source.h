@@ -26,4 +26,8 @@ std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource> compressed, st
 // The same of the frames of a zstd file: zstd.cpp or no_zstd.cpp.
 std::unique_ptr<ByteSource> open_zstd(std::unique_ptr<ByteSource> compressed, std::string path);
 
+// The libraries that decompress, with their versions; empty in a build without them.
+std::string gzip_library();
+std::string zstd_library();
+
 }  // namespace moiety::data

@@ -60,4 +60,6 @@ std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource> compressed, st
   return std::make_unique<GzipSource>(std::move(compressed), std::move(path));
 }
 
+std::string gzip_library() { return std::string("zlib ") + zlibVersion(); }
+
 }  // namespace moiety::data

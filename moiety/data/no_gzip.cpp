@@ -8,4 +8,6 @@ std::unique_ptr<ByteSource> open_gzip(std::unique_ptr<ByteSource>, std::string p
                   path);
 }
 
+std::string gzip_library() { return {}; }
+
 }  // namespace moiety::data

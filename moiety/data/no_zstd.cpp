@@ -8,4 +8,6 @@ std::unique_ptr<ByteSource> open_zstd(std::unique_ptr<ByteSource>, std::string p
                   path);
 }
 
+std::string zstd_library() { return {}; }
+
 }  // namespace moiety::data

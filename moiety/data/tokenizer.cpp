@@ -77,6 +77,11 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return bytes;
 }
 
+std::string Tokenizer::special_name(int32_t id) const {
+  const std::string* name = bpe_ ? bpe_->pipeline.special(static_cast<uint32_t>(id)) : nullptr;
+  return name ? *name : std::string();
+}
+
 TokenizerLibraries tokenizer_libraries() { return {bpe::regex_library(), bpe::nfc_library()}; }
 
 struct TokenStream::State {

@@ -59,6 +59,8 @@ class Tokenizer {
   uint32_t find_added(std::string_view token) const;
   // The bytes of the ids; special and unused ids give none. The bytes need not be UTF-8.
   std::string decode(std::span<const int32_t> ids) const;
+  // What a special token is called, such as "<|im_end|>"; nothing for ids that are text.
+  std::string special_name(int32_t id) const;
 
  private:
   friend class TokenStream;

@@ -54,4 +54,6 @@ std::unique_ptr<ByteSource> open_zstd(std::unique_ptr<ByteSource> compressed, st
   return std::make_unique<ZstdSource>(std::move(compressed), std::move(path));
 }
 
+std::string zstd_library() { return std::string("zstd ") + ZSTD_versionString(); }
+
 }  // namespace moiety::data

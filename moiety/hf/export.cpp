@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <fcntl.h>
+#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -24,6 +25,7 @@ namespace moiety::hf {
 namespace {
 
 using namespace checkpoint;
+namespace fs = std::filesystem;
 
 constexpr int64_t kGrain = 64 << 10;  // elements
 
@@ -291,6 +293,10 @@ void Export::read_back(const std::string& directory) {
 ExportResult export_folder(const std::string& path, const model::Config& config,
                            const std::string& out, const ExportOptions& options,
                            FileSystem& files) {
+  std::error_code none;
+  if (!options.replace && fs::is_directory(out, none) && !fs::is_empty(out, none)) {
+    throw UsageError("export: {}: is there already, and not empty; --force replaces it", out);
+  }
   Export work(path, config, options, files);
   make_whole_directory("export", out, options.replace, files,
                        [&](const std::string& directory) { work.write(directory); });

@@ -11,6 +11,7 @@
 #include "moiety/checkpoint/json.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
+#include "moiety/hf/key_list.h"
 
 namespace moiety::hf {
 namespace {
@@ -18,8 +19,7 @@ namespace {
 using checkpoint::BoxRuns, checkpoint::Entry, checkpoint::refuse, checkpoint::shape_text;
 using checkpoint::whole;
 
-constexpr int64_t kReadBytes = int64_t{8} << 20;  // of float32 elements that are read at a time
-constexpr size_t kMostListed = 20;
+constexpr int64_t kReadBytes = int64_t{8} << 20;    // of float32 elements that are read at a time
 constexpr int64_t kMostExperts = int64_t{1} << 18;  // of all layers: a bound of what is listed
 
 bool is_readable(const Entry& entry) {
@@ -35,13 +35,7 @@ class Differences {
     if (lists_.empty()) return;
     std::string out;
     for (const auto& [kind, names] : lists_) {
-      out += text("{}{} {}: ", out.empty() ? "" : "; ", names.size(), kind);
-      size_t n = 0;
-      for (const std::string& name : names) {
-        if (n == kMostListed) break;
-        out += (n++ ? ", " : "") + printable(name);
-      }
-      if (names.size() > kMostListed) out += ", ...";
+      out += text("{}{} {}: {}", out.empty() ? "" : "; ", names.size(), kind, key_list(names));
     }
     refuse("{} does not fit its config.json: {}", path, out);
   }

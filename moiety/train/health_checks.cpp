@@ -14,6 +14,7 @@
 #include "moiety/comm/memory_exchange.h"
 #include "moiety/comm/mpi_group.h"
 #include "moiety/comm/thread_group.h"
+#include "moiety/data/byte_source.h"
 #include "moiety/data/tokenizer.h"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/gemm/grouped_mlp.h"
@@ -198,21 +199,41 @@ HealthCheck files() {
   return f;
 }
 
-// The libraries without which some tokenizers are not read.
+// A library that may be missing: its version, or nothing.
+struct OptionalLibrary {
+  std::string version;
+  const char *absent, *package;
+};
+
+// The libraries without which `why`.
+HealthCheck libraries(const char* name, const char* why,
+                      std::initializer_list<OptionalLibrary> all) {
+  HealthCheck f{.name = name};
+  for (const OptionalLibrary& library : all) {
+    const bool is_there = !library.version.empty();
+    f.text += text("{}{}", f.text.empty() ? "" : ", ", is_there ? library.version : library.absent);
+    if (is_there) continue;
+    f.health = Health::kInfo;
+    f.fix += text("{}{}", f.fix.empty() ? text("{}: install ", why) : ", ", library.package);
+  }
+  if (!f.fix.empty()) f.fix += " and build anew";
+  return f;
+}
+
 HealthCheck tokenizers() {
   const data::TokenizerLibraries has = data::tokenizer_libraries();
-  HealthCheck f{.name = "tokenizers"};
+  HealthCheck f = libraries(
+      "tokenizers", "most published tokenizers need them",
+      {{has.patterns, "no PCRE2", "libpcre2-dev"}, {has.nfc, "no utf8proc", "libutf8proc-dev"}});
   f.facts.add("patterns", has.patterns).add("nfc", has.nfc);
-  const auto add = [&](const std::string& library, const char* absent, const char* package) {
-    f.text += text("{}{}", f.text.empty() ? "" : ", ", library.empty() ? absent : library);
-    if (!library.empty()) return;
-    f.health = Health::kInfo;
-    f.fix += text("{}{}", f.fix.empty() ? "most published tokenizers need them: install " : ", ",
-                  package);
-  };
-  add(has.patterns, "no PCRE2", "libpcre2-dev");
-  add(has.nfc, "no utf8proc", "libutf8proc-dev");
-  if (!f.fix.empty()) f.fix += " and build anew";
+  return f;
+}
+
+HealthCheck inputs() {
+  const std::string gzip = data::gzip_library(), zstd = data::zstd_library();
+  HealthCheck f = libraries("inputs", "`moiety prepare` reads packed text with them",
+                            {{gzip, "no zlib", "zlib1g-dev"}, {zstd, "no zstd", "libzstd-dev"}});
+  f.facts.add("gzip", gzip).add("zstd", zstd);
   return f;
 }
 
@@ -251,7 +272,8 @@ std::vector<HealthCheck> examine(const fs::path& directory, bool measure) {
                                   gpu_variable_check(),
                                   files(),
                                   disk_check(directory, measure),
-                                  tokenizers()};
+                                  tokenizers(),
+                                  inputs()};
   if (measure) {
     checks.push_back(gpu_library_check());
     checks.push_back(nvlink_check());

@@ -51,6 +51,10 @@ TEST(Doctor, JsonHasTheFacts) {
   const std::string tokenizers = checks.at("tokenizers")["text"];
   EXPECT_EQ(tokenizers.find("PCRE2 10."), 0u) << tokenizers;
   EXPECT_NE(tokenizers.find(", utf8proc 2."), std::string::npos) << tokenizers;
+  // And those of packed inputs.
+  const std::string inputs = checks.at("inputs")["text"];
+  EXPECT_EQ(inputs.find("zlib 1."), 0u) << inputs;
+  EXPECT_NE(inputs.find(", zstd 1."), std::string::npos) << inputs;
   const GpuStatus& gpus = gpu_status();
   EXPECT_EQ(checks.at("gpu")["cuda"], gpus.built);
   EXPECT_EQ(checks.at("gpu")["gpus"], gpus.count);

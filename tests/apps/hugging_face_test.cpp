@@ -191,7 +191,12 @@ TEST_F(HuggingFace, RunsBeginWithFolders) {
   EXPECT_EQ(of_folder, from("b", dir_ / "c", 4, wide));
   EXPECT_TRUE(of_folder.contains("file/files/tokenizer.json"));
   // Its own configuration, which takes no sizes from the command line.
-  dir_.write("m.toml", run({"import", "--hf", dir_ / "hf", "--print-config"}).out);
+  const std::string config = run({"import", "--hf", dir_ / "hf", "--print-config"}).out;
+  // Where each value is from: no lines of a text that nobody sees.
+  EXPECT_NE(config.find("# " + dir_ / "hf/config.json\n"), config.npos) << config;
+  EXPECT_NE(config.find("# moiety import\n"), config.npos) << config;
+  EXPECT_EQ(config.find("config.json:"), config.npos) << config;
+  dir_.write("m.toml", config);
   train({"train", "--config", dir_ / "m.toml", "--run=" + dir_ / "e", "--train.steps=1",
          "--data.synthetic=markov", "--data.seq_len=16", "--train.global_batch=2",
          "--log.peak_tflops=1", "--run.init_from=" + dir_ / "hf"});

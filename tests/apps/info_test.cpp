@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "apps/moiety/commands/info_sheet.h"
 #include "tests/apps/train_helpers.h"
 
 namespace moiety::app {
@@ -85,6 +86,29 @@ TEST(Info, OfALossMask) {
   EXPECT_EQ(json["targets"], 2);
   EXPECT_EQ(json["content"][0]["targets"], (Json{{2, 4}}));
   EXPECT_EQ(json["content"][1]["targets"], Json::array());
+}
+
+// A conversation as people see it: special tokens by name, and dimmed what has no loss.
+TEST(Info, OfAConversation) {
+  const TemporaryDirectory dir;
+  const std::string tokenizer = MOIETY_SOURCE_DIR "/tests/golden/tokenizers/smollm2.json";
+  dir.write("given/tokenizer.json", Json::parse(read_all(tokenizer))["tokenizer"].dump());
+  dir.write("given/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+  dir.write("chat.jsonl", "{\"prompt\": \"Hi\", \"completion\": \"the fox\"}\n");
+  const ProgramResult made = run({"prepare", "--chat", dir / "chat.jsonl", "--tokenizer",
+                                  dir / "given", "--out", dir / "chat", "--quiet"});
+  ASSERT_EQ(made.code, kExitDone) << made.err;
+  const auto shown = [&](bool color) {
+    ShownDocuments how{.color = color};
+    how.tokenizer = dir / "given";
+    return token_file_info(dir / "chat.tok", how).lines.back().second;
+  };
+  const std::string question = "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n";
+  const std::string plain = shown(false), dimmed = shown(true);
+  EXPECT_NE(plain.find(": {" + question + "}the fox<|im_end|>{\\n}"), plain.npos) << plain;
+  EXPECT_NE(dimmed.find(": \x1b[2m" + question + "\x1b[0mthe fox<|im_end|>\x1b[2m\\n\x1b[0m"),
+            dimmed.npos)
+      << dimmed;
 }
 
 TEST_F(OfARun, InfoOfTheRunAndOfACheckpoint) {

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "moiety/hf/key_list.h"
 #include "moiety/hf/weight_source.h"
 #include "tests/hf/folder_builder.h"
 
@@ -48,7 +49,27 @@ TEST(HostileFolder, ExpertsOfALayerAreMissing) {
     return item.first.starts_with("model.layers.1.block_sparse_moe.experts.");
   });
   const std::string error = import_error(dir, builder.write(dir, "hf", 2));
-  expect_text(error, "12 missing: model.layers.1.block_sparse_moe.experts.0.w1.weight");
+  expect_text(error, "12 missing: model.layers.1.block_sparse_moe.experts.{0-3}.w{1-3}.weight");
+}
+
+// All keys are listed, of however many layers and experts.
+TEST(HostileFolder, ListsLeaveNoKeyOut) {
+  EXPECT_EQ(key_list({"norm"}), "norm");
+  EXPECT_EQ(key_list({"l.0.a", "l.1.a", "l.2.a", "l.7.a", "l.10.a", "l.1.b"}),
+            "l.1.b, l.{0-2,7,10}.a");
+  EXPECT_EQ(key_list({"l.0.e.0", "l.0.e.1", "l.1.e.0", "l.1.e.1", "l.2.e.1"}),
+            "l.2.e.1, l.{0-1}.e.{0-1}");
+  EXPECT_EQ(key_list({"a.01", "a.02", "a.1234567890123"}), "a.01, a.02, a.1234567890123");
+  EXPECT_EQ(key_list({"a", "b", "c\n", "d"}, 3), "a, b, c\\n, and 1 more");
+  std::set<std::string> all;
+  for (const FolderTensor& t :
+       folder_tensors(model::preset("qwen3-30b-a3b"), Family::kQwen3Moe, Form::kOneByOne)) {
+    all.insert(t.name);
+  }
+  ASSERT_EQ(all.size(), 18867u);
+  const std::string list = key_list(all);
+  expect_text(list, "model.layers.{0-47}.mlp.experts.{0-127}.gate_proj.weight");
+  EXPECT_LT(list.size(), 1000u);
 }
 
 TEST(HostileFolder, Indices) {
@@ -211,26 +232,39 @@ TEST(FolderTensors, CountsOfRealModels) {
   EXPECT_EQ(keys("mixtral-8x7b", Family::kMixtral, Form::kStacked), 32 * 9 + 3);
 }
 
-// A folder of the real number of tensors and shapes, whose data are holes in a file.
-TEST(FolderTensors, HeadersOfARealModelFit) {
-  const TemporaryDirectory dir;
-  const model::Config config = model::preset("mixtral-8x7b");
-  std::vector<checkpoint::Entry> entries;
-  uint64_t at = 0;
-  for (const FolderTensor& t : folder_tensors(config, Family::kMixtral, Form::kOneByOne)) {
-    const uint64_t bytes = 2 * uint64_t(checkpoint::volume(checkpoint::whole(t.shape)));
-    entries.push_back({t.name, checkpoint::find_stored_type("BF16"), t.shape, at, at + bytes});
-    at += bytes;
+// Folders of the real number of tensors and shapes, whose data are holes in a file.
+TEST(FolderTensors, HeadersOfRealModelsFit) {
+  struct Real {
+    const char *preset, *config;
+    Family family;
+    int64_t keys;
+  };
+  for (const Real& real :
+       {Real{"mixtral-8x7b", R"({"model_type":"mixtral"})", Family::kMixtral, 995},
+        Real{"qwen3-30b-a3b",
+             R"({"model_type":"qwen3_moe","num_hidden_layers":48,"head_dim":128,
+                 "norm_topk_prob":true,"rope_theta":1e6})",
+             Family::kQwen3Moe, 18867}}) {
+    SCOPED_TRACE(real.preset);
+    const TemporaryDirectory dir;
+    const model::Config config = model::preset(real.preset);
+    std::vector<checkpoint::Entry> entries;
+    uint64_t at = 0;
+    for (const FolderTensor& t : folder_tensors(config, real.family, Form::kOneByOne)) {
+      const uint64_t bytes = 2 * uint64_t(checkpoint::volume(checkpoint::whole(t.shape)));
+      entries.push_back({t.name, checkpoint::find_stored_type("BF16"), t.shape, at, at + bytes});
+      at += bytes;
+    }
+    dir.write("hf/config.json", real.config);
+    const std::string header = checkpoint::encode_header(entries, {});
+    const std::string path = dir.write("hf/model.safetensors", header);
+    fs::resize_file(path, header.size() + at);
+    const Folder folder = Folder::open(dir / "hf");
+    const model::Config read = folder.description().config;
+    const WeightSource source(folder, read);
+    EXPECT_EQ(source.keys(), real.keys);
+    EXPECT_EQ(at, 2 * uint64_t(model::parameter_count(read)));
   }
-  dir.write("hf/config.json", "{\"model_type\":\"mixtral\"}");
-  const std::string header = checkpoint::encode_header(entries, {});
-  const std::string path = dir.write("hf/model.safetensors", header);
-  fs::resize_file(path, header.size() + at);
-  const Folder folder = Folder::open(dir / "hf");
-  const model::Config read = folder.description().config;
-  const WeightSource source(folder, read);
-  EXPECT_EQ(source.keys(), 995);
-  EXPECT_EQ(at, 2 * uint64_t(model::parameter_count(read)));
 }
 
 }  // namespace

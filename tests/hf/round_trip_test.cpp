@@ -155,7 +155,8 @@ TEST(RoundTrip, AFolderThatIsThere) {
   const Imported imported(dir, "mixtral");
   fs::create_directory(dir / "hf");
   imported.write(dir / "hf");  // an empty one is no loss
-  expect_text(refusal([&] { imported.write(dir / "hf"); }), "is there already");
+  expect_text(refusal([&] { imported.write(dir / "hf"); }),
+              "is there already, and not empty; --force replaces it");
   dir.write("hf/old.safetensors", "x");
   imported.write(dir / "hf/", {.replace = true});
   EXPECT_FALSE(fs::exists(dir / "hf/old.safetensors"));
@@ -190,6 +191,15 @@ TEST(RoundTrip, AnInterruptLeavesNothing) {
                 "interrupted");
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(dir / ""), {}), 2);
+}
+
+// A run that goes on removes an old checkpoint while it is exported: an error, and nothing half.
+TEST(RoundTrip, ACheckpointThatGoesMeanwhile) {
+  const TemporaryDirectory dir;
+  const Imported imported(dir, "qwen3_moe");
+  const auto progress = [&](uint64_t, uint64_t) { fs::remove_all(imported.path); };
+  expect_text(refusal([&] { imported.write(dir / "x", {.progress = progress}); }), imported.path);
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / ""), {}), 0);
 }
 
 TEST(ExportRefuses, WhatTheFormatCannotHold) {

@@ -183,6 +183,39 @@ TEST(PackedTraining, StreamsAndValidation) {
   }
 }
 
+// The loss of masked targets, counted by hand: a target's loss is by how much it lengthens the loss
+// of the document up to it. A mask that is shifted by one has other sums.
+TEST(PackedTraining, MaskedLossIsThatOfItsTargets) {
+  const TemporaryDirectory dir;
+  const std::vector<uint32_t> ids{7, 31, 150, 8, 8, 99, 199, 3, 64, 20, 5, 112};
+  const auto sum_of = [&](const std::string& name, size_t length,
+                          const std::vector<uint8_t>& targets) {
+    const std::vector<uint32_t> document(ids.begin(), ids.begin() + ptrdiff_t(length));
+    const std::string path = data::write_masked(dir / (name + ".tok"), {{document, targets}});
+    TrainConfig c = descent(dir / name);
+    c.optim.lr = c.optim.min_lr = 0;
+    c.train.steps = 1;
+    c.train.micro_batch = c.train.global_batch = 1;
+    c.eval = {.every = 0, .samples = 1};
+    const Recorder heard = run(c, path, true);
+    // Training and validation compute one loss.
+    EXPECT_NEAR(heard.records.at(0).loss, heard.loss.loss, 1e-6 * heard.loss.loss);
+    return heard.loss.loss * double(heard.loss.tokens);
+  };
+  std::vector<double> sums{0, 0};  // of the first n tokens
+  for (size_t n = 2; n <= ids.size(); ++n) {
+    sums.push_back(sum_of(text("first{}", n), n, std::vector<uint8_t>(n, 1)));
+  }
+  const std::vector<std::vector<uint8_t>> masks{{0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0},
+                                                {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1},
+                                                {0, 1, 0, 0, 0, 0, 1, 1, 1, 0, 1, 0}};
+  for (size_t m = 0; m < masks.size(); ++m) {
+    double expected = 0;
+    for (size_t i = 0; i < ids.size(); ++i) expected += masks[m][i] ? sums[i + 1] - sums[i] : 0;
+    EXPECT_NEAR(sum_of(text("mask{}", m), ids.size(), masks[m]), expected, 2e-5 * expected);
+  }
+}
+
 TEST(PackedTraining, NoTargetAtAll) {
   const TemporaryDirectory dir;
   const std::string path = write_conversations(dir / "a.tok", 100, false);

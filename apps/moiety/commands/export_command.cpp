@@ -60,7 +60,7 @@ int export_command(const std::vector<std::string>& arguments) {
                "one tensor of all experts instead of one of each; transformers 5 reads both");
   app.add_flag("--force", options.replace, "replace DIR, and the files in it");
   add_words(app, "--dtype", one_of("bf16", "fp32"), "",
-            "type of the weights; else fp32 if precision.recipe is, and bf16, rounded to even",
+            "bf16 (rounded to even) or fp32; without it fp32 if precision.recipe is, else bf16",
             [&dtype](std::string_view word) { dtype = word; });
   app.add_flag("--json", json, "one line of JSON");
   if (!parse_command_line(app, arguments, &quiet)) return kExitDone;

@@ -76,8 +76,8 @@ std::string ids_text(std::span<const int32_t> ids) {
   return out;
 }
 
-// The ids as text for people: what has no loss is dimmed, if there is colour, else stands in
-// braces.
+// The ids as text for people, with the names of special tokens, since a conversation cannot be told
+// from its text without them: what has no loss is dimmed, if there is colour, else stands in braces.
 std::string shown_text(std::span<const int32_t> ids, std::span<const uint8_t> targets,
                        const data::Tokenizer* tokenizer, bool color) {
   std::string out;
@@ -87,7 +87,8 @@ std::string shown_text(std::span<const int32_t> ids, std::span<const uint8_t> ta
     end = begin;
     std::string part;
     for (; end < ids.size() && targets[end] == targets[begin]; ++end) {
-      part += stream ? stream->add(ids[end]) : text("{}{}", part.empty() ? "" : " ", ids[end]);
+      part += stream ? tokenizer->special_name(ids[end]) + stream->add(ids[end])
+                     : text("{}{}", part.empty() ? "" : " ", ids[end]);
     }
     part = printable(part, SIZE_MAX);
     const bool is_masked = targets[begin] == 0;

@@ -138,6 +138,7 @@ int prepare_command(const std::vector<std::string>& arguments) {
       {{"llmc", data::ForeignTokens::kLlmc}, {"megatron", data::ForeignTokens::kMegatron}},
       "inputs are token files of llm.c (.bin) or Megatron-LM (.bin or .idx), made with "
       "--tokenizer");
+  from_option->default_str("");
   app.add_flag("--force", force, "overwrite token files");
   app.add_flag("--bos", options.rules.bos, "begin every document with bos");
   app.add_flag("--parse-special", options.rules.parse_special,

@@ -41,7 +41,15 @@ Config imported_config(const ImportedModel& imported) {
         c.router.experts, c.router.top_k, c.d_ffn, c.router.renormalize,
         float_text(std::stod(number_text(c.router.aux_coef))));
   }
-  return parse_config(toml, imported.source);
+  Config config = parse_config(toml, imported.source);
+  // The lines are those of the text above, which nobody sees.
+  for (size_t i = 0; i < config.source.size(); ++i) {
+    if (config.source[i] == "default") continue;
+    const std::string_view section = option_keys()[i].section;
+    const bool is_of_model = section != "run" && section != "data";
+    config.source[i] = is_of_model ? imported.source : "moiety import";
+  }
+  return config;
 }
 
 }  // namespace moiety::app

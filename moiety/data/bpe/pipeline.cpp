@@ -87,6 +87,10 @@ const std::string* Pipeline::spelling(uint32_t id) const {
   return id < vocab_ && is_text_[id] ? &spellings_[id] : nullptr;
 }
 
+const std::string* Pipeline::special(uint32_t id) const {
+  return id < vocab_ && !is_text_[id] && !spellings_[id].empty() ? &spellings_[id] : nullptr;
+}
+
 // Workers are kept for the words that they have met.
 std::unique_ptr<Pipeline::Worker> Pipeline::hire() const {
   const std::lock_guard lock(mutex_);

@@ -37,6 +37,8 @@ class Pipeline {
 
   // The spelling of an id that is text; none for special and unused ids.
   const std::string* spelling(uint32_t id) const;
+  // The content of a special token; none for other ids.
+  const std::string* special(uint32_t id) const;
   const Decoder& decoder() const { return decoder_; }
 
  private:
