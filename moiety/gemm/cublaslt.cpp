@@ -33,6 +33,7 @@ struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, old = nullptr, out = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
+  int64_t workspace = 0;
   bool found = false;
 };
 
@@ -71,6 +72,7 @@ void choose_algorithm(cublasLtHandle_t handle, Plan& plan) {
   plan.found =
       status == CUBLAS_STATUS_SUCCESS && count == 1 && result.state == CUBLAS_STATUS_SUCCESS;
   plan.algorithm = result.algo;
+  plan.workspace = static_cast<int64_t>(result.workspaceSize);
 }
 
 Plan make_plan(cublasLtHandle_t handle, const Problem& p) {
@@ -129,35 +131,61 @@ bool aligned(const void* data, int64_t stride, DType dtype) {
   return (reinterpret_cast<uintptr_t>(data) | uintptr_t(byte_size(dtype, stride))) % 16 == 0;
 }
 
-}  // namespace
+// The state of the stream's GPU and what cuBLASLt computes a product with there; no plan if it does
+// not.
+struct Chosen {
+  Context* context = nullptr;
+  const Plan* plan = nullptr;
+};
 
-bool gemm_cublaslt(const Product& g, const Stream& stream) {
+Chosen choose(const Product& g, int device) {
   const Epilogue& e = g.epilogue;
   const bool reads = e.beta.value != 0;
   // When it adds to bf16 in place, cuBLASLt rounds before it adds (13.1).
-  if (reads && e.old == e.out && e.out_dtype == DType::kBFloat16) return false;
+  if (reads && e.old == e.out && e.out_dtype == DType::kBFloat16) return {};
   if (g.dtype != DType::kBFloat16 || g.a_scales.data || e.a_scale.data || e.b_scale.data ||
       g.k == 0 || (reads && e.old_dtype != e.out_dtype) ||
       !aligned(g.a.data, g.a.stride, g.dtype) || !aligned(g.b.data, g.b.stride, g.dtype) ||
       !aligned(e.out, e.out_stride, e.out_dtype) ||
       (reads && !aligned(e.old, e.old_stride, e.old_dtype)) || !cublaslt().available) {
-    return false;
+    return {};
   }
-  const int device = stream.device().index;
-  const CudaDeviceGuard guard(device);
   Context& context = per_device<Context>(device);
   const Plan& plan = context.plan({g.op, e.out_dtype, g.m, g.n, g.k, g.a.stride, g.b.stride,
                                    reads ? e.old_stride : e.out_stride, e.out_stride});
-  if (!plan.found) return false;
+  if (!plan.found) return {};
+  return {&context, &plan};
+}
+
+}  // namespace
+
+bool gemm_cublaslt(const Product& g, const Stream& stream, const TensorView& workspace) {
+  const CudaDeviceGuard guard(stream.device().index);
+  const auto [context, plan] = choose(g, stream.device().index);
+  if (!plan) return false;
+  const bool given = workspace.defined();
+  MOIETY_CHECK(!given || workspace.bytes() >= plan->workspace,
+               "gemm: workspace is {}, expected at least {} bytes", workspace.describe(),
+               plan->workspace);
   const TraceSpan span(TraceLane::kCompute, "gemm cublaslt",
                        {{"m", g.m}, {"n", g.n}, {"k", g.k}, {"flops", 2.0 * g.m * g.n * g.k}});
   const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
-  void* workspace = context.workspace(cuda_stream);
-  check(cublaslt().matmul(context.handle(), plan.operation, &e.alpha.value, g.b.data, plan.b,
-                          g.a.data, plan.a, &e.beta.value, reads ? e.old : e.out, plan.old, e.out,
-                          plan.out, &plan.algorithm, workspace, kCublasLtWorkspace, cuda_stream),
+  void* area = workspace.raw();
+  if (!given && plan->workspace > 0) area = context->workspace(cuda_stream);
+  const Epilogue& e = g.epilogue;
+  const bool reads = e.beta.value != 0;
+  check(cublaslt().matmul(context->handle(), plan->operation, &e.alpha.value, g.b.data, plan->b,
+                          g.a.data, plan->a, &e.beta.value, reads ? e.old : e.out, plan->old, e.out,
+                          plan->out, &plan->algorithm, area, static_cast<size_t>(plan->workspace),
+                          cuda_stream),
         "cublasLtMatmul");
   return true;
+}
+
+int64_t cublaslt_workspace(const Product& g, const Stream& stream) {
+  const CudaDeviceGuard guard(stream.device().index);
+  const Chosen chosen = choose(g, stream.device().index);
+  return chosen.plan ? chosen.plan->workspace : 0;
 }
 
 const CublasLtStatus& cublaslt_status() {

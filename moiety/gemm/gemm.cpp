@@ -13,6 +13,8 @@
 namespace moiety::gemm {
 namespace {
 
+constexpr uintptr_t kWorkspaceAlignment = 256;
+
 struct Shape {
   int64_t m, n, k;
 };
@@ -50,6 +52,12 @@ Shape check(const GemmArgs& args) {
     MOIETY_CHECK(x->dims() < 2 || x->stride(1) == 1 || x->size(1) <= 1,
                  "gemm: {} has columns that are not contiguous", x->describe());
   }
+  if (const TensorView& x = args.workspace; x.defined()) {
+    check_tensor("gemm", "workspace", x, DType::kUInt8, {-1});
+    MOIETY_CHECK(x.contiguous() && reinterpret_cast<uintptr_t>(x.raw()) % kWorkspaceAlignment == 0,
+                 "gemm: workspace {} at {} is not contiguous and aligned to {}", x.describe(),
+                 x.raw(), kWorkspaceAlignment);
+  }
   check_scales("gemm", args.a_scale, args.b_scale, args.op == GemmOp::kNT);
   check_scale("gemm", "a_scale", args.a_scale, {.rows = s.m, .reduction = s.k});
   check_scale("gemm", "b_scale", args.b_scale, {.rows = s.n, .reduction = s.k});
@@ -77,6 +85,21 @@ Product product_of(const GemmArgs& args, const Shape& s) {
                        .old = old.raw(),
                        .old_dtype = old.dtype(),
                        .old_stride = old.stride(0)}};
+}
+
+// Whether the product runs on a GPU, and all that it reads and writes with it.
+bool on_gpu(const GemmArgs& args, const Stream& stream) {
+  return check_devices("gemm",
+                       {{"a", args.a},
+                        {"b", args.b},
+                        {"out", args.out},
+                        {"c", args.c},
+                        {"a_scale.tensor", args.a_scale.tensor},
+                        {"a_scale.block", args.a_scale.block},
+                        {"b_scale.tensor", args.b_scale.tensor},
+                        {"b_scale.block", args.b_scale.block},
+                        {"workspace", args.workspace}},
+                       stream);
 }
 
 // The least work (multiply-adds), rows and columns of a task.
@@ -164,19 +187,10 @@ void block_gemm(const Product& block, GemmEngine engine) {
 
 void gemm(const GemmArgs& args, Stream stream) {
   const Shape s = check(args);
-  const bool gpu = check_devices("gemm",
-                                 {{"a", args.a},
-                                  {"b", args.b},
-                                  {"out", args.out},
-                                  {"c", args.c},
-                                  {"a_scale.tensor", args.a_scale.tensor},
-                                  {"a_scale.block", args.a_scale.block},
-                                  {"b_scale.tensor", args.b_scale.tensor},
-                                  {"b_scale.block", args.b_scale.block}},
-                                 stream);
+  const bool gpu = on_gpu(args, stream);
   const Product product = product_of(args, s);
   if (gpu) {
-    if constexpr (kCudaBuilt) return gemm_cuda(product, stream);
+    if constexpr (kCudaBuilt) return gemm_cuda(product, args.workspace, stream);
     fail_without_cuda("gemm");
   }
   stream.run([g = product]() mutable {
@@ -185,6 +199,12 @@ void gemm(const GemmArgs& args, Stream stream) {
                          {{"m", g.m}, {"n", g.n}, {"k", g.k}, {"flops", 2.0 * g.m * g.n * g.k}});
     spread(g);
   });
+}
+
+int64_t gemm_workspace(const GemmArgs& args, Stream stream) {
+  const Shape s = check(args);
+  if (!on_gpu(args, stream) || s.m == 0 || s.n == 0) return 0;
+  return cublaslt_workspace(product_of(args, s), stream);
 }
 
 }  // namespace moiety::gemm

@@ -26,8 +26,10 @@
 // On GPUs fp32 is that chain too. bf16 is within the same bound, with L = K. cuBLASLt computes the
 // products that it takes (gemm_cuda.h); its algorithm depends on the shape, strides, GPU and its
 // version. Moiety's tiles compute all others, such as those with scaled operands; there an element
-// depends only on its row and column. All give the same bits every time. Work areas belong to the
-// stream, so a stream's products run one after the other; every call can be captured.
+// depends only on its row and column. All give the same bits every time, and every call can be
+// captured. Without `workspace` the area that cuBLASLt works in belongs to the stream, so that graphs
+// which were captured on one stream may not run side by side; with it a call has no memory of its
+// own.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -59,7 +61,12 @@ struct GemmArgs {
   TensorView c = {};  // optional
   OperandScale a_scale = {};
   OperandScale b_scale = {};
+  // uint8 [at least gemm_workspace bytes], aligned to 256, optional. No result depends on it.
+  TensorView workspace = {};
 };
+
+// Bytes of `workspace` for these arguments on this stream's device; 0 on a CPU.
+int64_t gemm_workspace(const GemmArgs& args, Stream stream);
 
 void gemm(const GemmArgs& args, Stream stream);
 

@@ -3,8 +3,8 @@
 
 namespace moiety::gemm {
 
-void gemm_cuda(const Product& product, const Stream& stream) {
-  if (product.m == 0 || product.n == 0 || gemm_cublaslt(product, stream)) return;
+void gemm_cuda(const Product& product, const TensorView& workspace, const Stream& stream) {
+  if (product.m == 0 || product.n == 0 || gemm_cublaslt(product, stream, workspace)) return;
   const TileGemm g{product};
   const TileStart start = tile_start(g, stream);
   launch(start.name, start.kernel, start.shape, stream, g);

@@ -5,8 +5,9 @@
 
 namespace moiety::gemm {
 
-// Computes the product by cuBLASLt where it keeps the contract, else by our tiles.
-void gemm_cuda(const Product& product, const Stream& stream);
+// Computes the product by cuBLASLt where it keeps the contract, else by our tiles. `workspace` is
+// that of GemmArgs.
+void gemm_cuda(const Product& product, const TensorView& workspace, const Stream& stream);
 
 // Computes the product by cuBLASLt. Returns false, with nothing launched, if cuBLASLt is not there
 // or has no algorithm that keeps the contract: operands other than bf16, operand scales, an old
@@ -14,11 +15,14 @@ void gemm_cuda(const Product& product, const Stream& stream);
 // odd addresses.
 //
 // The algorithm is looked up once for every shape; it depends only on the shape, the GPU and
-// cuBLASLt's version. The workspace, one for each stream, is allocated at the stream's first
-// product (also while the stream is captured) and kept until the process ends.
-bool gemm_cublaslt(const Product& product, const Stream& stream);
-inline constexpr int64_t kCublasLtWorkspace = int64_t{32}
-                                              << 20;  // NVIDIA's recommendation for Hopper
+// cuBLASLt's version. Without a workspace the stream's own is taken, which is allocated at the
+// stream's first such product (also while the stream is captured) and kept until the process ends.
+// Throws Error(kInvalidArgument) if the workspace is too small for the algorithm.
+bool gemm_cublaslt(const Product& product, const Stream& stream, const TensorView& workspace = {});
+// Bytes that the algorithm works in; 0 where gemm_cublaslt does not take the product.
+int64_t cublaslt_workspace(const Product& product, const Stream& stream);
+inline constexpr int64_t kCublasLtWorkspace =
+    int64_t{32} << 20;  // the most that an algorithm may take: NVIDIA's recommendation for Hopper
 
 // Whether cuBLASLt is available, or why not.
 struct CublasLtStatus {

@@ -4,7 +4,8 @@
 
 namespace moiety::gemm {
 
-bool gemm_cublaslt(const Product&, const Stream&) { return false; }
+bool gemm_cublaslt(const Product&, const Stream&, const TensorView&) { return false; }
+int64_t cublaslt_workspace(const Product&, const Stream&) { return 0; }
 
 const CublasLtStatus& cublaslt_status() {
   static const CublasLtStatus status{false,

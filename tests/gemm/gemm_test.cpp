@@ -274,6 +274,23 @@ TEST(GemmErrors, NameTheArguments) {
   args.a = TensorView(p.a.data<float>(), DType::kFloat32, std::array<int64_t, 2>{4, 6},
                       std::array<int64_t, 2>{1, 4});
   EXPECT_NE(message(args).find("not contiguous"), std::string::npos) << message(args);
+  args = p.args;
+  args.workspace = half;
+  EXPECT_NE(message(args).find("gemm: workspace"), std::string::npos) << message(args);
+  const Tensor bytes(DType::kUInt8, {512});
+  args.workspace = bytes.view().slice(0, 1, 511);  // tensors are aligned to 64
+  EXPECT_NE(message(args).find("aligned to 256"), std::string::npos) << message(args);
+}
+
+TEST(GemmWorkspace, IsNotNeededOnACpu) {
+  Problem p(GemmOp::kTN, {4, 5, 6}, DType::kBFloat16, DType::kFloat32, true);
+  EXPECT_EQ(gemm_workspace(p.args, Stream()), 0);
+  gemm(p.args, Stream());
+  const Tensor expected = copy_of(p.out), bytes(DType::kUInt8, {512});
+  const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(bytes.view().raw()) % 256);
+  p.args.workspace = bytes.view().slice(0, (256 - past) % 256, 512);
+  gemm(p.args, Stream());
+  EXPECT_TRUE(same_bits(p.out, expected));
 }
 
 }  // namespace

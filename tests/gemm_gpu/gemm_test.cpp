@@ -6,6 +6,7 @@
 #include "moiety/base/trace.h"
 #include "moiety/gemm/gemm_cuda.h"
 #include "tests/gemm_gpu/bounds.h"
+#include "tests/support/error_of.h"
 
 namespace moiety::gemm {
 namespace {
@@ -262,6 +263,70 @@ TEST_F(CublasLtGpu, IsASpanOfAProfile) {
   EXPECT_EQ(event.lane, TraceLane::kCompute);
   EXPECT_STREQ(event.args[3].name, "flops");
   EXPECT_EQ(event.args[3].value, 2.0 * 64 * 48 * 80);
+}
+
+// The area that these arguments ask for, full of NaN, or one of a byte.
+Tensor work_area(const GemmArgs& args, const Stream& stream) {
+  const int64_t bytes = std::max<int64_t>(gemm_workspace(args, stream), 1);
+  const Tensor host(DType::kUInt8, {bytes});
+  Tensor area(DType::kUInt8, {bytes}, stream.device());
+  std::memset(host.view().raw(), 0xFF, bytes);
+  copy(area, host, stream);
+  stream.synchronize();
+  return area;
+}
+
+// The last shapes are those whose reductions cuBLASLt splits.
+const std::vector<Case> kAreaCases = {
+    {64, 48, 80}, {512, 256, 384}, {64, 64, 16384}, {128, 32, 8192}};
+
+TEST_F(CublasLtGpu, WorksInTheCallersMemory) {
+  for (const GemmOp op : {GemmOp::kTN, GemmOp::kNN, GemmOp::kNT}) {
+    for (const Case& s : kAreaCases) {
+      Problem p(op, s, DType::kBFloat16, DType::kFloat32, stream);
+      p.fill(false, stream);
+      gemm(p.args(kOnGpu), stream);
+      const Tensor expected = p.out.download(stream);
+      p.out.upload(stream);
+      GemmArgs args = p.args(kOnGpu);
+      const Tensor area = work_area(args, stream);
+      args.workspace = area;
+      gemm(args, stream);
+      EXPECT_EQ(difference(p.out.download(stream), expected), "") << int(op) << " k " << s.k;
+      if (area.view().bytes() <= 1) continue;
+      args.workspace = area.view().slice(0, 0, area.view().bytes() - 1);
+      EXPECT_NE(error_of([&] { gemm(args, stream); }).find("gemm: workspace is uint8"),
+                std::string::npos);
+    }
+  }
+}
+
+TEST_F(CublasLtGpu, GraphsOfOneStreamRunSideBySide) {
+  for (const Case& s : kAreaCases) {
+    const Stream others[] = {Stream::on(kGpu), Stream::on(kGpu)};
+    Problem problems[] = {{GemmOp::kTN, s, DType::kBFloat16, DType::kFloat32, stream},
+                          {GemmOp::kNT, s, DType::kBFloat16, DType::kFloat32, stream}};
+    std::vector<Tensor> expected, areas;
+    std::vector<Graph> graphs;
+    for (Problem& p : problems) {
+      p.fill(false, stream);
+      GemmArgs args = p.args(kOnGpu);
+      gemm(args, stream);
+      expected.push_back(p.out.download(stream));
+      areas.push_back(work_area(args, stream));
+      args.workspace = areas.back();
+      graphs.emplace_back(stream, [&] {
+        for (int i = 0; i < 10; ++i) gemm(args, stream);
+      });
+    }
+    for (int i = 0; i < 2; ++i) {
+      problems[i].out.upload(others[i]);
+      graphs[i].launch(others[i]);
+    }
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(difference(problems[i].out.download(others[i]), expected[i]), "") << i;
+    }
+  }
 }
 
 TEST_F(CublasLtGpu, DoublesAndForeignTensorsAreErrors) {
