@@ -196,6 +196,8 @@ class GroupedLinear(torch.nn.Module):
     def __setstate__(self, state):  # a copy
         super().__setstate__(state)
         self._lay_evenly()
+        if self.delay_wgrad:
+            _delayed.add(self)
 
     def _lay_evenly(self):
         for name, form in self.forms.items():
