@@ -30,7 +30,7 @@ struct Layer {
   gemm::QuantizedLinear linear;
   Arena arena{"quantized_linear"};
 
-  Layer(const Call& call, const std::string& word, const TensorView& w, int64_t rows,
+  Layer(const Call& call, const std::string& word, const TensorView& w,
         const Optional& rng_state = {})
       : recipe(recipe_of(call, word)) {
     if (call.device().type != DeviceType::kCpu) {
@@ -46,7 +46,7 @@ struct Layer {
     if (!state.defined()) return;  // a forward
     const auto* words = static_cast<const uint64_t*>(state.raw());
     rng = {words[0], words[1]};
-    linear.gradient_bits = {.rng = &rng, .expert = 1, .full_rows = rows, .full_cols = w.size(1)};
+    linear.gradient_bits = {.rng = &rng, .expert = 1, .full_cols = w.size(1)};
   }
 };
 
@@ -66,7 +66,7 @@ void wgrad(Call& call, const Tensor& dy, const Tensor& x, const Tensor& splits, 
   const TensorView x_RC = call.view("x", x, DType::kBFloat16, {rows, -1});
   const TensorView target = call.view("main_grad", out, call.operand("main_grad", out),
                                       {groups.experts, dy_RN.size(1), x_RC.size(1)});
-  Layer layer(call, recipe, target, rows, rng);
+  Layer layer(call, recipe, target, rng);
   gemm::quantized_grouped_weight_gradient(
       layer.linear, groups, {dy_RN, {}}, {x_RC, {}}, target,
       {otherwise, call.whole("beta", beta, DType::kFloat32, {1})}, layer.arena, call.stream());
@@ -87,7 +87,7 @@ Tensor quantized_linear(Tensor x, Tensor w, Tensor splits, Optional bias, Option
     const TensorView bias_EN =
         call.whole("bias", bias, DType::kBFloat16, {groups.experts, w_ENC.size(1)});
     const Tensor out = call.empty({rows, w_ENC.size(1)}, x.scalar_type());
-    Layer layer(call, recipe, w_ENC, rows);
+    Layer layer(call, recipe, w_ENC);
     gemm::quantized_grouped_forward(layer.linear, groups, {x_RC, {}}, view_of(out), bias_EN,
                                     call.whole("row_scale", row_scale, DType::kFloat32, {rows}),
                                     layer.arena, call.stream());
@@ -106,7 +106,7 @@ Tensor quantized_linear_dgrad(Tensor dy, Tensor w, Tensor splits, Optional rng,
     const TensorView w_ENC = call.whole("w", w, DType::kBFloat16, {groups.experts, -1, -1});
     const TensorView dy_RN = call.view("dy", dy, DType::kBFloat16, {rows, w_ENC.size(1)});
     const Tensor out = call.empty({rows, w_ENC.size(2)}, w.scalar_type());
-    Layer layer(call, recipe, w_ENC, rows, rng);
+    Layer layer(call, recipe, w_ENC, rng);
     gemm::quantized_grouped_input_gradient(layer.linear, groups, {dy_RN, {}}, view_of(out),
                                            layer.arena, call.stream());
     gemm::zero_dead_rows(groups, view_of(out), call.stream());
