@@ -75,7 +75,7 @@ def _parts(model):
 def _router_biases(parts):
     """Zeros for the biases that routers of checkpoints always have, where the model's have none."""
     names = {p.tensor for p in parts}
-    return [_Part(torch.zeros(p.shape[0]), p.tensor[:-len("weight")] + "bias", (p.shape[0],))
+    return [_Part(torch.zeros(p.shape[0], device="cpu"), p.tensor[:-len("weight")] + "bias", (p.shape[0],))
             for p in parts if p.tensor.endswith("router.weight")
             and p.tensor[:-len("weight")] + "bias" not in names]
 
@@ -107,13 +107,18 @@ def _slots(part, optimizer, owned):
 
 
 @torch.no_grad()
-def _read(parts, slots_of, function, **request):
-    """Fills the tensors of all slots; nothing is changed if that fails, but for what a disk breaks."""
+def _read(parts, slots_of, function, path, absent=(), **request):
+    """Fills the tensors of all slots; nothing is changed if that fails. What is absent must be zero."""
     staged = []
-    for part in parts:
+    for part in (*parts, *absent):
         for slot, value in slots_of(part).items():
-            staged.append((part, slot, value, torch.empty(value.shape, dtype=torch.float32)))
-    answer = checkpoint.asked(function, pieces=[part.piece(slot, s) for part, slot, _, s in staged], **request)
+            staged.append((part, slot, value, torch.empty(value.shape, dtype=torch.float32, device="cpu")))
+    answer = checkpoint.asked(function, path=path, pieces=[part.piece(slot, s) for part, slot, _, s in staged],
+                              **request)
+    for part, _, _, s in staged:
+        if part in absent and s.any():
+            raise errors.CheckpointError(f"{path}: {part.tensor} is not zero, and the model's router has no "
+                                         "bias; moiety.nn.RouterConfig(bias=True) makes one")
     for part, _, value, s in staged:
         part.put(value, s)
     return answer
@@ -125,26 +130,16 @@ def load(path, model, optimizer=None):
     last two as texts of JSON. Without an optimizer its moments are passed by. bfloat16 parameters are
     the masters, rounded."""
     parts, owned = _parts(model), _optimized(optimizer)
-    absent = _router_biases(parts)
-    found = checkpoint.describe(path)["path"]
-    run = _read(parts + absent, lambda part: _slots(part, optimizer, owned), "moiety_checkpoint_load",
-                path=found, weights_only=optimizer is None)
-    _finish(parts, absent, optimizer, owned, run["adam_t"], found)
+    run = _read(parts, lambda part: _slots(part, optimizer, owned), "moiety_checkpoint_load",
+                checkpoint.describe(path)["path"], _router_biases(parts), weights_only=optimizer is None)
+    with torch.no_grad():
+        for part in parts:
+            if id(part.value) in owned:
+                state = _state_of(optimizer, part.value)
+                state["step"].fill_(run["adam_t"])
+                if "master" in state:
+                    part.value.copy_(state["master"])
     return run
-
-
-@torch.no_grad()
-def _finish(parts, absent, optimizer, owned, adam_t, path):
-    for part in absent:
-        if part.value.any():
-            raise errors.CheckpointError(f"{path}: {part.tensor} is not zero, and the model's router has no "
-                                         "bias; moiety.nn.RouterConfig(bias=True) makes one")
-    for part in parts:
-        if id(part.value) in owned:
-            state = _state_of(optimizer, part.value)
-            state["step"].fill_(adam_t)
-            if "master" in state:
-                part.value.copy_(state["master"])
 
 
 def save(path, model, optimizer=None, step=None, *, run=None):
@@ -184,7 +179,7 @@ def load_hf(path, model):
                if name in there and there[name] != here[name]]
     if faults:
         raise errors.CheckpointError(f"{path}: " + "; ".join(sorted(faults)))
-    _read(parts, lambda part: {"weight": part.value}, "moiety_folder_load", path=str(path))
+    _read(parts, lambda part: {"weight": part.value}, "moiety_folder_load", str(path))
     return found["config"]
 
 

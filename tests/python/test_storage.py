@@ -170,9 +170,12 @@ def test_a_router_bias_that_the_model_has_no_room_for(tmp_path):
     checkpoint.save(tmp_path, biased)
     checkpoint.load(tmp_path, plain)
     biased.layers[1].router.bias[2] = 1
+    torch.nn.init.zeros_(biased.embed.weight)
     checkpoint.save(tmp_path, biased)
+    before = plain.embed.weight.clone()
     with pytest.raises(moiety.CheckpointError, match="layers.1.router.bias is not zero"):
         checkpoint.load(tmp_path, plain)
+    assert torch.equal(plain.embed.weight, before)
 
 
 def damaged(path):

@@ -219,6 +219,10 @@ def test_delayed_gradients_add_in_order(fuse):
     assert later.need_backward_dw() and not now.need_backward_dw() and later.pending_dw == 2
     with pytest.raises(moiety.InvalidArgument, match="2 weight gradients pending"):
         torch.optim.SGD(later.parameters(), lr=0.1).step()
+    other = copy.deepcopy(linear(delay_wgrad_compute=True))
+    other(rows(), SPLITS).sum().backward()
+    with pytest.raises(moiety.InvalidArgument, match="1 weight gradients pending"):
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
     now.backward_dw()  # nothing is to be done
     later.backward_dw(), later.backward_dw()
     assert seen == [1, 0]
