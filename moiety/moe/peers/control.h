@@ -5,8 +5,8 @@
 
 #include "moiety/moe/exchange_mapped.h"
 #include "moiety/moe/findings.h"
-#include "moiety/moe/peers/primitives.h"
 #include "moiety/moe/peers/prepare_message.h"
+#include "moiety/moe/peers/primitives.h"
 
 namespace moiety::moe::peers {
 
