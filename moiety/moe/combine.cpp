@@ -4,6 +4,7 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/peers/peer_exchange.h"
 #include "moiety/moe/row_movers.h"
 
 namespace moiety::moe {
@@ -50,6 +51,9 @@ void check_sum(const EpGroup& group, const EpPlan& plan, const SumNames& names, 
   check_sum_record(op, group, plan, args.y_CD, args.reduction);
 }
 
+namespace {
+
+// What ranks must agree in.
 Signature sum_signature(OpKind kind, const EpPlan& plan, const SumArgs& args) {
   const DType dtype = args.y_CD.dtype();
   return {.op = kind,
@@ -60,9 +64,27 @@ Signature sum_signature(OpKind kind, const EpPlan& plan, const SumArgs& args) {
           .plan = plan.epoch};
 }
 
-Operand sum_operand(const SumArgs& args) {
-  const Rows y(args.y_CD);
-  return {y[0], args.y_CD.size(0), y.stride(), byte_size(args.y_CD.dtype(), args.y_CD.size(1))};
+}  // namespace
+
+void issue_sum(const char* operation, EpGroup& group, const EpPlan& plan, OpKind kind,
+               const SumArgs& sum, const Stream& stream) {
+  const Signature signature = sum_signature(kind, plan, sum);
+  EpGroup::Impl& g = *group.impl();
+  if (!g.by_kernels()) {
+    const Rows y(sum.y_CD);
+    const int64_t bytes = byte_size(sum.y_CD.dtype(), sum.y_CD.size(1));
+    issue(group, signature, {y[0], sum.y_CD.size(0), y.stride(), bytes}, stream,
+          [plan, sum](Exchange& exchange) { sum_rows(exchange, plan, sum); });
+    return;
+  }
+  if (g.peers) {
+    g.peers->sum_rows(plan, sum, signature, stream);
+  } else if constexpr (kCudaBuilt) {
+    sum_rows_cuda(plan, sum, stream);
+  } else {
+    fail_without_cuda(operation);
+  }
+  g.count_on_gpu(stream);
 }
 
 void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream stream) {
@@ -77,16 +99,7 @@ void combine(EpGroup& group, const EpPlan& plan, const CombineArgs& args, Stream
                     .out_TD = args.out_TD,
                     .reduction = args.reduction};
   check_sum(group, plan, {kName, "y", "out"}, sum, stream);
-  if (group.impl()->on_gpu()) {
-    if constexpr (kCudaBuilt) {
-      sum_rows_cuda(plan, sum, stream);
-      group.impl()->count_on_gpu(stream);
-      return;
-    }
-    fail_without_cuda(kName);
-  }
-  issue(group, sum_signature(OpKind::kCombine, plan, sum), sum_operand(sum), stream,
-        [plan, sum](Exchange& exchange) { sum_rows(exchange, plan, sum); });
+  issue_sum(kName, group, plan, OpKind::kCombine, sum, stream);
 }
 
 void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardArgs& args,
@@ -122,10 +135,22 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
       expert_rows(kName, "gy", args.gy_CD, args.g_TD, plan, args.g_slot_w, args.source_C);
   check_record(kName, group, args.g_TD, g.parts.record(plan.topk));
 
-  if (group.impl()->on_gpu()) {
+  const Signature signature{.op = OpKind::kCombineBackward,
+                            .format = g.format,
+                            .weights = weights,
+                            .row_bytes = g.parts.bytes(),
+                            .plan = plan.epoch};
+  const DispatchRows copied{g, {}, gy, false, {}, signature};
+  const ScaledRows scaled{weights ? std::get<TensorView>(args.g_TD).dtype() : DType::kFloat32, g,
+                          args.slot_w, args.y_CD, gy};
+  EpGroup::Impl& impl = *group.impl();
+  if (impl.by_kernels()) {
     check_gpu_rows(kName, "gy", gy);
     check_no_map(kName, args.source_C);
-    if constexpr (kCudaBuilt) {
+    if (impl.peers) {
+      weights ? impl.peers->scale_rows(plan, scaled, signature, stream)
+              : impl.peers->copy_rows(plan, copied, stream);
+    } else if constexpr (kCudaBuilt) {
       if (weights) {
         scale_rows_cuda(plan,
                         {std::get<TensorView>(args.g_TD), args.slot_w, args.y_CD,
@@ -134,27 +159,21 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
       } else {
         copy_rows_cuda(plan, g, {}, gy, false, stream);
       }
-      group.impl()->count_on_gpu(stream);
-      return;
+    } else {
+      fail_without_cuda(kName);
     }
-    fail_without_cuda(kName);
+    impl.count_on_gpu(stream);
+    return;
   }
-  const Signature signature{.op = OpKind::kCombineBackward,
-                            .format = g.format,
-                            .weights = weights,
-                            .row_bytes = g.parts.bytes(),
-                            .plan = plan.epoch};
   if (!weights) {
     issue(group, signature, gy.operand(plan.capacity), stream, [=](Exchange& exchange) {
-      copy_rows(exchange, plan, g, {}, gy);
+      moe::copy_rows(exchange, plan, g, {}, gy);
       zero_padding(plan, gy, false);
     });
     return;
   }
-  const DType dtype = std::get<TensorView>(args.g_TD).dtype();
-  const ScaledRows scaled{dtype, g, args.slot_w, args.y_CD, gy};
   issue(group, signature, {}, stream, [plan, scaled](Exchange& exchange) {
-    scale_rows(exchange, plan, scaled);
+    moe::scale_rows(exchange, plan, scaled);
     zero_padding(plan, scaled.gy, false);
   });
 }

@@ -4,6 +4,7 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/peers/peer_exchange.h"
 #include "moiety/moe/row_movers.h"
 
 namespace moiety::moe {
@@ -48,18 +49,22 @@ DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const Disp
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream) {
   constexpr const char* kName = "ep dispatch";
   const DispatchRows d = check_dispatch(group, plan, args, stream);
-  if (group.impl()->on_gpu()) {
+  EpGroup::Impl& g = *group.impl();
+  if (g.by_kernels()) {
     check_gpu_rows(kName, "rows", d.rows);
     check_no_map(kName, args.source_C);
     if (args.sink.defined()) {
       fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
     }
-    if constexpr (kCudaBuilt) {
+    if (g.peers) {
+      g.peers->copy_rows(plan, d, stream);
+    } else if constexpr (kCudaBuilt) {
       copy_rows_cuda(plan, d.x, args.w_TK, d.rows, args.zero_tail, stream);
-      group.impl()->count_on_gpu(stream);
-      return;
+    } else {
+      fail_without_cuda(kName);
     }
-    fail_without_cuda(kName);
+    g.count_on_gpu(stream);
+    return;
   }
   issue(group, d.signature, d.rows.operand(plan.capacity), stream, [plan, d](Exchange& exchange) {
     copy_rows(exchange, plan, d.x, d.w_TK, d.rows, d.sink);
@@ -85,16 +90,7 @@ void dispatch_backward(EpGroup& group, const EpPlan& plan, const DispatchBackwar
                     .side_TK = args.gw_TK,
                     .reduction = args.reduction};
   check_sum(group, plan, {kName, "g_rows", "gx"}, sum, stream);
-  if (group.impl()->on_gpu()) {
-    if constexpr (kCudaBuilt) {
-      sum_rows_cuda(plan, sum, stream);
-      group.impl()->count_on_gpu(stream);
-      return;
-    }
-    fail_without_cuda(kName);
-  }
-  issue(group, sum_signature(OpKind::kDispatchBackward, plan, sum), sum_operand(sum), stream,
-        [plan, sum](Exchange& exchange) { sum_rows(exchange, plan, sum); });
+  issue_sum(kName, group, plan, OpKind::kDispatchBackward, sum, stream);
 }
 
 }  // namespace moiety::moe

@@ -11,6 +11,7 @@
 #include "moiety/moe/exchange_collective.h"
 #include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/exchange_mapped.h"
+#include "moiety/moe/peers/peer_exchange.h"
 
 namespace moiety::moe {
 namespace {
@@ -69,12 +70,8 @@ std::unique_ptr<Exchange> make_exchange(comm::Communicator& comm, const ExpertMa
 }
 
 EpBytes gpu_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
-  if (map.ranks() > 1) {
-    fail(ErrorKind::kUnsupported,
-         "ep, group \"{}\": {} ranks on {}; a group on a GPU has one rank, several need CPUs",
-         options.name, map.ranks(), name(options.device));
-  }
-  return record_sizes(map, limits, options, 1);
+  return map.ranks() == 1 ? record_sizes(map, limits, options, 1)
+                          : peers::peer_bytes(map, limits, options);
 }
 
 TensorView findings_view(Findings* findings, Device device) {
@@ -121,14 +118,26 @@ void EpGroup::reserve(const EpLimits& limits) {
   if (open && fits(limits, g.limits)) return;
   const EpLimits wanted = open ? larger(limits, g.limits) : limits;
   if (g.on_gpu()) {
-    g.gpu_bytes = gpu_bytes(g.map, wanted, g.options);
-    if (!g.gpu_state.data()) g.gpu_state = Buffer(sizeof(GpuState), g.options.device, "ep group");
+    g.allocate_on_gpu(wanted);
   } else {
     if (!g.exchange) g.exchange = make_exchange(*g.comm, g.map, g.options);
     g.exchange->allocate(wanted);
   }
   g.limits = wanted;
   g.state = Impl::State::kOpen;
+}
+
+void EpGroup::Impl::allocate_on_gpu(const EpLimits& wanted) {
+  gpu_bytes = moe::gpu_bytes(map, wanted, options);
+  if (map.ranks() == 1) {
+    if (!gpu_state.data()) gpu_state = Buffer(sizeof(GpuState), options.device, "ep group");
+    return;
+  }
+  require_device("ep group", options.device);
+  if constexpr (kCudaBuilt) {
+    if (!peers) peers = peers::make_peer_exchange(*comm, map, options);
+    peers->allocate(wanted);
+  }
 }
 
 void EpGroup::release() {
@@ -180,6 +189,7 @@ void EpGroup::close() {
   g.free_memory();
   if (g.exchange) g.exchange->detach_all();
   g.gpu_state = {};
+  g.peers = {};
 }
 
 void EpGroup::check() const { impl_->check_poison(); }
@@ -193,6 +203,7 @@ void EpGroup::check(Epoch epoch) {
 }
 
 std::optional<Finding> EpGroup::Impl::take_finding(Epoch epoch) {
+  if (peers) return peers->take_finding(epoch);
   if (!on_gpu() || state == State::kClosed) return findings.take(epoch);
   const TensorView here = findings_view(&findings, {});
   const TensorView there = findings_view(&gpu()->findings, options.device);
@@ -204,11 +215,9 @@ std::optional<Finding> EpGroup::Impl::take_finding(Epoch epoch) {
 }
 
 void EpGroup::Impl::free_memory() {
-  if (on_gpu()) {
-    gpu_bytes = {};
-  } else {
-    exchange->release();
-  }
+  gpu_bytes = {};
+  if (peers) peers->release();
+  if (exchange) exchange->release();
 }
 
 void EpGroup::take_report(TensorView report, Stream stream) {
@@ -216,6 +225,7 @@ void EpGroup::take_report(TensorView report, Stream stream) {
   check_tensor(kName, "report", report, DType::kInt64, {3});
   impl_->check_stream(kName, stream);
   check_device(kName, "report", report, stream);
+  if (impl_->peers) return impl_->peers->take_report(report, stream);
   if (impl_->on_gpu()) {
     if constexpr (kCudaBuilt) return take_report_cuda(report, impl_->gpu(), stream);
     fail_without_cuda(kName);

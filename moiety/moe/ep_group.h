@@ -13,9 +13,12 @@
 // create, reserve, release, attach, detach and close are collective and are called outside of any
 // operation.
 //
-// On a GPU (EpOptions::device) a group has one rank and no memory for peers. Its operations are
-// kernels on the caller's stream, which may be captured in a graph; the epoch of a captured
-// operation is that of its capture. Tensors and plan memory lie on that GPU.
+// On a GPU (EpOptions::device) operations are kernels on the caller's stream, which may be captured
+// in a graph; the epoch of a captured operation is that of its capture. Tensors and plan memory lie
+// on that GPU. A group of one rank has no memory for peers there. Several ranks need GPUs that map
+// each other's memory, and may share one; what goes wrong between them is thrown by the group's
+// next call, and rows are always staged. (Several ranks on GPUs are compiled and tested on the
+// host, and not yet run on a GPU: docs/adr/0035-expert-parallelism-on-gpus.md.)
 //
 // Errors: arguments are checked when an operation is called, with Error(kInvalidArgument) on the
 // ranks where they are wrong. A peer that is late, gone, or runs something else poisons the group:
@@ -95,14 +98,15 @@ struct EpOptions {
   int chunk_rows = 16;    // rows that are announced to the receiver together
   EpTransport transport = EpTransport::kAuto;
   ZeroCopy zero_copy = ZeroCopy::kOff;  // has no effect over collectives and on a GPU
-  // where operations run; a GPU needs a communicator of one rank, else Error(kUnsupported)
+  // where operations run: a CPU for all ranks, or a GPU for each
   Device device = {};
   // For tests: called before something goes to a peer, by the thread that is about to send it.
   std::function<void()> before_store = {};
 };
 
-// The exact bytes of a rank's memory. On a GPU there is none: the total is 0, and the sizes of
-// records tell which rows fit the limits.
+// The exact bytes of a rank's memory. A single rank on a GPU has none: the total is 0, and the
+// sizes of records tell which rows fit the limits. Several have pieces of 2 MiB, and one more for
+// what kernels know of the group.
 struct EpBytes {
   int64_t record = 0;         // one row of dispatch with its side part
   int64_t record_reduce = 0;  // one row of combine

@@ -6,13 +6,11 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/peers/exchange_text.h"
+#include "moiety/moe/peers/peer_exchange.h"
 
 namespace moiety::moe {
 namespace {
-
-constexpr const char* kOpNames[] = {"nothing",          "prepare",           "dispatch", "combine",
-                                    "combine_backward", "dispatch_backward", "?",        "?"};
-constexpr const char* kReductionNames[] = {"kRank", "kRankFp32", "kToken", "?"};
 
 // Bytes of an element of rows that can be summed; 0 for quantized rows.
 int64_t sum_bytes(PayloadFormat format) {
@@ -34,19 +32,6 @@ bool Signature::pulls() const {
 bool Signature::may_be_direct() const {
   return (op == OpKind::kDispatch && !early) || (op == OpKind::kCombineBackward && !weights) ||
          pulls();
-}
-
-const char* op_name(uint64_t word) { return kOpNames[word & 7]; }
-
-std::string describe(const Entry& entry) {
-  const uint64_t word = entry.word;
-  const auto op = static_cast<OpKind>(word & 7);
-  if (op == OpKind::kPrepare) return "prepare";
-  const bool sums = op == OpKind::kCombine || op == OpKind::kDispatchBackward;
-  return text("{}({}, {} B{}{}{}{}) of plan {}", op_name(word),
-              name(static_cast<PayloadFormat>(word >> 3 & 7)), entry.row_bytes,
-              word >> 6 & 1 ? ", weights" : "", word >> 9 & 1 ? ", early" : "", sums ? ", " : "",
-              sums ? kReductionNames[word >> 7 & 3] : "", entry.plan);
 }
 
 EpBytes record_sizes(const ExpertMap& map, const EpLimits& l, const EpOptions& o, int most_ranks) {
@@ -162,19 +147,13 @@ void Exchange::stop(const std::string& why) {
   if (failure_.empty()) failure_ = why;
 }
 
-std::string Exchange::mismatch_text(int rank, const Entry& entry, int peer,
-                                    const Entry& peers) const {
-  return text("ep, group \"{}\", epoch {}: rank {} runs {}, rank {} runs {}", name(),
-              epoch_of(entry.word), rank, describe(entry), peer, describe(peers));
-}
-
 void Exchange::poison_mismatch(int peer, const Entry& entry) {
-  poison(Failure::kMismatch, peer, mismatch_text(rank(), entry_, peer, entry));
+  poison(Failure::kMismatch, peer, mismatch_text(name(), rank(), entry_, peer, entry));
 }
 
 void EpGroup::Impl::check_poison() const {
-  if (!exchange || state == State::kClosed) return;
-  const std::string why = exchange->failure();
+  if (state == State::kClosed) return;
+  const std::string why = peers ? peers->failure() : exchange ? exchange->failure() : "";
   if (!why.empty()) throw_error(ErrorKind::kComm, why);
 }
 
@@ -191,7 +170,10 @@ void EpGroup::Impl::check_stream(const char* operation, const Stream& stream) co
                moiety::name(stream.device()), moiety::name(options.device));
 }
 
-void EpGroup::Impl::wait() const { on_gpu() ? last_stream.synchronize() : last.wait(); }
+void EpGroup::Impl::wait() const {
+  if (peers) return peers->wait(last_stream);
+  on_gpu() ? last_stream.synchronize() : last.wait();
+}
 
 void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan,
                 const Stream& stream) {

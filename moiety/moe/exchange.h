@@ -68,9 +68,6 @@ struct Entry {
   Epoch plan = 0;
   bool operator==(const Entry&) const = default;
 };
-// The entry as text: "dispatch(bf16, 14336 B, weights) of plan 811".
-std::string describe(const Entry& entry);
-
 // Bytes of a pair's record: data, then a side part with its value and its number t K + k.
 constexpr int64_t pair_record_bytes(int64_t data) {
   return round_up(RowParts{data}.side_at() + 16, 128);
@@ -115,6 +112,9 @@ struct OperationState {
   std::vector<std::byte*> out_R_, in_R_;
   std::byte* pairs_in_ = nullptr;
 };
+
+// Why an operation failed, as ranks tell each other.
+enum class Failure : uint8_t { kLate = 1, kMismatch, kPrepare, kProtocol, kAborted };
 
 // The connection between the ranks of one group: the group's memory, and the operation that runs.
 class Exchange : protected OperationState {
@@ -210,7 +210,7 @@ class Exchange : protected OperationState {
   }
 
   // Stops this rank and, as far as the transport can, all others, with a short form of `why`.
-  enum class Failure : uint8_t { kLate = 1, kMismatch, kPrepare, kProtocol, kAborted };
+  using Failure = moe::Failure;
   void poison(Failure failure, int about, const std::string& why);
 
  protected:
@@ -223,8 +223,6 @@ class Exchange : protected OperationState {
   virtual void spread_poison(Failure, int /*about*/) {}
   // Stops only this rank, which learned of another rank's `why`; the first reason stays.
   void stop(const std::string& why);
-  // The text of a mismatch: "ep, group "moe", epoch 812: rank 3 runs ..., rank 1 runs ...".
-  std::string mismatch_text(int rank, const Entry& entry, int peer, const Entry& peers) const;
   // Poisons the group because the peer runs something else.
   void poison_mismatch(int peer, const Entry& entry);
 
@@ -246,6 +244,9 @@ class Exchange : protected OperationState {
 };
 
 struct GpuState;  // exchange_cuda.h
+namespace peers {
+class PeerExchange;  // peers/peer_exchange.h
+}
 
 struct EpGroup::Impl {
   comm::Communicator* comm = nullptr;
@@ -261,9 +262,10 @@ struct EpGroup::Impl {
   Event last;  // after the operation issued last
   Findings findings;
 
-  // Set on a GPU, where a group has one rank. The last stream is kept and no event, since waiting
-  // for a stream also waits for launches of a graph.
+  // Set on a GPU: memory of a group of one rank, or the exchange of several. The last stream is
+  // kept and no event, since waiting for a stream also waits for launches of a graph.
   Buffer gpu_state;
+  std::shared_ptr<peers::PeerExchange> peers;
   Stream last_stream;  // of the operation issued last
   EpBytes gpu_bytes;
 
@@ -276,6 +278,8 @@ struct EpGroup::Impl {
   void check_stream(const char* operation, const Stream& stream) const;
   bool on_gpu() const { return options.device.type == DeviceType::kCuda; }
   GpuState* gpu() const { return reinterpret_cast<GpuState*>(gpu_state.data()); }
+  // Whether operations are kernels, and not functions of the exchange.
+  bool by_kernels() const { return on_gpu() || peers; }
   const EpBytes& bytes() const { return on_gpu() ? gpu_bytes : exchange->bytes(); }
   // Counts an operation of a GPU, whose kernels are on the stream; returns its epoch.
   Epoch count_on_gpu(const Stream& stream) {
@@ -286,6 +290,7 @@ struct EpGroup::Impl {
   void wait() const;
   // The first finding at or before `epoch`, as in Findings::take.
   std::optional<Finding> take_finding(Epoch epoch);
+  void allocate_on_gpu(const EpLimits& wanted);
   void free_memory();
   // Checks that all ranks ask for the same. Collective.
   void compare(const EpLimits& wanted) const;

@@ -16,12 +16,6 @@ constexpr int64_t kPage = 4096;
 constexpr int kOffsetBits = 48;
 constexpr uint64_t kStaged = ~uint64_t{0};
 
-// The poison word: {failure, origin, about, epoch}.
-uint64_t poison_word(Exchange::Failure failure, int origin, int about, Epoch epoch) {
-  return static_cast<uint64_t>(failure) | uint64_t(origin) << 3 | uint64_t(about) << 13 |
-         uint64_t(epoch) << 23;
-}
-
 }  // namespace
 
 MappedLayout mapped_layout(const ExpertMap& map, const EpLimits& l, const EpOptions& o) {
@@ -83,26 +77,8 @@ std::string MappedExchange::failure() const {
   const uint64_t p = comm::load_acquire(word(rank(), layout_.poison, 0));
   if (p == 0) return {};
   const std::string own = Exchange::failure();
-  return own.empty() ? poison_text(p) : own;
-}
-
-std::string MappedExchange::poison_text(uint64_t poison) const {
-  static constexpr const char* kWhy[] = {"",
-                                         "which waited for rank {}",
-                                         "",
-                                         "whose prepare differs from that of rank {}",
-                                         "which saw a flag of rank {} out of order",
-                                         "which saw rank {} abort"};
-  const int origin = poison >> 3 & 1023, about = poison >> 13 & 1023;
-  if (static_cast<Failure>(poison & 7) == Failure::kMismatch) {
-    const uint64_t* w = &word(rank(), layout_.reason, kReasonWords * origin);
-    const auto entry = [](const uint64_t* e) {
-      return Entry{e[0], static_cast<int64_t>(e[1]), static_cast<Epoch>(e[2])};
-    };
-    return mismatch_text(origin, entry(w), about, entry(w + 3));
-  }
-  return text("ep, group \"{}\", epoch {}: stopped by rank {}, ", name(), poison >> 23, origin) +
-         text(kWhy[poison & 7], about);
+  if (!own.empty()) return own;
+  return stopped_text(name(), p, &word(rank(), layout_.reason, kReasonWords * origin_of(p)));
 }
 
 // The word that tells peers where the operand lies, if they may reach it there.
@@ -296,24 +272,19 @@ bool MappedExchange::wait(uint64_t& word, int shift, Epoch wanted, const Awaited
 
 std::string MappedExchange::late_text(uint64_t word, int shift, Epoch wanted,
                                       const Awaited& awaited) const {
-  std::string what = text("chunk {} of {}", awaited.chunk + 1, awaited.of);
-  if (shift == 0) {
-    what = text("credit {}", wanted);
-  } else if (awaited.of == 0) {
-    what = awaited.chunk < 0 ? "its entry" : "its routing";
-  }
   uint64_t newest = 0;
   for (int h = 0; h < limits_.depth; ++h) {
     const int64_t from = h * ranks() + awaited.from;
     newest = std::max(newest, comm::load_acquire(this->word(rank(), layout_.head, from)));
   }
-  const std::string seen = newest == 0 ? text("rank {} not seen yet", awaited.from)
-                                       : text("rank {} last seen in {}, {}", awaited.from,
-                                              op_name(newest), epoch_of(newest));
-  return text(
-      "ep {}, group \"{}\", epoch {}: rank {} waited {:.1f} s for rank {}, {} (word at {}); {}",
-      op_name(entry_.word), name(), epoch_, rank(), options_.deadline.count(), awaited.from, what,
-      word >> shift, seen);
+  return moe::late_text(name(), options_.deadline.count(),
+                        {.rank = rank(),
+                         .awaited = awaited,
+                         .entered = entry_.word,
+                         .word = word,
+                         .newest = newest,
+                         .wanted = wanted,
+                         .shift = shift});
 }
 
 void MappedExchange::spread_poison(Failure failure, int about) {

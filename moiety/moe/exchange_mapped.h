@@ -9,7 +9,7 @@
 #include <string>
 
 #include "moiety/comm/symmetric_buffer.h"
-#include "moiety/moe/exchange.h"
+#include "moiety/moe/peers/exchange_text.h"
 
 namespace moiety::moe {
 
@@ -52,11 +52,6 @@ class MappedExchange final : public Exchange {
   }
 
  private:
-  struct Awaited {
-    int from;
-    int64_t chunk = -1, of = 0;  // chunk -1 is an entry or a credit; of 0 is no chunk
-  };
-
   int half() const { return static_cast<int>(epoch_ % limits_.depth); }
   void enter() override;
   void leave() override;
@@ -74,7 +69,6 @@ class MappedExchange final : public Exchange {
   Entry entry_of(int peer, uint64_t head) const;
   bool differs(int peer, uint64_t head) const;
   bool meet(int peer);
-  std::string poison_text(uint64_t poison) const;
 
   MappedLayout layout_;
   comm::SymmetricBuffer memory_;

@@ -8,6 +8,7 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/peers/peer_exchange.h"
 
 namespace moiety::moe {
 namespace {
@@ -122,7 +123,13 @@ EpPlan check_prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_me
 
 EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, Stream stream) {
   EpPlan plan = check_prepare(group, args, plan_memory, stream);
-  if (const EpGroup::Impl& g = *group.impl(); g.on_gpu()) {
+  const EpGroup::Impl& g = *group.impl();
+  if (g.peers) {
+    g.peers->prepare(plan, args, g.issued + 1, stream);
+    plan.epoch = group.impl()->count_on_gpu(stream);
+    return plan;
+  }
+  if (g.on_gpu()) {
     if constexpr (kCudaBuilt) {
       prepare_cuda(plan, args, g.issued + 1, g.gpu(), stream);
       plan.epoch = group.impl()->count_on_gpu(stream);

@@ -8,31 +8,11 @@
 #include "moiety/base/error.h"
 #include "moiety/base/parallel.h"
 #include "moiety/moe/exchange.h"
+#include "moiety/moe/peers/prepare_message.h"
 #include "moiety/moe/trim.h"
 
 namespace moiety::moe {
 namespace {
-
-// The head of prepare's message (docs/spec/ep.md#messages-of-prepare). Behind it come count[E],
-// rows[R], then the rows' records: token, 0, and per choice {local expert or -1, index among the
-// sender's pairs of that expert}. layout stands for other kinds of plans. Bytes 48 to 63 name the
-// first bad index; bytes 64 to 71 name the rank that most rows are for, before any cut, and their
-// number. So all ranks can report them.
-struct MessageHead {
-  char magic[8] = {'M', 'E', 'P', 1};
-  int64_t capacity = 0;
-  int32_t tokens = 0, topk = 0, experts = 0, alignment = 0;
-  int32_t layout = 0, policy = 0, bad = 0, cut = 0;
-  int32_t bad_token = -1, bad_choice = -1;
-  int64_t bad_index = 0;
-  int32_t most_rows = 0, most_rows_to = 0;
-  char rest[56] = {};
-};
-static_assert(sizeof(MessageHead) == 128);
-
-struct Choice {
-  int32_t expert = -1, pair = 0;
-};
 
 // The errors in one block of tokens.
 struct BlockFindings {
@@ -329,24 +309,12 @@ bool Prepare::receive_rows() {
 }
 
 void Prepare::compare_heads() {
-  static constexpr const char* kPolicies[] = {"kError", "kDrop", "kReport"};
-  const MessageHead& first = heads_[0];
   for (int r = 1; r < ranks_; ++r) {
-    const auto compare = [&](const char* what, auto a, auto b) {
-      if (a == b || exchange_.failed()) return;
-      exchange_.poison(
-          Exchange::Failure::kPrepare, me_ == r ? 0 : r,
-          text("ep prepare, group \"{}\", epoch {}: {} differs: rank 0 has {}, rank {} "
-               "has {}",
-               exchange_.name(), exchange_.epoch(), what, a, r, b));
-    };
-    const MessageHead& head = heads_[r];
-    compare("message version", int{first.magic[3]}, int{head.magic[3]});
-    compare("K", first.topk, head.topk);
-    compare("E", first.experts, head.experts);
-    compare("alignment", first.alignment, head.alignment);
-    compare("overflow policy", std::string_view(kPolicies[first.policy]),
-            std::string_view(kPolicies[head.policy]));
+    const int field = differing_field(heads_[0], heads_[r]);
+    if (field < 0 || exchange_.failed()) continue;
+    exchange_.poison(
+        Exchange::Failure::kPrepare, me_ == r ? 0 : r,
+        difference_text(exchange_.name(), exchange_.epoch(), field, heads_[0], r, heads_[r]));
   }
 }
 

@@ -46,7 +46,7 @@ EpPlan prepare_dispatch(EpGroup& group, const PrepareArgs& args, const DispatchA
   MOIETY_CHECK(group.limits().depth >= 2,
                "ep prepare_dispatch, group \"{}\": depth is 1, at least 2 is needed", group.name());
   const std::shared_ptr<EpGroup::Impl>& impl = group.impl();
-  if (impl->on_gpu()) {
+  if (impl->by_kernels()) {
     const EpPlan plan = prepare(group, args, plan_memory, stream);
     dispatch(group, plan, rows, stream);
     return plan;

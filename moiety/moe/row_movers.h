@@ -66,13 +66,14 @@ struct DispatchRows {
 DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const DispatchArgs& args,
                             const Stream& stream);
 
-// The checks that combine and dispatch_backward share, and what ranks must agree in.
+// The checks that combine and dispatch_backward share.
 struct SumNames {
   const char *operation, *y, *out;
 };
 void check_sum(const EpGroup& group, const EpPlan& plan, const SumNames& names, const SumArgs& args,
                const Stream& stream);
-Signature sum_signature(OpKind kind, const EpPlan& plan, const SumArgs& args);
-Operand sum_operand(const SumArgs& args);
+// Issues the sum, whose arguments have been checked.
+void issue_sum(const char* operation, EpGroup& group, const EpPlan& plan, OpKind kind,
+               const SumArgs& sum, const Stream& stream);
 
 }  // namespace moiety::moe

@@ -280,6 +280,7 @@ class RankRun {
                                 .zero_copy = c_.direct < 0 ? ZeroCopy::kOff : ZeroCopy::kAuto,
                                 .device = place.stream.device()})) {
     if (group_.bytes().total > 0) poison_memory(group_);
+    if constexpr (requires { place_.enter(group_, world); }) place_.enter(group_, world);
     if constexpr (std::is_same_v<Place, OnHost>) {
       if (c_.direct >= 0 && transport == EpTransport::kMapped) {
         operands_ = [this, &world] { place_.attach(group_, world, operand_bytes(), c_.direct); };

@@ -272,6 +272,7 @@ void run_rank(comm::Communicator& world, const Problem& p, EpTransport transport
                                    .zero_copy = c.direct < 0 ? ZeroCopy::kOff : ZeroCopy::kAuto,
                                    .device = place.stream.device()});
   if (group.bytes().total > 0) poison_memory(group);
+  if constexpr (requires { place.enter(group, world); }) place.enter(group, world);
   world.barrier();
 
   Mat<int64_t> idx(p.idx[me], c.topk);

@@ -1,0 +1,154 @@
+// What a rank on a GPU keeps of its group: a block of the GPU's memory that kernels are given the
+// address of, so that a graph that was captured before the group's memory grew finds the new one;
+// the places in all ranks' memory; and which rows of which rank a block of threads looks after.
+#pragma once
+
+#include "moiety/moe/exchange_mapped.h"
+#include "moiety/moe/findings.h"
+#include "moiety/moe/peers/prepare_message.h"
+#include "moiety/moe/peers/primitives.h"
+
+namespace moiety::moe::peers {
+
+// What a rank knows of a fault, for the text of its error. Kinds beyond Failure's are its own.
+inline constexpr uint32_t kStopped = 6;   // a peer's poison
+inline constexpr uint32_t kReleased = 7;  // a graph's operation on a group without memory
+struct Fault {
+  uint32_t kind = 0;
+  int32_t about = 0;             // rank
+  Entry mine = {}, theirs = {};  // for kMismatch
+  LateWait late{};               // for kLate
+  MessageHead heads[2] = {};     // for kPrepare: of rank 0 and of another
+  int32_t field = 0, other = 0;
+  uint64_t poison = 0, reason[kReasonWords] = {};  // for kStopped
+};
+
+// Host memory that kernels reach.
+struct FaultPage {
+  uint64_t found;  // 1 when `fault` is there
+  Fault fault;
+  uint64_t abort;  // the host stores 1 to end all waits
+};
+
+// The map of experts.
+struct MapView {
+  const int32_t *owner_E, *local_E, *by_owner_E, *begin_R;
+
+  MOIETY_HD_INLINE int count(int rank) const { return begin_R[rank + 1] - begin_R[rank]; }
+};
+
+// What the steps of a prepare tell each other.
+struct Scratch {
+  int32_t *kept_E, *offset_E, *before_RE, *uncut_R, *largest_R;
+  int64_t *count_E, *required_R, *dropped_R;
+  MessageHead* heads_R;
+};
+
+struct Control {
+  int32_t rank = 0, ranks = 1, experts = 0;
+  MapView map{};
+  Scratch scratch{};
+  FaultPage* page = nullptr;
+  uint64_t deadline_ns = 0;
+
+  // Changed while no operation runs.
+  uint32_t open = 0;  // 0 while there is no memory
+  int32_t depth = 1;
+  int64_t chunk_rows = 1, rows_max = 0;
+  MappedLayout layout;
+  std::byte* base_R[kMostMappedRanks] = {};
+
+  // Changed by operations, in the order of the stream.
+  Epoch epoch = 0;
+  Entry entry;
+  uint32_t failed = 0, told = 0;  // 1: a fault is known; it is on the page
+  Findings findings;
+  // Counts of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E,
+  // those without a row (EpLimits::peer_rows), and those from the first bad one to the batch's end.
+  unsigned long long masked = 0, bad = 0, cut = 0, behind_bad = 0;
+
+  MOIETY_HD_INLINE int half() const { return static_cast<int>(epoch % depth); }
+  MOIETY_HD_INLINE int peer(int64_t i) const { return static_cast<int>((rank + 1 + i) % ranks); }
+  MOIETY_HD_INLINE int64_t chunks(int64_t rows) const { return ceil_div(rows, chunk_rows); }
+  MOIETY_HD_INLINE uint64_t* word(int at, int64_t array, int64_t index) const {
+    return reinterpret_cast<uint64_t*>(base_R[at] + array) + index;
+  }
+  MOIETY_HD_INLINE uint64_t* entry_word(int at, int64_t array, int from) const {
+    return word(at, array, half() * ranks + from);
+  }
+  MOIETY_HD_INLINE uint64_t* ready_word(int at, int from, int64_t chunk) const {
+    return word(at, layout.ready, (half() * ranks + from) * (layout.chunks + 1) + chunk);
+  }
+  MOIETY_HD_INLINE uint64_t* poison(int at) const { return word(at, layout.poison, 0); }
+  // The number of sender `from` among those that rank `at` has a place for.
+  MOIETY_HD_INLINE static int place(int at, int from) { return from < at ? from : from - 1; }
+  MOIETY_HD_INLINE std::byte* message(int at, int from) const {
+    return base_R[at] + layout.meta + (half() * (ranks - 1) + place(at, from)) * layout.message;
+  }
+  // Record j of sender `from`, of `stride` bytes.
+  MOIETY_HD_INLINE std::byte* record(int at, int from, int64_t j, int64_t stride) const {
+    return base_R[at] + layout.regions + half() * layout.half +
+           (place(at, from) * rows_max + j) * stride;
+  }
+  // The place for pair t K + k of home `at`.
+  MOIETY_HD_INLINE std::byte* pair_record(int at, int64_t pair, int64_t stride) const {
+    return base_R[at] + layout.regions + half() * layout.half + pair * stride;
+  }
+};
+
+// A chunk of rows that pass between this rank and a peer.
+struct ChunkTask {
+  int peer;
+  int64_t chunk;
+};
+// Task i of those of a rank: peers take turns, from the one behind this rank on, so that the ranks'
+// stores go to different receivers at a time.
+MOIETY_HD_INLINE ChunkTask chunk_task(int64_t i, int rank, int ranks) {
+  const int64_t peers = ranks - 1;
+  return {static_cast<int>((rank + 1 + i % peers) % ranks), i / peers};
+}
+
+// The first of `blocks` blocks of tokens that ends behind row `begin`; end(b) is the number of rows
+// up to the end of block b.
+template <class End>
+MOIETY_HD_INLINE int64_t block_of_row(int64_t blocks, int64_t begin, End&& end) {
+  int64_t first = 0;
+  for (int64_t count = blocks; count > 0;) {
+    const int64_t half = count / 2;
+    const bool before = end(first + half) <= begin;
+    first += before ? half + 1 : 0;
+    count = before ? count - half - 1 : half;
+  }
+  return first;
+}
+
+// The places of a Control and of what it points to, in memory of `bytes` bytes.
+struct ControlPlaces {
+  int64_t owner, local, by_owner, begin, kept, offset, before, uncut, largest, count, required,
+      dropped, heads, bytes;
+};
+constexpr ControlPlaces control_places(int64_t experts, int64_t ranks) {
+  ControlPlaces out{};
+  int64_t end = sizeof(Control);
+  const auto place = [&](int64_t& where, int64_t bytes) {
+    where = end = round_up(end, 128);
+    end += bytes;
+  };
+  place(out.owner, 4 * experts);
+  place(out.local, 4 * experts);
+  place(out.by_owner, 4 * experts);
+  place(out.begin, 4 * (ranks + 1));
+  place(out.kept, 4 * experts);
+  place(out.offset, 4 * experts);
+  place(out.before, 4 * ranks * experts);
+  place(out.uncut, 4 * ranks);
+  place(out.largest, 4 * ranks);
+  place(out.count, 8 * experts);
+  place(out.required, 8 * ranks);
+  place(out.dropped, 8 * ranks);
+  place(out.heads, int64_t{sizeof(MessageHead)} * ranks);
+  out.bytes = end;
+  return out;
+}
+
+}  // namespace moiety::moe::peers

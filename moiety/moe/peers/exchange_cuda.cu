@@ -1,0 +1,167 @@
+// What runs the steps on a GPU: each is a kernel on the caller's stream.
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "moiety/base/deadline.h"
+#include "moiety/base/gpu_runtime.h"
+#include "moiety/base/launch.cuh"
+#include "moiety/moe/peers/step_exchange.h"
+#include "moiety/moe/peers/team_device.cuh"
+
+namespace moiety::moe::peers {
+namespace {
+
+template <class Step>
+__global__ void run_step(const __grid_constant__ Step step) {
+  extern __shared__ __align__(16) std::byte memory[];
+  __shared__ unsigned long long total;
+  DeviceTeam team(memory, &total);
+  step(team);
+}
+
+// Loads all steps' kernels, so that none is loaded while another one waits.
+template <class... Steps>
+void load_kernels() {
+  cudaFuncAttributes unused{};
+  (MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, run_step<Steps>)), ...);
+}
+template <class T>
+void load_sums() {
+  load_kernels<PushSums<T>, TakeSums<T, T>, TakeSums<T, float>, ScaleRows<T>>();
+}
+
+// Pages that no group uses now. Freeing one would wait for all kernels of the process, also for
+// those that wait for a rank which is a thread of it.
+struct FreePages {
+  std::mutex mutex;
+  std::vector<FaultPage*> pages;
+};
+FreePages& free_pages() {
+  static auto& pages = *new FreePages;
+  return pages;
+}
+FaultPage* take_page() {
+  FreePages& free = free_pages();
+  const std::lock_guard lock(free.mutex);
+  if (free.pages.empty()) {
+    free.pages.push_back(static_cast<FaultPage*>(
+        gpu::allocate_pinned(sizeof(FaultPage), "fault page of a group of experts")));
+  }
+  FaultPage* page = free.pages.back();
+  free.pages.pop_back();
+  *page = {};
+  return page;
+}
+
+// At most so many operations are under way, unless they are in graphs: a host that stands before a
+// full queue of its GPU holds up the threads of other ranks (Note [Few operations under way],
+// comm/mapped/link_cuda.cpp).
+constexpr uint64_t kAhead = 32;
+
+class CudaMachine {
+ public:
+  CudaMachine(int device, Seconds deadline)
+      : device_(device), deadline_(deadline), page_(take_page()) {
+    const CudaDeviceGuard guard(device);
+    blocks_ = 4 * gpu_properties(device).multiprocessors;
+    load_kernels<Enter, Await, Leave, TakeReport, PushRows, ExpandRows, CountRows, AddRows,
+                 CountPairs, AddPairs, NumberPairs, ExchangeHeads, TrimExperts, WriteCounts,
+                 FindSlots>();
+    load_sums<bf16>();
+    load_sums<fp16>();
+    load_sums<float>();
+  }
+  CudaMachine(CudaMachine&& other) noexcept
+      : device_(other.device_),
+        deadline_(other.deadline_),
+        page_(std::exchange(other.page_, nullptr)),
+        blocks_(other.blocks_) {}
+  CudaMachine& operator=(CudaMachine&&) = delete;
+  // Waits for the operations that were issued, at most as long as a wait may take.
+  ~CudaMachine() {
+    if (!page_) return;
+    const Deadline leave(deadline_ + Seconds(1));
+    Backoff backoff;
+    while (!last_.complete() && !leave.expired()) backoff.pause();
+    if (!last_.complete()) return;  // a kernel may still write to the page
+    FreePages& free = free_pages();
+    const std::lock_guard lock(free.mutex);
+    free.pages.push_back(page_);
+  }
+
+  comm::SymmetricBuffer share(comm::Communicator& comm, const std::string& name, int64_t bytes) {
+    return comm::SymmetricBuffer::create(comm, name, bytes, {DeviceType::kCuda, device_});
+  }
+  void write(std::byte* to, const void* from, int64_t bytes) const {
+    move(to, from, bytes, cudaMemcpyHostToDevice);
+  }
+  void read(void* to, const std::byte* from, int64_t bytes) const {
+    move(to, from, bytes, cudaMemcpyDeviceToHost);
+  }
+  FaultPage* page() const { return page_; }
+  int64_t blocks() const { return blocks_; }
+  void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }
+
+  template <class Step>
+  void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
+    moiety::launch(name, run_step<Step>, {size.blocks, size.threads, size.shared_bytes}, stream,
+                   step);
+  }
+
+  // Behind an operation.
+  void end(const Stream& stream, comm::Bootstrap& bootstrap) {
+    if (capturing(stream)) return;
+    last_.record(stream);
+    if (++issued_ % (kAhead / 2) != 0) return;
+    Event& mark = marks_[issued_ / (kAhead / 2) % 2];
+    wait(mark, bootstrap);
+    mark.record(stream);
+  }
+  void wait(const Stream& stream, comm::Bootstrap& bootstrap) {
+    if (stream.device().type != DeviceType::kCuda) return;  // nothing was issued yet
+    Event end;
+    end.record(stream);
+    wait(end, bootstrap);
+  }
+
+ private:
+  void move(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) const {
+    const CudaDeviceGuard guard(device_);
+    MOIETY_CUDA_CHECK(
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, cudaStreamPerThread));
+    MOIETY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamPerThread));
+  }
+  static bool capturing(const Stream& stream) {
+    cudaStreamCaptureStatus status{};
+    MOIETY_CUDA_CHECK(
+        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.cuda_stream()), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+  // Waits by looking; a peer's abort ends the waits of steps.
+  void wait(const Event& event, comm::Bootstrap& bootstrap) const {
+    Backoff backoff;
+    while (!event.complete()) {
+      backoff.pause();
+      if (!backoff.time_to_look() || !bootstrap.aborted()) continue;
+      __atomic_store_n(&page_->abort, 1, __ATOMIC_RELEASE);
+    }
+  }
+
+  int device_;
+  Seconds deadline_;
+  FaultPage* page_;
+  int64_t blocks_ = 0;
+  Event last_, marks_[2];
+  uint64_t issued_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<PeerExchange> make_peer_exchange(comm::Communicator& comm, const ExpertMap& map,
+                                                 const EpOptions& options) {
+  return std::make_unique<StepExchange<CudaMachine>>(
+      CudaMachine(options.device.index, options.deadline), comm, map, options);
+}
+
+}  // namespace moiety::moe::peers

@@ -1,0 +1,46 @@
+// The exchange of a group of several ranks on GPUs (docs/adr/0035-expert-parallelism-on-gpus.md):
+// its memory, and its operations as steps of kernels on the caller's stream, which may be captured.
+// Nothing in an operation waits for the host.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "moiety/moe/findings.h"
+#include "moiety/moe/row_movers.h"
+
+namespace moiety::moe::peers {
+
+class PeerExchange {
+ public:
+  virtual ~PeerExchange() = default;
+
+  // As in Exchange: collective, between operations. `wait` returns when the operations issued so
+  // far have ended; a peer's abort ends their waits.
+  virtual void allocate(const EpLimits& limits) = 0;
+  virtual void release() = 0;
+  virtual const EpBytes& bytes() const = 0;
+  virtual void wait(const Stream& stream) = 0;
+  // The reason why the group is poisoned; empty if none is known.
+  virtual std::string failure() const = 0;
+  virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
+  virtual void take_report(const TensorView& report, const Stream& stream) = 0;
+
+  // Operations, whose arguments have been checked. `epoch` is that of the plan.
+  virtual void prepare(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
+                       const Stream& stream) = 0;
+  virtual void copy_rows(const EpPlan& plan, const DispatchRows& rows, const Stream& stream) = 0;
+  virtual void scale_rows(const EpPlan& plan, const ScaledRows& rows, const Signature& signature,
+                          const Stream& stream) = 0;
+  virtual void sum_rows(const EpPlan& plan, const SumArgs& sum, const Signature& signature,
+                        const Stream& stream) = 0;
+};
+
+// The bytes of a group's memory on a GPU.
+EpBytes peer_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
+// The exchange on options.device. Collective. Throws what SymmetricBuffer::create throws.
+std::unique_ptr<PeerExchange> make_peer_exchange(comm::Communicator& comm, const ExpertMap& map,
+                                                 const EpOptions& options);
+
+}  // namespace moiety::moe::peers

@@ -1,0 +1,234 @@
+// What the steps of an operation among GPU ranks are written in. A step is a function object whose
+// body runs once for each thread of a grid; it knows its place from the team that it is given: that
+// of a GPU's block of threads (team_device.cuh), or one of threads of the host, which tests run it
+// with (tests/moe/host_team.h). So what a GPU does is tested, bit for bit, where there is none.
+//
+// A team has
+//   block(), blocks()    its number in the grid, and how many there are
+//   each(n, f)           f(i) for i < n, spread over the threads
+//   each_warp(n, f)      f(warp, i) for i < n, spread over the warps
+//   one(f)               f() on one thread
+//   sync()               a barrier of the team, which brings stores before it to all of its threads
+//   any(x)               a barrier; whether x is true on any thread
+//   sum(n, f)            the sum of f(i) over i < n, int64, on every thread; all call it
+//   shared<T>(offset)    its memory of its own, which holds what the step asked for
+// and a warp
+//   each(n, f)           f(i) for i < n, spread over its lanes
+//   one(f)               f() on one lane
+//   sync()               a barrier of the lanes
+//   fold(f, use)         use(the sum of f(lane) over 32 lanes in lane_sum's order, base/math.h)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "moiety/base/host_device.h"
+#include "moiety/base/integer.h"
+
+#ifndef __CUDACC__
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "moiety/comm/flags.h"
+#endif
+
+// A function that nvcc compiles for GPUs alone, and the host's compiler for the host.
+#ifdef __CUDACC__
+#define MOIETY_STEP __device__ inline
+#else
+#define MOIETY_STEP inline
+#endif
+
+namespace moiety::moe::peers {
+
+// Words that cross ranks, and the clock of the waits for them.
+#ifdef __CUDACC__
+MOIETY_STEP void store_release(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+MOIETY_STEP uint64_t load_acquire(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+MOIETY_STEP void store_relaxed(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+MOIETY_STEP uint64_t load_relaxed(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+MOIETY_STEP uint64_t nanoseconds() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+}
+MOIETY_STEP void pause() {}
+#else
+MOIETY_STEP void store_release(uint64_t* word, uint64_t value) {
+  comm::store_release(*word, value);
+}
+MOIETY_STEP uint64_t load_acquire(const uint64_t* word) {
+  return comm::load_acquire(const_cast<uint64_t&>(*word));
+}
+MOIETY_STEP void store_relaxed(uint64_t* word, uint64_t value) {
+  comm::store_relaxed(*word, value);
+}
+MOIETY_STEP uint64_t load_relaxed(const uint64_t* word) {
+  return comm::load_relaxed(const_cast<uint64_t&>(*word));
+}
+MOIETY_STEP uint64_t nanoseconds() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() /
+                               std::chrono::nanoseconds(1));
+}
+MOIETY_STEP void pause() { std::this_thread::yield(); }
+#endif
+
+// Changes of numbers that several threads of a rank make; no place depends on their order.
+MOIETY_STEP uint32_t exchange(uint32_t* x, uint32_t value) {
+#ifdef __CUDACC__
+  return atomicExch(x, value);
+#else
+  return std::atomic_ref(*x).exchange(value);
+#endif
+}
+MOIETY_STEP uint32_t look(const uint32_t* x) {
+#ifdef __CUDACC__
+  return *static_cast<const volatile uint32_t*>(x);
+#else
+  return std::atomic_ref(const_cast<uint32_t&>(*x)).load(std::memory_order_relaxed);
+#endif
+}
+MOIETY_STEP void add(int32_t* x, int32_t value) {
+#ifdef __CUDACC__
+  atomicAdd(x, value);
+#else
+  std::atomic_ref(*x).fetch_add(value, std::memory_order_relaxed);
+#endif
+}
+MOIETY_STEP void add(unsigned long long* x, unsigned long long value) {
+#ifdef __CUDACC__
+  atomicAdd(x, value);
+#else
+  std::atomic_ref(*x).fetch_add(value, std::memory_order_relaxed);
+#endif
+}
+MOIETY_STEP void raise(unsigned long long* x, unsigned long long value) {
+#ifdef __CUDACC__
+  atomicMax(x, value);
+#else
+  std::atomic_ref a(*x);
+  auto now = a.load(std::memory_order_relaxed);
+  while (now < value && !a.compare_exchange_weak(now, value, std::memory_order_relaxed)) {
+  }
+#endif
+}
+MOIETY_STEP void keep_bits(unsigned long long* x, unsigned long long mask) {
+#ifdef __CUDACC__
+  atomicAnd(x, mask);
+#else
+  std::atomic_ref(*x).fetch_and(mask, std::memory_order_relaxed);
+#endif
+}
+
+MOIETY_STEP unsigned long long load_bits(const unsigned long long* x) {
+#ifdef __CUDACC__
+  return *static_cast<const volatile unsigned long long*>(x);
+#else
+  return std::atomic_ref(const_cast<unsigned long long&>(*x)).load(std::memory_order_relaxed);
+#endif
+}
+
+// Runs of bytes, moved in units of `unit` bytes: 16, 4, 2 or 1 (copy_kernel.h).
+template <int n>
+struct alignas(n) Unit {
+  std::byte bytes[n];
+};
+template <int n>
+MOIETY_STEP Unit<n> load_unit(const std::byte* from) {
+  Unit<n> out;
+#ifdef __CUDACC__
+  if constexpr (n == 16) {
+    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    memcpy(&out, &v, 16);
+  } else if constexpr (n == 4) {
+    const uint32_t v = *reinterpret_cast<const uint32_t*>(from);
+    memcpy(&out, &v, 4);
+  } else if constexpr (n == 2) {
+    const uint16_t v = *reinterpret_cast<const uint16_t*>(from);
+    memcpy(&out, &v, 2);
+  } else {
+    out.bytes[0] = *from;
+  }
+#else
+  std::memcpy(&out, from, n);
+#endif
+  return out;
+}
+template <int n>
+MOIETY_STEP void store_unit(std::byte* to, const Unit<n>& x) {
+#ifdef __CUDACC__
+  if constexpr (n == 16) {
+    uint4 v;
+    memcpy(&v, &x, 16);
+    *reinterpret_cast<uint4*>(to) = v;
+  } else if constexpr (n == 4) {
+    uint32_t v;
+    memcpy(&v, &x, 4);
+    *reinterpret_cast<uint32_t*>(to) = v;
+  } else if constexpr (n == 2) {
+    uint16_t v;
+    memcpy(&v, &x, 2);
+    *reinterpret_cast<uint16_t*>(to) = v;
+  } else {
+    *to = x.bytes[0];
+  }
+#else
+  std::memcpy(to, &x, n);
+#endif
+}
+// Calls f.template operator()<n>() for the unit.
+template <class F>
+MOIETY_STEP void with_unit(int unit, F&& f) {
+  if (unit == 16) {
+    f.template operator()<16>();
+  } else if (unit == 4) {
+    f.template operator()<4>();
+  } else if (unit == 2) {
+    f.template operator()<2>();
+  } else {
+    f.template operator()<1>();
+  }
+}
+template <class Warp>
+MOIETY_STEP void copy_bytes(Warp& warp, std::byte* to, const std::byte* from, int64_t bytes,
+                            int unit) {
+  with_unit(unit, [&]<int n>() {
+    warp.each(bytes / n, [&](int64_t i) { store_unit<n>(to + i * n, load_unit<n>(from + i * n)); });
+  });
+}
+template <class Warp>
+MOIETY_STEP void zero_bytes(Warp& warp, std::byte* to, int64_t bytes, int unit) {
+  with_unit(unit, [&]<int n>() {
+    warp.each(bytes / n, [&](int64_t i) { store_unit<n>(to + i * n, Unit<n>{}); });
+  });
+}
+
+template <class T>
+MOIETY_STEP T load(const std::byte* from) {
+  T out;
+  const auto held = load_unit<sizeof(T)>(from);
+  memcpy(static_cast<void*>(&out), &held, sizeof(T));
+  return out;
+}
+template <class T>
+MOIETY_STEP void store(std::byte* to, const T& value) {
+  Unit<sizeof(T)> held;
+  memcpy(&held, &value, sizeof(T));
+  store_unit<sizeof(T)>(to, held);
+}
+
+}  // namespace moiety::moe::peers

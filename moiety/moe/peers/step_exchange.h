@@ -1,0 +1,282 @@
+// The operations of PeerExchange as lists of steps, whatever runs them. A Machine is that:
+//   SymmetricBuffer share(comm, name, bytes)   memory of all ranks
+//   write(to, from, bytes), read(to, from, bytes)   copies to and from that memory, at once
+//   FaultPage* page()                          host memory that steps reach, zero
+//   int64_t blocks()                           the most blocks that it is worth to have in a grid
+//   launch(name, step, LaunchSize, stream)     runs a step behind those before it on the stream
+//   end(stream, bootstrap)                     stands behind each operation
+//   wait(stream, bootstrap)                    waits for them; an abort is told on the page
+//   ready(comm)                                ends the creation of memory
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "moiety/base/error.h"
+#include "moiety/comm/flags.h"
+#include "moiety/formats/bf16.h"
+#include "moiety/formats/fp16.h"
+#include "moiety/moe/peers/peer_exchange.h"
+#include "moiety/moe/peers/step_views.h"
+
+namespace moiety::moe::peers {
+
+struct LaunchSize {
+  int64_t blocks = 1;
+  int threads = 256;
+  int64_t shared_bytes = 0;
+};
+
+// Writes the findings' report, which then starts again from zero.
+struct TakeReport {
+  Control* control;
+  int64_t* out;
+  int64_t stride;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    team.each(3, [&](int64_t i) {
+      out[i * stride] = control->findings.report[i];
+      control->findings.report[i] = 0;
+    });
+  }
+};
+
+// The sentence of a fault.
+std::string fault_text(const std::string& group, double deadline, const Fault& fault, int rank,
+                       const std::string& abort);
+
+// Calls f(a value of T) for the type of floating-point rows.
+template <class F>
+void with_row_type(DType dtype, F&& f) {
+  if (dtype == DType::kBFloat16) return f(bf16{});
+  if (dtype == DType::kFloat16) return f(fp16{});
+  f(float{});
+}
+
+template <class Machine>
+class StepExchange final : public PeerExchange {
+ public:
+  StepExchange(Machine machine, comm::Communicator& comm, const ExpertMap& map,
+               const EpOptions& options)
+      : comm_(&comm), map_(map), options_(options), machine_(std::move(machine)) {
+    make_control();
+  }
+
+  void allocate(const EpLimits& limits) override {
+    MappedLayout layout = mapped_layout(map_, limits, options_);
+    const EpBytes bytes = peer_bytes(map_, limits, options_);
+    comm::SymmetricBuffer fresh = machine_.share(*comm_, options_.name, bytes.total);
+    Control c = control();
+    c.open = 1;
+    c.depth = limits.depth;
+    c.rows_max = moe::rows_max(limits);
+    c.layout = layout;
+    for (int r = 0; r < comm_->size(); ++r) c.base_R[r] = fresh.peer(r);
+    const std::vector<uint64_t> credits(comm_->size(), static_cast<uint64_t>(c.epoch));
+    machine_.write(fresh.local() + layout.credit, credits.data(), 8 * comm_->size());
+    set_control(c);
+    std::swap(memory_, fresh);
+    layout_ = layout;
+    bytes_ = bytes;
+    machine_.ready(*comm_);
+    if (fresh) fresh.close();
+    machine_.ready(*comm_);
+  }
+
+  void release() override {
+    if (!memory_) return;
+    Control c = control();
+    c.open = 0;
+    set_control(c);
+    memory_.close();
+    layout_ = {};
+    bytes_ = {};
+  }
+
+  const EpBytes& bytes() const override { return bytes_; }
+  void wait(const Stream& stream) override { machine_.wait(stream, comm_->bootstrap()); }
+
+  std::string failure() const override {
+    FaultPage* page = machine_.page();
+    if (comm::load_acquire(page->found) == 0) return {};
+    return fault_text(options_.name, options_.deadline.count(), page->fault, comm_->rank(),
+                      comm_->bootstrap().aborted().value_or(""));
+  }
+
+  std::optional<Finding> take_finding(Epoch epoch) override {
+    Findings findings;
+    std::byte* const there = control_.local() + offsetof(Control, findings);
+    machine_.read(&findings, there, sizeof(findings));
+    const std::optional<Finding> first = findings.take(epoch);
+    if (first) machine_.write(there, &findings, sizeof(findings));
+    return first;
+  }
+  void take_report(const TensorView& report, const Stream& stream) override {
+    launch("ep take_report", TakeReport{here(), report.data<int64_t>(), report.stride(0)},
+           {.blocks = 1, .threads = 32}, stream);
+  }
+
+  void prepare(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
+               const Stream& stream) override {
+    const PrepareView p = view_of(plan, args, epoch);
+    Control* const c = here();
+    const int64_t ranks = map_.ranks(), experts = map_.experts();
+    const int64_t tokens = grid(plan.tokens, kTokenBlock);
+    const int64_t rows = grid(ranks * plan.tokens_max, kTokenBlock);
+    const int64_t slots = grid(std::max(plan.tokens, plan.capacity), kTokenBlock);
+    enter({.op = OpKind::kPrepare}, stream);
+    launch("ep prepare, rows", CountRows{c, p}, {slots, 256, shared_ranks()}, stream);
+    launch("ep prepare, add rows", AddRows{c, p}, {1, 64}, stream);
+    launch("ep prepare, pairs", CountPairs{c, p}, {tokens, 256, shared_counts(experts)}, stream);
+    launch("ep prepare, add pairs", AddPairs{c, p}, {ceil_div(experts, kTokenBlock), 256}, stream);
+    launch("ep prepare, number", NumberPairs{c, p}, {tokens, 256, shared_pairs(experts, plan.topk)},
+           stream);
+    launch("ep prepare, heads", ExchangeHeads{c, p}, {1, 512}, stream);
+    launch("ep prepare, trim", TrimExperts{c, p}, {ranks, 256}, stream);
+    launch("ep prepare, counts", WriteCounts{c, p}, {1, 256}, stream);
+    launch("ep prepare, slots", FindSlots{c, p}, {rows, 256}, stream);
+    leave(stream);
+  }
+
+  void copy_rows(const EpPlan& plan, const DispatchRows& d, const Stream& stream) override {
+    const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
+    push_rows(plan, rows, d.signature, stream);
+    launch("ep expand", ExpandRows{here(), view_of(plan), rows}, {expand_grid(plan)}, stream);
+    leave(stream);
+  }
+
+  void scale_rows(const EpPlan& plan, const ScaledRows& a, const Signature& signature,
+                  const Stream& stream) override {
+    const CopyRows rows = view_of(a.g, {}, a.gy, plan.topk, false);
+    const Rows slot_w(a.slot_w), y(a.y_CD);
+    push_rows(plan, rows, signature, stream);
+    with_row_type(a.dtype, [&]<class T>(T) {
+      const ScaleRows<T> step{.control = here(),
+                              .plan = view_of(plan),
+                              .rows = rows,
+                              .slot_w = slot_w[0],
+                              .y = y[0],
+                              .w_stride = slot_w.stride(),
+                              .y_stride = y.stride(),
+                              .model = a.g.model,
+                              .wide = wide_rows(a),
+                              .dots = a.y_CD.defined()};
+      launch("ep scale", step, {expand_grid(plan)}, stream);
+    });
+    leave(stream);
+  }
+
+  void sum_rows(const EpPlan& plan, const SumArgs& sum, const Signature& signature,
+                const Stream& stream) override {
+    const SumRows rows = view_of(sum, plan.topk);
+    const PlanView view = view_of(plan);
+    enter(signature, stream);
+    with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
+      launch("ep push sums", PushSums<T>{here(), view, {rows}}, {push_grid(plan)}, stream);
+      launch("ep await", Await{here(), view, true}, {1, 256}, stream);
+      const LaunchSize size{grid(plan.tokens, kRowsOfBlock)};
+      if (sum.out_TD.dtype() == DType::kFloat32) {
+        launch("ep take sums", TakeSums<T, float>{here(), view, {rows}}, size, stream);
+      } else {
+        launch("ep take sums", TakeSums<T, T>{here(), view, {rows}}, size, stream);
+      }
+    });
+    leave(stream);
+  }
+
+  // For tests, which look into the memory.
+  const MappedLayout& layout() const { return layout_; }
+  const comm::SymmetricBuffer& memory() const { return memory_; }
+  Control control() const {
+    Control out;
+    machine_.read(&out, control_.local(), sizeof(out));
+    return out;
+  }
+  void set_control(const Control& c) { machine_.write(control_.local(), &c, sizeof(c)); }
+  Machine& machine() { return machine_; }
+
+ private:
+  static constexpr int64_t kRowsOfBlock = 8;  // rows of a block of 8 warps, if all are there
+
+  Control* here() const { return reinterpret_cast<Control*>(control_.local()); }
+  // Blocks for so many items, of which one has some; a step takes what is left in turn.
+  int64_t grid(int64_t items, int64_t of_block) const {
+    return std::clamp<int64_t>(ceil_div(items, of_block), 1, machine_.blocks());
+  }
+  int64_t push_grid(const EpPlan& plan) const {
+    return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
+  }
+  int64_t expand_grid(const EpPlan& plan) const {
+    return grid(std::max(map_.ranks() * plan.tokens_max, plan.capacity), kRowsOfBlock);
+  }
+
+  template <class Step>
+  void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
+    machine_.launch(name, step, size, stream);
+  }
+  void enter(const Signature& s, const Stream& stream) {
+    launch("ep enter", Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan},
+           {.blocks = 1, .threads = 64}, stream);
+  }
+  void push_rows(const EpPlan& plan, const CopyRows& rows, const Signature& signature,
+                 const Stream& stream) {
+    enter(signature, stream);
+    launch("ep push", PushRows{here(), view_of(plan), rows}, {push_grid(plan)}, stream);
+    launch("ep await", Await{here(), view_of(plan), false}, {1, 256}, stream);
+  }
+  void leave(const Stream& stream) {
+    launch("ep leave", Leave{here()}, {.blocks = 1, .threads = 64}, stream);
+    machine_.end(stream, comm_->bootstrap());
+  }
+
+  void make_control() {
+    const int experts = map_.experts(), ranks = map_.ranks();
+    const ControlPlaces at = control_places(experts, ranks);
+    control_ = machine_.share(*comm_, text("{}, control", options_.name), at.bytes);
+    std::byte* const base = control_.local();
+    const auto ints = [&](int64_t place) { return reinterpret_cast<int32_t*>(base + place); };
+    const auto words = [&](int64_t place) { return reinterpret_cast<int64_t*>(base + place); };
+    Control c;
+    c.rank = comm_->rank();
+    c.ranks = ranks;
+    c.experts = experts;
+    c.map = {ints(at.owner), ints(at.local), ints(at.by_owner), ints(at.begin)};
+    c.scratch = {.kept_E = ints(at.kept),
+                 .offset_E = ints(at.offset),
+                 .before_RE = ints(at.before),
+                 .uncut_R = ints(at.uncut),
+                 .largest_R = ints(at.largest),
+                 .count_E = words(at.count),
+                 .required_R = words(at.required),
+                 .dropped_R = words(at.dropped),
+                 .heads_R = reinterpret_cast<MessageHead*>(base + at.heads)};
+    c.page = machine_.page();
+    c.deadline_ns = static_cast<uint64_t>(options_.deadline.count() * 1e9);
+    c.chunk_rows = options_.chunk_rows;
+    set_control(c);
+    std::vector<int32_t> owner, local, by_owner, begin{0};
+    for (int e = 0; e < experts; ++e) {
+      owner.push_back(map_.owner(e));
+      local.push_back(map_.local_index(e));
+    }
+    for (int r = 0; r < ranks; ++r) {
+      for (const int32_t e : map_.experts_of(r)) by_owner.push_back(e);
+      begin.push_back(static_cast<int32_t>(by_owner.size()));
+    }
+    machine_.write(base + at.owner, owner.data(), 4 * experts);
+    machine_.write(base + at.local, local.data(), 4 * experts);
+    machine_.write(base + at.by_owner, by_owner.data(), 4 * experts);
+    machine_.write(base + at.begin, begin.data(), 4 * (ranks + 1));
+  }
+
+  comm::Communicator* comm_;
+  const ExpertMap& map_;
+  const EpOptions& options_;
+  comm::SymmetricBuffer control_, memory_;
+  MappedLayout layout_;
+  EpBytes bytes_;
+  mutable Machine machine_;  // ends first: it may wait for steps that use the memory
+};
+
+}  // namespace moiety::moe::peers

@@ -1,0 +1,18 @@
+// The arguments of operations as their steps take them, by bytes.
+#pragma once
+
+#include "moiety/moe/peers/prepare_steps.h"
+#include "moiety/moe/peers/sum_steps.h"
+#include "moiety/moe/row_movers.h"
+
+namespace moiety::moe::peers {
+
+PrepareView view_of(const EpPlan& plan, const PrepareArgs& args, Epoch epoch);
+// Rows x go to `rows`, with w if there are weights.
+CopyRows view_of(const SourceRows& x, const TensorView& w_TK, const ExpertRows& rows, int topk,
+                 bool tail);
+SumRows view_of(const SumArgs& sum, int topk);
+// Whether the rows of g, y and gy are whole octets.
+bool wide_rows(const ScaledRows& rows);
+
+}  // namespace moiety::moe::peers

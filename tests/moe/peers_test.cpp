@@ -1,0 +1,408 @@
+// Operations among GPU ranks, run on the host by the bodies of their kernels: the conformance
+// suite, whatever the number of blocks and warps, orders of operations, growth, faults.
+#include "tests/moe/ep_batch.h"
+#include "tests/moe/ep_conformance.h"
+#include "tests/moe/ep_quantized.h"
+#include "tests/moe/host_team.h"
+
+namespace moiety::moe {
+namespace {
+
+// The place of a suite whose operations run as steps.
+class OnSteps : public OnHost {
+ public:
+  explicit OnSteps(const HostShape& shape) : shape_(shape) {}
+  void enter(EpGroup& group, comm::Communicator& world) const {
+    run_as_steps(group, world, shape_);
+  }
+
+ private:
+  HostShape shape_;
+};
+
+template <class T, class Out>
+void run_case(const conformance::Case& c, int seed) {
+  const conformance::Problem<T> problem(c, seed);
+  const conformance::Expected<T, Out> expected(problem);
+  Threads::run(c.ranks, [&](comm::Communicator& world) {
+    SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), seed, c.describe()));
+    const HostShape shape{.warps = 1 + (seed + world.rank()) % 3,
+                          .blocks = 1 + seed % 5 + world.rank(),
+                          .seed = static_cast<unsigned>(seed + world.rank())};
+    conformance::RankRun<T, Out, OnSteps>(world, problem, expected, EpTransport::kMapped,
+                                          OnSteps(shape))
+        .run();
+  });
+}
+template <class T>
+void run_case_of(const conformance::Case& c, int seed) {
+  c.out_fp32 ? run_case<T, float>(c, seed) : run_case<T, T>(c, seed);
+}
+
+// A part of the cases.
+class PeersCases : public testing::TestWithParam<int> {
+ public:
+  static constexpr int kParts = 8;
+};
+INSTANTIATE_TEST_SUITE_P(Part, PeersCases, testing::Range(0, PeersCases::kParts));
+
+TEST_P(PeersCases, HaveTheBitsOfTheOracle) {
+  std::vector<conformance::Case> cases = conformance::all_cases();
+  std::erase_if(cases, [](const conformance::Case& c) { return c.ranks == 1; });
+  const size_t step = kSanitized ? 4 * kParts : kParts;
+  for (size_t i = GetParam(); i < cases.size() && !HasFailure(); i += step) {
+    conformance::Case& c = cases[i];
+    conformance::shrink(c);
+    const int seed = static_cast<int>(i);
+    if (c.dtype == DType::kBFloat16) run_case_of<bf16>(c, seed);
+    if (c.dtype == DType::kFloat16) run_case_of<fp16>(c, seed);
+    if (c.dtype == DType::kFloat32) run_case_of<float>(c, seed);
+  }
+}
+
+TEST(Peers, MoveQuantizedRows) {
+  std::vector<quantized::Case> cases = quantized::all_cases();
+  std::erase_if(cases, [](const quantized::Case& c) { return c.ranks == 1; });
+  for (size_t i = 0; i < cases.size() && !HasFailure(); ++i) {
+    quantized::Case& c = cases[i];
+    c.gemm_layout = false;
+    conformance::shrink(c);
+    const quantized::Problem problem(c, static_cast<int>(i));
+    Threads::run(c.ranks, [&](comm::Communicator& world) {
+      SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), i, c.describe()));
+      quantized::run_rank(world, problem, EpTransport::kMapped, OnSteps({}));
+    });
+  }
+}
+
+constexpr int kRanks = 3, kModel = 24;
+const ExpertMap kMap(6, kRanks);
+constexpr EpLimits kLimits{.tokens = 300, .model = 2 * kModel, .topk = 2};
+Batch batch_of(int seed, int64_t model = kModel) { return {kMap, {300, 0, 17}, 2, 4, model, seed}; }
+EpOptions options(double deadline = 30) {
+  return {.name = "moe", .deadline = Seconds(deadline), .chunk_rows = 4};
+}
+
+// Several plans at a time, in an order that is not that of a stack; rows of one operation overtake
+// those who still read the one before.
+TEST(Peers, PlansMayBeUsedInAnyOrderUnderDelays) {
+  const Batch batches[] = {batch_of(1), batch_of(2), batch_of(3)};
+  for (const int depth : {1, 2, 3}) {
+    Threads::run(kRanks, [&](comm::Communicator& world) {
+      EpLimits limits = kLimits;
+      limits.depth = depth;
+      EpGroup group = EpGroup::create(world, kMap, limits, options());
+      std::mt19937 random(depth * kRanks + world.rank());
+      HostShape shape;
+      shape.before = [&random](const char*) {
+        if (random() % 3 > 0) return;
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+      };
+      run_as_steps(group, world, shape);
+      std::vector<BatchRun> runs;
+      for (const Batch& batch : batches) runs.emplace_back(batch, world.rank());
+      for (int round = 0; round < 5; ++round) {
+        runs[0].forward(group);
+        runs[1].forward(group);
+        runs[0].backward(group);
+        runs[2].forward(group);
+        runs[1].backward(group);
+        runs[2].backward(group);
+      }
+      for (BatchRun& run : runs) run.expect_all("in flight");
+      group.check();
+      group.close();
+    });
+  }
+}
+
+// Steps are given the address of one Control; plans and epochs outlive the memory.
+TEST(Peers, GrowingKeepsPlans) {
+  const Batch batch = batch_of(4);
+  Threads::run(kRanks, [&](comm::Communicator& world) {
+    EpGroup group = EpGroup::create(world, kMap, kLimits, options());
+    HostExchange& exchange = run_as_steps(group, world, {});
+    BatchRun run(batch, world.rank());
+    run.forward(group);
+    EpLimits larger = kLimits;
+    larger.tokens *= 2;
+    larger.depth = 3;
+    exchange.allocate(larger);
+    EXPECT_EQ(exchange.control().epoch, 3);
+    EXPECT_EQ(exchange.control().depth, 3);
+    run.dispatch_rows(group);
+    run.combine_rows(group);
+    run.backward(group);
+    run.expect_all("after growth");
+    EXPECT_EQ(exchange.control().epoch, 7);
+    group.close();
+  });
+}
+
+// -- Faults. An operation does not throw; what comes behind it does, on every rank.
+
+struct Outcome {
+  std::string text[kRanks];
+};
+using Act = std::function<void(int, EpGroup&, HostExchange&, BatchRun&)>;
+Outcome fail_with(const Act& act, double deadline = 20, int depth = 2) {
+  const Batch batch = batch_of(5);
+  Outcome out;
+  Threads::run(kRanks, [&](comm::Communicator& world) {
+    const int me = world.rank();
+    EpLimits limits = kLimits;
+    limits.depth = depth;
+    EpGroup group = EpGroup::create(world, kMap, limits, options(deadline));
+    HostExchange& exchange = run_as_steps(group, world, {});
+    BatchRun run(batch, me);
+    run.prepare_plan(group);
+    world.barrier();
+    act(me, group, exchange, run);
+    out.text[me] = error_of([&] { group.check(); });
+    world.barrier();
+    // What is enqueued behind a fault does nothing, and ends.
+    Mat<int64_t> idx(batch.plan.in.idx[me], 2);
+    exchange.prepare(run.plan, {.idx_TK = idx.view()}, 9, {});
+    EXPECT_EQ(error_of([&] { run.dispatch_rows(group); }), error_of([&] { group.check(); }));
+    world.barrier();
+    group.close();
+
+    EpGroup fresh = EpGroup::create(world, kMap, kLimits, options());
+    run_as_steps(fresh, world, {});
+    BatchRun second(batch, me);
+    second.forward(fresh);
+    second.backward(fresh);
+    second.expect_all("after a fault");
+    fresh.close();
+  });
+  return out;
+}
+
+// Rank 2 stays away: each other rank says what(rank) it waited for, or who stopped it.
+void expect_late(const Outcome& out, const std::string& operation,
+                 const std::function<std::string(int)>& what) {
+  bool named = false;
+  for (int r = 0; r < 2; ++r) {
+    const bool mine = out.text[r] == text(
+                                         "ep {}, group \"moe\", epoch 2: rank {} waited 0.3 s for "
+                                         "rank 2, {}; rank 2 last seen in prepare, 1",
+                                         operation, r, what(r));
+    named = named || mine;
+    EXPECT_TRUE(mine || out.text[r] == text("ep, group \"moe\", epoch 2: stopped by rank {}, which "
+                                            "waited for rank 2",
+                                            1 - r))
+        << out.text[r];
+  }
+  EXPECT_TRUE(named);
+}
+
+TEST(PeersFault, ARankThatNeverArrives) {
+  expect_late(fail_with(
+                  [](int rank, EpGroup& group, HostExchange&, BatchRun& run) {
+                    if (rank != 2) run.dispatch_rows(group);
+                  },
+                  0.3),
+              "dispatch", [](int rank) {
+                const size_t rows = batch_of(5).plan.rank[rank].token[2].size();
+                return text("chunk 1 of {} (word at 0)", (rows + 3) / 4);
+              });
+  expect_late(fail_with(
+                  [](int rank, EpGroup& group, HostExchange&, BatchRun& run) {
+                    if (rank != 2) run.prepare_plan(group);
+                  },
+                  0.3),
+              "prepare", [](int) { return "its routing (word at 0)"; });
+  // With one half the next operation needs the credit of the one before.
+  expect_late(fail_with(
+                  [](int rank, EpGroup& group, HostExchange& exchange, BatchRun& run) {
+                    if (rank == 2) return;
+                    const peers::Control c = exchange.control();
+                    *c.word(rank, c.layout.credit, 2) = 0;
+                    run.dispatch_rows(group);
+                  },
+                  0.3, 1),
+              "dispatch", [](int) { return "credit 1 (word at 0)"; });
+}
+
+// Rank `stray` runs `its`, the others `ours`: every rank names two that differ.
+void expect_mismatch(const Outcome& out, int stray, const std::string& ours,
+                     const std::string& its) {
+  for (const std::string& said : out.text) {
+    bool named = false;
+    for (int r = 0; r < kRanks; ++r) {
+      const std::string where = "ep, group \"moe\", epoch 2: ";
+      named = named ||
+              said == where + text("rank {} runs {}, rank {} runs {}", r, ours, stray, its) ||
+              said == where + text("rank {} runs {}, rank {} runs {}", stray, its, r, ours);
+    }
+    EXPECT_TRUE(named) << said;
+  }
+}
+
+TEST(PeersFault, ARankThatRunsSomethingElse) {
+  expect_mismatch(fail_with([](int rank, EpGroup& group, HostExchange&, BatchRun& run) {
+                    rank == 1 ? run.combine_rows(group) : run.dispatch_rows(group);
+                  }),
+                  1, "dispatch(bf16, 48 B) of plan 1", "combine(bf16, 48 B, kRank) of plan 1");
+  expect_mismatch(fail_with([](int rank, EpGroup& group, HostExchange&, BatchRun& run) {
+                    rank == 2 ? run.prepare_plan(group) : run.dispatch_rows(group);
+                  }),
+                  2, "dispatch(bf16, 48 B) of plan 1", "prepare");
+  const Batch wide = batch_of(5, 2 * kModel);
+  expect_mismatch(fail_with([&](int rank, EpGroup& group, HostExchange&, BatchRun& run) {
+                    BatchRun other(wide, rank);
+                    other.plan = run.plan;
+                    (rank == 2 ? other : run).dispatch_rows(group);
+                  }),
+                  2, "dispatch(bf16, 48 B) of plan 1", "dispatch(bf16, 96 B) of plan 1");
+  expect_mismatch(fail_with([&](int rank, EpGroup& group, HostExchange&, BatchRun& run) {
+                    if (rank == 0) run.plan.epoch = 7;
+                    run.dispatch_rows(group);
+                  }),
+                  0, "dispatch(bf16, 48 B) of plan 1", "dispatch(bf16, 48 B) of plan 7");
+}
+
+void expect_prepare_differs(const std::function<void(int, PrepareArgs&)>& change,
+                            const std::string& difference) {
+  const Tensor idx(DType::kInt32, {5, 1});
+  const Outcome out = fail_with([&](int rank, EpGroup& group, HostExchange&, BatchRun&) {
+    PrepareArgs args{.idx_TK = idx, .capacity = 10 + rank};
+    change(rank, args);
+    const PlanMemory memory(kMap, kLimits, args);
+    prepare(group, args, memory.view(), {});
+  });
+  int named = 0;
+  for (const std::string& said : out.text) {
+    const bool mine = said == "ep prepare, group \"moe\", epoch 2: " + difference;
+    named += mine;
+    EXPECT_TRUE(mine || said.find("whose prepare differs from that of rank") != std::string::npos)
+        << said;
+  }
+  EXPECT_GT(named, 0);
+}
+
+TEST(PeersFault, PreparesThatDiffer) {
+  const Tensor wide(DType::kInt32, {5, 2});
+  expect_prepare_differs(
+      [&](int rank, PrepareArgs& args) {
+        if (rank == 2) args.idx_TK = wide;
+      },
+      "K differs: rank 0 has 1, rank 2 has 2");
+  expect_prepare_differs([](int rank, PrepareArgs& args) { args.alignment = rank == 0 ? 4 : 16; },
+                         "alignment differs: rank 0 has 4, rank 1 has 16");
+  expect_prepare_differs(
+      [](int rank, PrepareArgs& args) {
+        args.overflow = rank == 1 ? OverflowPolicy::kDrop : OverflowPolicy::kReport;
+      },
+      "overflow policy differs: rank 0 has kReport, rank 1 has kDrop");
+}
+
+TEST(PeersFault, AFlagOfALaterEpoch) {
+  const Outcome out =
+      fail_with([](int rank, EpGroup& group, HostExchange& exchange, BatchRun& run) {
+        peers::Control c = exchange.control();
+        ++c.epoch;
+        if (rank == 1) peers::store_release(c.ready_word(1, 2, 0), 9ull << kSignatureBits);
+        // Rank 2 stays away, so that its own flag does not take the place of that one.
+        while (rank == 2 && peers::load_acquire(c.poison(2)) == 0) std::this_thread::yield();
+        run.dispatch_rows(group);
+      });
+  EXPECT_EQ(out.text[1],
+            "ep dispatch, group \"moe\", epoch 2: rank 1 sees a flag of rank 2 of epoch 9");
+}
+
+TEST(PeersFault, AnAbortEndsWaits) {
+  const Outcome out =
+      fail_with([](int rank, EpGroup& group, HostExchange& exchange, BatchRun& run) {
+        // As the host does when it hears that a peer stopped.
+        const std::jthread host([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          peers::store_release(&exchange.machine().page()->abort, 1);
+        });
+        if (rank != 2) run.dispatch_rows(group);
+      });
+  for (const int r : {0, 1}) {
+    EXPECT_EQ(out.text[r], text("ep dispatch, group \"moe\", epoch 2: rank {} stopped: a peer "
+                                "stopped",
+                                r));
+  }
+}
+
+// A graph may still be launched when its group has let go of its memory.
+TEST(PeersFault, AnOperationWithoutMemory) {
+  Threads::run(kRanks, [&](comm::Communicator& world) {
+    EpGroup group = EpGroup::create(world, kMap, kLimits, options());
+    HostExchange& exchange = run_as_steps(group, world, {});
+    const Batch batch = batch_of(6);
+    BatchRun run(batch, world.rank());
+    run.forward(group);
+    exchange.release();
+    run.dispatch_rows(group);
+    EXPECT_EQ(error_of([&] { group.check(); }),
+              "ep dispatch, group \"moe\": released, reserve it first");
+    group.close();
+  });
+}
+
+// -- Which rank looks after what: pure functions.
+
+TEST(PeersIndices, EveryChunkIsTakenOnceAndPeersTakeTurns) {
+  for (const int ranks : {2, 3, 8, 64}) {
+    for (int me = 0; me < ranks; me += 5) {
+      std::vector<std::vector<int>> seen(ranks, std::vector<int>(7));
+      for (int64_t i = 0; i < 7 * (ranks - 1); ++i) {
+        const peers::ChunkTask task = peers::chunk_task(i, me, ranks);
+        ASSERT_NE(task.peer, me);
+        ++seen[task.peer][task.chunk];
+        EXPECT_EQ(task.peer, (me + 1 + i % (ranks - 1)) % ranks);
+      }
+      for (int r = 0; r < ranks; ++r) {
+        EXPECT_EQ(seen[r], std::vector<int>(7, r != me)) << me << " of " << ranks;
+      }
+    }
+  }
+}
+
+TEST(PeersIndices, ARowIsInTheFirstBlockThatEndsBehindIt) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<int64_t> end(random() % 9);
+    int64_t rows = 0;
+    for (int64_t& e : end) e = rows += random() % 4;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t b =
+          peers::block_of_row(std::ssize(end), row, [&](int64_t i) { return end[i]; });
+      EXPECT_GT(end[b], row);
+      EXPECT_TRUE(b == 0 || end[b - 1] <= row);
+    }
+  }
+}
+
+TEST(PeersBytes, AreThoseOfTheSharedMemory) {
+  EpOptions gpu = options();
+  gpu.device = {DeviceType::kCuda, 0};
+  for (const int ranks : {2, 3, 64}) {
+    const ExpertMap map(128, ranks);
+    const EpLimits limits{.tokens = 4096, .model = 7168, .topk = 8};
+    const EpBytes bytes = EpGroup::bytes(map, limits, gpu);
+    const EpBytes cpu = EpGroup::bytes(map, limits, options());
+    EXPECT_EQ(bytes.regions, cpu.regions);
+    EXPECT_EQ(bytes.meta, cpu.meta);
+    EXPECT_EQ(bytes.words, cpu.words);
+    EXPECT_EQ(bytes.total, bytes.regions + bytes.meta + bytes.words + bytes.loss);
+    EXPECT_EQ((bytes.total + 8 * ranks) % comm::kGpuMemoryUnit, 0);
+    EXPECT_LT(bytes.loss, comm::kGpuMemoryUnit);
+  }
+  const ExpertMap map(8, 2);
+  EXPECT_EQ(error_of([&] {
+              EpGroup::bytes(map, {.tokens = 1, .model = 1, .topk = 1, .staged = false}, gpu);
+            }),
+            "ep, group \"moe\": on GPUs rows are on their way in the group's memory (EpLimits "
+            "staged)");
+  gpu.transport = EpTransport::kCollectives;
+  EXPECT_EQ(error_of([&] { EpGroup::bytes(map, {.tokens = 1, .model = 1, .topk = 1}, gpu); }),
+            "ep, group \"moe\": 2 ranks on GPUs over collectives; they map each other's memory");
+}
+
+}  // namespace
+}  // namespace moiety::moe

@@ -1,0 +1,268 @@
+// Expert parallelism of ranks that are threads and share one GPU: the conformance suite, several
+// plans in flight, graphs, growth, faults. The host runs the same steps in
+// tests/moe/peers_test.cpp.
+#include "moiety/base/graph.h"
+#include "tests/moe/ep_conformance.h"
+#include "tests/moe/ep_quantized.h"
+#include "tests/moe_gpu/ranks_on_gpu.h"
+#include "tests/support/gpu_test.h"
+
+namespace moiety::moe {
+namespace {
+
+class PeersGpu : public GpuTest {
+ protected:
+  static EpOptions options(double deadline = 20) {
+    return {.name = "moe", .deadline = Seconds(deadline), .chunk_rows = 4, .device = kGpu};
+  }
+
+  template <class T, class Out>
+  static void run_case(const conformance::Case& c, int seed) {
+    const conformance::Problem<T> problem(c, seed);
+    const conformance::Expected<T, Out> expected(problem);
+    run_on_gpu(c.ranks, Seconds(20), [&](comm::Communicator& world, const OnGpuRank& place) {
+      SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), seed, c.describe()));
+      conformance::RankRun<T, Out, OnGpuRank>(world, problem, expected, EpTransport::kAuto, place)
+          .run();
+    });
+  }
+  template <class T>
+  static void run_case_of(const conformance::Case& c, int seed) {
+    c.out_fp32 ? run_case<T, float>(c, seed) : run_case<T, T>(c, seed);
+  }
+};
+
+// A part of the cases.
+class PeersGpuCases : public PeersGpu, public testing::WithParamInterface<int> {
+ public:
+  static constexpr int kParts = 8;
+};
+INSTANTIATE_TEST_SUITE_P(Part, PeersGpuCases, testing::Range(0, PeersGpuCases::kParts));
+
+TEST_P(PeersGpuCases, HaveTheBitsOfTheOracle) {
+  std::vector<conformance::Case> cases = conformance::all_cases();
+  std::erase_if(cases, [](const conformance::Case& c) { return c.ranks == 1; });
+  for (size_t i = GetParam(); i < cases.size() && !HasFailure(); i += kParts) {
+    conformance::Case& c = cases[i];
+    conformance::shrink(c);
+    const int seed = static_cast<int>(i);
+    if (c.dtype == DType::kBFloat16) run_case_of<bf16>(c, seed);
+    if (c.dtype == DType::kFloat16) run_case_of<fp16>(c, seed);
+    if (c.dtype == DType::kFloat32) run_case_of<float>(c, seed);
+  }
+}
+
+TEST_F(PeersGpu, MoveQuantizedRows) {
+  std::vector<quantized::Case> cases = quantized::all_cases();
+  std::erase_if(cases, [](const quantized::Case& c) { return c.ranks == 1; });
+  for (size_t i = 0; i < cases.size() && !HasFailure(); ++i) {
+    quantized::Case& c = cases[i];
+    c.gemm_layout = false;
+    conformance::shrink(c);
+    const quantized::Problem problem(c, static_cast<int>(i));
+    run_on_gpu(c.ranks, Seconds(20), [&](comm::Communicator& world, const OnGpuRank& place) {
+      SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), i, c.describe()));
+      quantized::run_rank(world, problem, EpTransport::kAuto, place);
+    });
+  }
+}
+
+// One rank's tensors of a batch that goes forward and back, on either device.
+struct Step {
+  static constexpr int64_t kTokens = 300, kModel = 40, kCapacity = 4000;
+  static constexpr int kRanks = 3, kTopk = 4, kExperts = 7;
+  static constexpr EpLimits kLimits{.tokens = kTokens, .model = kModel, .topk = kTopk};
+  static ExpertMap map() { return {kExperts, kRanks}; }
+
+  explicit Step(int seed) {
+    std::mt19937 random(seed);
+    for (int64_t i = 0; i < kTokens * kTopk; ++i) {
+      idx.data<int32_t>()[i] = static_cast<int32_t>(random() % (kExperts + 1)) - 1;
+    }
+    for (const Tensor* x : {&x_in, &g}) {
+      for (int64_t i = 0; i < kTokens * kModel; ++i) {
+        x->data<bf16>()[i] = bf16(std::normal_distribution<float>()(random));
+      }
+    }
+  }
+  std::vector<const Tensor*> all() const {
+    return {&idx, &x_in, &g, &rows, &gy, &out, &gx, &memory};
+  }
+  // `at` says where a tensor is.
+  template <class At>
+  void prepare_plan(EpGroup& group, const At& at, const Stream& stream) {
+    const PrepareArgs args{.idx_TK = at(idx), .alignment = 8, .capacity = kCapacity};
+    plan = prepare(group, args, at(memory), stream);
+  }
+  template <class At>
+  void forward(EpGroup& group, const At& at, const Stream& stream) {
+    dispatch(group, plan, {.x_TD = at(x_in), .rows_CD = at(rows)}, stream);
+    combine(group, plan, {.y_CD = at(rows), .out_TD = at(out)}, stream);
+  }
+  template <class At>
+  void backward(EpGroup& group, const At& at, const Stream& stream) {
+    combine_backward(group, plan, {.g_TD = at(g), .gy_CD = at(gy)}, stream);
+    dispatch_backward(group, plan, {.g_rows_CD = at(gy), .gx_TD = at(gx)}, stream);
+  }
+  void expect_same(const Step& other) const {
+    const auto same = [](const Tensor& a, const Tensor& b) {
+      const auto bytes = static_cast<size_t>(a.view().bytes());
+      return std::memcmp(a.view().raw(), b.view().raw(), bytes) == 0;
+    };
+    EXPECT_TRUE(same(rows, other.rows));
+    EXPECT_TRUE(same(out, other.out));
+    EXPECT_TRUE(same(gy, other.gy));
+    EXPECT_TRUE(same(gx, other.gx));
+  }
+
+  Tensor idx{DType::kInt32, {kTokens, kTopk}};
+  Tensor x_in{DType::kBFloat16, {kTokens, kModel}}, g{DType::kBFloat16, {kTokens, kModel}};
+  Tensor rows{DType::kBFloat16, {kCapacity, kModel}}, gy{DType::kBFloat16, {kCapacity, kModel}};
+  Tensor out{DType::kBFloat16, {kTokens, kModel}}, gx{DType::kBFloat16, {kTokens, kModel}};
+  Tensor memory{
+      DType::kUInt8,
+      {plan_bytes(map(), kLimits, {.idx_TK = idx, .alignment = 8, .capacity = kCapacity})}};
+  EpPlan plan;
+};
+
+// Steps on CPU ranks, and the same on the GPU.
+struct Twins {
+  Twins(comm::Communicator& world, OnGpuRank& place) {
+    for (int i = 0; i < 3; ++i) {
+      expected.emplace_back(std::make_unique<Step>(3 * world.rank() + i));
+      got.emplace_back(std::make_unique<Step>(3 * world.rank() + i));
+      for (const Tensor* x : got.back()->all()) there[x] = place(*x, *x);
+    }
+    place.stream.synchronize();
+    EpGroup cpu = EpGroup::create(world, Step::map(), Step::kLimits, {.name = "cpu"});
+    const auto here = [](const Tensor& x) -> TensorView { return x; };
+    for (auto& step : expected) {
+      step->prepare_plan(cpu, here, {});
+      step->forward(cpu, here, {});
+      step->backward(cpu, here, {});
+    }
+    cpu.close();
+  }
+  auto at() const {
+    return [this](const Tensor& x) { return there.at(&x); };
+  }
+  void expect_same(OnGpuRank& place) {
+    place.back();
+    for (size_t i = 0; i < got.size(); ++i) got[i]->expect_same(*expected[i]);
+  }
+  // F0 F1 B0 F2 B1 B2, where F and B are all operations of a direction.
+  void run(EpGroup& group, const Stream& stream) {
+    const auto forward = [&](int i) {
+      got[i]->prepare_plan(group, at(), stream);
+      got[i]->forward(group, at(), stream);
+    };
+    forward(0);
+    forward(1);
+    got[0]->backward(group, at(), stream);
+    forward(2);
+    got[1]->backward(group, at(), stream);
+    got[2]->backward(group, at(), stream);
+  }
+
+  std::vector<std::unique_ptr<Step>> expected, got;
+  std::map<const Tensor*, TensorView> there;
+};
+
+TEST_F(PeersGpu, PlansInFlightEagerAndInOneGraphThatOutlivesMemory) {
+  run_on_gpu(Step::kRanks, Seconds(20), [](comm::Communicator& world, OnGpuRank place) {
+    Twins twins(world, place);
+    EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options());
+    for (int round = 0; round < 20; ++round) twins.run(group, place.stream);
+    group.check(group.epoch());
+    world.barrier();
+    const Graph graph(place.stream, [&] { twins.run(group, place.stream); });
+    world.barrier();
+    for (int round = 0; round < 20; ++round) {
+      graph.launch(place.stream);
+      if (round % 3 == 0) twins.run(group, place.stream);
+    }
+    group.check(group.epoch());
+    EpLimits larger = Step::kLimits;
+    larger.tokens *= 3;
+    larger.depth = 3;
+    group.reserve(larger);
+    for (int round = 0; round < 5; ++round) graph.launch(place.stream);
+    group.check(group.epoch());
+    twins.expect_same(place);
+    group.close();
+  });
+}
+
+// A rank that does not come is named after the deadline; the context, and another group, go on.
+TEST_F(PeersGpu, ALateRankAndAnotherOperationAreNamed) {
+  std::string late[Step::kRanks], other[Step::kRanks];
+  run_on_gpu(Step::kRanks, Seconds(20), [&](comm::Communicator& world, OnGpuRank place) {
+    const int me = world.rank();
+    Twins twins(world, place);
+    const auto fail_with = [&](auto&& act, double deadline) {
+      EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options(deadline));
+      twins.got[0]->prepare_plan(group, twins.at(), place.stream);
+      place.stream.synchronize();
+      world.barrier();
+      const std::string thrown = error_of([&] { act(group); });  // by an operation behind the first
+      place.stream.synchronize();
+      const std::string text = error_of([&] { group.check(); });
+      EXPECT_TRUE(thrown == "no error" || thrown == text) << thrown;
+      world.barrier();
+      group.close();
+      return text;
+    };
+    late[me] = fail_with(
+        [&](EpGroup& group) {
+          if (me != 2) twins.got[0]->forward(group, twins.at(), place.stream);
+        },
+        0.5);
+    other[me] = fail_with(
+        [&](EpGroup& group) {
+          me == 1 ? twins.got[0]->backward(group, twins.at(), place.stream)
+                  : twins.got[0]->forward(group, twins.at(), place.stream);
+        },
+        10);
+    EpGroup fresh = EpGroup::create(world, Step::map(), Step::kLimits, options());
+    twins.run(fresh, place.stream);
+    fresh.check(fresh.epoch());
+    twins.expect_same(place);
+    fresh.close();
+  });
+  for (const int r : {0, 1}) {
+    const bool mine = late[r].find(text("ep dispatch, group \"moe\", epoch 2: rank {} waited 0.5 s "
+                                        "for rank 2, chunk 1 of ",
+                                        r)) == 0;
+    EXPECT_TRUE(mine ||
+                late[r] == text("ep, group \"moe\", epoch 2: stopped by rank {}, which waited "
+                                "for rank 2",
+                                1 - r))
+        << late[r];
+  }
+  for (const std::string& said : other) {
+    EXPECT_NE(said.find("rank 1 runs combine_backward(bf16, 80 B) of plan 1"), std::string::npos)
+        << said;
+  }
+}
+
+TEST_F(PeersGpu, ClosingReturnsAllMemory) {
+  int64_t before = 0, after = 0;
+  run_on_gpu(2, Seconds(20), [&](comm::Communicator& world, const OnGpuRank&) {
+    const EpLimits limits{.tokens = 512, .model = 1024, .topk = 2};
+    for (int round = 0; round < 20; ++round) {
+      world.barrier();
+      if (round == 2 && world.rank() == 0) before = gpu_free_memory(0);
+      world.barrier();
+      EpGroup group = EpGroup::create(world, {4, 2}, limits, options());
+      EXPECT_EQ(group.bytes().total, EpGroup::bytes({4, 2}, limits, options()).total);
+      group.close();
+    }
+    world.barrier();
+    if (world.rank() == 0) after = gpu_free_memory(0);
+    world.barrier();
+  });
+  EXPECT_GE(after, before - (2 << 20));
+}
+
+}  // namespace
+}  // namespace moiety::moe

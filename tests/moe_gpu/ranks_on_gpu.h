@@ -1,0 +1,102 @@
+// The place of a suite's tensors for ranks that are threads and share GPU 0. Their memory is taken
+// before they start, and kept: nothing may be allocated while a kernel waits.
+#pragma once
+
+#include <map>
+
+#include "moiety/base/copy.h"
+#include "tests/moe/ep_helpers.h"
+
+namespace moiety::moe {
+
+// What one rank has on the GPU.
+struct GpuRank {
+  static constexpr int64_t kBytes = int64_t{48} << 20;
+  static constexpr Device kGpu{DeviceType::kCuda, 0};
+
+  GpuRank() : there(kBytes, kGpu), staged(Buffer::pinned(kBytes)), stream(Stream::on(kGpu)) {}
+  Buffer there, staged;
+  Stream stream;
+
+  static GpuRank& of(int rank) {
+    static auto& pool = *new std::map<int, GpuRank>;  // CUDA may end before it
+    return pool.try_emplace(rank).first->second;
+  }
+};
+
+class OnGpuRank {
+ public:
+  explicit OnGpuRank(GpuRank& rank) : stream(rank.stream), rank_(&rank) {}
+
+  TensorView operator()(const TensorView& storage, const TensorView& view) {
+    const int64_t at = used_;
+    used_ += round_up(storage.bytes(), 256);
+    MOIETY_CHECK(used_ <= GpuRank::kBytes, "the tests' memory is used up");
+    copies_.push_back({storage, at});
+    std::memcpy(rank_->staged.data() + at, storage.raw(), size_t(storage.bytes()));
+    copy(there(at, storage.bytes()), staged(at, storage.bytes()), stream);
+    if (!view.raw()) return {nullptr, view.dtype(), view.sizes(), view.strides(), GpuRank::kGpu};
+    const int64_t offset = address(view) - address(storage);
+    return {rank_->there.data() + at + offset, view.dtype(), view.sizes(), view.strides(),
+            GpuRank::kGpu};
+  }
+  void back() {
+    for (size_t i = brought_; i < copies_.size(); ++i) {
+      const auto& [storage, at] = copies_[i];
+      copy(staged(at, storage.bytes()), there(at, storage.bytes()), stream);
+    }
+    stream.synchronize();
+    for (; brought_ < copies_.size(); ++brought_) {
+      const auto& [storage, at] = copies_[brought_];
+      std::memcpy(storage.raw(), rank_->staged.data() + at, size_t(storage.bytes()));
+    }
+  }
+  // The plan with views of the memory that plan memory was copied from and brought back to.
+  EpPlan plan(const EpPlan& plan) const {
+    EpPlan out = plan;
+    for (TensorView* x :
+         {&out.info, &out.rows_real, &out.rows_padded, &out.rows_before, &out.offset, &out.slot_TK,
+          &out.owner_TK, &out.row_TR, &out.recv_token, &out.recv_slot, &out.slot_row, &out.count_RE,
+          &out.rows_RR, &out.tokens_R, &out.row_end_BR, &out.pair_end_BE}) {
+      *x = here(*x);
+    }
+    return out;
+  }
+
+  Stream stream;
+
+ private:
+  static intptr_t address(const TensorView& x) { return reinterpret_cast<intptr_t>(x.raw()); }
+  TensorView there(int64_t at, int64_t bytes) const {
+    return {rank_->there.data() + at, DType::kUInt8, {bytes}, GpuRank::kGpu};
+  }
+  TensorView staged(int64_t at, int64_t bytes) const {
+    return {rank_->staged.data() + at, DType::kUInt8, {bytes}};
+  }
+  TensorView here(const TensorView& x) const {
+    const int64_t at = address(x) - reinterpret_cast<intptr_t>(rank_->there.data());
+    for (const auto& [storage, begin] : copies_) {
+      if (at < begin || at + x.bytes() > begin + storage.bytes()) continue;
+      return {static_cast<std::byte*>(storage.raw()) + (at - begin), x.dtype(), x.sizes(),
+              x.strides()};
+    }
+    ADD_FAILURE() << "no copy has " << x.describe();
+    return x;
+  }
+
+  GpuRank* rank_;
+  int64_t used_ = 0;
+  std::vector<std::pair<TensorView, int64_t>> copies_;
+  size_t brought_ = 0;
+};
+
+// Runs body(world, place) on ranks that are threads.
+inline void run_on_gpu(int ranks, Seconds deadline,
+                       const std::function<void(comm::Communicator&, OnGpuRank)>& body) {
+  for (int r = 0; r < ranks; ++r) GpuRank::of(r);
+  comm::run_thread_ranks(ranks, {.deadline = deadline}, [&](comm::Communicator& world) {
+    body(world, OnGpuRank(GpuRank::of(world.rank())));
+  });
+}
+
+}  // namespace moiety::moe
