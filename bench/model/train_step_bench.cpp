@@ -1,7 +1,5 @@
-// A training step: forward, backward, clipping, AdamW on fp32 masters. The peer is
-// bench/peers/train_step.py, which has the same models. On a CPU ranks are threads that share the
-// experts (ep = ranks), the batch and the program's threads. On a GPU the step is a CUDA graph, and
-// --groups tells what its operations take, of a step that is not captured.
+// A training step: forward, backward, clipping, AdamW on fp32 masters; train_step.py has the same
+// models. On a CPU ranks are threads that share experts. On a GPU it is a graph; with --groups not.
 #include <map>
 #include <memory>
 #include <string>

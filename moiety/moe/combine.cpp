@@ -64,6 +64,27 @@ Signature sum_signature(OpKind kind, const EpPlan& plan, const SumArgs& args) {
           .plan = plan.epoch};
 }
 
+// Checks the weights of combine_backward's slots, and what goes with their gradients.
+void check_weights(const char* operation, const EpPlan& plan, const CombineBackwardArgs& args,
+                   const SourceRows& g) {
+  const bool weights = args.slot_w.defined(), dots = args.y_CD.defined();
+  MOIETY_CHECK(weights || !dots, "{}: y is given without slot_w", operation);
+  MOIETY_CHECK(dots == args.g_slot_w.defined(), "{}: y and g_slot_w go together", operation);
+  MOIETY_CHECK(!weights || !args.source_C.defined(),
+               "{}: rows by a map have no weight each, so slot_w is none", operation);
+  if (weights && g.quantized()) {
+    fail(ErrorKind::kUnsupported,
+         "{}: g is {}, which slot_w cannot scale: rows are not requantized", operation,
+         describe(args.g_TD));
+  }
+  if (weights) check_tensor(operation, "slot_w", args.slot_w, DType::kFloat32, {plan.capacity});
+  if (dots) {
+    check_rows(operation, "y", args.y_CD, plan.capacity, g.model);
+    check_tensor(operation, "y", args.y_CD, std::get<TensorView>(args.g_TD).dtype(), {-1, -1});
+    check_tensor(operation, "g_slot_w", args.g_slot_w, DType::kFloat32, {plan.capacity});
+  }
+}
+
 }  // namespace
 
 void issue_sum(const char* operation, EpGroup& group, const EpPlan& plan, OpKind kind,
@@ -115,22 +136,8 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
                  {"source_C", args.source_C}},
                 stream);
   const SourceRows g = source_rows(kName, "g", args.g_TD, plan.tokens);
-  const bool weights = args.slot_w.defined(), dots = args.y_CD.defined();
-  MOIETY_CHECK(weights || !dots, "{}: y is given without slot_w", kName);
-  MOIETY_CHECK(dots == args.g_slot_w.defined(), "{}: y and g_slot_w go together", kName);
-  MOIETY_CHECK(!weights || !args.source_C.defined(),
-               "{}: rows by a map have no weight each, so slot_w is none", kName);
-  if (weights && g.quantized()) {
-    fail(ErrorKind::kUnsupported,
-         "{}: g is {}, which slot_w cannot scale: rows are not requantized", kName,
-         describe(args.g_TD));
-  }
-  if (weights) check_tensor(kName, "slot_w", args.slot_w, DType::kFloat32, {plan.capacity});
-  if (dots) {
-    check_rows(kName, "y", args.y_CD, plan.capacity, g.model);
-    check_tensor(kName, "y", args.y_CD, std::get<TensorView>(args.g_TD).dtype(), {-1, -1});
-    check_tensor(kName, "g_slot_w", args.g_slot_w, DType::kFloat32, {plan.capacity});
-  }
+  const bool weights = args.slot_w.defined();
+  check_weights(kName, plan, args, g);
   const ExpertRows gy =
       expert_rows(kName, "gy", args.gy_CD, args.g_TD, plan, args.g_slot_w, args.source_C);
   check_record(kName, group, args.g_TD, g.parts.record(plan.topk));

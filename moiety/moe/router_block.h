@@ -1,7 +1,6 @@
-// The router's arithmetic for a block of tokens: the reference, which defines the bits. These are
-// templates, so that the gradient checks can run them in double, and are inlined by force, so that
-// router_cpu.cpp compiles them for every instruction set; router_cuda.cu follows them lane by lane.
-// Internal to the router.
+// The router's arithmetic for a block of tokens: the reference. Internal. These are templates, so
+// that gradient checks run them in double, and inlined by force, so that router_cpu.cpp compiles
+// them for every instruction set; router_cuda.cu follows them lane by lane.
 #pragma once
 
 #include <algorithm>

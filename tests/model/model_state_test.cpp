@@ -9,7 +9,6 @@ namespace {
 
 using optim::InitKind;
 using optim::ParameterClass;
-using optim::ParamSpec;
 
 Config full_config() {
   Config c = small_config();
@@ -61,7 +60,7 @@ TEST(ModelState, LogicalTensorsAreThoseOfTheCheckpoint) {
   on_ranks(1, [&](comm::Communicator& world) {
     const ModelHarness h(c, DType::kFloat32, world, 4);
     int64_t numbers = 0;
-    for (const ParamSpec& spec : h.model->parameter_specs()) {
+    for (const optim::ParamSpec& spec : h.model->parameter_specs()) {
       numbers += spec.numel();
       EXPECT_EQ(spec.expert, spec.kind == kExpert);
       for (const optim::LogicalTensor& tensor : spec.tensors) {
@@ -98,9 +97,7 @@ TEST(ModelState, TheOrderInMemoryIsNotTheModels) {
       EXPECT_EQ(one.weights(), other.weights());
       EXPECT_EQ(one.step(batch.batch).loss_sum, other.step(batch.batch).loss_sum);
       const Weights expected = one.gradients(), got = other.gradients();
-      if (interleave == 0) {
-        EXPECT_EQ(expected, got);
-      }
+      if (interleave == 0) EXPECT_EQ(expected, got);
       for (const auto& [name, g] : expected) {
         for (size_t i = 0; i < g.size(); ++i) {
           ASSERT_NEAR(g[i], got.at(name)[i], 1e-5) << name << " element " << i;
@@ -138,7 +135,7 @@ TEST(ModelState, InterleavedRowsOfGateAndUpAlternate) {
 TEST(ModelState, QkvLiesInGroups) {
   on_ranks(1, [&](comm::Communicator& world) {
     const ModelHarness h(small_config(), DType::kFloat32, world, 4);
-    const ParamSpec& spec = h.parameters[2].spec;
+    const optim::ParamSpec& spec = h.parameters[2].spec;
     ASSERT_EQ(spec.name, "layers.0.attn.qkv.weight");
     // Two query heads of 8 rows, k, v; twice.
     const std::vector<std::array<int64_t, 4>> runs{{0, 0, 0, 16},   {16, 1, 0, 8}, {24, 2, 0, 8},
