@@ -1,5 +1,5 @@
 // A training step: forward, backward, clipping, AdamW on fp32 masters; train_step.py has the same
-// models. On a CPU ranks share experts. On a GPU it is a graph, unless --groups times its operations.
+// models. On a CPU ranks share experts. On a GPU it is a graph, unless --groups times its parts.
 #include <map>
 #include <memory>
 #include <string>
