@@ -36,6 +36,18 @@ STABLE_TORCH_LIBRARY(moiety, m) {
       "activation_backward(Tensor da, Tensor h, Tensor? splits, Tensor? "
       "row_scale, " MOIETY_ACTIVATION ") -> (Tensor, Tensor)");
   m.def(
+      "quantized_linear(Tensor x, Tensor w, Tensor splits, Tensor? bias, Tensor? row_scale, "
+      "Tensor? main_grad, Tensor? rng, str recipe) -> Tensor");
+  m.def(
+      "quantized_linear_dgrad(Tensor dy, Tensor w, Tensor splits, Tensor? rng, str recipe) -> "
+      "Tensor");
+  m.def(
+      "quantized_linear_wgrad(Tensor dy, Tensor x, Tensor splits, Tensor? rng, str recipe) -> "
+      "Tensor");
+  m.def(
+      "quantized_linear_wgrad_acc(Tensor dy, Tensor x, Tensor splits, Tensor(a!) main_grad, "
+      "Tensor? beta, Tensor? rng, str recipe) -> ()");
+  m.def(
       "router(Tensor logits, Tensor? bias, Tensor? mask, Tensor? given_idx, int top_k, str score, "
       "bool renormalize, float scale, int groups, int group_top_k) -> (Tensor, Tensor, Tensor)");
   m.def(
@@ -76,6 +88,10 @@ void add_kernels(Library& m) {
   m.impl("grouped_mlp_backward", TORCH_BOX(&grouped_mlp_backward));
   m.impl("activation", TORCH_BOX(&activation));
   m.impl("activation_backward", TORCH_BOX(&activation_backward));
+  m.impl("quantized_linear", TORCH_BOX(&quantized_linear));
+  m.impl("quantized_linear_dgrad", TORCH_BOX(&quantized_linear_dgrad));
+  m.impl("quantized_linear_wgrad", TORCH_BOX(&quantized_linear_wgrad));
+  m.impl("quantized_linear_wgrad_acc", TORCH_BOX(&quantized_linear_wgrad_acc));
   m.impl("router", TORCH_BOX(&router));
   m.impl("router_backward", TORCH_BOX(&router_backward));
   m.impl("expert_rows", TORCH_BOX(&expert_rows));

@@ -51,6 +51,16 @@ std::tuple<Tensor, Tensor> activation_backward(Tensor da, Tensor h, Optional spl
                                                Optional row_scale, std::string kind, double alpha,
                                                double limit, double offset, int64_t interleave);
 
+// ---- recipes.cpp: grouped linears whose operands are quantized as the trainer's recipes say
+// (moiety/model/precision.h: fp8_tensor, fp8_block, mxfp8, nvfp4); bfloat16 outside. `rng` is {seed,
+// draw}, int64 [2]: nvfp4 rounds dy with it, and backward operators need it then.
+Tensor quantized_linear(Tensor x, Tensor w, Tensor splits, Optional bias, Optional row_scale,
+                        Optional main_grad, Optional rng, std::string recipe);
+Tensor quantized_linear_dgrad(Tensor dy, Tensor w, Tensor splits, Optional rng, std::string recipe);
+Tensor quantized_linear_wgrad(Tensor dy, Tensor x, Tensor splits, Optional rng, std::string recipe);
+void quantized_linear_wgrad_acc(Tensor dy, Tensor x, Tensor splits, Tensor main_grad, Optional beta,
+                                Optional rng, std::string recipe);
+
 // ---- routing.cpp.
 // {weights float32 [T, K], idx int32 [T, K], counts int64 [E]}.
 std::tuple<Tensor, Tensor, Tensor> router(Tensor logits, Optional bias, Optional mask,

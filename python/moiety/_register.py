@@ -160,6 +160,41 @@ def _mlp_backward_fake(dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, 
             x.new_empty(rows, h.shape[1]), x.new_empty(rows, w2.shape[2]))
 
 
+# ---- quantized_linear
+
+
+def _quantized_fake(x, w, splits, bias, row_scale, main_grad, rng, recipe):
+    _require(x.dim() == 2 and w.dim() == 3 and x.shape[1] == w.shape[2], "quantized_linear",
+             f"x is {_shape(x)}, w {_shape(w)}, expected [R, C], [E, N, C]")
+    return x.new_empty(x.shape[0], w.shape[1])
+
+
+def _quantized_setup(ctx, inputs, output):
+    *tensors, rng, ctx.recipe = inputs
+    x, w, splits, bias, row_scale, main_grad = tensors
+    need_x, need_w, _, need_bias, need_scale, *_ = ctx.needs_input_grad
+    need_bias = need_bias or need_scale
+    ctx.save_for_backward(x if need_w else None, w if need_x else None, splits,
+                          bias if need_bias else None, row_scale if need_bias else None, main_grad, rng)
+
+
+def _quantized_backward(ctx, dy):
+    x, w, splits, bias, row_scale, main_grad, rng = ctx.saved_tensors
+    dx = dw = dbias = dscale = None
+    dy = _contiguous(dy)
+    if w is not None:
+        dx = _ops.quantized_linear_dgrad(dy, w, splits, rng, ctx.recipe)
+    if x is not None and main_grad is None:
+        dw = _ops.quantized_linear_wgrad(dy, x, splits, rng, ctx.recipe)
+    elif x is not None:
+        _ops.quantized_linear_wgrad_acc(dy, x, splits, main_grad, None, rng, ctx.recipe)
+    if bias is not None:
+        dbias, dscale = _ops.grouped_linear_bias_grad(dy, splits, bias, row_scale)
+    needs = ctx.needs_input_grad
+    return (dx, dw, None, dbias if needs[3] else None,
+            dscale if needs[4] and row_scale is not None else None, None, None, None)
+
+
 # ---- activation
 
 
@@ -337,6 +372,11 @@ _FAKES = {
     "grouped_linear_bias_grad": _bias_grad_fake,
     "grouped_mlp": _mlp_fake,
     "grouped_mlp_backward": _mlp_backward_fake,
+    "quantized_linear": _quantized_fake,
+    "quantized_linear_dgrad": lambda dy, w, *rest: dy.new_empty(dy.shape[0], w.shape[2]),
+    "quantized_linear_wgrad": lambda dy, x, splits, *rest: x.new_empty(splits.shape[0], dy.shape[1],
+                                                                       x.shape[1]),
+    "quantized_linear_wgrad_acc": lambda *args: None,
     "activation": _activation_fake,
     "activation_backward": _activation_backward_fake,
     "router": _router_fake,
@@ -353,12 +393,14 @@ _GRADIENTS = {
     "grouped_linear": (_linear_backward, _linear_setup),
     "grouped_linear_t": (_linear_t_backward, _linear_t_setup),
     "grouped_mlp": (_mlp_backward, _mlp_setup),
+    "quantized_linear": (_quantized_backward, _quantized_setup),
     "activation": (_activation_backward, _activation_setup),
     "router": (_router_backward, _router_setup),
     "expert_rows": (_expert_rows_backward, _expert_rows_setup),
 }
 # Operators that write into an argument have no gradient, which torch itself refuses.
-_WRITERS = {"grouped_linear_out", "grouped_linear_wgrad_acc", "router_update_bias"}
+_WRITERS = {"grouped_linear_out", "grouped_linear_wgrad_acc", "quantized_linear_wgrad_acc",
+            "router_update_bias"}
 
 
 def register():

@@ -11,7 +11,8 @@ import weakref
 
 import torch
 import torch.nn.functional as F
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (register_optimizer_step_post_hook,
+                                   register_optimizer_step_pre_hook)
 
 from . import _experts, errors, ops
 
@@ -70,6 +71,16 @@ def _check_choice(name, value, known):
         raise errors.InvalidArgument(f"{name} is {value!r}, expected one of {', '.join(known)}")
 
 
+RECIPES = ("bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4")
+_rounding = weakref.WeakSet()  # modules that round gradients stochastically
+
+
+@torch.no_grad()
+def _next_draw(optimizer, args, kwargs):
+    for module in _rounding:
+        module.rng[1] += 1
+
+
 class _ManagedLinear(torch.autograd.Function):
     """grouped_linear whose weight gradient is a job of its module."""
 
@@ -77,7 +88,7 @@ class _ManagedLinear(torch.autograd.Function):
     def forward(ctx, module, x, weight, splits, bias, row_scale, overwrite):
         ctx.module, ctx.overwrite = module, overwrite
         ctx.save_for_backward(x, weight, splits, bias, row_scale)
-        return ops.grouped_linear(x, weight.detach(), splits, bias, row_scale)
+        return module._product(x, weight.detach(), splits, bias, row_scale, None)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -86,7 +97,7 @@ class _ManagedLinear(torch.autograd.Function):
         dx = dbias = dscale = None
         dy = dy.contiguous()
         if ctx.needs_input_grad[1]:
-            dx = torch.ops.moiety.grouped_linear_dgrad(dy, weight, splits)
+            dx = ctx.module._dgrad(dy, weight, splits)
         if bias is not None:
             dbias, dscale = torch.ops.moiety.grouped_linear_bias_grad(dy, splits, bias, row_scale)
         if ctx.needs_input_grad[2]:
@@ -131,6 +142,11 @@ class GroupedLinear(torch.nn.Module):
     somebody has moved their data, and under torch.compile, each call copies them.) A state_dict of
     either form loads into either.
 
+    recipe: "bf16" (nothing is quantized), or which operands of the products are, as the trainer's
+    precision.recipe: "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"; parameters are bfloat16, on a CPU.
+    Weights are quantized for every use. NVFP4 rounds gradients with the buffer `rng`, {seed, draw}; an
+    optimizer's step is the next draw, so a recomputation has the same bits.
+
     grad="main_grad": the weight's gradient is added to `weight.main_grad` (or to what
     `weight.get_main_grad()` returns), float32 or bfloat16, and `.grad` stays None; with
     `weight.overwrite_main_grad` (True, or a float32 factor on the device) it takes the place of what
@@ -141,17 +157,26 @@ class GroupedLinear(torch.nn.Module):
     """
 
     def __init__(self, num_groups, in_features, out_features, *, bias=False, params="grouped",
-                 bias_params="grouped", device=None, dtype=None, grad="grad", delay_wgrad=False):
+                 bias_params="grouped", recipe="bf16", device=None, dtype=None, grad="grad",
+                 delay_wgrad=False):
         super().__init__()
+        _check_choice("GroupedLinear: recipe", recipe, RECIPES)
         _check_choice("GroupedLinear: grad", grad, ("grad", "main_grad"))
         _check_choice("GroupedLinear: params", params, _experts.FORMS)
         _check_choice("GroupedLinear: bias_params", bias_params, _experts.FORMS)
         self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
-        self.grad_target, self.delay_wgrad = grad, delay_wgrad
+        self.grad_target, self.delay_wgrad, self.recipe = grad, delay_wgrad, recipe
         self.forms = {"weight": params, "bias": bias_params}
         self.shapes = {"weight": (out_features, in_features), "bias": (out_features,) if bias else None}
         for name, form in self.forms.items():
             self._register(name, form, self.shapes[name], device=device, dtype=dtype)
+        self.register_buffer("rng", None, persistent=False)
+        if recipe == "nvfp4":
+            self.rng = torch.randint(2 ** 62, (2,), device="cpu").to(device)
+            self.rng[1] = 0
+            if not _rounding:
+                register_optimizer_step_post_hook(_next_draw)
+            _rounding.add(self)
         self._jobs = collections.deque()
         self._ready_hooks = collections.OrderedDict()
         if delay_wgrad:
@@ -198,6 +223,8 @@ class GroupedLinear(torch.nn.Module):
         self._lay_evenly()
         if self.delay_wgrad:
             _delayed.add(self)
+        if self.rng is not None:
+            _rounding.add(self)
 
     def _lay_evenly(self):
         for name, form in self.forms.items():
@@ -227,8 +254,19 @@ class GroupedLinear(torch.nn.Module):
         if overwrite or self._managed():
             y = _ManagedLinear.apply(self, rows, weight, splits, bias, row_scale, overwrite)
         else:
-            y = ops.grouped_linear(rows, weight, splits, bias, row_scale, self._main_grad())
+            y = self._product(rows, weight, splits, bias, row_scale, self._main_grad())
         return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _product(self, x, weight, splits, bias, row_scale, main_grad):
+        if self.recipe == "bf16":
+            return ops.grouped_linear(x, weight, splits, bias, row_scale, main_grad)
+        return ops.quantized_linear(x, weight, splits, self.recipe, bias=bias, row_scale=row_scale,
+                                    main_grad=main_grad, rng=self.rng)
+
+    def _dgrad(self, dy, weight, splits):
+        if self.recipe == "bf16":
+            return torch.ops.moiety.grouped_linear_dgrad(dy, weight, splits)
+        return torch.ops.moiety.quantized_linear_dgrad(dy, weight, splits, self.rng, self.recipe)
 
     def main_grads(self):
         """The buffers that the weight's gradient is added to, as experts_of("weight") has weights; an
@@ -291,7 +329,10 @@ class GroupedLinear(torch.nn.Module):
                     if hasattr(weight, "grad_added_to_main_grad"):
                         weight.grad_added_to_main_grad = True
             else:
-                dw = torch.ops.moiety.grouped_linear_wgrad(*job)
+                if self.recipe == "bf16":
+                    dw = torch.ops.moiety.grouped_linear_wgrad(*job)
+                else:
+                    dw = torch.ops.moiety.quantized_linear_wgrad(*job[:3], self.rng, self.recipe)
                 for weight, part in zip(weights, [dw] if grouped else dw):
                     if weight.requires_grad:
                         weight.grad = part if weight.grad is None else weight.grad.add_(part)
@@ -305,7 +346,14 @@ class GroupedLinear(torch.nn.Module):
             factor = buffers[0].new_zeros(1, dtype=torch.float32)
         elif factor is False:
             factor = None
-        acc = torch.ops.moiety.grouped_linear_wgrad_acc
+        def acc(*arguments):
+            if self.recipe == "bf16":
+                torch.ops.moiety.grouped_linear_wgrad_acc(*arguments)
+            else:
+                dy, x, splits, _, _, into, beta = arguments
+                torch.ops.moiety.quantized_linear_wgrad_acc(dy, x, splits, into, beta, self.rng,
+                                                            self.recipe)
+
         target = buffers[0] if self.forms["weight"] == "grouped" else _experts.over(buffers)
         if target is not None:
             acc(*job, target, factor)
@@ -335,20 +383,21 @@ class GroupedMLP(torch.nn.Module):
     The router's probability (row_scale) is applied between the linears, also to fc2's bias. fc1 and
     fc2 are GroupedLinears that hold parameters, main_grad and pending weight gradients.
 
-    path: "fused" (one operator) or "unfused" (fc1, activation, fc2, with the same bits), what runs.
+    path: "fused" (one operator) or "unfused" (fc1, activation, fc2, with the same bits), what runs; a
+    recipe (GroupedLinear) is unfused.
     Fused, the children's forward pre-hooks run too (fc2's with None for its input), but may return
     nothing; hooks that would see an output are an error.
     """
 
     def __init__(self, num_groups, d_model, d_ffn, *, activation=Swiglu(), bias=False,
-                 glu_interleave=0, path="fused", **options):
+                 glu_interleave=0, path=None, **options):
         hidden = 2 * d_ffn if activation.gated else d_ffn
         self._assemble(GroupedLinear(num_groups, d_model, hidden, bias=bias, **options),
                        GroupedLinear(num_groups, d_ffn, d_model, bias=bias, **options),
                        activation, glu_interleave, path)
 
     @classmethod
-    def of(cls, fc1, fc2, activation, glu_interleave=0, path="fused"):
+    def of(cls, fc1, fc2, activation, glu_interleave=0, path=None):
         """The module over linears that are there."""
         module = cls.__new__(cls)
         module._assemble(fc1, fc2, activation, glu_interleave, path)
@@ -356,7 +405,12 @@ class GroupedMLP(torch.nn.Module):
 
     def _assemble(self, fc1, fc2, activation, glu_interleave, path):
         super().__init__()
+        quantized = fc1.recipe != "bf16" or fc2.recipe != "bf16"
+        path = path or ("unfused" if quantized else "fused")
         _check_choice("GroupedMLP: path", path, ("fused", "unfused"))
+        if quantized and path == "fused":
+            raise errors.Unsupported(f"GroupedMLP: path is 'fused', but recipe is {fc1.recipe!r}; "
+                                     "quantized linears are 'unfused'")
         self.num_groups, self.d_model, self.d_ffn = fc1.num_groups, fc1.in_features, fc2.in_features
         self.activation, self.glu_interleave, self.path = activation, glu_interleave, path
         self.fc1, self.fc2 = fc1, fc2
@@ -391,15 +445,19 @@ class GroupedMLP(torch.nn.Module):
         return y.reshape(x.shape) if y.shape == rows.shape else y
 
     def _unfused(self, x, splits, row_scale, source, row_tk):
-        if source is not None or row_tk is not None:
-            raise errors.InvalidArgument("GroupedMLP: path is 'unfused', but source and row_tk go with "
-                                         "'fused' alone")
-        h = self.fc1(x.reshape(-1, x.shape[-1]), splits)
+        rows = x.reshape(-1, x.shape[-1])
+        if source is not None:  # rows behind the last expert's read some row, and come out as zeros
+            rows = rows[source.clamp(min=0).long()]
+        h = self.fc1(rows, splits)
         kind, alpha, limit, offset, interleave = self._constants()
         a = ops.activation(h, splits=_splits(splits, h), row_scale=row_scale, kind=kind, alpha=alpha,
                            limit=limit, offset=offset, interleave=interleave)
         scale = None if self.fc2.experts_of("bias") is None else row_scale
-        return self.fc2(a, splits, row_scale=scale).reshape(x.shape)
+        y = self.fc2(a, splits, row_scale=scale)
+        if row_tk is None:
+            return y.reshape(x.shape) if y.shape == rows.shape and source is None else y
+        picked = y[row_tk.clamp(min=0).long()]
+        return torch.where((row_tk >= 0).unsqueeze(-1), picked, picked.new_zeros(())).sum(1).reshape(x.shape)
 
     @property
     def pending_dw(self):
@@ -471,8 +529,8 @@ class MoELayer(torch.nn.Module):
     """
 
     def __init__(self, d_model, d_ffn, num_experts, top_k, *, router=RouterConfig(), shared_d_ffn=0,
-                 ep=None, activation=Swiglu(), bias=False, grad="grad", delay_wgrad=False, device=None,
-                 dtype=None):
+                 ep=None, activation=Swiglu(), bias=False, recipe="bf16", grad="grad", delay_wgrad=False,
+                 device=None, dtype=None):
         super().__init__()
         if ep is not None:
             raise errors.Unsupported(f"MoELayer: ep is {ep!r}; several ranks are not supported yet, "
@@ -486,7 +544,7 @@ class MoELayer(torch.nn.Module):
         if not self.router.weight.is_meta:
             torch.nn.init.normal_(self.router.weight, std=0.02)
         self.experts = GroupedMLP(num_experts, d_model, d_ffn, activation=activation, bias=bias,
-                                  grad=grad, delay_wgrad=delay_wgrad, device=device, dtype=dtype)
+                                  recipe=recipe, grad=grad, delay_wgrad=delay_wgrad, device=device, dtype=dtype)
         self.shared = _DenseMlp(d_model, shared_d_ffn, device, dtype) if shared_d_ffn else None
 
     def extra_repr(self):

@@ -17,9 +17,9 @@ __all__ = ["GroupedLinear", "cast_master_weights_to_fp8", "cast_master_weights_t
            "post_all_gather_processing", "quantize_master_weights", "replace_raw_data"]
 
 _OURS = {
-    "autocast": "no module quantizes its products yet; moiety.quant.quantize makes quantized tensors",
+    "autocast": "moiety.nn.GroupedLinear(recipe=) quantizes; moiety.quant.quantize makes quantized tensors",
     "checkpoint": "torch.utils.checkpoint.checkpoint runs over every module",
-    "fp8_autocast": "no module quantizes its products yet; moiety.quant.quantize makes quantized tensors",
+    "fp8_autocast": "moiety.nn.GroupedLinear(recipe=) quantizes; moiety.quant.quantize makes quantized tensors",
     "fp8_model_init": "moiety.quant.PartialCast keeps quantized weights beside their masters",
     "quantized_model_init": "moiety.quant.PartialCast keeps quantized weights beside their masters",
     "DotProductAttention": "torch.nn.functional.scaled_dot_product_attention",
