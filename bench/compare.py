@@ -122,6 +122,24 @@ def table(groups):
                      for line in lines)
 
 
+def in_turns(our_round, peer, rounds, target):
+    """Runs our rounds and the peer's alternately, ends the peer, and prints the rows and a table."""
+    ours, theirs = [], []
+    try:
+        peer.wait_until_ready()
+        for k in range(rounds):
+            print(f"round {k + 1} of {rounds}", file=sys.stderr)
+            ours.append(our_round())
+            theirs.append(peer.round())
+    finally:
+        peer.end()
+    groups = list(compare(merge(ours), merge(theirs), target))
+    for group in groups:
+        for row in group:
+            print(json.dumps(row))
+    print("\n" + table(groups))
+
+
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peer ends too
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -161,20 +179,7 @@ def main():
                      *a.peer_options.split()], environment)
         command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
 
-    our_rounds, peer_rounds = [], []
-    try:
-        peer.wait_until_ready()
-        for k in range(a.repeat):
-            print(f"round {k + 1} of {a.repeat}", file=sys.stderr)
-            our_rounds.append(our_round(command, environment))
-            peer_rounds.append(peer.round())
-    finally:
-        peer.end()
-    groups = list(compare(merge(our_rounds), merge(peer_rounds), TARGETS[a.name]))
-    for group in groups:
-        for row in group:
-            print(json.dumps(row))
-    print("\n" + table(groups))
+    in_turns(lambda: our_round(command, environment), peer, a.repeat, TARGETS[a.name])
 
 
 if __name__ == "__main__":

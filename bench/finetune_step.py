@@ -19,7 +19,7 @@ from array import array
 from pathlib import Path
 from random import Random
 
-from compare import BENCH, Peer, compare, merge, peer_python, stop, table
+from compare import BENCH, Peer, in_turns, peer_python, stop
 
 TARGET = 1.3
 SKIPPED = 10  # steps, of which some record the graph
@@ -82,20 +82,7 @@ def main():
         work = Path(directory)
         peer = Peer([peer_python(a.python), BENCH / "peers/finetune_step.py", *shared, "--folder", work / "hf"],
                     dict(os.environ))
-        ours, theirs = [], []
-        try:
-            peer.wait_until_ready()
-            for k in range(a.repeat):
-                print(f"round {k + 1} of {a.repeat}", file=sys.stderr)
-                ours.append(our_round(a, work))
-                theirs.append(peer.round())
-        finally:
-            peer.end()
-    groups = list(compare(merge(ours), merge(theirs), TARGET))
-    for group in groups:
-        for row in group:
-            print(json.dumps(row))
-    print("\n" + table(groups))
+        in_turns(lambda: our_round(a, work), peer, a.repeat, TARGET)
 
 
 if __name__ == "__main__":

@@ -46,19 +46,23 @@ def milliseconds(run):
     return statistics.median(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
 
 
+def weighted_experts(x, idx, weights, w1, w2):
+    """The sums of a token's experts idx [T, K], weighted: rows in order of experts, torch's grouped product."""
+    chosen = idx.flatten()
+    order = chosen.argsort(stable=True)
+    token = order // idx.shape[1]
+    ends = torch.bincount(chosen, minlength=w1.shape[0]).cumsum(0).int()
+    gate, up = torch._grouped_mm(x[token], w1.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    a = F.silu(gate) * up * weights.flatten()[order, None].to(x.dtype)
+    y = torch._grouped_mm(a, w2.transpose(1, 2), offs=ends)
+    return torch.zeros_like(x).index_add_(0, token, y)
+
+
 def layer(h, router, w1, w2, K):
-    T, E = h.shape[0], router.shape[0]
     probability = (h @ router.T).float().softmax(-1)
     weight, index = probability.topk(K)
     weight = weight / weight.sum(-1, keepdim=True)
-    chosen = index.flatten()
-    order = chosen.argsort(stable=True)
-    token = order // K
-    ends = torch.bincount(chosen, minlength=E).cumsum(0).int()
-    gate, up = torch._grouped_mm(h[token], w1.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-    a = F.silu(gate) * up * weight.flatten()[order, None].to(h.dtype)
-    y = torch._grouped_mm(a, w2.transpose(1, 2), offs=ends)
-    return torch.zeros_like(h).index_add_(0, token, y)
+    return weighted_experts(h, index, weight, w1, w2)
 
 
 class Peer:

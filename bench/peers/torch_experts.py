@@ -11,9 +11,8 @@ import sys
 import time
 
 import torch
-import torch.nn.functional as F
 from common import parser, serve
-from moe_layer import milliseconds
+from moe_layer import milliseconds, weighted_experts
 
 # T tokens, D model, F ffn, E experts, K choices: bench/gemm/expert_shapes.h
 SHAPES = {"q128": (8192, 2048, 768, 128, 8), "mixtral": (8192, 4096, 14336, 8, 2)}
@@ -33,18 +32,6 @@ def experts_module(shape):
     return module
 
 
-def by_hand(x, idx, weights, w1, w2):
-    E, K = w1.shape[0], idx.shape[1]
-    chosen = idx.flatten()
-    order = chosen.argsort(stable=True)
-    token = order // K
-    ends = torch.bincount(chosen, minlength=E).cumsum(0).int()
-    gate, up = torch._grouped_mm(x[token], w1.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-    a = F.silu(gate) * up * weights.flatten()[order, None].to(x.dtype)
-    y = torch._grouped_mm(a, w2.transpose(1, 2), offs=ends)
-    return torch.zeros_like(x).index_add_(0, token, y)
-
-
 class Experts:
     def __init__(self, shape):
         T, D, ffn, E, K = shape
@@ -61,7 +48,7 @@ class Experts:
         m = self.module
         inputs = [self.x, self.weights, m.gate_up_proj, m.down_proj]
         if name.startswith("torch."):
-            compiled = torch.compile(by_hand)
+            compiled = torch.compile(weighted_experts)
 
             def forward():
                 return compiled(self.x, self.idx, self.weights, m.gate_up_proj, m.down_proj)

@@ -102,14 +102,8 @@ MOIETY_STEP uint32_t look(const uint32_t* x) {
   return std::atomic_ref(const_cast<uint32_t&>(*x)).load(std::memory_order_relaxed);
 #endif
 }
-MOIETY_STEP void add(int32_t* x, int32_t value) {
-#ifdef __CUDACC__
-  atomicAdd(x, value);
-#else
-  std::atomic_ref(*x).fetch_add(value, std::memory_order_relaxed);
-#endif
-}
-MOIETY_STEP void add(unsigned long long* x, unsigned long long value) {
+template <class T>
+MOIETY_STEP void add(T* x, T value) {
 #ifdef __CUDACC__
   atomicAdd(x, value);
 #else
