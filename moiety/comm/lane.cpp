@@ -8,7 +8,6 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/base/trace.h"
-#include "moiety/comm/mapped/link.h"
 
 namespace moiety::comm {
 
@@ -151,7 +150,8 @@ void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
   require_device("communicator", gpu);
   if (size() == 1 || link_) return;
   if constexpr (kCudaBuilt) {
-    link_ = std::make_shared<mapped::Link>(*this, gpu, options);
+    link_ = make_gpu_link(*this, gpu, options, gpu_transport(), lane_->lanes()->gpu,
+                          std::exchange(group_, nullptr));
     lane_->lanes()->links.push_back(link_.get());
   } else {
     fail_without_cuda("communicator");
@@ -161,22 +161,21 @@ void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
 void LaneCommunicator::attach(const SymmetricBuffer& buffer) {
   if (size() == 1) return;
   MOIETY_CHECK(link_, "communicator \"{}\": attach before prepare", name());
-  if constexpr (kCudaBuilt) link_->attach(buffer);
+  link_->attach(buffer);
 }
 
 void LaneCommunicator::synchronize(const Stream& stream) {
-  if constexpr (kCudaBuilt) {
-    if (link_ && stream.device().type == DeviceType::kCuda) return link_->synchronize(stream);
-  }
-  stream.synchronize();
+  if (!link_ || stream.device().type != DeviceType::kCuda) return stream.synchronize();
+  Event end;
+  end.record(stream);
+  GpuLink* const links[] = {link_.get()};
+  comm::wait(end, links, bootstrap());
 }
 
 void LaneCommunicator::wait(const Event& event) {
-  if constexpr (kCudaBuilt) {
-    const std::vector<mapped::Link*>& links = lane_->lanes()->links;
-    if (!links.empty()) return mapped::wait(event, links, bootstrap());
-  }
-  event.wait();
+  const std::vector<GpuLink*>& links = lane_->lanes()->links;
+  if (links.empty()) return event.wait();
+  comm::wait(event, links, bootstrap());
 }
 
 void LaneCommunicator::run_alone(bool alone) {
@@ -189,7 +188,7 @@ Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& 
     Communicator* const alone = lane_->lanes()->alone;
     if (alone) alone->barrier();
     prepare(stream.device(), {});
-    if constexpr (kCudaBuilt) link_->issue(call, stream);
+    link_->issue(call, stream);
     if (alone) {
       Event end;
       end.record(stream);
@@ -257,8 +256,12 @@ std::unique_ptr<Communicator> LaneCommunicator::split(int color, int key, const 
   std::vector<int> ranks;
   for (const auto& [unused, r] : members) ranks.push_back(r);
   const auto group = endpoint.split(++splits_, color, name, ranks, largest);
+  // Groups of one rank need none.
+  const auto part = link_ ? link_->split(ranks.size() > 1 ? color : -1, key) : nullptr;
   if (!group) return nullptr;
-  return std::make_unique<LaneCommunicator>(group, lane_->lanes());
+  auto out = std::make_unique<LaneCommunicator>(group, lane_->lanes());
+  out->group_ = part;
+  return out;
 }
 
 }  // namespace moiety::comm
