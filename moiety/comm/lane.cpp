@@ -8,6 +8,7 @@
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/base/trace.h"
+#include "moiety/comm/mapped/link.h"
 
 namespace moiety::comm {
 
@@ -139,8 +140,8 @@ LaneCommunicator::LaneCommunicator(std::shared_ptr<Endpoint> endpoint,
     : lane_(std::make_shared<Lane>(std::move(endpoint), std::move(lanes))) {}
 
 LaneCommunicator::~LaneCommunicator() {
-  RankLanes& rank = *lane_->lanes();
-  std::erase(rank.links, link_.get());
+  RankLanes& rank = *lanes();
+  std::erase(rank.waits, link_.get());
   if (rank.alone == this) rank.alone = nullptr;
 }
 
@@ -150,9 +151,9 @@ void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
   require_device("communicator", gpu);
   if (size() == 1 || link_) return;
   if constexpr (kCudaBuilt) {
-    link_ = make_gpu_link(*this, gpu, options, gpu_transport(), lane_->lanes()->gpu,
+    link_ = make_gpu_link(*this, gpu, options, gpu_transport(), lanes()->gpu,
                           std::exchange(group_, nullptr));
-    lane_->lanes()->links.push_back(link_.get());
+    lanes()->waits.push_back(link_.get());
   } else {
     fail_without_cuda("communicator");
   }
@@ -165,35 +166,64 @@ void LaneCommunicator::attach(const SymmetricBuffer& buffer) {
 }
 
 void LaneCommunicator::synchronize(const Stream& stream) {
-  if (!link_ || stream.device().type != DeviceType::kCuda) return stream.synchronize();
-  Event end;
-  end.record(stream);
-  GpuLink* const links[] = {link_.get()};
-  comm::wait(end, links, bootstrap());
+  if constexpr (kCudaBuilt) {
+    if (link_ && stream.device().type == DeviceType::kCuda) {
+      Event end;
+      end.record(stream);
+      GpuWaits* const own[] = {link_.get()};
+      return mapped::wait(end, own, name(), bootstrap());
+    }
+  }
+  stream.synchronize();
 }
 
 void LaneCommunicator::wait(const Event& event) {
-  const std::vector<GpuLink*>& links = lane_->lanes()->links;
-  if (links.empty()) return event.wait();
-  comm::wait(event, links, bootstrap());
+  if constexpr (kCudaBuilt) {
+    if (!lanes()->waits.empty()) return mapped::wait(event, lanes()->waits, name(), bootstrap());
+  }
+  event.wait();
 }
 
 void LaneCommunicator::run_alone(bool alone) {
-  lane_->lanes()->alone = alone && size() > 1 ? this : nullptr;
+  lanes()->alone = alone && size() > 1 ? this : nullptr;
+}
+
+namespace {
+
+// What the communicator's rank shares among its communicators; null if it is of another kind.
+std::shared_ptr<RankLanes> lanes_of(Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return lane ? lane->lanes() : nullptr;
+}
+
+}  // namespace
+
+GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
+  if (lanes_) lanes_->waits.push_back(waits_);
+}
+
+GpuWatch::~GpuWatch() {
+  if (lanes_) std::erase(lanes_->waits, waits_);
+}
+
+void enqueue(Communicator& comm, const Stream& stream, const std::function<void()>& operation) {
+  const std::shared_ptr<RankLanes> lanes = lanes_of(comm);
+  Communicator* const alone = lanes ? lanes->alone : nullptr;
+  if (alone) alone->barrier();
+  operation();
+  if (!alone) return;
+  Event end;
+  end.record(stream);
+  comm.wait(end);
 }
 
 // The collective of one rank only has to bring `send` to `recv`.
 Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& stream) {
   if (size() > 1) {
-    Communicator* const alone = lane_->lanes()->alone;
-    if (alone) alone->barrier();
-    prepare(stream.device(), {});
-    link_->issue(call, stream);
-    if (alone) {
-      Event end;
-      end.record(stream);
-      wait(end);
-    }
+    enqueue(*this, stream, [&] {
+      prepare(stream.device(), {});
+      link_->issue(call, stream);
+    });
     return {};
   }
   if (call.send == call.recv) return {};
@@ -259,7 +289,7 @@ std::unique_ptr<Communicator> LaneCommunicator::split(int color, int key, const 
   // Groups of one rank need none.
   const auto part = link_ ? link_->split(ranks.size() > 1 ? color : -1, key) : nullptr;
   if (!group) return nullptr;
-  auto out = std::make_unique<LaneCommunicator>(group, lane_->lanes());
+  auto out = std::make_unique<LaneCommunicator>(group, lanes());
   out->group_ = part;
   return out;
 }

@@ -57,7 +57,7 @@ class Lane;
 // The lanes of one rank, those of its sub-groups included; used by the rank's thread alone. With
 // them goes what the rank's communicators share on its GPU.
 struct RankLanes : std::vector<Lane*> {
-  std::vector<GpuLink*> links;
+  std::vector<GpuWaits*> waits;
   RankGpu gpu;
   Communicator* alone = nullptr;  // whose ranks meet before each operation (run_alone)
 };
@@ -131,6 +131,8 @@ class LaneCommunicator final : public Communicator {
   void wait(const Event& event) override;
   void run_alone(bool alone) override;
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
+
+  const std::shared_ptr<RankLanes>& lanes() const { return lane_->lanes(); }
 
  private:
   Ticket issue(CollectiveCall call, const Stream& stream);

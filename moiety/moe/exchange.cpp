@@ -8,6 +8,7 @@
 #include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/peers/exchange_text.h"
 #include "moiety/moe/peers/peer_exchange.h"
+#include "moiety/moe/side_stream.h"
 
 namespace moiety::moe {
 namespace {
@@ -168,6 +169,13 @@ void EpGroup::Impl::check_stream(const char* operation, const Stream& stream) co
   MOIETY_CHECK(stream.device() == options.device,
                "{}, group \"{}\": the stream is on {}, the group on {}", operation, options.name,
                moiety::name(stream.device()), moiety::name(options.device));
+}
+
+Stream side_stream(EpGroup& group) {
+  EpGroup::Impl& g = *group.impl();
+  if (!g.on_gpu()) return Stream::deferred();
+  if (!g.side) g.side = Stream::on(g.options.device);
+  return *g.side;
 }
 
 void EpGroup::Impl::wait() const {

@@ -26,7 +26,7 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
   }
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
-    options.deadline = Seconds(settings.guard.comm_timeout_s);
+    options.deadline = world.bootstrap().deadline();
     options.zero_copy = settings.ep.zero_copy;
     options.device = device;
     group_ = moe::EpGroup::create(groups_.of({gtp::Axis::kEp}),
@@ -34,7 +34,7 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
                                   ep_limits(settings, tokens / grid.tp), options);
   }
   zero_copy_ = settings.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && group_ &&
-               group_->transport() == moe::EpTransport::kMapped;
+               device.type == DeviceType::kCpu && group_->transport() == moe::EpTransport::kMapped;
   rows_are_quantized_ =
       precision_of_recipe(settings, settings.precision.recipe).dispatch.has_value();
   transformer_.emplace(

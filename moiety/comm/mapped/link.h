@@ -24,10 +24,10 @@ class Link final : public GpuLink {
   Device gpu() const { return gpu_; }
   void attach(const SymmetricBuffer& buffer) override;
   void issue(const CollectiveCall& call, const Stream& stream) override;
-  bool failed() override;
+
+  bool failed() const override;
   void end_waits() override;
   void check() override;
-  [[noreturn]] void fail_of_abort() const override;
 
  private:
   std::string abort_text() const;
@@ -50,9 +50,14 @@ class Link final : public GpuLink {
   uint64_t capture_ = 0;        // where last_captured_ was recorded
   void* last_stream_ = nullptr;
   bool any_ = false;
-  Event marks_[2];       // behind the last operations whose numbers are multiples of kOperationsAhead / 2
+  Event marks_[2];       // behind the last operations whose numbers are multiples of kAhead / 2
   uint64_t issued_ = 0;  // operations, but for those in captures
   std::string failure_;
 };
+
+// Returns when the event is complete. If a peer aborts, or one of the waits fails, ends all of them
+// and throws the error, that of the communicator `name` for an abort.
+void wait(const Event& event, std::span<GpuWaits* const> all, const std::string& name,
+          Bootstrap& bootstrap);
 
 }  // namespace moiety::comm::mapped

@@ -20,6 +20,15 @@ uint64_t capture_of(const Stream& stream) {
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
+// Note [Few operations under way]
+//
+// A queue of the GPU takes some thousand launches. The thread that stands before a full one holds a
+// lock of the driver without which no other thread of the process makes an event or a stream; and
+// where that thread's rank is the one whose operation the full queue waits for, all stand still. So
+// the host waits for the GPU before a queue can fill: at most kAhead operations of a link are under
+// way, which is more than the GPU needs never to wait for the host. A graph is one launch.
+constexpr uint64_t kAhead = 64;
+
 // Pages that no link uses now. Freeing one would wait for all kernels of the process, also for those
 // that wait for a rank which is a thread of it.
 struct FreePages {
@@ -105,10 +114,6 @@ void Link::attach(const SymmetricBuffer& buffer) {
 
 std::string Link::abort_text() const { return comm_->bootstrap().aborted().value_or(""); }
 
-void Link::fail_of_abort() const {
-  fail(ErrorKind::kComm, "communicator \"{}\": {}", comm_->name(), abort_text());
-}
-
 void Link::check() {
   if (failure_.empty() && failed()) {
     failure_ = fault_text(comm_->name(), region_.page->fault, abort_text());
@@ -180,16 +185,39 @@ void Link::issue(const CollectiveCall& call, const Stream& stream) {
   keep_close(stream);
 }
 
-bool Link::failed() { return __atomic_load_n(&region_.page->found, __ATOMIC_ACQUIRE) != 0; }
+bool Link::failed() const { return __atomic_load_n(&region_.page->found, __ATOMIC_ACQUIRE) != 0; }
 
 void Link::end_waits() { __atomic_store_n(&region_.page->abort, 1, __ATOMIC_RELEASE); }
 
 void Link::keep_close(const Stream& stream) {
-  if (capture_ != 0 || ++issued_ % (kOperationsAhead / 2) != 0) return;
-  Event& mark = marks_[issued_ / (kOperationsAhead / 2) % 2];
-  GpuLink* const links[] = {this};
-  wait(mark, links, comm_->bootstrap());
+  if (capture_ != 0 || ++issued_ % (kAhead / 2) != 0) return;
+  Event& mark = marks_[issued_ / (kAhead / 2) % 2];
+  GpuWaits* const own[] = {this};
+  wait(mark, own, comm_->name(), comm_->bootstrap());
   mark.record(stream);
+}
+
+void wait(const Event& event, std::span<GpuWaits* const> all, const std::string& name,
+          Bootstrap& bootstrap) {
+  Backoff backoff;
+  std::optional<Deadline> leave;  // waits end soon after an abort or a fault, work may take longer
+  GpuWaits* first = nullptr;      // what failed by itself
+  while (!event.complete()) {
+    backoff.pause();
+    if (!backoff.time_to_look()) continue;
+    const auto failed =
+        std::find_if(all.begin(), all.end(), [](const GpuWaits* waits) { return waits->failed(); });
+    if (!leave && (failed != all.end() || bootstrap.aborted())) {
+      if (failed != all.end()) first = *failed;
+      for (GpuWaits* waits : all) waits->end_waits();
+      leave.emplace(Seconds(10));
+    }
+    if (leave && leave->expired()) break;
+  }
+  if (first) first->check();
+  for (GpuWaits* waits : all) waits->check();
+  if (!leave) return;
+  fail(ErrorKind::kComm, "communicator \"{}\": {}", name, bootstrap.aborted().value_or(""));
 }
 
 }  // namespace moiety::comm::mapped

@@ -10,13 +10,14 @@
 #include "moiety/base/log.h"
 #include "moiety/comm/agree.h"
 #include "moiety/comm/mapped/fault_text.h"
+#include "moiety/comm/mapped/link.h"
 #include "moiety/comm/reduce.h"
 
 namespace moiety::comm::nccl {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr int64_t kLaunchesAhead = 512;  // Note [Few operations under way]
+constexpr int64_t kLaunchesAhead = 512;  // Note [Few operations under way] of mapped/link_cuda.cpp
 constexpr int64_t kLaunchesOfMarks = 5;
 
 uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_ACQUIRE); }
@@ -244,8 +245,8 @@ void Link::keep_close(const Stream& stream, int64_t launches) {
     if (launches_ < kLaunchesAhead / 2) return;
     launches_ = 0;
     Event& mark = marks_[++marked_ % 2];
-    GpuLink* const links[] = {this};
-    wait(mark, links, comm_->bootstrap());
+    GpuWaits* const own[] = {this};
+    mapped::wait(mark, own, comm_->name(), comm_->bootstrap());
     mark.record(lane_);
   }
 }
@@ -274,12 +275,12 @@ std::string Link::fault(FaultKind kind, Seconds waited) const {
   return mapped::fault_text(comm_->name(), f, comm_->bootstrap().aborted().value_or(""));
 }
 
-void Link::fail_with(const std::string& text) {
+void Link::fail_with(const std::string& text) const {
   if (failure_.empty()) failure_ = text;
   group_->abort();
 }
 
-bool Link::failed() {
+bool Link::failed() const {
   if (!failure_.empty()) return true;
   const Page& page = *desk_.page;
   if (load(page.found) != 0) return fail_with(fault(FaultKind::kMismatch, {})), true;
@@ -312,11 +313,6 @@ void Link::end_waits() {
 
 void Link::check() {
   if (failed()) throw_error(ErrorKind::kComm, failure_);
-}
-
-void Link::fail_of_abort() const {
-  fail(ErrorKind::kComm, "communicator \"{}\": {}", comm_->name(),
-       comm_->bootstrap().aborted().value_or(""));
 }
 
 std::shared_ptr<Group> Link::split(int color, int key) {

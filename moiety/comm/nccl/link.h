@@ -36,10 +36,9 @@ class Link final : public GpuLink {
 
   void attach(const SymmetricBuffer& buffer) override;
   void issue(const CollectiveCall& call, const Stream& stream) override;
-  bool failed() override;
+  bool failed() const override;
   void end_waits() override;
   void check() override;
-  [[noreturn]] void fail_of_abort() const override;
   std::shared_ptr<Group> split(int color, int key) override;
 
  private:
@@ -60,7 +59,7 @@ class Link final : public GpuLink {
   // The sentence for the operation that is open.
   std::string fault(FaultKind kind, Seconds waited) const;
   // Keeps the reason for the failure and ends all operations.
-  void fail_with(const std::string& text);
+  void fail_with(const std::string& text) const;
 
   Communicator* comm_;
   Device device_;
@@ -73,10 +72,11 @@ class Link final : public GpuLink {
   Event last_;            // behind the last operation outside of a capture
   Event marks_[2];        // behind earlier ones
   int64_t launches_ = 0, marked_ = 0;
-  std::string failure_;
-  uint64_t seen_ = 0;        // the operation that was open when the host last looked
-  Deadline open_since_{Seconds(0)};
-  std::optional<Deadline> error_since_;
+  // What the host has found when it looked.
+  mutable std::string failure_;
+  mutable uint64_t seen_ = 0;  // the operation that was open
+  mutable Deadline open_since_{Seconds(0)};
+  mutable std::optional<Deadline> error_since_;
 };
 
 }  // namespace moiety::comm::nccl

@@ -7,14 +7,16 @@
 #include <optional>
 #include <string>
 
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/moe/findings.h"
 #include "moiety/moe/row_movers.h"
 
 namespace moiety::moe::peers {
 
-class PeerExchange {
+class PeerExchange : public comm::GpuWaits {
  public:
-  virtual ~PeerExchange() = default;
+  bool failed() const override { return !failure().empty(); }
+  void check() override;
 
   // As in Exchange: collective, between operations. `wait` returns when the operations issued so
   // far have ended; a peer's abort ends their waits.

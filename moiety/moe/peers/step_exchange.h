@@ -96,6 +96,7 @@ class StepExchange final : public PeerExchange {
 
   const EpBytes& bytes() const override { return bytes_; }
   void wait(const Stream& stream) override { machine_.wait(stream, comm_->bootstrap()); }
+  void end_waits() override { comm::store_release(machine_.page()->abort, 1); }
 
   std::string failure() const override {
     FaultPage* page = machine_.page();
