@@ -5,6 +5,7 @@
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/together.h"
 #include "moiety/hf/load.h"
+#include "moiety/moe/gpu_exchange.h"
 #include "moiety/train/precision.h"
 
 namespace moiety::train {
@@ -26,7 +27,7 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
   }
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
-    options.deadline = Seconds(settings.guard.comm_timeout_s);
+    options.deadline = world.bootstrap().deadline();
     options.zero_copy = settings.ep.zero_copy;
     options.device = device;
     group_ = moe::EpGroup::create(groups_.of({gtp::Axis::kEp}),
@@ -34,7 +35,7 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
                                   ep_limits(settings, tokens / grid.tp), options);
   }
   zero_copy_ = settings.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && group_ &&
-               group_->transport() == moe::EpTransport::kMapped;
+               device.type == DeviceType::kCpu && group_->transport() == moe::EpTransport::kMapped;
   rows_are_quantized_ =
       precision_of_recipe(settings, settings.precision.recipe).dispatch.has_value();
   transformer_.emplace(
@@ -64,6 +65,12 @@ void RankModel::share_rows(int64_t capacity, Arena& arena, Arena* other) {
   group_->attach(shared_rows_);
   arena.lend({shared_rows_.local(), size_t(bytes)});
   if (other_arena_) other_arena_->lend({shared_rows_.local() + bytes, size_t(bytes)});
+}
+
+TensorView RankModel::exchange_wait() const {
+  const TensorView wait = group_ ? moe::waited_ns(*group_) : TensorView();
+  return wait.defined() ? TensorView(wait.raw(), DType::kUInt8, {wait.bytes()}, wait.device())
+                        : TensorView();
 }
 
 optim::StateView RankModel::router_biases() const {

@@ -1,4 +1,4 @@
-// Ranks that are processes and share GPU 0: the contract of every transport, the memory that they map,
+// Ranks that are processes: over NCCL on GPUs of their own, and those that share GPU 0: the contract of every transport, the memory that they map,
 // graphs. The processes take turns on the GPU, some milliseconds each, so whatever waits for a peer
 // takes a turn.
 #include "moiety/base/graph.h"
@@ -24,13 +24,32 @@ struct ProcessBackend {
   using Place = GpuPlace;
   static void run(int ranks, Seconds deadline, const std::function<void(Communicator&)>& body) {
     if (gpu_status().count == 0) GTEST_SKIP() << gpu_status().text;
+    if (testing::over_nccl()) GTEST_SKIP() << "shares a GPU, without --nccl";
     testing::MpiBackend::run(ranks, deadline, [&](Communicator& comm) {
       run_gpu_rank(memory(), comm, shared, {.staging_bytes = 1 << 20}, body);
     });
   }
 };
 
-class CommGpuRanks : public GpuTest {};
+// Each on a GPU of its own (--nccl).
+struct NcclBackend {
+  using Place = GpuPlace;
+  static void run(int ranks, Seconds deadline, const std::function<void(Communicator&)>& body) {
+    if (!testing::over_nccl()) GTEST_SKIP() << "without --nccl";
+    static auto& own = *new RankMemory(Device{DeviceType::kCuda, world().rank()});
+    testing::MpiBackend::run(ranks, deadline, [&](Communicator& comm) {
+      run_gpu_rank(own, comm, false, {.staging_bytes = 1 << 20}, body);
+    });
+  }
+};
+
+class CommGpuRanks : public GpuTest {
+ protected:
+  void SetUp() override {
+    if (testing::over_nccl()) GTEST_SKIP() << "shares a GPU, without --nccl";
+    GpuTest::SetUp();
+  }
+};
 
 TEST_F(CommGpuRanks, MapEachOthersMemory) {
   EXPECT_TRUE(mappable(world(), kGpu));
@@ -125,5 +144,6 @@ TEST_F(CommGpuRanks, GraphsGiveWhatEagerOperationsGive) {
 namespace conformance {
 using ProcessBackends = ::testing::Types<ProcessBackend<false>, ProcessBackend<true>>;
 INSTANTIATE_TYPED_TEST_SUITE_P(GpuRanks, Conformance, ProcessBackends);
+INSTANTIATE_TYPED_TEST_SUITE_P(NcclRanks, Conformance, NcclBackend);
 }  // namespace conformance
 }  // namespace moiety::comm

@@ -7,14 +7,16 @@
 #include <optional>
 #include <string>
 
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/moe/findings.h"
 #include "moiety/moe/row_movers.h"
 
 namespace moiety::moe::peers {
 
-class PeerExchange {
+class PeerExchange : public comm::GpuWaits {
  public:
-  virtual ~PeerExchange() = default;
+  bool failed() const override { return !failure().empty(); }
+  void check() override;
 
   // As in Exchange: collective, between operations. `wait` returns when the operations issued so
   // far have ended; a peer's abort ends their waits.
@@ -24,6 +26,8 @@ class PeerExchange {
   virtual void wait(const Stream& stream) = 0;
   // The reason why the group is poisoned; empty if none is known.
   virtual std::string failure() const = 0;
+  // The nanoseconds that operations have waited for peers, in memory of the device.
+  virtual int64_t* waited_ns() const = 0;
   virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
   virtual void take_report(const TensorView& report, const Stream& stream) = 0;
 

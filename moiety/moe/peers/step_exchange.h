@@ -96,12 +96,17 @@ class StepExchange final : public PeerExchange {
 
   const EpBytes& bytes() const override { return bytes_; }
   void wait(const Stream& stream) override { machine_.wait(stream, comm_->bootstrap()); }
+  void end_waits() override { comm::store_release(machine_.page()->abort, 1); }
 
   std::string failure() const override {
     FaultPage* page = machine_.page();
     if (comm::load_acquire(page->found) == 0) return {};
     return fault_text(options_.name, options_.deadline.count(), page->fault, comm_->rank(),
                       comm_->bootstrap().aborted().value_or(""));
+  }
+
+  int64_t* waited_ns() const override {
+    return reinterpret_cast<int64_t*>(control_.local() + offsetof(Control, waited_ns));
   }
 
   std::optional<Finding> take_finding(Epoch epoch) override {
