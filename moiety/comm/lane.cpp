@@ -198,6 +198,14 @@ std::shared_ptr<RankLanes> lanes_of(Communicator& comm) {
 
 }  // namespace
 
+std::vector<const uint64_t*> fault_words(Communicator& comm) {
+  std::vector<const uint64_t*> out;
+  for (const GpuWaits* waits : lanes_of(comm)->waits) {
+    if (const uint64_t* word = waits->fault_word()) out.push_back(word);
+  }
+  return out;
+}
+
 GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
   if (lanes_) lanes_->waits.push_back(waits_);
 }

@@ -5,6 +5,7 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
 
@@ -81,8 +82,20 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
   gradients_ = GradStatisticsTable(gradients, config_.device);
   if (on_gpu()) checksums_ = Tensor(DType::kUInt64, {2 * std::ssize(buckets_)}, config_.device);
   place_weights();
+  find_fault_words();
   begin_gradients();
   write_state({});
+}
+
+// A GPU whose waits for peers have failed goes on with undefined sums; its weights stay as they are.
+void DistributedOptimizer::find_fault_words() {
+  if (!lane_) return;
+  const std::vector<const uint64_t*> words = comm::fault_words(world_);
+  if (words.empty()) return;
+  fault_words_ = Tensor(DType::kUInt64, {std::ssize(words)}, config_.device);
+  copy(fault_words_,
+       {const_cast<const uint64_t**>(words.data()), DType::kUInt64, {std::ssize(words)}}, stream_);
+  stream_.synchronize();
 }
 
 DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Communicator& domain) {
