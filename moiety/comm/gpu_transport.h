@@ -24,4 +24,7 @@ NcclStatus nccl_status();
 // carries its operations: staging, and what NCCL itself took where it was measured (docs/gpu.md).
 int64_t nccl_link_bytes(int ranks, const GpuLinkOptions& options = {});
 
+// The number of the calling rank among those of its host. Collective.
+int rank_on_host(Bootstrap& bootstrap);
+
 }  // namespace moiety::comm
