@@ -269,7 +269,7 @@ struct EpGroup::Impl {
   std::shared_ptr<peers::PeerExchange> peers;
   std::optional<comm::GpuWatch> watch;  // of its waits
   Stream last_stream;                   // of the operation issued last
-  std::optional<Stream> side;           // side_stream.h
+  std::optional<Stream> side;           // gpu_exchange.h
   EpBytes gpu_bytes;
 
   Impl(comm::Communicator& c, ExpertMap m, const EpOptions& o)

@@ -4,8 +4,8 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
+#include "moiety/moe/gpu_exchange.h"
 #include "moiety/moe/prepare_dispatch.h"
-#include "moiety/moe/side_stream.h"
 #include "moiety/quant/dequantize.h"
 #include "moiety/quant/quantize.h"
 

@@ -46,6 +46,10 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
       stream_(Stream::on(config.device)) {
   check_config(config, groups.grid());
   check_specs(specs_);
+  if (on_gpu() && world_.size() > 1) {
+    lane_.emplace(config_.device);
+    stands_ = Tensor(DType::kUInt64, {2}, config_.device);
+  }
   for (size_t p = 0; p < specs_.size(); ++p) parameters_[p].spec = specs_[p];
   const std::vector<BucketLayout> layouts =
       layout_buffers(specs_, groups.grid(), config.bucket_elements);
@@ -201,7 +205,23 @@ void DistributedOptimizer::place_weights() {
     b.weights->bind(parameters_);
     if (b.shared && at) at += bytes_of(b);
   }
+  make_updates();
+  make_casts();
+}
+
+void DistributedOptimizer::make_updates() {
+  updates_.clear();
   std::vector<AdamWArgs> segments;
+  Update group;
+  int64_t elements = 0;
+  const auto close = [&] {
+    if (segments.empty()) return;
+    group.table = AdamWTable(segments, config_.device);
+    updates_.push_back(std::move(group));
+    segments.clear();
+    group = {};
+    elements = 0;
+  };
   for (const size_t i : forward_) {
     const Bucket& b = buckets_[i];
     if (b.frozen) continue;
@@ -211,9 +231,11 @@ void DistributedOptimizer::place_weights() {
                         .exp_avg_sq = b.moments.select(1),
                         .weight = b.weights->own_storage(),
                         .runs = b.runs});
+    group.buckets.push_back(i);
+    elements += b.layout.segment();
+    if (lane_ && elements >= config_.group_elements) close();
   }
-  update_ = AdamWTable(segments, config_.device);
-  make_casts();
+  close();
 }
 
 // One cast for all trained buckets of a domain, and one for all frozen ones.
@@ -322,7 +344,7 @@ void DistributedOptimizer::gather_weights(bool all, Stream stream) {
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];
     if (b.frozen && !all) continue;
-    b.weights->gather(*b.domain, tickets[i], stream);
+    if (all || !travels_beside_update(b)) b.weights->gather(*b.domain, tickets[i], stream);
   }
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];

@@ -5,6 +5,7 @@
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/together.h"
 #include "moiety/hf/load.h"
+#include "moiety/moe/gpu_exchange.h"
 #include "moiety/train/precision.h"
 
 namespace moiety::train {
@@ -75,6 +76,12 @@ void RankModel::share_rows(int64_t capacity, Arena& arena, Arena* other) {
   group_->attach(shared_rows_);
   arena.lend({shared_rows_.local(), size_t(bytes)});
   if (other_arena_) other_arena_->lend({shared_rows_.local() + bytes, size_t(bytes)});
+}
+
+TensorView RankModel::exchange_wait() const {
+  const TensorView wait = group_ ? moe::waited_ns(*group_) : TensorView();
+  return wait.defined() ? TensorView(wait.raw(), DType::kUInt8, {wait.bytes()}, wait.device())
+                        : TensorView();
 }
 
 optim::StateView RankModel::router_biases() const {

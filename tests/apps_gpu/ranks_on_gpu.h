@@ -15,7 +15,7 @@ struct Ranks {
 inline constexpr Ranks kOne{"one", 1, 1}, kDp2{"dp2", 2, 1}, kDp3{"dp3", 3, 1}, kTp2{"tp2", 2, 2},
     kTp2Dp2{"tp2.dp2", 4, 2}, kDp4{"dp4", 4, 1};
 
-inline const Arguments kOnGpu{"--run.device=cuda", "--run.share_gpus"};
+inline const Arguments kOnGpu{"--run.device=cuda", "--run.share_gpus", "--run.launch=threads"};
 inline const Arguments kOnCpu{"--run.device=cpu"};
 inline const Arguments kEager{"--train.cuda_graph=false"};
 inline const Arguments kCaptured{"--train.cuda_graph=true"};

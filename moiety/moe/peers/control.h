@@ -63,6 +63,7 @@ struct Control {
   Entry entry;
   uint32_t failed = 0, told = 0;  // 1: a fault is known; it is on the page
   Findings findings;
+  uint64_t waited_ns = 0;
   // Counts of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E,
   // those without a row (EpLimits::peer_rows), and those from the first bad one to the batch's end.
   unsigned long long masked = 0, bad = 0, cut = 0, behind_bad = 0;

@@ -26,11 +26,12 @@ struct Enter {
     });
     team.sync();
     if (failed(team, c)) return;
+    const uint64_t start = nanoseconds();
     team.each(c.ranks - 1, [&](int64_t i) {
       const int r = c.peer(i);
       wait(c, c.word(c.rank, c.layout.credit, r), 0, c.epoch - c.depth, {.from = r});
     });
-    team.sync();
+    end_waits(team, c, start);
     if (failed(team, c)) return;
     team.each(c.ranks - 1, [&](int64_t i) {
       const int r = c.peer(i);
@@ -53,6 +54,7 @@ struct Await {
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
     if (failed(team, c)) return;
+    const uint64_t start = nanoseconds();
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
       const int64_t of = c.chunks(home ? plan.rows(c.rank, s) : plan.rows(s, c.rank));
@@ -66,6 +68,7 @@ struct Await {
     team.each(c.ranks - 1, [&](int64_t i) {
       if (look(&c.failed) == 0) meet(c, c.peer(i));
     });
+    end_waits(team, c, start);
   }
 };
 

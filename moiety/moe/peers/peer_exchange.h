@@ -26,6 +26,8 @@ class PeerExchange : public comm::GpuWaits {
   virtual void wait(const Stream& stream) = 0;
   // The reason why the group is poisoned; empty if none is known.
   virtual std::string failure() const = 0;
+  // The nanoseconds that operations have waited for peers, in memory of the device.
+  virtual int64_t* waited_ns() const = 0;
   virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
   virtual void take_report(const TensorView& report, const Stream& stream) = 0;
 

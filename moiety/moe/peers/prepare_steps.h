@@ -314,12 +314,13 @@ struct ExchangeHeads {
     team.each(c.ranks - 1, [&](int64_t i) {
       store_release(c.ready_word(c.peer(i), c.rank, c.layout.chunks), c.entry.word);
     });
+    const uint64_t start = nanoseconds();
     team.each(c.ranks - 1, [&](int64_t i) {
       const int s = c.peer(i);
       wait(c, c.ready_word(c.rank, s, c.layout.chunks), kSignatureBits, c.epoch,
            {.from = s, .chunk = c.layout.chunks});
     });
-    team.sync();
+    end_waits(team, c, start);
     if (failed(team, c)) return;
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);

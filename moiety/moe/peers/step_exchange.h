@@ -105,6 +105,10 @@ class StepExchange final : public PeerExchange {
                       comm_->bootstrap().aborted().value_or(""));
   }
 
+  int64_t* waited_ns() const override {
+    return reinterpret_cast<int64_t*>(control_.local() + offsetof(Control, waited_ns));
+  }
+
   std::optional<Finding> take_finding(Epoch epoch) override {
     Findings findings;
     std::byte* const there = control_.local() + offsetof(Control, findings);
