@@ -106,7 +106,13 @@ DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Commun
   return domain_memory_.back();
 }
 
-// Makes memory of what the buckets need, for each domain of several ranks on GPUs. Collective.
+// Whether the domain's operations read memory of its ranks' GPUs. Collective at first.
+bool DistributedOptimizer::shares(comm::Communicator& domain) const {
+  return on_gpu() && domain.size() > 1 && comm::mappable(domain, config_.device);
+}
+
+// Makes memory of what the buckets need, for each domain of several ranks on GPUs that share it.
+// Collective.
 void DistributedOptimizer::share(comm::SymmetricBuffer DomainMemory::*part, const char* what,
                                  std::span<const BucketLayout> layouts,
                                  const std::function<int64_t(const BucketLayout&)>& bytes_of) {
@@ -117,10 +123,10 @@ void DistributedOptimizer::share(comm::SymmetricBuffer DomainMemory::*part, cons
   }
   for (const BucketLayout& layout : layouts) {
     comm::Communicator& domain = groups_.of(layout.domain);
-    if (domain.size() > 1) memory_of(domain).bytes += round_up(bytes_of(layout), kShareUnit);
+    if (domain.size() > 1) domain.prepare(config_.device);
+    if (shares(domain)) memory_of(domain).bytes += round_up(bytes_of(layout), kShareUnit);
   }
   for (DomainMemory& memory : domain_memory_) {
-    memory.domain->prepare(config_.device);
     if (memory.bytes == 0) continue;
     memory.*part =
         comm::SymmetricBuffer::create(*memory.domain, text("{} of {}", what, memory.domain->name()),
@@ -132,7 +138,7 @@ void DistributedOptimizer::share(comm::SymmetricBuffer DomainMemory::*part, cons
 
 std::byte* DistributedOptimizer::take(comm::Communicator& domain,
                                       comm::SymmetricBuffer DomainMemory::*part, int64_t bytes) {
-  if (!on_gpu() || domain.size() == 1) return nullptr;
+  if (!shares(domain)) return nullptr;
   DomainMemory& memory = memory_of(domain);
   std::byte* const at = (memory.*part).local() + memory.bytes;
   memory.bytes += round_up(bytes, kShareUnit);

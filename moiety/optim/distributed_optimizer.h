@@ -243,6 +243,7 @@ class DistributedOptimizer {
   };
 
   bool on_gpu() const { return config_.device.type == DeviceType::kCuda; }
+  bool shares(comm::Communicator& domain) const;
   DomainMemory& memory_of(comm::Communicator& domain);
   void share(comm::SymmetricBuffer DomainMemory::*part, const char* what,
              std::span<const BucketLayout> layouts,

@@ -236,8 +236,9 @@ TEST(Nccl, AGroupEndsWithItsLastOwner) {
 }
 
 TEST(Nccl, TakesStagingAndWhatNcclTakes) {
-  EXPECT_EQ(nccl_link_bytes(1), 0);
-  EXPECT_GT(nccl_link_bytes(2), GpuLinkOptions{}.staging_bytes);
+  EXPECT_EQ(nccl_link_bytes(1, true), 0);
+  EXPECT_GT(nccl_link_bytes(2, true), nccl_link_bytes(2, false));
+  EXPECT_GT(nccl_link_bytes(2, false), GpuLinkOptions{}.staging_bytes);
   EXPECT_FALSE(nccl_status().text.empty());
 }
 

@@ -1,6 +1,7 @@
 #include "moiety/comm/nccl/group.h"
 
 #include <cstring>
+#include <exception>
 #include <thread>
 
 #include "moiety/base/error.h"
@@ -8,6 +9,8 @@
 
 namespace moiety::comm::nccl {
 namespace {
+
+constexpr Seconds kPatience{5};
 
 std::string failure(const Functions& f, int code, const char* call) {
   return text("{}: {} ({})", call, f.error_text(code), code);
@@ -42,9 +45,17 @@ int run_within_deadline(Bootstrap& bootstrap, const std::string& what, std::func
 }
 
 Group::~Group() {
-  if (aborted_ || !group_) return;
-  if (const int code = functions_.destroy(group_); code != 0) {
-    log(LogLevel::kError, "{}", failure(functions_, code, "ncclCommDestroy"));
+  const bool unwinding = std::uncaught_exceptions() > 0;
+  if (unwinding) abort();
+  if (!aborted_) {
+    if (const int code = functions_.destroy(group_); code != 0) {
+      log(LogLevel::kError, "{}", failure(functions_, code, "ncclCommDestroy"));
+    }
+  } else if (!unwinding) {
+    // What the other thread uses should be there until it has ended.
+    const Deadline deadline(kPatience);
+    Backoff backoff;
+    while (!aborted_->load(std::memory_order_acquire) && !deadline.expired()) backoff.pause();
   }
 }
 
@@ -91,8 +102,12 @@ void Group::check(int code, const char* call) const {
 
 // NCCL ends the operations at once, but then waits for graphs that hold them: on a thread of its own.
 void Group::abort() {
-  if (std::exchange(aborted_, true) || !group_) return;
-  std::thread([&f = functions_, group = group_] { f.abort(group); }).detach();
+  if (aborted_) return;
+  aborted_ = std::make_shared<std::atomic<bool>>(false);
+  std::thread([&f = functions_, group = group_, done = aborted_] {
+    f.abort(group);
+    done->store(true, std::memory_order_release);
+  }).detach();
 }
 
 std::string Group::error() const {

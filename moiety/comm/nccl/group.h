@@ -20,7 +20,8 @@ class Group {
   // Takes what `functions` made on this device.
   Group(const Functions& functions, void* group, int device)
       : functions_(functions), group_(group), device_(device) {}
-  // Must not be called while operations are under way, unless they were aborted.
+  // No operation is under way, or all were aborted. Where an error unwinds the stack they are, as a
+  // peer may wait in one.
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -44,7 +45,7 @@ class Group {
   const Functions& functions_;
   void* group_;
   int device_;
-  bool aborted_ = false;
+  std::shared_ptr<std::atomic<bool>> aborted_;  // whether that has come to its end; null: it was not
 };
 
 }  // namespace moiety::comm::nccl

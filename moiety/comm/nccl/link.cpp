@@ -1,7 +1,7 @@
 #include "moiety/comm/nccl/link.h"
 
 #include <algorithm>
-#include <cstring>
+#include <exception>
 
 #include "moiety/base/copy.h"
 #include "moiety/base/cuda_built.h"
@@ -110,8 +110,11 @@ Link::~Link() {
   try {
     const Deadline deadline(comm_->bootstrap().deadline() + Seconds(1));
     Backoff backoff;
-    while (failure_.empty() && !last_.complete() && !deadline.expired()) backoff.pause();
-    if (failure_.empty() && last_.complete()) return;
+    const auto over = [&] {
+      return !failure_.empty() || std::uncaught_exceptions() > 0 || comm_->bootstrap().aborted();
+    };
+    while (!over() && !last_.complete() && !deadline.expired()) backoff.pause();
+    if (!over() && last_.complete()) return;
     group_->abort();
     new std::shared_ptr<Memory>(memory_);
   } catch (const std::exception& e) {

@@ -45,9 +45,10 @@ void run_thread_ranks(int ranks, const ThreadGroupOptions& options,
     set_crowded(ranks > core_count());
     set_log_rank(rank);
     thread::ThreadBootstrap bootstrap(group, rank);
+    // It outlives a failure, of which its end may ask.
+    LaneCommunicator world(std::make_shared<thread::ThreadEndpoint>(group, rank),
+                           std::make_shared<RankLanes>());
     try {
-      LaneCommunicator world(std::make_shared<thread::ThreadEndpoint>(group, rank),
-                             std::make_shared<RankLanes>());
       body(world);
     } catch (const std::exception& e) {
       failure.take(bootstrap, e.what());
