@@ -151,7 +151,8 @@ void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
   require_device("communicator", gpu);
   if (size() == 1 || link_) return;
   if constexpr (kCudaBuilt) {
-    link_ = std::make_shared<mapped::Link>(*this, gpu, options);
+    link_ = make_gpu_link(*this, gpu, options, gpu_transport(), lanes()->gpu,
+                          std::exchange(group_, nullptr));
     lanes()->waits.push_back(link_.get());
   } else {
     fail_without_cuda("communicator");
@@ -161,12 +162,17 @@ void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
 void LaneCommunicator::attach(const SymmetricBuffer& buffer) {
   if (size() == 1) return;
   MOIETY_CHECK(link_, "communicator \"{}\": attach before prepare", name());
-  if constexpr (kCudaBuilt) link_->attach(buffer);
+  link_->attach(buffer);
 }
 
 void LaneCommunicator::synchronize(const Stream& stream) {
   if constexpr (kCudaBuilt) {
-    if (link_ && stream.device().type == DeviceType::kCuda) return link_->synchronize(stream);
+    if (link_ && stream.device().type == DeviceType::kCuda) {
+      Event end;
+      end.record(stream);
+      GpuWaits* const own[] = {link_.get()};
+      return mapped::wait(end, own, name(), bootstrap());
+    }
   }
   stream.synchronize();
 }
@@ -216,7 +222,7 @@ Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& 
   if (size() > 1) {
     enqueue(*this, stream, [&] {
       prepare(stream.device(), {});
-      if constexpr (kCudaBuilt) link_->issue(call, stream);
+      link_->issue(call, stream);
     });
     return {};
   }
@@ -280,8 +286,12 @@ std::unique_ptr<Communicator> LaneCommunicator::split(int color, int key, const 
   std::vector<int> ranks;
   for (const auto& [unused, r] : members) ranks.push_back(r);
   const auto group = endpoint.split(++splits_, color, name, ranks, largest);
+  // Groups of one rank need none.
+  const auto part = link_ ? link_->split(ranks.size() > 1 ? color : -1, key) : nullptr;
   if (!group) return nullptr;
-  return std::make_unique<LaneCommunicator>(group, lanes());
+  auto out = std::make_unique<LaneCommunicator>(group, lanes());
+  out->group_ = part;
+  return out;
 }
 
 }  // namespace moiety::comm

@@ -7,9 +7,9 @@
 
 namespace moiety::train {
 
-TrainingPlan TrainingPlan::of_rank(int rank) const {
+TrainingPlan TrainingPlan::of_rank(int rank_on_host) const {
   TrainingPlan out = *this;
-  if (device.type == DeviceType::kCuda) out.device.index += rank % gpus;
+  if (device.type == DeviceType::kCuda) out.device.index += rank_on_host % gpus;
   return out;
 }
 

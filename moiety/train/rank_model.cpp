@@ -16,15 +16,26 @@ moe::EpLimits ep_limits(const TrainConfig& config, int64_t tokens) {
   return limits;
 }
 
+namespace {
+
+// On GPUs the world comes first: of what NCCL carries, parts are made from it. Its operations run
+// alone until a step's addresses are settled.
+comm::Communicator& prepared(comm::Communicator& world, Device device) {
+  if (device.type == DeviceType::kCuda && world.size() > 1) {
+    world.run_alone(true);
+    world.prepare(device);
+  }
+  return world;
+}
+
+}  // namespace
+
 RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t tokens,
                      comm::Communicator& world, Device device)
-    : world_(world), groups_(grid, world) {
+    : world_(prepared(world, device)), groups_(grid, world) {
   const model::Config& config = settings.model;
   const DType storage = storage_dtype(settings);
-  if (device.type == DeviceType::kCuda && world.size() > 1) {
-    world.run_alone(true);  // until a step's addresses are settled
-    groups_.prepare(device);
-  }
+  if (device.type == DeviceType::kCuda && world.size() > 1) groups_.prepare(device);
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
     options.deadline = world.bootstrap().deadline();

@@ -6,13 +6,13 @@
 #include <span>
 #include <string>
 
-#include "moiety/comm/gpu_waits.h"
+#include "moiety/comm/gpu_link.h"
 #include "moiety/comm/mapped/attached.h"
 #include "moiety/comm/mapped/kernels.h"
 
 namespace moiety::comm::mapped {
 
-class Link final : public GpuWaits {
+class Link final : public GpuLink {
  public:
   // Collective. Throws what SymmetricBuffer::create throws.
   Link(Communicator& comm, Device gpu, const GpuLinkOptions& options);
@@ -22,10 +22,8 @@ class Link final : public GpuWaits {
   Link& operator=(const Link&) = delete;
 
   Device gpu() const { return gpu_; }
-  void attach(const SymmetricBuffer& buffer);
-  // Enqueues the call. Throws the error of an earlier operation.
-  void issue(const CollectiveCall& call, const Stream& stream);
-  void synchronize(const Stream& stream);
+  void attach(const SymmetricBuffer& buffer) override;
+  void issue(const CollectiveCall& call, const Stream& stream) override;
 
   bool failed() const override;
   void end_waits() override;

@@ -197,13 +197,6 @@ void Link::keep_close(const Stream& stream) {
   mark.record(stream);
 }
 
-void Link::synchronize(const Stream& stream) {
-  Event end;
-  end.record(stream);
-  GpuWaits* const own[] = {this};
-  wait(end, own, comm_->name(), comm_->bootstrap());
-}
-
 void wait(const Event& event, std::span<GpuWaits* const> all, const std::string& name,
           Bootstrap& bootstrap) {
   Backoff backoff;
