@@ -1,5 +1,5 @@
 // A stream of a GPU for what runs beside computing: of the lowest priority, where those of
-// Stream::on have a high one, so its kernels take the places that computing leaves.
+// Stream::on have the highest, so its kernels take the places that computing leaves.
 #pragma once
 
 #include "moiety/base/stream.h"

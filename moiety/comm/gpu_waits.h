@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "moiety/base/stream.h"
 
@@ -44,8 +43,8 @@ class GpuWatch {
   GpuWaits* waits_;
 };
 
-// The words of all waits of this communicator's rank that are there now.
-std::vector<const uint64_t*> fault_words(Communicator& comm);
+// The word of the communicator's own waits, good as long as it; null before `prepare`.
+const uint64_t* fault_word(const Communicator& comm);
 
 // Calls `operation`, which enqueues work that waits for peers; alone while the rank's operations run
 // so: then all ranks that run alone make as many such calls.

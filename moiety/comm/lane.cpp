@@ -198,12 +198,9 @@ std::shared_ptr<RankLanes> lanes_of(Communicator& comm) {
 
 }  // namespace
 
-std::vector<const uint64_t*> fault_words(Communicator& comm) {
-  std::vector<const uint64_t*> out;
-  for (const GpuWaits* waits : lanes_of(comm)->waits) {
-    if (const uint64_t* word = waits->fault_word()) out.push_back(word);
-  }
-  return out;
+const uint64_t* fault_word(const Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return lane && lane->link() ? lane->link()->fault_word() : nullptr;
 }
 
 GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {

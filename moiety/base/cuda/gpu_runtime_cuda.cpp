@@ -114,14 +114,13 @@ void free_pinned(void* data) noexcept {
 
 namespace {
 
-// The highest priority is that of kernels that ranks meet in (comm/mapped/launch_first.cuh).
 void* create_stream_of(int device, bool high) {
   const CudaDeviceGuard guard(device);
   int lowest = 0, highest = 0;
   MOIETY_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   cudaStream_t stream = nullptr;
-  const int priority = high ? std::min(highest + 1, lowest) : lowest;
-  MOIETY_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
+  MOIETY_CUDA_CHECK(
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high ? highest : lowest));
   return stream;
 }
 

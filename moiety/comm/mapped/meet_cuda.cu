@@ -2,7 +2,6 @@
 
 #include "moiety/base/launch.cuh"
 #include "moiety/comm/mapped/gpu_memory.h"
-#include "moiety/comm/mapped/launch_first.cuh"
 #include "moiety/comm/mapped/wait_device.cuh"
 
 namespace moiety::comm::mapped {
@@ -31,7 +30,7 @@ __global__ void store_kernel(uint64_t* word, uint64_t value) { store_release(wor
 }  // namespace
 
 void meet(const Region& region, const Meeting& meeting, const Stream& stream) {
-  launch_first("comm_meet", meet_kernel, kWarp, stream, region, meeting);
+  launch("comm_meet", meet_kernel, {.blocks = 1, .threads = kWarp}, stream, region, meeting);
 }
 
 void store_words(int device, std::span<uint64_t* const> words, uint64_t value) {

@@ -1,4 +1,4 @@
-#include "moiety/comm/mapped/launch_first.cuh"
+#include "moiety/base/launch.cuh"
 #include "moiety/comm/mapped/sum_device.cuh"
 #include "moiety/comm/mapped/wait_device.cuh"
 
@@ -112,13 +112,12 @@ void exchange_small(const Region& region, const Meeting& meeting, const SmallSte
   }
   operands.sum = step.sum;
   operands.elements = static_cast<int32_t>(step.elements);
+  const LaunchShape shape{.blocks = 1, .threads = kThreads};
   if (!step.sum) {
-    return launch_first("comm_small", small_copy_kernel, kThreads, stream, region, meeting,
-                        operands);
+    return launch("comm_small", small_copy_kernel, shape, stream, region, meeting, operands);
   }
   for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
-    launch_first("comm_small_sum", small_sum_kernel<T, o>, kThreads, stream, region, meeting,
-                 operands);
+    launch("comm_small_sum", small_sum_kernel<T, o>, shape, stream, region, meeting, operands);
   });
 }
 
