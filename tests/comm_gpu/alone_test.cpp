@@ -19,12 +19,12 @@ class RankGpu : public GpuTest {};
 TEST_F(RankGpu, OperationsThatRunAloneLeaveRoomForAllocations) {
   run_thread_ranks(3, {.deadline = Seconds(5)}, [](Communicator& world) {
     world.run_alone(true);
-    world.prepare(kGpu, {.staging_bytes = 1 << 20});
+    world.prepare(gpu_of(world.rank()), {.staging_bytes = 1 << 20});
     const auto group = world.split(0, -world.rank(), "group");  // prepared when it is needed
-    const Stream stream = Stream::on(kGpu);
+    const Stream stream = Stream::on(gpu_of(world.rank()));
     std::mt19937 random(static_cast<unsigned>(world.rank()));
     for (int i = 0; i < 40; ++i) {
-      const Tensor x(DType::kFloat32, {200000 + i}, kGpu);
+      const Tensor x(DType::kFloat32, {200000 + i}, gpu_of(world.rank()));
       std::vector<float> here(size_t(x.view().numel()), float(world.rank() + i));
       copy(x, TensorView(here.data(), DType::kFloat32, x.view().sizes()), stream);
       spin(stream, random() % 100000);
@@ -43,10 +43,10 @@ TEST_F(RankGpu, WaitsOfAllCommunicatorsEndTogether) {
   run_thread_ranks(2, {.deadline = Seconds(2)}, [&](Communicator& world) {
     const auto one = world.split(0, world.rank(), "one"), other = world.split(0, 0, "other");
     for (Communicator* comm : {&world, one.get(), other.get()}) {
-      comm->prepare(kGpu, {.staging_bytes = 1 << 20});
+      comm->prepare(gpu_of(world.rank()), {.staging_bytes = 1 << 20});
     }
-    const Stream stream = Stream::on(kGpu);
-    const Tensor x(DType::kFloat32, {50000}, kGpu);
+    const Stream stream = Stream::on(gpu_of(world.rank()));
+    const Tensor x(DType::kFloat32, {50000}, gpu_of(world.rank()));
     stream.synchronize();
     world.barrier();
     if (world.rank() == 0) {
@@ -83,9 +83,9 @@ TEST_F(RankGpu, OtherWaitsFailAndEndWithThoseOfCommunicators) {
   run_thread_ranks(2, {.deadline = Seconds(5)}, [](Communicator& world) {
     const auto group = world.split(0, world.rank(), "group");
     for (Communicator* comm : {&world, group.get()}) {
-      comm->prepare(kGpu, {.staging_bytes = 1 << 20});
+      comm->prepare(gpu_of(world.rank()), {.staging_bytes = 1 << 20});
     }
-    const Stream stream = Stream::on(kGpu);
+    const Stream stream = Stream::on(gpu_of(world.rank()));
     OtherWaits failing, standing;
     {
       const GpuWatch one(*group, failing), other(world, standing);
@@ -109,7 +109,7 @@ TEST_F(RankGpu, OtherOperationsRunAlone) {
     run_thread_ranks(2, {.deadline = Seconds(5)}, [alone](Communicator& world) {
       const auto group = world.split(0, world.rank(), "group");
       world.run_alone(alone);
-      const Stream stream = Stream::on(kGpu);
+      const Stream stream = Stream::on(gpu_of(world.rank()));
       Event last;
       for (int i = 0; i < 3; ++i) {
         enqueue(*group, stream, [&] {

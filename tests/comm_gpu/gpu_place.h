@@ -10,6 +10,7 @@
 #include "moiety/comm/symmetric_buffer.h"
 #include "moiety/comm/thread_group.h"
 #include "tests/comm/conformance.h"
+#include "tests/support/gpu_of_rank.h"
 
 namespace moiety::comm {
 
@@ -142,7 +143,7 @@ inline void run_gpu_rank(RankMemory& memory, Communicator& comm, bool shared,
 inline void run_gpu_ranks(int ranks, Seconds deadline, bool shared, const GpuLinkOptions& options,
                           const std::function<void(Communicator&)>& body) {
   static auto& pool = *new std::map<int, RankMemory>;  // CUDA may end before it
-  for (int r = 0; r < ranks; ++r) pool.try_emplace(r);
+  for (int r = 0; r < ranks; ++r) pool.try_emplace(r, gpu_of(r));
   run_thread_ranks(ranks, {.deadline = deadline}, [&](Communicator& comm) {
     run_gpu_rank(pool.at(comm.rank()), comm, shared, options, body);
   });

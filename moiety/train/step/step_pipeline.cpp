@@ -163,6 +163,7 @@ std::optional<FinishedStep> StepPipeline::complete() {
   }
   StepUnderWay done = std::move(under_way_.front());
   done.waits.of(TraceLane::kEp) += take_exchange_wait(finished_);
+  done.waits.of(TraceLane::kDp) += report.stood_ns;
   FinishedStep out{.report = std::move(report),
                    .stats = sums_.read(TensorView(reported_sums_.slot(finished_), DType::kUInt8,
                                                   {sums_.memory().bytes()})),
