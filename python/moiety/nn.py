@@ -259,7 +259,7 @@ class GroupedLinear(torch.nn.Module):
             y = _ManagedLinear.apply(self, rows, weight, splits, bias, row_scale, overwrite)
         else:
             y = self._product(rows, weight, splits, bias, row_scale, self._main_grad())
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return y if x.dim() == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
     def _product(self, x, weight, splits, bias, row_scale, main_grad):
         if self.recipe == "bf16":
@@ -445,7 +445,7 @@ class GroupedMLP(torch.nn.Module):
                                 row_tk=row_tk, b1=b1, b2=b2, kind=kind, alpha=alpha, limit=limit,
                                 offset=offset, interleave=interleave, main_grad1=fc1._main_grad(),
                                 main_grad2=fc2._main_grad())
-        return y.reshape(x.shape) if y.shape == rows.shape else y
+        return y.reshape(x.shape) if x.dim() != 2 and y.shape == rows.shape else y
 
     def _unfused(self, x, splits, row_scale, source, row_tk):
         rows = x.reshape(-1, x.shape[-1])
@@ -605,7 +605,7 @@ def _rows(x, weight):
     if x.shape[-1:] != weight.shape[-1:]:
         raise errors.InvalidArgument(f"x has {x.shape[-1]} columns, the weight {list(weight.shape)} "
                                      f"expects {weight.shape[-1]}")
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     if torch.is_autocast_enabled(rows.device.type):
         rows = rows.to(weight.dtype)
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
