@@ -28,6 +28,15 @@ comm::Communicator& prepared(comm::Communicator& world, Device device) {
   return world;
 }
 
+// Experts are exchanged through memory; NCCL carries what other axes do.
+void check_map(comm::Communicator& ranks, Device device) {
+  if (device.type == DeviceType::kCpu || ranks.size() == 1 || comm::mappable(ranks, device)) return;
+  throw UsageError(
+      "parallel.ep = {}: experts are exchanged among GPUs that map each other's memory, and these "
+      "do not (the log has the reason); between them ranks take parallel.dp and parallel.tp",
+      ranks.size());
+}
+
 }  // namespace
 
 RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t tokens,
@@ -37,6 +46,7 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
   const DType storage = storage_dtype(settings);
   if (device.type == DeviceType::kCuda && world.size() > 1) groups_.prepare(device);
   if (config.moe_layers() > 0) {
+    check_map(groups_.of({gtp::Axis::kEp}), device);
     moe::EpOptions options;
     options.deadline = world.bootstrap().deadline();
     options.zero_copy = settings.ep.zero_copy;
