@@ -37,8 +37,9 @@ class Rank {
         gpu_(gpu_of(comm)),
         stream_(Stream::on(gpu_)),
         n_(bytes / 4),
-        shared_(settings.nccl ? SymmetricBuffer()
-                              : SymmetricBuffer::create(comm, "operands", 8 * n_ * comm.size(), gpu_)),
+        shared_(settings.nccl
+                    ? SymmetricBuffer()
+                    : SymmetricBuffer::create(comm, "operands", 8 * n_ * comm.size(), gpu_)),
         own_(8 * n_ * comm.size(), gpu_),
         part_(4 * n_, gpu_) {
     const bool apart = settings.staged || settings.nccl;
@@ -137,13 +138,14 @@ void measure(Communicator& comm, const Settings& settings) {
       if (&operation == kOperations) copies = time.ms;
       if (comm.rank() != 0) continue;
       const int gpus = std::min(comm.size(), gpu_status().count);
-      bench::Row row{operation.name,
-                     text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus, gpus > 1 ? "s" : "", bytes,
-                          settings.eager ? "eager" : "captured", settings.staged ? ", staged" : "",
-                          settings.nccl     ? ", NCCL"
-                          : settings.beside ? ", copies sum"
-                                            : ""),
-                     bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
+      bench::Row row{
+          operation.name,
+          text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus, gpus > 1 ? "s" : "",
+               bytes, settings.eager ? "eager" : "captured", settings.staged ? ", staged" : "",
+               settings.nccl     ? ", NCCL"
+               : settings.beside ? ", copies sum"
+                                 : ""),
+          bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
       row.device = gpu_of(comm);
       if (copies > 0 && &operation != kOperations) {
         row.against = "copies";
@@ -177,6 +179,6 @@ void run(bench::Options& options) {
 }  // namespace moiety::comm
 
 int main(int argc, char** argv) {
-  return moiety::bench::run_main(
-      argc, argv, "Collective operations among ranks on GPUs.", moiety::comm::run);
+  return moiety::bench::run_main(argc, argv, "Collective operations among ranks on GPUs.",
+                                 moiety::comm::run);
 }

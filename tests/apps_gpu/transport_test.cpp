@@ -50,9 +50,9 @@ TEST_F(RanksOnGpu, NcclRefusesRanksThatShareAGpu) {
   if (gpu_status().count > 1) GTEST_SKIP() << "each rank has a GPU";
   const ProgramResult result = run(model("shared", kDp2) + kNccl + Arguments{"--run.share_gpus"});
   EXPECT_EQ(result.code, kExitUsage);
-  EXPECT_NE(result.err.find(
-                "comm.transport = \"nccl\": ranks 0 and 1 share cuda:0, which NCCL refuses"),
-            std::string::npos)
+  EXPECT_NE(
+      result.err.find("comm.transport = \"nccl\": ranks 0 and 1 share cuda:0, which NCCL refuses"),
+      std::string::npos)
       << result.err;
 }
 
