@@ -188,40 +188,6 @@ void LaneCommunicator::run_alone(bool alone) {
   lanes()->alone = alone && size() > 1 ? this : nullptr;
 }
 
-namespace {
-
-// What the communicator's rank shares among its communicators; null if it is of another kind.
-std::shared_ptr<RankLanes> lanes_of(Communicator& comm) {
-  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
-  return lane ? lane->lanes() : nullptr;
-}
-
-}  // namespace
-
-const uint64_t* fault_word(const Communicator& comm) {
-  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
-  return lane && lane->link() ? lane->link()->fault_word() : nullptr;
-}
-
-GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
-  if (lanes_) lanes_->waits.push_back(waits_);
-}
-
-GpuWatch::~GpuWatch() {
-  if (lanes_) std::erase(lanes_->waits, waits_);
-}
-
-void enqueue(Communicator& comm, const Stream& stream, const std::function<void()>& operation) {
-  const std::shared_ptr<RankLanes> lanes = lanes_of(comm);
-  Communicator* const alone = lanes ? lanes->alone : nullptr;
-  if (alone) alone->barrier();
-  operation();
-  if (!alone) return;
-  Event end;
-  end.record(stream);
-  comm.wait(end);
-}
-
 // The collective of one rank only has to bring `send` to `recv`.
 Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& stream) {
   if (size() > 1) {

@@ -166,4 +166,12 @@ bool has_ended(const ProcessIdentity& p) {
   return state->start_time != 0 && state->start_time != p.start_time;
 }
 
+bool is_stopped(int64_t pid) {
+  std::ifstream file(text("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(file, line);
+  const size_t name = line.rfind(')');  // a name may hold anything
+  return name != std::string::npos && line.size() > name + 2 && line[name + 2] == 'T';
+}
+
 }  // namespace moiety::comm

@@ -39,4 +39,7 @@ bool is_visible(const ProcessIdentity& p);
 // Whether p, which is visible, has ended; a zombie has ended. False in doubt.
 bool has_ended(const ProcessIdentity& p);
 
+// Whether the process stands still, by SIGSTOP or the like.
+bool is_stopped(int64_t pid);
+
 }  // namespace moiety::comm

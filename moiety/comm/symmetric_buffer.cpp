@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <unistd.h>
 #include <vector>
 
 #include "moiety/base/buffer.h"
@@ -20,8 +19,7 @@
 namespace moiety::comm {
 namespace {
 
-constexpr int64_t kVersion = 3;
-constexpr int64_t kPage = 4096;
+constexpr int64_t kVersion = 3, kPage = 4096;
 
 // A rank's message to its peers. `memory` leads to the rank's memory, for peers of the same
 // process.
@@ -270,10 +268,9 @@ bool mappable(Communicator& comm, Device device) {
     } catch (const Error& e) {
       if (e.kind() != ErrorKind::kUnsupported) throw;
       known = false;
-      if (comm.rank() == 0) {
-        log(LogLevel::kInfo, "communicator \"{}\" works without symmetric memory: {}", comm.name(),
-            e.what());
-      }
+      if (comm.rank() != 0) return false;
+      log(LogLevel::kInfo, "communicator \"{}\" works without symmetric memory: {}", comm.name(),
+          e.what());
     }
   }
   return *known;

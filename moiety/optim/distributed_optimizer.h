@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "moiety/base/buffer.h"
-#include "moiety/base/lane_stream.h"
 #include "moiety/base/stream.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/comm/symmetric_buffer.h"
@@ -35,9 +34,11 @@
 #include "moiety/optim/frozen_values.h"
 #include "moiety/optim/grad_norm.h"
 #include "moiety/optim/grid_groups.h"
+#include "moiety/optim/lane_stream.h"
 #include "moiety/optim/parameter.h"
 #include "moiety/optim/state_view.h"
 #include "moiety/optim/step_decision.h"
+#include "moiety/optim/step_report.h"
 #include "moiety/optim/weight_cast.h"
 
 namespace moiety::optim {
@@ -60,54 +61,11 @@ struct OptimizerConfig {
   // The place of weights, gradients and state. On a GPU the optimizer is given one stream only:
   // gradients are written and weights read in its order. Weights and gradients of several ranks then
   // lie in memory that their domain shares (comm/symmetric_buffer.h), and no (e)gtp cuts them; what
-  // travels does so beside that stream, on a lane (base/lane_stream.h).
+  // travels does so beside that stream, on a lane (optim/lane_stream.h).
   Device device = {};
   // The update of a rank on a GPU with a lane is cut into groups of at least so many of its
   // elements, of which one travels while the next one is updated. No influence on results.
   int64_t group_elements = int64_t{16} << 20;
-};
-
-inline constexpr int64_t kMaxStepLosses = 32;  // memory is provided for so many
-
-// A rank's input of a step. lr, weight_decay and clip are the same on all ranks, and so is the
-// number of losses.
-struct StepInput {
-  double lr = 0;
-  double weight_decay = 0;
-  double clip = 0;     // largest norm; 0: any
-  int64_t tokens = 0;  // loss tokens of this rank
-  // Sums over this rank's tokens, at most kMaxStepLosses; the spike test watches the first one.
-  std::vector<double> losses{};
-  int64_t bad = 0;  // non-finite values that this rank saw elsewhere; they count like its own
-  // this rank's capacity did not suffice: the step is skipped, the run halts, the caller repeats it
-  bool overflow = false;
-  int64_t required = 0;  // the capacity that it needed
-  uint32_t flags = 0;    // bits with which one rank can tell all anything
-};
-
-// The input as the words that `enqueue` takes.
-std::vector<double> input_words(const StepInput& input);
-
-// The result of a step, the same on all ranks.
-struct StepReport {
-  float norm = 0;  // L2 norm of the mean gradient, before clipping
-  std::array<float, kParameterClasses> class_norms{};
-  double coef = 1;  // clip factor
-  bool skip = false;
-  bool halt = false;
-  int skips_in_row = 0;
-  int64_t bad = 0;  // non-finite gradient elements, and StepInput::bad
-  // first parameter with a non-finite gradient, and the first rank that found it
-  std::string bad_parameter;
-  int bad_rank = -1;
-  int64_t t = 0;  // applied steps
-  double lr = 0;
-  int64_t tokens = 0;
-  std::vector<double> losses{};  // summed over ranks
-  bool overflow = false;         // on at least one rank
-  int64_t required = 0;          // largest over ranks
-  uint32_t flags = 0;            // or-ed over ranks
-  int64_t stood_ns = 0;  // this rank's GPU at what travels beside computing; not the same on all
 };
 
 // The functions of a transport by which (e)gtp peers gather shards (gtp/transport.h). Without

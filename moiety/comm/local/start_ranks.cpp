@@ -4,11 +4,9 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <poll.h>
-#include <string>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -121,14 +119,6 @@ struct Child {
     ::_exit(1);
   }
 };
-
-bool is_stopped(pid_t pid) {
-  std::ifstream file(text("/proc/{}/stat", pid));
-  std::string line;
-  std::getline(file, line);
-  const size_t name = line.rfind(')');  // a name may hold anything
-  return name != std::string::npos && line.size() > name + 2 && line[name + 2] == 'T';
-}
 
 class Parent {
  public:

@@ -1,9 +1,9 @@
-#include "moiety/base/lane_stream.h"
+#include "moiety/optim/lane_stream.h"
 
 #include "moiety/base/gpu.h"
 #include "moiety/base/gpu_runtime.h"
 
-namespace moiety {
+namespace moiety::optim {
 namespace {
 
 void* create(Device gpu) {
@@ -17,4 +17,4 @@ LaneStream::LaneStream(Device gpu) : stream_(Stream::external(gpu, create(gpu)))
 
 LaneStream::~LaneStream() { gpu::destroy_stream(stream_.device().index, stream_.cuda_stream()); }
 
-}  // namespace moiety
+}  // namespace moiety::optim

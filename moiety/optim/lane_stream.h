@@ -4,7 +4,7 @@
 
 #include "moiety/base/stream.h"
 
-namespace moiety {
+namespace moiety::optim {
 
 class LaneStream {
  public:
@@ -20,4 +20,4 @@ class LaneStream {
   Stream stream_;
 };
 
-}  // namespace moiety
+}  // namespace moiety::optim

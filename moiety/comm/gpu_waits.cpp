@@ -1,0 +1,40 @@
+#include "moiety/comm/gpu_waits.h"
+
+#include "moiety/comm/lane.h"
+
+namespace moiety::comm {
+namespace {
+
+// What the communicator's rank shares among its communicators; null if it is of another kind.
+std::shared_ptr<RankLanes> lanes_of(Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return lane ? lane->lanes() : nullptr;
+}
+
+}  // namespace
+
+const uint64_t* fault_word(const Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return lane && lane->link() ? lane->link()->fault_word() : nullptr;
+}
+
+GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
+  if (lanes_) lanes_->waits.push_back(waits_);
+}
+
+GpuWatch::~GpuWatch() {
+  if (lanes_) std::erase(lanes_->waits, waits_);
+}
+
+void enqueue(Communicator& comm, const Stream& stream, const std::function<void()>& operation) {
+  const std::shared_ptr<RankLanes> lanes = lanes_of(comm);
+  Communicator* const alone = lanes ? lanes->alone : nullptr;
+  if (alone) alone->barrier();
+  operation();
+  if (!alone) return;
+  Event end;
+  end.record(stream);
+  comm.wait(end);
+}
+
+}  // namespace moiety::comm
