@@ -134,9 +134,9 @@ void measure(Communicator& comm, const Settings& settings) {
       if (comm.rank() != 0) continue;
       const int gpus = std::min(comm.size(), gpu_status().count);
       bench::Row row{operation.name,
-                     text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus, gpus > 1 ? "s" : "", bytes,
-                          settings.eager ? "eager" : "captured", settings.staged ? ", staged" : "",
-                          settings.beside ? ", copies sum" : ""),
+                     text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus,
+                          gpus > 1 ? "s" : "", bytes, settings.eager ? "eager" : "captured",
+                          settings.staged ? ", staged" : "", settings.beside ? ", copies sum" : ""),
                      bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
       row.device = gpu_of(comm);
       if (&operation != kOperations) {
@@ -169,6 +169,6 @@ void run(bench::Options& options) {
 }  // namespace moiety::comm
 
 int main(int argc, char** argv) {
-  return moiety::bench::run_main(
-      argc, argv, "Collective operations among ranks on GPUs.", moiety::comm::run);
+  return moiety::bench::run_main(argc, argv, "Collective operations among ranks on GPUs.",
+                                 moiety::comm::run);
 }

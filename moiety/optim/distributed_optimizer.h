@@ -311,8 +311,8 @@ class DistributedOptimizer {
   };
   std::vector<Update> updates_;  // in the order of forward_
   StepMemory step_;
-  Tensor checksums_;  // on a GPU: uint64, two of each bucket
-  Stream stream_;     // the stream of the last work
+  Tensor checksums_;                // on a GPU: uint64, two of each bucket
+  Stream stream_;                   // the stream of the last work
   std::optional<LaneStream> lane_;  // where several ranks on GPUs sum and gather
   Tensor stands_;                   // clock of the waits for it
   Event forked_, joined_;

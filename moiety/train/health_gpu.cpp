@@ -113,8 +113,7 @@ HealthCheck gpu_library_check() {
        "nvidia-cudnn-cu13 nvidia-cuda-nvrtc");
   const comm::NcclStatus nccl = comm::nccl_status();
   tell("NCCL", nccl.available, nccl.text,
-       "needed between hosts, and by GPUs that cannot map each other's memory",
-       "nvidia-nccl-cu13");
+       "needed between hosts, and by GPUs that cannot map each other's memory", "nvidia-nccl-cu13");
   // Only users with a GPU are told to install them.
   if (gpu_status().count > 0 && !packages.empty()) f.fix = "pip install" + packages;
   return f;

@@ -139,10 +139,10 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   if (s.on_gpu()) {
     // Gradients and weights of a domain end in the middle of a piece.
     for (const int ranks : optim::GridGroups::sizes(grid)) {
-      m.links += o.comm.transport == comm::GpuTransport::kNccl
-                     ? comm::nccl_link_bytes(ranks)
-                     : comm::gpu_link_bytes(ranks, {.beside_compute = true}) +
-                           2 * comm::kGpuMemoryUnit;
+      m.links +=
+          o.comm.transport == comm::GpuTransport::kNccl
+              ? comm::nccl_link_bytes(ranks)
+              : comm::gpu_link_bytes(ranks, {.beside_compute = true}) + 2 * comm::kGpuMemoryUnit;
     }
     // What kernels know of the group of experts.
     if (grid.ep > 1 && c.moe_layers() > 0) m.expert_parallel += comm::kGpuMemoryUnit;

@@ -149,8 +149,10 @@ TEST(Nccl, AnotherCallIsNamed) {
               errors[comm.rank()]);
   });
   const std::string one = "all_gather(float32, 400 B)", other = "all_reduce(float32, 800 B, max)";
-  EXPECT_EQ(errors[0], text("comm \"world\", operation 1: rank 0 runs {}, rank 1 runs {}", one, other));
-  EXPECT_EQ(errors[1], text("comm \"world\", operation 1: rank 1 runs {}, rank 0 runs {}", other, one));
+  EXPECT_EQ(errors[0],
+            text("comm \"world\", operation 1: rank 0 runs {}, rank 1 runs {}", one, other));
+  EXPECT_EQ(errors[1],
+            text("comm \"world\", operation 1: rank 1 runs {}, rank 0 runs {}", other, one));
 }
 
 TEST(Nccl, RowsThatDoNotFitAreNamed) {
@@ -162,13 +164,13 @@ TEST(Nccl, RowsThatDoNotFitAreNamed) {
     const auto rows = [](std::vector<float>& v, int64_t n) {
       return conformance::view(v).slice(0, 0, 4 * n).reshape({n, 4});
     };
-    errors[me] = error_of([&] {
-      comm.all_to_all(rows(x, 3), sends, rows(y, 3 + me), receives, {}).wait();
-    });
+    errors[me] =
+        error_of([&] { comm.all_to_all(rows(x, 3), sends, rows(y, 3 + me), receives, {}).wait(); });
   });
   for (const std::string& error : errors) {
-    EXPECT_EQ(error,
-              "comm \"world\", operation 1: all_to_all: rank 0 sends 2 rows to rank 1, which expects 1");
+    EXPECT_EQ(
+        error,
+        "comm \"world\", operation 1: all_to_all: rank 0 sends 2 rows to rank 1, which expects 1");
   }
 }
 
@@ -179,8 +181,8 @@ TEST(Nccl, FailuresOfNcclAreNamed) {
     comm.barrier();
     stand_in::world().broken = true;
     comm.barrier();
-    broken[comm.rank()] = error_of([&] { comm.broadcast(conformance::view(x), 0, {}).wait(); },
-                                   ErrorKind::kComm);
+    broken[comm.rank()] =
+        error_of([&] { comm.broadcast(conformance::view(x), 0, {}).wait(); }, ErrorKind::kComm);
     comm.barrier();
     stand_in::world().broken = false;
     comm.barrier();

@@ -134,7 +134,8 @@ TEST_F(CommGpu, RandomOperationsOnThreeCommunicators) {
       std::vector<Stream> streams;
       for (int g = 0; g < communicators; ++g) {
         groups.push_back(comm.split(0, g == 1 ? -comm.rank() : comm.rank(), text("group {}", g)));
-        groups.back()->prepare(RankMemory::mine()->gpu, {.staging_bytes = 1 << 20, .beside_compute = g == 2});
+        groups.back()->prepare(RankMemory::mine()->gpu,
+                               {.staging_bytes = 1 << 20, .beside_compute = g == 2});
         streams.push_back(Stream::on(RankMemory::mine()->gpu));
       }
       GpuPlace::begin(comm);

@@ -205,9 +205,7 @@ TEST_F(NcclGpu, TakesOverWhereMemoryIsNotMapped) {
                     Floats x(values<float>(comm.rank(), 1000));
                     comm.all_reduce(x.view(), ReduceOp::kSum, GpuPlace::stream()).wait();
                     EXPECT_EQ(x.get()[9], reduced<float>(2, 9, ReduceOp::kSum));
-                    EXPECT_EQ(kind_and_error_of([&] {
-                                comm.attach(SymmetricBuffer());
-                              }),
+                    EXPECT_EQ(kind_and_error_of([&] { comm.attach(SymmetricBuffer()); }),
                               "unsupported: communicator \"world\" over NCCL: attach: its ranks "
                               "share no memory");
                   });
@@ -244,15 +242,15 @@ TEST_F(NcclGpu, TellsWhatItTakes) {
 TEST(NcclOnOneGpu, IsRefused) {
   if (gpu_status().count == 0) GTEST_SKIP() << gpu_status().text;
   const auto error = [](const ThreadGroupOptions& options) {
-    return kind_and_error_of([&] {
-      run_thread_ranks(2, options, [](Communicator& comm) { comm.prepare(kGpu); });
-    });
+    return kind_and_error_of(
+        [&] { run_thread_ranks(2, options, [](Communicator& comm) { comm.prepare(kGpu); }); });
   };
   EXPECT_EQ(error(over_nccl()),
             "usage: comm.transport = \"nccl\": ranks 0 and 1 share cuda:0, which NCCL refuses");
-  EXPECT_EQ(error({.map_memory = false}),
-            "usage: symmetric buffer \"world, link\": the ranks do not map each other's memory: rank "
-            "0 was told not to: ranks 0 and 1 share cuda:0, which NCCL refuses");
+  EXPECT_EQ(
+      error({.map_memory = false}),
+      "usage: symmetric buffer \"world, link\": the ranks do not map each other's memory: rank "
+      "0 was told not to: ranks 0 and 1 share cuda:0, which NCCL refuses");
 }
 
 }  // namespace

@@ -15,8 +15,7 @@ std::string gpus_text(int count) { return text("{} GPU{}", count, count == 1 ? "
 int here(const DeviceWish& wish) { return wish.here > 0 ? wish.here : wish.ranks; }
 
 std::string ranks_text(const DeviceWish& wish) {
-  const std::string part =
-      here(wish) == wish.ranks ? "" : text(", {} of them here", here(wish));
+  const std::string part = here(wish) == wish.ranks ? "" : text(", {} of them here", here(wish));
   return text("run.ranks = {}{}", wish.ranks, part);
 }
 
@@ -57,10 +56,11 @@ DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int ma
           ranks_text(wish), gpus_text(gpus.count),
           gpus.count == 1 ? "1 rank" : text("{} ranks", gpus.count));
     }
-    return {.device = {},
-            .note = text("{}, and this host has {} (run.share_gpus lets ranks share them): computing "
-                         "on the CPU",
-                         ranks_text(wish), gpus_text(gpus.count))};
+    return {
+        .device = {},
+        .note = text("{}, and this host has {} (run.share_gpus lets ranks share them): computing "
+                     "on the CPU",
+                     ranks_text(wish), gpus_text(gpus.count))};
   }
   return {.device = gpu, .gpus = std::min(here(wish), gpus.count)};
 }

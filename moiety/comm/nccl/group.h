@@ -45,7 +45,8 @@ class Group {
   const Functions& functions_;
   void* group_;
   int device_;
-  std::shared_ptr<std::atomic<bool>> aborted_;  // whether that has come to its end; null: it was not
+  std::shared_ptr<std::atomic<bool>>
+      aborted_;  // whether that has come to its end; null: it was not
 };
 
 }  // namespace moiety::comm::nccl

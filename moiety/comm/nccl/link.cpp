@@ -225,8 +225,9 @@ void Link::enqueue(const Step& step, const CollectiveCall& call) {
 
 void Link::issue(const CollectiveCall& call, const Stream& stream) {
   check();
-  MOIETY_CHECK(stream.device() == device_, "communicator \"{}\": {} on a stream of {}, it works on {}",
-               comm_->name(), describe(call), name(stream.device()), name(device_));
+  MOIETY_CHECK(stream.device() == device_,
+               "communicator \"{}\": {} on a stream of {}, it works on {}", comm_->name(),
+               describe(call), name(stream.device()), name(device_));
   const std::vector<Step> steps = plan(call, input_);
   before_.record(stream);
   lane_.wait(before_);

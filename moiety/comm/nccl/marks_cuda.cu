@@ -16,8 +16,9 @@ using mapped::store_release;
 
 constexpr int kWarp = 32;
 
-__global__ void __launch_bounds__(kWarp) open_kernel(
-    const __grid_constant__ Desk desk, const __grid_constant__ mapped::Meeting meeting) {
+__global__ void __launch_bounds__(kWarp)
+    open_kernel(const __grid_constant__ Desk desk,
+                const __grid_constant__ mapped::Meeting meeting) {
   const uint64_t count = *desk.count + 1;
   __syncwarp();
   for (int peer = threadIdx.x; peer < desk.ranks; peer += kWarp) {

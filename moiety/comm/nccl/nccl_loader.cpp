@@ -84,11 +84,11 @@ int async_error(void* group, int* code) {
 bool find_all(const SharedLibrary& nccl) {
   Library& f = library;
   return nccl.find("ncclGetErrorString", f.error_string) &&
-         nccl.find("ncclGetUniqueId", f.unique_id) &&
-         nccl.find("ncclCommInitRankConfig", f.init) && nccl.find("ncclCommSplit", f.split) &&
-         nccl.find("ncclGroupStart", f.group_start) && nccl.find("ncclGroupEnd", f.group_end) &&
-         nccl.find("ncclSend", f.send) && nccl.find("ncclRecv", f.receive) &&
-         nccl.find("ncclAllGather", f.all_gather) && nccl.find("ncclBroadcast", f.broadcast) &&
+         nccl.find("ncclGetUniqueId", f.unique_id) && nccl.find("ncclCommInitRankConfig", f.init) &&
+         nccl.find("ncclCommSplit", f.split) && nccl.find("ncclGroupStart", f.group_start) &&
+         nccl.find("ncclGroupEnd", f.group_end) && nccl.find("ncclSend", f.send) &&
+         nccl.find("ncclRecv", f.receive) && nccl.find("ncclAllGather", f.all_gather) &&
+         nccl.find("ncclBroadcast", f.broadcast) &&
          nccl.find("ncclCommGetAsyncError", f.async_error) &&
          nccl.find("ncclCommDestroy", f.destroy) && nccl.find("ncclCommAbort", f.abort);
 }

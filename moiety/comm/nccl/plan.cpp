@@ -110,8 +110,8 @@ class Planner {
       return sum(call_.recv, send(), n, n);
     }
     for (int64_t begin = 0; begin < n;) {
-      const int64_t part = std::min(part_in_staging(),
-                                    round_up((n - begin + in_.ranks - 1) / in_.ranks, kElements));
+      const int64_t part =
+          std::min(part_in_staging(), round_up((n - begin + in_.ranks - 1) / in_.ranks, kElements));
       const int64_t length = std::min(n - begin, part * in_.ranks);
       reduce_chunk(call_.recv + begin * size_, part, length);
       begin += length;

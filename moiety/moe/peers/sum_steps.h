@@ -67,7 +67,7 @@ struct SumParts {
 // Stores the parts of other homes' sums there.
 template <class T>
 struct PushSums {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 512;
   Control* control;
   PlanView plan;
   SumParts<T> sums;
@@ -90,7 +90,8 @@ struct PushSums {
       const int64_t end = begin + c.chunk_rows < n ? begin + c.chunk_rows : n;
       const int64_t pieces = sums.pieces();
       team.each_warp((end - begin) * pieces, [&](auto& warp, int64_t at) {
-        const int64_t j = begin + at / pieces, piece = at % pieces;
+        const Split split(at, pieces);
+        const int64_t j = begin + split.item, piece = split.rest;
         const int32_t* slot_K = plan.slots(home, j);
         if (sums.a.by_token) {
           send_pairs(warp, c, home, j, slot_K, piece);
@@ -165,17 +166,16 @@ struct TakeSums {
   Control* control;
   PlanView plan;
   SumParts<T> sums;
-  Taken taken;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    const int64_t pieces = sums.pieces(), begin = taken.begin(plan.blocks) * kTokenBlock;
-    const int64_t stop = taken.end(plan.blocks) * kTokenBlock;
-    const int64_t end = stop < plan.tokens ? stop : plan.tokens;
-    team.grid_warps((end - begin) * pieces,
-                    [&](auto& warp, int64_t i) { take(warp, c, begin + i / pieces, i % pieces); });
+    const int64_t pieces = sums.pieces();
+    team.grid_warps(plan.tokens * pieces, [&](auto& warp, int64_t i) {
+      const Split split(i, pieces);
+      take(warp, c, split.item, split.rest);
+    });
   }
 
  private:
@@ -304,7 +304,7 @@ struct ScaleRows {
     if (failed(team, c)) return;
     const RowPart& p = rows.part[0];
     // A warp has a pair; the other pairs of a row find g in the cache.
-    for_received(team, c, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
+    for_received(team, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
       const int64_t slot = plan.slots(s, j)[k];
       if (slot < 0) return;
       const bool own = s == c.rank;
