@@ -116,6 +116,7 @@ class LaneCommunicator final : public Communicator {
   const std::string& name() const override { return lane_->endpoint().name(); }
   Bootstrap& bootstrap() override { return lane_->endpoint().bootstrap(); }
   bool may_map_memory() const override { return lane_->endpoint().may_map_memory(); }
+  const GpuLink* link() const { return link_.get(); }
   GpuTransport gpu_transport() const { return lane_->endpoint().gpu_transport(); }
 
   Ticket all_reduce(TensorView x, ReduceOp op, Stream stream) override;

@@ -21,6 +21,7 @@ TEST(GpuTransport, NcclIsThereOrSomethingSaysWhyNot) {
 TEST(GpuTransport, RanksOfAProcessAreOnOneHost) {
   run_thread_ranks(3, {}, [](Communicator& world) {
     EXPECT_EQ(rank_on_host(world.bootstrap()), world.rank());
+    EXPECT_TRUE(maps_gpu_memory(world));
     const auto pair = world.split(world.rank() == 0 ? -1 : 0, 0, "pair");
     if (pair) {
       EXPECT_EQ(rank_on_host(pair->bootstrap()), world.rank() - 1);

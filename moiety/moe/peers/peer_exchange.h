@@ -8,6 +8,7 @@
 #include <string>
 
 #include "moiety/comm/gpu_waits.h"
+#include "moiety/moe/exchange_mapped.h"
 #include "moiety/moe/findings.h"
 #include "moiety/moe/row_movers.h"
 
@@ -31,6 +32,10 @@ class PeerExchange : public comm::GpuWaits {
   virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
   virtual void take_report(const TensorView& report, const Stream& stream) = 0;
 
+  // Nanoseconds of the rows of the operation that moved rows last, from the first store to the last
+  // chunk's arrival; the stream must have ended it.
+  virtual uint64_t last_rows_ns() const = 0;
+
   // Operations, whose arguments have been checked. `epoch` is that of the plan.
   virtual void prepare(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
                        const Stream& stream) = 0;
@@ -39,6 +44,10 @@ class PeerExchange : public comm::GpuWaits {
                           const Stream& stream) = 0;
   virtual void sum_rows(const EpPlan& plan, const SumArgs& sum, const Signature& signature,
                         const Stream& stream) = 0;
+
+  // For tests, which look into the memory.
+  virtual const MappedLayout& layout() const = 0;
+  virtual const comm::SymmetricBuffer& memory() const = 0;
 };
 
 // The bytes of a group's memory on a GPU.
