@@ -51,8 +51,8 @@ struct Settings {
   Device device;
   int threads = core_count();
   int ranks = 1;
-  int steps = 10;  // timed steps
-  int rounds = 1;  // of so many, on a GPU
+  int steps = 10;               // timed steps
+  int rounds = 1;               // of so many, on a GPU
   std::string parallel = "ep";  // what several ranks divide
   bool groups = false, eager = false;
   DType dtype = DType::kBFloat16;
@@ -124,8 +124,8 @@ class Rank {
       auto* token = reinterpret_cast<int32_t*>(batches_.slot(n));
       auto* target = reinterpret_cast<int32_t*>(batches_.slot(n) + batch_bytes());
       for (int64_t b = 0; b < sequences_; ++b) {
-        fill_sequence(n, world.rank() / grid().tp * sequences_ + b, shape_.seq_len, token + b * shape_.seq_len,
-                      target + b * shape_.seq_len);
+        fill_sequence(n, world.rank() / grid().tp * sequences_ + b, shape_.seq_len,
+                      token + b * shape_.seq_len, target + b * shape_.seq_len);
       }
     }
   }
@@ -172,9 +172,7 @@ class Rank {
   }
   // For how long the GPU stood, in the step of the last loss, at what travels beside computing.
   double stood_ms() const { return stood_ms_; }
-  bool on_gpus() const {
-    return device_.type == DeviceType::kCuda && groups_.world().size() > 1;
-  }
+  bool on_gpus() const { return device_.type == DeviceType::kCuda && groups_.world().size() > 1; }
   const Stream& stream() const { return stream_; }
   const model::Config& config() const { return config_; }
   const gemm::PathReport* expert_path() const { return model_.expert_path(); }
@@ -203,8 +201,7 @@ class Rank {
   moe::EpGroup make_group(DType dtype) const {
     if (on_gpus()) groups_.prepare(device_);
     return moe::EpGroup::create(
-        groups_.of({gtp::Axis::kEp}),
-        moe::ExpertMap(static_cast<int>(shape_.experts), grid().ep),
+        groups_.of({gtp::Axis::kEp}), moe::ExpertMap(static_cast<int>(shape_.experts), grid().ep),
         model::ep_limits(config_, dtype, tokens() / grid().tp), {.device = device_});
   }
   const gtp::Grid& grid() const { return groups_.grid(); }

@@ -116,7 +116,6 @@ class LaneCommunicator final : public Communicator {
   const std::string& name() const override { return lane_->endpoint().name(); }
   Bootstrap& bootstrap() override { return lane_->endpoint().bootstrap(); }
   bool may_map_memory() const override { return lane_->endpoint().may_map_memory(); }
-  const GpuLink* link() const { return link_.get(); }
   GpuTransport gpu_transport() const { return lane_->endpoint().gpu_transport(); }
 
   Ticket all_reduce(TensorView x, ReduceOp op, Stream stream) override;
@@ -134,6 +133,7 @@ class LaneCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
 
   const std::shared_ptr<RankLanes>& lanes() const { return lane_->lanes(); }
+  const GpuLink* link() const { return link_.get(); }  // null before prepare
 
  private:
   Ticket issue(CollectiveCall call, const Stream& stream);

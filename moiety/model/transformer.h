@@ -27,8 +27,8 @@
 // sums too. One of the ranks reports losses and tokens.
 #pragma once
 
-#include <memory>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -166,7 +166,7 @@ class Transformer {
   struct Layer {
     AttentionBlock attention;
     std::variant<DenseBlock, MoeBlock> ffn;
-    int64_t moe_index = -1;  // number among the MoE layers
+    int64_t moe_index = -1;           // number among the MoE layers
     int first = 0, first_of_ffn = 0;  // parameters, in the order of the specs
   };
   // The tensors of a layer that outlive its forward. Under Recompute::kFull only x and the routing

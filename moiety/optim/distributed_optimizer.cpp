@@ -6,6 +6,7 @@
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
 #include "moiety/comm/gpu_transport.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
 
@@ -82,8 +83,23 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
   gradients_ = GradStatisticsTable(gradients, config_.device);
   if (on_gpu()) checksums_ = Tensor(DType::kUInt64, {2 * std::ssize(buckets_)}, config_.device);
   place_weights();
+  find_fault_words();
   begin_gradients();
   write_state({});
+}
+
+// A GPU whose waits for peers have failed goes on with undefined sums; its weights stay as they are.
+void DistributedOptimizer::find_fault_words() {
+  if (!lane_) return;
+  std::vector<const uint64_t*> words;
+  for (const comm::Communicator* group : groups_.all()) {
+    if (const uint64_t* word = comm::fault_word(*group)) words.push_back(word);
+  }
+  if (words.empty()) return;
+  fault_words_ = Tensor(DType::kUInt64, {std::ssize(words)}, config_.device);
+  copy(fault_words_,
+       {const_cast<const uint64_t**>(words.data()), DType::kUInt64, {std::ssize(words)}}, stream_);
+  stream_.synchronize();
 }
 
 DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Communicator& domain) {

@@ -14,9 +14,9 @@ TEST(Doctor, SaysEveryCheckInLines) {
   const TemporaryDirectory dir;
   const ProgramResult result = run({"doctor", "--dir", dir / "."});
   EXPECT_EQ(result.code, kExitDone) << result.out;
-  for (const char* name :
-       {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi", "gpu",
-        "gpu variables", "gpu libraries", "nvlink", "gpu pairs", "open files", "disk", "tokenizers"}) {
+  for (const char* name : {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi",
+                           "gpu", "gpu variables", "gpu libraries", "nvlink", "gpu pairs",
+                           "open files", "disk", "tokenizers"}) {
     EXPECT_NE(result.out.find(text("  {} ", name)), std::string::npos) << name << "\n"
                                                                        << result.out;
   }

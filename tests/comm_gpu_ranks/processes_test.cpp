@@ -65,7 +65,8 @@ TEST_F(CommGpuRanks, MapEachOthersMemory) {
     EXPECT_EQ(buffer.peer(r) - buffer.peer(0), r * (buffer.peer(1) - buffer.peer(0)));
   }
   const int next = (me + 1) % ranks;
-  fill_bytes(TensorView(buffer.peer(next), DType::kUInt8, {5000}, memory().gpu), uint8_t(1 + me), stream);
+  fill_bytes(TensorView(buffer.peer(next), DType::kUInt8, {5000}, memory().gpu), uint8_t(1 + me),
+             stream);
   stream.synchronize();
   world().barrier();
   EXPECT_EQ(to_host(mine, stream).data<uint8_t>()[4999], 1 + (me + ranks - 1) % ranks);

@@ -148,7 +148,8 @@ TEST_F(TensorParallelGpu, TheLossHasTheBitsOfCpuRanks) {
                                     .grad_VD = grad.view().slice(0, 0, columns),
                                     .chunk = 5,
                                     .z_coef = 0.1f});
-            results[where.type == DeviceType::kCuda] = {place.here(loss), place.here(dx), place.here(grad)};
+            results[where.type == DeviceType::kCuda] = {place.here(loss), place.here(dx),
+                                                        place.here(grad)};
           }
           expect_same_bits(results[0].loss, results[1].loss, "loss");
           const double bound = storage == DType::kBFloat16 ? 2e-2 : 1e-4;
