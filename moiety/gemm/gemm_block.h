@@ -143,4 +143,7 @@ MOIETY_INLINE void finish_tile(const Epilogue& e, const AccTile<Math>& t) {
   }
 }
 
+// finish_tile<float> as compiled for vectors, for engines whose own code is not.
+void finish_tile_cpu(const Epilogue& e, const AccTile<float>& t);
+
 }  // namespace moiety::gemm

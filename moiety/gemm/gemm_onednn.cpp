@@ -178,7 +178,7 @@ void product(const Product& g) {
       } else {
         rows_block<T>(g, i, m, padded, j, n, acc);
       }
-      finish_tile<float>(g.epilogue, {acc, n, i, m, j, n});
+      finish_tile_cpu(g.epilogue, {acc, n, i, m, j, n});
     }
   }
 }
