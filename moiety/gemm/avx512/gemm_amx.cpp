@@ -10,10 +10,14 @@
 #include "moiety/gemm/gemm_block.h"
 
 #if defined(__x86_64__) && defined(__linux__)
+#include <algorithm>
+#include <array>
+#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <vector>
 
-#include "moiety/gemm/avx512/pairs.h"
+#include "moiety/base/integer.h"
 
 namespace moiety::gemm {
 
@@ -32,7 +36,7 @@ bool amx_available() {
 #pragma GCC target("avx2,fma,avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,amx-tile,amx-bf16")
 namespace {
 
-using namespace pairs;
+#include "moiety/gemm/avx512/pairs.inc"
 
 constexpr int64_t kTile = 16;  // rows and columns of a tile, and pairs of one product
 constexpr int64_t kPairTile = 2 * kTile;

@@ -11,9 +11,13 @@
 #include "moiety/gemm/gemm_block.h"
 
 #if defined(__x86_64__)
+#include <algorithm>
+#include <array>
+#include <immintrin.h>
 #include <utility>
+#include <vector>
 
-#include "moiety/gemm/avx512/pairs.h"
+#include "moiety/base/integer.h"
 
 namespace moiety::gemm {
 
@@ -23,7 +27,7 @@ bool avx512_bf16_available() { return avx512_available() && __builtin_cpu_suppor
 #pragma GCC target("avx2,fma,avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
 namespace {
 
-using namespace pairs;
+#include "moiety/gemm/avx512/pairs.inc"
 
 constexpr int64_t kRows = 14;
 constexpr int64_t kRowBlock = 8 * kRows;  // an odd number of cache lines of pairs
