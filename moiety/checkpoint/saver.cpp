@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "moiety/base/error.h"
+#include "moiety/base/interrupt.h"
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/retention.h"
@@ -98,7 +99,7 @@ class Saver::Job {
   // the job.
   void wait(const comm::Bootstrap& bootstrap) {
     while (!ended_within(Seconds(0.05))) {
-      if (bootstrap.aborted()) task.stop();
+      if (bootstrap.aborted() || interrupted()) task.stop();
     }
     join();
   }

@@ -13,6 +13,8 @@ from . import _lib
 from .errors import translated
 
 _lib.load_operators()
+from . import _register  # noqa: E402 (it registers what is loaded)
+
 _ops = torch.ops.moiety
 
 
@@ -20,7 +22,7 @@ def called(operator, *args):
     if torch.compiler.is_compiling():
         return operator(*args)
     with translated():
-        return operator(*args)
+        return _register.called(operator, *args)
 
 
 def grouped_linear(x, w, splits, bias=None, row_scale=None, main_grad=None):
