@@ -15,7 +15,7 @@ using Problem = MlpProblem;
 // All results of two problems: equal bits where the products are, otherwise close.
 void expect_equal(const Problem& p, const Problem& q) {
   const auto mine = p.results(), theirs = q.results();
-  const bool exact = automatic_engine(p.o.dtype) != GemmEngine::kOneDnn;
+  const bool exact = has_reference_bits(GemmEngine::kAuto, p.o.dtype);
   for (size_t i = 0; i < mine.size(); ++i) {
     const TensorView x = *mine[i].second, y = *theirs[i].second;
     if (exact) {
