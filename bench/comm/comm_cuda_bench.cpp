@@ -1,7 +1,8 @@
 // Collective operations among ranks on GPUs, which are threads of this process and take the GPUs of
 // the machine in turn. Captured in graphs, eager with --eager. The value is the
 // bytes that a rank receives over the operation's time, the slowest rank's; the ratio is to plain
-// copies of as many bytes by all ranks at once, in the same run.
+// copies of as many bytes by all ranks at once, in the same run. With --nccl ranks share no memory,
+// and there are no such copies.
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ struct Settings {
   int64_t kib = 0;
   int ranks = 2;
   int repeat = 21;
-  bool eager = false, staged = false, beside = false;
+  bool eager = false, staged = false, beside = false, nccl = false;
 };
 
 // One rank: `whole` has a part per rank, in symmetric memory or beside it.
@@ -36,11 +37,14 @@ class Rank {
         gpu_(gpu_of(comm)),
         stream_(Stream::on(gpu_)),
         n_(bytes / 4),
-        shared_(SymmetricBuffer::create(comm, "operands", 8 * n_ * comm.size(), gpu_)),
+        shared_(settings.nccl
+                    ? SymmetricBuffer()
+                    : SymmetricBuffer::create(comm, "operands", 8 * n_ * comm.size(), gpu_)),
         own_(8 * n_ * comm.size(), gpu_),
         part_(4 * n_, gpu_) {
-    if (!settings.staged) comm.attach(shared_);
-    std::byte* base = settings.staged ? own_.data() : shared_.local();
+    const bool apart = settings.staged || settings.nccl;
+    if (!apart) comm.attach(shared_);
+    std::byte* base = apart ? own_.data() : shared_.local();
     const int64_t all = n_ * comm.size();
     whole_ = TensorView(base, DType::kFloat32, {all}, gpu_);
     other_ = TensorView(base + 4 * all, DType::kFloat32, {all}, gpu_);
@@ -128,18 +132,30 @@ void measure(Communicator& comm, const Settings& settings) {
     Rank rank(comm, bytes, settings);
     double copies = 0;
     for (const Operation& operation : kOperations) {
+      if (settings.nccl && &operation == kOperations) continue;
       const bench::Timing time =
           bench::timing(bench::slowest(comm, times_of(comm, rank, operation, settings)));
       if (&operation == kOperations) copies = time.ms;
       if (comm.rank() != 0) continue;
       const int gpus = std::min(comm.size(), gpu_status().count);
+<<<<<<< HEAD
       bench::Row row{operation.name,
                      text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus,
                           gpus > 1 ? "s" : "", bytes, settings.eager ? "eager" : "captured",
                           settings.staged ? ", staged" : "", settings.beside ? ", copies sum" : ""),
                      bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
+=======
+      bench::Row row{
+          operation.name,
+          text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus, gpus > 1 ? "s" : "",
+               bytes, settings.eager ? "eager" : "captured", settings.staged ? ", staged" : "",
+               settings.nccl     ? ", NCCL"
+               : settings.beside ? ", copies sum"
+                                 : ""),
+          bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
+>>>>>>> main
       row.device = gpu_of(comm);
-      if (&operation != kOperations) {
+      if (copies > 0 && &operation != kOperations) {
         row.against = "copies";
         row.ratio = copies / time.ms;
       }
@@ -157,11 +173,13 @@ void run(bench::Options& options) {
       .number("--repeat", settings.repeat, "rounds")
       .flag("--eager", settings.eager, "operations one by one, not in a graph")
       .flag("--staged", settings.staged, "operands outside of symmetric memory")
-      .flag("--beside", settings.beside, "sums by copies and short blocks");
+      .flag("--beside", settings.beside, "sums by copies and short blocks")
+      .flag("--nccl", settings.nccl, "over NCCL");
   if (!options.parse()) return;
   if (settings.kib > 0) settings.bytes = {settings.kib << 10};
   settings.repeat = std::min(settings.repeat, 8192);  // times of a rank travel in 64 KiB
-  run_thread_ranks(settings.ranks, {.deadline = Seconds(20)},
+  const auto transport = settings.nccl ? GpuTransport::kNccl : GpuTransport::kMapped;
+  run_thread_ranks(settings.ranks, {.deadline = Seconds(20), .gpu_transport = transport},
                    [&](Communicator& world) { measure(world, settings); });
 }
 

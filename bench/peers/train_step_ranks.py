@@ -2,8 +2,10 @@
 ranks by PyTorch, --parallel fsdp2 (fully_shard of every block; fp32 shards, bf16 in use, gradients
 reduced in fp32) or ddp (fp32 parameters, cast to bf16 where they are used). Blocks and the loss are
 compiled; AdamW is fused. As many tokens a GPU as one GPU has there. torchrun starts it; rank 0 talks.
+--device cpu, over gloo, is to try it.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -15,7 +17,7 @@ from common import parser, serve
 from torch import nn
 from torch.nn.attention import sdpa_kernel
 from train_step import (ATTENTION, AUX, CLIP, EPS, PEAK, SHAPES, Products, attention, experts_grouped,
-                        make_parameters, moe)
+                        make_parameters, moe, synchronize)
 
 
 class Block(nn.Module):
@@ -83,7 +85,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
         generator = torch.Generator("cpu").manual_seed(2 + dist.get_rank())
         self.batches = torch.randint(0, min(256, shape.V), (8, shape.B, shape.S + 1), device="cpu",
-                                     generator=generator).cuda()
+                                     generator=generator).to(torch.get_default_device())
         self.steps = 0
 
     def step(self):
@@ -98,12 +100,12 @@ class Trainer:
 
     def milliseconds(self, steps):
         """Of a step, the slowest rank's."""
-        torch.cuda.synchronize()
+        synchronize()
         dist.barrier()
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
-        torch.cuda.synchronize()
+        synchronize()
         ms = torch.tensor((time.perf_counter() - start) * 1e3 / steps)
         dist.all_reduce(ms, dist.ReduceOp.MAX)
         return ms.item()
@@ -114,17 +116,22 @@ def main():
     p.add_argument("--dtype", choices=["bf16"], default="bf16")
     p.add_argument("--steps", type=int, default=10, help="a round")
     p.add_argument("--rounds", type=int, default=1, help="of as many steps, the median")
-    p.add_argument("--device", choices=["cuda"], default="cuda")
+    p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--model", choices=list(SHAPES), default="demo")
     p.add_argument("--parallel", choices=["fsdp2", "ddp"], default="fsdp2")
     p.add_argument("--attention", choices=list(ATTENTION), default="cudnn")
     a = p.parse_args()
     rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
-    torch.set_default_device("cuda")
-    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    cuda = a.device == "cuda"
+    torch.set_default_device(a.device)
+    if cuda:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    else:
+        torch.set_num_threads(a.threads)
+        dist.init_process_group("gloo")
     shape = SHAPES[a.model]
-    with sdpa_kernel(ATTENTION[a.attention]):
+    with sdpa_kernel(ATTENTION[a.attention]) if cuda else contextlib.nullcontext():
         trainer = Trainer(shape, a.parallel)
         first = trainer.step().item()
         trainer.milliseconds(3)
@@ -137,10 +144,10 @@ def main():
             ms = sorted(trainer.milliseconds(a.steps) for _ in range(a.rounds))[a.rounds // 2]
             rate = shape.flops() / ms * 1e3
             yield {"name": "train_step", "case": f"{shape.case()}.{a.dtype}.dp{dist.get_world_size()}",
-                   "device": "cuda", "peer": f"torch {a.parallel}, {a.attention}",
+                   "device": a.device, "peer": f"torch {a.parallel}, {a.attention}",
                    "value": round(shape.B * shape.S / ms * 1e3, 1), "unit": "tokens/s a GPU",
                    "ms": round(ms, 3), "tflops": round(rate * 1e-12, 1),
-                   "mfu": round(100 * rate / PEAK, 1), "memory": torch.cuda.max_memory_allocated()}
+                   "mfu": round(100 * rate / PEAK, 1), "memory": torch.cuda.max_memory_allocated() if cuda else 0}
 
         if rank == 0:
             serve(round_of_rows)

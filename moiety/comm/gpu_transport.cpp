@@ -4,6 +4,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
+#include "moiety/comm/lane.h"
 #include "moiety/comm/nccl/functions.h"
 #include "moiety/comm/process.h"
 
@@ -14,10 +15,16 @@ NcclStatus nccl_status() {
   return {f.available, f.text};
 }
 
-int64_t nccl_link_bytes(int ranks, const GpuLinkOptions& options) {
+int64_t nccl_link_bytes(int ranks, bool first, const GpuLinkOptions& options) {
+  constexpr int64_t kMiB = 1 << 20;
   if (ranks == 1) return 0;
-  constexpr int64_t kOfNccl = int64_t{64} << 20;
-  return round_up(options.staging_bytes, kGpuMemoryUnit) + kGpuMemoryUnit + kOfNccl;
+  return round_up(options.staging_bytes, kGpuMemoryUnit) + kGpuMemoryUnit +
+         (first ? 868 : 132) * kMiB;
+}
+
+bool maps_gpu_memory(const Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return !lane || !lane->link() || lane->link()->maps_memory();
 }
 
 int rank_on_host(Bootstrap& bootstrap) {

@@ -20,9 +20,14 @@ struct NcclStatus {
 };
 NcclStatus nccl_status();
 
-// Bytes of a rank's GPU that a communicator of so many ranks takes when it is prepared and NCCL
-// carries its operations: staging, and what NCCL itself took where it was measured (docs/gpu.md).
-int64_t nccl_link_bytes(int ranks, const GpuLinkOptions& options = {});
+// Bytes of a rank's GPU that a communicator of several ranks takes when it is prepared and NCCL
+// carries its operations: staging, and what NCCL took of an H200 for two ranks. The others of a
+// process, split from its `first` one, share much of that.
+int64_t nccl_link_bytes(int ranks, bool first, const GpuLinkOptions& options = {});
+
+// Whether operations on a GPU, for which the communicator has been prepared, use memory that its ranks
+// map, so that buffers can be attached.
+bool maps_gpu_memory(const Communicator& comm);
 
 // The number of the calling rank among those of its host. Collective.
 int rank_on_host(Bootstrap& bootstrap);

@@ -2,6 +2,7 @@
 // experts: it follows the rules of the communicators' operations (Communicator::run_alone, wait).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -22,6 +23,9 @@ class GpuWaits {
   virtual void end_waits() = 0;
   // Throws the error of one that has failed.
   virtual void check() = 0;
+  // A word on this rank's GPU that is not 0 once one has failed, for kernels behind it; null where
+  // there is none.
+  virtual const uint64_t* fault_word() const { return nullptr; }
 };
 
 // While it lives, Communicator::wait on this communicator, and on all others of its rank, sees the
@@ -38,6 +42,9 @@ class GpuWatch {
   std::shared_ptr<RankLanes> lanes_;
   GpuWaits* waits_;
 };
+
+// The word of the communicator's own waits, good as long as it; null before `prepare`.
+const uint64_t* fault_word(const Communicator& comm);
 
 // Calls `operation`, which enqueues work that waits for peers; alone while the rank's operations run
 // so: then all ranks that run alone make as many such calls.

@@ -198,6 +198,11 @@ std::shared_ptr<RankLanes> lanes_of(Communicator& comm) {
 
 }  // namespace
 
+const uint64_t* fault_word(const Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return lane && lane->link() ? lane->link()->fault_word() : nullptr;
+}
+
 GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
   if (lanes_) lanes_->waits.push_back(waits_);
 }

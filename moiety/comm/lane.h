@@ -133,6 +133,7 @@ class LaneCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
 
   const std::shared_ptr<RankLanes>& lanes() const { return lane_->lanes(); }
+  const GpuLink* link() const { return link_.get(); }  // null before prepare
 
  private:
   Ticket issue(CollectiveCall call, const Stream& stream);

@@ -5,6 +5,8 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
+#include "moiety/comm/gpu_transport.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
 
@@ -81,8 +83,23 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
   gradients_ = GradStatisticsTable(gradients, config_.device);
   if (on_gpu()) checksums_ = Tensor(DType::kUInt64, {2 * std::ssize(buckets_)}, config_.device);
   place_weights();
+  find_fault_words();
   begin_gradients();
   write_state({});
+}
+
+// A GPU whose waits for peers have failed goes on with undefined sums; its weights stay as they are.
+void DistributedOptimizer::find_fault_words() {
+  if (!lane_) return;
+  std::vector<const uint64_t*> words;
+  for (const comm::Communicator* group : groups_.all()) {
+    if (const uint64_t* word = comm::fault_word(*group)) words.push_back(word);
+  }
+  if (words.empty()) return;
+  fault_words_ = Tensor(DType::kUInt64, {std::ssize(words)}, config_.device);
+  copy(fault_words_,
+       {const_cast<const uint64_t**>(words.data()), DType::kUInt64, {std::ssize(words)}}, stream_);
+  stream_.synchronize();
 }
 
 DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Communicator& domain) {
@@ -93,9 +110,9 @@ DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Commun
   return domain_memory_.back();
 }
 
-// Whether the domain's operations read memory of its ranks' GPUs. Collective at first.
+// Whether the domain's operations read memory of its ranks' GPUs.
 bool DistributedOptimizer::shares(comm::Communicator& domain) const {
-  return on_gpu() && domain.size() > 1 && comm::mappable(domain, config_.device);
+  return on_gpu() && domain.size() > 1 && comm::maps_gpu_memory(domain);
 }
 
 // Makes memory of what the buckets need, for each domain of several ranks on GPUs that share it.

@@ -280,6 +280,7 @@ class DistributedOptimizer {
     return lane_ && !b.frozen && b.weights->own_storage().defined();
   }
   void make_updates();
+  void find_fault_words();
   void update(Stream stream);
   // Makes the lane go on behind the stream, or the stream behind the lane (which it times).
   void fork(const Stream& stream);
@@ -315,6 +316,7 @@ class DistributedOptimizer {
   Stream stream_;                   // the stream of the last work
   std::optional<LaneStream> lane_;  // where several ranks on GPUs sum and gather
   Tensor stands_;                   // clock of the waits for it
+  Tensor fault_words_;              // their addresses, uint64
   Event forked_, joined_;
 };
 

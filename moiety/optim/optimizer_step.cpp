@@ -99,6 +99,11 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
 void DistributedOptimizer::update(Stream stream) {
   std::vector<comm::Ticket> complete;  // as all tickets are on a GPU
   for (const Update& group : updates_) {
+    if constexpr (kCudaBuilt) {
+      if (fault_words_.view().defined()) {
+        skip_on_fault_cuda(fault_words_, skip().data<int32_t>(), stream);
+      }
+    }
     adamw(config_.adam, config_.seed, step_.adamw, group.table, stream);
     if (!lane_) continue;
     fork(stream);

@@ -17,6 +17,14 @@ __global__ void take_stands(uint64_t* clock, double* to) {
   clock[1] = 0;
 }
 
+__global__ void skip_on_fault(const uint64_t* const* words, int64_t count, int32_t* skip) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t word;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(words[i]) : "memory");
+    if (word != 0) *skip = 1;
+  }
+}
+
 }  // namespace
 
 void begin_stand_cuda(TensorView clock, const Stream& stream) {
@@ -30,6 +38,11 @@ void end_stand_cuda(TensorView clock, const Stream& stream) {
 void take_stands_cuda(TensorView clock, double* to, const Stream& stream) {
   launch("take_stands", take_stands, {.blocks = 1, .threads = 1}, stream, clock.data<uint64_t>(),
          to);
+}
+
+void skip_on_fault_cuda(TensorView addresses, int32_t* skip, const Stream& stream) {
+  launch("skip_on_fault", skip_on_fault, {.blocks = 1, .threads = 1}, stream,
+         static_cast<const uint64_t* const*>(addresses.raw()), addresses.numel(), skip);
 }
 
 }  // namespace moiety::optim

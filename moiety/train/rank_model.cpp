@@ -28,6 +28,21 @@ comm::Communicator& prepared(comm::Communicator& world, Device device) {
   return world;
 }
 
+// Experts are exchanged through memory that ranks map; NCCL carries what other axes do.
+moe::EpGroup make_group(comm::Communicator& ranks, int experts, const moe::EpLimits& limits,
+                        const moe::EpOptions& options) {
+  try {
+    return moe::EpGroup::create(ranks, moe::ExpertMap(experts, ranks.size()), limits, options);
+  } catch (const Error& e) {
+    const bool on_gpu = options.device.type == DeviceType::kCuda;
+    if (e.kind() != ErrorKind::kUnsupported || !on_gpu) throw;
+    throw UsageError(
+        "parallel.ep = {}: experts are exchanged among GPUs that map each other's memory ({}); "
+        "others take parallel.dp and parallel.tp",
+        ranks.size(), e.what());
+  }
+}
+
 }  // namespace
 
 RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t tokens,
@@ -41,9 +56,8 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
     options.deadline = world.bootstrap().deadline();
     options.zero_copy = settings.ep.zero_copy;
     options.device = device;
-    group_ = moe::EpGroup::create(groups_.of({gtp::Axis::kEp}),
-                                  moe::ExpertMap(int(config.router.experts), grid.ep),
-                                  ep_limits(settings, tokens / grid.tp), options);
+    group_ = make_group(groups_.of({gtp::Axis::kEp}), int(config.router.experts),
+                        ep_limits(settings, tokens / grid.tp), options);
   }
   zero_copy_ = settings.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && group_ &&
                device.type == DeviceType::kCpu && group_->transport() == moe::EpTransport::kMapped;

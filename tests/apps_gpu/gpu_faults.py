@@ -2,11 +2,13 @@
 """What happens to a run of two processes on two GPUs, whose steps are captured, when one of them dies or
 stands still; and whether the run then goes on with the bits of one that nothing happened to.
 
-    gpu_faults.py PROGRAM [unittest arguments, such as GpuFaults.test_killed -v]
+    gpu_faults.py PROGRAM [--long STEPS] [unittest arguments, such as GpuFaults.test_killed -v]
 
-Standard library alone. Ends with 77, which ctest takes for skipped, where fewer than two GPUs are visible.
+--long: also a run of so many steps (100000 take some minutes). Standard library alone. Ends with 77, which ctest takes for skipped, where fewer than two GPUs are visible.
 """
 import argparse
+import json
+import math
 import os
 import shutil
 import signal
@@ -18,11 +20,17 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "apps"))
 import runs
-from runs import Run, checkpoint, saving, steps, tiny, train, wait_for, wait_for_step
+from runs import Run, checkpoint, records, saving, steps, tiny, wait_for, wait_for_step
 
+LONG = 0
 LIMIT = 5.0  # seconds until all know of it; of a stopped process behind the deadline
 DEADLINE = 3.0
 STEPS = 400
+
+
+def train(arguments, limit=runs.LIMIT, **how):
+    run = Run(arguments, **how)
+    return run.wait(limit), run
 
 
 class GpuFaults(unittest.TestCase):
@@ -97,6 +105,19 @@ class GpuFaults(unittest.TestCase):
         self.assertIn(run.wait(), (0, 7), run.tail())  # 0: it was too late
         self.goes_on("cut")
 
+    @unittest.skipUnless("--long" in sys.argv, "without --long")
+    def test_long(self):
+        """Replays with changing data: losses are finite, and the GPUs' memory stays as it was."""
+        code, run = train(self.arguments("long", LONG, checkpoint__interval=0, log__every=100), 1200,
+                          ranks=2, own=True)
+        self.assertEqual(code, 0, run.tail())
+        kept = [r for r in records(f"{self.dir}/long") if "event" not in r]
+        self.assertEqual(kept[-1]["step"], LONG)
+        self.assertTrue(all(math.isfinite(r["loss"]) and not r["skipped"] for r in kept))
+        memory = {json.dumps(r["mem"]) for r in kept if r["step"] > 1000}
+        print(f"long: {len(kept)} records, last loss {kept[-1]['loss']}, {len(memory)} values of mem: "
+              f"{sorted(memory)[:4]}, step {kept[-1]['step_ms']:.3f} ms", file=sys.stderr)
+
     def test_sigterm_saves(self):
         run = Run(self.arguments("term", 1000000), ranks=2, own=True)
         wait_for_step(f"{self.dir}/term", 30)
@@ -116,7 +137,10 @@ def gpus():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("program")
+    parser.add_argument("--long", type=int, default=0)
     a, rest = parser.parse_known_args()
+    global LONG
+    LONG = a.long
     if gpus() < 2:
         print("fewer than two GPUs are visible")
         sys.exit(77)

@@ -5,8 +5,9 @@
 namespace moiety::app {
 namespace {
 
-const Arguments kMapped{"--run.device=cuda", "--comm.transport=mapped"};
-const Arguments kNccl{"--run.device=cuda", "--comm.transport=nccl"};
+const Arguments kThreads{"--run.device=cuda", "--run.launch=threads"};
+const Arguments kMapped = kThreads + Arguments{"--comm.transport=mapped"};
+const Arguments kNccl = kThreads + Arguments{"--comm.transport=nccl"};
 
 class Transport : public RanksOnGpu {
  protected:
@@ -47,15 +48,12 @@ TEST_F(Transport, IsFreeToChangeAtAResume) {
 
 TEST_F(RanksOnGpu, NcclRefusesRanksThatShareAGpu) {
   if (gpu_status().count > 1) GTEST_SKIP() << "each rank has a GPU";
-  try {
-    train_at("shared", kDp2, kNccl + Arguments{"--run.share_gpus"});
-    FAIL();
-  } catch (...) {
-    const Failure failure = current_failure();
-    EXPECT_EQ(failure.code(), kExitUsage);
-    EXPECT_EQ(failure.text,
-              "comm.transport = \"nccl\": ranks 0 and 1 share cuda:0, which NCCL refuses");
-  }
+  const ProgramResult result = run(model("shared", kDp2) + kNccl + Arguments{"--run.share_gpus"});
+  EXPECT_EQ(result.code, kExitUsage);
+  EXPECT_NE(
+      result.err.find("comm.transport = \"nccl\": ranks 0 and 1 share cuda:0, which NCCL refuses"),
+      std::string::npos)
+      << result.err;
 }
 
 }  // namespace

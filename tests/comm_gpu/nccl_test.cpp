@@ -218,23 +218,23 @@ TEST_F(NcclGpu, TellsWhatItTakes) {
     const auto second = world.split(0, world.rank(), "second");
     std::unique_ptr<Communicator> part;
     int64_t before = gpu_free_memory(gpu.index);
-    const auto tell = [&](const char* what) {
+    const auto tell = [&](const char* what, bool first) {
       world.barrier();
       const int64_t now = gpu_free_memory(gpu.index);
       if (world.rank() == 0) {
         std::printf("        %s: %.1f MiB, estimated %.1f\n", what, double(before - now) / 1048576,
-                    double(nccl_link_bytes(2)) / 1048576);
+                    double(nccl_link_bytes(2, first)) / 1048576);
       }
       before = now;
       world.barrier();
     };
     world.prepare(gpu);
-    tell("first");
+    tell("first", true);
     second->prepare(gpu);
-    tell("second");
+    tell("second", true);
     part = world.split(0, world.rank(), "part");
     part->prepare(gpu);
-    tell("of a split");
+    tell("of a split", false);
   });
 }
 

@@ -1,4 +1,5 @@
 // The optimizer of ranks that are threads, on the GPUs of the machine in turn: the bits of CPU ranks, eager and captured.
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -24,16 +25,17 @@ struct RanksRun {
 class OptimizerRanksGpu : public GpuTest, public testing::WithParamInterface<RanksRun> {
  protected:
   // Calls body(groups, stream) on each rank, whose operations run alone.
-  static void run(const std::function<void(const GridGroups&, const Stream&)>& body) {
+  static void run(const std::function<void(const GridGroups&, const Stream&)>& body,
+                  Seconds deadline = Seconds(20)) {
     const gtp::Grid& grid = GetParam().grid;
     const int ranks = grid.tp * grid.gtp * grid.dp;
-    comm::run_thread_ranks(ranks, {.deadline = Seconds(20)}, [&](comm::Communicator& world) {
+    comm::run_thread_ranks(ranks, {.deadline = deadline}, [&](comm::Communicator& world) {
       world.run_alone(true);
       const GridGroups groups(grid, world);
       const Stream stream = Stream::on(gpu_of(world.rank()));
       groups.prepare(stream.device(), {.staging_bytes = 1 << 20});
       body(groups, stream);
-      world.barrier();
+      world.bootstrap().all_gather("");
     });
   }
   // Says in some steps, as backward goes on, that gradients are complete; in some of them not of all.
@@ -146,6 +148,52 @@ TEST_P(OptimizerRanksGpu, ACapturedStepHasTheBitsOfAnEagerOne) {
     }
     world.barrier();
   });
+}
+
+// A rank that never comes: the others' weights, masters and moments stay as they are.
+TEST_P(OptimizerRanksGpu, NoWeightChangesBehindALatePeer) {
+  run(
+      [&](const GridGroups& groups, const Stream& stream) {
+        comm::Communicator& world = groups.world();
+        DistributedOptimizer optimizer(specs_of(std::nullopt), config(stream.device()), groups);
+        optimizer.initialize(5, stream);
+        contribute_to(optimizer, 0, false, stream, world.rank());
+        const auto state = [&] {
+          std::vector<Tensor> out;
+          for (const Parameter& p : optimizer.parameters())
+            out.push_back(to_host(p.weight, stream));
+          for (const StatePiece& x : optimizer.state_view()) {
+            int64_t n = 1;
+            for (int d = 0; d < x.box.rank; ++d) n *= x.box.size[d];
+            out.push_back(to_host(TensorView(x.data, x.dtype, {n}, x.device), stream));
+          }
+          return out;
+        };
+        const std::vector<Tensor> before = state();
+        const Tensor in(DType::kFloat64, {input_word::kCount + 3}, stream.device());
+        const Tensor out(DType::kFloat64, {report_word::kCount + 3}, stream.device());
+        std::vector<double> words = input_words(input_of(0));
+        copy(in, {words.data(), DType::kFloat64, {std::ssize(words)}}, stream);
+        stream.synchronize();
+        world.barrier();
+        world.run_alone(false);
+        if (world.rank() != 1) {
+          optimizer.enqueue(in, out, stream);
+          Event end;
+          end.record(stream);
+          EXPECT_NE(error_of([&] { world.wait(end); }).find("waited 2.0 s for rank "),
+                    std::string::npos);
+          const std::vector<Tensor> after = state();
+          for (size_t i = 0; i < after.size(); ++i) {
+            EXPECT_EQ(std::memcmp(before[i].view().raw(), after[i].view().raw(),
+                                  before[i].view().bytes()),
+                      0)
+                << i;
+          }
+        }
+        world.bootstrap().all_gather("");
+      },
+      Seconds(2));
 }
 
 // A weight that one rank has changed is found where ranks compare, and named on all.

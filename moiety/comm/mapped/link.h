@@ -28,6 +28,9 @@ class Link final : public GpuLink {
   bool failed() const override;
   void end_waits() override;
   void check() override;
+  const uint64_t* fault_word() const override {
+    return reinterpret_cast<const uint64_t*>(memory_.local() + region_.places.poison);
+  }
 
  private:
   std::string abort_text() const;

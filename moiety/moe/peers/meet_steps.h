@@ -72,7 +72,6 @@ struct Await {
     team.each(c.ranks - 1, [&](int64_t i) {
       if (look(&c.failed) == 0) meet(c, c.peer(i));
     });
-    end_waits(team, c, start);
   }
 };
 
