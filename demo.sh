@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # README's first command: sets up, builds, prepares English text, trains a small mixture-of-experts
-# model on two CPU ranks, or on the GPU if there is one, into runs/demo, and shows what it has learned.
+# model on two ranks, on GPUs if there are two, or on the one GPU that there is, into runs/demo, and
+# shows what it has learned.
 # Run again, it continues or, when the run is complete, goes straight to the results.
 #   bash demo.sh [--section.key=value ...]   further options go to `moiety train`
 set -euo pipefail
@@ -10,7 +11,9 @@ say() { printf '\n== %s\n' "$*" >&2; }
 preset=cpu setup=(--corpus) ranks=() time="two to three minutes on two cores"
 if nvidia-smi -L >/dev/null 2>&1; then
   preset=gpu setup+=(--gpu) time="seconds on a GPU"
-  ranks=(--ranks 1 --parallel.ep=1 --train.micro_batch=8)  # the same batch, on one rank
+  if [ "$(nvidia-smi -L | wc -l)" -eq 1 ]; then
+    ranks=(--ranks 1 --parallel.ep=1 --train.micro_batch=8)  # the same batch, on one rank
+  fi
 fi
 
 say "setting up"

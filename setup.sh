@@ -146,4 +146,6 @@ if [ $gpu -eq 1 ]; then
     "multiplies by Moiety's own tiles"
   install_headers nvidia/cudnn/include/cudnn_graph.h 'nvidia-cudnn-cu13==9.*' \
     "has attention by Moiety's own kernels"
+  install_headers nvidia/nccl/include/nccl.h 'nvidia-nccl-cu13==2.28.*' \
+    "has GPU ranks on one host alone"
 fi

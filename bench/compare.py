@@ -62,6 +62,31 @@ class Peer:
         return [json.loads(line) for line in iter(self.read_line, "")]
 
 
+class FreshPeer:
+    """A peer of several ranks, which is started for each round: it and we do not fit at once."""
+
+    def __init__(self, command, environment):
+        self.start = lambda: Peer(command, environment)
+
+    def wait_until_ready(self):
+        pass
+
+    def end(self):
+        pass
+
+    def round(self):
+        peer = self.start()
+        try:
+            peer.wait_until_ready()
+            return peer.round()
+        finally:
+            peer.process.stdin.close()  # its end
+            try:
+                peer.process.wait(30)
+            except subprocess.TimeoutExpired:
+                peer.end()
+
+
 def our_round(command, environment):
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -148,7 +173,8 @@ def main():
     parser.add_argument("--repeat", type=int, default=3, help="rounds (default 3)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                         help="of both programs (default: the cores)")
-    parser.add_argument("--ranks", type=int, help="of ours, sharing the threads")
+    parser.add_argument("--ranks", type=int,
+                        help="of ours, sharing the threads; on GPUs of both, each with one")
     parser.add_argument("--bin", type=Path,
                         help="folder of our programs (default build/cpu/bin or build/gpu/bin)")
     parser.add_argument("--peer-options", default="", metavar="'...'",
@@ -174,6 +200,11 @@ def main():
         environment["PYTHONPATH"] = package
         command = [python, BENCH / "peers" / f"{name}.py", "--ours", *both]
         peer = Peer([python, BENCH / "peers" / f"{name}.py", *both, *a.peer_options.split()], environment)
+    elif a.device == "cuda" and a.ranks:
+        peer = FreshPeer([python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                          str(a.ranks), BENCH / "peers" / f"{name}_ranks.py", *both,
+                          *a.peer_options.split()], environment)
+        command = [ours, *both, "--parallel", "dp", "--ranks", str(a.ranks)]
     else:
         peer = Peer([python, BENCH / "peers" / f"{name}.py", "--bench", ours, *both,
                      *a.peer_options.split()], environment)

@@ -1,13 +1,15 @@
-// Collective operations among ranks on one GPU, which are threads of this process: what words, steps
-// and sums cost where no link lies between. Captured in graphs, eager with --eager. The value is the
+// Collective operations among ranks on GPUs, which are threads of this process and take the GPUs of
+// the machine in turn. Captured in graphs, eager with --eager. The value is the
 // bytes that a rank receives over the operation's time, the slowest rank's; the ratio is to plain
-// copies of as many bytes by all ranks at once, in the same run.
+// copies of as many bytes by all ranks at once, in the same run. With --nccl ranks share no memory,
+// and there are no such copies.
 #include <string>
 #include <vector>
 
 #include "bench/harness.h"
 #include "bench/ranks.h"
 #include "moiety/base/copy.h"
+#include "moiety/base/gpu.h"
 #include "moiety/comm/gpu_environment.h"
 #include "moiety/comm/symmetric_buffer.h"
 #include "moiety/comm/thread_group.h"
@@ -15,14 +17,16 @@
 namespace moiety::comm {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
+Device gpu_of(const Communicator& comm) {
+  return {DeviceType::kCuda, comm.rank() % gpu_status().count};
+}
 
 struct Settings {
-  std::vector<int64_t> bytes{512, 16 << 10, 1 << 20, 8 << 20, 64 << 20};
+  std::vector<int64_t> bytes{512, 16 << 10, 1 << 20, 8 << 20, 32 << 20, 64 << 20};
   int64_t kib = 0;
   int ranks = 2;
   int repeat = 21;
-  bool eager = false, staged = false, beside = false;
+  bool eager = false, staged = false, beside = false, nccl = false;
 };
 
 // One rank: `whole` has a part per rank, in symmetric memory or beside it.
@@ -30,16 +34,20 @@ class Rank {
  public:
   Rank(Communicator& comm, int64_t bytes, const Settings& settings)
       : comm_(&comm),
-        stream_(Stream::on(kGpu)),
+        gpu_(gpu_of(comm)),
+        stream_(Stream::on(gpu_)),
         n_(bytes / 4),
-        shared_(SymmetricBuffer::create(comm, "operands", 8 * n_ * comm.size(), kGpu)),
-        own_(8 * n_ * comm.size(), kGpu),
-        part_(4 * n_, kGpu) {
-    if (!settings.staged) comm.attach(shared_);
-    std::byte* base = settings.staged ? own_.data() : shared_.local();
+        shared_(settings.nccl
+                    ? SymmetricBuffer()
+                    : SymmetricBuffer::create(comm, "operands", 8 * n_ * comm.size(), gpu_)),
+        own_(8 * n_ * comm.size(), gpu_),
+        part_(4 * n_, gpu_) {
+    const bool apart = settings.staged || settings.nccl;
+    if (!apart) comm.attach(shared_);
+    std::byte* base = apart ? own_.data() : shared_.local();
     const int64_t all = n_ * comm.size();
-    whole_ = TensorView(base, DType::kFloat32, {all}, kGpu);
-    other_ = TensorView(base + 4 * all, DType::kFloat32, {all}, kGpu);
+    whole_ = TensorView(base, DType::kFloat32, {all}, gpu_);
+    other_ = TensorView(base + 4 * all, DType::kFloat32, {all}, gpu_);
     const Tensor random = bench::random_tensor(DType::kFloat32, {all}, uint32_t(comm.rank()));
     copy(whole_, random, stream_);
     stream_.synchronize();
@@ -54,7 +62,7 @@ class Rank {
     const int next = (comm_->rank() + 1) % comm_->size();
     for (int r = 1; r < comm_->size(); ++r) {
       copy(other_.slice(0, r * n_, (r + 1) * n_),
-           TensorView(shared_.peer(next) + 4 * r * n_, DType::kFloat32, {n_}, kGpu), stream_);
+           TensorView(shared_.peer(next) + 4 * r * n_, DType::kFloat32, {n_}, gpu_), stream_);
     }
   }
   void all_gather() { comm_->all_gather(own(), other_, stream_).wait(); }
@@ -71,6 +79,7 @@ class Rank {
 
  private:
   Communicator* comm_;
+  Device gpu_;
   Stream stream_;
   int64_t n_;
   SymmetricBuffer shared_;
@@ -118,22 +127,27 @@ std::vector<double> times_of(Communicator& comm, Rank& rank, const Operation& op
 }
 
 void measure(Communicator& comm, const Settings& settings) {
-  comm.prepare(kGpu, {.beside_compute = settings.beside});
+  comm.prepare(gpu_of(comm), {.beside_compute = settings.beside});
   for (const int64_t bytes : settings.bytes) {
     Rank rank(comm, bytes, settings);
     double copies = 0;
     for (const Operation& operation : kOperations) {
+      if (settings.nccl && &operation == kOperations) continue;
       const bench::Timing time =
           bench::timing(bench::slowest(comm, times_of(comm, rank, operation, settings)));
       if (&operation == kOperations) copies = time.ms;
       if (comm.rank() != 0) continue;
-      bench::Row row{operation.name,
-                     text("R={} on one GPU, {} B a part, {}{}{}", comm.size(), bytes,
-                          settings.eager ? "eager" : "captured", settings.staged ? ", staged" : "",
-                          settings.beside ? ", copies sum" : ""),
-                     bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
-      row.device = kGpu;
-      if (&operation != kOperations) {
+      const int gpus = std::min(comm.size(), gpu_status().count);
+      bench::Row row{
+          operation.name,
+          text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus, gpus > 1 ? "s" : "",
+               bytes, settings.eager ? "eager" : "captured", settings.staged ? ", staged" : "",
+               settings.nccl     ? ", NCCL"
+               : settings.beside ? ", copies sum"
+                                 : ""),
+          bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
+      row.device = gpu_of(comm);
+      if (copies > 0 && &operation != kOperations) {
         row.against = "copies";
         row.ratio = copies / time.ms;
       }
@@ -146,16 +160,18 @@ void measure(Communicator& comm, const Settings& settings) {
 void run(bench::Options& options) {
   prepare_gpu_environment();
   Settings settings;
-  options.number("--ranks", settings.ranks, "threads that share the GPU", 2)
+  options.number("--ranks", settings.ranks, "threads", 2)
       .number("--kib", settings.kib, "of a rank's part; without it a table of sizes")
       .number("--repeat", settings.repeat, "rounds")
       .flag("--eager", settings.eager, "operations one by one, not in a graph")
       .flag("--staged", settings.staged, "operands outside of symmetric memory")
-      .flag("--beside", settings.beside, "sums by copies and short blocks");
+      .flag("--beside", settings.beside, "sums by copies and short blocks")
+      .flag("--nccl", settings.nccl, "over NCCL");
   if (!options.parse()) return;
   if (settings.kib > 0) settings.bytes = {settings.kib << 10};
   settings.repeat = std::min(settings.repeat, 8192);  // times of a rank travel in 64 KiB
-  run_thread_ranks(settings.ranks, {.deadline = Seconds(20)},
+  const auto transport = settings.nccl ? GpuTransport::kNccl : GpuTransport::kMapped;
+  run_thread_ranks(settings.ranks, {.deadline = Seconds(20), .gpu_transport = transport},
                    [&](Communicator& world) { measure(world, settings); });
 }
 
@@ -163,6 +179,6 @@ void run(bench::Options& options) {
 }  // namespace moiety::comm
 
 int main(int argc, char** argv) {
-  return moiety::bench::run_main(
-      argc, argv, "Collective operations among ranks that share one GPU.", moiety::comm::run);
+  return moiety::bench::run_main(argc, argv, "Collective operations among ranks on GPUs.",
+                                 moiety::comm::run);
 }

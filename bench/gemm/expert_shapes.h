@@ -32,6 +32,16 @@ inline std::vector<std::string> expert_shape_names() {
 struct Choices {
   std::vector<int64_t> begin{0};
   std::vector<int32_t> source;  // the token of a row
+
+  // The rows of every token, in ascending order.
+  std::vector<int32_t> rows_of_tokens(const ExpertShape& s) const {
+    std::vector<int32_t> out(s.rows());
+    std::vector<int64_t> next(s.tokens, 0);
+    for (size_t r = 0; r < source.size(); ++r) {
+      out[source[r] * s.topk + next[source[r]]++] = static_cast<int32_t>(r);
+    }
+    return out;
+  }
 };
 
 // Every token chooses `topk` experts at random.
@@ -59,17 +69,20 @@ inline Choices choose(const ExpertShape& s) {
 struct Routing {
   Routing(const ExpertShape& s, const Stream& stream)
       : begin_E1(DType::kInt64, {s.experts + 1}, stream.device()),
-        source_R(DType::kInt32, {s.rows()}, stream.device()) {
+        source_R(DType::kInt32, {s.rows()}, stream.device()),
+        row_TK(DType::kInt32, {s.tokens, s.topk}, stream.device()) {
     Choices c = choose(s);
     groups.begin_E1 = begin_E1;
     groups.experts = s.experts;
     groups.capacity = s.rows();
     copy(begin_E1, TensorView(c.begin.data(), DType::kInt64, {s.experts + 1}), stream);
     copy(source_R, TensorView(c.source.data(), DType::kInt32, {s.rows()}), stream);
+    std::vector<int32_t> rows = c.rows_of_tokens(s);
+    copy(row_TK, TensorView(rows.data(), DType::kInt32, {s.tokens, s.topk}), stream);
     stream.synchronize();
   }
 
-  Tensor begin_E1, source_R;
+  Tensor begin_E1, source_R, row_TK;
   gemm::Groups groups;
 };
 

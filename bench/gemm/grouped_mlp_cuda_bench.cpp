@@ -1,6 +1,7 @@
 // The experts of a layer on a GPU, for the shapes of known models under random routing: both products
 // that an activation follows, with it, and the whole forward and backward passes, by every path, as
-// a share of one dense product.
+// a share of one dense product. "by maps" reads tokens where they lie and writes the sums of a
+// token's rows, as the operators of the PyTorch package do.
 #include "bench/gemm/bursts.h"
 #include "bench/gemm/expert_shapes.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
@@ -87,14 +88,20 @@ void run_part(const Experts& x, bool backward, bool gathered, MlpPath path, cons
 }
 
 struct Mlp {
-  Mlp(const Experts& x, MlpPath path)
+  Mlp(const Experts& x, MlpPath path, bool maps)
       : x_(x),
         mlp{.path = path, .activation = gemm::swiglu(), .w1 = x.w1.view(), .w2 = x.w2.view()},
-        input{.groups = x.routing.groups, .x = x.x_RD, .prob_R = x.prob},
-        gradients{.d_o = x.x_RD, .h = x.h, .dh = x.dh, .a = x.a, .dx = x.out, .dprob_R = x.dprob},
-        workspace(DType::kUInt8, {grouped_mlp_workspace(mlp, input)}, kGpu) {}
+        input{.groups = x.routing.groups, .x = maps ? x.x_TD : x.x_RD, .prob_R = x.prob},
+        out(maps ? x.out.view().slice(0, 0, x.s.tokens) : x.out.view()) {
+    if (maps) {
+      input.source_R = x.routing.source_R;
+      input.row_TK = x.routing.row_TK;
+    }
+    gradients = {.d_o = input.x, .h = x.h, .dh = x.dh, .a = x.a, .dx = out, .dprob_R = x.dprob};
+    workspace = Tensor(DType::kUInt8, {grouped_mlp_workspace(mlp, input)}, kGpu);
+  }
   void forward(const Stream& stream) const {
-    grouped_mlp_forward(mlp, input, x_.h, x_.out, workspace, stream);
+    grouped_mlp_forward(mlp, input, x_.h, out, workspace, stream);
   }
   void backward(const Stream& stream) const {
     grouped_mlp_backward_data(mlp, input, gradients, workspace, stream);
@@ -104,6 +111,7 @@ struct Mlp {
   const Experts& x_;
   gemm::GroupedMlp mlp;
   gemm::MlpInput input;
+  TensorView out;
   gemm::MlpGradients gradients;
   Tensor workspace;
 };
@@ -141,12 +149,15 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, double
                [&] { run_part(x, backward, gathered, path, stream); });
       }
     }
-    const Mlp mlp(x, path);
-    report("forward", path, 3 * one, [&] { mlp.forward(stream); });
-    report("forward + backward", path, 9 * one, [&] {
-      mlp.forward(stream);
-      mlp.backward(stream);
-    });
+    for (const bool maps : {false, true}) {
+      const Mlp mlp(x, path, maps);
+      const char* how = maps ? " by maps" : "";
+      report(text("forward{}", how), path, 3 * one, [&] { mlp.forward(stream); });
+      report(text("forward + backward{}", how), path, 9 * one, [&] {
+        mlp.forward(stream);
+        mlp.backward(stream);
+      });
+    }
   }
 }
 

@@ -1,11 +1,18 @@
 // A training step: forward, backward, clipping, AdamW on fp32 masters; train_step.py has the same
-// models. On a CPU ranks share experts. On a GPU it is a graph, unless --groups times its parts.
+// models. On a CPU ranks share the batch and the experts. On a GPU a step is a graph, unless --groups
+// times its parts. Ranks on GPUs are threads with a GPU each, and as many tokens each as one rank
+// has; before them each GPU runs the same model by itself, all at once, and the slowest of these is
+// what the rate of a GPU is compared with.
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "bench/harness.h"
+#include "bench/ranks.h"
 #include "moiety/base/arena.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
@@ -13,6 +20,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/step_ring.h"
 #include "moiety/base/trace.h"
+#include "moiety/comm/gpu_environment.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/model/step_input.h"
 #include "moiety/model/transformer.h"
@@ -43,7 +51,9 @@ struct Settings {
   Device device;
   int threads = core_count();
   int ranks = 1;
-  int steps = 10;  // timed steps
+  int steps = 10;               // timed steps
+  int rounds = 1;               // of so many, on a GPU
+  std::string parallel = "ep";  // what several ranks divide
   bool groups = false, eager = false;
   DType dtype = DType::kBFloat16;
 };
@@ -88,15 +98,17 @@ class Rank {
         config_(config_of(settings)),
         device_(settings.device),
         stream_(Stream::on(device_)),
-        sequences_(shape_.sequences / world.size()),
-        groups_({.dp = world.size(), .ep = world.size()}, world),
-        group_(moe::EpGroup::create(
-            world, moe::ExpertMap(static_cast<int>(shape_.experts), world.size()),
-            model::ep_limits(config_, settings.dtype, tokens()), {.device = device_})),
-        model_(config_, settings.dtype, {.experts = &group_, .world = &world, .device = device_}),
+        sequences_(sequences_of(settings, world.size())),
+        groups_(grid_of(settings, world.size()), prepared(world, device_)),
+        group_(make_group(settings.dtype)),
+        model_(config_, settings.dtype,
+               {.experts = &group_,
+                .tp = grid().tp > 1 ? &groups_.of({gtp::Axis::kTp}) : nullptr,
+                .world = &world,
+                .device = device_}),
         optimizer_(model_.parameter_specs(), {.weights = settings.dtype, .device = device_},
                    groups_),
-        capacity_(model_.moe_capacity(-1, tokens())),
+        capacity_(model_.moe_capacity(-1, tokens() / grid().tp)),
         sums_(config_.moe_layers(), shape_.experts, device_),
         input_(byte_size(DType::kFloat64, model::kStepInputWords), 1, device_, "input"),
         batches_(2 * batch_bytes(), kBatches, device_, "batches"),
@@ -112,8 +124,8 @@ class Rank {
       auto* token = reinterpret_cast<int32_t*>(batches_.slot(n));
       auto* target = reinterpret_cast<int32_t*>(batches_.slot(n) + batch_bytes());
       for (int64_t b = 0; b < sequences_; ++b) {
-        fill_sequence(n, world.rank() * sequences_ + b, shape_.seq_len, token + b * shape_.seq_len,
-                      target + b * shape_.seq_len);
+        fill_sequence(n, world.rank() / grid().tp * sequences_ + b, shape_.seq_len,
+                      token + b * shape_.seq_len, target + b * shape_.seq_len);
       }
     }
   }
@@ -139,7 +151,9 @@ class Rank {
     {
       const ArenaScope scope(arena_);
       model_.forward(batch, capacity_, sums_, arena_, stream_);
-      model_.backward(batch, stream_);
+      model::Transformer::GradientsReady ready;
+      if (on_gpus()) ready = [&](int first) { optimizer_.on_grads_ready(first, stream_); };
+      model_.backward(batch, stream_, ready);
     }
     const TensorView input(input_.block().raw(), DType::kFloat64, {model::kStepInputWords},
                            device_);
@@ -148,16 +162,49 @@ class Rank {
   }
   // The loss of the last step, before its update.
   double loss() {
+    Event end;
+    end.record(stream_);
+    groups_.world().wait(end);
     const optim::StepReport report = optimizer_.read_report(to_host(report_, stream_));
     MOIETY_CHECK(!report.skip, "a step is skipped; overflow {}", report.overflow);
+    stood_ms_ = 1e-6 * static_cast<double>(report.stood_ns);
     return report.losses[0] / static_cast<double>(report.tokens);
   }
+  // For how long the GPU stood, in the step of the last loss, at what travels beside computing.
+  double stood_ms() const { return stood_ms_; }
+  bool on_gpus() const { return device_.type == DeviceType::kCuda && groups_.world().size() > 1; }
   const Stream& stream() const { return stream_; }
   const model::Config& config() const { return config_; }
   const gemm::PathReport* expert_path() const { return model_.expert_path(); }
   void close() { group_.close(); }
 
  private:
+  static gtp::Grid grid_of(const Settings& settings, int ranks) {
+    if (settings.parallel == "tp") return {.tp = ranks, .edp = ranks};
+    if (settings.parallel == "dp") return {.dp = ranks, .edp = ranks};
+    return {.dp = ranks, .ep = ranks};
+  }
+  // Of a rank; ranks of a tp group have the same ones.
+  static int64_t sequences_of(const Settings& settings, int ranks) {
+    const int64_t all = settings.shape.sequences;
+    if (settings.device.type == DeviceType::kCpu) return all / ranks;
+    return all * grid_of(settings, ranks).tp;
+  }
+  // Operations run alone until a step's addresses are settled.
+  static comm::Communicator& prepared(comm::Communicator& world, Device device) {
+    if (device.type == DeviceType::kCuda && world.size() > 1) {
+      world.run_alone(true);
+      world.prepare(device);
+    }
+    return world;
+  }
+  moe::EpGroup make_group(DType dtype) const {
+    if (on_gpus()) groups_.prepare(device_);
+    return moe::EpGroup::create(
+        groups_.of({gtp::Axis::kEp}), moe::ExpertMap(static_cast<int>(shape_.experts), grid().ep),
+        model::ep_limits(config_, dtype, tokens() / grid().tp), {.device = device_});
+  }
+  const gtp::Grid& grid() const { return groups_.grid(); }
   int64_t tokens() const { return sequences_ * shape_.seq_len; }
   int64_t batch_bytes() const { return byte_size(DType::kInt32, tokens()); }
 
@@ -175,12 +222,15 @@ class Rank {
   InboundRing input_, batches_;
   Tensor report_;
   Arena arena_;
+  double stood_ms_ = 0;
 };
 
 struct Result {
   std::vector<double> ms;                // of each timed step
   std::map<std::string, double> groups;  // ms of a step by operation
   double memory = 0;
+  double stood_ms = 0;  // the GPU, at what travels beside computing, in one step
+  std::string gpus;     // clocks and power of the GPUs while it ran
   std::string experts;  // the path that computes them, and why no better one does
 };
 
@@ -201,6 +251,25 @@ std::map<std::string, double> measure_groups(Rank& rank) {
   return groups;
 }
 
+// "1 1530 MHz 690 W; ..." of the visible GPUs, as nvidia-smi says.
+std::string clocks_and_power() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const std::string command =
+      text("nvidia-smi --query-gpu=index,clocks.sm,power.draw --format=csv,noheader{} 2>/dev/null",
+           visible ? text(" -i {}", visible) : "");
+  std::string out;
+  if (FILE* pipe = popen(command.c_str(), "r")) {
+    for (char line[256]; std::fgets(line, sizeof(line), pipe);) {
+      std::string one = line;
+      std::erase(one, ',');
+      while (!one.empty() && one.back() == '\n') one.pop_back();
+      out += (out.empty() ? "" : "; ") + one;
+    }
+    pclose(pipe);
+  }
+  return out;
+}
+
 // Runs a setting. Throws if the model does not learn its batches.
 Result measure(const Settings& settings, comm::Communicator& world) {
   const bool gpu = settings.device.type == DeviceType::kCuda;
@@ -208,19 +277,30 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   const int64_t free = gpu ? gpu_free_memory(settings.device.index) : 0;
   Rank rank(settings, world);
   const double first = rank.first();
+  world.barrier();
+  world.run_alone(false);
   Graph graph;
   if (gpu && !settings.eager) graph = Graph(rank.stream(), [&] { rank.enqueue(); });
   const auto step = [&] { gpu && !settings.eager ? graph.launch(rank.stream()) : rank.enqueue(); };
   Result result;
   if (rank.expert_path()) result.experts = rank.expert_path()->describe();
+  world.barrier();
   for (int i = 0; i < 2; ++i) step();
   rank.loss();
+  world.barrier();
   if (gpu) {
-    const double all = bench::milliseconds([&] {
-      for (int i = 0; i < settings.steps; ++i) step();
-      rank.stream().synchronize();
-    });
-    result.ms.assign(1, all / settings.steps);
+    for (int round = 0; round < settings.rounds; ++round) {
+      const double all = bench::milliseconds([&] {
+        for (int i = 0; i < settings.steps; ++i) step();
+        if (round == settings.rounds / 2 && settings.device.index == 0) {
+          result.gpus = clocks_and_power();
+        }
+        Event end;
+        end.record(rank.stream());
+        world.wait(end);
+      });
+      result.ms.push_back(all / settings.steps);
+    }
     result.memory = static_cast<double>(free - gpu_free_memory(settings.device.index));
     if (settings.groups) result.groups = measure_groups(rank);
   } else {
@@ -228,8 +308,40 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   }
   const double last = rank.loss();
   MOIETY_CHECK(last < first, "the loss went from {} to {}", first, last);
+  result.stood_ms = rank.stood_ms();
+  result.ms = bench::slowest(world, result.ms);
+  graph = {};
+  world.barrier();
   rank.close();
   return result;
+}
+
+Settings of_rank(Settings settings, int rank) {
+  if (settings.device.type == DeviceType::kCuda) settings.device.index += rank;
+  return settings;
+}
+
+// Milliseconds of a step that a GPU runs by itself, all of them at once; the slowest one's.
+double slowest_alone(const Settings& settings) {
+  std::vector<double> ms(settings.ranks);
+  std::vector<std::exception_ptr> errors(settings.ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < settings.ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        comm::run_thread_ranks(1, {}, [&](comm::Communicator& one) {
+          ms[r] = bench::timing(measure(of_rank(settings, r), one).ms).ms;
+        });
+      } catch (...) {
+        errors[r] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const std::exception_ptr& e : errors) {
+    if (e) std::rethrow_exception(e);
+  }
+  return *std::max_element(ms.begin(), ms.end());
 }
 
 void print_groups(const std::string& name, const Result& result) {
@@ -254,7 +366,9 @@ void run(bench::Options& options) {
           "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters; GPT-OSS 20B cut to 2 layers")
       .flag("--groups", settings.groups, "on a GPU: the time of a step by operation")
       .flag("--eager", settings.eager, "on a GPU: not captured")
-      .number("--ranks", settings.ranks, "that share the experts and the batch")
+      .number("--ranks", settings.ranks, "threads; on GPUs each has one")
+      .choice("--parallel", settings.parallel, {"dp", "tp", "ep"}, "what ranks on GPUs divide")
+      .number("--rounds", settings.rounds, "of as many steps, on a GPU")
       .number("--steps", settings.steps, "that are timed");
   if (!options.parse()) return;
   settings.dtype = dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32;
@@ -266,19 +380,25 @@ void run(bench::Options& options) {
     if (layout == moe::name(wanted)) settings.layout = wanted;
   }
   const Case& c = settings.shape;
-  MOIETY_CHECK(c.sequences % settings.ranks == 0, "--ranks {} does not divide the batch of {}",
-               settings.ranks, c.sequences);
+  const bool ranks_on_gpus = device == "cuda" && settings.ranks > 1;
+  MOIETY_CHECK(device == "cuda" || (settings.parallel == "ep" && c.sequences % settings.ranks == 0),
+               "on a CPU --ranks {} share experts and divide the batch of {}", settings.ranks,
+               c.sequences);
+  if (ranks_on_gpus) comm::prepare_gpu_environment();
+  MOIETY_CHECK(!ranks_on_gpus || settings.ranks <= gpu_status().count, "--ranks {} of {} GPUs",
+               settings.ranks, gpu_status().count);
+  const double alone = ranks_on_gpus ? slowest_alone(settings) : 0;
   Result result;
   comm::run_thread_ranks(settings.ranks, {}, [&](comm::Communicator& world) {
-    Result mine = measure(settings, world);
+    Result mine = measure(of_rank(settings, world.rank()), world);
     if (world.rank() == 0) result = std::move(mine);
   });
   const bench::Timing time = bench::timing(result.ms);
-  const double tokens = static_cast<double>(c.sequences * c.seq_len);
+  const double tokens = static_cast<double>(c.sequences * c.seq_len);  // of a GPU
   bench::Row row{"train_step",
                  text("d{}.l{}.e{}k{}f{}.b{}x{}.{}", c.d, c.layers, c.experts, c.top_k, c.ffn,
                       c.sequences, c.seq_len, dtype),
-                 tokens * 1e3 / time.ms, "tokens/s", time};
+                 tokens * 1e3 / time.ms, ranks_on_gpus ? "tokens/s a GPU" : "tokens/s", time};
   row.more = text(R"("ranks": {}, "threads": {})", settings.ranks, settings.threads);
   if (device == "cuda") {
     const double tflops =
@@ -286,6 +406,13 @@ void run(bench::Options& options) {
     row.device = settings.device;
     row.more = text(R"("tflops": {:.1f}, "mfu": {:.1f}, "memory": {:.0f})", tflops,
                     100 * tflops / kPeak, result.memory);
+  }
+  if (ranks_on_gpus) {
+    row.label += text(".{}{}", settings.parallel, settings.ranks);
+    row.against = "one GPU, the slower of them";
+    row.ratio = alone / time.ms;
+    row.more += text(R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "gpus": "{}")",
+                     settings.ranks, alone, result.stood_ms, result.gpus);
   }
   row.more += text(R"(, "experts": "{}")", result.experts);
   bench::print(row);

@@ -1,9 +1,12 @@
-// Expert parallelism of one rank on a GPU: prepare, dispatch, combine and their backward passes.
+// Expert parallelism on GPUs: prepare, dispatch, combine and their backward passes, of one rank, or of
+// several with --ranks (ep_ranks_cuda.h).
 // The value of a data operation is the rate of the bytes that it must read and write, its ratio is
 // to a copy of as many in the same run.
 #include "bench/harness.h"
+#include "bench/moe/ep_ranks_cuda.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
+#include "moiety/comm/gpu_environment.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/dispatch.h"
@@ -167,10 +170,15 @@ class Measured {
 };
 
 void run(Options& options) {
+  comm::prepare_gpu_environment();
   std::string device = "cuda";
-  options.choice("--device", device, {"cuda"}, "where");
+  int ranks = 1, repeat = 50;
+  options.choice("--device", device, {"cuda"}, "where")
+      .number("--ranks", ranks, "threads with a GPU each, or that share what there is")
+      .number("--repeat", repeat, "rounds of several ranks");
   if (!options.parse()) return;
   require_device("ep_cuda_bench", kGpu);
+  if (ranks > 1) return run_ranks(ranks, repeat);
   comm::run_thread_ranks(1, {}, [](comm::Communicator& world) {
     for (const Shape& s : kShapes) Measured(s, world, Stream::on(kGpu)).run();
   });

@@ -6,19 +6,30 @@
 
 namespace moiety {
 
+Arena::Arena(std::string name, const TensorView& memory) : Arena(std::move(name), memory.device()) {
+  check_tensor("arena", name_.c_str(), memory, DType::kUInt8, {-1});
+  MOIETY_CHECK(reinterpret_cast<uintptr_t>(memory.raw()) % uintptr_t(alignment()) == 0,
+               "arena {}: memory at {} is not aligned to {}", name_, memory.raw(), alignment());
+  given_ = true;
+  memory_ = {static_cast<std::byte*>(memory.raw()), static_cast<size_t>(memory.bytes())};
+}
+
 std::byte* Arena::allocate(int64_t bytes) {
   MOIETY_CHECK(bytes >= 0, "arena {}: {} bytes", name_, bytes);
   const int64_t unit = alignment();
   const int64_t rounded = std::max(unit, round_up(bytes, unit));
-  while (chunk_ < chunks_.size() && used_ + rounded > chunks_[chunk_].bytes()) {
+  MOIETY_CHECK(!given_ || used_ + rounded <= std::ssize(memory_),
+               "arena {}: {} of {} bytes are in use, and {} more are asked for", name_, used_,
+               memory_.size(), rounded);
+  while (!given_ && chunk_ < chunks_.size() && used_ + rounded > chunks_[chunk_].bytes()) {
     ++chunk_;
     used_ = 0;
   }
-  if (chunk_ == chunks_.size()) {
+  if (!given_ && chunk_ == chunks_.size()) {
     chunks_.push_back(chunk(std::max(rounded, chunk_bytes_)));
     used_ = 0;
   }
-  std::byte* out = chunks_[chunk_].data() + used_;
+  std::byte* out = (given_ ? memory_.data() : chunks_[chunk_].data()) + used_;
   used_ += rounded;
   in_use_ += rounded;
   peak_ = std::max(peak_, in_use_);

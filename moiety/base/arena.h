@@ -22,6 +22,9 @@ class Arena {
       : Arena(std::move(name), Device{}, chunk_bytes) {}
   Arena(std::string name, Device device, int64_t chunk_bytes = int64_t{16} << 20)
       : name_(std::move(name)), device_(device), chunk_bytes_(chunk_bytes) {}
+  // An arena in memory of the caller's, uint8 [bytes], that begins where tensors may: it never takes
+  // memory of its own, and throws where this does not suffice.
+  Arena(std::string name, const TensorView& memory);
 
   Device device() const { return device_; }
 
@@ -68,6 +71,8 @@ class Arena {
   int64_t peak_ = 0;
   std::span<std::byte> lent_;
   int64_t lent_used_ = 0;
+  bool given_ = false;  // memory_ is all there is
+  std::span<std::byte> memory_;
 };
 
 // Releases at its end what was allocated since its beginning.

@@ -26,8 +26,10 @@ void free(int device, void* data) noexcept;
 void* allocate_pinned(int64_t bytes, const char* what);
 void free_pinned(void* data) noexcept;
 
-// A stream that neither waits for the legacy default stream nor holds it up.
+// A stream that neither waits for the legacy default stream nor holds it up, of the highest priority.
 void* create_stream(int device);
+// The same of the lowest priority.
+void* create_lane(int device);
 void destroy_stream(int device, void* stream) noexcept;
 void synchronize_stream(int device, void* stream);
 

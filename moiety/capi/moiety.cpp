@@ -13,6 +13,7 @@
 #include "moiety/base/json_line.h"
 #include "moiety/base/parallel.h"
 #include "moiety/capi/guarded.h"
+#include "moiety/capi/interrupt.h"
 #include "moiety/checkpoint/key_remap.h"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/train/health.h"
@@ -23,8 +24,9 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kNames[] = {
-    "Ok",          "InvalidArgument", "Unsupported", "Cuda",       "Comm",      "Io",
-    "OutOfMemory", "Usage",           "Data",        "Checkpoint", "Numerical", "Internal"};
+    "Ok",        "InvalidArgument", "Unsupported", "Cuda", "Comm",
+    "Io",        "OutOfMemory",     "Usage",       "Data", "Checkpoint",
+    "Numerical", "Internal",        "Interrupted"};
 
 static_assert(static_cast<int>(ErrorKind::kInvalidArgument) + 1 == MOIETY_INVALID_ARGUMENT);
 static_assert(static_cast<int>(ErrorKind::kNumerical) + 1 == MOIETY_NUMERICAL);
@@ -126,9 +128,11 @@ int moiety_build_info(char** json) {
 }
 
 int moiety_doctor(const char* directory, int measure, char** json) {
-  return guarded([&] {
-    MOIETY_CHECK(directory != nullptr, "doctor: the directory is null");
-    give(json, train::checks_json(train::examine(directory, measure != 0)));
+  return interruptible([&] {
+    return guarded([&] {
+      MOIETY_CHECK(directory != nullptr, "doctor: the directory is null");
+      give(json, train::checks_json(train::examine(directory, measure != 0)));
+    });
   });
 }
 

@@ -24,7 +24,8 @@ enum MoietyCode {
   MOIETY_DATA = 8,
   MOIETY_CHECKPOINT = 9,
   MOIETY_NUMERICAL = 10,
-  MOIETY_INTERNAL = 11 /* an exception that is none of the library's */
+  MOIETY_INTERNAL = 11,   /* an exception that is none of the library's */
+  MOIETY_INTERRUPTED = 12 /* a handler of a signal raised: see moiety_set_interrupt */
 };
 
 /* The name of a code, "InvalidArgument"; "?" for a number that is none. */
@@ -47,6 +48,12 @@ int moiety_doctor(const char* directory, int measure, char** json);
 /* Allocations and releases of GPU or pinned memory, and waits for a GPU, by the calling thread since
    it started. */
 int moiety_counters(int64_t* allocations, int64_t* waits);
+
+/* Lets Ctrl-C end what takes long (moiety_doctor, and all on checkpoints and folders): the addresses of
+   PyGILState_Ensure, PyGILState_Release, PyErr_CheckSignals and PyErr_Clear. A call from the process's
+   main thread then runs the handlers of signals every 100 ms, and when one of them raises it ends soon
+   with MOIETY_INTERRUPTED, with results that nobody may use. Calls of other threads never ask. */
+int moiety_set_interrupt(void* ensure, void* release, void* check_signals, void* clear_error);
 
 /* The moves that lead from the keys of a file to those that are asked for
    (moiety/checkpoint/key_remap.h). Request:

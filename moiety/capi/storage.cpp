@@ -8,6 +8,8 @@
 
 #include "moiety/base/parallel.h"
 #include "moiety/capi/guarded.h"
+#include "moiety/capi/interrupt.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
 #include "moiety/checkpoint/whole_directory.h"
@@ -25,15 +27,17 @@ using nlohmann::json;
 // Runs f(request parsed); what it returns is the answer, if one is asked for.
 template <class F>
 int answer(const char* operation, const char* request, char** out, F&& f) {
-  return guarded([&] {
-    MOIETY_CHECK(request, "{}: the request is null", operation);
-    json said;
-    try {
-      said = f(json::parse(request));
-    } catch (const json::exception& e) {
-      fail(ErrorKind::kInvalidArgument, "{}: the request is no request: {}", operation, e.what());
-    }
-    if (out) give(out, said.dump());
+  return interruptible([&] {
+    return guarded([&] {
+      MOIETY_CHECK(request, "{}: the request is null", operation);
+      json said;
+      try {
+        said = f(json::parse(request));
+      } catch (const json::exception& e) {
+        fail(ErrorKind::kInvalidArgument, "{}: the request is no request: {}", operation, e.what());
+      }
+      if (out) give(out, said.dump());
+    });
   });
 }
 
@@ -104,6 +108,7 @@ json save_folder(const json& asked) {
   options.dtype = asked.at("dtype") == "float32" ? DType::kFloat32 : DType::kBFloat16;
   options.form = asked.at("stacked").get<bool>() ? hf::Form::kStacked : hf::Form::kOneByOne;
   options.replace = asked.at("replace");
+  options.stop = &interrupt_wanted;
   const std::string out = asked.at("path");
   // The weights go through a checkpoint beside the folder.
   const std::string beside = out + ".tmp-checkpoint";

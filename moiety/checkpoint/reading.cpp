@@ -8,6 +8,7 @@
 #include "moiety/base/crc32c.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/checkpoint_error.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/checkpoint/json.h"
 
 namespace moiety::checkpoint {
@@ -45,6 +46,7 @@ void read_pieces(const SafetensorsReader& reader, std::span<const BoxCopy> copie
   parallel_tasks(thread_budget(), [&](int64_t) {
     Staging staging;
     for (size_t i; (i = next++) < pieces.size();) {
+      check_interrupt();
       announce(i + kInFlight);
       const Piece& piece = pieces[i][0].piece;
       const uint64_t bytes = piece.end - piece.begin;

@@ -12,6 +12,7 @@
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/checkpoint/save_task.h"
 #include "moiety/checkpoint/staging.h"
@@ -98,7 +99,7 @@ class Saver::Job {
   // the job.
   void wait(const comm::Bootstrap& bootstrap) {
     while (!ended_within(Seconds(0.05))) {
-      if (bootstrap.aborted()) task.stop();
+      if (bootstrap.aborted() || interrupted()) task.stop();
     }
     join();
   }

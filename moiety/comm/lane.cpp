@@ -140,8 +140,8 @@ LaneCommunicator::LaneCommunicator(std::shared_ptr<Endpoint> endpoint,
     : lane_(std::make_shared<Lane>(std::move(endpoint), std::move(lanes))) {}
 
 LaneCommunicator::~LaneCommunicator() {
-  RankLanes& rank = *lane_->lanes();
-  std::erase(rank.links, link_.get());
+  RankLanes& rank = *lanes();
+  std::erase(rank.waits, link_.get());
   if (rank.alone == this) rank.alone = nullptr;
 }
 
@@ -151,8 +151,9 @@ void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
   require_device("communicator", gpu);
   if (size() == 1 || link_) return;
   if constexpr (kCudaBuilt) {
-    link_ = std::make_shared<mapped::Link>(*this, gpu, options);
-    lane_->lanes()->links.push_back(link_.get());
+    link_ = make_gpu_link(*this, gpu, options, gpu_transport(), lanes()->gpu,
+                          std::exchange(group_, nullptr));
+    lanes()->waits.push_back(link_.get());
   } else {
     fail_without_cuda("communicator");
   }
@@ -161,40 +162,73 @@ void LaneCommunicator::prepare(Device gpu, const GpuLinkOptions& options) {
 void LaneCommunicator::attach(const SymmetricBuffer& buffer) {
   if (size() == 1) return;
   MOIETY_CHECK(link_, "communicator \"{}\": attach before prepare", name());
-  if constexpr (kCudaBuilt) link_->attach(buffer);
+  link_->attach(buffer);
 }
 
 void LaneCommunicator::synchronize(const Stream& stream) {
   if constexpr (kCudaBuilt) {
-    if (link_ && stream.device().type == DeviceType::kCuda) return link_->synchronize(stream);
+    if (link_ && stream.device().type == DeviceType::kCuda) {
+      Event end;
+      end.record(stream);
+      GpuWaits* const own[] = {link_.get()};
+      return mapped::wait(end, own, name(), bootstrap());
+    }
   }
   stream.synchronize();
 }
 
 void LaneCommunicator::wait(const Event& event) {
   if constexpr (kCudaBuilt) {
-    const std::vector<mapped::Link*>& links = lane_->lanes()->links;
-    if (!links.empty()) return mapped::wait(event, links, bootstrap());
+    if (!lanes()->waits.empty()) return mapped::wait(event, lanes()->waits, name(), bootstrap());
   }
   event.wait();
 }
 
 void LaneCommunicator::run_alone(bool alone) {
-  lane_->lanes()->alone = alone && size() > 1 ? this : nullptr;
+  lanes()->alone = alone && size() > 1 ? this : nullptr;
+}
+
+namespace {
+
+// What the communicator's rank shares among its communicators; null if it is of another kind.
+std::shared_ptr<RankLanes> lanes_of(Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return lane ? lane->lanes() : nullptr;
+}
+
+}  // namespace
+
+const uint64_t* fault_word(const Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return lane && lane->link() ? lane->link()->fault_word() : nullptr;
+}
+
+GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
+  if (lanes_) lanes_->waits.push_back(waits_);
+}
+
+GpuWatch::~GpuWatch() {
+  if (lanes_) std::erase(lanes_->waits, waits_);
+}
+
+void enqueue(Communicator& comm, const Stream& stream, const std::function<void()>& operation) {
+  const std::shared_ptr<RankLanes> lanes = lanes_of(comm);
+  Communicator* const alone = lanes ? lanes->alone : nullptr;
+  if (alone) alone->barrier();
+  operation();
+  if (!alone) return;
+  Event end;
+  end.record(stream);
+  comm.wait(end);
 }
 
 // The collective of one rank only has to bring `send` to `recv`.
 Ticket LaneCommunicator::issue_on_gpu(const CollectiveCall& call, const Stream& stream) {
   if (size() > 1) {
-    Communicator* const alone = lane_->lanes()->alone;
-    if (alone) alone->barrier();
-    prepare(stream.device(), {});
-    if constexpr (kCudaBuilt) link_->issue(call, stream);
-    if (alone) {
-      Event end;
-      end.record(stream);
-      wait(end);
-    }
+    enqueue(*this, stream, [&] {
+      prepare(stream.device(), {});
+      link_->issue(call, stream);
+    });
     return {};
   }
   if (call.send == call.recv) return {};
@@ -257,8 +291,12 @@ std::unique_ptr<Communicator> LaneCommunicator::split(int color, int key, const 
   std::vector<int> ranks;
   for (const auto& [unused, r] : members) ranks.push_back(r);
   const auto group = endpoint.split(++splits_, color, name, ranks, largest);
+  // Groups of one rank need none.
+  const auto part = link_ ? link_->split(ranks.size() > 1 ? color : -1, key) : nullptr;
   if (!group) return nullptr;
-  return std::make_unique<LaneCommunicator>(group, lane_->lanes());
+  auto out = std::make_unique<LaneCommunicator>(group, lanes());
+  out->group_ = part;
+  return out;
 }
 
 }  // namespace moiety::comm

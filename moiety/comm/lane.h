@@ -12,12 +12,9 @@
 
 #include "moiety/comm/collective.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/comm/gpu_link.h"
 
 namespace moiety::comm {
-
-namespace mapped {
-class Link;
-}
 
 enum class Progress { kNone, kMoved, kDone };
 
@@ -44,6 +41,7 @@ class Endpoint {
   virtual const std::string& name() const = 0;
   virtual Bootstrap& bootstrap() = 0;
   virtual bool may_map_memory() const = 0;
+  virtual GpuTransport gpu_transport() const = 0;
   // The rank's side of the group's operation `number`, counted from 1; `label` opens its errors.
   virtual std::unique_ptr<RankOperation> operation(uint64_t number, const std::string& label) = 0;
   // A number that every rank proposes for a split; the largest one is passed to `split`.
@@ -59,7 +57,8 @@ class Lane;
 // The lanes of one rank, those of its sub-groups included; used by the rank's thread alone. With
 // them goes what the rank's communicators share on its GPU.
 struct RankLanes : std::vector<Lane*> {
-  std::vector<mapped::Link*> links;
+  std::vector<GpuWaits*> waits;
+  RankGpu gpu;
   Communicator* alone = nullptr;  // whose ranks meet before each operation (run_alone)
 };
 
@@ -117,6 +116,7 @@ class LaneCommunicator final : public Communicator {
   const std::string& name() const override { return lane_->endpoint().name(); }
   Bootstrap& bootstrap() override { return lane_->endpoint().bootstrap(); }
   bool may_map_memory() const override { return lane_->endpoint().may_map_memory(); }
+  GpuTransport gpu_transport() const { return lane_->endpoint().gpu_transport(); }
 
   Ticket all_reduce(TensorView x, ReduceOp op, Stream stream) override;
   Ticket all_gather(TensorView send, TensorView recv, Stream stream) override;
@@ -132,13 +132,16 @@ class LaneCommunicator final : public Communicator {
   void run_alone(bool alone) override;
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
 
+  const std::shared_ptr<RankLanes>& lanes() const { return lane_->lanes(); }
+  const GpuLink* link() const { return link_.get(); }  // null before prepare
+
  private:
   Ticket issue(CollectiveCall call, const Stream& stream);
   Ticket issue_on_gpu(const CollectiveCall& call, const Stream& stream);
 
   std::shared_ptr<Lane> lane_;
-  std::shared_ptr<mapped::Link>
-      link_;  // null before the first operation on a GPU, and for one rank
+  std::shared_ptr<GpuLink> link_;  // null before the first operation on a GPU, and for one rank
+  std::shared_ptr<nccl::Group> group_;  // for the link, where the parent's made it
   uint64_t splits_ = 0;
 };
 

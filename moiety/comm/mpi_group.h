@@ -25,6 +25,7 @@
 
 #include "moiety/base/deadline.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/comm/gpu_transport.h"
 
 namespace moiety::comm {
 
@@ -32,6 +33,7 @@ struct MpiGroupOptions {
   Seconds deadline{100};  // limit of every wait
   // False keeps ranks from mapping each other's memory even where they could (for tests).
   bool map_memory = true;
+  GpuTransport gpu_transport = GpuTransport::kAuto;
   // Longer tensors travel in several messages; MPI counts bytes with an int.
   int64_t largest_message = int64_t{1} << 30;
 };

@@ -12,6 +12,7 @@
 #include "moiety/base/log.h"
 #include "moiety/comm/agree.h"
 #include "moiety/comm/flags.h"
+#include "moiety/comm/lane.h"
 #include "moiety/comm/mapped/gpu_memory.h"
 #include "moiety/comm/memory_exchange.h"
 #include "moiety/comm/process.h"
@@ -33,6 +34,12 @@ struct Offer {
   ProcessIdentity process;
   const Memory* memory = nullptr;
 };
+
+bool may_map(const Communicator& comm, Device device) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  const bool nccl = lane && lane->gpu_transport() == GpuTransport::kNccl;
+  return comm.may_map_memory() && !(nccl && device.type == DeviceType::kCuda);
+}
 
 std::vector<Offer> exchange(Bootstrap& bootstrap, const Offer& mine) {
   std::vector<Offer> out(bootstrap.size());
@@ -182,7 +189,7 @@ SymmetricBuffer SymmetricBuffer::create(Communicator& comm, const std::string& n
   Bootstrap& bootstrap = comm.bootstrap();
   const std::string what = text("symmetric buffer \"{}\"", name);
   const Offer mine{.bytes = bytes,
-                   .may_map = comm.may_map_memory(),
+                   .may_map = may_map(comm, device),
                    .on_gpu = device.type == DeviceType::kCuda,
                    .nonce = random_nonce(),
                    .process = this_process()};

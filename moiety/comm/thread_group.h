@@ -6,12 +6,14 @@
 
 #include "moiety/base/deadline.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/comm/gpu_transport.h"
 
 namespace moiety::comm {
 
 struct ThreadGroupOptions {
   Seconds deadline{100};   // limit of every wait
   bool map_memory = true;  // false keeps symmetric memory off (for tests)
+  GpuTransport gpu_transport = GpuTransport::kAuto;
 };
 
 // Runs body(world) on `ranks` new threads, each with its own communicator, log rank and thread

@@ -227,7 +227,8 @@ void run_sum_rows(const TensorView& rows, const TensorView& row_TK, const Tensor
       }
     }
   }
-  sum_rows_reference(rows, row_TK, out);
+  rows.dtype() == DType::kFloat64 ? sum_rows_reference(rows, row_TK, out)
+                                  : sum_rows_cpu(rows, row_TK, out);
 }
 
 void check_gradients(const GroupedMlp& mlp, const MlpInput& input, const MlpGradients& g,

@@ -6,6 +6,7 @@
 #include "moiety/base/number_text.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/checkpoint_error.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/checkpoint/staging.h"
 
 namespace moiety::hf {
@@ -98,6 +99,7 @@ void load_weights(const Folder& folder, const model::Config& config, const optim
     if (volume(piece.box) > 0) cut_box(piece.box, sizeof(float), kStagingBytes, parts);
     Staging staging;
     for (const Box& part : parts) {
+      check_interrupt();
       std::byte* data = staging.reserve(byte_size(DType::kFloat32, volume(part)), piece.device);
       source.read(piece.tensor, part, reinterpret_cast<float*>(data));
       staging.put(part, part, piece);

@@ -34,6 +34,8 @@ class ParameterCursor {
   explicit ParameterCursor(std::span<optim::Parameter> parameters) : parameters_(parameters) {}
   optim::Parameter* next(const std::string& name);
   bool at_end() const { return next_ == parameters_.size(); }
+  // Number of the parameter that comes next.
+  int at() const { return static_cast<int>(next_); }
 
  private:
   std::span<optim::Parameter> parameters_;

@@ -147,9 +147,12 @@ void Transformer::bind(std::span<optim::Parameter> parameters, gtp::Executor* ex
   ParameterCursor cursor(parameters);
   embed_ = cursor.next("embed.weight");
   for (Layer& layer : layers_) {
+    layer.first = cursor.at();
     layer.attention.bind(cursor);
+    layer.first_of_ffn = cursor.at();
     std::visit([&](auto& ffn) { ffn.bind(cursor); }, layer.ffn);
   }
+  first_of_end_ = cursor.at();
   final_norm_ = cursor.next("final_norm.weight");
   if (!config_.tie_embeddings) head_ = cursor.next("head.weight");
   MOIETY_CHECK(cursor.at_end(), "model: {} parameters are too many", parameters.size());

@@ -27,6 +27,7 @@
 // sums too. One of the ranks reports losses and tokens.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -123,8 +124,12 @@ class Transformer {
   // rank's experts take, per layer. The head's gradient is formed here, with the loss.
   void forward(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
                Stream stream);
+  // Told on the way back of a batch, each time with a smaller `first`, that in the order of the
+  // stream this batch adds no more to gradients of the parameters [first, end), in the order of the
+  // specs; at last with 0.
+  using GradientsReady = std::function<void(int first)>;
   // Runs backward for the batch of the last forward, whose arena still holds what forward left.
-  void backward(const Batch& batch, Stream stream);
+  void backward(const Batch& batch, Stream stream, const GradientsReady& ready = {});
   // Whether two micro-batches take turns: Overlap::kMicroBatch, where rows travel among ranks.
   bool takes_turns() const;
   // Runs backward for the batch of the last forward, and forward for `next` on an arena of its own,
@@ -161,7 +166,8 @@ class Transformer {
   struct Layer {
     AttentionBlock attention;
     std::variant<DenseBlock, MoeBlock> ffn;
-    int64_t moe_index = -1;  // number among the MoE layers
+    int64_t moe_index = -1;           // number among the MoE layers
+    int first = 0, first_of_ffn = 0;  // parameters, in the order of the specs
   };
   // The tensors of a layer that outlive its forward. Under Recompute::kFull only x and the routing
   // do; mid is then one workspace of all layers. Of layers that backward does not come to nothing
@@ -189,6 +195,7 @@ class Transformer {
     MoeBlock::BackwardPass backward = {};
     AttentionBlock::Saved attention = {};
     Arena::Mark temporaries = {};
+    const GradientsReady* ready = nullptr;  // null: nobody asks
   };
 
   static TensorView flat(const TensorView& x_BS) {
@@ -215,6 +222,7 @@ class Transformer {
   void begin_backward(Saved& s, Stream stream) const;
   bool go_backward(Saved& s) const;
   void end_backward(Saved& s, const Batch& batch) const;
+  void tell_ready(const Saved& s, int first) const;
   // Runs attention of the layer in training, before its second half.
   void attention_forward(Saved& s, LayerSaved& saved) const;
   void attention_backward(Saved& s) const;
@@ -272,6 +280,7 @@ class Transformer {
   optim::Parameter* embed_ = nullptr;
   optim::Parameter* final_norm_ = nullptr;
   optim::Parameter* head_ = nullptr;
+  int first_of_end_ = 0;  // the parameter behind those of layers
   bool trainable_ = false;
   TensorProbe* probe_ = nullptr;
   std::unique_ptr<DelayedScales> scales_;  // of delayed scaling

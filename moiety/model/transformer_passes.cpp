@@ -144,13 +144,21 @@ void Transformer::begin_backward(Saved& s, Stream stream) const {
   s.delayed = make_delayed(s);
   if (!head_needs_.input) return;
   norm_gradient(s.pass, {s.x_TD, s.d_TD, {}, s.d_TD}, config_.norm_eps, *final_norm_);
+  tell_ready(s, first_of_end_);
+}
+
+// Weight gradients of experts that wait are complete at the end.
+void Transformer::tell_ready(const Saved& s, int first) const {
+  if (s.ready && *s.ready && (!s.delayed || first == 0)) (*s.ready)(first);
 }
 
 void Transformer::attention_backward(Saved& s) const {
+  tell_ready(s, layers_[s.layer].first_of_ffn);
   if (frozen_.reaches(attention_block(s.layer))) {
     layers_[s.layer].attention.backward(s.pass, s.layers[s.layer].x_TD, s.attention, s.d_TD);
   }
   s.pass.arena.release(s.temporaries);
+  tell_ready(s, layers_[s.layer].first);
 }
 
 bool Transformer::go_backward(Saved& s) const {
@@ -197,11 +205,13 @@ void Transformer::end_backward(Saved& s, const Batch& batch) const {
   if (s.delayed) MoeBlock::finish(s.pass, *s.delayed);
   enter(-1, true);
   if (embed_->trained()) embed_gradient(s.pass, batch, s.d_TD);
+  tell_ready(s, 0);
 }
 
-void Transformer::backward(const Batch& batch, Stream stream) {
+void Transformer::backward(const Batch& batch, Stream stream, const GradientsReady& ready) {
   MOIETY_CHECK(saved_, "model: backward without a forward");
   const TraceSpan span(TraceLane::kHost, "backward");
+  saved_->ready = &ready;
   begin_backward(*saved_, std::move(stream));
   while (go_backward(*saved_)) {
   }

@@ -99,7 +99,9 @@ void issue_sum(const char* operation, EpGroup& group, const EpPlan& plan, OpKind
     return;
   }
   if (g.peers) {
-    g.peers->sum_rows(plan, sum, signature, stream);
+    g.among_peers(stream, [&](peers::PeerExchange& exchange) {
+      exchange.sum_rows(plan, sum, signature, stream);
+    });
   } else if constexpr (kCudaBuilt) {
     sum_rows_cuda(plan, sum, stream);
   } else {
@@ -155,8 +157,10 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
     check_gpu_rows(kName, "gy", gy);
     check_no_map(kName, args.source_C);
     if (impl.peers) {
-      weights ? impl.peers->scale_rows(plan, scaled, signature, stream)
-              : impl.peers->copy_rows(plan, copied, stream);
+      impl.among_peers(stream, [&](peers::PeerExchange& exchange) {
+        weights ? exchange.scale_rows(plan, scaled, signature, stream)
+                : exchange.copy_rows(plan, copied, stream);
+      });
     } else if constexpr (kCudaBuilt) {
       if (weights) {
         scale_rows_cuda(plan,

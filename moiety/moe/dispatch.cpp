@@ -57,7 +57,8 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
       fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
     }
     if (g.peers) {
-      g.peers->copy_rows(plan, d, stream);
+      g.among_peers(stream,
+                    [&](peers::PeerExchange& exchange) { exchange.copy_rows(plan, d, stream); });
     } else if constexpr (kCudaBuilt) {
       copy_rows_cuda(plan, d.x, args.w_TK, d.rows, args.zero_tail, stream);
     } else {

@@ -135,7 +135,10 @@ void EpGroup::Impl::allocate_on_gpu(const EpLimits& wanted) {
   }
   require_device("ep group", options.device);
   if constexpr (kCudaBuilt) {
-    if (!peers) peers = peers::make_peer_exchange(*comm, map, options);
+    if (!peers) {
+      peers = peers::make_peer_exchange(*comm, map, options);
+      watch.emplace(*comm, *peers);
+    }
     peers->allocate(wanted);
   }
 }
@@ -189,6 +192,7 @@ void EpGroup::close() {
   g.free_memory();
   if (g.exchange) g.exchange->detach_all();
   g.gpu_state = {};
+  g.watch.reset();
   g.peers = {};
 }
 

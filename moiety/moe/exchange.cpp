@@ -3,9 +3,11 @@
 #include <algorithm>
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/copy.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/gpu_exchange.h"
 #include "moiety/moe/peers/exchange_text.h"
 #include "moiety/moe/peers/peer_exchange.h"
 
@@ -168,6 +170,25 @@ void EpGroup::Impl::check_stream(const char* operation, const Stream& stream) co
   MOIETY_CHECK(stream.device() == options.device,
                "{}, group \"{}\": the stream is on {}, the group on {}", operation, options.name,
                moiety::name(stream.device()), moiety::name(options.device));
+}
+
+Stream side_stream(EpGroup& group) {
+  EpGroup::Impl& g = *group.impl();
+  if (!g.on_gpu()) return Stream::deferred();
+  if (!g.side) {
+    g.side = Stream::on(g.options.device);
+    // What a stream takes of a GPU at its first kernel is taken before a kernel waits for a peer.
+    const Tensor any(DType::kUInt8, {1}, g.options.device, "first use of a stream");
+    fill_bytes(any, 0, *g.side);
+    g.side->synchronize();
+  }
+  return *g.side;
+}
+
+TensorView waited_ns(const EpGroup& group) {
+  const EpGroup::Impl& g = *group.impl();
+  if (!g.peers) return {};
+  return {g.peers->waited_ns(), DType::kInt64, {1}, g.options.device};
 }
 
 void EpGroup::Impl::wait() const {

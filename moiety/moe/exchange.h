@@ -19,6 +19,7 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/trace.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/moe/combine.h"
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/findings.h"
@@ -266,7 +267,9 @@ struct EpGroup::Impl {
   // kept and no event, since waiting for a stream also waits for launches of a graph.
   Buffer gpu_state;
   std::shared_ptr<peers::PeerExchange> peers;
-  Stream last_stream;  // of the operation issued last
+  std::optional<comm::GpuWatch> watch;  // of its waits
+  Stream last_stream;                   // of the operation issued last
+  std::optional<Stream> side;           // gpu_exchange.h
   EpBytes gpu_bytes;
 
   Impl(comm::Communicator& c, ExpertMap m, const EpOptions& o)
@@ -281,6 +284,11 @@ struct EpGroup::Impl {
   // Whether operations are kernels, and not functions of the exchange.
   bool by_kernels() const { return on_gpu() || peers; }
   const EpBytes& bytes() const { return on_gpu() ? gpu_bytes : exchange->bytes(); }
+  // Enqueues an operation of `peers`, alone while the communicator's run so.
+  template <class Operation>
+  void among_peers(const Stream& stream, Operation&& operation) {
+    comm::enqueue(*comm, stream, [&] { operation(*peers); });
+  }
   // Counts an operation of a GPU, whose kernels are on the stream; returns its epoch.
   Epoch count_on_gpu(const Stream& stream) {
     last_stream = stream;

@@ -4,6 +4,7 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
+#include "moiety/moe/gpu_exchange.h"
 #include "moiety/moe/prepare_dispatch.h"
 #include "moiety/quant/dequantize.h"
 #include "moiety/quant/quantize.h"
@@ -92,9 +93,8 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
   MOIETY_CHECK(group.map().experts() == config.router.experts,
                "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
                group.map().experts(), config.router.experts);
-  // On CPU ranks the exchange then runs when its results are asked for.
   const bool beside = config.overlap == Overlap::kWgrad || config.overlap == Overlap::kShared;
-  if (beside && group.ranks() > 1) side_ = Stream::deferred();
+  if (beside && group.ranks() > 1) side_ = side_stream(group);
   layout_ = choose_row_layout(config.layout, group.ranks());
   path_ = gemm::choose_grouped_mlp({.dtype = config.dtype,
                                     .model = config.model,

@@ -248,7 +248,9 @@ class MoeLayer {
                         Stream stream) const;
 
   // Whether this is asked for, and there are ranks to exchange with.
-  bool overlaps(Overlap what) const { return config_.overlap == what && group_->ranks() > 1; }
+  bool overlaps(Overlap what) const {
+    return what != Overlap::kNone && config_.overlap == what && group_->ranks() > 1;
+  }
   // A stream for an exchange, which is apart from the main one where `overlap` is asked for, or the
   // caller has one.
   Beside beside(Overlap overlap, const std::optional<Stream>& exchange, const Stream& main) const {

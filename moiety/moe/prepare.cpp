@@ -123,16 +123,18 @@ EpPlan check_prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_me
 
 EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, Stream stream) {
   EpPlan plan = check_prepare(group, args, plan_memory, stream);
-  const EpGroup::Impl& g = *group.impl();
+  EpGroup::Impl& g = *group.impl();
   if (g.peers) {
-    g.peers->prepare(plan, args, g.issued + 1, stream);
-    plan.epoch = group.impl()->count_on_gpu(stream);
+    g.among_peers(stream, [&](peers::PeerExchange& exchange) {
+      exchange.prepare(plan, args, g.issued + 1, stream);
+    });
+    plan.epoch = g.count_on_gpu(stream);
     return plan;
   }
   if (g.on_gpu()) {
     if constexpr (kCudaBuilt) {
       prepare_cuda(plan, args, g.issued + 1, g.gpu(), stream);
-      plan.epoch = group.impl()->count_on_gpu(stream);
+      plan.epoch = g.count_on_gpu(stream);
       return plan;
     }
     fail_without_cuda("ep prepare");

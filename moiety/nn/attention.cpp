@@ -41,6 +41,18 @@ void check_forward(const char* operation, const AttentionArgs& a) {
   }
 }
 
+void check_backward(const char* operation, const AttentionBackwardArgs& a) {
+  check_forward(operation, a.forward);
+  const TensorView& q = a.forward.q_BSGMC;
+  const TensorView& k = a.forward.k_BSGC;
+  const auto like_q = {q.size(0), q.size(1), q.size(2), q.size(3), q.size(4)};
+  const auto like_k = {k.size(0), k.size(1), k.size(2), k.size(3)};
+  check_heads(operation, "do", a.do_BSGMC, q.dtype(), like_q);
+  check_heads(operation, "dq", a.dq_BSGMC, q.dtype(), like_q);
+  check_heads(operation, "dk", a.dk_BSGC, q.dtype(), like_k);
+  check_heads(operation, "dv", a.dv_BSGC, q.dtype(), like_k);
+}
+
 void check_documents(const char* operation, const AttentionArgs& a) {
   if (!a.document_start_BS.defined()) return;
   const int64_t queries = a.q_BSGMC.size(1), offset = a.k_BSGC.size(1) - queries;
@@ -53,26 +65,39 @@ void check_documents(const char* operation, const AttentionArgs& a) {
   }
 }
 
+void check_workspace(const char* operation, const TensorView& x) {
+  if (!x.defined()) return;
+  check_tensor(operation, "workspace", x, DType::kUInt8, {-1});
+  const uintptr_t alignment = x.device().type == DeviceType::kCuda ? 256 : 64;
+  MOIETY_CHECK(x.contiguous() && reinterpret_cast<uintptr_t>(x.raw()) % alignment == 0,
+               "{}: workspace {} at {} is not contiguous and aligned to {}", operation,
+               x.describe(), x.raw(), alignment);
+}
+
 // Whether the operation runs on a GPU, found while checking that everything it reads and writes is
 // with the stream.
 bool on_gpu(const char* operation, const AttentionArgs& a, const Stream& stream) {
+  check_workspace(operation, a.workspace);
   return check_devices(operation,
                        {{"q", a.q_BSGMC},
                         {"k", a.k_BSGC},
                         {"v", a.v_BSGC},
                         {"document_start", a.document_start_BS},
                         {"o", a.o_BSGMC},
-                        {"lse", a.lse_BGMS}},
+                        {"lse", a.lse_BGMS},
+                        {"workspace", a.workspace}},
                        stream);
 }
 
 bool on_gpu(const char* operation, const AttentionBackwardArgs& a, const Stream& stream) {
+  check_workspace(operation, a.workspace);
   check_devices(operation,
                 {{"do", a.do_BSGMC},
                  {"dq", a.dq_BSGMC},
                  {"dk", a.dk_BSGC},
                  {"dv", a.dv_BSGC},
-                 {"delta", a.delta_BGMS}},
+                 {"delta", a.delta_BGMS},
+                 {"workspace", a.workspace}},
                 stream);
   if (!on_gpu(operation, a.forward, stream)) return false;
   const TensorView& lse = a.forward.lse_BGMS;
@@ -105,17 +130,25 @@ void attention(const AttentionArgs& a, Stream stream) {
   });
 }
 
+int64_t attention_workspace(const AttentionArgs& a, Stream stream) {
+  check_forward("attention", a);
+  if (!on_gpu("attention", a, stream)) return 0;
+  if constexpr (kCudaBuilt) return attention_workspace_cuda(a, stream);
+  fail_without_cuda("attention");
+}
+
+int64_t attention_backward_workspace(const AttentionBackwardArgs& a, Stream stream) {
+  const char* operation = "attention_backward";
+  check_backward(operation, a);
+  if (!on_gpu(operation, a, stream)) return 0;
+  if constexpr (kCudaBuilt) return attention_backward_workspace_cuda(a, stream);
+  fail_without_cuda(operation);
+}
+
 void attention_backward(const AttentionBackwardArgs& a, Stream stream) {
   const char* operation = "attention_backward";
-  check_forward(operation, a.forward);
+  check_backward(operation, a);
   const TensorView& q = a.forward.q_BSGMC;
-  const TensorView& k = a.forward.k_BSGC;
-  const auto like_q = {q.size(0), q.size(1), q.size(2), q.size(3), q.size(4)};
-  const auto like_k = {k.size(0), k.size(1), k.size(2), k.size(3)};
-  check_heads(operation, "do", a.do_BSGMC, q.dtype(), like_q);
-  check_heads(operation, "dq", a.dq_BSGMC, q.dtype(), like_q);
-  check_heads(operation, "dk", a.dk_BSGC, q.dtype(), like_k);
-  check_heads(operation, "dv", a.dv_BSGC, q.dtype(), like_k);
   if (on_gpu(operation, a, stream)) {
     if constexpr (kCudaBuilt) return attention_backward_cuda(a, stream);
     fail_without_cuda(operation);

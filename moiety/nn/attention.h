@@ -34,7 +34,9 @@
 //   dQ: w sum_j |dS_ij k_jc|     dK: w sum_i |dS_ij q_ic|
 // cuDNN rounds dK and dV of each head of a group before it sums them: there w counts twice. All
 // other heads are computed in fp32 within the first bounds. Every path gives the same bits every
-// time, and trusts document_start to be ascending and not after the query's position.
+// time, and trusts document_start to be ascending and not after the query's position. Without
+// `workspace` the area that cuDNN works in belongs to the stream, so that graphs which were captured
+// on one stream may not run side by side; with it a call has no memory of its own.
 #pragma once
 
 #include "moiety/base/stream.h"
@@ -52,6 +54,9 @@ struct AttentionArgs {
   TensorView lse_BGMS;  // fp32
   // On GPUs, false keeps cuDNN out: the bits of Moiety's kernels do not depend on cuDNN's version.
   bool cudnn = true;
+  // uint8 [at least attention_workspace bytes], optional, on a GPU aligned to 256. No result depends
+  // on it.
+  TensorView workspace = {};
 };
 void attention(const AttentionArgs& args, Stream stream);
 
@@ -62,8 +67,13 @@ struct AttentionBackwardArgs {
   TensorView dk_BSGC;
   TensorView dv_BSGC;
   TensorView delta_BGMS = {};  // on GPUs: scratch of the shape and dtype of lse
+  TensorView workspace = {};   // of attention_backward_workspace bytes; as in AttentionArgs
 };
 void attention_backward(const AttentionBackwardArgs& args, Stream stream);
+
+// Bytes of `workspace` for these arguments on this stream's device; 0 on a CPU.
+int64_t attention_workspace(const AttentionArgs& args, Stream stream);
+int64_t attention_backward_workspace(const AttentionBackwardArgs& args, Stream stream);
 
 // The heads of a fused projection [T, (H + 2G) C] in kv-group order (M = H/G query heads, k, v).
 struct QkvHeads {

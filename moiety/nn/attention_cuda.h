@@ -30,6 +30,8 @@ struct AttentionJob {
 
 void attention_cuda(const AttentionArgs& args, const Stream& stream);
 void attention_backward_cuda(const AttentionBackwardArgs& args, const Stream& stream);
+int64_t attention_workspace_cuda(const AttentionArgs& args, const Stream& stream);
+int64_t attention_backward_workspace_cuda(const AttentionBackwardArgs& args, const Stream& stream);
 
 // The path that computes a call on a GPU.
 enum class AttentionPath { kCudnn, kTiles, kPlain };
@@ -49,10 +51,13 @@ AttentionPath attention_backward_path(const AttentionBackwardArgs& args);
 // version. If q's heads have no single stride, each sequence is a launch of its own; where such
 // launches would be small, q is packed in the workspace (and dq spread from it). The workspace of
 // backward has 2 bytes for every score of a launch; a launch is then a sequence, or a group of
-// heads if the workspace would exceed 2 GiB. A workspace is allocated at a stream's first call
-// (also while the stream is captured) and kept until the process ends.
+// heads if the workspace would exceed 2 GiB. Where the caller gives none, a workspace is allocated
+// at a stream's first call (also while the stream is captured) and kept until the process ends.
 bool cudnn_takes(const AttentionJob& job, int device);
-void attention_cudnn(const AttentionJob& job, const Stream& stream);  // for jobs that cudnn_takes
+// For jobs that cudnn_takes; `workspace` may be undefined.
+void attention_cudnn(const AttentionJob& job, const TensorView& workspace, const Stream& stream);
+// Bytes of that workspace; 0 where cuDNN does not take the job.
+int64_t attention_cudnn_workspace(const AttentionJob& job, int device);
 // Bytes of the workspace of bf16 backward passes over sequences of one document each; 0 where cuDNN
 // does not take them.
 struct AttentionSizes {

@@ -126,9 +126,10 @@ class Context {
     cudnnHandle_t handle = nullptr;
     std::byte *packed = nullptr, *workspace = nullptr;  // memory of the call, and of its plan
   };
-  Session session(const CudnnPlan& plan, int64_t packed_bytes, cudaStream_t stream) {
+  // `given` is that memory, or null for the stream's own.
+  Session session(const CudnnPlan& plan, int64_t packed_bytes, void* given, cudaStream_t stream) {
     std::unique_lock lock(mutex_);
-    void* memory = workspace(stream, packed_bytes + plan.workspace_bytes());
+    void* memory = given ? given : workspace(stream, packed_bytes + plan.workspace_bytes());
     auto* const packed = static_cast<std::byte*>(memory);
     cudnn_check(cudnn().set_stream(handle_, stream), "cudnnSetStream");
     return {std::move(lock), handle_, packed, packed + packed_bytes};
@@ -183,6 +184,11 @@ Chosen choose(const AttentionJob& job, int device) {
   return {*way, per_device<Context>(device).plan(shape_of(planned, way->cover))};
 }
 
+// Bytes for packed heads, which come before the plan's own.
+int64_t bytes_to_pack(const AttentionJob& job, const Way& way) {
+  return way.pack ? (job.backward ? 2 : 1) * packed_bytes(job) : 0;
+}
+
 const void* at(const HeadStrides& x, int64_t sequence, int64_t group) {
   return static_cast<const uint16_t*>(x.data) + sequence * x.sequence + group * x.group;
 }
@@ -213,7 +219,12 @@ std::vector<CudnnBinding> bindings_of(const AttentionJob& job, int64_t sequence,
 
 bool cudnn_takes(const AttentionJob& job, int device) { return choose(job, device).plan; }
 
-void attention_cudnn(const AttentionJob& job, const Stream& stream) {
+int64_t attention_cudnn_workspace(const AttentionJob& job, int device) {
+  const auto [way, plan] = choose(job, device);
+  return plan ? bytes_to_pack(job, way) + plan->workspace_bytes() : 0;
+}
+
+void attention_cudnn(const AttentionJob& job, const TensorView& given, const Stream& stream) {
   const int device = stream.device().index;
   const auto [way, plan] = choose(job, device);
   const TraceSpan span(TraceLane::kCompute,
@@ -221,9 +232,12 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream) {
   const CudaDeviceGuard guard(device);
   const auto cuda_stream = static_cast<cudaStream_t>(stream.cuda_stream());
   const int64_t tokens = job.sequences * job.queries * job.groups, width = job.heads * job.head_dim;
-  const int64_t bytes = way.pack ? packed_bytes(job) : 0;
+  const int64_t packed_size = bytes_to_pack(job, way);
+  MOIETY_CHECK(!given.defined() || given.bytes() >= packed_size + plan->workspace_bytes(),
+               "attention: workspace is {}, expected at least {} bytes", given.describe(),
+               packed_size + plan->workspace_bytes());
   const Context::Session session =
-      per_device<Context>(device).session(*plan, job.backward ? 2 * bytes : bytes, cuda_stream);
+      per_device<Context>(device).session(*plan, packed_size, given.raw(), cuda_stream);
   const auto copy = [&](const HeadStrides& to, const HeadStrides& from) {
     MOIETY_CUDA_CHECK(cudaMemcpy2DAsync(to.data, 2 * to.group, from.data, 2 * from.group, 2 * width,
                                         tokens, cudaMemcpyDeviceToDevice, cuda_stream));
@@ -231,7 +245,7 @@ void attention_cudnn(const AttentionJob& job, const Stream& stream) {
   AttentionJob launched = job;
   if (way.pack) {
     launched.q = packed(job, session.packed);
-    if (job.backward) launched.dq = packed(job, session.packed + bytes);
+    if (job.backward) launched.dq = packed(job, session.packed + packed_bytes(job));
     copy(launched.q, job.q);
   }
   const int64_t sequences = way.cover == Cover::kAll ? 1 : job.sequences;

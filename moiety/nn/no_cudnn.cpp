@@ -6,7 +6,11 @@ namespace moiety::nn {
 
 bool cudnn_takes(const AttentionJob&, int) { return false; }
 
-void attention_cudnn(const AttentionJob&, const Stream&) { fail_without_cuda("attention"); }
+void attention_cudnn(const AttentionJob&, const TensorView&, const Stream&) {
+  fail_without_cuda("attention");
+}
+
+int64_t attention_cudnn_workspace(const AttentionJob&, int) { return 0; }
 
 int64_t cudnn_workspace(const AttentionSizes&) { return 0; }
 

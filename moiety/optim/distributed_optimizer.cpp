@@ -5,6 +5,8 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
+#include "moiety/comm/gpu_transport.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
 
@@ -46,6 +48,10 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
       stream_(Stream::on(config.device)) {
   check_config(config, groups.grid());
   check_specs(specs_);
+  if (on_gpu() && world_.size() > 1) {
+    lane_.emplace(config_.device);
+    stands_ = Tensor(DType::kUInt64, {2}, config_.device);
+  }
   for (size_t p = 0; p < specs_.size(); ++p) parameters_[p].spec = specs_[p];
   const std::vector<BucketLayout> layouts =
       layout_buffers(specs_, groups.grid(), config.bucket_elements);
@@ -77,8 +83,23 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
   gradients_ = GradStatisticsTable(gradients, config_.device);
   if (on_gpu()) checksums_ = Tensor(DType::kUInt64, {2 * std::ssize(buckets_)}, config_.device);
   place_weights();
+  find_fault_words();
   begin_gradients();
   write_state({});
+}
+
+// A GPU whose waits for peers have failed goes on with undefined sums; its weights stay as they are.
+void DistributedOptimizer::find_fault_words() {
+  if (!lane_) return;
+  std::vector<const uint64_t*> words;
+  for (const comm::Communicator* group : groups_.all()) {
+    if (const uint64_t* word = comm::fault_word(*group)) words.push_back(word);
+  }
+  if (words.empty()) return;
+  fault_words_ = Tensor(DType::kUInt64, {std::ssize(words)}, config_.device);
+  copy(fault_words_,
+       {const_cast<const uint64_t**>(words.data()), DType::kUInt64, {std::ssize(words)}}, stream_);
+  stream_.synchronize();
 }
 
 DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Communicator& domain) {
@@ -89,7 +110,13 @@ DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Commun
   return domain_memory_.back();
 }
 
-// Makes memory of what the buckets need, for each domain of several ranks on GPUs. Collective.
+// Whether the domain's operations read memory of its ranks' GPUs.
+bool DistributedOptimizer::shares(comm::Communicator& domain) const {
+  return on_gpu() && domain.size() > 1 && comm::maps_gpu_memory(domain);
+}
+
+// Makes memory of what the buckets need, for each domain of several ranks on GPUs that share it.
+// Collective.
 void DistributedOptimizer::share(comm::SymmetricBuffer DomainMemory::*part, const char* what,
                                  std::span<const BucketLayout> layouts,
                                  const std::function<int64_t(const BucketLayout&)>& bytes_of) {
@@ -100,10 +127,10 @@ void DistributedOptimizer::share(comm::SymmetricBuffer DomainMemory::*part, cons
   }
   for (const BucketLayout& layout : layouts) {
     comm::Communicator& domain = groups_.of(layout.domain);
-    if (domain.size() > 1) memory_of(domain).bytes += round_up(bytes_of(layout), kShareUnit);
+    if (domain.size() > 1) domain.prepare(config_.device);
+    if (shares(domain)) memory_of(domain).bytes += round_up(bytes_of(layout), kShareUnit);
   }
   for (DomainMemory& memory : domain_memory_) {
-    memory.domain->prepare(config_.device);
     if (memory.bytes == 0) continue;
     memory.*part =
         comm::SymmetricBuffer::create(*memory.domain, text("{} of {}", what, memory.domain->name()),
@@ -115,7 +142,7 @@ void DistributedOptimizer::share(comm::SymmetricBuffer DomainMemory::*part, cons
 
 std::byte* DistributedOptimizer::take(comm::Communicator& domain,
                                       comm::SymmetricBuffer DomainMemory::*part, int64_t bytes) {
-  if (!on_gpu() || domain.size() == 1) return nullptr;
+  if (!shares(domain)) return nullptr;
   DomainMemory& memory = memory_of(domain);
   std::byte* const at = (memory.*part).local() + memory.bytes;
   memory.bytes += round_up(bytes, kShareUnit);
@@ -195,7 +222,23 @@ void DistributedOptimizer::place_weights() {
     b.weights->bind(parameters_);
     if (b.shared && at) at += bytes_of(b);
   }
+  make_updates();
+  make_casts();
+}
+
+void DistributedOptimizer::make_updates() {
+  updates_.clear();
   std::vector<AdamWArgs> segments;
+  Update group;
+  int64_t elements = 0;
+  const auto close = [&] {
+    if (segments.empty()) return;
+    group.table = AdamWTable(segments, config_.device);
+    updates_.push_back(std::move(group));
+    segments.clear();
+    group = {};
+    elements = 0;
+  };
   for (const size_t i : forward_) {
     const Bucket& b = buckets_[i];
     if (b.frozen) continue;
@@ -205,9 +248,11 @@ void DistributedOptimizer::place_weights() {
                         .exp_avg_sq = b.moments.select(1),
                         .weight = b.weights->own_storage(),
                         .runs = b.runs});
+    group.buckets.push_back(i);
+    elements += b.layout.segment();
+    if (lane_ && elements >= config_.group_elements) close();
   }
-  update_ = AdamWTable(segments, config_.device);
-  make_casts();
+  close();
 }
 
 // One cast for all trained buckets of a domain, and one for all frozen ones.
@@ -316,7 +361,7 @@ void DistributedOptimizer::gather_weights(bool all, Stream stream) {
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];
     if (b.frozen && !all) continue;
-    b.weights->gather(*b.domain, tickets[i], stream);
+    if (all || !travels_beside_update(b)) b.weights->gather(*b.domain, tickets[i], stream);
   }
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];

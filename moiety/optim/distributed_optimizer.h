@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "moiety/base/buffer.h"
+#include "moiety/base/lane_stream.h"
 #include "moiety/base/stream.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/comm/symmetric_buffer.h"
@@ -58,8 +59,12 @@ struct OptimizerConfig {
   int64_t compare_copies = 100;
   // The place of weights, gradients and state. On a GPU the optimizer is given one stream only:
   // gradients are written and weights read in its order. Weights and gradients of several ranks then
-  // lie in memory that their domain shares (comm/symmetric_buffer.h), and no (e)gtp cuts them.
+  // lie in memory that their domain shares (comm/symmetric_buffer.h), and no (e)gtp cuts them; what
+  // travels does so beside that stream, on a lane (base/lane_stream.h).
   Device device = {};
+  // The update of a rank on a GPU with a lane is cut into groups of at least so many of its
+  // elements, of which one travels while the next one is updated. No influence on results.
+  int64_t group_elements = int64_t{16} << 20;
 };
 
 inline constexpr int64_t kMaxStepLosses = 32;  // memory is provided for so many
@@ -102,6 +107,7 @@ struct StepReport {
   bool overflow = false;         // on at least one rank
   int64_t required = 0;          // largest over ranks
   uint32_t flags = 0;            // or-ed over ranks
+  int64_t stood_ns = 0;  // this rank's GPU at what travels beside computing; not the same on all
 };
 
 // The functions of a transport by which (e)gtp peers gather shards (gtp/transport.h). Without
@@ -148,6 +154,10 @@ class DistributedOptimizer {
   // others are summed at the step. A parameter that is never reported counts as complete then. If
   // one rank of a domain reports anything in a step, all do.
   void on_grad_ready(int parameter, const Event& event);
+  // Says that in the order of the stream the gradients of all parameters from `first` on, in the
+  // order of the specs, are complete; `first` falls from call to call. Also those count that had no
+  // contribution.
+  void on_grads_ready(int first, const Stream& stream);
   // Says that a complete gradient will get more. Waits until nobody reads it; it is summed again,
   // with the same bits as if it had not been complete.
   void on_grad_late(int parameter);
@@ -233,6 +243,7 @@ class DistributedOptimizer {
   };
 
   bool on_gpu() const { return config_.device.type == DeviceType::kCuda; }
+  bool shares(comm::Communicator& domain) const;
   DomainMemory& memory_of(comm::Communicator& domain);
   void share(comm::SymmetricBuffer DomainMemory::*part, const char* what,
              std::span<const BucketLayout> layouts,
@@ -262,8 +273,18 @@ class DistributedOptimizer {
   void make_casts();
   void cast_weights(bool all, Stream stream);
   void await_drained(Stream stream) const;
-  // Gathers weights that a step has changed, or all.
+  // Gathers weights that a step has changed, or all; but for those that travelled with the update.
   void gather_weights(bool all, Stream stream);
+  // Whether the bucket's weights travel beside the update of others.
+  bool travels_beside_update(const Bucket& b) const {
+    return lane_ && !b.frozen && b.weights->own_storage().defined();
+  }
+  void make_updates();
+  void find_fault_words();
+  void update(Stream stream);
+  // Makes the lane go on behind the stream, or the stream behind the lane (which it times).
+  void fork(const Stream& stream);
+  void join(const Stream& stream);
 
   std::vector<ParamSpec> specs_;
   OptimizerConfig config_;
@@ -285,10 +306,18 @@ class DistributedOptimizer {
   std::vector<bool> complete_;  // by parameter, in this step
   bool reported_ = false;       // at least one was reported in this step
   GradStatisticsTable gradients_;
-  AdamWTable update_;
+  struct Update {
+    AdamWTable table;
+    std::vector<size_t> buckets;
+  };
+  std::vector<Update> updates_;  // in the order of forward_
   StepMemory step_;
-  Tensor checksums_;  // on a GPU: uint64, two of each bucket
-  Stream stream_;     // the stream of the last work
+  Tensor checksums_;                // on a GPU: uint64, two of each bucket
+  Stream stream_;                   // the stream of the last work
+  std::optional<LaneStream> lane_;  // where several ranks on GPUs sum and gather
+  Tensor stands_;                   // clock of the waits for it
+  Tensor fault_words_;              // their addresses, uint64
+  Event forked_, joined_;
 };
 
 }  // namespace moiety::optim

@@ -24,6 +24,9 @@ const Axes kSets[] = {Axes{},
                       Axes{Axis::kTp, Axis::kGtp, Axis::kDp},
                       Axes{Axis::kEgtp, Axis::kEdp}};
 
+// Whether gradients are summed over these axes, beside computing.
+bool sums_gradients(const Axes& axes) { return axes.has(Axis::kDp) || axes.has(Axis::kEdp); }
+
 }  // namespace
 
 GridGroups::GridGroups(const gtp::Grid& grid, comm::Communicator& world)
@@ -65,7 +68,12 @@ std::vector<comm::Communicator*> GridGroups::all() const {
 }
 
 void GridGroups::prepare(Device gpu, const comm::GpuLinkOptions& options) const {
-  for (comm::Communicator* group : all()) group->prepare(gpu, options);
+  if (world_.size() > 1) world_.prepare(gpu, options);
+  for (const auto& [axes, group] : groups_) {
+    comm::GpuLinkOptions its = options;
+    its.beside_compute = sums_gradients(axes);
+    if (group->size() > 1) group->prepare(gpu, its);
+  }
 }
 
 }  // namespace moiety::optim

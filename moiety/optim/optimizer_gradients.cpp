@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "moiety/base/copy.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/optim/distributed_optimizer.h"
+#include "moiety/optim/stand.h"
 
 namespace moiety::optim {
 
@@ -26,13 +28,26 @@ void DistributedOptimizer::on_grad_ready(int parameter, const Event& event) {
   if (--b.incomplete == 0 && !on_gpu()) reduce_buckets(false, lane);  // a GPU sums at the step
 }
 
+void DistributedOptimizer::on_grads_ready(int first, const Stream& stream) {
+  bool whole = false;  // whether a bucket is complete now
+  for (size_t p = static_cast<size_t>(first); p < specs_.size(); ++p) {
+    Bucket& b = buckets_[bucket_index_[p]];
+    if (complete_[p] || b.frozen) continue;
+    complete_[p] = reported_ = true;
+    whole |= --b.incomplete == 0;
+  }
+  if (!whole) return;
+  if (lane_) fork(stream);
+  reduce_buckets(false, lane_ ? lane_->stream() : stream);
+}
+
 void DistributedOptimizer::on_grad_late(int parameter) {
   Bucket& b = bucket_of(parameter);
   MOIETY_CHECK(complete_[parameter], "optimizer: {} is late, but was not complete",
                specs_[parameter].name);
   complete_[parameter] = false;
   ++b.incomplete;
-  if (b.gradients->open()) return;  // always on a GPU
+  if (b.gradients->open()) return;
   // Its sum is made again with the others, at the step.
   b.gradients->reopen();
   b.late = true;
@@ -54,17 +69,35 @@ void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
       if (!all && b.incomplete > 0) break;
       zero_missing(b, stream);
       b.gradients->reduce(stream);
+      if (lane_) b.gradients->finish(stream);
     }
   }
 }
 
 void DistributedOptimizer::finish_gradients(Stream stream) {
+  if (lane_) {  // nothing is late: (e)gtp alone says so
+    fork(stream);
+    reduce_buckets(true, lane_->stream());
+    return join(stream);
+  }
   reduce_buckets(true, stream);
   // On a GPU no bucket is summed before the step.
   if (reported_ && !on_gpu()) reduce_late_buckets(stream);
   for (const Bucket& b : buckets_) {
     if (!b.frozen) b.gradients->finish(stream);
   }
+}
+
+void DistributedOptimizer::fork(const Stream& stream) {
+  forked_.record(stream);
+  lane_->stream().wait(forked_);
+}
+
+void DistributedOptimizer::join(const Stream& stream) {
+  joined_.record(lane_->stream());
+  if constexpr (kCudaBuilt) begin_stand_cuda(stands_, stream);
+  stream.wait(joined_);
+  if constexpr (kCudaBuilt) end_stand_cuda(stands_, stream);
 }
 
 // Sums buckets that were late on one rank once more on all ranks.

@@ -2,9 +2,11 @@
 #include <cstddef>
 
 #include "moiety/base/copy.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/base/trace.h"
 #include "moiety/optim/distributed_optimizer.h"
+#include "moiety/optim/stand.h"
 #include "moiety/optim/step_rule.h"
 
 namespace moiety::optim {
@@ -82,9 +84,34 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
             stream);
   // A skipped step changes nothing and casts the same bytes again.
   await_drained(stream);
-  adamw(config_.adam, config_.seed, step_.adamw, update_, stream);
+  update(stream);
   gather_weights(false, stream);
+  if (lane_) {
+    join(stream);
+    double* const stood = report.data<double>() + report_word::kStood;
+    if constexpr (kCudaBuilt) take_stands_cuda(stands_, stood, stream);
+  }
   begin_gradients();
+}
+
+// Changes the own segments, group by group in the order in which a forward pass reads the weights;
+// where there is a lane each group travels while the next one changes.
+void DistributedOptimizer::update(Stream stream) {
+  std::vector<comm::Ticket> complete;  // as all tickets are on a GPU
+  for (const Update& group : updates_) {
+    if constexpr (kCudaBuilt) {
+      if (fault_words_.view().defined()) {
+        skip_on_fault_cuda(fault_words_, skip().data<int32_t>(), stream);
+      }
+    }
+    adamw(config_.adam, config_.seed, step_.adamw, group.table, stream);
+    if (!lane_) continue;
+    fork(stream);
+    for (const size_t i : group.buckets) {
+      const Bucket& b = buckets_[i];
+      if (travels_beside_update(b)) b.weights->gather(*b.domain, complete, lane_->stream());
+    }
+  }
 }
 
 StepReport DistributedOptimizer::read_report(TensorView on_host) const {
@@ -107,7 +134,8 @@ StepReport DistributedOptimizer::read_report(TensorView on_host) const {
                  .losses = {x + word::kCount, x + on_host.numel()},
                  .overflow = x[word::kOverflow] != 0,
                  .required = static_cast<int64_t>(x[word::kRequired]),
-                 .flags = static_cast<uint32_t>(x[word::kFlags])};
+                 .flags = static_cast<uint32_t>(x[word::kFlags]),
+                 .stood_ns = static_cast<int64_t>(x[word::kStood])};
   for (int c = 0; c < kParameterClasses; ++c) {
     out.class_norms[c] = static_cast<float>(x[word::kClassNorm + c]);
   }

@@ -39,6 +39,7 @@ MOIETY_HD inline void pack(const GradStatistics& x, const double* input, int64_t
 MOIETY_HD inline StepStatistics combine(const StepRuleJob& job) {
   namespace word = rank_word;
   StepStatistics out;
+  job.report[report_word::kStood] = 0;
   double* losses = job.report + report_word::kCount;
   for (int64_t i = 0; i < job.losses; ++i) losses[i] = 0;
   for (int64_t r = 0; r < job.ranks; ++r) {

@@ -39,7 +39,7 @@ enum : int64_t {
 };
 }  // namespace rank_word
 
-// The words that tell what a step did; the same on all ranks.
+// The words that tell what a step did; but for the last one the same on all ranks.
 namespace report_word {
 enum : int64_t {
   kNorm,                                   // L2 norm of the mean gradient, before clipping
@@ -57,6 +57,7 @@ enum : int64_t {
   kOverflow,  // on at least one rank
   kRequired,  // largest over ranks
   kFlags,     // or-ed over ranks
+  kStood,     // ns that this rank's GPU stood at what travels beside computing; not the same on all
   kCount      // the sums of the losses over ranks follow
 };
 }  // namespace report_word

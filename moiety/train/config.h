@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "moiety/base/dtype.h"
+#include "moiety/comm/gpu_transport.h"
 #include "moiety/data/sample_source.h"
 #include "moiety/model/config.h"
 #include "moiety/moe/ep_group.h"
@@ -107,6 +108,10 @@ struct ParallelSettings {
   int64_t egtp = 1;
 };
 
+struct CommSettings {
+  comm::GpuTransport transport = comm::GpuTransport::kAuto;  // of ranks on GPUs
+};
+
 inline constexpr int64_t kMostAmaxHistory = 1024;
 
 struct PrecisionSettings {
@@ -166,6 +171,7 @@ struct TrainConfig {
   BatchSettings train;
   OptimizerSettings optim;
   ParallelSettings parallel;
+  CommSettings comm;
   PrecisionSettings precision;
   CheckpointSettings checkpoint;
   EvaluationSettings eval;

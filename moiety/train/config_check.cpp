@@ -122,14 +122,22 @@ void check_overlap(const TrainConfig& c, Device device) {
       name(device));
 }
 
+void check_rows(const TrainConfig& c, const Grid& grid, Device device) {
+  if (device.type == DeviceType::kCpu || grid.ep == 1) return;
+  if (c.model.row_layout != moe::RowLayout::kRank) return;
+  throw UsageError(
+      "moe.layout = \"rank\": between ranks on GPUs rows come in the order of experts alone, and "
+      "parallel.ep = {} on {}; auto or expert",
+      grid.ep, name(device));
+}
+
 std::optional<std::string> refusal_of_gpus(const Grid& grid) {
-  for (const auto& [key, degree, what] : {std::tuple("ep", grid.ep, "experts"),
-                                          {"gtp", grid.gtp, "dense weights"},
-                                          {"egtp", grid.egtp, "the experts' weights"}}) {
+  for (const auto& [key, degree, what] :
+       {std::tuple("gtp", grid.gtp, "dense weights"), {"egtp", grid.egtp, "experts' weights"}}) {
     if (degree == 1) continue;
     return text(
-        "parallel.{} = {}: this version of Moiety divides {} among CPU ranks alone; on "
-        "GPUs ranks take parallel.dp and parallel.tp",
+        "parallel.{} = {}: this version of Moiety gathers {} on CPU ranks alone; on GPUs "
+        "ranks take parallel.dp, parallel.tp and parallel.ep",
         key, degree, what);
   }
   return std::nullopt;

@@ -7,6 +7,7 @@
 #include "moiety/base/buffer.h"
 #include "moiety/base/deadline.h"
 #include "moiety/base/rng.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/gemm.h"
 
@@ -32,6 +33,7 @@ double measured_tflops(DType dtype, double seconds) {
   const Deadline all{Seconds(seconds)};
   double best = 1e9;
   do {
+    check_interrupt();
     const Deadline one{Seconds(0)};
     gemm::gemm(args, Stream());
     best = std::min(best, one.elapsed().count());

@@ -32,6 +32,16 @@ HealthCheck gpu_check();
 HealthCheck gpu_library_check();
 // The check of the environment that several ranks on GPUs need (comm/gpu_environment.h).
 HealthCheck gpu_variable_check();
+// The check of the pairs of this machine's GPUs that ranks would be on: whether two ranks can map each
+// other's memory, and how long they take to exchange a number through it, which is tried. The
+// environment is prepared (comm/gpu_environment.h).
+HealthCheck gpu_pair_check();
+struct GpuPair {
+  int a = 0, b = 0;
+  double us = 0;      // of an exchange; 0: there is none
+  std::string why{};  // then
+};
+HealthCheck gpu_pair_health(const std::vector<GpuPair>& pairs);
 // The check of the active NVLinks of each of the machine's GPUs, in the driver's order.
 HealthCheck nvlink_check();
 HealthCheck nvlink_health(const std::vector<int>& links);

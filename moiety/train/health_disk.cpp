@@ -7,6 +7,7 @@
 
 #include "moiety/base/deadline.h"
 #include "moiety/base/format.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/train/health.h"
 
 namespace moiety::train {
@@ -36,7 +37,7 @@ double write_speed(int fd) {
   const std::vector<char> block(1 << 20, 'm');
   const Deadline limit{Seconds(1)};
   double bytes = 0;
-  while (bytes < (64 << 20) && !limit.expired()) {
+  while (bytes < (64 << 20) && !limit.expired() && !interrupted()) {
     const ssize_t written = ::write(fd, block.data(), block.size());
     if (written <= 0) return 0;
     bytes += double(written);

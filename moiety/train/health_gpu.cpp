@@ -6,6 +6,7 @@
 #include "moiety/base/gpu.h"
 #include "moiety/base/shared_library.h"
 #include "moiety/comm/gpu_environment.h"
+#include "moiety/comm/gpu_transport.h"
 #include "moiety/gemm/gemm_cuda.h"
 #include "moiety/gemm/grouped_mlp.h"
 #include "moiety/nn/attention_cuda.h"
@@ -32,16 +33,6 @@ std::string driver_release() {
   std::string line;
   std::getline(in, line);
   return line;
-}
-
-constexpr const char* kNccl = "libnccl.so.2";
-constexpr int kNcclLeast = 22800;  // 10000 * major + 100 * minor + patch
-
-// 0: it is not there.
-int nccl_version(const SharedLibrary& library) {
-  int version = 0;
-  const auto get = library.find<int(int*)>("ncclGetVersion");
-  return get && get(&version) == 0 ? version : 0;
 }
 
 }  // namespace
@@ -120,14 +111,9 @@ HealthCheck gpu_library_check() {
   tell("cuDNN", attention.available, attention.text,
        "attention runs on Moiety's own kernels, at half the speed",
        "nvidia-cudnn-cu13 nvidia-cuda-nvrtc");
-  const SharedLibrary nccl = SharedLibrary::open({kNccl});
-  const int version = nccl_version(nccl);
-  const bool fits = version >= kNcclLeast;
-  const std::string found = !nccl  ? text("{} was not found", kNccl)
-                            : fits ? text("NCCL {} ({})", dotted_version(version), nccl.path())
-                                   : text("{} of {}, at least {} is needed", nccl.path(),
-                                          dotted_version(version), dotted_version(kNcclLeast));
-  tell("NCCL", fits, found, "needed by several GPUs, not by one", "nvidia-nccl-cu13");
+  const comm::NcclStatus nccl = comm::nccl_status();
+  tell("NCCL", nccl.available, nccl.text,
+       "needed between hosts, and by GPUs that cannot map each other's memory", "nvidia-nccl-cu13");
   // Only users with a GPU are told to install them.
   if (gpu_status().count > 0 && !packages.empty()) f.fix = "pip install" + packages;
   return f;

@@ -125,7 +125,7 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   if (c.moe_layers() > 0) {
     m.expert_parallel =
         moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),
-                            ep_limits(o, s.own), {})
+                            ep_limits(o, s.own), {.device = device})
             .total +
         (turns ? 2 : 1) * s.lent;
   }
@@ -139,8 +139,13 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   if (s.on_gpu()) {
     // Gradients and weights of a domain end in the middle of a piece.
     for (const int ranks : optim::GridGroups::sizes(grid)) {
-      m.links += comm::gpu_link_bytes(ranks) + 2 * comm::kGpuMemoryUnit;
+      m.links +=
+          o.comm.transport == comm::GpuTransport::kNccl
+              ? comm::nccl_link_bytes(ranks, m.links == 0)
+              : comm::gpu_link_bytes(ranks, {.beside_compute = true}) + 2 * comm::kGpuMemoryUnit;
     }
+    // What kernels know of the group of experts.
+    if (grid.ep > 1 && c.moe_layers() > 0) m.expert_parallel += comm::kGpuMemoryUnit;
     const int64_t sequences = o.train.global_batch / data_ranks(grid);
     const bool packs = o.data.pack == data::Pack::kDocuments;
     m.gpu = gemm::kCublasLtWorkspace +

@@ -7,9 +7,9 @@
 
 namespace moiety::train {
 
-TrainingPlan TrainingPlan::of_rank(int rank) const {
+TrainingPlan TrainingPlan::of_rank(int rank_on_host) const {
   TrainingPlan out = *this;
-  if (device.type == DeviceType::kCuda) out.device.index += rank % gpus;
+  if (device.type == DeviceType::kCuda) out.device.index += rank_on_host % gpus;
   return out;
 }
 
@@ -22,6 +22,7 @@ TrainingPlan make_plan(const TrainConfig& config, Device device, RankShare share
   check_gpu_layout(plan.grid, device);
   check_graph(config, device);
   check_overlap(config, device);
+  check_rows(config, plan.grid, device);
   check_path(config, device);
   plan.steps = total_steps(config);
   plan.device = device;

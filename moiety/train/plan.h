@@ -64,13 +64,13 @@ struct TrainingPlan {
   Watchdog* watchdog = nullptr;       // the watchdog of train(); null for none
   bool dry_run = false;               // set everything up and stop before the first step
 
-  // The plan as one rank follows it: on its own GPU.
-  TrainingPlan of_rank(int rank) const;
+  // The plan as one rank follows it, which is this one of its host: on its own GPU.
+  TrainingPlan of_rank(int rank_on_host) const;
 };
 
 // Checks the configuration, and the folder of run.init_from against it, and fills in grid, steps,
-// device, memory and init_from. Ranks on GPUs are on one host; before CUDA starts their process has
-// called comm::prepare_gpu_environment if there are several. Throws UsageError, CheckpointError.
+// device, memory and init_from. Before CUDA starts the process of several ranks on GPUs has called
+// comm::prepare_gpu_environment if there are several. Throws UsageError, CheckpointError.
 TrainingPlan make_plan(const TrainConfig& config, Device device = {}, RankShare share = {});
 
 }  // namespace moiety::train

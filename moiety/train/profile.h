@@ -2,6 +2,7 @@
 // Perfetto (ui.perfetto.dev) or chrome://tracing.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -22,6 +23,9 @@ struct PeerWaits {
     PeerWaits waits;
     for (size_t a = 0; a < kWaitAxes.size(); ++a) waits.ns[a] = waited_ns(kWaitAxes[a]);
     return waits;
+  }
+  int64_t& of(TraceLane axis) {
+    return ns[static_cast<size_t>(std::ranges::find(kWaitAxes, axis) - kWaitAxes.begin())];
   }
   PeerWaits operator-(const PeerWaits& b) const {
     PeerWaits difference;

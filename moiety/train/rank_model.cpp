@@ -5,6 +5,7 @@
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/together.h"
 #include "moiety/hf/load.h"
+#include "moiety/moe/gpu_exchange.h"
 #include "moiety/train/precision.h"
 
 namespace moiety::train {
@@ -15,26 +16,51 @@ moe::EpLimits ep_limits(const TrainConfig& config, int64_t tokens) {
   return limits;
 }
 
+namespace {
+
+// On GPUs the world comes first: of what NCCL carries, parts are made from it. Its operations run
+// alone until a step's addresses are settled.
+comm::Communicator& prepared(comm::Communicator& world, Device device) {
+  if (device.type == DeviceType::kCuda && world.size() > 1) {
+    world.run_alone(true);
+    world.prepare(device);
+  }
+  return world;
+}
+
+// Experts are exchanged through memory that ranks map; NCCL carries what other axes do.
+moe::EpGroup make_group(comm::Communicator& ranks, int experts, const moe::EpLimits& limits,
+                        const moe::EpOptions& options) {
+  try {
+    return moe::EpGroup::create(ranks, moe::ExpertMap(experts, ranks.size()), limits, options);
+  } catch (const Error& e) {
+    const bool on_gpu = options.device.type == DeviceType::kCuda;
+    if (e.kind() != ErrorKind::kUnsupported || !on_gpu) throw;
+    throw UsageError(
+        "parallel.ep = {}: experts are exchanged among GPUs that map each other's memory ({}); "
+        "others take parallel.dp and parallel.tp",
+        ranks.size(), e.what());
+  }
+}
+
+}  // namespace
+
 RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t tokens,
                      comm::Communicator& world, Device device)
-    : world_(world), groups_(grid, world) {
+    : world_(prepared(world, device)), groups_(grid, world) {
   const model::Config& config = settings.model;
   const DType storage = storage_dtype(settings);
-  if (device.type == DeviceType::kCuda && world.size() > 1) {
-    world.run_alone(true);  // until a step's addresses are settled
-    groups_.prepare(device);
-  }
+  if (device.type == DeviceType::kCuda && world.size() > 1) groups_.prepare(device);
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
-    options.deadline = Seconds(settings.guard.comm_timeout_s);
+    options.deadline = world.bootstrap().deadline();
     options.zero_copy = settings.ep.zero_copy;
     options.device = device;
-    group_ = moe::EpGroup::create(groups_.of({gtp::Axis::kEp}),
-                                  moe::ExpertMap(int(config.router.experts), grid.ep),
-                                  ep_limits(settings, tokens / grid.tp), options);
+    group_ = make_group(groups_.of({gtp::Axis::kEp}), int(config.router.experts),
+                        ep_limits(settings, tokens / grid.tp), options);
   }
   zero_copy_ = settings.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && group_ &&
-               group_->transport() == moe::EpTransport::kMapped;
+               device.type == DeviceType::kCpu && group_->transport() == moe::EpTransport::kMapped;
   rows_are_quantized_ =
       precision_of_recipe(settings, settings.precision.recipe).dispatch.has_value();
   transformer_.emplace(
@@ -64,6 +90,12 @@ void RankModel::share_rows(int64_t capacity, Arena& arena, Arena* other) {
   group_->attach(shared_rows_);
   arena.lend({shared_rows_.local(), size_t(bytes)});
   if (other_arena_) other_arena_->lend({shared_rows_.local() + bytes, size_t(bytes)});
+}
+
+TensorView RankModel::exchange_wait() const {
+  const TensorView wait = group_ ? moe::waited_ns(*group_) : TensorView();
+  return wait.defined() ? TensorView(wait.raw(), DType::kUInt8, {wait.bytes()}, wait.device())
+                        : TensorView();
 }
 
 optim::StateView RankModel::router_biases() const {

@@ -36,6 +36,9 @@ class RankModel {
   int64_t expert_parallel_bytes() const {
     return group_ ? group_->bytes().total + shared_rows_.bytes() : 0;
   }
+  // The nanoseconds that the exchanges of experts have waited on this rank's GPU
+  // (moe/gpu_exchange.h), as bytes; absent without such.
+  TensorView exchange_wait() const;
   // Lends the arena memory for the rows of passes with this capacity that peers reach, in place of
   // what it had, if they are to (ep.zero_copy), and as much `other`, from its first
   // call on. Collective, between steps.

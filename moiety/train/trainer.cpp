@@ -35,8 +35,8 @@ RunEnd Trainer::run() {
     const std::optional<FinishedStep> done = pipeline_.complete();
     if (done) after_step(*done);
     if (!pipeline_.empty()) continue;
-    pipeline_.settle();
-    if (done) at_border();  // a step that will be made again is no border
+    pipeline_.settle(done.has_value());  // a step that will be made again has other rows,
+    if (done) at_border();               // and is no border
     if (pipeline_.asked() & kStopRequest && step() < plan_.steps) return finish(true);
   }
   return finish(false);

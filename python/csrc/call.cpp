@@ -1,5 +1,7 @@
 #include "python/csrc/call.h"
 
+#include <algorithm>
+#include <array>
 #include <dlfcn.h>
 #include <stdexcept>
 
@@ -97,16 +99,18 @@ TensorView view_of(const Tensor& x) {
 
 Call::Call(const char* name, const Tensor& first)
     : name_(name),
-      like_(first),
+      full_name_(std::string("moiety::") + name),
       stream_(current_stream(device_of(first))),
-      threads_(static_cast<int>(torch::stable::get_num_threads())) {}
+      threads_(device().type == DeviceType::kCpu
+                   ? static_cast<int>(torch::stable::get_num_threads())
+                   : thread_budget()) {}
 
 TensorView Call::view(const char* argument, const Tensor& x, DType dtype,
                       std::initializer_list<int64_t> sizes) const {
   const TensorView out = view_of(x);
   MOIETY_CHECK(out.device() == device(), "moiety::{}: {} is on {}, other arguments on {}", name_,
                argument, moiety::name(out.device()), moiety::name(device()));
-  check_tensor((std::string("moiety::") + name_).c_str(), argument, out, dtype, sizes);
+  check_tensor(full_name_.c_str(), argument, out, dtype, sizes);
   MOIETY_CHECK(out.dims() == 0 || out.stride(-1) == 1 || out.size(-1) <= 1 || out.numel() == 0,
                "moiety::{}: {} is {}, whose last dimension is not contiguous", name_, argument,
                out.describe());
@@ -141,14 +145,24 @@ DType Call::operand(const char* argument, const Tensor& x) const {
 }
 
 Tensor Call::empty(const Sizes& sizes, ScalarType dtype) const {
+  std::array<int64_t, kMaxDims> strides{};
+  MOIETY_CHECK(sizes.size() <= strides.size(), "moiety::{}: a tensor of {} dimensions", name_,
+               sizes.size());
   int64_t count = 1;
-  for (const int64_t n : sizes) count *= n;
-  try {
-    return torch::stable::new_empty(like_, {sizes.data(), sizes.size()}, dtype);
-  } catch (const std::exception&) {
-    // Target 2.11 loses torch's own text.
+  for (size_t d = sizes.size(); d-- > 0; count *= sizes[d])
+    strides[d] = std::max<int64_t>(count, 1);
+  // The shim's own function: torch::stable::new_empty looks the operator up by its name in each call.
+  const bool cuda = device().type == DeviceType::kCuda;
+  AtenTensorHandle made = nullptr;
+  const AOTITorchError fault = aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
+      cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu(),
+      cuda ? device().index : 0, &made);
+  if (fault != 0) {  // torch's own text is lost
     fail(ErrorKind::kOutOfMemory, "moiety::{}: torch gave no memory for {} elements", name_, count);
   }
+  return Tensor(made);
 }
 
 TensorView Call::scratch(const Sizes& sizes, ScalarType dtype) {

@@ -77,7 +77,7 @@ class Call {
   TensorView status() const;
 
   const char* name_;
-  Tensor like_;
+  std::string full_name_;  // moiety::<name>
   Stream stream_;
   ThreadBudget threads_;
   std::array<uint32_t, 4> status_{};

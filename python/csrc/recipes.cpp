@@ -22,31 +22,33 @@ gemm::Recipe recipe_of(const Call& call, const std::string& word) {
        word);
 }
 
+// Bytes of an arena beside the operands': what alignment takes of each allocation, and offsets.
+int64_t rest_bytes(int64_t experts) { return 32 * 256 + 16 * (experts + 2); }
+
 // A layer for the time of one product. `w` [E, N, C] tells its shape; weight gradients do not read
-// it.
+// it. The arena lies in memory of torch's.
 struct Layer {
   gemm::Recipe recipe;
-  quant::RngState rng;
   gemm::QuantizedLinear linear;
-  Arena arena{"quantized_linear"};
+  Arena arena;
 
-  Layer(const Call& call, const std::string& word, const TensorView& w,
-        const Optional& rng_state = {})
-      : recipe(recipe_of(call, word)) {
-    if (call.device().type != DeviceType::kCpu) {
-      fail(ErrorKind::kUnsupported,
-           "moiety::{}: recipes run on CPUs in this version, since their work area on a GPU would "
-           "not be torch's",
-           call.name());
-    }
+  Layer(Call& call, const std::string& word, const TensorView& w, int64_t rows,
+        int64_t gemm::LinearBytes::*product, const Optional& rng = {})
+      : recipe(recipe_of(call, word)),
+        arena(call.name(), call.bytes(quantized_linear_bytes(recipe, {.experts = w.size(0),
+                                                                      .n = w.size(1),
+                                                                      .k = w.size(2),
+                                                                      .rows = rows,
+                                                                      .in_format = false}).*
+                                          product +
+                                      rest_bytes(w.size(0)))) {
     linear.recipe = &recipe;
     linear.weight.values = w;
-    if (recipe.gradient.rounding != Rounding::kStochastic) return;
-    const TensorView state = call.whole("rng", rng_state, DType::kInt64, {2});
-    if (!state.defined()) return;  // a forward
-    const auto* words = static_cast<const uint64_t*>(state.raw());
-    rng = {words[0], words[1]};
-    linear.gradient_bits = {.rng = &rng, .expert = 1, .full_cols = w.size(1)};
+    const TensorView state = call.whole("rng", rng, DType::kInt64, {2});
+    if (recipe.gradient.rounding != Rounding::kStochastic || !state.defined()) return;
+    linear.gradient_bits = {.rng = static_cast<const quant::RngState*>(state.raw()),
+                            .expert = 1,
+                            .full_cols = w.size(1)};
   }
 };
 
@@ -66,7 +68,7 @@ void wgrad(Call& call, const Tensor& dy, const Tensor& x, const Tensor& splits, 
   const TensorView x_RC = call.view("x", x, DType::kBFloat16, {rows, -1});
   const TensorView target = call.view("main_grad", out, call.operand("main_grad", out),
                                       {groups.experts, dy_RN.size(1), x_RC.size(1)});
-  Layer layer(call, recipe, target, rng);
+  Layer layer(call, recipe, target, rows, &gemm::LinearBytes::weight_gradient, rng);
   gemm::quantized_grouped_weight_gradient(
       layer.linear, groups, {dy_RN, {}}, {x_RC, {}}, target,
       {otherwise, call.whole("beta", beta, DType::kFloat32, {1})}, layer.arena, call.stream());
@@ -87,7 +89,7 @@ Tensor quantized_linear(Tensor x, Tensor w, Tensor splits, Optional bias, Option
     const TensorView bias_EN =
         call.whole("bias", bias, DType::kBFloat16, {groups.experts, w_ENC.size(1)});
     const Tensor out = call.empty({rows, w_ENC.size(1)}, x.scalar_type());
-    Layer layer(call, recipe, w_ENC);
+    Layer layer(call, recipe, w_ENC, rows, &gemm::LinearBytes::forward);
     gemm::quantized_grouped_forward(layer.linear, groups, {x_RC, {}}, view_of(out), bias_EN,
                                     call.whole("row_scale", row_scale, DType::kFloat32, {rows}),
                                     layer.arena, call.stream());
@@ -106,7 +108,7 @@ Tensor quantized_linear_dgrad(Tensor dy, Tensor w, Tensor splits, Optional rng,
     const TensorView w_ENC = call.whole("w", w, DType::kBFloat16, {groups.experts, -1, -1});
     const TensorView dy_RN = call.view("dy", dy, DType::kBFloat16, {rows, w_ENC.size(1)});
     const Tensor out = call.empty({rows, w_ENC.size(2)}, w.scalar_type());
-    Layer layer(call, recipe, w_ENC, rng);
+    Layer layer(call, recipe, w_ENC, rows, &gemm::LinearBytes::input_gradient, rng);
     gemm::quantized_grouped_input_gradient(layer.linear, groups, {dy_RN, {}}, view_of(out),
                                            layer.arena, call.stream());
     gemm::zero_dead_rows(groups, view_of(out), call.stream());

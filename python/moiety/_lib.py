@@ -26,15 +26,27 @@ def core():
         getattr(library, name).restype = ctypes.c_char_p
     library.moiety_free.restype = None
     library.moiety_free.argtypes = [ctypes.c_void_p]
+    # A call that takes long runs the handlers of signals itself, so that Ctrl-C ends it.
+    python = ctypes.pythonapi
+    check_in(library, library.moiety_set_interrupt(*(
+        ctypes.cast(function, ctypes.c_void_p) for function in (
+            python.PyGILState_Ensure, python.PyGILState_Release, python.PyErr_CheckSignals,
+            python.PyErr_Clear))))
     return library
+
+
+def check_in(library, code):
+    name = library.moiety_code_name(code).decode()
+    if name == "Interrupted":
+        raise KeyboardInterrupt
+    if code:
+        raise errors.of_kind(name, library.moiety_last_error().decode())
 
 
 def check(code):
     """Raises what the library's last error was, unless the code is 0."""
     if code:
-        library = core()
-        raise errors.of_kind(library.moiety_code_name(code).decode(),
-                             library.moiety_last_error().decode())
+        check_in(core(), code)
 
 
 def call_json(name, *arguments):

@@ -8,7 +8,26 @@ import torch
 
 from . import errors
 
-_ops = torch.ops.moiety
+
+
+class _Below:
+    """torch.ops.moiety without autograd's share of a call, where no gradient is asked for. (Operators that
+    write into an argument keep theirs, which counts the argument's versions.)"""
+
+    def __getattr__(self, name):
+        operator = getattr(torch.ops.moiety, name).default
+
+        def call(*args):
+            if torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return operator(*args)
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*args)
+
+        setattr(self, name, operator if name in _WRITERS else call)
+        return getattr(self, name)
+
+
+below = _Below()
 
 
 def _require(condition, operator, text):
@@ -51,11 +70,11 @@ def _linear_backward(ctx, dy):
     dx = dw = dbias = dscale = None
     dy = _contiguous(dy)
     if w is not None:
-        dx = _ops.grouped_linear_dgrad(dy, w, splits)
+        dx = below.grouped_linear_dgrad(dy, w, splits)
     if x is not None:
         dw = _weight_gradient(dy, x, splits, None, None, main_grad)
     if bias is not None:
-        dbias, dscale = _ops.grouped_linear_bias_grad(dy, splits, bias, row_scale)
+        dbias, dscale = below.grouped_linear_bias_grad(dy, splits, bias, row_scale)
         if row_scale is None:
             dscale = None
     needs = ctx.needs_input_grad
@@ -80,9 +99,9 @@ def _linear_t_backward(ctx, dy):
     dx = dw = None
     dy = _contiguous(dy)
     if w is not None:
-        dx = _ops.grouped_linear(dy, w, splits, None, None, None)
+        dx = below.grouped_linear(dy, w, splits, None, None, None)
     if x is not None:
-        dw = _ops.grouped_linear_wgrad(x, dy, splits, None, None)
+        dw = below.grouped_linear_wgrad(x, dy, splits, None, None)
     return dx, dw, None
 
 
@@ -126,12 +145,15 @@ def _mlp_setup(ctx, inputs, output):
 def _mlp_backward(ctx, dy, _dh):
     (x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h, main_grad1,
      main_grad2) = ctx.saved_tensors
+    # h is not needed once dh is there: unless the graph is retained its memory goes to the gradients.
+    ctx.maybe_clear_saved_tensors()
     if dy is None:
         return (None,) * 16
     need_x, need_w1, need_w2, _, need_scale, _, _, need_b1, need_b2, *_ = ctx.needs_input_grad
     dy = _contiguous(dy)
-    dx, dscale, db1, db2, dh, a = _ops.grouped_mlp_backward(
+    dx, dscale, db1, db2, dh, a = below.grouped_mlp_backward(
         dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, *ctx.activation, need_x)
+    del h
     dw1 = dw2 = None
     if need_w2:
         dw2 = _weight_gradient(dy, a, splits, source, None, main_grad2)
@@ -145,8 +167,8 @@ def _mlp_backward(ctx, dy, _dh):
 def _weight_gradient(dy, x, splits, dy_source, x_source, main_grad):
     """The gradient, or None if it was added to main_grad."""
     if main_grad is None:
-        return _ops.grouped_linear_wgrad(dy, x, splits, dy_source, x_source)
-    _ops.grouped_linear_wgrad_acc(dy, x, splits, dy_source, x_source, main_grad, None)
+        return below.grouped_linear_wgrad(dy, x, splits, dy_source, x_source)
+    below.grouped_linear_wgrad_acc(dy, x, splits, dy_source, x_source, main_grad, None)
     return None
 
 
@@ -183,13 +205,13 @@ def _quantized_backward(ctx, dy):
     dx = dw = dbias = dscale = None
     dy = _contiguous(dy)
     if w is not None:
-        dx = _ops.quantized_linear_dgrad(dy, w, splits, rng, ctx.recipe)
+        dx = below.quantized_linear_dgrad(dy, w, splits, rng, ctx.recipe)
     if x is not None and main_grad is None:
-        dw = _ops.quantized_linear_wgrad(dy, x, splits, rng, ctx.recipe)
+        dw = below.quantized_linear_wgrad(dy, x, splits, rng, ctx.recipe)
     elif x is not None:
-        _ops.quantized_linear_wgrad_acc(dy, x, splits, main_grad, None, rng, ctx.recipe)
+        below.quantized_linear_wgrad_acc(dy, x, splits, main_grad, None, rng, ctx.recipe)
     if bias is not None:
-        dbias, dscale = _ops.grouped_linear_bias_grad(dy, splits, bias, row_scale)
+        dbias, dscale = below.grouped_linear_bias_grad(dy, splits, bias, row_scale)
     needs = ctx.needs_input_grad
     return (dx, dw, None, dbias if needs[3] else None,
             dscale if needs[4] and row_scale is not None else None, None, None, None)
@@ -210,7 +232,7 @@ def _activation_setup(ctx, inputs, output):
 
 def _activation_backward(ctx, da):
     need_h, _, need_scale, *_ = ctx.needs_input_grad
-    dh, dscale = _ops.activation_backward(_contiguous(da), *ctx.saved_tensors, *ctx.activation)
+    dh, dscale = below.activation_backward(_contiguous(da), *ctx.saved_tensors, *ctx.activation)
     return (dh if need_h else None, None, dscale if need_scale else None, *[None] * 5)
 
 
@@ -239,7 +261,7 @@ def _router_setup(ctx, inputs, output):
 
 def _router_backward(ctx, dweight, _didx, _dcounts):
     logits, idx = ctx.saved_tensors
-    dlogits = _ops.router_backward(logits, idx, _contiguous(dweight), *ctx.constants)
+    dlogits = below.router_backward(logits, idx, _contiguous(dweight), *ctx.constants)
     return dlogits, *[None] * 9
 
 
@@ -401,6 +423,33 @@ _GRADIENTS = {
 # Operators that write into an argument have no gradient, which torch itself refuses.
 _WRITERS = {"grouped_linear_out", "grouped_linear_wgrad_acc", "quantized_linear_wgrad_acc",
             "router_update_bias"}
+_eager = {}  # operator -> its overload, and the autograd.Function that has its gradient
+
+
+def called(operator, *args):
+    """operator(*args), an operator of torch.ops.moiety. Eagerly it has the same gradient formula in an
+    autograd.Function of ours: torch's way to a formula that is registered takes the host three times as
+    long."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return operator(*args)
+    overload, function = _eager[operator]
+    if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+        return overload(*args) if function is None else function.apply(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return overload(*args)
+
+
+def _function_of(name, overload):
+    backward_of, setup = _GRADIENTS[name]
+
+    def forward(ctx, *args):
+        with torch._C._AutoDispatchBelowAutograd():
+            output = overload(*args)
+        setup(ctx, args, output)
+        return output
+
+    return type(f"moiety_{name}", (torch.autograd.Function,),
+                {"forward": staticmethod(forward), "backward": staticmethod(backward_of)})
 
 
 def register():
@@ -415,3 +464,6 @@ def register():
             torch.library.register_autograd(qualified, _refuse_gradient(name))
         if name not in _WRITERS:
             torch.library.register_vmap(qualified, _refuse_vmap(name))
+        operator = getattr(torch.ops.moiety, name)
+        _eager[operator] = operator.default, (
+            _function_of(name, operator.default) if name in _GRADIENTS else None)

@@ -15,9 +15,11 @@ from torch.optim.optimizer import (register_optimizer_step_post_hook,
                                    register_optimizer_step_pre_hook)
 
 from . import _experts, errors, ops
+from ._register import below
+from ._warmup import warmup
 
 __all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
-           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu"]
+           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu", "warmup"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ class _ManagedLinear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dx = ctx.module._dgrad(dy, weight, splits)
         if bias is not None:
-            dbias, dscale = torch.ops.moiety.grouped_linear_bias_grad(dy, splits, bias, row_scale)
+            dbias, dscale = below.grouped_linear_bias_grad(dy, splits, bias, row_scale)
         if ctx.needs_input_grad[2]:
             ctx.module._add_job((dy, x, splits, None, None), ctx.overwrite)
         return (None, dx, None, None, dbias if ctx.needs_input_grad[4] else None,
@@ -111,8 +113,8 @@ class _ManagedMlp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, module, x, w1, w2, splits, row_scale, source, row_tk, b1, b2):
-        y, h = torch.ops.moiety.grouped_mlp(x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
-                                            *module._constants(), None, None)
+        y, h = below.grouped_mlp(x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
+                                 *module._constants(), None, None)
         ctx.module = module
         ctx.save_for_backward(x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h)
         return y
@@ -121,13 +123,16 @@ class _ManagedMlp(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h = ctx.saved_tensors
+        ctx.maybe_clear_saved_tensors()  # as in _register
         _, need_x, need_w1, need_w2, _, need_scale, _, _, need_b1, need_b2 = ctx.needs_input_grad
         dy = dy.contiguous()
-        dx, dscale, db1, db2, dh, a = torch.ops.moiety.grouped_mlp_backward(
+        dx, dscale, db1, db2, dh, a = below.grouped_mlp_backward(
             dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
             *ctx.module._constants(), need_x)
+        del h
         if need_w2:
             ctx.module.fc2._add_job((dy, a, splits, source, None))
+        del a
         if need_w1:
             ctx.module.fc1._add_job((dh, x, splits, None, source))
         return (None, dx if need_x else None, None, None, None, dscale if need_scale else None, None,
@@ -143,7 +148,7 @@ class GroupedLinear(torch.nn.Module):
     either form loads into either.
 
     recipe: "bf16" (nothing is quantized), or which operands of the products are, as the trainer's
-    precision.recipe: "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"; parameters are bfloat16, on a CPU.
+    precision.recipe: "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"; parameters are bfloat16.
     Weights are quantized for every use. NVFP4 rounds gradients with the buffer `rng`, {seed, draw}; an
     optimizer's step is the next draw, so a recomputation has the same bits.
 
@@ -172,7 +177,7 @@ class GroupedLinear(torch.nn.Module):
             self._register(name, form, self.shapes[name], device=device, dtype=dtype)
         self.register_buffer("rng", None, persistent=False)
         if recipe == "nvfp4":
-            self.rng = torch.randint(2 ** 62, (2,), device="cpu").to(device)
+            self.rng = torch.randint(2 ** 62, (2,), device="cpu").to(self.experts_of("weight")[0].device)
             self.rng[1] = 0
             if not _rounding:
                 register_optimizer_step_post_hook(_next_draw)
@@ -207,10 +212,9 @@ class GroupedLinear(torch.nn.Module):
 
     def stacked(self, name):
         """"weight" [E, N, C] or "bias" [E, N] with its gradient, in either form; None: absent."""
-        found = self.experts_of(name)
-        if found is None or name in self._parameters:
-            return None if found is None else found[0]
-        whole = _experts.joined(found)
+        if name in self._parameters:
+            return self._parameters[name]
+        whole = _experts.joined(self.experts_of(name))
         return whole.contiguous() if name == "bias" else whole
 
     def _apply(self, fn, recurse=True):
@@ -255,7 +259,7 @@ class GroupedLinear(torch.nn.Module):
             y = _ManagedLinear.apply(self, rows, weight, splits, bias, row_scale, overwrite)
         else:
             y = self._product(rows, weight, splits, bias, row_scale, self._main_grad())
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return y if x.dim() == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
     def _product(self, x, weight, splits, bias, row_scale, main_grad):
         if self.recipe == "bf16":
@@ -265,8 +269,8 @@ class GroupedLinear(torch.nn.Module):
 
     def _dgrad(self, dy, weight, splits):
         if self.recipe == "bf16":
-            return torch.ops.moiety.grouped_linear_dgrad(dy, weight, splits)
-        return torch.ops.moiety.quantized_linear_dgrad(dy, weight, splits, self.rng, self.recipe)
+            return below.grouped_linear_dgrad(dy, weight, splits)
+        return below.quantized_linear_dgrad(dy, weight, splits, self.rng, self.recipe)
 
     def main_grads(self):
         """The buffers that the weight's gradient is added to, as experts_of("weight") has weights; an
@@ -330,9 +334,9 @@ class GroupedLinear(torch.nn.Module):
                         weight.grad_added_to_main_grad = True
             else:
                 if self.recipe == "bf16":
-                    dw = torch.ops.moiety.grouped_linear_wgrad(*job)
+                    dw = below.grouped_linear_wgrad(*job)
                 else:
-                    dw = torch.ops.moiety.quantized_linear_wgrad(*job[:3], self.rng, self.recipe)
+                    dw = below.quantized_linear_wgrad(*job[:3], self.rng, self.recipe)
                 for weight, part in zip(weights, [dw] if grouped else dw):
                     if weight.requires_grad:
                         weight.grad = part if weight.grad is None else weight.grad.add_(part)
@@ -348,11 +352,10 @@ class GroupedLinear(torch.nn.Module):
             factor = None
         def acc(*arguments):
             if self.recipe == "bf16":
-                torch.ops.moiety.grouped_linear_wgrad_acc(*arguments)
+                below.grouped_linear_wgrad_acc(*arguments)
             else:
                 dy, x, splits, _, _, into, beta = arguments
-                torch.ops.moiety.quantized_linear_wgrad_acc(dy, x, splits, into, beta, self.rng,
-                                                            self.recipe)
+                below.quantized_linear_wgrad_acc(dy, x, splits, into, beta, self.rng, self.recipe)
 
         target = buffers[0] if self.forms["weight"] == "grouped" else _experts.over(buffers)
         if target is not None:
@@ -442,7 +445,7 @@ class GroupedMLP(torch.nn.Module):
                                 row_tk=row_tk, b1=b1, b2=b2, kind=kind, alpha=alpha, limit=limit,
                                 offset=offset, interleave=interleave, main_grad1=fc1._main_grad(),
                                 main_grad2=fc2._main_grad())
-        return y.reshape(x.shape) if y.shape == rows.shape else y
+        return y.reshape(x.shape) if x.dim() != 2 and y.shape == rows.shape else y
 
     def _unfused(self, x, splits, row_scale, source, row_tk):
         rows = x.reshape(-1, x.shape[-1])
@@ -591,7 +594,7 @@ class MoELayer(torch.nn.Module):
             raise errors.InvalidArgument("update_router_bias: the router has no bias; "
                                          "RouterConfig(bias=True) makes one")
         with errors.translated():
-            torch.ops.moiety.router_update_bias(self.router.bias, counts, float(rate))
+            below.router_update_bias(self.router.bias, counts, float(rate))
 
     def backward_dw(self):
         """See GroupedMLP.backward_dw."""
@@ -602,7 +605,7 @@ def _rows(x, weight):
     if x.shape[-1:] != weight.shape[-1:]:
         raise errors.InvalidArgument(f"x has {x.shape[-1]} columns, the weight {list(weight.shape)} "
                                      f"expects {weight.shape[-1]}")
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     if torch.is_autocast_enabled(rows.device.type):
         rows = rows.to(weight.dtype)
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()

@@ -14,9 +14,9 @@ TEST(Doctor, SaysEveryCheckInLines) {
   const TemporaryDirectory dir;
   const ProgramResult result = run({"doctor", "--dir", dir / "."});
   EXPECT_EQ(result.code, kExitDone) << result.out;
-  for (const char* name :
-       {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi", "gpu",
-        "gpu variables", "gpu libraries", "nvlink", "open files", "disk", "tokenizers"}) {
+  for (const char* name : {"build", "cpu", "products", "cores", "memory", "shared memory", "mpi",
+                           "gpu", "gpu variables", "gpu libraries", "nvlink", "gpu pairs",
+                           "open files", "disk", "tokenizers"}) {
     EXPECT_NE(result.out.find(text("  {} ", name)), std::string::npos) << name << "\n"
                                                                        << result.out;
   }
@@ -95,6 +95,21 @@ TEST(Doctor, LinksBetweenGpus) {
   EXPECT_EQ(none.text, "2 GPUs, no link between GPUs is active: they reach each other over PCIe");
   EXPECT_EQ(nvlink_health({0}).text, "1 GPU, no link between GPUs is active");
   EXPECT_EQ(nvlink_health({}).text, "no GPU is listed");
+}
+
+TEST(Doctor, PairsOfGpus) {
+  EXPECT_EQ(gpu_pair_health({}).text, "fewer than two GPUs");
+  EXPECT_EQ(gpu_pair_health({}).health, Health::kInfo);
+  const HealthCheck all =
+      gpu_pair_health({{.a = 0, .b = 1, .us = 5.04}, {.a = 0, .b = 2, .us = 6}});
+  EXPECT_EQ(all.health, Health::kOk);
+  EXPECT_EQ(all.text,
+            "an exchange of a number takes 5.0 us between 0 and 1, 6.0 us between 0 and 2");
+  const HealthCheck some =
+      gpu_pair_health({{.a = 0, .b = 1, .why = "no peer access"}, {.a = 0, .b = 2, .us = 6}});
+  EXPECT_EQ(some.health, Health::kWarn);
+  EXPECT_EQ(some.text, "an exchange of a number takes 6.0 us between 0 and 2");
+  EXPECT_EQ(some.fix, "ranks on 0 and 1 cannot map each other's memory: no peer access");
 }
 
 TEST(Doctor, ADirectoryThatCannotBeWrittenFails) {

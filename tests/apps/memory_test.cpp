@@ -211,7 +211,9 @@ TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {
   EXPECT_EQ(there.parameters, host.parameters);
   EXPECT_EQ(there.activations, host.activations);
   EXPECT_GE(there.arena(), host.arena());
-  EXPECT_EQ(there.total(), host.total() - host.snapshot + there.gpu + there.arena() - host.arena());
+  EXPECT_EQ(there.expert_parallel, 0);  // one rank exchanges nothing
+  EXPECT_EQ(there.total(), host.total() - host.snapshot - host.expert_parallel + there.gpu +
+                               there.arena() - host.arena());
   // Memory outside of the GPU is no help there.
   const int64_t limit = there.total() - 1;
   for (const int64_t part : {limit, limit / 2, limit / 8}) {
@@ -222,6 +224,24 @@ TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {
   EXPECT_NO_THROW(check_memory(config, grid, limit + 1, gpu));
   const std::string report = memory_report(config, grid, limit, gpu);
   EXPECT_NE(report.find("snapshot 0 B, GPU 32.0 MiB; it may take "), report.npos) << report;
+}
+
+// Rows are on their way in memory of the group, in pieces of 2 MiB, and there is no other.
+TEST(MemoryClasses, OfRanksOnGpusHaveTheExchangeOfExperts) {
+  const Device gpu{DeviceType::kCuda, 0};
+  const TrainConfig config =
+      config_of(tiny("r", 2, 2) + Arguments{"--train.micro_batch=2", "--data.seq_len=128"});
+  TrainConfig direct = config;
+  direct.ep.zero_copy = moe::ZeroCopy::kAuto;
+  const Grid grid = check_layout(config);
+  const MemoryEstimate there = estimate_memory(config, grid, gpu);
+  const int64_t group =
+      moe::EpGroup::bytes(moe::ExpertMap(4, 2), ep_limits(config, 256), {.device = gpu}).total;
+  EXPECT_GT(group, 0);
+  EXPECT_EQ(there.expert_parallel, group + comm::kGpuMemoryUnit);
+  EXPECT_EQ(estimate_memory(direct, grid, gpu).total(), there.total());
+  EXPECT_GT(estimate_memory(direct, grid).expert_parallel,
+            estimate_memory(config, grid).expert_parallel);
 }
 
 TEST(MemoryClasses, AreLines) {

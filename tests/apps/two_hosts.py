@@ -5,7 +5,7 @@ between which mpirun starts ranks and no memory can be mapped.
     two_hosts.py PROGRAM [unittest arguments]
 
 Needs mpirun, `ip` and `unshare`, and the right to make namespaces (root); without them it says so and
-ends with 77.
+ends with 77. Where there are two GPUs, each host sees one, and NCCL carries what GPU ranks send.
 """
 import os
 import shutil
@@ -28,6 +28,7 @@ exec ip netns exec "PREFIX$1" unshare --uts --ipc --mount sh -c '
 hostname "host$0"; mount -t tmpfs none /dev/shm
 [ -d FOLDER/own ] && mount -t tmpfs none FOLDER/own
 mkdir -p "FOLDER/tmp$0"; TMPDIR="FOLDER/tmp$0"; export TMPDIR
+[ -f FOLDER/gpu$0 ] && { CUDA_VISIBLE_DEVICES=$(cat FOLDER/gpu$0); export CUDA_VISIBLE_DEVICES; }
 eval "$1"' "$1" "$2"
 """
 
@@ -80,6 +81,17 @@ class Hosts:
         return done.returncode, done.stdout + done.stderr
 
 
+def gpus():
+    """What CUDA_VISIBLE_DEVICES calls the GPUs that this process may use."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
+    try:
+        said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    except OSError:
+        return []
+    return [str(i) for i, line in enumerate(said.stdout.splitlines()) if line.startswith("GPU ")]
+
+
 def reason_to_skip():
     for program in ("mpirun", "ip", "unshare"):
         if not shutil.which(program):
@@ -122,6 +134,43 @@ class TwoHosts(unittest.TestCase):
 
     def test_slices_between_hosts(self):
         self.check(ep=2, parallel__tp=2, parallel__gtp=2)
+
+    def check_gpus(self, **more):
+        """Two ranks, each with a GPU on a host of its own, against two that map each other's memory."""
+        for host, gpu in zip("12", gpus()):
+            with open(f"{self.dir}/gpu{host}", "w") as f:
+                f.write(gpu)
+
+        def arguments(name, **which):
+            return runs.tiny(f"{self.dir}/{name}", ranks=2, steps=8, run__device="cuda", **more, **which)
+
+        code, run = runs.train(arguments("one", comm__transport="mapped"), ranks=2, own=True)
+        self.assertEqual(code, 0, run.tail())
+        code, said = self.hosts.mpirun(2, arguments("two"))
+        self.assertEqual(code, 0, said)
+        self.assertIn("works over NCCL", said)
+        self.assertIn("their network namespaces differ", said)
+        self.assertEqual(runs.steps(f"{self.dir}/two"), runs.steps(f"{self.dir}/one"))
+        self.assertEqual(len(runs.steps(f"{self.dir}/two")), 8)
+
+
+    @unittest.skipIf(len(gpus()) < 2, "needs two GPUs")
+    def test_data_between_gpus_of_two_hosts(self):
+        self.check_gpus()
+
+    @unittest.skipIf(len(gpus()) < 2, "needs two GPUs")
+    def test_slices_between_gpus_of_two_hosts(self):
+        self.check_gpus(parallel__tp=2, precision__recipe="bf16")
+
+    @unittest.skipIf(len(gpus()) < 2, "needs two GPUs")
+    def test_gpus_of_two_hosts_that_may_not_use_nccl(self):
+        for host, gpu in zip("12", gpus()):
+            with open(f"{self.dir}/gpu{host}", "w") as f:
+                f.write(gpu)
+        code, said = self.hosts.mpirun(2, runs.tiny(f"{self.dir}/run", ranks=2, steps=3,
+                                                    run__device="cuda", comm__transport="mapped"))
+        self.assertEqual(code, 2, said)
+        self.assertIn("their network namespaces differ", said)
 
     def test_a_run_directory_that_is_not_shared_is_named(self):
         os.mkdir(f"{self.dir}/own")

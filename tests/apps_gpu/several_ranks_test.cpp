@@ -1,72 +1,12 @@
 // Training of ranks that are threads and share a GPU, through the program: against one rank, against
 // CPU ranks, captured against eager, and across layouts.
-#include <chrono>
-#include <filesystem>
-#include <thread>
-
-#include "moiety/comm/thread_group.h"
-#include "moiety/train/train.h"
-#include "tests/apps/train_helpers.h"
-#include "tests/support/error_of.h"
-#include "tests/support/gpu_test.h"
+#include "tests/apps_gpu/late_data.h"
+#include "tests/apps_gpu/ranks_on_gpu.h"
 
 namespace moiety::app {
 namespace {
 
-namespace fs = std::filesystem;
-
-struct Ranks {
-  const char* name;
-  int ranks, tp;
-};
-constexpr Ranks kOne{"one", 1, 1}, kDp2{"dp2", 2, 1}, kDp3{"dp3", 3, 1}, kTp2{"tp2", 2, 2},
-    kTp2Dp2{"tp2.dp2", 4, 2}, kDp4{"dp4", 4, 1};
-
-const Arguments kOnGpu{"--run.device=cuda", "--run.share_gpus"};
-const Arguments kOnCpu{"--run.device=cpu"};
-const Arguments kEager{"--train.cuda_graph=false"};
-const Arguments kCaptured{"--train.cuda_graph=true"};
-const Arguments kLonger{"--train.steps=20", "--checkpoint.interval=0"};
-
-class SeveralRanksGpu : public GpuTest {
- protected:
-  std::string at(const std::string& name) const { return dir / name; }
-  // Twelve sequences a step, which one to four ranks share; all kinds of layers.
-  Arguments model(const std::string& name, const Ranks& r) const {
-    return tiny(at(name), r.ranks) + Arguments{text("--parallel.tp={}", r.tp),
-                                               "--train.global_batch=12",
-                                               text("--train.micro_batch={}", 12 * r.tp / r.ranks),
-                                               "--model.kv_heads=4",
-                                               "--model.layers=3",
-                                               "--model.dense_layers=[1]",
-                                               "--model.d_ffn_dense=48",
-                                               "--moe.shared_d_ffn=16",
-                                               "--moe.shared_gate",
-                                               "--router.bias_rate=0.001",
-                                               "--router.z_coef=0.001",
-                                               "--guard.comm_timeout_s=20"};
-  }
-  void train_at(const std::string& name, const Ranks& r, const Arguments& more) const {
-    train(model(name, r) + more);
-  }
-  void stop_after(const std::string& from, const std::string& to, int step) const {
-    fs::create_directories(at(to) + "/checkpoints");
-    fs::copy(checkpoint_path(at(from), step), checkpoint_path(at(to), step),
-             fs::copy_options::recursive);
-  }
-  void expect_equal(const std::string& a, const std::string& b) const {
-    const auto left = steps(at(a)), right = steps(at(b));
-    ASSERT_FALSE(left.empty());
-    for (const auto& [step, r] : left) {
-      ASSERT_TRUE(right.contains(step)) << step;
-      for (const char* field : {"loss", "aux", "z", "gnorm", "lr", "tokens", "bal", "entropy"}) {
-        EXPECT_EQ(r[field], right.at(step)[field])
-            << field << " of step " << step << " in " << a << " and " << b;
-      }
-    }
-  }
-  TemporaryDirectory dir;
-};
+class SeveralRanksGpu : public RanksOnGpu {};
 
 // The rate is low enough for choices of experts to be the same: a near tie that parts changes the
 // next digits.
@@ -228,7 +168,6 @@ TEST_F(SeveralRanksGpu, WhatIsNotThereIsRefused) {
     EXPECT_EQ(result.code, code) << result.err;
     EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
   };
-  refused({"--run.device=cuda", "--parallel.ep=2"}, kExitUsage, "parallel.ep = 2: this version");
   refused({"--run.device=cuda", "--parallel.gtp=2"}, kExitUsage, "parallel.gtp = 2: this version");
   if (gpu_status().count > 1) return;
   refused({"--run.device=cuda"}, kExitDevice,
@@ -236,63 +175,13 @@ TEST_F(SeveralRanksGpu, WhatIsNotThereIsRefused) {
           "let ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)");
 }
 
-// A source one of whose samples comes late.
-class LateSource final : public data::SampleSource {
- public:
-  LateSource(int64_t seq_len, uint64_t late, Seconds by)
-      : source_(data::synthetic_source("markov", seq_len, 264, 1)), late_(late), by_(by) {}
-
-  int64_t seq_len() const override { return source_->seq_len(); }
-  std::vector<data::SamplerSource> sources() const override { return source_->sources(); }
-  void read(data::SampleRef sample, const data::SampleRow& row) const override {
-    if (sample.index == late_) std::this_thread::sleep_for(by_);
-    source_->read(sample, row);
-  }
-  double text_bytes(int source, uint64_t samples) const override {
-    return source_->text_bytes(source, samples);
-  }
-
- private:
-  std::shared_ptr<const data::SampleSource> source_;
-  uint64_t late_;
-  Seconds by_;
-};
-
 // The data of one rank come after the deadline of the others. Where steps are enqueued one at a time
 // it is the GPU of another rank that waits for it. All end with one sentence, and the GPU can be used
 // afterwards.
 TEST_F(SeveralRanksGpu, ALatePeerIsNamed) {
-  train::TrainConfig c;
-  c.run.dir = at("late");
-  c.run.ranks = 2;
-  c.model.vocab = 264;
-  c.model.d_model = 32;
-  c.model.layers = 2;
-  c.model.heads = 4;
-  c.model.d_ffn = 32;
-  c.model.router.experts = 4;
-  c.data.seq_len = 16;
-  c.data.shuffle = false;
-  c.train.steps = 12;
-  c.train.micro_batch = 4;
-  c.train.global_batch = 8;
-  c.checkpoint.interval = 0;
-  c.log.peak_tflops = 1;
-  c.train.cuda_graph = false;
-  train::TrainingPlan plan = train::make_plan(c, kGpu);
-  const auto train_with = [&](std::shared_ptr<const data::SampleSource> source) {
-    plan.train = std::move(source);
-    comm::run_thread_ranks(2, {.deadline = Seconds(2)},
-                           [&](comm::Communicator& world) { train::train(plan, world); });
-  };
-  const auto start = std::chrono::steady_clock::now();
-  const std::string error = error_of(
-      [&] { train_with(std::make_shared<LateSource>(c.data.seq_len, 8 * 7 + 2, Seconds(8))); });
+  const std::string error = error_of_late_data(at(""), 1);
   EXPECT_NE(error.find("waited 2.0 s for rank "), std::string::npos) << error;
   EXPECT_NE(error.find("comm \""), std::string::npos) << error;
-  EXPECT_LT(Seconds(std::chrono::steady_clock::now() - start).count(), 30);
-  plan.config.run.dir = at("good");
-  train_with(data::synthetic_source("markov", c.data.seq_len, 264, 1));
 }
 
 }  // namespace

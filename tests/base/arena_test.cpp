@@ -33,6 +33,21 @@ TEST(Arena, LendsMemoryToThoseWhoAskAsLongAsThereIsRoom) {
   EXPECT_FALSE(is_lent(arena.lent_tensor(DType::kUInt8, {1})));
 }
 
+TEST(Arena, StaysInTheMemoryThatItIsGiven) {
+  const Tensor memory(DType::kUInt8, {256});
+  Arena arena("test", memory.view());
+  EXPECT_EQ(arena.allocate(100), memory.view().raw());
+  {
+    const ArenaScope scope(arena);
+    EXPECT_EQ(arena.tensor(DType::kFloat32, {32}).raw(), memory.data<uint8_t>() + 128);
+    EXPECT_THROW(arena.allocate(1), Error);
+  }
+  EXPECT_EQ(arena.allocate(1), static_cast<std::byte*>(memory.view().raw()) + 128);
+  EXPECT_EQ(arena.peak(), 256);
+  EXPECT_EQ(arena.reserved(), 0);
+  EXPECT_THROW(Arena("test", memory.view().slice(0, 1, 65)), Error);
+}
+
 TEST(Arena, SettlesToStableAddresses) {
   Arena arena("test", 256);
   const auto step = [&] {

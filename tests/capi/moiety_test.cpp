@@ -35,7 +35,8 @@ TEST(CApi, CodesHaveNames) {
   EXPECT_STREQ(moiety_code_name(MOIETY_UNSUPPORTED), "Unsupported");
   EXPECT_STREQ(moiety_code_name(MOIETY_NUMERICAL), "Numerical");
   EXPECT_STREQ(moiety_code_name(MOIETY_INTERNAL), "Internal");
-  EXPECT_STREQ(moiety_code_name(MOIETY_INTERNAL + 1), "?");
+  EXPECT_STREQ(moiety_code_name(MOIETY_INTERRUPTED), "Interrupted");
+  EXPECT_STREQ(moiety_code_name(MOIETY_INTERRUPTED + 1), "?");
   EXPECT_STREQ(moiety_code_name(-1), "?");
 }
 

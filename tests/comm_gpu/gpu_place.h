@@ -1,5 +1,5 @@
 // Operands of the conformance suite on GPUs, for ranks that are threads, or processes, and share
-// GPU 0.
+// GPU 0 or have one each.
 #pragma once
 
 #include <cstring>
@@ -10,6 +10,7 @@
 #include "moiety/comm/symmetric_buffer.h"
 #include "moiety/comm/thread_group.h"
 #include "tests/comm/conformance.h"
+#include "tests/support/gpu_of_rank.h"
 
 namespace moiety::comm {
 
@@ -24,8 +25,10 @@ class RankMemory {
  public:
   static constexpr int64_t kBytes = int64_t{64} << 20;
 
-  RankMemory() : own(kBytes, kGpu), pinned(Buffer::pinned(kBytes)), stream(Stream::on(kGpu)) {}
+  explicit RankMemory(Device gpu = kGpu)
+      : gpu(gpu), own(kBytes, gpu), pinned(Buffer::pinned(kBytes)), stream(Stream::on(gpu)) {}
 
+  const Device gpu;
   Buffer own, pinned;
   Stream stream;
   SymmetricBuffer shared;  // attached to the group, if its operands are to lie there
@@ -56,7 +59,7 @@ struct GpuPlace {
     RankMemory& memory = *RankMemory::mine();
     world.synchronize(memory.stream);
     world.barrier();
-    comm.prepare(kGpu, {.staging_bytes = 1 << 20});
+    comm.prepare(memory.gpu, {.staging_bytes = 1 << 20});
     world.barrier();
   }
   // The rank's stream, now and then late.
@@ -82,15 +85,17 @@ struct GpuPlace {
       std::byte* staged = memory.pinned.data();
       std::memset(staged, kPoison, size_t(bytes + 2 * kGuard));
       if (n_ > 0) std::memcpy(staged + kGuard, x.data(), size_t(bytes));
-      copy(whole(base_, kGpu), whole(staged, {}), memory.stream);
+      copy(whole(base_, memory.gpu), whole(staged, {}), memory.stream);
       memory.comm->synchronize(memory.stream);
     }
 
-    TensorView view() const { return TensorView(base_ + kGuard, dtype_of<T>, {n_}, kGpu); }
+    TensorView view() const {
+      return TensorView(base_ + kGuard, dtype_of<T>, {n_}, RankMemory::mine()->gpu);
+    }
     std::vector<T> get() const {
       RankMemory& memory = *RankMemory::mine();
       std::byte* staged = memory.pinned.data();
-      copy(whole(staged, {}), whole(base_, kGpu), memory.stream);
+      copy(whole(staged, {}), whole(base_, memory.gpu), memory.stream);
       memory.comm->synchronize(memory.stream);
       const int64_t bytes = n_ * int64_t(sizeof(T));
       for (int64_t i = 0; i < kGuard; ++i) {
@@ -120,9 +125,9 @@ inline void run_gpu_rank(RankMemory& memory, Communicator& comm, bool shared,
   memory.comm = &comm;
   memory.random.seed(unsigned(comm.rank()));
   memory.arrays = 0;
-  comm.prepare(kGpu, options);
+  comm.prepare(memory.gpu, options);
   if (shared && comm.size() > 1) {
-    memory.shared = SymmetricBuffer::create(comm, "operands", RankMemory::kBytes, kGpu);
+    memory.shared = SymmetricBuffer::create(comm, "operands", RankMemory::kBytes, memory.gpu);
     comm.attach(memory.shared);
   }
   struct Release {
@@ -138,8 +143,19 @@ inline void run_gpu_rank(RankMemory& memory, Communicator& comm, bool shared,
 inline void run_gpu_ranks(int ranks, Seconds deadline, bool shared, const GpuLinkOptions& options,
                           const std::function<void(Communicator&)>& body) {
   static auto& pool = *new std::map<int, RankMemory>;  // CUDA may end before it
-  for (int r = 0; r < ranks; ++r) pool.try_emplace(r);
+  for (int r = 0; r < ranks; ++r) pool.try_emplace(r, gpu_of(r));
   run_thread_ranks(ranks, {.deadline = deadline}, [&](Communicator& comm) {
+    run_gpu_rank(pool.at(comm.rank()), comm, shared, options, body);
+  });
+}
+
+// The same, each rank on a GPU of its own.
+inline void run_ranks_apart(int ranks, const ThreadGroupOptions& group, bool shared,
+                            const GpuLinkOptions& options,
+                            const std::function<void(Communicator&)>& body) {
+  static auto& pool = *new std::map<int, RankMemory>;
+  for (int r = 0; r < ranks; ++r) pool.try_emplace(r, Device{DeviceType::kCuda, r});
+  run_thread_ranks(ranks, group, [&](Communicator& comm) {
     run_gpu_rank(pool.at(comm.rank()), comm, shared, options, body);
   });
 }

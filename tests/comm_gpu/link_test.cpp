@@ -27,22 +27,23 @@ double seconds_of(const std::function<void()>& f) {
 
 TEST_F(CommGpu, SymmetricMemoryIsZeroedAlignedAndReachable) {
   run_thread_ranks(3, {.deadline = Seconds(10)}, [](Communicator& comm) {
-    EXPECT_TRUE(mappable(comm, kGpu));
-    SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 5000, kGpu);
+    const Device gpu = gpu_of(comm.rank());
+    EXPECT_TRUE(mappable(comm, gpu));
+    SymmetricBuffer buffer = SymmetricBuffer::create(comm, "test", 5000, gpu);
     EXPECT_EQ(buffer.bytes(), 5000);
-    EXPECT_EQ(buffer.device(), kGpu);
+    EXPECT_EQ(buffer.device(), gpu);
     EXPECT_TRUE(buffer.contains(buffer.local() + 4000, 1000));
     EXPECT_FALSE(buffer.contains(buffer.local() + 4000, 1001));
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.peer(r)) % (2 << 20), 0u);
     }
-    const Stream stream = Stream::on(kGpu);
-    const TensorView mine(buffer.local(), DType::kUInt8, {5000}, kGpu);
+    const Stream stream = Stream::on(gpu);
+    const TensorView mine(buffer.local(), DType::kUInt8, {5000}, gpu);
     const Tensor zeros = to_host(mine, stream);
     for (int64_t i = 0; i < 5000; ++i) ASSERT_EQ(zeros.data<uint8_t>()[i], 0);
     comm.barrier();
     const int next = (comm.rank() + 1) % 3;
-    fill_bytes(TensorView(buffer.peer(next), DType::kUInt8, {5000}, kGpu), uint8_t(1 + comm.rank()),
+    fill_bytes(TensorView(buffer.peer(next), DType::kUInt8, {5000}, gpu), uint8_t(1 + comm.rank()),
                stream);
     stream.synchronize();
     comm.barrier();
@@ -103,7 +104,7 @@ TEST_F(CommGpu, CreatingAndClosingReturnsAllMemory) {
 // One communicator's operations on one stream and then on another are in order.
 TEST_F(CommGpu, TwoStreamsInTurn) {
   run_gpu_ranks(3, Seconds(10), false, {.staging_bytes = 1 << 20}, [](Communicator& comm) {
-    const Stream one = RankMemory::mine()->stream, other = Stream::on(kGpu);
+    const Stream one = RankMemory::mine()->stream, other = Stream::on(RankMemory::mine()->gpu);
     comm.barrier();
     GpuPlace::begin(comm);
     const int64_t n = 40000;
@@ -133,8 +134,9 @@ TEST_F(CommGpu, RandomOperationsOnThreeCommunicators) {
       std::vector<Stream> streams;
       for (int g = 0; g < communicators; ++g) {
         groups.push_back(comm.split(0, g == 1 ? -comm.rank() : comm.rank(), text("group {}", g)));
-        groups.back()->prepare(kGpu, {.staging_bytes = 1 << 20, .beside_compute = g == 2});
-        streams.push_back(Stream::on(kGpu));
+        groups.back()->prepare(RankMemory::mine()->gpu,
+                               {.staging_bytes = 1 << 20, .beside_compute = g == 2});
+        streams.push_back(Stream::on(RankMemory::mine()->gpu));
       }
       GpuPlace::begin(comm);
       std::deque<Floats> parts, wholes;

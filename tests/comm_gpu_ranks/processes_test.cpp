@@ -1,6 +1,6 @@
-// Ranks that are processes and share GPU 0: the contract of every transport, the memory that they map,
-// graphs. The processes take turns on the GPU, some milliseconds each, so whatever waits for a peer
-// takes a turn.
+// Ranks that are processes, on GPUs of their own or sharing one, through memory that they map and over
+// NCCL: the contract of every transport, that memory, graphs. Processes that share a GPU take turns on
+// it, some milliseconds each, so whatever waits for a peer takes a turn.
 #include "moiety/base/graph.h"
 #include "tests/comm_gpu/gpu_place.h"
 #include "tests/support/error_of.h"
@@ -15,7 +15,7 @@ using Floats = GpuPlace::Array<float>;
 
 // What this process has on the GPU, for all tests.
 RankMemory& memory() {
-  static auto& it = *new RankMemory;  // CUDA may end before it
+  static auto& it = *new RankMemory(gpu_of(world().rank()));  // CUDA may end before it
   return it;
 }
 
@@ -24,19 +24,38 @@ struct ProcessBackend {
   using Place = GpuPlace;
   static void run(int ranks, Seconds deadline, const std::function<void(Communicator&)>& body) {
     if (gpu_status().count == 0) GTEST_SKIP() << gpu_status().text;
+    if (testing::over_nccl()) GTEST_SKIP() << "shares a GPU, without --nccl";
     testing::MpiBackend::run(ranks, deadline, [&](Communicator& comm) {
       run_gpu_rank(memory(), comm, shared, {.staging_bytes = 1 << 20}, body);
     });
   }
 };
 
-class CommGpuRanks : public GpuTest {};
+// Each on a GPU of its own (--nccl).
+struct NcclBackend {
+  using Place = GpuPlace;
+  static void run(int ranks, Seconds deadline, const std::function<void(Communicator&)>& body) {
+    if (!testing::over_nccl()) GTEST_SKIP() << "without --nccl";
+    static auto& own = *new RankMemory(Device{DeviceType::kCuda, world().rank()});
+    testing::MpiBackend::run(ranks, deadline, [&](Communicator& comm) {
+      run_gpu_rank(own, comm, false, {.staging_bytes = 1 << 20}, body);
+    });
+  }
+};
+
+class CommGpuRanks : public GpuTest {
+ protected:
+  void SetUp() override {
+    if (testing::over_nccl()) GTEST_SKIP() << "shares a GPU, without --nccl";
+    GpuTest::SetUp();
+  }
+};
 
 TEST_F(CommGpuRanks, MapEachOthersMemory) {
-  EXPECT_TRUE(mappable(world(), kGpu));
+  EXPECT_TRUE(mappable(world(), memory().gpu));
   const int me = world().rank(), ranks = world().size();
-  SymmetricBuffer buffer = SymmetricBuffer::create(world(), "test", 5000, kGpu);
-  const TensorView mine(buffer.local(), DType::kUInt8, {5000}, kGpu);
+  SymmetricBuffer buffer = SymmetricBuffer::create(world(), "test", 5000, memory().gpu);
+  const TensorView mine(buffer.local(), DType::kUInt8, {5000}, memory().gpu);
   const Tensor zeros = to_host(mine, stream);
   for (int64_t i = 0; i < 5000; ++i) ASSERT_EQ(zeros.data<uint8_t>()[i], 0);
   world().barrier();
@@ -46,7 +65,8 @@ TEST_F(CommGpuRanks, MapEachOthersMemory) {
     EXPECT_EQ(buffer.peer(r) - buffer.peer(0), r * (buffer.peer(1) - buffer.peer(0)));
   }
   const int next = (me + 1) % ranks;
-  fill_bytes(TensorView(buffer.peer(next), DType::kUInt8, {5000}, kGpu), uint8_t(1 + me), stream);
+  fill_bytes(TensorView(buffer.peer(next), DType::kUInt8, {5000}, memory().gpu), uint8_t(1 + me),
+             stream);
   stream.synchronize();
   world().barrier();
   EXPECT_EQ(to_host(mine, stream).data<uint8_t>()[4999], 1 + (me + ranks - 1) % ranks);
@@ -125,5 +145,6 @@ TEST_F(CommGpuRanks, GraphsGiveWhatEagerOperationsGive) {
 namespace conformance {
 using ProcessBackends = ::testing::Types<ProcessBackend<false>, ProcessBackend<true>>;
 INSTANTIATE_TYPED_TEST_SUITE_P(GpuRanks, Conformance, ProcessBackends);
+INSTANTIATE_TYPED_TEST_SUITE_P(NcclRanks, Conformance, NcclBackend);
 }  // namespace conformance
 }  // namespace moiety::comm

@@ -90,6 +90,28 @@ TEST_P(Model, GradientsMatchDifferencesOfTheNaiveObjective) {
   });
 }
 
+// Backward tells from which parameter on gradients are complete: nothing is added to them afterwards.
+TEST_P(Model, BackwardTellsWhichGradientsAreComplete) {
+  const ModelCase& c = GetParam();
+  on_ranks(1, [&](comm::Communicator& world) {
+    Subject s(c, DType::kFloat32, world);
+    ModelHarness& h = s.harness;
+    const StepSums sums = h.model->make_sums();
+    const ArenaScope activations(h.arena);
+    h.model->forward(s.batch.batch, h.capacity, sums, h.arena, {});
+    int last = static_cast<int>(h.parameters.size());
+    std::vector<std::vector<double>> told(h.parameters.size());
+    h.model->backward(s.batch.batch, {}, [&](int first) {
+      EXPECT_LE(first, last);
+      for (; last > first; --last) told[last - 1] = values(h.parameters[last - 1].grad);
+    });
+    EXPECT_EQ(last, 0);
+    for (size_t p = 0; p < told.size(); ++p) {
+      EXPECT_EQ(told[p], values(h.parameters[p].grad)) << h.parameters[p].spec.name;
+    }
+  });
+}
+
 TEST_P(Model, EvaluationGivesTheLossOfTrainingAndLeavesNothing) {
   on_ranks(1, [&](comm::Communicator& world) {
     Subject s(GetParam(), DType::kBFloat16, world);

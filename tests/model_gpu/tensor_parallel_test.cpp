@@ -1,4 +1,5 @@
-// The communication of tensor parallelism among ranks that are threads and share a GPU: the bits of
+// The communication of tensor parallelism among ranks that are threads, on the GPUs of the machine
+// in turn: the bits of
 // CPU ranks.
 #include "moiety/model/tensor_parallel.h"
 
@@ -9,13 +10,12 @@
 #include "moiety/comm/thread_group.h"
 #include "moiety/model/parallel_loss.h"
 #include "moiety/nn/loss.h"
+#include "tests/support/gpu_of_rank.h"
 #include "tests/support/gpu_test.h"
 #include "tests/support/tensors.h"
 
 namespace moiety::model {
 namespace {
-
-constexpr Device kOnGpu{DeviceType::kCuda, 0};
 
 // A pass of a rank on a device, without a model.
 struct Place {
@@ -56,7 +56,7 @@ class TensorParallelGpu : public GpuTest {
   static void run(int ranks, const std::function<void(comm::Communicator&)>& body) {
     comm::run_thread_ranks(ranks, {.deadline = Seconds(20)}, [&](comm::Communicator& world) {
       world.run_alone(true);
-      world.prepare(kOnGpu, {.staging_bytes = 1 << 20});
+      world.prepare(gpu_of(world.rank()), {.staging_bytes = 1 << 20});
       body(world);
       world.barrier();
     });
@@ -81,9 +81,9 @@ TEST_F(TensorParallelGpu, TokensAndSumsHaveTheBitsOfCpuRanks) {
           const Tensor partial = normal_tensor(storage, {all, width}, seed + 2);
           const Tensor wide = normal_tensor(DType::kFloat32, {own, width}, seed + 3);
           std::vector<Tensor> results[2];
-          for (const Device where : {Device{}, kOnGpu}) {
+          for (const Device where : {Device{}, gpu_of(world.rank())}) {
             Place place(world, storage, sequences, seq_len, where);
-            std::vector<Tensor>& out = results[where == kOnGpu];
+            std::vector<Tensor>& out = results[where.type == DeviceType::kCuda];
             const Tensor own_x = place.there(x), own_partial = place.there(partial),
                          own_wide = place.there(wide);
             out.push_back(place.here(gather_tokens(place.pass, own_x)));
@@ -130,7 +130,7 @@ TEST_F(TensorParallelGpu, TheLossHasTheBitsOfCpuRanks) {
           struct Result {
             Tensor loss, dx, grad;
           } results[2];
-          for (const Device where : {Device{}, kOnGpu}) {
+          for (const Device where : {Device{}, gpu_of(world.rank())}) {
             Place place(world, storage, kSequences, seq_len, where);
             const Tensor there_x = place.there(x), there_target = place.there(target),
                          there_mask = place.there(mask), there_head = place.there(head);
@@ -148,7 +148,8 @@ TEST_F(TensorParallelGpu, TheLossHasTheBitsOfCpuRanks) {
                                     .grad_VD = grad.view().slice(0, 0, columns),
                                     .chunk = 5,
                                     .z_coef = 0.1f});
-            results[where == kOnGpu] = {place.here(loss), place.here(dx), place.here(grad)};
+            results[where.type == DeviceType::kCuda] = {place.here(loss), place.here(dx),
+                                                        place.here(grad)};
           }
           expect_same_bits(results[0].loss, results[1].loss, "loss");
           const double bound = storage == DType::kBFloat16 ? 2e-2 : 1e-4;

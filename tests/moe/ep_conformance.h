@@ -279,7 +279,7 @@ class RankRun {
                                 .transport = transport,
                                 .zero_copy = c_.direct < 0 ? ZeroCopy::kOff : ZeroCopy::kAuto,
                                 .device = place.stream.device()})) {
-    if (group_.bytes().total > 0) poison_memory(group_);
+    if (group_.bytes().total > 0) poison_memory(group_, place_.stream);
     if constexpr (requires { place_.enter(group_, world); }) place_.enter(group_, world);
     if constexpr (std::is_same_v<Place, OnHost>) {
       if (c_.direct >= 0 && transport == EpTransport::kMapped) {

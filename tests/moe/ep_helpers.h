@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "moiety/base/buffer.h"
+#include "moiety/base/copy.h"
 #include "moiety/base/integer.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/comm/symmetric_buffer.h"
@@ -25,6 +26,7 @@
 #include "moiety/moe/ep_group.h"
 #include "moiety/moe/exchange_collective.h"
 #include "moiety/moe/exchange_mapped.h"
+#include "moiety/moe/peers/peer_exchange.h"
 #include "moiety/moe/prepare.h"
 #include "moiety/moe/prepare_ref.h"
 #include "tests/support/error_of.h"
@@ -68,8 +70,14 @@ inline int64_t memory_bytes(const EpGroup& group) {
 }
 
 // Fills what records go through, so that reading what nobody stored shows.
-inline void poison_memory(const EpGroup& group) {
-  if (group.transport() == EpTransport::kMapped) {
+inline void poison_memory(const EpGroup& group, const Stream& stream = {}) {
+  if (const auto& peers = group.impl()->peers) {
+    const int64_t first = peers->layout().meta, bytes = peers->memory().bytes() - first;
+    const Device device = peers->memory().device();
+    fill_bytes({peers->memory().local() + first, DType::kUInt8, {bytes}, device}, 0xFF, stream);
+    stream.synchronize();
+  } else if (group.impl()->on_gpu()) {  // of one rank, whose rows go through no memory
+  } else if (group.transport() == EpTransport::kMapped) {
     const MappedExchange& e = mapped(group);
     std::memset(e.memory().local() + e.layout().meta, 0xFF, e.bytes().total - e.layout().meta);
   } else {

@@ -271,7 +271,7 @@ void run_rank(comm::Communicator& world, const Problem& p, EpTransport transport
                                    .transport = transport,
                                    .zero_copy = c.direct < 0 ? ZeroCopy::kOff : ZeroCopy::kAuto,
                                    .device = place.stream.device()});
-  if (group.bytes().total > 0) poison_memory(group);
+  if (group.bytes().total > 0) poison_memory(group, place.stream);
   if constexpr (requires { place.enter(group, world); }) place.enter(group, world);
   world.barrier();
 

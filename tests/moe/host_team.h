@@ -12,11 +12,77 @@
 
 namespace moiety::moe {
 
+class HostLive {
+ public:
+  void add(int k, int64_t slot) { live_.push_back({k, slot}); }
+  int count() const { return static_cast<int>(live_.size()); }
+  template <class F>
+  void each(F&& f) const {
+    for (const auto& [k, slot] : live_) f(k, slot);
+  }
+  template <class F>
+  void batches(F&& f) const {
+    for (int first = 0; first < count(); first += 8) {
+      f(first == 0, std::min(8, count() - first), [&](int i) { return live_[first + i].second; });
+    }
+  }
+
+ private:
+  std::vector<std::pair<int, int64_t>> live_;
+};
+
 class HostWarp {
  public:
   template <class F>
   void each(int64_t n, F&& f) {
     for (int64_t i = 0; i < n; ++i) f(i);
+  }
+  template <class F>
+  void lanes(F&& f) {
+    for (int lane = 0; lane < 32; ++lane) f(lane);
+  }
+  template <class F>
+  uint64_t bits(int n, F&& f) {
+    uint64_t out = 0;
+    for (int i = 0; i < n; ++i) out |= f(i);
+    return out;
+  }
+  template <class Has, class Use>
+  int64_t number(int64_t n, Has&& has, Use&& use) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (has(i)) use(i, count++);
+    }
+    return count;
+  }
+  template <class Has, class F>
+  void find(int64_t n, Has&& has, F&& f) {
+    for (int64_t i = 0; i < n; ++i) {
+      if (has(i)) f(i);
+    }
+  }
+  template <class F, class Use>
+  int32_t prefix(int64_t n, F&& f, Use&& use) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < n; ++i) use(i, sum += f(i));
+    return sum;
+  }
+  template <class Key, class Take, class Add>
+  void same(int64_t begin, int64_t end, Key&& key, Take&& take, Add&& add) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int k = key(i);
+      if (k < 0) continue;
+      take(i, k, 0);
+      add(k, 1);
+    }
+  }
+  template <class Slot>
+  HostLive live(int n, Slot&& slot) {
+    HostLive out;
+    for (int k = 0; k < n; ++k) {
+      if (slot(k) >= 0) out.add(k, slot(k));
+    }
+    return out;
   }
   template <class F>
   void one(F&& f) {
@@ -70,6 +136,12 @@ class HostTeam {
     for (int64_t i = warp_; i < n; i += shared_.warps) f(warp, i);
   }
   template <class F>
+  void grid_warps(int64_t n, F&& f) {
+    HostWarp warp;
+    for (int64_t i = block_ * warps() + warp_; i < n; i += blocks_ * warps()) f(warp, i);
+  }
+  int64_t warps() const { return shared_.warps; }
+  template <class F>
   void one(F&& f) {
     if (warp_ == 0) f();
   }
@@ -87,6 +159,17 @@ class HostTeam {
     peers::add(&shared_.total, static_cast<unsigned long long>(mine));
     sync();
     return static_cast<int64_t>(shared_.total);
+  }
+  template <class F, class Use>
+  void scan(int64_t n, F&& f, Use&& use) {
+    sync();
+    int64_t sum = 0;
+    for (int64_t i = 0; i < n && warp_ == 0; ++i) {
+      const int64_t v = f(i);
+      use(i, sum);
+      sum += v;
+    }
+    sync();
   }
   template <class T>
   T* shared(int64_t offset) const {

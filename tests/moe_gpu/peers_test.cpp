@@ -1,5 +1,5 @@
-// Expert parallelism of ranks that are threads and share one GPU: the conformance suite, several
-// plans in flight, graphs, growth, faults. The host runs the same steps in
+// Expert parallelism of ranks that are threads and share one GPU, or two: the conformance suite,
+// several plans in flight, graphs, growth, faults. The host runs the same steps in
 // tests/moe/peers_test.cpp.
 #include "moiety/base/graph.h"
 #include "tests/moe/ep_conformance.h"
@@ -10,39 +10,55 @@
 namespace moiety::moe {
 namespace {
 
-class PeersGpu : public GpuTest {
+// On so many GPUs.
+class PeersGpu : public GpuTest, public testing::WithParamInterface<int> {
  protected:
-  static EpOptions options(double deadline = 20) {
-    return {.name = "moe", .deadline = Seconds(deadline), .chunk_rows = 4, .device = kGpu};
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (!IsSkipped() && gpu_status().count < gpus()) GTEST_SKIP() << "one GPU";
+  }
+  virtual int gpus() const { return GetParam(); }
+  static EpOptions options(const OnGpuRank& place, double deadline = 20) {
+    return {
+        .name = "moe", .deadline = Seconds(deadline), .chunk_rows = 4, .device = place.device()};
+  }
+  void run(int ranks, const std::function<void(comm::Communicator&, OnGpuRank)>& body) {
+    run_on_gpus(gpus(), ranks, Seconds(20), body);
   }
 
   template <class T, class Out>
-  static void run_case(const conformance::Case& c, int seed) {
+  void run_case(const conformance::Case& c, int seed) {
     const conformance::Problem<T> problem(c, seed);
     const conformance::Expected<T, Out> expected(problem);
-    run_on_gpu(c.ranks, Seconds(20), [&](comm::Communicator& world, const OnGpuRank& place) {
+    run(c.ranks, [&](comm::Communicator& world, const OnGpuRank& place) {
       SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), seed, c.describe()));
       conformance::RankRun<T, Out, OnGpuRank>(world, problem, expected, EpTransport::kAuto, place)
           .run();
     });
   }
   template <class T>
-  static void run_case_of(const conformance::Case& c, int seed) {
+  void run_case_of(const conformance::Case& c, int seed) {
     c.out_fp32 ? run_case<T, float>(c, seed) : run_case<T, T>(c, seed);
   }
 };
 
-// A part of the cases.
-class PeersGpuCases : public PeersGpu, public testing::WithParamInterface<int> {
+INSTANTIATE_TEST_SUITE_P(Gpus, PeersGpu, testing::Values(1, 2));
+
+// A part of the cases, first those on one GPU.
+class PeersGpuCases : public PeersGpu {
  public:
   static constexpr int kParts = 8;
+
+ protected:
+  int gpus() const override { return 1 + GetParam() / kParts; }
+  int part() const { return GetParam() % kParts; }
 };
-INSTANTIATE_TEST_SUITE_P(Part, PeersGpuCases, testing::Range(0, PeersGpuCases::kParts));
+INSTANTIATE_TEST_SUITE_P(Part, PeersGpuCases, testing::Range(0, 2 * PeersGpuCases::kParts));
 
 TEST_P(PeersGpuCases, HaveTheBitsOfTheOracle) {
   std::vector<conformance::Case> cases = conformance::all_cases();
   std::erase_if(cases, [](const conformance::Case& c) { return c.ranks == 1; });
-  for (size_t i = GetParam(); i < cases.size() && !HasFailure(); i += kParts) {
+  for (size_t i = part(); i < cases.size() && !HasFailure(); i += kParts) {
     conformance::Case& c = cases[i];
     conformance::shrink(c);
     const int seed = static_cast<int>(i);
@@ -52,7 +68,7 @@ TEST_P(PeersGpuCases, HaveTheBitsOfTheOracle) {
   }
 }
 
-TEST_F(PeersGpu, MoveQuantizedRows) {
+TEST_P(PeersGpu, MoveQuantizedRows) {
   std::vector<quantized::Case> cases = quantized::all_cases();
   std::erase_if(cases, [](const quantized::Case& c) { return c.ranks == 1; });
   for (size_t i = 0; i < cases.size() && !HasFailure(); ++i) {
@@ -60,7 +76,7 @@ TEST_F(PeersGpu, MoveQuantizedRows) {
     c.gemm_layout = false;
     conformance::shrink(c);
     const quantized::Problem problem(c, static_cast<int>(i));
-    run_on_gpu(c.ranks, Seconds(20), [&](comm::Communicator& world, const OnGpuRank& place) {
+    run(c.ranks, [&](comm::Communicator& world, const OnGpuRank& place) {
       SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), i, c.describe()));
       quantized::run_rank(world, problem, EpTransport::kAuto, place);
     });
@@ -168,10 +184,10 @@ struct Twins {
   std::map<const Tensor*, TensorView> there;
 };
 
-TEST_F(PeersGpu, PlansInFlightEagerAndInOneGraphThatOutlivesMemory) {
-  run_on_gpu(Step::kRanks, Seconds(20), [](comm::Communicator& world, OnGpuRank place) {
+TEST_P(PeersGpu, PlansInFlightEagerAndInOneGraphThatOutlivesMemory) {
+  run(Step::kRanks, [](comm::Communicator& world, OnGpuRank place) {
     Twins twins(world, place);
-    EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options());
+    EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options(place));
     for (int round = 0; round < 20; ++round) twins.run(group, place.stream);
     group.check(group.epoch());
     world.barrier();
@@ -194,13 +210,13 @@ TEST_F(PeersGpu, PlansInFlightEagerAndInOneGraphThatOutlivesMemory) {
 }
 
 // A rank that does not come is named after the deadline; the context, and another group, go on.
-TEST_F(PeersGpu, ALateRankAndAnotherOperationAreNamed) {
+TEST_P(PeersGpu, ALateRankAndAnotherOperationAreNamed) {
   std::string late[Step::kRanks], other[Step::kRanks];
-  run_on_gpu(Step::kRanks, Seconds(20), [&](comm::Communicator& world, OnGpuRank place) {
+  run(Step::kRanks, [&](comm::Communicator& world, OnGpuRank place) {
     const int me = world.rank();
     Twins twins(world, place);
     const auto fail_with = [&](auto&& act, double deadline) {
-      EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options(deadline));
+      EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options(place, deadline));
       twins.got[0]->prepare_plan(group, twins.at(), place.stream);
       place.stream.synchronize();
       world.barrier();
@@ -223,7 +239,7 @@ TEST_F(PeersGpu, ALateRankAndAnotherOperationAreNamed) {
                   : twins.got[0]->forward(group, twins.at(), place.stream);
         },
         10);
-    EpGroup fresh = EpGroup::create(world, Step::map(), Step::kLimits, options());
+    EpGroup fresh = EpGroup::create(world, Step::map(), Step::kLimits, options(place));
     twins.run(fresh, place.stream);
     fresh.check(fresh.epoch());
     twins.expect_same(place);
@@ -245,16 +261,16 @@ TEST_F(PeersGpu, ALateRankAndAnotherOperationAreNamed) {
   }
 }
 
-TEST_F(PeersGpu, ClosingReturnsAllMemory) {
+TEST_P(PeersGpu, ClosingReturnsAllMemory) {
   int64_t before = 0, after = 0;
-  run_on_gpu(2, Seconds(20), [&](comm::Communicator& world, const OnGpuRank&) {
+  run(2, [&](comm::Communicator& world, const OnGpuRank& place) {
     const EpLimits limits{.tokens = 512, .model = 1024, .topk = 2};
     for (int round = 0; round < 20; ++round) {
       world.barrier();
       if (round == 2 && world.rank() == 0) before = gpu_free_memory(0);
       world.barrier();
-      EpGroup group = EpGroup::create(world, {4, 2}, limits, options());
-      EXPECT_EQ(group.bytes().total, EpGroup::bytes({4, 2}, limits, options()).total);
+      EpGroup group = EpGroup::create(world, {4, 2}, limits, options(place));
+      EXPECT_EQ(group.bytes().total, EpGroup::bytes({4, 2}, limits, options(place)).total);
       group.close();
     }
     world.barrier();

@@ -1,5 +1,5 @@
-// The place of a suite's tensors for ranks that are threads and share GPU 0. Their memory is taken
-// before they start, and kept: nothing may be allocated while a kernel waits.
+// The place of a suite's tensors for ranks that are threads and share some GPUs. Their memory is
+// taken before they start, and kept: nothing may be allocated while a kernel waits.
 #pragma once
 
 #include <map>
@@ -12,15 +12,17 @@ namespace moiety::moe {
 // What one rank has on the GPU.
 struct GpuRank {
   static constexpr int64_t kBytes = int64_t{48} << 20;
-  static constexpr Device kGpu{DeviceType::kCuda, 0};
 
-  GpuRank() : there(kBytes, kGpu), staged(Buffer::pinned(kBytes)), stream(Stream::on(kGpu)) {}
+  explicit GpuRank(Device device)
+      : there(kBytes, device), staged(Buffer::pinned(kBytes)), stream(Stream::on(device)) {}
   Buffer there, staged;
   Stream stream;
 
-  static GpuRank& of(int rank) {
-    static auto& pool = *new std::map<int, GpuRank>;  // CUDA may end before it
-    return pool.try_emplace(rank).first->second;
+  // The ranks' GPUs are the first `gpus`, in turns.
+  static GpuRank& of(int rank, int gpus) {
+    static auto& pool = *new std::map<std::pair<int, int>, GpuRank>;  // CUDA may end before it
+    const int gpu = rank % gpus;
+    return pool.try_emplace({rank, gpu}, Device{DeviceType::kCuda, gpu}).first->second;
   }
 };
 
@@ -35,10 +37,10 @@ class OnGpuRank {
     copies_.push_back({storage, at});
     std::memcpy(rank_->staged.data() + at, storage.raw(), size_t(storage.bytes()));
     copy(there(at, storage.bytes()), staged(at, storage.bytes()), stream);
-    if (!view.raw()) return {nullptr, view.dtype(), view.sizes(), view.strides(), GpuRank::kGpu};
+    if (!view.raw()) return {nullptr, view.dtype(), view.sizes(), view.strides(), device()};
     const int64_t offset = address(view) - address(storage);
     return {rank_->there.data() + at + offset, view.dtype(), view.sizes(), view.strides(),
-            GpuRank::kGpu};
+            device()};
   }
   void back() {
     for (size_t i = brought_; i < copies_.size(); ++i) {
@@ -63,12 +65,14 @@ class OnGpuRank {
     return out;
   }
 
+  Device device() const { return stream.device(); }
+
   Stream stream;
 
  private:
   static intptr_t address(const TensorView& x) { return reinterpret_cast<intptr_t>(x.raw()); }
   TensorView there(int64_t at, int64_t bytes) const {
-    return {rank_->there.data() + at, DType::kUInt8, {bytes}, GpuRank::kGpu};
+    return {rank_->there.data() + at, DType::kUInt8, {bytes}, device()};
   }
   TensorView staged(int64_t at, int64_t bytes) const {
     return {rank_->staged.data() + at, DType::kUInt8, {bytes}};
@@ -90,12 +94,12 @@ class OnGpuRank {
   size_t brought_ = 0;
 };
 
-// Runs body(world, place) on ranks that are threads.
-inline void run_on_gpu(int ranks, Seconds deadline,
-                       const std::function<void(comm::Communicator&, OnGpuRank)>& body) {
-  for (int r = 0; r < ranks; ++r) GpuRank::of(r);
+// Runs body(world, place) on ranks that are threads and share the first `gpus` GPUs.
+inline void run_on_gpus(int gpus, int ranks, Seconds deadline,
+                        const std::function<void(comm::Communicator&, OnGpuRank)>& body) {
+  for (int r = 0; r < ranks; ++r) GpuRank::of(r, gpus);
   comm::run_thread_ranks(ranks, {.deadline = deadline}, [&](comm::Communicator& world) {
-    body(world, OnGpuRank(GpuRank::of(world.rank())));
+    body(world, OnGpuRank(GpuRank::of(world.rank(), gpus)));
   });
 }
 

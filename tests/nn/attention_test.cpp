@@ -89,5 +89,19 @@ TEST(AttentionTest, RefusesWhatDoesNotFit) {
   EXPECT_THROW(attention(p.forward(), {}), Error);
 }
 
+TEST(AttentionTest, NeedsNoWorkAreaOnACpu) {
+  const Problem p(kCases[4], DType::kBFloat16);
+  EXPECT_EQ(attention_workspace(p.forward(), {}), 0);
+  EXPECT_EQ(attention_backward_workspace(p.backward(), {}), 0);
+  attention(p.forward(), {});
+  const Tensor expected = copy_of(p.o()), bytes(DType::kUInt8, {512});
+  AttentionArgs args = p.forward();
+  args.workspace = bytes;
+  attention(args, {});
+  expect_same_bits(p.o(), expected, "o");
+  args.workspace = bytes.view().slice(0, 1, 511);
+  EXPECT_THROW(attention(args, {}), Error);
+}
+
 }  // namespace
 }  // namespace moiety::nn

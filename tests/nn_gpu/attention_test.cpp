@@ -124,6 +124,58 @@ TEST_P(AttentionGpu, CapturedAndRepeated) {
   }
 }
 
+// With a work area of the caller's a call has no memory of its own: two graphs that were captured on
+// one stream run at once on two.
+TEST_F(AttentionGpuCalls, GraphsWithWorkAreasOfTheirOwnRunSideBySide) {
+  const Case c{"work_area", 2, 512, 512, 8, 2, 64};
+  struct One {
+    One(const Case& c, const Stream& stream) : p(c, DType::kBFloat16), gpu(p, stream) {
+      forward = gpu.forward();
+      backward = gpu.backward();
+      area = Tensor(DType::kUInt8, {attention_workspace(forward, stream) + 1}, kGpu);
+      back_area = Tensor(DType::kUInt8, {attention_backward_workspace(backward, stream) + 1}, kGpu);
+      forward.workspace = area;
+      backward.forward.workspace = area;
+      backward.workspace = back_area;
+    }
+    void run(const Stream& stream) const {
+      attention(forward, stream);
+      attention_backward(backward, stream);
+    }
+    Problem p;
+    Copies gpu;
+    AttentionArgs forward;
+    AttentionBackwardArgs backward;
+    Tensor area, back_area;
+  };
+  const One first(c, stream), second(c, stream);
+  first.run(stream);
+  first.gpu.download(first.p, stream);
+  const Graph a(stream, [&] { first.run(stream); }), b(stream, [&] { second.run(stream); });
+  for (const size_t i : {4, 5, 6, 7, 8}) fill_bytes(first.gpu.tensors[i], 0xFF, stream);
+  stream.synchronize();
+  const Stream side = Stream::on(kGpu);
+  const int64_t before = gpu::activity().allocations;
+  for (int n = 0; n < 20; ++n) {
+    a.launch(stream);
+    b.launch(side);
+  }
+  EXPECT_EQ(gpu::activity().allocations, before);
+  side.synchronize();
+  const Problem again(c, DType::kBFloat16);
+  for (const One* one : {&first, &second}) {
+    one->gpu.download(again, stream);
+    for (const size_t i : {4, 5, 6, 7, 8}) {
+      expect_same_bits(again.tensors[i], first.p.tensors[i], text("tensor {}", i));
+    }
+  }
+  if (cudnn_status().available) {
+    AttentionBackwardArgs small = first.backward;
+    small.workspace = small.workspace.slice(0, 0, 256);
+    EXPECT_THROW(attention_backward(small, stream), Error);
+  }
+}
+
 // Heads of a fused projection, as the model has them (for cuDNN q is packed, but not that of one
 // sequence), and heads at odd addresses.
 TEST_F(AttentionGpuCalls, FusedHeadsGiveTheSameBits) {

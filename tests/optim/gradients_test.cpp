@@ -100,6 +100,7 @@ enum class When {
   kSome,     // all but three parameters, one of which is in the first bucket of its domain
   kLate,     // everything half way; then the rest is late
   kLateOne,  // the same, but on rank 0 more comes of one parameter, on the others nothing
+  kDown,     // everything, from the last parameter to the first, by on_grads_ready
 };
 
 // Two steps whose gradients are reported in several ways.
@@ -125,7 +126,12 @@ Whole run_reported(Layout layout, When when, DType wire) {
       }
     };
     for (int step = 0; step < 2; ++step) {
+      for (int p = static_cast<int>(order.size()) - 1; when == When::kDown && p >= 0; --p) {
+        add(p, step, 0, kBatches);
+        optimizer.on_grads_ready(p, Stream());
+      }
       for (const int p : order) {
+        if (when == When::kDown) break;
         if (when == When::kLateOne) {
           add(p, step, 0, kBatches);
           report(p);
@@ -161,7 +167,7 @@ TEST(Gradients, BitsDoNotDependOnWhenTheyAreReported) {
   for_each_layout([](Layout layout) {
     const DType wire = layout.dp == 2 ? DType::kBFloat16 : DType::kFloat32;
     const Whole expected = run_reported(layout, When::kNever, wire);
-    for (const When when : {When::kAll, When::kSome, When::kLate, When::kLateOne}) {
+    for (const When when : {When::kAll, When::kSome, When::kLate, When::kLateOne, When::kDown}) {
       EXPECT_TRUE(same_bits(run_reported(layout, when, wire), expected)) << static_cast<int>(when);
     }
   });

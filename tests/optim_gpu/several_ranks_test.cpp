@@ -1,4 +1,5 @@
-// The optimizer of ranks that are threads and share a GPU: the bits of CPU ranks, eager and captured.
+// The optimizer of ranks that are threads, on the GPUs of the machine in turn: the bits of CPU ranks, eager and captured.
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -8,12 +9,11 @@
 #include "moiety/optim/step_words.h"
 #include "tests/optim_gpu/optimizer_cases.h"
 #include "tests/support/error_of.h"
+#include "tests/support/gpu_of_rank.h"
 #include "tests/support/gpu_test.h"
 
 namespace moiety::optim {
 namespace {
-
-constexpr Device kOnGpu{DeviceType::kCuda, 0};
 
 struct RanksRun {
   const char* name;
@@ -25,23 +25,32 @@ struct RanksRun {
 class OptimizerRanksGpu : public GpuTest, public testing::WithParamInterface<RanksRun> {
  protected:
   // Calls body(groups, stream) on each rank, whose operations run alone.
-  static void run(const std::function<void(const GridGroups&, const Stream&)>& body) {
+  static void run(const std::function<void(const GridGroups&, const Stream&)>& body,
+                  Seconds deadline = Seconds(20)) {
     const gtp::Grid& grid = GetParam().grid;
     const int ranks = grid.tp * grid.gtp * grid.dp;
-    comm::run_thread_ranks(ranks, {.deadline = Seconds(20)}, [&](comm::Communicator& world) {
+    comm::run_thread_ranks(ranks, {.deadline = deadline}, [&](comm::Communicator& world) {
       world.run_alone(true);
       const GridGroups groups(grid, world);
-      const Stream stream = Stream::on(kOnGpu);
-      groups.prepare(kOnGpu, {.staging_bytes = 1 << 20});
+      const Stream stream = Stream::on(gpu_of(world.rank()));
+      groups.prepare(stream.device(), {.staging_bytes = 1 << 20});
       body(groups, stream);
-      world.barrier();
+      world.bootstrap().all_gather("");
     });
+  }
+  // Says in some steps, as backward goes on, that gradients are complete; in some of them not of all.
+  static void report(DistributedOptimizer& optimizer, int step, const Stream& stream) {
+    const int all = static_cast<int>(std::ssize(optimizer.parameters()));
+    for (int first = all - 1; step % 3 > 0 && first >= step % 3 - 1; --first) {
+      optimizer.on_grads_ready(first, stream);
+    }
   }
   static OptimizerConfig config(Device device) {
     OptimizerConfig c = config_on(device);
     c.main_grad = GetParam().main_grad;
     c.grad_wire = GetParam().wire;
     c.compare_copies = 1;
+    c.group_elements = 3000;  // several groups
     return c;
   }
 };
@@ -65,7 +74,7 @@ TEST_P(OptimizerRanksGpu, StepsHaveTheBitsOfCpuRanks) {
   run([&](const GridGroups& groups, const Stream& stream) {
     const int rank = groups.world().rank();
     DistributedOptimizer cpu(specs_of(GetParam().formats[0]), config({}), groups);
-    DistributedOptimizer gpu(specs_of(GetParam().formats[0]), config(kOnGpu), groups);
+    DistributedOptimizer gpu(specs_of(GetParam().formats[0]), config(stream.device()), groups);
     EXPECT_EQ(gpu.compare_interval(), 1);
     EXPECT_EQ(cpu.compare_interval(), 0);
     cpu.initialize(5, Stream());
@@ -84,6 +93,7 @@ TEST_P(OptimizerRanksGpu, StepsHaveTheBitsOfCpuRanks) {
       in.tokens += rank;
       contribute_to(cpu, step, step % 3 != 0, stream, rank, poison);
       contribute_to(gpu, step, step % 3 != 0, stream, rank, poison);
+      report(gpu, step, stream);
       const StepReport expected = cpu.step(in, Stream()), got = gpu.step(in, stream);
       ASSERT_EQ(text_of(got), text_of(expected));
       ASSERT_EQ(difference(cpu, gpu, stream), "");
@@ -97,12 +107,12 @@ TEST_P(OptimizerRanksGpu, ACapturedStepHasTheBitsOfAnEagerOne) {
   run([&](const GridGroups& groups, const Stream& stream) {
     comm::Communicator& world = groups.world();
     const int rank = world.rank();
-    DistributedOptimizer eager(specs_of(GetParam().formats[0]), config(kOnGpu), groups);
-    DistributedOptimizer captured(specs_of(GetParam().formats[0]), config(kOnGpu), groups);
+    DistributedOptimizer eager(specs_of(GetParam().formats[0]), config(stream.device()), groups);
+    DistributedOptimizer captured(specs_of(GetParam().formats[0]), config(stream.device()), groups);
     for (DistributedOptimizer* optimizer : {&eager, &captured}) optimizer->initialize(5, stream);
     constexpr int64_t kLosses = 3;
-    const Tensor in(DType::kFloat64, {input_word::kCount + kLosses}, kOnGpu);
-    const Tensor out(DType::kFloat64, {report_word::kCount + kLosses}, kOnGpu);
+    const Tensor in(DType::kFloat64, {input_word::kCount + kLosses}, stream.device());
+    const Tensor out(DType::kFloat64, {report_word::kCount + kLosses}, stream.device());
     contribute_to(captured, 0, false, stream, rank);
     stream.synchronize();
     world.barrier();
@@ -112,7 +122,7 @@ TEST_P(OptimizerRanksGpu, ACapturedStepHasTheBitsOfAnEagerOne) {
     world.run_alone(true);
     stream.synchronize();
     world.barrier();
-    const auto report = [&](DistributedOptimizer& optimizer) {
+    const auto report_of = [&](DistributedOptimizer& optimizer) {
       Event end;
       end.record(stream);
       world.wait(end);
@@ -125,13 +135,14 @@ TEST_P(OptimizerRanksGpu, ACapturedStepHasTheBitsOfAnEagerOne) {
       std::vector<double> words = input_words(input_of(step));
       copy(in, {words.data(), DType::kFloat64, {std::ssize(words)}}, stream);
       contribute_to(eager, step, false, stream, rank);
+      report(eager, step, stream);
       eager.enqueue(in, out, stream);
-      const std::string expected = report(eager);
+      const std::string expected = report_of(eager);
       contribute_to(captured, step, false, stream, rank);
       stream.synchronize();
       world.barrier();
       graph->launch(stream);
-      ASSERT_EQ(report(captured), expected);
+      ASSERT_EQ(report_of(captured), expected);
       ASSERT_EQ(difference(eager, captured, stream), "");
       captured.compare_copies();
     }
@@ -139,10 +150,56 @@ TEST_P(OptimizerRanksGpu, ACapturedStepHasTheBitsOfAnEagerOne) {
   });
 }
 
+// A rank that never comes: the others' weights, masters and moments stay as they are.
+TEST_P(OptimizerRanksGpu, NoWeightChangesBehindALatePeer) {
+  run(
+      [&](const GridGroups& groups, const Stream& stream) {
+        comm::Communicator& world = groups.world();
+        DistributedOptimizer optimizer(specs_of(std::nullopt), config(stream.device()), groups);
+        optimizer.initialize(5, stream);
+        contribute_to(optimizer, 0, false, stream, world.rank());
+        const auto state = [&] {
+          std::vector<Tensor> out;
+          for (const Parameter& p : optimizer.parameters())
+            out.push_back(to_host(p.weight, stream));
+          for (const StatePiece& x : optimizer.state_view()) {
+            int64_t n = 1;
+            for (int d = 0; d < x.box.rank; ++d) n *= x.box.size[d];
+            out.push_back(to_host(TensorView(x.data, x.dtype, {n}, x.device), stream));
+          }
+          return out;
+        };
+        const std::vector<Tensor> before = state();
+        const Tensor in(DType::kFloat64, {input_word::kCount + 3}, stream.device());
+        const Tensor out(DType::kFloat64, {report_word::kCount + 3}, stream.device());
+        std::vector<double> words = input_words(input_of(0));
+        copy(in, {words.data(), DType::kFloat64, {std::ssize(words)}}, stream);
+        stream.synchronize();
+        world.barrier();
+        world.run_alone(false);
+        if (world.rank() != 1) {
+          optimizer.enqueue(in, out, stream);
+          Event end;
+          end.record(stream);
+          EXPECT_NE(error_of([&] { world.wait(end); }).find("waited 2.0 s for rank "),
+                    std::string::npos);
+          const std::vector<Tensor> after = state();
+          for (size_t i = 0; i < after.size(); ++i) {
+            EXPECT_EQ(std::memcmp(before[i].view().raw(), after[i].view().raw(),
+                                  before[i].view().bytes()),
+                      0)
+                << i;
+          }
+        }
+        world.bootstrap().all_gather("");
+      },
+      Seconds(2));
+}
+
 // A weight that one rank has changed is found where ranks compare, and named on all.
 TEST_P(OptimizerRanksGpu, CopiesThatDifferAreFound) {
   run([&](const GridGroups& groups, const Stream& stream) {
-    DistributedOptimizer gpu(specs_of(std::nullopt), config(kOnGpu), groups);
+    DistributedOptimizer gpu(specs_of(std::nullopt), config(stream.device()), groups);
     gpu.initialize(5, stream);
     gpu.compare_copies();
     const TensorView weight = gpu.parameters()[1].weight;

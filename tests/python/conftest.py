@@ -10,7 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from moiety import _lib  # noqa: E402
 
-CPU_ONLY = {"test_package"}
+CPU_ONLY = {"test_package", "test_compile_cache"}
 
 
 def has_gpu():

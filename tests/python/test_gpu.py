@@ -80,6 +80,21 @@ def test_splits_that_do_not_fit_count_as_empty():
     assert torch.equal(y, ops.grouped_linear(x, w1, right))
 
 
+@pytest.mark.parametrize("recipe", nn.RECIPES[1:])
+def test_operands_of_recipes_are_those_of_the_cpu(recipe):
+    """The same products up to the order of sums: what is quantized has the same bits."""
+    x, w, _, splits = problem(96, model=64, ffn=32, dtype=torch.bfloat16)
+    dy, rng = torch.randn(96, 64).bfloat16(), torch.tensor([5, 1])
+    o = torch.ops.moiety
+    for operator, args in ((o.quantized_linear, (x, w, splits, None, None, None, rng, recipe)),
+                           (o.quantized_linear_dgrad, (dy, w, splits, rng, recipe)),
+                           (o.quantized_linear_wgrad, (dy, x, splits, rng, recipe))):
+        here = operator(*args)
+        there = operator(*(a.cpu() if isinstance(a, torch.Tensor) else a for a in args))
+        far = (here.cpu().float() - there.float()).norm() / there.float().norm()
+        assert far < 3e-3, (operator, far)
+
+
 def test_tensors_on_another_device_are_named():
     x, w1, _, splits = problem()
     with pytest.raises((moiety.InvalidArgument, RuntimeError), match="cpu"):
@@ -102,8 +117,12 @@ def layer(**options):
     return nn.MoELayer(64, 32, 8, 2, dtype=torch.bfloat16, **options)
 
 
-def test_a_step_waits_for_nothing_and_takes_no_memory_of_its_own():
-    module = layer(router=nn.RouterConfig(score="sigmoid", bias=True))
+recipes = pytest.mark.parametrize("recipe", nn.RECIPES)
+
+
+@recipes
+def test_a_step_waits_for_nothing_and_takes_no_memory_of_its_own(recipe):
+    module = layer(router=nn.RouterConfig(score="sigmoid", bias=True), recipe=recipe)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, foreach=True)
     x = torch.randn(256, 64, dtype=torch.bfloat16, requires_grad=True)
     splits = nn.GroupedMLP(4, 64, 32, dtype=torch.bfloat16)
@@ -149,8 +168,9 @@ def test_work_is_on_the_current_stream_and_the_device_stays():
     assert torch.cuda.current_device() == 0
 
 
-def test_a_graph_takes_new_splits_and_tokens():
-    module = layer()
+@recipes
+def test_a_graph_takes_new_splits_and_tokens(recipe):
+    module = layer(recipe=recipe)
     for linear in (module.experts.fc1, module.experts.fc2):
         linear.weight.main_grad = torch.zeros_like(linear.weight, dtype=torch.float32)
         linear.grad_target = "main_grad"
@@ -165,10 +185,7 @@ def test_a_graph_takes_new_splits_and_tokens():
         for linear in (module.experts.fc1, module.experts.fc2):
             linear.weight.main_grad.zero_()
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.synchronize()
+    nn.warmup(module, x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = run()

@@ -118,6 +118,33 @@ def test_doctor():
     assert "engine_float32" in text and torch.__version__ in text
 
 
+INTERRUPTED = """
+import signal, time
+from moiety import _lib
+_lib.core()
+start, ran = time.monotonic(), []
+def handler(number, frame):
+    ran.append(time.monotonic() - start)
+    if {raises}: raise KeyboardInterrupt("of the handler")
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.02)
+try:
+    _lib.call_json("moiety_doctor", b".", 1)
+    said = "ended"
+except KeyboardInterrupt:
+    said = "interrupted"
+took = time.monotonic() - start
+print(said, len(ran), ran[0] < 0.75 * took or took - ran[0] > 0.1)
+_lib.call_json("moiety_doctor", b".", 0)  # the next call is a new one
+"""
+
+
+@pytest.mark.parametrize("raises,said", [(True, "interrupted"), (False, "ended")])
+def test_a_long_call_runs_handlers_and_ends_when_one_raises(raises, said):
+    found = python(INTERRUPTED.format(raises=raises)).split()
+    assert found[:2] == [said, "1"] and (raises or found[2] == "True")
+
+
 def test_errors_are_also_pythons_own():
     for ours, theirs in [(moiety.InvalidArgument, ValueError), (moiety.Unsupported, NotImplementedError),
                          (moiety.IoError, OSError), (moiety.OutOfMemory, MemoryError)]:

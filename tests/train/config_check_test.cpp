@@ -36,25 +36,39 @@ TEST(ConfigCheck, StepsAreCapturedOnAGpuAlone) {
             "train.cuda_graph = \"true\": guard.nan = \"tensor\" looks at single operations");
 }
 
-TEST(ConfigCheck, GpusTakeDataAndTensorParallelRanks) {
+TEST(ConfigCheck, GpusTakeDataTensorAndExpertParallelRanks) {
   const Device gpu{DeviceType::kCuda, 0};
-  check_gpu_layout({.tp = 2, .dp = 3, .edp = 6}, gpu);
-  EXPECT_FALSE(refusal_of_gpus({.tp = 2, .dp = 3, .edp = 6}));
+  const Grid grid{.tp = 2, .dp = 3, .ep = 2, .edp = 3};
+  check_gpu_layout(grid, gpu);
+  EXPECT_FALSE(refusal_of_gpus(grid));
   struct Case {
     Grid grid;
     const char* text;
   };
-  const char* rest = " among CPU ranks alone; on GPUs ranks take parallel.dp and parallel.tp";
+  const char* rest =
+      " on CPU ranks alone; on GPUs ranks take parallel.dp, parallel.tp and parallel.ep";
   for (const Case& c :
-       {Case{{.dp = 2, .ep = 2}, "parallel.ep = 2: this version of Moiety divides experts"},
-        Case{{.gtp = 3, .edp = 3},
-             "parallel.gtp = 3: this version of Moiety divides dense weights"},
+       {Case{{.gtp = 3, .edp = 3},
+             "parallel.gtp = 3: this version of Moiety gathers dense weights"},
         Case{{.dp = 2, .egtp = 2},
-             "parallel.egtp = 2: this version of Moiety divides the experts' weights"}}) {
+             "parallel.egtp = 2: this version of Moiety gathers experts' weights"}}) {
     check_gpu_layout(c.grid, {});
     EXPECT_EQ(error_of([&] { check_gpu_layout(c.grid, gpu); }, ErrorKind::kUsage),
               std::string(c.text) + rest);
   }
+}
+
+TEST(ConfigCheck, RowsBetweenGpusComeInTheOrderOfExperts) {
+  const Device gpu{DeviceType::kCuda, 0};
+  TrainConfig c;
+  c.model.row_layout = moe::RowLayout::kRank;
+  check_rows(c, {.dp = 2, .ep = 2}, {});
+  check_rows(c, {.dp = 2, .edp = 2}, gpu);
+  EXPECT_EQ(error_of([&] { check_rows(c, {.dp = 2, .ep = 2}, gpu); }, ErrorKind::kUsage),
+            "moe.layout = \"rank\": between ranks on GPUs rows come in the order of experts alone, "
+            "and parallel.ep = 2 on cuda:0; auto or expert");
+  c.model.row_layout = moe::RowLayout::kAuto;
+  check_rows(c, {.dp = 2, .ep = 2}, gpu);
 }
 
 TEST(ConfigCheck, MicroBatchesTakeTurnsOnCpuRanks) {

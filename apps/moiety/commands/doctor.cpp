@@ -1,5 +1,6 @@
 #include "apps/moiety/commands/doctor.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include <CLI/CLI.hpp>
@@ -7,6 +8,7 @@
 #include "apps/moiety/commands/command_line.h"
 #include "apps/moiety/exit_code.h"
 #include "apps/moiety/report/result.h"
+#include "moiety/comm/gpu_environment.h"
 #include "moiety/train/health.h"
 
 namespace moiety::app {
@@ -15,6 +17,16 @@ namespace {
 constexpr const char* kDoctorAbout =
     "What this machine and this build offer to training: OK, INFO, WARN or FAIL, and what to do.\n"
     "Exits with 0 unless something fails.";
+
+// With the pairs of GPUs, for which the environment is prepared; but told as it was.
+std::vector<train::HealthCheck> examine_all(const std::string& directory) {
+  const train::HealthCheck variables = train::gpu_variable_check();
+  comm::prepare_gpu_environment();
+  std::vector<train::HealthCheck> checks = train::examine(directory, true);
+  std::ranges::find(checks, variables.name, &train::HealthCheck::name)[0] = variables;
+  checks.push_back(train::gpu_pair_check());
+  return checks;
+}
 
 }  // namespace
 
@@ -29,7 +41,7 @@ int doctor_command(const std::vector<std::string>& arguments) {
   if (!std::filesystem::is_directory(directory, none)) {
     throw UsageError("--dir {}: is not a directory", directory);
   }
-  const std::vector<train::HealthCheck> checks = train::examine(directory, true);
+  const std::vector<train::HealthCheck> checks = examine_all(directory);
   std::string lines = json ? checks_json(checks) + "\n" : "";
   for (const train::HealthCheck& c : checks) {
     if (json) break;

@@ -19,6 +19,7 @@
 #include "apps/moiety/report/run_files.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/gpu_environment.h"
+#include "moiety/comm/gpu_transport.h"
 #include "moiety/comm/local_group.h"
 #include "moiety/comm/mpi_group.h"
 #include "moiety/comm/thread_group.h"
@@ -89,11 +90,14 @@ TrainingPlan make_plan(const Config& config, const Launch& launch) {
   const data::Tokenizer tokenizer = load_tokenizer(o);
   const train::TrainConfig typed = train_config(o, tokenizer);
   check_inputs(o);
+  const bool hosts = launch.ranks_on_machine < launch.ranks;
+  const comm::NcclStatus nccl = hosts ? comm::nccl_status() : comm::NcclStatus{true, ""};
   const DeviceChoice choice =
       rank_devices({.device = o.run.device,
                     .ranks = launch.ranks,
                     .share = o.run.share_gpus,
-                    .hosts = launch.ranks_on_machine < launch.ranks,
+                    .here = launch.ranks_on_machine,
+                    .no_nccl = nccl.available ? "" : nccl.text,
                     .refusal = train::refusal_of_gpus(train::check_layout(typed)).value_or("")});
   TrainingPlan plan = train::make_plan(typed, choice.device, rank_share(launch, choice));
   plan.gpus = choice.gpus;
@@ -170,7 +174,7 @@ void as_one(const TrainingPlan* plan, comm::Communicator& world, Body&& body) {
 int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
   RunEnd end = RunEnd::kDone;
   train::Heartbeat heartbeat(plan.watchdog, world.rank());
-  const TrainingPlan mine = plan.of_rank(world.rank());
+  const TrainingPlan mine = plan.of_rank(comm::rank_on_host(world.bootstrap()));
   std::unique_ptr<train::Trainer> trainer;  // destroyed when the peers know of a failure
   try {
     as_one(&plan, world, [&] {
@@ -262,6 +266,7 @@ int Training::run_threads(Config config) {
   std::atomic<int> code{kExitDone};
   comm::ThreadGroupOptions group;
   group.deadline = Seconds(plan_.config.guard.comm_timeout_s);
+  group.gpu_transport = plan_.config.comm.transport;
   try {
     comm::run_thread_ranks(train::rank_count(plan_.grid), group, [&](comm::Communicator& world) {
       const int result = run_rank(plan_, world);
@@ -281,6 +286,7 @@ int Training::run_process(Config config, std::exception_ptr refused) {
   std::optional<LeadingPart> leading;
   comm::MpiGroupOptions group;
   group.deadline = Seconds(config_.options.guard.comm_timeout_s);
+  group.gpu_transport = gpu_transport(config_.options);
   try {
     comm::run_mpi_rank(group, [&](comm::Communicator& world) {
       const bool leads = world.rank() == 0;

@@ -12,13 +12,24 @@ constexpr int kLeastMajor = 9;  // Hopper
 
 std::string gpus_text(int count) { return text("{} GPU{}", count, count == 1 ? "" : "s"); }
 
+int here(const DeviceWish& wish) { return wish.here > 0 ? wish.here : wish.ranks; }
+
+std::string ranks_text(const DeviceWish& wish) {
+  const std::string part = here(wish) == wish.ranks ? "" : text(", {} of them here", here(wish));
+  return text("run.ranks = {}{}", wish.ranks, part);
+}
+
 // Why the ranks cannot compute on GPUs, wherever that is; empty if they can.
 std::string refusal_of(const DeviceWish& wish) {
   if (wish.ranks == 1) return {};
   if (!wish.refusal.empty()) return wish.refusal;
-  if (!wish.hosts) return {};
-  return text("{} ranks are on several hosts: in this version of Moiety ranks on GPUs are on one",
-              wish.ranks);
+  if (here(wish) == wish.ranks) return {};
+  const std::string hosts = text("{} ranks are on several hosts", wish.ranks);
+  if (!wish.no_nccl.empty()) {
+    return text("{}, between which NCCL carries what they send: {}", hosts, wish.no_nccl);
+  }
+  if (wish.device == "cuda") return {};
+  return hosts + ", on GPUs only with run.device = \"cuda\"";
 }
 
 }  // namespace
@@ -41,20 +52,21 @@ DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int ma
     if (demanded) throw UsageError("run.device = \"cuda\": {}", refusal);
     return {.device = {}, .note = refusal + ": computing on the CPU"};
   }
-  if (wish.ranks > gpus.count && !wish.share) {
+  if (here(wish) > gpus.count && !wish.share) {
     if (demanded) {
       throw DeviceError(
-          "run.ranks = {} and run.device = \"cuda\": this host has {}; take at most {} here, let "
+          "{} and run.device = \"cuda\": this host has {}; take at most {} here, let "
           "ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)",
-          wish.ranks, gpus_text(gpus.count),
+          ranks_text(wish), gpus_text(gpus.count),
           gpus.count == 1 ? "1 rank" : text("{} ranks", gpus.count));
     }
-    return {.device = {},
-            .note = text("run.ranks = {}, and this host has {} (run.share_gpus lets ranks share "
-                         "them): computing on the CPU",
-                         wish.ranks, gpus_text(gpus.count))};
+    return {
+        .device = {},
+        .note = text("{}, and this host has {} (run.share_gpus lets ranks share them): computing "
+                     "on the CPU",
+                     ranks_text(wish), gpus_text(gpus.count))};
   }
-  return {.device = gpu, .gpus = std::min(wish.ranks, gpus.count)};
+  return {.device = gpu, .gpus = std::min(here(wish), gpus.count)};
 }
 
 DeviceChoice rank_devices(const DeviceWish& wish) {

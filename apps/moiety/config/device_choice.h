@@ -14,7 +14,8 @@ struct DeviceWish {
   std::string_view device;  // run.device
   int ranks = 1;
   bool share = false;     // run.share_gpus
-  bool hosts = false;     // ranks are on several hosts
+  int here = 0;           // ranks of this host; 0: all
+  std::string no_nccl{};  // why NCCL cannot be used; empty if it can
   std::string refusal{};  // why these ranks cannot compute on GPUs; empty if they can
 };
 

@@ -38,6 +38,15 @@ std::optional<Seen> several_processes() {
   return std::nullopt;
 }
 
+// The ranks of this host, as launchers tell; Slurm's list of hosts, "4(x2),3", begins with the most.
+std::optional<int> ranks_here() {
+  for (const char* variable :
+       {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"}) {
+    if (const char* value = std::getenv(variable)) return std::max(1, std::atoi(value));
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 void prepare_gpus(const Options& options) {
@@ -72,8 +81,8 @@ Launch find_launch(Seconds deadline) {
         "another MPI than the one found here ({})",
         seen->text(), mpi.text);
   }
-  const char* here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  return {true, started.size, here ? std::max(1, std::atoi(here)) : started.size, seen->text()};
+  return {true, started.size, std::min(ranks_here().value_or(started.size), started.size),
+          seen->text()};
 }
 
 void settle_ranks(Launch& launch, Config& config) {

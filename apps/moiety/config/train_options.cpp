@@ -46,6 +46,9 @@ constexpr Names<optim::ScheduleKind, 4> kSchedules{{{"constant", optim::Schedule
 constexpr Names<optim::NanGuard, 3> kGuards{{{"off", optim::NanGuard::kOff},
                                              {"step", optim::NanGuard::kStep},
                                              {"tensor", optim::NanGuard::kTensor}}};
+constexpr Names<comm::GpuTransport, 3> kTransports{{{"auto", comm::GpuTransport::kAuto},
+                                                    {"mapped", comm::GpuTransport::kMapped},
+                                                    {"nccl", comm::GpuTransport::kNccl}}};
 
 // A digest of the values that may change at a resume, without the length of the run: going on for
 // longer is nothing else.
@@ -112,6 +115,10 @@ train::PrecisionSettings precision_settings(const Options& o) {
 
 }  // namespace
 
+comm::GpuTransport gpu_transport(const Options& o) {
+  return value_of(kTransports, o.comm.transport);
+}
+
 data::Pack pack_of(const Options& o) { return value_of(kPacks, o.data.pack); }
 
 train::TrainConfig train_config(const Options& o) {
@@ -138,6 +145,7 @@ train::TrainConfig train_config(const Options& o, const data::Tokenizer& tokeniz
              .cuda_graph = value_of(kChoices, o.train.cuda_graph)};
   c.optim = optimizer_settings(o);
   c.parallel = {o.parallel.dp, o.parallel.tp, o.parallel.gtp, o.parallel.ep, o.parallel.egtp};
+  c.comm = {gpu_transport(o)};
   c.precision = precision_settings(o);
   c.checkpoint = {.interval = o.checkpoint.interval,
                   .keep_last = o.checkpoint.keep_last,
@@ -188,7 +196,7 @@ train::ProfileSteps parse_profile_steps(const std::string& s) {
 train::RankShare rank_share(const Launch& launch, const DeviceChoice& choice) {
   return {.of_machine = launch.ranks_on_machine,
           .of_process = launch.processes ? 1 : launch.ranks,
-          .of_gpu = ceil_div(launch.ranks, choice.gpus)};
+          .of_gpu = ceil_div(launch.ranks_on_machine, choice.gpus)};
 }
 
 }  // namespace moiety::app

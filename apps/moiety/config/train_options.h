@@ -22,6 +22,9 @@ train::TrainConfig train_config(const Options& options);
 // UsageError.
 void check_inputs(const Options& options);
 
+// comm.transport.
+comm::GpuTransport gpu_transport(const Options& options);
+
 // data.pack.
 data::Pack pack_of(const Options& options);
 

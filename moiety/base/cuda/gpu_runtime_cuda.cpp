@@ -112,12 +112,22 @@ void free_pinned(void* data) noexcept {
   quietly([&] { MOIETY_CUDA_CHECK(cudaFreeHost(data)); });
 }
 
-void* create_stream(int device) {
+namespace {
+
+void* create_stream_of(int device, bool high) {
   const CudaDeviceGuard guard(device);
+  int lowest = 0, highest = 0;
+  MOIETY_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   cudaStream_t stream = nullptr;
-  MOIETY_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  MOIETY_CUDA_CHECK(
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high ? highest : lowest));
   return stream;
 }
+
+}  // namespace
+
+void* create_stream(int device) { return create_stream_of(device, true); }
+void* create_lane(int device) { return create_stream_of(device, false); }
 
 void destroy_stream(int device, void* stream) noexcept {
   quietly([&] {

@@ -18,6 +18,7 @@ void* allocate_pinned(int64_t, const char* what) { fail_without_cuda(what); }
 void free_pinned(void*) noexcept {}
 
 void* create_stream(int) { fail_without_cuda("stream"); }
+void* create_lane(int) { fail_without_cuda("lane"); }
 void destroy_stream(int, void*) noexcept {}
 void synchronize_stream(int, void*) { fail_without_cuda("stream"); }
 

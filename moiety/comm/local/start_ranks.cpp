@@ -4,9 +4,11 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <poll.h>
+#include <string>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -120,6 +122,14 @@ struct Child {
   }
 };
 
+bool is_stopped(pid_t pid) {
+  std::ifstream file(text("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(file, line);
+  const size_t name = line.rfind(')');  // a name may hold anything
+  return name != std::string::npos && line.size() > name + 2 && line[name + 2] == 'T';
+}
+
 class Parent {
  public:
   Parent(int ranks, const StartOptions& options) : ranks_(ranks), options_(options) {}
@@ -141,6 +151,7 @@ class Parent {
       const int most = patience_ ? 50 : -1;
       for (const int signal : signals_.wait(most)) pass_on(signal);
       collect();
+      if (patience_) kill_stopped();
       if (patience_ && patience_->expired()) {
         killed_ = true;
         tell(SIGKILL);
@@ -154,7 +165,17 @@ class Parent {
     int rank;
     pid_t pid;
     int report;
+    bool killed = false;
   };
+
+  // Kills ranks that stand still: they hear of nothing.
+  void kill_stopped() {
+    for (Running& child : running_) {
+      if (child.killed || !is_stopped(child.pid)) continue;
+      child.killed = true;
+      ::kill(child.pid, SIGKILL);
+    }
+  }
 
   void start(int rank) {
     Started place{.rank = rank, .report = -1, .sockets = std::vector<int>(size_t(ranks_), -1)};
@@ -215,7 +236,7 @@ class Parent {
     RankEnd end;
     end.rank = child.rank;
     end.pid = child.pid;
-    end.killed = killed_;
+    end.killed = killed_ || child.killed;
     if (WIFSIGNALED(status)) {
       end.signal = WTERMSIG(status);
     } else {

@@ -6,34 +6,31 @@
 #include <span>
 #include <string>
 
+#include "moiety/comm/gpu_link.h"
 #include "moiety/comm/mapped/attached.h"
 #include "moiety/comm/mapped/kernels.h"
 
 namespace moiety::comm::mapped {
 
-class Link {
+class Link final : public GpuLink {
  public:
   // Collective. Throws what SymmetricBuffer::create throws.
   Link(Communicator& comm, Device gpu, const GpuLinkOptions& options);
   // Waits for the operations that were enqueued, at most as long as a wait may take.
-  ~Link();
+  ~Link() override;
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
   Device gpu() const { return gpu_; }
-  void attach(const SymmetricBuffer& buffer);
-  // Enqueues the call. Throws the error of an earlier operation.
-  void issue(const CollectiveCall& call, const Stream& stream);
-  void synchronize(const Stream& stream);
+  void attach(const SymmetricBuffer& buffer) override;
+  void issue(const CollectiveCall& call, const Stream& stream) override;
 
-  // Whether an operation has failed.
-  bool failed() const;
-  // Ends the waits of operations.
-  void end_waits();
-  // Throws the error of an operation that has failed.
-  void check();
-  // Throws the error of a peer that has aborted.
-  [[noreturn]] void fail_of_abort() const;
+  bool failed() const override;
+  void end_waits() override;
+  void check() override;
+  const uint64_t* fault_word() const override {
+    return reinterpret_cast<const uint64_t*>(memory_.local() + region_.places.poison);
+  }
 
  private:
   std::string abort_text() const;
@@ -61,8 +58,9 @@ class Link {
   std::string failure_;
 };
 
-// Returns when the event is complete. If a peer aborts, or an operation of one of the links fails,
-// ends the waits of all of them and throws the error.
-void wait(const Event& event, std::span<Link* const> links, Bootstrap& bootstrap);
+// Returns when the event is complete. If a peer aborts, or one of the waits fails, ends all of them
+// and throws the error, that of the communicator `name` for an abort.
+void wait(const Event& event, std::span<GpuWaits* const> all, const std::string& name,
+          Bootstrap& bootstrap);
 
 }  // namespace moiety::comm::mapped

@@ -114,10 +114,6 @@ void Link::attach(const SymmetricBuffer& buffer) {
 
 std::string Link::abort_text() const { return comm_->bootstrap().aborted().value_or(""); }
 
-void Link::fail_of_abort() const {
-  fail(ErrorKind::kComm, "communicator \"{}\": {}", comm_->name(), abort_text());
-}
-
 void Link::check() {
   if (failure_.empty() && failed()) {
     failure_ = fault_text(comm_->name(), region_.page->fault, abort_text());
@@ -196,37 +192,32 @@ void Link::end_waits() { __atomic_store_n(&region_.page->abort, 1, __ATOMIC_RELE
 void Link::keep_close(const Stream& stream) {
   if (capture_ != 0 || ++issued_ % (kAhead / 2) != 0) return;
   Event& mark = marks_[issued_ / (kAhead / 2) % 2];
-  Link* const links[] = {this};
-  wait(mark, links, comm_->bootstrap());
+  GpuWaits* const own[] = {this};
+  wait(mark, own, comm_->name(), comm_->bootstrap());
   mark.record(stream);
 }
 
-void Link::synchronize(const Stream& stream) {
-  Event end;
-  end.record(stream);
-  Link* const links[] = {this};
-  wait(end, links, comm_->bootstrap());
-}
-
-void wait(const Event& event, std::span<Link* const> links, Bootstrap& bootstrap) {
+void wait(const Event& event, std::span<GpuWaits* const> all, const std::string& name,
+          Bootstrap& bootstrap) {
   Backoff backoff;
   std::optional<Deadline> leave;  // waits end soon after an abort or a fault, work may take longer
-  Link* first = nullptr;          // the link that failed by itself
+  GpuWaits* first = nullptr;      // what failed by itself
   while (!event.complete()) {
     backoff.pause();
     if (!backoff.time_to_look()) continue;
     const auto failed =
-        std::find_if(links.begin(), links.end(), [](const Link* link) { return link->failed(); });
-    if (!leave && (failed != links.end() || bootstrap.aborted())) {
-      if (failed != links.end()) first = *failed;
-      for (Link* link : links) link->end_waits();
+        std::find_if(all.begin(), all.end(), [](const GpuWaits* waits) { return waits->failed(); });
+    if (!leave && (failed != all.end() || bootstrap.aborted())) {
+      if (failed != all.end()) first = *failed;
+      for (GpuWaits* waits : all) waits->end_waits();
       leave.emplace(Seconds(10));
     }
     if (leave && leave->expired()) break;
   }
   if (first) first->check();
-  for (Link* link : links) link->check();
-  if (leave) links.front()->fail_of_abort();
+  for (GpuWaits* waits : all) waits->check();
+  if (!leave) return;
+  fail(ErrorKind::kComm, "communicator \"{}\": {}", name, bootstrap.aborted().value_or(""));
 }
 
 }  // namespace moiety::comm::mapped

@@ -20,6 +20,7 @@ class MpiEndpoint final : public Endpoint {
   const std::string& name() const override { return group_->name; }
   Bootstrap& bootstrap() override { return bootstrap_; }
   bool may_map_memory() const override { return group_->world->options.map_memory; }
+  GpuTransport gpu_transport() const override { return group_->world->options.gpu_transport; }
   std::unique_ptr<RankOperation> operation(uint64_t number, const std::string& label) override;
   uint64_t proposal() const override { return group_->world->next_group(); }
   std::shared_ptr<Endpoint> split(uint64_t number, int color, const std::string& name,

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "moiety/comm/bootstrap.h"
+#include "moiety/comm/gpu_transport.h"
 
 namespace moiety::comm::thread {
 
@@ -22,6 +23,7 @@ class SharedOperation;
 // The state of a world, shared by all groups that are split from it.
 struct World {
   bool map_memory = true;
+  GpuTransport gpu_transport = GpuTransport::kAuto;
   std::mutex mutex;  // guards abort_text and the rounds of all groups
   std::condition_variable changed;
   std::atomic<bool> aborted{false};

@@ -19,6 +19,7 @@ class ThreadEndpoint final : public Endpoint {
   const std::string& name() const override { return group_->name; }
   Bootstrap& bootstrap() override { return bootstrap_; }
   bool may_map_memory() const override { return group_->world->map_memory; }
+  GpuTransport gpu_transport() const override { return group_->world->gpu_transport; }
   std::unique_ptr<RankOperation> operation(uint64_t number, const std::string& label) override;
   std::shared_ptr<Endpoint> split(uint64_t number, int color, const std::string& name,
                                   const std::vector<int>& ranks,

@@ -36,6 +36,7 @@ void run_thread_ranks(int ranks, const ThreadGroupOptions& options,
   std::iota(members.begin(), members.end(), 0);
   const auto shared = std::make_shared<thread::World>();
   shared->map_memory = options.map_memory;
+  shared->gpu_transport = options.gpu_transport;
   const auto group = std::make_shared<thread::Group>(shared, "world", members, options.deadline);
   const int budget = std::max(1, environment_threads(core_count()) / ranks);
   FirstFailure failure;
@@ -44,9 +45,10 @@ void run_thread_ranks(int ranks, const ThreadGroupOptions& options,
     set_crowded(ranks > core_count());
     set_log_rank(rank);
     thread::ThreadBootstrap bootstrap(group, rank);
+    // It outlives a failure, of which its end may ask.
+    LaneCommunicator world(std::make_shared<thread::ThreadEndpoint>(group, rank),
+                           std::make_shared<RankLanes>());
     try {
-      LaneCommunicator world(std::make_shared<thread::ThreadEndpoint>(group, rank),
-                             std::make_shared<RankLanes>());
       body(world);
     } catch (const std::exception& e) {
       failure.take(bootstrap, e.what());

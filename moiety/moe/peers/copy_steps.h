@@ -7,8 +7,6 @@
 
 namespace moiety::moe::peers {
 
-inline constexpr int kTokensOfBlock = kTokenBlock;
-
 // One part of the rows: data, scales, or the scale of a row. `unit` divides all addresses and
 // sizes.
 struct RowPart {
@@ -17,6 +15,9 @@ struct RowPart {
   int64_t from_stride, to_stride, bytes, at;  // `at` is its place in a record
   int32_t unit;
 };
+
+// Units that a lane moves together: their loads wait together.
+inline constexpr int kUnits = 4;
 
 struct CopyRows {
   static constexpr int kParts = 3;
@@ -28,10 +29,39 @@ struct CopyRows {
   int64_t weight_stride, value_stride, side_at, record;
   bool weighted, has_values;
   bool tail;  // zero the tail, too
+
+  // A row is moved in so many pieces, each by a warp; the first has all that is beside the data.
+  MOIETY_HD_INLINE int64_t pieces() const {
+    return ceil_div(part[0].bytes, int64_t{part[0].unit} * 32 * kUnits);
+  }
 };
+
+// Moves a piece of a row: store(unit number, unit) for its units.
+template <class Warp, class Store>
+MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from, int64_t piece,
+                            Store&& store) {
+  with_unit(p.unit, [&]<int n>() {
+    const int64_t units = p.bytes / n;
+    warp.lanes([&](int lane) {
+      const int64_t first = piece * 32 * kUnits + lane;
+      Unit<n> held[kUnits];
+      MOIETY_UNROLL
+      for (int i = 0; i < kUnits; ++i) {
+        if (first + 32 * i < units) held[i] = load_unit<n>(from + (first + 32 * i) * n);
+      }
+      store([&](std::byte* to) {
+        MOIETY_UNROLL
+        for (int i = 0; i < kUnits; ++i) {
+          if (first + 32 * i < units) store_unit<n>(to + (first + 32 * i) * n, held[i]);
+        }
+      });
+    });
+  });
+}
 
 // Stores the rows that peers need, chunk by chunk, and announces each chunk when it is stored.
 struct PushRows {
+  static constexpr int kThreads = 512;
   Control* control;
   PlanView plan;
   CopyRows rows;
@@ -58,23 +88,38 @@ struct PushRows {
     const int r = task.peer;
     const int64_t n = plan.rows(c.rank, r), begin = task.chunk * c.chunk_rows;
     if (begin >= n) return;
-    const int64_t end = begin + c.chunk_rows < n ? begin + c.chunk_rows : n;
+    const int64_t count = begin + c.chunk_rows < n ? c.chunk_rows : n - begin;
+    auto* token_of = team.template shared<int32_t>(0);  // of the chunk's rows; -1 for dead ones
+    team.sync();
+    team.each(count, [&](int64_t i) { token_of[i] = -1; });
+    team.sync();
     const auto row_end = [&](int64_t b) { return plan.row_end(b, r); };
     for (int64_t b = block_of_row(plan.blocks, begin, row_end); b < plan.blocks; ++b) {
-      const int64_t first = b * kTokensOfBlock, left = plan.tokens - first;
-      team.each_warp(left < kTokensOfBlock ? left : kTokensOfBlock, [&](auto& warp, int64_t i) {
-        const int64_t t = first + i, j = plan.row_TR[t * c.ranks + r];
-        if (j >= begin && j < end) store_record(warp, t, c.record(r, c.rank, j, rows.record));
+      const int64_t first = b * kTokenBlock, left = plan.tokens - first;
+      team.each(left < kTokenBlock ? left : kTokenBlock, [&](int64_t i) {
+        const int64_t at = plan.row_TR[(first + i) * c.ranks + r] - begin;
+        if (at >= 0 && at < count) token_of[at] = static_cast<int32_t>(first + i);
       });
-      if (row_end(b) >= end) break;
+      if (row_end(b) >= begin + count) break;
     }
+    team.sync();
+    const int64_t pieces = rows.pieces();
+    team.each_warp(count * pieces, [&](auto& warp, int64_t i) {
+      const int64_t at = i / pieces, t = token_of[at];
+      if (t < 0) return;
+      store_piece(warp, t, i % pieces, c.record(r, c.rank, begin + at, rows.record));
+    });
     team.sync();
     team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
   }
 
   template <class Warp>
-  MOIETY_STEP void store_record(Warp& warp, int64_t t, std::byte* record) const {
-    for (int i = 0; i < rows.parts; ++i) {
+  MOIETY_STEP void store_piece(Warp& warp, int64_t t, int64_t piece, std::byte* record) const {
+    const RowPart& data = rows.part[0];
+    move_piece(warp, data, data.from + t * data.from_stride, piece,
+               [&](auto&& store) { store(record + data.at); });
+    if (piece > 0) return;
+    for (int i = 1; i < rows.parts; ++i) {
       const RowPart& p = rows.part[i];
       copy_bytes(warp, record + p.at, p.from + t * p.from_stride, p.bytes, p.unit);
     }
@@ -86,20 +131,22 @@ struct PushRows {
   }
 };
 
-// Calls use(warp, source rank, row j, its K slots) for the rows of this rank that have a live pair,
-// own ones too, spread over the grid.
+// Calls use(warp, source rank, row j, i) for i < each of the rows that came to this rank and are
+// taken, spread over the grid.
 template <class Team, class Use>
-MOIETY_STEP void for_received(Team& team, const PlanView& plan, Use&& use) {
-  for (int s = 0; s < plan.ranks; ++s) {
-    const int64_t rows = plan.rows(s, plan.rank);
-    for (int64_t first = team.block() * kTokensOfBlock; first < rows;
-         first += team.blocks() * kTokensOfBlock) {
-      const int64_t left = rows - first;
-      team.each_warp(left < kTokensOfBlock ? left : kTokensOfBlock, [&](auto& warp, int64_t i) {
-        const int32_t* slot_K = plan.slots(s, first + i);
-        if (plan.alive(slot_K) > 0) use(warp, s, first + i, slot_K);
-      });
+MOIETY_STEP void for_received(Team& team, const Control& c, const PlanView& plan,
+                              const Taken& taken, int64_t each, Use&& use) {
+  for (int n = 0; n < plan.ranks; ++n) {
+    const int s = (plan.rank + n) % plan.ranks;
+    if (!(n == 0 ? taken.own : taken.peers)) continue;
+    int64_t begin = 0, end = plan.rows(s, plan.rank);
+    if (n > 0) {
+      const int64_t chunks = c.chunks(end), stop = c.chunk_rows * taken.end(chunks);
+      begin = c.chunk_rows * taken.begin(chunks);
+      end = stop < end ? stop : end;
     }
+    team.grid_warps((end - begin) * each,
+                    [&](auto& warp, int64_t i) { use(warp, s, begin + i / each, i % each); });
   }
 }
 
@@ -107,63 +154,66 @@ MOIETY_STEP void for_received(Team& team, const PlanView& plan, Use&& use) {
 template <class Team>
 MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& rows) {
   const int64_t end = rows.tail ? plan.capacity : plan.info[kInfoPadded];
-  for (int64_t first = team.block() * kTokensOfBlock; first < end;
-       first += team.blocks() * kTokensOfBlock) {
-    const int64_t left = end - first;
-    team.each_warp(left < kTokensOfBlock ? left : kTokensOfBlock, [&](auto& warp, int64_t i) {
-      const int64_t slot = first + i;
-      if (plan.slot_row[slot] >= 0) return;
-      for (int j = 0; j < rows.parts; ++j) {
-        const RowPart& p = rows.part[j];
-        zero_bytes(warp, p.to + slot * p.to_stride, p.bytes, p.unit);
-      }
-      if (rows.has_values) {
-        warp.one([&] { store(rows.values + slot * rows.value_stride, uint32_t{0}); });
-      }
-    });
-  }
+  team.grid_warps(ceil_div(end, 32), [&](auto& warp, int64_t group) {
+    const int64_t first = 32 * group, n = end - first < 32 ? end - first : 32;
+    warp.find(
+        n, [&](int64_t i) { return plan.slot_row[first + i] < 0; },
+        [&](int64_t i) {
+          const int64_t slot = first + i;
+          for (int j = 0; j < rows.parts; ++j) {
+            const RowPart& p = rows.part[j];
+            zero_bytes(warp, p.to + slot * p.to_stride, p.bytes, p.unit);
+          }
+          if (rows.has_values) {
+            warp.one([&] { store(rows.values + slot * rows.value_stride, uint32_t{0}); });
+          }
+        });
+  });
 }
 
-// Copies own rows and those that came to their slots.
+// Copies own rows and those that came to their slots; with the own ones it zeroes what no row has.
 struct ExpandRows {
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   CopyRows rows;
+  Taken taken;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    for_received(team, plan, [&](auto& warp, int s, int64_t j, const int32_t* slot_K) {
-      const bool own = s == c.rank;
-      const int64_t t = plan.token(s, j);
-      const std::byte* record = own ? nullptr : c.record(c.rank, s, j, rows.record);
-      for (int i = 0; i < rows.parts; ++i) {
-        const RowPart& p = rows.part[i];
-        put(warp, p, own ? p.from + t * p.from_stride : record + p.at, slot_K);
-      }
-      if (!rows.weighted) return;
-      const std::byte* w = own ? rows.weights + t * rows.weight_stride : record + rows.side_at;
-      warp.each(plan.topk, [&](int64_t k) {
-        if (slot_K[k] < 0) return;
-        store(rows.values + slot_K[k] * rows.value_stride, load<uint32_t>(w + 4 * k));
-      });
-    });
-    zero_empty(team, plan, rows);
+    for_received(team, c, plan, taken, rows.pieces(),
+                 [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, c, s, j, piece); });
+    if (taken.own) zero_empty(team, plan, rows);
   }
 
  private:
-  // Reads the part of a row once and writes it to every slot.
+  // Reads a piece of a row once and writes it to every slot.
   template <class Warp>
-  MOIETY_STEP void put(Warp& warp, const RowPart& p, const std::byte* from,
-                       const int32_t* slot_K) const {
-    with_unit(p.unit, [&]<int n>() {
-      warp.each(p.bytes / n, [&](int64_t i) {
-        const Unit<n> held = load_unit<n>(from + i * n);
-        for (int k = 0; k < plan.topk; ++k) {
-          if (slot_K[k] >= 0) store_unit<n>(p.to + slot_K[k] * p.to_stride + i * n, held);
-        }
+  MOIETY_STEP void take(Warp& warp, const Control& c, int s, int64_t j, int64_t piece) const {
+    const int32_t* slot_K = plan.slots(s, j);
+    const auto live = warp.live(plan.topk, [&](int64_t k) { return slot_K[k]; });
+    if (live.count() == 0) return;
+    const bool own = s == c.rank;
+    const int64_t t = own ? plan.token(s, j) : 0;
+    const std::byte* record = own ? nullptr : c.record(c.rank, s, j, rows.record);
+    const auto put = [&](const RowPart& p, int64_t of) {
+      move_piece(warp, p, own ? p.from + t * p.from_stride : record + p.at, of, [&](auto&& store) {
+        live.each([&](int, int64_t slot) { store(p.to + slot * p.to_stride); });
       });
+    };
+    put(rows.part[0], piece);
+    if (piece > 0) return;
+    for (int i = 1; i < rows.parts; ++i) {
+      const RowPart& p = rows.part[i];
+      for (int64_t of = 0; of * p.unit * 32 * kUnits < p.bytes; ++of) put(p, of);
+    }
+    if (!rows.weighted) return;
+    const std::byte* w = own ? rows.weights + t * rows.weight_stride : record + rows.side_at;
+    warp.each(plan.topk, [&](int64_t k) {
+      if (slot_K[k] < 0) return;
+      store(rows.values + slot_K[k] * rows.value_stride, load<uint32_t>(w + 4 * k));
     });
   }
 };

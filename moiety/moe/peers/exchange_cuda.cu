@@ -13,10 +13,10 @@ namespace moiety::moe::peers {
 namespace {
 
 template <class Step>
-__global__ void run_step(const __grid_constant__ Step step) {
+__global__ void __launch_bounds__(Step::kThreads) run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
-  __shared__ unsigned long long total;
-  DeviceTeam team(memory, &total);
+  __shared__ int64_t parts[32];
+  DeviceTeam team(memory, parts);
   step(team);
 }
 
@@ -65,9 +65,9 @@ class CudaMachine {
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
     blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Enter, Await, Leave, TakeReport, PushRows, ExpandRows, CountRows, AddRows,
-                 CountPairs, AddPairs, NumberPairs, ExchangeHeads, TrimExperts, WriteCounts,
-                 FindSlots>();
+    load_kernels<Enter, Await, Leave, TakeReport, PushRows, ExpandRows, CountRows, AddBlocks,
+                 CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads, TrimExperts,
+                 WriteCounts, FindSlots>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
@@ -105,7 +105,7 @@ class CudaMachine {
 
   template <class Step>
   void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
-    moiety::launch(name, run_step<Step>, {size.blocks, size.threads, size.shared_bytes}, stream,
+    moiety::launch(name, run_step<Step>, {size.blocks, Step::kThreads, size.shared_bytes}, stream,
                    step);
   }
 

@@ -21,6 +21,11 @@ EpBytes peer_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions
   return bytes;
 }
 
+void PeerExchange::check() {
+  const std::string why = failure();
+  if (!why.empty()) throw_error(ErrorKind::kComm, why);
+}
+
 std::string fault_text(const std::string& group, double deadline, const Fault& fault, int rank,
                        const std::string& abort) {
   if (fault.kind == kStopped) return stopped_text(group, fault.poison, fault.reason);

@@ -52,9 +52,11 @@ MOIETY_STEP Held<T> load_eight(const std::byte* row, int64_t first, int64_t n, b
   const std::byte* from = row + first * int64_t(sizeof(T));
   if (wide) {
     Unit<16> held[sizeof(out) / 16];
+    MOIETY_UNROLL
     for (int i = 0; i < int(sizeof(out) / 16); ++i) held[i] = load_unit<16>(from + 16 * i);
     memcpy(static_cast<void*>(&out), held, sizeof(out));
   } else {
+    MOIETY_UNROLL
     for (int i = 0; i < kEight; ++i) {
       out.x[i] = first + i < n ? load<T>(from + i * int64_t(sizeof(T))) : T(0.0f);
     }
@@ -68,8 +70,10 @@ MOIETY_STEP void store_eight(std::byte* row, int64_t first, int64_t n, bool wide
   if (wide) {
     Unit<16> held[sizeof(x) / 16];
     memcpy(held, &x, sizeof(x));
+    MOIETY_UNROLL
     for (int i = 0; i < int(sizeof(x) / 16); ++i) store_unit<16>(to + 16 * i, held[i]);
   } else {
+    MOIETY_UNROLL
     for (int i = 0; i < kEight; ++i) {
       if (first + i < n) store(to + i * int64_t(sizeof(T)), x.x[i]);
     }
@@ -83,6 +87,7 @@ struct EightSum {
 
   template <class T>
   MOIETY_STEP void add(const Held<T>& x) {
+    MOIETY_UNROLL
     for (int i = 0; i < kEight; ++i) {
       const float f = to_float(x.x[i]);
       v[i] = any ? v[i] + f : f;
@@ -91,6 +96,7 @@ struct EightSum {
   }
   template <class T>
   MOIETY_STEP void add_weighted(float w, const Held<T>& x) {
+    MOIETY_UNROLL
     for (int i = 0; i < kEight; ++i) {
       const float f = to_float(x.x[i]);
       v[i] = any ? fmaf(w, f, v[i]) : w * f;
@@ -100,6 +106,7 @@ struct EightSum {
   template <class T>
   MOIETY_STEP Held<T> round() const {
     Held<T> out;
+    MOIETY_UNROLL
     for (int i = 0; i < kEight; ++i) out.x[i] = rounded<T>(v[i]);
     return out;
   }

@@ -7,14 +7,17 @@
 #include <optional>
 #include <string>
 
+#include "moiety/comm/gpu_waits.h"
+#include "moiety/moe/exchange_mapped.h"
 #include "moiety/moe/findings.h"
 #include "moiety/moe/row_movers.h"
 
 namespace moiety::moe::peers {
 
-class PeerExchange {
+class PeerExchange : public comm::GpuWaits {
  public:
-  virtual ~PeerExchange() = default;
+  bool failed() const override { return !failure().empty(); }
+  void check() override;
 
   // As in Exchange: collective, between operations. `wait` returns when the operations issued so
   // far have ended; a peer's abort ends their waits.
@@ -24,8 +27,14 @@ class PeerExchange {
   virtual void wait(const Stream& stream) = 0;
   // The reason why the group is poisoned; empty if none is known.
   virtual std::string failure() const = 0;
+  // The nanoseconds that operations have waited for peers, in memory of the device.
+  virtual int64_t* waited_ns() const = 0;
   virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
   virtual void take_report(const TensorView& report, const Stream& stream) = 0;
+
+  // Nanoseconds of the rows of the operation that moved rows last, from the first store to the last
+  // chunk's arrival; the stream must have ended it.
+  virtual uint64_t last_rows_ns() const = 0;
 
   // Operations, whose arguments have been checked. `epoch` is that of the plan.
   virtual void prepare(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
@@ -35,6 +44,10 @@ class PeerExchange {
                           const Stream& stream) = 0;
   virtual void sum_rows(const EpPlan& plan, const SumArgs& sum, const Signature& signature,
                         const Stream& stream) = 0;
+
+  // For tests, which look into the memory.
+  virtual const MappedLayout& layout() const = 0;
+  virtual const comm::SymmetricBuffer& memory() const = 0;
 };
 
 // The bytes of a group's memory on a GPU.

@@ -5,18 +5,37 @@
 //
 // A team has
 //   block(), blocks()    its number in the grid, and how many there are
+//   warps()              the number of its warps
 //   each(n, f)           f(i) for i < n, spread over the threads
 //   each_warp(n, f)      f(warp, i) for i < n, spread over the warps
+//   grid_warps(n, f)     the same, spread over the warps of all teams of the grid
 //   one(f)               f() on one thread
 //   sync()               a barrier of the team, which brings stores before it to all of its threads
 //   any(x)               a barrier; whether x is true on any thread
 //   sum(n, f)            the sum of f(i) over i < n, int64, on every thread; all call it
+//   scan(n, f, use)      use(i, the sum of f(i') over i' < i), int64, on one thread for each i; all
+//                        call it
 //   shared<T>(offset)    its memory of its own, which holds what the step asked for
-// and a warp
+// and a warp, whose lanes all call what follows with the same arguments,
 //   each(n, f)           f(i) for i < n, spread over its lanes
+//   lanes(f)             f(lane) for its 32 lanes
 //   one(f)               f() on one lane
 //   sync()               a barrier of the lanes
 //   fold(f, use)         use(the sum of f(lane) over 32 lanes in lane_sum's order, base/math.h)
+//   bits(n, f)           the bits, 64, of all f(i) for i < n <= 32
+//   number(n, has, use)  use(i, number of i' < i with has(i')) for every i < n with has(i), on one
+//                        lane; the number of all of them
+//   find(n, has, f)      f(i) on all lanes for every i < n with has(i), in order
+//   prefix(n, f, use)    use(i, sum of f(i') over i' <= i), int32, on one lane for each i < n; the
+//                        whole sum
+//   same(begin, end, key, take, add)   for i from begin to end, in order, with key(i) >= 0:
+//                        take(i, key, number) on one lane, where `number` counts i' before i of the
+//                        same key since add(key, count) was called for it, on one lane
+//   live(n, slot)        slot(k) for k < n <= 32, of which those >= 0 count
+// whose result, inside lanes(f), has
+//   count(), each(f)     how many there are; f(k, slot) for each, in order
+//   batches(f)           f(first, n, slot_of) for up to 8 at a time: slot_of(i) is the slot of the
+//                        i-th of the n in it, and `first` is true for the first batch
 #pragma once
 
 #include <cstddef>
@@ -37,8 +56,10 @@
 // A function that nvcc compiles for GPUs alone, and the host's compiler for the host.
 #ifdef __CUDACC__
 #define MOIETY_STEP __device__ inline
+#define MOIETY_UNROLL _Pragma("unroll")
 #else
 #define MOIETY_STEP inline
+#define MOIETY_UNROLL
 #endif
 
 namespace moiety::moe::peers {

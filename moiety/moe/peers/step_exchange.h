@@ -21,14 +21,14 @@
 
 namespace moiety::moe::peers {
 
+// The blocks of a step's grid, each of Step::kThreads threads, and the memory of each.
 struct LaunchSize {
-  int64_t blocks = 1;
-  int threads = 256;
-  int64_t shared_bytes = 0;
+  int64_t blocks = 1, shared_bytes = 0;
 };
 
 // Writes the findings' report, which then starts again from zero.
 struct TakeReport {
+  static constexpr int kThreads = 32;
   Control* control;
   int64_t* out;
   int64_t stride;
@@ -96,12 +96,17 @@ class StepExchange final : public PeerExchange {
 
   const EpBytes& bytes() const override { return bytes_; }
   void wait(const Stream& stream) override { machine_.wait(stream, comm_->bootstrap()); }
+  void end_waits() override { comm::store_release(machine_.page()->abort, 1); }
 
   std::string failure() const override {
     FaultPage* page = machine_.page();
     if (comm::load_acquire(page->found) == 0) return {};
     return fault_text(options_.name, options_.deadline.count(), page->fault, comm_->rank(),
                       comm_->bootstrap().aborted().value_or(""));
+  }
+
+  int64_t* waited_ns() const override {
+    return reinterpret_cast<int64_t*>(control_.local() + offsetof(Control, waited_ns));
   }
 
   std::optional<Finding> take_finding(Epoch epoch) override {
@@ -113,9 +118,11 @@ class StepExchange final : public PeerExchange {
     return first;
   }
   void take_report(const TensorView& report, const Stream& stream) override {
-    launch("ep take_report", TakeReport{here(), report.data<int64_t>(), report.stride(0)},
-           {.blocks = 1, .threads = 32}, stream);
+    launch("ep take_report", TakeReport{here(), report.data<int64_t>(), report.stride(0)}, {},
+           stream);
   }
+
+  uint64_t last_rows_ns() const override { return control().rows_ns; }
 
   void prepare(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
                const Stream& stream) override {
@@ -123,26 +130,33 @@ class StepExchange final : public PeerExchange {
     Control* const c = here();
     const int64_t ranks = map_.ranks(), experts = map_.experts();
     const int64_t tokens = grid(plan.tokens, kTokenBlock);
-    const int64_t rows = grid(ranks * plan.tokens_max, kTokenBlock);
     const int64_t slots = grid(std::max(plan.tokens, plan.capacity), kTokenBlock);
+    const int64_t counters = ceil_div(ranks + experts, kRowsOfBlock);
     enter({.op = OpKind::kPrepare}, stream);
-    launch("ep prepare, rows", CountRows{c, p}, {slots, 256, shared_ranks()}, stream);
-    launch("ep prepare, add rows", AddRows{c, p}, {1, 64}, stream);
-    launch("ep prepare, pairs", CountPairs{c, p}, {tokens, 256, shared_counts(experts)}, stream);
-    launch("ep prepare, add pairs", AddPairs{c, p}, {ceil_div(experts, kTokenBlock), 256}, stream);
-    launch("ep prepare, number", NumberPairs{c, p}, {tokens, 256, shared_pairs(experts, plan.topk)},
+    launch("ep prepare, rows", CountRows{c, p}, {slots, shared_counts(experts)}, stream);
+    if (p.may_cut()) {
+      launch("ep prepare, add rows", AddBlocks{c, p, true, false}, {counters}, stream);
+      launch("ep prepare, pairs", CountPairs{c, p}, {tokens, shared_counts(experts)}, stream);
+    }
+    launch("ep prepare, add", AddBlocks{c, p, !p.may_cut(), true}, {counters}, stream);
+    if (experts <= NumberPairs<false>::kMostExperts) {
+      number<false>(plan, p, tokens, stream);
+    } else {
+      number<true>(plan, p, tokens, stream);
+    }
+    launch("ep prepare, heads", ExchangeHeads{c, p}, {}, stream);
+    launch("ep prepare, trim", TrimExperts{c, p}, {ranks}, stream);
+    launch("ep prepare, counts", WriteCounts{c, p}, {}, stream);
+    launch("ep prepare, slots", FindSlots{c, p}, {grid(ranks * plan.tokens_max, kRowsOfBlock)},
            stream);
-    launch("ep prepare, heads", ExchangeHeads{c, p}, {1, 512}, stream);
-    launch("ep prepare, trim", TrimExperts{c, p}, {ranks, 256}, stream);
-    launch("ep prepare, counts", WriteCounts{c, p}, {1, 256}, stream);
-    launch("ep prepare, slots", FindSlots{c, p}, {rows, 256}, stream);
     leave(stream);
   }
 
   void copy_rows(const EpPlan& plan, const DispatchRows& d, const Stream& stream) override {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
     push_rows(plan, rows, d.signature, stream);
-    launch("ep expand", ExpandRows{here(), view_of(plan), rows}, {expand_grid(plan)}, stream);
+    launch("ep expand", ExpandRows{here(), view_of(plan), rows, {}},
+           {expand_grid(plan, rows.pieces())}, stream);
     leave(stream);
   }
 
@@ -161,8 +175,9 @@ class StepExchange final : public PeerExchange {
                               .y_stride = y.stride(),
                               .model = a.g.model,
                               .wide = wide_rows(a),
-                              .dots = a.y_CD.defined()};
-      launch("ep scale", step, {expand_grid(plan)}, stream);
+                              .dots = a.y_CD.defined(),
+                              .taken = {}};
+      launch("ep scale", step, {expand_grid(plan, plan.topk)}, stream);
     });
     leave(stream);
   }
@@ -174,20 +189,20 @@ class StepExchange final : public PeerExchange {
     enter(signature, stream);
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
       launch("ep push sums", PushSums<T>{here(), view, {rows}}, {push_grid(plan)}, stream);
-      launch("ep await", Await{here(), view, true}, {1, 256}, stream);
-      const LaunchSize size{grid(plan.tokens, kRowsOfBlock)};
+      launch("ep await", Await{here(), view, true, {}}, {}, stream);
+      const LaunchSize size{grid(plan.tokens * SumParts<T>{rows}.pieces(), kRowsOfBlock)};
       if (sum.out_TD.dtype() == DType::kFloat32) {
-        launch("ep take sums", TakeSums<T, float>{here(), view, {rows}}, size, stream);
+        launch("ep take sums", TakeSums<T, float>{here(), view, {rows}, {}}, size, stream);
       } else {
-        launch("ep take sums", TakeSums<T, T>{here(), view, {rows}}, size, stream);
+        launch("ep take sums", TakeSums<T, T>{here(), view, {rows}, {}}, size, stream);
       }
     });
     leave(stream);
   }
 
+  const MappedLayout& layout() const override { return layout_; }
+  const comm::SymmetricBuffer& memory() const override { return memory_; }
   // For tests, which look into the memory.
-  const MappedLayout& layout() const { return layout_; }
-  const comm::SymmetricBuffer& memory() const { return memory_; }
   Control control() const {
     Control out;
     machine_.read(&out, control_.local(), sizeof(out));
@@ -207,8 +222,15 @@ class StepExchange final : public PeerExchange {
   int64_t push_grid(const EpPlan& plan) const {
     return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
   }
-  int64_t expand_grid(const EpPlan& plan) const {
-    return grid(std::max(map_.ranks() * plan.tokens_max, plan.capacity), kRowsOfBlock);
+  // Received rows, each of `items` items of a warp.
+  int64_t expand_grid(const EpPlan& plan, int64_t items) const {
+    return grid(std::max(map_.ranks() * plan.tokens_max * items, plan.capacity), kRowsOfBlock);
+  }
+  template <bool many>
+  void number(const EpPlan& plan, const PrepareView& p, int64_t blocks, const Stream& stream) {
+    using Step = NumberPairs<many>;
+    const NumberPlaces places(plan.topk, map_.experts(), Step::kThreads / 32);
+    launch("ep prepare, number", Step{here(), p}, {blocks, places.bytes}, stream);
   }
 
   template <class Step>
@@ -216,17 +238,18 @@ class StepExchange final : public PeerExchange {
     machine_.launch(name, step, size, stream);
   }
   void enter(const Signature& s, const Stream& stream) {
-    launch("ep enter", Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan},
-           {.blocks = 1, .threads = 64}, stream);
+    launch("ep enter", Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan}, {},
+           stream);
   }
   void push_rows(const EpPlan& plan, const CopyRows& rows, const Signature& signature,
                  const Stream& stream) {
     enter(signature, stream);
-    launch("ep push", PushRows{here(), view_of(plan), rows}, {push_grid(plan)}, stream);
-    launch("ep await", Await{here(), view_of(plan), false}, {1, 256}, stream);
+    launch("ep push", PushRows{here(), view_of(plan), rows},
+           {push_grid(plan), 4 * options_.chunk_rows}, stream);
+    launch("ep await", Await{here(), view_of(plan), false, {}}, {}, stream);
   }
   void leave(const Stream& stream) {
-    launch("ep leave", Leave{here()}, {.blocks = 1, .threads = 64}, stream);
+    launch("ep leave", Leave{here()}, {}, stream);
     machine_.end(stream, comm_->bootstrap());
   }
 

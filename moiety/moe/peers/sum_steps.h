@@ -29,24 +29,45 @@ struct SumParts {
     const Held<T> x = load_eight<T>(row(slot), c, a.model, a.wide);
     a.weighted ? sum.add_weighted(weight(slot), x) : sum.add(x);
   }
-  // The sum over the live pairs of one row, as it is before it goes over the wire.
-  MOIETY_STEP EightSum partial(const int32_t* slot_K, int topk, int64_t c) const {
+  // The sum over live pairs, as it is before it goes over the wire. At an element that is not there
+  // it is without meaning.
+  template <class Live>
+  MOIETY_STEP EightSum partial(const Live& live, int64_t c) const {
     EightSum sum;
-    for (int k = 0; k < topk; ++k) {
-      if (slot_K[k] >= 0) add_own(sum, slot_K[k], c);
-    }
+    live.batches([&](bool first, int n, auto&& slot) {
+      Held<T> held[kBatch];
+      float w[kBatch];
+      MOIETY_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        if (i >= n || c >= a.model) continue;
+        held[i] = load_eight<T>(row(slot(i)), c, a.model, a.wide);
+        w[i] = a.weighted ? weight(slot(i)) : 1;
+      }
+      MOIETY_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        if (i >= n) continue;
+        sum.any = i > 0 || !first;
+        a.weighted ? sum.add_weighted(w[i], held[i]) : sum.add(held[i]);
+      }
+    });
     return sum;
   }
-  // Calls f(first element) for the octets of a row.
+  // The pieces of a row, each of a warp, whose lanes have an octet.
+  MOIETY_HD_INLINE int64_t pieces() const { return ceil_div(a.model, 32 * kEight); }
+  // Calls f(first element) for the octets of a piece, also for those that are not there.
   template <class Warp, class F>
-  MOIETY_STEP void for_octets(Warp& warp, F&& f) const {
-    warp.each(ceil_div(a.model, kEight), [&](int64_t i) { f(i * kEight); });
+  MOIETY_STEP void for_octets(Warp& warp, int64_t piece, F&& f) const {
+    warp.lanes([&](int lane) { f((piece * 32 + lane) * kEight); });
   }
+
+ private:
+  static constexpr int kBatch = 8;  // terms that wait for memory together
 };
 
 // Stores the parts of other homes' sums there.
 template <class T>
 struct PushSums {
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   SumParts<T> sums;
@@ -67,12 +88,14 @@ struct PushSums {
       const int64_t n = plan.rows(home, c.rank), begin = task.chunk * c.chunk_rows;
       if (begin >= n) continue;
       const int64_t end = begin + c.chunk_rows < n ? begin + c.chunk_rows : n;
-      team.each_warp(end - begin, [&](auto& warp, int64_t at) {
-        const int32_t* slot_K = plan.slots(home, begin + at);
+      const int64_t pieces = sums.pieces();
+      team.each_warp((end - begin) * pieces, [&](auto& warp, int64_t at) {
+        const int64_t j = begin + at / pieces, piece = at % pieces;
+        const int32_t* slot_K = plan.slots(home, j);
         if (sums.a.by_token) {
-          send_pairs(warp, c, home, begin + at, slot_K);
-        } else if (plan.alive(slot_K) > 0) {
-          send_partial(warp, c.record(home, c.rank, begin + at, sums.a.record), slot_K);
+          send_pairs(warp, c, home, j, slot_K, piece);
+        } else {
+          send_partial(warp, c.record(home, c.rank, j, sums.a.record), slot_K, piece);
         }
       });
       team.sync();
@@ -82,23 +105,30 @@ struct PushSums {
 
  private:
   template <class Warp>
-  MOIETY_STEP void send_partial(Warp& warp, std::byte* record, const int32_t* slot_K) const {
+  MOIETY_STEP void send_partial(Warp& warp, std::byte* record, const int32_t* slot_K,
+                                int64_t piece) const {
     const SumRows& a = sums.a;
-    const bool copy = !a.weighted && plan.alive(slot_K) == 1;  // so NaN keep their bits
-    sums.for_octets(warp, [&](int64_t c) {
-      const EightSum sum = sums.partial(slot_K, plan.topk, c);
+    const auto live = warp.live(plan.topk, [&](int64_t k) { return slot_K[k]; });
+    if (live.count() == 0) return;
+    const bool copy = !a.weighted && live.count() == 1 && !a.wire_fp32;  // so NaN keep their bits
+    sums.for_octets(warp, piece, [&](int64_t c) {
+      if (copy) {
+        live.each([&](int, int64_t slot) {
+          if (c >= a.model) return;
+          store_eight(record, c, a.model, a.whole,
+                      load_eight<T>(sums.row(slot), c, a.model, a.wide));
+        });
+        return;
+      }
+      const EightSum sum = sums.partial(live, c);
+      if (c >= a.model) return;
       if (a.wire_fp32) {
         store_eight(record, c, a.model, a.whole, sum.template round<float>());
-      } else if (copy) {
-        int k = 0;
-        while (slot_K[k] < 0) ++k;
-        store_eight(record, c, a.model, a.whole,
-                    load_eight<T>(sums.row(slot_K[k]), c, a.model, a.wide));
       } else {
         store_eight(record, c, a.model, a.whole, sum.template round<T>());
       }
     });
-    if (!a.has_side) return;
+    if (!a.has_side || piece > 0) return;
     warp.each(plan.topk, [&](int64_t k) {
       const bool live = slot_K[k] >= 0;
       store(record + a.side_at + 4 * k,
@@ -108,21 +138,22 @@ struct PushSums {
 
   template <class Warp>
   MOIETY_STEP void send_pairs(Warp& warp, const Control& c, int home, int64_t j,
-                              const int32_t* slot_K) const {
+                              const int32_t* slot_K, int64_t piece) const {
     const SumRows& a = sums.a;
     const int64_t pair = int64_t{plan.token(home, j)} * plan.topk;
     for (int k = 0; k < plan.topk; ++k) {
       const int64_t slot = slot_K[k];
       if (slot < 0) continue;
       std::byte* record = c.pair_record(home, pair + k, a.record);
-      sums.for_octets(warp, [&](int64_t at) {
+      sums.for_octets(warp, piece, [&](int64_t at) {
+        if (at >= a.model) return;
         store_eight(record, at, a.model, a.whole,
                     load_eight<T>(sums.row(slot), at, a.model, a.wide));
       });
       const std::byte* value = a.weighted   ? a.slot_w + slot * a.w_stride
                                : a.has_side ? a.side + slot * a.side_stride
                                             : nullptr;
-      if (value) warp.one([&] { store(record + a.side_at, load<uint32_t>(value)); });
+      if (value && piece == 0) warp.one([&] { store(record + a.side_at, load<uint32_t>(value)); });
     }
   }
 };
@@ -130,34 +161,40 @@ struct PushSums {
 // Sums at home.
 template <class T, class Out>
 struct TakeSums {
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   SumParts<T> sums;
+  Taken taken;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    for (int64_t first = team.block() * kTokensOfBlock; first < plan.tokens;
-         first += team.blocks() * kTokensOfBlock) {
-      const int64_t left = plan.tokens - first;
-      team.each_warp(left < kTokensOfBlock ? left : kTokensOfBlock,
-                     [&](auto& warp, int64_t i) { take(warp, c, first + i); });
-    }
+    const int64_t pieces = sums.pieces(), begin = taken.begin(plan.blocks) * kTokenBlock;
+    const int64_t stop = taken.end(plan.blocks) * kTokenBlock;
+    const int64_t end = stop < plan.tokens ? stop : plan.tokens;
+    team.grid_warps((end - begin) * pieces,
+                    [&](auto& warp, int64_t i) { take(warp, c, begin + i / pieces, i % pieces); });
   }
 
  private:
   template <class Warp>
-  MOIETY_STEP void take(Warp& warp, const Control& c, int64_t t) const {
+  MOIETY_STEP void take(Warp& warp, const Control& c, int64_t t, int64_t piece) const {
     const SumRows& a = sums.a;
     const int32_t* slot_K = plan.slot_TK + t * plan.topk;
     const int32_t* owner_K = plan.owner_TK + t * plan.topk;
+    const auto own = warp.live(
+        plan.topk, [&](int64_t k) { return owner_K[k] == c.rank ? slot_K[k] : int32_t{-1}; });
     std::byte* out = a.out + t * a.out_stride;
     const bool copy =
         !a.weighted && !a.has_addend && sizeof(T) == sizeof(Out) && plan.alive(slot_K) == 1;
-    sums.for_octets(warp, [&](int64_t at) {
+    sums.for_octets(warp, piece, [&](int64_t at) {
+      EightSum sum;
+      if (!copy && !a.by_token) sum = by_rank(c, own, t, at);
+      if (at >= a.model) return;
       if (copy) return store_eight(out, at, a.model, a.wide, the_term(c, t, at));
-      EightSum sum = a.by_token ? by_token(c, t, at) : by_rank(c, t, at);
+      if (a.by_token) sum = by_token(c, t, at);
       if (a.has_addend) {
         const std::byte* addend = a.addend + t * a.addend_stride;
         if (a.addend_fp32) {
@@ -168,6 +205,7 @@ struct TakeSums {
       }
       store_eight(out, at, a.model, a.wide, sum.template round<Out>());
     });
+    if (piece > 0) return;
     if (!a.has_side) return;
     warp.each(plan.topk, [&](int64_t k) {
       uint32_t value = 0;
@@ -226,19 +264,22 @@ struct TakeSums {
     return sum;
   }
 
-  MOIETY_STEP EightSum by_rank(const Control& c, int64_t t, int64_t at) const {
+  template <class Live>
+  MOIETY_STEP EightSum by_rank(const Control& c, const Live& own, int64_t t, int64_t at) const {
     const SumRows& a = sums.a;
+    const bool there = at < a.model;
     EightSum sum;
     for (int r = 0; r < c.ranks; ++r) {
-      const int64_t j = plan.row_TR[t * c.ranks + r];
-      if (j < 0) continue;
       if (r == c.rank) {
-        const EightSum own = sums.partial(plan.slots(r, j), plan.topk, at);
-        a.wire_fp32 ? sum.add(own.template round<float>()) : sum.add(own.template round<T>());
-      } else if (a.wire_fp32) {
-        sum.add(load_eight<float>(part(c, t, r), at, a.model, a.whole));
-      } else {
-        sum.add(load_eight<T>(part(c, t, r), at, a.model, a.whole));
+        if (own.count() == 0) continue;
+        const EightSum part = sums.partial(own, at);
+        a.wire_fp32 ? sum.add(part.template round<float>()) : sum.add(part.template round<T>());
+      } else if (plan.row_TR[t * c.ranks + r] >= 0 && there) {
+        if (a.wire_fp32) {
+          sum.add(load_eight<float>(part(c, t, r), at, a.model, a.whole));
+        } else {
+          sum.add(load_eight<T>(part(c, t, r), at, a.model, a.whole));
+        }
       }
     }
     return sum;
@@ -248,30 +289,35 @@ struct TakeSums {
 // gy[slot] := round(w g), and the dot products with y; behind PushRows of g.
 template <class T>
 struct ScaleRows {
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   CopyRows rows;                // g, and gy with its padding
   const std::byte *slot_w, *y;  // y may be gy
   int64_t w_stride, y_stride, model;
   bool wide, dots;
+  Taken taken;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
     const RowPart& p = rows.part[0];
-    for_received(team, plan, [&](auto& warp, int s, int64_t j, const int32_t* slot_K) {
+    // A warp has a pair; the other pairs of a row find g in the cache.
+    for_received(team, c, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
+      const int64_t slot = plan.slots(s, j)[k];
+      if (slot < 0) return;
       const bool own = s == c.rank;
       const std::byte* g = own ? p.from + plan.token(s, j) * p.from_stride
                                : c.record(c.rank, s, j, rows.record) + p.at;
-      for (int k = 0; k < plan.topk; ++k) {
-        if (slot_K[k] >= 0) scale(warp, g, own ? wide : model % kEight == 0, slot_K[k]);
-      }
+      scale(warp, g, own ? wide : model % kEight == 0, slot);
     });
-    zero_empty(team, plan, rows);
+    if (taken.own) zero_empty(team, plan, rows);
   }
 
  private:
+  static constexpr int kBatch = 4;  // octets of a lane that wait for memory together
+
   template <class Warp>
   MOIETY_STEP void scale(Warp& warp, const std::byte* g, bool g_wide, int64_t slot) const {
     const RowPart& p = rows.part[0];
@@ -280,24 +326,41 @@ struct ScaleRows {
     warp.fold(
         [&](int lane) {
           float dot = 0;
-          for (int64_t at = lane * kEight; at < model; at += 32 * kEight) {
-            const Held<T> x = load_eight<T>(g, at, model, g_wide);
-            if (dots) {
-              const Held<T> held = load_eight<T>(y + slot * y_stride, at, model, wide);
-              // An element that does not exist must not turn a sum of -0 into +0.
-              for (int i = 0; i < kEight; ++i) {
-                if (at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
-              }
+          for (int64_t first = lane * kEight; first < model; first += kBatch * 32 * kEight) {
+            Held<T> x[kBatch], held[kBatch];
+            MOIETY_UNROLL
+            for (int i = 0; i < kBatch; ++i) {
+              const int64_t at = first + i * 32 * kEight;
+              if (at >= model) continue;
+              x[i] = load_eight<T>(g, at, model, g_wide);
+              if (dots) held[i] = load_eight<T>(y + slot * y_stride, at, model, wide);
             }
-            EightSum scaled;
-            scaled.add_weighted(w, x);
-            store_eight(to, at, model, wide, scaled.template round<T>());
+            MOIETY_UNROLL
+            for (int i = 0; i < kBatch; ++i) {
+              const int64_t at = first + i * 32 * kEight;
+              if (at < model) dot = scaled(to, at, w, x[i], held[i], dot);
+            }
           }
           return dot;
         },
         [&](float dot) {
           if (dots) store(rows.values + slot * rows.value_stride, dot);
         });
+  }
+  // Stores an octet; the dot product goes on.
+  MOIETY_STEP float scaled(std::byte* to, int64_t at, float w, const Held<T>& x,
+                           const Held<T>& held, float dot) const {
+    if (dots) {
+      // An element that does not exist must not turn a sum of -0 into +0.
+      MOIETY_UNROLL
+      for (int i = 0; i < kEight; ++i) {
+        if (at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
+      }
+    }
+    EightSum sum;
+    sum.add_weighted(w, x);
+    store_eight(to, at, model, wide, sum.template round<T>());
+    return dot;
   }
 };
 

@@ -139,6 +139,13 @@ MOIETY_STEP bool wait(Control& c, const uint64_t* word, int shift, Epoch wanted,
   return false;
 }
 
+// Ends waits of a team that began at `start`: all threads are here, and their time is counted.
+template <class Team>
+MOIETY_STEP void end_waits(Team& team, Control& c, uint64_t start) {
+  team.sync();
+  team.one([&] { c.waited_ns += nanoseconds() - start; });
+}
+
 // Returns when the peer is in this epoch, too; false unless it runs the same operation.
 MOIETY_STEP bool meet(Control& c, int peer) {
   if (!wait(c, c.entry_word(c.rank, c.layout.head, peer), kSignatureBits, c.epoch,

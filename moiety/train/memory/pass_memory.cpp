@@ -201,7 +201,8 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
   in_place = maps && grid.ep == 1;
   sources = in_place ? own : maps ? moe::mapped_rows(grid.ep, own, capacity) : capacity;
   if (dispatch) codes = gemm::row_bytes(*dispatch, sources, d);
-  if (config.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && config.model.moe_layers() > 0) {
+  const bool zero_copy = config.ep.zero_copy == moe::ZeroCopy::kAuto && !on_gpu();
+  if (zero_copy && grid.ep > 1 && config.model.moe_layers() > 0) {
     lent = model::lent_bytes(config.model, storage_dtype(config), capacity, dispatch.has_value());
     lends_rows = !dispatch && !maps;
   }

@@ -1,6 +1,7 @@
 // The steps under way and their completion; step_work.cpp has the step itself.
 #include "moiety/train/step/step_pipeline.h"
 
+#include <cstring>
 #include <utility>
 
 #include "moiety/model/step_input.h"
@@ -57,7 +58,10 @@ StepPipeline::StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Com
       report_(DType::kUInt8, {byte_size(DType::kFloat64, model::kStepReportWords)}, plan.device,
               "report of a step"),
       reports_(report_.view().bytes(), kStepsAhead, plan.device, "reports"),
-      reported_sums_(sums_.memory().bytes(), kStepsAhead, plan.device, "sums of steps") {}
+      reported_sums_(sums_.memory().bytes(), kStepsAhead, plan.device, "sums of steps") {
+  const TensorView wait = learner.model.exchange_wait();
+  if (wait.defined()) exchange_waits_.emplace(wait.bytes(), kStepsAhead, plan.device, "waits");
+}
 
 void StepPipeline::start(int64_t completed, const data::SamplerState* from) {
   step_ = completed;
@@ -141,6 +145,13 @@ optim::StepReport StepPipeline::read_report(int64_t number) {
       TensorView(reports_.slot(number), DType::kFloat64, {model::kStepReportWords}));
 }
 
+int64_t StepPipeline::take_exchange_wait(int64_t number) {
+  if (!exchange_waits_) return 0;
+  int64_t now = 0;
+  std::memcpy(&now, exchange_waits_->slot(number), sizeof(now));
+  return now - std::exchange(exchange_waited_, now);
+}
+
 std::optional<FinishedStep> StepPipeline::complete() {
   heartbeat_.phase("step");
   world_.wait(under_way_.front().ended);
@@ -151,6 +162,8 @@ std::optional<FinishedStep> StepPipeline::complete() {
     return std::nullopt;
   }
   StepUnderWay done = std::move(under_way_.front());
+  done.waits.of(TraceLane::kEp) += take_exchange_wait(finished_);
+  done.waits.of(TraceLane::kDp) += report.stood_ns;
   FinishedStep out{.report = std::move(report),
                    .stats = sums_.read(TensorView(reported_sums_.slot(finished_), DType::kUInt8,
                                                   {sums_.memory().bytes()})),
@@ -171,7 +184,10 @@ std::optional<FinishedStep> StepPipeline::complete() {
 void StepPipeline::drain() {
   if (!under_way_.empty()) world_.wait(under_way_.back().ended);
   learner_.stream.synchronize();
-  for (; finished_ < enqueued_; ++finished_) asked_ |= read_report(finished_).flags;
+  for (; finished_ < enqueued_; ++finished_) {
+    asked_ |= read_report(finished_).flags;
+    take_exchange_wait(finished_);
+  }
   under_way_.clear();
 }
 

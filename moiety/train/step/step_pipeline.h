@@ -112,6 +112,7 @@ class StepPipeline {
   void enqueue_passes(bool feeds);
   // The same for micro-batches that take turns (model/transformer.h), on two arenas.
   void enqueue_turns(bool feeds);
+  model::Transformer::GradientsReady gradients_ready();
   model::Batch fetch_batch();
   void enqueue_update();
   void launch_graph();
@@ -119,6 +120,9 @@ class StepPipeline {
   void feed_update();
   void start_data(const data::SamplerState* from);
   optim::StepReport read_report(int64_t number);
+  // The nanoseconds that the GPU waited in exchanges of experts in step `number`; called for each
+  // step in turn.
+  int64_t take_exchange_wait(int64_t number);
   // Makes the first step again, which lost pairs; nothing behind it has changed that.
   void make_again(const optim::StepReport& report);
   void forget_graph();
@@ -146,6 +150,8 @@ class StepPipeline {
   InboundRing update_input_;  // words of optim::input_word
   Tensor report_;             // words of optim::report_word, as bytes on the device
   OutboundRing reports_, reported_sums_;
+  std::optional<OutboundRing> exchange_waits_;  // sums of all steps so far
+  int64_t exchange_waited_ = 0;
   std::optional<Finding> found_;
   int64_t made_step_ = 0;  // its number, or that of the step made last
 

@@ -63,6 +63,7 @@ void StepPipeline::enqueue_passes(bool feeds) {
   const Stream& stream = learner_.stream;
   model::Transformer& model = learner_.transformer();
   sums_.clear(stream);
+  const auto ready = gradients_ready();
   const auto step = learner_.gathering.begin_step("train", micro_steps_);
   if (model.takes_turns()) {
     enqueue_turns(feeds);
@@ -74,7 +75,7 @@ void StepPipeline::enqueue_passes(bool feeds) {
       heartbeat_.phase("forward");
       model.forward(batch, learner_.capacity.rows(), sums_, learner_.arena, stream);
       heartbeat_.phase("backward");
-      model.backward(batch, stream);
+      model.backward(batch, stream, m + 1 == micro_steps_ ? ready : nullptr);
     }
   }
   learner_.gathering.flush();
@@ -101,7 +102,13 @@ void StepPipeline::enqueue_turns(bool feeds) {
     batch = next;
   }
   heartbeat_.phase("backward");
-  model.backward(batch, stream);
+  model.backward(batch, stream, gradients_ready());
+}
+
+// Lets ranks on GPUs sum gradients beside the last backward.
+model::Transformer::GradientsReady StepPipeline::gradients_ready() {
+  if (!ranks_on_gpus()) return {};
+  return [this](int first) { learner_.optimizer.on_grads_ready(first, learner_.stream); };
 }
 
 void StepPipeline::feed_update() {
@@ -134,6 +141,7 @@ void StepPipeline::enqueue_update() {
   learner_.transformer().update_scales(optimizer.skip(), stream);
   reports_.store(report_, stream);
   reported_sums_.store(sums_.memory(), stream);
+  if (exchange_waits_) exchange_waits_->store(learner_.model.exchange_wait(), stream);
 }
 
 model::StepStats StepPipeline::repeat_passes(const data::SamplerState& from, TensorProbe& probe) {

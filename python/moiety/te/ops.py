@@ -108,6 +108,15 @@ class Sequential(torch.nn.Sequential):
     path = None  # "fused" or "unfused": the way of the last call
     why = None  # why it was not fused
 
+    def __init__(self, *modules):
+        super().__init__(*modules)
+        # The grouped MLPs over three operations, by the first. No children: their linears are already.
+        self.__dict__["_fused"] = {}
+        operations = list(self)
+        for at in range(len(operations)):
+            if _no_mlp(operations[at:at + 3]) is None:
+                self._mlp(at)
+
     def forward(self, x, *extra_inputs):
         modules = list(self)
         counts = [getattr(module, "num_extra_inputs", 0) for module in modules]
@@ -130,17 +139,16 @@ class Sequential(torch.nn.Sequential):
         return x
 
     def _mlp(self, at):
-        """The grouped MLP over three operations. It is no child: its linears are already."""
+        """The grouped MLP over three operations; made anew where one was replaced."""
         fc1, act, fc2 = self[at], self[at + 1], self[at + 2]
-        kept = self.__dict__.setdefault("_fused", {})
-        found = kept.get(at)
+        found = self._fused.get(at)
         if found is None or (found.fc1, found.fc2) != (fc1, fc2) or found.activation != act.activation:
-            found = kept[at] = nn.GroupedMLP.of(fc1, fc2, act.activation, act.interleave)
+            found = self._fused[at] = nn.GroupedMLP.of(fc1, fc2, act.activation, act.interleave)
         return found
 
 
-def _why_not(modules, extras):
-    """None if three operations run as one grouped MLP, else why they do not."""
+def _no_mlp(modules):
+    """None if three operations are a grouped MLP, else why they are none."""
     if len(modules) < 3 or not (isinstance(modules[0], GroupedLinear) and isinstance(modules[1], _Scaled)
                                 and isinstance(modules[2], GroupedLinear)):
         return "its operations are not a GroupedLinear, a scaled activation and a GroupedLinear"
@@ -149,6 +157,15 @@ def _why_not(modules, extras):
     if (fc1.out_features, fc1.in_features, fc1.num_groups) != (hidden, fc2.out_features, fc2.num_groups):
         return (f"GroupedLinear({fc1.num_groups}, {fc1.in_features}, {fc1.out_features}) and "
                 f"GroupedLinear({fc2.num_groups}, {fc2.in_features}, {fc2.out_features}) are no MLP")
+    return None
+
+
+def _why_not(modules, extras):
+    """None if three operations run as one grouped MLP, else why they do not."""
+    fault = _no_mlp(modules)
+    if fault is not None:
+        return fault
+    fc1, act, fc2 = modules
     if not _same(extras[0][0], extras[2][0]):
         return "its linears are given splits that are two objects"
     if fc1.scale_bias:

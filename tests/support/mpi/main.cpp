@@ -17,6 +17,7 @@ namespace {
 
 constexpr Seconds kPatience{60};
 Communicator* g_world = nullptr;
+bool g_over_nccl = false;
 
 // The output of ranks other than 0: their failures.
 class Failures final : public ::testing::EmptyTestEventListener {
@@ -52,6 +53,7 @@ int run_all(Communicator& comm) {
 }  // namespace
 
 Communicator& world() { return *g_world; }
+bool over_nccl() { return g_over_nccl; }
 
 void MpiBackend::run(int ranks, Seconds /*deadline*/,
                      const std::function<void(Communicator&)>& body) {
@@ -76,8 +78,8 @@ int start_all(int ranks, int argc, char** argv) {
   return 1;
 }
 
-// --no-map keeps symmetric memory off, --pieces sends long tensors in small messages; --ranks=N
-// starts N processes without a launcher.
+// --no-map keeps symmetric memory off, --pieces sends long tensors in small messages, --nccl takes
+// NCCL between GPUs; --ranks=N starts N processes without a launcher.
 int run(int argc, char** argv) {
   constexpr std::string_view kRanks = "--ranks=";
   for (int i = 1; i < argc && !is_started_rank(); ++i) {
@@ -89,7 +91,9 @@ int run(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (argv[i] == std::string("--no-map")) options.map_memory = false;
     if (argv[i] == std::string("--pieces")) options.largest_message = 500;
+    if (argv[i] == std::string("--nccl")) g_over_nccl = true;
   }
+  if (g_over_nccl) options.gpu_transport = GpuTransport::kNccl;
   int code = 1;
   try {
     run_mpi_rank(options, [&](Communicator& world) { code = run_all(world); });

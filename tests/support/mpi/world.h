@@ -11,6 +11,8 @@ namespace moiety::comm::testing {
 
 // All processes of the run.
 Communicator& world();
+// Whether their operations on GPUs go over NCCL, each process on a GPU of its own.
+bool over_nccl();
 
 // The backend of typed suites: the body runs on the first `ranks` processes, as a world of their
 // own; the others, and all if there are too few, pass. Waits have the deadline of the whole run.

@@ -1,0 +1,47 @@
+// A rank's end of a group on its GPU, whatever carries the operations: memory that ranks map
+// (mapped/link.h), or NCCL (nccl/link.h).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "moiety/comm/collective.h"
+#include "moiety/comm/gpu_transport.h"
+#include "moiety/comm/gpu_waits.h"
+
+namespace moiety::comm {
+
+namespace nccl {
+class Group;
+}
+
+class GpuLink : public GpuWaits {
+ public:
+  virtual void attach(const SymmetricBuffer& buffer) = 0;
+  // Enqueues the call. Throws the error of an earlier operation.
+  virtual void issue(const CollectiveCall& call, const Stream& stream) = 0;
+  // Whether it works through memory that the ranks map.
+  virtual bool maps_memory() const { return true; }
+  // This rank's part of NCCL's group of the ranks of this color; null where NCCL carries nothing, or
+  // for a negative color. Collective.
+  virtual std::shared_ptr<nccl::Group> split(int color, int key) {
+    static_cast<void>(color), static_cast<void>(key);
+    return nullptr;
+  }
+};
+
+// What the communicators of a rank share on its GPU.
+struct RankGpu {
+  std::optional<Stream> lane;  // of NCCL's work
+  bool told = false;           // whether the log knows why NCCL is used
+};
+
+// Makes the link of a communicator of several ranks. Collective. `group` is what a split of the
+// parent's link made. Throws what SymmetricBuffer::create throws, or DeviceError if ranks cannot map
+// each other's memory and one has no NCCL.
+std::shared_ptr<GpuLink> make_gpu_link(Communicator& comm, Device gpu,
+                                       const GpuLinkOptions& options, GpuTransport transport,
+                                       RankGpu& rank, std::shared_ptr<nccl::Group> group);
+
+}  // namespace moiety::comm

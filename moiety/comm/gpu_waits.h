@@ -1,0 +1,53 @@
+// What ranks do with each other on GPUs outside of their communicators, such as the exchange of
+// experts: it follows the rules of the communicators' operations (Communicator::run_alone, wait).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "moiety/base/stream.h"
+
+namespace moiety::comm {
+
+class Communicator;
+struct RankLanes;
+
+// Waits of kernels for peers.
+class GpuWaits {
+ public:
+  virtual ~GpuWaits() = default;
+  // Whether one has failed, or a peer has told of a failure.
+  virtual bool failed() const = 0;
+  // Ends those that stand, and all later ones.
+  virtual void end_waits() = 0;
+  // Throws the error of one that has failed.
+  virtual void check() = 0;
+  // A word on this rank's GPU that is not 0 once one has failed, for kernels behind it; null where
+  // there is none.
+  virtual const uint64_t* fault_word() const { return nullptr; }
+};
+
+// While it lives, Communicator::wait on this communicator, and on all others of its rank, sees the
+// failures of these waits and ends them with its own. Used by the rank's thread alone; the waits
+// outlive it.
+class GpuWatch {
+ public:
+  GpuWatch(Communicator& comm, GpuWaits& waits);
+  ~GpuWatch();
+  GpuWatch(const GpuWatch&) = delete;
+  GpuWatch& operator=(const GpuWatch&) = delete;
+
+ private:
+  std::shared_ptr<RankLanes> lanes_;
+  GpuWaits* waits_;
+};
+
+// The word of the communicator's own waits, good as long as it; null before `prepare`.
+const uint64_t* fault_word(const Communicator& comm);
+
+// Calls `operation`, which enqueues work that waits for peers; alone while the rank's operations run
+// so: then all ranks that run alone make as many such calls.
+void enqueue(Communicator& comm, const Stream& stream, const std::function<void()>& operation);
+
+}  // namespace moiety::comm

@@ -1,0 +1,19 @@
+// What the exchange of experts on GPUs has beside its operations.
+#pragma once
+
+#include "moiety/base/stream.h"
+#include "moiety/base/tensor_view.h"
+
+namespace moiety::moe {
+
+class EpGroup;
+
+// The stream of exchanges that have something beside them (ep.overlap). On a GPU the same one for
+// all callers; on a CPU a new one, which runs exchanges when their results are asked for.
+Stream side_stream(EpGroup& group);
+
+// The nanoseconds that this rank's operations have waited for peers so far, int64 [1] on the GPU,
+// in stream order; absent on CPUs, where the host waits, and in a group of one rank.
+TensorView waited_ns(const EpGroup& group);
+
+}  // namespace moiety::moe

@@ -1,0 +1,245 @@
+// Training with experts divided among ranks that are threads and share a GPU, through the program:
+// against one rank, against CPU ranks, captured against eager, and across layouts.
+#include "tests/apps_gpu/late_data.h"
+#include "tests/apps_gpu/ranks_on_gpu.h"
+
+namespace moiety::app {
+namespace {
+
+constexpr Ranks kEp2{"ep2", 2, 1, 2}, kEp4{"ep4", 4, 1, 4}, kEp2Dp2{"ep2.dp2", 4, 1, 2},
+    kEp2Tp2{"ep2.tp2", 2, 2, 2}, kEp4Tp2Dp2{"ep4.tp2.dp2", 4, 2, 4},
+    kEp2Tp2Dp2{"ep2.tp2.dp2", 4, 2, 2};
+
+const Arguments kWide{"--model.d_model=256",    "--model.d_ffn_dense=256", "--moe.shared_d_ffn=256",
+                      "--moe.d_ffn=128",        "--train.steps=8",         "--optim.lr=0.001",
+                      "--checkpoint.interval=0"};
+
+class ExpertParallelGpu : public RanksOnGpu {
+ protected:
+  // The lines of a run's output that say that a step was made again.
+  static int repetitions(const ProgramResult& result) {
+    int n = 0;
+    for (size_t at = 0; (at = result.err.find("is made again", at)) != std::string::npos; ++at) ++n;
+    return n;
+  }
+};
+
+// The rate is low enough for choices of experts to be the same.
+TEST_F(ExpertParallelGpu, TrainsAsOne) {
+  const Arguments gentle = kOnGpu + kLonger + Arguments{"--optim.lr=0.002"};
+  train_at("one", kOne, gentle);
+  for (const Ranks& r : {kEp2, kEp4, kEp2Dp2, kEp2Tp2, kEp4Tp2Dp2, kEp2Tp2Dp2}) {
+    train_at(r.name, r, gentle);
+    expect_near(at(r.name), at("one"), 1e-4);
+  }
+}
+
+TEST_F(ExpertParallelGpu, TrainsAsCpuRanks) {
+  const Arguments gentle = kLonger + Arguments{"--optim.lr=0.002"};
+  for (const Ranks& r : {kEp2, kEp2Tp2}) {
+    train_at(text("gpu-{}", r.name), r, kOnGpu + gentle);
+    train_at(text("cpu-{}", r.name), r, kOnCpu + gentle);
+    expect_near(at(text("gpu-{}", r.name)), at(text("cpu-{}", r.name)), 1e-4);
+  }
+}
+
+TEST_F(ExpertParallelGpu, CapturedStepsAreEagerOnesAndTwoRunsAreEqual) {
+  const Arguments bf16 = kOnGpu + Arguments{"--train.steps=20", "--precision.recipe=bf16",
+                                            "--train.micro_batch=3", "--optim.state_dtype=bf16"};
+  for (const Ranks& r : {kEp2, kEp4, kEp2Dp2, kEp2Tp2Dp2}) {
+    const auto named = [&](const char* what) { return text("{}-{}", what, r.name); };
+    train_at(named("captured"), r, bf16 + kCaptured);
+    train_at(named("again"), r, bf16 + kCaptured);
+    train_at(named("eager"), r, bf16 + kEager);
+    expect_equal(named("captured"), named("eager"));
+    expect_equal(named("captured"), named("again"));
+    const auto all = digests(checkpoint_path(at(named("captured")), 20));
+    EXPECT_EQ(all, digests(checkpoint_path(at(named("eager")), 20)));
+    EXPECT_EQ(all, digests(checkpoint_path(at(named("again")), 20)));
+  }
+}
+
+TEST_F(ExpertParallelGpu, AStepNeitherAllocatesNorWaits) {
+  for (const Arguments& how : {kEager, kCaptured}) {
+    const std::string name = how == kEager ? "eager" : "captured";
+    train_at(
+        name, kEp2,
+        kOnGpu + how +
+            Arguments{"--train.steps=8", "--checkpoint.interval=0", "--moe.capacity_factor=-1"});
+    for (const auto& [step, record] : steps(at(name))) {
+      if (step == 1) continue;  // finds out how much memory a step takes
+      EXPECT_EQ(record["host_waits"], 0) << name << " " << step;
+      EXPECT_EQ(record["allocations"], 0) << name << " " << step;
+    }
+  }
+}
+
+// All kinds of recipes, and rows that travel quantized; choices of experts part in the end.
+TEST_F(ExpertParallelGpu, RecipesAreNearOneRank) {
+  struct Case {
+    const char *recipe, *dispatch;
+  };
+  for (const Case& c : {Case{"bf16", "auto"}, Case{"fp8_tensor", "auto"}, Case{"fp8_block", "auto"},
+                        Case{"fp8_block", "fp8_block"}, Case{"mxfp8", "mxfp8"},
+                        Case{"bf16", "mxfp8"}, Case{"nvfp4", "auto"}}) {
+    const std::string name = text("{}-{}", c.recipe, c.dispatch);
+    const Arguments more = kOnGpu + kWide +
+                           Arguments{text("--precision.recipe={}", c.recipe),
+                                     text("--precision.dispatch={}", c.dispatch)};
+    train_at("one-" + name, kOne, more);
+    for (const Ranks& r : {kEp2, kEp2Tp2}) {
+      train_at(text("{}-{}", r.name, name), r, more);
+      expect_losses_near(at(text("{}-{}", r.name, name)), at("one-" + name), 0.02);
+    }
+    train_at("eager-" + name, kEp2, more + kEager);
+    expect_equal("eager-" + name, text("ep2-{}", name));
+  }
+}
+
+TEST_F(ExpertParallelGpu, TheRecipeChangesOnTheWay) {
+  const Arguments more =
+      kOnGpu + kWide + Arguments{"--precision.recipe=mxfp8", "--precision.switch_step=4"};
+  train_at("captured", kEp2, more);
+  train_at("eager", kEp2, more + kEager);
+  expect_equal("captured", "eager");
+}
+
+// What is computed beside an exchange, and the order of sums, change no bit of a captured step.
+TEST_F(ExpertParallelGpu, OverlapsChangeNothing) {
+  const Arguments bf16 =
+      kOnGpu + Arguments{"--train.steps=12", "--precision.recipe=bf16", "--checkpoint.interval=0"};
+  for (const Ranks& r : {kEp2, kEp2Dp2}) {
+    const auto named = [&](const std::string& what) { return text("{}-{}", what, r.name); };
+    train_at(named("none"), r, bf16);
+    for (const char* overlap : {"shared", "wgrad"}) {
+      train_at(named(overlap), r, bf16 + Arguments{text("--ep.overlap={}", overlap)});
+      expect_equal(named(overlap), named("none"));
+      const std::string delayed = text("{}-delayed", overlap);
+      train_at(named(delayed), r,
+               bf16 + Arguments{text("--ep.overlap={}", overlap), "--moe.delay_wgrad"});
+      expect_equal(named(delayed), named("none"));
+    }
+    for (const char* recompute : {"moe", "full"}) {
+      train_at(named(recompute), r, bf16 + Arguments{text("--memory.recompute={}", recompute)});
+      expect_equal(named(recompute), named("none"));
+    }
+  }
+}
+
+// Steps whose rows do not fit are made again with more room, on all ranks alike; the losses are
+// those of a run that has had it from the start.
+TEST_F(ExpertParallelGpu, TooLittleRoomChangesNothing) {
+  const Arguments more =
+      kOnGpu + Arguments{"--router.aux=none",      "--router.bias_rate=0", "--moe.top_k=1",
+                         "--init.std=0.2",         "--optim.lr=0.04",      "--train.steps=24",
+                         "--checkpoint.interval=0"};
+  for (const Ranks& r : {kEp2, kEp2Dp2, kEp4Tp2Dp2}) {
+    for (const Arguments& how : {kEager, kCaptured}) {
+      const std::string name = text("{}-{}", r.name, how == kEager ? "eager" : "captured");
+      const ProgramResult grown = run(model(name + "-grown", r) + more + how);
+      ASSERT_EQ(grown.code, kExitDone) << grown.err;
+      EXPECT_GT(repetitions(grown), 1) << name;
+      const ProgramResult ample =
+          run(model(name + "-ample", r) + more + how + Arguments{"--moe.capacity_factor=-1"});
+      ASSERT_EQ(ample.code, kExitDone) << ample.err;
+      EXPECT_EQ(repetitions(ample), 0) << name;
+      expect_equal(name + "-grown", name + "-ample");
+    }
+  }
+}
+
+TEST_F(ExpertParallelGpu, EvaluatesAsOne) {
+  const std::string tokens = write_tokens(dir / "a.tok", {ramp(900), ramp(300, 7)});
+  const Arguments more = kOnGpu + Arguments{"--data.synthetic=none",
+                                            "--data.train=[\"" + tokens + "\"]",
+                                            "--data.valid=[\"" + tokens + "\"]",
+                                            "--eval.every=3",
+                                            "--eval.samples=12",
+                                            "--train.steps=9",
+                                            "--optim.lr=0.002",
+                                            "--checkpoint.interval=0"};
+  train_at("one", kOne, more);
+  for (const Ranks& r : {kEp2, kEp2Tp2}) {
+    train_at(r.name, r, more);
+    expect_near(at(r.name), at("one"), 1e-4);
+    const auto one = events(at("one"), "eval"), many = events(at(r.name), "eval");
+    ASSERT_EQ(one.size(), many.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      const double expected = one[i]["loss"].get<double>();
+      EXPECT_NEAR(many[i]["loss"].get<double>(), expected, 1e-4 * expected);
+    }
+  }
+}
+
+// At a rate of 0 weights stay what they were.
+TEST_F(ExpertParallelGpu, CheckpointsMoveBetweenLayoutsAndDevices) {
+  const Arguments each{"--checkpoint.interval=3", "--checkpoint.keep_last=10"};
+  const Arguments still{"--optim.lr=0", "--optim.min_lr=0", "--optim.weight_decay=0",
+                        "--train.steps=4"};
+  struct To {
+    Ranks ranks;
+    Arguments where;
+  };
+  for (const Ranks& from : {kEp2, kEp2Tp2Dp2}) {
+    const std::string whole = text("from-{}", from.name);
+    train_at(whole, from, kOnGpu + each);
+    for (const To& to : {To{kOne, kOnGpu}, To{kDp2, kOnGpu}, To{kEp4, kOnGpu}, To{kEp2, kOnCpu},
+                         To{kDp2, kOnCpu}}) {
+      const std::string part = text("{}-{}-{}", from.name, to.ranks.name, to.where[0]);
+      stop_after(whole, part, 3);
+      train_at(part, to.ranks, to.where + each + still);
+      const auto before = digests(checkpoint_path(at(whole), 3)),
+                 after = digests(checkpoint_path(at(part), 4));
+      for (const auto& [name, digest] : before) {
+        if (name.starts_with("weight/") && !name.ends_with("router.bias")) {
+          EXPECT_EQ(digest, after.at(name)) << name << " in " << part;
+        }
+      }
+    }
+  }
+  for (const To& from : {To{kEp2, kOnCpu}, To{kDp2, kOnGpu}}) {
+    const std::string whole = text("to-ep2-from-{}-{}", from.ranks.name, from.where[0]);
+    train_at(whole, from.ranks, from.where + each);
+    stop_after(whole, whole + "-rest", 3);
+    train_at(whole + "-rest", kEp2, kOnGpu + each);
+    expect_near(at(whole + "-rest"), at(whole), 1e-4);
+  }
+}
+
+TEST_F(ExpertParallelGpu, ResumeIsBitwise) {
+  const Arguments each = kOnGpu + Arguments{"--precision.recipe=bf16", "--checkpoint.interval=3",
+                                            "--checkpoint.keep_last=10"};
+  train_at("whole", kEp2Dp2, each);
+  stop_after("whole", "rest", 3);
+  train_at("rest", kEp2Dp2, each);
+  EXPECT_EQ(digests(checkpoint_path(at("rest"), 6)), digests(checkpoint_path(at("whole"), 6)));
+}
+
+TEST_F(ExpertParallelGpu, TheGuardStopsABadRun) {
+  const ProgramResult result =
+      run(model("bad", kEp2) + kOnGpu +
+          Arguments{"--optim.lr=1e30", "--optim.warmup_steps=0", "--train.steps=20"});
+  EXPECT_EQ(result.code, kExitNumerical) << result.err;
+  EXPECT_EQ(events(at("bad"), "halt").size(), 1u);
+}
+
+TEST_F(ExpertParallelGpu, WhatIsNotThereIsRefused) {
+  const auto refused = [&](const Arguments& more, const std::string& what) {
+    const ProgramResult result = run(model("refused", kEp2) + kOnGpu + more);
+    EXPECT_EQ(result.code, kExitUsage) << result.err;
+    EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
+  };
+  refused({"--ep.overlap=micro_batch", "--train.micro_batch=3"},
+          "ep.overlap = \"micro_batch\": micro-batches take turns on CPU ranks alone");
+  refused({"--moe.layout=rank"}, "moe.layout = \"rank\": between ranks on GPUs");
+  refused({"--parallel.ep=1", "--parallel.egtp=2"}, "parallel.egtp = 2: this version");
+}
+
+TEST_F(ExpertParallelGpu, ALatePeerIsNamed) {
+  const std::string error = error_of_late_data(at(""), 2);
+  EXPECT_NE(error.find("ep "), std::string::npos) << error;
+  EXPECT_NE(error.find("waited 2.0 s for rank "), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace moiety::app

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""What happens to a run of two processes on two GPUs, whose steps are captured, when one of them dies or
+stands still; and whether the run then goes on with the bits of one that nothing happened to.
+
+    gpu_faults.py PROGRAM [--long STEPS] [unittest arguments, such as GpuFaults.test_killed -v]
+
+--long: also a run of so many steps (100000 take some minutes). Standard library alone. Ends with 77, which ctest takes for skipped, where fewer than two GPUs are visible.
+"""
+import argparse
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "apps"))
+import runs
+from runs import Run, checkpoint, records, saving, steps, tiny, wait_for, wait_for_step
+
+LONG = 0
+LIMIT = 5.0  # seconds until all know of it; of a stopped process behind the deadline
+DEADLINE = 3.0
+STEPS = 400
+
+
+def train(arguments, limit=runs.LIMIT, **how):
+    run = Run(arguments, **how)
+    return run.wait(limit), run
+
+
+class GpuFaults(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="moiety-gpu-faults-")
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+
+    def arguments(self, name, count=STEPS, **more):
+        options = dict(run__device="cuda", precision__recipe="bf16", guard__comm_timeout_s=DEADLINE,
+                       checkpoint__interval=20, checkpoint__keep_last=1000, model__d_model=64,
+                       data__seq_len=128)
+        options.update(more)
+        return tiny(f"{self.dir}/{name}", 2, 1, count, **options)
+
+    def ends(self, run, since, limit, named):
+        code = run.wait(limit + 20)
+        took = time.monotonic() - since
+        self.assertEqual(code, 7, run.tail())
+        self.assertLess(took, limit, run.tail())
+        self.assertEqual(len(run.messages()), 1, run.tail())
+        self.assertRegex(run.messages()[0], named)
+        print(f"{self.id().split('.')[-1]}: {took:.2f} s: {run.messages()[0]}", file=sys.stderr)
+
+    def goes_on(self, name):
+        """The run goes on from its last checkpoint; its steps are those of a whole run."""
+        code, run = train(self.arguments("whole"), ranks=2, own=True)
+        self.assertEqual(code, 0, run.tail())
+        code, run = train(self.arguments(name), ranks=2, own=True)
+        self.assertEqual(code, 0, run.tail())
+        whole, rest = steps(f"{self.dir}/whole"), steps(f"{self.dir}/{name}")
+        self.assertEqual(sorted(rest)[-1], STEPS)
+        for step, figures in rest.items():
+            self.assertEqual(figures, whole[step], step)
+
+    def test_killed(self):
+        for victim in (0, 1):
+            name = f"killed{victim}"
+            run = Run(self.arguments(name, 1000000), ranks=2, own=True)
+            wait_for_step(f"{self.dir}/{name}", 45)
+            os.kill(run.rank_pids()[victim], signal.SIGKILL)
+            self.ends(run, time.monotonic(), LIMIT,
+                      rf"rank {victim} \(pid [0-9]+\) is gone \(signal 9, Killed\)")
+
+    def test_stopped(self):
+        run = Run(self.arguments("stopped", 1000000), ranks=2, own=True)
+        wait_for_step(f"{self.dir}/stopped", 45)
+        os.kill(run.rank_pids()[1], signal.SIGSTOP)
+        self.ends(run, time.monotonic(), DEADLINE + LIMIT, "rank 1")
+
+    def test_killed_while_it_saves(self):
+        run = Run(self.arguments("saves", 1000000, checkpoint__interval=2), ranks=2, own=True)
+        wait_for_step(f"{self.dir}/saves", 10)
+        wait_for(lambda: saving(f"{self.dir}/saves"))
+        os.kill(run.rank_pids()[1], signal.SIGKILL)
+        self.ends(run, time.monotonic(), LIMIT, "rank 1")
+
+    def test_killed_at_the_start(self):
+        """In the first step, which is not captured, or a little before."""
+        for wait in (0.0, 0.3, 0.6):
+            run = Run(self.arguments(f"start{wait}", 1000000), ranks=2, own=True)
+            wait_for(lambda: len(run.rank_pids()) == 2)
+            wait_for(lambda: os.path.exists(f"{self.dir}/start{wait}/metrics.jsonl"))
+            time.sleep(wait)
+            os.kill(run.rank_pids()[1], signal.SIGKILL)
+            self.ends(run, time.monotonic(), LIMIT, "rank 1")
+
+    def test_goes_on_bitwise(self):
+        """A run that was killed behind a checkpoint."""
+        run = Run(self.arguments("cut"), ranks=2, own=True)
+        wait_for(lambda: os.path.exists(checkpoint(f"{self.dir}/cut", 20) + "/COMMIT"))
+        os.kill(run.rank_pids()[0], signal.SIGKILL)
+        self.assertIn(run.wait(), (0, 7), run.tail())  # 0: it was too late
+        self.goes_on("cut")
+
+    @unittest.skipUnless("--long" in sys.argv, "without --long")
+    def test_long(self):
+        """Replays with changing data: losses are finite, and the GPUs' memory stays as it was."""
+        code, run = train(self.arguments("long", LONG, checkpoint__interval=0, log__every=100), 1200,
+                          ranks=2, own=True)
+        self.assertEqual(code, 0, run.tail())
+        kept = [r for r in records(f"{self.dir}/long") if "event" not in r]
+        self.assertEqual(kept[-1]["step"], LONG)
+        self.assertTrue(all(math.isfinite(r["loss"]) and not r["skipped"] for r in kept))
+        memory = {json.dumps(r["mem"]) for r in kept if r["step"] > 1000}
+        print(f"long: {len(kept)} records, last loss {kept[-1]['loss']}, {len(memory)} values of mem: "
+              f"{sorted(memory)[:4]}, step {kept[-1]['step_ms']:.3f} ms", file=sys.stderr)
+
+    def test_sigterm_saves(self):
+        run = Run(self.arguments("term", 1000000), ranks=2, own=True)
+        wait_for_step(f"{self.dir}/term", 30)
+        os.kill(run.rank_pids()[1], signal.SIGTERM)
+        self.assertEqual(run.wait(), 75, run.tail())
+
+
+def gpus():
+    try:
+        out = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    except OSError:
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return min(out.count("GPU "), len(visible.split(",")) if visible else 1 << 10)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program")
+    parser.add_argument("--long", type=int, default=0)
+    a, rest = parser.parse_known_args()
+    global LONG
+    LONG = a.long
+    if gpus() < 2:
+        print("fewer than two GPUs are visible")
+        sys.exit(77)
+    runs.PROGRAM = os.path.realpath(a.program)
+    unittest.main(argv=["gpu_faults.py"] + rest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+// Runs of several ranks, threads that share a GPU, through the program.
+#pragma once
+
+#include <filesystem>
+
+#include "tests/apps/train_helpers.h"
+#include "tests/support/gpu_test.h"
+
+namespace moiety::app {
+
+struct Ranks {
+  const char* name;
+  int ranks, tp, ep = 1;
+};
+inline constexpr Ranks kOne{"one", 1, 1}, kDp2{"dp2", 2, 1}, kDp3{"dp3", 3, 1}, kTp2{"tp2", 2, 2},
+    kTp2Dp2{"tp2.dp2", 4, 2}, kDp4{"dp4", 4, 1};
+
+inline const Arguments kOnGpu{"--run.device=cuda", "--run.share_gpus", "--run.launch=threads"};
+inline const Arguments kOnCpu{"--run.device=cpu"};
+inline const Arguments kEager{"--train.cuda_graph=false"};
+inline const Arguments kCaptured{"--train.cuda_graph=true"};
+inline const Arguments kLonger{"--train.steps=20", "--checkpoint.interval=0"};
+
+class RanksOnGpu : public GpuTest {
+ protected:
+  std::string at(const std::string& name) const { return dir / name; }
+  // Twelve sequences a step, which one to four ranks share; all kinds of layers.
+  Arguments model(const std::string& name, const Ranks& r) const {
+    return tiny(at(name), r.ranks, r.ep) +
+           Arguments{text("--parallel.tp={}", r.tp),
+                     "--train.global_batch=12",
+                     text("--train.micro_batch={}", 12 * r.tp / r.ranks),
+                     "--model.kv_heads=4",
+                     "--model.layers=3",
+                     "--model.dense_layers=[1]",
+                     "--model.d_ffn_dense=48",
+                     "--moe.shared_d_ffn=16",
+                     "--moe.shared_gate",
+                     "--router.bias_rate=0.001",
+                     "--router.z_coef=0.001",
+                     "--guard.comm_timeout_s=20"};
+  }
+  void train_at(const std::string& name, const Ranks& r, const Arguments& more) const {
+    train(model(name, r) + more);
+  }
+  void stop_after(const std::string& from, const std::string& to, int step) const {
+    std::filesystem::create_directories(at(to) + "/checkpoints");
+    std::filesystem::copy(checkpoint_path(at(from), step), checkpoint_path(at(to), step),
+                          std::filesystem::copy_options::recursive);
+  }
+  void expect_equal(const std::string& a, const std::string& b) const {
+    const auto left = steps(at(a)), right = steps(at(b));
+    ASSERT_FALSE(left.empty());
+    for (const auto& [step, r] : left) {
+      ASSERT_TRUE(right.contains(step)) << step;
+      for (const char* field : {"loss", "aux", "z", "gnorm", "lr", "tokens", "bal", "entropy"}) {
+        EXPECT_EQ(r[field], right.at(step)[field])
+            << field << " of step " << step << " in " << a << " and " << b;
+      }
+    }
+  }
+  TemporaryDirectory dir;
+};
+
+}  // namespace moiety::app
