@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
-TARGETS = {"train_step": 1.3, "grouped_gemm": 1.0, "grouped_mlp": 1.2, "moe_layer": 1.25, "quantize": 1.0,
+TARGETS = {"train_step": 1.3, "ep": 6.4, "grouped_gemm": 1.0, "grouped_mlp": 1.2,
+           "moe_layer": 1.25, "quantize": 1.0,
            "attention_cuda": 1.0, "torch_experts": 1.2}
 
 
@@ -184,7 +185,8 @@ def main():
 
     preset = "gpu" if a.device == "cuda" else "cpu"
     name = a.name
-    if a.device == "cuda" and (BENCH / f"peers/{name}_cuda.py").exists():
+    own = [BENCH / f"peers/{name}_cuda{end}.py" for end in ("", "_ranks")]
+    if a.device == "cuda" and any(path.exists() for path in own):
         name += "_cuda"  # a program of its own
     ours = (a.bin or BENCH.parent / f"build/{preset}/bin") / f"{name}_bench"
     python = peer_python(a.python)
@@ -204,7 +206,8 @@ def main():
         peer = FreshPeer([python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                           str(a.ranks), BENCH / "peers" / f"{name}_ranks.py", *both,
                           *a.peer_options.split()], environment)
-        command = [ours, *both, "--parallel", "dp", "--ranks", str(a.ranks)]
+        layout = ["--parallel", "dp"] if name == "train_step" else []
+        command = [ours, *both, *layout, "--ranks", str(a.ranks)]
     else:
         peer = Peer([python, BENCH / "peers" / f"{name}.py", "--bench", ours, *both,
                      *a.peer_options.split()], environment)

@@ -11,6 +11,7 @@ AdamW. On a CPU (the default) the model is small.
 import argparse
 import json
 import statistics
+import sys
 import time
 
 import torch
@@ -60,8 +61,12 @@ def wait(device):
 def measured(implementation, a, rounds, tokens):
     """{ms, peak_mib, losses} of one implementation; its model is gone afterwards."""
     torch.compiler.reset()
+    began = time.perf_counter()
     step = Step(implementation, LARGE if a.device == "cuda" else SMALL, tokens, a.device, not a.eager)
     losses = [step.run() for _ in range(3)]
+    wait(a.device)
+    print(f"torch_step: {implementation} is ready after {time.perf_counter() - began:.0f} s", file=sys.stderr,
+          flush=True)
     if a.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     found = {"ms": statistics.median(step.milliseconds(rounds)), "losses": [round(float(x), 4) for x in losses]}

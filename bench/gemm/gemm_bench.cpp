@@ -116,10 +116,12 @@ void measure_shape(const Kind& kind, const Shape& s, GemmEngine engine, double p
 
 void run(Options& options) {
   std::string engine_name = "auto";
-  options.choice("--engine", engine_name, {"auto", "vector", "bf16", "onednn"}, "what multiplies");
+  options.choice("--engine", engine_name, {"auto", "vector", "bf16", "amx", "onednn"},
+                 "what multiplies");
   if (!options.parse()) return;
   const GemmEngine engine = engine_name == "vector"   ? GemmEngine::kVector
                             : engine_name == "bf16"   ? GemmEngine::kBf16
+                            : engine_name == "amx"    ? GemmEngine::kAmx
                             : engine_name == "onednn" ? GemmEngine::kOneDnn
                                                       : GemmEngine::kAuto;
   set_thread_budget(1);

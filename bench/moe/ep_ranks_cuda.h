@@ -41,7 +41,10 @@ class RanksMeasured {
         map_(s.experts, world.size()),
         capacity_(moe::capacity_for(1.25, s.tokens * world.size(), s.topk, world.size(),
                                     map_.local_count(world.rank()), kAlignment)),
-        group_(moe::EpGroup::create(world, map_, limits(), {.device = gpu})),
+        // Of few tokens a chunk is a row, so that many blocks have some.
+        group_(moe::EpGroup::create(
+            world, map_, limits(),
+            {.chunk_rows = s.tokens <= moe::kFewTokens ? 1 : 16, .device = gpu})),
         idx_(DType::kInt32, {s.tokens, s.topk}, gpu),
         x_(DType::kBFloat16, {s.tokens, s.model}, gpu),
         out_(DType::kBFloat16, {s.tokens, s.model}, gpu),

@@ -33,16 +33,17 @@ def step(model, tokens):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--tokens", type=int, help="of a step (1024, with --check 256)")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--check", action="store_true", help="fail if gradients differ")
     wanted = parser.parse_args()
 
     moiety.hf.register()
+    count = wanted.tokens or (256 if wanted.check else 1024)
     dtype = getattr(torch, wanted.dtype)
     bound = 1e-4 if dtype == torch.float32 else 0.1
     start, gradients = make_model(dtype), {}
-    tokens = torch.randint(0, 512, (4, wanted.tokens // 4), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, 512, (4, count // 4), generator=torch.Generator().manual_seed(1))
     for implementation in ("eager", "batched_mm", "grouped_mm", "moiety"):
         model = copy.deepcopy(start)
         model.set_experts_implementation(implementation)

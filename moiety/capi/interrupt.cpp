@@ -5,9 +5,9 @@
 #include <mutex>
 #include <unistd.h>
 
-#include "moiety/base/interrupt.h"
 #include "moiety/base/parallel.h"
 #include "moiety/capi/guarded.h"
+#include "moiety/checkpoint/interrupt.h"
 
 namespace moiety::capi {
 namespace {
@@ -55,9 +55,9 @@ int interruptible(const std::function<int()>& work) {
   while (done.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
     if (asked || !now.asks()) continue;
     asked = true;
-    set_interrupted(true);
+    interrupt_wanted = true;
   }
-  set_interrupted(false);
+  interrupt_wanted = false;
   const int code = done.get();
   last_error() = asked ? "interrupted" : text;
   return asked ? MOIETY_INTERRUPTED : code;

@@ -6,10 +6,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "moiety/base/interrupt.h"
 #include "moiety/base/parallel.h"
 #include "moiety/capi/guarded.h"
 #include "moiety/capi/interrupt.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/saver.h"
 #include "moiety/checkpoint/whole_directory.h"
@@ -108,7 +108,7 @@ json save_folder(const json& asked) {
   options.dtype = asked.at("dtype") == "float32" ? DType::kFloat32 : DType::kBFloat16;
   options.form = asked.at("stacked").get<bool>() ? hf::Form::kStacked : hf::Form::kOneByOne;
   options.replace = asked.at("replace");
-  options.stop = &interrupt_flag();
+  options.stop = &interrupt_wanted;
   const std::string out = asked.at("path");
   // The weights go through a checkpoint beside the folder.
   const std::string beside = out + ".tmp-checkpoint";

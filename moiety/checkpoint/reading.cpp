@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "moiety/base/crc32c.h"
-#include "moiety/base/interrupt.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/checkpoint_error.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/checkpoint/json.h"
 
 namespace moiety::checkpoint {

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "moiety/base/error.h"
-#include "moiety/base/interrupt.h"
 #include "moiety/base/log.h"
 #include "moiety/base/parallel.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/checkpoint/retention.h"
 #include "moiety/checkpoint/save_task.h"
 #include "moiety/checkpoint/staging.h"

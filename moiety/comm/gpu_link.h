@@ -21,6 +21,8 @@ class GpuLink : public GpuWaits {
   virtual void attach(const SymmetricBuffer& buffer) = 0;
   // Enqueues the call. Throws the error of an earlier operation.
   virtual void issue(const CollectiveCall& call, const Stream& stream) = 0;
+  // Whether it works through memory that the ranks map.
+  virtual bool maps_memory() const { return true; }
   // This rank's part of NCCL's group of the ranks of this color; null where NCCL carries nothing, or
   // for a negative color. Collective.
   virtual std::shared_ptr<nccl::Group> split(int color, int key) {

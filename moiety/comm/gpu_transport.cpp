@@ -4,6 +4,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
+#include "moiety/comm/lane.h"
 #include "moiety/comm/nccl/functions.h"
 #include "moiety/comm/process.h"
 
@@ -19,6 +20,11 @@ int64_t nccl_link_bytes(int ranks, bool first, const GpuLinkOptions& options) {
   if (ranks == 1) return 0;
   return round_up(options.staging_bytes, kGpuMemoryUnit) + kGpuMemoryUnit +
          (first ? 868 : 132) * kMiB;
+}
+
+bool maps_gpu_memory(const Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return !lane || !lane->link() || lane->link()->maps_memory();
 }
 
 int rank_on_host(Bootstrap& bootstrap) {

@@ -25,6 +25,10 @@ NcclStatus nccl_status();
 // process, split from its `first` one, share much of that.
 int64_t nccl_link_bytes(int ranks, bool first, const GpuLinkOptions& options = {});
 
+// Whether operations on a GPU, for which the communicator has been prepared, use memory that its ranks
+// map, so that buffers can be attached.
+bool maps_gpu_memory(const Communicator& comm);
+
 // The number of the calling rank among those of its host. Collective.
 int rank_on_host(Bootstrap& bootstrap);
 

@@ -138,6 +138,8 @@ const char* name(GemmEngine engine) {
       return avx512_available() ? "avx512" : "avx2";
     case GemmEngine::kBf16:
       return "avx512_bf16";
+    case GemmEngine::kAmx:
+      return "amx";
     case GemmEngine::kOneDnn:
       return "onednn";
   }
@@ -150,16 +152,23 @@ bool engine_available(GemmEngine engine, DType dtype) {
       return dtype != DType::kFloat64 && (avx512_available() || avx2_available());
     case GemmEngine::kBf16:
       return dtype == DType::kBFloat16 && avx512_bf16_available();
+    case GemmEngine::kAmx:
+      return dtype == DType::kBFloat16 && amx_available();
     case GemmEngine::kOneDnn:
-      return onednn_support(dtype).works;
+      return onednn_available(dtype);
     default:
       return true;
   }
 }
 
+bool has_reference_bits(GemmEngine engine, DType dtype) {
+  if (engine == GemmEngine::kAuto) engine = automatic_engine(dtype);
+  return engine != GemmEngine::kAmx && engine != GemmEngine::kOneDnn;
+}
+
 GemmEngine automatic_engine(DType dtype) {
-  if (onednn_support(dtype).amx) return GemmEngine::kOneDnn;
-  for (GemmEngine engine : {GemmEngine::kBf16, GemmEngine::kVector, GemmEngine::kOneDnn}) {
+  for (GemmEngine engine :
+       {GemmEngine::kAmx, GemmEngine::kBf16, GemmEngine::kVector, GemmEngine::kOneDnn}) {
     if (engine_available(engine, dtype)) return engine;
   }
   return GemmEngine::kReference;
@@ -178,6 +187,8 @@ void block_gemm(const Product& block, GemmEngine engine) {
       return avx512_available() ? block_gemm_avx512(block) : block_gemm_avx2(block);
     case GemmEngine::kBf16:
       return block_gemm_avx512_bf16(block);
+    case GemmEngine::kAmx:
+      return block_gemm_amx(block);
     case GemmEngine::kOneDnn:
       return block_gemm_onednn(block);
     default:

@@ -19,9 +19,9 @@
 // The bits: acc is the chain acc = fma(a, b, acc) over ascending k from +0, both in the reference
 // and in the vector path. So an element depends only on its row of a and its column of b: not on M,
 // N, strides or threads. Where the CPU has AVX512-BF16, bf16 products have that chain's bits too,
-// except that every subnormal operand and sum counts as zero. Where it has AMX, oneDNN computes
-// them; its result is within L * 2^-23 * sum|a b| of the reference, L the reduction's length,
-// subnormals again aside, and also depends on the shape.
+// except that every subnormal operand and sum counts as zero. Where it has AMX, its instruction sums
+// even and odd steps of each 32 apart: within L * 2^-23 * sum|a b| of the reference, L the reduction's
+// length, subnormals again aside; an element still depends only on its row and its column.
 //
 // On GPUs fp32 is that chain too. bf16 is within the same bound, with L = K. cuBLASLt computes the
 // products that it takes (gemm_cuda.h); its algorithm depends on the shape, strides, GPU and its

@@ -16,9 +16,11 @@ namespace moiety::gemm {
 
 // kVector is the code of this folder for AVX2 or AVX-512, with the bits of the reference. kBf16 is
 // that of avx512/ for bf16 where the CPU has AVX512-BF16, with the same bits but for subnormals.
-// kOneDnn is for bf16 where the CPU has AMX.
-enum class GemmEngine { kAuto, kReference, kVector, kBf16, kOneDnn };
+// kAmx is that for AMX, whose bits are its own. kOneDnn is for comparisons.
+enum class GemmEngine { kAuto, kReference, kVector, kBf16, kAmx, kOneDnn };
 const char* name(GemmEngine engine);
+// Whether its results are the reference's, subnormals aside. Others are within the bound of gemm.h.
+bool has_reference_bits(GemmEngine engine, DType dtype);
 
 // The engine that kAuto stands for, with operands of this dtype on this machine.
 GemmEngine automatic_engine(DType dtype);
@@ -35,12 +37,10 @@ bool avx512_available();
 void block_gemm_avx512(const Product& block);
 bool avx512_bf16_available();
 void block_gemm_avx512_bf16(const Product& block);  // bf16 operands
-struct OneDnnSupport {
-  bool works = false;  // it is built in, and multiplies this dtype on this machine
-  bool amx = false;    // by AMX
-};
-OneDnnSupport onednn_support(DType dtype);
-std::string onednn_version();  // "3.1.1"; empty if it is not built in
+bool amx_available();
+void block_gemm_amx(const Product& block);  // bf16 operands
+bool onednn_available(DType dtype);  // it is built in, and multiplies this dtype on this machine
+std::string onednn_version();        // "3.1.1"; empty if it is not built in
 void block_gemm_onednn(const Product& block);
 
 // The product slice by slice, with the scales of both operands.
@@ -142,5 +142,8 @@ MOIETY_INLINE void finish_tile(const Epilogue& e, const AccTile<Math>& t) {
     store<Math, Half>(t, e.out, e.out_stride);
   }
 }
+
+// finish_tile<float> as compiled for vectors, for engines whose own code is not.
+void finish_tile_cpu(const Epilogue& e, const AccTile<float>& t);
 
 }  // namespace moiety::gemm

@@ -1,4 +1,4 @@
-// bf16 products by oneDNN's matmul, for CPUs with AMX. It is called on one thread for blocks of few
+// Products by oneDNN's matmul, which others are compared with. It is called on one thread for blocks of few
 // shapes, so that the primitives of a model fit in a small cache and bits do not depend on the
 // thread count. Rows are taken in blocks of {256, ..., 16} from the first
 // row, the last one zero-padded; so are reductions over rows (kNT), which are summed up in fp32.
@@ -178,7 +178,7 @@ void product(const Product& g) {
       } else {
         rows_block<T>(g, i, m, padded, j, n, acc);
       }
-      finish_tile<float>(g.epilogue, {acc, n, i, m, j, n});
+      finish_tile_cpu(g.epilogue, {acc, n, i, m, j, n});
     }
   }
 }
@@ -190,14 +190,11 @@ std::string onednn_version() {
   return text("{}.{}.{}", v.major, v.minor, v.patch);
 }
 
-OneDnnSupport onednn_support(DType dtype) {
-  if (dtype == DType::kFloat32) return {true, false};
-  if (dtype != DType::kBFloat16) return {};
-  const auto has = [isa =
-                        static_cast<unsigned>(dnnl::get_effective_cpu_isa())](dnnl::cpu_isa what) {
-    return (isa & static_cast<unsigned>(what)) == static_cast<unsigned>(what);
-  };
-  return {has(dnnl::cpu_isa::avx512_core), has(dnnl::cpu_isa::avx512_core_amx)};
+bool onednn_available(DType dtype) {
+  if (dtype != DType::kBFloat16) return dtype == DType::kFloat32;
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto least = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+  return (isa & least) == least;
 }
 
 void block_gemm_onednn(const Product& block) {

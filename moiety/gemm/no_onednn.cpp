@@ -4,7 +4,7 @@
 
 namespace moiety::gemm {
 
-OneDnnSupport onednn_support(DType) { return {}; }
+bool onednn_available(DType) { return false; }
 std::string onednn_version() { return {}; }
 
 void block_gemm_onednn(const Product&) {

@@ -3,10 +3,10 @@
 #include <set>
 
 #include "moiety/base/error.h"
-#include "moiety/base/interrupt.h"
 #include "moiety/base/number_text.h"
 #include "moiety/base/parallel.h"
 #include "moiety/checkpoint/checkpoint_error.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/checkpoint/staging.h"
 
 namespace moiety::hf {

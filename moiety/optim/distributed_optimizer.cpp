@@ -5,6 +5,7 @@
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
+#include "moiety/comm/gpu_transport.h"
 #include "moiety/comm/gpu_waits.h"
 #include "moiety/optim/initialize.h"
 #include "moiety/optim/state_pieces.h"
@@ -109,9 +110,9 @@ DistributedOptimizer::DomainMemory& DistributedOptimizer::memory_of(comm::Commun
   return domain_memory_.back();
 }
 
-// Whether the domain's operations read memory of its ranks' GPUs. Collective at first.
+// Whether the domain's operations read memory of its ranks' GPUs.
 bool DistributedOptimizer::shares(comm::Communicator& domain) const {
-  return on_gpu() && domain.size() > 1 && comm::mappable(domain, config_.device);
+  return on_gpu() && domain.size() > 1 && comm::maps_gpu_memory(domain);
 }
 
 // Makes memory of what the buckets need, for each domain of several ranks on GPUs that share it.

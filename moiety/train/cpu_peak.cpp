@@ -6,8 +6,8 @@
 
 #include "moiety/base/buffer.h"
 #include "moiety/base/deadline.h"
-#include "moiety/base/interrupt.h"
 #include "moiety/base/rng.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/gemm.h"
 

@@ -7,7 +7,7 @@
 
 #include "moiety/base/deadline.h"
 #include "moiety/base/format.h"
-#include "moiety/base/interrupt.h"
+#include "moiety/checkpoint/interrupt.h"
 #include "moiety/train/health.h"
 
 namespace moiety::train {

@@ -151,7 +151,7 @@ Tensor Call::empty(const Sizes& sizes, ScalarType dtype) const {
   int64_t count = 1;
   for (size_t d = sizes.size(); d-- > 0; count *= sizes[d])
     strides[d] = std::max<int64_t>(count, 1);
-  // The shim's own function: torch::stable::empty looks the operator up by its name in each call.
+  // The shim's own function: torch::stable::new_empty looks the operator up by its name in each call.
   const bool cuda = device().type == DeviceType::kCuda;
   AtenTensorHandle made = nullptr;
   const AOTITorchError fault = aoti_torch_empty_strided(

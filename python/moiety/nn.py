@@ -16,9 +16,10 @@ from torch.optim.optimizer import (register_optimizer_step_post_hook,
 
 from . import _experts, errors, ops
 from ._register import below
+from ._warmup import warmup
 
 __all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
-           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu"]
+           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu", "warmup"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +148,7 @@ class GroupedLinear(torch.nn.Module):
     either form loads into either.
 
     recipe: "bf16" (nothing is quantized), or which operands of the products are, as the trainer's
-    precision.recipe: "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"; parameters are bfloat16, on a CPU.
+    precision.recipe: "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"; parameters are bfloat16.
     Weights are quantized for every use. NVFP4 rounds gradients with the buffer `rng`, {seed, draw}; an
     optimizer's step is the next draw, so a recomputation has the same bits.
 
@@ -211,10 +212,9 @@ class GroupedLinear(torch.nn.Module):
 
     def stacked(self, name):
         """"weight" [E, N, C] or "bias" [E, N] with its gradient, in either form; None: absent."""
-        found = self.experts_of(name)
-        if found is None or name in self._parameters:
-            return None if found is None else found[0]
-        whole = _experts.joined(found)
+        if name in self._parameters:
+            return self._parameters[name]
+        whole = _experts.joined(self.experts_of(name))
         return whole.contiguous() if name == "bias" else whole
 
     def _apply(self, fn, recurse=True):

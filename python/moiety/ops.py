@@ -34,8 +34,8 @@ def grouped_linear(x, w, splits, bias=None, row_scale=None, main_grad=None):
 
 def quantized_linear(x, w, splits, recipe, *, bias=None, row_scale=None, main_grad=None, rng=None):
     """grouped_linear whose operands are quantized, also those of its gradients, as the trainer's recipe
-    "fp8_tensor", "fp8_block", "mxfp8" or "nvfp4" says; bfloat16 outside, on CPUs. rng: int64 [2] {seed,
-    draw}, with which nvfp4 rounds gradients; backward needs it then."""
+    "fp8_tensor", "fp8_block", "mxfp8" or "nvfp4" says; bfloat16 outside. rng: int64 [2] {seed, draw}, with
+    which nvfp4 rounds gradients; backward needs it then."""
     return called(_ops.quantized_linear, x, w, splits, bias, row_scale, main_grad, rng, recipe)
 
 

@@ -56,12 +56,11 @@ TEST(DeviceChoice, AutoSaysWhyAGpuIsLeftAlone) {
   EXPECT_EQ(choose_device(refused, kTwo, 9).note, "parallel.ep = 2: no: computing on the CPU");
   DeviceWish hosts = with_ranks(kAuto, 8);
   hosts.here = 2;
-  EXPECT_EQ(choose_device(hosts, kTwo, 9).device, kGpu);
-  EXPECT_EQ(choose_device(hosts, kTwo, 9).gpus, 2);
-  hosts.here = 4;
-  EXPECT_EQ(choose_device(hosts, kTwo, 9).note,
-            "run.ranks = 8, 4 of them here, and this host has 2 GPUs (run.share_gpus lets ranks "
-            "share them): computing on the CPU");
+  EXPECT_EQ(choose_device(hosts, kTwo, 9).device, kCpu);
+  EXPECT_EQ(
+      choose_device(hosts, kTwo, 9).note,
+      "8 ranks are on several hosts, on GPUs only with run.device = \"cuda\": computing on the "
+      "CPU");
   hosts.no_nccl = "it is gone";
   EXPECT_EQ(choose_device(hosts, kTwo, 9).note,
             "8 ranks are on several hosts, between which NCCL carries what they send: it is gone: "
@@ -102,8 +101,13 @@ TEST(DeviceChoice, CudaIsTakenOrRefused) {
   const Outcome layout = failure_of(refused, kTwo, 9);
   EXPECT_EQ(layout.code, kExitUsage);
   EXPECT_EQ(layout.text, "run.device = \"cuda\": parallel.gtp = 2: no");
-  DeviceWish hosts = with_ranks(kCuda, 4);
+  DeviceWish hosts = with_ranks(kCuda, 8);
   hosts.here = 2;
+  EXPECT_EQ(choose_device(hosts, kTwo, 9).device, kGpu);
+  EXPECT_EQ(choose_device(hosts, kTwo, 9).gpus, 2);
+  hosts.here = 4;
+  EXPECT_EQ(failure_of(hosts, kTwo, 9).text.substr(0, 50),
+            "run.ranks = 8, 4 of them here and run.device = \"cu");
   hosts.no_nccl = "it is gone";
   EXPECT_EQ(failure_of(hosts, kTwo, 9).code, kExitUsage);
 }

@@ -8,8 +8,8 @@
 
 #include "moiety/base/deadline.h"
 #include "moiety/base/error.h"
-#include "moiety/base/interrupt.h"
 #include "moiety/capi/guarded.h"
+#include "moiety/checkpoint/interrupt.h"
 
 namespace moiety::capi {
 namespace {

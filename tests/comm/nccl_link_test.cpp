@@ -4,7 +4,6 @@
 #include <atomic>
 #include <thread>
 
-#include "moiety/comm/gpu_transport.h"
 #include "moiety/comm/nccl/link.h"
 #include "moiety/comm/thread_group.h"
 #include "tests/comm/conformance.h"
@@ -233,13 +232,6 @@ TEST(Nccl, AGroupEndsWithItsLastOwner) {
     EXPECT_EQ(its->ended, 0);
     EXPECT_EQ(its->aborted, 2);
   });
-}
-
-TEST(Nccl, TakesStagingAndWhatNcclTakes) {
-  EXPECT_EQ(nccl_link_bytes(1, true), 0);
-  EXPECT_GT(nccl_link_bytes(2, true), nccl_link_bytes(2, false));
-  EXPECT_GT(nccl_link_bytes(2, false), GpuLinkOptions{}.staging_bytes);
-  EXPECT_FALSE(nccl_status().text.empty());
 }
 
 }  // namespace

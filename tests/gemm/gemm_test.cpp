@@ -121,12 +121,13 @@ TEST_P(Gemm, EnginesAreCloseAndExactOnIntegers) {
       block_gemm(p.block(s), GemmEngine::kReference);
       p.expect_close(s, before);
       const Tensor expected = copy_of(p.out);
-      for (GemmEngine engine : {GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kOneDnn}) {
+      for (GemmEngine engine :
+           {GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kAmx, GemmEngine::kOneDnn}) {
         if (!engine_available(engine, dtype())) continue;
         SCOPED_TRACE(name(engine));
         copy_into(p.out, before);
         block_gemm(p.block(s), engine);
-        if (integers || engine != GemmEngine::kOneDnn) {
+        if (integers || has_reference_bits(engine, dtype())) {
           EXPECT_TRUE(same_bits(p.out, expected));
         } else {
           p.expect_close(s, before);

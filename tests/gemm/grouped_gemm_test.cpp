@@ -93,11 +93,10 @@ TEST_P(GroupedGemm, EveryOpDtypeAndEngine) {
           grouped_gemm_reference(p.args(op));
           const Tensor expected = copy_of(p.out(op));
           if (op != GroupedOp::kWgrad) expect_dead_rows(p.groups, expected);
-          for (GemmEngine engine :
-               {GemmEngine::kAuto, GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kOneDnn}) {
+          for (GemmEngine engine : {GemmEngine::kAuto, GemmEngine::kVector, GemmEngine::kBf16,
+                                    GemmEngine::kAmx, GemmEngine::kOneDnn}) {
             if (!engine_available(engine, dtype)) continue;
-            const bool exact = (engine == GemmEngine::kAuto ? automatic_engine(dtype) : engine) !=
-                               GemmEngine::kOneDnn;
+            const bool exact = has_reference_bits(engine, dtype);
             p.poison();
             if (engine == GemmEngine::kAuto) {
               grouped_gemm(p.args(op), Stream());
@@ -210,8 +209,8 @@ TEST(GroupedGemmGather, EqualsGatheredRowsWithZerosAndRepeats) {
       GroupedGemmArgs args = p.args(op);
       args.a = {op == GroupedOp::kForward ? x.view() : dy.view(), source};
       if (op == GroupedOp::kWgrad) args.b = {x, source};
-      for (GemmEngine engine :
-           {GemmEngine::kReference, GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kOneDnn}) {
+      for (GemmEngine engine : {GemmEngine::kReference, GemmEngine::kVector, GemmEngine::kBf16,
+                                GemmEngine::kAmx, GemmEngine::kOneDnn}) {
         if (!engine_available(engine, dtype)) continue;
         p.poison();
         grouped_gemm_cpu(args, engine);
@@ -331,7 +330,8 @@ std::vector<float> middle_group(const GroupCase& c, GroupedOp op, DType dtype, G
 TEST(GroupedGemmInvariance, BitsOfAGroupDependOnItsRowsAndWeightAlone) {
   const int threads = thread_budget();
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    for (GemmEngine engine : {GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kOneDnn}) {
+    for (GemmEngine engine :
+         {GemmEngine::kVector, GemmEngine::kBf16, GemmEngine::kAmx, GemmEngine::kOneDnn}) {
       if (!engine_available(engine, dtype)) continue;
       for (GroupedOp op : kOps) {
         SCOPED_TRACE(text("{} {} op {}", name(dtype), name(engine), int(op)));

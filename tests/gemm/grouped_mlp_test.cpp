@@ -2,6 +2,7 @@
 // differences in double, and the contracts on memory and maps.
 #include "moiety/base/parallel.h"
 #include "moiety/gemm/gemm_block.h"
+#include "moiety/gemm/mlp_steps.h"
 #include "tests/gemm/mlp_problem.h"
 #include "tests/support/error_of.h"
 
@@ -14,7 +15,7 @@ using Problem = MlpProblem;
 // All results of two problems: equal bits where the products are, otherwise close.
 void expect_equal(const Problem& p, const Problem& q) {
   const auto mine = p.results(), theirs = q.results();
-  const bool exact = automatic_engine(p.o.dtype) != GemmEngine::kOneDnn;
+  const bool exact = has_reference_bits(GemmEngine::kAuto, p.o.dtype);
   for (size_t i = 0; i < mine.size(); ++i) {
     const TensorView x = *mine[i].second, y = *theirs[i].second;
     if (exact) {
@@ -333,6 +334,24 @@ TEST(GroupedMlp, DeferredStreamGivesTheSameBits) {
   EXPECT_EQ(get(later.out, 0), kSentinel);
   stream.synchronize();
   expect_equal(now, later);
+}
+
+TEST(SumRows, HaveTheReferencesBits) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int64_t columns : {0, 1, 127, 128, 300}) {
+      constexpr int64_t kTokens = 37, kTopK = 3, kRows = 60;
+      const Tensor rows = normal_tensor(dtype, {kRows, columns}, 1),
+                   wide(dtype, {kTokens, columns + 5}), expected(dtype, {kTokens, columns}),
+                   map(DType::kInt32, {kTokens, kTopK});
+      for (int64_t i = 0; i < kTokens * kTopK; ++i) {
+        map.data<int32_t>()[i] = static_cast<int32_t>(i * 7 % (kRows + 9)) - 4;  // some are dead
+      }
+      const TensorView out = wide.view().slice(1, 0, columns);
+      sum_rows_cpu(rows, map, out);
+      sum_rows_reference(rows, map, expected);
+      EXPECT_TRUE(same_bits(converted(out, dtype), expected)) << name(dtype) << " " << columns;
+    }
+  }
 }
 
 TEST(SumRows, FromTheFirstLivingTermInOrder) {

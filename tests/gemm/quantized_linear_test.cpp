@@ -426,10 +426,7 @@ TEST_P(QuantizedLinears, BitsDoNotDependOnThreads) {
     y.emplace_back(DType::kFloat32, std::initializer_list<int64_t>{400, 300});
     quantized_forward({&recipe(), {{}, w}, {}}, x, y.back(), {}, arena, {});
   }
-  // oneDNN's bits depend on the shapes of blocks, which threads do not change but gemm's do.
-  if (automatic_engine(DType::kBFloat16) != GemmEngine::kOneDnn) {
-    EXPECT_TRUE(same_bits(y[0], y[1]));
-  }
+  EXPECT_TRUE(same_bits(y[0], y[1]));
 }
 
 TEST(QuantizedLinear, RefusesWhatItCannotDo) {

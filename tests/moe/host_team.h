@@ -124,6 +124,9 @@ class HostTeam {
       : shared_(shared), warp_(warp), block_(block), blocks_(blocks) {}
   int64_t block() const { return block_; }
   int64_t blocks() const { return blocks_; }
+  HostTeam part(int64_t first, int64_t count) const {
+    return {shared_, warp_, block_ - first, count};
+  }
   template <class F>
   void each(int64_t n, F&& f) {
     for (int64_t first = warp_ * 32; first < n; first += shared_.warps * 32) {

@@ -185,10 +185,7 @@ def test_a_graph_takes_new_splits_and_tokens(recipe):
         for linear in (module.experts.fc1, module.experts.fc2):
             linear.weight.main_grad.zero_()
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.synchronize()
+    nn.warmup(module, x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = run()

@@ -263,6 +263,34 @@ def test_partial_and_wrong_indexed_keys_are_left_and_reported():
         assert torch.equal(module.weight, before)
 
 
+@pytest.mark.parametrize("options", [{}, {"grad": "main_grad"}, {"delay_wgrad": True},
+                                     {"recipe": "nvfp4", "dtype": torch.bfloat16}])
+def test_warmup_changes_nothing(options):
+    module = layer(router=nn.RouterConfig(bias=True), **options)
+    linears, called = (module.experts.fc1, module.experts.fc2), []
+    for linear in linears:
+        linear.weight.main_grad = torch.full(linear.weight.shape, 0.5)
+        linear.on_grad_ready(called.append)
+    x = torch.randn(9, 16, dtype=options.get("dtype"), requires_grad=True)
+    module(x).y.float().sum().backward()
+    before = {name: p.grad for name, p in module.named_parameters()}
+    values = [None if g is None else g.clone() for g in before.values()]
+    state = [t.clone() for t in (*module.buffers(), *(w.weight.main_grad for w in linears), x.grad)]
+    pending, times = module.experts.pending_dw, len(called)
+    example = torch.randn(5, 16, dtype=options.get("dtype"))
+    random = torch.random.get_rng_state()
+    nn.warmup(module, example, mask=torch.ones(5))
+    nn.warmup(module, x)
+    with torch.no_grad():
+        nn.warmup(module, x)
+    assert all(before[name] is p.grad for name, p in module.named_parameters())
+    assert all(g is None or torch.equal(g, want) for g, want in zip(before.values(), values))
+    now = (*module.buffers(), *(w.weight.main_grad for w in linears), x.grad)
+    assert all(torch.equal(a, b) for a, b in zip(now, state))
+    assert (module.experts.pending_dw, len(called)) == (pending, times)
+    assert torch.equal(torch.random.get_rng_state(), random)
+
+
 # ---- torch.compile
 
 

@@ -23,9 +23,13 @@ std::string ranks_text(const DeviceWish& wish) {
 std::string refusal_of(const DeviceWish& wish) {
   if (wish.ranks == 1) return {};
   if (!wish.refusal.empty()) return wish.refusal;
-  if (here(wish) == wish.ranks || wish.no_nccl.empty()) return {};
-  return text("{} ranks are on several hosts, between which NCCL carries what they send: {}",
-              wish.ranks, wish.no_nccl);
+  if (here(wish) == wish.ranks) return {};
+  const std::string hosts = text("{} ranks are on several hosts", wish.ranks);
+  if (!wish.no_nccl.empty()) {
+    return text("{}, between which NCCL carries what they send: {}", hosts, wish.no_nccl);
+  }
+  if (wish.device == "cuda") return {};
+  return hosts + ", on GPUs only with run.device = \"cuda\"";
 }
 
 }  // namespace

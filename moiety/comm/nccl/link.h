@@ -39,6 +39,7 @@ class Link final : public GpuLink {
   bool failed() const override;
   void end_waits() override;
   void check() override;
+  bool maps_memory() const override { return false; }
   std::shared_ptr<Group> split(int color, int key) override;
 
  private:

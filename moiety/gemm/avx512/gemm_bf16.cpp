@@ -27,8 +27,8 @@ bool avx512_bf16_available() { return avx512_available() && __builtin_cpu_suppor
 #pragma GCC target("avx2,fma,avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
 namespace {
 
-constexpr int64_t kLanes = 16;
-constexpr int64_t kPanel = 2 * kLanes;
+#include "moiety/gemm/avx512/pairs.inc"
+
 constexpr int64_t kRows = 14;
 constexpr int64_t kRowBlock = 8 * kRows;  // an odd number of cache lines of pairs
 constexpr int64_t kReduction = 512;
@@ -36,119 +36,6 @@ constexpr int64_t kRunPairs = kReduction / 2;
 constexpr int64_t kRowStride = kRunPairs + kLanes;  // not a power of two: rows in different sets
 constexpr int64_t kPackedPairs = 1 << 16;           // of b, packed at a time: 256 KiB, but
 constexpr int64_t kPackedColumns = 128;             // at least this many columns
-
-using Pair = uint32_t;  // steps p (upper half) and p + 1 of the reduction
-
-// The scratch of a thread, which grows to what its blocks need.
-template <class T>
-struct Scratch {
-  std::vector<T> storage;
-  T* get(int64_t n) {
-    if (static_cast<int64_t>(storage.size()) < n + 16) storage.resize(n + 16);
-    const auto address = reinterpret_cast<uintptr_t>(storage.data());
-    return reinterpret_cast<T*>((address + 63) / 64 * 64);
-  }
-};
-
-// Loads up to 32 elements, then zeros.
-MOIETY_INLINE __m512i load32(const bf16* row, int64_t n) {
-  if (n >= 32) return _mm512_loadu_si512(row);
-  return _mm512_maskz_loadu_epi16((__mmask32{1} << n) - 1, row);
-}
-
-// Packs up to kPanel columns of two steps as pairs; a null step is zeros.
-MOIETY_INLINE void pack_steps(const bf16* even, const bf16* odd, int64_t n, Pair* out) {
-  alignas(64) static constexpr auto kIndex = [] {
-    std::array<uint16_t, 64> index{};
-    for (int i = 0; i < 32; ++i) {
-      index[2 * i] = static_cast<uint16_t>(i);  // odd steps are the lower halves
-      index[2 * i + 1] = static_cast<uint16_t>(32 + i);
-    }
-    return index;
-  }();
-  const __m512i upper = even ? load32(even, n) : _mm512_setzero_si512();
-  const __m512i lower = odd ? load32(odd, n) : _mm512_setzero_si512();
-  const __m512i first = _mm512_load_si512(kIndex.data());
-  const __m512i second = _mm512_load_si512(kIndex.data() + 32);
-  _mm512_storeu_si512(out, _mm512_permutex2var_epi16(lower, first, upper));
-  _mm512_storeu_si512(out + kLanes, _mm512_permutex2var_epi16(lower, second, upper));
-}
-
-// Loads up to 32 steps of a row as pairs, then zeros.
-MOIETY_INLINE __m512i load_pairs(const bf16* row, int64_t n) {
-  return _mm512_rol_epi32(load32(row, n), 16);
-}
-
-// x[j] lane i = x[i] lane j.
-MOIETY_INLINE void transpose16(__m512i (&x)[16]) {
-  __m512i pair[16], quad[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    pair[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    pair[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    quad[i] = _mm512_unpacklo_epi64(pair[i], pair[i + 2]);
-    quad[i + 1] = _mm512_unpackhi_epi64(pair[i], pair[i + 2]);
-    quad[i + 2] = _mm512_unpacklo_epi64(pair[i + 1], pair[i + 3]);
-    quad[i + 3] = _mm512_unpackhi_epi64(pair[i + 1], pair[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    const __m512i even0 = _mm512_shuffle_i32x4(quad[c], quad[4 + c], 0x88);
-    const __m512i even1 = _mm512_shuffle_i32x4(quad[8 + c], quad[12 + c], 0x88);
-    const __m512i odd0 = _mm512_shuffle_i32x4(quad[c], quad[4 + c], 0xDD);
-    const __m512i odd1 = _mm512_shuffle_i32x4(quad[8 + c], quad[12 + c], 0xDD);
-    x[c] = _mm512_shuffle_i32x4(even0, even1, 0x88);
-    x[4 + c] = _mm512_shuffle_i32x4(odd0, odd1, 0x88);
-    x[8 + c] = _mm512_shuffle_i32x4(even0, even1, 0xDD);
-    x[12 + c] = _mm512_shuffle_i32x4(odd0, odd1, 0xDD);
-  }
-}
-
-// Packs up to 32 steps of kLanes rows of b, whose columns are the reduction, as columns of a panel.
-// kSteps: that many, otherwise `k`.
-template <int kSteps>
-MOIETY_INLINE void pack_rows(const bf16* const (&rows)[kLanes], int64_t p, int64_t k, Pair* out) {
-  const int64_t steps = kSteps > 0 ? kSteps : k;
-  __m512i x[kLanes];
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) x[i] = load_pairs(rows[i] + p, steps);
-  transpose16(x);
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    if (2 * i < steps) _mm512_storeu_si512(out + i * kPanel, x[i]);
-  }
-}
-
-void pack_rows(const bf16* const (&rows)[kLanes], int64_t k, Pair* out) {
-  int64_t p = 0;
-  for (; p + 32 <= k; p += 32) pack_rows<32>(rows, p, 32, out + p / 2 * kPanel);
-  if (p < k) pack_rows<0>(rows, p, k - p, out + p / 2 * kPanel);
-}
-
-// Packs columns [j0, j0 + n) of b as panels [pairs][kPanel], one after another. Columns past the end
-// hold anything, since their products are not stored.
-void pack_b(const Product& g, int64_t j0, int64_t n, Pair* out) {
-  const int64_t pairs = ceil_div(g.k, int64_t{2});
-  if (g.op == GemmOp::kTN) {
-    for (int64_t j = 0; j < n; j += kLanes) {
-      const bf16* rows[kLanes];
-      for (int64_t x = 0; x < kLanes; ++x) rows[x] = g.b.row<bf16>(j0 + std::min(j + x, n - 1));
-      pack_rows(rows, g.k, out + j / kPanel * kPanel * pairs + j % kPanel);
-    }
-    return;
-  }
-  for (int64_t p = 0; p < pairs; ++p) {
-    const bf16* even = g.b.row<bf16>(2 * p);
-    const bf16* odd = 2 * p + 1 < g.k ? g.b.row<bf16>(2 * p + 1) : nullptr;
-    for (int64_t j = 0; j < n; j += kPanel) {
-      pack_steps(even ? even + j0 + j : nullptr, odd ? odd + j0 + j : nullptr, n - j,
-                 out + (j * pairs + p * kPanel));
-    }
-  }
-}
 
 // Copies rows [i0, i0 + m) and steps [p0, p0 + k) of a. Pair p of row i is at
 // out[i * kRowStride + p], for kNT at out[p * kRowBlock + i].
@@ -158,7 +45,8 @@ void copy_a(const Product& g, int64_t i0, int64_t m, int64_t p0, int64_t k, Pair
       const bf16* even = g.a.row<bf16>(p0 + p);
       const bf16* odd = p + 1 < k ? g.a.row<bf16>(p0 + p + 1) : nullptr;
       for (int64_t i = 0; i < m; i += kPanel) {
-        pack_steps(even ? even + i0 + i : nullptr, odd ? odd + i0 + i : nullptr, m - i, out + i);
+        pack_steps<true>(even ? even + i0 + i : nullptr, odd ? odd + i0 + i : nullptr, m - i,
+                         out + i);
       }
     }
     return;
@@ -167,7 +55,7 @@ void copy_a(const Product& g, int64_t i0, int64_t m, int64_t p0, int64_t k, Pair
     const bf16* row = g.a.row<bf16>(i0 + i);
     for (int64_t p = 0; p < k; p += 32) {
       _mm512_storeu_si512(out + p / 2,
-                          row ? load_pairs(row + p0 + p, k - p) : _mm512_setzero_si512());
+                          row ? load_pairs<true>(row + p0 + p, k - p) : _mm512_setzero_si512());
     }
   }
 }
@@ -289,7 +177,7 @@ void block_gemm_avx512_bf16(const Product& g) {
   const int64_t last_row = g.row + g.m, last_column = g.column + g.n;
   for (int64_t j = g.column; j < last_column; j += columns) {
     const int64_t n = std::min(columns, last_column - j);
-    pack_b(g, j, n, packed);
+    pack_b<true>(g, j, n, pairs, packed);
     for (int64_t i = g.row; i < last_row; i += kRowBlock) {
       row_block(g, i, std::min(kRowBlock, last_row - i), j, n, packed, copied, waiting);
     }

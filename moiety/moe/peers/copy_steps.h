@@ -36,6 +36,18 @@ struct CopyRows {
   }
 };
 
+// Number i of things of which an item has `each`. There are fewer than 2^32 of them, since the rows
+// of more would not fit into a memory.
+struct Split {
+  int64_t item, rest;
+
+  MOIETY_HD_INLINE Split(int64_t i, int64_t each) {
+    const auto number = static_cast<uint32_t>(i), by = static_cast<uint32_t>(each);
+    item = number / by;
+    rest = number % by;
+  }
+};
+
 // Moves a piece of a row: store(unit number, unit) for its units.
 template <class Warp, class Store>
 MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from, int64_t piece,
@@ -61,7 +73,7 @@ MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from,
 
 // Stores the rows that peers need, chunk by chunk, and announces each chunk when it is stored.
 struct PushRows {
-  static constexpr int kThreads = 512;
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   CopyRows rows;
@@ -105,9 +117,10 @@ struct PushRows {
     team.sync();
     const int64_t pieces = rows.pieces();
     team.each_warp(count * pieces, [&](auto& warp, int64_t i) {
-      const int64_t at = i / pieces, t = token_of[at];
+      const Split split(i, pieces);
+      const int64_t t = token_of[split.item];
       if (t < 0) return;
-      store_piece(warp, t, i % pieces, c.record(r, c.rank, begin + at, rows.record));
+      store_piece(warp, t, split.rest, c.record(r, c.rank, begin + split.item, rows.record));
     });
     team.sync();
     team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
@@ -131,22 +144,23 @@ struct PushRows {
   }
 };
 
+// Which received rows a step takes.
+struct Taken {
+  bool own = true, peers = true;
+};
+
 // Calls use(warp, source rank, row j, i) for i < each of the rows that came to this rank and are
 // taken, spread over the grid.
 template <class Team, class Use>
-MOIETY_STEP void for_received(Team& team, const Control& c, const PlanView& plan,
-                              const Taken& taken, int64_t each, Use&& use) {
+MOIETY_STEP void for_received(Team& team, const PlanView& plan, const Taken& taken, int64_t each,
+                              Use&& use) {
   for (int n = 0; n < plan.ranks; ++n) {
     const int s = (plan.rank + n) % plan.ranks;
     if (!(n == 0 ? taken.own : taken.peers)) continue;
-    int64_t begin = 0, end = plan.rows(s, plan.rank);
-    if (n > 0) {
-      const int64_t chunks = c.chunks(end), stop = c.chunk_rows * taken.end(chunks);
-      begin = c.chunk_rows * taken.begin(chunks);
-      end = stop < end ? stop : end;
-    }
-    team.grid_warps((end - begin) * each,
-                    [&](auto& warp, int64_t i) { use(warp, s, begin + i / each, i % each); });
+    team.grid_warps(plan.rows(s, plan.rank) * each, [&](auto& warp, int64_t i) {
+      const Split split(i, each);
+      use(warp, s, split.item, split.rest);
+    });
   }
 }
 
@@ -183,7 +197,7 @@ struct ExpandRows {
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    for_received(team, c, plan, taken, rows.pieces(),
+    for_received(team, plan, taken, rows.pieces(),
                  [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, c, s, j, piece); });
     if (taken.own) zero_empty(team, plan, rows);
   }
@@ -215,6 +229,28 @@ struct ExpandRows {
       if (slot_K[k] < 0) return;
       store(rows.values + slot_K[k] * rows.value_stride, load<uint32_t>(w + 4 * k));
     });
+  }
+};
+
+// Pushes rows in the first blocks of a grid, and looks after the own ones in the others: the one is
+// held back by links, the other by memory.
+template <class Own>
+struct PushBeside {
+  static constexpr int kThreads = PushRows::kThreads;
+  static_assert(kThreads == Own::kThreads);
+  PushRows push;
+  Own own;
+  int64_t pushers;  // blocks
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    if (team.block() < pushers) {
+      Team part = team.part(0, pushers);
+      push(part);
+    } else {
+      Team part = team.part(pushers, team.blocks() - pushers);
+      own(part);
+    }
   }
 };
 

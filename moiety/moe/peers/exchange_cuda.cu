@@ -28,7 +28,8 @@ void load_kernels() {
 }
 template <class T>
 void load_sums() {
-  load_kernels<PushSums<T>, TakeSums<T, T>, TakeSums<T, float>, ScaleRows<T>>();
+  load_kernels<PushSums<T>, TakeSums<T, T>, TakeSums<T, float>, ScaleRows<T>,
+               PushBeside<ScaleRows<T>>>();
 }
 
 // Pages that no group uses now. Freeing one would wait for all kernels of the process, also for
@@ -65,9 +66,9 @@ class CudaMachine {
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
     blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Enter, Await, Leave, TakeReport, PushRows, ExpandRows, CountRows, AddBlocks,
-                 CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads, TrimExperts,
-                 WriteCounts, FindSlots>();
+    load_kernels<Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows, CountRows,
+                 AddBlocks, CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads,
+                 TrimExperts, WriteCounts, FindSlots>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();

@@ -8,17 +8,6 @@
 
 namespace moiety::moe::peers {
 
-// Part `part` of `parts` of what comes: of every sender's chunks where rows come to experts, and of
-// the blocks of own tokens where sums come home; and, of rows, the own ones.
-struct Taken {
-  bool own = true, peers = true;
-  int32_t part = 0, parts = 1;
-
-  MOIETY_HD_INLINE bool last() const { return part + 1 == parts; }
-  MOIETY_HD_INLINE int64_t begin(int64_t n) const { return n * part / parts; }
-  MOIETY_HD_INLINE int64_t end(int64_t n) const { return n * (part + 1) / parts; }
-};
-
 // Takes the next epoch; returns when all peers have read what this rank's stores will overwrite.
 struct Enter {
   static constexpr int kThreads = 64;
@@ -56,15 +45,13 @@ struct Enter {
   }
 };
 
-// Returns when the chunks of a part that peers send are here; behind the last one all peers run the
-// same operation. `home`: whether they send what this rank's own tokens brought them, else what
-// their tokens bring here.
+// Returns when all chunks that peers send are here, and all peers run the same operation. `home`:
+// whether they send what this rank's own tokens brought them, else what their tokens bring here.
 struct Await {
   static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   bool home;
-  Taken taken;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
@@ -74,31 +61,17 @@ struct Await {
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
       const int64_t of = c.chunks(home ? plan.rows(c.rank, s) : plan.rows(s, c.rank));
-      const int64_t begin = home ? chunks_before(c, taken.begin(plan.blocks), s) : taken.begin(of);
-      const int64_t end = home ? chunks_before(c, taken.end(plan.blocks), s) : taken.end(of);
-      team.each(end - begin, [&](int64_t at) {
+      team.each(of, [&](int64_t chunk) {
         if (look(&c.failed) != 0) return;
-        const int64_t chunk = begin + at;
         wait(c, c.ready_word(c.rank, s, chunk), kSignatureBits, c.epoch,
              {.from = s, .chunk = chunk, .of = of});
       });
     }
     team.sync();
-    team.one([&] {
-      const uint64_t now = nanoseconds();
-      c.rows_ns = now - c.entered_ns;
-      c.waited_ns += now - start;
-    });
-    if (!taken.last()) return;
+    team.one([&] { c.rows_ns = nanoseconds() - c.entered_ns; });
     team.each(c.ranks - 1, [&](int64_t i) {
       if (look(&c.failed) == 0) meet(c, c.peer(i));
     });
-  }
-
- private:
-  // The chunks from rank s with the rows of the first `blocks` blocks of own tokens.
-  MOIETY_STEP int64_t chunks_before(const Control& c, int64_t blocks, int s) const {
-    return blocks == 0 ? 0 : c.chunks(plan.row_end(blocks - 1, s));
   }
 };
 

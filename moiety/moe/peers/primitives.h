@@ -5,6 +5,7 @@
 //
 // A team has
 //   block(), blocks()    its number in the grid, and how many there are
+//   part(first, count)   the same team, in a grid of blocks [first, first + count) of this one
 //   warps()              the number of its warps
 //   each(n, f)           f(i) for i < n, spread over the threads
 //   each_warp(n, f)      f(warp, i) for i < n, spread over the warps

@@ -154,17 +154,14 @@ class StepExchange final : public PeerExchange {
 
   void copy_rows(const EpPlan& plan, const DispatchRows& d, const Stream& stream) override {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
-    push_rows(plan, rows, d.signature, stream);
-    launch("ep expand", ExpandRows{here(), view_of(plan), rows, {}},
-           {expand_grid(plan, rows.pieces())}, stream);
-    leave(stream);
+    move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), d.signature,
+              stream);
   }
 
   void scale_rows(const EpPlan& plan, const ScaledRows& a, const Signature& signature,
                   const Stream& stream) override {
     const CopyRows rows = view_of(a.g, {}, a.gy, plan.topk, false);
     const Rows slot_w(a.slot_w), y(a.y_CD);
-    push_rows(plan, rows, signature, stream);
     with_row_type(a.dtype, [&]<class T>(T) {
       const ScaleRows<T> step{.control = here(),
                               .plan = view_of(plan),
@@ -177,9 +174,8 @@ class StepExchange final : public PeerExchange {
                               .wide = wide_rows(a),
                               .dots = a.y_CD.defined(),
                               .taken = {}};
-      launch("ep scale", step, {expand_grid(plan, plan.topk)}, stream);
+      move_rows(plan, step, plan.topk, signature, stream);
     });
-    leave(stream);
   }
 
   void sum_rows(const EpPlan& plan, const SumArgs& sum, const Signature& signature,
@@ -189,12 +185,12 @@ class StepExchange final : public PeerExchange {
     enter(signature, stream);
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
       launch("ep push sums", PushSums<T>{here(), view, {rows}}, {push_grid(plan)}, stream);
-      launch("ep await", Await{here(), view, true, {}}, {}, stream);
+      launch("ep await", Await{here(), view, true}, {}, stream);
       const LaunchSize size{grid(plan.tokens * SumParts<T>{rows}.pieces(), kRowsOfBlock)};
       if (sum.out_TD.dtype() == DType::kFloat32) {
-        launch("ep take sums", TakeSums<T, float>{here(), view, {rows}, {}}, size, stream);
+        launch("ep take sums", TakeSums<T, float>{here(), view, {rows}}, size, stream);
       } else {
-        launch("ep take sums", TakeSums<T, T>{here(), view, {rows}, {}}, size, stream);
+        launch("ep take sums", TakeSums<T, T>{here(), view, {rows}}, size, stream);
       }
     });
     leave(stream);
@@ -222,10 +218,6 @@ class StepExchange final : public PeerExchange {
   int64_t push_grid(const EpPlan& plan) const {
     return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
   }
-  // Received rows, each of `items` items of a warp.
-  int64_t expand_grid(const EpPlan& plan, int64_t items) const {
-    return grid(std::max(map_.ranks() * plan.tokens_max * items, plan.capacity), kRowsOfBlock);
-  }
   template <bool many>
   void number(const EpPlan& plan, const PrepareView& p, int64_t blocks, const Stream& stream) {
     using Step = NumberPairs<many>;
@@ -241,12 +233,27 @@ class StepExchange final : public PeerExchange {
     launch("ep enter", Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan}, {},
            stream);
   }
-  void push_rows(const EpPlan& plan, const CopyRows& rows, const Signature& signature,
+  // Pushes rows while `step` takes the own ones, and lets it take the others when they have come. It
+  // has `items` items of a warp for each row.
+  template <class Step>
+  void move_rows(const EpPlan& plan, Step step, int64_t items, const Signature& signature,
                  const Stream& stream) {
+    const auto blocks = [&](int64_t rows) {
+      return grid(std::max(rows * items, plan.capacity / 32), kRowsOfBlock);
+    };
+    const PlanView view = view_of(plan);
+    const int64_t pushers = std::max<int64_t>(1, std::min(push_grid(plan), machine_.blocks() / 4));
     enter(signature, stream);
-    launch("ep push", PushRows{here(), view_of(plan), rows},
-           {push_grid(plan), 4 * options_.chunk_rows}, stream);
-    launch("ep await", Await{here(), view_of(plan), false, {}}, {}, stream);
+    step.taken = {.own = true, .peers = false};
+    launch(
+        "ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
+        {pushers + std::min(blocks(plan.tokens), std::max<int64_t>(1, machine_.blocks() - pushers)),
+         4 * options_.chunk_rows},
+        stream);
+    launch("ep await", Await{here(), view, false}, {}, stream);
+    step.taken = {.own = false, .peers = true};
+    launch("ep take", step, {blocks((map_.ranks() - 1) * plan.tokens_max)}, stream);
+    leave(stream);
   }
   void leave(const Stream& stream) {
     launch("ep leave", Leave{here()}, {}, stream);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "moiety/moe/peers/prepare_steps.h"
+#include "moiety/moe/peers/scale_steps.h"
 #include "moiety/moe/peers/sum_steps.h"
 #include "moiety/moe/row_movers.h"
 

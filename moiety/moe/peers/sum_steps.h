@@ -1,6 +1,6 @@
-// Expert rows to tokens among GPU ranks: combine and dispatch_backward, and the scaled rows of
-// combine_backward. An owner's partial sums (kToken: its rows) go home, chunk by chunk, and the
-// home sums them in the order of docs/spec/ep.md#rows-and-sums.
+// Expert rows to tokens among GPU ranks: combine and dispatch_backward. An owner's partial sums
+// (kToken: its rows) go home, chunk by chunk, and the home sums them in the order of
+// docs/spec/ep.md#rows-and-sums.
 #pragma once
 
 #include "moiety/moe/combine.h"
@@ -67,7 +67,7 @@ struct SumParts {
 // Stores the parts of other homes' sums there.
 template <class T>
 struct PushSums {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 512;
   Control* control;
   PlanView plan;
   SumParts<T> sums;
@@ -90,7 +90,8 @@ struct PushSums {
       const int64_t end = begin + c.chunk_rows < n ? begin + c.chunk_rows : n;
       const int64_t pieces = sums.pieces();
       team.each_warp((end - begin) * pieces, [&](auto& warp, int64_t at) {
-        const int64_t j = begin + at / pieces, piece = at % pieces;
+        const Split split(at, pieces);
+        const int64_t j = begin + split.item, piece = split.rest;
         const int32_t* slot_K = plan.slots(home, j);
         if (sums.a.by_token) {
           send_pairs(warp, c, home, j, slot_K, piece);
@@ -165,17 +166,16 @@ struct TakeSums {
   Control* control;
   PlanView plan;
   SumParts<T> sums;
-  Taken taken;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    const int64_t pieces = sums.pieces(), begin = taken.begin(plan.blocks) * kTokenBlock;
-    const int64_t stop = taken.end(plan.blocks) * kTokenBlock;
-    const int64_t end = stop < plan.tokens ? stop : plan.tokens;
-    team.grid_warps((end - begin) * pieces,
-                    [&](auto& warp, int64_t i) { take(warp, c, begin + i / pieces, i % pieces); });
+    const int64_t pieces = sums.pieces();
+    team.grid_warps(plan.tokens * pieces, [&](auto& warp, int64_t i) {
+      const Split split(i, pieces);
+      take(warp, c, split.item, split.rest);
+    });
   }
 
  private:
@@ -283,84 +283,6 @@ struct TakeSums {
       }
     }
     return sum;
-  }
-};
-
-// gy[slot] := round(w g), and the dot products with y; behind PushRows of g.
-template <class T>
-struct ScaleRows {
-  static constexpr int kThreads = 256;
-  Control* control;
-  PlanView plan;
-  CopyRows rows;                // g, and gy with its padding
-  const std::byte *slot_w, *y;  // y may be gy
-  int64_t w_stride, y_stride, model;
-  bool wide, dots;
-  Taken taken;
-
-  template <class Team>
-  MOIETY_STEP void operator()(Team& team) const {
-    const Control& c = *control;
-    if (failed(team, c)) return;
-    const RowPart& p = rows.part[0];
-    // A warp has a pair; the other pairs of a row find g in the cache.
-    for_received(team, c, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
-      const int64_t slot = plan.slots(s, j)[k];
-      if (slot < 0) return;
-      const bool own = s == c.rank;
-      const std::byte* g = own ? p.from + plan.token(s, j) * p.from_stride
-                               : c.record(c.rank, s, j, rows.record) + p.at;
-      scale(warp, g, own ? wide : model % kEight == 0, slot);
-    });
-    if (taken.own) zero_empty(team, plan, rows);
-  }
-
- private:
-  static constexpr int kBatch = 4;  // octets of a lane that wait for memory together
-
-  template <class Warp>
-  MOIETY_STEP void scale(Warp& warp, const std::byte* g, bool g_wide, int64_t slot) const {
-    const RowPart& p = rows.part[0];
-    std::byte* to = p.to + slot * p.to_stride;
-    const float w = load<float>(slot_w + slot * w_stride);
-    warp.fold(
-        [&](int lane) {
-          float dot = 0;
-          for (int64_t first = lane * kEight; first < model; first += kBatch * 32 * kEight) {
-            Held<T> x[kBatch], held[kBatch];
-            MOIETY_UNROLL
-            for (int i = 0; i < kBatch; ++i) {
-              const int64_t at = first + i * 32 * kEight;
-              if (at >= model) continue;
-              x[i] = load_eight<T>(g, at, model, g_wide);
-              if (dots) held[i] = load_eight<T>(y + slot * y_stride, at, model, wide);
-            }
-            MOIETY_UNROLL
-            for (int i = 0; i < kBatch; ++i) {
-              const int64_t at = first + i * 32 * kEight;
-              if (at < model) dot = scaled(to, at, w, x[i], held[i], dot);
-            }
-          }
-          return dot;
-        },
-        [&](float dot) {
-          if (dots) store(rows.values + slot * rows.value_stride, dot);
-        });
-  }
-  // Stores an octet; the dot product goes on.
-  MOIETY_STEP float scaled(std::byte* to, int64_t at, float w, const Held<T>& x,
-                           const Held<T>& held, float dot) const {
-    if (dots) {
-      // An element that does not exist must not turn a sum of -0 into +0.
-      MOIETY_UNROLL
-      for (int i = 0; i < kEight; ++i) {
-        if (at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
-      }
-    }
-    EightSum sum;
-    sum.add_weighted(w, x);
-    store_eight(to, at, model, wide, sum.template round<T>());
-    return dot;
   }
 };
 

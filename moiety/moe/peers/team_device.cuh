@@ -137,8 +137,14 @@ class DeviceTeam {
  public:
   // `parts` has room for 32 sums.
   __device__ DeviceTeam(std::byte* memory, int64_t* parts) : memory_(memory), parts_(parts) {}
-  __device__ int64_t block() const { return blockIdx.x; }
-  __device__ int64_t blocks() const { return gridDim.x; }
+  __device__ int64_t block() const { return block_; }
+  __device__ int64_t blocks() const { return blocks_; }
+  __device__ DeviceTeam part(int64_t first, int64_t count) const {
+    DeviceTeam out = *this;
+    out.block_ -= first;
+    out.blocks_ = count;
+    return out;
+  }
   __device__ int64_t warps() const { return blockDim.x / 32; }
   template <class F>
   __device__ void each(int64_t n, F&& f) {
@@ -200,6 +206,7 @@ class DeviceTeam {
 
   std::byte* memory_;
   int64_t* parts_;
+  int64_t block_ = blockIdx.x, blocks_ = gridDim.x;
 };
 
 }  // namespace moiety::moe::peers

@@ -5,13 +5,17 @@
 
 #include <atomic>
 
+#include "moiety/base/error.h"
+
 namespace moiety {
 
-void set_interrupted(bool wanted);
-// True while the wish is there; for operations that are told to stop by such an address.
-const std::atomic<bool>& interrupt_flag();
-inline bool interrupted() { return interrupt_flag().load(std::memory_order_relaxed); }
+// For operations that are told to stop by such an address; only callers of operations write it.
+inline std::atomic<bool> interrupt_wanted = false;
+
+inline bool interrupted() { return interrupt_wanted.load(std::memory_order_relaxed); }
 // Throws Error(kIo) "interrupted" while the wish is there.
-void check_interrupt();
+inline void check_interrupt() {
+  if (interrupted()) fail(ErrorKind::kIo, "interrupted");
+}
 
 }  // namespace moiety
