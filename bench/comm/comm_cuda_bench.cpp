@@ -138,13 +138,6 @@ void measure(Communicator& comm, const Settings& settings) {
       if (&operation == kOperations) copies = time.ms;
       if (comm.rank() != 0) continue;
       const int gpus = std::min(comm.size(), gpu_status().count);
-<<<<<<< HEAD
-      bench::Row row{operation.name,
-                     text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus,
-                          gpus > 1 ? "s" : "", bytes, settings.eager ? "eager" : "captured",
-                          settings.staged ? ", staged" : "", settings.beside ? ", copies sum" : ""),
-                     bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
-=======
       bench::Row row{
           operation.name,
           text("R={} on {} GPU{}, {} B a part, {}{}{}", comm.size(), gpus, gpus > 1 ? "s" : "",
@@ -153,7 +146,6 @@ void measure(Communicator& comm, const Settings& settings) {
                : settings.beside ? ", copies sum"
                                  : ""),
           bench::giga(double(bytes) * (comm.size() - 1), time.ms), "GB/s", time};
->>>>>>> main
       row.device = gpu_of(comm);
       if (copies > 0 && &operation != kOperations) {
         row.against = "copies";

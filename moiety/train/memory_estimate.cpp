@@ -141,11 +141,7 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
     for (const int ranks : optim::GridGroups::sizes(grid)) {
       m.links +=
           o.comm.transport == comm::GpuTransport::kNccl
-<<<<<<< HEAD
-              ? comm::nccl_link_bytes(ranks)
-=======
               ? comm::nccl_link_bytes(ranks, m.links == 0)
->>>>>>> main
               : comm::gpu_link_bytes(ranks, {.beside_compute = true}) + 2 * comm::kGpuMemoryUnit;
     }
     // What kernels know of the group of experts.

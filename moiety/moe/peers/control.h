@@ -62,17 +62,10 @@ struct Control {
   Epoch epoch = 0;
   Entry entry;
   uint32_t failed = 0, told = 0;  // 1: a fault is known; it is on the page
-<<<<<<< HEAD
-  Findings findings;
-  // When the operation could begin to store; the time from then up to the last chunk's arrival, of
-  // the last one that moved rows; and all time spent waiting for peers.
-  uint64_t entered_ns = 0, rows_ns = 0, waited_ns = 0;
-=======
   // When the last operation that moves rows could begin to store; the time up to the last chunk's
   // arrival; and all time that was spent waiting for peers.
   uint64_t entered_ns = 0, rows_ns = 0, waited_ns = 0;
   Findings findings;
->>>>>>> main
   // Counts of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E,
   // those without a row (EpLimits::peer_rows), and those from the first bad one to the batch's end.
   unsigned long long masked = 0, bad = 0, cut = 0, behind_bad = 0;
