@@ -3,11 +3,11 @@
 #include <mutex>
 
 #include "moiety/base/gpu.h"
+#include "moiety/base/outside_capture.h"
 #include "moiety/base/per_device.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/cublaslt_loader.h"
 #include "moiety/gemm/gemm_cuda.h"
-#include "moiety/gemm/outside_capture.h"
 
 namespace moiety::gemm {
 namespace {

@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "moiety/base/log.h"
+#include "moiety/base/outside_capture.h"
 #include "moiety/base/per_device.h"
 #include "moiety/base/trace.h"
-#include "moiety/gemm/outside_capture.h"
 #include "moiety/nn/attention_cuda.h"
 #include "moiety/nn/cudnn_sdpa.h"
 
