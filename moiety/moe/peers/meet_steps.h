@@ -68,7 +68,11 @@ struct Await {
       });
     }
     team.sync();
-    team.one([&] { c.rows_ns = nanoseconds() - c.entered_ns; });
+    team.one([&] {
+      const uint64_t now = nanoseconds();
+      c.rows_ns = now - c.entered_ns;
+      c.waited_ns += now - start;
+    });
     team.each(c.ranks - 1, [&](int64_t i) {
       if (look(&c.failed) == 0) meet(c, c.peer(i));
     });
