@@ -174,7 +174,9 @@ void as_one(const TrainingPlan* plan, comm::Communicator& world, Body&& body) {
 int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
   RunEnd end = RunEnd::kDone;
   train::Heartbeat heartbeat(plan.watchdog, world.rank());
-  const TrainingPlan mine = plan.of_rank(comm::rank_on_host(world.bootstrap()));
+  int place = 0;  // among the ranks of this host
+  as_one(nullptr, world, [&] { place = comm::rank_on_host(world.bootstrap()); });
+  const TrainingPlan mine = plan.of_rank(place);
   std::unique_ptr<train::Trainer> trainer;  // destroyed when the peers know of a failure
   try {
     as_one(&plan, world, [&] {
