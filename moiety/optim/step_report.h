@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "moiety/optim/parameter.h"
+#include "moiety/optim/step_decision.h"
 
 namespace moiety::optim {
 
