@@ -191,8 +191,10 @@ void run(Options& options) {
         const Case c(s, dtype, op);
         c.check();
         const Timing time = measure([&](int64_t i) { c.run(i); });
-        print({text("grouped_gemm.{}", op.name), label(s, dtype), tera(c.flop(), time.ms),
-               "TFLOP/s", time});
+        Row row{text("grouped_gemm.{}", op.name), label(s, dtype), tera(c.flop(), time.ms),
+                "TFLOP/s", time};
+        row.more = text(R"("engine": "{}")", gemm::name(gemm::automatic_engine(dtype)));
+        print(row);
       }
     }
   }
