@@ -190,6 +190,8 @@ def main():
                         help="folder of our programs (default build/cpu/bin or build/gpu/bin)")
     parser.add_argument("--peer-options", default="", metavar="'...'",
                         help="for the peer alone, such as '--attention cudnn'")
+    parser.add_argument("--our-options", default="", metavar="'...'",
+                        help="for ours alone, such as '--engine bf16'")
     parser.add_argument("--python", help="that runs the peers (default: of bench/setup_peers.sh)")
     a, both = parser.parse_known_args()
 
@@ -222,6 +224,7 @@ def main():
         peer = Peer([python, BENCH / "peers" / f"{name}.py", "--bench", ours, *both,
                      *a.peer_options.split()], environment)
         command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
+    command += a.our_options.split()
 
     in_turns(lambda: our_round(command, environment), peer, a.repeat, TARGETS[a.name],
              a.least)
