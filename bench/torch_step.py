@@ -5,7 +5,8 @@
   PYTHONPATH=python bench/torch_step.py --device cuda     # rows, one JSON object a line
 
 Both models start from the same weights, get the same tokens and take turns; the optimizer is torch's fused
-AdamW. On a CPU (the default) the model is small.
+AdamW. On a CPU (the default) the model is small. `--compile-only NAME` fills torch's cache of compiled code
+and ends, so that several can do so side by side before they are timed.
 """
 
 import argparse
@@ -84,6 +85,7 @@ def main():
     p.add_argument("--steps", type=int, default=20, help="timed in a turn")
     p.add_argument("--turns", type=int, default=2)
     p.add_argument("--eager", action="store_true", help="without torch.compile")
+    p.add_argument("--compile-only", metavar="NAME", help="take three steps with this implementation, and end")
     a = p.parse_args()
     moiety.hf.register(strict=True)
     torch.set_default_device(a.device)
@@ -91,6 +93,9 @@ def main():
     sizes = LARGE if a.device == "cuda" else SMALL
     torch.manual_seed(1)
     tokens = torch.randint(0, sizes["vocab_size"], (2, count // 2))
+    if a.compile_only:
+        measured(a.compile_only, a, 1, tokens)
+        return
     turns = [{name: measured(name, a, a.steps, tokens) for name in ("grouped_mm", "moiety")}
              for _ in range(a.turns)]
     rows = {}
