@@ -17,13 +17,19 @@ struct RowTile {
 // Adds the number of experts, their rows and the rows' work to a span of the profile.
 void trace_rows(TraceSpan& span, const Groups& groups, double flops_per_row);
 
-// The live rows as tiles of `height` rows from each group's start. The result is kept for this
-// thread until its next call.
+// `rows` as even parts of about `height` rows, at most half more; all but the last are whole grains.
+inline constexpr int64_t kTileGrain = 32;
+int64_t even_tile(int64_t rows, int64_t height);
+// The live rows of each group as such tiles. The result is kept for this thread until its next call.
 std::span<const RowTile> row_tiles(const Groups& groups, int64_t height);
 
 // The height of the tiles of a fast path, which keeps a block and the weights it meets in the
-// cache.
+// cache. Tiles are twice as high where there are enough of them for all threads, since each packs
+// the weights of its expert for itself; not for oneDNN, whose bits depend on them.
 inline constexpr int64_t kTileRows = 256;
+int64_t tile_height(int64_t rows, DType dtype);
+// The rows of all groups.
+int64_t live_rows(const Groups& groups);
 
 // `x` as an operand of block products.
 ProductOperand block_operand(const GroupedTensor& x);

@@ -1,9 +1,12 @@
 #include "moiety/gemm/grouped_gemm.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
+#include "moiety/base/integer.h"
+#include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/gemm/grouped_block.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
@@ -156,11 +159,15 @@ void check_scalar(const char* operation, const char* argument, const GroupScalar
 
 void trace_rows(TraceSpan& span, const Groups& groups, double flops_per_row) {
   if (!span.recording()) return;
-  int64_t rows = 0;
-  for (int64_t e = 0; e < groups.experts; ++e) rows += group_rows(groups, e).rows;
+  const int64_t rows = live_rows(groups);
   span.add({"experts", groups.experts});
   span.add({"rows", rows});
   span.add({"flops", flops_per_row * double(rows)});
+}
+
+int64_t even_tile(int64_t rows, int64_t height) {
+  const int64_t pieces = std::max<int64_t>((rows + height / 2) / height, 1);
+  return std::max(round_up(ceil_div(rows, pieces), kTileGrain), kTileGrain);
 }
 
 std::span<const RowTile> row_tiles(const Groups& groups, int64_t height) {
@@ -168,11 +175,24 @@ std::span<const RowTile> row_tiles(const Groups& groups, int64_t height) {
   tiles.clear();
   for (int64_t e = 0; e < groups.experts; ++e) {
     const RowRange range = group_rows(groups, e);
-    for (int64_t r = 0; r < range.rows; r += height) {
-      tiles.push_back({e, range.begin + r, std::min(height, range.rows - r)});
+    const int64_t step = even_tile(range.rows, height);
+    for (int64_t r = 0; r < range.rows; r += step) {
+      tiles.push_back({e, range.begin + r, std::min(step, range.rows - r)});
     }
   }
   return tiles;
+}
+
+int64_t tile_height(int64_t rows, DType dtype) {
+  constexpr int64_t kTilesOfAThread = 4;
+  const bool enough = rows >= kTilesOfAThread * thread_budget() * 2 * kTileRows;
+  return enough && automatic_engine(dtype) != GemmEngine::kOneDnn ? 2 * kTileRows : kTileRows;
+}
+
+int64_t live_rows(const Groups& groups) {
+  int64_t rows = 0;
+  for (int64_t e = 0; e < groups.experts; ++e) rows += group_rows(groups, e).rows;
+  return rows;
 }
 
 ProductOperand block_operand(const GroupedTensor& x) {

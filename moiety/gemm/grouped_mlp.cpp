@@ -71,8 +71,8 @@ Sizes check(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
   return s;
 }
 
-// The two transient buffers: [R_cap, F] and, with sums, [R_cap, D]. Without experts no row is
-// live.
+// The two transient buffers: [R_cap, F], which kCpu has no need of, and, with sums, [R_cap, D].
+// Without experts no row is live.
 struct Transients {
   TensorView ffn, model;
   std::byte* segments;  // of dprob, on kSm90Fused
@@ -88,7 +88,7 @@ Transients transients(const GroupedMlp& mlp, const MlpInput& input, const Sizes&
   const int64_t rows = input.groups.experts > 0 ? s.capacity : 0;
   Transients out{};
   out.ffn = TensorView(base, s.dtype, {rows, s.ffn}, workspace.device());
-  int64_t used = padded_bytes(out.ffn.bytes());
+  int64_t used = mlp.path == MlpPath::kCpu ? 0 : padded_bytes(out.ffn.bytes());
   if (s.sums) {
     out.model = TensorView(base + used, s.dtype, {rows, s.model}, workspace.device());
     used += padded_bytes(out.model.bytes());
@@ -414,8 +414,9 @@ int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input) {
   const int64_t capacity = input.groups.capacity, ffn = mlp.w2[0].size(1);
   const int64_t model = input.row_TK.defined() ? input.x.size(1) : 0;
   const int64_t segments = mlp.path == MlpPath::kSm90Fused ? segments_bytes(capacity, ffn) : 0;
-  return padded_bytes(byte_size(dtype, capacity * ffn)) +
-         padded_bytes(byte_size(dtype, capacity * model)) + padded_bytes(segments);
+  const int64_t hidden = mlp.path == MlpPath::kCpu ? 0 : byte_size(dtype, capacity * ffn);
+  return padded_bytes(hidden) + padded_bytes(byte_size(dtype, capacity * model)) +
+         padded_bytes(segments);
 }
 
 void grouped_mlp_forward(const GroupedMlp& mlp, const MlpInput& input, TensorView h, TensorView o,

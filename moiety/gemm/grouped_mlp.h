@@ -93,7 +93,8 @@ struct MlpInput {
 };
 
 // Bytes of `workspace` (uint8 [bytes], aligned to 64). forward keeps A there and, with row_TK, Y;
-// backward_data keeps dA there, with row_TK dXr, and on kSm90Fused the segments of dprob.
+// backward_data keeps dA there, with row_TK dXr, and on kSm90Fused the segments of dprob. On kCpu A and
+// dA are rows of the threads.
 int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input);
 
 // Writes h [R_cap, 2F], to be kept for backward, and o [T, D], without row_TK [R_cap, D]. Without

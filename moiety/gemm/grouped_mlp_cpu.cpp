@@ -1,11 +1,13 @@
 // The grouped MLP on CPUs: a task takes rows of one expert through all steps while they are in its
-// cache. The sums of a token's rows go in chunks of columns that stay in vector registers, each element
-// by the reference's chain.
+// cache; A and dA, which nothing else reads, are rows of the thread. The sums of a token's rows go in
+// chunks of columns that stay in vector registers, each element by the reference's chain.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
+#include "moiety/base/buffer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/simd.h"
 #include "moiety/formats/bf16.h"
@@ -22,16 +24,36 @@ void run_input_gradient(const GroupedGemmArgs& args, int64_t interleave, const R
   block_gemm(over_plain_columns(tile_product(args, tile), interleave));
 }
 
+// Moves a pointer to row `begin`.
+template <class T>
+T* at_row(T* data, int64_t begin, int64_t stride, DType dtype) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+  return data ? static_cast<Byte*>(data) + byte_size(dtype, begin * stride) : nullptr;
+}
+
+// The rows of a tile, counted from its first one.
 ActivationBlock rows_of_tile(const ActivationBlock& block, const RowTile& tile) {
   ActivationBlock out = block;
-  out.begin = tile.begin;
   out.rows = tile.rows;
+  out.h = at_row(block.h, tile.begin, block.h_stride, block.dtype);
+  out.a = at_row(block.a, tile.begin, block.a_stride, block.dtype);
+  out.dh = at_row(block.dh, tile.begin, block.dh_stride, block.dtype);
+  out.prob = at_row(block.prob, tile.begin, 1, DType::kFloat32);
+  out.dprob = at_row(block.dprob, tile.begin, 1, DType::kFloat32);
   return out;
 }
 
+// Rows of this thread, until its next call.
+void* rows_of_thread(int64_t rows, const ActivationBlock& block) {
+  thread_local Buffer buffer;
+  const int64_t bytes = byte_size(block.dtype, rows * block.ffn);
+  if (buffer.bytes() < bytes) buffer = Buffer(bytes, "rows of an MLP");
+  return buffer.data();
+}
+
 template <class Run>
-void for_tiles(const Groups& groups, Run&& run) {
-  const std::span<const RowTile> tiles = row_tiles(groups, kTileRows);
+void for_tiles(const Groups& groups, DType dtype, Run&& run) {
+  const std::span<const RowTile> tiles = row_tiles(groups, tile_height(live_rows(groups), dtype));
   parallel_tasks(static_cast<int64_t>(tiles.size()), [&](int64_t i) { run(tiles[i]); });
 }
 
@@ -39,19 +61,23 @@ constexpr int64_t kChunk = 128;
 
 // Adds `count` rows, from the first on, to nothing.
 template <class T>
-MOIETY_INLINE void sum(const T* const* rows, int64_t count, int64_t columns, T* out) {
-  for (int64_t c = 0; c < columns; c += kChunk) {
-    const int64_t n = std::min(kChunk, columns - c);
-    alignas(64) float acc[kChunk] = {};
-    if (count > 0) {
-      for (int64_t i = 0; i < n; ++i) acc[i] = static_cast<float>(rows[0][c + i]);
-    }
-    for (int64_t k = 1; k < count; ++k) {
-      const T* row = rows[k] + c;
-      for (int64_t i = 0; i < n; ++i) acc[i] += static_cast<float>(row[i]);
-    }
-    for (int64_t i = 0; i < n; ++i) out[c + i] = static_cast<T>(acc[i]);
+MOIETY_INLINE void sum_chunk(const T* const* rows, int64_t count, int64_t c, int64_t n, T* out) {
+  alignas(64) float acc[kChunk] = {};
+  if (count > 0) {
+    for (int64_t i = 0; i < n; ++i) acc[i] = static_cast<float>(rows[0][c + i]);
   }
+  for (int64_t k = 1; k < count; ++k) {
+    const T* row = rows[k] + c;
+    for (int64_t i = 0; i < n; ++i) acc[i] += static_cast<float>(row[i]);
+  }
+  for (int64_t i = 0; i < n; ++i) out[c + i] = static_cast<T>(acc[i]);
+}
+
+template <class T>
+MOIETY_INLINE void sum(const T* const* rows, int64_t count, int64_t columns, T* out) {
+  int64_t c = 0;
+  for (; c + kChunk <= columns; c += kChunk) sum_chunk(rows, count, c, kChunk, out);
+  if (c < columns) sum_chunk(rows, count, c, columns - c, out);
 }
 
 MOIETY_SIMD_CLONES void sum_f32(const float* const* rows, int64_t count, int64_t columns,
@@ -84,23 +110,36 @@ void run(const TensorView& rows_RD, const TensorView& row_TK, const TensorView& 
 }  // namespace
 
 void grouped_mlp_forward_cpu(const MlpForwardSteps& steps) {
-  for_tiles(steps.fc1.groups, [&](const RowTile& tile) {
+  for_tiles(steps.fc1.groups, steps.activation.dtype, [&](const RowTile& tile) {
     run_product(steps.fc1, tile);
-    activation_forward_cpu(rows_of_tile(steps.activation, tile));
-    run_product(steps.fc2, tile);
+    ActivationBlock block = rows_of_tile(steps.activation, tile);
+    block.a = rows_of_thread(tile.rows, block);
+    block.a_stride = block.ffn;
+    activation_forward_cpu(block);
+    Product fc2 = tile_product(steps.fc2, tile);
+    fc2.a = {block.a, block.ffn, nullptr, 0, -tile.begin};
+    block_gemm(fc2);
   });
 }
 
 void grouped_mlp_backward_cpu(const MlpBackwardSteps& steps) {
-  for_tiles(steps.fc2_dgrad.groups, [&](const RowTile& tile) {
-    run_product(steps.fc2_dgrad, tile);
-    activation_backward_cpu(rows_of_tile(steps.activation, tile));
+  for_tiles(steps.fc2_dgrad.groups, steps.activation.dtype, [&](const RowTile& tile) {
+    ActivationBlock block = rows_of_tile(steps.activation, tile);
+    void* da = rows_of_thread(tile.rows, block);
+    Product fc2 = tile_product(steps.fc2_dgrad, tile);
+    fc2.row = 0;
+    fc2.a.first = tile.begin;
+    set_output(fc2.epilogue, da, block.dtype, block.ffn);
+    block_gemm(fc2);
+    block.da = da;
+    block.da_stride = block.ffn;
+    activation_backward_cpu(block);
     if (steps.fc1_dgrad.out.defined()) run_input_gradient(steps.fc1_dgrad, steps.interleave, tile);
   });
 }
 
 void grouped_mlp_input_cpu(const GroupedGemmArgs& fc1_dgrad, int64_t interleave) {
-  for_tiles(fc1_dgrad.groups,
+  for_tiles(fc1_dgrad.groups, fc1_dgrad.a.data.dtype(),
             [&](const RowTile& tile) { run_input_gradient(fc1_dgrad, interleave, tile); });
 }
 

@@ -131,10 +131,11 @@ def test_weights_are_read_in_place_and_frozen_ones_keep_nothing():
     assert module.gate_up_proj.grad is None and x.grad is not None
 
 
-def test_twenty_steps_stay_together():
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"])
+def test_twenty_steps_stay_together(name):
     losses = []
     for implementation in ("eager", "moiety"):
-        model = model_of("qwen3_moe", implementation=implementation)
+        model = model_of(name, implementation=implementation)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         run = []
         for _ in range(20):
@@ -148,8 +149,9 @@ def test_twenty_steps_stay_together():
     assert max(abs(a - b) for a, b in zip(*losses)) < 2e-3 * losses[0][0]
 
 
-def test_generate_is_that_of_eager():
-    eager, ours = model_of("mixtral", implementation="eager"), model_of("mixtral")
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_generate_is_that_of_eager(name):
+    eager, ours = model_of(name, implementation="eager"), model_of(name)
     prompt = tokens()[:1, :5]
     outs = [m.eval().generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
             for m in (eager, ours)]
@@ -165,8 +167,18 @@ def test_set_experts_implementation_on_a_model_that_is_there():
     assert reference.far(got, want) < 1e-5
 
 
-def test_gradient_checkpointing():
-    plain, again = model_of("qwen3_moe"), model_of("qwen3_moe")
+def test_from_pretrained_with_the_implementation(tmp_path):
+    model = model_of("qwen3_moe", implementation="eager")
+    model.save_pretrained(tmp_path)
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, experts_implementation="moiety")
+    assert experts_of(ours)[0].config._experts_implementation == "moiety"
+    ours = ours.to(tokens().device)
+    assert reference.far(ours(tokens()).logits, model.eval()(tokens()).logits) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_gradient_checkpointing(name):
+    plain, again = model_of(name), model_of(name)
     again.gradient_checkpointing_enable()
     again.train(), plain.train()
     _, want = step(plain)
@@ -174,8 +186,9 @@ def test_gradient_checkpointing():
     assert all(torch.equal(want[key], got[key]) for key in want)
 
 
-def test_compiled_model():
-    model = model_of("qwen3_moe")
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_compiled_model(name):
+    model = model_of(name)
     want, want_grads = step(model)
     model.zero_grad()
     torch._dynamo.reset()

@@ -4,9 +4,9 @@
 // accumulator. Steps are taken by 32 from the first one, so an element's bits depend on its row and
 // its column alone, whatever the blocking, the rows and the threads. Subnormals are zeros.
 //
-// b is packed into panels as in gemm_bf16.cpp. Rows of a are read where they lie if they are whole,
-// otherwise they are copied; for kNT they are turned around. Four accumulators of 16 x 16 run over
-// `kReduction` steps, and wait in fp32 scratch between such runs.
+// b is packed into panels as in gemm_bf16.cpp. Rows of a are copied, since the tiles' loads of 16 rows
+// that lie a power of two apart evict each other; for kNT they are turned around. Four accumulators
+// of 16 x 16 run over `kReduction` steps, and wait in fp32 scratch between such runs.
 #include "moiety/gemm/gemm_block.h"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -90,10 +90,9 @@ void turn_a(const Product& g, int64_t i0, int64_t m, int64_t p0, int64_t k, Pair
   }
 }
 
-// Copies rows [i0 + from, i0 + m) and steps [p0, p0 + k) of a to the same places of `out`.
-void copy_a(const Product& g, int64_t i0, int64_t from, int64_t m, int64_t p0, int64_t k,
-            Pair* out) {
-  for (int64_t i = from; i < m; ++i) {
+// Copies rows [i0, i0 + m) and steps [p0, p0 + k) of a to the same places of `out`.
+void copy_a(const Product& g, int64_t i0, int64_t m, int64_t p0, int64_t k, Pair* out) {
+  for (int64_t i = 0; i < m; ++i) {
     const bf16* row = g.a.row<bf16>(i0 + i);
     for (int64_t p = 0; p < k; p += 2 * kTile) {
       _mm512_storeu_si512(out + i * kRowStride + p / 2,
@@ -158,17 +157,30 @@ void stream(const float* in, float* out, int64_t out_stride) {
   }
 }
 
+// Stores rows of accumulators as bf16 and says whether none is NaN, which has to be stored anew.
+// Accumulators are no subnormals, of which the instruction makes zeros.
+bool round_rows(const float* in, int64_t rows, bf16* out, int64_t out_stride) {
+  __mmask16 nan = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const __m512 low = _mm512_load_ps(in + r * kPanel);
+    const __m512 high = _mm512_load_ps(in + r * kPanel + kLanes);
+    nan |= _mm512_cmp_ps_mask(low, high, _CMP_UNORD_Q);
+    _mm512_storeu_si512(out + r * out_stride,
+                        reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+  }
+  return nan == 0;
+}
+
 // Computes rows [i0, i0 + m) x columns [j0, j0 + n).
 void row_block(const Product& g, int64_t i0, int64_t m, int64_t j0, int64_t n, const Pair* packed,
                int64_t pairs, Pair* copied, float* waiting) {
   const Epilogue& e = g.epilogue;
-  const bool plain = e.a_scale.value == 1 && e.b_scale.value == 1 && e.alpha.value == 1 &&
-                     e.beta.value == 0 && !e.bias && e.out_dtype == DType::kFloat32;
+  const bool bare = e.a_scale.value == 1 && e.b_scale.value == 1 && e.alpha.value == 1 &&
+                    e.beta.value == 0 && !e.bias;
+  const bool plain = bare && e.out_dtype == DType::kFloat32;
   const bool turned = g.op == GemmOp::kNT;
   const bool past_caches =
       turned && reinterpret_cast<uintptr_t>(e.out) % 64 == 0 && e.out_stride % kLanes == 0;
-  // Rows before this one are read where they lie.
-  const int64_t whole = turned || g.a.source || g.k % kPairTile != 0 ? 0 : m / kTile * kTile;
   const int64_t waiting_stride = round_up(n, kPanel);
   alignas(64) float out[kPairTile * kPanel];
   for (int64_t p = 0; p == 0 || p < g.k; p += kReduction) {
@@ -177,12 +189,9 @@ void row_block(const Product& g, int64_t i0, int64_t m, int64_t j0, int64_t n, c
     if (turned) {
       turn_a(g, i0, m, p, k, copied);
     } else {
-      copy_a(g, i0, whole, m, p, k, copied);
+      copy_a(g, i0, m, p, k, copied);
     }
     const auto rows_at = [&](int64_t i) -> Rows {
-      if (i < whole) {
-        return {g.a.row<bf16>(i0 + i) + p, g.a.stride * static_cast<int64_t>(sizeof(bf16))};
-      }
       return {copied + i * kRowStride, kRowStride * static_cast<int64_t>(sizeof(Pair))};
     };
     for (int64_t j = 0; j < n; j += kPanel) {
@@ -205,6 +214,11 @@ void row_block(const Product& g, int64_t i0, int64_t m, int64_t j0, int64_t n, c
                                        p > 0 ? wait : nullptr, waiting_stride, to, to_stride);
         if (streamed) stream(out, place, e.out_stride);
         if (!last || full) continue;
+        if (bare && !plain && live == kPanel &&
+            round_rows(out, rows, static_cast<bf16*>(e.out) + (i0 + i) * e.out_stride + j0 + j,
+                       e.out_stride)) {
+          continue;
+        }
         if (live == kPanel) {  // a constant, to be unrolled
           finish_tile<float>(e, {out, kPanel, i0 + i, rows, j0 + j, kPanel});
         } else {
