@@ -93,9 +93,12 @@ def test_a_thousand_calls_leak_nothing():
                 layer.experts(x, [129, 0, 0, 0, 0, 0, 0, 0] if number % 2 else [1] * 7)
 
     calls(100)
-    before = resident()
-    calls(1000)
-    assert resident() - before < 16 << 20
+    grown = []  # a leak grows every time; the heap settles
+    for _ in range(3):
+        before = resident()
+        calls(400)
+        grown.append(resident() - before)
+    assert min(grown) < 6 << 20
 
 
 @pytest.mark.parametrize("version,good", [("2.10.0", False), ("2.11.0+cu130", True), ("2.13.0+cpu", True),
