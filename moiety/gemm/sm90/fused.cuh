@@ -3,46 +3,9 @@
 #pragma once
 
 #include "moiety/gemm/sm90/fused_rows.cuh"
+#include "moiety/gemm/sm90/turns.cuh"
 
 namespace moiety::gemm::sm90 {
-
-// Whose turn it is: the other group has asked for the last stage of the tile before.
-__device__ __forceinline__ uint32_t turn_barrier(uint32_t first, int group) {
-  return first + group * 8;
-}
-
-// The products of a tile, of whose rows there are `kHalves` times 64. `passed` is called when no
-// more will be begun.
-template <GemmOp kOp, int kHalves, class L, class Passed>
-__device__ __forceinline__ void multiply_tile(float (&d)[2][L::kColumns / 2], Ring<L>& ring,
-                                              int steps, Passed&& passed) {
-  constexpr bool kBTurned = kOp != GemmOp::kTN;
-  constexpr int kBStep = kBTurned ? 16 * 128 : 32;
-  Ring<L> last = ring;
-  const auto release = [&] {
-    if (threadIdx.x % 32 == 0) barrier_arrive(last.empty());
-    last.next();
-  };
-  for (int step = 0; step < steps; ++step) {
-    await_stage(ring);
-    products_begin();
-#pragma unroll
-    for (int k = 0; k < kDepth / 16; ++k) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        multiply<false, kBTurned>(d[half], operand(ring.a() + half * kPiece + k * 32, kPiece),
-                                  operand(ring.b() + k * kBStep, kPiece), step > 0 || k > 0);
-      }
-    }
-    products_commit();
-    if (step == steps - 1) passed();
-    products_wait<1>();
-    ring.next();
-    if (step > 0) release();
-  }
-  products_wait<0>();
-  release();
-}
 
 template <GemmOp kOp, FusedKind kKind, class L>
 __device__ void multiply_in_turns(const TileGemm& g, const FusedActivation& f, uint32_t base,

@@ -23,6 +23,7 @@ __device__ void multiply_tiles(const TileGemm& g, const Maps& maps, uint32_t bas
     const Tile t = tiles[n % kTilesAhead];
     if (t.group < 0) return;
     const bool live = t.live > 64 * group;
+    if (live) storer.expect(t, group);
     float d[kColumns / 2];
     for (int step = 0; step < t.steps; ++step) {
       if (!L::kGathers && step > 0) await_stage(ring);
@@ -42,7 +43,7 @@ __device__ void multiply_tiles(const TileGemm& g, const Maps& maps, uint32_t bas
     }
     products_wait<0>();
     release();
-    if (live) storer.store(t, d);
+    if (live) storer.store(t, group, d);
   }
 }
 
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(3 * kWarpGroup, 1)
   if (role == kGroups) {
     give_registers<kGathers ? 56 : 40>();
     if (!kGathers && threadIdx.x % kWarpGroup != 0) return;
-    Loader<kOp, kColumns, kGathered> loader(g, maps, base);
+    Loader<kOp, kColumns, kGathered, L> loader(g, maps, base);
     const TileWalk<kOp, kColumns> walk(g, *table);
     int n = 0;
     for (int64_t index = blockIdx.x;; index += gridDim.x, ++n) {

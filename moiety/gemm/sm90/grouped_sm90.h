@@ -24,6 +24,7 @@ struct Kernel {
   GemmOp op;
   int columns;  // of a tile; its rows are 128
   Gathered gathered;
+  bool turns = false;  // kNT: two groups multiply in turns, a tile each
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 
@@ -33,7 +34,7 @@ inline constexpr std::array kTileColumns = {128, 192, 256};
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.
 std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu);
 
-// The kernel of a product that is not refused, by its shape.
-Kernel choose_kernel(const Product& product);
+// The kernel of a product that is not refused, by its shape, on a GPU of so many multiprocessors.
+Kernel choose_kernel(const Product& product, int64_t multiprocessors);
 
 }  // namespace moiety::gemm::sm90

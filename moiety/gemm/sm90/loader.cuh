@@ -5,10 +5,9 @@
 
 namespace moiety::gemm::sm90 {
 
-template <GemmOp kOp, int kColumns, Gathered kGathered>
+template <GemmOp kOp, int kColumns, Gathered kGathered, class L>
 class Loader {
  public:
-  using L = Layout<kOp, kColumns, kGathered != Gathered::kNone>;
   static constexpr bool kATurned = kOp == GemmOp::kNT;
 
   __device__ Loader(const TileGemm& g, const Maps& maps, uint32_t base)

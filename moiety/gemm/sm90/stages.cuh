@@ -14,8 +14,9 @@ constexpr int kTilesAhead = 8;    // more than the loading group can be ahead
 // Shared memory: stages, and buffers through which a group stores, `kRound` at a time. Products over
 // rows store all columns of bfloat16 at once, which hides best; weight gradients and gathered rows
 // are better off with a stage more.
-template <GemmOp kOp, int kColumns, bool kGathersRows>
+template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows>
 struct Layout {
+  static constexpr int kColumns = kColumnsOfTile;
   static constexpr bool kGathers = kGathersRows;
   static constexpr bool kStoresAtOnce = kOp != GemmOp::kNT && !kGathers;
   static constexpr int kA = kTileRows * kDepth * 2;
@@ -24,6 +25,8 @@ struct Layout {
   static constexpr int kStages = (kColumns > 128 ? 4 : 6) - kStoresAtOnce;
   static constexpr int kBuffers = kStoresAtOnce ? 4 : 2;  // of a group
   static constexpr int kRound = kStoresAtOnce ? 4 : 1;
+  // Pieces of old values of fp32 that a thread reads ahead, each 16 registers.
+  static constexpr int kReadAhead = kOp != GemmOp::kNT ? 0 : kGathers ? 3 : 4;
   static constexpr int kStore = kStages * kStage;
   static constexpr int kBarriers = kStore + kGroups * kBuffers * kPiece;
   static constexpr int kTiles = kBarriers + 2 * kStages * 8;
