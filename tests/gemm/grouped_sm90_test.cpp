@@ -159,7 +159,7 @@ TEST(GroupedSm90, LargeWeightGradientsTakeTurns) {
   const auto as_it_is = [](TileGemm&) {};
   EXPECT_TRUE(turns(2880, 2880, as_it_is));
   EXPECT_TRUE(turns(7168, 2048, as_it_is));
-  EXPECT_FALSE(turns(1536, 2048, as_it_is));  // less than a tile for each multiprocessor
+  EXPECT_FALSE(turns(1536, 2048, as_it_is));  // a tile for each multiprocessor
   EXPECT_FALSE(turns(4096, 1024, as_it_is));  // an eighth of the columns in vain
   EXPECT_FALSE(turns(2880, 2880, [](TileGemm& g) {
     g.epilogue.out_dtype = DType::kFloat32;

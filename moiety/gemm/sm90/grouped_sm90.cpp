@@ -104,7 +104,7 @@ int64_t cost(int64_t n, int columns) {
   return (n + columns - 1) / columns * columns * (100 + (256 - columns) / 16);
 }
 
-// Weight gradients that are faster in turns: of a matrix that keeps all multiprocessors busy, with few
+// Weight gradients that are faster in turns: of a matrix of two tiles a multiprocessor, with few
 // columns computed in vain, and not added to sums in fp32, which memory holds up anyhow.
 bool takes_turns(const Product& g, int64_t multiprocessors) {
   const auto pieces = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
@@ -112,7 +112,7 @@ bool takes_turns(const Product& g, int64_t multiprocessors) {
   const ProductFactor& beta = g.epilogue.beta;
   const bool added = g.epilogue.out_dtype == DType::kFloat32 && (beta.data || beta.value != 0);
   return g.op == GemmOp::kNT && !g.a.source && !g.b.source && !added &&
-         rows * columns >= multiprocessors && (columns * 192 - g.n) * 16 <= g.n;
+         rows * columns >= 2 * multiprocessors && (columns * 192 - g.n) * 16 <= g.n;
 }
 
 }  // namespace
