@@ -141,7 +141,7 @@ TEST(GroupedSm90, KnowsWhichRowsAreGathered) {
   TileGemm g = product(GemmOp::kNT);
   EXPECT_EQ(sm90::choose_kernel(g, 132).gathered, Gathered::kNone);
   g.b.source = &source;
-  EXPECT_EQ(sm90::choose_kernel(g, 132), (Kernel{GemmOp::kNT, 256, Gathered::kB}));
+  EXPECT_EQ(sm90::choose_kernel(g, 132), (Kernel{GemmOp::kNT, 128, Gathered::kB}));
   g.b.source = nullptr;
   g.a.source = &source;
   EXPECT_EQ(sm90::choose_kernel(g, 132), (Kernel{GemmOp::kNT, 256, Gathered::kA}));

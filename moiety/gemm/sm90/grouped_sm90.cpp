@@ -123,7 +123,7 @@ Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
   if (takes_turns(product, multiprocessors)) return {product.op, 192, Gathered::kNone, true};
   Kernel kernel{product.op, kTileColumns[0], Gathered::kNone};
   if (product.a.source) kernel.gathered = Gathered::kA;
-  if (product.b.source) kernel.gathered = Gathered::kB;
+  if (product.b.source) return {product.op, kTileColumns[0], Gathered::kB};  // tile_rows
   for (const int columns : kTileColumns) {
     if (cost(product.n, columns) <= cost(product.n, kernel.columns)) kernel.columns = columns;
   }

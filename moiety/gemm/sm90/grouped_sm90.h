@@ -29,6 +29,10 @@ struct Kernel {
 };
 
 inline constexpr int kTileRows = 128;
+// Where `b` is gathered, tiles have few of its columns, so that these are read by fewer tiles.
+constexpr int tile_rows(GemmOp op, Gathered gathered) {
+  return op == GemmOp::kNT && gathered == Gathered::kB ? 256 : kTileRows;
+}
 inline constexpr std::array kTileColumns = {128, 192, 256};
 
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.

@@ -64,9 +64,9 @@ Maps maps_of(const TileGemm& g, int columns_at_once) {
 Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const KernelLaunch& row = launch_of(kernel);
   const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
-  const int64_t tiles = tile_bound(g, kTileRows, row.is.columns);
+  const int64_t tiles = tile_bound(g, tile_rows(g.op, kernel.gathered), row.is.columns);
   return {row.kernel,
-          {std::min(tiles, processors), 3 * 128, row.shared_bytes},
+          {std::min(tiles, processors), row.threads, row.shared_bytes},
           maps_of(g, row.is.columns)};
 }
 
@@ -83,7 +83,7 @@ FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, con
   }
   const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
   const int64_t tiles = tile_bound(g, kTileRows, columns);
-  return {row.kernel, {std::min(tiles, processors), 3 * 128, row.shared_bytes}, maps};
+  return {row.kernel, {std::min(tiles, processors), row.threads, row.shared_bytes}, maps};
 }
 
 }  // namespace moiety::gemm::sm90

@@ -24,6 +24,7 @@ struct Maps {
 struct KernelLaunch {
   Kernel is;
   void (*kernel)(Maps, TileGemm);
+  int threads;
   int64_t shared_bytes;
 };
 std::span<const KernelLaunch> forward_launches();
@@ -41,6 +42,7 @@ struct FusedMaps {
 };
 struct FusedLaunch {
   void (*kernel)(FusedMaps, TileGemm, FusedActivation);
+  int threads;
   int64_t shared_bytes;
 };
 FusedLaunch fused_forward_launch(int columns);

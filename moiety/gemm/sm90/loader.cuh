@@ -11,7 +11,7 @@ class Loader {
   static constexpr bool kATurned = kOp == GemmOp::kNT;
 
   __device__ Loader(const TileGemm& g, const Maps& maps, uint32_t base)
-      : g_(g), maps_(maps), ring_{base}, thread_(threadIdx.x % kWarpGroup) {}
+      : g_(g), maps_(maps), ring_{base}, thread_(threadIdx.x - kGroups * kWarpGroup) {}
 
   __device__ void tile(const Tile& t) {
     if constexpr (kGathered == Gathered::kA && !kATurned) find_rows(t);
@@ -41,7 +41,7 @@ class Loader {
     barrier_arrive_expecting(ring_.full(), (kCopyA ? L::kA : 0) + (kCopyB ? L::kB : 0));
     const int k = step * kDepth;
     if constexpr (kCopyA && kATurned) {
-      for (int i = 0; i < kTileRows; i += 64) {
+      for (int i = 0; i < L::kTileM; i += 64) {
         load_tile(ring_.a() + i / 64 * kPiece, maps_.a, ring_.full(),
                   ragged_place(t.row + i, t.begin + k, max(t.depth - k, 0)));
       }
@@ -61,8 +61,9 @@ class Loader {
     }
   }
 
-  // ---- Gathered rows: a thread copies pieces of 16 bytes at one place of rows 16 apart.
-  static constexpr int kRowsEach = kOp == GemmOp::kNT ? kDepth / 16 : kTileRows / 16;
+  // ---- Gathered rows: a thread copies pieces of 16 bytes at one place of rows kApart apart.
+  static constexpr int kApart = L::kLoaders / 8;
+  static constexpr int kRowsEach = (kOp == GemmOp::kNT ? kDepth : L::kTileM) / kApart;
   __device__ const ProductOperand& gathered() const {
     return kGathered == Gathered::kA ? g_.a : g_.b;
   }
@@ -86,7 +87,7 @@ class Loader {
   __device__ void find_rows(const Tile& t) {
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const int row = first_row() + 16 * i;
+      const int row = first_row() + kApart * i;
       const int32_t* source = gathered().source + t.begin + t.row + row;
       rows_[i] = row_of(row < t.live ? *source : -1, piece() * 8);
     }
@@ -95,7 +96,7 @@ class Loader {
   __device__ void ask_sources(const Tile& t, int step) {
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const int row = step * kDepth + first_row() + 16 * i;
+      const int row = step * kDepth + first_row() + kApart * i;
       sources_[i] = row < t.depth ? gathered().source[t.begin + row] : -1;
     }
   }
@@ -105,7 +106,7 @@ class Loader {
   __device__ void gather(const Tile& t, int step) {
     if constexpr (kOp == GemmOp::kNT) {
       constexpr bool kIsA = kGathered == Gathered::kA;
-      constexpr int kWidth = kIsA ? kTileRows : kColumns;
+      constexpr int kWidth = kIsA ? L::kTileM : kColumns;
       const int column = (kIsA ? t.row : t.column) + piece() * 8;
       const int left = static_cast<int>(kIsA ? g_.m : g_.n) - column;
       const uint32_t to = (kIsA ? ring_.a() : ring_.b()) + offset();
@@ -120,7 +121,7 @@ class Loader {
       const uint32_t to = ring_.a() + offset();
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
-        copy_16(to + i * 16 * 128, rows_[i].data, rows_[i].live ? bytes : 0);
+        copy_16(to + i * kApart * 128, rows_[i].data, rows_[i].live ? bytes : 0);
         rows_[i].data += kDepth * 2;
       }
     }
@@ -133,7 +134,7 @@ class Loader {
       const Row row = row_of(sources_[i], column);
 #pragma unroll
       for (int j = 0; j < kWidth; j += 64) {
-        copy_16(to + j / 64 * kPiece + i * 16 * 128, row.data + j * 2, row.live ? bytes(j) : 0);
+        copy_16(to + j / 64 * kPiece + i * kApart * 128, row.data + j * 2, row.live ? bytes(j) : 0);
       }
     }
   }

@@ -185,7 +185,10 @@ class Storer {
         for (int half = 0; half < 2; ++half) {
           const int i = (box * 4 + j) * 4 + half * 2, piece = 2 * j + lane_ % 4 / 2;
           float2 v = {d[i], d[i + 1]};
-          if constexpr (kReads) v = add_pairs(v, old_[box % kAhead].pair[2 * j + half]);
+          if constexpr (kReads) {  // as the engine adds, which keeps subnormal numbers, too
+            const float2 old = old_[box % kAhead].pair[2 * j + half];
+            v = {__fadd_rn(v.x, old.x), __fadd_rn(v.y, old.y)};
+          }
           asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
                            to + row(half) * 128 + (piece ^ row(half) % 8) * 16 + lane_ % 2 * 8),
                        "f"(v.x), "f"(v.y)
@@ -224,14 +227,6 @@ class Storer {
     }
     return out;
   }
-  // As the engine adds: subnormal numbers are zeros.
-  __device__ static float2 add_pairs(float2 x, float2 y) {
-    float2 sum;
-    asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum.x) : "f"(x.x), "f"(y.x));
-    asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum.y) : "f"(x.y), "f"(y.y));
-    return sum;
-  }
-
   const TileGemm& g_;
   const Maps& maps_;
   const Epilogue& e_;

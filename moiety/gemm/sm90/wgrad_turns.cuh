@@ -9,8 +9,9 @@
 namespace moiety::gemm::sm90 {
 
 // Shared memory of grouped_sm90.h's kernel, the barriers of turns and where the next turn begins.
-struct WgradTurns : Layout<GemmOp::kNT, 192, false> {
-  using Base = Layout<GemmOp::kNT, 192, false>;
+struct WgradTurns : Layout<GemmOp::kNT, 192, Gathered::kNone> {
+  using Base = Layout<GemmOp::kNT, 192, Gathered::kNone>;
+  static constexpr int kReadAhead = 0;  // nothing is added to fp32
   static constexpr int kTurns = (Base::kBytes + 7) / 8 * 8;
   static constexpr int kNextStage = kTurns + kGroups * 8;  // two numbers: stage and phase
   static constexpr int kBytes = kNextStage + 8;
