@@ -94,12 +94,15 @@ __global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
     if (!kGathers && !first) return;
     Loader<kOp, kColumns, kGathered, L> loader(g, maps, base);
     const TileWalk<kOp, kColumns, L::kTileM> walk(g, *table);
-    int n = 0;
-    for (int64_t index = blockIdx.x;; index += gridDim.x, ++n) {
-      const Tile t = walk.at(index);
+    int64_t index = blockIdx.x;
+    Tile t = walk.at(index);
+    loader.begin(t);
+    for (int n = 0;; ++n) {
       if (first) tiles[n % kTilesAhead] = t;
       if (t.group < 0) break;
-      loader.tile(t);
+      const Tile next = walk.at(index += gridDim.x);
+      loader.tile(t, next);
+      t = next;
     }
     loader.end();
   } else {

@@ -13,13 +13,18 @@ class Loader {
   __device__ Loader(const TileGemm& g, const Maps& maps, uint32_t base)
       : g_(g), maps_(maps), ring_{base}, thread_(threadIdx.x - kGroups * kWarpGroup) {}
 
-  __device__ void tile(const Tile& t) {
+  // Before the first tile.
+  __device__ void begin(const Tile& t) {
+    if constexpr (kGathersSums) ahead_ = sources_of(t, 0);
+  }
+  // `next` is the tile after it.
+  __device__ void tile(const Tile& t, const Tile& next) {
     if constexpr (kGathered == Gathered::kA && !kATurned) find_rows(t);
-    if constexpr (kGathered != Gathered::kNone && kOp == GemmOp::kNT) ask_sources(t, 0);
     for (int step = 0; step < t.steps; ++step) {
       barrier_wait(ring_.empty(), ring_.phase ^ 1);
       if (thread_ == 0) copy_tiles(t, step);
       if constexpr (kGathered != Gathered::kNone) {
+        if constexpr (kGathersSums) find_sources(t, next, step);
         gather(t, step);
         arrive_with_copies(ring_.full());
       }
@@ -92,12 +97,26 @@ class Loader {
       rows_[i] = row_of(row < t.live ? *source : -1, piece() * 8);
     }
   }
-  // Asks for the indices of a step of the reduction, a step before they are used.
-  __device__ void ask_sources(const Tile& t, int step) {
+  // Where rows are summed over, every step has its own. A warp reads the indices of its rows for
+  // kSteps steps at once, as many steps before they are used: a lane has one, and shows it to those
+  // that copy the row.
+  static constexpr bool kGathersSums = kGathered != Gathered::kNone && kOp == GemmOp::kNT;
+  static constexpr int kRowsOfWarp = 4 * kRowsEach, kSteps = 32 / kRowsOfWarp;
+  __device__ int32_t sources_of(const Tile& t, int step) const {
+    const int lane = thread_ % 32, mine = lane % kRowsOfWarp;
+    const int row =
+        (step + lane / kRowsOfWarp) * kDepth + thread_ / 32 * 4 + mine % 4 + mine / 4 * kApart;
+    return t.group >= 0 && row < t.depth ? gathered().source[t.begin + row] : -1;
+  }
+  __device__ void find_sources(const Tile& t, const Tile& next, int step) {
+    if (step % kSteps == 0) {
+      batch_ = ahead_;
+      ahead_ = step + kSteps < t.steps ? sources_of(t, step + kSteps) : sources_of(next, 0);
+    }
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const int row = step * kDepth + first_row() + kApart * i;
-      sources_[i] = row < t.depth ? gathered().source[t.begin + row] : -1;
+      const int lane = step % kSteps * kRowsOfWarp + 4 * i + thread_ % 32 / 8;
+      sources_[i] = __shfl_sync(~0u, batch_, lane);
     }
   }
   // The bytes of a piece that begins `left` columns before the operand's end.
@@ -115,7 +134,6 @@ class Loader {
       } else {
         gather_reduction<kWidth>(to, column, [=](int j) { return piece_bytes(left - j); });
       }
-      ask_sources(t, step + 1);
     } else {
       const int bytes = piece_bytes(static_cast<int>(g_.k) - step * kDepth - piece() * 8);
       const uint32_t to = ring_.a() + offset();
@@ -144,7 +162,7 @@ class Loader {
   Ring<L> ring_;
   int thread_;
   Row rows_[kRowsEach];
-  int32_t sources_[kRowsEach];
+  int32_t sources_[kRowsEach], batch_, ahead_;
 };
 
 }  // namespace moiety::gemm::sm90

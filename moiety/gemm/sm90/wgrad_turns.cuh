@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(3 * kWarpGroup, 1)
       const Tile t = walk.at(index);
       tiles[n % kTilesAhead] = t;
       if (t.group >= 0) {
-        loader.tile(t);
+        loader.tile(t, t);
         continue;
       }
       tiles[(n + 1) % kTilesAhead] = t;  // for the other group
