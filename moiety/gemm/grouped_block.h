@@ -54,5 +54,6 @@ void check_rows(const char* operation, const char* argument, const GroupedTensor
                 int64_t capacity, int64_t columns);
 void check_scalar(const char* operation, const char* argument, const GroupScalar& scalar,
                   int64_t experts);
+void check_sm_limit(const char* operation, int sm_limit);
 
 }  // namespace moiety::gemm

@@ -76,6 +76,7 @@ DType check(const GroupedGemmArgs& args) {
   check_groups(op, groups);
   check_scalar(op, "alpha", args.alpha, groups.experts);
   check_scalar(op, "beta", args.beta, groups.experts);
+  check_sm_limit(op, args.sm_limit);
   if (args.op == GroupedOp::kWgrad) {
     check_wgrad(args, dtype);
   } else {
@@ -155,6 +156,11 @@ void check_scalar(const char* operation, const char* argument, const GroupScalar
   check_tensor(operation, argument, x, DType::kFloat32, {-1});
   MOIETY_CHECK((x.size(0) == 1 || x.size(0) == experts) && x.contiguous(),
                "{}: {} is {}, expected [1] or [{}]", operation, argument, x.describe(), experts);
+}
+
+void check_sm_limit(const char* operation, int sm_limit) {
+  MOIETY_CHECK(sm_limit >= 0, "{}: sm_limit is {}, expected a number of multiprocessors, or 0",
+               operation, sm_limit);
 }
 
 void trace_rows(TraceSpan& span, const Groups& groups, double flops_per_row) {
@@ -259,6 +265,7 @@ Product product_of(const GroupedGemmArgs& args) {
   g.epilogue.b_scale = tensor_scale(args.b_scale);
   g.epilogue.alpha = factor(args.alpha);
   g.epilogue.beta = factor(args.beta);
+  g.sm_limit = args.sm_limit;
   return g;
 }
 

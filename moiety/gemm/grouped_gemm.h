@@ -57,6 +57,7 @@ struct GroupedGemmArgs {
   bool transposed = false;    // kWgrad: a and b are transposed; no source_R then
   OperandScale a_scale = {};  // transposed: rows N, slices of columns
   OperandScale b_scale = {};  // scales of w for kForward and kDgrad
+  int sm_limit = 0;           // GPU: the most multiprocessors that it takes; 0: all
 };
 
 void grouped_gemm(const GroupedGemmArgs& args, Stream stream);

@@ -37,7 +37,8 @@ void grouped_gemm_cuda(const GroupedGemmArgs& args, TileKernels kernels, const S
   for (int64_t e = 0; e < args.groups.experts;) {
     const TileGemm g = tile_gemm_of(args, e);
     if (kernels == TileKernels::kFastest && !sm90::refusal(g, gpu)) {
-      const sm90::Start start = sm90::start(g, sm90::choose_kernel(g), stream);
+      const sm90::Start start =
+          sm90::start(g, sm90::choose_kernel(g, multiprocessors_of(g, gpu)), stream);
       launch("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
     } else {
       const TileStart start = tile_start(g, stream);

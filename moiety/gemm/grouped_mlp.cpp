@@ -46,6 +46,7 @@ Sizes check(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
   MOIETY_CHECK(x.dims() == 2 && h.dims() == 2, "{}: x is {}, h is {}", kName, x.describe(),
                h.describe());
   check_groups(kName, input.groups);
+  check_sm_limit(kName, mlp.sm_limit);
   const int64_t capacity = input.groups.capacity, hidden = h.size(1);
   const int64_t parts = mlp.activation.hidden(1);
   MOIETY_CHECK(hidden % parts == 0, "{}: h is {}, an odd number of columns", kName, h.describe());
@@ -171,10 +172,14 @@ void record_faults_on_gpu(const MlpInput& input, const Stream& stream) {
   }
   fail_without_cuda(kName);
 }
+GroupedGemmArgs limited(const GroupedMlp& mlp, GroupedGemmArgs product) {
+  product.sm_limit = mlp.sm_limit;
+  return product;
+}
 void run_on_gpu(const GroupedMlp& mlp, const GroupedGemmArgs& product, const Stream& stream) {
   const TileKernels kernels =
       mlp.path == MlpPath::kCudaPlain ? TileKernels::kPlain : TileKernels::kFastest;
-  if constexpr (kCudaBuilt) return grouped_gemm_cuda(product, kernels, stream);
+  if constexpr (kCudaBuilt) return grouped_gemm_cuda(limited(mlp, product), kernels, stream);
   fail_without_cuda(kName);
 }
 
@@ -182,7 +187,9 @@ void run_on_gpu(const GroupedMlp& mlp, const GroupedGemmArgs& product, const Str
 bool run_fused(const GroupedMlp& mlp, const GroupedGemmArgs& product, const ActivationBlock& block,
                std::byte* segments, const Stream& stream) {
   if (mlp.path != MlpPath::kSm90Fused || product.groups.experts == 0) return false;
-  if constexpr (kCudaBuilt) return grouped_activation_cuda(product, block, segments, stream);
+  if constexpr (kCudaBuilt) {
+    return grouped_activation_cuda(limited(mlp, product), block, segments, stream);
+  }
   fail_without_cuda(kName);
 }
 // The bytes of dprob's segments.

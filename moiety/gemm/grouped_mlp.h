@@ -82,6 +82,7 @@ struct GroupedMlp {
   GroupedWeight w2;       // [E, D, F]
   TensorView b1_EH = {};  // [E, 2F], optional
   TensorView b2_ED = {};  // [E, D], optional
+  int sm_limit = 0;       // GPU: the most multiprocessors that its products take; 0: all
 };
 
 struct MlpInput {

@@ -94,6 +94,7 @@ struct Product {
   BlockScales a_scales = {}, b_scales = {};  // both or none; not for kNT
   int64_t b_scales_group = 0;                // elements from one group to the next
   Epilogue epilogue = {};
+  int sm_limit = 0;  // the most multiprocessors of a GPU that it takes; 0: all
 
   // Reads the factors of a group, so that they are numbers.
   void read_factors(int64_t group) {

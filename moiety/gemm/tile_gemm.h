@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 
+#include "moiety/base/gpu.h"
 #include "moiety/gemm/product.h"
 #include "moiety/quant/quantize_group.h"
 
@@ -40,6 +41,11 @@ inline int64_t tile_bound(const Product& g, int64_t rows, int64_t columns) {
                                 ? all.capacity / rows + std::min(all.groups, all.capacity)
                                 : pieces(g.m, rows) * all.groups;
   return row_tiles * pieces(g.n, columns);
+}
+
+// How many multiprocessors of a GPU the product may take.
+inline int64_t multiprocessors_of(const Product& g, const GpuProperties& gpu) {
+  return g.sm_limit > 0 ? std::min(g.sm_limit, gpu.multiprocessors) : gpu.multiprocessors;
 }
 
 struct TileKernel {

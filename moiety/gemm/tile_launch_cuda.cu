@@ -17,9 +17,11 @@ const TileLaunch& launch_of(const TileKernel& chosen) {
 TileStart tile_start(const TileGemm& g, const Stream& stream) {
   const int processors = gpu_properties(stream.device().index).multiprocessors;
   const TileLaunch& row = launch_of(choose_kernel(g, processors));
-  const int64_t held = row.blocks > 0
-                           ? int64_t{row.blocks} * processors
-                           : resident_blocks(row.kernel, row.threads, row.shared_bytes, stream);
+  const int64_t blocks =
+      row.blocks > 0
+          ? row.blocks
+          : resident_blocks(row.kernel, row.threads, row.shared_bytes, stream) / processors;
+  const int64_t held = blocks * multiprocessors_of(g, gpu_properties(stream.device().index));
   const int64_t tiles = tile_bound(g, row.rows, row.columns);
   return {row.is.dtype == DType::kFloat32 ? "gemm fp32 tiles" : "gemm tiles",
           row.kernel,

@@ -123,7 +123,7 @@ TEST(GroupedSm90, ChoosesTheTileThatComputesFewestColumnsInVain) {
   const auto columns = [](int64_t n) {
     TileGemm g = product(GemmOp::kTN);
     g.n = n;
-    return choose_kernel(g).columns;
+    return sm90::choose_kernel(g, 132).columns;
   };
   EXPECT_EQ(columns(8), 128);
   EXPECT_EQ(columns(128), 128);
@@ -139,12 +139,35 @@ TEST(GroupedSm90, ChoosesTheTileThatComputesFewestColumnsInVain) {
 TEST(GroupedSm90, KnowsWhichRowsAreGathered) {
   static const int32_t source = 0;
   TileGemm g = product(GemmOp::kNT);
-  EXPECT_EQ(choose_kernel(g).gathered, Gathered::kNone);
+  EXPECT_EQ(sm90::choose_kernel(g, 132).gathered, Gathered::kNone);
   g.b.source = &source;
-  EXPECT_EQ(choose_kernel(g), (Kernel{GemmOp::kNT, 256, Gathered::kB}));
+  EXPECT_EQ(sm90::choose_kernel(g, 132), (Kernel{GemmOp::kNT, 128, Gathered::kB}));
   g.b.source = nullptr;
   g.a.source = &source;
-  EXPECT_EQ(choose_kernel(g), (Kernel{GemmOp::kNT, 256, Gathered::kA}));
+  EXPECT_EQ(sm90::choose_kernel(g, 132), (Kernel{GemmOp::kNT, 256, Gathered::kA}));
+}
+
+TEST(GroupedSm90, LargeWeightGradientsTakeTurns) {
+  const auto turns = [](int64_t m, int64_t n, auto&& change) {
+    TileGemm g = product(GemmOp::kNT);
+    g.m = m;
+    g.n = n;
+    g.epilogue.beta.value = 0;
+    change(g);
+    return sm90::choose_kernel(g, 132).turns;
+  };
+  const auto as_it_is = [](TileGemm&) {};
+  EXPECT_TRUE(turns(2880, 2880, as_it_is));
+  EXPECT_TRUE(turns(7168, 2048, as_it_is));
+  EXPECT_FALSE(turns(1536, 2048, as_it_is));  // a tile for each multiprocessor
+  EXPECT_FALSE(turns(4096, 1024, as_it_is));  // an eighth of the columns in vain
+  EXPECT_FALSE(turns(2880, 2880, [](TileGemm& g) {
+    g.epilogue.out_dtype = DType::kFloat32;
+    g.epilogue.beta.value = 1;
+  }));
+  EXPECT_TRUE(turns(2880, 2880, [](TileGemm& g) { g.epilogue.out_dtype = DType::kFloat32; }));
+  static const int32_t source = 0;
+  EXPECT_FALSE(turns(2880, 2880, [](TileGemm& g) { g.b.source = &source; }));
 }
 
 }  // namespace

@@ -91,13 +91,23 @@ class GroupedSm90Gpu : public GpuTest {
     Twin count, begin, source, a, b, w, out;
   };
 
-  Tensor run(const Problem& p, const Case& c, int columns) {
+  // Of the tiles that there are for the case.
+  static std::vector<int> columns_of(const Case& c) {
+    if (c.gathered == sm90::Gathered::kB) return {128};
+    return {sm90::kTileColumns.begin(), sm90::kTileColumns.end()};
+  }
+  // 0 columns: those of the kernel that is chosen.
+  Tensor run(const Problem& p, const Case& c, int columns, bool turns = false, int sm_limit = 0,
+             int64_t capacity = 0) {
     p.result(c).upload(stream);  // as it was before
-    const TileGemm g = tile_gemm_of(p.args(c, kOnGpu), 0);
+    TileGemm g = tile_gemm_of(p.args(c, kOnGpu), 0);
     EXPECT_EQ(sm90::refusal(g, gpu_properties(0)).value_or(""), "");
-    const sm90::Kernel chosen = sm90::choose_kernel(g);
+    g.sm_limit = sm_limit;
+    if (capacity > 0) g.groups.capacity = capacity;
+    const sm90::Kernel chosen = sm90::choose_kernel(g, gpu_properties(0).multiprocessors);
     const sm90::Start start = sm90::start(
-        g, {chosen.op, columns > 0 ? columns : chosen.columns, chosen.gathered}, stream);
+        g, {chosen.op, columns > 0 ? columns : chosen.columns, chosen.gathered, turns}, stream);
+    if (sm_limit > 0) EXPECT_LE(start.shape.blocks, sm_limit);
     launch("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
     return p.result(c).download(stream);
   }
@@ -110,10 +120,35 @@ TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
                         name(c.out), c.beta, C, N));
       const Problem p(c, C, N, false, stream);
       const Tensor first = run(p, c, 0);
-      for (const int columns : sm90::kTileColumns) {
+      for (const int columns : columns_of(c)) {
         ASSERT_EQ(difference(run(p, c, columns), first), "") << columns;
       }
+      if (c.op == GroupedOp::kWgrad && c.gathered == sm90::Gathered::kNone) {
+        ASSERT_EQ(difference(run(p, c, 192, true), first), "") << "in turns";
+        ASSERT_EQ(difference(run(p, c, 192, true, 3), first), "") << "in turns, 3 multiprocessors";
+      }
+      ASSERT_EQ(difference(run(p, c, 0, false, 7), first), "") << "7 multiprocessors";
       ASSERT_EQ(difference(run(p, c, 0), first), "") << "again";
+    }
+  }
+}
+
+// Sums that are read and written, as where groups have few rows, and those that the L2 cache adds.
+TEST_F(GroupedSm90Gpu, SumsAreThoseOfTheCache) {
+  constexpr int64_t kManyRows = 1 << 20;
+  for (const Case& c : cases()) {
+    if (c.op != GroupedOp::kWgrad || c.out != DType::kFloat32 || c.beta != 1) continue;
+    for (const bool subnormal : {false, true}) {
+      SCOPED_TRACE(text("gathered {}, subnormal {}", int(c.gathered), subnormal));
+      const Problem p(c, 136, 520, false, stream);
+      if (subnormal) {
+        for (int64_t i = 0; i < p.w.host.view().numel(); ++i) p.w.host.data<float>()[i] *= 1e-39f;
+        fill(p.a.host, 0);
+        p.a.upload(stream);
+      }
+      for (const int columns : columns_of(c)) {
+        ASSERT_EQ(difference(run(p, c, columns), run(p, c, columns, false, 0, kManyRows)), "");
+      }
     }
   }
 }

@@ -91,6 +91,14 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from, int bytes
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until all but the newest `kNewest` committed groups of this thread's copies are there.
+template <int kNewest>
+__device__ __forceinline__ void wait_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+}
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Arrives, one of the barrier's arrivals, when all that this thread has copied so far is there.
 __device__ __forceinline__ void arrive_with_copies(uint32_t barrier) {

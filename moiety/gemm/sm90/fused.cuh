@@ -1,132 +1,95 @@
-// The kernel of fused.h. Two warp groups multiply in turns, each all rows of a tile of its own, and
-// compute the tile's activation while it is the other's turn; a third group loads.
+// The kernel of fused.h. Two warp groups multiply, as in grouped_sm90.cuh, and hand the rows of a
+// tile, rounded, to warps that compute its activation while the next tile is multiplied.
 #pragma once
 
 #include "moiety/gemm/sm90/fused_rows.cuh"
+#include "moiety/gemm/sm90/grouped_sm90.cuh"
 
 namespace moiety::gemm::sm90 {
 
-// Whose turn it is: the other group has asked for the last stage of the tile before.
-__device__ __forceinline__ uint32_t turn_barrier(uint32_t first, int group) {
-  return first + group * 8;
-}
-
-// The products of a tile, of whose rows there are `kHalves` times 64. `passed` is called when no
-// more will be begun.
-template <GemmOp kOp, int kHalves, class L, class Passed>
-__device__ __forceinline__ void multiply_tile(float (&d)[2][L::kColumns / 2], Ring<L>& ring,
-                                              int steps, Passed&& passed) {
-  constexpr bool kBTurned = kOp != GemmOp::kTN;
-  constexpr int kBStep = kBTurned ? 16 * 128 : 32;
-  Ring<L> last = ring;
-  const auto release = [&] {
-    if (threadIdx.x % 32 == 0) barrier_arrive(last.empty());
-    last.next();
-  };
-  for (int step = 0; step < steps; ++step) {
-    await_stage(ring);
-    products_begin();
-#pragma unroll
-    for (int k = 0; k < kDepth / 16; ++k) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        multiply<false, kBTurned>(d[half], operand(ring.a() + half * kPiece + k * 32, kPiece),
-                                  operand(ring.b() + k * kBStep, kPiece), step > 0 || k > 0);
-      }
-    }
-    products_commit();
-    if (step == steps - 1) passed();
-    products_wait<1>();
-    ring.next();
-    if (step > 0) release();
-  }
-  products_wait<0>();
-  release();
-}
-
 template <GemmOp kOp, FusedKind kKind, class L>
-__device__ void multiply_in_turns(const TileGemm& g, const FusedActivation& f, uint32_t base,
-                                  const GroupTable& table, int group) {
+__device__ void activate_tiles(const TileGemm& g, const FusedActivation& f, uint32_t base,
+                               const GroupTable& table) {
   const TileWalk<kOp, L::kColumns> walk(g, table);
-  const FusedRows<kOp, kKind, L> rows(g, f, base);
-  const uint32_t turns = base + L::kTurns;
-  const int steps = pieces(g.k, kDepth);
-  Ring<L> ring{base};
-  int phase = 0;
-  if (group == 1) ring.skip(steps);
-  for (int64_t n = group;; n += kGroups) {
-    const Tile t = walk.at(blockIdx.x + n * gridDim.x);
+  FusedRows<kOp, kKind, L> rows(g, f, base);
+  for (int64_t index = blockIdx.x;; index += gridDim.x) {
+    const Tile t = walk.at(index);
     if (t.group < 0) return;
-    rows.expect(t);
-    if (n > 0) {
-      barrier_wait(turn_barrier(turns, group), phase);
-      phase ^= 1;
-    }
-    const auto passed = [&] {
-      if (threadIdx.x % kWarpGroup == 0) barrier_arrive(turn_barrier(turns, 1 - group));
-    };
-    // The first product overwrites them, but the compiler would hold old ones in registers for it.
-    float d[2][L::kColumns / 2] = {};
-    if (t.live > 64) {
-      multiply_tile<kOp, 2, L>(d, ring, steps, passed);
-      rows.finish(t, 0, d[0]);
-      rows.finish(t, 64, d[1]);
-    } else {
-      multiply_tile<kOp, 1, L>(d, ring, steps, passed);
-      rows.finish(t, 0, d[0]);
-    }
-    ring.skip(steps);
+    rows.tile(t);
   }
 }
 
 template <GemmOp kOp, class L>
-__global__ void __launch_bounds__(3 * kWarpGroup, 1)
+__device__ void activate(const TileGemm& g, const FusedActivation& f, uint32_t base,
+                         const GroupTable& table) {
+  const Activation& a = f.block.activation;
+  if (a.kind == ActivationKind::kSquaredRelu) {
+    activate_tiles<kOp, FusedKind::kSquaredRelu, L>(g, f, base, table);
+  } else if (a.alpha == 1 && a.offset == 0 && a.limit == swiglu().limit) {
+    activate_tiles<kOp, FusedKind::kSwiglu, L>(g, f, base, table);
+  } else {
+    activate_tiles<kOp, FusedKind::kGlu, L>(g, f, base, table);
+  }
+}
+
+template <GemmOp kOp, class L>
+__device__ void prepare_fused(const TileGemm& g, uint32_t base, GroupTable& table) {
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < L::kStages; ++s) {
+      barrier_init(base + L::kBarriers + s * 16, L::kArrivals);
+      barrier_init(base + L::kBarriers + s * 16 + 8, kGroups * kWarpGroup / 32);
+    }
+    for (int i = 0; i < 2 * L::kBlocks; ++i) barrier_init(base + L::kHanded + i * 8, 1);
+    barrier_init_fence();
+  }
+  table.fill(g);
+  __syncthreads();
+}
+
+template <GemmOp kOp, class L>
+__global__ void __launch_bounds__(L::kThreads, 1)
     fused_products(const __grid_constant__ FusedMaps maps, const __grid_constant__ TileGemm g,
                    const __grid_constant__ FusedActivation f) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t base = shared_address(memory);
+  auto* tiles = reinterpret_cast<Tile*>(memory + L::kTiles);
   auto* table = reinterpret_cast<GroupTable*>(memory + L::kTable);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < L::kStages; ++s) {
-      barrier_init(base + L::kBarriers + s * 16, L::kArrivals);
-      barrier_init(base + L::kBarriers + s * 16 + 8, kWarpGroup / 32);
-    }
-    for (int i = 0; i < kGroups; ++i) barrier_init(turn_barrier(base + L::kTurns, i), 1);
-    barrier_init_fence();
-  }
-  table->fill(g);
-  __syncthreads();
+  prepare_fused<kOp, L>(g, base, *table);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
-  if (role == kGroups) {
+  if (role < kGroups) {
+    take_registers<160>();
+    HandedRows<kOp, L> results(g, f.block, base, role);
+    multiply_tiles<kOp, L>(base, tiles, role, results);
+  } else if (role == kGroups) {
     give_registers<40>();
     if (!L::kGathers && threadIdx.x % kWarpGroup != 0) return;
     FusedLoader<kOp, L> loader(g, maps, base);
     const TileWalk<kOp, L::kColumns> walk(g, *table);
-    for (int64_t index = blockIdx.x;; index += gridDim.x) {
+    int n = 0;
+    for (int64_t index = blockIdx.x;; index += gridDim.x, ++n) {
       const Tile t = walk.at(index);
+      if (threadIdx.x % kWarpGroup == 0) tiles[n % kTilesAhead] = t;
       if (t.group < 0) break;
       loader.tile(t);
     }
-    if (L::kGathers) wait_copies();
-    return;
-  }
-  take_registers<232>();
-  const ActivationBlock& block = f.block;
-  const bool plain = block.activation.alpha == 1 && block.activation.offset == 0 &&
-                     block.activation.limit == swiglu().limit;
-  if (block.activation.kind == ActivationKind::kSquaredRelu) {
-    multiply_in_turns<kOp, FusedKind::kSquaredRelu, L>(g, f, base, *table, role);
-  } else if (plain) {
-    multiply_in_turns<kOp, FusedKind::kSwiglu, L>(g, f, base, *table, role);
+    loader.end();
   } else {
-    multiply_in_turns<kOp, FusedKind::kGlu, L>(g, f, base, *table, role);
+    take_registers<152>();
+    activate<kOp, L>(g, f, base, *table);
   }
 }
 
 template <GemmOp kOp, int kColumns, bool kGathers>
 FusedLaunch fused_launch_of() {
   using L = FusedLayout<kOp, kColumns, kGathers>;
-  return {fused_products<kOp, L>, L::kBytes};
+  return {fused_products<kOp, L>, L::kThreads, L::kBytes};
+}
+
+// By the columns of a tile.
+template <GemmOp kOp, bool kGathers>
+FusedLaunch fused_launch_of(int columns) {
+  return columns == 192 ? fused_launch_of<kOp, 192, kGathers>()
+                        : fused_launch_of<kOp, 128, kGathers>();
 }
 
 }  // namespace moiety::gemm::sm90

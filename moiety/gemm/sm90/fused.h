@@ -1,10 +1,10 @@
 // Products of experts with the activation beside them, on Hopper: F1 with F2, and B1 with B2, in
 // one launch each. Internal to moiety/gemm.
 //
-// Two groups of threads multiply in turns, each a tile of its own; the activation of a tile is
-// computed while the other group multiplies. A forward tile has columns of the activated half and
-// the same ones of the linear half, so H keeps its order, and the weights theirs. Bits are those of
-// the separate operations.
+// Who multiplies hands the rows of a tile, rounded, to warps that compute its activation while the
+// next tile is multiplied. A forward tile has columns of the activated half and the same ones of the
+// linear half, so H keeps its order, and the weights theirs. Bits are those of the separate
+// operations.
 #pragma once
 
 #include <optional>

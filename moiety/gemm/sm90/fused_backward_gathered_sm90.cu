@@ -3,8 +3,7 @@
 namespace moiety::gemm::sm90 {
 
 FusedLaunch fused_backward_gathered_launch(int columns) {
-  return columns == 192 ? fused_launch_of<GemmOp::kNN, 192, true>()
-                        : fused_launch_of<GemmOp::kNN, 128, true>();
+  return fused_launch_of<GemmOp::kNN, true>(columns);
 }
 
 }  // namespace moiety::gemm::sm90

@@ -3,8 +3,7 @@
 namespace moiety::gemm::sm90 {
 
 FusedLaunch fused_forward_gathered_launch(int columns) {
-  return columns == 192 ? fused_launch_of<GemmOp::kTN, 192, true>()
-                        : fused_launch_of<GemmOp::kTN, 128, true>();
+  return fused_launch_of<GemmOp::kTN, true>(columns);
 }
 
 }  // namespace moiety::gemm::sm90

@@ -6,23 +6,31 @@
 
 namespace moiety::gemm::sm90 {
 
-// Stages, 16 rows of a tile for each warp that multiplies, barriers of the stages, of whose turn it
-// is to multiply, and the table of groups.
+// Stages, the rows that groups hand to those who compute activations, words of H that these have
+// asked for, barriers, and tables.
 template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows>
 struct FusedLayout {
-  static constexpr int kColumns = kColumnsOfTile;
+  static constexpr int kColumns = kColumnsOfTile, kColumnsAtOnce = kColumns;
   static constexpr bool kGathers = kGathersRows;
+  static constexpr int kHalves = 1;  // times 64 rows, of a group that multiplies
   static constexpr int kStages = kColumns > 128 ? 4 : 5;
   static constexpr int kArrivals = kGathers ? kWarpGroup + 1 : 1;  // that fill a stage
   static constexpr int kA = kTileRows * kDepth * 2;
   static constexpr int kB = kColumns * kDepth * 2;
   static constexpr int kStage = kA + kB;
-  // Rows begin at different banks, for stores of 16 bytes to each and loads of 4.
-  static constexpr int kPitch = kColumns * 2 + 16;
+  // Who computes activations: warps, with blocks of 16 rows of a tile, one for each warp that
+  // multiplies.
+  static constexpr int kWriters = 4, kBlocks = kTileRows / 16;
+  static constexpr int kThreads = (kGroups + 1) * kWarpGroup + kWriters * 32;
+  static constexpr int kPitch = kColumns * 2;  // bytes from row to row of a block
+  static constexpr int kBlock = 16 * kPitch;
+  static constexpr int kSlots = 4, kSlot = 1024;  // of a writer: 8 rows of 32 columns, twice
   static constexpr int kRows = kStages * kStage;
-  static constexpr int kBarriers = kRows + kGroups * (kWarpGroup / 32) * 16 * kPitch;
-  static constexpr int kTurns = kBarriers + 2 * kStages * 8;
-  static constexpr int kTable = kTurns + kGroups * 8;
+  static constexpr int kHidden = kRows + kBlocks * kBlock;
+  static constexpr int kBarriers = kHidden + (kOp == GemmOp::kNN ? kWriters * kSlots * kSlot : 0);
+  static constexpr int kHanded = kBarriers + 2 * kStages * 8;
+  static constexpr int kTiles = (kHanded + 2 * kBlocks * 8 + 15) / 16 * 16;
+  static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
   static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
   static_assert(kBytes <= 227 * 1024);
 };
@@ -44,6 +52,13 @@ class FusedLoader {
       }
       ring_.next();
     }
+  }
+  // Announces that no tile follows.
+  __device__ void end() {
+    if (L::kGathers) wait_copies();
+    barrier_wait(ring_.empty(), ring_.phase ^ 1);
+    barrier_arrive(ring_.full());
+    if (L::kGathers && thread_ == 0) barrier_arrive(ring_.full());
   }
 
  private:

@@ -104,14 +104,26 @@ int64_t cost(int64_t n, int columns) {
   return (n + columns - 1) / columns * columns * (100 + (256 - columns) / 16);
 }
 
+// Weight gradients that are faster in turns: of a matrix of two tiles a multiprocessor, with few
+// columns computed in vain, and not added to sums in fp32, which memory holds up anyhow.
+bool takes_turns(const Product& g, int64_t multiprocessors) {
+  const auto pieces = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
+  const int64_t rows = pieces(g.m, kTileRows), columns = pieces(g.n, 192);
+  const ProductFactor& beta = g.epilogue.beta;
+  const bool added = g.epilogue.out_dtype == DType::kFloat32 && (beta.data || beta.value != 0);
+  return g.op == GemmOp::kNT && !g.a.source && !g.b.source && !added &&
+         rows * columns >= 2 * multiprocessors && (columns * 192 - g.n) * 16 <= g.n;
+}
+
 }  // namespace
 
 int fused_columns(int64_t n) { return cost(n, 192) <= cost(n, 128) ? 192 : 128; }
 
-Kernel choose_kernel(const Product& product) {
+Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
+  if (takes_turns(product, multiprocessors)) return {product.op, 192, Gathered::kNone, true};
   Kernel kernel{product.op, kTileColumns[0], Gathered::kNone};
   if (product.a.source) kernel.gathered = Gathered::kA;
-  if (product.b.source) kernel.gathered = Gathered::kB;
+  if (product.b.source) return {product.op, kTileColumns[0], Gathered::kB};  // tile_rows
   for (const int columns : kTileColumns) {
     if (cost(product.n, columns) <= cost(product.n, kernel.columns)) kernel.columns = columns;
   }

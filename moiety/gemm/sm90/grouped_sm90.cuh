@@ -6,14 +6,30 @@
 
 namespace moiety::gemm::sm90 {
 
-// The groups that multiply: 64 rows of every tile each.
-template <GemmOp kOp, int kColumns, class L>
-__device__ void multiply_tiles(const TileGemm& g, const Maps& maps, uint32_t base,
-                               const Tile* tiles, int group) {
+// A step's products of 64 rows of a tile.
+template <GemmOp kOp, class L>
+__device__ __forceinline__ void multiply_step(float (&d)[L::kColumns / 2], uint32_t a, uint32_t b,
+                                              bool first) {
   constexpr bool kATurned = kOp == GemmOp::kNT, kBTurned = kOp != GemmOp::kTN;
   constexpr int kAStep = kATurned ? 16 * 128 : 32, kBStep = kBTurned ? 16 * 128 : 32;
+#pragma unroll
+  for (int k = 0; k < kDepth / 16; ++k) {
+    const uint64_t rows = operand(a + k * kAStep, kPiece);
+    if constexpr (L::kColumnsAtOnce < L::kColumns) {
+      multiply<kATurned, kBTurned>(reinterpret_cast<float(&)[64]>(d[0]), rows,
+                                   operand(b + k * kBStep, kPiece), !first || k > 0);
+      multiply<kATurned, kBTurned>(reinterpret_cast<float(&)[64]>(d[64]), rows,
+                                   operand(b + 2 * kPiece + k * kBStep, kPiece), !first || k > 0);
+    } else {
+      multiply<kATurned, kBTurned>(d, rows, operand(b + k * kBStep, kPiece), !first || k > 0);
+    }
+  }
+}
+
+// The groups that multiply: half of the rows of every tile each, which `results` takes.
+template <GemmOp kOp, class L, class Results>
+__device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Results& results) {
   Ring<L> ring{base}, last{base};
-  Storer<kOp, kColumns, L> storer(g, maps, base, group);
   const auto release = [&] {
     if (threadIdx.x % 32 == 0) barrier_arrive(last.empty());
     last.next();
@@ -22,16 +38,17 @@ __device__ void multiply_tiles(const TileGemm& g, const Maps& maps, uint32_t bas
     await_stage(ring);
     const Tile t = tiles[n % kTilesAhead];
     if (t.group < 0) return;
-    const bool live = t.live > 64 * group;
-    float d[kColumns / 2];
+    const bool live = t.live > 64 * L::kHalves * group;
+    if (live) results.expect(t, L::kHalves * group);
+    float d[L::kHalves][L::kColumns / 2];
     for (int step = 0; step < t.steps; ++step) {
       if (!L::kGathers && step > 0) await_stage(ring);
       if (live) {
         products_begin();
 #pragma unroll
-        for (int k = 0; k < kDepth / 16; ++k) {
-          multiply<kATurned, kBTurned>(d, operand(ring.a() + group * kPiece + k * kAStep, kPiece),
-                                       operand(ring.b() + k * kBStep, kPiece), step > 0 || k > 0);
+        for (int half = 0; half < L::kHalves; ++half) {
+          multiply_step<kOp, L>(d[half], ring.a() + (L::kHalves * group + half) * kPiece, ring.b(),
+                                step == 0);
         }
         products_commit();
       }
@@ -42,22 +59,28 @@ __device__ void multiply_tiles(const TileGemm& g, const Maps& maps, uint32_t bas
     }
     products_wait<0>();
     release();
-    if (live) storer.store(t, d);
+    if (!live) continue;
+#pragma unroll
+    for (int half = 0; half < L::kHalves; ++half) {
+      const int number = L::kHalves * group + half;
+      if (half > 0 && t.live > 64 * number) results.expect(t, number);
+      if (half == 0 || t.live > 64 * number) results.store(t, number, d[half]);
+    }
   }
 }
 
 template <GemmOp kOp, int kColumns, Gathered kGathered>
-__global__ void __launch_bounds__(3 * kWarpGroup, 1)
+__global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
     grouped_products(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
   constexpr bool kGathers = kGathered != Gathered::kNone;
-  using L = Layout<kOp, kColumns, kGathers>;
+  using L = Layout<kOp, kColumns, kGathered>;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t base = shared_address(memory);
   auto* tiles = reinterpret_cast<Tile*>(memory + L::kTiles);
   auto* table = reinterpret_cast<GroupTable*>(memory + L::kTable);
   if (threadIdx.x == 0) {
     for (int s = 0; s < L::kStages; ++s) {
-      barrier_init(base + L::kBarriers + s * 16, kGathers ? kWarpGroup + 1 : 1);
+      barrier_init(base + L::kBarriers + s * 16, kGathers ? L::kLoaders + 1 : 1);
       barrier_init(base + L::kBarriers + s * 16 + 8, kGroups * kWarpGroup / 32);
     }
     barrier_init_fence();
@@ -65,31 +88,38 @@ __global__ void __launch_bounds__(3 * kWarpGroup, 1)
   if (kOp != GemmOp::kNT) table->fill(g);
   __syncthreads();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
-  if (role == kGroups) {
-    give_registers<kGathers ? 56 : 40>();
-    if (!kGathers && threadIdx.x % kWarpGroup != 0) return;
-    Loader<kOp, kColumns, kGathered> loader(g, maps, base);
-    const TileWalk<kOp, kColumns> walk(g, *table);
-    int n = 0;
-    for (int64_t index = blockIdx.x;; index += gridDim.x, ++n) {
-      const Tile t = walk.at(index);
-      if (threadIdx.x % kWarpGroup == 0) tiles[n % kTilesAhead] = t;
+  if (role >= kGroups) {
+    give_registers<L::kManyLoaders ? 48 : kGathers ? 56 : 40>();
+    const bool first = threadIdx.x == kGroups * kWarpGroup;
+    if (!kGathers && !first) return;
+    Loader<kOp, kColumns, kGathered, L> loader(g, maps, base);
+    const TileWalk<kOp, kColumns, L::kTileM> walk(g, *table);
+    int64_t index = blockIdx.x;
+    Tile t = walk.at(index);
+    loader.begin(t);
+    for (int n = 0;; ++n) {
+      if (first) tiles[n % kTilesAhead] = t;
       if (t.group < 0) break;
-      loader.tile(t);
+      const Tile next = walk.at(index += gridDim.x);
+      loader.tile(t, next);
+      t = next;
     }
     loader.end();
   } else {
-    take_registers<kGathers ? 224 : 232>();
-    multiply_tiles<kOp, kColumns, L>(g, maps, base, tiles, role);
+    take_registers<L::kManyLoaders ? 208 : kGathers ? 224 : 232>();
+    Storer<kOp, kColumns, L> results(g, maps, base, role);
+    multiply_tiles<kOp, L>(base, tiles, role, results);
     if (threadIdx.x % kWarpGroup == 0) wait_stores_read<0>();
   }
 }
 
 template <GemmOp kOp, int kColumns, Gathered kGathered>
 KernelLaunch launch_of() {
+  using L = Layout<kOp, kColumns, kGathered>;
   return {{kOp, kColumns, kGathered},
           grouped_products<kOp, kColumns, kGathered>,
-          Layout<kOp, kColumns, kGathered != Gathered::kNone>::kBytes};
+          L::kThreads,
+          L::kBytes};
 }
 
 }  // namespace moiety::gemm::sm90

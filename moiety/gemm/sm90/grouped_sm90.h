@@ -24,16 +24,21 @@ struct Kernel {
   GemmOp op;
   int columns;  // of a tile; its rows are 128
   Gathered gathered;
+  bool turns = false;  // kNT: two groups multiply in turns, a tile each
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 
 inline constexpr int kTileRows = 128;
+// Where `b` is gathered, tiles have few of its columns, so that these are read by fewer tiles.
+constexpr int tile_rows(GemmOp op, Gathered gathered) {
+  return op == GemmOp::kNT && gathered == Gathered::kB ? 256 : kTileRows;
+}
 inline constexpr std::array kTileColumns = {128, 192, 256};
 
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.
 std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu);
 
-// The kernel of a product that is not refused, by its shape.
-Kernel choose_kernel(const Product& product);
+// The kernel of a product that is not refused, by its shape, on a GPU of so many multiprocessors.
+Kernel choose_kernel(const Product& product, int64_t multiprocessors);
 
 }  // namespace moiety::gemm::sm90

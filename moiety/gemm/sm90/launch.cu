@@ -7,9 +7,9 @@ namespace moiety::gemm::sm90 {
 namespace {
 
 const KernelLaunch& launch_of(const Kernel& chosen) {
-  for (const auto& table :
-       {forward_launches(), forward_gathered_launches(), dgrad_launches(),
-        dgrad_gathered_launches(), wgrad_launches(), wgrad_gathered_launches()}) {
+  for (const auto& table : {forward_launches(), forward_gathered_launches(), dgrad_launches(),
+                            dgrad_gathered_launches(), wgrad_launches(), wgrad_gathered_launches(),
+                            wgrad_turns_launches()}) {
     for (const KernelLaunch& row : table) {
       if (row.is == chosen) return row;
     }
@@ -63,10 +63,10 @@ Maps maps_of(const TileGemm& g, int columns_at_once) {
 
 Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const KernelLaunch& row = launch_of(kernel);
-  const int64_t processors = gpu_properties(stream.device().index).multiprocessors;
-  const int64_t tiles = tile_bound(g, kTileRows, row.is.columns);
+  const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
+  const int64_t tiles = tile_bound(g, tile_rows(g.op, kernel.gathered), row.is.columns);
   return {row.kernel,
-          {std::min(tiles, processors), 3 * 128, row.shared_bytes},
+          {std::min(tiles, processors), row.threads, row.shared_bytes},
           maps_of(g, row.is.columns)};
 }
 
@@ -81,9 +81,9 @@ FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, con
   if (forward && activation.block.activation.gated()) {
     maps.pairs = static_cast<int32_t>(activation.block.ffn);
   }
-  const int64_t processors = gpu_properties(stream.device().index).multiprocessors;
+  const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
   const int64_t tiles = tile_bound(g, kTileRows, columns);
-  return {row.kernel, {std::min(tiles, processors), 3 * 128, row.shared_bytes}, maps};
+  return {row.kernel, {std::min(tiles, processors), row.threads, row.shared_bytes}, maps};
 }
 
 }  // namespace moiety::gemm::sm90

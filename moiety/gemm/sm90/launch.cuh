@@ -24,6 +24,7 @@ struct Maps {
 struct KernelLaunch {
   Kernel is;
   void (*kernel)(Maps, TileGemm);
+  int threads;
   int64_t shared_bytes;
 };
 std::span<const KernelLaunch> forward_launches();
@@ -32,6 +33,7 @@ std::span<const KernelLaunch> dgrad_launches();
 std::span<const KernelLaunch> dgrad_gathered_launches();
 std::span<const KernelLaunch> wgrad_launches();
 std::span<const KernelLaunch> wgrad_gathered_launches();
+std::span<const KernelLaunch> wgrad_turns_launches();
 
 // Those of fused.h.
 struct FusedMaps {
@@ -40,6 +42,7 @@ struct FusedMaps {
 };
 struct FusedLaunch {
   void (*kernel)(FusedMaps, TileGemm, FusedActivation);
+  int threads;
   int64_t shared_bytes;
 };
 FusedLaunch fused_forward_launch(int columns);

@@ -5,22 +5,26 @@
 
 namespace moiety::gemm::sm90 {
 
-template <GemmOp kOp, int kColumns, Gathered kGathered>
+template <GemmOp kOp, int kColumns, Gathered kGathered, class L>
 class Loader {
  public:
-  using L = Layout<kOp, kColumns, kGathered != Gathered::kNone>;
   static constexpr bool kATurned = kOp == GemmOp::kNT;
 
   __device__ Loader(const TileGemm& g, const Maps& maps, uint32_t base)
-      : g_(g), maps_(maps), ring_{base}, thread_(threadIdx.x % kWarpGroup) {}
+      : g_(g), maps_(maps), ring_{base}, thread_(threadIdx.x - kGroups * kWarpGroup) {}
 
-  __device__ void tile(const Tile& t) {
+  // Before the first tile.
+  __device__ void begin(const Tile& t) {
+    if constexpr (kGathersSums) ahead_ = sources_of(t, 0);
+  }
+  // `next` is the tile after it.
+  __device__ void tile(const Tile& t, const Tile& next) {
     if constexpr (kGathered == Gathered::kA && !kATurned) find_rows(t);
-    if constexpr (kGathered != Gathered::kNone && kOp == GemmOp::kNT) ask_sources(t, 0);
     for (int step = 0; step < t.steps; ++step) {
       barrier_wait(ring_.empty(), ring_.phase ^ 1);
       if (thread_ == 0) copy_tiles(t, step);
       if constexpr (kGathered != Gathered::kNone) {
+        if constexpr (kGathersSums) find_sources(t, next, step);
         gather(t, step);
         arrive_with_copies(ring_.full());
       }
@@ -42,7 +46,7 @@ class Loader {
     barrier_arrive_expecting(ring_.full(), (kCopyA ? L::kA : 0) + (kCopyB ? L::kB : 0));
     const int k = step * kDepth;
     if constexpr (kCopyA && kATurned) {
-      for (int i = 0; i < kTileRows; i += 64) {
+      for (int i = 0; i < L::kTileM; i += 64) {
         load_tile(ring_.a() + i / 64 * kPiece, maps_.a, ring_.full(),
                   ragged_place(t.row + i, t.begin + k, max(t.depth - k, 0)));
       }
@@ -62,8 +66,9 @@ class Loader {
     }
   }
 
-  // ---- Gathered rows: a thread copies pieces of 16 bytes at one place of rows 16 apart.
-  static constexpr int kRowsEach = kOp == GemmOp::kNT ? kDepth / 16 : kTileRows / 16;
+  // ---- Gathered rows: a thread copies pieces of 16 bytes at one place of rows kApart apart.
+  static constexpr int kApart = L::kLoaders / 8;
+  static constexpr int kRowsEach = (kOp == GemmOp::kNT ? kDepth : L::kTileM) / kApart;
   __device__ const ProductOperand& gathered() const {
     return kGathered == Gathered::kA ? g_.a : g_.b;
   }
@@ -87,17 +92,31 @@ class Loader {
   __device__ void find_rows(const Tile& t) {
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const int row = first_row() + 16 * i;
+      const int row = first_row() + kApart * i;
       const int32_t* source = gathered().source + t.begin + t.row + row;
       rows_[i] = row_of(row < t.live ? *source : -1, piece() * 8);
     }
   }
-  // Asks for the indices of a step of the reduction, a step before they are used.
-  __device__ void ask_sources(const Tile& t, int step) {
+  // Where rows are summed over, every step has its own. A warp reads the indices of its rows for
+  // kSteps steps at once, as many steps before they are used: a lane has one, and shows it to those
+  // that copy the row.
+  static constexpr bool kGathersSums = kGathered != Gathered::kNone && kOp == GemmOp::kNT;
+  static constexpr int kRowsOfWarp = 4 * kRowsEach, kSteps = 32 / kRowsOfWarp;
+  __device__ int32_t sources_of(const Tile& t, int step) const {
+    const int lane = thread_ % 32, mine = lane % kRowsOfWarp;
+    const int row =
+        (step + lane / kRowsOfWarp) * kDepth + thread_ / 32 * 4 + mine % 4 + mine / 4 * kApart;
+    return t.group >= 0 && row < t.depth ? gathered().source[t.begin + row] : -1;
+  }
+  __device__ void find_sources(const Tile& t, const Tile& next, int step) {
+    if (step % kSteps == 0) {
+      batch_ = ahead_;
+      ahead_ = step + kSteps < t.steps ? sources_of(t, step + kSteps) : sources_of(next, 0);
+    }
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const int row = step * kDepth + first_row() + 16 * i;
-      sources_[i] = row < t.depth ? gathered().source[t.begin + row] : -1;
+      const int lane = step % kSteps * kRowsOfWarp + 4 * i + thread_ % 32 / 8;
+      sources_[i] = __shfl_sync(~0u, batch_, lane);
     }
   }
   // The bytes of a piece that begins `left` columns before the operand's end.
@@ -106,7 +125,7 @@ class Loader {
   __device__ void gather(const Tile& t, int step) {
     if constexpr (kOp == GemmOp::kNT) {
       constexpr bool kIsA = kGathered == Gathered::kA;
-      constexpr int kWidth = kIsA ? kTileRows : kColumns;
+      constexpr int kWidth = kIsA ? L::kTileM : kColumns;
       const int column = (kIsA ? t.row : t.column) + piece() * 8;
       const int left = static_cast<int>(kIsA ? g_.m : g_.n) - column;
       const uint32_t to = (kIsA ? ring_.a() : ring_.b()) + offset();
@@ -115,13 +134,12 @@ class Loader {
       } else {
         gather_reduction<kWidth>(to, column, [=](int j) { return piece_bytes(left - j); });
       }
-      ask_sources(t, step + 1);
     } else {
       const int bytes = piece_bytes(static_cast<int>(g_.k) - step * kDepth - piece() * 8);
       const uint32_t to = ring_.a() + offset();
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
-        copy_16(to + i * 16 * 128, rows_[i].data, rows_[i].live ? bytes : 0);
+        copy_16(to + i * kApart * 128, rows_[i].data, rows_[i].live ? bytes : 0);
         rows_[i].data += kDepth * 2;
       }
     }
@@ -134,7 +152,7 @@ class Loader {
       const Row row = row_of(sources_[i], column);
 #pragma unroll
       for (int j = 0; j < kWidth; j += 64) {
-        copy_16(to + j / 64 * kPiece + i * 16 * 128, row.data + j * 2, row.live ? bytes(j) : 0);
+        copy_16(to + j / 64 * kPiece + i * kApart * 128, row.data + j * 2, row.live ? bytes(j) : 0);
       }
     }
   }
@@ -144,7 +162,7 @@ class Loader {
   Ring<L> ring_;
   int thread_;
   Row rows_[kRowsEach];
-  int32_t sources_[kRowsEach];
+  int32_t sources_[kRowsEach], batch_, ahead_;
 };
 
 }  // namespace moiety::gemm::sm90

@@ -14,16 +14,27 @@ constexpr int kTilesAhead = 8;    // more than the loading group can be ahead
 // Shared memory: stages, and buffers through which a group stores, `kRound` at a time. Products over
 // rows store all columns of bfloat16 at once, which hides best; weight gradients and gathered rows
 // are better off with a stage more.
-template <GemmOp kOp, int kColumns, bool kGathersRows>
+template <GemmOp kOp, int kColumnsOfTile, Gathered kGathered>
 struct Layout {
-  static constexpr bool kGathers = kGathersRows;
+  static constexpr bool kGathers = kGathered != Gathered::kNone;
+  // Gathering what a weight gradient is summed over takes more threads than other tiles do.
+  static constexpr bool kManyLoaders = kOp == GemmOp::kNT && kGathers;
+  static constexpr int kLoaders = kManyLoaders ? 2 * kWarpGroup : kWarpGroup;  // threads
+  static constexpr int kThreads = kGroups * kWarpGroup + kLoaders;
+  static constexpr int kTileM = tile_rows(kOp, kGathered);  // rows of a tile
+  static constexpr int kHalves = kTileM / 128;  // times 64 rows, of a group that multiplies
+  static constexpr int kColumns = kColumnsOfTile;
+  // Of a product: in a block of 512 threads the compiler has 128 registers, too few for 256.
+  static constexpr int kColumnsAtOnce = kManyLoaders && kColumns > 192 ? 128 : kColumns;
   static constexpr bool kStoresAtOnce = kOp != GemmOp::kNT && !kGathers;
-  static constexpr int kA = kTileRows * kDepth * 2;
+  static constexpr int kA = kTileM * kDepth * 2;
   static constexpr int kB = kColumns * kDepth * 2;
   static constexpr int kStage = kA + kB;
-  static constexpr int kStages = (kColumns > 128 ? 4 : 6) - kStoresAtOnce;
+  static constexpr int kStages = (kTileM + kColumns > 256 ? 4 : 6) - kStoresAtOnce;
   static constexpr int kBuffers = kStoresAtOnce ? 4 : 2;  // of a group
   static constexpr int kRound = kStoresAtOnce ? 4 : 1;
+  // Pieces of old values of fp32 that a thread reads ahead, each 16 registers.
+  static constexpr int kReadAhead = kOp != GemmOp::kNT ? 0 : kGathers ? 2 : 4;
   static constexpr int kStore = kStages * kStage;
   static constexpr int kBarriers = kStore + kGroups * kBuffers * kPiece;
   static constexpr int kTiles = kBarriers + 2 * kStages * 8;

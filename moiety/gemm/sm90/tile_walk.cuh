@@ -63,7 +63,7 @@ struct GroupTable {
   }
 };
 
-template <GemmOp kOp, int kColumns>
+template <GemmOp kOp, int kColumns, int kRows = kTileRows>
 class TileWalk {
  public:
   __device__ TileWalk(const TileGemm& g, const GroupTable& table)
@@ -80,17 +80,17 @@ class TileWalk {
   __device__ void place(Tile& t, int index, int rows) const {
     const int band = index / (kBand * columns_), inner = index - band * kBand * columns_;
     const int height = min(kBand, rows - band * kBand), column = inner / height;
-    t.row = (band * kBand + inner - column * height) * kTileRows;
+    t.row = (band * kBand + inner - column * height) * kRows;
     t.column = column * kColumns;
   }
 
   __device__ Tile of_matrix(int64_t index) const {
     Tile t;
-    const int rows = pieces(g_.m, kTileRows), tiles = rows * columns_;
+    const int rows = pieces(g_.m, kRows), tiles = rows * columns_;
     if (index >= g_.groups.groups * tiles) return t;
     t.group = static_cast<int>(index / tiles);
     place(t, static_cast<int>(index - int64_t{t.group} * tiles), rows);
-    t.live = min(static_cast<int>(g_.m) - t.row, kTileRows);
+    t.live = min(static_cast<int>(g_.m) - t.row, kRows);
     const quant::Claim c = claim(g_.groups, t.group);
     t.begin = c.valid ? static_cast<int>(c.begin) : 0;
     t.depth = c.valid ? static_cast<int>(c.rows) : 0;
