@@ -275,6 +275,7 @@ class Transformer {
   DType storage_;
   ModelContext context_;
   gtp::Layout vocabulary_;  // layout of embedding and head
+  std::shared_ptr<TpWindow> window_;  // of ranks on GPUs that cut weights
   std::vector<Layer> layers_;
   gtp::Executor* executor_ = nullptr;
   optim::Parameter* embed_ = nullptr;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "moiety/base/format.h"
+#include "moiety/base/integer.h"
 #include "moiety/gemm/gemm_cuda.h"
 #include "moiety/model/step_trace.h"
 #include "moiety/model/transformer.h"
@@ -143,6 +144,10 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
           o.comm.transport == comm::GpuTransport::kNccl
               ? comm::nccl_link_bytes(ranks, m.links == 0)
               : comm::gpu_link_bytes(ranks, {.beside_compute = true}) + 2 * comm::kGpuMemoryUnit;
+    }
+    // Operands of tensor parallelism lie where peers read them, in two halves.
+    if (grid.tp > 1 && o.comm.transport != comm::GpuTransport::kNccl) {
+      m.links += round_up(2 * s.gathered, comm::kGpuMemoryUnit);
     }
     // What kernels know of the group of experts.
     if (grid.ep > 1 && c.moe_layers() > 0) m.expert_parallel += comm::kGpuMemoryUnit;

@@ -31,6 +31,7 @@ class Link final : public GpuLink {
   const uint64_t* fault_word() const override {
     return reinterpret_cast<const uint64_t*>(memory_.local() + region_.places.poison);
   }
+  const uint64_t* waited_word() const override { return &region_.control->waited_ns; }
 
  private:
   std::string abort_text() const;

@@ -148,6 +148,7 @@ void Link::enqueue(const Step& step, const CollectiveCall& call, Meeting& meetin
   switch (step.kind) {
     case Step::Kind::kCopy: {
       const CopyStep& c = step.copy;
+      if (!options_.beside_compute && copies_by_kernel(c)) return copy_by_kernel(c, stream);
       const moiety::gpu::Rows to{c.to, c.bytes, c.to_pitch, c.rows};
       const moiety::gpu::Rows from{const_cast<std::byte*>(c.from), c.bytes, c.from_pitch, c.rows};
       return moiety::gpu::copy_rows(gpu_.index, to, from, stream.cuda_stream());

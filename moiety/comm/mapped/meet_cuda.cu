@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(kWarp)
     meet_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting) {
   if (threadIdx.x == 0) region.control->operation += meeting.first;
   __syncwarp();
+  const uint64_t begun = nanoseconds();
   for (int peer = threadIdx.x; peer < region.ranks; peer += kWarp) {
     if (!(meeting.peers >> peer & 1)) continue;
     post(region, call_with(meeting, peer), peer, region.control->counts[peer] + 1);
@@ -23,6 +24,8 @@ __global__ void __launch_bounds__(kWarp)
     const uint64_t count = ++region.control->counts[peer];
     wait_for(region, call_with(meeting, peer), peer, count);
   }
+  __syncwarp();
+  if (threadIdx.x == 0) region.control->waited_ns += nanoseconds() - begun;
 }
 
 __global__ void store_kernel(uint64_t* word, uint64_t value) { store_release(word, value); }
