@@ -28,8 +28,8 @@ struct Result {
   double memory = 0;
   double stood_ms = 0;   // the GPU, at what travels beside computing, in one step
   double waited_ms = 0;  // for tensor-parallel peers, in one step
-  std::string gpus;     // clocks and power of the GPUs while it ran
-  std::string experts;  // the path that computes them, and why no better one does
+  std::string gpus;      // clocks and power of the GPUs while it ran
+  std::string experts;   // the path that computes them, and why no better one does
 };
 
 // The time of the innermost spans of one step, by operation.
@@ -211,8 +211,9 @@ void run(bench::Options& options) {
     row.label += text(".{}{}", settings.parallel, settings.ranks);
     row.against = "one GPU, the slower of them";
     row.ratio = alone / time.ms;
-    row.more += text(R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "waited_ms": {:.3f}, "gpus": "{}")",
-                     settings.ranks, alone, result.stood_ms, result.waited_ms, result.gpus);
+    row.more += text(
+        R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "waited_ms": {:.3f}, "gpus": "{}")",
+        settings.ranks, alone, result.stood_ms, result.waited_ms, result.gpus);
   }
   row.more += text(R"(, "experts": "{}")", result.experts);
   bench::print(row);

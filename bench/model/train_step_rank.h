@@ -163,8 +163,8 @@ class Rank {
     const uint64_t* word =
         grid().tp > 1 ? comm::waited_word(groups_.of({gtp::Axis::kTp})) : nullptr;
     if (!word) return 0;
-    const Tensor ns = to_host(
-        TensorView(const_cast<uint64_t*>(word), DType::kUInt64, {1}, device_), stream_);
+    const Tensor ns =
+        to_host(TensorView(const_cast<uint64_t*>(word), DType::kUInt64, {1}, device_), stream_);
     return 1e-6 * static_cast<double>(*ns.data<uint64_t>());
   }
   // For how long the GPU stood, in the step of the last loss, at what travels beside computing.

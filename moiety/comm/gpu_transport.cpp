@@ -46,8 +46,7 @@ std::string gpu_name(const std::string& identity) {
 void check_own_gpus(Bootstrap& bootstrap, Device gpu) {
   if constexpr (kCudaBuilt) {
     const auto identity = nccl::gpu_identity(gpu.index);
-    const std::vector<std::string> all =
-        bootstrap.all_gather({identity.data(), identity.size()});
+    const std::vector<std::string> all = bootstrap.all_gather({identity.data(), identity.size()});
     for (size_t b = 1; b < all.size(); ++b) {
       for (size_t a = 0; a < b; ++a) {
         if (all[a] != all[b]) continue;

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 2) loss_rows(const __grid_constant__
   if (!p.dlogits) return;
   __syncthreads();
   device::store_gradient(row, max, shared.factor, target.word,
-                 static_cast<T*>(p.dlogits) + n * p.dlogits_stride);
+                         static_cast<T*>(p.dlogits) + n * p.dlogits_stride);
 }
 
 }  // namespace

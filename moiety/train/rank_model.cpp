@@ -53,10 +53,13 @@ moe::EpGroup make_group(comm::Communicator& ranks, int experts, const moe::EpLim
 
 RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t tokens,
                      comm::Communicator& world, Device device)
-    : world_(prepared(world, device, link_options(settings))), groups_(grid, world), device_(device) {
+    : world_(prepared(world, device, link_options(settings))),
+      groups_(grid, world),
+      device_(device) {
   const model::Config& config = settings.model;
   const DType storage = storage_dtype(settings);
-  if (device.type == DeviceType::kCuda && world.size() > 1) groups_.prepare(device, link_options(settings));
+  if (device.type == DeviceType::kCuda && world.size() > 1)
+    groups_.prepare(device, link_options(settings));
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
     options.deadline = world.bootstrap().deadline();

@@ -112,7 +112,7 @@ TEST(DeviceChoice, CudaIsTakenOrRefused) {
   EXPECT_EQ(failure_of(hosts, kTwo, 9).code, kExitUsage);
   DeviceWish apart = with_ranks(kCuda, 4);
   apart.apart = true;
-  const DeviceChoice own = choose_device(apart, {.count = 1}, 9);
+  const DeviceChoice own = choose_device(apart, {.count = 1, .text = "one"}, 9);
   EXPECT_EQ(own.device, kGpu);
   EXPECT_EQ(own.gpus, 1);
   EXPECT_EQ(own.of_gpu, 1);

@@ -165,8 +165,7 @@ inline void expect_replays_are_eager(Communicator& comm, const Stream& stream,
     comm.synchronize(stream);
     const std::vector<float> got = whole.get(), few = little.get();
     for (size_t i = 0; i < fresh.size(); i += 997) {
-      ASSERT_EQ(got[i],
-                conformance::reduced<float>(comm.size(), int64_t(i), ReduceOp::kSum, round))
+      ASSERT_EQ(got[i], conformance::reduced<float>(comm.size(), int64_t(i), ReduceOp::kSum, round))
           << i;
     }
     const float one = conformance::reduced<float>(comm.size(), 5, ReduceOp::kSum, round);

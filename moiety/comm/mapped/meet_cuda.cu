@@ -28,12 +28,34 @@ __global__ void __launch_bounds__(kWarp)
   if (threadIdx.x == 0) region.control->waited_ns += nanoseconds() - begun;
 }
 
+// Peers wait for a meeting, so it takes the first place that is free, before blocks of kernels that
+// were launched earlier and fill the GPU.
+int highest_priority() {
+  static const int priority = [] {
+    int lowest = 0, highest = 0;
+    MOIETY_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    return highest;
+  }();
+  return priority;
+}
+
 __global__ void store_kernel(uint64_t* word, uint64_t value) { store_release(word, value); }
 
 }  // namespace
 
 void meet(const Region& region, const Meeting& meeting, const Stream& stream) {
-  launch("comm_meet", meet_kernel, {.blocks = 1, .threads = kWarp}, stream, region, meeting);
+  const CudaDeviceGuard guard(stream.device().index);
+  const TraceSpan span(TraceLane::kHost, "comm_meet");
+  cudaLaunchAttribute first{};
+  first.id = cudaLaunchAttributePriority;
+  first.val.priority = highest_priority();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(kWarp);
+  config.stream = static_cast<cudaStream_t>(stream.cuda_stream());
+  config.attrs = &first;
+  config.numAttrs = 1;
+  MOIETY_CUDA_CHECK(cudaLaunchKernelEx(&config, meet_kernel, region, meeting));
 }
 
 void store_words(int device, std::span<uint64_t* const> words, uint64_t value) {

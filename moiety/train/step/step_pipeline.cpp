@@ -60,8 +60,7 @@ StepPipeline::StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Com
       reports_(report_.view().bytes(), kStepsAhead, plan.device, "reports"),
       reported_sums_(sums_.memory().bytes(), kStepsAhead, plan.device, "sums of steps") {
   for (const RankModel::GpuWait& word : learner.model.gpu_waits()) {
-    auto sums =
-        std::make_unique<OutboundRing>(word.ns.bytes(), kStepsAhead, plan.device, "waits");
+    auto sums = std::make_unique<OutboundRing>(word.ns.bytes(), kStepsAhead, plan.device, "waits");
     gpu_waits_.push_back({word, std::move(sums)});
   }
 }
