@@ -59,31 +59,26 @@ set(moiety_cuda TRUE)
 get_filename_component(moiety_cudart_folder ${MOIETY_CUDART} DIRECTORY)
 set(moiety_cuda_summary "${CMAKE_CUDA_COMPILER_VERSION}, sm_90 + PTX, sm_90a, sm_100a")
 
-# Headers of libraries that are opened at run time: the toolkit's, or those of setup.sh --gpu.
-find_path(MOIETY_CUBLASLT_INCLUDE cublasLt.h
-          HINTS ${moiety_cuda_include} ${moiety_cache}/gpu-headers/nvidia/cu13/include)
-set(moiety_cublaslt FALSE)
-if(MOIETY_CUBLASLT_INCLUDE)
-  set(moiety_cublaslt TRUE)
-else()
-  string(APPEND moiety_cuda_summary "; no cublasLt.h (bash setup.sh --gpu): dense products by our own tiles")
-endif()
-find_path(MOIETY_CUDNN_INCLUDE cudnn_graph.h
-          HINTS ${moiety_cuda_include} ${moiety_cache}/gpu-headers/nvidia/cudnn/include)
-set(moiety_cudnn FALSE)
-if(MOIETY_CUDNN_INCLUDE)
-  set(moiety_cudnn TRUE)
-else()
-  string(APPEND moiety_cuda_summary "; no cudnn_graph.h (bash setup.sh --gpu): attention by our own kernels")
-endif()
-find_path(MOIETY_NCCL_INCLUDE nccl.h
-          HINTS ${moiety_cuda_include} ${moiety_cache}/gpu-headers/nvidia/nccl/include)
-set(moiety_nccl FALSE)
-if(MOIETY_NCCL_INCLUDE)
-  set(moiety_nccl TRUE)
-else()
-  string(APPEND moiety_cuda_summary "; no nccl.h (bash setup.sh --gpu): GPU ranks of one host alone")
-endif()
+# Headers of libraries that are opened at run time: the toolkit's, or those of setup.sh --gpu. Sets
+# moiety_NAME and MOIETY_<NAME>_INCLUDE.
+foreach(library "cublaslt|cublasLt.h|cu13|dense products by our own tiles"
+                "cudnn|cudnn_graph.h|cudnn|attention by our own kernels"
+                "nccl|nccl.h|nccl|GPU ranks of one host alone")
+  string(REPLACE "|" ";" library ${library})
+  list(GET library 0 name)
+  list(GET library 1 header)
+  list(GET library 2 folder)
+  list(GET library 3 without)
+  string(TOUPPER MOIETY_${name}_INCLUDE include)
+  find_path(${include} ${header}
+            HINTS ${moiety_cuda_include} ${moiety_cache}/gpu-headers/nvidia/${folder}/include)
+  set(moiety_${name} FALSE)
+  if(${include})
+    set(moiety_${name} TRUE)
+  else()
+    string(APPEND moiety_cuda_summary "; no ${header} (bash setup.sh --gpu): ${without}")
+  endif()
+endforeach()
 
 list(JOIN moiety_warnings "," host_options)
 string(APPEND host_options ",-ffp-contract=off")

@@ -160,7 +160,9 @@ void measure(Communicator& comm, const Settings& settings) {
 void run(bench::Options& options) {
   prepare_gpu_environment();
   Settings settings;
-  options.number("--ranks", settings.ranks, "threads", 2)
+  std::string device;
+  options.choice("--device", device, {"cuda"}, "there is no other")
+      .number("--ranks", settings.ranks, "threads", 2)
       .number("--kib", settings.kib, "of a rank's part; without it a table of sizes")
       .number("--repeat", settings.repeat, "rounds")
       .flag("--eager", settings.eager, "operations one by one, not in a graph")

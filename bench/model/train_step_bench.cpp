@@ -26,9 +26,10 @@ struct Result {
   std::vector<double> ms;                // of each timed step
   std::map<std::string, double> groups;  // ms of a step by operation
   double memory = 0;
-  double stood_ms = 0;  // the GPU, at what travels beside computing, in one step
-  std::string gpus;     // clocks and power of the GPUs while it ran
-  std::string experts;  // the path that computes them, and why no better one does
+  double stood_ms = 0;   // the GPU, at what travels beside computing, in one step
+  double waited_ms = 0;  // for tensor-parallel peers, in one step
+  std::string gpus;      // clocks and power of the GPUs while it ran
+  std::string experts;   // the path that computes them, and why no better one does
 };
 
 // The time of the innermost spans of one step, by operation.
@@ -85,6 +86,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   for (int i = 0; i < 2; ++i) step();
   rank.loss();
   world.barrier();
+  const double waited = gpu ? rank.waited_ms() : 0;
   if (gpu) {
     for (int round = 0; round < settings.rounds; ++round) {
       const double all = bench::milliseconds([&] {
@@ -98,6 +100,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
       });
       result.ms.push_back(all / settings.steps);
     }
+    result.waited_ms = (rank.waited_ms() - waited) / (settings.rounds * settings.steps);
     result.memory = static_cast<double>(free - gpu_free_memory(settings.device.index));
     if (settings.groups) result.groups = measure_groups(rank);
   } else {
@@ -208,8 +211,9 @@ void run(bench::Options& options) {
     row.label += text(".{}{}", settings.parallel, settings.ranks);
     row.against = "one GPU, the slower of them";
     row.ratio = alone / time.ms;
-    row.more += text(R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "gpus": "{}")",
-                     settings.ranks, alone, result.stood_ms, result.gpus);
+    row.more += text(
+        R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "waited_ms": {:.3f}, "gpus": "{}")",
+        settings.ranks, alone, result.stood_ms, result.waited_ms, result.gpus);
   }
   row.more += text(R"(, "experts": "{}")", result.experts);
   bench::print(row);

@@ -10,6 +10,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/step_ring.h"
 #include "moiety/comm/communicator.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/model/step_input.h"
 #include "moiety/model/transformer.h"
 #include "moiety/optim/distributed_optimizer.h"
@@ -156,6 +157,15 @@ class Rank {
     MOIETY_CHECK(!report.skip, "a step is skipped; overflow {}", report.overflow);
     stood_ms_ = 1e-6 * static_cast<double>(report.stood_ns);
     return report.losses[0] / static_cast<double>(report.tokens);
+  }
+  // For how long the GPU has waited for tensor-parallel peers so far.
+  double waited_ms() const {
+    const uint64_t* word =
+        grid().tp > 1 ? comm::waited_word(groups_.of({gtp::Axis::kTp})) : nullptr;
+    if (!word) return 0;
+    const Tensor ns =
+        to_host(TensorView(const_cast<uint64_t*>(word), DType::kUInt64, {1}, device_), stream_);
+    return 1e-6 * static_cast<double>(*ns.data<uint64_t>());
   }
   // For how long the GPU stood, in the step of the last loss, at what travels beside computing.
   double stood_ms() const { return stood_ms_; }

@@ -26,7 +26,7 @@ void free(int device, void* data) noexcept;
 void* allocate_pinned(int64_t bytes, const char* what);
 void free_pinned(void* data) noexcept;
 
-// A stream that neither waits for the legacy default stream nor holds it up, of the highest priority.
+// A stream that neither waits for the legacy default stream nor holds it up, of a high priority.
 void* create_stream(int device);
 // The same of the lowest priority.
 void* create_lane(int device);

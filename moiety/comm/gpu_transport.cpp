@@ -2,10 +2,12 @@
 
 #include <cstring>
 
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
 #include "moiety/comm/lane.h"
 #include "moiety/comm/nccl/functions.h"
+#include "moiety/comm/nccl/marks.h"
 #include "moiety/comm/process.h"
 
 namespace moiety::comm {
@@ -25,6 +27,38 @@ int64_t nccl_link_bytes(int ranks, bool first, const GpuLinkOptions& options) {
 bool maps_gpu_memory(const Communicator& comm) {
   const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
   return !lane || !lane->link() || lane->link()->maps_memory();
+}
+
+namespace {
+
+// "GPU-5f2c7d3e-..." as nvidia-smi has it.
+std::string gpu_name(const std::string& identity) {
+  std::string out = "GPU-";
+  for (size_t i = 0; i < identity.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) out += '-';
+    out += text("{:02x}", static_cast<unsigned char>(identity[i]));
+  }
+  return out;
+}
+
+}  // namespace
+
+void check_own_gpus(Bootstrap& bootstrap, Device gpu) {
+  if constexpr (kCudaBuilt) {
+    const auto identity = nccl::gpu_identity(gpu.index);
+    const std::vector<std::string> all = bootstrap.all_gather({identity.data(), identity.size()});
+    for (size_t b = 1; b < all.size(); ++b) {
+      for (size_t a = 0; a < b; ++a) {
+        if (all[a] != all[b]) continue;
+        throw DeviceError(
+            "ranks {} and {} would share {} ({}): check CUDA_VISIBLE_DEVICES, or "
+            "--run.share_gpus=true",
+            a, b, gpu_name(all[a]), name(gpu));
+      }
+    }
+  } else {
+    static_cast<void>(bootstrap), static_cast<void>(gpu);
+  }
 }
 
 int rank_on_host(Bootstrap& bootstrap) {

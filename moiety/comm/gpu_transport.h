@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "moiety/base/device.h"
 #include "moiety/comm/communicator.h"
 
 namespace moiety::comm {
@@ -28,6 +29,10 @@ int64_t nccl_link_bytes(int ranks, bool first, const GpuLinkOptions& options = {
 // Whether operations on a GPU, for which the communicator has been prepared, use memory that its ranks
 // map, so that buffers can be attached.
 bool maps_gpu_memory(const Communicator& comm);
+
+// Throws DeviceError, the same on all ranks, if two of them would compute on one GPU: "ranks 0 and 1
+// would share GPU-5f2c... (cuda:0): ...". Collective.
+void check_own_gpus(Bootstrap& bootstrap, Device gpu);
 
 // The number of the calling rank among those of its host. Collective.
 int rank_on_host(Bootstrap& bootstrap);

@@ -1,5 +1,6 @@
 #include "moiety/comm/gpu_waits.h"
 
+#include "moiety/base/error.h"
 #include "moiety/comm/lane.h"
 
 namespace moiety::comm {
@@ -18,12 +19,23 @@ const uint64_t* fault_word(const Communicator& comm) {
   return lane && lane->link() ? lane->link()->fault_word() : nullptr;
 }
 
+const uint64_t* waited_word(const Communicator& comm) {
+  const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
+  return lane && lane->link() ? lane->link()->waited_word() : nullptr;
+}
+
 GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
   if (lanes_) lanes_->waits.push_back(waits_);
 }
 
 GpuWatch::~GpuWatch() {
   if (lanes_) std::erase(lanes_->waits, waits_);
+}
+
+void meet(Communicator& comm, const Stream& stream) {
+  auto* lane = dynamic_cast<LaneCommunicator*>(&comm);
+  MOIETY_CHECK(lane, "communicator \"{}\": its ranks do not meet on GPUs", comm.name());
+  lane->meet(stream);
 }
 
 void enqueue(Communicator& comm, const Stream& stream, const std::function<void()>& operation) {

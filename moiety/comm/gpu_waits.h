@@ -26,6 +26,9 @@ class GpuWaits {
   // A word on this rank's GPU that is not 0 once one has failed, for kernels behind it; null where
   // there is none.
   virtual const uint64_t* fault_word() const { return nullptr; }
+  // The nanoseconds that kernels have waited so far, a word on this rank's GPU that they add to in
+  // the order of their stream; null where there is none.
+  virtual const uint64_t* waited_word() const { return nullptr; }
 };
 
 // While it lives, Communicator::wait on this communicator, and on all others of its rank, sees the
@@ -43,11 +46,16 @@ class GpuWatch {
   GpuWaits* waits_;
 };
 
-// The word of the communicator's own waits, good as long as it; null before `prepare`.
+// The words of the communicator's own waits, good as long as it; null before `prepare`.
 const uint64_t* fault_word(const Communicator& comm);
+const uint64_t* waited_word(const Communicator& comm);
 
 // Calls `operation`, which enqueues work that waits for peers; alone while the rank's operations run
 // so: then all ranks that run alone make as many such calls.
 void enqueue(Communicator& comm, const Stream& stream, const std::function<void()>& operation);
+
+// An operation of the communicator without operands, on a GPU's stream: what its ranks have enqueued
+// before it is done, and visible to all of them, when what they enqueue behind it begins.
+void meet(Communicator& comm, const Stream& stream);
 
 }  // namespace moiety::comm

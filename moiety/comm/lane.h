@@ -132,6 +132,7 @@ class LaneCommunicator final : public Communicator {
   void run_alone(bool alone) override;
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
 
+  void meet(const Stream& gpu) { issue_on_gpu({}, gpu).wait(); }
   const std::shared_ptr<RankLanes>& lanes() const { return lane_->lanes(); }
   const GpuLink* link() const { return link_.get(); }  // null before prepare
 

@@ -21,8 +21,7 @@ namespace {
 // A chunk of tokens, ordered by rank: own tokens of rank 0, of rank 1, ...
 struct Chunk {
   TensorView x_ND, logits_NV, target_N, loss_N;
-  TensorView max_N;   // maximum of each row
-  TensorView sum_2N;  // each row's sum of exponentials, then its target's logit
+  TensorView own_WN, all_RWN;  // LossRows' own and all
   nn::VocabularySlice slice;
 
   int64_t rows() const { return target_N.size(0); }
@@ -32,10 +31,11 @@ struct Chunk {
             .columns = columns(),
             .first = slice.first,
             .tokens_of = slice.vocabulary,
+            .ranks = static_cast<int>(all_RWN.size(0) / kRowWords),
             .logits = logits_NV.data<float>(),
             .target = target_N.data<int32_t>(),
-            .max = max_N.data<float>(),
-            .sum = sum_2N.data<float>(),
+            .own = own_WN.data<float>(),
+            .all = all_RWN.data<float>(),
             .loss = loss_N.data<float>()};
   }
 };
@@ -87,21 +87,19 @@ void chunk_targets(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t 
   });
 }
 
-// Combines the row statistics over all ranks; logits become exp(logit - max).
-void combine_rows(const Pass& pass, const Chunk& chunk) {
+// Fetches what all ranks say of the rows. On a CPU logits become exp(logit - own maximum).
+void exchange_rows(const Pass& pass, const Chunk& chunk) {
   for_rows(
-      pass, chunk, [&](const LossRows& c) { row_maxima_cuda(c, pass.stream); },
-      [](const LossRows& c, int64_t n) { c.max[n] = nn::row_max(row(c, n), c.columns); });
-  reduce_over_tp(pass, chunk.max_N, comm::ReduceOp::kMax);
-  for_rows(
-      pass, chunk, [&](const LossRows& c) { row_sums_cuda(c, pass.stream); },
+      pass, chunk, [&](const LossRows& c) { row_words_cuda(c, pass.stream); },
       [](const LossRows& c, int64_t n) {
         float* z = row(c, n);
         const int64_t y = column_of(c, n);
-        c.sum[c.rows + n] = y >= 0 && y < c.columns ? z[y] : 0;
-        c.sum[n] = nn::row_exponentials(z, c.columns, c.max[n], z);
+        const float max = nn::row_max(z, c.columns);
+        c.own[kRowMax * c.rows + n] = max;
+        c.own[kRowTarget * c.rows + n] = y >= 0 && y < c.columns ? z[y] : 0;
+        c.own[kRowSum * c.rows + n] = nn::row_exponentials(z, c.columns, max, z);
       });
-  reduce_over_tp(pass, chunk.sum_2N, comm::ReduceOp::kSum);
+  gather_parts(pass, chunk.own_WN, chunk.all_RWN);
 }
 
 // Writes losses and puts the gradient in the place of the logits: rows of elements of `storage`
@@ -112,11 +110,12 @@ void finish_rows(const Pass& pass, const Chunk& chunk, float z_coef, bool gradie
       [&](const LossRows& c) { finish_rows_cuda(c, z_coef, gradient, pass.storage, pass.stream); },
       [=, storage = pass.storage](const LossRows& c, int64_t n) {
         const bool counts = c.target[n] != nn::kIgnoredTarget;
-        const float lse = c.max[n] + log(c.sum[n]);
-        c.loss[n] = counts ? lse - c.sum[c.rows + n] : 0;
+        const RowTotal total = total_of(c, n);
+        const float lse = total.max + log(total.sum);
+        c.loss[n] = counts ? lse - total.target : 0;
         if (!gradient) return;
         if (counts) {
-          nn::row_gradient(row(c, n), c.columns, (1 + 2 * z_coef * lse) * (1 / c.sum[n]),
+          nn::row_gradient(row(c, n), c.columns, gradient_factor(c, n, total, lse, z_coef),
                            column_of(c, n), row(c, n), storage);
         } else {
           std::memset(row(c, n), 0, byte_size(storage, c.columns));
@@ -136,7 +135,7 @@ void chunk_gradients(const Pass& pass, const ParallelCrossEntropyArgs& a, const 
     nn::linear_weight_gradient(dlogits, c.x_ND, a.grad_VD, accumulate, pass.stream);
   }
   if (!dx.defined()) return;
-  const TensorView partial = pass.tensor({rows, dx.size(1)});
+  const TensorView partial = partial_tensor(pass, rows, dx.size(1));
   if (columns == 0) {
     fill_bytes(partial, 0, pass.stream);
   } else {
@@ -155,13 +154,13 @@ void chunk_loss(const Pass& pass, const ParallelCrossEntropyArgs& a, int64_t beg
                 .logits_NV = floats({rows, a.head_VD.size(0)}),
                 .target_N = pass.arena.tensor(DType::kInt32, {rows}),
                 .loss_N = a.loss_T.slice(0, pass.tp_ranks() * begin, pass.tp_ranks() * end),
-                .max_N = floats({rows}),
-                .sum_2N = floats({2, rows}),
+                .own_WN = floats({kRowWords, rows}),
+                .all_RWN = floats({pass.tp_ranks() * kRowWords, rows}),
                 .slice = a.slice};
   chunk_targets(pass, a, begin, end, c.target_N);
   gather_parts(pass, a.x_TD.slice(0, begin, end), c.x_ND);
   if (c.columns() > 0) nn::linear(c.x_ND, a.head_VD, c.logits_NV, {}, pass.stream);
-  combine_rows(pass, c);
+  exchange_rows(pass, c);
   finish_rows(pass, c, a.z_coef, a.gradients());
   if (!a.gradients()) return;
   const TensorView dx = a.dx_TD.defined() ? a.dx_TD.slice(0, begin, end) : TensorView();

@@ -1,8 +1,9 @@
 // Cross-entropy fused with the output head where the ranks of pass.tp hold slices of the
 // vocabulary. Every rank gets the losses of all tokens, and the gradient of own tokens. Logits of a
 // slice exist for one chunk of tokens at a time; a row's maximum, its sum of exponentials and its
-// target's logit are combined over the ranks. A row's loss is computed as in loss.h, except that
-// the sum of exponentials is taken by slices, in rank order.
+// target's logit are gathered from the ranks. A row's loss is computed as in loss.h, except that
+// the sum of exponentials is taken by slices, each with its own maximum, and these sums are added in
+// rank order.
 #pragma once
 
 #include "moiety/model/pass.h"

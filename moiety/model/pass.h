@@ -12,6 +12,8 @@
 
 namespace moiety::model {
 
+class TpWindow;
+
 struct Pass {
   Arena& arena;
   Stream stream;
@@ -20,6 +22,7 @@ struct Pass {
   int64_t seq_len = 0;
   // the ranks that share the sequences; null if there is only this one
   comm::Communicator* tp = nullptr;
+  TpWindow* window = nullptr;           // of tp, on GPUs that map each other's memory
   gtp::Executor* executor = nullptr;    // of weights that are cut; null if none is
   gtp::Phase phase = gtp::Phase::kFwd;  // kRecompute: a forward pass once more
   TensorView rope_table;

@@ -10,6 +10,7 @@
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/model/tensor_parallel_sum.h"
+#include "moiety/model/tp_window.h"
 #include "moiety/nn/element.h"
 #include "moiety/nn/scratch.h"
 
@@ -81,12 +82,68 @@ void check_own(const char* operation, const Pass& pass, const TensorView& all,
                own.describe(), pass.tp_ranks());
 }
 
+// ---- the window of ranks on GPUs
+
+bool through_window(const Pass& pass, int64_t part_bytes) {
+  return pass.window && pass.window->takes(part_bytes, part_bytes * pass.tp_ranks());
+}
+
+bool in_window(const Pass& pass, const TensorView& x) {
+  return pass.window && pass.window->holds(x.raw());
+}
+
+// The rows of `all` tokens, or parts of as many rows with one sequence, of which the one that `mine`
+// belongs to lies in the window at `mine`.
+WindowRows rows_of(const Pass& pass, const void* mine, int64_t sequences, const TensorView& all) {
+  WindowRows out{.at = {},
+                 .ranks = pass.tp_ranks(),
+                 .rank = pass.tp_rank(),
+                 .sequences = sequences,
+                 .run = all.numel() / sequences / pass.tp_ranks()};
+  for (int r = 0; r < out.ranks; ++r) out.at[r] = pass.window->at_rank(r, mine);
+  return out;
+}
+
+void gather_through_window(const Pass& pass, const TensorView& own, int64_t sequences,
+                           const TensorView& all) {
+  if constexpr (kCudaBuilt) {
+    std::byte* const mine = pass.window->take();
+    const WindowRows rows = rows_of(pass, mine, sequences, all);
+    show_rows_cuda(own, mine, rows, all, pass.stream);
+    pass.window->meet(pass.stream);
+    return fetch_rows_cuda(rows, all, pass.stream);
+  }
+  fail_without_cuda("gather_tokens");
+}
+
+void sum_in_window(const Pass& pass, const TensorView& partial, int64_t sequences,
+                   const TensorView& addend, const TensorView& out) {
+  check_own("sum_to_own", pass, partial, out);
+  if constexpr (kCudaBuilt) {
+    pass.window->meet(pass.stream);
+    return sum_rows_cuda(rows_of(pass, partial.raw(), sequences, partial), partial.dtype(), addend,
+                         out, pass.stream);
+  }
+  fail_without_cuda("sum_to_own");
+}
+
 }  // namespace
+
+TensorView partial_tensor(const Pass& pass, int64_t rows, int64_t width) {
+  if (through_window(pass, byte_size(pass.storage, rows * width) / pass.tp_ranks())) {
+    return {pass.window->take(), pass.storage, {rows, width}, pass.stream.device()};
+  }
+  return pass.tensor({rows, width});
+}
 
 TensorView gather_tokens(const Pass& pass, TensorView own) {
   if (!pass.tp) return own;
   const TensorView all = pass.arena.tensor(own.dtype(), {pass.tokens(), own.size(1)});
   check_own("gather_tokens", pass, all, own);
+  if (through_window(pass, own.bytes())) {
+    gather_through_window(pass, own, pass.sequences, all);
+    return all;
+  }
   if (pass.sequences == 1) {
     gather_parts(pass, own, all);
     return all;
@@ -99,16 +156,15 @@ TensorView gather_tokens(const Pass& pass, TensorView own) {
 }
 
 void gather_parts(const Pass& pass, TensorView own, TensorView parts) {
+  if (through_window(pass, own.bytes())) return gather_through_window(pass, own, 1, parts);
   const WaitSpan wait(TraceLane::kTp, "gather", {{"bytes", parts.bytes()}});
   pass.tp->all_gather(own, parts, pass.stream).wait();
 }
 
-void reduce_over_tp(const Pass& pass, TensorView x, comm::ReduceOp op) {
-  const WaitSpan wait(TraceLane::kTp, "reduce", {{"bytes", x.bytes()}});
-  pass.tp->all_reduce(x, op, pass.stream).wait();
-}
-
 void sum_to_own(const Pass& pass, TensorView partial, TensorView addend, TensorView out) {
+  if (in_window(pass, partial)) {
+    return sum_in_window(pass, partial, pass.sequences, addend, out);
+  }
   if (pass.sequences == 1) return sum_parts_to_own(pass, partial, addend, out);
   ArenaScope staging(pass.arena);
   const TensorView parts = pass.arena.tensor(partial.dtype(), {partial.size(0), partial.size(1)});
@@ -117,6 +173,7 @@ void sum_to_own(const Pass& pass, TensorView partial, TensorView addend, TensorV
 }
 
 void sum_parts_to_own(const Pass& pass, TensorView partial, TensorView addend, TensorView out) {
+  if (in_window(pass, partial)) return sum_in_window(pass, partial, 1, addend, out);
   check_own("sum_to_own", pass, partial, out);
   ArenaScope staging(pass.arena);
   const TensorView parts = pass.arena.tensor(partial.dtype(), {partial.size(0), partial.size(1)});
@@ -138,7 +195,7 @@ void forward_to_own(const Pass& pass, const LinearLayer& layer, TensorView x, Te
                     TensorView residual) {
   if (!pass.tp) return layer.forward(pass, x, y, residual);
   ArenaScope temporaries(pass.arena);
-  const TensorView partial = pass.tensor({pass.tokens(), y.size(1)});
+  const TensorView partial = partial_tensor(pass, pass.tokens(), y.size(1));
   layer.forward(pass, x, partial, {});
   sum_to_own(pass, partial, residual, y);
 }
@@ -147,7 +204,7 @@ void input_gradient_to_own(const Pass& pass, const LinearLayer& layer, TensorVie
                            TensorView dx) {
   if (!pass.tp) return layer.input_gradient(pass, dy, dx);
   ArenaScope temporaries(pass.arena);
-  const TensorView partial = pass.tensor({pass.tokens(), dx.size(1)});
+  const TensorView partial = partial_tensor(pass, pass.tokens(), dx.size(1));
   layer.input_gradient(pass, dy, partial);
   sum_to_own(pass, partial, {}, dx);
 }

@@ -17,14 +17,16 @@ namespace moiety::model {
 // The rows x [T, N] of all tokens, from own [T/n, N]; on the arena. Without pass.tp it is `own`.
 TensorView gather_tokens(const Pass& pass, TensorView own);
 
+// Memory for partial outputs of all ranks' tokens, in storage, that the next call to a function below
+// sums: [rows, N]. Without another such call, or a gather, in between.
+TensorView partial_tensor(const Pass& pass, int64_t rows, int64_t width);
+
 // out = round(the sum over ranks of the own tokens' rows of their `partial` + addend). partial is
 // [T, N]; addend and out are [T/n, N] of any element type; the addend is optional and may be out.
 void sum_to_own(const Pass& pass, TensorView partial, TensorView addend, TensorView out);
 // The same for rows that lie by rank: n parts with the same number of rows, which need not be T/n.
 void sum_parts_to_own(const Pass& pass, TensorView partial, TensorView addend, TensorView out);
 
-// x := op over the ranks of x.
-void reduce_over_tp(const Pass& pass, TensorView x, comm::ReduceOp op);
 // parts [n rows, N] := the ranks' own [rows, N], by rank.
 void gather_parts(const Pass& pass, TensorView own, TensorView parts);
 

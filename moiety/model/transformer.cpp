@@ -14,6 +14,7 @@
 #include "moiety/model/routing_sums.h"
 #include "moiety/model/step_work.h"
 #include "moiety/model/tensor_parallel.h"
+#include "moiety/model/tp_window.h"
 #include "moiety/nn/elementwise.h"
 #include "moiety/nn/loss.h"
 #include "moiety/nn/rope.h"
@@ -54,6 +55,9 @@ Transformer::Transformer(const Config& config, DType storage, const ModelContext
                "model: router.aux_scope=global needs the communicator of all ranks");
   if (context_.tp && context_.tp->size() == 1) context_.tp = nullptr;
   check_device();
+  if (context_.tp && context_.device.type == DeviceType::kCuda) {
+    window_ = std::make_shared<TpWindow>(*context_.tp, context_.device);
+  }
   // On CPU ranks an exchange then runs when its results are asked for.
   if (takes_turns()) exchange_ = Stream::deferred();
   check_tp(config_, {}, place().size);
@@ -262,6 +266,7 @@ Pass Transformer::begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, S
             .sequences = sequences,
             .seq_len = seq_len,
             .tp = context_.tp,
+            .window = window_.get(),
             .executor = executor_,
             .rope_table = rope_table_,
             .position_T = {},
@@ -270,6 +275,7 @@ Pass Transformer::begin_pass(int64_t sequences, int64_t seq_len, Arena& arena, S
             .h_TD = {},
             .wide_TD = {},
             .probe = probe_};
+  if (window_) window_->begin(byte_size(storage_, pass.tokens() * config_.d_model), stream);
   pass.h_TD = pass.tensor({pass.own_tokens(), config_.d_model});
   if (config_.shared_d_ffn > 0 && config_.moe_layers() > 0) {
     pass.wide_TD = arena.tensor(DType::kFloat32, {pass.own_tokens(), config_.d_model});
@@ -316,7 +322,7 @@ void Transformer::check_tokens() {
 
 void Transformer::embed(const Pass& pass, const Batch& batch, TensorView x_TD) const {
   ArenaScope temporaries(pass.arena);
-  const TensorView rows = pass.tp ? pass.tensor({pass.tokens(), config_.d_model}) : x_TD;
+  const TensorView rows = pass.tp ? partial_tensor(pass, pass.tokens(), config_.d_model) : x_TD;
   TensorView table_VD;
   if (moves_rows()) {
     executor_->look_up(embed_->bundle, flat(batch.token_BS), rows, token_faults_,

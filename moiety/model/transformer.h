@@ -274,7 +274,8 @@ class Transformer {
   HeadNeeds head_needs_;
   DType storage_;
   ModelContext context_;
-  gtp::Layout vocabulary_;  // layout of embedding and head
+  gtp::Layout vocabulary_;            // layout of embedding and head
+  std::shared_ptr<TpWindow> window_;  // of ranks on GPUs that cut weights
   std::vector<Layer> layers_;
   gtp::Executor* executor_ = nullptr;
   optim::Parameter* embed_ = nullptr;

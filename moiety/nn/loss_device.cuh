@@ -2,9 +2,11 @@
 // stores.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "moiety/base/launch.cuh"
+#include "moiety/base/math.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp32.h"
 #include "moiety/formats/octet.cuh"
@@ -118,6 +120,137 @@ __device__ inline LossTarget loss_target(const LossParams& p, int64_t n) {
   const int32_t word = p.target[n];
   const bool given = word != kIgnoredTarget && !(p.mask && p.mask[n] == 0);
   return {word, given, given && word >= 0 && word < p.vocabulary};
+}
+
+// ---- rows over which a block goes several times, of which the first logits stay in shared memory
+
+constexpr int kRowThreads = 512, kRowWarps = kRowThreads / 32;
+constexpr int kRowProducers = kRowWarps - 1;  // warps of the second pass that compute
+constexpr int64_t kRowHeld = 20480;           // logits in shared memory: two blocks fit
+constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+
+// Shared memory of a block before the logits that stay. It has all of a block's shared memory,
+// since launch() must know the sum.
+struct alignas(16) LossRowMemory {
+  float tiles[2][kRowProducers][kLossGroup];
+  float maxima[kRowWarps];
+  float factor;
+};
+
+// The logits of a row of `n` that stay, in whole groups.
+inline int64_t held_of_row(int64_t n) { return std::min(kRowHeld, n / kLossGroup * kLossGroup); }
+
+// A row of logits, read in groups by warps; past its end it is -inf, whose exponential is 0.
+template <bool kVector>
+struct LossRow {
+  const float* z;
+  float* held;  // shared
+  int64_t n, held_n;
+
+  __device__ void load(int64_t group, float (&v)[kLossEach]) const {
+    if ((group + 1) * kLossGroup <= held_n) {
+      return take_logits<kVector, true>(held + group * kLossGroup, kLossGroup, v);
+    }
+    read(group, v);
+  }
+  // The same from the row itself.
+  __device__ void read(int64_t group, float (&v)[kLossEach]) const {
+    const int64_t begin = group * kLossGroup;
+    if (begin + kLossGroup <= n) return take_logits<kVector, true>(z + begin, kLossGroup, v);
+    take_logits<kVector, false>(z + begin, n - begin, v);
+  }
+};
+
+// The maximum over all threads; `memory` has a place for each warp.
+__device__ inline float block_max(float v, float* memory) {
+#pragma unroll
+  for (int o = 16; o >= 1; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
+  if (threadIdx.x % 32 == 0) memory[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = memory[0];
+#pragma unroll
+  for (int w = 1; w < kRowWarps; ++w) v = fmaxf(v, memory[w]);
+  return v;
+}
+
+template <bool kVector>
+__device__ float row_max(const LossRow<kVector>& row, float* memory) {
+  float max = -INFINITY;
+#pragma unroll 2
+  for (int64_t group = threadIdx.x / 32; group * kLossGroup < row.n; group += kRowWarps) {
+    float v[kLossEach];
+    row.read(group, v);
+    if ((group + 1) * kLossGroup <= row.held_n) {
+      put_logits<kVector>(row.held + group * kLossGroup, v);
+    }
+#pragma unroll
+    for (const float x : v) max = fmaxf(max, x);  // fmaxf passes over NaN
+  }
+  return block_max(max, memory);
+}
+
+// The sum of exp(z - max), in lane 0 of the first warp. A tile holds a group from each producer;
+// one tile is added while the next is computed. exp is never -0, so places past the end add
+// nothing.
+template <bool kVector>
+__device__ float row_sum(const LossRow<kVector>& row, float max,
+                         float (&tiles)[2][kRowProducers][kLossGroup]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t groups = (row.n + kLossGroup - 1) / kLossGroup;
+  const int64_t count = (groups + kRowProducers - 1) / kRowProducers;
+  float sum = 0, next[kLossEach];
+  if (warp > 0) row.load(warp - 1, next);
+  for (int64_t tile = 0; tile <= count; ++tile) {
+    if (warp > 0 && tile < count) {
+      float e[kLossEach];
+#pragma unroll
+      for (int j = 0; j < kLossEach; ++j) e[j] = next[j];
+      row.load((tile + 1) * kRowProducers + warp - 1, next);
+#pragma unroll
+      for (float& x : e) x = exp_nonpositive(x - max);
+      put_logits<kVector>(tiles[tile % 2][warp - 1], e);
+    } else if (warp == 0 && tile > 0) {
+#pragma unroll
+      for (const auto& group : tiles[(tile - 1) % 2]) {
+        const auto* e = reinterpret_cast<const float4*>(&group[8 * lane]);
+        const float4 low = e[0], high = e[1];
+        sum += low.x;
+        sum += low.y;
+        sum += low.z;
+        sum += low.w;
+        sum += high.x;
+        sum += high.y;
+        sum += high.z;
+        sum += high.w;
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int o = 16; o >= 1; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  return sum;
+}
+
+// Writes dlogits, which may lie in the memory of the logits: a write is always behind what all have
+// read.
+template <class T, bool kVector>
+__device__ void store_gradient(const LossRow<kVector>& row, float max, float factor, int64_t target,
+                               T* dz) {
+  const int64_t groups = (row.n + kLossGroup - 1) / kLossGroup;
+  float next[kLossEach];
+  row.load(threadIdx.x / 32, next);
+  for (int64_t base = 0; base < groups; base += kRowWarps) {
+    const int64_t group = base + threadIdx.x / 32;
+    float v[kLossEach];
+#pragma unroll
+    for (int j = 0; j < kLossEach; ++j) v[j] = next[j];
+    row.load(group + kRowWarps, next);
+    __syncthreads();
+#pragma unroll
+    for (float& x : v) x = exp_nonpositive(x - max);
+    const int64_t begin = group * kLossGroup;
+    store_dlogits<kVector>(dz + begin, row.n - begin, target - begin, factor, v);
+  }
 }
 
 }  // namespace device

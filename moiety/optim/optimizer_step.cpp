@@ -94,8 +94,8 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
   begin_gradients();
 }
 
-// Changes the own segments, group by group in the order in which a forward pass reads the weights;
-// where there is a lane each group travels while the next one changes.
+// Changes the own segments, group by group; where there is a lane each group travels while the next
+// one changes.
 void DistributedOptimizer::update(Stream stream) {
   std::vector<comm::Ticket> complete;  // as all tickets are on a GPU
   for (const Update& group : updates_) {

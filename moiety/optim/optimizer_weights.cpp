@@ -70,6 +70,16 @@ void DistributedOptimizer::make_updates() {
     if (lane_ && elements >= config_.group_elements) close();
   }
   close();
+  // The smallest group first, so that something travels soon; the largest before others, so that
+  // little is left to travel behind the last one.
+  const auto size = [&](const Update& u) {
+    int64_t n = 0;
+    for (const size_t i : u.buckets) n += buckets_[i].layout.segment();
+    return n;
+  };
+  std::stable_sort(updates_.begin(), updates_.end(),
+                   [&](const Update& a, const Update& b) { return size(a) > size(b); });
+  if (!updates_.empty()) std::rotate(updates_.begin(), updates_.end() - 1, updates_.end());
 }
 
 // One cast for all trained buckets of a domain, and one for all frozen ones.

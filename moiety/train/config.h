@@ -110,6 +110,7 @@ struct ParallelSettings {
 
 struct CommSettings {
   comm::GpuTransport transport = comm::GpuTransport::kAuto;  // of ranks on GPUs
+  int sum_sms = 12;                                          // comm::GpuLinkOptions::sum_blocks
 };
 
 inline constexpr int64_t kMostAmaxHistory = 1024;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "moiety/base/format.h"
+#include "moiety/base/integer.h"
 #include "moiety/gemm/gemm_cuda.h"
 #include "moiety/model/step_trace.h"
 #include "moiety/model/transformer.h"
@@ -91,6 +92,21 @@ int64_t gradient_bytes(const TrainConfig& o, const Shares& s) {
   return kFloatBytes * (s.elements + s.summed) + wire;
 }
 
+// Bytes through which ranks on GPUs reach each other's operands.
+int64_t link_bytes(const TrainConfig& o, const Grid& grid, const PassSizes& s) {
+  const bool mapped = o.comm.transport != comm::GpuTransport::kNccl;
+  int64_t bytes = 0;
+  for (const int ranks : optim::GridGroups::sizes(grid)) {
+    // Gradients and weights of a domain end in the middle of a piece.
+    bytes += mapped
+                 ? comm::gpu_link_bytes(ranks, {.beside_compute = true}) + 2 * comm::kGpuMemoryUnit
+                 : comm::nccl_link_bytes(ranks, bytes == 0);
+  }
+  // Operands of tensor parallelism lie where peers read them, in two halves.
+  if (grid.tp > 1 && mapped) bytes += round_up(2 * s.gathered, comm::kGpuMemoryUnit);
+  return bytes;
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device device) {
@@ -137,13 +153,7 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   const int64_t copied = trained.owned * kFloatBytes + m.moments + widened + m.histories;
   (s.on_gpu() ? m.pinned : m.snapshot) = widened + (o.checkpoint.async ? copied : 0);
   if (s.on_gpu()) {
-    // Gradients and weights of a domain end in the middle of a piece.
-    for (const int ranks : optim::GridGroups::sizes(grid)) {
-      m.links +=
-          o.comm.transport == comm::GpuTransport::kNccl
-              ? comm::nccl_link_bytes(ranks, m.links == 0)
-              : comm::gpu_link_bytes(ranks, {.beside_compute = true}) + 2 * comm::kGpuMemoryUnit;
-    }
+    m.links = link_bytes(o, grid, s);
     // What kernels know of the group of experts.
     if (grid.ep > 1 && c.moe_layers() > 0) m.expert_parallel += comm::kGpuMemoryUnit;
     const int64_t sequences = o.train.global_batch / data_ranks(grid);

@@ -4,6 +4,7 @@
 
 #include "moiety/checkpoint/loader.h"
 #include "moiety/checkpoint/together.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/hf/load.h"
 #include "moiety/moe/gpu_exchange.h"
 #include "moiety/train/precision.h"
@@ -18,12 +19,17 @@ moe::EpLimits ep_limits(const TrainConfig& config, int64_t tokens) {
 
 namespace {
 
+comm::GpuLinkOptions link_options(const TrainConfig& settings) {
+  return {.sum_blocks = settings.comm.sum_sms};
+}
+
 // On GPUs the world comes first: of what NCCL carries, parts are made from it. Its operations run
 // alone until a step's addresses are settled.
-comm::Communicator& prepared(comm::Communicator& world, Device device) {
+comm::Communicator& prepared(comm::Communicator& world, Device device,
+                             const comm::GpuLinkOptions& options) {
   if (device.type == DeviceType::kCuda && world.size() > 1) {
     world.run_alone(true);
-    world.prepare(device);
+    world.prepare(device, options);
   }
   return world;
 }
@@ -47,10 +53,13 @@ moe::EpGroup make_group(comm::Communicator& ranks, int experts, const moe::EpLim
 
 RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t tokens,
                      comm::Communicator& world, Device device)
-    : world_(prepared(world, device)), groups_(grid, world) {
+    : world_(prepared(world, device, link_options(settings))),
+      groups_(grid, world),
+      device_(device) {
   const model::Config& config = settings.model;
   const DType storage = storage_dtype(settings);
-  if (device.type == DeviceType::kCuda && world.size() > 1) groups_.prepare(device);
+  if (device.type == DeviceType::kCuda && world.size() > 1)
+    groups_.prepare(device, link_options(settings));
   if (config.moe_layers() > 0) {
     moe::EpOptions options;
     options.deadline = world.bootstrap().deadline();
@@ -92,10 +101,17 @@ void RankModel::share_rows(int64_t capacity, Arena& arena, Arena* other) {
   if (other_arena_) other_arena_->lend({shared_rows_.local() + bytes, size_t(bytes)});
 }
 
-TensorView RankModel::exchange_wait() const {
-  const TensorView wait = group_ ? moe::waited_ns(*group_) : TensorView();
-  return wait.defined() ? TensorView(wait.raw(), DType::kUInt8, {wait.bytes()}, wait.device())
-                        : TensorView();
+std::vector<RankModel::GpuWait> RankModel::gpu_waits() const {
+  std::vector<GpuWait> out;
+  const auto add = [&](TraceLane axis, const void* word, Device gpu) {
+    if (!word) return;
+    out.push_back({axis, TensorView(const_cast<void*>(word), DType::kUInt8, {8}, gpu)});
+  };
+  if (group_) add(TraceLane::kEp, moe::waited_ns(*group_).raw(), group_->device());
+  if (groups_.grid().tp > 1) {
+    add(TraceLane::kTp, comm::waited_word(groups_.of({gtp::Axis::kTp})), device_);
+  }
+  return out;
 }
 
 optim::StateView RankModel::router_biases() const {

@@ -5,8 +5,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "moiety/base/arena.h"
+#include "moiety/base/trace.h"
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/model/transformer.h"
@@ -36,9 +38,13 @@ class RankModel {
   int64_t expert_parallel_bytes() const {
     return group_ ? group_->bytes().total + shared_rows_.bytes() : 0;
   }
-  // The nanoseconds that the exchanges of experts have waited on this rank's GPU
-  // (moe/gpu_exchange.h), as bytes; absent without such.
-  TensorView exchange_wait() const;
+  // Nanoseconds that this rank's GPU has waited for peers so far, int64 [1] on it, as bytes, which it
+  // adds to in the order of the model's stream.
+  struct GpuWait {
+    TraceLane axis;
+    TensorView ns;
+  };
+  std::vector<GpuWait> gpu_waits() const;
   // Lends the arena memory for the rows of passes with this capacity that peers reach, in place of
   // what it had, if they are to (ep.zero_copy), and as much `other`, from its first
   // call on. Collective, between steps.
@@ -55,6 +61,7 @@ class RankModel {
  private:
   comm::Communicator& world_;
   optim::GridGroups groups_;
+  Device device_;
   bool zero_copy_ = false, rows_are_quantized_ = false;
   comm::SymmetricBuffer shared_rows_;
   Arena* other_arena_ = nullptr;  // which has a share of them

@@ -110,6 +110,13 @@ TEST(DeviceChoice, CudaIsTakenOrRefused) {
             "run.ranks = 8, 4 of them here and run.device = \"cu");
   hosts.no_nccl = "it is gone";
   EXPECT_EQ(failure_of(hosts, kTwo, 9).code, kExitUsage);
+  DeviceWish apart = with_ranks(kCuda, 4);
+  apart.apart = true;
+  const DeviceChoice own = choose_device(apart, {.count = 1, .text = "one"}, 9);
+  EXPECT_EQ(own.device, kGpu);
+  EXPECT_EQ(own.gpus, 1);
+  EXPECT_EQ(own.of_gpu, 1);
+  EXPECT_EQ(failure_of(apart, kTwo, 9).code, kExitDevice);  // each sees the same two, or might
 }
 
 }  // namespace

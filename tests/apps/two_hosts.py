@@ -74,7 +74,7 @@ class Hosts:
         hosts = ",".join(f"10.99.0.{host}:{ranks // 2}" for host in "12")
         here = "--mca btl_tcp_if_include 10.99.0.0/24 --mca oob_tcp_if_include 10.99.0.0/24"
         command = (f"mpirun --allow-run-as-root --oversubscribe --bind-to none -np {ranks} --host {hosts} "
-                   f"--mca plm_rsh_agent {self.folder}/agent {here} "
+                   f"--mca plm rsh --mca plm_rsh_agent {self.folder}/agent {here} "
                    + " ".join(f"'{word}'" for word in [runs.PROGRAM] + arguments))
         done = subprocess.run([f"{self.folder}/enter", "1", command], capture_output=True, text=True,
                               timeout=120)

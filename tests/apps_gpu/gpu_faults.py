@@ -115,6 +115,7 @@ class GpuFaults(unittest.TestCase):
         self.assertEqual(kept[-1]["step"], LONG)
         self.assertTrue(all(math.isfinite(r["loss"]) and not r["skipped"] for r in kept))
         memory = {json.dumps(r["mem"]) for r in kept if r["step"] > 1000}
+        self.assertLessEqual(len(memory), 1, memory)
         print(f"long: {len(kept)} records, last loss {kept[-1]['loss']}, {len(memory)} values of mem: "
               f"{sorted(memory)[:4]}, step {kept[-1]['step_ms']:.3f} ms", file=sys.stderr)
 

@@ -270,12 +270,16 @@ struct Operation {
   }
 };
 
-// The caller of rank r writes the operation's input anew.
+// The caller of rank r writes the input of the operation anew, and uses its output.
 std::vector<std::vector<Step>> write_inputs(const Operation& operation, int ranks) {
   std::vector<std::vector<Step>> out(ranks);
   for (int r = 0; r < ranks; ++r) {
     auto* x = const_cast<std::byte*>(operation.calls[r].send);
     out[r].push_back({.kind = Step::Kind::kSum, .sum = {x, {x}, operation.calls[r].elements}});
+    std::byte* got = operation.calls[r].recv;
+    const int64_t parts = operation.calls[r].kind == Collective::kAllGather ? ranks : 1;
+    out[r].push_back(
+        {.kind = Step::Kind::kSum, .sum = {got, {got}, parts * operation.calls[r].elements}});
   }
   return out;
 }

@@ -5,8 +5,10 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <span>
 
 #include "moiety/base/copy.h"
+#include "moiety/base/graph.h"
 #include "moiety/comm/symmetric_buffer.h"
 #include "moiety/comm/thread_group.h"
 #include "tests/comm/conformance.h"
@@ -136,6 +138,46 @@ inline void run_gpu_rank(RankMemory& memory, Communicator& comm, bool shared,
   } release{memory};
   body(comm);
   comm.synchronize(memory.stream);
+  comm.barrier();
+}
+
+// Replays the step of all ranks, captured, with changing inputs, which it takes from `fresh`: `whole`
+// is their sum over ranks, `little` begins with the sum over ranks of whole's element 5. Each replay
+// has the bits of the same operations without a graph.
+inline void expect_replays_are_eager(Communicator& comm, const Stream& stream,
+                                     std::span<float> fresh, const GpuPlace::Array<float>& whole,
+                                     const GpuPlace::Array<float>& little,
+                                     const std::function<void()>& step) {
+  const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), 4 * a.size()) == 0;
+  };
+  comm.barrier();  // all have allocated
+  step();
+  comm.synchronize(stream);
+  comm.barrier();
+  Graph graph(stream, step);
+  comm.barrier();
+  for (int round = 0; round < 10; ++round) {
+    for (size_t i = 0; i < fresh.size(); ++i) {
+      fresh[i] = conformance::value<float>(comm.rank(), int64_t(i), round);
+    }
+    for (int k = 0; k < 3; ++k) graph.launch(stream);
+    comm.synchronize(stream);
+    const std::vector<float> got = whole.get(), few = little.get();
+    for (size_t i = 0; i < fresh.size(); i += 997) {
+      ASSERT_EQ(got[i], conformance::reduced<float>(comm.size(), int64_t(i), ReduceOp::kSum, round))
+          << i;
+    }
+    const float one = conformance::reduced<float>(comm.size(), 5, ReduceOp::kSum, round);
+    float sum = 0;
+    for (int r = 0; r < comm.size(); ++r) sum += one;
+    ASSERT_EQ(few[0], sum);
+    step();
+    EXPECT_TRUE(same(whole.get(), got));
+    EXPECT_TRUE(same(little.get(), few));
+  }
+  comm.synchronize(stream);
+  graph = {};
   comm.barrier();
 }
 

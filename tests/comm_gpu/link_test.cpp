@@ -254,26 +254,7 @@ TEST_F(CommGpu, GraphsGiveWhatEagerOperationsGive) {
         comm.all_reduce(little.view(), ReduceOp::kSum, stream).wait();
         comm.all_reduce(whole.view(), ReduceOp::kMin, stream).wait();
       };
-      comm.barrier();  // all have allocated
-      step();
-      comm.synchronize(stream);
-      comm.barrier();
-      Graph graph(stream, step);
-      comm.barrier();
-      for (int round = 0; round < 10; ++round) {
-        for (int64_t i = 0; i < 4 * n; ++i) fresh[i] = value<float>(comm.rank(), i, round);
-        for (int k = 0; k < 3; ++k) graph.launch(stream);
-        comm.synchronize(stream);
-        const std::vector<float> got = whole.get(), few = little.get();
-        for (int64_t i = 0; i < 4 * n; i += 997) {
-          ASSERT_EQ(got[i], reduced<float>(4, i, ReduceOp::kSum, round)) << i;
-        }
-        const float one = reduced<float>(4, 5, ReduceOp::kSum, round);
-        ASSERT_EQ(few[0], one + one + one + one);
-        step();
-        EXPECT_TRUE(same_bits(whole.get(), got));
-        EXPECT_TRUE(same_bits(little.get(), few));
-      }
+      expect_replays_are_eager(comm, stream, {fresh, size_t(4 * n)}, whole, little, step);
     });
   }
 }

@@ -1,6 +1,7 @@
 // Ranks over NCCL, each on a GPU of its own: the contract of every transport, graphs, failures. What
 // needs no GPU is in tests/comm/nccl_link_test.cpp.
 #include <chrono>
+#include <regex>
 #include <thread>
 
 #include "moiety/base/graph.h"
@@ -58,29 +59,7 @@ TEST_F(NcclGpu, GraphsGiveWhatEagerOperationsGive) {
       join.record(beside);
       stream.wait(join);
     };
-    comm.barrier();
-    step();
-    comm.synchronize(stream);
-    comm.barrier();
-    Graph graph(stream, step);
-    comm.barrier();
-    for (int round = 0; round < 10; ++round) {
-      for (int64_t i = 0; i < 2 * n; ++i) fresh[i] = value<float>(comm.rank(), i, round);
-      for (int k = 0; k < 3; ++k) graph.launch(stream);
-      comm.synchronize(stream);
-      const std::vector<float> got = whole.get(), few = little.get();
-      for (int64_t i = 0; i < 2 * n; i += 997) {
-        ASSERT_EQ(got[i], reduced<float>(2, i, ReduceOp::kSum, round)) << i;
-      }
-      const float one = reduced<float>(2, 5, ReduceOp::kSum, round);
-      ASSERT_EQ(few[0], one + one);
-      step();
-      EXPECT_TRUE(same_bits(whole.get(), got));
-      EXPECT_TRUE(same_bits(little.get(), few));
-    }
-    comm.synchronize(stream);
-    graph = {};
-    comm.barrier();
+    expect_replays_are_eager(comm, stream, {fresh, size_t(2 * n)}, whole, little, step);
   });
 }
 
@@ -251,6 +230,18 @@ TEST(NcclOnOneGpu, IsRefused) {
       error({.map_memory = false}),
       "usage: symmetric buffer \"world, link\": the ranks do not map each other's memory: rank "
       "0 was told not to: ranks 0 and 1 share cuda:0, which NCCL refuses");
+}
+
+TEST(OwnGpus, TwoRanksOnOneAreNamed) {
+  if (gpu_status().count == 0) GTEST_SKIP() << gpu_status().text;
+  const std::string error = kind_and_error_of([&] {
+    run_thread_ranks(2, {}, [](Communicator& comm) { check_own_gpus(comm.bootstrap(), kGpu); });
+  });
+  EXPECT_TRUE(std::regex_match(
+      error, std::regex(".*ranks 0 and 1 would share GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-"
+                        "[0-9a-f]{12} \\(cuda:0\\): check CUDA_VISIBLE_DEVICES, or "
+                        "--run.share_gpus=true")))
+      << error;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "moiety/base/copy.h"
 #include "moiety/comm/thread_group.h"
 #include "moiety/model/parallel_loss.h"
+#include "moiety/model/tp_window.h"
 #include "moiety/nn/loss.h"
 #include "tests/support/gpu_of_rank.h"
 #include "tests/support/gpu_test.h"
@@ -101,6 +102,58 @@ TEST_F(TensorParallelGpu, TokensAndSumsHaveTheBitsOfCpuRanks) {
             expect_same_bits(results[0][i], results[1][i], text("result {}", i));
           }
         });
+      }
+    }
+  }
+}
+
+// Operands large enough for the window; several passes, in which both halves are used in turns.
+TEST_F(TensorParallelGpu, TheWindowHasTheBitsOfCpuRanks) {
+  for (const int ranks : {2, 3}) {
+    for (const int64_t sequences : {1, 3}) {
+      for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
+        for (const int64_t width : {37, 64}) {
+          run(ranks, [&](comm::Communicator& world) {
+            const int64_t seq_len = 512 * ranks, own = 512 * sequences, all = own * ranks;
+            const uint32_t seed = 10 * uint32_t(world.rank());
+            const Tensor x = normal_tensor(storage, {own, width}, seed + 1);
+            const Tensor partial = normal_tensor(storage, {all, width}, seed + 2);
+            const Tensor wide = normal_tensor(DType::kFloat32, {own, width}, seed + 3);
+            std::vector<Tensor> results[2];
+            for (const Device where : {Device{}, gpu_of(world.rank())}) {
+              const bool gpu = where.type == DeviceType::kCuda;
+              Place place(world, storage, sequences, seq_len, where);
+              TpWindow window(world, where);
+              std::vector<Tensor>& out = results[gpu];
+              const Tensor own_x = place.there(x), own_partial = place.there(partial),
+                           own_wide = place.there(wide), parts = place.there(partial);
+              for (int pass = 0; pass < 2; ++pass) {
+                if (gpu) {
+                  window.begin(partial.view().bytes(), place.stream);
+                  place.pass.window = &window;
+                }
+                out.push_back(place.here(gather_tokens(place.pass, own_x)));
+                for (const DType to : {DType::kFloat32, DType::kBFloat16}) {
+                  for (const TensorView& addend : {TensorView(), own_x.view(), own_wide.view()}) {
+                    const Tensor sum = place.there(Tensor(to, {own, width}));
+                    for (const bool by_rank : {false, true}) {
+                      const TensorView mine = partial_tensor(place.pass, all, width);
+                      EXPECT_EQ(gpu, window.holds(mine.raw()));
+                      copy(mine, own_partial, place.stream);
+                      (by_rank ? sum_parts_to_own : sum_to_own)(place.pass, mine, addend, sum);
+                      out.push_back(place.here(sum));
+                    }
+                  }
+                }
+                gather_parts(place.pass, own_x, parts);
+                out.push_back(place.here(parts));
+              }
+            }
+            for (size_t i = 0; i < results[0].size(); ++i) {
+              expect_same_bits(results[0][i], results[1][i], text("result {}", i));
+            }
+          });
+        }
       }
     }
   }

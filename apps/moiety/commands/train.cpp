@@ -97,6 +97,7 @@ TrainingPlan make_plan(const Config& config, const Launch& launch) {
                     .ranks = launch.ranks,
                     .share = o.run.share_gpus,
                     .here = launch.ranks_on_machine,
+                    .apart = launch.processes && !launch.launcher.empty(),
                     .no_nccl = nccl.available ? "" : nccl.text,
                     .refusal = train::refusal_of_gpus(train::check_layout(typed)).value_or("")});
   TrainingPlan plan = train::make_plan(typed, choice.device, rank_share(launch, choice));
@@ -171,12 +172,15 @@ void as_one(const TrainingPlan* plan, comm::Communicator& world, Body&& body) {
   }
 }
 
-int run_rank(const TrainingPlan& plan, comm::Communicator& world) {
+int run_rank(const TrainingPlan& plan, const Options& options, comm::Communicator& world) {
   RunEnd end = RunEnd::kDone;
   train::Heartbeat heartbeat(plan.watchdog, world.rank());
   int place = 0;  // among the ranks of this host
   as_one(nullptr, world, [&] { place = comm::rank_on_host(world.bootstrap()); });
   const TrainingPlan mine = plan.of_rank(place);
+  if (mine.device.type == DeviceType::kCuda && !options.run.share_gpus) {
+    as_one(nullptr, world, [&] { comm::check_own_gpus(world.bootstrap(), mine.device); });
+  }
   std::unique_ptr<train::Trainer> trainer;  // destroyed when the peers know of a failure
   try {
     as_one(&plan, world, [&] {
@@ -271,7 +275,7 @@ int Training::run_threads(Config config) {
   group.gpu_transport = plan_.config.comm.transport;
   try {
     comm::run_thread_ranks(train::rank_count(plan_.grid), group, [&](comm::Communicator& world) {
-      const int result = run_rank(plan_, world);
+      const int result = run_rank(plan_, config_.options, world);
       if (world.rank() == 0) code = result;
     });
   } catch (...) {
@@ -301,7 +305,7 @@ int Training::run_process(Config config, std::exception_ptr refused) {
         flags_.print_config ? print() : void(leading.emplace(plan_, config_, flags_.quiet));
       });
       if (!difference.empty()) throw UsageError("{}", difference);  // said by all ranks alike
-      if (!flags_.print_config) code = run_rank(plan_, world);
+      if (!flags_.print_config) code = run_rank(plan_, config_.options, world);
     });
   } catch (...) {
     const Failure failure = current_failure();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "apps/moiety/exit_code.h"
+#include "moiety/base/integer.h"
 #include "moiety/base/log.h"
 
 namespace moiety::app {
@@ -52,6 +53,7 @@ DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int ma
     if (demanded) throw UsageError("run.device = \"cuda\": {}", refusal);
     return {.device = {}, .note = refusal + ": computing on the CPU"};
   }
+  if (demanded && wish.apart && gpus.count == 1 && !wish.share) return {.device = gpu};
   if (here(wish) > gpus.count && !wish.share) {
     if (demanded) {
       throw DeviceError(
@@ -66,7 +68,8 @@ DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int ma
                      "on the CPU",
                      ranks_text(wish), gpus_text(gpus.count))};
   }
-  return {.device = gpu, .gpus = std::min(here(wish), gpus.count)};
+  const int taken = std::min(here(wish), gpus.count);
+  return {.device = gpu, .gpus = taken, .of_gpu = static_cast<int>(ceil_div(here(wish), taken))};
 }
 
 DeviceChoice rank_devices(const DeviceWish& wish) {

@@ -145,7 +145,7 @@ train::TrainConfig train_config(const Options& o, const data::Tokenizer& tokeniz
              .cuda_graph = value_of(kChoices, o.train.cuda_graph)};
   c.optim = optimizer_settings(o);
   c.parallel = {o.parallel.dp, o.parallel.tp, o.parallel.gtp, o.parallel.ep, o.parallel.egtp};
-  c.comm = {gpu_transport(o)};
+  c.comm = {gpu_transport(o), static_cast<int>(o.comm.sum_sms)};
   c.precision = precision_settings(o);
   c.checkpoint = {.interval = o.checkpoint.interval,
                   .keep_last = o.checkpoint.keep_last,
@@ -196,7 +196,7 @@ train::ProfileSteps parse_profile_steps(const std::string& s) {
 train::RankShare rank_share(const Launch& launch, const DeviceChoice& choice) {
   return {.of_machine = launch.ranks_on_machine,
           .of_process = launch.processes ? 1 : launch.ranks,
-          .of_gpu = ceil_div(launch.ranks_on_machine, choice.gpus)};
+          .of_gpu = choice.of_gpu};
 }
 
 }  // namespace moiety::app

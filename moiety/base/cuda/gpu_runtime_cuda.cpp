@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "moiety/base/cuda_check.cuh"
@@ -114,13 +115,14 @@ void free_pinned(void* data) noexcept {
 
 namespace {
 
+// The highest priority is left to kernels of a warp for which other ranks wait (comm/mapped).
 void* create_stream_of(int device, bool high) {
   const CudaDeviceGuard guard(device);
   int lowest = 0, highest = 0;
   MOIETY_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   cudaStream_t stream = nullptr;
-  MOIETY_CUDA_CHECK(
-      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high ? highest : lowest));
+  MOIETY_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                                 high ? std::min(highest + 1, lowest) : lowest));
   return stream;
 }
 

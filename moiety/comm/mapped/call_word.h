@@ -81,6 +81,7 @@ struct Fault {
 struct Control {
   uint64_t counts[kMaxRanks];  // of meetings, by peer
   uint64_t operation;          // of operations
+  uint64_t waited_ns;          // in all meetings
   uint32_t fault_taken;        // 1 when a fault has been found; the first one is told
 };
 

@@ -40,6 +40,10 @@ struct Meeting {
 void meet(const Region& region, const Meeting& meeting, const Stream& stream);
 // to[i] := op over the sources. At most `blocks` blocks, 0 for as many short ones as it takes.
 void sum(const SumStep& step, DType dtype, ReduceOp op, int blocks, const Stream& stream);
+// Copies with all multiprocessors what copies_by_kernel says: where nothing runs beside it that is
+// faster than a copy engine, which takes some microseconds to begin.
+bool copies_by_kernel(const CopyStep& copy);
+void copy_by_kernel(const CopyStep& copy, const Stream& stream);
 // A kernel of one block: pushes, meets, sums or copies.
 void exchange_small(const Region& region, const Meeting& meeting, const SmallStep& step,
                     DType dtype, ReduceOp op, const Stream& stream);

@@ -31,6 +31,7 @@ class Link final : public GpuLink {
   const uint64_t* fault_word() const override {
     return reinterpret_cast<const uint64_t*>(memory_.local() + region_.places.poison);
   }
+  const uint64_t* waited_word() const override { return &region_.control->waited_ns; }
 
  private:
   std::string abort_text() const;
@@ -41,6 +42,9 @@ class Link final : public GpuLink {
   Meeting meeting_of(const CollectiveCall& call, int64_t place) const;
   void enqueue(const Step& step, const CollectiveCall& call, Meeting& meeting,
                const Stream& stream);
+  void enqueue_sum(const SumStep& step, const CollectiveCall& call, const Stream& stream);
+  // Makes the stream wait for the sums beside it.
+  void join_sums(const Stream& stream);
 
   Communicator* comm_;
   Device gpu_;
@@ -49,6 +53,10 @@ class Link final : public GpuLink {
   Region region_{};
   std::vector<std::byte*> parts_;  // of memory_, by rank
   AttachedBuffers attached_;
+  // A stream of the lowest priority for sums that run beside copies, made for beside_compute.
+  Stream sums_;
+  Event landed_, summed_;
+  bool sums_run_ = false;       // some of the operation that is being enqueued
   Event last_, last_captured_;  // behind the last operation outside of, and in, a capture
   uint64_t capture_ = 0;        // where last_captured_ was recorded
   void* last_stream_ = nullptr;

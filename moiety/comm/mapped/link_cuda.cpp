@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu_runtime.h"
@@ -83,6 +84,7 @@ Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
   memory_ = SymmetricBuffer::create(comm, text("{}, link", comm.name()), places.bytes, gpu);
   for (int r = 0; r < comm.size(); ++r) parts_.push_back(memory_.peer(r));
   load_kernels(gpu.index);
+  if (options.beside_compute) sums_ = Stream::external(gpu, moiety::gpu::create_lane(gpu.index));
   warn_of_lazy_loading(comm);
   region_ = {.base = parts_[0],
              .stride = parts_[1] - parts_[0],
@@ -103,6 +105,7 @@ Link::~Link() {
     while (!last_.complete() && !deadline.expired()) backoff.pause();
     // A kernel may still write to the page of a link that has not come to its end.
     if (last_.complete()) give_back(region_.page);
+    if (options_.beside_compute) moiety::gpu::destroy_stream(gpu_.index, sums_.cuda_stream());
   } catch (const std::exception& e) {
     log(LogLevel::kError, "communicator \"{}\": {}", comm_->name(), e.what());
   }
@@ -148,13 +151,13 @@ void Link::enqueue(const Step& step, const CollectiveCall& call, Meeting& meetin
   switch (step.kind) {
     case Step::Kind::kCopy: {
       const CopyStep& c = step.copy;
+      if (!options_.beside_compute && copies_by_kernel(c)) return copy_by_kernel(c, stream);
       const moiety::gpu::Rows to{c.to, c.bytes, c.to_pitch, c.rows};
       const moiety::gpu::Rows from{const_cast<std::byte*>(c.from), c.bytes, c.from_pitch, c.rows};
       return moiety::gpu::copy_rows(gpu_.index, to, from, stream.cuda_stream());
     }
     case Step::Kind::kSum:
-      return sum(step.sum, call.dtype, call.op, options_.beside_compute ? 0 : options_.sum_blocks,
-                 stream);
+      return enqueue_sum(step.sum, call, stream);
     case Step::Kind::kMeet:
       meeting.peers = step.peers;
       meet(region_, meeting, stream);
@@ -165,6 +168,21 @@ void Link::enqueue(const Step& step, const CollectiveCall& call, Meeting& meetin
       break;
   }
   meeting.first = 0;
+}
+
+void Link::enqueue_sum(const SumStep& step, const CollectiveCall& call, const Stream& stream) {
+  if (!options_.beside_compute) return sum(step, call.dtype, call.op, options_.sum_blocks, stream);
+  if (!step.beside) return sum(step, call.dtype, call.op, 0, stream);
+  landed_.record(stream);
+  sums_.wait(landed_);
+  sum(step, call.dtype, call.op, 0, sums_);
+  sums_run_ = true;
+}
+
+void Link::join_sums(const Stream& stream) {
+  if (!std::exchange(sums_run_, false)) return;
+  summed_.record(sums_);
+  stream.wait(summed_);
 }
 
 void Link::issue(const CollectiveCall& call, const Stream& stream) {
@@ -181,6 +199,7 @@ void Link::issue(const CollectiveCall& call, const Stream& stream) {
                         .places = region_.places,
                         .direct = direct ? &*direct : nullptr};
   for (const Step& step : plan(call, input)) enqueue(step, call, meeting, stream);
+  join_sums(stream);
   (capture_ ? last_captured_ : last_).record(stream);
   keep_close(stream);
 }

@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(kWarp)
     meet_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting) {
   if (threadIdx.x == 0) region.control->operation += meeting.first;
   __syncwarp();
+  const uint64_t begun = nanoseconds();
   for (int peer = threadIdx.x; peer < region.ranks; peer += kWarp) {
     if (!(meeting.peers >> peer & 1)) continue;
     post(region, call_with(meeting, peer), peer, region.control->counts[peer] + 1);
@@ -23,6 +24,19 @@ __global__ void __launch_bounds__(kWarp)
     const uint64_t count = ++region.control->counts[peer];
     wait_for(region, call_with(meeting, peer), peer, count);
   }
+  __syncwarp();
+  if (threadIdx.x == 0) region.control->waited_ns += nanoseconds() - begun;
+}
+
+// Peers wait for a meeting, so it takes the first place that is free, before blocks of kernels that
+// were launched earlier and fill the GPU.
+int highest_priority() {
+  static const int priority = [] {
+    int lowest = 0, highest = 0;
+    MOIETY_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    return highest;
+  }();
+  return priority;
 }
 
 __global__ void store_kernel(uint64_t* word, uint64_t value) { store_release(word, value); }
@@ -30,7 +44,18 @@ __global__ void store_kernel(uint64_t* word, uint64_t value) { store_release(wor
 }  // namespace
 
 void meet(const Region& region, const Meeting& meeting, const Stream& stream) {
-  launch("comm_meet", meet_kernel, {.blocks = 1, .threads = kWarp}, stream, region, meeting);
+  const CudaDeviceGuard guard(stream.device().index);
+  const TraceSpan span(TraceLane::kHost, "comm_meet");
+  cudaLaunchAttribute first{};
+  first.id = cudaLaunchAttributePriority;
+  first.val.priority = highest_priority();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(kWarp);
+  config.stream = static_cast<cudaStream_t>(stream.cuda_stream());
+  config.attrs = &first;
+  config.numAttrs = 1;
+  MOIETY_CUDA_CHECK(cudaLaunchKernelEx(&config, meet_kernel, region, meeting));
 }
 
 void store_words(int device, std::span<uint64_t* const> words, uint64_t value) {

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kElements = 64;  // sums are cut at multiples of this
+constexpr int64_t kPiece = int64_t{64} << 20;
 
 int64_t round_down(int64_t n, int64_t to) { return n / to * to; }
 
@@ -65,9 +66,10 @@ class Planner {
   void copy(std::byte* to, const std::byte* from, int64_t bytes) {
     copy_rows({to, from, bytes, bytes, bytes, 1});
   }
-  void add(std::byte* to, std::vector<const std::byte*> sources, int64_t elements) {
+  void add(std::byte* to, std::vector<const std::byte*> sources, int64_t elements,
+           bool beside = false) {
     if (elements == 0) return;
-    steps_.push_back({.kind = Step::Kind::kSum, .sum = {to, std::move(sources), elements}});
+    steps_.push_back({.kind = Step::Kind::kSum, .sum = {to, std::move(sources), elements, beside}});
   }
   template <class F>
   void each_peer(F&& f) const {
@@ -85,10 +87,7 @@ class Planner {
     };
     if (in_.places.landing < 0) return add(to, sources_at(source), elements);
     const int64_t size = element_bytes();
-    if (ranks_ == 2 && to != own) {  // the peer's part lands where the sum is to be
-      each_peer([&](int r) { copy(to, source(r), elements * size); });
-      return add(to, sources_at([&](int) { return static_cast<const std::byte*>(to); }), elements);
-    }
+    if (ranks_ == 2 && to != own) return sum_where_it_lands(to, own, source, elements);
     const int64_t room = in_.places.half / (ranks_ - 1);
     const int64_t piece = round_down(room / size, kElements);
     for (int64_t begin = 0; begin < elements; begin += piece) {
@@ -104,6 +103,20 @@ class Planner {
     }
   }
 
+  // Of two ranks the peer's part lands where the sum is to be, so a piece may be summed while the
+  // next one lands.
+  template <class Source>
+  void sum_where_it_lands(std::byte* to, const std::byte* own, Source&& source, int64_t elements) {
+    const int64_t size = element_bytes(), piece = kPiece / size;
+    for (int64_t begin = 0; begin < elements; begin += piece) {
+      const int64_t n = std::min(piece, elements - begin), at = begin * size;
+      copy(to + at, source(1 - me_) + at, n * size);
+      std::vector<const std::byte*> sources{to + at, to + at};
+      sources[me_] = own + at;
+      add(to + at, std::move(sources), n, begin + n < elements);
+    }
+  }
+
   // What peers read in place is free when they say so. The halves of the staging are free too for an
   // operation that begins with the first one, if this one ended with the second: whoever has come to
   // the last chunk has read the one before.
@@ -116,7 +129,12 @@ class Planner {
   void all_gather() {
     int64_t chunks = 0;
     copy(call_.recv + me_ * bytes_, call_.send, bytes_);
-    if (in_.direct) {
+    if (in_.direct && call_.send == call_.recv + me_ * bytes_) {
+      // All ranks' parts lie where the whole does, so that a rank can push its own there; links carry
+      // stores faster than loads.
+      meet(everyone_);
+      each_peer([&](int r) { copy(in_.direct->at[r] + (me_ - r) * bytes_, call_.send, bytes_); });
+    } else if (in_.direct) {
       meet(everyone_);
       each_peer([&](int r) { copy(call_.recv + r * bytes_, in_.direct->at[r], bytes_); });
     } else {

@@ -48,6 +48,7 @@ struct SumStep {
   std::byte* to;
   std::vector<const std::byte*> sources;
   int64_t elements;
+  bool beside = false;  // the copies behind it have nothing to do with it
 };
 // Operands of a small operation: pushes out to each peer, meets them, and sums or copies what they
 // have pushed. `bytes` are at most Places::small.

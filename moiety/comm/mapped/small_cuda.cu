@@ -54,6 +54,7 @@ __device__ void exchange(const Region& region, const Meeting& meeting,
                operands.send[peer], operands.send_bytes[peer]);
   }
   __syncthreads();
+  const uint64_t begun = nanoseconds();
   const int peer = threadIdx.x;
   if (peer < region.ranks && (meeting.peers >> peer & 1)) {
     const PairCall call = call_with(meeting, peer);
@@ -62,6 +63,7 @@ __device__ void exchange(const Region& region, const Meeting& meeting,
     region.control->counts[peer] = counts[peer];
   }
   __syncthreads();
+  if (threadIdx.x == 0) region.control->waited_ns += nanoseconds() - begun;
   use([&](int r) -> const std::byte* {
     return memory_of(region, region.rank) + exchange_at(region.places, r, counts[r]);
   });

@@ -39,7 +39,35 @@ void launch_sum(const SumStep& step, const Sources& sources, int blocks, const S
          stream, reinterpret_cast<T*>(step.to), sources, step.elements);
 }
 
+constexpr int64_t kShortCopy = int64_t{16} << 20;
+constexpr int kCopyFlight = 4;
+
+__global__ void __launch_bounds__(kThreads) copy_kernel(uint4* to, const uint4* from, int64_t n) {
+  const int64_t first = int64_t{blockIdx.x} * kThreads * kCopyFlight + threadIdx.x;
+  uint4 value[kCopyFlight];
+#pragma unroll
+  for (int f = 0; f < kCopyFlight; ++f) {
+    if (first + f * kThreads < n) value[f] = from[first + f * kThreads];
+  }
+#pragma unroll
+  for (int f = 0; f < kCopyFlight; ++f) {
+    if (first + f * kThreads < n) to[first + f * kThreads] = value[f];
+  }
+}
+
 }  // namespace
+
+bool copies_by_kernel(const CopyStep& copy) {
+  const auto bits = reinterpret_cast<uintptr_t>(copy.to) | reinterpret_cast<uintptr_t>(copy.from) |
+                    static_cast<uintptr_t>(copy.bytes);
+  return copy.rows == 1 && copy.bytes <= kShortCopy && bits % 16 == 0;
+}
+
+void copy_by_kernel(const CopyStep& copy, const Stream& stream) {
+  const int64_t n = copy.bytes / 16;
+  launch("comm_copy", copy_kernel, {blocks_for(n, kThreads * kCopyFlight), kThreads}, stream,
+         reinterpret_cast<uint4*>(copy.to), reinterpret_cast<const uint4*>(copy.from), n);
+}
 
 void sum(const SumStep& step, DType dtype, ReduceOp op, int blocks, const Stream& stream) {
   Sources sources{.at = {}, .count = static_cast<int>(step.sources.size())};
@@ -59,6 +87,7 @@ void sum(const SumStep& step, DType dtype, ReduceOp op, int blocks, const Stream
 
 void load_sum_kernels() {
   cudaFuncAttributes unused{};
+  MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, copy_kernel));
   for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16,
                             DType::kInt64, DType::kInt32, DType::kUInt8}) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {

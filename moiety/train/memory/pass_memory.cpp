@@ -350,7 +350,7 @@ int64_t logits_bytes(const model::Config& c, const PassSizes& s) {
   const int64_t losses = s.tokens * kFloatBytes + s.table_sum;
   if (s.tp == 1) return chunk * s.vocab * kFloatBytes + losses;
   const int64_t rows = std::max<int64_t>(1, chunk / s.tp) * s.tp;
-  return rows * ((s.vocab + 4) * kFloatBytes + 3 * s.d * s.item) + losses;
+  return rows * ((s.vocab + 4 + 3 * s.tp) * kFloatBytes + 3 * s.d * s.item) + losses;
 }
 
 }  // namespace moiety::train

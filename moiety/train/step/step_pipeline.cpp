@@ -59,8 +59,10 @@ StepPipeline::StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Com
               "report of a step"),
       reports_(report_.view().bytes(), kStepsAhead, plan.device, "reports"),
       reported_sums_(sums_.memory().bytes(), kStepsAhead, plan.device, "sums of steps") {
-  const TensorView wait = learner.model.exchange_wait();
-  if (wait.defined()) exchange_waits_.emplace(wait.bytes(), kStepsAhead, plan.device, "waits");
+  for (const RankModel::GpuWait& word : learner.model.gpu_waits()) {
+    auto sums = std::make_unique<OutboundRing>(word.ns.bytes(), kStepsAhead, plan.device, "waits");
+    gpu_waits_.push_back({word, std::move(sums)});
+  }
 }
 
 void StepPipeline::start(int64_t completed, const data::SamplerState* from) {
@@ -145,11 +147,12 @@ optim::StepReport StepPipeline::read_report(int64_t number) {
       TensorView(reports_.slot(number), DType::kFloat64, {model::kStepReportWords}));
 }
 
-int64_t StepPipeline::take_exchange_wait(int64_t number) {
-  if (!exchange_waits_) return 0;
-  int64_t now = 0;
-  std::memcpy(&now, exchange_waits_->slot(number), sizeof(now));
-  return now - std::exchange(exchange_waited_, now);
+void StepPipeline::take_gpu_waits(int64_t number, PeerWaits& waits) {
+  for (GpuWait& wait : gpu_waits_) {
+    int64_t now = 0;
+    std::memcpy(&now, wait.sums->slot(number), sizeof(now));
+    waits.of(wait.word.axis) += now - std::exchange(wait.seen, now);
+  }
 }
 
 std::optional<FinishedStep> StepPipeline::complete() {
@@ -162,7 +165,7 @@ std::optional<FinishedStep> StepPipeline::complete() {
     return std::nullopt;
   }
   StepUnderWay done = std::move(under_way_.front());
-  done.waits.of(TraceLane::kEp) += take_exchange_wait(finished_);
+  take_gpu_waits(finished_, done.waits);
   done.waits.of(TraceLane::kDp) += report.stood_ns;
   FinishedStep out{.report = std::move(report),
                    .stats = sums_.read(TensorView(reported_sums_.slot(finished_), DType::kUInt8,
@@ -186,7 +189,8 @@ void StepPipeline::drain() {
   learner_.stream.synchronize();
   for (; finished_ < enqueued_; ++finished_) {
     asked_ |= read_report(finished_).flags;
-    take_exchange_wait(finished_);
+    PeerWaits unused;
+    take_gpu_waits(finished_, unused);
   }
   under_way_.clear();
 }

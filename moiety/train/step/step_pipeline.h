@@ -120,9 +120,8 @@ class StepPipeline {
   void feed_update();
   void start_data(const data::SamplerState* from);
   optim::StepReport read_report(int64_t number);
-  // The nanoseconds that the GPU waited in exchanges of experts in step `number`; called for each
-  // step in turn.
-  int64_t take_exchange_wait(int64_t number);
+  // Adds what the GPU waited for peers in step `number`; called for each step in turn.
+  void take_gpu_waits(int64_t number, PeerWaits& waits);
   // Makes the first step again, which lost pairs; nothing behind it has changed that.
   void make_again(const optim::StepReport& report);
   void forget_graph();
@@ -150,8 +149,12 @@ class StepPipeline {
   InboundRing update_input_;  // words of optim::input_word
   Tensor report_;             // words of optim::report_word, as bytes on the device
   OutboundRing reports_, reported_sums_;
-  std::optional<OutboundRing> exchange_waits_;  // sums of all steps so far
-  int64_t exchange_waited_ = 0;
+  struct GpuWait {
+    RankModel::GpuWait word;
+    std::unique_ptr<OutboundRing> sums;  // of all steps so far
+    int64_t seen = 0;
+  };
+  std::vector<GpuWait> gpu_waits_;
   std::optional<Finding> found_;
   int64_t made_step_ = 0;  // its number, or that of the step made last
 

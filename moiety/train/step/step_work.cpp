@@ -141,7 +141,7 @@ void StepPipeline::enqueue_update() {
   learner_.transformer().update_scales(optimizer.skip(), stream);
   reports_.store(report_, stream);
   reported_sums_.store(sums_.memory(), stream);
-  if (exchange_waits_) exchange_waits_->store(learner_.model.exchange_wait(), stream);
+  for (const GpuWait& wait : gpu_waits_) wait.sums->store(wait.word.ns, stream);
 }
 
 model::StepStats StepPipeline::repeat_passes(const data::SamplerState& from, TensorProbe& probe) {
