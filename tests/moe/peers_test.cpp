@@ -3,6 +3,7 @@
 #include "tests/moe/ep_batch.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
+#include "tests/moe/ep_row_map.h"
 #include "tests/moe/host_team.h"
 
 namespace moiety::moe {
@@ -65,12 +66,22 @@ TEST(Peers, MoveQuantizedRows) {
   std::erase_if(cases, [](const quantized::Case& c) { return c.ranks == 1; });
   for (size_t i = 0; i < cases.size() && !HasFailure(); ++i) {
     quantized::Case& c = cases[i];
-    c.gemm_layout = false;
     conformance::shrink(c);
     const quantized::Problem problem(c, static_cast<int>(i));
     Threads::run(c.ranks, [&](comm::Communicator& world) {
       SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), i, c.describe()));
       quantized::run_rank(world, problem, EpTransport::kMapped, OnSteps({}));
+    });
+  }
+}
+
+TEST(Peers, BringRowsOnceByAMap) {
+  for (const row_map::Sizes& z : row_map::kSizes) {
+    Threads::run(z.ranks, [&](comm::Communicator& world) {
+      SCOPED_TRACE(text("{} ranks, {} slots", z.ranks, z.capacity));
+      OnHost place;
+      row_map::run_rank(world, z, {.chunk_rows = 4}, place,
+                        [&](EpGroup& group) { run_as_steps(group, world, {}); });
     });
   }
 }

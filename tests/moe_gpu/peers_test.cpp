@@ -4,6 +4,7 @@
 #include "moiety/base/graph.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
+#include "tests/moe/ep_row_map.h"
 #include "tests/moe_gpu/ranks_on_gpu.h"
 #include "tests/support/gpu_test.h"
 
@@ -73,12 +74,20 @@ TEST_P(PeersGpu, MoveQuantizedRows) {
   std::erase_if(cases, [](const quantized::Case& c) { return c.ranks == 1; });
   for (size_t i = 0; i < cases.size() && !HasFailure(); ++i) {
     quantized::Case& c = cases[i];
-    c.gemm_layout = false;
     conformance::shrink(c);
     const quantized::Problem problem(c, static_cast<int>(i));
     run(c.ranks, [&](comm::Communicator& world, const OnGpuRank& place) {
       SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), i, c.describe()));
       quantized::run_rank(world, problem, EpTransport::kAuto, place);
+    });
+  }
+}
+
+TEST_P(PeersGpu, BringRowsOnceByAMap) {
+  for (const row_map::Sizes& z : row_map::kSizes) {
+    run(z.ranks, [&](comm::Communicator& world, OnGpuRank place) {
+      SCOPED_TRACE(text("{} ranks, {} slots", z.ranks, z.capacity));
+      row_map::run_rank(world, z, options(place), place, [](EpGroup&) {});
     });
   }
 }

@@ -66,9 +66,9 @@ class CudaMachine {
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
     blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows, CountRows,
-                 AddBlocks, CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads,
-                 TrimExperts, WriteCounts, FindSlots>();
+    load_kernels<Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows, ZeroPlaces,
+                 CountRows, AddBlocks, CountPairs, NumberPairs<false>, NumberPairs<true>,
+                 ExchangeHeads, TrimExperts, WriteCounts, FindSlots>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();

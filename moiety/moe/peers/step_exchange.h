@@ -156,6 +156,10 @@ class StepExchange final : public PeerExchange {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
     move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), d.signature,
               stream);
+    if (rows.source || rows.words.pads() > 0) {
+      launch("ep zero places", ZeroPlaces{here(), view_of(plan), rows, d.rows.places},
+             {grid(d.rows.places, kTokenBlock)}, stream);
+    }
   }
 
   void scale_rows(const EpPlan& plan, const ScaledRows& a, const Signature& signature,
