@@ -1,7 +1,7 @@
 """The experts of a layer divided among ranks by PyTorch, for train_step_ranks.py --parallel ep: rows are
 copied for every choice and sorted by expert, all_to_all_single brings them to the experts' ranks,
-where they are sorted once more for torch._grouped_mm; and back, with weights. Routing and the experts'
-products are compiled; what lies between depends on sizes that the host must know.
+where they are sorted once more for torch._grouped_mm; and back, with weights. Routing and the
+activation are compiled; what lies between depends on sizes that the host must know.
 """
 
 import torch
@@ -21,19 +21,18 @@ def route(h, router, topk):
     return weight, chosen, counts, balance
 
 
-def products(x, ends, w1, w2):
-    def grouped(a, w):
-        return torch._grouped_mm(a, w.transpose(1, 2), offs=ends)
-    return grouped(swiglu(grouped(x, w1)), w2)
-
-
 class Experts:
     """Of one rank; call it with all tokens of the rank."""
 
     def __init__(self, topk, compiled=True):
         self.topk = topk
         self.route = torch.compile(route) if compiled else route
-        self.products = torch.compile(products, dynamic=True) if compiled else products
+        self.swiglu = torch.compile(swiglu, dynamic=True) if compiled else swiglu
+
+    def products(self, x, ends, w1, w2):
+        def grouped(a, w):
+            return torch._grouped_mm(a, w.transpose(1, 2), offs=ends)
+        return grouped(self.swiglu(grouped(x, w1)), w2)
 
     def __call__(self, h, router, w1, w2):
         ranks, local, group = dist.get_world_size(), w1.shape[0], dist.group.WORLD

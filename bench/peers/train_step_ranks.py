@@ -2,7 +2,7 @@
 ranks by PyTorch, --parallel fsdp2 (fully_shard of every block; fp32 shards, bf16 in use, gradients
 reduced in fp32), ddp (fp32 parameters, cast to bf16 where they are used) or ep (ddp of all but the
 experts, which are divided: torch_exchange.py). Blocks and the loss are
-compiled, in ep attention, routing and the experts' products; AdamW is fused. As many tokens a GPU as one GPU has there. torchrun starts it; rank 0 talks.
+compiled, in ep attention, routing and the activation; AdamW is fused. As many tokens a GPU as one GPU has there. torchrun starts it; rank 0 talks.
 --device cpu, over gloo, is to try it.
 """
 

@@ -123,9 +123,14 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
     for (int64_t* bytes : {&m.activations, &m.logits, &m.workspace}) *bytes *= 2;
   }
   if (c.moe_layers() > 0) {
+    moe::EpOptions exchange{.device = device};
+    const moe::EpLimits limits = ep_limits(o, s.own);
+    if (s.on_gpu() && o.comm.transport == comm::GpuTransport::kNccl && !limits.token_order) {
+      exchange.transport = moe::EpTransport::kCollectives;
+    }
     m.expert_parallel =
-        moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),
-                            ep_limits(o, s.own), {.device = device})
+        moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep), limits,
+                            exchange)
             .total +
         (turns ? 2 : 1) * s.lent;
   }

@@ -97,11 +97,12 @@ class OnGpuRank {
 
 // Runs body(world, place) on ranks that are threads and share the first `gpus` GPUs.
 inline void run_on_gpus(int gpus, int ranks, Seconds deadline,
-                        const std::function<void(comm::Communicator&, OnGpuRank)>& body) {
+                        const std::function<void(comm::Communicator&, OnGpuRank)>& body,
+                        comm::GpuTransport transport = comm::GpuTransport::kAuto) {
   for (int r = 0; r < ranks; ++r) GpuRank::of(r, gpus);
-  comm::run_thread_ranks(ranks, {.deadline = deadline}, [&](comm::Communicator& world) {
-    body(world, OnGpuRank(GpuRank::of(world.rank(), gpus)));
-  });
+  comm::run_thread_ranks(
+      ranks, {.deadline = deadline, .gpu_transport = transport},
+      [&](comm::Communicator& world) { body(world, OnGpuRank(GpuRank::of(world.rank(), gpus))); });
 }
 
 }  // namespace moiety::moe
