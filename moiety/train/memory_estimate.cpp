@@ -91,6 +91,17 @@ int64_t gradient_bytes(const TrainConfig& o, const Shares& s) {
   return kFloatBytes * (s.elements + s.summed) + wire;
 }
 
+// Of the group in which ranks exchange experts.
+int64_t exchange_bytes(const TrainConfig& o, const Grid& grid, const moe::EpLimits& limits,
+                       Device device) {
+  moe::EpOptions options{.device = device};
+  const bool nccl =
+      device.type == DeviceType::kCuda && o.comm.transport == comm::GpuTransport::kNccl;
+  if (nccl && !limits.token_order) options.transport = moe::EpTransport::kCollectives;
+  const moe::ExpertMap map(static_cast<int>(o.model.router.experts), grid.ep);
+  return moe::EpGroup::bytes(map, limits, options).total;
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device device) {
@@ -123,16 +134,8 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
     for (int64_t* bytes : {&m.activations, &m.logits, &m.workspace}) *bytes *= 2;
   }
   if (c.moe_layers() > 0) {
-    moe::EpOptions exchange{.device = device};
-    const moe::EpLimits limits = ep_limits(o, s.own);
-    if (s.on_gpu() && o.comm.transport == comm::GpuTransport::kNccl && !limits.token_order) {
-      exchange.transport = moe::EpTransport::kCollectives;
-    }
     m.expert_parallel =
-        moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep), limits,
-                            exchange)
-            .total +
-        (turns ? 2 : 1) * s.lent;
+        exchange_bytes(o, grid, ep_limits(o, s.own), device) + (turns ? 2 : 1) * s.lent;
   }
   if (has_delayed_scales(o)) {
     m.histories = model::delayed_scale_bytes(c, o.precision.amax_history);
