@@ -218,7 +218,8 @@ def main():
         peer = FreshPeer([python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                           str(a.ranks), BENCH / "peers" / f"{name}_ranks.py", *both,
                           *a.peer_options.split()], environment)
-        layout = ["--parallel", "dp"] if name == "train_step" else []
+        axis = "ep" if "--parallel ep" in a.peer_options else "dp"
+        layout = ["--parallel", axis] if name == "train_step" else []
         command = [ours, *both, *layout, "--ranks", str(a.ranks)]
     else:
         peer = Peer([python, BENCH / "peers" / f"{name}.py", "--bench", ours, *both,

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draws the pictures of docs/parallelism.md: the two grids of eight ranks, and a weight that is
-gathered for its use and whose gradient is reduced.
+"""Draws pictures of docs/parallelism.md: the two grids of eight ranks, a weight that is gathered for
+its use and whose gradient is reduced, and the way of a token to its experts and back.
 
-  python3 docs/images/make_parallelism.py      writes grids.svg and gather.svg beside this file
+  python3 docs/images/make_parallelism.py      writes grids.svg, gather.svg and token.svg beside it
 
 Pictures have a background of their own and follow the reader's light or dark scheme.
 """
@@ -140,5 +140,42 @@ def gather():
     p.save("gather")
 
 
+def token():
+    """A token whose three experts are on two ranks."""
+    p = Picture(900, 372, "The way of a token to its experts and back")
+    p.text(24, 32, "A token of rank 0 with three choices: expert 1 of rank 0, experts 4 and 6 of "
+           "rank 1", "head")
+    p.text(24, 52, "its row crosses once in each direction, whatever the number of its experts there",
+           "quiet")
+    h, experts = 30, {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
+    tops = {0: 112, 1: 242}
+    for x, name in ((130, "prepare"), (300, "dispatch"), (555, "experts"), (740, "combine")):
+        p.text(x, 88, name, "head", "middle")
+    for rank, top in tops.items():
+        p.text(24, top + 64, f"rank {rank}", "head")
+        for i, e in enumerate(experts[rank]):
+            chosen = e in (1, 4, 6)
+            p.cell(400, top + i * h, 80, h, "c0" if chosen else "array", "row" if chosen else "")
+            p.cell(520, top + i * h, 80, h, f"c{rank + 1}" if chosen else "array", f"expert {e}")
+            if chosen:
+                p.arrow(480, top + (i + 0.5) * h, 517, top + (i + 0.5) * h)
+                p.arrow(600, top + (i + 0.5) * h, 657, top + 2 * h)
+        p.cell(660, top + 1.5 * h, 60, h, f"c{rank + 1}", "sum")
+    here, there = tops[0] + 1.5 * h, tops[1] + 1.5 * h
+    p.cell(100, here, 60, h, "c0", "x")
+    p.cell(270, there, 60, h, "c0", "x")
+    p.arrow(160, here + 15, 397, here + 15)
+    p.arrow(160, here + 15, 267, there + 12)
+    for i in (0, 2):
+        p.arrow(330, there + 15, 397, tops[1] + (i + 0.5) * h)
+    p.cell(800, here, 70, h, "c3", "out")
+    p.arrow(720, here + 15, 797, here + 15)
+    p.arrow(720, there + 12, 815, here + h + 3)
+    p.text(196, 260, "one row", "quiet", "end")
+    p.text(792, 260, "one row", "quiet")
+    p.save("token")
+
+
 grids()
 gather()
+token()

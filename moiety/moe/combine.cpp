@@ -154,8 +154,7 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
                           args.slot_w, args.y_CD, gy};
   EpGroup::Impl& impl = *group.impl();
   if (impl.by_kernels()) {
-    check_gpu_rows(kName, "gy", gy);
-    check_no_map(kName, args.source_C);
+    if (!impl.peers) check_alone_on_gpu(kName, "gy", gy);
     if (impl.peers) {
       impl.among_peers(stream, [&](peers::PeerExchange& exchange) {
         weights ? exchange.scale_rows(plan, scaled, signature, stream)

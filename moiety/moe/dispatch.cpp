@@ -51,8 +51,7 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
   const DispatchRows d = check_dispatch(group, plan, args, stream);
   EpGroup::Impl& g = *group.impl();
   if (g.by_kernels()) {
-    check_gpu_rows(kName, "rows", d.rows);
-    check_no_map(kName, args.source_C);
+    if (!g.peers) check_alone_on_gpu(kName, "rows", d.rows);
     if (args.sink.defined()) {
       fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
     }

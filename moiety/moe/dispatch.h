@@ -23,7 +23,7 @@ namespace moiety::moe {
 // C are left alone unless zero_tail.
 //
 // With source_C (slot_maps.h) rows are [M, ...], M = mapped_rows, and rows[source_C[slot]] = x[t]:
-// each row comes once, staged, and rows behind the last one are zero. On a CPU.
+// each row comes once, staged, and rows behind the last one are zero.
 struct DispatchArgs {
   Payload x_TD;
   TensorView w_TK = {};    // optional, float32

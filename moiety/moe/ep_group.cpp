@@ -95,6 +95,11 @@ EpGroup EpGroup::create(comm::Communicator& comm, ExpertMap map, const EpLimits&
                "ep, group \"{}\": the map has {} ranks, the communicator {}", options.name,
                map.ranks(), comm.size());
   EpGroup out(std::make_shared<Impl>(comm, std::move(map), options));
+  EpOptions& chosen = out.impl_->options;
+  if (out.impl_->on_gpu() && comm.size() > 1 && chosen.transport == EpTransport::kAuto &&
+      !comm::mappable(comm, chosen.device)) {
+    chosen.transport = EpTransport::kCollectives;
+  }
   out.reserve(limits);
   return out;
 }
@@ -248,7 +253,9 @@ const ExpertMap& EpGroup::map() const { return impl_->map; }
 Device EpGroup::device() const { return impl_->options.device; }
 ZeroCopy EpGroup::zero_copy() const { return impl_->options.zero_copy; }
 EpTransport EpGroup::transport() const {
-  return impl_->on_gpu() ? EpTransport::kMapped : impl_->exchange->transport();
+  const bool carried = impl_->options.transport == EpTransport::kCollectives && ranks() > 1;
+  if (impl_->on_gpu()) return carried ? EpTransport::kCollectives : EpTransport::kMapped;
+  return impl_->exchange->transport();
 }
 const EpLimits& EpGroup::limits() const { return impl_->limits; }
 EpBytes EpGroup::bytes() const { return impl_->bytes(); }

@@ -15,10 +15,12 @@
 //
 // On a GPU (EpOptions::device) operations are kernels on the caller's stream, which may be captured
 // in a graph; the epoch of a captured operation is that of its capture. Tensors and plan memory lie
-// on that GPU. A group of one rank has no memory for peers there. Several ranks need GPUs that map
-// each other's memory, and may share one; what goes wrong between them is thrown by the group's
-// next call, and rows are always staged. (Several ranks on GPUs are compiled and tested on the
-// host, and not yet run on a GPU: docs/adr/0035-expert-parallelism-on-gpus.md.)
+// on that GPU. A group of one rank has no memory for peers there. Several ranks may share a GPU;
+// what goes wrong between them is thrown by the group's next call, and rows are always staged. Over
+// collectives, which GPUs take that do not map each other's memory, the communicator's own operations
+// carry blocks of EpLimits::peer_rows records for each peer, whatever is in them; Reduction::kToken
+// is Error(kUnsupported), and graphs that were captured before `reserve` took other memory must not
+// be launched any more.
 //
 // Errors: arguments are checked when an operation is called, with Error(kInvalidArgument) on the
 // ranks where they are wrong. A peer that is late, gone, or runs something else poisons the group:

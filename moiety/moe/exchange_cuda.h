@@ -28,6 +28,8 @@ void take_report_cuda(const TensorView& report, GpuState* state, const Stream& s
 // Fills the maps of the plan's slots (slot_maps.h).
 void make_slot_maps_cuda(const EpPlan& plan, const TensorView& w_TK, const SlotMaps& maps,
                          const Stream& stream);
+// make_row_map (slot_maps.h).
+void make_row_map_cuda(const EpPlan& plan, const TensorView& source_C, const Stream& stream);
 // expert_rows (slot_maps.h).
 void expert_rows_cuda(const ExpertRowsArgs& args, const Stream& stream);
 

@@ -158,16 +158,17 @@ std::string describe(const Payload& x) {
   return text("{}[{}, {}]", name(q.spec.format), q.rows, q.cols);
 }
 
-void check_gpu_rows(const char* operation, const char* argument, const ExpertRows& rows) {
+void check_alone_on_gpu(const char* operation, const char* argument, const ExpertRows& rows) {
   const ScaleLayout layout = rows.scales.layout();
-  if (layout == ScaleLayout::kCompact) return;
-  fail(ErrorKind::kUnsupported, "{}: {} wants {} scales; on a GPU they are written compact",
-       operation, argument, name(layout));
-}
-
-void check_no_map(const char* operation, const TensorView& source_C) {
-  if (!source_C.defined()) return;
-  fail(ErrorKind::kUnsupported, "{}: on a GPU rows do not come by source_C", operation);
+  if (layout != ScaleLayout::kCompact) {
+    fail(ErrorKind::kUnsupported,
+         "{}: {} wants {} scales; in a group of one rank on a GPU they are written compact",
+         operation, argument, name(layout));
+  }
+  if (rows.source) {
+    fail(ErrorKind::kUnsupported,
+         "{}: in a group of one rank on a GPU rows do not come by source_C", operation);
+  }
 }
 
 void check_payload_device(const char* operation, const char* argument, const Payload& x,

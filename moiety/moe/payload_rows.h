@@ -111,6 +111,10 @@ class ScaleRows {
   ScaleLayout layout() const { return layout_; }
   // The rows of compact scales.
   const Rows& compact() const { return compact_; }
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }  // scales of a row
+  // The bytes between a row's words of 4 bytes, in the layouts of GEMMs.
+  int64_t step() const { return step_; }
   // Zeroes the rows and columns that the layout adds.
   void zero_pads() const;
 
@@ -162,10 +166,8 @@ ExpertRows expert_rows(const char* operation, const char* argument, const Payloa
                        const Payload& from, const EpPlan& plan, const TensorView& values_C,
                        const TensorView& source_C);
 
-// Throws if there is a map, for an operation on a GPU.
-void check_no_map(const char* operation, const TensorView& source_C);
-// Throws unless a GPU can write the rows.
-void check_gpu_rows(const char* operation, const char* argument, const ExpertRows& rows);
+// Throws unless a GPU can write the rows in a group of one rank: without a map, with compact scales.
+void check_alone_on_gpu(const char* operation, const char* argument, const ExpertRows& rows);
 
 // Throws Error(kInvalidArgument) unless all parts of the payload are on the stream's device.
 void check_payload_device(const char* operation, const char* argument, const Payload& x,

@@ -101,8 +101,8 @@ void make_row_map(const EpPlan& plan, TensorView source_C, Stream stream) {
   MOIETY_CHECK(source_C.contiguous(), "{}: source_C is {}, expected contiguous", kRowMap,
                source_C.describe());
   if (check_devices(kRowMap, {{"plan", plan.slot_TK}, {"source_C", source_C}}, stream)) {
-    fail(ErrorKind::kUnsupported, "{}: on a GPU a group has one rank, whose maps are slot_maps",
-         kRowMap);
+    if constexpr (kCudaBuilt) return make_row_map_cuda(plan, source_C, stream);
+    fail_without_cuda(kRowMap);
   }
   stream.run([=] { fill_rows(plan, source_C.data<int32_t>()); });
 }

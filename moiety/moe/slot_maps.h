@@ -33,7 +33,8 @@ void expert_rows(const ExpertRowsArgs& args, Stream stream);
 
 // The rows of any rank in the order (rank, token) in which they come, one for each token that has a
 // pair alive here: source_C [C], int32, is the row of every slot, -1 for padding and the tail. With
-// this map dispatch and combine_backward bring each row once. On a CPU.
+// this map dispatch and combine_backward bring each row once. On a GPU if the stream is, in one
+// launch, for plans of several ranks.
 void make_row_map(const EpPlan& plan, TensorView source_C, Stream stream);
 // The most rows of such a map.
 int64_t mapped_rows(int ranks, int64_t tokens_max, int64_t capacity);

@@ -189,7 +189,80 @@ __global__ void __launch_bounds__(kThreads) number_pairs(const __grid_constant__
   }
 }
 
+// The rows that came, in the order of ranks and tokens, whose plan has a place for each token; a
+// block numbers those of its own after it has counted the ones before. A plan that a fault has left
+// unmade gives a map without meaning, whose values are places all the same.
+struct RowMapParams {
+  int64_t rows, tokens_max, capacity, row_blocks;
+  int topk, rank, ranks;
+  const int32_t *slots, *rows_RR, *slot_row;
+  int32_t* source;
+
+  __device__ bool alive(int64_t row) const {
+    if (row >= rows || row % tokens_max >= rows_RR[row / tokens_max * ranks + rank]) return false;
+    for (int k = 0; k < topk; ++k) {
+      if (slots[row * topk + k] >= 0) return true;
+    }
+    return false;
+  }
+  __device__ bool has_row(int64_t slot) const {
+    const int64_t row = slot_row[slot];
+    if (row < 0 || row >= rows) return false;
+    for (int k = 0; k < topk; ++k) {
+      if (slots[row * topk + k] == slot) return true;
+    }
+    return false;
+  }
+};
+constexpr int kRowThreads = 1024;
+
+__global__ void __launch_bounds__(kRowThreads) number_rows(const __grid_constant__ RowMapParams p) {
+  if (blockIdx.x >= p.row_blocks) {
+    const int64_t slot = (blockIdx.x - p.row_blocks) * kRowThreads + threadIdx.x;
+    if (slot < p.capacity && !p.has_row(slot)) p.source[slot] = -1;
+    return;
+  }
+  __shared__ int32_t before_W[32], alive_W[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int32_t mine = 0;
+#pragma unroll 4
+  for (int64_t b = 0; b < blockIdx.x; ++b) mine += p.alive(b * kRowThreads + threadIdx.x);
+  const int64_t row = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+  const bool alive = p.alive(row);
+  const uint32_t alike = __ballot_sync(kAll, alive);
+  const int32_t before = __reduce_add_sync(kAll, mine);
+  if (lane == 0) {
+    before_W[warp] = before;
+    alive_W[warp] = __popc(alike);
+  }
+  __syncthreads();
+  if (!alive) return;
+  int32_t number = __popc(alike & ((1u << lane) - 1));
+  for (int w = 0; w < 32; ++w) number += before_W[w] + (w < warp ? alive_W[w] : 0);
+  for (int k = 0; k < p.topk; ++k) {
+    const int32_t slot = p.slots[row * p.topk + k];
+    if (slot >= 0 && slot < p.capacity && number < p.capacity) p.source[slot] = number;
+  }
+}
+
 }  // namespace
+
+void make_row_map_cuda(const EpPlan& plan, const TensorView& source_C, const Stream& stream) {
+  const int64_t ranks = plan.rows_RR.size(0), rows = ranks * plan.tokens_max;
+  const RowMapParams p{.rows = rows,
+                       .tokens_max = plan.tokens_max,
+                       .capacity = plan.capacity,
+                       .row_blocks = blocks_for(rows, kRowThreads),
+                       .topk = plan.topk,
+                       .rank = plan.rank,
+                       .ranks = static_cast<int>(ranks),
+                       .slots = plan.recv_slot.data<int32_t>(),
+                       .rows_RR = plan.rows_RR.data<int32_t>(),
+                       .slot_row = plan.slot_row.data<int32_t>(),
+                       .source = source_C.data<int32_t>()};
+  launch("ep row_map", number_rows,
+         {p.row_blocks + blocks_for(p.capacity, kRowThreads), kRowThreads}, stream, p);
+}
 
 void expert_rows_cuda(const ExpertRowsArgs& args, const Stream& stream) {
   const int64_t pairs = args.idx_TK.numel(), experts = args.count_E.size(0);

@@ -122,15 +122,6 @@ void check_overlap(const TrainConfig& c, Device device) {
       name(device));
 }
 
-void check_rows(const TrainConfig& c, const Grid& grid, Device device) {
-  if (device.type == DeviceType::kCpu || grid.ep == 1) return;
-  if (c.model.row_layout != moe::RowLayout::kRank) return;
-  throw UsageError(
-      "moe.layout = \"rank\": between ranks on GPUs rows come in the order of experts alone, and "
-      "parallel.ep = {} on {}; auto or expert",
-      grid.ep, name(device));
-}
-
 std::optional<std::string> refusal_of_gpus(const Grid& grid) {
   for (const auto& [key, degree, what] :
        {std::tuple("gtp", grid.gtp, "dense weights"), {"egtp", grid.egtp, "experts' weights"}}) {

@@ -23,8 +23,6 @@ void check_gpu_layout(const Grid& grid, Device device);
 void check_graph(const TrainConfig& config, Device device);
 // Checks that micro-batches can take turns on this device, if that is demanded.
 void check_overlap(const TrainConfig& config, Device device);
-// Throws if the experts' rows are wanted in a way that the exchange of ranks on GPUs has not.
-void check_rows(const TrainConfig& config, const Grid& grid, Device device);
 // Checks that the path which the model requires for its experts is there on this device.
 void check_path(const TrainConfig& config, Device device);
 

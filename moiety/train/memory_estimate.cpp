@@ -107,6 +107,17 @@ int64_t link_bytes(const TrainConfig& o, const Grid& grid, const PassSizes& s) {
   return bytes;
 }
 
+// Of the group in which ranks exchange experts.
+int64_t exchange_bytes(const TrainConfig& o, const Grid& grid, const moe::EpLimits& limits,
+                       Device device) {
+  moe::EpOptions options{.device = device};
+  const bool nccl =
+      device.type == DeviceType::kCuda && o.comm.transport == comm::GpuTransport::kNccl;
+  if (nccl && !limits.token_order) options.transport = moe::EpTransport::kCollectives;
+  const moe::ExpertMap map(static_cast<int>(o.model.router.experts), grid.ep);
+  return moe::EpGroup::bytes(map, limits, options).total;
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device device) {
@@ -140,10 +151,7 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   }
   if (c.moe_layers() > 0) {
     m.expert_parallel =
-        moe::EpGroup::bytes(moe::ExpertMap(static_cast<int>(c.router.experts), grid.ep),
-                            ep_limits(o, s.own), {.device = device})
-            .total +
-        (turns ? 2 : 1) * s.lent;
+        exchange_bytes(o, grid, ep_limits(o, s.own), device) + (turns ? 2 : 1) * s.lent;
   }
   if (has_delayed_scales(o)) {
     m.histories = model::delayed_scale_bytes(c, o.precision.amax_history);

@@ -22,7 +22,6 @@ TrainingPlan make_plan(const TrainConfig& config, Device device, RankShare share
   check_gpu_layout(plan.grid, device);
   check_graph(config, device);
   check_overlap(config, device);
-  check_rows(config, plan.grid, device);
   check_path(config, device);
   plan.steps = total_steps(config);
   plan.device = device;

@@ -34,18 +34,17 @@ comm::Communicator& prepared(comm::Communicator& world, Device device,
   return world;
 }
 
-// Experts are exchanged through memory that ranks map; NCCL carries what other axes do.
+// Experts are exchanged through memory that ranks map, or by the operations of their communicator,
+// which have one way to sum outputs less.
 moe::EpGroup make_group(comm::Communicator& ranks, int experts, const moe::EpLimits& limits,
                         const moe::EpOptions& options) {
   try {
     return moe::EpGroup::create(ranks, moe::ExpertMap(experts, ranks.size()), limits, options);
   } catch (const Error& e) {
     const bool on_gpu = options.device.type == DeviceType::kCuda;
-    if (e.kind() != ErrorKind::kUnsupported || !on_gpu) throw;
-    throw UsageError(
-        "parallel.ep = {}: experts are exchanged among GPUs that map each other's memory ({}); "
-        "others take parallel.dp and parallel.tp",
-        ranks.size(), e.what());
+    if (e.kind() != ErrorKind::kUnsupported || !on_gpu || !limits.token_order) throw;
+    throw UsageError("moe.combine = \"token\" with parallel.ep = {}: {}; take rank or rank_fp32",
+                     ranks.size(), e.what());
   }
 }
 

@@ -107,6 +107,12 @@ TEST_F(ExpertParallelGpu, OverlapsChangeNothing) {
                bf16 + Arguments{text("--ep.overlap={}", overlap), "--moe.delay_wgrad"});
       expect_equal(named(delayed), named("none"));
     }
+    for (const char* recipe : {"bf16", "mxfp8"}) {
+      const Arguments rows{text("--precision.recipe={}", recipe), "--train.steps=6"};
+      train_at(named(text("expert-{}", recipe)), r, bf16 + rows + Arguments{"--moe.layout=expert"});
+      train_at(named(text("rank-{}", recipe)), r, bf16 + rows + Arguments{"--moe.layout=rank"});
+      expect_equal(named(text("rank-{}", recipe)), named(text("expert-{}", recipe)));
+    }
     for (const char* recompute : {"moe", "full"}) {
       train_at(named(recompute), r, bf16 + Arguments{text("--memory.recompute={}", recompute)});
       expect_equal(named(recompute), named("none"));

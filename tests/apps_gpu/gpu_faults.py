@@ -34,6 +34,8 @@ def train(arguments, limit=runs.LIMIT, **how):
 
 
 class GpuFaults(unittest.TestCase):
+    EP = 1  # parallel.ep
+
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="moiety-gpu-faults-")
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
@@ -43,7 +45,7 @@ class GpuFaults(unittest.TestCase):
                        checkpoint__interval=20, checkpoint__keep_last=1000, model__d_model=64,
                        data__seq_len=128)
         options.update(more)
-        return tiny(f"{self.dir}/{name}", 2, 1, count, **options)
+        return tiny(f"{self.dir}/{name}", 2, self.EP, count, **options)
 
     def ends(self, run, since, limit, named):
         code = run.wait(limit + 20)
@@ -124,6 +126,13 @@ class GpuFaults(unittest.TestCase):
         wait_for_step(f"{self.dir}/term", 30)
         os.kill(run.rank_pids()[1], signal.SIGTERM)
         self.assertEqual(run.wait(), 75, run.tail())
+
+
+class GpuFaultsOfExperts(GpuFaults):
+    """The same where the two processes exchange tokens: kernels of the exchange wait for the one that is
+    gone."""
+    EP = 2
+    test_killed_while_it_saves = test_sigterm_saves = test_long = None
 
 
 def gpus():

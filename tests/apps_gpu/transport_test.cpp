@@ -9,6 +9,8 @@ const Arguments kThreads{"--run.device=cuda", "--run.launch=threads"};
 const Arguments kMapped = kThreads + Arguments{"--comm.transport=mapped"};
 const Arguments kNccl = kThreads + Arguments{"--comm.transport=nccl"};
 
+constexpr Ranks kEp2{"ep2", 2, 1, 2};
+
 class Transport : public RanksOnGpu {
  protected:
   void SetUp() override {
@@ -20,7 +22,7 @@ class Transport : public RanksOnGpu {
 };
 
 TEST_F(Transport, NcclGivesTheBitsOfMappedMemory) {
-  for (const Ranks& r : {kDp2, kTp2}) {
+  for (const Ranks& r : {kDp2, kTp2, kEp2}) {
     for (const Arguments& recipe :
          {Arguments{"--precision.recipe=fp32"}, Arguments{"--precision.recipe=bf16"}}) {
       const auto named = [&](const char* what) {
@@ -36,6 +38,14 @@ TEST_F(Transport, NcclGivesTheBitsOfMappedMemory) {
       EXPECT_EQ(all, digests(checkpoint_path(at(named("nccl")), 20)));
     }
   }
+}
+
+TEST_F(Transport, NcclBringsExpertsNoRowsOfSingleChoices) {
+  const ProgramResult result = run(model("token", kEp2) + kNccl + Arguments{"--moe.combine=token"});
+  EXPECT_EQ(result.code, kExitUsage);
+  EXPECT_NE(result.err.find("moe.combine = \"token\" with parallel.ep = 2: ep, group \"ep\": sums"),
+            std::string::npos)
+      << result.err;
 }
 
 // A run goes on with the other one.

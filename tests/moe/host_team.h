@@ -201,6 +201,11 @@ class HostMachine {
   comm::SymmetricBuffer share(comm::Communicator& comm, const std::string& name, int64_t bytes) {
     return comm::SymmetricBuffer::create(comm, name, bytes);
   }
+  static std::shared_ptr<Buffer> own(int64_t bytes) {
+    auto memory = std::make_shared<Buffer>(bytes);
+    std::memset(memory->data(), 0, static_cast<size_t>(bytes));
+    return memory;
+  }
   static void write(std::byte* to, const void* from, int64_t bytes) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
   }

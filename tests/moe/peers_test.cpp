@@ -3,6 +3,7 @@
 #include "tests/moe/ep_batch.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
+#include "tests/moe/ep_row_map.h"
 #include "tests/moe/host_team.h"
 
 namespace moiety::moe {
@@ -21,7 +22,7 @@ class OnSteps : public OnHost {
 };
 
 template <class T, class Out>
-void run_case(const conformance::Case& c, int seed) {
+void run_case(const conformance::Case& c, int seed, EpTransport transport) {
   const conformance::Problem<T> problem(c, seed);
   const conformance::Expected<T, Out> expected(problem);
   Threads::run(c.ranks, [&](comm::Communicator& world) {
@@ -29,14 +30,19 @@ void run_case(const conformance::Case& c, int seed) {
     const HostShape shape{.warps = 1 + (seed + world.rank()) % 3,
                           .blocks = 1 + seed % 5 + world.rank(),
                           .seed = static_cast<unsigned>(seed + world.rank())};
-    conformance::RankRun<T, Out, OnSteps>(world, problem, expected, EpTransport::kMapped,
-                                          OnSteps(shape))
+    conformance::RankRun<T, Out, OnSteps>(world, problem, expected, transport, OnSteps(shape))
         .run();
   });
 }
 template <class T>
-void run_case_of(const conformance::Case& c, int seed) {
-  c.out_fp32 ? run_case<T, float>(c, seed) : run_case<T, T>(c, seed);
+void run_case_of(const conformance::Case& c, int seed, EpTransport transport) {
+  c.out_fp32 ? run_case<T, float>(c, seed, transport) : run_case<T, T>(c, seed, transport);
+}
+void run_any(conformance::Case c, int seed, EpTransport transport) {
+  conformance::shrink(c);
+  if (c.dtype == DType::kBFloat16) run_case_of<bf16>(c, seed, transport);
+  if (c.dtype == DType::kFloat16) run_case_of<fp16>(c, seed, transport);
+  if (c.dtype == DType::kFloat32) run_case_of<float>(c, seed, transport);
 }
 
 // A part of the cases.
@@ -51,12 +57,18 @@ TEST_P(PeersCases, HaveTheBitsOfTheOracle) {
   std::erase_if(cases, [](const conformance::Case& c) { return c.ranks == 1; });
   const size_t step = kSanitized ? 4 * kParts : kParts;
   for (size_t i = GetParam(); i < cases.size() && !HasFailure(); i += step) {
-    conformance::Case& c = cases[i];
-    conformance::shrink(c);
-    const int seed = static_cast<int>(i);
-    if (c.dtype == DType::kBFloat16) run_case_of<bf16>(c, seed);
-    if (c.dtype == DType::kFloat16) run_case_of<fp16>(c, seed);
-    if (c.dtype == DType::kFloat32) run_case_of<float>(c, seed);
+    run_any(cases[i], static_cast<int>(i), EpTransport::kMapped);
+  }
+}
+
+TEST_P(PeersCases, HaveTheBitsOfTheOracleOverCollectives) {
+  std::vector<conformance::Case> cases = conformance::all_cases();
+  std::erase_if(cases, [](const conformance::Case& c) {
+    return c.ranks == 1 || c.reduction == Reduction::kToken;
+  });
+  const size_t step = (kSanitized ? 8 : 2) * kParts;
+  for (size_t i = GetParam(); i < cases.size() && !HasFailure(); i += step) {
+    run_any(cases[i], static_cast<int>(i), EpTransport::kCollectives);
   }
 }
 
@@ -65,12 +77,24 @@ TEST(Peers, MoveQuantizedRows) {
   std::erase_if(cases, [](const quantized::Case& c) { return c.ranks == 1; });
   for (size_t i = 0; i < cases.size() && !HasFailure(); ++i) {
     quantized::Case& c = cases[i];
-    c.gemm_layout = false;
+    if (c.swizzled()) c.experts = std::min(c.experts, 6);  // each has 128 rows or none
     conformance::shrink(c);
     const quantized::Problem problem(c, static_cast<int>(i));
+    const auto transport = i % 3 == 0 ? EpTransport::kCollectives : EpTransport::kMapped;
     Threads::run(c.ranks, [&](comm::Communicator& world) {
       SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), i, c.describe()));
-      quantized::run_rank(world, problem, EpTransport::kMapped, OnSteps({}));
+      quantized::run_rank(world, problem, transport, OnSteps({}));
+    });
+  }
+}
+
+TEST(Peers, BringRowsOnceByAMap) {
+  for (const row_map::Sizes& z : row_map::kSizes) {
+    Threads::run(z.ranks, [&](comm::Communicator& world) {
+      SCOPED_TRACE(text("{} ranks, {} slots", z.ranks, z.capacity));
+      OnHost place;
+      row_map::run_rank(world, z, {.chunk_rows = 4}, place,
+                        [&](EpGroup& group) { run_as_steps(group, world, {}); });
     });
   }
 }
@@ -145,14 +169,17 @@ struct Outcome {
   std::string text[kRanks];
 };
 using Act = std::function<void(int, EpGroup&, HostExchange&, BatchRun&)>;
-Outcome fail_with(const Act& act, double deadline = 20, int depth = 2) {
+Outcome fail_with(const Act& act, double deadline = 20, int depth = 2,
+                  EpTransport transport = EpTransport::kMapped) {
   const Batch batch = batch_of(5);
   Outcome out;
   Threads::run(kRanks, [&](comm::Communicator& world) {
     const int me = world.rank();
     EpLimits limits = kLimits;
     limits.depth = depth;
-    EpGroup group = EpGroup::create(world, kMap, limits, options(deadline));
+    EpOptions how = options(deadline);
+    how.transport = transport;
+    EpGroup group = EpGroup::create(world, kMap, limits, how);
     HostExchange& exchange = run_as_steps(group, world, {});
     BatchRun run(batch, me);
     run.prepare_plan(group);
@@ -260,6 +287,18 @@ TEST(PeersFault, ARankThatRunsSomethingElse) {
                     run.dispatch_rows(group);
                   }),
                   0, "dispatch(bf16, 48 B) of plan 1", "dispatch(bf16, 48 B) of plan 7");
+}
+
+// Over collectives every rank finds it by itself.
+TEST(PeersFault, ARankThatRunsSomethingElseOverCollectives) {
+  const Outcome out = fail_with(
+      [](int rank, EpGroup& group, HostExchange&, BatchRun& run) {
+        rank == 1 ? run.combine_backward_rows(group) : run.dispatch_rows(group);
+      },
+      20, 2, EpTransport::kCollectives);
+  for (const std::string& said : out.text) {
+    EXPECT_NE(said.find("runs combine_backward(bf16, 48 B) of plan 1"), std::string::npos) << said;
+  }
 }
 
 void expect_prepare_differs(const std::function<void(int, PrepareArgs&)>& change,
@@ -400,8 +439,14 @@ TEST(PeersBytes, AreThoseOfTheSharedMemory) {
             "ep, group \"moe\": on GPUs rows are on their way in the group's memory (EpLimits "
             "staged)");
   gpu.transport = EpTransport::kCollectives;
-  EXPECT_EQ(error_of([&] { EpGroup::bytes(map, {.tokens = 1, .model = 1, .topk = 1}, gpu); }),
-            "ep, group \"moe\": 2 ranks on GPUs over collectives; they map each other's memory");
+  EpLimits limits{.tokens = 100, .model = 24, .topk = 2};
+  const EpBytes bytes = EpGroup::bytes(map, limits, gpu);
+  EXPECT_EQ(bytes.regions, 2 * 100 * 128);  // what comes, and the boxes
+  EXPECT_EQ(bytes.total, bytes.regions + bytes.meta + bytes.words + bytes.loss);
+  limits.token_order = true;
+  EXPECT_EQ(error_of([&] { EpGroup::bytes(map, limits, gpu); }),
+            "ep, group \"moe\": sums in the order of choices (EpLimits token_order) between GPUs "
+            "need memory that their ranks map");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "moiety/base/graph.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
+#include "tests/moe/ep_row_map.h"
 #include "tests/moe_gpu/ranks_on_gpu.h"
 #include "tests/support/gpu_test.h"
 
@@ -22,23 +23,37 @@ class PeersGpu : public GpuTest, public testing::WithParamInterface<int> {
     return {
         .name = "moe", .deadline = Seconds(deadline), .chunk_rows = 4, .device = place.device()};
   }
-  void run(int ranks, const std::function<void(comm::Communicator&, OnGpuRank)>& body) {
-    run_on_gpus(gpus(), ranks, Seconds(20), body);
+  void run(int ranks, const std::function<void(comm::Communicator&, OnGpuRank)>& body,
+           comm::GpuTransport transport = comm::GpuTransport::kAuto) {
+    run_on_gpus(gpus(), ranks, Seconds(20), body, transport);
+  }
+  // What carries the operations of a communicator: NCCL, where each rank has a GPU.
+  comm::GpuTransport carrier(int ranks) const {
+    return ranks <= gpus() ? comm::GpuTransport::kNccl : comm::GpuTransport::kMapped;
   }
 
   template <class T, class Out>
-  void run_case(const conformance::Case& c, int seed) {
+  void run_case(const conformance::Case& c, int seed, EpTransport transport) {
+    const bool carried = transport == EpTransport::kCollectives;
     const conformance::Problem<T> problem(c, seed);
     const conformance::Expected<T, Out> expected(problem);
-    run(c.ranks, [&](comm::Communicator& world, const OnGpuRank& place) {
-      SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), seed, c.describe()));
-      conformance::RankRun<T, Out, OnGpuRank>(world, problem, expected, EpTransport::kAuto, place)
-          .run();
-    });
+    run(
+        c.ranks,
+        [&](comm::Communicator& world, const OnGpuRank& place) {
+          SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), seed, c.describe()));
+          conformance::RankRun<T, Out, OnGpuRank>(world, problem, expected, transport, place).run();
+        },
+        carried ? carrier(c.ranks) : comm::GpuTransport::kAuto);
   }
   template <class T>
-  void run_case_of(const conformance::Case& c, int seed) {
-    c.out_fp32 ? run_case<T, float>(c, seed) : run_case<T, T>(c, seed);
+  void run_case_of(const conformance::Case& c, int seed, EpTransport transport) {
+    c.out_fp32 ? run_case<T, float>(c, seed, transport) : run_case<T, T>(c, seed, transport);
+  }
+  void run_any(conformance::Case c, int seed, EpTransport transport) {
+    conformance::shrink(c);
+    if (c.dtype == DType::kBFloat16) run_case_of<bf16>(c, seed, transport);
+    if (c.dtype == DType::kFloat16) run_case_of<fp16>(c, seed, transport);
+    if (c.dtype == DType::kFloat32) run_case_of<float>(c, seed, transport);
   }
 };
 
@@ -59,12 +74,19 @@ TEST_P(PeersGpuCases, HaveTheBitsOfTheOracle) {
   std::vector<conformance::Case> cases = conformance::all_cases();
   std::erase_if(cases, [](const conformance::Case& c) { return c.ranks == 1; });
   for (size_t i = part(); i < cases.size() && !HasFailure(); i += kParts) {
-    conformance::Case& c = cases[i];
-    conformance::shrink(c);
-    const int seed = static_cast<int>(i);
-    if (c.dtype == DType::kBFloat16) run_case_of<bf16>(c, seed);
-    if (c.dtype == DType::kFloat16) run_case_of<fp16>(c, seed);
-    if (c.dtype == DType::kFloat32) run_case_of<float>(c, seed);
+    run_any(cases[i], static_cast<int>(i), EpTransport::kAuto);
+  }
+}
+
+// A communicator carries rows and counts, as between ranks that do not map each other's memory. On
+// two GPUs that is NCCL for two ranks, whose communicators take a while to make.
+TEST_P(PeersGpuCases, HaveTheBitsOfTheOracleOverCollectives) {
+  std::vector<conformance::Case> cases = conformance::all_cases();
+  std::erase_if(cases, [&](const conformance::Case& c) {
+    return c.ranks == 1 || c.reduction == Reduction::kToken || (gpus() == 2 && c.ranks > 2);
+  });
+  for (size_t i = part(); i < cases.size() && !HasFailure(); i += 2 * kParts) {
+    run_any(cases[i], static_cast<int>(i), EpTransport::kCollectives);
   }
 }
 
@@ -73,12 +95,21 @@ TEST_P(PeersGpu, MoveQuantizedRows) {
   std::erase_if(cases, [](const quantized::Case& c) { return c.ranks == 1; });
   for (size_t i = 0; i < cases.size() && !HasFailure(); ++i) {
     quantized::Case& c = cases[i];
-    c.gemm_layout = false;
+    if (c.swizzled()) c.experts = std::min(c.experts, 6);  // each has 128 rows or none
     conformance::shrink(c);
     const quantized::Problem problem(c, static_cast<int>(i));
     run(c.ranks, [&](comm::Communicator& world, const OnGpuRank& place) {
       SCOPED_TRACE(text("rank {} of case {}: {}", world.rank(), i, c.describe()));
       quantized::run_rank(world, problem, EpTransport::kAuto, place);
+    });
+  }
+}
+
+TEST_P(PeersGpu, BringRowsOnceByAMap) {
+  for (const row_map::Sizes& z : row_map::kSizes) {
+    run(z.ranks, [&](comm::Communicator& world, OnGpuRank place) {
+      SCOPED_TRACE(text("{} ranks, {} slots", z.ranks, z.capacity));
+      row_map::run_rank(world, z, options(place), place, [](EpGroup&) {});
     });
   }
 }
@@ -184,29 +215,46 @@ struct Twins {
   std::map<const Tensor*, TensorView> there;
 };
 
+// Plans in flight, eagerly and in a graph; and with other memory, which a graph of operations over
+// collectives does not find.
+void expect_plans_in_flight(comm::Communicator& world, OnGpuRank& place, const EpOptions& how) {
+  Twins twins(world, place);
+  EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, how);
+  for (int round = 0; round < 20; ++round) twins.run(group, place.stream);
+  group.check(group.epoch());
+  world.barrier();
+  const Graph graph(place.stream, [&] { twins.run(group, place.stream); });
+  world.barrier();
+  for (int round = 0; round < 20; ++round) {
+    graph.launch(place.stream);
+    if (round % 3 == 0) twins.run(group, place.stream);
+  }
+  group.check(group.epoch());
+  EpLimits larger = Step::kLimits;
+  larger.tokens *= 3;
+  larger.depth = 3;
+  if (how.transport != EpTransport::kCollectives) group.reserve(larger);
+  for (int round = 0; round < 5; ++round) graph.launch(place.stream);
+  group.check(group.epoch());
+  twins.expect_same(place);
+  group.close();
+}
+
 TEST_P(PeersGpu, PlansInFlightEagerAndInOneGraphThatOutlivesMemory) {
   run(Step::kRanks, [](comm::Communicator& world, OnGpuRank place) {
-    Twins twins(world, place);
-    EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options(place));
-    for (int round = 0; round < 20; ++round) twins.run(group, place.stream);
-    group.check(group.epoch());
-    world.barrier();
-    const Graph graph(place.stream, [&] { twins.run(group, place.stream); });
-    world.barrier();
-    for (int round = 0; round < 20; ++round) {
-      graph.launch(place.stream);
-      if (round % 3 == 0) twins.run(group, place.stream);
-    }
-    group.check(group.epoch());
-    EpLimits larger = Step::kLimits;
-    larger.tokens *= 3;
-    larger.depth = 3;
-    group.reserve(larger);
-    for (int round = 0; round < 5; ++round) graph.launch(place.stream);
-    group.check(group.epoch());
-    twins.expect_same(place);
-    group.close();
+    expect_plans_in_flight(world, place, options(place));
   });
+}
+
+TEST_P(PeersGpu, PlansInFlightEagerAndInOneGraphOverCollectives) {
+  run(
+      Step::kRanks,
+      [](comm::Communicator& world, OnGpuRank place) {
+        EpOptions how = options(place);
+        how.transport = EpTransport::kCollectives;
+        expect_plans_in_flight(world, place, how);
+      },
+      carrier(Step::kRanks));
 }
 
 // A rank that does not come is named after the deadline; the context, and another group, go on.

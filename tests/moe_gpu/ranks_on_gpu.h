@@ -11,7 +11,7 @@ namespace moiety::moe {
 
 // What one rank has on the GPU.
 struct GpuRank {
-  static constexpr int64_t kBytes = int64_t{48} << 20;
+  static constexpr int64_t kBytes = int64_t{256} << 20;
 
   explicit GpuRank(Device device)
       : there(kBytes, device), staged(Buffer::pinned(kBytes)), stream(Stream::on(device)) {}
@@ -33,7 +33,8 @@ class OnGpuRank {
   TensorView operator()(const TensorView& storage, const TensorView& view) {
     const int64_t at = used_;
     used_ += round_up(storage.bytes(), 256);
-    MOIETY_CHECK(used_ <= GpuRank::kBytes, "the tests' memory is used up");
+    MOIETY_CHECK(used_ <= GpuRank::kBytes, "the tests' memory is used up, by {} bytes",
+                 used_ - GpuRank::kBytes);
     copies_.push_back({storage, at});
     std::memcpy(rank_->staged.data() + at, storage.raw(), size_t(storage.bytes()));
     copy(there(at, storage.bytes()), staged(at, storage.bytes()), stream);
@@ -96,11 +97,12 @@ class OnGpuRank {
 
 // Runs body(world, place) on ranks that are threads and share the first `gpus` GPUs.
 inline void run_on_gpus(int gpus, int ranks, Seconds deadline,
-                        const std::function<void(comm::Communicator&, OnGpuRank)>& body) {
+                        const std::function<void(comm::Communicator&, OnGpuRank)>& body,
+                        comm::GpuTransport transport = comm::GpuTransport::kAuto) {
   for (int r = 0; r < ranks; ++r) GpuRank::of(r, gpus);
-  comm::run_thread_ranks(ranks, {.deadline = deadline}, [&](comm::Communicator& world) {
-    body(world, OnGpuRank(GpuRank::of(world.rank(), gpus)));
-  });
+  comm::run_thread_ranks(
+      ranks, {.deadline = deadline, .gpu_transport = transport},
+      [&](comm::Communicator& world) { body(world, OnGpuRank(GpuRank::of(world.rank(), gpus))); });
 }
 
 }  // namespace moiety::moe

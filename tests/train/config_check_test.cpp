@@ -58,19 +58,6 @@ TEST(ConfigCheck, GpusTakeDataTensorAndExpertParallelRanks) {
   }
 }
 
-TEST(ConfigCheck, RowsBetweenGpusComeInTheOrderOfExperts) {
-  const Device gpu{DeviceType::kCuda, 0};
-  TrainConfig c;
-  c.model.row_layout = moe::RowLayout::kRank;
-  check_rows(c, {.dp = 2, .ep = 2}, {});
-  check_rows(c, {.dp = 2, .edp = 2}, gpu);
-  EXPECT_EQ(error_of([&] { check_rows(c, {.dp = 2, .ep = 2}, gpu); }, ErrorKind::kUsage),
-            "moe.layout = \"rank\": between ranks on GPUs rows come in the order of experts alone, "
-            "and parallel.ep = 2 on cuda:0; auto or expert");
-  c.model.row_layout = moe::RowLayout::kAuto;
-  check_rows(c, {.dp = 2, .ep = 2}, gpu);
-}
-
 TEST(ConfigCheck, MicroBatchesTakeTurnsOnCpuRanks) {
   TrainConfig c;
   c.run.dir = "r";

@@ -57,6 +57,9 @@ struct Control {
   int64_t chunk_rows = 1, rows_max = 0;
   MappedLayout layout;
   std::byte* base_R[kMostMappedRanks] = {};
+  // Over collectives: where records and messages for peers wait to be carried, in the order of the
+  // peers; words for peers go to memory that nobody reads, their base_R.
+  std::byte* boxes = nullptr;
 
   // Changed by operations, in the order of the stream.
   Epoch epoch = 0;
@@ -85,11 +88,14 @@ struct Control {
   MOIETY_HD_INLINE uint64_t* poison(int at) const { return word(at, layout.poison, 0); }
   // The number of sender `from` among those that rank `at` has a place for.
   MOIETY_HD_INLINE static int place(int at, int from) { return from < at ? from : from - 1; }
+  MOIETY_HD_INLINE bool in_box(int at) const { return boxes && at != rank; }
   MOIETY_HD_INLINE std::byte* message(int at, int from) const {
+    if (in_box(at)) return boxes + place(rank, at) * layout.message;
     return base_R[at] + layout.meta + (half() * (ranks - 1) + place(at, from)) * layout.message;
   }
   // Record j of sender `from`, of `stride` bytes.
   MOIETY_HD_INLINE std::byte* record(int at, int from, int64_t j, int64_t stride) const {
+    if (in_box(at)) return boxes + (place(rank, at) * rows_max + j) * stride;
     return base_R[at] + layout.regions + half() * layout.half +
            (place(at, from) * rows_max + j) * stride;
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "moiety/moe/peers/meet_steps.h"
+#include "moiety/moe/peers/scale_words.h"
 
 namespace moiety::moe::peers {
 
@@ -29,7 +30,21 @@ struct CopyRows {
   int64_t weight_stride, value_stride, side_at, record;
   bool weighted, has_values;
   bool tail;  // zero the tail, too
+  // [C]: a row has one place among the outputs, by a map; null: its slots are its places.
+  const int32_t* source;
+  ScaleWords words;  // of part 1, if a layout of GEMMs is wanted
 
+  MOIETY_HD_INLINE bool laid_out(int i) const { return i == 1 && words.step > 0; }
+  // Calls f(place) for those of a row with these slots.
+  template <class Live, class F>
+  MOIETY_STEP void places(const Live& live, F&& f) const {
+    bool first = true;
+    live.each([&](int, int64_t slot) {
+      if (!source) return f(slot);
+      if (first) f(source[slot]);
+      first = false;
+    });
+  }
   // A row is moved in so many pieces, each by a warp; the first has all that is beside the data.
   MOIETY_HD_INLINE int64_t pieces() const {
     return ceil_div(part[0].bytes, int64_t{part[0].unit} * 32 * kUnits);
@@ -164,7 +179,19 @@ MOIETY_STEP void for_received(Team& team, const PlanView& plan, const Taken& tak
   }
 }
 
-// Zeroes the rows and values of slots that no row has.
+template <class Warp>
+MOIETY_STEP void zero_row(Warp& warp, const CopyRows& rows, int64_t place) {
+  for (int i = 0; i < rows.parts; ++i) {
+    const RowPart& p = rows.part[i];
+    if (rows.laid_out(i)) {
+      rows.words.put(warp, place, nullptr);
+    } else {
+      zero_bytes(warp, p.to + place * p.to_stride, p.bytes, p.unit);
+    }
+  }
+}
+
+// Zeroes the rows and values of slots that no row has; by a map only the values.
 template <class Team>
 MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& rows) {
   const int64_t end = rows.tail ? plan.capacity : plan.info[kInfoPadded];
@@ -174,10 +201,7 @@ MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& ro
         n, [&](int64_t i) { return plan.slot_row[first + i] < 0; },
         [&](int64_t i) {
           const int64_t slot = first + i;
-          for (int j = 0; j < rows.parts; ++j) {
-            const RowPart& p = rows.part[j];
-            zero_bytes(warp, p.to + slot * p.to_stride, p.bytes, p.unit);
-          }
+          if (!rows.source) zero_row(warp, rows, slot);
           if (rows.has_values) {
             warp.one([&] { store(rows.values + slot * rows.value_stride, uint32_t{0}); });
           }
@@ -214,13 +238,18 @@ struct ExpandRows {
     const std::byte* record = own ? nullptr : c.record(c.rank, s, j, rows.record);
     const auto put = [&](const RowPart& p, int64_t of) {
       move_piece(warp, p, own ? p.from + t * p.from_stride : record + p.at, of, [&](auto&& store) {
-        live.each([&](int, int64_t slot) { store(p.to + slot * p.to_stride); });
+        rows.places(live, [&](int64_t place) { store(p.to + place * p.to_stride); });
       });
     };
     put(rows.part[0], piece);
     if (piece > 0) return;
     for (int i = 1; i < rows.parts; ++i) {
       const RowPart& p = rows.part[i];
+      if (rows.laid_out(i)) {
+        const std::byte* from = own ? p.from + t * p.from_stride : record + p.at;
+        rows.places(live, [&](int64_t place) { rows.words.put(warp, place, from); });
+        continue;
+      }
       for (int64_t of = 0; of * p.unit * 32 * kUnits < p.bytes; ++of) put(p, of);
     }
     if (!rows.weighted) return;

@@ -66,9 +66,9 @@ class CudaMachine {
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
     blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows, CountRows,
-                 AddBlocks, CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads,
-                 TrimExperts, WriteCounts, FindSlots>();
+    load_kernels<Greet, Arrive, Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows,
+                 ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
+                 NumberPairs<true>, ExchangeHeads, TrimExperts, WriteCounts, FindSlots>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
@@ -93,6 +93,15 @@ class CudaMachine {
 
   comm::SymmetricBuffer share(comm::Communicator& comm, const std::string& name, int64_t bytes) {
     return comm::SymmetricBuffer::create(comm, name, bytes, {DeviceType::kCuda, device_});
+  }
+  std::shared_ptr<Buffer> own(int64_t bytes) const {
+    const Device device{DeviceType::kCuda, device_};
+    auto memory = std::make_shared<Buffer>(bytes, device, "expert parallelism");
+    const CudaDeviceGuard guard(device_);
+    MOIETY_CUDA_CHECK(
+        cudaMemsetAsync(memory->data(), 0, static_cast<size_t>(bytes), cudaStreamPerThread));
+    MOIETY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamPerThread));
+    return memory;
   }
   void write(std::byte* to, const void* from, int64_t bytes) const {
     move(to, from, bytes, cudaMemcpyHostToDevice);
@@ -161,6 +170,7 @@ class CudaMachine {
 
 std::unique_ptr<PeerExchange> make_peer_exchange(comm::Communicator& comm, const ExpertMap& map,
                                                  const EpOptions& options) {
+  if (options.transport == EpTransport::kCollectives) comm.prepare(options.device);
   return std::make_unique<StepExchange<CudaMachine>>(
       CudaMachine(options.device.index, options.deadline), comm, map, options);
 }

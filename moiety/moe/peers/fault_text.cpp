@@ -1,6 +1,46 @@
+#include <algorithm>
+
 #include "moiety/moe/peers/step_exchange.h"
 
 namespace moiety::moe::peers {
+
+namespace {
+
+EpLimits one_at_a_time(const EpLimits& limits) {
+  EpLimits out = limits;
+  out.depth = 1;
+  return out;
+}
+
+EpBytes carried_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
+  if (limits.token_order) {
+    fail(ErrorKind::kUnsupported,
+         "ep, group \"{}\": sums in the order of choices (EpLimits token_order) between GPUs need "
+         "memory that their ranks map",
+         options.name);
+  }
+  EpBytes bytes = mapped_layout(map, one_at_a_time(limits), options).bytes;
+  const CarryPlaces places = carry_places(map, limits, options);
+  bytes.words += places.boxes - places.nowhere;
+  bytes.regions += places.greetings - places.boxes;
+  bytes.meta += places.end - places.greetings;
+  bytes.total = places.end;
+  bytes.loss = bytes.total - bytes.words - bytes.meta - bytes.regions;
+  return bytes;
+}
+
+}  // namespace
+
+CarryPlaces carry_places(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
+  const MappedLayout layout = mapped_layout(map, one_at_a_time(limits), options);
+  CarryPlaces out;
+  out.nowhere = layout.bytes.total;
+  out.boxes = round_up(out.nowhere + layout.bytes.words, 256);
+  const int64_t box = std::max(layout.half, (map.ranks() - 1) * layout.message);
+  out.greetings = round_up(out.boxes + box, 256);
+  out.end = round_up(out.greetings + int64_t{sizeof(Greeting)} * map.ranks(), 256);
+  return out;
+}
 
 EpBytes peer_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
   if (!limits.staged) {
@@ -8,11 +48,7 @@ EpBytes peer_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions
          "ep, group \"{}\": on GPUs rows are on their way in the group's memory (EpLimits staged)",
          options.name);
   }
-  if (options.transport == EpTransport::kCollectives) {
-    fail(ErrorKind::kUnsupported,
-         "ep, group \"{}\": {} ranks on GPUs over collectives; they map each other's memory",
-         options.name, map.ranks());
-  }
+  if (options.transport == EpTransport::kCollectives) return carried_bytes(map, limits, options);
   EpBytes bytes = mapped_layout(map, limits, options).bytes;
   const int64_t used = bytes.words + bytes.meta + bytes.regions;
   const int64_t probes = 8 * map.ranks();  // of the symmetric buffer, behind its last byte

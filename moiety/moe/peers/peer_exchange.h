@@ -50,6 +50,12 @@ class PeerExchange : public comm::GpuWaits {
   virtual const comm::SymmetricBuffer& memory() const = 0;
 };
 
+// The places in a rank's memory of what lies behind the layout where collectives carry rows: words
+// that nobody reads, the boxes for peers, and the ranks' entries.
+struct CarryPlaces {
+  int64_t nowhere = 0, boxes = 0, greetings = 0, end = 0;
+};
+CarryPlaces carry_places(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
 // The bytes of a group's memory on a GPU.
 EpBytes peer_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
 // The exchange on options.device. Collective. Throws what SymmetricBuffer::create throws.

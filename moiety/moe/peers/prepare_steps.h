@@ -6,38 +6,49 @@
 
 namespace moiety::moe::peers {
 
-// Exchanges heads and counts with all peers. One block.
+// Exchanges heads and counts with all peers. One block. Over collectives the two halves are steps.
 struct ExchangeHeads {
   static constexpr int kThreads = 512;
   Control* control;
   PrepareView p;
+  bool sends = true, receives = true;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
     if (failed(team, c)) return;
-    const PlanView& plan = p.plan;
+    if (sends) send(team, c);
+    if (receives) receive(team, c);
+  }
+
+ private:
+  // Calls f(word of the head and counts of rank s here, their place in a message).
+  template <class Team, class F>
+  MOIETY_STEP void for_words(Team& team, const Control& c, int s, F&& f) const {
     const int64_t experts = c.experts, ranks = c.ranks, head = sizeof(MessageHead);
+    team.each((head / 4 + experts + ranks), [&](int64_t i) {
+      const int64_t at = i - head / 4;
+      int32_t* here = at < 0         ? reinterpret_cast<int32_t*>(&c.scratch.heads_R[s]) + i
+                      : at < experts ? &p.plan.count_RE[s * experts + at]
+                                     : &p.plan.rows_RR[s * ranks + at - experts];
+      f(here, 4 * i);
+    });
+  }
+  template <class Team>
+  MOIETY_STEP void send(Team& team, Control& c) const {
     team.one([&] { c.scratch.heads_R[c.rank] = own_head(c); });
     team.sync();
-    // Calls f(word of the head and counts of rank s here, their place in a message).
-    const auto for_words = [&](int s, auto&& f) {
-      team.each((head / 4 + experts + ranks), [&](int64_t i) {
-        const int64_t at = i - head / 4;
-        int32_t* here = at < 0         ? reinterpret_cast<int32_t*>(&c.scratch.heads_R[s]) + i
-                        : at < experts ? &plan.count_RE[s * experts + at]
-                                       : &plan.rows_RR[s * ranks + at - experts];
-        f(here, 4 * i);
-      });
-    };
     for (int i = 0; i + 1 < c.ranks; ++i) {
       std::byte* out = c.message(c.peer(i), c.rank);
-      for_words(c.rank, [&](int32_t* here, int64_t at) { store(out + at, *here); });
+      for_words(team, c, c.rank, [&](int32_t* here, int64_t at) { store(out + at, *here); });
     }
     team.sync();
     team.each(c.ranks - 1, [&](int64_t i) {
       store_release(c.ready_word(c.peer(i), c.rank, c.layout.chunks), c.entry.word);
     });
+  }
+  template <class Team>
+  MOIETY_STEP void receive(Team& team, Control& c) const {
     const uint64_t start = nanoseconds();
     team.each(c.ranks - 1, [&](int64_t i) {
       const int s = c.peer(i);
@@ -49,14 +60,12 @@ struct ExchangeHeads {
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
       const std::byte* in = c.message(c.rank, s);
-      for_words(s, [&](int32_t* here, int64_t at) { *here = load<int32_t>(in + at); });
+      for_words(team, c, s, [&](int32_t* here, int64_t at) { *here = load<int32_t>(in + at); });
     }
     team.sync();
-    team.each(ranks, [&](int64_t s) { plan.tokens_R[s] = c.scratch.heads_R[s].tokens; });
+    team.each(c.ranks, [&](int64_t s) { p.plan.tokens_R[s] = c.scratch.heads_R[s].tokens; });
     team.one([&] { compare(c); });
   }
-
- private:
   MOIETY_STEP MessageHead own_head(const Control& c) const {
     const PlanView& plan = p.plan;
     MessageHead out;

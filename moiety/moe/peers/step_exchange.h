@@ -1,5 +1,6 @@
 // The operations of PeerExchange as lists of steps, whatever runs them. A Machine is that:
 //   SymmetricBuffer share(comm, name, bytes)   memory of all ranks
+//   shared_ptr<Buffer> own(bytes)   memory of this rank, zero
 //   write(to, from, bytes), read(to, from, bytes)   copies to and from that memory, at once
 //   FaultPage* page()                          host memory that steps reach, zero
 //   int64_t blocks()                           the most blocks that it is worth to have in a grid
@@ -13,9 +14,11 @@
 #include <type_traits>
 
 #include "moiety/base/error.h"
+#include "moiety/comm/agree.h"
 #include "moiety/comm/flags.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
+#include "moiety/moe/peers/carry_steps.h"
 #include "moiety/moe/peers/peer_exchange.h"
 #include "moiety/moe/peers/step_views.h"
 
@@ -64,20 +67,31 @@ class StepExchange final : public PeerExchange {
   }
 
   void allocate(const EpLimits& limits) override {
-    MappedLayout layout = mapped_layout(map_, limits, options_);
+    EpLimits in_use = limits;
+    // One operation's boxes come when the one before has ended.
+    if (over_collectives()) in_use.depth = 1;
+    MappedLayout layout = mapped_layout(map_, in_use, options_);
     const EpBytes bytes = peer_bytes(map_, limits, options_);
-    comm::SymmetricBuffer fresh = machine_.share(*comm_, options_.name, bytes.total);
+    comm::SymmetricBuffer fresh = make_memory(options_.name, bytes.total);
     Control c = control();
     c.open = 1;
-    c.depth = limits.depth;
+    c.depth = in_use.depth;
     c.rows_max = moe::rows_max(limits);
     c.layout = layout;
     for (int r = 0; r < comm_->size(); ++r) c.base_R[r] = fresh.peer(r);
+    if (over_collectives()) {
+      places_ = carry_places(map_, limits, options_);
+      for (int r = 0; r < comm_->size(); ++r) {
+        if (r != c.rank) c.base_R[r] = fresh.local() + places_.nowhere;
+      }
+      c.boxes = fresh.local() + places_.boxes;
+    }
     const std::vector<uint64_t> credits(comm_->size(), static_cast<uint64_t>(c.epoch));
     machine_.write(fresh.local() + layout.credit, credits.data(), 8 * comm_->size());
     set_control(c);
     std::swap(memory_, fresh);
     layout_ = layout;
+    rows_max_ = c.rows_max;
     bytes_ = bytes;
     machine_.ready(*comm_);
     if (fresh) fresh.close();
@@ -144,7 +158,11 @@ class StepExchange final : public PeerExchange {
     } else {
       number<true>(plan, p, tokens, stream);
     }
-    launch("ep prepare, heads", ExchangeHeads{c, p}, {}, stream);
+    if (over_collectives()) {
+      launch("ep prepare, heads", ExchangeHeads{c, p, true, false}, {}, stream);
+      carry(layout_.meta, layout_.message, stream);
+    }
+    launch("ep prepare, heads", ExchangeHeads{c, p, !over_collectives(), true}, {}, stream);
     launch("ep prepare, trim", TrimExperts{c, p}, {ranks}, stream);
     launch("ep prepare, counts", WriteCounts{c, p}, {}, stream);
     launch("ep prepare, slots", FindSlots{c, p}, {grid(ranks * plan.tokens_max, kRowsOfBlock)},
@@ -156,6 +174,10 @@ class StepExchange final : public PeerExchange {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
     move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), d.signature,
               stream);
+    if (rows.source || rows.words.pads() > 0) {
+      launch("ep zero places", ZeroPlaces{here(), view_of(plan), rows, d.rows.places},
+             {grid(d.rows.places, kTokenBlock)}, stream);
+    }
   }
 
   void scale_rows(const EpPlan& plan, const ScaledRows& a, const Signature& signature,
@@ -185,6 +207,7 @@ class StepExchange final : public PeerExchange {
     enter(signature, stream);
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
       launch("ep push sums", PushSums<T>{here(), view, {rows}}, {push_grid(plan)}, stream);
+      carry_records(rows.record, stream);
       launch("ep await", Await{here(), view, true}, {}, stream);
       const LaunchSize size{grid(plan.tokens * SumParts<T>{rows}.pieces(), kRowsOfBlock)};
       if (sum.out_TD.dtype() == DType::kFloat32) {
@@ -250,6 +273,7 @@ class StepExchange final : public PeerExchange {
         {pushers + std::min(blocks(plan.tokens), std::max<int64_t>(1, machine_.blocks() - pushers)),
          4 * options_.chunk_rows},
         stream);
+    carry_records(step.rows.record, stream);
     launch("ep await", Await{here(), view, false}, {}, stream);
     step.taken = {.own = false, .peers = true};
     launch("ep take", step, {blocks((map_.ranks() - 1) * plan.tokens_max)}, stream);
@@ -260,10 +284,52 @@ class StepExchange final : public PeerExchange {
     machine_.end(stream, comm_->bootstrap());
   }
 
+  // -- Over collectives.
+
+  bool over_collectives() const { return options_.transport == EpTransport::kCollectives; }
+  // Memory of all ranks, or over collectives of this one, zero.
+  comm::SymmetricBuffer make_memory(const std::string& name, int64_t bytes) {
+    if (!over_collectives()) return machine_.share(*comm_, name, bytes);
+    std::shared_ptr<Buffer> memory;
+    comm::agree_on(comm_->bootstrap(), text("ep, group \"{}\"", options_.name),
+                   text("allocate {}", bytes_text(bytes)), ErrorKind::kOutOfMemory,
+                   [&] { memory = machine_.own(bytes); });
+    return comm::SymmetricBuffer::adopt(
+        *comm_, std::vector<std::byte*>(static_cast<size_t>(comm_->size()), memory->data()), bytes,
+        memory, memory->device());
+  }
+  void carry_records(int64_t stride, const Stream& stream) {
+    if (!over_collectives()) return;
+    carry(layout_.regions, rows_max_ * stride, stream);
+  }
+  // Brings the boxes of `bytes` bytes to their peers, whose lie at `to` then; and their entries.
+  void carry(int64_t to, int64_t bytes, const Stream& stream) {
+    std::byte* const base = memory_.local();
+    const int64_t ranks = map_.ranks(), me = comm_->rank();
+    auto* const greetings = reinterpret_cast<Greeting*>(base + places_.greetings);
+    const auto rows = [&](void* at, int64_t n, int64_t row) {
+      return TensorView(at, DType::kUInt8, {n, row}, memory_.device());
+    };
+    launch("ep greet", Greet{here(), greetings}, {}, stream);
+    comm_
+        ->all_gather(rows(greetings + me, 1, sizeof(Greeting)),
+                     rows(greetings, ranks, sizeof(Greeting)), stream)
+        .wait();
+    std::vector<int64_t> one_each(static_cast<size_t>(ranks), 1);
+    one_each[static_cast<size_t>(me)] = 0;
+    if (bytes > 0) {
+      comm_
+          ->all_to_all(rows(base + places_.boxes, ranks - 1, bytes), one_each,
+                       rows(base + to, ranks - 1, bytes), one_each, stream)
+          .wait();
+    }
+    launch("ep arrive", Arrive{here(), greetings, comm::fault_word(*comm_)}, {}, stream);
+  }
+
   void make_control() {
     const int experts = map_.experts(), ranks = map_.ranks();
     const ControlPlaces at = control_places(experts, ranks);
-    control_ = machine_.share(*comm_, text("{}, control", options_.name), at.bytes);
+    control_ = make_memory(text("{}, control", options_.name), at.bytes);
     std::byte* const base = control_.local();
     const auto ints = [&](int64_t place) { return reinterpret_cast<int32_t*>(base + place); };
     const auto words = [&](int64_t place) { return reinterpret_cast<int64_t*>(base + place); };
@@ -306,6 +372,8 @@ class StepExchange final : public PeerExchange {
   comm::SymmetricBuffer control_, memory_;
   MappedLayout layout_;
   EpBytes bytes_;
+  CarryPlaces places_;
+  int64_t rows_max_ = 0;
   mutable Machine machine_;  // ends first: it may wait for steps that use the memory
 };
 

@@ -53,6 +53,16 @@ CopyRows view_of(const SourceRows& x, const TensorView& w_TK, const ExpertRows& 
   out.side_at = x.parts.side_at();
   out.record = x.parts.record(topk);
   out.tail = tail;
+  out.source = rows.source;
+  if (const moe::ScaleRows& scales = rows.scales; scales.layout() != ScaleLayout::kCompact) {
+    out.words = {.to = scales.compact()[0],
+                 .rows = scales.rows(),
+                 .cols = scales.cols(),
+                 .width = x.parts.scales / scales.cols(),
+                 .bytes = x.parts.scales,
+                 .step = scales.step(),
+                 .layout = scales.layout()};
+  }
   return out;
 }
 

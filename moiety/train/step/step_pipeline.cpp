@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "moiety/base/error.h"
 #include "moiety/model/step_input.h"
 #include "moiety/train/precision.h"
 
@@ -182,6 +183,15 @@ std::optional<FinishedStep> StepPipeline::complete() {
   profiler_.keep(step_);
   heartbeat_.step(step_);
   return out;
+}
+
+// Every group of ranks that a step waits for would wait for its whole deadline, one after another.
+StepPipeline::~StepPipeline() {
+  if (under_way_.empty()) return;
+  try {
+    world_.wait(under_way_.back().ended);
+  } catch (const Error&) {  // has been told
+  }
 }
 
 void StepPipeline::drain() {

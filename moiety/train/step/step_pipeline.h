@@ -57,6 +57,8 @@ class StepPipeline {
   // `requests` is called once a step for bits of StepRequest, which reach all ranks.
   StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Communicator& world,
                Heartbeat& heartbeat, const Journal& journal, std::function<uint32_t()> requests);
+  // Where an error has ended the run with steps under way: their waits for peers end, too.
+  ~StepPipeline();
 
   // Starts after `completed` steps; the data continues at `from` (null: from the start).
   void start(int64_t completed, const data::SamplerState* from);
