@@ -11,7 +11,7 @@ namespace moiety::moe {
 
 // What one rank has on the GPU.
 struct GpuRank {
-  static constexpr int64_t kBytes = int64_t{48} << 20;
+  static constexpr int64_t kBytes = int64_t{256} << 20;
 
   explicit GpuRank(Device device)
       : there(kBytes, device), staged(Buffer::pinned(kBytes)), stream(Stream::on(device)) {}

@@ -13,7 +13,8 @@ namespace moiety::moe::peers {
 namespace {
 
 template <class Step>
-__global__ void __launch_bounds__(Step::kThreads) run_step(const __grid_constant__ Step step) {
+__global__ void __launch_bounds__(Step::kThreads, Step::kBlocks)
+    run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
   DeviceTeam team(memory, parts);
@@ -28,8 +29,9 @@ void load_kernels() {
 }
 template <class T>
 void load_sums() {
-  load_kernels<PushSums<T>, TakeSums<T, T>, TakeSums<T, float>, ScaleRows<T>,
-               PushBeside<ScaleRows<T>>>();
+  load_kernels<Move<PushSums<T>, TakeSums<T, T>>, TakeRest<TakeSums<T, T>>,
+               Move<PushSums<T>, TakeSums<T, float>>, TakeRest<TakeSums<T, float>>,
+               Move<PushRows, ScaleRows<T>>, TakeRest<ScaleRows<T>>>();
 }
 
 // Pages that no group uses now. Freeing one would wait for all kernels of the process, also for
@@ -65,10 +67,9 @@ class CudaMachine {
   CudaMachine(int device, Seconds deadline)
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
-    blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows, CountRows,
-                 AddBlocks, CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads,
-                 TrimExperts, WriteCounts, FindSlots>();
+    multiprocessors_ = gpu_properties(device).multiprocessors;
+    load_kernels<Enter, TakeReport, Move<PushRows, ExpandRows>, TakeRest<ExpandRows>, CountRows,
+                 CountPairs, NumberPairs<false>, NumberPairs<true>, FindSlots>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
@@ -77,7 +78,7 @@ class CudaMachine {
       : device_(other.device_),
         deadline_(other.deadline_),
         page_(std::exchange(other.page_, nullptr)),
-        blocks_(other.blocks_) {}
+        multiprocessors_(other.multiprocessors_) {}
   CudaMachine& operator=(CudaMachine&&) = delete;
   // Waits for the operations that were issued, at most as long as a wait may take.
   ~CudaMachine() {
@@ -101,7 +102,7 @@ class CudaMachine {
     move(to, from, bytes, cudaMemcpyDeviceToHost);
   }
   FaultPage* page() const { return page_; }
-  int64_t blocks() const { return blocks_; }
+  int64_t multiprocessors() const { return multiprocessors_; }
   void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }
 
   template <class Step>
@@ -152,7 +153,7 @@ class CudaMachine {
   int device_;
   Seconds deadline_;
   FaultPage* page_;
-  int64_t blocks_ = 0;
+  int64_t multiprocessors_ = 0;
   Event last_, marks_[2];
   uint64_t issued_ = 0;
 };
