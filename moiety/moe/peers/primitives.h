@@ -59,15 +59,12 @@
 #include "moiety/comm/flags.h"
 #endif
 
-// A function that nvcc compiles for GPUs alone, and the host's compiler for the host. What is RARE
-// takes no registers where it is called.
+// A function that nvcc compiles for GPUs alone, and the host's compiler for the host.
 #ifdef __CUDACC__
 #define MOIETY_STEP __device__ inline
-#define MOIETY_RARE __device__ __noinline__ inline
 #define MOIETY_UNROLL _Pragma("unroll")
 #else
 #define MOIETY_STEP inline
-#define MOIETY_RARE inline
 #define MOIETY_UNROLL
 #endif
 

@@ -17,7 +17,7 @@ MOIETY_STEP bool tell_host(Control& c, const Fault& fault) {
 }
 
 // Ends the waits of all ranks, for this reason; of an abort every rank hears by itself.
-MOIETY_RARE void poison_all(Control& c, const Fault& fault) {
+MOIETY_STEP void poison_all(Control& c, const Fault& fault) {
   if (!tell_host(c, fault)) return;
   const auto kind = static_cast<Failure>(fault.kind);
   const uint64_t value = poison_word(kind, c.rank, fault.about, c.epoch);
@@ -41,7 +41,7 @@ MOIETY_STEP bool failed(Team& team, const Control& c) {
 }
 
 // Whether a rank has poisoned the group; then the host hears of it.
-MOIETY_RARE bool poisoned(Control& c) {
+MOIETY_STEP bool poisoned(Control& c) {
   const uint64_t poison = load_acquire(c.poison(c.rank));
   if (poison == 0) return false;
   Fault fault{.kind = kStopped, .poison = poison};
@@ -64,14 +64,14 @@ MOIETY_STEP bool same_entry(const Entry& a, const Entry& b) {
 MOIETY_STEP bool differs(const Control& c, int peer, uint64_t head) {
   return epoch_of(head) == c.epoch && !same_entry(entry_of(c, peer, head), c.entry);
 }
-MOIETY_RARE void poison_mismatch(Control& c, int peer, const Entry& theirs) {
+MOIETY_STEP void poison_mismatch(Control& c, int peer, const Entry& theirs) {
   poison_all(c, {.kind = static_cast<uint32_t>(Failure::kMismatch),
                  .about = peer,
                  .mine = c.entry,
                  .theirs = theirs});
 }
 
-MOIETY_RARE void poison_late(Control& c, const uint64_t* word, int shift, Epoch wanted,
+MOIETY_STEP void poison_late(Control& c, const uint64_t* word, int shift, Epoch wanted,
                              Awaited awaited) {
   // Threads wait for chunks side by side: the first that is missing is the one that is told.
   for (int64_t i = 0; i < awaited.chunk && awaited.of > 0; ++i) {
