@@ -14,29 +14,21 @@ namespace moiety::moe {
 
 class HostLive {
  public:
-  void add(int k, int64_t slot, float weight) { live_.push_back({k, slot, weight}); }
+  void add(int k, int64_t slot) { live_.push_back({k, slot}); }
   int count() const { return static_cast<int>(live_.size()); }
   template <class F>
   void each(F&& f) const {
-    for (const Pair& x : live_) f(x.k, x.slot);
+    for (const auto& [k, slot] : live_) f(k, slot);
   }
   template <class F>
   void batches(F&& f) const {
-    for (int first = 0; first < count(); first += peers::kBatch) {
-      f(
-          first == 0, std::min(peers::kBatch, count() - first),
-          [&](int i) { return live_[first + i].slot; },
-          [&](int i) { return live_[first + i].weight; });
+    for (int first = 0; first < count(); first += 8) {
+      f(first == 0, std::min(8, count() - first), [&](int i) { return live_[first + i].second; });
     }
   }
 
  private:
-  struct Pair {
-    int k;
-    int64_t slot;
-    float weight;
-  };
-  std::vector<Pair> live_;
+  std::vector<std::pair<int, int64_t>> live_;
 };
 
 class HostWarp {
@@ -48,13 +40,6 @@ class HostWarp {
   template <class F>
   void lanes(F&& f) {
     for (int lane = 0; lane < 32; ++lane) f(lane);
-  }
-  template <class F>
-  bool all(int64_t n, F&& f) {
-    for (int64_t i = 0; i < n; ++i) {
-      if (!f(i)) return false;
-    }
-    return true;
   }
   template <class F>
   uint64_t bits(int n, F&& f) {
@@ -91,11 +76,11 @@ class HostWarp {
       add(k, 1);
     }
   }
-  template <class Slot, class Weight>
-  HostLive live(int n, Slot&& slot, Weight&& weight) {
+  template <class Slot>
+  HostLive live(int n, Slot&& slot) {
     HostLive out;
     for (int k = 0; k < n; ++k) {
-      if (slot(k) >= 0) out.add(k, slot(k), weight(slot(k)));
+      if (slot(k) >= 0) out.add(k, slot(k));
     }
     return out;
   }
@@ -158,19 +143,7 @@ class HostTeam {
     HostWarp warp;
     for (int64_t i = block_ * warps() + warp_; i < n; i += blocks_ * warps()) f(warp, i);
   }
-  template <class F>
-  void grid_warp(F&& f) {
-    HostWarp warp;
-    f(warp, block_ * warps() + warp_, blocks_ * warps());
-  }
   int64_t warps() const { return shared_.warps; }
-  bool last(uint32_t* ticket) {
-    bool is = false;
-    sync();
-    if (warp_ == 0) is = std::atomic_ref(*ticket).fetch_add(1) + 1 == blocks_;
-    if (is) *ticket = 0;
-    return any(is);
-  }
   template <class F>
   void one(F&& f) {
     if (warp_ == 0) f();
@@ -235,7 +208,7 @@ class HostMachine {
     std::memcpy(to, from, static_cast<size_t>(bytes));
   }
   peers::FaultPage* page() const { return page_.get(); }
-  int64_t multiprocessors() const { return shape_.blocks; }
+  int64_t blocks() const { return shape_.blocks; }
   void end(const Stream&, comm::Bootstrap&) {}
   void wait(const Stream&, comm::Bootstrap&) {}
   void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }

@@ -42,7 +42,6 @@ struct Scratch {
   int32_t *kept_E, *offset_E, *before_RE, *uncut_R, *largest_R;
   int64_t *count_E, *required_R, *dropped_R;
   MessageHead* heads_R;
-  int64_t* next_W;  // per warp of a grid that takes rows: the first that it has left
 };
 
 struct Control {
@@ -63,11 +62,9 @@ struct Control {
   Epoch epoch = 0;
   Entry entry;
   uint32_t failed = 0, told = 0;  // 1: a fault is known; it is on the page
-  uint32_t ticket = 0;            // Team::last's, 0 between grids
-  // When the last operation could begin to store, and when its last chunk was announced; the time
-  // that all warps of its grid waited for chunks; and all time that was spent waiting for peers.
-  unsigned long long entered_ns = 0, pushed_ns = 0, taker_ns = 0;
-  uint64_t waited_ns = 0;
+  // When the last operation that moves rows could begin to store; the time up to the last chunk's
+  // arrival; and all time that was spent waiting for peers.
+  uint64_t entered_ns = 0, rows_ns = 0, waited_ns = 0;
   Findings findings;
   // Counts of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E,
   // those without a row (EpLimits::peer_rows), and those from the first bad one to the batch's end.
@@ -128,13 +125,10 @@ MOIETY_HD_INLINE int64_t block_of_row(int64_t blocks, int64_t begin, End&& end) 
   return first;
 }
 
-// The most blocks of a grid that takes rows, and their warps: the same for all ranks, whose memory
-// has one size, whatever their GPUs.
-inline constexpr int64_t kMostBlocks = 512, kMostWarps = 32;
 // The places of a Control and of what it points to, in memory of `bytes` bytes.
 struct ControlPlaces {
   int64_t owner, local, by_owner, begin, kept, offset, before, uncut, largest, count, required,
-      dropped, heads, next, bytes;
+      dropped, heads, bytes;
 };
 constexpr ControlPlaces control_places(int64_t experts, int64_t ranks) {
   ControlPlaces out{};
@@ -156,7 +150,6 @@ constexpr ControlPlaces control_places(int64_t experts, int64_t ranks) {
   place(out.required, 8 * ranks);
   place(out.dropped, 8 * ranks);
   place(out.heads, int64_t{sizeof(MessageHead)} * ranks);
-  place(out.next, 8 * kMostWarps * kMostBlocks);
   out.bytes = end;
   return out;
 }

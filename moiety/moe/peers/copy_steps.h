@@ -3,7 +3,7 @@
 // slots.
 #pragma once
 
-#include "moiety/moe/peers/move_steps.h"
+#include "moiety/moe/peers/meet_steps.h"
 
 namespace moiety::moe::peers {
 
@@ -36,25 +36,35 @@ struct CopyRows {
   }
 };
 
+// Number i of things of which an item has `each`. There are fewer than 2^32 of them, since the rows
+// of more would not fit into a memory.
+struct Split {
+  int64_t item, rest;
+
+  MOIETY_HD_INLINE Split(int64_t i, int64_t each) {
+    const auto number = static_cast<uint32_t>(i), by = static_cast<uint32_t>(each);
+    item = number / by;
+    rest = number % by;
+  }
+};
+
 // Moves a piece of a row: store(unit number, unit) for its units.
 template <class Warp, class Store>
 MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from, int64_t piece,
                             Store&& store) {
   with_unit(p.unit, [&]<int n>() {
+    const int64_t units = p.bytes / n;
     warp.lanes([&](int lane) {
       const int64_t first = piece * 32 * kUnits + lane;
-      const auto left = static_cast<int32_t>(p.bytes / n - first);  // units from this lane's on
-      const std::byte* const begin = from + first * n;
       Unit<n> held[kUnits];
       MOIETY_UNROLL
       for (int i = 0; i < kUnits; ++i) {
-        if (32 * i < left) held[i] = load_unit<n>(begin + 32 * i * n);
+        if (first + 32 * i < units) held[i] = load_unit<n>(from + (first + 32 * i) * n);
       }
       store([&](std::byte* to) {
-        std::byte* const out = to + first * n;
         MOIETY_UNROLL
         for (int i = 0; i < kUnits; ++i) {
-          if (32 * i < left) store_unit<n>(out + 32 * i * n, held[i]);
+          if (first + 32 * i < units) store_unit<n>(to + (first + 32 * i) * n, held[i]);
         }
       });
     });
@@ -63,44 +73,38 @@ MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from,
 
 // Stores the rows that peers need, chunk by chunk, and announces each chunk when it is stored.
 struct PushRows {
+  static constexpr int kThreads = 256;
+  Control* control;
   PlanView plan;
   CopyRows rows;
 
   template <class Team>
-  MOIETY_STEP void operator()(Team& team, const Control& c) const {
-    auto* token_of = team.template shared<int32_t>(0);  // of the chunk's rows; -1 for dead ones
-    const auto rows_of = [&](int r) { return plan.rows(c.rank, r); };
-    uint64_t* announced = nullptr;  // of the chunk before
-    const auto announce = [&] {
-      // All of the team have met since they stored the chunk.
-      team.one([&] {
-        if (announced) store_release(announced, c.entry.word);
-      });
-    };
-    for_chunks(team, c, rows_of, [&](const ChunkTask& task, int64_t begin, int64_t count) {
-      const int r = task.peer;
-      team.each(count, [&](int64_t i) { token_of[i] = -1; });
-      team.sync();
-      find_tokens(team, c, r, begin, count, token_of);
-      team.sync();
-      announce();  // it takes one thread a while, and the others go on
-      const int64_t pieces = rows.pieces();
-      team.each_warp(count * pieces, [&](auto& warp, int64_t i) {
-        const Split split(i, pieces);
-        const int64_t t = token_of[split.item];
-        if (t < 0) return;
-        store_piece(warp, t, split.rest, c.record(r, c.rank, begin + split.item, rows.record));
-      });
-      announced = c.ready_word(r, c.rank, task.chunk);
-      team.sync();
-    });
-    announce();
+  MOIETY_STEP void operator()(Team& team) const {
+    Control& c = *control;
+    if (failed(team, c)) return;
+    int64_t most = 0;
+    for (int r = 0; r < c.ranks; ++r) {
+      const int64_t n = r == c.rank ? 0 : plan.rows(c.rank, r);
+      most = n > most ? n : most;
+    }
+    const int64_t tasks = c.chunks(most) * (c.ranks - 1);
+    for (int64_t i = team.block(); i < tasks; i += team.blocks()) {
+      const ChunkTask task = chunk_task(i, c.rank, c.ranks);
+      push(team, c, task);
+    }
   }
 
  private:
   template <class Team>
-  MOIETY_STEP void find_tokens(Team& team, const Control& c, int r, int64_t begin, int64_t count,
-                               int32_t* token_of) const {
+  MOIETY_STEP void push(Team& team, const Control& c, const ChunkTask& task) const {
+    const int r = task.peer;
+    const int64_t n = plan.rows(c.rank, r), begin = task.chunk * c.chunk_rows;
+    if (begin >= n) return;
+    const int64_t count = begin + c.chunk_rows < n ? c.chunk_rows : n - begin;
+    auto* token_of = team.template shared<int32_t>(0);  // of the chunk's rows; -1 for dead ones
+    team.sync();
+    team.each(count, [&](int64_t i) { token_of[i] = -1; });
+    team.sync();
     const auto row_end = [&](int64_t b) { return plan.row_end(b, r); };
     for (int64_t b = block_of_row(plan.blocks, begin, row_end); b < plan.blocks; ++b) {
       const int64_t first = b * kTokenBlock, left = plan.tokens - first;
@@ -110,6 +114,16 @@ struct PushRows {
       });
       if (row_end(b) >= begin + count) break;
     }
+    team.sync();
+    const int64_t pieces = rows.pieces();
+    team.each_warp(count * pieces, [&](auto& warp, int64_t i) {
+      const Split split(i, pieces);
+      const int64_t t = token_of[split.item];
+      if (t < 0) return;
+      store_piece(warp, t, split.rest, c.record(r, c.rank, begin + split.item, rows.record));
+    });
+    team.sync();
+    team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
   }
 
   template <class Warp>
@@ -130,14 +144,24 @@ struct PushRows {
   }
 };
 
-// Calls use(warp, row j, i) for i < each of the rows of own tokens for this rank, spread over the
-// grid.
+// Which received rows a step takes.
+struct Taken {
+  bool own = true, peers = true;
+};
+
+// Calls use(warp, source rank, row j, i) for i < each of the rows that came to this rank and are
+// taken, spread over the grid.
 template <class Team, class Use>
-MOIETY_STEP void for_own(Team& team, const PlanView& plan, int64_t each, Use&& use) {
-  team.grid_warps(plan.rows(plan.rank, plan.rank) * each, [&](auto& warp, int64_t i) {
-    const Split split(i, each);
-    use(warp, split.item, split.rest);
-  });
+MOIETY_STEP void for_received(Team& team, const PlanView& plan, const Taken& taken, int64_t each,
+                              Use&& use) {
+  for (int n = 0; n < plan.ranks; ++n) {
+    const int s = (plan.rank + n) % plan.ranks;
+    if (!(n == 0 ? taken.own : taken.peers)) continue;
+    team.grid_warps(plan.rows(s, plan.rank) * each, [&](auto& warp, int64_t i) {
+      const Split split(i, each);
+      use(warp, s, split.item, split.rest);
+    });
+  }
 }
 
 // Zeroes the rows and values of slots that no row has.
@@ -161,24 +185,21 @@ MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& ro
   });
 }
 
-// Copies own rows and those that came to their slots, and zeroes what no row has.
+// Copies own rows and those that came to their slots; with the own ones it zeroes what no row has.
 struct ExpandRows {
-  static constexpr int kThreads = 384, kBlocks = 2;
-  static constexpr bool kHome = false;
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   CopyRows rows;
+  Taken taken;
 
   template <class Team>
-  MOIETY_STEP void operator()(Team& team, Control& c, Taking taking) const {
-    const int64_t pieces = rows.pieces();
-    if (taking == Taking::kFirst) {
-      for_own(team, plan, pieces,
-              [&](auto& warp, int64_t j, int64_t piece) { take(warp, c, c.rank, j, piece); });
-      zero_empty(team, plan, rows);
-    }
-    take_rows(team, c, plan, taking, pieces,
-              [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, c, s, j, piece); });
+  MOIETY_STEP void operator()(Team& team) const {
+    const Control& c = *control;
+    if (failed(team, c)) return;
+    for_received(team, plan, taken, rows.pieces(),
+                 [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, c, s, j, piece); });
+    if (taken.own) zero_empty(team, plan, rows);
   }
 
  private:
@@ -186,8 +207,7 @@ struct ExpandRows {
   template <class Warp>
   MOIETY_STEP void take(Warp& warp, const Control& c, int s, int64_t j, int64_t piece) const {
     const int32_t* slot_K = plan.slots(s, j);
-    const auto live = warp.live(
-        plan.topk, [&](int64_t k) { return slot_K[k]; }, [](int64_t) { return 1.0f; });
+    const auto live = warp.live(plan.topk, [&](int64_t k) { return slot_K[k]; });
     if (live.count() == 0) return;
     const bool own = s == c.rank;
     const int64_t t = own ? plan.token(s, j) : 0;
@@ -209,6 +229,28 @@ struct ExpandRows {
       if (slot_K[k] < 0) return;
       store(rows.values + slot_K[k] * rows.value_stride, load<uint32_t>(w + 4 * k));
     });
+  }
+};
+
+// Pushes rows in the first blocks of a grid, and looks after the own ones in the others: the one is
+// held back by links, the other by memory.
+template <class Own>
+struct PushBeside {
+  static constexpr int kThreads = PushRows::kThreads;
+  static_assert(kThreads == Own::kThreads);
+  PushRows push;
+  Own own;
+  int64_t pushers;  // blocks
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    if (team.block() < pushers) {
+      Team part = team.part(0, pushers);
+      push(part);
+    } else {
+      Team part = team.part(pushers, team.blocks() - pushers);
+      own(part);
+    }
   }
 };
 

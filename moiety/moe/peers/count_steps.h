@@ -62,59 +62,17 @@ MOIETY_STEP void find_ranks(Team& team, const Control& c, const PrepareView& p, 
   team.sync();
 }
 
-// Turns counts of blocks of tokens into those up to the end of each block: of rows, without those
-// that are too many for a rank, of pairs, or of both.
-template <class Team>
-MOIETY_STEP void add_blocks(Team& team, const Control& c, const PrepareView& p, bool rows,
-                            bool pairs) {
-  const int64_t of_rows = rows ? c.ranks : 0;
-  const auto add_rows = [&](auto& warp, int64_t r) {
-    const int64_t most = p.most_rows(c, static_cast<int>(r));
-    const auto kept = [&](int32_t sum) { return static_cast<int32_t>(sum < most ? sum : most); };
-    int32_t* const rows_B = p.plan.row_end_BR + r;
-    const int32_t all = warp.prefix(
-        p.plan.blocks, [&](int64_t b) { return rows_B[b * c.ranks]; },
-        [&](int64_t b, int32_t sum) { rows_B[b * c.ranks] = kept(sum); });
-    warp.one([&] {
-      c.scratch.uncut_R[r] = all;
-      p.plan.rows_RR[c.rank * c.ranks + r] = kept(all);
-    });
-  };
-  const auto add_pairs = [&](auto& warp, int64_t e) {
-    int32_t* const pairs_B = p.plan.pair_end_BE + e;
-    const int32_t all = warp.prefix(
-        p.plan.blocks, [&](int64_t b) { return pairs_B[b * c.experts]; },
-        [&](int64_t b, int32_t sum) { pairs_B[b * c.experts] = sum; });
-    warp.one([&] { p.plan.count_RE[int64_t{c.rank} * c.experts + e] = all; });
-  };
-  team.each_warp(of_rows + (pairs ? c.experts : 0), [&](auto& warp, int64_t i) {
-    i < of_rows ? add_rows(warp, i) : add_pairs(warp, i - of_rows);
-  });
-  team.sync();
-}
-
 // Counts the rows for each rank of every block of tokens, and the batch's errors; its pairs, too,
-// where all rows have room. And marks that no slot has a row yet. The last block adds the counts and,
-// if nothing is left to count, enters the operation.
+// where all rows have room. And marks that no slot has a row yet.
 struct CountRows {
-  static constexpr int kThreads = 1024, kBlocks = 1;
+  static constexpr int kThreads = 1024;
   Control* control;
   PrepareView p;
-  uint32_t signature;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
     if (failed(team, c)) return;
-    count(team, c);
-    if (!team.last(&c.ticket)) return;
-    add_blocks(team, c, p, true, !p.may_cut());
-    if (!p.may_cut()) enter(team, c, signature, 0, 0);
-  }
-
- private:
-  template <class Team>
-  MOIETY_STEP void count(Team& team, Control& c) const {
     const PlanView& plan = p.plan;
     for (int64_t first = team.block() * kTokenBlock; first < plan.capacity;
          first += team.blocks() * kTokenBlock) {
@@ -145,6 +103,7 @@ struct CountRows {
     }
   }
 
+ private:
   MOIETY_STEP void find_errors(Control& c, int64_t t) const {
     int masked = 0, bad = 0;
     for (int k = 0; k < p.plan.topk; ++k) {
@@ -157,6 +116,48 @@ struct CountRows {
     }
     if (masked > 0) add(&c.masked, static_cast<unsigned long long>(masked));
     if (bad > 0) add(&c.bad, static_cast<unsigned long long>(bad));
+  }
+};
+
+// Turns counts of blocks into those up to the end of each block: of rows, without those that are
+// too many for a rank, of pairs, or of both.
+struct AddBlocks {
+  static constexpr int kThreads = 256;
+  Control* control;
+  PrepareView p;
+  bool rows, pairs;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    const Control& c = *control;
+    if (failed(team, c)) return;
+    const int64_t of_rows = rows ? c.ranks : 0;
+    team.grid_warps(of_rows + (pairs ? c.experts : 0), [&](auto& warp, int64_t i) {
+      i < of_rows ? add_rows(warp, c, i) : add_pairs(warp, c, i - of_rows);
+    });
+  }
+
+ private:
+  template <class Warp>
+  MOIETY_STEP void add_rows(Warp& warp, const Control& c, int64_t r) const {
+    const int64_t most = p.most_rows(c, static_cast<int>(r));
+    const auto kept = [&](int32_t sum) { return static_cast<int32_t>(sum < most ? sum : most); };
+    int32_t* const rows_B = p.plan.row_end_BR + r;
+    const int32_t all = warp.prefix(
+        p.plan.blocks, [&](int64_t b) { return rows_B[b * c.ranks]; },
+        [&](int64_t b, int32_t sum) { rows_B[b * c.ranks] = kept(sum); });
+    warp.one([&] {
+      c.scratch.uncut_R[r] = all;
+      p.plan.rows_RR[c.rank * c.ranks + r] = kept(all);
+    });
+  }
+  template <class Warp>
+  MOIETY_STEP void add_pairs(Warp& warp, const Control& c, int64_t e) const {
+    int32_t* const pairs_B = p.plan.pair_end_BE + e;
+    const int32_t all = warp.prefix(
+        p.plan.blocks, [&](int64_t b) { return pairs_B[b * c.experts]; },
+        [&](int64_t b, int32_t sum) { pairs_B[b * c.experts] = sum; });
+    warp.one([&] { p.plan.count_RE[int64_t{c.rank} * c.experts + e] = all; });
   }
 };
 
@@ -184,26 +185,15 @@ MOIETY_STEP void number_rows(Team& team, const Control& c, const PrepareView& p,
 }
 
 // Counts the pairs that have a row, per expert, of every block of tokens; where some may have none.
-// The last block adds the counts and enters the operation.
 struct CountPairs {
-  static constexpr int kThreads = 256, kBlocks = 1;
+  static constexpr int kThreads = 256;
   Control* control;
   PrepareView p;
-  uint32_t signature;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
     if (failed(team, c)) return;
-    count(team, c);
-    if (!team.last(&c.ticket)) return;
-    add_blocks(team, c, p, false, true);
-    enter(team, c, signature, 0, 0);
-  }
-
- private:
-  template <class Team>
-  MOIETY_STEP void count(Team& team, Control& c) const {
     const PlanView& plan = p.plan;
     const auto* ranks = team.template shared<Ranks>(0);
     auto* pairs_E = team.template shared<int32_t>(8 * kTokenBlock);

@@ -13,8 +13,7 @@ namespace moiety::moe::peers {
 namespace {
 
 template <class Step>
-__global__ void __launch_bounds__(Step::kThreads, Step::kBlocks)
-    run_step(const __grid_constant__ Step step) {
+__global__ void __launch_bounds__(Step::kThreads) run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
   DeviceTeam team(memory, parts);
@@ -30,8 +29,8 @@ void load_kernel() {
   size_t stack = 0;
   MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&kernel, run_step<Step>));
   MOIETY_CUDA_CHECK(cudaDeviceGetLimit(&stack, cudaLimitStackSize));
-  MOIETY_CHECK(kernel.localSizeBytes <= stack, "a step of an exchange takes {} bytes of stack of {}",
-               kernel.localSizeBytes, stack);
+  MOIETY_CHECK(kernel.localSizeBytes <= stack,
+               "a step of an exchange takes {} bytes of stack of {}", kernel.localSizeBytes, stack);
 }
 template <class... Steps>
 void load_kernels() {
@@ -39,9 +38,8 @@ void load_kernels() {
 }
 template <class T>
 void load_sums() {
-  load_kernels<Move<PushSums<T>, TakeSums<T, T>>, TakeRest<TakeSums<T, T>>,
-               Move<PushSums<T>, TakeSums<T, float>>, TakeRest<TakeSums<T, float>>,
-               Move<PushRows, ScaleRows<T>>, TakeRest<ScaleRows<T>>>();
+  load_kernels<PushSums<T>, TakeSums<T, T>, TakeSums<T, float>, ScaleRows<T>,
+               PushBeside<ScaleRows<T>>>();
 }
 
 // Pages that no group uses now. Freeing one would wait for all kernels of the process, also for
@@ -77,9 +75,10 @@ class CudaMachine {
   CudaMachine(int device, Seconds deadline)
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
-    multiprocessors_ = gpu_properties(device).multiprocessors;
-    load_kernels<Enter, TakeReport, Move<PushRows, ExpandRows>, TakeRest<ExpandRows>, CountRows,
-                 CountPairs, NumberPairs<false>, NumberPairs<true>, FindSlots>();
+    blocks_ = 4 * gpu_properties(device).multiprocessors;
+    load_kernels<Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows, CountRows,
+                 AddBlocks, CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads,
+                 TrimExperts, WriteCounts, FindSlots>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
@@ -88,7 +87,7 @@ class CudaMachine {
       : device_(other.device_),
         deadline_(other.deadline_),
         page_(std::exchange(other.page_, nullptr)),
-        multiprocessors_(other.multiprocessors_) {}
+        blocks_(other.blocks_) {}
   CudaMachine& operator=(CudaMachine&&) = delete;
   // Waits for the operations that were issued, at most as long as a wait may take.
   ~CudaMachine() {
@@ -112,7 +111,7 @@ class CudaMachine {
     move(to, from, bytes, cudaMemcpyDeviceToHost);
   }
   FaultPage* page() const { return page_; }
-  int64_t multiprocessors() const { return multiprocessors_; }
+  int64_t blocks() const { return blocks_; }
   void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }
 
   template <class Step>
@@ -163,7 +162,7 @@ class CudaMachine {
   int device_;
   Seconds deadline_;
   FaultPage* page_;
-  int64_t multiprocessors_ = 0;
+  int64_t blocks_ = 0;
   Event last_, marks_[2];
   uint64_t issued_ = 0;
 };

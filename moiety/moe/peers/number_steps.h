@@ -1,8 +1,7 @@
 // prepare among GPU ranks: the numbers of pairs and rows, and the records for peers.
 #pragma once
 
-#include "moiety/moe/peers/prepare_steps.h"
-#include "moiety/moe/peers/trim_steps.h"
+#include "moiety/moe/peers/count_steps.h"
 
 namespace moiety::moe::peers {
 
@@ -19,31 +18,18 @@ struct NumberPlaces {
 };
 
 // Numbers own rows and pairs (for now in slot_TK), and stores the records of rows for peers. `Many`:
-// for many experts, of which the memory of a team holds fewer warps' counts. The last block meets
-// the peers (ExchangeHeads), finds what is kept, and writes the plan's counts.
+// for many experts, of which the memory of a team holds fewer warps' counts.
 template <bool many>
 struct NumberPairs {
-  static constexpr int kThreads = many ? 256 : 1024, kBlocks = 1;
+  static constexpr int kThreads = many ? 256 : 1024;
   static constexpr int64_t kMostExperts = many ? INT32_MAX : 1024;
   Control* control;
   PrepareView p;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
+    const Control& c = *control;
     if (failed(team, c)) return;
-    number(team, c);
-    if (!team.last(&c.ticket)) return;
-    ExchangeHeads{p}(team, c);
-    if (failed(team, c)) return;
-    TrimExperts{p}(team, c);
-    team.sync();
-    WriteCounts{p}(team, c);
-  }
-
- private:
-  template <class Team>
-  MOIETY_STEP void number(Team& team, const Control& c) const {
     const PlanView& plan = p.plan;
     const int topk = plan.topk;
     const NumberPlaces at(topk, c.experts, team.warps());
@@ -76,6 +62,7 @@ struct NumberPairs {
     }
   }
 
+ private:
   // A warp has a run of the pairs. They are counted, so that it knows those before its own, and then
   // numbered. The team meets behind it.
   template <class Team>

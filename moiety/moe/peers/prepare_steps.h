@@ -1,16 +1,21 @@
-// prepare among GPU ranks: heads and counts of all ranks, and the slots.
+// The second half of prepare among GPU ranks: heads and counts of all ranks, and the slots.
 #pragma once
 
-#include "moiety/moe/peers/count_steps.h"
+#include "moiety/moe/peers/number_steps.h"
+#include "moiety/moe/peers/trim_steps.h"
 
 namespace moiety::moe::peers {
 
-// Exchanges heads and counts with all peers, behind all records that go there.
+// Exchanges heads and counts with all peers. One block.
 struct ExchangeHeads {
-  const PrepareView& p;
+  static constexpr int kThreads = 512;
+  Control* control;
+  PrepareView p;
 
   template <class Team>
-  MOIETY_STEP void operator()(Team& team, Control& c) const {
+  MOIETY_STEP void operator()(Team& team) const {
+    Control& c = *control;
+    if (failed(team, c)) return;
     const PlanView& plan = p.plan;
     const int64_t experts = c.experts, ranks = c.ranks, head = sizeof(MessageHead);
     team.one([&] { c.scratch.heads_R[c.rank] = own_head(c); });
@@ -95,12 +100,16 @@ struct ExchangeHeads {
   }
 };
 
-// Writes the plan's counts and info, and records errors, which are equal on all ranks.
+// Writes the plan's counts and info, and records errors, which are equal on all ranks. One block.
 struct WriteCounts {
-  const PrepareView& p;
+  static constexpr int kThreads = 256;
+  Control* control;
+  PrepareView p;
 
   template <class Team>
-  MOIETY_STEP void operator()(Team& team, Control& c) const {
+  MOIETY_STEP void operator()(Team& team) const {
+    Control& c = *control;
+    if (failed(team, c)) return;
     const PlanView& plan = p.plan;
     const Scratch& at = c.scratch;
     const int32_t* experts = c.map.by_owner_E + c.map.begin_R[c.rank];
@@ -180,24 +189,16 @@ struct WriteCounts {
   }
 };
 
-// Finds the slots of own pairs and of rows that came, and the way back from slots to rows. The last
-// block gives the credits.
+// Finds the slots of own pairs and of rows that came, and the way back from slots to rows.
 struct FindSlots {
-  static constexpr int kThreads = 256, kBlocks = 1;
+  static constexpr int kThreads = 256;
   Control* control;
   PrepareView p;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
+    const Control& c = *control;
     if (failed(team, c)) return;
-    find(team, c);
-    if (team.last(&c.ticket)) give_credits(team, c);
-  }
-
- private:
-  template <class Team>
-  MOIETY_STEP void find(Team& team, const Control& c) const {
     const PlanView& plan = p.plan;
     team.grid_warps(plan.tokens, [&](auto& warp, int64_t t) { find_own(warp, c, t); });
     for (int s = 0; s < c.ranks; ++s) {
@@ -207,6 +208,7 @@ struct FindSlots {
     }
   }
 
+ private:
   // The slot of pair `number` among rank s's pairs of the expert; -1 if it is not alive.
   MOIETY_STEP int32_t slot_of(const Control& c, int s, int e, int64_t number) const {
     const int64_t position = c.scratch.before_RE[int64_t{s} * c.experts + e] + number;

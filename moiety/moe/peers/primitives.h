@@ -10,12 +10,8 @@
 //   each(n, f)           f(i) for i < n, spread over the threads
 //   each_warp(n, f)      f(warp, i) for i < n, spread over the warps
 //   grid_warps(n, f)     the same, spread over the warps of all teams of the grid
-//   grid_warp(f)         f(warp, its number among the warps of the grid, how many there are), once on
-//                        each warp
 //   one(f)               f() on one thread
 //   sync()               a barrier of the team, which brings stores before it to all of its threads
-//   last(ticket)         a barrier; whether the team comes last of its grid. Then what all others did
-//                        before theirs is done, and `ticket` is 0 again, as it was
 //   any(x)               a barrier; whether x is true on any thread
 //   sum(n, f)            the sum of f(i) over i < n, int64, on every thread; all call it
 //   scan(n, f, use)      use(i, the sum of f(i') over i' < i), int64, on one thread for each i; all
@@ -26,7 +22,6 @@
 //   lanes(f)             f(lane) for its 32 lanes
 //   one(f)               f() on one lane
 //   sync()               a barrier of the lanes
-//   all(n, f)            whether f(i) is true for all i < n; what a lane has seen, all have
 //   fold(f, use)         use(the sum of f(lane) over 32 lanes in lane_sum's order, base/math.h)
 //   bits(n, f)           the bits, 64, of all f(i) for i < n <= 32
 //   number(n, has, use)  use(i, number of i' < i with has(i')) for every i < n with has(i), on one
@@ -37,11 +32,11 @@
 //   same(begin, end, key, take, add)   for i from begin to end, in order, with key(i) >= 0:
 //                        take(i, key, number) on one lane, where `number` counts i' before i of the
 //                        same key since add(key, count) was called for it, on one lane
-//   live(n, slot, weight)   slot(k) for k < n <= 32, of which those >= 0 count; weight(slot) of them
+//   live(n, slot)        slot(k) for k < n <= 32, of which those >= 0 count
 // whose result, inside lanes(f), has
 //   count(), each(f)     how many there are; f(k, slot) for each, in order
-//   batches(f)           f(first, n, slot_of, weight_of) for up to kBatch at a time: slot_of(i) is the
-//                        slot of the i-th of the n in it, and `first` is true for the first batch
+//   batches(f)           f(first, n, slot_of) for up to 8 at a time: slot_of(i) is the slot of the
+//                        i-th of the n in it, and `first` is true for the first batch
 #pragma once
 
 #include <cstddef>
@@ -70,8 +65,6 @@
 
 namespace moiety::moe::peers {
 
-inline constexpr int kBatch = 4;  // terms of a sum that wait for memory together
-
 // Words that cross ranks, and the clock of the waits for them.
 #ifdef __CUDACC__
 MOIETY_STEP void store_release(uint64_t* word, uint64_t value) {
@@ -96,7 +89,6 @@ MOIETY_STEP uint64_t nanoseconds() {
   return ns;
 }
 MOIETY_STEP void pause() {}
-MOIETY_STEP void rest_a_little() { __nanosleep(200); }
 #else
 MOIETY_STEP void store_release(uint64_t* word, uint64_t value) {
   comm::store_release(*word, value);
@@ -115,7 +107,6 @@ MOIETY_STEP uint64_t nanoseconds() {
                                std::chrono::nanoseconds(1));
 }
 MOIETY_STEP void pause() { std::this_thread::yield(); }
-MOIETY_STEP void rest_a_little() { std::this_thread::yield(); }
 #endif
 
 // Changes of numbers that several threads of a rank make; no place depends on their order.

@@ -6,47 +6,39 @@
 
 namespace moiety::moe::peers {
 
-// gy[slot] := round(w g), and the dot products with y; beside PushRows of g.
+// gy[slot] := round(w g), and the dot products with y; behind PushRows of g.
 template <class T>
 struct ScaleRows {
-  static constexpr int kThreads = 384, kBlocks = 2;
-  static constexpr bool kHome = false;
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   CopyRows rows;                // g, and gy with its padding
   const std::byte *slot_w, *y;  // y may be gy
   int64_t w_stride, y_stride, model;
   bool wide, dots;
+  Taken taken;
 
   template <class Team>
-  MOIETY_STEP void operator()(Team& team, Control& c, Taking taking) const {
-    if (wide) return take<true>(team, c, taking);
-    take<false>(team, c, taking);
+  MOIETY_STEP void operator()(Team& team) const {
+    const Control& c = *control;
+    if (failed(team, c)) return;
+    const RowPart& p = rows.part[0];
+    // A warp has a pair; the other pairs of a row find g in the cache.
+    for_received(team, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
+      const int64_t slot = plan.slots(s, j)[k];
+      if (slot < 0) return;
+      const bool own = s == c.rank;
+      const std::byte* g = own ? p.from + plan.token(s, j) * p.from_stride
+                               : c.record(c.rank, s, j, rows.record) + p.at;
+      scale(warp, g, own ? wide : model % kEight == 0, slot);
+    });
+    if (taken.own) zero_empty(team, plan, rows);
   }
 
  private:
   static constexpr int kBatch = 4;  // octets of a lane that wait for memory together
 
-  // A warp has a pair; the other pairs of a row find g in the cache.
-  template <bool all_wide, class Team>
-  MOIETY_STEP void take(Team& team, Control& c, Taking taking) const {
-    const RowPart& p = rows.part[0];
-    if (taking == Taking::kFirst) {
-      for_own(team, plan, plan.topk, [&](auto& warp, int64_t j, int64_t k) {
-        const int64_t slot = plan.slots(c.rank, j)[k];
-        if (slot < 0) return;
-        scale<all_wide>(warp, p.from + plan.token(c.rank, j) * p.from_stride, wide, slot);
-      });
-      zero_empty(team, plan, rows);
-    }
-    take_rows(team, c, plan, taking, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
-      const int64_t slot = plan.slots(s, j)[k];
-      if (slot < 0) return;
-      scale<all_wide>(warp, c.record(c.rank, s, j, rows.record) + p.at, model % kEight == 0, slot);
-    });
-  }
-
-  template <bool all_wide, class Warp>
+  template <class Warp>
   MOIETY_STEP void scale(Warp& warp, const std::byte* g, bool g_wide, int64_t slot) const {
     const RowPart& p = rows.part[0];
     std::byte* to = p.to + slot * p.to_stride;
@@ -60,13 +52,13 @@ struct ScaleRows {
             for (int i = 0; i < kBatch; ++i) {
               const int64_t at = first + i * 32 * kEight;
               if (at >= model) continue;
-              x[i] = load_eight<T>(g, at, model, all_wide || g_wide);
-              if (dots) held[i] = load_eight<T>(y + slot * y_stride, at, model, all_wide || wide);
+              x[i] = load_eight<T>(g, at, model, g_wide);
+              if (dots) held[i] = load_eight<T>(y + slot * y_stride, at, model, wide);
             }
             MOIETY_UNROLL
             for (int i = 0; i < kBatch; ++i) {
               const int64_t at = first + i * 32 * kEight;
-              if (at < model) dot = scaled<all_wide>(to, at, w, x[i], held[i], dot);
+              if (at < model) dot = scaled(to, at, w, x[i], held[i], dot);
             }
           }
           return dot;
@@ -76,19 +68,18 @@ struct ScaleRows {
         });
   }
   // Stores an octet; the dot product goes on.
-  template <bool all_wide>
   MOIETY_STEP float scaled(std::byte* to, int64_t at, float w, const Held<T>& x,
                            const Held<T>& held, float dot) const {
     if (dots) {
       // An element that does not exist must not turn a sum of -0 into +0.
       MOIETY_UNROLL
       for (int i = 0; i < kEight; ++i) {
-        if (all_wide || at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
+        if (at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
       }
     }
     EightSum sum;
     sum.add_weighted(w, x);
-    store_eight(to, at, model, all_wide || wide, sum.template round<T>());
+    store_eight(to, at, model, wide, sum.template round<T>());
     return dot;
   }
 };

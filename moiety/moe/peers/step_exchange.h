@@ -2,7 +2,7 @@
 //   SymmetricBuffer share(comm, name, bytes)   memory of all ranks
 //   write(to, from, bytes), read(to, from, bytes)   copies to and from that memory, at once
 //   FaultPage* page()                          host memory that steps reach, zero
-//   int64_t multiprocessors()                  how many blocks of 1024 threads run at a time
+//   int64_t blocks()                           the most blocks that it is worth to have in a grid
 //   launch(name, step, LaunchSize, stream)     runs a step behind those before it on the stream
 //   end(stream, bootstrap)                     stands behind each operation
 //   wait(stream, bootstrap)                    waits for them; an abort is told on the page
@@ -16,7 +16,6 @@
 #include "moiety/comm/flags.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
-#include "moiety/moe/peers/number_steps.h"
 #include "moiety/moe/peers/peer_exchange.h"
 #include "moiety/moe/peers/step_views.h"
 
@@ -29,7 +28,7 @@ struct LaunchSize {
 
 // Writes the findings' report, which then starts again from zero.
 struct TakeReport {
-  static constexpr int kThreads = 32, kBlocks = 1;
+  static constexpr int kThreads = 32;
   Control* control;
   int64_t* out;
   int64_t stride;
@@ -123,38 +122,40 @@ class StepExchange final : public PeerExchange {
            stream);
   }
 
-  uint64_t last_rows_ns() const override {
-    const Control c = control();
-    return c.pushed_ns - c.entered_ns;
-  }
+  uint64_t last_rows_ns() const override { return control().rows_ns; }
 
   void prepare(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
                const Stream& stream) override {
     const PrepareView p = view_of(plan, args, epoch);
     Control* const c = here();
-    const int64_t experts = map_.experts();
+    const int64_t ranks = map_.ranks(), experts = map_.experts();
     const int64_t tokens = grid(plan.tokens, kTokenBlock);
     const int64_t slots = grid(std::max(plan.tokens, plan.capacity), kTokenBlock);
-    const auto signature = static_cast<uint32_t>(Signature{.op = OpKind::kPrepare}.bits());
-    launch("ep prepare, rows", CountRows{c, p, signature}, {slots, shared_counts(experts)}, stream);
+    const int64_t counters = ceil_div(ranks + experts, kRowsOfBlock);
+    enter({.op = OpKind::kPrepare}, stream);
+    launch("ep prepare, rows", CountRows{c, p}, {slots, shared_counts(experts)}, stream);
     if (p.may_cut()) {
-      launch("ep prepare, pairs", CountPairs{c, p, signature}, {tokens, shared_counts(experts)},
-             stream);
+      launch("ep prepare, add rows", AddBlocks{c, p, true, false}, {counters}, stream);
+      launch("ep prepare, pairs", CountPairs{c, p}, {tokens, shared_counts(experts)}, stream);
     }
+    launch("ep prepare, add", AddBlocks{c, p, !p.may_cut(), true}, {counters}, stream);
     if (experts <= NumberPairs<false>::kMostExperts) {
       number<false>(plan, p, tokens, stream);
     } else {
       number<true>(plan, p, tokens, stream);
     }
-    launch("ep prepare, slots", FindSlots{c, p},
-           {grid(map_.ranks() * plan.tokens_max, FindSlots::kThreads / 32)}, stream);
-    machine_.end(stream, comm_->bootstrap());
+    launch("ep prepare, heads", ExchangeHeads{c, p}, {}, stream);
+    launch("ep prepare, trim", TrimExperts{c, p}, {ranks}, stream);
+    launch("ep prepare, counts", WriteCounts{c, p}, {}, stream);
+    launch("ep prepare, slots", FindSlots{c, p}, {grid(ranks * plan.tokens_max, kRowsOfBlock)},
+           stream);
+    leave(stream);
   }
 
   void copy_rows(const EpPlan& plan, const DispatchRows& d, const Stream& stream) override {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
-    move(PushRows{view_of(plan), rows}, ExpandRows{here(), view_of(plan), rows},
-         slots_of(plan) * rows.pieces(), plan, d.signature, stream);
+    move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), d.signature,
+              stream);
   }
 
   void scale_rows(const EpPlan& plan, const ScaledRows& a, const Signature& signature,
@@ -171,30 +172,28 @@ class StepExchange final : public PeerExchange {
                               .y_stride = y.stride(),
                               .model = a.g.model,
                               .wide = wide_rows(a),
-                              .dots = a.y_CD.defined()};
-      move(PushRows{view_of(plan), rows}, step, slots_of(plan) * plan.topk, plan, signature,
-           stream);
+                              .dots = a.y_CD.defined(),
+                              .taken = {}};
+      move_rows(plan, step, plan.topk, signature, stream);
     });
   }
 
   void sum_rows(const EpPlan& plan, const SumArgs& sum, const Signature& signature,
                 const Stream& stream) override {
-    SumRows rows = view_of(sum, plan.topk);
-    // Longer runs of pieces save looking up, where enough warps have some.
-    const int64_t pieces = plan.tokens * rows.pieces();
-    rows.run = static_cast<int32_t>(std::clamp<int64_t>(pieces / (2 * most_warps()), 1, 4));
+    const SumRows rows = view_of(sum, plan.topk);
     const PlanView view = view_of(plan);
+    enter(signature, stream);
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
-      const auto take = [&]<class Out>(Out) {
-        move(PushSums<T>{view, rows}, TakeSums<T, Out>{here(), view, rows},
-             plan.tokens * rows.runs(), plan, signature, stream);
-      };
+      launch("ep push sums", PushSums<T>{here(), view, {rows}}, {push_grid(plan)}, stream);
+      launch("ep await", Await{here(), view, true}, {}, stream);
+      const LaunchSize size{grid(plan.tokens * SumParts<T>{rows}.pieces(), kRowsOfBlock)};
       if (sum.out_TD.dtype() == DType::kFloat32) {
-        take(float{});
+        launch("ep take sums", TakeSums<T, float>{here(), view, {rows}}, size, stream);
       } else {
-        take(T{});
+        launch("ep take sums", TakeSums<T, T>{here(), view, {rows}}, size, stream);
       }
     });
+    leave(stream);
   }
 
   const MappedLayout& layout() const override { return layout_; }
@@ -209,20 +208,20 @@ class StepExchange final : public PeerExchange {
   Machine& machine() { return machine_; }
 
  private:
-  static constexpr int kBlocks = 2;    // of a multiprocessor
-  static constexpr int kPushing = 24;  // multiprocessors
+  static constexpr int64_t kRowsOfBlock = 8;  // rows of a block of 8 warps, if all are there
 
   Control* here() const { return reinterpret_cast<Control*>(control_.local()); }
-  int64_t most_blocks() const {
-    return std::min(kMostBlocks, kBlocks * machine_.multiprocessors());
-  }
-  int64_t most_warps() const { return most_blocks() * ExpandRows::kThreads / 32; }
   // Blocks for so many items, of which one has some; a step takes what is left in turn.
   int64_t grid(int64_t items, int64_t of_block) const {
-    return std::clamp<int64_t>(ceil_div(items, of_block), 1, most_blocks());
+    return std::clamp<int64_t>(ceil_div(items, of_block), 1, machine_.blocks());
   }
-  int64_t slots_of(const EpPlan& plan) const {
-    return std::max(map_.ranks() * plan.tokens_max, plan.capacity / 32);
+  int64_t push_grid(const EpPlan& plan) const {
+    return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
+  }
+  // Of a multiprocessor's blocks there are four; at most half of all push.
+  int64_t most_pushers() const {
+    const int64_t asked = 4 * options_.comm_sms, all = machine_.blocks();
+    return asked > 0 ? std::min(asked, all / 2) : all / 4;
   }
   template <bool many>
   void number(const EpPlan& plan, const PrepareView& p, int64_t blocks, const Stream& stream) {
@@ -235,22 +234,35 @@ class StepExchange final : public PeerExchange {
   void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
     machine_.launch(name, step, size, stream);
   }
-  // `items` is what there may be to take, each by a warp.
-  template <class Push, class Take>
-  void move(const Push& push, const Take& take, int64_t items, const EpPlan& plan,
-            const Signature& s, const Stream& stream) {
-    static_assert(Take::kBlocks == kBlocks && Take::kThreads == ExpandRows::kThreads);
+  void enter(const Signature& s, const Stream& stream) {
     launch("ep enter", Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan}, {},
            stream);
-    const int64_t chunks = (map_.ranks() - 1) * ceil_div(plan.tokens_max, options_.chunk_rows);
-    const int64_t sms = options_.comm_sms > 0 ? options_.comm_sms : kPushing;
-    const int64_t pushers = std::clamp<int64_t>(std::min(chunks, kBlocks * sms), 1,
-                                                std::max<int64_t>(1, most_blocks() / 2));
-    const int64_t takers =
-        std::min(grid(items, Take::kThreads / 32), std::max<int64_t>(1, most_blocks() - pushers));
-    launch("ep move", Move<Push, Take>{push, take, pushers},
-           {pushers + takers, 4 * options_.chunk_rows}, stream);
-    launch("ep rest", TakeRest<Take>{take}, {takers}, stream);
+  }
+  // Pushes rows while `step` takes the own ones, and lets it take the others when they have come. It
+  // has `items` items of a warp for each row.
+  template <class Step>
+  void move_rows(const EpPlan& plan, Step step, int64_t items, const Signature& signature,
+                 const Stream& stream) {
+    const auto blocks = [&](int64_t rows) {
+      return grid(std::max(rows * items, plan.capacity / 32), kRowsOfBlock);
+    };
+    const PlanView view = view_of(plan);
+    const int64_t pushers =
+        std::clamp<int64_t>(most_pushers(), 1, std::max<int64_t>(1, push_grid(plan)));
+    enter(signature, stream);
+    step.taken = {.own = true, .peers = false};
+    launch(
+        "ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
+        {pushers + std::min(blocks(plan.tokens), std::max<int64_t>(1, machine_.blocks() - pushers)),
+         4 * options_.chunk_rows},
+        stream);
+    launch("ep await", Await{here(), view, false}, {}, stream);
+    step.taken = {.own = false, .peers = true};
+    launch("ep take", step, {blocks((map_.ranks() - 1) * plan.tokens_max)}, stream);
+    leave(stream);
+  }
+  void leave(const Stream& stream) {
+    launch("ep leave", Leave{here()}, {}, stream);
     machine_.end(stream, comm_->bootstrap());
   }
 
@@ -274,8 +286,7 @@ class StepExchange final : public PeerExchange {
                  .count_E = words(at.count),
                  .required_R = words(at.required),
                  .dropped_R = words(at.dropped),
-                 .heads_R = reinterpret_cast<MessageHead*>(base + at.heads),
-                 .next_W = words(at.next)};
+                 .heads_R = reinterpret_cast<MessageHead*>(base + at.heads)};
     c.page = machine_.page();
     c.deadline_ns = static_cast<uint64_t>(options_.deadline.count() * 1e9);
     c.chunk_rows = options_.chunk_rows;

@@ -83,7 +83,6 @@ SumRows view_of(const SumArgs& a, int topk) {
           .model = model,
           .side_at = RowParts{wire}.side_at(),
           .record = by_token ? pair_record_bytes(wire) : RowParts{wire}.record(topk),
-          .run = 1,
           .wide = wide,
           .whole = octets,
           .weighted = a.slot_w.defined(),

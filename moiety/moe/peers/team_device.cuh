@@ -10,8 +10,8 @@ inline constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 // The slots of a row; lane k has that of choice k.
 class DeviceLive {
  public:
-  __device__ DeviceLive(int32_t slot, float weight)
-      : slot_(slot), weight_(weight), mask_(__ballot_sync(kAllLanes, slot >= 0)) {}
+  __device__ explicit DeviceLive(int32_t slot)
+      : slot_(slot), mask_(__ballot_sync(kAllLanes, slot >= 0)) {}
   __device__ int count() const { return __popc(mask_); }
   template <class F>
   __device__ void each(F&& f) const {
@@ -24,24 +24,20 @@ class DeviceLive {
   __device__ void batches(F&& f) const {
     bool first = true;
     for (uint32_t left = mask_; left != 0; first = false) {
-      int32_t slot[kBatch];
-      float weight[kBatch];
-      const int n = min(__popc(left), kBatch);
+      int32_t slot[8];
+      const int n = min(__popc(left), 8);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < 8; ++i) {
         const int k = left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1;
         slot[i] = __shfl_sync(kAllLanes, slot_, k);
-        weight[i] = __shfl_sync(kAllLanes, weight_, k);
         left &= left - 1;
       }
-      f(
-          first, n, [&](int i) { return slot[i]; }, [&](int i) { return weight[i]; });
+      f(first, n, [&](int i) { return slot[i]; });
     }
   }
 
  private:
   int32_t slot_;
-  float weight_;
   uint32_t mask_;
 };
 
@@ -60,14 +56,6 @@ class DeviceWarp {
     if (lane() == 0) f();
   }
   __device__ void sync() { __syncwarp(); }
-  template <class F>
-  __device__ bool all(int64_t n, F&& f) {
-    bool mine = true;
-    for (int64_t i = lane(); i < n; i += 32) mine = mine && f(i);
-    const bool all = __all_sync(kAllLanes, mine);
-    __syncwarp();  // a vote alone orders no memory
-    return all;
-  }
   template <class F, class Use>
   __device__ void fold(F&& f, Use&& use) {
     float v = f(lane());
@@ -125,10 +113,9 @@ class DeviceWarp {
       __syncwarp();
     }
   }
-  template <class Slot, class Weight>
-  __device__ DeviceLive live(int n, Slot&& slot, Weight&& weight) {
-    const int32_t mine = lane() < n ? slot(lane()) : -1;
-    return {mine, mine < 0 ? 0 : weight(mine)};
+  template <class Slot>
+  __device__ DeviceLive live(int n, Slot&& slot) {
+    return DeviceLive(lane() < n ? slot(lane()) : -1);
   }
   // The sum of v over the lanes up to this one.
   template <class V>
@@ -175,26 +162,10 @@ class DeviceTeam {
     for (int64_t i = block() * warps() + threadIdx.x / 32; i < n; i += step) f(warp, i);
   }
   template <class F>
-  __device__ void grid_warp(F&& f) {
-    DeviceWarp warp;
-    f(warp, block() * warps() + threadIdx.x / 32, blocks() * warps());
-  }
-  template <class F>
   __device__ void one(F&& f) {
     if (threadIdx.x == 0) f();
   }
   __device__ void sync() { __syncthreads(); }
-  __device__ bool last(uint32_t* ticket) {
-    bool is = false;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      is = atomicAdd(ticket, 1) + 1 == blocks();
-      __threadfence();
-      if (is) *ticket = 0;
-    }
-    return any(is);
-  }
   __device__ bool any(bool x) { return __syncthreads_or(x) != 0; }
   template <class F>
   __device__ int64_t sum(int64_t n, F&& f) {
