@@ -95,14 +95,22 @@ def our_round(command, environment):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def merge(rounds):
-    """The rows of several rounds, each figure the median, with its spread where over 5 %."""
+def merge(rounds, least):
+    """The rows of several rounds, each figure the median, with its spread where over 5 %.
+
+    With `least` they are those of the shortest time: where others share the machine, that is nearest to
+    what the program itself takes.
+    """
     rows = {}
     for row in (row for rows_of_round in rounds for row in rows_of_round):
         rows.setdefault((row["name"], row["case"], row.get("peer")), []).append(row)
     merged = []
     for same in rows.values():
         times = [row["ms"] for row in same]
+        if least:
+            merged.append(dict(min(same, key=lambda row: row["ms"]),
+                               timing=f"least of {len(same)} alternating rounds"))
+            continue
         row = dict(same[0], ms=statistics.median(times))
         row.pop("spread", None)  # within a round
         for figure in {"value", "ratio"} & row.keys():
@@ -148,7 +156,7 @@ def table(groups):
                      for line in lines)
 
 
-def in_turns(our_round, peer, rounds, target):
+def in_turns(our_round, peer, rounds, target, least=False):
     """Runs our rounds and the peer's alternately, ends the peer, and prints the rows and a table."""
     ours, theirs = [], []
     try:
@@ -159,7 +167,7 @@ def in_turns(our_round, peer, rounds, target):
             theirs.append(peer.round())
     finally:
         peer.end()
-    groups = list(compare(merge(ours), merge(theirs), target))
+    groups = list(compare(merge(ours, least), merge(theirs, least), target))
     for group in groups:
         for row in group:
             print(json.dumps(row))
@@ -172,6 +180,8 @@ def main():
     parser.add_argument("name", choices=sorted(TARGETS))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--repeat", type=int, default=3, help="rounds (default 3)")
+    parser.add_argument("--least", action="store_true",
+                        help="of the rounds the shortest times, not the medians: for a busy machine")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                         help="of both programs (default: the cores)")
     parser.add_argument("--ranks", type=int,
@@ -180,6 +190,8 @@ def main():
                         help="folder of our programs (default build/cpu/bin or build/gpu/bin)")
     parser.add_argument("--peer-options", default="", metavar="'...'",
                         help="for the peer alone, such as '--attention cudnn'")
+    parser.add_argument("--our-options", default="", metavar="'...'",
+                        help="for ours alone, such as '--engine bf16'")
     parser.add_argument("--python", help="that runs the peers (default: of bench/setup_peers.sh)")
     a, both = parser.parse_known_args()
 
@@ -212,8 +224,10 @@ def main():
         peer = Peer([python, BENCH / "peers" / f"{name}.py", "--bench", ours, *both,
                      *a.peer_options.split()], environment)
         command = [ours, *both, *(["--ranks", str(a.ranks)] if a.ranks else [])]
+    command += a.our_options.split()
 
-    in_turns(lambda: our_round(command, environment), peer, a.repeat, TARGETS[a.name])
+    in_turns(lambda: our_round(command, environment), peer, a.repeat, TARGETS[a.name],
+             a.least)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // The memory of a rank against the program's estimate before a run (memory_estimate.h), in a dozen
-// layouts: by class, as the parts of a rank count it, and as a whole, by the resident memory of a
-// process after two training steps, less the memory before. Every case is a process of its own.
+// layouts, and with experts that copy their rows or read them through maps: by class, as the parts of
+// a rank count it, and as a whole, by the resident memory of a process after two training steps, less
+// the memory before. Every case is a process of its own.
 #include <cstdio>
 #include <functional>
 #include <mutex>
@@ -48,13 +49,27 @@ const std::vector<Preset>& presets() {
 struct Layout {
   int ranks, tp, gtp, ep, egtp;
   const char* recipe = "bf16";
+  const char* rows = "auto";  // moe.layout
 };
-constexpr Layout kLayouts[] = {
-    {1, 1, 1, 1, 1},          {2, 1, 1, 1, 1},          {4, 1, 1, 4, 1},
-    {2, 2, 1, 1, 1},          {2, 1, 2, 1, 2},          {4, 1, 4, 1, 4},
-    {4, 1, 2, 1, 4},          {4, 1, 2, 2, 2},          {4, 2, 2, 2, 2},
-    {4, 1, 4, 4, 1},          {8, 1, 8, 4, 2},          {8, 2, 2, 2, 2},
-    {4, 1, 4, 1, 4, "mxfp8"}, {4, 1, 4, 1, 4, "nvfp4"}, {4, 1, 4, 1, 4, "fp8_block"}};
+constexpr Layout kLayouts[] = {{1, 1, 1, 1, 1},
+                               {2, 1, 1, 1, 1},
+                               {4, 1, 1, 4, 1},
+                               {2, 2, 1, 1, 1},
+                               {2, 1, 2, 1, 2},
+                               {4, 1, 4, 1, 4},
+                               {4, 1, 2, 1, 4},
+                               {4, 1, 2, 2, 2},
+                               {4, 2, 2, 2, 2},
+                               {4, 1, 4, 4, 1},
+                               {8, 1, 8, 4, 2},
+                               {8, 2, 2, 2, 2},
+                               {4, 1, 4, 1, 4, "mxfp8"},
+                               {4, 1, 4, 1, 4, "nvfp4"},
+                               {4, 1, 4, 1, 4, "fp8_block"},
+                               {1, 1, 1, 1, 1, "bf16", "expert"},
+                               {1, 1, 1, 1, 1, "bf16", "rank"},
+                               {4, 1, 1, 4, 1, "bf16", "expert"},
+                               {4, 1, 1, 4, 1, "bf16", "rank"}};
 
 // The bytes that the parts of a rank report, averaged over the ranks.
 struct Counted {
@@ -166,6 +181,7 @@ void measure(const Preset& preset, const Layout& l) {
     arguments.push_back(text("--parallel.{}={}", key, degree));
   }
   arguments.push_back(text("--precision.recipe={}", l.recipe));
+  arguments.push_back(text("--moe.layout={}", l.rows));
   arguments.push_back(text("--run.ranks={}", l.ranks));
   arguments.push_back("--checkpoint.async=false");
   const TrainConfig config = train_config(load_config({}, arguments).options);
@@ -187,7 +203,8 @@ void measure(const Preset& preset, const Layout& l) {
                         double(m.moments),    double(m.gathered),  double(m.arena())};
   bench::print(
       {.name = "memory",
-       .label = text("{} {} {}", preset.name, describe_layout(grid), l.recipe),
+       .label = text("{} {} {}", preset.name, describe_layout(grid), l.recipe) +
+                (l.rows == std::string_view("auto") ? "" : text(", rows {}", l.rows)),
        .value = real / (1 << 20),
        .unit = "MiB",
        .time = {},

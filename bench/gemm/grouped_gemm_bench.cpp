@@ -11,6 +11,7 @@
 namespace moiety::bench {
 namespace {
 
+using gemm::GemmEngine;
 using gemm::GroupedGemmArgs;
 using gemm::GroupedOp;
 using gemm::Groups;
@@ -62,8 +63,12 @@ struct Operands {
 
 class Case {
  public:
-  Case(const Shape& s, DType dtype, const Op& op)
-      : shape_(s), op_(op), counts_(counts_of(s)), begin_(DType::kInt64, {s.experts + 1}) {
+  Case(const Shape& s, DType dtype, const Op& op, GemmEngine engine)
+      : shape_(s),
+        op_(op),
+        engine_(engine),
+        counts_(counts_of(s)),
+        begin_(DType::kInt64, {s.experts + 1}) {
     int64_t* begin = begin_.data<int64_t>();
     for (int64_t e = 0; e < s.experts; ++e) begin[e + 1] = begin[e] + counts_[e];
     rows_ = begin[s.experts];
@@ -90,7 +95,10 @@ class Case {
 
   double flop() const { return 2.0 * static_cast<double>(rows_ * shape_.model * shape_.features); }
 
-  void run(int64_t i) const { grouped_gemm(args(i), Stream()); }
+  void run(int64_t i) const {
+    if (engine_ == GemmEngine::kAuto) return grouped_gemm(args(i), Stream());
+    grouped_gemm_cpu(args(i), engine_);
+  }
 
   // The first rows of every expert against the reference, to the bound of two roundings.
   void check() const {
@@ -153,6 +161,7 @@ class Case {
 
   Shape shape_;
   Op op_;
+  GemmEngine engine_;
   std::vector<int64_t> counts_;
   Tensor begin_;
   int64_t rows_ = 0;
@@ -171,28 +180,44 @@ void print_case(const Shape& s, DType dtype, const Op& op) {
       dtype_label(dtype), op.name);
 }
 
+GemmEngine engine_of(const std::string& name) {
+  return name == "vector"   ? GemmEngine::kVector
+         : name == "bf16"   ? GemmEngine::kBf16
+         : name == "amx"    ? GemmEngine::kAmx
+         : name == "onednn" ? GemmEngine::kOneDnn
+                            : GemmEngine::kAuto;
+}
+
 void run(Options& options) {
   int threads = thread_budget();
   bool list = false;
-  std::string only;
+  std::string only, engine_name = "auto";
   options.number("--threads", threads, "of the products")
       .choice("--dtype", only, {"bf16", "fp32"}, "cases of this dtype alone")
+      .choice("--engine", engine_name, {"auto", "vector", "bf16", "amx", "onednn"},
+              "in place of the processor's best")
       .flag("--list", list, "print the cases instead");
   if (!options.parse()) return;
   set_thread_budget(threads);
+  const GemmEngine engine = engine_of(engine_name);
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     if (!only.empty() && only != dtype_label(dtype)) continue;
+    if (!list && !gemm::engine_available(engine, dtype)) continue;
     for (const Shape& s : kShapes) {
       for (const Op& op : kOps) {
         if (list) {
           print_case(s, dtype, op);
           continue;
         }
-        const Case c(s, dtype, op);
+        const Case c(s, dtype, op, engine);
         c.check();
         const Timing time = measure([&](int64_t i) { c.run(i); });
-        print({text("grouped_gemm.{}", op.name), label(s, dtype), tera(c.flop(), time.ms),
-               "TFLOP/s", time});
+        Row row{text("grouped_gemm.{}", op.name), label(s, dtype), tera(c.flop(), time.ms),
+                "TFLOP/s", time};
+        row.more =
+            text(R"("engine": "{}")",
+                 gemm::name(engine == GemmEngine::kAuto ? gemm::automatic_engine(dtype) : engine));
+        print(row);
       }
     }
   }

@@ -146,9 +146,10 @@ void rows_block(const Product& g, int64_t i, int64_t m, int64_t padded, int64_t 
                 float* acc) {
   const bool transposed = g.op == GemmOp::kTN;
   const Factor<T> a = factor<T>(g.a, i, m, padded, 0, g.k, 0);
-  const T* b = transposed ? g.b.row<T>(j) : g.b.row<T>(0) + j;
-  runner().run({g.dtype, padded, n, g.k, false, transposed, false, a.stride, g.b.stride}, a.data, b,
-               acc);
+  const Factor<T> b =
+      transposed ? Factor<T>{g.b.row<T>(j), g.b.stride} : factor<T>(g.b, 0, g.k, g.k, j, n, 1);
+  runner().run({g.dtype, padded, n, g.k, false, transposed, false, a.stride, b.stride}, a.data,
+               b.data, acc);
 }
 
 // The same for dw = dy^T x, a sum over g.k rows.

@@ -132,6 +132,11 @@ ActivationBlock activation(const GroupedMlp& mlp, const MlpInput& input, const S
   return block;
 }
 
+// How the columns of H alternate.
+int64_t gate_interleave(const GroupedMlp& mlp) {
+  return mlp.activation.gated() ? mlp.interleave : 0;
+}
+
 // The activation's arguments on a GPU, where it has launches of its own.
 ActivationArgs activation(const GroupedMlp& mlp, const MlpInput& input, const TensorView& h) {
   ActivationArgs args;
@@ -480,6 +485,7 @@ void grouped_mlp_backward_data(const GroupedMlp& mlp, const MlpInput& input,
   if (input_gradient) {
     steps.fc1_dgrad =
         linear(GroupedOp::kDgrad, input.groups, {g.dh, {}}, mlp.w1, sums ? t.model : g.dx);
+    steps.interleave = gate_interleave(mlp);
   }
   if (on_gpu(mlp, input,
              {{"d_o", g.d_o},
@@ -529,7 +535,13 @@ void grouped_mlp_backward_input(const GroupedMlp& mlp, const MlpInput& input,
   if (on_gpu(mlp, input, {{"dh", gradients.dh}, {"dx", gradients.dx}}, stream)) {
     return run_on_gpu(mlp, product, stream);
   }
-  stream.run([=] { run_linear(mlp, product); });
+  stream.run([=] {
+    if (mlp.path == MlpPath::kReference) {
+      grouped_mlp_input_reference(product, gate_interleave(mlp));
+    } else {
+      grouped_mlp_input_cpu(product, gate_interleave(mlp));
+    }
+  });
 }
 
 void grouped_mlp_backward_weights(const GroupedMlp& mlp, const MlpInput& input,

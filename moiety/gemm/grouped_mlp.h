@@ -13,6 +13,10 @@
 // dX, whose dead rows are not written: those of expert-major input, and with `source` the rows that
 // the caller sums. Without `source` rows are read as they lie.
 //
+// With an interleave that is a multiple of 32, all results on CPUs have the bits that they have
+// without: B4 sums over the columns of H in plain order. With others, and on GPUs, it sums over them
+// as they lie.
+//
 // The storage dtype is fp32 or bf16 (fp64 in the reference, for gradient checks). All paths give
 // the same bits as long as the products of gemm.h do. On a GPU the host reads nothing and every
 // call can be captured; faults of the data are recorded there.

@@ -2,6 +2,8 @@
 // cache. The sums of a token's rows go in chunks of columns that stay in vector registers, each element
 // by the reference's chain.
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "moiety/base/parallel.h"
@@ -14,6 +16,10 @@ namespace {
 
 void run_product(const GroupedGemmArgs& args, const RowTile& tile) {
   block_gemm(tile_product(args, tile));
+}
+
+void run_input_gradient(const GroupedGemmArgs& args, int64_t interleave, const RowTile& tile) {
+  block_gemm(over_plain_columns(tile_product(args, tile), interleave));
 }
 
 ActivationBlock rows_of_tile(const ActivationBlock& block, const RowTile& tile) {
@@ -89,8 +95,39 @@ void grouped_mlp_backward_cpu(const MlpBackwardSteps& steps) {
   for_tiles(steps.fc2_dgrad.groups, [&](const RowTile& tile) {
     run_product(steps.fc2_dgrad, tile);
     activation_backward_cpu(rows_of_tile(steps.activation, tile));
-    if (steps.fc1_dgrad.out.defined()) run_product(steps.fc1_dgrad, tile);
+    if (steps.fc1_dgrad.out.defined()) run_input_gradient(steps.fc1_dgrad, steps.interleave, tile);
   });
+}
+
+void grouped_mlp_input_cpu(const GroupedGemmArgs& fc1_dgrad, int64_t interleave) {
+  for_tiles(fc1_dgrad.groups,
+            [&](const RowTile& tile) { run_input_gradient(fc1_dgrad, interleave, tile); });
+}
+
+Product over_plain_columns(const Product& block, int64_t interleave) {
+  constexpr int64_t kInterleave = 32;
+  if (interleave == 0 || interleave % kInterleave != 0) return block;
+  thread_local std::vector<std::byte> columns;
+  thread_local std::vector<int32_t> rows;
+  const int64_t ffn = block.k / 2, bytes = byte_size(block.dtype, interleave);
+  columns.resize(static_cast<size_t>(byte_size(block.dtype, block.m * block.k)));
+  rows.resize(static_cast<size_t>(block.k));
+  for (int64_t c = 0; c < block.k; c += interleave) {
+    const auto from =
+        hidden_column(static_cast<int>(c / ffn), c % ffn, ffn, interleave);  // of H, and row of w1
+    std::iota(rows.begin() + c, rows.begin() + c + interleave, static_cast<int32_t>(from));
+    for (int64_t r = 0; r < block.m; ++r) {
+      const auto* row = static_cast<const std::byte*>(block.a.data) +
+                        byte_size(block.dtype, (block.row + r) * block.a.stride + from);
+      std::memcpy(columns.data() + byte_size(block.dtype, r * block.k + c), row,
+                  static_cast<size_t>(bytes));
+    }
+  }
+  Product out = block;
+  out.a = {.data = columns.data(), .stride = block.k, .first = -block.row};
+  out.b.source = rows.data();
+  out.b.sources = block.k;
+  return out;
 }
 
 void sum_rows_cpu(const TensorView& rows_RD, const TensorView& row_TK, const TensorView& out_TD) {

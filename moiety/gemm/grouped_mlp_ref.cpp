@@ -54,7 +54,13 @@ void grouped_mlp_backward_reference(const MlpBackwardSteps& steps) {
   for (int64_t e = 0; e < groups.experts; ++e) {
     activation_backward_reference(rows_of_group(steps.activation, groups, e));
   }
-  if (steps.fc1_dgrad.out.defined()) grouped_gemm_reference(steps.fc1_dgrad);
+  if (steps.fc1_dgrad.out.defined()) grouped_mlp_input_reference(steps.fc1_dgrad, steps.interleave);
+}
+
+void grouped_mlp_input_reference(const GroupedGemmArgs& fc1_dgrad, int64_t interleave) {
+  for (int64_t e = 0; e < fc1_dgrad.groups.experts; ++e) {
+    block_gemm_reference(over_plain_columns(group_product(fc1_dgrad, e), interleave));
+  }
 }
 
 void sum_rows_reference(const TensorView& rows_RD, const TensorView& row_TK,

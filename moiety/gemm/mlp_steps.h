@@ -18,12 +18,21 @@ struct MlpBackwardSteps {
   GroupedGemmArgs fc2_dgrad;   // B1
   ActivationBlock activation;  // B2, rows left open
   GroupedGemmArgs fc1_dgrad;   // B4, if it has an output
+  int64_t interleave = 0;      // of the columns that B4 sums over
 };
 
 void grouped_mlp_forward_reference(const MlpForwardSteps& steps);
 void grouped_mlp_forward_cpu(const MlpForwardSteps& steps);
 void grouped_mlp_backward_reference(const MlpBackwardSteps& steps);
 void grouped_mlp_backward_cpu(const MlpBackwardSteps& steps);
+
+// B4 alone.
+void grouped_mlp_input_reference(const GroupedGemmArgs& fc1_dgrad, int64_t interleave);
+void grouped_mlp_input_cpu(const GroupedGemmArgs& fc1_dgrad, int64_t interleave);
+// A block of B4 as the sum over the columns of H in plain order, if these are interleaved by a
+// multiple of 32, so that dX has the bits that it has without. Otherwise `block`. What is copied
+// for it is kept for this thread until its next call.
+Product over_plain_columns(const Product& block, int64_t interleave);
 
 // B3, and the part of dprob that comes from b2.
 void mlp_bias_gradients(const MlpInput& input, const MlpGradients& g, const TensorView& b2_ED,

@@ -11,8 +11,8 @@
 
 namespace moiety::gemm {
 
-// A row-major operand. With `source` (for a, and for b of kNT), row r is row source[r] of data, and
-// zeros unless 0 <= source[r] < sources.
+// A row-major operand. With `source` (not for b of kTN), row r is row source[r] of data, and zeros
+// unless 0 <= source[r] < sources.
 struct ProductOperand {
   const void* data = nullptr;
   int64_t stride = 0;  // elements from row to row

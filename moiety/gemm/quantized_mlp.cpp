@@ -6,10 +6,9 @@ namespace moiety::gemm {
 namespace {
 
 void check(const QuantizedMlp& mlp, const MlpInput& input) {
-  if (input.row_TK.defined()) {
-    fail(ErrorKind::kUnsupported, "quantized_mlp: row_TK is {}, but sums of rows are the caller's",
-         input.row_TK.describe());
-  }
+  MOIETY_CHECK(!input.row_TK.defined() || input.source_R.defined(),
+               "quantized_mlp: row_TK is {}, its inverse source_R is missing",
+               input.row_TK.describe());
   const int64_t experts = input.groups.experts,
                 hidden = mlp.activation.hidden(mlp.fc2.weight.columns());
   MOIETY_CHECK(
@@ -29,6 +28,18 @@ ActivationArgs activation(const QuantizedMlp& mlp, const MlpInput& input, const 
           .prob_R = input.prob_R};
 }
 
+// Where rows lie until those of a token are summed into `sums`; without row_TK that is their place.
+TensorView rows_of(const MlpInput& input, const TensorView& sums, Arena& arena) {
+  if (!input.row_TK.defined()) return sums;
+  return arena.tensor(DType::kBFloat16, {input.groups.capacity, sums.size(1)});
+}
+
+void sum_rows_of(const MlpInput& input, const TensorView& rows, const TensorView& sums,
+                 const Stream& stream) {
+  if (!input.row_TK.defined()) return;
+  sum_rows(rows, input.row_TK, sums, input.groups.status, stream);
+}
+
 TensorView activated(const QuantizedMlp& mlp, const MlpInput& input, Arena& arena) {
   return arena.tensor(DType::kBFloat16, {input.groups.capacity, mlp.fc2.weight.columns()});
 }
@@ -42,8 +53,10 @@ void quantized_mlp_forward(const QuantizedMlp& mlp, const MlpInput& input, Tenso
   const TensorView a = activated(mlp, input, arena);
   quantized_mlp_hidden(mlp, input, h, arena, stream);
   activation_forward(activation(mlp, input, h), a, stream);
-  quantized_grouped_forward(mlp.fc2, input.groups, {a}, o, mlp.b2_ED,
+  const TensorView y = rows_of(input, o, arena);
+  quantized_grouped_forward(mlp.fc2, input.groups, {a}, y, mlp.b2_ED,
                             mlp.b2_ED.defined() ? input.prob_R : TensorView(), arena, stream);
+  sum_rows_of(input, y, o, stream);
 }
 
 void quantized_mlp_hidden(const QuantizedMlp& mlp, const MlpInput& input, TensorView h,
@@ -62,7 +75,9 @@ void quantized_mlp_backward_data(const QuantizedMlp& mlp, const MlpInput& input,
                                    stream);
   activation_backward(activation(mlp, input, g.h), da, g.dh, g.a, g.dprob_R, stream);
   if (g.dx.defined()) {
-    quantized_grouped_input_gradient(mlp.fc1, input.groups, {g.dh}, g.dx, arena, stream);
+    const TensorView dx = rows_of(input, g.dx, arena);
+    quantized_grouped_input_gradient(mlp.fc1, input.groups, {g.dh}, dx, arena, stream);
+    sum_rows_of(input, dx, g.dx, stream);
   }
   mlp_bias_gradients(input, g, mlp.b2_ED, stream);
 }

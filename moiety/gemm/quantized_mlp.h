@@ -1,7 +1,7 @@
 // The experts with quantized linears: the operation of grouped_mlp.h with the same steps, rounding
 // points and buffers. H, A, dA and dH are bf16; operands are made from these rounded values. Rows may
-// be read through source_R, with the bits of rows that lie in the order of experts; sums by row_TK
-// are the caller's.
+// be read through source_R, with the bits of rows that lie in the order of experts, and those of a
+// token are summed where there is a row_TK.
 #pragma once
 
 #include "moiety/gemm/grouped_mlp.h"

@@ -99,6 +99,9 @@ TEST(ExpertOptions, OrderInMemoryIsNotThatOfFiles) {
   train(model(dir / "indexed") + kGptOss + indexed);
   expect_same_losses(dir / "indexed", plain);
   EXPECT_EQ(digests(checkpoint_path(dir / "indexed", 10)), digests(checkpoint_path(plain, 10)));
+  train(model(dir / "interleaved") + kGptOss + interleaved);
+  expect_same_losses(dir / "interleaved", plain);
+  EXPECT_EQ(digests(checkpoint_path(dir / "interleaved", 10)), digests(checkpoint_path(plain, 10)));
 
   const Arguments still{"--train.steps=1", "--optim.lr=0", "--optim.min_lr=0"};
   train(model(dir / "first") + kGptOss + still);

@@ -251,11 +251,13 @@ TEST(GroupedMlp, RowsBeforeTheirSums) {
   }
 }
 
-TEST(GroupedMlp, InterleavedWeightsGiveTheSameOutputs) {
-  constexpr int64_t s = 8, ffn = 40, model = 24;
-  const GroupCase c{"", {9, 0, 30}};
-  const Problem plain(c, {.dtype = DType::kBFloat16}),
-      woven(c, {.dtype = DType::kBFloat16, .interleave = s});
+// The problem with and without an interleave; of the input's gradient its bits if `input_too`.
+void expect_same_with_interleave(const MlpOptions& options, bool input_too) {
+  const int64_t s = options.interleave, ffn = options.ffn, model = options.model;
+  const GroupCase c{"", {9, 0, 300}};
+  MlpOptions without = options;
+  without.interleave = 0;
+  const Problem plain(c, without), woven(c, options);
   const auto row = [&](int64_t i) { return i % ffn / s * 2 * s + i / ffn * s + i % s; };
   for (int64_t e = 0; e < 3; ++e) {
     for (int64_t i = 0; i < 2 * ffn; ++i) {
@@ -271,11 +273,31 @@ TEST(GroupedMlp, InterleavedWeightsGiveTheSameOutputs) {
   EXPECT_TRUE(same_bits(plain.a, woven.a));
   EXPECT_TRUE(same_bits(plain.dprob, woven.dprob));
   EXPECT_TRUE(same_bits(plain.dw2, woven.dw2));
+  if (input_too) {
+    EXPECT_TRUE(same_bits(plain.dx, woven.dx));
+    fill(woven.dx, kSentinel);
+    grouped_mlp_backward_input(woven.mlp, woven.input, woven.gradients, Stream());
+    EXPECT_TRUE(same_bits(plain.dx, woven.dx));
+  }
   for (int64_t e = 0; e < 3; ++e) {
     for (int64_t i = 0; i < 2 * ffn; ++i) {
       for (int64_t d = 0; d < model; ++d) {
         ASSERT_EQ(get(woven.dw1, (e * 2 * ffn + row(i)) * model + d),
                   get(plain.dw1, (e * 2 * ffn + i) * model + d));
+      }
+    }
+  }
+}
+
+TEST(GroupedMlp, InterleavedWeightsGiveTheSameOutputs) {
+  expect_same_with_interleave({.dtype = DType::kBFloat16, .interleave = 8}, false);
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    for (const int64_t s : {32, 64}) {
+      for (const MlpPath path : {MlpPath::kReference, MlpPath::kCpu}) {
+        if (dtype == DType::kFloat64 && path == MlpPath::kCpu) continue;
+        SCOPED_TRACE(text("{} s={} {}", name(dtype), s, name(path)));
+        expect_same_with_interleave({.dtype = dtype, .path = path, .interleave = s, .ffn = 192},
+                                    true);
       }
     }
   }

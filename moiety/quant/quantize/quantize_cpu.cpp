@@ -8,6 +8,7 @@
 
 #include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
+#include "moiety/formats/bf16.h"
 #include "moiety/formats/e5m2.h"
 #include "moiety/quant/amax_sink.h"
 #include "moiety/quant/quantize/ieee_scope.h"
@@ -105,12 +106,13 @@ void clear_amax(const QuantizeJob& job) {
   if (job.want_col) *job.amax[1] = 0;
 }
 
-template <class Wanted>
-void measure_all(std::span<const QuantizeJob> jobs, Wanted&& wanted) {
+// over(task, body) calls the body with a task whose X is there.
+template <class Wanted, class Over>
+void measure_all(std::span<const QuantizeJob> jobs, Wanted&& wanted, Over&& over) {
   for (const QuantizeJob& job : jobs) {
     if (wanted(job)) clear_amax(job);
   }
-  for_tasks(jobs, wanted, measure);
+  for_tasks(jobs, wanted, [&](const QuantizeTask& task) { over(task, measure); });
   for (const QuantizeJob& job : jobs) {
     if (wanted(job)) share_amax(job);
   }
@@ -167,24 +169,83 @@ void store_scalars(const QuantizeJob& job) {
 
 bool skipped(std::span<const QuantizeJob> jobs) { return jobs.empty() || jobs[0].skipped(); }
 
-}  // namespace
-
-void measure_cpu(std::span<const QuantizeJob> jobs) {
-  if (!skipped(jobs)) measure_all(jobs, [](const QuantizeJob&) { return true; });
-}
-
-void quantize_cpu(std::span<const QuantizeJob> jobs) {
+template <class Over>
+void quantize_all(std::span<const QuantizeJob> jobs, Over&& over) {
   if (skipped(jobs)) return;
   // The amax of a row is measured where the row is cast.
-  measure_all(jobs,
-              [](const QuantizeJob& job) { return job.measures_first() && !job.spec.row_scaled; });
+  const auto first = [](const QuantizeJob& job) {
+    return job.measures_first() && !job.spec.row_scaled;
+  };
+  measure_all(jobs, first, over);
   for (const QuantizeJob& job : jobs) {
     if (job.delayed_scale) clear_amax(job);
   }
   for_tasks(
-      jobs, [](const QuantizeJob&) { return true; }, run_task);
+      jobs, [](const QuantizeJob&) { return true; },
+      [&](const QuantizeTask& task) { over(task, run_task); });
   const IeeeScope scope;
   for (const QuantizeJob& job : jobs) store_scalars(job);
+}
+
+constexpr auto kInPlace = [](const QuantizeTask& task, auto&& body) { body(task); };
+
+// The row of `first` at which a job whose X is not there begins.
+int64_t first_row(const QuantizeJob& job, const void* first) {
+  const int64_t bytes = byte_size(job.dtype, job.stride);
+  return bytes == 0 ? 0
+                    : static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.x) -
+                                           reinterpret_cast<uintptr_t>(first)) /
+                          bytes;
+}
+
+// The values of `rows` rows from row r on and of `cols` columns from column c on, a multiple of
+// 128, written to `out` without gaps.
+DequantizeJob part_of(DequantizeJob job, int64_t r, int64_t rows, int64_t c, int64_t cols,
+                      bf16* out) {
+  job.codes += r * job.pitch + (is_fp4(job.spec.format) ? c / 2 : c);
+  const int64_t scale = r * job.row_stride + c / job.block_cols * job.col_stride;
+  job.scales = static_cast<const std::byte*>(job.scales) +
+               (is_fp8_block(job.spec.format) ? scale * int64_t{sizeof(float)} : scale);
+  if (job.tensor_scale) job.tensor_scale += r * job.tensor_stride;
+  job.rows = rows;
+  job.cols = job.out_cols = job.out_stride = cols;
+  job.out = out;
+  return job;
+}
+
+}  // namespace
+
+void measure_cpu(std::span<const QuantizeJob> jobs) {
+  if (!skipped(jobs))
+    measure_all(
+        jobs, [](const QuantizeJob&) { return true; }, kInPlace);
+}
+
+void quantize_cpu(std::span<const QuantizeJob> jobs) { quantize_all(jobs, kInPlace); }
+
+void requantize_cpu(std::span<const QuantizeJob> jobs, const DequantizeJob& rows,
+                    const void* first) {
+  quantize_all(jobs, [&](const QuantizeTask& task, auto&& body) {
+    thread_local std::vector<bf16> values;
+    const int64_t height = task.r1 - task.r0, width = task.c1 - task.c0;
+    values.resize(static_cast<size_t>(height * width));
+    const int64_t row = first_row(*task.job, first) + task.r0;
+    dequantize_cpu(part_of(rows, row, height, task.c0, width, values.data()));
+    QuantizeJob job = *task.job;
+    job.stride = width;
+    job.x = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(values.data()) -
+                                          byte_size(job.dtype, task.r0 * width + task.c0));
+    body(QuantizeTask{&job, task.r0, task.r1, task.c0, task.c1});
+  });
+}
+
+void requantize_reference(const QuantizeJob& job, const DequantizeJob& rows, const void* first) {
+  std::vector<bf16> values(static_cast<size_t>(job.rows * job.cols));
+  dequantize_reference(part_of(rows, first_row(job, first), job.rows, 0, job.cols, values.data()));
+  QuantizeJob there = job;
+  there.x = values.data();
+  there.stride = job.cols;
+  quantize_reference(there);
 }
 
 }  // namespace moiety::quant
