@@ -172,13 +172,16 @@ class Measured {
 void run(Options& options) {
   comm::prepare_gpu_environment();
   std::string device = "cuda";
-  int ranks = 1, repeat = 50;
+  int ranks = 1;
+  RanksRun several;
   options.choice("--device", device, {"cuda"}, "where")
       .number("--ranks", ranks, "threads with a GPU each, or that share what there is")
-      .number("--repeat", repeat, "rounds of several ranks");
+      .number("--repeat", several.repeat, "rounds of several ranks")
+      .number("--comm-sms", several.comm_sms, "multiprocessors that push; 0: the default")
+      .number("--chunk-rows", several.chunk_rows, "rows that are announced together");
   if (!options.parse()) return;
   require_device("ep_cuda_bench", kGpu);
-  if (ranks > 1) return run_ranks(ranks, repeat);
+  if (ranks > 1) return run_ranks(ranks, several);
   comm::run_thread_ranks(1, {}, [](comm::Communicator& world) {
     for (const Shape& s : kShapes) Measured(s, world, Stream::on(kGpu)).run();
   });

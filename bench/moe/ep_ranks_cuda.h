@@ -30,21 +30,28 @@ struct RanksShape {
 inline constexpr RanksShape kRanksShapes[] = {
     {4096, 7168, 8, 64}, {4096, 2048, 8, 128}, {8192, 2048, 8, 128}, {128, 7168, 8, 256}};
 
+// What is asked of a run beside the shapes.
+struct RanksRun {
+  int repeat = 50;
+  int comm_sms = 0, chunk_rows = 16;  // EpOptions
+};
+
 class RanksMeasured {
  public:
-  RanksMeasured(const RanksShape& s, comm::Communicator& world, Device gpu, int repeat)
+  RanksMeasured(const RanksShape& s, comm::Communicator& world, Device gpu, const RanksRun& run)
       : s_(s),
         world_(world),
         gpu_(gpu),
-        repeat_(repeat),
+        repeat_(run.repeat),
         stream_(Stream::on(gpu)),
         map_(s.experts, world.size()),
         capacity_(moe::capacity_for(1.25, s.tokens * world.size(), s.topk, world.size(),
                                     map_.local_count(world.rank()), kAlignment)),
         // Of few tokens a chunk is a row, so that many blocks have some.
-        group_(moe::EpGroup::create(
-            world, map_, limits(),
-            {.chunk_rows = s.tokens <= moe::kFewTokens ? 1 : 16, .device = gpu})),
+        group_(moe::EpGroup::create(world, map_, limits(),
+                                    {.chunk_rows = s.tokens <= moe::kFewTokens ? 1 : run.chunk_rows,
+                                     .comm_sms = run.comm_sms,
+                                     .device = gpu})),
         idx_(DType::kInt32, {s.tokens, s.topk}, gpu),
         x_(DType::kBFloat16, {s.tokens, s.model}, gpu),
         out_(DType::kBFloat16, {s.tokens, s.model}, gpu),
@@ -260,12 +267,12 @@ class RanksMeasured {
   moe::EpPlan plan_;
 };
 
-inline void run_ranks(int ranks, int repeat) {
+inline void run_ranks(int ranks, const RanksRun& run) {
   const int gpus = std::min(ranks, gpu_status().count);
   comm::run_thread_ranks(ranks, {.deadline = Seconds(30)}, [&](comm::Communicator& world) {
     const Device gpu{DeviceType::kCuda, world.rank() % gpus};
     world.prepare(gpu, {});
-    for (const RanksShape& s : kRanksShapes) RanksMeasured(s, world, gpu, repeat).run();
+    for (const RanksShape& s : kRanksShapes) RanksMeasured(s, world, gpu, run).run();
   });
 }
 

@@ -100,6 +100,9 @@ struct EpOptions {
   int chunk_rows = 16;    // rows that are announced to the receiver together
   EpTransport transport = EpTransport::kAuto;
   ZeroCopy zero_copy = ZeroCopy::kOff;  // has no effect over collectives and on a GPU
+  // The multiprocessors whose worth of a GPU's blocks pushes rows to experts beside the others; at
+  // most half of all, 0 for a quarter. No bit depends on it, and it may differ between ranks.
+  int comm_sms = 0;
   // where operations run: a CPU for all ranks, or a GPU for each
   Device device = {};
   // For tests: called before something goes to a peer, by the thread that is about to send it.

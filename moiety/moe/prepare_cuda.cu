@@ -3,6 +3,7 @@
 // thread comes first.
 #include "moiety/base/launch.cuh"
 #include "moiety/moe/exchange_cuda.h"
+#include "moiety/moe/trim.h"
 
 namespace moiety::moe {
 namespace {
@@ -195,16 +196,8 @@ __global__ void __launch_bounds__(kTrimThreads) trim_experts(const __grid_consta
   }
   sum_before(sum, pairs);
   wanted = mine.used(INT64_MAX);
-  int64_t limit = wanted, rest = 0;
-  if (wanted > room) {
-    int64_t low = 0;  // used(low) <= room < used(limit)
-    while (limit - low > 1) {
-      const int64_t middle = (low + limit) / 2;
-      (mine.used(middle) <= room ? low : limit) = middle;
-    }
-    limit = low;
-    rest = room - mine.used(limit);
-  }
+  const auto [limit, rest] =
+      block_limit(room, wanted, wanted, [&](int64_t most) { return mine.used(most); });
   int64_t longer = 0, all;
 #pragma unroll
   for (int i = 0; i < kExpertsOfThread; ++i) longer += mine.blocks[i] > limit;

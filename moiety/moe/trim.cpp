@@ -19,16 +19,7 @@ void trim(std::span<const int64_t> count, int64_t capacity, int64_t alignment,
     for (const int64_t c : count) sum += std::min(ceil_div(c, alignment), limit);
     return sum;
   };
-  int64_t limit = most, rest = 0;
-  if (wanted > blocks) {
-    int64_t low = 0;  // used(low) <= blocks < used(limit)
-    while (limit - low > 1) {
-      const int64_t middle = (low + limit) / 2;
-      (used(middle) <= blocks ? low : limit) = middle;
-    }
-    limit = low;
-    rest = blocks - used(limit);
-  }
+  auto [limit, rest] = block_limit(blocks, wanted, most, used);
   for (size_t e = 0; e < count.size(); ++e) {
     int64_t mine = std::min(ceil_div(count[e], alignment), limit);
     if (ceil_div(count[e], alignment) > limit && rest > 0) {

@@ -65,7 +65,8 @@ struct ExpertSettings {
 struct ExpertParallelSettings {
   // Rows of forward that peers reach where they lie, with the same bits (moe/ep_group.h).
   moe::ZeroCopy zero_copy = moe::ZeroCopy::kOff;
-  int64_t depth = 2;  // parts of the group's memory (moe/ep_group.h)
+  int64_t depth = 2;     // parts of the group's memory (moe/ep_group.h)
+  int64_t comm_sms = 0;  // multiprocessors that push rows (moe/ep_group.h); 0: the default
 };
 
 struct DataSettings {

@@ -63,6 +63,7 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
     moe::EpOptions options;
     options.deadline = world.bootstrap().deadline();
     options.zero_copy = settings.ep.zero_copy;
+    options.comm_sms = static_cast<int>(settings.ep.comm_sms);
     options.device = device;
     group_ = make_group(groups_.of({gtp::Axis::kEp}), int(config.router.experts),
                         ep_limits(settings, tokens / grid.tp), options);

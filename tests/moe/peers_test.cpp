@@ -115,9 +115,12 @@ TEST(Peers, PlansMayBeUsedInAnyOrderUnderDelays) {
     Threads::run(kRanks, [&](comm::Communicator& world) {
       EpLimits limits = kLimits;
       limits.depth = depth;
-      EpGroup group = EpGroup::create(world, kMap, limits, options());
+      EpOptions with = options();
+      with.comm_sms = depth - 1;  // whatever the number of blocks that push
+      EpGroup group = EpGroup::create(world, kMap, limits, with);
       std::mt19937 random(depth * kRanks + world.rank());
       HostShape shape;
+      shape.blocks = 6 * depth;
       shape.before = [&random](const char*) {
         if (random() % 3 > 0) return;
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));

@@ -37,7 +37,7 @@ const std::vector<Key>& table() {
 }
 
 // Keys of the design that this version does not have yet.
-constexpr std::string_view kPlanned[] = {"ep.comm_sms", "parallel.layout"};
+constexpr std::string_view kPlanned[] = {"parallel.layout"};
 // Parallelism that the design leaves out.
 constexpr std::string_view kUnsupported[] = {"parallel.pp", "parallel.cp", "parallel.etp"};
 

@@ -130,7 +130,9 @@ train::TrainConfig train_config(const Options& o, const data::Tokenizer& tokeniz
   c.run = run_settings(o);
   c.model = model_config(o, tokenizer.vocab());
   c.moe = {o.moe.capacity_factor, value_of(kOverflow, o.moe.overflow), o.router.bias_rate};
-  c.ep = {.zero_copy = value_of(kZeroCopy, o.ep.zero_copy), .depth = o.ep.depth};
+  c.ep = {.zero_copy = value_of(kZeroCopy, o.ep.zero_copy),
+          .depth = o.ep.depth,
+          .comm_sms = o.ep.comm_sms};
   c.data = {.seq_len = o.data.seq_len,
             .shuffle = o.data.shuffle,
             .document_mask = o.data.document_mask,

@@ -20,11 +20,21 @@ __global__ void __launch_bounds__(Step::kThreads) run_step(const __grid_constant
   step(team);
 }
 
-// Loads all steps' kernels, so that none is loaded while another one waits.
+// Loads all steps' kernels, so that none is loaded while another one waits. Nor may one need more
+// stack than there is: CUDA would wait for all kernels of the GPU to get it, also for those that
+// wait for a rank which is a thread of this process.
+template <class Step>
+void load_kernel() {
+  cudaFuncAttributes kernel{};
+  size_t stack = 0;
+  MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&kernel, run_step<Step>));
+  MOIETY_CUDA_CHECK(cudaDeviceGetLimit(&stack, cudaLimitStackSize));
+  MOIETY_CHECK(kernel.localSizeBytes <= stack,
+               "a step of an exchange takes {} bytes of stack of {}", kernel.localSizeBytes, stack);
+}
 template <class... Steps>
 void load_kernels() {
-  cudaFuncAttributes unused{};
-  (MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, run_step<Steps>)), ...);
+  (load_kernel<Steps>(), ...);
 }
 template <class T>
 void load_sums() {

@@ -241,6 +241,11 @@ class StepExchange final : public PeerExchange {
   int64_t push_grid(const EpPlan& plan) const {
     return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
   }
+  // Of a multiprocessor's blocks there are four; at most half of all push.
+  int64_t most_pushers() const {
+    const int64_t asked = 4 * options_.comm_sms, all = machine_.blocks();
+    return asked > 0 ? std::min(asked, all / 2) : all / 4;
+  }
   template <bool many>
   void number(const EpPlan& plan, const PrepareView& p, int64_t blocks, const Stream& stream) {
     using Step = NumberPairs<many>;
@@ -265,7 +270,8 @@ class StepExchange final : public PeerExchange {
       return grid(std::max(rows * items, plan.capacity / 32), kRowsOfBlock);
     };
     const PlanView view = view_of(plan);
-    const int64_t pushers = std::max<int64_t>(1, std::min(push_grid(plan), machine_.blocks() / 4));
+    const int64_t pushers =
+        std::clamp<int64_t>(most_pushers(), 1, std::max<int64_t>(1, push_grid(plan)));
     enter(signature, stream);
     step.taken = {.own = true, .peers = false};
     launch(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "moiety/moe/peers/count_steps.h"
+#include "moiety/moe/trim.h"
 
 namespace moiety::moe::peers {
 
@@ -36,17 +37,8 @@ struct TrimExperts {
       });
     };
     const int64_t room = at.heads_R[r].capacity / alignment, wanted = used(INT64_MAX);
-    int64_t limit = wanted, rest = 0;
-    if (wanted > room) {
-      int64_t low = 0;  // used(low) <= room < used(limit)
-      while (limit - low > 1) {
-        const int64_t middle = (low + limit) / 2;
-        (used(middle) <= room ? low : limit) = middle;
-      }
-      limit = low;
-      rest = room - used(limit);
-    }
-    place(team, c, r, limit, rest);
+    const BlockLimit most = block_limit(room, wanted, wanted, used);
+    place(team, c, r, most.limit, most.rest);
     const int64_t dropped =
         team.sum(n, [&](int64_t i) { return at.count_E[experts[i]] - at.kept_E[experts[i]]; });
     team.one([&] {
