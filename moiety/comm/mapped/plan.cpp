@@ -129,12 +129,7 @@ class Planner {
   void all_gather() {
     int64_t chunks = 0;
     copy(call_.recv + me_ * bytes_, call_.send, bytes_);
-    if (in_.direct && call_.send == call_.recv + me_ * bytes_) {
-      // All ranks' parts lie where the whole does, so that a rank can push its own there; links carry
-      // stores faster than loads.
-      meet(everyone_);
-      each_peer([&](int r) { copy(in_.direct->at[r] + (me_ - r) * bytes_, call_.send, bytes_); });
-    } else if (in_.direct) {
+    if (in_.direct) {
       meet(everyone_);
       each_peer([&](int r) { copy(call_.recv + r * bytes_, in_.direct->at[r], bytes_); });
     } else {
