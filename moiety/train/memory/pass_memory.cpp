@@ -153,6 +153,12 @@ int64_t attention_bytes(const PassSizes& s, const QuantizedLinears& q) {
        qkv + s.gathered + std::max(w1.input_gradient, s.gathered + s.staged)});
 }
 
+// Whether the grouped MLP has its activation, and that one's gradient, in the workspace; on CPUs they
+// are rows of the threads.
+bool keeps_inner_rows(const model::Config& c, const PassSizes& s) {
+  return s.on_gpu() || c.path == gemm::MlpPath::kReference;
+}
+
 // A network of two linears with `ffn` inner columns.
 int64_t network_bytes(const PassSizes& s, int64_t ffn, const gemm::LinearBytes& w1,
                       const gemm::LinearBytes& w2) {
@@ -264,7 +270,9 @@ int64_t passed_layer_bytes(const TrainConfig& config, const Grid& grid, const Pa
     bytes = std::max(bytes, network(kept.dense, s.dense, L::kDense1, L::kDense2));
   }
   if (!reached.passes_moe) return bytes;
-  const int64_t inner = s.capacity * c.d_ffn * s.item, y = s.capacity * s.d * s.item;
+  const bool in_threads = !keeps_inner_rows(c, s) && q.count(L::kFc1) == 0;
+  const int64_t inner = in_threads ? 0 : s.capacity * c.d_ffn * s.item,
+                y = s.capacity * s.d * s.item;
   const int64_t experts =
       routing_bytes(config, grid, s) + s.own * c.router.top_k * kFloatBytes + kept.rows + y +
       inner + std::max(q.workspace(L::kFc1).forward, q.workspace(L::kFc2).forward) + s.codes;
@@ -315,7 +323,7 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   const int64_t hidden = s.capacity * c.d_ffn * s.item;
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
   const bool quantized = q.count(L::kFc1) > 0;
-  const bool plain = q.count(L::kFc1) < c.moe_layers();
+  const bool plain = keeps_inner_rows(c, s) && q.count(L::kFc1) < c.moe_layers();
   int64_t experts = kept + wide + widened + router + (plain ? hidden : 0);
   if (quantized) {
     const int64_t beside_weights =
