@@ -225,7 +225,6 @@ TEST_F(ExpertParallelGpu, WhatIsNotThereIsRefused) {
   };
   refused({"--ep.overlap=micro_batch", "--train.micro_batch=3"},
           "ep.overlap = \"micro_batch\": micro-batches take turns on CPU ranks alone");
-  refused({"--moe.layout=rank"}, "moe.layout = \"rank\": between ranks on GPUs");
   refused({"--parallel.ep=1", "--parallel.egtp=2"}, "parallel.egtp = 2: this version");
 }
 

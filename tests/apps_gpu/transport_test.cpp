@@ -50,9 +50,10 @@ TEST_F(Transport, NcclBringsExpertsNoRowsOfSingleChoices) {
 
 // A run goes on with the other one.
 TEST_F(Transport, IsFreeToChangeAtAResume) {
-  train_at("whole", kDp2, kMapped + Arguments{"--train.steps=12"});
-  train_at("changed", kDp2, kMapped + Arguments{"--train.steps=6"});
-  train_at("changed", kDp2, kNccl + Arguments{"--train.steps=12"});
+  const Arguments each{"--train.steps=12", "--checkpoint.interval=6", "--checkpoint.keep_last=10"};
+  train_at("whole", kDp2, kMapped + each);
+  stop_after("whole", "changed", 6);
+  train_at("changed", kDp2, kNccl + each);
   expect_equal("changed", "whole");
 }
 

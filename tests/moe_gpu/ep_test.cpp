@@ -288,8 +288,10 @@ TEST_F(EpGpu, RefusesWhatItDoesNotDo) {
     to.row_data = out;
     to.row_scales = tiles;
     to.layout = ScaleLayout::kSm100Swizzled;
-    EXPECT_EQ(error_of([&] { dispatch(g, plan, {.x_TD = from, .rows_CD = to}, stream); }),
-              "ep dispatch: rows wants sm100_swizzled scales; on a GPU they are written compact");
+    EXPECT_EQ(
+        error_of([&] { dispatch(g, plan, {.x_TD = from, .rows_CD = to}, stream); }),
+        "ep dispatch: rows wants sm100_swizzled scales; in a group of one rank on a GPU they are "
+        "written compact");
   });
 }
 

@@ -1,8 +1,10 @@
 // The optimizer of ranks that are threads, on the GPUs of the machine in turn: the bits of CPU ranks, eager and captured.
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <optional>
+#include <thread>
 
 #include "moiety/base/graph.h"
 #include "moiety/comm/thread_group.h"
@@ -191,6 +193,9 @@ TEST_P(OptimizerRanksGpu, NoWeightChangesBehindALatePeer) {
                 << i;
           }
         }
+        // It stays until the others have seen that it is late, so that its memory is there, and longer
+        // than a wait for it takes.
+        if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(3));
         world.bootstrap().all_gather("");
       },
       Seconds(2));
