@@ -2,11 +2,9 @@
 graphs of eight operations. torchrun starts it; rank 0 talks.
 """
 
-import os
-
 import torch
 import torch.distributed as dist
-from common import parser, serve
+from ranks import run_on_gpus
 
 BYTES = [512, 16 << 10, 1 << 20, 8 << 20, 32 << 20, 64 << 20]
 BATCH, REPEAT = 8, 21
@@ -74,28 +72,5 @@ def round_of_rows():
     return rows
 
 
-def main():
-    p = parser()
-    p.add_argument("--device", default="cuda")
-    p.parse_args()
-    local = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", local))
-    if dist.get_rank() == 0:
-        serve(lambda: round_of_rows() if go_on() else [])
-        go_on(False)
-    else:
-        while go_on():
-            round_of_rows()
-    dist.destroy_process_group()
-
-
-def go_on(yes=True):
-    """Rank 0 says whether there is another round, the others are told."""
-    word = torch.tensor(int(yes), device="cuda")
-    dist.broadcast(word, 0)
-    return word.item() == 1
-
-
 if __name__ == "__main__":
-    main()
+    run_on_gpus(round_of_rows)

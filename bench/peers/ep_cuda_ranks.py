@@ -4,11 +4,9 @@ brings them to the experts' ranks, where they are sorted once more; and back, wi
 The result is checked before it is timed. torchrun starts it; rank 0 talks.
 """
 
-import os
-
 import torch
 import torch.distributed as dist
-from common import parser, serve
+from ranks import run_on_gpus
 
 SHAPES = [(4096, 7168, 8, 64), (4096, 2048, 8, 128), (8192, 2048, 8, 128), (128, 7168, 8, 256)]
 REPEAT = 30
@@ -86,27 +84,5 @@ def round_of_rows():
     return rows
 
 
-def main():
-    p = parser()
-    p.add_argument("--device", default="cuda")
-    p.parse_args()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
-    if dist.get_rank() == 0:
-        serve(lambda: round_of_rows() if go_on() else [])
-        go_on(False)
-    else:
-        while go_on():
-            round_of_rows()
-    dist.destroy_process_group()
-
-
-def go_on(yes=True):
-    """Rank 0 says whether there is another round, the others are told."""
-    word = torch.tensor(int(yes), device="cuda")
-    dist.broadcast(word, 0)
-    return word.item() == 1
-
-
 if __name__ == "__main__":
-    main()
+    run_on_gpus(round_of_rows)

@@ -1,9 +1,9 @@
 """Peer of train_step_bench --ranks on GPUs: the model of train_step.py, whose data are divided among
 ranks by PyTorch, --parallel fsdp2 (fully_shard of every block; fp32 shards, bf16 in use, gradients
 reduced in fp32), ddp (fp32 parameters, cast to bf16 where they are used) or ep (ddp of all but the
-experts, which are divided: torch_exchange.py). Blocks and the loss are
-compiled, in ep attention, routing and the activation; AdamW is fused. As many tokens a GPU as one GPU has there. torchrun starts it; rank 0 talks.
---device cpu, over gloo, is to try it.
+experts, which are divided: torch_exchange.py). Blocks and the loss are compiled, in ep attention,
+routing and the activation; AdamW is fused. As many tokens a GPU as one GPU has there. torchrun starts
+it; rank 0 talks. --device cpu, over gloo, is to try it.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ import time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import parser, serve
+from common import parser
+from ranks import serve_ranks
 from torch import nn
 from torch.nn.attention import sdpa_kernel
 from torch_exchange import Experts
@@ -174,7 +175,6 @@ def main():
             sys.exit("train_step_ranks: the loss does not fall")
 
         def round_of_rows():
-            go_on()
             ms = sorted(trainer.milliseconds(a.steps) for _ in range(a.rounds))[a.rounds // 2]
             rate = shape.flops() / ms * 1e3
             yield {"name": "train_step", "case": f"{shape.case()}.{a.dtype}.{axis}{dist.get_world_size()}",
@@ -183,21 +183,8 @@ def main():
                    "ms": round(ms, 3), "tflops": round(rate * 1e-12, 1),
                    "mfu": round(100 * rate / PEAK, 1), "memory": torch.cuda.max_memory_allocated() if cuda else 0}
 
-        if rank == 0:
-            serve(round_of_rows)
-            go_on(False)
-        else:
-            while go_on():
-                for _ in range(a.rounds):
-                    trainer.milliseconds(a.steps)
+        serve_ranks(round_of_rows)
     dist.destroy_process_group()
-
-
-def go_on(yes=True):
-    """Rank 0 says whether there is another round, the others are told."""
-    word = torch.tensor(int(yes))
-    dist.broadcast(word, 0)
-    return word.item() == 1
 
 
 if __name__ == "__main__":

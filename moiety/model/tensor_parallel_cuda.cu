@@ -188,8 +188,11 @@ void sum_rows_cuda(const WindowRows& rows, DType dtype, TensorView addend, Tenso
         constexpr int kWide = 16 / int{sizeof(P)};
         const bool wide =
             aligned({rows.at[0], out.raw(), addend.defined() ? addend.raw() : nullptr});
-        wide&& rows.run % kWide == 0 ? go.template operator()<kWide>()
-                                     : go.template operator()<1>();
+        if (wide && rows.run % kWide == 0) {
+          go.template operator()<kWide>();
+        } else {
+          go.template operator()<1>();
+        }
       });
     });
   });

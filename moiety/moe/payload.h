@@ -32,11 +32,11 @@ const char* name(PayloadFormat format);
 // A QuantizedView that receives has the sender's format, element and pow2_scales, and no col
 // arrays: the col operand is made from the rows that came. row_scales are compact, or in the layout
 // of a GEMM (quant/scale_layout.h): kSm90MnMajor for FP8 blocks; kSm100Swizzled for kMxfp8 and
-// kNvfp4, where the capacity and prepare's alignment must be multiples of 128. On a GPU that
-// is a group of its own they are compact (others are Error(kUnsupported)). Pads are zero: the columns behind the scales of every
-// row written, and kSm90MnMajor's rows behind the last. kNvfp4 is row_scaled, as rows of one expert
-// come from ranks with different scales, and tensor_scale is [N]. amax and flags, and tensor_scale
-// of other formats, are left alone.
+// kNvfp4, where the capacity and prepare's alignment must be multiples of 128. On a GPU that is a
+// group of its own they are compact (others are Error(kUnsupported)). Pads are zero: the columns
+// behind the scales of every row written, and kSm90MnMajor's rows behind the last. kNvfp4 is
+// row_scaled, as rows of one expert come from ranks with different scales, and tensor_scale is [N].
+// amax and flags, and tensor_scale of other formats, are left alone.
 //
 // Rows of row_data and of compact row_scales are contiguous and may be strided; tensor_scale may be
 // strided, too. Nothing needs more alignment than its element.

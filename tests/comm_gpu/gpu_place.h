@@ -141,6 +141,16 @@ inline void run_gpu_rank(RankMemory& memory, Communicator& comm, bool shared,
   comm.barrier();
 }
 
+// The step of all ranks as a graph, behind a run of it, in which it takes its memory.
+inline Graph captured(Communicator& comm, const Stream& stream, const std::function<void()>& step) {
+  step();
+  comm.synchronize(stream);
+  comm.barrier();
+  Graph graph(stream, step);
+  comm.barrier();
+  return graph;
+}
+
 // Replays the step of all ranks, captured, with changing inputs, which it takes from `fresh`: `whole`
 // is their sum over ranks, `little` begins with the sum over ranks of whole's element 5. Each replay
 // has the bits of the same operations without a graph.
@@ -152,11 +162,7 @@ inline void expect_replays_are_eager(Communicator& comm, const Stream& stream,
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), 4 * a.size()) == 0;
   };
   comm.barrier();  // all have allocated
-  step();
-  comm.synchronize(stream);
-  comm.barrier();
-  Graph graph(stream, step);
-  comm.barrier();
+  Graph graph = captured(comm, stream, step);
   for (int round = 0; round < 10; ++round) {
     for (size_t i = 0; i < fresh.size(); ++i) {
       fresh[i] = conformance::value<float>(comm.rank(), int64_t(i), round);

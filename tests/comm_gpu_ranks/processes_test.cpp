@@ -118,11 +118,7 @@ TEST_F(CommGpuRanks, GraphsGiveWhatEagerOperationsGive) {
       comm.reduce_scatter(input.view(), part.view(), ReduceOp::kSum, on).wait();
       comm.all_gather(part.view(), whole.view(), on).wait();
     };
-    step();
-    comm.synchronize(on);
-    comm.barrier();
-    Graph graph(on, step);
-    comm.barrier();
+    Graph graph = captured(comm, on, step);
     for (int round = 0; round < 3; ++round) {
       for (int64_t i = 0; i < ranks * n; ++i) {
         fresh[i] = conformance::value<float>(comm.rank(), i, uint64_t(round));

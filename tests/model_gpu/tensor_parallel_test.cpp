@@ -71,16 +71,24 @@ Tensor whole_numbers(DType dtype, std::vector<int64_t> sizes, uint32_t seed) {
   return out;
 }
 
+// Rows of the rank's own tokens, partial sums for all tokens, and an addend in fp32.
+struct RowsOfRank {
+  Tensor x, partial, wide;
+};
+RowsOfRank rows_of_rank(int rank, DType storage, int64_t own, int64_t all, int64_t width) {
+  const uint32_t seed = 10 * uint32_t(rank);
+  return {normal_tensor(storage, {own, width}, seed + 1),
+          normal_tensor(storage, {all, width}, seed + 2),
+          normal_tensor(DType::kFloat32, {own, width}, seed + 3)};
+}
+
 TEST_F(TensorParallelGpu, TokensAndSumsHaveTheBitsOfCpuRanks) {
   for (const int ranks : {2, 3}) {
     for (const int64_t sequences : {1, 3}) {
       for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
         run(ranks, [&](comm::Communicator& world) {
           const int64_t seq_len = 4 * ranks, own = 4 * sequences, all = own * ranks, width = 37;
-          const uint32_t seed = 10 * uint32_t(world.rank());
-          const Tensor x = normal_tensor(storage, {own, width}, seed + 1);
-          const Tensor partial = normal_tensor(storage, {all, width}, seed + 2);
-          const Tensor wide = normal_tensor(DType::kFloat32, {own, width}, seed + 3);
+          const auto [x, partial, wide] = rows_of_rank(world.rank(), storage, own, all, width);
           std::vector<Tensor> results[2];
           for (const Device where : {Device{}, gpu_of(world.rank())}) {
             Place place(world, storage, sequences, seq_len, where);
@@ -115,10 +123,7 @@ TEST_F(TensorParallelGpu, TheWindowHasTheBitsOfCpuRanks) {
         for (const int64_t width : {37, 64}) {
           run(ranks, [&](comm::Communicator& world) {
             const int64_t seq_len = 512 * ranks, own = 512 * sequences, all = own * ranks;
-            const uint32_t seed = 10 * uint32_t(world.rank());
-            const Tensor x = normal_tensor(storage, {own, width}, seed + 1);
-            const Tensor partial = normal_tensor(storage, {all, width}, seed + 2);
-            const Tensor wide = normal_tensor(DType::kFloat32, {own, width}, seed + 3);
+            const auto [x, partial, wide] = rows_of_rank(world.rank(), storage, own, all, width);
             std::vector<Tensor> results[2];
             for (const Device where : {Device{}, gpu_of(world.rank())}) {
               const bool gpu = where.type == DeviceType::kCuda;
