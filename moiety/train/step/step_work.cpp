@@ -2,7 +2,9 @@
 #include <array>
 #include <optional>
 
+#include "moiety/base/error.h"
 #include "moiety/base/log.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/model/step_input.h"
 #include "moiety/train/step/step_pipeline.h"
 
@@ -38,7 +40,12 @@ void StepPipeline::launch_graph() {
       world_.wait(ready);
       world_.barrier();
     }
-    log(LogLevel::kDebug, "the step is a CUDA graph of {} nodes", graph_->nodes());
+    const int waiting = comm::waiting_streams(world_);
+    MOIETY_CHECK(waiting <= comm::kMaxWaitingStreams,
+                 "train: a rank waits for peers on {} streams, at most {} can be", waiting,
+                 comm::kMaxWaitingStreams);
+    log(LogLevel::kDebug, "the step is a CUDA graph of {} nodes; {} streams wait for peers",
+        graph_->nodes(), waiting);
   }
   graph_->launch(learner_.stream);
 }
