@@ -258,7 +258,6 @@ void DistributedOptimizer::await_drained(Stream stream) const {
 // Gathers in the order in which a forward pass reads the weights.
 void DistributedOptimizer::gather_weights(bool all, Stream stream) {
   cast_weights(all, stream);
-  if (all) weights_late_ = false;
   std::vector<std::vector<comm::Ticket>> tickets(buckets_.size());
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];

@@ -113,7 +113,8 @@ class DistributedOptimizer {
   // Makes the stream wait for those weights of the parameters [0, end).
   void await_weights(int end, const Stream& stream);
   // Brings weights that a step has left here in the order of the stream, for whoever reads weights
-  // between steps. Collective.
+  // between steps. Collective; it moves them each time, since a graph that is launched again tells
+  // nobody that it has left some.
   void complete_weights(const Stream& stream);
 
   // Sets initial masters, zero moments and t = 0, and publishes the weights. Collective.
@@ -296,7 +297,7 @@ class DistributedOptimizer {
   std::vector<Update> updates_;  // in the order in which they run
   std::vector<size_t> late_;     // the buckets whose weights do, in the order of forward_
   size_t awaited_ = 0;           // how many of them forward has waited for
-  bool weights_late_ = false;    // whether they are those of the step before
+  bool begun_ = false;           // whether forward has been begun since the last step
   StepMemory step_;
   Tensor checksums_;                // on a GPU: uint64, two of each bucket
   Stream stream_;                   // the stream of the last work

@@ -1,5 +1,6 @@
 // A step, from sums of gradients to published weights.
 #include <cstddef>
+#include <utility>
 
 #include "moiety/base/copy.h"
 #include "moiety/base/cuda_built.h"
@@ -68,7 +69,7 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
   const TraceSpan span(TraceLane::kHost, "optimizer");
   const int64_t losses = input.numel() - input_word::kCount, ranks = world_.size();
   check_losses(losses);
-  MOIETY_CHECK(!weights_late_,
+  MOIETY_CHECK(late_.empty() || std::exchange(begun_, false),
                "optimizer: a step without begin_forward, which its weights wait for");
   stream_ = stream;
   finish_gradients(stream);
@@ -93,7 +94,6 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
     double* const stood = report.data<double>() + report_word::kStood;
     if constexpr (kCudaBuilt) take_stands_cuda(stands_, stood, stream);
   }
-  weights_late_ = !late_.empty();
   begin_gradients();
 }
 

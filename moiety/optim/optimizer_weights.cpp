@@ -1,6 +1,5 @@
 // Where the weights lie, and what changes and casts them.
 #include <algorithm>
-#include <utility>
 
 #include "moiety/base/error.h"
 #include "moiety/optim/distributed_optimizer.h"
@@ -111,7 +110,7 @@ void DistributedOptimizer::begin_forward(const Stream& stream) {
     gather_on(buckets_[i], lane_->stream());
     buckets_[i].published.record(lane_->stream());
   }
-  weights_late_ = false;
+  begun_ = true;
 }
 
 // The parameters of a bucket are in reverse order, and the lane brings the buckets one by one.
@@ -124,7 +123,6 @@ void DistributedOptimizer::await_weights(int end, const Stream& stream) {
 }
 
 void DistributedOptimizer::complete_weights(const Stream& stream) {
-  if (!std::exchange(weights_late_, false)) return;
   for (const size_t i : late_) gather_on(buckets_[i], stream);
 }
 
