@@ -272,6 +272,15 @@ int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const Pass
 
 namespace {
 
+// The most bytes that quantized experts take in forward beside what it keeps. Rows that leave their
+// columns (`copies`, or 0) are there until these have been made, from copies in the order of experts;
+// what forward multiplies by then is there no more.
+int64_t forward_bytes(const PassSizes& s, int64_t outputs, int64_t products, int64_t copies,
+                      int64_t rows) {
+  const int64_t ordered = copies > 0 && s.maps ? rows : 0;
+  return copies + std::max(outputs + products, copies > 0 ? s.codes + rows + ordered : 0);
+}
+
 // The most bytes that a layer takes of which nothing is kept.
 int64_t passed_layer_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s,
                            const QuantizedLinears& q) {
@@ -344,28 +353,25 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   // h as it came, where it comes quantized and experts read it by maps.
   const int64_t came = s.in_place && s.codes > 0 ? x + s.codes : 0;
   const int64_t kept = x + gradient + s.capacity * kFloatBytes;
-  const int64_t hidden = s.capacity * c.d_ffn * s.item;
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
   const bool quantized = q.count(L::kFc1) > 0;
   const bool plain = keeps_inner_rows(c, s) && q.count(L::kFc1) < c.moe_layers();
-  int64_t experts = kept + wide + widened + router + (plain ? hidden : 0);
+  int64_t experts = kept + wide + widened + router + (plain ? inner : 0);
   if (quantized) {
     const int64_t beside_weights =
         c.delay_wgrad ? x + gradient : kept + wide + s.own * c.router.top_k * kFloatBytes;
     // The codes that came are multiplied, or quantized anew beside them.
     const int64_t beside_fc1 = s.in_place ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
     const int64_t fc1 = w1.forward + beside_fc1;
-    // Rows that leave their columns are there until forward has made these, from copies in the order
-    // of experts; what forward multiplies by then is there no more.
     const bool leaves = !moe && reached.experts_fc1 && KeptColumns(precision, c, grid, s).any;
-    const int64_t copies = anew(leaves, saved.copies), ordered = anew(leaves && s.maps, rows_d);
     const int64_t weights = std::max(anew(reached.experts_fc1, came + w1.weight_gradient),
                                      anew(reached.experts_fc2, w2.weight_gradient));
     experts = std::max(
-        {experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
+        {experts, kept + inner + std::max(w1.input_gradient, w2.input_gradient),
          anew(weights > 0, beside_weights + weights),
-         copies + rows_d + hidden + std::max(fc1, (s.in_place ? came : s.codes) + w2.forward),
-         copies + s.codes + rows_d + ordered, moe ? x + gradient + fc1 : 0});
+         forward_bytes(s, rows_d + inner, std::max(fc1, (s.in_place ? came : s.codes) + w2.forward),
+                       anew(leaves, saved.copies), rows_d),
+         moe ? x + gradient + fc1 : 0});
   }
   const bool beside = c.overlap == moe::Overlap::kShared && grid.ep > 1 && !c.delay_wgrad;
   const int64_t shared =
