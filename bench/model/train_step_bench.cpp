@@ -27,7 +27,8 @@ struct Result {
   std::map<std::string, double> groups;  // ms of a step by operation
   double memory = 0;
   double stood_ms = 0;   // the GPU, at what travels beside computing, in one step
-  double waited_ms = 0;  // for tensor-parallel peers, in one step
+  double waited_ms = 0;  // for peers of tp or ep, in one step
+  double fullest = 0;    // rows of experts on the rank that has most, of the mean
   std::string gpus;      // clocks and power of the GPUs while it ran
   std::string experts;   // the path that computes them, and why no better one does
 };
@@ -109,6 +110,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   const double last = rank.loss();
   MOIETY_CHECK(last < first, "the loss went from {} to {}", first, last);
   result.stood_ms = rank.stood_ms();
+  if (gpu && world.size() > 1) result.fullest = rank.fullest();
   result.ms = bench::slowest(world, result.ms);
   graph = {};
   world.barrier();
@@ -156,9 +158,10 @@ void print_groups(const std::string& name, const Result& result) {
 
 void run(bench::Options& options) {
   Settings settings;
-  std::string dtype = "bf16", device = "cpu", model = "demo", layout = "auto";
+  std::string dtype = "bf16", device = "cpu", model = "demo", layout = "auto", overlap = "none";
   options.number("--threads", settings.threads, "that the ranks share")
       .choice("--layout", layout, {"auto", "expert", "rank"}, "moe.layout")
+      .choice("--overlap", overlap, {"none", "wgrad", "shared"}, "ep.overlap")
       .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
       .choice("--device", device, {"cpu", "cuda"}, "")
       .choice(
@@ -179,6 +182,8 @@ void run(bench::Options& options) {
   for (const auto wanted : {moe::RowLayout::kExpert, moe::RowLayout::kRank}) {
     if (layout == moe::name(wanted)) settings.layout = wanted;
   }
+  if (overlap == "wgrad") settings.overlap = moe::Overlap::kWgrad;
+  if (overlap == "shared") settings.overlap = moe::Overlap::kShared;
   const Case& c = settings.shape;
   const bool ranks_on_gpus = device == "cuda" && settings.ranks > 1;
   MOIETY_CHECK(device == "cuda" || (settings.parallel == "ep" && c.sequences % settings.ranks == 0),
@@ -212,8 +217,10 @@ void run(bench::Options& options) {
     row.against = "one GPU, the slower of them";
     row.ratio = alone / time.ms;
     row.more += text(
-        R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "waited_ms": {:.3f}, "gpus": "{}")",
-        settings.ranks, alone, result.stood_ms, result.waited_ms, result.gpus);
+        R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "waited_ms": {:.3f}, "fullest": {:.3f}, "gpus": "{}")",
+        settings.ranks, alone, result.stood_ms, result.waited_ms, result.fullest, result.gpus);
+    if (settings.overlap != moe::Overlap::kNone) row.label += text(".{}", overlap);
+    if (settings.layout != moe::RowLayout::kAuto) row.label += text(".{}", layout);
   }
   row.more += text(R"(, "experts": "{}")", result.experts);
   bench::print(row);

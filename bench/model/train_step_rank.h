@@ -13,6 +13,7 @@
 #include "moiety/comm/gpu_waits.h"
 #include "moiety/model/step_input.h"
 #include "moiety/model/transformer.h"
+#include "moiety/moe/gpu_exchange.h"
 #include "moiety/optim/distributed_optimizer.h"
 
 namespace moiety {
@@ -36,6 +37,7 @@ inline constexpr Case kCases[] = {
 struct Settings {
   Case shape = kCases[0];
   moe::RowLayout layout = moe::RowLayout::kAuto;
+  moe::Overlap overlap = moe::Overlap::kNone;
   Device device;
   int threads = core_count();
   int ranks = 1;
@@ -64,6 +66,7 @@ inline model::Config config_of(const Settings& settings) {
     config.expert_bias = true;
   }
   config.row_layout = settings.layout;
+  config.overlap = settings.overlap;
   return config;
 }
 
@@ -158,14 +161,23 @@ class Rank {
     stood_ms_ = 1e-6 * static_cast<double>(report.stood_ns);
     return report.losses[0] / static_cast<double>(report.tokens);
   }
-  // For how long the GPU has waited for tensor-parallel peers so far.
+  // For how long the GPU has waited for peers of its tp or ep group so far.
   double waited_ms() const {
-    const uint64_t* word =
-        grid().tp > 1 ? comm::waited_word(groups_.of({gtp::Axis::kTp})) : nullptr;
-    if (!word) return 0;
-    const Tensor ns =
-        to_host(TensorView(const_cast<uint64_t*>(word), DType::kUInt64, {1}, device_), stream_);
-    return 1e-6 * static_cast<double>(*ns.data<uint64_t>());
+    TensorView word = moe::waited_ns(group_);
+    if (grid().tp > 1) {
+      const uint64_t* const ns = comm::waited_word(groups_.of({gtp::Axis::kTp}));
+      if (ns) word = TensorView(const_cast<uint64_t*>(ns), DType::kInt64, {1}, device_);
+    }
+    if (!word.defined()) return 0;
+    return 1e-6 * static_cast<double>(*to_host(word, stream_).data<int64_t>());
+  }
+  // The rows of the rank that has most, mean over the layers of the last step, as a multiple of
+  // those of a rank.
+  double fullest() const {
+    const model::StepStats stats = sums_.read(stream_);
+    double rows = 0;
+    for (const model::MoeLayerStats& layer : stats.moe) rows += double(layer.required);
+    return rows / double(stats.moe.size() * shape_.top_k * tokens() / grid().tp);
   }
   // For how long the GPU stood, in the step of the last loss, at what travels beside computing.
   double stood_ms() const { return stood_ms_; }
