@@ -20,6 +20,9 @@ namespace moiety {
 
 inline constexpr int kBatches = 8;  // batches that the steps take in turn
 inline constexpr double kLearningRate = 1e-3, kWeightDecay = 0.1, kClip = 1.0;
+// Of the routers' biases, and the steps after which they balance.
+inline constexpr float kBiasRate = 2e-3f;
+inline constexpr int kBalancingSteps = 60;
 inline constexpr double kPeak = 989;  // TFLOP/s of an H100 or H200, dense bf16
 
 struct Case {
@@ -45,6 +48,9 @@ struct Settings {
   int rounds = 1;               // of so many, on a GPU
   std::string parallel = "ep";  // what several ranks divide
   bool groups = false, eager = false;
+  // Biases of the routers' scores balance the experts (router.bias_rate).
+  bool balanced = false;
+  bool delay_wgrad = false;
   DType dtype = DType::kBFloat16;
 };
 
@@ -67,6 +73,7 @@ inline model::Config config_of(const Settings& settings) {
   }
   config.row_layout = settings.layout;
   config.overlap = settings.overlap;
+  config.delay_wgrad = settings.delay_wgrad;
   return config;
 }
 
@@ -88,6 +95,7 @@ class Rank {
       : shape_(settings.shape),
         config_(config_of(settings)),
         device_(settings.device),
+        balanced_(settings.balanced),
         stream_(Stream::on(device_)),
         sequences_(sequences_of(settings, world.size())),
         groups_(grid_of(settings, world.size()), prepared(world, device_)),
@@ -150,6 +158,9 @@ class Rank {
                            device_);
     model::set_step_input(sums_, true, input, stream_);
     optimizer_.enqueue(input, report_, stream_);
+    if (!balanced_) return;
+    groups_.world().all_reduce(sums_.pairs_LE(), comm::ReduceOp::kSum, stream_).wait();
+    model_.update_router_bias(sums_.pairs_LE(), kBiasRate, stream_, optimizer_.skip());
   }
   // The loss of the last step, before its update.
   double loss() {
@@ -220,6 +231,7 @@ class Rank {
   Case shape_;
   model::Config config_;
   Device device_;
+  bool balanced_;
   Stream stream_;
   int64_t sequences_;
   optim::GridGroups groups_;
