@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "moiety/base/stream.h"
 
@@ -49,6 +50,8 @@ class GpuWatch {
 // The words of the communicator's own waits, good as long as it; null before `prepare`.
 const uint64_t* fault_word(const Communicator& comm);
 const uint64_t* waited_word(const Communicator& comm);
+// The fault words of all waits of the communicator's rank, those that are watched among them.
+std::vector<const uint64_t*> fault_words(Communicator& comm);
 
 // Calls `operation`, which enqueues work that waits for peers; alone while the rank's operations run
 // so: then all ranks that run alone make as many such calls.
