@@ -68,7 +68,7 @@ void cross_entropy_cuda(const CrossEntropyArgs& a, const Stream& stream) {
                             reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0);
   };
   const bool vector = fit(a.logits_NV, 4) && fit(dz, 4);
-  const DType dtype = dz.defined() ? dz.dtype() : DType::kFloat32;
+  const DType dtype = dz.defined() ? dz.dtype() : DType::kBFloat16;
   if (vector && fit(dz, kOctet) && vocabulary % kOctet == 0 && vocabulary > device::kRowHeld &&
       loss_whole_takes(vocabulary)) {
     return loss_whole_cuda(p, dtype, stream);

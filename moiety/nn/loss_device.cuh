@@ -30,7 +30,7 @@ struct LossParams {
 };
 
 // Rows that stay on the GPU's multiprocessors from the first pass over them to the last
-// (loss_whole_cuda.cu): of so many logits, with a gradient, all in vectors of 16 bytes.
+// (loss_whole_cuda.cu): of so many logits, all in octets (octet.cuh).
 bool loss_whole_takes(int64_t vocabulary);
 void loss_whole_cuda(const LossParams& p, DType dlogits, const Stream& stream);
 
@@ -128,7 +128,7 @@ __device__ inline LossTarget loss_target(const LossParams& p, int64_t n) {
 // ---- rows over which a block goes several times, of which the first logits stay in shared memory
 
 constexpr int kRowThreads = 512, kRowWarps = kRowThreads / 32;
-constexpr int64_t kRowHeld = 20480;           // logits in shared memory: two blocks fit
+constexpr int64_t kRowHeld = 20480;  // logits in shared memory: two blocks fit
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
 // Shared memory of a block before the logits that stay. It has all of a block's shared memory,

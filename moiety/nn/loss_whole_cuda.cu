@@ -6,6 +6,7 @@
 // each group; for the gradient. Between passes the warps of the cluster tell each other maxima, then
 // sums, and each adds up the row for itself.
 #include <algorithm>
+#include <iterator>
 
 #include "moiety/base/math.h"
 #include "moiety/nn/barrier.cuh"
@@ -23,7 +24,6 @@ struct WholeShape {
   int blocks;  // of a cluster
   int warps;   // of a block
   int groups;  // of a warp, at most
-  int resident = 1;
   constexpr int threads() const { return 32 * warps; }
   constexpr int all_warps() const { return blocks * warps; }
   constexpr int64_t most() const { return int64_t{kGroup} * groups * all_warps(); }
@@ -41,7 +41,9 @@ struct State {
 // The same variable in the shared memory of another block of the cluster.
 __device__ uint32_t address_in(const float* p, int block) {
   uint32_t out;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(device::shared_address(p)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(out)
+      : "r"(device::shared_address(p)), "r"(block));
   return out;
 }
 __device__ void store_in_cluster(uint32_t address, float v) {
@@ -295,21 +297,18 @@ class Warp {
 };
 
 // A kernel's parameters are numbers, since nvcc cannot name others.
-template <class T, int kBlocks, int kWarps, int kGroups, int kResident>
-__global__ void __cluster_dims__(kBlocks) __launch_bounds__(32 * kWarps, kResident)
+template <class T, int kBlocks, int kWarps, int kGroups>
+__global__ void __cluster_dims__(kBlocks) __launch_bounds__(32 * kWarps, 1)
     loss_whole(const __grid_constant__ LossParams p) {
   extern __shared__ float4 memory[];
-  constexpr WholeShape kShape{kBlocks, kWarps, kGroups, kResident};
+  constexpr WholeShape kShape{kBlocks, kWarps, kGroups};
   Warp<T, kShape>(p, *reinterpret_cast<State<kShape>*>(memory)).run();
 }
-
-}  // namespace
-
-namespace {
 
 // The clusters that the GPU holds at a time.
 template <class Kernel>
 int64_t resident_clusters(Kernel* kernel, const WholeShape& whole, int64_t shared, int device) {
+  if (whole.blocks == 1) return gpu_properties(device).multiprocessors;
   const CudaDeviceGuard guard(device);
   detail::allow_shared(kernel, shared);
   cudaLaunchConfig_t config{};
@@ -326,41 +325,29 @@ int64_t resident_clusters(Kernel* kernel, const WholeShape& whole, int64_t share
   return std::max(clusters, 1);
 }
 
-template <class T, WholeShape kShape>
+// By the most logits of a row. Eight warps have 255 registers a thread, 200 of them for logits.
+constexpr WholeShape kShapes[] = {{1, 8, 25}, {2, 8, 25}, {4, 16, 10}, {4, 8, 25}};
+constexpr int kShapeCount = std::size(kShapes);
+
+template <class T, int kNumber = 0>
 void launch_whole(const LossParams& p, const Stream& stream) {
+  constexpr WholeShape kShape = kShapes[kNumber];
+  if constexpr (kNumber + 1 < kShapeCount) {
+    if (p.vocabulary > kShape.most()) return launch_whole<T, kNumber + 1>(p, stream);
+  }
   constexpr int64_t kShared = sizeof(State<kShape>);
-  const auto kernel = loss_whole<T, kShape.blocks, kShape.warps, kShape.groups, kShape.resident>;
-  const int64_t clusters = kShape.blocks == 1 ? gpu_properties(stream.device().index).multiprocessors : resident_clusters(kernel, kShape, kShared, stream.device().index);
-  if (getenv("K19E_PRINT")) printf("clusters %ld of %d\n", long(clusters), kShape.blocks);
+  const auto kernel = loss_whole<T, kShape.blocks, kShape.warps, kShape.groups>;
+  const int64_t clusters = resident_clusters(kernel, kShape, kShared, stream.device().index);
   launch("cross_entropy", kernel,
          {kShape.blocks * std::min(p.rows, clusters), kShape.threads(), kShared}, stream, p);
 }
 
 }  // namespace
 
-bool loss_whole_takes(int64_t vocabulary) {
-  return vocabulary <= WholeShape{4, 12, 17}.most();
-}
-
-template <int i, class T>
-void try_one(int wanted, const LossParams& p, const Stream& stream) {
-  constexpr WholeShape kTry[] = {{1, 12, 17}, {1, 16, 13}, {1, 8, 25}, {2, 12, 17}, {2, 16, 7},
-                                 {3, 12, 17}, {3, 16, 13}, {4, 12, 17}, {4, 16, 10}, {4, 8, 19}, {2, 8, 13, 2}, {8, 8, 10, 2}, {8, 12, 7, 1}};
-  if (wanted == i) return launch_whole<T, kTry[i]>(p, stream);
-  if constexpr (i < 12) try_one<i + 1, T>(wanted, p, stream);
-}
+bool loss_whole_takes(int64_t vocabulary) { return vocabulary <= kShapes[kShapeCount - 1].most(); }
 
 void loss_whole_cuda(const LossParams& p, DType dlogits, const Stream& stream) {
-  with_storage(dlogits, [&](auto element) {
-    using T = decltype(element);
-    const char* want = getenv("K19E_WHOLE");
-    int i = p.vocabulary <= 52224 ? 0 : p.vocabulary <= 2 * 52224 ? 3 : 7;
-    if (want && p.vocabulary > 40000 && sizeof(T) == 2) i = atoi(want);
-    if constexpr (sizeof(T) == 2) try_one<0, T>(i, p, stream);
-    else if (i == 0) launch_whole<T, WholeShape{1, 12, 17}>(p, stream);
-    else if (i == 3) launch_whole<T, WholeShape{2, 12, 17}>(p, stream);
-    else launch_whole<T, WholeShape{4, 12, 17}>(p, stream);
-  });
+  with_storage(dlogits, [&](auto element) { launch_whole<decltype(element)>(p, stream); });
 }
 
 }  // namespace moiety::nn

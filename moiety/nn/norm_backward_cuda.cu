@@ -47,7 +47,8 @@ __device__ void add_gradient(const Octet<T>& dy, const Octet<T>& x, float r, flo
 // ---- short rows
 
 constexpr int64_t kShortColumns = 256;
-constexpr NormOrder kShortOrder = norm_order(kShortColumns), kLongOrder = norm_order(kShortColumns + 1);
+constexpr NormOrder kShortOrder = norm_order(kShortColumns),
+                    kLongOrder = norm_order(kShortColumns + 1);
 constexpr int kGroups = kShortOrder.run;  // of lanes; each has a class
 
 // The sum of the run's classes, of which a group of kLanes has one and a lane an octet of columns.
@@ -156,9 +157,7 @@ struct RingBlock {
   __device__ int batches() const { return ((rows - 1) >> ring.log) + 1; }
   // The number, in the tensor, of the thread block's i-th row.
   __device__ int64_t global(int i) const { return blockIdx.x + i * kLongOrder.classes; }
-  __device__ int rows_of(int batch) const {
-    return min(1 << ring.log, rows - (batch << ring.log));
-  }
+  __device__ int rows_of(int batch) const { return min(1 << ring.log, rows - (batch << ring.log)); }
   __device__ T* row(int stage, int i) const {
     return staged + int64_t{(stage << ring.log) + i} * ring.tensors * p.n;
   }
@@ -303,7 +302,8 @@ __device__ void sum_some(const Params& p, int64_t row0, int64_t step, int rows, 
   const T* weight = static_cast<const T*>(p.weight);
   for (int i = threadIdx.x / 32; i < rows; i += kOtherThreads / 32) {
     const auto offset = p.map.offsets(row0 + i * step);
-    const T *x = static_cast<const T*>(p.x) + offset[0], *dy = static_cast<const T*>(p.dy) + offset[1];
+    const T *x = static_cast<const T*>(p.x) + offset[0],
+            *dy = static_cast<const T*>(p.dy) + offset[1];
     float squares = 0, dot = 0;
 #pragma unroll 4
     for (int64_t c = lane * kOctet; c < p.n; c += 32 * kOctet) {

@@ -69,7 +69,8 @@ void norm_then_rope(const NormRopeArgs& a, const Stream& stream) {
 
 void rope_then_norm_backward(const NormRopeBackwardArgs& a, const Stream& stream) {
   const TensorView dq = queries(a.d_TGNC), dk = keys(a.d_TGNC);
-  const int64_t blocks = a.workspace.size(0), split = blocks - norm_blocks(dk.size(0) * dk.size(1), dk.size(-1));
+  const int64_t blocks = a.workspace.size(0),
+                split = blocks - norm_blocks(dk.size(0) * dk.size(1), dk.size(-1));
   rope(rotation(a.d_TGNC, a.angles, true), stream);
   norm_backward({queries(a.x_TGNC),
                  a.q_weight_C,

@@ -445,10 +445,10 @@ void norm_rope_backward_cuda(const NormRopeBackwardArgs& a, const Stream& stream
             {p.query_blocks, kGroups * kLanes, sizeof(Ahead<T, kLanes>)}};
   });
   launch(name, start.kernel, start.shape, stream, p);
-  const std::array sums{device::NormSum{p.partial, p.query_blocks, a.q_grad_C.data<float>(),
-                                        a.q_accumulate},
-                        device::NormSum{p.partial + p.query_blocks * n, blocks - p.query_blocks,
-                                        a.k_grad_C.data<float>(), a.k_accumulate}};
+  const std::array sums{
+      device::NormSum{p.partial, p.query_blocks, a.q_grad_C.data<float>(), a.q_accumulate},
+      device::NormSum{p.partial + p.query_blocks * n, blocks - p.query_blocks,
+                      a.k_grad_C.data<float>(), a.k_accumulate}};
   launch(name, device::sum_norm_blocks<2>,
          {.blocks = 2 * blocks_for(n, 32), .threads = device::kSumThreads, .early = true}, stream,
          sums, n);
