@@ -26,6 +26,16 @@ const uint64_t* waited_word(const Communicator& comm) {
   return lane && lane->link() ? lane->link()->waited_word() : nullptr;
 }
 
+std::vector<const uint64_t*> fault_words(Communicator& comm) {
+  std::vector<const uint64_t*> words;
+  const std::shared_ptr<RankLanes> lanes = lanes_of(comm);
+  if (!lanes) return words;
+  for (const GpuWaits* waits : lanes->waits) {
+    if (const uint64_t* const word = waits->fault_word()) words.push_back(word);
+  }
+  return words;
+}
+
 GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
   if (lanes_) lanes_->waits.push_back(waits_);
 }

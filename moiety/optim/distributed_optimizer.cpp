@@ -93,10 +93,7 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
 // A GPU whose waits for peers have failed goes on with undefined sums; its weights stay as they are.
 void DistributedOptimizer::find_fault_words() {
   if (!lane_) return;
-  std::vector<const uint64_t*> words;
-  for (const comm::Communicator* group : groups_.all()) {
-    if (const uint64_t* word = comm::fault_word(*group)) words.push_back(word);
-  }
+  std::vector<const uint64_t*> words = comm::fault_words(world_);
   if (words.empty()) return;
   fault_words_ = Tensor(DType::kUInt64, {std::ssize(words)}, config_.device);
   copy(fault_words_,

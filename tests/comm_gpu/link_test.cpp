@@ -173,6 +173,31 @@ TEST_F(CommGpu, MemoryOfFiveGroupsGrowsBetweenReplays) {
   });
 }
 
+// The first work of a stream begins while a peer's kernel waits for it (gpu_runtime.h).
+TEST_F(CommGpu, AnOperationMayBeAStreamsFirstWork) {
+  run_gpu_ranks(2, Seconds(2), false, {.staging_bytes = 1 << 20}, [](Communicator& comm) {
+    GpuPlace::begin(comm);
+    RankMemory& memory = *RankMemory::mine();
+    const int64_t n = 40000;
+    Floats x(values<float>(comm.rank(), n));
+    std::vector<Stream> streams;
+    for (int i = 0; i < 12; ++i) streams.push_back(Stream::on(memory.gpu));
+    for (int i = 0; i < 12; ++i) {
+      // What the stream waits for ends on one rank while the other's operation waits already.
+      comm.barrier();
+      spin(memory.stream, comm.rank() == i % 2 ? 8000000 : 1000000);
+      Event here;
+      here.record(memory.stream);
+      streams[i].wait(here);
+      comm.barrier();
+      comm.all_reduce(x.view(), ReduceOp::kMax, streams[i]).wait();
+      comm.synchronize(streams[i]);
+    }
+    const std::vector<float> got = x.get();
+    for (int64_t i = 0; i < n; ++i) ASSERT_EQ(got[i], reduced<float>(2, i, ReduceOp::kMax));
+  });
+}
+
 // Random operations on three communicators, each on a stream of its own, eagerly, in graphs and
 // mixed: what they give, and that nobody waits for long.
 TEST_F(CommGpu, RandomOperationsOnThreeCommunicators) {
