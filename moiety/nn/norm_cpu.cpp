@@ -158,13 +158,14 @@ void forward(const NormArgs& a, RowsFunction run) {
   });
 }
 
-// The gradient of a run of classes; `sum` is that of the weight.
+// The gradient of a run of classes; `sum` is that of the weight. `rows` has memory for the classes
+// behind its scratch.
 template <class T>
-void backward_run(const NormBackwardArgs& a, RowsFunction run, int64_t number, float* sum) {
-  const int64_t n = a.x.size(-1), count = row_count(a.x);
+void backward_run(const NormBackwardArgs& a, RowsFunction run, Rows& rows, int64_t number,
+                  float* sum) {
+  const int64_t n = rows.n, count = row_count(a.x);
   const NormOrder order = norm_order(n);
-  Rows rows = make_rows<T>(a.weight_D, a.eps, order.run * n);
-  float* classes = rows.scratch + 3 * n;
+  float* classes = order.run > 1 ? rows.scratch + 3 * n : sum;
   std::fill_n(classes, order.run * n, 0.0f);
   for (int64_t begin = number * order.run; begin < count; begin += order.classes) {
     const int64_t some = std::min(order.run, count - begin), at = rows.rows;
@@ -178,6 +179,7 @@ void backward_run(const NormBackwardArgs& a, RowsFunction run, int64_t number, f
     run(rows);
     rows.rows = 0;
   }
+  if (order.run == 1) return;
   std::fill_n(sum, n, 0.0f);
   for (int64_t c = 0; c < order.run; ++c) {
     for (int64_t d = 0; d < n; ++d) sum[d] += classes[c * n + d];
@@ -188,8 +190,9 @@ template <class T>
 void backward(const NormBackwardArgs& a, RowsFunction run) {
   const int64_t n = a.x.size(-1), blocks = norm_blocks(row_count(a.x), n);
   float* partial = a.workspace.data<float>();
-  parallel_for(blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) backward_run<T>(a, run, b, partial + b * n);
+  parallel_for(blocks, 8, [&](int64_t begin, int64_t end) {
+    Rows rows = make_rows<T>(a.weight_D, a.eps, norm_order(n).run * n);
+    for (int64_t b = begin; b < end; ++b) backward_run<T>(a, run, rows, b, partial + b * n);
   });
   float* total = thread_scratch<float>(n);
   std::fill_n(total, n, 0.0f);
