@@ -7,8 +7,10 @@ experts' weights are laid into one storage for each layer, where the operator re
 
 import functools
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor
 import torch.nn.functional as F
 
 from . import _experts, errors, ops
@@ -19,20 +21,28 @@ _BLOCKS = {"Qwen3MoeSparseMoeBlock": ("gate_proj", "up_proj", "down_proj"),
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def is_silu(function):
+def is_silu(function: Any) -> bool:
     return function is F.silu or type(function).__name__ in ("SiLU", "SiLUActivation")
 
 
 class _Block:
     """The forward pass that a block gets, with the block's own router."""
 
-    def _expert_linears(self):
+    # Of the block's class, which stands behind this one.
+    experts: Any
+    gate: Any
+    top_k: int
+    training: bool
+    _moiety_names: tuple[str, str, str]
+    _moiety_strict: bool
+
+    def _expert_linears(self) -> Any:
         """(gate 0, up 0, gate 1, ...), (down 0, ...)."""
         gate, up, down = self._moiety_names
         experts = [expert._modules for expert in self.experts]
         return [m[name] for m in experts for name in (gate, up)], [m[down] for m in experts]
 
-    def _moiety_fault(self, linears):
+    def _moiety_fault(self, linears: list[Any]) -> Any:
         """Why the operator cannot stand for these linears now, or None."""
         for linear in linears:
             if type(linear) is not torch.nn.Linear or linear.bias is not None:
@@ -47,15 +57,16 @@ class _Block:
 
         return _device_fault(weight.device.type, weight.device.index)
 
-    def forward(self, hidden_states):
+    def forward(self, hidden_states: Tensor) -> Any:
         first, second = self._expert_linears()
         fault = self._moiety_fault(first + second)
         if fault is not None:
             _report(type(self), fault, self._moiety_strict)
-            return super().forward(hidden_states)
+            return super().forward(hidden_states)  # type: ignore[misc]
         x = hidden_states
-        if self.training and getattr(self, "jitter_noise", 0) > 0:
-            x = x * torch.empty_like(x).uniform_(1 - self.jitter_noise, 1 + self.jitter_noise)
+        jitter = getattr(self, "jitter_noise", 0)
+        if self.training and jitter > 0:
+            x = x * torch.empty_like(x).uniform_(1 - jitter, 1 + jitter)
         rows = x.reshape(-1, x.shape[-1])
         logits = self.gate(rows)
         weights, idx = torch.topk(F.softmax(logits, dim=1, dtype=torch.float), self.top_k, dim=-1)
@@ -69,25 +80,25 @@ class _Block:
         y = ops.grouped_mlp(rows.to(w1.dtype), w1, w2, splits, row_scale=slot_w, source=source, row_tk=row_tk)
         return y.to(x.dtype).reshape(x.shape), logits
 
-    def _lay_evenly(self):
+    def _lay_evenly(self) -> int:
         return sum(_experts.lay_evenly([linear.weight for linear in linears])
                    for linears in self._expert_linears()
                    if all(type(linear) is torch.nn.Linear for linear in linears))
 
-    def _apply(self, fn, recurse=True):
-        super()._apply(fn, recurse)
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[misc]
         self._lay_evenly()
         return self
 
-    def __setstate__(self, state):  # a copy
-        super().__setstate__(state)
+    def __setstate__(self, state: Any) -> None:  # a copy
+        super().__setstate__(state)  # type: ignore[misc]
         self._lay_evenly()
 
 
-_reported = set()
+_reported: set[tuple[Any, str]] = set()
 
 
-def _report(kind, fault, strict):
+def _report(kind: type, fault: str, strict: bool) -> None:
     text = f"{kind.__name__} runs with transformers' own loop over experts: {fault}"
     if strict:
         raise errors.Unsupported(f"moiety.nn.replace_moe(strict=True): {text}")
@@ -97,13 +108,13 @@ def _report(kind, fault, strict):
 
 
 @functools.cache
-def _class_of(kind, strict):
+def _class_of(kind: Any, strict: bool) -> Any:
     names = _BLOCKS[kind.__name__]
     return type(kind.__name__, (_Block, kind), {"_moiety_names": names, "_moiety_strict": strict,
                                                 "__module__": kind.__module__})
 
 
-def replace_moe(model, *, strict=False):
+def replace_moe(model: torch.nn.Module, *, strict: bool = False) -> list[str]:
     """Gives the experts of a model of transformers 4 (Qwen3-MoE, Mixtral) to Moiety, in place, and returns
     the names of the blocks. For transformers 5 there is moiety.hf.register.
 
@@ -123,7 +134,8 @@ def replace_moe(model, *, strict=False):
         if activations:
             _report(type(block), f"its activation is {', '.join(sorted(activations))}, not SiLU", strict)
             continue
-        block.__class__ = _class_of(type(block), strict)
+        kind: Any = type(block)
+        block.__class__ = _class_of(kind, strict)
         block._lay_evenly()
         replaced.append(name)
     if not found and not any(isinstance(m, _Block) for m in model.modules()):
@@ -132,7 +144,7 @@ def replace_moe(model, *, strict=False):
     return replaced
 
 
-def weights_of(block):
+def weights_of(block: Any) -> tuple[Tensor, Tensor, Tensor, int, bool]:
     """(router [E, D], w1 [E, 2F, D], w2 [E, D, F], top_k, renormalize) of a Qwen3-MoE or Mixtral block of
     transformers 4 or 5."""
     kind = next((c.__name__ for c in type(block).__mro__ if c.__name__ in _BLOCKS), None)
