@@ -105,8 +105,8 @@ class Rank {
                 .tp = grid().tp > 1 ? &groups_.of({gtp::Axis::kTp}) : nullptr,
                 .world = &world,
                 .device = device_}),
-        optimizer_(model_.parameter_specs(), {.weights = settings.dtype, .device = device_},
-                   groups_),
+        optimizer_(model_.parameter_specs(),
+                   {.weights = settings.dtype, .device = device_, .late_weights = true}, groups_),
         capacity_(model_.moe_capacity(-1, tokens() / grid().tp)),
         sums_(config_.moe_layers(), shape_.experts, device_),
         input_(byte_size(DType::kFloat64, model::kStepInputWords), 1, device_, "input"),
@@ -137,6 +137,7 @@ class Rank {
     return loss;
   }
   void enqueue() {
+    optimizer_.begin_forward(stream_);
     sums_.clear(stream_);
     batches_.fetch(stream_);
     input_.fetch(stream_);
@@ -149,7 +150,8 @@ class Rank {
     batch.target_BS = ids(batch_bytes());
     {
       const ArenaScope scope(arena_);
-      model_.forward(batch, capacity_, sums_, arena_, stream_);
+      model_.forward(batch, capacity_, sums_, arena_, stream_,
+                     [&](int end) { optimizer_.await_weights(end, stream_); });
       model::Transformer::GradientsReady ready;
       if (on_gpus()) ready = [&](int first) { optimizer_.on_grads_ready(first, stream_); };
       model_.backward(batch, stream_, ready);

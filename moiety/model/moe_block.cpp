@@ -124,6 +124,7 @@ void MoeBlock::bind(ParameterCursor& parameters) {
 
 void MoeBlock::set_recipe(const LinearRecipe& recipe, const std::optional<QuantSpec>& dispatch) {
   layer_.set_dispatch(dispatch);
+  layer_.set_kept(recipe.recipe ? std::optional(recipe.recipe->input) : std::nullopt);
   fc1_.set_recipe(recipe);
   fc2_.set_recipe(recipe);
   if (shared_) shared_->set_recipe(recipe);
