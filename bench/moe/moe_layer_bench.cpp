@@ -114,9 +114,9 @@ class Layer {
     const double flop = 18.0 * double(s_.rows()) * double(s_.model * s_.ffn);
     Row row{name, s_.name, tera(flop, burst.from_rest.ms), "TFLOP/s", burst.from_rest};
     row.device = stream_.device();
-    row.more = text(R"("layout": "{}", "path": "{}", "kept_mib": {:.0f}, "peak_mib": {:.0f})",
-                    moe::name(layer_.layout()), gemm::name(layer_.path().path),
-                    double(kept_) / 0x1p20, double(arena_.peak() + tensors_) / 0x1p20);
+    row.more = text(R"("layout": "{}", "experts": "{}", "kept_mib": {:.0f}, "peak_mib": {:.0f})",
+                    moe::name(layer_.layout()), layer_.path().describe(), double(kept_) / 0x1p20,
+                    double(arena_.peak() + tensors_) / 0x1p20);
     if (gpu) {
       row.more += text(R"(, "dense": {:.1f}, "share": {:.3f})", dense.from_rest,
                        row.value / dense.from_rest);

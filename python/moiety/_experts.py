@@ -48,10 +48,27 @@ def joined(parameters):
 
 
 def lay_evenly(parameters):
-    """Moves indexed parameters into one storage, unless they lie so already."""
-    if parameters and (parameters[0].is_meta or over(parameters) is None):
-        for parameter, part in zip(parameters, torch.stack([p.detach() for p in parameters])):
-            parameter.data = part
+    """Moves indexed parameters into one storage, unless they lie so already; whether they were moved."""
+    if not parameters or not parameters[0].is_meta and over(parameters) is not None:
+        return False
+    for parameter, part in zip(parameters, torch.stack([p.detach() for p in parameters])):
+        parameter.data = part
+    return True
+
+
+def refresh(model):
+    """Brings up to date what modules derive from their parameters, after parameters have got other memory
+    (`p.data = ...`: flat buffers, offloading, a swap). Experts that are a parameter each are laid into one
+    storage again, where the operators read them, so that a call copies nothing. Values, parameters and their
+    names stay; the number of stacks that were laid is returned.
+
+    Nothing else is kept: under a recipe weights are quantized at each use, so that new values need no
+    refresh. Not during a capture of a CUDA graph, which would go on reading the old memory.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise errors.InvalidArgument("refresh: a CUDA graph is being captured, which would read the memory "
+                                     "that weights leave; call it before")
+    return sum(m._lay_evenly() for m in model.modules() if hasattr(m, "_lay_evenly"))
 
 
 def load_other_form(module, state_dict, prefix, local_metadata, strict, missing, unexpected, messages):

@@ -423,7 +423,7 @@ _GRADIENTS = {
 # Operators that write into an argument have no gradient, which torch itself refuses.
 _WRITERS = {"grouped_linear_out", "grouped_linear_wgrad_acc", "quantized_linear_wgrad_acc",
             "router_update_bias"}
-_eager = {}  # operator -> its overload, and the autograd.Function that has its gradient
+_eager = {}  # operator -> its overload, and what calls it with its gradient
 
 
 def called(operator, *args):
@@ -432,14 +432,16 @@ def called(operator, *args):
     long."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return operator(*args)
-    overload, function = _eager[operator]
-    if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-        return overload(*args) if function is None else function.apply(*args)
+    overload, with_gradient = _eager[operator]
+    if torch.is_grad_enabled():
+        for a in args:
+            if isinstance(a, torch.Tensor) and a.requires_grad:
+                return with_gradient(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return overload(*args)
 
 
-def _function_of(name, overload):
+def _with_gradient(name, overload):
     backward_of, setup = _GRADIENTS[name]
 
     def forward(ctx, *args):
@@ -448,8 +450,10 @@ def _function_of(name, overload):
         setup(ctx, args, output)
         return output
 
-    return type(f"moiety_{name}", (torch.autograd.Function,),
+    made = type(f"moiety_{name}", (torch.autograd.Function,),
                 {"forward": staticmethod(forward), "backward": staticmethod(backward_of)})
+    # Past Function.apply, which looks for functorch's transforms, as `called` has done, in every argument.
+    return super(torch.autograd.Function, made).apply
 
 
 def register():
@@ -466,4 +470,4 @@ def register():
             torch.library.register_vmap(qualified, _refuse_vmap(name))
         operator = getattr(torch.ops.moiety, name)
         _eager[operator] = operator.default, (
-            _function_of(name, operator.default) if name in _GRADIENTS else None)
+            _with_gradient(name, operator.default) if name in _GRADIENTS else operator.default)

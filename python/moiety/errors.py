@@ -68,6 +68,11 @@ def from_text(text):
     return of_kind(found.group(1), found.group(2).split("\nException raised from", 1)[0].rstrip())
 
 
+def translation(error):
+    """The error that a RuntimeError of torch stands for: of a class of ours, or itself."""
+    return error if isinstance(error, Error) else from_text(str(error)) or error
+
+
 class translated:
     """with translated(): errors of operators leave as their classes."""
 
@@ -75,8 +80,6 @@ class translated:
         return self
 
     def __exit__(self, kind, error, trace):
-        if isinstance(error, RuntimeError) and not isinstance(error, Error):
-            ours = from_text(str(error))
-            if ours is not None:
-                raise ours from None
+        if isinstance(error, RuntimeError) and (ours := translation(error)) is not error:
+            raise ours from None
         return False

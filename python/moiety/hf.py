@@ -18,7 +18,7 @@ import warnings
 
 import torch
 
-from . import _lib, errors, ops
+from . import _blocks, _lib, errors, ops
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -69,8 +69,7 @@ def _is_swiglu(module):
 
     if getattr(type(module), "_apply_gate", None) is not moe._default_apply_gate:
         return False
-    act = getattr(module, "act_fn", None)
-    return act is torch.nn.functional.silu or type(act).__name__ in ("SiLU", "SiLUActivation")
+    return _blocks.is_silu(getattr(module, "act_fn", None))
 
 
 def experts_forward(module, hidden_states, top_k_index, top_k_weights):
@@ -129,7 +128,8 @@ def register(name="moiety", *, ep=None, strict=False):
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     except ImportError as error:
         raise ImportError("moiety.hf.register needs transformers 5 or newer, with its experts "
-                          f"interface: pip install 'transformers>=5' ({error})") from None
+                          "interface: pip install 'transformers>=5'; in transformers 4 "
+                          f"moiety.nn.replace_moe(model) replaces a model's blocks ({error})") from None
     warned = set()
 
     def forward(module, hidden_states, top_k_index, top_k_weights):

@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch.optim.optimizer import (register_optimizer_step_post_hook,
                                    register_optimizer_step_pre_hook)
 
-from . import _experts, errors, ops
+from . import _blocks, _experts, errors, ops
+from ._blocks import replace_moe
+from ._experts import refresh
 from ._register import below
 from ._warmup import warmup
 
 __all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
-           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu", "warmup"]
+           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu", "refresh", "replace_moe", "warmup"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,9 +233,8 @@ class GroupedLinear(torch.nn.Module):
             _rounding.add(self)
 
     def _lay_evenly(self):
-        for name, form in self.forms.items():
-            if form == "indexed":
-                _experts.lay_evenly(self.experts_of(name))
+        return sum(_experts.lay_evenly(self.experts_of(name)) for name, form in self.forms.items()
+                   if form == "indexed")
 
     def reset_parameters(self):
         """As torch.nn.Linear, for every group."""
@@ -307,7 +308,9 @@ class GroupedLinear(torch.nn.Module):
 
     def _managed(self):
         managed = self.delay_wgrad or bool(self._ready_hooks)
-        if self.grad_target == "main_grad" and not managed:
+        if not managed and self.grad_target == "grad":
+            return False
+        if not managed:
             weight = self.experts_of("weight")[0]
             managed = (self.forms["weight"] == "indexed" or hasattr(weight, "grad_added_to_main_grad")
                        or getattr(weight, "overwrite_main_grad", False) is not False)
@@ -428,11 +431,13 @@ class GroupedMLP(torch.nn.Module):
     def forward(self, x, splits, *, row_scale=None, source=None, row_tk=None):
         """x [..., D] in the order of groups; or x [T, D] with the maps of ops.expert_rows, whose
         result is the sum per token."""
-        fc1, fc2 = self.fc1, self.fc2
         if self.path == "unfused":
             return self._unfused(x, splits, row_scale, source, row_tk)
+        fc1, fc2 = self._modules["fc1"], self._modules["fc2"]  # sooner than by attribute
         for child, given in ((fc1, x), (fc2, None)):
-            _run_pre_hooks(child, (given, splits))
+            if (child._forward_pre_hooks or child._forward_hooks or child._backward_hooks
+                    or child._backward_pre_hooks):
+                _run_pre_hooks(child, (given, splits))
         w1, w2, b1, b2 = fc1.stacked("weight"), fc2.stacked("weight"), fc1.stacked("bias"), fc2.stacked("bias")
         rows = _rows(x, w1)
         splits = _splits(splits, rows)
@@ -550,6 +555,20 @@ class MoELayer(torch.nn.Module):
                                   recipe=recipe, grad=grad, delay_wgrad=delay_wgrad, device=device, dtype=dtype)
         self.shared = _DenseMlp(d_model, shared_d_ffn, device, dtype) if shared_d_ffn else None
 
+    @classmethod
+    def from_hf(cls, block, **options):
+        """The layer with the weights (copied) of a Qwen3-MoE or Mixtral block of transformers 4 or 5; options
+        as of MoELayer. Its `y` is the block's result."""
+        gate, w1, w2, top_k, renormalize = _blocks.weights_of(block)
+        layer = cls(w2.shape[1], w2.shape[2], w2.shape[0], top_k,
+                    **{"router": RouterConfig(renormalize=renormalize), "device": w1.device,
+                       "dtype": w1.dtype, **options})
+        with torch.no_grad():
+            for to, value in ((layer.router.weight, gate), (layer.experts.fc1.weight, w1),
+                              (layer.experts.fc2.weight, w2)):
+                to.copy_(value)
+        return layer
+
     def extra_repr(self):
         return f"{self.d_model}, experts={self.num_experts}, top_k={self.top_k}"
 
@@ -606,7 +625,7 @@ def _rows(x, weight):
         raise errors.InvalidArgument(f"x has {x.shape[-1]} columns, the weight {list(weight.shape)} "
                                      f"expects {weight.shape[-1]}")
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    if torch.is_autocast_enabled(rows.device.type):
+    if torch.is_autocast_enabled("cuda" if rows.is_cuda else "cpu"):
         rows = rows.to(weight.dtype)
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 

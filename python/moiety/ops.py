@@ -9,8 +9,7 @@ import math
 
 import torch
 
-from . import _lib
-from .errors import translated
+from . import _lib, errors
 
 _lib.load_operators()
 from . import _register  # noqa: E402 (it registers what is loaded)
@@ -21,8 +20,10 @@ _ops = torch.ops.moiety
 def called(operator, *args):
     if torch.compiler.is_compiling():
         return operator(*args)
-    with translated():
+    try:
         return _register.called(operator, *args)
+    except RuntimeError as error:
+        raise errors.translation(error) from None
 
 
 def grouped_linear(x, w, splits, bias=None, row_scale=None, main_grad=None):
