@@ -1,7 +1,8 @@
 // A whole layer of experts on one rank, forward and backward: router, plan, experts, sums. Rows of
 // both layouts (moe.layout): the value counts the experts' products, `peak_mib` all memory but the
 // weights: tensors of tokens, gradients and what the layer takes while it runs, of which `kept_mib`
-// lies between forward and backward. On a GPU the step is a graph that is replayed.
+// lies between forward and backward. On a GPU the step is a graph that is replayed; rows `.host` are
+// the time in which the host enqueues it, operation by operation.
 #include <cmath>
 
 #include "bench/gemm/bursts.h"
@@ -125,6 +126,12 @@ class Layer {
                        tera(flop, burst.steady_ms) / dense.steady);
     }
     print(row);
+    if (gpu) {
+      const Timing host = host_time([&] { step(); }, 4, stream_);
+      Row eager{text("{}.host", name), s_.name, host.ms * 1e3, "us", host};
+      eager.device = stream_.device();
+      print(eager);
+    }
     group_.close();
   }
 
