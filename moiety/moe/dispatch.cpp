@@ -33,6 +33,9 @@ DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const Disp
       expert_rows(kName, "rows", args.rows_CD, args.x_TD, plan, args.slot_w, args.source_C);
   check_record(kName, group, args.x_TD, x.parts.record(plan.topk));
   if (args.sink.defined()) {
+    if (group.impl()->by_kernels()) {
+      fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
+    }
     const auto* tensor = std::get_if<TensorView>(&args.x_TD);
     MOIETY_CHECK(tensor, "{}: x is {}, whose amax is not that of its codes", kName,
                  describe(args.x_TD));
@@ -52,9 +55,6 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
   EpGroup::Impl& g = *group.impl();
   if (g.by_kernels()) {
     if (!g.peers) check_alone_on_gpu(kName, "rows", d.rows);
-    if (args.sink.defined()) {
-      fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
-    }
     if (g.peers) {
       g.among_peers(stream,
                     [&](peers::PeerExchange& exchange) { exchange.copy_rows(plan, d, stream); });

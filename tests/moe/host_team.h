@@ -154,15 +154,19 @@ class HostTeam {
   }
   template <class F>
   int64_t sum(int64_t n, F&& f) {
+    int64_t mine = 0;
+    each(n, [&](int64_t i) { mine += f(i); });
+    return total(mine);
+  }
+  int64_t total(int64_t x) {
     sync();
     if (warp_ == 0) shared_.total = 0;
     sync();
-    int64_t mine = 0;
-    each(n, [&](int64_t i) { mine += f(i); });
-    peers::add(&shared_.total, static_cast<unsigned long long>(mine));
+    peers::add(&shared_.total, static_cast<unsigned long long>(x));
     sync();
     return static_cast<int64_t>(shared_.total);
   }
+  void allow_next() {}
   template <class F, class Use>
   void scan(int64_t n, F&& f, Use&& use) {
     sync();

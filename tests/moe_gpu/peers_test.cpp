@@ -2,6 +2,7 @@
 // several plans in flight, graphs, growth, faults. The host runs the same steps in
 // tests/moe/peers_test.cpp.
 #include "moiety/base/graph.h"
+#include "tests/moe/early_run.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
 #include "tests/moe/ep_row_map.h"
@@ -111,6 +112,46 @@ TEST_P(PeersGpu, BringRowsOnceByAMap) {
       SCOPED_TRACE(text("{} ranks, {} slots", z.ranks, z.capacity));
       row_map::run_rank(world, z, options(place), place, [](EpGroup&) {});
     });
+  }
+}
+
+// prepare and dispatch in one: rows that turn out dead, a rank without tokens, other operations
+// between, eager and in a graph.
+TEST_P(PeersGpu, RowsMayComeBeforeCountsAreKnown) {
+  int seed = 0;
+  for (const int ranks : {2, 3, 8}) {
+    for (const int experts : {7, 1500}) {
+      const ExpertMap map(experts, ranks);
+      std::vector<int64_t> tokens(static_cast<size_t>(ranks), 100);
+      tokens[1] = ++seed % 2 == 0 ? 0 : 256;
+      const int topk = 1 + 3 * (seed % 3);
+      const Batch batch(map, tokens, topk, 4, 520, seed);
+      std::vector<int64_t> capacity = batch.capacity;
+      for (int64_t& c : capacity) c = c / (seed % 3 + 1);
+      const EpLimits limits{.tokens = 256, .model = 520, .topk = topk, .depth = 2 + seed % 2};
+      run(ranks, [&](comm::Communicator& world, const OnGpuRank& place) {
+        SCOPED_TRACE(text("rank {} of {}, {} experts, K {}", world.rank(), ranks, experts, topk));
+        EpOptions how = options(place);
+        how.chunk_rows = 1 + seed % 5;
+        EpGroup group = EpGroup::create(world, map, limits, how);
+        EarlyRun<OnGpuRank> early(batch, world.rank(), capacity, place);
+        const auto both = [&] {
+          early.run(group, OverflowPolicy::kDrop, place.stream);
+          early.run(group, OverflowPolicy::kDrop, place.stream);
+        };
+        both();
+        world.barrier();
+        const Graph graph(place.stream, both);
+        world.barrier();
+        for (int round = 0; round < 20; ++round) {
+          graph.launch(place.stream);
+          if (round % 3 == 0) both();
+        }
+        group.check(group.epoch());
+        early.expect("early");
+        group.close();
+      });
+    }
   }
 }
 

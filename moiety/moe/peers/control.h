@@ -38,10 +38,15 @@ struct MapView {
 };
 
 // What the steps of a prepare tell each other.
+struct Trims {
+  int64_t padded, kept;            // rows of this rank
+  unsigned long long own_dropped;  // of this rank's pairs, anywhere
+};
 struct Scratch {
   int32_t *kept_E, *offset_E, *before_RE, *uncut_R, *largest_R;
   int64_t *count_E, *required_R, *dropped_R;
   MessageHead* heads_R;
+  Trims* trims;
 };
 
 struct Control {
@@ -64,6 +69,8 @@ struct Control {
   // Changed by operations, in the order of the stream.
   Epoch epoch = 0;
   Entry entry;
+  Entry next;                     // of the dispatch in a prepare_dispatch whose prepare runs
+  uint32_t ticket = 0;            // the blocks of a grid that have done their part
   uint32_t failed = 0, told = 0;  // 1: a fault is known; it is on the page
   // When the last operation that moves rows could begin to store; the time up to the last chunk's
   // arrival; and all time that was spent waiting for peers.
@@ -74,6 +81,7 @@ struct Control {
   unsigned long long masked = 0, bad = 0, cut = 0, behind_bad = 0;
 
   MOIETY_HD_INLINE int half() const { return static_cast<int>(epoch % depth); }
+  MOIETY_HD_INLINE int next_half() const { return static_cast<int>((epoch + 1) % depth); }
   MOIETY_HD_INLINE int peer(int64_t i) const { return static_cast<int>((rank + 1 + i) % ranks); }
   MOIETY_HD_INLINE int64_t chunks(int64_t rows) const { return ceil_div(rows, chunk_rows); }
   MOIETY_HD_INLINE uint64_t* word(int at, int64_t array, int64_t index) const {
@@ -83,7 +91,10 @@ struct Control {
     return word(at, array, half() * ranks + from);
   }
   MOIETY_HD_INLINE uint64_t* ready_word(int at, int from, int64_t chunk) const {
-    return word(at, layout.ready, (half() * ranks + from) * (layout.chunks + 1) + chunk);
+    return ready_word_in(half(), at, from, chunk);
+  }
+  MOIETY_HD_INLINE uint64_t* ready_word_in(int half, int at, int from, int64_t chunk) const {
+    return word(at, layout.ready, (half * ranks + from) * (layout.chunks + 1) + chunk);
   }
   MOIETY_HD_INLINE uint64_t* poison(int at) const { return word(at, layout.poison, 0); }
   // The number of sender `from` among those that rank `at` has a place for.
@@ -96,7 +107,11 @@ struct Control {
   // Record j of sender `from`, of `stride` bytes.
   MOIETY_HD_INLINE std::byte* record(int at, int from, int64_t j, int64_t stride) const {
     if (in_box(at)) return boxes + (place(rank, at) * rows_max + j) * stride;
-    return base_R[at] + layout.regions + half() * layout.half +
+    return record_in(half(), at, from, j, stride);
+  }
+  MOIETY_HD_INLINE std::byte* record_in(int half, int at, int from, int64_t j,
+                                        int64_t stride) const {
+    return base_R[at] + layout.regions + half * layout.half +
            (place(at, from) * rows_max + j) * stride;
   }
   // The place for pair t K + k of home `at`.
@@ -134,7 +149,7 @@ MOIETY_HD_INLINE int64_t block_of_row(int64_t blocks, int64_t begin, End&& end) 
 // The places of a Control and of what it points to, in memory of `bytes` bytes.
 struct ControlPlaces {
   int64_t owner, local, by_owner, begin, kept, offset, before, uncut, largest, count, required,
-      dropped, heads, bytes;
+      dropped, heads, trims, bytes;
 };
 constexpr ControlPlaces control_places(int64_t experts, int64_t ranks) {
   ControlPlaces out{};
@@ -156,6 +171,7 @@ constexpr ControlPlaces control_places(int64_t experts, int64_t ranks) {
   place(out.required, 8 * ranks);
   place(out.dropped, 8 * ranks);
   place(out.heads, int64_t{sizeof(MessageHead)} * ranks);
+  place(out.trims, sizeof(Trims));
   out.bytes = end;
   return out;
 }

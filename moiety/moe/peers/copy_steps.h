@@ -51,18 +51,6 @@ struct CopyRows {
   }
 };
 
-// Number i of things of which an item has `each`. There are fewer than 2^32 of them, since the rows
-// of more would not fit into a memory.
-struct Split {
-  int64_t item, rest;
-
-  MOIETY_HD_INLINE Split(int64_t i, int64_t each) {
-    const auto number = static_cast<uint32_t>(i), by = static_cast<uint32_t>(each);
-    item = number / by;
-    rest = number % by;
-  }
-};
-
 // Moves a piece of a row: store(unit number, unit) for its units.
 template <class Warp, class Store>
 MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from, int64_t piece,
@@ -83,6 +71,25 @@ MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from,
         }
       });
     });
+  });
+}
+
+// Stores a piece of row t into a record.
+template <class Warp>
+MOIETY_STEP void store_piece(Warp& warp, const PlanView& plan, const CopyRows& rows, int64_t t,
+                             int64_t piece, std::byte* record) {
+  const RowPart& data = rows.part[0];
+  move_piece(warp, data, data.from + t * data.from_stride, piece,
+             [&](auto&& store) { store(record + data.at); });
+  if (piece > 0) return;
+  for (int i = 1; i < rows.parts; ++i) {
+    const RowPart& p = rows.part[i];
+    copy_bytes(warp, record + p.at, p.from + t * p.from_stride, p.bytes, p.unit);
+  }
+  if (!rows.weighted) return;
+  warp.each(plan.topk, [&](int64_t k) {
+    store(record + rows.side_at + 4 * k,
+          load<uint32_t>(rows.weights + t * rows.weight_stride + 4 * k));
   });
 }
 
@@ -135,27 +142,11 @@ struct PushRows {
       const Split split(i, pieces);
       const int64_t t = token_of[split.item];
       if (t < 0) return;
-      store_piece(warp, t, split.rest, c.record(r, c.rank, begin + split.item, rows.record));
+      store_piece(warp, plan, rows, t, split.rest,
+                  c.record(r, c.rank, begin + split.item, rows.record));
     });
     team.sync();
     team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
-  }
-
-  template <class Warp>
-  MOIETY_STEP void store_piece(Warp& warp, int64_t t, int64_t piece, std::byte* record) const {
-    const RowPart& data = rows.part[0];
-    move_piece(warp, data, data.from + t * data.from_stride, piece,
-               [&](auto&& store) { store(record + data.at); });
-    if (piece > 0) return;
-    for (int i = 1; i < rows.parts; ++i) {
-      const RowPart& p = rows.part[i];
-      copy_bytes(warp, record + p.at, p.from + t * p.from_stride, p.bytes, p.unit);
-    }
-    if (!rows.weighted) return;
-    warp.each(plan.topk, [&](int64_t k) {
-      store(record + rows.side_at + 4 * k,
-            load<uint32_t>(rows.weights + t * rows.weight_stride + 4 * k));
-    });
   }
 };
 

@@ -16,6 +16,7 @@ template <class Step>
 __global__ void __launch_bounds__(Step::kThreads) run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
+  cudaGridDependencySynchronize();
   DeviceTeam team(memory, parts);
   step(team);
 }
@@ -38,7 +39,7 @@ void load_kernels() {
 }
 template <class T>
 void load_sums() {
-  load_kernels<PushSums<T>, TakeSums<T, T>, TakeSums<T, float>, ScaleRows<T>,
+  load_kernels<PushSums<T>, Last<TakeSums<T, T>>, Last<TakeSums<T, float>>, Last<ScaleRows<T>>,
                PushBeside<ScaleRows<T>>>();
 }
 
@@ -76,9 +77,10 @@ class CudaMachine {
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
     blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Greet, Arrive, Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows,
+    load_kernels<Greet, Arrive, Enter, Await, TakeReport, PushBeside<ExpandRows>, Last<ExpandRows>,
                  ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
-                 NumberPairs<true>, ExchangeHeads, TrimExperts, WriteCounts, FindSlots>();
+                 NumberPairs<true>, ExchangeHeads, SettlePlan, Last<FindSlots>, EnterEarly,
+                 PushEarly<false>, PushEarly<true>, SettleEarly>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
@@ -125,8 +127,12 @@ class CudaMachine {
 
   template <class Step>
   void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
-    moiety::launch(name, run_step<Step>, {size.blocks, Step::kThreads, size.shared_bytes}, stream,
-                   step);
+    moiety::launch(name, run_step<Step>,
+                   {.blocks = size.blocks,
+                    .threads = Step::kThreads,
+                    .shared_bytes = size.shared_bytes,
+                    .early = true},
+                   stream, step);
   }
 
   // Behind an operation.

@@ -8,6 +8,15 @@
 
 namespace moiety::moe::peers {
 
+// Tells rank r of this rank's entry.
+MOIETY_STEP void post_entry(const Control& c, int r, int half, const Entry& entry) {
+  const auto word = [&](int64_t array) { return c.word(r, array, half * c.ranks + c.rank); };
+  store_relaxed(word(c.layout.addr), ~uint64_t{0});  // rows are staged
+  store_relaxed(word(c.layout.width), uint64_t(entry.row_bytes));
+  store_relaxed(word(c.layout.plan), uint64_t(entry.plan));
+  store_release(word(c.layout.head), entry.word);
+}
+
 // Takes the next epoch; returns when all peers have read what this rank's stores will overwrite.
 struct Enter {
   static constexpr int kThreads = 64;
@@ -34,14 +43,9 @@ struct Enter {
     });
     end_waits(team, c, start);
     if (failed(team, c)) return;
+    team.allow_next();
     team.one([&] { c.entered_ns = nanoseconds(); });
-    team.each(c.ranks - 1, [&](int64_t i) {
-      const int r = c.peer(i);
-      store_relaxed(c.entry_word(r, c.layout.addr, c.rank), ~uint64_t{0});  // rows are staged
-      store_relaxed(c.entry_word(r, c.layout.width, c.rank), uint64_t(c.entry.row_bytes));
-      store_relaxed(c.entry_word(r, c.layout.plan, c.rank), uint64_t(c.entry.plan));
-      store_release(c.entry_word(r, c.layout.head, c.rank), c.entry.word);
-    });
+    team.each(c.ranks - 1, [&](int64_t i) { post_entry(c, c.peer(i), c.half(), c.entry); });
   }
 };
 
@@ -68,6 +72,7 @@ struct Await {
       });
     }
     team.sync();
+    team.allow_next();
     team.one([&] {
       const uint64_t now = nanoseconds();
       c.rows_ns = now - c.entered_ns;
@@ -79,19 +84,30 @@ struct Await {
   }
 };
 
-// Says that everything that peers sent has been read. The grid before it has ended, so all of its
-// loads have returned.
-struct Leave {
-  static constexpr int kThreads = 64;
+// Says that everything that peers sent in this epoch has been read.
+template <class Team>
+MOIETY_STEP void give_credits(Team& team, const Control& c) {
+  team.each(c.ranks - 1, [&](int64_t i) {
+    store_release(c.word(c.peer(i), c.layout.credit, c.rank), uint64_t(c.epoch));
+  });
+}
+
+// The last step of an operation. When all blocks have done their part, so that all of their loads
+// have returned, the last one gives the credits.
+template <class Step>
+struct Last {
+  static constexpr int kThreads = Step::kThreads;
+  Step step;
   Control* control;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
-    if (failed(team, c)) return;
-    team.each(c.ranks - 1, [&](int64_t i) {
-      store_release(c.word(c.peer(i), c.layout.credit, c.rank), uint64_t(c.epoch));
-    });
+    step(team);
+    team.sync();
+    bool last = false;
+    team.one([&] { last = comes_last(&c.ticket, team.blocks()); });
+    if (team.any(last) && look(&c.failed) == 0) give_credits(team, c);
   }
 };
 

@@ -40,6 +40,10 @@ class PeerExchange : public comm::GpuWaits {
   virtual void prepare(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
                        const Stream& stream) = 0;
   virtual void copy_rows(const EpPlan& plan, const DispatchRows& rows, const Stream& stream) = 0;
+  // Whether the two have an operation of their own; the same on all ranks.
+  virtual bool takes_early() const = 0;
+  virtual void prepare_copy_rows(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
+                                 const DispatchRows& rows, const Stream& stream) = 0;
   virtual void scale_rows(const EpPlan& plan, const ScaledRows& rows, const Signature& signature,
                           const Stream& stream) = 0;
   virtual void sum_rows(const EpPlan& plan, const SumArgs& sum, const Signature& signature,

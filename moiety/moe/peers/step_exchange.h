@@ -21,6 +21,7 @@
 #include "moiety/moe/peers/carry_steps.h"
 #include "moiety/moe/peers/peer_exchange.h"
 #include "moiety/moe/peers/step_views.h"
+#include "moiety/moe/prepare_dispatch.h"
 
 namespace moiety::moe::peers {
 
@@ -92,6 +93,7 @@ class StepExchange final : public PeerExchange {
     std::swap(memory_, fresh);
     layout_ = layout;
     rows_max_ = c.rows_max;
+    takes_early_ = limits.tokens <= kFewTokens && limits.depth > 1 && !over_collectives();
     bytes_ = bytes;
     machine_.ready(*comm_);
     if (fresh) fresh.close();
@@ -142,42 +144,51 @@ class StepExchange final : public PeerExchange {
                const Stream& stream) override {
     const PrepareView p = view_of(plan, args, epoch);
     Control* const c = here();
-    const int64_t ranks = map_.ranks(), experts = map_.experts();
-    const int64_t tokens = grid(plan.tokens, kTokenBlock);
-    const int64_t slots = grid(std::max(plan.tokens, plan.capacity), kTokenBlock);
-    const int64_t counters = ceil_div(ranks + experts, kRowsOfBlock);
     enter({.op = OpKind::kPrepare}, stream);
-    launch("ep prepare, rows", CountRows{c, p}, {slots, shared_counts(experts)}, stream);
-    if (p.may_cut()) {
-      launch("ep prepare, add rows", AddBlocks{c, p, true, false}, {counters}, stream);
-      launch("ep prepare, pairs", CountPairs{c, p}, {tokens, shared_counts(experts)}, stream);
-    }
-    launch("ep prepare, add", AddBlocks{c, p, !p.may_cut(), true}, {counters}, stream);
-    if (experts <= NumberPairs<false>::kMostExperts) {
-      number<false>(plan, p, tokens, stream);
-    } else {
-      number<true>(plan, p, tokens, stream);
-    }
+    count(plan, p, stream);
     if (over_collectives()) {
       launch("ep prepare, heads", ExchangeHeads{c, p, true, false}, {}, stream);
       carry(layout_.meta, layout_.message, stream);
     }
-    launch("ep prepare, heads", ExchangeHeads{c, p, !over_collectives(), true}, {}, stream);
-    launch("ep prepare, trim", TrimExperts{c, p}, {ranks}, stream);
-    launch("ep prepare, counts", WriteCounts{c, p}, {}, stream);
-    launch("ep prepare, slots", FindSlots{c, p}, {grid(ranks * plan.tokens_max, kRowsOfBlock)},
+    launch("ep prepare, settle", SettlePlan{{c, p, !over_collectives(), true}},
+           {1, trim_bytes(map_.experts())}, stream);
+    launch("ep prepare, slots", Last<FindSlots>{{c, p}, c},
+           {grid(plan.tokens_max, FindSlots::tile(FindSlots::kThreads, plan.topk))}, stream);
+    end(stream);
+  }
+
+  bool takes_early() const override { return takes_early_; }
+  void prepare_copy_rows(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
+                         const DispatchRows& d, const Stream& stream) override {
+    const PrepareView p = view_of(plan, args, epoch);
+    const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
+    Control* const c = here();
+    const Signature prepare{.op = OpKind::kPrepare};
+    launch("ep enter early",
+           EnterEarly{c, static_cast<uint32_t>(prepare.bits()),
+                      static_cast<uint32_t>(d.signature.bits()), d.signature.row_bytes,
+                      d.signature.plan},
+           {}, stream);
+    const auto push = [&]<bool many>() {
+      using Step = PushEarly<many>;
+      const NumberPlaces places(plan.topk, map_.experts(), Step::kThreads / 32);
+      launch("ep push early", Step{c, p, rows},
+             {1 + push_grid(plan), std::max(places.bytes, Step::kNumber + 8)}, stream);
+    };
+    few_experts() ? push.template operator()<false>() : push.template operator()<true>();
+    launch("ep settle early", SettleEarly{c, p}, {1, trim_bytes(map_.experts())}, stream);
+    const int64_t items = map_.ranks() * plan.tokens_max * rows.pieces();
+    launch("ep take early", Last<ExpandRows>{{c, p.plan, rows, {}}, c}, {take_grid(plan, items)},
            stream);
-    leave(stream);
+    end(stream);
+    zero_places(plan, rows, d.rows.places, stream);
   }
 
   void copy_rows(const EpPlan& plan, const DispatchRows& d, const Stream& stream) override {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
     move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), d.signature,
               stream);
-    if (rows.source || rows.words.pads() > 0) {
-      launch("ep zero places", ZeroPlaces{here(), view_of(plan), rows, d.rows.places},
-             {grid(d.rows.places, kTokenBlock)}, stream);
-    }
+    zero_places(plan, rows, d.rows.places, stream);
   }
 
   void scale_rows(const EpPlan& plan, const ScaledRows& a, const Signature& signature,
@@ -211,12 +222,13 @@ class StepExchange final : public PeerExchange {
       launch("ep await", Await{here(), view, true}, {}, stream);
       const LaunchSize size{grid(plan.tokens * SumParts<T>{rows}.pieces(), kRowsOfBlock)};
       if (sum.out_TD.dtype() == DType::kFloat32) {
-        launch("ep take sums", TakeSums<T, float>{here(), view, {rows}}, size, stream);
+        launch("ep take sums", Last<TakeSums<T, float>>{{here(), view, {rows}}, here()}, size,
+               stream);
       } else {
-        launch("ep take sums", TakeSums<T, T>{here(), view, {rows}}, size, stream);
+        launch("ep take sums", Last<TakeSums<T, T>>{{here(), view, {rows}}, here()}, size, stream);
       }
     });
-    leave(stream);
+    end(stream);
   }
 
   const MappedLayout& layout() const override { return layout_; }
@@ -246,11 +258,29 @@ class StepExchange final : public PeerExchange {
     const int64_t asked = 4 * options_.comm_sms, all = machine_.blocks();
     return asked > 0 ? std::min(asked, all / 2) : all / 4;
   }
+  bool few_experts() const { return map_.experts() <= NumberPairs<false>::kMostExperts; }
+  // Numbers own rows and pairs, with their counts.
+  void count(const EpPlan& plan, const PrepareView& p, const Stream& stream) {
+    few_experts() ? count<false>(plan, p, stream) : count<true>(plan, p, stream);
+  }
   template <bool many>
-  void number(const EpPlan& plan, const PrepareView& p, int64_t blocks, const Stream& stream) {
-    using Step = NumberPairs<many>;
-    const NumberPlaces places(plan.topk, map_.experts(), Step::kThreads / 32);
-    launch("ep prepare, number", Step{here(), p}, {blocks, places.bytes}, stream);
+  void count(const EpPlan& plan, const PrepareView& p, const Stream& stream) {
+    using Number = NumberPairs<many>;
+    Control* const c = here();
+    const int64_t experts = map_.experts(), tokens = grid(plan.tokens, kTokenBlock);
+    const NumberPlaces places(plan.topk, experts, Number::kThreads / 32);
+    const bool alone = plan.tokens <= kTokenBlock;
+    if (!alone) {
+      const int64_t slots = grid(std::max(plan.tokens, plan.capacity), kTokenBlock);
+      const int64_t counters = ceil_div(map_.ranks() + experts, kRowsOfBlock);
+      launch("ep prepare, rows", CountRows{c, p}, {slots, shared_counts(experts)}, stream);
+      if (p.may_cut()) {
+        launch("ep prepare, add rows", AddBlocks{c, p, true, false}, {counters}, stream);
+        launch("ep prepare, pairs", CountPairs{c, p}, {tokens, shared_counts(experts)}, stream);
+      }
+      launch("ep prepare, add", AddBlocks{c, p, !p.may_cut(), true}, {counters}, stream);
+    }
+    launch("ep prepare, number", Number{c, p, alone}, {tokens, places.bytes}, stream);
   }
 
   template <class Step>
@@ -266,29 +296,33 @@ class StepExchange final : public PeerExchange {
   template <class Step>
   void move_rows(const EpPlan& plan, Step step, int64_t items, const Signature& signature,
                  const Stream& stream) {
-    const auto blocks = [&](int64_t rows) {
-      return grid(std::max(rows * items, plan.capacity / 32), kRowsOfBlock);
-    };
     const PlanView view = view_of(plan);
     const int64_t pushers =
         std::clamp<int64_t>(most_pushers(), 1, std::max<int64_t>(1, push_grid(plan)));
     enter(signature, stream);
     step.taken = {.own = true, .peers = false};
-    launch(
-        "ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
-        {pushers + std::min(blocks(plan.tokens), std::max<int64_t>(1, machine_.blocks() - pushers)),
-         4 * options_.chunk_rows},
-        stream);
+    launch("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
+           {pushers + std::min(take_grid(plan, plan.tokens * items),
+                               std::max<int64_t>(1, machine_.blocks() - pushers)),
+            4 * options_.chunk_rows},
+           stream);
     carry_records(step.rows.record, stream);
     launch("ep await", Await{here(), view, false}, {}, stream);
     step.taken = {.own = false, .peers = true};
-    launch("ep take", step, {blocks((map_.ranks() - 1) * plan.tokens_max)}, stream);
-    leave(stream);
+    launch("ep take", Last<Step>{step, here()},
+           {take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items)}, stream);
+    end(stream);
   }
-  void leave(const Stream& stream) {
-    launch("ep leave", Leave{here()}, {}, stream);
-    machine_.end(stream, comm_->bootstrap());
+  // Blocks for a step that takes rows, in so many items of a warp, and zeroes slots.
+  int64_t take_grid(const EpPlan& plan, int64_t items) const {
+    return grid(std::max(items, plan.capacity / 32), kRowsOfBlock);
   }
+  void zero_places(const EpPlan& plan, const CopyRows& rows, int64_t places, const Stream& stream) {
+    if (!rows.source && rows.words.pads() == 0) return;
+    launch("ep zero places", ZeroPlaces{here(), view_of(plan), rows, places},
+           {grid(places, kTokenBlock)}, stream);
+  }
+  void end(const Stream& stream) { machine_.end(stream, comm_->bootstrap()); }
 
   // -- Over collectives.
 
@@ -352,7 +386,8 @@ class StepExchange final : public PeerExchange {
                  .count_E = words(at.count),
                  .required_R = words(at.required),
                  .dropped_R = words(at.dropped),
-                 .heads_R = reinterpret_cast<MessageHead*>(base + at.heads)};
+                 .heads_R = reinterpret_cast<MessageHead*>(base + at.heads),
+                 .trims = reinterpret_cast<Trims*>(base + at.trims)};
     c.page = machine_.page();
     c.deadline_ns = static_cast<uint64_t>(options_.deadline.count() * 1e9);
     c.chunk_rows = options_.chunk_rows;
@@ -380,6 +415,7 @@ class StepExchange final : public PeerExchange {
   EpBytes bytes_;
   CarryPlaces places_;
   int64_t rows_max_ = 0;
+  bool takes_early_ = false;
   mutable Machine machine_;  // ends first: it may wait for steps that use the memory
 };
 

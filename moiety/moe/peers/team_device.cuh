@@ -169,9 +169,13 @@ class DeviceTeam {
   __device__ bool any(bool x) { return __syncthreads_or(x) != 0; }
   template <class F>
   __device__ int64_t sum(int64_t n, F&& f) {
-    int64_t mine = 0, all = 0;
+    int64_t mine = 0;
     each(n, [&](int64_t i) { mine += f(i); });
-    before(mine, all);
+    return total(mine);
+  }
+  __device__ int64_t total(int64_t x) {
+    int64_t all = 0;
+    before(x, all);
     return all;
   }
   template <class F, class Use>
@@ -185,6 +189,7 @@ class DeviceTeam {
       done += all;
     }
   }
+  __device__ void allow_next() { cudaTriggerProgrammaticLaunchCompletion(); }
   template <class T>
   __device__ T* shared(int64_t offset) const {
     return reinterpret_cast<T*>(memory_ + offset);
