@@ -48,10 +48,10 @@ class RanksMeasured {
         capacity_(moe::capacity_for(1.25, s.tokens * world.size(), s.topk, world.size(),
                                     map_.local_count(world.rank()), kAlignment)),
         // Of few tokens a chunk is a row, so that many blocks have some.
-        group_(moe::EpGroup::create(world, map_, limits(),
-                                    {.chunk_rows = s.tokens <= moe::kFewTokens ? 1 : run.chunk_rows,
-                                     .comm_sms = run.comm_sms,
-                                     .device = gpu})),
+        options_{.chunk_rows = s.tokens <= moe::kFewTokens ? 1 : run.chunk_rows,
+                 .comm_sms = run.comm_sms,
+                 .device = gpu},
+        group_(moe::EpGroup::create(world, map_, limits(), options_)),
         idx_(DType::kInt32, {s.tokens, s.topk}, gpu),
         x_(DType::kBFloat16, {s.tokens, s.model}, gpu),
         out_(DType::kBFloat16, {s.tokens, s.model}, gpu),
@@ -108,10 +108,11 @@ class RanksMeasured {
                                  memory_, stream_);
       });
     }
-    print_memory();
+    print_memory("ep.memory");
     group_.check(group_.epoch());
     group_.close();
     copied_.close();
+    run_direct();
   }
 
  private:
@@ -175,6 +176,24 @@ class RanksMeasured {
     }
   }
 
+  // With memory for rows that peers reach, and none for rows on their way.
+  void run_direct() {
+    moe::EpLimits direct = limits();
+    direct.staged = false;
+    options_.zero_copy = moe::ZeroCopy::kAuto;
+    group_ = moe::EpGroup::create(world_, map_, direct, options_);
+    auto buffer = comm::SymmetricBuffer::create(world_, "rows", 2 * capacity_ * s_.model, gpu_);
+    group_.attach(buffer);
+    const TensorView rows(buffer.local(), DType::kBFloat16, {capacity_, s_.model}, gpu_);
+    plan_ = prepare(group_, args_, memory_, stream_);
+    const moe::DispatchArgs args{.x_TD = x_, .w_TK = w_, .rows_CD = rows, .slot_w = slot_w_};
+    time("ep.dispatch_weights_direct", true, [&] { dispatch(group_, plan_, args, stream_); });
+    print_memory("ep.memory_direct");
+    group_.check(group_.epoch());
+    group_.close();
+    buffer.close();
+  }
+
   struct Times {
     Timing whole;
     double wire_ms = 0;  // the median time of rows under way
@@ -234,12 +253,12 @@ class RanksMeasured {
       say(row);
     }
   }
-  void print_memory() {
+  void print_memory(const char* name) {
     const moe::EpBytes bytes = group_.bytes();
     MOIETY_CHECK(group_.impl()->peers->memory().bytes() == bytes.total,
                  "ep bench: {} bytes of memory, EpGroup::bytes says {}",
                  group_.impl()->peers->memory().bytes(), bytes.total);
-    Row row{"ep.memory", label(true), double(bytes.total) / (1 << 20), "MiB", {}};
+    Row row{name, label(true), double(bytes.total) / (1 << 20), "MiB", {}};
     say(row);
   }
   std::string label(bool captured) const {
@@ -259,6 +278,7 @@ class RanksMeasured {
   Stream stream_;
   moe::ExpertMap map_;
   int64_t capacity_, sent_rows_ = 0;
+  moe::EpOptions options_;
   moe::EpGroup group_;
   Tensor idx_, x_, out_, rows_, gy_, w_, gw_, slot_w_, g_slot_w_;
   moe::PrepareArgs args_;

@@ -56,6 +56,7 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
   if (g.by_kernels()) {
     if (!g.peers) check_alone_on_gpu(kName, "rows", d.rows);
     if (g.peers) {
+      check_staging(group, d.signature, d.rows.operand(plan.capacity));
       g.among_peers(stream,
                     [&](peers::PeerExchange& exchange) { exchange.copy_rows(plan, d, stream); });
     } else if constexpr (kCudaBuilt) {

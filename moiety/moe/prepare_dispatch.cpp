@@ -48,6 +48,7 @@ EpPlan run_early(EpGroup& group, const PrepareArgs& args, const DispatchArgs& ro
   plan.epoch = group.epoch() + 1;
   DispatchRows d = check_dispatch(group, plan, rows, stream);
   d.signature.early = true;
+  check_staging(group, d.signature, {});
   g.among_peers(stream, [&](peers::PeerExchange& exchange) {
     exchange.prepare_copy_rows(plan, args, plan.epoch, d, stream);
   });

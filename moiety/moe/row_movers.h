@@ -53,6 +53,8 @@ struct SumArgs {
   Reduction reduction = Reduction::kRank;
 };
 void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args);
+// The rows that homes may read.
+Operand operand_of(const SumArgs& args);
 
 // A dispatch whose arguments have been checked.
 struct DispatchRows {

@@ -16,14 +16,16 @@ class HostLive {
  public:
   void add(int k, int64_t slot) { live_.push_back({k, slot}); }
   int count() const { return static_cast<int>(live_.size()); }
+  int64_t first() const { return live_.empty() ? -1 : live_[0].second; }
   template <class F>
   void each(F&& f) const {
     for (const auto& [k, slot] : live_) f(k, slot);
   }
-  template <class F>
+  template <int most, class F>
   void batches(F&& f) const {
-    for (int first = 0; first < count(); first += 8) {
-      f(first == 0, std::min(8, count() - first), [&](int i) { return live_[first + i].second; });
+    for (int first = 0; first < count(); first += most) {
+      f(first == 0, std::min(most, count() - first),
+        [&](int i) { return live_[first + i].second; });
     }
   }
 
@@ -166,7 +168,6 @@ class HostTeam {
     sync();
     return static_cast<int64_t>(shared_.total);
   }
-  void allow_next() {}
   template <class F, class Use>
   void scan(int64_t n, F&& f, Use&& use) {
     sync();
@@ -220,6 +221,7 @@ class HostMachine {
   int64_t blocks() const { return shape_.blocks; }
   void end(const Stream&, comm::Bootstrap&) {}
   void wait(const Stream&, comm::Bootstrap&) {}
+  static bool captured(const Stream&) { return false; }
   void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }
 
   template <class Step>

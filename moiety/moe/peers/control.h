@@ -37,6 +37,18 @@ struct MapView {
   MOIETY_HD_INLINE int count(int rank) const { return begin_R[rank + 1] - begin_R[rank]; }
 };
 
+// Buffers of all ranks that may be attached to a group at a time.
+inline constexpr int kMostAttached = 8;
+
+// The rows of a rank that peers reach where they lie, if they do.
+struct Direct {
+  std::byte* base = nullptr;
+  int64_t pitch = 0;
+
+  MOIETY_HD_INLINE explicit operator bool() const { return base; }
+  MOIETY_HD_INLINE std::byte* row(int64_t slot) const { return base + slot * pitch; }
+};
+
 // What the steps of a prepare tell each other.
 struct Trims {
   int64_t padded, kept;            // rows of this rank
@@ -65,12 +77,16 @@ struct Control {
   // Over collectives: where records and messages for peers wait to be carried, in the order of the
   // peers; words for peers go to memory that nobody reads, their base_R.
   std::byte* boxes = nullptr;
+  std::byte* attached[kMostAttached][kMostMappedRanks] = {};  // their bases at all ranks
 
   // Changed by operations, in the order of the stream.
   Epoch epoch = 0;
   Entry entry;
-  Entry next;                     // of the dispatch in a prepare_dispatch whose prepare runs
-  uint32_t ticket = 0;            // the blocks of a grid that have done their part
+  Entry next;           // of the dispatch in a prepare_dispatch whose prepare runs
+  uint32_t ticket = 0;  // the blocks of a grid that have done their part
+  // Of the operation that runs: the rows of each rank that are direct; whether homes read them.
+  Direct direct_R[kMostMappedRanks] = {};
+  uint32_t pulls = 0;
   uint32_t failed = 0, told = 0;  // 1: a fault is known; it is on the page
   // When the last operation that moves rows could begin to store; the time up to the last chunk's
   // arrival; and all time that was spent waiting for peers.
@@ -99,6 +115,8 @@ struct Control {
   MOIETY_HD_INLINE uint64_t* poison(int at) const { return word(at, layout.poison, 0); }
   // The number of sender `from` among those that rank `at` has a place for.
   MOIETY_HD_INLINE static int place(int at, int from) { return from < at ? from : from - 1; }
+  // Whether the homes of a sum read the rows of rank r where they lie.
+  MOIETY_HD_INLINE bool pulled(int r) const { return pulls != 0 && direct_R[r]; }
   MOIETY_HD_INLINE bool in_box(int at) const { return boxes && at != rank; }
   MOIETY_HD_INLINE std::byte* message(int at, int from) const {
     if (in_box(at)) return boxes + place(rank, at) * layout.message;

@@ -22,6 +22,7 @@ struct EnterEarly {
     Control& c = *control;
     team.one([&] {
       ++c.epoch;
+      c.pulls = 0;
       c.entry = {uint64_t(c.epoch) << kSignatureBits | prepare, 0, 0};
       c.next = {uint64_t(c.epoch + 1) << kSignatureBits | dispatch, row_bytes, plan};
       if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
@@ -36,13 +37,13 @@ struct EnterEarly {
     });
     end_waits(team, c, start);
     if (failed(team, c)) return;
-    team.allow_next();
     team.one([&] { c.entered_ns = nanoseconds(); });
     team.each(2 * (c.ranks - 1), [&](int64_t i) {
       const bool next = i >= c.ranks - 1;
       post_entry(c, c.peer(i % (c.ranks - 1)), next ? c.next_half() : c.half(),
-                 next ? c.next : c.entry);
+                 next ? c.next : c.entry, {});
     });
+    team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = {}; });
   }
 };
 
@@ -101,8 +102,10 @@ struct PushEarly {
     const int64_t pieces = rows.pieces();
     team.each_warp(*count * pieces, [&](auto& warp, int64_t i) {
       const Split split(i, pieces);
-      store_piece(warp, p.plan, rows, token_of[split.item], split.rest,
-                  c.record_in(c.next_half(), r, c.rank, begin + split.item, rows.record));
+      std::byte* const record =
+          c.record_in(c.next_half(), r, c.rank, begin + split.item, rows.staged.record);
+      store_piece(warp, p.plan, rows, rows.part[0], token_of[split.item], split.rest,
+                  {record, record, &rows.staged});
     });
     team.sync();
     team.one(
@@ -120,7 +123,7 @@ struct SettleEarly {
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
-    SettlePlan{{control, p, false, true, false}}(team);
+    SettlePlan{{control, p, false, true}}(team);
     team.sync();
     FindSlots{control, p}(team);
     team.sync();

@@ -12,11 +12,21 @@
 namespace moiety::moe::peers {
 namespace {
 
+// The blocks of a step that a multiprocessor should have room for.
 template <class Step>
-__global__ void __launch_bounds__(Step::kThreads) run_step(const __grid_constant__ Step step) {
+constexpr int resident() {
+  if constexpr (requires { Step::kResident; }) {
+    return Step::kResident;
+  } else {
+    return 1;
+  }
+}
+
+template <class Step>
+__global__ void __launch_bounds__(Step::kThreads, resident<Step>())
+    run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
-  cudaGridDependencySynchronize();
   DeviceTeam team(memory, parts);
   step(team);
 }
@@ -76,9 +86,9 @@ class CudaMachine {
   CudaMachine(int device, Seconds deadline)
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
-    blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Greet, Arrive, Enter, Await, TakeReport, PushBeside<ExpandRows>, Last<ExpandRows>,
-                 ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
+    blocks_ = 3 * gpu_properties(device).multiprocessors;
+    load_kernels<Greet, Arrive, Enter, Await, AwaitReaders, TakeReport, PushBeside<ExpandRows>,
+                 Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
                  NumberPairs<true>, ExchangeHeads, SettlePlan, Last<FindSlots>, EnterEarly,
                  PushEarly<false>, PushEarly<true>, SettleEarly>();
     load_sums<bf16>();
@@ -127,17 +137,20 @@ class CudaMachine {
 
   template <class Step>
   void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
-    moiety::launch(name, run_step<Step>,
-                   {.blocks = size.blocks,
-                    .threads = Step::kThreads,
-                    .shared_bytes = size.shared_bytes,
-                    .early = true},
-                   stream, step);
+    moiety::launch(name, run_step<Step>, {size.blocks, Step::kThreads, size.shared_bytes}, stream,
+                   step);
   }
 
+  static bool captured(const Stream& stream) {
+    if (stream.device().type != DeviceType::kCuda) return false;  // nothing was issued yet
+    cudaStreamCaptureStatus status{};
+    MOIETY_CUDA_CHECK(
+        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.cuda_stream()), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
   // Behind an operation.
   void end(const Stream& stream, comm::Bootstrap& bootstrap) {
-    if (capturing(stream)) return;
+    if (captured(stream)) return;
     last_.record(stream);
     if (++issued_ % (kAhead / 2) != 0) return;
     Event& mark = marks_[issued_ / (kAhead / 2) % 2];
@@ -157,12 +170,6 @@ class CudaMachine {
     MOIETY_CUDA_CHECK(
         cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, cudaStreamPerThread));
     MOIETY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamPerThread));
-  }
-  static bool capturing(const Stream& stream) {
-    cudaStreamCaptureStatus status{};
-    MOIETY_CUDA_CHECK(
-        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.cuda_stream()), &status));
-    return status != cudaStreamCaptureStatusNone;
   }
   // Waits by looking; a peer's abort ends the waits of steps.
   void wait(const Event& event, comm::Bootstrap& bootstrap) const {

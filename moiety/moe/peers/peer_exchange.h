@@ -25,10 +25,17 @@ class PeerExchange : public comm::GpuWaits {
   virtual void release() = 0;
   virtual const EpBytes& bytes() const = 0;
   virtual void wait(const Stream& stream) = 0;
+  // Whether the stream is captured into a graph.
+  virtual bool captured(const Stream& stream) const = 0;
   // The reason why the group is poisoned; empty if none is known.
   virtual std::string failure() const = 0;
   // The nanoseconds that operations have waited for peers, in memory of the device.
   virtual int64_t* waited_ns() const = 0;
+  // Between operations: buffers of all ranks that peers may reach. False if it is not attached.
+  virtual void attach(const comm::SymmetricBuffer& buffer) = 0;
+  virtual bool detach(const comm::SymmetricBuffer& buffer) = 0;
+  // Whether an attached buffer holds these rows.
+  virtual bool reaches(const Operand& operand) const = 0;
   virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
   virtual void take_report(const TensorView& report, const Stream& stream) = 0;
 

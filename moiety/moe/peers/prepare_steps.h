@@ -11,7 +11,6 @@ struct ExchangeHeads {
   Control* control;
   PrepareView p;
   bool sends = true, receives = true;
-  bool lets_next = true;  // no wait follows in the step that this is a part of
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
@@ -57,7 +56,6 @@ struct ExchangeHeads {
     });
     end_waits(team, c, start);
     if (failed(team, c)) return;
-    if (lets_next) team.allow_next();
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
       const std::byte* in = c.message(c.rank, s);
@@ -201,7 +199,7 @@ struct SettlePlan {
 // Finds the slots of own pairs and of rows that came, and the way back from slots to rows. A thread
 // has a pair.
 struct FindSlots {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 256, kResident = 3;
   Control* control;
   PrepareView p;
 

@@ -18,8 +18,6 @@
 //   scan(n, f, use)      use(i, the sum of f(i') over i' < i), int64, on one thread for each i; all
 //                        call it
 //   shared<T>(offset)    its memory of its own, which holds what the step asked for
-//   allow_next()         the step behind this one may come to its GPU, where it waits for the end of
-//                        this one; of a step that waits for peers all waits are over
 // and a warp, whose lanes all call what follows with the same arguments,
 //   each(n, f)           f(i) for i < n, spread over its lanes
 //   lanes(f)             f(lane) for its 32 lanes
@@ -37,8 +35,9 @@
 //                        same key since add(key, count) was called for it, on one lane
 //   live(n, slot)        slot(k) for k < n <= 32, of which those >= 0 count
 // whose result, inside lanes(f), has
-//   count(), each(f)     how many there are; f(k, slot) for each, in order
-//   batches(f)           f(first, n, slot_of) for up to 8 at a time: slot_of(i) is the slot of the
+//   count(), first()     how many there are; the first of them, if there is one
+//   each(f)              f(k, slot) for each, in order
+//   batches<most>(f)     f(first, n, slot_of) for up to `most` at a time: slot_of(i) is the slot of the
 //                        i-th of the n in it, and `first` is true for the first batch
 #pragma once
 

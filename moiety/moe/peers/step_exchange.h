@@ -7,10 +7,12 @@
 //   launch(name, step, LaunchSize, stream)     runs a step behind those before it on the stream
 //   end(stream, bootstrap)                     stands behind each operation
 //   wait(stream, bootstrap)                    waits for them; an abort is told on the page
+//   captured(stream)                           whether the stream is captured into a graph
 //   ready(comm)                                ends the creation of memory
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <type_traits>
 
 #include "moiety/base/error.h"
@@ -112,6 +114,7 @@ class StepExchange final : public PeerExchange {
 
   const EpBytes& bytes() const override { return bytes_; }
   void wait(const Stream& stream) override { machine_.wait(stream, comm_->bootstrap()); }
+  bool captured(const Stream& stream) const override { return machine_.captured(stream); }
   void end_waits() override { comm::store_release(machine_.page()->abort, 1); }
 
   std::string failure() const override {
@@ -186,8 +189,8 @@ class StepExchange final : public PeerExchange {
 
   void copy_rows(const EpPlan& plan, const DispatchRows& d, const Stream& stream) override {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
-    move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), d.signature,
-              stream);
+    enter(d.signature, stream, d.rows.operand(plan.capacity));
+    move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), stream);
     zero_places(plan, rows, d.rows.places, stream);
   }
 
@@ -207,7 +210,8 @@ class StepExchange final : public PeerExchange {
                               .wide = wide_rows(a),
                               .dots = a.y_CD.defined(),
                               .taken = {}};
-      move_rows(plan, step, plan.topk, signature, stream);
+      enter(signature, stream);
+      move_rows(plan, step, plan.topk, stream);
     });
   }
 
@@ -215,21 +219,43 @@ class StepExchange final : public PeerExchange {
                 const Stream& stream) override {
     const SumRows rows = view_of(sum, plan.topk);
     const PlanView view = view_of(plan);
-    enter(signature, stream);
+    const OwnRows own = enter(signature, stream, operand_of(sum));
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
-      launch("ep push sums", PushSums<T>{here(), view, {rows}}, {push_grid(plan)}, stream);
+      launch("ep push sums", PushSums<T>{here(), view, rows}, {push_grid(plan)}, stream);
       carry_records(rows.record, stream);
       launch("ep await", Await{here(), view, true}, {}, stream);
-      const LaunchSize size{grid(plan.tokens * SumParts<T>{rows}.pieces(), kRowsOfBlock)};
+      const LaunchSize size{grid(plan.tokens * rows.pieces(), kRowsOfBlock)};
       if (sum.out_TD.dtype() == DType::kFloat32) {
-        launch("ep take sums", Last<TakeSums<T, float>>{{here(), view, {rows}}, here()}, size,
+        launch("ep take sums", Last<TakeSums<T, float>>{{here(), view, rows}, here()}, size,
                stream);
       } else {
-        launch("ep take sums", Last<TakeSums<T, T>>{{here(), view, {rows}}, here()}, size, stream);
+        launch("ep take sums", Last<TakeSums<T, T>>{{here(), view, rows}, here()}, size, stream);
       }
     });
+    if (own.direct()) launch("ep await readers", AwaitReaders{here()}, {}, stream);
     end(stream);
   }
+
+  void attach(const comm::SymmetricBuffer& buffer) override {
+    const auto free = std::find_if(attached_.begin(), attached_.end(),
+                                   [](const comm::SymmetricBuffer& b) { return !b; });
+    MOIETY_CHECK(free != attached_.end(), "ep attach, group \"{}\": {} buffers are attached",
+                 options_.name, kMostAttached);
+    *free = buffer;
+    Control c = control();
+    for (int r = 0; r < comm_->size(); ++r)
+      c.attached[free - attached_.begin()][r] = buffer.peer(r);
+    set_control(c);
+  }
+  bool detach(const comm::SymmetricBuffer& buffer) override {
+    for (comm::SymmetricBuffer& b : attached_) {
+      if (!b || !buffer || b.local() != buffer.local()) continue;
+      b = {};
+      return true;
+    }
+    return false;
+  }
+  bool reaches(const Operand& operand) const override { return find(operand).direct(); }
 
   const MappedLayout& layout() const override { return layout_; }
   const comm::SymmetricBuffer& memory() const override { return memory_; }
@@ -253,9 +279,9 @@ class StepExchange final : public PeerExchange {
   int64_t push_grid(const EpPlan& plan) const {
     return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
   }
-  // Of a multiprocessor's blocks there are four; at most half of all push.
+  // Of a multiprocessor's blocks there are three; at most half of all push.
   int64_t most_pushers() const {
-    const int64_t asked = 4 * options_.comm_sms, all = machine_.blocks();
+    const int64_t asked = 3 * options_.comm_sms, all = machine_.blocks();
     return asked > 0 ? std::min(asked, all / 2) : all / 4;
   }
   bool few_experts() const { return map_.experts() <= NumberPairs<false>::kMostExperts; }
@@ -285,28 +311,43 @@ class StepExchange final : public PeerExchange {
 
   template <class Step>
   void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
+    if (options_.before_store) options_.before_store();
     machine_.launch(name, step, size, stream);
   }
-  void enter(const Signature& s, const Stream& stream) {
-    launch("ep enter", Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan}, {},
-           stream);
+  // Returns where the operand lies for peers, if they reach it in this operation.
+  OwnRows enter(const Signature& s, const Stream& stream, const Operand& operand = {}) {
+    const bool may_be_direct =
+        options_.zero_copy == ZeroCopy::kAuto && !over_collectives() && s.may_be_direct();
+    const OwnRows own = may_be_direct ? find(operand) : OwnRows();
+    launch("ep enter",
+           Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan, own, may_be_direct,
+                 s.pulls()},
+           {}, stream);
+    return s.pulls() ? own : OwnRows();
+  }
+  OwnRows find(const Operand& operand) const {
+    const int64_t bytes = (operand.rows - 1) * operand.stride + operand.bytes;
+    for (size_t i = 0; i < attached_.size() && operand.rows > 0; ++i) {
+      if (!attached_[i] || !attached_[i].contains(operand.base, bytes)) continue;
+      const auto offset = static_cast<uint64_t>(operand.base - attached_[i].local());
+      return {uint64_t{i} << OwnRows::kOffsetBits | offset, operand.stride};
+    }
+    return {};
   }
   // Pushes rows while `step` takes the own ones, and lets it take the others when they have come. It
   // has `items` items of a warp for each row.
   template <class Step>
-  void move_rows(const EpPlan& plan, Step step, int64_t items, const Signature& signature,
-                 const Stream& stream) {
+  void move_rows(const EpPlan& plan, Step step, int64_t items, const Stream& stream) {
     const PlanView view = view_of(plan);
     const int64_t pushers =
         std::clamp<int64_t>(most_pushers(), 1, std::max<int64_t>(1, push_grid(plan)));
-    enter(signature, stream);
     step.taken = {.own = true, .peers = false};
     launch("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
            {pushers + std::min(take_grid(plan, plan.tokens * items),
                                std::max<int64_t>(1, machine_.blocks() - pushers)),
             4 * options_.chunk_rows},
            stream);
-    carry_records(step.rows.record, stream);
+    carry_records(step.rows.staged.record, stream);
     launch("ep await", Await{here(), view, false}, {}, stream);
     step.taken = {.own = false, .peers = true};
     launch("ep take", Last<Step>{step, here()},
@@ -411,6 +452,7 @@ class StepExchange final : public PeerExchange {
   const ExpertMap& map_;
   const EpOptions& options_;
   comm::SymmetricBuffer control_, memory_;
+  std::array<comm::SymmetricBuffer, kMostAttached> attached_;
   MappedLayout layout_;
   EpBytes bytes_;
   CarryPlaces places_;

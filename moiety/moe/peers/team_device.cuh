@@ -13,6 +13,9 @@ class DeviceLive {
   __device__ explicit DeviceLive(int32_t slot)
       : slot_(slot), mask_(__ballot_sync(kAllLanes, slot >= 0)) {}
   __device__ int count() const { return __popc(mask_); }
+  __device__ int32_t first() const {
+    return __shfl_sync(kAllLanes, slot_, (__ffs(static_cast<int>(mask_)) - 1) & 31);
+  }
   template <class F>
   __device__ void each(F&& f) const {
     for (uint32_t left = mask_; left != 0; left &= left - 1) {
@@ -20,14 +23,14 @@ class DeviceLive {
       f(k, __shfl_sync(kAllLanes, slot_, k));
     }
   }
-  template <class F>
+  template <int most, class F>
   __device__ void batches(F&& f) const {
     bool first = true;
     for (uint32_t left = mask_; left != 0; first = false) {
-      int32_t slot[8];
-      const int n = min(__popc(left), 8);
+      int32_t slot[most];
+      const int n = min(__popc(left), most);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < most; ++i) {
         const int k = left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1;
         slot[i] = __shfl_sync(kAllLanes, slot_, k);
         left &= left - 1;
@@ -189,7 +192,6 @@ class DeviceTeam {
       done += all;
     }
   }
-  __device__ void allow_next() { cudaTriggerProgrammaticLaunchCompletion(); }
   template <class T>
   __device__ T* shared(int64_t offset) const {
     return reinterpret_cast<T*>(memory_ + offset);
